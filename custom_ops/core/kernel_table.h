@@ -1,0 +1,40 @@
+// One row per kernel. Declaration, selection, tests, benchmarks and the support matrix in the docs all read this table.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/conv.h"
+#include "core/isa.h"
+
+namespace lowbit {
+
+struct KernelRow {
+  const char* name;       // algorithm_bits_tile_isa, also the name of its file
+  const char* op;         // "conv" (and gemm), "conv_transpose"
+  const char* algorithm;  // reference, igemm, depthwise, stem, ... (bitserial, lut and winograd come later)
+  Isa isa;                // the level it needs
+  int x_bits_max, w_bits_max;
+  const char* note;  // one line for the support matrix: what it is good at
+
+  // Empty: the kernel computes this node exactly. Otherwise the reason why it does not apply.
+  std::string (*refuse)(const ConvSpec& spec);
+  // Estimated core cycles for one image; selection takes the smallest. Pure; may be a rough model.
+  double (*cost)(const ConvSpec& spec, const ConvShape& shape);
+  std::unique_ptr<ConvKernel> (*create)(const ConvSpec& spec);
+};
+
+std::span<const KernelRow> ConvKernelTable();
+
+struct KernelChoice {
+  const KernelRow* row = nullptr;
+  std::vector<std::string> refused;  // "name: reason" of the rows that do not apply
+};
+
+// Among the rows that `isa` includes and that do not refuse, the one with the lowest cost on `shape` (a typical shape
+// when the model's is dynamic). `only` forces a row by name and throws with its reason when it does not apply.
+KernelChoice SelectConvKernel(const ConvSpec& spec, const ConvShape& shape, Isa isa, const std::string& only = {});
+
+}  // namespace lowbit

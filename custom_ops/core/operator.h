@@ -1,0 +1,59 @@
+// One lowbit node, decoded, validated and ready to run. The ONNX Runtime wrapper, the Python module and (later) the
+// execution provider's region compiler all create nodes through CreateOperator; none of them knows an op or an ISA.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/isa.h"
+#include "core/schema.h"
+#include "core/thread_pool.h"
+
+namespace lowbit {
+
+struct ConstTensor {
+  ElementType type = ElementType::kUInt8;
+  std::vector<int64_t> shape;
+  const void* data = nullptr;
+};
+
+struct OperatorOptions {
+  Isa isa = Isa::kScalar;    // cap: no kernel above this level is used
+  std::string kernel;        // forces a row of the kernel table by name; empty: automatic
+  bool use_reference = false;  // the plain reference kernels, whatever isa says
+};
+
+// What `lowbit inspect` and LOWBIT_PRINT_PLAN show.
+struct OperatorPlan {
+  std::string kernel;
+  size_t workspace_bytes = 0;  // per thread
+  size_t packed_bytes = 0;
+  std::vector<std::string> refused;  // "row: reason"
+};
+
+class Operator {
+ public:
+  virtual ~Operator() = default;
+  // `inputs` has one entry per schema input (variadic ones expanded); constant and absent inputs are nullopt.
+  // Validates ranks, dims and types of the fed tensors; throws Error.
+  virtual std::vector<int64_t> OutputShape(std::span<const std::optional<ConstTensor>> inputs) const = 0;
+  virtual ElementType OutputType() const = 0;
+  // `y` has room for OutputShape(inputs). Re-entrant.
+  virtual void Run(std::span<const std::optional<ConstTensor>> inputs, void* y, ThreadPool& pool) const = 0;
+  virtual OperatorPlan Plan(std::span<const std::optional<ConstTensor>> inputs) const = 0;
+};
+
+// `constants[i]` is the value of constant input i, nullopt where the input is absent or not constant; it is only read
+std::unique_ptr<Operator> CreateOperator(const OpSchema& schema, const AttributeMap& attributes,
+                                         std::span<const std::optional<ConstTensor>> constants,
+                                         const std::vector<bool>& present, const OperatorOptions& options);
+
+// One factory per op, defined beside the op (core/operators/*.cc); CreateOperator looks them up.
+using OperatorFactory = std::unique_ptr<Operator> (*)(const OpSchema&, const AttributeMap&,
+                                                      std::span<const std::optional<ConstTensor>>,
+                                                      const std::vector<bool>&, const OperatorOptions&);
+
+}  // namespace lowbit
