@@ -47,6 +47,7 @@ class Operator {
 };
 
 // `constants[i]` is the value of constant input i, nullopt where the input is absent or not constant; it is only read
+// during the call. `present[i]` says whether input i is given at all. Throws Error with expected, found, what to do.
 std::unique_ptr<Operator> CreateOperator(const OpSchema& schema, const AttributeMap& attributes,
                                          std::span<const std::optional<ConstTensor>> constants,
                                          const std::vector<bool>& present, const OperatorOptions& options);
