@@ -1,0 +1,43 @@
+"""What every test may use: how much to try, and where the larger models are.
+
+`LOWBIT_FULL=1` (set by `make test FULL=1`) asks for more seeds: hypothesis takes its larger profile, and tests that
+loop over seeds take `seeds(n)` of them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+FULL = os.environ.get("LOWBIT_FULL", "") not in ("", "0")
+
+# No deadline: tests never judge time. Derandomized, so that a failure in CI is the same failure at home; the full
+# run looks at other examples and prints how to repeat what it finds.
+hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=40)
+hypothesis.settings.register_profile("full", deadline=None, max_examples=300, print_blob=True)
+hypothesis.settings.load_profile("full" if FULL else "default")
+
+
+def _shared_models_dir() -> Path | None:
+    named = os.environ.get("LOWBIT_SHARED")
+    folder = Path(named) if named else Path(__file__).resolve().parents[2] / "shared"
+    models = folder if (folder / "qdq").is_dir() else folder / "models"
+    return models if models.is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def shared_models() -> Path:
+    """Folder of the larger evaluation models, which are not part of the repository; skips where it is absent."""
+    folder = _shared_models_dir()
+    if folder is None:
+        pytest.skip("evaluation models not found: set LOWBIT_SHARED to their folder")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def seeds():
+    """`seeds(n)` -> range of n seeds, five times as many in the full run."""
+    return lambda count: range(count * 5 if FULL else count)
