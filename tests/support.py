@@ -1,0 +1,81 @@
+"""Small helpers that several test folders share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+FLOAT_MATMULS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+def require_native():
+    """The compiled module `lowbit._native`; skips with the reason when this checkout has not been built."""
+    return pytest.importorskip("lowbit._native", reason="lowbit's native module is not built", exc_type=ImportError)
+
+
+def session_options(*, optimize: bool = True, threads: int = 1) -> ort.SessionOptions:
+    """Options under which stock ONNX Runtime's integer kernels are exact on every x86-64 machine.
+
+    Without `session.x64quantprecision` the U8S8 kernels saturate at int16 on machines that lack VNNI.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    if not optimize:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return options
+
+
+def stock_run(model: onnx.ModelProto | str | Path, feeds: Mapping[str, np.ndarray], *, optimize: bool = True):
+    """Runs a model in ONNX Runtime as it is and returns its outputs in order."""
+    source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
+    session = ort.InferenceSession(source, session_options(optimize=optimize), providers=["CPUExecutionProvider"])
+    return session.run(None, dict(feeds))
+
+
+@functools.cache
+def lowbit_library() -> str:
+    """Absolute path of the custom-op library; skips when it is not built."""
+    require_native()
+    import lowbit
+
+    return str(lowbit.get_library_path())
+
+
+def lowbit_session(model: onnx.ModelProto | str | Path, *, threads: int = 1, optimize: bool = True):
+    """A plain InferenceSession with lowbit's custom ops registered."""
+    options = session_options(optimize=optimize, threads=threads)
+    options.register_custom_ops_library(lowbit_library())
+    source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
+    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def all_nodes(graph: onnx.GraphProto):
+    """Every node of a graph, those of its subgraphs included."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from all_nodes(attribute.g)
+
+
+def interface(model: onnx.ModelProto) -> list[tuple]:
+    """Names, element types and dims (numbers or symbols) of a model's inputs and outputs, in order."""
+
+    def describe(value: onnx.ValueInfoProto) -> tuple:
+        tensor = value.type.tensor_type
+        dims = [d.dim_param or (d.dim_value if d.HasField("dim_value") else None) for d in tensor.shape.dim]
+        return (value.name, tensor.elem_type, dims if tensor.HasField("shape") else None)
+
+    initializers = {t.name for t in model.graph.initializer}
+    return [
+        *(("in", *describe(v)) for v in model.graph.input if v.name not in initializers),
+        *(("out", *describe(v)) for v in model.graph.output),
+    ]
