@@ -1,0 +1,78 @@
+# Two commands do everything from a fresh clone: `make demo` and `make test`. They set up what they need in .venv,
+# .cache and build; `make help` lists the rest.
+#
+#   PYTHON=python3.12          the interpreter for .venv (only used when .venv is created)
+#   CXX=clang++                the compiler
+#   ORT_INCLUDE_DIR=DIR        ONNX Runtime headers, instead of the system's or fetched ones
+#   FULL=1                     make test: everything that CI checks
+#   ARGS="-k conv -x"          make test, demo, bench: passed on
+
+VENV := .venv
+PY := $(VENV)/bin/python
+TOOLS_READY := $(VENV)/.tools-ready
+INSTALLED := $(VENV)/.installed
+
+CXX_SOURCES := $(shell find custom_ops -type f \( -name '*.cc' -o -name '*.h' -o -name '*.map' -o -name CMakeLists.txt \))
+BUILD_INPUTS := $(CXX_SOURCES) $(wildcard CMakeLists.txt cmake/*) pyproject.toml
+
+# Tools of the virtual environment (cmake, ninja, clang-format ...) come first.
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lint format docs wheel bench setup headers clean distclean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo      convert shipped models, run them in onnxruntime, compare with stock"
+	@echo "make test      the tests; FULL=1 adds sanitizers, lint, every ISA level, other onnxruntime versions"
+	@echo "make lint      ruff, mypy, clang-format, clang-tidy"
+	@echo "make format    rewrite the C++ sources with clang-format, fix what ruff can"
+	@echo "make docs      regenerate the generated pages of docs/ and the tables of README.md"
+	@echo "make wheel     build a wheel and an sdist into dist/"
+	@echo "make bench     run the benchmarks into benchmarks/results/"
+	@echo "make headers   fetch the ONNX Runtime headers if the system has none new enough; prints their folder"
+	@echo "make clean     remove build outputs; distclean also removes .venv and .cache"
+
+demo: $(INSTALLED)
+	$(PY) -m lowbit.models.demo $(ARGS)
+
+test: $(INSTALLED)
+	$(PY) tools/run_tests.py $(if $(FULL),--full) -- $(ARGS)
+
+lint: $(INSTALLED)
+	$(PY) tools/run_tests.py --lint
+
+format: $(INSTALLED)
+	$(PY) -m ruff check --fix .
+	$(PY) tools/run_tests.py --format
+
+docs: $(INSTALLED)
+	$(PY) tools/generate_docs.py
+
+wheel: $(INSTALLED)
+	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m build --outdir dist .
+
+bench: $(INSTALLED)
+	$(PY) -m pip install --quiet -e '.[bench]' --no-build-isolation --config-settings=build-dir=build/editable
+	$(PY) benchmarks/run.py $(ARGS)
+
+setup: $(INSTALLED)
+
+headers:
+	@tools/setup.sh headers
+
+$(TOOLS_READY): tools/setup.sh pyproject.toml
+	PYTHON="$(PYTHON)" tools/setup.sh venv $(VENV)
+	@touch $@
+
+# An editable install: Python sources are used in place, C++ is rebuilt (incrementally) when it changed.
+$(INSTALLED): $(TOOLS_READY) $(BUILD_INPUTS)
+	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m pip install --quiet --retries 5 \
+	  --no-build-isolation --config-settings=build-dir=build/editable --editable '.[test]'
+	@touch $@
+
+clean:
+	rm -rf build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+
+distclean: clean
+	rm -rf $(VENV) .cache

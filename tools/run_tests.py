@@ -1,0 +1,358 @@
+"""Runs the tests, and with --full everything that CI checks.
+
+    run_tests.py [-- PYTEST_ARGS]     the Python tests
+    run_tests.py --full               + lint, generated docs, every ISA level, sanitizers, clang, other onnxruntime
+                                        versions, a wheel built from the sdist
+    run_tests.py --lint               ruff, mypy, clang-format, clang-tidy only
+    run_tests.py --format             rewrite the C++ sources with clang-format
+
+A full run is a list of steps. A step passes, fails, or is skipped with a printed reason; the last line adds up the
+tests of every pytest run and the other steps: `N passed, N failed`. The exit status is 0 only when nothing failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+import xml.etree.ElementTree
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = ROOT / "build"
+REPORTS = BUILD / "reports"
+JOBS = str(len(os.sched_getaffinity(0)))
+OLDEST_ONNXRUNTIME = "1.24"
+NEWEST_ONNXRUNTIME = "1.31"
+
+# Tests that touch every op and kernel but are quick enough to repeat under a sanitizer or per ISA level.
+NUMERICS = "tests/numerics"
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What one step came to. `skipped` is the reason when it did not run."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: str | None = None
+
+
+def run(command: Iterable[str | Path], **env: str) -> bool:
+    """Runs a command in the repository root, its output going to ours; True when it exits with 0."""
+    words = [str(word) for word in command]
+    print("+", " ".join([*(f"{k}={v}" for k, v in env.items()), *words]), flush=True)
+    return subprocess.run(words, cwd=ROOT, env=os.environ | env).returncode == 0
+
+
+def checked(*commands: Iterable[str | Path], **env: str) -> Outcome:
+    """One step that is right when every command exits with 0; the commands after a failure are not run."""
+    return Outcome(passed=1) if all(run(command, **env) for command in commands) else Outcome(failed=1)
+
+
+def pytest(name: str, *args: str, python: Iterable[str | Path] = (sys.executable, "-m", "pytest"), **env: str) -> Outcome:
+    """Runs pytest and counts its tests; a run that ends badly without a failed test counts as one failure."""
+    report = REPORTS / f"{name}.xml"
+    report.unlink(missing_ok=True)
+    succeeded = run([*python, "-q", f"--junitxml={report}", "-rs", *args], **env)
+    outcome = Outcome()
+    if report.exists():
+        for suite in xml.etree.ElementTree.parse(report).iter("testsuite"):
+            bad = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+            outcome.failed += bad
+            outcome.passed += int(suite.get("tests", 0)) - bad - int(suite.get("skipped", 0))
+    if not succeeded and outcome.failed == 0:
+        outcome.failed = 1
+    return outcome
+
+
+def parallel() -> list[str]:
+    """pytest-xdist's arguments; one process per core this run may use."""
+    return ["-n", JOBS] if JOBS != "1" else []
+
+
+# --- lint
+
+
+def install_extra(extra: str) -> bool:
+    """Installs the packages of one of pyproject.toml's extras that are missing."""
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        packages = tomllib.load(file)["project"]["optional-dependencies"][extra]
+    wanted = [package for package in packages if not package.startswith("lowbit[")]
+    return run([sys.executable, "-m", "pip", "install", "--quiet", "--retries", "5", *wanted])
+
+
+def cxx_files() -> list[Path]:
+    """The C++ sources and headers of the repository."""
+    folders = [ROOT / "custom_ops", ROOT / "tests", ROOT / "examples"]
+    return sorted(path for folder in folders for ending in ("*.cc", "*.h") for path in folder.rglob(ending))
+
+
+def ruff() -> Outcome:
+    return checked([sys.executable, "-m", "ruff", "check", "."])
+
+
+def mypy() -> Outcome:
+    return checked([sys.executable, "-m", "mypy"])
+
+
+def clang_format() -> Outcome:
+    return checked([tool("clang-format"), "--dry-run", "--Werror", *cxx_files()])
+
+
+def clang_tidy() -> Outcome:
+    """Checks of .clang-tidy over the core, the operators and the ONNX Runtime wrapper.
+
+    The x86 kernels are left out: intrinsics make the checks slow and noisy, and the kernels' tests compare every
+    element with the reference.
+    """
+    database = BUILD / "tidy"
+    sources = [path for path in cxx_files() if path.suffix == ".cc" and "custom_ops" in path.parts
+               and "x86" not in path.parts]
+    configure = [tool("cmake"), "-S", ROOT, "-B", database, "-G", "Ninja", "-DCMAKE_CXX_COMPILER=c++",
+                 f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_PREFIX_PATH={pybind11_dir()}"]
+    tidy = [sys.executable, tool("run-clang-tidy.py"), "-clang-tidy-binary", tool("clang-tidy"), "-p", database, "-j", JOBS,
+            "-quiet", "-warnings-as-errors=*", *(f"^{path}$" for path in sources)]
+    return checked(configure, tidy, ORT_INCLUDE_DIR=ort_headers())
+
+
+LINT: list[tuple[str, Callable[[], Outcome]]] = [
+    ("ruff", ruff),
+    ("mypy", mypy),
+    ("clang-format", clang_format),
+    ("clang-tidy", clang_tidy),
+]
+
+
+# --- builds
+
+
+def tool(name: str) -> str:
+    """Path of a program, the one of this virtual environment first."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise FileNotFoundError(f"{name} is not installed")
+    return found
+
+
+def pybind11_dir() -> str:
+    """Folder of pybind11's CMake package."""
+    import pybind11
+
+    return str(pybind11.get_cmake_dir())
+
+
+def ort_headers() -> str:
+    """Include folder of ONNX Runtime, as the Makefile finds it."""
+    found = subprocess.run([ROOT / "tools/setup.sh", "headers"], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE)
+    return found.stdout.strip()
+
+
+def install_variant(name: str, *settings: str, **env: str) -> Path | None:
+    """Builds and installs lowbit into build/<name>/site; None when that fails. `settings` are -D definitions."""
+    site = BUILD / name / "site"
+    shutil.rmtree(site, ignore_errors=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", site,
+               f"--config-settings=build-dir=build/{name}/cmake",
+               *(f"--config-settings=cmake.define.{setting}" for setting in settings), "."]
+    return site if run(command, ORT_INCLUDE_DIR=ort_headers(), **env) else None
+
+
+def pytest_in(site: Path) -> list[str | Path]:
+    """pytest against the lowbit installed in `site` instead of the editable install.
+
+    Editable installs work through a .pth file, which python -S does not read, so the packages of this virtual
+    environment are put on the path by hand.
+    """
+    code = "import sys, sysconfig; sys.path[1:1] = [sys.argv.pop(1), sysconfig.get_path('purelib'), sysconfig.get_path('platlib')]; import pytest; sys.exit(pytest.console_main())"
+    return [sys.executable, "-S", "-c", code, site]
+
+
+# --- the steps of a full run
+
+
+def docs_current() -> Outcome:
+    return checked([sys.executable, "tools/generate_docs.py", "--check"])
+
+
+def all_tests() -> Outcome:
+    return pytest("tests", *parallel(), LOWBIT_FULL="1")
+
+
+def isa_levels() -> list[str]:
+    import lowbit._native
+
+    return list(lowbit._native.isa_levels())
+
+
+def each_isa_level() -> Outcome:
+    """The numerics, and sessions of whole models, with LOWBIT_ISA capped at each level this machine has."""
+    total = Outcome()
+    known = ["scalar", "sse41", "avx2", "avxvnni", "avx512vnni"]
+    for level in known:
+        if level not in isa_levels():
+            print(f"skipped: LOWBIT_ISA={level}: this machine does not have it")
+            continue
+        one = pytest(f"isa-{level}", *parallel(), NUMERICS, "tests/models", LOWBIT_ISA=level)
+        total.passed += one.passed
+        total.failed += one.failed
+    return total
+
+
+def runtime_library(compiler: str, name: str) -> str:
+    """Full path of a library of the compiler, such as libasan.so."""
+    return subprocess.run([compiler, f"-print-file-name={name}"], check=True, text=True, capture_output=True).stdout.strip()
+
+
+def gcc() -> str | None:
+    """g++, whose sanitizers work in shared libraries that an ordinary python loads."""
+    return shutil.which("g++")
+
+
+def address_sanitizer() -> Outcome:
+    """ASan and UBSan: numerics, hostile models and sessions against an instrumented native module and library."""
+    compiler = gcc()
+    if compiler is None:
+        return Outcome(skipped="g++ is not installed (clang's sanitizer runtime cannot be preloaded the same way)")
+    site = install_variant("asan", "LOWBIT_SANITIZE=address;undefined", CXX=compiler)
+    if site is None:
+        return Outcome(failed=1)
+    libraries = [runtime_library(compiler, name) for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")]
+    return pytest(
+        "asan", *parallel(), NUMERICS, "tests/hostile", python=pytest_in(site), LD_PRELOAD=":".join(libraries),
+        # python and onnxruntime are not instrumented: their leaks and allocator pairs are not ours to judge.
+        ASAN_OPTIONS="detect_leaks=0:alloc_dealloc_mismatch=0:abort_on_error=1", UBSAN_OPTIONS="print_stacktrace=1",
+        LOWBIT_SANITIZED="1",
+    )
+
+
+def thread_sanitizer() -> Outcome:
+    """TSan: the C++ concurrency test, 8 threads on 2 sets of operators that share packed weights."""
+    folder = BUILD / "tsan"
+    return checked(
+        [tool("cmake"), "-S", ROOT, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DLOWBIT_SANITIZE=thread",
+         "-DLOWBIT_PYTHON=OFF", "-DLOWBIT_TESTS=ON"],
+        [tool("cmake"), "--build", folder, "--target", "lowbit_concurrency_test"],
+        [folder / "custom_ops/lowbit_concurrency_test"],
+        ORT_INCLUDE_DIR=ort_headers(), TSAN_OPTIONS="halt_on_error=1",
+    )
+
+
+def clang_build() -> Outcome:
+    """The core, the library and the Python module compile with clang, without warnings."""
+    clang = shutil.which("clang++")
+    if clang is None:
+        return Outcome(skipped="clang++ is not installed")
+    folder = BUILD / "clang"
+    return checked(
+        [tool("cmake"), "-S", ROOT, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
+         f"-DCMAKE_CXX_COMPILER={clang}", "-DLOWBIT_WERROR=ON", f"-DPython_EXECUTABLE={sys.executable}",
+         f"-DCMAKE_PREFIX_PATH={pybind11_dir()}"],
+        [tool("cmake"), "--build", folder],
+        ORT_INCLUDE_DIR=ort_headers(),
+    )
+
+
+def onnxruntime_version(version: str) -> Outcome:
+    """The smoke tests against one onnxruntime, laid over the virtual environment's."""
+    site = BUILD / f"onnxruntime-{version}"
+    if not site.exists():
+        if not run([sys.executable, "-m", "pip", "install", "--quiet", "--retries", "5", "--no-deps", "--target", site,
+                    f"onnxruntime=={version}.*"]):
+            shutil.rmtree(site, ignore_errors=True)
+            return Outcome(skipped=f"no onnxruntime {version}.* to install for this Python and platform")
+    return pytest(f"onnxruntime-{version}", *parallel(), "tests/smoke", PYTHONPATH=str(site))
+
+
+def oldest_onnxruntime() -> Outcome:
+    return onnxruntime_version(OLDEST_ONNXRUNTIME)
+
+
+def newest_onnxruntime() -> Outcome:
+    return onnxruntime_version(NEWEST_ONNXRUNTIME)
+
+
+def wheel_from_sdist() -> Outcome:
+    """sdist -> wheel with build isolation -> a fresh environment that runs the smoke tests, away from the sources."""
+    folder = BUILD / "wheel"
+    shutil.rmtree(folder, ignore_errors=True)
+    environment = folder / "venv"
+    if not run([sys.executable, "-m", "build", "--outdir", folder, "."],
+                                               ORT_INCLUDE_DIR=ort_headers()):
+        return Outcome(failed=1)
+    wheels = list(folder.glob("*.whl"))
+    return checked(
+        [sys.executable, "-m", "venv", environment],
+        [environment / "bin/python", "-m", "pip", "install", "--quiet", "--retries", "5", f"{wheels[0]}[test]"],
+        [environment / "bin/python", "-P", "-m", "pytest", "-q", "--import-mode=importlib", "tests/smoke", "tests/packaging"],
+        PYTHONPATH="",
+    )
+
+
+FULL: list[tuple[str, Callable[[], Outcome]]] = [
+    *LINT,
+    ("generated docs are current", docs_current),
+    ("tests", all_tests),
+    ("every ISA level", each_isa_level),
+    ("AddressSanitizer and UBSan", address_sanitizer),
+    ("ThreadSanitizer", thread_sanitizer),
+    ("clang", clang_build),
+    (f"onnxruntime {OLDEST_ONNXRUNTIME}", oldest_onnxruntime),
+    (f"onnxruntime {NEWEST_ONNXRUNTIME}", newest_onnxruntime),
+    ("wheel from sdist", wheel_from_sdist),
+]
+
+
+def run_steps(steps: list[tuple[str, Callable[[], Outcome]]]) -> int:
+    """Runs every step, prints a table of them and the closing line; returns the exit status."""
+    results: list[tuple[str, Outcome, float]] = []
+    for name, step in steps:
+        print(f"\n=== {name}", flush=True)
+        start = time.monotonic()
+        try:
+            outcome = step()
+        except Exception as error:  # a step that cannot even start is a failure, and the others still run
+            print(f"{type(error).__name__}: {error}")
+            outcome = Outcome(failed=1)
+        results.append((name, outcome, time.monotonic() - start))
+    print("\n=== summary")
+    for name, outcome, seconds in results:
+        state = f"skipped: {outcome.skipped}" if outcome.skipped else "FAILED" if outcome.failed else "ok"
+        print(f"{name:32} {seconds:6.0f} s  {outcome.passed:6} passed {outcome.failed:4} failed  {state}")
+    passed = sum(outcome.passed for _, outcome, _ in results)
+    failed = sum(outcome.failed for _, outcome, _ in results)
+    closing = f"{passed} passed, {failed} failed"
+    (REPORTS / "summary.txt").write_text(closing + "\n")
+    print(closing, flush=True)
+    return 1 if failed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--lint", action="store_true")
+    parser.add_argument("--format", action="store_true")
+    parser.add_argument("--only", action="append", default=[], help="of --full or --lint, the steps whose name contains this")
+    parser.add_argument("pytest_args", nargs="*")
+    options = parser.parse_args()
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    if options.full or options.lint or options.format:
+        if not install_extra("dev"):
+            return 1
+    if options.format:
+        return 0 if run([tool("clang-format"), "-i", *cxx_files()]) else 1
+    if options.full or options.lint:
+        steps = FULL if options.full else LINT
+        return run_steps([s for s in steps if not options.only or any(word in s[0] for word in options.only)])
+    return 0 if run([sys.executable, "-m", "pytest", "-q", "-rs", *parallel(), *options.pytest_args]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

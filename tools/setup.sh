@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Sets up what the Makefile needs and this machine lacks. Both commands may be repeated; they do only what is missing.
+#
+#   tools/setup.sh venv DIR    a virtual environment with the build tools (cmake, ninja, ... from PyPI)
+#   tools/setup.sh headers     prints the ONNX Runtime include folder to build with; fetches it into .cache if needed
+#
+# Debian packages are installed only when something is missing and this is root; otherwise the script says what to
+# install. PYTHON names the interpreter to use (default: the first of python3, python3.11 ... that is new enough).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { echo "setup: $*" >&2; }
+die() { say "$*"; exit 1; }
+
+apt_updated=no
+# apt_install PACKAGE REASON
+apt_install() {
+  if ! command -v apt-get > /dev/null || [ "$(id -u)" != 0 ]; then
+    die "$2. Install the Debian package '$1' (as root: apt-get install $1) or its like, then run make again."
+  fi
+  say "$2: installing the Debian package $1"
+  if [ "$apt_updated" = no ]; then apt-get -qq -o Acquire::Retries=3 update; apt_updated=yes; fi
+  DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends -o Acquire::Retries=3 install "$1" >&2
+}
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-} python3 python3.11 python3.12 python3.13 python3.14; do
+    if command -v "$candidate" > /dev/null &&
+      "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  die "no Python >= 3.11 found. Install one, or name it: make PYTHON=/path/to/python3 ..."
+}
+
+have_cxx20() {
+  local dir status=0
+  dir=$(mktemp -d)
+  printf '#include <span>\n#include <concepts>\nint main() { return static_cast<int>(std::span<int>().size()); }\n' > "$dir/probe.cc"
+  "${CXX:-c++}" -std=c++20 "$dir/probe.cc" -o "$dir/probe" 2> /dev/null || status=1
+  rm -rf "$dir"
+  return $status
+}
+
+setup_venv() {
+  local venv=$1 python version
+  have_cxx20 || [ -n "${CXX:-}" ] || apt_install g++ "no C++20 compiler found"
+  have_cxx20 || die "'${CXX:-c++}' does not compile C++20. Set CXX to g++ >= 12 or clang++ >= 14."
+  python=$(find_python)
+  version=$("$python" -c 'import sys; print(f"{sys.version_info[0]}.{sys.version_info[1]}")')
+  "$python" -c 'import ensurepip, venv' 2> /dev/null || apt_install "python$version-venv" "$python has no venv module"
+  "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
+    apt_install "python$version-dev" "$python has no Python.h"
+  if ! "$venv/bin/python" -c 'import pip' 2> /dev/null; then "$python" -m venv --clear "$venv"; fi
+  # shellcheck disable=SC2046  # one word per requirement is meant
+  "$venv/bin/python" -m pip install --quiet --retries 5 cmake ninja \
+    $("$venv/bin/python" -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
+}
+
+ort_headers() {
+  local header api
+  if [ -n "${ORT_INCLUDE_DIR:-}" ]; then
+    echo "$ORT_INCLUDE_DIR"
+    return
+  fi
+  for header in /usr/include/onnxruntime /usr/local/include/onnxruntime; do
+    api=$(sed -n 's/^#define ORT_API_VERSION \([0-9]*\).*/\1/p' "$header/onnxruntime_c_api.h" 2> /dev/null || true)
+    if [ "${api:-0}" -ge 24 ]; then
+      echo "$header"
+      return
+    fi
+  done
+  tools/ort_headers.sh "$PWD/.cache/ort-headers"
+}
+
+case "${1:-}" in
+  venv) setup_venv "${2:?venv needs a folder}" ;;
+  headers) ort_headers ;;
+  *) sed -n '2,5p' "$0" >&2; exit 2 ;;
+esac
