@@ -1,0 +1,82 @@
+"""`build`: a benchmark network with seeded weights, in float32 or quantized at any pair of bit widths."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import onnx
+
+from .calibration import Statistics, images, measure
+from .networks import NETWORKS
+from .quantization import activation_quantizers, quantize_weights, write_qdq
+
+_CALIBRATION_IMAGES = 2
+
+
+# One entry: VGG-16 in float32 is half a gigabyte, and callers build the bit pairs of a network one after
+# another.
+@functools.lru_cache(maxsize=1)
+def _calibrated(name: str, image: int, classes: int) -> tuple[onnx.ModelProto, dict[str, Statistics]]:
+    model = NETWORKS[name](image, 1, classes)
+    samples = images(_CALIBRATION_IMAGES, image)
+    return model, measure(model, [samples[i : i + 1] for i in range(_CALIBRATION_IMAGES)])
+
+
+def _with_batch(model: onnx.ModelProto, batch: int | str) -> onnx.ModelProto:
+    for value in [*model.graph.input, *model.graph.output]:
+        dim = value.type.tensor_type.shape.dim[0]
+        if isinstance(batch, str):
+            dim.dim_param = batch
+        else:
+            dim.dim_value = batch
+    return model
+
+
+def build(
+    name: str,
+    w_bits: int | None = None,
+    a_bits: int | None = None,
+    *,
+    image: int = 224,
+    batch: int | str = 1,
+    classes: int = 1000,
+) -> onnx.ModelProto:
+    """Builds a network; equal arguments give equal bytes.
+
+    Every convolution and fully connected layer, the first and the last included, has the stated widths; so
+    has every tensor between them. Only the logits stay at 8 bits.
+
+    Args:
+        name: A key of `NETWORKS`: resnet18, resnet50, mobilenetv2, densenet121, vgg16.
+        w_bits: Weight width 1..8; None with `a_bits` None: the float32 network.
+        a_bits: Activation width 1..8.
+        image: Height and width of the input; a multiple of 32.
+        batch: Batch size, or the name of a symbolic dimension.
+        classes: Number of logits.
+
+    Returns:
+        The model. Input `input` float32 [batch, 3, image, image], output `logits` float32 [batch, classes].
+
+    Raises:
+        ValueError: An unknown name, a width outside 1..8, only one width given, or an image size that does
+            not fit.
+    """
+    if name not in NETWORKS:
+        raise ValueError(f"unknown network {name!r}; known: {', '.join(NETWORKS)}")
+    if image < 32 or image % 32:
+        raise ValueError(f"image must be a multiple of 32, got {image}")
+    if w_bits is None and a_bits is None:
+        return NETWORKS[name](image, batch, classes)
+    if w_bits is None or a_bits is None or not 1 <= w_bits <= 8 or not 1 <= a_bits <= 8:
+        raise ValueError(f"widths must be 1..8, or both None for float32; got {w_bits} and {a_bits}")
+    model, statistics = _calibrated(name, image, classes)
+    quantizers = activation_quantizers(model, statistics, a_bits)
+    return _with_batch(write_qdq(model, quantize_weights(model, w_bits), quantizers), batch)
+
+
+def save(model: onnx.ModelProto, path: str | Path) -> Path:
+    """Writes a model with deterministic bytes; returns the path."""
+    path = Path(path)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return path
