@@ -1,0 +1,93 @@
+"""lowbit: quantized ONNX models at 1..8 bits inside an unmodified ONNX Runtime session.
+
+The commands of ``lowbit --help`` mirror the functions below; everything is imported on first use, so that
+``import lowbit`` costs nothing.
+
+    >>> import lowbit
+    >>> result = lowbit.convert("model_qdq.onnx", "model_lowbit.onnx")
+    >>> session = lowbit.session("model_lowbit.onnx")        # a plain onnxruntime.InferenceSession
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lowbit.bench import bench
+    from lowbit.convert import convert
+    from lowbit.errors import LowBitError, ModelError, OutputError, UnsupportedError
+    from lowbit.inspect import inspect
+    from lowbit.session import get_library_path, session
+    from lowbit.verify import verify
+
+__all__ = [
+    "LowBitError",
+    "ModelError",
+    "OutputError",
+    "UnsupportedError",
+    "__version__",
+    "bench",
+    "convert",
+    "get_library_path",
+    "inspect",
+    "session",
+    "verify",
+]
+
+_HOME = {
+    "LowBitError": "errors",
+    "ModelError": "errors",
+    "OutputError": "errors",
+    "UnsupportedError": "errors",
+    "bench": "bench",
+    "convert": "convert",
+    "get_library_path": "session",
+    "inspect": "inspect",
+    "session": "session",
+    "verify": "verify",
+}
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("lowbit")
+    except metadata.PackageNotFoundError:  # the source tree on PYTHONPATH, not installed
+        return "0.0.0+source"
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the public names on first use (PEP 562)."""
+    if name == "__version__":
+        value: Any = _version()
+    elif name in _HOME:
+        value = getattr(importlib.import_module(f"lowbit.{_HOME[name]}"), name)
+    else:
+        raise AttributeError(f"module 'lowbit' has no attribute {name!r}")
+    setattr(sys.modules[__name__], name, value)
+    return value
+
+
+class _Package(ModuleType):
+    """Keeps ``lowbit.session`` the function.
+
+    The import system binds a submodule to its package as soon as it is loaded, so ``from lowbit.session import ...``
+    anywhere would turn ``lowbit.session`` into the module of the same name. Modules stay reachable by
+    ``from lowbit.session import ...``.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType) and _HOME.get(name) == name:
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

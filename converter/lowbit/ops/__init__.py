@@ -1,0 +1,82 @@
+"""The meaning of every op of domain ``ai.lowbit``, as runnable numpy.
+
+One op per file. These definitions decide: the C++ reference kernels equal them, every other kernel equals those. They
+are written to be read; the names and the order of the parameters are those of the schema, the defaults too.
+
+    >>> lowbit.ops.evaluate("LowBitAdd", {"y_bits": 4}, [a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lowbit.errors import LowBitError
+from lowbit.ops.add import low_bit_add
+from lowbit.ops.affine import low_bit_affine
+from lowbit.ops.average_pool import low_bit_average_pool
+from lowbit.ops.codes import Array, pack, unpack
+from lowbit.ops.concat import low_bit_concat
+from lowbit.ops.conv import low_bit_conv
+from lowbit.ops.conv_transpose import low_bit_conv_transpose
+from lowbit.ops.dequantize import low_bit_dequantize
+from lowbit.ops.gemm import low_bit_gemm
+from lowbit.ops.global_average_pool import low_bit_global_average_pool
+from lowbit.ops.lookup import low_bit_lookup
+from lowbit.ops.max_pool import low_bit_max_pool
+from lowbit.ops.mul import low_bit_mul
+from lowbit.ops.quantize import low_bit_quantize
+from lowbit.ops.registration import DOMAIN, register_schemas
+from lowbit.ops.requantize import low_bit_requantize
+from lowbit.ops.resize import low_bit_resize
+
+__all__ = ["DEFINITIONS", "DOMAIN", "evaluate", "pack", "register_schemas", "unpack"]
+
+DEFINITIONS: dict[str, Callable[..., Array]] = {
+    "LowBitConv": low_bit_conv,
+    "APConv": low_bit_conv,
+    "LowBitConvTranspose": low_bit_conv_transpose,
+    "LowBitGemm": low_bit_gemm,
+    "APGemm": low_bit_gemm,
+    "LowBitAffine": low_bit_affine,
+    "LowBitLookup": low_bit_lookup,
+    "LowBitAdd": low_bit_add,
+    "LowBitMul": low_bit_mul,
+    "LowBitMaxPool": low_bit_max_pool,
+    "LowBitAveragePool": low_bit_average_pool,
+    "LowBitGlobalAveragePool": low_bit_global_average_pool,
+    "LowBitConcat": low_bit_concat,
+    "LowBitResize": low_bit_resize,
+    "LowBitRequantize": low_bit_requantize,
+    "LowBitQuantize": low_bit_quantize,
+    "LowBitDequantize": low_bit_dequantize,
+}
+
+
+def evaluate(op_type: str, attrs: Mapping[str, Any], inputs: Sequence[Array | None]) -> Array:
+    """Computes one node by its definition.
+
+    Args:
+        op_type: an op of ``ai.lowbit``, such as "LowBitConv".
+        attrs: its attributes; those left out have the schema's defaults.
+        inputs: one array per schema input in order, None where an optional one is absent; trailing ones may be left
+            out. Codes are uint8 or int8, zero points and biases int32, scales float32.
+
+    Returns:
+        The output: uint8 or int8 codes, or float32.
+
+    Raises:
+        LowBitError: for an op, attribute or input that the schema does not have, and for values that no kernel takes.
+    """
+    if op_type not in DEFINITIONS:
+        raise LowBitError(f"{op_type} is not an op of {DOMAIN}; it has {', '.join(DEFINITIONS)}")
+    arrays = [None if given is None else np.asarray(given) for given in inputs]
+    for i, array in enumerate(arrays):
+        if array is not None and array.dtype not in (np.uint8, np.int8, np.int32, np.float32):
+            raise LowBitError(f"{op_type}: input {i} is {array.dtype}; expected uint8, int8, int32 or float32")
+    try:
+        return DEFINITIONS[op_type](*arrays, **attrs)
+    except TypeError as error:  # too many inputs, an unknown attribute, a missing required one
+        raise LowBitError(f"{op_type}: {error}") from error

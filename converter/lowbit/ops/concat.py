@@ -1,0 +1,37 @@
+"""LowBitConcat: concatenation of quantized tensors, each brought to the output's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lowbit.ops.codes import Array, dequantize, output_range, quantize
+
+
+def low_bit_concat(
+    x_scales: Array,
+    x_zero_points: Array,
+    y_scale: Array,
+    y_zero_point: Array,
+    *x: Array,
+    axis: int,
+    x_encodings: str = "",
+    y_bits: int = 8,
+    y_encoding: str = "unsigned",
+    y_min: Sequence[int] = (),
+    y_max: Sequence[int] = (),
+) -> Array:
+    """``clip(rint((f32(x_i - x_zero_points[i]) * x_scales[i]) / y_scale) + y_zero_point, y_min, y_max)`` side by side.
+
+    An input whose scale, zero point and encoding are the output's is copied.
+    """
+    low, high = output_range(y_bits, y_encoding, y_min, y_max)
+    encodings = x_encodings.split(",") if x_encodings else ["unsigned"] * len(x)
+    parts = []
+    for codes, scale, zero_point, encoding in zip(x, x_scales, x_zero_points, encodings, strict=True):
+        if scale == y_scale and zero_point == y_zero_point and encoding == y_encoding:
+            parts.append(codes)
+        else:
+            parts.append(quantize(dequantize(codes, scale, zero_point), y_scale, y_zero_point, low, high, y_encoding))
+    return np.concatenate(parts, axis=axis)

@@ -1,0 +1,82 @@
+"""LowBitConvTranspose: 1-D or 2-D transposed convolution of codes, channels last."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lowbit.ops.codes import Array, Ints, values
+from lowbit.ops.conv import grouped_product, weight_values
+from lowbit.ops.epilogue import Epilogue
+
+
+def low_bit_conv_transpose(
+    x: Array,
+    w: Array,
+    x_scale: Array,
+    x_zero_point: Array,
+    w_scale: Array,
+    w_zero_point: Array,
+    *epilogue_inputs: Array | None,
+    in_channels: int,
+    out_channels: int,
+    kernel_shape: Sequence[int],
+    strides: Sequence[int] = (),
+    pads: Sequence[int] = (),
+    dilations: Sequence[int] = (),
+    output_padding: Sequence[int] = (),
+    group: int = 1,
+    x_bits: int = 8,
+    x_encoding: str = "unsigned",
+    w_bits: int = 8,
+    w_encoding: str = "unsigned",
+    **epilogue: Any,
+) -> Array:
+    """``acc[n, p, c]`` sums ``v(x[n, o, i]) * v(w[c, t, i])`` over all o, t with ``o * stride + t * dilation - pad == p``.
+
+    Args and returns as in :func:`lowbit.ops.conv.low_bit_conv`; weight rows are stored per output channel.
+    """
+    weights = weight_values(w, w_zero_point, out_channels, kernel_shape, in_channels // group, w_bits, w_encoding)
+    acc = convolve_transposed(
+        values(x, x_zero_point, x_encoding), weights, strides, pads, dilations, output_padding, group
+    )
+    return Epilogue(x_scale, w_scale, *epilogue_inputs, **epilogue).apply(acc)
+
+
+def convolve_transposed(
+    x: Ints,
+    weights: Ints,
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilations: Sequence[int],
+    output_padding: Sequence[int],
+    group: int,
+) -> Ints:
+    """The exact accumulators [N, P1.., out_channels] of integer values [N, D1.., in_channels].
+
+    Args:
+        weights: [out_channels, kernel..., in_channels / group].
+    """
+    kernel = weights.shape[1:-1]
+    spatial = len(kernel)
+    strides = strides or [1] * spatial
+    dilations = dilations or [1] * spatial
+    pads = pads or [0] * (2 * spatial)
+    output_padding = output_padding or [0] * spatial
+
+    # The sums before the pads are cut off: position o * stride + t * dilation.
+    full = [
+        (x.shape[1 + d] - 1) * strides[d] + (kernel[d] - 1) * dilations[d] + 1 + output_padding[d]
+        for d in range(spatial)
+    ]
+    acc: Ints = np.zeros((x.shape[0], *full, weights.shape[0]), np.int64)
+    for tap in itertools.product(*(range(k) for k in kernel)):
+        reached = tuple(
+            slice(t * dilation, t * dilation + (size - 1) * stride + 1, stride)
+            for t, dilation, size, stride in zip(tap, dilations, x.shape[1:-1], strides, strict=True)
+        )
+        acc[(slice(None), *reached)] += grouped_product(x, weights[(slice(None), *tap)], group)
+    return acc[(slice(None), *(slice(pads[d], full[d] - pads[spatial + d]) for d in range(spatial)))]

@@ -1,0 +1,145 @@
+"""The four epilogues: from the exact integer accumulator of a convolution or matrix product to its output.
+
+Shared by LowBitConv, APConv, LowBitConvTranspose, LowBitGemm and APGemm, whose inputs from ``bias`` on and whose
+output attributes are the fields of :class:`Epilogue`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowbit.errors import LowBitError
+from lowbit.ops.codes import Array, Floats, Ints, dequantize, output_range, quantize, saturate, storage
+
+INT32 = np.iinfo(np.int32)
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """Inputs and attributes of a node that say what happens to ``acc``. All names are those of the schema."""
+
+    x_scale: Array
+    w_scale: Array
+    bias: Array | None = None
+    y_scale: Array | None = None
+    y_zero_point: Array | None = None
+    thresholds: Array | None = None
+    threshold_base: Array | None = None
+    threshold_dir: Array | None = None
+    tail_bias: Array | None = None
+    tail_scale: Array | None = None
+    tail_shift: Array | None = None
+    residual: Array | None = None
+    residual_scale: Array | None = None
+    residual_zero_point: Array | None = None
+    inner_scale: Array | None = None
+    inner_zero_point: Array | None = None
+    y_bits: int = 8
+    y_encoding: str = "unsigned"
+    y_min: Sequence[int] = ()
+    y_max: Sequence[int] = ()
+    epilogue: str = "requantize"
+    tail: str = ""
+    clip_min: float = 0.0
+    clip_max: float = 0.0
+    inner_min: Sequence[int] = ()
+    inner_max: Sequence[int] = ()
+    inner_encoding: str = "unsigned"
+    residual_encoding: str = "unsigned"
+
+    def apply(self, acc: Ints) -> Array:
+        """The output of the node for the accumulator ``acc`` [..., out_channels], still without the bias.
+
+        Returns codes (uint8 or int8), or float32.
+
+        Raises:
+            LowBitError: if the sum with the bias leaves int32, which no kernel would compute.
+        """
+        if self.bias is not None:
+            acc = acc + self.bias.astype(np.int64)
+        if acc.size and (acc.min() < INT32.min or acc.max() > INT32.max):
+            raise LowBitError("the accumulator leaves int32: such a node is refused, split K")
+        formulas = {
+            "requantize": self.requantize,
+            "float": self.real,
+            "thresholds": self.count_thresholds,
+            "tail": self.run_tail,
+        }
+        if self.epilogue not in formulas:
+            raise LowBitError(f"epilogue must be one of {', '.join(formulas)}, got '{self.epilogue}'")
+        with np.errstate(all="ignore"):  # inf and NaN are defined, see saturate
+            return formulas[self.epilogue](acc)
+
+    def real(self, acc: Ints) -> Floats:
+        """``f32(acc) * f32(x_scale * w_scale[c])``."""
+        return acc.astype(np.float32) * (self.x_scale * self.w_scale)
+
+    def requantize(self, acc: Ints) -> Array:
+        """One multiplication, one rounding; with a residual a second quantizer behind the first."""
+        if self.residual is None:
+            multiplier = (self.x_scale * self.w_scale) / _given(self.y_scale, "y_scale")
+            low, high = output_range(self.y_bits, self.y_encoding, self.y_min, self.y_max)
+            zero_point = _or_zero(self.y_zero_point)
+            return saturate(np.rint(acc.astype(np.float32) * multiplier), zero_point, low, high, self.y_encoding)
+
+        inner_scale = _given(self.inner_scale, "inner_scale")
+        inner_zero_point = _or_zero(self.inner_zero_point)
+        low, high = output_range(8, self.inner_encoding, self.inner_min, self.inner_max)
+        multiplier = (self.x_scale * self.w_scale) / inner_scale
+        inner = saturate(
+            np.rint(acc.astype(np.float32) * multiplier), inner_zero_point, low, high, self.inner_encoding
+        )
+        return self._quantize(dequantize(inner, inner_scale, inner_zero_point) + self._residual())
+
+    def count_thresholds(self, acc: Ints) -> Array:
+        """``base[c] + dir[c] * #{k : dir[c] * acc >= dir[c] * T[c, k]}``."""
+        thresholds = _given(self.thresholds, "thresholds").astype(np.int64)
+        base = _given(self.threshold_base, "threshold_base").astype(np.int64)
+        direction = _given(self.threshold_dir, "threshold_dir").astype(np.int64)
+        y = np.empty(acc.shape, np.int64)
+        for c in range(acc.shape[-1]):
+            # The row dir * T[c] ascends, so counting its members up to dir * acc is a binary search.
+            reached = np.searchsorted(direction[c] * thresholds[c], direction[c] * acc[..., c], side="right")
+            y[..., c] = base[c] + direction[c] * reached
+        return y.astype(storage(self.y_encoding))
+
+    def run_tail(self, acc: Ints) -> Array:
+        """The float32 chain of the file: its steps in their order, then the quantizer if there is one."""
+        v = self.real(acc)
+        for step in filter(None, self.tail.split(",")):
+            if step == "bias":
+                v = v + _given(self.tail_bias, "tail_bias")
+            elif step == "affine":
+                v = v * _given(self.tail_scale, "tail_scale")
+                v = v + _given(self.tail_shift, "tail_shift")
+            elif step == "residual":
+                v = v + self._residual()
+            elif step == "relu":
+                v = np.maximum(v, np.float32(0))
+            elif step == "clip":
+                v = np.minimum(np.maximum(v, np.float32(self.clip_min)), np.float32(self.clip_max))
+            else:
+                raise LowBitError(f"a tail step must be bias, affine, residual, relu or clip, got '{step}'")
+        return v if self.y_scale is None else self._quantize(v)
+
+    def _residual(self) -> Floats:
+        residual = _given(self.residual, "residual")
+        return dequantize(residual, _given(self.residual_scale, "residual_scale"), _or_zero(self.residual_zero_point))
+
+    def _quantize(self, real: Floats) -> Array:
+        low, high = output_range(self.y_bits, self.y_encoding, self.y_min, self.y_max)
+        scale = _given(self.y_scale, "y_scale")
+        return quantize(real, scale, _or_zero(self.y_zero_point), low, high, self.y_encoding)
+
+
+def _given(value: Array | None, name: str) -> Array:
+    if value is None:
+        raise LowBitError(f"this epilogue needs the input '{name}'")
+    return value
+
+
+def _or_zero(value: Array | None) -> Array:
+    return np.zeros((), np.int32) if value is None else value

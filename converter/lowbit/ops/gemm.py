@@ -1,0 +1,46 @@
+"""LowBitGemm and APGemm: matrix product of codes with constant weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lowbit.ops.codes import Array, values
+from lowbit.ops.conv import grouped_product, weight_values
+from lowbit.ops.epilogue import Epilogue
+
+
+def low_bit_gemm(
+    x: Array,
+    w: Array,
+    x_scale: Array,
+    x_zero_point: Array,
+    w_scale: Array,
+    w_zero_point: Array,
+    *epilogue_inputs: Array | None,
+    in_features: int,
+    out_features: int,
+    axis: int = -1,
+    x_bits: int = 8,
+    x_encoding: str = "unsigned",
+    w_bits: int = 8,
+    w_encoding: str = "unsigned",
+    **epilogue: Any,
+) -> Array:
+    """``acc[m, c] = sum over k: v(x[m, k]) * v(w[c, k])``.
+
+    Args:
+        x: codes [M.., K..]; the dims from ``axis`` on are flattened into in_features.
+        w: packed codes, out_features rows of in_features.
+        epilogue_inputs: the schema's inputs from ``bias`` on, see :class:`lowbit.ops.epilogue.Epilogue`.
+        epilogue: its attributes.
+
+    Returns:
+        codes or float32 [M.., out_features].
+    """
+    lead = x.shape[:axis] if axis >= 0 else x.shape[: x.ndim + axis]
+    rows = values(x, x_zero_point, x_encoding).reshape(*lead, in_features)
+    weights = weight_values(w, w_zero_point, out_features, [1], in_features, w_bits, w_encoding)[:, 0]
+    acc = grouped_product(rows, weights, group=1).astype(np.int64)
+    return Epilogue(x_scale, w_scale, *epilogue_inputs, **epilogue).apply(acc)

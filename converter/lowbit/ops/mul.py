@@ -1,0 +1,32 @@
+"""LowBitMul: product of two quantized tensors, rounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lowbit.ops.codes import Array, dequantize, quantize_or_float
+
+
+def low_bit_mul(
+    a: Array,
+    a_scale: Array,
+    a_zero_point: Array,
+    b: Array,
+    b_scale: Array,
+    b_zero_point: Array,
+    y_scale: Array | None = None,
+    y_zero_point: Array | None = None,
+    *,
+    a_encoding: str = "unsigned",
+    b_encoding: str = "unsigned",
+    y_bits: int = 8,
+    y_encoding: str = "unsigned",
+    y_min: Sequence[int] = (),
+    y_max: Sequence[int] = (),
+) -> Array:
+    """``v = (f32(a - a_zero_point) * a_scale) * (f32(b - b_zero_point) * b_scale)``, then the quantizer, if any.
+
+    Each product rounds to float32 before the product does. Shapes broadcast as in numpy.
+    """
+    real = dequantize(a, a_scale, a_zero_point) * dequantize(b, b_scale, b_zero_point)
+    return quantize_or_float(real, y_scale, y_zero_point, y_bits, y_encoding, y_min, y_max)
