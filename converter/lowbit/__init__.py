@@ -75,9 +75,9 @@ def __getattr__(name: str) -> Any:
 class _Package(ModuleType):
     """Keeps ``lowbit.session`` the function.
 
-    The import system binds a submodule to its package as soon as it is loaded, so ``from lowbit.session import ...``
-    anywhere would turn ``lowbit.session`` into the module of the same name. Modules stay reachable by
-    ``from lowbit.session import ...``.
+    The import system binds a submodule to its package as soon as it is loaded, so ``from lowbit.session
+    import ...`` anywhere would turn ``lowbit.session`` into the module of the same name. Modules stay
+    reachable by ``from lowbit.session import ...``.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LIBRARY_NAMES = {"win32": "lowbit.dll", "darwin": "liblowbit.dylib"}
 
 REGISTERED = "lowbit.registered"
-"""Session configuration entry that marks options which hold the library: a domain cannot be registered twice."""
+"""Session entry that marks options which hold the library: a domain cannot be registered twice."""
 
 
 def get_library_path() -> str:
@@ -61,12 +61,12 @@ def session(
     """Opens a model, converted or not, in ONNX Runtime with the ``ai.lowbit`` ops registered.
 
     Args:
-        model: a path, the bytes of a model, a ModelProto, or the result of :func:`lowbit.convert`. Only a path lets
-            ONNX Runtime find external data.
+        model: a path, the bytes of a model, a ModelProto, or the result of :func:`lowbit.convert`. Only a
+            path lets ONNX Runtime find external data.
         device: "cpu".
         threads: intra-op threads of this session; None leaves what ``sess_options`` says.
-        sess_options: your own options. They keep every setting; the one lasting change is that the custom-op library
-            is registered in them, once, however many sessions they serve.
+        sess_options: your own options. They keep every setting; the one lasting change is that the custom-op
+            library is registered in them, once, however many sessions they serve.
 
     Returns:
         A plain ``onnxruntime.InferenceSession`` on the CPU provider.
@@ -115,7 +115,9 @@ def _source(model: Any) -> tuple[str | bytes, str]:
         return bytes(model), "the model"
     proto = getattr(model, "model", model)  # a Result holds its ModelProto in .model
     if not hasattr(proto, "SerializeToString"):
-        raise LowBitError(f"model must be a path, bytes, a ModelProto or a Result, got {type(model).__name__}")
+        raise LowBitError(
+            f"model must be a path, bytes, a ModelProto or a Result, got {type(model).__name__}"
+        )
     return proto.SerializeToString(), proto.graph.name or "the model"
 
 

@@ -15,8 +15,8 @@ def sysinfo() -> dict[str, Any]:
     """Versions, the library, the instruction sets and the kernels, as plain data.
 
     Returns:
-        A dict of JSON values; ``library`` and ``kernels`` hold an error text and an empty list where the native
-        part is not built.
+        A dict of JSON values; ``library`` and ``kernels`` hold an error text and an empty list where the
+        native part is not built.
     """
     return {
         "versions": {
@@ -59,7 +59,7 @@ def _native() -> dict[str, Any]:
 
 
 def _api() -> dict[str, int | None]:
-    """The C API that the library requires, and the one the installed ONNX Runtime offers (1.N offers API N)."""
+    """The C API that the library requires, and what this ONNX Runtime offers (release 1.N offers API N)."""
     try:
         offered = int(metadata.version("onnxruntime").split(".")[1])
     except (metadata.PackageNotFoundError, IndexError, ValueError):

@@ -1,9 +1,10 @@
 """The meaning of every op of domain ``ai.lowbit``, as runnable numpy.
 
-One op per file. These definitions decide: the C++ reference kernels equal them, every other kernel equals those. They
-are written to be read; the names and the order of the parameters are those of the schema, the defaults too.
+One op per file. These definitions decide: the C++ reference kernels equal them, every other kernel equals
+those. They are written to be read; the names and the order of the parameters are those of the schema, the
+defaults too.
 
-    >>> lowbit.ops.evaluate("LowBitAdd", {"y_bits": 4}, [a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero])
+    >>> lowbit.ops.evaluate("LowBitAdd", {"y_bits": 4}, [a, a_scale, a_zero, b, b_scale, b_zero, ...])
 """
 
 from __future__ import annotations
@@ -61,21 +62,24 @@ def evaluate(op_type: str, attrs: Mapping[str, Any], inputs: Sequence[Array | No
     Args:
         op_type: an op of ``ai.lowbit``, such as "LowBitConv".
         attrs: its attributes; those left out have the schema's defaults.
-        inputs: one array per schema input in order, None where an optional one is absent; trailing ones may be left
-            out. Codes are uint8 or int8, zero points and biases int32, scales float32.
+        inputs: one array per schema input in order, None where an optional one is absent; trailing ones may
+            be left out. Codes are uint8 or int8, zero points and biases int32, scales float32.
 
     Returns:
         The output: uint8 or int8 codes, or float32.
 
     Raises:
-        LowBitError: for an op, attribute or input that the schema does not have, and for values that no kernel takes.
+        LowBitError: for an op, attribute or input that the schema does not have, and for values that no
+            kernel takes.
     """
     if op_type not in DEFINITIONS:
         raise LowBitError(f"{op_type} is not an op of {DOMAIN}; it has {', '.join(DEFINITIONS)}")
     arrays = [None if given is None else np.asarray(given) for given in inputs]
     for i, array in enumerate(arrays):
         if array is not None and array.dtype not in (np.uint8, np.int8, np.int32, np.float32):
-            raise LowBitError(f"{op_type}: input {i} is {array.dtype}; expected uint8, int8, int32 or float32")
+            raise LowBitError(
+                f"{op_type}: input {i} is {array.dtype}; expected uint8, int8, int32 or float32"
+            )
     try:
         return DEFINITIONS[op_type](*arrays, **attrs)
     except TypeError as error:  # too many inputs, an unknown attribute, a missing required one

@@ -22,6 +22,6 @@ def low_bit_affine(
     y_min: Sequence[int] = (),
     y_max: Sequence[int] = (),
 ) -> Array:
-    """``v = f32(f32(f32(x - x_zero_point) * x_scale) * scale[c]) + shift[c]``, then the quantizer if there is one."""
+    """``v = f32(f32(f32(x - x_zero_point) * x_scale) * scale[c]) + shift[c]``, then the quantizer, if any."""
     real = dequantize(x, x_scale, x_zero_point) * scale + shift
     return quantize_or_float(real, y_scale, y_zero_point, y_bits, y_encoding, y_min, y_max)

@@ -29,11 +29,11 @@ def low_bit_average_pool(
     y_min: Sequence[int] = (),
     y_max: Sequence[int] = (),
 ) -> Array:
-    """``v = (sum over w of (sum over h of f32(x - x_zero_point) * x_scale)) / f32(n)``, then the quantizer, if any.
+    """``v = (sum over w of (sum over h of f32(x - x_zero_point) * x_scale)) / f32(n)``, then quantized.
 
-    The order of the float32 sums is part of the meaning: each column from the top, then the columns from the left.
-    n counts the taps inside the image, with ``count_include_pad`` those in the padding too (never those that
-    ``ceil_mode`` reaches beyond the padding). 1-D images are one row.
+    The order of the float32 sums is part of the meaning: each column from the top, then the columns from the
+    left. n counts the taps inside the image, with ``count_include_pad`` those in the padding too (never those
+    that ``ceil_mode`` reaches beyond the padding). 1-D images are one row.
     """
     windows = Windows.of(x, kernel_shape, strides, (), pads, ceil_mode)
     real = windows.padded(dequantize(x, x_scale, x_zero_point), 0)  # what lies outside adds a real zero
@@ -46,4 +46,5 @@ def low_bit_average_pool(
         total = total + column
 
     with np.errstate(all="ignore"):
-        return quantize_or_float(total / windows.tap_counts(bool(count_include_pad)), y_scale, y_zero_point, y_bits, y_encoding, y_min, y_max)
+        average = total / windows.tap_counts(bool(count_include_pad))
+        return quantize_or_float(average, y_scale, y_zero_point, y_bits, y_encoding, y_min, y_max)

@@ -1,7 +1,7 @@
 """Quantization codes: their ranges, their integer values, their rounding and their packing.
 
-Everything the definitions of the ops share. All real arithmetic is float32 and every operation rounds once: numpy
-does exactly that as long as both operands are float32.
+Everything the definitions of the ops share. All real arithmetic is float32 and every operation rounds once:
+numpy does exactly that as long as both operands are float32.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def code_range(bits: int, encoding: str) -> tuple[int, int]:
 
 
 def output_range(bits: int, encoding: str, low: Sequence[int], high: Sequence[int]) -> tuple[int, int]:
-    """The clip bounds of output codes: those of the bit width, unless ``y_min`` / ``y_max`` give one number."""
+    """The clip bounds of output codes: those of the bit width, unless ``y_min``, ``y_max`` give a number."""
     smallest, largest = code_range(bits, encoding)
     return (low[0] if len(low) else smallest), (high[0] if len(high) else largest)
 
@@ -61,15 +61,17 @@ def dequantize(codes: Array, scale: Array, zero_point: Array) -> Floats:
 def saturate(rounded: Floats, zero_point: Array | int, low: int, high: int, encoding: str) -> Codes:
     """``clip(rounded + zero_point, low, high)`` as codes.
 
-    The clip happens in float32, before the conversion to an integer, so that huge values are defined; a NaN becomes
-    ``low`` (fmax returns its other operand then).
+    The clip happens in float32, before the conversion to an integer, so that huge values are defined; a NaN
+    becomes ``low`` (fmax returns its other operand then).
     """
     shifted = rounded + np.asarray(zero_point).astype(np.float32)
     clipped: Floats = np.fmin(np.fmax(shifted, np.float32(low)), np.float32(high))
     return clipped.astype(storage(encoding))
 
 
-def quantize(real: Floats, scale: Array, zero_point: Array | int, low: int, high: int, encoding: str) -> Codes:
+def quantize(
+    real: Floats, scale: Array, zero_point: Array | int, low: int, high: int, encoding: str
+) -> Codes:
     """``clip(rint(real / scale) + zero_point, low, high)``: a real float32 division, ties to even."""
     return saturate(np.rint(real / scale.astype(np.float32)), zero_point, low, high, encoding)
 
@@ -101,19 +103,20 @@ def pack(codes: Array, bits: int) -> npt.NDArray[np.uint8]:
     Signed codes are stored in two's complement. Returns uint8 [rows * ceil(k * bits / 8)].
     """
     rows, k = codes.shape
-    as_bits = np.unpackbits(codes.astype(np.uint8).reshape(rows, k, 1), axis=2, bitorder="little")[:, :, :bits]
+    as_bits = np.unpackbits(codes.astype(np.uint8)[..., None], axis=2, bitorder="little")[..., :bits]
     return np.packbits(as_bits.reshape(rows, k * bits), axis=1, bitorder="little").reshape(-1)
 
 
 def unpack(packed: Array, rows: int, k: int, bits: int, encoding: str) -> Ints:
     """The weight codes [rows, k] of a packed initializer: the inverse of :func:`pack`."""
     low, _ = code_range(bits, encoding)
-    if packed.size != rows * row_bytes(k, bits):
+    expected = rows * row_bytes(k, bits)
+    if packed.size != expected:
         raise LowBitError(
-            f"packed weights of {rows} rows of {k} codes at {bits} bits are {rows * row_bytes(k, bits)} bytes, "
-            f"got {packed.size}"
+            f"{rows} packed rows of {k} weights at {bits} bits are {expected} bytes, got {packed.size}"
         )
-    as_bits = np.unpackbits(packed.astype(np.uint8).reshape(rows, -1), axis=1, bitorder="little")[:, : k * bits]
+    by_row = packed.astype(np.uint8).reshape(rows, -1)
+    as_bits = np.unpackbits(by_row, axis=1, bitorder="little")[:, : k * bits]
     codes: Ints = as_bits.reshape(rows, k, bits).astype(np.int64) @ (1 << np.arange(bits, dtype=np.int64))
     # Two's complement: in a signed code the top bit counts negative, so codes from 2^(bits-1) on wrap around.
     return np.where(codes >= (1 << (bits - 1)), codes - (1 << bits), codes) if low < 0 else codes

@@ -22,9 +22,10 @@ def low_bit_concat(
     y_min: Sequence[int] = (),
     y_max: Sequence[int] = (),
 ) -> Array:
-    """``clip(rint((f32(x_i - x_zero_points[i]) * x_scales[i]) / y_scale) + y_zero_point, y_min, y_max)`` side by side.
+    """Every input requantized as LowBitRequantize does, then side by side along ``axis``.
 
-    An input whose scale, zero point and encoding are the output's is copied.
+    ``clip(rint((f32(x_i - x_zero_points[i]) * x_scales[i]) / y_scale) + y_zero_point, y_min, y_max)``; an
+    input whose scale, zero point and encoding are the output's is copied.
     """
     low, high = output_range(y_bits, y_encoding, y_min, y_max)
     encodings = x_encodings.split(",") if x_encodings else ["unsigned"] * len(x)
@@ -33,5 +34,7 @@ def low_bit_concat(
         if scale == y_scale and zero_point == y_zero_point and encoding == y_encoding:
             parts.append(codes)
         else:
-            parts.append(quantize(dequantize(codes, scale, zero_point), y_scale, y_zero_point, low, high, y_encoding))
+            parts.append(
+                quantize(dequantize(codes, scale, zero_point), y_scale, y_zero_point, low, high, y_encoding)
+            )
     return np.concatenate(parts, axis=axis)

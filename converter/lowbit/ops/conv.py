@@ -34,7 +34,9 @@ def low_bit_conv(
     w_encoding: str = "unsigned",
     **epilogue: Any,
 ) -> Array:
-    """``acc[n, o, c] = sum over taps t, channels i: v(x[n, o * stride + t * dilation - pad, i]) * v(w[c, t, i])``.
+    """Convolution with one of the four epilogues.
+
+    ``acc[n, o, c] = sum over taps t, channels i: v(x[n, o * stride + t * dilation - pad, i]) * v(w[c, t, i])``
 
     Args:
         x: codes [N, D1.., in_channels].
@@ -45,7 +47,9 @@ def low_bit_conv(
     Returns:
         codes or float32 [N, D1.., out_channels].
     """
-    weights = weight_values(w, w_zero_point, out_channels, kernel_shape, in_channels // group, w_bits, w_encoding)
+    weights = weight_values(
+        w, w_zero_point, out_channels, kernel_shape, in_channels // group, w_bits, w_encoding
+    )
     acc = convolve(values(x, x_zero_point, x_encoding), weights, strides, pads, dilations, group)
     return Epilogue(x_scale, w_scale, *epilogue_inputs, **epilogue).apply(acc)
 
@@ -66,7 +70,9 @@ def convolve(
 
     # Padding is the real number zero, for bipolar codes too, so it is applied to values, not to codes.
     image = np.pad(x, [(0, 0), *((pads[d], pads[spatial + d]) for d in range(spatial)), (0, 0)])
-    sizes = [(image.shape[1 + d] - dilations[d] * (kernel[d] - 1) - 1) // strides[d] + 1 for d in range(spatial)]
+    sizes = [
+        (image.shape[1 + d] - dilations[d] * (kernel[d] - 1) - 1) // strides[d] + 1 for d in range(spatial)
+    ]
     acc: Ints = np.zeros((x.shape[0], *sizes, weights.shape[0]), np.int64)
     for tap in itertools.product(*(range(k) for k in kernel)):
         window = tuple(
@@ -95,7 +101,8 @@ def weight_values(
 def grouped_product(pixels: Ints, weights: Ints, group: int) -> Ints:
     """``out[..., c] = sum over i: pixels[..., g(c), i] * weights[c, i]`` with g(c) the group of channel c.
 
-    The product runs in float64, for speed: integers below 2^53 are exact there, and no accumulator exceeds 2^31.
+    The product runs in float64, for speed: integers below 2^53 are exact there, and no accumulator exceeds
+    2^31.
 
     Args:
         pixels: [..., group * I].
@@ -105,7 +112,9 @@ def grouped_product(pixels: Ints, weights: Ints, group: int) -> Ints:
         int64 [..., group * O].
     """
     lead = pixels.shape[:-1]
-    left = pixels.reshape(-1, group, pixels.shape[-1] // group).transpose(1, 0, 2).astype(np.float64)  # [g, P, I]
+    left = (
+        pixels.reshape(-1, group, pixels.shape[-1] // group).transpose(1, 0, 2).astype(np.float64)
+    )  # [g, P, I]
     right = weights.reshape(group, -1, weights.shape[-1]).transpose(0, 2, 1).astype(np.float64)  # [g, I, O]
     product: npt.NDArray[np.float64] = left @ right
     return product.transpose(1, 0, 2).reshape(*lead, -1).astype(np.int64)

@@ -35,11 +35,16 @@ def low_bit_conv_transpose(
     w_encoding: str = "unsigned",
     **epilogue: Any,
 ) -> Array:
-    """``acc[n, p, c]`` sums ``v(x[n, o, i]) * v(w[c, t, i])`` over all o, t with ``o * stride + t * dilation - pad == p``.
+    """Transposed convolution with one of the four epilogues.
+
+    ``acc[n, p, c]`` sums ``v(x[n, o, i]) * v(w[c, t, i])`` over all o, t with
+    ``o * stride + t * dilation - pad == p``.
 
     Args and returns as in :func:`lowbit.ops.conv.low_bit_conv`; weight rows are stored per output channel.
     """
-    weights = weight_values(w, w_zero_point, out_channels, kernel_shape, in_channels // group, w_bits, w_encoding)
+    weights = weight_values(
+        w, w_zero_point, out_channels, kernel_shape, in_channels // group, w_bits, w_encoding
+    )
     acc = convolve_transposed(
         values(x, x_zero_point, x_encoding), weights, strides, pads, dilations, output_padding, group
     )

@@ -1,7 +1,7 @@
 """The four epilogues: from the exact integer accumulator of a convolution or matrix product to its output.
 
-Shared by LowBitConv, APConv, LowBitConvTranspose, LowBitGemm and APGemm, whose inputs from ``bias`` on and whose
-output attributes are the fields of :class:`Epilogue`.
+Shared by LowBitConv, APConv, LowBitConvTranspose, LowBitGemm and APGemm, whose inputs from ``bias`` on and
+whose output attributes are the fields of :class:`Epilogue`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class Epilogue:
             multiplier = (self.x_scale * self.w_scale) / _given(self.y_scale, "y_scale")
             low, high = output_range(self.y_bits, self.y_encoding, self.y_min, self.y_max)
             zero_point = _or_zero(self.y_zero_point)
-            return saturate(np.rint(acc.astype(np.float32) * multiplier), zero_point, low, high, self.y_encoding)
+            return saturate(
+                np.rint(acc.astype(np.float32) * multiplier), zero_point, low, high, self.y_encoding
+            )
 
         inner_scale = _given(self.inner_scale, "inner_scale")
         inner_zero_point = _or_zero(self.inner_zero_point)
@@ -127,7 +129,9 @@ class Epilogue:
 
     def _residual(self) -> Floats:
         residual = _given(self.residual, "residual")
-        return dequantize(residual, _given(self.residual_scale, "residual_scale"), _or_zero(self.residual_zero_point))
+        return dequantize(
+            residual, _given(self.residual_scale, "residual_scale"), _or_zero(self.residual_zero_point)
+        )
 
     def _quantize(self, real: Floats) -> Array:
         low, high = output_range(self.y_bits, self.y_encoding, self.y_min, self.y_max)

@@ -25,8 +25,8 @@ def low_bit_global_average_pool(
 ) -> Array:
     """``S = sum over pixels of (x - x_zero_point)``, exact, then one multiplication.
 
-    With y_scale ``clip(rint(f32(S) * (x_scale / f32(y_scale * f32(pixels)))) + y_zero_point, y_min, y_max)``, without
-    it ``f32(S) * f32(x_scale / f32(pixels))``. Returns [N, 1.., C], or [N, C] with keepdims 0.
+    With y_scale ``clip(rint(f32(S) * (x_scale / f32(y_scale * f32(pixels)))) + y_zero_point, y_min, y_max)``,
+    without it ``f32(S) * f32(x_scale / f32(pixels))``. Returns [N, 1.., C], or [N, C] with keepdims 0.
     """
     axes = tuple(range(1, x.ndim - 1))
     pixels = np.float32(np.prod(x.shape[1:-1]))

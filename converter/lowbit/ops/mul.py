@@ -24,9 +24,10 @@ def low_bit_mul(
     y_min: Sequence[int] = (),
     y_max: Sequence[int] = (),
 ) -> Array:
-    """``v = (f32(a - a_zero_point) * a_scale) * (f32(b - b_zero_point) * b_scale)``, then the quantizer, if any.
+    """``v = (f32(a - a_zero_point) * a_scale) * (f32(b - b_zero_point) * b_scale)``, then quantized.
 
-    Each product rounds to float32 before the product does. Shapes broadcast as in numpy.
+    Each factor rounds to float32 before the product does. Shapes broadcast as in numpy. Without y_scale v
+    itself is the output.
     """
     real = dequantize(a, a_scale, a_zero_point) * dequantize(b, b_scale, b_zero_point)
     return quantize_or_float(real, y_scale, y_zero_point, y_bits, y_encoding, y_min, y_max)

@@ -1,4 +1,4 @@
-"""Registers ``ai.lowbit`` with the onnx package, so that its checker and its shape inference know our nodes."""
+"""Registers ``ai.lowbit`` with the onnx package, for its checker and its shape inference."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _ELEMENTS = {
 def register_schemas() -> None:
     """Adds the op schemas of the native module to ``onnx.defs``; the first call does, later ones do nothing.
 
-    Afterwards ``onnx.checker.check_model(model, full_check=True)`` and ``onnx.shape_inference.infer_shapes`` accept
-    converted models. ONNX Runtime needs none of this.
+    Afterwards ``onnx.checker.check_model(model, full_check=True)`` and ``onnx.shape_inference.infer_shapes``
+    accept converted models. ONNX Runtime needs none of this.
 
     Raises:
         ImportError: if the native module is not built; it holds the schemas.
@@ -49,7 +49,9 @@ def _op_schema(schema: dict[str, Any]) -> defs.OpSchema:
     def parameter(name: str, rule: str, doc: str, option: Any) -> defs.OpSchema.FormalParameter:
         # A constraint of its own for every parameter: x, the weights and y are typed independently.
         constraints.append((f"T_{name}", _TYPES[rule], ""))
-        return defs.OpSchema.FormalParameter(name, f"T_{name}", doc, param_option=option, is_homogeneous=False)
+        return defs.OpSchema.FormalParameter(
+            name, f"T_{name}", doc, param_option=option, is_homogeneous=False
+        )
 
     option = defs.OpSchema.FormalParameterOption
     inputs = [
@@ -81,14 +83,16 @@ def _attribute(attribute: dict[str, Any]) -> defs.OpSchema.Attribute:
     if attribute["required"]:
         kind = getattr(defs.OpSchema.AttrType, attribute["kind"].upper())
         return defs.OpSchema.Attribute(name, kind, doc, required=True)
-    if isinstance(attribute["default"], list):  # an empty list carries no type that helper.make_attribute could see
+    if isinstance(
+        attribute["default"], list
+    ):  # an empty list carries no type that helper.make_attribute could see
         kind = getattr(defs.OpSchema.AttrType, attribute["kind"].upper())
         return defs.OpSchema.Attribute(name, kind, doc, required=False)
     return defs.OpSchema.Attribute(name, onnx.helper.make_attribute(name, attribute["default"]), doc)
 
 
 def _infer(schema: dict[str, Any], context: shape_inference.InferenceContext) -> None:
-    """onnx's shape inference of one node, answered by the native one."""
+    """Shape inference of one node, answered by the native module."""
     from lowbit import _native
 
     attributes = {}

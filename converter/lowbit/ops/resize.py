@@ -29,7 +29,9 @@ def low_bit_resize(
     for d, size in enumerate(x.shape[1:-1]):
         scale = np.float32(scales[d]) if len(scales) else np.float32(sizes[d]) / np.float32(size)
         out = int(np.floor(np.float32(size) * scale)) if len(scales) else sizes[d]
-        position = source_position(np.arange(out, dtype=np.float32), size, out, scale, coordinate_transformation_mode)
+        position = source_position(
+            np.arange(out, dtype=np.float32), size, out, scale, coordinate_transformation_mode
+        )
         index = np.clip(nearest(position, nearest_mode), 0, size - 1)
         x = np.take(x, index, axis=1 + d)
     return x

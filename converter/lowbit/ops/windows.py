@@ -35,11 +35,16 @@ class Windows:
         """Fills in what the attributes leave empty: strides 1, dilations 1, pads 0."""
         n = len(kernel_shape)
         return cls(
-            x.shape[1:-1], kernel_shape, strides or [1] * n, dilations or [1] * n, pads or [0] * (2 * n), ceil_mode
+            x.shape[1:-1],
+            kernel_shape,
+            strides or [1] * n,
+            dilations or [1] * n,
+            pads or [0] * (2 * n),
+            ceil_mode,
         )
 
     def output_size(self, d: int) -> int:
-        """ONNX's rule; with ceil_mode the last window must still start inside the image or its left padding."""
+        """ONNX's rule; with ceil_mode the last window must start inside the image or its left padding."""
         begin, end = self.pads[d], self.pads[len(self.kernel_shape) + d]
         span = self.image_sizes[d] + begin + end - self.dilations[d] * (self.kernel_shape[d] - 1) - 1
         if not self.ceil_mode:
@@ -52,7 +57,11 @@ class Windows:
         """The image with ``outside`` wherever a window can look beyond it."""
         padding = [(0, 0)]
         for d, size in enumerate(self.image_sizes):
-            reach = (self.output_size(d) - 1) * self.strides[d] + self.dilations[d] * (self.kernel_shape[d] - 1) + 1
+            reach = (
+                (self.output_size(d) - 1) * self.strides[d]
+                + self.dilations[d] * (self.kernel_shape[d] - 1)
+                + 1
+            )
             padding.append((self.pads[d], max(reach - size - self.pads[d], 0)))
         return np.pad(x, [*padding, (0, 0)], constant_values=outside)
 
@@ -68,7 +77,7 @@ class Windows:
         return counts[..., None].astype(np.float32)
 
     def taps(self, padded: Array) -> Iterator[tuple[tuple[int, ...], Array]]:
-        """Every tap (t1, ..) in row-major order, with the image [N, O1.., C] that the windows see through it."""
+        """Every tap (t1, ..) in row-major order, with the image [N, O1.., C] that windows see through it."""
         for tap in itertools.product(*(range(k) for k in self.kernel_shape)):
             starts = (t * dilation for t, dilation in zip(tap, self.dilations, strict=True))
             window = tuple(
