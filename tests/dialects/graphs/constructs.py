@@ -1,0 +1,631 @@
+"""Constructs between and around quantized layers, whatever exporter wrote them."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from tests.dialects.graphs.blocks import conv_layer, conv_node, gemm_weight, quantized_input
+from tests.dialects.graphs.builder import Graph, Quant, case
+
+# -- shapes of convolutions ----------------------------------------------------------------------------------------
+
+_CONVOLUTIONS = {
+    # name: (input shape, weight shape, attributes, output shape)
+    "grouped": ((1, 8, 7, 7), (12, 2, 3, 3), {"group": 4, "pads": [1, 1, 1, 1]}, (1, 12, 7, 7)),
+    "depthwise": ((1, 8, 9, 9), (8, 1, 3, 3), {"group": 8, "pads": [1, 1, 1, 1]}, (1, 8, 9, 9)),
+    "depthwise_stride_2": ((2, 5, 9, 9), (5, 1, 3, 3), {"group": 5, "strides": [2, 2]}, (2, 5, 4, 4)),
+    "depthwise_multiplier": ((1, 4, 7, 7), (8, 1, 3, 3), {"group": 4}, (1, 8, 5, 5)),
+    "dilated": ((1, 4, 11, 11), (6, 4, 3, 3), {"dilations": [2, 3], "pads": [2, 1, 2, 3]}, (1, 6, 11, 9)),
+    "asymmetric_pads": ((1, 4, 8, 8), (6, 4, 3, 3), {"pads": [0, 2, 1, 0]}, (1, 6, 7, 8)),
+    "same_upper": ((1, 4, 8, 7), (6, 4, 3, 3), {"auto_pad": "SAME_UPPER", "strides": [2, 2]}, (1, 6, 4, 4)),
+    "same_lower": ((1, 4, 8, 7), (6, 4, 2, 4), {"auto_pad": "SAME_LOWER", "strides": [2, 1]}, (1, 6, 4, 7)),
+    "valid": ((1, 4, 8, 8), (6, 4, 3, 3), {"auto_pad": "VALID"}, (1, 6, 6, 6)),
+    "one_dimensional": ((2, 6, 20), (8, 6, 5), {"pads": [2, 1], "strides": [2], "dilations": [2]}, (2, 8, 8)),
+    "stem_7x7": ((1, 3, 18, 18), (8, 3, 7, 7), {"strides": [2, 2], "pads": [3, 3, 3, 3]}, (1, 8, 9, 9)),
+    "one_channel": ((1, 1, 9, 9), (5, 1, 3, 3), {"pads": [1, 1, 1, 1]}, (1, 5, 9, 9)),
+    "pointwise_stride_2": ((1, 16, 9, 9), (8, 16, 1, 1), {"strides": [2, 2]}, (1, 8, 5, 5)),
+    "one_by_seven": ((1, 4, 9, 9), (4, 4, 1, 7), {"pads": [0, 3, 0, 3]}, (1, 4, 9, 9)),
+    "all_padding": ((1, 4, 1, 1), (6, 4, 3, 3), {"pads": [3, 3, 3, 3]}, (1, 6, 5, 5)),
+}
+
+
+def _register_convolutions() -> None:
+    for name, (x_shape, w_shape, attributes, y_shape) in _CONVOLUTIONS.items():
+
+        def build(g: Graph, x_shape=x_shape, w_shape=w_shape, attributes=attributes, y_shape=y_shape) -> None:
+            x, xq = quantized_input(g, x_shape)
+            y, _ = conv_layer(g, x, xq, w_shape, **attributes)
+            g.output(y, y_shape)
+
+        build.__name__ = f"conv_{name}"
+        case()(build)
+
+
+_register_convolutions()
+
+
+@case()
+def conv_transpose_grouped_and_dilated(g: Graph) -> None:
+    x, xq = quantized_input(g, (1, 4, 5, 5))
+    y, yq = conv_layer(
+        g, x, xq, (4, 3, 3, 3), transposed=True, group=2, strides=[2, 1], dilations=[1, 2], pads=[0, 1, 1, 2],
+        per_channel=False,
+    )  # fmt: skip
+    g.output(y, (1, 6, 10, 6))
+
+
+@case()
+def conv_transpose_1d_same(g: Graph) -> None:
+    x, xq = quantized_input(g, (1, 4, 6))
+    y, _ = conv_layer(g, x, xq, (4, 5, 3), transposed=True, strides=[2], auto_pad="SAME_UPPER")
+    g.output(y, (1, 5, 12))
+
+
+@case()
+def conv_without_a_quantizer_behind(g: Graph) -> None:
+    x, xq = quantized_input(g, (1, 4, 8, 8))
+    y, _, _ = conv_node(g, x, xq, (6, 4, 3, 3))
+    g.output(y, (1, 6, 6, 6))
+
+
+@case()
+def depthwise_per_channel_activations(g: Graph) -> None:
+    """Depthwise: the scale per input channel folds into the scale of its output channel."""
+    xq = Quant(g.scale(0.03, 6), g.rng.integers(90, 160, 6), "u8", 1)
+    x = g.qdq(g.input((1, 6, 8, 8)), xq)
+    wq = g.weight_quant(6)
+    y = g.node("Conv", [x, g.weight(g.codes((6, 1, 3, 3)), wq)], group=6, pads=[1, 1, 1, 1])
+    g.output(g.qdq(y, g.after(Quant(xq.scale.mean(), xq.zero, "u8"), wq, 9)), (1, 6, 8, 8))
+
+
+# -- matrix products -----------------------------------------------------------------------------------------------
+
+
+@case()
+def gemm_alpha(g: Graph) -> None:
+    x, xq = quantized_input(g, (3, 20))
+    w, wq = gemm_weight(g, 20, 10, transposed=True)
+    y = g.node("Gemm", [x, w], transB=1, alpha=0.3)
+    g.output(g.qdq(y, g.after(xq, wq, 20)), (3, 10))
+
+
+@case()
+def gemm_alpha_beta_float_bias(g: Graph) -> None:
+    x, xq = quantized_input(g, (3, 20))
+    w, wq = gemm_weight(g, 20, 10, per_channel=False)
+    bias = g.floats(g.rng.normal(size=(1, 10)), "bias")
+    y = g.node("Gemm", [x, w, bias], alpha=0.7, beta=1.5)
+    g.output(g.qdq(y, g.after(xq, wq, 20)), (3, 10))
+
+
+@case()
+def gemm_transposed_input(g: Graph) -> None:
+    """transA: the activation itself is transposed."""
+    x, xq = quantized_input(g, (20, 3))
+    w, wq = gemm_weight(g, 20, 10)
+    y = g.node("Gemm", [x, w], transA=1)
+    g.output(g.qdq(y, g.after(xq, wq, 20)), (3, 10))
+
+
+@case()
+def gemm_asymmetric_weights(g: Graph) -> None:
+    x, xq = quantized_input(g, (3, 20))
+    w, wq = gemm_weight(g, 20, 10, kind="u8", per_channel=False, symmetric=False)
+    y = g.node("Gemm", [x, w, g.bias(10, xq, wq)])
+    g.output(g.qdq(y, g.after(xq, wq, 20)), (3, 10))
+
+
+@case()
+def matmul_transposed_weight_behind_dq(g: Graph) -> None:
+    """torch's Linear: DQ(W) -> Transpose -> MatMul -> Add(float bias) -> Q."""
+    x, xq = quantized_input(g, (2, 5, 16))
+    wq = g.weight_quant(12)
+    w = g.node("Transpose", [g.weight(g.codes((12, 16)), wq)], perm=[1, 0])
+    y = g.node("Add", [g.node("MatMul", [x, w]), g.floats(g.rng.normal(size=12), "bias")])
+    g.output(g.qdq(y, g.after(xq, wq, 16)), (2, 5, 12))
+
+
+@case(left={"MatMul": "constant|weight|initializer"})
+def matmul_of_two_activations(g: Graph) -> None:
+    """Attention scores: neither operand is constant."""
+    a, aq = quantized_input(g, (2, 4, 8))
+    b, bq = quantized_input(g, (2, 8, 5))
+    y = g.node("MatMul", [a, b])
+    g.output(g.qdq(y, g.after(aq, bq, 8)), (2, 4, 5))
+
+
+@case()
+def conv_flatten_gemm(g: Graph) -> None:
+    """Flatten over channels, H and W: the weights' order must follow the layout."""
+    x, xq = quantized_input(g, ("N", 3, 8, 8))
+    y, yq = conv_layer(g, x, xq, (6, 3, 3, 3), strides=[2, 2])
+    y = g.node("Flatten", [y])
+    w, wq = gemm_weight(g, 54, 10, transposed=True)
+    y = g.node("Gemm", [y, w, g.bias(10, yq, wq)], transB=1)
+    g.output(g.qdq(y, g.after(yq, wq, 54)), ("N", 10))
+
+
+@case()
+def conv_quantized_flatten_gemm(g: Graph) -> None:
+    """The same with a quantizer pair on both sides of a Reshape, as ONNX Runtime's quantizer writes it."""
+    x, xq = quantized_input(g, ("N", 3, 8, 8))
+    y, yq = conv_layer(g, x, xq, (6, 3, 3, 3), strides=[2, 2])
+    y = g.qdq(g.node("Reshape", [y, g.ints([0, -1])]), yq)
+    w, wq = gemm_weight(g, 54, 10)
+    y = g.node("Gemm", [y, w, g.bias(10, yq, wq)])
+    g.output(y, ("N", 10))
+
+
+# -- operators between layers --------------------------------------------------------------------------------------
+
+
+def _sandwich(g: Graph, between, *, channels: int = 6, size: int = 8, out_channels: int = 4) -> None:
+    """conv -> between -> conv; `between(y, quant)` returns (dequantized tensor, quantizer, channels, h, w).
+
+    The input scale puts the first convolution's results at a few units, where Sigmoid and the like still bend.
+    """
+    x, xq = quantized_input(g, (1, 3, size, size), about=0.0005)
+    y, yq = conv_layer(g, x, xq, (channels, 3, 3, 3), pads=[1, 1, 1, 1])
+    y, yq, channels, height, width = between(y, yq)
+    z, _ = conv_layer(g, y, yq, (out_channels, channels, 1, 1))
+    g.output(z, (1, out_channels, height, width))
+
+
+def _unary(op: str, **attributes):
+    bounded = op in ("Sigmoid", "HardSigmoid", "Tanh")
+
+    def build(g: Graph) -> None:
+        def between(y, yq):
+            out = g.act(0.01 if bounded else float(yq.scale))
+            return g.qdq(g.node(op, [y], **attributes), out), out, 6, 8, 8
+
+        _sandwich(g, between)
+
+    return build
+
+
+def _register_unary() -> None:
+    for op, attributes, opset in [
+        ("LeakyRelu", {"alpha": 0.1}, 13), ("HardSwish", {}, 14), ("HardSigmoid", {"alpha": 0.2}, 13),
+        ("Sigmoid", {}, 13), ("Tanh", {}, 13), ("Elu", {}, 13), ("Relu", {}, 13), ("Abs", {}, 13), ("Neg", {}, 13),
+    ]:  # fmt: skip
+
+        def build(g: Graph, op=op, attributes=attributes, opset=opset) -> None:
+            g.opset = opset
+            _unary(op, **attributes)(g)
+
+        build.__name__ = f"between_{op.lower()}"
+        case()(build)
+
+
+_register_unary()
+
+
+@case()
+def between_silu(g: Graph) -> None:
+    """x * Sigmoid(x), both branches from one DQ, no quantizer inside."""
+
+    def between(y, yq):
+        out = g.act(float(yq.scale))
+        return g.qdq(g.node("Mul", [y, g.node("Sigmoid", [y])]), out), out, 6, 8, 8
+
+    _sandwich(g, between)
+
+
+@case()
+def between_silu_quantized_inside(g: Graph) -> None:
+    """x * DQ(Q(Sigmoid(x))), as ONNX Runtime's quantizer writes it."""
+
+    def between(y, yq):
+        gate = g.qdq(g.node("Sigmoid", [y]), g.act(1 / 256, zero=0))
+        out = g.act(float(yq.scale))
+        return g.qdq(g.node("Mul", [y, gate]), out), out, 6, 8, 8
+
+    _sandwich(g, between)
+
+
+@case()
+def between_hard_swish_in_pieces(g: Graph) -> None:
+    """x * Clip(x + 3, 0, 6) / 6, as torch exported it before opset 14."""
+
+    def between(y, yq):
+        gate = g.node("Clip", [g.node("Add", [y, g.floats(3.0)]), g.floats(0.0), g.floats(6.0)])
+        value = g.node("Div", [g.node("Mul", [y, gate]), g.floats(6.0)])
+        out = g.act(float(yq.scale))
+        return g.qdq(value, out), out, 6, 8, 8
+
+    _sandwich(g, between)
+
+
+@case()
+def between_prelu(g: Graph) -> None:
+    def between(y, yq):
+        slope = g.floats(g.rng.uniform(0.01, 0.4, (6, 1, 1)), "slope")
+        out = g.act(float(yq.scale))
+        return g.qdq(g.node("PRelu", [y, slope]), out), out, 6, 8, 8
+
+    _sandwich(g, between)
+
+
+@case()
+def unary_directly_behind_conv(g: Graph) -> None:
+    """Conv -> LeakyRelu -> Q without a quantizer in between: one rounding, of the float chain."""
+    x, xq = quantized_input(g, (1, 3, 8, 8))
+    y, _ = conv_layer(g, x, xq, (6, 3, 3, 3), then=[lambda v: g.node("LeakyRelu", [v], alpha=0.125)])
+    g.output(y, (1, 6, 6, 6))
+
+
+@case()
+def between_max_pool(g: Graph) -> None:
+    def between(y, yq):
+        y = g.qdq(g.node("MaxPool", [y], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]), yq)
+        return y, yq, 6, 4, 4
+
+    _sandwich(g, between)
+
+
+@case()
+def between_max_pool_ceil_other_scale(g: Graph) -> None:
+    def between(y, yq):
+        out = g.act(float(yq.scale))
+        y = g.qdq(g.node("MaxPool", [y], kernel_shape=[3, 2], strides=[2, 3], ceil_mode=1), out)
+        return y, out, 6, 4, 3
+
+    _sandwich(g, between)
+
+
+@case()
+def between_average_pool(g: Graph) -> None:
+    def between(y, yq):
+        out = g.act(float(yq.scale) / 2)
+        y = g.node("AveragePool", [y], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+        return g.qdq(y, out), out, 6, 4, 4
+
+    _sandwich(g, between)
+
+
+@case()
+def between_average_pool_include_pad(g: Graph) -> None:
+    def between(y, yq):
+        out = g.act(float(yq.scale) / 2)
+        y = g.node("AveragePool", [y], kernel_shape=[2, 3], pads=[1, 1, 0, 1], count_include_pad=1)
+        return g.qdq(y, out), out, 6, 8, 8
+
+    _sandwich(g, between)
+
+
+@case()
+def between_global_average_pool(g: Graph) -> None:
+    """Squeeze and excite: a global mean, two layers, a Sigmoid gate multiplied back."""
+    x, xq = quantized_input(g, ("N", 3, 8, 8))
+    y, yq = conv_layer(g, x, xq, (8, 3, 3, 3), pads=[1, 1, 1, 1])
+    mq = g.act(float(yq.scale) / 4)
+    gate = g.qdq(g.node("GlobalAveragePool", [y]), mq)
+    gate, gq = conv_layer(g, gate, mq, (4, 8, 1, 1), then=[lambda v: g.node("Relu", [v])], y_zero="low")
+    gate, gq = conv_layer(g, gate, gq, (8, 4, 1, 1))
+    sq = g.act(1 / 256, zero=0)
+    gate = g.qdq(g.node("Sigmoid", [gate]), sq)
+    oq = g.act(float(yq.scale) / 2)
+    y = g.qdq(g.node("Mul", [y, gate]), oq)
+    z, _ = conv_layer(g, y, oq, (4, 8, 1, 1))
+    g.output(z, ("N", 4, 8, 8))
+
+
+@case()
+def global_average_pool_to_gemm(g: Graph) -> None:
+    x, xq = quantized_input(g, ("N", 3, "H", "W"))
+    y, yq = conv_layer(g, x, xq, (8, 3, 3, 3), pads=[1, 1, 1, 1], y_zero="low")
+    mq = g.act(float(yq.scale))
+    y = g.node("Flatten", [g.qdq(g.node("GlobalAveragePool", [y]), mq)])
+    w, wq = gemm_weight(g, 8, 5, transposed=True)
+    g.output(g.node("Gemm", [y, w, g.bias(5, mq, wq)], transB=1), ("N", 5))
+
+
+@case()
+def mean_over_pixels(g: Graph) -> None:
+    def between(y, yq):
+        out = g.act(float(yq.scale) / 4)
+        return g.qdq(g.node("ReduceMean", [y], axes=[2, 3], keepdims=1), out), out, 6, 1, 1
+
+    _sandwich(g, between)
+
+
+@case()
+def between_concat(g: Graph) -> None:
+    """Three branches with scales of their own; one is already on the output's grid."""
+    x, xq = quantized_input(g, (1, 4, 8, 8))
+    a, aq = conv_layer(g, x, xq, (6, 4, 1, 1))
+    b, bq = conv_layer(g, x, xq, (3, 4, 3, 3), pads=[1, 1, 1, 1])
+    out = Quant(aq.scale, aq.zero, "u8")
+    y = g.qdq(g.node("Concat", [a, b, x], axis=1), out)
+    z, _ = conv_layer(g, y, out, (4, 13, 1, 1))
+    g.output(z, (1, 4, 8, 8))
+
+
+@case()
+def dense_block(g: Graph) -> None:
+    """DenseNet: Concat -> BatchNormalization -> Relu -> Q in front of a convolution, not foldable into one."""
+    x, xq = quantized_input(g, (1, 4, 8, 8))
+    y, yq = conv_layer(g, x, xq, (6, 4, 3, 3), pads=[1, 1, 1, 1])
+    joined = g.act(float(yq.scale))
+    y = g.qdq(g.node("Concat", [x, y], axis=1), joined)
+    y = g.node("Relu", [_batch_norm(g, y, 10)])
+    out = g.act(0.02, zero="low")
+    z, _ = conv_layer(g, g.qdq(y, out), out, (4, 10, 1, 1))
+    g.output(z, (1, 4, 8, 8))
+
+
+@case()
+def between_mul(g: Graph) -> None:
+    x, xq = quantized_input(g, (1, 4, 8, 8))
+    a, aq = conv_layer(g, x, xq, (6, 4, 1, 1))
+    b, bq = conv_layer(g, x, xq, (6, 4, 3, 3), pads=[1, 1, 1, 1])
+    out = g.act(float(aq.scale) * float(bq.scale) * 80)
+    y = g.qdq(g.node("Mul", [a, b]), out)
+    z, _ = conv_layer(g, y, out, (4, 6, 1, 1))
+    g.output(z, (1, 4, 8, 8))
+
+
+@case()
+def between_mul_broadcast_float_constant(g: Graph) -> None:
+    """A multiplication by a float constant per channel and one by a scalar."""
+
+    def between(y, yq):
+        y = g.node("Mul", [y, g.floats(g.rng.uniform(0.5, 1.5, (1, 6, 1, 1)))])
+        y = g.node("Add", [g.node("Mul", [y, g.floats(0.75)]), g.floats(g.rng.normal(size=(6, 1, 1)))])
+        out = g.act(float(yq.scale))
+        return g.qdq(y, out), out, 6, 8, 8
+
+    _sandwich(g, between)
+
+
+@case()
+def between_resize_nearest(g: Graph) -> None:
+    """Upsampling and a skip connection, as detection heads have it."""
+    x, xq = quantized_input(g, (1, 3, 8, 8))
+    a, aq = conv_layer(g, x, xq, (6, 3, 3, 3), pads=[1, 1, 1, 1])
+    b, bq = conv_layer(g, a, aq, (6, 6, 2, 2), strides=[2, 2])
+    b = g.node("Resize", [b, "", g.floats([1, 1, 2, 2])], mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")  # fmt: skip
+    b = g.qdq(b, bq)
+    out = g.act(float(aq.scale) + float(bq.scale))
+    y = g.qdq(g.node("Add", [a, b]), out)
+    z, _ = conv_layer(g, y, out, (4, 6, 1, 1))
+    g.output(z, (1, 4, 8, 8))
+
+
+@case()
+def between_resize_sizes(g: Graph) -> None:
+    def between(y, yq):
+        y = g.node("Resize", [y, "", "", g.ints([1, 6, 11, 5])], mode="nearest")
+        return g.qdq(y, yq), yq, 6, 11, 5
+
+    _sandwich(g, between)
+
+
+@case()
+def between_pad(g: Graph) -> None:
+    """Pad with real zero is the zero point; with another value it is that value's code."""
+
+    def between(y, yq):
+        y = g.qdq(g.node("Pad", [y, g.ints([0, 0, 1, 2, 0, 0, 0, 1])]), yq)
+        y = g.node("Pad", [y, g.ints([0, 1, 0, 0, 0, 1, 0, 0]), g.floats(3.3 * yq.scale)])
+        return g.qdq(y, yq), yq, 8, 9, 11
+
+    _sandwich(g, between)
+
+
+@case()
+def between_slice_and_transpose(g: Graph) -> None:
+    def between(y, yq):
+        y = g.node("Slice", [y, g.ints([0, 1]), g.ints([8, 7]), g.ints([2, 3]), g.ints([2, 1])])
+        y = g.qdq(y, yq)
+        y = g.qdq(g.node("Transpose", [y], perm=[0, 1, 3, 2]), yq)
+        return y, yq, 6, 6, 4
+
+    _sandwich(g, between)
+
+
+@case()
+def between_channel_slice(g: Graph) -> None:
+    """Slice and Split of channels, whose axis moves with the layout."""
+
+    def between(y, yq):
+        y = g.qdq(g.node("Slice", [y, g.ints([1]), g.ints([-1]), g.ints([1])]), yq)
+        a, b = g.node("Split", [y], outputs=2, axis=1)
+        return g.qdq(g.node("Concat", [b, a], axis=1), yq), yq, 4, 8, 8
+
+    _sandwich(g, between)
+
+
+@case()
+def between_channel_shuffle(g: Graph) -> None:
+    """ShuffleNet: Reshape -> Transpose -> Reshape."""
+
+    def between(y, yq):
+        y = g.node("Reshape", [y, g.ints([1, 2, 3, 8, 8])])
+        y = g.node("Reshape", [g.node("Transpose", [y], perm=[0, 2, 1, 3, 4]), g.ints([1, 6, 8, 8])])
+        return g.qdq(y, yq), yq, 6, 8, 8
+
+    _sandwich(g, between)
+
+
+@case()
+def between_depth_to_space(g: Graph) -> None:
+    def between(y, yq):
+        return g.qdq(g.node("DepthToSpace", [y], blocksize=2), yq), yq, 2, 16, 16
+
+    _sandwich(g, between, channels=8)
+
+
+@case()
+def requantize_dq_q(g: Graph) -> None:
+    """Q -> DQ -> Q -> DQ onto another grid: the file says round twice."""
+
+    def between(y, yq):
+        out = g.act(float(yq.scale))
+        return g.qdq(y, out), out, 6, 8, 8
+
+    _sandwich(g, between)
+
+
+@case()
+def requantize_to_fewer_codes_and_back(g: Graph) -> None:
+    def between(y, yq):
+        coarse = g.act(float(yq.scale) * 8, "s8")
+        back = g.act(float(yq.scale))
+        return g.qdq(g.qdq(y, coarse), back), back, 6, 8, 8
+
+    _sandwich(g, between)
+
+
+# -- tails ---------------------------------------------------------------------------------------------------------
+
+
+def _batch_norm(g: Graph, x: str, channels: int) -> str:
+    gamma = g.rng.uniform(-0.2, 1.6, channels)
+    gamma[0] = 0.0
+    parts = [gamma, g.rng.normal(size=channels), g.rng.normal(size=channels), g.rng.uniform(0.3, 2, channels)]
+    return g.node("BatchNormalization", [x, *(g.floats(p, "bn") for p in parts)], epsilon=1e-4)
+
+
+@case()
+def batch_normalization_behind_conv(g: Graph) -> None:
+    """Unfused, negative and zero gammas among them."""
+    x, xq = quantized_input(g, (1, 4, 8, 8))
+    y, _, _ = conv_node(g, x, xq, (8, 4, 3, 3), bias=None)
+    yq = g.act(0.03)
+    y = g.qdq(g.node("Relu", [_batch_norm(g, y, 8)]), yq)
+    z, wq, terms = conv_node(g, y, yq, (6, 8, 1, 1), bias="float")
+    g.output(g.qdq(_batch_norm(g, z, 6), g.after(yq, wq, terms)), (1, 6, 6, 6))
+
+
+@case()
+def batch_normalization_few_bits(g: Graph) -> None:
+    """Into 2 bits, where the epilogue may be a list of thresholds."""
+    x, xq = quantized_input(g, (1, 4, 8, 8))
+    y, wq, terms = conv_node(g, x, xq, (8, 4, 3, 3), w_range=(-2, 1))
+    yq = Quant(g.scale(1.0), np.asarray(0), "u8")
+    params = g._quant_inputs(yq, True)
+    codes = g.node("QuantizeLinear", [g.node("Relu", [_batch_norm(g, y, 8)]), *params])
+    codes = g.node("Clip", [codes, g.const(np.asarray(0, np.uint8)), g.const(np.asarray(3, np.uint8))])
+    g.output(g.node("DequantizeLinear", [codes, *params]), (1, 8, 6, 6))
+
+
+@case()
+def prelu_tail(g: Graph) -> None:
+    x, xq = quantized_input(g, (1, 4, 8, 8))
+    slope = g.floats(g.rng.uniform(0.01, 0.4, (6, 1, 1)), "slope")
+    y, _ = conv_layer(g, x, xq, (6, 4, 3, 3), then=[lambda v: g.node("PRelu", [v, slope])])
+    g.output(y, (1, 6, 6, 6))
+
+
+@case()
+def silu_tail(g: Graph) -> None:
+    """Conv -> x * Sigmoid(x) -> Q."""
+    x, xq = quantized_input(g, (1, 4, 8, 8))
+    y, _ = conv_layer(g, x, xq, (6, 4, 3, 3), then=[lambda v: g.node("Mul", [v, g.node("Sigmoid", [v])])])
+    g.output(y, (1, 6, 6, 6))
+
+
+@case(float_tail=True)
+def softmax_head(g: Graph) -> None:
+    x, xq = quantized_input(g, ("N", 3, 8, 8))
+    y, yq = conv_layer(g, x, xq, (6, 3, 8, 8))
+    y = g.node("Flatten", [y])
+    w, wq = gemm_weight(g, 6, 10)
+    y = g.qdq(g.node("Gemm", [y, w, g.bias(10, yq, wq)]), g.after(yq, wq, 6))
+    g.output(g.node("Softmax", [g.node("Mul", [y, g.floats(0.05 / float(yq.scale) / 100)])], axis=1), ("N", 10))
+
+
+@case(float_tail=True)
+def float_preprocessing_and_softmax(g: Graph) -> None:
+    """Normalization in front, in float; Softmax behind: both stay with ONNX Runtime."""
+    x = g.input(("N", 3, "H", "W"))
+    x = g.node("Div", [g.node("Sub", [x, g.floats(np.reshape([0.1, 0.2, 0.3], (3, 1, 1)))]), g.floats(0.8)])
+    xq = g.act(0.03)
+    y, yq = conv_layer(g, g.qdq(x, xq), xq, (8, 3, 3, 3), pads=[1, 1, 1, 1])
+    g.output(g.node("Softmax", [y], axis=1), ("N", 8, "H", "W"))
+
+
+@case()
+def nhwc_model_with_nchw_convolutions(g: Graph) -> None:
+    """NHWC input, a Transpose at each edge and none inside."""
+    x, xq = quantized_input(g, ("N", "H", "W", 3))
+    x = g.node("Transpose", [x], perm=[0, 3, 1, 2])
+    y, yq = conv_layer(g, x, xq, (6, 3, 3, 3), pads=[1, 1, 1, 1])
+    z, _ = conv_layer(g, y, yq, (4, 6, 1, 1))
+    g.output(g.node("Transpose", [z], perm=[0, 2, 3, 1]), ("N", "H", "W", 4))
+
+
+@case()
+def reshaped_detection_head(g: Graph) -> None:
+    """Conv -> Transpose to NHWC -> Reshape, several outputs, as YuNet has."""
+    x, xq = quantized_input(g, (1, 3, 8, 8), about=0.0001)
+    y, yq = conv_layer(g, x, xq, (6, 3, 3, 3), pads=[1, 1, 1, 1])
+    for channels, name in ((1, "score"), (4, "box")):
+        head, hq = conv_layer(g, y, yq, (channels, 6, 1, 1))
+        head = g.qdq(g.node("Transpose", [head], perm=[0, 2, 3, 1]), hq)
+        head = g.qdq(g.node("Reshape", [head, g.ints([1, -1, channels])]), hq)
+        if name == "score":
+            head = g.qdq(g.node("Sigmoid", [head]), g.act(1 / 256, zero=0))
+        g.output(head, (1, 64, channels))
+
+
+@case()
+def dynamic_batch_and_image(g: Graph) -> None:
+    x, xq = quantized_input(g, ("batch", 3, "height", "width"))
+    y, yq = conv_layer(g, x, xq, (8, 3, 3, 3), pads=[1, 1, 1, 1], strides=[2, 2], y_zero="low")
+    z, zq = conv_layer(g, y, yq, (8, 8, 3, 3), pads=[1, 1, 1, 1])
+    sq = g.act(float(yq.scale) + float(zq.scale))
+    y = g.qdq(g.node("Add", [y, z]), sq)
+    y = g.qdq(g.node("MaxPool", [y], kernel_shape=[2, 2], strides=[1, 1]), sq)
+    g.output(y, ("batch", 8, None, None))
+
+
+@case()
+def batch_as_a_symbol_only(g: Graph) -> None:
+    x, xq = quantized_input(g, ("N", 3, 8, 8))
+    y, yq = conv_layer(g, x, xq, (4, 3, 3, 3))
+    y = g.qdq(g.node("Flatten", [y]), yq)
+    g.output(y, ("N", 144))
+
+
+@case()
+def cast_of_codes(g: Graph) -> None:
+    """uint8 graph input cast to float, scaled and quantized, as image models do."""
+    x = g.node("Cast", [g.input((1, 3, 8, 8), "u8")], to=TensorProto.FLOAT)
+    x = g.node("Mul", [x, g.floats(1 / 255)])
+    xq = Quant(np.asarray(1 / 255, np.float32), np.asarray(0), "u8")
+    y, _ = conv_layer(g, g.qdq(x, xq), xq, (6, 3, 3, 3))
+    g.output(y, (1, 6, 6, 6))
+
+
+@case()
+def shared_weights(g: Graph) -> None:
+    """One weight DQ feeds two convolutions, as a detection head shared between scales has."""
+    x, xq = quantized_input(g, (1, 4, 8, 8))
+    wq = g.weight_quant(6)
+    w = g.weight(g.codes((6, 4, 3, 3)), wq)
+    yq = g.after(xq, wq, 36)
+    a = g.qdq(g.node("Conv", [x, w]), yq)
+    b = g.qdq(g.node("Conv", [x, w], strides=[2, 2]), yq)
+    g.output(a, (1, 6, 6, 6))
+    g.output(b, (1, 6, 3, 3))
+
+
+@case()
+def relu_between_dq_and_conv(g: Graph) -> None:
+    """DQ -> Relu -> Conv: the Relu acts on codes already rounded."""
+    x, xq = quantized_input(g, (1, 4, 8, 8))
+    y, _ = conv_layer(g, g.node("Relu", [x]), xq, (6, 4, 3, 3))
+    g.output(y, (1, 6, 6, 6))
+
+
+@case()
+def conv_result_used_twice_in_float(g: Graph) -> None:
+    """The float result of a convolution goes to its quantizer and to a float graph output."""
+    x, xq = quantized_input(g, (1, 4, 8, 8))
+    y, wq, terms = conv_node(g, x, xq, (6, 4, 3, 3), bias="float")
+    g.output(g.qdq(y, g.after(xq, wq, terms)), (1, 6, 6, 6))
+    g.output(y, (1, 6, 6, 6))
