@@ -24,6 +24,9 @@ struct OperatorOptions {
   Isa isa = Isa::kScalar;    // cap: no kernel above this level is used
   std::string kernel;        // forces a row of the kernel table by name; empty: automatic
   bool use_reference = false;  // the plain reference kernels, whatever isa says
+  // Shape of input 0 as far as the model states it (-1: not), so that a kernel is chosen for the right size. May be
+  // empty, and may turn out wrong at run time.
+  std::vector<int64_t> x_shape;
 };
 
 // What `lowbit inspect` and LOWBIT_PRINT_PLAN show.

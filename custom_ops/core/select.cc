@@ -1,0 +1,44 @@
+// The one place where a kernel is chosen.
+#include "core/kernel_table.h"
+#include "core/status.h"
+
+namespace lowbit {
+namespace {
+
+// Empty: the row can run this node under the cap `isa` on this machine.
+std::string RefusalReason(const KernelRow& row, const ConvSpec& spec, Isa isa) {
+  const bool transposed = std::string_view(row.op) == "conv_transpose";
+  if (transposed != spec.geometry.transposed) return transposed ? "transposed only" : "not a transposed kernel";
+  if (row.isa > isa) return std::string("needs ") + IsaName(row.isa) + ", the cap is " + IsaName(isa);
+  if (!MachineHas(row.isa)) return std::string("this machine has no ") + IsaName(row.isa);
+  if (spec.x.bits > row.x_bits_max) return std::to_string(spec.x.bits) + "-bit activations";
+  if (spec.w.bits > row.w_bits_max) return std::to_string(spec.w.bits) + "-bit weights";
+  return row.refuse == nullptr ? std::string() : row.refuse(spec);
+}
+
+}  // namespace
+
+KernelChoice SelectConvKernel(const ConvSpec& spec, const ConvShape& shape, Isa isa, const std::string& only) {
+  KernelChoice choice;
+  double best = 0;
+  for (const KernelRow& row : ConvKernelTable()) {
+    if (!only.empty() && only != row.name) continue;
+    const std::string reason = RefusalReason(row, spec, isa);
+    if (!reason.empty()) {
+      choice.refused.push_back(std::string(row.name) + ": " + reason);
+      continue;
+    }
+    const double cost = row.cost(spec, shape);
+    if (choice.row == nullptr || cost < best) {
+      choice.row = &row;
+      best = cost;
+    }
+  }
+  if (choice.row != nullptr) return choice;
+  Require(only.empty() || !choice.refused.empty(), "no kernel is named '", only, "'");
+  std::string reasons;
+  for (const std::string& refused : choice.refused) reasons += "\n  " + refused;
+  Fail(only.empty() ? "no kernel computes this node:" : "the kernel asked for does not apply:", reasons);
+}
+
+}  // namespace lowbit

@@ -1,0 +1,22 @@
+// Every kernel, gathered. A build that leaves families out drops their line.
+#include "core/kernel_table.h"
+#include "kernels/reference/conv_reference.h"
+
+namespace lowbit {
+namespace {
+
+std::vector<KernelRow> BuildTable() {
+  std::vector<KernelRow> rows;
+  const auto add = [&](std::span<const KernelRow> family) { rows.insert(rows.end(), family.begin(), family.end()); };
+  add(ReferenceRows());
+  return rows;
+}
+
+}  // namespace
+
+std::span<const KernelRow> ConvKernelTable() {
+  static const std::vector<KernelRow> table = BuildTable();
+  return table;
+}
+
+}  // namespace lowbit

@@ -1,0 +1,39 @@
+// The threads of the Python module, where no ONNX Runtime lends its own.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/thread_pool.h"
+
+namespace lowbit {
+
+class StdThreadPool final : public ThreadPool {
+ public:
+  // `threads` includes the caller's.
+  explicit StdThreadPool(size_t threads);
+  ~StdThreadPool() override;
+  StdThreadPool(const StdThreadPool&) = delete;
+  StdThreadPool& operator=(const StdThreadPool&) = delete;
+
+  void ParallelFor(size_t count, const std::function<void(size_t)>& fn) override;
+
+ private:
+  void WorkerLoop();
+  void TakeItems();
+
+  std::mutex mutex_;
+  std::condition_variable start_, done_;
+  uint64_t generation_ = 0;  // counts loops, so that a worker joins each of them once
+  size_t busy_ = 0;          // workers that have not finished the current loop
+  bool stop_ = false;
+  const std::function<void(size_t)>* fn_ = nullptr;
+  size_t count_ = 0;
+  std::atomic<size_t> next_{0};
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace lowbit
