@@ -5,9 +5,8 @@ python examples/convert_and_run.py model.qdq.onnx model.lowbit.onnx
 
 import sys
 
-import numpy as np
-
 import lowbit
+import numpy as np
 
 source, target = sys.argv[1:3]
 result = lowbit.convert(source, target)

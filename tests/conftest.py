@@ -1,24 +1,43 @@
 """What every test may use: how much to try, and where the larger models are.
 
-`LOWBIT_FULL=1` (set by `make test FULL=1`) asks for more seeds: hypothesis takes its larger profile, and tests that
-loop over seeds take `seeds(n)` of them.
+`LOWBIT_FULL=1` (set by `make test FULL=1`) asks for more seeds: hypothesis takes its larger profile, and
+tests that loop over seeds take `seeds(n)` of them.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+# LOWBIT_SITE names a folder with another build of lowbit (a sanitizer's, say) to test instead of the installed
+# one. An editable install is found by a hook on sys.meta_path, which would win over any path.
+SITE = os.environ.get("LOWBIT_SITE")
+if SITE:
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if "ScikitBuildRedirecting" not in type(finder).__name__
+    ]
+    sys.path.insert(0, SITE)
+
 FULL = os.environ.get("LOWBIT_FULL", "") not in ("", "0")
 
-# No deadline: tests never judge time. Derandomized, so that a failure in CI is the same failure at home; the full
-# run looks at other examples and prints how to repeat what it finds.
+# No deadline: tests never judge time. Derandomized, so that a failure in CI is the same failure at home; the
+# full run looks at other examples and prints how to repeat what it finds.
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.register_profile("full", deadline=None, max_examples=300, print_blob=True)
 hypothesis.settings.load_profile("full" if FULL else "default")
+
+
+def pytest_report_header() -> str:
+    """Which lowbit and which onnxruntime are tested."""
+    import onnxruntime
+
+    native = importlib.util.find_spec("lowbit._native")
+    return f"lowbit: {native.origin if native else 'not built'}; onnxruntime {onnxruntime.__version__}"
 
 
 def _shared_models_dir() -> Path | None:
@@ -30,7 +49,7 @@ def _shared_models_dir() -> Path | None:
 
 @pytest.fixture(scope="session")
 def shared_models() -> Path:
-    """Folder of the larger evaluation models, which are not part of the repository; skips where it is absent."""
+    """Folder of the larger evaluation models, not part of the repository; skips where it is absent."""
     folder = _shared_models_dir()
     if folder is None:
         pytest.skip("evaluation models not found: set LOWBIT_SHARED to their folder")

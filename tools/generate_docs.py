@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-
 import lowbit._native as native
 from lowbit.cli import main as lowbit_command
 
@@ -31,7 +30,9 @@ LEVELS = ["scalar", "sse41", "avx2", "avxvnni", "avx512vnni"]
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
-    return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return "".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n" for line in lines
+    )
 
 
 # --- ops
@@ -39,7 +40,9 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def describe_type(rule: str) -> str:
     """A schema's type rule in words."""
-    return {"codes": "codes (uint8 or int8)", "codes_or_float": "codes, or float32 without y_scale"}.get(rule, rule)
+    return {"codes": "codes (uint8 or int8)", "codes_or_float": "codes, or float32 without y_scale"}.get(
+        rule, rule
+    )
 
 
 def describe_default(attribute: Mapping[str, Any]) -> str:
@@ -62,13 +65,15 @@ def op_page(op: Mapping[str, Any]) -> str:
         for value in op["inputs"]
     ]
     attributes = [
-        (f"`{value['name']}`", value["kind"], describe_default(value), value["doc"]) for value in op["attributes"]
+        (f"`{value['name']}`", value["kind"], describe_default(value), value["doc"])
+        for value in op["attributes"]
     ]
     parts = [
         NOTICE,
         f"# {op['name']}\n\n{op['summary']}\n\nDomain `ai.lowbit`, version 1. [All ops](index.md)\n",
         f"## Definition\n\n{op['definition'].strip()}\n",
-        "## Inputs\n\nA constant input is an initializer (or a Constant node), read once when the session is created.\n\n"
+        "## Inputs\n\n"
+        "A constant input is an initializer (or a Constant node), read once when the session is created.\n\n"
         + table(["Name", "Type", "", "Meaning"], inputs),
         f"## Output\n\n`y`: {describe_type(op['output_type'])}. {op['output_doc']}\n",
     ]
@@ -82,9 +87,10 @@ def op_index(ops: Sequence[Mapping[str, Any]]) -> str:
     rows = [(f"[{op['name']}]({op['name']}.md)", op["summary"]) for op in ops]
     return (
         f"{NOTICE}\n# The ops of domain `ai.lowbit`, version 1\n\n"
-        "A node says what is computed, never how: the same file runs on every target. Activations are channels last. "
-        "Rounding and clipping follow [the numeric contract](../numerics.md). Every op has a runnable numpy definition "
-        "in `lowbit.ops`, which `lowbit.ops.evaluate(op_type, attributes, inputs)` calls.\n\n" + table(["Op", ""], rows)
+        "A node says what is computed, never how: the same file runs on every target. Activations are "
+        "channels last. Rounding and clipping follow [the numeric contract](../numerics.md). Every op has a "
+        "runnable numpy definition in `lowbit.ops`, which `lowbit.ops.evaluate(op_type, attributes, inputs)` calls.\n\n"
+        + table(["Op", ""], rows)
     )
 
 
@@ -95,18 +101,25 @@ def kernel_page(rows: Sequence[Mapping[str, Any]]) -> str:
     """docs/kernels.md."""
     return (
         f"{NOTICE}\n# The kernels\n\n"
-        "One row per kernel. Among the rows that the CPU can run and whose conditions hold for a node, the one with the "
-        "lowest estimated cost is taken; all give the same result in every element. `lowbit inspect` names the kernel "
-        "of each node, `LOWBIT_ISA` caps the instruction set.\n\n"
+        "One row per kernel. Among the rows that the CPU can run and whose conditions hold for a node, the "
+        "one with the lowest estimated cost is taken; all give the same result in every element. `lowbit "
+        "inspect` names the kernel of each node, `LOWBIT_ISA` caps the instruction set.\n\n"
         + table(
             ["Kernel", "Op", "Algorithm", "Needs", "Activation bits", "Weight bits", "Good at"],
             [
-                (f"`{row['name']}`", row["op"], row["algorithm"], row["isa"], up_to(row["x_bits_max"]),
-                 up_to(row["w_bits_max"]), row["note"])
+                (
+                    f"`{row['name']}`",
+                    row["op"],
+                    row["algorithm"],
+                    row["isa"],
+                    up_to(row["x_bits_max"]),
+                    up_to(row["w_bits_max"]),
+                    row["note"],
+                )
                 for row in rows
             ],
         )
-    )  # fmt: skip
+    )
 
 
 def up_to(bits: int) -> str:
@@ -124,7 +137,9 @@ def support_matrix(rows: Sequence[Mapping[str, Any]]) -> str:
 
     used = [level for level in LEVELS if any(row["isa"] == level for row in rows)]
     body = table(["Op", *used], [(op, *(cell(op, level) for level in used)) for op in ops])
-    return body + "\nA level also runs every kernel to its left. Details: [docs/kernels.md](docs/kernels.md).\n"
+    return (
+        body + "\nA level also runs every kernel to its left. Details: [docs/kernels.md](docs/kernels.md).\n"
+    )
 
 
 # --- commands
@@ -133,11 +148,17 @@ def support_matrix(rows: Sequence[Mapping[str, Any]]) -> str:
 def commands_page(group: click.Group) -> str:
     """docs/commands.md: the help of every command."""
     context = click.Context(group, info_name="lowbit", terminal_width=96, max_content_width=96)
-    parts = [NOTICE, "# Commands\n\n`python -m lowbit` is the same as `lowbit`.\n", block(group.get_help(context))]
+    parts = [
+        NOTICE,
+        "# Commands\n\n`python -m lowbit` is the same as `lowbit`.\n",
+        block(group.get_help(context)),
+    ]
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
-        inner = click.Context(command, info_name=name, parent=context, terminal_width=96, max_content_width=96)
+        inner = click.Context(
+            command, info_name=name, parent=context, terminal_width=96, max_content_width=96
+        )
         parts += [f"## lowbit {name}\n", block(command.get_help(inner))]
     return "\n".join(parts)
 
@@ -192,8 +213,12 @@ def generate() -> dict[Path, str]:
 
 def main() -> int:
     """Entry point; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when something is out of date")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit 1 when something is out of date"
+    )
     options = parser.parse_args()
     files = generate()
     stale = [path for path in (ROOT / "docs" / "ops").glob("*.md") if path not in files]
@@ -202,7 +227,11 @@ def main() -> int:
         if options.check:
             old = path.read_text().splitlines() if path.exists() else []
             name = str(path.relative_to(ROOT))
-            print("\n".join(list(difflib.unified_diff(old, text.splitlines(), name, "generated", lineterm=""))[:40]))
+            print(
+                "\n".join(
+                    list(difflib.unified_diff(old, text.splitlines(), name, "generated", lineterm=""))[:40]
+                )
+            )
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)

@@ -1,13 +1,14 @@
 """Runs the tests, and with --full everything that CI checks.
 
     run_tests.py [-- PYTEST_ARGS]     the Python tests
-    run_tests.py --full               + lint, generated docs, every ISA level, sanitizers, clang, other onnxruntime
-                                        versions, a wheel built from the sdist
+    run_tests.py --full               + lint, generated docs, every ISA level, sanitizers, clang, other
+                                      onnxruntime versions, a wheel built from the sdist
     run_tests.py --lint               ruff, mypy, clang-format, clang-tidy only
     run_tests.py --format             rewrite the C++ sources with clang-format
 
-A full run is a list of steps. A step passes, fails, or is skipped with a printed reason; the last line adds up the
-tests of every pytest run and the other steps: `N passed, N failed`. The exit status is 0 only when nothing failed.
+A full run is a list of steps. A step passes, fails, or is skipped with a printed reason; the last line adds
+up the tests of every pytest run and the other steps: `N passed, N failed`. The exit status is 0 when nothing
+failed.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ def checked(*commands: Iterable[str | Path], **env: str) -> Outcome:
     return Outcome(passed=1) if all(run(command, **env) for command in commands) else Outcome(failed=1)
 
 
-def pytest(name: str, *args: str, python: Iterable[str | Path] = (sys.executable, "-m", "pytest"), **env: str) -> Outcome:
+def pytest(name: str, *args: str, **env: str) -> Outcome:
     """Runs pytest and counts its tests; a run that ends badly without a failed test counts as one failure."""
     report = REPORTS / f"{name}.xml"
     report.unlink(missing_ok=True)
-    succeeded = run([*python, "-q", f"--junitxml={report}", "-rs", *args], **env)
+    succeeded = run([sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "-rs", *args], **env)
     outcome = Outcome()
     if report.exists():
         for suite in xml.etree.ElementTree.parse(report).iter("testsuite"):
@@ -95,30 +96,57 @@ def cxx_files() -> list[Path]:
 
 
 def ruff() -> Outcome:
+    """Style and common mistakes of the Python files."""
     return checked([sys.executable, "-m", "ruff", "check", "."])
 
 
 def mypy() -> Outcome:
+    """Types of the Python package."""
     return checked([sys.executable, "-m", "mypy"])
 
 
 def clang_format() -> Outcome:
+    """Layout of the C++ files."""
     return checked([tool("clang-format"), "--dry-run", "--Werror", *cxx_files()])
 
 
 def clang_tidy() -> Outcome:
     """Checks of .clang-tidy over the core, the operators and the ONNX Runtime wrapper.
 
-    The x86 kernels are left out: intrinsics make the checks slow and noisy, and the kernels' tests compare every
-    element with the reference.
+    The x86 kernels are left out: intrinsics make the checks slow and noisy, and the kernels' tests compare
+    every element with the reference.
     """
     database = BUILD / "tidy"
-    sources = [path for path in cxx_files() if path.suffix == ".cc" and "custom_ops" in path.parts
-               and "x86" not in path.parts]
-    configure = [tool("cmake"), "-S", ROOT, "-B", database, "-G", "Ninja", "-DCMAKE_CXX_COMPILER=c++",
-                 f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_PREFIX_PATH={pybind11_dir()}"]
-    tidy = [sys.executable, tool("run-clang-tidy.py"), "-clang-tidy-binary", tool("clang-tidy"), "-p", database, "-j", JOBS,
-            "-quiet", "-warnings-as-errors=*", *(f"^{path}$" for path in sources)]
+    sources = [
+        path
+        for path in cxx_files()
+        if path.suffix == ".cc" and "custom_ops" in path.parts and "x86" not in path.parts
+    ]
+    configure = [
+        tool("cmake"),
+        "-S",
+        ROOT,
+        "-B",
+        database,
+        "-G",
+        "Ninja",
+        "-DCMAKE_CXX_COMPILER=c++",
+        f"-DPython_EXECUTABLE={sys.executable}",
+        f"-DCMAKE_PREFIX_PATH={pybind11_dir()}",
+    ]
+    tidy = [
+        sys.executable,
+        tool("run-clang-tidy.py"),
+        "-clang-tidy-binary",
+        tool("clang-tidy"),
+        "-p",
+        database,
+        "-j",
+        JOBS,
+        "-quiet",
+        "-warnings-as-errors=*",
+        *(f"^{path}$" for path in sources),
+    ]
     return checked(configure, tidy, ORT_INCLUDE_DIR=ort_headers())
 
 
@@ -151,42 +179,48 @@ def pybind11_dir() -> str:
 
 def ort_headers() -> str:
     """Include folder of ONNX Runtime, as the Makefile finds it."""
-    found = subprocess.run([ROOT / "tools/setup.sh", "headers"], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE)
+    found = subprocess.run(
+        [ROOT / "tools/setup.sh", "headers"], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE
+    )
     return found.stdout.strip()
 
 
 def install_variant(name: str, *settings: str, **env: str) -> Path | None:
-    """Builds and installs lowbit into build/<name>/site; None when that fails. `settings` are -D definitions."""
+    """Installs lowbit, built with CMake definitions, into build/<name>/site; None when that fails."""
     site = BUILD / name / "site"
     shutil.rmtree(site, ignore_errors=True)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", site,
-               f"--config-settings=build-dir=build/{name}/cmake",
-               *(f"--config-settings=cmake.define.{setting}" for setting in settings), "."]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        site,
+        f"--config-settings=build-dir=build/{name}/cmake",
+        *(f"--config-settings=cmake.define.{setting}" for setting in settings),
+        ".",
+    ]
     return site if run(command, ORT_INCLUDE_DIR=ort_headers(), **env) else None
-
-
-def pytest_in(site: Path) -> list[str | Path]:
-    """pytest against the lowbit installed in `site` instead of the editable install.
-
-    Editable installs work through a .pth file, which python -S does not read, so the packages of this virtual
-    environment are put on the path by hand.
-    """
-    code = "import sys, sysconfig; sys.path[1:1] = [sys.argv.pop(1), sysconfig.get_path('purelib'), sysconfig.get_path('platlib')]; import pytest; sys.exit(pytest.console_main())"
-    return [sys.executable, "-S", "-c", code, site]
 
 
 # --- the steps of a full run
 
 
 def docs_current() -> Outcome:
+    """The generated pages say what the code says."""
     return checked([sys.executable, "tools/generate_docs.py", "--check"])
 
 
 def all_tests() -> Outcome:
+    """Every Python test, with more seeds."""
     return pytest("tests", *parallel(), LOWBIT_FULL="1")
 
 
 def isa_levels() -> list[str]:
+    """The levels this machine has."""
     import lowbit._native
 
     return list(lowbit._native.isa_levels())
@@ -208,7 +242,9 @@ def each_isa_level() -> Outcome:
 
 def runtime_library(compiler: str, name: str) -> str:
     """Full path of a library of the compiler, such as libasan.so."""
-    return subprocess.run([compiler, f"-print-file-name={name}"], check=True, text=True, capture_output=True).stdout.strip()
+    return subprocess.run(
+        [compiler, f"-print-file-name={name}"], check=True, text=True, capture_output=True
+    ).stdout.strip()
 
 
 def gcc() -> str | None:
@@ -217,18 +253,26 @@ def gcc() -> str | None:
 
 
 def address_sanitizer() -> Outcome:
-    """ASan and UBSan: numerics, hostile models and sessions against an instrumented native module and library."""
+    """ASan and UBSan: numerics and hostile models against an instrumented native module and library."""
     compiler = gcc()
     if compiler is None:
-        return Outcome(skipped="g++ is not installed (clang's sanitizer runtime cannot be preloaded the same way)")
+        return Outcome(
+            skipped="g++ is not installed (clang's sanitizer runtime cannot be preloaded the same way)"
+        )
     site = install_variant("asan", "LOWBIT_SANITIZE=address;undefined", CXX=compiler)
     if site is None:
         return Outcome(failed=1)
     libraries = [runtime_library(compiler, name) for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")]
     return pytest(
-        "asan", *parallel(), NUMERICS, "tests/hostile", python=pytest_in(site), LD_PRELOAD=":".join(libraries),
+        "asan",
+        *parallel(),
+        NUMERICS,
+        "tests/hostile",
+        LOWBIT_SITE=str(site),
+        LD_PRELOAD=":".join(libraries),
         # python and onnxruntime are not instrumented: their leaks and allocator pairs are not ours to judge.
-        ASAN_OPTIONS="detect_leaks=0:alloc_dealloc_mismatch=0:abort_on_error=1", UBSAN_OPTIONS="print_stacktrace=1",
+        ASAN_OPTIONS="detect_leaks=0:alloc_dealloc_mismatch=0:abort_on_error=1",
+        UBSAN_OPTIONS="print_stacktrace=1",
         LOWBIT_SANITIZED="1",
     )
 
@@ -237,11 +281,23 @@ def thread_sanitizer() -> Outcome:
     """TSan: the C++ concurrency test, 8 threads on 2 sets of operators that share packed weights."""
     folder = BUILD / "tsan"
     return checked(
-        [tool("cmake"), "-S", ROOT, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DLOWBIT_SANITIZE=thread",
-         "-DLOWBIT_PYTHON=OFF", "-DLOWBIT_TESTS=ON"],
+        [
+            tool("cmake"),
+            "-S",
+            ROOT,
+            "-B",
+            folder,
+            "-G",
+            "Ninja",
+            "-DCMAKE_BUILD_TYPE=Release",
+            "-DLOWBIT_SANITIZE=thread",
+            "-DLOWBIT_PYTHON=OFF",
+            "-DLOWBIT_TESTS=ON",
+        ],
         [tool("cmake"), "--build", folder, "--target", "lowbit_concurrency_test"],
         [folder / "custom_ops/lowbit_concurrency_test"],
-        ORT_INCLUDE_DIR=ort_headers(), TSAN_OPTIONS="halt_on_error=1",
+        ORT_INCLUDE_DIR=ort_headers(),
+        TSAN_OPTIONS="halt_on_error=1",
     )
 
 
@@ -252,9 +308,20 @@ def clang_build() -> Outcome:
         return Outcome(skipped="clang++ is not installed")
     folder = BUILD / "clang"
     return checked(
-        [tool("cmake"), "-S", ROOT, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
-         f"-DCMAKE_CXX_COMPILER={clang}", "-DLOWBIT_WERROR=ON", f"-DPython_EXECUTABLE={sys.executable}",
-         f"-DCMAKE_PREFIX_PATH={pybind11_dir()}"],
+        [
+            tool("cmake"),
+            "-S",
+            ROOT,
+            "-B",
+            folder,
+            "-G",
+            "Ninja",
+            "-DCMAKE_BUILD_TYPE=Release",
+            f"-DCMAKE_CXX_COMPILER={clang}",
+            "-DLOWBIT_WERROR=ON",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-DCMAKE_PREFIX_PATH={pybind11_dir()}",
+        ],
         [tool("cmake"), "--build", folder],
         ORT_INCLUDE_DIR=ort_headers(),
     )
@@ -263,35 +330,55 @@ def clang_build() -> Outcome:
 def onnxruntime_version(version: str) -> Outcome:
     """The smoke tests against one onnxruntime, laid over the virtual environment's."""
     site = BUILD / f"onnxruntime-{version}"
-    if not site.exists():
-        if not run([sys.executable, "-m", "pip", "install", "--quiet", "--retries", "5", "--no-deps", "--target", site,
-                    f"onnxruntime=={version}.*"]):
-            shutil.rmtree(site, ignore_errors=True)
-            return Outcome(skipped=f"no onnxruntime {version}.* to install for this Python and platform")
+    if not site.exists() and not run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            site,
+            f"onnxruntime=={version}.*",
+        ]
+    ):
+        shutil.rmtree(site, ignore_errors=True)
+        return Outcome(skipped=f"no onnxruntime {version}.* to install for this Python and platform")
     return pytest(f"onnxruntime-{version}", *parallel(), "tests/smoke", PYTHONPATH=str(site))
 
 
 def oldest_onnxruntime() -> Outcome:
+    """The smoke tests against the oldest supported onnxruntime."""
     return onnxruntime_version(OLDEST_ONNXRUNTIME)
 
 
 def newest_onnxruntime() -> Outcome:
+    """The smoke tests against the newest onnxruntime known to work."""
     return onnxruntime_version(NEWEST_ONNXRUNTIME)
 
 
 def wheel_from_sdist() -> Outcome:
-    """sdist -> wheel with build isolation -> a fresh environment that runs the smoke tests, away from the sources."""
+    """An sdist, a wheel from it with build isolation, and a fresh environment that has only the wheel."""
     folder = BUILD / "wheel"
     shutil.rmtree(folder, ignore_errors=True)
     environment = folder / "venv"
-    if not run([sys.executable, "-m", "build", "--outdir", folder, "."],
-                                               ORT_INCLUDE_DIR=ort_headers()):
+    if not run([sys.executable, "-m", "build", "--outdir", folder, "."], ORT_INCLUDE_DIR=ort_headers()):
         return Outcome(failed=1)
     wheels = list(folder.glob("*.whl"))
     return checked(
         [sys.executable, "-m", "venv", environment],
-        [environment / "bin/python", "-m", "pip", "install", "--quiet", "--retries", "5", f"{wheels[0]}[test]"],
-        [environment / "bin/python", "-P", "-m", "pytest", "-q", "--import-mode=importlib", "tests/smoke", "tests/packaging"],
+        [
+            environment / "bin/python",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--retries",
+            "5",
+            f"{wheels[0]}[test]",
+        ],
+        [environment / "bin/python", "-m", "pytest", "-q", "-rs", "tests/smoke", "tests/packaging"],
         PYTHONPATH="",
     )
 
@@ -335,17 +422,21 @@ def run_steps(steps: list[tuple[str, Callable[[], Outcome]]]) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Entry point; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--lint", action="store_true")
     parser.add_argument("--format", action="store_true")
-    parser.add_argument("--only", action="append", default=[], help="of --full or --lint, the steps whose name contains this")
+    parser.add_argument(
+        "--only", action="append", default=[], help="of --full or --lint, the steps whose name contains this"
+    )
     parser.add_argument("pytest_args", nargs="*")
     options = parser.parse_args()
     REPORTS.mkdir(parents=True, exist_ok=True)
-    if options.full or options.lint or options.format:
-        if not install_extra("dev"):
-            return 1
+    if (options.full or options.lint or options.format) and not install_extra("dev"):
+        return 1
     if options.format:
         return 0 if run([tool("clang-format"), "-i", *cxx_files()]) else 1
     if options.full or options.lint:

@@ -1,0 +1,46 @@
+"""The documentation tells the truth where a machine can check it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import require_native
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def test_generated_pages_are_current() -> None:
+    require_native()
+    command = [sys.executable, str(ROOT / "tools" / "generate_docs.py"), "--check"]
+    checked = subprocess.run(command, text=True, capture_output=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [target for target in LINK.findall(page.read_text()) if "://" not in target]
+    assert not [target for target in targets if not (page.parent / target).exists()]
+
+
+def test_every_page_is_reachable_from_the_readme() -> None:
+    seen: set[Path] = set()
+    waiting = [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in seen or page.suffix != ".md" or not page.exists():
+            continue
+        seen.add(page)
+        waiting += [
+            (page.parent / target).resolve()
+            for target in LINK.findall(page.read_text())
+            if "://" not in target
+        ]
+    docs = set((ROOT / "docs").rglob("*.md"))
+    assert not docs - seen

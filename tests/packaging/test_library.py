@@ -1,0 +1,78 @@
+"""What the built package consists of: one library with one export, and everything in the wheel."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import lowbit_library
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads ELF files")
+
+SANITIZED = bool(os.environ.get("LOWBIT_SANITIZED"))
+
+
+def output_of(program: str, *args: str) -> str:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} (binutils) is not installed")
+    return subprocess.run([program, *args], check=True, text=True, capture_output=True).stdout
+
+
+@pytest.mark.skipif(SANITIZED, reason="a sanitizer adds symbols of its own")
+def test_exports_register_custom_ops_alone() -> None:
+    lines = output_of("nm", "-D", "--defined-only", lowbit_library()).splitlines()
+    # Version nodes of the linker script appear as absolute symbols (type A).
+    names = {line.split()[-1].split("@")[0] for line in lines if line.split()[1] != "A"}
+    assert names == {"RegisterCustomOps"}
+
+
+@pytest.mark.skipif(SANITIZED, reason="a sanitizer needs the shared libstdc++")
+def test_needs_only_the_c_library() -> None:
+    needed = re.findall(r"\(NEEDED\).*\[(.+)\]", output_of("readelf", "-d", lowbit_library()))
+    allowed = re.compile(r"lib(c|m|pthread|dl|rt)\.so\.\d+|ld-linux.*")
+    assert not [name for name in needed if not allowed.fullmatch(name)]
+
+
+def test_is_not_marked_executable_stack() -> None:
+    headers = output_of("readelf", "-lW", lowbit_library())
+    stack = next(line for line in headers.splitlines() if "GNU_STACK" in line)
+    assert "RWE" not in stack
+
+
+def test_wheel_holds_everything() -> None:
+    distribution = importlib.metadata.distribution("lowbit")
+    direct = distribution.read_text("direct_url.json") or ""
+    if '"editable": true' in direct:
+        pytest.skip("an editable install; `make test FULL=1` installs the wheel and repeats this")
+    names = {str(path) for path in distribution.files or []}
+    for expected in [
+        "lowbit/__init__.py",
+        "lowbit/liblowbit.so",
+        "lowbit/models/__init__.py",
+        "lowbit/cli/__init__.py",
+    ]:
+        assert expected in names
+    assert [name for name in names if re.fullmatch(r"lowbit/_native\..*\.so", name)]
+    assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
+    assert "lowbit" in {entry.name for entry in distribution.entry_points}
+
+
+def test_runs_as_module() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "lowbit", "--help"], check=True, text=True, capture_output=True
+    )
+    for command in ("convert", "inspect", "verify", "run", "bench", "sys"):
+        assert command in shown.stdout
+
+
+def test_library_path_is_absolute() -> None:
+    path = Path(lowbit_library())
+    assert path.is_absolute()
+    assert path.is_file()

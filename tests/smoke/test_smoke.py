@@ -1,0 +1,53 @@
+"""A few whole conversions, run in whatever onnxruntime is installed.
+
+`make test FULL=1` repeats this folder with the oldest and the newest supported onnxruntime, and in a fresh
+environment that has only the wheel.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from tests.dialects.graphs import CASES
+from tests.support import FLOAT_MATMULS, all_nodes, lowbit_session, require_native, session_options, stock_run
+
+require_native()
+import lowbit  # noqa: E402
+
+STOCK_EQUAL = sorted(name for name, case in CASES.items() if case.stock_equal)
+OLDEST = (1, 24)
+
+
+def version_tuple(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def test_onnxruntime_is_supported() -> None:
+    assert version_tuple(onnxruntime.__version__) >= OLDEST
+
+
+@pytest.mark.parametrize("name", STOCK_EQUAL)
+def test_converted_equals_stock(name: str) -> None:
+    built = CASES[name].build(0)
+    converted = lowbit.convert(built.model).model
+    assert not [node.name for node in all_nodes(converted.graph) if node.op_type in FLOAT_MATMULS]
+    feeds = built.feed(1)
+    for ours, stock in zip(
+        lowbit_session(converted).run(None, feeds), stock_run(built.model, feeds), strict=True
+    ):
+        np.testing.assert_array_equal(ours, stock)
+
+
+def test_library_registered_by_hand(tmp_path) -> None:
+    built = CASES[STOCK_EQUAL[0]].build(0)
+    path = tmp_path / "model.lowbit.onnx"
+    lowbit.convert(built.model, path)
+    options = session_options()
+    options.register_custom_ops_library(lowbit.get_library_path())
+    by_hand = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    feeds = built.feed(2)
+    for ours, other in zip(by_hand.run(None, feeds), lowbit.session(path).run(None, feeds), strict=True):
+        np.testing.assert_array_equal(ours, other)
