@@ -33,6 +33,7 @@ struct ConvGeometry {
 struct ConvShape {
   int64_t batch = 0, in_h = 0, in_w = 0, out_h = 0, out_w = 0;
   int64_t OutPixels() const { return batch * out_h * out_w; }
+  bool operator==(const ConvShape&) const = default;
 };
 
 // Throws Error where the output would be empty in a way ONNX forbids or a size overflows.

@@ -1,0 +1,58 @@
+// A bounded, locked cache: what a kernel derives from an input shape (tap offsets, tile counts) is computed once per
+// shape, and a model that is fed ever new shapes does not grow.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace lowbit {
+
+// Keeps the `capacity` values used last. Key needs ==.
+template <typename Key, typename Value>
+class PlanCache {
+ public:
+  explicit PlanCache(size_t capacity = 16) : capacity_(capacity) {}
+
+  // The value for `key`, made by `make()` where it is not there. It stays alive while the caller holds it, even when it
+  // is evicted meanwhile. `make` runs outside the lock, so two threads that meet a new shape at once may both make it;
+  // one of the two equal values is kept.
+  template <typename Make>
+  std::shared_ptr<const Value> Get(const Key& key, Make&& make) {
+    if (std::shared_ptr<const Value> found = Find(key)) return found;
+    std::shared_ptr<const Value> made = std::make_shared<const Value>(std::forward<Make>(make)());
+    return Insert(key, std::move(made));
+  }
+
+ private:
+  using Entry = std::pair<Key, std::shared_ptr<const Value>>;
+
+  // Entries stand in the order of their last use, the newest first. Call with the lock held.
+  std::shared_ptr<const Value> Touch(const Key& key) {
+    const auto it = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.first == key; });
+    if (it == entries_.end()) return nullptr;
+    std::rotate(entries_.begin(), it, it + 1);
+    return entries_.front().second;
+  }
+
+  std::shared_ptr<const Value> Find(const Key& key) {
+    const std::lock_guard lock(mutex_);
+    return Touch(key);
+  }
+
+  std::shared_ptr<const Value> Insert(const Key& key, std::shared_ptr<const Value> made) {
+    const std::lock_guard lock(mutex_);
+    if (std::shared_ptr<const Value> found = Touch(key)) return found;
+    if (entries_.size() == capacity_) entries_.pop_back();
+    entries_.insert(entries_.begin(), {key, made});
+    return made;
+  }
+
+  const size_t capacity_;
+  std::mutex mutex_;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace lowbit
