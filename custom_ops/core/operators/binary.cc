@@ -1,0 +1,137 @@
+// LowBitAdd and LowBitMul with numpy broadcasting.
+#include <algorithm>
+
+#include "core/operators/elementwise_common.h"
+#include "core/operators/factories.h"
+#include "core/status.h"
+
+namespace lowbit {
+namespace {
+
+// A broadcast loop nest after dropping dims of size 1 and merging neighbours that behave alike. Only the
+// innermost level reaches the kernels: there an operand either runs along (stride 1) or stands still (stride
+// 0). For [N,H,W,C] (+) [N,1,1,C] the levels are N, H*W (b stands still) and C.
+struct Level {
+  int64_t size, a_stride, b_stride;
+};
+
+std::vector<int64_t> BroadcastShape(std::span<const int64_t> a, std::span<const int64_t> b) {
+  std::vector<int64_t> y(std::max(a.size(), b.size()));
+  for (size_t i = 1; i <= y.size(); ++i) {
+    const int64_t da = i <= a.size() ? a[a.size() - i] : 1, db = i <= b.size() ? b[b.size() - i] : 1;
+    Require(da == db || da == 1 || db == 1, "shapes ", ShapeText(a), " and ", ShapeText(b),
+            " do not broadcast");
+    y[y.size() - i] = da == 1 ? db : da;
+  }
+  BoundedCount(y);
+  return y;
+}
+
+std::vector<Level> BroadcastLevels(std::span<const int64_t> a, std::span<const int64_t> b,
+                                   std::span<const int64_t> y) {
+  std::vector<Level> levels;  // innermost first
+  int64_t a_step = 1, b_step = 1;
+  for (size_t i = 1; i <= y.size(); ++i) {
+    const int64_t size = y[y.size() - i];
+    if (size == 1) continue;
+    const bool a_moves = i <= a.size() && a[a.size() - i] != 1,
+               b_moves = i <= b.size() && b[b.size() - i] != 1;
+    const Level level{size, a_moves ? a_step : 0, b_moves ? b_step : 0};
+    if (a_moves) a_step *= size;
+    if (b_moves) b_step *= size;
+    if (!levels.empty() && (levels.back().a_stride != 0) == a_moves &&
+        (levels.back().b_stride != 0) == b_moves) {
+      levels.back().size *= size;  // an operand that moves in both is contiguous across them
+    } else {
+      levels.push_back(level);
+    }
+  }
+  if (levels.empty()) levels.push_back({1, 1, 1});
+  return levels;
+}
+
+class BinaryOperator final : public Operator {
+ public:
+  BinaryOperator(const BinarySpec& spec, const OperatorOptions& options)
+      : spec_(spec), kernels_(SelectElementwise(options, spec.fast_is_exact)) {}
+
+  std::vector<int64_t> OutputShape(FedTensors inputs) const override {
+    const ConstTensor& a = Fed(inputs, kA, StorageOf(Storage(spec_.a_signed).encoding), "a");
+    const ConstTensor& b = Fed(inputs, kB, StorageOf(Storage(spec_.b_signed).encoding), "b");
+    return BroadcastShape(a.shape, b.shape);
+  }
+  ElementType OutputType() const override { return OutputElementType(spec_.quantizer); }
+
+  void Run(FedTensors inputs, void* y, ThreadPool& pool) const override {
+    const std::vector<int64_t> shape = OutputShape(inputs);
+    const int64_t count = BoundedCount(shape);
+    if (count == 0) return;
+    const std::vector<Level> levels = BroadcastLevels(inputs[kA]->shape, inputs[kB]->shape, shape);
+    const uint8_t *a = FedBytes(inputs, kA), *b = FedBytes(inputs, kB);
+    const int64_t y_size = static_cast<int64_t>(ElementSize(OutputType()));
+    const Level inner = levels.front();
+    const auto row = [&](int64_t a_offset, int64_t b_offset, int64_t y_offset, int64_t elements) {
+      kernels_.binary(spec_, a + a_offset, inner.a_stride == 0, b + b_offset, inner.b_stride == 0,
+                      static_cast<uint8_t*>(y) + y_offset * y_size, elements);
+    };
+    if (levels.size() == 1) {
+      ParallelRanges(pool, count, 2 + y_size, [&](int64_t begin, int64_t end) {
+        row(begin * inner.a_stride, begin * inner.b_stride, begin, end - begin);
+      });
+      return;
+    }
+    ParallelRanges(pool, count / inner.size, inner.size * (2 + y_size), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        int64_t a_offset = 0, b_offset = 0, rest = r;
+        for (size_t i = 1; i < levels.size(); ++i) {
+          const int64_t index = rest % levels[i].size;
+          rest /= levels[i].size;
+          a_offset += index * levels[i].a_stride;
+          b_offset += index * levels[i].b_stride;
+        }
+        row(a_offset, b_offset, r * inner.size, inner.size);
+      }
+    });
+  }
+  OperatorPlan Plan(FedTensors) const override {
+    return ElementwisePlan(spec_.kind == BinaryKind::kAdd ? "add" : "mul", kernels_);
+  }
+
+ private:
+  static constexpr size_t kA = 0, kB = 3;  // places of the data inputs in the schema
+  BinarySpec spec_;
+  const ElementwiseKernels& kernels_;
+};
+
+std::unique_ptr<Operator> Create(BinaryKind kind, const NodeReader& node, const OperatorOptions& options) {
+  BinarySpec spec;
+  spec.kind = kind;
+  const OperandType a = ReadCodes(node, "a_encoding"), b = ReadCodes(node, "b_encoding");
+  spec.a_signed = a.encoding == Encoding::kSigned;
+  spec.b_signed = b.encoding == Encoding::kSigned;
+  spec.a_scale = node.ScaleOf("a_scale");
+  spec.b_scale = node.ScaleOf("b_scale");
+  spec.a_zero_point = node.ZeroPointOf("a_zero_point", a);
+  spec.b_zero_point = node.ZeroPointOf("b_zero_point", b);
+  spec.quantizer = ReadQuantizer(node);
+
+  // |code - zero_point| <= 255; 256 covers the roundings.
+  const double a_max = 256.0 * static_cast<double>(spec.a_scale),
+               b_max = 256.0 * static_cast<double>(spec.b_scale);
+  const double max_abs = spec.kind == BinaryKind::kAdd ? a_max + b_max : a_max * b_max;
+  spec.fast_is_exact = FastIsExact(spec.quantizer, max_abs, static_cast<double>(spec.a_scale)) &&
+                       FastIsExact(spec.quantizer, max_abs, static_cast<double>(spec.b_scale));
+  return std::make_unique<BinaryOperator>(spec, options);
+}
+
+}  // namespace
+
+LOWBIT_OPERATOR_FACTORY(CreateAdd) {
+  return Create(BinaryKind::kAdd, NodeReader(schema, attributes, constants, present), options);
+}
+
+LOWBIT_OPERATOR_FACTORY(CreateMul) {
+  return Create(BinaryKind::kMul, NodeReader(schema, attributes, constants, present), options);
+}
+
+}  // namespace lowbit

@@ -1,0 +1,93 @@
+// Where a pooling window lies on its image; shared by LowBitMaxPool and LowBitAveragePool.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/elementwise.h"
+#include "core/node_reader.h"
+#include "core/operators/elementwise_common.h"
+#include "core/status.h"
+
+namespace lowbit {
+
+// kernel_shape, strides, pads, dilations. As in ONNX Runtime a pad must be smaller than its kernel, so that
+// an undilated window always meets the image and its average is never 0 / 0.
+inline Window ReadPoolWindow(const NodeReader& node, bool dilations) {
+  const Window window = ReadWindow(node, dilations);
+  for (size_t d = 0; d < 2; ++d) {
+    Require(std::max(window.pad_begin[d], window.pad_end[d]) < window.kernel[d], node.op(),
+            ": attribute 'pads' holds ", std::max(window.pad_begin[d], window.pad_end[d]),
+            ", expected less than the kernel's size ", window.kernel[d]);
+  }
+  CheckedProduct(window.kernel[0], window.kernel[1], "kernel_shape");
+  return window;
+}
+
+inline std::vector<int64_t> PoolOutputShape(const Window& window, bool ceil_mode, const ConstTensor& x) {
+  const auto spatial = static_cast<size_t>(window.spatial);
+  Require(x.shape.size() == spatial + 2, "x has shape ", ShapeText(x.shape), ", expected rank ", spatial + 2);
+  std::vector<int64_t> y = x.shape;
+  for (size_t i = 1; i <= spatial; ++i) {
+    Require(x.shape[i] >= 1, "x has shape ", ShapeText(x.shape), ", expected at least one pixel");
+    y[i] = WindowOutputSize(window, static_cast<int>(i + 1 - spatial), x.shape[i], ceil_mode);
+  }
+  BoundedCount(y);
+  return y;
+}
+
+// 1-D images are images of height 1. A `row` is an output row of any image of the batch, counted through.
+struct PoolShape {
+  PoolShape(const Window& window, std::span<const int64_t> x, std::span<const int64_t> y) : window(window) {
+    const size_t width = x.size() - 2;
+    batch = x[0];
+    in_h = window.spatial == 2 ? x[1] : 1;
+    out_h = window.spatial == 2 ? y[1] : 1;
+    in_w = x[width];
+    out_w = y[width];
+    channels = x.back();
+  }
+
+  int64_t Rows() const { return batch * out_h; }
+
+  // The taps that lie inside the image. A dilated window may have none.
+  Taps TapsOf(const uint8_t* x, int64_t row, int64_t column) const {
+    const Span h = Inside(0, row % out_h, in_h), w = Inside(1, column, in_w);
+    Taps taps;
+    taps.rows = h.count;
+    taps.columns = w.count;
+    taps.row_stride = window.dilation[0] * in_w * channels;
+    taps.column_stride = window.dilation[1] * channels;
+    taps.channels = channels;
+    taps.origin =
+        h.count == 0 || w.count == 0 ? x : x + ((row / out_h * in_h + h.first) * in_w + w.first) * channels;
+    return taps;
+  }
+
+  // Taps inside the padded image: with ceil_mode the last window may reach beyond even that. No dilation.
+  int64_t PaddedTaps(int64_t row, int64_t column) const {
+    const auto along = [&](size_t d, int64_t o, int64_t size) {
+      const int64_t first = o * window.stride[d] - window.pad_begin[d];
+      return std::min(window.kernel[d], size + window.pad_end[d] - first);
+    };
+    return along(0, row % out_h, in_h) * along(1, column, in_w);
+  }
+
+  const Window& window;
+  int64_t batch = 0, in_h = 0, in_w = 0, out_h = 0, out_w = 0, channels = 0;
+
+ private:
+  struct Span {
+    int64_t first, count;  // first pixel, number of taps
+  };
+  Span Inside(size_t d, int64_t o, int64_t size) const {
+    const int64_t first = o * window.stride[d] - window.pad_begin[d], step = window.dilation[d];
+    const int64_t skipped = first < 0 ? (-first + step - 1) / step : 0;  // taps before the image
+    const int64_t end = std::min(window.kernel[d], first < size ? (size - 1 - first) / step + 1 : 0);
+    return {first + skipped * step, std::max<int64_t>(0, end - skipped)};
+  }
+};
+
+}  // namespace lowbit

@@ -1,0 +1,139 @@
+// The definitions of core/schema.cc as plain loops. Every other kernel must equal these in every element.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "core/elementwise.h"
+
+namespace lowbit {
+namespace {
+
+int32_t Code(const uint8_t* x, int64_t i, bool is_signed) {
+  return is_signed ? static_cast<int8_t>(x[i]) : x[i];
+}
+
+// clip(rint(t) + z, lo, hi) in float, so that huge values and NaN are defined before the conversion to int.
+uint8_t RoundAndClip(float t, int32_t zero_point, const Quantizer& q) {
+  const float code = std::nearbyint(t) + static_cast<float>(zero_point);
+  const float lo = static_cast<float>(q.lo), hi = static_cast<float>(q.hi);
+  const float clipped = code > lo ? std::min(code, hi) : lo;  // NaN > lo is false
+  return static_cast<uint8_t>(static_cast<int32_t>(clipped));
+}
+
+void Store(float v, float scale, int32_t zero_point, const Quantizer& q, void* y, int64_t i) {
+  if (q.quantized) {
+    static_cast<uint8_t*>(y)[i] = RoundAndClip(v / scale, zero_point, q);
+  } else {
+    static_cast<float*>(y)[i] = v;
+  }
+}
+
+void Affine(const AffineSpec& spec, const uint8_t* x, void* y, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const auto c = static_cast<size_t>(i % spec.channels);
+    float v = static_cast<float>(Code(x, i, spec.x_signed) - spec.x_zero_point[c]) * spec.x_scale[c];
+    if (spec.has_affine) v = v * spec.scale[c] + spec.shift[c];
+    Store(v, spec.y_scale[c], spec.y_zero_point[c], spec.quantizer, y, i);
+  }
+}
+
+void CopyRows(const uint8_t* x, uint8_t* y, int64_t rows, int64_t width, int64_t y_stride) {
+  for (int64_t r = 0; r < rows; ++r) std::memcpy(y + r * y_stride, x + r * width, static_cast<size_t>(width));
+}
+
+void Binary(const BinarySpec& spec, const uint8_t* a, bool a_scalar, const uint8_t* b, bool b_scalar, void* y,
+            int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float va =
+        static_cast<float>(Code(a, a_scalar ? 0 : i, spec.a_signed) - spec.a_zero_point) * spec.a_scale;
+    const float vb =
+        static_cast<float>(Code(b, b_scalar ? 0 : i, spec.b_signed) - spec.b_zero_point) * spec.b_scale;
+    const float v = spec.kind == BinaryKind::kAdd ? va + vb : va * vb;
+    Store(v, spec.quantizer.scale, spec.quantizer.zero_point, spec.quantizer, y, i);
+  }
+}
+
+void Lookup(const uint8_t* table, const uint8_t* x, uint8_t* y, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) y[i] = table[x[i]];
+}
+
+void MaxTaps(const Taps& taps, bool is_signed, uint8_t* y) {
+  for (int64_t c = 0; c < taps.channels; ++c) {
+    int32_t largest = is_signed ? -128 : 0;  // also the value of a window without any tap inside the image
+    for (int64_t row = 0; row < taps.rows; ++row) {
+      for (int64_t column = 0; column < taps.columns; ++column) {
+        const int64_t tap = row * taps.row_stride + column * taps.column_stride;
+        largest = std::max(largest, Code(taps.origin + tap, c, is_signed));
+      }
+    }
+    y[c] = static_cast<uint8_t>(largest);
+  }
+}
+
+void AverageTaps(const AverageSpec& spec, const Taps& taps, int64_t divisor, void* y) {
+  for (int64_t c = 0; c < taps.channels; ++c) {
+    float sum = 0;
+    for (int64_t column = 0; column < taps.columns; ++column) {
+      float column_sum = 0;
+      for (int64_t row = 0; row < taps.rows; ++row) {
+        const int64_t tap = row * taps.row_stride + column * taps.column_stride;
+        const int32_t code = Code(taps.origin + tap, c, spec.x_signed);
+        column_sum += static_cast<float>(code - spec.x_zero_point) * spec.x_scale;
+      }
+      sum += column_sum;
+    }
+    Store(sum / static_cast<float>(divisor), spec.quantizer.scale, spec.quantizer.zero_point, spec.quantizer,
+          y, c);
+  }
+}
+
+void SumPixels(const uint8_t* x, bool is_signed, int64_t pixels, int64_t pixel_stride, int64_t channels,
+               int32_t* sums) {
+  std::fill(sums, sums + channels, 0);
+  for (int64_t p = 0; p < pixels; ++p) {
+    for (int64_t c = 0; c < channels; ++c) sums[c] += Code(x + p * pixel_stride, c, is_signed);
+  }
+}
+
+void ScaleSums(const GlobalAverageSpec& spec, const int32_t* sums, float multiplier, void* y, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float v = static_cast<float>(sums[i]) * multiplier;
+    if (spec.quantizer.quantized) {
+      static_cast<uint8_t*>(y)[i] = RoundAndClip(v, spec.quantizer.zero_point, spec.quantizer);
+    } else {
+      static_cast<float*>(y)[i] = v;
+    }
+  }
+}
+
+void QuantizePlanes(const Quantizer& quantizer, const float* x, int64_t plane_stride, int64_t channels,
+                    int64_t pixels, uint8_t* y, int64_t y_stride) {
+  for (int64_t p = 0; p < pixels; ++p) {
+    for (int64_t c = 0; c < channels; ++c) {
+      y[p * y_stride + c] =
+          RoundAndClip(x[c * plane_stride + p] / quantizer.scale, quantizer.zero_point, quantizer);
+    }
+  }
+}
+
+void DequantizePlanes(bool x_signed, int32_t x_zero_point, float x_scale, const uint8_t* x, int64_t x_stride,
+                      int64_t channels, int64_t pixels, float* y, int64_t plane_stride) {
+  for (int64_t c = 0; c < channels; ++c) {
+    for (int64_t p = 0; p < pixels; ++p) {
+      y[c * plane_stride + p] =
+          static_cast<float>(Code(x + p * x_stride, c, x_signed) - x_zero_point) * x_scale;
+    }
+  }
+}
+
+}  // namespace
+
+const ElementwiseKernels& ElementwiseReference() {
+  static constexpr ElementwiseKernels kernels = {"reference", Affine,         CopyRows,        Binary,
+                                                 Lookup,      MaxTaps,        AverageTaps,     SumPixels,
+                                                 ScaleSums,   QuantizePlanes, DequantizePlanes};
+  return kernels;
+}
+
+}  // namespace lowbit

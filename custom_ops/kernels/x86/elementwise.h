@@ -1,0 +1,12 @@
+// The elementwise kernel tables of the x86 levels.
+#pragma once
+
+#include "core/elementwise.h"
+
+namespace lowbit {
+
+const ElementwiseKernels& ElementwiseSse41();
+const ElementwiseKernels& ElementwiseAvx2();
+const ElementwiseKernels& ElementwiseAvx512();
+
+}  // namespace lowbit

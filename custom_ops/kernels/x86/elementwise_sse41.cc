@@ -1,0 +1,7 @@
+#include "kernels/x86/elementwise.h"
+
+namespace lowbit {
+
+const ElementwiseKernels& ElementwiseSse41() { return ElementwiseReference(); }
+
+}  // namespace lowbit
