@@ -1,0 +1,157 @@
+// From int32 accumulators to output bytes, templated over the vector traits of simd_<isa>.h. The results equal the
+// scalar definition (docs/numerics.md) bit for bit: the same float32 operations in the same order.
+//
+// Clipping. The definition is clip(rint(v) + z, lo, hi). Here v is clipped to [lo - z, hi - z] first: the bounds are
+// integers, rint is monotone and leaves integers alone, so rint and clip commute; and a huge or infinite v never
+// reaches the conversion to int32. maxps returns its second operand when one is NaN, so NaN becomes lo.
+//
+// Division. x / s with a constant s costs three multiply-adds when the correctly rounded 1/s is at hand (Markstein):
+//     q0 = x * (1/s);  r = fma(-q0, s, x);  q = fma(r, 1/s, q0)
+// That is the correctly rounded quotient when q0 is within one ulp of it, which x * (1/s) alone does not promise (its
+// error can reach 1.5 ulp). The residual epilogue forms at most 65536 different x, so EpilogueTables tries all of them
+// and allows the sequence only when every one is right. Elsewhere, and without fma, it is a real division.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/x86/epilogue_tables.h"
+
+namespace lowbit {
+namespace {
+
+template <class S>
+inline typename S::F DivideByYScale(const EpilogueView& e, typename S::F x) {
+  if constexpr (S::kHasFma) {
+    if (e.reciprocal_is_exact) {
+      const auto reciprocal = S::SetF(e.y_reciprocal);
+      const auto q0 = S::MulF(x, reciprocal);
+      return S::FmaF(S::FnmaF(q0, S::SetF(e.y_scale), x), reciprocal, q0);
+    }
+  }
+  return S::DivF(x, S::SetF(e.y_scale));
+}
+
+// rint(clip(v)) + zero point, as int32.
+template <class S>
+inline typename S::I Quantize(typename S::F v, float lo, float hi, int32_t zero_point) {
+  const auto clipped = S::MinF(S::MaxF(v, S::SetF(lo)), S::SetF(hi));
+  return S::Add(S::RoundToInt(clipped), S::Set(zero_point));
+}
+
+template <class S>
+inline typename S::F ResidualTerm(const EpilogueView& e, const uint8_t* residual) {
+  const auto r = e.residual_signed ? S::LoadS8(residual) : S::LoadU8(residual);
+  return S::MulF(S::ToFloat(S::Sub(r, S::Set(e.residual_zero_point))), S::SetF(e.residual_scale));
+}
+
+template <class S>
+inline typename S::I RequantizeResidual(const EpilogueView& e, typename S::I acc, size_t c, const uint8_t* residual) {
+  const auto v = S::MulF(S::ToFloat(acc), S::LoadF(e.scale + c));
+  const auto inner = S::Rint(S::MinF(S::MaxF(v, S::SetF(e.lo)), S::SetF(e.hi)));  // q - zero point, an integer
+  const auto sum = S::AddF(S::MulF(inner, S::SetF(e.inner_scale)), ResidualTerm<S>(e, residual));
+  return Quantize<S>(DivideByYScale<S>(e, sum), e.y_lo, e.y_hi, e.y_zero_point);
+}
+
+template <class S>
+inline typename S::F TailValue(const EpilogueView& e, typename S::I acc, size_t c, const uint8_t* residual) {
+  auto v = S::MulF(S::ToFloat(acc), S::LoadF(e.scale + c));
+  for (size_t i = 0; i < e.tail_count; ++i) {
+    switch (e.tail[i]) {
+      case TailStep::kBias:
+        v = S::AddF(v, S::LoadF(e.tail_bias + c));
+        break;
+      case TailStep::kAffine:
+        v = S::AddF(S::MulF(v, S::LoadF(e.tail_scale + c)), S::LoadF(e.tail_shift + c));
+        break;
+      case TailStep::kResidual:
+        v = S::AddF(v, ResidualTerm<S>(e, residual));
+        break;
+      case TailStep::kRelu:
+        v = S::MaxF(S::SetF(0), v);  // v last: NaN stays NaN until the quantizer
+        break;
+      case TailStep::kClip:
+        v = S::MinF(S::SetF(e.clip_max), S::MaxF(S::SetF(e.clip_min), v));
+        break;
+    }
+  }
+  return v;
+}
+
+// dir * acc >= dir * T without overflow: for dir = -1 both sides are complemented, which reverses the order of int32.
+template <class S>
+inline typename S::I ThresholdCodes(const EpilogueView& e, typename S::I acc, size_t c) {
+  const auto flip = S::Load(e.flip + c);
+  const auto a = S::Xor(acc, flip);
+  auto count = S::Set(0);
+  for (size_t k = 0; k < e.threshold_count; ++k) {
+    count = S::CountGe(count, a, S::Load(e.thresholds + k * e.threshold_pitch + c));
+  }
+  return S::Add(S::Load(e.base + c), S::Sub(S::Xor(count, flip), flip));  // base + dir * count
+}
+
+// One vector of accumulators: channels [c, c + kLanes) of one output pixel, element `index` = pixel * channels + c of
+// y and of the residual. Reads and writes kLanes elements there.
+template <class S>
+inline void FinishVector(const EpilogueView& e, typename S::I acc, size_t c, const uint8_t* residual, void* y) {
+  uint8_t* bytes = static_cast<uint8_t*>(y);
+  switch (e.kind) {
+    case EpilogueKind::kRequantize:
+      S::StoreU8(bytes, e.has_residual ? RequantizeResidual<S>(e, acc, c, residual)
+                                       : Quantize<S>(S::MulF(S::ToFloat(acc), S::LoadF(e.scale + c)), e.lo, e.hi,
+                                                     e.zero_point));
+      break;
+    case EpilogueKind::kFloat:
+      S::StoreF(static_cast<float*>(y), S::MulF(S::ToFloat(acc), S::LoadF(e.scale + c)));
+      break;
+    case EpilogueKind::kThresholds:
+      S::StoreU8(bytes, ThresholdCodes<S>(e, acc, c));
+      break;
+    case EpilogueKind::kTail: {
+      const auto v = TailValue<S>(e, acc, c, residual);
+      if (e.quantized_output) {
+        S::StoreU8(bytes, Quantize<S>(DivideByYScale<S>(e, v), e.y_lo, e.y_hi, e.y_zero_point));
+      } else {
+        S::StoreF(static_cast<float*>(y), v);
+      }
+      break;
+    }
+  }
+}
+
+// `count` accumulators (readable up to the next multiple of kLanes) of one pixel, for channels [c, c + count).
+// `index` is the element of y and of the residual that belongs to channel c.
+template <class S>
+inline void FinishChannels(const EpilogueView& e, const int32_t* acc, size_t c, size_t count, size_t index,
+                           const uint8_t* residual, void* y) {
+  const size_t size = e.quantized_output ? 1 : 4;
+  uint8_t* out = static_cast<uint8_t*>(y) + index * size;
+  const uint8_t* r = residual ? residual + index : nullptr;
+  size_t i = 0;
+  for (; i + S::kLanes <= count; i += S::kLanes) {
+    FinishVector<S>(e, S::Load(acc + i), c + i, r ? r + i : nullptr, out + i * size);
+  }
+  if (i < count) {
+    uint8_t r_part[S::kLanes] = {}, y_part[S::kLanes * 4];
+    if (r) std::memcpy(r_part, r + i, count - i);
+    FinishVector<S>(e, S::Load(acc + i), c + i, r_part, y_part);
+    std::memcpy(out + i * size, y_part, (count - i) * size);
+  }
+}
+
+// The plain requantize epilogue of N vectors of one pixel while they are still in registers. `scale` points at the
+// first channel's multiplier, `y` at its output byte; writes N * kLanes bytes. Signed codes are packed as code + 128
+// and get their top bit flipped back.
+template <class S, int N>
+inline void RequantizePlain(const EpilogueView& e, const typename S::I (&acc)[N], const float* scale, uint8_t* y) {
+  typename S::I codes[N];
+  for (int i = 0; i < N; ++i) {
+    codes[i] = Quantize<S>(S::MulF(S::ToFloat(acc[i]), S::LoadF(scale + i * S::kLanes)), e.lo, e.hi,
+                           e.zero_point + e.y_flip);
+  }
+  S::StoreSaturatedU8(y, codes, e.y_flip);
+}
+
+}  // namespace
+}  // namespace lowbit

@@ -1,0 +1,102 @@
+#include "kernels/x86/epilogue_tables.h"
+
+#include <cmath>
+
+namespace lowbit {
+namespace {
+
+// Whether the quotient of every residual sum that these codes can form comes out of the reciprocal sequence of
+// epilogue.h (MulDivide) exactly as out of a division. There are at most 256 * 256 sums.
+bool ReciprocalIsExact(const Epilogue& e) {
+  const float reciprocal = 1.0f / e.y_scale;
+  if (!std::isnormal(reciprocal) || !std::isnormal(e.y_scale)) return false;
+  const int32_t r_lo = e.residual_signed ? -128 : 0;
+  for (int32_t q = e.lo; q <= e.hi; ++q) {
+    const float inner = static_cast<float>(q - e.zero_point) * e.inner_scale;
+    for (int32_t r = r_lo; r < r_lo + 256; ++r) {
+      const float product = static_cast<float>(r - e.residual_zero_point) * e.residual_scale;
+      const float x = inner + product;
+      const float q0 = x * reciprocal;
+      const float rest = std::fma(-q0, e.y_scale, x);
+      const float quotient = std::fma(rest, reciprocal, q0);
+      if (!(quotient == x / e.y_scale)) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+const float* EpilogueTables::Padded(const std::vector<float>& values, size_t channels) {
+  if (values.empty()) return nullptr;
+  floats_.push_back(values);
+  floats_.back().resize(channels + kEpiloguePadding);
+  return floats_.back().data();
+}
+
+const int32_t* EpilogueTables::Padded(const std::vector<int32_t>& values, size_t channels) {
+  ints_.push_back(values);
+  ints_.back().resize(channels + kEpiloguePadding);
+  return ints_.back().data();
+}
+
+EpilogueTables::EpilogueTables(const Epilogue& e, size_t channels) {
+  EpilogueView& v = view_;
+  v.kind = e.kind;
+  v.quantized_output = e.quantized_output;
+  v.has_residual = e.has_residual;
+  v.residual_signed = e.residual_signed;
+  v.channels = channels;
+  v.scale = Padded(e.kind == EpilogueKind::kRequantize ? e.multiplier : e.acc_scale, channels);
+  v.zero_point = e.zero_point;
+  v.lo = static_cast<float>(e.lo - e.zero_point);
+  v.hi = static_cast<float>(e.hi - e.zero_point);
+  v.inner_scale = e.inner_scale;
+  v.residual_scale = e.residual_scale;
+  v.residual_zero_point = e.residual_zero_point;
+  v.y_scale = e.y_scale;
+  v.y_reciprocal = 1.0f / e.y_scale;
+  v.y_zero_point = e.y_zero_point;
+  v.y_lo = static_cast<float>(e.y_lo - e.y_zero_point);
+  v.y_hi = static_cast<float>(e.y_hi - e.y_zero_point);
+
+  if (e.kind == EpilogueKind::kRequantize && !e.has_residual) {
+    v.plain_requantize = true;
+    v.y_flip = e.y_signed ? 0x80 : 0;
+  }
+  if (e.kind == EpilogueKind::kRequantize && e.has_residual) v.reciprocal_is_exact = ReciprocalIsExact(e);
+
+  if (e.kind == EpilogueKind::kThresholds) {
+    v.threshold_count = static_cast<size_t>(e.threshold_count);
+    v.threshold_pitch = channels + kEpiloguePadding;
+    std::vector<int32_t> flip(channels), thresholds(v.threshold_count * v.threshold_pitch);
+    for (size_t c = 0; c < channels; ++c) {
+      flip[c] = e.dir[c] < 0 ? -1 : 0;
+      for (size_t k = 0; k < v.threshold_count; ++k) {
+        thresholds[k * v.threshold_pitch + c] = e.thresholds[c * v.threshold_count + k] ^ flip[c];
+      }
+    }
+    v.flip = Padded(flip, channels);
+    v.base = Padded(e.base, channels);
+    v.thresholds = Padded(thresholds, thresholds.size());
+  }
+  if (e.kind == EpilogueKind::kTail) {
+    tail_ = e.tail;
+    v.tail = tail_.data();
+    v.tail_count = tail_.size();
+    v.tail_bias = Padded(e.tail_bias, channels);
+    v.tail_scale = Padded(e.tail_scale, channels);
+    v.tail_shift = Padded(e.tail_shift, channels);
+    v.clip_min = e.clip_min;
+    v.clip_max = e.clip_max;
+  }
+}
+
+size_t EpilogueTables::Bytes() const {
+  size_t bytes = 0;
+  for (const auto& values : floats_) bytes += values.size() * sizeof(float);
+  for (const auto& values : ints_) bytes += values.size() * sizeof(int32_t);
+  return bytes;
+}
+
+}  // namespace lowbit

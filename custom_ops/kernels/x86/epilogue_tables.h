@@ -1,0 +1,73 @@
+// The epilogue of a convolution in the form that the vector kernels read: plain pointers, per-channel arrays padded so
+// that a full vector may be loaded at any channel.
+//
+//   EpilogueTables   owns the arrays; built once per kernel in portable code
+//   EpilogueView     what a kernel reads; no std:: types, because files compiled for one ISA must not instantiate
+//                    inline library functions that the linker could then use on other machines
+//   epilogue.h       the arithmetic, templated over the vector width
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/conv.h"
+
+namespace lowbit {
+
+// Entries behind the last channel of every array, all zero: the widest panel of the kernels is 64 channels.
+inline constexpr size_t kEpiloguePadding = 64;
+
+struct EpilogueView {
+  EpilogueKind kind = EpilogueKind::kRequantize;
+  bool quantized_output = true;
+  bool has_residual = false, residual_signed = false;
+  // Requantize without residual: the whole epilogue is mul, clip, rint, pack.
+  bool plain_requantize = false;
+  // y_scale may be divided by through its reciprocal (see epilogue.h), proven for this node's codes.
+  bool reciprocal_is_exact = false;
+  size_t channels = 0;  // of y: the distance of two pixels in y and in the residual
+
+  // requantize: multiplier; float and tail: x_scale * w_scale
+  const float* scale = nullptr;
+  float lo = 0, hi = 0;    // bounds of the first quantizer minus its zero point
+  int32_t zero_point = 0;  // of the first quantizer
+  float inner_scale = 1, residual_scale = 1;
+  int32_t residual_zero_point = 0;
+
+  // The last quantizer where it is not the first: bounds minus its zero point.
+  float y_scale = 1, y_reciprocal = 1, y_lo = 0, y_hi = 0;
+  int32_t y_zero_point = 0;
+  uint8_t y_flip = 0;  // plain requantize: 0x80 (= 128) where y is signed
+
+  // thresholds[k * pitch + c], both they and the accumulators XORed with flip[c] (0 or -1) before they are compared
+  const int32_t* thresholds = nullptr;
+  const int32_t *base = nullptr, *flip = nullptr;
+  size_t threshold_count = 0, threshold_pitch = 0;
+
+  const TailStep* tail = nullptr;
+  size_t tail_count = 0;
+  const float *tail_bias = nullptr, *tail_scale = nullptr, *tail_shift = nullptr;
+  float clip_min = 0, clip_max = 0;
+};
+
+class EpilogueTables {
+ public:
+  EpilogueTables(const Epilogue& epilogue, size_t channels);
+  EpilogueTables(const EpilogueTables&) = delete;
+  EpilogueTables& operator=(const EpilogueTables&) = delete;
+
+  const EpilogueView& view() const { return view_; }
+  size_t Bytes() const;
+
+ private:
+  const float* Padded(const std::vector<float>& values, size_t channels);
+  const int32_t* Padded(const std::vector<int32_t>& values, size_t channels);
+
+  EpilogueView view_;
+  std::vector<std::vector<float>> floats_;
+  std::vector<std::vector<int32_t>> ints_;
+  std::vector<TailStep> tail_;
+};
+
+}  // namespace lowbit

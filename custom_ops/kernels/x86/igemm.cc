@@ -1,0 +1,539 @@
+// The portable half of the igemm kernels: packing, addressing and the split into tasks. The register tile and the
+// algebra of the zero points are in igemm_tile.h.
+//
+// Addressing. The window of an output pixel is cut into segments, runs of consecutive bytes of x:
+//
+//   taps  one segment per tap, the channels of one input pixel, read in place. A tap outside the image points at a
+//         row of zero points. A segment whose length is no multiple of 4 reads into the next pixel, against zero
+//         weights; where that would leave the tensor, the pointer is moved to a copy of the tensor's last bytes.
+//   band  few channels and a wide kernel (the first layer of a network): the rows that a block of pixels needs are
+//         copied once, with their padding, and a segment is a whole kernel row of kernel_w * channels bytes. A 7x7
+//         kernel on 3 channels then multiplies 7 * 24 bytes per pixel instead of 49 * 4.
+//
+// Convolution groups smaller than a vector are packed side by side into one block-diagonal panel, so that the outputs
+// of several groups fill a vector.
+#include "kernels/x86/igemm.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "core/status.h"
+#include "kernels/x86/epilogue_tables.h"
+#include "kernels/x86/igemm_block.h"
+
+namespace lowbit {
+namespace {
+
+constexpr size_t kAlign = 64;
+
+size_t RoundUp(size_t value, size_t to) { return (value + to - 1) / to * to; }
+size_t DivideUp(size_t value, size_t by) { return (value + by - 1) / by; }
+
+// Memory aligned to cache lines; grows, never shrinks, contents not kept.
+class AlignedBuffer {
+ public:
+  AlignedBuffer() = default;
+  AlignedBuffer(const AlignedBuffer&) = delete;
+  AlignedBuffer& operator=(const AlignedBuffer&) = delete;
+  ~AlignedBuffer() { Free(); }
+
+  uint8_t* Reserve(size_t bytes) {
+    if (bytes > size_) {
+      Free();
+      data_ = static_cast<uint8_t*>(::operator new(bytes, std::align_val_t(kAlign)));
+      size_ = bytes;
+    }
+    return data_;
+  }
+  uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  void Free() {
+    if (data_) ::operator delete(data_, std::align_val_t(kAlign));
+    data_ = nullptr;
+  }
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+enum class Addressing : uint8_t { kTaps, kBand };
+
+// What depends on the node alone.
+struct WindowLayout {
+  Addressing addressing = Addressing::kTaps;
+  size_t segments = 0;
+  size_t segment_bytes = 0;  // multiplied by weights that are not padding
+  size_t groups = 0;         // of four bytes, per segment
+  size_t merged = 1;         // convolution groups per panel
+  size_t reach = 0;          // readable bytes needed behind a segment pointer
+};
+
+// Below this many channels a kernel row is copied: the three or more pointers per row and the channels rounded up to a
+// multiple of 4 cost more than the copy.
+constexpr int64_t kBandMaxChannels = 16;
+// Rows copied for one block of pixels.
+constexpr size_t kBandBytes = 96 * 1024;
+constexpr size_t kMaxReach = 64 * 1024;
+// Pointers of one block of pixels.
+constexpr size_t kPointerBytes = 128 * 1024;
+constexpr size_t kMinBlockPixels = 12;
+
+WindowLayout PlanWindow(const ConvGeometry& g, int lanes, bool merge_groups) {
+  WindowLayout w;
+  const int64_t span_h = (g.kernel_h - 1) * g.dilation_h + 1;
+  if (g.group == 1 && g.dilation_w == 1 && g.kernel_w > 1 && g.in_channels < kBandMaxChannels &&
+      span_h * g.kernel_w * g.in_channels * 4 <= static_cast<int64_t>(kBandBytes)) {
+    w.addressing = Addressing::kBand;
+    w.segments = static_cast<size_t>(g.kernel_h);
+    w.segment_bytes = static_cast<size_t>(g.kernel_w * g.in_channels);
+  } else {
+    if (merge_groups) w.merged = static_cast<size_t>(std::clamp<int64_t>(lanes / g.GroupOut(), 1, g.group));
+    w.segments = static_cast<size_t>(g.Taps());
+    w.segment_bytes = w.merged * static_cast<size_t>(g.GroupIn());
+  }
+  w.groups = DivideUp(w.segment_bytes, 4);
+  const size_t panel_groups = DivideUp(static_cast<size_t>(g.group), w.merged);
+  w.reach = (panel_groups - 1) * w.segment_bytes + w.groups * 4;
+  return w;
+}
+
+// The image as the kernel sees it: a 1x1 convolution without padding and stride is one long row.
+ConvShape Flatten(const ConvGeometry& g, const ConvShape& s) {
+  const bool pointwise = g.Taps() == 1 && g.stride_h == 1 && g.stride_w == 1 && g.pad_top == 0 && g.pad_left == 0 &&
+                         g.pad_bottom == 0 && g.pad_right == 0;
+  if (!pointwise) return s;
+  const int64_t pixels = s.batch * s.in_h * s.in_w;
+  return {1, 1, pixels, 1, pixels};
+}
+
+// How the output pixels of one shape are cut into blocks. A block is one call of the engine per panel run; its
+// pointers, and its copied rows, are prepared once for all panels.
+struct BlockGrid {
+  size_t blocks = 0;
+  size_t pixels = 0;                  // per block, at most
+  size_t rows = 0, columns = 0;       // band: output rows and columns per block
+  size_t row_blocks = 0, column_blocks = 0;
+  size_t band_pitch = 0, band_rows = 0;
+};
+
+#ifdef LOWBIT_IGEMM_TUNE
+size_t g_block_pixels = 256;
+#else
+constexpr size_t g_block_pixels = 256;
+#endif
+
+BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const ConvShape& s) {
+  BlockGrid grid;
+  const size_t out_h = static_cast<size_t>(s.out_h), out_w = static_cast<size_t>(s.out_w);
+  const size_t limit = std::clamp(kPointerBytes / (w.segments * sizeof(void*)), kMinBlockPixels, g_block_pixels);
+  if (w.addressing == Addressing::kTaps) {
+    const size_t total = static_cast<size_t>(s.OutPixels());
+    grid.blocks = DivideUp(total, limit);
+    grid.pixels = DivideUp(total, grid.blocks);
+    return grid;
+  }
+  const auto pitch = [&](size_t columns) {
+    const size_t pixels = (columns - 1) * static_cast<size_t>(g.stride_w) + static_cast<size_t>(g.kernel_w);
+    return RoundUp(pixels * static_cast<size_t>(g.in_channels) + 3, 16);
+  };
+  const auto band_rows = [&](size_t rows) {
+    return (rows - 1) * static_cast<size_t>(g.stride_h) + static_cast<size_t>((g.kernel_h - 1) * g.dilation_h) + 1;
+  };
+  grid.columns = std::min(out_w, limit);
+  while (grid.columns > 1 && pitch(grid.columns) * band_rows(1) > kBandBytes) grid.columns = DivideUp(grid.columns, 2);
+  grid.column_blocks = DivideUp(out_w, grid.columns);
+  grid.columns = DivideUp(out_w, grid.column_blocks);
+  grid.rows = 1;
+  if (grid.column_blocks == 1) {
+    while (grid.rows < out_h && (grid.rows + 1) * out_w <= limit &&
+           pitch(out_w) * band_rows(grid.rows + 1) <= kBandBytes) {
+      ++grid.rows;
+    }
+  }
+  grid.row_blocks = DivideUp(out_h, grid.rows);
+  grid.blocks = static_cast<size_t>(s.batch) * grid.row_blocks * grid.column_blocks;
+  grid.pixels = grid.rows * grid.columns;
+  grid.band_pitch = pitch(grid.columns);
+  grid.band_rows = band_rows(grid.rows);
+  return grid;
+}
+
+// The parts of a thread's scratch memory, as offsets.
+struct Workspace {
+  size_t pad_row = 0, tail = 0, band = 0, rows = 0, row_sums = 0, bytes = 0;
+};
+
+Workspace PlanWorkspace(const WindowLayout& w, const BlockGrid& grid, size_t row_sum_groups) {
+  Workspace ws;
+  const auto take = [&](size_t bytes) {
+    const size_t offset = ws.bytes;
+    ws.bytes += RoundUp(bytes, kAlign);
+    return offset;
+  };
+  ws.pad_row = take(w.reach);
+  ws.tail = take(2 * w.reach);
+  ws.band = take(grid.band_pitch * grid.band_rows);
+  ws.rows = take(w.segments * grid.pixels * sizeof(void*));
+  ws.row_sums = take(row_sum_groups * grid.pixels * sizeof(int32_t));
+  return ws;
+}
+
+class IgemmKernel final : public ConvKernel {
+ public:
+  IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine);
+
+  void Run(const ConvArgs& args, ThreadPool& pool) const override;
+  size_t WorkspaceBytes(const ConvShape& shape) const override {
+    return PlanWorkspace(window_, PlanBlocks(geometry_, window_, Flatten(geometry_, shape)), RowSumGroups()).bytes;
+  }
+  size_t PackedBytes() const override { return weights_.size() + epilogue_.Bytes(); }
+
+ private:
+  struct Task;
+  void PackWeights(const ConvSpec& spec);
+  void PackPanel(const ConvSpec& spec, const IgemmPanel& panel, const std::vector<int32_t>& shift, int8_t* out) const;
+  size_t RowSumGroups() const { return row_sum_weight_.empty() ? 0 : static_cast<size_t>(geometry_.group); }
+
+  void PointAtTaps(const ConvArgs& args, const ConvShape& shape, size_t first, size_t count, size_t pitch,
+                   const uint8_t* pad_row, uint8_t* tail, const uint8_t** rows) const;
+  size_t CopyBand(const ConvArgs& args, const ConvShape& shape, const BlockGrid& grid, size_t block, uint8_t* band,
+                  const uint8_t** rows, size_t* first) const;
+  void SumRows(const IgemmBlock& block, int32_t* sums) const;
+
+  const ConvGeometry geometry_;
+  const IgemmEngine& engine_;
+  WindowLayout window_;
+  EpilogueTables epilogue_;
+  uint8_t x_flip_ = 0;
+  uint8_t pad_byte_ = 0;  // the code of a tap outside the image, as stored in x
+  AlignedBuffer weights_;
+  std::vector<IgemmPanel> panels_;
+  std::vector<int32_t> bias_;            // [out_channels + padding]
+  std::vector<int32_t> row_sum_weight_;  // [out_channels + padding], empty when all are 0
+};
+
+// Factor from a weight's value to the stored value: bipolar x is 2q - 1, so sum (2q - 1) w = sum q (2w) - sum w.
+int32_t XFactor(const ConvSpec& spec) { return spec.x.encoding == Encoding::kBipolar ? 2 : 1; }
+
+// s[c] of igemm_tile.h: what must be subtracted from the stored weights of a channel so that they fit int8.
+std::vector<int32_t> WeightShifts(const ConvSpec& spec) {
+  const int64_t k = spec.geometry.K();
+  std::vector<int32_t> shift(static_cast<size_t>(spec.geometry.out_channels));
+  for (int64_t c = 0; c < spec.geometry.out_channels; ++c) {
+    int32_t lo = 0, hi = 0;
+    for (int64_t i = 0; i < k; ++i) {
+      const int32_t value = XFactor(spec) * spec.WeightValue(c, c * k + i);
+      lo = std::min(lo, value);
+      hi = std::max(hi, value);
+    }
+    if (lo < -128 || hi > 127) shift[static_cast<size_t>(c)] = hi > 127 ? hi - 127 : lo + 128;
+  }
+  return shift;
+}
+
+IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine)
+    : geometry_(spec.geometry),
+      engine_(engine),
+      epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)) {
+  x_flip_ = spec.x.encoding == Encoding::kSigned ? 0x80 : 0;
+  pad_byte_ = static_cast<uint8_t>(spec.x_zero_point);
+  PackWeights(spec);
+}
+
+void IgemmKernel::PackWeights(const ConvSpec& spec) {
+  const ConvGeometry& g = geometry_;
+  const std::vector<int32_t> shift = WeightShifts(spec);
+  const size_t channels = static_cast<size_t>(g.out_channels);
+  if (std::any_of(shift.begin(), shift.end(), [](int32_t s) { return s != 0; })) {
+    row_sum_weight_ = shift;
+    row_sum_weight_.resize(channels + kEpiloguePadding);
+  }
+  window_ = PlanWindow(g, engine_.lanes, row_sum_weight_.empty());
+
+  // bias - zx * sum (w - zw); for bipolar x, whose zero point is 0, bias - sum w. Wraps like the accumulators do.
+  const int64_t zero = spec.x.encoding == Encoding::kBipolar ? 1 : spec.x_zero_point + x_flip_;
+  bias_.assign(channels + kEpiloguePadding, 0);
+  for (size_t c = 0; c < channels; ++c) {
+    int64_t sum = 0;
+    for (int64_t i = 0; i < g.K(); ++i) {
+      sum += spec.WeightValue(static_cast<int64_t>(c), static_cast<int64_t>(c) * g.K() + i);
+    }
+    bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(spec.bias[c] - zero * sum));
+  }
+
+  // Panels: the channels of each (merged) group in runs of nearly equal width.
+  const size_t lanes = static_cast<size_t>(engine_.lanes);
+  const size_t group_out = static_cast<size_t>(g.GroupOut()), group_in = static_cast<size_t>(g.GroupIn());
+  std::vector<size_t> offsets;
+  size_t bytes = 0;
+  for (size_t group = 0; group < static_cast<size_t>(g.group); group += window_.merged) {
+    const size_t merged = std::min(window_.merged, static_cast<size_t>(g.group) - group);
+    const size_t vectors = DivideUp(merged * group_out, lanes);
+    const size_t count = DivideUp(vectors, static_cast<size_t>(engine_.max_vectors));
+    size_t vector = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const size_t width = vectors / count + (i < vectors % count ? 1 : 0);
+      IgemmPanel panel{};
+      panel.channel = group * group_out + vector * lanes;
+      panel.count = std::min(width * lanes, merged * group_out - vector * lanes);
+      panel.x_offset = group * group_in;
+      panel.group = group;
+      panel.vectors = static_cast<int>(width);
+      panels_.push_back(panel);
+      offsets.push_back(bytes);
+      bytes += window_.segments * window_.groups * width * lanes * (engine_.layout == WeightLayout::kWords ? 8 : 4);
+      vector += width;
+    }
+  }
+  int8_t* data = reinterpret_cast<int8_t*>(weights_.Reserve(bytes));
+  std::memset(data, 0, bytes);
+  for (size_t p = 0; p < panels_.size(); ++p) {
+    panels_[p].weights = data + offsets[p];
+    PackPanel(spec, panels_[p], shift, data + offsets[p]);
+  }
+}
+
+void IgemmKernel::PackPanel(const ConvSpec& spec, const IgemmPanel& panel, const std::vector<int32_t>& shift,
+                            int8_t* out) const {
+  const ConvGeometry& g = geometry_;
+  const size_t lanes = static_cast<size_t>(engine_.lanes), vectors = static_cast<size_t>(panel.vectors);
+  const size_t group_in = static_cast<size_t>(g.GroupIn()), group_out = static_cast<size_t>(g.GroupOut());
+  const size_t k = static_cast<size_t>(g.K());
+  for (size_t i = 0; i < panel.count; ++i) {
+    const size_t c = panel.channel + i;
+    // Where the channels of c's convolution group begin inside a segment.
+    const size_t start = (c / group_out - panel.group) * group_in;
+    const size_t bytes = window_.addressing == Addressing::kBand ? window_.segment_bytes : group_in;
+    for (size_t s = 0; s < window_.segments; ++s) {
+      for (size_t b = 0; b < bytes; ++b) {
+        const int32_t value =
+            XFactor(spec) * spec.WeightValue(static_cast<int64_t>(c), static_cast<int64_t>(c * k + s * bytes + b)) -
+            shift[c];
+        const size_t group = s * window_.groups + (start + b) / 4, byte = (start + b) % 4;
+        const size_t vector = group * vectors + i / lanes, lane = i % lanes;
+        if (engine_.layout == WeightLayout::kBytes) {
+          out[(vector * lanes + lane) * 4 + byte] = static_cast<int8_t>(value);
+        } else {
+          const int16_t word = static_cast<int16_t>(value);
+          std::memcpy(out + ((vector * 2 + byte % 2) * lanes + lane) * 4 + byte / 2 * 2, &word, 2);
+        }
+      }
+    }
+  }
+}
+
+void IgemmKernel::PointAtTaps(const ConvArgs& args, const ConvShape& shape, size_t first, size_t count, size_t pitch,
+                              const uint8_t* pad_row, uint8_t* tail, const uint8_t** rows) const {
+  const ConvGeometry& g = geometry_;
+  const uint8_t* x = static_cast<const uint8_t*>(args.x);
+  const int64_t channels = g.in_channels, step = g.stride_w * channels;
+  for (size_t p = 0; p < count;) {
+    const int64_t pixel = static_cast<int64_t>(first + p);
+    const int64_t ox = pixel % shape.out_w, oy = pixel / shape.out_w % shape.out_h;
+    const int64_t image = pixel / shape.out_w / shape.out_h;
+    const int64_t run = std::min(shape.out_w - ox, static_cast<int64_t>(count - p));
+    const uint8_t** out = rows + p;
+    for (int64_t ky = 0; ky < g.kernel_h; ++ky) {
+      const int64_t iy = oy * g.stride_h - g.pad_top + ky * g.dilation_h;
+      const bool inside = iy >= 0 && iy < shape.in_h;
+      for (int64_t kx = 0; kx < g.kernel_w; ++kx, out += pitch) {
+        // ix = (ox + i) * stride - pad + kx * dilation lies in [0, in_w) for i in [begin, end).
+        const int64_t ix = ox * g.stride_w - g.pad_left + kx * g.dilation_w;
+        int64_t begin = 0, end = 0;
+        if (inside) {
+          if (ix < 0) begin = std::min(run, (-ix + g.stride_w - 1) / g.stride_w);
+          if (ix < shape.in_w) end = std::min(run, (shape.in_w - 1 - ix) / g.stride_w + 1);
+          end = std::max(begin, end);
+        }
+        for (int64_t i = 0; i < begin; ++i) out[i] = pad_row;
+        if (begin < end) {
+          const uint8_t* from = x + ((image * shape.in_h + iy) * shape.in_w + ix + begin * g.stride_w) * channels;
+          for (int64_t i = begin; i < end; ++i) out[i] = from + (i - begin) * step;
+        }
+        for (int64_t i = end; i < run; ++i) out[i] = pad_row;
+      }
+    }
+    p += static_cast<size_t>(run);
+  }
+
+  // Over-reads behind the tensor: such pointers lie in its last `reach` bytes, of which `tail` gets a copy.
+  if (window_.reach <= static_cast<size_t>(channels)) return;
+  const size_t size = static_cast<size_t>(shape.batch * shape.in_h * shape.in_w * channels);
+  const size_t copied = std::min(size, window_.reach);
+  const uintptr_t end = reinterpret_cast<uintptr_t>(x) + size, last_safe = end - std::min(size, window_.reach);
+  bool have_tail = false;
+  for (size_t i = 0; i < window_.segments; ++i) {
+    for (size_t p = 0; p < count; ++p) {
+      const uintptr_t address = reinterpret_cast<uintptr_t>(rows[i * pitch + p]);
+      if (address >= end || address < last_safe || address + window_.reach <= end) continue;
+      if (!have_tail) {
+        std::memcpy(tail, x + size - copied, copied);
+        std::memset(tail + copied, 0, window_.reach);
+        have_tail = true;
+      }
+      rows[i * pitch + p] = tail + (address - (end - copied));
+    }
+  }
+}
+
+// Returns the number of pixels of the block; *first is the index of the first one.
+size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const BlockGrid& grid, size_t block,
+                             uint8_t* band, const uint8_t** rows, size_t* first) const {
+  const ConvGeometry& g = geometry_;
+  const size_t column_block = block % grid.column_blocks, row_block = block / grid.column_blocks % grid.row_blocks;
+  const int64_t image = static_cast<int64_t>(block / grid.column_blocks / grid.row_blocks);
+  const int64_t oy = static_cast<int64_t>(row_block * grid.rows), ox = static_cast<int64_t>(column_block * grid.columns);
+  const int64_t out_rows = std::min(static_cast<int64_t>(grid.rows), shape.out_h - oy);
+  const int64_t out_columns = std::min(static_cast<int64_t>(grid.columns), shape.out_w - ox);
+  const int64_t channels = g.in_channels;
+
+  const int64_t iy = oy * g.stride_h - g.pad_top, ix = ox * g.stride_w - g.pad_left;
+  const int64_t in_rows = (out_rows - 1) * g.stride_h + (g.kernel_h - 1) * g.dilation_h + 1;
+  const int64_t in_columns = (out_columns - 1) * g.stride_w + g.kernel_w;
+  const int64_t begin = std::clamp<int64_t>(-ix, 0, in_columns);  // columns [begin, end) of the band are in the image
+  const int64_t end = std::clamp<int64_t>(shape.in_w - ix, begin, in_columns);
+  const uint8_t* x = static_cast<const uint8_t*>(args.x) + image * shape.in_h * shape.in_w * channels;
+  for (int64_t r = 0; r < in_rows; ++r) {
+    uint8_t* to = band + static_cast<size_t>(r) * grid.band_pitch;
+    if (iy + r < 0 || iy + r >= shape.in_h || begin == end) {
+      std::memset(to, pad_byte_, static_cast<size_t>(in_columns * channels));
+      continue;
+    }
+    std::memset(to, pad_byte_, static_cast<size_t>(begin * channels));
+    std::memcpy(to + begin * channels, x + ((iy + r) * shape.in_w + ix + begin) * channels,
+                static_cast<size_t>((end - begin) * channels));
+    std::memset(to + end * channels, pad_byte_, static_cast<size_t>((in_columns - end) * channels));
+  }
+  for (int64_t ky = 0; ky < g.kernel_h; ++ky) {
+    const uint8_t** out = rows + static_cast<size_t>(ky) * grid.pixels;
+    for (int64_t r = 0; r < out_rows; ++r) {
+      const uint8_t* from = band + static_cast<size_t>(r * g.stride_h + ky * g.dilation_h) * grid.band_pitch;
+      for (int64_t c = 0; c < out_columns; ++c) *out++ = from + c * g.stride_w * channels;
+    }
+  }
+  *first = static_cast<size_t>((image * shape.out_h + oy) * shape.out_w + ox);
+  return static_cast<size_t>(out_rows * out_columns);
+}
+
+void IgemmKernel::SumRows(const IgemmBlock& block, int32_t* sums) const {
+  const size_t bytes = window_.segment_bytes;
+  for (size_t group = 0; group < RowSumGroups(); ++group) {
+    for (size_t p = 0; p < block.pixels; ++p) {
+      uint32_t sum = 0;
+      for (size_t s = 0; s < block.segments; ++s) {
+        const uint8_t* x = block.rows[s * block.pitch + p] + group * bytes;
+        for (size_t i = 0; i < bytes; ++i) sum += static_cast<uint8_t>(x[i] ^ x_flip_);
+      }
+      sums[group * block.pitch + p] = static_cast<int32_t>(sum);
+    }
+  }
+}
+
+// Scratch memory of the threads that run kernels, shared by all kernels.
+uint8_t* ThreadScratch(size_t bytes) {
+  thread_local AlignedBuffer buffer;
+  return buffer.Reserve(bytes);
+}
+
+void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
+  const ConvShape shape = Flatten(geometry_, args.shape);
+  if (shape.OutPixels() == 0) return;
+  const BlockGrid grid = PlanBlocks(geometry_, window_, shape);
+  const Workspace ws = PlanWorkspace(window_, grid, RowSumGroups());
+
+  // About 40 us of work per task at 4 GHz: enough to hide the cost of handing a task to a thread, small enough for
+  // many threads to share a layer. Blocks of pixels are split first; panels only where there are too few of those.
+  const double macs = static_cast<double>(shape.OutPixels()) * static_cast<double>(geometry_.out_channels) *
+                      static_cast<double>(geometry_.K());
+  const double wanted = std::max(1.0, macs / (engine_.macs_per_cycle * 160e3));
+  const size_t pixel_tasks = std::min(grid.blocks, static_cast<size_t>(std::min(wanted, 1e6)));
+  const size_t panel_tasks =
+      std::clamp(static_cast<size_t>(wanted / static_cast<double>(grid.blocks)), size_t{1}, panels_.size());
+
+  pool.ParallelFor(pixel_tasks * panel_tasks, [&](size_t task) {
+    const size_t pixel_task = task / panel_tasks, panel_task = task % panel_tasks;
+    const size_t first_block = grid.blocks * pixel_task / pixel_tasks;
+    const size_t end_block = grid.blocks * (pixel_task + 1) / pixel_tasks;
+    const size_t first_panel = panels_.size() * panel_task / panel_tasks;
+    const size_t end_panel = panels_.size() * (panel_task + 1) / panel_tasks;
+
+    uint8_t* scratch = ThreadScratch(ws.bytes);
+    std::memset(scratch + ws.pad_row, pad_byte_, window_.reach);
+    const uint8_t** rows = reinterpret_cast<const uint8_t**>(scratch + ws.rows);
+
+    IgemmBlock block{};
+    block.rows = rows;
+    block.pitch = grid.pixels;
+    block.segments = window_.segments;
+    block.groups = window_.groups;
+    block.panels = panels_.data() + first_panel;
+    block.panel_count = end_panel - first_panel;
+    block.bias = bias_.data();
+    block.x_flip = x_flip_;
+    block.epilogue = &epilogue_.view();
+    block.residual = static_cast<const uint8_t*>(args.residual);
+    block.y = args.y;
+    for (size_t i = first_block; i < end_block; ++i) {
+      if (window_.addressing == Addressing::kBand) {
+        block.pixels = CopyBand(args, shape, grid, i, scratch + ws.band, rows, &block.first_pixel);
+      } else {
+        block.first_pixel = i * grid.pixels;
+        block.pixels = std::min(grid.pixels, static_cast<size_t>(shape.OutPixels()) - block.first_pixel);
+        PointAtTaps(args, shape, block.first_pixel, block.pixels, grid.pixels, scratch + ws.pad_row, scratch + ws.tail,
+                    rows);
+      }
+      if (!row_sum_weight_.empty()) {
+        int32_t* sums = reinterpret_cast<int32_t*>(scratch + ws.row_sums);
+        SumRows(block, sums);
+        block.row_sums = sums;
+        block.row_sum_weight = row_sum_weight_.data();
+      }
+      engine_.run(block);
+    }
+  });
+}
+
+std::string Refuse(const ConvSpec& spec) {
+  const ConvGeometry& g = spec.geometry;
+  if (g.transposed) return "transposed convolution";
+  if (spec.x.encoding == Encoding::kBipolar) {
+    if (g.pad_top != 0 || g.pad_left != 0 || g.pad_bottom != 0 || g.pad_right != 0) {
+      return "bipolar activations with padding: no code stands for zero";
+    }
+    if (spec.w.bits > 7) return "bipolar activations with 8-bit weights: twice a weight does not fit int8";
+  }
+  const WindowLayout w = PlanWindow(g, 16, true);
+  if (w.reach > kMaxReach) return "a row of input channels exceeds the workspace";
+  if (w.segments * kMinBlockPixels * sizeof(void*) > kPointerBytes) return "kernel window exceeds the workspace";
+  return {};
+}
+
+template <const IgemmEngine& kEngine>
+double Cost(const ConvSpec& spec, const ConvShape& shape) {
+  const WindowLayout w = PlanWindow(spec.geometry, kEngine.lanes, true);
+  const size_t panel_groups = DivideUp(static_cast<size_t>(spec.geometry.group), w.merged);
+  const size_t lanes = static_cast<size_t>(kEngine.lanes);
+  const size_t vectors = DivideUp(w.merged * static_cast<size_t>(spec.geometry.GroupOut()), lanes);
+  return static_cast<double>(shape.OutPixels()) * static_cast<double>(panel_groups * vectors * lanes) *
+         (static_cast<double>(w.segments * w.groups * 4) / kEngine.macs_per_cycle + 0.25);
+}
+
+template <const IgemmEngine& kEngine>
+std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
+  return std::make_unique<IgemmKernel>(spec, kEngine);
+}
+
+}  // namespace
+
+std::span<const KernelRow> IgemmRows() {
+  static const KernelRow kRows[] = {
+      {"igemm_u8s8_6x64_avx512vnni", "conv", "igemm", Isa::kAvx512Vnni, 8, 8, "dense and grouped layers, vpdpbusd",
+       &Refuse, &Cost<kIgemmAvx512Vnni>, &Create<kIgemmAvx512Vnni>},
+  };
+  return kRows;
+}
+
+}  // namespace lowbit

@@ -1,0 +1,60 @@
+// What the portable half of the igemm kernels (igemm.cc: packing, addressing, threads) hands to the half that is
+// compiled once per instruction set (igemm_<isa>.cc: the register tile). Plain data only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/x86/epilogue_tables.h"
+
+namespace lowbit {
+
+// How a group of four weights of one channel is stored.
+enum class WeightLayout : uint8_t {
+  kBytes,   // w0 w1 w2 w3 as int8: vpdpbusd, vpmaddubsw
+  kWords,   // w0 w2 | w1 w3 as int16, two vectors: vpmaddwd on the even and the odd bytes of x
+};
+
+// Consecutive output channels computed together: `vectors` SIMD vectors, the last one perhaps not full.
+struct IgemmPanel {
+  const int8_t* weights;  // [segments * groups][vectors][lanes][4]
+  size_t channel, count;  // first output channel, number of channels
+  size_t x_offset;        // of the panel's convolution group inside a channel row of x
+  size_t group;           // the panel's convolution group (row sums differ by group)
+  int vectors;
+};
+
+// A run of output pixels times a run of panels.
+struct IgemmBlock {
+  // rows[segment * pitch + pixel]: where the bytes of x begin that segment `segment` of the window of that pixel
+  // multiplies; groups * 4 bytes (and x_offset more) are readable there.
+  const uint8_t* const* rows;
+  size_t pitch, segments, groups;
+  size_t pixels, first_pixel;  // first_pixel: index in y
+  const IgemmPanel* panels;
+  size_t panel_count;
+  const int32_t* bias;  // [channels + padding], zero points folded in
+  // acc += row_sums[group * pitch + pixel] * row_sum_weight[c]; null where no channel needs it
+  const int32_t* row_sums;
+  const int32_t* row_sum_weight;
+  uint8_t x_flip;           // 0x80: x holds int8 codes, which are used as code + 128
+  size_t groups_per_flush;  // 16-bit accumulators only: groups whose products their sum surely holds
+  const EpilogueView* epilogue;
+  const uint8_t* residual;
+  void* y;
+};
+
+// One register-tile family.
+struct IgemmEngine {
+  int lanes;                // int32 per vector
+  int max_vectors;          // of a panel
+  WeightLayout layout;
+  double macs_per_cycle;    // sustained, for the cost model
+  void (*run)(const IgemmBlock& block);
+};
+
+// Defined in igemm_<isa>.cc.
+extern const IgemmEngine kIgemmSse41Narrow, kIgemmSse41Wide, kIgemmAvx2Narrow, kIgemmAvx2Wide, kIgemmAvxVnni,
+    kIgemmAvx512Vnni;
+
+}  // namespace lowbit

@@ -1,0 +1,164 @@
+// The register tile of the igemm kernels, templated over a SIMD trait and a tile shape.
+//
+//   One tile: MR output pixels x NV vectors of output channels. Weights are packed so that one k-group (four input
+//   bytes) of a whole panel is contiguous; the four bytes of x are broadcast to all lanes:
+//
+//        x, pixel r   [x0 x1 x2 x3]  ->  broadcast  [x0 x1 x2 x3 | x0 x1 x2 x3 | x0 x1 x2 x3 | ...]
+//        weights, vector v           ->             [ channel 0  |  channel 1  |  channel 2  | ...]   4 x int8 each
+//        acc[r][v] (int32 lanes)     +=             [  sum of 4  |   sum of 4  |   sum of 4  | ...]
+//
+//   Per k-group: NV loads of weights, MR broadcasts, MR * NV dot products. There is no im2col: the window of a pixel
+//   is a list of `segments` (taps, or whole kernel rows), each a pointer to consecutive bytes of x (igemm.cc sets the
+//   pointers up, padding included).
+//
+// Accumulators start at the bias, into which the zero points are folded:
+//
+//     sum (x - zx)(w - zw)  over the window,  w' = w - zw - s  stored as int8  (s = 0 unless w - zw needs 9 bits)
+//   = sum x w'  +  s * sum x  -  zx * sum (w - zw)
+//     ^ tile       ^ row sums    ^ constant: in the bias
+//
+// which holds for padded taps too, because they read zx. Signed x is used as x + 128 (one XOR) with zx + 128.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/x86/epilogue.h"
+#include "kernels/x86/igemm_block.h"
+
+namespace lowbit {
+namespace {
+
+// The arguments of one tile. `rows` points at the tile's first pixel of segment 0.
+struct TileArgs {
+  const IgemmBlock* block;
+  const IgemmPanel* panel;
+  const uint8_t* const* rows;
+  size_t pixel;  // first pixel of the tile, within the block
+};
+
+inline int32_t LoadGroup(const uint8_t* p) {
+  int32_t v;
+  std::memcpy(&v, p, 4);
+  return v;
+}
+
+// Adds the row-sum correction, then writes the outputs of a tile whose accumulators are in registers.
+template <class S, int MR, int NV>
+inline __attribute__((always_inline)) void FinishTile(const TileArgs& t, typename S::I (&acc)[MR][NV]) {
+  const IgemmBlock& b = *t.block;
+  const EpilogueView& e = *b.epilogue;
+  const size_t channel = t.panel->channel;
+  if (b.row_sums) {
+    const int32_t* sums = b.row_sums + t.panel->group * b.pitch + t.pixel;
+    for (int r = 0; r < MR; ++r) {
+      for (int v = 0; v < NV; ++v) {
+        acc[r][v] = S::Add(acc[r][v], S::Mul(S::Set(sums[r]), S::Load(b.row_sum_weight + channel + v * S::kLanes)));
+      }
+    }
+  }
+  const size_t index = (b.first_pixel + t.pixel) * e.channels + channel;
+  if (e.plain_requantize && t.panel->count == static_cast<size_t>(NV * S::kLanes)) {
+    uint8_t* y = static_cast<uint8_t*>(b.y) + index;
+    for (int r = 0; r < MR; ++r) RequantizePlain<S, NV>(e, acc[r], e.scale + channel, y + r * e.channels);
+    return;
+  }
+  alignas(64) int32_t sums[MR][NV * S::kLanes];
+  for (int r = 0; r < MR; ++r) {
+    for (int v = 0; v < NV; ++v) S::Store(&sums[r][v * S::kLanes], acc[r][v]);
+  }
+  for (int r = 0; r < MR; ++r) {
+    FinishChannels<S>(e, sums[r], channel, t.panel->count, index + r * e.channels, b.residual, b.y);
+  }
+}
+
+// 32-bit dot products (vpdpbusd; or vpmaddwd on words): S::Dot(acc, x, weights) adds four products per lane.
+template <class S, int MR, int NV, bool kFlip>
+void DotTile(const TileArgs& t) {
+  using I = typename S::I;
+  const IgemmBlock& b = *t.block;
+  I acc[MR][NV];
+  for (int v = 0; v < NV; ++v) {
+    const I bias = S::Load(b.bias + t.panel->channel + v * S::kLanes);
+    for (int r = 0; r < MR; ++r) acc[r][v] = bias;
+  }
+  const I flip = S::Set(0x80808080);
+  const int8_t* w = t.panel->weights;
+  const uint8_t* const* rows = t.rows;
+  for (size_t s = 0; s < b.segments; ++s, rows += b.pitch) {
+    const uint8_t* x[MR];
+    for (int r = 0; r < MR; ++r) x[r] = rows[r] + t.panel->x_offset;
+    for (size_t k = 0; k < b.groups * 4; k += 4) {
+      typename S::Weights weights[NV];
+      for (int v = 0; v < NV; ++v) weights[v] = S::LoadWeights(w + v * S::kWeightBytes);
+      w += NV * S::kWeightBytes;
+      for (int r = 0; r < MR; ++r) {
+        I group = S::Set(LoadGroup(x[r] + k));
+        if constexpr (kFlip) group = S::Xor(group, flip);
+        const typename S::Bytes bytes = S::Prepare(group);
+        for (int v = 0; v < NV; ++v) acc[r][v] = S::Dot(acc[r][v], bytes, weights[v]);
+      }
+    }
+  }
+  FinishTile<S, MR, NV>(t, acc);
+}
+
+using TileFunction = void (*)(const TileArgs&);
+
+// The tile functions of one panel width, for 1..kMax pixels.
+template <class S, int NV, int kMax, bool kFlip>
+struct TileTable {
+  TileFunction run[kMax];
+  constexpr TileTable() : run() { Fill<1>(); }
+  template <int MR>
+  constexpr void Fill() {
+    run[MR - 1] = &DotTile<S, MR, NV, kFlip>;
+    if constexpr (MR < kMax) Fill<MR + 1>();
+  }
+};
+
+// Panels outside, tiles inside: a panel's weights stay in L1 or L2 while the pixels of the block pass. The pixels are
+// dealt out evenly, so that no tile is left with one or two of them.
+template <class S, int NV, bool kFlip>
+void RunPanel(const IgemmBlock& b, const IgemmPanel& panel) {
+  constexpr size_t kMax = S::kTileRows[NV - 1];
+  static constexpr TileTable<S, NV, kMax, kFlip> kTiles;
+  const size_t tiles = (b.pixels + kMax - 1) / kMax;
+  const size_t rows = b.pixels / tiles, longer = b.pixels % tiles;
+  TileArgs t{&b, &panel, b.rows, 0};
+  for (size_t i = 0; i < tiles; ++i) {
+    const size_t n = rows + (i < longer ? 1 : 0);
+    t.rows = b.rows + t.pixel;
+    kTiles.run[n - 1](t);
+    t.pixel += n;
+  }
+}
+
+template <class S, bool kFlip>
+void RunBlock(const IgemmBlock& b) {
+  for (size_t p = 0; p < b.panel_count; ++p) {
+    const IgemmPanel& panel = b.panels[p];
+    switch (panel.vectors) {
+      case 1: RunPanel<S, 1, kFlip>(b, panel); break;
+      case 2: RunPanel<S, 2, kFlip>(b, panel); break;
+      default:
+        if constexpr (S::kMaxVectors >= 4) {
+          if (panel.vectors == 3) RunPanel<S, 3, kFlip>(b, panel);
+          if (panel.vectors == 4) RunPanel<S, 4, kFlip>(b, panel);
+        }
+    }
+  }
+}
+
+template <class S>
+void Run(const IgemmBlock& block) {
+  if (block.x_flip) {
+    RunBlock<S, true>(block);
+  } else {
+    RunBlock<S, false>(block);
+  }
+}
+
+}  // namespace
+}  // namespace lowbit

@@ -1,0 +1,71 @@
+// 256-bit vectors for the kernel templates of this folder; the same names as simd_avx512.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace lowbit {
+namespace {
+
+struct Avx2 {
+  using I = __m256i;
+  using F = __m256;
+  static constexpr int kLanes = 8;
+
+  static I Load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  static void Store(void* p, I v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
+  static F LoadF(const float* p) { return _mm256_loadu_ps(p); }
+  static void StoreF(float* p, F v) { _mm256_storeu_ps(p, v); }
+  static I Set(int32_t v) { return _mm256_set1_epi32(v); }
+  static F SetF(float v) { return _mm256_set1_ps(v); }
+
+  static I Add(I a, I b) { return _mm256_add_epi32(a, b); }
+  static I Sub(I a, I b) { return _mm256_sub_epi32(a, b); }
+  static I Mul(I a, I b) { return _mm256_mullo_epi32(a, b); }
+  static I Xor(I a, I b) { return _mm256_xor_si256(a, b); }
+  static I And(I a, I b) { return _mm256_and_si256(a, b); }
+  // A comparison gives -1 for true, so count + 1 - (b > a) is written with one addition.
+  static I CountGe(I count, I a, I b) {
+    return _mm256_add_epi32(count, _mm256_add_epi32(_mm256_set1_epi32(1), _mm256_cmpgt_epi32(b, a)));
+  }
+
+  static F ToFloat(I v) { return _mm256_cvtepi32_ps(v); }
+  static I RoundToInt(F v) { return _mm256_cvtps_epi32(v); }
+  static F Rint(F v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static F AddF(F a, F b) { return _mm256_add_ps(a, b); }
+  static F SubF(F a, F b) { return _mm256_sub_ps(a, b); }
+  static F MulF(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F DivF(F a, F b) { return _mm256_div_ps(a, b); }
+  static F MinF(F a, F b) { return _mm256_min_ps(a, b); }
+  static F MaxF(F a, F b) { return _mm256_max_ps(a, b); }
+  static constexpr bool kHasFma = true;
+  static F FmaF(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static F FnmaF(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
+
+  static I LoadU8(const uint8_t* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+  static I LoadS8(const uint8_t* p) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+  static void StoreU8(uint8_t* p, I v) {
+    const I low = _mm256_and_si256(v, _mm256_set1_epi32(255));
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
+  }
+  template <int N>
+  static void StoreSaturatedU8(uint8_t* p, const I (&v)[N], uint8_t flip) {
+    for (int i = 0; i < N; ++i) {
+      const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v[i]), _mm256_extracti128_si256(v[i], 1));
+      const __m128i bytes = _mm_packus_epi16(words, words);
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(p + 8 * i),
+                       _mm_xor_si128(bytes, _mm_set1_epi8(static_cast<char>(flip))));
+    }
+  }
+};
+
+}  // namespace
+}  // namespace lowbit

@@ -1,0 +1,73 @@
+// 128-bit vectors for the kernel templates of this folder; the same names as simd_avx512.h.
+#pragma once
+
+#include <smmintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace lowbit {
+namespace {
+
+struct Sse41 {
+  using I = __m128i;
+  using F = __m128;
+  static constexpr int kLanes = 4;
+
+  static I Load(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+  static void Store(void* p, I v) { _mm_storeu_si128(static_cast<__m128i*>(p), v); }
+  static F LoadF(const float* p) { return _mm_loadu_ps(p); }
+  static void StoreF(float* p, F v) { _mm_storeu_ps(p, v); }
+  static I Set(int32_t v) { return _mm_set1_epi32(v); }
+  static F SetF(float v) { return _mm_set1_ps(v); }
+
+  static I Add(I a, I b) { return _mm_add_epi32(a, b); }
+  static I Sub(I a, I b) { return _mm_sub_epi32(a, b); }
+  static I Mul(I a, I b) { return _mm_mullo_epi32(a, b); }
+  static I Xor(I a, I b) { return _mm_xor_si128(a, b); }
+  static I And(I a, I b) { return _mm_and_si128(a, b); }
+  static I CountGe(I count, I a, I b) {
+    return _mm_add_epi32(count, _mm_add_epi32(_mm_set1_epi32(1), _mm_cmpgt_epi32(b, a)));
+  }
+
+  static F ToFloat(I v) { return _mm_cvtepi32_ps(v); }
+  static I RoundToInt(F v) { return _mm_cvtps_epi32(v); }
+  static F Rint(F v) { return _mm_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static F AddF(F a, F b) { return _mm_add_ps(a, b); }
+  static F SubF(F a, F b) { return _mm_sub_ps(a, b); }
+  static F MulF(F a, F b) { return _mm_mul_ps(a, b); }
+  static F DivF(F a, F b) { return _mm_div_ps(a, b); }
+  static F MinF(F a, F b) { return _mm_min_ps(a, b); }
+  static F MaxF(F a, F b) { return _mm_max_ps(a, b); }
+  static constexpr bool kHasFma = false;
+
+  static I LoadU8(const uint8_t* p) {
+    int32_t bytes;
+    std::memcpy(&bytes, p, 4);
+    return _mm_cvtepu8_epi32(_mm_cvtsi32_si128(bytes));
+  }
+  static I LoadS8(const uint8_t* p) {
+    int32_t bytes;
+    std::memcpy(&bytes, p, 4);
+    return _mm_cvtepi8_epi32(_mm_cvtsi32_si128(bytes));
+  }
+  static void StoreU8(uint8_t* p, I v) {
+    const I low = _mm_and_si128(v, _mm_set1_epi32(255));
+    const I words = _mm_packus_epi32(low, low);
+    const int32_t bytes = _mm_cvtsi128_si32(_mm_packus_epi16(words, words));
+    std::memcpy(p, &bytes, 4);
+  }
+  template <int N>
+  static void StoreSaturatedU8(uint8_t* p, const I (&v)[N], uint8_t flip) {
+    for (int i = 0; i < N; ++i) {
+      const I words = _mm_packs_epi32(v[i], v[i]);
+      const int32_t bytes = _mm_cvtsi128_si32(
+          _mm_xor_si128(_mm_packus_epi16(words, words), _mm_set1_epi8(static_cast<char>(flip))));
+      std::memcpy(p + 4 * i, &bytes, 4);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace lowbit
