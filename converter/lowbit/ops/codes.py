@@ -7,17 +7,18 @@ numpy does exactly that as long as both operands are float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.errors import LowBitError
 
-Codes = npt.NDArray[np.generic]
+Codes = npt.NDArray[Any]
 """uint8 codes, or int8 ones where the operand's encoding is ``signed``."""
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 
 ENCODINGS = ("unsigned", "signed", "bipolar")
 

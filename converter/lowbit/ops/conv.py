@@ -36,7 +36,8 @@ def low_bit_conv(
 ) -> Array:
     """Convolution with one of the four epilogues.
 
-    ``acc[n, o, c] = sum over taps t, channels i: v(x[n, o * stride + t * dilation - pad, i]) * v(w[c, t, i])``
+    ``acc[n, o, c] = sum over taps t, channels i: v(x[n, o * stride + t * dilation - pad, i]) *
+    v(w[c, t, i])``
 
     Args:
         x: codes [N, D1.., in_channels].
@@ -74,12 +75,13 @@ def convolve(
         (image.shape[1 + d] - dilations[d] * (kernel[d] - 1) - 1) // strides[d] + 1 for d in range(spatial)
     ]
     acc: Ints = np.zeros((x.shape[0], *sizes, weights.shape[0]), np.int64)
+    tap: tuple[Any, ...]
     for tap in itertools.product(*(range(k) for k in kernel)):
-        window = tuple(
+        window: tuple[Any, ...] = tuple(
             slice(t * dilation, t * dilation + (size - 1) * stride + 1, stride)
             for t, dilation, size, stride in zip(tap, dilations, sizes, strides, strict=True)
         )
-        acc += grouped_product(image[(slice(None), *window)], weights[(slice(None), *tap)], group)
+        acc += grouped_product(image[:, *window], weights[:, *tap], group)
     return acc
 
 

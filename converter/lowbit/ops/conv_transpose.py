@@ -78,10 +78,12 @@ def convolve_transposed(
         for d in range(spatial)
     ]
     acc: Ints = np.zeros((x.shape[0], *full, weights.shape[0]), np.int64)
+    tap: tuple[Any, ...]
     for tap in itertools.product(*(range(k) for k in kernel)):
-        reached = tuple(
+        reached: tuple[Any, ...] = tuple(
             slice(t * dilation, t * dilation + (size - 1) * stride + 1, stride)
             for t, dilation, size, stride in zip(tap, dilations, x.shape[1:-1], strides, strict=True)
         )
-        acc[(slice(None), *reached)] += grouped_product(x, weights[(slice(None), *tap)], group)
-    return acc[(slice(None), *(slice(pads[d], full[d] - pads[spatial + d]) for d in range(spatial)))]
+        acc[:, *reached] += grouped_product(x, weights[:, *tap], group)
+    inside: tuple[Any, ...] = tuple(slice(pads[d], full[d] - pads[spatial + d]) for d in range(spatial))
+    return acc[:, *inside]

@@ -7,7 +7,7 @@ whose output attributes are the fields of :class:`Epilogue`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
@@ -37,6 +37,7 @@ class Epilogue:
     residual_zero_point: Array | None = None
     inner_scale: Array | None = None
     inner_zero_point: Array | None = None
+    _: KW_ONLY
     y_bits: int = 8
     y_encoding: str = "unsigned"
     y_min: Sequence[int] = ()
@@ -75,7 +76,8 @@ class Epilogue:
 
     def real(self, acc: Ints) -> Floats:
         """``f32(acc) * f32(x_scale * w_scale[c])``."""
-        return acc.astype(np.float32) * (self.x_scale * self.w_scale)
+        product: Floats = acc.astype(np.float32) * (self.x_scale * self.w_scale)
+        return product
 
     def requantize(self, acc: Ints) -> Array:
         """One multiplication, one rounding; with a residual a second quantizer behind the first."""

@@ -32,7 +32,8 @@ def low_bit_global_average_pool(
     pixels = np.float32(np.prod(x.shape[1:-1]))
     total = values(x, x_zero_point).sum(axis=axes, keepdims=bool(keepdims)).astype(np.float32)
     if y_scale is None:
-        return total * (x_scale / pixels)
+        average: Array = total * (x_scale / pixels)
+        return average
     low, high = output_range(y_bits, y_encoding, y_min, y_max)
     rounded = np.rint(total * (x_scale / (y_scale * pixels)))
     return saturate(rounded, 0 if y_zero_point is None else y_zero_point, low, high, y_encoding)

@@ -23,4 +23,5 @@ def low_bit_max_pool(
     """The largest code in the window [N, D1.., C]; taps outside the image do not take part."""
     windows = Windows.of(x, kernel_shape, strides, dilations, pads, ceil_mode)
     smallest, _ = code_range(8, x_encoding)
-    return np.maximum.reduce([seen for _, seen in windows.taps(windows.padded(x, smallest))])
+    largest: Array = np.maximum.reduce([seen for _, seen in windows.taps(windows.padded(x, smallest))])
+    return largest

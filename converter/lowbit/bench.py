@@ -1,0 +1,330 @@
+"""Two models side by side: time, size, load time and memory.
+
+Both sessions live in one process and take turns in short blocks, so that whatever disturbs the machine
+disturbs both. Load time and peak memory come from fresh processes, one per model and try.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lowbit.errors import LowBitError, ModelError
+from lowbit.session import open_session, register
+
+if (
+    TYPE_CHECKING
+):  # onnx and onnxruntime are imported where they are used: the fresh processes import this file
+    import numpy.typing as npt
+    import onnx
+    import onnxruntime
+
+Progress = Callable[[int, int], None]
+
+BLOCK_SECONDS = 0.05
+"""Aimed length of one turn: long against a cache refill, short against a machine's mood."""
+
+FRESH_TRIES = 3
+
+
+@dataclass
+class Timing:
+    """What was measured of one model. Times in milliseconds, sizes in bytes."""
+
+    path: str
+    file_bytes: int
+    runs: int = 0
+    median_ms: float = 0.0
+    p10_ms: float = 0.0
+    p90_ms: float = 0.0
+    load_ms: float = 0.0  # median over fresh processes
+    peak_memory_bytes: int = 0  # VmHWM of a fresh process: median; 0 where the system does not tell
+    nodes: list[NodeTime] = field(default_factory=list)
+
+
+@dataclass
+class NodeTime:
+    """One node of a profiled session."""
+
+    name: str
+    op_type: str
+    mean_ms: float
+
+
+@dataclass
+class BenchReport:
+    """``model`` beside ``against`` (None when measured alone); ratios below 1 favour ``model``."""
+
+    model: Timing
+    against: Timing | None
+    threads: int
+    rounds: int
+    pinned: list[int]
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """Model divided by against: medians, file sizes, load times, peak memories."""
+        if self.against is None:
+            return {}
+        pairs = {
+            "time": (self.model.median_ms, self.against.median_ms),
+            "size": (self.model.file_bytes, self.against.file_bytes),
+            "load": (self.model.load_ms, self.against.load_ms),
+            "memory": (self.model.peak_memory_bytes, self.against.peak_memory_bytes),
+        }
+        return {name: ours / theirs for name, (ours, theirs) in pairs.items() if theirs}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for ``--format json``."""
+        return {
+            "model": asdict(self.model),
+            "against": None if self.against is None else asdict(self.against),
+            "ratios": self.ratios,
+            "threads": self.threads,
+            "rounds": self.rounds,
+            "pinned": self.pinned,
+        }
+
+
+def bench(
+    model: str | os.PathLike[str],
+    against: str | os.PathLike[str] | None = None,
+    *,
+    rounds: int = 20,
+    threads: int = 1,
+    pin: Sequence[int] = (),
+    shapes: Mapping[str, list[int]] | None = None,
+    seed: int = 0,
+    profile: bool = False,
+    progress: Progress | None = None,
+) -> BenchReport:
+    """Measures a model, and another one in turns with it.
+
+    Both sessions get the same options: ``threads`` intra-op threads, everything else as ONNX Runtime sets it.
+    Inputs are random, inputs and outputs are bound once (IO binding), so that only the model runs.
+
+    Args:
+        model: a file, converted or not.
+        against: the file to compare with, usually the original.
+        rounds: blocks per model; a block is as many runs as fit 50 ms, at least one.
+        threads: intra-op threads of both sessions.
+        pin: CPU numbers to pin this process to while it measures; empty: not pinned.
+        shapes: sizes of inputs with symbolic dims.
+        seed: of the random inputs.
+        profile: also run ONNX Runtime's profiler and report mean times per node.
+        progress: called with (rounds done, rounds in all).
+
+    Raises:
+        ModelError: if a file cannot be read or opened.
+        LowBitError: for arguments out of range.
+    """
+    if rounds < 1:
+        raise LowBitError(f"rounds must be at least 1, got {rounds}")
+    paths = [os.fspath(path) for path in (model, against) if path is not None]
+    for path in paths:
+        if not os.path.isfile(path):
+            raise ModelError(f"{path}: no such file")
+    subjects = [_Subject.read(path, threads, seed, shapes) for path in paths]
+    timings = [Timing(subject.path, subject.file_bytes) for subject in subjects]
+
+    with _pinned(pin):
+        runs = [subject.bound_run() for subject in subjects]
+        for timing, seconds in zip(timings, _take_turns(runs, rounds, progress), strict=True):
+            timing.runs = len(seconds)
+            timing.p10_ms, timing.median_ms, timing.p90_ms = (
+                float(ms) for ms in np.percentile(seconds, (10, 50, 90)) * 1e3
+            )
+        del runs
+        for timing, subject in zip(timings, subjects, strict=True):
+            timing.load_ms, timing.peak_memory_bytes = _fresh_process(subject)
+            if profile:
+                timing.nodes = _profile(subject)
+    other = timings[1] if len(timings) > 1 else None
+    return BenchReport(timings[0], other, threads, rounds, list(pin))
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A model under measurement."""
+
+    path: str
+    file_bytes: int
+    feed: dict[str, npt.NDArray[Any]]
+    threads: int
+    lowbit: bool  # needs the custom-op library; a stock model runs without it, as its users run it
+
+    @classmethod
+    def read(cls, path: str, threads: int, seed: int, shapes: Mapping[str, list[int]] | None) -> _Subject:
+        from lowbit.feeds import load_model, random_feeds
+        from lowbit.ops import DOMAIN
+
+        model = load_model(path, external_data=False)
+        return cls(
+            path,
+            os.path.getsize(path) + _external_bytes(path, model),
+            random_feeds(model, seed, shapes),
+            threads,
+            any(opset.domain == DOMAIN for opset in model.opset_import),
+        )
+
+    def open(self, profile_prefix: str = "") -> onnxruntime.InferenceSession:
+        options = _options(self.threads, self.lowbit)
+        if profile_prefix:
+            options.enable_profiling = True
+            options.profile_file_prefix = profile_prefix
+        return open_session(self.path, options)
+
+    def bound_run(self) -> Callable[[], None]:
+        """A function that runs the model once on inputs and outputs bound beforehand."""
+        opened = self.open()
+        binding = opened.io_binding()
+        for name, value in self.feed.items():
+            binding.bind_cpu_input(name, np.ascontiguousarray(value))
+        for output in opened.get_outputs():
+            binding.bind_output(output.name)
+        return lambda: opened.run_with_iobinding(binding)
+
+
+def _options(threads: int, lowbit: bool) -> onnxruntime.SessionOptions:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    if lowbit:
+        register(options)
+    return options
+
+
+def _external_bytes(path: str, model: onnx.ModelProto) -> int:
+    """The size of the external data files that a model names."""
+    folder = os.path.dirname(os.path.abspath(path))
+    locations = {
+        entry.value
+        for init in model.graph.initializer
+        for entry in init.external_data
+        if entry.key == "location"
+    }
+    files = [os.path.join(folder, location) for location in locations]
+    return sum(os.path.getsize(file) for file in files if os.path.isfile(file))
+
+
+def _take_turns(
+    runs: Sequence[Callable[[], None]], rounds: int, progress: Progress | None
+) -> list[list[float]]:
+    """Seconds per run of each function, measured in alternating blocks after a warm-up."""
+    counts = []
+    for run in runs:
+        for _ in range(2):
+            run()
+        counts.append(max(1, round(BLOCK_SECONDS / max(_timed(run), 1e-6))))
+    seconds: list[list[float]] = [[] for _ in runs]
+    for done in range(rounds):
+        # Whoever goes first would always meet the other's heat and cache contents: swap every round.
+        order = range(len(runs)) if done % 2 == 0 else reversed(range(len(runs)))
+        for i in order:
+            runs[i]()  # the first run after the other model refills the caches
+            seconds[i] += [_timed(runs[i]) for _ in range(counts[i])]
+        if progress is not None:
+            progress(done + 1, rounds)
+    return seconds
+
+
+def _timed(run: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+@contextlib.contextmanager
+def _pinned(cpus: Sequence[int]) -> Iterator[None]:
+    """Keeps the process, and the processes it starts, on some CPUs."""
+    if not cpus:
+        yield
+        return
+    if not hasattr(os, "sched_setaffinity"):
+        raise LowBitError("this system cannot pin a process to a CPU; leave out --pin")
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        raise LowBitError(f"cannot pin to CPU {', '.join(map(str, cpus))}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _profile(subject: _Subject, runs: int = 20) -> list[NodeTime]:
+    """Mean milliseconds of every node per run, slowest first, from ONNX Runtime's own profiler."""
+    with tempfile.TemporaryDirectory() as folder:
+        opened = subject.open(profile_prefix=os.path.join(folder, "profile"))
+        for _ in range(runs):
+            opened.run(None, subject.feed)
+        events = json.loads(Path(opened.end_profiling()).read_text(encoding="utf-8"))
+    durations: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            name = event["name"].removesuffix("_kernel_time")
+            durations[name, event["args"].get("op_name", "")].append(event["dur"])
+    times = [
+        NodeTime(name, op_type, sum(microseconds) / 1e3 / runs)
+        for (name, op_type), microseconds in durations.items()
+    ]
+    return sorted(times, key=lambda node: -node.mean_ms)
+
+
+def _fresh_process(subject: _Subject) -> tuple[float, int]:
+    """Median load time (ms) and peak memory (bytes) of new processes that load and run the model once."""
+    with tempfile.TemporaryDirectory() as folder:
+        samples = os.path.join(folder, "feeds.npz")
+        np.savez(samples, **subject.feed)  # type: ignore[arg-type]
+        arguments = [subject.path, samples, str(subject.threads), str(int(subject.lowbit))]
+        command = [sys.executable, "-c", "from lowbit.bench import fresh_main; fresh_main()"]
+        results = []
+        for _ in range(FRESH_TRIES):
+            done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+            if done.returncode:
+                reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+                raise ModelError(f"{subject.path}: failed in a fresh process: {reason}")
+            results.append(json.loads(done.stdout))
+    return (
+        float(np.median([result["load_ms"] for result in results])),
+        int(np.median([result["peak"] for result in results])),
+    )
+
+
+def fresh_main() -> None:
+    """Runs in the fresh process: loads a model, runs it once, prints load time and peak memory as JSON."""
+    path, samples, threads, lowbit = sys.argv[1:5]
+    options = _options(int(threads), lowbit == "1")
+    start = time.perf_counter()
+    opened = open_session(path, options)
+    load_ms = (time.perf_counter() - start) * 1e3
+    with np.load(samples) as feed:
+        opened.run(None, {name: feed[name] for name in feed.files})
+    print(json.dumps({"load_ms": load_ms, "peak": _peak_memory()}))
+
+
+def _peak_memory() -> int:
+    """VmHWM of this process in bytes, 0 where the system does not tell."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0

@@ -1,0 +1,193 @@
+"""Input tensors for a model: random ones that exercise its whole range, or samples from a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from lowbit.errors import LowBitError, ModelError
+
+Array = npt.NDArray[Any]
+Feeds = dict[str, Array]
+
+
+def model_inputs(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
+    """The inputs a caller must feed: graph inputs that are not initializers."""
+    constants = {init.name for init in model.graph.initializer}
+    return {value.name: value for value in model.graph.input if value.name not in constants}
+
+
+def parse_shapes(texts: tuple[str, ...]) -> dict[str, list[int]]:
+    """``("input=1,3,224,224",)`` as a dict. Raises LowBitError for anything else."""
+    shapes = {}
+    for text in texts:
+        name, _, dims = text.rpartition("=")
+        try:
+            shapes[name] = [int(dim) for dim in dims.split(",")]
+        except ValueError:
+            shapes[name] = []
+        if not name or not shapes[name] or min(shapes[name]) < 1:
+            raise LowBitError(f"--shape expects NAME=D0,D1,.. with positive numbers, got '{text}'")
+    return shapes
+
+
+def random_feeds(
+    model: onnx.ModelProto, seed: int = 0, shapes: Mapping[str, list[int]] | None = None
+) -> Feeds:
+    """Random values for every input of a model.
+
+    An input that goes straight into a QuantizeLinear is drawn uniformly from the range that its codes cover,
+    so that every code occurs; other float inputs are standard normal; integer ones cover their type.
+
+    Args:
+        model: the model.
+        seed: equal seeds give equal values.
+        shapes: sizes for inputs with symbolic dims. Otherwise a symbolic first dim (the batch) counts as 1.
+
+    Raises:
+        LowBitError: if a dim other than the first is symbolic and ``shapes`` does not name the input, or an
+            input is not a tensor of numbers.
+    """
+    rng = np.random.default_rng(seed)
+    return {
+        name: _random(rng, value, _concrete_shape(value, shapes or {}), _quantizer_range(model, name))
+        for name, value in model_inputs(model).items()
+    }
+
+
+def load_samples(path: str | os.PathLike[str], model: onnx.ModelProto) -> Feeds:
+    """Reads an .npz whose arrays are named like the model's inputs, samples along the first dim.
+
+    A model with one input also takes an .npy, or an .npz with one array of any name.
+    """
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        arrays = {"": loaded} if isinstance(loaded, np.ndarray) else {k: loaded[k] for k in loaded.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise LowBitError(f"{os.fspath(path)}: expected an .npz or .npy file: {error}") from error
+    names = list(model_inputs(model))
+    if len(names) == 1 and len(arrays) == 1:
+        return {names[0]: next(iter(arrays.values()))}
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise LowBitError(
+            f"{os.fspath(path)}: expected arrays named {', '.join(names)}, "
+            f"found {', '.join(arrays) or 'none'}"
+        )
+    return {name: arrays[name] for name in names}
+
+
+def batches(samples: Feeds, model: onnx.ModelProto, limit: int | None = None) -> Iterator[Feeds]:
+    """Cuts samples into feeds of the model's batch size (1 where it is symbolic)."""
+    inputs = model_inputs(model)
+    sizes = {name: _batch_size(value) for name, value in inputs.items()}
+    for name, array in samples.items():
+        rank = len(inputs[name].type.tensor_type.shape.dim)
+        if array.ndim != rank:
+            raise LowBitError(
+                f"input '{name}' has rank {rank}, the data have the shape {list(array.shape)}; stack the "
+                "samples along the first dim"
+            )
+    count = min(len(array) // sizes[name] for name, array in samples.items())
+    if count == 0:
+        raise LowBitError("the data hold less than one batch of samples")
+    for i in range(count if limit is None else min(count, limit)):
+        yield {name: array[i * sizes[name] : (i + 1) * sizes[name]] for name, array in samples.items()}
+
+
+def _batch_size(value: onnx.ValueInfoProto) -> int:
+    dims = value.type.tensor_type.shape.dim
+    return dims[0].dim_value if dims and dims[0].dim_value else 1
+
+
+def _concrete_shape(value: onnx.ValueInfoProto, shapes: Mapping[str, list[int]]) -> list[int]:
+    if value.name in shapes:
+        return shapes[value.name]
+    if not value.type.tensor_type.HasField("shape"):
+        raise LowBitError(f"input '{value.name}' has no shape; give one with --shape {value.name}=D0,D1,..")
+    dims = value.type.tensor_type.shape.dim
+    shape = [dim.dim_value if dim.HasField("dim_value") else None for dim in dims]
+    if None in shape[1:]:
+        names = [str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in dims]
+        raise LowBitError(
+            f"input '{value.name}' has the shape [{', '.join(names)}]; give numbers with "
+            f"--shape {value.name}=D0,D1,.."
+        )
+    return [size if size is not None else 1 for size in shape]
+
+
+def _random(
+    rng: np.random.Generator, value: onnx.ValueInfoProto, shape: list[int], span: tuple[float, float] | None
+) -> Array:
+    element = value.type.tensor_type.elem_type
+    if element == TensorProto.STRING or element not in onnx.helper.get_all_tensor_dtypes():
+        raise LowBitError(f"input '{value.name}' holds no numbers; random values cannot be made for it")
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(element)
+    if dtype == np.bool_:
+        return rng.integers(0, 2, shape).astype(dtype)
+    if np.issubdtype(dtype, np.integer):
+        info = np.iinfo(dtype)
+        return rng.integers(max(info.min, -128), min(info.max, 255), shape, endpoint=True).astype(dtype)
+    if span is not None:
+        return rng.uniform(*span, shape).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def _quantizer_range(model: onnx.ModelProto, name: str) -> tuple[float, float] | None:
+    """The real numbers that the codes of the first quantizer behind an input cover."""
+    for node in model.graph.node:
+        if node.op_type in ("QuantizeLinear", "LowBitQuantize") and node.input[0] == name:
+            constants = constant_values(model, set(node.input[1:3]))
+            if node.input[1] not in constants:
+                return None
+            scale = constants[node.input[1]].astype(np.float64)
+            given = len(node.input) > 2 and node.input[2] in constants
+            zero = constants[node.input[2]] if given else np.zeros((), np.uint8)
+            unsigned = zero.min() >= 0 and zero.dtype != np.int8
+            low, high = (0, 255) if unsigned else (-128, 127)
+            centre = zero.astype(np.float64)
+            return float(((low - centre) * scale).min()), float(((high - centre) * scale).max())
+    return None
+
+
+def constant_values(model: onnx.ModelProto, names: set[str] | None = None) -> dict[str, Array]:
+    """The values of initializers and Constant nodes of the main graph: all, or those of ``names``."""
+    values = {}
+    for init in model.graph.initializer:
+        if names is None or init.name in names:
+            values[init.name] = numpy_helper.to_array(init)
+    for node in model.graph.node:
+        if node.op_type == "Constant" and (names is None or node.output[0] in names):
+            found = (_constant(attribute) for attribute in node.attribute)
+            values.update((node.output[0], value) for value in found if value is not None)
+    return values
+
+
+def _constant(attribute: onnx.AttributeProto) -> Array | None:
+    """The value that a Constant node's attribute holds; None for strings and sparse tensors."""
+    if attribute.name == "value":
+        return numpy_helper.to_array(attribute.t)
+    for prefix, dtype in (("value_float", np.float32), ("value_int", np.int64)):
+        if attribute.name.startswith(prefix):
+            return np.asarray(onnx.helper.get_attribute_value(attribute), dtype)
+    return None
+
+
+def load_model(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.ModelProto:
+    """Reads a model, with its external data or without; every way this can fail is one ModelError."""
+    name = os.fspath(path)
+    if not os.path.isfile(name):
+        raise ModelError(f"{name}: no such file")
+    try:
+        model = onnx.load(name, load_external_data=external_data)
+    except Exception as error:  # protobuf's DecodeError, a missing external file, a bad offset, ...
+        raise ModelError(f"{name}: not a readable ONNX model: {' '.join(str(error).split())}") from error
+    if not model.graph.node and not model.graph.output:
+        raise ModelError(f"{name}: not an ONNX model, or an empty one: it has no nodes and no outputs")
+    return model

@@ -1,0 +1,311 @@
+"""How near to a rounding tie a result was: which differences from ONNX Runtime floating point explains.
+
+ONNX Runtime computes some nodes with another float32 formula than the file's (QLinearAdd, float convolutions,
+...). Two formulas for one real number may round it to neighbouring codes, but only where the number lies
+within their combined rounding error of a tie. For one node and its inputs, :func:`chain` gives that real
+number in float64 and a bound on the error of any sensible float32 evaluation: numerics.md's ``(K + 3) * 2^-24
+* sum |terms|``, K the number of terms added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.ops import DEFINITIONS
+from lowbit.ops.codes import Array, values
+from lowbit.ops.conv import convolve, weight_values
+from lowbit.ops.conv_transpose import convolve_transposed
+from lowbit.ops.windows import Windows
+
+Reals = npt.NDArray[np.float64]
+Attributes = Mapping[str, Any]
+
+ROUNDING = 2.0**-24
+"""Relative error of one float32 operation."""
+
+MATMUL_INPUTS = [
+    "x",
+    "w",
+    "x_scale",
+    "x_zero_point",
+    "w_scale",
+    "w_zero_point",
+    "bias",
+    "y_scale",
+    "y_zero_point",
+    "thresholds",
+    "threshold_base",
+    "threshold_dir",
+    "tail_bias",
+    "tail_scale",
+    "tail_shift",
+    "residual",
+    "residual_scale",
+    "residual_zero_point",
+    "inner_scale",
+    "inner_zero_point",
+]
+
+
+@dataclass
+class Chain:
+    """The real result of a node before its last rounding."""
+
+    value: Reals
+    error: Reals  # bound on |float32 evaluation - value|
+    step: Reals | None  # the output's scale; None: a float output
+    extra_steps: Reals | float = 0.0  # more whole steps that an inner rounding may move the result by
+
+    def explains(self, got: Array, expected: Array) -> npt.NDArray[np.bool_]:
+        """Where the difference of two results of this node is one of float rounding near a tie."""
+        apart = np.abs(got.astype(np.float64) - expected.astype(np.float64))
+        if self.step is None:
+            return apart <= self.error
+        steps = self.value / self.step
+        from_tie = np.abs(steps - np.floor(steps) - 0.5)
+        near = from_tie <= self.error / self.step
+        inner: npt.NDArray[np.bool_] = np.asarray(self.extra_steps > 0)
+        return ((apart <= 1) & near) | (inner & (apart <= 1 + np.ceil(self.extra_steps)))
+
+
+def chain(op_type: str, attrs: Attributes, inputs: Sequence[Array | None]) -> Chain | None:
+    """The real result of a node; None for ops that only move codes, where nothing explains a difference."""
+    if op_type not in DEFINITIONS:
+        raise KeyError(op_type)
+    if op_type in ("LowBitConv", "APConv", "LowBitConvTranspose", "LowBitGemm", "APGemm"):
+        return _matmul(op_type, attrs, dict(zip(MATMUL_INPUTS, inputs, strict=False)))
+    formulas: dict[str, Callable[..., Chain]] = {
+        "LowBitAdd": _add,
+        "LowBitMul": _mul,
+        "LowBitAffine": _affine,
+        "LowBitAveragePool": _average_pool,
+        "LowBitGlobalAveragePool": _global_average_pool,
+        "LowBitConcat": _concat,
+        "LowBitRequantize": _requantize,
+        "LowBitQuantize": _quantize,
+        "LowBitDequantize": _dequantize,
+    }
+    return formulas[op_type](attrs, *inputs) if op_type in formulas else None
+
+
+def _real(codes: Array, scale: Array, zero_point: Array) -> Reals:
+    return np.asarray(values(codes, zero_point) * scale.astype(np.float64))
+
+
+def _ulps(
+    count: float, *terms: Reals | float, y_scale: Array | None = None, y_zero_point: Array | None = None
+) -> Reals:
+    """``count`` roundings of a sum of terms, with the zero point, which ORT adds before it rounds."""
+    total: Reals = sum((np.abs(term) for term in terms), np.zeros(()))
+    if y_scale is not None and y_zero_point is not None:
+        total = total + np.abs(y_zero_point.astype(np.float64)) * y_scale
+    return count * ROUNDING * total
+
+
+def _step(y_scale: Array | None) -> Reals | None:
+    return None if y_scale is None else y_scale.astype(np.float64)
+
+
+def _matmul(op_type: str, attrs: Attributes, given: dict[str, Array | None]) -> Chain | None:
+    def need(name: str) -> Array:
+        value = given.get(name)
+        return np.zeros((), np.int32) if value is None else value
+
+    if attrs.get("epilogue") == "thresholds":
+        return None
+    total, magnitude, terms = _accumulate(op_type, attrs, need)
+    scale = need("x_scale").astype(np.float64) * need("w_scale").astype(np.float64)
+    bias = need("bias").astype(np.float64)
+    value, size, count = (total + bias) * scale, (magnitude + np.abs(bias)) * scale, terms + 3
+    residual = None
+    if given.get("residual") is not None:
+        residual = _real(need("residual"), need("residual_scale"), need("residual_zero_point"))
+        residual_size = np.abs(residual) + np.abs(need("residual_zero_point") * need("residual_scale"))
+
+    y_scale = given.get("y_scale")
+    kind = attrs.get("epilogue", "requantize")
+    if kind == "requantize" and residual is not None:
+        # The inner code may itself have been rounded the other way: that moves the sum by one inner step.
+        inner_scale = need("inner_scale").astype(np.float64)
+        inner = Chain(value, count * ROUNDING * size, inner_scale)
+        steps = inner.value / inner_scale
+        flips = np.abs(steps - np.floor(steps) - 0.5) <= inner.error / inner_scale
+        low, high = _inner_range(attrs)
+        zero = need("inner_zero_point").astype(np.float64)
+        code = np.clip(np.rint(steps) + zero, low, high)
+        value = (code - zero) * inner_scale + residual
+        size = np.abs((code - zero) * inner_scale) + np.abs(zero * inner_scale) + residual_size
+        error = _ulps(8, size, y_scale=y_scale, y_zero_point=given.get("y_zero_point"))
+        return Chain(value, error, _step(y_scale), np.where(flips, inner_scale / need("y_scale"), 0.0))
+    if kind == "tail":
+        for step in filter(None, str(attrs.get("tail", "")).split(",")):
+            count += 2
+            if step == "bias":
+                value, size = value + need("tail_bias"), size + np.abs(need("tail_bias"))
+            elif step == "affine":
+                factor, shift = need("tail_scale").astype(np.float64), need("tail_shift").astype(np.float64)
+                value, size = value * factor + shift, size * np.abs(factor) + np.abs(shift)
+            elif step == "residual" and residual is not None:
+                value, size = value + residual, size + residual_size
+            elif step == "relu":
+                value = np.maximum(value, 0)
+            elif step == "clip":
+                value = np.clip(value, attrs.get("clip_min", 0.0), attrs.get("clip_max", 0.0))
+    return Chain(value, count * ROUNDING * size, _step(y_scale))
+
+
+def _inner_range(attrs: Attributes) -> tuple[int, int]:
+    low, high = (-128, 127) if attrs.get("inner_encoding") == "signed" else (0, 255)
+    (first,), (last,) = attrs.get("inner_min") or [low], attrs.get("inner_max") or [high]
+    return first, last
+
+
+def _accumulate(op_type: str, attrs: Attributes, need: Callable[[str], Array]) -> tuple[Reals, Reals, int]:
+    """The integer sums without bias, the sums of their absolute terms, and how many terms one has."""
+    x = values(need("x"), need("x_zero_point"), attrs.get("x_encoding", "unsigned"))
+    gemm = op_type.endswith("Gemm")
+    out = attrs["out_features"] if gemm else attrs["out_channels"]
+    kernel = [1] if gemm else list(attrs["kernel_shape"])
+    group = attrs.get("group", 1)
+    depth = attrs["in_features"] if gemm else attrs["in_channels"] // group
+    w = weight_values(
+        need("w"),
+        need("w_zero_point"),
+        out,
+        kernel,
+        depth,
+        attrs.get("w_bits", 8),
+        attrs.get("w_encoding", "unsigned"),
+    )
+
+    def product(x: Any, w: Any) -> Reals:
+        if gemm:
+            axis = attrs.get("axis", -1) % x.ndim
+            rows = x.reshape(*x.shape[:axis], depth)
+            return np.asarray(rows.astype(np.float64) @ w[:, 0].T.astype(np.float64))
+        geometry = (attrs.get("strides", ()), attrs.get("pads", ()), attrs.get("dilations", ()))
+        if op_type == "LowBitConvTranspose":
+            return convolve_transposed(x, w, *geometry, attrs.get("output_padding", ()), group).astype(
+                np.float64
+            )
+        return convolve(x, w, *geometry, group).astype(np.float64)
+
+    return product(x, w), product(np.abs(x), np.abs(w)), depth * int(np.prod(kernel))
+
+
+def _add(
+    attrs: Attributes,
+    a: Array,
+    a_scale: Array,
+    a_zero_point: Array,
+    b: Array,
+    b_scale: Array,
+    b_zero_point: Array,
+    y_scale: Array | None = None,
+    y_zero_point: Array | None = None,
+) -> Chain:
+    left, right = _real(a, a_scale, a_zero_point), _real(b, b_scale, b_zero_point)
+    zeros = np.abs(a_zero_point * a_scale) + np.abs(b_zero_point * b_scale)  # terms of QLinearAdd's formula
+    error = _ulps(8, left, right, zeros, y_scale=y_scale, y_zero_point=y_zero_point)
+    return Chain(left + right, error, _step(y_scale))
+
+
+def _mul(
+    attrs: Attributes,
+    a: Array,
+    a_scale: Array,
+    a_zero_point: Array,
+    b: Array,
+    b_scale: Array,
+    b_zero_point: Array,
+    y_scale: Array | None = None,
+    y_zero_point: Array | None = None,
+) -> Chain:
+    value = _real(a, a_scale, a_zero_point) * _real(b, b_scale, b_zero_point)
+    return Chain(value, _ulps(8, value, y_scale=y_scale, y_zero_point=y_zero_point), _step(y_scale))
+
+
+def _affine(
+    attrs: Attributes,
+    x: Array,
+    x_scale: Array,
+    x_zero_point: Array,
+    scale: Array,
+    shift: Array,
+    y_scale: Array | None = None,
+    y_zero_point: Array | None = None,
+) -> Chain:
+    product = _real(x, x_scale, x_zero_point) * scale
+    error = _ulps(16, product, shift.astype(np.float64), y_scale=y_scale, y_zero_point=y_zero_point)
+    return Chain(product + shift, error, _step(y_scale))
+
+
+def _average_pool(
+    attrs: Attributes,
+    x: Array,
+    x_scale: Array,
+    x_zero_point: Array,
+    y_scale: Array | None = None,
+    y_zero_point: Array | None = None,
+) -> Chain:
+    windows = Windows.of(
+        x,
+        attrs["kernel_shape"],
+        attrs.get("strides", ()),
+        (),
+        attrs.get("pads", ()),
+        attrs.get("ceil_mode", 0),
+    )
+    real = windows.padded(_real(x, x_scale, x_zero_point), 0)
+    taps = windows.tap_counts(bool(attrs.get("count_include_pad", 0))).astype(np.float64)
+    value = np.add.reduce([seen for _, seen in windows.taps(real)]) / taps
+    size = np.add.reduce([seen for _, seen in windows.taps(np.abs(real))]) / taps
+    count = int(np.prod(attrs["kernel_shape"])) + 4
+    return Chain(value, _ulps(count, size, y_scale=y_scale, y_zero_point=y_zero_point), _step(y_scale))
+
+
+def _global_average_pool(
+    attrs: Attributes,
+    x: Array,
+    x_scale: Array,
+    x_zero_point: Array,
+    y_scale: Array | None = None,
+    y_zero_point: Array | None = None,
+) -> Chain:
+    real = _real(x, x_scale, x_zero_point)
+    axes, keep = tuple(range(1, x.ndim - 1)), bool(attrs.get("keepdims", 1))
+    size = np.abs(real).mean(axis=axes, keepdims=keep)
+    count = int(np.prod(x.shape[1:-1])) + 4
+    error = _ulps(count, size, y_scale=y_scale, y_zero_point=y_zero_point)
+    return Chain(real.mean(axis=axes, keepdims=keep), error, _step(y_scale))
+
+
+def _concat(
+    attrs: Attributes, x_scales: Array, x_zero_points: Array, y_scale: Array, y_zero_point: Array, *x: Array
+) -> Chain:
+    parts = [_real(*part) for part in zip(x, x_scales, x_zero_points, strict=True)]
+    value = np.concatenate(parts, axis=attrs["axis"])
+    return Chain(value, _ulps(4, value, y_scale=y_scale, y_zero_point=y_zero_point), _step(y_scale))
+
+
+def _requantize(
+    attrs: Attributes, x: Array, x_scale: Array, x_zero_point: Array, y_scale: Array, y_zero_point: Array
+) -> Chain:
+    value = _real(x, x_scale, x_zero_point)
+    return Chain(value, _ulps(4, value, y_scale=y_scale, y_zero_point=y_zero_point), _step(y_scale))
+
+
+def _quantize(attrs: Attributes, x: Array, y_scale: Array, y_zero_point: Array) -> Chain:
+    value = (np.moveaxis(x, 1, -1) if attrs.get("to_channels_last") else x).astype(np.float64)
+    return Chain(value, _ulps(2, value), _step(y_scale))
+
+
+def _dequantize(attrs: Attributes, x: Array, x_scale: Array, x_zero_point: Array) -> Chain:
+    value = _real(x, x_scale, x_zero_point)
+    value = np.moveaxis(value, -1, 1) if attrs.get("to_channels_first") else value
+    return Chain(value, _ulps(2, value), None)

@@ -1,0 +1,630 @@
+"""Does a converted model compute what its original says? Node by node, and as a whole.
+
+Comparing two networks end to end says little: one code that rounds the other way at a tie spreads through
+every later layer. So the check is local to the node. The original runs in stock ONNX Runtime with the codes
+at every quantizer exposed; every lowbit node is then fed *the original's* codes, and its output is compared
+
+- with the op's numpy definition on the same codes: no element may differ;
+- with the original's own codes at that place: equal, or one step apart where the exact real number lies
+  within the float32 rounding error of a tie (ONNX Runtime evaluates some nodes by another formula, and
+  differs from itself there between machines). Everything else is *unexplained*.
+
+How the values of the two graphs belong together is recorded by the converter in the model's metadata, under
+``lowbit.provenance``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper
+
+from lowbit import ties
+from lowbit.errors import LowBitError, ModelError
+from lowbit.feeds import batches, constant_values, load_model, load_samples, random_feeds
+from lowbit.ops import DOMAIN, evaluate
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+Array = npt.NDArray[Any]
+Model = str | os.PathLike[str] | onnx.ModelProto
+Progress = Callable[[int, int], None]
+
+PROVENANCE = "lowbit.provenance"
+SUFFIX = "/lowbit"  # of the outputs of the model that holds every lowbit node side by side
+
+
+@dataclass
+class NodeCheck:
+    """One lowbit node on the original's own codes."""
+
+    name: str
+    op_type: str
+    source: str | None  # the value of the original that it was compared with
+    elements: int = 0
+    wrong: int = 0  # differ from the numpy definition
+    equal: int = 0  # equal to the original's value
+    near_tie: int = 0  # one step apart, at a tie within float32 rounding
+    unexplained: int = 0
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """No element contradicts the definition, and none the original."""
+        return not self.wrong and not self.unexplained
+
+
+@dataclass
+class OutputCheck:
+    """One output of the two whole models."""
+
+    name: str
+    elements: int = 0
+    equal: int = 0
+    max_difference: float = 0.0
+    samples: int = 0
+    top1_equal: int | None = None  # None: not a vector of class scores
+    changed: list[int] = field(default_factory=list)  # samples with another top-1
+
+
+@dataclass
+class VerifyReport:
+    """What :func:`verify` found; ``ok`` is its verdict."""
+
+    samples: int = 0
+    nodes: list[NodeCheck] = field(default_factory=list)
+    outputs: list[OutputCheck] = field(default_factory=list)
+    codes: int = 0  # codes inside the two whole models that were compared
+    codes_equal: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Every node is exact and nothing is unexplained; whole-model agreement is information only."""
+        return all(node.ok for node in self.nodes)
+
+    def total(self, counter: str) -> int:
+        """The sum of one counter of :class:`NodeCheck` over all nodes."""
+        return sum(int(getattr(node, counter)) for node in self.nodes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for ``--format json``."""
+        counters = ("elements", "wrong", "equal", "near_tie", "unexplained")
+        return {
+            "ok": self.ok,
+            "samples": self.samples,
+            "totals": {counter: self.total(counter) for counter in counters},
+            "codes": self.codes,
+            "codes_equal": self.codes_equal,
+            "nodes": [{**asdict(node), "ok": node.ok} for node in self.nodes],
+            "outputs": [asdict(output) for output in self.outputs],
+            "notes": list(self.notes),
+        }
+
+
+def verify(
+    model: Model,
+    against: Model,
+    *,
+    data: str | os.PathLike[str] | Mapping[str, Array] | None = None,
+    samples: int | None = None,
+    seed: int = 0,
+    shapes: Mapping[str, list[int]] | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Checks a converted model against the model it was made from.
+
+    Args:
+        model: the converted model, a path or a ModelProto.
+        against: its original.
+        data: samples, an .npz (arrays named like the inputs, samples along the first dim) or such a dict;
+            random inputs that cover every code of the first quantizer when absent.
+        samples: how many samples to use; all of ``data``, or 2 random ones, when absent.
+        seed: of the random samples.
+        shapes: sizes of inputs with symbolic dims, for random samples.
+        threads: intra-op threads of the sessions.
+        progress: called with (samples done, samples in all).
+
+    Returns:
+        The counts per node and for the whole model.
+
+    Raises:
+        ModelError: if a model cannot be read or run, or ``model`` was not made from ``against``.
+    """
+    converted, original = _load(model), _load(against)
+    report = VerifyReport()
+    mapping = read_provenance(converted, original, against, report.notes)
+    feeds = _samples(original, data, samples, seed, shapes)
+
+    stock = _Stock(original, {place.source for place in mapping.values()}, threads, report.notes)
+    local = _Local(converted, original, mapping, threads)
+    whole = _Whole(converted, mapping, threads)
+    for done, feed in enumerate(feeds):
+        if progress is not None:
+            progress(done, len(feeds))
+        values = stock.run(feed)
+        local.check(feed, values)
+        whole.check(feed, values, report)
+    if progress is not None:
+        progress(len(feeds), len(feeds))
+    report.nodes, report.samples = list(local.checks.values()), len(feeds)
+    return report
+
+
+# ---- which value of the converted model is which value of the original
+
+
+@dataclass(frozen=True)
+class Place:
+    """``lowbit value == transpose(source value, perm) + offset``."""
+
+    source: str
+    perm: tuple[int, ...] | None = None
+    offset: int = 0
+
+    def carry(self, value: Array, rank: int | None = None) -> Array:
+        """The original's value in the form that it has in the converted model."""
+        if self.perm is not None:
+            value = value.transpose(self.perm)
+        if self.offset:  # signed codes as unsigned ones: the same real numbers on the u8 side
+            value = (value.astype(np.int16) + self.offset).astype(np.uint8 if self.offset > 0 else np.int8)
+        return np.ascontiguousarray(value)
+
+
+def read_provenance(
+    converted: onnx.ModelProto, original: onnx.ModelProto, against: Model, notes: list[str]
+) -> dict[str, Place]:
+    """The values of a converted model that have a counterpart in its original.
+
+    Raises:
+        ModelError: if the model carries no record, or one that does not fit ``original``.
+    """
+    stored = {entry.key: entry.value for entry in converted.metadata_props}
+    if PROVENANCE not in stored:
+        raise ModelError(
+            f"the converted model has no '{PROVENANCE}' record, so its values cannot be matched with the "
+            "original's; convert it again with this release"
+        )
+    try:
+        record = json.loads(stored[PROVENANCE])
+        places = {
+            name: Place(entry["source"], tuple(entry["perm"]) if entry.get("perm") else None,
+                        int(entry.get("offset", 0)))
+            for name, entry in record["values"].items()
+        }  # fmt: skip
+        expected = record.get("source", {}).get("sha256")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"the converted model's '{PROVENANCE}' record is damaged: {error}") from error
+
+    if expected and isinstance(against, (str, os.PathLike)):
+        found = hashlib.sha256(Path(against).read_bytes()).hexdigest()
+        if found != expected:
+            notes.append(
+                f"{os.fspath(against)} is not the very file that was converted (its sha256 differs); values "
+                "are matched by name"
+            )
+    known = {name for node in original.graph.node for name in node.output}
+    known |= {value.name for value in original.graph.input}
+    strangers = sorted({place.source for place in places.values()} - known)
+    if strangers:
+        raise ModelError(
+            f"the converted model was not made from this original: it has no value '{strangers[0]}'"
+            + (f" and {len(strangers) - 1} more" if len(strangers) > 1 else "")
+        )
+    inputs = {value.name for value in original.graph.input}
+    return {**{name: Place(name) for name in inputs}, **places}
+
+
+# ---- the original in stock ONNX Runtime
+
+
+class _Stock:
+    """The original model in ONNX Runtime as it comes, with inner values exposed."""
+
+    def __init__(
+        self, original: onnx.ModelProto, wanted: set[str], threads: int | None, notes: list[str]
+    ) -> None:
+        self.inputs = {value.name for value in original.graph.input}
+        self.outputs = [value.name for value in original.graph.output]
+        produced = {name for node in original.graph.node for name in node.output}
+        exposed, self.renamed = _expose(original, sorted((wanted & produced) - set(self.outputs)))
+        self.session = self._open(exposed, threads, notes)
+
+    @staticmethod
+    def _open(model: onnx.ModelProto, threads: int | None, notes: list[str]) -> onnxruntime.InferenceSession:
+        """At full optimization, or at the highest level that loads (2-bit weights do not at the upper)."""
+        import onnxruntime as ort
+
+        from lowbit.session import open_session
+
+        levels = ort.GraphOptimizationLevel
+        refusal = ""
+        for level in (levels.ORT_ENABLE_ALL, levels.ORT_ENABLE_BASIC, levels.ORT_DISABLE_ALL):
+            options = _options(threads)
+            options.graph_optimization_level = level
+            try:
+                session = open_session(model, options)
+            except ModelError as error:
+                refusal = refusal or str(error)
+                continue
+            if refusal:
+                notes.append(
+                    f"stock ONNX Runtime loads the original only at {level.name}, where it computes in float "
+                    f"({refusal})"
+                )
+            return session
+        raise ModelError(f"stock ONNX Runtime does not load the original at all: {refusal}")
+
+    def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """All wanted values and all outputs, by their names in the original."""
+        names = [str(value.name) for value in self.session.get_outputs()]
+        results = dict(zip(names, self.session.run(names, dict(feed)), strict=True))
+        named: dict[str, Array] = {self.renamed.get(name, name): value for name, value in results.items()}
+        return {**feed, **named}
+
+
+def _options(threads: int | None) -> onnxruntime.SessionOptions:
+    """Options for exact results: without x64quantprecision ONNX Runtime's u8 x s8 saturates on AVX2."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    return options
+
+
+def _expose(model: onnx.ModelProto, names: Iterable[str]) -> tuple[onnx.ModelProto, dict[str, str]]:
+    """A copy of a model with inner values as outputs, and {output name: value name} of those renamed.
+
+    4- and 2-bit codes come out as int8 through a Cast: numpy cannot hold them.
+    """
+    exposed = onnx.ModelProto()
+    exposed.CopyFrom(model)
+    narrow = _narrow_values(model)
+    renamed = {}
+    for name in names:
+        if name in narrow:
+            renamed[f"{name}/int8"] = name
+            exposed.graph.node.append(
+                helper.make_node("Cast", [name], [f"{name}/int8"], to=onnx.TensorProto.INT8)
+            )
+            name = f"{name}/int8"
+        exposed.graph.output.append(onnx.ValueInfoProto(name=name))
+    return exposed, renamed
+
+
+def _narrow_values(model: onnx.ModelProto) -> set[str]:
+    """Outputs of quantizers to 4 or 2 bits."""
+    kinds = {
+        getattr(onnx.TensorProto, kind)
+        for kind in ("INT4", "UINT4", "INT2", "UINT2")
+        if hasattr(onnx.TensorProto, kind)
+    }
+    narrow = {init.name for init in model.graph.initializer if init.data_type in kinds}
+    for node in model.graph.node:
+        if node.op_type == "Constant":
+            narrow |= {node.output[0] for a in node.attribute if a.name == "value" and a.t.data_type in kinds}
+    found = set()
+    for node in model.graph.node:
+        by_zero_point = node.op_type == "QuantizeLinear" and len(node.input) > 2 and node.input[2] in narrow
+        by_type = any(a.name == "output_dtype" and a.i in kinds for a in node.attribute)
+        if by_zero_point or by_type:
+            found.add(node.output[0])
+    return found
+
+
+# ---- every lowbit node on the original's codes
+
+
+class _Local:
+    """All lowbit nodes of the converted model side by side, each fed what the original has at that place."""
+
+    def __init__(
+        self,
+        converted: onnx.ModelProto,
+        original: onnx.ModelProto,
+        mapping: Mapping[str, Place],
+        threads: int | None,
+    ) -> None:
+        self.model, self.original, self.mapping, self.threads = converted, original, mapping, threads
+        self.constants = constant_values(converted)
+        self.producer = {name: node for node in converted.graph.node for name in node.output}
+        self.nodes = [node for node in converted.graph.node if node.domain == DOMAIN]
+        self.checks = {node.output[0]: self._new_check(node) for node in self.nodes}
+        self.opsets = {opset.domain: opset for opset in converted.opset_import}
+        self.session: onnxruntime.InferenceSession | None = None
+        self.small: dict[str, onnxruntime.InferenceSession] = {}
+
+    def _new_check(self, node: onnx.NodeProto) -> NodeCheck:
+        place = self.mapping.get(node.output[0])
+        return NodeCheck(node.name or node.output[0], node.op_type, place.source if place else None)
+
+    def check(self, feed: Mapping[str, Array], values: Mapping[str, Array]) -> None:
+        """Adds one sample to the counts."""
+        known = {
+            name: place.carry(values[place.source])
+            for name, place in self.mapping.items()
+            if place.source in values
+        }
+        known.update(feed)
+        fed: dict[str, Array] = {}
+        ready = []
+        for node in self.nodes:
+            try:
+                inputs = [self._value(name, known) if name else None for name in node.input]
+            except LowBitError as error:
+                self.checks[node.output[0]].note = str(error)
+                continue
+            ready.append((node, inputs))
+            for name, value in zip(node.input, inputs, strict=True):
+                if name and name not in self.constants and value is not None:
+                    fed[name] = value
+
+        if self.session is None:
+            self.session = self._side_by_side([node for node, _ in ready], fed)
+        names = [node.output[0] + SUFFIX for node, _ in ready]
+        for (node, inputs), got in zip(ready, self.session.run(names, fed), strict=True):
+            self._compare(node, inputs, got, known.get(node.output[0]))
+
+    def _compare(
+        self, node: onnx.NodeProto, inputs: list[Array | None], got: Array, expected: Array | None
+    ) -> None:
+        check, attrs = self.checks[node.output[0]], attributes_of(node)
+        check.elements += got.size
+        definition = evaluate(node.op_type, attrs, inputs)
+        same_form = definition.shape == got.shape and definition.dtype == got.dtype
+        check.wrong += int(np.sum(~_same(got, definition))) if same_form else got.size
+        if self.mapping.get(node.output[0]) is None or expected is None:
+            check.note = check.note or "has no counterpart in the original; checked against its definition"
+            return
+        if expected.size != got.size:
+            check.unexplained += got.size
+            check.note = f"has the shape {list(got.shape)}, the original {list(expected.shape)}"
+            return
+        expected = expected.reshape(got.shape)  # differs by dims of size 1 at most
+        equal = _same(got, expected)
+        check.equal += int(equal.sum())
+        if equal.all():
+            return
+        chain = self._chain(node, attrs, inputs)
+        explained = np.zeros(got.shape, bool) if chain is None else chain.explains(got, expected) & ~equal
+        check.near_tie += int(explained.sum())
+        check.unexplained += int((~equal & ~explained).sum())
+
+    def _chain(
+        self, node: onnx.NodeProto, attrs: Mapping[str, Any], inputs: list[Array | None]
+    ) -> ties.Chain | None:
+        if node.op_type == "LowBitLookup":
+            return self._lookup_chain(node, inputs[0])
+        with np.errstate(all="ignore"):
+            return ties.chain(node.op_type, attrs, inputs)
+
+    def _lookup_chain(self, node: onnx.NodeProto, x: Array | None) -> ties.Chain | None:
+        """The real numbers behind a table: the original nodes between its two quantizers, unoptimized."""
+        before, after = self.mapping.get(node.input[0]), self.mapping.get(node.output[0])
+        if before is None or after is None or x is None:
+            return None
+        piece = _between(self.original, before.source, after.source)
+        if piece is None:
+            return None
+        model, scale = piece
+        # Back to the original's codes and order of dims; the table is elementwise, or one row per channel.
+        codes = (x.astype(np.int16) - before.offset).astype(
+            np.int8 if before.offset or x.dtype == np.int8 else x.dtype
+        )
+        if before.perm is not None:
+            codes = codes.transpose(np.argsort(before.perm))
+        import onnxruntime as ort
+
+        from lowbit.session import open_session
+
+        options = _options(self.threads)
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        try:
+            (real,) = open_session(model, options).run(None, {before.source: codes})
+        except Exception:  # an odd piece of graph explains nothing; the differences are then unexplained
+            return None
+        if after.perm is not None:
+            real = real.transpose(after.perm)
+        value = real.astype(np.float64)
+        error = 16 * ties.ROUNDING * np.maximum(np.abs(value), scale)
+        return ties.Chain(value, error, np.asarray(scale, np.float64))
+
+    def _value(self, name: str, known: dict[str, Array]) -> Array:
+        """A value of the converted model, the original's where it has one, otherwise computed from those."""
+        if name in known:
+            return known[name]
+        if name in self.constants:
+            return self.constants[name]
+        node = self.producer.get(name)
+        if node is None:
+            raise LowBitError(f"its input '{name}' has no counterpart in the original")
+        inputs = [self._value(i, known) if i else None for i in node.input]
+        if node.domain == DOMAIN:
+            known[name] = evaluate(node.op_type, attributes_of(node), inputs)
+        else:
+            known.update(zip(node.output, self._run_standard(node, inputs), strict=True))
+        return known[name]
+
+    def _run_standard(self, node: onnx.NodeProto, inputs: list[Array | None]) -> list[Array]:
+        """One node of ONNX Runtime's own between lowbit nodes."""
+        from lowbit.session import open_session
+
+        given = {name: value for name, value in zip(node.input, inputs, strict=True) if value is not None}
+        key = node.output[0]
+        if key not in self.small:
+            graph = helper.make_graph(
+                [node],
+                "one_node",
+                [_value_info(name, value) for name, value in given.items()],
+                [onnx.ValueInfoProto(name=name) for name in node.output if name],
+            )
+            model = helper.make_model(graph, opset_imports=list(self.model.opset_import))
+            model.ir_version = self.model.ir_version
+            self.small[key] = open_session(model, _options(self.threads))
+        return list(self.small[key].run(None, given))
+
+    def _side_by_side(
+        self, nodes: list[onnx.NodeProto], fed: Mapping[str, Array]
+    ) -> onnxruntime.InferenceSession:
+        """One model in which every activation that a lowbit node reads is a graph input."""
+        from lowbit.session import session
+
+        copies = []
+        for node in nodes:
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            copy.output[0] += SUFFIX
+            copies.append(copy)
+        used = {name for node in nodes for name in node.input if name in self.constants}
+        graph = helper.make_graph(
+            copies,
+            "lowbit_nodes",
+            [_value_info(name, value) for name, value in fed.items()],
+            [onnx.ValueInfoProto(name=node.output[0]) for node in copies],
+            [onnx.numpy_helper.from_array(self.constants[name], name) for name in sorted(used)],
+        )
+        model = helper.make_model(graph, opset_imports=list(self.model.opset_import))
+        model.ir_version = self.model.ir_version
+        return session(model, sess_options=_options(self.threads))
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """The attributes of a node as Python values."""
+    values = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
+
+
+def _between(model: onnx.ModelProto, start: str, end: str) -> tuple[onnx.ModelProto, float] | None:
+    """The nodes from the codes ``start`` to the float that the quantizer of ``end`` rounds, and its scale."""
+    producer = {name: node for node in model.graph.node for name in node.output}
+    constants = constant_values(model)
+    quantizer = producer.get(end)
+    while quantizer is not None and quantizer.op_type == "Clip":  # QCDQ bounds behind the quantizer
+        quantizer = producer.get(quantizer.input[0])
+    if quantizer is None or quantizer.op_type != "QuantizeLinear" or quantizer.input[1] not in constants:
+        return None
+    wanted, nodes, pending = quantizer.input[0], [], [quantizer.input[0]]
+    seen = set()
+    while pending:
+        name = pending.pop()
+        if not name or name == start or name in seen or name not in producer:
+            continue
+        seen.add(name)
+        nodes.append(producer[name])
+        pending.extend(producer[name].input)
+    chosen = [node for node in model.graph.node if any(node is other for other in nodes)]
+    used = {name for node in chosen for name in node.input}
+    initializers = [init for init in model.graph.initializer if init.name in used]
+    zero = next((node for node in model.graph.node if node.output and node.output[0] == start), None)
+    kind = onnx.TensorProto.UINT8
+    if zero is not None and len(zero.input) > 2 and zero.input[2] in constants:
+        kind = helper.np_dtype_to_tensor_dtype(constants[zero.input[2]].dtype)
+    graph = helper.make_graph(
+        chosen,
+        "piece",
+        [helper.make_tensor_value_info(start, kind, None)],
+        [onnx.ValueInfoProto(name=wanted)],
+        initializers,
+    )
+    piece = helper.make_model(graph, opset_imports=list(model.opset_import))
+    piece.ir_version = model.ir_version
+    return piece, float(constants[quantizer.input[1]].max())
+
+
+def _value_info(name: str, value: Array) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(
+        name, helper.np_dtype_to_tensor_dtype(value.dtype), [None] * value.ndim
+    )
+
+
+def _same(a: Array, b: Array) -> npt.NDArray[np.bool_]:
+    """Equal elements; a NaN equals a NaN."""
+    equal: npt.NDArray[np.bool_] = a == b
+    if np.issubdtype(a.dtype, np.floating) and np.issubdtype(b.dtype, np.floating):
+        equal = equal | (np.isnan(a) & np.isnan(b))
+    return equal
+
+
+# ---- the two whole models
+
+
+class _Whole:
+    """The converted model from input to output, beside the original."""
+
+    def __init__(self, converted: onnx.ModelProto, mapping: Mapping[str, Place], threads: int | None) -> None:
+        from lowbit.session import session
+
+        self.outputs = [value.name for value in converted.graph.output]
+        produced = {name for node in converted.graph.node for name in node.output}
+        self.places = {
+            name: place for name, place in mapping.items() if name in produced and name not in self.outputs
+        }
+        exposed, self.renamed = _expose(converted, sorted(self.places))
+        self.session = session(exposed, sess_options=_options(threads))
+
+    def check(self, feed: Mapping[str, Array], values: Mapping[str, Array], report: VerifyReport) -> None:
+        """Adds one sample to the report."""
+        names = [str(value.name) for value in self.session.get_outputs()]
+        results = dict(zip(names, self.session.run(names, dict(feed)), strict=True))
+        for name, got in results.items():
+            inner = self.renamed.get(name, name)
+            if inner in self.places and not np.issubdtype(got.dtype, np.floating):
+                expected = self.places[inner].carry(values[self.places[inner].source])
+                report.codes += got.size
+                if expected.size == got.size:
+                    report.codes_equal += int((expected.reshape(got.shape) == got).sum())
+        if not report.outputs:
+            report.outputs = [OutputCheck(name) for name in self.outputs]
+        for output in report.outputs:
+            _compare_outputs(output, results[output.name], values[output.name])
+
+
+def _compare_outputs(check: OutputCheck, got: Array, expected: Array) -> None:
+    first = check.samples
+    check.samples += len(got) if got.ndim else 1
+    check.elements += got.size
+    check.equal += int(_same(got, expected).sum())
+    if got.size:
+        difference = np.abs(got.astype(np.float64) - expected.astype(np.float64))
+        check.max_difference = max(check.max_difference, float(np.max(difference, initial=0.0)))
+    if got.ndim == 2 and got.shape[1] > 1:  # class scores
+        same = got.argmax(axis=1) == expected.argmax(axis=1)
+        check.top1_equal = (check.top1_equal or 0) + int(same.sum())
+        check.changed += [first + int(i) for i in np.flatnonzero(~same)]
+
+
+# ---- models and samples
+
+
+def _load(model: Model) -> onnx.ModelProto:
+    if isinstance(model, onnx.ModelProto):
+        return model
+    loaded = getattr(model, "model", None)
+    return loaded if isinstance(loaded, onnx.ModelProto) else load_model(model)
+
+
+def _samples(
+    original: onnx.ModelProto,
+    data: str | os.PathLike[str] | Mapping[str, Array] | None,
+    samples: int | None,
+    seed: int,
+    shapes: Mapping[str, list[int]] | None,
+) -> list[dict[str, Array]]:
+    if data is None:
+        return [random_feeds(original, seed + i, shapes) for i in range(2 if samples is None else samples)]
+    arrays = dict(data) if isinstance(data, Mapping) else load_samples(data, original)
+    return list(batches(arrays, original, samples))
