@@ -16,7 +16,9 @@ FLOAT_MATMULS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 def require_native():
     """The compiled module `lowbit._native`; skips with the reason when this checkout has not been built."""
-    return pytest.importorskip("lowbit._native", reason="lowbit's native module is not built", exc_type=ImportError)
+    return pytest.importorskip(
+        "lowbit._native", reason="lowbit's native module is not built", exc_type=ImportError
+    )
 
 
 def session_options(*, optimize: bool = True, threads: int = 1) -> ort.SessionOptions:
@@ -36,7 +38,9 @@ def session_options(*, optimize: bool = True, threads: int = 1) -> ort.SessionOp
 def stock_run(model: onnx.ModelProto | str | Path, feeds: Mapping[str, np.ndarray], *, optimize: bool = True):
     """Runs a model in ONNX Runtime as it is and returns its outputs in order."""
     source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
-    session = ort.InferenceSession(source, session_options(optimize=optimize), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        source, session_options(optimize=optimize), providers=["CPUExecutionProvider"]
+    )
     return session.run(None, dict(feeds))
 
 

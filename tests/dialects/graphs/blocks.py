@@ -72,17 +72,26 @@ def conv_layer(
     then: Sequence = (),
     **options,
 ) -> tuple[str, Quant]:
-    """Conv, then the functions in `then` (tensor -> tensor), then Q and DQ: (dequantized tensor, quantizer)."""
+    """Conv, then the functions in `then`, then Q and DQ: (dequantized tensor, quantizer)."""
     y, w_quant, terms = conv_node(g, x, x_quant, shape, **options)
     w_range = options.get("w_range")
-    y_quant = g.after(x_quant, w_quant, terms, y_kind, w_range=w_range and w_range[1] - w_range[0], zero=y_zero)
+    y_quant = g.after(
+        x_quant, w_quant, terms, y_kind, w_range=w_range and w_range[1] - w_range[0], zero=y_zero
+    )
     for step in then:
         y = step(y)
     return g.qdq(y, y_quant), y_quant
 
 
 def gemm_weight(
-    g: Graph, k: int, n: int, *, kind: str = "s8", per_channel: bool = True, transposed: bool = False, **options
+    g: Graph,
+    k: int,
+    n: int,
+    *,
+    kind: str = "s8",
+    per_channel: bool = True,
+    transposed: bool = False,
+    **options,
 ) -> tuple[str, Quant]:
     """Weights [k, n] (or [n, k] when transposed) behind a DQ, per output channel."""
     axis = 0 if transposed else 1

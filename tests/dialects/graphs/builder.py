@@ -1,9 +1,15 @@
 """A small builder of quantized ONNX graphs, and the registry of the cases made with it.
 
-A case is a function `build(g: Graph) -> None` decorated with `@case(...)`. It adds nodes to `g`; the decorator records
-what is to be expected of its conversion. `Case.build(seed)` is deterministic. Even seeds are tie-rich: scales are powers
-of two and inputs lie on half steps, so that many results fall exactly between two codes and a wrong rounding shows.
-Odd seeds use arbitrary scales.
+A case is a function `build(g: Graph) -> None` decorated with `@case(...)`. It adds nodes to `g`; the
+decorator records what is to be expected of its conversion. `Case.build(seed)` is deterministic. Ordinary
+random scales hide wrong formulas, so the seed chooses a flavour:
+
+- seed % 3 == 0, ties: scales are powers of two and inputs lie on half steps; many results fall exactly
+  between two codes, and a wrong rounding mode shows;
+- seed % 3 == 1, ordinary: arbitrary scales;
+- seed % 3 == 2, near ties: scales are products of one decimal number and powers of two, so that ratios of
+  scales are powers of two but for the last bit; the order of float32 operations decides which side of a tie
+  a result takes.
 """
 
 from __future__ import annotations
@@ -65,7 +71,7 @@ class Graph:
     def __init__(self, name: str, seed: int):
         self.name = name
         self.rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
-        self.tie_rich = seed % 2 == 0
+        self.flavour = ("ties", "ordinary", "near ties")[seed % 3]
         self.opset = 13
         self.ir_version = 8
         self.domain = ""  # of Q/DQ nodes: "" or "com.microsoft"
@@ -79,7 +85,7 @@ class Graph:
         self.feeds: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {}
         self._count = 0
 
-    # -- plumbing ------------------------------------------------------------------------------------------------
+    # -- plumbing
     def fresh(self, hint: str) -> str:
         self._count += 1
         return f"{hint}_{self._count}"
@@ -90,7 +96,9 @@ class Graph:
         tensor = value if isinstance(value, TensorProto) else numpy_helper.from_array(np.asarray(value), name)
         tensor.name = name
         if self.constants == "node":
-            self.nodes.append(helper.make_node("Constant", [], [name], name=self.fresh("Constant"), value=tensor))
+            self.nodes.append(
+                helper.make_node("Constant", [], [name], name=self.fresh("Constant"), value=tensor)
+            )
         else:
             self.initializers.append(tensor)
         return name
@@ -101,11 +109,15 @@ class Graph:
     def ints(self, value, hint: str = "shape") -> str:
         return self.const(np.asarray(value, np.int64), hint)
 
-    def node(self, op: str, inputs: Sequence[str], *, outputs: int = 1, domain: str = "", **attributes) -> str:
+    def node(
+        self, op: str, inputs: Sequence[str], *, outputs: int = 1, domain: str = "", **attributes
+    ) -> str:
         """Adds a node and returns its output (a list when outputs > 1)."""
         names = [self.fresh(op) for _ in range(outputs)]
         self.nodes.append(
-            helper.make_node(op, list(inputs), names, name=self.fresh(f"node_{op}"), domain=domain, **attributes)
+            helper.make_node(
+                op, list(inputs), names, name=self.fresh(f"node_{op}"), domain=domain, **attributes
+            )
         )
         return names[0] if outputs == 1 else names
 
@@ -113,25 +125,27 @@ class Graph:
         self, shape: Sequence[int | str], kind: str = "f32", *, name: str | None = None, step: float = 0.0,
         about: float = 0.03,
     ) -> str:  # fmt: skip
-        """A graph input. Floats are normal, 50 times `about` wide; multiples of half a `step` when tie-rich."""
+        """A graph input. Floats are normal, 50 times `about` wide; on half steps where ties are wanted."""
         name = name or f"input{len(self.inputs)}"
         element = TensorProto.FLOAT if kind == "f32" else TYPES[kind][0]
         self.inputs.append(helper.make_tensor_value_info(name, element, list(shape)))
-        tie_rich = self.tie_rich
+        halves = self.flavour != "ordinary"
 
         def feed(rng: np.random.Generator, dims: tuple[int, ...]) -> np.ndarray:
             if kind != "f32":
                 _, low, high = TYPES[kind]
                 return rng.integers(low, high + 1, dims).astype(_NUMPY[kind])
             x = rng.normal(size=dims) * 50 * about
-            if step and tie_rich:
+            if step and halves:
                 x = np.rint(x / (step / 2)) * (step / 2)
             return x.astype(np.float32)
 
         self.feeds[name] = feed
         return name
 
-    def output(self, tensor: str, shape: Sequence[int | str | None], element: int = TensorProto.FLOAT) -> None:
+    def output(
+        self, tensor: str, shape: Sequence[int | str | None], element: int = TensorProto.FLOAT
+    ) -> None:
         self.outputs.append(helper.make_tensor_value_info(tensor, element, list(shape)))
 
     def proto(self) -> onnx.ModelProto:
@@ -140,24 +154,28 @@ class Graph:
         if any(n.domain == "com.microsoft" for n in self.nodes):
             opsets.setdefault("com.microsoft", 1)
         model = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()], producer_name="lowbit-tests"
+            graph,
+            opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()],
+            producer_name="lowbit-tests",
         )
         model.ir_version = self.ir_version
         return model
 
-    # -- quantization --------------------------------------------------------------------------------------------
+    # -- quantization
     def scale(self, about: float, count: int | None = None) -> np.ndarray:
-        """A float32 scale near `about`: a power of two when tie-rich (per channel: mixed with 3 * 2^k)."""
+        """A float32 scale near `about`, or `count` of them, in the graph's flavour."""
         spread = self.rng.uniform(0.7, 1.4, size=count)
-        if not self.tie_rich:
+        if self.flavour == "ordinary":
             return np.asarray(about * spread, np.float32)
         power = np.exp2(np.rint(np.log2(about * spread)))
-        if count is not None:
+        if self.flavour == "near ties":
+            power = power * 1.1 ** self.rng.integers(0, 2)
+        elif count is not None:
             power = np.where(self.rng.random(count) < 0.3, power * 0.75, power)
         return np.asarray(power, np.float32)
 
     def act(self, about: float, kind: str = "u8", *, zero: int | str = "random") -> Quant:
-        """Quantizer of an activation; `zero` is a number, "random" (middle half of the range), "mid" or "low"."""
+        """Quantizer of an activation; `zero`: a number, "random" (middle half), "mid" or "low"."""
         _, low, high = TYPES[kind]
         if zero == "random":
             quarter = (high - low + 1) // 4
@@ -169,7 +187,13 @@ class Graph:
         return Quant(self.scale(about), np.asarray(zero), kind)
 
     def weight_quant(
-        self, channels: int | None, kind: str = "s8", *, about: float = 0.02, symmetric: bool = True, axis: int = 0
+        self,
+        channels: int | None,
+        kind: str = "s8",
+        *,
+        about: float = 0.02,
+        symmetric: bool = True,
+        axis: int = 0,
     ) -> Quant:
         """Quantizer of a weight, per channel along `axis` when channels is given."""
         _, low, high = TYPES[kind]
@@ -178,7 +202,9 @@ class Graph:
         zero = np.full(size, middle) if symmetric else self.rng.integers(low, high + 1, size)
         return Quant(self.scale(about, channels), zero, kind, None if channels is None else axis)
 
-    def codes(self, shape: Sequence[int], kind: str = "s8", *, low: int | None = None, high: int | None = None):
+    def codes(
+        self, shape: Sequence[int], kind: str = "s8", *, low: int | None = None, high: int | None = None
+    ):
         _, type_low, type_high = TYPES[kind]
         low, high = type_low if low is None else low, type_high if high is None else high
         return self.rng.integers(low, high + 1, tuple(shape))
@@ -224,24 +250,35 @@ class Graph:
         return self.qdq(self.const(value, "weight"), quant, **options)
 
     def bias(self, channels: int, x: Quant, w: Quant, spread: int = 2000) -> str:
-        """An int32 bias behind a DQ of scale f32(sx * sw), zero point 0, as ONNX Runtime's quantizer writes it."""
+        """An int32 bias behind a DQ of scale f32(sx * sw), as ONNX Runtime's quantizer writes it."""
         scale = np.asarray(x.scale, np.float32) * np.asarray(w.scale, np.float32)
         quant = Quant(scale, np.zeros(np.shape(scale)), "s32", None if np.ndim(scale) == 0 else 0)
-        return self.dq(self.const(self.rng.integers(-spread, spread + 1, channels).astype(np.int32), "bias"), quant)
+        return self.dq(
+            self.const(self.rng.integers(-spread, spread + 1, channels).astype(np.int32), "bias"), quant
+        )
 
     @staticmethod
     def deviation(x: Quant, w: Quant, k: int, w_range: int | None = None) -> float:
         """About the standard deviation of a sum of k products of codes."""
-        reach = [max(1.0, r / 3.5) for r in (TYPES[x.kind][2] - TYPES[x.kind][1], TYPES[w.kind][2] - TYPES[w.kind][1])]
+        reach = [
+            max(1.0, r / 3.5)
+            for r in (TYPES[x.kind][2] - TYPES[x.kind][1], TYPES[w.kind][2] - TYPES[w.kind][1])
+        ]
         if w_range is not None:
             reach[1] = max(1.0, w_range / 3.5)
         return float(np.sqrt(k) * reach[0] * reach[1])
 
-    def after(self, x: Quant, w: Quant, k: int, kind: str = "u8", *, w_range: int | None = None, zero="random") -> Quant:
-        """Quantizer of the result of a sum of k products of these operands, chosen so that most codes occur."""
-        deviation = self.deviation(x, w, k, w_range) * float(np.mean(x.scale) * np.mean(w.scale))
-        levels = TYPES[kind][2] - TYPES[kind][1] + 1
-        return self.act(deviation * 5 / levels, kind, zero=zero)
+    def after(
+        self, x: Quant, w: Quant, k: int, kind: str = "u8", *, w_range: int | None = None, zero="random"
+    ) -> Quant:
+        """Quantizer of a sum of k products of these operands, such that most codes occur."""
+        product = np.float64(np.mean(x.scale)) * np.float64(np.min(w.scale))
+        about = self.deviation(x, w, k, w_range) * product * 5 / (TYPES[kind][2] - TYPES[kind][1] + 1)
+        quant = self.act(about, kind, zero=zero)
+        if self.flavour == "near ties":
+            scale = product * np.exp2(np.rint(np.log2(about / product)))
+            quant = Quant(np.asarray(scale, np.float32), quant.zero, kind)
+        return quant
 
 
 @dataclass(frozen=True)
@@ -253,14 +290,27 @@ class Built:
     seed: int
 
     def feed(self, seed: int = 0, **symbols: int) -> dict[str, np.ndarray]:
-        """Inputs, symbolic dims taken from `symbols` (default 2)."""
+        """Inputs; every symbolic dim must be among `symbols`."""
         rng = np.random.default_rng([self.seed, seed, 77])
         out = {}
         for value in self.model.graph.input:
             dims = value.type.tensor_type.shape.dim
-            shape = tuple(d.dim_value if d.HasField("dim_value") else symbols.get(d.dim_param, 2) for d in dims)
+            shape = tuple(d.dim_value if d.HasField("dim_value") else symbols[d.dim_param] for d in dims)
             out[value.name] = self.feeds[value.name](rng, shape)
         return out
+
+    @property
+    def sizes(self) -> list[dict[str, int]]:
+        """Values of the symbolic dims to run at: two sets where there are any, else one empty set."""
+        dims = [d.dim_param for v in self.model.graph.input for d in v.type.tensor_type.shape.dim]
+        symbols = sorted({name for name in dims if name})
+        if not symbols:
+            return [{}]
+        batch = {"N", "batch"}
+        return [
+            {name: (2 if name in batch else 8 + k) for k, name in enumerate(symbols)},
+            {name: (1 if name in batch else 13 - 2 * k) for k, name in enumerate(symbols)},
+        ]
 
 
 @dataclass(frozen=True)
@@ -269,18 +319,16 @@ class Case:
 
     Attributes:
         name: Registered name, `<file>.<function>`.
-        left: Operator types of float matrix products that stay, mapped to a regular expression that the stated
-            reason must match. Empty: none may stay.
-        sizes: Values of the symbolic dims to run at.
-        stock_equal: Stock ONNX Runtime, optimized and exact, gives the same bits.
-        float_tail: Results pass float operations behind the last integer node: compare within 1e-6 relative.
-        loads_in_stock: Stock ONNX Runtime can load the model at all, with optimizations disabled.
+        left: Operator types of float matrix products that stay, mapped to a regular expression that the
+            stated reason must match. Empty: none may stay. stock_equal: Stock ONNX Runtime, optimized and
+            exact, gives the same bits. float_tail: Results pass float operations behind the last integer
+            node: compare within 1e-6 relative. loads_in_stock: Stock ONNX Runtime can load the model at all,
+            with optimizations disabled.
     """
 
     name: str
     build_into: Callable[[Graph], None]
     left: Mapping[str, str] = field(default_factory=dict)
-    sizes: Sequence[Mapping[str, int]] = ({},)
     stock_equal: bool = False
     float_tail: bool = False
     loads_in_stock: bool = True

@@ -8,7 +8,7 @@ from onnx import TensorProto
 from tests.dialects.graphs.blocks import conv_layer, conv_node, gemm_weight, quantized_input
 from tests.dialects.graphs.builder import Graph, Quant, case
 
-# -- shapes of convolutions ----------------------------------------------------------------------------------------
+# -- shapes of convolutions
 
 _CONVOLUTIONS = {
     # name: (input shape, weight shape, attributes, output shape)
@@ -39,7 +39,7 @@ def _register_convolutions() -> None:
             g.output(y, y_shape)
 
         build.__name__ = f"conv_{name}"
-        case()(build)
+        case(stock_equal=True)(build)
 
 
 _register_convolutions()
@@ -48,7 +48,7 @@ _register_convolutions()
 @case()
 def conv_transpose_grouped_and_dilated(g: Graph) -> None:
     x, xq = quantized_input(g, (1, 4, 5, 5))
-    y, yq = conv_layer(
+    y, _yq = conv_layer(
         g, x, xq, (4, 3, 3, 3), transposed=True, group=2, strides=[2, 1], dilations=[1, 2], pads=[0, 1, 1, 2],
         per_channel=False,
     )  # fmt: skip
@@ -79,10 +79,10 @@ def depthwise_per_channel_activations(g: Graph) -> None:
     g.output(g.qdq(y, g.after(Quant(xq.scale.mean(), xq.zero, "u8"), wq, 9)), (1, 6, 8, 8))
 
 
-# -- matrix products -----------------------------------------------------------------------------------------------
+# -- matrix products
 
 
-@case()
+@case(stock_equal=True)
 def gemm_alpha(g: Graph) -> None:
     x, xq = quantized_input(g, (3, 20))
     w, wq = gemm_weight(g, 20, 10, transposed=True)
@@ -108,7 +108,7 @@ def gemm_transposed_input(g: Graph) -> None:
     g.output(g.qdq(y, g.after(xq, wq, 20)), (3, 10))
 
 
-@case()
+@case(stock_equal=True)
 def gemm_asymmetric_weights(g: Graph) -> None:
     x, xq = quantized_input(g, (3, 20))
     w, wq = gemm_weight(g, 20, 10, kind="u8", per_channel=False, symmetric=False)
@@ -135,7 +135,7 @@ def matmul_of_two_activations(g: Graph) -> None:
     g.output(g.qdq(y, g.after(aq, bq, 8)), (2, 4, 5))
 
 
-@case()
+@case(stock_equal=True)
 def conv_flatten_gemm(g: Graph) -> None:
     """Flatten over channels, H and W: the weights' order must follow the layout."""
     x, xq = quantized_input(g, ("N", 3, 8, 8))
@@ -157,13 +157,14 @@ def conv_quantized_flatten_gemm(g: Graph) -> None:
     g.output(y, ("N", 10))
 
 
-# -- operators between layers --------------------------------------------------------------------------------------
+# -- operators between layers
 
 
 def _sandwich(g: Graph, between, *, channels: int = 6, size: int = 8, out_channels: int = 4) -> None:
     """conv -> between -> conv; `between(y, quant)` returns (dequantized tensor, quantizer, channels, h, w).
 
-    The input scale puts the first convolution's results at a few units, where Sigmoid and the like still bend.
+    The input scale puts the first convolution's results at a few units, where Sigmoid and the like still
+    bend.
     """
     x, xq = quantized_input(g, (1, 3, size, size), about=0.0005)
     y, yq = conv_layer(g, x, xq, (channels, 3, 3, 3), pads=[1, 1, 1, 1])
@@ -188,7 +189,8 @@ def _unary(op: str, **attributes):
 def _register_unary() -> None:
     for op, attributes, opset in [
         ("LeakyRelu", {"alpha": 0.1}, 13), ("HardSwish", {}, 14), ("HardSigmoid", {"alpha": 0.2}, 13),
-        ("Sigmoid", {}, 13), ("Tanh", {}, 13), ("Elu", {}, 13), ("Relu", {}, 13), ("Abs", {}, 13), ("Neg", {}, 13),
+        ("Sigmoid", {}, 13), ("Tanh", {}, 13), ("Elu", {}, 13), ("Relu", {}, 13), ("Abs", {}, 13), ("Neg", {},
+        13),
     ]:  # fmt: skip
 
         def build(g: Graph, op=op, attributes=attributes, opset=opset) -> None:
@@ -336,7 +338,7 @@ def between_concat(g: Graph) -> None:
     """Three branches with scales of their own; one is already on the output's grid."""
     x, xq = quantized_input(g, (1, 4, 8, 8))
     a, aq = conv_layer(g, x, xq, (6, 4, 1, 1))
-    b, bq = conv_layer(g, x, xq, (3, 4, 3, 3), pads=[1, 1, 1, 1])
+    b, _bq = conv_layer(g, x, xq, (3, 4, 3, 3), pads=[1, 1, 1, 1])
     out = Quant(aq.scale, aq.zero, "u8")
     y = g.qdq(g.node("Concat", [a, b, x], axis=1), out)
     z, _ = conv_layer(g, y, out, (4, 13, 1, 1))
@@ -345,7 +347,7 @@ def between_concat(g: Graph) -> None:
 
 @case()
 def dense_block(g: Graph) -> None:
-    """DenseNet: Concat -> BatchNormalization -> Relu -> Q in front of a convolution, not foldable into one."""
+    """DenseNet: Concat -> BatchNormalization -> Relu -> Q, which no convolution in front can absorb."""
     x, xq = quantized_input(g, (1, 4, 8, 8))
     y, yq = conv_layer(g, x, xq, (6, 4, 3, 3), pads=[1, 1, 1, 1])
     joined = g.act(float(yq.scale))
@@ -386,7 +388,8 @@ def between_resize_nearest(g: Graph) -> None:
     x, xq = quantized_input(g, (1, 3, 8, 8))
     a, aq = conv_layer(g, x, xq, (6, 3, 3, 3), pads=[1, 1, 1, 1])
     b, bq = conv_layer(g, a, aq, (6, 6, 2, 2), strides=[2, 2])
-    b = g.node("Resize", [b, "", g.floats([1, 1, 2, 2])], mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")  # fmt: skip
+    mode = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    b = g.node("Resize", [b, "", g.floats([1, 1, 2, 2])], **mode)
     b = g.qdq(b, bq)
     out = g.act(float(aq.scale) + float(bq.scale))
     y = g.qdq(g.node("Add", [a, b]), out)
@@ -479,7 +482,7 @@ def requantize_to_fewer_codes_and_back(g: Graph) -> None:
     _sandwich(g, between)
 
 
-# -- tails ---------------------------------------------------------------------------------------------------------
+# -- tails
 
 
 def _batch_norm(g: Graph, x: str, channels: int) -> str:
@@ -504,7 +507,7 @@ def batch_normalization_behind_conv(g: Graph) -> None:
 def batch_normalization_few_bits(g: Graph) -> None:
     """Into 2 bits, where the epilogue may be a list of thresholds."""
     x, xq = quantized_input(g, (1, 4, 8, 8))
-    y, wq, terms = conv_node(g, x, xq, (8, 4, 3, 3), w_range=(-2, 1))
+    y, _wq, _terms = conv_node(g, x, xq, (8, 4, 3, 3), w_range=(-2, 1))
     yq = Quant(g.scale(1.0), np.asarray(0), "u8")
     params = g._quant_inputs(yq, True)
     codes = g.node("QuantizeLinear", [g.node("Relu", [_batch_norm(g, y, 8)]), *params])
@@ -535,7 +538,9 @@ def softmax_head(g: Graph) -> None:
     y = g.node("Flatten", [y])
     w, wq = gemm_weight(g, 6, 10)
     y = g.qdq(g.node("Gemm", [y, w, g.bias(10, yq, wq)]), g.after(yq, wq, 6))
-    g.output(g.node("Softmax", [g.node("Mul", [y, g.floats(0.05 / float(yq.scale) / 100)])], axis=1), ("N", 10))
+    g.output(
+        g.node("Softmax", [g.node("Mul", [y, g.floats(0.05 / float(yq.scale) / 100)])], axis=1), ("N", 10)
+    )
 
 
 @case(float_tail=True)
@@ -544,7 +549,7 @@ def float_preprocessing_and_softmax(g: Graph) -> None:
     x = g.input(("N", 3, "H", "W"))
     x = g.node("Div", [g.node("Sub", [x, g.floats(np.reshape([0.1, 0.2, 0.3], (3, 1, 1)))]), g.floats(0.8)])
     xq = g.act(0.03)
-    y, yq = conv_layer(g, g.qdq(x, xq), xq, (8, 3, 3, 3), pads=[1, 1, 1, 1])
+    y, _yq = conv_layer(g, g.qdq(x, xq), xq, (8, 3, 3, 3), pads=[1, 1, 1, 1])
     g.output(g.node("Softmax", [y], axis=1), ("N", 8, "H", "W"))
 
 

@@ -8,7 +8,7 @@ from onnx import TensorProto
 from tests.dialects.graphs.blocks import conv_layer, conv_node, gemm_weight, quantized_input
 from tests.dialects.graphs.builder import Graph, Quant, as_tensor, case
 
-# -- pytorch-quantization and NVIDIA ModelOpt ----------------------------------------------------------------------
+# -- pytorch-quantization and NVIDIA ModelOpt
 
 
 @case()
@@ -37,7 +37,9 @@ def modelopt_one_residual_branch(g: Graph) -> None:
     shortcut = g.qdq(x, g.act(0.03, "s8", zero=0))
     total = g.node("Relu", [g.node("Add", [z, shortcut])])
     total_quant = g.after(yq, wq, terms, "s8", zero=0)
-    last, _, _ = conv_node(g, g.qdq(total, total_quant), total_quant, (4, 8, 1, 1), weights="float", bias="float")
+    last, _, _ = conv_node(
+        g, g.qdq(total, total_quant), total_quant, (4, 8, 1, 1), weights="float", bias="float"
+    )
     g.output(last, (1, 4, 8, 8))
 
 
@@ -80,7 +82,9 @@ def fp16_scales_behind_casts(g: Graph) -> None:
     x = g.node("DequantizeLinear", [g.node("QuantizeLinear", [x, scale, zero]), scale, zero])
     codes = g.const(as_tensor(g.codes((8, 4, 3, 3)), "s8", ""), "weight")
     weight = g.node(
-        "DequantizeLinear", [codes, _half_scale(g, wq), g.const(as_tensor(wq.zero, "s8", ""), "zero_point")], axis=0
+        "DequantizeLinear",
+        [codes, _half_scale(g, wq), g.const(as_tensor(wq.zero, "s8", ""), "zero_point")],
+        axis=0,
     )
     y = g.node("Conv", [x, weight])
     scale, zero = _half_scale(g, yq), g.const(as_tensor(yq.zero, "s8", ""), "zero_point")
@@ -108,14 +112,14 @@ def fp16_scales_power_of_two(g: Graph) -> None:
 def int4_block_weights(g: Graph) -> None:
     """int4 weights with a scale per block of 16 (opset 21): left alone."""
     g.opset, g.ir_version = 21, 10
-    x, xq = quantized_input(g, (2, 32), "s8", zero=0)
+    x, _xq = quantized_input(g, (2, 32), "s8", zero=0)
     codes = g.const(as_tensor(g.codes((32, 8), "s4"), "s4", ""), "weight")
     scales = g.floats(g.scale(0.02, 16).reshape(2, 8), "scale")
     w = g.node("DequantizeLinear", [codes, scales], axis=0, block_size=16)
     g.output(g.node("MatMul", [x, w]), (2, 8))
 
 
-# -- Brevitas QCDQ -------------------------------------------------------------------------------------------------
+# -- Brevitas QCDQ
 
 
 def _clip_bounds(bits: int, signed: bool, narrow: bool) -> tuple[int, int]:
@@ -191,7 +195,7 @@ def brevitas_per_channel_activations(g: Graph) -> None:
     """A dense convolution cannot take a scale per input channel out of its sum."""
     xq = Quant(g.scale(0.03, 4), np.zeros(4), "s8", 1)
     x = g.qdq(g.input((1, 4, 8, 8)), xq)
-    w, wq = _brevitas_weight(g, (8, 4, 3, 3), 8)
+    w, _wq = _brevitas_weight(g, (8, 4, 3, 3), 8)
     g.output(g.node("Conv", [x, w]), (1, 8, 6, 6))
 
 
@@ -219,12 +223,12 @@ def brevitas_clip_of_float_weights(g: Graph) -> None:
     g.output(g.qdq(y, g.after(xq, wq, 36, w_range=15)), (1, 8, 6, 6))
 
 
-# -- PyTorch FakeQuantize, NNCF ------------------------------------------------------------------------------------
+# -- PyTorch FakeQuantize, NNCF
 
 
 @case()
 def fake_quantize(g: Graph) -> None:
-    """torch.onnx of FakeQuantize: u8 0..127 activations (reduce_range), weights with Clip at -127, float bias."""
+    """FakeQuantize: u8 0..127 activations (reduce_range), weights with Clip at -127, float bias."""
     g.constants = "node"
     xq = g.act(0.03, "u8", zero=64)
     x = g.input((1, 4, 8, 8), step=float(xq.scale))
@@ -261,7 +265,7 @@ def nncf(g: Graph) -> None:
     g.output(g.node("DequantizeLinear", [y, *params], axis=1), (1, 8, 6, 6))
 
 
-# -- tf2onnx -------------------------------------------------------------------------------------------------------
+# -- tf2onnx
 
 
 def _tf_conv(g: Graph, x: str, xq: Quant, hwio: tuple[int, ...], *, depthwise: bool = False, **attributes):
@@ -333,14 +337,16 @@ def identity_and_squeeze_between(g: Graph) -> None:
     g.output(g.qdq(y, g.after(xq, wq, 36)), (1, 8, 4, 4))
 
 
-# -- PPQ, Quark ----------------------------------------------------------------------------------------------------
+# -- PPQ, Quark
 
 
 @case()
 def ppq_asymmetric(g: Graph) -> None:
     """Asymmetric u8 weights behind fp32 + Q + DQ, per channel, Relu dropped."""
     x, xq = quantized_input(g, (1, 4, 8, 8))
-    y, yq = conv_layer(g, x, xq, (8, 4, 3, 3), w_kind="u8", symmetric=False, weights="float", pads=[1, 1, 1, 1])
+    y, yq = conv_layer(
+        g, x, xq, (8, 4, 3, 3), w_kind="u8", symmetric=False, weights="float", pads=[1, 1, 1, 1]
+    )
     z, _ = conv_layer(g, y, yq, (8, 8, 3, 3), w_kind="u8", symmetric=False, weights="float")
     g.output(z, (1, 8, 6, 6))
 
@@ -348,7 +354,7 @@ def ppq_asymmetric(g: Graph) -> None:
 @case()
 def quark_power_of_two(g: Graph) -> None:
     """Power-of-two scales everywhere: nearly every result lies on the grid or halfway."""
-    g.tie_rich = True
+    g.flavour = "ties"
     x, xq = quantized_input(g, (1, 4, 8, 8), "s8", zero=0)
     y, yq = conv_layer(g, x, xq, (8, 4, 3, 3), w_range=(-4, 4), y_kind="s8", y_zero=0, per_channel=False)
     z, _ = conv_layer(g, y, yq, (8, 8, 3, 3), w_range=(-4, 4), y_kind="s8", y_zero=0, per_channel=False)
@@ -357,13 +363,15 @@ def quark_power_of_two(g: Graph) -> None:
 
 @case(loads_in_stock=False)
 def scales_of_rank_four(g: Graph) -> None:
-    """[C, 1, 1, 1] scales: outside the ONNX standard, written by some exporters; stock ONNX Runtime refuses them."""
+    """[C, 1, 1, 1] scales: outside the standard, yet written by some; stock ONNX Runtime refuses them."""
     x, xq = quantized_input(g, (1, 4, 8, 8))
     wq = g.weight_quant(8)
     scale = g.floats(np.reshape(wq.scale, (8, 1, 1, 1)), "scale")
     zero = g.const(as_tensor(np.zeros((8, 1, 1, 1)), "s8", ""), "zero_point")
-    w = g.node("DequantizeLinear", [g.const(as_tensor(g.codes((8, 4, 3, 3)), "s8", ""), "weight"), scale, zero], axis=0)
+    w = g.node(
+        "DequantizeLinear",
+        [g.const(as_tensor(g.codes((8, 4, 3, 3)), "s8", ""), "weight"), scale, zero],
+        axis=0,
+    )
     y = g.node("Conv", [x, w])
     g.output(g.qdq(y, g.after(xq, wq, 36)), (1, 8, 6, 6))
-
-

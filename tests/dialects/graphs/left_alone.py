@@ -1,4 +1,4 @@
-"""What stays as it is, with a reason that names it. A convertible layer stands beside it where that is possible."""
+"""What stays as it is, with a reason that names it; where possible beside a layer that converts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sixteen_bit_contrib(g: Graph) -> None:
     g.domain = "com.microsoft"
     xq = g.act(0.0005, "s16", zero=0)
     x = g.qdq(g.input((1, 4, 8, 8)), xq)
-    y, wq, _ = conv_node(g, x, xq, (6, 4, 3, 3))
+    y, _wq, _ = conv_node(g, x, xq, (6, 4, 3, 3))
     yq = g.act(0.1)
     z, _ = conv_layer(g, g.qdq(y, yq), yq, (4, 6, 1, 1))
     g.output(z, (1, 4, 6, 6))
@@ -34,9 +34,11 @@ def sixteen_bit_contrib(g: Graph) -> None:
 def blocked_weights(g: Graph) -> None:
     """block_size on axis 1 of the weights (opset 21)."""
     g.opset, g.ir_version = 21, 10
-    x, xq = quantized_input(g, (1, 8, 6, 6))
+    x, _xq = quantized_input(g, (1, 8, 6, 6))
     codes = g.const(as_tensor(g.codes((4, 8, 1, 1), "s4"), "s4", ""), "weight")
-    w = g.node("DequantizeLinear", [codes, g.floats(g.scale(0.02, 8).reshape(4, 2, 1, 1))], axis=1, block_size=4)
+    w = g.node(
+        "DequantizeLinear", [codes, g.floats(g.scale(0.02, 8).reshape(4, 2, 1, 1))], axis=1, block_size=4
+    )
     g.output(g.node("Conv", [x, w]), (1, 4, 6, 6))
 
 
@@ -52,7 +54,7 @@ def float8(g: Graph) -> None:
 
 @case(left={"Conv": "(?i)float|not quantized|DequantizeLinear"})
 def float_weights(g: Graph) -> None:
-    x, xq = quantized_input(g, (1, 4, 6, 6))
+    x, _xq = quantized_input(g, (1, 4, 6, 6))
     y = g.node("Conv", [x, g.floats(g.rng.normal(size=(4, 4, 1, 1)), "weight")])
     yq = g.act(0.05)
     z, _ = conv_layer(g, g.qdq(y, yq), yq, (4, 4, 1, 1))
@@ -69,7 +71,7 @@ def float_activations(g: Graph) -> None:
 @case(left={"Conv": "(?i)constant|initializer"})
 def weights_from_the_outside(g: Graph) -> None:
     """The quantized weights are a graph input."""
-    x, xq = quantized_input(g, (1, 4, 6, 6))
+    x, _xq = quantized_input(g, (1, 4, 6, 6))
     w = g.dq(g.input((4, 4, 3, 3), "s8"), g.weight_quant(4))
     g.output(g.node("Conv", [x, w]), (1, 4, 4, 4))
 
@@ -94,7 +96,7 @@ def three_dimensional(g: Graph) -> None:
 @case(left={"Conv": "(?i)axis|channel"})
 def weight_scale_per_input_channel(g: Graph) -> None:
     """The scale lies along the summed axis (DequantizeLinear's default axis 1)."""
-    x, xq = quantized_input(g, (1, 4, 6, 6))
+    x, _xq = quantized_input(g, (1, 4, 6, 6))
     wq = Quant(g.scale(0.02, 4), np.zeros(4), "s8", 1)
     g.output(g.node("Conv", [x, g.weight(g.codes((6, 4, 3, 3)), wq)]), (1, 6, 4, 4))
 
@@ -103,7 +105,7 @@ def weight_scale_per_input_channel(g: Graph) -> None:
 def inside_if(g: Graph) -> None:
     """A layer in each branch of an If, one in front of it that converts."""
     x, xq = quantized_input(g, (1, 3, 8, 8))
-    y, yq = conv_layer(g, x, xq, (4, 3, 3, 3))
+    y, _yq = conv_layer(g, x, xq, (4, 3, 3, 3))
     condition = g.node("Greater", [g.node("ReduceMax", [x], keepdims=0), g.floats(2.0)])
     branches = []
     for name in ("then", "else"):
@@ -118,7 +120,7 @@ def inside_if(g: Graph) -> None:
 @case(left={"Conv": "(?i)int32|overflow|accumulat"})
 def sum_leaves_int32(g: Graph) -> None:
     """K = 67,600 extreme products: the exact sum leaves int32."""
-    x, xq = quantized_input(g, (1, 100, 26, 26), zero=0)
+    x, _xq = quantized_input(g, (1, 100, 26, 26), zero=0)
     wq = g.weight_quant(None)
     g.output(g.node("Conv", [x, g.weight(np.full((1, 100, 26, 26), -128), wq)]), (1, 1, 1, 1))
 

@@ -24,7 +24,8 @@ def _network(g: Graph, w_kind: str, a_kind: str, *, symmetric: bool = True, bias
 def _register() -> None:
     pairs = [
         ("s4", "u8"), ("s4", "s8"), ("u4", "u8"), ("s4", "u4"), ("s4", "s4"), ("u4", "u4"),
-        ("s2", "u8"), ("s2", "u4"), ("s2", "u2"), ("u2", "u2"), ("s2", "s2"), ("u2", "s8"), ("s8", "u4"), ("s8", "s2"),
+        ("s2", "u8"), ("s2", "u4"), ("s2", "u2"), ("u2", "u2"), ("s2", "s2"), ("u2", "s8"), ("s8", "u4"),
+        ("s8", "s2"),
     ]  # fmt: skip
     for w_kind, a_kind in pairs:
 

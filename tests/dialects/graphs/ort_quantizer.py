@@ -1,7 +1,7 @@
 """What onnxruntime.quantization writes: QDQ with integer weights and int32 biases, in its many options.
 
-Source: onnxruntime/python/tools/quantization/qdq_quantizer.py. Relu and Clip in front of a quantizer are normally
-removed by it (they live in the zero point and the scale) and kept where the activation is symmetric.
+Source: onnxruntime/python/tools/quantization/qdq_quantizer.py. Relu and Clip in front of a quantizer are
+normally removed by it (they live in the zero point and the scale) and kept where the activation is symmetric.
 """
 
 from __future__ import annotations
@@ -42,13 +42,23 @@ def u8_asymmetric_weights(g: Graph) -> None:
     """Per-tensor unsigned weights with a zero point; the padding must contribute real zero."""
     x, xq = quantized_input(g, (1, 4, 10, 10))
     y, yq = conv_layer(
-        g, x, xq, (8, 4, 3, 3), w_kind="u8", per_channel=False, symmetric=False, pads=[1, 1, 1, 1], y_zero="low"
+        g,
+        x,
+        xq,
+        (8, 4, 3, 3),
+        w_kind="u8",
+        per_channel=False,
+        symmetric=False,
+        pads=[1, 1, 1, 1],
+        y_zero="low",
     )
-    z, _ = conv_layer(g, y, yq, (8, 8, 3, 3), w_kind="u8", per_channel=False, symmetric=False, pads=[2, 0, 1, 1])
+    z, _ = conv_layer(
+        g, y, yq, (8, 8, 3, 3), w_kind="u8", per_channel=False, symmetric=False, pads=[2, 0, 1, 1]
+    )
     g.output(z, (1, 8, 11, 9))
 
 
-@case()
+@case(stock_equal=True)
 def per_channel_asymmetric_weights(g: Graph) -> None:
     x, xq = quantized_input(g, (1, 4, 8, 8))
     y, _ = conv_layer(g, x, xq, (8, 4, 3, 3), w_kind="s8", symmetric=False, pads=[1, 1, 1, 1])
@@ -62,8 +72,8 @@ def one_quantize_for_several_consumers(g: Graph) -> None:
     y, wq, terms = conv_node(g, x, xq, (8, 4, 3, 3), pads=[1, 1, 1, 1])
     yq = g.after(xq, wq, terms)
     codes = g.q(y, yq)
-    a, aq = conv_layer(g, g.dq(codes, yq), yq, (8, 8, 1, 1))
-    b, bq = conv_layer(g, g.dq(codes, yq), yq, (8, 8, 3, 3), pads=[1, 1, 1, 1])
+    a, _aq = conv_layer(g, g.dq(codes, yq), yq, (8, 8, 1, 1))
+    b, _bq = conv_layer(g, g.dq(codes, yq), yq, (8, 8, 3, 3), pads=[1, 1, 1, 1])
     g.output(a, (1, 8, 8, 8))
     g.output(b, (1, 8, 8, 8))
 
@@ -80,7 +90,7 @@ def dedicated_pairs(g: Graph) -> None:
     g.output(b, (1, 8, 8, 8))
 
 
-@case()
+@case(stock_equal=True)
 def add_qdq_pair_to_weight(g: Graph) -> None:
     """AddQDQPairToWeight: the weights stay float32 behind Q and DQ."""
     x, xq = quantized_input(g, (1, 3, 8, 8))
@@ -116,7 +126,7 @@ def no_bias(g: Graph) -> None:
     g.output(y, (2, 8, 6, 6))
 
 
-@case()
+@case(stock_equal=True)
 def com_microsoft_domain(g: Graph) -> None:
     """UseQDQContribOps: Q and DQ of the com.microsoft domain, as int16 and int4 once needed."""
     g.domain = "com.microsoft"
@@ -135,7 +145,7 @@ def reduce_range(g: Graph) -> None:
     g.output(z, (1, 8, 4, 4))
 
 
-@case()
+@case(stock_equal=True)
 def missing_zero_points(g: Graph) -> None:
     """Q without a zero point means uint8 with 0, DQ takes its input's type with 0."""
     scale = g.scale(0.02)
@@ -149,7 +159,7 @@ def missing_zero_points(g: Graph) -> None:
     g.output(g.dq(g.q(y, yq, zero_point=False), yq, zero_point=False), (1, 8, 6, 6))
 
 
-@case()
+@case(stock_equal=True)
 def constants_as_nodes(g: Graph) -> None:
     g.constants = "node"
     x, xq = quantized_input(g, (1, 4, 8, 8))
@@ -158,7 +168,7 @@ def constants_as_nodes(g: Graph) -> None:
     g.output(z, (1, 8, 4, 4))
 
 
-@case()
+@case(stock_equal=True)
 def scales_of_shape_one(g: Graph) -> None:
     g.scale_shape = "one"
     x, xq = quantized_input(g, (1, 4, 8, 8))
@@ -218,7 +228,7 @@ def clip_as_attributes(g: Graph) -> None:
     g.opset = 10
     g.ir_version = 5
     x, xq = quantized_input(g, (1, 4, 8, 8))
-    y, wq, terms = conv_node(g, x, xq, (8, 4, 3, 3), per_channel=False)
+    y, _wq, _terms = conv_node(g, x, xq, (8, 4, 3, 3), per_channel=False)
     y = g.qdq(g.node("Clip", [y], min=0.0, max=6.0), g.act(0.03, zero=20))
     g.output(y, (1, 8, 6, 6))
 
@@ -287,7 +297,7 @@ def matmul_with_bias(g: Graph) -> None:
     g.output(g.qdq(g.node("Add", [y, bias]), zq), (2, 5, 12))
 
 
-@case()
+@case(stock_equal=True)
 def quantized_graph_input_and_output(g: Graph) -> None:
     """The quantizers at the edges were removed: uint8 goes in and comes out."""
     xq = g.act(0.02)
@@ -306,7 +316,7 @@ def signed_graph_input_and_output(g: Graph) -> None:
     g.output(g.q(z, g.after(yq, wq, terms, "s8")), (1, 4, 4, 4), TYPES["s8"][0])
 
 
-@case()
+@case(stock_equal=True)
 def codes_are_an_output_too(g: Graph) -> None:
     """An inner code tensor is also a graph output: its values and layout are part of the interface."""
     xq = g.act(0.02)
@@ -319,7 +329,7 @@ def codes_are_an_output_too(g: Graph) -> None:
     g.output(z, (1, 4, 6, 6))
 
 
-@case()
+@case(stock_equal=True)
 def float_between_is_an_output_too(g: Graph) -> None:
     """The dequantized tensor between two layers is also a graph output."""
     x, xq = quantized_input(g, (1, 3, 8, 8))

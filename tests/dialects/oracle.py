@@ -1,0 +1,642 @@
+"""What a quantized ONNX graph means, executed in numpy: the yardstick for everything the converter writes.
+
+The meaning of a graph is its nodes in order, in float32, each operation rounded once, except that every sum
+of products of codes is taken exactly (https://onnx.ai/onnx/operators for the operators; the formulas are
+those of the op pages in docs/ops). Two regions have formulas of their own, because the integer sum is rounded
+once only:
+
+- Conv, ConvTranspose, Gemm or MatMul on codes, with no bias or an integer bias on its own grid, in front of a
+  QuantizeLinear (Relu, Clip and pure data movement may stand between):
+  `clip(rint(f32(acc) * m[c]) + z, lo, hi)` with `m = f32(f32(sx * sw) / sy)`;
+- a mean over all pixels in front of a QuantizeLinear: the same with `m = f32(sx / f32(sy * f32(pixels)))`.
+
+Nothing here is shared with the converter or with `lowbit.ops`. Operators without arithmetic of their own
+(data movement, elementwise float operations) run in ONNX Runtime, one node at a time, without optimizations.
+"""
+
+# ruff: noqa: N802 - methods are named after the operators they execute
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+F32 = np.float32
+
+_RANGES = {
+    TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127),
+    TensorProto.UINT4: (0, 15), TensorProto.INT4: (-8, 7),
+    TensorProto.UINT2: (0, 3), TensorProto.INT2: (-2, 1),
+    TensorProto.UINT16: (0, 65535), TensorProto.INT16: (-32768, 32767),
+}  # fmt: skip
+# numpy containers: sub-byte codes travel in bytes
+_CONTAINERS = {
+    TensorProto.UINT8: np.uint8, TensorProto.INT8: np.int8,
+    TensorProto.UINT4: np.uint8, TensorProto.INT4: np.int8,
+    TensorProto.UINT2: np.uint8, TensorProto.INT2: np.int8,
+    TensorProto.UINT16: np.uint16, TensorProto.INT16: np.int16,
+}  # fmt: skip
+
+# Operators that move elements without changing them: they commute with rounding.
+_MOVES = {
+    "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Split", "Gather",
+    "Expand", "DepthToSpace", "SpaceToDepth", "Dropout",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A float tensor's exact meaning: `f32(codes) * scale`, codes with the zero point already taken off."""
+
+    codes: np.ndarray  # int64
+    scale: np.ndarray  # float32, broadcastable to codes
+
+
+@dataclass(frozen=True)
+class Sum:
+    """An exact integer result in front of its first rounding."""
+
+    acc: np.ndarray  # int64
+    scale: np.ndarray  # float32, broadcastable: f32(sx * sw), or sx of a mean
+    pixels: int = 0  # of a mean; 0 for a product
+
+    def real(self) -> np.ndarray:
+        scale = F32(self.scale / F32(self.pixels)) if self.pixels else self.scale
+        return self.acc.astype(F32) * scale
+
+    def codes(self, y_scale: np.ndarray, y_zero: np.ndarray, low, high) -> np.ndarray:
+        if self.pixels:
+            multiplier = (self.scale / (y_scale * F32(self.pixels))).astype(F32)
+        else:
+            multiplier = (self.scale / y_scale).astype(F32)
+        return _to_code(np.rint(self.acc.astype(F32) * multiplier) + y_zero.astype(F32), low, high)
+
+
+@dataclass(frozen=True)
+class Value:
+    array: np.ndarray
+    type: int  # ONNX element type; tells int4 from int8
+    grid: Grid | None = None
+    sum: Sum | None = None
+
+
+def _to_code(rounded: np.ndarray, low, high) -> np.ndarray:
+    return np.where(np.isnan(rounded), low, np.clip(rounded, low, high)).astype(np.int64)
+
+
+def quantize(x: np.ndarray, scale: np.ndarray, zero: np.ndarray, low: int, high: int) -> np.ndarray:
+    """`clip(rint(x / scale) + zero, low, high)` in float32, real division, half to even."""
+    with np.errstate(all="ignore"):
+        return _to_code(np.rint(x.astype(F32) / scale.astype(F32)) + zero.astype(F32), low, high)
+
+
+def _attributes(node: onnx.NodeProto) -> dict:
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+
+def _from_tensor(tensor: TensorProto) -> Value:
+    array = numpy_helper.to_array(tensor)
+    if tensor.data_type in _CONTAINERS:
+        array = array.astype(_CONTAINERS[tensor.data_type])
+    return Value(array, tensor.data_type)
+
+
+def _align(parameter: np.ndarray, rank: int, axis: int) -> np.ndarray:
+    """A scalar, [1], [C] or full-rank parameter, shaped to broadcast along `axis`."""
+    if parameter.size == 1:
+        return parameter.reshape(())
+    if parameter.ndim == rank and rank > 1:
+        return parameter
+    shape = [1] * rank
+    shape[axis] = -1
+    return parameter.reshape(shape)
+
+
+class Oracle:
+    """Executes one graph; `values` holds every tensor afterwards."""
+
+    def __init__(
+        self, model: onnx.ModelProto, graph: onnx.GraphProto | None = None, outer: Oracle | None = None
+    ):
+        self.model = model
+        self.graph = model.graph if graph is None else graph
+        self.values: dict[str, Value | None] = {} if outer is None else dict(outer.values)
+        self.values[""] = None
+        self.opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+        self.producers = {} if outer is None else dict(outer.producers)
+        self.consumers: dict[str, list[onnx.NodeProto]] = {}
+        for node in self.graph.node:
+            self.producers.update(dict.fromkeys(node.output, node))
+            for name in node.input:
+                self.consumers.setdefault(name, []).append(node)
+        self.results = {o.name for o in self.graph.output}
+        self.values.update({t.name: _from_tensor(t) for t in self.graph.initializer})
+
+    def run(self, feeds: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+        for name, array in (feeds or {}).items():
+            self.values[name] = Value(
+                np.asarray(array), helper.np_dtype_to_tensor_dtype(np.asarray(array).dtype)
+            )
+        for node in self.graph.node:
+            outputs = self._execute(node)
+            self.values.update(zip(node.output, outputs, strict=False))
+        return {o.name: self.values[o.name].array for o in self.graph.output}
+
+    # -- dispatch
+    def _execute(self, node: onnx.NodeProto) -> list[Value]:
+        inputs = [self.values[name] for name in node.input]
+        attributes = _attributes(node)
+        special = getattr(self, f"_{node.op_type}", None)
+        if special is not None and node.domain in ("", "ai.onnx", "com.microsoft"):
+            return [*special(node, inputs, attributes)]
+        outputs = self._plain(node, [None if v is None else v.array for v in inputs])
+        values = [Value(a, helper.np_dtype_to_tensor_dtype(a.dtype)) for a in outputs]
+        if node.op_type in _MOVES and inputs[0].type in _CONTAINERS:
+            values = [replace(v, type=inputs[0].type) for v in values]
+        return self._carry_grid(node, inputs, attributes, values)
+
+    def _carry_grid(self, node, inputs, attributes, values) -> list[Value]:
+        """Codes follow their values through operators that only move (or pick, for MaxPool and Relu) them."""
+        if not inputs or inputs[0] is None or inputs[0].grid is None:
+            return values
+        grid = inputs[0].grid
+        rest = [None if v is None else v.array for v in inputs[1:]]
+        uniform = grid.scale.ndim == 0
+        moved = node.op_type in _MOVES
+        if uniform and not moved:
+            moved = (
+                node.op_type in ("MaxPool", "Relu")
+                or self._is_nearest(node, attributes)
+                or self._pads_zero(node, inputs, attributes)
+            )
+        if moved:
+            codes = self._plain(node, [grid.codes.astype(F32), *rest])
+            scales = [grid.scale] * len(codes)
+            if not uniform:
+                scales = self._plain(node, [np.broadcast_to(grid.scale, grid.codes.shape).copy(), *rest])
+            return [
+                replace(v, grid=Grid(c.astype(np.int64), s))
+                for v, c, s in zip(values, codes, scales, strict=False)
+            ]
+        if node.op_type == "Cast" and np.array_equal(
+            values[0].array.astype(np.float64), inputs[0].array.astype(np.float64)
+        ):
+            return [replace(values[0], grid=grid)]
+        if node.op_type == "Concat" and all(
+            v.grid is not None and v.grid.scale.ndim == 0 and v.grid.scale == grid.scale for v in inputs
+        ):
+            codes = np.concatenate([v.grid.codes for v in inputs], axis=attributes["axis"])
+            return [replace(values[0], grid=Grid(codes, grid.scale))]
+        return values
+
+    @staticmethod
+    def _is_nearest(node, attributes) -> bool:
+        return node.op_type in ("Resize", "Upsample") and attributes.get("mode", b"nearest") == b"nearest"
+
+    @staticmethod
+    def _pads_zero(node, inputs, attributes) -> bool:
+        if node.op_type != "Pad":
+            return False
+        given = len(inputs) > 2 and inputs[2] is not None
+        return (
+            attributes.get("mode", b"constant") != b"constant" or not given or float(inputs[2].array) == 0.0
+        )
+
+    def _plain(self, node: onnx.NodeProto, arrays: list[np.ndarray | None]) -> list[np.ndarray]:
+        """One node in ONNX Runtime, without optimizations."""
+        names = [f"i{k}" if a is not None else "" for k, a in enumerate(arrays)]
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        del copy.input[:], copy.output[:]
+        copy.input.extend(names)
+        copy.output.extend(f"o{k}" for k in range(len(node.output)))
+        copy.name = ""
+        given = [(n, np.asarray(a)) for n, a in zip(names, arrays, strict=True) if n]
+        # Shapes, axes, sizes are constants in every exporter's graph, and shape inference wants to see them.
+        fixed = tuple((n, a.shape, a.tobytes()) for n, a in given if a.dtype == np.int64)
+        types = tuple(
+            (n, helper.np_dtype_to_tensor_dtype(a.dtype), a.ndim) for n, a in given if a.dtype != np.int64
+        )
+        session = _session(copy.SerializeToString(deterministic=True), types, fixed, self.opset)
+        return session.run(None, {n: a for n, a in given if a.dtype != np.int64})
+
+    # -- quantization
+    def _QuantizeLinear(self, node, inputs, attributes) -> list[Value]:
+        x, scale = inputs[0].array, inputs[1].array
+        zero = inputs[2] if len(inputs) > 2 else None
+        kind = attributes.get("output_dtype", 0) or (TensorProto.UINT8 if zero is None else zero.type)
+        if attributes.get("block_size", 0) or kind not in _RANGES:
+            raise NotImplementedError(f"QuantizeLinear to {TensorProto.DataType.Name(kind)}, or blocked")
+        axis = attributes.get("axis", 1)
+        low, high = _RANGES[kind]
+        scale = _align(scale.astype(F32), x.ndim, axis)
+        shift = _align(np.zeros(1) if zero is None else zero.array, x.ndim, axis).astype(F32)
+        codes = self._codes_of_a_sum(node, scale, shift, low, high)
+        if codes is None:
+            codes = quantize(x, scale, shift, low, high)
+        return [Value(codes.astype(_CONTAINERS[kind]), kind)]
+
+    def _codes_of_a_sum(self, node, scale, shift, low, high) -> np.ndarray | None:
+        """The two formulas of the module's docstring, where they apply to this QuantizeLinear; else None."""
+        name, between = node.input[0], []
+        while True:
+            producer = self.producers.get(name)
+            if producer is None or not self._feeds_quantizers_only(name):
+                return None
+            if producer.op_type in _MOVES | {"Relu", "Clip"}:
+                between.append(producer)
+                name = producer.input[0]
+                continue
+            break
+        source = self.values[name]
+        if source.sum is None:
+            return None
+        moves = [n for n in reversed(between) if n.op_type in _MOVES]
+        if moves and (scale.ndim or len(source.sum.acc.shape) == 0):
+            return None
+        for step in reversed(between):  # graph order: a later bound is the outer one
+            if step.op_type not in ("Relu", "Clip"):
+                continue
+            least, most = self._bounds(step)
+            if least is not None:
+                bound = quantize(np.asarray(least, F32), scale, shift, low, high)
+                low, high = np.maximum(low, bound), np.maximum(high, bound)
+            if most is not None:
+                bound = quantize(np.asarray(most, F32), scale, shift, low, high)
+                low, high = np.minimum(low, bound), np.minimum(high, bound)
+        codes = source.sum.codes(scale, shift, low, high)
+        for move in moves:
+            rest = [None if not n else self.values[n].array for n in move.input[1:]]
+            outputs = self._plain(move, [codes.astype(F32), *rest])
+            codes = outputs[list(move.output).index(self._next_name(move, between, node))].astype(np.int64)
+        return codes
+
+    def _next_name(self, move, between, node) -> str:
+        """Which output of `move` the chain towards `node` uses."""
+        chain = [*reversed(between), node]
+        return next(n for n in chain[chain.index(move) + 1].input if n in move.output)
+
+    def _bounds(self, node) -> tuple[float | None, float | None]:
+        if node.op_type == "Relu":
+            return 0.0, None
+        attributes = _attributes(node)
+        if "min" in attributes or "max" in attributes:
+            return attributes.get("min"), attributes.get("max")
+        values = [self.values[n] if n else None for n in node.input[1:]]
+        values += [None] * (2 - len(values))
+        return tuple(None if v is None else F32(v.array.reshape(())) for v in values)
+
+    def _feeds_quantizers_only(self, name: str) -> bool:
+        """Whether a float tensor ends in QuantizeLinear nodes alone, through bounds and data movement."""
+        if name in self.results:
+            return False
+        return all(
+            c.op_type == "QuantizeLinear"
+            or (
+                c.op_type in _MOVES | {"Relu", "Clip"}
+                and all(self._feeds_quantizers_only(o) for o in c.output)
+            )
+            for c in self.consumers.get(name, [])
+        )
+
+    def _DequantizeLinear(self, node, inputs, attributes) -> list[Value]:
+        q, scale = inputs[0].array, inputs[1].array
+        if attributes.get("block_size", 0) or inputs[0].type not in (*_RANGES, TensorProto.INT32):
+            return [
+                Value(a, helper.np_dtype_to_tensor_dtype(a.dtype)) for a in self._with_types(node, inputs)
+            ]
+        axis = attributes.get("axis", 1)
+        codes = q.astype(np.int64)
+        if len(inputs) > 2 and inputs[2] is not None:
+            codes = codes - _align(inputs[2].array.astype(np.int64), q.ndim, axis)
+        scale = _align(scale, q.ndim, axis)
+        wide = scale.astype(F32)
+        value = (codes.astype(F32) * wide).astype(scale.dtype)
+        exact = scale.dtype == F32 or np.array_equal(
+            value.astype(np.float64), codes * wide.astype(np.float64)
+        )
+        return [
+            Value(value, helper.np_dtype_to_tensor_dtype(value.dtype), Grid(codes, wide) if exact else None)
+        ]
+
+    def _with_types(self, node, inputs) -> list[np.ndarray]:
+        """A DequantizeLinear of a type numpy cannot feed: its constants become initializers."""
+        tensors, names = [], []
+        for k, value in enumerate(inputs):
+            names.append(f"i{k}" if value is not None else "")
+            if value is not None:
+                tensors.append(
+                    helper.make_tensor(names[-1], value.type, value.array.shape, value.array.reshape(-1))
+                )
+        copy = helper.make_node("DequantizeLinear", names, ["y"], domain=node.domain, **_attributes(node))
+        output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+        model = helper.make_model(
+            helper.make_graph([copy], "one", [], [output], tensors), opset_imports=self.model.opset_import
+        )
+        model.ir_version = self.model.ir_version
+        return ort.InferenceSession(model.SerializeToString(), _options()).run(None, {})
+
+    # -- products
+    def _product(
+        self, total: np.ndarray, scale: np.ndarray, bias: Value | None, shape, factor: float = 1.0
+    ) -> Value:
+        """Scale and bias of an exact sum: an integer bias on the sum's own grid joins it, else floats add."""
+        if bias is not None and bias.grid is not None and factor == 1.0:
+            bias_scale = np.broadcast_to(bias.grid.scale, bias.grid.codes.shape).reshape(shape)
+            if np.array_equal(
+                np.broadcast_to(scale, np.broadcast_shapes(scale.shape, bias_scale.shape)), bias_scale
+            ) or (
+                bias_scale.size == 1
+                and scale.size == 1
+                and float(bias_scale.reshape(())) == float(scale.reshape(()))
+            ):
+                total = total + bias.grid.codes.reshape(shape)
+                bias = None
+        result = Sum(total, scale)
+        if bias is None:
+            return Value(result.real(), TensorProto.FLOAT, sum=result)
+        added = bias.array.reshape(shape)
+        if factor != 1.0:
+            added = F32(factor) * added
+        return Value(result.real() + added, TensorProto.FLOAT)
+
+    def _Conv(self, node, inputs, attributes, transposed: bool = False) -> list[Value]:
+        x, w = inputs[0], inputs[1]
+        bias = inputs[2] if len(inputs) > 2 else None
+        group = attributes.get("group", 1)
+        rank = x.array.ndim - 2
+        geometry = _geometry(x.array.shape, w.array.shape, attributes, transposed)
+        run = _transposed_sum if transposed else _window_sum
+        channels = w.array.shape[1] * group if transposed else w.array.shape[0]
+        shape = (-1,) + (1,) * rank
+        scales = _conv_scales(x.grid, w.grid, group, channels, transposed) if x.grid and w.grid else None
+        if scales is None:
+            real = run(x.array.astype(np.float64), w.array.astype(np.float64), group, geometry)
+            if bias is not None:
+                real = real + bias.array.reshape(shape)
+            return [Value(real.astype(x.array.dtype), x.type)]
+        total = run(x.grid.codes.astype(np.float64), w.grid.codes.astype(np.float64), group, geometry).astype(
+            np.int64
+        )
+        return [self._product(total, scales.reshape(shape) if scales.ndim else scales, bias, shape)]
+
+    def _ConvTranspose(self, node, inputs, attributes) -> list[Value]:
+        return self._Conv(node, inputs, attributes, transposed=True)
+
+    def _MatMul(self, node, inputs, attributes) -> list[Value]:
+        return [self._matrix(inputs[0], inputs[1], None, 1.0, 1.0)]
+
+    def _Gemm(self, node, inputs, attributes) -> list[Value]:
+        a, b = (
+            self._swap(v) if attributes.get(flag, 0) else v
+            for v, flag in zip(inputs, ("transA", "transB"), strict=False)
+        )
+        bias = inputs[2] if len(inputs) > 2 else None
+        return [self._matrix(a, b, bias, attributes.get("alpha", 1.0), attributes.get("beta", 1.0))]
+
+    @staticmethod
+    def _swap(value: Value) -> Value:
+        grid = value.grid
+        if grid is not None:
+            grid = Grid(grid.codes.T, grid.scale.T)
+        return replace(value, array=value.array.T, grid=grid)
+
+    def _matrix(self, a: Value, b: Value, bias: Value | None, alpha: float, beta: float) -> Value:
+        scale = None
+        if a.grid is not None and b.grid is not None and a.grid.scale.ndim == 0:
+            scale = _constant_along(b.grid, -2)
+        if scale is None:
+            real = F32(alpha) * np.matmul(a.array.astype(np.float64), b.array.astype(np.float64))
+            if bias is not None:
+                real = real + F32(beta) * bias.array
+            return Value(real.astype(F32), TensorProto.FLOAT)
+        total = np.matmul(a.grid.codes.astype(np.float64), b.grid.codes.astype(np.float64)).astype(np.int64)
+        scale = (F32(F32(alpha) * a.grid.scale) * scale).astype(F32)
+        return self._product(total, scale, bias, bias.array.shape if bias is not None else None, beta)
+
+    # -- sums of floats
+    def _AveragePool(self, node, inputs, attributes) -> list[Value]:
+        """Columns from the top, then columns from the left, float32; one division."""
+        x = inputs[0].array
+        rank = x.ndim - 2
+        kernel = attributes["kernel_shape"]
+        size, strides, _, begin, end = _pool_geometry(x.shape, attributes)
+        widths = [(0, 0), (0, 0)] + [
+            (begin[i], max(0, (size[i] - 1) * strides[i] + kernel[i] - x.shape[2 + i] - begin[i]))
+            for i in range(rank)
+        ]
+        padded = np.pad(x, widths)
+        inside = np.pad(np.ones(x.shape[2:], F32), widths[2:])
+        if attributes.get("count_include_pad", 0):
+            inside[...] = 0
+            inside[tuple(slice(0, begin[i] + x.shape[2 + i] + end[i]) for i in range(rank))] = 1
+
+        def window(array: np.ndarray, tap: tuple[int, ...]) -> np.ndarray:
+            where = [slice(t, t + (size[i] - 1) * strides[i] + 1, strides[i]) for i, t in enumerate(tap)]
+            return array[(..., *where)]
+
+        total = count = np.zeros(1, F32)
+        columns = range(kernel[1]) if rank == 2 else [None]
+        for column in columns:
+            part = np.zeros(1, F32)
+            for row in range(kernel[0]):
+                tap = (row,) if column is None else (row, column)
+                part = part + window(padded, tap)
+                count = count + window(inside, tap)
+            total = total + part
+        return [Value((total / count).astype(F32), TensorProto.FLOAT)]
+
+    def _mean(self, value: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
+        pixels = int(np.prod([value.array.shape[a] for a in axes]))
+        if value.grid is None or value.grid.scale.ndim:
+            mean = value.array.astype(np.float64).mean(axis=axes, keepdims=keepdims)
+            return Value(mean.astype(F32), TensorProto.FLOAT)
+        result = Sum(value.grid.codes.sum(axis=axes, keepdims=keepdims), value.grid.scale, pixels)
+        return Value(result.real(), TensorProto.FLOAT, sum=result)
+
+    def _GlobalAveragePool(self, node, inputs, attributes) -> list[Value]:
+        return [self._mean(inputs[0], tuple(range(2, inputs[0].array.ndim)), True)]
+
+    def _ReduceMean(self, node, inputs, attributes) -> list[Value]:
+        axes = attributes.get("axes")
+        if axes is None and len(inputs) > 1 and inputs[1] is not None:
+            axes = inputs[1].array.tolist()
+        rank = inputs[0].array.ndim
+        axes = range(rank) if axes is None else axes
+        return [self._mean(inputs[0], tuple(a % rank for a in axes), bool(attributes.get("keepdims", 1)))]
+
+    def _BatchNormalization(self, node, inputs, attributes) -> list[Value]:
+        x, gamma, beta, mean, variance = (v.array for v in inputs[:5])
+        inverse = F32(1) / np.sqrt(variance + F32(attributes.get("epsilon", 1e-5)))
+        slope = gamma * inverse
+        shift = beta - mean * slope
+        shape = (-1,) + (1,) * (x.ndim - 2)
+        return [Value(x * slope.reshape(shape) + shift.reshape(shape), TensorProto.FLOAT)]
+
+    # -- structure
+    def _Constant(self, node, inputs, attributes) -> list[Value]:
+        if "value" in attributes:
+            return [_from_tensor(attributes["value"])]
+        (value,) = attributes.values()
+        array = np.asarray(
+            value, F32 if isinstance(value, float) or "float" in node.attribute[0].name else np.int64
+        )
+        return [Value(array, helper.np_dtype_to_tensor_dtype(array.dtype))]
+
+    def _If(self, node, inputs, attributes) -> list[Value]:
+        branch = attributes["then_branch" if bool(inputs[0].array) else "else_branch"]
+        inner = Oracle(self.model, branch, self)
+        inner.run()
+        return [inner.values[o.name] for o in branch.output]
+
+
+def _options() -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    return options
+
+
+@functools.lru_cache(maxsize=2000)
+def _session(node: bytes, types: tuple, fixed: tuple, opset: int) -> ort.InferenceSession:
+    proto = onnx.NodeProto.FromString(node)
+    inputs = [helper.make_tensor_value_info(name, kind, [None] * rank) for name, kind, rank in types]
+    constants = [numpy_helper.from_array(np.frombuffer(raw, np.int64).reshape(s), n) for n, s, raw in fixed]
+    outputs = [onnx.ValueInfoProto(name=o) for o in proto.output]
+    graph = helper.make_graph([proto], "one", inputs, outputs, constants)
+    opsets = [helper.make_opsetid("", opset)]
+    if proto.domain:
+        opsets.append(helper.make_opsetid(proto.domain, 1))
+    model = helper.make_model(graph, opset_imports=opsets)
+    model.ir_version = 13 if opset >= 25 else 10
+    return ort.InferenceSession(model.SerializeToString(), _options(), providers=["CPUExecutionProvider"])
+
+
+def _constant_along(grid: Grid, axis: int) -> np.ndarray | None:
+    """The scale with `axis` taken off, or None where it varies along it."""
+    if grid.scale.ndim == 0:
+        return grid.scale
+    full = np.broadcast_to(grid.scale, grid.codes.shape)
+    first = np.take(full, [0], axis=axis)
+    if not np.array_equal(full, np.broadcast_to(first, full.shape)):
+        return None
+    return np.squeeze(first, axis=axis)
+
+
+def _conv_scales(x: Grid, w: Grid, group: int, channels: int, transposed: bool) -> np.ndarray | None:
+    """f32(sx * sw) per output channel (or a scalar), or None where a scale varies inside a sum."""
+    sx = x.scale
+    if sx.ndim:
+        full = np.moveaxis(np.broadcast_to(sx, x.codes.shape), 1, 0).reshape(group, -1)
+        if not np.array_equal(full, np.broadcast_to(full[:, :1], full.shape)):
+            return None
+        sx = np.repeat(full[:, 0], channels // group)
+    sw = w.scale
+    if sw.ndim:
+        full = np.broadcast_to(sw, w.codes.shape)
+        if transposed:  # [in, out / group, ...] -> one row per output channel
+            full = full.reshape(group, full.shape[0] // group, full.shape[1], -1).transpose(0, 2, 1, 3)
+        full = full.reshape(channels, -1)
+        if not np.array_equal(full, np.broadcast_to(full[:, :1], full.shape)):
+            return None
+        sw = full[:, 0]
+    return (sx * sw).astype(F32)
+
+
+def _geometry(x_shape, w_shape, attributes, transposed: bool):
+    """(output size, strides, dilations, begin pads, end pads), each a list over the spatial dims."""
+    rank = len(x_shape) - 2
+    strides = list(attributes.get("strides", [1] * rank))
+    dilations = list(attributes.get("dilations", [1] * rank))
+    pads = list(attributes.get("pads", [0] * 2 * rank))
+    mode = attributes.get("auto_pad", b"NOTSET").decode()
+    reach = [(w_shape[2 + i] - 1) * dilations[i] + 1 for i in range(rank)]
+    begin, end = pads[:rank], pads[rank:]
+    if mode == "VALID":
+        begin, end = [0] * rank, [0] * rank
+    if transposed:
+        extra = list(attributes.get("output_padding", [0] * rank))
+        wanted = attributes.get("output_shape") or (
+            [x_shape[2 + i] * strides[i] for i in range(rank)] if mode.startswith("SAME") else None
+        )
+        if wanted:
+            for i in range(rank):
+                total = max(0, strides[i] * (x_shape[2 + i] - 1) + extra[i] + reach[i] - wanted[i])
+                half = total // 2
+                begin[i], end[i] = (half, total - half) if mode == "SAME_UPPER" else (total - half, half)
+        size = [
+            strides[i] * (x_shape[2 + i] - 1) + extra[i] + reach[i] - begin[i] - end[i] for i in range(rank)
+        ]
+        return size, strides, dilations, begin, end
+    if mode.startswith("SAME"):
+        for i in range(rank):
+            out = -(-x_shape[2 + i] // strides[i])
+            total = max(0, (out - 1) * strides[i] + reach[i] - x_shape[2 + i])
+            half = total // 2
+            begin[i], end[i] = (half, total - half) if mode == "SAME_UPPER" else (total - half, half)
+    size = [(x_shape[2 + i] + begin[i] + end[i] - reach[i]) // strides[i] + 1 for i in range(rank)]
+    return size, strides, dilations, begin, end
+
+
+def _pool_geometry(x_shape, attributes):
+    kernel = attributes["kernel_shape"]
+    size, strides, dilations, begin, end = _geometry(x_shape, (0, 0, *kernel), attributes, False)
+    if attributes.get("ceil_mode", 0):
+        for i in range(len(kernel)):
+            span = x_shape[2 + i] + begin[i] + end[i] - kernel[i]
+            size[i] = -(-span // strides[i]) + 1
+            if (size[i] - 1) * strides[i] >= x_shape[2 + i] + begin[i]:
+                size[i] -= 1
+    return size, strides, dilations, begin, end
+
+
+def _window_sum(x: np.ndarray, w: np.ndarray, group: int, geometry) -> np.ndarray:
+    """Convolution in float64, exact for integers below 2^53."""
+    size, strides, dilations, begin, end = geometry
+    rank = len(size)
+    x = np.pad(x, [(0, 0), (0, 0), *zip(begin, end, strict=True)])
+    windows = np.lib.stride_tricks.sliding_window_view(
+        x, [(w.shape[2 + i] - 1) * dilations[i] + 1 for i in range(rank)], axis=tuple(range(2, 2 + rank))
+    )
+    steps = [slice(None, None, step) for step in (*strides, *dilations)]
+    windows = windows[(slice(None), slice(None), *steps)]
+    parts = []
+    inputs, outputs = x.shape[1] // group, w.shape[0] // group
+    taps = tuple(range(2 + rank, 2 + 2 * rank))
+    for g in range(group):
+        part = windows[:, g * inputs : (g + 1) * inputs]
+        rows = w[g * outputs : (g + 1) * outputs]
+        parts.append(np.tensordot(part, rows, axes=((1, *taps), (1, *range(2, 2 + rank)))))
+    return np.moveaxis(np.concatenate(parts, axis=-1), -1, 1)
+
+
+def _transposed_sum(x: np.ndarray, w: np.ndarray, group: int, geometry) -> np.ndarray:
+    size, strides, dilations, begin, end = geometry
+    outputs, inputs = w.shape[1], x.shape[1] // group
+    full = [
+        max(s + b + e, (x.shape[2 + i] - 1) * strides[i] + (w.shape[2 + i] - 1) * dilations[i] + 1)
+        for i, (s, b, e) in enumerate(zip(size, begin, end, strict=True))
+    ]
+    y = np.zeros((x.shape[0], outputs * group, *full))
+    for tap in np.ndindex(*w.shape[2:]):
+        where = [
+            slice(t * d, t * d + (x.shape[2 + i] - 1) * s + 1, s)
+            for i, (t, d, s) in enumerate(zip(tap, dilations, strides, strict=True))
+        ]
+        for g in range(group):
+            taken = slice(g * inputs, (g + 1) * inputs)
+            part = np.tensordot(x[:, taken], w[(taken, slice(None), *tap)], axes=((1,), (0,)))
+            y[(slice(None), slice(g * outputs, (g + 1) * outputs), *where)] += np.moveaxis(part, -1, 1)
+    return y[(..., *(slice(b, b + s) for b, s in zip(begin, size, strict=True)))]
+
+
+def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Outputs of a quantized model in order, as its graph defines them."""
+    results = Oracle(model).run(feeds)
+    return [results[o.name] for o in model.graph.output]
