@@ -140,17 +140,18 @@ inline void FinishChannels(const EpilogueView& e, const int32_t* acc, size_t c, 
   }
 }
 
-// The plain requantize epilogue of N vectors of one pixel while they are still in registers. `scale` points at the
-// first channel's multiplier, `y` at its output byte; writes N * kLanes bytes. Signed codes are packed as code + 128
-// and get their top bit flipped back.
+// Requantize without residual for N vectors of one pixel, clipped after the packing: four times fewer operations than
+// clipping floats. The int16 and int8 saturations on the way are monotone and wider than [lo, hi], so the result is
+// the same as long as no product leaves int32: EpilogueTables::LimitAccumulators proves that, or clears pack_clips.
+// Signed codes travel as code + 128 and get their top bit flipped back. Writes N * kLanes bytes.
 template <class S, int N>
-inline void RequantizePlain(const EpilogueView& e, const typename S::I (&acc)[N], const float* scale, uint8_t* y) {
+inline void RequantizePacked(const EpilogueView& e, const typename S::I (&acc)[N], const float* scale, uint8_t* y) {
   typename S::I codes[N];
+#pragma GCC unroll 4
   for (int i = 0; i < N; ++i) {
-    codes[i] = Quantize<S>(S::MulF(S::ToFloat(acc[i]), S::LoadF(scale + i * S::kLanes)), e.lo, e.hi,
-                           e.zero_point + e.y_flip);
+    codes[i] = S::RoundToInt(S::MulF(S::ToFloat(acc[i]), S::LoadF(scale + i * S::kLanes)));
   }
-  S::StoreSaturatedU8(y, codes, e.y_flip);
+  S::template StoreClippedU8<N>(y, codes, e.pack_zero, e.pack_lo, e.pack_hi, e.pack_flip);
 }
 
 }  // namespace

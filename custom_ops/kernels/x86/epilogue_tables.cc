@@ -61,8 +61,10 @@ EpilogueTables::EpilogueTables(const Epilogue& e, size_t channels) {
   v.y_hi = static_cast<float>(e.y_hi - e.y_zero_point);
 
   if (e.kind == EpilogueKind::kRequantize && !e.has_residual) {
-    v.plain_requantize = true;
-    v.y_flip = e.y_signed ? 0x80 : 0;
+    v.pack_flip = e.y_signed ? 0x80 : 0;
+    v.pack_zero = static_cast<int16_t>(e.zero_point + v.pack_flip);
+    v.pack_lo = static_cast<uint8_t>(e.lo + v.pack_flip);
+    v.pack_hi = static_cast<uint8_t>(e.hi + v.pack_flip);
   }
   if (e.kind == EpilogueKind::kRequantize && e.has_residual) v.reciprocal_is_exact = ReciprocalIsExact(e);
 
@@ -89,6 +91,16 @@ EpilogueTables::EpilogueTables(const Epilogue& e, size_t channels) {
     v.tail_shift = Padded(e.tail_shift, channels);
     v.clip_min = e.clip_min;
     v.clip_max = e.clip_max;
+  }
+}
+
+void EpilogueTables::LimitAccumulators(const std::vector<int64_t>& largest) {
+  if (view_.kind != EpilogueKind::kRequantize || view_.has_residual) return;
+  view_.pack_clips = true;
+  for (size_t c = 0; c < largest.size(); ++c) {
+    // 2^30: half of int32's range, far more slack than the rounding of this product needs. False for NaN.
+    const double product = static_cast<double>(largest[c]) * std::fabs(static_cast<double>(view_.scale[c]));
+    if (!(product < 1073741824.0)) view_.pack_clips = false;
   }
 }
 

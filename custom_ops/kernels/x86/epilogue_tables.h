@@ -22,8 +22,8 @@ struct EpilogueView {
   EpilogueKind kind = EpilogueKind::kRequantize;
   bool quantized_output = true;
   bool has_residual = false, residual_signed = false;
-  // Requantize without residual: the whole epilogue is mul, clip, rint, pack.
-  bool plain_requantize = false;
+  // Requantize without residual, and no accumulator times multiplier leaves int32 (RequantizePacked).
+  bool pack_clips = false;
   // y_scale may be divided by through its reciprocal (see epilogue.h), proven for this node's codes.
   bool reciprocal_is_exact = false;
   size_t channels = 0;  // of y: the distance of two pixels in y and in the residual
@@ -38,7 +38,10 @@ struct EpilogueView {
   // The last quantizer where it is not the first: bounds minus its zero point.
   float y_scale = 1, y_reciprocal = 1, y_lo = 0, y_hi = 0;
   int32_t y_zero_point = 0;
-  uint8_t y_flip = 0;  // plain requantize: 0x80 (= 128) where y is signed
+
+  // pack_clips: zero point and bounds of y, 128 higher where y is signed (flip is then 0x80).
+  int16_t pack_zero = 0;
+  uint8_t pack_lo = 0, pack_hi = 255, pack_flip = 0;
 
   // thresholds[k * pitch + c], both they and the accumulators XORed with flip[c] (0 or -1) before they are compared
   const int32_t* thresholds = nullptr;
@@ -56,6 +59,9 @@ class EpilogueTables {
   EpilogueTables(const Epilogue& epilogue, size_t channels);
   EpilogueTables(const EpilogueTables&) = delete;
   EpilogueTables& operator=(const EpilogueTables&) = delete;
+
+  // `largest[c]` bounds |accumulator| of channel c; allows the faster epilogue that clips after packing.
+  void LimitAccumulators(const std::vector<int64_t>& largest);
 
   const EpilogueView& view() const { return view_; }
   size_t Bytes() const;

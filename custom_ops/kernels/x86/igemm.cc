@@ -256,13 +256,18 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
   // bias - zx * sum (w - zw); for bipolar x, whose zero point is 0, bias - sum w. Wraps like the accumulators do.
   const int64_t zero = spec.x.encoding == Encoding::kBipolar ? 1 : spec.x_zero_point + x_flip_;
   bias_.assign(channels + kEpiloguePadding, 0);
+  std::vector<int64_t> largest(channels);
   for (size_t c = 0; c < channels; ++c) {
-    int64_t sum = 0;
+    int64_t sum = 0, magnitude = 0;
     for (int64_t i = 0; i < g.K(); ++i) {
-      sum += spec.WeightValue(static_cast<int64_t>(c), static_cast<int64_t>(c) * g.K() + i);
+      const int32_t value = spec.WeightValue(static_cast<int64_t>(c), static_cast<int64_t>(c) * g.K() + i);
+      sum += value;
+      magnitude += std::abs(value);
     }
+    largest[c] = 256 * magnitude + std::abs(static_cast<int64_t>(spec.bias[c]));  // |x - zx| < 256
     bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(spec.bias[c] - zero * sum));
   }
+  epilogue_.LimitAccumulators(largest);
 
   // Panels: the channels of each (merged) group in runs of nearly equal width.
   const size_t lanes = static_cast<size_t>(engine_.lanes);

@@ -44,33 +44,44 @@ inline int32_t LoadGroup(const uint8_t* p) {
   return v;
 }
 
-// Adds the row-sum correction, then writes the outputs of a tile whose accumulators are in registers.
-template <class S, int MR, int NV>
-inline __attribute__((always_inline)) void FinishTile(const TileArgs& t, typename S::I (&acc)[MR][NV]) {
+// The general end of a tile: row-sum correction, any epilogue, any number of channels. `sums` holds `rows` pixels of
+// `pitch` accumulators.
+template <class S>
+__attribute__((noinline)) void FinishFromMemory(const TileArgs& t, int32_t* sums, size_t rows, size_t pitch) {
   const IgemmBlock& b = *t.block;
   const EpilogueView& e = *b.epilogue;
   const size_t channel = t.panel->channel;
-  if (b.row_sums) {
-    const int32_t* sums = b.row_sums + t.panel->group * b.pitch + t.pixel;
-    for (int r = 0; r < MR; ++r) {
-      for (int v = 0; v < NV; ++v) {
-        acc[r][v] = S::Add(acc[r][v], S::Mul(S::Set(sums[r]), S::Load(b.row_sum_weight + channel + v * S::kLanes)));
+  for (size_t r = 0; r < rows; ++r, sums += pitch) {
+    if (b.row_sums) {
+      const auto sum = S::Set(b.row_sums[t.panel->group * b.pitch + t.pixel + r]);
+      for (size_t i = 0; i < pitch; i += S::kLanes) {
+        S::Store(sums + i, S::Add(S::Load(sums + i), S::Mul(sum, S::Load(b.row_sum_weight + channel + i))));
       }
     }
+    const size_t index = (b.first_pixel + t.pixel + r) * e.channels + channel;
+    FinishChannels<S>(e, sums, channel, t.panel->count, index, b.residual, b.y);
   }
-  const size_t index = (b.first_pixel + t.pixel) * e.channels + channel;
-  if (e.plain_requantize && t.panel->count == static_cast<size_t>(NV * S::kLanes)) {
-    uint8_t* y = static_cast<uint8_t*>(b.y) + index;
-    for (int r = 0; r < MR; ++r) RequantizePlain<S, NV>(e, acc[r], e.scale + channel, y + r * e.channels);
+}
+
+// Writes the outputs of a tile whose accumulators are in registers. The common case stays there.
+template <class S, int MR, int NV>
+inline __attribute__((always_inline)) void FinishTile(const TileArgs& t, const typename S::I (&acc)[MR][NV]) {
+  const IgemmBlock& b = *t.block;
+  const EpilogueView& e = *b.epilogue;
+  if (e.pack_clips && !b.row_sums && t.panel->count == static_cast<size_t>(NV * S::kLanes)) {
+    const size_t channel = t.panel->channel;
+    uint8_t* y = static_cast<uint8_t*>(b.y) + (b.first_pixel + t.pixel) * e.channels + channel;
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) RequantizePacked<S, NV>(e, acc[r], e.scale + channel, y + r * e.channels);
     return;
   }
-  alignas(64) int32_t sums[MR][NV * S::kLanes];
+  alignas(64) int32_t sums[MR * NV * S::kLanes];
+#pragma GCC unroll 16
   for (int r = 0; r < MR; ++r) {
-    for (int v = 0; v < NV; ++v) S::Store(&sums[r][v * S::kLanes], acc[r][v]);
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) S::Store(sums + (r * NV + v) * S::kLanes, acc[r][v]);
   }
-  for (int r = 0; r < MR; ++r) {
-    FinishChannels<S>(e, sums[r], channel, t.panel->count, index + r * e.channels, b.residual, b.y);
-  }
+  FinishFromMemory<S>(t, sums, MR, NV * S::kLanes);
 }
 
 // 32-bit dot products (vpdpbusd; or vpmaddwd on words): S::Dot(acc, x, weights) adds four products per lane.
@@ -79,8 +90,10 @@ void DotTile(const TileArgs& t) {
   using I = typename S::I;
   const IgemmBlock& b = *t.block;
   I acc[MR][NV];
+#pragma GCC unroll 4
   for (int v = 0; v < NV; ++v) {
     const I bias = S::Load(b.bias + t.panel->channel + v * S::kLanes);
+#pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) acc[r][v] = bias;
   }
   const I flip = S::Set(0x80808080);
@@ -88,15 +101,19 @@ void DotTile(const TileArgs& t) {
   const uint8_t* const* rows = t.rows;
   for (size_t s = 0; s < b.segments; ++s, rows += b.pitch) {
     const uint8_t* x[MR];
+#pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) x[r] = rows[r] + t.panel->x_offset;
     for (size_t k = 0; k < b.groups * 4; k += 4) {
       typename S::Weights weights[NV];
+#pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) weights[v] = S::LoadWeights(w + v * S::kWeightBytes);
       w += NV * S::kWeightBytes;
+#pragma GCC unroll 16
       for (int r = 0; r < MR; ++r) {
         I group = S::Set(LoadGroup(x[r] + k));
         if constexpr (kFlip) group = S::Xor(group, flip);
         const typename S::Bytes bytes = S::Prepare(group);
+#pragma GCC unroll 4
         for (int v = 0; v < NV; ++v) acc[r][v] = S::Dot(acc[r][v], bytes, weights[v]);
       }
     }

@@ -57,12 +57,19 @@ struct Avx2 {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
   }
   template <int N>
-  static void StoreSaturatedU8(uint8_t* p, const I (&v)[N], uint8_t flip) {
-    for (int i = 0; i < N; ++i) {
-      const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v[i]), _mm256_extracti128_si256(v[i], 1));
-      const __m128i bytes = _mm_packus_epi16(words, words);
-      _mm_storel_epi64(reinterpret_cast<__m128i*>(p + 8 * i),
-                       _mm_xor_si128(bytes, _mm_set1_epi8(static_cast<char>(flip))));
+  static void StoreClippedU8(uint8_t* p, const I (&v)[N], int16_t zero, uint8_t lo, uint8_t hi, uint8_t flip) {
+    static_assert(N <= 2);
+    // The packs work inside 128-bit lanes: words = v0[0..3] v1[0..3] | v0[4..7] v1[4..7], put right by the permutation.
+    I words = _mm256_adds_epi16(_mm256_packs_epi32(v[0], v[N - 1]), _mm256_set1_epi16(zero));
+    words = _mm256_permute4x64_epi64(words, 0xd8);
+    __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    bytes = _mm_max_epu8(bytes, _mm_set1_epi8(static_cast<char>(lo)));
+    bytes = _mm_min_epu8(bytes, _mm_set1_epi8(static_cast<char>(hi)));
+    bytes = _mm_xor_si128(bytes, _mm_set1_epi8(static_cast<char>(flip)));
+    if constexpr (N == 2) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+    } else {
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(p), bytes);
     }
   }
 };

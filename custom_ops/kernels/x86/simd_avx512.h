@@ -63,28 +63,28 @@ struct Avx512 {
   static void StoreU8(uint8_t* p, I v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
   }
-  // N vectors of int32 -> N * kLanes bytes, saturated to 0..255, each byte then XORed with `flip`.
+  // N vectors of int32 -> N * kLanes bytes: saturated to int16, + zero (saturating), clipped to [lo, hi] as unsigned
+  // bytes, XORed with flip.
   template <int N>
-  static void StoreSaturatedU8(uint8_t* p, const I (&v)[N], uint8_t flip) {
-    const I x = _mm512_set1_epi8(static_cast<char>(flip));
+  static void StoreClippedU8(uint8_t* p, const I (&v)[N], int16_t zero, uint8_t lo, uint8_t hi, uint8_t flip) {
+    const I z = _mm512_set1_epi16(zero);
+    // The packs work inside 128-bit lanes; the permutation at the end restores the order of the channels.
+    const I low = _mm512_adds_epi16(_mm512_packs_epi32(v[0], v[N > 1 ? 1 : 0]), z);
+    I high = low;
+    if constexpr (N > 2) high = _mm512_adds_epi16(_mm512_packs_epi32(v[2], v[N - 1]), z);
+    I bytes = _mm512_packus_epi16(low, high);
+    bytes = _mm512_max_epu8(bytes, _mm512_set1_epi8(static_cast<char>(lo)));
+    bytes = _mm512_min_epu8(bytes, _mm512_set1_epi8(static_cast<char>(hi)));
+    bytes = _mm512_xor_si512(bytes, _mm512_set1_epi8(static_cast<char>(flip)));
+    bytes = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bytes);
     if constexpr (N == 4) {
-      // The packs work inside 128-bit lanes; the permutation restores the order of the channels.
-      const I packed = _mm512_packus_epi16(_mm512_packs_epi32(v[0], v[1]), _mm512_packs_epi32(v[2], v[3]));
-      const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-      _mm512_storeu_si512(p, _mm512_xor_si512(_mm512_permutexvar_epi32(order, packed), x));
+      _mm512_storeu_si512(p, bytes);
+    } else if constexpr (N == 3) {
+      _mm512_mask_storeu_epi32(p, 0x0fff, bytes);
     } else if constexpr (N == 2) {
-      const I words = _mm512_packs_epi32(v[0], v[1]);
-      const I packed = _mm512_packus_epi16(words, words);
-      const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 4, 8, 12, 1, 5, 9, 13);
-      _mm256_storeu_si256(
-          reinterpret_cast<__m256i*>(p),
-          _mm512_castsi512_si256(_mm512_xor_si512(_mm512_permutexvar_epi32(order, packed), x)));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(bytes));
     } else {
-      for (int i = 0; i < N; ++i) {
-        const __m128i bytes = _mm512_cvtusepi32_epi8(_mm512_max_epi32(v[i], _mm512_setzero_si512()));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 16 * i),
-                         _mm_xor_si128(bytes, _mm512_castsi512_si128(x)));
-      }
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_castsi512_si128(bytes));
     }
   }
 };

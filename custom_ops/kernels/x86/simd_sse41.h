@@ -59,12 +59,18 @@ struct Sse41 {
     std::memcpy(p, &bytes, 4);
   }
   template <int N>
-  static void StoreSaturatedU8(uint8_t* p, const I (&v)[N], uint8_t flip) {
-    for (int i = 0; i < N; ++i) {
-      const I words = _mm_packs_epi32(v[i], v[i]);
-      const int32_t bytes = _mm_cvtsi128_si32(
-          _mm_xor_si128(_mm_packus_epi16(words, words), _mm_set1_epi8(static_cast<char>(flip))));
-      std::memcpy(p + 4 * i, &bytes, 4);
+  static void StoreClippedU8(uint8_t* p, const I (&v)[N], int16_t zero, uint8_t lo, uint8_t hi, uint8_t flip) {
+    static_assert(N <= 2);
+    const I words = _mm_adds_epi16(_mm_packs_epi32(v[0], v[N - 1]), _mm_set1_epi16(zero));
+    I bytes = _mm_packus_epi16(words, words);
+    bytes = _mm_max_epu8(bytes, _mm_set1_epi8(static_cast<char>(lo)));
+    bytes = _mm_min_epu8(bytes, _mm_set1_epi8(static_cast<char>(hi)));
+    bytes = _mm_xor_si128(bytes, _mm_set1_epi8(static_cast<char>(flip)));
+    if constexpr (N == 2) {
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(p), bytes);
+    } else {
+      const int32_t four = _mm_cvtsi128_si32(bytes);
+      std::memcpy(p, &four, 4);
     }
   }
 };
