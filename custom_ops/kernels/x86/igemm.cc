@@ -207,7 +207,8 @@ class IgemmKernel final : public ConvKernel {
   const IgemmEngine& engine_;
   WindowLayout window_;
   EpilogueTables epilogue_;
-  uint8_t x_flip_ = 0;
+  uint8_t x_shift_ = 0;  // added to every byte of x: makes signed codes unsigned
+  size_t groups_per_flush_ = 0;
   uint8_t pad_byte_ = 0;  // the code of a tap outside the image, as stored in x
   AlignedBuffer weights_;
   std::vector<IgemmPanel> panels_;
@@ -217,6 +218,11 @@ class IgemmKernel final : public ConvKernel {
 
 // Factor from a weight's value to the stored value: bipolar x is 2q - 1, so sum (2q - 1) w = sum q (2w) - sum w.
 int32_t XFactor(const ConvSpec& spec) { return spec.x.encoding == Encoding::kBipolar ? 2 : 1; }
+
+// What makes the codes of x unsigned.
+int32_t XShift(const ConvSpec& spec) {
+  return spec.x.encoding == Encoding::kSigned ? 1 << (spec.x.bits - 1) : 0;
+}
 
 // s[c] of igemm_tile.h: what must be subtracted from the stored weights of a channel so that they fit int8.
 std::vector<int32_t> WeightShifts(const ConvSpec& spec) {
@@ -234,11 +240,40 @@ std::vector<int32_t> WeightShifts(const ConvSpec& spec) {
   return shift;
 }
 
+// How many k-groups 16-bit accumulators hold. A lane of vpmaddubsw is x0 w0 + x1 w1 with 0 <= x <= 2^bits - 1 (after
+// XShift), so it lies between -(2^bits - 1) * n and (2^bits - 1) * p, where p and n are the sums of the pair's positive
+// weights and of its negative ones' magnitudes. With L the largest of these bounds over all pairs of the packed
+// weights, floor(32767 / L) of them can be added; 0 means that not even one is safe from saturation.
+size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
+  const ConvGeometry& g = spec.geometry;
+  const std::vector<int32_t> shift = WeightShifts(spec);
+  const int64_t x_max = (int64_t{1} << spec.x.bits) - 1;
+  // Bytes that are consecutive in x; pairs do not reach across. A group's first channel is at an even place, or not,
+  // in a block-diagonal panel: both pairings are counted then.
+  const int64_t run = window.addressing == Addressing::kBand ? static_cast<int64_t>(window.segment_bytes) : g.GroupIn();
+  const int64_t runs = g.K() / run;
+  const bool both = window.merged > 1 && run % 2 != 0;
+  int64_t largest = 1;
+  for (int64_t c = 0; c < g.out_channels; ++c) {
+    const auto stored = [&](int64_t i) {
+      return XFactor(spec) * spec.WeightValue(c, c * g.K() + i) - shift[static_cast<size_t>(c)];
+    };
+    for (int64_t r = 0; r < runs; ++r) {
+      for (int64_t i = 0; i < run; i += both ? 1 : 2) {
+        const int32_t a = stored(r * run + i), b = i + 1 < run ? stored(r * run + i + 1) : 0;
+        const int32_t positive = std::max(a, 0) + std::max(b, 0), negative = -std::min(a, 0) - std::min(b, 0);
+        largest = std::max<int64_t>(largest, x_max * std::max(positive, negative));
+      }
+    }
+  }
+  return static_cast<size_t>(32767 / largest);
+}
+
 IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine)
     : geometry_(spec.geometry),
       engine_(engine),
       epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)) {
-  x_flip_ = spec.x.encoding == Encoding::kSigned ? 0x80 : 0;
+  x_shift_ = static_cast<uint8_t>(XShift(spec));
   pad_byte_ = static_cast<uint8_t>(spec.x_zero_point);
   PackWeights(spec);
 }
@@ -252,9 +287,10 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
     row_sum_weight_.resize(channels + kEpiloguePadding);
   }
   window_ = PlanWindow(g, engine_.lanes, row_sum_weight_.empty());
+  if (engine_.narrow) groups_per_flush_ = GroupsPerFlush(spec, window_);
 
   // bias - zx * sum (w - zw); for bipolar x, whose zero point is 0, bias - sum w. Wraps like the accumulators do.
-  const int64_t zero = spec.x.encoding == Encoding::kBipolar ? 1 : spec.x_zero_point + x_flip_;
+  const int64_t zero = spec.x.encoding == Encoding::kBipolar ? 1 : spec.x_zero_point + x_shift_;
   bias_.assign(channels + kEpiloguePadding, 0);
   std::vector<int64_t> largest(channels);
   for (size_t c = 0; c < channels; ++c) {
@@ -430,7 +466,7 @@ void IgemmKernel::SumRows(const IgemmBlock& block, int32_t* sums) const {
       uint32_t sum = 0;
       for (size_t s = 0; s < block.segments; ++s) {
         const uint8_t* x = block.rows[s * block.pitch + p] + group * bytes;
-        for (size_t i = 0; i < bytes; ++i) sum += static_cast<uint8_t>(x[i] ^ x_flip_);
+        for (size_t i = 0; i < bytes; ++i) sum += static_cast<uint8_t>(x[i] + x_shift_);
       }
       sums[group * block.pitch + p] = static_cast<int32_t>(sum);
     }
@@ -477,7 +513,8 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     block.panels = panels_.data() + first_panel;
     block.panel_count = end_panel - first_panel;
     block.bias = bias_.data();
-    block.x_flip = x_flip_;
+    block.x_shift = x_shift_ * 0x01010101;
+    block.groups_per_flush = groups_per_flush_;
     block.epilogue = &epilogue_.view();
     block.residual = static_cast<const uint8_t*>(args.residual);
     block.y = args.y;
@@ -501,6 +538,10 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   });
 }
 
+// With fewer groups per flush the widening costs more than what 16-bit accumulators save.
+constexpr size_t kMinGroupsPerFlush = 2;
+
+template <const IgemmEngine& kEngine>
 std::string Refuse(const ConvSpec& spec) {
   const ConvGeometry& g = spec.geometry;
   if (g.transposed) return "transposed convolution";
@@ -510,9 +551,12 @@ std::string Refuse(const ConvSpec& spec) {
     }
     if (spec.w.bits > 7) return "bipolar activations with 8-bit weights: twice a weight does not fit int8";
   }
-  const WindowLayout w = PlanWindow(g, 16, true);
+  const WindowLayout w = PlanWindow(g, kEngine.lanes, true);
   if (w.reach > kMaxReach) return "a row of input channels exceeds the workspace";
   if (w.segments * kMinBlockPixels * sizeof(void*) > kPointerBytes) return "kernel window exceeds the workspace";
+  if (kEngine.narrow && GroupsPerFlush(spec, w) < kMinGroupsPerFlush) {
+    return "products of these weights overflow 16-bit accumulators too soon";
+  }
   return {};
 }
 
@@ -522,8 +566,11 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const size_t panel_groups = DivideUp(static_cast<size_t>(spec.geometry.group), w.merged);
   const size_t lanes = static_cast<size_t>(kEngine.lanes);
   const size_t vectors = DivideUp(w.merged * static_cast<size_t>(spec.geometry.GroupOut()), lanes);
+  // Per output: its products, and about a quarter cycle of a 16-lane vector for the epilogue (measured on Zen 5).
+  const double products = static_cast<double>(w.segments * w.groups * 4) / kEngine.macs_per_cycle;
+  const double epilogue = 4.0 / static_cast<double>(lanes);
   return static_cast<double>(shape.OutPixels()) * static_cast<double>(panel_groups * vectors * lanes) *
-         (static_cast<double>(w.segments * w.groups * 4) / kEngine.macs_per_cycle + 0.25);
+         (products + epilogue);
 }
 
 template <const IgemmEngine& kEngine>
@@ -535,8 +582,18 @@ std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
 
 std::span<const KernelRow> IgemmRows() {
   static const KernelRow kRows[] = {
-      {"igemm_u8s8_6x64_avx512vnni", "conv", "igemm", Isa::kAvx512Vnni, 8, 8, "dense and grouped layers, vpdpbusd",
-       &Refuse, &Cost<kIgemmAvx512Vnni>, &Create<kIgemmAvx512Vnni>},
+      {"igemm_u8s8_acc16_6x8_sse41", "conv", "igemm", Isa::kSse41, 8, 8, "small weights: pmaddubsw, 16-bit sums", &Refuse<kIgemmSse41Narrow>,
+       &Cost<kIgemmSse41Narrow>, &Create<kIgemmSse41Narrow>},
+      {"igemm_u8s16_4x8_sse41", "conv", "igemm", Isa::kSse41, 8, 8, "any weights: pmaddwd", &Refuse<kIgemmSse41Wide>,
+       &Cost<kIgemmSse41Wide>, &Create<kIgemmSse41Wide>},
+      {"igemm_u8s8_acc16_6x16_avx2", "conv", "igemm", Isa::kAvx2, 8, 8, "small weights: vpmaddubsw, 16-bit sums", &Refuse<kIgemmAvx2Narrow>,
+       &Cost<kIgemmAvx2Narrow>, &Create<kIgemmAvx2Narrow>},
+      {"igemm_u8s16_4x16_avx2", "conv", "igemm", Isa::kAvx2, 8, 8, "any weights: vpmaddwd", &Refuse<kIgemmAvx2Wide>,
+       &Cost<kIgemmAvx2Wide>, &Create<kIgemmAvx2Wide>},
+      {"igemm_u8s8_6x16_avxvnni", "conv", "igemm", Isa::kAvxVnni, 8, 8, "dense and grouped layers: vpdpbusd", &Refuse<kIgemmAvxVnni>,
+       &Cost<kIgemmAvxVnni>, &Create<kIgemmAvxVnni>},
+      {"igemm_u8s8_6x64_avx512vnni", "conv", "igemm", Isa::kAvx512Vnni, 8, 8, "dense and grouped layers: vpdpbusd", &Refuse<kIgemmAvx512Vnni>,
+       &Cost<kIgemmAvx512Vnni>, &Create<kIgemmAvx512Vnni>},
   };
   return kRows;
 }

@@ -11,8 +11,8 @@ namespace lowbit {
 
 // How a group of four weights of one channel is stored.
 enum class WeightLayout : uint8_t {
-  kBytes,   // w0 w1 w2 w3 as int8: vpdpbusd, vpmaddubsw
-  kWords,   // w0 w2 | w1 w3 as int16, two vectors: vpmaddwd on the even and the odd bytes of x
+  kBytes,  // w0 w1 w2 w3 as int8: vpdpbusd, vpmaddubsw
+  kWords,  // w0 w2 | w1 w3 as int16, two vectors: vpmaddwd on the even and the odd bytes of x
 };
 
 // Consecutive output channels computed together: `vectors` SIMD vectors, the last one perhaps not full.
@@ -37,7 +37,7 @@ struct IgemmBlock {
   // acc += row_sums[group * pitch + pixel] * row_sum_weight[c]; null where no channel needs it
   const int32_t* row_sums;
   const int32_t* row_sum_weight;
-  uint8_t x_flip;           // 0x80: x holds int8 codes, which are used as code + 128
+  int32_t x_shift;          // added to each byte of x modulo 256 (four times the same byte)
   size_t groups_per_flush;  // 16-bit accumulators only: groups whose products their sum surely holds
   const EpilogueView* epilogue;
   const uint8_t* residual;
@@ -46,10 +46,11 @@ struct IgemmBlock {
 
 // One register-tile family.
 struct IgemmEngine {
-  int lanes;                // int32 per vector
-  int max_vectors;          // of a panel
+  int lanes;              // int32 per vector
+  int max_vectors;        // of a panel
   WeightLayout layout;
-  double macs_per_cycle;    // sustained, for the cost model
+  bool narrow;            // 16-bit accumulators: exact only for small weights
+  double macs_per_cycle;  // sustained on Zen 5, for the cost model
   void (*run)(const IgemmBlock& block);
 };
 

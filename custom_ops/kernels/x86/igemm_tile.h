@@ -17,7 +17,14 @@
 //   = sum x w'  +  s * sum x  -  zx * sum (w - zw)
 //     ^ tile       ^ row sums    ^ constant: in the bias
 //
-// which holds for padded taps too, because they read zx. Signed x is used as x + 128 (one XOR) with zx + 128.
+// which holds for padded taps too, because they read zx. Signed x of b bits is used as x + 2^(b-1), with zx + 2^(b-1).
+//
+// Without vpdpbusd there are two ways to multiply, and every node takes the first that is exact for its weights:
+//
+//   narrow  vpmaddubsw, u8 x s8 -> sums of two products in int16, which saturate. Accumulators stay 16 bits wide for
+//           as many k-groups as cannot overflow (igemm.cc derives that number from the packed weights), then they are
+//           widened and added to 32-bit sums in memory: two instructions per eight products of a lane and a bit.
+//   wide    vpmaddwd on the even and the odd bytes of x, weights stored as int16: four instructions, always exact.
 #pragma once
 
 #include <cstddef>
@@ -59,7 +66,14 @@ __attribute__((noinline)) void FinishFromMemory(const TileArgs& t, int32_t* sums
       }
     }
     const size_t index = (b.first_pixel + t.pixel + r) * e.channels + channel;
-    FinishChannels<S>(e, sums, channel, t.panel->count, index, b.residual, b.y);
+    size_t done = 0;
+    if (e.pack_clips) {
+      for (; done + S::kLanes <= t.panel->count; done += S::kLanes) {
+        const typename S::I acc[1] = {S::Load(sums + done)};
+        RequantizePacked<S, 1>(e, acc, e.scale + channel + done, static_cast<uint8_t*>(b.y) + index + done);
+      }
+    }
+    FinishChannels<S>(e, sums + done, channel + done, t.panel->count - done, index + done, b.residual, b.y);
   }
 }
 
@@ -85,7 +99,7 @@ inline __attribute__((always_inline)) void FinishTile(const TileArgs& t, const t
 }
 
 // 32-bit dot products (vpdpbusd; or vpmaddwd on words): S::Dot(acc, x, weights) adds four products per lane.
-template <class S, int MR, int NV, bool kFlip>
+template <class S, int MR, int NV, bool kShift>
 void DotTile(const TileArgs& t) {
   using I = typename S::I;
   const IgemmBlock& b = *t.block;
@@ -96,7 +110,7 @@ void DotTile(const TileArgs& t) {
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) acc[r][v] = bias;
   }
-  const I flip = S::Set(0x80808080);
+  const I shift = S::Set(b.x_shift);
   const int8_t* w = t.panel->weights;
   const uint8_t* const* rows = t.rows;
   for (size_t s = 0; s < b.segments; ++s, rows += b.pitch) {
@@ -111,7 +125,7 @@ void DotTile(const TileArgs& t) {
 #pragma GCC unroll 16
       for (int r = 0; r < MR; ++r) {
         I group = S::Set(LoadGroup(x[r] + k));
-        if constexpr (kFlip) group = S::Xor(group, flip);
+        if constexpr (kShift) group = S::AddBytes(group, shift);
         const typename S::Bytes bytes = S::Prepare(group);
 #pragma GCC unroll 4
         for (int v = 0; v < NV; ++v) acc[r][v] = S::Dot(acc[r][v], bytes, weights[v]);
@@ -121,26 +135,96 @@ void DotTile(const TileArgs& t) {
   FinishTile<S, MR, NV>(t, acc);
 }
 
+// 16-bit dot products (vpmaddubsw), flushed into 32-bit sums every `groups_per_flush` k-groups.
+template <class S, int MR, int NV, bool kShift>
+void NarrowTile(const TileArgs& t) {
+  using I = typename S::I;
+  const IgemmBlock& b = *t.block;
+  alignas(64) int32_t sums[MR * NV * S::kLanes];
+#pragma GCC unroll 4
+  for (int v = 0; v < NV; ++v) {
+    const I bias = S::Load(b.bias + t.panel->channel + v * S::kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) S::Store(sums + (r * NV + v) * S::kLanes, bias);
+  }
+  I acc[MR][NV];
+  const auto clear = [&] {
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) acc[r][v] = S::Set(0);
+    }
+  };
+  const auto flush = [&] {
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) {
+        int32_t* sum = sums + (r * NV + v) * S::kLanes;
+        S::Store(sum, S::Add(S::Load(sum), S::SumPairs(acc[r][v])));
+      }
+    }
+  };
+  clear();
+  const I shift = S::Set(b.x_shift);
+  const int8_t* w = t.panel->weights;
+  const uint8_t* const* rows = t.rows;
+  size_t left = b.groups_per_flush;
+  for (size_t s = 0; s < b.segments; ++s, rows += b.pitch) {
+    const uint8_t* x[MR];
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) x[r] = rows[r] + t.panel->x_offset;
+    for (size_t k = 0; k < b.groups * 4;) {
+      const size_t n = left < b.groups - k / 4 ? left : b.groups - k / 4;
+      for (const size_t end = k + n * 4; k < end; k += 4) {
+        I weights[NV];
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) weights[v] = S::Load(w + v * 4 * S::kLanes);
+        w += NV * 4 * S::kLanes;
+#pragma GCC unroll 16
+        for (int r = 0; r < MR; ++r) {
+          I group = S::Set(LoadGroup(x[r] + k));
+          if constexpr (kShift) group = S::AddBytes(group, shift);
+#pragma GCC unroll 4
+          for (int v = 0; v < NV; ++v) acc[r][v] = S::AddWords(acc[r][v], S::DotPairs(group, weights[v]));
+        }
+      }
+      left -= n;
+      if (left == 0) {
+        flush();
+        clear();
+        left = b.groups_per_flush;
+      }
+    }
+  }
+  flush();
+  FinishFromMemory<S>(t, sums, MR, NV * S::kLanes);
+}
+
 using TileFunction = void (*)(const TileArgs&);
 
 // The tile functions of one panel width, for 1..kMax pixels.
-template <class S, int NV, int kMax, bool kFlip>
+template <class S, int NV, int kMax, bool kShift>
 struct TileTable {
   TileFunction run[kMax];
   constexpr TileTable() : run() { Fill<1>(); }
   template <int MR>
   constexpr void Fill() {
-    run[MR - 1] = &DotTile<S, MR, NV, kFlip>;
+    if constexpr (S::kNarrow) {
+      run[MR - 1] = &NarrowTile<S, MR, NV, kShift>;
+    } else {
+      run[MR - 1] = &DotTile<S, MR, NV, kShift>;
+    }
     if constexpr (MR < kMax) Fill<MR + 1>();
   }
 };
 
 // Panels outside, tiles inside: a panel's weights stay in L1 or L2 while the pixels of the block pass. The pixels are
 // dealt out evenly, so that no tile is left with one or two of them.
-template <class S, int NV, bool kFlip>
+template <class S, int NV, bool kShift>
 void RunPanel(const IgemmBlock& b, const IgemmPanel& panel) {
   constexpr size_t kMax = S::kTileRows[NV - 1];
-  static constexpr TileTable<S, NV, kMax, kFlip> kTiles;
+  static constexpr TileTable<S, NV, kMax, kShift> kTiles;
   const size_t tiles = (b.pixels + kMax - 1) / kMax;
   const size_t rows = b.pixels / tiles, longer = b.pixels % tiles;
   TileArgs t{&b, &panel, b.rows, 0};
@@ -152,25 +236,22 @@ void RunPanel(const IgemmBlock& b, const IgemmPanel& panel) {
   }
 }
 
-template <class S, bool kFlip>
+template <class S, bool kShift>
 void RunBlock(const IgemmBlock& b) {
   for (size_t p = 0; p < b.panel_count; ++p) {
     const IgemmPanel& panel = b.panels[p];
-    switch (panel.vectors) {
-      case 1: RunPanel<S, 1, kFlip>(b, panel); break;
-      case 2: RunPanel<S, 2, kFlip>(b, panel); break;
-      default:
-        if constexpr (S::kMaxVectors >= 4) {
-          if (panel.vectors == 3) RunPanel<S, 3, kFlip>(b, panel);
-          if (panel.vectors == 4) RunPanel<S, 4, kFlip>(b, panel);
-        }
+    if (panel.vectors == 1) RunPanel<S, 1, kShift>(b, panel);
+    if (panel.vectors == 2) RunPanel<S, 2, kShift>(b, panel);
+    if constexpr (S::kMaxVectors == 4) {
+      if (panel.vectors == 3) RunPanel<S, 3, kShift>(b, panel);
+      if (panel.vectors == 4) RunPanel<S, 4, kShift>(b, panel);
     }
   }
 }
 
 template <class S>
 void Run(const IgemmBlock& block) {
-  if (block.x_flip) {
+  if (block.x_shift) {
     RunBlock<S, true>(block);
   } else {
     RunBlock<S, false>(block);

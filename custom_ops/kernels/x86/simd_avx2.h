@@ -23,6 +23,7 @@ struct Avx2 {
   static F SetF(float v) { return _mm256_set1_ps(v); }
 
   static I Add(I a, I b) { return _mm256_add_epi32(a, b); }
+  static I AddBytes(I a, I b) { return _mm256_add_epi8(a, b); }
   static I Sub(I a, I b) { return _mm256_sub_epi32(a, b); }
   static I Mul(I a, I b) { return _mm256_mullo_epi32(a, b); }
   static I Xor(I a, I b) { return _mm256_xor_si256(a, b); }

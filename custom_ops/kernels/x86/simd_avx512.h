@@ -30,6 +30,7 @@ struct Avx512 {
   static F SetF(float v) { return _mm512_set1_ps(v); }
 
   static I Add(I a, I b) { return _mm512_add_epi32(a, b); }
+  static I AddBytes(I a, I b) { return _mm512_add_epi8(a, b); }
   static I Sub(I a, I b) { return _mm512_sub_epi32(a, b); }
   static I Mul(I a, I b) { return _mm512_mullo_epi32(a, b); }
   static I Xor(I a, I b) { return _mm512_xor_si512(a, b); }

@@ -23,6 +23,7 @@ struct Sse41 {
   static F SetF(float v) { return _mm_set1_ps(v); }
 
   static I Add(I a, I b) { return _mm_add_epi32(a, b); }
+  static I AddBytes(I a, I b) { return _mm_add_epi8(a, b); }
   static I Sub(I a, I b) { return _mm_sub_epi32(a, b); }
   static I Mul(I a, I b) { return _mm_mullo_epi32(a, b); }
   static I Xor(I a, I b) { return _mm_xor_si128(a, b); }
