@@ -74,14 +74,14 @@ def convolve(
     sizes = [
         (image.shape[1 + d] - dilations[d] * (kernel[d] - 1) - 1) // strides[d] + 1 for d in range(spatial)
     ]
+    by_tap = weights.reshape(weights.shape[0], -1, weights.shape[-1]).swapaxes(0, 1)
     acc: Ints = np.zeros((x.shape[0], *sizes, weights.shape[0]), np.int64)
-    tap: tuple[Any, ...]
-    for tap in itertools.product(*(range(k) for k in kernel)):
+    for tap, at in zip(itertools.product(*(range(k) for k in kernel)), by_tap, strict=True):
         window: tuple[Any, ...] = tuple(
             slice(t * dilation, t * dilation + (size - 1) * stride + 1, stride)
             for t, dilation, size, stride in zip(tap, dilations, sizes, strides, strict=True)
         )
-        acc += grouped_product(image[:, *window], weights[:, *tap], group)
+        acc += grouped_product(image[:, *window], at, group)
     return acc
 
 

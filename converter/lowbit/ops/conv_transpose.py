@@ -77,13 +77,13 @@ def convolve_transposed(
         (x.shape[1 + d] - 1) * strides[d] + (kernel[d] - 1) * dilations[d] + 1 + output_padding[d]
         for d in range(spatial)
     ]
+    by_tap = weights.reshape(weights.shape[0], -1, weights.shape[-1]).swapaxes(0, 1)
     acc: Ints = np.zeros((x.shape[0], *full, weights.shape[0]), np.int64)
-    tap: tuple[Any, ...]
-    for tap in itertools.product(*(range(k) for k in kernel)):
+    for tap, at in zip(itertools.product(*(range(k) for k in kernel)), by_tap, strict=True):
         reached: tuple[Any, ...] = tuple(
             slice(t * dilation, t * dilation + (size - 1) * stride + 1, stride)
             for t, dilation, size, stride in zip(tap, dilations, x.shape[1:-1], strides, strict=True)
         )
-        acc[:, *reached] += grouped_product(x, weights[:, *tap], group)
+        acc[:, *reached] += grouped_product(x, at, group)
     inside: tuple[Any, ...] = tuple(slice(pads[d], full[d] - pads[spatial + d]) for d in range(spatial))
     return acc[:, *inside]

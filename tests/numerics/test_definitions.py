@@ -1,0 +1,326 @@
+"""The kernels equal the numpy definitions, and the definitions equal ONNX Runtime, in every element."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lowbit import ops
+from lowbit.ops.epilogue import Epilogue
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.numerics import random_nodes
+from tests.support import require_native, stock_run
+
+native = require_native()
+
+SEEDS = st.integers(0, 2**32 - 1)
+OPS = list(ops.DEFINITIONS)
+LEVELS = native.isa_levels()
+
+
+def assert_same(got: np.ndarray, expected: np.ndarray, node: random_nodes.Node) -> None:
+    assert got.dtype == expected.dtype
+    assert got.shape == expected.shape, node
+    differ = ~((got == expected) | ((got != got) & (expected != expected)))
+    assert not differ.any(), f"{differ.sum()} of {differ.size} elements differ: {node}"
+
+
+@pytest.mark.parametrize("op_type", OPS)
+@given(seed=SEEDS)
+def test_reference_kernels_equal_the_definitions(op_type, seed):
+    node = random_nodes.make(op_type, np.random.default_rng(seed))
+    got = native.run(node.op_type, node.attrs, node.inputs, reference=True)
+    assert_same(got, ops.evaluate(node.op_type, node.attrs, node.inputs), node)
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("op_type", OPS)
+@given(seed=SEEDS)
+def test_every_level_equals_the_definitions(op_type, isa, seed):
+    node = random_nodes.make(op_type, np.random.default_rng(seed))
+    got = native.run(node.op_type, node.attrs, node.inputs, isa=isa, threads=1 + seed % 2)
+    assert_same(got, ops.evaluate(node.op_type, node.attrs, node.inputs), node)
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("w_bits", range(1, 9))
+@pytest.mark.parametrize("x_bits", range(1, 9))
+def test_all_64_bit_pairs_on_every_level(x_bits, w_bits, isa, seeds):
+    for seed in seeds(2):
+        rng = np.random.default_rng([seed, x_bits, w_bits])
+        for kind in ("dense", "pointwise", "grouped", "depthwise", "stem", "gemm"):
+            op_type, fixed = ("LowBitGemm", {}) if kind == "gemm" else ("LowBitConv", {"kind": kind})
+            node = random_nodes.make(op_type, rng, x_bits=x_bits, w_bits=w_bits, **fixed)
+            got = native.run(node.op_type, node.attrs, node.inputs, isa=isa)
+            assert_same(got, ops.evaluate(node.op_type, node.attrs, node.inputs), node)
+
+
+@pytest.mark.parametrize("row", [row["name"] for row in native.kernel_table()])
+def test_every_row_of_the_kernel_table_equals_the_definitions(row, seeds):
+    """Each row by name, wherever it does not refuse: selection could otherwise hide a wrong kernel."""
+    entry = next(r for r in native.kernel_table() if r["name"] == row)
+    if entry["isa"] not in LEVELS:
+        pytest.skip(f"this machine has no {entry['isa']}")
+    ran = 0
+    kinds = ("dense", "pointwise", "grouped", "depthwise", "stem", "one_d")
+    for seed in seeds(60):
+        rng = np.random.default_rng(seed)
+        transposed = entry["op"] == "conv_transpose"
+        op_type = "LowBitConvTranspose" if transposed else "LowBitGemm" if seed % 4 == 3 else "LowBitConv"
+        kind = {} if op_type == "LowBitGemm" else {"kind": kinds[seed % len(kinds)]}
+        node = random_nodes.make(
+            op_type,
+            rng,
+            x_bits=int(rng.integers(1, entry["x_bits_max"] + 1)),
+            w_bits=int(rng.integers(1, entry["w_bits_max"] + 1)),
+            **kind,
+        )
+        try:
+            got = native.run(node.op_type, node.attrs, node.inputs, isa=entry["isa"], kernel=row)
+        except native.LowBitError as refusal:
+            if row not in str(refusal):
+                raise
+            continue
+        assert_same(got, ops.evaluate(node.op_type, node.attrs, node.inputs), node)
+        ran += 1
+    assert ran, "no random node suits this row; teach random_nodes about it"
+
+
+# ---- against ONNX Runtime
+
+
+def one_node(op_type, inputs, outputs, feeds, constants, output_type, domain="", opset=13, **attributes):
+    node = helper.make_node(op_type, inputs, outputs, domain=domain, **attributes)
+    graph = helper.make_graph(
+        [node],
+        op_type,
+        [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+            for name, v in feeds.items()
+        ],
+        [helper.make_tensor_value_info(outputs[0], output_type, None)],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    domains = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    return helper.make_model(graph, opset_imports=domains, ir_version=8)
+
+
+def random_qlinear_conv(seed):
+    """A QLinearConv as ONNX Runtime takes it, and the same convolution as a lowbit node."""
+    rng = np.random.default_rng(seed)
+    ties, spatial = bool(seed % 2), 1 if seed % 7 == 0 else 2
+    group = int(rng.choice([1, 1, 1, 2, 3]))
+    cin, cout = group * int(rng.integers(1, 20)), group * int(rng.integers(1, 20))
+    if rng.random() < 0.2:
+        group = cin = cout = int(rng.integers(2, 40))
+    kernel, strides, dilations = (list(map(int, rng.integers(1, high, spatial))) for high in (5, 4, 3))
+    pads = list(map(int, rng.integers(0, 3, 2 * spatial)))
+    sizes = [
+        max(1, d * (k - 1) + 1 - pads[i] - pads[spatial + i]) + int(rng.integers(0, 9))
+        for i, (d, k) in enumerate(zip(dilations, kernel, strict=True))
+    ]
+    x = random_nodes.codes(rng, (int(rng.integers(1, 3)), cin, *sizes))
+    w = random_nodes.codes(rng, (cout, cin // group, *kernel), 8, "signed")
+    x_scale, w_scale = random_nodes.scale(rng, ties, -6, -1), random_nodes.scale(rng, ties, -8, -2, cout)
+    spread = np.sqrt(w[0].size) * 2.0**14 * x_scale * w_scale.mean() / 32
+    y_scale = np.asarray(2.0 ** np.round(np.log2(spread)) if ties else spread, np.float32)
+    x_zero, y_zero = (np.asarray(rng.integers(0, 256), np.uint8) for _ in range(2))
+    bias = rng.integers(-5000, 5001, cout).astype(np.int32)
+
+    model = one_node(
+        "QLinearConv",
+        ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz", "b"],
+        ["y"],
+        {"x": x},
+        {"xs": x_scale, "xz": x_zero, "w": w, "ws": w_scale, "wz": np.zeros(cout, np.int8), "ys": y_scale,
+         "yz": y_zero, "b": bias},
+        TensorProto.UINT8,
+        kernel_shape=kernel, strides=strides, dilations=dilations, pads=pads, group=group,
+    )  # fmt: skip
+    geometry = {
+        "kernel_shape": kernel,
+        "strides": strides,
+        "dilations": dilations,
+        "pads": pads,
+        "group": group,
+    }
+    attrs = {**geometry, "in_channels": cin, "out_channels": cout, "w_encoding": "signed"}
+    packed = ops.pack(np.moveaxis(w, 1, -1).reshape(cout, -1), 8)
+    inputs = [np.ascontiguousarray(np.moveaxis(x, 1, -1)), packed, x_scale, x_zero.astype(np.int32), w_scale,
+              np.zeros((), np.int32), bias, y_scale, y_zero.astype(np.int32)]  # fmt: skip
+    return model, {"x": x}, random_nodes.Node("LowBitConv", attrs, inputs)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_convolution_equals_qlinearconv(block, seeds):
+    """Definition and default kernel against QLinearConv: 500 in all, every other one tie-rich."""
+    for seed in seeds(50):
+        model, feeds, node = random_qlinear_conv(1000 * block + seed)
+        (expected,) = stock_run(model, feeds)
+        expected = np.moveaxis(expected, 1, -1)
+        assert_same(ops.evaluate(node.op_type, node.attrs, node.inputs), expected, node)
+        assert_same(native.run(node.op_type, node.attrs, node.inputs), expected, node)
+
+
+def test_gemm_equals_qlinearmatmul(seeds):
+    for seed in seeds(100):
+        rng = np.random.default_rng(seed)
+        ties, (m, k, n) = bool(seed % 2), map(int, rng.integers(1, 70, 3))
+        a, b = random_nodes.codes(rng, (m, k)), random_nodes.codes(rng, (k, n), 8, "signed")
+        a_scale, b_scale = random_nodes.scale(rng, ties, -6, -1), random_nodes.scale(rng, ties, -8, -2)
+        y_scale = np.asarray(a_scale * b_scale * 2.0 ** (9 if ties else 9.3), np.float32)
+        a_zero, y_zero = (np.asarray(rng.integers(0, 256), np.uint8) for _ in range(2))
+        constants = {"as": a_scale, "az": a_zero, "b": b, "bs": b_scale, "bz": np.zeros((), np.int8),
+                     "ys": y_scale, "yz": y_zero}  # fmt: skip
+        names = ["a", "as", "az", "b", "bs", "bz", "ys", "yz"]
+        model = one_node("QLinearMatMul", names, ["y"], {"a": a}, constants, TensorProto.UINT8)
+        (expected,) = stock_run(model, {"a": a})
+        attrs = {"in_features": k, "out_features": n, "w_encoding": "signed"}
+        zero = np.zeros((), np.int32)
+        inputs = [a, ops.pack(b.T, 8), a_scale, a_zero.astype(np.int32), b_scale, zero, None, y_scale,
+                  y_zero.astype(np.int32)]  # fmt: skip
+        node = random_nodes.Node("LowBitGemm", attrs, inputs)
+        assert_same(ops.evaluate(node.op_type, node.attrs, node.inputs), expected, node)
+        assert_same(native.run(node.op_type, node.attrs, node.inputs), expected, node)
+
+
+def qdq(op_type, inputs, attributes, y, opset=13):
+    """DequantizeLinear -> op -> QuantizeLinear: `inputs` and `y` are (codes, scale, zero point) triples."""
+    nodes, feeds, constants, reals = [], {}, {}, []
+    for i, (q, scale, zero) in enumerate(inputs):
+        feeds[f"q{i}"], constants[f"s{i}"], constants[f"z{i}"] = q, scale, np.asarray(zero, q.dtype)
+        nodes.append(helper.make_node("DequantizeLinear", [f"q{i}", f"s{i}", f"z{i}"], [f"x{i}"]))
+        reals.append(f"x{i}")
+    nodes.append(helper.make_node(op_type, reals, ["r"], **attributes))
+    constants |= {"ys": y[0], "yz": y[1]}
+    nodes.append(helper.make_node("QuantizeLinear", ["r", "ys", "yz"], ["y"]))
+    graph = helper.make_graph(
+        nodes,
+        op_type,
+        [
+            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+            for n, v in feeds.items()
+        ],
+        [helper.make_tensor_value_info("y", helper.np_dtype_to_tensor_dtype(y[1].dtype), None)],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return stock_run(model, feeds, optimize=False)[0]
+
+
+def first(nhwc: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(np.moveaxis(nhwc, -1, 1))
+
+
+@pytest.mark.parametrize("op_type", ["Add", "Mul"])
+def test_elementwise_definitions_follow_the_graph_as_written(op_type, seeds):
+    for seed in seeds(40):
+        rng = np.random.default_rng(seed)
+        ties, shape = bool(seed % 2), [2, 3, 5, 17]
+        a, b = random_nodes.codes(rng, shape), random_nodes.codes(rng, shape)
+        (a_s, b_s), y_s = random_nodes.scale(rng, ties, -5, -2, 2), random_nodes.scale(rng, ties, -4, -1)
+        a_z, b_z, y_z = (np.asarray(rng.integers(0, 256), np.int32) for _ in range(3))
+        a_s, b_s = np.asarray(a_s), np.asarray(b_s)
+        expected = qdq(op_type, [(a, a_s, a_z), (b, b_s, b_z)], {}, (y_s, y_z.astype(np.uint8)))
+        node = random_nodes.Node(f"LowBit{op_type}", {}, [a, a_s, a_z, b, b_s, b_z, y_s, y_z])
+        assert_same(ops.evaluate(node.op_type, node.attrs, node.inputs), expected, node)
+
+
+def test_pools_and_resize_follow_the_graph_as_written(seeds):
+    for seed in seeds(40):
+        rng = np.random.default_rng(seed)
+        q = random_nodes.codes(rng, [1, 9, 8, 5])
+        s, z = random_nodes.scale(rng, bool(seed % 2), -5, -2), np.asarray(rng.integers(0, 256), np.int32)
+        window = {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 1, 1, 0], "ceil_mode": seed // 2 % 2}
+        node = random_nodes.Node("LowBitMaxPool", window, [q])
+        expected = qdq("MaxPool", [(first(q), s, z)], window, (s, z.astype(np.uint8)))
+        assert_same(first(ops.evaluate(node.op_type, node.attrs, node.inputs)), expected, node)
+
+
+# ---- the definitions and the schemas are one op set
+
+
+def test_every_schema_has_a_definition_with_its_names_and_defaults():
+    schemas = {schema["name"]: schema for schema in native.schemas()}
+    assert list(ops.DEFINITIONS) == list(schemas) or set(ops.DEFINITIONS) == set(schemas)
+    epilogue = inspect.signature(Epilogue).parameters
+    for name, schema in schemas.items():
+        given_to = dict(inspect.signature(ops.DEFINITIONS[name]).parameters)
+        if "epilogue" in given_to:
+            del given_to["epilogue_inputs"], given_to["epilogue"]
+            given_to |= {n: p for n, p in epilogue.items() if n not in ("x_scale", "w_scale")}
+        names = [n for n, p in given_to.items() if p.kind is not p.KEYWORD_ONLY]
+        assert names == [i["name"] for i in schema["inputs"]], name
+        attributes = {n: p.default for n, p in given_to.items() if p.kind is p.KEYWORD_ONLY}
+        assert set(attributes) == {a["name"] for a in schema["attributes"]}, name
+        for attribute in schema["attributes"]:
+            default = attributes[attribute["name"]]
+            if attribute["required"]:
+                assert default is inspect.Parameter.empty, (name, attribute["name"])
+            else:
+                plain = list(default) if isinstance(default, tuple) else default
+                assert plain == attribute["default"], (name, attribute["name"])
+
+
+@given(seed=SEEDS)
+def test_packing_equals_the_native_packing(seed):
+    rng = np.random.default_rng(seed)
+    bits, (rows, k) = int(rng.integers(1, 9)), map(int, rng.integers(1, 70, 2))
+    for encoding in ("unsigned", "signed"):
+        weights = random_nodes.codes(rng, (rows, k), bits, encoding)
+        packed = ops.pack(weights, bits)
+        np.testing.assert_array_equal(packed, native.pack_weights(weights.astype(np.int64), bits))
+        np.testing.assert_array_equal(ops.unpack(packed, rows, k, bits, encoding), weights)
+        unpacked = native.unpack_weights(packed, rows, k, bits, encoding == "signed")
+        np.testing.assert_array_equal(unpacked, weights)
+
+
+@pytest.mark.parametrize("op_type", OPS)
+def test_onnx_checks_and_infers_our_nodes(op_type, seeds):
+    """With the schemas registered, onnx's full check passes and infers the shape that the definition has."""
+    ops.register_schemas()
+    ops.register_schemas()  # harmless the second time
+    for seed in seeds(5):
+        node = random_nodes.make(op_type, np.random.default_rng(seed))
+        y = ops.evaluate(node.op_type, node.attrs, node.inputs)
+        schema = next(s for s in native.schemas() if s["name"] == op_type)
+        names = [f"i{i}" if value is not None else "" for i, value in enumerate(node.inputs)]
+        constant = [s["constant"] for s in schema["inputs"]]
+        constant += [constant[-1]] * (len(names) - len(constant))
+        fed = [(n, v) for n, v, c in zip(names, node.inputs, constant, strict=False) if n and not c]
+        fixed = [(n, v) for n, v, c in zip(names, node.inputs, constant, strict=False) if n and c]
+        attrs = {k: v for k, v in node.attrs.items() if v not in ([], "")}
+        made = helper.make_node(op_type, names, ["y"], domain=ops.DOMAIN, **attrs)
+        graph = helper.make_graph(
+            [made],
+            "g",
+            [
+                helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+                for n, v in fed
+            ],
+            [helper.make_tensor_value_info("y", helper.np_dtype_to_tensor_dtype(y.dtype), None)],
+            [numpy_helper.from_array(np.asarray(v), n) for n, v in fixed],
+        )
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid(ops.DOMAIN, 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+        onnx.checker.check_model(model, full_check=True)
+        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+        dims = inferred.graph.output[0].type.tensor_type.shape.dim
+        assert tuple(d.dim_value for d in dims) == y.shape, node
+
+
+def test_a_wrong_call_is_one_clear_error():
+    from lowbit.errors import LowBitError
+
+    x, scale, zero = np.zeros((1, 2), np.uint8), np.float32(1), np.int32(0)
+    with pytest.raises(LowBitError, match="not an op of"):
+        ops.evaluate("LowBitNothing", {}, [x])
+    with pytest.raises(LowBitError, match="unexpected keyword"):
+        ops.evaluate("LowBitDequantize", {"bits": 3}, [x, scale, zero])
+    with pytest.raises(LowBitError, match="float64"):
+        ops.evaluate("LowBitDequantize", {}, [x, np.float64(1), zero])
