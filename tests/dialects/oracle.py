@@ -135,6 +135,7 @@ class Oracle:
             for name in node.input:
                 self.consumers.setdefault(name, []).append(node)
         self.results = {o.name for o in self.graph.output}
+        self.constants = {t.name for t in self.graph.initializer}
         self.values.update({t.name: _from_tensor(t) for t in self.graph.initializer})
 
     def run(self, feeds: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
@@ -358,7 +359,7 @@ class Oracle:
                 total = total + bias.grid.codes.reshape(shape)
                 bias = None
         result = Sum(total, scale)
-        if bias is None:
+        if bias is None or not np.any(bias.array):
             return Value(result.real(), TensorProto.FLOAT, sum=result)
         added = bias.array.reshape(shape)
         if factor != 1.0:
@@ -419,6 +420,30 @@ class Oracle:
         scale = (F32(F32(alpha) * a.grid.scale) * scale).astype(F32)
         return self._product(total, scale, bias, bias.array.shape if bias is not None else None, beta)
 
+    def _Add(self, node, inputs, attributes) -> list[Value]:
+        """A constant added to a product without a bias is its bias, as in MatMul -> Add."""
+        for k, (source, constant) in enumerate((inputs, inputs[::-1])):
+            producer = self.producers.get(node.input[k])
+            if (
+                source.sum is None
+                or producer.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul")
+                or len(producer.input) > 2
+                or not self._is_constant(node.input[1 - k])
+            ):
+                continue
+            shape = (1,) * (source.array.ndim - constant.array.ndim) + constant.array.shape
+            return [self._product(source.sum.acc, source.sum.scale, constant, shape)]
+        (result,) = self._plain(node, [v.array for v in inputs])
+        return [Value(result, helper.np_dtype_to_tensor_dtype(result.dtype))]
+
+    def _is_constant(self, name: str) -> bool:
+        producer = self.producers.get(name)
+        if producer is None:
+            return name in self.constants
+        return producer.op_type in ("Constant", "DequantizeLinear") and all(
+            map(self._is_constant, producer.input)
+        )
+
     # -- sums of floats
     def _AveragePool(self, node, inputs, attributes) -> list[Value]:
         """Columns from the top, then columns from the left, float32; one division."""
@@ -467,8 +492,11 @@ class Oracle:
         if axes is None and len(inputs) > 1 and inputs[1] is not None:
             axes = inputs[1].array.tolist()
         rank = inputs[0].array.ndim
-        axes = range(rank) if axes is None else axes
-        return [self._mean(inputs[0], tuple(a % rank for a in axes), bool(attributes.get("keepdims", 1)))]
+        axes = tuple(sorted(a % rank for a in (range(rank) if axes is None else axes)))
+        if rank < 3 or len(axes) != rank - 2 or 0 in axes:  # not a mean over all pixels
+            arrays = [None if v is None else v.array for v in inputs]
+            return [Value(a, helper.np_dtype_to_tensor_dtype(a.dtype)) for a in self._plain(node, arrays)]
+        return [self._mean(inputs[0], axes, bool(attributes.get("keepdims", 1)))]
 
     def _BatchNormalization(self, node, inputs, attributes) -> list[Value]:
         x, gamma, beta, mean, variance = (v.array for v in inputs[:5])

@@ -88,7 +88,11 @@ _OPTIONS = {
     "forced_between": {"extra_options": {"ForceQuantizeNoInputCheck": True}},
     "int4_weights": {"weight_type": _TYPES.QInt4, "per_channel": True},
     "uint4_weights": {"weight_type": _TYPES.QUInt4, "activation_type": _TYPES.QUInt8},
-    "asymmetric_weights": {"activation_type": _TYPES.QUInt8, "weight_type": _TYPES.QUInt8, "extra_options": {"WeightSymmetric": False}},
+    "asymmetric_weights": {
+        "activation_type": _TYPES.QUInt8,
+        "weight_type": _TYPES.QUInt8,
+        "extra_options": {"WeightSymmetric": False},
+    },
     "only_convolutions": {"op_types_to_quantize": ["Conv", "Gemm", "ConvTranspose"], "per_channel": True},
 }
 

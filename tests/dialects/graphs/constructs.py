@@ -72,11 +72,20 @@ def conv_without_a_quantizer_behind(g: Graph) -> None:
 @case()
 def depthwise_per_channel_activations(g: Graph) -> None:
     """Depthwise: the scale per input channel folds into the scale of its output channel."""
-    xq = Quant(g.scale(0.03, 6), g.rng.integers(90, 160, 6), "u8", 1)
+    xq = Quant(g.scale(0.03, 6), np.full(6, 121), "u8", 1)
     x = g.qdq(g.input((1, 6, 8, 8)), xq)
     wq = g.weight_quant(6)
     y = g.node("Conv", [x, g.weight(g.codes((6, 1, 3, 3)), wq)], group=6, pads=[1, 1, 1, 1])
     g.output(g.qdq(y, g.after(Quant(xq.scale.mean(), xq.zero, "u8"), wq, 9)), (1, 6, 8, 8))
+
+
+@case(left={"Conv": "zero point"})
+def depthwise_zero_point_per_channel(g: Graph) -> None:
+    """Only the scales fold; the padding would need a zero point of its own for every channel."""
+    xq = Quant(g.scale(0.03, 6), np.arange(90, 96), "u8", 1)
+    x = g.qdq(g.input((1, 6, 8, 8)), xq)
+    weight = g.weight(g.codes((6, 1, 3, 3)), g.weight_quant(6))
+    g.output(g.node("Conv", [x, weight], group=6, pads=[1, 1, 1, 1]), (1, 6, 8, 8))
 
 
 # -- matrix products
@@ -123,6 +132,15 @@ def matmul_transposed_weight_behind_dq(g: Graph) -> None:
     wq = g.weight_quant(12)
     w = g.node("Transpose", [g.weight(g.codes((12, 16)), wq)], perm=[1, 0])
     y = g.node("Add", [g.node("MatMul", [x, w]), g.floats(g.rng.normal(size=12), "bias")])
+    g.output(g.qdq(y, g.after(xq, wq, 16)), (2, 5, 12))
+
+
+@case()
+def matmul_integer_bias(g: Graph) -> None:
+    """MatMul -> Add(int32 bias on the product's own grid) -> Q: a Gemm in two nodes."""
+    x, xq = quantized_input(g, (2, 5, 16))
+    w, wq = gemm_weight(g, 16, 12)
+    y = g.node("Add", [g.bias(12, xq, wq, 40000), g.node("MatMul", [x, w])])
     g.output(g.qdq(y, g.after(xq, wq, 16)), (2, 5, 12))
 
 
@@ -625,6 +643,19 @@ def relu_between_dq_and_conv(g: Graph) -> None:
     x, xq = quantized_input(g, (1, 4, 8, 8))
     y, _ = conv_layer(g, g.node("Relu", [x]), xq, (6, 4, 3, 3))
     g.output(y, (1, 6, 6, 6))
+
+
+@case()
+def max_pool_before_the_quantizer(g: Graph) -> None:
+    """Conv -> Relu -> MaxPool -> Q, as torch exports it: the pool may as well run on codes."""
+    x, xq = quantized_input(g, (1, 4, 9, 9))
+
+    def pool(v: str) -> str:
+        return g.node("MaxPool", [g.node("Relu", [v])], kernel_shape=[2, 2], strides=[2, 2])
+
+    y, yq = conv_layer(g, x, xq, (6, 4, 3, 3), bias="float", then=[pool], y_zero="low")
+    z, _ = conv_layer(g, y, yq, (4, 6, 1, 1))
+    g.output(z, (1, 4, 3, 3))
 
 
 @case()
