@@ -1,7 +1,61 @@
 #include "kernels/x86/elementwise.h"
+#include "kernels/x86/elementwise_bytes.h"
+#include "kernels/x86/elementwise_impl.h"
+#include "kernels/x86/simd_avx512.h"
 
 namespace lowbit {
+namespace {
 
-const ElementwiseKernels& ElementwiseAvx512() { return ElementwiseReference(); }
+// 256-bit vectors for loops over 32..63 channels.
+struct Bytes256 {
+  using I = __m256i;
+  using Half = Bytes128;
+  static constexpr int kBytes = 32;
+  static I Load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  static void Store(void* p, I v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
+  static I SetB(uint8_t v) { return _mm256_set1_epi8(static_cast<char>(v)); }
+  static I MaxU8(I a, I b) { return _mm256_max_epu8(a, b); }
+  static I MaxS8(I a, I b) { return _mm256_max_epi8(a, b); }
+};
+
+struct Bytes512 : Avx512 {
+  using Half = Bytes256;
+  static constexpr int kBytes = 64;
+
+  static I SetB(uint8_t v) { return _mm512_set1_epi8(static_cast<char>(v)); }
+  static I MaxU8(I a, I b) { return _mm512_max_epu8(a, b); }
+  static I MinU8(I a, I b) { return _mm512_min_epu8(a, b); }
+  static I MaxS8(I a, I b) { return _mm512_max_epi8(a, b); }
+  static I SubSaturatedS8(I a, I b) { return _mm512_subs_epi8(a, b); }
+  static I ShuffleB(I table, I index) { return _mm512_shuffle_epi8(table, index); }
+  static I Broadcast128(const uint8_t* p) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+
+  static I Add16(I a, I b) { return _mm512_add_epi16(a, b); }
+  static I LoadU8As16(const uint8_t* p) {
+    return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static I LoadS8As16(const uint8_t* p) {
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+
+  // The packs work inside 128-bit lanes: dword 4 * lane + vector. Put them in order.
+  static I PackU8(I a, I b, I c, I d) {
+    const I packed = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
+    const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_permutexvar_epi32(order, packed);
+  }
+  static void StoreQuarter(uint8_t* p, I v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_castsi512_si128(v));
+  }
+};
+
+}  // namespace
+
+const ElementwiseKernels& ElementwiseAvx512() {
+  static constexpr ElementwiseKernels kernels = MakeKernels<Bytes512>("avx512vnni");
+  return kernels;
+}
 
 }  // namespace lowbit

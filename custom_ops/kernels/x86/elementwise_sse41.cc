@@ -1,7 +1,12 @@
 #include "kernels/x86/elementwise.h"
+#include "kernels/x86/elementwise_bytes.h"
+#include "kernels/x86/elementwise_impl.h"
 
 namespace lowbit {
 
-const ElementwiseKernels& ElementwiseSse41() { return ElementwiseReference(); }
+const ElementwiseKernels& ElementwiseSse41() {
+  static constexpr ElementwiseKernels kernels = MakeKernels<Bytes128>("sse41");
+  return kernels;
+}
 
 }  // namespace lowbit

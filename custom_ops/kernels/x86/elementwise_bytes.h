@@ -1,0 +1,42 @@
+// 128-bit byte operations that elementwise_impl.h needs beside simd_sse41.h. The wider levels use them as the
+// narrow end of loops over channels.
+#pragma once
+
+#include "kernels/x86/simd_sse41.h"
+
+namespace lowbit {
+namespace {
+
+struct Bytes128 : Sse41 {
+  using Half = Bytes128;  // nothing narrower
+  static constexpr int kBytes = 16;
+
+  static I SetB(uint8_t v) { return _mm_set1_epi8(static_cast<char>(v)); }
+  static I MaxU8(I a, I b) { return _mm_max_epu8(a, b); }
+  static I MinU8(I a, I b) { return _mm_min_epu8(a, b); }
+  static I MaxS8(I a, I b) { return _mm_max_epi8(a, b); }
+  static I SubSaturatedS8(I a, I b) { return _mm_subs_epi8(a, b); }
+  static I ShuffleB(I table, I index) { return _mm_shuffle_epi8(table, index); }
+  static I Broadcast128(const uint8_t* p) { return Load(p); }
+
+  static I Add16(I a, I b) { return _mm_add_epi16(a, b); }
+  static I LoadU8As16(const uint8_t* p) {
+    return _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+  static I LoadS8As16(const uint8_t* p) {
+    return _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+
+  // Four vectors of int32 to bytes in the same order, saturated to 0..255.
+  static I PackU8(I a, I b, I c, I d) {
+    return _mm_packus_epi16(_mm_packs_epi32(a, b), _mm_packs_epi32(c, d));
+  }
+  // The first kLanes bytes.
+  static void StoreQuarter(uint8_t* p, I v) {
+    const int32_t bytes = _mm_cvtsi128_si32(v);
+    std::memcpy(p, &bytes, 4);
+  }
+};
+
+}  // namespace
+}  // namespace lowbit

@@ -1,0 +1,666 @@
+// The elementwise kernels, written once over a vector trait S: simd_<isa>.h plus the byte operations that
+// elementwise_<isa>.cc adds. Everything is in an anonymous namespace, so that each instruction set keeps its
+// own copy.
+//
+// Exactness. The definition is clip(rint(v / s) + z, lo, hi) in float32. The kernels here round and convert
+// to int32 first and clip bytes after a saturating pack: the same number while |v / s| < 2^22 (FastIsExact in
+// core/elementwise.h sends other nodes to the reference), because then the conversion is rint, the sum with z
+// is exact in int32 as in float32, and saturation to a byte range that contains [lo, hi] commutes with the
+// clip.
+//
+// Signed codes. The bytes of int8 code q, with the top bit flipped, are the unsigned code q + 128. Outputs
+// are formed in that biased form (z + 128, lo + 128, hi + 128) and flipped back by one XOR per vector.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "core/elementwise.h"
+
+namespace lowbit {
+namespace {
+
+// fn.operator()<flags...>() for flags known only at run time.
+template <bool... kKnown, class Fn>
+inline void Specialize(const Fn& fn) {
+  fn.template operator()<kKnown...>();
+}
+template <bool... kKnown, class Fn, class... Rest>
+inline void Specialize(const Fn& fn, bool flag, Rest... rest) {
+  if (flag) {
+    Specialize<kKnown..., true>(fn, rest...);
+  } else {
+    Specialize<kKnown..., false>(fn, rest...);
+  }
+}
+
+inline int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// x / s, correctly rounded. Levels with fma use Markstein's sequence on y = RN(1/s):
+//     q0 = RN(x*y);  r = RN(x - q0*s);  q = RN(q0 + r*y)
+// Why that is RN(x/s), for x and s in [1, 2) (powers of two change nothing without underflow or overflow,
+// which FastIsExact excludes where it could matter). Let u = 2^-24 and y = 1/s + d, |d| <= u/2, and q0 = x/s
+// + e. Then r = -e*s when it is representable, and q is x/s - e*s*d rounded, so q is wrong only if a midpoint
+// of two floats lies within |e*s*d| of x/s. Such a midpoint m differs from x/s by a multiple, not 0, of
+// ulp(m)*ulp(s)/s.
+//   x >= s: ulp(q) = 2u, |e| <= x|d| + u < 2u, r is a multiple of 4u^2 below 4u, hence exact. Near a midpoint
+//   |e| is an
+//     odd multiple of u up to O(u^2), so |e| = u, and |e*s*d| <= s*u^2/2 < 2u^2/s, the least distance, as s^2
+//     < 4.
+//   x < s: ulp(q) = u, |e| <= x|d| + u/2 < 1.5u. Near a midpoint |e| is an odd multiple of u/2 up to
+//   O(u^2): 1.5u needs
+//     |d| = u/2 and x >= 2 - 6u, so s is 2 - 4u or 2 - 2u, where |e| = u, no odd multiple. So |e| = u/2, r is
+//     exact, and |e*s*d| <= s*u^2/4 < u^2/s, the least distance. Away from midpoints neither e = 1.5u nor the
+//     rounding of r
+//     (|r| <= 3u, at most 2u^2 off) moves q across one.
+template <class S>
+inline typename S::F Divide(typename S::F x, typename S::F s, [[maybe_unused]] typename S::F inverse) {
+  if constexpr (S::kHasFma) {
+    const auto q0 = S::MulF(x, inverse);
+    return S::FmaF(S::FnmaF(q0, s, x), inverse, q0);
+  } else {
+    return S::DivF(x, s);
+  }
+}
+
+// The byte side of a quantizer: zero point and clip bounds in the biased form.
+template <class S>
+struct ByteRange {
+  explicit ByteRange(const Quantizer& q)
+      : bias(q.is_signed ? 128 : 0),
+        lo(S::SetB(static_cast<uint8_t>(q.lo + bias))),
+        hi(S::SetB(static_cast<uint8_t>(q.hi + bias))),
+        flip(S::SetB(static_cast<uint8_t>(bias))) {}
+  int32_t bias;
+  typename S::I lo, hi, flip;
+
+  // N vectors of biased int32 codes to N * kLanes bytes at y; N is 1 or 4.
+  template <int N>
+  void Store(const typename S::I (&codes)[N], uint8_t* y) const {
+    static_assert(N == 1 || N == 4);
+    const auto packed = S::PackU8(codes[0], codes[N > 1 ? 1 : 0], codes[N > 1 ? 2 : 0], codes[N - 1]);
+    const auto clipped = S::Xor(S::MinU8(S::MaxU8(packed, lo), hi), flip);
+    if constexpr (N == 4) {
+      S::Store(y, clipped);
+    } else {
+      S::StoreQuarter(y, clipped);
+    }
+  }
+};
+
+// Quantizer with one grid for all elements. Quantized: writes codes; else the floats themselves.
+template <class S, bool kQuantized>
+struct UniformOutput {
+  explicit UniformOutput(const Quantizer& q)
+      : range(q),
+        scale(S::SetF(q.scale)),
+        inverse(S::SetF(1.0f / q.scale)),
+        zero_point(S::Set(q.zero_point + range.bias)) {}
+  ByteRange<S> range;
+  typename S::F scale, inverse;
+  typename S::I zero_point;
+  static constexpr int64_t kSize = kQuantized ? 1 : 4;
+
+  template <int N>
+  void Store(const typename S::F (&v)[N], uint8_t* y) const {
+    if constexpr (kQuantized) {
+      typename S::I codes[N];
+      for (int i = 0; i < N; ++i)
+        codes[i] = S::Add(S::RoundToInt(Divide<S>(v[i], scale, inverse)), zero_point);
+      range.Store(codes, y);
+    } else {
+      for (int i = 0; i < N; ++i) S::StoreF(reinterpret_cast<float*>(y) + i * S::kLanes, v[i]);
+    }
+  }
+};
+
+template <class S, bool kSigned>
+inline typename S::I LoadCodes(const uint8_t* x) {
+  return kSigned ? S::LoadS8(x) : S::LoadU8(x);
+}
+
+// f32(x - zero_point) * scale
+template <class S, bool kSigned>
+struct Dequantizer {
+  Dequantizer(int32_t zero, float s) : zero_point(S::Set(zero)), scale(S::SetF(s)) {}
+  typename S::I zero_point;
+  typename S::F scale;
+  typename S::F operator()(const uint8_t* x) const {
+    return S::MulF(S::ToFloat(S::Sub(LoadCodes<S, kSigned>(x), zero_point)), scale);
+  }
+};
+
+// Runs block<N>(i) over [0, count) in blocks of 4 and 1 vectors; the rest, fewer than kLanes elements, is
+// left to rest(i, n). All offsets count elements.
+template <class S, class Block, class RestFn>
+inline void ForBlocks(int64_t count, const Block& block, const RestFn& rest) {
+  int64_t i = 0;
+  for (; i + 4 * S::kLanes <= count; i += 4 * S::kLanes) block.template operator()<4>(i);
+  for (; i + S::kLanes <= count; i += S::kLanes) block.template operator()<1>(i);
+  if (i < count) rest(i, count - i);
+}
+
+// kLanes bytes, of which the first n come from x.
+template <class S>
+struct PartialBytes {
+  PartialBytes(const uint8_t* x, int64_t n) { std::memcpy(bytes, x, static_cast<size_t>(n)); }
+  uint8_t bytes[S::kLanes] = {};
+};
+
+// --- LowBitAffine, LowBitRequantize, LowBitDequantize
+// -------------------------------------------------------------
+
+template <class S, bool kSigned, bool kGridPerChannel, bool kHasAffine, bool kQuantized>
+void AffineImpl(const AffineSpec& spec, const uint8_t* x, uint8_t* y, int64_t count) {
+  const int32_t* x_zero_points = spec.x_zero_point.data();
+  const float *x_scales = spec.x_scale.data(), *scales = spec.scale.data(), *shifts = spec.shift.data();
+  const float *y_scales = spec.y_scale.data(), *y_inverses = spec.y_inverse.data();
+  const int32_t* y_zero_points = spec.y_zero_point.data();
+
+  Quantizer grid = spec.quantizer;
+  grid.scale = y_scales[0];
+  grid.zero_point = y_zero_points[0];
+  const UniformOutput<S, kQuantized> output(grid);
+  const Dequantizer<S, kSigned> dequantize(x_zero_points[0], x_scales[0]);
+  const auto bias = S::Set(output.range.bias);
+
+  // N vectors of elements whose first is channel c.
+  const auto block = [&]<int N>(const uint8_t* from, int64_t c, uint8_t* to) {
+    typename S::F v[N];
+    for (int i = 0; i < N; ++i) {
+      const int64_t k = c + i * S::kLanes;
+      if constexpr (kGridPerChannel) {
+        const auto centred = S::Sub(LoadCodes<S, kSigned>(from + i * S::kLanes), S::Load(x_zero_points + k));
+        v[i] = S::MulF(S::ToFloat(centred), S::LoadF(x_scales + k));
+      } else {
+        v[i] = dequantize(from + i * S::kLanes);
+      }
+      if constexpr (kHasAffine) v[i] = S::AddF(S::MulF(v[i], S::LoadF(scales + k)), S::LoadF(shifts + k));
+    }
+    if constexpr (kGridPerChannel && kQuantized) {
+      typename S::I codes[N];
+      for (int i = 0; i < N; ++i) {
+        const int64_t k = c + i * S::kLanes;
+        const auto quotient = Divide<S>(v[i], S::LoadF(y_scales + k), S::LoadF(y_inverses + k));
+        codes[i] = S::Add(S::RoundToInt(quotient), S::Add(S::Load(y_zero_points + k), bias));
+      }
+      output.range.Store(codes, to);
+    } else {
+      output.Store(v, to);
+    }
+  };
+
+  constexpr int64_t kSize = kQuantized ? 1 : 4;
+  const int64_t row = spec.channels == 1 ? count : spec.period;
+  for (int64_t done = 0; done < count; done += row) {
+    const uint8_t* from = x + done;
+    uint8_t* to = y + done * kSize;
+    // With one channel the arrays are read at 0 only; otherwise at the element's channel.
+    const auto channel = [&](int64_t i) {
+      return kGridPerChannel || kHasAffine ? (spec.channels == 1 ? 0 : i) : 0;
+    };
+    ForBlocks<S>(
+        Min(row, count - done),
+        [&]<int N>(int64_t i) { block.template operator()<N>(from + i, channel(i), to + i * kSize); },
+        [&](int64_t i, int64_t n) {
+          const PartialBytes<S> part(from + i, n);
+          uint8_t out[S::kLanes * kSize];
+          block.template operator()<1>(part.bytes, channel(i), out);
+          std::memcpy(to + i * kSize, out, static_cast<size_t>(n * kSize));
+        });
+  }
+}
+
+template <class S>
+void Affine(const AffineSpec& spec, const uint8_t* x, void* y, int64_t count) {
+  Specialize(
+      [&]<bool kSigned, bool kGridPerChannel, bool kHasAffine, bool kQuantized>() {
+        AffineImpl<S, kSigned, kGridPerChannel, kHasAffine, kQuantized>(spec, x, static_cast<uint8_t*>(y),
+                                                                        count);
+      },
+      spec.x_signed, spec.grid_per_channel, spec.has_affine, spec.quantizer.quantized);
+}
+
+// --- LowBitAdd, LowBitMul
+// -----------------------------------------------------------------------------------------
+
+template <class S, bool kMul, bool kASigned, bool kBSigned, bool kBScalar, bool kQuantized>
+void BinaryImpl(const BinarySpec& spec, const uint8_t* a, const uint8_t* b, uint8_t* y, int64_t count) {
+  const Dequantizer<S, kASigned> da(spec.a_zero_point, spec.a_scale);
+  const Dequantizer<S, kBSigned> db(spec.b_zero_point, spec.b_scale);
+  const UniformOutput<S, kQuantized> output(spec.quantizer);
+  constexpr int64_t kSize = kQuantized ? 1 : 4;
+  const int32_t b_code = kBSigned ? static_cast<int8_t>(b[0]) : b[0];
+  const auto b_value = S::MulF(S::ToFloat(S::Sub(S::Set(b_code), db.zero_point)), db.scale);
+
+  const auto block = [&]<int N>(const uint8_t* from_a, const uint8_t* from_b, uint8_t* to) {
+    typename S::F v[N];
+    for (int i = 0; i < N; ++i) {
+      const auto va = da(from_a + i * S::kLanes);
+      const auto vb = kBScalar ? b_value : db(from_b + i * S::kLanes);
+      v[i] = kMul ? S::MulF(va, vb) : S::AddF(va, vb);
+    }
+    output.Store(v, to);
+  };
+  ForBlocks<S>(
+      count,
+      [&]<int N>(int64_t i) { block.template operator()<N>(a + i, b + (kBScalar ? 0 : i), y + i * kSize); },
+      [&](int64_t i, int64_t n) {
+        const PartialBytes<S> part_a(a + i, n), part_b(b + (kBScalar ? 0 : i), kBScalar ? 1 : n);
+        uint8_t out[S::kLanes * kSize];
+        block.template operator()<1>(part_a.bytes, part_b.bytes, out);
+        std::memcpy(y + i * kSize, out, static_cast<size_t>(n * kSize));
+      });
+}
+
+template <class S>
+void Binary(const BinarySpec& spec, const uint8_t* a, bool a_scalar, const uint8_t* b, bool b_scalar, void* y,
+            int64_t count) {
+  // Both operations commute, also in their rounding: a scalar is always b.
+  if (a_scalar && !b_scalar) {
+    BinarySpec swapped = spec;
+    swapped.a_signed = spec.b_signed;
+    swapped.a_zero_point = spec.b_zero_point;
+    swapped.a_scale = spec.b_scale;
+    swapped.b_signed = spec.a_signed;
+    swapped.b_zero_point = spec.a_zero_point;
+    swapped.b_scale = spec.a_scale;
+    Binary<S>(swapped, b, false, a, true, y, count);
+    return;
+  }
+  if (a_scalar) count = Min(count, 1);
+  Specialize(
+      [&]<bool kMul, bool kASigned, bool kBSigned, bool kBScalar, bool kQuantized>() {
+        BinaryImpl<S, kMul, kASigned, kBSigned, kBScalar, kQuantized>(spec, a, b, static_cast<uint8_t*>(y),
+                                                                      count);
+      },
+      spec.kind == BinaryKind::kMul, spec.a_signed, spec.b_signed, b_scalar, spec.quantizer.quantized);
+}
+
+// --- bytes
+// --------------------------------------------------------------------------------------------------------
+
+// Copies n bytes with vectors of kBytes, the last one overlapping its neighbour.
+template <class S>
+inline void CopyBytes(const uint8_t* x, uint8_t* y, int64_t n) {
+  if (n < S::kBytes) {
+    std::memcpy(y, x, static_cast<size_t>(n));
+    return;
+  }
+  for (int64_t i = 0; i + S::kBytes <= n; i += S::kBytes) S::Store(y + i, S::Load(x + i));
+  S::Store(y + n - S::kBytes, S::Load(x + n - S::kBytes));
+}
+
+template <class S>
+void CopyRows(const uint8_t* x, uint8_t* y, int64_t rows, int64_t width, int64_t y_stride) {
+  if (width == y_stride) {
+    std::memcpy(y, x, static_cast<size_t>(rows * width));
+    return;
+  }
+  if (width == 32) {  // the growth rate of DenseNet: too short for a call per row
+    for (int64_t r = 0; r < rows; ++r) std::memcpy(y + r * y_stride, x + r * 32, 32);
+    return;
+  }
+  for (int64_t r = 0; r < rows; ++r) CopyBytes<S>(x + r * width, y + r * y_stride, width);
+}
+
+// Sixteen 16-entry tables T[h] make up the 256-entry one. pshufb looks up by the low four bits of the index
+// and gives 0 where its top bit is set. With D[0] = T[0], D[h] = T[h] ^ T[h-1], and an index that sinks by 16
+// per step (signed, saturating), a code below 128 with high nibble h collects D[0] ^ .. ^ D[h] = T[h]; a code
+// of 128 and above is negative from the start and collects 0. The upper half does the same with the top bit
+// flipped.
+template <class S>
+void Lookup(const uint8_t* table, const uint8_t* x, uint8_t* y, int64_t count) {
+  alignas(64) uint8_t steps[256];
+  for (int i = 0; i < 256; ++i) {
+    steps[i] = (i & 0x70) == 0 ? table[i] : static_cast<uint8_t>(table[i] ^ table[i - 16]);
+  }
+  const auto sixteen = S::SetB(16), top = S::SetB(0x80);
+  const auto vector = [&](const uint8_t* from, uint8_t* to) {
+    auto low = S::Load(from);
+    auto high = S::Xor(low, top);
+    auto out =
+        S::Xor(S::ShuffleB(S::Broadcast128(steps), low), S::ShuffleB(S::Broadcast128(steps + 128), high));
+    for (int h = 1; h < 8; ++h) {
+      low = S::SubSaturatedS8(low, sixteen);
+      high = S::SubSaturatedS8(high, sixteen);
+      out = S::Xor(out, S::Xor(S::ShuffleB(S::Broadcast128(steps + 16 * h), low),
+                               S::ShuffleB(S::Broadcast128(steps + 128 + 16 * h), high)));
+    }
+    S::Store(to, out);
+  };
+  int64_t i = 0;
+  for (; i + S::kBytes <= count; i += S::kBytes) vector(x + i, y + i);
+  for (; i < count; ++i) y[i] = table[x[i]];
+}
+
+// --- pooling
+// ------------------------------------------------------------------------------------------------------
+
+template <class S, bool kSigned, class Load>
+inline typename S::I MaxOfTaps(const Taps& taps, const Load& load) {
+  auto largest = S::SetB(kSigned ? 0x80 : 0);
+  for (int64_t row = 0; row < taps.rows; ++row) {
+    const uint8_t* tap = taps.origin + row * taps.row_stride;
+    for (int64_t column = 0; column < taps.columns; ++column, tap += taps.column_stride) {
+      largest = kSigned ? S::MaxS8(largest, load(tap)) : S::MaxU8(largest, load(tap));
+    }
+  }
+  return largest;
+}
+
+template <class S, bool kSigned>
+void MaxTapsImpl(const Taps& taps, uint8_t* y) {
+  const int64_t channels = taps.channels;
+  const auto whole = [&](int64_t c) {
+    S::Store(y + c, MaxOfTaps<S, kSigned>(taps, [c](const uint8_t* tap) { return S::Load(tap + c); }));
+  };
+  if (channels >= S::kBytes) {
+    int64_t c = 0;
+    for (; c + S::kBytes <= channels; c += S::kBytes) whole(c);
+    if (c < channels) whole(channels - S::kBytes);
+    return;
+  }
+  using H = typename S::Half;  // the next narrower vectors; the narrowest name themselves
+  if constexpr (H::kBytes < S::kBytes) {
+    MaxTapsImpl<H, kSigned>(taps, y);
+  } else {
+    uint8_t out[S::kBytes];
+    S::Store(out, MaxOfTaps<S, kSigned>(taps, [channels](const uint8_t* tap) {
+               uint8_t bytes[S::kBytes] = {};
+               std::memcpy(bytes, tap, static_cast<size_t>(channels));
+               return S::Load(bytes);
+             }));
+    std::memcpy(y, out, static_cast<size_t>(channels));
+  }
+}
+
+template <class S>
+void MaxTaps(const Taps& taps, bool is_signed, uint8_t* y) {
+  if (is_signed) {
+    MaxTapsImpl<S, true>(taps, y);
+  } else {
+    MaxTapsImpl<S, false>(taps, y);
+  }
+}
+
+template <class S, bool kSigned, bool kQuantized>
+void AverageTapsImpl(const AverageSpec& spec, const Taps& taps, int64_t divisor, uint8_t* y) {
+  const Dequantizer<S, kSigned> dequantize(spec.x_zero_point, spec.x_scale);
+  const UniformOutput<S, kQuantized> output(spec.quantizer);
+  const float n = static_cast<float>(divisor);
+  const auto count = S::SetF(n), inverse = S::SetF(1.0f / n);
+  constexpr int64_t kSize = kQuantized ? 1 : 4;
+
+  // The order of the additions is part of the definition: columns from the top, then columns from the left.
+  const auto block = [&]<int N>(const auto& load, uint8_t* to) {
+    typename S::F sum[N];
+    for (int i = 0; i < N; ++i) sum[i] = S::SetF(0);
+    for (int64_t column = 0; column < taps.columns; ++column) {
+      const uint8_t* tap = taps.origin + column * taps.column_stride;
+      typename S::F column_sum[N];
+      for (int i = 0; i < N; ++i) column_sum[i] = S::SetF(0);
+      for (int64_t row = 0; row < taps.rows; ++row, tap += taps.row_stride) {
+        for (int i = 0; i < N; ++i) column_sum[i] = S::AddF(column_sum[i], load(tap, i * S::kLanes));
+      }
+      for (int i = 0; i < N; ++i) sum[i] = S::AddF(sum[i], column_sum[i]);
+    }
+    for (int i = 0; i < N; ++i) sum[i] = Divide<S>(sum[i], count, inverse);
+    output.Store(sum, to);
+  };
+  ForBlocks<S>(
+      taps.channels,
+      [&]<int N>(int64_t c) {
+        block.template operator()<N>([&](const uint8_t* tap, int64_t i) { return dequantize(tap + c + i); },
+                                     y + c * kSize);
+      },
+      [&](int64_t c, int64_t rest) {
+        uint8_t out[S::kLanes * kSize];
+        block.template operator()<1>(
+            [&](const uint8_t* tap, int64_t) { return dequantize(PartialBytes<S>(tap + c, rest).bytes); },
+            out);
+        std::memcpy(y + c * kSize, out, static_cast<size_t>(rest * kSize));
+      });
+}
+
+template <class S>
+void AverageTaps(const AverageSpec& spec, const Taps& taps, int64_t divisor, void* y) {
+  Specialize(
+      [&]<bool kSigned, bool kQuantized>() {
+        AverageTapsImpl<S, kSigned, kQuantized>(spec, taps, divisor, static_cast<uint8_t*>(y));
+      },
+      spec.x_signed, spec.quantizer.quantized);
+}
+
+// Sums 16-bit first: 255 codes of at most 255 (or between -128 and 127) fit a uint16 (an int16).
+inline constexpr int64_t kFlushInterval = 255;
+
+template <class S, bool kSigned>
+void SumPixelsImpl(const uint8_t* x, int64_t pixels, int64_t pixel_stride, int64_t channels, int32_t* sums) {
+  constexpr int64_t kWords = 2 * S::kLanes;
+  for (int64_t c = 0; c < channels; ++c) sums[c] = 0;
+  for (int64_t first = 0; first < pixels; first += kFlushInterval) {
+    const uint8_t* block = x + first * pixel_stride;
+    const int64_t count = Min(kFlushInterval, pixels - first);
+    int64_t c = 0;
+    for (; c + kWords <= channels; c += kWords) {
+      auto sum = S::Set(0);
+      for (int64_t p = 0; p < count; ++p) {
+        const uint8_t* from = block + p * pixel_stride + c;
+        sum = S::Add16(sum, kSigned ? S::LoadS8As16(from) : S::LoadU8As16(from));
+      }
+      int16_t words[kWords];
+      S::Store(words, sum);
+      for (int64_t i = 0; i < kWords; ++i) {
+        sums[c + i] += kSigned ? words[i] : static_cast<int32_t>(static_cast<uint16_t>(words[i]));
+      }
+    }
+    for (; c < channels; ++c) {
+      for (int64_t p = 0; p < count; ++p) {
+        const uint8_t byte = block[p * pixel_stride + c];
+        sums[c] += kSigned ? static_cast<int8_t>(byte) : byte;
+      }
+    }
+  }
+}
+
+template <class S>
+void SumPixels(const uint8_t* x, bool is_signed, int64_t pixels, int64_t pixel_stride, int64_t channels,
+               int32_t* sums) {
+  if (is_signed) {
+    SumPixelsImpl<S, true>(x, pixels, pixel_stride, channels, sums);
+  } else {
+    SumPixelsImpl<S, false>(x, pixels, pixel_stride, channels, sums);
+  }
+}
+
+template <class S>
+void ScaleSums(const GlobalAverageSpec& spec, const int32_t* sums, float multiplier, void* y, int64_t count) {
+  const ByteRange<S> range(spec.quantizer);
+  const auto zero_point = S::Set(spec.quantizer.zero_point + range.bias);
+  const auto m = S::SetF(multiplier);
+  const bool quantized = spec.quantizer.quantized;
+  const int64_t size = quantized ? 1 : 4;
+  uint8_t* out = static_cast<uint8_t*>(y);
+  const auto vector = [&](const int32_t* from, uint8_t* to) {
+    const auto v = S::MulF(S::ToFloat(S::Load(from)), m);
+    if (quantized) {
+      const typename S::I codes[1] = {S::Add(S::RoundToInt(v), zero_point)};
+      range.Store(codes, to);
+    } else {
+      S::StoreF(reinterpret_cast<float*>(to), v);
+    }
+  };
+  int64_t i = 0;
+  for (; i + S::kLanes <= count; i += S::kLanes) vector(sums + i, out + i * size);
+  if (i < count) {
+    int32_t part[S::kLanes] = {};
+    uint8_t bytes[S::kLanes * 4];
+    std::memcpy(part, sums + i, static_cast<size_t>(count - i) * 4);
+    vector(part, bytes);
+    std::memcpy(out + i * size, bytes, static_cast<size_t>((count - i) * size));
+  }
+}
+
+// --- layouts
+// ------------------------------------------------------------------------------------------------------
+
+// 16 rows of 16 bytes, transposed in place by four rounds of interleaving row i with row i + 8: each round
+// moves one bit of the row index into the column index and one bit of the column index out.
+inline void Transpose16x16(__m128i (&rows)[16]) {
+  for (int round = 0; round < 4; ++round) {
+    __m128i next[16];
+    for (int i = 0; i < 8; ++i) {
+      next[2 * i] = _mm_unpacklo_epi8(rows[i], rows[i + 8]);
+      next[2 * i + 1] = _mm_unpackhi_epi8(rows[i], rows[i + 8]);
+    }
+    for (int i = 0; i < 16; ++i) rows[i] = next[i];
+  }
+}
+
+inline __m128i Load128(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+inline void Store128(uint8_t* p, __m128i v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), v); }
+
+// n floats to n codes. x is clipped to +-1024 scales first, so that no infinity or huge quotient reaches the
+// conversion: every code lies within 512 of its zero point. The clip maps NaN to the lower bound (maxps
+// returns its second operand then), which ends as lo.
+template <class S>
+void QuantizeRun(const UniformOutput<S, true>& output, const float* x, int64_t n, uint8_t* y) {
+  const auto top = S::MulF(output.scale, S::SetF(1024)), bottom = S::SubF(S::SetF(0), top);
+  const auto block = [&]<int N>(const float* from, uint8_t* to) {
+    typename S::F v[N];
+    for (int i = 0; i < N; ++i) v[i] = S::MinF(S::MaxF(S::LoadF(from + i * S::kLanes), bottom), top);
+    output.Store(v, to);
+  };
+  ForBlocks<S>(
+      n, [&]<int N>(int64_t i) { block.template operator()<N>(x + i, y + i); },
+      [&](int64_t i, int64_t rest) {
+        float part[S::kLanes] = {};
+        uint8_t out[S::kLanes];
+        std::memcpy(part, x + i, static_cast<size_t>(rest) * 4);
+        block.template operator()<1>(part, out);
+        std::memcpy(y + i, out, static_cast<size_t>(rest));
+      });
+}
+
+inline constexpr int64_t kTilePixels = 64;
+
+// 16 pixels of three planes, a[16] b[16] c[16], to a0 b0 c0 a1 b1 c1 ...
+inline void Interleave3(const uint8_t* a, const uint8_t* b, const uint8_t* c, uint8_t* y) {
+  // Output byte j of the 48 takes pixel j / 3 of plane j % 3; -1 gives 0 and leaves the place to another
+  // plane.
+  const auto pick = [](int plane, int vector) {
+    alignas(16) int8_t index[16];
+    for (int i = 0; i < 16; ++i) {
+      const int j = 16 * vector + i;
+      index[i] = static_cast<int8_t>(j % 3 == plane ? j / 3 : -1);
+    }
+    return _mm_load_si128(reinterpret_cast<const __m128i*>(index));
+  };
+  for (int v = 0; v < 3; ++v) {
+    const __m128i merged = _mm_or_si128(
+        _mm_or_si128(_mm_shuffle_epi8(Load128(a), pick(0, v)), _mm_shuffle_epi8(Load128(b), pick(1, v))),
+        _mm_shuffle_epi8(Load128(c), pick(2, v)));
+    Store128(y + 16 * v, merged);
+  }
+}
+
+template <class S>
+void QuantizePlanes(const Quantizer& quantizer, const float* x, int64_t plane_stride, int64_t channels,
+                    int64_t pixels, uint8_t* y, int64_t y_stride) {
+  const UniformOutput<S, true> output(quantizer);
+  if (channels == 1 && y_stride == 1) {
+    QuantizeRun<S>(output, x, pixels, y);
+    return;
+  }
+  for (int64_t p = 0; p < pixels; p += kTilePixels) {
+    const int64_t width = Min(kTilePixels, pixels - p);
+    for (int64_t c = 0; c < channels; c += 16) {
+      const int64_t height = Min(16, channels - c);
+      alignas(64) uint8_t tile[16][kTilePixels] = {};
+      for (int64_t i = 0; i < height; ++i) {
+        QuantizeRun<S>(output, x + (c + i) * plane_stride + p, width, tile[i]);
+      }
+      uint8_t* out = y + p * y_stride + c;
+      if (channels == 3 && y_stride == 3) {
+        int64_t q = 0;
+        for (; q + 16 <= width; q += 16) Interleave3(tile[0] + q, tile[1] + q, tile[2] + q, out + 3 * q);
+        for (; q < width; ++q) {
+          for (int64_t i = 0; i < 3; ++i) out[3 * q + i] = tile[i][q];
+        }
+        continue;
+      }
+      for (int64_t q = 0; q < width; q += 16) {
+        __m128i rows[16];
+        for (int i = 0; i < 16; ++i) rows[i] = Load128(tile[i] + q);
+        Transpose16x16(rows);
+        for (int64_t i = 0; i < Min(16, width - q); ++i) {
+          uint8_t* pixel = out + (q + i) * y_stride;
+          if (height == 16) {
+            Store128(pixel, rows[i]);
+          } else {
+            uint8_t bytes[16];
+            Store128(bytes, rows[i]);
+            std::memcpy(pixel, bytes, static_cast<size_t>(height));
+          }
+        }
+      }
+    }
+  }
+}
+
+template <class S, bool kSigned>
+void DequantizePlanesImpl(int32_t x_zero_point, float x_scale, const uint8_t* x, int64_t x_stride,
+                          int64_t channels, int64_t pixels, float* y, int64_t plane_stride) {
+  const Dequantizer<S, kSigned> dequantize(x_zero_point, x_scale);
+  for (int64_t c = 0; c < channels; c += 16) {
+    const int64_t height = Min(16, channels - c);
+    for (int64_t p = 0; p < pixels; p += 16) {
+      const int64_t width = Min(16, pixels - p);
+      __m128i rows[16];
+      for (int64_t i = 0; i < 16; ++i) {
+        uint8_t bytes[16] = {};
+        const uint8_t* pixel = x + (p + i) * x_stride + c;
+        if (height == 16 && i < width) {
+          rows[i] = Load128(pixel);
+          continue;
+        }
+        if (i < width) std::memcpy(bytes, pixel, static_cast<size_t>(height));
+        rows[i] = Load128(bytes);
+      }
+      Transpose16x16(rows);
+      for (int64_t i = 0; i < height; ++i) {
+        uint8_t codes[16];
+        Store128(codes, rows[i]);
+        float* out = y + (c + i) * plane_stride + p;
+        if (width == 16) {
+          for (int k = 0; k < 16; k += S::kLanes) S::StoreF(out + k, dequantize(codes + k));
+        } else {
+          float values[16];
+          for (int k = 0; k < 16; k += S::kLanes) S::StoreF(values + k, dequantize(codes + k));
+          std::memcpy(out, values, static_cast<size_t>(width) * 4);
+        }
+      }
+    }
+  }
+}
+
+template <class S>
+void DequantizePlanes(bool x_signed, int32_t x_zero_point, float x_scale, const uint8_t* x, int64_t x_stride,
+                      int64_t channels, int64_t pixels, float* y, int64_t plane_stride) {
+  if (x_signed) {
+    DequantizePlanesImpl<S, true>(x_zero_point, x_scale, x, x_stride, channels, pixels, y, plane_stride);
+  } else {
+    DequantizePlanesImpl<S, false>(x_zero_point, x_scale, x, x_stride, channels, pixels, y, plane_stride);
+  }
+}
+
+template <class S>
+constexpr ElementwiseKernels MakeKernels(const char* name) {
+  return {name,           Affine<S>,    CopyRows<S>,  Binary<S>,         Lookup<S>,          MaxTaps<S>,
+          AverageTaps<S>, SumPixels<S>, ScaleSums<S>, QuantizePlanes<S>, DequantizePlanes<S>};
+}
+
+}  // namespace
+}  // namespace lowbit
