@@ -24,7 +24,7 @@ class NodeReport:
 
     name: str
     op_type: str
-    action: Action = "kept"
+    action: Action = "absorbed"
     into: str | None = None
     reason: str | None = None
     details: dict[str, Any] = field(default_factory=dict)

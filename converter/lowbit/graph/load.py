@@ -1,0 +1,132 @@
+"""Reading a model: whatever is wrong with a file is one clear ModelError."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+
+from lowbit.errors import ModelError
+
+SUPPORTED_IR = 13
+SUPPORTED_OPSETS = range(10, onnx.defs.onnx_opset_version() + 1)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model as it was given.
+
+    Attributes:
+        model: the graph; independent of what was given, so that it can be rewritten.
+        sha256: of the file, or of the serialized proto.
+        path: the file; None for a proto.
+    """
+
+    model: ir.Model
+    sha256: str
+    path: Path | None
+
+
+def load_model(model: str | Path | onnx.ModelProto) -> Source:
+    """Reads a model and checks that it is whole.
+
+    Args:
+        model: a file, external data beside it, or a proto.
+
+    Returns:
+        The model with all its data in memory.
+
+    Raises:
+        ModelError: if there is no file, it is no ONNX model, or it contradicts itself.
+    """
+    if isinstance(model, onnx.ModelProto):
+        proto, path, label = model, None, "the given model"
+        digest = hashlib.sha256(proto.SerializeToString()).hexdigest()
+    else:
+        path = Path(model)
+        label = str(path)
+        data = _read(path)
+        digest = hashlib.sha256(data).hexdigest()
+        proto = onnx.ModelProto()
+        try:
+            proto.ParseFromString(data)
+        except DecodeError as error:
+            raise ModelError(f"{label}: not an ONNX file, or a truncated one ({len(data)} bytes)") from error
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise ModelError(f"{label}: not an ONNX model: it has no graph or no opset; is it a whole .onnx file?")
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer):
+        proto = _with_external_data(proto, path, label)
+    _check(proto, label)
+    return Source(ir.from_proto(proto), digest, path)
+
+
+def _read(path: Path) -> bytes:
+    if not path.exists():
+        raise ModelError(f"{path}: no such file")
+    if path.is_dir():
+        raise ModelError(f"{path}: is a folder, expected an .onnx file")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if not data:
+        raise ModelError(f"{path}: is empty, expected an .onnx file")
+    return data
+
+
+def _with_external_data(proto: onnx.ModelProto, path: Path | None, label: str) -> onnx.ModelProto:
+    """A copy of the model that holds the data of its external tensors."""
+    if path is None:
+        raise ModelError(f"{label}: has external data; give the path of its file instead of the proto")
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    try:
+        onnx.load_external_data_for_model(copy, str(path.parent))
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise ModelError(f"{label}: its external data cannot be read: {error}") from error
+    return copy
+
+
+def _check(proto: onnx.ModelProto, label: str) -> None:
+    opsets = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
+    opset = opsets.get("ai.onnx")
+    if opset is None:
+        raise ModelError(f"{label}: imports no opset of ai.onnx")
+    if opset not in SUPPORTED_OPSETS:
+        raise ModelError(
+            f"{label}: uses opset {opset}; lowbit reads {SUPPORTED_OPSETS.start} to {SUPPORTED_OPSETS.stop - 1}. "
+            "Export it again with one of those, or use onnx.version_converter"
+        )
+    if "ai.lowbit" in opsets:
+        raise ModelError(f"{label}: is a lowbit model already")
+    for tensor in proto.graph.initializer:
+        _check_tensor(tensor, label)
+    try:
+        onnx.checker.check_model(proto, full_check=False)
+    except onnx.checker.ValidationError as error:
+        raise ModelError(f"{label}: {str(error).strip().splitlines()[0]}") from error
+    except ValueError as error:  # more than 2 GB in one message: too large for the checker, not for us
+        if proto.ByteSize() < 2**31 - 1:
+            raise ModelError(f"{label}: {error}") from error
+
+
+def _check_tensor(tensor: onnx.TensorProto, label: str) -> None:
+    if any(dim < 0 for dim in tensor.dims):
+        raise ModelError(f"{label}: initializer '{tensor.name}' has the shape {list(tensor.dims)}")
+    try:
+        dtype = ir.DataType(tensor.data_type)
+    except ValueError as error:
+        raise ModelError(f"{label}: initializer '{tensor.name}' has the unknown type {tensor.data_type}") from error
+    if not tensor.HasField("raw_data") or dtype == ir.DataType.STRING:
+        return
+    expected = math.ceil(math.prod(tensor.dims) * dtype.bitwidth / 8)
+    if len(tensor.raw_data) != expected:
+        raise ModelError(
+            f"{label}: initializer '{tensor.name}' of shape {list(tensor.dims)} needs {expected} bytes, "
+            f"the file has {len(tensor.raw_data)}"
+        )

@@ -1,0 +1,535 @@
+"""Lowering: where the regions that rules found become lowbit nodes.
+
+The graph is walked once, front to back, and every region writes its node in front of the last node it covers.
+What makes this simple is that a tensor of the model and the tensor that stores it in the output need not have
+the same layout: a :class:`Stored` says how one follows from the other. Activations are stored channels last,
+signed codes are shifted to unsigned ones, a Transpose of codes is nothing but another reading of the same
+bytes. Only where somebody needs the original layout (a node that stays as it is, a graph output) is a tensor
+brought back into it, by :meth:`Lowering.original_codes` and :meth:`Lowering.original_real`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.graph.constants import Array, add_initializer, constant
+from lowbit.graph.normal_form import NormalForm, Quantization
+from lowbit.graph.quantization import CODE_TYPES, Grid, bits_of
+from lowbit.graph.schemas import DOMAIN, VERSION, signatures
+from lowbit.report import Report
+
+Order = tuple[int, ...]
+"""How a tensor is stored: stored axis k holds axis ``order[k]`` of the model's tensor."""
+
+
+def identity(rank: int) -> Order:
+    """The model's own order of axes."""
+    return tuple(range(rank))
+
+
+def channels_last(rank: int) -> Order:
+    """Axis 1 moved to the end: [N, C, D1..] is stored as [N, D1.., C]."""
+    return identity(rank) if rank < 3 else (0, *range(2, rank), 1)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a tensor of codes of the model is stored in the output.
+
+    Attributes:
+        value: the tensor in the output graph: uint8, or int8 where ``signed``.
+        order: its axes, see :data:`Order`.
+        offset: stored code = code + offset.
+        signed: whether it is an int8 tensor.
+        low: smallest code that occurs, as stored.
+        high: largest code that occurs, as stored.
+        flattened: None, or n: the model's tensor is this one (in the model's order) with the dims from n on
+            flattened into one. A Gemm reads it as it is; anybody else gets it reshaped.
+    """
+
+    value: ir.Value
+    order: Order
+    offset: int
+    signed: bool
+    low: int
+    high: int
+    flattened: int | None = None
+
+    @property
+    def encoding(self) -> str:
+        """The schema's word for the storage."""
+        return "signed" if self.signed else "unsigned"
+
+    def axis(self, axis: int) -> int:
+        """Where an axis of the model's tensor is stored."""
+        return self.order.index(axis)
+
+    def bits(self, zero_point: int) -> int:
+        """The smallest bit width that holds the codes and a zero point, both as stored."""
+        low, high = min(self.low, zero_point), max(self.high, zero_point)
+        return bits_of(low, high, signed=self.signed)
+
+
+@dataclass(frozen=True)
+class StoredReal:
+    """How a float tensor of the model is stored in the output: in another order of axes."""
+
+    value: ir.Value
+    order: Order
+
+
+class Lowering:
+    """The output graph in the making. Rules use it to read stored tensors and to write nodes."""
+
+    def __init__(self, graph: ir.Graph, form: NormalForm, report: Report, *, ap: bool = False):
+        self.graph = graph
+        self.form = form
+        self.report = report
+        self.ap = ap
+        self.anchor: ir.Node | None = None
+        self.wanted_codes: set[ir.Value] = set()
+        self.provenance: dict[str, dict[str, Any]] = {}
+        self.origins: dict[str, list[str]] = {}
+        self._codes: dict[ir.Value, Stored] = {}
+        self._reals: dict[ir.Value, StoredReal] = {}
+        self._originals: dict[ir.Value, ir.Value] = {}
+        self._names: set[str | None] = {node.name for node in graph.all_nodes()}
+        self._value_names: set[str | None] = {value.name for node in graph.all_nodes() for value in node.outputs}
+        self._value_names |= {value.name for value in (*graph.inputs, *graph.initializers.values())}
+
+    # Reading ---------------------------------------------------------------------------------------------
+
+    def codes(self, value: ir.Value) -> Stored:
+        """How a tensor of codes is stored; codes that no region made are stored as they are."""
+        stored = self._codes.get(value)
+        if stored is None:
+            stored = self._codes[value] = self._foreign(value)
+        return stored
+
+    def is_original(self, value: ir.Value) -> bool:
+        """Whether a tensor of codes is still stored by the model's own value."""
+        return value not in self._codes or self._codes[value].value is value
+
+    def codes_in(self, value: ir.Value, order: Order) -> Stored:
+        """A tensor of codes in a given order of axes, transposed where it is stored in another."""
+        stored = self._unflatten(value)
+        return stored if stored.order == order else self._reorder(value, stored, order)
+
+    def channels_last(self, value: ir.Value) -> Stored:
+        """A tensor of codes with its channels (axis 1) last."""
+        return self.codes_in(value, channels_last(self.rank(value)))
+
+    def plain(self, value: ir.Value) -> Stored:
+        """A tensor of codes in whatever order it has, but not flattened."""
+        return self._unflatten(value)
+
+    def original_codes(self, value: ir.Value) -> ir.Value:
+        """A tensor of codes exactly as the model has it: axes, element type, offset."""
+        if self.is_original(value):
+            return value
+        if value not in self._originals:
+            stored = self.codes_in(value, identity(self.rank(value)))
+            result = stored.value
+            assert value.dtype is not None
+            wanted_signed = CODE_TYPES[value.dtype][0] < 0
+            if stored.offset != 0 or stored.signed != wanted_signed:
+                # Both grids have scale 1, so that this only shifts: rint((q - offset) * 1 / 1) + 0.
+                low, high = stored.low - stored.offset, stored.high - stored.offset
+                result = self.node(
+                    "LowBitRequantize",
+                    {
+                        "x": result,
+                        "x_scale": np.float32(1),
+                        "x_zero_point": np.int32(stored.offset),
+                        "y_scale": np.float32(1),
+                        "y_zero_point": np.int32(0),
+                    },
+                    {"x_encoding": stored.encoding, **self.range_attributes(low, high, signed=wanted_signed)},
+                    value,
+                    ir.DataType.INT8 if wanted_signed else ir.DataType.UINT8,
+                    identity(self.rank(value)),
+                )
+            if value.dtype not in (ir.DataType.UINT8, ir.DataType.INT8):
+                result = self.standard("Cast", [result], {"to": int(value.dtype)}, value, value.dtype)
+            self._originals[value] = result
+        return self._originals[value]
+
+    def original_real(self, value: ir.Value) -> ir.Value:
+        """A float tensor in the model's own order of axes."""
+        stored = self._reals.get(value)
+        if stored is None:
+            return value
+        if value not in self._originals:
+            wanted = identity(len(stored.order))
+            self._originals[value] = self._transposed(stored.value, stored.order, wanted, value)
+        return self._originals[value]
+
+    def real(self, value: ir.Value) -> StoredReal:
+        """How a float tensor is stored."""
+        return self._reals.get(value) or StoredReal(value, identity(self.rank(value)))
+
+    @staticmethod
+    def rank(value: ir.Value) -> int:
+        """The rank of a value; rules have made sure that it is known."""
+        assert value.shape is not None, f"rank of {value.name} is unknown"
+        return len(value.shape)
+
+    # Writing ---------------------------------------------------------------------------------------------
+
+    def define_codes(self, value: ir.Value, stored: Stored) -> None:
+        """Says how a tensor of codes is stored from here on."""
+        self._codes[value] = stored
+        if stored.flattened is None:
+            self._remember(stored.value, value, stored.order, stored.offset)
+
+    def define_real(self, value: ir.Value, stored: StoredReal) -> None:
+        """Says how a float tensor is stored from here on."""
+        self._reals[value] = stored
+        self._remember(stored.value, value, stored.order, 0)
+
+    def constant(self, owner: ir.Value, name: str, array: Array | np.generic) -> ir.Value:
+        """A new initializer that belongs to the node that makes ``owner``."""
+        return add_initializer(self.graph, f"{owner.name}.{name}", np.asarray(array))
+
+    def node(
+        self,
+        op_type: str,
+        inputs: Mapping[str, ir.Value | Array | np.generic | Sequence[ir.Value] | None],
+        attributes: Mapping[str, Any],
+        source: ir.Value,
+        dtype: ir.DataType,
+        order: Order,
+        *,
+        origins: Sequence[ir.Node] = (),
+        shape: Sequence[Any] | None = None,
+    ) -> ir.Value:
+        """Writes one lowbit node.
+
+        Args:
+            op_type: an op of ``ai.lowbit``.
+            inputs: by their names in the schema; arrays become initializers; the last one may be a sequence.
+            attributes: those at their default value are left out.
+            source: the model's tensor that the output stores.
+            dtype: element type of the output.
+            order: order of the output's axes.
+            origins: the nodes of the model that it computes, the one that names it first.
+            shape: the output's shape, where it is not ``source``'s in ``order``.
+
+        Returns:
+            The output.
+        """
+        signature = signatures()[op_type]
+        unknown = set(inputs) - set(signature.inputs)
+        assert not unknown, f"{op_type} has no input {unknown}"
+        output = self._output(source, dtype, order, shape)
+        arguments: list[ir.Value | None] = []
+        for name in signature.inputs:
+            given = inputs.get(name)
+            if isinstance(given, (np.ndarray, np.generic)):
+                arguments.append(self.constant(output, name, given))
+            elif isinstance(given, Sequence):
+                arguments.extend(given)
+            else:
+                arguments.append(given)
+        while arguments and arguments[-1] is None:
+            arguments.pop()
+        given_attributes = {
+            name: value
+            for name, value in attributes.items()
+            if name not in signature.defaults or signature.defaults[name] != value
+        }
+        named = next((origin.name for origin in origins if origin.name), source.name)
+        self._names -= {origin.name for origin in origins} - set(self.origins)  # these nodes go away
+        node = ir.node(
+            op_type, arguments, given_attributes, domain=DOMAIN, outputs=[output], name=self._node_name(str(named))
+        )
+        self.graph.opset_imports[DOMAIN] = VERSION
+        self._insert(node)
+        assert node.name is not None
+        self.origins[node.name] = [str(origin.name) for origin in origins if origin.name]
+        return output
+
+    def standard(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, Any],
+        source: ir.Value,
+        dtype: ir.DataType,
+        *,
+        order: Order | None = None,
+        shape: Sequence[Any] | None = None,
+    ) -> ir.Value:
+        """Writes one node of ONNX's own domain; arguments as in :meth:`node`."""
+        output = self._output(source, dtype, order or identity(self.rank(source)), shape)
+        self._write_standard(op_type, inputs, attributes, [output], f"{source.name}.{op_type}")
+        return output
+
+    def standard_many(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, Any],
+        sources: Sequence[ir.Value],
+        dtype: ir.DataType,
+        *,
+        order: Order,
+    ) -> list[ir.Value]:
+        """Writes one node of ONNX's own domain with several outputs."""
+        outputs = [self._output(source, dtype, order, None) for source in sources]
+        self._write_standard(op_type, inputs, attributes, outputs, f"{sources[0].name}.{op_type}")
+        return outputs
+
+    def storage(self, codes: ir.Value, low: int, high: int) -> tuple[int, bool]:
+        """How new codes are best stored: ``(offset, signed)``.
+
+        The x86 kernels multiply unsigned activations with signed weights, so signed codes are shifted into the
+        unsigned range of their bit width. Codes that the user of the model sees keep their type.
+
+        Args:
+            codes: the tensor in the model.
+            low: smallest code that occurs.
+            high: largest.
+        """
+        if codes.is_graph_output():
+            assert codes.dtype is not None
+            return 0, CODE_TYPES[codes.dtype][0] < 0
+        quantization = self.form.quantization(codes)
+        zero_points = quantization.grid.zero_point if isinstance(quantization, Quantization) else np.zeros(1)
+        low, high = min(low, int(zero_points.min())), max(high, int(zero_points.max()))
+        return (0 if low >= 0 else 1 << (bits_of(low, high, signed=True) - 1)), False
+
+    def range_attributes(
+        self, low: int, high: int, *, signed: bool, prefix: str = "y", bits_for: Sequence[int] = ()
+    ) -> dict[str, Any]:
+        """The attributes that bound output codes: ``y_bits``, ``y_encoding``, ``y_min``, ``y_max``.
+
+        Args:
+            low: smallest code, as stored.
+            high: largest code, as stored.
+            signed: whether they are stored as int8.
+            prefix: name of the operand.
+            bits_for: further codes that the bit width must hold, such as the zero point.
+        """
+        bits = bits_of(min(low, *bits_for, low), max(high, *bits_for, high), signed=signed)
+        smallest, largest = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+        attributes: dict[str, Any] = {f"{prefix}_bits": bits, f"{prefix}_encoding": "signed" if signed else "unsigned"}
+        if low != smallest:
+            attributes[f"{prefix}_min"] = [low]
+        if high != largest:
+            attributes[f"{prefix}_max"] = [high]
+        return attributes
+
+    def quantized_output(self, quantization: Quantization, low: int, high: int) -> tuple[CodesOutput, dict[str, Any]]:
+        """What a node that ends in a quantizer needs to know about its output.
+
+        Args:
+            quantization: the quantizer.
+            low: smallest code that the node can give, in the model's terms.
+            high: largest.
+
+        Returns:
+            The storage of the output, and the node's attributes and inputs for it.
+        """
+        offset, signed = self.storage(quantization.codes, low, high)
+        grid = quantization.grid
+        zero_point = (grid.zero_point + offset).astype(np.int32)
+        attributes = self.range_attributes(
+            low + offset, high + offset, signed=signed, bits_for=[int(zero_point.min()), int(zero_point.max())]
+        )
+        return CodesOutput(offset, signed, low + offset, high + offset, grid.scale, zero_point), attributes
+
+    def zero_point(self, stored: Stored, grid: Grid) -> Array:
+        """The zero point of codes as they are stored, int32."""
+        return (grid.zero_point + stored.offset).astype(np.int32)
+
+    def keep(self, node: ir.Node) -> None:
+        """Leaves a node as it is and gives it its inputs as the model has them, its subgraphs included."""
+        inner = [n for graph in graphs_of(node) for n in graph.all_nodes()]
+        for user in (node, *inner):
+            for i, value in enumerate(user.inputs):
+                if value is None or (user is not node and value.graph is not self.graph):
+                    continue
+                original = self.original(value)
+                if original is not value:
+                    user.replace_input_with(i, original)
+
+    def original(self, value: ir.Value) -> ir.Value:
+        """A value exactly as the model has it, codes or real numbers."""
+        if value in self._codes:
+            return self.original_codes(value)
+        return self.original_real(value)
+
+    def finish_outputs(self) -> None:
+        """Gives every graph output its value under its own name."""
+        self.anchor = None
+        for i, value in enumerate(self.graph.outputs):
+            original = self.original(value)
+            if original is value:
+                continue
+            if original.is_graph_input() or original.is_graph_output() or original.is_initializer():
+                original = self.standard("Identity", [original], {}, value, original.dtype or ir.DataType.FLOAT)
+            name = value.name
+            value.name = f"{name}.replaced"
+            if original.name in self.provenance:
+                self.provenance[str(name)] = self.provenance.pop(str(original.name))
+            original.name = name
+            original.shape, original.type = value.shape, value.type
+            original.doc_string = value.doc_string
+            original.metadata_props.update(value.metadata_props)
+            self.graph.outputs[i] = original
+
+    # Layout ----------------------------------------------------------------------------------------------
+
+    def _foreign(self, value: ir.Value) -> Stored:
+        """Codes that come from outside: a graph input, an initializer, a node that stays."""
+        code_range = self.form.code_range(value)
+        assert code_range is not None, f"{value.name} does not hold codes"
+        order = identity(self.rank(value))
+        signed = CODE_TYPES[code_range.dtype][0] < 0
+        tensor = value
+        if code_range.dtype not in (ir.DataType.UINT8, ir.DataType.INT8):
+            byte = ir.DataType.INT8 if signed else ir.DataType.UINT8
+            array = constant(value)
+            tensor = (
+                self.standard("Cast", [value], {"to": int(byte)}, value, byte)
+                if array is None
+                else self.constant(value, "bytes", array)
+            )
+        return Stored(tensor, order, 0, signed, code_range.low, code_range.high)
+
+    def _unflatten(self, value: ir.Value) -> Stored:
+        """Codes whose flattening has been put off until now get reshaped."""
+        stored = self.codes(value)
+        if stored.flattened is None:
+            return stored
+        rank = len(stored.order)
+        straight = self._transposed(stored.value, stored.order, identity(rank), value)
+        shape = [*(0 for _ in range(stored.flattened)), -1]
+        target = self.constant(value, "shape", np.array(shape, np.int64))
+        flat = self.standard(
+            "Reshape", [straight, target], {}, value, ir.DataType.INT8 if stored.signed else ir.DataType.UINT8
+        )
+        result = replace(stored, value=flat, order=identity(stored.flattened + 1), flattened=None)
+        self.define_codes(value, result)
+        return result
+
+    def _reorder(self, value: ir.Value, stored: Stored, order: Order) -> Stored:
+        tensor = self._transposed(stored.value, stored.order, order, value)
+        result = replace(stored, value=tensor, order=order)
+        self._remember(tensor, value, order, stored.offset)
+        return result
+
+    def _transposed(self, tensor: ir.Value, order: Order, wanted: Order, source: ir.Value) -> ir.Value:
+        """A stored tensor in another order of axes: as it is, by a Reshape where only dims of size 1 move, or by
+        a Transpose, which the report lists.
+        """
+        if order == wanted:
+            return tensor
+        perm = [order.index(axis) for axis in wanted]
+        assert tensor.dtype is not None
+        assert tensor.shape is not None
+        dims = list(tensor.shape)
+        shape = [dims[axis] for axis in perm]
+        if [axis for axis in perm if dims[axis] != 1] == sorted(axis for axis in range(len(dims)) if dims[axis] != 1):
+            unknown = [not isinstance(dim, int) for dim in shape]
+            if sum(unknown) <= 1:
+                numbers = [-1 if u else int(dim) for u, dim in zip(unknown, shape, strict=True)]
+                target = self.constant(source, "shape", np.array(numbers, np.int64))
+                return self.standard("Reshape", [tensor, target], {}, source, tensor.dtype, shape=shape)
+        self.report.warn(
+            f"a Transpose was added: {source.name} is stored with axes {list(order)}, but needed with {list(wanted)}"
+        )
+        return self.standard("Transpose", [tensor], {"perm": perm}, source, tensor.dtype, shape=shape)
+
+    # Names -----------------------------------------------------------------------------------------------
+
+    def _output(
+        self, source: ir.Value, dtype: ir.DataType, order: Order, shape: Sequence[Any] | None
+    ) -> ir.Value:
+        if shape is None and source.shape is not None and len(source.shape) == len(order):
+            shape = [source.shape[axis] for axis in order]
+        return ir.val(self._value_name(f"{source.name}.lb"), dtype, None if shape is None else ir.Shape(shape))
+
+    def _write_standard(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, Any],
+        outputs: Sequence[ir.Value],
+        name: str,
+    ) -> None:
+        self._insert(ir.node(op_type, list(inputs), attributes, outputs=outputs, name=self._node_name(name)))
+
+    def _insert(self, node: ir.Node) -> None:
+        if self.anchor is None:
+            self.graph.append(node)
+        else:
+            self.graph.insert_before(self.anchor, node)
+
+    def _node_name(self, wanted: str) -> str:
+        name, count = wanted, 1
+        while name in self._names:
+            count += 1
+            name = f"{wanted}.lb{count}" if count > 2 else f"{wanted}.lb"
+        self._names.add(name)
+        return name
+
+    def _value_name(self, wanted: str) -> str:
+        name, count = wanted, 1
+        while name in self._value_names:
+            count += 1
+            name = f"{wanted}{count}"
+        self._value_names.add(name)
+        return name
+
+    def _remember(self, stored: ir.Value, source: ir.Value, order: Order, offset: int) -> None:
+        entry: dict[str, Any] = {"source": source.name}
+        if order != identity(len(order)):
+            entry["perm"] = list(order)
+        if offset:
+            entry["offset"] = offset
+        self.provenance.setdefault(str(stored.name), entry)
+
+
+@dataclass(frozen=True)
+class CodesOutput:
+    """The storage of codes that a node is about to write, and the grid they lie on as stored."""
+
+    offset: int
+    signed: bool
+    low: int
+    high: int
+    scale: Array
+    zero_point: Array
+
+    @property
+    def dtype(self) -> ir.DataType:
+        """Element type of the stored tensor."""
+        return ir.DataType.INT8 if self.signed else ir.DataType.UINT8
+
+    @property
+    def inputs(self) -> dict[str, Array]:
+        """The node's inputs that describe it."""
+        return {"y_scale": self.scale, "y_zero_point": self.zero_point}
+
+    def stored(self, value: ir.Value, order: Order) -> Stored:
+        """The output, once it has a value."""
+        return Stored(value, order, self.offset, self.signed, self.low, self.high)
+
+
+def graphs_of(node: ir.Node) -> list[ir.Graph]:
+    """The subgraphs of a node: bodies of If, Loop, Scan."""
+    graphs: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            graphs.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            graphs.extend(attribute.as_graphs())
+    return graphs
+

@@ -1,0 +1,249 @@
+"""Moving QuantizeLinear and DequantizeLinear across ops that only move values.
+
+Exporters put pairs around, before or behind a Reshape, a Slice, a MaxPool, and leave them out elsewhere. Where
+rounding and moving commute, which they do element by element, one form says it all: the op works on codes,
+with DequantizeLinear behind and QuantizeLinear in front of it. Rules then need to know that form only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.graph.attributes import get_ints, get_string
+from lowbit.graph.constants import add_initializer, constant, scalar
+from lowbit.graph.normal_form import (
+    CODE_MOVERS,
+    Dequantization,
+    NormalForm,
+    Quantization,
+    is_dequantize,
+    is_op,
+    is_quantize,
+)
+from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid, dequantize_array, quantize_scalar
+from lowbit.graph.reasons import Refusal
+from lowbit.graph.windows import read_max_pool, read_resize
+
+
+def move_onto_codes(graph: ir.Graph) -> None:
+    """Rewrites ``op(DQ(q))`` to ``DQ(op(q))`` and ``Q(op(x))`` to ``op(Q(x))``, and drops ``Q(DQ(q))`` pairs."""
+    for node in list(graph):
+        if is_op(node, *CODE_MOVERS):
+            _sink_dequantize(graph, node)
+        elif is_op(node, "Concat"):
+            _sink_dequantize_below_concat(graph, node)
+        elif is_quantize(node):
+            _drop_pair(graph, node)
+    for node in list(reversed(graph)):
+        if is_quantize(node):
+            _raise_quantize(graph, node)
+
+
+def _sink_dequantize(graph: ir.Graph, node: ir.Node) -> None:
+    form = NormalForm(graph)
+    read = form.dequantization(node.inputs[0])
+    if not isinstance(read, Dequantization) or read.codes.dtype not in CODE_TYPES:
+        return
+    code_range = form.code_range(read.codes)
+    if code_range is None or not moves_exactly(node):
+        return
+    grid = _moved_grid(node, read.grid)
+    if grid is None:
+        return
+    inputs = [read.codes, *node.inputs[1:]]
+    if _pads_with_value(node):
+        code = _pad_code(node, read.grid, code_range, exact=True)
+        if code is None:
+            return
+        inputs = _with_pad_code(graph, node, inputs, code, code_range.dtype)
+    assert code_range is not None
+    moved = _on_codes(graph, node, inputs, code_range.dtype)
+    for old, new in zip(node.outputs, moved.outputs, strict=True):
+        _dequantize_behind(graph, moved, read.node, new, old, grid)
+    graph.remove(node, safe=True)
+
+
+def _sink_dequantize_below_concat(graph: ir.Graph, node: ir.Node) -> None:
+    """A Concat of tensors on one grid whose result no quantizer rounds joins codes."""
+    if any(is_quantize(user) for user in node.outputs[0].consumers()):
+        return
+    form = NormalForm(graph)
+    reads = [form.dequantization(value) for value in node.inputs]
+    first = reads[0]
+    if not isinstance(first, Dequantization) or not first.grid.per_tensor:
+        return
+    dtype = first.codes.dtype
+    for read in reads:
+        if not isinstance(read, Dequantization) or not read.grid.equals(first.grid) or read.codes.dtype != dtype:
+            return
+        if constant(read.codes) is None and form.code_range(read.codes) is None:
+            return
+    assert dtype is not None
+    inputs = [read.codes for read in reads if isinstance(read, Dequantization)]
+    moved = _on_codes(graph, node, inputs, dtype)
+    _dequantize_behind(graph, moved, first.node, moved.outputs[0], node.outputs[0], first.grid)
+    graph.remove(node, safe=True)
+
+
+def _drop_pair(graph: ir.Graph, node: ir.Node) -> None:
+    """Removes a QuantizeLinear of a DequantizeLinear with the same grid: its codes are the codes before.
+
+    ``rint(f32(f32(q - z) * s) / s)`` is q - z exactly: the two roundings move the quotient by less than 2^-22 of
+    at most 255.
+    """
+    form = NormalForm(graph)
+    quantization = form.quantization(node.outputs[0])
+    read = form.dequantization(node.inputs[0])
+    if not isinstance(quantization, Quantization) or not isinstance(read, Dequantization):
+        return
+    code_range = form.code_range(read.codes)
+    codes, output = read.codes, node.outputs[0]
+    if (
+        code_range is None
+        or code_range.dtype != quantization.range.dtype
+        or not read.grid.equals(quantization.grid)
+        or output.is_graph_output()
+    ):
+        return
+    output.replace_all_uses_with(codes)
+    if not codes.is_graph_input() and "lowbit.made" in codes.meta and not codes.meta.get("lowbit.named"):
+        # Codes that moving made take the name that the model has for them.
+        name, output.name = output.name, f"{output.name}.dropped"
+        codes.name = name
+        codes.meta["lowbit.named"] = True
+    graph.remove(node, safe=True)
+
+
+def _raise_quantize(graph: ir.Graph, node: ir.Node) -> None:
+    """Rewrites ``Q(op(x))`` to ``op(Q(x))`` where nobody else reads op(x)."""
+    form = NormalForm(graph)
+    moved = node.inputs[0]
+    op = None if moved is None else moved.producer()
+    if moved is None or op is None or op.graph is not graph or not form.used_once(moved):
+        return
+    quantization = form.quantization(node.outputs[0])
+    if not isinstance(quantization, Quantization) or not quantization.grid.per_tensor or len(op.outputs) != 1:
+        return
+    if not is_op(op, *CODE_MOVERS) or not moves_exactly(op):
+        return
+    source = op.inputs[0]
+    if source is None or constant(source) is not None or is_dequantize(source.producer()):
+        return
+    if not form.used_once(source):
+        return
+    code_range = quantization.range
+    codes = ir.val(f"{source.name}.codes", code_range.dtype, source.shape)
+    codes.meta["lowbit.made"] = True
+    raised = ir.Node(
+        node.domain,
+        "QuantizeLinear",
+        [source, *node.inputs[1:]],
+        node.attributes,
+        outputs=[codes],
+        name=node.name,
+    )
+    raised.meta.update(node.meta)
+    graph.insert_before(op, raised)
+    inputs = [codes, *op.inputs[1:]]
+    if _pads_with_value(op):
+        code = _pad_code(op, quantization.grid, code_range, exact=False)
+        assert code is not None
+        inputs = _with_pad_code(graph, op, inputs, code, code_range.dtype)
+    on_codes = _on_codes(graph, op, inputs, code_range.dtype)
+    new, old = on_codes.outputs[0], node.outputs[0]
+    name, old.name = old.name, f"{old.name}.raised"
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    new.name = name
+    new.meta["lowbit.named"] = True
+    graph.remove(node, safe=True)
+    graph.remove(op, safe=True)
+    _raise_quantize(graph, raised)
+
+
+def moves_exactly(node: ir.Node) -> bool:
+    """Whether an op of :data:`CODE_MOVERS` moves codes as it moves real numbers, and runs on codes."""
+    if is_op(node, "MaxPool"):
+        return not isinstance(read_max_pool(node), Refusal)
+    if is_op(node, "Resize"):
+        return not isinstance(read_resize(node), Refusal)
+    if is_op(node, "Pad"):
+        # Before opset 11 the pads are attributes; those models keep their Pad on real numbers.
+        return "pads" not in node.attributes and (not _pads_with_value(node) or _pad_real(node) is not None)
+    return True
+
+
+def _moved_grid(node: ir.Node, grid: Grid) -> Grid | None:
+    """The grid behind an op; None if its channels cannot be followed."""
+    if grid.axis is None:
+        return grid
+    if is_op(node, "Transpose"):
+        perm = get_ints(node, "perm") or list(range(grid.axis + 1))[::-1]
+        return grid.with_axis(perm.index(grid.axis))
+    return grid if is_op(node, "MaxPool", "Resize") and grid.axis == 1 else None
+
+
+def _on_codes(graph: ir.Graph, node: ir.Node, inputs: list[ir.Value | None], dtype: ir.DataType) -> ir.Node:
+    """A copy of an op that works on codes, in front of the op."""
+    outputs = [ir.val(f"{output.name}.codes", dtype, output.shape) for output in node.outputs]
+    for output in outputs:
+        output.meta["lowbit.made"] = True
+    copy = ir.Node(
+        node.domain, node.op_type, inputs, node.attributes, outputs=outputs, name=node.name, version=node.version
+    )
+    copy.meta.update(node.meta)
+    graph.insert_before(node, copy)
+    return copy
+
+
+def _dequantize_behind(
+    graph: ir.Graph, moved: ir.Node, pattern: ir.Node, codes: ir.Value, real: ir.Value, grid: Grid
+) -> None:
+    """A DequantizeLinear like ``pattern`` that takes the place of a float value."""
+    output = ir.val(f"{real.name}.real", ir.DataType.FLOAT, real.shape)
+    attributes = dict(pattern.attributes)
+    if grid.axis is not None:
+        attributes["axis"] = ir.AttrInt64("axis", grid.axis)
+    node = ir.Node(
+        pattern.domain,
+        "DequantizeLinear",
+        [codes, *pattern.inputs[1:]],
+        attributes,
+        outputs=[output],
+        name=f"{moved.name}.DequantizeLinear",
+    )
+    graph.insert_after(moved, node)
+    name, real.name = real.name, f"{real.name}.moved"
+    if real.type is not None:
+        output.type = real.type
+    real.replace_all_uses_with(output, replace_graph_outputs=True)
+    output.name = name
+
+
+def _pads_with_value(node: ir.Node) -> bool:
+    return is_op(node, "Pad") and get_string(node, "mode", "constant") == "constant"
+
+
+def _pad_real(node: ir.Node) -> float | None:
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    return 0.0 if given is None else scalar(given)
+
+
+def _pad_code(node: ir.Node, grid: Grid, code_range: CodeRange, *, exact: bool) -> int | None:
+    """The code of a Pad's value; None if ``exact`` and the value lies between two codes."""
+    value = _pad_real(node)
+    if value is None or not grid.per_tensor:
+        return None
+    full = CodeRange.of(code_range.dtype)
+    code = quantize_scalar(value, grid, full.low, full.high)
+    if exact and dequantize_array(np.array(code), grid) != np.float32(value):
+        return None
+    return code
+
+
+def _with_pad_code(
+    graph: ir.Graph, node: ir.Node, inputs: list[ir.Value | None], code: int, dtype: ir.DataType
+) -> list[ir.Value | None]:
+    signed = CODE_TYPES[dtype][0] < 0
+    value = add_initializer(graph, f"{node.outputs[0].name}.pad", np.array(code, np.int8 if signed else np.uint8))
+    return [*inputs[:2], value, *inputs[3:]]

@@ -1,0 +1,307 @@
+"""The normal form: a float graph in which QuantizeLinear, Clip and DequantizeLinear say everything about bits.
+
+Whatever dialect a model speaks, its frontend leaves these and only these statements about quantization:
+
+- ``DequantizeLinear`` gives a tensor of codes its grid (scale, zero point, axis);
+- ``QuantizeLinear`` rounds a float tensor onto a grid; its element type bounds the codes;
+- a ``Clip`` on codes right behind it narrows those bounds (QCDQ: this is how 4 bits are said in int8).
+
+This module reads them. A statement that lowbit does not understand is answered with a :class:`Refusal`, and
+the nodes around it stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.graph.attributes import get_int
+from lowbit.graph.constants import Array, constant, scalar
+from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid
+from lowbit.graph.reasons import Refusal
+
+_DOMAINS = ("", "ai.onnx", "com.microsoft")
+
+CODE_MOVERS = frozenset(
+    {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Gather", "Pad", "MaxPool", "Resize"}
+)
+"""Ops whose output holds codes of their first input, so that they may run on codes instead of real numbers."""
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """A float tensor rounded to codes.
+
+    Attributes:
+        source: the float tensor.
+        codes: the codes: output of the QuantizeLinear or of the Clip behind it.
+        grid: their grid.
+        range: the codes that can occur.
+        nodes: QuantizeLinear, and the Clip if there is one.
+    """
+
+    source: ir.Value
+    codes: ir.Value
+    grid: Grid
+    range: CodeRange
+    nodes: tuple[ir.Node, ...]
+
+
+@dataclass(frozen=True)
+class Dequantization:
+    """Codes read as real numbers.
+
+    Attributes:
+        codes: uint8, int8, or an element type below a byte; int32 too where they are constant.
+        grid: the grid that the reader gives them.
+        node: the DequantizeLinear.
+    """
+
+    codes: ir.Value
+    grid: Grid
+    node: ir.Node
+
+
+def is_op(node: ir.Node | None, *op_types: str) -> bool:
+    """Whether a node is one of ONNX's own ops of these names."""
+    return node is not None and node.domain in ("", "ai.onnx") and node.op_type in op_types
+
+
+def is_quantize(node: ir.Node | None) -> bool:
+    """QuantizeLinear of the standard or of ONNX Runtime's own domain."""
+    return node is not None and node.op_type == "QuantizeLinear" and node.domain in _DOMAINS
+
+
+def is_dequantize(node: ir.Node | None) -> bool:
+    """DequantizeLinear of the standard or of ONNX Runtime's own domain."""
+    return node is not None and node.op_type == "DequantizeLinear" and node.domain in _DOMAINS
+
+
+def rank_of(value: ir.Value) -> int | None:
+    """The number of dims, if known."""
+    return None if value.shape is None else len(value.shape)
+
+
+def dims_of(value: ir.Value) -> list[int | None]:
+    """The static dims of a value of known rank; None where a dim is symbolic."""
+    assert value.shape is not None
+    return [dim if isinstance(dim, int) else None for dim in value.shape]
+
+
+def read_grid(node: ir.Node, rank: int | None) -> Grid | Refusal:
+    """The grid of a QuantizeLinear or DequantizeLinear.
+
+    Args:
+        node: the node; input 1 is the scale, input 2 the zero point.
+        rank: rank of the tensor that is (de)quantized, if known.
+
+    Returns:
+        The grid, its axis counted from the front.
+    """
+    scale = constant(node.inputs[1])
+    if scale is None:
+        return Refusal("its scale is computed at run time; lowbit needs a constant")
+    if get_int(node, "block_size", 0) != 0:
+        return Refusal(f"blocked quantization (block_size={get_int(node, 'block_size', 0)}) is not supported")
+    if scale.dtype != np.float32:
+        return Refusal(f"its scale is {scale.dtype}; lowbit computes in float32")
+    if not np.all(np.isfinite(scale)) or np.any(scale <= 0):
+        return Refusal(f"its scale must be finite and positive, got {_first_bad(scale)}")
+    if np.any(scale > np.finfo(np.float32).max / 512):
+        return Refusal(f"its scale {scale.max()} is so large that codes would overflow float32")
+    zero_input = node.inputs[2] if len(node.inputs) > 2 else None
+    zero_point = constant(zero_input)
+    if zero_point is None:
+        if zero_input is not None:
+            return Refusal("its zero point is computed at run time; lowbit needs a constant")
+        zero_point = np.zeros((), np.int32)
+    zero_point = zero_point.astype(np.int64)
+    if scale.size == 1 and zero_point.size == 1:
+        return Grid(scale.reshape(()), zero_point.reshape(()).astype(np.int32))
+
+    axis = get_int(node, "axis", 1)
+    if scale.ndim > 1:
+        axes = [i for i, size in enumerate(scale.shape) if size != 1]
+        if len(axes) != 1 or scale.ndim != rank:
+            return Refusal(f"its scale has the shape {list(scale.shape)}; expected one scale, or one per channel")
+        axis = axes[0]
+    elif axis < 0:
+        if rank is None:
+            return Refusal(f"its axis {axis} counts from the end of a tensor of unknown rank")
+        axis += rank
+    if zero_point.size not in (1, scale.size) and scale.size != 1:
+        return Refusal(f"it has {scale.size} scales but {zero_point.size} zero points")
+    count = max(scale.size, zero_point.size)
+    return Grid(
+        np.ascontiguousarray(np.broadcast_to(scale.reshape(-1), (count,))),
+        np.ascontiguousarray(np.broadcast_to(zero_point.reshape(-1), (count,)).astype(np.int32)),
+        axis,
+    )
+
+
+def read_quantize(node: ir.Node) -> Quantization | Refusal:
+    """What a QuantizeLinear says."""
+    source, codes = node.inputs[0], node.outputs[0]
+    assert source is not None
+    dtype = _code_type(node, codes)
+    if dtype not in CODE_TYPES:
+        return Refusal(f"codes of type {dtype} are not supported; lowbit has 1 to 8 bit integers")
+    if source.dtype not in (None, ir.DataType.FLOAT):
+        return Refusal(f"it quantizes {source.dtype}; lowbit computes in float32")
+    if get_int(node, "precision", 0) not in (0, int(ir.DataType.FLOAT)):
+        return Refusal("it asks for another precision than float32")
+    grid = read_grid(node, rank_of(source))
+    if isinstance(grid, Refusal):
+        return grid
+    return Quantization(source, codes, grid, CodeRange.of(dtype), (node,))
+
+
+def read_dequantize(node: ir.Node) -> Dequantization | Refusal:
+    """What a DequantizeLinear says."""
+    codes, real = node.inputs[0], node.outputs[0]
+    assert codes is not None
+    dtype = codes.dtype or _code_type(node, codes)
+    if dtype not in CODE_TYPES and not (dtype == ir.DataType.INT32 and constant(codes) is not None):
+        return Refusal(f"codes of type {dtype} are not supported; lowbit has 1 to 8 bit integers")
+    if real.dtype not in (None, ir.DataType.FLOAT):
+        return Refusal(f"it gives {real.dtype}; lowbit computes in float32")
+    grid = read_grid(node, rank_of(codes))
+    return grid if isinstance(grid, Refusal) else Dequantization(codes, grid, node)
+
+
+def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
+    """The constant bounds of a Clip (or Relu); None where one is computed at run time.
+
+    Both forms of Clip are read: bounds as inputs (since opset 11) and as attributes.
+    """
+    if node.op_type == "Relu":
+        return 0.0, float("inf")
+    bounds = [float("-inf"), float("inf")]
+    for i, name in enumerate(("min", "max")):
+        given = node.inputs[i + 1] if len(node.inputs) > i + 1 else None
+        if given is not None:
+            value = scalar(given)
+            if value is None:
+                return None
+            bounds[i] = float(value)
+        elif name in node.attributes:
+            bounds[i] = node.attributes[name].as_float()
+    return bounds[0], bounds[1]
+
+
+class NormalForm:
+    """Answers questions about a graph in normal form.
+
+    The graph must not change while a NormalForm of it is in use: answers are remembered.
+    """
+
+    def __init__(self, graph: ir.Graph):
+        self.graph = graph
+        self._quantizations: dict[ir.Value, Quantization | Refusal | None] = {}
+        self._dequantizations: dict[ir.Value, Dequantization | Refusal | None] = {}
+        self._ranges: dict[ir.Value, CodeRange | None] = {}
+
+    def quantization(self, codes: ir.Value) -> Quantization | Refusal | None:
+        """How a value came to be codes; None if no QuantizeLinear made it."""
+        if codes not in self._quantizations:
+            self._quantizations[codes] = self._read_quantization(codes)
+        return self._quantizations[codes]
+
+    def dequantization(self, real: ir.Value | None) -> Dequantization | Refusal | None:
+        """The codes behind a float value; None if it is no DequantizeLinear's output."""
+        if real is None:
+            return None
+        if real not in self._dequantizations:
+            node = real.producer()
+            self._dequantizations[real] = read_dequantize(node) if node and is_dequantize(node) else None
+        return self._dequantizations[real]
+
+    def code_range(self, codes: ir.Value) -> CodeRange | None:
+        """The codes that can occur in a value; None if it does not hold codes of a known type."""
+        if codes not in self._ranges:
+            self._ranges[codes] = self._read_range(codes)
+        return self._ranges[codes]
+
+    def quantizers(self, real: ir.Value) -> list[ir.Node]:
+        """The QuantizeLinear nodes that read a float value."""
+        return [node for node in real.consumers() if is_quantize(node)]
+
+    def used_once(self, value: ir.Value) -> bool:
+        """Whether exactly one node reads a value and nobody outside the graph does."""
+        return len(value.uses()) == 1 and not value.is_graph_output()
+
+    def codes_used_once(self, codes: ir.Value) -> ir.Node | None:
+        """The one node that reads these codes as real numbers, if it is the only reader of any kind.
+
+        The codes may pass through several DequantizeLinear nodes as long as one of them is read, once.
+        """
+        if codes.is_graph_output():
+            return None
+        readers: list[ir.Node] = []
+        for node in codes.consumers():
+            if not is_dequantize(node) or node.outputs[0].is_graph_output():
+                return None
+            readers.extend(node.outputs[0].consumers())
+        return readers[0] if len(readers) == 1 and len(readers[0].inputs) >= 1 else None
+
+    def _read_quantization(self, codes: ir.Value) -> Quantization | Refusal | None:
+        node = codes.producer()
+        if node is None:
+            return None
+        if is_quantize(node):
+            return read_quantize(node)
+        if is_op(node, "Clip") and node.inputs[0] is not None and is_quantize(node.inputs[0].producer()):
+            inner = self.quantization(node.inputs[0])
+            bounds = clip_bounds(node)
+            if not isinstance(inner, Quantization):
+                return inner
+            if bounds is None:
+                return Refusal("the bounds of the Clip on its codes are computed at run time")
+            low, high = (max(-512, min(512, bound)) for bound in bounds)
+            return Quantization(
+                inner.source, codes, inner.grid, inner.range.clipped(int(low), int(high)), (*inner.nodes, node)
+            )
+        return None
+
+    def _read_range(self, codes: ir.Value) -> CodeRange | None:
+        quantization = self.quantization(codes)
+        if isinstance(quantization, Quantization):
+            return quantization.range
+        node = codes.producer()
+        if node is not None and is_op(node, *CODE_MOVERS) and node.inputs[0] is not None:
+            moved = self.code_range(node.inputs[0])
+            if moved is None or not is_op(node, "Pad"):
+                return moved
+            fill = _pad_value(node)
+            return None if fill is None else moved.union(CodeRange(moved.dtype, fill, fill))
+        if node is not None and is_op(node, "Concat"):
+            parts = [None if part is None else self.code_range(part) for part in node.inputs]
+            union = parts[0]
+            for part in parts[1:]:
+                union = None if union is None or part is None else union.union(part)
+            return union
+        return CodeRange.of(codes.dtype) if codes.dtype in CODE_TYPES else None
+
+
+def _pad_value(node: ir.Node) -> int | None:
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    if given is None:
+        return 0
+    value = scalar(given)
+    return None if value is None else int(value)
+
+
+def _code_type(node: ir.Node, codes: ir.Value) -> ir.DataType | None:
+    """The element type of codes: the zero point's, else the one asked for, else uint8."""
+    if len(node.inputs) > 2 and node.inputs[2] is not None and node.inputs[2].dtype is not None:
+        return node.inputs[2].dtype
+    wanted = get_int(node, "output_dtype", 0) if is_quantize(node) else 0
+    if wanted:
+        return ir.DataType(wanted)
+    return codes.dtype or ir.DataType.UINT8
+
+
+def _first_bad(scale: Array) -> float:
+    return float(scale[~(np.isfinite(scale) & (scale > 0))].reshape(-1)[0])

@@ -1,0 +1,34 @@
+"""Shape inference."""
+
+from __future__ import annotations
+
+import logging
+
+import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
+
+from lowbit.graph.normal_form import is_dequantize, is_quantize
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Fills in the shapes and types that follow from the inputs; dynamic dims stay dynamic.
+
+    ONNX knows nothing of ONNX Runtime's own QuantizeLinear and DequantizeLinear, so they pose as the standard
+    ones meanwhile. Where inference fails the model is left without the shapes, and rules say what they miss.
+    """
+    renamed = [
+        node
+        for node in model.graph.all_nodes()
+        if node.domain == "com.microsoft" and (is_quantize(node) or is_dequantize(node))
+    ]
+    for node in renamed:
+        node.domain = ""
+    logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+    finally:
+        logger.setLevel(level)
+        for node in renamed:
+            node.domain = "com.microsoft"

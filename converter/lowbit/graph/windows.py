@@ -1,0 +1,130 @@
+"""The geometry of convolutions, pools and resizes, with every default resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from lowbit.graph.attributes import get_float, get_int, get_ints, get_string
+from lowbit.graph.constants import constant, integers
+from lowbit.graph.normal_form import dims_of
+from lowbit.graph.reasons import Refusal
+
+_COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
+
+
+@dataclass(frozen=True)
+class Window:
+    """One number per spatial dim; pads are begins, then ends, as in ONNX."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    dilations: tuple[int, ...]
+
+    def attributes(self, *, dilations: bool = True) -> dict[str, list[int]]:
+        """The window as attributes of a lowbit node."""
+        out = {
+            "kernel_shape": list(self.kernel),
+            "strides": list(self.strides),
+            "pads": list(self.pads),
+        }
+        return out | {"dilations": list(self.dilations)} if dilations else out
+
+
+def read_window(node: ir.Node, kernel: Sequence[int], spatial: Sequence[int | None]) -> Window | Refusal:
+    """Reads the window of a Conv, ConvTranspose or pool.
+
+    Args:
+        node: the node.
+        kernel: its kernel shape.
+        spatial: sizes of the input's spatial dims, None where dynamic.
+
+    Returns:
+        The window with explicit pads.
+    """
+    dims = len(kernel)
+    if dims not in (1, 2):
+        return Refusal(f"it has {dims} spatial dims; lowbit has 1 and 2")
+    declared = get_ints(node, "kernel_shape")
+    if declared is not None and declared != list(kernel):
+        return Refusal(f"its kernel_shape is {declared}, but its weights have {list(kernel)}")
+    strides = get_ints(node, "strides") or [1] * dims
+    dilations = get_ints(node, "dilations") or [1] * dims
+    pads = get_ints(node, "pads") or [0] * (2 * dims)
+    if len(strides) != dims or len(dilations) != dims or len(pads) != 2 * dims:
+        return Refusal("its strides, dilations or pads do not fit its kernel_shape")
+    if any(pad < 0 for pad in pads):
+        return Refusal(f"negative pads {pads} are not supported")
+    auto_pad = get_string(node, "auto_pad", "NOTSET")
+    if auto_pad == "VALID":
+        pads = [0] * (2 * dims)
+    elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        for i in range(dims):
+            extent = (kernel[i] - 1) * dilations[i] + 1
+            size = spatial[i]
+            if strides[i] == 1:
+                total = extent - 1
+            elif size is None:
+                return Refusal(f"auto_pad {auto_pad} with stride {strides[i]} on an image of dynamic size")
+            else:
+                total = max(0, (-(-size // strides[i]) - 1) * strides[i] + extent - size)
+            before = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+            pads[i], pads[dims + i] = before, total - before
+    elif auto_pad not in ("NOTSET", ""):
+        return Refusal(f"auto_pad {auto_pad} is not known")
+    return Window(tuple(kernel), tuple(strides), tuple(pads), tuple(dilations))
+
+
+def read_max_pool(node: ir.Node) -> Window | Refusal:
+    """The window of a MaxPool whose only output is the maximum."""
+    if len(node.outputs) > 1 and node.outputs[1].name:
+        return Refusal("it also returns the indices of the maxima")
+    kernel = get_ints(node, "kernel_shape", ())
+    source = node.inputs[0]
+    assert kernel is not None
+    if source is None or source.shape is None:
+        return Refusal("the rank of its input is unknown")
+    return read_window(node, kernel, dims_of(source)[2:])
+
+
+def read_resize(node: ir.Node) -> dict[str, Any] | Refusal:
+    """The attributes of LowBitResize for a Resize that copies elements."""
+    if get_string(node, "mode", "nearest") != "nearest":
+        return Refusal(f"mode {get_string(node, 'mode', 'nearest')} is not supported; only nearest copies codes")
+    source = node.inputs[0]
+    if source is None or source.shape is None or len(source.shape) not in (3, 4):
+        return Refusal("its input must have the rank 3 or 4")
+    rank = len(source.shape)
+    old = len(node.inputs) == 2 and node.version is not None and node.version < 11
+    mode = get_string(node, "coordinate_transformation_mode", "asymmetric" if old else "half_pixel")
+    nearest = get_string(node, "nearest_mode", "floor" if old else "round_prefer_floor")
+    if mode not in _COORDINATES:
+        return Refusal(f"coordinate_transformation_mode {mode} is not supported")
+    if get_string(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
+        return Refusal("keep_aspect_ratio_policy is not supported")
+    if get_int(node, "antialias", 0) or get_int(node, "exclude_outside", 0) or get_float(node, "extrapolation_value", 0.0):
+        return Refusal("antialias, exclude_outside and extrapolation are not supported")
+    axes = [axis % rank for axis in get_ints(node, "axes", range(rank)) or []]
+    out: dict[str, Any] = {"coordinate_transformation_mode": mode, "nearest_mode": nearest}
+
+    scales_input = node.inputs[1 if old else 2] if len(node.inputs) > (1 if old else 2) else None
+    scales = constant(scales_input)
+    if scales is not None and scales.size:
+        by_axis = dict(zip(axes, (float(s) for s in scales.reshape(-1)), strict=False))
+        if by_axis.get(0, 1.0) != 1.0 or by_axis.get(1, 1.0) != 1.0:
+            return Refusal("it resizes the batch or the channels")
+        return out | {"scales": [by_axis.get(axis, 1.0) for axis in range(2, rank)]}
+    sizes = integers(node.inputs[3]) if len(node.inputs) > 3 else None
+    if sizes is None:
+        return Refusal("its scales or sizes are computed at run time")
+    by_axis_size = dict(zip(axes, sizes, strict=False))
+    for axis in (0, 1):
+        if axis in by_axis_size and by_axis_size[axis] != source.shape[axis]:
+            return Refusal("it resizes the batch or the channels")
+    if any(axis not in by_axis_size for axis in range(2, rank)):
+        return Refusal("it gives sizes for some of the spatial dims only")
+    return out | {"sizes": [by_axis_size[axis] for axis in range(2, rank)]}

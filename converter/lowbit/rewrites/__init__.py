@@ -1,0 +1,50 @@
+"""The rules, in the order in which they are asked. The first that finds a region at a node has it."""
+
+from __future__ import annotations
+
+from lowbit.rewrites import (
+    add,
+    affine,
+    average_pool,
+    concat,
+    conv,
+    dequantize,
+    gemm,
+    global_average_pool,
+    max_pool,
+    mul,
+    pad,
+    quantize,
+    requantize,
+    reshape,
+    resize,
+    slice,
+    split,
+    squeeze,
+    transpose,
+)
+from lowbit.rewrites.rule import Rule
+
+RULES: tuple[Rule, ...] = (
+    conv.match,
+    gemm.match,
+    affine.match,
+    add.match,
+    mul.match,
+    concat.match,
+    average_pool.match,
+    global_average_pool.match,
+    max_pool.match,
+    resize.match,
+    transpose.match,
+    reshape.match,
+    squeeze.match,
+    slice.match,
+    pad.match,
+    split.match,
+    requantize.match,
+    quantize.match,
+    dequantize.match,
+)
+
+__all__ = ["RULES"]

@@ -1,0 +1,119 @@
+"""What Add and Mul of two quantized tensors have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.graph.constants import constant
+from lowbit.graph.lowering import Lowering, Order, Stored, channels_last, identity
+from lowbit.graph.normal_form import rank_of
+from lowbit.graph.reasons import Refusal
+from lowbit.rewrites.clipped import Clipped, clipped_at
+from lowbit.rewrites.operands import Activation, read_activation
+from lowbit.rewrites.rule import Context, Region
+
+
+@dataclass
+class BinaryRegion(Region):
+    """Two quantized tensors, one op, one rounding."""
+
+    op_type: str
+    clipped: Clipped
+    a: Activation
+    b: Activation
+    nodes: Sequence[ir.Node]
+
+    @property
+    def core(self) -> ir.Node:  # type: ignore[override]
+        """The Add or Mul."""
+        return self.clipped.core
+
+    @property
+    def codes(self) -> list[ir.Value]:
+        """Both operands."""
+        return [self.a.codes, self.b.codes]
+
+    def emit(self, lowering: Lowering) -> ir.Value:
+        """Writes the node; both operands get the same order of axes."""
+        rank = max(lowering.rank(self.a.codes), lowering.rank(self.b.codes))
+        order = self._order(lowering, rank)
+        a, b = (self._read(lowering, operand, order) for operand in (self.a, self.b))
+        output, attributes = self.clipped.output(lowering)
+        value = lowering.node(
+            self.op_type,
+            {
+                "a": a.value,
+                "a_scale": self.a.grid.scale,
+                "a_zero_point": lowering.zero_point(a, self.a.grid),
+                "b": b.value,
+                "b_scale": self.b.grid.scale,
+                "b_zero_point": lowering.zero_point(b, self.b.grid),
+                **(output.inputs if output else {}),
+            },
+            {"a_encoding": a.encoding, "b_encoding": b.encoding, **attributes},
+            self.clipped.result,
+            output.dtype if output else ir.DataType.FLOAT,
+            order,
+            origins=self.nodes,
+        )
+        self.clipped.define(lowering, value, output, order)
+        return value
+
+    def _order(self, lowering: Lowering, rank: int) -> Order:
+        """Channels last if an operand of full rank is stored so, else as in the model."""
+        full = [x.codes for x in (self.a, self.b) if lowering.rank(x.codes) == rank and constant(x.codes) is None]
+        orders = {lowering.plain(codes).order for codes in full}
+        if len(orders) == 1:
+            return orders.pop()
+        return channels_last(rank) if channels_last(rank) in orders else identity(rank)
+
+    def _read(self, lowering: Lowering, operand: Activation, order: Order) -> Stored:
+        """An operand in an order of axes; one of lower rank is aligned from the right first, as numpy does."""
+        rank, missing = len(order), len(order) - lowering.rank(operand.codes)
+        array = constant(operand.codes)
+        if array is not None:
+            stored = lowering.codes(operand.codes)
+            array = array.reshape((1,) * missing + array.shape).transpose(order)
+            value = lowering.constant(self.clipped.result, "operand", array)
+            return Stored(value, order, 0, stored.signed, stored.low, stored.high)
+        if missing == 0:
+            return lowering.codes_in(operand.codes, order)
+        stored = lowering.codes_in(operand.codes, identity(rank - missing))
+        if order == identity(rank):
+            return stored
+        axes = lowering.constant(operand.codes, "axes", np.arange(missing, dtype=np.int64))
+        shape = [1] * missing + list(stored.value.shape or [])
+        assert stored.value.dtype is not None
+        wide = lowering.standard(
+            "Unsqueeze", [stored.value, axes], {}, operand.codes, stored.value.dtype, shape=shape
+        )
+        perm = {"perm": list(order)}
+        turned = lowering.standard(
+            "Transpose", [wide], perm, operand.codes, stored.value.dtype, shape=[shape[i] for i in order]
+        )
+        return Stored(turned, order, stored.offset, stored.signed, stored.low, stored.high)
+
+
+def match_binary(context: Context, sink: ir.Node, onnx_op: str, op_type: str) -> Region | Refusal | None:
+    """A binary op between two quantized tensors, with a quantizer behind it."""
+    clipped = clipped_at(context.form, sink, (onnx_op,))
+    if clipped is None:
+        return None
+    a = read_activation(context.form, clipped.core.inputs[0], "operand 0")
+    b = read_activation(context.form, clipped.core.inputs[1], "operand 1")
+    for operand in (a, b):
+        if isinstance(operand, Refusal):
+            return operand
+    assert isinstance(a, Activation)
+    assert isinstance(b, Activation)
+    if clipped.quantization is None:
+        return Refusal("no QuantizeLinear follows it")
+    if not clipped.quantization.grid.per_tensor:
+        return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
+    if max(rank_of(a.codes) or 0, rank_of(b.codes) or 0) == 0:
+        return Refusal("both operands are scalars")
+    return BinaryRegion(op_type, clipped, a, b, clipped.nodes)

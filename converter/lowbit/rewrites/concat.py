@@ -1,0 +1,131 @@
+"""Concat of quantized tensors -> QuantizeLinear, or of codes on one grid, becomes LowBitConcat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.graph.attributes import get_int
+from lowbit.graph.lowering import Lowering, Order, channels_last
+from lowbit.graph.normal_form import Quantization, is_op, rank_of
+from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid
+from lowbit.graph.reasons import Refusal
+from lowbit.rewrites.clipped import clipped_at
+from lowbit.rewrites.epilogue import Bounds
+from lowbit.rewrites.operands import Activation, read_activation
+from lowbit.rewrites.rule import Context, Region
+
+_ONE = Grid(np.ones((), np.float32), np.zeros((), np.int32))
+
+
+@dataclass
+class ConcatRegion(Region):
+    """Tensors joined along an axis, each brought to the output's grid."""
+
+    core: ir.Node
+    nodes: Sequence[ir.Node]
+    operands: list[Activation]
+    axis: int
+    result: ir.Value
+    quantization: Quantization | None
+    bounds: Bounds
+    range: CodeRange
+
+    @property
+    def codes(self) -> list[ir.Value]:
+        """The operands."""
+        return [operand.codes for operand in self.operands]
+
+    def emit(self, lowering: Lowering) -> ir.Value:
+        """Writes the node."""
+        order = self._order(lowering)
+        stored = [lowering.codes_in(operand.codes, order) for operand in self.operands]
+        if self.quantization is not None:
+            output, attributes = lowering.quantized_output(
+                self.quantization, *self.bounds.codes(self.quantization)
+            )
+        else:
+            # Codes that have no quantizer of their own: on a grid of scale 1 they are copied.
+            plain = Quantization(self.result, self.result, _ONE, self.range, ())
+            output, attributes = lowering.quantized_output(plain, self.range.low, self.range.high)
+        value = lowering.node(
+            "LowBitConcat",
+            {
+                "x_scales": np.array([operand.grid.scale for operand in self.operands], np.float32),
+                "x_zero_points": np.array(
+                    [int(lowering.zero_point(s, o.grid)) for s, o in zip(stored, self.operands, strict=True)],
+                    np.int32,
+                ),
+                **output.inputs,
+                "x": [s.value for s in stored],
+            },
+            {
+                "axis": order.index(self.axis),
+                "x_encodings": ",".join(s.encoding for s in stored) if any(s.signed for s in stored) else "",
+                **attributes,
+            },
+            self.result,
+            output.dtype,
+            order,
+            origins=self.nodes,
+        )
+        lowering.define_codes(self.result, output.stored(value, order))
+        return value
+
+    def _order(self, lowering: Lowering) -> Order:
+        orders = {lowering.plain(codes).order for codes in self.codes}
+        rank = lowering.rank(self.result)
+        return orders.pop() if len(orders) == 1 else channels_last(rank)
+
+
+def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
+    """See the module."""
+    form = context.form
+    if is_op(sink, "Concat") and all(v is not None and v.dtype in CODE_TYPES for v in sink.inputs):
+        ranges = [form.code_range(value) for value in sink.inputs if value is not None]
+        union = form.code_range(sink.outputs[0])
+        rank = rank_of(sink.outputs[0])
+        if rank is None or union is None:
+            return Refusal("the rank of its codes is unknown")
+        if sink.outputs[0] not in context.wanted and not any(_is_made(form_value) for form_value in sink.inputs):
+            return None
+        operands = [
+            Activation(value, _ONE, code_range)
+            for value, code_range in zip(sink.inputs, ranges, strict=True)
+            if value is not None and code_range is not None
+        ]
+        axis = get_int(sink, "axis", 0) % rank
+        return ConcatRegion(sink, [sink], operands, axis, sink.outputs[0], None, Bounds(), union)
+
+    clipped = clipped_at(form, sink, ("Concat",))
+    if clipped is None:
+        return None
+    operands = []
+    for i, value in enumerate(clipped.core.inputs):
+        activation = read_activation(form, value, f"operand {i}")
+        if isinstance(activation, Refusal):
+            return activation
+        operands.append(activation)
+    if clipped.quantization is None:
+        return Refusal("no QuantizeLinear follows it")
+    if not clipped.quantization.grid.per_tensor:
+        return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
+    rank = rank_of(operands[0].codes)
+    assert rank is not None
+    return ConcatRegion(
+        clipped.core,
+        clipped.nodes,
+        operands,
+        get_int(clipped.core, "axis", 0) % rank,
+        clipped.result,
+        clipped.quantization,
+        clipped.bounds,
+        clipped.quantization.range,
+    )
+
+
+def _is_made(value: ir.Value | None) -> bool:
+    return value is not None and value.producer() is not None

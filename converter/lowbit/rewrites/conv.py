@@ -1,0 +1,126 @@
+"""Conv [-> BatchNormalization, Relu, Clip, Add ...] [-> QuantizeLinear] becomes LowBitConv."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.graph.attributes import get_int
+from lowbit.graph.lowering import Lowering, Order, Stored, channels_last
+from lowbit.graph.normal_form import dims_of
+from lowbit.graph.quantization import Grid
+from lowbit.graph.reasons import Refusal
+from lowbit.graph.windows import Window, read_window
+from lowbit.rewrites.epilogue import same_shape
+from lowbit.rewrites.matmul import Candidate, Product, ProductRegion, candidates, finish
+from lowbit.rewrites.operands import Activation, read_activation
+from lowbit.rewrites.rule import Context, Region
+from lowbit.rewrites.weights import Weights, read_weights
+
+
+@dataclass
+class ConvRegion(ProductRegion):
+    """A convolution with its epilogue."""
+
+    window: Window
+    group: int
+    in_channels: int
+
+    op_types = ("LowBitConv", "APConv")
+
+    @property
+    def output_order(self) -> Order:
+        """Channels last."""
+        return channels_last(2 + len(self.window.kernel))
+
+    def read_x(self, lowering: Lowering) -> tuple[Stored, Weights, dict[str, Any]]:
+        """The activation channels last; the weights' rows are in that order already."""
+        x = lowering.channels_last(self.product.x.codes)
+        geometry = {
+            **self.window.attributes(),
+            "group": self.group,
+            "in_channels": self.in_channels,
+            "out_channels": self.product.weights.rows,
+        }
+        return x, self.product.weights, geometry
+
+
+def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
+    """See the module."""
+    refusal = None
+    for candidate in candidates(context, sink, ("Conv",)):
+        region = _match(context, candidate)
+        if not isinstance(region, Refusal):
+            return region
+        refusal = refusal or region
+    return refusal
+
+
+def _match(context: Context, candidate: Candidate) -> Region | Refusal:
+    node = candidate.chain.core
+    codes_grid = read_weights(context.form, node.inputs[1])
+    if isinstance(codes_grid, Refusal):
+        return codes_grid
+    codes, grid = codes_grid
+    if codes.ndim not in (3, 4):
+        return Refusal(f"it has {codes.ndim - 2} spatial dims; lowbit has 1 and 2")
+    group = get_int(node, "group", 1)
+    out_channels, in_channels = codes.shape[0], codes.shape[1] * group
+    if group < 1 or out_channels % group:
+        return Refusal(f"its {group} groups do not divide its {out_channels} output channels")
+    if grid.axis not in (None, 0):
+        return Refusal(f"its weights have one scale per entry of axis {grid.axis}; expected per output channel (0)")
+    # Rows run over (kernel..., input channel), the order in which channels-last codes come.
+    rows = np.moveaxis(codes, 1, -1).reshape(out_channels, -1)
+    weights = Weights(rows, grid.scale, grid.zero_point)
+
+    depthwise = group == in_channels and group > 1
+    x = read_activation(context.form, node.inputs[0], "input", per_tensor=not depthwise)
+    if isinstance(x, Refusal):
+        return x
+    if not x.grid.per_tensor:
+        folded = _fold_channel_scales(x, weights, out_channels // group)
+        if isinstance(folded, Refusal):
+            return folded
+        x, weights = folded
+    if len(x.codes.shape or ()) != codes.ndim:
+        return Refusal(f"its input has rank {len(x.codes.shape or ())}, its weights {codes.ndim}")
+    dims = dims_of(x.codes)
+    if dims[1] not in (None, in_channels):
+        return Refusal(f"its input has {dims[1]} channels, its weights expect {in_channels}")
+    window = read_window(node, codes.shape[2:], dims[2:])
+    if isinstance(window, Refusal):
+        return window
+
+    product = Product(x, x.grid.scale, weights, node.inputs[2] if len(node.inputs) > 2 else None)
+    if candidate.residual is not None and not same_shape(node.outputs[0], candidate.residual):
+        return Refusal("the other operand of the Add behind it has another shape")
+    epilogue = finish(context, candidate, product, rank=codes.ndim, channel_axis=1)
+    if isinstance(epilogue, Refusal):
+        return epilogue
+    return ConvRegion(
+        product, epilogue, candidate.chain, candidate.result, candidate.nodes, window, group, in_channels
+    )
+
+
+def _fold_channel_scales(
+    x: Activation, weights: Weights, multiplier: int
+) -> tuple[Activation, Weights] | Refusal:
+    """One input scale per channel of a depthwise convolution, moved into its weights' scales.
+
+    Every output channel reads one input channel, and the scale of its accumulator is ``f32(x_scale[i] *
+    w_scale[c])``. With x_scale 1 and that product as w_scale the node computes the very same number.
+    """
+    assert x.grid.axis is not None
+    if x.grid.axis != 1:
+        return Refusal(f"its input has one scale per entry of axis {x.grid.axis}")
+    if np.unique(x.grid.zero_point).size != 1:
+        return Refusal("its input has different zero points per channel")
+    if x.grid.scale.size * multiplier != weights.rows:
+        return Refusal(f"its input has {x.grid.scale.size} scales for {weights.rows // multiplier} channels")
+    scale = np.repeat(x.grid.scale, multiplier) * weights.scale
+    one = Grid(np.float32(1).reshape(()), x.grid.zero_point[0].reshape(()))
+    return replace(x, grid=one), replace(weights, scale=scale)

@@ -1,0 +1,354 @@
+"""Epilogues: a chain as one of the kinds that a lowbit matrix product can end in.
+
+``docs/numerics.md`` gives the formulas. Which one a chain needs follows from what stands in it:
+
+- only Relu and Clip before the quantizer: ``requantize``, the bounds become bounds of the codes;
+- nothing at all, and no quantizer: ``float``;
+- anything else (a float bias, a BatchNormalization, an addition before the only rounding): ``tail``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from lowbit.graph.attributes import get_float
+from lowbit.graph.constants import constant
+from lowbit.graph.lowering import CodesOutput, Lowering, Order
+from lowbit.graph.normal_form import Dequantization, NormalForm, Quantization, clip_bounds, is_op
+from lowbit.graph.quantization import quantize_scalar
+from lowbit.graph.reasons import Refusal
+from lowbit.rewrites.chain import Chain, Link
+from lowbit.rewrites.operands import Activation, per_channel, read_activation, real_constant
+from lowbit.rewrites.weights import INT32_MAX
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Bias:
+    """A bias as the epilogue takes it: integers on the accumulator's grid, real numbers, or none."""
+
+    integers: npt.NDArray[np.int64] | None = None
+    reals: Floats | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Real bounds that monotone steps before a quantizer have put on a value."""
+
+    low: float = float("-inf")
+    high: float = float("inf")
+
+    def then(self, low: float, high: float) -> Bounds:
+        """After one more Clip: ``min(max(v, low), high)`` of both ends."""
+        return Bounds(min(max(self.low, low), high), min(max(self.high, low), high))
+
+    def codes(self, quantization: Quantization) -> tuple[int, int]:
+        """The bounds as codes: rounding is monotone, so clipping before it equals clipping the codes after it."""
+        allowed = quantization.range
+        return (
+            quantize_scalar(self.low, quantization.grid, allowed.low, allowed.high),
+            quantize_scalar(self.high, quantization.grid, allowed.low, allowed.high),
+        )
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What follows the exact accumulator.
+
+    Attributes:
+        steps: the tail's steps in order.
+        bias: the bias.
+        scale: factor of the tail's affine step, [out_channels].
+        shift: summand of the tail's affine step.
+        clip: bounds of the tail's clip step.
+        residual: the operand of an addition.
+        bounds: real bounds before the last quantizer.
+        quantization: the quantizer at the end; None where the result is float.
+        inner: the quantizer between the accumulator and the residual, if the graph rounds twice.
+        inner_bounds: real bounds before that.
+    """
+
+    steps: tuple[str, ...] = ()
+    bias: Bias = field(default_factory=Bias)
+    scale: Floats | None = None
+    shift: Floats | None = None
+    clip: tuple[float, float] | None = None
+    residual: Activation | None = None
+    bounds: Bounds = field(default_factory=Bounds)
+    quantization: Quantization | None = None
+    inner: Quantization | None = None
+    inner_bounds: Bounds = field(default_factory=Bounds)
+
+    @property
+    def kind(self) -> str:
+        """The schema's word."""
+        if self.steps and self.inner is None:
+            return "tail"
+        return "requantize" if self.quantization is not None else "float"
+
+    def attributes_and_inputs(
+        self, lowering: Lowering, order: Order
+    ) -> tuple[dict[str, Any], dict[str, Any], CodesOutput | None]:
+        """The epilogue as a node has it.
+
+        Args:
+            lowering: the output graph.
+            order: order of the node's output, in which it needs the residual.
+
+        Returns:
+            Attributes, inputs, and the storage of the output (None for float32).
+        """
+        attributes: dict[str, Any] = {"epilogue": self.kind}
+        inputs: dict[str, Any] = {
+            "bias": None if self.bias.integers is None else self.bias.integers.astype(np.int32),
+        }
+        if self.kind == "tail":
+            attributes["tail"] = ",".join(self.steps)
+            inputs |= {"tail_bias": self.bias.reals, "tail_scale": self.scale, "tail_shift": self.shift}
+            if self.clip is not None:
+                attributes["clip_min"], attributes["clip_max"] = self.clip
+        if self.residual is not None:
+            stored = lowering.codes_in(self.residual.codes, order)
+            attributes["residual_encoding"] = stored.encoding
+            inputs |= {
+                "residual": stored.value,
+                "residual_scale": self.residual.grid.scale,
+                "residual_zero_point": lowering.zero_point(stored, self.residual.grid),
+            }
+        if self.inner is not None:
+            low, high = self.inner_bounds.codes(self.inner)
+            signed = self.inner.range.low < 0
+            attributes["inner_encoding"] = "signed" if signed else "unsigned"
+            if low != (-128 if signed else 0):
+                attributes["inner_min"] = [low]
+            if high != (127 if signed else 255):
+                attributes["inner_max"] = [high]
+            inputs |= {"inner_scale": self.inner.grid.scale, "inner_zero_point": self.inner.grid.zero_point}
+        if self.quantization is None:
+            return attributes, inputs, None
+        low, high = self.bounds.codes(self.quantization)
+        output, range_attributes = lowering.quantized_output(self.quantization, low, high)
+        return attributes | range_attributes, inputs | output.inputs, output
+
+
+def read_epilogue(
+    form: NormalForm,
+    chain: Chain,
+    accumulator_scale: Floats,
+    channels: int,
+    *,
+    rank: int,
+    channel_axis: int,
+    bias: ir.Value | None,
+    bias_factor: float = 1.0,
+    round_bias: bool = False,
+) -> Epilogue | Refusal:
+    """A chain as an epilogue.
+
+    Args:
+        form: the graph.
+        chain: the chain.
+        accumulator_scale: ``f32(x_scale * w_scale)``, [channels].
+        channels: number of output channels.
+        rank: rank of the core's output.
+        channel_axis: its channel axis.
+        bias: the core's own bias operand.
+        bias_factor: what the core multiplies it with (a Gemm's beta).
+        round_bias: whether a bias off the accumulator's grid may be rounded onto it.
+    """
+    if chain.quantization is not None and not chain.quantization.grid.per_tensor:
+        return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
+    links = list(chain.links)
+    if bias is None and links and is_op(links[0].node, "Add") and _is_bias(form, links[0], rank, channel_axis, channels):
+        bias = links.pop(0).other
+    read = _read_bias(form, bias, accumulator_scale, rank, channel_axis, bias_factor, round_bias)
+    if isinstance(read, Refusal):
+        return read
+    epilogue = Epilogue(
+        steps=() if read.reals is None else ("bias",), bias=read, quantization=chain.quantization
+    )
+    for position, link in enumerate(links):
+        last = all(is_op(later.node, "Relu", "Clip") for later in links[position:])
+        extended = _extend(form, epilogue, link, channels, rank, channel_axis, into_bounds=last)
+        if isinstance(extended, Refusal):
+            return extended
+        epilogue = extended
+    return epilogue
+
+
+def with_residual(
+    form: NormalForm, inner: Epilogue, residual: ir.Value | None, bounds: Bounds, quantization: Quantization
+) -> Epilogue | Refusal:
+    """A requantizing epilogue followed by an addition and a second quantizer.
+
+    Args:
+        form: the graph.
+        inner: the convolution's own epilogue.
+        residual: the other operand of the addition.
+        bounds: real bounds between the addition and the second quantizer.
+        quantization: the second quantizer.
+    """
+    if inner.kind != "requantize" or inner.residual is not None:
+        return Refusal("the convolution before it does not end in a plain quantizer")
+    if not quantization.grid.per_tensor:
+        return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
+    activation = read_activation(form, residual, "residual operand")
+    if isinstance(activation, Refusal):
+        return activation
+    return replace(
+        inner,
+        residual=activation,
+        bounds=bounds,
+        quantization=quantization,
+        inner=inner.quantization,
+        inner_bounds=inner.bounds,
+    )
+
+
+def _extend(
+    form: NormalForm, epilogue: Epilogue, link: Link, channels: int, rank: int, axis: int, *, into_bounds: bool
+) -> Epilogue | Refusal:
+    """The epilogue with one more node of the chain."""
+    node = link.node
+    if is_op(node, "Relu", "Clip"):
+        bounds = clip_bounds(node)
+        assert bounds is not None
+        if into_bounds and epilogue.quantization is not None:
+            return replace(epilogue, bounds=epilogue.bounds.then(*bounds))
+        step = "relu" if node.op_type == "Relu" else "clip"
+        if step in epilogue.steps:
+            return Refusal(f"two {node.op_type} nodes follow it")
+        clip = bounds if step == "clip" else epilogue.clip
+        return replace(epilogue, steps=(*epilogue.steps, step), clip=clip)
+
+    if is_op(node, "BatchNormalization"):
+        folded = fold_batch_normalization(node)
+        if isinstance(folded, Refusal):
+            return folded
+        if folded[0].size != channels:
+            return Refusal(f"its BatchNormalization has {folded[0].size} channels, expected {channels}")
+        return _add_affine(epilogue, *folded)
+
+    other = real_constant(form, link.other)
+    if other is None:
+        if not is_op(node, "Add"):
+            return Refusal(f"the second operand of its {node.op_type} is not constant")
+        if "residual" in epilogue.steps:
+            return Refusal("two additions follow it")
+        activation = read_activation(form, link.other, "residual operand")
+        if isinstance(activation, Refusal):
+            return activation
+        if not same_shape(node.outputs[0], activation.codes):
+            return Refusal("the other operand of its Add has another shape")
+        return replace(epilogue, steps=(*epilogue.steps, "residual"), residual=activation)
+
+    constants = per_channel(other, rank, axis, channels)
+    if constants is None:
+        return Refusal(f"the constant of its {node.op_type} has the shape {list(other.shape)}, expected one per channel")
+    if is_op(node, "Mul"):
+        return _add_affine(epilogue, constants, np.zeros(channels, np.float32))
+    if is_op(node, "Sub"):
+        constants = -constants
+    if epilogue.steps and epilogue.steps[-1] == "affine" and not np.any(epilogue.shift):
+        return replace(epilogue, shift=constants)
+    if "bias" in epilogue.steps:
+        return Refusal("two additions of a constant follow it")
+    return replace(epilogue, steps=(*epilogue.steps, "bias"), bias=replace(epilogue.bias, reals=constants))
+
+
+def _add_affine(epilogue: Epilogue, scale: Floats, shift: Floats) -> Epilogue | Refusal:
+    if "affine" in epilogue.steps:
+        return Refusal("two multiplications by a constant follow it")
+    return replace(epilogue, steps=(*epilogue.steps, "affine"), scale=scale, shift=shift)
+
+
+def fold_batch_normalization(node: ir.Node) -> tuple[Floats, Floats] | Refusal:
+    """A BatchNormalization as ``y = x * scale + shift``, each [C].
+
+    ``inv = 1 / sqrt(var + eps); scale = gamma * inv; shift = beta - mean * scale`` in float32, computed here once
+    and for all targets.
+    """
+    arrays = [constant(value) for value in node.inputs[1:5]]
+    if any(array is None or array.dtype != np.float32 for array in arrays):
+        return Refusal("the parameters of its BatchNormalization are not float32 constants")
+    gamma, beta, mean, variance = (np.asarray(array, np.float32) for array in arrays)
+    inverse = np.float32(1) / np.sqrt(variance + np.float32(get_float(node, "epsilon", 1e-5)))
+    scale = gamma * inverse
+    return scale, beta - mean * scale
+
+
+def same_shape(a: ir.Value, b: ir.Value) -> bool:
+    """Whether two values have one shape: equal numbers, and dynamic dims in the same places.
+
+    Two dynamic dims could still differ at run time; the node checks its residual then and fails cleanly.
+    """
+    if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
+        return False
+    return all(
+        x == y or not (isinstance(x, int) or isinstance(y, int)) for x, y in zip(a.shape, b.shape, strict=True)
+    )
+
+
+def _is_bias(form: NormalForm, link: Link, rank: int, axis: int, channels: int) -> bool:
+    array = real_constant(form, link.other)
+    return array is not None and per_channel(array, rank, axis, channels) is not None
+
+
+def _read_bias(
+    form: NormalForm,
+    value: ir.Value | None,
+    accumulator_scale: Floats,
+    rank: int,
+    axis: int,
+    factor: float,
+    round_bias: bool,
+) -> Bias | Refusal:
+    """The bias of a core: on the accumulator's grid where its own grid is exactly that one, else real numbers."""
+    if value is None:
+        return Bias()
+    channels = accumulator_scale.size
+    # A Conv's bias is [C] whatever the rank of its output; a Gemm's or an Add's broadcasts.
+    array = real_constant(form, value)
+    if array is None:
+        return Refusal("its bias is not constant")
+    reals = array if array.shape == (channels,) else per_channel(array, rank, axis, channels)
+    if reals is None:
+        return Refusal(f"its bias has the shape {list(array.shape)}, expected [{channels}]")
+
+    dequantization = form.dequantization(value)
+    if isinstance(dequantization, Dequantization) and factor == 1.0:
+        integers = _on_grid(dequantization, accumulator_scale)
+        if integers is not None:
+            return Bias(integers=integers)
+    reals = reals if factor == 1.0 else np.float32(factor) * reals
+    if not np.any(reals):
+        return Bias()
+    if not round_bias:
+        return Bias(reals=reals)
+    with np.errstate(over="ignore", divide="ignore"):
+        rounded = np.rint(reals / accumulator_scale)
+    if not np.all(np.abs(rounded) <= INT32_MAX):
+        return Refusal("its bias, rounded to the accumulator's grid, does not fit int32")
+    error = np.abs(rounded * accumulator_scale - reals).max()
+    return Bias(
+        integers=rounded.astype(np.int64),
+        note=f"its bias was rounded to the accumulator's grid (largest change {error:.3g})",
+    )
+
+
+def _on_grid(dequantization: Dequantization, accumulator_scale: Floats) -> npt.NDArray[np.int64] | None:
+    """The integers of a quantized bias whose grid is exactly the accumulator's; None otherwise."""
+    codes = constant(dequantization.codes)
+    grid = dequantization.grid
+    if codes is None or codes.size != accumulator_scale.size or np.any(grid.zero_point):
+        return None
+    if not np.array_equal(np.broadcast_to(grid.scale, accumulator_scale.shape), accumulator_scale):
+        return None
+    return codes.reshape(-1).astype(np.int64)

@@ -1,0 +1,59 @@
+"""GlobalAveragePool, or ReduceMean over all spatial dims, of a quantized tensor becomes LowBitGlobalAveragePool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from lowbit.graph.attributes import get_int, get_ints
+from lowbit.graph.constants import integers
+from lowbit.graph.lowering import Lowering, Order, Stored, channels_last, identity
+from lowbit.graph.normal_form import is_op, rank_of
+from lowbit.graph.reasons import Refusal
+from lowbit.rewrites.clipped import clipped_at
+from lowbit.rewrites.operands import read_activation
+from lowbit.rewrites.rule import Context, Region
+from lowbit.rewrites.unary import UnaryRegion
+
+
+@dataclass
+class GlobalAveragePoolRegion(UnaryRegion):
+    """An average over all spatial positions."""
+
+    keepdims: int
+
+    op_type = "LowBitGlobalAveragePool"
+
+    def geometry(self) -> dict[str, Any]:
+        """Whether the spatial dims stay, with size 1."""
+        return {"keepdims": self.keepdims}
+
+    def output_order(self, lowering: Lowering, x: Stored) -> Order:
+        """Channels last, or [N, C]."""
+        return channels_last(len(x.order)) if self.keepdims else identity(2)
+
+
+def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
+    """See the module."""
+    clipped = clipped_at(context.form, sink, ("GlobalAveragePool", "ReduceMean"))
+    if clipped is None:
+        return None
+    node = clipped.core
+    x = read_activation(context.form, node.inputs[0], "input")
+    if isinstance(x, Refusal):
+        return x
+    rank = rank_of(x.codes)
+    assert rank is not None
+    if rank < 3:
+        return Refusal(f"its input has rank {rank}; expected [N, C, D1..]")
+    keepdims = 1
+    if is_op(node, "ReduceMean"):
+        keepdims = get_int(node, "keepdims", 1)
+        axes = integers(node.inputs[1]) if len(node.inputs) > 1 else get_ints(node, "axes")
+        if axes is None or sorted(axis % rank for axis in axes) != list(range(2, rank)):
+            return Refusal(f"it reduces axes {axes}; expected all spatial ones, {list(range(2, rank))}")
+    if clipped.quantization is not None and not clipped.quantization.grid.per_tensor:
+        return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
+    return GlobalAveragePoolRegion(x, clipped, clipped.nodes, keepdims)

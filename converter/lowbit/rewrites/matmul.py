@@ -1,0 +1,213 @@
+"""What convolutions and matrix products have in common: codes times constant weights, and an epilogue."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from lowbit.graph.lowering import Lowering, Order, Stored, StoredReal
+from lowbit.graph.normal_form import Quantization, clip_bounds
+from lowbit.graph.reasons import Refusal
+from lowbit.rewrites.chain import Chain, chain_at
+from lowbit.rewrites.epilogue import Bounds, Epilogue, read_epilogue, with_residual
+from lowbit.rewrites.operands import Activation
+from lowbit.rewrites.rule import Context, Region
+from lowbit.rewrites.weights import Weights, check_accumulator, encode
+
+
+def accumulator_scale(x_scale: npt.NDArray[np.float32], weights: Weights) -> npt.NDArray[np.float32]:
+    """``f32(x_scale * w_scale)``, one per output channel: the real number that one unit of the accumulator is."""
+    scale: npt.NDArray[np.float32] = x_scale * weights.scale
+    return np.ascontiguousarray(np.broadcast_to(scale, (weights.rows,)))
+
+
+@dataclass(frozen=True)
+class Product:
+    """A core that a rule understood.
+
+    Attributes:
+        x: its activation.
+        x_scale: the activation's scale as the node has it; a Gemm's alpha is in it.
+        weights: its weights.
+        bias: its bias operand.
+        bias_factor: what it multiplies the bias with.
+    """
+
+    x: Activation
+    x_scale: npt.NDArray[np.float32]
+    weights: Weights
+    bias: ir.Value | None
+    bias_factor: float = 1.0
+
+
+@dataclass
+class ProductRegion(Region):
+    """A matrix product with its epilogue; subclasses say how x and y are laid out."""
+
+    product: Product
+    epilogue: Epilogue
+    chain: Chain
+    result: ir.Value
+    nodes: Sequence[ir.Node]
+
+    op_types = ("", "")
+    """The lowbit op, and its name where an operand is bipolar."""
+
+    @property
+    def core(self) -> ir.Node:  # type: ignore[override]
+        """The convolution or matrix product."""
+        return self.chain.core
+
+    @property
+    def codes(self) -> list[ir.Value]:
+        """The activation and the residual."""
+        residual = self.epilogue.residual
+        return [self.product.x.codes, *([residual.codes] if residual else [])]
+
+    @property
+    def notes(self) -> list[str]:
+        """A rounded bias."""
+        return [self.epilogue.bias.note] if self.epilogue.bias.note else []
+
+    @property
+    @abstractmethod
+    def output_order(self) -> Order:
+        """How the output is stored."""
+
+    @abstractmethod
+    def read_x(self, lowering: Lowering) -> tuple[Stored, Weights, dict[str, Any]]:
+        """The stored activation, the weights in the order of its elements, and the geometry's attributes."""
+
+    def emit(self, lowering: Lowering) -> ir.Value:
+        """Writes the node."""
+        x, weights, geometry = self.read_x(lowering)
+        encoded = encode(weights, bipolar=lowering.ap)
+        x_zero_point = lowering.zero_point(x, self.product.x.grid)
+        attributes, inputs, output = self.epilogue.attributes_and_inputs(lowering, self.output_order)
+        value = lowering.node(
+            self.op_types[lowering.ap],
+            {
+                "x": x.value,
+                "w": encoded.packed,
+                "x_scale": self.product.x_scale,
+                "x_zero_point": x_zero_point,
+                "w_scale": encoded.scale,
+                "w_zero_point": encoded.zero_point,
+                **inputs,
+            },
+            {
+                "x_bits": x.bits(int(x_zero_point)),
+                "x_encoding": x.encoding,
+                "w_bits": encoded.bits,
+                "w_encoding": encoded.encoding,
+                **attributes,
+                **geometry,
+            },
+            self.result,
+            ir.DataType.FLOAT if output is None else output.dtype,
+            self.output_order,
+            origins=self.nodes,
+        )
+        if output is None:
+            lowering.define_real(self.result, StoredReal(value, self.output_order))
+        else:
+            lowering.define_codes(self.result, output.stored(value, self.output_order))
+        return value
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A chain, and where it stands if it is the inner part of a region that rounds twice."""
+
+    chain: Chain
+    result: ir.Value
+    nodes: Sequence[ir.Node]
+    residual: ir.Value | None = None
+    bounds: Bounds = Bounds()
+    quantization: Quantization | None = None
+
+
+def candidates(context: Context, sink: ir.Node, cores: Sequence[str]) -> list[Candidate]:
+    """The chains that end in a node, the widest first.
+
+    Where the graph says product -> Q -> DQ -> Add -> [Relu] -> Q, the region is the whole of it, with both
+    roundings; the addition may take the product from either side.
+    """
+    form = context.form
+    chain = chain_at(form, sink, cores)
+    if chain is not None:
+        return [Candidate(chain, chain.result, chain.nodes)]
+    outer = chain_at(form, sink, ("Add",))
+    if outer is None or outer.quantization is None:
+        return []
+    bounds = Bounds()
+    for link in outer.links:
+        if link.node.op_type not in ("Relu", "Clip"):
+            return []
+        clip = clip_bounds(link.node)
+        assert clip is not None, "a chain holds no Clip without constant bounds"
+        bounds = bounds.then(*clip)
+    found = []
+    for path in (1, 0):
+        inner = _inner_chain(context, outer.core, path, cores)
+        if inner is not None:
+            found.append(
+                Candidate(
+                    inner,
+                    outer.result,
+                    [*inner.nodes, *outer.nodes],
+                    outer.core.inputs[1 - path],
+                    bounds,
+                    outer.quantization,
+                )
+            )
+    return found
+
+
+def _inner_chain(context: Context, add: ir.Node, path: int, cores: Sequence[str]) -> Chain | None:
+    """The chain behind one operand of an addition, if nothing else reads its codes."""
+    form = context.form
+    dequantization = form.dequantization(add.inputs[path])
+    if dequantization is None or isinstance(dequantization, Refusal):
+        return None
+    quantization = form.quantization(dequantization.codes)
+    if not isinstance(quantization, Quantization) or not quantization.grid.equals(dequantization.grid):
+        return None
+    if form.codes_used_once(dequantization.codes) is not add:
+        return None
+    return chain_at(form, quantization.nodes[-1], cores)
+
+
+def finish(
+    context: Context, candidate: Candidate, product: Product, *, rank: int, channel_axis: int
+) -> Epilogue | Refusal:
+    """The epilogue of a candidate whose core a rule understood, and the proof that its sums fit int32."""
+    epilogue = read_epilogue(
+        context.form,
+        candidate.chain,
+        accumulator_scale(product.x_scale, product.weights),
+        product.weights.rows,
+        rank=rank,
+        channel_axis=channel_axis,
+        bias=product.bias,
+        bias_factor=product.bias_factor,
+        round_bias=context.round_bias,
+    )
+    if isinstance(epilogue, Refusal):
+        return epilogue
+    refusal = check_accumulator(
+        product.weights, product.x.range, product.x.grid, epilogue.bias.integers
+    )
+    if refusal is not None:
+        return refusal
+    if candidate.quantization is None:
+        return epilogue
+    return with_residual(
+        context.form, epilogue, candidate.residual, candidate.bounds, candidate.quantization
+    )

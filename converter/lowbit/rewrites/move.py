@@ -1,0 +1,84 @@
+"""What ops that move codes have in common: they run on the stored tensor, with their axes rewritten."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from lowbit.graph.lowering import Lowering, Stored
+from lowbit.graph.normal_form import NormalForm, is_op, rank_of
+from lowbit.graph.reasons import Refusal
+from lowbit.rewrites.rule import Context, Region
+
+
+@dataclass
+class MoveRegion(Region):
+    """One op on codes; subclasses say what it does to the stored tensor.
+
+    Attributes:
+        core: the op.
+        unread: whether no lowbit node reads its outputs.
+    """
+
+    core: ir.Node
+    unread: bool
+
+    @property
+    def nodes(self) -> Sequence[ir.Node]:  # type: ignore[override]
+        """The op alone."""
+        return [self.core]
+
+    @property
+    def passive(self) -> bool:
+        """Codes that no lowbit node reads are no reason to make them."""
+        return self.unread
+
+    @property
+    def source(self) -> ir.Value:
+        """The codes that are moved."""
+        value = self.core.inputs[0]
+        assert value is not None
+        return value
+
+    @property
+    def codes(self) -> list[ir.Value]:
+        """The codes that are moved."""
+        return [self.source]
+
+    def emit(self, lowering: Lowering) -> ir.Value | None:
+        """Moves the stored tensor; codes that no lowbit node makes or reads stay with the node as it is."""
+        if self.unread and lowering.is_original(self.source):
+            lowering.keep(self.core)
+            return None
+        return self.move(lowering)
+
+    @abstractmethod
+    def move(self, lowering: Lowering) -> ir.Value | None:
+        """Writes what is needed and defines how the outputs are stored."""
+
+
+def stored_type(stored: Stored) -> ir.DataType:
+    """Element type of a stored tensor."""
+    return ir.DataType.INT8 if stored.signed else ir.DataType.UINT8
+
+
+def moves_codes(context: Context, sink: ir.Node, op_type: str) -> bool | Refusal | None:
+    """Whether a node is an op on codes.
+
+    Returns:
+        None if it is something else; a refusal if its codes cannot be followed; else whether no lowbit node
+        reads its outputs.
+    """
+    if not is_op(sink, op_type) or not holds_codes(context.form, sink.inputs[0]):
+        return None
+    if sink.inputs[0] is None or rank_of(sink.inputs[0]) is None or rank_of(sink.outputs[0]) is None:
+        return Refusal("the rank of its codes is unknown")
+    return not any(output in context.wanted for output in sink.outputs)
+
+
+def holds_codes(form: NormalForm, value: ir.Value | None) -> bool:
+    """Whether a value is a tensor of codes, not of real numbers."""
+    return value is not None and form.code_range(value) is not None

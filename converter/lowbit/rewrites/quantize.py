@@ -1,0 +1,90 @@
+"""QuantizeLinear of a float tensor whose codes a lowbit node reads becomes LowBitQuantize."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from lowbit.graph.lowering import Lowering, channels_last, identity
+from lowbit.graph.normal_form import NormalForm, Quantization, is_dequantize, is_op, is_quantize, rank_of
+from lowbit.graph.reasons import Refusal
+from lowbit.rewrites.chain import quantization_at
+from lowbit.rewrites.rule import Context, Region
+
+_SPATIAL = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "BatchNormalization", "Resize")
+_PASSING = ("Add", "Mul", "Concat", "Relu", "Clip", "Sigmoid", "HardSwish", "LeakyRelu", "Slice", "Pad", "Split")
+
+
+@dataclass
+class QuantizeRegion(Region):
+    """The entrance from real numbers to codes."""
+
+    quantization: Quantization
+    spatial: bool
+    core: ir.Node
+    nodes: Sequence[ir.Node]
+
+    @property
+    def codes(self) -> list[ir.Value]:
+        """None."""
+        return []
+
+    @property
+    def reals(self) -> list[ir.Value]:
+        """The operand."""
+        return [self.quantization.source]
+
+    def emit(self, lowering: Lowering) -> ir.Value:
+        """Writes the node, which moves the channels last on the way where its readers want that."""
+        x = lowering.real(self.quantization.source)
+        rank = len(x.order)
+        grid = self.quantization.grid
+        move = x.order == identity(rank) and channels_last(rank) != x.order and (self.spatial or grid.axis == 1)
+        order = channels_last(rank) if move else x.order
+        low, high = self.quantization.range.low, self.quantization.range.high
+        output, attributes = lowering.quantized_output(self.quantization, low, high)
+        value = lowering.node(
+            "LowBitQuantize",
+            {"x": x.value, **output.inputs},
+            {"to_channels_last": int(move), **attributes},
+            self.quantization.codes,
+            output.dtype,
+            order,
+            origins=self.nodes,
+        )
+        lowering.define_codes(self.quantization.codes, output.stored(value, order))
+        return value
+
+
+def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
+    """See the module."""
+    quantization = quantization_at(context.form, sink)
+    if quantization is None:
+        return None
+    if isinstance(quantization, Refusal):
+        return quantization if is_quantize(sink) else None
+    if quantization.codes not in context.wanted:
+        return Refusal("no lowbit node reads its codes")
+    rank = rank_of(quantization.source)
+    if rank is None:
+        return Refusal("the rank of its input is unknown")
+    if quantization.grid.axis not in (None, 1):
+        return Refusal(f"it has one scale per entry of axis {quantization.grid.axis}; expected the channels (1)")
+    spatial = _wants_channels_last(context.form, quantization.codes, set())
+    return QuantizeRegion(quantization, spatial, quantization.nodes[0], quantization.nodes)
+
+
+def _wants_channels_last(form: NormalForm, value: ir.Value, seen: set[ir.Value]) -> bool:
+    """Whether a spatial op reads a tensor, directly or through ops that leave its axes alone."""
+    if value in seen:
+        return False
+    seen.add(value)
+    for node in value.consumers():
+        if is_op(node, *_SPATIAL):
+            return True
+        passing = is_dequantize(node) or is_quantize(node) or is_op(node, *_PASSING)
+        if passing and any(_wants_channels_last(form, output, seen) for output in node.outputs):
+            return True
+    return False
