@@ -89,7 +89,8 @@ def op_index(ops: Sequence[Mapping[str, Any]]) -> str:
         f"{NOTICE}\n# The ops of domain `ai.lowbit`, version 1\n\n"
         "A node says what is computed, never how: the same file runs on every target. Activations are "
         "channels last. Rounding and clipping follow [the numeric contract](../numerics.md). Every op has a "
-        "runnable numpy definition in `lowbit.ops`, which `lowbit.ops.evaluate(op_type, attributes, inputs)` calls.\n\n"
+        "runnable numpy definition in `lowbit.ops`, "
+        "which `lowbit.ops.evaluate(op_type, attributes, inputs)` calls.\n\n"
         + table(["Op", ""], rows)
     )
 

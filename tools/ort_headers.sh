@@ -27,7 +27,6 @@ api_of() { sed -n 's/^#define ORT_API_VERSION \([0-9]*\).*/\1/p' "$1/onnxruntime
 
 have=$(api_of "$out/include")
 if [ "${have:-0}" -ge "$min_api" ]; then
-  say "$out/include already has API $have"
   echo "$out/include"
   exit 0
 fi
