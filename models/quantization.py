@@ -36,7 +36,7 @@ _NORMAL_STEP = {2: 1.224, 3: 0.6508, 4: 0.3534, 5: 0.1932, 6: 0.1055, 7: 0.0573}
 
 # Where to clip a rectified normal distribution, in units of its root mean square, for the least mean square
 # error of 2^bits codes from 0; found the same way.
-_RECTIFIED_CLIP = {1: 1.72, 2: 2.77, 3: 3.50, 4: 4.06, 5: 4.63, 6: 5.11, 7: 5.52}
+RECTIFIED_CLIP = {1: 1.72, 2: 2.77, 3: 3.50, 4: 4.06, 5: 4.63, 6: 5.11, 7: 5.52}
 
 # Operators whose output has their input's quantizer, as ONNX Runtime's quantizer writes them.
 _PASS_THROUGH = {"MaxPool", "AveragePool", "Flatten"}
@@ -65,7 +65,7 @@ class ActivationQuantizer:
     @classmethod
     def of_statistics(cls, statistics: Statistics, bits: int) -> ActivationQuantizer:
         """The range as measured at 8 bits; below, the range clipped to a multiple of the root mean square."""
-        bound = _RECTIFIED_CLIP[bits] * statistics.rms if bits < 8 else np.inf
+        bound = RECTIFIED_CLIP[bits] * statistics.rms if bits < 8 else np.inf
         return cls.of_range(max(statistics.low, -bound), min(statistics.high, bound), bits)
 
 
@@ -218,8 +218,10 @@ class _QdqWriter:
         ONNX Runtime's quantizer leaves it out behind quantized operators, and not behind a
         BatchNormalization, which it runs in float. QCDQ exporters keep it.
         """
-        quantizer = self._activations[activation.output[0]]
-        if self._keep_activations or quantizer.bits not in _ACTIVATION_TYPES or quantizer.zero_point != 0:
+        quantizer = self._activations.get(activation.output[0])
+        if quantizer is None or self._keep_activations:
+            return False
+        if quantizer.bits not in _ACTIVATION_TYPES or quantizer.zero_point != 0:
             return False
         producer = next(node for node in self._model.graph.node if activation.input[0] in node.output)
         if producer.op_type == "BatchNormalization":

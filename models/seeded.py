@@ -41,6 +41,7 @@ def build(
     image: int = 224,
     batch: int | str = 1,
     classes: int = 1000,
+    layers_only: bool = False,
 ) -> onnx.ModelProto:
     """Builds a network; equal arguments give equal bytes.
 
@@ -54,6 +55,8 @@ def build(
         image: Height and width of the input; a multiple of 32.
         batch: Batch size, or the name of a symbolic dimension.
         classes: Number of logits.
+        layers_only: Quantize only what convolutions and fully connected layers read; pools, Concat, Add and
+            the logits stay float. For runtimes that do better, or only run, this way.
 
     Returns:
         The model. Input `input` float32 [batch, 3, image, image], output `logits` float32 [batch, classes].
@@ -72,6 +75,9 @@ def build(
         raise ValueError(f"widths must be 1..8, or both None for float32; got {w_bits} and {a_bits}")
     model, statistics = _calibrated(name, image, classes)
     quantizers = activation_quantizers(model, statistics, a_bits)
+    if layers_only:
+        read = {node.input[0] for node in model.graph.node if node.op_type in ("Conv", "Gemm")}
+        quantizers = {tensor: quantizer for tensor, quantizer in quantizers.items() if tensor in read}
     return _with_batch(write_qdq(model, quantize_weights(model, w_bits), quantizers), batch)
 
 

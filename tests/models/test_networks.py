@@ -8,16 +8,15 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, numpy_helper
-
 from lowbit.models import NETWORKS, build
 from lowbit.models.calibration import images
 from lowbit.models.quantization import ActivationQuantizer, QuantizedWeight
+from onnx import TensorProto, numpy_helper
 
 SMALL = {"image": 32, "classes": 10}
 
-# Parameters of the torchvision networks at 1000 classes, less what folding a BatchNormalization removes (it leaves
-# the convolution one bias a channel) and plus the four parameters of each one that stays.
+# Parameters of the torchvision networks at 1000 classes, less what folding a BatchNormalization removes (it
+# leaves the convolution one bias a channel) and plus the four parameters of each one that stays.
 PARAMETERS = {
     "resnet18": 11_684_712,
     "resnet50": 25_530_472,

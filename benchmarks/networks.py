@@ -1,0 +1,229 @@
+"""Whole networks: lowbit beside stock ONNX Runtime int8 of the same network, and OpenVINO where installed.
+
+python benchmarks/networks.py                              one thread, pinned to a core
+python benchmarks/networks.py --threads 2                  one and two threads in the same run, not pinned
+python benchmarks/networks.py --networks resnet50 --bits w8a8,w4a8,w4a4,w2a8,w2a2
+
+All sessions of a network are open in one process and take turns in short blocks, so that whatever disturbs
+the machine disturbs all of them; the figure is the ratio of medians. Creation time and peak memory come from
+fresh processes. Every run checks that the peers compute in int8: ONNX Runtime's optimized graph may hold no
+float convolution, and OpenVINO's layers must have int8 kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lowbit
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+import openvino_peer
+from lowbit.bench import PAUSE_SECONDS, Subject, fresh_process, pinned, take_turns
+from lowbit.models import NETWORKS, build, save
+from lowbit.models.calibration import images
+from results import WORK, Table, write
+
+STOCK = "onnxruntime w8a8"
+
+
+@dataclass
+class Row:
+    """What was measured of one session."""
+
+    name: str
+    threads: int
+    file_bytes: int
+    load_ms: float
+    peak_bytes: int
+    seconds: list[float] = field(default_factory=list)
+    kernels: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float:
+        """Median milliseconds of a run."""
+        return float(np.median(self.seconds)) * 1e3
+
+    def raw(self) -> dict[str, Any]:
+        """Plain data for the results file."""
+        p10, median, p90 = (float(ms) for ms in np.percentile(self.seconds, (10, 50, 90)) * 1e3)
+        return {
+            "name": self.name,
+            "threads": self.threads,
+            "runs": len(self.seconds),
+            "median_ms": median,
+            "p10_ms": p10,
+            "p90_ms": p90,
+            "load_ms": self.load_ms,
+            "peak_bytes": self.peak_bytes,
+            "file_bytes": self.file_bytes,
+            "kernels": self.kernels,
+        }
+
+
+def built(network: str, bits: str, *, layers_only: bool = False) -> Path:
+    """The QDQ model of a network in the work folder, built when it is not there yet."""
+    path = WORK / f"{network}_{bits}{'_layers_only' if layers_only else ''}.onnx"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(build(network, int(bits[1]), int(bits[3]), layers_only=layers_only), path)
+    return path
+
+
+def converted(source: Path) -> Path:
+    """The lowbit model of a QDQ model; converted anew, because it is the converter that is measured too."""
+    path = source.with_suffix(".lowbit.onnx")
+    path.unlink(missing_ok=True)
+    lowbit.convert(source, path)
+    return path
+
+
+def optimized_ops(path: Path) -> dict[str, int]:
+    """Operator -> count of what ONNX Runtime makes of a stock model."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
+        ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return dict(Counter(node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node))
+
+
+def logits(path: Path, sample: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The output of a model, lowbit or stock, for one sample."""
+    return np.asarray(lowbit.session(path, threads=1).run(None, {"input": sample})[0], np.float32)
+
+
+def measure(network: str, pairs: list[str], threads: list[int], rounds: int) -> tuple[list[Row], list[str]]:
+    """Measures one network; returns the rows and what is worth noting."""
+    notes = []
+    sample = images(1, 224, seed=3)
+    stock = built(network, "w8a8")
+    ops = optimized_ops(stock)
+    floats = {op: ops[op] for op in ("Conv", "Gemm", "FusedConv", "MatMul") if op in ops}
+    if floats:
+        raise RuntimeError(f"stock ONNX Runtime leaves float layers in {network} w8a8: {floats}")
+
+    rows: list[Row] = []
+    runs: list[Callable[[], None]] = []
+
+    def add(name: str, path: Path, count: int) -> None:
+        subject = Subject.read(str(path), threads=count, seed=3)
+        load_ms, peak = fresh_process(subject)
+        rows.append(Row(name, count, subject.file_bytes, load_ms, peak))
+        runs.append(subject.bound_run())
+
+    for count in threads:
+        add(STOCK, stock, count)
+        rows[-1].kernels = ops
+    for bits in pairs:
+        source = built(network, bits)
+        target = converted(source)
+        if bits == "w8a8":
+            ours, theirs = logits(target, sample), logits(source, sample)
+            difference = float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+            same = int(ours.argmax()) == int(theirs.argmax())
+            notes.append(
+                f"{network} w8a8: largest logit difference to stock {difference:.3g} of the largest logit, "
+                f"top-1 {'equal' if same else 'different'}."
+            )
+        for count in threads:
+            add(f"lowbit {bits}", target, count)
+    if openvino_peer.available():
+        for count in threads:
+            note = add_openvino(network, sample, count, rows, runs)
+            if note and count == threads[0]:
+                notes.append(note)
+    pause = PAUSE_SECONDS if max(threads) > 1 else 0.0
+    for row, seconds in zip(rows, take_turns(runs, rounds, pause=pause), strict=True):
+        row.seconds = seconds
+    return rows, notes
+
+
+def add_openvino(
+    network: str,
+    sample: npt.NDArray[np.float32],
+    threads: int,
+    rows: list[Row],
+    runs: list[Callable[[], None]],
+) -> str:
+    """Adds OpenVINO on the same file or, where it crashes, on one whose Concats and pools are float."""
+    note, name, path = "", "openvino w8a8", built(network, "w8a8")
+    facts = openvino_peer.probe(path, threads)
+    if facts is None:
+        name, path = "openvino w8a8, layers only", built(network, "w8a8", layers_only=True)
+        facts = openvino_peer.probe(path, threads)
+        note = f"{network}: OpenVINO fails on the fully quantized file; here its Concats and pools are float."
+    if facts is None:
+        return f"{network}: OpenVINO fails, also with float Concats and pools."
+    floats = {kernel: count for kernel, count in facts["kernels"].items() if not kernel.endswith("I8")}
+    if floats:
+        note += f" {network}: OpenVINO runs layers without int8 kernels: {floats}."
+    rows.append(
+        Row(name, threads, path.stat().st_size, facts["load_ms"], facts["peak"], kernels=facts["kernels"])
+    )
+    runs.append(openvino_peer.open_run(path, sample, threads))
+    return note
+
+
+def table(network: str, rows: list[Row]) -> Table:
+    """The rows of a network, each beside stock ONNX Runtime with as many threads."""
+    columns = ["model", "threads", "ms", "ratio", "create ms", "peak MB", "file MB"]
+    several = len({row.threads for row in rows}) > 1
+    if several:
+        columns.insert(4, "gain over one thread")
+    out = Table(network, columns)
+    medians = {(row.name, row.threads): row.median for row in rows}
+    for row in rows:
+        cells: list[str | int | float] = [row.name, row.threads, row.median]
+        cells.append(row.median / medians[STOCK, row.threads])
+        if several:
+            cells.append(medians[row.name, 1] / row.median)
+        out.rows.append([*cells, row.load_ms, row.peak_bytes / 1e6, row.file_bytes / 1e6])
+    return out
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--networks", default=",".join(NETWORKS), help="default: all")
+    parser.add_argument(
+        "--bits", default="w8a8", help="bit pairs of lowbit, such as w8a8,w4a8 (default: w8a8)"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=1, help="also measure with this many threads, not pinned"
+    )
+    parser.add_argument("--core", type=int, default=0, help="core of a run with one thread (default: 0)")
+    parser.add_argument("--rounds", type=int, default=20, help="blocks of 50 ms per session (default: 20)")
+    parser.add_argument("--name", help="name of the results file (default: networks_<threads>t)")
+    options = parser.parse_args()
+    threads = [1] if options.threads == 1 else [1, options.threads]
+    pinning = f"pinned to core {options.core}" if len(threads) == 1 else "not pinned"
+    notes = [
+        f"Batch 1, 224x224, seeded weights; {options.rounds} blocks a session, in turns.",
+        f"ms: median; ratio: of medians, to {STOCK} with as many threads.",
+        f"Threads: {options.threads}, {pinning}.",
+        "Stock ONNX Runtime runs every convolution and fully connected layer of w8a8 in an integer kernel.",
+    ]
+    tables, raw = [], {}
+    for network in options.networks.split(","):
+        with pinned([options.core] if len(threads) == 1 else []):
+            rows, more = measure(network, options.bits.split(","), threads, options.rounds)
+        notes += more
+        tables.append(table(network, rows))
+        raw[network] = [row.raw() for row in rows]
+        print(tables[-1].markdown(), flush=True)
+    title = f"Whole networks, {options.threads} thread{'s' if options.threads > 1 else ''}"
+    write(options.name or f"networks_{options.threads}t", title, tables, notes, raw)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""What every benchmark writes: a JSON and a Markdown file that say where, when and how they were measured."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from lowbit.sysinfo import sysinfo
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+WORK = ROOT / "build" / "benchmarks"
+"""Where benchmarks put the models that they build."""
+
+Cell = str | int | float
+
+
+@dataclass
+class Table:
+    """A table of a results file."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[Cell]] = field(default_factory=list)
+
+    def markdown(self) -> str:
+        """The table as Markdown; floats with three significant digits."""
+        lines = [f"### {self.title}", "", _row(self.columns), _row(["---"] * len(self.columns))]
+        lines += [_row([_text(cell) for cell in row]) for row in self.rows]
+        return "\n".join(lines) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _text(cell: Cell) -> str:
+    if isinstance(cell, float):
+        return f"{cell:.0f}" if abs(cell) >= 1000 else f"{cell:.3g}"
+    return str(cell)
+
+
+def write(name: str, title: str, tables: Sequence[Table], notes: Sequence[str], raw: Any) -> None:
+    """Writes results/<name>.json and .md, and prints the latter.
+
+    Args:
+        name: File name without suffix.
+        title: Heading.
+        tables: What a reader wants to see.
+        notes: Sentences under the heading: what was compared, what was checked.
+        raw: Everything that was measured, JSON values.
+    """
+    facts = sysinfo()
+    packages = ("openvino", "torch")
+    versions = {**facts["versions"], **{package: _version(package) for package in packages}}
+    document = {
+        "title": title,
+        "machine": {**facts["machine"], "isa": facts["isa"]["used"]},
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "versions": {package: version for package, version in versions.items() if version},
+        "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+        "commit": _commit(),
+        "notes": list(notes),
+        "tables": [asdict(table) for table in tables],
+        "raw": raw,
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    text = _markdown(document, tables)
+    (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+def _markdown(document: dict[str, Any], tables: Sequence[Table]) -> str:
+    machine, versions = document["machine"], document["versions"]
+    lines = [
+        f"# {document['title']}",
+        "",
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, {machine['isa']}; "
+        + ", ".join(f"{package} {version}" for package, version in versions.items()),
+        "",
+        f"{document['date']}, commit {document['commit']}: `{document['command']}`",
+        "",
+        *[f"- {note}" for note in document["notes"]],
+        "",
+    ]
+    return "\n".join(lines) + "\n" + "\n".join(table.markdown() for table in tables)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str:
+    """The commit that was measured, with a + where a file that matters to speed differs from it."""
+    watched = ["custom_ops", "converter", "models"]
+    try:
+        head = _git("rev-parse", "--short", "HEAD")
+        return f"{head}+" if _git("status", "--porcelain", "--untracked-files=no", "--", *watched) else head
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
