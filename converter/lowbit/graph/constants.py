@@ -56,7 +56,7 @@ def add_initializer(graph: ir.Graph, name: str, array: Array, dtype: ir.DataType
     while unique in graph.initializers:
         count += 1
         unique = f"{name}.{count}"
-    tensor = ir.tensor(np.ascontiguousarray(array), dtype=dtype, name=unique)
+    tensor = ir.tensor(np.array(array, order="C"), dtype=dtype, name=unique)
     value = ir.val(unique, tensor.dtype, tensor.shape, const_value=tensor)
     graph.register_initializer(value)
     return value

@@ -27,7 +27,7 @@ def fold_constants(graph: ir.Graph) -> None:
             continue
         array, dtype = folded
         output = node.outputs[0]
-        tensor = ir.tensor(np.ascontiguousarray(array), dtype=dtype, name=output.name)
+        tensor = ir.tensor(np.array(array, order="C"), dtype=dtype, name=output.name)
         value = ir.val(output.name, dtype, tensor.shape, const_value=tensor)
         output.replace_all_uses_with(value)
         graph.remove(node, safe=True)

@@ -30,6 +30,9 @@ class ReshapeRegion(MoveRegion):
         """Puts a flattening off; reshapes the codes in the model's order of axes otherwise."""
         output = self.core.outputs[0]
         stored = lowering.plain(self.source)
+        if _same_dims(self.source, output):
+            lowering.define_codes(output, stored)
+            return None
         if self.flattens is not None and stored.order[: self.flattens] == identity(self.flattens):
             lowering.define_codes(output, replace(stored, flattened=self.flattens))
             return None
@@ -49,6 +52,11 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
         if unread is not None:
             return unread if isinstance(unread, Refusal) else ReshapeRegion(sink, unread, _flattens(sink))
     return None
+
+
+def _same_dims(a: ir.Value, b: ir.Value) -> bool:
+    dims = dims_of(a)
+    return None not in dims and dims == dims_of(b)
 
 
 def _flattens(node: ir.Node) -> int | None:
