@@ -57,7 +57,9 @@ def _version() -> str:
     try:
         return metadata.version("lowbit")
     except metadata.PackageNotFoundError:  # the source tree on PYTHONPATH, not installed
-        return "0.0.0+source"
+        from lowbit import _native
+
+        return str(_native.version)
 
 
 def __getattr__(name: str) -> Any:

@@ -38,6 +38,9 @@ BLOCK_SECONDS = 0.05
 
 FRESH_TRIES = 3
 
+PAUSE_SECONDS = 0.06
+"""Longer than ONNX Runtime's worker threads spin after a run before they sleep."""
+
 
 @dataclass
 class Timing:
@@ -136,19 +139,20 @@ def bench(
     for path in paths:
         if not os.path.isfile(path):
             raise ModelError(f"{path}: no such file")
-    subjects = [_Subject.read(path, threads, seed, shapes) for path in paths]
+    subjects = [Subject.read(path, threads, seed, shapes) for path in paths]
     timings = [Timing(subject.path, subject.file_bytes) for subject in subjects]
 
-    with _pinned(pin):
+    with pinned(pin):
         runs = [subject.bound_run() for subject in subjects]
-        for timing, seconds in zip(timings, _take_turns(runs, rounds, progress), strict=True):
+        pause = PAUSE_SECONDS if threads > 1 else 0.0
+        for timing, seconds in zip(timings, take_turns(runs, rounds, progress, pause), strict=True):
             timing.runs = len(seconds)
             timing.p10_ms, timing.median_ms, timing.p90_ms = (
                 float(ms) for ms in np.percentile(seconds, (10, 50, 90)) * 1e3
             )
         del runs
         for timing, subject in zip(timings, subjects, strict=True):
-            timing.load_ms, timing.peak_memory_bytes = _fresh_process(subject)
+            timing.load_ms, timing.peak_memory_bytes = fresh_process(subject)
             if profile:
                 timing.nodes = _profile(subject)
     other = timings[1] if len(timings) > 1 else None
@@ -156,7 +160,7 @@ def bench(
 
 
 @dataclass(frozen=True)
-class _Subject:
+class Subject:
     """A model under measurement."""
 
     path: str
@@ -166,7 +170,8 @@ class _Subject:
     lowbit: bool  # needs the custom-op library; a stock model runs without it, as its users run it
 
     @classmethod
-    def read(cls, path: str, threads: int, seed: int, shapes: Mapping[str, list[int]] | None) -> _Subject:
+    def read(cls, path: str, threads: int, seed: int, shapes: Mapping[str, list[int]] | None) -> Subject:
+        """Reads the model's interface and draws random inputs for it."""
         from lowbit.feeds import load_model, random_feeds
         from lowbit.ops import DOMAIN
 
@@ -180,6 +185,7 @@ class _Subject:
         )
 
     def open(self, profile_prefix: str = "") -> onnxruntime.InferenceSession:
+        """A new session."""
         options = _options(self.threads, self.lowbit)
         if profile_prefix:
             options.enable_profiling = True
@@ -221,10 +227,18 @@ def _external_bytes(path: str, model: onnx.ModelProto) -> int:
     return sum(os.path.getsize(file) for file in files if os.path.isfile(file))
 
 
-def _take_turns(
-    runs: Sequence[Callable[[], None]], rounds: int, progress: Progress | None
+def take_turns(
+    runs: Sequence[Callable[[], None]], rounds: int, progress: Progress | None = None, pause: float = 0.0
 ) -> list[list[float]]:
-    """Seconds per run of each function, measured in alternating blocks after a warm-up."""
+    """Seconds per run of each function, measured in alternating blocks after a warm-up.
+
+    Args:
+        runs: what to measure.
+        rounds: blocks per function.
+        progress: called with (rounds done, rounds in all).
+        pause: seconds of sleep before each block. The worker threads of a session spin for a while after its
+            last run; they must be asleep before another session's block, see :data:`PAUSE_SECONDS`.
+    """
     counts = []
     for run in runs:
         for _ in range(2):
@@ -235,6 +249,7 @@ def _take_turns(
         # Whoever goes first would always meet the other's heat and cache contents: swap every round.
         order = range(len(runs)) if done % 2 == 0 else reversed(range(len(runs)))
         for i in order:
+            time.sleep(pause)
             runs[i]()  # the first run after the other model refills the caches
             seconds[i] += [_timed(runs[i]) for _ in range(counts[i])]
         if progress is not None:
@@ -249,7 +264,7 @@ def _timed(run: Callable[[], None]) -> float:
 
 
 @contextlib.contextmanager
-def _pinned(cpus: Sequence[int]) -> Iterator[None]:
+def pinned(cpus: Sequence[int]) -> Iterator[None]:
     """Keeps the process, and the processes it starts, on some CPUs."""
     if not cpus:
         yield
@@ -267,7 +282,7 @@ def _pinned(cpus: Sequence[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _profile(subject: _Subject, runs: int = 20) -> list[NodeTime]:
+def _profile(subject: Subject, runs: int = 20) -> list[NodeTime]:
     """Mean milliseconds of every node per run, slowest first, from ONNX Runtime's own profiler."""
     with tempfile.TemporaryDirectory() as folder:
         opened = subject.open(profile_prefix=os.path.join(folder, "profile"))
@@ -286,7 +301,7 @@ def _profile(subject: _Subject, runs: int = 20) -> list[NodeTime]:
     return sorted(times, key=lambda node: -node.mean_ms)
 
 
-def _fresh_process(subject: _Subject) -> tuple[float, int]:
+def fresh_process(subject: Subject) -> tuple[float, int]:
     """Median load time (ms) and peak memory (bytes) of new processes that load and run the model once."""
     with tempfile.TemporaryDirectory() as folder:
         samples = os.path.join(folder, "feeds.npz")

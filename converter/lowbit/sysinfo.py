@@ -8,6 +8,7 @@ import platform
 from importlib import metadata
 from typing import Any
 
+import lowbit
 from lowbit.errors import LowBitError
 
 
@@ -20,7 +21,7 @@ def sysinfo() -> dict[str, Any]:
     """
     return {
         "versions": {
-            "lowbit": _version("lowbit"),
+            "lowbit": lowbit.__version__,
             "onnxruntime": _version("onnxruntime"),
             "onnx": _version("onnx"),
             "onnx-ir": _version("onnx-ir"),

@@ -303,7 +303,7 @@ def test_onnx_checks_and_infers_our_nodes(op_type, seeds):
                 helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
                 for n, v in fed
             ],
-            [helper.make_tensor_value_info("y", helper.np_dtype_to_tensor_dtype(y.dtype), None)],
+            [helper.make_tensor_value_info("y", helper.np_dtype_to_tensor_dtype(y.dtype), [None] * y.ndim)],
             [numpy_helper.from_array(np.asarray(v), n) for n, v in fixed],
         )
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid(ops.DOMAIN, 1)]

@@ -1,0 +1,48 @@
+"""The command ``lowbit``: one subcommand per file, a thin face of the Python function of the same name."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from types import FrameType
+
+import click
+
+import lowbit
+
+COMMANDS = ("sys", "inspect", "convert", "run", "verify", "bench")
+
+
+class _Commands(click.Group):
+    """Imports a subcommand when it is asked for, so that ``lowbit --help`` does not load ONNX Runtime."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"lowbit.cli.{cmd_name}").command
+        return command
+
+
+@click.command(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 ok, 1 a check failed, 2 usage or unusable input, 3 unsupported under --strict.",
+)
+@click.version_option(lowbit.__version__, prog_name="lowbit")
+def cli() -> None:
+    """Run quantized ONNX models at 1 to 8 bits inside ONNX Runtime."""
+
+
+def main() -> None:
+    """Entry point of the installed command."""
+    signal.signal(signal.SIGTERM, _terminated)
+    cli(prog_name="lowbit")
+
+
+def _terminated(signum: int, frame: FrameType | None) -> None:
+    """Ends like Ctrl-C does: temporary files are removed on the way out."""
+    sys.exit(128 + signum)

@@ -1,0 +1,168 @@
+"""What all subcommands share: options, exit codes, tables, progress, and one line for every error."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from lowbit.errors import LowBitError, UnsupportedError
+
+CHECK_FAILED = 1
+UNUSABLE = 2
+UNSUPPORTED = 3
+INTERRUPTED = 130
+
+PIPE_WIDTH = 200
+"""Columns of a table that goes to a file or a pipe, where nothing tells a width."""
+
+
+@dataclass
+class Out:
+    """Where a command prints: results to stdout, everything else to stderr."""
+
+    format: str
+    verbosity: int  # -1 quiet, 0, 1 verbose
+
+    def __post_init__(self) -> None:
+        """Consoles that follow the terminal, or a fixed width where there is none."""
+        self.stdout = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+        self.stderr = Console(stderr=True, highlight=False)
+
+    @property
+    def as_json(self) -> bool:
+        """Whether stdout must hold one JSON document and nothing else."""
+        return self.format == "json"
+
+    def json(self, value: Any) -> None:
+        """Prints the one JSON document of a command."""
+        click.echo(json.dumps(value, indent=2))
+
+    def print(self, text: str = "") -> None:
+        """Prints a line of the result, with rich markup."""
+        self.stdout.print(text, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Prints a remark to stderr unless -q is given."""
+        if self.verbosity >= 0:
+            self.stderr.print(text, soft_wrap=True, markup=False)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> None:
+        """Prints a table without empty columns; a name that ends in ``>`` aligns its column right."""
+        keep = [i for i in range(len(columns)) if any(row[i] not in (None, "") for row in rows)]
+        table = Table(
+            box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold"
+        )
+        for i in keep:
+            name = columns[i]
+            table.add_column(
+                name.rstrip(">"), justify="right" if name.endswith(">") else "left", overflow="fold"
+            )
+        for row in rows:
+            table.add_row(*(escape(_cell(row[i])) for i in keep))
+        self.stdout.print(table)
+
+    def facts(self, rows: Sequence[tuple[str, Any]]) -> None:
+        """Prints aligned ``name  value`` lines; values of None are left out."""
+        given = [(name, value) for name, value in rows if value is not None]
+        width = max((len(name) for name, _ in given), default=0)
+        for name, value in given:
+            self.print(f"[bold]{name:<{width}}[/bold]  {escape(str(value))}")
+
+    @contextlib.contextmanager
+    def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
+        """Shows a bar on stderr, if that is a terminal, while the body runs; call it with (done, total)."""
+        silent = not self.stderr.is_terminal or self.verbosity < 0
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, console=self.stderr, transient=True, disable=silent) as progress:
+            task = progress.add_task(what, total=None)
+            yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+class Command(click.Command):
+    """A subcommand whose every failure is one line on stderr and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command with ``out`` made from -q, -v and --format."""
+        quiet, verbose = ctx.params.pop("quiet"), ctx.params.pop("verbose")
+        out = Out(ctx.params.pop("format", "table"), 1 if verbose else -1 if quiet else 0)
+        ctx.params["out"] = out
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, SystemExit):
+            raise
+        except KeyboardInterrupt:
+            _fail(out, "interrupted", INTERRUPTED)
+        except BrokenPipeError:  # the reader of our stdout, such as `head`, has seen enough
+            sys.stderr.close()
+            sys.exit(0)
+        except LowBitError as error:
+            _fail(out, str(error), UNSUPPORTED if isinstance(error, UnsupportedError) else UNUSABLE)
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}; this is a defect of lowbit, -v shows where"
+            _fail(out, message, UNUSABLE)
+
+
+def _fail(out: Out, message: str, code: int) -> None:
+    if out.verbosity > 0:
+        traceback.print_exc()
+    click.echo(f"lowbit: {' '.join(message.split())}", err=True)
+    sys.exit(code)
+
+
+def subcommand(name: str) -> Callable[[Callable[..., None]], click.Command]:
+    """Makes a function a subcommand: adds -q, -v and --format, and passes ``out``."""
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        for option in (
+            click.option("-v", "--verbose", is_flag=True, help="More detail; a traceback after errors."),
+            click.option("-q", "--quiet", is_flag=True, help="No progress and no remarks."),
+            click.option("--format", type=click.Choice(["table", "json"]), default="table", show_default=True,
+                         help="How to print the result."),
+        ):  # fmt: skip
+            function = option(function)
+        return click.command(name, cls=Command)(function)
+
+    return decorate
+
+
+# ---- options and arguments with one spelling everywhere
+
+MODEL = click.Path(path_type=Path, dir_okay=False)
+
+model_argument = click.argument("model", type=MODEL)
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
+threads_option = click.option(
+    "--threads", type=click.IntRange(min=1), default=None, help="Intra-op threads of the sessions."
+)
+seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Seed of random inputs.")
+shape_option = click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="NAME=D0,D1,..",
+    help="Size of an input with symbolic dims; may be repeated.",
+)
+
+
+def megabytes(size: int) -> str:
+    """A file size as people read it, in units of 1000."""
+    return f"{size / 1e6:.2f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"

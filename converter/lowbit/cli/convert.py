@@ -1,0 +1,100 @@
+"""``lowbit convert``: a quantized model becomes a lowbit model."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from lowbit.cli.common import MODEL, Out, megabytes, model_argument, overwrite_option, subcommand
+
+
+@subcommand("convert")
+@model_argument
+@click.option("-o", "--output", type=MODEL, required=True, help="Where to write the converted model.")
+@click.option("--strict", is_flag=True, help="Refuse (exit code 3) unless every quantized node converts.")
+@click.option("--round-bias", is_flag=True, help="Round float biases to int32; the report lists them.")
+@click.option("--ap", is_flag=True, help="Write APConv and APGemm instead of LowBitConv and LowBitGemm.")
+@click.option("--report", "report_file", type=MODEL, help="Also write the report to FILE.html or FILE.json.")
+@overwrite_option
+def command(
+    out: Out,
+    model: Path,
+    output: Path,
+    strict: bool,
+    round_bias: bool,
+    ap: bool,
+    report_file: Path | None,
+    overwrite: bool,
+) -> None:
+    """Convert a quantized MODEL to a lowbit model.
+
+    Numbers never change: what cannot be computed exactly stays as it is and is listed with its reason.
+    """
+    from lowbit.atomic import check_writable, write_atomically
+    from lowbit.convert import convert
+
+    if report_file is not None:
+        check_writable(report_file, overwrite=overwrite, inputs=(model,))
+    with out.progress(f"converting {model.name}"):
+        result = convert(model, output, strict=strict, round_bias=round_bias, ap=ap, overwrite=overwrite)
+    summary = {
+        "model": str(model),
+        "output": str(output),
+        "bytes_before": model.stat().st_size,
+        "bytes_after": output.stat().st_size,
+        "report": result.report.to_dict(),
+    }
+    if out.as_json:
+        out.json(summary)
+    else:
+        _print(out, summary)
+    if report_file is not None:
+        text = json.dumps(summary, indent=2) if report_file.suffix == ".json" else _html(out, summary)
+        write_atomically(report_file, lambda path: _write(path, text), overwrite=overwrite)
+
+
+def _print(out: Out, summary: dict[str, Any]) -> None:
+    nodes = summary["report"]["nodes"]
+    before, after = summary["bytes_before"], summary["bytes_after"]
+    by_action: dict[str, Counter[str]] = {"converted": Counter(), "absorbed": Counter(), "kept": Counter()}
+    for node in nodes:
+        by_action[node["action"]][node["op_type"]] += 1
+    out.facts(
+        [
+            *(
+                (action, f"{counts.total()}  ({', '.join(f'{n} {op}' for op, n in counts.most_common())})")
+                for action, counts in by_action.items()
+                if counts
+            ),
+            ("size", f"{megabytes(before)} -> {megabytes(after)} ({after / max(before, 1):.2f} of it)"),
+            ("written", summary["output"]),
+        ]
+    )
+    kept = [node for node in nodes if node["action"] == "kept"]
+    if kept:
+        rows = [(node["name"], node["op_type"], node["reason"]) for node in kept]
+        out.table(["node", "op", "why it stays with ONNX Runtime"], rows)
+    for warning in summary["report"]["warnings"]:
+        out.note(f"warning: {warning}")
+
+
+def _html(out: Out, summary: dict[str, Any]) -> str:
+    """The printed report, with every node, as a page."""
+    page = Out("table", out.verbosity)
+    page.stdout = Console(record=True, quiet=True, width=160, highlight=False)
+    page.print(f"[bold]lowbit convert {summary['model']}[/bold]")
+    _print(page, summary)
+    rows = [
+        (n["name"], n["op_type"], n["action"], n["into"], n["reason"]) for n in summary["report"]["nodes"]
+    ]
+    page.table(["node", "op", "action", "computed by", "why"], rows)
+    return page.stdout.export_html(inline_styles=True)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
