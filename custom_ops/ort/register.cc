@@ -1,2 +1,46 @@
-#include <onnxruntime_c_api.h>
-extern "C" __attribute__((visibility("default"))) OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions*, const OrtApiBase*) noexcept { return nullptr; }
+// The library's one exported function.
+#include <deque>
+#include <string>
+
+#include "core/schema.h"
+#include "core/status.h"
+#include "ort/custom_op.h"
+#include "ort/ort_api.h"
+
+namespace lowbit::ort {
+namespace {
+
+OrtCustomOpDomain* BuildDomain() {
+  static std::deque<CustomOp> ops;  // the domain points into it
+  OrtCustomOpDomain* domain = nullptr;
+  Check(Api().CreateCustomOpDomain(kDomain, &domain));
+  for (const OpSchema& schema : OpSchemas()) Check(Api().CustomOpDomain_Add(domain, &ops.emplace_back(schema)));
+  return domain;
+}
+
+// Shared by every session and never released: sessions keep pointers into it and may live until the process ends.
+OrtCustomOpDomain* Domain() {
+  static OrtCustomOpDomain* const domain = BuildDomain();
+  return domain;
+}
+
+}  // namespace
+}  // namespace lowbit::ort
+
+extern "C" __attribute__((visibility("default"))) OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) noexcept {
+  using namespace lowbit::ort;
+  const OrtApi* api = base->GetApi(kApiVersion);
+  if (api == nullptr) {
+    // The oldest table serves to say so.
+    const std::string message = std::string("lowbit needs ONNX Runtime 1.24 or newer, this is ") +
+                                base->GetVersionString() + "; update the onnxruntime package";
+    return base->GetApi(1)->CreateStatus(ORT_FAIL, message.c_str());
+  }
+  SetApi(api);
+  try {
+    Check(api->AddCustomOpDomain(options, Domain()));
+    return nullptr;
+  } catch (...) {
+    return StatusFromException("lowbit: ");
+  }
+}

@@ -1,0 +1,255 @@
+#include "ort/node_kernel.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string_view>
+
+#include "core/node_reader.h"
+#include "core/status.h"
+
+namespace lowbit::ort {
+namespace {
+
+// Reads a text of unknown length: `get(nullptr, &size)` asks for the size, terminating zero included.
+template <typename Get>
+std::string ReadText(Get get) {
+  size_t size = 0;
+  Check(get(nullptr, &size));
+  std::string text(size, '\0');
+  Check(get(text.data(), &size));
+  text.resize(size == 0 ? 0 : size - 1);
+  return text;
+}
+
+template <typename T, typename Get>
+std::vector<T> ReadList(Get get) {
+  size_t size = 0;
+  Check(get(nullptr, &size));
+  std::vector<T> values(size);
+  if (size != 0) Check(get(values.data(), &size));
+  return values;
+}
+
+std::string InputName(const OrtKernelInfo* info, size_t i) {
+  return ReadText([&](char* out, size_t* size) { return Api().KernelInfo_GetInputName(info, i, out, size); });
+}
+
+// ---- attributes
+
+AttributeValue ReadAttribute(const OrtKernelInfo* info, const AttributeSchema& attribute) {
+  const OrtApi& api = Api();
+  const char* name = attribute.name;
+  switch (attribute.kind) {
+    case AttributeKind::kInt: {
+      int64_t value = 0;
+      Check(api.KernelInfoGetAttribute_int64(info, name, &value));
+      return value;
+    }
+    case AttributeKind::kFloat: {
+      float value = 0;
+      Check(api.KernelInfoGetAttribute_float(info, name, &value));
+      return value;
+    }
+    case AttributeKind::kString:
+      return ReadText(
+          [&](char* out, size_t* size) { return api.KernelInfoGetAttribute_string(info, name, out, size); });
+    case AttributeKind::kInts:
+      return ReadList<int64_t>(
+          [&](int64_t* out, size_t* size) { return api.KernelInfoGetAttributeArray_int64(info, name, out, size); });
+    case AttributeKind::kFloats:
+      return ReadList<float>(
+          [&](float* out, size_t* size) { return api.KernelInfoGetAttributeArray_float(info, name, out, size); });
+  }
+  return int64_t{0};
+}
+
+// The C API does not list a node's attributes and answers "absent" and "of another kind" with the same error code; its
+// message tells the two apart. An attribute of the wrong kind must not silently become its default.
+bool SaysAbsent(std::string_view message) { return message.find("No attribute with") != std::string_view::npos; }
+
+AttributeMap ReadAttributes(const OrtKernelInfo* info, const OpSchema& schema) {
+  AttributeMap out;
+  for (const AttributeSchema& attribute : schema.attributes) {
+    try {
+      out.emplace(attribute.name, ReadAttribute(info, attribute));
+    } catch (const Error& e) {
+      if (!SaysAbsent(e.what())) Fail("attribute '", attribute.name, "': ", e.what());
+    }
+  }
+  return out;
+}
+
+// ---- inputs
+
+ConstTensor TensorFrom(const OrtValue* value) {
+  const OrtApi& api = Api();
+  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+  const int64_t* dims = nullptr;
+  size_t rank = 0;
+  Check(api.GetTensorElementTypeAndShapeDataReference(value, &type, &dims, &rank));
+  ConstTensor tensor{ElementTypeFrom(type), {dims, dims + rank}, nullptr};
+  Check(api.GetTensorData(value, &tensor.data));
+  return tensor;
+}
+
+struct Inputs {
+  std::vector<std::optional<ConstTensor>> constants;
+  std::vector<bool> present;
+  std::vector<size_t> fed;
+};
+
+Inputs ReadInputs(const OrtKernelInfo* info, const OpSchema& schema) {
+  size_t given = 0;
+  Check(Api().KernelInfo_GetInputCount(info, &given));
+  Inputs inputs;
+  const size_t count = std::max(given, schema.inputs.size());
+  inputs.constants.resize(count);
+  inputs.present.resize(count);
+  for (size_t i = 0; i < given; ++i) {
+    if (InputName(info, i).empty()) continue;
+    inputs.present[i] = true;
+    const InputSchema& input = schema.inputs[std::min(i, schema.inputs.size() - 1)];
+    if (!input.constant) {
+      inputs.fed.push_back(i);
+      continue;
+    }
+    int is_constant = 0;
+    const OrtValue* value = nullptr;
+    Check(Api().KernelInfoGetConstantInput_tensor(info, i, &is_constant, &value));
+    if (is_constant != 0 && value != nullptr) inputs.constants[i] = TensorFrom(value);
+  }
+  return inputs;
+}
+
+// Element type and, where the model states it, shape (-1: not stated) of a node's input or output.
+struct ValueInfo {
+  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+  std::vector<int64_t> shape;
+};
+
+ValueInfo ReadValueInfo(OrtTypeInfo* raw) {
+  const Owned<OrtTypeInfo> info(raw);
+  const OrtTensorTypeAndShapeInfo* tensor = nullptr;
+  Check(Api().CastTypeInfoToTensorInfo(raw, &tensor));
+  ValueInfo out;
+  if (tensor == nullptr) return out;
+  Check(Api().GetTensorElementType(tensor, &out.type));
+  size_t rank = 0;
+  Check(Api().GetDimensionsCount(tensor, &rank));
+  out.shape.resize(rank);
+  Check(Api().GetDimensions(tensor, out.shape.data(), rank));
+  return out;
+}
+
+ValueInfo InputInfo(const OrtKernelInfo* info, size_t i) {
+  OrtTypeInfo* type = nullptr;
+  Check(Api().KernelInfo_GetInputTypeInfo(info, i, &type));
+  return ReadValueInfo(type);
+}
+
+ValueInfo OutputInfo(const OrtKernelInfo* info, size_t i) {
+  OrtTypeInfo* type = nullptr;
+  Check(Api().KernelInfo_GetOutputTypeInfo(info, i, &type));
+  return ReadValueInfo(type);
+}
+
+// ---- options
+
+bool EnvironmentFlag(const char* name) {
+  const char* text = std::getenv(name);
+  return text != nullptr && *text != '\0' && std::strcmp(text, "0") != 0;
+}
+
+// The session's config entry `key`, empty where it is not set.
+std::string ConfigEntry(const OrtKernelInfo* info, const char* key) {
+  OrtKeyValuePairs* raw = nullptr;
+  Check(Api().KernelInfo_GetConfigEntries(info, &raw));
+  const Owned<OrtKeyValuePairs> entries(raw);
+  const char* value = Api().GetKeyValue(raw, key);
+  return value == nullptr ? "" : value;
+}
+
+OperatorOptions ReadOptions(const OrtKernelInfo* info) {
+  OperatorOptions options;
+  options.isa = DefaultIsa();
+  options.use_reference = EnvironmentFlag("LOWBIT_REFERENCE") || ConfigEntry(info, "lowbit.reference") == "1";
+  return options;
+}
+
+void PrintPlan(const std::string& where, const OperatorPlan& plan, const std::vector<int64_t>& x_shape) {
+  static std::mutex mutex;  // sessions may be created in several threads
+  const std::lock_guard lock(mutex);
+  std::fprintf(stderr, "%s%s, x %s, packed %zu bytes, workspace %zu bytes a thread\n", where.c_str(),
+               plan.kernel.c_str(), ShapeText(x_shape).c_str(), plan.packed_bytes, plan.workspace_bytes);
+}
+
+// ---- running
+
+// ONNX Runtime's intra-op pool, for the duration of one call.
+class ContextThreadPool final : public ThreadPool {
+ public:
+  explicit ContextThreadPool(const OrtKernelContext* context) : context_(context) {}
+
+  void ParallelFor(size_t count, const std::function<void(size_t)>& fn) override {
+    if (count == 1) {
+      fn(0);
+      return;
+    }
+    const auto call = [](void* user, size_t i) { (*static_cast<const std::function<void(size_t)>*>(user))(i); };
+    void* user = const_cast<std::function<void(size_t)>*>(&fn);  // only called, never changed
+    Check(Api().KernelContext_ParallelFor(context_, call, count, 0, user));
+  }
+
+ private:
+  const OrtKernelContext* context_;
+};
+
+}  // namespace
+
+NodeKernel::NodeKernel(const OpSchema& schema, const OrtKernelInfo* info) {
+  const std::string node =
+      ReadText([&](char* out, size_t* size) { return Api().KernelInfo_GetNodeName(info, out, size); });
+  where_ = "lowbit: node '" + node + "' (" + schema.name + "): ";
+  try {
+    Inputs inputs = ReadInputs(info, schema);
+    OperatorOptions options = ReadOptions(info);
+    Require(inputs.present[0], "input '", schema.inputs[0].name, "' is missing");
+    options.x_shape = InputInfo(info, inputs.fed.empty() ? 0 : inputs.fed[0]).shape;
+    op_ = CreateOperator(schema, ReadAttributes(info, schema), inputs.constants, inputs.present, options);
+    // ONNX Runtime allocates the output by the type that the graph states, so this must hold before anything runs.
+    const ONNXTensorElementDataType declared = OutputInfo(info, 0).type;
+    Require(declared == ToOrt(op_->OutputType()), "the graph declares an output of ONNX element type ",
+            static_cast<int>(declared), ", the node makes ", static_cast<int>(ToOrt(op_->OutputType())));
+    fed_ = std::move(inputs.fed);
+    input_count_ = inputs.present.size();
+    if (EnvironmentFlag("LOWBIT_PRINT_PLAN")) {
+      const std::vector<std::optional<ConstTensor>> nothing_fed(input_count_);
+      PrintPlan(where_, op_->Plan(nothing_fed), options.x_shape);
+    }
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& e) {
+    throw Error(where_ + e.what());
+  }
+}
+
+void NodeKernel::Compute(OrtKernelContext* context) const {
+  std::vector<std::optional<ConstTensor>> inputs(input_count_);
+  for (const size_t i : fed_) {
+    const OrtValue* value = nullptr;
+    Check(Api().KernelContext_GetInput(context, i, &value));
+    Require(value != nullptr, "input ", i, " is missing");
+    inputs[i] = TensorFrom(value);
+  }
+  const std::vector<int64_t> shape = op_->OutputShape(inputs);
+  OrtValue* y = nullptr;
+  Check(Api().KernelContext_GetOutput(context, 0, shape.data(), shape.size(), &y));
+  void* data = nullptr;
+  Check(Api().GetTensorMutableData(y, &data));
+  ContextThreadPool pool(context);
+  op_->Run(inputs, data, pool);
+}
+
+}  // namespace lowbit::ort
