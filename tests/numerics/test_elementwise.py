@@ -1,8 +1,9 @@
 """Every op that is not a matrix product: each instruction-set level equals the definition in every element.
 
-One generator per op makes a random node: shapes around the vector lengths (1 element, odd channels, several blocks),
-every encoding, extreme codes, and scales chosen so that many results are ties (powers of two, equal scales), where a
-wrong formula shows. Each node runs as the numpy definition, as the C++ reference and at every level of this machine.
+One generator per op makes a random node: shapes around the vector lengths (1 element, odd channels, several
+blocks), every encoding, extreme codes, and scales chosen so that many results are ties (powers of two, equal
+scales), where a wrong formula shows. Each node runs as the numpy definition, as the C++ reference and at every
+level of this machine.
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ def scale(rng: Rng) -> np.float32:
 
 
 def scales(rng: Rng, channels: int) -> np.ndarray:
-    return scalar(scale(rng)) if rng.integers(2) else np.asarray([scale(rng) for _ in range(channels)], np.float32)
+    return (
+        scalar(scale(rng))
+        if rng.integers(2)
+        else np.asarray([scale(rng) for _ in range(channels)], np.float32)
+    )
 
 
 def low_high(encoding: str, bits: int = 8) -> tuple[int, int]:
@@ -103,10 +108,7 @@ def quantizer(rng: Rng) -> tuple[dict[str, Any], list[np.ndarray | None]]:
     attrs = output_range(rng)
     if rng.integers(5) == 0:
         return attrs, [None, None]
-    if rng.integers(6) == 0:
-        zero = None
-    else:
-        zero = integer(zero_point(rng, attrs["y_encoding"], attrs["y_bits"]))
+    zero = None if rng.integers(6) == 0 else integer(zero_point(rng, attrs["y_encoding"], attrs["y_bits"]))
     return attrs, [scalar(scale(rng)), zero]
 
 
@@ -114,13 +116,18 @@ def affine(rng: Rng) -> Node:
     attrs, out = quantizer(rng)
     enc, shape = encoding(rng), image(rng)
     c = shape[-1]
-    per_channel = [rng.normal(0, 1, c).astype(np.float32), rng.choice([-1, -0.5, 0, 0.25, 1, 2], c).astype(np.float32)]
+    per_channel = [
+        rng.normal(0, 1, c).astype(np.float32),
+        rng.choice([-1, -0.5, 0, 0.25, 1, 2], c).astype(np.float32),
+    ]
     gain = pick(rng, scalar(2.0), *per_channel)
     shift = pick(rng, scalar(0.5), *per_channel)
     x_scale = scalar(scale(rng))
-    return "LowBitAffine", attrs | {"x_encoding": enc}, [
-        codes(rng, shape, enc), x_scale, integer(zero_point(rng, enc)), gain, shift, *out
-    ]
+    return (
+        "LowBitAffine",
+        attrs | {"x_encoding": enc},
+        [codes(rng, shape, enc), x_scale, integer(zero_point(rng, enc)), gain, shift, *out],
+    )
 
 
 def lookup(rng: Rng) -> Node:
@@ -197,7 +204,11 @@ def average_pool(rng: Rng) -> Node:
     x_scale = scale(rng)
     if out[0] is not None and rng.integers(2):
         out[0] = scalar(x_scale)
-    return "LowBitAveragePool", attrs, [codes(rng, shape, enc), scalar(x_scale), integer(zero_point(rng, enc)), *out]
+    return (
+        "LowBitAveragePool",
+        attrs,
+        [codes(rng, shape, enc), scalar(x_scale), integer(zero_point(rng, enc)), *out],
+    )
 
 
 def global_average_pool(rng: Rng) -> Node:
@@ -207,9 +218,11 @@ def global_average_pool(rng: Rng) -> Node:
     x_scale = scale(rng)
     if out[0] is not None and rng.integers(2):
         out[0] = scalar(x_scale)
-    return "LowBitGlobalAveragePool", attrs, [
-        codes(rng, shape, enc), scalar(x_scale), integer(zero_point(rng, enc)), *out
-    ]
+    return (
+        "LowBitGlobalAveragePool",
+        attrs,
+        [codes(rng, shape, enc), scalar(x_scale), integer(zero_point(rng, enc)), *out],
+    )
 
 
 def concat(rng: Rng) -> Node:
@@ -227,22 +240,34 @@ def concat(rng: Rng) -> Node:
         x_zeros.append(y_zero if same else zero_point(rng, enc))
         tensors.append(codes(rng, tuple(shape), enc))
     attrs |= {"axis": axis, "x_encodings": ",".join(encodings)}
-    return "LowBitConcat", attrs, [
-        np.asarray(x_scales, np.float32), np.asarray(x_zeros, np.int32), scalar(y_scale), integer(y_zero), *tensors
-    ]
+    return (
+        "LowBitConcat",
+        attrs,
+        [
+            np.asarray(x_scales, np.float32),
+            np.asarray(x_zeros, np.int32),
+            scalar(y_scale),
+            integer(y_zero),
+            *tensors,
+        ],
+    )
 
 
 def resize(rng: Rng) -> Node:
     enc, shape = encoding(rng), image(rng)
     attrs: dict[str, Any] = {
         "x_encoding": enc,
-        "coordinate_transformation_mode": pick(rng, "half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"),
+        "coordinate_transformation_mode": pick(
+            rng, "half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"
+        ),
         "nearest_mode": pick(rng, "round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
     }
     if rng.integers(2):
         attrs["sizes"] = [int(v) for v in rng.integers(1, 20, len(shape) - 2)]
     else:
-        attrs["scales"] = [float(pick(rng, 1.0, 1.5, 2.0, 3.0, 2.3, *([0.5, 0.3] if s > 3 else []))) for s in shape[1:-1]]
+        attrs["scales"] = [
+            float(pick(rng, 1.0, 1.5, 2.0, 3.0, 2.3, *([0.5, 0.3] if s > 3 else []))) for s in shape[1:-1]
+        ]
     return "LowBitResize", attrs, [codes(rng, shape, enc)]
 
 
@@ -268,15 +293,21 @@ def quantize(rng: Rng) -> Node:
     x = np.where(rng.random(shape) < 0.05, rng.choice(special, shape), x)
     if to_last:
         x = np.ascontiguousarray(np.moveaxis(x, -1, 1))
-    return "LowBitQuantize", attrs | {"to_channels_last": to_last}, [x, y_scales, zero_points(rng, attrs["y_encoding"], c)]
+    return (
+        "LowBitQuantize",
+        attrs | {"to_channels_last": to_last},
+        [x, y_scales, zero_points(rng, attrs["y_encoding"], c)],
+    )
 
 
 def dequantize(rng: Rng) -> Node:
     enc, shape = encoding(rng), image(rng, largest=14)
     c = shape[-1]
-    return "LowBitDequantize", {"x_encoding": enc, "to_channels_first": int(rng.integers(2))}, [
-        codes(rng, shape, enc), scales(rng, c), zero_points(rng, enc, c)
-    ]
+    return (
+        "LowBitDequantize",
+        {"x_encoding": enc, "to_channels_first": int(rng.integers(2))},
+        [codes(rng, shape, enc), scales(rng, c), zero_points(rng, enc, c)],
+    )
 
 
 OPS = {
@@ -296,7 +327,8 @@ OPS = {
 
 
 def assert_same(actual: np.ndarray, expected: np.ndarray, what: str) -> None:
-    assert actual.shape == expected.shape and actual.dtype == expected.dtype, what
+    assert actual.shape == expected.shape, what
+    assert actual.dtype == expected.dtype, what
     # Bytes, not values: -0.0 and NaN count too.
     different = np.count_nonzero(actual.view(np.uint8) != np.ascontiguousarray(expected).view(np.uint8))
     assert different == 0, f"{what}: {different} of {expected.nbytes} bytes differ"
@@ -315,13 +347,14 @@ def test_every_level_equals_the_definition(op: str, seed: int) -> None:
 
 @pytest.mark.parametrize("isa", native.isa_levels())
 def test_division_by_a_constant_is_correctly_rounded(isa: str) -> None:
-    """x / s for every product of two codes over scales whose reciprocals round badly (Markstein's sequence)."""
+    """x / s for every product of two codes with reciprocals that round badly (Markstein's sequence)."""
     rng = np.random.default_rng(7)
     a, b = (v.ravel().astype(np.uint8) for v in np.meshgrid(np.arange(256), np.arange(256)))
     just_below_two = [np.float32(2) - np.float32(2.0**-23) * np.float32(k) for k in range(1, 5)]
     for divisor in [*just_below_two, *rng.uniform(1, 2, 20).astype(np.float32), np.float32(1 + 2.0**-23)]:
         a_scale, b_scale = (np.float32(v) for v in rng.uniform(0.01, 0.02, 2))
-        node = [a, scalar(a_scale), integer(3), b, scalar(b_scale), integer(129), scalar(divisor * np.float32(0.01)), None]
+        y_scale = scalar(divisor * np.float32(0.01))
+        node = [a, scalar(a_scale), integer(3), b, scalar(b_scale), integer(129), y_scale, None]
         assert_same(native.run("LowBitAdd", {}, node, isa=isa), ops.evaluate("LowBitAdd", {}, node), isa)
 
 

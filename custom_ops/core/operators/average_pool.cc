@@ -28,8 +28,10 @@ class AveragePoolOperator final : public Operator {
     const int64_t pixel_bytes = pool_shape.channels * static_cast<int64_t>(ElementSize(OutputType()));
     const auto rows = [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
+        const PoolShape::Span span = pool_shape.RowSpan(row);
+        const uint8_t* image_row = pool_shape.ImageRow(FedBytes(inputs, 0), row, span);
         for (int64_t column = 0; column < pool_shape.out_w; ++column) {
-          const Taps taps = pool_shape.TapsOf(FedBytes(inputs, 0), row, column);
+          const Taps taps = pool_shape.TapsOf(image_row, span, column);
           const int64_t divisor =
               count_include_pad_ ? pool_shape.PaddedTaps(row, column) : taps.rows * taps.columns;
           kernels_.average_taps(spec_, taps, divisor,

@@ -25,8 +25,10 @@ class MaxPoolOperator final : public Operator {
     const int64_t row_bytes = pool_shape.out_w * pool_shape.channels;
     const auto rows = [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
+        const PoolShape::Span span = pool_shape.RowSpan(row);
+        const uint8_t* image_row = pool_shape.ImageRow(FedBytes(inputs, 0), row, span);
         for (int64_t column = 0; column < pool_shape.out_w; ++column) {
-          const Taps taps = pool_shape.TapsOf(FedBytes(inputs, 0), row, column);
+          const Taps taps = pool_shape.TapsOf(image_row, span, column);
           kernels_.max_taps(taps, is_signed_,
                             static_cast<uint8_t*>(y) + row * row_bytes + column * pool_shape.channels);
         }

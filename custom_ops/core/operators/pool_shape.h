@@ -52,18 +52,27 @@ struct PoolShape {
 
   int64_t Rows() const { return batch * out_h; }
 
-  // The taps that lie inside the image. A dilated window may have none.
-  Taps TapsOf(const uint8_t* x, int64_t row, int64_t column) const {
-    const Span h = Inside(0, row % out_h, in_h), w = Inside(1, column, in_w);
+  // Taps along one dim that lie inside the image. A dilated window may have none.
+  struct Span {
+    int64_t first, count;  // first pixel, number of taps
+  };
+  Span RowSpan(int64_t row) const { return Inside(0, row % out_h, in_h); }
+
+  // The taps of output pixel `column` in output row `row`, whose RowSpan is `h`.
+  Taps TapsOf(const uint8_t* image_row, const Span& h, int64_t column) const {
+    const Span w = Inside(1, column, in_w);
     Taps taps;
-    taps.rows = h.count;
+    taps.rows = w.count == 0 ? 0 : h.count;
     taps.columns = w.count;
     taps.row_stride = window.dilation[0] * in_w * channels;
     taps.column_stride = window.dilation[1] * channels;
     taps.channels = channels;
-    taps.origin =
-        h.count == 0 || w.count == 0 ? x : x + ((row / out_h * in_h + h.first) * in_w + w.first) * channels;
+    taps.origin = taps.rows == 0 ? image_row : image_row + w.first * channels;
     return taps;
+  }
+  // The first image row that the windows of output row `row` see.
+  const uint8_t* ImageRow(const uint8_t* x, int64_t row, const Span& h) const {
+    return h.count == 0 ? x : x + (row / out_h * in_h + h.first) * in_w * channels;
   }
 
   // Taps inside the padded image: with ceil_mode the last window may reach beyond even that. No dilation.
@@ -79,11 +88,9 @@ struct PoolShape {
   int64_t batch = 0, in_h = 0, in_w = 0, out_h = 0, out_w = 0, channels = 0;
 
  private:
-  struct Span {
-    int64_t first, count;  // first pixel, number of taps
-  };
   Span Inside(size_t d, int64_t o, int64_t size) const {
     const int64_t first = o * window.stride[d] - window.pad_begin[d], step = window.dilation[d];
+    if (first >= 0 && first + (window.kernel[d] - 1) * step < size) return {first, window.kernel[d]};
     const int64_t skipped = first < 0 ? (-first + step - 1) / step : 0;  // taps before the image
     const int64_t end = std::min(window.kernel[d], first < size ? (size - 1 - first) / step + 1 : 0);
     return {first + skipped * step, std::max<int64_t>(0, end - skipped)};

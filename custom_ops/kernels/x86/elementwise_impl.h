@@ -343,8 +343,16 @@ inline typename S::I MaxOfTaps(const Taps& taps, const Load& load) {
   auto largest = S::SetB(kSigned ? 0x80 : 0);
   for (int64_t row = 0; row < taps.rows; ++row) {
     const uint8_t* tap = taps.origin + row * taps.row_stride;
+    const auto max = [](typename S::I a, typename S::I b) {
+      return kSigned ? S::MaxS8(a, b) : S::MaxU8(a, b);
+    };
+    if (taps.columns == 3) {  // the usual 3x3 window: independent of the loop's branches
+      const auto pair = max(load(tap), load(tap + taps.column_stride));
+      largest = max(largest, max(pair, load(tap + 2 * taps.column_stride)));
+      continue;
+    }
     for (int64_t column = 0; column < taps.columns; ++column, tap += taps.column_stride) {
-      largest = kSigned ? S::MaxS8(largest, load(tap)) : S::MaxU8(largest, load(tap));
+      largest = max(largest, load(tap));
     }
   }
   return largest;
@@ -546,22 +554,31 @@ void QuantizeRun(const UniformOutput<S, true>& output, const float* x, int64_t n
 
 inline constexpr int64_t kTilePixels = 64;
 
-// 16 pixels of three planes, a[16] b[16] c[16], to a0 b0 c0 a1 b1 c1 ...
-inline void Interleave3(const uint8_t* a, const uint8_t* b, const uint8_t* c, uint8_t* y) {
-  // Output byte j of the 48 takes pixel j / 3 of plane j % 3; -1 gives 0 and leaves the place to another
-  // plane.
-  const auto pick = [](int plane, int vector) {
-    alignas(16) int8_t index[16];
-    for (int i = 0; i < 16; ++i) {
-      const int j = 16 * vector + i;
-      index[i] = static_cast<int8_t>(j % 3 == plane ? j / 3 : -1);
+// Output byte j of 16 interleaved pixels takes pixel j / 3 of plane j % 3; -1 gives 0 and leaves the place to
+// another plane. [vector][plane][byte]
+struct Interleave3Tables {
+  constexpr Interleave3Tables() {
+    for (int vector = 0; vector < 3; ++vector) {
+      for (int plane = 0; plane < 3; ++plane) {
+        for (int i = 0; i < 16; ++i) {
+          const int j = 16 * vector + i;
+          index[vector][plane][i] = static_cast<uint8_t>(j % 3 == plane ? j / 3 : -1);
+        }
+      }
     }
-    return _mm_load_si128(reinterpret_cast<const __m128i*>(index));
-  };
+  }
+  alignas(16) uint8_t index[3][3][16] = {};
+};
+inline constexpr Interleave3Tables kInterleave3;
+
+// 16 pixels of three planes to a0 b0 c0 a1 b1 c1 ...
+inline void Interleave3(const uint8_t* a, const uint8_t* b, const uint8_t* c, uint8_t* y) {
+  const __m128i planes[3] = {Load128(a), Load128(b), Load128(c)};
   for (int v = 0; v < 3; ++v) {
-    const __m128i merged = _mm_or_si128(
-        _mm_or_si128(_mm_shuffle_epi8(Load128(a), pick(0, v)), _mm_shuffle_epi8(Load128(b), pick(1, v))),
-        _mm_shuffle_epi8(Load128(c), pick(2, v)));
+    __m128i merged = _mm_setzero_si128();
+    for (int plane = 0; plane < 3; ++plane) {
+      merged = _mm_or_si128(merged, _mm_shuffle_epi8(planes[plane], Load128(kInterleave3.index[v][plane])));
+    }
     Store128(y + 16 * v, merged);
   }
 }
@@ -578,7 +595,7 @@ void QuantizePlanes(const Quantizer& quantizer, const float* x, int64_t plane_st
     const int64_t width = Min(kTilePixels, pixels - p);
     for (int64_t c = 0; c < channels; c += 16) {
       const int64_t height = Min(16, channels - c);
-      alignas(64) uint8_t tile[16][kTilePixels] = {};
+      alignas(64) uint8_t tile[16][kTilePixels];
       for (int64_t i = 0; i < height; ++i) {
         QuantizeRun<S>(output, x + (c + i) * plane_stride + p, width, tile[i]);
       }
@@ -593,7 +610,7 @@ void QuantizePlanes(const Quantizer& quantizer, const float* x, int64_t plane_st
       }
       for (int64_t q = 0; q < width; q += 16) {
         __m128i rows[16];
-        for (int i = 0; i < 16; ++i) rows[i] = Load128(tile[i] + q);
+        for (int i = 0; i < 16; ++i) rows[i] = i < height ? Load128(tile[i] + q) : _mm_setzero_si128();
         Transpose16x16(rows);
         for (int64_t i = 0; i < Min(16, width - q); ++i) {
           uint8_t* pixel = out + (q + i) * y_stride;
