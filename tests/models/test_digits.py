@@ -1,4 +1,4 @@
-"""The shipped digits models: small, valid, and as accurate as recorded, in stock ONNX Runtime and in lowbit."""
+"""Shipped digits models: small, valid, as accurate as recorded, in stock ONNX Runtime and in lowbit."""
 
 from __future__ import annotations
 
