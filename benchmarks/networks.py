@@ -114,7 +114,7 @@ def measure(network: str, pairs: list[str], threads: list[int], rounds: int) -> 
     runs: list[Callable[[], None]] = []
 
     def add(name: str, path: Path, count: int) -> None:
-        subject = Subject.read(str(path), threads=count, seed=3)
+        subject = Subject.read(str(path), threads=count, seed=3, shapes=None)
         load_ms, peak = fresh_process(subject)
         rows.append(Row(name, count, subject.file_bytes, load_ms, peak))
         runs.append(subject.bound_run())
