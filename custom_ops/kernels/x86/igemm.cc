@@ -16,10 +16,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
+#include <memory>
 #include <vector>
 
-#include "core/status.h"
+#include "core/packed_weights.h"
 #include "kernels/x86/epilogue_tables.h"
 #include "kernels/x86/igemm_block.h"
 
@@ -30,34 +30,6 @@ constexpr size_t kAlign = 64;
 
 size_t RoundUp(size_t value, size_t to) { return (value + to - 1) / to * to; }
 size_t DivideUp(size_t value, size_t by) { return (value + by - 1) / by; }
-
-// Memory aligned to cache lines; grows, never shrinks, contents not kept.
-class AlignedBuffer {
- public:
-  AlignedBuffer() = default;
-  AlignedBuffer(const AlignedBuffer&) = delete;
-  AlignedBuffer& operator=(const AlignedBuffer&) = delete;
-  ~AlignedBuffer() { Free(); }
-
-  uint8_t* Reserve(size_t bytes) {
-    if (bytes > size_) {
-      Free();
-      data_ = static_cast<uint8_t*>(::operator new(bytes, std::align_val_t(kAlign)));
-      size_ = bytes;
-    }
-    return data_;
-  }
-  uint8_t* data() const { return data_; }
-  size_t size() const { return size_; }
-
- private:
-  void Free() {
-    if (data_) ::operator delete(data_, std::align_val_t(kAlign));
-    data_ = nullptr;
-  }
-  uint8_t* data_ = nullptr;
-  size_t size_ = 0;
-};
 
 enum class Addressing : uint8_t { kTaps, kBand };
 
@@ -119,16 +91,12 @@ struct BlockGrid {
   size_t band_pitch = 0, band_rows = 0;
 };
 
-#ifdef LOWBIT_IGEMM_TUNE
-size_t g_block_pixels = 256;
-#else
-constexpr size_t g_block_pixels = 256;
-#endif
+constexpr size_t kMaxBlockPixels = 256;
 
 BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const ConvShape& s) {
   BlockGrid grid;
   const size_t out_h = static_cast<size_t>(s.out_h), out_w = static_cast<size_t>(s.out_w);
-  const size_t limit = std::clamp(kPointerBytes / (w.segments * sizeof(void*)), kMinBlockPixels, g_block_pixels);
+  const size_t limit = std::clamp(kPointerBytes / (w.segments * sizeof(void*)), kMinBlockPixels, kMaxBlockPixels);
   if (w.addressing == Addressing::kTaps) {
     const size_t total = static_cast<size_t>(s.OutPixels());
     grid.blocks = DivideUp(total, limit);
@@ -189,12 +157,12 @@ class IgemmKernel final : public ConvKernel {
   size_t WorkspaceBytes(const ConvShape& shape) const override {
     return PlanWorkspace(window_, PlanBlocks(geometry_, window_, Flatten(geometry_, shape)), RowSumGroups()).bytes;
   }
-  size_t PackedBytes() const override { return weights_.size() + epilogue_.Bytes(); }
+  size_t PackedBytes() const override { return weights_->size() + epilogue_.Bytes(); }
 
  private:
   struct Task;
   void PackWeights(const ConvSpec& spec);
-  void PackPanel(const ConvSpec& spec, const IgemmPanel& panel, const std::vector<int32_t>& shift, int8_t* out) const;
+  void PackChannel(const int16_t* stored, size_t channel, const IgemmPanel& panel, uint8_t* out) const;
   size_t RowSumGroups() const { return row_sum_weight_.empty() ? 0 : static_cast<size_t>(geometry_.group); }
 
   void PointAtTaps(const ConvArgs& args, const ConvShape& shape, size_t first, size_t count, size_t pitch,
@@ -210,35 +178,53 @@ class IgemmKernel final : public ConvKernel {
   uint8_t x_shift_ = 0;  // added to every byte of x: makes signed codes unsigned
   size_t groups_per_flush_ = 0;
   uint8_t pad_byte_ = 0;  // the code of a tap outside the image, as stored in x
-  AlignedBuffer weights_;
+  PackedWeights weights_;
   std::vector<IgemmPanel> panels_;
   std::vector<int32_t> bias_;            // [out_channels + padding]
   std::vector<int32_t> row_sum_weight_;  // [out_channels + padding], empty when all are 0
 };
-
-// Factor from a weight's value to the stored value: bipolar x is 2q - 1, so sum (2q - 1) w = sum q (2w) - sum w.
-int32_t XFactor(const ConvSpec& spec) { return spec.x.encoding == Encoding::kBipolar ? 2 : 1; }
 
 // What makes the codes of x unsigned.
 int32_t XShift(const ConvSpec& spec) {
   return spec.x.encoding == Encoding::kSigned ? 1 << (spec.x.bits - 1) : 0;
 }
 
-// s[c] of igemm_tile.h: what must be subtracted from the stored weights of a channel so that they fit int8.
-std::vector<int32_t> WeightShifts(const ConvSpec& spec) {
-  const int64_t k = spec.geometry.K();
-  std::vector<int32_t> shift(static_cast<size_t>(spec.geometry.out_channels));
-  for (int64_t c = 0; c < spec.geometry.out_channels; ++c) {
-    int32_t lo = 0, hi = 0;
-    for (int64_t i = 0; i < k; ++i) {
-      const int32_t value = XFactor(spec) * spec.WeightValue(c, c * k + i);
+// The weights of one output channel on their way into the packed form.
+struct ChannelWeights {
+  std::vector<int16_t> stored;  // [K]: what the tile multiplies, within int8
+  int32_t shift = 0;            // s of igemm_tile.h: weight value = stored + shift (times 2 for bipolar x)
+  int64_t sum = 0;              // of the weight values
+  int64_t magnitude = 0;        // of the absolute weight values
+
+  // Bipolar x is 2q - 1, so sum (2q - 1) w = sum q (2w) - sum w: twice the weights are stored.
+  void Load(const ConvSpec& spec, size_t channel) {
+    const size_t k = static_cast<size_t>(spec.geometry.K());
+    const uint8_t* codes = spec.weights.data() + channel * k;
+    const int16_t flip = spec.w.encoding == Encoding::kSigned ? 0x80 : 0;  // (code ^ flip) - flip extends the sign
+    const bool bipolar = spec.w.encoding == Encoding::kBipolar;
+    const int16_t factor = (bipolar ? 2 : 1) * (spec.x.encoding == Encoding::kBipolar ? 2 : 1);
+    const int16_t minus = static_cast<int16_t>(
+        flip * factor + (bipolar ? factor / 2 : static_cast<int16_t>(spec.w_zero_point[channel] * factor)));
+    stored.resize(k);
+    int16_t lo = 0, hi = 0;
+    int32_t total = 0, absolute = 0;
+    for (size_t i = 0; i < k; ++i) {
+      const int16_t value = static_cast<int16_t>((codes[i] ^ flip) * factor - minus);
+      stored[i] = value;
       lo = std::min(lo, value);
       hi = std::max(hi, value);
+      total += value;  // |value| <= 510 and K < 2^20: a node beyond that is refused, its accumulator leaves int32
+      absolute += std::abs(value);
     }
-    if (lo < -128 || hi > 127) shift[static_cast<size_t>(c)] = hi > 127 ? hi - 127 : lo + 128;
+    const int32_t x_factor = spec.x.encoding == Encoding::kBipolar ? 2 : 1;
+    sum = total / x_factor;
+    magnitude = absolute / x_factor;
+    shift = hi > 127 ? hi - 127 : lo < -128 ? lo + 128 : 0;
+    if (shift != 0) {
+      for (int16_t& value : stored) value = static_cast<int16_t>(value - shift);
+    }
   }
-  return shift;
-}
+};
 
 // How many k-groups 16-bit accumulators hold. A lane of vpmaddubsw is x0 w0 + x1 w1 with 0 <= x <= 2^bits - 1 (after
 // XShift), so it lies between -(2^bits - 1) * n and (2^bits - 1) * p, where p and n are the sums of the pair's positive
@@ -246,23 +232,22 @@ std::vector<int32_t> WeightShifts(const ConvSpec& spec) {
 // weights, floor(32767 / L) of them can be added; 0 means that not even one is safe from saturation.
 size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
   const ConvGeometry& g = spec.geometry;
-  const std::vector<int32_t> shift = WeightShifts(spec);
-  const int64_t x_max = (int64_t{1} << spec.x.bits) - 1;
-  // Bytes that are consecutive in x; pairs do not reach across. A group's first channel is at an even place, or not,
-  // in a block-diagonal panel: both pairings are counted then.
-  const int64_t run = window.addressing == Addressing::kBand ? static_cast<int64_t>(window.segment_bytes) : g.GroupIn();
-  const int64_t runs = g.K() / run;
-  const bool both = window.merged > 1 && run % 2 != 0;
-  int64_t largest = 1;
-  for (int64_t c = 0; c < g.out_channels; ++c) {
-    const auto stored = [&](int64_t i) {
-      return XFactor(spec) * spec.WeightValue(c, c * g.K() + i) - shift[static_cast<size_t>(c)];
-    };
-    for (int64_t r = 0; r < runs; ++r) {
-      for (int64_t i = 0; i < run; i += both ? 1 : 2) {
-        const int32_t a = stored(r * run + i), b = i + 1 < run ? stored(r * run + i + 1) : 0;
+  const int32_t x_max = (1 << spec.x.bits) - 1;
+  // Bytes that are consecutive in x; pairs do not reach across. In a block-diagonal panel a group may begin at an odd
+  // byte, which pairs its channels the other way: both pairings are counted then.
+  const size_t run = window.addressing == Addressing::kBand ? window.segment_bytes : static_cast<size_t>(g.GroupIn());
+  const size_t k = static_cast<size_t>(g.K());
+  const size_t step = window.merged > 1 && run % 2 != 0 ? 1 : 2;
+  int32_t largest = 1;
+  ChannelWeights weights;
+  for (size_t c = 0; c < static_cast<size_t>(g.out_channels); ++c) {
+    weights.Load(spec, c);
+    for (size_t begin = 0; begin < k; begin += run) {
+      const int16_t* w = weights.stored.data() + begin;
+      for (size_t i = 0; i < run; i += step) {
+        const int32_t a = w[i], b = i + 1 < run ? w[i + 1] : 0;
         const int32_t positive = std::max(a, 0) + std::max(b, 0), negative = -std::min(a, 0) - std::min(b, 0);
-        largest = std::max<int64_t>(largest, x_max * std::max(positive, negative));
+        largest = std::max(largest, x_max * std::max(positive, negative));
       }
     }
   }
@@ -280,30 +265,28 @@ IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine)
 
 void IgemmKernel::PackWeights(const ConvSpec& spec) {
   const ConvGeometry& g = geometry_;
-  const std::vector<int32_t> shift = WeightShifts(spec);
   const size_t channels = static_cast<size_t>(g.out_channels);
+  ChannelWeights weights;
+
+  // Group merging needs weights without row sums, so the shifts must be known before the panels.
+  // bias - zx * sum (w - zw); for bipolar x, whose zero point is 0, bias - sum w. Wraps like the accumulators do.
+  const int64_t zero = spec.x.encoding == Encoding::kBipolar ? 1 : spec.x_zero_point + x_shift_;
+  bias_.assign(channels + kEpiloguePadding, 0);
+  std::vector<int32_t> shift(channels);
+  std::vector<int64_t> largest(channels);
+  for (size_t c = 0; c < channels; ++c) {
+    weights.Load(spec, c);
+    shift[c] = weights.shift;
+    largest[c] = 256 * weights.magnitude + std::abs(static_cast<int64_t>(spec.bias[c]));  // |x - zx| < 256
+    bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(spec.bias[c] - zero * weights.sum));
+  }
+  epilogue_.LimitAccumulators(largest);
   if (std::any_of(shift.begin(), shift.end(), [](int32_t s) { return s != 0; })) {
     row_sum_weight_ = shift;
     row_sum_weight_.resize(channels + kEpiloguePadding);
   }
   window_ = PlanWindow(g, engine_.lanes, row_sum_weight_.empty());
   if (engine_.narrow) groups_per_flush_ = GroupsPerFlush(spec, window_);
-
-  // bias - zx * sum (w - zw); for bipolar x, whose zero point is 0, bias - sum w. Wraps like the accumulators do.
-  const int64_t zero = spec.x.encoding == Encoding::kBipolar ? 1 : spec.x_zero_point + x_shift_;
-  bias_.assign(channels + kEpiloguePadding, 0);
-  std::vector<int64_t> largest(channels);
-  for (size_t c = 0; c < channels; ++c) {
-    int64_t sum = 0, magnitude = 0;
-    for (int64_t i = 0; i < g.K(); ++i) {
-      const int32_t value = spec.WeightValue(static_cast<int64_t>(c), static_cast<int64_t>(c) * g.K() + i);
-      sum += value;
-      magnitude += std::abs(value);
-    }
-    largest[c] = 256 * magnitude + std::abs(static_cast<int64_t>(spec.bias[c]));  // |x - zx| < 256
-    bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(spec.bias[c] - zero * sum));
-  }
-  epilogue_.LimitAccumulators(largest);
 
   // Panels: the channels of each (merged) group in runs of nearly equal width.
   const size_t lanes = static_cast<size_t>(engine_.lanes);
@@ -329,38 +312,49 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
       vector += width;
     }
   }
-  int8_t* data = reinterpret_cast<int8_t*>(weights_.Reserve(bytes));
-  std::memset(data, 0, bytes);
+
+  AlignedBytes packed(bytes);
   for (size_t p = 0; p < panels_.size(); ++p) {
-    panels_[p].weights = data + offsets[p];
-    PackPanel(spec, panels_[p], shift, data + offsets[p]);
+    for (size_t c = panels_[p].channel; c < panels_[p].channel + panels_[p].count; ++c) {
+      weights.Load(spec, c);
+      PackChannel(weights.stored.data(), c, panels_[p], packed.data() + offsets[p]);
+    }
+  }
+  weights_ = ShareWeights(std::move(packed));
+  for (size_t p = 0; p < panels_.size(); ++p) {
+    panels_[p].weights = reinterpret_cast<const int8_t*>(weights_->data()) + offsets[p];
   }
 }
 
-void IgemmKernel::PackPanel(const ConvSpec& spec, const IgemmPanel& panel, const std::vector<int32_t>& shift,
-                            int8_t* out) const {
-  const ConvGeometry& g = geometry_;
+void IgemmKernel::PackChannel(const int16_t* stored, size_t channel, const IgemmPanel& panel, uint8_t* out) const {
   const size_t lanes = static_cast<size_t>(engine_.lanes), vectors = static_cast<size_t>(panel.vectors);
-  const size_t group_in = static_cast<size_t>(g.GroupIn()), group_out = static_cast<size_t>(g.GroupOut());
-  const size_t k = static_cast<size_t>(g.K());
-  for (size_t i = 0; i < panel.count; ++i) {
-    const size_t c = panel.channel + i;
-    // Where the channels of c's convolution group begin inside a segment.
-    const size_t start = (c / group_out - panel.group) * group_in;
-    const size_t bytes = window_.addressing == Addressing::kBand ? window_.segment_bytes : group_in;
-    for (size_t s = 0; s < window_.segments; ++s) {
-      for (size_t b = 0; b < bytes; ++b) {
-        const int32_t value =
-            XFactor(spec) * spec.WeightValue(static_cast<int64_t>(c), static_cast<int64_t>(c * k + s * bytes + b)) -
-            shift[c];
-        const size_t group = s * window_.groups + (start + b) / 4, byte = (start + b) % 4;
-        const size_t vector = group * vectors + i / lanes, lane = i % lanes;
-        if (engine_.layout == WeightLayout::kBytes) {
-          out[(vector * lanes + lane) * 4 + byte] = static_cast<int8_t>(value);
-        } else {
-          const int16_t word = static_cast<int16_t>(value);
-          std::memcpy(out + ((vector * 2 + byte % 2) * lanes + lane) * 4 + byte / 2 * 2, &word, 2);
-        }
+  const size_t group_in = static_cast<size_t>(geometry_.GroupIn());
+  // Where the channels of this convolution group begin inside a segment, and how many bytes of it they are.
+  const size_t start = (channel / static_cast<size_t>(geometry_.GroupOut()) - panel.group) * group_in;
+  const size_t bytes = window_.addressing == Addressing::kBand ? window_.segment_bytes : group_in;
+  const size_t lane = channel - panel.channel;
+  const bool words = engine_.layout == WeightLayout::kWords;
+  const size_t group_bytes = vectors * lanes * (words ? 8 : 4);
+  uint8_t* to = out + (words ? (lane / lanes * 2 * lanes + lane % lanes) * 4 : lane * 4);
+  const auto byte_at = [](int16_t value, int shift) { return uint32_t{static_cast<uint8_t>(value)} << shift; };
+  for (size_t s = 0; s < window_.segments; ++s, to += window_.groups * group_bytes) {
+    size_t b = 0;
+    if (!words && start % 4 == 0) {  // nearly every layer: whole groups at a time
+      uint8_t* group = to + start / 4 * group_bytes;
+      for (; b + 4 <= bytes; b += 4, stored += 4, group += group_bytes) {
+        const uint32_t four =
+            byte_at(stored[0], 0) | byte_at(stored[1], 8) | byte_at(stored[2], 16) | byte_at(stored[3], 24);
+        std::memcpy(group, &four, 4);
+      }
+    }
+    for (; b < bytes; ++b) {
+      const int16_t value = *stored++;
+      uint8_t* group = to + (start + b) / 4 * group_bytes;
+      const size_t byte = (start + b) % 4;
+      if (words) {
+        std::memcpy(group + byte % 2 * lanes * 4 + byte / 2 * 2, &value, 2);
+      } else {
+        group[byte] = static_cast<uint8_t>(value);
       }
     }
   }
@@ -475,8 +469,9 @@ void IgemmKernel::SumRows(const IgemmBlock& block, int32_t* sums) const {
 
 // Scratch memory of the threads that run kernels, shared by all kernels.
 uint8_t* ThreadScratch(size_t bytes) {
-  thread_local AlignedBuffer buffer;
-  return buffer.Reserve(bytes);
+  thread_local std::unique_ptr<AlignedBytes> buffer;
+  if (!buffer || buffer->size() < bytes) buffer = std::make_unique<AlignedBytes>(bytes);
+  return buffer->data();
 }
 
 void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
@@ -513,7 +508,7 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     block.panels = panels_.data() + first_panel;
     block.panel_count = end_panel - first_panel;
     block.bias = bias_.data();
-    block.x_shift = x_shift_ * 0x01010101;
+    block.x_shift = static_cast<int32_t>(x_shift_ * 0x01010101u);
     block.groups_per_flush = groups_per_flush_;
     block.epilogue = &epilogue_.view();
     block.residual = static_cast<const uint8_t*>(args.residual);
