@@ -154,7 +154,7 @@ def test_operator_of_an_unknown_domain_stays(model) -> None:
     graph.node.append(
         helper.make_node("Sharpen", [graph.output[0].name], ["sharp"], "sharpen", domain="com.example")
     )
-    graph.output.append(helper.make_tensor_value_info("sharp", TensorProto.FLOAT, None))
+    graph.output.append(helper.make_tensor_value_info("sharp", TensorProto.FLOAT, [None] * 4))
     result = lowbit.convert(model)
     kept = next(n for n in result.report.kept if n.name == "sharpen")
     assert kept.reason

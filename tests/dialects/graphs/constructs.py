@@ -108,7 +108,7 @@ def gemm_alpha_beta_float_bias(g: Graph) -> None:
     g.output(g.qdq(y, g.after(xq, wq, 20)), (3, 10))
 
 
-@case()
+@case(left={"Gemm": "transA"})
 def gemm_transposed_input(g: Graph) -> None:
     """transA: the activation itself is transposed."""
     x, xq = quantized_input(g, (20, 3))
