@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -77,6 +77,50 @@ def read_window(node: ir.Node, kernel: Sequence[int], spatial: Sequence[int | No
     elif auto_pad not in ("NOTSET", ""):
         return Refusal(f"auto_pad {auto_pad} is not known")
     return Window(tuple(kernel), tuple(strides), tuple(pads), tuple(dilations))
+
+
+def read_transposed_window(
+    node: ir.Node, kernel: Sequence[int], spatial: Sequence[int | None]
+) -> Window | Refusal:
+    """The window of a ConvTranspose; where its output size is given, the pads follow from that.
+
+    Args:
+        node: the node.
+        kernel: its kernel shape.
+        spatial: sizes of the input's spatial dims, None where dynamic.
+    """
+    window = read_window(_without_auto_pad(node), kernel, spatial)
+    if isinstance(window, Refusal):
+        return window
+    auto_pad = get_string(node, "auto_pad", "NOTSET")
+    sizes = get_ints(node, "output_shape")
+    if sizes is None and auto_pad in ("NOTSET", "", "VALID"):
+        return window if auto_pad != "VALID" else replace(window, pads=(0,) * len(window.pads))
+    dims = len(kernel)
+    extra = get_ints(node, "output_padding") or [0] * dims
+    begins, ends = [], []
+    for i in range(dims):
+        size = spatial[i]
+        # total = stride * (size - 1) + output_padding + extent - output size; for SAME, whose output size is
+        # size * stride, the input's own size cancels.
+        extent = (kernel[i] - 1) * window.dilations[i] + 1
+        if sizes is None:
+            total = extra[i] + extent - window.strides[i]
+        elif size is None:
+            return Refusal("it gives an output_shape for an image of dynamic size")
+        else:
+            total = window.strides[i] * (size - 1) + extra[i] + extent - sizes[-dims + i]
+        if total < 0:
+            return Refusal(f"its output is larger than its window reaches (pads would be {total})")
+        smaller = total // 2
+        begins.append(smaller if auto_pad == "SAME_UPPER" else total - smaller)
+        ends.append(total - begins[-1])
+    return replace(window, pads=(*begins, *ends))
+
+
+def _without_auto_pad(node: ir.Node) -> ir.Node:
+    attributes = {k: v for k, v in node.attributes.items() if k != "auto_pad"}
+    return ir.Node(node.domain, node.op_type, [], attributes, num_outputs=0)
 
 
 def read_max_pool(node: ir.Node) -> Window | Refusal:

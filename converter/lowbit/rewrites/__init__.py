@@ -8,9 +8,11 @@ from lowbit.rewrites import (
     average_pool,
     concat,
     conv,
+    conv_transpose,
     dequantize,
     gemm,
     global_average_pool,
+    lookup,
     max_pool,
     mul,
     pad,
@@ -27,6 +29,7 @@ from lowbit.rewrites.rule import Rule
 
 RULES: tuple[Rule, ...] = (
     conv.match,
+    conv_transpose.match,
     gemm.match,
     affine.match,
     add.match,
@@ -43,6 +46,7 @@ RULES: tuple[Rule, ...] = (
     pad.match,
     split.match,
     requantize.match,
+    lookup.match,
     quantize.match,
     dequantize.match,
 )

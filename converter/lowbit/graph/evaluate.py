@@ -1,0 +1,72 @@
+"""Running a few nodes of a model in ONNX Runtime, for tables of functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from lowbit.graph.constants import Array
+from lowbit.graph.quantization import CODE_TYPES
+from lowbit.graph.reasons import Refusal
+
+
+def evaluate_nodes(
+    graph: ir.Graph, nodes: Sequence[ir.Node], source: ir.Value, codes: Array, result: ir.Value
+) -> Array | Refusal:
+    """What nodes of a graph compute from codes.
+
+    Args:
+        graph: their graph; it stays as it is.
+        nodes: the nodes in topological order; besides ``source`` they read constants only.
+        source: a tensor of codes.
+        codes: its value, integers of any type.
+        result: the output wanted, codes of at most 8 bits.
+
+    Returns:
+        The output as int8 or uint8; a refusal if ONNX Runtime does not run the nodes.
+    """
+    import onnxruntime
+
+    dtype = source.dtype or ir.DataType.UINT8
+    wanted = result.dtype or ir.DataType.UINT8
+    byte = ir.DataType.INT8 if CODE_TYPES[dtype][0] < 0 else ir.DataType.UINT8
+    out_byte = ir.DataType.INT8 if CODE_TYPES[wanted][0] < 0 else ir.DataType.UINT8
+    constants = {
+        str(value.name): value.const_value
+        for node in nodes
+        for value in node.inputs
+        if value is not None and value.const_value is not None
+    }
+    initializers = []
+    for name, tensor in constants.items():
+        proto = ir.to_proto(tensor)
+        proto.name = name  # the tensor of a lifted or folded constant may have another
+        initializers.append(proto)
+    # numpy has no type below a byte, so the codes come and go as bytes.
+    before = onnx.helper.make_node("Cast", ["lowbit.codes"], [str(source.name)], to=int(dtype))
+    after = onnx.helper.make_node("Cast", [str(result.name)], ["lowbit.result"], to=int(out_byte))
+    body = onnx.helper.make_graph(
+        [before, *(ir.to_proto(node) for node in nodes), after],
+        "function",
+        [onnx.helper.make_tensor_value_info("lowbit.codes", int(byte), codes.shape)],
+        [onnx.helper.make_tensor_value_info("lowbit.result", int(out_byte), None)],
+        initializers,
+    )
+    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in graph.opset_imports.items()]
+    model = onnx.helper.make_model(body, opset_imports=opsets, ir_version=13)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        (out,) = session.run(None, {"lowbit.codes": codes.astype(np.int8 if byte == ir.DataType.INT8 else np.uint8)})
+    except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
+        return Refusal(f"ONNX Runtime does not run it: {str(error).splitlines()[0]}")
+    array: Array = out
+    return array

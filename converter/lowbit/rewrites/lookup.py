@@ -1,0 +1,218 @@
+"""Any function of one quantized tensor [-> QuantizeLinear] becomes LowBitLookup.
+
+Between the codes that go in and those that come out may stand any elementwise nodes: Sigmoid, HardSwish, x *
+Sigmoid(x), arithmetic with constants, further Q/DQ pairs. The function is not looked at: ONNX Runtime runs the
+model's own nodes on all codes once, here, and the results are the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from lowbit.graph.constants import constant
+from lowbit.graph.evaluate import evaluate_nodes
+from lowbit.graph.lowering import Lowering
+from lowbit.graph.normal_form import NormalForm, Quantization, dims_of, is_dequantize, is_op, is_quantize, rank_of
+from lowbit.graph.quantization import CODE_TYPES, CodeRange
+from lowbit.graph.reasons import Refusal
+from lowbit.rewrites.chain import quantization_at
+from lowbit.rewrites.rule import Context, Region
+
+ELEMENTWISE = frozenset(
+    {
+        *("Abs", "Acos", "Acosh", "Add", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Celu", "Clip", "Cos", "Cosh"),
+        *("Div", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Max"),
+        *("Min", "Mish", "Mul", "Neg", "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign"),
+        *("Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub", "Tan", "Tanh", "ThresholdedRelu", "Identity"),
+    }
+)
+"""Ops that compute every element of their output from the same element of their inputs."""
+
+
+@dataclass
+class LookupRegion(Region):
+    """A function given by its table.
+
+    Attributes:
+        source: the codes that go in.
+        quantization: the quantizer at the end.
+        table: output codes in the model's terms, [256] or [C, 256], for input codes from 0 (uint8) or -128 (int8).
+        first: the input code of table entry 0.
+    """
+
+    source: ir.Value
+    quantization: Quantization
+    table: npt.NDArray[np.int16]
+    first: int
+    core: ir.Node
+    nodes: Sequence[ir.Node]
+
+    @property
+    def codes(self) -> list[ir.Value]:
+        """The codes that go in."""
+        return [self.source]
+
+    def emit(self, lowering: Lowering) -> ir.Value:
+        """Writes the node, its table in terms of the codes as they are stored."""
+        per_channel = self.table.ndim == 2
+        x = lowering.channels_last(self.source) if per_channel else lowering.plain(self.source)
+        codes = self.quantization.codes
+        low, high = int(self.table.min()), int(self.table.max())
+        output, _ = lowering.quantized_output(self.quantization, low, high)
+        # Entry u of the node's table serves the stored byte u, which is the code that bytes_to_code says.
+        stored = np.arange(256)
+        stored = np.where(stored > 127, stored - 256, stored) if x.signed else stored
+        index = np.clip(stored - x.offset - self.first, 0, self.table.shape[-1] - 1)
+        table = (self.table[..., index] + output.offset).astype(np.int8 if output.signed else np.uint8)
+        value = lowering.node(
+            "LowBitLookup",
+            {"x": x.value, "table": table.view(np.uint8)},
+            {"x_encoding": x.encoding, "y_encoding": "signed" if output.signed else "unsigned"},
+            codes,
+            output.dtype,
+            x.order,
+            origins=[self.core, *self.nodes],
+        )
+        lowering.define_codes(codes, output.stored(value, x.order))
+        return value
+
+
+def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
+    """See the module."""
+    form = context.form
+    quantization = quantization_at(form, sink)
+    if not isinstance(quantization, Quantization):
+        return None
+    function = _function_of(form, quantization)
+    if function is None:
+        return None
+    source, nodes = function
+    if not any(is_op(node, *ELEMENTWISE) for node in nodes):
+        return None
+    code_range = form.code_range(source)
+    if code_range is None or code_range.dtype not in CODE_TYPES or rank_of(source) is None:
+        return Refusal(f"codes of type {source.dtype} are not supported")
+    table = _tabulate(form, quantization, source, nodes, code_range)
+    if isinstance(table, Refusal):
+        return table
+    core = next(node for node in nodes if is_op(node, *ELEMENTWISE))
+    first = CODE_TYPES[code_range.dtype][0]
+    return LookupRegion(source, quantization, table, first, core, nodes)
+
+
+def _function_of(form: NormalForm, quantization: Quantization) -> tuple[ir.Value, list[ir.Node]] | None:
+    """The one tensor of codes that a quantizer's codes are a function of, and the nodes between, in order.
+
+    The nodes are collected backwards from the quantizer; at a DequantizeLinear whose codes have other readers
+    the search stops. Where several tensors of codes are left, the one that the others are functions of is tried.
+    """
+    nodes: dict[ir.Node, None] = {}
+    sources: set[ir.Value] = set()
+
+    def visit(value: ir.Value) -> bool:
+        if constant(value) is not None:
+            return True
+        node = value.producer()
+        if node is None or node.graph is not form.graph:
+            return False
+        if node in nodes:
+            return True
+        if is_dequantize(node):
+            codes = node.inputs[0]
+            assert codes is not None
+            if constant(codes) is None:
+                sources.add(codes)
+        elif not is_op(node, *ELEMENTWISE) or len(node.outputs) != 1:
+            return False
+        elif not all(visit(given) for given in node.inputs if given is not None):
+            return False
+        nodes[node] = None
+        return True
+
+    if not visit(quantization.source):
+        return None
+    while len(sources) > 1:
+        inner = _inner_source(form, sources, nodes)
+        if inner is None:
+            return None
+        sources.discard(inner.codes)
+        for node in inner.nodes:
+            nodes[node] = None
+        if not visit(inner.source):
+            return None
+    if len(sources) != 1:
+        return None
+    source = sources.pop()
+    covered = [node for node in form.graph if node in nodes or node in quantization.nodes]
+    inside = set(covered)
+    for node in covered:
+        if is_dequantize(node) or node is quantization.nodes[-1]:
+            continue
+        for output in node.outputs:
+            if output.is_graph_output() or any(user not in inside for user in output.consumers()):
+                return None
+    return source, covered
+
+
+def _inner_source(
+    form: NormalForm, sources: set[ir.Value], nodes: dict[ir.Node, None]
+) -> Quantization | None:
+    """Among several tensors of codes one that is computed only for this function, such as Q(Sigmoid(DQ(x)))."""
+    for codes in sources:
+        quantization = form.quantization(codes)
+        if not isinstance(quantization, Quantization) or codes.is_graph_output():
+            continue
+        if all(user in nodes for user in codes.consumers()):
+            return quantization
+    return None
+
+
+def _tabulate(
+    form: NormalForm,
+    quantization: Quantization,
+    source: ir.Value,
+    nodes: Sequence[ir.Node],
+    code_range: CodeRange,
+) -> npt.NDArray[np.int16] | Refusal:
+    """Runs the nodes on every code. The codes go along the batch, so that constants per channel still broadcast."""
+    dims = dims_of(source)
+    low, high = CODE_TYPES[code_range.dtype]
+    codes = np.arange(low, high + 1)
+    shape = [codes.size] + [1] * (len(dims) - 1) if dims else [codes.size]
+    axes = _axes(form, nodes)
+    if axes - {1}:
+        return Refusal(f"its scales are per entry of axis {sorted(axes)}; expected the channels (1)")
+    if axes and len(dims) > 1:
+        if dims[1] is None:
+            return Refusal("the number of its channels is unknown")
+        shape[1] = dims[1]
+    grid = np.broadcast_to(codes.reshape([-1] + [1] * (len(shape) - 1)), shape)
+    result = evaluate_nodes(form.graph, nodes, source, grid, quantization.codes)
+    if isinstance(result, Refusal):
+        return result
+    if not dims:
+        result = result.reshape(codes.size)
+    if result.shape[0] != codes.size or any(size != 1 for size in result.shape[2:]) or result.ndim != max(1, len(dims)):
+        return Refusal("a constant operand varies along another axis than the channels")
+    table = result.reshape(codes.size, -1).T.astype(np.int16)
+    return table[0] if table.shape[0] == 1 else np.ascontiguousarray(table)
+
+
+def _axes(form: NormalForm, nodes: Sequence[ir.Node]) -> set[int]:
+    """The axes of the grids between."""
+    axes = set()
+    for node in nodes:
+        if is_quantize(node):
+            read = form.quantization(node.outputs[0])
+        elif is_dequantize(node):
+            read = form.dequantization(node.outputs[0])
+        else:
+            continue
+        if read is not None and not isinstance(read, Refusal) and read.grid.axis is not None:
+            axes.add(read.grid.axis)
+    return axes
