@@ -1,0 +1,240 @@
+"""Verification of a converted model before anybody sees it.
+
+Every lowbit node runs on random codes, in the kernel that this machine would choose, and must equal the numpy
+definition of its op in every element; the whole model must pass ONNX's checker and load in ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from lowbit.errors import LowBitError, ModelError
+from lowbit.graph.constants import Array
+from lowbit.graph.schemas import DOMAIN, signatures
+
+_WORK = 20_000_000
+"""Products that the numpy definition of one convolution may take: a fraction of a second."""
+_ROWS = 16
+"""Output channels that are compared where all of them would take longer."""
+_PRODUCTS = ("LowBitConv", "APConv", "LowBitConvTranspose", "LowBitGemm", "APGemm")
+
+
+def check_converted(proto: onnx.ModelProto) -> None:
+    """Checks a converted model.
+
+    Raises:
+        ModelError: names the node that differs or what the checker or ONNX Runtime says.
+    """
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        raise ModelError(f"the converted model is invalid: {str(error).splitlines()[0]}") from error
+    except ValueError as error:
+        raise ModelError(f"the converted model is too large for one file: {error}") from error
+    check_nodes(proto)
+    _check_loads(proto)
+
+
+def check_nodes(proto: onnx.ModelProto) -> None:
+    """Runs every lowbit node on random codes against the definition of its op.
+
+    Raises:
+        ModelError: names the first node that differs.
+    """
+    graph = proto.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    dims = {
+        info.name: [d.dim_value if d.HasField("dim_value") else None for d in info.type.tensor_type.shape.dim]
+        for info in (*graph.input, *graph.value_info, *graph.output)
+    }
+    types = {
+        info.name: onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
+        for info in (*graph.input, *graph.value_info, *graph.output)
+    }
+    random = np.random.default_rng(0)
+    for node in graph.node:
+        if node.domain == DOMAIN:
+            _check_node(_Node.read(node, constants, dims, types), random)
+
+
+@dataclass
+class _Node:
+    """A lowbit node with what the model says about its operands."""
+
+    name: str
+    op_type: str
+    attributes: dict[str, Any]
+    constants: list[Array | None]
+    dims: list[list[int | None] | None]
+    types: list[np.dtype[Any] | None]
+    names: list[str]
+
+    @classmethod
+    def read(
+        cls,
+        node: onnx.NodeProto,
+        constants: Mapping[str, onnx.TensorProto],
+        dims: Mapping[str, list[int | None]],
+        types: Mapping[str, np.dtype[Any]],
+    ) -> _Node:
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        return cls(
+            node.name,
+            node.op_type,
+            {k: v.decode() if isinstance(v, bytes) else v for k, v in attributes.items()},
+            [numpy_helper.to_array(constants[i]) if i in constants else None for i in node.input],
+            [dims.get(i) for i in node.input],
+            [types.get(i) for i in node.input],
+            [_input_name(node.op_type, i) for i in range(len(node.input))],
+        )
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute, at the schema's default where it is left out."""
+        return self.attributes.get(name, signatures()[self.op_type].defaults.get(name, default))
+
+
+def _input_name(op_type: str, index: int) -> str:
+    names = signatures()[op_type].inputs
+    return names[min(index, len(names) - 1)]
+
+
+def _check_node(node: _Node, random: np.random.Generator) -> None:
+    from lowbit import _native, ops
+
+    inputs = _feed(node, random)
+    try:
+        actual = _native.run(node.op_type, node.attributes, inputs)
+        attributes, defining, rows = _first_rows(node, inputs, actual)
+        expected = ops.evaluate(node.op_type, attributes, defining)
+    except LowBitError as error:
+        raise ModelError(f"{node.op_type} '{node.name}': {error}") from error
+    except ValueError as error:  # the native module's own error type
+        raise ModelError(f"{node.op_type} '{node.name}': {error}") from error
+    compared = actual if rows is None else actual[..., :rows]
+    if compared.shape != expected.shape or compared.dtype != expected.dtype:
+        raise ModelError(
+            f"{node.op_type} '{node.name}': the kernel gives {compared.dtype} {list(compared.shape)}, "
+            f"the definition {expected.dtype} {list(expected.shape)}"
+        )
+    different = int(np.count_nonzero(compared != expected))
+    if different:
+        raise ModelError(
+            f"{node.op_type} '{node.name}': {different} of {compared.size} elements differ from the definition of "
+            f"the op on random codes; please report this"
+        )
+
+
+def _feed(node: _Node, random: np.random.Generator) -> list[Array | None]:
+    """Random values for the inputs that are not constant, on a small image."""
+    inputs = list(node.constants)
+    shape_of_y: list[int] | None = None
+    for i, name in enumerate(node.names):
+        dims = node.dims[i]
+        if inputs[i] is not None or dims is None:
+            continue
+        shape = _small_shape(node, name, dims)
+        if name == "residual":
+            assert shape_of_y is not None
+            shape = shape_of_y
+        dtype = node.types[i] or np.dtype(np.uint8)
+        if dtype.kind == "f":
+            inputs[i] = random.normal(scale=_spread(node), size=shape).astype(np.float32)
+        else:
+            low, high = _codes(node, name, dtype)
+            inputs[i] = random.integers(low, high + 1, size=shape).astype(dtype)
+        if name == "x" and node.op_type in _PRODUCTS:
+            shape_of_y = _output_shape(node, shape)
+    return inputs
+
+
+def _small_shape(node: _Node, name: str, dims: Sequence[int | None]) -> list[int]:
+    """The shape of an operand, its batch and image cut down to a few windows."""
+    if node.op_type in ("LowBitGemm", "APGemm") and name == "x":
+        axis = node.get("axis") % len(dims)
+        return [2] * axis + [int(dim or 1) for dim in dims[axis:]]
+    kernel, dilations = node.get("kernel_shape") or [], node.get("dilations") or []
+    extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations or [1] * len(kernel), strict=True)]
+    shape = []
+    for axis, dim in enumerate(dims):
+        if axis == len(dims) - 1:
+            shape.append(dim or 8)
+            continue
+        spatial = axis - 1
+        room = extents[spatial] + 5 if 0 <= spatial < len(extents) else 9
+        shape.append(min(dim or room, room))
+    return shape
+
+
+def _codes(node: _Node, name: str, dtype: np.dtype[Any]) -> tuple[int, int]:
+    bits = node.get("x_bits", 8) if name == "x" and node.op_type in _PRODUCTS else 8
+    if dtype.kind == "i":
+        return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    return 0, (1 << bits) - 1
+
+
+def _spread(node: _Node) -> float:
+    """A standard deviation that reaches most codes of a LowBitQuantize."""
+    scale = node.constants[1]
+    return 1.0 if scale is None else float(np.max(scale)) * 64
+
+
+def _output_shape(node: _Node, x: Sequence[int]) -> list[int]:
+    from lowbit import _native
+
+    present = [name != "" for name in node.names]
+    shapes: list[list[int] | None] = [list(c.shape) if c is not None else None for c in node.constants]
+    shapes[0] = list(x)
+    shape, _ = _native.infer_output(node.op_type, node.attributes, shapes, present)
+    assert shape is not None
+    return [int(dim) for dim in shape]
+
+
+def _first_rows(
+    node: _Node, inputs: list[Array | None], actual: Array
+) -> tuple[dict[str, Any], list[Array | None], int | None]:
+    """The node as it is, or only its first output channels where numpy would take long for all of them.
+
+    Output channels do not depend on each other, and the packed weights are one row for each.
+    """
+    if node.op_type not in _PRODUCTS or node.get("group", 1) != 1:
+        return node.attributes, inputs, None
+    key = "out_features" if "Gemm" in node.op_type else "out_channels"
+    channels = node.attributes[key]
+    w = inputs[1]
+    assert w is not None
+    products = math.prod(actual.shape) * (w.size * 8 // (channels * node.get("w_bits")))
+    if products <= _WORK or channels <= _ROWS:
+        return node.attributes, inputs, None
+    cut = list(inputs)
+    for i, (name, array) in enumerate(zip(node.names, inputs, strict=True)):
+        if array is None or i == 0:
+            continue
+        if name == "w":
+            cut[i] = array.reshape(channels, -1)[:_ROWS].reshape(-1)
+        elif name == "residual":
+            cut[i] = array[..., :_ROWS]
+        elif array.ndim and array.shape[0] == channels:
+            cut[i] = array[:_ROWS]
+    return node.attributes | {key: _ROWS}, cut, _ROWS
+
+
+def _check_loads(proto: onnx.ModelProto) -> None:
+    import onnxruntime
+
+    from lowbit.session import get_library_path
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.register_custom_ops_library(str(get_library_path()))
+    try:
+        onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
+        raise ModelError(f"ONNX Runtime refuses the converted model: {str(error).splitlines()[0]}") from error
