@@ -44,9 +44,14 @@ Dim MapDim(const Dim& dim, bool identity, Function size) {
   return identity ? dim : Dim{};
 }
 
+// x, or as many unknown dims as the window says it must have.
+Dims SpatialInput(const Node& node, const Window& window) {
+  return node.X() ? *node.X() : Dims(static_cast<size_t>(window.spatial) + 2);
+}
+
 Dims MapSpatial(const Node& node, const Window& window, const Dim& channels, bool ceil_mode, bool transposed,
                 const std::vector<int64_t>& output_padding) {
-  const Dims& x = *node.X();
+  const Dims x = SpatialInput(node, window);
   RequireRank(node, x, static_cast<size_t>(window.spatial) + 2);
   Dims y = {x[0]};
   for (int s = 0; s < window.spatial; ++s) {
@@ -64,10 +69,9 @@ Dims MapSpatial(const Node& node, const Window& window, const Dim& channels, boo
 }
 
 Shape InferConv(const Node& node) {
-  if (!node.X()) return std::nullopt;
   const bool transposed = std::string_view(node.schema.name) == "LowBitConvTranspose";
   const int64_t in_channels = node.attributes.Int("in_channels", 1, kMaxAttribute);
-  const Dim& channels = node.X()->empty() ? Dim{} : node.X()->back();
+  const Dim channels = node.X() && !node.X()->empty() ? node.X()->back() : Dim{};
   Require(!channels.value || *channels.value == in_channels, node.schema.name, ": x has ", channels.value.value_or(0),
           " channels, attribute 'in_channels' says ", in_channels);
   const Window window = ReadWindow(node.attributes, true);
@@ -78,10 +82,18 @@ Shape InferConv(const Node& node) {
                     padding);
 }
 
+// An axis beyond this is not worth a shape of that many unknown dims.
+constexpr int64_t kMaxKnownAxis = 16;
+
 Shape InferGemm(const Node& node) {
   const int64_t axis = node.attributes.Int("axis", -kMaxAttribute, kMaxAttribute);
   const Dim features{node.attributes.Int("out_features", 1, kMaxAttribute), {}};
-  if (!node.X()) return std::nullopt;
+  if (!node.X()) {  // a negative axis counts from the unknown end
+    if (axis < 0 || axis > kMaxKnownAxis) return std::nullopt;
+    Dims y(static_cast<size_t>(axis));
+    y.push_back(features);
+    return y;
+  }
   const int64_t rank = static_cast<int64_t>(node.X()->size());
   const int64_t first = axis < 0 ? axis + rank : axis;
   Require(first >= 0 && first < rank, node.schema.name, ": attribute 'axis' is ", axis, ", x has rank ", rank);
@@ -118,10 +130,9 @@ Shape InferBroadcast(const Node& node) {
 }
 
 Shape InferPool(const Node& node) {
-  if (!node.X()) return std::nullopt;
   const bool dilations = std::string_view(node.schema.name) == "LowBitMaxPool";
   const Window window = ReadWindow(node.attributes, dilations);
-  const Dim channels = node.X()->empty() ? Dim{} : node.X()->back();
+  const Dim channels = node.X() && !node.X()->empty() ? node.X()->back() : Dim{};
   return MapSpatial(node, window, channels, node.attributes.Flag("ceil_mode"), false, {});
 }
 

@@ -70,6 +70,9 @@ CustomOp::CustomOp(const OpSchema& op_schema) : OrtCustomOp{}, schema(&op_schema
   GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };
   GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 0; };
 
+  // ONNX Runtime derives an output of undefined type from the one input of undefined type; ours depends on attributes
+  // and on which inputs are given. An output that is variadic and heterogeneous (of which a node has exactly one) is
+  // left alone, so that the shape inference callback can state its type.
   GetOutputTypeCount = [](const OrtCustomOp*) { return size_t{1}; };
   GetOutputType = [](const OrtCustomOp* op, size_t) { return TypeOf(SchemaOf(op).output_type); };
   GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_VARIADIC; };

@@ -115,6 +115,8 @@ void InferShape(const OpSchema& schema, OrtShapeInferContext* context) {
     shapes[i] = ReadShape(info);
   }
   const InferredOutput y = InferOutput(schema, ReadAttributes(schema, context), shapes, present);
+  // The API sets type and shape together and takes "no shape" for a scalar. Where not even the rank is known, the type
+  // comes from the graph's value_info, which the converter writes for every tensor.
   if (y.shape) WriteShape(context, y);
 }
 
