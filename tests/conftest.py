@@ -14,8 +14,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# LOWBIT_SITE names a folder with another build of lowbit (a sanitizer's, say) to test instead of the installed
-# one. An editable install is found by a hook on sys.meta_path, which would win over any path.
+# LOWBIT_SITE names a folder with another build of lowbit (a sanitizer's, say) to test instead of the
+# installed one. An editable install is found by a hook on sys.meta_path, which would win over any path.
 SITE = os.environ.get("LOWBIT_SITE")
 if SITE:
     sys.meta_path[:] = [

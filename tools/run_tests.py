@@ -22,7 +22,7 @@ import sys
 import time
 import tomllib
 import xml.etree.ElementTree
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,14 +45,18 @@ class Outcome:
     skipped: str | None = None
 
 
-def run(command: Iterable[str | Path], **env: str) -> bool:
+Command = Sequence[str | Path]
+PIP_INSTALL = (sys.executable, "-m", "pip", "install", "--quiet", "--retries", "5")
+
+
+def run(command: Command, **env: str) -> bool:
     """Runs a command in the repository root, its output going to ours; True when it exits with 0."""
     words = [str(word) for word in command]
     print("+", " ".join([*(f"{k}={v}" for k, v in env.items()), *words]), flush=True)
     return subprocess.run(words, cwd=ROOT, env=os.environ | env).returncode == 0
 
 
-def checked(*commands: Iterable[str | Path], **env: str) -> Outcome:
+def checked(*commands: Command, **env: str) -> Outcome:
     """One step that is right when every command exits with 0; the commands after a failure are not run."""
     return Outcome(passed=1) if all(run(command, **env) for command in commands) else Outcome(failed=1)
 
@@ -86,7 +90,7 @@ def install_extra(extra: str) -> bool:
     with open(ROOT / "pyproject.toml", "rb") as file:
         packages = tomllib.load(file)["project"]["optional-dependencies"][extra]
     wanted = [package for package in packages if not package.startswith("lowbit[")]
-    return run([sys.executable, "-m", "pip", "install", "--quiet", "--retries", "5", *wanted])
+    return run([*PIP_INSTALL, *wanted])
 
 
 def cxx_files() -> list[Path]:
@@ -122,32 +126,10 @@ def clang_tidy() -> Outcome:
         for path in cxx_files()
         if path.suffix == ".cc" and "custom_ops" in path.parts and "x86" not in path.parts
     ]
-    configure = [
-        tool("cmake"),
-        "-S",
-        ROOT,
-        "-B",
-        database,
-        "-G",
-        "Ninja",
-        "-DCMAKE_CXX_COMPILER=c++",
-        f"-DPython_EXECUTABLE={sys.executable}",
-        f"-DCMAKE_PREFIX_PATH={pybind11_dir()}",
-    ]
-    tidy = [
-        sys.executable,
-        tool("run-clang-tidy.py"),
-        "-clang-tidy-binary",
-        tool("clang-tidy"),
-        "-p",
-        database,
-        "-j",
-        JOBS,
-        "-quiet",
-        "-warnings-as-errors=*",
-        *(f"^{path}$" for path in sources),
-    ]
-    return checked(configure, tidy, ORT_INCLUDE_DIR=ort_headers())
+    tidy: list[str | Path] = [sys.executable, tool("run-clang-tidy.py"), "-p", database, "-j", JOBS, "-quiet"]
+    tidy += ["-clang-tidy-binary", tool("clang-tidy"), "-warnings-as-errors=*"]
+    tidy += [f"^{path}$" for path in sources]
+    return checked(configure(database), tidy, ORT_INCLUDE_DIR=ort_headers())
 
 
 LINT: list[tuple[str, Callable[[], Outcome]]] = [
@@ -185,24 +167,20 @@ def ort_headers() -> str:
     return found.stdout.strip()
 
 
+def configure(folder: Path, *options: str) -> Command:
+    """The command that configures a CMake build of the repository."""
+    command: list[str | Path] = [tool("cmake"), "-S", ROOT, "-B", folder, "-G", "Ninja"]
+    command += ["-DCMAKE_BUILD_TYPE=Release", f"-DPython_EXECUTABLE={sys.executable}"]
+    return [*command, f"-DCMAKE_PREFIX_PATH={pybind11_dir()}", *options]
+
+
 def install_variant(name: str, *settings: str, **env: str) -> Path | None:
     """Installs lowbit, built with CMake definitions, into build/<name>/site; None when that fails."""
     site = BUILD / name / "site"
     shutil.rmtree(site, ignore_errors=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--target",
-        site,
-        f"--config-settings=build-dir=build/{name}/cmake",
-        *(f"--config-settings=cmake.define.{setting}" for setting in settings),
-        ".",
-    ]
+    command: list[str | Path] = [*PIP_INSTALL, "--no-deps", "--no-build-isolation", "--target", site, "."]
+    command += [f"--config-settings=build-dir=build/{name}/cmake"]
+    command += [f"--config-settings=cmake.define.{setting}" for setting in settings]
     return site if run(command, ORT_INCLUDE_DIR=ort_headers(), **env) else None
 
 
@@ -281,19 +259,7 @@ def thread_sanitizer() -> Outcome:
     """TSan: the C++ concurrency test, 8 threads on 2 sets of operators that share packed weights."""
     folder = BUILD / "tsan"
     return checked(
-        [
-            tool("cmake"),
-            "-S",
-            ROOT,
-            "-B",
-            folder,
-            "-G",
-            "Ninja",
-            "-DCMAKE_BUILD_TYPE=Release",
-            "-DLOWBIT_SANITIZE=thread",
-            "-DLOWBIT_PYTHON=OFF",
-            "-DLOWBIT_TESTS=ON",
-        ],
+        configure(folder, "-DLOWBIT_SANITIZE=thread", "-DLOWBIT_PYTHON=OFF", "-DLOWBIT_TESTS=ON"),
         [tool("cmake"), "--build", folder, "--target", "lowbit_concurrency_test"],
         [folder / "custom_ops/lowbit_concurrency_test"],
         ORT_INCLUDE_DIR=ort_headers(),
@@ -303,25 +269,11 @@ def thread_sanitizer() -> Outcome:
 
 def clang_build() -> Outcome:
     """The core, the library and the Python module compile with clang, without warnings."""
-    clang = shutil.which("clang++")
-    if clang is None:
-        return Outcome(skipped="clang++ is not installed")
+    if not run(["tools/setup.sh", "program", "clang++", "clang"]):
+        return Outcome(skipped="clang++ is not installed and could not be")
     folder = BUILD / "clang"
     return checked(
-        [
-            tool("cmake"),
-            "-S",
-            ROOT,
-            "-B",
-            folder,
-            "-G",
-            "Ninja",
-            "-DCMAKE_BUILD_TYPE=Release",
-            f"-DCMAKE_CXX_COMPILER={clang}",
-            "-DLOWBIT_WERROR=ON",
-            f"-DPython_EXECUTABLE={sys.executable}",
-            f"-DCMAKE_PREFIX_PATH={pybind11_dir()}",
-        ],
+        configure(folder, "-DCMAKE_CXX_COMPILER=clang++", "-DLOWBIT_WERROR=ON"),
         [tool("cmake"), "--build", folder],
         ORT_INCLUDE_DIR=ort_headers(),
     )
@@ -330,19 +282,8 @@ def clang_build() -> Outcome:
 def onnxruntime_version(version: str) -> Outcome:
     """The smoke tests against one onnxruntime, laid over the virtual environment's."""
     site = BUILD / f"onnxruntime-{version}"
-    if not site.exists() and not run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--target",
-            site,
-            f"onnxruntime=={version}.*",
-        ]
-    ):
+    install = [*PIP_INSTALL, "--no-deps", "--target", str(site), f"onnxruntime=={version}.*"]
+    if not site.exists() and not run(install):
         shutil.rmtree(site, ignore_errors=True)
         return Outcome(skipped=f"no onnxruntime {version}.* to install for this Python and platform")
     return pytest(f"onnxruntime-{version}", *parallel(), "tests/smoke", PYTHONPATH=str(site))
@@ -365,21 +306,12 @@ def wheel_from_sdist() -> Outcome:
     environment = folder / "venv"
     if not run([sys.executable, "-m", "build", "--outdir", folder, "."], ORT_INCLUDE_DIR=ort_headers()):
         return Outcome(failed=1)
-    wheels = list(folder.glob("*.whl"))
+    (wheel,) = folder.glob("*.whl")
+    python = environment / "bin/python"
     return checked(
         [sys.executable, "-m", "venv", environment],
-        [
-            environment / "bin/python",
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--retries",
-            "5",
-            f"{wheels[0]}[test]",
-        ],
-        [environment / "bin/python", "-m", "pytest", "-q", "-rs", "tests/smoke", "tests/packaging"],
-        PYTHONPATH="",
+        [python, *PIP_INSTALL[1:], f"{wheel}[test]"],
+        [python, "-m", "pytest", "-q", "-rs", "tests/smoke", "tests/packaging"],
     )
 
 

@@ -2,6 +2,7 @@
 # Sets up what the Makefile needs and this machine lacks. Both commands may be repeated; they do only what is missing.
 #
 #   tools/setup.sh venv DIR    a virtual environment with the build tools (cmake, ninja, ... from PyPI)
+#   tools/setup.sh program NAME PACKAGE   makes sure that a program is there
 #   tools/setup.sh headers     prints the ONNX Runtime include folder to build with; fetches it into .cache if needed
 #
 # Debian packages are installed only when something is missing and this is root; otherwise the script says what to
@@ -78,5 +79,6 @@ ort_headers() {
 case "${1:-}" in
   venv) setup_venv "${2:?venv needs a folder}" ;;
   headers) ort_headers ;;
-  *) sed -n '2,5p' "$0" >&2; exit 2 ;;
+  program) command -v "$2" > /dev/null || apt_install "$3" "no $2 found" ;;
+  *) sed -n '2,7p' "$0" >&2; exit 2 ;;
 esac
