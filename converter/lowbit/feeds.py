@@ -160,7 +160,8 @@ def constant_values(model: onnx.ModelProto, names: set[str] | None = None) -> di
     """The values of initializers and Constant nodes of the main graph: all, or those of ``names``."""
     values = {}
     for init in model.graph.initializer:
-        if names is None or init.name in names:
+        loaded = init.data_location != TensorProto.EXTERNAL
+        if loaded and (names is None or init.name in names):
             values[init.name] = numpy_helper.to_array(init)
     for node in model.graph.node:
         if node.op_type == "Constant" and (names is None or node.output[0] in names):

@@ -41,6 +41,19 @@ Model = str | os.PathLike[str] | onnx.ModelProto
 Progress = Callable[[int, int], None]
 
 PROVENANCE = "lowbit.provenance"
+MOVING_OPS = (
+    "Clip",
+    "MaxPool",
+    "Reshape",
+    "Transpose",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Identity",
+    "Slice",
+)
+"""Ops whose output holds the codes of their first input, in its type."""
+
 SUFFIX = "/lowbit"  # of the outputs of the model that holds every lowbit node side by side
 
 
@@ -54,7 +67,7 @@ class NodeCheck:
     elements: int = 0
     wrong: int = 0  # differ from the numpy definition
     equal: int = 0  # equal to the original's value
-    near_tie: int = 0  # one step apart, at a tie within float32 rounding
+    near_tie: int = 0  # differ within float32 rounding; for codes that means one step, at a tie
     unexplained: int = 0
     note: str = ""
 
@@ -216,14 +229,16 @@ def read_provenance(
             )
     known = {name for node in original.graph.node for name in node.output}
     known |= {value.name for value in original.graph.input}
-    strangers = sorted({place.source for place in places.values()} - known)
-    if strangers:
+    # A few values may come from the conversion itself; those are checked against their definition only.
+    found_there = {name: place for name, place in places.items() if place.source in known}
+    if 2 * len(found_there) < len(places):
+        stranger = next(place.source for place in places.values() if place.source not in known)
         raise ModelError(
-            f"the converted model was not made from this original: it has no value '{strangers[0]}'"
-            + (f" and {len(strangers) - 1} more" if len(strangers) > 1 else "")
+            f"the converted model was not made from this original: {len(places) - len(found_there)} of its "
+            f"{len(places)} values are not in it, such as '{stranger}'"
         )
     inputs = {value.name for value in original.graph.input}
-    return {**{name: Place(name) for name in inputs}, **places}
+    return {**{name: Place(name) for name in inputs}, **found_there}
 
 
 # ---- the original in stock ONNX Runtime
@@ -289,40 +304,42 @@ def _options(threads: int | None) -> onnxruntime.SessionOptions:
 def _expose(model: onnx.ModelProto, names: Iterable[str]) -> tuple[onnx.ModelProto, dict[str, str]]:
     """A copy of a model with inner values as outputs, and {output name: value name} of those renamed.
 
-    4- and 2-bit codes come out as int8 through a Cast: numpy cannot hold them.
+    4- and 2-bit codes come out as int8 or uint8 through a Cast: numpy cannot hold them.
     """
     exposed = onnx.ModelProto()
     exposed.CopyFrom(model)
     narrow = _narrow_values(model)
     renamed = {}
     for name in names:
+        output = name
         if name in narrow:
-            renamed[f"{name}/int8"] = name
-            exposed.graph.node.append(
-                helper.make_node("Cast", [name], [f"{name}/int8"], to=onnx.TensorProto.INT8)
-            )
-            name = f"{name}/int8"
-        exposed.graph.output.append(onnx.ValueInfoProto(name=name))
+            output = f"{name}/8bit"
+            renamed[output] = name
+            exposed.graph.node.append(helper.make_node("Cast", [name], [output], to=narrow[name]))
+        exposed.graph.output.append(onnx.ValueInfoProto(name=output))
     return exposed, renamed
 
 
-def _narrow_values(model: onnx.ModelProto) -> set[str]:
-    """Outputs of quantizers to 4 or 2 bits."""
-    kinds = {
-        getattr(onnx.TensorProto, kind)
-        for kind in ("INT4", "UINT4", "INT2", "UINT2")
+def _narrow_values(model: onnx.ModelProto) -> dict[str, int]:
+    """Outputs of quantizers to 4 or 2 bits, each with the 8-bit type that holds them."""
+    signed, unsigned = ("INT4", "INT2"), ("UINT4", "UINT2")
+    holder = {
+        getattr(onnx.TensorProto, kind): onnx.TensorProto.INT8 if kind in signed else onnx.TensorProto.UINT8
+        for kind in (*signed, *unsigned)
         if hasattr(onnx.TensorProto, kind)
     }
-    narrow = {init.name for init in model.graph.initializer if init.data_type in kinds}
+    types = {init.name: init.data_type for init in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type == "Constant":
-            narrow |= {node.output[0] for a in node.attribute if a.name == "value" and a.t.data_type in kinds}
-    found = set()
+            types.update((node.output[0], a.t.data_type) for a in node.attribute if a.name == "value")
+    found = {}
     for node in model.graph.node:
-        by_zero_point = node.op_type == "QuantizeLinear" and len(node.input) > 2 and node.input[2] in narrow
-        by_type = any(a.name == "output_dtype" and a.i in kinds for a in node.attribute)
-        if by_zero_point or by_type:
-            found.add(node.output[0])
+        if node.op_type == "QuantizeLinear":
+            kinds = [a.i for a in node.attribute if a.name == "output_dtype"]
+            kinds += [types[name] for name in node.input[2:3] if name in types]
+            found.update((node.output[0], holder[kind]) for kind in kinds if kind in holder)
+        elif node.op_type in MOVING_OPS and node.input and node.input[0] in found:
+            found[node.output[0]] = found[node.input[0]]
     return found
 
 

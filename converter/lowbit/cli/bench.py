@@ -67,19 +67,20 @@ def _print(out: Out, report: BenchReport) -> None:
         ("load time", *(f"{t.load_ms:.1f} ms" for t in models), ratios.get("load")),
         ("peak memory", *(megabytes(t.peak_memory_bytes) for t in models), ratios.get("memory")),
     ]
-    names = [f"{Path(timing.path).name}>" for timing in models]
+    short = [Path(timing.path).name for timing in models]
+    labels = short if len(set(short)) == len(short) else [timing.path for timing in models]
     formatted = [(*row[:-1], None if row[-1] is None else f"{row[-1]:.3f}") for row in rows]
-    out.table(["", *names, "ratio>"], formatted)
+    out.table(["", *(f"{label}>" for label in labels), "ratio>"], formatted)
     pinned = f", pinned to CPU {', '.join(map(str, report.pinned))}" if report.pinned else ""
     out.note(
         f"{report.threads} thread(s){pinned}; {report.rounds} rounds in turns; load time and peak memory "
         "(VmHWM) from fresh processes"
     )
-    for timing in models:
+    for label, timing in zip(labels, models, strict=True):
         if timing.nodes:
             slowest = timing.nodes if out.verbosity > 0 else timing.nodes[:20]
             out.table(
                 ["node", "op", "ms per run>"],
                 [(node.name, node.op_type, f"{node.mean_ms:.4f}") for node in slowest],
-                title=f"{Path(timing.path).name}: slowest of {len(timing.nodes)} nodes",
+                title=f"{label}: slowest of {len(timing.nodes)} nodes",
             )

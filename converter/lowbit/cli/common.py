@@ -25,7 +25,10 @@ UNUSABLE = 2
 UNSUPPORTED = 3
 INTERRUPTED = 130
 
-PIPE_WIDTH = 200
+CELL_WIDTH = 56
+"""Longest name that a table shows in full; --format json always does."""
+
+PIPE_WIDTH = 1000
 """Columns of a table that goes to a file or a pipe, where nothing tells a width."""
 
 
@@ -94,7 +97,13 @@ class Out:
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    # Some exporters join the names of everything a node was fused from; its two ends tell it apart.
+    return (
+        text
+        if len(text) <= CELL_WIDTH or " " in text
+        else f"{text[: CELL_WIDTH // 2]}..{text[-CELL_WIDTH // 2 :]}"
+    )
 
 
 class Command(click.Command):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from lowbit.cli.common import MODEL, Out, megabytes, model_argument, overwrite_option, subcommand
+from lowbit.cli.common import MODEL, PIPE_WIDTH, Out, megabytes, model_argument, overwrite_option, subcommand
 
 
 @subcommand("convert")
@@ -86,7 +87,7 @@ def _print(out: Out, summary: dict[str, Any]) -> None:
 def _html(out: Out, summary: dict[str, Any]) -> str:
     """The printed report, with every node, as a page."""
     page = Out("table", out.verbosity)
-    page.stdout = Console(record=True, quiet=True, width=160, highlight=False)
+    page.stdout = Console(record=True, file=io.StringIO(), width=PIPE_WIDTH, highlight=False)
     page.print(f"[bold]lowbit convert {summary['model']}[/bold]")
     _print(page, summary)
     rows = [

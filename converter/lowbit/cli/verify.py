@@ -89,8 +89,8 @@ def _print(out: Out, report: VerifyReport) -> None:
             ("definition", f"{wrong:,} of {report.total('elements'):,} elements differ"),
             (
                 "original",
-                f"{equal:,} of {equal + near + unexplained:,} elements equal, {near:,} differ at a rounding "
-                f"tie, {unexplained:,} unexplained",
+                f"{equal:,} of {equal + near + unexplained:,} elements equal, {near:,} within float rounding "
+                f"(codes: one step at a tie), {unexplained:,} unexplained",
             ),
             ("whole model", whole),
         ]
