@@ -6,8 +6,8 @@
 namespace lowbit {
 namespace {
 
-// One tensor never holds more elements than this, so that a malformed shape fails here with a reason and not in an
-// allocation of terabytes.
+// One tensor never holds more elements than this, so that a malformed shape fails here with a reason and not
+// in an allocation of terabytes.
 constexpr int64_t kMaxElements = (int64_t{1} << 31) - 1;
 
 Window WindowOf(const ConvGeometry& g) {

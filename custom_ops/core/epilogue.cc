@@ -26,14 +26,20 @@ float TailValue(const Epilogue& e, int32_t acc, size_t c, int32_t residual) {
   float v = static_cast<float>(acc) * e.acc_scale[c];
   for (const TailStep step : e.tail) {
     switch (step) {
-      case TailStep::kBias: v = v + e.tail_bias[c]; break;
+      case TailStep::kBias:
+        v = v + e.tail_bias[c];
+        break;
       case TailStep::kAffine: {
         const float scaled = v * e.tail_scale[c];
         v = scaled + e.tail_shift[c];
         break;
       }
-      case TailStep::kResidual: v = v + DequantizeCode(residual, e.residual_scale, e.residual_zero_point); break;
-      case TailStep::kRelu: v = v < 0.0f ? 0.0f : v; break;
+      case TailStep::kResidual:
+        v = v + DequantizeCode(residual, e.residual_scale, e.residual_zero_point);
+        break;
+      case TailStep::kRelu:
+        v = v < 0.0f ? 0.0f : v;
+        break;
       case TailStep::kClip:
         v = v < e.clip_min ? e.clip_min : v;
         v = v > e.clip_max ? e.clip_max : v;
@@ -48,10 +54,13 @@ float TailValue(const Epilogue& e, int32_t acc, size_t c, int32_t residual) {
 int32_t EpilogueCode(const Epilogue& e, int32_t acc, int64_t channel, int32_t residual) {
   const size_t c = static_cast<size_t>(channel);
   switch (e.kind) {
-    case EpilogueKind::kRequantize: return RequantizeCode(e, acc, c, residual);
-    case EpilogueKind::kThresholds: return ThresholdCode(e, acc, c);
+    case EpilogueKind::kRequantize:
+      return RequantizeCode(e, acc, c, residual);
+    case EpilogueKind::kThresholds:
+      return ThresholdCode(e, acc, c);
     case EpilogueKind::kFloat:
-    case EpilogueKind::kTail: break;
+    case EpilogueKind::kTail:
+      break;
   }
   return QuantizeCode(TailValue(e, acc, c, residual), e.y_scale, e.y_zero_point, e.y_lo, e.y_hi);
 }

@@ -1,5 +1,6 @@
-// The scalar arithmetic of the numeric contract: float32, each operation rounded once, rint half to even. Reference
-// kernels are written with it, vector kernels repeat it lane by lane. Compile with -ffp-contract=off.
+// The scalar arithmetic of the numeric contract: float32, each operation rounded once, rint half to even.
+// Reference kernels are written with it, vector kernels repeat it lane by lane. Compile with
+// -ffp-contract=off.
 #pragma once
 
 #include <cmath>
@@ -9,8 +10,8 @@
 
 namespace lowbit {
 
-// Clipping happens in float32, before the conversion, so that huge values are defined and NaN becomes lo (every
-// comparison with NaN is false). lo and hi are codes, hence exact in float32.
+// Clipping happens in float32, before the conversion, so that huge values are defined and NaN becomes lo
+// (every comparison with NaN is false). lo and hi are codes, hence exact in float32.
 inline int32_t ClipToCode(float v, int32_t lo, int32_t hi) {
   const float f_lo = static_cast<float>(lo), f_hi = static_cast<float>(hi);
   v = v > f_lo ? v : f_lo;

@@ -33,11 +33,12 @@ bool SameDim(const Dim& a, const Dim& b) {
 }
 
 void RequireRank(const Node& node, const Dims& dims, size_t rank) {
-  Require(dims.size() == rank, node.schema.name, ": input '", node.schema.inputs[0].name, "' has rank ", dims.size(),
-          ", expected ", rank);
+  Require(dims.size() == rank, node.schema.name, ": input '", node.schema.inputs[0].name, "' has rank ",
+          dims.size(), ", expected ", rank);
 }
 
-// Applies `size` to a known dim. An unknown one survives, with its symbol, only where every size maps to itself.
+// Applies `size` to a known dim. An unknown one survives, with its symbol, only where every size maps to
+// itself.
 template <typename Function>
 Dim MapDim(const Dim& dim, bool identity, Function size) {
   if (dim.value) return {size(*dim.value), {}};
@@ -61,7 +62,8 @@ Dims MapSpatial(const Node& node, const Window& window, const Dim& channels, boo
     const bool same =
         window.stride[d] == 1 && window.pad_begin[d] + window.pad_end[d] == window.Extent(i) - 1 + extra;
     y.push_back(MapDim(x[axis], same, [&](int64_t size) {
-      return transposed ? TransposedOutputSize(window, i, size, extra) : WindowOutputSize(window, i, size, ceil_mode);
+      return transposed ? TransposedOutputSize(window, i, size, extra)
+                        : WindowOutputSize(window, i, size, ceil_mode);
     }));
   }
   y.push_back(channels);
@@ -72,14 +74,15 @@ Shape InferConv(const Node& node) {
   const bool transposed = std::string_view(node.schema.name) == "LowBitConvTranspose";
   const int64_t in_channels = node.attributes.Int("in_channels", 1, kMaxAttribute);
   const Dim channels = node.X() && !node.X()->empty() ? node.X()->back() : Dim{};
-  Require(!channels.value || *channels.value == in_channels, node.schema.name, ": x has ", channels.value.value_or(0),
-          " channels, attribute 'in_channels' says ", in_channels);
+  Require(!channels.value || *channels.value == in_channels, node.schema.name, ": x has ",
+          channels.value.value_or(0), " channels, attribute 'in_channels' says ", in_channels);
   const Window window = ReadWindow(node.attributes, true);
-  const std::vector<int64_t> padding = transposed ? node.attributes.Ints("output_padding") : std::vector<int64_t>{};
+  const std::vector<int64_t> padding =
+      transposed ? node.attributes.Ints("output_padding") : std::vector<int64_t>{};
   Require(padding.empty() || static_cast<int>(padding.size()) == window.spatial, node.schema.name,
           ": attribute 'output_padding' has ", padding.size(), " numbers, expected ", window.spatial);
-  return MapSpatial(node, window, {node.attributes.Int("out_channels", 1, kMaxAttribute), {}}, false, transposed,
-                    padding);
+  return MapSpatial(node, window, {node.attributes.Int("out_channels", 1, kMaxAttribute), {}}, false,
+                    transposed, padding);
 }
 
 // An axis beyond this is not worth a shape of that many unknown dims.
@@ -96,7 +99,8 @@ Shape InferGemm(const Node& node) {
   }
   const int64_t rank = static_cast<int64_t>(node.X()->size());
   const int64_t first = axis < 0 ? axis + rank : axis;
-  Require(first >= 0 && first < rank, node.schema.name, ": attribute 'axis' is ", axis, ", x has rank ", rank);
+  Require(first >= 0 && first < rank, node.schema.name, ": attribute 'axis' is ", axis, ", x has rank ",
+          rank);
   Dims y(node.X()->begin(), node.X()->begin() + first);
   y.push_back(features);
   return y;
@@ -108,8 +112,8 @@ Dim BroadcastDim(const Node& node, const Dim& a, const Dim& b) {
   if (SameDim(a, b)) return a;
   if (a.value && *a.value == 1) return b;
   if (b.value && *b.value == 1) return a;
-  Require(!a.value || !b.value, node.schema.name, ": dimensions ", a.value.value_or(0), " and ", b.value.value_or(0),
-          " do not broadcast");
+  Require(!a.value || !b.value, node.schema.name, ": dimensions ", a.value.value_or(0), " and ",
+          b.value.value_or(0), " do not broadcast");
   // A known size above 1 wins over an unknown one, which can only be 1 or that size.
   if (a.value) return a;
   if (b.value) return b;
@@ -168,12 +172,14 @@ Shape InferConcat(const Node& node) {
     Require(x.size() == y.size(), node.schema.name, ": inputs of rank ", y.size(), " and ", x.size());
     for (size_t d = 0; d < y.size(); ++d) {
       if (d == axis) continue;
-      Require(!x[d].value || !y[d].value || *x[d].value == *y[d].value, node.schema.name, ": input ", i - first,
-              " has ", x[d].value.value_or(0), " in dimension ", d, ", expected ", y[d].value.value_or(0));
+      Require(!x[d].value || !y[d].value || *x[d].value == *y[d].value, node.schema.name, ": input ",
+              i - first, " has ", x[d].value.value_or(0), " in dimension ", d, ", expected ",
+              y[d].value.value_or(0));
       if (x[d].value) y[d] = x[d];
     }
     if (x[axis].value) {
-      Require(!__builtin_add_overflow(sum, *x[axis].value, &sum), node.schema.name, ": the joined dimension overflows");
+      Require(!__builtin_add_overflow(sum, *x[axis].value, &sum), node.schema.name,
+              ": the joined dimension overflows");
     } else {
       sum_known = false;
     }
@@ -189,11 +195,13 @@ Shape InferResize(const Node& node) {
   const std::vector<float>& scales = node.attributes.Floats("scales");
   const std::vector<int64_t>& sizes = node.attributes.Ints("sizes");
   const size_t spatial = x.size() - 2, given = scales.empty() ? sizes.size() : scales.size();
-  Require(given == spatial, node.schema.name, ": ", given, " scales or sizes for ", spatial, " spatial dimensions");
+  Require(given == spatial, node.schema.name, ": ", given, " scales or sizes for ", spatial,
+          " spatial dimensions");
   Dims y = {x.front()};
   for (size_t i = 0; i < spatial; ++i) {
     if (scales.empty()) {
-      Require(sizes[i] >= 1 && sizes[i] <= kMaxAttribute, node.schema.name, ": attribute 'sizes' holds ", sizes[i]);
+      Require(sizes[i] >= 1 && sizes[i] <= kMaxAttribute, node.schema.name, ": attribute 'sizes' holds ",
+              sizes[i]);
       y.push_back({sizes[i], {}});
       continue;
     }
@@ -275,10 +283,10 @@ ElementType InferType(const Node& node) {
 
 }  // namespace
 
-InferredOutput InferOutput(const OpSchema& schema, const AttributeMap& attributes, const std::vector<Shape>& inputs,
-                           const std::vector<bool>& present) {
-  Require(inputs.size() == present.size() && inputs.size() >= schema.inputs.size(), schema.name, ": ", inputs.size(),
-          " inputs, expected ", schema.inputs.size());
+InferredOutput InferOutput(const OpSchema& schema, const AttributeMap& attributes,
+                           const std::vector<Shape>& inputs, const std::vector<bool>& present) {
+  Require(inputs.size() == present.size() && inputs.size() >= schema.inputs.size(), schema.name, ": ",
+          inputs.size(), " inputs, expected ", schema.inputs.size());
   const AttributeReader reader(schema, attributes);
   const Node node{schema, reader, inputs, present};
   const auto infer = InferFunctions().find(schema.name);

@@ -28,8 +28,8 @@ CpuidRegisters Cpuid(uint32_t leaf, uint32_t subleaf) {
   return r;
 }
 
-// XCR0 says which register files the operating system saves: bits 1, 2 for xmm and ymm, bits 5..7 for the opmasks, the
-// upper halves of zmm0..15 and zmm16..31. Written as bytes because the intrinsic needs -mxsave.
+// XCR0 says which register files the operating system saves: bits 1, 2 for xmm and ymm, bits 5..7 for the
+// opmasks, the upper halves of zmm0..15 and zmm16..31. Written as bytes because the intrinsic needs -mxsave.
 uint64_t Xcr0() {
   uint32_t low = 0, high = 0;
   __asm__ volatile(".byte 0x0f, 0x01, 0xd0" : "=a"(low), "=d"(high) : "c"(0));
@@ -45,11 +45,11 @@ std::array<bool, 5> Detect() {
   const uint64_t saved = osxsave ? Xcr0() : 0;
   const bool ymm = (saved & kYmmState) == kYmmState, zmm = (saved & kZmmState) == kZmmState;
 
-  const bool sse41 = Bit(l1.ecx, 19) && Bit(l1.ecx, 9);            // SSE4.1, SSSE3
+  const bool sse41 = Bit(l1.ecx, 19) && Bit(l1.ecx, 9);                                    // SSE4.1, SSSE3
   const bool avx2 = sse41 && ymm && Bit(l1.ecx, 28) && Bit(l1.ecx, 12) && Bit(l7.ebx, 5);  // AVX, FMA, AVX2
   const bool avxvnni = avx2 && Bit(l7s1.eax, 4);
   const bool avx512 = avx2 && zmm && Bit(l7.ebx, 16) && Bit(l7.ebx, 17) && Bit(l7.ebx, 30) && Bit(l7.ebx, 31);
-  const bool avx512vnni = avx512 && Bit(l7.ecx, 11);               // on top of F, DQ, BW, VL
+  const bool avx512vnni = avx512 && Bit(l7.ecx, 11);  // on top of F, DQ, BW, VL
   return {true, sse41, avx2, avxvnni, avx512vnni};
 }
 
@@ -77,7 +77,8 @@ Isa ReadDefaultIsa() {
   if (text == nullptr || *text == '\0') return BestLevelUpTo(Isa::kAvx512Vnni);
   const std::optional<Isa> cap = IsaFromName(text);
   Require(cap.has_value(), "LOWBIT_ISA is '", text,
-          "', expected one of scalar, sse41, avx2, avxvnni, avx512vnni. Unset it to use the best level of this machine");
+          "', expected one of scalar, sse41, avx2, avxvnni, avx512vnni. Unset it to use the best level of "
+          "this machine");
   return BestLevelUpTo(*cap);
 }
 

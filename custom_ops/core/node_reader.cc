@@ -27,8 +27,8 @@ std::array<int64_t, 2> SpatialPair(const AttributeReader& attributes, std::strin
                                    int64_t fallback) {
   const std::vector<int64_t>& values = attributes.Ints(name);
   std::array<int64_t, 2> out{1, 1};
-  Require(values.empty() || static_cast<int>(values.size()) == spatial, attributes.op(), ": attribute '", name, "' has ",
-          values.size(), " numbers, expected ", spatial, " as in kernel_shape");
+  Require(values.empty() || static_cast<int>(values.size()) == spatial, attributes.op(), ": attribute '",
+          name, "' has ", values.size(), " numbers, expected ", spatial, " as in kernel_shape");
   for (int i = 0; i < spatial; ++i) {
     const int64_t value = values.empty() ? fallback : values[static_cast<size_t>(i)];
     Require(value >= 1 && value <= kMaxAttribute, attributes.op(), ": attribute '", name, "' holds ", value,
@@ -51,7 +51,8 @@ const T& AttributeReader::Get(std::string_view name) const {
 
 int64_t AttributeReader::Int(std::string_view name, int64_t lo, int64_t hi) const {
   const int64_t value = Get<int64_t>(name);
-  Require(value >= lo && value <= hi, op_, ": attribute '", name, "' is ", value, ", expected ", lo, "..", hi);
+  Require(value >= lo && value <= hi, op_, ": attribute '", name, "' is ", value, ", expected ", lo, "..",
+          hi);
   return value;
 }
 
@@ -60,14 +61,17 @@ const std::string& AttributeReader::String(std::string_view name) const { return
 const std::vector<int64_t>& AttributeReader::Ints(std::string_view name) const {
   return Get<std::vector<int64_t>>(name);
 }
-const std::vector<float>& AttributeReader::Floats(std::string_view name) const { return Get<std::vector<float>>(name); }
+const std::vector<float>& AttributeReader::Floats(std::string_view name) const {
+  return Get<std::vector<float>>(name);
+}
 
 int64_t AttributeReader::OptionalInt(std::string_view name, int64_t fallback, int64_t lo, int64_t hi) const {
   const std::vector<int64_t>& values = Ints(name);
-  Require(values.size() <= 1, op_, ": attribute '", name, "' has ", values.size(), " numbers, expected at most one");
+  Require(values.size() <= 1, op_, ": attribute '", name, "' has ", values.size(),
+          " numbers, expected at most one");
   if (values.empty()) return fallback;
-  Require(values[0] >= lo && values[0] <= hi, op_, ": attribute '", name, "' is ", values[0], ", expected ", lo, "..",
-          hi);
+  Require(values[0] >= lo && values[0] <= hi, op_, ": attribute '", name, "' is ", values[0], ", expected ",
+          lo, "..", hi);
   return values[0];
 }
 
@@ -76,13 +80,15 @@ Encoding AttributeReader::EncodingOf(std::string_view name, bool allow_bipolar) 
   if (text == "unsigned") return Encoding::kUnsigned;
   if (text == "signed") return Encoding::kSigned;
   if (text == "bipolar" && allow_bipolar) return Encoding::kBipolar;
-  Fail(op_, ": attribute '", name, "' is '", text, "', expected unsigned", allow_bipolar ? ", signed or bipolar" : " or signed");
+  Fail(op_, ": attribute '", name, "' is '", text, "', expected unsigned",
+       allow_bipolar ? ", signed or bipolar" : " or signed");
 }
 
-OperandType AttributeReader::Operand(std::string_view bits, std::string_view encoding, bool allow_bipolar) const {
+OperandType AttributeReader::Operand(std::string_view bits, std::string_view encoding,
+                                     bool allow_bipolar) const {
   const OperandType type{static_cast<int>(Int(bits, 1, 8)), EncodingOf(encoding, allow_bipolar)};
-  Require(type.encoding != Encoding::kBipolar || type.bits == 1, op_, ": bipolar codes have 1 bit, attribute '", bits,
-          "' is ", type.bits);
+  Require(type.encoding != Encoding::kBipolar || type.bits == 1, op_,
+          ": bipolar codes have 1 bit, attribute '", bits, "' is ", type.bits);
   return type;
 }
 
@@ -111,7 +117,8 @@ Window ReadWindow(const AttributeReader& attributes, bool dilations) {
 int64_t WindowOutputSize(const Window& window, int i, int64_t size, bool ceil_mode) {
   const size_t d = static_cast<size_t>(i);
   const int64_t padded = size + window.pad_begin[d] + window.pad_end[d], extent = window.Extent(i);
-  Require(extent <= padded, "a window of ", extent, " pixels does not fit into ", size, " pixels padded to ", padded);
+  Require(extent <= padded, "a window of ", extent, " pixels does not fit into ", size, " pixels padded to ",
+          padded);
   const int64_t stride = window.stride[d], span = padded - extent;
   if (!ceil_mode) return span / stride + 1;
   const int64_t out = (span + stride - 1) / stride + 1;
@@ -121,20 +128,22 @@ int64_t WindowOutputSize(const Window& window, int i, int64_t size, bool ceil_mo
 
 int64_t TransposedOutputSize(const Window& window, int i, int64_t size, int64_t output_padding) {
   const size_t d = static_cast<size_t>(i);
-  const int64_t out = window.stride[d] * (size - 1) + output_padding + window.Extent(i) - window.pad_begin[d] -
-                      window.pad_end[d];
-  Require(out >= 1, "the pads (", window.pad_begin[d], ", ", window.pad_end[d], ") leave nothing of the output");
+  const int64_t out = window.stride[d] * (size - 1) + output_padding + window.Extent(i) -
+                      window.pad_begin[d] - window.pad_end[d];
+  Require(out >= 1, "the pads (", window.pad_begin[d], ", ", window.pad_end[d],
+          ") leave nothing of the output");
   return out;
 }
 
 NodeReader::NodeReader(const OpSchema& schema, const AttributeMap& given,
-                       std::span<const std::optional<ConstTensor>> constants, const std::vector<bool>& present)
+                       std::span<const std::optional<ConstTensor>> constants,
+                       const std::vector<bool>& present)
     : AttributeReader(schema, given), schema_(schema), constants_(constants), present_(present) {
-  Require(present.size() == constants.size(), op(), ": ", present.size(), " presence flags for ", constants.size(),
-          " inputs");
+  Require(present.size() == constants.size(), op(), ": ", present.size(), " presence flags for ",
+          constants.size(), " inputs");
   const bool variadic = !schema.inputs.empty() && schema.inputs.back().variadic;
-  Require(variadic ? present.size() >= schema.inputs.size() : present.size() == schema.inputs.size(), op(), ": ",
-          present.size(), " inputs, expected ", variadic ? "at least " : "", schema.inputs.size());
+  Require(variadic ? present.size() >= schema.inputs.size() : present.size() == schema.inputs.size(), op(),
+          ": ", present.size(), " inputs, expected ", variadic ? "at least " : "", schema.inputs.size());
   for (size_t i = 0; i < schema.inputs.size(); ++i) {
     const InputSchema& input = schema.inputs[i];
     Require(input.optional || present[i], op(), ": input '", input.name, "' is missing");
@@ -154,23 +163,24 @@ const ConstTensor& NodeReader::Constant(std::string_view input, ElementType type
   const size_t i = Index(input);
   Require(present_[i] && constants_[i].has_value(), op(), ": input '", input, "' is missing");
   const ConstTensor& tensor = *constants_[i];
-  Require(tensor.type == type, op(), ": input '", input, "' is ", kTypeNames[static_cast<size_t>(tensor.type)],
-          ", expected ", kTypeNames[static_cast<size_t>(type)]);
-  Require(ElementCount(tensor.shape) == 0 || tensor.data != nullptr, op(), ": input '", input, "' has no data");
+  Require(tensor.type == type, op(), ": input '", input, "' is ",
+          kTypeNames[static_cast<size_t>(tensor.type)], ", expected ", kTypeNames[static_cast<size_t>(type)]);
+  Require(ElementCount(tensor.shape) == 0 || tensor.data != nullptr, op(), ": input '", input,
+          "' has no data");
   return tensor;
 }
 
 std::vector<float> NodeReader::FloatsOf(std::string_view input, int64_t count) const {
   const ConstTensor& tensor = Constant(input, ElementType::kFloat);
-  Require(ElementCount(tensor.shape) == count, op(), ": input '", input, "' has shape ", ShapeText(tensor.shape),
-          ", expected ", count, " elements");
+  Require(ElementCount(tensor.shape) == count, op(), ": input '", input, "' has shape ",
+          ShapeText(tensor.shape), ", expected ", count, " elements");
   return Copy<float>(tensor, count);
 }
 
 std::vector<int32_t> NodeReader::Int32sOf(std::string_view input, int64_t count) const {
   const ConstTensor& tensor = Constant(input, ElementType::kInt32);
-  Require(ElementCount(tensor.shape) == count, op(), ": input '", input, "' has shape ", ShapeText(tensor.shape),
-          ", expected ", count, " elements");
+  Require(ElementCount(tensor.shape) == count, op(), ": input '", input, "' has shape ",
+          ShapeText(tensor.shape), ", expected ", count, " elements");
   return Copy<int32_t>(tensor, count);
 }
 
@@ -186,7 +196,8 @@ std::vector<int32_t> NodeReader::BroadcastInt32sOf(std::string_view input, int64
 
 float NodeReader::ScaleOf(std::string_view input) const {
   const float scale = FloatOf(input);
-  Require(std::isfinite(scale) && scale > 0, op(), ": input '", input, "' is ", scale, ", expected a finite scale > 0");
+  Require(std::isfinite(scale) && scale > 0, op(), ": input '", input, "' is ", scale,
+          ", expected a finite scale > 0");
   return scale;
 }
 
@@ -209,8 +220,8 @@ int32_t NodeReader::ZeroPointOf(std::string_view input, OperandType type) const 
 void NodeReader::CheckZeroPoint(std::string_view input, int32_t value, OperandType type) const {
   const bool bipolar = type.encoding == Encoding::kBipolar;
   const int32_t lo = bipolar ? 0 : type.MinCode(), hi = bipolar ? 0 : type.MaxCode();
-  Require(value >= lo && value <= hi, op(), ": input '", input, "' is ", value, ", expected ", lo, "..", hi, " for ",
-          type.bits, bipolar ? "-bit bipolar codes" : "-bit codes");
+  Require(value >= lo && value <= hi, op(), ": input '", input, "' is ", value, ", expected ", lo, "..", hi,
+          " for ", type.bits, bipolar ? "-bit bipolar codes" : "-bit codes");
 }
 
 int64_t CheckedProduct(int64_t a, int64_t b, std::string_view what) {

@@ -1,5 +1,6 @@
-// Checked access to what a model says about one node. Nothing that a model holds is trusted: every getter states the
-// range or the length that it accepts and throws Error, naming the attribute or input, for anything else.
+// Checked access to what a model says about one node. Nothing that a model holds is trusted: every getter
+// states the range or the length that it accepts and throws Error, naming the attribute or input, for
+// anything else.
 #pragma once
 
 #include <array>
@@ -16,8 +17,8 @@
 
 namespace lowbit {
 
-// Attributes that count or measure something (kernel, stride, pad, channels) stay below this. It keeps every product of
-// two of them, and sums of such products, inside int64.
+// Attributes that count or measure something (kernel, stride, pad, channels) stay below this. It keeps every
+// product of two of them, and sums of such products, inside int64.
 inline constexpr int64_t kMaxAttribute = int64_t{1} << 30;
 
 class AttributeReader {
@@ -45,12 +46,15 @@ class AttributeReader {
   AttributeMap attributes_;
 };
 
-// Kernel, strides, dilations and pads of a sliding window, index 0 the height. One spatial dim leaves the height at 1.
+// Kernel, strides, dilations and pads of a sliding window, index 0 the height. One spatial dim leaves the
+// height at 1.
 struct Window {
   int spatial = 2;
   std::array<int64_t, 2> kernel{1, 1}, stride{1, 1}, dilation{1, 1}, pad_begin{0, 0}, pad_end{0, 0};
 
-  int64_t Extent(int i) const { return dilation[i] * (kernel[i] - 1) + 1; }  // pixels that a dilated kernel spans
+  int64_t Extent(int i) const {
+    return dilation[i] * (kernel[i] - 1) + 1;
+  }  // pixels that a dilated kernel spans
 };
 Window ReadWindow(const AttributeReader& attributes, bool dilations);
 
@@ -61,8 +65,8 @@ int64_t TransposedOutputSize(const Window& window, int i, int64_t size, int64_t 
 
 class NodeReader : public AttributeReader {
  public:
-  NodeReader(const OpSchema& schema, const AttributeMap& given, std::span<const std::optional<ConstTensor>> constants,
-             const std::vector<bool>& present);
+  NodeReader(const OpSchema& schema, const AttributeMap& given,
+             std::span<const std::optional<ConstTensor>> constants, const std::vector<bool>& present);
 
   size_t Index(std::string_view input) const;
   bool Present(std::string_view input) const { return present_[Index(input)]; }

@@ -58,7 +58,9 @@ bool SameBytes(const AlignedBytes& a, const AlignedBytes& b) {
 
 }  // namespace
 
-void AlignedBytes::Free::operator()(uint8_t* p) const { ::operator delete[](p, std::align_val_t{kAlignment}); }
+void AlignedBytes::Free::operator()(uint8_t* p) const {
+  ::operator delete[](p, std::align_val_t{kAlignment});
+}
 
 AlignedBytes::AlignedBytes(size_t size)
     : size_(size), data_(static_cast<uint8_t*>(::operator new[](size, std::align_val_t{kAlignment}))) {

@@ -1,4 +1,5 @@
-// Packed weights, shared between the sessions of a process by content: two sessions of one model hold them once.
+// Packed weights, shared between the sessions of a process by content: two sessions of one model hold them
+// once.
 #pragma once
 
 #include <cstddef>
@@ -28,9 +29,9 @@ class AlignedBytes {
 
 using PackedWeights = std::shared_ptr<const AlignedBytes>;
 
-// A kernel packs its weights, then hands them in here and keeps what comes back: `bytes` itself, or an equal buffer that
-// another kernel already holds. The key is the content alone, compared byte for byte, so it does not matter which
-// kernel packed it and from what. The last kernel that lets go frees it.
+// A kernel packs its weights, then hands them in here and keeps what comes back: `bytes` itself, or an equal
+// buffer that another kernel already holds. The key is the content alone, compared byte for byte, so it does
+// not matter which kernel packed it and from what. The last kernel that lets go frees it.
 PackedWeights ShareWeights(AlignedBytes bytes);
 
 // Live buffers, for tests.

@@ -12,8 +12,8 @@ void CheckSizes(int64_t rows, int64_t k, int bits, size_t codes, size_t packed) 
   Require(bits >= 1 && bits <= 8, "packed codes have 1 to 8 bits, got ", bits);
   Require(codes == static_cast<size_t>(rows * k), "expected ", rows, " x ", k, " codes, got ", codes);
   const int64_t bytes = rows * PackedRowBytes(k, bits);
-  Require(packed == static_cast<size_t>(bytes), "expected ", bytes, " bytes for ", rows, " rows of ", k, " codes of ",
-          bits, " bits, got ", packed);
+  Require(packed == static_cast<size_t>(bytes), "expected ", bytes, " bytes for ", rows, " rows of ", k,
+          " codes of ", bits, " bits, got ", packed);
 }
 
 // The 8 codes that begin at bit 8 * bits * group of a row lie in exactly `bits` bytes.
@@ -63,7 +63,8 @@ void UnpackRows(std::span<const uint8_t> packed, int64_t rows, int64_t k, int bi
     return;
   }
   const int64_t row_bytes = PackedRowBytes(k, bits);
-  for (int64_t r = 0; r < rows; ++r) UnpackRow(packed.data() + r * row_bytes, k, bits, is_signed, codes.data() + r * k);
+  for (int64_t r = 0; r < rows; ++r)
+    UnpackRow(packed.data() + r * row_bytes, k, bits, is_signed, codes.data() + r * k);
 }
 
 }  // namespace lowbit

@@ -1,5 +1,5 @@
-// A bounded, locked cache: what a kernel derives from an input shape (tap offsets, tile counts) is computed once per
-// shape, and a model that is fed ever new shapes does not grow.
+// A bounded, locked cache: what a kernel derives from an input shape (tap offsets, tile counts) is computed
+// once per shape, and a model that is fed ever new shapes does not grow.
 #pragma once
 
 #include <algorithm>
@@ -16,9 +16,9 @@ class PlanCache {
  public:
   explicit PlanCache(size_t capacity = 16) : capacity_(capacity) {}
 
-  // The value for `key`, made by `make()` where it is not there. It stays alive while the caller holds it, even when it
-  // is evicted meanwhile. `make` runs outside the lock, so two threads that meet a new shape at once may both make it;
-  // one of the two equal values is kept.
+  // The value for `key`, made by `make()` where it is not there. It stays alive while the caller holds it,
+  // even when it is evicted meanwhile. `make` runs outside the lock, so two threads that meet a new shape at
+  // once may both make it; one of the two equal values is kept.
   template <typename Make>
   std::shared_ptr<const Value> Get(const Key& key, Make&& make) {
     if (std::shared_ptr<const Value> found = Find(key)) return found;
@@ -31,7 +31,8 @@ class PlanCache {
 
   // Entries stand in the order of their last use, the newest first. Call with the lock held.
   std::shared_ptr<const Value> Touch(const Key& key) {
-    const auto it = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.first == key; });
+    const auto it =
+        std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.first == key; });
     if (it == entries_.end()) return nullptr;
     std::rotate(entries_.begin(), it, it + 1);
     return entries_.front().second;

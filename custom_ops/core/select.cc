@@ -8,7 +8,8 @@ namespace {
 // Empty: the row can run this node under the cap `isa` on this machine.
 std::string RefusalReason(const KernelRow& row, const ConvSpec& spec, Isa isa) {
   const bool transposed = std::string_view(row.op) == "conv_transpose";
-  if (transposed != spec.geometry.transposed) return transposed ? "transposed only" : "not a transposed kernel";
+  if (transposed != spec.geometry.transposed)
+    return transposed ? "transposed only" : "not a transposed kernel";
   if (row.isa > isa) return std::string("needs ") + IsaName(row.isa) + ", the cap is " + IsaName(isa);
   if (!MachineHas(row.isa)) return std::string("this machine has no ") + IsaName(row.isa);
   if (spec.x.bits > row.x_bits_max) return std::to_string(spec.x.bits) + "-bit activations";
@@ -18,7 +19,8 @@ std::string RefusalReason(const KernelRow& row, const ConvSpec& spec, Isa isa) {
 
 }  // namespace
 
-KernelChoice SelectConvKernel(const ConvSpec& spec, const ConvShape& shape, Isa isa, const std::string& only) {
+KernelChoice SelectConvKernel(const ConvSpec& spec, const ConvShape& shape, Isa isa,
+                              const std::string& only) {
   KernelChoice choice;
   double best = 0;
   for (const KernelRow& row : ConvKernelTable()) {

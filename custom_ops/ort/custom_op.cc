@@ -13,11 +13,15 @@ const OpSchema& SchemaOf(const OrtCustomOp* op) { return *static_cast<const Cust
 // Undefined means: any, checked when the kernel is created (constants) and at every call (fed tensors).
 ONNXTensorElementDataType TypeOf(TypeRule rule) {
   switch (rule) {
-    case TypeRule::kUInt8: return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
-    case TypeRule::kInt32: return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
-    case TypeRule::kFloat: return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    case TypeRule::kUInt8:
+      return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
+    case TypeRule::kInt32:
+      return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
+    case TypeRule::kFloat:
+      return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
     case TypeRule::kCodes:
-    case TypeRule::kCodesOrFloat: break;
+    case TypeRule::kCodesOrFloat:
+      break;
   }
   return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
 }
@@ -27,7 +31,8 @@ OrtCustomOpInputOutputCharacteristic CharacteristicOf(const InputSchema& input) 
   return input.optional ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
 }
 
-OrtStatus* MakeKernel(const OrtCustomOp* op, const OrtApi*, const OrtKernelInfo* info, void** kernel) noexcept {
+OrtStatus* MakeKernel(const OrtCustomOp* op, const OrtApi*, const OrtKernelInfo* info,
+                      void** kernel) noexcept {
   *kernel = nullptr;
   try {
     *kernel = new NodeKernel(SchemaOf(op), info);
@@ -65,14 +70,16 @@ CustomOp::CustomOp(const OpSchema& op_schema) : OrtCustomOp{}, schema(&op_schema
 
   GetInputTypeCount = [](const OrtCustomOp* op) { return SchemaOf(op).inputs.size(); };
   GetInputType = [](const OrtCustomOp* op, size_t i) { return TypeOf(SchemaOf(op).inputs[i].type); };
-  GetInputCharacteristic = [](const OrtCustomOp* op, size_t i) { return CharacteristicOf(SchemaOf(op).inputs[i]); };
+  GetInputCharacteristic = [](const OrtCustomOp* op, size_t i) {
+    return CharacteristicOf(SchemaOf(op).inputs[i]);
+  };
   GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
   GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };
   GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 0; };
 
-  // ONNX Runtime derives an output of undefined type from the one input of undefined type; ours depends on attributes
-  // and on which inputs are given. An output that is variadic and heterogeneous (of which a node has exactly one) is
-  // left alone, so that the shape inference callback can state its type.
+  // ONNX Runtime derives an output of undefined type from the one input of undefined type; ours depends on
+  // attributes and on which inputs are given. An output that is variadic and heterogeneous (of which a node
+  // has exactly one) is left alone, so that the shape inference callback can state its type.
   GetOutputTypeCount = [](const OrtCustomOp*) { return size_t{1}; };
   GetOutputType = [](const OrtCustomOp* op, size_t) { return TypeOf(SchemaOf(op).output_type); };
   GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_VARIADIC; };

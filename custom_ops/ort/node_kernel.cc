@@ -56,18 +56,22 @@ AttributeValue ReadAttribute(const OrtKernelInfo* info, const AttributeSchema& a
       return ReadText(
           [&](char* out, size_t* size) { return api.KernelInfoGetAttribute_string(info, name, out, size); });
     case AttributeKind::kInts:
-      return ReadList<int64_t>(
-          [&](int64_t* out, size_t* size) { return api.KernelInfoGetAttributeArray_int64(info, name, out, size); });
+      return ReadList<int64_t>([&](int64_t* out, size_t* size) {
+        return api.KernelInfoGetAttributeArray_int64(info, name, out, size);
+      });
     case AttributeKind::kFloats:
-      return ReadList<float>(
-          [&](float* out, size_t* size) { return api.KernelInfoGetAttributeArray_float(info, name, out, size); });
+      return ReadList<float>([&](float* out, size_t* size) {
+        return api.KernelInfoGetAttributeArray_float(info, name, out, size);
+      });
   }
   return int64_t{0};
 }
 
-// The C API does not list a node's attributes and answers "absent" and "of another kind" with the same error code; its
-// message tells the two apart. An attribute of the wrong kind must not silently become its default.
-bool SaysAbsent(std::string_view message) { return message.find("No attribute with") != std::string_view::npos; }
+// The C API does not list a node's attributes and answers "absent" and "of another kind" with the same error
+// code; its message tells the two apart. An attribute of the wrong kind must not silently become its default.
+bool SaysAbsent(std::string_view message) {
+  return message.find("No attribute with") != std::string_view::npos;
+}
 
 AttributeMap ReadAttributes(const OrtKernelInfo* info, const OpSchema& schema) {
   AttributeMap out;
@@ -197,7 +201,9 @@ class ContextThreadPool final : public ThreadPool {
       fn(0);
       return;
     }
-    const auto call = [](void* user, size_t i) { (*static_cast<const std::function<void(size_t)>*>(user))(i); };
+    const auto call = [](void* user, size_t i) {
+      (*static_cast<const std::function<void(size_t)>*>(user))(i);
+    };
     void* user = const_cast<std::function<void(size_t)>*>(&fn);  // only called, never changed
     Check(Api().KernelContext_ParallelFor(context_, call, count, 0, user));
   }
@@ -218,7 +224,8 @@ NodeKernel::NodeKernel(const OpSchema& schema, const OrtKernelInfo* info) {
     Require(inputs.present[0], "input '", schema.inputs[0].name, "' is missing");
     options.x_shape = InputInfo(info, inputs.fed.empty() ? 0 : inputs.fed[0]).shape;
     op_ = CreateOperator(schema, ReadAttributes(info, schema), inputs.constants, inputs.present, options);
-    // ONNX Runtime allocates the output by the type that the graph states, so this must hold before anything runs.
+    // ONNX Runtime allocates the output by the type that the graph states, so this must hold before anything
+    // runs.
     const ONNXTensorElementDataType declared = OutputInfo(info, 0).type;
     Require(declared == ToOrt(op_->OutputType()), "the graph declares an output of ONNX element type ",
             static_cast<int>(declared), ", the node makes ", static_cast<int>(ToOrt(op_->OutputType())));

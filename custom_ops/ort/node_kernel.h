@@ -19,7 +19,7 @@ class NodeKernel {
   const std::string& where() const { return where_; }
 
  private:
-  std::string where_;  // "lowbit: node 'name' (Op): ", the beginning of every error
+  std::string where_;        // "lowbit: node 'name' (Op): ", the beginning of every error
   std::vector<size_t> fed_;  // inputs read at every call; the others are constant or absent
   size_t input_count_;
   std::unique_ptr<Operator> op_;

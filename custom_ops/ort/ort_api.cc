@@ -37,20 +37,30 @@ OrtStatus* StatusFromException(const std::string& where) noexcept {
 
 ElementType ElementTypeFrom(ONNXTensorElementDataType type) {
   switch (type) {
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8: return ElementType::kUInt8;
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8: return ElementType::kInt8;
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32: return ElementType::kInt32;
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT: return ElementType::kFloat;
-    default: Fail("a tensor has ONNX element type ", static_cast<int>(type), ", expected uint8, int8, int32 or float");
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8:
+      return ElementType::kUInt8;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8:
+      return ElementType::kInt8;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32:
+      return ElementType::kInt32;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT:
+      return ElementType::kFloat;
+    default:
+      Fail("a tensor has ONNX element type ", static_cast<int>(type),
+           ", expected uint8, int8, int32 or float");
   }
 }
 
 ONNXTensorElementDataType ToOrt(ElementType type) {
   switch (type) {
-    case ElementType::kUInt8: return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
-    case ElementType::kInt8: return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
-    case ElementType::kInt32: return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
-    case ElementType::kFloat: return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    case ElementType::kUInt8:
+      return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
+    case ElementType::kInt8:
+      return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+    case ElementType::kInt32:
+      return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
+    case ElementType::kFloat:
+      return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
   }
   return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
 }

@@ -20,7 +20,8 @@ void SetApi(const OrtApi* api);
 // Throws Error with the status' message and releases it.
 void Check(OrtStatus* status);
 
-// Calls fn and turns what it throws into a status, prefixed by where it happened. No exception may cross the C boundary.
+// Calls fn and turns what it throws into a status, prefixed by where it happened. No exception may cross the
+// C boundary.
 OrtStatus* StatusFromException(const std::string& where) noexcept;
 
 struct Release {

@@ -14,11 +14,13 @@ OrtCustomOpDomain* BuildDomain() {
   static std::deque<CustomOp> ops;  // the domain points into it
   OrtCustomOpDomain* domain = nullptr;
   Check(Api().CreateCustomOpDomain(kDomain, &domain));
-  for (const OpSchema& schema : OpSchemas()) Check(Api().CustomOpDomain_Add(domain, &ops.emplace_back(schema)));
+  for (const OpSchema& schema : OpSchemas())
+    Check(Api().CustomOpDomain_Add(domain, &ops.emplace_back(schema)));
   return domain;
 }
 
-// Shared by every session and never released: sessions keep pointers into it and may live until the process ends.
+// Shared by every session and never released: sessions keep pointers into it and may live until the process
+// ends.
 OrtCustomOpDomain* Domain() {
   static OrtCustomOpDomain* const domain = BuildDomain();
   return domain;
@@ -27,7 +29,8 @@ OrtCustomOpDomain* Domain() {
 }  // namespace
 }  // namespace lowbit::ort
 
-extern "C" __attribute__((visibility("default"))) OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) noexcept {
+extern "C" __attribute__((visibility("default"))) OrtStatus* ORT_API_CALL
+RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) noexcept {
   using namespace lowbit::ort;
   const OrtApi* api = base->GetApi(kApiVersion);
   if (api == nullptr) {

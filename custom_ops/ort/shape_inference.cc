@@ -27,14 +27,18 @@ std::vector<T> ReadList(const OrtOpAttr* attribute, OrtOpAttrType type) {
 
 AttributeValue ReadAttribute(const OrtOpAttr* attribute, AttributeKind kind) {
   switch (kind) {
-    case AttributeKind::kInt: return ReadList<int64_t>(attribute, ORT_OP_ATTR_INT).at(0);
-    case AttributeKind::kFloat: return ReadList<float>(attribute, ORT_OP_ATTR_FLOAT).at(0);
+    case AttributeKind::kInt:
+      return ReadList<int64_t>(attribute, ORT_OP_ATTR_INT).at(0);
+    case AttributeKind::kFloat:
+      return ReadList<float>(attribute, ORT_OP_ATTR_FLOAT).at(0);
     case AttributeKind::kString: {
       const std::vector<char> text = ReadList<char>(attribute, ORT_OP_ATTR_STRING);
       return std::string(text.begin(), text.end());
     }
-    case AttributeKind::kInts: return ReadList<int64_t>(attribute, ORT_OP_ATTR_INTS);
-    case AttributeKind::kFloats: return ReadList<float>(attribute, ORT_OP_ATTR_FLOATS);
+    case AttributeKind::kInts:
+      return ReadList<int64_t>(attribute, ORT_OP_ATTR_INTS);
+    case AttributeKind::kFloats:
+      return ReadList<float>(attribute, ORT_OP_ATTR_FLOATS);
   }
   return int64_t{0};
 }
@@ -49,7 +53,8 @@ AttributeMap ReadAttributes(const OpSchema& schema, const OrtShapeInferContext* 
   return out;
 }
 
-// The context shows an input of unknown rank as a scalar. No op reads scalars of codes, so a rank of 0 means unknown.
+// The context shows an input of unknown rank as a scalar. No op reads scalars of codes, so a rank of 0 means
+// unknown.
 Shape ReadShape(const OrtTensorTypeAndShapeInfo* info) {
   size_t rank = 0;
   Check(Api().GetDimensionsCount(info, &rank));
@@ -69,8 +74,8 @@ Shape ReadShape(const OrtTensorTypeAndShapeInfo* info) {
   return dims;
 }
 
-// ONNX Runtime takes a dim of -1 only together with a symbol. Two unknown dims must not share one: equal symbols mean
-// equal sizes.
+// ONNX Runtime takes a dim of -1 only together with a symbol. Two unknown dims must not share one: equal
+// symbols mean equal sizes.
 std::string FreshSymbol() {
   static std::atomic<uint64_t> next{0};
   return "lowbit_unknown_" + std::to_string(next.fetch_add(1));
@@ -115,8 +120,8 @@ void InferShape(const OpSchema& schema, OrtShapeInferContext* context) {
     shapes[i] = ReadShape(info);
   }
   const InferredOutput y = InferOutput(schema, ReadAttributes(schema, context), shapes, present);
-  // The API sets type and shape together and takes "no shape" for a scalar. Where not even the rank is known, the type
-  // comes from the graph's value_info, which the converter writes for every tensor.
+  // The API sets type and shape together and takes "no shape" for a scalar. Where not even the rank is known,
+  // the type comes from the graph's value_info, which the converter writes for every tensor.
   if (y.shape) WriteShape(context, y);
 }
 

@@ -5,8 +5,8 @@
 
 namespace lowbit::ort {
 
-// Sets the output shape as far as it is known. What cannot be inferred is left to the run; a node that can never work
-// is reported when its kernel is created, with its name.
+// Sets the output shape as far as it is known. What cannot be inferred is left to the run; a node that can
+// never work is reported when its kernel is created, with its name.
 void InferShape(const OpSchema& schema, OrtShapeInferContext* context);
 
 }  // namespace lowbit::ort

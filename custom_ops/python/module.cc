@@ -1,5 +1,5 @@
-// lowbit._native: the op set, the kernels and the packing for tests, tools and benchmarks. Everything here is a
-// translation between Python objects and core/; converter/lowbit/_native.pyi documents the signatures.
+// lowbit._native: the op set, the kernels and the packing for tests, tools and benchmarks. Everything here is
+// a translation between Python objects and core/; converter/lowbit/_native.pyi documents the signatures.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -32,11 +32,16 @@ const OpSchema& SchemaOf(const std::string& op) {
 
 const char* RuleName(TypeRule rule) {
   switch (rule) {
-    case TypeRule::kCodes: return "codes";
-    case TypeRule::kCodesOrFloat: return "codes_or_float";
-    case TypeRule::kUInt8: return "uint8";
-    case TypeRule::kInt32: return "int32";
-    case TypeRule::kFloat: return "float";
+    case TypeRule::kCodes:
+      return "codes";
+    case TypeRule::kCodesOrFloat:
+      return "codes_or_float";
+    case TypeRule::kUInt8:
+      return "uint8";
+    case TypeRule::kInt32:
+      return "int32";
+    case TypeRule::kFloat:
+      return "float";
   }
   return "";
 }
@@ -77,7 +82,8 @@ py::list Schemas() {
   for (const OpSchema& schema : OpSchemas()) {
     py::list inputs, attributes;
     for (const InputSchema& input : schema.inputs) inputs.append(DescribeInput(input));
-    for (const AttributeSchema& attribute : schema.attributes) attributes.append(DescribeAttribute(attribute));
+    for (const AttributeSchema& attribute : schema.attributes)
+      attributes.append(DescribeAttribute(attribute));
     py::dict op;
     op["name"] = schema.name;
     op["summary"] = schema.summary;
@@ -103,14 +109,19 @@ std::vector<T> NumberList(const py::handle& value) {
 AttributeValue AttributeFrom(const AttributeSchema& attribute, const py::handle& value) {
   try {
     switch (attribute.kind) {
-      case AttributeKind::kInt: return py::cast<int64_t>(value);
-      case AttributeKind::kFloat: return py::cast<float>(value);
-      case AttributeKind::kString: return py::cast<std::string>(value);
-      case AttributeKind::kInts: return NumberList<int64_t>(value);
-      case AttributeKind::kFloats: return NumberList<float>(value);
+      case AttributeKind::kInt:
+        return py::cast<int64_t>(value);
+      case AttributeKind::kFloat:
+        return py::cast<float>(value);
+      case AttributeKind::kString:
+        return py::cast<std::string>(value);
+      case AttributeKind::kInts:
+        return NumberList<int64_t>(value);
+      case AttributeKind::kFloats:
+        return NumberList<float>(value);
     }
-  } catch (const py::cast_error&) {
-  } catch (const py::error_already_set&) {
+  } catch (const py::cast_error&) {         // not the kind: the error below says so
+  } catch (const py::error_already_set&) {  // not iterable: as above
   }
   Fail("attribute '", attribute.name, "' must be of kind ", KindName(attribute.kind), ", got ",
        py::cast<std::string>(py::repr(value)));
@@ -135,7 +146,8 @@ ElementType ElementTypeOf(const py::array& array) {
   if (array.dtype().equal(py::dtype::of<int8_t>())) return ElementType::kInt8;
   if (array.dtype().equal(py::dtype::of<int32_t>())) return ElementType::kInt32;
   if (array.dtype().equal(py::dtype::of<float>())) return ElementType::kFloat;
-  Fail("an input has dtype ", py::cast<std::string>(py::str(array.dtype())), ", expected uint8, int8, int32 or float32");
+  Fail("an input has dtype ", py::cast<std::string>(py::str(array.dtype())),
+       ", expected uint8, int8, int32 or float32");
 }
 
 size_t IndexOfVariadic(const OpSchema& schema) {
@@ -176,7 +188,8 @@ OperatorOptions OptionsFrom(const std::optional<std::string>& isa, const std::op
   options.isa = DefaultIsa();
   if (isa) {
     const std::optional<Isa> level = IsaFromName(*isa);
-    Require(level.has_value(), "isa is '", *isa, "', expected one of scalar, sse41, avx2, avxvnni, avx512vnni");
+    Require(level.has_value(), "isa is '", *isa,
+            "', expected one of scalar, sse41, avx2, avxvnni, avx512vnni");
     options.isa = *level;
   }
   options.kernel = kernel.value_or("");
@@ -191,7 +204,8 @@ struct Node {
 };
 
 Node MakeNode(const std::string& name, const py::dict& attributes, const py::list& inputs,
-              const std::optional<std::string>& isa, const std::optional<std::string>& kernel, bool reference) {
+              const std::optional<std::string>& isa, const std::optional<std::string>& kernel,
+              bool reference) {
   const OpSchema& schema = SchemaOf(name);
   Node node{FeedsFrom(schema, inputs), nullptr};
   const AttributeMap map = AttributesFrom(schema, attributes);
@@ -220,7 +234,8 @@ py::array Run(const std::string& op, const py::dict& attributes, const py::list&
 }
 
 py::dict Plan(const std::string& op, const py::dict& attributes, const py::list& inputs,
-              const std::optional<std::string>& isa, const std::optional<std::string>& kernel, bool reference) {
+              const std::optional<std::string>& isa, const std::optional<std::string>& kernel,
+              bool reference) {
   const Node node = MakeNode(op, attributes, inputs, isa, kernel, reference);
   const OperatorPlan plan = node.op->Plan(node.feeds.tensors);
   py::dict out;
@@ -325,12 +340,12 @@ py::array_t<uint8_t> PackWeights(const py::array_t<int64_t, py::array::c_style |
   return packed;
 }
 
-py::array UnpackWeights(const py::array_t<uint8_t, py::array::c_style>& packed, int64_t rows, int64_t k, int bits,
-                        bool is_signed) {
+py::array UnpackWeights(const py::array_t<uint8_t, py::array::c_style>& packed, int64_t rows, int64_t k,
+                        int bits, bool is_signed) {
   Require(rows >= 0 && k >= 0 && rows <= kMaxAttribute && k <= kMaxAttribute, "rows x k is ", rows, " x ", k);
   Require(bits >= 1 && bits <= 8, "bits is ", bits, ", expected 1..8");
-  Require(packed.size() == rows * PackedRowBytes(k, bits), "expected ", rows * PackedRowBytes(k, bits), " bytes, got ",
-          packed.size());
+  Require(packed.size() == rows * PackedRowBytes(k, bits), "expected ", rows * PackedRowBytes(k, bits),
+          " bytes, got ", packed.size());
   py::array codes(py::dtype(is_signed ? "int8" : "uint8"), std::vector<int64_t>{rows, k});
   UnpackRows({packed.data(), static_cast<size_t>(packed.size())}, rows, k, bits, is_signed,
              {static_cast<uint8_t*>(codes.mutable_data()), static_cast<size_t>(codes.size())});
@@ -353,12 +368,14 @@ PYBIND11_MODULE(_native, m) {
   m.def("isa_levels", &IsaLevels);
   m.def("default_isa", [] { return IsaName(DefaultIsa()); });
   m.def("kernel_table", &KernelTable);
-  m.def("run", &Run, py::arg("op"), py::arg("attrs"), py::arg("inputs"), py::kw_only(), py::arg("isa") = py::none(),
-        py::arg("kernel") = py::none(), py::arg("reference") = false, py::arg("threads") = 1);
-  m.def("plan", &Plan, py::arg("op"), py::arg("attrs"), py::arg("inputs"), py::kw_only(), py::arg("isa") = py::none(),
-        py::arg("kernel") = py::none(), py::arg("reference") = false);
-  m.def("time", &Time, py::arg("op"), py::arg("attrs"), py::arg("inputs"), py::kw_only(), py::arg("isa") = py::none(),
-        py::arg("kernel") = py::none(), py::arg("reference") = false, py::arg("threads") = 1, py::arg("repeats") = 50);
+  m.def("run", &Run, py::arg("op"), py::arg("attrs"), py::arg("inputs"), py::kw_only(),
+        py::arg("isa") = py::none(), py::arg("kernel") = py::none(), py::arg("reference") = false,
+        py::arg("threads") = 1);
+  m.def("plan", &Plan, py::arg("op"), py::arg("attrs"), py::arg("inputs"), py::kw_only(),
+        py::arg("isa") = py::none(), py::arg("kernel") = py::none(), py::arg("reference") = false);
+  m.def("time", &Time, py::arg("op"), py::arg("attrs"), py::arg("inputs"), py::kw_only(),
+        py::arg("isa") = py::none(), py::arg("kernel") = py::none(), py::arg("reference") = false,
+        py::arg("threads") = 1, py::arg("repeats") = 50);
   m.def("pack_weights", &PackWeights, py::arg("codes"), py::arg("bits"));
   m.def("unpack_weights", &UnpackWeights, py::arg("packed"), py::arg("rows"), py::arg("k"), py::arg("bits"),
         py::arg("signed"));

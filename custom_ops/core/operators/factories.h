@@ -5,10 +5,11 @@
 
 namespace lowbit {
 
-// A macro, so that each signature is written once; `OperatorFactory` in core/operator.h documents the parameters.
-#define LOWBIT_OPERATOR_FACTORY(name)                                                                       \
-  std::unique_ptr<Operator> name(const OpSchema& schema, const AttributeMap& attributes,                    \
-                                 std::span<const std::optional<ConstTensor>> constants,                     \
+// A macro, so that each signature is written once; `OperatorFactory` in core/operator.h documents the
+// parameters.
+#define LOWBIT_OPERATOR_FACTORY(name)                                                    \
+  std::unique_ptr<Operator> name(const OpSchema& schema, const AttributeMap& attributes, \
+                                 std::span<const std::optional<ConstTensor>> constants,  \
                                  const std::vector<bool>& present, const OperatorOptions& options)
 
 LOWBIT_OPERATOR_FACTORY(CreateConv);           // LowBitConv, APConv

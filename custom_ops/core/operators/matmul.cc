@@ -11,8 +11,8 @@ namespace {
 
 using Tensors = std::span<const std::optional<ConstTensor>>;
 
-// Stands for a dimension that the model leaves open, where a kernel is chosen before any image was seen: the middle of
-// an ImageNet network.
+// Stands for a dimension that the model leaves open, where a kernel is chosen before any image was seen: the
+// middle of an ImageNet network.
 constexpr int64_t kTypicalPixels = 28;
 
 class MatmulOperator final : public Operator {
@@ -39,7 +39,7 @@ class MatmulOperator final : public Operator {
   ConvShape TypicalShape(const std::vector<int64_t>& x_shape) const {
     if (layout_.is_gemm) return {1, 1, 1, 1, 1};
     const auto size = [&](int dim, int64_t extent) {
-      const size_t axis = static_cast<size_t>(dim + 1);
+      const size_t axis = static_cast<size_t>(dim) + 1;
       const bool known = x_shape.size() == static_cast<size_t>(layout_.spatial) + 2 && x_shape[axis] > 0;
       return known ? x_shape[axis] : std::max(kTypicalPixels, extent);
     };
@@ -80,7 +80,8 @@ class MatmulOperator final : public Operator {
   int64_t GemmAxis(const std::vector<int64_t>& x) const {
     const int64_t rank = static_cast<int64_t>(x.size());
     const int64_t axis = layout_.axis < 0 ? layout_.axis + rank : layout_.axis;
-    Require(axis >= 0 && axis < rank, op_, ": attribute 'axis' is ", layout_.axis, ", x has shape ", ShapeText(x));
+    Require(axis >= 0 && axis < rank, op_, ": attribute 'axis' is ", layout_.axis, ", x has shape ",
+            ShapeText(x));
     return axis;
   }
 
@@ -88,8 +89,8 @@ class MatmulOperator final : public Operator {
     const std::span<const int64_t> dims = x;
     const size_t axis = static_cast<size_t>(GemmAxis(x));
     const int64_t k = ElementCount(dims.subspan(axis));
-    Require(k == geometry_.in_channels, op_, ": x has shape ", ShapeText(x), ", its dims from ", axis, " on hold ", k,
-            " features, expected ", geometry_.in_channels);
+    Require(k == geometry_.in_channels, op_, ": x has shape ", ShapeText(x), ", its dims from ", axis,
+            " on hold ", k, " features, expected ", geometry_.in_channels);
     return InferConvShape(geometry_, ElementCount(dims.first(axis)), 1, 1);
   }
 
@@ -100,8 +101,10 @@ class MatmulOperator final : public Operator {
     return InferConvShape(geometry_, x[0], layout_.spatial == 1 ? 1 : x[1], x[rank - 2]);
   }
 
-  void CheckResidual(const ConstTensor& residual, const ConvShape& shape, const std::vector<int64_t>& x) const {
-    Require(residual.type == residual_type_, op_, ": the residual's element type is not the one residual_encoding says");
+  void CheckResidual(const ConstTensor& residual, const ConvShape& shape,
+                     const std::vector<int64_t>& x) const {
+    Require(residual.type == residual_type_, op_,
+            ": the residual's element type is not the one residual_encoding says");
     const std::vector<int64_t>& r = residual.shape;
     bool same = r.size() == (layout_.is_gemm ? static_cast<size_t>(GemmAxis(x)) + 1 : x.size());
     same = same && r.back() == geometry_.out_channels;
@@ -111,15 +114,16 @@ class MatmulOperator final : public Operator {
       same = same && r[0] == shape.batch && r[r.size() - 2] == shape.out_w;
       same = same && (layout_.spatial == 1 || r[1] == shape.out_h);
     }
-    Require(same, op_, ": the residual has shape ", ShapeText(r), ", expected the output's: ", shape.batch, " x ",
-            shape.out_h, " x ", shape.out_w, " x ", geometry_.out_channels);
+    Require(same, op_, ": the residual has shape ", ShapeText(r), ", expected the output's: ", shape.batch,
+            " x ", shape.out_h, " x ", shape.out_w, " x ", geometry_.out_channels);
   }
 
   // Checks everything about the fed tensors; no memory is touched before.
   ConvShape Resolve(Tensors inputs) const {
     Require(inputs.size() > residual_index_ && inputs[0].has_value(), op_, ": input 'x' is missing");
     const ConstTensor& x = *inputs[0];
-    Require(x.type == x_type_, op_, ": the element type of x is not the one x_encoding says (unsigned and bipolar: ",
+    Require(x.type == x_type_, op_,
+            ": the element type of x is not the one x_encoding says (unsigned and bipolar: ",
             "uint8, signed: int8)");
     const ConvShape shape = layout_.is_gemm ? GemmShape(x.shape) : ImageShape(x.shape);
     if (has_residual_) {
@@ -147,8 +151,8 @@ std::string ReferenceKernelFor(const ConvSpec& spec) {
 
 }  // namespace
 
-std::unique_ptr<Operator> CreateMatmul(const NodeReader& node, ConvSpec spec, const MatmulLayout& layout,
-                                       const OperatorOptions& options) {
+std::unique_ptr<Operator> CreateMatmul(const NodeReader& node, const ConvSpec& spec,
+                                       const MatmulLayout& layout, const OperatorOptions& options) {
   auto op = std::make_unique<MatmulOperator>(node, spec, layout);
   const ConvShape typical = op->TypicalShape(options.x_shape);
   const std::string only = options.use_reference ? ReferenceKernelFor(spec) : options.kernel;

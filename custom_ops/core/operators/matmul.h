@@ -1,5 +1,5 @@
-// The operators that sum products of codes: LowBitConv, LowBitConvTranspose, LowBitGemm and their AP names. Each file
-// beside this one decodes its own geometry; everything else is common.
+// The operators that sum products of codes: LowBitConv, LowBitConvTranspose, LowBitGemm and their AP names.
+// Each file beside this one decodes its own geometry; everything else is common.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 
 namespace lowbit {
 
-// Decodes and validates the operands, the constants and the epilogue of a node of the given geometry, and proves that no
-// accumulator leaves int32. Throws Error.
+// Decodes and validates the operands, the constants and the epilogue of a node of the given geometry, and
+// proves that no accumulator leaves int32. Throws Error.
 ConvSpec ParseMatmul(const NodeReader& node, const ConvGeometry& geometry);
 
 // The geometry of a convolution from its attributes.
@@ -24,8 +24,9 @@ struct MatmulLayout {
   int64_t axis = -1;
 };
 
-// Chooses a kernel, lets it pack the weights and drops them.
-std::unique_ptr<Operator> CreateMatmul(const NodeReader& node, ConvSpec spec, const MatmulLayout& layout,
-                                       const OperatorOptions& options);
+// Chooses a kernel and lets it pack the weights. The operator keeps nothing of `spec` but its geometry, so
+// that the unpacked weights die with the caller's copy.
+std::unique_ptr<Operator> CreateMatmul(const NodeReader& node, const ConvSpec& spec,
+                                       const MatmulLayout& layout, const OperatorOptions& options);
 
 }  // namespace lowbit

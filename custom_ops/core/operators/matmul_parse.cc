@@ -12,7 +12,8 @@
 namespace lowbit {
 namespace {
 
-// A zero point that belongs to a tensor of codes whose bit width the node does not state: any code of the storage type.
+// A zero point that belongs to a tensor of codes whose bit width the node does not state: any code of the
+// storage type.
 OperandType StorageType(Encoding encoding) { return {8, encoding}; }
 
 void ParseWeights(const NodeReader& node, ConvSpec& spec) {
@@ -48,7 +49,8 @@ void ParseOperands(const NodeReader& node, ConvSpec& spec) {
 // Largest |v(q)| over the codes of the operand.
 int64_t LargestValue(OperandType type, int32_t zero_point) {
   if (type.encoding == Encoding::kBipolar) return 1;
-  return std::max(std::abs(int64_t{type.MinCode()} - zero_point), std::abs(int64_t{type.MaxCode()} - zero_point));
+  return std::max(std::abs(int64_t{type.MinCode()} - zero_point),
+                  std::abs(int64_t{type.MaxCode()} - zero_point));
 }
 
 template <typename Code>
@@ -64,9 +66,9 @@ int64_t SumOfMagnitudes(const Code* codes, int64_t k, int32_t factor, int32_t of
   return sum;
 }
 
-// Kernels accumulate in int32. Whatever codes arrive, |acc| <= max|v(x)| * sum of |v(w)| + |bias|; the node is refused
-// when that leaves int32 in any channel. (A kernel may wrap on the way, its sum of raw codes and its correction for the
-// zero points are congruent modulo 2^32 to the true value, which fits.)
+// Kernels accumulate in int32. Whatever codes arrive, |acc| <= max|v(x)| * sum of |v(w)| + |bias|; the node
+// is refused when that leaves int32 in any channel. (A kernel may wrap on the way, its sum of raw codes and
+// its correction for the zero points are congruent modulo 2^32 to the true value, which fits.)
 void ProveAccumulatorFits(const NodeReader& node, const ConvSpec& spec) {
   const int64_t k = spec.geometry.K(), largest = LargestValue(spec.x, spec.x_zero_point);
   constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
@@ -78,10 +80,12 @@ void ProveAccumulatorFits(const NodeReader& node, const ConvSpec& spec) {
     const int64_t magnitude = spec.w.encoding == Encoding::kSigned
                                   ? SumOfMagnitudes(reinterpret_cast<const int8_t*>(row), k, factor, offset)
                                   : SumOfMagnitudes(row, k, factor, offset);
-    const int64_t bound = CheckedProduct(magnitude, largest, "the accumulator's bound") + std::abs(int64_t{spec.bias[i]});
+    const int64_t bound =
+        CheckedProduct(magnitude, largest, "the accumulator's bound") + std::abs(int64_t{spec.bias[i]});
     Require(bound <= kLimit, node.op(), ": the accumulator of output channel ", c, " may reach ", bound,
-            " (sum of |weights| ", magnitude, " * largest activation ", largest, " + |bias| ", std::abs(int64_t{spec.bias[i]}),
-            "), int32 holds ", kLimit, ". Fewer bits or a smaller K are needed; leave this node in float");
+            " (sum of |weights| ", magnitude, " * largest activation ", largest, " + |bias| ",
+            std::abs(int64_t{spec.bias[i]}), "), int32 holds ", kLimit,
+            ". Fewer bits or a smaller K are needed; leave this node in float");
   }
 }
 
@@ -90,8 +94,10 @@ struct CodeRange {
 };
 
 CodeRange ReadRange(const NodeReader& node, std::string_view min, std::string_view max, OperandType type) {
-  const int32_t lo = static_cast<int32_t>(node.OptionalInt(min, type.MinCode(), type.MinCode(), type.MaxCode()));
-  const int32_t hi = static_cast<int32_t>(node.OptionalInt(max, type.MaxCode(), type.MinCode(), type.MaxCode()));
+  const int32_t lo =
+      static_cast<int32_t>(node.OptionalInt(min, type.MinCode(), type.MinCode(), type.MaxCode()));
+  const int32_t hi =
+      static_cast<int32_t>(node.OptionalInt(max, type.MaxCode(), type.MinCode(), type.MaxCode()));
   Require(lo <= hi, node.op(), ": attribute '", min, "' is ", lo, ", above '", max, "' ", hi);
   return {lo, hi};
 }
@@ -111,7 +117,8 @@ std::vector<float> AccumulatorScales(const NodeReader& node, int64_t channels) {
   std::vector<float> out = node.BroadcastScalesOf("w_scale", channels);
   for (float& scale : out) {
     const float product = x_scale * scale;
-    Require(std::isfinite(product), node.op(), ": x_scale * w_scale is ", x_scale, " * ", scale, ", which overflows float32");
+    Require(std::isfinite(product), node.op(), ": x_scale * w_scale is ", x_scale, " * ", scale,
+            ", which overflows float32");
     scale = product;
   }
   return out;
@@ -162,13 +169,13 @@ void ParseRequantize(const NodeReader& node, Epilogue& e, std::vector<float> acc
 void CheckThresholdRow(const NodeReader& node, const Epilogue& e, size_t c, OperandType y) {
   const int64_t dir = e.dir[c], last = e.base[c] + dir * e.threshold_count;
   Require(dir == 1 || dir == -1, node.op(), ": threshold_dir[", c, "] is ", dir, ", expected +1 or -1");
-  Require(e.base[c] >= y.MinCode() && e.base[c] <= y.MaxCode() && last >= y.MinCode() && last <= y.MaxCode(), node.op(),
-          ": the codes ", e.base[c], "..", last, " of channel ", c, " leave the range ", y.MinCode(), "..", y.MaxCode(),
-          " of y_bits");
+  Require(e.base[c] >= y.MinCode() && e.base[c] <= y.MaxCode() && last >= y.MinCode() && last <= y.MaxCode(),
+          node.op(), ": the codes ", e.base[c], "..", last, " of channel ", c, " leave the range ",
+          y.MinCode(), "..", y.MaxCode(), " of y_bits");
   const int32_t* row = e.thresholds.data() + c * static_cast<size_t>(e.threshold_count);
   for (int64_t k = 1; k < e.threshold_count; ++k) {
-    Require(dir * row[k - 1] <= dir * row[k], node.op(), ": the thresholds of channel ", c, " are not sorted: ",
-            row[k - 1], ", ", row[k], " in direction ", dir);
+    Require(dir * row[k - 1] <= dir * row[k], node.op(), ": the thresholds of channel ", c,
+            " are not sorted: ", row[k - 1], ", ", row[k], " in direction ", dir);
   }
 }
 
@@ -190,7 +197,8 @@ TailStep ReadTailStep(const NodeReader& node, std::string_view text) {
   if (text == "residual") return TailStep::kResidual;
   if (text == "relu") return TailStep::kRelu;
   if (text == "clip") return TailStep::kClip;
-  Fail(node.op(), ": attribute 'tail' holds step '", text, "', expected bias, affine, residual, relu or clip");
+  Fail(node.op(), ": attribute 'tail' holds step '", text,
+       "', expected bias, affine, residual, relu or clip");
 }
 
 std::vector<TailStep> ReadTailSteps(const NodeReader& node) {
@@ -209,13 +217,16 @@ std::vector<TailStep> ReadTailSteps(const NodeReader& node) {
 
 std::vector<float> FiniteFloatsOf(const NodeReader& node, std::string_view input, int64_t count) {
   std::vector<float> out = node.FloatsOf(input, count);
-  for (const float value : out) Require(std::isfinite(value), node.op(), ": input '", input, "' holds ", value);
+  for (const float value : out)
+    Require(std::isfinite(value), node.op(), ": input '", input, "' holds ", value);
   return out;
 }
 
 void ParseTail(const NodeReader& node, Epilogue& e, int64_t channels) {
   e.tail = ReadTailSteps(node);
-  const auto has = [&](TailStep step) { return std::find(e.tail.begin(), e.tail.end(), step) != e.tail.end(); };
+  const auto has = [&](TailStep step) {
+    return std::find(e.tail.begin(), e.tail.end(), step) != e.tail.end();
+  };
   if (has(TailStep::kBias)) e.tail_bias = FiniteFloatsOf(node, "tail_bias", channels);
   if (has(TailStep::kAffine)) {
     e.tail_scale = FiniteFloatsOf(node, "tail_scale", channels);
@@ -224,7 +235,8 @@ void ParseTail(const NodeReader& node, Epilogue& e, int64_t channels) {
   if (has(TailStep::kClip)) {
     e.clip_min = node.Float("clip_min");
     e.clip_max = node.Float("clip_max");
-    Require(e.clip_min <= e.clip_max, node.op(), ": attribute 'clip_min' is ", e.clip_min, ", 'clip_max' ", e.clip_max);
+    Require(e.clip_min <= e.clip_max, node.op(), ": attribute 'clip_min' is ", e.clip_min, ", 'clip_max' ",
+            e.clip_max);
   }
   Require(has(TailStep::kResidual) == e.has_residual, node.op(),
           ": the step 'residual' and the input 'residual' come together, only one is given");
@@ -237,10 +249,15 @@ Epilogue ParseEpilogue(const NodeReader& node, int64_t channels) {
   ParseOutputQuantizer(node, e);
   std::vector<float> acc_scales = AccumulatorScales(node, channels);
   switch (e.kind) {
-    case EpilogueKind::kRequantize: ParseRequantize(node, e, std::move(acc_scales)); break;
-    case EpilogueKind::kThresholds: ParseThresholds(node, e, channels); break;
+    case EpilogueKind::kRequantize:
+      ParseRequantize(node, e, std::move(acc_scales));
+      break;
+    case EpilogueKind::kThresholds:
+      ParseThresholds(node, e, channels);
+      break;
     case EpilogueKind::kFloat:
-      Require(!node.Present("y_scale"), node.op(), ": the float epilogue has no quantizer, input 'y_scale' is given");
+      Require(!node.Present("y_scale"), node.op(),
+              ": the float epilogue has no quantizer, input 'y_scale' is given");
       e.quantized_output = false;
       e.acc_scale = std::move(acc_scales);
       break;

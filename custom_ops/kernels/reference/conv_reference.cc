@@ -26,16 +26,21 @@ class ReferenceConv final : public ConvKernel {
   // v(x) of one code.
   int64_t ActivationValue(const void* x, int64_t index) const {
     switch (spec_.x.encoding) {
-      case Encoding::kUnsigned: return int64_t{static_cast<const uint8_t*>(x)[index]} - spec_.x_zero_point;
-      case Encoding::kSigned: return int64_t{static_cast<const int8_t*>(x)[index]} - spec_.x_zero_point;
-      case Encoding::kBipolar: return 2 * int64_t{static_cast<const uint8_t*>(x)[index]} - 1;
+      case Encoding::kUnsigned:
+        return int64_t{static_cast<const uint8_t*>(x)[index]} - spec_.x_zero_point;
+      case Encoding::kSigned:
+        return int64_t{static_cast<const int8_t*>(x)[index]} - spec_.x_zero_point;
+      case Encoding::kBipolar:
+        return 2 * int64_t{static_cast<const uint8_t*>(x)[index]} - 1;
     }
     return 0;
   }
 
-  // Which input pixel tap t of output pixel o reads, in one spatial dimension; -1: none, the tap contributes 0.
-  // Forward: i = o * stride + t * dilation - pad. Transposed: the i with i * stride + t * dilation - pad == o.
-  int64_t InputPixel(int64_t o, int64_t t, int64_t stride, int64_t dilation, int64_t pad, int64_t size) const {
+  // Which input pixel tap t of output pixel o reads, in one spatial dimension; -1: none, the tap contributes
+  // 0. Forward: i = o * stride + t * dilation - pad. Transposed: the i with i * stride + t * dilation - pad
+  // == o.
+  int64_t InputPixel(int64_t o, int64_t t, int64_t stride, int64_t dilation, int64_t pad,
+                     int64_t size) const {
     int64_t i = o * stride + t * dilation - pad;
     if (spec_.geometry.transposed) {
       const int64_t scaled = o + pad - t * dilation;
@@ -45,8 +50,8 @@ class ReferenceConv final : public ConvKernel {
     return i >= 0 && i < size ? i : -1;
   }
 
-  // The sum is taken in int64; for codes inside their range it fits int32 (proved when the node was parsed), for others
-  // it wraps, as it would in any kernel.
+  // The sum is taken in int64; for codes inside their range it fits int32 (proved when the node was parsed),
+  // for others it wraps, as it would in any kernel.
   int32_t Accumulate(const ConvArgs& args, int64_t n, int64_t oy, int64_t ox, int64_t c) const {
     const ConvGeometry& g = spec_.geometry;
     const ConvShape& s = args.shape;
@@ -101,8 +106,8 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
 std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) { return std::make_unique<ReferenceConv>(spec); }
 
 constexpr KernelRow kRows[] = {
-    {"conv_reference", "conv", "reference", Isa::kScalar, 8, 8, "the definition in plain loops, every node", Accept,
-     Cost, Create},
+    {"conv_reference", "conv", "reference", Isa::kScalar, 8, 8, "the definition in plain loops, every node",
+     Accept, Cost, Create},
     {"conv_transpose_reference", "conv_transpose", "reference", Isa::kScalar, 8, 8,
      "the definition in plain loops, every node", Accept, Cost, Create},
 };

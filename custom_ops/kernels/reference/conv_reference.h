@@ -1,5 +1,5 @@
-// Plain loops that read like the definition in the schema. Always built, selectable by the user, and what every other
-// kernel is compared with.
+// Plain loops that read like the definition in the schema. Always built, selectable by the user, and what
+// every other kernel is compared with.
 #pragma once
 
 #include <span>
