@@ -19,7 +19,7 @@ require_native()
 import lowbit  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-CASE = "u8_activations_s8_weights"
+CASE = "ort_quantizer.u8_activations_s8_weights"
 
 
 def ort_include() -> Path | None:
@@ -69,7 +69,8 @@ def test_register_yourself(tmp_path: Path) -> None:
         subprocess.run([*compile_command, "-fsyntax-only"], check=True)
         pytest.skip("compiled only: this onnxruntime package has no library to link")
     program = tmp_path / "run"
-    link = [f"-L{library.parent}", f"-l:{library.name}", f"-Wl,-rpath,{library.parent}", "-o", str(program)]
+    (tmp_path / "libonnxruntime.so.1").symlink_to(library)  # its SONAME, which the wheel's file is not named by
+    link = [f"-L{tmp_path}", "-l:libonnxruntime.so.1", f"-Wl,-rpath,{tmp_path}", "-o", str(program)]
     subprocess.run([*compile_command, *link], check=True)
     model = tmp_path / "model.lowbit.onnx"
     lowbit.convert(CASES[CASE].build(0).model, model)

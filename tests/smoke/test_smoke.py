@@ -34,7 +34,7 @@ def test_converted_equals_stock(name: str) -> None:
     built = CASES[name].build(0)
     converted = lowbit.convert(built.model).model
     assert not [node.name for node in all_nodes(converted.graph) if node.op_type in FLOAT_MATMULS]
-    feeds = built.feed(1)
+    feeds = built.feed(1, **built.sizes[0])
     for ours, stock in zip(
         lowbit_session(converted).run(None, feeds), stock_run(built.model, feeds), strict=True
     ):
@@ -48,6 +48,6 @@ def test_library_registered_by_hand(tmp_path) -> None:
     options = session_options()
     options.register_custom_ops_library(lowbit.get_library_path())
     by_hand = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    feeds = built.feed(2)
+    feeds = built.feed(2, **built.sizes[0])
     for ours, other in zip(by_hand.run(None, feeds), lowbit.session(path).run(None, feeds), strict=True):
         np.testing.assert_array_equal(ours, other)
