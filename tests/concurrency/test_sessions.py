@@ -14,7 +14,6 @@ require_native()
 import lowbit  # noqa: E402
 
 
-
 @pytest.mark.parametrize("intra_op_threads", [1, 2])
 def test_eight_threads_on_two_sessions(intra_op_threads: int) -> None:
     built = CASES["ort_quantizer.residual_with_downsample"].build(0)

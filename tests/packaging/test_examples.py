@@ -69,7 +69,7 @@ def test_register_yourself(tmp_path: Path) -> None:
         subprocess.run([*compile_command, "-fsyntax-only"], check=True)
         pytest.skip("compiled only: this onnxruntime package has no library to link")
     program = tmp_path / "run"
-    (tmp_path / "libonnxruntime.so.1").symlink_to(library)  # its SONAME, which the wheel's file is not named by
+    (tmp_path / "libonnxruntime.so.1").symlink_to(library)  # its SONAME
     link = [f"-L{tmp_path}", "-l:libonnxruntime.so.1", f"-Wl,-rpath,{tmp_path}", "-o", str(program)]
     subprocess.run([*compile_command, *link], check=True)
     model = tmp_path / "model.lowbit.onnx"
