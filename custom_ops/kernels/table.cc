@@ -1,14 +1,22 @@
 // Every kernel, gathered. A build that leaves families out drops their line.
 #include "core/kernel_table.h"
 #include "kernels/reference/conv_reference.h"
+#if LOWBIT_X86
+#include "kernels/x86/igemm.h"
+#endif
 
 namespace lowbit {
 namespace {
 
 std::vector<KernelRow> BuildTable() {
   std::vector<KernelRow> rows;
-  const auto add = [&](std::span<const KernelRow> family) { rows.insert(rows.end(), family.begin(), family.end()); };
+  const auto add = [&](std::span<const KernelRow> family) {
+    rows.insert(rows.end(), family.begin(), family.end());
+  };
   add(ReferenceRows());
+#if LOWBIT_X86
+  add(IgemmRows());
+#endif
   return rows;
 }
 
