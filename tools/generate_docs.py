@@ -192,17 +192,32 @@ def option_default(option: click.Option) -> str:
 # --- results
 
 
-def results_table() -> str:
-    """README: every measurement in benchmarks/results, or a line that says there is none."""
+def results() -> str:
+    """README: what benchmarks/results holds; whole networks as one table a file, single layers as a link."""
     files = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
     if not files:
         return "Not measured yet.\n"
-    return "\n".join(one_result(json.loads(path.read_text())) for path in files)
+    parts = []
+    for path in files:
+        result = json.loads(path.read_text())
+        page = f"benchmarks/results/{path.stem}.md"
+        if "layers" in path.stem:
+            parts.append(f"{result['title']}: [{page}]({page})\n")
+            continue
+        machine, versions = result["machine"], result["versions"]
+        packages = ", ".join(f"{package} {version}" for package, version in versions.items())
+        parts.append(
+            f"**{result['title']}** ({machine['cpu']}, {machine['isa']}; {packages}; {result['date']}; "
+            f"`{result['command']}`; [details]({page}))\n"
+        )
+        rows = [[each["title"], *rounded(row)] for each in result["tables"] for row in each["rows"]]
+        parts.append(table(["", *result["tables"][0]["columns"]], rows))
+    return "\n".join(parts)
 
 
-def one_result(result: Mapping[str, Any]) -> str:
-    """One results file."""
-    raise NotImplementedError
+def rounded(row: Sequence[str | int | float]) -> list[str]:
+    """Cells of a results table; floats with three significant digits."""
+    return [f"{cell:.3g}" if isinstance(cell, float) and abs(cell) < 1000 else str(cell) for cell in row]
 
 
 def replace_block(text: str, name: str, content: str) -> str:
@@ -222,7 +237,7 @@ def generate() -> dict[Path, str]:
     docs = ROOT / "docs"
     readme = (ROOT / "README.md").read_text()
     readme = replace_block(readme, "support matrix", support_matrix(kernels))
-    readme = replace_block(readme, "results", results_table())
+    readme = replace_block(readme, "results", results())
     return {
         **{docs / "ops" / f"{op['name']}.md": op_page(op) for op in ops},
         docs / "ops" / "index.md": op_index(ops),
