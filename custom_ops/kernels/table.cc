@@ -2,6 +2,7 @@
 #include "core/kernel_table.h"
 #include "kernels/reference/conv_reference.h"
 #if LOWBIT_X86
+#include "kernels/x86/depthwise.h"
 #include "kernels/x86/igemm.h"
 #endif
 
@@ -15,6 +16,7 @@ std::vector<KernelRow> BuildTable() {
   };
   add(ReferenceRows());
 #if LOWBIT_X86
+  add(DepthwiseRows());
   add(IgemmRows());
 #endif
   return rows;

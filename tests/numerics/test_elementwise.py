@@ -2,8 +2,8 @@
 
 One generator per op makes a random node: shapes around the vector lengths (1 element, odd channels, several
 blocks), every encoding, extreme codes, and scales chosen so that many results are ties (powers of two, equal
-scales), where a wrong formula shows. Each node runs as the numpy definition, as the C++ reference and at every
-level of this machine.
+scales), where a wrong formula shows. Each node runs as the numpy definition, as the C++ reference and at
+every level of this machine.
 """
 
 from __future__ import annotations

@@ -1,0 +1,12 @@
+// Depthwise convolution on x86: one filter per channel.
+#pragma once
+
+#include <span>
+
+#include "core/kernel_table.h"
+
+namespace lowbit {
+
+std::span<const KernelRow> DepthwiseRows();
+
+}  // namespace lowbit
