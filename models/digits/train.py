@@ -127,6 +127,7 @@ class FloatNetwork(_TorchOps):
             self.norms[name] = nn.BatchNorm2d(outputs)
         self.classifier = nn.Linear(2 * WIDTH, CLASSES)
         self.rms: dict[str, float] = {}
+        self._measuring = False
 
     def conv(self, name: str, x: Tensor) -> Tensor:
         """Convolution and normalization."""
@@ -138,9 +139,16 @@ class FloatNetwork(_TorchOps):
 
     def quantize(self, name: str, x: Tensor) -> Tensor:
         """Returns x as it is."""
-        if not self.training:
-            self.rms[name] = float(x.detach().square().mean().sqrt())
+        if self._measuring:
+            self.rms[name] = float(x.square().mean().sqrt())
         return x
+
+    def measure(self, images: Tensor) -> None:
+        """Fills `rms`: quantizer name -> root mean square of what it will quantize."""
+        self._measuring = True
+        with torch.no_grad():
+            self(images)
+        self._measuring = False
 
     def folded(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Weights `w * g / sqrt(v + e)` and biases `b - m * g / sqrt(v + e)`: the normalization folded."""
@@ -312,8 +320,7 @@ def main() -> None:
     torch.set_num_threads(1)
     teacher = FloatNetwork()
     _train(teacher, FLOAT_EPOCHS, 3e-3)
-    with torch.no_grad():
-        teacher(torch.from_numpy(training()[0]))  # measures the root mean squares
+    teacher.measure(torch.from_numpy(training()[0]))
     results: dict[str, Any] = {
         "held_out_images": len(held_out()[1]),
         "versions": {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__},
