@@ -10,7 +10,9 @@ import numpy as np
 
 source, target = sys.argv[1:3]
 result = lowbit.convert(source, target)
-print(result.report)
+print(len(result.report.converted), "nodes converted")
+for node in result.report.kept:
+    print(f"kept {node.name} ({node.op_type}): {node.reason}")
 
 session = lowbit.session(target)  # a plain onnxruntime.InferenceSession
 feeds = {
