@@ -79,13 +79,19 @@ def convert(
         inputs = () if isinstance(model, onnx.ModelProto) else (Path(model),)
         check_writable(target, overwrite=overwrite, inputs=inputs)
     source = load_model(model)
+    interface = _interface(source.model.graph)
+    names = {value.name for node in source.model.graph for value in (*node.inputs, *node.outputs) if value}
     report = _attach_report(source.model.graph)
     qdq.normalize(source.model)
     lowering = _rewrite(source.model, report, round_bias=round_bias, ap=ap)
     _clean(source.model)
+    _restore_interface(source.model.graph, interface)
     options = {"strict": strict, "round_bias": round_bias, "ap": ap}
-    _write_metadata(source, lowering, options)
-    proto = ir.to_proto(source.model)
+    _write_metadata(source, lowering, options, names)
+    try:
+        proto = ir.to_proto(source.model)
+    except ir.serde.SerdeError as error:
+        raise ModelError(f"the model contradicts itself: {str(error).splitlines()[0]}") from error
     if strict:
         _refuse_float_islands(report)
     if verify:
@@ -95,6 +101,18 @@ def convert(
     if target is not None:
         write_atomically(target, lambda path: _save(proto, path), overwrite=overwrite)
     return Result(proto, report, target)
+
+
+def _interface(graph: ir.Graph) -> list[tuple[ir.TypeProtocol | None, ir.Shape | None]]:
+    """Types and shapes of inputs and outputs as the model states them, before inference adds to them."""
+    return [(v.type, None if v.shape is None else v.shape.copy()) for v in (*graph.inputs, *graph.outputs)]
+
+
+def _restore_interface(
+    graph: ir.Graph, interface: list[tuple[ir.TypeProtocol | None, ir.Shape | None]]
+) -> None:
+    for value, (dtype, shape) in zip((*graph.inputs, *graph.outputs), interface, strict=True):
+        value.type, value.shape = dtype, shape
 
 
 def _attach_report(graph: ir.Graph) -> Report:
@@ -120,7 +138,7 @@ def _rewrite(model: ir.Model, report: Report, *, round_bias: bool, ap: bool) -> 
     for node in reversed(nodes):
         if not any(output in needed for output in node.outputs):
             continue
-        found = _ask(context, node)
+        found = _with_known_ranks(_ask(context, node), node)
         if isinstance(found, Region):
             regions[node] = found
             needed.update(found.codes)
@@ -157,6 +175,14 @@ def _ask(context: Context, node: ir.Node) -> Region | Refusal | None:
             return found
         refusal = refusal or found
     return refusal
+
+
+def _with_known_ranks(found: Region | Refusal | None, sink: ir.Node) -> Region | Refusal | None:
+    if isinstance(found, Region):
+        unknown = [v.name for v in (*found.codes, *found.reals, *sink.outputs) if v.shape is None]
+        if unknown:
+            return Refusal(f"the rank of '{unknown[0]}' is unknown")
+    return found
 
 
 def _inputs_of(node: ir.Node) -> Iterator[ir.Value]:
@@ -201,16 +227,23 @@ def _clean(model: ir.Model) -> None:
     TopologicalSortPass()(model)
 
 
-def _write_metadata(source: Source, lowering: Lowering, options: dict[str, Any]) -> None:
+def _write_metadata(
+    source: Source, lowering: Lowering, options: dict[str, Any], original: set[str | None]
+) -> None:
     """Where the model comes from, in metadata_props: for ``verify``, ``inspect``, and whoever meets the file."""
     from lowbit import __version__
 
-    names = {value.name for node in source.model.graph for value in node.outputs}
-    names |= {value.name for value in source.model.graph.inputs}
+    if not lowering.origins and "lowbit.provenance" in source.model.metadata_props:
+        return  # a lowbit model in which nothing was left to do
+    present = {value.name for node in source.model.graph for value in node.outputs}
     provenance = {
         "version": 1,
         "source": {"file": source.path.name if source.path else None, "sha256": source.sha256},
-        "values": {name: entry for name, entry in lowering.provenance.items() if name in names},
+        "values": {
+            name: entry
+            for name, entry in lowering.provenance.items()
+            if name in present and entry["source"] in original
+        },
         "nodes": lowering.origins,
     }
     properties = source.model.metadata_props

@@ -22,7 +22,10 @@ def fold_constants(graph: ir.Graph) -> None:
     for node in list(graph):
         if any(output.is_graph_output() for output in node.outputs) or len(node.outputs) != 1:
             continue
-        folded = _fold(node)
+        try:
+            folded = _fold(node)
+        except (IndexError, ValueError):  # axes or shapes that do not fit: the node stays, for others to refuse
+            continue
         if folded is None:
             continue
         array, dtype = folded

@@ -62,7 +62,11 @@ def load_model(model: str | Path | onnx.ModelProto) -> Source:
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer):
         proto = _with_external_data(proto, path, label)
     _check(proto, label)
-    return Source(ir.from_proto(proto), digest, path)
+    try:
+        graph = ir.from_proto(proto)
+    except Exception as error:  # the reader meets contradictions with exceptions of many kinds
+        raise ModelError(f"{label}: contradicts itself: {str(error).splitlines()[0]}") from error
+    return Source(graph, digest, path)
 
 
 def _read(path: Path) -> bytes:
@@ -102,15 +106,30 @@ def _check(proto: onnx.ModelProto, label: str) -> None:
             f"{label}: uses opset {opset}; lowbit reads {SUPPORTED_OPSETS.start} to {SUPPORTED_OPSETS.stop - 1}. "
             "Export it again with one of those, or use onnx.version_converter"
         )
-    if "ai.lowbit" in opsets:
-        raise ModelError(f"{label}: is a lowbit model already")
+    for value in proto.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if any(dim.dim_value < 0 for dim in dims):
+            raise ModelError(f"{label}: input '{value.name}' has the shape {[dim.dim_value for dim in dims]}")
     for tensor in proto.graph.initializer:
         _check_tensor(tensor, label)
+    run_checker(proto, label)
+
+
+def run_checker(proto: onnx.ModelProto, label: str) -> None:
+    """Runs ONNX's checker.
+
+    It asks for the shapes of outputs, which ONNX Runtime does not need; and it cannot see models of 2 GB and more.
+
+    Raises:
+        ModelError: with the checker's first complaint.
+    """
     try:
-        onnx.checker.check_model(proto, full_check=False)
+        onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
-        raise ModelError(f"{label}: {str(error).strip().splitlines()[0]}") from error
-    except ValueError as error:  # more than 2 GB in one message: too large for the checker, not for us
+        message = str(error).strip()
+        if "Field 'shape' of 'type' is required but missing" not in message:
+            raise ModelError(f"{label}: {message.splitlines()[0]}") from error
+    except ValueError as error:
         if proto.ByteSize() < 2**31 - 1:
             raise ModelError(f"{label}: {error}") from error
 
@@ -122,6 +141,8 @@ def _check_tensor(tensor: onnx.TensorProto, label: str) -> None:
         dtype = ir.DataType(tensor.data_type)
     except ValueError as error:
         raise ModelError(f"{label}: initializer '{tensor.name}' has the unknown type {tensor.data_type}") from error
+    if dtype == ir.DataType.UNDEFINED:
+        raise ModelError(f"{label}: initializer '{tensor.name}' has no element type")
     if not tensor.HasField("raw_data") or dtype == ir.DataType.STRING:
         return
     expected = math.ceil(math.prod(tensor.dims) * dtype.bitwidth / 8)

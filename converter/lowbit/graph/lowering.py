@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.constants import Array, add_initializer, constant
-from lowbit.graph.normal_form import NormalForm, Quantization
+from lowbit.graph.normal_form import ELEMENTWISE, NormalForm, Quantization, is_op
 from lowbit.graph.quantization import CODE_TYPES, Grid, bits_of
 from lowbit.graph.schemas import DOMAIN, VERSION, signatures
 from lowbit.report import Report
@@ -349,7 +349,12 @@ class Lowering:
         return (grid.zero_point + stored.offset).astype(np.int32)
 
     def keep(self, node: ir.Node) -> None:
-        """Leaves a node as it is and gives it its inputs as the model has them, its subgraphs included."""
+        """Leaves a node as it is and gives it its inputs as the model has them, its subgraphs included.
+
+        An elementwise node between tensors that are stored in another order of axes works in that order.
+        """
+        if self._keep_in_order(node):
+            return
         inner = [n for graph in graphs_of(node) for n in graph.all_nodes()]
         for user in (node, *inner):
             for i, value in enumerate(user.inputs):
@@ -383,6 +388,30 @@ class Lowering:
             original.doc_string = value.doc_string
             original.metadata_props.update(value.metadata_props)
             self.graph.outputs[i] = original
+
+    def _keep_in_order(self, node: ir.Node) -> bool:
+        """Repeats an elementwise node on float tensors as they are stored; False if it is not that simple."""
+        if not is_op(node, *ELEMENTWISE) or len(node.outputs) != 1:
+            return False
+        varying = [value for value in node.inputs if value is not None and constant(value) is None]
+        orders = {self._reals[value].order for value in varying if value in self._reals}
+        if len(orders) != 1 or any(value not in self._reals for value in varying):
+            return False
+        order, output = orders.pop(), node.outputs[0]
+        if order == identity(len(order)) or output.shape is None or len(output.shape) != len(order):
+            return False
+        inputs: list[ir.Value | None] = []
+        for value in node.inputs:
+            array = constant(value)
+            if value is None or array is None or array.size == 1:
+                inputs.append(self._reals[value].value if value in self._reals else value)
+                continue
+            wide = array.reshape((1,) * (len(order) - array.ndim) + array.shape)
+            inputs.append(self.constant(output, "operand", wide.transpose(order)))
+        dtype = output.dtype or ir.DataType.FLOAT
+        moved = self.standard(node.op_type, inputs, node.attributes, output, dtype, order=order)
+        self.define_real(output, StoredReal(moved, order))
+        return True
 
     # Layout ----------------------------------------------------------------------------------------------
 

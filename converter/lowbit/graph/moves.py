@@ -17,6 +17,7 @@ from lowbit.graph.normal_form import (
     Dequantization,
     NormalForm,
     Quantization,
+    clip_bounds,
     is_dequantize,
     is_op,
     is_quantize,
@@ -24,6 +25,12 @@ from lowbit.graph.normal_form import (
 from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid, dequantize_array, quantize_scalar
 from lowbit.graph.reasons import Refusal
 from lowbit.graph.windows import read_max_pool, read_resize
+
+_READERS = (
+    *("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool"),
+    *("ReduceMean", "MaxPool", "Resize"),
+)
+"""Ops that have a region on codes, so that their input is worth being codes."""
 
 
 def move_onto_codes(graph: ir.Graph) -> None:
@@ -33,6 +40,8 @@ def move_onto_codes(graph: ir.Graph) -> None:
             _sink_dequantize(graph, node)
         elif is_op(node, "Concat"):
             _sink_dequantize_below_concat(graph, node)
+        elif is_op(node, "Relu", "Clip"):
+            _close_clip(graph, node)
         elif is_quantize(node):
             _drop_pair(graph, node)
     for node in list(reversed(graph)):
@@ -53,7 +62,7 @@ def _sink_dequantize(graph: ir.Graph, node: ir.Node) -> None:
         return
     inputs = [read.codes, *node.inputs[1:]]
     if _pads_with_value(node):
-        code = _pad_code(node, read.grid, code_range, exact=True)
+        code = _pad_code(node, read.grid, code_range, exact=not _rounded_to(form, node.outputs[0], read.grid))
         if code is None:
             return
         inputs = _with_pad_code(graph, node, inputs, code, code_range.dtype)
@@ -106,6 +115,16 @@ def _drop_pair(graph: ir.Graph, node: ir.Node) -> None:
         or output.is_graph_output()
     ):
         return
+    for clip in [user for user in output.consumers() if is_op(user, "Clip")]:
+        clipped = form.quantization(clip.outputs[0])
+        if not isinstance(clipped, Quantization):
+            return
+        if clipped.range.low > code_range.low or clipped.range.high < code_range.high:
+            return  # the Clip narrows the codes, which takes a node
+        if clip.outputs[0].is_graph_output():
+            return
+        clip.outputs[0].replace_all_uses_with(codes)
+        graph.remove(clip, safe=True)
     output.replace_all_uses_with(codes)
     if not codes.is_graph_input() and "lowbit.made" in codes.meta and not codes.meta.get("lowbit.named"):
         # Codes that moving made take the name that the model has for them.
@@ -113,6 +132,57 @@ def _drop_pair(graph: ir.Graph, node: ir.Node) -> None:
         codes.name = name
         codes.meta["lowbit.named"] = True
     graph.remove(node, safe=True)
+
+
+def _close_clip(graph: ir.Graph, node: ir.Node) -> None:
+    """Puts a pair behind a Relu or Clip of dequantized codes whose result a region reads as it is.
+
+    ``max(DQ(q), 0)`` is ``DQ(max(q, z))``: where every bound is the real number of a code, rounding the result to
+    the grid that it came from changes nothing.
+    """
+    form = NormalForm(graph)
+    read = form.dequantization(node.inputs[0])
+    output, bounds = node.outputs[0], clip_bounds(node)
+    if not isinstance(read, Dequantization) or not read.grid.per_tensor or bounds is None:
+        return
+    code_range = form.code_range(read.codes)
+    if code_range is None or not any(is_op(user, *_READERS) for user in output.consumers()):
+        return
+    ends = dequantize_array(np.array([code_range.low, code_range.high]), read.grid)
+    for bound in bounds:
+        code = quantize_scalar(bound, read.grid, code_range.low, code_range.high)
+        inside = ends[0] <= bound <= ends[1]
+        if inside and dequantize_array(np.array(code), read.grid) != np.float32(bound):
+            return
+    if bounds[0] > ends[1] or bounds[1] < ends[0]:
+        return  # all results are one bound, which no code stands for
+    codes = ir.val(f"{output.name}.codes", code_range.dtype, output.shape)
+    codes.meta["lowbit.made"] = True
+    pair = [
+        ir.Node(read.node.domain, "QuantizeLinear", [output, *read.node.inputs[1:]], outputs=[codes]),
+        ir.Node(
+            read.node.domain,
+            "DequantizeLinear",
+            [codes, *read.node.inputs[1:]],
+            outputs=[ir.val(f"{output.name}.real", ir.DataType.FLOAT, output.shape)],
+        ),
+    ]
+    if len(read.node.inputs) < 3 and code_range.dtype != ir.DataType.UINT8:
+        return  # without a zero point QuantizeLinear would give uint8
+    users = [(user, index) for user, index in output.uses() if is_op(user, *_READERS)]
+    graph.insert_after(node, pair)
+    for user, index in users:
+        user.replace_input_with(index, pair[1].outputs[0])
+
+
+def _rounded_to(form: NormalForm, value: ir.Value, grid: Grid) -> bool:
+    """Whether only quantizers of one grid read a float value."""
+    quantizations = [form.quantization(user.outputs[0]) for user in value.consumers() if is_quantize(user)]
+    return (
+        len(quantizations) == len(value.uses()) > 0
+        and not value.is_graph_output()
+        and all(isinstance(q, Quantization) and q.grid.equals(grid) for q in quantizations)
+    )
 
 
 def _raise_quantize(graph: ir.Graph, node: ir.Node) -> None:

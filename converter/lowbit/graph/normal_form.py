@@ -29,6 +29,16 @@ CODE_MOVERS = frozenset(
 )
 """Ops whose output holds codes of their first input, so that they may run on codes instead of real numbers."""
 
+ELEMENTWISE = frozenset(
+    {
+        *("Abs", "Acos", "Acosh", "Add", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Celu", "Clip", "Cos", "Cosh"),
+        *("Div", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Max"),
+        *("Min", "Mish", "Mul", "Neg", "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign"),
+        *("Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub", "Tan", "Tanh", "ThresholdedRelu", "Identity"),
+    }
+)
+"""Ops that compute every element of their output from the same element of their inputs."""
+
 
 @dataclass(frozen=True)
 class Quantization:
@@ -90,12 +100,13 @@ def dims_of(value: ir.Value) -> list[int | None]:
     return [dim if isinstance(dim, int) else None for dim in value.shape]
 
 
-def read_grid(node: ir.Node, rank: int | None) -> Grid | Refusal:
+def read_grid(node: ir.Node, tensor: ir.Value, dtype: ir.DataType) -> Grid | Refusal:
     """The grid of a QuantizeLinear or DequantizeLinear.
 
     Args:
         node: the node; input 1 is the scale, input 2 the zero point.
-        rank: rank of the tensor that is (de)quantized, if known.
+        tensor: what is (de)quantized.
+        dtype: the element type of its codes.
 
     Returns:
         The grid, its axis counted from the front.
@@ -117,11 +128,13 @@ def read_grid(node: ir.Node, rank: int | None) -> Grid | Refusal:
         if zero_input is not None:
             return Refusal("its zero point is computed at run time; lowbit needs a constant")
         zero_point = np.zeros((), np.int32)
+    elif zero_input is not None and zero_input.dtype not in (None, dtype):
+        return Refusal(f"its zero point is of type {zero_input.dtype}, its codes of type {dtype}")
     zero_point = zero_point.astype(np.int64)
     if scale.size == 1 and zero_point.size == 1:
         return Grid(scale.reshape(()), zero_point.reshape(()).astype(np.int32))
 
-    axis = get_int(node, "axis", 1)
+    axis, rank = get_int(node, "axis", 1), rank_of(tensor)
     if scale.ndim > 1:
         axes = [i for i, size in enumerate(scale.shape) if size != 1]
         if len(axes) != 1 or scale.ndim != rank:
@@ -131,9 +144,14 @@ def read_grid(node: ir.Node, rank: int | None) -> Grid | Refusal:
         if rank is None:
             return Refusal(f"its axis {axis} counts from the end of a tensor of unknown rank")
         axis += rank
+    if rank is not None and not 0 <= axis < rank:
+        return Refusal(f"its axis is {get_int(node, 'axis', 1)}, but its input has rank {rank}")
     if zero_point.size not in (1, scale.size) and scale.size != 1:
         return Refusal(f"it has {scale.size} scales but {zero_point.size} zero points")
     count = max(scale.size, zero_point.size)
+    size = None if rank is None else dims_of(tensor)[axis]
+    if size not in (None, count):
+        return Refusal(f"it has {count} scales or zero points for the {size} entries of axis {axis}")
     return Grid(
         np.ascontiguousarray(np.broadcast_to(scale.reshape(-1), (count,))),
         np.ascontiguousarray(np.broadcast_to(zero_point.reshape(-1), (count,)).astype(np.int32)),
@@ -152,7 +170,8 @@ def read_quantize(node: ir.Node) -> Quantization | Refusal:
         return Refusal(f"it quantizes {source.dtype}; lowbit computes in float32")
     if get_int(node, "precision", 0) not in (0, int(ir.DataType.FLOAT)):
         return Refusal("it asks for another precision than float32")
-    grid = read_grid(node, rank_of(source))
+    assert dtype is not None
+    grid = read_grid(node, source, dtype)
     if isinstance(grid, Refusal):
         return grid
     return Quantization(source, codes, grid, CodeRange.of(dtype), (node,))
@@ -162,12 +181,13 @@ def read_dequantize(node: ir.Node) -> Dequantization | Refusal:
     """What a DequantizeLinear says."""
     codes, real = node.inputs[0], node.outputs[0]
     assert codes is not None
-    dtype = codes.dtype or _code_type(node, codes)
+    dtype = _code_type(node, codes) if codes.dtype is None else codes.dtype
     if dtype not in CODE_TYPES and not (dtype == ir.DataType.INT32 and constant(codes) is not None):
         return Refusal(f"codes of type {dtype} are not supported; lowbit has 1 to 8 bit integers")
     if real.dtype not in (None, ir.DataType.FLOAT):
         return Refusal(f"it gives {real.dtype}; lowbit computes in float32")
-    grid = read_grid(node, rank_of(codes))
+    assert dtype is not None
+    grid = read_grid(node, codes, dtype)
     return grid if isinstance(grid, Refusal) else Dequantization(codes, grid, node)
 
 

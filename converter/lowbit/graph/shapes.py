@@ -24,11 +24,12 @@ def infer_shapes(model: ir.Model) -> None:
     for node in renamed:
         node.domain = ""
     logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
-    level = logger.level
+    level, inputs = logger.level, len(model.graph.inputs)
     logger.setLevel(logging.ERROR)
     try:
         ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
     finally:
         logger.setLevel(level)
+        del model.graph.inputs[inputs:]  # a failed pass leaves initializers behind that it lent to the inputs
         for node in renamed:
             node.domain = "com.microsoft"

@@ -20,19 +20,29 @@ from lowbit.rewrites.unary import UnaryRegion
 
 @dataclass
 class GlobalAveragePoolRegion(UnaryRegion):
-    """An average over all spatial positions."""
+    """An average over all spatial positions.
+
+    Attributes:
+        keepdims: whether the spatial dims stay, with size 1.
+        order: the order of x's axes that puts the channels last; the model's own one in an NHWC model.
+    """
 
     keepdims: int
+    order: Order
 
     op_type = "LowBitGlobalAveragePool"
+
+    def read_x(self, lowering: Lowering) -> Stored:
+        """The operand with the axis last that is not averaged over."""
+        return lowering.codes_in(self.x.codes, self.order)
 
     def geometry(self) -> dict[str, Any]:
         """Whether the spatial dims stay, with size 1."""
         return {"keepdims": self.keepdims}
 
     def output_order(self, lowering: Lowering, x: Stored) -> Order:
-        """Channels last, or [N, C]."""
-        return channels_last(len(x.order)) if self.keepdims else identity(2)
+        """Like x, or [N, C]."""
+        return x.order if self.keepdims else identity(2)
 
 
 def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
@@ -48,12 +58,15 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     assert rank is not None
     if rank < 3:
         return Refusal(f"its input has rank {rank}; expected [N, C, D1..]")
-    keepdims = 1
+    keepdims, order = 1, channels_last(rank)
     if is_op(node, "ReduceMean"):
         keepdims = get_int(node, "keepdims", 1)
         axes = integers(node.inputs[1]) if len(node.inputs) > 1 else get_ints(node, "axes")
-        if axes is None or sorted(axis % rank for axis in axes) != list(range(2, rank)):
+        reduced = sorted(axis % rank for axis in axes or [])
+        if reduced == list(range(1, rank - 1)):
+            order = identity(rank)
+        elif reduced != list(range(2, rank)):
             return Refusal(f"it reduces axes {axes}; expected all spatial ones, {list(range(2, rank))}")
     if clipped.quantization is not None and not clipped.quantization.grid.per_tensor:
         return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
-    return GlobalAveragePoolRegion(x, clipped, clipped.nodes, keepdims)
+    return GlobalAveragePoolRegion(x, clipped, clipped.nodes, keepdims, order)

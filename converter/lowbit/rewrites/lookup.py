@@ -17,21 +17,20 @@ import onnx_ir as ir
 from lowbit.graph.constants import constant
 from lowbit.graph.evaluate import evaluate_nodes
 from lowbit.graph.lowering import Lowering
-from lowbit.graph.normal_form import NormalForm, Quantization, dims_of, is_dequantize, is_op, is_quantize, rank_of
+from lowbit.graph.normal_form import (
+    ELEMENTWISE,
+    NormalForm,
+    Quantization,
+    dims_of,
+    is_dequantize,
+    is_op,
+    is_quantize,
+    rank_of,
+)
 from lowbit.graph.quantization import CODE_TYPES, CodeRange
 from lowbit.graph.reasons import Refusal
 from lowbit.rewrites.chain import quantization_at
 from lowbit.rewrites.rule import Context, Region
-
-ELEMENTWISE = frozenset(
-    {
-        *("Abs", "Acos", "Acosh", "Add", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Celu", "Clip", "Cos", "Cosh"),
-        *("Div", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Max"),
-        *("Min", "Mish", "Mul", "Neg", "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign"),
-        *("Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub", "Tan", "Tanh", "ThresholdedRelu", "Identity"),
-    }
-)
-"""Ops that compute every element of their output from the same element of their inputs."""
 
 
 @dataclass
