@@ -1,0 +1,30 @@
+"""Random combinations of constructs: every layout, every shared tensor, every mixture of types, exact."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.dialects import oracle
+from tests.dialects.graphs.random_network import random_network
+from tests.support import FLOAT_MATMULS, interface, lowbit_session, require_native
+
+lowbit = pytest.importorskip("lowbit")
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_random_networks(part: int, seeds) -> None:
+    require_native()
+    for seed in (part + 5 * s for s in seeds(12)):
+        built = random_network(seed)
+        result = lowbit.convert(built.model)
+        kept = {f"{n.op_type}: {n.reason}" for n in result.report.kept if n.op_type in FLOAT_MATMULS}
+        assert not kept, f"seed {seed}"
+        assert interface(result.model) == interface(built.model)
+        session = lowbit_session(result.model)
+        for k, sizes in enumerate(built.sizes):
+            feeds = built.feed(k, **sizes)
+            for i, (ours, meant) in enumerate(
+                zip(session.run(None, feeds), oracle.run(built.model, feeds), strict=True)
+            ):
+                np.testing.assert_array_equal(ours, meant, err_msg=f"seed {seed}, output {i}")
