@@ -5,6 +5,8 @@
 #include <cstring>
 #include <mutex>
 #include <string_view>
+#include <utility>
+#include <variant>
 
 #include "core/node_reader.h"
 #include "core/status.h"
@@ -73,11 +75,35 @@ bool SaysAbsent(std::string_view message) {
   return message.find("No attribute with") != std::string_view::npos;
 }
 
+// Lists are not even checked: asked for ints, a node that holds one int (or floats) answers with an empty
+// list.
+bool HoldsAnotherKind(const OrtKernelInfo* info, const char* name) {
+  const OrtApi& api = Api();
+  const auto succeeds = [](OrtStatus* status) { return Owned<OrtStatus>(status) == nullptr; };
+  int64_t i = 0;
+  float f = 0;
+  size_t size = 0;
+  if (succeeds(api.KernelInfoGetAttribute_int64(info, name, &i))) return true;
+  if (succeeds(api.KernelInfoGetAttribute_float(info, name, &f))) return true;
+  if (succeeds(api.KernelInfoGetAttribute_string(info, name, nullptr, &size))) return true;
+  if (succeeds(api.KernelInfoGetAttributeArray_int64(info, name, nullptr, &size)) && size != 0) return true;
+  return succeeds(api.KernelInfoGetAttributeArray_float(info, name, nullptr, &size)) && size != 0;
+}
+
+bool IsEmptyList(const AttributeValue& value) {
+  const auto* ints = std::get_if<std::vector<int64_t>>(&value);
+  const auto* floats = std::get_if<std::vector<float>>(&value);
+  return (ints != nullptr && ints->empty()) || (floats != nullptr && floats->empty());
+}
+
 AttributeMap ReadAttributes(const OrtKernelInfo* info, const OpSchema& schema) {
   AttributeMap out;
   for (const AttributeSchema& attribute : schema.attributes) {
     try {
-      out.emplace(attribute.name, ReadAttribute(info, attribute));
+      AttributeValue value = ReadAttribute(info, attribute);
+      Require(!IsEmptyList(value) || !HoldsAnotherKind(info, attribute.name),
+              "it is not a list of the schema's kind");
+      out.emplace(attribute.name, std::move(value));
     } catch (const Error& e) {
       if (!SaysAbsent(e.what())) Fail("attribute '", attribute.name, "': ", e.what());
     }

@@ -1,0 +1,92 @@
+"""The compiled module: op set, kernels and packing, for tests, tools and benchmarks.
+
+Arrays are numpy arrays; `inputs` has one entry per schema input in order (variadic ones expanded), None where an
+optional input is absent, and may end early. Every function raises `LowBitError` with the reason for what it refuses.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+version: str
+DOMAIN: str
+DOMAIN_VERSION: int
+
+class LowBitError(ValueError): ...
+
+def schemas() -> list[dict[str, Any]]:
+    """The op set: name, summary, definition, inputs, attributes, output_type and output_doc of every op."""
+
+def infer_output(
+    op: str,
+    attrs: Mapping[str, Any],
+    shapes: Sequence[Sequence[int | str | None] | None],
+    present: Sequence[bool],
+) -> tuple[list[int | str | None] | None, str]:
+    """Shape and dtype name of the output.
+
+    A dim is a number, a symbol or None (unknown); a shape of None has an unknown rank.
+    """
+
+def isa_levels() -> list[str]:
+    """The instruction-set levels that this machine has, lowest first."""
+
+def default_isa() -> str:
+    """The best level of this machine under the cap of LOWBIT_ISA."""
+
+def kernel_table() -> list[dict[str, Any]]:
+    """One row per kernel: name, op, algorithm, isa, x_bits_max, w_bits_max, note."""
+
+def run(
+    op: str,
+    attrs: Mapping[str, Any],
+    inputs: Sequence[ArrayLike | None],
+    *,
+    isa: str | None = None,
+    kernel: str | None = None,
+    reference: bool = False,
+    threads: int = 1,
+) -> NDArray[Any]:
+    """Runs one node.
+
+    Args:
+        op: name of the op, such as "LowBitConv".
+        attrs: its attributes; absent ones take their defaults.
+        inputs: uint8, int8, int32 or float32 arrays.
+        isa: cap of the instruction set; None: `default_isa()`.
+        kernel: name of a row of the kernel table that must be used.
+        reference: use the reference kernel.
+        threads: the caller's included.
+    """
+
+def plan(
+    op: str,
+    attrs: Mapping[str, Any],
+    inputs: Sequence[ArrayLike | None],
+    *,
+    isa: str | None = None,
+    kernel: str | None = None,
+    reference: bool = False,
+) -> dict[str, Any]:
+    """What `run` would do: kernel, workspace_bytes (a thread), packed_bytes, refused ("kernel: reason")."""
+
+def time(
+    op: str,
+    attrs: Mapping[str, Any],
+    inputs: Sequence[ArrayLike | None],
+    *,
+    isa: str | None = None,
+    kernel: str | None = None,
+    reference: bool = False,
+    threads: int = 1,
+    repeats: int = 50,
+) -> NDArray[np.float64]:
+    """Seconds of each of `repeats` calls; creating the node is not counted."""
+
+def pack_weights(codes: ArrayLike, bits: int) -> NDArray[np.uint8]:
+    """Packs integer codes of shape [rows, k] into bytes, every row starting on a byte."""
+
+def unpack_weights(packed: NDArray[np.uint8], rows: int, k: int, bits: int, signed: bool) -> NDArray[Any]:
+    """The inverse of `pack_weights`: int8 codes of shape [rows, k] where `signed`, uint8 otherwise."""
