@@ -22,7 +22,9 @@ def check_writable(output: Path, *, overwrite: bool, inputs: tuple[Path, ...] = 
         OutputError: names the path, the problem and the way out.
     """
     if any(output.exists() and path.exists() and output.samefile(path) for path in inputs):
-        raise OutputError(f"{output}: this is the input, which is never overwritten; give another output name")
+        raise OutputError(
+            f"{output}: this is the input, which is never overwritten; give another output name"
+        )
     if output.is_dir():
         raise OutputError(f"{output}: is a folder; give a file name in it")
     if output.exists() and not overwrite:
@@ -37,8 +39,9 @@ def check_writable(output: Path, *, overwrite: bool, inputs: tuple[Path, ...] = 
 def write_atomically(output: Path, write: Callable[[Path], None], *, overwrite: bool) -> None:
     """Lets ``write`` fill a temporary file beside ``output`` and moves it into place when it returned.
 
-    The temporary file lies in the same folder, so that the last step is one rename of the file system. Whatever
-    ends ``write`` early (an error, a full disk, Ctrl-C) removes it again and leaves ``output`` as it was.
+    The temporary file lies in the same folder, so that the last step is one rename of the file system.
+    Whatever ends ``write`` early (an error, a full disk, Ctrl-C) removes it again and leaves ``output`` as it
+    was.
 
     Args:
         output: where the file shall appear.
@@ -65,7 +68,9 @@ def write_atomically(output: Path, write: Callable[[Path], None], *, overwrite: 
             temporary.unlink()
         temporary = None
     except FileExistsError as error:
-        raise OutputError(f"{output}: exists already; remove it or allow overwriting (--overwrite)") from error
+        raise OutputError(
+            f"{output}: exists already; remove it or allow overwriting (--overwrite)"
+        ) from error
     except OSError as error:
         raise OutputError(f"{output}: cannot be written: {error.strerror or error}") from error
     finally:

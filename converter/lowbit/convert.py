@@ -88,10 +88,7 @@ def convert(
     _restore_interface(source.model.graph, interface)
     options = {"strict": strict, "round_bias": round_bias, "ap": ap}
     _write_metadata(source, lowering, options, names)
-    try:
-        proto = ir.to_proto(source.model)
-    except ir.serde.SerdeError as error:
-        raise ModelError(f"the model contradicts itself: {str(error).splitlines()[0]}") from error
+    proto = _serialize(source.model)
     if strict:
         _refuse_float_islands(report)
     if verify:
@@ -230,7 +227,7 @@ def _clean(model: ir.Model) -> None:
 def _write_metadata(
     source: Source, lowering: Lowering, options: dict[str, Any], original: set[str | None]
 ) -> None:
-    """Where the model comes from, in metadata_props: for ``verify``, ``inspect``, and whoever meets the file."""
+    """Where the model comes from, in metadata_props, for ``verify``, ``inspect`` and the curious."""
     from lowbit import __version__
 
     if not lowering.origins and "lowbit.provenance" in source.model.metadata_props:
@@ -251,6 +248,20 @@ def _write_metadata(
     properties["lowbit.source_sha256"] = source.sha256
     properties["lowbit.options"] = json.dumps(options)
     properties["lowbit.provenance"] = json.dumps(provenance, separators=(",", ":"))
+
+
+def _serialize(model: ir.Model) -> onnx.ModelProto:
+    try:
+        proto = ir.to_proto(model)
+    except ir.serde.SerdeError as error:
+        cause = error.__cause__ or error
+        raise ModelError(f"the model contradicts itself, it cannot be written: {cause}") from error
+    # Initializers say their own types and shapes.
+    told = {tensor.name for tensor in proto.graph.initializer}
+    left = [info for info in proto.graph.value_info if info.name not in told]
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(left)
+    return proto
 
 
 def _refuse_float_islands(report: Report) -> None:

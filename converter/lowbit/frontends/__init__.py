@@ -1,1 +1,1 @@
-"""Frontends: one file per dialect, each brings a model into the normal form of :mod:`lowbit.graph.normal_form`."""
+"""Frontends: one file per dialect; each leads to the normal form of :mod:`lowbit.graph.normal_form`."""

@@ -1,4 +1,4 @@
-"""QuantizeLinear / DequantizeLinear models: ONNX Runtime, ModelOpt, Brevitas QCDQ, PyTorch, NNCF, PPQ, tf2onnx.
+"""QDQ and QCDQ models: ONNX Runtime, ModelOpt, Brevitas, PyTorch, NNCF, PPQ, tf2onnx.
 
 They all speak the words of the normal form already, with different accents, which go here: Constant nodes,
 Identity, weights as float -> Q -> DQ with reshapes between, equal pairs repeated for every reader, casts of
@@ -41,7 +41,9 @@ def _drop_code_casts(graph: ir.Graph) -> None:
         if not is_op(node, "Cast") or node.inputs[0] is None or node.outputs[0].is_graph_output():
             continue
         source, target = node.inputs[0], ir.DataType(get_int(node, "to", 0))
-        widens = target in (ir.DataType.INT32, ir.DataType.INT8, ir.DataType.UINT8) and _contains(target, source)
+        widens = target in (ir.DataType.INT32, ir.DataType.INT8, ir.DataType.UINT8) and _contains(
+            target, source
+        )
         readers = node.outputs[0].consumers()
         if widens and readers and all(_reads_as_codes(reader) for reader in readers):
             node.outputs[0].replace_all_uses_with(source)
@@ -66,7 +68,7 @@ def _reads_as_codes(node: ir.Node) -> bool:
 
 
 def _merge_quantizers(graph: ir.Graph) -> None:
-    """Lets all readers of one tensor on one grid share a QuantizeLinear, where an exporter wrote one for each."""
+    """Lets all readers of one tensor on one grid share one QuantizeLinear."""
     form = NormalForm(graph)
     kept: dict[ir.Value, list[Quantization]] = {}
     for node in list(graph):

@@ -121,8 +121,8 @@ def _check_node(node: _Node, random: np.random.Generator) -> None:
     different = int(np.count_nonzero(compared != expected))
     if different:
         raise ModelError(
-            f"{node.op_type} '{node.name}': {different} of {compared.size} elements differ from the definition of "
-            f"the op on random codes; please report this"
+            f"{node.op_type} '{node.name}': {different} of {compared.size} elements differ from the "
+            "definition of the op on random codes; please report this"
         )
 
 
@@ -158,7 +158,9 @@ def _small_shape(node: _Node, name: str, dims: Sequence[int | None]) -> list[int
     extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations or [1] * len(kernel), strict=True)]
     channels = 1 if node.get("to_channels_last", 0) else len(dims) - 1
     # Parameters per channel fix the number of channels; without them a few will do.
-    fixed = any(array is not None and array.ndim for array in node.constants) or "in_channels" in node.attributes
+    fixed = (
+        any(array is not None and array.ndim for array in node.constants) or "in_channels" in node.attributes
+    )
     shape = []
     for axis, dim in enumerate(dims):
         room = extents[axis - 1] + 5 if 0 < axis <= len(extents) else 9

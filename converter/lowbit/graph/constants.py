@@ -57,6 +57,6 @@ def add_initializer(graph: ir.Graph, name: str, array: Array, dtype: ir.DataType
         count += 1
         unique = f"{name}.{count}"
     tensor = ir.tensor(np.array(array, order="C"), dtype=dtype, name=unique)
-    value = ir.val(unique, tensor.dtype, tensor.shape, const_value=tensor)
+    value = ir.val(unique, tensor.dtype, array.shape, const_value=tensor)
     graph.register_initializer(value)
     return value

@@ -65,7 +65,9 @@ def evaluate_nodes(
         session = onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
-        (out,) = session.run(None, {"lowbit.codes": codes.astype(np.int8 if byte == ir.DataType.INT8 else np.uint8)})
+        (out,) = session.run(
+            None, {"lowbit.codes": codes.astype(np.int8 if byte == ir.DataType.INT8 else np.uint8)}
+        )
     except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
         return Refusal(f"ONNX Runtime does not run it: {str(error).splitlines()[0]}")
     array: Array = out

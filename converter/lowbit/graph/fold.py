@@ -24,14 +24,17 @@ def fold_constants(graph: ir.Graph) -> None:
             continue
         try:
             folded = _fold(node)
-        except (IndexError, ValueError):  # axes or shapes that do not fit: the node stays, for others to refuse
+        except (
+            IndexError,
+            ValueError,
+        ):  # axes or shapes that do not fit: the node stays, for others to refuse
             continue
         if folded is None:
             continue
         array, dtype = folded
         output = node.outputs[0]
         tensor = ir.tensor(np.array(array, order="C"), dtype=dtype, name=output.name)
-        value = ir.val(output.name, dtype, tensor.shape, const_value=tensor)
+        value = ir.val(output.name, dtype, array.shape, const_value=tensor)
         output.replace_all_uses_with(value)
         graph.remove(node, safe=True)
         graph.register_initializer(value)

@@ -58,7 +58,9 @@ def load_model(model: str | Path | onnx.ModelProto) -> Source:
         except DecodeError as error:
             raise ModelError(f"{label}: not an ONNX file, or a truncated one ({len(data)} bytes)") from error
     if not proto.HasField("graph") or not proto.opset_import:
-        raise ModelError(f"{label}: not an ONNX model: it has no graph or no opset; is it a whole .onnx file?")
+        raise ModelError(
+            f"{label}: not an ONNX model: it has no graph or no opset; is it a whole .onnx file?"
+        )
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer):
         proto = _with_external_data(proto, path, label)
     _check(proto, label)
@@ -103,8 +105,8 @@ def _check(proto: onnx.ModelProto, label: str) -> None:
         raise ModelError(f"{label}: imports no opset of ai.onnx")
     if opset not in SUPPORTED_OPSETS:
         raise ModelError(
-            f"{label}: uses opset {opset}; lowbit reads {SUPPORTED_OPSETS.start} to {SUPPORTED_OPSETS.stop - 1}. "
-            "Export it again with one of those, or use onnx.version_converter"
+            f"{label}: uses opset {opset}; lowbit reads {SUPPORTED_OPSETS.start} to "
+            f"{SUPPORTED_OPSETS.stop - 1}. Export it again with one of those, or use onnx.version_converter"
         )
     for value in proto.graph.input:
         dims = value.type.tensor_type.shape.dim
@@ -118,7 +120,7 @@ def _check(proto: onnx.ModelProto, label: str) -> None:
 def run_checker(proto: onnx.ModelProto, label: str) -> None:
     """Runs ONNX's checker.
 
-    It asks for the shapes of outputs, which ONNX Runtime does not need; and it cannot see models of 2 GB and more.
+    It asks for the shapes of outputs, which ONNX Runtime does not need, and does not take 2 GB and more.
 
     Raises:
         ModelError: with the checker's first complaint.
@@ -140,7 +142,9 @@ def _check_tensor(tensor: onnx.TensorProto, label: str) -> None:
     try:
         dtype = ir.DataType(tensor.data_type)
     except ValueError as error:
-        raise ModelError(f"{label}: initializer '{tensor.name}' has the unknown type {tensor.data_type}") from error
+        raise ModelError(
+            f"{label}: initializer '{tensor.name}' has the unknown type {tensor.data_type}"
+        ) from error
     if dtype == ir.DataType.UNDEFINED:
         raise ModelError(f"{label}: initializer '{tensor.name}' has no element type")
     if not tensor.HasField("raw_data") or dtype == ir.DataType.STRING:

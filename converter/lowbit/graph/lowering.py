@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.constants import Array, add_initializer, constant
-from lowbit.graph.normal_form import ELEMENTWISE, NormalForm, Quantization, is_op
+from lowbit.graph.normal_form import ELEMENTWISE, NormalForm, Quantization, is_dequantize, is_op, is_quantize
 from lowbit.graph.quantization import CODE_TYPES, Grid, bits_of
 from lowbit.graph.schemas import DOMAIN, VERSION, signatures
 from lowbit.report import Report
@@ -98,8 +98,11 @@ class Lowering:
         self._codes: dict[ir.Value, Stored] = {}
         self._reals: dict[ir.Value, StoredReal] = {}
         self._originals: dict[ir.Value, ir.Value] = {}
+        self._scalars: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._names: set[str | None] = {node.name for node in graph.all_nodes()}
-        self._value_names: set[str | None] = {value.name for node in graph.all_nodes() for value in node.outputs}
+        self._value_names: set[str | None] = {
+            value.name for node in graph.all_nodes() for value in node.outputs
+        }
         self._value_names |= {value.name for value in (*graph.inputs, *graph.initializers.values())}
 
     # Reading ---------------------------------------------------------------------------------------------
@@ -193,8 +196,20 @@ class Lowering:
         self._remember(stored.value, value, stored.order, 0)
 
     def constant(self, owner: ir.Value, name: str, array: Array | np.generic) -> ir.Value:
-        """A new initializer that belongs to the node that makes ``owner``."""
-        return add_initializer(self.graph, f"{owner.name}.{name}", np.asarray(array))
+        """An initializer. Equal scalars, such as the scales of an output and of its reader's input, are one.
+
+        Args:
+            owner: the output of the node that needs it; names it.
+            name: name of the input.
+            array: its value.
+        """
+        array = np.asarray(array)
+        if array.size > 1:
+            return add_initializer(self.graph, f"{owner.name}.{name}", array)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._scalars:
+            self._scalars[key] = add_initializer(self.graph, f"{owner.name}.{name}", array)
+        return self._scalars[key]
 
     def node(
         self,
@@ -246,12 +261,21 @@ class Lowering:
         named = next((origin.name for origin in origins if origin.name), source.name)
         self._names -= {origin.name for origin in origins} - set(self.origins)  # these nodes go away
         node = ir.node(
-            op_type, arguments, given_attributes, domain=DOMAIN, outputs=[output], name=self._node_name(str(named))
+            op_type,
+            arguments,
+            given_attributes,
+            domain=DOMAIN,
+            outputs=[output],
+            name=self._node_name(str(named)),
         )
         self.graph.opset_imports[DOMAIN] = VERSION
         self._insert(node)
         assert node.name is not None
-        self.origins[node.name] = [str(origin.name) for origin in origins if origin.name]
+        self.origins[node.name] = [
+            str(origin.name)
+            for origin in origins
+            if origin.name and not is_quantize(origin) and not is_dequantize(origin)
+        ]
         return output
 
     def standard(
@@ -288,8 +312,8 @@ class Lowering:
     def storage(self, codes: ir.Value, low: int, high: int) -> tuple[int, bool]:
         """How new codes are best stored: ``(offset, signed)``.
 
-        The x86 kernels multiply unsigned activations with signed weights, so signed codes are shifted into the
-        unsigned range of their bit width. Codes that the user of the model sees keep their type.
+        The x86 kernels multiply unsigned activations with signed weights, so signed codes are shifted into
+        the unsigned range of their bit width. Codes that the user of the model sees keep their type.
 
         Args:
             codes: the tensor in the model.
@@ -318,14 +342,19 @@ class Lowering:
         """
         bits = bits_of(min(low, *bits_for, low), max(high, *bits_for, high), signed=signed)
         smallest, largest = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
-        attributes: dict[str, Any] = {f"{prefix}_bits": bits, f"{prefix}_encoding": "signed" if signed else "unsigned"}
+        attributes: dict[str, Any] = {
+            f"{prefix}_bits": bits,
+            f"{prefix}_encoding": "signed" if signed else "unsigned",
+        }
         if low != smallest:
             attributes[f"{prefix}_min"] = [low]
         if high != largest:
             attributes[f"{prefix}_max"] = [high]
         return attributes
 
-    def quantized_output(self, quantization: Quantization, low: int, high: int) -> tuple[CodesOutput, dict[str, Any]]:
+    def quantized_output(
+        self, quantization: Quantization, low: int, high: int
+    ) -> tuple[CodesOutput, dict[str, Any]]:
         """What a node that ends in a quantizer needs to know about its output.
 
         Args:
@@ -340,7 +369,10 @@ class Lowering:
         grid = quantization.grid
         zero_point = (grid.zero_point + offset).astype(np.int32)
         attributes = self.range_attributes(
-            low + offset, high + offset, signed=signed, bits_for=[int(zero_point.min()), int(zero_point.max())]
+            low + offset,
+            high + offset,
+            signed=signed,
+            bits_for=[int(zero_point.min()), int(zero_point.max())],
         )
         return CodesOutput(offset, signed, low + offset, high + offset, grid.scale, zero_point), attributes
 
@@ -378,7 +410,9 @@ class Lowering:
             if original is value:
                 continue
             if original.is_graph_input() or original.is_graph_output() or original.is_initializer():
-                original = self.standard("Identity", [original], {}, value, original.dtype or ir.DataType.FLOAT)
+                original = self.standard(
+                    "Identity", [original], {}, value, original.dtype or ir.DataType.FLOAT
+                )
             name = value.name
             value.name = f"{name}.replaced"
             if original.name in self.provenance:
@@ -455,8 +489,9 @@ class Lowering:
         return result
 
     def _transposed(self, tensor: ir.Value, order: Order, wanted: Order, source: ir.Value) -> ir.Value:
-        """A stored tensor in another order of axes: as it is, by a Reshape where only dims of size 1 move, or by
-        a Transpose, which the report lists.
+        """A stored tensor in another order of axes.
+
+        Where only dims of size 1 move, a Reshape does; else a Transpose, which the report lists.
         """
         if order == wanted:
             return tensor
@@ -465,14 +500,16 @@ class Lowering:
         assert tensor.shape is not None
         dims = list(tensor.shape)
         shape = [dims[axis] for axis in perm]
-        if [axis for axis in perm if dims[axis] != 1] == sorted(axis for axis in range(len(dims)) if dims[axis] != 1):
-            unknown = [not isinstance(dim, int) for dim in shape]
-            if sum(unknown) <= 1:
-                numbers = [-1 if u else int(dim) for u, dim in zip(unknown, shape, strict=True)]
+        if [axis for axis in perm if dims[axis] != 1] == sorted(
+            axis for axis in range(len(dims)) if dims[axis] != 1
+        ):
+            numbers = [dim if isinstance(dim, int) else -1 for dim in shape]
+            if numbers.count(-1) <= 1:
                 target = self.constant(source, "shape", np.array(numbers, np.int64))
                 return self.standard("Reshape", [tensor, target], {}, source, tensor.dtype, shape=shape)
         self.report.warn(
-            f"a Transpose was added: {source.name} is stored with axes {list(order)}, but needed with {list(wanted)}"
+            f"a Transpose was added: {source.name} is stored with axes {list(order)}, "
+            f"but needed with {list(wanted)}"
         )
         return self.standard("Transpose", [tensor], {"perm": perm}, source, tensor.dtype, shape=shape)
 
@@ -483,7 +520,9 @@ class Lowering:
     ) -> ir.Value:
         if shape is None and source.shape is not None and len(source.shape) == len(order):
             shape = [source.shape[axis] for axis in order]
-        return ir.val(self._value_name(f"{source.name}.lb"), dtype, None if shape is None else ir.Shape(shape))
+        return ir.val(
+            self._value_name(f"{source.name}.lb"), dtype, None if shape is None else ir.Shape(shape)
+        )
 
     def _write_standard(
         self,
@@ -561,4 +600,3 @@ def graphs_of(node: ir.Node) -> list[ir.Graph]:
         elif attribute.type == ir.AttributeType.GRAPHS:
             graphs.extend(attribute.as_graphs())
     return graphs
-

@@ -1,6 +1,6 @@
 """Moving QuantizeLinear and DequantizeLinear across ops that only move values.
 
-Exporters put pairs around, before or behind a Reshape, a Slice, a MaxPool, and leave them out elsewhere. Where
+Exporters put pairs around, before or behind a Reshape, a Slice, a MaxPool, or leave them out. Where
 rounding and moving commute, which they do element by element, one form says it all: the op works on codes,
 with DequantizeLinear behind and QuantizeLinear in front of it. Rules then need to know that form only.
 """
@@ -34,7 +34,7 @@ _READERS = (
 
 
 def move_onto_codes(graph: ir.Graph) -> None:
-    """Rewrites ``op(DQ(q))`` to ``DQ(op(q))`` and ``Q(op(x))`` to ``op(Q(x))``, and drops ``Q(DQ(q))`` pairs."""
+    """Turns ``op(DQ(q))`` into ``DQ(op(q))``, ``Q(op(x))`` into ``op(Q(x))`` and ``Q(DQ(q))`` into ``q``."""
     for node in list(graph):
         if is_op(node, *CODE_MOVERS):
             _sink_dequantize(graph, node)
@@ -60,7 +60,7 @@ def _sink_dequantize(graph: ir.Graph, node: ir.Node) -> None:
     grid = _moved_grid(node, read.grid)
     if grid is None:
         return
-    inputs = [read.codes, *node.inputs[1:]]
+    inputs: list[ir.Value | None] = [read.codes, *node.inputs[1:]]
     if _pads_with_value(node):
         code = _pad_code(node, read.grid, code_range, exact=not _rounded_to(form, node.outputs[0], read.grid))
         if code is None:
@@ -84,12 +84,16 @@ def _sink_dequantize_below_concat(graph: ir.Graph, node: ir.Node) -> None:
         return
     dtype = first.codes.dtype
     for read in reads:
-        if not isinstance(read, Dequantization) or not read.grid.equals(first.grid) or read.codes.dtype != dtype:
+        if (
+            not isinstance(read, Dequantization)
+            or not read.grid.equals(first.grid)
+            or read.codes.dtype != dtype
+        ):
             return
         if constant(read.codes) is None and form.code_range(read.codes) is None:
             return
     assert dtype is not None
-    inputs = [read.codes for read in reads if isinstance(read, Dequantization)]
+    inputs: list[ir.Value | None] = [read.codes for read in reads if isinstance(read, Dequantization)]
     moved = _on_codes(graph, node, inputs, dtype)
     _dequantize_behind(graph, moved, first.node, moved.outputs[0], node.outputs[0], first.grid)
     graph.remove(node, safe=True)
@@ -98,8 +102,8 @@ def _sink_dequantize_below_concat(graph: ir.Graph, node: ir.Node) -> None:
 def _drop_pair(graph: ir.Graph, node: ir.Node) -> None:
     """Removes a QuantizeLinear of a DequantizeLinear with the same grid: its codes are the codes before.
 
-    ``rint(f32(f32(q - z) * s) / s)`` is q - z exactly: the two roundings move the quotient by less than 2^-22 of
-    at most 255.
+    ``rint(f32(f32(q - z) * s) / s)`` is q - z exactly: the two roundings move a quotient of at most 255 by
+    less than 2^-13.
     """
     form = NormalForm(graph)
     quantization = form.quantization(node.outputs[0])
@@ -137,8 +141,8 @@ def _drop_pair(graph: ir.Graph, node: ir.Node) -> None:
 def _close_clip(graph: ir.Graph, node: ir.Node) -> None:
     """Puts a pair behind a Relu or Clip of dequantized codes whose result a region reads as it is.
 
-    ``max(DQ(q), 0)`` is ``DQ(max(q, z))``: where every bound is the real number of a code, rounding the result to
-    the grid that it came from changes nothing.
+    ``max(DQ(q), 0)`` is ``DQ(max(q, z))``: where every bound is the real number of a code, rounding the
+    result to the grid that it came from changes nothing.
     """
     form = NormalForm(graph)
     read = form.dequantization(node.inputs[0])
@@ -259,7 +263,13 @@ def _on_codes(graph: ir.Graph, node: ir.Node, inputs: list[ir.Value | None], dty
     for output in outputs:
         output.meta["lowbit.made"] = True
     copy = ir.Node(
-        node.domain, node.op_type, inputs, node.attributes, outputs=outputs, name=node.name, version=node.version
+        node.domain,
+        node.op_type,
+        inputs,
+        node.attributes,
+        outputs=outputs,
+        name=node.name,
+        version=node.version,
     )
     copy.meta.update(node.meta)
     graph.insert_before(node, copy)
@@ -315,5 +325,7 @@ def _with_pad_code(
     graph: ir.Graph, node: ir.Node, inputs: list[ir.Value | None], code: int, dtype: ir.DataType
 ) -> list[ir.Value | None]:
     signed = CODE_TYPES[dtype][0] < 0
-    value = add_initializer(graph, f"{node.outputs[0].name}.pad", np.array(code, np.int8 if signed else np.uint8))
+    value = add_initializer(
+        graph, f"{node.outputs[0].name}.pad", np.array(code, np.int8 if signed else np.uint8)
+    )
     return [*inputs[:2], value, *inputs[3:]]

@@ -1,4 +1,4 @@
-"""The normal form: a float graph in which QuantizeLinear, Clip and DequantizeLinear say everything about bits.
+"""The normal form: a float graph in which QuantizeLinear, Clip and DequantizeLinear say all about bits.
 
 Whatever dialect a model speaks, its frontend leaves these and only these statements about quantization:
 
@@ -24,19 +24,19 @@ from lowbit.graph.reasons import Refusal
 
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 
-CODE_MOVERS = frozenset(
-    {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Gather", "Pad", "MaxPool", "Resize"}
-)
-"""Ops whose output holds codes of their first input, so that they may run on codes instead of real numbers."""
+CODE_MOVERS = frozenset({
+    "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad", "MaxPool",
+    "Resize",
+})  # fmt: skip
+"""Ops whose output holds elements of their first input, so that they may run on codes."""
 
-ELEMENTWISE = frozenset(
-    {
-        *("Abs", "Acos", "Acosh", "Add", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Celu", "Clip", "Cos", "Cosh"),
-        *("Div", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Max"),
-        *("Min", "Mish", "Mul", "Neg", "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign"),
-        *("Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub", "Tan", "Tanh", "ThresholdedRelu", "Identity"),
-    }
-)
+ELEMENTWISE = frozenset({
+    "Abs", "Acos", "Acosh", "Add", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Celu", "Clip", "Cos", "Cosh",
+    "Div", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu",
+    "Log", "Max", "Min", "Mish", "Mul", "Neg", "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu",
+    "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub", "Tan", "Tanh",
+    "ThresholdedRelu",
+})  # fmt: skip
 """Ops that compute every element of their output from the same element of their inputs."""
 
 
@@ -138,7 +138,9 @@ def read_grid(node: ir.Node, tensor: ir.Value, dtype: ir.DataType) -> Grid | Ref
     if scale.ndim > 1:
         axes = [i for i, size in enumerate(scale.shape) if size != 1]
         if len(axes) != 1 or scale.ndim != rank:
-            return Refusal(f"its scale has the shape {list(scale.shape)}; expected one scale, or one per channel")
+            return Refusal(
+                f"its scale has the shape {list(scale.shape)}; expected one scale, or one per channel"
+            )
         axis = axes[0]
     elif axis < 0:
         if rank is None:
@@ -281,7 +283,11 @@ class NormalForm:
                 return Refusal("the bounds of the Clip on its codes are computed at run time")
             low, high = (max(-512, min(512, bound)) for bound in bounds)
             return Quantization(
-                inner.source, codes, inner.grid, inner.range.clipped(int(low), int(high)), (*inner.nodes, node)
+                inner.source,
+                codes,
+                inner.grid,
+                inner.range.clipped(int(low), int(high)),
+                (*inner.nodes, node),
             )
         return None
 

@@ -26,13 +26,15 @@ class Window:
     dilations: tuple[int, ...]
 
     def attributes(self, *, dilations: bool = True) -> dict[str, list[int]]:
-        """The window as attributes of a lowbit node."""
-        out = {
-            "kernel_shape": list(self.kernel),
-            "strides": list(self.strides),
-            "pads": list(self.pads),
-        }
-        return out | {"dilations": list(self.dilations)} if dilations else out
+        """The window as attributes of a lowbit node; strides and dilations 1 and no pads are defaults."""
+        out = {"kernel_shape": list(self.kernel)}
+        if any(stride != 1 for stride in self.strides):
+            out["strides"] = list(self.strides)
+        if any(self.pads):
+            out["pads"] = list(self.pads)
+        if dilations and any(dilation != 1 for dilation in self.dilations):
+            out["dilations"] = list(self.dilations)
+        return out
 
 
 def read_window(node: ir.Node, kernel: Sequence[int], spatial: Sequence[int | None]) -> Window | Refusal:
@@ -138,7 +140,9 @@ def read_max_pool(node: ir.Node) -> Window | Refusal:
 def read_resize(node: ir.Node) -> dict[str, Any] | Refusal:
     """The attributes of LowBitResize for a Resize that copies elements."""
     if get_string(node, "mode", "nearest") != "nearest":
-        return Refusal(f"mode {get_string(node, 'mode', 'nearest')} is not supported; only nearest copies codes")
+        return Refusal(
+            f"mode {get_string(node, 'mode', 'nearest')} is not supported; only nearest copies codes"
+        )
     source = node.inputs[0]
     if source is None or source.shape is None or len(source.shape) not in (3, 4):
         return Refusal("its input must have the rank 3 or 4")
@@ -150,7 +154,11 @@ def read_resize(node: ir.Node) -> dict[str, Any] | Refusal:
         return Refusal(f"coordinate_transformation_mode {mode} is not supported")
     if get_string(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
         return Refusal("keep_aspect_ratio_policy is not supported")
-    if get_int(node, "antialias", 0) or get_int(node, "exclude_outside", 0) or get_float(node, "extrapolation_value", 0.0):
+    if (
+        get_int(node, "antialias", 0)
+        or get_int(node, "exclude_outside", 0)
+        or get_float(node, "extrapolation_value", 0.0)
+    ):
         return Refusal("antialias, exclude_outside and extrapolation are not supported")
     axes = [axis % rank for axis in get_ints(node, "axes", range(rank)) or []]
     out: dict[str, Any] = {"coordinate_transformation_mode": mode, "nearest_mode": nearest}

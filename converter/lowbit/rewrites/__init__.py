@@ -32,6 +32,7 @@ RULES: tuple[Rule, ...] = (
     conv_transpose.match,
     gemm.match,
     affine.match,
+    lookup.match,
     add.match,
     mul.match,
     concat.match,
@@ -46,7 +47,6 @@ RULES: tuple[Rule, ...] = (
     pad.match,
     split.match,
     requantize.match,
-    lookup.match,
     quantize.match,
     dequantize.match,
 )

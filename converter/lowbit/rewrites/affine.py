@@ -1,4 +1,4 @@
-"""A per-channel multiply and add (BatchNormalization, Mul or Add of a constant) on codes becomes LowBitAffine."""
+"""BatchNormalization, or Mul or Add of one constant per channel, on codes becomes LowBitAffine."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     path = 0
     if not is_op(node, "BatchNormalization"):
         path = 0 if is_constant(node.inputs[1]) else 1
-        if not is_constant(node.inputs[1 - path]):
-            return None
+        array = real_constant(context.form, node.inputs[1 - path])
+        if array is None or array.size == 1:
+            return None  # one number for all channels is a function of the code: a lookup
     elif get_int(node, "training_mode", 0) or len(node.outputs) > 1:
         return Refusal("it computes its statistics at run time")
     x = read_activation(context.form, node.inputs[path], f"input {path}")

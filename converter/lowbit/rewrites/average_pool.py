@@ -55,5 +55,10 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     if clipped.quantization is not None and not clipped.quantization.grid.per_tensor:
         return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
     return AveragePoolRegion(
-        x, clipped, clipped.nodes, window, get_int(node, "ceil_mode", 0), get_int(node, "count_include_pad", 0)
+        x,
+        clipped,
+        clipped.nodes,
+        window,
+        get_int(node, "ceil_mode", 0),
+        get_int(node, "count_include_pad", 0),
     )

@@ -65,14 +65,16 @@ class BinaryRegion(Region):
 
     def _order(self, lowering: Lowering, rank: int) -> Order:
         """Channels last if an operand of full rank is stored so, else as in the model."""
-        full = [x.codes for x in (self.a, self.b) if lowering.rank(x.codes) == rank and constant(x.codes) is None]
+        full = [
+            x.codes for x in (self.a, self.b) if lowering.rank(x.codes) == rank and constant(x.codes) is None
+        ]
         orders = {lowering.plain(codes).order for codes in full}
         if len(orders) == 1:
             return orders.pop()
         return channels_last(rank) if channels_last(rank) in orders else identity(rank)
 
     def _read(self, lowering: Lowering, operand: Activation, order: Order) -> Stored:
-        """An operand in an order of axes; one of lower rank is aligned from the right first, as numpy does."""
+        """An operand in an order of axes; one of lower rank is aligned from the right, as numpy does."""
         rank, missing = len(order), len(order) - lowering.rank(operand.codes)
         array = constant(operand.codes)
         if array is not None:

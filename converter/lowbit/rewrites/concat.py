@@ -90,7 +90,9 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
         rank = rank_of(sink.outputs[0])
         if rank is None or union is None:
             return Refusal("the rank of its codes is unknown")
-        if sink.outputs[0] not in context.wanted and not any(_is_made(form_value) for form_value in sink.inputs):
+        if sink.outputs[0] not in context.wanted and not any(
+            _is_made(form_value) for form_value in sink.inputs
+        ):
             return None
         operands = [
             Activation(value, _ONE, code_range)

@@ -72,7 +72,9 @@ def _match(context: Context, candidate: Candidate) -> Region | Refusal:
     if group < 1 or out_channels % group:
         return Refusal(f"its {group} groups do not divide its {out_channels} output channels")
     if grid.axis not in (None, 0):
-        return Refusal(f"its weights have one scale per entry of axis {grid.axis}; expected per output channel (0)")
+        return Refusal(
+            f"its weights have one scale per entry of axis {grid.axis}; expected per output channel (0)"
+        )
     # Rows run over (kernel..., input channel), the order in which channels-last codes come.
     rows = np.moveaxis(codes, 1, -1).reshape(out_channels, -1)
     weights = Weights(rows, grid.scale, grid.zero_point)
@@ -122,5 +124,5 @@ def _fold_channel_scales(
     if x.grid.scale.size * multiplier != weights.rows:
         return Refusal(f"its input has {x.grid.scale.size} scales for {weights.rows // multiplier} channels")
     scale = np.repeat(x.grid.scale, multiplier) * weights.scale
-    one = Grid(np.float32(1).reshape(()), x.grid.zero_point[0].reshape(()))
+    one = Grid(np.ones((), np.float32), x.grid.zero_point[:1].reshape(()))
     return replace(x, grid=one), replace(weights, scale=scale)

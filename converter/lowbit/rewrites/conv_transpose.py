@@ -1,4 +1,4 @@
-"""ConvTranspose [-> BatchNormalization, Relu, Clip, Add ...] [-> QuantizeLinear] becomes LowBitConvTranspose."""
+"""ConvTranspose [-> BatchNormalization, Relu, Add ...] [-> QuantizeLinear] becomes LowBitConvTranspose."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ConvTransposeRegion(ProductRegion):
         x = lowering.channels_last(self.product.x.codes)
         geometry = {
             **self.window.attributes(),
-            "output_padding": self.output_padding,
+            **({"output_padding": self.output_padding} if any(self.output_padding) else {}),
             "group": self.group,
             "in_channels": self.in_channels,
             "out_channels": self.product.weights.rows,
@@ -74,7 +74,9 @@ def _match(context: Context, candidate: Candidate) -> Region | Refusal:
     if group < 1 or in_channels % group:
         return Refusal(f"its {group} groups do not divide its {in_channels} input channels")
     if grid.axis not in (None, 1):
-        return Refusal(f"its weights have one scale per entry of axis {grid.axis}; expected per output channel (1)")
+        return Refusal(
+            f"its weights have one scale per entry of axis {grid.axis}; expected per output channel (1)"
+        )
     # [group, in / group, out / group, kernel...] -> rows [group, out / group] of (kernel..., in / group).
     split = codes.reshape(group, in_channels // group, *codes.shape[1:])
     rows = np.moveaxis(split, 1, -1).reshape(out_channels, -1)

@@ -33,7 +33,7 @@ class DequantizeRegion(Region):
         return [self.dequantization.codes]
 
     def emit(self, lowering: Lowering) -> ir.Value | None:
-        """Writes the node, which moves the channels back; codes that no lowbit node made stay with the standard op."""
+        """Writes the node, which moves the channels back; codes as the model has them keep its node."""
         codes, grid = self.dequantization.codes, self.dequantization.grid
         if lowering.is_original(codes):
             lowering.keep(self.core)
@@ -72,5 +72,7 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     if rank_of(dequantization.codes) is None:
         return Refusal("the rank of its codes is unknown")
     if dequantization.grid.axis not in (None, 1):
-        return Refusal(f"it has one scale per entry of axis {dequantization.grid.axis}; expected the channels (1)")
+        return Refusal(
+            f"it has one scale per entry of axis {dequantization.grid.axis}; expected the channels (1)"
+        )
     return DequantizeRegion(dequantization, sink, [sink])

@@ -50,7 +50,7 @@ class Bounds:
         return Bounds(min(max(self.low, low), high), min(max(self.high, low), high))
 
     def codes(self, quantization: Quantization) -> tuple[int, int]:
-        """The bounds as codes: rounding is monotone, so clipping before it equals clipping the codes after it."""
+        """The bounds as codes: rounding is monotone, so clipping commutes with it."""
         allowed = quantization.range
         return (
             quantize_scalar(self.low, quantization.grid, allowed.low, allowed.high),
@@ -166,7 +166,12 @@ def read_epilogue(
     if chain.quantization is not None and not chain.quantization.grid.per_tensor:
         return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
     links = list(chain.links)
-    if bias is None and links and is_op(links[0].node, "Add") and _is_bias(form, links[0], rank, channel_axis, channels):
+    if (
+        bias is None
+        and links
+        and is_op(links[0].node, "Add")
+        and _is_bias(form, links[0], rank, channel_axis, channels)
+    ):
         bias = links.pop(0).other
     read = _read_bias(form, bias, accumulator_scale, rank, channel_axis, bias_factor, round_bias)
     if isinstance(read, Refusal):
@@ -213,7 +218,14 @@ def with_residual(
 
 
 def _extend(
-    form: NormalForm, epilogue: Epilogue, link: Link, channels: int, rank: int, axis: int, *, into_bounds: bool
+    form: NormalForm,
+    epilogue: Epilogue,
+    link: Link,
+    channels: int,
+    rank: int,
+    axis: int,
+    *,
+    into_bounds: bool,
 ) -> Epilogue | Refusal:
     """The epilogue with one more node of the chain."""
     node = link.node
@@ -251,7 +263,9 @@ def _extend(
 
     constants = per_channel(other, rank, axis, channels)
     if constants is None:
-        return Refusal(f"the constant of its {node.op_type} has the shape {list(other.shape)}, expected one per channel")
+        return Refusal(
+            f"the constant of its {node.op_type} has the shape {list(other.shape)}, expected one per channel"
+        )
     if is_op(node, "Mul"):
         return _add_affine(epilogue, constants, np.zeros(channels, np.float32))
     if is_op(node, "Sub"):
@@ -272,8 +286,8 @@ def _add_affine(epilogue: Epilogue, scale: Floats, shift: Floats) -> Epilogue | 
 def fold_batch_normalization(node: ir.Node) -> tuple[Floats, Floats] | Refusal:
     """A BatchNormalization as ``y = x * scale + shift``, each [C].
 
-    ``inv = 1 / sqrt(var + eps); scale = gamma * inv; shift = beta - mean * scale`` in float32, computed here once
-    and for all targets.
+    ``inv = 1 / sqrt(var + eps); scale = gamma * inv; shift = beta - mean * scale`` in float32, computed here
+    once and for all targets.
     """
     arrays = [constant(value) for value in node.inputs[1:5]]
     if any(array is None or array.dtype != np.float32 for array in arrays):
@@ -292,7 +306,8 @@ def same_shape(a: ir.Value, b: ir.Value) -> bool:
     if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
         return False
     return all(
-        x == y or not (isinstance(x, int) or isinstance(y, int)) for x, y in zip(a.shape, b.shape, strict=True)
+        x == y or not (isinstance(x, int) or isinstance(y, int))
+        for x, y in zip(a.shape, b.shape, strict=True)
     )
 
 
@@ -310,7 +325,7 @@ def _read_bias(
     factor: float,
     round_bias: bool,
 ) -> Bias | Refusal:
-    """The bias of a core: on the accumulator's grid where its own grid is exactly that one, else real numbers."""
+    """The bias of a core: integers if its grid is exactly the accumulator's, else real numbers."""
     if value is None:
         return Bias()
     channels = accumulator_scale.size

@@ -75,7 +75,9 @@ def _match(context: Context, candidate: Candidate) -> Region | Refusal:
         bias = node.inputs[2] if len(node.inputs) > 2 else None
     out_axis = 0 if transposed else 1
     if grid.axis not in (None, out_axis):
-        return Refusal(f"its weights have one scale per entry of axis {grid.axis}; expected per output ({out_axis})")
+        return Refusal(
+            f"its weights have one scale per entry of axis {grid.axis}; expected per output ({out_axis})"
+        )
     rows = codes if transposed else codes.T
     weights = Weights(np.ascontiguousarray(rows), grid.scale, grid.zero_point)
 
@@ -102,19 +104,19 @@ def _match(context: Context, candidate: Candidate) -> Region | Refusal:
 def _flattened_columns(x: Stored) -> np.ndarray[Any, np.dtype[np.intp]] | None:
     """Where the elements of a stored row stand in the model's flattened row; None if a dim is dynamic.
 
-    The model flattens (C, H, W); stored are (H, W, C). Column j of the weights belongs to the model's element j,
-    so the weights for the stored row are those columns in the stored order.
+    The model flattens (C, H, W); stored are (H, W, C). Column j of the weights belongs to the model's element
+    j, so the weights for the stored row are those columns in the stored order.
     """
     assert x.flattened is not None
     assert x.value.shape is not None
     start = x.flattened
     if sorted(x.order[:start]) != list(range(start)) or x.order[:start] != identity(start):
         return None
-    dims = list(x.value.shape)[start:]
-    if not all(isinstance(dim, int) for dim in dims):
+    dims = [dim for dim in dims_of(x.value)[start:] if dim is not None]
+    if len(dims) != len(x.order) - start:
         return None
     model_dims = [0] * len(dims)
     for stored_axis, axis in enumerate(x.order[start:]):
-        model_dims[axis - start] = int(dims[stored_axis])
+        model_dims[axis - start] = dims[stored_axis]
     in_model = np.arange(math.prod(model_dims)).reshape(model_dims)
     return in_model.transpose([axis - start for axis in x.order[start:]]).reshape(-1)

@@ -1,4 +1,4 @@
-"""GlobalAveragePool, or ReduceMean over all spatial dims, of a quantized tensor becomes LowBitGlobalAveragePool."""
+"""GlobalAveragePool, or ReduceMean over all spatial dims, on codes becomes LowBitGlobalAveragePool."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Any function of one quantized tensor [-> QuantizeLinear] becomes LowBitLookup.
 
 Between the codes that go in and those that come out may stand any elementwise nodes: Sigmoid, HardSwish, x *
-Sigmoid(x), arithmetic with constants, further Q/DQ pairs. The function is not looked at: ONNX Runtime runs the
-model's own nodes on all codes once, here, and the results are the table.
+Sigmoid(x), arithmetic with constants, further Q/DQ pairs. The function is not looked at: ONNX Runtime runs
+the model's own nodes on all codes once, here, and the results are the table.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from lowbit.graph.evaluate import evaluate_nodes
 from lowbit.graph.lowering import Lowering
 from lowbit.graph.normal_form import (
     ELEMENTWISE,
+    Dequantization,
     NormalForm,
     Quantization,
     dims_of,
@@ -40,7 +41,7 @@ class LookupRegion(Region):
     Attributes:
         source: the codes that go in.
         quantization: the quantizer at the end.
-        table: output codes in the model's terms, [256] or [C, 256], for input codes from 0 (uint8) or -128 (int8).
+        table: output codes in the model's terms, [n] or [C, n], for all n codes of the input's type.
         first: the input code of table entry 0.
     """
 
@@ -63,7 +64,7 @@ class LookupRegion(Region):
         codes = self.quantization.codes
         low, high = int(self.table.min()), int(self.table.max())
         output, _ = lowering.quantized_output(self.quantization, low, high)
-        # Entry u of the node's table serves the stored byte u, which is the code that bytes_to_code says.
+        # Entry u of the node's table serves the stored byte u.
         stored = np.arange(256)
         stored = np.where(stored > 127, stored - 256, stored) if x.signed else stored
         index = np.clip(stored - x.offset - self.first, 0, self.table.shape[-1] - 1)
@@ -108,7 +109,8 @@ def _function_of(form: NormalForm, quantization: Quantization) -> tuple[ir.Value
     """The one tensor of codes that a quantizer's codes are a function of, and the nodes between, in order.
 
     The nodes are collected backwards from the quantizer; at a DequantizeLinear whose codes have other readers
-    the search stops. Where several tensors of codes are left, the one that the others are functions of is tried.
+    the search stops. Where several tensors of codes are left, the search goes on behind those that
+    nobody else reads.
     """
     nodes: dict[ir.Node, None] = {}
     sources: set[ir.Value] = set()
@@ -126,10 +128,10 @@ def _function_of(form: NormalForm, quantization: Quantization) -> tuple[ir.Value
             assert codes is not None
             if constant(codes) is None:
                 sources.add(codes)
-        elif not is_op(node, *ELEMENTWISE) or len(node.outputs) != 1:
-            return False
-        elif not all(visit(given) for given in node.inputs if given is not None):
-            return False
+        else:
+            elementwise = is_op(node, *ELEMENTWISE) and len(node.outputs) == 1
+            if not elementwise or not all(visit(given) for given in node.inputs if given is not None):
+                return False
         nodes[node] = None
         return True
 
@@ -161,7 +163,7 @@ def _function_of(form: NormalForm, quantization: Quantization) -> tuple[ir.Value
 def _inner_source(
     form: NormalForm, sources: set[ir.Value], nodes: dict[ir.Node, None]
 ) -> Quantization | None:
-    """Among several tensors of codes one that is computed only for this function, such as Q(Sigmoid(DQ(x)))."""
+    """A tensor of codes that is computed for this function alone, such as Q(Sigmoid(DQ(x)))."""
     for codes in sources:
         quantization = form.quantization(codes)
         if not isinstance(quantization, Quantization) or codes.is_graph_output():
@@ -178,7 +180,7 @@ def _tabulate(
     nodes: Sequence[ir.Node],
     code_range: CodeRange,
 ) -> npt.NDArray[np.int16] | Refusal:
-    """Runs the nodes on every code. The codes go along the batch, so that constants per channel still broadcast."""
+    """Runs the nodes on every code; the codes go along the batch, so that channels stay channels."""
     dims = dims_of(source)
     low, high = CODE_TYPES[code_range.dtype]
     codes = np.arange(low, high + 1)
@@ -196,7 +198,11 @@ def _tabulate(
         return result
     if not dims:
         result = result.reshape(codes.size)
-    if result.shape[0] != codes.size or any(size != 1 for size in result.shape[2:]) or result.ndim != max(1, len(dims)):
+    if (
+        result.shape[0] != codes.size
+        or any(size != 1 for size in result.shape[2:])
+        or result.ndim != max(1, len(dims))
+    ):
         return Refusal("a constant operand varies along another axis than the channels")
     table = result.reshape(codes.size, -1).T.astype(np.int16)
     return table[0] if table.shape[0] == 1 else np.ascontiguousarray(table)
@@ -204,14 +210,10 @@ def _tabulate(
 
 def _axes(form: NormalForm, nodes: Sequence[ir.Node]) -> set[int]:
     """The axes of the grids between."""
-    axes = set()
-    for node in nodes:
-        if is_quantize(node):
-            read = form.quantization(node.outputs[0])
-        elif is_dequantize(node):
-            read = form.dequantization(node.outputs[0])
-        else:
-            continue
-        if read is not None and not isinstance(read, Refusal) and read.grid.axis is not None:
-            axes.add(read.grid.axis)
-    return axes
+    values = [node.outputs[0] for node in nodes if is_quantize(node) or is_dequantize(node)]
+    reads = [form.quantization(value) or form.dequantization(value) for value in values]
+    return {
+        read.grid.axis
+        for read in reads
+        if isinstance(read, (Quantization, Dequantization)) and read.grid.axis is not None
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from lowbit.rewrites.weights import Weights, check_accumulator, encode
 
 
 def accumulator_scale(x_scale: npt.NDArray[np.float32], weights: Weights) -> npt.NDArray[np.float32]:
-    """``f32(x_scale * w_scale)``, one per output channel: the real number that one unit of the accumulator is."""
+    """``f32(x_scale * w_scale)``, per output channel: what one unit of the accumulator is worth."""
     scale: npt.NDArray[np.float32] = x_scale * weights.scale
     return np.ascontiguousarray(np.broadcast_to(scale, (weights.rows,)))
 
@@ -129,7 +129,7 @@ class Candidate:
     result: ir.Value
     nodes: Sequence[ir.Node]
     residual: ir.Value | None = None
-    bounds: Bounds = Bounds()
+    bounds: Bounds = field(default_factory=Bounds)
     quantization: Quantization | None = None
 
 
@@ -201,13 +201,9 @@ def finish(
     )
     if isinstance(epilogue, Refusal):
         return epilogue
-    refusal = check_accumulator(
-        product.weights, product.x.range, product.x.grid, epilogue.bias.integers
-    )
+    refusal = check_accumulator(product.weights, product.x.range, product.x.grid, epilogue.bias.integers)
     if refusal is not None:
         return refusal
     if candidate.quantization is None:
         return epilogue
-    return with_residual(
-        context.form, epilogue, candidate.residual, candidate.bounds, candidate.quantization
-    )
+    return with_residual(context.form, epilogue, candidate.residual, candidate.bounds, candidate.quantization)

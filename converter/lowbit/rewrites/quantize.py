@@ -13,8 +13,28 @@ from lowbit.graph.reasons import Refusal
 from lowbit.rewrites.chain import quantization_at
 from lowbit.rewrites.rule import Context, Region
 
-_SPATIAL = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "BatchNormalization", "Resize")
-_PASSING = ("Add", "Mul", "Concat", "Relu", "Clip", "Sigmoid", "HardSwish", "LeakyRelu", "Slice", "Pad", "Split")
+_SPATIAL = (
+    "Conv",
+    "ConvTranspose",
+    "MaxPool",
+    "AveragePool",
+    "GlobalAveragePool",
+    "BatchNormalization",
+    "Resize",
+)
+_PASSING = (
+    "Add",
+    "Mul",
+    "Concat",
+    "Relu",
+    "Clip",
+    "Sigmoid",
+    "HardSwish",
+    "LeakyRelu",
+    "Slice",
+    "Pad",
+    "Split",
+)
 
 
 @dataclass
@@ -41,7 +61,9 @@ class QuantizeRegion(Region):
         x = lowering.real(self.quantization.source)
         rank = len(x.order)
         grid = self.quantization.grid
-        move = x.order == identity(rank) and channels_last(rank) != x.order and (self.spatial or grid.axis == 1)
+        move = (
+            x.order == identity(rank) and channels_last(rank) != x.order and (self.spatial or grid.axis == 1)
+        )
         order = channels_last(rank) if move else x.order
         low, high = self.quantization.range.low, self.quantization.range.high
         output, attributes = lowering.quantized_output(self.quantization, low, high)
@@ -71,7 +93,9 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     if rank is None:
         return Refusal("the rank of its input is unknown")
     if quantization.grid.axis not in (None, 1):
-        return Refusal(f"it has one scale per entry of axis {quantization.grid.axis}; expected the channels (1)")
+        return Refusal(
+            f"it has one scale per entry of axis {quantization.grid.axis}; expected the channels (1)"
+        )
     spatial = _wants_channels_last(context.form, quantization.codes, set())
     return QuantizeRegion(quantization, spatial, quantization.nodes[0], quantization.nodes)
 

@@ -35,7 +35,9 @@ class RequantizeRegion(Region):
         """Writes the node; grids per channel need the channels last, else any order of axes will do."""
         axes = {grid.axis for grid in (self.x.grid, self.quantization.grid) if grid.axis is not None}
         x = lowering.channels_last(self.x.codes) if axes else lowering.plain(self.x.codes)
-        output, attributes = lowering.quantized_output(self.quantization, *self.bounds.codes(self.quantization))
+        output, attributes = lowering.quantized_output(
+            self.quantization, *self.bounds.codes(self.quantization)
+        )
         value = lowering.node(
             "LowBitRequantize",
             {
@@ -85,5 +87,3 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     if axes and clips:
         return Refusal("a Clip stands between two grids of one scale per channel")
     return RequantizeRegion(x, bounds, quantization, nodes[0], nodes)
-
-

@@ -1,4 +1,4 @@
-"""Reshape and Flatten of codes. Flattening the features for a Gemm is put off, and never done if only Gemms read it."""
+"""Reshape and Flatten of codes; flattening for a Gemm is put off until somebody else needs it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _same_dims(a: ir.Value, b: ir.Value) -> bool:
 
 
 def _flattens(node: ir.Node) -> int | None:
-    """The axis from which on a node flattens its input, if that is all it does and the rest keeps its dims."""
+    """The axis from which on a node flattens its input, if that is all it does."""
     source = node.inputs[0]
     assert source is not None
     dims = dims_of(source)
@@ -72,8 +72,13 @@ def _flattens(node: ir.Node) -> int | None:
         return None
     axis = len(target) - 1
     features = dims[axis:]
-    if any(dim is None for dim in features) or target[-1] not in (-1, math.prod(d for d in features if d is not None)):
+    if any(dim is None for dim in features) or target[-1] not in (
+        -1,
+        math.prod(d for d in features if d is not None),
+    ):
         return None
     # One -1 among the leading dims is what the features leave over, which is the input's own dim.
-    leading = [t in (0, d) or (t == -1 and target[-1] != -1) for t, d in zip(target, dims[:axis], strict=False)]
+    leading = [
+        t in (0, d) or (t == -1 and target[-1] != -1) for t, d in zip(target, dims[:axis], strict=False)
+    ]
     return axis if all(leading) else None

@@ -1,8 +1,8 @@
 """What a rewrite rule is.
 
 A rule looks at one node, the *sink*, and answers whether a region of the graph that ends there is one integer
-operation. It only reads the graph. The answer is a :class:`Region`, which knows what it reads and how to write
-itself; a :class:`~lowbit.graph.reasons.Refusal` when the rule is about such nodes but cannot keep their
+operation. It only reads the graph. The answer is a :class:`Region`, which knows what it reads and how to
+write itself; a :class:`~lowbit.graph.reasons.Refusal` when the rule is about such nodes but cannot keep their
 numbers; or None when it is about something else.
 """
 

@@ -35,8 +35,8 @@ class SqueezeRegion(MoveRegion):
             left = [axis for axis in range(len(stored.order)) if axis not in self.axes]
             order = tuple(left.index(axis) for axis in stored.order if axis not in self.axes)
         else:
-            # New dims of size 1 may stand anywhere in the stored tensor: they go where the model has them if the
-            # rest is in the model's order, which keeps that order.
+            # New dims of size 1 may stand anywhere in the stored tensor; where the model has them they keep a
+            # tensor in the model's order that way.
             old = [axis for axis in range(lowering.rank(output)) if axis not in self.axes]
             order_list = [old[axis] for axis in stored.order]
             for axis in sorted(self.axes):

@@ -1,4 +1,4 @@
-"""Constant weights: their rows, their narrowest encoding, their packing, and the bound on what they sum up to."""
+"""Constant weights: their rows, their narrowest encoding, and the bound on what they sum up to."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ class EncodedWeights:
     zero_point: npt.NDArray[np.int32]
 
 
-def read_weights(form: NormalForm, value: ir.Value | None, rank: int | None = None) -> tuple[Ints, Grid] | Refusal:
+def read_weights(
+    form: NormalForm, value: ir.Value | None, rank: int | None = None
+) -> tuple[Ints, Grid] | Refusal:
     """The constant codes behind a weight operand.
 
     Args:
@@ -95,7 +97,8 @@ def read_weights(form: NormalForm, value: ir.Value | None, rank: int | None = No
     axis = dequantization.grid.axis
     if axis is not None and (axis >= codes.ndim or codes.shape[axis] != dequantization.grid.scale.size):
         return Refusal(
-            f"its weights of shape {list(codes.shape)} have {dequantization.grid.scale.size} scales on axis {axis}"
+            f"its weights of shape {list(codes.shape)} have {dequantization.grid.scale.size} scales on axis "
+            f"{axis}"
         )
     return codes, dequantization.grid
 
@@ -103,8 +106,9 @@ def read_weights(form: NormalForm, value: ir.Value | None, rank: int | None = No
 def encode(weights: Weights, *, bipolar: bool = False) -> EncodedWeights:
     """Packs weights at the smallest bit width that holds them.
 
-    Only the differences code - zero_point have a meaning, so codes and zero point may be shifted together. The
-    kernels multiply signed weights, and those without a zero point cost least; hence, of the two encodings
+    Only the differences code - zero_point have a meaning, so codes and zero point may be shifted together.
+    The kernels multiply signed weights, and those without a zero point cost least; hence, of the two
+    encodings
 
     - the differences themselves, zero point 0,
     - the codes, shifted so that their range starts at -2^(bits-1), and the zero point with them,
@@ -141,8 +145,8 @@ def check_accumulator(
 ) -> Refusal | None:
     """Proves that no accumulator leaves int32, from the weights as they are.
 
-    With P and N the sums of a row's positive and negative values, and x - z in [a, b] with a <= 0 <= b (padding
-    contributes 0), the row's sum lies in [P * a + N * b, P * b + N * a], and every partial sum as well.
+    With P and N the sums of a row's positive and negative values, and x - z in [a, b] with a <= 0 <= b
+    (padding contributes 0), the row's sum lies in [P * a + N * b, P * b + N * a], every partial sum too.
 
     Args:
         weights: the weights.
