@@ -140,18 +140,97 @@ inline void FinishChannels(const EpilogueView& e, const int32_t* acc, size_t c, 
   }
 }
 
-// Requantize without residual for N vectors of one pixel, clipped after the packing: four times fewer operations than
-// clipping floats. The int16 and int8 saturations on the way are monotone and wider than [lo, hi], so the result is
-// the same as long as no product leaves int32: EpilogueTables::LimitAccumulators proves that, or clears pack_clips.
-// Signed codes travel as code + 128 and get their top bit flipped back. Writes N * kLanes bytes.
-template <class S, int N>
-inline void RequantizePacked(const EpilogueView& e, const typename S::I (&acc)[N], const float* scale, uint8_t* y) {
-  typename S::I codes[N];
-#pragma GCC unroll 4
-  for (int i = 0; i < N; ++i) {
-    codes[i] = S::RoundToInt(S::MulF(S::ToFloat(acc[i]), S::LoadF(scale + i * S::kLanes)));
+// Requantize, clipped after the packing: four times fewer operations than clipping floats. The saturations to int16 and
+// to bytes on the way are monotone and wider than [lo, hi], so the result is the same as long as no value leaves int32:
+// EpilogueTables::LimitAccumulators proves that and sets pack_clips. Signed codes travel as code + 128 and get their
+// top bit flipped back.
+//
+// MR pixels x NV vectors of accumulators in registers -> bytes of y, without residual. Four vectors are packed at a
+// time, whichever pixels they belong to. `scale` belongs to the first channel, `y` to that channel of the first pixel.
+template <class S, int MR, int NV>
+inline __attribute__((always_inline)) void RequantizeTile(const EpilogueView& e, const typename S::I (&acc)[MR][NV],
+                                                          const float* scale, uint8_t* y) {
+  // Local copies: the stores to y could change e, as far as the compiler knows.
+  const typename S::PackRange range(e.pack_zero, e.pack_lo, e.pack_hi, e.pack_flip);
+  const size_t pitch = e.channels;
+  const auto codes = [&](int i) {
+    if (i >= MR * NV) return S::Set(0);
+    return S::RoundToInt(S::MulF(S::ToFloat(acc[i / NV][i % NV]), S::LoadF(scale + i % NV * S::kLanes)));
+  };
+  const auto store_one = [&]<int i>(int first, typename S::Packed packed) {
+    const int vector = first + i;
+    if (vector < MR * NV) S::template StoreOne<i>(y + vector / NV * pitch + vector % NV * S::kLanes, packed);
+  };
+#pragma GCC unroll 16
+  for (int i = 0; i < MR * NV; i += 4) {
+    const auto packed = S::PackClipped(codes(i), codes(i + 1), codes(i + 2), codes(i + 3), range);
+    if constexpr (NV == 4) {
+      S::StoreAll(y + i / 4 * pitch, packed);
+    } else if constexpr (NV == 2) {
+      S::template StorePair<0>(y + i / 2 * pitch, packed);
+      if (i + 2 < MR * NV) S::template StorePair<2>(y + (i / 2 + 1) * pitch, packed);
+    } else {
+      store_one.template operator()<0>(i, packed);
+      store_one.template operator()<1>(i, packed);
+      store_one.template operator()<2>(i, packed);
+      store_one.template operator()<3>(i, packed);
+    }
   }
-  S::template StoreClippedU8<N>(y, codes, e.pack_zero, e.pack_lo, e.pack_hi, e.pack_flip);
+}
+
+// The same from memory, with an optional residual and any number of channels: `rows` pixels of `vectors` vectors of
+// accumulators each, `count` channels of which exist.
+template <class S, bool kResidual>
+inline void RequantizeRows(const EpilogueView& e, const int32_t* sums, size_t rows, size_t vectors, const float* scale,
+                           size_t count, const uint8_t* residual, uint8_t* y) {
+  const typename S::PackRange range(e.pack_zero, e.pack_lo, e.pack_hi, e.pack_flip);
+  const size_t pitch = e.channels;
+  const EpilogueView view = e;
+  size_t row = 0, column = 0;  // of the next vector; column in channels
+  const auto width = [&] { return count - column < S::kLanes ? count - column : size_t{S::kLanes}; };
+  const auto codes = [&] {
+    if (row == rows) return S::Set(0);
+    auto v = S::MulF(S::ToFloat(S::Load(sums)), S::LoadF(scale + column));
+    if constexpr (kResidual) {
+      const uint8_t* from = residual + row * pitch + column;
+      uint8_t part[S::kLanes];
+      if (width() < S::kLanes) {
+        std::memset(part, 0, sizeof(part));
+        std::memcpy(part, from, width());
+        from = part;
+      }
+      const auto inner = S::Rint(S::MinF(S::MaxF(v, S::SetF(view.lo)), S::SetF(view.hi)));
+      const auto sum = S::AddF(S::MulF(inner, S::SetF(view.inner_scale)), ResidualTerm<S>(view, from));
+      v = DivideByYScale<S>(view, sum);
+    }
+    sums += S::kLanes;
+    column += S::kLanes;
+    if (column >= vectors * S::kLanes) {
+      column = 0;
+      ++row;
+    }
+    return S::RoundToInt(v);
+  };
+  while (row < rows) {
+    const size_t first_row = row, first_column = column;
+    const auto v0 = codes(), v1 = codes(), v2 = codes(), v3 = codes();
+    uint8_t bytes[4 * S::kLanes];
+    S::StoreAll(bytes, S::PackClipped(v0, v1, v2, v3, range));
+    size_t r = first_row, c = first_column;
+    for (size_t i = 0; i < 4 && r < rows; ++i) {
+      uint8_t* to = y + r * pitch + c;
+      if (c + S::kLanes <= count) {
+        std::memcpy(to, bytes + i * S::kLanes, S::kLanes);
+      } else {
+        std::memcpy(to, bytes + i * S::kLanes, count - c);
+      }
+      c += S::kLanes;
+      if (c >= vectors * S::kLanes) {
+        c = 0;
+        ++r;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -60,13 +60,13 @@ EpilogueTables::EpilogueTables(const Epilogue& e, size_t channels) {
   v.y_lo = static_cast<float>(e.y_lo - e.y_zero_point);
   v.y_hi = static_cast<float>(e.y_hi - e.y_zero_point);
 
-  if (e.kind == EpilogueKind::kRequantize && !e.has_residual) {
+  if (e.kind == EpilogueKind::kRequantize) {
+    v.reciprocal_is_exact = e.has_residual && ReciprocalIsExact(e);
     v.pack_flip = e.y_signed ? 0x80 : 0;
-    v.pack_zero = static_cast<int16_t>(e.zero_point + v.pack_flip);
-    v.pack_lo = static_cast<uint8_t>(e.lo + v.pack_flip);
-    v.pack_hi = static_cast<uint8_t>(e.hi + v.pack_flip);
+    v.pack_zero = static_cast<int16_t>((e.has_residual ? e.y_zero_point : e.zero_point) + v.pack_flip);
+    v.pack_lo = static_cast<uint8_t>((e.has_residual ? e.y_lo : e.lo) + v.pack_flip);
+    v.pack_hi = static_cast<uint8_t>((e.has_residual ? e.y_hi : e.hi) + v.pack_flip);
   }
-  if (e.kind == EpilogueKind::kRequantize && e.has_residual) v.reciprocal_is_exact = ReciprocalIsExact(e);
 
   if (e.kind == EpilogueKind::kThresholds) {
     v.threshold_count = static_cast<size_t>(e.threshold_count);
@@ -95,12 +95,20 @@ EpilogueTables::EpilogueTables(const Epilogue& e, size_t channels) {
 }
 
 void EpilogueTables::LimitAccumulators(const std::vector<int64_t>& largest) {
-  if (view_.kind != EpilogueKind::kRequantize || view_.has_residual) return;
-  view_.pack_clips = true;
+  EpilogueView& v = view_;
+  if (v.kind != EpilogueKind::kRequantize) return;
+  // 2^30: half of int32's range, far more slack than the roundings need. False for NaN.
+  constexpr double kLimit = 1073741824.0;
+  v.pack_clips = true;
+  if (v.has_residual) {
+    // |q - zero point| and |r - zero point| are below 512.
+    v.pack_clips = 512.0 * (static_cast<double>(v.inner_scale) + static_cast<double>(v.residual_scale)) /
+                       static_cast<double>(v.y_scale) < kLimit;
+    return;
+  }
   for (size_t c = 0; c < largest.size(); ++c) {
-    // 2^30: half of int32's range, far more slack than the rounding of this product needs. False for NaN.
-    const double product = static_cast<double>(largest[c]) * std::fabs(static_cast<double>(view_.scale[c]));
-    if (!(product < 1073741824.0)) view_.pack_clips = false;
+    const double product = static_cast<double>(largest[c]) * std::fabs(static_cast<double>(v.scale[c]));
+    if (!(product < kLimit)) v.pack_clips = false;
   }
 }
 

@@ -22,7 +22,7 @@ struct EpilogueView {
   EpilogueKind kind = EpilogueKind::kRequantize;
   bool quantized_output = true;
   bool has_residual = false, residual_signed = false;
-  // Requantize without residual, and no accumulator times multiplier leaves int32 (RequantizePacked).
+  // Requantize, and no value before its last rounding leaves int32 (RequantizeTile).
   bool pack_clips = false;
   // y_scale may be divided by through its reciprocal (see epilogue.h), proven for this node's codes.
   bool reciprocal_is_exact = false;

@@ -52,28 +52,33 @@ inline int32_t LoadGroup(const uint8_t* p) {
 }
 
 // The general end of a tile: row-sum correction, any epilogue, any number of channels. `sums` holds `rows` pixels of
-// `pitch` accumulators.
+// `vectors` vectors of accumulators.
 template <class S>
-__attribute__((noinline)) void FinishFromMemory(const TileArgs& t, int32_t* sums, size_t rows, size_t pitch) {
+__attribute__((noinline)) void FinishFromMemory(const TileArgs& t, int32_t* sums, size_t rows, size_t vectors) {
   const IgemmBlock& b = *t.block;
   const EpilogueView& e = *b.epilogue;
-  const size_t channel = t.panel->channel;
-  for (size_t r = 0; r < rows; ++r, sums += pitch) {
-    if (b.row_sums) {
+  const size_t channel = t.panel->channel, count = t.panel->count;
+  const size_t index = (b.first_pixel + t.pixel) * e.channels + channel;
+  if (b.row_sums) {
+    int32_t* to = sums;
+    for (size_t r = 0; r < rows; ++r) {
       const auto sum = S::Set(b.row_sums[t.panel->group * b.pitch + t.pixel + r]);
-      for (size_t i = 0; i < pitch; i += S::kLanes) {
-        S::Store(sums + i, S::Add(S::Load(sums + i), S::Mul(sum, S::Load(b.row_sum_weight + channel + i))));
+      for (size_t i = 0; i < vectors; ++i, to += S::kLanes) {
+        S::Store(to, S::Add(S::Load(to), S::Mul(sum, S::Load(b.row_sum_weight + channel + i * S::kLanes))));
       }
     }
-    const size_t index = (b.first_pixel + t.pixel + r) * e.channels + channel;
-    size_t done = 0;
-    if (e.pack_clips) {
-      for (; done + S::kLanes <= t.panel->count; done += S::kLanes) {
-        const typename S::I acc[1] = {S::Load(sums + done)};
-        RequantizePacked<S, 1>(e, acc, e.scale + channel + done, static_cast<uint8_t*>(b.y) + index + done);
-      }
+  }
+  if (e.pack_clips) {
+    uint8_t* y = static_cast<uint8_t*>(b.y) + index;
+    if (e.has_residual) {
+      RequantizeRows<S, true>(e, sums, rows, vectors, e.scale + channel, count, b.residual + index, y);
+    } else {
+      RequantizeRows<S, false>(e, sums, rows, vectors, e.scale + channel, count, nullptr, y);
     }
-    FinishChannels<S>(e, sums + done, channel + done, t.panel->count - done, index + done, b.residual, b.y);
+    return;
+  }
+  for (size_t r = 0; r < rows; ++r) {
+    FinishChannels<S>(e, sums + r * vectors * S::kLanes, channel, count, index + r * e.channels, b.residual, b.y);
   }
 }
 
@@ -82,11 +87,10 @@ template <class S, int MR, int NV>
 inline __attribute__((always_inline)) void FinishTile(const TileArgs& t, const typename S::I (&acc)[MR][NV]) {
   const IgemmBlock& b = *t.block;
   const EpilogueView& e = *b.epilogue;
-  if (e.pack_clips && !b.row_sums && t.panel->count == static_cast<size_t>(NV * S::kLanes)) {
+  if (e.pack_clips && !e.has_residual && !b.row_sums && t.panel->count == static_cast<size_t>(NV * S::kLanes)) {
     const size_t channel = t.panel->channel;
     uint8_t* y = static_cast<uint8_t*>(b.y) + (b.first_pixel + t.pixel) * e.channels + channel;
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r) RequantizePacked<S, NV>(e, acc[r], e.scale + channel, y + r * e.channels);
+    RequantizeTile<S, MR, NV>(e, acc, e.scale + channel, y);
     return;
   }
   alignas(64) int32_t sums[MR * NV * S::kLanes];
@@ -95,7 +99,7 @@ inline __attribute__((always_inline)) void FinishTile(const TileArgs& t, const t
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) S::Store(sums + (r * NV + v) * S::kLanes, acc[r][v]);
   }
-  FinishFromMemory<S>(t, sums, MR, NV * S::kLanes);
+  FinishFromMemory<S>(t, sums, MR, NV);
 }
 
 // 32-bit dot products (vpdpbusd; or vpmaddwd on words): S::Dot(acc, x, weights) adds four products per lane.
@@ -198,7 +202,12 @@ void NarrowTile(const TileArgs& t) {
     }
   }
   flush();
-  FinishFromMemory<S>(t, sums, MR, NV * S::kLanes);
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) acc[r][v] = S::Load(sums + (r * NV + v) * S::kLanes);
+  }
+  FinishTile<S, MR, NV>(t, acc);
 }
 
 using TileFunction = void (*)(const TileArgs&);

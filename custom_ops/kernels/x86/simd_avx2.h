@@ -57,21 +57,32 @@ struct Avx2 {
     const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
   }
-  template <int N>
-  static void StoreClippedU8(uint8_t* p, const I (&v)[N], int16_t zero, uint8_t lo, uint8_t hi, uint8_t flip) {
-    static_assert(N <= 2);
-    // The packs work inside 128-bit lanes: words = v0[0..3] v1[0..3] | v0[4..7] v1[4..7], put right by the permutation.
-    I words = _mm256_adds_epi16(_mm256_packs_epi32(v[0], v[N - 1]), _mm256_set1_epi16(zero));
-    words = _mm256_permute4x64_epi64(words, 0xd8);
-    __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    bytes = _mm_max_epu8(bytes, _mm_set1_epi8(static_cast<char>(lo)));
-    bytes = _mm_min_epu8(bytes, _mm_set1_epi8(static_cast<char>(hi)));
-    bytes = _mm_xor_si128(bytes, _mm_set1_epi8(static_cast<char>(flip)));
-    if constexpr (N == 2) {
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
-    } else {
-      _mm_storel_epi64(reinterpret_cast<__m128i*>(p), bytes);
-    }
+  struct PackRange {
+    I zero, lo, hi, flip;
+    PackRange(int16_t zero_value, uint8_t lo_value, uint8_t hi_value, uint8_t flip_value)
+        : zero(_mm256_set1_epi16(zero_value)),
+          lo(_mm256_set1_epi8(static_cast<char>(lo_value))),
+          hi(_mm256_set1_epi8(static_cast<char>(hi_value))),
+          flip(_mm256_set1_epi8(static_cast<char>(flip_value))) {}
+  };
+  using Packed = __m256i;
+  static Packed PackClipped(I v0, I v1, I v2, I v3, const PackRange& range) {
+    I bytes = _mm256_packus_epi16(_mm256_adds_epi16(_mm256_packs_epi32(v0, v1), range.zero),
+                                  _mm256_adds_epi16(_mm256_packs_epi32(v2, v3), range.zero));
+    bytes = _mm256_max_epu8(bytes, range.lo);
+    bytes = _mm256_min_epu8(bytes, range.hi);
+    bytes = _mm256_xor_si256(bytes, range.flip);
+    return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  }
+  static void StoreAll(uint8_t* p, Packed v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
+  template <int i>
+  static void StorePair(uint8_t* p, Packed v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_extracti128_si256(v, i / 2));
+  }
+  template <int i>
+  static void StoreOne(uint8_t* p, Packed v) {
+    const int64_t bytes = _mm256_extract_epi64(v, i);
+    std::memcpy(p, &bytes, 8);
   }
 };
 

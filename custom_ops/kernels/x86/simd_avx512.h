@@ -64,29 +64,35 @@ struct Avx512 {
   static void StoreU8(uint8_t* p, I v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
   }
-  // N vectors of int32 -> N * kLanes bytes: saturated to int16, + zero (saturating), clipped to [lo, hi] as unsigned
-  // bytes, XORed with flip.
-  template <int N>
-  static void StoreClippedU8(uint8_t* p, const I (&v)[N], int16_t zero, uint8_t lo, uint8_t hi, uint8_t flip) {
-    const I z = _mm512_set1_epi16(zero);
-    // The packs work inside 128-bit lanes; the permutation at the end restores the order of the channels.
-    const I low = _mm512_adds_epi16(_mm512_packs_epi32(v[0], v[N > 1 ? 1 : 0]), z);
-    I high = low;
-    if constexpr (N > 2) high = _mm512_adds_epi16(_mm512_packs_epi32(v[2], v[N - 1]), z);
-    I bytes = _mm512_packus_epi16(low, high);
-    bytes = _mm512_max_epu8(bytes, _mm512_set1_epi8(static_cast<char>(lo)));
-    bytes = _mm512_min_epu8(bytes, _mm512_set1_epi8(static_cast<char>(hi)));
-    bytes = _mm512_xor_si512(bytes, _mm512_set1_epi8(static_cast<char>(flip)));
-    bytes = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bytes);
-    if constexpr (N == 4) {
-      _mm512_storeu_si512(p, bytes);
-    } else if constexpr (N == 3) {
-      _mm512_mask_storeu_epi32(p, 0x0fff, bytes);
-    } else if constexpr (N == 2) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(bytes));
-    } else {
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_castsi512_si128(bytes));
-    }
+  // Four vectors of int32 -> 4 * kLanes bytes in the same order: saturated to int16, + zero (saturating), clipped to
+  // [lo, hi] as unsigned bytes, XORed with flip.
+  struct PackRange {
+    I zero, lo, hi, flip;
+    PackRange(int16_t zero_value, uint8_t lo_value, uint8_t hi_value, uint8_t flip_value)
+        : zero(_mm512_set1_epi16(zero_value)),
+          lo(_mm512_set1_epi8(static_cast<char>(lo_value))),
+          hi(_mm512_set1_epi8(static_cast<char>(hi_value))),
+          flip(_mm512_set1_epi8(static_cast<char>(flip_value))) {}
+  };
+  using Packed = __m512i;
+  static Packed PackClipped(I v0, I v1, I v2, I v3, const PackRange& range) {
+    I bytes = _mm512_packus_epi16(_mm512_adds_epi16(_mm512_packs_epi32(v0, v1), range.zero),
+                                  _mm512_adds_epi16(_mm512_packs_epi32(v2, v3), range.zero));
+    bytes = _mm512_max_epu8(bytes, range.lo);
+    bytes = _mm512_min_epu8(bytes, range.hi);
+    bytes = _mm512_xor_si512(bytes, range.flip);
+    // The packs work inside 128-bit lanes; this restores the order.
+    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bytes);
+  }
+  static void StoreAll(uint8_t* p, Packed v) { _mm512_storeu_si512(p, v); }
+  // The bytes of vectors i and i + 1 (i = 0, 2), or of vector i.
+  template <int i>
+  static void StorePair(uint8_t* p, Packed v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_extracti64x4_epi64(v, i / 2));
+  }
+  template <int i>
+  static void StoreOne(uint8_t* p, Packed v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_extracti32x4_epi32(v, i));
   }
 };
 

@@ -59,20 +59,34 @@ struct Sse41 {
     const int32_t bytes = _mm_cvtsi128_si32(_mm_packus_epi16(words, words));
     std::memcpy(p, &bytes, 4);
   }
-  template <int N>
-  static void StoreClippedU8(uint8_t* p, const I (&v)[N], int16_t zero, uint8_t lo, uint8_t hi, uint8_t flip) {
-    static_assert(N <= 2);
-    const I words = _mm_adds_epi16(_mm_packs_epi32(v[0], v[N - 1]), _mm_set1_epi16(zero));
-    I bytes = _mm_packus_epi16(words, words);
-    bytes = _mm_max_epu8(bytes, _mm_set1_epi8(static_cast<char>(lo)));
-    bytes = _mm_min_epu8(bytes, _mm_set1_epi8(static_cast<char>(hi)));
-    bytes = _mm_xor_si128(bytes, _mm_set1_epi8(static_cast<char>(flip)));
-    if constexpr (N == 2) {
-      _mm_storel_epi64(reinterpret_cast<__m128i*>(p), bytes);
+  struct PackRange {
+    I zero, lo, hi, flip;
+    PackRange(int16_t zero_value, uint8_t lo_value, uint8_t hi_value, uint8_t flip_value)
+        : zero(_mm_set1_epi16(zero_value)),
+          lo(_mm_set1_epi8(static_cast<char>(lo_value))),
+          hi(_mm_set1_epi8(static_cast<char>(hi_value))),
+          flip(_mm_set1_epi8(static_cast<char>(flip_value))) {}
+  };
+  using Packed = __m128i;
+  static Packed PackClipped(I v0, I v1, I v2, I v3, const PackRange& range) {
+    I bytes = _mm_packus_epi16(_mm_adds_epi16(_mm_packs_epi32(v0, v1), range.zero), _mm_adds_epi16(_mm_packs_epi32(v2, v3), range.zero));
+    bytes = _mm_max_epu8(bytes, range.lo);
+    bytes = _mm_min_epu8(bytes, range.hi);
+    return _mm_xor_si128(bytes, range.flip);
+  }
+  static void StoreAll(uint8_t* p, Packed v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), v); }
+  template <int i>
+  static void StorePair(uint8_t* p, Packed v) {
+    if constexpr (i == 0) {
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(p), v);
     } else {
-      const int32_t four = _mm_cvtsi128_si32(bytes);
-      std::memcpy(p, &four, 4);
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_unpackhi_epi64(v, v));
     }
+  }
+  template <int i>
+  static void StoreOne(uint8_t* p, Packed v) {
+    const int32_t bytes = _mm_extract_epi32(v, i);
+    std::memcpy(p, &bytes, 4);
   }
 };
 
