@@ -1,15 +1,18 @@
-// From int32 accumulators to output bytes, templated over the vector traits of simd_<isa>.h. The results equal the
-// scalar definition (docs/numerics.md) bit for bit: the same float32 operations in the same order.
+// From int32 accumulators to output bytes, templated over the vector traits of simd_<isa>.h. The results
+// equal the scalar definition (docs/numerics.md) bit for bit: the same float32 operations in the same order.
 //
-// Clipping. The definition is clip(rint(v) + z, lo, hi). Here v is clipped to [lo - z, hi - z] first: the bounds are
-// integers, rint is monotone and leaves integers alone, so rint and clip commute; and a huge or infinite v never
-// reaches the conversion to int32. maxps returns its second operand when one is NaN, so NaN becomes lo.
+// Clipping. The definition is clip(rint(v) + z, lo, hi). Here v is clipped to [lo - z, hi - z] first: the
+// bounds are integers, rint is monotone and leaves integers alone, so rint and clip commute; and a huge or
+// infinite v never reaches the conversion to int32. maxps returns its second operand when one is NaN, so NaN
+// becomes lo.
 //
-// Division. x / s with a constant s costs three multiply-adds when the correctly rounded 1/s is at hand (Markstein):
-//     q0 = x * (1/s);  r = fma(-q0, s, x);  q = fma(r, 1/s, q0)
-// That is the correctly rounded quotient when q0 is within one ulp of it, which x * (1/s) alone does not promise (its
-// error can reach 1.5 ulp). The residual epilogue forms at most 65536 different x, so EpilogueTables tries all of them
-// and allows the sequence only when every one is right. Elsewhere, and without fma, it is a real division.
+// Division. x / s with a constant s costs three multiply-adds when y, the correctly rounded 1/s, is at hand
+// (Markstein):
+//     q0 = x * y;  r = fma(-q0, s, x);  q = fma(r, y, q0)
+// is the correctly rounded quotient; elementwise_impl.h holds the proof. It assumes that nothing overflows or
+// underflows: EpilogueTables checks the range of s; a quotient so small that bits are lost rounds to 0 either
+// way; q0 is clamped to +-2^20, beyond every code, so that r stays finite where x is and the result is
+// clipped as it should be.
 #pragma once
 
 #include <cstddef>
@@ -21,13 +24,14 @@
 namespace lowbit {
 namespace {
 
+// x / y_scale for a result that is then clipped to codes.
 template <class S>
 inline typename S::F DivideByYScale(const EpilogueView& e, typename S::F x) {
   if constexpr (S::kHasFma) {
-    if (e.reciprocal_is_exact) {
-      const auto reciprocal = S::SetF(e.y_reciprocal);
-      const auto q0 = S::MulF(x, reciprocal);
-      return S::FmaF(S::FnmaF(q0, S::SetF(e.y_scale), x), reciprocal, q0);
+    if (e.reciprocal_is_safe) {
+      const auto y = S::SetF(e.y_reciprocal);
+      const auto q0 = S::MinF(S::MaxF(S::MulF(x, y), S::SetF(-0x1p20f)), S::SetF(0x1p20f));
+      return S::FmaF(S::FnmaF(q0, S::SetF(e.y_scale), x), y, q0);
     }
   }
   return S::DivF(x, S::SetF(e.y_scale));
@@ -47,9 +51,11 @@ inline typename S::F ResidualTerm(const EpilogueView& e, const uint8_t* residual
 }
 
 template <class S>
-inline typename S::I RequantizeResidual(const EpilogueView& e, typename S::I acc, size_t c, const uint8_t* residual) {
+inline typename S::I RequantizeResidual(const EpilogueView& e, typename S::I acc, size_t c,
+                                        const uint8_t* residual) {
   const auto v = S::MulF(S::ToFloat(acc), S::LoadF(e.scale + c));
-  const auto inner = S::Rint(S::MinF(S::MaxF(v, S::SetF(e.lo)), S::SetF(e.hi)));  // q - zero point, an integer
+  const auto inner =
+      S::Rint(S::MinF(S::MaxF(v, S::SetF(e.lo)), S::SetF(e.hi)));  // q - zero point, an integer
   const auto sum = S::AddF(S::MulF(inner, S::SetF(e.inner_scale)), ResidualTerm<S>(e, residual));
   return Quantize<S>(DivideByYScale<S>(e, sum), e.y_lo, e.y_hi, e.y_zero_point);
 }
@@ -79,7 +85,8 @@ inline typename S::F TailValue(const EpilogueView& e, typename S::I acc, size_t 
   return v;
 }
 
-// dir * acc >= dir * T without overflow: for dir = -1 both sides are complemented, which reverses the order of int32.
+// dir * acc >= dir * T without overflow: for dir = -1 both sides are complemented, which reverses the order
+// of int32.
 template <class S>
 inline typename S::I ThresholdCodes(const EpilogueView& e, typename S::I acc, size_t c) {
   const auto flip = S::Load(e.flip + c);
@@ -91,16 +98,17 @@ inline typename S::I ThresholdCodes(const EpilogueView& e, typename S::I acc, si
   return S::Add(S::Load(e.base + c), S::Sub(S::Xor(count, flip), flip));  // base + dir * count
 }
 
-// One vector of accumulators: channels [c, c + kLanes) of one output pixel, element `index` = pixel * channels + c of
-// y and of the residual. Reads and writes kLanes elements there.
+// One vector of accumulators: channels [c, c + kLanes) of one output pixel, element `index` = pixel *
+// channels + c of y and of the residual. Reads and writes kLanes elements there.
 template <class S>
-inline void FinishVector(const EpilogueView& e, typename S::I acc, size_t c, const uint8_t* residual, void* y) {
+inline void FinishVector(const EpilogueView& e, typename S::I acc, size_t c, const uint8_t* residual,
+                         void* y) {
   uint8_t* bytes = static_cast<uint8_t*>(y);
   switch (e.kind) {
     case EpilogueKind::kRequantize:
       S::StoreU8(bytes, e.has_residual ? RequantizeResidual<S>(e, acc, c, residual)
-                                       : Quantize<S>(S::MulF(S::ToFloat(acc), S::LoadF(e.scale + c)), e.lo, e.hi,
-                                                     e.zero_point));
+                                       : Quantize<S>(S::MulF(S::ToFloat(acc), S::LoadF(e.scale + c)), e.lo,
+                                                     e.hi, e.zero_point));
       break;
     case EpilogueKind::kFloat:
       S::StoreF(static_cast<float*>(y), S::MulF(S::ToFloat(acc), S::LoadF(e.scale + c)));
@@ -120,8 +128,8 @@ inline void FinishVector(const EpilogueView& e, typename S::I acc, size_t c, con
   }
 }
 
-// `count` accumulators (readable up to the next multiple of kLanes) of one pixel, for channels [c, c + count).
-// `index` is the element of y and of the residual that belongs to channel c.
+// `count` accumulators (readable up to the next multiple of kLanes) of one pixel, for channels [c, c +
+// count). `index` is the element of y and of the residual that belongs to channel c.
 template <class S>
 inline void FinishChannels(const EpilogueView& e, const int32_t* acc, size_t c, size_t count, size_t index,
                            const uint8_t* residual, void* y) {
@@ -140,33 +148,59 @@ inline void FinishChannels(const EpilogueView& e, const int32_t* acc, size_t c, 
   }
 }
 
-// Requantize, clipped after the packing: four times fewer operations than clipping floats. The saturations to int16 and
-// to bytes on the way are monotone and wider than [lo, hi], so the result is the same as long as no value leaves int32:
-// EpilogueTables::LimitAccumulators proves that and sets pack_clips. Signed codes travel as code + 128 and get their
-// top bit flipped back.
+// Requantize, clipped after the packing: four times fewer operations than clipping floats. The saturations to
+// int16 and to bytes on the way are monotone and wider than [lo, hi], so the result is the same as long as no
+// value leaves int32: EpilogueTables::LimitAccumulators proves that and sets pack_clips. Signed codes travel
+// as code + 128 and get their top bit flipped back.
 //
-// MR pixels x NV vectors of accumulators in registers -> bytes of y, without residual. Four vectors are packed at a
-// time, whichever pixels they belong to. `scale` belongs to the first channel, `y` to that channel of the first pixel.
-template <class S, int MR, int NV>
-inline __attribute__((always_inline)) void RequantizeTile(const EpilogueView& e, const typename S::I (&acc)[MR][NV],
-                                                          const float* scale, uint8_t* y) {
+// MR pixels x NV vectors of accumulators in registers -> bytes of y. Four vectors are packed at a time,
+// whichever pixels they belong to. `scale` belongs to the first channel, `residual` and `y` to that channel
+// of the first pixel. kPartial: only `count` > (NV - 1) * kLanes channels exist.
+template <class S, int MR, int NV, bool kResidual, bool kPartial>
+inline __attribute__((always_inline)) void RequantizeTile(const EpilogueView& e,
+                                                          const typename S::I (&acc)[MR][NV],
+                                                          const float* scale, size_t count,
+                                                          const uint8_t* residual, uint8_t* y) {
   // Local copies: the stores to y could change e, as far as the compiler knows.
   const typename S::PackRange range(e.pack_zero, e.pack_lo, e.pack_hi, e.pack_flip);
+  const EpilogueView view = e;
   const size_t pitch = e.channels;
-  const auto codes = [&](int i) {
+  const auto codes = [&](int i) __attribute__((always_inline)) {
     if (i >= MR * NV) return S::Set(0);
-    return S::RoundToInt(S::MulF(S::ToFloat(acc[i / NV][i % NV]), S::LoadF(scale + i % NV * S::kLanes)));
+    const int r = i / NV, v = i % NV;
+    auto value = S::MulF(S::ToFloat(acc[r][v]), S::LoadF(scale + v * S::kLanes));
+    if constexpr (kResidual) {
+      const uint8_t* from = residual + r * pitch + v * S::kLanes;
+      uint8_t part[S::kLanes];
+      if constexpr (kPartial) {
+        if (v == NV - 1) {
+          std::memset(part, 0, sizeof(part));
+          std::memcpy(part, from, count - (NV - 1) * S::kLanes);
+          from = part;
+        }
+      }
+      const auto inner = S::Rint(S::MinF(S::MaxF(value, S::SetF(view.lo)), S::SetF(view.hi)));
+      const auto sum = S::AddF(S::MulF(inner, S::SetF(view.inner_scale)), ResidualTerm<S>(view, from));
+      value = DivideByYScale<S>(view, sum);
+    }
+    return S::RoundToInt(value);
   };
-  const auto store_one = [&]<int i>(int first, typename S::Packed packed) {
-    const int vector = first + i;
-    if (vector < MR * NV) S::template StoreOne<i>(y + vector / NV * pitch + vector % NV * S::kLanes, packed);
+  const auto store_one = [&]<int i>(int first, typename S::Packed packed) __attribute__((always_inline)) {
+    if (first + i >= MR * NV) return;
+    const int r = (first + i) / NV, v = (first + i) % NV;
+    uint8_t* to = y + r * pitch + v * S::kLanes;
+    if (kPartial && v == NV - 1) {
+      S::template StorePart<i>(to, packed, count - (NV - 1) * S::kLanes);
+    } else {
+      S::template StoreOne<i>(to, packed);
+    }
   };
 #pragma GCC unroll 16
   for (int i = 0; i < MR * NV; i += 4) {
     const auto packed = S::PackClipped(codes(i), codes(i + 1), codes(i + 2), codes(i + 3), range);
-    if constexpr (NV == 4) {
+    if constexpr (NV == 4 && !kPartial) {
       S::StoreAll(y + i / 4 * pitch, packed);
-    } else if constexpr (NV == 2) {
+    } else if constexpr (NV == 2 && !kPartial) {
       S::template StorePair<0>(y + i / 2 * pitch, packed);
       if (i + 2 < MR * NV) S::template StorePair<2>(y + (i / 2 + 1) * pitch, packed);
     } else {
@@ -174,61 +208,6 @@ inline __attribute__((always_inline)) void RequantizeTile(const EpilogueView& e,
       store_one.template operator()<1>(i, packed);
       store_one.template operator()<2>(i, packed);
       store_one.template operator()<3>(i, packed);
-    }
-  }
-}
-
-// The same from memory, with an optional residual and any number of channels: `rows` pixels of `vectors` vectors of
-// accumulators each, `count` channels of which exist.
-template <class S, bool kResidual>
-inline void RequantizeRows(const EpilogueView& e, const int32_t* sums, size_t rows, size_t vectors, const float* scale,
-                           size_t count, const uint8_t* residual, uint8_t* y) {
-  const typename S::PackRange range(e.pack_zero, e.pack_lo, e.pack_hi, e.pack_flip);
-  const size_t pitch = e.channels;
-  const EpilogueView view = e;
-  size_t row = 0, column = 0;  // of the next vector; column in channels
-  const auto width = [&] { return count - column < S::kLanes ? count - column : size_t{S::kLanes}; };
-  const auto codes = [&] {
-    if (row == rows) return S::Set(0);
-    auto v = S::MulF(S::ToFloat(S::Load(sums)), S::LoadF(scale + column));
-    if constexpr (kResidual) {
-      const uint8_t* from = residual + row * pitch + column;
-      uint8_t part[S::kLanes];
-      if (width() < S::kLanes) {
-        std::memset(part, 0, sizeof(part));
-        std::memcpy(part, from, width());
-        from = part;
-      }
-      const auto inner = S::Rint(S::MinF(S::MaxF(v, S::SetF(view.lo)), S::SetF(view.hi)));
-      const auto sum = S::AddF(S::MulF(inner, S::SetF(view.inner_scale)), ResidualTerm<S>(view, from));
-      v = DivideByYScale<S>(view, sum);
-    }
-    sums += S::kLanes;
-    column += S::kLanes;
-    if (column >= vectors * S::kLanes) {
-      column = 0;
-      ++row;
-    }
-    return S::RoundToInt(v);
-  };
-  while (row < rows) {
-    const size_t first_row = row, first_column = column;
-    const auto v0 = codes(), v1 = codes(), v2 = codes(), v3 = codes();
-    uint8_t bytes[4 * S::kLanes];
-    S::StoreAll(bytes, S::PackClipped(v0, v1, v2, v3, range));
-    size_t r = first_row, c = first_column;
-    for (size_t i = 0; i < 4 && r < rows; ++i) {
-      uint8_t* to = y + r * pitch + c;
-      if (c + S::kLanes <= count) {
-        std::memcpy(to, bytes + i * S::kLanes, S::kLanes);
-      } else {
-        std::memcpy(to, bytes + i * S::kLanes, count - c);
-      }
-      c += S::kLanes;
-      if (c >= vectors * S::kLanes) {
-        c = 0;
-        ++r;
-      }
     }
   }
 }

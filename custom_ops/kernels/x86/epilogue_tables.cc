@@ -5,25 +5,9 @@
 namespace lowbit {
 namespace {
 
-// Whether the quotient of every residual sum that these codes can form comes out of the reciprocal sequence of
-// epilogue.h (MulDivide) exactly as out of a division. There are at most 256 * 256 sums.
-bool ReciprocalIsExact(const Epilogue& e) {
-  const float reciprocal = 1.0f / e.y_scale;
-  if (!std::isnormal(reciprocal) || !std::isnormal(e.y_scale)) return false;
-  const int32_t r_lo = e.residual_signed ? -128 : 0;
-  for (int32_t q = e.lo; q <= e.hi; ++q) {
-    const float inner = static_cast<float>(q - e.zero_point) * e.inner_scale;
-    for (int32_t r = r_lo; r < r_lo + 256; ++r) {
-      const float product = static_cast<float>(r - e.residual_zero_point) * e.residual_scale;
-      const float x = inner + product;
-      const float q0 = x * reciprocal;
-      const float rest = std::fma(-q0, e.y_scale, x);
-      const float quotient = std::fma(rest, reciprocal, q0);
-      if (!(quotient == x / e.y_scale)) return false;
-    }
-  }
-  return true;
-}
+// Whether x / y_scale may be computed through the reciprocal: neither it nor the products with it overflow or
+// lose bits to underflow for any x whose quotient does not round to 0.
+bool ReciprocalIsSafe(float y_scale) { return y_scale >= 0x1p-60f && y_scale <= 0x1p60f; }
 
 }  // namespace
 
@@ -56,12 +40,12 @@ EpilogueTables::EpilogueTables(const Epilogue& e, size_t channels) {
   v.residual_zero_point = e.residual_zero_point;
   v.y_scale = e.y_scale;
   v.y_reciprocal = 1.0f / e.y_scale;
+  v.reciprocal_is_safe = ReciprocalIsSafe(e.y_scale);
   v.y_zero_point = e.y_zero_point;
   v.y_lo = static_cast<float>(e.y_lo - e.y_zero_point);
   v.y_hi = static_cast<float>(e.y_hi - e.y_zero_point);
 
   if (e.kind == EpilogueKind::kRequantize) {
-    v.reciprocal_is_exact = e.has_residual && ReciprocalIsExact(e);
     v.pack_flip = e.y_signed ? 0x80 : 0;
     v.pack_zero = static_cast<int16_t>((e.has_residual ? e.y_zero_point : e.zero_point) + v.pack_flip);
     v.pack_lo = static_cast<uint8_t>((e.has_residual ? e.y_lo : e.lo) + v.pack_flip);
@@ -103,7 +87,8 @@ void EpilogueTables::LimitAccumulators(const std::vector<int64_t>& largest) {
   if (v.has_residual) {
     // |q - zero point| and |r - zero point| are below 512.
     v.pack_clips = 512.0 * (static_cast<double>(v.inner_scale) + static_cast<double>(v.residual_scale)) /
-                       static_cast<double>(v.y_scale) < kLimit;
+                       static_cast<double>(v.y_scale) <
+                   kLimit;
     return;
   }
   for (size_t c = 0; c < largest.size(); ++c) {

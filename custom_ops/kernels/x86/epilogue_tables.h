@@ -1,8 +1,9 @@
-// The epilogue of a convolution in the form that the vector kernels read: plain pointers, per-channel arrays padded so
-// that a full vector may be loaded at any channel.
+// The epilogue of a convolution in the form that the vector kernels read: plain pointers, per-channel arrays
+// padded so that a full vector may be loaded at any channel.
 //
 //   EpilogueTables   owns the arrays; built once per kernel in portable code
-//   EpilogueView     what a kernel reads; no std:: types, because files compiled for one ISA must not instantiate
+//   EpilogueView     what a kernel reads; no std:: types, because files compiled for one ISA must not
+//   instantiate
 //                    inline library functions that the linker could then use on other machines
 //   epilogue.h       the arithmetic, templated over the vector width
 #pragma once
@@ -24,8 +25,8 @@ struct EpilogueView {
   bool has_residual = false, residual_signed = false;
   // Requantize, and no value before its last rounding leaves int32 (RequantizeTile).
   bool pack_clips = false;
-  // y_scale may be divided by through its reciprocal (see epilogue.h), proven for this node's codes.
-  bool reciprocal_is_exact = false;
+  // y_scale may be divided by through its reciprocal (see epilogue.h).
+  bool reciprocal_is_safe = false;
   size_t channels = 0;  // of y: the distance of two pixels in y and in the residual
 
   // requantize: multiplier; float and tail: x_scale * w_scale
@@ -43,7 +44,8 @@ struct EpilogueView {
   int16_t pack_zero = 0;
   uint8_t pack_lo = 0, pack_hi = 255, pack_flip = 0;
 
-  // thresholds[k * pitch + c], both they and the accumulators XORed with flip[c] (0 or -1) before they are compared
+  // thresholds[k * pitch + c], both they and the accumulators XORed with flip[c] (0 or -1) before they are
+  // compared
   const int32_t* thresholds = nullptr;
   const int32_t *base = nullptr, *flip = nullptr;
   size_t threshold_count = 0, threshold_pitch = 0;

@@ -1,17 +1,20 @@
-// The portable half of the igemm kernels: packing, addressing and the split into tasks. The register tile and the
-// algebra of the zero points are in igemm_tile.h.
+// The portable half of the igemm kernels: packing, addressing and the split into tasks. The register tile and
+// the algebra of the zero points are in igemm_tile.h.
 //
 // Addressing. The window of an output pixel is cut into segments, runs of consecutive bytes of x:
 //
-//   taps  one segment per tap, the channels of one input pixel, read in place. A tap outside the image points at a
-//         row of zero points. A segment whose length is no multiple of 4 reads into the next pixel, against zero
-//         weights; where that would leave the tensor, the pointer is moved to a copy of the tensor's last bytes.
-//   band  few channels and a wide kernel (the first layer of a network): the rows that a block of pixels needs are
-//         copied once, with their padding, and a segment is a whole kernel row of kernel_w * channels bytes. A 7x7
-//         kernel on 3 channels then multiplies 7 * 24 bytes per pixel instead of 49 * 4.
+//   taps  one segment per tap, the channels of one input pixel, read in place. A tap outside the image points
+//   at a
+//         row of zero points. A segment whose length is no multiple of 4 reads into the next pixel, against
+//         zero weights; where that would leave the tensor, the pointer is moved to a copy of the tensor's
+//         last bytes.
+//   band  few channels and a wide kernel (the first layer of a network): the rows that a block of pixels
+//   needs are
+//         copied once, with their padding, and a segment is a whole kernel row of kernel_w * channels bytes.
+//         A 7x7 kernel on 3 channels then multiplies 7 * 24 bytes per pixel instead of 49 * 4.
 //
-// Convolution groups smaller than a vector are packed side by side into one block-diagonal panel, so that the outputs
-// of several groups fill a vector.
+// Convolution groups smaller than a vector are packed side by side into one block-diagonal panel, so that the
+// outputs of several groups fill a vector.
 #include "kernels/x86/igemm.h"
 
 #include <algorithm>
@@ -43,8 +46,8 @@ struct WindowLayout {
   size_t reach = 0;          // readable bytes needed behind a segment pointer
 };
 
-// Below this many channels a kernel row is copied: the three or more pointers per row and the channels rounded up to a
-// multiple of 4 cost more than the copy.
+// Below this many channels a kernel row is copied: the three or more pointers per row and the channels
+// rounded up to a multiple of 4 cost more than the copy.
 constexpr int64_t kBandMaxChannels = 16;
 // Rows copied for one block of pixels.
 constexpr size_t kBandBytes = 96 * 1024;
@@ -74,19 +77,19 @@ WindowLayout PlanWindow(const ConvGeometry& g, int lanes, bool merge_groups) {
 
 // The image as the kernel sees it: a 1x1 convolution without padding and stride is one long row.
 ConvShape Flatten(const ConvGeometry& g, const ConvShape& s) {
-  const bool pointwise = g.Taps() == 1 && g.stride_h == 1 && g.stride_w == 1 && g.pad_top == 0 && g.pad_left == 0 &&
-                         g.pad_bottom == 0 && g.pad_right == 0;
+  const bool pointwise = g.Taps() == 1 && g.stride_h == 1 && g.stride_w == 1 && g.pad_top == 0 &&
+                         g.pad_left == 0 && g.pad_bottom == 0 && g.pad_right == 0;
   if (!pointwise) return s;
   const int64_t pixels = s.batch * s.in_h * s.in_w;
   return {1, 1, pixels, 1, pixels};
 }
 
-// How the output pixels of one shape are cut into blocks. A block is one call of the engine per panel run; its
-// pointers, and its copied rows, are prepared once for all panels.
+// How the output pixels of one shape are cut into blocks. A block is one call of the engine per panel run;
+// its pointers, and its copied rows, are prepared once for all panels.
 struct BlockGrid {
   size_t blocks = 0;
-  size_t pixels = 0;                  // per block, at most
-  size_t rows = 0, columns = 0;       // band: output rows and columns per block
+  size_t pixels = 0;             // per block, at most
+  size_t rows = 0, columns = 0;  // band: output rows and columns per block
   size_t row_blocks = 0, column_blocks = 0;
   size_t band_pitch = 0, band_rows = 0;
 };
@@ -96,7 +99,8 @@ constexpr size_t kMaxBlockPixels = 256;
 BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const ConvShape& s) {
   BlockGrid grid;
   const size_t out_h = static_cast<size_t>(s.out_h), out_w = static_cast<size_t>(s.out_w);
-  const size_t limit = std::clamp(kPointerBytes / (w.segments * sizeof(void*)), kMinBlockPixels, kMaxBlockPixels);
+  const size_t limit =
+      std::clamp(kPointerBytes / (w.segments * sizeof(void*)), kMinBlockPixels, kMaxBlockPixels);
   if (w.addressing == Addressing::kTaps) {
     const size_t total = static_cast<size_t>(s.OutPixels());
     grid.blocks = DivideUp(total, limit);
@@ -108,10 +112,12 @@ BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const ConvSha
     return RoundUp(pixels * static_cast<size_t>(g.in_channels) + 3, 16);
   };
   const auto band_rows = [&](size_t rows) {
-    return (rows - 1) * static_cast<size_t>(g.stride_h) + static_cast<size_t>((g.kernel_h - 1) * g.dilation_h) + 1;
+    return (rows - 1) * static_cast<size_t>(g.stride_h) +
+           static_cast<size_t>((g.kernel_h - 1) * g.dilation_h) + 1;
   };
   grid.columns = std::min(out_w, limit);
-  while (grid.columns > 1 && pitch(grid.columns) * band_rows(1) > kBandBytes) grid.columns = DivideUp(grid.columns, 2);
+  while (grid.columns > 1 && pitch(grid.columns) * band_rows(1) > kBandBytes)
+    grid.columns = DivideUp(grid.columns, 2);
   grid.column_blocks = DivideUp(out_w, grid.columns);
   grid.columns = DivideUp(out_w, grid.column_blocks);
   grid.rows = 1;
@@ -155,7 +161,8 @@ class IgemmKernel final : public ConvKernel {
 
   void Run(const ConvArgs& args, ThreadPool& pool) const override;
   size_t WorkspaceBytes(const ConvShape& shape) const override {
-    return PlanWorkspace(window_, PlanBlocks(geometry_, window_, Flatten(geometry_, shape)), RowSumGroups()).bytes;
+    return PlanWorkspace(window_, PlanBlocks(geometry_, window_, Flatten(geometry_, shape)), RowSumGroups())
+        .bytes;
   }
   size_t PackedBytes() const override { return weights_->size() + epilogue_.Bytes(); }
 
@@ -167,8 +174,8 @@ class IgemmKernel final : public ConvKernel {
 
   void PointAtTaps(const ConvArgs& args, const ConvShape& shape, size_t first, size_t count, size_t pitch,
                    const uint8_t* pad_row, uint8_t* tail, const uint8_t** rows) const;
-  size_t CopyBand(const ConvArgs& args, const ConvShape& shape, const BlockGrid& grid, size_t block, uint8_t* band,
-                  const uint8_t** rows, size_t* first) const;
+  size_t CopyBand(const ConvArgs& args, const ConvShape& shape, const BlockGrid& grid, size_t block,
+                  uint8_t* band, const uint8_t** rows, size_t* first) const;
   void SumRows(const IgemmBlock& block, int32_t* sums) const;
 
   const ConvGeometry geometry_;
@@ -200,7 +207,8 @@ struct ChannelWeights {
   void Load(const ConvSpec& spec, size_t channel) {
     const size_t k = static_cast<size_t>(spec.geometry.K());
     const uint8_t* codes = spec.weights.data() + channel * k;
-    const int16_t flip = spec.w.encoding == Encoding::kSigned ? 0x80 : 0;  // (code ^ flip) - flip extends the sign
+    const int16_t flip =
+        spec.w.encoding == Encoding::kSigned ? 0x80 : 0;  // (code ^ flip) - flip extends the sign
     const bool bipolar = spec.w.encoding == Encoding::kBipolar;
     const int16_t factor = (bipolar ? 2 : 1) * (spec.x.encoding == Encoding::kBipolar ? 2 : 1);
     const int16_t minus = static_cast<int16_t>(
@@ -213,7 +221,8 @@ struct ChannelWeights {
       stored[i] = value;
       lo = std::min(lo, value);
       hi = std::max(hi, value);
-      total += value;  // |value| <= 510 and K < 2^20: a node beyond that is refused, its accumulator leaves int32
+      total +=
+          value;  // |value| <= 510 and K < 2^20: a node beyond that is refused, its accumulator leaves int32
       absolute += std::abs(value);
     }
     const int32_t x_factor = spec.x.encoding == Encoding::kBipolar ? 2 : 1;
@@ -226,16 +235,18 @@ struct ChannelWeights {
   }
 };
 
-// How many k-groups 16-bit accumulators hold. A lane of vpmaddubsw is x0 w0 + x1 w1 with 0 <= x <= 2^bits - 1 (after
-// XShift), so it lies between -(2^bits - 1) * n and (2^bits - 1) * p, where p and n are the sums of the pair's positive
-// weights and of its negative ones' magnitudes. With L the largest of these bounds over all pairs of the packed
-// weights, floor(32767 / L) of them can be added; 0 means that not even one is safe from saturation.
+// How many k-groups 16-bit accumulators hold. A lane of vpmaddubsw is x0 w0 + x1 w1 with 0 <= x <= 2^bits - 1
+// (after XShift), so it lies between -(2^bits - 1) * n and (2^bits - 1) * p, where p and n are the sums of
+// the pair's positive weights and of its negative ones' magnitudes. With L the largest of these bounds over
+// all pairs of the packed weights, floor(32767 / L) of them can be added; 0 means that not even one is safe
+// from saturation.
 size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
   const ConvGeometry& g = spec.geometry;
   const int32_t x_max = (1 << spec.x.bits) - 1;
-  // Bytes that are consecutive in x; pairs do not reach across. In a block-diagonal panel a group may begin at an odd
-  // byte, which pairs its channels the other way: both pairings are counted then.
-  const size_t run = window.addressing == Addressing::kBand ? window.segment_bytes : static_cast<size_t>(g.GroupIn());
+  // Bytes that are consecutive in x; pairs do not reach across. In a block-diagonal panel a group may begin
+  // at an odd byte, which pairs its channels the other way: both pairings are counted then.
+  const size_t run =
+      window.addressing == Addressing::kBand ? window.segment_bytes : static_cast<size_t>(g.GroupIn());
   const size_t k = static_cast<size_t>(g.K());
   const size_t step = window.merged > 1 && run % 2 != 0 ? 1 : 2;
   int32_t largest = 1;
@@ -269,7 +280,8 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
   ChannelWeights weights;
 
   // Group merging needs weights without row sums, so the shifts must be known before the panels.
-  // bias - zx * sum (w - zw); for bipolar x, whose zero point is 0, bias - sum w. Wraps like the accumulators do.
+  // bias - zx * sum (w - zw); for bipolar x, whose zero point is 0, bias - sum w. Wraps like the accumulators
+  // do.
   const int64_t zero = spec.x.encoding == Encoding::kBipolar ? 1 : spec.x_zero_point + x_shift_;
   bias_.assign(channels + kEpiloguePadding, 0);
   std::vector<int32_t> shift(channels);
@@ -308,7 +320,8 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
       panel.vectors = static_cast<int>(width);
       panels_.push_back(panel);
       offsets.push_back(bytes);
-      bytes += window_.segments * window_.groups * width * lanes * (engine_.layout == WeightLayout::kWords ? 8 : 4);
+      bytes += window_.segments * window_.groups * width * lanes *
+               (engine_.layout == WeightLayout::kWords ? 8 : 4);
       vector += width;
     }
   }
@@ -326,7 +339,8 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
   }
 }
 
-void IgemmKernel::PackChannel(const int16_t* stored, size_t channel, const IgemmPanel& panel, uint8_t* out) const {
+void IgemmKernel::PackChannel(const int16_t* stored, size_t channel, const IgemmPanel& panel,
+                              uint8_t* out) const {
   const size_t lanes = static_cast<size_t>(engine_.lanes), vectors = static_cast<size_t>(panel.vectors);
   const size_t group_in = static_cast<size_t>(geometry_.GroupIn());
   // Where the channels of this convolution group begin inside a segment, and how many bytes of it they are.
@@ -336,7 +350,9 @@ void IgemmKernel::PackChannel(const int16_t* stored, size_t channel, const Igemm
   const bool words = engine_.layout == WeightLayout::kWords;
   const size_t group_bytes = vectors * lanes * (words ? 8 : 4);
   uint8_t* to = out + (words ? (lane / lanes * 2 * lanes + lane % lanes) * 4 : lane * 4);
-  const auto byte_at = [](int16_t value, int shift) { return uint32_t{static_cast<uint8_t>(value)} << shift; };
+  const auto byte_at = [](int16_t value, int shift) {
+    return uint32_t{static_cast<uint8_t>(value)} << shift;
+  };
   for (size_t s = 0; s < window_.segments; ++s, to += window_.groups * group_bytes) {
     size_t b = 0;
     if (!words && start % 4 == 0) {  // nearly every layer: whole groups at a time
@@ -360,8 +376,9 @@ void IgemmKernel::PackChannel(const int16_t* stored, size_t channel, const Igemm
   }
 }
 
-void IgemmKernel::PointAtTaps(const ConvArgs& args, const ConvShape& shape, size_t first, size_t count, size_t pitch,
-                              const uint8_t* pad_row, uint8_t* tail, const uint8_t** rows) const {
+void IgemmKernel::PointAtTaps(const ConvArgs& args, const ConvShape& shape, size_t first, size_t count,
+                              size_t pitch, const uint8_t* pad_row, uint8_t* tail,
+                              const uint8_t** rows) const {
   const ConvGeometry& g = geometry_;
   const uint8_t* x = static_cast<const uint8_t*>(args.x);
   const int64_t channels = g.in_channels, step = g.stride_w * channels;
@@ -385,7 +402,8 @@ void IgemmKernel::PointAtTaps(const ConvArgs& args, const ConvShape& shape, size
         }
         for (int64_t i = 0; i < begin; ++i) out[i] = pad_row;
         if (begin < end) {
-          const uint8_t* from = x + ((image * shape.in_h + iy) * shape.in_w + ix + begin * g.stride_w) * channels;
+          const uint8_t* from =
+              x + ((image * shape.in_h + iy) * shape.in_w + ix + begin * g.stride_w) * channels;
           for (int64_t i = begin; i < end; ++i) out[i] = from + (i - begin) * step;
         }
         for (int64_t i = end; i < run; ++i) out[i] = pad_row;
@@ -398,7 +416,8 @@ void IgemmKernel::PointAtTaps(const ConvArgs& args, const ConvShape& shape, size
   if (window_.reach <= static_cast<size_t>(channels)) return;
   const size_t size = static_cast<size_t>(shape.batch * shape.in_h * shape.in_w * channels);
   const size_t copied = std::min(size, window_.reach);
-  const uintptr_t end = reinterpret_cast<uintptr_t>(x) + size, last_safe = end - std::min(size, window_.reach);
+  const uintptr_t end = reinterpret_cast<uintptr_t>(x) + size,
+                  last_safe = end - std::min(size, window_.reach);
   bool have_tail = false;
   for (size_t i = 0; i < window_.segments; ++i) {
     for (size_t p = 0; p < count; ++p) {
@@ -415,12 +434,14 @@ void IgemmKernel::PointAtTaps(const ConvArgs& args, const ConvShape& shape, size
 }
 
 // Returns the number of pixels of the block; *first is the index of the first one.
-size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const BlockGrid& grid, size_t block,
-                             uint8_t* band, const uint8_t** rows, size_t* first) const {
+size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const BlockGrid& grid,
+                             size_t block, uint8_t* band, const uint8_t** rows, size_t* first) const {
   const ConvGeometry& g = geometry_;
-  const size_t column_block = block % grid.column_blocks, row_block = block / grid.column_blocks % grid.row_blocks;
+  const size_t column_block = block % grid.column_blocks,
+               row_block = block / grid.column_blocks % grid.row_blocks;
   const int64_t image = static_cast<int64_t>(block / grid.column_blocks / grid.row_blocks);
-  const int64_t oy = static_cast<int64_t>(row_block * grid.rows), ox = static_cast<int64_t>(column_block * grid.columns);
+  const int64_t oy = static_cast<int64_t>(row_block * grid.rows),
+                ox = static_cast<int64_t>(column_block * grid.columns);
   const int64_t out_rows = std::min(static_cast<int64_t>(grid.rows), shape.out_h - oy);
   const int64_t out_columns = std::min(static_cast<int64_t>(grid.columns), shape.out_w - ox);
   const int64_t channels = g.in_channels;
@@ -428,7 +449,8 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
   const int64_t iy = oy * g.stride_h - g.pad_top, ix = ox * g.stride_w - g.pad_left;
   const int64_t in_rows = (out_rows - 1) * g.stride_h + (g.kernel_h - 1) * g.dilation_h + 1;
   const int64_t in_columns = (out_columns - 1) * g.stride_w + g.kernel_w;
-  const int64_t begin = std::clamp<int64_t>(-ix, 0, in_columns);  // columns [begin, end) of the band are in the image
+  const int64_t begin =
+      std::clamp<int64_t>(-ix, 0, in_columns);  // columns [begin, end) of the band are in the image
   const int64_t end = std::clamp<int64_t>(shape.in_w - ix, begin, in_columns);
   const uint8_t* x = static_cast<const uint8_t*>(args.x) + image * shape.in_h * shape.in_w * channels;
   for (int64_t r = 0; r < in_rows; ++r) {
@@ -480,8 +502,9 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const BlockGrid grid = PlanBlocks(geometry_, window_, shape);
   const Workspace ws = PlanWorkspace(window_, grid, RowSumGroups());
 
-  // About 40 us of work per task at 4 GHz: enough to hide the cost of handing a task to a thread, small enough for
-  // many threads to share a layer. Blocks of pixels are split first; panels only where there are too few of those.
+  // About 40 us of work per task at 4 GHz: enough to hide the cost of handing a task to a thread, small
+  // enough for many threads to share a layer. Blocks of pixels are split first; panels only where there are
+  // too few of those.
   const double macs = static_cast<double>(shape.OutPixels()) * static_cast<double>(geometry_.out_channels) *
                       static_cast<double>(geometry_.K());
   const double wanted = std::max(1.0, macs / (engine_.macs_per_cycle * 160e3));
@@ -519,8 +542,8 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
       } else {
         block.first_pixel = i * grid.pixels;
         block.pixels = std::min(grid.pixels, static_cast<size_t>(shape.OutPixels()) - block.first_pixel);
-        PointAtTaps(args, shape, block.first_pixel, block.pixels, grid.pixels, scratch + ws.pad_row, scratch + ws.tail,
-                    rows);
+        PointAtTaps(args, shape, block.first_pixel, block.pixels, grid.pixels, scratch + ws.pad_row,
+                    scratch + ws.tail, rows);
       }
       if (!row_sum_weight_.empty()) {
         int32_t* sums = reinterpret_cast<int32_t*>(scratch + ws.row_sums);
@@ -548,7 +571,8 @@ std::string Refuse(const ConvSpec& spec) {
   }
   const WindowLayout w = PlanWindow(g, kEngine.lanes, true);
   if (w.reach > kMaxReach) return "a row of input channels exceeds the workspace";
-  if (w.segments * kMinBlockPixels * sizeof(void*) > kPointerBytes) return "kernel window exceeds the workspace";
+  if (w.segments * kMinBlockPixels * sizeof(void*) > kPointerBytes)
+    return "kernel window exceeds the workspace";
   if (kEngine.narrow && GroupsPerFlush(spec, w) < kMinGroupsPerFlush) {
     return "products of these weights overflow 16-bit accumulators too soon";
   }
@@ -561,7 +585,8 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const size_t panel_groups = DivideUp(static_cast<size_t>(spec.geometry.group), w.merged);
   const size_t lanes = static_cast<size_t>(kEngine.lanes);
   const size_t vectors = DivideUp(w.merged * static_cast<size_t>(spec.geometry.GroupOut()), lanes);
-  // Per output: its products, and about a quarter cycle of a 16-lane vector for the epilogue (measured on Zen 5).
+  // Per output: its products, and about a quarter cycle of a 16-lane vector for the epilogue (measured on Zen
+  // 5).
   const double products = static_cast<double>(w.segments * w.groups * 4) / kEngine.macs_per_cycle;
   const double epilogue = 4.0 / static_cast<double>(lanes);
   return static_cast<double>(shape.OutPixels()) * static_cast<double>(panel_groups * vectors * lanes) *
@@ -577,18 +602,21 @@ std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
 
 std::span<const KernelRow> IgemmRows() {
   static const KernelRow kRows[] = {
-      {"igemm_u8s8_acc16_6x8_sse41", "conv", "igemm", Isa::kSse41, 8, 8, "small weights: pmaddubsw, 16-bit sums", &Refuse<kIgemmSse41Narrow>,
-       &Cost<kIgemmSse41Narrow>, &Create<kIgemmSse41Narrow>},
-      {"igemm_u8s16_4x8_sse41", "conv", "igemm", Isa::kSse41, 8, 8, "any weights: pmaddwd", &Refuse<kIgemmSse41Wide>,
-       &Cost<kIgemmSse41Wide>, &Create<kIgemmSse41Wide>},
-      {"igemm_u8s8_acc16_6x16_avx2", "conv", "igemm", Isa::kAvx2, 8, 8, "small weights: vpmaddubsw, 16-bit sums", &Refuse<kIgemmAvx2Narrow>,
-       &Cost<kIgemmAvx2Narrow>, &Create<kIgemmAvx2Narrow>},
-      {"igemm_u8s16_4x16_avx2", "conv", "igemm", Isa::kAvx2, 8, 8, "any weights: vpmaddwd", &Refuse<kIgemmAvx2Wide>,
-       &Cost<kIgemmAvx2Wide>, &Create<kIgemmAvx2Wide>},
-      {"igemm_u8s8_6x16_avxvnni", "conv", "igemm", Isa::kAvxVnni, 8, 8, "dense and grouped layers: vpdpbusd", &Refuse<kIgemmAvxVnni>,
-       &Cost<kIgemmAvxVnni>, &Create<kIgemmAvxVnni>},
-      {"igemm_u8s8_6x64_avx512vnni", "conv", "igemm", Isa::kAvx512Vnni, 8, 8, "dense and grouped layers: vpdpbusd", &Refuse<kIgemmAvx512Vnni>,
-       &Cost<kIgemmAvx512Vnni>, &Create<kIgemmAvx512Vnni>},
+      {"igemm_u8s8_acc16_6x8_sse41", "conv", "igemm", Isa::kSse41, 8, 8,
+       "small weights: pmaddubsw, 16-bit sums", &Refuse<kIgemmSse41Narrow>, &Cost<kIgemmSse41Narrow>,
+       &Create<kIgemmSse41Narrow>},
+      {"igemm_u8s16_4x8_sse41", "conv", "igemm", Isa::kSse41, 8, 8, "any weights: pmaddwd",
+       &Refuse<kIgemmSse41Wide>, &Cost<kIgemmSse41Wide>, &Create<kIgemmSse41Wide>},
+      {"igemm_u8s8_acc16_6x16_avx2", "conv", "igemm", Isa::kAvx2, 8, 8,
+       "small weights: vpmaddubsw, 16-bit sums", &Refuse<kIgemmAvx2Narrow>, &Cost<kIgemmAvx2Narrow>,
+       &Create<kIgemmAvx2Narrow>},
+      {"igemm_u8s16_4x16_avx2", "conv", "igemm", Isa::kAvx2, 8, 8, "any weights: vpmaddwd",
+       &Refuse<kIgemmAvx2Wide>, &Cost<kIgemmAvx2Wide>, &Create<kIgemmAvx2Wide>},
+      {"igemm_u8s8_6x16_avxvnni", "conv", "igemm", Isa::kAvxVnni, 8, 8, "dense and grouped layers: vpdpbusd",
+       &Refuse<kIgemmAvxVnni>, &Cost<kIgemmAvxVnni>, &Create<kIgemmAvxVnni>},
+      {"igemm_u8s8_6x64_avx512vnni", "conv", "igemm", Isa::kAvx512Vnni, 8, 8,
+       "dense and grouped layers: vpdpbusd", &Refuse<kIgemmAvx512Vnni>, &Cost<kIgemmAvx512Vnni>,
+       &Create<kIgemmAvx512Vnni>},
   };
   return kRows;
 }

@@ -8,7 +8,8 @@ namespace {
 struct Avx512Vnni : Avx512 {
   static constexpr bool kNarrow = false;
   static constexpr int kMaxVectors = 4;
-  // Pixels per tile, by vectors per panel. 32 registers hold the accumulators, NV weight vectors and one broadcast.
+  // Pixels per tile, by vectors per panel. 32 registers hold the accumulators, NV weight vectors and one
+  // broadcast.
   static constexpr int kTileRows[kMaxVectors] = {12, 12, 8, 6};
   using Weights = I;
   using Bytes = I;
@@ -20,7 +21,7 @@ struct Avx512Vnni : Avx512 {
 
 }  // namespace
 
-const IgemmEngine kIgemmAvx512Vnni = {16, Avx512Vnni::kMaxVectors, WeightLayout::kBytes, false, 110.0,
-                                      &Run<Avx512Vnni>};
+const IgemmEngine kIgemmAvx512Vnni = {16,    Avx512Vnni::kMaxVectors, WeightLayout::kBytes, false,
+                                      110.0, &Run<Avx512Vnni>};
 
 }  // namespace lowbit

@@ -1,5 +1,5 @@
-// What the portable half of the igemm kernels (igemm.cc: packing, addressing, threads) hands to the half that is
-// compiled once per instruction set (igemm_<isa>.cc: the register tile). Plain data only.
+// What the portable half of the igemm kernels (igemm.cc: packing, addressing, threads) hands to the half that
+// is compiled once per instruction set (igemm_<isa>.cc: the register tile). Plain data only.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +26,8 @@ struct IgemmPanel {
 
 // A run of output pixels times a run of panels.
 struct IgemmBlock {
-  // rows[segment * pitch + pixel]: where the bytes of x begin that segment `segment` of the window of that pixel
-  // multiplies; groups * 4 bytes (and x_offset more) are readable there.
+  // rows[segment * pitch + pixel]: where the bytes of x begin that segment `segment` of the window of that
+  // pixel multiplies; groups * 4 bytes (and x_offset more) are readable there.
   const uint8_t* const* rows;
   size_t pitch, segments, groups;
   size_t pixels, first_pixel;  // first_pixel: index in y
@@ -46,8 +46,8 @@ struct IgemmBlock {
 
 // One register-tile family.
 struct IgemmEngine {
-  int lanes;              // int32 per vector
-  int max_vectors;        // of a panel
+  int lanes;        // int32 per vector
+  int max_vectors;  // of a panel
   WeightLayout layout;
   bool narrow;            // 16-bit accumulators: exact only for small weights
   double macs_per_cycle;  // sustained on Zen 5, for the cost model

@@ -1,5 +1,5 @@
-// igemm without dot-product instructions, 128 bits: 16-bit accumulators (pmaddubsw) where the weights allow it,
-// products of 16-bit words (pmaddwd) otherwise. The explanation is in igemm_tile.h.
+// igemm without dot-product instructions, 128 bits: 16-bit accumulators (pmaddubsw) where the weights allow
+// it, products of 16-bit words (pmaddwd) otherwise. The explanation is in igemm_tile.h.
 #include "kernels/x86/igemm_tile.h"
 #include "kernels/x86/simd_sse41.h"
 
@@ -9,7 +9,8 @@ namespace {
 struct Sse41Narrow : Sse41 {
   static constexpr bool kNarrow = true;
   static constexpr int kMaxVectors = 2;
-  // Pixels per tile, by vectors per panel: 16 registers hold the accumulators, the weights, a broadcast and a product.
+  // Pixels per tile, by vectors per panel: 16 registers hold the accumulators, the weights, a broadcast and a
+  // product.
   static constexpr int kTileRows[kMaxVectors] = {12, 6};
   static I DotPairs(I x, I w) { return _mm_maddubs_epi16(x, w); }
   static I AddWords(I a, I b) { return _mm_add_epi16(a, b); }
@@ -27,9 +28,7 @@ struct Sse41Wide : Sse41 {
   using Bytes = Words;
   static constexpr int kWeightBytes = 2 * 4 * kLanes;
   static Weights LoadWeights(const int8_t* p) { return {Load(p), Load(p + 4 * kLanes)}; }
-  static Bytes Prepare(I group) {
-    return {And(group, Set(0x00ff00ff)), _mm_srli_epi16(group, 8)};
-  }
+  static Bytes Prepare(I group) { return {And(group, Set(0x00ff00ff)), _mm_srli_epi16(group, 8)}; }
   static I Dot(I acc, Bytes x, Weights w) {
     return Add(Add(acc, _mm_madd_epi16(x.even, w.even)), _mm_madd_epi16(x.odd, w.odd));
   }

@@ -1,30 +1,36 @@
 // The register tile of the igemm kernels, templated over a SIMD trait and a tile shape.
 //
-//   One tile: MR output pixels x NV vectors of output channels. Weights are packed so that one k-group (four input
-//   bytes) of a whole panel is contiguous; the four bytes of x are broadcast to all lanes:
+//   One tile: MR output pixels x NV vectors of output channels. Weights are packed so that one k-group (four
+//   input bytes) of a whole panel is contiguous; the four bytes of x are broadcast to all lanes:
 //
 //        x, pixel r   [x0 x1 x2 x3]  ->  broadcast  [x0 x1 x2 x3 | x0 x1 x2 x3 | x0 x1 x2 x3 | ...]
-//        weights, vector v           ->             [ channel 0  |  channel 1  |  channel 2  | ...]   4 x int8 each
-//        acc[r][v] (int32 lanes)     +=             [  sum of 4  |   sum of 4  |   sum of 4  | ...]
+//        weights, vector v           ->             [ channel 0  |  channel 1  |  channel 2  | ...]   4 x
+//        int8 each acc[r][v] (int32 lanes)     +=             [  sum of 4  |   sum of 4  |   sum of 4  | ...]
 //
-//   Per k-group: NV loads of weights, MR broadcasts, MR * NV dot products. There is no im2col: the window of a pixel
-//   is a list of `segments` (taps, or whole kernel rows), each a pointer to consecutive bytes of x (igemm.cc sets the
-//   pointers up, padding included).
+//   Per k-group: NV loads of weights, MR broadcasts, MR * NV dot products. There is no im2col: the window of
+//   a pixel is a list of `segments` (taps, or whole kernel rows), each a pointer to consecutive bytes of x
+//   (igemm.cc sets the pointers up, padding included).
 //
 // Accumulators start at the bias, into which the zero points are folded:
 //
-//     sum (x - zx)(w - zw)  over the window,  w' = w - zw - s  stored as int8  (s = 0 unless w - zw needs 9 bits)
+//     sum (x - zx)(w - zw)  over the window,  w' = w - zw - s  stored as int8  (s = 0 unless w - zw needs 9
+//     bits)
 //   = sum x w'  +  s * sum x  -  zx * sum (w - zw)
 //     ^ tile       ^ row sums    ^ constant: in the bias
 //
-// which holds for padded taps too, because they read zx. Signed x of b bits is used as x + 2^(b-1), with zx + 2^(b-1).
+// which holds for padded taps too, because they read zx. Signed x of b bits is used as x + 2^(b-1), with zx +
+// 2^(b-1).
 //
-// Without vpdpbusd there are two ways to multiply, and every node takes the first that is exact for its weights:
+// Without vpdpbusd there are two ways to multiply, and every node takes the first that is exact for its
+// weights:
 //
-//   narrow  vpmaddubsw, u8 x s8 -> sums of two products in int16, which saturate. Accumulators stay 16 bits wide for
-//           as many k-groups as cannot overflow (igemm.cc derives that number from the packed weights), then they are
-//           widened and added to 32-bit sums in memory: two instructions per eight products of a lane and a bit.
-//   wide    vpmaddwd on the even and the odd bytes of x, weights stored as int16: four instructions, always exact.
+//   narrow  vpmaddubsw, u8 x s8 -> sums of two products in int16, which saturate. Accumulators stay 16 bits
+//   wide for
+//           as many k-groups as cannot overflow (igemm.cc derives that number from the packed weights), then
+//           they are widened and added to 32-bit sums in memory: two instructions per eight products of a
+//           lane and a bit.
+//   wide    vpmaddwd on the even and the odd bytes of x, weights stored as int16: four instructions, always
+//   exact.
 #pragma once
 
 #include <cstddef>
@@ -51,14 +57,14 @@ inline int32_t LoadGroup(const uint8_t* p) {
   return v;
 }
 
-// The general end of a tile: row-sum correction, any epilogue, any number of channels. `sums` holds `rows` pixels of
-// `vectors` vectors of accumulators.
+// The general end of a tile: row-sum correction, any epilogue, any number of channels. `sums` holds `rows`
+// pixels of `vectors` vectors of accumulators.
 template <class S>
-__attribute__((noinline)) void FinishFromMemory(const TileArgs& t, int32_t* sums, size_t rows, size_t vectors) {
+__attribute__((noinline)) void FinishFromMemory(const TileArgs& t, int32_t* sums, size_t rows,
+                                                size_t vectors) {
   const IgemmBlock& b = *t.block;
   const EpilogueView& e = *b.epilogue;
   const size_t channel = t.panel->channel, count = t.panel->count;
-  const size_t index = (b.first_pixel + t.pixel) * e.channels + channel;
   if (b.row_sums) {
     int32_t* to = sums;
     for (size_t r = 0; r < rows; ++r) {
@@ -68,30 +74,28 @@ __attribute__((noinline)) void FinishFromMemory(const TileArgs& t, int32_t* sums
       }
     }
   }
-  if (e.pack_clips) {
-    uint8_t* y = static_cast<uint8_t*>(b.y) + index;
-    if (e.has_residual) {
-      RequantizeRows<S, true>(e, sums, rows, vectors, e.scale + channel, count, b.residual + index, y);
-    } else {
-      RequantizeRows<S, false>(e, sums, rows, vectors, e.scale + channel, count, nullptr, y);
-    }
-    return;
-  }
   for (size_t r = 0; r < rows; ++r) {
-    FinishChannels<S>(e, sums + r * vectors * S::kLanes, channel, count, index + r * e.channels, b.residual, b.y);
+    FinishChannels<S>(e, sums + r * vectors * S::kLanes, channel, count,
+                      (b.first_pixel + t.pixel + r) * e.channels + channel, b.residual, b.y);
   }
 }
 
-// Writes the outputs of a tile whose accumulators are in registers. The common case stays there.
+// Writes the outputs of a tile whose accumulators are in registers. The common cases stay there.
 template <class S, int MR, int NV>
 inline __attribute__((always_inline)) void FinishTile(const TileArgs& t, const typename S::I (&acc)[MR][NV]) {
   const IgemmBlock& b = *t.block;
   const EpilogueView& e = *b.epilogue;
-  if (e.pack_clips && !e.has_residual && !b.row_sums && t.panel->count == static_cast<size_t>(NV * S::kLanes)) {
-    const size_t channel = t.panel->channel;
-    uint8_t* y = static_cast<uint8_t*>(b.y) + (b.first_pixel + t.pixel) * e.channels + channel;
-    RequantizeTile<S, MR, NV>(e, acc, e.scale + channel, y);
-    return;
+  if (e.pack_clips && !b.row_sums) {
+    const size_t channel = t.panel->channel, count = t.panel->count;
+    const size_t index = (b.first_pixel + t.pixel) * e.channels + channel;
+    const float* scale = e.scale + channel;
+    uint8_t* y = static_cast<uint8_t*>(b.y) + index;
+    const bool partial = count < static_cast<size_t>(NV * S::kLanes);
+    if (!e.has_residual) {
+      if (!partial) return RequantizeTile<S, MR, NV, false, false>(e, acc, scale, count, nullptr, y);
+      return RequantizeTile<S, MR, NV, false, true>(e, acc, scale, count, nullptr, y);
+    }
+    if (!partial) return RequantizeTile<S, MR, NV, true, false>(e, acc, scale, count, b.residual + index, y);
   }
   alignas(64) int32_t sums[MR * NV * S::kLanes];
 #pragma GCC unroll 16
@@ -228,8 +232,8 @@ struct TileTable {
   }
 };
 
-// Panels outside, tiles inside: a panel's weights stay in L1 or L2 while the pixels of the block pass. The pixels are
-// dealt out evenly, so that no tile is left with one or two of them.
+// Panels outside, tiles inside: a panel's weights stay in L1 or L2 while the pixels of the block pass. The
+// pixels are dealt out evenly, so that no tile is left with one or two of them.
 template <class S, int NV, bool kShift>
 void RunPanel(const IgemmBlock& b, const IgemmPanel& panel) {
   constexpr size_t kMax = S::kTileRows[NV - 1];

@@ -84,6 +84,11 @@ struct Avx2 {
     const int64_t bytes = _mm256_extract_epi64(v, i);
     std::memcpy(p, &bytes, 8);
   }
+  template <int i>
+  static void StorePart(uint8_t* p, Packed v, size_t count) {
+    const int64_t bytes = _mm256_extract_epi64(v, i);
+    std::memcpy(p, &bytes, count);
+  }
 };
 
 }  // namespace

@@ -1,9 +1,10 @@
-// 512-bit vectors for the kernel templates of this folder. Every simd_<isa>.h defines the same set of names, so a
-// template written against one of them compiles for all. Include it only from files built with that ISA's flags.
+// 512-bit vectors for the kernel templates of this folder. Every simd_<isa>.h defines the same set of names,
+// so a template written against one of them compiles for all. Include it only from files built with that
+// ISA's flags.
 #pragma once
 
-// GCC 12 takes the deliberately undefined merge operand inside its own AVX-512 intrinsics for an uninitialized variable
-// (GCC bug 105593).
+// GCC 12 takes the deliberately undefined merge operand inside its own AVX-512 intrinsics for an
+// uninitialized variable (GCC bug 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -64,8 +65,8 @@ struct Avx512 {
   static void StoreU8(uint8_t* p, I v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
   }
-  // Four vectors of int32 -> 4 * kLanes bytes in the same order: saturated to int16, + zero (saturating), clipped to
-  // [lo, hi] as unsigned bytes, XORed with flip.
+  // Four vectors of int32 -> 4 * kLanes bytes in the same order: saturated to int16, + zero (saturating),
+  // clipped to [lo, hi] as unsigned bytes, XORed with flip.
   struct PackRange {
     I zero, lo, hi, flip;
     PackRange(int16_t zero_value, uint8_t lo_value, uint8_t hi_value, uint8_t flip_value)
@@ -82,10 +83,11 @@ struct Avx512 {
     bytes = _mm512_min_epu8(bytes, range.hi);
     bytes = _mm512_xor_si512(bytes, range.flip);
     // The packs work inside 128-bit lanes; this restores the order.
-    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bytes);
+    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15),
+                                    bytes);
   }
   static void StoreAll(uint8_t* p, Packed v) { _mm512_storeu_si512(p, v); }
-  // The bytes of vectors i and i + 1 (i = 0, 2), or of vector i.
+  // The bytes of vectors i and i + 1 (i = 0, 2), of vector i, or the first `count` of vector i.
   template <int i>
   static void StorePair(uint8_t* p, Packed v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_extracti64x4_epi64(v, i / 2));
@@ -93,6 +95,10 @@ struct Avx512 {
   template <int i>
   static void StoreOne(uint8_t* p, Packed v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_extracti32x4_epi32(v, i));
+  }
+  template <int i>
+  static void StorePart(uint8_t* p, Packed v, size_t count) {
+    _mm_mask_storeu_epi8(p, static_cast<__mmask16>((1u << count) - 1), _mm512_extracti32x4_epi32(v, i));
   }
 };
 

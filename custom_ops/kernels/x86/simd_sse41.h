@@ -69,7 +69,8 @@ struct Sse41 {
   };
   using Packed = __m128i;
   static Packed PackClipped(I v0, I v1, I v2, I v3, const PackRange& range) {
-    I bytes = _mm_packus_epi16(_mm_adds_epi16(_mm_packs_epi32(v0, v1), range.zero), _mm_adds_epi16(_mm_packs_epi32(v2, v3), range.zero));
+    I bytes = _mm_packus_epi16(_mm_adds_epi16(_mm_packs_epi32(v0, v1), range.zero),
+                               _mm_adds_epi16(_mm_packs_epi32(v2, v3), range.zero));
     bytes = _mm_max_epu8(bytes, range.lo);
     bytes = _mm_min_epu8(bytes, range.hi);
     return _mm_xor_si128(bytes, range.flip);
@@ -87,6 +88,11 @@ struct Sse41 {
   static void StoreOne(uint8_t* p, Packed v) {
     const int32_t bytes = _mm_extract_epi32(v, i);
     std::memcpy(p, &bytes, 4);
+  }
+  template <int i>
+  static void StorePart(uint8_t* p, Packed v, size_t count) {
+    const int32_t bytes = _mm_extract_epi32(v, i);
+    std::memcpy(p, &bytes, count);
   }
 };
 
