@@ -50,12 +50,30 @@ class Node:
         return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-MATMUL = (
-    "x w x_scale x_zero_point w_scale w_zero_point bias y_scale y_zero_point thresholds threshold_base threshold_dir "
-    "tail_bias tail_scale tail_shift residual residual_scale residual_zero_point inner_scale inner_zero_point"
-).split()
-UNARY = "x x_scale x_zero_point y_scale y_zero_point".split()
-BINARY = "a a_scale a_zero_point b b_scale b_zero_point y_scale y_zero_point".split()
+MATMUL = [
+    "x",
+    "w",
+    "x_scale",
+    "x_zero_point",
+    "w_scale",
+    "w_zero_point",
+    "bias",
+    "y_scale",
+    "y_zero_point",
+    "thresholds",
+    "threshold_base",
+    "threshold_dir",
+    "tail_bias",
+    "tail_scale",
+    "tail_shift",
+    "residual",
+    "residual_scale",
+    "residual_zero_point",
+    "inner_scale",
+    "inner_zero_point",
+]
+UNARY = ["x", "x_scale", "x_zero_point", "y_scale", "y_zero_point"]
+BINARY = ["a", "a_scale", "a_zero_point", "b", "b_scale", "b_zero_point", "y_scale", "y_zero_point"]
 
 
 def conv(op: str = "LowBitConv", **attributes: Any) -> Node:
@@ -70,9 +88,14 @@ def conv(op: str = "LowBitConv", **attributes: Any) -> Node:
         "y_scale": F32(0.5),
         "y_zero_point": I32(10),
     }
-    given = dict(
-        w_bits=4, w_encoding="signed", kernel_shape=[3, 3], pads=[1, 1, 1, 1], in_channels=4, out_channels=6
-    )
+    given = {
+        "w_bits": 4,
+        "w_encoding": "signed",
+        "kernel_shape": [3, 3],
+        "pads": [1, 1, 1, 1],
+        "in_channels": 4,
+        "out_channels": 6,
+    }
     return Node(op, MATMUL, {**given, **attributes}, constants, {"x": np.ones((1, 5, 5, 4), np.uint8)})
 
 
@@ -114,7 +137,7 @@ def conv_1d() -> Node:
 def gemm() -> Node:
     """[3, 16] -> [3, 6], 4-bit weights."""
     node = conv("LowBitGemm")
-    node.attributes = dict(w_bits=4, w_encoding="signed", in_features=16, out_features=6)
+    node.attributes = {"w_bits": 4, "w_encoding": "signed", "in_features": 16, "out_features": 6}
     node.constants["w"] = np.arange(6 * 8, dtype=np.uint8)
     node.feeds = {"x": np.ones((3, 16), np.uint8)}
     return node
@@ -127,7 +150,7 @@ def unary(op: str, **attributes: Any) -> Node:
 
 def affine() -> Node:
     node = unary("LowBitAffine")
-    node.order = "x x_scale x_zero_point scale shift y_scale y_zero_point".split()
+    node.order = ["x", "x_scale", "x_zero_point", "scale", "shift", "y_scale", "y_zero_point"]
     node.constants |= {"scale": np.ones(4, F32), "shift": np.zeros(4, F32)}
     return node
 
@@ -414,7 +437,7 @@ def _fuzzed(seed: int, count: int) -> Iterator[tuple[str, bytes, dict[str, np.nd
 
 
 def main() -> None:
-    """`LIBRARY sound | broken START STOP | fuzz SEED COUNT`: tries the cases, one line before and one after each."""
+    """`LIBRARY sound | broken START STOP | fuzz SEED COUNT`: a line before and a line after each case."""
     library, what, *numbers = sys.argv[1:]
     runs: Iterator[tuple[str, bytes, dict[str, np.ndarray]]]
     if what == "fuzz":

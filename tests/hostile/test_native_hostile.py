@@ -1,4 +1,4 @@
-"""Hand-made hostile lowbit models: ONNX Runtime answers with an error that names the node, the process lives on."""
+"""Hostile lowbit models: ONNX Runtime answers with an error that names the node, the process lives on."""
 
 from __future__ import annotations
 
