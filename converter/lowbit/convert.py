@@ -200,7 +200,9 @@ def _explain(node: ir.Node, reason: str | None) -> None:
 
 def _default_reason(node: ir.Node) -> str:
     if graphs_of(node):
-        return "it holds a subgraph; those are left alone"
+        inner = [n for graph in graphs_of(node) for n in graph.all_nodes()]
+        hidden = sum(is_quantize(n) or is_dequantize(n) for n in inner)
+        return f"it holds a subgraph ({len(inner)} nodes, {hidden} of them Q/DQ); those are left alone"
     if is_quantize(node) or is_dequantize(node):
         return "it stands at the edge of a node that stays"
     return "lowbit has no integer form of it between the tensors it reads and writes"

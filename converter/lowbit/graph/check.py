@@ -22,9 +22,13 @@ from lowbit.graph.schemas import DOMAIN, signatures
 
 _WORK = 20_000_000
 """Products that the numpy definition of one convolution may take: a fraction of a second."""
+_WEIGHTS = 200_000
+"""Weights that it may unpack."""
 _ROWS = 16
 """Output channels that are compared where all of them would take longer."""
 _KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN)
+_FED = (onnx.TensorProto.UINT8, onnx.TensorProto.INT8, onnx.TensorProto.FLOAT)
+_PER_CHANNEL = ("scale", "shift", "table", "x_scale", "x_zero_point", "y_scale", "y_zero_point")
 _PRODUCTS = ("LowBitConv", "APConv", "LowBitConvTranspose", "LowBitGemm", "APGemm")
 
 
@@ -54,6 +58,7 @@ def check_nodes(proto: onnx.ModelProto) -> None:
     types = {
         info.name: onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
         for info in (*graph.input, *graph.value_info, *graph.output)
+        if info.type.tensor_type.elem_type in _FED
     }
     random = np.random.default_rng(0)
     for node in graph.node:
@@ -157,15 +162,22 @@ def _small_shape(node: _Node, name: str, dims: Sequence[int | None]) -> list[int
     kernel, dilations = node.get("kernel_shape") or [], node.get("dilations") or []
     extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations or [1] * len(kernel), strict=True)]
     channels = 1 if node.get("to_channels_last", 0) else len(dims) - 1
-    # Parameters per channel fix the number of channels; without them a few will do.
-    fixed = (
-        any(array is not None and array.ndim for array in node.constants) or "in_channels" in node.attributes
-    )
+    fixed = _channels(node)
     shape = []
     for axis, dim in enumerate(dims):
         room = extents[axis - 1] + 5 if 0 < axis <= len(extents) else 9
-        shape.append((dim or 8) if axis == channels and fixed else min(dim or room, room))
+        shape.append(fixed if axis == channels and fixed else min(dim or room, room))
     return shape
+
+
+def _channels(node: _Node) -> int | None:
+    """The number of channels, where weights or parameters per channel fix it; without them a few will do."""
+    if "in_channels" in node.attributes:
+        return int(node.attributes["in_channels"])
+    for name, array in zip(node.names, node.constants, strict=True):
+        if array is not None and name in _PER_CHANNEL and array.ndim == 1 + (name == "table"):
+            return int(array.shape[0])
+    return None
 
 
 def _codes(node: _Node, name: str, dtype: np.dtype[Any]) -> tuple[int, int]:
@@ -188,8 +200,7 @@ def _output_shape(node: _Node, x: Sequence[int]) -> list[int]:
     shapes: list[list[int] | None] = [list(c.shape) if c is not None else None for c in node.constants]
     shapes[0] = list(x)
     shape, _ = _native.infer_output(node.op_type, node.attributes, shapes, present)
-    assert shape is not None
-    return [int(dim) for dim in shape]
+    return [dim if isinstance(dim, int) else 1 for dim in shape or ()]
 
 
 def _first_rows(
@@ -205,8 +216,9 @@ def _first_rows(
     channels = node.attributes[key]
     w = inputs[1]
     assert w is not None
-    products = math.prod(actual.shape) * (w.size * 8 // (channels * node.get("w_bits")))
-    if products <= _WORK or channels <= _ROWS:
+    columns = w.size * 8 // (channels * node.get("w_bits"))
+    small = math.prod(actual.shape) * columns <= _WORK and channels * columns <= _WEIGHTS
+    if small or channels <= _ROWS:
         return node.attributes, inputs, None
     cut = list(inputs)
     for i, (name, array) in enumerate(zip(node.names, inputs, strict=True)):
@@ -222,7 +234,7 @@ def _first_rows(
 
 
 def _check_loads(proto: onnx.ModelProto) -> None:
-    """Opens a session, unless the model needs a library of its user's as well."""
+    """Opens a session and runs it once, unless the model needs a library of its user's as well."""
     import onnxruntime
 
     if any(node.domain not in _KNOWN_DOMAINS for node in proto.graph.node):
@@ -235,6 +247,29 @@ def _check_loads(proto: onnx.ModelProto) -> None:
     options.intra_op_num_threads = 1
     options.register_custom_ops_library(str(get_library_path()))
     try:
-        onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        feeds = _whole_feed(proto)
+        if feeds is not None:
+            session.run(None, feeds)
     except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
         raise ModelError(f"ONNX Runtime refuses the converted model: {str(error).splitlines()[0]}") from error
+
+
+def _whole_feed(proto: onnx.ModelProto) -> dict[str, Array] | None:
+    """Zeros for all inputs with the batch at 1; None where a size or a type is in the way."""
+    feeds = {}
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    for info in proto.graph.input:
+        if info.name in constants:
+            continue
+        tensor = info.type.tensor_type
+        dims = [dim.dim_value for dim in tensor.shape.dim]
+        if tensor.elem_type not in _FED or not dims or any(dim <= 0 for dim in dims[1:]):
+            return None
+        shape = [max(1, dims[0]), *dims[1:]]
+        if math.prod(shape) > _WORK:
+            return None
+        feeds[info.name] = np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    return feeds

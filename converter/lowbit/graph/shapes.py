@@ -7,6 +7,7 @@ import logging
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
+from lowbit.errors import ModelError
 from lowbit.graph.normal_form import is_dequantize, is_quantize
 
 
@@ -15,7 +16,11 @@ def infer_shapes(model: ir.Model) -> None:
 
     ONNX knows nothing of ONNX Runtime's own QuantizeLinear and DequantizeLinear, so they pose as the standard
     ones meanwhile. Where inference fails the model is left without the shapes, and rules say what they miss.
+
+    Raises:
+        ModelError: if a node computes another type than the model declares for its output.
     """
+    declared = {value: value.dtype for node in model.graph for value in node.outputs if value.dtype is not None}
     renamed = [
         node
         for node in model.graph.all_nodes()
@@ -33,3 +38,6 @@ def infer_shapes(model: ir.Model) -> None:
         del model.graph.inputs[inputs:]  # a failed pass leaves initializers behind that it lent to the inputs
         for node in renamed:
             node.domain = "com.microsoft"
+    for value, dtype in declared.items():
+        if value.dtype != dtype:
+            raise ModelError(f"'{value.name}' is declared as {dtype}, but its node computes {value.dtype}")
