@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowbit.errors import LowBitError, ModelError
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import onnx
     import onnxruntime
 
@@ -100,8 +102,28 @@ def open_session(model: Any, options: onnxruntime.SessionOptions) -> onnxruntime
     source, name = _source(model)
     try:
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's exception classes share no base below Exception
+    except Exception as error:
+        if not _from_onnxruntime(error):
+            raise
         raise ModelError(f"{name}: ONNX Runtime refuses it: {_one_line(error)}") from error
+
+
+def run_session(
+    opened: onnxruntime.InferenceSession, feed: Mapping[str, npt.NDArray[Any]]
+) -> dict[str, npt.NDArray[Any]]:
+    """All outputs by name, and ONNX Runtime's errors (a wrong dtype, rank or size) as one ModelError."""
+    names = [str(value.name) for value in opened.get_outputs()]
+    try:
+        return dict(zip(names, opened.run(names, dict(feed)), strict=True))
+    except Exception as error:
+        if not _from_onnxruntime(error):
+            raise
+        raise ModelError(f"ONNX Runtime does not run it: {_one_line(error)}") from error
+
+
+def _from_onnxruntime(error: Exception) -> bool:
+    """Whether ONNX Runtime raised it: its classes share no base below Exception, and some are builtins."""
+    return type(error).__module__.startswith("onnxruntime") or isinstance(error, (RuntimeError, ValueError))
 
 
 def _source(model: Any) -> tuple[str | bytes, str]:

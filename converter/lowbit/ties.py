@@ -67,8 +67,8 @@ class Chain:
         if self.step is None:
             return apart <= self.error
         steps = self.value / self.step
-        from_tie = np.abs(steps - np.floor(steps) - 0.5)
-        near = from_tie <= self.error / self.step
+        with np.errstate(invalid="ignore"):  # infinite inputs are near no tie
+            near = np.abs(steps - np.floor(steps) - 0.5) <= self.error / self.step
         inner: npt.NDArray[np.bool_] = np.asarray(self.extra_steps > 0)
         return ((apart <= 1) & near) | (inner & (apart <= 1 + np.ceil(self.extra_steps)))
 
@@ -142,21 +142,26 @@ def _matmul(op_type: str, attrs: Attributes, given: dict[str, Array | None]) -> 
         size = np.abs((code - zero) * inner_scale) + np.abs(zero * inner_scale) + residual_size
         error = _ulps(8, size, y_scale=y_scale, y_zero_point=given.get("y_zero_point"))
         return Chain(value, error, _step(y_scale), np.where(flips, inner_scale / need("y_scale"), 0.0))
+    off_grid = np.zeros(())
     if kind == "tail":
         for step in filter(None, str(attrs.get("tail", "")).split(",")):
             count += 2
             if step == "bias":
-                value, size = value + need("tail_bias"), size + np.abs(need("tail_bias"))
+                bias = need("tail_bias").astype(np.float64)
+                # Where ONNX Runtime fuses a float bias it rounds it to the accumulator's grid.
+                off_grid = off_grid + np.abs(bias - np.rint(bias / scale) * scale)
+                value, size = value + bias, size + np.abs(bias)
             elif step == "affine":
                 factor, shift = need("tail_scale").astype(np.float64), need("tail_shift").astype(np.float64)
                 value, size = value * factor + shift, size * np.abs(factor) + np.abs(shift)
+                off_grid = off_grid * np.abs(factor)
             elif step == "residual" and residual is not None:
                 value, size = value + residual, size + residual_size
             elif step == "relu":
                 value = np.maximum(value, 0)
             elif step == "clip":
                 value = np.clip(value, attrs.get("clip_min", 0.0), attrs.get("clip_max", 0.0))
-    return Chain(value, count * ROUNDING * size, _step(y_scale))
+    return Chain(value, count * ROUNDING * size + off_grid, _step(y_scale))
 
 
 def _inner_range(attrs: Attributes) -> tuple[int, int]:

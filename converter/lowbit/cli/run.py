@@ -49,7 +49,7 @@ def command(
     """Run MODEL once and summarize its outputs."""
     from lowbit.atomic import check_writable, write_atomically
     from lowbit.feeds import load_model, parse_shapes, random_feeds
-    from lowbit.session import session
+    from lowbit.session import run_session, session
 
     if bool(inputs) == random:
         raise click.UsageError("give either --input or --random")
@@ -58,11 +58,7 @@ def command(
     proto = load_model(model, external_data=False)
     feeds = random_feeds(proto, seed, parse_shapes(shapes)) if random else _feeds(inputs, proto)
     opened = session(model, threads=threads)
-    names = [value.name for value in opened.get_outputs()]
-    try:
-        results = dict(zip(names, opened.run(names, feeds), strict=True))
-    except Exception as error:  # a wrong dtype, rank or size: ONNX Runtime's own words
-        raise LowBitError(f"{model}: {error}") from error
+    results = run_session(opened, feeds)
     if output is not None:
         write_atomically(output, lambda path: _save(path, results), overwrite=overwrite)
 

@@ -82,6 +82,7 @@ def _print(out: Out, report: VerifyReport) -> None:
                 for n in shown]  # fmt: skip
         out.table(columns, rows)
     wrong, equal, near, unexplained = map(report.total, ("wrong", "equal", "near_tie", "unexplained"))
+    compared = equal + near + unexplained
     whole = f"{report.codes_equal:,} of {report.codes:,} inner codes equal" if report.codes else None
     out.facts(
         [
@@ -89,8 +90,10 @@ def _print(out: Out, report: VerifyReport) -> None:
             ("definition", f"{wrong:,} of {report.total('elements'):,} elements differ"),
             (
                 "original",
-                f"{equal:,} of {equal + near + unexplained:,} elements equal, {near:,} within float rounding "
-                f"(codes: one step at a tie), {unexplained:,} unexplained",
+                f"{equal:,} of {compared:,} elements equal, {near:,} within float rounding "
+                f"(codes: one step at a tie), {unexplained:,} unexplained"
+                if compared
+                else "nothing to compare with",
             ),
             ("whole model", whole),
         ]

@@ -1,0 +1,171 @@
+"""Node-local verification: what it accepts, what it explains, what it does not."""
+
+from __future__ import annotations
+
+import json
+
+import lowbit
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lowbit import ops, ties
+from lowbit.errors import ModelError
+from lowbit.provenance import KEY
+from onnx import numpy_helper
+
+from tests.dialects.graphs import CASES
+from tests.numerics import random_nodes
+from tests.support import require_native
+from tests.tools.conftest import qdq_conv
+
+require_native()
+
+ROUNDING_OPS = [
+    op for op in ops.DEFINITIONS if op not in ("LowBitLookup", "LowBitMaxPool", "LowBitResize")
+]  # the others only move codes
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_dialect_verifies(name, seeds):
+    for seed in seeds(1):
+        built = CASES[name].build(seed)
+        result = lowbit.convert(built.model, verify=False)
+        if not any(node.domain == ops.DOMAIN for node in result.model.graph.node):
+            continue
+        report = lowbit.verify(result.model, built.model, data=built.feed(0, **built.sizes[0]))
+        bad = [(n.op_type, n.name, n.wrong, n.unexplained, n.note) for n in report.nodes if not n.ok]
+        assert report.ok, bad
+        runs = not any("not at all" in note for note in report.notes)
+        assert report.total("equal") > 0 or not runs, "something was compared"
+
+
+@pytest.mark.parametrize("op_type", ROUNDING_OPS)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_definition_lies_at_the_real_number(op_type, seed):
+    """float64 rounded once gives the definition's code, but for ties within the stated bound."""
+    node = random_nodes.make(op_type, np.random.default_rng(seed))
+    with np.errstate(all="ignore"):
+        chain = ties.chain(node.op_type, node.attrs, node.inputs)
+    if chain is None:  # thresholds count, they do not round
+        assert node.attrs["epilogue"] == "thresholds"
+        return
+    y = ops.evaluate(node.op_type, node.attrs, node.inputs)
+    assert np.broadcast_shapes(chain.value.shape, y.shape) == y.shape
+    if chain.step is None:
+        finite = np.isfinite(y)
+        off = np.abs(y.astype(np.float64) - chain.value)[finite]
+        assert (off <= np.broadcast_to(chain.error, y.shape)[finite]).all(), node
+        return
+    low, high = _clip_range(node)
+    zero = _zero_point(node)
+    exact = np.clip(np.rint(np.nan_to_num(chain.value / chain.step, nan=-np.inf)) + zero, low, high)
+    differs = y != exact
+    assert chain.explains(y, exact)[differs].all(), node
+
+
+@pytest.mark.parametrize("op_type", ["LowBitConv", "LowBitAdd", "LowBitConcat", "LowBitAveragePool"])
+def test_a_step_away_from_a_tie_is_not_explained(op_type, seeds):
+    """One step more than the definition says is refused, except for the few results that lie at a tie."""
+    elements = explained = 0
+    for seed in seeds(20):
+        rng = np.random.default_rng(seed)
+        epilogue = {"epilogue": "requantize"} if op_type == "LowBitConv" else {}
+        node = random_nodes.make(op_type, rng, **epilogue)
+        chain = ties.chain(node.op_type, node.attrs, node.inputs)
+        y = ops.evaluate(node.op_type, node.attrs, node.inputs)
+        if chain is None or chain.step is None:
+            continue
+        steps = np.broadcast_to(chain.value / chain.step, y.shape)
+        clear = np.abs(steps - np.floor(steps) - 0.5) > 0.1
+        shifted = y.astype(np.int64) + 1
+        elements += int(clear.sum())
+        explained += int((chain.explains(shifted, y) & clear).sum())
+        assert not chain.explains(y.astype(np.int64) + 2, y).any()
+    assert elements > 1000
+    assert explained == 0
+
+
+def _clip_range(node):
+    low, high = random_nodes.code_range(node.attrs.get("y_bits", 8), node.attrs.get("y_encoding", "unsigned"))
+    return (node.attrs.get("y_min") or [low])[0], (node.attrs.get("y_max") or [high])[0]
+
+
+def _zero_point(node):
+    names = {"LowBitConcat": 3, "LowBitRequantize": 4, "LowBitQuantize": 2}
+    schema = ties.MATMUL_INPUTS.index("y_zero_point") if node.op_type in random_nodes.MATMULS else None
+    elementwise = {"LowBitAdd": 7, "LowBitMul": 7, "LowBitAffine": 6}
+    index = schema or names.get(node.op_type) or elementwise.get(node.op_type, 4)
+    return node.inputs[index].astype(np.int64)
+
+
+# ---- the record
+
+
+def converted_pair():
+    source = qdq_conv()
+    return lowbit.convert(source).model, source
+
+
+def edited(model: onnx.ModelProto, edit) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for entry in copy.metadata_props:
+        if entry.key == KEY:
+            entry.value = edit(entry.value)
+    return copy
+
+
+def test_every_activation_has_its_place():
+    model, source = converted_pair()
+    (value,) = [entry.value for entry in model.metadata_props if entry.key == KEY]
+    record = json.loads(value)
+    assert record["version"] == 1
+    there = {name for node in source.graph.node for name in node.output}
+    made = {name for node in model.graph.node for name in node.output}
+    assert set(record["values"]) <= made
+    assert {entry["source"] for entry in record["values"].values()} <= there
+    assert set(record["nodes"]) <= {node.name for node in model.graph.node}
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda text: text[:-5], "damaged"),
+        (lambda text: "[]", "damaged"),
+        (lambda text: '{"version": 1}', "damaged"),
+        (lambda text: '{"values": {"a": {"source": "nowhere"}}}', "not made from this original"),
+        (lambda text: '{"values": {"a": {"perm": 3}}}', "damaged"),
+    ],
+)
+def test_a_damaged_record_is_one_clear_error(edit, message):
+    model, source = converted_pair()
+    with pytest.raises(ModelError, match=message):
+        lowbit.verify(edited(model, edit), source)
+
+
+def test_a_wrong_place_is_found():
+    """Codes compared with another value's codes: nearly all elements are unexplained."""
+    model, source = converted_pair()
+
+    def swap(text):
+        record = json.loads(text)
+        for entry in record["values"].values():
+            entry["perm"] = [0, 3, 2, 1]
+        return json.dumps(record)
+
+    assert not lowbit.verify(edited(model, swap), source).ok
+
+
+def test_saturated_weights_are_exact_on_every_machine():
+    """Full-range codes and weights: without x64quantprecision ONNX Runtime saturates on AVX2."""
+    source = qdq_conv()
+    for init in source.graph.initializer:
+        if init.name == "w":
+            init.CopyFrom(numpy_helper.from_array(np.full((4, 3, 3, 3), 127, np.int8), "w"))
+    data = {"x": np.full((3, 3, 8, 8), 100, np.float32)}
+    report = lowbit.verify(lowbit.convert(source).model, source, data=data)
+    assert report.ok
+    assert report.samples == 3
+    assert report.total("near_tie") == 0
