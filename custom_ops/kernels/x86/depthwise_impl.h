@@ -4,6 +4,7 @@
 
 #include "kernels/x86/depthwise_block.h"
 #include "kernels/x86/epilogue.h"
+#include "kernels/x86/inline.h"
 
 namespace lowbit {
 namespace {
@@ -16,7 +17,8 @@ struct Quad {
 };
 
 template <class S, bool kWide, bool kFlip>
-inline Quad<S, kWide> MakeQuad(typename S::I t0, typename S::I t1, typename S::I t2, typename S::I t3) {
+LOWBIT_ALWAYS_INLINE inline Quad<S, kWide> MakeQuad(typename S::I t0, typename S::I t1, typename S::I t2,
+                                                    typename S::I t3) {
   if constexpr (kFlip) {
     const auto top = S::SetBytes(0x80);
     t0 = S::Xor(t0, top);
@@ -41,7 +43,8 @@ inline Quad<S, kWide> MakeQuad(typename S::I t0, typename S::I t1, typename S::I
 }
 
 template <class S, bool kWide>
-inline void AddQuad(typename S::I (&acc)[4], const Quad<S, kWide>& x, const typename S::I* w) {
+LOWBIT_ALWAYS_INLINE inline void AddQuad(typename S::I (&acc)[4], const Quad<S, kWide>& x,
+                                         const typename S::I* w) {
   for (int j = 0; j < 4; ++j) {
     if constexpr (kWide) {
       acc[j] = S::Add(acc[j], S::Add(S::MultiplyAdd16(x.v[2 * j], w[2 * j]),
@@ -62,12 +65,13 @@ struct PlainEpilogue {
         lo(S::SetBytes(b.lo)),
         hi(S::SetBytes(b.hi)),
         flip(S::SetBytes(b.flip)) {
-    for (int j = 0; j < 4; ++j) scale[j] = S::LoadF(b.scale + j * S::kLanes);
+    for (int j = 0; j < 4; ++j)
+      scale[j] = b.scale != nullptr ? S::LoadF(b.scale + j * S::kLanes) : S::SetF(0);
   }
   typename S::F scale[4];
   typename S::I zero_point, lo, hi, flip;
 
-  void Store(const typename S::I (&acc)[4], uint8_t* y) const {
+  LOWBIT_ALWAYS_INLINE void Store(const typename S::I (&acc)[4], uint8_t* y) const {
     typename S::I q[4];
     for (int j = 0; j < 4; ++j) q[j] = S::RoundToInt(S::MulF(S::ToFloat(acc[j]), scale[j]));
     const auto low = S::AddSaturated16(S::PackWords(q[0], q[1]), zero_point);
@@ -79,8 +83,8 @@ struct PlainEpilogue {
 
 // Any other epilogue: accumulators in the order of the channels, then vector by vector.
 template <class S>
-inline void StoreGeneral(const DepthwiseBlock& block, const typename S::I (&acc)[4], size_t pixel,
-                         const uint8_t* residual, void* y) {
+void StoreGeneral(const DepthwiseBlock& block, const typename S::I (&acc)[4], size_t pixel,
+                  const uint8_t* residual, void* y) {
   alignas(64) int32_t sums[S::kBytes];
   for (int j = 0; j < 4; ++j) S::StoreLanes(sums + 4 * j, acc[j]);
   const EpilogueView& e = *block.epilogue;
@@ -99,7 +103,8 @@ inline void LoadInit(const DepthwiseBlock& block, typename S::I (&init)[4]) {
 }
 
 // A row of outputs. A column of the window is one quad (the fourth tap has weight 0), made once and used by
-// up to three outputs: at stride 1 each output needs one new column, at stride 2 two.
+// up to three outputs: at stride 1 each output needs one new column, at stride 2 two. The columns take turns
+// in three variables, so that none is ever moved.
 template <class S, bool kWide, bool kFlip, int kStride, bool kPlain>
 inline void RunRow(const DepthwiseBlock& block, const DepthwiseRow& row) {
   using Column = Quad<S, kWide>;
@@ -111,64 +116,61 @@ inline void RunRow(const DepthwiseBlock& block, const DepthwiseRow& row) {
   LoadInit<S>(block, init);
   const uint8_t *r0 = row.rows[0], *r1 = row.rows[1], *r2 = row.rows[2];
   const size_t s0 = row.steps[0], s1 = row.steps[1], s2 = row.steps[2];
+  const int64_t in_w = row.in_w, out_w = row.out_w;
   const auto pad = S::SetBytes(row.pad);
+  const size_t channels = block.epilogue->channels;
+  const PlainEpilogue<S> epilogue(block);
+  uint8_t* y = static_cast<uint8_t*>(row.y) + row.first_pixel * channels + block.channel;
 
-  const auto load = [&](int64_t x) {
-    if (x < 0 || x >= row.in_w) return MakeQuad<S, kWide, kFlip>(pad, pad, pad, pad);
+  const auto load = [&](int64_t x) LOWBIT_ALWAYS_INLINE {
+    if (x < 0 || x >= in_w) return MakeQuad<S, kWide, kFlip>(pad, pad, pad, pad);
     const auto i = static_cast<size_t>(x);
     const auto bottom = S::Load(r2 + i * s2);
     return MakeQuad<S, kWide, kFlip>(S::Load(r0 + i * s0), S::Load(r1 + i * s1), bottom, bottom);
   };
-  const size_t channels = block.epilogue->channels;
-  [[maybe_unused]] uint8_t* y = static_cast<uint8_t*>(row.y) + row.first_pixel * channels + block.channel;
-
-  const auto run = [&](const auto& store) {
-    const auto output = [&](int64_t ox, const Column& a, const Column& b, const Column& c) {
-      I acc[4] = {init[0], init[1], init[2], init[3]};
-      AddQuad<S, kWide>(acc, a, weights);
-      AddQuad<S, kWide>(acc, b, weights + kVectors);
-      AddQuad<S, kWide>(acc, c, weights + 2 * kVectors);
-      store(ox, acc);
-    };
-    int64_t x = -row.pad_left, ox = 0;
-    Column a = load(x), b, c;
-    if constexpr (kStride == 1) {
-      b = load(x + 1);
-      while (true) {  // the three columns take turns, so that none is ever moved
-        if (ox == row.out_w) break;
-        c = load(x + 2);
-        output(ox, a, b, c);
-        if (++ox == row.out_w) break;
-        a = load(x + 3);
-        output(ox, b, c, a);
-        if (++ox == row.out_w) break;
-        b = load(x + 4);
-        output(ox, c, a, b);
-        ++ox;
-        x += 3;
-      }
+  const auto output = [&](int64_t ox, const Column& a, const Column& b,
+                          const Column& c) LOWBIT_ALWAYS_INLINE {
+    I acc[4] = {init[0], init[1], init[2], init[3]};
+    AddQuad<S, kWide>(acc, a, weights);
+    AddQuad<S, kWide>(acc, b, weights + kVectors);
+    AddQuad<S, kWide>(acc, c, weights + 2 * kVectors);
+    if constexpr (kPlain) {
+      epilogue.Store(acc, y + static_cast<size_t>(ox) * channels);
     } else {
-      while (true) {
-        if (ox == row.out_w) break;
-        b = load(x + 1);
-        c = load(x + 2);
-        output(ox, a, b, c);
-        if (++ox == row.out_w) break;
-        b = load(x + 3);
-        a = load(x + 4);
-        output(ox, c, b, a);
-        ++ox;
-        x += 4;
-      }
+      StoreGeneral<S>(block, acc, row.first_pixel + static_cast<size_t>(ox), row.residual, row.y);
     }
   };
-  if constexpr (kPlain) {
-    const PlainEpilogue<S> epilogue(block);
-    run([&](int64_t ox, const I(&acc)[4]) { epilogue.Store(acc, y + static_cast<size_t>(ox) * channels); });
+
+  int64_t x = -row.pad_left, ox = 0;
+  Column a = load(x), b, c;
+  if constexpr (kStride == 1) {
+    b = load(x + 1);
+    while (true) {
+      if (ox == out_w) break;
+      c = load(x + 2);
+      output(ox, a, b, c);
+      if (++ox == out_w) break;
+      a = load(x + 3);
+      output(ox, b, c, a);
+      if (++ox == out_w) break;
+      b = load(x + 4);
+      output(ox, c, a, b);
+      ++ox;
+      x += 3;
+    }
   } else {
-    run([&](int64_t ox, const I(&acc)[4]) {
-      StoreGeneral<S>(block, acc, row.first_pixel + static_cast<size_t>(ox), row.residual, row.y);
-    });
+    while (true) {
+      if (ox == out_w) break;
+      b = load(x + 1);
+      c = load(x + 2);
+      output(ox, a, b, c);
+      if (++ox == out_w) break;
+      b = load(x + 3);
+      a = load(x + 4);
+      output(ox, c, b, a);
+      ++ox;
+      x += 4;
+    }
   }
 }
 

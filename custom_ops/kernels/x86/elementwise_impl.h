@@ -17,6 +17,7 @@
 #include <cstring>
 
 #include "core/elementwise.h"
+#include "kernels/x86/inline.h"
 
 namespace lowbit {
 namespace {
@@ -55,7 +56,8 @@ inline int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
 //     rounding of r
 //     (|r| <= 3u, at most 2u^2 off) moves q across one.
 template <class S>
-inline typename S::F Divide(typename S::F x, typename S::F s, [[maybe_unused]] typename S::F inverse) {
+LOWBIT_ALWAYS_INLINE inline typename S::F Divide(typename S::F x, typename S::F s,
+                                                 [[maybe_unused]] typename S::F inverse) {
   if constexpr (S::kHasFma) {
     const auto q0 = S::MulF(x, inverse);
     return S::FmaF(S::FnmaF(q0, s, x), inverse, q0);
@@ -77,7 +79,7 @@ struct ByteRange {
 
   // N vectors of biased int32 codes to N * kLanes bytes at y; N is 1 or 4.
   template <int N>
-  void Store(const typename S::I (&codes)[N], uint8_t* y) const {
+  LOWBIT_ALWAYS_INLINE void Store(const typename S::I (&codes)[N], uint8_t* y) const {
     static_assert(N == 1 || N == 4);
     const auto packed = S::PackU8(codes[0], codes[N > 1 ? 1 : 0], codes[N > 1 ? 2 : 0], codes[N - 1]);
     const auto clipped = S::Xor(S::MinU8(S::MaxU8(packed, lo), hi), flip);
@@ -103,7 +105,7 @@ struct UniformOutput {
   static constexpr int64_t kSize = kQuantized ? 1 : 4;
 
   template <int N>
-  void Store(const typename S::F (&v)[N], uint8_t* y) const {
+  LOWBIT_ALWAYS_INLINE void Store(const typename S::F (&v)[N], uint8_t* y) const {
     if constexpr (kQuantized) {
       typename S::I codes[N];
       for (int i = 0; i < N; ++i)
@@ -134,7 +136,7 @@ struct Dequantizer {
 // Runs block<N>(i) over [0, count) in blocks of 4 and 1 vectors; the rest, fewer than kLanes elements, is
 // left to rest(i, n). All offsets count elements.
 template <class S, class Block, class RestFn>
-inline void ForBlocks(int64_t count, const Block& block, const RestFn& rest) {
+LOWBIT_ALWAYS_INLINE inline void ForBlocks(int64_t count, const Block& block, const RestFn& rest) {
   int64_t i = 0;
   for (; i + 4 * S::kLanes <= count; i += 4 * S::kLanes) block.template operator()<4>(i);
   for (; i + S::kLanes <= count; i += S::kLanes) block.template operator()<1>(i);
@@ -166,7 +168,7 @@ void AffineImpl(const AffineSpec& spec, const uint8_t* x, uint8_t* y, int64_t co
   const auto bias = S::Set(output.range.bias);
 
   // N vectors of elements whose first is channel c.
-  const auto block = [&]<int N>(const uint8_t* from, int64_t c, uint8_t* to) {
+  const auto block = [&]<int N>(const uint8_t* from, int64_t c, uint8_t* to) LOWBIT_ALWAYS_INLINE {
     typename S::F v[N];
     for (int i = 0; i < N; ++i) {
       const int64_t k = c + i * S::kLanes;
@@ -197,13 +199,14 @@ void AffineImpl(const AffineSpec& spec, const uint8_t* x, uint8_t* y, int64_t co
     const uint8_t* from = x + done;
     uint8_t* to = y + done * kSize;
     // With one channel the arrays are read at 0 only; otherwise at the element's channel.
-    const auto channel = [&](int64_t i) {
+    const auto channel = [&](int64_t i) LOWBIT_ALWAYS_INLINE {
       return kGridPerChannel || kHasAffine ? (spec.channels == 1 ? 0 : i) : 0;
     };
     ForBlocks<S>(
         Min(row, count - done),
-        [&]<int N>(int64_t i) { block.template operator()<N>(from + i, channel(i), to + i * kSize); },
-        [&](int64_t i, int64_t n) {
+        [&]<int N>(int64_t i)
+            LOWBIT_ALWAYS_INLINE { block.template operator()<N>(from + i, channel(i), to + i * kSize); },
+        [&](int64_t i, int64_t n) LOWBIT_ALWAYS_INLINE {
           const PartialBytes<S> part(from + i, n);
           uint8_t out[S::kLanes * kSize];
           block.template operator()<1>(part.bytes, channel(i), out);
@@ -234,19 +237,22 @@ void BinaryImpl(const BinarySpec& spec, const uint8_t* a, const uint8_t* b, uint
   const int32_t b_code = kBSigned ? static_cast<int8_t>(b[0]) : b[0];
   const auto b_value = S::MulF(S::ToFloat(S::Sub(S::Set(b_code), db.zero_point)), db.scale);
 
-  const auto block = [&]<int N>(const uint8_t* from_a, const uint8_t* from_b, uint8_t* to) {
-    typename S::F v[N];
-    for (int i = 0; i < N; ++i) {
-      const auto va = da(from_a + i * S::kLanes);
-      const auto vb = kBScalar ? b_value : db(from_b + i * S::kLanes);
-      v[i] = kMul ? S::MulF(va, vb) : S::AddF(va, vb);
-    }
-    output.Store(v, to);
-  };
+  const auto block = [&]<int N>(const uint8_t* from_a, const uint8_t* from_b, uint8_t* to)
+                         LOWBIT_ALWAYS_INLINE {
+                           typename S::F v[N];
+                           for (int i = 0; i < N; ++i) {
+                             const auto va = da(from_a + i * S::kLanes);
+                             const auto vb = kBScalar ? b_value : db(from_b + i * S::kLanes);
+                             v[i] = kMul ? S::MulF(va, vb) : S::AddF(va, vb);
+                           }
+                           output.Store(v, to);
+                         };
   ForBlocks<S>(
       count,
-      [&]<int N>(int64_t i) { block.template operator()<N>(a + i, b + (kBScalar ? 0 : i), y + i * kSize); },
-      [&](int64_t i, int64_t n) {
+      [&]<int N>(int64_t i) LOWBIT_ALWAYS_INLINE {
+        block.template operator()<N>(a + i, b + (kBScalar ? 0 : i), y + i * kSize);
+      },
+      [&](int64_t i, int64_t n) LOWBIT_ALWAYS_INLINE {
         const PartialBytes<S> part_a(a + i, n), part_b(b + (kBScalar ? 0 : i), kBScalar ? 1 : n);
         uint8_t out[S::kLanes * kSize];
         block.template operator()<1>(part_a.bytes, part_b.bytes, out);
@@ -317,7 +323,7 @@ void Lookup(const uint8_t* table, const uint8_t* x, uint8_t* y, int64_t count) {
     steps[i] = (i & 0x70) == 0 ? table[i] : static_cast<uint8_t>(table[i] ^ table[i - 16]);
   }
   const auto sixteen = S::SetB(16), top = S::SetB(0x80);
-  const auto vector = [&](const uint8_t* from, uint8_t* to) {
+  const auto vector = [&](const uint8_t* from, uint8_t* to) LOWBIT_ALWAYS_INLINE {
     auto low = S::Load(from);
     auto high = S::Xor(low, top);
     auto out =
@@ -339,7 +345,7 @@ void Lookup(const uint8_t* table, const uint8_t* x, uint8_t* y, int64_t count) {
 // ------------------------------------------------------------------------------------------------------
 
 template <class S, bool kSigned, class Load>
-inline typename S::I MaxOfTaps(const Taps& taps, const Load& load) {
+LOWBIT_ALWAYS_INLINE inline typename S::I MaxOfTaps(const Taps& taps, const Load& load) {
   auto largest = S::SetB(kSigned ? 0x80 : 0);
   for (int64_t row = 0; row < taps.rows; ++row) {
     const uint8_t* tap = taps.origin + row * taps.row_stride;
@@ -361,8 +367,9 @@ inline typename S::I MaxOfTaps(const Taps& taps, const Load& load) {
 template <class S, bool kSigned>
 void MaxTapsImpl(const Taps& taps, uint8_t* y) {
   const int64_t channels = taps.channels;
-  const auto whole = [&](int64_t c) {
-    S::Store(y + c, MaxOfTaps<S, kSigned>(taps, [c](const uint8_t* tap) { return S::Load(tap + c); }));
+  const auto whole = [&](int64_t c) LOWBIT_ALWAYS_INLINE {
+    S::Store(y + c, MaxOfTaps<S, kSigned>(
+                        taps, [c](const uint8_t* tap) LOWBIT_ALWAYS_INLINE { return S::Load(tap + c); }));
   };
   if (channels >= S::kBytes) {
     int64_t c = 0;
@@ -402,7 +409,7 @@ void AverageTapsImpl(const AverageSpec& spec, const Taps& taps, int64_t divisor,
   constexpr int64_t kSize = kQuantized ? 1 : 4;
 
   // The order of the additions is part of the definition: columns from the top, then columns from the left.
-  const auto block = [&]<int N>(const auto& load, uint8_t* to) {
+  const auto block = [&]<int N>(const auto& load, uint8_t* to) LOWBIT_ALWAYS_INLINE {
     typename S::F sum[N];
     for (int i = 0; i < N; ++i) sum[i] = S::SetF(0);
     for (int64_t column = 0; column < taps.columns; ++column) {
@@ -419,14 +426,16 @@ void AverageTapsImpl(const AverageSpec& spec, const Taps& taps, int64_t divisor,
   };
   ForBlocks<S>(
       taps.channels,
-      [&]<int N>(int64_t c) {
-        block.template operator()<N>([&](const uint8_t* tap, int64_t i) { return dequantize(tap + c + i); },
+      [&]<int N>(int64_t c) LOWBIT_ALWAYS_INLINE {
+        block.template operator()<N>([&](const uint8_t* tap, int64_t i)
+                                         LOWBIT_ALWAYS_INLINE { return dequantize(tap + c + i); },
                                      y + c * kSize);
       },
-      [&](int64_t c, int64_t rest) {
+      [&](int64_t c, int64_t rest) LOWBIT_ALWAYS_INLINE {
         uint8_t out[S::kLanes * kSize];
         block.template operator()<1>(
-            [&](const uint8_t* tap, int64_t) { return dequantize(PartialBytes<S>(tap + c, rest).bytes); },
+            [&](const uint8_t* tap, int64_t)
+                LOWBIT_ALWAYS_INLINE { return dequantize(PartialBytes<S>(tap + c, rest).bytes); },
             out);
         std::memcpy(y + c * kSize, out, static_cast<size_t>(rest * kSize));
       });
@@ -491,7 +500,7 @@ void ScaleSums(const GlobalAverageSpec& spec, const int32_t* sums, float multipl
   const bool quantized = spec.quantizer.quantized;
   const int64_t size = quantized ? 1 : 4;
   uint8_t* out = static_cast<uint8_t*>(y);
-  const auto vector = [&](const int32_t* from, uint8_t* to) {
+  const auto vector = [&](const int32_t* from, uint8_t* to) LOWBIT_ALWAYS_INLINE {
     const auto v = S::MulF(S::ToFloat(S::Load(from)), m);
     if (quantized) {
       const typename S::I codes[1] = {S::Add(S::RoundToInt(v), zero_point)};
@@ -536,14 +545,14 @@ inline void Store128(uint8_t* p, __m128i v) { _mm_storeu_si128(reinterpret_cast<
 template <class S>
 void QuantizeRun(const UniformOutput<S, true>& output, const float* x, int64_t n, uint8_t* y) {
   const auto top = S::MulF(output.scale, S::SetF(1024)), bottom = S::SubF(S::SetF(0), top);
-  const auto block = [&]<int N>(const float* from, uint8_t* to) {
+  const auto block = [&]<int N>(const float* from, uint8_t* to) LOWBIT_ALWAYS_INLINE {
     typename S::F v[N];
     for (int i = 0; i < N; ++i) v[i] = S::MinF(S::MaxF(S::LoadF(from + i * S::kLanes), bottom), top);
     output.Store(v, to);
   };
   ForBlocks<S>(
-      n, [&]<int N>(int64_t i) { block.template operator()<N>(x + i, y + i); },
-      [&](int64_t i, int64_t rest) {
+      n, [&]<int N>(int64_t i) LOWBIT_ALWAYS_INLINE { block.template operator()<N>(x + i, y + i); },
+      [&](int64_t i, int64_t rest) LOWBIT_ALWAYS_INLINE {
         float part[S::kLanes] = {};
         uint8_t out[S::kLanes];
         std::memcpy(part, x + i, static_cast<size_t>(rest) * 4);
