@@ -20,7 +20,8 @@ def infer_shapes(model: ir.Model) -> None:
     Raises:
         ModelError: if a node computes another type than the model declares for its output.
     """
-    declared = {value: value.dtype for node in model.graph for value in node.outputs if value.dtype is not None}
+    outputs = [value for node in model.graph for value in node.outputs]
+    declared = {value: value.dtype for value in outputs if value.dtype is not None}
     renamed = [
         node
         for node in model.graph.all_nodes()

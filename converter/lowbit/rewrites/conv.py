@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_int
+from lowbit.graph.attributes import get_int, get_string
+from lowbit.graph.constants import scalar
 from lowbit.graph.lowering import Lowering, Order, Stored, channels_last
-from lowbit.graph.normal_form import dims_of
+from lowbit.graph.normal_form import NormalForm, dims_of, is_op
 from lowbit.graph.quantization import Grid
 from lowbit.graph.reasons import Refusal
 from lowbit.graph.windows import Window, read_window
 from lowbit.rewrites.epilogue import same_shape
 from lowbit.rewrites.matmul import Candidate, Product, ProductRegion, candidates, finish
 from lowbit.rewrites.operands import Activation, read_activation
+from lowbit.rewrites.pad import read_pads
 from lowbit.rewrites.rule import Context, Region
 from lowbit.rewrites.weights import Weights, read_weights
 
@@ -96,6 +98,12 @@ def _match(context: Context, candidate: Candidate) -> Region | Refusal:
     window = read_window(node, codes.shape[2:], dims[2:])
     if isinstance(window, Refusal):
         return window
+    nodes = candidate.nodes
+    padded = _absorb_pad(context.form, x, window)
+    if padded is not None:
+        pad = x.codes.producer()
+        x, window = padded
+        nodes = [*nodes, pad] if pad is not None else nodes
 
     product = Product(x, x.grid.scale, weights, node.inputs[2] if len(node.inputs) > 2 else None)
     if candidate.residual is not None and not same_shape(node.outputs[0], candidate.residual):
@@ -103,9 +111,35 @@ def _match(context: Context, candidate: Candidate) -> Region | Refusal:
     epilogue = finish(context, candidate, product, rank=codes.ndim, channel_axis=1)
     if isinstance(epilogue, Refusal):
         return epilogue
-    return ConvRegion(
-        product, epilogue, candidate.chain, candidate.result, candidate.nodes, window, group, in_channels
-    )
+    return ConvRegion(product, epilogue, candidate.chain, candidate.result, nodes, window, group, in_channels)
+
+
+def _absorb_pad(form: NormalForm, x: Activation, window: Window) -> tuple[Activation, Window] | None:
+    """A Pad of the image with real zeros in front of a convolution, as part of its window.
+
+    Args:
+        form: the graph.
+        x: the convolution's activation.
+        window: its window.
+
+    Returns:
+        The activation in front of the Pad and the wider window; None if there is no such Pad.
+    """
+    node = x.codes.producer()
+    if node is None or not is_op(node, "Pad") or get_string(node, "mode", "constant") != "constant":
+        return None
+    source = node.inputs[0]
+    code_range = None if source is None else form.code_range(source)
+    pads = read_pads(node, 2 + len(window.kernel))
+    if source is None or code_range is None or isinstance(pads, Refusal):
+        return None
+    if any(pads[0]) or any(pads[1]) or any(amount < 0 for pair in pads for amount in pair):
+        return None
+    if not x.grid.per_tensor or scalar(node.inputs[2] if len(node.inputs) > 2 else None) != x.grid.zero_point:
+        return None
+    added = [begin for begin, _ in pads[2:]] + [end for _, end in pads[2:]]
+    wider = tuple(a + b for a, b in zip(window.pads, added, strict=True))
+    return replace(x, codes=source, range=code_range), replace(window, pads=wider)
 
 
 def _fold_channel_scales(
