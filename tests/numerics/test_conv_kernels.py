@@ -1,0 +1,166 @@
+"""Every row of the kernel table equals the reference kernel in every element, where it does not refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lowbit.ops import pack
+
+from tests.numerics import random_nodes
+from tests.support import require_native
+
+native = require_native()
+
+SEEDS = st.integers(0, 2**32 - 1)
+LEVELS = native.isa_levels()
+ROWS = [
+    row["name"]
+    for row in native.kernel_table()
+    if row["op"] == "conv" and row["isa"] in LEVELS and row["algorithm"] != "reference"
+]
+WORKSPACE_LIMIT = 512 * 1024
+
+
+def check(row: str, node: random_nodes.Node, threads: int = 1) -> bool:
+    """Compares one row with the reference; False where the row refuses the node and says why."""
+    arguments = (node.op_type, node.attrs, node.inputs)
+    expected = native.run(*arguments, reference=True)
+    try:
+        got = native.run(*arguments, kernel=row, threads=threads)
+    except native.LowBitError as error:
+        refusal = str(error)
+    else:
+        refusal = ""
+    if refusal:
+        assert row in refusal
+        return False
+    differ = ~((got == expected) | ((got != got) & (expected != expected)))
+    assert not differ.any(), f"{row}: {differ.sum()} of {differ.size} elements differ: {node}"
+    assert native.plan(*arguments, kernel=row)["workspace_bytes"] <= WORKSPACE_LIMIT
+    return True
+
+
+def conv(
+    seed: int, shape: list[int], out: int, kernel: list[int], *, zeros: bool = True, **attrs: Any
+) -> random_nodes.Node:
+    """A requantizing convolution of given geometry with random weights and asymmetric zero points."""
+    rng = np.random.default_rng(seed)
+    spatial, channels = len(kernel), shape[-1]
+    attrs = {
+        "in_channels": channels,
+        "out_channels": out,
+        "kernel_shape": kernel,
+        "strides": [1] * spatial,
+        "dilations": [1] * spatial,
+        "pads": [0] * (2 * spatial),
+        "group": 1,
+        "w_encoding": "signed",
+    } | attrs
+    x_bits, w_bits = attrs.get("x_bits", 8), attrs.get("w_bits", 8)
+    x_encoding, w_encoding = attrs.get("x_encoding", "unsigned"), attrs["w_encoding"]
+    rows = int(np.prod(kernel)) * (channels // attrs["group"])
+    weights = random_nodes.codes(rng, (out, rows), w_bits, "signed" if w_encoding == "signed" else "unsigned")
+    spread = np.sqrt(rows) * 2.0 ** (x_bits + w_bits - 2) / 32
+    inputs: list[np.ndarray | None] = [
+        random_nodes.codes(rng, shape, x_bits, x_encoding),
+        pack(weights, w_bits),
+        np.float32(0.5),
+        random_nodes.zero_point(rng, x_bits, x_encoding) if zeros else np.int32(0),
+        np.float32(2.0 ** rng.integers(-3, 0, out)),
+        np.int32(0),
+        rng.integers(-1000, 1000, out).astype(np.int32),
+        np.float32(2.0 ** np.round(np.log2(spread * 0.15))),
+        np.int32(128),
+    ]
+    return random_nodes.Node("LowBitConv", attrs, inputs)
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("op_type", ["LowBitConv", "APConv", "LowBitGemm", "APGemm"])
+@given(seed=SEEDS)
+def test_random_nodes(op_type, row, seed):
+    check(row, random_nodes.make(op_type, np.random.default_rng(seed)), threads=1 + seed % 3)
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("x_bits", range(1, 9))
+def test_all_bit_pairs(x_bits, row, seeds):
+    ran = 0
+    for w_bits in range(1, 9):
+        for seed in seeds(1):
+            rng = np.random.default_rng([seed, x_bits, w_bits])
+            for kind in ("dense", "grouped", "depthwise", "stem"):
+                ran += check(
+                    row, random_nodes.make("LowBitConv", rng, x_bits=x_bits, w_bits=w_bits, kind=kind)
+                )
+    assert ran > 0 or not row.startswith("igemm"), f"{row} refuses every node of {x_bits}-bit activations"
+
+
+EXTREME_BITS = [(8, 8), (8, 7), (8, 4), (8, 2), (8, 1), (7, 8), (4, 4), (2, 8), (1, 8), (1, 1)]
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("bits", EXTREME_BITS)
+@pytest.mark.parametrize("code", ["low", "high"])
+def test_extreme_codes(bits, code, row):
+    """The largest sums that the bits allow, where 16-bit accumulators would overflow first."""
+    for encoding in ("signed", "unsigned"):
+        node = conv(1, [1, 3, 5, 260], 17, [3, 3], pads=[1, 1, 1, 1], x_bits=bits[0], w_bits=bits[1],
+                    w_encoding=encoding, zeros=False)  # fmt: skip
+        low, high = random_nodes.code_range(bits[1], encoding)
+        dtype = np.int8 if encoding == "signed" else np.uint8
+        node.inputs[0][...] = 2 ** bits[0] - 1
+        node.inputs[1] = pack(np.full((17, 9 * 260), low if code == "low" else high, dtype), bits[1])
+        check(row, node)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_channels_1_to_70(row):
+    for channels in range(1, 71):
+        check(row, conv(channels, [1, 4, 5, channels], 71 - channels, [3, 3], pads=[1, 0, 1, 2]))
+        check(row, conv(channels, [1, 1, 1, channels], 71 - channels, [1, 1]))
+
+
+# name -> (input shape, output channels, kernel, attributes)
+EDGES: dict[str, tuple[list[int], int, list[int], dict[str, Any]]] = {
+    "one pixel, all padding but one tap": ([1, 1, 1, 5], 9, [3, 3], {"pads": [1, 1, 1, 1]}),
+    "windows wholly in the padding": ([1, 2, 2, 8], 8, [2, 2], {"pads": [3, 3, 3, 3]}),
+    "wide padding on one side": ([2, 3, 4, 6], 10, [3, 2], {"pads": [0, 5, 4, 0], "strides": [2, 3]}),
+    "dilation reaches over the image": ([1, 4, 4, 7], 5, [3, 3], {"pads": [4, 4, 4, 4], "dilations": [3, 4]}),
+    "more pixels than a block": ([1, 23, 29, 16], 33, [3, 3], {"pads": [1, 1, 1, 1]}),
+    "several images per block": ([7, 3, 5, 12], 20, [1, 1], {}),
+    "strided pointwise": ([2, 15, 17, 19], 64, [1, 1], {"strides": [2, 3]}),
+    "first layer": ([2, 40, 37, 3], 64, [7, 7], {"pads": [3, 3, 3, 3], "strides": [2, 2]}),
+    "first layer, dilated rows": ([1, 20, 21, 1], 13, [5, 3], {"pads": [2, 1, 2, 1], "dilations": [2, 1]}),
+    "one long row, few channels": ([1, 9000, 2], 6, [5], {"pads": [2, 2], "strides": [2]}),
+    "one long row, many channels": ([1, 700, 40], 6, [5], {"pads": [4, 0]}),
+    "panels of uneven width": ([1, 5, 5, 24], 144 + 9, [1, 1], {}),
+    "large kernel": ([1, 30, 30, 4], 4, [29, 29], {"pads": [2, 2, 2, 2]}),
+    "small groups side by side": ([1, 6, 7, 3 * 11], 2 * 11, [3, 3], {"group": 11, "pads": [1, 1, 1, 1]}),
+    "groups wider than a panel": ([1, 5, 5, 2 * 30], 2 * 70, [3, 3], {"group": 2}),
+    "channel multiplier": ([1, 5, 9, 10], 30, [3, 3], {"group": 10, "pads": [0, 1, 1, 0]}),
+    "signed activations": ([1, 6, 6, 10], 18, [3, 3], {"x_encoding": "signed", "pads": [1, 1, 1, 1]}),
+    "unsigned weights": ([1, 6, 6, 10], 18, [3, 3], {"w_encoding": "unsigned", "pads": [1, 1, 1, 1]}),
+    "unsigned weights in groups": ([1, 6, 6, 12], 8, [3, 3], {"w_encoding": "unsigned", "group": 4}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("name", EDGES)
+def test_edge_geometry(name, row):
+    shape, out, kernel, attrs = EDGES[name]
+    for seed, threads in ((1, 1), (2, 3)):
+        check(row, conv(seed, shape, out, kernel, **attrs), threads=threads)
+
+
+def test_dense_and_grouped_rows_refuse_little():
+    """igemm takes every plain node; what it refuses, it refuses with a reason."""
+    node = conv(1, [1, 5, 5, 8], 8, [3, 3])
+    for level in LEVELS[1:]:
+        plan = native.plan(node.op_type, node.attrs, node.inputs, isa=level)
+        assert plan["kernel"].startswith("igemm"), plan
+        assert all(": " in reason for reason in plan["refused"]), plan
