@@ -1,7 +1,6 @@
 """Single-node lowbit models, broken in one way each, and a child process that feeds them to ONNX Runtime.
 
-Every case is `(name, model, feeds)`. The child prints the name before it tries and the outcome after, so that a
-crash of the process names its case.
+The child prints a case's name before it tries and the outcome after, so that a crash names its case.
 """
 
 from __future__ import annotations
@@ -357,7 +356,7 @@ def _constant_cases() -> Iterator[tuple[str, Node]]:
 
 
 def _feed_cases() -> Iterator[tuple[str, Node]]:
-    """Tensors that do not fit the node; the graph declares the wrong rank or type as boldly as the feed."""
+    """Tensors that do not fit the node; the graph declares the wrong rank or type as the feed does."""
 
     def fed(base: str, **feeds: np.ndarray) -> Node:
         node = SOUND[base]()
