@@ -240,6 +240,10 @@ struct ChannelWeights {
 // the pair's positive weights and of its negative ones' magnitudes. With L the largest of these bounds over
 // all pairs of the packed weights, floor(32767 / L) of them can be added; 0 means that not even one is safe
 // from saturation.
+constexpr int32_t kMaxSum = 32767;
+// With fewer groups per flush the widening costs more than what 16-bit accumulators save.
+constexpr int32_t kMinGroupsPerFlush = 2;
+
 size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
   const ConvGeometry& g = spec.geometry;
   const int32_t x_max = (1 << spec.x.bits) - 1;
@@ -261,8 +265,9 @@ size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
         largest = std::max(largest, x_max * std::max(positive, negative));
       }
     }
+    if (kMaxSum / largest < kMinGroupsPerFlush) break;
   }
-  return static_cast<size_t>(32767 / largest);
+  return static_cast<size_t>(kMaxSum / largest);
 }
 
 IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine)
@@ -556,8 +561,14 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   });
 }
 
-// With fewer groups per flush the widening costs more than what 16-bit accumulators save.
-constexpr size_t kMinGroupsPerFlush = 2;
+// Whether kMinGroupsPerFlush holds, without a look at the weights where their bits alone say so.
+bool FitsNarrow(const ConvSpec& spec, const WindowLayout& window) {
+  const int32_t x_max = (1 << spec.x.bits) - 1,
+                w_max = (1 << spec.w.bits) - 1;  // |code - zero point| <= w_max
+  const int32_t x_factor = spec.x.encoding == Encoding::kBipolar ? 2 : 1;
+  if (x_max * w_max * x_factor * 2 <= kMaxSum / kMinGroupsPerFlush) return true;
+  return GroupsPerFlush(spec, window) >= kMinGroupsPerFlush;
+}
 
 template <const IgemmEngine& kEngine>
 std::string Refuse(const ConvSpec& spec) {
@@ -573,7 +584,7 @@ std::string Refuse(const ConvSpec& spec) {
   if (w.reach > kMaxReach) return "a row of input channels exceeds the workspace";
   if (w.segments * kMinBlockPixels * sizeof(void*) > kPointerBytes)
     return "kernel window exceeds the workspace";
-  if (kEngine.narrow && GroupsPerFlush(spec, w) < kMinGroupsPerFlush) {
+  if (kEngine.narrow && !FitsNarrow(spec, w)) {
     return "products of these weights overflow 16-bit accumulators too soon";
   }
   return {};
