@@ -78,7 +78,7 @@ class DepthwiseKernel final : public ConvKernel {
   DepthwiseKernel(const ConvSpec& spec, const DepthwiseEngine& engine);
 
   void Run(const ConvArgs& args, ThreadPool& pool) const override;
-  size_t WorkspaceBytes(const ConvShape&) const override { return kMaxTaps * sizeof(void*); }
+  size_t WorkspaceBytes(const ConvShape&) const override { return 4 * kMaxTaps * sizeof(void*); }
   size_t PackedBytes() const override {
     return weights_->size() + epilogue_.Bytes() + init_.size() * sizeof(int32_t) +
            scale_.size() * sizeof(float);
@@ -241,14 +241,30 @@ void DepthwiseKernel::RunPixels(const ConvArgs& args, int64_t row) const {
   const ConvGeometry& g = geometry_;
   const int64_t image = row / s.out_h, top = row % s.out_h * g.stride_h - g.pad_top;
   const auto* x = static_cast<const uint8_t*>(args.x) + image * s.in_h * s.in_w * g.in_channels;
+  // Where each tap lies relative to the window's corner. Taps that a quad has beyond the window read the
+  // corner: their weight is 0.
+  std::array<int64_t, kMaxTaps> down, right, offset;
+  for (size_t i = 0; i < taps_.size(); ++i) {
+    const int64_t tap = std::max<int64_t>(taps_[i], 0);
+    down[i] = tap / g.kernel_w * g.dilation_h;
+    right[i] = tap % g.kernel_w * g.dilation_w;
+    offset[i] = (down[i] * s.in_w + right[i]) * g.in_channels;
+  }
+  const int64_t height = (g.kernel_h - 1) * g.dilation_h, width = (g.kernel_w - 1) * g.dilation_w;
+  const bool row_inside = top >= 0 && top + height < s.in_h;
+
   std::array<const uint8_t*, kMaxTaps> pointers;
   for (int64_t ox = 0; ox < s.out_w; ++ox) {
     const int64_t left = ox * g.stride_w - g.pad_left;
-    for (size_t i = 0; i < taps_.size(); ++i) {
-      const int64_t iy = top + taps_[i] / g.kernel_w * g.dilation_h,
-                    ix = left + taps_[i] % g.kernel_w * g.dilation_w;
-      const bool inside = taps_[i] >= 0 && iy >= 0 && iy < s.in_h && ix >= 0 && ix < s.in_w;
-      pointers[i] = inside ? x + (iy * s.in_w + ix) * g.in_channels : pad_pixel_.data();
+    if (row_inside && left >= 0 && left + width < s.in_w) {
+      const uint8_t* corner = x + (top * s.in_w + left) * g.in_channels;
+      for (size_t i = 0; i < taps_.size(); ++i) pointers[i] = corner + offset[i];
+    } else {
+      for (size_t i = 0; i < taps_.size(); ++i) {
+        const int64_t iy = top + down[i], ix = left + right[i];
+        const bool inside = iy >= 0 && iy < s.in_h && ix >= 0 && ix < s.in_w;
+        pointers[i] = inside ? x + (iy * s.in_w + ix) * g.in_channels : pad_pixel_.data();
+      }
     }
     for (size_t b = 0; b < blocks_.size(); ++b) {
       kernels_[b]->pixel(blocks_[b], pointers.data(), static_cast<size_t>(row * s.out_w + ox),
