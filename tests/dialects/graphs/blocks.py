@@ -97,3 +97,11 @@ def gemm_weight(
     axis = 0 if transposed else 1
     quant = g.weight_quant(n if per_channel else None, kind, axis=axis, **options)
     return g.weight(g.codes((n, k) if transposed else (k, n), kind), quant), quant
+
+
+def batch_norm(g: Graph, x: str, channels: int) -> str:
+    """A BatchNormalization with a gamma of 0 and some negative ones."""
+    gamma = g.rng.uniform(-0.2, 1.6, channels)
+    gamma[0] = 0.0
+    parts = [gamma, g.rng.normal(size=channels), g.rng.normal(size=channels), g.rng.uniform(0.3, 2, channels)]
+    return g.node("BatchNormalization", [x, *(g.floats(p, "bn") for p in parts)], epsilon=1e-4)

@@ -75,7 +75,7 @@ class Graph:
         self.opset = 13
         self.ir_version = 8
         self.domain = ""  # of Q/DQ nodes: "" or "com.microsoft"
-        self.constants = "initializer"  # or "node": how parameters are stored
+        self.constants = "initializer"  # or "node", or "input": how parameters are stored
         self.scale_shape = "scalar"  # or "one": how a per-tensor scale is shaped ([] or [1])
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[TensorProto] = []
@@ -101,6 +101,10 @@ class Graph:
             )
         else:
             self.initializers.append(tensor)
+            if (
+                self.constants == "input"
+            ):  # with a default that the caller may override, as before IR version 4
+                self.inputs.append(helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
         return name
 
     def floats(self, value, hint: str = "float") -> str:
@@ -293,16 +297,19 @@ class Built:
         """Inputs; every symbolic dim must be among `symbols`."""
         rng = np.random.default_rng([self.seed, seed, 77])
         out = {}
-        for value in self.model.graph.input:
+        for value in self._fed():
             dims = value.type.tensor_type.shape.dim
             shape = tuple(d.dim_value if d.HasField("dim_value") else symbols[d.dim_param] for d in dims)
             out[value.name] = self.feeds[value.name](rng, shape)
         return out
 
+    def _fed(self) -> list[onnx.ValueInfoProto]:
+        return [v for v in self.model.graph.input if v.name in self.feeds]
+
     @property
     def sizes(self) -> list[dict[str, int]]:
         """Values of the symbolic dims to run at: two sets where there are any, else one empty set."""
-        dims = [d.dim_param for v in self.model.graph.input for d in v.type.tensor_type.shape.dim]
+        dims = [d.dim_param for v in self._fed() for d in v.type.tensor_type.shape.dim]
         symbols = sorted({name for name in dims if name})
         if not symbols:
             return [{}]

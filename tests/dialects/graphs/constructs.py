@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from tests.dialects.graphs.blocks import conv_layer, conv_node, gemm_weight, quantized_input
+from tests.dialects.graphs.blocks import batch_norm, conv_layer, conv_node, gemm_weight, quantized_input
 from tests.dialects.graphs.builder import Graph, Quant, case
 
 # -- shapes of convolutions
@@ -370,7 +370,7 @@ def dense_block(g: Graph) -> None:
     y, yq = conv_layer(g, x, xq, (6, 4, 3, 3), pads=[1, 1, 1, 1])
     joined = g.act(float(yq.scale))
     y = g.qdq(g.node("Concat", [x, y], axis=1), joined)
-    y = g.node("Relu", [_batch_norm(g, y, 10)])
+    y = g.node("Relu", [batch_norm(g, y, 10)])
     out = g.act(0.02, zero="low")
     z, _ = conv_layer(g, g.qdq(y, out), out, (4, 10, 1, 1))
     g.output(z, (1, 4, 8, 8))
@@ -503,22 +503,15 @@ def requantize_to_fewer_codes_and_back(g: Graph) -> None:
 # -- tails
 
 
-def _batch_norm(g: Graph, x: str, channels: int) -> str:
-    gamma = g.rng.uniform(-0.2, 1.6, channels)
-    gamma[0] = 0.0
-    parts = [gamma, g.rng.normal(size=channels), g.rng.normal(size=channels), g.rng.uniform(0.3, 2, channels)]
-    return g.node("BatchNormalization", [x, *(g.floats(p, "bn") for p in parts)], epsilon=1e-4)
-
-
 @case()
 def batch_normalization_behind_conv(g: Graph) -> None:
     """Unfused, negative and zero gammas among them."""
     x, xq = quantized_input(g, (1, 4, 8, 8))
     y, _, _ = conv_node(g, x, xq, (8, 4, 3, 3), bias=None)
     yq = g.act(0.03)
-    y = g.qdq(g.node("Relu", [_batch_norm(g, y, 8)]), yq)
+    y = g.qdq(g.node("Relu", [batch_norm(g, y, 8)]), yq)
     z, wq, terms = conv_node(g, y, yq, (6, 8, 1, 1), bias="float")
-    g.output(g.qdq(_batch_norm(g, z, 6), g.after(yq, wq, terms)), (1, 6, 6, 6))
+    g.output(g.qdq(batch_norm(g, z, 6), g.after(yq, wq, terms)), (1, 6, 6, 6))
 
 
 @case()
@@ -528,7 +521,7 @@ def batch_normalization_few_bits(g: Graph) -> None:
     y, _wq, _terms = conv_node(g, x, xq, (8, 4, 3, 3), w_range=(-2, 1))
     yq = Quant(g.scale(1.0), np.asarray(0), "u8")
     params = g._quant_inputs(yq, True)
-    codes = g.node("QuantizeLinear", [g.node("Relu", [_batch_norm(g, y, 8)]), *params])
+    codes = g.node("QuantizeLinear", [g.node("Relu", [batch_norm(g, y, 8)]), *params])
     codes = g.node("Clip", [codes, g.const(np.asarray(0, np.uint8)), g.const(np.asarray(3, np.uint8))])
     g.output(g.node("DequantizeLinear", [codes, *params]), (1, 8, 6, 6))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from tests.dialects.graphs.blocks import conv_layer, conv_node, gemm_weight, quantized_input
+from tests.dialects.graphs.blocks import batch_norm, conv_layer, conv_node, gemm_weight, quantized_input
 from tests.dialects.graphs.builder import Graph, Quant, as_tensor, case
 
 # -- pytorch-quantization and NVIDIA ModelOpt
@@ -221,6 +221,21 @@ def brevitas_clip_of_float_weights(g: Graph) -> None:
     w = g.node("DequantizeLinear", [g.node("Clip", [w, *bounds]), *params], axis=0)
     y = g.node("Conv", [x, w])
     g.output(g.qdq(y, g.after(xq, wq, 36, w_range=15)), (1, 8, 6, 6))
+
+
+@case()
+def brevitas_initializers_are_inputs(g: Graph) -> None:
+    """As Brevitas exports (and all files before IR version 4): every initializer is a graph input as well."""
+    g.constants = "input"
+    x, _ = quantized_input(g, (1, 3, 8, 8), "s8", zero=0)
+    wq = g.weight_quant(None)
+    value = g.const((g.codes((6, 3, 3, 3), low=-7, high=7) * wq.scale).astype(np.float32), "weight")
+    params = g._quant_inputs(wq, True)
+    bounds = [g.const(np.asarray(v, np.int8), "bound") for v in (-7, 7)]
+    w = g.node("Clip", [g.node("QuantizeLinear", [value, *params]), *bounds])
+    y = g.node("Conv", [x, g.node("DequantizeLinear", [w, *params])])
+    y = g.node("Relu", [batch_norm(g, y, 6)])
+    g.output(_qcdq(g, y, Quant(g.scale(0.2), np.asarray(0), "u8"), 4), (1, 6, 6, 6))
 
 
 # -- PyTorch FakeQuantize, NNCF
