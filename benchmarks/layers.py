@@ -152,7 +152,7 @@ class Problem:
             "w_encoding": "signed",
             "y_bits": self.x_bits,
         }
-        constants = {
+        constants: dict[str, Array] = {
             "w": _native.pack_weights(rows.astype(np.int32), self.w_bits),
             "x_scale": np.asarray(self.x_scale),
             "x_zero_point": np.asarray(0, np.int32),

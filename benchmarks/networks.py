@@ -100,7 +100,9 @@ def logits(path: Path, sample: npt.NDArray[np.float32]) -> npt.NDArray[np.float3
     return np.asarray(lowbit.session(path, threads=1).run(None, {"input": sample})[0], np.float32)
 
 
-def measure(network: str, pairs: list[str], threads: list[int], rounds: int) -> tuple[list[Row], list[str]]:
+def measure(
+    network: str, pairs: list[str], threads: list[int], rounds: int, openvino: bool
+) -> tuple[list[Row], list[str]]:
     """Measures one network; returns the rows and what is worth noting."""
     notes = []
     sample = images(1, 224, seed=3)
@@ -135,7 +137,7 @@ def measure(network: str, pairs: list[str], threads: list[int], rounds: int) -> 
             )
         for count in threads:
             add(f"lowbit {bits}", target, count)
-    if openvino_peer.available():
+    if openvino:
         for count in threads:
             note = add_openvino(network, sample, count, rows, runs)
             if note and count == threads[0]:
@@ -203,8 +205,10 @@ def main() -> None:
     )
     parser.add_argument("--core", type=int, default=0, help="core of a run with one thread (default: 0)")
     parser.add_argument("--rounds", type=int, default=20, help="blocks of 50 ms per session (default: 20)")
+    parser.add_argument("--no-openvino", action="store_true", help="leave OpenVINO out")
     parser.add_argument("--name", help="name of the results file (default: networks_<threads>t)")
     options = parser.parse_args()
+    openvino = not options.no_openvino and openvino_peer.available()
     threads = [1] if options.threads == 1 else [1, options.threads]
     pinning = f"pinned to core {options.core}" if len(threads) == 1 else "not pinned"
     notes = [
@@ -216,7 +220,7 @@ def main() -> None:
     tables, raw = [], {}
     for network in options.networks.split(","):
         with pinned([options.core] if len(threads) == 1 else []):
-            rows, more = measure(network, options.bits.split(","), threads, options.rounds)
+            rows, more = measure(network, options.bits.split(","), threads, options.rounds, openvino)
         notes += more
         tables.append(table(network, rows))
         raw[network] = [row.raw() for row in rows]
