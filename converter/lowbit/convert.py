@@ -17,7 +17,7 @@ from lowbit.errors import ModelError, UnsupportedError
 from lowbit.frontends import qdq
 from lowbit.graph.load import Source, load_model
 from lowbit.graph.lowering import Lowering, graphs_of
-from lowbit.graph.normal_form import NormalForm, is_dequantize, is_quantize
+from lowbit.graph.normal_form import NormalForm, is_dequantize, is_op, is_quantize
 from lowbit.graph.reasons import Refusal
 from lowbit.report import NodeReport, Report
 from lowbit.rewrites import RULES
@@ -135,7 +135,7 @@ def _rewrite(model: ir.Model, report: Report, *, round_bias: bool, ap: bool) -> 
     for node in reversed(nodes):
         if not any(output in needed for output in node.outputs):
             continue
-        found = _with_known_ranks(_ask(context, node), node)
+        found = _ask(context, node)
         if isinstance(found, Region):
             regions[node] = found
             needed.update(found.codes)
@@ -143,8 +143,7 @@ def _rewrite(model: ir.Model, report: Report, *, round_bias: bool, ap: bool) -> 
             if not found.passive:
                 context.wanted.update(found.codes)
         else:
-            if found is not None:
-                refusals[node] = found.reason
+            _collect_reasons(node, found, refusals)
             needed.update(_inputs_of(node))
 
     lowering = Lowering(graph, form, report, ap=ap)
@@ -163,23 +162,36 @@ def _rewrite(model: ir.Model, report: Report, *, round_bias: bool, ap: bool) -> 
     return lowering
 
 
-def _ask(context: Context, node: ir.Node) -> Region | Refusal | None:
-    """The first rule that has a region ending in a node; else the first reason why there is none."""
-    refusal = None
+def _ask(context: Context, node: ir.Node) -> Region | list[Refusal]:
+    """The first rule that has a region ending in a node; else the reasons why there is none."""
+    refusals = []
     for rule in RULES:
         found = rule(context, node)
         if isinstance(found, Region):
-            return found
-        refusal = refusal or found
-    return refusal
+            unknown = [v.name for v in (*found.codes, *found.reals, *node.outputs) if v.shape is None]
+            if not unknown:
+                return found
+            found = Refusal(f"the rank of '{unknown[0]}' is unknown")
+        if found is not None:
+            refusals.append(found)
+    return refusals
 
 
-def _with_known_ranks(found: Region | Refusal | None, sink: ir.Node) -> Region | Refusal | None:
-    if isinstance(found, Region):
-        unknown = [v.name for v in (*found.codes, *found.reals, *sink.outputs) if v.shape is None]
-        if unknown:
-            return Refusal(f"the rank of '{unknown[0]}' is unknown")
-    return found
+def _collect_reasons(node: ir.Node, found: list[Refusal], reasons: dict[ir.Node, str]) -> None:
+    """Remembers why a node stays.
+
+    A rule that looked from a quantizer at what computes its input speaks about that; the quantizer's own
+    reason is the last one, that of its own rule.
+    """
+    if not found:
+        return
+    if is_quantize(node) and node.inputs[0] is not None:
+        maker = node.inputs[0].producer()
+        if len(found) > 1 and maker is not None and not is_op(maker, "Relu", "Clip"):
+            reasons[maker] = found[0].reason
+        reasons[node] = found[-1].reason
+    else:
+        reasons.setdefault(node, found[0].reason)
 
 
 def _inputs_of(node: ir.Node) -> Iterator[ir.Value]:

@@ -32,6 +32,7 @@ RULES: tuple[Rule, ...] = (
     conv_transpose.match,
     gemm.match,
     affine.match,
+    requantize.match,
     lookup.match,
     add.match,
     mul.match,
@@ -46,7 +47,6 @@ RULES: tuple[Rule, ...] = (
     slice.match,
     pad.match,
     split.match,
-    requantize.match,
     quantize.match,
     dequantize.match,
 )

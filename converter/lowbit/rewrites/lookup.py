@@ -112,43 +112,17 @@ def _function_of(form: NormalForm, quantization: Quantization) -> tuple[ir.Value
     the search stops. Where several tensors of codes are left, the search goes on behind those that
     nobody else reads.
     """
-    nodes: dict[ir.Node, None] = {}
-    sources: set[ir.Value] = set()
-
-    def visit(value: ir.Value) -> bool:
-        if constant(value) is not None:
-            return True
-        node = value.producer()
-        if node is None or node.graph is not form.graph:
-            return False
-        if node in nodes:
-            return True
-        if is_dequantize(node):
-            codes = node.inputs[0]
-            assert codes is not None
-            if constant(codes) is None:
-                sources.add(codes)
-        else:
-            elementwise = is_op(node, *ELEMENTWISE) and len(node.outputs) == 1
-            if not elementwise or not all(visit(given) for given in node.inputs if given is not None):
-                return False
-        nodes[node] = None
-        return True
-
-    if not visit(quantization.source):
+    search = _Search(form)
+    if not search.visit(quantization.source):
         return None
-    while len(sources) > 1:
-        inner = _inner_source(form, sources, nodes)
-        if inner is None:
+    while len(search.sources) > 1:
+        wider = next(filter(None, map(search.beyond, search.sources)), None)
+        if wider is None:
             return None
-        sources.discard(inner.codes)
-        for node in inner.nodes:
-            nodes[node] = None
-        if not visit(inner.source):
-            return None
-    if len(sources) != 1:
+        search = wider
+    if not search.sources:
         return None
-    source = sources.pop()
+    (source,), nodes = search.sources, search.nodes
     covered = [node for node in form.graph if node in nodes or node in quantization.nodes]
     inside = set(covered)
     for node in covered:
@@ -160,17 +134,49 @@ def _function_of(form: NormalForm, quantization: Quantization) -> tuple[ir.Value
     return source, covered
 
 
-def _inner_source(
-    form: NormalForm, sources: set[ir.Value], nodes: dict[ir.Node, None]
-) -> Quantization | None:
-    """A tensor of codes that is computed for this function alone, such as Q(Sigmoid(DQ(x)))."""
-    for codes in sources:
-        quantization = form.quantization(codes)
+class _Search:
+    """Nodes found so far, and the tensors of codes where the search stopped."""
+
+    def __init__(self, form: NormalForm):
+        self.form = form
+        self.nodes: set[ir.Node] = set()
+        self.sources: set[ir.Value] = set()
+
+    def visit(self, value: ir.Value) -> bool:
+        """Collects what computes a value; False if it is not elementwise all the way."""
+        if constant(value) is not None:
+            return True
+        node = value.producer()
+        if node is None or node.graph is not self.form.graph:
+            return False
+        if node in self.nodes:
+            return True
+        if is_dequantize(node):
+            codes = node.inputs[0]
+            assert codes is not None
+            if constant(codes) is None:
+                self.sources.add(codes)
+        else:
+            elementwise = is_op(node, *ELEMENTWISE) and len(node.outputs) == 1
+            if not elementwise or not all(self.visit(given) for given in node.inputs if given is not None):
+                return False
+        self.nodes.add(node)
+        return True
+
+    def beyond(self, codes: ir.Value) -> _Search | None:
+        """The search behind a tensor of codes that is computed for this function alone.
+
+        An example is Q(Sigmoid(DQ(x))) in x * sigmoid(x).
+        """
+        quantization = self.form.quantization(codes)
         if not isinstance(quantization, Quantization) or codes.is_graph_output():
-            continue
-        if all(user in nodes for user in codes.consumers()):
-            return quantization
-    return None
+            return None
+        if any(user not in self.nodes for user in codes.consumers()):
+            return None
+        wider = _Search(self.form)
+        wider.nodes = self.nodes | set(quantization.nodes)
+        wider.sources = self.sources - {codes}
+        return wider if wider.visit(quantization.source) else None
 
 
 def _tabulate(
@@ -185,10 +191,11 @@ def _tabulate(
     low, high = CODE_TYPES[code_range.dtype]
     codes = np.arange(low, high + 1)
     shape = [codes.size] + [1] * (len(dims) - 1) if dims else [codes.size]
+    arrays = [constant(value) for node in nodes for value in node.inputs]
     axes = _axes(form, nodes)
     if axes - {1}:
         return Refusal(f"its scales are per entry of axis {sorted(axes)}; expected the channels (1)")
-    if axes and len(dims) > 1:
+    if len(dims) > 1 and (axes or any(array is not None and array.size > 1 for array in arrays)):
         if dims[1] is None:
             return Refusal("the number of its channels is unknown")
         shape[1] = dims[1]
@@ -205,7 +212,7 @@ def _tabulate(
     ):
         return Refusal("a constant operand varies along another axis than the channels")
     table = result.reshape(codes.size, -1).T.astype(np.int16)
-    return table[0] if table.shape[0] == 1 else np.ascontiguousarray(table)
+    return table[0] if np.all(table == table[0]) else np.ascontiguousarray(table)
 
 
 def _axes(form: NormalForm, nodes: Sequence[ir.Node]) -> set[int]:

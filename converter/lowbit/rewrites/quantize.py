@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from lowbit.graph.constants import constant
 from lowbit.graph.lowering import Lowering, channels_last, identity
 from lowbit.graph.normal_form import NormalForm, Quantization, is_dequantize, is_op, is_quantize, rank_of
 from lowbit.graph.reasons import Refusal
@@ -22,6 +23,7 @@ _SPATIAL = (
     "BatchNormalization",
     "Resize",
 )
+_BINARY = ("Add", "Mul", "Sub", "Div", "PRelu")
 _PASSING = (
     "Add",
     "Mul",
@@ -106,9 +108,14 @@ def _wants_channels_last(form: NormalForm, value: ir.Value, seen: set[ir.Value])
         return False
     seen.add(value)
     for node in value.consumers():
-        if is_op(node, *_SPATIAL):
+        if is_op(node, *_SPATIAL) or _has_channel_constant(node):
             return True
         passing = is_dequantize(node) or is_quantize(node) or is_op(node, *_PASSING)
         if passing and any(_wants_channels_last(form, output, seen) for output in node.outputs):
             return True
     return False
+
+
+def _has_channel_constant(node: ir.Node) -> bool:
+    arrays = [real for real in map(constant, node.inputs) if real is not None and is_op(node, *_BINARY)]
+    return any(array.size > 1 for array in arrays)

@@ -1,0 +1,187 @@
+"""Ops between quantized tensors: Add, Mul, Concat, pools, Resize, requantization."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.converter.graphs import conv, converted, converts, image, output, refuses
+from tests.dialects.graphs.builder import Graph, Quant, as_tensor
+
+
+def two_images(g: Graph, kind: str = "u8"):
+    (a, aq), (b, bq) = image(g, kind=kind), image(g)
+    return (a, aq), (b, bq)
+
+
+@pytest.mark.parametrize("op", ["Add", "Mul"])
+@pytest.mark.parametrize("relu", [False, True])
+def test_two_tensors(op: str, relu: bool) -> None:
+    def build(g: Graph) -> None:
+        (a, _), (b, _) = two_images(g, "s8")
+        y = g.node(op, [a, b])
+        output(g, g.qdq(g.node("Relu", [y]) if relu else y, g.act(0.05)), 2, 4, 6, 6)
+
+    attributes = converts(build, f"LowBit{op}").attributes(f"LowBit{op}")
+    assert ("y_min" in attributes) == relu
+
+
+def test_pooled_tensors_and_constants_broadcast_channels_last() -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        y = g.qdq(y, yq)
+        gate = g.qdq(g.node("GlobalAveragePool", [y]), yq)
+        y = g.qdq(g.node("Mul", [gate, y]), Quant(yq.scale * 40, yq.zero, yq.kind))
+        constant = g.dq(g.const(as_tensor(g.codes((5, 1, 1)), "s8", "")), g.act(0.3, "s8"))
+        y = g.qdq(g.node("Add", [constant, y]), Quant(yq.scale * 40, yq.zero, yq.kind))
+        z, zq = conv(g, y, Quant(yq.scale * 40, yq.zero, yq.kind), channels=5)
+        output(g, g.qdq(z, zq), 2, 5, 2, 2)
+
+    converts(build, "LowBitConv", "LowBitGlobalAveragePool", "LowBitMul", "LowBitAffine", "LowBitConv")
+
+
+def test_add_without_quantizer_stays_with_its_reason() -> None:
+    def build(g: Graph) -> None:
+        (a, _), (b, _) = two_images(g)
+        output(g, g.node("Add", [a, b]), 2, 4, 6, 6)
+
+    refuses(build, "Add", "no QuantizeLinear follows it")
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_concat_brings_every_tensor_to_one_grid(axis: int) -> None:
+    def build(g: Graph) -> None:
+        (a, _), (b, bq) = two_images(g, "s8")
+        y = g.qdq(g.node("Concat", [a, b, a], axis=axis), bq)
+        output(g, y, "n", "c", "h", "w")
+
+    converts(build, "LowBitConcat")
+
+
+def test_concat_without_quantizer_joins_codes_of_one_grid() -> None:
+    def build(g: Graph) -> None:
+        x, xq = image(g)
+        y, yq = conv(g, x, xq, out=4, pads=[1, 1, 1, 1])
+        y = g.node("Concat", [g.qdq(y, xq), x], axis=1)
+        z, zq = conv(g, y, xq, channels=8)
+        output(g, g.qdq(z, zq), 2, 5, 4, 4)
+
+    converts(build, "LowBitConv", "LowBitConcat", "LowBitConv")
+
+
+def test_max_pool_takes_codes() -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        y = g.qdq(g.node("MaxPool", [g.qdq(y, yq)], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 0, 0]), yq)
+        z, zq = conv(g, y, yq, channels=5, kernel=1)
+        output(g, g.qdq(z, zq), 2, 5, 2, 2)
+
+    converts(build, "LowBitConv", "LowBitMaxPool", "LowBitConv")
+
+
+def test_quantizer_behind_max_pool_and_concat_is_raised_to_the_convolutions() -> None:
+    def build(g: Graph) -> None:
+        x, xq = image(g)
+        a, yq = conv(g, x, xq)
+        b, _ = conv(g, x, xq)
+        y = g.node("MaxPool", [g.node("Relu", [a])], kernel_shape=[2, 2])
+        y = g.qdq(y, yq)
+        z, zq = conv(g, y, yq, channels=5)
+        output(g, g.qdq(z, zq), 2, 5, 1, 1)
+        output(g, g.qdq(b, yq), 2, 5, 4, 4)
+
+    converts(build, "LowBitConv", "LowBitConv", "LowBitMaxPool", "LowBitConv")
+
+
+def test_indices_of_max_pool_keep_it_in_float() -> None:
+    def build(g: Graph) -> None:
+        x, _ = image(g)
+        y, indices = g.node("MaxPool", [x], outputs=2, kernel_shape=[2, 2])
+        output(g, y, 2, 4, 5, 5)
+        g.output(indices, (2, 4, 5, 5), 7)
+
+    assert converted(build).ops["MaxPool"] == 1
+
+
+@pytest.mark.parametrize("options", [
+    {"kernel_shape": [2, 2], "strides": [2, 2]},
+    {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1]},
+    {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1, "strides": [2, 2], "ceil_mode": 1},
+])  # fmt: skip
+def test_average_pool(options) -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        output(g, g.qdq(g.node("AveragePool", [g.qdq(y, yq)], **options), g.act(0.3)), 2, 5, "h", "w")
+
+    converts(build, "LowBitConv", "LowBitAveragePool")
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_mean_over_the_image(keepdims: int) -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        y = g.node("ReduceMean", [g.qdq(y, yq)], axes=[3, -2], keepdims=keepdims)
+        output(g, g.qdq(y, Quant(yq.scale / 2, yq.zero, yq.kind)), *((2, 5, 1, 1) if keepdims else (2, 5)))
+
+    result = converted(build)
+    result.assert_equal()
+    assert result.attributes("LowBitGlobalAveragePool").get("keepdims", 1) == keepdims
+    assert not result.ops["Transpose"]
+
+
+def test_mean_over_the_channels_is_refused() -> None:
+    def build(g: Graph) -> None:
+        x, xq = image(g)
+        output(g, g.qdq(g.node("ReduceMean", [x], axes=[0, 1]), xq), 1, 1, 6, 6)
+
+    refuses(build, "ReduceMean", r"reduces axes \[0, 1\]")
+
+
+@pytest.mark.parametrize("options", [
+    {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+    {"coordinate_transformation_mode": "align_corners", "nearest_mode": "ceil"},
+    {},
+])  # fmt: skip
+def test_resize_copies_codes(options) -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        y = g.qdq(g.node("Resize", [g.qdq(y, yq), "", g.floats([1, 1, 2, 1.5])], mode="nearest", **options), yq)
+        z, zq = conv(g, y, yq, channels=5)
+        output(g, g.qdq(z, zq), 2, 5, 6, 4)
+
+    converts(build, "LowBitConv", "LowBitResize", "LowBitConv")
+
+
+def test_linear_resize_is_refused() -> None:
+    def build(g: Graph) -> None:
+        x, xq = image(g)
+        y = g.node("Resize", [x, "", g.floats([1, 1, 2, 2])], mode="linear")
+        output(g, g.qdq(y, xq), 2, 4, 12, 12)
+
+    assert converted(build).ops["Resize"] == 1
+
+
+def test_pairs_on_another_grid_round_twice() -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        y = g.qdq(g.qdq(y, yq), Quant(yq.scale * np.float32(1.5), np.asarray(3), yq.kind))
+        output(g, y, 2, 5, 4, 4)
+
+    converts(build, "LowBitConv", "LowBitRequantize")
+
+
+def test_pairs_on_the_same_grid_vanish() -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        output(g, g.qdq(g.qdq(g.qdq(y, yq), yq), yq), 2, 5, 4, 4)
+
+    converts(build, "LowBitConv")
+
+
+def test_relu_on_codes_in_front_of_a_convolution() -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        z, zq = conv(g, g.node("Relu", [g.qdq(y, yq)]), yq, channels=5)
+        output(g, g.qdq(z, zq), 2, 5, 2, 2)
+
+    converts(build, "LowBitConv", "LowBitRequantize", "LowBitConv")

@@ -1,0 +1,114 @@
+"""What happens around a conversion: verification, atomic output, report, options."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import lowbit
+from lowbit.atomic import write_atomically
+from lowbit.graph.check import check_converted
+from tests.converter.graphs import conv, converted, image, output
+from tests.dialects.graphs.builder import Graph
+
+
+def small(g: Graph) -> None:
+    y, yq = conv(g, *image(g))
+    output(g, g.qdq(y, yq), 2, 5, 4, 4)
+
+
+def test_verification_notices_a_node_that_cannot_work() -> None:
+    model = converted(small).result.model
+    (node,) = (n for n in model.graph.node if n.op_type == "LowBitConv")
+    (weights,) = (t for t in model.graph.initializer if t.name == node.input[1])
+    weights.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weights)[:-1], weights.name))
+    with pytest.raises(lowbit.ModelError, match="LowBitConv 'node_Conv"):
+        check_converted(model)
+
+
+def test_nothing_is_left_when_writing_fails(tmp_path) -> None:
+    def full_disk(path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    def interrupted(path) -> None:
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(lowbit.OutputError, match="No space left"):
+        write_atomically(tmp_path / "o.onnx", full_disk, overwrite=False)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "o.onnx", interrupted, overwrite=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_output_is_never_the_input_nor_replaced_unasked(tmp_path) -> None:
+    source, target = tmp_path / "a.onnx", tmp_path / "b.onnx"
+    onnx.save(converted(small).built.model, source)
+    with pytest.raises(lowbit.OutputError, match="never overwritten"):
+        lowbit.convert(source, source, overwrite=True)
+    lowbit.convert(source, target)
+    with pytest.raises(lowbit.OutputError, match="exists already"):
+        lowbit.convert(source, target)
+    lowbit.convert(source, target, overwrite=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx", "b.onnx"]
+
+
+def test_report_says_what_became_of_every_node() -> None:
+    report = converted(small).result.report
+    by_type = {(n.op_type, n.action) for n in report.nodes}
+    assert ("Conv", "converted") in by_type
+    assert ("DequantizeLinear", "absorbed") in by_type
+    (entry,) = (n for n in report.nodes if n.op_type == "Conv")
+    assert entry.into == entry.name
+    assert report.to_dict()["nodes"][0].keys() == {"name", "op_type", "action", "into", "reason", "details"}
+
+
+def test_strict_accepts_a_model_that_converts_whole() -> None:
+    converted(small, strict=True)
+
+
+def test_ap_names_the_ops_after_the_papers() -> None:
+    def build(g: Graph) -> None:
+        x, xq = image(g)
+        wq = g.weight_quant(5)
+        weight = g.weight(np.where(g.codes((5, 4, 3, 3)) < 0, -1, 1), wq)
+        output(g, g.qdq(g.node("Conv", [x, weight]), g.after(xq, wq, 4)), 2, 5, 4, 4)
+
+    result = converted(build, ap=True)
+    result.assert_equal()
+    assert result.attributes("APConv")["w_encoding"] == "bipolar"
+    assert result.attributes("APConv")["w_bits"] == 1
+
+
+def test_subgraphs_see_the_values_they_capture() -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        y = g.qdq(y, yq)
+        inner = onnx.helper.make_graph(
+            [onnx.helper.make_node("Neg", [y], ["negated"])],
+            "then",
+            [],
+            [onnx.helper.make_tensor_value_info("negated", onnx.TensorProto.FLOAT, (2, 5, 4, 4))],
+        )
+        other = onnx.helper.make_graph(
+            [onnx.helper.make_node("Abs", [y], ["positive"])],
+            "else",
+            [],
+            [onnx.helper.make_tensor_value_info("positive", onnx.TensorProto.FLOAT, (2, 5, 4, 4))],
+        )
+        condition = g.const(np.asarray(True))
+        output(g, g.node("If", [condition], then_branch=inner, else_branch=other), 2, 5, 4, 4)
+
+    result = converted(build)
+    assert result.ops["LowBitConv"] == 1
+    assert "subgraph" in result.reason("If")
+    feeds = result.built.feed()
+    from tests.dialects import oracle
+    from tests.support import lowbit_session
+
+    del oracle
+    (y,) = lowbit_session(result.result.model).run(None, feeds)
+    assert np.all(np.isfinite(y))
