@@ -99,8 +99,10 @@ struct GlobalAverageSpec {
 struct ElementwiseKernels {
   const char* name;  // suffix of the kernel's name in plans: reference, sse41, ...
 
-  // `count` elements, the first of channel 0.
-  void (*affine)(const AffineSpec& spec, const uint8_t* x, void* y, int64_t count);
+  // `rows` rows of `width` elements, each beginning with channel 0; rows of y are written y_stride elements
+  // apart.
+  void (*affine)(const AffineSpec& spec, const uint8_t* x, void* y, int64_t rows, int64_t width,
+                 int64_t y_stride);
   // `rows` rows of `width` bytes, written `y_stride` bytes apart.
   void (*copy_rows)(const uint8_t* x, uint8_t* y, int64_t rows, int64_t width, int64_t y_stride);
   // a_scalar: one code of a serves every element.

@@ -1,8 +1,9 @@
 """Depthwise kernels equal the reference kernel in every element.
 
-The cases are the edges of these kernels: channel counts around the blocks of 16, 32 and 64 and their overlaps,
-windows that slide (3 columns, strides 1 and 2) and windows that do not, rows and columns of padding alone,
-weights that fit int8 and weights minus zero points that do not. test_definitions.py adds every other epilogue.
+The cases are the edges of these kernels: channel counts around the blocks of 16, 32 and 64 and their
+overlaps, windows that slide (3 columns, strides 1 and 2) and windows that do not, rows and columns of padding
+alone, weights that fit int8 and weights minus zero points that do not. test_definitions.py adds every other
+epilogue.
 """
 
 from __future__ import annotations

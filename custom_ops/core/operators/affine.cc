@@ -29,7 +29,7 @@ class AffineOperator final : public Operator {
     const uint8_t* x = FedBytes(inputs, 0);
     const int64_t size = static_cast<int64_t>(ElementSize(OutputType()));
     const auto range = [&](int64_t begin, int64_t end) {
-      kernels_->affine(spec_, x + begin, static_cast<uint8_t*>(y) + begin * size, end - begin);
+      kernels_->affine(spec_, x + begin, static_cast<uint8_t*>(y) + begin * size, 1, end - begin, 0);
     };
     ParallelRanges(pool, BoundedCount(shape), 1 + size, range, spec_.channels);
   }

@@ -67,9 +67,7 @@ class ConcatOperator final : public Operator {
         if (parts_[i].copied) {
           kernels_.copy_rows(x, out, end - begin, width, y_row);
         } else {
-          for (int64_t r = 0; r < end - begin; ++r) {
-            kernels_.affine(parts_[i].spec, x + r * width, out + r * y_row, width);
-          }
+          kernels_.affine(parts_[i].spec, x, out, end - begin, width, y_row);
         }
         out += width;
       }

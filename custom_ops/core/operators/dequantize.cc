@@ -40,7 +40,9 @@ class DequantizeOperator final : public Operator {
     if (pixels == 1) {  // [N, C] and [N, 1, 1, C] stay as they lie in memory
       ParallelRanges(
           pool, count, 5,
-          [&](int64_t begin, int64_t end) { kernels_->affine(spec_, x + begin, out + begin, end - begin); },
+          [&](int64_t begin, int64_t end) {
+            kernels_->affine(spec_, x + begin, out + begin, 1, end - begin, 0);
+          },
           spec_.channels);
       return;
     }

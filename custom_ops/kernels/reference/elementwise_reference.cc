@@ -29,12 +29,16 @@ void Store(float v, float scale, int32_t zero_point, const Quantizer& q, void* y
   }
 }
 
-void Affine(const AffineSpec& spec, const uint8_t* x, void* y, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const auto c = static_cast<size_t>(i % spec.channels);
-    float v = static_cast<float>(Code(x, i, spec.x_signed) - spec.x_zero_point[c]) * spec.x_scale[c];
-    if (spec.has_affine) v = v * spec.scale[c] + spec.shift[c];
-    Store(v, spec.y_scale[c], spec.y_zero_point[c], spec.quantizer, y, i);
+void Affine(const AffineSpec& spec, const uint8_t* x, void* y, int64_t rows, int64_t width,
+            int64_t y_stride) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < width; ++i) {
+      const auto c = static_cast<size_t>(i % spec.channels);
+      float v =
+          static_cast<float>(Code(x, r * width + i, spec.x_signed) - spec.x_zero_point[c]) * spec.x_scale[c];
+      if (spec.has_affine) v = v * spec.scale[c] + spec.shift[c];
+      Store(v, spec.y_scale[c], spec.y_zero_point[c], spec.quantizer, y, r * y_stride + i);
+    }
   }
 }
 

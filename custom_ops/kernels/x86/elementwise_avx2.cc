@@ -28,11 +28,14 @@ struct Bytes256 : Avx2 {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
 
+  static I SetWords(int16_t v) { return _mm256_set1_epi16(v); }
+  static I AddSaturated16(I a, I b) { return _mm256_adds_epi16(a, b); }
+  static I PackWords(I a, I b) { return _mm256_packs_epi32(a, b); }
+  static I PackBytes(I a, I b) { return _mm256_packus_epi16(a, b); }
   // The packs work inside 128-bit lanes: dwords a0 b0 c0 d0 a1 b1 c1 d1 (4 bytes of each half); put them in
   // order.
-  static I PackU8(I a, I b, I c, I d) {
-    const I packed = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
-    return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  static I InOrder(I bytes) {
+    return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   }
   static void StoreQuarter(uint8_t* p, I v) {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(v));

@@ -40,11 +40,14 @@ struct Bytes512 : Avx512 {
     return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
 
+  static I SetWords(int16_t v) { return _mm512_set1_epi16(v); }
+  static I AddSaturated16(I a, I b) { return _mm512_adds_epi16(a, b); }
+  static I PackWords(I a, I b) { return _mm512_packs_epi32(a, b); }
+  static I PackBytes(I a, I b) { return _mm512_packus_epi16(a, b); }
   // The packs work inside 128-bit lanes: dword 4 * lane + vector. Put them in order.
-  static I PackU8(I a, I b, I c, I d) {
-    const I packed = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
+  static I InOrder(I bytes) {
     const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    return _mm512_permutexvar_epi32(order, packed);
+    return _mm512_permutexvar_epi32(order, bytes);
   }
   static void StoreQuarter(uint8_t* p, I v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_castsi512_si128(v));

@@ -27,10 +27,11 @@ struct Bytes128 : Sse41 {
     return _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }
 
-  // Four vectors of int32 to bytes in the same order, saturated to 0..255.
-  static I PackU8(I a, I b, I c, I d) {
-    return _mm_packus_epi16(_mm_packs_epi32(a, b), _mm_packs_epi32(c, d));
-  }
+  static I SetWords(int16_t v) { return _mm_set1_epi16(v); }
+  static I AddSaturated16(I a, I b) { return _mm_adds_epi16(a, b); }
+  static I PackWords(I a, I b) { return _mm_packs_epi32(a, b); }
+  static I PackBytes(I a, I b) { return _mm_packus_epi16(a, b); }
+  static I InOrder(I bytes) { return bytes; }
   // The first kLanes bytes.
   static void StoreQuarter(uint8_t* p, I v) {
     const int32_t bytes = _mm_cvtsi128_si32(v);

@@ -3,10 +3,9 @@
 // own copy.
 //
 // Exactness. The definition is clip(rint(v / s) + z, lo, hi) in float32. The kernels here round and convert
-// to int32 first and clip bytes after a saturating pack: the same number while |v / s| < 2^22 (FastIsExact in
+// to int32 first and clip bytes after saturating packs: the same number while |v / s| < 2^22 (FastIsExact in
 // core/elementwise.h sends other nodes to the reference), because then the conversion is rint, the sum with z
-// is exact in int32 as in float32, and saturation to a byte range that contains [lo, hi] commutes with the
-// clip.
+// is exact in float32 too, and saturation to words and to bytes commutes with the clip (ByteOutput).
 //
 // Signed codes. The bytes of int8 code q, with the top bit flipped, are the unsigned code q + 128. Outputs
 // are formed in that biased form (z + 128, lo + 128, hi + 128) and flipped back by one XOR per vector.
@@ -66,27 +65,31 @@ LOWBIT_ALWAYS_INLINE inline typename S::F Divide(typename S::F x, typename S::F 
   }
 }
 
-// The byte side of a quantizer: zero point and clip bounds in the biased form.
+// From rounded quotients to bytes. The zero point is added to 16-bit words: the packs saturate, which only
+// shortens values that are far outside [lo, hi] with or without their zero point.
 template <class S>
-struct ByteRange {
-  explicit ByteRange(const Quantizer& q)
+struct ByteOutput {
+  explicit ByteOutput(const Quantizer& q, int32_t zero_point)
       : bias(q.is_signed ? 128 : 0),
+        words(S::SetWords(static_cast<int16_t>(zero_point + bias))),
         lo(S::SetB(static_cast<uint8_t>(q.lo + bias))),
         hi(S::SetB(static_cast<uint8_t>(q.hi + bias))),
         flip(S::SetB(static_cast<uint8_t>(bias))) {}
   int32_t bias;
-  typename S::I lo, hi, flip;
+  typename S::I words, lo, hi, flip;
 
-  // N vectors of biased int32 codes to N * kLanes bytes at y; N is 1 or 4.
+  // N vectors of int32 to N * kLanes bytes at y; N is 1 or 4.
   template <int N>
-  LOWBIT_ALWAYS_INLINE void Store(const typename S::I (&codes)[N], uint8_t* y) const {
+  LOWBIT_ALWAYS_INLINE void Store(const typename S::I (&rounded)[N], uint8_t* y) const {
     static_assert(N == 1 || N == 4);
-    const auto packed = S::PackU8(codes[0], codes[N > 1 ? 1 : 0], codes[N > 1 ? 2 : 0], codes[N - 1]);
-    const auto clipped = S::Xor(S::MinU8(S::MaxU8(packed, lo), hi), flip);
+    const auto low = S::AddSaturated16(S::PackWords(rounded[0], rounded[N > 1 ? 1 : 0]), words);
+    const auto high = S::AddSaturated16(S::PackWords(rounded[N > 1 ? 2 : 0], rounded[N - 1]), words);
+    const auto bytes = S::MinU8(S::MaxU8(S::PackBytes(low, high), lo), hi);
+    const auto ordered = S::InOrder(S::Xor(bytes, flip));
     if constexpr (N == 4) {
-      S::Store(y, clipped);
+      S::Store(y, ordered);
     } else {
-      S::StoreQuarter(y, clipped);
+      S::StoreQuarter(y, ordered);
     }
   }
 };
@@ -95,22 +98,16 @@ struct ByteRange {
 template <class S, bool kQuantized>
 struct UniformOutput {
   explicit UniformOutput(const Quantizer& q)
-      : range(q),
-        scale(S::SetF(q.scale)),
-        inverse(S::SetF(1.0f / q.scale)),
-        zero_point(S::Set(q.zero_point + range.bias)) {}
-  ByteRange<S> range;
+      : bytes(q, q.zero_point), scale(S::SetF(q.scale)), inverse(S::SetF(1.0f / q.scale)) {}
+  ByteOutput<S> bytes;
   typename S::F scale, inverse;
-  typename S::I zero_point;
-  static constexpr int64_t kSize = kQuantized ? 1 : 4;
 
   template <int N>
   LOWBIT_ALWAYS_INLINE void Store(const typename S::F (&v)[N], uint8_t* y) const {
     if constexpr (kQuantized) {
-      typename S::I codes[N];
-      for (int i = 0; i < N; ++i)
-        codes[i] = S::Add(S::RoundToInt(Divide<S>(v[i], scale, inverse)), zero_point);
-      range.Store(codes, y);
+      typename S::I rounded[N];
+      for (int i = 0; i < N; ++i) rounded[i] = S::RoundToInt(Divide<S>(v[i], scale, inverse));
+      bytes.Store(rounded, y);
     } else {
       for (int i = 0; i < N; ++i) S::StoreF(reinterpret_cast<float*>(y) + i * S::kLanes, v[i]);
     }
@@ -150,11 +147,11 @@ struct PartialBytes {
   uint8_t bytes[S::kLanes] = {};
 };
 
-// --- LowBitAffine, LowBitRequantize, LowBitDequantize
-// -------------------------------------------------------------
+// ---- LowBitAffine, LowBitRequantize, LowBitDequantize ----
 
 template <class S, bool kSigned, bool kGridPerChannel, bool kHasAffine, bool kQuantized>
-void AffineImpl(const AffineSpec& spec, const uint8_t* x, uint8_t* y, int64_t count) {
+void AffineImpl(const AffineSpec& spec, const uint8_t* x, uint8_t* y, int64_t rows, int64_t width,
+                int64_t y_stride) {
   const int32_t* x_zero_points = spec.x_zero_point.data();
   const float *x_scales = spec.x_scale.data(), *scales = spec.scale.data(), *shifts = spec.shift.data();
   const float *y_scales = spec.y_scale.data(), *y_inverses = spec.y_inverse.data();
@@ -164,8 +161,8 @@ void AffineImpl(const AffineSpec& spec, const uint8_t* x, uint8_t* y, int64_t co
   grid.scale = y_scales[0];
   grid.zero_point = y_zero_points[0];
   const UniformOutput<S, kQuantized> output(grid);
+  const ByteOutput<S> biased(grid, 0);  // for zero points per channel, which are added before
   const Dequantizer<S, kSigned> dequantize(x_zero_points[0], x_scales[0]);
-  const auto bias = S::Set(output.range.bias);
 
   // N vectors of elements whose first is channel c.
   const auto block = [&]<int N>(const uint8_t* from, int64_t c, uint8_t* to) LOWBIT_ALWAYS_INLINE {
@@ -185,48 +182,49 @@ void AffineImpl(const AffineSpec& spec, const uint8_t* x, uint8_t* y, int64_t co
       for (int i = 0; i < N; ++i) {
         const int64_t k = c + i * S::kLanes;
         const auto quotient = Divide<S>(v[i], S::LoadF(y_scales + k), S::LoadF(y_inverses + k));
-        codes[i] = S::Add(S::RoundToInt(quotient), S::Add(S::Load(y_zero_points + k), bias));
+        codes[i] = S::Add(S::RoundToInt(quotient), S::Load(y_zero_points + k));
       }
-      output.range.Store(codes, to);
+      biased.Store(codes, to);
     } else {
       output.Store(v, to);
     }
   };
 
   constexpr int64_t kSize = kQuantized ? 1 : 4;
-  const int64_t row = spec.channels == 1 ? count : spec.period;
-  for (int64_t done = 0; done < count; done += row) {
-    const uint8_t* from = x + done;
-    uint8_t* to = y + done * kSize;
-    // With one channel the arrays are read at 0 only; otherwise at the element's channel.
-    const auto channel = [&](int64_t i) LOWBIT_ALWAYS_INLINE {
-      return kGridPerChannel || kHasAffine ? (spec.channels == 1 ? 0 : i) : 0;
-    };
-    ForBlocks<S>(
-        Min(row, count - done),
-        [&]<int N>(int64_t i)
-            LOWBIT_ALWAYS_INLINE { block.template operator()<N>(from + i, channel(i), to + i * kSize); },
-        [&](int64_t i, int64_t n) LOWBIT_ALWAYS_INLINE {
-          const PartialBytes<S> part(from + i, n);
-          uint8_t out[S::kLanes * kSize];
-          block.template operator()<1>(part.bytes, channel(i), out);
-          std::memcpy(to + i * kSize, out, static_cast<size_t>(n * kSize));
-        });
+  // With one channel the arrays are read at 0 only; otherwise at the element's channel.
+  const bool uniform = spec.channels == 1;
+  const int64_t run = uniform ? width : spec.period;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t done = 0; done < width; done += run) {
+      const uint8_t* from = x + r * width + done;
+      uint8_t* to = y + (r * y_stride + done) * kSize;
+      ForBlocks<S>(
+          Min(run, width - done),
+          [&]<int N>(int64_t i) LOWBIT_ALWAYS_INLINE {
+            block.template operator()<N>(from + i, uniform ? 0 : i, to + i * kSize);
+          },
+          [&](int64_t i, int64_t n) LOWBIT_ALWAYS_INLINE {
+            const PartialBytes<S> part(from + i, n);
+            uint8_t out[S::kLanes * kSize];
+            block.template operator()<1>(part.bytes, uniform ? 0 : i, out);
+            std::memcpy(to + i * kSize, out, static_cast<size_t>(n * kSize));
+          });
+    }
   }
 }
 
 template <class S>
-void Affine(const AffineSpec& spec, const uint8_t* x, void* y, int64_t count) {
+void Affine(const AffineSpec& spec, const uint8_t* x, void* y, int64_t rows, int64_t width,
+            int64_t y_stride) {
   Specialize(
       [&]<bool kSigned, bool kGridPerChannel, bool kHasAffine, bool kQuantized>() {
         AffineImpl<S, kSigned, kGridPerChannel, kHasAffine, kQuantized>(spec, x, static_cast<uint8_t*>(y),
-                                                                        count);
+                                                                        rows, width, y_stride);
       },
       spec.x_signed, spec.grid_per_channel, spec.has_affine, spec.quantizer.quantized);
 }
 
-// --- LowBitAdd, LowBitMul
-// -----------------------------------------------------------------------------------------
+// ---- LowBitAdd, LowBitMul ----
 
 template <class S, bool kMul, bool kASigned, bool kBSigned, bool kBScalar, bool kQuantized>
 void BinaryImpl(const BinarySpec& spec, const uint8_t* a, const uint8_t* b, uint8_t* y, int64_t count) {
@@ -284,8 +282,7 @@ void Binary(const BinarySpec& spec, const uint8_t* a, bool a_scalar, const uint8
       spec.kind == BinaryKind::kMul, spec.a_signed, spec.b_signed, b_scalar, spec.quantizer.quantized);
 }
 
-// --- bytes
-// --------------------------------------------------------------------------------------------------------
+// ---- bytes ----
 
 // Copies n bytes with vectors of kBytes, the last one overlapping its neighbour.
 template <class S>
@@ -341,8 +338,7 @@ void Lookup(const uint8_t* table, const uint8_t* x, uint8_t* y, int64_t count) {
   for (; i < count; ++i) y[i] = table[x[i]];
 }
 
-// --- pooling
-// ------------------------------------------------------------------------------------------------------
+// ---- pooling ----
 
 template <class S, bool kSigned, class Load>
 LOWBIT_ALWAYS_INLINE inline typename S::I MaxOfTaps(const Taps& taps, const Load& load) {
@@ -494,8 +490,7 @@ void SumPixels(const uint8_t* x, bool is_signed, int64_t pixels, int64_t pixel_s
 
 template <class S>
 void ScaleSums(const GlobalAverageSpec& spec, const int32_t* sums, float multiplier, void* y, int64_t count) {
-  const ByteRange<S> range(spec.quantizer);
-  const auto zero_point = S::Set(spec.quantizer.zero_point + range.bias);
+  const ByteOutput<S> output(spec.quantizer, spec.quantizer.zero_point);
   const auto m = S::SetF(multiplier);
   const bool quantized = spec.quantizer.quantized;
   const int64_t size = quantized ? 1 : 4;
@@ -503,8 +498,8 @@ void ScaleSums(const GlobalAverageSpec& spec, const int32_t* sums, float multipl
   const auto vector = [&](const int32_t* from, uint8_t* to) LOWBIT_ALWAYS_INLINE {
     const auto v = S::MulF(S::ToFloat(S::Load(from)), m);
     if (quantized) {
-      const typename S::I codes[1] = {S::Add(S::RoundToInt(v), zero_point)};
-      range.Store(codes, to);
+      const typename S::I rounded[1] = {S::RoundToInt(v)};
+      output.Store(rounded, to);
     } else {
       S::StoreF(reinterpret_cast<float*>(to), v);
     }
@@ -520,8 +515,7 @@ void ScaleSums(const GlobalAverageSpec& spec, const int32_t* sums, float multipl
   }
 }
 
-// --- layouts
-// ------------------------------------------------------------------------------------------------------
+// ---- layouts ----
 
 // 16 rows of 16 bytes, transposed in place by four rounds of interleaving row i with row i + 8: each round
 // moves one bit of the row index into the column index and one bit of the column index out.
