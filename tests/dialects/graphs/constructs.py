@@ -136,6 +136,18 @@ def matmul_transposed_weight_behind_dq(g: Graph) -> None:
 
 
 @case()
+def matmul_default_transpose(g: Graph) -> None:
+    """A Transpose without perm reverses the axes; it stands between the DQ and the product, and between layers."""
+    x, xq = quantized_input(g, (5, 16))
+    wq = g.weight_quant(12)
+    w = g.node("Transpose", [g.weight(g.codes((12, 16)), wq)])
+    yq = g.after(xq, wq, 16)
+    y = g.qdq(g.node("Transpose", [g.qdq(g.node("MatMul", [x, w]), yq)]), yq)
+    v, vq = gemm_weight(g, 5, 7)
+    g.output(g.qdq(g.node("MatMul", [y, v]), g.after(yq, vq, 5)), (12, 7))
+
+
+@case()
 def matmul_integer_bias(g: Graph) -> None:
     """MatMul -> Add(int32 bias on the product's own grid) -> Q: a Gemm in two nodes."""
     x, xq = quantized_input(g, (2, 5, 16))
