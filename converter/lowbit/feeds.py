@@ -12,6 +12,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from lowbit.errors import LowBitError, ModelError
+from lowbit.ops.codes import code_range, output_range
 
 Array = npt.NDArray[Any]
 Feeds = dict[str, Array]
@@ -140,20 +141,38 @@ def _random(
 
 
 def _quantizer_range(model: onnx.ModelProto, name: str) -> tuple[float, float] | None:
-    """The real numbers that the codes of the first quantizer behind an input cover."""
+    """The real numbers that the codes of the quantizer behind an input cover, if there is one."""
+    quantizer = next((node for node in model.graph.node if node.input and node.input[0] == name), None)
+    if quantizer is None or quantizer.op_type not in ("QuantizeLinear", "LowBitQuantize"):
+        return None
+    constants = constant_values(model, set(quantizer.input[1:3]))
+    if quantizer.input[1] not in constants:
+        return None
+    scale = constants[quantizer.input[1]].astype(np.float64)
+    given = len(quantizer.input) > 2 and quantizer.input[2] in constants
+    zero = constants[quantizer.input[2]] if given else np.zeros((), np.uint8)
+    is_lowbit = quantizer.op_type == "LowBitQuantize"
+    low, high = _lowbit_range(quantizer) if is_lowbit else _code_range(model, quantizer.output[0], zero.dtype)
+    centre = zero.astype(np.float64)
+    return float(((low - centre) * scale).min()), float(((high - centre) * scale).max())
+
+
+def _lowbit_range(node: onnx.NodeProto) -> tuple[int, int]:
+    attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    encoding = attrs.get("y_encoding", b"unsigned").decode()
+    return output_range(attrs.get("y_bits", 8), encoding, attrs.get("y_min", ()), attrs.get("y_max", ()))
+
+
+def _code_range(model: onnx.ModelProto, codes: str, dtype: np.dtype[Any]) -> tuple[int, int]:
+    """The range of a type such as uint4, narrowed by a Clip of constant bounds behind it (QCDQ)."""
+    bits = int("".join(filter(str.isdigit, dtype.name)))
+    low, high = code_range(min(bits, 8), "unsigned" if dtype.name.startswith("u") else "signed")
     for node in model.graph.node:
-        if node.op_type in ("QuantizeLinear", "LowBitQuantize") and node.input[0] == name:
-            constants = constant_values(model, set(node.input[1:3]))
-            if node.input[1] not in constants:
-                return None
-            scale = constants[node.input[1]].astype(np.float64)
-            given = len(node.input) > 2 and node.input[2] in constants
-            zero = constants[node.input[2]] if given else np.zeros((), np.uint8)
-            unsigned = zero.min() >= 0 and zero.dtype != np.int8
-            low, high = (0, 255) if unsigned else (-128, 127)
-            centre = zero.astype(np.float64)
-            return float(((low - centre) * scale).min()), float(((high - centre) * scale).max())
-    return None
+        if node.op_type == "Clip" and node.input[0] == codes:
+            bounds = constant_values(model, set(node.input[1:3]))
+            low = max([low, *(int(bounds[n]) for n in node.input[1:2] if n in bounds)])
+            high = min([high, *(int(bounds[n]) for n in node.input[2:3] if n in bounds)])
+    return low, high
 
 
 def constant_values(model: onnx.ModelProto, names: set[str] | None = None) -> dict[str, Array]:

@@ -129,7 +129,10 @@ def _matmul(
             group = cin = out = int(rng.choice(CHANNELS))
         if kind == "stem":
             cin = int(rng.choice([1, 3]))
-        kernel = [1] * spatial if kind == "pointwise" else _ints(rng, spatial, 1, 7 if kind == "stem" else 4)
+        if kind == "wide":  # several blocks of a kernel in both dims of the weights
+            cin, out = int(rng.choice([130, 256, 520])), int(rng.choice([63, 129, 200]))
+        largest = {"pointwise": 1, "stem": 7, "wide": 3}.get(kind, 4)
+        kernel = _ints(rng, spatial, 1, largest)
         attrs |= {"in_channels": cin, "out_channels": out, "kernel_shape": kernel, "group": group}
         attrs["strides"] = _ints(rng, spatial, 1, 3)
         attrs["dilations"] = _ints(rng, spatial, 1, 2)

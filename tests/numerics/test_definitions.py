@@ -53,7 +53,7 @@ def test_every_level_equals_the_definitions(op_type, isa, seed):
 def test_all_64_bit_pairs_on_every_level(x_bits, w_bits, isa, seeds):
     for seed in seeds(2):
         rng = np.random.default_rng([seed, x_bits, w_bits])
-        for kind in ("dense", "pointwise", "grouped", "depthwise", "stem", "gemm"):
+        for kind in ("dense", "pointwise", "grouped", "depthwise", "stem", "wide", "gemm"):
             op_type, fixed = ("LowBitGemm", {}) if kind == "gemm" else ("LowBitConv", {"kind": kind})
             node = random_nodes.make(op_type, rng, x_bits=x_bits, w_bits=w_bits, **fixed)
             got = native.run(node.op_type, node.attrs, node.inputs, isa=isa)
@@ -67,7 +67,7 @@ def test_every_row_of_the_kernel_table_equals_the_definitions(row, seeds):
     if entry["isa"] not in LEVELS:
         pytest.skip(f"this machine has no {entry['isa']}")
     ran = 0
-    kinds = ("dense", "pointwise", "grouped", "depthwise", "stem", "one_d")
+    kinds = ("dense", "pointwise", "grouped", "depthwise", "stem", "one_d", "wide")
     for seed in seeds(60):
         rng = np.random.default_rng(seed)
         transposed = entry["op"] == "conv_transpose"

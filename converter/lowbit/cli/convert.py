@@ -72,7 +72,7 @@ def _print(out: Out, summary: dict[str, Any]) -> None:
                 for action, counts in by_action.items()
                 if counts
             ),
-            ("size", f"{megabytes(before)} -> {megabytes(after)} ({after / max(before, 1):.2f} of it)"),
+            ("size", f"{megabytes(before)} -> {megabytes(after)} ({after / max(before, 1):.0%})"),
             ("written", summary["output"]),
         ]
     )
