@@ -1,5 +1,6 @@
-// Convolution as plain data: what is computed (ConvSpec), on which shape (ConvShape), from which memory (ConvArgs).
-// Gemm is a convolution with a 1x1 kernel over a [rows, 1, 1, K] image; 1-D convolution has height 1.
+// Convolution as plain data: what is computed (ConvSpec), on which shape (ConvShape), from which memory
+// (ConvArgs). Gemm is a convolution with a 1x1 kernel over a [rows, 1, 1, K] image; 1-D convolution has
+// height 1.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@
 
 namespace lowbit {
 
-// The constant geometry of a convolution node, validated by ParseConv: every field is positive where it must be and
-// every product below fits int64 with room to spare.
+// The constant geometry of a convolution node, validated by ParseConv: every field is positive where it must
+// be and every product below fits int64 with room to spare.
 struct ConvGeometry {
   int64_t in_channels = 0, out_channels = 0, group = 1;
   int64_t kernel_h = 1, kernel_w = 1;
@@ -39,8 +40,8 @@ struct ConvShape {
 // Throws Error where the output would be empty in a way ONNX forbids or a size overflows.
 ConvShape InferConvShape(const ConvGeometry& geometry, int64_t batch, int64_t in_h, int64_t in_w);
 
-// The four epilogues of the numeric contract (docs/numerics.md). All arithmetic is float32, each operation rounded
-// once and never contracted; rint rounds half to even.
+// The four epilogues of the numeric contract (docs/numerics.md). All arithmetic is float32, each operation
+// rounded once and never contracted; rint rounds half to even.
 enum class EpilogueKind : uint8_t { kRequantize, kFloat, kThresholds, kTail };
 
 // One step of a float tail, in the order of the file.
@@ -50,8 +51,8 @@ struct Epilogue {
   EpilogueKind kind = EpilogueKind::kRequantize;
   bool quantized_output = true;  // false: float32 output (kFloat, or kTail without y_scale)
 
-  // kRequantize: q = clip(rint(f32(acc) * multiplier[c]) + zero_point, lo, hi). When has_residual is set, these four
-  // describe the inner quantizer and the second rounding follows:
+  // kRequantize: q = clip(rint(f32(acc) * multiplier[c]) + zero_point, lo, hi). When has_residual is set,
+  // these four describe the inner quantizer and the second rounding follows:
   //   v = f32(q - zero_point) * inner_scale + f32(r - residual_zero_point) * residual_scale
   //   y = clip(rint(v / y_scale) + y_zero_point, y_lo, y_hi)
   std::vector<float> multiplier;  // [out_channels]  f32(f32(x_scale * w_scale[c]) / (inner or y) scale)
@@ -75,7 +76,8 @@ struct Epilogue {
   int32_t residual_zero_point = 0;
   bool residual_signed = false;
 
-  // The final quantizer of kTail and of kRequantize with residual (kRequantize without residual uses the first group).
+  // The final quantizer of kTail and of kRequantize with residual (kRequantize without residual uses the
+  // first group).
   float y_scale = 1;
   int32_t y_zero_point = 0, y_lo = 0, y_hi = 255;
   bool y_signed = false;  // storage of the output codes: int8 when set
@@ -86,8 +88,9 @@ struct ConvSpec {
   ConvGeometry geometry;
   OperandType x, w;
   int32_t x_zero_point = 0;
-  // Weight codes, logical order [out_channels][kernel_h][kernel_w][in_channels / group], one code per byte (two's
-  // complement for signed codes, so that int8_t(code) is the code; uint8 for unsigned and bipolar ones).
+  // Weight codes, logical order [out_channels][kernel_h][kernel_w][in_channels / group], one code per byte
+  // (two's complement for signed codes, so that int8_t(code) is the code; uint8 for unsigned and bipolar
+  // ones).
   std::vector<uint8_t> weights;
   std::vector<int32_t> w_zero_point;  // [out_channels]
   std::vector<int32_t> bias;          // [out_channels], zeros when absent
@@ -99,8 +102,9 @@ struct ConvSpec {
   }
   // The integer value of a weight: code - zero point, or 2 * code - 1 for bipolar codes.
   int32_t WeightValue(int64_t out_channel, int64_t index) const {
-    return w.encoding == Encoding::kBipolar ? 2 * WeightCode(index) - 1
-                                            : WeightCode(index) - w_zero_point[static_cast<size_t>(out_channel)];
+    return w.encoding == Encoding::kBipolar
+               ? 2 * WeightCode(index) - 1
+               : WeightCode(index) - w_zero_point[static_cast<size_t>(out_channel)];
   }
 };
 
@@ -111,8 +115,8 @@ struct ConvArgs {
   void* y = nullptr;               // NHWC codes (uint8/int8) or float32
 };
 
-// A kernel that owns its packed weights. Run is re-entrant: all mutable state is on the stack, in thread-local
-// scratch memory, or in a locked cache.
+// A kernel that owns its packed weights. Run is re-entrant: all mutable state is on the stack, in
+// thread-local scratch memory, or in a locked cache.
 class ConvKernel {
  public:
   virtual ~ConvKernel() = default;

@@ -1,4 +1,5 @@
-// x86 instruction-set levels. The level is an argument everywhere, so that every path is tested on one machine.
+// x86 instruction-set levels. The level is an argument everywhere, so that every path is tested on one
+// machine.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +9,8 @@
 
 namespace lowbit {
 
-// Ordered: a level includes every level before it, with one exception that selection knows (a CPU with AVX-512 VNNI
-// but without AVX-VNNI runs an avxvnni row only if its flags say so).
+// Ordered: a level includes every level before it, with one exception that selection knows (a CPU with
+// AVX-512 VNNI but without AVX-VNNI runs an avxvnni row only if its flags say so).
 enum class Isa : uint8_t { kScalar, kSse41, kAvx2, kAvxVnni, kAvx512Vnni };
 
 const char* IsaName(Isa isa);
@@ -19,8 +20,8 @@ std::optional<Isa> IsaFromName(std::string_view name);
 bool MachineHas(Isa isa);
 std::vector<Isa> MachineIsaLevels();
 
-// The best level of this machine, capped by the environment variable LOWBIT_ISA (read once). An unknown name in
-// LOWBIT_ISA is an error that lists the known ones.
+// The best level of this machine, capped by the environment variable LOWBIT_ISA (read once). An unknown name
+// in LOWBIT_ISA is an error that lists the known ones.
 Isa DefaultIsa();
 
 }  // namespace lowbit

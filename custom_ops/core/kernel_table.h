@@ -1,4 +1,5 @@
-// One row per kernel. Declaration, selection, tests, benchmarks and the support matrix in the docs all read this table.
+// One row per kernel. Declaration, selection, tests, benchmarks and the support matrix in the docs all read
+// this table.
 #pragma once
 
 #include <memory>
@@ -33,8 +34,10 @@ struct KernelChoice {
   std::vector<std::string> refused;  // "name: reason" of the rows that do not apply
 };
 
-// Among the rows that `isa` includes and that do not refuse, the one with the lowest cost on `shape` (a typical shape
-// when the model's is dynamic). `only` forces a row by name and throws with its reason when it does not apply.
-KernelChoice SelectConvKernel(const ConvSpec& spec, const ConvShape& shape, Isa isa, const std::string& only = {});
+// Among the rows that `isa` includes and that do not refuse, the one with the lowest cost on `shape` (a
+// typical shape when the model's is dynamic). `only` forces a row by name and throws with its reason when it
+// does not apply.
+KernelChoice SelectConvKernel(const ConvSpec& spec, const ConvShape& shape, Isa isa,
+                              const std::string& only = {});
 
 }  // namespace lowbit

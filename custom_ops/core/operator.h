@@ -1,5 +1,6 @@
-// One lowbit node, decoded, validated and ready to run. The ONNX Runtime wrapper, the Python module and (later) the
-// execution provider's region compiler all create nodes through CreateOperator; none of them knows an op or an ISA.
+// One lowbit node, decoded, validated and ready to run. The ONNX Runtime wrapper, the Python module and
+// (later) the execution provider's region compiler all create nodes through CreateOperator; none of them
+// knows an op or an ISA.
 #pragma once
 
 #include <memory>
@@ -21,11 +22,11 @@ struct ConstTensor {
 };
 
 struct OperatorOptions {
-  Isa isa = Isa::kScalar;    // cap: no kernel above this level is used
-  std::string kernel;        // forces a row of the kernel table by name; empty: automatic
+  Isa isa = Isa::kScalar;      // cap: no kernel above this level is used
+  std::string kernel;          // forces a row of the kernel table by name; empty: automatic
   bool use_reference = false;  // the plain reference kernels, whatever isa says
-  // Shape of input 0 as far as the model states it (-1: not), so that a kernel is chosen for the right size. May be
-  // empty, and may turn out wrong at run time.
+  // Shape of input 0 as far as the model states it (-1: not), so that a kernel is chosen for the right size.
+  // May be empty, and may turn out wrong at run time.
   std::vector<int64_t> x_shape;
 };
 
@@ -49,8 +50,9 @@ class Operator {
   virtual OperatorPlan Plan(std::span<const std::optional<ConstTensor>> inputs) const = 0;
 };
 
-// `constants[i]` is the value of constant input i, nullopt where the input is absent or not constant; it is only read
-// during the call. `present[i]` says whether input i is given at all. Throws Error with expected, found, what to do.
+// `constants[i]` is the value of constant input i, nullopt where the input is absent or not constant; it is
+// only read during the call. `present[i]` says whether input i is given at all. Throws Error with expected,
+// found, what to do.
 std::unique_ptr<Operator> CreateOperator(const OpSchema& schema, const AttributeMap& attributes,
                                          std::span<const std::optional<ConstTensor>> constants,
                                          const std::vector<bool>& present, const OperatorOptions& options);

@@ -19,7 +19,9 @@ AttributeSchema Optional(const char* name, AttributeValue value, const char* doc
   return {name, kKinds[value.index()], false, std::move(value), doc};
 }
 
-InputSchema Data(const char* name, const char* doc) { return {name, TypeRule::kCodes, false, false, false, doc}; }
+InputSchema Data(const char* name, const char* doc) {
+  return {name, TypeRule::kCodes, false, false, false, doc};
+}
 InputSchema Constant(const char* name, TypeRule type, const char* doc) {
   return {name, type, true, false, false, doc};
 }
@@ -28,8 +30,8 @@ InputSchema OptionalConstant(const char* name, TypeRule type, const char* doc) {
 }
 
 // Attributes that say how the codes of one operand are stored and bounded.
-void AddOperand(std::vector<AttributeSchema>& out, const char* bits, const char* encoding, const char* what_bits,
-                const char* what_encoding) {
+void AddOperand(std::vector<AttributeSchema>& out, const char* bits, const char* encoding,
+                const char* what_bits, const char* what_encoding) {
   out.push_back(Optional(bits, int64_t{8}, what_bits));
   out.push_back(Optional(encoding, std::string("unsigned"), what_encoding));
 }
@@ -37,21 +39,25 @@ void AddOperand(std::vector<AttributeSchema>& out, const char* bits, const char*
 void AddOutputRange(std::vector<AttributeSchema>& out) {
   AddOperand(out, "y_bits", "y_encoding", "Bit width of the output codes, 1..8.",
              "`unsigned` (uint8) or `signed` (int8): storage of the output codes.");
-  out.push_back(Optional("y_min", Ints{}, "One integer: lower clip bound of the output codes (`lo`). Empty: the "
-                                          "smallest code of y_bits. ReLU and Clip before the quantizer live here."));
-  out.push_back(Optional("y_max", Ints{}, "One integer: upper clip bound of the output codes (`hi`). Empty: the "
-                                          "largest code of y_bits."));
+  out.push_back(Optional("y_min", Ints{},
+                         "One integer: lower clip bound of the output codes (`lo`). Empty: the "
+                         "smallest code of y_bits. ReLU and Clip before the quantizer live here."));
+  out.push_back(Optional("y_max", Ints{},
+                         "One integer: upper clip bound of the output codes (`hi`). Empty: the "
+                         "largest code of y_bits."));
 }
 
 std::vector<AttributeSchema> MatmulAttributes() {
   std::vector<AttributeSchema> out;
-  AddOperand(out, "x_bits", "x_encoding", "Bit width of the activation codes, 1..8. A promise of the producer: codes "
-                                          "outside the range give unspecified (never unsafe) results.",
+  AddOperand(out, "x_bits", "x_encoding",
+             "Bit width of the activation codes, 1..8. A promise of the producer: codes "
+             "outside the range give unspecified (never unsafe) results.",
              "`unsigned` (uint8 tensor), `signed` (int8 tensor) or `bipolar` (uint8, value 2q-1, 1 bit).");
   AddOperand(out, "w_bits", "w_encoding", "Bit width of the packed weight codes, 1..8.",
              "`unsigned`, `signed` (two's complement in w_bits bits) or `bipolar` (value 2q-1, 1 bit).");
   AddOutputRange(out);
-  out.push_back(Optional("epilogue", std::string("requantize"), "`requantize`, `float`, `thresholds` or `tail`."));
+  out.push_back(
+      Optional("epilogue", std::string("requantize"), "`requantize`, `float`, `thresholds` or `tail`."));
   out.push_back(Optional("tail", std::string(),
                          "Steps of the `tail` epilogue in order, comma-separated, each at most once: `bias` "
                          "(v + tail_bias[c]), `affine` (v * tail_scale[c], then + tail_shift[c]), `residual` "
@@ -59,8 +65,9 @@ std::vector<AttributeSchema> MatmulAttributes() {
                          "(min(max(v, clip_min), clip_max))."));
   out.push_back(Optional("clip_min", 0.0f, "Lower bound of the tail's `clip` step."));
   out.push_back(Optional("clip_max", 0.0f, "Upper bound of the tail's `clip` step."));
-  out.push_back(Optional("inner_min", Ints{}, "With a residual in the `requantize` epilogue, one integer: lower clip "
-                                              "bound of the inner codes. Empty: 0 or -128 by inner_encoding."));
+  out.push_back(Optional("inner_min", Ints{},
+                         "With a residual in the `requantize` epilogue, one integer: lower clip "
+                         "bound of the inner codes. Empty: 0 or -128 by inner_encoding."));
   out.push_back(Optional("inner_max", Ints{}, "Upper clip bound of the inner codes. Empty: 255 or 127."));
   out.push_back(Optional("inner_encoding", std::string("unsigned"), "Encoding of the inner codes."));
   out.push_back(Optional("residual_encoding", std::string("unsigned"),
@@ -72,28 +79,35 @@ std::vector<InputSchema> MatmulInputs() {
   using enum TypeRule;
   return {
       Data("x", "Activation codes, channels last."),
-      Constant("w", kUInt8, "Packed weight codes. Each output channel is one row of K codes in the order (kernel..., "
-                            "input channel of the group); code i of a row occupies bits [i*w_bits, (i+1)*w_bits) of "
-                            "the row, least significant bit first; every row starts on a byte. Length: out_channels * "
-                            "ceil(K * w_bits / 8)."),
+      Constant("w", kUInt8,
+               "Packed weight codes. Each output channel is one row of K codes in the order (kernel..., "
+               "input channel of the group); code i of a row occupies bits [i*w_bits, (i+1)*w_bits) of "
+               "the row, least significant bit first; every row starts on a byte. Length: out_channels * "
+               "ceil(K * w_bits / 8)."),
       Constant("x_scale", kFloat, "Scalar."),
       Constant("x_zero_point", kInt32, "Scalar, inside the range of x_bits; 0 for bipolar."),
       Constant("w_scale", kFloat, "Scalar, [1] or [out_channels]."),
-      Constant("w_zero_point", kInt32, "Scalar, [1] or [out_channels], inside the range of w_bits; 0 for bipolar."),
-      OptionalConstant("bias", kInt32, "[out_channels], in units of x_scale * w_scale[c]; added to the accumulator."),
-      OptionalConstant("y_scale", kFloat, "Scalar. Absent: the output is float32 (epilogues `float` and `tail`)."),
+      Constant("w_zero_point", kInt32,
+               "Scalar, [1] or [out_channels], inside the range of w_bits; 0 for bipolar."),
+      OptionalConstant("bias", kInt32,
+                       "[out_channels], in units of x_scale * w_scale[c]; added to the accumulator."),
+      OptionalConstant("y_scale", kFloat,
+                       "Scalar. Absent: the output is float32 (epilogues `float` and `tail`)."),
       OptionalConstant("y_zero_point", kInt32, "Scalar; absent: 0."),
-      OptionalConstant("thresholds", kInt32, "[out_channels, n], each row sorted so that dir[c] * T[c,k] ascends."),
+      OptionalConstant("thresholds", kInt32,
+                       "[out_channels, n], each row sorted so that dir[c] * T[c,k] ascends."),
       OptionalConstant("threshold_base", kInt32, "[out_channels]: the code when no threshold is reached."),
       OptionalConstant("threshold_dir", kInt32, "[out_channels], +1 or -1."),
       OptionalConstant("tail_bias", kFloat, "[out_channels], step `bias`."),
       OptionalConstant("tail_scale", kFloat, "[out_channels], step `affine`."),
       OptionalConstant("tail_shift", kFloat, "[out_channels], step `affine`."),
-      {"residual", kCodes, false, true, false, "Codes of the shape of y, added in float32 before the last rounding."},
+      {"residual", kCodes, false, true, false,
+       "Codes of the shape of y, added in float32 before the last rounding."},
       OptionalConstant("residual_scale", kFloat, "Scalar."),
       OptionalConstant("residual_zero_point", kInt32, "Scalar."),
-      OptionalConstant("inner_scale", kFloat, "Scalar: the convolution's own quantizer when a residual follows it "
-                                              "(`requantize` epilogue)."),
+      OptionalConstant("inner_scale", kFloat,
+                       "Scalar: the convolution's own quantizer when a residual follows it "
+                       "(`requantize` epilogue)."),
       OptionalConstant("inner_zero_point", kInt32, "Scalar."),
   };
 }
@@ -138,31 +152,34 @@ std::vector<OpSchema> BuildSchemas() {
   conv_attributes.push_back(Required("out_channels", AttributeKind::kInt, "Channels of y."));
   conv_attributes.push_back(Optional("group", int64_t{1}, "Divides in_channels and out_channels."));
   auto add_conv = [&](const char* name, const char* summary) {
-    ops.push_back({name, summary, kConvDefinition, MatmulInputs(),
-                   "[N, D1.., out_channels], channels last.", kCodesOrFloat, conv_attributes});
+    ops.push_back({name, summary, kConvDefinition, MatmulInputs(), "[N, D1.., out_channels], channels last.",
+                   kCodesOrFloat, conv_attributes});
   };
   add_conv("LowBitConv", "1-D or 2-D convolution of 1..8-bit codes, channels last, with a fused epilogue.");
   add_conv("APConv",
-           "The same op as LowBitConv under the name that the arbitrary-precision papers use; written where an operand "
+           "The same op as LowBitConv under the name that the arbitrary-precision papers use; written where "
+           "an operand "
            "is bipolar or the user asks for it. Either name may run any kernel.");
 
   auto transpose_attributes = conv_attributes;
   transpose_attributes.push_back(Optional("output_padding", Ints{}, "One per spatial dim; empty: 0."));
-  ops.push_back({"LowBitConvTranspose",
-                 "1-D or 2-D transposed convolution of 1..8-bit codes, channels last.",
-                 "The accumulator of output pixel `p` sums `v(x[n, o, i]) * v(w[c, t, i])` over all `o, t` with "
-                 "`o * stride + t * dilation - pad == p`. Weight rows are stored per output channel, as in LowBitConv "
-                 "(not per input channel as in ONNX). Epilogues as in LowBitConv.",
-                 MatmulInputs(), "[N, D1.., out_channels], channels last.", kCodesOrFloat, transpose_attributes});
+  ops.push_back(
+      {"LowBitConvTranspose", "1-D or 2-D transposed convolution of 1..8-bit codes, channels last.",
+       "The accumulator of output pixel `p` sums `v(x[n, o, i]) * v(w[c, t, i])` over all `o, t` with "
+       "`o * stride + t * dilation - pad == p`. Weight rows are stored per output channel, as in LowBitConv "
+       "(not per input channel as in ONNX). Epilogues as in LowBitConv.",
+       MatmulInputs(), "[N, D1.., out_channels], channels last.", kCodesOrFloat, transpose_attributes});
 
   auto gemm_attributes = MatmulAttributes();
   gemm_attributes.push_back(Required("in_features", AttributeKind::kInt, "K: length of a weight row."));
   gemm_attributes.push_back(Required("out_features", AttributeKind::kInt, "Number of weight rows."));
-  gemm_attributes.push_back(Optional("axis", int64_t{-1}, "Dims of x from `axis` on are flattened into K; y has x's "
-                                                          "dims before `axis`, then out_features."));
+  gemm_attributes.push_back(Optional("axis", int64_t{-1},
+                                     "Dims of x from `axis` on are flattened into K; y has x's "
+                                     "dims before `axis`, then out_features."));
   for (const char* name : {"LowBitGemm", "APGemm"}) {
     ops.push_back({name, "Matrix product of 1..8-bit codes with constant weights and a fused epilogue.",
-                   "`acc[m, c] = sum over k of v(x[m, k]) * v(w[c, k]) + bias[c]`, exact int32; `out_channels` below is "
+                   "`acc[m, c] = sum over k of v(x[m, k]) * v(w[c, k]) + bias[c]`, exact int32; "
+                   "`out_channels` below is "
                    "out_features. Epilogues as in LowBitConv. A Gemm's alpha is folded into x_scale as "
                    "`f32(alpha * x_scale)`.",
                    MatmulInputs(), "[..., out_features]", kCodesOrFloat, gemm_attributes});
@@ -183,19 +200,26 @@ std::vector<OpSchema> BuildSchemas() {
   const InputSchema optional_y_scale = OptionalConstant("y_scale", kFloat, "Scalar. Absent: float32 output.");
   const InputSchema optional_y_zero = OptionalConstant("y_zero_point", kInt32, "Scalar; absent: 0.");
 
-  ops.push_back({"LowBitAffine", "Per-channel multiply and add on codes, channels last.",
+  ops.push_back({"LowBitAffine",
+                 "Per-channel multiply and add on codes, channels last.",
                  "`v = f32(f32(f32(x - x_zero_point) * x_scale) * scale[c]) + shift[c]`; "
                  "`y = clip(rint(v / y_scale) + y_zero_point, y_min, y_max)`, or v itself without y_scale.",
                  {x, x_scale, x_zero, Constant("scale", kFloat, "[C] or scalar."),
                   Constant("shift", kFloat, "[C] or scalar."), optional_y_scale, optional_y_zero},
-                 "Shape of x.", kCodesOrFloat, unary()});
+                 "Shape of x.",
+                 kCodesOrFloat,
+                 unary()});
 
-  ops.push_back({"LowBitLookup", "A 256-entry table: any unary function between two quantized tensors.",
-                 "`y = table[u]` with u the byte of the code (for int8 codes its two's complement pattern). With a "
-                 "[C, 256] table row c serves channel c (last dim). Table bytes are the output codes' bytes.",
-                 {x, Constant("table", kUInt8, "[256] or [C, 256].")}, "Shape of x.", kCodes,
-                 {Optional("x_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8)."),
-                  Optional("y_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8).")}});
+  ops.push_back(
+      {"LowBitLookup",
+       "A 256-entry table: any unary function between two quantized tensors.",
+       "`y = table[u]` with u the byte of the code (for int8 codes its two's complement pattern). With a "
+       "[C, 256] table row c serves channel c (last dim). Table bytes are the output codes' bytes.",
+       {x, Constant("table", kUInt8, "[256] or [C, 256].")},
+       "Shape of x.",
+       kCodes,
+       {Optional("x_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8)."),
+        Optional("y_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8).")}});
 
   auto binary = [&] {
     std::vector<AttributeSchema> out;
@@ -204,10 +228,14 @@ std::vector<OpSchema> BuildSchemas() {
     AddOutputRange(out);
     return out;
   };
-  const std::vector<InputSchema> binary_inputs = {
-      Data("a", "Codes."), Constant("a_scale", kFloat, "Scalar."), Constant("a_zero_point", kInt32, "Scalar."),
-      Data("b", "Codes; numpy broadcasting with a."), Constant("b_scale", kFloat, "Scalar."),
-      Constant("b_zero_point", kInt32, "Scalar."), optional_y_scale, optional_y_zero};
+  const std::vector<InputSchema> binary_inputs = {Data("a", "Codes."),
+                                                  Constant("a_scale", kFloat, "Scalar."),
+                                                  Constant("a_zero_point", kInt32, "Scalar."),
+                                                  Data("b", "Codes; numpy broadcasting with a."),
+                                                  Constant("b_scale", kFloat, "Scalar."),
+                                                  Constant("b_zero_point", kInt32, "Scalar."),
+                                                  optional_y_scale,
+                                                  optional_y_zero};
   ops.push_back({"LowBitAdd", "Sum of two quantized tensors, rounded once.",
                  "`v = f32(a - a_zero_point) * a_scale + f32(b - b_zero_point) * b_scale`; "
                  "`y = clip(rint(v / y_scale) + y_zero_point, y_min, y_max)`, or v itself without y_scale.",
@@ -217,78 +245,116 @@ std::vector<OpSchema> BuildSchemas() {
                  "`y = clip(rint(v / y_scale) + y_zero_point, y_min, y_max)`, or v itself without y_scale.",
                  binary_inputs, "The broadcast shape.", kCodesOrFloat, binary()});
 
-  std::vector<AttributeSchema> max_pool = {
-      Optional("x_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8); y has the same.")};
+  std::vector<AttributeSchema> max_pool = {Optional(
+      "x_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8); y has the same.")};
   AddWindow(max_pool, true);
   max_pool.push_back(Optional("ceil_mode", int64_t{0}, "1: round the output size up, as in ONNX."));
-  ops.push_back({"LowBitMaxPool", "Maximum of the codes of a window, channels last.",
-                 "The largest code in the window; taps outside the image do not take part.", {x},
-                 "[N, D1.., C]", kCodes, max_pool});
+  ops.push_back({"LowBitMaxPool",
+                 "Maximum of the codes of a window, channels last.",
+                 "The largest code in the window; taps outside the image do not take part.",
+                 {x},
+                 "[N, D1.., C]",
+                 kCodes,
+                 max_pool});
 
   auto average_pool = unary();
   AddWindow(average_pool, false);
   average_pool.push_back(Optional("ceil_mode", int64_t{0}, "1: round the output size up, as in ONNX."));
-  average_pool.push_back(Optional("count_include_pad", int64_t{0}, "1: taps in the padding count in the divisor."));
-  ops.push_back({"LowBitAveragePool", "Average of a window of quantized values, channels last.",
-                 "`s = sum over w of (sum over h of f32(x - x_zero_point) * x_scale)` in float32, each column summed from "
+  average_pool.push_back(
+      Optional("count_include_pad", int64_t{0}, "1: taps in the padding count in the divisor."));
+  ops.push_back({"LowBitAveragePool",
+                 "Average of a window of quantized values, channels last.",
+                 "`s = sum over w of (sum over h of f32(x - x_zero_point) * x_scale)` in float32, each "
+                 "column summed from "
                  "the top, columns from the left, `v = s / f32(n)`, n the number of taps that count; "
                  "`y = clip(rint(v / y_scale) + y_zero_point, y_min, y_max)`, or v itself without y_scale.",
-                 {x, x_scale, x_zero, optional_y_scale, optional_y_zero}, "[N, D1.., C]", kCodesOrFloat,
+                 {x, x_scale, x_zero, optional_y_scale, optional_y_zero},
+                 "[N, D1.., C]",
+                 kCodesOrFloat,
                  average_pool});
 
   auto global_pool = unary();
   global_pool.push_back(Optional("keepdims", int64_t{1}, "1: y is [N, 1.., C]; 0: [N, C]."));
-  ops.push_back({"LowBitGlobalAveragePool", "Average over all spatial positions, channels last.",
-                 "`S = sum over pixels of (x - x_zero_point)`, exact; with y_scale `m = x_scale / f32(y_scale * "
-                 "f32(pixels))`, `y = clip(rint(f32(S) * m) + y_zero_point, y_min, y_max)`; without it "
-                 "`y = f32(S) * f32(x_scale / f32(pixels))`.",
-                 {x, x_scale, x_zero, optional_y_scale, optional_y_zero}, "[N, 1.., C] or [N, C]", kCodesOrFloat,
-                 global_pool});
+  ops.push_back(
+      {"LowBitGlobalAveragePool",
+       "Average over all spatial positions, channels last.",
+       "`S = sum over pixels of (x - x_zero_point)`, exact; with y_scale `m = x_scale / f32(y_scale * "
+       "f32(pixels))`, `y = clip(rint(f32(S) * m) + y_zero_point, y_min, y_max)`; without it "
+       "`y = f32(S) * f32(x_scale / f32(pixels))`.",
+       {x, x_scale, x_zero, optional_y_scale, optional_y_zero},
+       "[N, 1.., C] or [N, C]",
+       kCodesOrFloat,
+       global_pool});
 
   std::vector<AttributeSchema> concat;
   AddOutputRange(concat);
-  concat.push_back(Required("axis", AttributeKind::kInt, "The axis of the channels-last tensors; may be negative."));
-  concat.push_back(Optional("x_encodings", std::string(), "Comma-separated encoding per input; empty: all unsigned."));
-  ops.push_back({"LowBitConcat", "Concatenation of quantized tensors, each requantized to the output's parameters.",
-                 "`y = clip(rint((f32(x_i - x_zero_points[i]) * x_scales[i]) / y_scale) + y_zero_point, y_min, y_max)`; "
+  concat.push_back(
+      Required("axis", AttributeKind::kInt, "The axis of the channels-last tensors; may be negative."));
+  concat.push_back(
+      Optional("x_encodings", std::string(), "Comma-separated encoding per input; empty: all unsigned."));
+  ops.push_back({"LowBitConcat",
+                 "Concatenation of quantized tensors, each requantized to the output's parameters.",
+                 "`y = clip(rint((f32(x_i - x_zero_points[i]) * x_scales[i]) / y_scale) + y_zero_point, "
+                 "y_min, y_max)`; "
                  "an input whose scale, zero point and encoding are the output's is copied.",
-                 {Constant("x_scales", kFloat, "[n]."), Constant("x_zero_points", kInt32, "[n]."), y_scale, y_zero,
+                 {Constant("x_scales", kFloat, "[n]."),
+                  Constant("x_zero_points", kInt32, "[n]."),
+                  y_scale,
+                  y_zero,
                   {"x", kCodes, false, false, true, "n tensors of codes."}},
-                 "Concatenated along axis.", kCodes, concat});
+                 "Concatenated along axis.",
+                 kCodes,
+                 concat});
 
-  ops.push_back({"LowBitResize", "Nearest-neighbour resize of codes, channels last.",
-                 "ONNX Resize, mode nearest, of the spatial dims; codes are copied, so scale and zero point stay.", {x},
-                 "[N, D1.., C]", kCodes,
-                 {Optional("x_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8); y the same."),
-                  Optional("scales", Floats{}, "One per spatial dim; output size floor(size * scale)."),
-                  Optional("sizes", Ints{}, "Output size per spatial dim; used when scales is empty."),
-                  Optional("coordinate_transformation_mode", std::string("half_pixel"),
-                           "half_pixel, pytorch_half_pixel, align_corners or asymmetric."),
-                  Optional("nearest_mode", std::string("round_prefer_floor"),
-                           "round_prefer_floor, round_prefer_ceil, floor or ceil.")}});
+  ops.push_back(
+      {"LowBitResize",
+       "Nearest-neighbour resize of codes, channels last.",
+       "ONNX Resize, mode nearest, of the spatial dims; codes are copied, so scale and zero point stay.",
+       {x},
+       "[N, D1.., C]",
+       kCodes,
+       {Optional("x_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8); y the same."),
+        Optional("scales", Floats{}, "One per spatial dim; output size floor(size * scale)."),
+        Optional("sizes", Ints{}, "Output size per spatial dim; used when scales is empty."),
+        Optional("coordinate_transformation_mode", std::string("half_pixel"),
+                 "half_pixel, pytorch_half_pixel, align_corners or asymmetric."),
+        Optional("nearest_mode", std::string("round_prefer_floor"),
+                 "round_prefer_floor, round_prefer_ceil, floor or ceil.")}});
 
-  ops.push_back({"LowBitRequantize", "From one quantization grid to another.",
-                 "`y = clip(rint((f32(x - x_zero_point) * x_scale) / y_scale) + y_zero_point, y_min, y_max)`.",
-                 {x, Constant("x_scale", kFloat, "Scalar or [C] (last dim)."),
-                  Constant("x_zero_point", kInt32, "Scalar or [C]."), Constant("y_scale", kFloat, "Scalar or [C]."),
-                  Constant("y_zero_point", kInt32, "Scalar or [C].")},
-                 "Shape of x.", kCodes, unary()});
+  ops.push_back(
+      {"LowBitRequantize",
+       "From one quantization grid to another.",
+       "`y = clip(rint((f32(x - x_zero_point) * x_scale) / y_scale) + y_zero_point, y_min, y_max)`.",
+       {x, Constant("x_scale", kFloat, "Scalar or [C] (last dim)."),
+        Constant("x_zero_point", kInt32, "Scalar or [C]."), Constant("y_scale", kFloat, "Scalar or [C]."),
+        Constant("y_zero_point", kInt32, "Scalar or [C].")},
+       "Shape of x.",
+       kCodes,
+       unary()});
 
   std::vector<AttributeSchema> quantize;
   AddOutputRange(quantize);
   quantize.push_back(Optional("to_channels_last", int64_t{0}, "1: x is [N, C, D1..], y is [N, D1.., C]."));
-  ops.push_back({"LowBitQuantize", "QuantizeLinear that can also move channels last.",
-                 "`y = clip(rint(x / y_scale) + y_zero_point, y_min, y_max)`, real float32 division, NaN gives y_min.",
-                 {{"x", kFloat, false, false, false, "float32."}, Constant("y_scale", kFloat, "Scalar or [C]."),
-                  Constant("y_zero_point", kInt32, "Scalar or [C].")},
-                 "Codes, channels last when to_channels_last is set.", kCodes, quantize});
+  ops.push_back(
+      {"LowBitQuantize",
+       "QuantizeLinear that can also move channels last.",
+       "`y = clip(rint(x / y_scale) + y_zero_point, y_min, y_max)`, real float32 division, NaN gives y_min.",
+       {{"x", kFloat, false, false, false, "float32."},
+        Constant("y_scale", kFloat, "Scalar or [C]."),
+        Constant("y_zero_point", kInt32, "Scalar or [C].")},
+       "Codes, channels last when to_channels_last is set.",
+       kCodes,
+       quantize});
 
-  ops.push_back({"LowBitDequantize", "DequantizeLinear that can also move channels first.",
-                 "`y = f32(x - x_zero_point) * x_scale`.",
-                 {x, Constant("x_scale", kFloat, "Scalar or [C]."), Constant("x_zero_point", kInt32, "Scalar or [C].")},
-                 "float32, channels first when to_channels_first is set.", kFloat,
-                 {Optional("x_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8)."),
-                  Optional("to_channels_first", int64_t{0}, "1: x is [N, D1.., C], y is [N, C, D1..].")}});
+  ops.push_back(
+      {"LowBitDequantize",
+       "DequantizeLinear that can also move channels first.",
+       "`y = f32(x - x_zero_point) * x_scale`.",
+       {x, Constant("x_scale", kFloat, "Scalar or [C]."), Constant("x_zero_point", kInt32, "Scalar or [C].")},
+       "float32, channels first when to_channels_first is set.",
+       kFloat,
+       {Optional("x_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8)."),
+        Optional("to_channels_first", int64_t{0}, "1: x is [N, D1.., C], y is [N, C, D1..].")}});
   return ops;
 }
 
@@ -301,12 +367,14 @@ std::span<const OpSchema> OpSchemas() {
 
 const OpSchema* FindOpSchema(std::string_view name) {
   const auto schemas = OpSchemas();
-  const auto it = std::find_if(schemas.begin(), schemas.end(), [&](const OpSchema& s) { return s.name == name; });
+  const auto it =
+      std::find_if(schemas.begin(), schemas.end(), [&](const OpSchema& s) { return s.name == name; });
   return it == schemas.end() ? nullptr : &*it;
 }
 
 AttributeMap CompleteAttributes(const OpSchema& schema, const AttributeMap& given) {
-  static constexpr const char* kKindNames[] = {"an int", "a float", "a string", "a list of ints", "a list of floats"};
+  static constexpr const char* kKindNames[] = {"an int", "a float", "a string", "a list of ints",
+                                               "a list of floats"};
   AttributeMap out;
   for (const auto& [name, value] : given) {
     const auto it = std::find_if(schema.attributes.begin(), schema.attributes.end(),

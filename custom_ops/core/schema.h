@@ -1,6 +1,6 @@
-// The op set of domain ai.lowbit, version 1, as data. This table is the only source of the ops' signatures: the
-// ONNX Runtime wrappers, shape inference, the Python module (onnx.defs registration, node builders) and the generated
-// pages in docs/ops read it.
+// The op set of domain ai.lowbit, version 1, as data. This table is the only source of the ops' signatures:
+// the ONNX Runtime wrappers, shape inference, the Python module (onnx.defs registration, node builders) and
+// the generated pages in docs/ops read it.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,7 @@ inline constexpr int kDomainVersion = 1;
 
 enum class AttributeKind : uint8_t { kInt, kFloat, kString, kInts, kFloats };
 
-using AttributeValue =
-    std::variant<int64_t, float, std::string, std::vector<int64_t>, std::vector<float>>;
+using AttributeValue = std::variant<int64_t, float, std::string, std::vector<int64_t>, std::vector<float>>;
 using AttributeMap = std::map<std::string, AttributeValue, std::less<>>;
 
 struct AttributeSchema {
@@ -79,10 +78,11 @@ struct InferredOutput {
   ElementType type;
 };
 
-// Shape inference of one node. Symbols survive where the dimension is passed through (batch, channels of elementwise
-// ops, spatial dims that a stride-1 "same" window keeps); anything else that depends on an unknown dim is unknown.
-// `present[i]` says whether optional input i is given. Throws Error for shapes that can never work.
-InferredOutput InferOutput(const OpSchema& schema, const AttributeMap& attributes, const std::vector<Shape>& inputs,
-                           const std::vector<bool>& present);
+// Shape inference of one node. Symbols survive where the dimension is passed through (batch, channels of
+// elementwise ops, spatial dims that a stride-1 "same" window keeps); anything else that depends on an
+// unknown dim is unknown. `present[i]` says whether optional input i is given. Throws Error for shapes that
+// can never work.
+InferredOutput InferOutput(const OpSchema& schema, const AttributeMap& attributes,
+                           const std::vector<Shape>& inputs, const std::vector<bool>& present);
 
 }  // namespace lowbit

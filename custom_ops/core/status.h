@@ -7,8 +7,8 @@
 
 namespace lowbit {
 
-// Thrown by everything that validates numbers which came from a model. The ONNX Runtime wrapper turns it into an
-// OrtStatus that names the node; the Python module turns it into lowbit.LowBitError.
+// Thrown by everything that validates numbers which came from a model. The ONNX Runtime wrapper turns it into
+// an OrtStatus that names the node; the Python module turns it into lowbit.LowBitError.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -9,8 +9,8 @@ namespace lowbit {
 class ThreadPool {
  public:
   virtual ~ThreadPool() = default;
-  // Calls fn(i) for every i in [0, count), in any order, on any threads including the caller's; returns when all are
-  // done. fn must not throw. count 1 (and a pool of one thread) runs inline.
+  // Calls fn(i) for every i in [0, count), in any order, on any threads including the caller's; returns when
+  // all are done. fn must not throw. count 1 (and a pool of one thread) runs inline.
   virtual void ParallelFor(size_t count, const std::function<void(size_t)>& fn) = 0;
 };
 
