@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich import box
@@ -25,6 +25,7 @@ UNUSABLE = 2
 UNSUPPORTED = 3
 INTERRUPTED = 130
 
+COLUMN_GAP = 3
 CELL_WIDTH = 56
 """Longest name that a table shows in full; --format json always does."""
 
@@ -62,19 +63,36 @@ class Out:
         if self.verbosity >= 0:
             self.stderr.print(text, soft_wrap=True, markup=False)
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> None:
-        """Prints a table without empty columns; a name that ends in ``>`` aligns its column right."""
-        keep = [i for i in range(len(columns)) if any(row[i] not in (None, "") for row in rows)]
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        title: str | None = None,
+        optional: Sequence[str] = (),
+    ) -> None:
+        """Prints a table.
+
+        Args:
+            columns: the names; one that ends in ``>`` aligns its column to the right.
+            rows: the cells; a column without any is left out.
+            title: printed above the table.
+            optional: columns that a narrow terminal does without, the first of them first.
+        """
+        cells = [[_cell(value) for value in row] for row in rows]
+        shown = [i for i in range(len(columns)) if any(row[i] for row in cells)]
+        widths = [max(len(text) for text in (columns[i].rstrip(">"), *(row[i] for row in cells)))
+                  for i in range(len(columns))]  # fmt: skip
+        for name in optional:
+            if sum(widths[i] + COLUMN_GAP for i in shown) > self.stdout.width:
+                shown = [i for i in shown if columns[i] != name]
         table = Table(
             box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold"
         )
-        for i in keep:
-            name = columns[i]
-            table.add_column(
-                name.rstrip(">"), justify="right" if name.endswith(">") else "left", overflow="fold"
-            )
-        for row in rows:
-            table.add_row(*(escape(_cell(row[i])) for i in keep))
+        for i in shown:
+            justify: Literal["left", "right"] = "right" if columns[i].endswith(">") else "left"
+            table.add_column(columns[i].rstrip(">"), justify=justify, overflow="fold")
+        for row in cells:
+            table.add_row(*(escape(row[i]) for i in shown))
         self.stdout.print(table)
 
     def facts(self, rows: Sequence[tuple[str, Any]]) -> None:
@@ -84,9 +102,14 @@ class Out:
         for name, value in given:
             self.print(f"[bold]{name:<{width}}[/bold]  {escape(str(value))}")
 
+    def status(self, what: str) -> contextlib.AbstractContextManager[object]:
+        """Shows a spinner on stderr while the body runs, if stderr is a terminal."""
+        silent = not self.stderr.is_terminal or self.verbosity < 0
+        return contextlib.nullcontext() if silent else self.stderr.status(what)
+
     @contextlib.contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
-        """Shows a bar on stderr, if that is a terminal, while the body runs; call it with (done, total)."""
+        """Shows a bar on stderr while the body runs, if stderr is a terminal; call it with (done, total)."""
         silent = not self.stderr.is_terminal or self.verbosity < 0
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, console=self.stderr, transient=True, disable=silent) as progress:

@@ -41,7 +41,7 @@ def command(
 
     if report_file is not None:
         check_writable(report_file, overwrite=overwrite, inputs=(model,))
-    with out.progress(f"converting {model.name}"):
+    with out.status(f"converting {model.name}"):
         result = convert(model, output, strict=strict, round_bias=round_bias, ap=ap, overwrite=overwrite)
     summary = {
         "model": str(model),

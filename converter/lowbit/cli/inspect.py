@@ -26,7 +26,7 @@ def command(out: Out, model: Path, shapes: tuple[str, ...], isa: str | None) -> 
     from lowbit.feeds import parse_shapes
     from lowbit.inspect import inspect
 
-    with out.progress("inspecting"):
+    with out.status(f"inspecting {model.name}"):
         report = inspect(model, shapes=parse_shapes(shapes), isa=isa)
     if out.as_json:
         out.json(report.to_dict())
@@ -45,24 +45,21 @@ def command(out: Out, model: Path, shapes: tuple[str, ...], isa: str | None) -> 
     nodes = report.nodes
     if report.kind == "source" and out.verbosity <= 0:  # Q, DQ and the like say nothing on their own
         nodes = [node for node in nodes if node.action != "absorbed"]
-    out.table(
-        [
-            "node",
-            "op",
-            "becomes",
-            "x",
-            "w",
-            "y",
-            "epilogue",
-            "input",
-            "output",
-            "MACs>",
-            "weights>",
-            "kernel",
-            "why",
-        ],
-        [_row(node) for node in nodes],
-    )
+    columns = [
+        "node",
+        "op",
+        "becomes",
+        "codes",
+        "epilogue",
+        "input",
+        "output",
+        "M MACs>",
+        "kB>",
+        "kernel",
+        "why",
+    ]
+    narrow = ("input", "kB>", "epilogue", "M MACs>", "output", "becomes")
+    out.table(columns, [_row(node) for node in nodes], optional=narrow)
     _print_totals(out, report)
 
 
@@ -70,9 +67,24 @@ def _row(node: NodeInfo) -> tuple[object, ...]:
     from lowbit.inspect import shape_text
 
     becomes = None if node.action is None else "lowbit" if node.action == "converted" else node.action
+    read = " * ".join(filter(None, (node.x, node.w)))
+    codes = " -> ".join(filter(None, (read, node.y)))
+    epilogue = None if node.epilogue == "requantize" else node.epilogue  # the ordinary one
     shapes = [None if shape is None else shape_text(shape) for shape in (node.input_shape, node.output_shape)]
-    facts = (node.x, node.w, node.y, node.epilogue, *shapes, node.macs, node.weight_bytes, node.kernel)
-    return (node.name, node.op_type, becomes, *facts, node.reason)
+    macs = None if node.macs is None else f"{node.macs / 1e6:,.2f}"
+    weights = None if node.weight_bytes is None else f"{node.weight_bytes / 1e3:,.1f}"
+    return (
+        node.name,
+        node.op_type,
+        becomes,
+        codes,
+        epilogue,
+        *shapes,
+        macs,
+        weights,
+        node.kernel,
+        node.reason,
+    )
 
 
 def _print_totals(out: Out, report: InspectReport) -> None:

@@ -80,7 +80,7 @@ def _print(out: Out, report: VerifyReport) -> None:
     if shown:
         rows = [(n.name, n.op_type, n.source, n.elements, n.wrong, n.equal, n.near_tie, n.unexplained, n.note)
                 for n in shown]  # fmt: skip
-        out.table(columns, rows)
+        out.table(columns, rows, optional=("compared with", "elements>", "equal>"))
     wrong, equal, near, unexplained = map(report.total, ("wrong", "equal", "near_tie", "unexplained"))
     compared = equal + near + unexplained
     whole = f"{report.codes_equal:,} of {report.codes:,} inner codes equal" if report.codes else None
