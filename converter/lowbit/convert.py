@@ -79,9 +79,15 @@ def convert(
         inputs = () if isinstance(model, onnx.ModelProto) else (Path(model),)
         check_writable(target, overwrite=overwrite, inputs=inputs)
     source = load_model(model)
+    overridable = _drop_overridable_initializers(source.model.graph)
     interface = _interface(source.model.graph)
     names = {value.name for node in source.model.graph for value in (*node.inputs, *node.outputs) if value}
     report = _attach_report(source.model.graph)
+    if overridable:
+        report.warn(
+            f"{overridable} initializers were graph inputs too; their values were taken as constants and can "
+            "no longer be fed"
+        )
     qdq.normalize(source.model)
     lowering = _rewrite(source.model, report, round_bias=round_bias, ap=ap)
     _clean(source.model)
@@ -98,6 +104,17 @@ def convert(
     if target is not None:
         write_atomically(target, lambda path: _save(proto, path), overwrite=overwrite)
     return Result(proto, report, target)
+
+
+def _drop_overridable_initializers(graph: ir.Graph) -> int:
+    """Takes initializers off the list of inputs; returns how many there were.
+
+    Files before IR version 4 had to list them, and some exporters still do, though nobody feeds a scale.
+    """
+    overridable = [value for value in graph.inputs if value.is_initializer()]
+    for value in overridable:
+        graph.inputs.remove(value)
+    return len(overridable)
 
 
 def _interface(graph: ir.Graph) -> list[tuple[ir.TypeProtocol | None, ir.Shape | None]]:

@@ -29,6 +29,7 @@ _ROWS = 16
 _KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN)
 _FED = (onnx.TensorProto.UINT8, onnx.TensorProto.INT8, onnx.TensorProto.FLOAT)
 _PER_CHANNEL = ("scale", "shift", "table", "x_scale", "x_zero_point", "y_scale", "y_zero_point")
+_BINARY = ("LowBitAdd", "LowBitMul")
 _PRODUCTS = ("LowBitConv", "APConv", "LowBitConvTranspose", "LowBitGemm", "APGemm")
 
 
@@ -110,8 +111,8 @@ def _input_name(op_type: str, index: int) -> str:
 def _check_node(node: _Node, random: np.random.Generator) -> None:
     from lowbit import _native, ops
 
-    inputs = _feed(node, random)
     try:
+        inputs = _feed(node, random)
         actual = _native.run(node.op_type, node.attributes, inputs)
         attributes, defining, rows = _first_rows(node, inputs, actual)
         expected = ops.evaluate(node.op_type, attributes, defining)
@@ -167,6 +168,11 @@ def _small_shape(node: _Node, name: str, dims: Sequence[int | None]) -> list[int
     for axis, dim in enumerate(dims):
         room = extents[axis - 1] + 5 if 0 < axis <= len(extents) else 9
         shape.append(fixed if axis == channels and fixed else min(dim or room, room))
+    for array in node.constants if node.op_type in _BINARY else ():
+        # A constant operand fixes the dims along which it varies.
+        if array is not None and array.ndim:
+            for axis in range(1, min(array.ndim, len(shape)) + 1):
+                shape[-axis] = array.shape[-axis] if array.shape[-axis] > 1 else shape[-axis]
     return shape
 
 
@@ -245,7 +251,7 @@ def _check_loads(proto: onnx.ModelProto) -> None:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    # What ONNX Runtime makes of the nodes that stay is not ours to judge: it fuses some that it then cannot run.
+    # What ONNX Runtime makes of nodes that stay is not ours to judge: it fuses some that it then cannot run.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.register_custom_ops_library(str(get_library_path()))
     try:
@@ -267,10 +273,10 @@ def _whole_feed(proto: onnx.ModelProto) -> dict[str, Array] | None:
         if info.name in constants:
             continue
         tensor = info.type.tensor_type
-        dims = [dim.dim_value for dim in tensor.shape.dim]
-        if tensor.elem_type not in _FED or not dims or any(dim <= 0 for dim in dims[1:]):
+        dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
+        if tensor.elem_type not in _FED or not dims or None in dims[1:]:
             return None
-        shape = [max(1, dims[0]), *dims[1:]]
+        shape = [1 if dim is None else dim for dim in dims]
         if math.prod(shape) > _WORK:
             return None
         feeds[info.name] = np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))

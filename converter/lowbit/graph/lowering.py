@@ -321,8 +321,9 @@ class Lowering:
             high: largest.
         """
         if codes.is_graph_output():
-            assert codes.dtype is not None
-            return 0, CODE_TYPES[codes.dtype][0] < 0
+            code_range = self.form.code_range(codes)
+            assert code_range is not None, f"{codes.name} does not hold codes"
+            return 0, CODE_TYPES[code_range.dtype][0] < 0
         quantization = self.form.quantization(codes)
         zero_points = quantization.grid.zero_point if isinstance(quantization, Quantization) else np.zeros(1)
         low, high = min(low, int(zero_points.min())), max(high, int(zero_points.max()))

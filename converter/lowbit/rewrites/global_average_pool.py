@@ -61,6 +61,8 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     keepdims, order = 1, channels_last(rank)
     if is_op(node, "ReduceMean"):
         keepdims = get_int(node, "keepdims", 1)
+        if keepdims not in (0, 1):
+            return Refusal(f"its keepdims is {keepdims}; expected 0 or 1")
         axes = integers(node.inputs[1]) if len(node.inputs) > 1 else get_ints(node, "axes")
         reduced = sorted(axis % rank for axis in axes or [])
         if reduced == list(range(1, rank - 1)):

@@ -184,6 +184,20 @@ def _inner_chain(context: Context, add: ir.Node, path: int, cores: Sequence[str]
     return chain_at(form, quantization.nodes[-1], cores)
 
 
+def _check_scales(product: Product, epilogue: Epilogue) -> Refusal | None:
+    """Refuses scales whose product or ratio leaves float32."""
+    with np.errstate(over="ignore", under="ignore"):
+        scale = accumulator_scale(product.x_scale, product.weights)
+        for quantization in (epilogue.inner, epilogue.quantization):
+            if quantization is not None and not np.all(np.isfinite(scale / quantization.grid.scale)):
+                return Refusal(
+                    f"its output scale {quantization.grid.scale} is too small for its accumulator's"
+                )
+    if not np.all(np.isfinite(scale)):
+        return Refusal("the product of its scales overflows float32")
+    return None
+
+
 def finish(
     context: Context, candidate: Candidate, product: Product, *, rank: int, channel_axis: int
 ) -> Epilogue | Refusal:
@@ -201,7 +215,9 @@ def finish(
     )
     if isinstance(epilogue, Refusal):
         return epilogue
-    refusal = check_accumulator(product.weights, product.x.range, product.x.grid, epilogue.bias.integers)
+    refusal = _check_scales(product, epilogue) or check_accumulator(
+        product.weights, product.x.range, product.x.grid, epilogue.bias.integers
+    )
     if refusal is not None:
         return refusal
     if candidate.quantization is None:
