@@ -336,6 +336,7 @@ class Case:
     name: str
     build_into: Callable[[Graph], None]
     left: Mapping[str, str] = field(default_factory=dict)
+    stays: Sequence[str] = ()
     stock_equal: bool = False
     float_tail: bool = False
     loads_in_stock: bool = True

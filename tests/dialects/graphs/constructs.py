@@ -137,7 +137,7 @@ def matmul_transposed_weight_behind_dq(g: Graph) -> None:
 
 @case()
 def matmul_default_transpose(g: Graph) -> None:
-    """A Transpose without perm reverses the axes; it stands between the DQ and the product, and between layers."""
+    """A Transpose without perm reverses the axes: behind the DQ of the weights, and between layers."""
     x, xq = quantized_input(g, (5, 16))
     wq = g.weight_quant(12)
     w = g.node("Transpose", [g.weight(g.codes((12, 16)), wq)])
@@ -280,7 +280,7 @@ def between_prelu(g: Graph) -> None:
     _sandwich(g, between)
 
 
-@case()
+@case(stays=("LeakyRelu",))
 def unary_directly_behind_conv(g: Graph) -> None:
     """Conv -> LeakyRelu -> Q without a quantizer in between: one rounding, of the float chain."""
     x, xq = quantized_input(g, (1, 3, 8, 8))
@@ -538,7 +538,7 @@ def batch_normalization_few_bits(g: Graph) -> None:
     g.output(g.node("DequantizeLinear", [codes, *params]), (1, 8, 6, 6))
 
 
-@case()
+@case(stays=("PRelu",))
 def prelu_tail(g: Graph) -> None:
     x, xq = quantized_input(g, (1, 4, 8, 8))
     slope = g.floats(g.rng.uniform(0.01, 0.4, (6, 1, 1)), "slope")
@@ -546,7 +546,7 @@ def prelu_tail(g: Graph) -> None:
     g.output(y, (1, 6, 6, 6))
 
 
-@case()
+@case(stays=("Sigmoid", "Mul"))
 def silu_tail(g: Graph) -> None:
     """Conv -> x * Sigmoid(x) -> Q."""
     x, xq = quantized_input(g, (1, 4, 8, 8))
@@ -554,7 +554,7 @@ def silu_tail(g: Graph) -> None:
     g.output(y, (1, 6, 6, 6))
 
 
-@case(float_tail=True)
+@case(float_tail=True, stays=("Mul", "Softmax"))
 def softmax_head(g: Graph) -> None:
     x, xq = quantized_input(g, ("N", 3, 8, 8))
     y, yq = conv_layer(g, x, xq, (6, 3, 8, 8))
@@ -566,7 +566,7 @@ def softmax_head(g: Graph) -> None:
     )
 
 
-@case(float_tail=True)
+@case(float_tail=True, stays=("Sub", "Div", "Softmax"))
 def float_preprocessing_and_softmax(g: Graph) -> None:
     """Normalization in front, in float; Softmax behind: both stay with ONNX Runtime."""
     x = g.input(("N", 3, "H", "W"))
@@ -619,7 +619,7 @@ def batch_as_a_symbol_only(g: Graph) -> None:
     g.output(y, ("N", 144))
 
 
-@case()
+@case(stays=("Mul",))
 def cast_of_codes(g: Graph) -> None:
     """uint8 graph input cast to float, scaled and quantized, as image models do."""
     x = g.node("Cast", [g.input((1, 3, 8, 8), "u8")], to=TensorProto.FLOAT)
