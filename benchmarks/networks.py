@@ -51,6 +51,11 @@ class Row:
         """Median milliseconds of a run."""
         return float(np.median(self.seconds)) * 1e3
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether other work on the machine shows: the median is far above what the session can do."""
+        return self.median > 1.3 * float(np.percentile(self.seconds, 10)) * 1e3
+
     def raw(self) -> dict[str, Any]:
         """Plain data for the results file."""
         p10, median, p90 = (float(ms) for ms in np.percentile(self.seconds, (10, 50, 90)) * 1e3)
@@ -139,9 +144,8 @@ def measure(
             add(f"lowbit {bits}", target, count)
     if openvino:
         for count in threads:
-            note = add_openvino(network, sample, count, rows, runs)
-            if note and count == threads[0]:
-                notes.append(note)
+            more = add_openvino(network, sample, count, rows, runs)
+            notes += more if count == threads[0] else []
     pause = PAUSE_SECONDS if max(threads) > 1 else 0.0
     for row, seconds in zip(rows, take_turns(runs, rounds, pause=pause), strict=True):
         row.seconds = seconds
@@ -154,24 +158,27 @@ def add_openvino(
     threads: int,
     rows: list[Row],
     runs: list[Callable[[], None]],
-) -> str:
+) -> list[str]:
     """Adds OpenVINO on the same file or, where it crashes, on one whose Concats and pools are float."""
-    note, name, path = "", "openvino w8a8", built(network, "w8a8")
+    notes: list[str] = []
+    name, path = "openvino w8a8", built(network, "w8a8")
     facts = openvino_peer.probe(path, threads)
     if facts is None:
         name, path = "openvino w8a8, layers only", built(network, "w8a8", layers_only=True)
         facts = openvino_peer.probe(path, threads)
-        note = f"{network}: OpenVINO fails on the fully quantized file; here its Concats and pools are float."
+        notes.append(
+            f"{network}: OpenVINO fails on the fully quantized file; here its Concats and pools are float."
+        )
     if facts is None:
-        return f"{network}: OpenVINO fails, also with float Concats and pools."
+        return [f"{network}: OpenVINO fails, also with float Concats and pools."]
     floats = {kernel: count for kernel, count in facts["kernels"].items() if not kernel.endswith("I8")}
     if floats:
-        note += f" {network}: OpenVINO runs layers without int8 kernels: {floats}."
+        notes.append(f"{network}: OpenVINO runs layers without int8 kernels: {floats}.")
     rows.append(
         Row(name, threads, path.stat().st_size, facts["load_ms"], facts["peak"], kernels=facts["kernels"])
     )
     runs.append(openvino_peer.open_run(path, sample, threads))
-    return note
+    return notes
 
 
 def table(network: str, rows: list[Row]) -> Table:
@@ -222,6 +229,10 @@ def main() -> None:
         with pinned([options.core] if len(threads) == 1 else []):
             rows, more = measure(network, options.bits.split(","), threads, options.rounds, openvino)
         notes += more
+        disturbed = [f"{row.name} ({row.threads})" for row in rows if row.disturbed]
+        if disturbed:
+            names = ", ".join(disturbed)
+            notes.append(f"{network}: disturbed, median over 1.3 times the tenth percentile: {names}.")
         tables.append(table(network, rows))
         raw[network] = [row.raw() for row in rows]
         print(tables[-1].markdown(), flush=True)

@@ -70,14 +70,23 @@ def write(name: str, title: str, tables: Sequence[Table], notes: Sequence[str], 
         "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
         "commit": _commit(),
         "notes": list(notes),
-        "tables": [asdict(table) for table in tables],
-        "raw": raw,
+        "tables": [_rounded(asdict(table)) for table in tables],
+        "raw": _rounded(raw),
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     text = _markdown(document, tables)
     (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
     print(text)
+
+
+def _rounded(value: Any) -> Any:
+    """JSON values with floats to five significant digits: more is noise."""
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_rounded(inner) for inner in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _markdown(document: dict[str, Any], tables: Sequence[Table]) -> str:
