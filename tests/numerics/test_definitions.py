@@ -189,16 +189,24 @@ def test_gemm_equals_qlinearmatmul(seeds):
         assert_same(native.run(node.op_type, node.attrs, node.inputs), expected, node)
 
 
-def qdq(op_type, inputs, attributes, y, opset=13):
-    """DequantizeLinear -> op -> QuantizeLinear: `inputs` and `y` are (codes, scale, zero point) triples."""
+def qdq(op_type, inputs, attributes, y, opset=13, more=()):
+    """DequantizeLinear -> op -> QuantizeLinear, as written: nothing is fused.
+
+    `inputs` are (codes, scale, zero point), `y` is (scale, zero point), `more` are constant inputs of the op.
+    """
     nodes, feeds, constants, reals = [], {}, {}, []
     for i, (q, scale, zero) in enumerate(inputs):
         feeds[f"q{i}"], constants[f"s{i}"], constants[f"z{i}"] = q, scale, np.asarray(zero, q.dtype)
         nodes.append(helper.make_node("DequantizeLinear", [f"q{i}", f"s{i}", f"z{i}"], [f"x{i}"]))
         reals.append(f"x{i}")
-    nodes.append(helper.make_node(op_type, reals, ["r"], **attributes))
+    for i, value in enumerate(more):
+        reals.append("" if value is None else f"m{i}")
+        constants |= {} if value is None else {f"m{i}": value}
+    if op_type != "Identity":
+        nodes.append(helper.make_node(op_type, reals, ["r"], **attributes))
     constants |= {"ys": y[0], "yz": y[1]}
-    nodes.append(helper.make_node("QuantizeLinear", ["r", "ys", "yz"], ["y"]))
+    result = "x0" if op_type == "Identity" else "r"
+    nodes.append(helper.make_node("QuantizeLinear", [result, "ys", "yz"], ["y"]))
     graph = helper.make_graph(
         nodes,
         op_type,
@@ -231,15 +239,130 @@ def test_elementwise_definitions_follow_the_graph_as_written(op_type, seeds):
         assert_same(ops.evaluate(node.op_type, node.attrs, node.inputs), expected, node)
 
 
-def test_pools_and_resize_follow_the_graph_as_written(seeds):
+def quantized(rng, shape, ties=True):
+    """Random unsigned codes [N, .., C] with a scale and a zero point."""
+    zero = np.asarray(rng.integers(0, 256), np.int32)
+    return random_nodes.codes(rng, shape), random_nodes.scale(rng, ties, -5, -2), zero
+
+
+def output_grid(rng, ties=True):
+    return random_nodes.scale(rng, ties, -4, -1), np.asarray(rng.integers(0, 256), np.uint8)
+
+
+def assert_follows(op_type, attrs, inputs, expected):
+    """The definition, channels last, against ONNX Runtime's channels-first result."""
+    node = random_nodes.Node(op_type, attrs, inputs)
+    assert_same(first(ops.evaluate(op_type, attrs, inputs)), expected, node)
+
+
+def test_pools_follow_the_graph_as_written(seeds):
     for seed in seeds(40):
         rng = np.random.default_rng(seed)
-        q = random_nodes.codes(rng, [1, 9, 8, 5])
-        s, z = random_nodes.scale(rng, bool(seed % 2), -5, -2), np.asarray(rng.integers(0, 256), np.int32)
+        q, s, z = quantized(rng, [1, 9, 8, 5])
         window = {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 1, 1, 0], "ceil_mode": seed // 2 % 2}
-        node = random_nodes.Node("LowBitMaxPool", window, [q])
         expected = qdq("MaxPool", [(first(q), s, z)], window, (s, z.astype(np.uint8)))
-        assert_same(first(ops.evaluate(node.op_type, node.attrs, node.inputs)), expected, node)
+        assert_follows("LowBitMaxPool", window, [q], expected)
+        # Powers of two: the sums are exact in any order, so only the division and the rounding are compared.
+        window |= {"count_include_pad": seed // 4 % 2}
+        y = output_grid(rng)
+        expected = qdq("AveragePool", [(first(q), s, z)], window, y)
+        assert_follows("LowBitAveragePool", window, [q, s, z, y[0], y[1].astype(np.int32)], expected)
+
+
+def test_global_average_equals_qlinearglobalaveragepool(seeds):
+    for seed in seeds(40):
+        rng = np.random.default_rng(seed)
+        q, s, z = quantized(rng, [2, *map(int, rng.integers(1, 9, 2)), 17], ties=bool(seed % 2))
+        y_s, y_z = output_grid(rng, ties=bool(seed % 2))
+        constants = {"s": s, "z": z.astype(np.uint8), "ys": y_s, "yz": y_z}
+        names = ["x", "s", "z", "ys", "yz"]
+        x = {"x": first(q)}
+        model = one_node("QLinearGlobalAveragePool", names, ["y"], x, constants, TensorProto.UINT8,
+                         domain="com.microsoft", channels_last=0)  # fmt: skip
+        (expected,) = stock_run(model, x)
+        assert_follows("LowBitGlobalAveragePool", {}, [q, s, z, y_s, y_z.astype(np.int32)], expected)
+
+
+def test_requantize_concat_and_affine_follow_the_graph_as_written(seeds):
+    for seed in seeds(40):
+        rng = np.random.default_rng(seed)
+        ties = bool(seed % 2)
+        parts = [quantized(rng, [1, 4, 5, c], ties) for c in (3, 8)]
+        y_s, y_z = output_grid(rng, ties)
+        y_zero = y_z.astype(np.int32)
+        (q, s, z), (q2, s2, z2) = parts
+        expected = qdq("Identity", [(first(q), s, z)], {}, (y_s, y_z))
+        assert_follows("LowBitRequantize", {}, [q, s, z, y_s, y_zero], expected)
+
+        expected = qdq("Concat", [(first(q), s, z), (first(q2), s2, z2)], {"axis": 1}, (y_s, y_z))
+        inputs = [np.stack([s, s2]), np.stack([z, z2]), y_s, y_zero, q, q2]
+        assert_follows("LowBitConcat", {"axis": -1}, inputs, expected)
+
+        factor = rng.uniform(-2, 2, q.shape[-1]).astype(np.float32)
+        expected = qdq("Mul", [(first(q), s, z)], {}, (y_s, y_z), more=[factor.reshape(1, -1, 1, 1)])
+        shift = np.zeros_like(factor)
+        assert_follows("LowBitAffine", {}, [q, s, z, factor, shift, y_s, y_zero], expected)
+
+
+@pytest.mark.parametrize("nearest", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+@pytest.mark.parametrize("mode", ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"])
+def test_resize_equals_onnxruntime(mode, nearest, seeds):
+    for seed in seeds(10):
+        rng = np.random.default_rng(seed)
+        q, s, z = quantized(rng, [1, *map(int, rng.integers(1, 9, 2)), 3])
+        attrs = {"coordinate_transformation_mode": mode, "nearest_mode": nearest}
+        if seed % 2:
+            attrs["scales"] = [float(v) for v in rng.choice([1.0, 1.5, 2.0, 3.0], 2)]
+            more = [None, np.asarray([1, 1, *attrs["scales"]], np.float32)]
+        else:
+            attrs["sizes"] = [int(v) for v in rng.integers(1, 17, 2)]
+            more = [None, None, np.asarray([1, 3, *attrs["sizes"]], np.int64)]
+        geometry = {k: v for k, v in attrs.items() if k not in ("scales", "sizes")}
+        expected = qdq("Resize", [(first(q), s, z)], {**geometry, "mode": "nearest"}, (s, z.astype(np.uint8)),
+                       more=more)  # fmt: skip
+        assert_follows("LowBitResize", attrs, [q], expected)
+
+
+def test_transposed_convolution_follows_the_graph_as_written(seeds):
+    """Powers of two and fewer than 2^24 steps: ONNX Runtime's float sums are exact."""
+    for seed in seeds(40):
+        rng = np.random.default_rng(seed)
+        group = int(rng.choice([1, 2]))
+        cin, cout = group * int(rng.integers(1, 6)), group * int(rng.integers(1, 6))
+        q, s, z = quantized(rng, [1, 4, 5, cin])
+        w = random_nodes.codes(rng, (cin, cout // group, 3, 2), 8, "signed")
+        w_s = random_nodes.scale(rng, True, -8, -4)
+        geometry = {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1], "group": group}
+        geometry |= {"output_padding": [1, 0], "dilations": [1, 2]}
+        y_s, y_z = (
+            np.asarray(2.0 ** rng.integers(-3, 2), np.float32),
+            np.asarray(rng.integers(0, 256), np.uint8),
+        )
+        real = w.astype(np.float32) * w_s
+        expected = qdq("ConvTranspose", [(first(q), s, z)], geometry, (y_s, y_z), more=[real])
+        # ONNX stores [in, out / group, kernel..]; a lowbit row belongs to one output channel.
+        rows = w.reshape(group, cin // group, cout // group, 3, 2).transpose(0, 2, 3, 4, 1).reshape(cout, -1)
+        attrs = {**geometry, "in_channels": cin, "out_channels": cout, "w_encoding": "signed"}
+        inputs = [q, ops.pack(rows, 8), s, z, w_s, np.zeros((), np.int32), None, y_s, y_z.astype(np.int32)]
+        assert_follows("LowBitConvTranspose", attrs, inputs, expected)
+
+
+def test_quantize_and_dequantize_equal_onnxruntime(seeds):
+    for seed in seeds(20):
+        rng = np.random.default_rng(seed)
+        y_s, y_z = output_grid(rng, ties=bool(seed % 2))
+        x = (rng.integers(-600, 601, (1, 4, 3, 5)) * 0.5 * y_s).astype(np.float32)  # half steps: ties
+        x.reshape(-1)[:4] = [np.inf, -np.inf, 1e30, -1e30]
+        model = one_node("QuantizeLinear", ["x", "s", "z"], ["y"], {"x": x}, {"s": y_s, "z": y_z},
+                         TensorProto.UINT8)  # fmt: skip
+        (codes,) = stock_run(model, {"x": x})
+        got = ops.evaluate("LowBitQuantize", {"to_channels_last": 1}, [x, y_s, y_z.astype(np.int32)])
+        np.testing.assert_array_equal(first(got), codes)
+        model = one_node("DequantizeLinear", ["x", "s", "z"], ["y"], {"x": codes}, {"s": y_s, "z": y_z},
+                         TensorProto.FLOAT)  # fmt: skip
+        (real,) = stock_run(model, {"x": codes})
+        back = ops.evaluate("LowBitDequantize", {"to_channels_first": 1}, [got, y_s, y_z.astype(np.int32)])
+        np.testing.assert_array_equal(back, real)
 
 
 # ---- the definitions and the schemas are one op set
