@@ -116,6 +116,10 @@ void InferShape(const OpSchema& schema, OrtShapeInferContext* context) {
     OrtTensorTypeAndShapeInfo* info = nullptr;  // owned by the context
     const Owned<OrtStatus> absent(Api().ShapeInferContext_GetInputTypeShape(context, i, &info));
     if (absent != nullptr || info == nullptr) continue;
+    // An input left out in the middle of the list shows as a tensor of undefined type.
+    ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+    Check(Api().GetTensorElementType(info, &type));
+    if (type == ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED) continue;
     present[i] = true;
     shapes[i] = ReadShape(info);
   }

@@ -126,6 +126,14 @@ def with_tail() -> Node:
     return node
 
 
+def with_float_tail() -> Node:
+    """Left out inputs in the middle of the list: without y_scale the output is float32."""
+    node = with_tail()
+    node.output = "float32"
+    del node.constants["bias"], node.constants["y_scale"], node.constants["y_zero_point"]
+    return node
+
+
 def conv_1d() -> Node:
     node = conv(kernel_shape=[3], pads=[1, 1])
     node.constants["w"] = np.arange(6 * 6, dtype=np.uint8)
@@ -208,6 +216,7 @@ SOUND: dict[str, Callable[[], Node]] = {
     "conv_residual": with_residual,
     "conv_thresholds": with_thresholds,
     "conv_tail": with_tail,
+    "conv_float_tail": with_float_tail,
     "gemm": gemm,
     "affine": affine,
     "lookup": lookup,
@@ -389,8 +398,8 @@ def _feed_cases() -> Iterator[tuple[str, Node]]:
     for base in ("resize", "global_average_pool"):
         yield f"{base}: a vector", fed(base, x=np.ones(4, np.uint8))
     for base in SOUND:
-        if base != "dequantize":
-            node = SOUND[base]()
+        node = SOUND[base]()
+        if node.output != "float32":
             node.output = "float32"
             yield f"{base}: output declared float", node
     for name in ("w", "x_scale", "bias", "y_zero_point"):
