@@ -59,8 +59,8 @@ class NodeCheck:
 
     @property
     def ok(self) -> bool:
-        """No element contradicts the definition, and none the original."""
-        return not self.wrong and not self.unexplained
+        """The node was run, no element contradicts its definition, and none the original."""
+        return self.elements > 0 and not self.wrong and not self.unexplained
 
 
 @dataclass
@@ -184,7 +184,6 @@ class _Local:
         self.producer = {name: node for node in converted.graph.node for name in node.output}
         self.nodes = [node for node in converted.graph.node if node.domain == DOMAIN]
         self.checks = {node.output[0]: self._new_check(node) for node in self.nodes}
-        self.opsets = {opset.domain: opset for opset in converted.opset_import}
         self.session: onnxruntime.InferenceSession | None = None
         self.small: dict[str, onnxruntime.InferenceSession] = {}
 
@@ -194,12 +193,12 @@ class _Local:
 
     def check(self, feed: Mapping[str, Array], values: Mapping[str, Array]) -> None:
         """Adds one sample to the counts."""
-        known = {
+        originals = {
             name: place.carry(values[place.source])
             for name, place in self.mapping.items()
             if place.source in values
         }
-        known.update(feed)
+        known = {**originals, **feed}  # grows by what is computed from these
         fed: dict[str, Array] = {}
         ready = []
         for node in self.nodes:
@@ -218,7 +217,7 @@ class _Local:
         results = run_session(self.session, fed)
         for node, inputs in ready:
             got = results[node.output[0] + SUFFIX]
-            self._compare(node, inputs, got, known.get(node.output[0]), values)
+            self._compare(node, inputs, got, originals.get(node.output[0]), values)
 
     def _compare(
         self,

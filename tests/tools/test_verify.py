@@ -145,6 +145,26 @@ def test_a_damaged_record_is_one_clear_error(edit, message):
         lowbit.verify(edited(model, edit), source)
 
 
+def test_a_value_without_a_place_is_checked_against_its_definition_only():
+    """And never counted as equal to the original: its input is computed here, from what has a place."""
+    model, source = converted_pair()
+    conv = next(node for node in model.graph.node if node.op_type == "LowBitConv")
+
+    def forget(text):
+        record = json.loads(text)
+        del record["values"][conv.output[0]]
+        return json.dumps(record)
+
+    report = lowbit.verify(edited(model, forget), source)
+    check = next(node for node in report.nodes if node.op_type == "LowBitConv")
+    assert check.ok
+    assert check.elements > 0
+    assert check.equal == 0
+    assert "nothing of the original" in check.note
+    assert report.ok
+    assert next(node for node in report.nodes if node.op_type == "LowBitDequantize").equal > 0
+
+
 def test_a_wrong_place_is_found():
     """Codes compared with another value's codes: nearly all elements are unexplained."""
     model, source = converted_pair()
