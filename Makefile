@@ -53,7 +53,8 @@ wheel: $(INSTALLED)
 	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m build --outdir dist .
 
 bench: $(INSTALLED)
-	$(PY) -m pip install --quiet -e '.[bench]' --no-build-isolation --config-settings=build-dir=build/editable
+	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m pip install --quiet --retries 5 \
+	  --no-build-isolation --config-settings=build-dir=build/editable --editable '.[bench]'
 	$(PY) benchmarks/run.py $(ARGS)
 
 setup: $(INSTALLED)

@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
 REPORTS = BUILD / "reports"
-JOBS = str(len(os.sched_getaffinity(0)))
+JOBS = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 OLDEST_ONNXRUNTIME = "1.24"
 NEWEST_ONNXRUNTIME = "1.31"
 
