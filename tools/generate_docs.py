@@ -204,8 +204,9 @@ def results() -> str:
         if "layers" in path.stem:
             parts.append(f"{result['title']}: [{page}]({page})\n")
             continue
-        machine, versions = result["machine"], result["versions"]
-        packages = ", ".join(f"{package} {version}" for package, version in versions.items())
+        machine = result["machine"]
+        peers = [name for name in ("onnxruntime", "openvino") if name in result["versions"]]
+        packages = ", ".join(f"{name} {result['versions'][name]}" for name in peers)
         parts.append(
             f"**{result['title']}** ({machine['cpu']}, {machine['isa']}; {packages}; {result['date']}; "
             f"`{result['command']}`; [details]({page}))\n"
