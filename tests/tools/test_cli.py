@@ -386,7 +386,8 @@ def test_a_model_verified_against_a_stranger_is_refused(converted, tmp_path):
 def test_an_interrupted_conversion_leaves_nothing(source, tmp_path, number, code):
     """Interrupted at the worst moment: the temporary file is complete, its rename still to come."""
     program = (
-        "import os, time\n"
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background shells ignore it
         "def fsync(descriptor):\n"
         "    print('written', flush=True)\n"
         "    time.sleep(60)\n"
