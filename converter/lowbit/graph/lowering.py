@@ -138,8 +138,8 @@ class Lowering:
         if value not in self._originals:
             stored = self.codes_in(value, identity(self.rank(value)))
             result = stored.value
-            assert value.dtype is not None
-            wanted_signed = CODE_TYPES[value.dtype][0] < 0
+            dtype = self._code_type(value)
+            wanted_signed = CODE_TYPES[dtype][0] < 0
             if stored.offset != 0 or stored.signed != wanted_signed:
                 # Both grids have scale 1, so that this only shifts: rint((q - offset) * 1 / 1) + 0.
                 low, high = stored.low - stored.offset, stored.high - stored.offset
@@ -157,8 +157,8 @@ class Lowering:
                     ir.DataType.INT8 if wanted_signed else ir.DataType.UINT8,
                     identity(self.rank(value)),
                 )
-            if value.dtype not in (ir.DataType.UINT8, ir.DataType.INT8):
-                result = self.standard("Cast", [result], {"to": int(value.dtype)}, value, value.dtype)
+            if dtype not in (ir.DataType.UINT8, ir.DataType.INT8):
+                result = self.standard("Cast", [result], {"to": int(dtype)}, value, dtype)
             self._originals[value] = result
         return self._originals[value]
 
@@ -321,9 +321,7 @@ class Lowering:
             high: largest.
         """
         if codes.is_graph_output():
-            code_range = self.form.code_range(codes)
-            assert code_range is not None, f"{codes.name} does not hold codes"
-            return 0, CODE_TYPES[code_range.dtype][0] < 0
+            return 0, CODE_TYPES[self._code_type(codes)][0] < 0
         quantization = self.form.quantization(codes)
         zero_points = quantization.grid.zero_point if isinstance(quantization, Quantization) else np.zeros(1)
         low, high = min(low, int(zero_points.min())), max(high, int(zero_points.max()))
@@ -449,6 +447,12 @@ class Lowering:
         return True
 
     # Layout ----------------------------------------------------------------------------------------------
+
+    def _code_type(self, codes: ir.Value) -> ir.DataType:
+        """The element type that codes have in the model."""
+        code_range = self.form.code_range(codes)
+        assert code_range is not None, f"{codes.name} does not hold codes"
+        return code_range.dtype
 
     def _foreign(self, value: ir.Value) -> Stored:
         """Codes that come from outside: a graph input, an initializer, a node that stays."""

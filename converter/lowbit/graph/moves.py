@@ -21,6 +21,7 @@ from lowbit.graph.normal_form import (
     is_dequantize,
     is_op,
     is_quantize,
+    rank_of,
 )
 from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid, dequantize_array, quantize_scalar
 from lowbit.graph.reasons import Refusal
@@ -252,8 +253,9 @@ def _moved_grid(node: ir.Node, grid: Grid) -> Grid | None:
     if grid.axis is None:
         return grid
     if is_op(node, "Transpose"):
-        perm = get_ints(node, "perm") or list(range(grid.axis + 1))[::-1]
-        return grid.with_axis(perm.index(grid.axis))
+        rank = None if node.inputs[0] is None else rank_of(node.inputs[0])
+        perm = get_ints(node, "perm") or (None if rank is None else list(range(rank))[::-1])
+        return None if perm is None or grid.axis not in perm else grid.with_axis(perm.index(grid.axis))
     return grid if is_op(node, "MaxPool", "Resize") and grid.axis == 1 else None
 
 
