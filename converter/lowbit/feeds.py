@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,11 @@ from onnx import TensorProto, numpy_helper
 from lowbit.errors import LowBitError, ModelError
 from lowbit.ops.codes import code_range, output_range
 
+if TYPE_CHECKING:
+    from lowbit.convert import Result
+
 Array = npt.NDArray[Any]
+Model: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | Result"
 Feeds = dict[str, Array]
 
 
@@ -197,6 +201,15 @@ def _constant(attribute: onnx.AttributeProto) -> Array | None:
         if attribute.name.startswith(prefix):
             return np.asarray(onnx.helper.get_attribute_value(attribute), dtype)
     return None
+
+
+def as_proto(model: Model) -> onnx.ModelProto:
+    """The ModelProto of a path, of itself, or of a conversion's result."""
+    if isinstance(model, onnx.ModelProto):
+        return model
+    if isinstance(model, (str, os.PathLike)):
+        return load_model(model)
+    return model.model
 
 
 def load_model(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.ModelProto:

@@ -15,10 +15,9 @@ import onnx
 from onnx import helper
 
 from lowbit.errors import LowBitError
-from lowbit.feeds import constant_values, load_model, model_inputs
+from lowbit.feeds import Model, as_proto, constant_values, model_inputs
 from lowbit.ops import DOMAIN, register_schemas
 
-Model = str | os.PathLike[str] | onnx.ModelProto
 Shape = list[int | str | None]
 Array = npt.NDArray[Any]
 
@@ -82,15 +81,15 @@ def inspect(
     would be left alone.
 
     Args:
-        model: a path or a ModelProto.
+        model: a path, a ModelProto, or what :func:`lowbit.convert` returned.
         shapes: sizes for inputs with symbolic dims; a symbolic batch counts as 1 otherwise.
         isa: choose kernels as for this level instead of this machine's best.
 
     Raises:
         ModelError: if the model cannot be read.
     """
-    proto = model if isinstance(model, onnx.ModelProto) else load_model(model)
-    size = proto.ByteSize() if isinstance(model, onnx.ModelProto) else os.path.getsize(model)
+    proto = as_proto(model)
+    size = os.path.getsize(model) if isinstance(model, (str, os.PathLike)) else proto.ByteSize()
     interface = {
         "inputs": [_describe(value) for value in model_inputs(proto).values()],
         "outputs": [_describe(value) for value in proto.graph.output],

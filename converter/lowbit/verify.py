@@ -27,7 +27,7 @@ from onnx import helper
 
 from lowbit import ties
 from lowbit.errors import LowBitError, ModelError
-from lowbit.feeds import batches, constant_values, load_model, load_samples, random_feeds
+from lowbit.feeds import Model, as_proto, batches, constant_values, load_samples, random_feeds
 from lowbit.ops import DOMAIN, evaluate
 from lowbit.provenance import Place, other_source, read_places
 from lowbit.session import open_session, run_session, session
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     import onnxruntime
 
 Array = npt.NDArray[Any]
-Model = str | os.PathLike[str] | onnx.ModelProto
 Progress = Callable[[int, int], None]
 
 SUFFIX = "/lowbit"  # of the outputs of the model that holds every lowbit node side by side
@@ -125,7 +124,7 @@ def verify(
     """Checks a converted model against the model it was made from.
 
     Args:
-        model: the converted model, a path or a ModelProto.
+        model: the converted model: a path, a ModelProto, or what :func:`lowbit.convert` returned.
         against: its original.
         data: samples, an .npz (arrays named like the inputs, samples along the first dim) or such a dict;
             random inputs that cover every code of the first quantizer when absent.
@@ -141,7 +140,7 @@ def verify(
     Raises:
         ModelError: if a model cannot be read or run, or ``model`` was not made from ``against``.
     """
-    converted, original = _load(model), _load(against)
+    converted, original = as_proto(model), as_proto(against)
     report = VerifyReport()
     mapping = read_places(converted, original)
     if isinstance(against, (str, os.PathLike)) and other_source(converted, against):
@@ -438,14 +437,7 @@ def _compare_outputs(check: OutputCheck, got: Array, expected: Array) -> None:
         check.changed += [first + int(i) for i in np.flatnonzero(~same)]
 
 
-# ---- models and samples
-
-
-def _load(model: Model) -> onnx.ModelProto:
-    if isinstance(model, onnx.ModelProto):
-        return model
-    loaded = getattr(model, "model", None)
-    return loaded if isinstance(loaded, onnx.ModelProto) else load_model(model)
+# ---- samples
 
 
 def _samples(
