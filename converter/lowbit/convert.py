@@ -245,6 +245,12 @@ def _report_region(report: Report, region: Region, value: ir.Value | None) -> No
         if isinstance(entry, NodeReport):
             entry.action = "converted" if node is region.core and value is not None else "absorbed"
             entry.into = into
+            if entry.action == "converted" and producer is not None:
+                entry.details = {
+                    name: attribute.value
+                    for name, attribute in producer.attributes.items()
+                    if name in ("x_bits", "w_bits", "y_bits", "epilogue", "tail")
+                }
     for note in region.notes:
         report.warn(f"{region.core.name}: {note}")
 

@@ -11,7 +11,6 @@ import onnx_ir as ir
 from onnx_ir.passes.common import (
     IdentityEliminationPass,
     LiftConstantsToInitializersPass,
-    TopologicalSortPass,
 )
 
 from lowbit.graph.attributes import get_int
@@ -25,7 +24,6 @@ from lowbit.graph.shapes import infer_shapes
 def normalize(model: ir.Model) -> None:
     """Brings a model into normal form, in place. Its meaning and its interface stay."""
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    TopologicalSortPass()(model)
     infer_shapes(model)
     IdentityEliminationPass()(model)
     fold_constants(model.graph)
