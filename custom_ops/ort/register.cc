@@ -10,6 +10,9 @@
 namespace lowbit::ort {
 namespace {
 
+// The session entry that marks options which hold the library.
+constexpr const char* kRegistered = "lowbit.registered";
+
 OrtCustomOpDomain* BuildDomain() {
   static std::deque<CustomOp> ops;  // the domain points into it
   OrtCustomOpDomain* domain = nullptr;
@@ -41,7 +44,13 @@ RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) noexcept {
   }
   SetApi(api);
   try {
+    // A session takes a domain once. Whoever registers the library in the same options again (an application
+    // and a helper of it) means the same, so the second time does nothing.
+    int registered = 0;
+    Check(api->HasSessionConfigEntry(options, kRegistered, &registered));
+    if (registered != 0) return nullptr;
     Check(api->AddCustomOpDomain(options, Domain()));
+    Check(api->AddSessionConfigEntry(options, kRegistered, "1"));
     return nullptr;
   } catch (...) {
     return StatusFromException("lowbit: ");
