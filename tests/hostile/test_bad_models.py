@@ -305,3 +305,12 @@ def test_impossible_window(model) -> None:
         lowbit.convert(model)
     except lowbit.LowBitError as error:
         assert_one_clear_error(str(error))
+
+
+def test_native_messages_keep_their_numbers() -> None:
+    """A message says what it got, whichever C++ libraries the process has loaded before (onnx brings one)."""
+    native = require_native()
+    attributes = {"kernel_shape": [3, 3], "pads": [2**31 - 1] * 4, "in_channels": 3, "out_channels": 4}
+    shapes = [[1, 8, 8, 3], *[None] * 19]
+    with pytest.raises(ValueError, match=r"pads.* 2147483647, expected"):
+        native.infer_output("LowBitConv", attributes, shapes, [True] * 6 + [False] * 14)
