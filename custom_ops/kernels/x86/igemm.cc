@@ -533,6 +533,7 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     block.pitch = grid.pixels;
     block.segments = window_.segments;
     block.groups = window_.groups;
+    block.zero_row = static_cast<uint8_t>(pad_byte_ + x_shift_) == 0 ? scratch + ws.pad_row : nullptr;
     block.panels = panels_.data() + first_panel;
     block.panel_count = end_panel - first_panel;
     block.bias = bias_.data();

@@ -12,6 +12,7 @@ struct Avx2Narrow : Avx2 {
   // Pixels per tile, by vectors per panel: 16 registers hold the accumulators, the weights, a broadcast and a
   // product.
   static constexpr int kTileRows[kMaxVectors] = {12, 6};
+  static constexpr int kWeightBytes = 4 * kLanes;
   static I DotPairs(I x, I w) { return _mm256_maddubs_epi16(x, w); }
   static I AddWords(I a, I b) { return _mm256_add_epi16(a, b); }
   static I SumPairs(I words) { return _mm256_madd_epi16(words, _mm256_set1_epi16(1)); }

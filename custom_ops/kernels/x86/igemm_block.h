@@ -30,6 +30,8 @@ struct IgemmBlock {
   // pixel multiplies; groups * 4 bytes (and x_offset more) are readable there.
   const uint8_t* const* rows;
   size_t pitch, segments, groups;
+  const uint8_t*
+      zero_row;  // the row pointer of a tap outside the image, where that multiplies zeros; or null
   size_t pixels, first_pixel;  // first_pixel: index in y
   const IgemmPanel* panels;
   size_t panel_count;

@@ -12,6 +12,7 @@ struct Sse41Narrow : Sse41 {
   // Pixels per tile, by vectors per panel: 16 registers hold the accumulators, the weights, a broadcast and a
   // product.
   static constexpr int kTileRows[kMaxVectors] = {12, 6};
+  static constexpr int kWeightBytes = 4 * kLanes;
   static I DotPairs(I x, I w) { return _mm_maddubs_epi16(x, w); }
   static I AddWords(I a, I b) { return _mm_add_epi16(a, b); }
   static I SumPairs(I words) { return _mm_madd_epi16(words, _mm_set1_epi16(1)); }
