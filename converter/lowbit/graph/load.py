@@ -132,7 +132,8 @@ def _check(proto: onnx.ModelProto, label: str) -> None:
         )
     if opsets.get(DOMAIN, VERSION) > VERSION:
         raise ModelError(
-            f"{label}: uses version {opsets[DOMAIN]} of {DOMAIN}, this lowbit knows version {VERSION}; update lowbit"
+            f"{label}: uses version {opsets[DOMAIN]} of {DOMAIN}, this lowbit knows version {VERSION}; "
+            "update lowbit"
         )
     for value in proto.graph.input:
         dims = value.type.tensor_type.shape.dim

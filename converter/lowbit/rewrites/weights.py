@@ -120,11 +120,9 @@ def encode(weights: Weights, *, bipolar: bool = False) -> EncodedWeights:
         weights: the weights.
         bipolar: store weights whose values are all +1 or -1 as 1-bit codes of value 2q - 1.
     """
-    from lowbit import _native
-
     values = weights.values
     if bipolar and set(np.unique(values)) <= {-1, 1}:
-        packed = _native.pack_weights((values > 0).astype(np.uint8), 1)
+        packed = _pack((values > 0).astype(np.int8), 1)
         return EncodedWeights(packed, 1, "bipolar", weights.scale, np.zeros((), np.int32))
 
     value_bits = bits_of(int(values.min()), int(values.max()), signed=True)
@@ -133,11 +131,21 @@ def encode(weights: Weights, *, bipolar: bool = False) -> EncodedWeights:
     high = max(int(weights.codes.max()), int(zero_point.max()))
     code_bits = max(1, (high - low).bit_length())
     if value_bits <= code_bits:
-        packed = _native.pack_weights(values.astype(np.int8), value_bits)
+        packed = _pack(values.astype(np.int8), value_bits)
         return EncodedWeights(packed, value_bits, "signed", weights.scale, np.zeros((), np.int32))
     shift = -(1 << (code_bits - 1)) - low
-    packed = _native.pack_weights((weights.codes.astype(np.int16) + shift).astype(np.int8), code_bits)
+    packed = _pack((weights.codes.astype(np.int16) + shift).astype(np.int8), code_bits)
     return EncodedWeights(packed, code_bits, "signed", weights.scale, (zero_point + shift).astype(np.int32))
+
+
+def _pack(codes: npt.NDArray[np.int8], bits: int) -> npt.NDArray[np.uint8]:
+    """Rows of codes at ``bits`` bits each, every row on a byte; a row of 8-bit codes is its bytes."""
+    if bits == 8:
+        return np.ascontiguousarray(codes).view(np.uint8).reshape(-1)
+    from lowbit import _native
+
+    packed: npt.NDArray[np.uint8] = _native.pack_weights(codes, bits)
+    return packed
 
 
 def check_accumulator(
