@@ -68,7 +68,7 @@ def _flattens(node: ir.Node) -> int | None:
         # Flatten also joins the dims before its axis; only axis 1 leaves them alone.
         return 1 if get_int(node, "axis", 1) == 1 and len(dims) > 1 else None
     target = integers(node.inputs[1])
-    if target is None or not 1 < len(target) < len(dims) or get_int(node, "allowzero", 0):
+    if target is None or not 1 < len(target) < len(dims) or (0 in target and get_int(node, "allowzero", 0)):
         return None
     axis = len(target) - 1
     features = dims[axis:]
