@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #if LOWBIT_X86
 #include "kernels/x86/elementwise.h"
@@ -27,6 +28,20 @@ void RepeatAndPad(std::vector<T>& values, int64_t period) {
 template <typename T>
 bool AllEqual(const std::vector<T>& values) {
   return std::all_of(values.begin(), values.end(), [&](T v) { return v == values.front(); });
+}
+
+int64_t Period(int64_t channels) { return channels * ((kMinPeriod + channels - 1) / channels); }
+
+constexpr size_t kCodes = 256;
+constexpr int64_t kMaxLineChannels = 8192;  // FitLine holds 256 bytes per channel three times
+
+// [256, channels]: what the kernel makes of every input byte in every channel.
+std::vector<uint8_t> AllCodes(const AffineSpec& spec, const ElementwiseKernels& kernels) {
+  const auto channels = static_cast<size_t>(spec.channels);
+  std::vector<uint8_t> x(kCodes * channels), y(x.size());
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<uint8_t>(i / channels);
+  kernels.affine(spec, x.data(), y.data(), 1, static_cast<int64_t>(x.size()), 0);
+  return y;
 }
 
 }  // namespace
@@ -56,8 +71,7 @@ void PrepareAffine(AffineSpec& spec) {
     if (!FastIsExact(quantizer, max_abs, static_cast<double>(spec.x_scale[c]))) spec.fast_is_exact = false;
   }
 
-  const int64_t repeats = (kMinPeriod + spec.channels - 1) / spec.channels;
-  spec.period = spec.channels * repeats;
+  spec.period = Period(spec.channels);
   RepeatAndPad(spec.x_zero_point, spec.period);
   RepeatAndPad(spec.x_scale, spec.period);
   RepeatAndPad(spec.y_scale, spec.period);
@@ -67,6 +81,68 @@ void PrepareAffine(AffineSpec& spec) {
     RepeatAndPad(spec.scale, spec.period);
     RepeatAndPad(spec.shift, spec.period);
   }
+}
+
+void FitLine(AffineSpec& spec, const ElementwiseKernels& kernels) {
+  if (!spec.quantizer.quantized || !spec.fast_is_exact || !AllEqual(spec.y_zero_point)) return;
+  if (spec.channels > kMaxLineChannels) return;
+  const auto count = static_cast<size_t>(spec.channels);
+  const std::vector<uint8_t> expected = AllCodes(spec, kernels);
+
+  // The line without any rounding.
+  std::vector<double> gain(count), offset(count);
+  for (size_t c = 0; c < count; ++c) {
+    const double slope = static_cast<double>(spec.x_scale[c]) * (spec.has_affine ? spec.scale[c] : 1.0f);
+    const double shift = spec.has_affine ? spec.shift[c] : 0.0f;
+    gain[c] = slope / spec.y_scale[c];
+    offset[c] = (shift - slope * spec.x_zero_point[c]) / spec.y_scale[c];
+  }
+
+  std::vector<float> found_gain(count), found_offset(count);
+  std::vector<size_t> open(count);  // channels without a line yet
+  std::iota(open.begin(), open.end(), size_t{0});
+  // Where the float chain and the line fall on different sides of a rounding boundary, moving the line by a
+  // few units in the last place puts it on the right side; more than one boundary is seldom that close.
+  for (const int nudge : {0, 1, -1, 2, -2, 4, -4, 8, -8, 16, -16, 32, -32}) {
+    AffineSpec line;
+    line.x_signed = spec.x_signed;
+    line.quantizer = spec.quantizer;
+    line.y_zero_point = {spec.y_zero_point[0]};
+    line.channels = static_cast<int64_t>(open.size());
+    line.has_line = true;
+    for (const size_t c : open) {
+      const double unit = 0x1p-25 * std::max(256.0 * std::fabs(gain[c]), std::fabs(offset[c]));
+      line.line_gain.push_back(static_cast<float>(gain[c]));
+      line.line_offset.push_back(static_cast<float>(offset[c] + nudge * unit));
+    }
+    std::vector<float> gains = line.line_gain, offsets = line.line_offset;
+    line.period = Period(line.channels);
+    RepeatAndPad(line.line_gain, line.period);
+    RepeatAndPad(line.line_offset, line.period);
+    const std::vector<uint8_t> got = AllCodes(line, kernels);
+
+    std::vector<size_t> still_open;
+    for (size_t i = 0; i < open.size(); ++i) {
+      bool same = true;
+      for (size_t code = 0; code < kCodes; ++code) {
+        same = same && got[code * open.size() + i] == expected[code * count + open[i]];
+      }
+      if (same) {
+        found_gain[open[i]] = gains[i];
+        found_offset[open[i]] = offsets[i];
+      } else {
+        still_open.push_back(open[i]);
+      }
+    }
+    open = std::move(still_open);
+    if (open.empty()) break;
+  }
+  if (!open.empty()) return;
+  spec.line_gain = std::move(found_gain);
+  spec.line_offset = std::move(found_offset);
+  RepeatAndPad(spec.line_gain, spec.period);
+  RepeatAndPad(spec.line_offset, spec.period);
+  spec.has_line = true;
 }
 
 const ElementwiseKernels& ElementwiseFor([[maybe_unused]] Isa isa) {

@@ -50,6 +50,11 @@ struct AffineSpec {
   int64_t period = 0;             // a multiple of channels: the arrays' length after repetition
   std::vector<float> y_inverse;   // f32(1 / y_scale)
   bool fast_is_exact = false;
+
+  // Filled by FitLine: y = clip(rint(gain[c] * x + offset[c]) + y_zero_point[0], lo, hi) gives the same
+  // codes.
+  bool has_line = false;
+  std::vector<float> line_gain, line_offset;
 };
 
 // Repeats the arrays until they are long enough that a vector loop seldom meets their end (a 3-channel image
@@ -128,6 +133,13 @@ struct ElementwiseKernels {
 };
 
 inline constexpr int64_t kMaxSumPixels = int64_t{1} << 23;  // 255 * 2^23 < 2^31
+
+// A chain of six float operations on an 8-bit code, rounded to a code, is a staircase that a single
+// multiply-add can climb as well, given the right two numbers. FitLine looks for them, channel by channel,
+// and keeps them only if the kernel in `kernels` gives the same code for every one of the 256 inputs of every
+// channel: the result is exact by trial, not by analysis. Call it after PrepareAffine, with the table that
+// will run the node.
+void FitLine(AffineSpec& spec, const ElementwiseKernels& kernels);
 
 const ElementwiseKernels& ElementwiseReference();
 // The best table that `isa` includes.

@@ -15,6 +15,7 @@ class AffineOperator final : public Operator {
       : plan_name_(plan_name), spec_(std::move(spec)) {
     PrepareAffine(spec_);
     kernels_ = &SelectElementwise(options, spec_.fast_is_exact);
+    if (kernels_ != &ElementwiseReference()) FitLine(spec_, *kernels_);
   }
 
   std::vector<int64_t> OutputShape(FedTensors inputs) const override {

@@ -23,7 +23,12 @@ class ConcatOperator final : public Operator {
       : parts_(std::move(parts)),
         quantizer_(quantizer),
         axis_(axis),
-        kernels_(SelectElementwise(options, fast_is_exact)) {}
+        kernels_(SelectElementwise(options, fast_is_exact)) {
+    if (&kernels_ == &ElementwiseReference()) return;
+    for (Part& part : parts_) {
+      if (!part.copied) FitLine(part.spec, kernels_);
+    }
+  }
 
   std::vector<int64_t> OutputShape(FedTensors inputs) const override {
     Require(inputs.size() == kFirst + parts_.size(), "got ", inputs.size() - std::min(inputs.size(), kFirst),

@@ -65,6 +65,16 @@ LOWBIT_ALWAYS_INLINE inline typename S::F Divide(typename S::F x, typename S::F 
   }
 }
 
+// a * b + c, rounded once where the level has fma.
+template <class S>
+LOWBIT_ALWAYS_INLINE inline typename S::F MultiplyAdd(typename S::F a, typename S::F b, typename S::F c) {
+  if constexpr (S::kHasFma) {
+    return S::FmaF(a, b, c);
+  } else {
+    return S::AddF(S::MulF(a, b), c);
+  }
+}
+
 // From rounded quotients to bytes. The zero point is added to 16-bit words: the packs saturate, which only
 // shortens values that are far outside [lo, hi] with or without their zero point.
 template <class S>
@@ -149,6 +159,32 @@ struct PartialBytes {
 
 // ---- LowBitAffine, LowBitRequantize, LowBitDequantize ----
 
+// Calls block<N>(from, channel, to) over rows of elements; channel is the one of the first element, 0 where
+// one channel's numbers serve all. kSize is the size of an output element.
+template <class S, int64_t kSize, class Block>
+LOWBIT_ALWAYS_INLINE inline void ForRows(const AffineSpec& spec, const uint8_t* x, uint8_t* y, int64_t rows,
+                                         int64_t width, int64_t y_stride, const Block& block) {
+  const bool uniform = spec.channels == 1;
+  const int64_t run = uniform ? width : spec.period;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t done = 0; done < width; done += run) {
+      const uint8_t* from = x + r * width + done;
+      uint8_t* to = y + (r * y_stride + done) * kSize;
+      ForBlocks<S>(
+          Min(run, width - done),
+          [&]<int N>(int64_t i) LOWBIT_ALWAYS_INLINE {
+            block.template operator()<N>(from + i, uniform ? 0 : i, to + i * kSize);
+          },
+          [&](int64_t i, int64_t n) LOWBIT_ALWAYS_INLINE {
+            const PartialBytes<S> part(from + i, n);
+            uint8_t out[S::kLanes * kSize];
+            block.template operator()<1>(part.bytes, uniform ? 0 : i, out);
+            std::memcpy(to + i * kSize, out, static_cast<size_t>(n * kSize));
+          });
+    }
+  }
+}
+
 template <class S, bool kSigned, bool kGridPerChannel, bool kHasAffine, bool kQuantized>
 void AffineImpl(const AffineSpec& spec, const uint8_t* x, uint8_t* y, int64_t rows, int64_t width,
                 int64_t y_stride) {
@@ -190,32 +226,41 @@ void AffineImpl(const AffineSpec& spec, const uint8_t* x, uint8_t* y, int64_t ro
     }
   };
 
-  constexpr int64_t kSize = kQuantized ? 1 : 4;
-  // With one channel the arrays are read at 0 only; otherwise at the element's channel.
-  const bool uniform = spec.channels == 1;
-  const int64_t run = uniform ? width : spec.period;
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t done = 0; done < width; done += run) {
-      const uint8_t* from = x + r * width + done;
-      uint8_t* to = y + (r * y_stride + done) * kSize;
-      ForBlocks<S>(
-          Min(run, width - done),
-          [&]<int N>(int64_t i) LOWBIT_ALWAYS_INLINE {
-            block.template operator()<N>(from + i, uniform ? 0 : i, to + i * kSize);
-          },
-          [&](int64_t i, int64_t n) LOWBIT_ALWAYS_INLINE {
-            const PartialBytes<S> part(from + i, n);
-            uint8_t out[S::kLanes * kSize];
-            block.template operator()<1>(part.bytes, uniform ? 0 : i, out);
-            std::memcpy(to + i * kSize, out, static_cast<size_t>(n * kSize));
-          });
+  ForRows<S, kQuantized ? 1 : 4>(spec, x, y, rows, width, y_stride, block);
+}
+
+// The same codes by one multiply-add per element (FitLine).
+template <class S, bool kSigned, bool kPerChannel>
+void LineImpl(const AffineSpec& spec, const uint8_t* x, uint8_t* y, int64_t rows, int64_t width,
+              int64_t y_stride) {
+  const float *gains = spec.line_gain.data(), *offsets = spec.line_offset.data();
+  const auto gain = S::SetF(gains[0]), offset = S::SetF(offsets[0]);
+  const ByteOutput<S> output(spec.quantizer, spec.y_zero_point.data()[0]);
+
+  const auto block = [&]<int N>(const uint8_t* from, int64_t c, uint8_t* to) LOWBIT_ALWAYS_INLINE {
+    typename S::I rounded[N];
+    for (int i = 0; i < N; ++i) {
+      const int64_t k = c + i * S::kLanes;
+      const auto v = S::ToFloat(LoadCodes<S, kSigned>(from + i * S::kLanes));
+      rounded[i] = S::RoundToInt(MultiplyAdd<S>(v, kPerChannel ? S::LoadF(gains + k) : gain,
+                                                kPerChannel ? S::LoadF(offsets + k) : offset));
     }
-  }
+    output.Store(rounded, to);
+  };
+  ForRows<S, 1>(spec, x, y, rows, width, y_stride, block);
 }
 
 template <class S>
 void Affine(const AffineSpec& spec, const uint8_t* x, void* y, int64_t rows, int64_t width,
             int64_t y_stride) {
+  if (spec.has_line) {
+    Specialize(
+        [&]<bool kSigned, bool kPerChannel>() {
+          LineImpl<S, kSigned, kPerChannel>(spec, x, static_cast<uint8_t*>(y), rows, width, y_stride);
+        },
+        spec.x_signed, spec.channels > 1);
+    return;
+  }
   Specialize(
       [&]<bool kSigned, bool kGridPerChannel, bool kHasAffine, bool kQuantized>() {
         AffineImpl<S, kSigned, kGridPerChannel, kHasAffine, kQuantized>(spec, x, static_cast<uint8_t*>(y),
