@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support import lowbit_library
+from tests.support import lowbit_library, require_native
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads ELF files")
 
@@ -25,12 +27,24 @@ def output_of(program: str, *args: str) -> str:
     return subprocess.run([program, *args], check=True, text=True, capture_output=True).stdout
 
 
+def native_module() -> str:
+    spec = importlib.util.find_spec("lowbit._native")
+    assert spec is not None
+    assert spec.origin is not None
+    return spec.origin
+
+
 @pytest.mark.skipif(SANITIZED, reason="a sanitizer adds symbols of its own")
-def test_exports_register_custom_ops_alone() -> None:
-    lines = output_of("nm", "-D", "--defined-only", lowbit_library()).splitlines()
+@pytest.mark.parametrize(
+    ("path_of", "only"), [(lowbit_library, "RegisterCustomOps"), (native_module, "PyInit__native")]
+)
+def test_exports_one_symbol(path_of: Callable[[], str], only: str) -> None:
+    """A visible libstdc++ would bind to the copy of another library in the process."""
+    require_native()
+    lines = output_of("nm", "-D", "--defined-only", path_of()).splitlines()
     # Version nodes of the linker script appear as absolute symbols (type A).
     names = {line.split()[-1].split("@")[0] for line in lines if line.split()[1] != "A"}
-    assert names == {"RegisterCustomOps"}
+    assert names == {only}
 
 
 @pytest.mark.skipif(SANITIZED, reason="a sanitizer needs the shared libstdc++")
