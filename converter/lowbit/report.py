@@ -20,6 +20,7 @@ class NodeReport:
         into: the node of the output model that computes it now; None for kept nodes.
         reason: why a node was kept; None otherwise.
         details: facts worth showing, such as the bit widths.
+        quantized: whether a kept node works on quantized tensors and could have become a lowbit node.
     """
 
     name: str
@@ -28,6 +29,7 @@ class NodeReport:
     into: str | None = None
     reason: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
+    quantized: bool = False
 
 
 @dataclass

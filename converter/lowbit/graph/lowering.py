@@ -95,6 +95,7 @@ class Lowering:
         self.wanted_codes: set[ir.Value] = set()
         self.provenance: dict[str, dict[str, Any]] = {}
         self.origins: dict[str, list[str]] = {}
+        self.kept: set[ir.Node] = set()
         self._codes: dict[ir.Value, Stored] = {}
         self._reals: dict[ir.Value, StoredReal] = {}
         self._originals: dict[ir.Value, ir.Value] = {}
@@ -294,6 +295,18 @@ class Lowering:
         self._write_standard(op_type, inputs, attributes, [output], f"{source.name}.{op_type}")
         return output
 
+    def axes_operand(
+        self, owner: ir.Value, axes: Sequence[int]
+    ) -> tuple[list[ir.Value], dict[str, list[int]]]:
+        """Axes of Squeeze and Unsqueeze in the form of the model's opset.
+
+        Returns:
+            Further inputs (since opset 13) and attributes (before it).
+        """
+        if self.graph.opset_imports.get("", 13) < 13:
+            return [], {"axes": list(axes)}
+        return [self.constant(owner, "axes", np.array(axes, np.int64))], {}
+
     def standard_many(
         self,
         op_type: str,
@@ -384,6 +397,7 @@ class Lowering:
 
         An elementwise node between tensors that are stored in another order of axes works in that order.
         """
+        self.kept.add(node)
         if self._keep_in_order(node):
             return
         inner = [n for graph in graphs_of(node) for n in graph.all_nodes()]

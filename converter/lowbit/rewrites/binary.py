@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.constants import constant
@@ -87,11 +86,11 @@ class BinaryRegion(Region):
         stored = lowering.codes_in(operand.codes, identity(rank - missing))
         if order == identity(rank):
             return stored
-        axes = lowering.constant(operand.codes, "axes", np.arange(missing, dtype=np.int64))
         shape = [1] * missing + list(stored.value.shape or [])
         assert stored.value.dtype is not None
+        further, attributes = lowering.axes_operand(operand.codes, range(missing))
         wide = lowering.standard(
-            "Unsqueeze", [stored.value, axes], {}, operand.codes, stored.value.dtype, shape=shape
+            "Unsqueeze", [stored.value, *further], attributes, operand.codes, stored.value.dtype, shape=shape
         )
         perm = {"perm": list(order)}
         turned = lowering.standard(

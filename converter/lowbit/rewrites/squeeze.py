@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.attributes import get_ints
@@ -42,14 +41,9 @@ class SqueezeRegion(MoveRegion):
             for axis in sorted(self.axes):
                 order_list.insert(axis, axis)
             order, stored_axes = tuple(order_list), sorted(self.axes)
-        # The form with axes as an attribute ended with opset 12.
-        if "axes" in self.core.attributes:
-            inputs, attributes = [stored.value], {"axes": stored_axes}
-        else:
-            inputs = [stored.value, lowering.constant(output, "axes", np.array(stored_axes, np.int64))]
-            attributes = {}
+        further, attributes = lowering.axes_operand(output, stored_axes)
         value = lowering.standard(
-            self.core.op_type, inputs, attributes, output, stored_type(stored), order=order
+            self.core.op_type, [stored.value, *further], attributes, output, stored_type(stored), order=order
         )
         lowering.define_codes(output, replace(stored, value=value, order=order))
         return value
