@@ -74,7 +74,7 @@ def test_convert_reports_every_node(source, tmp_path):
     assert summary["bytes_after"] == output.stat().st_size
     nodes = summary["report"]["nodes"]
     assert len(nodes) == len(onnx.load(source).graph.node)
-    assert {"name", "op_type", "action", "into", "reason", "details"} == set(nodes[0])
+    assert {"name", "op_type", "action", "into", "reason", "details"} <= set(nodes[0])
     assert {node["action"] for node in nodes} <= {"converted", "absorbed", "kept"}
     assert all(node["reason"] for node in nodes if node["action"] == "kept")
     onnx.checker.check_model(onnx.load(output))
