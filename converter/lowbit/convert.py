@@ -178,7 +178,7 @@ def _serialize(model: ir.Model) -> onnx.ModelProto:
 
 
 def _refuse_float_islands(report: Report) -> None:
-    left = [node for node in report.kept if node.quantized]
+    left = report.islands
     if left:
         lines = "; ".join(f"{node.op_type} '{node.name}': {node.reason}" for node in left[:10])
         more = f" and {len(left) - 10} more" if len(left) > 10 else ""

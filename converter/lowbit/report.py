@@ -20,7 +20,6 @@ class NodeReport:
         into: the node of the output model that computes it now; None for kept nodes.
         reason: why a node was kept; None otherwise.
         details: facts worth showing, such as the bit widths.
-        quantized: whether a kept node works on quantized tensors and could have become a lowbit node.
     """
 
     name: str
@@ -29,15 +28,21 @@ class NodeReport:
     into: str | None = None
     reason: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
-    quantized: bool = False
 
 
 @dataclass
 class Report:
-    """The result of a conversion in words: one entry per node, and what the user should know beyond that."""
+    """The result of a conversion in words.
+
+    Attributes:
+        nodes: one entry per node of the input model.
+        warnings: what the user should know beyond that.
+        islands: the kept nodes that speak about quantized tensors and could have become lowbit nodes.
+    """
 
     nodes: list[NodeReport] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    islands: list[NodeReport] = field(default_factory=list)
 
     @property
     def converted(self) -> list[NodeReport]:

@@ -63,7 +63,7 @@ def test_report_says_what_became_of_every_node() -> None:
     assert ("DequantizeLinear", "absorbed") in by_type
     (entry,) = (n for n in report.nodes if n.op_type == "Conv")
     assert entry.into == entry.name
-    assert report.to_dict()["nodes"][0].keys() == {"name", "op_type", "action", "into", "reason", "details", "quantized"}
+    assert report.to_dict()["nodes"][0].keys() == {"name", "op_type", "action", "into", "reason", "details"}
 
 
 def test_strict_accepts_a_model_that_converts_whole() -> None:

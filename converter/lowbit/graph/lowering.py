@@ -10,6 +10,7 @@ brought back into it, by :meth:`Lowering.original_codes` and :meth:`Lowering.ori
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,15 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.constants import Array, add_initializer, constant
-from lowbit.graph.normal_form import ELEMENTWISE, NormalForm, Quantization, is_dequantize, is_op, is_quantize
+from lowbit.graph.normal_form import (
+    ELEMENTWISE,
+    NormalForm,
+    Quantization,
+    dims_of,
+    is_dequantize,
+    is_op,
+    is_quantize,
+)
 from lowbit.graph.quantization import CODE_TYPES, Grid, bits_of
 from lowbit.graph.schemas import DOMAIN, VERSION, signatures
 from lowbit.report import Report
@@ -492,7 +501,9 @@ class Lowering:
             return stored
         rank = len(stored.order)
         straight = self._transposed(stored.value, stored.order, identity(rank), value)
-        shape = [*(0 for _ in range(stored.flattened)), -1]
+        dims = dims_of(straight)[stored.flattened :]
+        features = math.prod(dim for dim in dims if dim is not None)
+        shape = [*(0 for _ in range(stored.flattened)), -1 if None in dims else features]
         target = self.constant(value, "shape", np.array(shape, np.int64))
         flat = self.standard(
             "Reshape", [straight, target], {}, value, ir.DataType.INT8 if stored.signed else ir.DataType.UINT8

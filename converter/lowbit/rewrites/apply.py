@@ -10,7 +10,7 @@ from lowbit.graph.lowering import Lowering, graphs_of
 from lowbit.graph.normal_form import NormalForm, is_dequantize, is_op, is_quantize
 from lowbit.graph.reasons import Refusal
 from lowbit.report import NodeReport, Report
-from lowbit.rewrites import RULES
+from lowbit.rewrites import RULES, quantize
 from lowbit.rewrites.rule import Context, Region
 
 _REPORT = "lowbit.report"
@@ -76,7 +76,7 @@ def apply_rules(graph: ir.Graph, report: Report, *, round_bias: bool, ap: bool) 
         else:
             _report_region(report, region, region.emit(lowering))
         if node in lowering.kept:
-            _explain(node, refusals.get(node))
+            _explain(report, node, refusals.get(node))
     lowering.finish_outputs()
     return lowering
 
@@ -122,28 +122,30 @@ def _inputs_of(node: ir.Node) -> Iterator[ir.Value]:
         yield from graph.outputs
 
 
-def _explain(node: ir.Node, reason: str | None) -> None:
+def _explain(report: Report, node: ir.Node, reason: str | None) -> None:
+    """Says in the report why a node stays; one that could have become a lowbit node is an island of float."""
     entry = node.meta.get(_REPORT)
     if not isinstance(entry, NodeReport):
         return
     entry.action, entry.into = "kept", None
+    island = False
     if reason is not None:
-        entry.quantized = not is_quantize(node) and not is_dequantize(node)
-        entry.reason = reason
+        island = reason != quantize.NO_READER
     elif graphs_of(node):
         inner = [n for graph in graphs_of(node) for n in graph.all_nodes()]
         hidden = sum(is_quantize(n) or is_dequantize(n) for n in inner)
-        entry.quantized = hidden > 0
-        entry.reason = (
-            f"it holds a subgraph ({len(inner)} nodes, {hidden} of them Q/DQ); those are left alone"
-        )
+        island = hidden > 0
+        reason = f"it holds a subgraph ({len(inner)} nodes, {hidden} of them Q/DQ); those are left alone"
     elif is_quantize(node) or is_dequantize(node):
-        entry.reason = "it stands at the edge of a node that stays"
+        reason = "it stands at the edge of a node that stays"
     elif node.op_type.startswith(_OTHER_FORMS):
-        entry.quantized = True
-        entry.reason = "it belongs to another form of quantization than QDQ, which lowbit does not read yet"
+        island = True
+        reason = "it belongs to another form of quantization than QDQ, which lowbit does not read yet"
     else:
-        entry.reason = "lowbit has no integer form of it between the tensors it reads and writes"
+        reason = "lowbit has no integer form of it between the tensors it reads and writes"
+    entry.reason = reason
+    if island:
+        report.islands.append(entry)
 
 
 def _report_region(report: Report, region: Region, value: ir.Value | None) -> None:

@@ -14,6 +14,7 @@ from lowbit.graph.reasons import Refusal
 from lowbit.rewrites.chain import quantization_at
 from lowbit.rewrites.rule import Context, Region
 
+NO_READER = "no lowbit node reads its codes"
 _SPATIAL = (
     "Conv",
     "ConvTranspose",
@@ -90,7 +91,7 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     if isinstance(quantization, Refusal):
         return quantization if is_quantize(sink) else None
     if quantization.codes not in context.wanted:
-        return Refusal("no lowbit node reads its codes")
+        return Refusal(NO_READER)
     rank = rank_of(quantization.source)
     if rank is None:
         return Refusal("the rank of its input is unknown")
