@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 _LIBRARY_NAMES = {"win32": "lowbit.dll", "darwin": "liblowbit.dylib"}
 
-REGISTERED = "lowbit.registered"
-"""Session entry that marks options which hold the library: a domain cannot be registered twice."""
-
 
 def get_library_path() -> str:
     """The absolute path of the custom-op library, for those who register it themselves (Python, C++, C#).
@@ -43,14 +40,8 @@ def get_library_path() -> str:
 
 
 def register(sess_options: onnxruntime.SessionOptions) -> None:
-    """Registers the library in ``sess_options`` unless it already is."""
-    try:
-        if sess_options.get_session_config_entry(REGISTERED) == "1":
-            return
-    except RuntimeError:  # ONNX Runtime's answer to an unknown key
-        pass
+    """Registers the library in ``sess_options``; harmless if it already is."""
     sess_options.register_custom_ops_library(get_library_path())
-    sess_options.add_session_config_entry(REGISTERED, "1")
 
 
 def session(
