@@ -1,8 +1,8 @@
 """The compiled module: op set, kernels and packing, for tests, tools and benchmarks.
 
 Arrays are numpy arrays; `inputs` has one entry per schema input in order (variadic ones expanded), None where
-an optional input is absent, and may end early. Every function raises `LowBitError` with the reason for what it
-refuses.
+an optional input is absent, and may end early. Every function raises `LowBitError` with the reason for what
+it refuses.
 """
 
 from collections.abc import Mapping, Sequence
