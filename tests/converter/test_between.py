@@ -93,6 +93,20 @@ def test_quantizer_behind_max_pool_and_concat_is_raised_to_the_convolutions() ->
     converts(build, "LowBitConv", "LowBitConv", "LowBitMaxPool", "LowBitConv")
 
 
+@pytest.mark.parametrize("relu", [False, True])
+def test_quantizer_with_clip_behind_max_pool_is_raised_as_a_whole(relu: bool) -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        yq = Quant(yq.scale * 16, np.asarray(4), yq.kind)
+        y = g.node("MaxPool", [y], kernel_shape=[2, 2])
+        y = g.node("Relu", [y]) if relu else y
+        y = g.node("Clip", [g.q(y, yq), g.const(np.uint8(0)), g.const(np.uint8(15))])
+        z, zq = conv(g, g.dq(y, yq), yq, channels=5)
+        output(g, g.qdq(z, zq), 2, 5, 1, 1)
+
+    converts(build, "LowBitConv", "LowBitMaxPool", "LowBitConv")
+
+
 def test_indices_of_max_pool_keep_it_in_float() -> None:
     def build(g: Graph) -> None:
         x, _ = image(g)

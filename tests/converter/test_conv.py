@@ -141,6 +141,19 @@ def test_addition_before_the_only_rounding_is_a_step_of_the_tail() -> None:
     assert converts(build, "LowBitConv").attributes("LowBitConv")["tail"] == "residual"
 
 
+@pytest.mark.parametrize("quantized", [False, True])
+def test_addition_that_enlarges_the_result_is_not_fused(quantized: bool) -> None:
+    def build(g: Graph) -> None:
+        x, xq = image(g)
+        y, yq = conv(g, x, xq, out=4, kernel=6)
+        y = g.qdq(y, yq) if quantized else y
+        output(g, g.qdq(g.node("Add", [y, x]), yq), 2, 4, 6, 6)
+
+    result = converted(build)
+    result.assert_equal()
+    assert len(result.node("LowBitConv").input) <= 9
+
+
 def test_pad_with_zeros_is_absorbed() -> None:
     def build(g: Graph) -> None:
         x, xq = image(g)

@@ -46,6 +46,19 @@ def test_matmul_of_any_rank_and_the_bias_behind_it() -> None:
     assert "tail" not in converts(build, "LowBitGemm").attributes("LowBitGemm")
 
 
+def test_constant_that_adds_a_dimension_is_not_a_bias() -> None:
+    def build(g: Graph) -> None:
+        x, xq = rows(g, 3, 20)
+        wq = g.weight_quant(7, axis=1)
+        y = g.node("MatMul", [x, g.weight(g.codes((20, 7)), wq)])
+        y = g.node("Add", [y, g.floats(g.rng.normal(size=(1, 1, 7)))])
+        output(g, g.qdq(y, g.after(xq, wq, 20)), 1, 3, 7)
+
+    result = converted(build)
+    assert result.attributes("LowBitGemm")["epilogue"] == "float"
+    assert result.ops["Add"] == 1
+
+
 @pytest.mark.parametrize("flatten", ["Flatten", "Reshape"])
 def test_flatten_is_absorbed_into_the_order_of_the_columns(flatten: str) -> None:
     def build(g: Graph) -> None:

@@ -191,49 +191,83 @@ def _rounded_to(form: NormalForm, value: ir.Value, grid: Grid) -> bool:
 
 
 def _raise_quantize(graph: ir.Graph, node: ir.Node) -> None:
-    """Rewrites ``Q(op(x))`` to ``op(Q(x))`` where nobody else reads op(x)."""
+    """Rewrites ``Q(op(x))`` to ``op(Q(x))`` where nobody else reads op(x).
+
+    A Relu or Clip between the two, and a Clip on the codes behind Q, go along: they work element by element,
+    and MaxPool, which compares elements, commutes with everything monotone.
+    """
     form = NormalForm(graph)
-    moved = node.inputs[0]
+    codes = node.outputs[0]
+    users = codes.consumers()
+    rounding = [node]
+    if len(users) == 1 and is_op(users[0], "Clip") and not codes.is_graph_output():
+        rounding.append(users[0])
+        codes = users[0].outputs[0]
+    quantization = form.quantization(codes)
+    if not isinstance(quantization, Quantization) or not quantization.grid.per_tensor:
+        return
+    moved, clips = _below_clips(form, quantization.source)
     op = None if moved is None else moved.producer()
-    if moved is None or op is None or op.graph is not graph or not form.used_once(moved):
-        return
-    quantization = form.quantization(node.outputs[0])
-    if not isinstance(quantization, Quantization) or not quantization.grid.per_tensor or len(op.outputs) != 1:
-        return
-    if not is_op(op, *CODE_MOVERS) or not moves_exactly(op):
+    if op is None or op.graph is not graph or len(op.outputs) != 1 or not is_op(op, *CODE_MOVERS):
         return
     source = op.inputs[0]
     if source is None or constant(source) is not None or is_dequantize(source.producer()):
         return
-    if not form.used_once(source):
+    if not form.used_once(source) or not moves_exactly(op) or (clips and _pads_with_value(op)):
         return
+
     code_range = quantization.range
-    codes = ir.val(f"{source.name}.codes", code_range.dtype, source.shape)
-    codes.meta["lowbit.made"] = True
-    raised = ir.Node(
-        node.domain,
-        "QuantizeLinear",
-        [source, *node.inputs[1:]],
-        node.attributes,
-        outputs=[codes],
-        name=node.name,
-    )
-    raised.meta.update(node.meta)
-    graph.insert_before(op, raised)
-    inputs = [codes, *op.inputs[1:]]
+    value = source
+    for step in (*clips, *rounding):
+        dtype = ir.DataType.FLOAT if step in clips else code_range.dtype
+        output = ir.val(f"{step.outputs[0].name}.raised", dtype, source.shape)
+        output.meta["lowbit.made"] = True
+        raised = ir.Node(
+            step.domain,
+            step.op_type,
+            [value, *step.inputs[1:]],
+            step.attributes,
+            outputs=[output],
+            name=step.name,
+        )
+        raised.meta.update(step.meta)
+        graph.insert_before(op, raised)
+        value = output
+    inputs = [value, *op.inputs[1:]]
     if _pads_with_value(op):
         code = _pad_code(op, quantization.grid, code_range, exact=False)
         assert code is not None
+        code = min(max(code, code_range.low), code_range.high)
         inputs = _with_pad_code(graph, op, inputs, code, code_range.dtype)
-    on_codes = _on_codes(graph, op, inputs, code_range.dtype)
-    new, old = on_codes.outputs[0], node.outputs[0]
-    name, old.name = old.name, f"{old.name}.raised"
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    new = _on_codes(graph, op, inputs, code_range.dtype).outputs[0]
+    name, codes.name = codes.name, f"{codes.name}.replaced"
+    codes.replace_all_uses_with(new, replace_graph_outputs=True)
     new.name = name
     new.meta["lowbit.named"] = True
-    graph.remove(node, safe=True)
-    graph.remove(op, safe=True)
-    _raise_quantize(graph, raised)
+    for old in (*reversed(rounding), *reversed(clips), op):
+        graph.remove(old, safe=True)
+    quantize = next(user for user in _behind(source, len(clips)).consumers() if is_quantize(user))
+    _raise_quantize(graph, quantize)
+
+
+def _below_clips(form: NormalForm, value: ir.Value) -> tuple[ir.Value | None, list[ir.Node]]:
+    """The value under a run of Relu and Clip nodes that nobody else reads, and the run."""
+    clips: list[ir.Node] = []
+    while form.used_once(value):
+        node = value.producer()
+        if node is None or not is_op(node, "Relu", "Clip") or clip_bounds(node) is None:
+            return value, clips
+        assert node.inputs[0] is not None
+        clips.insert(0, node)
+        value = node.inputs[0]
+    return None, clips
+
+
+def _behind(value: ir.Value, count: int) -> ir.Value:
+    """The value that a number of nodes in a row make of a value."""
+    for _ in range(count):
+        value = value.consumers()[0].outputs[0]
+    return value
 
 
 def moves_exactly(node: ir.Node) -> bool:

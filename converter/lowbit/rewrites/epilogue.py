@@ -257,7 +257,9 @@ def _extend(
         activation = read_activation(form, link.other, "residual operand")
         if isinstance(activation, Refusal):
             return activation
-        if not same_shape(node.outputs[0], activation.codes):
+        path = node.inputs[link.path]
+        assert path is not None
+        if not same_shape(path, activation.codes):
             return Refusal("the other operand of its Add has another shape")
         return replace(epilogue, steps=(*epilogue.steps, "residual"), residual=activation)
 

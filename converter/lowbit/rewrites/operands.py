@@ -90,12 +90,10 @@ def per_channel(array: Array, rank: int, axis: int, channels: int) -> Array | No
         channels: size of that axis.
 
     Returns:
-        None if it varies along another axis or would make the tensor larger.
+        None if it varies along another axis or would give the tensor another shape.
     """
     if array.ndim > rank:
-        if any(size != 1 for size in array.shape[: array.ndim - rank]):
-            return None
-        array = array.reshape(array.shape[array.ndim - rank :])
+        return None
     shape = [1] * (rank - array.ndim) + list(array.shape)
     if any(size != 1 for i, size in enumerate(shape) if i != axis) or shape[axis] not in (1, channels):
         return None
