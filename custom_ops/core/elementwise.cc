@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
 #if LOWBIT_X86
@@ -39,7 +40,8 @@ constexpr int64_t kMaxLineChannels = 8192;  // FitLine holds 256 bytes per chann
 std::vector<uint8_t> AllCodes(const AffineSpec& spec, const ElementwiseKernels& kernels) {
   const auto channels = static_cast<size_t>(spec.channels);
   std::vector<uint8_t> x(kCodes * channels), y(x.size());
-  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<uint8_t>(i / channels);
+  for (size_t code = 0; code < kCodes; ++code)
+    std::memset(&x[code * channels], static_cast<int>(code), channels);
   kernels.affine(spec, x.data(), y.data(), 1, static_cast<int64_t>(x.size()), 0);
   return y;
 }
@@ -121,18 +123,23 @@ void FitLine(AffineSpec& spec, const ElementwiseKernels& kernels) {
     RepeatAndPad(line.line_offset, line.period);
     const std::vector<uint8_t> got = AllCodes(line, kernels);
 
+    std::vector<uint8_t> differs(open.size());
+    for (size_t code = 0; code < kCodes; ++code) {
+      const uint8_t *row = &got[code * open.size()], *wanted = &expected[code * count];
+      if (open.size() == count) {  // the first round, and nearly all of the work
+        for (size_t i = 0; i < count; ++i) differs[i] |= static_cast<uint8_t>(row[i] ^ wanted[i]);
+      } else {
+        for (size_t i = 0; i < open.size(); ++i) differs[i] |= static_cast<uint8_t>(row[i] ^ wanted[open[i]]);
+      }
+    }
     std::vector<size_t> still_open;
     for (size_t i = 0; i < open.size(); ++i) {
-      bool same = true;
-      for (size_t code = 0; code < kCodes; ++code) {
-        same = same && got[code * open.size() + i] == expected[code * count + open[i]];
-      }
-      if (same) {
-        found_gain[open[i]] = gains[i];
-        found_offset[open[i]] = offsets[i];
-      } else {
+      if (differs[i] != 0) {
         still_open.push_back(open[i]);
+        continue;
       }
+      found_gain[open[i]] = gains[i];
+      found_offset[open[i]] = offsets[i];
     }
     open = std::move(still_open);
     if (open.empty()) break;

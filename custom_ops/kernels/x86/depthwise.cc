@@ -192,7 +192,8 @@ void DepthwiseKernel::Pack(const ConvSpec& spec, DepthwiseProducts products,
 double Cycles(const ConvGeometry& g, int64_t blocks, bool wide) {
   // Measured on Zen 5 at 512 bits: cycles per block of one output pixel.
   if (SlidesAlongRow(g)) return static_cast<double>(blocks) * (wide ? 30 : 16);
-  return static_cast<double>(blocks) * (wide ? 14 : 10) * static_cast<double>(g.Taps() / kQuad + 2);
+  const int64_t quads = (g.Taps() + kQuad - 1) / kQuad;
+  return static_cast<double>(blocks * (quads + 1)) * (wide ? 14 : 10);
 }
 
 void DepthwiseKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
