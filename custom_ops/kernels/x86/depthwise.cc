@@ -274,14 +274,14 @@ void DepthwiseKernel::RunPixels(const ConvArgs& args, int64_t row) const {
   }
 }
 
-template <const DepthwiseEngine& kEngine>
+template <const DepthwiseEngine* kEngine>
 std::string Refuse(const ConvSpec& spec) {
   const ConvGeometry& g = spec.geometry;
   if (!g.IsDepthwise()) return "not depthwise (group == in_channels == out_channels > 1)";
   if (g.in_channels < kMinChannels) return "fewer than 16 channels";
   if (g.Taps() > kMaxTaps) return "more than 256 taps";
   if (spec.x.encoding == Encoding::kBipolar) return "bipolar activations";
-  if (kEngine.products == DepthwiseProducts::kWide) return {};
+  if (kEngine->products == DepthwiseProducts::kWide) return {};
   for (int64_t c = 0; c < g.out_channels; ++c) {
     for (int64_t t = 0; t < g.Taps(); ++t) {
       const int32_t value = spec.WeightValue(c, c * g.Taps() + t);
@@ -291,21 +291,21 @@ std::string Refuse(const ConvSpec& spec) {
   return {};
 }
 
-template <const DepthwiseEngine& kEngine>
+template <const DepthwiseEngine* kEngine>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const ConvGeometry& g = spec.geometry;
-  const auto width = static_cast<int64_t>(kEngine.kernels[0][0]->channels);
+  const auto width = static_cast<int64_t>(kEngine->kernels[0][0]->channels);
   const int64_t blocks = (g.in_channels + width - 1) / width;
   return static_cast<double>(shape.out_h * shape.out_w) *
-         Cycles(g, blocks, kEngine.products == DepthwiseProducts::kWide);
+         Cycles(g, blocks, kEngine->products == DepthwiseProducts::kWide);
 }
 
-template <const DepthwiseEngine& kEngine>
+template <const DepthwiseEngine* kEngine>
 std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
-  return std::make_unique<DepthwiseKernel>(spec, kEngine);
+  return std::make_unique<DepthwiseKernel>(spec, *kEngine);
 }
 
-template <const DepthwiseEngine& kEngine>
+template <const DepthwiseEngine* kEngine>
 constexpr KernelRow Row(const char* name, Isa isa, const char* note) {
   return {name, "conv", "depthwise", isa, 8, 8, note, Refuse<kEngine>, Cost<kEngine>, Create<kEngine>};
 }
@@ -314,14 +314,14 @@ constexpr KernelRow Row(const char* name, Isa isa, const char* note) {
 
 std::span<const KernelRow> DepthwiseRows() {
   static const KernelRow rows[] = {
-      Row<kDepthwiseSse41>("depthwise_u8s16_c16_sse41", Isa::kSse41, "any weights: pmaddwd, 16 channels"),
-      Row<kDepthwiseAvx2>("depthwise_u8s16_c32_avx2", Isa::kAvx2, "any weights: vpmaddwd, 32 channels"),
-      Row<kDepthwiseAvxVnni>("depthwise_u8s8_c32_avxvnni", Isa::kAvxVnni,
-                             "int8 weights: vpdpbusd, 32 channels"),
-      Row<kDepthwiseAvx512Wide>("depthwise_u8s16_c64_avx512vnni", Isa::kAvx512Vnni,
-                                "any weights: vpmaddwd, 64 channels"),
-      Row<kDepthwiseAvx512>("depthwise_u8s8_c64_avx512vnni", Isa::kAvx512Vnni,
-                            "int8 weights: vpdpbusd, 64 channels"),
+      Row<&kDepthwiseSse41>("depthwise_u8s16_c16_sse41", Isa::kSse41, "any weights: pmaddwd, 16 channels"),
+      Row<&kDepthwiseAvx2>("depthwise_u8s16_c32_avx2", Isa::kAvx2, "any weights: vpmaddwd, 32 channels"),
+      Row<&kDepthwiseAvxVnni>("depthwise_u8s8_c32_avxvnni", Isa::kAvxVnni,
+                              "int8 weights: vpdpbusd, 32 channels"),
+      Row<&kDepthwiseAvx512Wide>("depthwise_u8s16_c64_avx512vnni", Isa::kAvx512Vnni,
+                                 "any weights: vpmaddwd, 64 channels"),
+      Row<&kDepthwiseAvx512>("depthwise_u8s8_c64_avx512vnni", Isa::kAvx512Vnni,
+                             "int8 weights: vpdpbusd, 64 channels"),
   };
   return rows;
 }
