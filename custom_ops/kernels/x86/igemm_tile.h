@@ -258,7 +258,9 @@ struct TileTable {
   }
 };
 
-// Smaller panels come from the caches in time without help.
+// Smaller panels come from the caches in time without help. Measured on Zen 5: ResNet-50 as a whole takes
+// 0.99 of the time with the prefetches, its 1x1 layers on 7x7 images with cold caches 0.85; with warm caches
+// they cost up to 1.02.
 constexpr size_t kFetchedPanelBytes = 16 * 1024;
 
 // Panels outside, tiles inside: a panel's weights stay in L1 or L2 while the pixels of the block pass. The
