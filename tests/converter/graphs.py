@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import lowbit
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-import lowbit
 from tests.dialects import oracle
 from tests.dialects.graphs.builder import Built, Graph, Quant
 from tests.support import lowbit_session

@@ -61,7 +61,7 @@ def test_concat_brings_every_tensor_to_one_grid(axis: int) -> None:
 def test_concat_without_quantizer_joins_codes_of_one_grid() -> None:
     def build(g: Graph) -> None:
         x, xq = image(g)
-        y, yq = conv(g, x, xq, out=4, pads=[1, 1, 1, 1])
+        y, _ = conv(g, x, xq, out=4, pads=[1, 1, 1, 1])
         y = g.node("Concat", [g.qdq(y, xq), x], axis=1)
         z, zq = conv(g, y, xq, channels=8)
         output(g, g.qdq(z, zq), 2, 5, 4, 4)
@@ -72,7 +72,9 @@ def test_concat_without_quantizer_joins_codes_of_one_grid() -> None:
 def test_max_pool_takes_codes() -> None:
     def build(g: Graph) -> None:
         y, yq = conv(g, *image(g))
-        y = g.qdq(g.node("MaxPool", [g.qdq(y, yq)], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 0, 0]), yq)
+        y = g.qdq(
+            g.node("MaxPool", [g.qdq(y, yq)], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 0, 0]), yq
+        )
         z, zq = conv(g, y, yq, channels=5, kernel=1)
         output(g, g.qdq(z, zq), 2, 5, 2, 2)
 
@@ -159,7 +161,9 @@ def test_mean_over_the_channels_is_refused() -> None:
 def test_resize_copies_codes(options) -> None:
     def build(g: Graph) -> None:
         y, yq = conv(g, *image(g))
-        y = g.qdq(g.node("Resize", [g.qdq(y, yq), "", g.floats([1, 1, 2, 1.5])], mode="nearest", **options), yq)
+        y = g.qdq(
+            g.node("Resize", [g.qdq(y, yq), "", g.floats([1, 1, 2, 1.5])], mode="nearest", **options), yq
+        )
         z, zq = conv(g, y, yq, channels=5)
         output(g, g.qdq(z, zq), 2, 5, 6, 4)
 

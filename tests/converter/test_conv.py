@@ -197,7 +197,7 @@ def test_refusals_name_what_they_found() -> None:
         output(g, g.qdq(g.node("Conv", [x, weight]), g.act(0.1)), 2, 5, 4, 4)
 
     def large_sums(g: Graph) -> None:
-        x, xq = image(g, 67000, 1, zero=0)
+        x, _ = image(g, 67000, 1, zero=0)
         weight = g.weight(np.full((1, 67000, 1, 1), 127), g.weight_quant(None))
         output(g, g.qdq(g.node("Conv", [x, weight]), g.act(0.1)), 2, 1, 1, 1)
 

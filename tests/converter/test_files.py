@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import lowbit
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
-
-import lowbit
 from lowbit.atomic import write_atomically
 from lowbit.graph.check import check_converted
+from onnx import numpy_helper
+
 from tests.converter.graphs import conv, converted, image, output
 from tests.dialects.graphs.builder import Graph
+from tests.support import lowbit_session
 
 
 def small(g: Graph) -> None:
@@ -105,10 +106,5 @@ def test_subgraphs_see_the_values_they_capture() -> None:
     result = converted(build)
     assert result.ops["LowBitConv"] == 1
     assert "subgraph" in result.reason("If")
-    feeds = result.built.feed()
-    from tests.dialects import oracle
-    from tests.support import lowbit_session
-
-    del oracle
-    (y,) = lowbit_session(result.result.model).run(None, feeds)
+    (y,) = lowbit_session(result.result.model).run(None, result.built.feed())
     assert np.all(np.isfinite(y))

@@ -56,7 +56,7 @@ def test_constant_that_varies_over_the_image_stays_float() -> None:
 
 def test_intermediate_result_read_elsewhere_prevents_the_table() -> None:
     def build(g: Graph) -> None:
-        x, xq = image(g)
+        x, _ = image(g)
         y = g.node("Tanh", [x])
         output(g, g.qdq(y, g.act(0.01)), 2, 4, 6, 6)
         output(g, y, 2, 4, 6, 6)
