@@ -40,9 +40,7 @@ class AveragePoolOperator final : public Operator {
       }
     };
     // Every tap is converted to float: about four times the work of moving its byte.
-    const int64_t row_cost =
-        4 * pool_shape.out_w * pool_shape.channels * window_.kernel[0] * window_.kernel[1];
-    ParallelRanges(pool, pool_shape.Rows(), row_cost, rows);
+    ParallelRanges(pool, pool_shape.Rows(), 4 * pool_shape.RowWork(), rows);
   }
   OperatorPlan Plan(FedTensors) const override { return ElementwisePlan("average_pool", kernels_); }
 

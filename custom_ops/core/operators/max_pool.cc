@@ -34,7 +34,7 @@ class MaxPoolOperator final : public Operator {
         }
       }
     };
-    ParallelRanges(pool, pool_shape.Rows(), row_bytes * window_.kernel[0] * window_.kernel[1], rows);
+    ParallelRanges(pool, pool_shape.Rows(), pool_shape.RowWork(), rows);
   }
   OperatorPlan Plan(FedTensors) const override { return ElementwisePlan("max_pool", kernels_); }
 

@@ -52,6 +52,14 @@ struct PoolShape {
 
   int64_t Rows() const { return batch * out_h; }
 
+  // Taps read for one row of outputs, an estimate for cutting work: attributes may claim windows far larger
+  // than the image, and the product must not overflow.
+  int64_t RowWork() const {
+    constexpr int64_t kMost = 4096;
+    const int64_t taps = std::min(window.kernel[0], in_h) * std::min(window.kernel[1], in_w);
+    return out_w * channels * std::min(taps, kMost);
+  }
+
   // Taps along one dim that lie inside the image. A dilated window may have none.
   struct Span {
     int64_t first, count;  // first pixel, number of taps
