@@ -61,11 +61,7 @@ def write_atomically(output: Path, write: Callable[[Path], None], *, overwrite: 
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.chmod(0o666 & ~_umask())  # mkstemp makes private files
-        if overwrite:
-            temporary.replace(output)
-        else:
-            os.link(temporary, output)  # unlike a rename, a link fails where a file exists
-            temporary.unlink()
+        _move(temporary, output, overwrite=overwrite)
         temporary = None
     except FileExistsError as error:
         raise OutputError(
@@ -76,6 +72,22 @@ def write_atomically(output: Path, write: Callable[[Path], None], *, overwrite: 
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def _move(temporary: Path, output: Path, *, overwrite: bool) -> None:
+    if overwrite:
+        temporary.replace(output)
+        return
+    try:
+        os.link(temporary, output)  # unlike a rename, a link fails where a file exists
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if output.exists():
+            raise FileExistsError(output) from None
+        temporary.replace(output)
+    else:
+        temporary.unlink()
 
 
 def _umask() -> int:

@@ -75,13 +75,24 @@ def test_missing_zero_point_is_zero_of_uint8() -> None:
 
 def test_codes_cast_to_a_wider_type_are_the_same_codes() -> None:
     def build(g: Graph) -> None:
-        x, xq = image(g)
-        wq = g.weight_quant(None)
-        codes = g.node("Cast", [g.const(as_tensor(g.codes((5, 4, 3, 3)), "s8", ""))], to=TensorProto.INT8)
-        y = g.node("Conv", [x, g.dq(codes, wq)])
-        output(g, g.qdq(y, g.after(xq, wq, 36)), 2, 5, 4, 4)
+        xq = Quant(g.scale(0.03), np.asarray(0), "s8")
+        codes = g.node("Cast", [g.q(g.input((2, 4, 6, 6)), xq)], to=TensorProto.INT32)
+        x = g.dq(codes, Quant(xq.scale, xq.zero, "s32"))
+        y, yq = conv(g, x, xq)
+        output(g, g.qdq(y, yq), 2, 5, 4, 4)
 
     converts(build, "LowBitConv")
+
+
+def test_two_readers_of_codes_from_outside_share_their_transpose() -> None:
+    def build(g: Graph) -> None:
+        xq = g.act(0.03)
+        x = g.dq(g.input((2, 4, 6, 6), "u8"), xq)
+        a, aq = conv(g, x, xq)
+        b, _ = conv(g, x, xq)
+        output(g, g.qdq(g.node("Add", [g.qdq(a, aq), g.qdq(b, aq)]), aq), 2, 5, 4, 4)
+
+    converts(build, "Transpose", "LowBitConv", "LowBitConv")
 
 
 def test_scale_shaped_like_a_channel_of_weights() -> None:

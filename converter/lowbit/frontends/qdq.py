@@ -14,9 +14,10 @@ from onnx_ir.passes.common import (
 )
 
 from lowbit.graph.attributes import get_int
+from lowbit.graph.constants import constant
 from lowbit.graph.fold import fold_constants
 from lowbit.graph.moves import move_onto_codes
-from lowbit.graph.normal_form import NormalForm, Quantization, is_op, is_quantize
+from lowbit.graph.normal_form import NormalForm, Quantization, is_dequantize, is_op, is_quantize
 from lowbit.graph.quantization import CODE_TYPES
 from lowbit.graph.shapes import infer_shapes
 
@@ -44,6 +45,9 @@ def _drop_code_casts(graph: ir.Graph) -> None:
         )
         readers = node.outputs[0].consumers()
         if widens and readers and all(_reads_as_codes(reader) for reader in readers):
+            for reader in readers:
+                if len(reader.inputs) > 2:
+                    reader.replace_input_with(2, None)  # a zero of the wider type
             node.outputs[0].replace_all_uses_with(source)
             graph.remove(node, safe=True)
 
@@ -57,9 +61,6 @@ def _contains(target: ir.DataType, source: ir.Value) -> bool:
 
 
 def _reads_as_codes(node: ir.Node) -> bool:
-    from lowbit.graph.constants import constant
-    from lowbit.graph.normal_form import is_dequantize
-
     zero_point = node.inputs[2] if len(node.inputs) > 2 else None
     array = constant(zero_point)
     return is_dequantize(node) and (zero_point is None or (array is not None and not array.any()))

@@ -101,11 +101,11 @@ class Lowering:
         self.report = report
         self.ap = ap
         self.anchor: ir.Node | None = None
-        self.wanted_codes: set[ir.Value] = set()
         self.provenance: dict[str, dict[str, Any]] = {}
         self.origins: dict[str, list[str]] = {}
         self.kept: set[ir.Node] = set()
         self._codes: dict[ir.Value, Stored] = {}
+        self._reordered: dict[tuple[ir.Value, Order], Stored] = {}
         self._reals: dict[ir.Value, StoredReal] = {}
         self._originals: dict[ir.Value, ir.Value] = {}
         self._scalars: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
@@ -513,10 +513,12 @@ class Lowering:
         return result
 
     def _reorder(self, value: ir.Value, stored: Stored, order: Order) -> Stored:
-        tensor = self._transposed(stored.value, stored.order, order, value)
-        result = replace(stored, value=tensor, order=order)
-        self._remember(tensor, value, order, stored.offset)
-        return result
+        key = (stored.value, order)
+        if key not in self._reordered:
+            tensor = self._transposed(stored.value, stored.order, order, value)
+            self._reordered[key] = replace(stored, value=tensor, order=order)
+            self._remember(tensor, value, order, stored.offset)
+        return self._reordered[key]
 
     def _transposed(self, tensor: ir.Value, order: Order, wanted: Order, source: ir.Value) -> ir.Value:
         """A stored tensor in another order of axes.
