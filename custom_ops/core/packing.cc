@@ -1,7 +1,6 @@
 #include "core/packing.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/status.h"
 
@@ -16,25 +15,55 @@ void CheckSizes(int64_t rows, int64_t k, int bits, size_t codes, size_t packed) 
           " codes of ", bits, " bits, got ", packed);
 }
 
-// The 8 codes that begin at bit 8 * bits * group of a row lie in exactly `bits` bytes.
-uint64_t LoadGroup(const uint8_t* p, size_t bytes) {
-  uint64_t word = 0;
-  for (size_t i = 0; i < bytes; ++i) word |= uint64_t{p[i]} << (8 * i);
-  return word;
-}
-
-void UnpackRow(const uint8_t* row, int64_t k, int bits, bool is_signed, uint8_t* codes) {
-  const uint32_t mask = (1u << bits) - 1, sign = is_signed ? 1u << (bits - 1) : 0;
-  const int64_t row_bytes = PackedRowBytes(k, bits);
-  for (int64_t first = 0, byte = 0; first < k; first += 8, byte += bits) {
-    uint64_t word = LoadGroup(row + byte, static_cast<size_t>(std::min<int64_t>(bits, row_bytes - byte)));
-    const int64_t n = std::min<int64_t>(8, k - first);
-    for (int64_t i = 0; i < n; ++i, word >>= bits) {
-      // (q ^ sign) - sign copies the sign bit upwards; without a sign bit it is q.
-      codes[first + i] = static_cast<uint8_t>(((static_cast<uint32_t>(word) & mask) ^ sign) - sign);
+// Where codes do not cross bytes. The width is a constant, so that the inner loop becomes straight code.
+template <int kBits>
+void UnpackWholeBytes(const uint8_t* row, int64_t k, uint32_t sign, uint8_t* codes) {
+  constexpr int64_t kPerByte = 8 / kBits;
+  constexpr uint32_t kMask = (1u << kBits) - 1;
+  for (int64_t byte = 0; byte < k / kPerByte; ++byte) {
+    for (int64_t i = 0; i < kPerByte; ++i) {
+      const uint32_t code = uint32_t{row[byte]} >> (i * kBits) & kMask;
+      codes[byte * kPerByte + i] = static_cast<uint8_t>((code ^ sign) - sign);
     }
   }
 }
+
+// The 8 codes that begin at bit 8 * kBits * group of a row lie in exactly kBits bytes.
+template <int kBits>
+void UnpackGroups(const uint8_t* row, int64_t k, uint32_t sign, uint8_t* codes) {
+  constexpr uint32_t kMask = (1u << kBits) - 1;
+  for (int64_t group = 0; group < k / 8; ++group) {
+    uint64_t word = 0;
+    for (int i = 0; i < kBits; ++i) word |= uint64_t{row[group * kBits + i]} << (8 * i);
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t code = static_cast<uint32_t>(word >> (i * kBits)) & kMask;
+      codes[group * 8 + i] = static_cast<uint8_t>((code ^ sign) - sign);
+    }
+  }
+}
+
+// (q ^ sign) - sign copies the sign bit upwards; with sign 0 it is q.
+template <int kBits>
+void UnpackRow(const uint8_t* row, int64_t k, uint32_t sign, uint8_t* codes) {
+  if constexpr (8 % kBits == 0) {
+    UnpackWholeBytes<kBits>(row, k, sign, codes);
+  } else {
+    UnpackGroups<kBits>(row, k, sign, codes);
+  }
+  // What is left of the last byte or group, fewer than 8 codes.
+  constexpr int64_t kStep = 8 % kBits == 0 ? 8 / kBits : 8;
+  const int64_t row_bytes = PackedRowBytes(k, kBits);
+  for (int64_t i = k - k % kStep; i < k; ++i) {
+    const int64_t byte = i * kBits / 8;
+    const uint32_t high = byte + 1 < row_bytes ? row[byte + 1] : 0;
+    const uint32_t code = (row[byte] | high << 8) >> (i * kBits % 8) & ((1u << kBits) - 1);
+    codes[i] = static_cast<uint8_t>((code ^ sign) - sign);
+  }
+}
+
+using RowFunction = void (*)(const uint8_t*, int64_t, uint32_t, uint8_t*);
+constexpr RowFunction kUnpackRow[] = {UnpackRow<1>, UnpackRow<2>, UnpackRow<3>, UnpackRow<4>,
+                                      UnpackRow<5>, UnpackRow<6>, UnpackRow<7>, UnpackRow<8>};
 
 }  // namespace
 
@@ -58,13 +87,10 @@ void PackRows(std::span<const uint8_t> codes, int64_t rows, int64_t k, int bits,
 void UnpackRows(std::span<const uint8_t> packed, int64_t rows, int64_t k, int bits, bool is_signed,
                 std::span<uint8_t> codes) {
   CheckSizes(rows, k, bits, codes.size(), packed.size());
-  if (bits == 8) {  // the stored byte is the code
-    if (!packed.empty()) std::memcpy(codes.data(), packed.data(), packed.size());
-    return;
-  }
+  const RowFunction unpack = kUnpackRow[bits - 1];
+  const uint32_t sign = is_signed ? 1u << (bits - 1) : 0;
   const int64_t row_bytes = PackedRowBytes(k, bits);
-  for (int64_t r = 0; r < rows; ++r)
-    UnpackRow(packed.data() + r * row_bytes, k, bits, is_signed, codes.data() + r * k);
+  for (int64_t r = 0; r < rows; ++r) unpack(packed.data() + r * row_bytes, k, sign, codes.data() + r * k);
 }
 
 }  // namespace lowbit

@@ -8,6 +8,7 @@
 #include <utility>
 #include <variant>
 
+#include "core/guarded_body.h"
 #include "core/node_reader.h"
 #include "core/status.h"
 
@@ -32,6 +33,11 @@ std::vector<T> ReadList(Get get) {
   std::vector<T> values(size);
   if (size != 0) Check(get(values.data(), &size));
   return values;
+}
+
+std::string OutputName(const OrtKernelInfo* info, size_t i) {
+  return ReadText(
+      [&](char* out, size_t* size) { return Api().KernelInfo_GetOutputName(info, i, out, size); });
 }
 
 std::string InputName(const OrtKernelInfo* info, size_t i) {
@@ -179,6 +185,15 @@ ValueInfo InputInfo(const OrtKernelInfo* info, size_t i) {
   return ReadValueInfo(type);
 }
 
+// To ONNX Runtime the output is variadic (custom_op.cc says why), so it lets a node list several, or leave
+// out the first. Nothing would ever fill those.
+void CheckOneOutput(const OrtKernelInfo* info) {
+  size_t outputs = 0;
+  Check(Api().KernelInfo_GetOutputCount(info, &outputs));
+  Require(outputs == 1 && !OutputName(info, 0).empty(), "the node lists ", outputs,
+          " outputs, expected one with a name");
+}
+
 ValueInfo OutputInfo(const OrtKernelInfo* info, size_t i) {
   OrtTypeInfo* type = nullptr;
   Check(Api().KernelInfo_GetOutputTypeInfo(info, i, &type));
@@ -223,15 +238,15 @@ class ContextThreadPool final : public ThreadPool {
   explicit ContextThreadPool(const OrtKernelContext* context) : context_(context) {}
 
   void ParallelFor(size_t count, const std::function<void(size_t)>& fn) override {
+    if (count == 0) return;
     if (count == 1) {
       fn(0);
       return;
     }
-    const auto call = [](void* user, size_t i) {
-      (*static_cast<const std::function<void(size_t)>*>(user))(i);
-    };
-    void* user = const_cast<std::function<void(size_t)>*>(&fn);  // only called, never changed
-    Check(Api().KernelContext_ParallelFor(context_, call, count, 0, user));
+    GuardedBody body(fn);
+    const auto call = [](void* user, size_t i) { (*static_cast<GuardedBody*>(user))(i); };
+    Check(Api().KernelContext_ParallelFor(context_, call, count, 0, &body));
+    body.Rethrow();
   }
 
  private:
@@ -245,6 +260,7 @@ NodeKernel::NodeKernel(const OpSchema& schema, const OrtKernelInfo* info) {
       ReadText([&](char* out, size_t* size) { return Api().KernelInfo_GetNodeName(info, out, size); });
   where_ = "lowbit: node '" + node + "' (" + schema.name + "): ";
   try {
+    CheckOneOutput(info);
     Inputs inputs = ReadInputs(info, schema);
     OperatorOptions options = ReadOptions(info);
     Require(inputs.present[0], "input '", schema.inputs[0].name, "' is missing");

@@ -16,7 +16,7 @@ StdThreadPool::~StdThreadPool() {
 }
 
 void StdThreadPool::TakeItems() {
-  for (size_t i = next_.fetch_add(1); i < count_; i = next_.fetch_add(1)) (*fn_)(i);
+  for (size_t i = next_.fetch_add(1); i < count_; i = next_.fetch_add(1)) (*body_)(i);
 }
 
 void StdThreadPool::WorkerLoop() {
@@ -38,9 +38,10 @@ void StdThreadPool::ParallelFor(size_t count, const std::function<void(size_t)>&
     for (size_t i = 0; i < count; ++i) fn(i);
     return;
   }
+  GuardedBody body(fn);
   {
     const std::lock_guard lock(mutex_);
-    fn_ = &fn;
+    body_ = &body;
     count_ = count;
     next_ = 0;
     busy_ = workers_.size();
@@ -50,6 +51,7 @@ void StdThreadPool::ParallelFor(size_t count, const std::function<void(size_t)>&
   TakeItems();
   std::unique_lock lock(mutex_);
   done_.wait(lock, [&] { return busy_ == 0; });
+  body.Rethrow();
 }
 
 }  // namespace lowbit

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/guarded_body.h"
 #include "core/thread_pool.h"
 
 namespace lowbit {
@@ -19,6 +20,7 @@ class StdThreadPool final : public ThreadPool {
   StdThreadPool(const StdThreadPool&) = delete;
   StdThreadPool& operator=(const StdThreadPool&) = delete;
 
+  // Throws what `fn` threw first, after every thread has left the loop.
   void ParallelFor(size_t count, const std::function<void(size_t)>& fn) override;
 
  private:
@@ -30,7 +32,7 @@ class StdThreadPool final : public ThreadPool {
   uint64_t generation_ = 0;  // counts loops, so that a worker joins each of them once
   size_t busy_ = 0;          // workers that have not finished the current loop
   bool stop_ = false;
-  const std::function<void(size_t)>* fn_ = nullptr;
+  GuardedBody* body_ = nullptr;
   size_t count_ = 0;
   std::atomic<size_t> next_{0};
   std::vector<std::thread> workers_;

@@ -2,9 +2,11 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
+#include "core/guarded_body.h"
 #include "core/isa.h"
 #include "core/packed_weights.h"
 #include "core/packing.h"
@@ -78,6 +80,48 @@ void TestPlanCacheFromThreads() {
   Expect(wrong == 0, "threads get the plan of their shape");
 }
 
+void TestGuardedBody() {
+  std::atomic<int> calls{0};
+  const std::function<void(size_t)> body = [&](size_t i) {
+    ++calls;
+    if (i == 3) throw std::runtime_error("three");
+  };
+  GuardedBody guarded(body);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < 8; ++i) threads.emplace_back([&guarded, i] { guarded(i); });
+  for (std::thread& thread : threads) thread.join();
+  bool thrown = false;
+  try {
+    guarded.Rethrow();
+  } catch (const std::runtime_error& e) {
+    thrown = std::strcmp(e.what(), "three") == 0;
+  }
+  Expect(thrown, "the waiting thread gets what a thread threw");
+  const int before = calls;
+  guarded(5);
+  Expect(calls == before, "nothing is called after a failure");
+  GuardedBody sound(body);
+  sound(1);
+  sound.Rethrow();
+}
+
+void TestUnpacking() {
+  for (int bits = 1; bits <= 8; ++bits) {
+    for (int64_t k = 0; k < 40; ++k) {
+      std::vector<uint8_t> codes(static_cast<size_t>(3 * k)), back(codes.size());
+      for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>((i * 37 + 11) % (1u << bits));
+      std::vector<uint8_t> packed(static_cast<size_t>(3 * PackedRowBytes(k, bits)));
+      PackRows(codes, 3, k, bits, packed);
+      UnpackRows(packed, 3, k, bits, false, back);
+      Expect(back == codes, "packing and unpacking gives the codes");
+      UnpackRows(packed, 3, k, bits, true, back);
+      const uint8_t sign = static_cast<uint8_t>(1u << (bits - 1));
+      for (uint8_t& code : codes) code = static_cast<uint8_t>((code & sign) != 0 ? code - 2 * sign : code);
+      Expect(back == codes, "signed codes are sign-extended");
+    }
+  }
+}
+
 void TestPackingRefusesSizes() {
   std::vector<uint8_t> codes(10), packed(5);
   const auto throws = [](auto&& call) {
@@ -108,6 +152,8 @@ int main() {
   lowbit::TestSharedWeightsFromThreads();
   lowbit::TestPlanCache();
   lowbit::TestPlanCacheFromThreads();
+  lowbit::TestGuardedBody();
+  lowbit::TestUnpacking();
   lowbit::TestPackingRefusesSizes();
   lowbit::TestIsa();
   if (lowbit::g_failures == 0) std::puts("ok");

@@ -28,9 +28,14 @@ void ParseWeights(const NodeReader& node, ConvSpec& spec) {
   const int64_t found = ElementCount(w.shape);
   Require(found == expected, node.op(), ": input 'w' has ", found, " bytes, expected ", expected, " (", rows,
           " rows of ", k, " codes of ", spec.w.bits, " bits)");
+  const uint8_t* packed = static_cast<const uint8_t*>(w.data);
+  if (spec.w.bits == 8) {  // the stored byte is the code: one copy, into memory that is not zeroed before
+    spec.weights.assign(packed, packed + found);
+    return;
+  }
   spec.weights.resize(static_cast<size_t>(CheckedProduct(rows, k, "the number of weights")));
-  UnpackRows({static_cast<const uint8_t*>(w.data), static_cast<size_t>(found)}, rows, k, spec.w.bits,
-             spec.w.encoding == Encoding::kSigned, spec.weights);
+  UnpackRows({packed, static_cast<size_t>(found)}, rows, k, spec.w.bits, spec.w.encoding == Encoding::kSigned,
+             spec.weights);
 }
 
 void ParseOperands(const NodeReader& node, ConvSpec& spec) {
@@ -74,6 +79,9 @@ void ProveAccumulatorFits(const NodeReader& node, const ConvSpec& spec) {
   constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
   for (int64_t c = 0; c < spec.geometry.out_channels; ++c) {
     const size_t i = static_cast<size_t>(c);
+    // Most rows are too short to overflow with any weights. (k bytes lie in memory: no overflow here either.)
+    const int64_t worst = k * LargestValue(spec.w, spec.w_zero_point[i]) * largest;
+    if (worst <= kLimit - std::abs(int64_t{spec.bias[i]})) continue;
     const bool bipolar = spec.w.encoding == Encoding::kBipolar;
     const int32_t factor = bipolar ? 2 : 1, offset = bipolar ? 1 : spec.w_zero_point[i];
     const uint8_t* row = spec.weights.data() + c * k;
