@@ -215,17 +215,23 @@ struct ChannelWeights {
         flip * factor + (bipolar ? factor / 2 : static_cast<int16_t>(spec.w_zero_point[channel] * factor)));
     stored.resize(k);
     int16_t lo = 0, hi = 0;
-    int32_t total = 0, absolute = 0;
-    for (size_t i = 0; i < k; ++i) {
-      const int16_t value = static_cast<int16_t>((codes[i] ^ flip) * factor - minus);
-      stored[i] = value;
-      lo = std::min(lo, value);
-      hi = std::max(hi, value);
-      total +=
-          value;  // |value| <= 510 and K < 2^20: a node beyond that is refused, its accumulator leaves int32
-      absolute += std::abs(value);
+    int64_t total = 0, absolute = 0;
+    constexpr size_t kBlock = size_t{1} << 20;  // sums of 2^20 values within 510 stay inside int32
+    for (size_t first = 0; first < k; first += kBlock) {
+      const size_t end = std::min(k, first + kBlock);
+      int32_t block_total = 0, block_absolute = 0;
+      for (size_t i = first; i < end; ++i) {
+        const int16_t value = static_cast<int16_t>((codes[i] ^ flip) * factor - minus);
+        stored[i] = value;
+        lo = std::min(lo, value);
+        hi = std::max(hi, value);
+        block_total += value;
+        block_absolute += std::abs(value);
+      }
+      total += block_total;
+      absolute += block_absolute;
     }
-    const int32_t x_factor = spec.x.encoding == Encoding::kBipolar ? 2 : 1;
+    const int64_t x_factor = spec.x.encoding == Encoding::kBipolar ? 2 : 1;
     sum = total / x_factor;
     magnitude = absolute / x_factor;
     shift = hi > 127 ? hi - 127 : lo < -128 ? lo + 128 : 0;
