@@ -25,8 +25,6 @@ Window WindowOf(const ConvGeometry& g) {
 ConvShape InferConvShape(const ConvGeometry& g, int64_t batch, int64_t in_h, int64_t in_w) {
   Require(batch >= 0 && in_h >= 1 && in_w >= 1, "x is ", batch, " images of ", in_h, " x ", in_w,
           " pixels, expected at least one pixel");
-  Require(in_h <= kMaxElements && in_w <= kMaxElements, "x has ", in_h, " x ", in_w, " pixels, at most ",
-          kMaxElements, " a side are supported");
   const Window window = WindowOf(g);
   ConvShape shape{batch, in_h, in_w, 0, 0};
   shape.out_h = g.transposed ? TransposedOutputSize(window, 0, in_h, g.output_pad_h)

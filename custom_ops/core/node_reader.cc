@@ -38,6 +38,11 @@ std::array<int64_t, 2> SpatialPair(const AttributeReader& attributes, std::strin
   return out;
 }
 
+// Attributes are below 2^30, so with sizes below 2^31 everything computed from them stays inside int64.
+void CheckPixels(int64_t size) {
+  Require(size >= 0 && size <= kMaxPixels, "a side of ", size, " pixels, expected 0..", kMaxPixels);
+}
+
 }  // namespace
 
 template <typename T>
@@ -115,6 +120,7 @@ Window ReadWindow(const AttributeReader& attributes, bool dilations) {
 }
 
 int64_t WindowOutputSize(const Window& window, int i, int64_t size, bool ceil_mode) {
+  CheckPixels(size);
   const size_t d = static_cast<size_t>(i);
   const int64_t padded = size + window.pad_begin[d] + window.pad_end[d], extent = window.Extent(i);
   Require(extent <= padded, "a window of ", extent, " pixels does not fit into ", size, " pixels padded to ",
@@ -127,6 +133,7 @@ int64_t WindowOutputSize(const Window& window, int i, int64_t size, bool ceil_mo
 }
 
 int64_t TransposedOutputSize(const Window& window, int i, int64_t size, int64_t output_padding) {
+  CheckPixels(size);
   const size_t d = static_cast<size_t>(i);
   const int64_t out = window.stride[d] * (size - 1) + output_padding + window.Extent(i) -
                       window.pad_begin[d] - window.pad_end[d];

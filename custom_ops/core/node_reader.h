@@ -58,7 +58,9 @@ struct Window {
 };
 Window ReadWindow(const AttributeReader& attributes, bool dilations);
 
-// Output size of one spatial dim, at least 1. Throws where the window does not fit into the padded image.
+// Output size of one spatial dim, at least 1. Throws where the window does not fit into the padded image, and
+// for sizes beyond kMaxPixels (a graph may declare any).
+inline constexpr int64_t kMaxPixels = (int64_t{1} << 31) - 1;
 int64_t WindowOutputSize(const Window& window, int i, int64_t size, bool ceil_mode);
 // The same for a transposed convolution.
 int64_t TransposedOutputSize(const Window& window, int i, int64_t size, int64_t output_padding);
