@@ -361,7 +361,8 @@ std::vector<OpSchema> BuildSchemas() {
 }  // namespace
 
 std::span<const OpSchema> OpSchemas() {
-  static const std::vector<OpSchema> schemas = BuildSchemas();
+  // Never destroyed: the ops of a session point into it, and a session may outlive static destructors.
+  static const auto& schemas = *new std::vector<OpSchema>(BuildSchemas());
   return schemas;
 }
 

@@ -9,13 +9,17 @@
 namespace lowbit::ort {
 namespace {
 
-// One process loads one ONNX Runtime, so every registration stores the same pointer.
+// Set by the first registration; every later one brings the same pointer or is refused.
 std::atomic<const OrtApi*> g_api{nullptr};
 
 }  // namespace
 
 const OrtApi& Api() { return *g_api.load(std::memory_order_acquire); }
-void SetApi(const OrtApi* api) { g_api.store(api, std::memory_order_release); }
+
+bool SetApi(const OrtApi* api) {
+  const OrtApi* held = nullptr;
+  return g_api.compare_exchange_strong(held, api, std::memory_order_acq_rel) || held == api;
+}
 
 void Check(OrtStatus* status) {
   if (status == nullptr) return;
@@ -27,7 +31,7 @@ OrtStatus* StatusFromException(const std::string& where) noexcept {
   try {
     throw;
   } catch (const std::bad_alloc&) {
-    return Api().CreateStatus(ORT_FAIL, (where + "out of memory").c_str());
+    return Api().CreateStatus(ORT_FAIL, "lowbit: out of memory");  // no text is put together without any
   } catch (const std::exception& e) {
     return Api().CreateStatus(ORT_INVALID_ARGUMENT, (where + e.what()).c_str());
   } catch (...) {

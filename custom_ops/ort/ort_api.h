@@ -15,7 +15,9 @@ namespace lowbit::ort {
 inline constexpr uint32_t kApiVersion = 24;
 
 const OrtApi& Api();
-void SetApi(const OrtApi* api);
+// False where another ONNX Runtime of this process has loaded the library before: its tensors and statuses
+// are not those of `api`.
+bool SetApi(const OrtApi* api);
 
 // Throws Error with the status' message and releases it.
 void Check(OrtStatus* status);

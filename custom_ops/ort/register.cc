@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kRegistered = "lowbit.registered";
 
 OrtCustomOpDomain* BuildDomain() {
-  static std::deque<CustomOp> ops;  // the domain points into it
+  auto& ops = *new std::deque<CustomOp>;  // the domain points into it and is never released either
   OrtCustomOpDomain* domain = nullptr;
   Check(Api().CreateCustomOpDomain(kDomain, &domain));
   for (const OpSchema& schema : OpSchemas())
@@ -42,7 +42,11 @@ RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) noexcept {
                                 base->GetVersionString() + "; update the onnxruntime package";
     return base->GetApi(1)->CreateStatus(ORT_FAIL, message.c_str());
   }
-  SetApi(api);
+  if (!SetApi(api)) {
+    return api->CreateStatus(ORT_FAIL,
+                             "lowbit: another ONNX Runtime of this process uses this library already; load a "
+                             "copy of the library file under another name");
+  }
   try {
     // A session takes a domain once. Whoever registers the library in the same options again (an application
     // and a helper of it) means the same, so the second time does nothing.
