@@ -221,9 +221,16 @@ py::array MakeOutput(const Node& node) {
 
 // ---- the module's functions
 
+// More threads than any machine has; beyond that, starting them would fail halfway.
+void CheckThreads(size_t threads) {
+  constexpr size_t kMaxThreads = 1024;
+  Require(threads >= 1 && threads <= kMaxThreads, "threads is ", threads, ", expected 1..", kMaxThreads);
+}
+
 py::array Run(const std::string& op, const py::dict& attributes, const py::list& inputs,
               const std::optional<std::string>& isa, const std::optional<std::string>& kernel, bool reference,
               size_t threads) {
+  CheckThreads(threads);
   const Node node = MakeNode(op, attributes, inputs, isa, kernel, reference);
   py::array y = MakeOutput(node);
   void* data = y.mutable_data();
@@ -249,6 +256,7 @@ py::dict Plan(const std::string& op, const py::dict& attributes, const py::list&
 py::array_t<double> Time(const std::string& op, const py::dict& attributes, const py::list& inputs,
                          const std::optional<std::string>& isa, const std::optional<std::string>& kernel,
                          bool reference, size_t threads, size_t repeats) {
+  CheckThreads(threads);
   const Node node = MakeNode(op, attributes, inputs, isa, kernel, reference);
   py::array y = MakeOutput(node);
   void* data = y.mutable_data();
