@@ -30,12 +30,15 @@ class Node:
     constants: dict[str, np.ndarray | np.generic]
     feeds: dict[str, np.ndarray]
     output: str = "uint8"
+    outputs: tuple[str, ...] = ("y",)
 
     def model(self) -> onnx.ModelProto:
         given = [*self.constants, *self.feeds]
         last = max(i for i, name in enumerate(self.order) if name in given)
         names = [name if name in given else "" for name in self.order[: last + 1]]
-        node = helper.make_node(self.op, names, ["y"], name="node", domain="ai.lowbit", **self.attributes)
+        node = helper.make_node(
+            self.op, names, self.outputs, name="node", domain="ai.lowbit", **self.attributes
+        )
         inputs = [
             helper.make_tensor_value_info(name, TYPES[str(value.dtype)], [None] * value.ndim)
             for name, value in self.feeds.items()
@@ -410,11 +413,21 @@ def _feed_cases() -> Iterator[tuple[str, Node]]:
             yield f"conv: {name} is not constant", node
 
 
+def _output_cases() -> Iterator[tuple[str, Node]]:
+    """Outputs beside the one that the node makes: nobody would fill them."""
+    for base in ("conv", "gemm", "max_pool", "concat", "dequantize"):
+        for outputs in (("y", "z"), ("", "y"), ("y", "", "z")):
+            node = SOUND[base]()
+            node.outputs = outputs
+            yield f"{base}: outputs {list(outputs)}", node
+
+
 def cases() -> Iterator[tuple[str, Node]]:
     """Every broken node; each must be refused."""
     yield from _attribute_cases()
     yield from _constant_cases()
     yield from _feed_cases()
+    yield from _output_cases()
 
 
 def outcome(model: bytes, feeds: dict[str, np.ndarray], library: str) -> str:
