@@ -96,11 +96,13 @@ BAD_NODES: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     ),
 }
 
+WHAT_IS_WRONG = r"expected|must be|larger|makes|more than|does not|do not|cannot|axis|is needed"
+
 
 @pytest.mark.parametrize("name", BAD_NODES)
 def test_refused(name: str) -> None:
     op, attributes, inputs = BAD_NODES[name]
-    with pytest.raises(native.LowBitError, match=r"expected|larger|makes|more than|not|cannot|shapes|axis|needs"):
+    with pytest.raises(native.LowBitError, match=WHAT_IS_WRONG):
         native.run(op, attributes, inputs)
 
 
