@@ -35,9 +35,12 @@ def test_converted_equals_stock(name: str) -> None:
     converted = lowbit.convert(built.model).model
     assert not [node.name for node in all_nodes(converted.graph) if node.op_type in FLOAT_MATMULS]
     feeds = built.feed(1, **built.sizes[0])
-    for ours, stock in zip(
-        lowbit_session(converted).run(None, feeds), stock_run(built.model, feeds), strict=True
-    ):
+    outputs = lowbit_session(converted).run(None, feeds)
+    try:
+        expected = stock_run(built.model, feeds)
+    except Exception as error:  # ONNX Runtime's exception classes share no base below Exception
+        pytest.skip(f"stock onnxruntime {onnxruntime.__version__} cannot run it: {str(error)[:120]}")
+    for ours, stock in zip(outputs, expected, strict=True):
         np.testing.assert_array_equal(ours, stock)
 
 
