@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kRegistered = "lowbit.registered";
 
 OrtCustomOpDomain* BuildDomain() {
-  auto& ops = *new std::deque<CustomOp>;  // the domain points into it and is never released either
+  static auto& ops = *new std::deque<CustomOp>;  // the domain points into it and is never released either
   OrtCustomOpDomain* domain = nullptr;
   Check(Api().CreateCustomOpDomain(kDomain, &domain));
   for (const OpSchema& schema : OpSchemas())
