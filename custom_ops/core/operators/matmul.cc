@@ -38,14 +38,17 @@ class MatmulOperator final : public Operator {
   // A shape like those that will be fed: what is known at creation, typical sizes for the rest.
   ConvShape TypicalShape(const std::vector<int64_t>& x_shape) const {
     if (layout_.is_gemm) return {1, 1, 1, 1, 1};
-    const auto size = [&](int dim, int64_t extent) {
+    const auto size = [&](int dim, int64_t least) {
       const size_t axis = static_cast<size_t>(dim) + 1;
       const bool known = x_shape.size() == static_cast<size_t>(layout_.spatial) + 2 && x_shape[axis] > 0;
-      return known ? x_shape[axis] : std::max(kTypicalPixels, extent);
+      return known ? x_shape[axis] : std::max(kTypicalPixels, least);
     };
+    // The smallest size that leaves an output pixel: the window itself, or more than the pads cut off.
     const ConvGeometry& g = geometry_;
-    const int64_t w = size(layout_.spatial - 1, g.dilation_w * (g.kernel_w - 1) + 1);
-    const int64_t h = layout_.spatial == 1 ? 1 : size(0, g.dilation_h * (g.kernel_h - 1) + 1);
+    const int64_t least_w = g.transposed ? g.pad_left + g.pad_right + 1 : g.dilation_w * (g.kernel_w - 1) + 1;
+    const int64_t least_h = g.transposed ? g.pad_top + g.pad_bottom + 1 : g.dilation_h * (g.kernel_h - 1) + 1;
+    const int64_t w = size(layout_.spatial - 1, least_w);
+    const int64_t h = layout_.spatial == 1 ? 1 : size(0, least_h);
     return InferConvShape(g, 1, h, w);
   }
 
