@@ -102,7 +102,22 @@ bool IsEmptyList(const AttributeValue& value) {
   return (ints != nullptr && ints->empty()) || (floats != nullptr && floats->empty());
 }
 
+// ONNX Runtime neither lists a node's attributes nor says which version of the op set its file states, so an
+// attribute of a newer lowbit would be overlooked here. A writer whose node means something else without its
+// new attributes therefore adds the int `needs_version`, the version of the op set that knows them.
+constexpr const char* kNeedsVersion = "needs_version";
+
+void CheckVersion(const OrtKernelInfo* info) {
+  int64_t version = kDomainVersion;
+  const Owned<OrtStatus> unread(Api().KernelInfoGetAttribute_int64(info, kNeedsVersion, &version));
+  Require(unread == nullptr || !HoldsAnotherKind(info, kNeedsVersion), "attribute '", kNeedsVersion,
+          "' is not an int");
+  Require(version <= kDomainVersion, "the node needs version ", version, " of the op set ", kDomain,
+          ", this lowbit knows version ", kDomainVersion, "; update lowbit");
+}
+
 AttributeMap ReadAttributes(const OrtKernelInfo* info, const OpSchema& schema) {
+  CheckVersion(info);
   AttributeMap out;
   for (const AttributeSchema& attribute : schema.attributes) {
     try {

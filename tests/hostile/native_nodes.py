@@ -144,6 +144,13 @@ def conv_1d() -> Node:
     return node
 
 
+def cropped_transpose() -> Node:
+    """Pads that leave nothing of a small image; sizes are open, so the node must wait for the real one."""
+    node = conv("LowBitConvTranspose", pads=[20] * 4)
+    node.feeds["x"] = np.ones((1, 50, 50, 4), np.uint8)
+    return node
+
+
 def gemm() -> Node:
     """[3, 16] -> [3, 6], 4-bit weights."""
     node = conv("LowBitGemm")
@@ -215,6 +222,7 @@ SOUND: dict[str, Callable[[], Node]] = {
     "conv": conv,
     "ap_conv": lambda: conv("APConv"),
     "conv_transpose": lambda: conv("LowBitConvTranspose"),
+    "conv_transpose_cropped": cropped_transpose,
     "conv_1d": conv_1d,
     "conv_residual": with_residual,
     "conv_thresholds": with_thresholds,
@@ -303,6 +311,9 @@ def _attribute_cases() -> Iterator[tuple[str, Node]]:
     yield "tail: clip NaN", _set(with_tail(), "clip_max", float("nan"))
     yield "attribute of another kind", _set(conv(), "strides", 1)
     yield "y_min of another kind", _set(conv(), "y_min", 3)
+    for base in ("conv", "gemm", "concat"):
+        yield f"{base}: from a newer lowbit", _set(SOUND[base](), "needs_version", 2)
+    yield "needs_version of another kind", _set(conv(), "needs_version", "2")
 
 
 def _constant_cases() -> Iterator[tuple[str, Node]]:
