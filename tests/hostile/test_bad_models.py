@@ -263,8 +263,9 @@ def test_bad_scale(model, which: str, value: float) -> None:
 def test_zero_point_of_another_type(model) -> None:
     conv = _node(model, "Conv")
     dq = next(n for n in model.graph.node if n.output[0] == conv.input[0])
-    tensor = _initializer(model, dq.input[2])
-    tensor.CopyFrom(numpy_helper.from_array(np.asarray(5, np.int8), tensor.name))
+    # Of its own: QuantizeLinear shares the tensor, and changed there as well it would be consistent.
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(5, np.int8), "other_zero_point"))
+    dq.input[2] = "other_zero_point"
     _refuse_or_leave(model, r"zero.?point|type")
 
 
