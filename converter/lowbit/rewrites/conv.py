@@ -16,7 +16,7 @@ from lowbit.graph.quantization import Grid
 from lowbit.graph.reasons import Refusal
 from lowbit.graph.windows import Window, read_window
 from lowbit.rewrites.epilogue import same_shape
-from lowbit.rewrites.matmul import Candidate, Product, ProductRegion, candidates, finish
+from lowbit.rewrites.matmul import Candidate, Product, ProductRegion, finish, first_region
 from lowbit.rewrites.operands import Activation, read_activation
 from lowbit.rewrites.pad import read_pads
 from lowbit.rewrites.rule import Context, Region
@@ -52,13 +52,7 @@ class ConvRegion(ProductRegion):
 
 def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     """See the module."""
-    refusal = None
-    for candidate in candidates(context, sink, ("Conv",)):
-        region = _match(context, candidate)
-        if not isinstance(region, Refusal):
-            return region
-        refusal = refusal or region
-    return refusal
+    return first_region(context, sink, ("Conv",), _match)
 
 
 def _match(context: Context, candidate: Candidate) -> Region | Refusal:

@@ -9,56 +9,38 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.attributes import get_int, get_ints
-from lowbit.graph.lowering import Lowering, Order, Stored, channels_last
+from lowbit.graph.lowering import Lowering, Stored
 from lowbit.graph.normal_form import dims_of
 from lowbit.graph.reasons import Refusal
-from lowbit.graph.windows import Window, read_transposed_window
+from lowbit.graph.windows import read_transposed_window
+from lowbit.rewrites.conv import ConvRegion
 from lowbit.rewrites.epilogue import same_shape
-from lowbit.rewrites.matmul import Candidate, Product, ProductRegion, candidates, finish
+from lowbit.rewrites.matmul import Candidate, Product, finish, first_region
 from lowbit.rewrites.operands import read_activation
 from lowbit.rewrites.rule import Context, Region
 from lowbit.rewrites.weights import Weights, read_weights
 
 
 @dataclass
-class ConvTransposeRegion(ProductRegion):
+class ConvTransposeRegion(ConvRegion):
     """A transposed convolution with its epilogue."""
 
-    window: Window
     output_padding: list[int]
-    group: int
-    in_channels: int
 
     # The op has no second name: bipolar weights are written as 2-bit ones.
     op_types = ("LowBitConvTranspose", "LowBitConvTranspose")
 
-    @property
-    def output_order(self) -> Order:
-        """Channels last."""
-        return channels_last(2 + len(self.window.kernel))
-
     def read_x(self, lowering: Lowering) -> tuple[Stored, Weights, dict[str, Any]]:
-        """The activation channels last; the weights' rows are in that order already."""
-        x = lowering.channels_last(self.product.x.codes)
-        geometry = {
-            **self.window.attributes(),
-            **({"output_padding": self.output_padding} if any(self.output_padding) else {}),
-            "group": self.group,
-            "in_channels": self.in_channels,
-            "out_channels": self.product.weights.rows,
-        }
-        return x, self.product.weights, geometry
+        """What a convolution reads, and the rows and columns added to its output."""
+        x, weights, geometry = super().read_x(lowering)
+        if any(self.output_padding):
+            geometry["output_padding"] = self.output_padding
+        return x, weights, geometry
 
 
 def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     """See the module."""
-    refusal = None
-    for candidate in candidates(context, sink, ("ConvTranspose",)):
-        region = _match(context, candidate)
-        if not isinstance(region, Refusal):
-            return region
-        refusal = refusal or region
-    return refusal
+    return first_region(context, sink, ("ConvTranspose",), _match)
 
 
 def _match(context: Context, candidate: Candidate) -> Region | Refusal:
@@ -111,7 +93,7 @@ def _match(context: Context, candidate: Candidate) -> Region | Refusal:
         candidate.result,
         candidate.nodes,
         window,
-        output_padding,
         group,
         in_channels,
+        output_padding,
     )

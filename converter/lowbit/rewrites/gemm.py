@@ -14,7 +14,7 @@ from lowbit.graph.lowering import Lowering, Order, Stored, identity
 from lowbit.graph.normal_form import dims_of, is_op
 from lowbit.graph.reasons import Refusal
 from lowbit.rewrites.epilogue import same_shape
-from lowbit.rewrites.matmul import Candidate, Product, ProductRegion, candidates, finish
+from lowbit.rewrites.matmul import Candidate, Product, ProductRegion, finish, first_region
 from lowbit.rewrites.operands import read_activation
 from lowbit.rewrites.rule import Context, Region
 from lowbit.rewrites.weights import Weights, read_weights
@@ -48,13 +48,7 @@ class GemmRegion(ProductRegion):
 
 def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     """See the module."""
-    refusal = None
-    for candidate in candidates(context, sink, ("Gemm", "MatMul")):
-        region = _match(context, candidate)
-        if not isinstance(region, Refusal):
-            return region
-        refusal = refusal or region
-    return refusal
+    return first_region(context, sink, ("Gemm", "MatMul"), _match)
 
 
 def _match(context: Context, candidate: Candidate) -> Region | Refusal:

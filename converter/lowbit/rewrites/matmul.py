@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,6 +168,22 @@ def candidates(context: Context, sink: ir.Node, cores: Sequence[str]) -> list[Ca
                 )
             )
     return found
+
+
+def first_region(
+    context: Context,
+    sink: ir.Node,
+    cores: Sequence[str],
+    match: Callable[[Context, Candidate], Region | Refusal],
+) -> Region | Refusal | None:
+    """The region of the first candidate that a rule takes; else the first reason why it takes none."""
+    refusal = None
+    for candidate in candidates(context, sink, cores):
+        region = match(context, candidate)
+        if not isinstance(region, Refusal):
+            return region
+        refusal = refusal or region
+    return refusal
 
 
 def _inner_chain(context: Context, add: ir.Node, path: int, cores: Sequence[str]) -> Chain | None:

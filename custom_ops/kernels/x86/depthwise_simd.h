@@ -16,13 +16,10 @@ namespace {
 struct Depthwise128 : Sse41 {
   static constexpr size_t kBytes = 16;
   static I SetBytes(uint8_t v) { return _mm_set1_epi8(static_cast<char>(v)); }
-  static I SetWords(int16_t v) { return _mm_set1_epi16(v); }
   static I UnpackLow8(I a, I b) { return _mm_unpacklo_epi8(a, b); }
   static I UnpackHigh8(I a, I b) { return _mm_unpackhi_epi8(a, b); }
   static I UnpackLow16(I a, I b) { return _mm_unpacklo_epi16(a, b); }
   static I UnpackHigh16(I a, I b) { return _mm_unpackhi_epi16(a, b); }
-  static I ShiftRight16(I v) { return _mm_srli_epi16(v, 8); }
-  static I MultiplyAdd16(I a, I b) { return _mm_madd_epi16(a, b); }
   static I PackWords(I a, I b) { return _mm_packs_epi32(a, b); }
   static I PackBytes(I a, I b) { return _mm_packus_epi16(a, b); }
   static I AddSaturated16(I a, I b) { return _mm_adds_epi16(a, b); }
@@ -36,13 +33,10 @@ struct Depthwise128 : Sse41 {
 struct Depthwise256 : Avx2 {
   static constexpr size_t kBytes = 32;
   static I SetBytes(uint8_t v) { return _mm256_set1_epi8(static_cast<char>(v)); }
-  static I SetWords(int16_t v) { return _mm256_set1_epi16(v); }
   static I UnpackLow8(I a, I b) { return _mm256_unpacklo_epi8(a, b); }
   static I UnpackHigh8(I a, I b) { return _mm256_unpackhi_epi8(a, b); }
   static I UnpackLow16(I a, I b) { return _mm256_unpacklo_epi16(a, b); }
   static I UnpackHigh16(I a, I b) { return _mm256_unpackhi_epi16(a, b); }
-  static I ShiftRight16(I v) { return _mm256_srli_epi16(v, 8); }
-  static I MultiplyAdd16(I a, I b) { return _mm256_madd_epi16(a, b); }
   static I PackWords(I a, I b) { return _mm256_packs_epi32(a, b); }
   static I PackBytes(I a, I b) { return _mm256_packus_epi16(a, b); }
   static I AddSaturated16(I a, I b) { return _mm256_adds_epi16(a, b); }

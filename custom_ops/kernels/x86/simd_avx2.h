@@ -28,6 +28,11 @@ struct Avx2 {
   static I Mul(I a, I b) { return _mm256_mullo_epi32(a, b); }
   static I Xor(I a, I b) { return _mm256_xor_si256(a, b); }
   static I And(I a, I b) { return _mm256_and_si256(a, b); }
+  static I SetWords(int16_t v) { return _mm256_set1_epi16(v); }
+  static I AddWords(I a, I b) { return _mm256_add_epi16(a, b); }
+  static I ShiftRight16(I v) { return _mm256_srli_epi16(v, 8); }
+  static I MultiplyAdd16(I a, I b) { return _mm256_madd_epi16(a, b); }
+  static I MultiplyAddBytes(I a, I b) { return _mm256_maddubs_epi16(a, b); }
   // A comparison gives -1 for true, so count + 1 - (b > a) is written with one addition.
   static I CountGe(I count, I a, I b) {
     return _mm256_add_epi32(count, _mm256_add_epi32(_mm256_set1_epi32(1), _mm256_cmpgt_epi32(b, a)));

@@ -28,6 +28,11 @@ struct Sse41 {
   static I Mul(I a, I b) { return _mm_mullo_epi32(a, b); }
   static I Xor(I a, I b) { return _mm_xor_si128(a, b); }
   static I And(I a, I b) { return _mm_and_si128(a, b); }
+  static I SetWords(int16_t v) { return _mm_set1_epi16(v); }
+  static I AddWords(I a, I b) { return _mm_add_epi16(a, b); }
+  static I ShiftRight16(I v) { return _mm_srli_epi16(v, 8); }
+  static I MultiplyAdd16(I a, I b) { return _mm_madd_epi16(a, b); }
+  static I MultiplyAddBytes(I a, I b) { return _mm_maddubs_epi16(a, b); }
   static I CountGe(I count, I a, I b) {
     return _mm_add_epi32(count, _mm_add_epi32(_mm_set1_epi32(1), _mm_cmpgt_epi32(b, a)));
   }
