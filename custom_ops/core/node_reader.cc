@@ -246,10 +246,10 @@ int64_t ElementCount(std::span<const int64_t> shape) {
   return count;
 }
 
-std::string ShapeText(std::span<const int64_t> shape) {
-  std::string out = "[";
-  for (size_t i = 0; i < shape.size(); ++i) out += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-  return out + "]";
+std::ostream& operator<<(std::ostream& out, const ShapeText& text) {
+  out << '[';
+  for (size_t i = 0; i < text.shape_.size(); ++i) out << (i == 0 ? "" : ", ") << text.shape_[i];
+  return out << ']';
 }
 
 }  // namespace lowbit

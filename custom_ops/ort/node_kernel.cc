@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <sstream>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -241,8 +242,10 @@ OperatorOptions ReadOptions(const OrtKernelInfo* info) {
 void PrintPlan(const std::string& where, const OperatorPlan& plan, const std::vector<int64_t>& x_shape) {
   static std::mutex mutex;  // sessions may be created in several threads
   const std::lock_guard lock(mutex);
-  std::fprintf(stderr, "%s%s, x %s, packed %zu bytes, workspace %zu bytes a thread\n", where.c_str(),
-               plan.kernel.c_str(), ShapeText(x_shape).c_str(), plan.packed_bytes, plan.workspace_bytes);
+  std::ostringstream line;
+  line << where << plan.kernel << ", x " << ShapeText(x_shape) << ", packed " << plan.packed_bytes
+       << " bytes, workspace " << plan.workspace_bytes << " bytes a thread\n";
+  std::fputs(line.str().c_str(), stderr);
 }
 
 // ---- running
