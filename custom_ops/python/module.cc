@@ -106,9 +106,10 @@ std::vector<T> NumberList(const py::handle& value) {
   return out;
 }
 
-AttributeValue AttributeFrom(const AttributeSchema& attribute, const py::handle& value) {
+// Empty where the value is not of the kind.
+std::optional<AttributeValue> CastTo(AttributeKind kind, const py::handle& value) {
   try {
-    switch (attribute.kind) {
+    switch (kind) {
       case AttributeKind::kInt:
         return py::cast<int64_t>(value);
       case AttributeKind::kFloat:
@@ -120,11 +121,21 @@ AttributeValue AttributeFrom(const AttributeSchema& attribute, const py::handle&
       case AttributeKind::kFloats:
         return NumberList<float>(value);
     }
-  } catch (const py::cast_error&) {         // not the kind: the error below says so
-  } catch (const py::error_already_set&) {  // not iterable: as above
+  } catch (const py::cast_error&) {
+    return std::nullopt;
+  } catch (const py::error_already_set&) {  // not iterable
+    return std::nullopt;
   }
-  Fail("attribute '", attribute.name, "' must be of kind ", KindName(attribute.kind), ", got ",
-       py::cast<std::string>(py::repr(value)));
+  return std::nullopt;
+}
+
+AttributeValue AttributeFrom(const AttributeSchema& attribute, const py::handle& value) {
+  std::optional<AttributeValue> cast = CastTo(attribute.kind, value);
+  if (!cast) {
+    Fail("attribute '", attribute.name, "' must be of kind ", KindName(attribute.kind), ", got ",
+         py::cast<std::string>(py::repr(value)));
+  }
+  return std::move(*cast);
 }
 
 AttributeMap AttributesFrom(const OpSchema& schema, const py::dict& given) {
