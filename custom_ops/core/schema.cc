@@ -309,7 +309,9 @@ std::vector<OpSchema> BuildSchemas() {
   ops.push_back(
       {"LowBitResize",
        "Nearest-neighbour resize of codes, channels last.",
-       "ONNX Resize, mode nearest, of the spatial dims; codes are copied, so scale and zero point stay.",
+       "ONNX Resize, mode nearest, of the spatial dims; codes are copied, so scale and zero point stay. "
+       "Positions are "
+       "float32, each operation rounded once; with sizes, `asymmetric` positions are `o * size / out_size`.",
        {x},
        "[N, D1.., C]",
        kCodes,

@@ -52,13 +52,14 @@ OrtStatus* RunKernel(void* kernel, OrtKernelContext* context) noexcept {
   }
 }
 
-// ONNX Runtime drops the status of this callback, so errors are left to MakeKernel, which names the node.
 OrtStatus* InferOutputShape(const OrtCustomOp* op, OrtShapeInferContext* context) noexcept {
   try {
     InferShape(SchemaOf(op), context);
+    return nullptr;
   } catch (...) {
+    return nullptr;  // ONNX Runtime drops the status of this callback; MakeKernel repeats the error and names
+                     // the node
   }
-  return nullptr;
 }
 
 }  // namespace

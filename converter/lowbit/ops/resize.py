@@ -27,8 +27,8 @@ def low_bit_resize(
         sizes: the output sizes; used when ``scales`` is empty.
     """
     for d, size in enumerate(x.shape[1:-1]):
-        scale = np.float32(scales[d]) if len(scales) else np.float32(sizes[d]) / np.float32(size)
-        out = int(np.floor(np.float32(size) * scale)) if len(scales) else sizes[d]
+        scale = np.float32(scales[d]) if len(scales) else None
+        out = sizes[d] if scale is None else int(np.floor(np.float32(size) * scale))
         position = source_position(
             np.arange(out, dtype=np.float32), size, out, scale, coordinate_transformation_mode
         )
@@ -37,11 +37,17 @@ def low_bit_resize(
     return x
 
 
-def source_position(o: Floats, size: int, out: int, scale: np.float32, mode: str) -> Floats:
-    """Where output index ``o`` lies in the image, in float32, each operation rounded once."""
+def source_position(o: Floats, size: int, out: int, scale: np.float32 | None, mode: str) -> Floats:
+    """Where output index ``o`` lies in the image, in float32, each operation rounded once.
+
+    ``scale`` is None where the node gives sizes; it is their ratio then. The ``asymmetric`` mode does without it, as
+    in ONNX Runtime: a rounded ratio would move positions that lie halfway between two pixels.
+    """
     half = np.float32(0.5)
     if mode == "asymmetric":
-        return o / scale
+        return o * np.float32(size) / np.float32(out) if scale is None else o / scale
+    if scale is None:
+        scale = np.float32(out) / np.float32(size)
     if mode == "align_corners":
         return o * np.float32(size - 1) / np.float32(out - 1) if out > 1 else np.zeros_like(o)
     if mode == "half_pixel" or (mode == "pytorch_half_pixel" and out > 1):

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <string>
 
 #include "core/operators/elementwise_common.h"
@@ -22,11 +23,14 @@ struct ResizeSpec {
   Nearest nearest = Nearest::kRoundPreferFloor;
 };
 
-// Where output index `o` lies in the image: ONNX's formulas in float32, each operation rounded once.
-float SourcePosition(Coordinates mode, float o, float scale, int64_t in, int64_t out) {
+// Where output index `o` lies in the image: ONNX's formulas in float32, each operation rounded once. No
+// scale: the node gives sizes, and their ratio is the scale. Asymmetric coordinates do without it, as in ONNX
+// Runtime: a rounded ratio would move positions that lie halfway between two pixels.
+float SourcePosition(Coordinates mode, float o, std::optional<float> given_scale, int64_t in, int64_t out) {
+  const float scale = given_scale.value_or(static_cast<float>(out) / static_cast<float>(in));
   switch (mode) {
     case Coordinates::kAsymmetric:
-      return o / scale;
+      return given_scale ? o / scale : o * static_cast<float>(in) / static_cast<float>(out);
     case Coordinates::kAlignCorners:
       return out > 1 ? o * static_cast<float>(in - 1) / static_cast<float>(out - 1) : 0.0f;
     case Coordinates::kPytorchHalfPixel:
@@ -99,8 +103,7 @@ class ResizeOperator final : public Operator {
     int64_t stride = channels;
     for (size_t i = Spatial(); i-- > 0;) {
       const int64_t in_size = in[i + 1], out_size = shape[i + 1];
-      const float scale =
-          spec_.scales.empty() ? static_cast<float>(out_size) / static_cast<float>(in_size) : spec_.scales[i];
+      const auto scale = spec_.scales.empty() ? std::nullopt : std::optional(spec_.scales[i]);
       for (int64_t o = 0; o < out_size; ++o) {
         const float position =
             SourcePosition(spec_.coordinates, static_cast<float>(o), scale, in_size, out_size);

@@ -155,16 +155,16 @@ inline void FinishChannels(const EpilogueView& e, const int32_t* acc, size_t c, 
 //
 // MR pixels x NV vectors of accumulators in registers -> bytes of y. Four vectors are packed at a time,
 // whichever pixels they belong to. `scale` belongs to the first channel, `residual` and `y` to that channel
-// of the first pixel. kPartial: only `count` > (NV - 1) * kLanes channels exist.
+// of the first pixel, `pitch` elements before those of the next. kPartial: only `count` > (NV - 1) * kLanes
+// channels exist.
 template <class S, int MR, int NV, bool kResidual, bool kPartial>
 inline __attribute__((always_inline)) void RequantizeTile(const EpilogueView& e,
                                                           const typename S::I (&acc)[MR][NV],
                                                           const float* scale, size_t count,
-                                                          const uint8_t* residual, uint8_t* y) {
+                                                          const uint8_t* residual, uint8_t* y, size_t pitch) {
   // Local copies: the stores to y could change e, as far as the compiler knows.
   const typename S::PackRange range(e.pack_zero, e.pack_lo, e.pack_hi, e.pack_flip);
   const EpilogueView view = e;
-  const size_t pitch = e.channels;
   const auto codes = [&](int i) __attribute__((always_inline)) {
     if (i >= MR * NV) return S::Set(0);
     const int r = i / NV, v = i % NV;

@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "core/packed_weights.h"
@@ -56,10 +57,10 @@ constexpr size_t kMaxReach = 64 * 1024;
 constexpr size_t kPointerBytes = 128 * 1024;
 constexpr size_t kMinBlockPixels = 12;
 
-WindowLayout PlanWindow(const ConvGeometry& g, int lanes, bool merge_groups) {
+WindowLayout PlanWindow(const ConvGeometry& g, int lanes, bool merge_groups, bool allow_band = true) {
   WindowLayout w;
   const int64_t span_h = (g.kernel_h - 1) * g.dilation_h + 1;
-  if (g.group == 1 && g.dilation_w == 1 && g.kernel_w > 1 && g.in_channels < kBandMaxChannels &&
+  if (allow_band && g.group == 1 && g.dilation_w == 1 && g.kernel_w > 1 && g.in_channels < kBandMaxChannels &&
       span_h * g.kernel_w * g.in_channels * 4 <= static_cast<int64_t>(kBandBytes)) {
     w.addressing = Addressing::kBand;
     w.segments = static_cast<size_t>(g.kernel_h);
@@ -84,6 +85,20 @@ ConvShape Flatten(const ConvGeometry& g, const ConvShape& s) {
   return {1, 1, pixels, 1, pixels};
 }
 
+// Where a kernel's outputs lie in y: at rows first_h, first_h + step_h, ... and columns first_w, first_w +
+// step_w, ... The default is all of y; the phases of a transposed convolution (below) interleave.
+struct OutputGrid {
+  int64_t step_h = 1, step_w = 1, first_h = 0, first_w = 0;
+  bool interleaved = false;
+
+  // The shape with the outputs of this grid alone.
+  ConvShape Own(ConvShape s) const {
+    s.out_h = s.out_h <= first_h ? 0 : (s.out_h - first_h - 1) / step_h + 1;
+    s.out_w = s.out_w <= first_w ? 0 : (s.out_w - first_w - 1) / step_w + 1;
+    return s;
+  }
+};
+
 // How the output pixels of one shape are cut into blocks. A block is one call of the engine per panel run;
 // its pointers, and its copied rows, are prepared once for all panels.
 struct BlockGrid {
@@ -96,11 +111,20 @@ struct BlockGrid {
 
 constexpr size_t kMaxBlockPixels = 256;
 
-BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const ConvShape& s) {
+BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const ConvShape& s, bool single_rows) {
   BlockGrid grid;
+  if (s.OutPixels() == 0) return grid;
   const size_t out_h = static_cast<size_t>(s.out_h), out_w = static_cast<size_t>(s.out_w);
   const size_t limit =
       std::clamp(kPointerBytes / (w.segments * sizeof(void*)), kMinBlockPixels, kMaxBlockPixels);
+  if (single_rows) {
+    grid.rows = 1;
+    grid.column_blocks = DivideUp(out_w, limit);
+    grid.columns = grid.pixels = DivideUp(out_w, grid.column_blocks);
+    grid.row_blocks = out_h;
+    grid.blocks = static_cast<size_t>(s.batch) * out_h * grid.column_blocks;
+    return grid;
+  }
   if (w.addressing == Addressing::kTaps) {
     const size_t total = static_cast<size_t>(s.OutPixels());
     grid.blocks = DivideUp(total, limit);
@@ -157,17 +181,29 @@ Workspace PlanWorkspace(const WindowLayout& w, const BlockGrid& grid, size_t row
 
 class IgemmKernel final : public ConvKernel {
  public:
-  IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine);
+  IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output = {});
 
+  // args.shape is the whole convolution's, also where the kernel computes only the outputs of its grid.
   void Run(const ConvArgs& args, ThreadPool& pool) const override;
   size_t WorkspaceBytes(const ConvShape& shape) const override {
-    return PlanWorkspace(window_, PlanBlocks(geometry_, window_, Flatten(geometry_, shape)), RowSumGroups())
-        .bytes;
+    return PlanWorkspace(window_, Plan(Shape(shape)), RowSumGroups()).bytes;
   }
   size_t PackedBytes() const override { return weights_->size() + epilogue_.Bytes(); }
 
  private:
   struct Task;
+  ConvShape Shape(const ConvShape& whole) const {
+    return output_.interleaved ? output_.Own(whole) : Flatten(geometry_, whole);
+  }
+  BlockGrid Plan(const ConvShape& shape) const {
+    return PlanBlocks(geometry_, window_, shape, output_.interleaved);
+  }
+  // Index in y of a pixel of the grid; `row` counts the rows of all images.
+  size_t PixelOf(const ConvShape& whole, const ConvShape& own, size_t row, size_t column) const {
+    const int64_t image = static_cast<int64_t>(row) / own.out_h, y = static_cast<int64_t>(row) % own.out_h;
+    return static_cast<size_t>((image * whole.out_h + y * output_.step_h + output_.first_h) * whole.out_w +
+                               static_cast<int64_t>(column) * output_.step_w + output_.first_w);
+  }
   void PackWeights(const ConvSpec& spec);
   void PackChannel(const int16_t* stored, size_t channel, const IgemmPanel& panel, uint8_t* out) const;
   size_t RowSumGroups() const { return row_sum_weight_.empty() ? 0 : static_cast<size_t>(geometry_.group); }
@@ -180,6 +216,7 @@ class IgemmKernel final : public ConvKernel {
 
   const ConvGeometry geometry_;
   const IgemmEngine& engine_;
+  const OutputGrid output_;
   WindowLayout window_;
   EpilogueTables epilogue_;
   uint8_t x_shift_ = 0;  // added to every byte of x: makes signed codes unsigned
@@ -276,9 +313,10 @@ size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
   return static_cast<size_t>(kMaxSum / largest);
 }
 
-IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine)
+IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output)
     : geometry_(spec.geometry),
       engine_(engine),
+      output_(output),
       epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)) {
   x_shift_ = static_cast<uint8_t>(XShift(spec));
   pad_byte_ = static_cast<uint8_t>(spec.x_zero_point);
@@ -308,7 +346,7 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
     row_sum_weight_ = shift;
     row_sum_weight_.resize(channels + kEpiloguePadding);
   }
-  window_ = PlanWindow(g, engine_.lanes, row_sum_weight_.empty());
+  window_ = PlanWindow(g, engine_.lanes, row_sum_weight_.empty(), !output_.interleaved);
   if (engine_.narrow) groups_per_flush_ = GroupsPerFlush(spec, window_);
 
   // Panels: the channels of each (merged) group in runs of nearly equal width.
@@ -508,9 +546,9 @@ uint8_t* ThreadScratch(size_t bytes) {
 }
 
 void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
-  const ConvShape shape = Flatten(geometry_, args.shape);
+  const ConvShape shape = Shape(args.shape);
   if (shape.OutPixels() == 0) return;
-  const BlockGrid grid = PlanBlocks(geometry_, window_, shape);
+  const BlockGrid grid = Plan(shape);
   const Workspace ws = PlanWorkspace(window_, grid, RowSumGroups());
 
   // About 40 us of work per task at 4 GHz: enough to hide the cost of handing a task to a thread, small
@@ -548,8 +586,17 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     block.epilogue = &epilogue_.view();
     block.residual = static_cast<const uint8_t*>(args.residual);
     block.y = args.y;
+    block.pixel_step = 1;
     for (size_t i = first_block; i < end_block; ++i) {
-      if (window_.addressing == Addressing::kBand) {
+      if (output_.interleaved) {
+        const size_t row = i / grid.column_blocks, column = i % grid.column_blocks * grid.columns;
+        const size_t out_w = static_cast<size_t>(shape.out_w);
+        block.pixels = std::min(grid.columns, out_w - column);
+        block.first_pixel = PixelOf(args.shape, shape, row, column);
+        block.pixel_step = static_cast<size_t>(output_.step_w);
+        PointAtTaps(args, shape, row * out_w + column, block.pixels, grid.pixels, scratch + ws.pad_row,
+                    scratch + ws.tail, rows);
+      } else if (window_.addressing == Addressing::kBand) {
         block.pixels = CopyBand(args, shape, grid, i, scratch + ws.band, rows, &block.first_pixel);
       } else {
         block.first_pixel = i * grid.pixels;
@@ -577,17 +624,116 @@ bool FitsNarrow(const ConvSpec& spec, const WindowLayout& window) {
   return GroupsPerFlush(spec, window) >= kMinGroupsPerFlush;
 }
 
+// Transposed convolution. Output o takes tap t where o + pad - t * dilation is a multiple of the stride, so
+// the outputs of one phase o % stride = f share their taps: t = first, first + every, ... with every = stride
+// / gcd(stride, dilation). For o = f + stride * a such a tap reads input
+//
+//   (o + pad - t * dilation) / stride = a + (f + pad - first * dilation) / stride - j * (every * dilation /
+//   stride),
+//
+// j = 0, 1, ...: in reverse order of j an ordinary convolution of stride 1. A transposed convolution of
+// stride 2 x 2 is four of them whose outputs interleave, and none multiplies the zeros between the pixels.
+struct Phase {
+  int64_t first = 0, every = 1, taps = 0;  // taps of the transposed kernel
+  int64_t dilation = 1, pad = 0;           // of the ordinary convolution; pad may be negative
+};
+
+Phase PhaseOf(int64_t f, int64_t kernel, int64_t stride, int64_t dilation, int64_t pad) {
+  Phase phase;
+  phase.every = stride / std::gcd(stride, dilation);
+  while (phase.first < kernel && (f + pad - phase.first * dilation) % stride != 0) ++phase.first;
+  if (phase.first >= kernel) return phase;
+  phase.taps = (kernel - 1 - phase.first) / phase.every + 1;
+  phase.dilation = phase.every * dilation / stride;
+  phase.pad = (phase.taps - 1) * phase.dilation - (f + pad - phase.first * dilation) / stride;
+  return phase;
+}
+
+// The phase of a transposed convolution as a node of its own. Without taps the accumulator is the bias alone:
+// one tap whose weights are zero.
+ConvSpec PhaseSpec(const ConvSpec& whole, const Phase& h, const Phase& w) {
+  ConvSpec spec = whole;
+  ConvGeometry& g = spec.geometry;
+  const bool empty = h.taps == 0 || w.taps == 0;
+  g.transposed = false;
+  g.stride_h = g.stride_w = 1;
+  g.kernel_h = empty ? 1 : h.taps;
+  g.kernel_w = empty ? 1 : w.taps;
+  g.dilation_h = h.dilation;
+  g.dilation_w = w.dilation;
+  g.pad_top = h.pad;
+  g.pad_left = w.pad;
+  g.output_pad_h = g.output_pad_w = 0;
+  const int64_t in = g.GroupIn();
+  spec.weights.clear();
+  for (int64_t c = 0; c < g.out_channels; ++c) {
+    if (empty) {
+      spec.weights.insert(spec.weights.end(), static_cast<size_t>(in),
+                          static_cast<uint8_t>(whole.w_zero_point[static_cast<size_t>(c)]));
+      continue;
+    }
+    for (int64_t y = h.taps - 1; y >= 0; --y) {
+      for (int64_t x = w.taps - 1; x >= 0; --x) {
+        const int64_t tap = (h.first + y * h.every) * whole.geometry.kernel_w + w.first + x * w.every;
+        const auto from = whole.weights.begin() + (c * whole.geometry.Taps() + tap) * in;
+        spec.weights.insert(spec.weights.end(), from, from + in);
+      }
+    }
+  }
+  return spec;
+}
+
+class TransposedIgemm final : public ConvKernel {
+ public:
+  TransposedIgemm(const ConvSpec& spec, const IgemmEngine& engine) {
+    const ConvGeometry& g = spec.geometry;
+    for (int64_t fh = 0; fh < g.stride_h; ++fh) {
+      const Phase h = PhaseOf(fh, g.kernel_h, g.stride_h, g.dilation_h, g.pad_top);
+      for (int64_t fw = 0; fw < g.stride_w; ++fw) {
+        const Phase w = PhaseOf(fw, g.kernel_w, g.stride_w, g.dilation_w, g.pad_left);
+        const OutputGrid grid{g.stride_h, g.stride_w, fh, fw, true};
+        phases_.push_back(std::make_unique<IgemmKernel>(PhaseSpec(spec, h, w), engine, grid));
+      }
+    }
+  }
+
+  void Run(const ConvArgs& args, ThreadPool& pool) const override {
+    for (const auto& phase : phases_) phase->Run(args, pool);
+  }
+  size_t WorkspaceBytes(const ConvShape& shape) const override {
+    size_t bytes = 0;
+    for (const auto& phase : phases_) bytes = std::max(bytes, phase->WorkspaceBytes(shape));
+    return bytes;
+  }
+  size_t PackedBytes() const override {
+    size_t bytes = 0;
+    for (const auto& phase : phases_) bytes += phase->PackedBytes();
+    return bytes;
+  }
+
+ private:
+  std::vector<std::unique_ptr<IgemmKernel>> phases_;
+};
+
+// Every phase keeps tables of its own.
+constexpr int64_t kMaxPhases = 64;
+
 template <const IgemmEngine& kEngine>
 std::string Refuse(const ConvSpec& spec) {
   const ConvGeometry& g = spec.geometry;
-  if (g.transposed) return "transposed convolution";
+  if (g.transposed) {
+    if (g.stride_h > kMaxPhases || g.stride_w > kMaxPhases || g.stride_h * g.stride_w > kMaxPhases)
+      return "strides of more than 64 phases";
+    if (spec.x.encoding == Encoding::kBipolar || spec.w.encoding == Encoding::kBipolar)
+      return "bipolar operands of a transposed convolution: no code stands for zero";
+  }
   if (spec.x.encoding == Encoding::kBipolar) {
     if (g.pad_top != 0 || g.pad_left != 0 || g.pad_bottom != 0 || g.pad_right != 0) {
       return "bipolar activations with padding: no code stands for zero";
     }
     if (spec.w.bits > 7) return "bipolar activations with 8-bit weights: twice a weight does not fit int8";
   }
-  const WindowLayout w = PlanWindow(g, kEngine.lanes, true);
+  const WindowLayout w = PlanWindow(g, kEngine.lanes, true, !g.transposed);
   if (w.reach > kMaxReach) return "a row of input channels exceeds the workspace";
   if (w.segments * kMinBlockPixels * sizeof(void*) > kPointerBytes)
     return "kernel window exceeds the workspace";
@@ -599,13 +745,15 @@ std::string Refuse(const ConvSpec& spec) {
 
 template <const IgemmEngine& kEngine>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
-  const WindowLayout w = PlanWindow(spec.geometry, kEngine.lanes, true);
-  const size_t panel_groups = DivideUp(static_cast<size_t>(spec.geometry.group), w.merged);
+  const ConvGeometry& g = spec.geometry;
+  const WindowLayout w = PlanWindow(g, kEngine.lanes, true, !g.transposed);
+  const size_t panel_groups = DivideUp(static_cast<size_t>(g.group), w.merged);
   const size_t lanes = static_cast<size_t>(kEngine.lanes);
-  const size_t vectors = DivideUp(w.merged * static_cast<size_t>(spec.geometry.GroupOut()), lanes);
-  // Per output: its products, and about a quarter cycle of a 16-lane vector for the epilogue (measured on Zen
-  // 5).
-  const double products = static_cast<double>(w.segments * w.groups * 4) / kEngine.macs_per_cycle;
+  const size_t vectors = DivideUp(w.merged * static_cast<size_t>(g.GroupOut()), lanes);
+  // Per output: its products (of one phase), and about a quarter cycle of a 16-lane vector for the epilogue
+  // (measured on Zen 5).
+  const double phases = g.transposed ? static_cast<double>(g.stride_h * g.stride_w) : 1.0;
+  const double products = static_cast<double>(w.segments * w.groups * 4) / kEngine.macs_per_cycle / phases;
   const double epilogue = 4.0 / static_cast<double>(lanes);
   return static_cast<double>(shape.OutPixels()) * static_cast<double>(panel_groups * vectors * lanes) *
          (products + epilogue);
@@ -613,28 +761,36 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
 
 template <const IgemmEngine& kEngine>
 std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
+  if (spec.geometry.transposed) return std::make_unique<TransposedIgemm>(spec, kEngine);
   return std::make_unique<IgemmKernel>(spec, kEngine);
+}
+
+template <const IgemmEngine& kEngine>
+KernelRow Row(const char* name, const char* op, Isa isa, const char* note) {
+  return {name, op, "igemm", isa, 8, 8, note, &Refuse<kEngine>, &Cost<kEngine>, &Create<kEngine>};
 }
 
 }  // namespace
 
 std::span<const KernelRow> IgemmRows() {
+  static const char* const kPhases = "one stride-1 convolution per phase of the stride";
   static const KernelRow kRows[] = {
-      {"igemm_u8s8_acc16_6x8_sse41", "conv", "igemm", Isa::kSse41, 8, 8,
-       "small weights: pmaddubsw, 16-bit sums", &Refuse<kIgemmSse41Narrow>, &Cost<kIgemmSse41Narrow>,
-       &Create<kIgemmSse41Narrow>},
-      {"igemm_u8s16_4x8_sse41", "conv", "igemm", Isa::kSse41, 8, 8, "any weights: pmaddwd",
-       &Refuse<kIgemmSse41Wide>, &Cost<kIgemmSse41Wide>, &Create<kIgemmSse41Wide>},
-      {"igemm_u8s8_acc16_6x16_avx2", "conv", "igemm", Isa::kAvx2, 8, 8,
-       "small weights: vpmaddubsw, 16-bit sums", &Refuse<kIgemmAvx2Narrow>, &Cost<kIgemmAvx2Narrow>,
-       &Create<kIgemmAvx2Narrow>},
-      {"igemm_u8s16_4x16_avx2", "conv", "igemm", Isa::kAvx2, 8, 8, "any weights: vpmaddwd",
-       &Refuse<kIgemmAvx2Wide>, &Cost<kIgemmAvx2Wide>, &Create<kIgemmAvx2Wide>},
-      {"igemm_u8s8_6x16_avxvnni", "conv", "igemm", Isa::kAvxVnni, 8, 8, "dense and grouped layers: vpdpbusd",
-       &Refuse<kIgemmAvxVnni>, &Cost<kIgemmAvxVnni>, &Create<kIgemmAvxVnni>},
-      {"igemm_u8s8_6x64_avx512vnni", "conv", "igemm", Isa::kAvx512Vnni, 8, 8,
-       "dense and grouped layers: vpdpbusd", &Refuse<kIgemmAvx512Vnni>, &Cost<kIgemmAvx512Vnni>,
-       &Create<kIgemmAvx512Vnni>},
+      Row<kIgemmSse41Narrow>("igemm_u8s8_acc16_6x8_sse41", "conv", Isa::kSse41,
+                             "small weights: pmaddubsw, 16-bit sums"),
+      Row<kIgemmSse41Wide>("igemm_u8s16_4x8_sse41", "conv", Isa::kSse41, "any weights: pmaddwd"),
+      Row<kIgemmAvx2Narrow>("igemm_u8s8_acc16_6x16_avx2", "conv", Isa::kAvx2,
+                            "small weights: vpmaddubsw, 16-bit sums"),
+      Row<kIgemmAvx2Wide>("igemm_u8s16_4x16_avx2", "conv", Isa::kAvx2, "any weights: vpmaddwd"),
+      Row<kIgemmAvxVnni>("igemm_u8s8_6x16_avxvnni", "conv", Isa::kAvxVnni,
+                         "dense and grouped layers: vpdpbusd"),
+      Row<kIgemmAvx512Vnni>("igemm_u8s8_6x64_avx512vnni", "conv", Isa::kAvx512Vnni,
+                            "dense and grouped layers: vpdpbusd"),
+      Row<kIgemmSse41Narrow>("igemm_phases_u8s8_acc16_6x8_sse41", "conv_transpose", Isa::kSse41, kPhases),
+      Row<kIgemmSse41Wide>("igemm_phases_u8s16_4x8_sse41", "conv_transpose", Isa::kSse41, kPhases),
+      Row<kIgemmAvx2Narrow>("igemm_phases_u8s8_acc16_6x16_avx2", "conv_transpose", Isa::kAvx2, kPhases),
+      Row<kIgemmAvx2Wide>("igemm_phases_u8s16_4x16_avx2", "conv_transpose", Isa::kAvx2, kPhases),
+      Row<kIgemmAvxVnni>("igemm_phases_u8s8_6x16_avxvnni", "conv_transpose", Isa::kAvxVnni, kPhases),
+      Row<kIgemmAvx512Vnni>("igemm_phases_u8s8_6x64_avx512vnni", "conv_transpose", Isa::kAvx512Vnni, kPhases),
   };
   return kRows;
 }

@@ -33,6 +33,7 @@ struct IgemmBlock {
   const uint8_t*
       zero_row;  // the row pointer of a tap outside the image, where that multiplies zeros; or null
   size_t pixels, first_pixel;  // first_pixel: index in y
+  size_t pixel_step;           // in y, from one pixel of the block to the next
   const IgemmPanel* panels;
   size_t panel_count;
   const int32_t* bias;  // [channels + padding], zero points folded in

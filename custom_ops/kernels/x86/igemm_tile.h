@@ -91,7 +91,7 @@ __attribute__((noinline)) void FinishFromMemory(const TileArgs& t, int32_t* sums
   }
   for (size_t r = 0; r < rows; ++r) {
     FinishChannels<S>(e, sums + r * vectors * S::kLanes, channel, count,
-                      (b.first_pixel + t.pixel + r) * e.channels + channel, b.residual, b.y);
+                      (b.first_pixel + (t.pixel + r) * b.pixel_step) * e.channels + channel, b.residual, b.y);
   }
 }
 
@@ -102,15 +102,17 @@ inline __attribute__((always_inline)) void FinishTile(const TileArgs& t, const t
   const EpilogueView& e = *b.epilogue;
   if (e.pack_clips && !b.row_sums) {
     const size_t channel = t.panel->channel, count = t.panel->count;
-    const size_t index = (b.first_pixel + t.pixel) * e.channels + channel;
+    const size_t pitch = b.pixel_step * e.channels;
+    const size_t index = b.first_pixel * e.channels + t.pixel * pitch + channel;
     const float* scale = e.scale + channel;
     uint8_t* y = static_cast<uint8_t*>(b.y) + index;
     const bool partial = count < static_cast<size_t>(NV * S::kLanes);
     if (!e.has_residual) {
-      if (!partial) return RequantizeTile<S, MR, NV, false, false>(e, acc, scale, count, nullptr, y);
-      return RequantizeTile<S, MR, NV, false, true>(e, acc, scale, count, nullptr, y);
+      if (!partial) return RequantizeTile<S, MR, NV, false, false>(e, acc, scale, count, nullptr, y, pitch);
+      return RequantizeTile<S, MR, NV, false, true>(e, acc, scale, count, nullptr, y, pitch);
     }
-    if (!partial) return RequantizeTile<S, MR, NV, true, false>(e, acc, scale, count, b.residual + index, y);
+    if (!partial)
+      return RequantizeTile<S, MR, NV, true, false>(e, acc, scale, count, b.residual + index, y, pitch);
   }
   alignas(64) int32_t sums[MR * NV * S::kLanes];
 #pragma GCC unroll 16
