@@ -40,8 +40,8 @@ def low_bit_resize(
 def source_position(o: Floats, size: int, out: int, scale: np.float32 | None, mode: str) -> Floats:
     """Where output index ``o`` lies in the image, in float32, each operation rounded once.
 
-    ``scale`` is None where the node gives sizes; it is their ratio then. The ``asymmetric`` mode does without it, as
-    in ONNX Runtime: a rounded ratio would move positions that lie halfway between two pixels.
+    ``scale`` is None where the node gives sizes; it is their ratio then. The ``asymmetric`` mode does without
+    it, as in ONNX Runtime: a rounded ratio would move positions that lie halfway between two pixels.
     """
     half = np.float32(0.5)
     if mode == "asymmetric":
