@@ -110,8 +110,12 @@ struct BlockGrid {
 };
 
 constexpr size_t kMaxBlockPixels = 256;
+// A small layer is cut into more blocks than the pointers require, for the threads; not below this many
+// pixels, where a block's tiles no longer share the weights well.
+constexpr size_t kMinSharedPixels = 48;
 
-BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const ConvShape& s, bool single_rows) {
+BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const ConvShape& s, bool single_rows,
+                     size_t wanted_blocks) {
   BlockGrid grid;
   if (s.OutPixels() == 0) return grid;
   const size_t out_h = static_cast<size_t>(s.out_h), out_w = static_cast<size_t>(s.out_w);
@@ -127,8 +131,10 @@ BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const ConvSha
   }
   if (w.addressing == Addressing::kTaps) {
     const size_t total = static_cast<size_t>(s.OutPixels());
-    grid.blocks = DivideUp(total, limit);
+    const size_t shared = std::clamp(wanted_blocks, size_t{1}, std::max(size_t{1}, total / kMinSharedPixels));
+    grid.blocks = std::max(DivideUp(total, limit), shared);
     grid.pixels = DivideUp(total, grid.blocks);
+    grid.blocks = DivideUp(total, grid.pixels);
     return grid;
   }
   const auto pitch = [&](size_t columns) {
@@ -179,6 +185,10 @@ Workspace PlanWorkspace(const WindowLayout& w, const BlockGrid& grid, size_t row
   return ws;
 }
 
+// Work of one task, about 2 us at 4 GHz: handing a task to a spinning thread of ONNX Runtime's pool costs
+// well below 1 us, and the layers of a small network take 10 to 20 us.
+constexpr double kTaskCycles = 8e3;
+
 class IgemmKernel final : public ConvKernel {
  public:
   IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output = {});
@@ -195,8 +205,14 @@ class IgemmKernel final : public ConvKernel {
   ConvShape Shape(const ConvShape& whole) const {
     return output_.interleaved ? output_.Own(whole) : Flatten(geometry_, whole);
   }
+  // Of one core, for all products.
+  double Cycles(const ConvShape& shape) const {
+    return static_cast<double>(shape.OutPixels()) * static_cast<double>(geometry_.out_channels) *
+           static_cast<double>(geometry_.K()) / engine_.macs_per_cycle;
+  }
   BlockGrid Plan(const ConvShape& shape) const {
-    return PlanBlocks(geometry_, window_, shape, output_.interleaved);
+    const auto wanted = static_cast<size_t>(Cycles(shape) / kTaskCycles);
+    return PlanBlocks(geometry_, window_, shape, output_.interleaved, DivideUp(wanted, panels_.size()));
   }
   // Index in y of a pixel of the grid; `row` counts the rows of all images.
   size_t PixelOf(const ConvShape& whole, const ConvShape& own, size_t row, size_t column) const {
@@ -551,15 +567,13 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const BlockGrid grid = Plan(shape);
   const Workspace ws = PlanWorkspace(window_, grid, RowSumGroups());
 
-  // About 40 us of work per task at 4 GHz: enough to hide the cost of handing a task to a thread, small
-  // enough for many threads to share a layer. Blocks of pixels are split first; panels only where there are
-  // too few of those.
-  const double macs = static_cast<double>(shape.OutPixels()) * static_cast<double>(geometry_.out_channels) *
-                      static_cast<double>(geometry_.K());
-  const double wanted = std::max(1.0, macs / (engine_.macs_per_cycle * 160e3));
-  const size_t pixel_tasks = std::min(grid.blocks, static_cast<size_t>(std::min(wanted, 1e6)));
-  const size_t panel_tasks =
-      std::clamp(static_cast<size_t>(wanted / static_cast<double>(grid.blocks)), size_t{1}, panels_.size());
+  // Blocks of pixels are dealt out first. Every task of a block that is split by panels sets up the pointers
+  // again, at about a cycle each; such a task is large enough for that to be a hundredth of its work.
+  const double cycles = Cycles(shape), blocks = static_cast<double>(grid.blocks);
+  const double setup = static_cast<double>(grid.pixels * window_.segments);
+  const size_t pixel_tasks = std::clamp(static_cast<size_t>(cycles / kTaskCycles), size_t{1}, grid.blocks);
+  const size_t panel_tasks = std::clamp(
+      static_cast<size_t>(cycles / blocks / std::max(kTaskCycles, 100 * setup)), size_t{1}, panels_.size());
 
   pool.ParallelFor(pixel_tasks * panel_tasks, [&](size_t task) {
     const size_t pixel_task = task / panel_tasks, panel_task = task % panel_tasks;
