@@ -188,6 +188,10 @@ Workspace PlanWorkspace(const WindowLayout& w, const BlockGrid& grid, size_t row
 // Work of one task, about 2 us at 4 GHz: handing a task to a spinning thread of ONNX Runtime's pool costs
 // well below 1 us, and the layers of a small network take 10 to 20 us.
 constexpr double kTaskCycles = 8e3;
+// More blocks than the pointers require cost one thread time, since every block reads all weights: 3 % of
+// ResNet-50 where each layer was cut as finely as kTaskCycles allows. So panels must not even give this many
+// tasks.
+constexpr double kFewTasks = 4;
 
 class IgemmKernel final : public ConvKernel {
  public:
@@ -211,7 +215,7 @@ class IgemmKernel final : public ConvKernel {
            static_cast<double>(geometry_.K()) / engine_.macs_per_cycle;
   }
   BlockGrid Plan(const ConvShape& shape) const {
-    const auto wanted = static_cast<size_t>(Cycles(shape) / kTaskCycles);
+    const auto wanted = static_cast<size_t>(std::min(Cycles(shape) / kTaskCycles, kFewTasks));
     return PlanBlocks(geometry_, window_, shape, output_.interleaved, DivideUp(wanted, panels_.size()));
   }
   // Index in y of a pixel of the grid; `row` counts the rows of all images.
