@@ -598,6 +598,7 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     block.zero_row = static_cast<uint8_t>(pad_byte_ + x_shift_) == 0 ? scratch + ws.pad_row : nullptr;
     block.panels = panels_.data() + first_panel;
     block.panel_count = end_panel - first_panel;
+    block.all_panels_end = panels_.data() + panels_.size();
     block.bias = bias_.data();
     block.x_shift = static_cast<int32_t>(x_shift_ * 0x01010101u);
     block.groups_per_flush = groups_per_flush_;

@@ -36,7 +36,8 @@ struct IgemmBlock {
   size_t pixel_step;           // in y, from one pixel of the block to the next
   const IgemmPanel* panels;
   size_t panel_count;
-  const int32_t* bias;  // [channels + padding], zero points folded in
+  const IgemmPanel* all_panels_end;  // of the node: the next task's panels are fetched ahead too
+  const int32_t* bias;               // [channels + padding], zero points folded in
   // acc += row_sums[group * pitch + pixel] * row_sum_weight[c]; null where no channel needs it
   const int32_t* row_sums;
   const int32_t* row_sum_weight;

@@ -275,7 +275,7 @@ void RunPanel(const IgemmBlock& b, const IgemmPanel& panel) {
   const size_t rows = b.pixels / tiles, longer = b.pixels % tiles;
   TileArgs t{&b, &panel, b.rows, 0, panel.weights, 0};
   const size_t steps = b.segments * b.groups;
-  const bool has_next = &panel + 1 < b.panels + b.panel_count;
+  const bool has_next = &panel + 1 < b.all_panels_end;
   if (has_next && steps * NV * S::kWeightBytes >= kFetchedPanelBytes)
     t.fetch_step = NV * S::kWeightBytes / tiles;
   if (t.fetch_step != 0) t.fetch = panel.weights + steps * NV * S::kWeightBytes;
