@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,8 @@ from lowbit.errors import ModelError, UnsupportedError
 from lowbit.frontends import qdq
 from lowbit.graph.load import Source, load_model
 from lowbit.graph.lowering import Lowering
-from lowbit.report import Report
+from lowbit.report import Report, Result
 from lowbit.rewrites.apply import apply_rules, attach_report
-
-
-@dataclass(frozen=True)
-class Result:
-    """What :func:`convert` returns.
-
-    Attributes:
-        model: the converted model.
-        report: what became of every node.
-        output: the file it was written to, if any.
-    """
-
-    model: onnx.ModelProto
-    report: Report
-    output: Path | None = None
 
 
 def convert(

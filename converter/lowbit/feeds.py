@@ -15,7 +15,7 @@ from lowbit.errors import LowBitError, ModelError
 from lowbit.ops.codes import code_range, output_range
 
 if TYPE_CHECKING:
-    from lowbit.convert import Result
+    from lowbit.report import Result
 
 Array = npt.NDArray[Any]
 Model: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | Result"

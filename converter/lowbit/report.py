@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import onnx
 
 Action = Literal["converted", "absorbed", "kept"]
 
@@ -62,3 +66,18 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for ``--format json``."""
         return {"nodes": [asdict(node) for node in self.nodes], "warnings": list(self.warnings)}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What :func:`lowbit.convert` returns.
+
+    Attributes:
+        model: the converted model.
+        report: what became of every node.
+        output: the file it was written to, if any.
+    """
+
+    model: onnx.ModelProto
+    report: Report
+    output: Path | None = None

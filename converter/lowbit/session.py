@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import onnx
     import onnxruntime
 
-    from lowbit.convert import Result
+    from lowbit.report import Result
 
 _LIBRARY_NAMES = {"win32": "lowbit.dll", "darwin": "liblowbit.dylib"}
 
