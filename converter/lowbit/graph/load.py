@@ -62,7 +62,7 @@ def load_model(model: str | Path | onnx.ModelProto) -> Source:
         proto = onnx.ModelProto()
         try:
             proto.ParseFromString(data)
-        except DecodeError as error:
+        except (DecodeError, UnicodeDecodeError) as error:  # the second: protobuf in pure Python
             raise ModelError(f"{label}: not an ONNX file, or a truncated one ({len(data)} bytes)") from error
     if not proto.HasField("graph") or not proto.opset_import:
         raise ModelError(
