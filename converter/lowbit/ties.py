@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.graph.schemas import signatures
 from lowbit.ops import DEFINITIONS
 from lowbit.ops.codes import Array, values
 from lowbit.ops.conv import convolve, weight_values
@@ -27,29 +28,6 @@ Attributes = Mapping[str, Any]
 
 ROUNDING = 2.0**-24
 """Relative error of one float32 operation."""
-
-MATMUL_INPUTS = [
-    "x",
-    "w",
-    "x_scale",
-    "x_zero_point",
-    "w_scale",
-    "w_zero_point",
-    "bias",
-    "y_scale",
-    "y_zero_point",
-    "thresholds",
-    "threshold_base",
-    "threshold_dir",
-    "tail_bias",
-    "tail_scale",
-    "tail_shift",
-    "residual",
-    "residual_scale",
-    "residual_zero_point",
-    "inner_scale",
-    "inner_zero_point",
-]
 
 
 @dataclass
@@ -78,7 +56,7 @@ def chain(op_type: str, attrs: Attributes, inputs: Sequence[Array | None]) -> Ch
     if op_type not in DEFINITIONS:
         raise KeyError(op_type)
     if op_type in ("LowBitConv", "APConv", "LowBitConvTranspose", "LowBitGemm", "APGemm"):
-        return _matmul(op_type, attrs, dict(zip(MATMUL_INPUTS, inputs, strict=False)))
+        return _matmul(op_type, attrs, dict(zip(signatures()[op_type].inputs, inputs, strict=False)))
     formulas: dict[str, Callable[..., Chain]] = {
         "LowBitAdd": _add,
         "LowBitMul": _mul,

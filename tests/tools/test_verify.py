@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lowbit import ops, ties
 from lowbit.errors import ModelError
+from lowbit.graph.schemas import signatures
 from lowbit.provenance import KEY
 from onnx import numpy_helper
 
@@ -93,10 +94,7 @@ def _clip_range(node):
 
 
 def _zero_point(node):
-    names = {"LowBitConcat": 3, "LowBitRequantize": 4, "LowBitQuantize": 2}
-    schema = ties.MATMUL_INPUTS.index("y_zero_point") if node.op_type in random_nodes.MATMULS else None
-    elementwise = {"LowBitAdd": 7, "LowBitMul": 7, "LowBitAffine": 6}
-    index = schema or names.get(node.op_type) or elementwise.get(node.op_type, 4)
+    index = signatures()[node.op_type].inputs.index("y_zero_point")
     return node.inputs[index].astype(np.int64)
 
 

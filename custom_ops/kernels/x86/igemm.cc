@@ -205,7 +205,6 @@ class IgemmKernel final : public ConvKernel {
   size_t PackedBytes() const override { return weights_->size() + epilogue_.Bytes(); }
 
  private:
-  struct Task;
   ConvShape Shape(const ConvShape& whole) const {
     return output_.interleaved ? output_.Own(whole) : Flatten(geometry_, whole);
   }
