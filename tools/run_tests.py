@@ -207,7 +207,7 @@ def isa_levels() -> list[str]:
 def each_isa_level() -> Outcome:
     """The numerics, and sessions of whole models, with LOWBIT_ISA capped at each level this machine has."""
     total = Outcome()
-    known = ["scalar", "sse41", "avx2", "avxvnni", "avx512vnni"]
+    known = ["scalar", "sse41", "avx2", "avxvnni", "avx512vnni", "avx512popcnt"]
     for level in known:
         if level not in isa_levels():
             print(f"skipped: LOWBIT_ISA={level}: this machine does not have it")

@@ -163,6 +163,7 @@ const ElementwiseKernels& ElementwiseFor([[maybe_unused]] Isa isa) {
     case Isa::kAvxVnni:
       return ElementwiseAvx2();
     case Isa::kAvx512Vnni:
+    case Isa::kAvx512Popcnt:
       return ElementwiseAvx512();
   }
 #endif

@@ -13,7 +13,8 @@
 namespace lowbit {
 namespace {
 
-constexpr std::array<const char*, 5> kNames = {"scalar", "sse41", "avx2", "avxvnni", "avx512vnni"};
+constexpr std::array<const char*, 6> kNames = {"scalar",  "sse41",      "avx2",
+                                               "avxvnni", "avx512vnni", "avx512popcnt"};
 
 #if LOWBIT_X86
 
@@ -38,7 +39,7 @@ uint64_t Xcr0() {
 
 constexpr bool Bit(uint32_t word, int bit) { return (word >> bit & 1) != 0; }
 
-std::array<bool, 5> Detect() {
+std::array<bool, 6> Detect() {
   constexpr uint64_t kYmmState = 0x6, kZmmState = 0xe6;
   const CpuidRegisters l1 = Cpuid(1, 0), l7 = Cpuid(7, 0), l7s1 = Cpuid(7, 1);
   const bool osxsave = Bit(l1.ecx, 27);
@@ -50,17 +51,19 @@ std::array<bool, 5> Detect() {
   const bool avxvnni = avx2 && Bit(l7s1.eax, 4);
   const bool avx512 = avx2 && zmm && Bit(l7.ebx, 16) && Bit(l7.ebx, 17) && Bit(l7.ebx, 30) && Bit(l7.ebx, 31);
   const bool avx512vnni = avx512 && Bit(l7.ecx, 11);  // on top of F, DQ, BW, VL
-  return {true, sse41, avx2, avxvnni, avx512vnni};
+  const bool popcnt =
+      avx512vnni && Bit(l7.ecx, 1) && Bit(l7.ecx, 12) && Bit(l7.ecx, 14);  // VBMI, BITALG, VPOPCNTDQ
+  return {true, sse41, avx2, avxvnni, avx512vnni, popcnt};
 }
 
 #else
 
-std::array<bool, 5> Detect() { return {true, false, false, false, false}; }
+std::array<bool, 6> Detect() { return {true, false, false, false, false, false}; }
 
 #endif
 
-const std::array<bool, 5>& Detected() {
-  static const std::array<bool, 5> detected = Detect();
+const std::array<bool, 6>& Detected() {
+  static const std::array<bool, 6> detected = Detect();
   return detected;
 }
 
@@ -74,11 +77,12 @@ Isa BestLevelUpTo(Isa cap) {
 
 Isa ReadDefaultIsa() {
   const char* text = std::getenv("LOWBIT_ISA");
-  if (text == nullptr || *text == '\0') return BestLevelUpTo(Isa::kAvx512Vnni);
+  if (text == nullptr || *text == '\0') return BestLevelUpTo(Isa::kAvx512Popcnt);
   const std::optional<Isa> cap = IsaFromName(text);
-  Require(cap.has_value(), "LOWBIT_ISA is '", text,
-          "', expected one of scalar, sse41, avx2, avxvnni, avx512vnni. Unset it to use the best level of "
-          "this machine");
+  Require(
+      cap.has_value(), "LOWBIT_ISA is '", text,
+      "', expected one of scalar, sse41, avx2, avxvnni, avx512vnni, avx512popcnt. Unset it to use the best "
+      "level of this machine");
   return BestLevelUpTo(*cap);
 }
 

@@ -11,7 +11,8 @@ namespace lowbit {
 
 // Ordered: a level includes every level before it, with one exception that selection knows (a CPU with
 // AVX-512 VNNI but without AVX-VNNI runs an avxvnni row only if its flags say so).
-enum class Isa : uint8_t { kScalar, kSse41, kAvx2, kAvxVnni, kAvx512Vnni };
+// kAvx512Popcnt is what Ice Lake and Zen 4 brought beside VNNI: VPOPCNTDQ, BITALG and VBMI (vpermb).
+enum class Isa : uint8_t { kScalar, kSse41, kAvx2, kAvxVnni, kAvx512Vnni, kAvx512Popcnt };
 
 const char* IsaName(Isa isa);
 std::optional<Isa> IsaFromName(std::string_view name);
