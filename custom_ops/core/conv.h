@@ -61,7 +61,8 @@ struct Epilogue {
   // kFloat, kTail: v = f32(acc) * acc_scale[c]
   std::vector<float> acc_scale;  // [out_channels]  f32(x_scale * w_scale[c])
 
-  // kThresholds: q = base[c] + dir[c] * #{k : dir[c] * acc >= dir[c] * thresholds[c][k]}, compared in int64.
+  // kThresholds: q = base[c] + #{k : dir[c] * acc >= dir[c] * thresholds[c][k]}, compared in int64:
+  // dir -1 counts the thresholds that acc does not exceed, for chains that fall.
   std::vector<int32_t> thresholds;  // [out_channels * threshold_count]
   std::vector<int32_t> base, dir;   // [out_channels], dir is +1 or -1
   int64_t threshold_count = 0;

@@ -18,7 +18,7 @@ int32_t ThresholdCode(const Epilogue& e, int32_t acc, size_t c) {
   const int64_t dir = e.dir[c], value = dir * acc;
   int32_t reached = 0;
   for (int64_t k = 0; k < e.threshold_count; ++k) reached += value >= dir * row[k] ? 1 : 0;
-  return e.base[c] + e.dir[c] * reached;
+  return e.base[c] + reached;
 }
 
 // The comparisons are written so that NaN passes through, as numpy.maximum and maxps(0, v) have it.

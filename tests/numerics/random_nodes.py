@@ -210,7 +210,7 @@ def _add_epilogue(
         sums = np.sort(rng.integers(-3000, 3001, (out, 2**bits - 1)), axis=1)
         inputs["thresholds"] = (sums * direction[:, None]).astype(np.int32)
         inputs["threshold_dir"] = direction
-        inputs["threshold_base"] = np.where(direction > 0, 0, 2**bits - 1).astype(np.int32)
+        inputs["threshold_base"] = np.zeros(out, np.int32)
         return
     if kind == "requantize":
         attrs |= quantizer

@@ -99,7 +99,7 @@ class Epilogue:
         return self._quantize(dequantize(inner, inner_scale, inner_zero_point) + self._residual())
 
     def count_thresholds(self, acc: Ints) -> Array:
-        """``base[c] + dir[c] * #{k : dir[c] * acc >= dir[c] * T[c, k]}``."""
+        """``base[c] + #{k : dir[c] * acc >= dir[c] * T[c, k]}``."""
         thresholds = _given(self.thresholds, "thresholds").astype(np.int64)
         base = _given(self.threshold_base, "threshold_base").astype(np.int64)
         direction = _given(self.threshold_dir, "threshold_dir").astype(np.int64)
@@ -107,7 +107,7 @@ class Epilogue:
         for c in range(acc.shape[-1]):
             # The row dir * T[c] ascends, so counting its members up to dir * acc is a binary search.
             reached = np.searchsorted(direction[c] * thresholds[c], direction[c] * acc[..., c], side="right")
-            y[..., c] = base[c] + direction[c] * reached
+            y[..., c] = base[c] + reached
         return y.astype(storage(self.y_encoding))
 
     def run_tail(self, acc: Ints) -> Array:

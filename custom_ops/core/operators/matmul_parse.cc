@@ -175,7 +175,7 @@ void ParseRequantize(const NodeReader& node, Epilogue& e, std::vector<float> acc
 }
 
 void CheckThresholdRow(const NodeReader& node, const Epilogue& e, size_t c, OperandType y) {
-  const int64_t dir = e.dir[c], last = e.base[c] + dir * e.threshold_count;
+  const int64_t dir = e.dir[c], last = e.base[c] + e.threshold_count;
   Require(dir == 1 || dir == -1, node.op(), ": threshold_dir[", c, "] is ", dir, ", expected +1 or -1");
   Require(e.base[c] >= y.MinCode() && e.base[c] <= y.MaxCode() && last >= y.MinCode() && last <= y.MaxCode(),
           node.op(), ": the codes ", e.base[c], "..", last, " of channel ", c, " leave the range ",

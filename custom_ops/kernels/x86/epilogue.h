@@ -95,7 +95,7 @@ inline typename S::I ThresholdCodes(const EpilogueView& e, typename S::I acc, si
   for (size_t k = 0; k < e.threshold_count; ++k) {
     count = S::CountGe(count, a, S::Load(e.thresholds + k * e.threshold_pitch + c));
   }
-  return S::Add(S::Load(e.base + c), S::Sub(S::Xor(count, flip), flip));  // base + dir * count
+  return S::Add(S::Load(e.base + c), count);
 }
 
 // One vector of accumulators: channels [c, c + kLanes) of one output pixel, element `index` = pixel *
