@@ -71,7 +71,13 @@ def plan(
     kernel: str | None = None,
     reference: bool = False,
 ) -> dict[str, Any]:
-    """What `run` would do: kernel, workspace_bytes (a thread), packed_bytes, refused ("kernel: reason")."""
+    """What `run` would do.
+
+    Returns:
+        kernel; workspace_bytes of a thread; packed_bytes; refused, "kernel: reason" of the rows that do not
+        apply; candidates, the rows that apply as {"kernel", "cycles"}, by estimated cycles of one core, the
+        cheapest first; tuned, whether the kernel was taken because it was measured (`lowbit tune`).
+    """
 
 def time(
     op: str,

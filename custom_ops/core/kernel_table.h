@@ -29,15 +29,26 @@ struct KernelRow {
 
 std::span<const KernelRow> ConvKernelTable();
 
+// A row that computes a node exactly, and what its cost function says about the shape at hand.
+struct KernelCandidate {
+  const KernelRow* row = nullptr;
+  double cycles = 0;
+};
+
 struct KernelChoice {
   const KernelRow* row = nullptr;
-  std::vector<std::string> refused;  // "name: reason" of the rows that do not apply
+  bool tuned = false;                       // taken because it was measured (core/tune_cache.h)
+  std::vector<KernelCandidate> candidates;  // the rows that apply, the cheapest first
+  std::vector<std::string> refused;         // "name: reason" of the rows that do not apply
 };
 
 // Among the rows that `isa` includes and that do not refuse, the one with the lowest cost on `shape` (a
-// typical shape when the model's is dynamic). `only` forces a row by name and throws with its reason when it
-// does not apply.
+// typical shape when the model's is dynamic).
+//
+//   only   forces a row by name and throws with its reason when it does not apply
+//   tuned  a row that was measured to be the fastest; taken where it is among the candidates. It comes from a
+//          file, so an unknown name, or that of a row that refuses, counts for nothing.
 KernelChoice SelectConvKernel(const ConvSpec& spec, const ConvShape& shape, Isa isa,
-                              const std::string& only = {});
+                              const std::string& only = {}, const std::string& tuned = {});
 
 }  // namespace lowbit

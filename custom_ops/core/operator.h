@@ -30,12 +30,18 @@ struct OperatorOptions {
   std::vector<int64_t> x_shape;
 };
 
-// What `lowbit inspect` and LOWBIT_PRINT_PLAN show.
+// What `lowbit inspect` and LOWBIT_PRINT_PLAN show. Ops without rows in the kernel table have no candidates.
 struct OperatorPlan {
   std::string kernel;
   size_t workspace_bytes = 0;  // per thread
   size_t packed_bytes = 0;
   std::vector<std::string> refused;  // "row: reason"
+  struct Candidate {
+    std::string kernel;
+    double cycles = 0;  // estimated, of one core
+  };
+  std::vector<Candidate> candidates;  // the rows that apply, the cheapest first
+  bool tuned = false;                 // `kernel` was taken because it was measured, not by its estimate
 };
 
 class Operator {

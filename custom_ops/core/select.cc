@@ -1,4 +1,7 @@
 // The one place where a kernel is chosen.
+#include <algorithm>
+#include <string_view>
+
 #include "core/kernel_table.h"
 #include "core/status.h"
 
@@ -19,23 +22,28 @@ std::string RefusalReason(const KernelRow& row, const ConvSpec& spec, Isa isa) {
 
 }  // namespace
 
-KernelChoice SelectConvKernel(const ConvSpec& spec, const ConvShape& shape, Isa isa,
-                              const std::string& only) {
+KernelChoice SelectConvKernel(const ConvSpec& spec, const ConvShape& shape, Isa isa, const std::string& only,
+                              const std::string& tuned) {
   KernelChoice choice;
-  double best = 0;
   for (const KernelRow& row : ConvKernelTable()) {
     if (!only.empty() && only != row.name) continue;
     const std::string reason = RefusalReason(row, spec, isa);
-    if (!reason.empty()) {
+    if (reason.empty()) {
+      choice.candidates.push_back({&row, row.cost(spec, shape)});
+    } else {
       choice.refused.push_back(std::string(row.name) + ": " + reason);
-      continue;
-    }
-    const double cost = row.cost(spec, shape);
-    if (choice.row == nullptr || cost < best) {
-      choice.row = &row;
-      best = cost;
     }
   }
+  // Stable: of rows that cost the same, the one that the table names first.
+  std::stable_sort(choice.candidates.begin(), choice.candidates.end(),
+                   [](const KernelCandidate& a, const KernelCandidate& b) { return a.cycles < b.cycles; });
+  for (const KernelCandidate& candidate : choice.candidates) {
+    if (tuned == candidate.row->name) {
+      choice.row = candidate.row;
+      choice.tuned = true;
+    }
+  }
+  if (choice.row == nullptr && !choice.candidates.empty()) choice.row = choice.candidates.front().row;
   if (choice.row != nullptr) return choice;
   Require(only.empty() || !choice.refused.empty(), "no kernel is named '", only, "'");
   std::string reasons;

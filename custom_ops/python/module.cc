@@ -261,6 +261,15 @@ py::dict Plan(const std::string& op, const py::dict& attributes, const py::list&
   out["workspace_bytes"] = plan.workspace_bytes;
   out["packed_bytes"] = plan.packed_bytes;
   out["refused"] = plan.refused;
+  py::list candidates;
+  for (const OperatorPlan::Candidate& each : plan.candidates) {
+    py::dict candidate;
+    candidate["kernel"] = each.kernel;
+    candidate["cycles"] = each.cycles;
+    candidates.append(candidate);
+  }
+  out["candidates"] = candidates;
+  out["tuned"] = plan.tuned;
   return out;
 }
 

@@ -30,8 +30,11 @@ class MatmulOperator final : public Operator {
                                                 : ElementType::kUInt8) {}
 
   void SetKernel(const KernelChoice& choice, std::unique_ptr<ConvKernel> kernel) {
-    kernel_name_ = choice.row->name;
-    refused_ = choice.refused;
+    plan_.kernel = choice.row->name;
+    plan_.tuned = choice.tuned;
+    plan_.refused = choice.refused;
+    for (const KernelCandidate& each : choice.candidates)
+      plan_.candidates.push_back({each.row->name, each.cycles});
     kernel_ = std::move(kernel);
   }
 
@@ -76,7 +79,10 @@ class MatmulOperator final : public Operator {
   OperatorPlan Plan(Tensors inputs) const override {
     const bool fed = !inputs.empty() && inputs[0].has_value();
     const ConvShape shape = fed ? Resolve(inputs) : TypicalShape({});
-    return {kernel_name_, kernel_->WorkspaceBytes(shape), kernel_->PackedBytes(), refused_};
+    OperatorPlan plan = plan_;
+    plan.workspace_bytes = kernel_->WorkspaceBytes(shape);
+    plan.packed_bytes = kernel_->PackedBytes();
+    return plan;
   }
 
  private:
@@ -143,8 +149,7 @@ class MatmulOperator final : public Operator {
   size_t residual_index_;
   bool has_residual_;
   ElementType residual_type_, y_type_;
-  std::string kernel_name_;
-  std::vector<std::string> refused_;
+  OperatorPlan plan_;  // without the sizes, which depend on the shape
   std::unique_ptr<ConvKernel> kernel_;
 };
 
