@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #if LOWBIT_X86
@@ -15,7 +16,7 @@ namespace {
 constexpr double kMinScale = 0x1p-60, kMaxScale = 0x1p60;
 constexpr double kMaxQuotient = 0x1p22;
 constexpr int64_t kMinPeriod = 256;  // elements: four 64-byte vectors
-constexpr int64_t kPadding = 64;     // lanes that a vector load may read past the period
+constexpr int64_t kPadding = ThresholdSpec::kPadding;
 
 bool InRange(double scale) { return scale >= kMinScale && scale <= kMaxScale; }
 
@@ -82,6 +83,29 @@ void PrepareAffine(AffineSpec& spec) {
   if (spec.has_affine) {
     RepeatAndPad(spec.scale, spec.period);
     RepeatAndPad(spec.shift, spec.period);
+  }
+}
+
+void PrepareThresholds(ThresholdSpec& spec) {
+  const auto channels = static_cast<size_t>(spec.channels), count = static_cast<size_t>(spec.count);
+  while ((int64_t{1} << spec.steps) <= spec.count) ++spec.steps;
+  const size_t size = size_t{1} << spec.steps;
+  spec.search.assign(channels * size, std::numeric_limits<float>::quiet_NaN());
+  for (size_t c = 0; c < channels; ++c) {
+    std::copy_n(spec.thresholds.begin() + static_cast<std::ptrdiff_t>(c * count), count,
+                spec.search.begin() + static_cast<std::ptrdiff_t>(c * size));
+    spec.place.push_back(static_cast<int32_t>(c * size));
+  }
+  spec.period = Period(spec.channels);
+  RepeatAndPad(spec.base, spec.period);
+  RepeatAndPad(spec.dir, spec.period);
+  RepeatAndPad(spec.place, spec.period);
+  if (spec.count > ThresholdSpec::kMaxLinear) return;
+  for (size_t k = 0; k < count; ++k) {
+    std::vector<float> row(channels);
+    for (size_t c = 0; c < channels; ++c) row[c] = spec.thresholds[c * count + k];
+    RepeatAndPad(row, spec.period);
+    spec.by_rank.insert(spec.by_rank.end(), row.begin(), row.end());
   }
 }
 

@@ -99,6 +99,32 @@ struct GlobalAverageSpec {
   Quantizer quantizer;  // its scale is ignored
 };
 
+// LowBitThreshold: y = base[c] + #{k : dir[c] * x >= thresholds[c][k]}.
+struct ThresholdSpec {
+  int64_t count = 0;              // thresholds of a channel
+  int64_t channels = 1;           // 1: the same numbers for every element
+  bool y_signed = false;          // codes are stored as int8
+  std::vector<float> thresholds;  // [channels, count], multiplied by dir: every row ascends
+  std::vector<int32_t> base;      // [channels]
+  std::vector<float> dir;         // [channels], +1 or -1
+
+  // PrepareThresholds repeats base and dir, pads them, and fills the rest.
+  int64_t period = 0;  // a multiple of channels: the arrays' length after repetition
+  // Few thresholds are compared one after the other: [count, period + padding].
+  std::vector<float> by_rank;
+  int64_t row_stride() const { return period + kPadding; }
+  // Among many a binary search of `steps` comparisons finds the place: [channels, 2^steps], rows filled up
+  // with NaN, which nothing reaches.
+  int steps = 0;
+  std::vector<float> search;
+  std::vector<int32_t> place;              // [period + padding]: where the channel's row begins in `search`
+  static constexpr int64_t kPadding = 64;  // lanes that a vector load may read past the period
+  static constexpr int64_t kMaxLinear = 16;
+};
+
+// Lays the numbers of `spec` out for the kernels.
+void PrepareThresholds(ThresholdSpec& spec);
+
 // The kernels of one level. Codes are passed as bytes whatever their sign. Every function is exact under the
 // conditions of its spec's fast_is_exact; the reference table has no conditions.
 struct ElementwiseKernels {
@@ -130,6 +156,12 @@ struct ElementwiseKernels {
   void (*dequantize_planes)(bool x_signed, int32_t x_zero_point, float x_scale, const uint8_t* x,
                             int64_t x_stride, int64_t channels, int64_t pixels, float* y,
                             int64_t plane_stride);
+  // As quantize_planes; plane i is channel first_channel + i (channel 0 where one channel serves all).
+  void (*threshold_planes)(const ThresholdSpec& spec, int64_t first_channel, const float* x,
+                           int64_t plane_stride, int64_t channels, int64_t pixels, uint8_t* y,
+                           int64_t y_stride);
+  // `rows` pixels of spec.channels contiguous floats.
+  void (*threshold_rows)(const ThresholdSpec& spec, const float* x, int64_t rows, uint8_t* y);
 };
 
 inline constexpr int64_t kMaxSumPixels = int64_t{1} << 23;  // 255 * 2^23 < 2^31

@@ -219,14 +219,19 @@ Shape InferResize(const Node& node) {
   return y;
 }
 
+bool HasAttribute(const OpSchema& schema, std::string_view name) {
+  return std::any_of(schema.attributes.begin(), schema.attributes.end(),
+                     [&](const AttributeSchema& a) { return name == a.name; });
+}
+
 // Channels move between place 1 and the last place.
 Shape InferMovedChannels(const Node& node) {
   if (!node.X()) return std::nullopt;
-  const bool quantize = std::string_view(node.schema.name) == "LowBitQuantize";
+  const bool to_last = HasAttribute(node.schema, "to_channels_last");
   Dims y = *node.X();
-  if (!node.attributes.Flag(quantize ? "to_channels_last" : "to_channels_first")) return y;
+  if (!node.attributes.Flag(to_last ? "to_channels_last" : "to_channels_first")) return y;
   Require(y.size() >= 2, node.schema.name, ": x has rank ", y.size(), ", expected at least 2");
-  if (quantize) {
+  if (to_last) {
     std::rotate(y.begin() + 1, y.begin() + 2, y.end());
   } else {
     std::rotate(y.begin() + 1, y.end() - 1, y.end());
@@ -253,14 +258,10 @@ const std::map<std::string_view, InferFunction>& InferFunctions() {
       {"LowBitResize", InferResize},
       {"LowBitRequantize", InferSameShape},
       {"LowBitQuantize", InferMovedChannels},
+      {"LowBitThreshold", InferMovedChannels},
       {"LowBitDequantize", InferMovedChannels},
   };
   return functions;
-}
-
-bool HasAttribute(const OpSchema& schema, std::string_view name) {
-  return std::any_of(schema.attributes.begin(), schema.attributes.end(),
-                     [&](const AttributeSchema& a) { return name == a.name; });
 }
 
 // A matmul says by its epilogue what it writes; the other ops by whether they are given a y_scale.

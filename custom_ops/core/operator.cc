@@ -27,6 +27,7 @@ const std::map<std::string_view, OperatorFactory>& Factories() {
       {"LowBitResize", CreateResize},
       {"LowBitRequantize", CreateRequantize},
       {"LowBitQuantize", CreateQuantize},
+      {"LowBitThreshold", CreateThreshold},
       {"LowBitDequantize", CreateDequantize},
   };
   return factories;

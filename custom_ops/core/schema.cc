@@ -97,7 +97,7 @@ std::vector<InputSchema> MatmulInputs() {
       OptionalConstant("thresholds", kInt32,
                        "[out_channels, n], each row sorted so that dir[c] * T[c,k] ascends."),
       OptionalConstant("threshold_base", kInt32, "[out_channels]: the code when no threshold is reached."),
-      OptionalConstant("threshold_dir", kInt32, "[out_channels], +1 or -1."),
+      OptionalConstant("threshold_dir", kInt32, "[out_channels], +1 (y rises with acc) or -1 (y falls)."),
       OptionalConstant("tail_bias", kFloat, "[out_channels], step `bias`."),
       OptionalConstant("tail_scale", kFloat, "[out_channels], step `affine`."),
       OptionalConstant("tail_shift", kFloat, "[out_channels], step `affine`."),
@@ -135,7 +135,8 @@ each operation rounded once, `rint` half to even, NaN counts as `y_min`:
   `y = clip(rint(s / y_scale) + y_zero_point, y_min, y_max)`: two roundings, as the graph with its inner
   QuantizeLinear says.
 - `float`: `y = f32(acc) * f32(x_scale * w_scale[c])`, float32.
-- `thresholds`: `y = threshold_base[c] + threshold_dir[c] * #{k : dir * acc >= dir * T[c, k]}`.
+- `thresholds`: `y = threshold_base[c] + #{k : dir[c] * acc >= dir[c] * T[c, k]}`, `dir = threshold_dir`: +1 counts
+  the thresholds that acc reaches, -1 (a falling chain, a negative gamma) those that it does not exceed.
 - `tail`: `f32(acc) * f32(x_scale * w_scale[c])`, then the steps of `tail` in their order, then, when y_scale is given,
   `clip(rint(v / y_scale) + y_zero_point, y_min, y_max)`; without y_scale the float32 value is the output.
 
@@ -347,6 +348,27 @@ std::vector<OpSchema> BuildSchemas() {
        "Codes, channels last when to_channels_last is set.",
        kCodes,
        quantize});
+
+  std::vector<AttributeSchema> threshold;
+  AddOperand(threshold, "y_bits", "y_encoding", "Bit width of the output codes, 1..8.",
+             "`unsigned` (uint8) or `signed` (int8): storage of the output codes.");
+  threshold.push_back(Optional("to_channels_last", int64_t{0}, "1: x is [N, C, D1..], y is [N, D1.., C]."));
+  ops.push_back(
+      {"LowBitThreshold",
+       "Counts thresholds: any monotone quantizer of a float tensor into few codes.",
+       "`y = base[c] + #{k : dir[c] * x >= dir[c] * thresholds[c, k]}`, compared in float32: dir +1 counts "
+       "the "
+       "thresholds that x reaches, -1 those that it does not exceed. NaN gives base. Channels c are the last "
+       "dim of y.",
+       {{"x", kFloat, false, false, false, "float32."},
+        Constant("thresholds", kFloat,
+                 "[C, n] or [1, n], n in 1..255, each row sorted so that dir[c] * T[c,k] ascends. An "
+                 "infinity is a threshold that every number reaches, or none but itself; NaN is refused."),
+        Constant("base", kInt32, "Scalar or [C]: the smallest code. base + n is a code of y_bits too."),
+        Constant("dir", kInt32, "Scalar or [C], +1 (y rises with x) or -1 (y falls).")},
+       "Codes, channels last when to_channels_last is set.",
+       kCodes,
+       threshold});
 
   ops.push_back(
       {"LowBitDequantize",

@@ -211,6 +211,17 @@ def quantize() -> Node:
     return Node("LowBitQuantize", ["x", "y_scale", "y_zero_point"], {"to_channels_last": 1}, constants, feeds)
 
 
+def threshold() -> Node:
+    order = ["x", "thresholds", "base", "dir"]
+    constants = {
+        "thresholds": np.array([[-1, 0, 0.5]] * 4, F32),
+        "base": np.zeros(4, I32),
+        "dir": np.ones(4, I32),
+    }
+    feeds = {"x": np.ones((1, 4, 6, 6), F32)}
+    return Node("LowBitThreshold", order, {"to_channels_last": 1, "y_bits": 2}, constants, feeds)
+
+
 def dequantize() -> Node:
     node = unary("LowBitDequantize", to_channels_first=1)
     node.order, node.output = UNARY[:3], "float32"
@@ -240,6 +251,7 @@ SOUND: dict[str, Callable[[], Node]] = {
     "resize": resize,
     "requantize": lambda: unary("LowBitRequantize"),
     "quantize": quantize,
+    "threshold": threshold,
     "dequantize": dequantize,
 }
 

@@ -38,6 +38,15 @@ def _affine(scale: np.ndarray, shift: np.ndarray) -> list[Any]:
     return [X, ONE, ZERO, scale, shift, ONE, ZERO]
 
 
+def _threshold(rows: Any = ((0, 1, 2),), base: Any = 0, dir: Any = 1) -> list[Any]:
+    return [
+        X.astype(np.float32),
+        np.array(rows, np.float32),
+        np.array(base, np.int32),
+        np.array(dir, np.int32),
+    ]
+
+
 BAD_NODES: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     "window wholly in the padding": ("LowBitMaxPool", {"kernel_shape": [3, 3], "pads": [3, 0, 0, 0]}, [X]),
     "window that overflows": ("LowBitMaxPool", {"kernel_shape": [2**40, 1]}, [X]),
@@ -82,6 +91,28 @@ BAD_NODES: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     "global pool of a vector": ("LowBitGlobalAveragePool", {}, [X[0, 0, 0], ONE, ZERO, ONE, ZERO]),
     "channels of a vector": ("LowBitQuantize", {"to_channels_last": 1}, [_f32(1), ONE, ZERO]),
     "quantizer of 3 of 4 channels": ("LowBitQuantize", {}, [X.astype(np.float32), _f32(1, 2, 3), ZERO]),
+    "thresholds of a vector": ("LowBitThreshold", {"to_channels_last": 1}, [_f32(1), *_threshold()[1:]]),
+    "thresholds for 3 of 4 channels": ("LowBitThreshold", {}, _threshold([[1]] * 3)),
+    "thresholds for 3 channels, bases for 4": ("LowBitThreshold", {}, _threshold([[1]] * 3, base=[0] * 4)),
+    "directions for 3 of 4 channels": ("LowBitThreshold", {}, _threshold([[1]] * 4, dir=[1] * 3)),
+    "no thresholds": ("LowBitThreshold", {}, _threshold(np.zeros((1, 0)))),
+    "thresholds for no channels": ("LowBitThreshold", {}, _threshold(np.zeros((0, 3)))),
+    "256 thresholds": ("LowBitThreshold", {}, _threshold([np.arange(256)])),
+    "thresholds in one dimension": ("LowBitThreshold", {}, _threshold([1, 2])),
+    "threshold NaN": ("LowBitThreshold", {}, _threshold([[math.nan]])),
+    "falling thresholds": ("LowBitThreshold", {}, _threshold([[1, 0]])),
+    "rising thresholds of a falling channel": ("LowBitThreshold", {}, _threshold([[0, 1]], dir=-1)),
+    "direction 2": ("LowBitThreshold", {}, _threshold(dir=2)),
+    "direction 0": ("LowBitThreshold", {}, _threshold(dir=0)),
+    "codes above the range": ("LowBitThreshold", {"y_bits": 2}, _threshold(base=1)),
+    "codes below the range": ("LowBitThreshold", {"y_bits": 2}, _threshold(base=-1)),
+    "base of another range": ("LowBitThreshold", {"y_bits": 2}, _threshold(base=2**31 - 1)),
+    "bipolar thresholds": ("LowBitThreshold", {"y_bits": 1, "y_encoding": "bipolar"}, _threshold([[0]])),
+    "too many channels for one row": (
+        "LowBitThreshold",
+        {},
+        _threshold([np.arange(255)], base=np.zeros(70000)),
+    ),
     "3 zero points for 4 scales": ("LowBitDequantize", {}, [X, _f32(1, 1, 1, 1), _i32(0, 0, 0)]),
     "grid of 3 of 4 channels": ("LowBitRequantize", {}, [X, _f32(1, 1, 1), ZERO, ONE, ZERO]),
     "unknown ceil_mode": (
@@ -114,6 +145,7 @@ def test_empty_tensors_stay_empty(shape: tuple[int, ...]) -> None:
         "LowBitDequantize": [empty, ONE, ZERO],
         "LowBitAffine": [empty, ONE, ZERO, ONE, ONE, ONE, ZERO],
         "LowBitQuantize": [empty.astype(np.float32), ONE, ZERO],
+        "LowBitThreshold": [empty.astype(np.float32), *_threshold()[1:]],
     }
     for op, inputs in nodes.items():
         assert native.run(op, {}, inputs).shape == shape

@@ -433,6 +433,27 @@ def _quantize(rng: np.random.Generator) -> Node:
     return Node("LowBitQuantize", attrs, [x, y_scale, np.broadcast_to(y_zero, c).copy()])
 
 
+def _threshold(rng: np.random.Generator) -> Node:
+    shape, encoding, bits = _image(rng), _encoding(rng), int(rng.integers(1, 9))
+    low, high = code_range(bits, encoding)
+    count = int(rng.integers(1, high - low + 1))
+    c = shape[-1] if rng.random() < 0.7 else 1
+    dirs = rng.choice([-1, 1], c)
+    base = rng.integers(low, high - count + 1, c)
+    # A grid of halves, where x meets thresholds exactly; infinities are reached always or never.
+    rows = (rng.integers(-40, 41, (c, count)) * 0.5).astype(np.float32)
+    rows[rng.random(rows.shape) < 0.05] = rng.choice([np.inf, -np.inf])
+    rows = np.sort(rows * dirs[:, None], axis=1) * dirs[:, None]
+    real = (rng.integers(-50, 51, shape) * 0.5).astype(np.float32)
+    wild = rng.random(shape) < 0.05
+    real[wild] = rng.choice([np.nan, np.inf, -np.inf, 1e30, -1e30, -0.0], int(wild.sum()))
+    attrs = {"y_bits": bits, "y_encoding": encoding, "to_channels_last": int(rng.integers(0, 2))}
+    x = np.ascontiguousarray(np.moveaxis(real, -1, 1)) if attrs["to_channels_last"] else real
+    return Node(
+        "LowBitThreshold", attrs, [x, rows.astype(np.float32), base.astype(np.int32), dirs.astype(np.int32)]
+    )
+
+
 def _dequantize(rng: np.random.Generator) -> Node:
     shape, encoding = _image(rng), _encoding(rng)
     c = (shape[-1],) if rng.random() < 0.3 else ()
@@ -453,5 +474,6 @@ _MAKERS = {
     "LowBitResize": _resize,
     "LowBitRequantize": _requantize,
     "LowBitQuantize": _quantize,
+    "LowBitThreshold": _threshold,
     "LowBitDequantize": _dequantize,
 }

@@ -300,6 +300,38 @@ def quantize(rng: Rng) -> Node:
     )
 
 
+def threshold_rows(rng: Rng, rows: int, count: int, dirs: np.ndarray) -> np.ndarray:
+    """Sorted rows on a grid of halves, with duplicates and infinities (always reached, never reached)."""
+    out = (rng.integers(-40, 40, (rows, count)) * 0.5).astype(np.float32)
+    out[rng.random(out.shape) < 0.1] = pick(rng, np.inf, -np.inf)
+    sign = dirs[:, None].astype(np.float32)
+    return np.sort(out * sign, axis=1) * sign
+
+
+def threshold(rng: Rng) -> Node:
+    enc, bits = encoding(rng), int(pick(rng, 1, 2, 2, 3, 4, 5, 8))
+    low, high = low_high(enc, bits)
+    to_last = int(rng.integers(2))
+    shape = image(rng, largest=14)
+    c = shape[-1]
+    count = int(rng.integers(1, high - low + 1))
+    dirs = rng.choice(np.asarray([-1, 1], np.int32), pick(rng, 1, c))
+    rows = pick(rng, 1, c) if len(dirs) == 1 or len(set(dirs)) == 1 else c
+    spread = dirs if len(dirs) == rows else np.full(rows, dirs[0])
+    base = rng.integers(low, high - count + 1, pick(rng, 1, c)).astype(np.int32)
+    x = (rng.integers(-50, 50, shape) * 0.5).astype(np.float32)
+    special = np.asarray([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-40, -0.0], np.float32)
+    x = np.where(rng.random(shape) < 0.05, rng.choice(special, shape), x)
+    if to_last:
+        x = np.ascontiguousarray(np.moveaxis(x, -1, 1))
+    scalar_base = base.reshape(()) if base.size == 1 and rng.integers(2) else base
+    return (
+        "LowBitThreshold",
+        {"y_bits": bits, "y_encoding": enc, "to_channels_last": to_last},
+        [x, threshold_rows(rng, rows, count, spread), scalar_base, dirs],
+    )
+
+
 def dequantize(rng: Rng) -> Node:
     enc, shape = encoding(rng), image(rng, largest=14)
     c = shape[-1]
@@ -322,6 +354,7 @@ OPS = {
     "resize": resize,
     "requantize": requantize,
     "quantize": quantize,
+    "threshold": threshold,
     "dequantize": dequantize,
 }
 

@@ -32,6 +32,7 @@ from lowbit.ops.quantize import low_bit_quantize
 from lowbit.ops.registration import DOMAIN, register_schemas
 from lowbit.ops.requantize import low_bit_requantize
 from lowbit.ops.resize import low_bit_resize
+from lowbit.ops.threshold import low_bit_threshold
 
 __all__ = ["DEFINITIONS", "DOMAIN", "evaluate", "pack", "register_schemas", "unpack"]
 
@@ -52,6 +53,7 @@ DEFINITIONS: dict[str, Callable[..., Array]] = {
     "LowBitResize": low_bit_resize,
     "LowBitRequantize": low_bit_requantize,
     "LowBitQuantize": low_bit_quantize,
+    "LowBitThreshold": low_bit_threshold,
     "LowBitDequantize": low_bit_dequantize,
 }
 

@@ -26,6 +26,7 @@ LOWBIT_OPERATOR_FACTORY(CreateConcat);
 LOWBIT_OPERATOR_FACTORY(CreateResize);
 LOWBIT_OPERATOR_FACTORY(CreateRequantize);
 LOWBIT_OPERATOR_FACTORY(CreateQuantize);
+LOWBIT_OPERATOR_FACTORY(CreateThreshold);
 LOWBIT_OPERATOR_FACTORY(CreateDequantize);
 
 }  // namespace lowbit

@@ -131,12 +131,36 @@ void DequantizePlanes(bool x_signed, int32_t x_zero_point, float x_scale, const 
   }
 }
 
+uint8_t CountThresholds(const ThresholdSpec& spec, int64_t channel, float x) {
+  const auto c = static_cast<size_t>(channel);
+  const float directed = spec.dir[c] * x;
+  int32_t code = spec.base[c];
+  for (int64_t k = 0; k < spec.count; ++k) {
+    code += directed >= spec.thresholds[c * static_cast<size_t>(spec.count) + static_cast<size_t>(k)];
+  }
+  return static_cast<uint8_t>(code);
+}
+
+void ThresholdPlanes(const ThresholdSpec& spec, int64_t first_channel, const float* x, int64_t plane_stride,
+                     int64_t channels, int64_t pixels, uint8_t* y, int64_t y_stride) {
+  for (int64_t p = 0; p < pixels; ++p) {
+    for (int64_t c = 0; c < channels; ++c) {
+      y[p * y_stride + c] =
+          CountThresholds(spec, spec.channels == 1 ? 0 : first_channel + c, x[c * plane_stride + p]);
+    }
+  }
+}
+
+void ThresholdRows(const ThresholdSpec& spec, const float* x, int64_t rows, uint8_t* y) {
+  for (int64_t i = 0; i < rows * spec.channels; ++i) y[i] = CountThresholds(spec, i % spec.channels, x[i]);
+}
+
 }  // namespace
 
 const ElementwiseKernels& ElementwiseReference() {
-  static constexpr ElementwiseKernels kernels = {"reference", Affine,         CopyRows,        Binary,
-                                                 Lookup,      MaxTaps,        AverageTaps,     SumPixels,
-                                                 ScaleSums,   QuantizePlanes, DequantizePlanes};
+  static constexpr ElementwiseKernels kernels = {
+      "reference", Affine,    CopyRows,       Binary,           Lookup,          MaxTaps,      AverageTaps,
+      SumPixels,   ScaleSums, QuantizePlanes, DequantizePlanes, ThresholdPlanes, ThresholdRows};
   return kernels;
 }
 

@@ -20,6 +20,15 @@ struct Bytes256 : Avx2 {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
 
+  static I CountGeF(I count, F a, F b) {
+    return _mm256_sub_epi32(count, _mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_GE_OQ)));
+  }
+  static I StepGeF(I count, I step, F a, F b) {
+    return _mm256_add_epi32(count,
+                            _mm256_and_si256(step, _mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_GE_OQ))));
+  }
+  static F Gather(const float* table, I index) { return _mm256_i32gather_ps(table, index, 4); }
+
   static I Add16(I a, I b) { return _mm256_add_epi16(a, b); }
   static I LoadU8As16(const uint8_t* p) {
     return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

@@ -32,6 +32,12 @@ struct Bytes512 : Avx512 {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
 
+  static I CountGeF(I count, F a, F b) { return StepGeF(count, _mm512_set1_epi32(1), a, b); }
+  static I StepGeF(I count, I step, F a, F b) {
+    return _mm512_mask_add_epi32(count, _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), count, step);
+  }
+  static F Gather(const float* table, I index) { return _mm512_i32gather_ps(index, table, 4); }
+
   static I Add16(I a, I b) { return _mm512_add_epi16(a, b); }
   static I LoadU8As16(const uint8_t* p) {
     return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));

@@ -19,6 +19,16 @@ struct Bytes128 : Sse41 {
   static I ShuffleB(I table, I index) { return _mm_shuffle_epi8(table, index); }
   static I Broadcast128(const uint8_t* p) { return Load(p); }
 
+  // count + (a >= b ? 1 : 0) and count + (a >= b ? step : 0); false for NaN. A true comparison is -1.
+  static I CountGeF(I count, F a, F b) { return _mm_sub_epi32(count, _mm_castps_si128(_mm_cmpge_ps(a, b))); }
+  static I StepGeF(I count, I step, F a, F b) {
+    return _mm_add_epi32(count, _mm_and_si128(step, _mm_castps_si128(_mm_cmpge_ps(a, b))));
+  }
+  static F Gather(const float* table, I index) {
+    return _mm_setr_ps(table[_mm_cvtsi128_si32(index)], table[_mm_extract_epi32(index, 1)],
+                       table[_mm_extract_epi32(index, 2)], table[_mm_extract_epi32(index, 3)]);
+  }
+
   static I Add16(I a, I b) { return _mm_add_epi16(a, b); }
   static I LoadU8As16(const uint8_t* p) {
     return _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));

@@ -631,12 +631,13 @@ inline void Interleave3(const uint8_t* a, const uint8_t* b, const uint8_t* c, ui
   }
 }
 
-template <class S>
-void QuantizePlanes(const Quantizer& quantizer, const float* x, int64_t plane_stride, int64_t channels,
-                    int64_t pixels, uint8_t* y, int64_t y_stride) {
-  const UniformOutput<S, true> output(quantizer);
+// `channels` planes of floats to pixels of codes: run(channel, from, n, to) makes n codes of one plane.
+template <class Run>
+LOWBIT_ALWAYS_INLINE inline void PlanesToPixels(const float* x, int64_t plane_stride, int64_t channels,
+                                                int64_t pixels, uint8_t* y, int64_t y_stride,
+                                                const Run& run) {
   if (channels == 1 && y_stride == 1) {
-    QuantizeRun<S>(output, x, pixels, y);
+    run(0, x, pixels, y);
     return;
   }
   for (int64_t p = 0; p < pixels; p += kTilePixels) {
@@ -645,7 +646,7 @@ void QuantizePlanes(const Quantizer& quantizer, const float* x, int64_t plane_st
       const int64_t height = Min(16, channels - c);
       alignas(64) uint8_t tile[16][kTilePixels];
       for (int64_t i = 0; i < height; ++i) {
-        QuantizeRun<S>(output, x + (c + i) * plane_stride + p, width, tile[i]);
+        run(c + i, x + (c + i) * plane_stride + p, width, tile[i]);
       }
       uint8_t* out = y + p * y_stride + c;
       if (channels == 3 && y_stride == 3) {
@@ -672,6 +673,126 @@ void QuantizePlanes(const Quantizer& quantizer, const float* x, int64_t plane_st
         }
       }
     }
+  }
+}
+
+template <class S>
+void QuantizePlanes(const Quantizer& quantizer, const float* x, int64_t plane_stride, int64_t channels,
+                    int64_t pixels, uint8_t* y, int64_t y_stride) {
+  const UniformOutput<S, true> output(quantizer);
+  PlanesToPixels(
+      x, plane_stride, channels, pixels, y, y_stride,
+      [&](int64_t, const float* from, int64_t n, uint8_t* to) { QuantizeRun<S>(output, from, n, to); });
+}
+
+// ---- LowBitThreshold ----
+
+// Calls block<N>(i, from, to) over n floats.
+template <class S, class Block>
+LOWBIT_ALWAYS_INLINE inline void ForFloats(const float* x, int64_t n, uint8_t* y, const Block& block) {
+  ForBlocks<S>(
+      n, [&]<int N>(int64_t i) LOWBIT_ALWAYS_INLINE { block.template operator()<N>(i, x + i, y + i); },
+      [&](int64_t i, int64_t rest) LOWBIT_ALWAYS_INLINE {
+        float part[S::kLanes] = {};
+        uint8_t out[S::kLanes];
+        std::memcpy(part, x + i, static_cast<size_t>(rest) * 4);
+        block.template operator()<1>(i, part, out);
+        std::memcpy(y + i, out, static_cast<size_t>(rest));
+      });
+}
+
+// codes += the thresholds that each lane of x reaches. rows: the place of each lane's row in spec.search.
+template <class S, int N>
+LOWBIT_ALWAYS_INLINE inline void SearchThresholds(const ThresholdSpec& spec, const typename S::I (&rows)[N],
+                                                  const typename S::F (&x)[N], typename S::I (&codes)[N]) {
+  // All below `place` are reached. Of the rest 2 * half - 1 are open, and each step asks the one in the
+  // middle.
+  typename S::I place[N];
+  for (int i = 0; i < N; ++i) place[i] = rows[i];
+  for (int64_t half = int64_t{1} << (spec.steps - 1); half > 0; half /= 2) {
+    const auto step = S::Set(static_cast<int32_t>(half));
+    const float* table = spec.search.data() + half - 1;
+    for (int i = 0; i < N; ++i) place[i] = S::StepGeF(place[i], step, x[i], S::Gather(table, place[i]));
+  }
+  for (int i = 0; i < N; ++i) codes[i] = S::Add(codes[i], S::Sub(place[i], rows[i]));
+}
+
+// The codes' range needs no clip: the operator checked that every count gives a code.
+template <class S>
+ByteOutput<S> ThresholdOutput(const ThresholdSpec& spec) {
+  Quantizer range;
+  range.is_signed = spec.y_signed;
+  range.lo = spec.y_signed ? -128 : 0;
+  range.hi = spec.y_signed ? 127 : 255;
+  return ByteOutput<S>(range, 0);
+}
+
+template <class S>
+void ThresholdPlanes(const ThresholdSpec& spec, int64_t first_channel, const float* x, int64_t plane_stride,
+                     int64_t channels, int64_t pixels, uint8_t* y, int64_t y_stride) {
+  const ByteOutput<S> output = ThresholdOutput<S>(spec);
+  const auto run = [&](int64_t plane, const float* from, int64_t n, uint8_t* to) {
+    const int64_t c = spec.channels == 1 ? 0 : first_channel + plane;
+    const auto dir = S::SetF(spec.dir.data()[c]);
+    const auto base = S::Set(spec.base.data()[c]);
+    const float* thresholds = spec.thresholds.data() + c * spec.count;
+    const auto row = S::Set(static_cast<int32_t>(c << spec.steps));
+    ForFloats<S>(from, n, to, [&]<int N>(int64_t, const float* in, uint8_t* out) LOWBIT_ALWAYS_INLINE {
+      typename S::F v[N];
+      typename S::I codes[N];
+      for (int i = 0; i < N; ++i) {
+        v[i] = S::MulF(S::LoadF(in + i * S::kLanes), dir);
+        codes[i] = base;
+      }
+      if (spec.count <= ThresholdSpec::kMaxLinear) {
+        for (int64_t k = 0; k < spec.count; ++k) {
+          const auto threshold = S::SetF(thresholds[k]);
+          for (int i = 0; i < N; ++i) codes[i] = S::CountGeF(codes[i], v[i], threshold);
+        }
+      } else {
+        typename S::I rows[N];
+        for (int i = 0; i < N; ++i) rows[i] = row;
+        SearchThresholds<S>(spec, rows, v, codes);
+      }
+      output.Store(codes, out);
+    });
+  };
+  PlanesToPixels(x, plane_stride, channels, pixels, y, y_stride, run);
+}
+
+template <class S>
+void ThresholdRows(const ThresholdSpec& spec, const float* x, int64_t rows, uint8_t* y) {
+  if (spec.channels == 1) {
+    ThresholdPlanes<S>(spec, 0, x, 0, 1, rows, y, 1);
+    return;
+  }
+  const ByteOutput<S> output = ThresholdOutput<S>(spec);
+  const float *dirs = spec.dir.data(), *by_rank = spec.by_rank.data();
+  const int32_t *bases = spec.base.data(), *places = spec.place.data();
+  const int64_t width = rows * spec.channels, stride = spec.row_stride();
+  for (int64_t done = 0; done < width; done += spec.period) {
+    ForFloats<S>(x + done, Min(spec.period, width - done), y + done,
+                 [&]<int N>(int64_t c, const float* in, uint8_t* out) LOWBIT_ALWAYS_INLINE {
+                   typename S::F v[N];
+                   typename S::I codes[N];
+                   for (int i = 0; i < N; ++i) {
+                     v[i] = S::MulF(S::LoadF(in + i * S::kLanes), S::LoadF(dirs + c + i * S::kLanes));
+                     codes[i] = S::Load(bases + c + i * S::kLanes);
+                   }
+                   if (spec.count <= ThresholdSpec::kMaxLinear) {
+                     for (int64_t k = 0; k < spec.count; ++k) {
+                       const float* thresholds = by_rank + k * stride + c;
+                       for (int i = 0; i < N; ++i) {
+                         codes[i] = S::CountGeF(codes[i], v[i], S::LoadF(thresholds + i * S::kLanes));
+                       }
+                     }
+                   } else {
+                     typename S::I place[N];
+                     for (int i = 0; i < N; ++i) place[i] = S::Load(places + c + i * S::kLanes);
+                     SearchThresholds<S>(spec, place, v, codes);
+                   }
+                   output.Store(codes, out);
+                 });
   }
 }
 
@@ -723,8 +844,19 @@ void DequantizePlanes(bool x_signed, int32_t x_zero_point, float x_scale, const 
 
 template <class S>
 constexpr ElementwiseKernels MakeKernels(const char* name) {
-  return {name,           Affine<S>,    CopyRows<S>,  Binary<S>,         Lookup<S>,          MaxTaps<S>,
-          AverageTaps<S>, SumPixels<S>, ScaleSums<S>, QuantizePlanes<S>, DequantizePlanes<S>};
+  return {name,
+          Affine<S>,
+          CopyRows<S>,
+          Binary<S>,
+          Lookup<S>,
+          MaxTaps<S>,
+          AverageTaps<S>,
+          SumPixels<S>,
+          ScaleSums<S>,
+          QuantizePlanes<S>,
+          DequantizePlanes<S>,
+          ThresholdPlanes<S>,
+          ThresholdRows<S>};
 }
 
 }  // namespace
