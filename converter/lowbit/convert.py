@@ -17,7 +17,7 @@ from onnx_ir.passes.common import (
 
 from lowbit.atomic import check_writable, write_atomically
 from lowbit.errors import ModelError, UnsupportedError
-from lowbit.frontends import qdq
+from lowbit.frontends import qdq, qoperator, quark
 from lowbit.graph.load import Source, load_model
 from lowbit.graph.lowering import Lowering
 from lowbit.report import Report, Result
@@ -74,6 +74,8 @@ def convert(
             f"{overridable} initializers were graph inputs too; their values were taken as constants and can "
             "no longer be fed"
         )
+    quark.normalize(source.model)
+    qoperator.normalize(source.model)
     qdq.normalize(source.model)
     lowering = apply_rules(source.model.graph, report, round_bias=round_bias, ap=ap)
     _clean(source.model)

@@ -14,3 +14,7 @@ class Refusal:
     """
 
     reason: str
+
+
+REASON = "lowbit.reason"
+"""Key of a node's ``meta`` under which a frontend says why it left the node as it is."""

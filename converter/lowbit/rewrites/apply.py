@@ -6,23 +6,16 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from lowbit.frontends import qoperator
 from lowbit.graph.lowering import Lowering, graphs_of
 from lowbit.graph.normal_form import NormalForm, is_dequantize, is_op, is_quantize
-from lowbit.graph.reasons import Refusal
+from lowbit.graph.reasons import REASON, Refusal
 from lowbit.report import NodeReport, Report
 from lowbit.rewrites import RULES, quantize
 from lowbit.rewrites.rule import Context, Region
 
 _REPORT = "lowbit.report"
-_OTHER_FORMS = (
-    "QLinear",
-    "ConvInteger",
-    "MatMulInteger",
-    "DynamicQuantize",
-    "Quant",
-    "BipolarQuant",
-    "IntQuant",
-)
+_OTHER_FORMS = ("Quant", "BipolarQuant", "IntQuant")
 
 
 def attach_report(graph: ir.Graph) -> Report:
@@ -45,26 +38,14 @@ def apply_rules(graph: ir.Graph, report: Report, *, round_bias: bool, ap: bool) 
         round_bias: see :func:`lowbit.convert`.
         ap: see :func:`lowbit.convert`.
     """
-    form = NormalForm(graph)
-    context = Context(form, round_bias, set())
-    regions: dict[ir.Node, Region] = {}
-    refusals: dict[ir.Node, str] = {}
-    needed: set[ir.Value] = set(graph.outputs)
-    nodes = list(graph)
-    for node in reversed(nodes):
-        if not any(output in needed for output in node.outputs):
-            continue
-        found = _ask(context, node)
-        if isinstance(found, Region):
-            regions[node] = found
-            needed.update(found.codes)
-            needed.update(found.reals)
-            if not found.passive:
-                context.wanted.update(found.codes)
-        else:
-            _collect_reasons(node, found, refusals)
-            needed.update(_inputs_of(node))
+    while True:
+        form = NormalForm(graph)
+        regions, refusals, needed = _find_regions(Context(form, round_bias, set()))
+        covered = {node for region in regions.values() for node in region.nodes}
+        if not qoperator.restore(graph, covered, refusals):
+            break
 
+    nodes = list(graph)
     lowering = Lowering(graph, form, report, ap=ap)
     for node in nodes:
         if not any(output in needed for output in node.outputs):
@@ -79,6 +60,32 @@ def apply_rules(graph: ir.Graph, report: Report, *, round_bias: bool, ap: bool) 
             _explain(report, node, refusals.get(node))
     lowering.finish_outputs()
     return lowering
+
+
+def _find_regions(context: Context) -> tuple[dict[ir.Node, Region], dict[ir.Node, str], set[ir.Value]]:
+    """Asks the rules about every node that something needs, back to front.
+
+    Returns:
+        The regions by their last node, why nodes are in none, and the values that are needed.
+    """
+    graph = context.form.graph
+    regions: dict[ir.Node, Region] = {}
+    refusals: dict[ir.Node, str] = {}
+    needed: set[ir.Value] = set(graph.outputs)
+    for node in reversed(list(graph)):
+        if not any(output in needed for output in node.outputs):
+            continue
+        found = _ask(context, node)
+        if isinstance(found, Region):
+            regions[node] = found
+            needed.update(found.codes)
+            needed.update(found.reals)
+            if not found.passive:
+                context.wanted.update(found.codes)
+        else:
+            _collect_reasons(node, found, refusals)
+            needed.update(_inputs_of(node))
+    return regions, refusals, needed
 
 
 def _ask(context: Context, node: ir.Node) -> Region | list[Refusal]:
@@ -129,6 +136,7 @@ def _explain(report: Report, node: ir.Node, reason: str | None) -> None:
         return
     entry.action, entry.into = "kept", None
     island = False
+    reason = reason or node.meta.get(REASON)
     if reason is not None:
         island = reason != quantize.NO_READER
     elif graphs_of(node):
