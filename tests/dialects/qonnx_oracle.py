@@ -66,7 +66,8 @@ class QonnxOracle(Oracle):
             y = ROUNDINGS[rounding_mode.decode().upper()](y).astype(F32)
         return _value(y - zero, scale, (y - zero) * scale)
 
-    _q_IntQuant = _q_Quant
+    def _q_IntQuant(self, *inputs, **attributes) -> Value:
+        return self._q_Quant(*inputs, **attributes)
 
     def _q_BipolarQuant(self, x, scale) -> Value:
         y = np.where(x >= 0, F32(1), F32(-1))

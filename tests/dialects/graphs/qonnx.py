@@ -98,7 +98,10 @@ class QonnxGraph(Graph):
     def multithreshold(self, x: str, thresholds, **attributes) -> str:
         attributes.setdefault("out_dtype", "UINT4")
         return self.node(
-            "MultiThreshold", [x, self.floats(thresholds, "thresholds")], domain=self.qonnx_domain, **attributes
+            "MultiThreshold",
+            [x, self.floats(thresholds, "thresholds")],
+            domain=self.qonnx_domain,
+            **attributes,
         )
 
     def act_quant(self, about: float, bits: int = 4, **options) -> Quant:
@@ -212,9 +215,7 @@ for _bits in (1, 2, 3, 4, 5, 6, 7, 8):
                 lambda g, x, w, k, b=_bits, s=_signed, n=_narrow: g.after(x, w, k, b, signed=s, narrow=n),
             )
 for _mode in ("CEIL", "HALF_UP", "DOWN"):
-    _activation_case(
-        f"rounding_{_mode}_8_bits", lambda g, x, w, k, m=_mode: g.after(x, w, k, 8, rounding=m)
-    )
+    _activation_case(f"rounding_{_mode}_8_bits", lambda g, x, w, k, m=_mode: g.after(x, w, k, 8, rounding=m))
 for _zero in (1.0, 2.0, 7.0, -3.0):
     _activation_case(
         f"zero_point_{_zero:.0f}", lambda g, x, w, k, z=_zero: g.after(x, w, k, 4, signed=0, zero=z)
@@ -411,13 +412,17 @@ _between_case("div", lambda g, y, s: g.node("Div", [y, g.floats([0.77])]))
 _between_case("div_per_channel", lambda g, y, s: g.node("Div", [y, _channels(g, (8, 1, 1), 0.5)]))
 _between_case("sub", lambda g, y, s: g.node("Sub", [y, g.floats(s * 0.3)]))
 _between_case("sub_from_a_constant", lambda g, y, s: g.node("Sub", [g.floats(s * 0.3), y]))
-_between_case("add_per_channel", lambda g, y, s: g.node("Add", [y, g.floats((g.rng.normal(size=(8, 1, 1)) * s))]))
+_between_case(
+    "add_per_channel", lambda g, y, s: g.node("Add", [y, g.floats(g.rng.normal(size=(8, 1, 1)) * s)])
+)
 _between_case(
     "chain",
     lambda g, y, s: g.node(
         "Add",
         [
-            g.node("Mul", [g.node("Div", [g.node("Sub", [y, g.floats(0.1 * s)]), _channels(g)]), g.floats(1.3)]),
+            g.node(
+                "Mul", [g.node("Div", [g.node("Sub", [y, g.floats(0.1 * s)]), _channels(g)]), g.floats(1.3)]
+            ),
             g.floats(0.2 * s),
         ],
     ),
@@ -442,8 +447,8 @@ _between_case("double_quant", lambda g, y, s: g.quant(y, Quant(g.scale(s / 40), 
 _between_case(
     "resize",
     lambda g, y, s: g.node(
-        "Resize", [y, "", g.floats([1, 1, 2, 2])], mode="nearest", coordinate_transformation_mode="asymmetric",
-        nearest_mode="floor",
+        "Resize", [y, "", g.floats([1, 1, 2, 2])], mode="nearest",
+        coordinate_transformation_mode="asymmetric", nearest_mode="floor",
     ),
 )  # fmt: skip
 
@@ -488,7 +493,7 @@ _trunc_case("v2_8_bits", True, 8, rounding_mode="HALF_UP", signed=0)
 
 @case()
 def average_pool_quant(g: QonnxGraph) -> None:
-    x, xq = entry(g, [1, 6, 8, 8], g.act_quant(0.1, 4, signed=0))
+    x, _ = entry(g, [1, 6, 8, 8], g.act_quant(0.1, 4, signed=0))
     y = g.node("AveragePool", [x], kernel_shape=[2, 2], strides=[2, 2])
     yq = g.act_quant(0.1, 4, signed=0)
     close(g, g.quant(y, yq), yq, (4, 6, 1, 1), [1, 4, 4, 4])
@@ -496,7 +501,7 @@ def average_pool_quant(g: QonnxGraph) -> None:
 
 @case()
 def global_average_pool_quant(g: QonnxGraph) -> None:
-    x, xq = entry(g, [1, 6, 7, 7], g.act_quant(0.1, 4, signed=0))
+    x, _ = entry(g, [1, 6, 7, 7], g.act_quant(0.1, 4, signed=0))
     yq = g.act_quant(0.01, 4, signed=0)
     y = g.quant(g.node("GlobalAveragePool", [x]), yq)
     close(g, y, yq, (4, 6, 1, 1), [1, 4, 1, 1])
@@ -530,14 +535,14 @@ def bipolar_padding(g: QonnxGraph) -> None:
     x, xq = entry(g, [1, 6, 6, 6], xq)
     y, wq, terms = conv(g, x, xq, (8, 6, 3, 3), g.weight_quant(None, 0), pads=[1, 1, 1, 1])
     yq = g.after(xq, wq, terms, 0)
-    y, wq2, terms = conv(g, g.quant(_plain_norm(g, y, 1.0), yq), yq, (4, 8, 3, 3), pads=[1, 1, 1, 1])
+    y, _, _ = conv(g, g.quant(_plain_norm(g, y, 1.0), yq), yq, (4, 8, 3, 3), pads=[1, 1, 1, 1])
     g.output(y, [1, 4, 6, 6])
 
 
 @case()
 def mlp(g: QonnxGraph) -> None:
     """MatMul, BatchNormalization, sign; the last layer's sums are float."""
-    x, xq = entry(g, ["N", 1, 6, 6], g.act_quant(0.5, 0))
+    x, _ = entry(g, ["N", 1, 6, 6], g.act_quant(0.5, 0))
     y = g.node("Reshape", [x, g.ints([-1, 36])])
     for width, before in ((16, 36), (16, 16)):
         wq = g.weight_quant(None, 0)
@@ -552,7 +557,7 @@ def mlp(g: QonnxGraph) -> None:
 @case(float_tail=True)
 def mlp_with_a_float_tail(g: QonnxGraph) -> None:
     """TensorNorm behind the last product: Sub, Div by a computed constant, Mul, Add."""
-    x, xq = entry(g, [2, 20], g.act_quant(0.3, 2))
+    x, _ = entry(g, [2, 20], g.act_quant(0.3, 2))
     y = g.node("MatMul", [x, g.weights((20, 10), g.weight_quant(None, 0))])
     root = g.node("Pow", [g.floats([318.2]), g.floats(0.5)])
     y = g.node("Div", [g.node("Sub", [y, g.floats([0.45])]), root])
@@ -633,7 +638,7 @@ def nhwc_between_layers(g: QonnxGraph) -> None:
 def residual_add(g: QonnxGraph) -> None:
     """Two branches on one scale, added, quantized again."""
     x, xq = entry(g, [1, 8, 6, 6], g.act_quant(0.1, 4, signed=0))
-    y, wq, terms = conv(g, x, xq, (8, 8, 3, 3), pads=[1, 1, 1, 1])
+    y, _, _ = conv(g, x, xq, (8, 8, 3, 3), pads=[1, 1, 1, 1])
     branch = replace(xq, signed=1)
     total = g.node("Add", [g.quant(y, branch), x])
     yq = g.act_quant(0.12, 4, signed=0)
@@ -656,7 +661,7 @@ def two_readers(g: QonnxGraph) -> None:
     y, wq, terms = conv(g, x, xq, (8, 6, 3, 3), pads=[1, 1, 1, 1])
     yq = g.after(xq, wq, terms, 2)
     y = g.quant(y, yq)
-    for name in ("first", "second"):
+    for _ in range(2):
         z, w2, terms = conv(g, y, yq, (4, 8, 1, 1))
         g.output(g.quant(z, g.after(yq, w2, terms, 4)), [1, 4, 6, 6])
 
@@ -728,12 +733,10 @@ def multithreshold_at_the_entry(g: QonnxGraph) -> None:
 
 @case()
 def multithreshold_matmul(g: QonnxGraph) -> None:
-    x, xq = entry(g, [3, 20], Quant(np.float32(1), 0))
+    x, _ = entry(g, [3, 20], Quant(np.float32(1), 0))
     w1, w2 = g.weight_quant(None, 0), g.weight_quant(None, 0)
     y = g.node("MatMul", [x, g.weights((20, 12), replace(w1, scale=np.float32(1)))])
-    y = g.multithreshold(
-        y, np.sort(g.rng.normal(size=(12, 3)) * 4, axis=1), out_dtype="INT2", out_bias=-2.0
-    )
+    y = g.multithreshold(y, np.sort(g.rng.normal(size=(12, 3)) * 4, axis=1), out_dtype="INT2", out_bias=-2.0)
     g.output(g.node("MatMul", [y, g.weights((12, 10), replace(w2, scale=np.float32(1)))]), [3, 10])
 
 

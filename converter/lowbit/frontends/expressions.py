@@ -1,0 +1,152 @@
+"""Expressions of constants: scales and shapes that an exporter left as nodes instead of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from lowbit.graph.attributes import get_int
+from lowbit.graph.constants import add_initializer, constant
+from lowbit.graph.normal_form import ELEMENTWISE
+
+_FOLDED = ELEMENTWISE | {
+    "Cast", "Concat", "Flatten", "Gather", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Reshape",
+    "Shape", "Slice", "Squeeze", "Transpose", "Unsqueeze", "Where", "Equal", "Greater", "Less",
+}  # fmt: skip
+"""Ops whose output is not much larger than their inputs together, broadcasting aside."""
+
+_MAX_ELEMENTS = 1 << 24
+
+
+def fold_expressions(graph: ir.Graph) -> None:
+    """Replaces nodes on constants by what ONNX Runtime computes from them. Graph outputs are left alone.
+
+    The shape of a tensor counts as a constant where it is static; a Reshape whose new shape repeats a dim of
+    its input and is constant besides gets a constant shape too.
+    """
+    _fold_shapes(graph)
+    folded: dict[ir.Value, None] = {}
+    nodes: list[ir.Node] = []
+    for node in graph:
+        if _foldable(node, folded):
+            nodes.append(node)
+            folded.update(dict.fromkeys(node.outputs))
+    inside = set(nodes)
+    wanted = [v for v in folded if any(user not in inside for user in v.consumers())]
+    arrays = _evaluate(graph, nodes, wanted)
+    for value, array in zip(wanted, arrays, strict=False):
+        value.replace_all_uses_with(add_initializer(graph, f"{value.name}.folded", array))
+    for node in reversed(nodes):
+        if not any(output.uses() for output in node.outputs):
+            graph.remove(node, safe=True)
+    _copy_dims(graph)
+
+
+def _fold_shapes(graph: ir.Graph) -> None:
+    for node in list(graph):
+        source = node.inputs[0] if node.op_type == "Shape" and node.domain == "" and node.inputs else None
+        if source is None or source.shape is None or node.outputs[0].is_graph_output():
+            continue
+        rank = len(source.shape)
+        dims = list(source.shape)[slice(get_int(node, "start", 0), get_int(node, "end", rank))]
+        if all(isinstance(dim, int) for dim in dims):
+            value = add_initializer(graph, f"{node.outputs[0].name}.folded", np.array(dims, np.int64))
+            node.outputs[0].replace_all_uses_with(value)
+            graph.remove(node, safe=True)
+
+
+def _foldable(node: ir.Node, folded: dict[ir.Value, None]) -> bool:
+    if node.domain != "" or node.op_type not in _FOLDED or not node.inputs:
+        return False
+    if any(output.is_graph_output() for output in node.outputs):
+        return False
+    given = [value for value in node.inputs if value is not None]
+    if any(value not in folded and constant(value) is None for value in given):
+        return False
+    sizes = [value.shape.numpy() for value in given if value.shape is not None and value.shape.is_static()]
+    try:
+        size = int(np.prod(np.broadcast_shapes(*sizes), dtype=np.float64))
+    except ValueError:  # no broadcasting op, or one that ONNX Runtime will refuse
+        size = int(sum(np.prod(shape, dtype=np.float64) for shape in sizes))
+    return size <= _MAX_ELEMENTS
+
+
+def _evaluate(
+    graph: ir.Graph, nodes: Sequence[ir.Node], wanted: Sequence[ir.Value]
+) -> Sequence[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
+    """Values of nodes that read nothing but constants; none if ONNX Runtime does not run them."""
+    import onnxruntime
+
+    if not wanted:
+        return []
+    tensors = {}
+    for value in dict.fromkeys(value for node in nodes for value in node.inputs if value is not None):
+        if value.const_value is not None:
+            tensors[value] = ir.to_proto(value.const_value)
+            tensors[value].name = str(value.name)
+    outputs = [onnx.ValueInfoProto(name=str(value.name)) for value in wanted]
+    body = onnx.helper.make_graph(
+        [ir.to_proto(node) for node in nodes], "expressions", [], outputs, list(tensors.values())
+    )
+    opset = onnx.helper.make_opsetid("", graph.opset_imports.get("", 13))
+    model = onnx.helper.make_model(body, opset_imports=[opset], ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        results: Sequence[np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = session.run(None, {})
+    except Exception:  # ONNX Runtime's exceptions share no base class but Exception; the nodes then stay
+        return []
+    return results
+
+
+def _copy_dims(graph: ir.Graph) -> None:
+    """Writes ``x.reshape(x.shape[0], -1)`` with a 0, ONNX's word for "as in the input", for the first dim."""
+    for node in graph:
+        if node.op_type != "Reshape" or node.domain != "" or len(node.inputs) < 2:
+            continue
+        if get_int(node, "allowzero", 0) or constant(node.inputs[1]) is not None:
+            continue
+        source, shape = node.inputs
+        parts = shape.producer() if shape is not None else None
+        if parts is None or parts.op_type != "Concat" or parts.domain != "" or source is None:
+            continue
+        dims = [_dim(part, source, i) for i, part in enumerate(parts.inputs)]
+        if all(dim is not None for dim in dims):
+            name = f"{parts.outputs[0].name}.folded"
+            node.replace_input_with(1, add_initializer(graph, name, np.array(dims, np.int64)))
+
+
+def _dim(part: ir.Value | None, source: ir.Value, index: int) -> int | None:
+    """One dim of a new shape: a constant, or 0 where it is the source's own dim at that place."""
+    array = constant(part)
+    if array is not None:
+        return int(array.reshape(-1)[0]) if array.size == 1 else None
+    node = None if part is None else part.producer()
+    while node is not None and node.domain == "" and node.op_type in ("Unsqueeze", "Cast", "Squeeze"):
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if node is None or node.domain != "" or node.op_type != "Gather" or get_int(node, "axis", 0) != 0:
+        return None
+    position, shape = constant(node.inputs[1]), node.inputs[0].producer() if node.inputs[0] else None
+    if position is None or position.size != 1 or shape is None or shape.op_type != "Shape":
+        return None
+    if int(position.reshape(())) != index or not _same_dim(shape.inputs[0], source, index):
+        return None
+    return 0
+
+
+def _same_dim(a: ir.Value | None, b: ir.Value, index: int) -> bool:
+    if a is b:
+        return True
+    if a is None or a.shape is None or b.shape is None or index >= min(len(a.shape), len(b.shape)):
+        return False
+    first, second = a.shape[index], b.shape[index]
+    named = isinstance(first, int) or first.value is not None
+    return named and first == second

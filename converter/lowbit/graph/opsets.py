@@ -1,0 +1,59 @@
+"""Old files: bringing a graph to an opset in which the normal form can be written."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+from lowbit.errors import ModelError
+
+NORMAL_FORM_OPSET = 13
+"""The first opset whose DequantizeLinear has an axis."""
+
+_NORMAL_FORM_IR = 7
+
+
+def complete_imports(proto: onnx.ModelProto, domains: frozenset[str]) -> onnx.ModelProto:
+    """Imports the domains that nodes use but the file forgot; early exports of Brevitas do so.
+
+    Args:
+        proto: a model; it stays as it is.
+        domains: those that may be added, at version 1.
+
+    Returns:
+        The model itself if nothing is missing, else a copy.
+    """
+    present = {entry.domain for entry in proto.opset_import}
+    missing = sorted({node.domain for node in proto.graph.node} & domains - present)
+    if not missing:
+        return proto
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    copy.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in missing)
+    return copy
+
+
+def raise_opset(model: ir.Model, label: str) -> ir.Model:
+    """Rewrites a model to :data:`NORMAL_FORM_OPSET` if it is older.
+
+    Args:
+        model: a whole model, its nodes in order; nodes of other domains stay as they are.
+        label: how to call it in an error.
+
+    Raises:
+        ModelError: if a node has no counterpart in the newer opset.
+    """
+    opset = model.graph.opset_imports.get("", NORMAL_FORM_OPSET)
+    if opset >= NORMAL_FORM_OPSET:
+        return model
+    try:
+        raised = onnx.version_converter.convert_version(ir.to_proto(model), NORMAL_FORM_OPSET)
+        raised.ir_version = max(raised.ir_version, _NORMAL_FORM_IR)
+        result = ir.from_proto(raised)
+    except Exception as error:  # the version converter's exceptions are of many kinds
+        raise ModelError(
+            f"{label}: uses opset {opset} and cannot be brought to opset {NORMAL_FORM_OPSET}: "
+            f"{str(error).strip().splitlines()[0]}; export it with opset {NORMAL_FORM_OPSET} or newer"
+        ) from error
+    result.metadata_props.update(model.metadata_props)
+    return result
