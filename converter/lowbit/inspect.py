@@ -1,12 +1,12 @@
-"""What a model consists of: operands, sizes and kernels; of an unconverted one, what would become of it."""
+"""What a model consists of: operands, work and kernels; of an unconverted one, what would become of it."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,22 +14,82 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
+from lowbit.dialects import MOVES, Neighbours, dialect_of
 from lowbit.errors import LowBitError
-from lowbit.feeds import Model, as_proto, constant_values, model_inputs
-from lowbit.ops import DOMAIN, register_schemas
+from lowbit.feeds import Model, as_proto, model_inputs
+from lowbit.ops import DOMAIN
+from lowbit.report import NodeReport, Result
+from lowbit.tensors import (
+    Shape,
+    StoredWeights,
+    Tensors,
+    dims,
+    lowbit_macs,
+    read_tensors,
+    standard_macs,
+    weight_input,
+)
 
-Shape = list[int | str | None]
 Array = npt.NDArray[Any]
 
-_ELEMENT_NAMES = {"uint8": "u8", "int8": "s8", "float32": "f32"}
+SCHEMA = 1
+"""Version of :meth:`InspectReport.to_dict`. Under one version fields may come, none goes or changes."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kernel that could run a node, with the estimated cycles of one core, by which it is chosen."""
+
+    kernel: str
+    cycles: float
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A kernel that cannot run a node, and why."""
+
+    kernel: str
+    reason: str
 
 
 @dataclass
 class NodeInfo:
-    """One node. Operand texts: ``u8`` unsigned 8 bit, ``s4`` signed 4 bit, ``b1`` bipolar, ``f32`` float."""
+    """One node.
+
+    Operands are written as their encoding and bits: ``u8`` unsigned 8 bit, ``s4`` signed 4 bit, ``b1``
+    bipolar, ``f32`` float; those of two inputs are joined by ``+``.
+
+    Attributes:
+        name: the node's name, or what it computes where it has none.
+        op_type: its op, with the domain in front unless that is ONNX's or lowbit's own.
+        dialect: a name of :data:`lowbit.dialects.DIALECTS`; None for what is not quantized.
+        lowbit_op: the op of ``ai.lowbit`` that computes it.
+        x: the activations it reads.
+        w: its weights.
+        y: what it writes.
+        epilogue: what is done to its accumulators.
+        input_shape: of the first input that is not constant.
+        output_shape: of the first output.
+        macs: multiply-adds of one run.
+        bit_ops: ``macs`` times the bits of weights and activations; None for floats.
+        weight_bytes: of the weights in the converted model, or of a float node's.
+        source_weight_bytes: of the same weights in the unconverted model's file.
+        packed_bytes: of the weights in memory, in the kernel's layout.
+        workspace_bytes: scratch memory of the kernel, for each thread.
+        kernel: what runs it on this machine.
+        tuned: whether the kernel was measured to be the fastest (``lowbit tune``) rather than estimated.
+        candidates: the kernels that could run it, the cheapest estimate first.
+        refused: the kernels that could not.
+        action: of an unconverted model's node: ``converted``, ``absorbed`` into another one, ``kept`` with
+            ONNX Runtime, or ``added`` by the conversion.
+        into: the lowbit node that computes it.
+        reason: why it stays with ONNX Runtime, or why no kernel could be chosen.
+    """
 
     name: str
     op_type: str
+    dialect: str | None = None
+    lowbit_op: str | None = None
     x: str | None = None
     w: str | None = None
     y: str | None = None
@@ -37,38 +97,98 @@ class NodeInfo:
     input_shape: Shape | None = None
     output_shape: Shape | None = None
     macs: int | None = None
+    bit_ops: int | None = None
     weight_bytes: int | None = None
+    source_weight_bytes: int | None = None
+    packed_bytes: int | None = None
+    workspace_bytes: int | None = None
     kernel: str | None = None
-    action: str | None = None  # of an unconverted model's node: converted, absorbed or kept
-    into: str | None = None  # the lowbit node that it becomes
-    reason: str | None = None  # why it stays with ONNX Runtime, or why no kernel could be chosen
+    tuned: bool | None = None
+    candidates: list[Candidate] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    action: str | None = None
+    into: str | None = None
+    reason: str | None = None
+
+    @property
+    def cycles(self) -> float | None:
+        """The estimate for the chosen kernel."""
+        return next((each.cycles for each in self.candidates if each.kernel == self.kernel), None)
+
+    @property
+    def codes(self) -> str:
+        """``u8 * s4 -> u8``."""
+        read = " * ".join(filter(None, (self.x, self.w)))
+        return " -> ".join(filter(None, (read, self.y)))
+
+    @property
+    def becomes(self) -> str | None:
+        """What the conversion makes of it, in words; None for a node of a converted model."""
+        if self.action == "converted":
+            return self.lowbit_op or f"{self.op_type} of codes"
+        return f"part of {self.into}" if self.action == "absorbed" and self.into else self.action
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it multiplies floats."""
+        return self.macs is not None and self.bit_ops is None
 
 
 @dataclass
 class InspectReport:
-    """All nodes of a model, and what they add up to."""
+    """All nodes of a model, and what they add up to.
 
-    kind: str  # "lowbit": a converted model; "source": an unconverted one, seen through a dry conversion
+    Attributes:
+        kind: ``lowbit``: a converted model; ``source``: an unconverted one, seen through a dry conversion.
+        bytes: size of the file, or of the proto.
+        model: the file's name, or the graph's.
+        isa: the instruction set that kernels were chosen for.
+        converted_bytes: size of the converted model; None for one that is converted already.
+        inputs: name, type and shape of each.
+        outputs: the same.
+        assumed: inputs with symbolic sizes other than the batch, and the typical ones taken for them.
+        nodes: in the order of the model.
+        warnings: what the user should know beyond that.
+    """
+
+    kind: str
     bytes: int
+    model: str | None = None
+    isa: str | None = None
+    converted_bytes: int | None = None
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
+    assumed: dict[str, list[int]] = field(default_factory=dict)
     nodes: list[NodeInfo] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     @property
     def totals(self) -> dict[str, Any]:
-        """Node counts per op, multiply-adds, weight bytes."""
+        """Counts of nodes and sums over them; see docs/inspect.md."""
+        nodes = self.nodes
+        alone = [node for node in nodes if node.action != "absorbed"]
+        stored = [node for node in nodes if node.source_weight_bytes is not None]
         return {
-            "nodes": len(self.nodes),
-            "ops": dict(Counter(node.op_type for node in self.nodes).most_common()),
-            "actions": dict(Counter(node.action for node in self.nodes if node.action)),
-            "macs": sum(node.macs or 0 for node in self.nodes if node.action != "absorbed"),
-            "weight_bytes": sum(node.weight_bytes or 0 for node in self.nodes if node.action != "absorbed"),
+            "nodes": len(nodes),
+            "ops": _counts(node.op_type for node in nodes),
+            "actions": dict(Counter(node.action for node in nodes if node.action)),
+            "dialects": _counts(node.dialect for node in alone if node.dialect),
+            "kernels": _counts(node.kernel for node in nodes if node.kernel),
+            "macs": sum(node.macs or 0 for node in nodes),
+            "float_macs": sum(node.macs or 0 for node in nodes if node.is_float),
+            "bit_ops": sum(node.bit_ops or 0 for node in nodes),
+            "weight_bytes": sum(node.weight_bytes or 0 for node in nodes),
+            "source_weight_bytes": sum(n.source_weight_bytes or 0 for n in stored) if stored else None,
+            "tuned": sum(bool(node.tuned) for node in nodes),
         }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for ``--format json``."""
-        return {**asdict(self), "totals": self.totals}
+        return {"schema": SCHEMA, **asdict(self), "totals": self.totals}
+
+
+def _counts(words: Any) -> dict[str, int]:
+    return dict(Counter(words).most_common())
 
 
 def inspect(
@@ -82,44 +202,105 @@ def inspect(
 
     Args:
         model: a path, a ModelProto, or what :func:`lowbit.convert` returned.
-        shapes: sizes for inputs with symbolic dims; a symbolic batch counts as 1 otherwise.
+        shapes: sizes for inputs with symbolic dims; a symbolic batch counts as 1 otherwise, and an image as
+            :data:`lowbit.tensors.TYPICAL_SIZES` says.
         isa: choose kernels as for this level instead of this machine's best.
 
     Raises:
         ModelError: if the model cannot be read.
     """
     proto = as_proto(model)
-    size = os.path.getsize(model) if isinstance(model, (str, os.PathLike)) else proto.ByteSize()
-    interface = {
-        "inputs": [_describe(value) for value in model_inputs(proto).values()],
-        "outputs": [_describe(value) for value in proto.graph.output],
-    }
-    if any(node.domain == DOMAIN for node in proto.graph.node):
-        return InspectReport("lowbit", size, **interface, nodes=_lowbit_nodes(proto, shapes or {}, isa))
+    if not any(node.domain == DOMAIN for node in proto.graph.node):
+        from lowbit.convert import convert
 
-    from lowbit.convert import convert
+        given = model if isinstance(model, (str, os.PathLike)) else proto
+        result = convert(given if isinstance(given, onnx.ModelProto) else Path(given))
+        return describe_conversion(model, result, shapes=shapes, isa=isa)
+    report = _blank("lowbit", model, proto, isa)
+    report.nodes = _nodes_of(proto, report, shapes or {}, isa)
+    neighbours = Neighbours(proto.graph)
+    for info, node in zip(report.nodes, _nodes(proto), strict=True):
+        info.dialect = dialect_of([node], neighbours)
+    return report
 
-    result = convert(proto)
-    becomes = {info.name: info for info in _lowbit_nodes(result.model, shapes or {}, isa)}
-    nodes = []
+
+def describe_conversion(
+    model: Model, result: Result, *, shapes: Mapping[str, list[int]] | None = None, isa: str | None = None
+) -> InspectReport:
+    """Describes what became of every node of a model.
+
+    Args:
+        model: the unconverted model.
+        result: what :func:`lowbit.convert` made of it.
+        shapes: see :func:`inspect`.
+        isa: see :func:`inspect`.
+    """
+    proto = as_proto(model)
+    report = _blank("source", model, proto, isa)
+    report.converted_bytes = result.model.ByteSize()
+    report.warnings += result.report.warnings
+    made = {info.name: info for info in _nodes_of(result.model, report, shapes or {}, isa)}
+    facts = _SourceFacts(proto, result.report.nodes)
     for entry in result.report.nodes:
         info = NodeInfo(entry.name, entry.op_type)
-        target = becomes.get(entry.into or "")
-        if target is not None:
-            info = NodeInfo(**{**asdict(target), "name": entry.name, "op_type": entry.op_type})
+        if entry.action == "converted" and entry.into in made:
+            info = replace(made.pop(entry.into), name=entry.name, op_type=entry.op_type)
+            info.source_weight_bytes = facts.weight_bytes(entry)
+        elif entry.action == "kept" and entry.name in made and made[entry.name].op_type == entry.op_type:
+            info = made.pop(entry.name)
+            info.source_weight_bytes = info.weight_bytes
         info.action, info.into, info.reason = entry.action, entry.into, entry.reason or info.reason
-        nodes.append(info)
-    return InspectReport("source", size, **interface, nodes=nodes, warnings=list(result.report.warnings))
+        info.dialect = facts.dialect(entry)
+        report.nodes.append(info)
+    for info in made.values():
+        info.action = "added"
+        report.nodes.append(info)
+    return report
+
+
+class _SourceFacts:
+    """What the file says about the nodes of a conversion's report."""
+
+    def __init__(self, model: onnx.ModelProto, entries: list[NodeReport]):
+        self._nodes = {_label(node): node for node in model.graph.node}
+        self._neighbours = Neighbours(model.graph)
+        self._weights = StoredWeights(model)
+        self._regions: dict[str, list[onnx.NodeProto]] = {}
+        for entry in entries:
+            if entry.into is not None and entry.name in self._nodes:
+                self._regions.setdefault(entry.into, []).append(self._nodes[entry.name])
+
+    def dialect(self, entry: NodeReport) -> str | None:
+        """That of the region which the node is part of."""
+        alone = [self._nodes[entry.name]] if entry.name in self._nodes else []
+        return dialect_of(self._regions.get(entry.into or "", alone), self._neighbours)
+
+    def weight_bytes(self, entry: NodeReport) -> int | None:
+        """Of the weights in the file."""
+        node = self._nodes.get(entry.name)
+        return None if node is None else self._weights.bytes_of(node)
+
+
+def _blank(kind: str, model: Model, proto: onnx.ModelProto, isa: str | None) -> InspectReport:
+    from lowbit import _native
+
+    is_path = isinstance(model, (str, os.PathLike))
+    return InspectReport(
+        kind,
+        os.path.getsize(model) if isinstance(model, (str, os.PathLike)) else proto.ByteSize(),
+        model=os.path.basename(os.fspath(model)) if is_path else proto.graph.name or None,  # type: ignore[arg-type]
+        isa=isa or _native.default_isa(),
+        inputs=[_describe(value) for value in model_inputs(proto).values()],
+        outputs=[_describe(value) for value in proto.graph.output],
+    )
 
 
 def _describe(value: onnx.ValueInfoProto) -> str:
-    tensor = value.type.tensor_type
     try:
-        dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+        dtype = str(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
     except (KeyError, TypeError):
         dtype = "?"
-    dims = _dims(value.type) if tensor.HasField("shape") else None
-    return f"{value.name} {dtype}{shape_text(dims)}"
+    return f"{value.name} {dtype}{shape_text(dims(value.type))}"
 
 
 def shape_text(shape: Shape | None) -> str:
@@ -127,127 +308,153 @@ def shape_text(shape: Shape | None) -> str:
     return "?" if shape is None else f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
 
 
-def _dims(proto: onnx.TypeProto) -> Shape:
-    dims = proto.tensor_type.shape.dim
-    return [dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None) for dim in dims]
+def refusals_by_reason(node: NodeInfo) -> list[tuple[str, list[str]]]:
+    """The reasons why kernels cannot run a node, each with the kernels that it holds for."""
+    reasons: dict[str, list[str]] = {}
+    for each in node.refused:
+        reasons.setdefault(each.reason, []).append(each.kernel)
+    return list(reasons.items())
 
 
-def _lowbit_nodes(model: onnx.ModelProto, shapes: Mapping[str, list[int]], isa: str | None) -> list[NodeInfo]:
-    types = _infer_types(model, shapes)
-    constants = constant_values(model)
+def _label(node: onnx.NodeProto) -> str:
+    """A node's name in reports, as the converter forms it."""
+    return node.name or f"{node.op_type} of {node.output[0] if node.output else '?'}"
+
+
+def _nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.op_type != "Constant"]
+
+
+def _nodes_of(
+    model: onnx.ModelProto, report: InspectReport, shapes: Mapping[str, list[int]], isa: str | None
+) -> list[NodeInfo]:
+    """Describes every node of a converted model; what was assumed about sizes goes into the report."""
+    tensors = read_tensors(model, shapes)
+    report.assumed = dict(tensors.assumed)
+    for name, sizes in tensors.assumed.items():
+        report.warnings.append(
+            f"the sizes of input '{name}' are symbolic; work is counted and kernels are chosen for "
+            f"{shape_text(list(sizes))}. Give others with --shape {name}=D0,D1,.."
+        )
+    weights = StoredWeights(model)
+    codes: dict[str, str] = {}
     nodes = []
-    for node in model.graph.node:
-        if node.op_type == "Constant":
-            continue
-        name = node.name or (node.output[0] if node.output else "")
+    for node in _nodes(model):
         domain = f"{node.domain}." if node.domain not in ("", "ai.onnx", DOMAIN) else ""
-        info = NodeInfo(name, domain + node.op_type)
-        first = next((i for i in node.input if i and i not in constants), "")
-        info.input_shape = _dims(types[first]) if first in types else None
-        info.output_shape = _dims(types[node.output[0]]) if node.output and node.output[0] in types else None
+        info = NodeInfo(_label(node), domain + node.op_type)
+        first = next((i for i in node.input if i and i not in tensors.constants), "")
+        info.input_shape = tensors.shape(first)
+        info.output_shape = tensors.shape(node.output[0]) if node.output else None
         if node.domain == DOMAIN:
-            _describe_lowbit(info, node, types, constants, isa)
+            _describe_lowbit(info, node, tensors, codes, isa)
+        else:
+            _describe_standard(info, node, tensors, weights)
+            if first in codes and node.op_type in MOVES:
+                codes.update((output, codes[first]) for output in node.output)
         nodes.append(info)
     return nodes
 
 
-def _infer_types(model: onnx.ModelProto, shapes: Mapping[str, list[int]]) -> dict[str, onnx.TypeProto]:
-    """Types and shapes of all values, the symbolic batch as 1 and other dims as ``shapes`` says."""
-    register_schemas()
-    sized = onnx.ModelProto()
-    sized.CopyFrom(model)
-    for value in sized.graph.input:
-        dims = value.type.tensor_type.shape.dim
-        for i, dim in enumerate(dims):
-            if value.name in shapes and i < len(shapes[value.name]):
-                dim.dim_value = shapes[value.name][i]
-            elif i == 0 and not dim.HasField("dim_value"):
-                dim.dim_value = 1
-    for value in sized.graph.output:  # their symbols would contradict the sizes given above
-        value.type.tensor_type.ClearField("shape")
-    del sized.graph.value_info[:]
-    inferred = onnx.shape_inference.infer_shapes(sized)
-    graph = inferred.graph
-    return {value.name: value.type for value in (*graph.value_info, *graph.input, *graph.output)}
+def _describe_standard(
+    info: NodeInfo, node: onnx.NodeProto, tensors: Tensors, weights: StoredWeights
+) -> None:
+    """Operands and work of a convolution or matrix product that ONNX Runtime computes."""
+    index = weight_input(node)
+    if index is None:
+        return
+    info.x, info.w = tensors.element(node.input[0]), tensors.element(node.input[index])
+    info.y = tensors.element(node.output[0])
+    info.macs = standard_macs(node, tensors)
+    info.bit_ops = _bit_ops(info)
+    info.weight_bytes = weights.bytes_of(node)
 
 
 def _describe_lowbit(
-    info: NodeInfo,
-    node: onnx.NodeProto,
-    types: Mapping[str, onnx.TypeProto],
-    constants: Mapping[str, Array],
-    isa: str | None,
+    info: NodeInfo, node: onnx.NodeProto, tensors: Tensors, codes: dict[str, str], isa: str | None
 ) -> None:
+    """Operands, work and kernel of a lowbit node.
+
+    Ops that treat all codes alike do not say how many bits those have; ``codes`` holds what their makers
+    said, and is added to.
+    """
     from lowbit import _native
 
-    schema = next(schema for schema in _native.schemas() if schema["name"] == node.op_type)
+    schema = next((schema for schema in _native.schemas() if schema["name"] == node.op_type), None)
+    if schema is None:
+        info.reason = f"this version of lowbit knows no op {node.op_type}; update it"
+        return
+    info.lowbit_op = node.op_type
     attrs = {attribute["name"]: attribute["default"] for attribute in schema["attributes"]}
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     given = {name: value.decode() if isinstance(value, bytes) else value for name, value in given.items()}
     attrs |= given
 
-    for operand in ("x", "w", "y"):
-        if f"{operand}_encoding" in attrs:
-            setattr(info, operand, f"{attrs[f'{operand}_encoding'][0]}{attrs.get(f'{operand}_bits', 8)}")
-    if "a_encoding" in attrs:
-        info.x = "+".join(f"{attrs[f'{side}_encoding'][0]}8" for side in "ab")
-    output = types.get(node.output[0])
-    if output is not None and output.tensor_type.elem_type == onnx.TensorProto.FLOAT:
-        info.y = "f32"
+    def operand(name: str, value: str | None) -> str | None:
+        if f"{name}_encoding" not in attrs:
+            return codes.get(value or "")
+        bits = attrs.get(f"{name}_bits")
+        told = f"{attrs[f'{name}_encoding'][0]}{8 if bits is None else bits}"
+        return codes.get(value or "", told) if bits is None else told
+
     names = [i["name"] for i in schema["inputs"]]
-    present = {name for name, value in zip(names, node.input, strict=False) if value}
+    values = dict(zip(names, node.input, strict=False))
+    if "a" in values:
+        info.x = "+".join(filter(None, (operand(side, values.get(side)) for side in "ab")))
+    else:
+        info.x = operand("x", node.input[0])
+    info.w = operand("w", None)
+    info.y = "f32" if tensors.element(node.output[0]) == "f32" else operand("y", None) or info.x
+    codes[node.output[0]] = info.y or ""
     if "epilogue" in attrs:
         steps = attrs["tail"] if attrs["epilogue"] == "tail" else ""
         info.epilogue = f"tail: {steps}" if steps else attrs["epilogue"]
-        if "residual" in present and attrs["epilogue"] == "requantize":
+        if values.get("residual") and attrs["epilogue"] == "requantize":
             info.epilogue += " + residual"
-        info.weight_bytes = int(constants[node.input[1]].size) if node.input[1] in constants else None
-        info.macs = _macs(info, attrs)
-    info.kernel, reason = _kernel(node, given, types, constants, isa)
-    info.reason = info.reason or reason
+        packed = tensors.constants.get(node.input[1])
+        info.weight_bytes = None if packed is None else int(packed.size)
+        info.macs = lowbit_macs(node, attrs, tensors)
+        info.bit_ops = _bit_ops(info)
+    _choose_kernel(info, node, given, tensors, isa)
 
 
-def _macs(info: NodeInfo, attrs: Mapping[str, Any]) -> int | None:
-    """Multiply-adds of one run; None where a size is not known."""
-
-    def known(shape: Shape | None) -> int | None:
-        numbers = [dim for dim in shape or [] if isinstance(dim, int)]
-        return math.prod(numbers) if shape and len(numbers) == len(shape) else None
-
-    if "in_features" in attrs:
-        size = known(info.output_shape)
-        return None if size is None else size * int(attrs["in_features"])
-    taps = int(np.prod(attrs["kernel_shape"]))
-    if info.op_type == "LowBitConvTranspose":
-        size = known(info.input_shape)
-        return None if size is None else size * taps * attrs["out_channels"] // attrs["group"]
-    size = known(info.output_shape)
-    return None if size is None else size * taps * attrs["in_channels"] // attrs["group"]
+def _bit_ops(info: NodeInfo) -> int | None:
+    x, w = operand_bits(info.x), operand_bits(info.w)
+    return None if info.macs is None or x is None or w is None else info.macs * x * w
 
 
-def _kernel(
-    node: onnx.NodeProto,
-    attrs: Mapping[str, Any],
-    types: Mapping[str, onnx.TypeProto],
-    constants: Mapping[str, Array],
-    isa: str | None,
-) -> tuple[str | None, str | None]:
-    """The kernel that would run the node, or the reason why that cannot be told."""
+def operand_bits(operand: str | None) -> int | None:
+    """The bits of an operand of integer codes, ``4`` of ``"s4"``; None for floats and several operands."""
+    if operand is None or operand[0] not in "usb" or not operand[1:].isdigit():
+        return None
+    return int(operand[1:])
+
+
+def _choose_kernel(
+    info: NodeInfo, node: onnx.NodeProto, attrs: Mapping[str, Any], tensors: Tensors, isa: str | None
+) -> None:
+    """Fills in the kernel that would run a node and why, or the reason why that cannot be told."""
     from lowbit import _native
 
     inputs: list[Array | None] = []
     for name in node.input:
+        sizes = tensors.sizes(name)
         if not name:
             inputs.append(None)
-        elif name in constants:
-            inputs.append(constants[name])
+        elif name in tensors.constants:
+            inputs.append(tensors.constants[name])
+        elif sizes is None:
+            shape = shape_text(tensors.shape(name))
+            info.reason = f"the shape {shape} of '{name}' is not known; give sizes with --shape"
+            return
         else:
-            dims = _dims(types[name]) if name in types else None
-            if dims is None or not all(isinstance(dim, int) for dim in dims):
-                return None, f"the shape {shape_text(dims)} is not known; give sizes with --shape"
-            dtype = helper.tensor_dtype_to_np_dtype(types[name].tensor_type.elem_type)
-            inputs.append(np.zeros([int(dim or 0) for dim in dims], dtype))
+            dtype = helper.tensor_dtype_to_np_dtype(tensors.types[name].tensor_type.elem_type)
+            inputs.append(np.zeros(sizes, dtype))
     try:
-        return _native.plan(node.op_type, dict(attrs), inputs, isa=isa)["kernel"], None
+        plan = _native.plan(node.op_type, dict(attrs), inputs, isa=isa)
     except (_native.LowBitError, LowBitError) as error:
-        return None, str(error)
+        info.reason = str(error)
+        return
+    info.kernel, info.tuned = plan["kernel"], plan.get("tuned")
+    info.packed_bytes, info.workspace_bytes = plan["packed_bytes"], plan["workspace_bytes"]
+    info.candidates = [Candidate(each["kernel"], each["cycles"]) for each in plan.get("candidates", ())]
+    info.refused = [Refused(*text.split(": ", 1)) for text in plan["refused"]]

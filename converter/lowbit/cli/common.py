@@ -195,6 +195,23 @@ shape_option = click.option(
 )
 
 
+report_option = click.option(
+    "--report", "report_file", type=MODEL, help="Also write the report to FILE.html or FILE.json."
+)
+
+
+def write_report(path: Path, document: Any, page: Callable[[], str], *, overwrite: bool) -> None:
+    """Writes a report as JSON or, under any other suffix, as an HTML page; whole or not at all."""
+    from lowbit.atomic import write_atomically
+
+    text = json.dumps(document, indent=2) if path.suffix == ".json" else page()
+
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    write_atomically(path, write, overwrite=overwrite)
+
+
 def megabytes(size: int) -> str:
     """A file size as people read it, in units of 1000."""
     return f"{size / 1e6:.2f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"

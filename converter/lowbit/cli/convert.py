@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
-from lowbit.cli.common import MODEL, PIPE_WIDTH, Out, megabytes, model_argument, overwrite_option, subcommand
+from lowbit.cli.common import (
+    MODEL,
+    Out,
+    megabytes,
+    model_argument,
+    overwrite_option,
+    report_option,
+    subcommand,
+    write_report,
+)
 
 
 @subcommand("convert")
@@ -20,7 +26,7 @@ from lowbit.cli.common import MODEL, PIPE_WIDTH, Out, megabytes, model_argument,
 @click.option("--strict", is_flag=True, help="Refuse (exit code 3) unless every quantized node converts.")
 @click.option("--round-bias", is_flag=True, help="Round float biases to int32; the report lists them.")
 @click.option("--ap", is_flag=True, help="Write APConv and APGemm instead of LowBitConv and LowBitGemm.")
-@click.option("--report", "report_file", type=MODEL, help="Also write the report to FILE.html or FILE.json.")
+@report_option
 @overwrite_option
 def command(
     out: Out,
@@ -36,8 +42,10 @@ def command(
 
     Numbers never change: what cannot be computed exactly stays as it is and is listed with its reason.
     """
-    from lowbit.atomic import check_writable, write_atomically
+    from lowbit.atomic import check_writable
     from lowbit.convert import convert
+    from lowbit.inspect import describe_conversion
+    from lowbit.report_html import render
 
     if report_file is not None:
         check_writable(report_file, overwrite=overwrite, inputs=(model,))
@@ -55,8 +63,9 @@ def command(
     else:
         _print(out, summary)
     if report_file is not None:
-        text = json.dumps(summary, indent=2) if report_file.suffix == ".json" else _html(out, summary)
-        write_atomically(report_file, lambda path: _write(path, text), overwrite=overwrite)
+        write_report(
+            report_file, summary, lambda: render(describe_conversion(model, result)), overwrite=overwrite
+        )
 
 
 def _print(out: Out, summary: dict[str, Any]) -> None:
@@ -82,20 +91,3 @@ def _print(out: Out, summary: dict[str, Any]) -> None:
         out.table(["node", "op", "why it stays with ONNX Runtime"], rows)
     for warning in summary["report"]["warnings"]:
         out.note(f"warning: {warning}")
-
-
-def _html(out: Out, summary: dict[str, Any]) -> str:
-    """The printed report, with every node, as a page."""
-    page = Out("table", out.verbosity)
-    page.stdout = Console(record=True, file=io.StringIO(), width=PIPE_WIDTH, highlight=False)
-    page.print(f"[bold]lowbit convert {summary['model']}[/bold]")
-    _print(page, summary)
-    rows = [
-        (n["name"], n["op_type"], n["action"], n["into"], n["reason"]) for n in summary["report"]["nodes"]
-    ]
-    page.table(["node", "op", "action", "computed by", "why"], rows)
-    return page.stdout.export_html(inline_styles=True)
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from lowbit.cli.common import Out, megabytes, model_argument, shape_option, subcommand
+from lowbit.cli.common import (
+    Out,
+    megabytes,
+    model_argument,
+    overwrite_option,
+    report_option,
+    shape_option,
+    subcommand,
+    write_report,
+)
 
 if TYPE_CHECKING:
     from lowbit.inspect import InspectReport, NodeInfo
@@ -17,85 +28,138 @@ if TYPE_CHECKING:
 @model_argument
 @shape_option
 @click.option("--isa", default=None, help="Choose kernels as for this instruction set (see `lowbit sys`).")
-def command(out: Out, model: Path, shapes: tuple[str, ...], isa: str | None) -> None:
-    """Show every node of MODEL: operands, sizes, kernel.
+@report_option
+@overwrite_option
+def command(
+    out: Out, model: Path, shapes: tuple[str, ...], isa: str | None, report_file: Path | None, overwrite: bool
+) -> None:
+    """Show every node of MODEL: dialect, operands, work, kernel and the reasons.
 
     A model that is not converted yet is converted in memory; every node then shows what it becomes, or why it
-    would stay with ONNX Runtime.
+    would stay with ONNX Runtime. With -v also the nodes that others absorb, and the kernels that were not
+    chosen. The report in HTML is one page that needs nothing else: a plot of bits and cost along the network
+    and a table of its nodes.
     """
+    from lowbit.atomic import check_writable
     from lowbit.feeds import parse_shapes
     from lowbit.inspect import inspect
+    from lowbit.report_html import render
 
+    if report_file is not None:
+        check_writable(report_file, overwrite=overwrite, inputs=(model,))
     with out.status(f"inspecting {model.name}"):
         report = inspect(model, shapes=parse_shapes(shapes), isa=isa)
     if out.as_json:
         out.json(report.to_dict())
-        return
+    else:
+        _print(out, model, report)
+    if report_file is not None:
+        write_report(report_file, report.to_dict(), lambda: render(report), overwrite=overwrite)
+
+
+def _print(out: Out, model: Path, report: InspectReport) -> None:
+    source = report.kind == "source"
+    dialects = [f"{name} ({count} nodes)" for name, count in report.totals["dialects"].items()]
     out.facts(
         [
             ("model", f"{model} ({megabytes(report.bytes)})"),
-            (
-                "kind",
-                "converted by lowbit" if report.kind == "lowbit" else "not converted yet (dry conversion)",
-            ),
+            ("kind", "not converted yet (dry conversion)" if source else "converted by lowbit"),
+            ("dialect", ", ".join(dialects) or None if source else None),
+            ("kernels for", report.isa),
             ("inputs", "; ".join(report.inputs)),
             ("outputs", "; ".join(report.outputs)),
         ]
     )
     nodes = report.nodes
-    if report.kind == "source" and out.verbosity <= 0:  # Q, DQ and the like say nothing on their own
+    if out.verbosity <= 0:  # Q, DQ and the like say nothing on their own
         nodes = [node for node in nodes if node.action != "absorbed"]
-    columns = [
-        "node",
-        "op",
-        "becomes",
-        "codes",
-        "epilogue",
+    columns = ["node", "op", "dialect", "becomes", "codes", "epilogue", "input", "output", "M MACs>",
+               "M bit-ops>", "kB before>", "kB>", "kernel", "why"]  # fmt: skip
+    narrow = (
+        "dialect",
         "input",
-        "output",
-        "M MACs>",
+        "kB before>",
         "kB>",
-        "kernel",
-        "why",
-    ]
-    narrow = ("input", "kB>", "epilogue", "M MACs>", "output", "becomes")
-    out.table(columns, [_row(node) for node in nodes], optional=narrow)
+        "epilogue",
+        "M bit-ops>",
+        "M MACs>",
+        "output",
+        "becomes",
+    )
+    out.table(columns, [_row(node, source) for node in nodes], optional=narrow)
+    if out.verbosity > 0:
+        _print_choices(out, report)
     _print_totals(out, report)
 
 
-def _row(node: NodeInfo) -> tuple[object, ...]:
+def _row(node: NodeInfo, source: bool) -> tuple[object, ...]:
     from lowbit.inspect import shape_text
 
-    becomes = None if node.action is None else "lowbit" if node.action == "converted" else node.action
-    read = " * ".join(filter(None, (node.x, node.w)))
-    codes = " -> ".join(filter(None, (read, node.y)))
     epilogue = None if node.epilogue == "requantize" else node.epilogue  # the ordinary one
     shapes = [None if shape is None else shape_text(shape) for shape in (node.input_shape, node.output_shape)]
-    macs = None if node.macs is None else f"{node.macs / 1e6:,.2f}"
-    weights = None if node.weight_bytes is None else f"{node.weight_bytes / 1e3:,.1f}"
     return (
         node.name,
         node.op_type,
-        becomes,
-        codes,
+        node.dialect if source else None,
+        node.becomes,
+        node.codes,
         epilogue,
         *shapes,
-        macs,
-        weights,
-        node.kernel,
+        _in_units(node.macs, 1e6, 2),
+        _in_units(node.bit_ops, 1e6, 1),
+        _in_units(node.source_weight_bytes, 1e3, 1),
+        _in_units(node.weight_bytes, 1e3, 1),
+        f"{node.kernel} (tuned)" if node.tuned else node.kernel,
         node.reason,
     )
 
 
+def _in_units(value: float | None, unit: float, digits: int) -> str | None:
+    return None if value is None else f"{value / unit:,.{digits}f}"
+
+
+def _print_choices(out: Out, report: InspectReport) -> None:
+    """Why each kernel was chosen; nodes for which all was the same share a row."""
+
+    def choice(node: NodeInfo) -> tuple[object, ...]:
+        rivals = [each.kernel for each in node.candidates if each.kernel != node.kernel]
+        return node.kernel, "measured" if node.tuned else "estimate", ", ".join(rivals), _refusals(node)
+
+    nodes = [node for node in report.nodes if node.kernel and (node.refused or node.candidates)]
+    rows = []
+    for key, group in groupby(sorted(nodes, key=lambda node: [str(part) for part in choice(node)]), choice):
+        names = [node.name for node in group]
+        rows.append((names[0] if len(names) == 1 else f"{len(names)}, such as {names[0]}", *key))
+    if rows:
+        out.table(["nodes", "kernel", "chosen by", "rather than", "cannot run them"], rows)
+
+
+def _refusals(node: NodeInfo) -> str:
+    from lowbit.inspect import refusals_by_reason
+
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in refusals_by_reason(node))
+
+
 def _print_totals(out: Out, report: InspectReport) -> None:
     totals = report.totals
+    macs = f"{totals['macs'] / 1e6:,.1f} million"
+    if totals["float_macs"]:
+        macs += f", {totals['float_macs'] / 1e6:,.1f} million of them in float"
+    weights = megabytes(totals["weight_bytes"])
+    if totals["source_weight_bytes"] is not None:
+        weights = f"{megabytes(totals['source_weight_bytes'])} -> {weights}"
     out.facts(
         [
-            ("ops", ", ".join(f"{count} {op}" for op, count in totals["ops"].items())),
-            ("nodes", ", ".join(f"{count} {action}" for action, count in totals["actions"].items()) or None),
-            ("multiply-adds", f"{totals['macs'] / 1e6:,.1f} million"),
-            ("packed weights", megabytes(totals["weight_bytes"])),
+            ("ops", _counted(totals["ops"].items())),
+            ("nodes", _counted(totals["actions"].items()) or None),
+            ("multiply-adds", macs),
+            ("bit operations", f"{totals['bit_ops'] / 1e6:,.1f} million"),
+            ("weights", weights),
         ]
     )
     for warning in report.warnings:
         out.note(f"warning: {warning}")
+
+
+def _counted(counts: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in counts)
