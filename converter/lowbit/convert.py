@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from onnx_ir.passes.common import (
 
 from lowbit.atomic import check_writable, write_atomically
 from lowbit.errors import ModelError, UnsupportedError
-from lowbit.frontends import qdq, qoperator, quark
+from lowbit.frontends import qdq, qonnx, qoperator, quark
+from lowbit.frontends.input_quant import parse_input_quant, quantize_inputs
 from lowbit.graph.load import Source, load_model
 from lowbit.graph.lowering import Lowering
+from lowbit.graph.quantizers import add_definitions
 from lowbit.report import Report, Result
 from lowbit.rewrites.apply import apply_rules, attach_report
 
@@ -31,6 +34,7 @@ def convert(
     strict: bool = False,
     round_bias: bool = False,
     ap: bool = False,
+    input_quant: str | Sequence[str] = (),
     overwrite: bool = False,
     verify: bool = True,
 ) -> Result:
@@ -46,7 +50,9 @@ def convert(
             as Softmax, do not count.
         round_bias: round a bias that is off the accumulator's grid onto it. Faster, but changes numbers; the
             report says by how much.
-        ap: write APConv / APGemm, with 1-bit weights of value +-1 stored as such.
+        ap: write APConv / APGemm everywhere, not only where an operand is bipolar.
+        input_quant: quantizers of float inputs that the model does not say itself, each written as
+            ``[NAME:]scale=1/255,bits=8,unsigned``. The model then rounds what it is fed.
         overwrite: replace ``output`` if it exists.
         verify: check, load and run the result against the definitions of its ops.
 
@@ -58,6 +64,8 @@ def convert(
         UnsupportedError: if ``strict`` finds a node left in float.
         OutputError: if the output cannot be written.
     """
+    stated = [input_quant] if isinstance(input_quant, str) else list(input_quant)
+    quantizers = [parse_input_quant(text) for text in stated]
     target = None if output is None else Path(output)
     if target is not None:
         inputs = () if isinstance(model, onnx.ModelProto) else (Path(model),)
@@ -75,12 +83,16 @@ def convert(
             "no longer be fed"
         )
     quark.normalize(source.model)
+    qonnx.normalize(source.model)
+    quantize_inputs(source.model.graph, quantizers, report)
     qoperator.normalize(source.model)
     qdq.normalize(source.model)
     lowering = apply_rules(source.model.graph, report, round_bias=round_bias, ap=ap)
+    add_definitions(source.model)
+    InlinePass()(source.model)  # quantizers that no rule took, as standard ops
     _clean(source.model)
     _restore_interface(source.model.graph, interface)
-    options = {"strict": strict, "round_bias": round_bias, "ap": ap}
+    options = {"strict": strict, "round_bias": round_bias, "ap": ap, "input_quant": stated}
     _write_metadata(source, lowering, options, names)
     proto = _serialize(source.model)
     if strict:

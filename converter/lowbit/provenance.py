@@ -4,6 +4,7 @@ The converter records it in the model's metadata under ``lowbit.provenance``, as
 
     {"version": 1, "source": {"file": .., "sha256": ..},
      "values": {"<lowbit value>": {"source": "<original value>", "perm": [0, 2, 3, 1], "offset": 128}, ..},
+                (or "bipolar": true where the codes -1 and +1 are stored as 0 and 1)
      "nodes": {"<lowbit node>": ["<original node>", ..], ..}}
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,23 @@ KEY = "lowbit.provenance"
 
 @dataclass(frozen=True)
 class Place:
-    """``lowbit value == transpose(source value, perm) + offset``, stored as ``dtype``."""
+    """``lowbit value == transpose(source value, perm) + offset``, stored as ``dtype``.
+
+    A bipolar one is ``(transpose(source value, perm) + 1) / 2``.
+    """
 
     source: str
     perm: tuple[int, ...] | None = None
     offset: int = 0
     dtype: np.dtype[Any] | None = None
+    bipolar: bool = False
 
     def carry(self, value: Array) -> Array:
         """The original's value in the form that it has in the converted model."""
         if self.perm is not None:
             value = value.transpose(self.perm)
+        if self.bipolar:  # -1 and +1 as 0 and 1
+            value = value > 0
         if self.offset:  # signed codes as unsigned ones: the same real numbers on the u8 side
             value = value.astype(np.int16) + self.offset
         return np.ascontiguousarray(value, self.dtype)
@@ -60,7 +67,7 @@ def read_places(converted: onnx.ModelProto, original: onnx.ModelProto) -> dict[s
         values = _record(converted)["values"]
         places = {
             name: Place(entry["source"], tuple(entry["perm"]) if entry.get("perm") else None,
-                        int(entry.get("offset", 0)))
+                        int(entry.get("offset", 0)), bipolar=bool(entry.get("bipolar")))
             for name, entry in values.items()
         }  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -80,7 +87,7 @@ def read_places(converted: onnx.ModelProto, original: onnx.ModelProto) -> dict[s
     known = {**{name: Place(name) for name in made & read & there - set(places)}, **known}
     types = _element_types(converted)
     return {
-        name: Place(place.source, place.perm, place.offset, types.get(name)) for name, place in known.items()
+        name: replace(place, dtype=types.get(name)) for name, place in known.items()
     }
 
 

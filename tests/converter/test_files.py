@@ -75,13 +75,17 @@ def test_ap_names_the_ops_after_the_papers() -> None:
     def build(g: Graph) -> None:
         x, xq = image(g)
         wq = g.weight_quant(5)
-        weight = g.weight(np.where(g.codes((5, 4, 3, 3)) < 0, -1, 1), wq)
+        values = g.codes((5, 4, 3, 3))
+        weight = g.weight(np.where(values < 0, -1, 1) if bipolar else values, wq)
         output(g, g.qdq(g.node("Conv", [x, weight]), g.after(xq, wq, 4)), 2, 5, 4, 4)
 
-    result = converted(build, ap=True)
+    bipolar = True
+    result = converted(build)
     result.assert_equal()
     assert result.attributes("APConv")["w_encoding"] == "bipolar"
     assert result.attributes("APConv")["w_bits"] == 1
+    bipolar = False
+    assert converted(build, ap=True).attributes("APConv")["w_encoding"] == "signed"
 
 
 def test_subgraphs_see_the_values_they_capture() -> None:

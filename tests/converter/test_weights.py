@@ -28,6 +28,9 @@ def test_encoding_keeps_every_value(codes, zero_point) -> None:
     weights = Weights(codes, ONE, zero_point)
     encoded = encode(weights)
     stored = unpack(encoded.packed, *codes.shape, encoded.bits, encoded.encoding)
+    if encoded.encoding == "bipolar":
+        assert np.array_equal(2 * stored - 1, weights.values)
+        return
     assert np.array_equal(stored - encoded.zero_point, weights.values)
     lowest, highest = -(1 << (encoded.bits - 1)), (1 << (encoded.bits - 1)) - 1
     assert lowest <= encoded.zero_point <= highest
@@ -52,11 +55,10 @@ def test_full_range_asymmetric_weights_keep_their_zero_point() -> None:
     assert (encoded.bits, int(encoded.zero_point)) == (8, -6)
 
 
-def test_bipolar_weights_take_one_bit_on_request() -> None:
+def test_weights_of_plus_and_minus_one_take_one_bit() -> None:
     require_native()
     weights = Weights(np.array([[-1, 1, 1]], np.int8), ONE, np.zeros((), np.int32))
-    assert (encode(weights).bits, encode(weights, bipolar=True).bits) == (2, 1)
-    assert encode(weights, bipolar=True).encoding == "bipolar"
+    assert (encode(weights).bits, encode(weights).encoding) == (1, "bipolar")
 
 
 @given(

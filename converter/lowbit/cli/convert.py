@@ -25,7 +25,9 @@ from lowbit.cli.common import (
 @click.option("-o", "--output", type=MODEL, required=True, help="Where to write the converted model.")
 @click.option("--strict", is_flag=True, help="Refuse (exit code 3) unless every quantized node converts.")
 @click.option("--round-bias", is_flag=True, help="Round float biases to int32; the report lists them.")
-@click.option("--ap", is_flag=True, help="Write APConv and APGemm instead of LowBitConv and LowBitGemm.")
+@click.option("--ap", is_flag=True, help="Write APConv and APGemm everywhere, not only for 1-bit operands.")
+@click.option("--input-quant", "input_quant", multiple=True, metavar="[NAME:]scale=1/255,bits=8,unsigned",
+              help="Round a float input to codes, so that the first layer has some; may be repeated.")
 @report_option
 @overwrite_option
 def command(
@@ -35,6 +37,7 @@ def command(
     strict: bool,
     round_bias: bool,
     ap: bool,
+    input_quant: tuple[str, ...],
     report_file: Path | None,
     overwrite: bool,
 ) -> None:
@@ -50,7 +53,15 @@ def command(
     if report_file is not None:
         check_writable(report_file, overwrite=overwrite, inputs=(model,))
     with out.status(f"converting {model.name}"):
-        result = convert(model, output, strict=strict, round_bias=round_bias, ap=ap, overwrite=overwrite)
+        result = convert(
+            model,
+            output,
+            strict=strict,
+            round_bias=round_bias,
+            ap=ap,
+            input_quant=input_quant,
+            overwrite=overwrite,
+        )
     summary = {
         "model": str(model),
         "output": str(output),

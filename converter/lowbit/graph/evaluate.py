@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from lowbit.graph.constants import Array
 from lowbit.graph.quantization import CODE_TYPES
+from lowbit.graph.quantizers import DOMAIN, definition, is_law
 from lowbit.graph.reasons import Refusal
 
 
@@ -56,7 +57,13 @@ def evaluate_nodes(
         initializers,
     )
     opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in graph.opset_imports.items()]
-    model = onnx.helper.make_model(body, opset_imports=opsets, ir_version=13)
+    laws = sorted({node.op_type for node in nodes if is_law(node)})
+    model = onnx.helper.make_model(
+        body,
+        opset_imports=[*opsets, *([onnx.helper.make_opsetid(DOMAIN, 1)] if laws else [])],
+        functions=[definition(law, graph.opset_imports.get("", 13)) for law in laws],
+        ir_version=13,
+    )
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4

@@ -13,10 +13,14 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes.common import TopologicalSortPass
 
 from lowbit.errors import ModelError
+from lowbit.frontends import qonnx
+from lowbit.graph.opsets import complete_imports, raise_opset
 from lowbit.graph.schemas import DOMAIN, VERSION
 
 SUPPORTED_IR = 13
-SUPPORTED_OPSETS = range(10, onnx.defs.onnx_opset_version() + 1)
+SUPPORTED_OPSETS = range(7, onnx.defs.onnx_opset_version() + 1)
+_AS_IT_IS = 10
+"""The first opset that has QuantizeLinear; such a file is read as it is unless it is QONNX."""
 
 _TOLERATED = (
     "Field 'shape' of 'type' is required but missing",
@@ -70,12 +74,15 @@ def load_model(model: str | Path | onnx.ModelProto) -> Source:
         )
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer):
         proto = _with_external_data(proto, path, label)
+    proto = complete_imports(proto, qonnx.DOMAINS)
     _check(proto, label)
     try:
         graph = ir.from_proto(proto)
     except Exception as error:  # the reader meets contradictions with exceptions of many kinds
         raise ModelError(f"{label}: contradicts itself: {str(error).splitlines()[0]}") from error
     _sort(graph, label)
+    if graph.graph.opset_imports.get("", _AS_IT_IS) < _AS_IT_IS or qonnx.speaks(graph):
+        graph = raise_opset(graph, label)
     return Source(graph, digest, path)
 
 

@@ -26,7 +26,7 @@ from lowbit.graph.normal_form import (
     dims_of,
     is_dequantize,
     is_op,
-    is_quantize,
+    is_quantizer,
 )
 from lowbit.graph.quantization import CODE_TYPES, Grid, bits_of
 from lowbit.graph.schemas import DOMAIN, VERSION, signatures
@@ -57,6 +57,7 @@ class Stored:
         signed: whether it is an int8 tensor.
         low: smallest code that occurs, as stored.
         high: largest code that occurs, as stored.
+        bipolar: whether the codes -1 and +1 are stored as 0 and 1.
         flattened: None, or n: the model's tensor is this one (in the model's order) with the dims from n on
             flattened into one. A Gemm reads it as it is; anybody else gets it reshaped.
     """
@@ -68,10 +69,16 @@ class Stored:
     low: int
     high: int
     flattened: int | None = None
+    bipolar: bool = False
 
     @property
     def encoding(self) -> str:
-        """The schema's word for the storage."""
+        """The schema's word for what the stored bytes mean."""
+        return "bipolar" if self.bipolar else self.byte_encoding
+
+    @property
+    def byte_encoding(self) -> str:
+        """The schema's word for the stored bytes, for ops to which only their order matters."""
         return "signed" if self.signed else "unsigned"
 
     def axis(self, axis: int) -> int:
@@ -106,6 +113,7 @@ class Lowering:
         self.kept: set[ir.Node] = set()
         self._codes: dict[ir.Value, Stored] = {}
         self._reordered: dict[tuple[ir.Value, Order], Stored] = {}
+        self._shifted: dict[ir.Value, Stored] = {}
         self._reals: dict[ir.Value, StoredReal] = {}
         self._originals: dict[ir.Value, ir.Value] = {}
         self._scalars: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
@@ -117,8 +125,10 @@ class Lowering:
 
     # Reading ---------------------------------------------------------------------------------------------
 
+    # Bipolar codes are handed out as such only to those who ask for them; others get them with an offset.
+
     def codes(self, value: ir.Value) -> Stored:
-        """How a tensor of codes is stored; codes that no region made are stored as they are."""
+        """How a tensor of codes is stored, in whatever way; codes that no region made are as they are."""
         stored = self._codes.get(value)
         if stored is None:
             stored = self._codes[value] = self._foreign(value)
@@ -128,18 +138,19 @@ class Lowering:
         """Whether a tensor of codes is still stored by the model's own value."""
         return value not in self._codes or self._codes[value].value is value
 
-    def codes_in(self, value: ir.Value, order: Order) -> Stored:
+    def codes_in(self, value: ir.Value, order: Order, *, bipolar: bool = False) -> Stored:
         """A tensor of codes in a given order of axes, transposed where it is stored in another."""
-        stored = self._unflatten(value)
+        stored = self.plain(value, bipolar=bipolar)
         return stored if stored.order == order else self._reorder(value, stored, order)
 
-    def channels_last(self, value: ir.Value) -> Stored:
+    def channels_last(self, value: ir.Value, *, bipolar: bool = False) -> Stored:
         """A tensor of codes with its channels (axis 1) last."""
-        return self.codes_in(value, channels_last(self.rank(value)))
+        return self.codes_in(value, channels_last(self.rank(value)), bipolar=bipolar)
 
-    def plain(self, value: ir.Value) -> Stored:
+    def plain(self, value: ir.Value, *, bipolar: bool = False) -> Stored:
         """A tensor of codes in whatever order it has, but not flattened."""
-        return self._unflatten(value)
+        stored = self._unflatten(value)
+        return stored if bipolar or not stored.bipolar else self._shift(value, stored)
 
     def original_codes(self, value: ir.Value) -> ir.Value:
         """A tensor of codes exactly as the model has it: axes, element type, offset."""
@@ -198,12 +209,12 @@ class Lowering:
         """Says how a tensor of codes is stored from here on."""
         self._codes[value] = stored
         if stored.flattened is None:
-            self._remember(stored.value, value, stored.order, stored.offset)
+            self._remember(stored.value, value, stored)
 
     def define_real(self, value: ir.Value, stored: StoredReal) -> None:
         """Says how a float tensor is stored from here on."""
         self._reals[value] = stored
-        self._remember(stored.value, value, stored.order, 0)
+        self._remember(stored.value, value, stored)
 
     def constant(self, owner: ir.Value, name: str, array: Array | np.generic) -> ir.Value:
         """An initializer. Equal scalars, such as the scales of an output and of its reader's input, are one.
@@ -284,7 +295,7 @@ class Lowering:
         self.origins[node.name] = [
             str(origin.name)
             for origin in origins
-            if origin.name and not is_quantize(origin) and not is_dequantize(origin)
+            if origin.name and not is_quantizer(origin) and not is_dequantize(origin)
         ]
         return output
 
@@ -378,6 +389,8 @@ class Lowering:
     ) -> tuple[CodesOutput, dict[str, Any]]:
         """What a node that ends in a quantizer needs to know about its output.
 
+        Bipolar codes are stored as 0 and 1, without a zero point.
+
         Args:
             quantization: the quantizer.
             low: smallest code that the node can give, in the model's terms.
@@ -386,8 +399,11 @@ class Lowering:
         Returns:
             The storage of the output, and the node's attributes and inputs for it.
         """
-        offset, signed = self.storage(quantization.codes, low, high)
         grid = quantization.grid
+        if quantization.range.bipolar:
+            bipolar = CodesOutput(0, False, 0, 1, grid.scale, np.zeros((), np.int32), bipolar=True)
+            return bipolar, self.range_attributes(0, 1, signed=False)
+        offset, signed = self.storage(quantization.codes, low, high)
         zero_point = (grid.zero_point + offset).astype(np.int32)
         attributes = self.range_attributes(
             low + offset,
@@ -398,7 +414,9 @@ class Lowering:
         return CodesOutput(offset, signed, low + offset, high + offset, grid.scale, zero_point), attributes
 
     def zero_point(self, stored: Stored, grid: Grid) -> Array:
-        """The zero point of codes as they are stored, int32."""
+        """The zero point of codes as they are stored, int32; 0 for bipolar ones, which have none."""
+        if stored.bipolar:
+            return np.zeros((), np.int32)
         return (grid.zero_point + stored.offset).astype(np.int32)
 
     def keep(self, node: ir.Node) -> None:
@@ -512,12 +530,30 @@ class Lowering:
         self.define_codes(value, result)
         return result
 
+    def _shift(self, value: ir.Value, stored: Stored) -> Stored:
+        """Bipolar codes as unsigned ones of 2 bits with an offset, for readers that know zero points."""
+        if stored.value not in self._shifted:
+            table = np.array([0, 2] * 128, np.uint8)
+            shifted = self.node(
+                "LowBitLookup",
+                {"x": stored.value, "table": table},
+                {},
+                value,
+                ir.DataType.UINT8,
+                stored.order,
+            )
+            self._shifted[stored.value] = replace(
+                stored, value=shifted, offset=1, low=0, high=2, bipolar=False
+            )
+            self._remember(shifted, value, self._shifted[stored.value])
+        return self._shifted[stored.value]
+
     def _reorder(self, value: ir.Value, stored: Stored, order: Order) -> Stored:
         key = (stored.value, order)
         if key not in self._reordered:
             tensor = self._transposed(stored.value, stored.order, order, value)
             self._reordered[key] = replace(stored, value=tensor, order=order)
-            self._remember(tensor, value, order, stored.offset)
+            self._remember(tensor, value, self._reordered[key])
         return self._reordered[key]
 
     def _transposed(self, tensor: ir.Value, order: Order, wanted: Order, source: ir.Value) -> ir.Value:
@@ -588,12 +624,14 @@ class Lowering:
         self._value_names.add(name)
         return name
 
-    def _remember(self, stored: ir.Value, source: ir.Value, order: Order, offset: int) -> None:
+    def _remember(self, stored: ir.Value, source: ir.Value, how: Stored | StoredReal) -> None:
         entry: dict[str, Any] = {"source": source.name}
-        if order != identity(len(order)):
-            entry["perm"] = list(order)
-        if offset:
-            entry["offset"] = offset
+        if how.order != identity(len(how.order)):
+            entry["perm"] = list(how.order)
+        if isinstance(how, Stored) and how.offset:
+            entry["offset"] = how.offset
+        if isinstance(how, Stored) and how.bipolar:
+            entry["bipolar"] = True
         self.provenance.setdefault(str(stored.name), entry)
 
 
@@ -607,6 +645,12 @@ class CodesOutput:
     high: int
     scale: Array
     zero_point: Array
+    bipolar: bool = False
+
+    def store(self, codes: Array) -> Array:
+        """Codes of the model as the bytes that store them, uint8 or int8."""
+        stored = (codes + 1) // 2 if self.bipolar else codes + self.offset
+        return stored.astype(np.int8 if self.signed else np.uint8)
 
     @property
     def dtype(self) -> ir.DataType:
@@ -620,7 +664,7 @@ class CodesOutput:
 
     def stored(self, value: ir.Value, order: Order) -> Stored:
         """The output, once it has a value."""
-        return Stored(value, order, self.offset, self.signed, self.low, self.high)
+        return Stored(value, order, self.offset, self.signed, self.low, self.high, bipolar=self.bipolar)
 
 
 def graphs_of(node: ir.Node) -> list[ir.Graph]:

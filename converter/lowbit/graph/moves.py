@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_ints, get_string
+from lowbit.graph.attributes import get_float, get_ints, get_string
 from lowbit.graph.constants import add_initializer, constant, scalar
 from lowbit.graph.normal_form import (
     CODE_MOVERS,
@@ -21,6 +21,7 @@ from lowbit.graph.normal_form import (
     is_dequantize,
     is_op,
     is_quantize,
+    is_quantizer,
     rank_of,
 )
 from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid, dequantize_array, quantize_scalar
@@ -46,7 +47,7 @@ def move_onto_codes(graph: ir.Graph) -> None:
         elif is_quantize(node):
             _drop_pair(graph, node)
     for node in list(reversed(graph)):
-        if is_quantize(node):
+        if is_quantizer(node):
             _raise_quantize(graph, node)
 
 
@@ -193,8 +194,8 @@ def _rounded_to(form: NormalForm, value: ir.Value, grid: Grid) -> bool:
 def _raise_quantize(graph: ir.Graph, node: ir.Node) -> None:
     """Rewrites ``Q(op(x))`` to ``op(Q(x))`` where nobody else reads op(x).
 
-    A Relu or Clip between the two, and a Clip on the codes behind Q, go along: they work element by element,
-    and MaxPool, which compares elements, commutes with everything monotone.
+    What stands between the two and works on every element alike, and a Clip on the codes behind Q, go along.
+    MaxPool, which compares elements, commutes with everything that rises.
     """
     form = NormalForm(graph)
     codes = node.outputs[0]
@@ -206,26 +207,33 @@ def _raise_quantize(graph: ir.Graph, node: ir.Node) -> None:
     quantization = form.quantization(codes)
     if not isinstance(quantization, Quantization) or not quantization.grid.per_tensor:
         return
-    moved, clips = _below_clips(form, quantization.source)
+    if quantization.law is not None and not quantization.law.uniform:
+        return
+    moved, between = _below_uniform(form, quantization.source)
     op = None if moved is None else moved.producer()
     if op is None or op.graph is not graph or len(op.outputs) != 1 or not is_op(op, *CODE_MOVERS):
         return
     source = op.inputs[0]
     if source is None or constant(source) is not None or is_dequantize(source.producer()):
         return
-    if not form.used_once(source) or not moves_exactly(op) or (clips and _pads_with_value(op)):
+    if not form.used_once(source) or not moves_exactly(op) or (between and _pads_with_value(op)):
+        return
+    if is_op(op, "MaxPool") and not all(map(_rises, between)):
+        return
+    if _pads_with_value(op) and quantization.range.bipolar:
         return
 
     code_range = quantization.range
     value = source
-    for step in (*clips, *rounding):
-        dtype = ir.DataType.FLOAT if step in clips else code_range.dtype
+    for step in (*between, *rounding):
+        dtype = ir.DataType.FLOAT if step in between else code_range.dtype
         output = ir.val(f"{step.outputs[0].name}.raised", dtype, source.shape)
         output.meta["lowbit.made"] = True
+        path = _path(step)
         raised = ir.Node(
             step.domain,
             step.op_type,
-            [value, *step.inputs[1:]],
+            [value if i == path else _rank_free(graph, given) for i, given in enumerate(step.inputs)],
             step.attributes,
             outputs=[output],
             name=step.name,
@@ -244,23 +252,65 @@ def _raise_quantize(graph: ir.Graph, node: ir.Node) -> None:
     codes.replace_all_uses_with(new, replace_graph_outputs=True)
     new.name = name
     new.meta["lowbit.named"] = True
-    for old in (*reversed(rounding), *reversed(clips), op):
+    for old in (*reversed(rounding), *reversed(between), op):
         graph.remove(old, safe=True)
-    quantize = next(user for user in _behind(source, len(clips)).consumers() if is_quantize(user))
+    quantize = next(user for user in _behind(source, len(between)).consumers() if is_quantizer(user))
     _raise_quantize(graph, quantize)
 
 
-def _below_clips(form: NormalForm, value: ir.Value) -> tuple[ir.Value | None, list[ir.Node]]:
-    """The value under a run of Relu and Clip nodes that nobody else reads, and the run."""
-    clips: list[ir.Node] = []
+def _below_uniform(form: NormalForm, value: ir.Value) -> tuple[ir.Value | None, list[ir.Node]]:
+    """The value under a run of nodes that treat all elements alike and have one reader, and the run."""
+    between: list[ir.Node] = []
     while form.used_once(value):
         node = value.producer()
-        if node is None or not is_op(node, "Relu", "Clip") or clip_bounds(node) is None:
-            return value, clips
-        assert node.inputs[0] is not None
-        clips.insert(0, node)
-        value = node.inputs[0]
-    return None, clips
+        if node is None or not _is_uniform(node):
+            return value, between
+        below = node.inputs[_path(node)]
+        assert below is not None
+        between.insert(0, node)
+        value = below
+    return None, between
+
+
+def _is_uniform(node: ir.Node) -> bool:
+    """Whether a node computes each element from one element, by the same function everywhere."""
+    if is_op(node, "Relu", "LeakyRelu", "HardSigmoid", "Neg"):
+        return True
+    if is_op(node, "Clip"):
+        return clip_bounds(node) is not None
+    if is_op(node, "Add", "Sub", "Mul", "Div"):
+        return any(scalar(value) is not None for value in node.inputs)
+    return False
+
+
+def _path(node: ir.Node) -> int:
+    """The input of a uniform node, or of a quantizer, that is no parameter."""
+    return 1 if is_op(node, "Add", "Sub", "Mul", "Div") and scalar(node.inputs[0]) is not None else 0
+
+
+def _rises(node: ir.Node) -> bool:
+    """Whether the result of a uniform node never falls where its input rises."""
+    if is_op(node, "Relu", "Clip"):
+        return True
+    if is_op(node, "LeakyRelu"):
+        return get_float(node, "alpha", 0.01) >= 0
+    if is_op(node, "HardSigmoid"):
+        return get_float(node, "alpha", 0.2) >= 0
+    path = _path(node)
+    given = None if is_op(node, "Neg") else scalar(node.inputs[1 - path])
+    if given is None or is_op(node, "Neg"):
+        return False
+    if is_op(node, "Mul") or (is_op(node, "Div") and path == 0):
+        return given > 0
+    return is_op(node, "Add") or (is_op(node, "Sub") and path == 0)
+
+
+def _rank_free(graph: ir.Graph, value: ir.Value | None) -> ir.Value | None:
+    """A constant of one element without dims, so that it broadcasts against tensors of every rank."""
+    array = constant(value)
+    if value is None or array is None or array.size != 1 or array.ndim == 0:
+        return value
+    return add_initializer(graph, f"{value.name}.scalar", array.reshape(()))
 
 
 def _behind(value: ir.Value, count: int) -> ir.Value:

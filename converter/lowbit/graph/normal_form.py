@@ -3,7 +3,8 @@
 Whatever dialect a model speaks, its frontend leaves these and only these statements about quantization:
 
 - ``DequantizeLinear`` gives a tensor of codes its grid (scale, zero point, axis);
-- ``QuantizeLinear`` rounds a float tensor onto a grid; its element type bounds the codes;
+- ``QuantizeLinear`` rounds a float tensor onto a grid; its element type bounds the codes; what it cannot say
+  is said by a node of :mod:`lowbit.graph.quantizers`;
 - a ``Clip`` on codes right behind it narrows those bounds (QCDQ: this is how 4 bits are said in int8).
 
 This module reads them. A statement that lowbit does not understand is answered with a :class:`Refusal`, and
@@ -20,6 +21,7 @@ import onnx_ir as ir
 from lowbit.graph.attributes import get_int
 from lowbit.graph.constants import Array, constant, scalar
 from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid
+from lowbit.graph.quantizers import Law, is_law, read_law
 from lowbit.graph.reasons import Refusal
 
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
@@ -50,6 +52,7 @@ class Quantization:
         grid: their grid.
         range: the codes that can occur.
         nodes: QuantizeLinear, and the Clip if there is one.
+        law: how the codes follow from the source where a frontend wrote it; None for QuantizeLinear.
     """
 
     source: ir.Value
@@ -57,6 +60,12 @@ class Quantization:
     grid: Grid
     range: CodeRange
     nodes: tuple[ir.Node, ...]
+    law: Law | None = None
+
+    @property
+    def linear(self) -> bool:
+        """Whether the codes are what QuantizeLinear and a Clip on codes make of the source."""
+        return self.law is None or self.law.linear
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,11 @@ def is_quantize(node: ir.Node | None) -> bool:
 def is_dequantize(node: ir.Node | None) -> bool:
     """DequantizeLinear of the standard or of ONNX Runtime's own domain."""
     return node is not None and node.op_type == "DequantizeLinear" and node.domain in _DOMAINS
+
+
+def is_quantizer(node: ir.Node | None) -> bool:
+    """A node from real numbers to codes: QuantizeLinear, or what only a frontend can say."""
+    return is_quantize(node) or is_law(node)
 
 
 def rank_of(value: ir.Value) -> int | None:
@@ -274,6 +288,8 @@ class NormalForm:
             return None
         if is_quantize(node):
             return read_quantize(node)
+        if is_law(node):
+            return _read_law(node)
         if is_op(node, "Clip") and node.inputs[0] is not None and is_quantize(node.inputs[0].producer()):
             inner = self.quantization(node.inputs[0])
             bounds = clip_bounds(node)
@@ -309,6 +325,16 @@ class NormalForm:
                 union = None if union is None or part is None else union.union(part)
             return union
         return CodeRange.of(codes.dtype) if codes.dtype in CODE_TYPES else None
+
+
+def _read_law(node: ir.Node) -> Quantization | Refusal:
+    read = read_law(node)
+    source = node.inputs[0]
+    assert source is not None
+    if isinstance(read, Refusal):
+        return read
+    law, grid, code_range = read
+    return Quantization(source, node.outputs[0], grid, code_range, (node,), law)
 
 
 def _pad_value(node: ir.Node) -> int | None:

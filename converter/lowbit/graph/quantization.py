@@ -58,11 +58,19 @@ class Grid:
 
 @dataclass(frozen=True)
 class CodeRange:
-    """The codes that can occur in a tensor: ``low..high``, as stored in the model's own element type."""
+    """The codes that can occur in a tensor: ``low..high``, as stored in the model's own element type.
+
+    Attributes:
+        dtype: their element type.
+        low: the smallest.
+        high: the largest.
+        bipolar: whether they are -1 and +1 and nothing between, on a grid with zero point 0.
+    """
 
     dtype: ir.DataType
     low: int
     high: int
+    bipolar: bool = False
 
     @classmethod
     def of(cls, dtype: ir.DataType) -> CodeRange:
@@ -73,11 +81,13 @@ class CodeRange:
     def clipped(self, low: int, high: int) -> CodeRange:
         """The range behind a Clip. Bounds outside the range do not widen it; crossed ones leave ``high``."""
         top = min(max(self.low, high), self.high)
-        return CodeRange(self.dtype, min(max(self.low, low), top), top)
+        bottom = min(max(self.low, low), top)
+        return self if (bottom, top) == (self.low, self.high) else CodeRange(self.dtype, bottom, top)
 
     def union(self, other: CodeRange) -> CodeRange:
         """The codes of two tensors of one element type."""
-        return CodeRange(self.dtype, min(self.low, other.low), max(self.high, other.high))
+        both = self.bipolar and other.bipolar
+        return CodeRange(self.dtype, min(self.low, other.low), max(self.high, other.high), both)
 
 
 def bits_of(low: int, high: int, *, signed: bool) -> int:

@@ -23,6 +23,7 @@ from lowbit.rewrites import (
     slice,
     split,
     squeeze,
+    threshold,
     transpose,
 )
 from lowbit.rewrites.rule import Rule
@@ -47,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     slice.match,
     pad.match,
     split.match,
+    threshold.match,
     quantize.match,
     dequantize.match,
 )

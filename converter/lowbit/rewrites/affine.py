@@ -12,8 +12,8 @@ import onnx_ir as ir
 from lowbit.graph.attributes import get_int
 from lowbit.graph.normal_form import dims_of, is_op
 from lowbit.graph.reasons import Refusal
+from lowbit.rewrites.batch_normalization import fold_batch_normalization
 from lowbit.rewrites.clipped import clipped_at
-from lowbit.rewrites.epilogue import fold_batch_normalization
 from lowbit.rewrites.operands import is_constant, per_channel, read_activation, real_constant
 from lowbit.rewrites.rule import Context, Region
 from lowbit.rewrites.unary import UnaryRegion

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from lowbit.frontends import qoperator
 from lowbit.graph.lowering import Lowering, graphs_of
-from lowbit.graph.normal_form import NormalForm, is_dequantize, is_op, is_quantize
+from lowbit.graph.normal_form import NormalForm, is_dequantize, is_op, is_quantizer
 from lowbit.graph.reasons import REASON, Refusal
 from lowbit.report import NodeReport, Report
 from lowbit.rewrites import RULES, quantize
@@ -111,7 +111,7 @@ def _collect_reasons(node: ir.Node, found: list[Refusal], reasons: dict[ir.Node,
     """
     if not found:
         return
-    if is_quantize(node) and node.inputs[0] is not None:
+    if is_quantizer(node) and node.inputs[0] is not None:
         maker = node.inputs[0].producer()
         if len(found) > 1 and maker is not None and not is_op(maker, "Relu", "Clip"):
             reasons[maker] = found[0].reason
@@ -136,15 +136,15 @@ def _explain(report: Report, node: ir.Node, reason: str | None) -> None:
         return
     entry.action, entry.into = "kept", None
     island = False
-    reason = reason or node.meta.get(REASON)
+    reason = node.meta.get(REASON) or reason  # a frontend's words are about the cause
     if reason is not None:
         island = reason != quantize.NO_READER
     elif graphs_of(node):
         inner = [n for graph in graphs_of(node) for n in graph.all_nodes()]
-        hidden = sum(is_quantize(n) or is_dequantize(n) for n in inner)
+        hidden = sum(is_quantizer(n) or is_dequantize(n) for n in inner)
         island = hidden > 0
         reason = f"it holds a subgraph ({len(inner)} nodes, {hidden} of them Q/DQ); those are left alone"
-    elif is_quantize(node) or is_dequantize(node):
+    elif is_quantizer(node) or is_dequantize(node):
         reason = "it stands at the edge of a node that stays"
     elif node.op_type.startswith(_OTHER_FORMS):
         island = True

@@ -13,8 +13,12 @@ import onnx_ir as ir
 
 from lowbit.graph.attributes import get_int
 from lowbit.graph.normal_form import NormalForm, Quantization, clip_bounds, is_op
+from lowbit.graph.quantizers import is_law
 from lowbit.graph.reasons import Refusal
 from lowbit.rewrites.operands import is_constant
+
+LONGEST_CHAIN = 100
+"""Links beyond which a chain is not followed: many thousand nodes in a row must not take the square of time."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,8 @@ class Link:
 
     @property
     def other(self) -> ir.Value | None:
-        """The second operand of a binary node."""
-        return self.node.inputs[1 - self.path]
+        """The second operand of a binary node; None for a node of one operand."""
+        return self.node.inputs[1 - self.path] if len(self.node.inputs) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -61,68 +65,93 @@ class Chain:
         return self.quantization.codes if self.quantization else self.nodes[-1].outputs[0]
 
 
-def quantization_at(form: NormalForm, sink: ir.Node) -> Quantization | Refusal | None:
+def quantization_at(form: NormalForm, sink: ir.Node, *, laws: bool = False) -> Quantization | Refusal | None:
     """The quantizer that ends in a node: a QuantizeLinear, or the Clip on its codes.
 
     A QuantizeLinear whose codes only a Clip reads is no end.
+
+    Args:
+        form: the graph.
+        sink: the node.
+        laws: whether the caller can follow any law of a quantizer, not only that of QuantizeLinear.
     """
     quantization = form.quantization(sink.outputs[0])
     if not isinstance(quantization, Quantization):
         return quantization
+    if not (laws or quantization.linear):
+        return None
     if len(quantization.nodes) == 2 and not form.used_once(quantization.nodes[0].outputs[0]):
         return Refusal("its codes are used with and without a Clip")
     return quantization
 
 
-def chain_at(form: NormalForm, sink: ir.Node, cores: Sequence[str]) -> Chain | None:
+def chain_at(
+    form: NormalForm, sink: ir.Node, cores: Sequence[str], *, laws: bool = False
+) -> Chain | None:
     """The chain that ends in a node, if it starts at a core.
 
     Args:
         form: the graph.
         sink: a quantizer, a core, or a node that a chain may contain.
         cores: op types of cores.
+        laws: whether the caller can follow any law of a quantizer, and any monotone operation before it.
     """
-    quantization = quantization_at(form, sink)
+    quantization = quantization_at(form, sink, laws=laws)
     if isinstance(quantization, Refusal):
         return None
     if quantization is not None:
         if not form.used_once(quantization.source):
             return None
-        found = _walk(form, quantization.source, cores)
+        found = _walk(form, quantization.source, cores, laws)
+    elif is_law(sink):
+        return None
     else:
-        found = _walk(form, sink.outputs[0], cores)
+        found = _walk(form, sink.outputs[0], cores, False)
     if found is None:
         return None
     core, links = found
     return Chain(core, tuple(links), quantization)
 
 
-def _walk(form: NormalForm, value: ir.Value, cores: Sequence[str]) -> tuple[ir.Node, list[Link]] | None:
-    node = value.producer()
-    if node is None or node.graph is not form.graph:
-        return None
-    if is_op(node, *cores):
-        return node, []
-    for path in _paths(node):
-        source = node.inputs[path]
-        if source is None or not form.used_once(source):
+def _walk(
+    form: NormalForm, value: ir.Value, cores: Sequence[str], wide: bool
+) -> tuple[ir.Node, list[Link]] | None:
+    waiting: list[tuple[ir.Value, tuple[Link, ...]]] = [(value, ())]
+    while waiting:
+        value, links = waiting.pop()
+        node = value.producer()
+        if node is None or node.graph is not form.graph or len(links) > LONGEST_CHAIN:
             continue
-        found = _walk(form, source, cores)
-        if found is not None:
-            return found[0], [*found[1], Link(node, path)]
+        if is_op(node, *cores):
+            return node, list(links)
+        for path in reversed(chain_paths(node, wide=wide)):
+            source = node.inputs[path]
+            if source is not None and form.used_once(source):
+                waiting.append((source, (Link(node, path), *links)))
     return None
 
 
-def _paths(node: ir.Node) -> list[int]:
-    """The inputs through which a chain may continue; empty if an epilogue cannot express the node."""
+def chain_paths(node: ir.Node, *, wide: bool) -> list[int]:
+    """The inputs through which a chain may continue; empty if an epilogue cannot express the node.
+
+    Args:
+        node: the node.
+        wide: count the operations that thresholds can swallow but no other epilogue.
+    """
     if is_op(node, "Relu", "Clip"):
         return [0] if clip_bounds(node) is not None else []
     if is_op(node, "BatchNormalization"):
         return [0] if get_int(node, "training_mode", 0) == 0 and len(node.outputs) == 1 else []
     if is_op(node, "Add"):
         return [i for i in (0, 1) if not is_constant(node.inputs[i])]
-    if is_op(node, "Sub"):
-        return [0] if is_constant(node.inputs[1]) else []
+    if is_op(node, "Sub") and is_constant(node.inputs[1]):
+        return [0]
     if is_op(node, "Mul"):
         return [i for i in (0, 1) if is_constant(node.inputs[1 - i])]
+    if wide and is_op(node, "Sub", "Min", "Max"):
+        return [i for i in (0, 1) if len(node.inputs) == 2 and is_constant(node.inputs[1 - i])]
+    if wide and is_op(node, "Div", "PRelu"):
+        return [0] if is_constant(node.inputs[1]) else []
+    if wide and is_op(node, "LeakyRelu", "HardSigmoid", "Neg", "Cast"):
+        return [0]
     return []

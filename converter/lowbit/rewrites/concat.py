@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -49,7 +49,7 @@ class ConcatRegion(Region):
             )
         else:
             # Codes that have no quantizer of their own: on a grid of scale 1 they are copied.
-            plain = Quantization(self.result, self.result, _ONE, self.range, ())
+            plain = Quantization(self.result, self.result, _ONE, replace(self.range, bipolar=False), ())
             output, attributes = lowering.quantized_output(plain, self.range.low, self.range.high)
         value = lowering.node(
             "LowBitConcat",

@@ -40,7 +40,7 @@ class ConvRegion(ProductRegion):
 
     def read_x(self, lowering: Lowering) -> tuple[Stored, Weights, dict[str, Any]]:
         """The activation channels last; the weights' rows are in that order already."""
-        x = lowering.channels_last(self.product.x.codes)
+        x = lowering.channels_last(self.product.x.codes, bipolar=True)
         geometry = {
             **self.window.attributes(),
             "group": self.group,

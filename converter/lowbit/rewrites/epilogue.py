@@ -4,7 +4,12 @@
 
 - only Relu and Clip before the quantizer: ``requantize``, the bounds become bounds of the codes;
 - nothing at all, and no quantizer: ``float``;
+- operations with constants, and a quantizer to few codes: ``thresholds``;
 - anything else (a float bias, a BatchNormalization, an addition before the only rounding): ``tail``.
+
+A QDQ pair of a product and its quantizer has the one multiplier ``f32(f32(x_scale * w_scale) / y_scale)``, as
+ONNX Runtime defines it. QONNX means its float32 chain instead, a product and a division, which may round
+differently; ``requantize`` stands for it only where both agree on every accumulator that can occur.
 """
 
 from __future__ import annotations
@@ -16,14 +21,15 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_float
 from lowbit.graph.constants import constant
 from lowbit.graph.lowering import CodesOutput, Lowering, Order
 from lowbit.graph.normal_form import Dequantization, NormalForm, Quantization, clip_bounds, is_op
 from lowbit.graph.quantization import quantize_scalar
 from lowbit.graph.reasons import Refusal
+from lowbit.rewrites.batch_normalization import fold_batch_normalization
 from lowbit.rewrites.chain import Chain, Link
 from lowbit.rewrites.operands import Activation, per_channel, read_activation, real_constant
+from lowbit.rewrites.thresholds import Thresholds
 from lowbit.rewrites.weights import INT32_MAX
 
 Floats = npt.NDArray[np.float32]
@@ -71,6 +77,8 @@ class Epilogue:
         residual: the operand of an addition.
         bounds: real bounds before the last quantizer.
         quantization: the quantizer at the end; None where the result is float.
+        thresholds: what stands for all of the above except the integer bias, where it is given.
+        literal: whether the quantizer divides, as its graph says, where a multiplier would round differently.
         inner: the quantizer between the accumulator and the residual, if the graph rounds twice.
         inner_bounds: real bounds before that.
     """
@@ -83,13 +91,17 @@ class Epilogue:
     residual: Activation | None = None
     bounds: Bounds = field(default_factory=Bounds)
     quantization: Quantization | None = None
+    thresholds: Thresholds | None = None
+    literal: bool = False
     inner: Quantization | None = None
     inner_bounds: Bounds = field(default_factory=Bounds)
 
     @property
     def kind(self) -> str:
         """The schema's word."""
-        if self.steps and self.inner is None:
+        if self.thresholds is not None:
+            return "thresholds"
+        if (self.steps or self.literal) and self.inner is None:
             return "tail"
         return "requantize" if self.quantization is not None else "float"
 
@@ -133,6 +145,12 @@ class Epilogue:
             inputs |= {"inner_scale": self.inner.grid.scale, "inner_zero_point": self.inner.grid.zero_point}
         if self.quantization is None:
             return attributes, inputs, None
+        if self.thresholds is not None:
+            low, high = self.thresholds.low, self.thresholds.low + self.thresholds.count
+            output, range_attributes = lowering.quantized_output(self.quantization, low, high)
+            inputs |= self.thresholds.inputs(output.offset, inputs_prefix="threshold_")
+            kept = {name: range_attributes[name] for name in ("y_bits", "y_encoding")}
+            return attributes | kept, inputs, output
         low, high = self.bounds.codes(self.quantization)
         output, range_attributes = lowering.quantized_output(self.quantization, low, high)
         return attributes | range_attributes, inputs | output.inputs, output
@@ -165,19 +183,26 @@ def read_epilogue(
     """
     if chain.quantization is not None and not chain.quantization.grid.per_tensor:
         return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
+    if chain.quantization is not None and not chain.quantization.linear:
+        return Refusal("its quantizer rounds in another way than QuantizeLinear")
+    literal = chain.quantization is not None and chain.quantization.law is not None
     links = list(chain.links)
     if (
         bias is None
+        and not literal
         and links
         and is_op(links[0].node, "Add")
         and _is_bias(form, links[0], rank, channel_axis, channels)
     ):
         bias = links.pop(0).other
-    read = _read_bias(form, bias, accumulator_scale, rank, channel_axis, bias_factor, round_bias)
+    read = read_bias(form, bias, accumulator_scale, rank, channel_axis, bias_factor, round_bias)
     if isinstance(read, Refusal):
         return read
     epilogue = Epilogue(
-        steps=() if read.reals is None else ("bias",), bias=read, quantization=chain.quantization
+        steps=() if read.reals is None else ("bias",),
+        bias=read,
+        quantization=chain.quantization,
+        literal=literal,
     )
     for position, link in enumerate(links):
         last = all(is_op(later.node, "Relu", "Clip") for later in links[position:])
@@ -285,21 +310,6 @@ def _add_affine(epilogue: Epilogue, scale: Floats, shift: Floats) -> Epilogue | 
     return replace(epilogue, steps=(*epilogue.steps, "affine"), scale=scale, shift=shift)
 
 
-def fold_batch_normalization(node: ir.Node) -> tuple[Floats, Floats] | Refusal:
-    """A BatchNormalization as ``y = x * scale + shift``, each [C].
-
-    ``inv = 1 / sqrt(var + eps); scale = gamma * inv; shift = beta - mean * scale`` in float32, computed here
-    once and for all targets.
-    """
-    arrays = [constant(value) for value in node.inputs[1:5]]
-    if any(array is None or array.dtype != np.float32 for array in arrays):
-        return Refusal("the parameters of its BatchNormalization are not float32 constants")
-    gamma, beta, mean, variance = (np.asarray(array, np.float32) for array in arrays)
-    inverse = np.float32(1) / np.sqrt(variance + np.float32(get_float(node, "epsilon", 1e-5)))
-    scale = gamma * inverse
-    return scale, beta - mean * scale
-
-
 def same_shape(a: ir.Value, b: ir.Value) -> bool:
     """Whether two values have one shape: equal numbers, and dynamic dims in the same places.
 
@@ -318,7 +328,7 @@ def _is_bias(form: NormalForm, link: Link, rank: int, axis: int, channels: int) 
     return array is not None and per_channel(array, rank, axis, channels) is not None
 
 
-def _read_bias(
+def read_bias(
     form: NormalForm,
     value: ir.Value | None,
     accumulator_scale: Floats,

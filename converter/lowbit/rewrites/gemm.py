@@ -41,7 +41,7 @@ class GemmRegion(ProductRegion):
         x = lowering.codes(self.product.x.codes)
         columns = None if x.flattened is None else _flattened_columns(x)
         if columns is None or columns.size != self.in_features:
-            x = lowering.codes_in(self.product.x.codes, identity(self.rank))
+            x = lowering.codes_in(self.product.x.codes, identity(self.rank), bipolar=True)
             return x, weights, geometry
         return x, weights.permuted(columns), geometry | {"axis": x.flattened}
 

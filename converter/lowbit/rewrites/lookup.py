@@ -25,7 +25,7 @@ from lowbit.graph.normal_form import (
     dims_of,
     is_dequantize,
     is_op,
-    is_quantize,
+    is_quantizer,
     rank_of,
 )
 from lowbit.graph.quantization import CODE_TYPES, CodeRange
@@ -68,7 +68,7 @@ class LookupRegion(Region):
         stored = np.arange(256)
         stored = np.where(stored > 127, stored - 256, stored) if x.signed else stored
         index = np.clip(stored - x.offset - self.first, 0, self.table.shape[-1] - 1)
-        table = (self.table[..., index] + output.offset).astype(np.int8 if output.signed else np.uint8)
+        table = output.store(self.table[..., index])
         value = lowering.node(
             "LowBitLookup",
             {"x": x.value, "table": table.view(np.uint8)},
@@ -85,7 +85,7 @@ class LookupRegion(Region):
 def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     """See the module."""
     form = context.form
-    quantization = quantization_at(form, sink)
+    quantization = quantization_at(form, sink, laws=True)
     if not isinstance(quantization, Quantization):
         return None
     function = _function_of(form, quantization)
@@ -217,7 +217,7 @@ def _tabulate(
 
 def _axes(form: NormalForm, nodes: Sequence[ir.Node]) -> set[int]:
     """The axes of the grids between."""
-    values = [node.outputs[0] for node in nodes if is_quantize(node) or is_dequantize(node)]
+    values = [node.outputs[0] for node in nodes if is_quantizer(node) or is_dequantize(node)]
     reads = [form.quantization(value) or form.dequantization(value) for value in values]
     return {
         read.grid.axis

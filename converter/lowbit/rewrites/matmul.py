@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,17 @@ from lowbit.graph.lowering import Lowering, Order, Stored, StoredReal
 from lowbit.graph.normal_form import Quantization, clip_bounds
 from lowbit.graph.reasons import Refusal
 from lowbit.rewrites.chain import Chain, chain_at
-from lowbit.rewrites.epilogue import Bounds, Epilogue, read_epilogue, with_residual
+from lowbit.rewrites.epilogue import Bias, Bounds, Epilogue, read_bias, read_epilogue, with_residual
 from lowbit.rewrites.operands import Activation
 from lowbit.rewrites.rule import Context, Region
-from lowbit.rewrites.weights import Weights, check_accumulator, encode
+from lowbit.rewrites.thresholds import (
+    Thresholds,
+    add_step,
+    quantize_step,
+    read_step,
+    search_accumulators,
+)
+from lowbit.rewrites.weights import Weights, accumulator_bounds, check_accumulator, encode
 
 
 def accumulator_scale(x_scale: npt.NDArray[np.float32], weights: Weights) -> npt.NDArray[np.float32]:
@@ -87,11 +94,11 @@ class ProductRegion(Region):
     def emit(self, lowering: Lowering) -> ir.Value:
         """Writes the node."""
         x, weights, geometry = self.read_x(lowering)
-        encoded = encode(weights, bipolar=lowering.ap)
+        encoded = encode(weights)
         x_zero_point = lowering.zero_point(x, self.product.x.grid)
         attributes, inputs, output = self.epilogue.attributes_and_inputs(lowering, self.output_order)
         value = lowering.node(
-            self.op_types[lowering.ap],
+            self.op_types[lowering.ap or "bipolar" in (x.encoding, encoded.encoding)],
             {
                 "x": x.value,
                 "w": encoded.packed,
@@ -140,7 +147,7 @@ def candidates(context: Context, sink: ir.Node, cores: Sequence[str]) -> list[Ca
     roundings; the addition may take the product from either side.
     """
     form = context.form
-    chain = chain_at(form, sink, cores)
+    chain = chain_at(form, sink, cores, laws=True)
     if chain is not None:
         return [Candidate(chain, chain.result, chain.nodes)]
     outer = chain_at(form, sink, ("Add",))
@@ -197,7 +204,7 @@ def _inner_chain(context: Context, add: ir.Node, path: int, cores: Sequence[str]
         return None
     if form.codes_used_once(dequantization.codes) is not add:
         return None
-    return chain_at(form, quantization.nodes[-1], cores)
+    return chain_at(form, quantization.nodes[-1], cores, laws=True)
 
 
 def _check_scales(product: Product, epilogue: Epilogue) -> Refusal | None:
@@ -218,7 +225,7 @@ def finish(
     context: Context, candidate: Candidate, product: Product, *, rank: int, channel_axis: int
 ) -> Epilogue | Refusal:
     """The epilogue of a candidate whose core a rule understood, and the proof that its sums fit int32."""
-    epilogue = read_epilogue(
+    epilogue: Epilogue | Refusal = read_epilogue(
         context.form,
         candidate.chain,
         accumulator_scale(product.x_scale, product.weights),
@@ -229,6 +236,7 @@ def finish(
         bias_factor=product.bias_factor,
         round_bias=context.round_bias,
     )
+    epilogue = _with_thresholds(context, candidate.chain, product, epilogue, rank, channel_axis)
     if isinstance(epilogue, Refusal):
         return epilogue
     refusal = _check_scales(product, epilogue) or check_accumulator(
@@ -239,3 +247,86 @@ def finish(
     if candidate.quantization is None:
         return epilogue
     return with_residual(context.form, epilogue, candidate.residual, candidate.bounds, candidate.quantization)
+
+
+FEW_THRESHOLDS = 15
+"""Up to here counting them costs no more than the tail that they replace."""
+MOST_THRESHOLDS = 63
+"""Up to here they take the place of a chain that no tail can say; more would outweigh the weights."""
+
+
+def _with_thresholds(
+    context: Context, chain: Chain, product: Product, epilogue: Epilogue | Refusal, rank: int, axis: int
+) -> Epilogue | Refusal:
+    """Thresholds in place of an epilogue where they are better or the only way.
+
+    What follows a product and means its float32 chain (:attr:`Quantization.law`) is ``requantize`` if that is
+    the same for all accumulators, else thresholds if they are few, else the tail. Any other chain gets
+    thresholds where no other epilogue can say it.
+    """
+    quantization = chain.quantization
+    if quantization is None:
+        return epilogue
+    code_range = quantization.range
+    few = code_range.bipolar or code_range.high - code_range.low <= FEW_THRESHOLDS
+    if isinstance(epilogue, Epilogue) and (
+        quantization.law is None or epilogue.residual is not None or (epilogue.steps and not few)
+    ):
+        return epilogue
+    found = _search_chain(context, chain, quantization, product, rank, axis)
+    if isinstance(found, Refusal):
+        return epilogue if isinstance(epilogue, Epilogue) else found
+    bias, thresholds, bounds = found
+    if isinstance(epilogue, Epilogue) and not epilogue.steps:
+        multiplied = _search_multiplier(epilogue, quantization, product, bounds)
+        if isinstance(multiplied, Thresholds) and thresholds.equals(multiplied):
+            return replace(epilogue, literal=False)
+    if few or (isinstance(epilogue, Refusal) and thresholds.count <= MOST_THRESHOLDS):
+        return Epilogue(bias=replace(bias, reals=None), quantization=quantization, thresholds=thresholds)
+    return epilogue
+
+
+AccumulatorBounds = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+def _search_chain(
+    context: Context, chain: Chain, quantization: Quantization, product: Product, rank: int, axis: int
+) -> tuple[Bias, Thresholds, AccumulatorBounds] | Refusal:
+    """The thresholds of a chain, the integer bias in front of it, and the bounds of the accumulators."""
+    form, channels = context.form, product.weights.rows
+    scale = accumulator_scale(product.x_scale, product.weights)
+    bias = read_bias(form, product.bias, scale, rank, axis, product.bias_factor, context.round_bias)
+    if isinstance(bias, Refusal):
+        return bias
+    steps = [] if bias.reals is None else [add_step(bias.reals)]
+    for link in chain.links:
+        step = read_step(form, link, channels, rank, axis)
+        if isinstance(step, Refusal):
+            return step
+        steps.append(step)
+    quantize = quantize_step(quantization, channels, rank, axis)
+    if isinstance(quantize, Refusal):
+        return quantize
+    bounds = accumulator_bounds(product.weights, product.x.range, product.x.grid, bias.integers)
+    found = search_accumulators(scale, steps, quantize, bounds, _least_code(quantization))
+    return found if isinstance(found, Refusal) else (bias, found, bounds)
+
+
+def _search_multiplier(
+    epilogue: Epilogue, quantization: Quantization, product: Product, bounds: AccumulatorBounds
+) -> Thresholds | Refusal:
+    """The thresholds of ``clip(rint(f32(acc) * m) + z, lo, hi)``, which is ``requantize``."""
+    low, high = epilogue.bounds.codes(quantization)
+    zero_point = quantization.grid.zero_point.astype(np.float32)
+
+    def quantize(v: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+        codes: npt.NDArray[np.int64] = np.fmin(np.fmax(np.rint(v) + zero_point, low), high).astype(np.int64)
+        return codes
+
+    with np.errstate(over="ignore"):
+        multiplier = accumulator_scale(product.x_scale, product.weights) / quantization.grid.scale
+    return search_accumulators(multiplier, (), quantize, bounds, _least_code(quantization))
+
+
+def _least_code(quantization: Quantization) -> int:
+    return 0 if quantization.range.bipolar else quantization.range.low

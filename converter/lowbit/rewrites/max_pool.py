@@ -24,11 +24,11 @@ class MaxPoolRegion(MoveRegion):
     def move(self, lowering: Lowering) -> ir.Value:
         """Writes the node."""
         output = self.core.outputs[0]
-        stored = lowering.channels_last(self.source)
+        stored = lowering.channels_last(self.source, bipolar=True)
         value = lowering.node(
             "LowBitMaxPool",
             {"x": stored.value},
-            {"x_encoding": stored.encoding, **self.window.attributes(), "ceil_mode": self.ceil_mode},
+            {"x_encoding": stored.byte_encoding, **self.window.attributes(), "ceil_mode": self.ceil_mode},
             output,
             stored_type(stored),
             stored.order,

@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.constants import Array, constant
-from lowbit.graph.normal_form import NormalForm, is_dequantize, rank_of
+from lowbit.graph.normal_form import CODE_MOVERS, NormalForm, is_dequantize, is_op, rank_of
 from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid, dequantize_array
-from lowbit.graph.reasons import Refusal
+from lowbit.graph.reasons import REASON, Refusal
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def read_activation(
     """
     dequantization = form.dequantization(value)
     if value is None or dequantization is None:
-        return Refusal(f"its {what} is not quantized")
+        return Refusal(f"its {what} is not quantized{_why(value)}")
     if isinstance(dequantization, Refusal):
         return Refusal(f"the DequantizeLinear of its {what}: {dequantization.reason}")
     codes = dequantization.codes
@@ -56,6 +56,21 @@ def read_activation(
     if per_tensor and not dequantization.grid.per_tensor:
         return Refusal(f"its {what} has one scale per channel; lowbit needs one scale per activation tensor")
     return Activation(codes, dequantization.grid, code_range)
+
+
+def _why(value: ir.Value | None) -> str:
+    """What is known about why a tensor is not quantized; it may have been moved in between."""
+    while value is not None:
+        node = value.producer()
+        if node is None:
+            stated = ": the model reads it as it is, unless --input-quant states its quantizer"
+            return stated if value.is_graph_input() else ""
+        if REASON in node.meta:
+            return f": {node.meta[REASON]}"
+        if not is_op(node, *CODE_MOVERS):
+            return ""
+        value = node.inputs[0]
+    return ""
 
 
 def real_constant(form: NormalForm, value: ir.Value | None) -> Array | None:

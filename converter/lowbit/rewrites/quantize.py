@@ -9,7 +9,14 @@ import onnx_ir as ir
 
 from lowbit.graph.constants import constant
 from lowbit.graph.lowering import Lowering, channels_last, identity
-from lowbit.graph.normal_form import NormalForm, Quantization, is_dequantize, is_op, is_quantize, rank_of
+from lowbit.graph.normal_form import (
+    NormalForm,
+    Quantization,
+    is_dequantize,
+    is_op,
+    is_quantizer,
+    rank_of,
+)
 from lowbit.graph.reasons import Refusal
 from lowbit.rewrites.chain import quantization_at
 from lowbit.rewrites.rule import Context, Region
@@ -89,7 +96,7 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     if quantization is None:
         return None
     if isinstance(quantization, Refusal):
-        return quantization if is_quantize(sink) else None
+        return quantization if is_quantizer(sink) else None
     if quantization.codes not in context.wanted:
         return Refusal(NO_READER)
     rank = rank_of(quantization.source)
@@ -99,11 +106,11 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
         return Refusal(
             f"it has one scale per entry of axis {quantization.grid.axis}; expected the channels (1)"
         )
-    spatial = _wants_channels_last(context.form, quantization.codes, set())
+    spatial = wants_channels_last(context.form, quantization.codes, set())
     return QuantizeRegion(quantization, spatial, quantization.nodes[0], quantization.nodes)
 
 
-def _wants_channels_last(form: NormalForm, value: ir.Value, seen: set[ir.Value]) -> bool:
+def wants_channels_last(form: NormalForm, value: ir.Value, seen: set[ir.Value]) -> bool:
     """Whether a spatial op reads a tensor, directly or through ops that leave its axes alone."""
     if value in seen:
         return False
@@ -111,8 +118,8 @@ def _wants_channels_last(form: NormalForm, value: ir.Value, seen: set[ir.Value])
     for node in value.consumers():
         if is_op(node, *_SPATIAL) or _has_channel_constant(node):
             return True
-        passing = is_dequantize(node) or is_quantize(node) or is_op(node, *_PASSING)
-        if passing and any(_wants_channels_last(form, output, seen) for output in node.outputs):
+        passing = is_dequantize(node) or is_quantizer(node) or is_op(node, *_PASSING)
+        if passing and any(wants_channels_last(form, output, seen) for output in node.outputs):
             return True
     return False
 

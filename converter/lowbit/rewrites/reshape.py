@@ -29,14 +29,16 @@ class ReshapeRegion(MoveRegion):
     def move(self, lowering: Lowering) -> ir.Value | None:
         """Puts a flattening off; reshapes the codes in the model's order of axes otherwise."""
         output = self.core.outputs[0]
-        stored = lowering.plain(self.source)
+        stored = lowering.plain(self.source, bipolar=True)
         if _same_dims(self.source, output):
             lowering.define_codes(output, stored)
             return None
         if self.flattens is not None and stored.order[: self.flattens] == identity(self.flattens):
             lowering.define_codes(output, replace(stored, flattened=self.flattens))
             return None
-        stored = lowering.codes_in(self.source, identity(lowering.rank(self.source)))
+        stored = lowering.codes_in(
+            self.source, identity(lowering.rank(self.source)), bipolar=True
+        )
         inputs = [stored.value, *self.core.inputs[1:]]
         value = lowering.standard(
             self.core.op_type, inputs, self.core.attributes, output, stored_type(stored)

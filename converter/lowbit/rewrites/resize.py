@@ -23,11 +23,11 @@ class ResizeRegion(MoveRegion):
     def move(self, lowering: Lowering) -> ir.Value:
         """Writes the node."""
         output = self.core.outputs[0]
-        stored = lowering.channels_last(self.source)
+        stored = lowering.channels_last(self.source, bipolar=True)
         value = lowering.node(
             "LowBitResize",
             {"x": stored.value},
-            {"x_encoding": stored.encoding, **self.geometry},
+            {"x_encoding": stored.byte_encoding, **self.geometry},
             output,
             stored_type(stored),
             stored.order,

@@ -25,7 +25,7 @@ class SliceRegion(MoveRegion):
     def move(self, lowering: Lowering) -> ir.Value:
         """Writes the op on the stored tensor."""
         output = self.core.outputs[0]
-        stored = lowering.plain(self.source)
+        stored = lowering.plain(self.source, bipolar=True)
         stored_axes = [stored.axis(axis) for axis in self.axes]
         if "starts" in self.core.attributes:  # the form that ended with opset 9
             attributes = {name: get_ints(self.core, name) for name in ("starts", "ends")}

@@ -22,7 +22,7 @@ class SplitRegion(MoveRegion):
 
     def move(self, lowering: Lowering) -> ir.Value:
         """Writes the op on the stored tensor."""
-        stored = lowering.plain(self.source)
+        stored = lowering.plain(self.source, bipolar=True)
         attributes = dict(self.core.attributes) | {"axis": ir.AttrInt64("axis", stored.axis(self.axis))}
         values = lowering.standard_many(
             "Split",

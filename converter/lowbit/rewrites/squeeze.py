@@ -28,7 +28,7 @@ class SqueezeRegion(MoveRegion):
     def move(self, lowering: Lowering) -> ir.Value:
         """Writes the op on the stored tensor."""
         output = self.core.outputs[0]
-        stored = lowering.plain(self.source)
+        stored = lowering.plain(self.source, bipolar=True)
         if is_op(self.core, "Squeeze"):
             stored_axes = [stored.axis(axis) for axis in self.axes]
             left = [axis for axis in range(len(stored.order)) if axis not in self.axes]

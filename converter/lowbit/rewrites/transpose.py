@@ -21,7 +21,7 @@ class TransposeRegion(MoveRegion):
 
     def move(self, lowering: Lowering) -> None:
         """Defines the output as the same tensor in another order of axes."""
-        stored = lowering.plain(self.source)
+        stored = lowering.plain(self.source, bipolar=True)
         order = tuple(self.perm.index(axis) for axis in stored.order)
         lowering.define_codes(self.core.outputs[0], replace(stored, order=order))
 

@@ -103,7 +103,7 @@ def read_weights(
     return codes, dequantization.grid
 
 
-def encode(weights: Weights, *, bipolar: bool = False) -> EncodedWeights:
+def encode(weights: Weights) -> EncodedWeights:
     """Packs weights at the smallest bit width that holds them.
 
     Only the differences code - zero_point have a meaning, so codes and zero point may be shifted together.
@@ -114,14 +114,14 @@ def encode(weights: Weights, *, bipolar: bool = False) -> EncodedWeights:
     - the codes, shifted so that their range starts at -2^(bits-1), and the zero point with them,
 
     the first is taken unless the second needs fewer bits. The real code range decides, not the element type:
-    int8 codes within -8..7 take 4 bits.
+    int8 codes within -8..7 take 4 bits. Weights whose values are all +1 or -1 become 1-bit codes of value
+    2q - 1.
 
     Args:
         weights: the weights.
-        bipolar: store weights whose values are all +1 or -1 as 1-bit codes of value 2q - 1.
     """
     values = weights.values
-    if bipolar and set(np.unique(values)) <= {-1, 1}:
+    if np.all(np.abs(values) == 1):
         packed = _pack((values > 0).astype(np.int8), 1)
         return EncodedWeights(packed, 1, "bipolar", weights.scale, np.zeros((), np.int32))
 
@@ -148,10 +148,10 @@ def _pack(codes: npt.NDArray[np.int8], bits: int) -> npt.NDArray[np.uint8]:
     return packed
 
 
-def check_accumulator(
+def accumulator_bounds(
     weights: Weights, codes: CodeRange, grid: Grid, bias: npt.NDArray[np.int64] | None
-) -> Refusal | None:
-    """Proves that no accumulator leaves int32, from the weights as they are.
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The least and the largest value that an accumulator or a partial sum of it can have, [out_channels].
 
     With P and N the sums of a row's positive and negative values, and x - z in [a, b] with a <= 0 <= b
     (padding contributes 0), the row's sum lies in [P * a + N * b, P * b + N * a], every partial sum too.
@@ -170,9 +170,17 @@ def check_accumulator(
     offset = np.zeros_like(positive) if bias is None else bias
     highest = positive * b + negative * a + np.maximum(offset, 0)
     lowest = positive * a + negative * b + np.minimum(offset, 0)
+    return lowest, highest
+
+
+def check_accumulator(
+    weights: Weights, codes: CodeRange, grid: Grid, bias: npt.NDArray[np.int64] | None
+) -> Refusal | None:
+    """Proves that no accumulator leaves int32; arguments as in :func:`accumulator_bounds`."""
+    lowest, highest = accumulator_bounds(weights, codes, grid, bias)
     if highest.max(initial=0) > INT32_MAX or lowest.min(initial=0) < -INT32_MAX - 1:
         return Refusal(
-            f"its accumulator can reach [{lowest.min()}, {highest.max()}] over {values.shape[1]} products, "
-            f"which does not fit int32"
+            f"its accumulator can reach [{lowest.min()}, {highest.max()}] over {weights.codes.shape[1]} "
+            "products, which does not fit int32"
         )
     return None

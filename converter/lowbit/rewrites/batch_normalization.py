@@ -1,0 +1,29 @@
+"""BatchNormalization as one multiplication and one addition."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from lowbit.graph.attributes import get_float
+from lowbit.graph.constants import constant
+from lowbit.graph.reasons import Refusal
+
+Floats = npt.NDArray[np.float32]
+
+
+def fold_batch_normalization(node: ir.Node) -> tuple[Floats, Floats] | Refusal:
+    """A BatchNormalization as ``y = x * scale + shift``, each [C].
+
+    ``inv = 1 / sqrt(var + eps); scale = gamma * inv; shift = beta - mean * scale`` in float32, computed here
+    once and for all targets.
+    """
+    arrays = [constant(value) for value in node.inputs[1:5]]
+    if any(array is None or array.dtype != np.float32 for array in arrays):
+        return Refusal("the parameters of its BatchNormalization are not float32 constants")
+    gamma, beta, mean, variance = (np.asarray(array, np.float32) for array in arrays)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inverse = np.float32(1) / np.sqrt(variance + np.float32(get_float(node, "epsilon", 1e-5)))
+        scale = gamma * inverse
+        return scale, beta - mean * scale
