@@ -28,7 +28,10 @@ _ROWS = 16
 """Output channels that are compared where all of them would take longer."""
 _KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN)
 _FED = (onnx.TensorProto.UINT8, onnx.TensorProto.INT8, onnx.TensorProto.FLOAT)
-_PER_CHANNEL = ("scale", "shift", "table", "x_scale", "x_zero_point", "y_scale", "y_zero_point")
+_PER_CHANNEL = (
+    *("scale", "shift", "table", "thresholds"),
+    *("x_scale", "x_zero_point", "y_scale", "y_zero_point"),
+)
 _BINARY = ("LowBitAdd", "LowBitMul")
 _PRODUCTS = ("LowBitConv", "APConv", "LowBitConvTranspose", "LowBitGemm", "APGemm")
 
@@ -181,7 +184,8 @@ def _channels(node: _Node) -> int | None:
     if "in_channels" in node.attributes:
         return int(node.attributes["in_channels"])
     for name, array in zip(node.names, node.constants, strict=True):
-        if array is not None and name in _PER_CHANNEL and array.ndim == 1 + (name == "table"):
+        rows = array is not None and array.ndim == 1 + (name in ("table", "thresholds"))
+        if rows and name in _PER_CHANNEL and array.shape[0] > 1:
             return int(array.shape[0])
     return None
 
@@ -194,8 +198,11 @@ def _codes(node: _Node, name: str, dtype: np.dtype[Any]) -> tuple[int, int]:
 
 
 def _spread(node: _Node) -> float:
-    """A standard deviation that reaches most codes of a LowBitQuantize."""
+    """A standard deviation that reaches most codes of a LowBitQuantize or LowBitThreshold."""
     scale = node.constants[1]
+    if node.op_type == "LowBitThreshold" and scale is not None:
+        finite = np.abs(scale[np.isfinite(scale)])
+        return float(np.median(finite)) + 1.0 if finite.size else 1.0
     return 1.0 if scale is None else float(np.max(scale)) * 64
 
 

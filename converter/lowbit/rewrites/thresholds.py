@@ -116,6 +116,12 @@ def read_step(form: NormalForm, link: Link, channels: int, rank: int, axis: int)
         return _leaky(slope)
     if is_op(node, "Neg"):
         return lambda v: -v
+    if is_op(node, "Round"):
+        return np.rint
+    if is_op(node, "Floor"):
+        return np.floor
+    if is_op(node, "Ceil"):
+        return np.ceil
     if is_op(node, "Cast"):
         if get_int(node, "to", 0) != int(ir.DataType.FLOAT):
             return Refusal("a Cast to another type than float32 follows it")
