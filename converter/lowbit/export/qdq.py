@@ -1,0 +1,289 @@
+"""The target QDQ: standard ONNX, codes between QuantizeLinear and DequantizeLinear.
+
+Codes are carried as they are, in 8-bit tensors; a range narrower than the type is a Clip on codes (QCDQ). A
+convolution with its two DequantizeLinear in front and a QuantizeLinear behind *means* the one-multiplier
+formula of ``docs/numerics.md``, so that ``requantize`` needs nothing else. Thresholds cannot be said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from lowbit.export.exporter import Exporter, channels_first
+from lowbit.export.nodes import Codes, Node, Weights
+from lowbit.graph.lowering import Order, identity
+from lowbit.ops.codes import Array, code_range, storage
+
+THRESHOLDS = "it counts thresholds, which no QuantizeLinear does"
+
+
+class QdqExporter(Exporter):
+    """See the module."""
+
+    target = "qdq"
+
+    def __init__(self, *arguments, sub_byte: bool = False) -> None:  # type: ignore[no-untyped-def]
+        """Takes a lowbit model apart.
+
+        Args:
+            arguments: see :class:`Exporter`.
+            sub_byte: store weights of up to 4 bits as int4, of up to 2 bits as int2.
+        """
+        super().__init__(*arguments)
+        self.sub_byte = sub_byte
+        self._signed: dict[str, bool] = {}
+
+    def refusal(self, node: Node) -> str | None:
+        """Thresholds, bipolar activations, and numbers that the element types of ONNX do not hold."""
+        if node.op_type == "LowBitThreshold" or node.attributes.get("epilogue") == "thresholds":
+            return THRESHOLDS
+        if node.is_bipolar:
+            return "its activations are bipolar, two values around zero, which are no grid with a zero point"
+        for value, _, zero_point in node.data:
+            low, high = (-128, 127) if self.is_signed(value) else (0, 255)
+            if np.any(zero_point < low) or np.any(zero_point > high):
+                return f"the zero point {zero_point} of '{value}' is no code of its type"
+        if node.op_type == "LowBitConvTranspose" and _scales_per_group(node) is None:
+            return "its groups have different scales per channel, which ConvTranspose has no axis for"
+        return None
+
+    def carry_constant(self, value: str, array: Array) -> str:
+        """The codes."""
+        return self.constant(array)
+
+    def is_signed(self, value: str) -> bool:
+        """Whether codes are int8; those inside a node are known too."""
+        return self._signed.get(value, super().is_signed(value))
+
+    def dequantize(
+        self, value: str, encoding: str, scale: Array, zero_point: Array, order: Order, axis: int = -1
+    ) -> str:
+        """DequantizeLinear."""
+        dtype = np.int8 if self.is_signed(value) else np.uint8
+        inputs = [self.carried(value, order), *self._parameters(scale, zero_point, dtype)]
+        many = max(scale.size, zero_point.size) > 1
+        return self.node(
+            "DequantizeLinear", inputs, axis=order.index(axis % len(order)) if many else None
+        )
+
+    def quantize(self, real: str, codes: Codes, value: str, order: Order) -> None:
+        """QuantizeLinear, and a Clip where the bounds are narrower than the type."""
+        dtype = storage(codes.encoding)
+        inputs = [real, *self._parameters(codes.scale, codes.zero_point, dtype)]
+        many = max(codes.scale.size, codes.zero_point.size) > 1
+        axis = order.index(len(order) - 1) if many else None
+        cut = (codes.low, codes.high) != code_range(8, codes.encoding)
+        tensor = self.node("QuantizeLinear", inputs, axis=axis, output=None if cut else self.name_for(value))
+        if cut:
+            bounds = [self.constant(np.asarray(bound, dtype)) for bound in (codes.low, codes.high)]
+            tensor = self.node("Clip", [tensor, *bounds], output=self.name_for(value))
+        self._signed[value] = codes.encoding == "signed"
+        self.define(value, tensor, order)
+
+    def product_real(self, node: Node) -> tuple[str, Order]:
+        """The product of real numbers."""
+        attributes = node.attributes
+        x_scale, x_zero_point = node.need("x_scale"), node.need("x_zero_point")
+        if "Gemm" in node.op_type:
+            order = self.matrix(node)[0]
+        else:
+            order = channels_first(2 + len(attributes["kernel_shape"]))
+        x = self.dequantize(node.inputs["x"], attributes["x_encoding"], x_scale, x_zero_point, order)
+        if "Gemm" in node.op_type:
+            x = self.flattened(node, x)
+        bias = node.array("bias")
+        told = None
+        if bias is not None:
+            scale = node.real_scale.reshape(-1) if node.real_scale.size > 1 else node.real_scale.reshape(())
+            inputs = [self.constant(bias.astype(np.int32)), self.constant(scale)]
+            told = self.node("DequantizeLinear", inputs, axis=0 if scale.ndim else None)
+        return self.multiply(node, x, self._weights(node), told)
+
+    def product_codes(self, node: Node, codes: Codes, value: str) -> None:
+        """The product, then QuantizeLinear."""
+        real, order = self.product_real(node)
+        self.quantize(real, codes, value, order)
+
+    def tail_steps(self, node: Node, steps: Sequence[str]) -> list[str]:
+        """The steps, with a multiplication by one where a reader would take them for bounds of the codes.
+
+        Product -> [Relu, Clip] -> QuantizeLinear means one rounding multiplication; a tail has two.
+        """
+        told = super().tail_steps(node, steps)
+        idle = {"relu", "clip"} | (set() if np.any(_or_zero(node.array("tail_bias"))) else {"bias"})
+        return ["nothing", *told] if "y_scale" in node.inputs and set(told) <= idle else told
+
+    def thresholds(self, node: Node) -> None:
+        """Refused before."""
+        raise AssertionError(THRESHOLDS)
+
+    def threshold(self, node: Node) -> None:
+        """Refused before."""
+        raise AssertionError(THRESHOLDS)
+
+    def lookup(self, node: Node) -> None:
+        """A Gather from the table; a negative index counts from its end, as a negative code's byte does."""
+        value, table = node.inputs["x"], node.need("table")
+        order = self.order_of(value)
+        index = self.node("Cast", [self.carried(value, order)], to=TensorProto.INT32)
+        if table.ndim == 2:
+            # One table behind the other. Bytes, not codes, count inside each of them.
+            if self.is_signed(value):
+                table = np.roll(table, 128, axis=1)
+                index = self.node("Add", [index, self.constant(np.asarray(128, np.int32))])
+            first = np.arange(table.shape[0], dtype=np.int32) * 256
+            index = self.node("Add", [index, self.constant(self.channelwise(first, order))])
+        entries = table.reshape(-1).view(storage(node.attributes["y_encoding"]))
+        y = self.node(
+            "Gather", [self.constant(entries), index], main=True, output=self.name_for(node.output)
+        )
+        self.define(node.output, y, order)
+
+    def requantize(self, node: Node) -> None:
+        """DequantizeLinear, QuantizeLinear."""
+        order = self.order_of(node.inputs["x"])
+        real = self._real_x(node, order)
+        self.quantize(real, Codes.of(node), node.output, order)
+
+    def concat(self, node: Node) -> None:
+        """Concat of real numbers, or of codes where all are copied or copies escape the bounds."""
+        codes = Codes.of(node)
+        order = self.order_of(node.many[0])
+        axis = order.index(node.attributes["axis"] % len(order))
+        copied = [
+            scale == codes.scale and zero_point == codes.zero_point and encoding == codes.encoding
+            for (_, encoding, zero_point), scale in zip(node.data, node.need("x_scales"), strict=True)
+        ]
+        bounded = (codes.low, codes.high) != code_range(8, codes.encoding)
+        parts = []
+        for i, ((value, encoding, zero_point), scale) in enumerate(
+            zip(node.data, node.need("x_scales"), strict=True)
+        ):
+            if any(copied) and bounded or all(copied):
+                if copied[i]:
+                    parts.append(self.carried(value, order))
+                    continue
+                part = f"{node.output}/part{i}"
+                self.quantize(self.dequantize(value, encoding, scale, zero_point, order), codes, part, order)
+                parts.append(self.carried(part, order))
+            else:
+                parts.append(self.dequantize(value, encoding, scale, zero_point, order))
+        if any(copied) and bounded or all(copied):
+            y = self.node("Concat", parts, main=True, output=self.name_for(node.output), axis=axis)
+            self.define(node.output, y, order)
+        else:
+            self.quantize(self.node("Concat", parts, main=True, axis=axis), codes, node.output, order)
+
+    def global_average_pool(self, node: Node) -> None:
+        """GlobalAveragePool, and a Flatten where the node drops the image's dims."""
+        rank = self.rank(node.inputs["x"])
+        order = channels_first(rank)
+        real = self.node("GlobalAveragePool", [self._real_x(node, order)], main=True)
+        if node.attributes["keepdims"]:
+            self._end(node, real, order)
+            return
+        if "y_scale" not in node.inputs:
+            self.define(node.output, self.node("Flatten", [real], axis=1), identity(2))
+            return
+        whole = f"{node.output}/image"
+        self.quantize(real, Codes.of(node), whole, order)
+        flat = self.node("Flatten", [self.carried(whole, order)], axis=1, output=self.name_for(node.output))
+        self.define(node.output, flat, identity(2))
+
+    def moved(self, source: str, value: str) -> None:
+        """Codes are codes wherever they are moved."""
+
+    def standard_quantizer(self, proto: onnx.NodeProto) -> bool:
+        """One with a single scale takes its operand in whatever order it is carried."""
+        operand, parameters = proto.input[0], list(proto.input[1:])
+        sizes = [self.constants[name].size for name in parameters if name in self.constants]
+        if operand in self.constants or len(sizes) != len(parameters) or max(sizes, default=2) > 1:
+            return False
+        order = self.order_of(operand)
+        inputs = [self.carried(operand, order), *(self.constant(self.constants[n]) for n in parameters)]
+        self._emit_copy(proto, inputs, order)
+        return True
+
+    def ir_version(self) -> int:
+        """The version in which the element types of the weights exist."""
+        kinds = {tensor.data_type for tensor in self.initializers.values()}
+        two, four = {TensorProto.INT2, TensorProto.UINT2}, {TensorProto.INT4, TensorProto.UINT4}
+        return max(super().ir_version(), 13 if kinds & two else 10 if kinds & four else 0)
+
+    def _parameters(self, scale: Array, zero_point: Array, dtype: type | np.dtype) -> list[str]:  # type: ignore[type-arg]
+        """Scale and zero point, of one shape as ONNX wants them."""
+        shape = (max(scale.size, zero_point.size),) if max(scale.size, zero_point.size) > 1 else ()
+        return [
+            self.constant(np.broadcast_to(array.reshape(-1) if shape else array.reshape(()), shape))
+            for array in (scale, zero_point.astype(dtype))
+        ]
+
+    def _weights(self, node: Node) -> str:
+        """The weights behind their DequantizeLinear."""
+        weights = Weights.of(node)
+        if weights.encoding == "bipolar":
+            codes, zero_point, bits, signed = weights.values, np.zeros((), np.int64), 2, True
+        else:
+            codes, zero_point, bits = weights.codes, weights.zero_point.reshape(-1), weights.bits
+            signed = weights.encoding == "signed"
+        scale = weights.scale
+        axis = 0
+        if node.op_type == "LowBitConvTranspose":
+            per_group = _scales_per_group(node)
+            assert per_group is not None
+            (scale, zero_point), axis = per_group, 1
+        elif "Gemm" in node.op_type:
+            axis = 0 if self.is_gemm(node) else 1
+        count = max(scale.size, zero_point.size)
+        shape = (count,) if count > 1 else ()
+        dtype = np.int8 if signed else np.uint8
+        container = self._container(bits, signed)
+        parameters = [
+            self.constant(np.broadcast_to(scale.reshape(-1) if shape else scale.reshape(()), shape)),
+            self.constant(
+                np.broadcast_to(zero_point.reshape(-1) if shape else zero_point.reshape(()), shape).astype(dtype),
+                container,
+            ),
+        ]
+        stored = self.constant(self.arranged(node, codes).astype(dtype), container)
+        return self.node("DequantizeLinear", [stored, *parameters], axis=axis if shape else None)
+
+    def _container(self, bits: int, signed: bool) -> int | None:
+        """The element type of weights where it is narrower than a byte."""
+        if not self.sub_byte or bits > 4:
+            return None
+        if bits > 2:
+            return int(TensorProto.INT4 if signed else TensorProto.UINT4)
+        return int(TensorProto.INT2 if signed else TensorProto.UINT2)
+
+
+def weight_opset(model_bits: Sequence[int]) -> int:
+    """The opset in which weights of these widths have an element type of their own."""
+    narrowest = min(model_bits, default=8)
+    return 25 if narrowest <= 2 else 21 if narrowest <= 4 else 13
+
+
+def _or_zero(array: Array | None) -> Array:
+    return np.zeros((), np.float32) if array is None else array
+
+
+def _scales_per_group(node: Node) -> tuple[Array, Array] | None:
+    """Scale and zero point of a ConvTranspose's weights along its channel axis, [out / group] or ().
+
+    None where groups differ.
+    """
+    weights = Weights.of(node)
+    group, told = node.attributes["group"], []
+    for array in (weights.scale, weights.zero_point.reshape(-1)):
+        rows = array.reshape(-1)
+        if rows.size > 1:
+            rows = rows.reshape(group, -1)
+            if np.any(rows != rows[0]):
+                return None
+            rows = rows[0]
+        told.append(rows if rows.size > 1 else rows[:1].reshape(()))
+    return told[0], told[1]
