@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lowbit.errors import LowBitError, ModelError, OutputError, UnsupportedError
     from lowbit.inspect import inspect
     from lowbit.session import get_library_path, session
+    from lowbit.tune import tune
     from lowbit.verify import verify
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "get_library_path",
     "inspect",
     "session",
+    "tune",
     "verify",
 ]
 
@@ -47,6 +49,7 @@ _HOME = {
     "get_library_path": "session",
     "inspect": "inspect",
     "session": "session",
+    "tune": "tune",
     "verify": "verify",
 }
 

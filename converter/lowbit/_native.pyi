@@ -70,13 +70,20 @@ def plan(
     isa: str | None = None,
     kernel: str | None = None,
     reference: bool = False,
+    threads: int = 0,
+    x_shape: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """What `run` would do.
+
+    Args:
+        threads: as many as will run it; 0: not known.
+        x_shape: what a model states of input 0's shape, -1 where it does not; None: all of it.
 
     Returns:
         kernel; workspace_bytes of a thread; packed_bytes; refused, "kernel: reason" of the rows that do not
         apply; candidates, the rows that apply as {"kernel", "cycles"}, by estimated cycles of one core, the
-        cheapest first; tuned, whether the kernel was taken because it was measured (`lowbit tune`).
+        cheapest first; tuned, whether the kernel was taken because it was measured (`lowbit tune`); tune_key,
+        under which it may have been measured. The last three say nothing for ops with a single path.
     """
 
 def time(
@@ -91,6 +98,31 @@ def time(
     repeats: int = 50,
 ) -> NDArray[np.float64]:
     """Seconds of each of `repeats` calls; creating the node is not counted."""
+
+def race(
+    op: str,
+    attrs: Mapping[str, Any],
+    inputs: Sequence[ArrayLike | None],
+    kernels: Sequence[str],
+    *,
+    isa: str | None = None,
+    threads: int = 1,
+    rounds: int = 20,
+    turn_seconds: float = 1e-3,
+) -> NDArray[np.float64]:
+    """Seconds of a call of each kernel, [kernels, rounds]: the mean over a turn; kernels take turns."""
+
+def tune_cache_path() -> str:
+    """The file of kernels that were measured on this machine; empty where no folder is known."""
+
+def tune_cache_enabled() -> bool:
+    """Whether sessions take measured kernels (LOWBIT_TUNE)."""
+
+def parse_tune_cache(text: bytes) -> list[tuple[str, int, str]]:
+    """The entries of such a file: key, threads, kernel."""
+
+def format_tune_cache(entries: Sequence[tuple[str, int, str]]) -> bytes:
+    """The text of such a file; of entries with equal key and threads the last one counts."""
 
 def pack_weights(codes: ArrayLike, bits: int) -> NDArray[np.uint8]:
     """Packs integer codes of shape [rows, k] into bytes, every row starting on a byte."""

@@ -76,6 +76,9 @@ def session(
         raise LowBitError(f"threads must be at least 1, got {threads}")
 
     options = onnxruntime.SessionOptions() if sess_options is None else sess_options
+    if sess_options is None and threads is not None:
+        # Kernels are measured for a number of threads, which ONNX Runtime does not tell its nodes.
+        options.add_session_config_entry("lowbit.threads", str(threads))
     register(options)
     before = options.intra_op_num_threads
     try:

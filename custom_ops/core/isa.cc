@@ -1,7 +1,9 @@
 #include "core/isa.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "core/status.h"
@@ -98,6 +100,30 @@ std::optional<Isa> IsaFromName(std::string_view name) {
 }
 
 bool MachineHas(Isa isa) { return Detected()[static_cast<size_t>(isa)]; }
+
+std::string CpuModel() {
+  std::string model = "unknown";
+#if LOWBIT_X86
+  if (Cpuid(0x80000000, 0).eax >= 0x80000004) {
+    char name[49] = {};  // 48 characters of three leaves, padded with zeros or blanks
+    for (uint32_t i = 0; i < 3; ++i) {
+      const CpuidRegisters r = Cpuid(0x80000002 + i, 0);
+      std::memcpy(name + 16 * i, &r, 16);
+    }
+    model = name;
+    std::replace_if(model.begin(), model.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+    model.erase(0, model.find_first_not_of(' '));
+    model.erase(model.find_last_not_of(' ') + 1);
+  }
+  const uint32_t signature = Cpuid(1, 0).eax;
+  const uint32_t base = signature >> 8 & 0xf;
+  const uint32_t family = base + (base == 0xf ? signature >> 20 & 0xff : 0);
+  const uint32_t number = (signature >> 4 & 0xf) | (signature >> 12 & 0xf0);
+  model += ", family " + std::to_string(family) + " model " + std::to_string(number) + " stepping " +
+           std::to_string(signature & 0xf);
+#endif
+  return model;
+}
 
 std::vector<Isa> MachineIsaLevels() {
   std::vector<Isa> out;

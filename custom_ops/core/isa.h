@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -20,6 +21,10 @@ std::optional<Isa> IsaFromName(std::string_view name);
 // What this machine can run, detected once (CPUID and XCR0); not capped.
 bool MachineHas(Isa isa);
 std::vector<Isa> MachineIsaLevels();
+
+// The CPU's own name with family, model and stepping (a virtual machine's name alone says little), as one
+// line of printable ASCII. Measurements are valid for CPUs of equal text.
+std::string CpuModel();
 
 // The best level of this machine, capped by the environment variable LOWBIT_ISA (read once). An unknown name
 // in LOWBIT_ISA is an error that lists the known ones.

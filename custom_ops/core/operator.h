@@ -3,6 +3,7 @@
 // knows an op or an ISA.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -28,6 +29,10 @@ struct OperatorOptions {
   // Shape of input 0 as far as the model states it (-1: not), so that a kernel is chosen for the right size.
   // May be empty, and may turn out wrong at run time.
   std::vector<int64_t> x_shape;
+  bool tuned = true;  // take kernels that were measured (core/tune_cache.h) where there are any
+  int threads = 0;    // that will run the node; 0: not known
+  // Hears what the user should know though the node is created. Without it, stderr does.
+  std::function<void(const std::string&)> warn;
 };
 
 // What `lowbit inspect` and LOWBIT_PRINT_PLAN show. Ops without rows in the kernel table have no candidates.
@@ -42,6 +47,7 @@ struct OperatorPlan {
   };
   std::vector<Candidate> candidates;  // the rows that apply, the cheapest first
   bool tuned = false;                 // `kernel` was taken because it was measured, not by its estimate
+  std::string tune_key;               // under which it may have been measured
 };
 
 class Operator {

@@ -1,5 +1,6 @@
 #include "ort/node_kernel.h"
 
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -232,10 +233,23 @@ std::string ConfigEntry(const OrtKernelInfo* info, const char* key) {
   return value == nullptr ? "" : value;
 }
 
+// To the session's log, which the user may have sent elsewhere or silenced.
+void LogWarning(const OrtKernelInfo* info, const std::string& warning) {
+  const OrtLogger* logger = nullptr;
+  Check(Api().KernelInfo_GetLogger(info, &logger));
+  Check(Api().Logger_LogMessage(logger, ORT_LOGGING_LEVEL_WARNING, warning.c_str(), ORT_FILE, __LINE__,
+                                static_cast<const char*>(__FUNCTION__)));
+}
+
 OperatorOptions ReadOptions(const OrtKernelInfo* info) {
   OperatorOptions options;
   options.isa = DefaultIsa();
   options.use_reference = EnvironmentFlag("LOWBIT_REFERENCE") || ConfigEntry(info, "lowbit.reference") == "1";
+  options.tuned = ConfigEntry(info, "lowbit.tune") != "off";
+  // ONNX Runtime does not tell a node how many threads its session has; lowbit.session() does.
+  const std::string threads = ConfigEntry(info, "lowbit.threads");
+  std::from_chars(threads.data(), threads.data() + threads.size(), options.threads);
+  options.warn = [info](const std::string& warning) { LogWarning(info, warning); };
   return options;
 }
 
@@ -243,8 +257,9 @@ void PrintPlan(const std::string& where, const OperatorPlan& plan, const std::ve
   static std::mutex mutex;  // sessions may be created in several threads
   const std::lock_guard lock(mutex);
   std::ostringstream line;
-  line << where << plan.kernel << ", x " << ShapeText(x_shape) << ", packed " << plan.packed_bytes
-       << " bytes, workspace " << plan.workspace_bytes << " bytes a thread\n";
+  line << where << plan.kernel << (plan.tuned ? " (measured)" : "") << ", x " << ShapeText(x_shape)
+       << ", packed " << plan.packed_bytes << " bytes, workspace " << plan.workspace_bytes
+       << " bytes a thread\n";
   std::fputs(line.str().c_str(), stderr);
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/isa.h"
@@ -17,6 +18,7 @@
 #include "core/packing.h"
 #include "core/schema.h"
 #include "core/status.h"
+#include "core/tune_cache.h"
 #include "python/std_thread_pool.h"
 
 namespace py = pybind11;
@@ -205,6 +207,9 @@ OperatorOptions OptionsFrom(const std::optional<std::string>& isa, const std::op
   }
   options.kernel = kernel.value_or("");
   options.use_reference = reference;
+  options.warn = [](const std::string& warning) {
+    if (PyErr_WarnEx(PyExc_RuntimeWarning, warning.c_str(), 1) != 0) throw py::error_already_set();
+  };
   if (!feeds.tensors.empty() && feeds.tensors[0]) options.x_shape = feeds.tensors[0]->shape;
   return options;
 }
@@ -214,13 +219,16 @@ struct Node {
   std::unique_ptr<Operator> op;
 };
 
+// `x_shape` is what a model states of input 0's shape, -1 where it does not; empty: all of it.
 Node MakeNode(const std::string& name, const py::dict& attributes, const py::list& inputs,
-              const std::optional<std::string>& isa, const std::optional<std::string>& kernel,
-              bool reference) {
+              const std::optional<std::string>& isa, const std::optional<std::string>& kernel, bool reference,
+              size_t threads = 0, const std::optional<std::vector<int64_t>>& x_shape = std::nullopt) {
   const OpSchema& schema = SchemaOf(name);
   Node node{FeedsFrom(schema, inputs), nullptr};
   const AttributeMap map = AttributesFrom(schema, attributes);
-  const OperatorOptions options = OptionsFrom(isa, kernel, reference, node.feeds);
+  OperatorOptions options = OptionsFrom(isa, kernel, reference, node.feeds);
+  options.threads = static_cast<int>(threads);
+  if (x_shape) options.x_shape = *x_shape;
   node.op = CreateOperator(schema, map, node.feeds.constants, node.feeds.present, options);
   return node;
 }
@@ -242,7 +250,7 @@ py::array Run(const std::string& op, const py::dict& attributes, const py::list&
               const std::optional<std::string>& isa, const std::optional<std::string>& kernel, bool reference,
               size_t threads) {
   CheckThreads(threads);
-  const Node node = MakeNode(op, attributes, inputs, isa, kernel, reference);
+  const Node node = MakeNode(op, attributes, inputs, isa, kernel, reference, threads);
   py::array y = MakeOutput(node);
   void* data = y.mutable_data();
   const py::gil_scoped_release release;
@@ -252,9 +260,10 @@ py::array Run(const std::string& op, const py::dict& attributes, const py::list&
 }
 
 py::dict Plan(const std::string& op, const py::dict& attributes, const py::list& inputs,
-              const std::optional<std::string>& isa, const std::optional<std::string>& kernel,
-              bool reference) {
-  const Node node = MakeNode(op, attributes, inputs, isa, kernel, reference);
+              const std::optional<std::string>& isa, const std::optional<std::string>& kernel, bool reference,
+              size_t threads, const std::optional<std::vector<int64_t>>& x_shape) {
+  if (threads != 0) CheckThreads(threads);
+  const Node node = MakeNode(op, attributes, inputs, isa, kernel, reference, threads, x_shape);
   const OperatorPlan plan = node.op->Plan(node.feeds.tensors);
   py::dict out;
   out["kernel"] = plan.kernel;
@@ -270,14 +279,21 @@ py::dict Plan(const std::string& op, const py::dict& attributes, const py::list&
   }
   out["candidates"] = candidates;
   out["tuned"] = plan.tuned;
+  out["tune_key"] = plan.tune_key;
   return out;
+}
+
+double SecondsOf(const Node& node, void* y, ThreadPool& pool, size_t runs) {
+  const auto start = std::chrono::steady_clock::now();
+  for (size_t i = 0; i < runs; ++i) node.op->Run(node.feeds.tensors, y, pool);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 py::array_t<double> Time(const std::string& op, const py::dict& attributes, const py::list& inputs,
                          const std::optional<std::string>& isa, const std::optional<std::string>& kernel,
                          bool reference, size_t threads, size_t repeats) {
   CheckThreads(threads);
-  const Node node = MakeNode(op, attributes, inputs, isa, kernel, reference);
+  const Node node = MakeNode(op, attributes, inputs, isa, kernel, reference, threads);
   py::array y = MakeOutput(node);
   void* data = y.mutable_data();
   py::array_t<double> seconds(static_cast<py::ssize_t>(repeats));
@@ -285,10 +301,39 @@ py::array_t<double> Time(const std::string& op, const py::dict& attributes, cons
   {
     const py::gil_scoped_release release;
     StdThreadPool pool(threads);
-    for (size_t i = 0; i < repeats; ++i) {
-      const auto start = std::chrono::steady_clock::now();
-      node.op->Run(node.feeds.tensors, data, pool);
-      out[i] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    for (size_t i = 0; i < repeats; ++i) out[i] = SecondsOf(node, data, pool, 1);
+  }
+  return seconds;
+}
+
+py::array_t<double> Race(const std::string& op, const py::dict& attributes, const py::list& inputs,
+                         const std::vector<std::string>& kernels, const std::optional<std::string>& isa,
+                         size_t threads, size_t rounds, double turn_seconds) {
+  CheckThreads(threads);
+  Require(rounds <= 100000 && turn_seconds >= 0 && turn_seconds <= 10,
+          "expected at most 100000 rounds and turns of 0..10 seconds");
+  std::vector<Node> nodes;
+  for (const std::string& kernel : kernels)
+    nodes.push_back(MakeNode(op, attributes, inputs, isa, kernel, false, threads));
+  const auto count = static_cast<py::ssize_t>(nodes.size());
+  py::array_t<double> seconds({count, static_cast<py::ssize_t>(rounds)});
+  if (nodes.empty()) return seconds;
+  py::array y = MakeOutput(nodes[0]);
+  void* data = y.mutable_data();
+  double* out = seconds.mutable_data();
+  const py::gil_scoped_release release;
+  StdThreadPool pool(threads);
+  std::vector<size_t> runs;
+  for (const Node& node : nodes) {
+    const double warm = std::min(SecondsOf(node, data, pool, 1), SecondsOf(node, data, pool, 1));
+    runs.push_back(std::max<size_t>(1, static_cast<size_t>(turn_seconds / std::max(warm, 1e-7))));
+  }
+  for (size_t round = 0; round < rounds; ++round) {
+    for (size_t turn = 0; turn < nodes.size(); ++turn) {
+      // Whoever goes first would always meet the other's cache contents: the order alternates.
+      const size_t i = round % 2 == 0 ? turn : nodes.size() - 1 - turn;
+      SecondsOf(nodes[i], data, pool, 1);  // refills the caches
+      out[i * rounds + round] = SecondsOf(nodes[i], data, pool, runs[i]) / static_cast<double>(runs[i]);
     }
   }
   return seconds;
@@ -343,6 +388,19 @@ py::list KernelTable() {
     out.append(entry);
   }
   return out;
+}
+
+py::list ParseTunes(const py::bytes& text) {
+  py::list out;
+  for (const auto& [key, kernel] : ParseTuneCache(std::string_view(text)))
+    out.append(py::make_tuple(key.first, key.second, kernel));
+  return out;
+}
+
+py::bytes FormatTunes(const std::vector<std::tuple<std::string, int, std::string>>& entries) {
+  TuneEntries sorted;
+  for (const auto& [key, threads, kernel] : entries) sorted.insert_or_assign({key, threads}, kernel);
+  return py::bytes(FormatTuneCache(sorted));
 }
 
 std::vector<std::string> IsaLevels() {
@@ -400,10 +458,18 @@ PYBIND11_MODULE(_native, m) {
         py::arg("isa") = py::none(), py::arg("kernel") = py::none(), py::arg("reference") = false,
         py::arg("threads") = 1);
   m.def("plan", &Plan, py::arg("op"), py::arg("attrs"), py::arg("inputs"), py::kw_only(),
-        py::arg("isa") = py::none(), py::arg("kernel") = py::none(), py::arg("reference") = false);
+        py::arg("isa") = py::none(), py::arg("kernel") = py::none(), py::arg("reference") = false,
+        py::arg("threads") = 0, py::arg("x_shape") = py::none());
   m.def("time", &Time, py::arg("op"), py::arg("attrs"), py::arg("inputs"), py::kw_only(),
         py::arg("isa") = py::none(), py::arg("kernel") = py::none(), py::arg("reference") = false,
         py::arg("threads") = 1, py::arg("repeats") = 50);
+  m.def("race", &Race, py::arg("op"), py::arg("attrs"), py::arg("inputs"), py::arg("kernels"), py::kw_only(),
+        py::arg("isa") = py::none(), py::arg("threads") = 1, py::arg("rounds") = 20,
+        py::arg("turn_seconds") = 1e-3);
+  m.def("tune_cache_path", &TuneCachePath);
+  m.def("tune_cache_enabled", &TuneCacheEnabled);
+  m.def("parse_tune_cache", &ParseTunes, py::arg("text"));
+  m.def("format_tune_cache", &FormatTunes, py::arg("entries"));
   m.def("pack_weights", &PackWeights, py::arg("codes"), py::arg("bits"));
   m.def("unpack_weights", &UnpackWeights, py::arg("packed"), py::arg("rows"), py::arg("k"), py::arg("bits"),
         py::arg("signed"));

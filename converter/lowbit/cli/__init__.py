@@ -11,7 +11,7 @@ import click
 
 import lowbit
 
-COMMANDS = ("sys", "inspect", "convert", "run", "verify", "bench")
+COMMANDS = ("sys", "inspect", "convert", "tune", "run", "verify", "bench")
 
 
 class _Commands(click.Group):

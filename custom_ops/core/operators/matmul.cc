@@ -1,10 +1,14 @@
 // Running a node of the matmul family: shapes in, kernel call out.
 #include "core/operators/matmul.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdio>
 #include <utility>
 
 #include "core/kernel_table.h"
 #include "core/status.h"
+#include "core/tune_cache.h"
 
 namespace lowbit {
 namespace {
@@ -14,6 +18,8 @@ using Tensors = std::span<const std::optional<ConstTensor>>;
 // Stands for a dimension that the model leaves open, where a kernel is chosen before any image was seen: the
 // middle of an ImageNet network.
 constexpr int64_t kTypicalPixels = 28;
+// The order of the kernels depends on the rows of a matrix product where they are few.
+constexpr int64_t kMaxTypicalRows = 256;
 
 class MatmulOperator final : public Operator {
  public:
@@ -29,7 +35,9 @@ class MatmulOperator final : public Operator {
                 : spec.epilogue.y_signed        ? ElementType::kInt8
                                                 : ElementType::kUInt8) {}
 
-  void SetKernel(const KernelChoice& choice, std::unique_ptr<ConvKernel> kernel) {
+  void SetKernel(const KernelChoice& choice, const std::string& tune_key,
+                 std::unique_ptr<ConvKernel> kernel) {
+    plan_.tune_key = tune_key;
     plan_.kernel = choice.row->name;
     plan_.tuned = choice.tuned;
     plan_.refused = choice.refused;
@@ -38,21 +46,34 @@ class MatmulOperator final : public Operator {
     kernel_ = std::move(kernel);
   }
 
+  // What the model states of the images: batch (rows of a Gemm), height, width; -1 where it does not.
+  std::array<int64_t, 3> StatedShape(const std::vector<int64_t>& x_shape) const {
+    const auto dim = [](int64_t size) { return size > 0 ? size : int64_t{-1}; };
+    if (layout_.is_gemm) {
+      const int64_t rank = static_cast<int64_t>(x_shape.size());
+      const int64_t axis = layout_.axis < 0 ? layout_.axis + rank : layout_.axis;
+      if (axis < 0 || axis >= rank) return {-1, 1, 1};
+      const auto end = x_shape.begin() + axis;
+      const bool known = std::all_of(x_shape.begin(), end, [](int64_t size) { return size > 0; });
+      return {known ? ElementCount({x_shape.begin(), end}) : -1, 1, 1};
+    }
+    const size_t rank = static_cast<size_t>(layout_.spatial) + 2;
+    if (x_shape.size() != rank) return {-1, layout_.spatial == 1 ? 1 : -1, -1};
+    return {dim(x_shape[0]), layout_.spatial == 1 ? 1 : dim(x_shape[1]), dim(x_shape[rank - 2])};
+  }
+
   // A shape like those that will be fed: what is known at creation, typical sizes for the rest.
   ConvShape TypicalShape(const std::vector<int64_t>& x_shape) const {
-    if (layout_.is_gemm) return {1, 1, 1, 1, 1};
-    const auto size = [&](int dim, int64_t least) {
-      const size_t axis = static_cast<size_t>(dim) + 1;
-      const bool known = x_shape.size() == static_cast<size_t>(layout_.spatial) + 2 && x_shape[axis] > 0;
-      return known ? x_shape[axis] : std::max(kTypicalPixels, least);
+    const std::array<int64_t, 3> stated = StatedShape(x_shape);
+    if (layout_.is_gemm) return {std::clamp(stated[0], int64_t{1}, kMaxTypicalRows), 1, 1, 1, 1};
+    const auto size = [&](int64_t known, int64_t least) {
+      return known > 0 ? known : std::max(kTypicalPixels, least);
     };
     // The smallest size that leaves an output pixel: the window itself, or more than the pads cut off.
     const ConvGeometry& g = geometry_;
     const int64_t least_w = g.transposed ? g.pad_left + g.pad_right + 1 : g.dilation_w * (g.kernel_w - 1) + 1;
     const int64_t least_h = g.transposed ? g.pad_top + g.pad_bottom + 1 : g.dilation_h * (g.kernel_h - 1) + 1;
-    const int64_t w = size(layout_.spatial - 1, least_w);
-    const int64_t h = layout_.spatial == 1 ? 1 : size(0, least_h);
-    return InferConvShape(g, 1, h, w);
+    return InferConvShape(g, 1, size(stated[1], least_h), size(stated[2], least_w));
   }
 
   std::vector<int64_t> OutputShape(Tensors inputs) const override {
@@ -153,8 +174,26 @@ class MatmulOperator final : public Operator {
   std::unique_ptr<ConvKernel> kernel_;
 };
 
+// "1x28x28", with ? where the model leaves a size open.
+std::string StatedText(const std::array<int64_t, 3>& stated) {
+  std::string text;
+  for (const int64_t size : stated) {
+    if (!text.empty()) text += 'x';
+    text += size > 0 ? std::to_string(size) : "?";
+  }
+  return text;
+}
+
 std::string ReferenceKernelFor(const ConvSpec& spec) {
   return spec.geometry.transposed ? "conv_transpose_reference" : "conv_reference";
+}
+
+void Warn(const OperatorOptions& options, const std::string& warning) {
+  if (options.warn) {
+    options.warn(warning);
+  } else {
+    std::fputs((warning + "\n").c_str(), stderr);
+  }
 }
 
 }  // namespace
@@ -164,8 +203,13 @@ std::unique_ptr<Operator> CreateMatmul(const NodeReader& node, const ConvSpec& s
   auto op = std::make_unique<MatmulOperator>(node, spec, layout);
   const ConvShape typical = op->TypicalShape(options.x_shape);
   const std::string only = options.use_reference ? ReferenceKernelFor(spec) : options.kernel;
-  const KernelChoice choice = SelectConvKernel(spec, typical, options.isa, only);
-  op->SetKernel(choice, choice.row->create(spec));
+  const std::string key = TuneKey(spec, StatedText(op->StatedShape(options.x_shape)), options.isa);
+  std::string tuned;
+  if (options.tuned && only.empty() && TuneCacheEnabled()) {
+    tuned = TunedKernel(key, options.threads, [&](const std::string& warning) { Warn(options, warning); });
+  }
+  const KernelChoice choice = SelectConvKernel(spec, typical, options.isa, only, tuned);
+  op->SetKernel(choice, key, choice.row->create(spec));
   return op;
 }
 

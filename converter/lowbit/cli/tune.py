@@ -1,0 +1,73 @@
+"""``lowbit tune``: measured kernel choices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lowbit.cli.common import MODEL, Out, shape_option, subcommand, threads_option
+
+if TYPE_CHECKING:
+    from lowbit.tune import TuneReport
+
+
+@subcommand("tune")
+@click.argument("model", type=MODEL, required=False)
+@click.option("--clear", is_flag=True, help="Forget all measured choices first. Without MODEL: and stop.")
+@threads_option
+@shape_option
+def command(out: Out, model: Path | None, clear: bool, threads: int | None, shapes: tuple[str, ...]) -> None:
+    """Measure the kernels of MODEL's nodes and keep the fastest for all later sessions.
+
+    A session takes a kernel by estimated cost. This command lets the candidates of every convolution and
+    matrix product take turns at the model's shapes, and writes which one won to the user's cache folder (or
+    LOWBIT_CACHE_DIR). Results do not change. LOWBIT_TUNE=off makes sessions ignore the file.
+    """
+    from lowbit import tune
+    from lowbit.feeds import parse_shapes
+    from lowbit.tune import clear as clear_files
+
+    if model is None and not clear:
+        raise click.UsageError("give a MODEL, or --clear")
+    removed = clear_files() if clear else []
+    if clear:
+        out.note(f"removed {', '.join(map(str, removed)) or 'nothing: there were no measured choices'}")
+    if model is None:
+        if out.as_json:
+            out.json({"removed": [str(path) for path in removed]})
+        return
+    with out.progress("measuring") as progress:
+        report = tune(model, shapes=parse_shapes(shapes), threads=threads, progress=progress)
+    if out.as_json:
+        out.json(report.to_dict())
+    else:
+        _print(out, report)
+
+
+def _print(out: Out, report: TuneReport) -> None:
+    rows = []
+    for node in report.nodes:
+        changed = node.tuned != node.routed
+        routed, tuned = (node.microseconds.get(name or "") for name in (node.routed, node.tuned))
+        rows.append(
+            (
+                node.name,
+                node.op_type,
+                node.routed,
+                None if routed is None else f"{routed:.1f}",
+                node.tuned if changed else None,
+                f"{tuned:.1f}" if changed and tuned is not None else None,
+                f"{node.gain:.2f}x" if changed else None,
+                node.reason,
+            )
+        )
+    columns = ["node", "op", "estimated choice", "us>", "measured choice", "us >", "gain>", "why not"]
+    out.table(columns, rows, optional=("op",))
+    for warning in report.warnings:
+        out.note(f"warning: {warning}")
+    out.note(
+        f"{report.problems} different problems, {report.threads} thread(s), {report.isa}; "
+        f"{report.changed} of {len(report.nodes)} nodes get another kernel. Kept in {report.cache}"
+    )
