@@ -506,6 +506,147 @@ class Oracle:
         shape = (-1,) + (1,) * (x.ndim - 2)
         return [Value(x * slope.reshape(shape) + shift.reshape(shape), TensorProto.FLOAT)]
 
+    # -- ONNX Runtime's operator form: DequantizeLinear, the float operator, QuantizeLinear in one
+    def _read(self, operand: list[Value | None], axis: int = 1) -> Value:
+        """The real numbers of an operand: codes, scale, zero point."""
+        return self._DequantizeLinear(None, operand, {"axis": axis})[0]
+
+    def _written(self, result: Value, y: list[Value | None], like: Value) -> list[Value]:
+        """A result as codes of y's scale and zero point; its type is `like`'s where the latter is absent."""
+        scale, zero = [*y, None][:2]
+        kind = like.type if zero is None else zero.type
+        shift = np.zeros((), F32) if zero is None else zero.array.reshape(()).astype(F32)
+        low, high = _RANGES[kind]
+        step = scale.array.reshape(()).astype(F32)
+        if result.sum is not None:
+            codes = result.sum.codes(step, shift, low, high)
+        else:
+            codes = quantize(result.array, step, shift, low, high)
+        return [Value(codes.astype(_CONTAINERS[kind]), kind)]
+
+    def _turned(self, value: Value, perm: list[int]) -> Value:
+        """Also moves what is known about the values."""
+        grid, total = value.grid, value.sum
+        if grid is not None:
+            grid = Grid(grid.codes.transpose(perm), grid.scale)
+        if total is not None:
+            scale = total.scale if total.scale.size == 1 else np.broadcast_to(total.scale, total.acc.shape)
+            scale = scale if scale.size == 1 else scale.transpose(perm)
+            total = replace(total, acc=total.acc.transpose(perm), scale=scale)
+        return replace(value, array=value.array.transpose(perm), grid=grid, sum=total)
+
+    def _first(self, value: Value, attributes) -> Value:
+        rank = value.array.ndim
+        last = attributes.get("channels_last", 0)
+        return self._turned(value, [0, rank - 1, *range(1, rank - 1)]) if last else value
+
+    def _last(self, value: Value, attributes) -> Value:
+        rank = value.array.ndim
+        return self._turned(value, [0, *range(2, rank), 1]) if attributes.get("channels_last", 0) else value
+
+    @staticmethod
+    def _int_bias(codes: Value | None, x: Value, w: Value, alpha: float = 1.0) -> Value | None:
+        if codes is None:
+            return None
+        scale = (F32(F32(alpha) * x.array) * w.array).astype(F32).reshape(-1)
+        scale = scale.reshape(()) if scale.size == 1 else scale
+        shape = np.broadcast_shapes(codes.array.shape, scale.shape)
+        integers = np.broadcast_to(codes.array.astype(np.int64), shape)
+        return Value(integers * scale, TensorProto.FLOAT, Grid(integers, scale))
+
+    def _QLinearConv(self, node, inputs, attributes) -> list[Value]:
+        bias = self._int_bias(inputs[8] if len(inputs) > 8 else None, inputs[1], inputs[4])
+        x, w = self._first(self._read(inputs[:3]), attributes), self._read(inputs[3:6], 0)
+        (y,) = self._Conv(node, [x, w, bias], attributes)
+        return self._written(self._last(y, attributes), inputs[6:8], inputs[0])
+
+    def _QLinearMatMul(self, node, inputs, attributes) -> list[Value]:
+        a, b = self._read(inputs[:3]), self._read(inputs[3:6], inputs[3].array.ndim - 1)
+        return self._written(self._matrix(a, b, None, 1.0, 1.0), inputs[6:8], inputs[0])
+
+    def _QGemm(self, node, inputs, attributes) -> list[Value]:
+        inputs = [*inputs, *[None] * (9 - len(inputs))]
+        alpha = attributes.get("alpha", 1.0)
+        bias = self._int_bias(inputs[6], inputs[1], inputs[4], alpha)
+        b = self._read(inputs[3:6], 0 if attributes.get("transB", 0) else 1)
+        (y,) = self._Gemm(node, [self._read(inputs[:3]), b, bias], attributes)
+        if inputs[7] is None:
+            return [y]
+        return self._written(y, inputs[7:9], inputs[0])
+
+    def _MatMulIntegerToFloat(self, node, inputs, attributes) -> list[Value]:
+        inputs = [*inputs, *[None] * (7 - len(inputs))]
+        a, b = self._read(inputs[0:5:2]), self._read(inputs[1:6:2], 1)
+        y = self._matrix(a, b, None, 1.0, 1.0)
+        return [y if inputs[6] is None else Value(y.array + inputs[6].array, TensorProto.FLOAT)]
+
+    def _ConvInteger(self, node, inputs, attributes) -> list[Value]:
+        x, w = self._differences(inputs, 0)
+        (y,) = self._Conv(node, [x, w, None], attributes)
+        return [Value(y.sum.acc.astype(np.int32), TensorProto.INT32)]
+
+    def _MatMulInteger(self, node, inputs, attributes) -> list[Value]:
+        a, b = self._differences(inputs, 1)
+        total = np.matmul(a.grid.codes, b.grid.codes)
+        return [Value(total.astype(np.int32), TensorProto.INT32)]
+
+    @staticmethod
+    def _differences(inputs: list[Value | None], axis: int) -> list[Value]:
+        """Both operands less their zero points, on a grid of scale 1."""
+        values = []
+        for operand, zero in zip(inputs, [*inputs[2:], None, None], strict=False):
+            shift = np.zeros(1) if zero is None else zero.array.astype(np.int64)
+            codes = operand.array.astype(np.int64) - _align(shift, operand.array.ndim, axis).astype(np.int64)
+            values.append(Value(codes.astype(F32), TensorProto.FLOAT, Grid(codes, np.ones((), F32))))
+        return values[:2]
+
+    def _binary(self, op: str, inputs) -> list[Value]:
+        a, b = self._read(inputs[:3]), self._read(inputs[3:6])
+        (y,) = self._plain(helper.make_node(op, ["a", "b"], ["y"]), [a.array, b.array])
+        return self._written(Value(y, TensorProto.FLOAT), inputs[6:8], inputs[0])
+
+    def _QLinearAdd(self, node, inputs, attributes) -> list[Value]:
+        return self._binary("Add", inputs)
+
+    def _QLinearMul(self, node, inputs, attributes) -> list[Value]:
+        return self._binary("Mul", inputs)
+
+    def _unary(self, op: str, inputs, **attributes) -> list[Value]:
+        (y,) = self._plain(helper.make_node(op, ["x"], ["y"], **attributes), [self._read(inputs[:3]).array])
+        return self._written(Value(y, TensorProto.FLOAT), inputs[3:5], inputs[0])
+
+    def _QLinearLeakyRelu(self, node, inputs, attributes) -> list[Value]:
+        return self._unary("LeakyRelu", inputs, **attributes)
+
+    def _QLinearSigmoid(self, node, inputs, attributes) -> list[Value]:
+        return self._unary("Sigmoid", inputs)
+
+    def _QLinearSoftmax(self, node, inputs, attributes) -> list[Value]:
+        return self._unary("Softmax", inputs, axis=attributes["axis"])
+
+    def _QLinearConcat(self, node, inputs, attributes) -> list[Value]:
+        parts = [self._read(inputs[i : i + 3]).array for i in range(2, len(inputs), 3)]
+        joined = Value(np.concatenate(parts, attributes["axis"]), TensorProto.FLOAT)
+        return self._written(joined, inputs[:2], inputs[2])
+
+    def _QLinearWhere(self, node, inputs, attributes) -> list[Value]:
+        x, y = self._read(inputs[1:4]), self._read(inputs[4:7])
+        chosen = Value(np.where(inputs[0].array, x.array, y.array), TensorProto.FLOAT)
+        return self._written(chosen, inputs[7:9], inputs[1])
+
+    def _QLinearAveragePool(self, node, inputs, attributes) -> list[Value]:
+        (y,) = self._AveragePool(node, [self._first(self._read(inputs[:3]), attributes)], attributes)
+        return self._written(self._last(y, attributes), inputs[3:5], inputs[0])
+
+    def _QLinearGlobalAveragePool(self, node, inputs, attributes) -> list[Value]:
+        rank, last = inputs[0].array.ndim, attributes.get("channels_last", 0)
+        y = self._mean(self._read(inputs[:3]), tuple(range(1, rank - 1) if last else range(2, rank)), True)
+        return self._written(y, inputs[3:5], inputs[0])
+
+    def _QLinearReduceMean(self, node, inputs, attributes) -> list[Value]:
+        y = self._mean(self._read(inputs[:3]), tuple(attributes["axes"]), bool(attributes["keepdims"]))
+        return self._written(y, inputs[3:5], inputs[0])
+
     # -- structure
     def _Constant(self, node, inputs, attributes) -> list[Value]:
         if "value" in attributes:

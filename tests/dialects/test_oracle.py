@@ -27,7 +27,7 @@ def test_graphs_are_valid_onnx(name: str, seeds) -> None:
 def test_oracle_is_near_the_float_graph(name: str, seeds) -> None:
     """ONNX Runtime without optimizations rounds each float sum, so it may flip a code where a tie is near."""
     case = CASES[name]
-    for seed in (s for s in seeds(2) if s % 3 != 2):
+    for seed in (s for s in seeds(2) if s % 3 == 1 or (s % 3 == 0 and not case.ties_differ)):
         built = case.build(seed)
         for sizes in built.sizes:
             feeds = built.feed(0, **sizes)

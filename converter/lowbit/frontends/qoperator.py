@@ -48,15 +48,19 @@ def normalize(model: ir.Model) -> None:
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     taken = {value.name for node in model.graph.all_nodes() for value in node.outputs}
     taken |= {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
-    while waiting:
-        unready = [node for node in waiting if not _expand(model.graph, node, taken)]
-        if len(unready) == len(waiting):
-            for node in unready:
-                node.meta[REASON] = "the rank of its input is unknown"
+    while waiting := [node for node in waiting if not _expand(model.graph, node, taken)]:
+        before = _known(waiting)
+        infer_shapes(model)  # what they wait for follows from what has been written out by now
+        if _known(waiting) == before:
+            for node in waiting:
+                node.meta[REASON] = "the rank or the type of its input is unknown"
             return
-        waiting = unready
-        if waiting:  # the rank that they need follows from what has been written out by now
-            infer_shapes(model)
+
+
+def _known(nodes: Sequence[ir.Node]) -> int:
+    """How many inputs of nodes have a known rank or type."""
+    values = [value for node in nodes for value in node.inputs if value is not None]
+    return sum(value.shape is not None for value in values) + sum(value.dtype is not None for value in values)
 
 
 def restore(graph: ir.Graph, covered: AbstractSet[ir.Node], reasons: Mapping[ir.Node, str]) -> bool:
@@ -156,8 +160,8 @@ def _take_place(old: ir.Value, new: ir.Value) -> None:
 # Writing an operator out ---------------------------------------------------------------------------------
 
 
-class _UnknownRank(Exception):
-    """An operator cannot be written out before the rank of its operand is known."""
+class _WaitsError(Exception):
+    """An operator cannot be written out before the rank and the type of its operand are known."""
 
 
 def _expand(graph: ir.Graph, node: ir.Node, taken: set[str | None]) -> bool:
@@ -167,11 +171,13 @@ def _expand(graph: ir.Graph, node: ir.Node, taken: set[str | None]) -> bool:
     writer = _Writer(graph, node, taken)
     try:
         refusal = expander(writer)
-    except _UnknownRank:
+    except _WaitsError:
+        writer.discard()
         return False
     if refusal is None:
         writer.finish()
     else:
+        writer.discard()
         node.meta[REASON] = refusal.reason
     return True
 
@@ -257,8 +263,11 @@ class _Writer:
         """Rounds the result to the codes that are the operator's output."""
         zero = self.given(zero_point)
         if zero is None:
-            signed = _code_type(self.given(0)) == ir.DataType.INT8
-            zero = self.constant("zero_point", np.zeros((), np.int8 if signed else np.uint8))
+            dtype = np.int8 if _code_type(self.given(0)) == ir.DataType.INT8 else np.uint8
+            zero = self.constant("zero_point", np.zeros((), dtype))
+            # Said explicitly if the operator comes back: some of ONNX Runtime's abort where it is left out.
+            self.group.inputs += [None] * (zero_point + 1 - len(self.group.inputs))
+            self.group.inputs[zero_point] = zero
         codes = self._write("", "QuantizeLinear", [real, self.given(scale), zero]).outputs[0]
         codes.type = None if zero.dtype is None else ir.TensorType(zero.dtype)
 
@@ -268,6 +277,12 @@ class _Writer:
         self.graph.insert_before(last, self.group.nodes)
         _take_place(last.outputs[0], self.group.nodes[-1].outputs[0])
         self.graph.remove([last] if last is self.node else [last, self.node], safe=True)
+
+    def discard(self) -> None:
+        """Takes what was written off the lists of readers of its inputs."""
+        for node in self.group.nodes:
+            for index in range(len(node.inputs)):
+                node.replace_input_with(index, None)
 
     def _dequantize(self, inputs: Sequence[ir.Value | None], axis: int | None) -> ir.Value:
         while inputs[-1] is None:
@@ -304,18 +319,20 @@ class _Writer:
         return name
 
 
-def _code_type(codes: ir.Value | None) -> ir.DataType | None:
+def _code_type(codes: ir.Value | None) -> ir.DataType:
     """The element type of codes, which ops that move them hand on."""
     while codes is not None and codes.dtype is None:
         node = codes.producer()
         codes = node.inputs[0] if node and is_op(node, *CODE_MOVERS, "Concat", "Identity") else None
-    return None if codes is None else codes.dtype
+    if codes is None or codes.dtype is None:
+        raise _WaitsError
+    return codes.dtype
 
 
 def _rank(value: ir.Value | None) -> int:
     rank = None if value is None else rank_of(value)
     if rank is None:
-        raise _UnknownRank
+        raise _WaitsError
     return rank
 
 
@@ -329,8 +346,8 @@ def _accumulator_scale(writer: _Writer, x: int, w: int) -> Array | Refusal:
         return Refusal(f"its scales are {x_scale.dtype} and {w_scale.dtype}; lowbit computes in float32")
     if x_scale.size != 1 or (w_scale.size != 1 and w_scale.ndim != 1):
         return Refusal(
-            f"its scales have the shapes {list(x_scale.shape)} and {list(w_scale.shape)}; expected one for its "
-            "input and one, or one per channel, for its weights"
+            f"its scales have the shapes {list(x_scale.shape)} and {list(w_scale.shape)}; expected one for "
+            "its input and one, or one per channel, for its weights"
         )
     alpha = get_float(writer.node, "alpha", 1.0)
     with np.errstate(all="ignore"):

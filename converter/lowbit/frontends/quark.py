@@ -17,7 +17,7 @@ import onnx_ir as ir
 from lowbit.errors import UnsupportedError
 from lowbit.graph.attributes import get_int
 
-_DOMAINS = ("com.amd.quark", "com.vai.quantize")
+DOMAINS = ("com.amd.quark", "com.vai.quantize")
 _QUANTIZE = ("ExtendedQuantizeLinear", "VitisQuantizeLinear")
 _DEQUANTIZE = ("ExtendedDequantizeLinear", "VitisDequantizeLinear")
 
@@ -33,7 +33,7 @@ def normalize(model: ir.Model) -> None:
         UnsupportedError: names the first node that has no standard counterpart.
     """
     for node in model.graph.all_nodes():
-        if node.domain in _DOMAINS:
+        if node.domain in DOMAINS:
             _make_standard(node, model.graph)
 
 
@@ -77,6 +77,6 @@ def _element_type(node: ir.Node, *, quantizes: bool) -> ir.DataType | None:
 
 def _refusal(node: ir.Node, why: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{node.op_type} '{node.name or node.outputs[0].name}' ({node.domain}): {why}. ONNX Runtime runs it with "
-        "AMD's library only; quantize to 8-bit integers instead, in the format QuantFormat.QDQ if you can"
+        f"{node.op_type} '{node.name or node.outputs[0].name}' ({node.domain}): {why}. ONNX Runtime runs it "
+        "with AMD's library only; quantize to 8-bit integers instead, preferably in the form QuantFormat.QDQ"
     )

@@ -625,6 +625,8 @@ class Lowering:
         return name
 
     def _remember(self, stored: ir.Value, source: ir.Value, how: Stored | StoredReal) -> None:
+        if "lowbit.made" in source.meta and not source.meta.get("lowbit.named"):
+            return  # the model has no such value; it may know the stored tensor in another order of axes
         entry: dict[str, Any] = {"source": source.name}
         if how.order != identity(len(how.order)):
             entry["perm"] = list(how.order)

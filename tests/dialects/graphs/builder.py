@@ -330,7 +330,7 @@ class Case:
             stated reason must match. Empty: none may stay. stock_equal: Stock ONNX Runtime, optimized and
             exact, gives the same bits. float_tail: Results pass float operations behind the last integer
             node: compare within 1e-6 relative. loads_in_stock: Stock ONNX Runtime can load the model at all,
-            with optimizations disabled.
+            with optimizations disabled. ties_differ: It does, but its kernels round ties by other formulas.
     """
 
     name: str
@@ -340,6 +340,7 @@ class Case:
     stock_equal: bool = False
     float_tail: bool = False
     loads_in_stock: bool = True
+    ties_differ: bool = False
 
     def build(self, seed: int = 0) -> Built:
         g = Graph(self.name, seed)
