@@ -84,6 +84,9 @@ def convert(
         )
     quark.normalize(source.model)
     qonnx.normalize(source.model)
+    names |= {
+        value.name for node in source.model.graph for value in node.outputs
+    }  # codes of QONNX among them
     quantize_inputs(source.model.graph, quantizers, report)
     qoperator.normalize(source.model)
     qdq.normalize(source.model)

@@ -10,7 +10,7 @@ number in float64 and a bound on the error of any sensible float32 evaluation: n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,28 @@ class Chain:
         return ((apart <= 1) & near) | (inner & (apart <= 1 + np.ceil(self.extra_steps)))
 
 
+@dataclass
+class Count(Chain):
+    """The number whose thresholds a node counts; ``value`` and ``error`` are in that number's units.
+
+    The threshold of an integer is the first integer beyond a tie, which lies up to 1 before it.
+    """
+
+    ties: Reals = field(default_factory=lambda: np.zeros((1, 1)))  # [C or 1, n]
+    between: float = 0.0  # how far from there the tie itself may be
+
+    def explains(self, got: Array, expected: Array) -> npt.NDArray[np.bool_]:
+        """Where two counts differ by one threshold that the number is nearest to."""
+        apart = np.abs(got.astype(np.float64) - expected.astype(np.float64))
+        channels = self.value.reshape(-1, self.value.shape[-1])
+        near = np.zeros(channels.shape, bool)
+        with np.errstate(invalid="ignore"):
+            for k in range(self.ties.shape[1]):
+                distance = np.abs(channels - self.ties[:, k])
+                near |= distance <= self.error.reshape(channels.shape) + self.between
+        return (apart <= 1) & near.reshape(apart.shape)
+
+
 def chain(op_type: str, attrs: Attributes, inputs: Sequence[Array | None]) -> Chain | None:
     """The real result of a node; None for ops that only move codes, where nothing explains a difference."""
     if op_type not in DEFINITIONS:
@@ -66,6 +88,7 @@ def chain(op_type: str, attrs: Attributes, inputs: Sequence[Array | None]) -> Ch
         "LowBitConcat": _concat,
         "LowBitRequantize": _requantize,
         "LowBitQuantize": _quantize,
+        "LowBitThreshold": _threshold,
         "LowBitDequantize": _dequantize,
     }
     return formulas[op_type](attrs, *inputs) if op_type in formulas else None
@@ -94,9 +117,14 @@ def _matmul(op_type: str, attrs: Attributes, given: dict[str, Array | None]) -> 
         value = given.get(name)
         return np.zeros((), np.int32) if value is None else value
 
-    if attrs.get("epilogue") == "thresholds":
-        return None
     total, magnitude, terms = _accumulate(op_type, attrs, need)
+    if attrs.get("epilogue") == "thresholds":
+        thresholds = _finite(need("thresholds").astype(np.float64), 2.0**31 - 1)
+        bias = need("bias").astype(np.float64)
+        # A float bias inside the chain is as large as the thresholds that it moves.
+        size = magnitude + np.abs(bias) + np.nanmax(np.abs(thresholds), axis=1, initial=0.0)
+        middle = thresholds - 0.5 * need("threshold_dir").reshape(-1, 1)
+        return Count(total + bias, (terms + 8) * ROUNDING * size, None, ties=middle, between=0.5)
     scale = need("x_scale").astype(np.float64) * need("w_scale").astype(np.float64)
     bias = need("bias").astype(np.float64)
     value, size, count = (total + bias) * scale, (magnitude + np.abs(bias)) * scale, terms + 3
@@ -286,6 +314,18 @@ def _requantize(
 def _quantize(attrs: Attributes, x: Array, y_scale: Array, y_zero_point: Array) -> Chain:
     value = (np.moveaxis(x, 1, -1) if attrs.get("to_channels_last") else x).astype(np.float64)
     return Chain(value, _ulps(2, value), _step(y_scale))
+
+
+def _threshold(attrs: Attributes, x: Array, thresholds: Array, base: Array, direction: Array) -> Chain:
+    value = (np.moveaxis(x, 1, -1) if attrs.get("to_channels_last") else x).astype(np.float64)
+    rows = _finite(thresholds.astype(np.float64), np.inf)
+    error = np.broadcast_to(8 * ROUNDING * np.nanmax(np.abs(rows), axis=1, initial=0.0), value.shape)
+    return Count(value, error, None, ties=rows)
+
+
+def _finite(thresholds: Reals, limit: float) -> Reals:
+    """Thresholds, with NaN, which nothing is near to, for those out of reach or always reached."""
+    return np.where(np.abs(thresholds) >= limit, np.nan, thresholds)
 
 
 def _dequantize(attrs: Attributes, x: Array, x_scale: Array, x_zero_point: Array) -> Chain:

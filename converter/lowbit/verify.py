@@ -31,6 +31,7 @@ from lowbit.feeds import Model, as_proto, batches, constant_values, load_samples
 from lowbit.ops import DOMAIN, evaluate
 from lowbit.provenance import Place, other_source, read_places
 from lowbit.session import open_session, run_session, session
+from lowbit.standard import needs_standard_form, standard_form
 from lowbit.stock import Stock, exact_options, expose
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def verify(
     Raises:
         ModelError: if a model cannot be read or run, or ``model`` was not made from ``against``.
     """
-    converted, original = as_proto(model), as_proto(against)
+    converted, original = as_proto(model), standard_form(as_proto(against))
     report = VerifyReport()
     mapping = read_places(converted, original)
     if isinstance(against, (str, os.PathLike)) and other_source(converted, against):
@@ -150,6 +151,10 @@ def verify(
         )
     feeds = _samples(original, data, samples, seed, shapes)
 
+    if needs_standard_form(as_proto(against)):
+        report.notes.append(
+            "ONNX Runtime does not load the original; it was compared with its quantizers as float operations"
+        )
     stock = Stock(original, {place.source for place in mapping.values()}, threads, report.notes)
     local = _Local(converted, original, mapping, threads)
     whole = _Whole(converted, mapping, threads)
