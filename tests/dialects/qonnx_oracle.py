@@ -98,8 +98,8 @@ class QonnxOracle(Oracle):
         count = np.moveaxis((moved[..., None] >= thresholds).sum(-1), -1, axis).astype(F32)
         real = F32(out_scale) * count + F32(out_bias)
         for scale in (F32(out_scale), F32(out_scale) / F32(2)):
-            codes = real / scale
-            if np.array_equal(codes, np.round(codes)) and np.array_equal(codes * scale, real):
+            codes = np.round(real / scale)
+            if np.array_equal(codes * scale, real):
                 return _value(codes, np.asarray(scale), real)
         return Value(real, TensorProto.FLOAT)
 

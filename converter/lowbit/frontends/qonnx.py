@@ -484,6 +484,9 @@ def _write_constant(graph: ir.Graph, node: ir.Node, array: Array, wanted: _Quant
     reason = wanted.reason_against_codes(array.ndim)
     shifted = codes - wanted.zero_point
     wide = len(_wide_axes(wanted.scale, wanted.zero_point)) > 1
+    if reason is not None and array.ndim > 1:  # a vector is a bias, which may be wide
+        for user in node.outputs[0].consumers():
+            user.meta[REASON] = f"the quantizer of its weights: {reason}"
     whole = np.array_equal(shifted, np.rint(shifted)) and np.all(np.abs(shifted) < 2**31)
     if reason is None:
         dtype = np.int8 if law.low < 0 else np.uint8
@@ -494,8 +497,6 @@ def _write_constant(graph: ir.Graph, node: ir.Node, array: Array, wanted: _Quant
         _dequantize(maker, value, wanted.scale, None, array.ndim)
     else:
         real = (codes.astype(np.float32) - wanted.zero_point) * wanted.scale
-        for user in node.outputs[0].consumers():
-            user.meta[REASON] = f"of its weights: {reason}"
         maker.finish(add_initializer(graph, f"{maker.stem}.real", real.astype(np.float32)))
 
 

@@ -216,17 +216,22 @@ for _bits in (1, 2, 3, 4, 5, 6, 7, 8):
             )
 for _mode in ("CEIL", "HALF_UP", "DOWN"):
     _activation_case(f"rounding_{_mode}_8_bits", lambda g, x, w, k, m=_mode: g.after(x, w, k, 8, rounding=m))
-for _zero in (1.0, 2.0, 7.0, -3.0):
+for _zero in (1.0, 2.0, 7.0, 15.0):
     _activation_case(
         f"zero_point_{_zero:.0f}", lambda g, x, w, k, z=_zero: g.after(x, w, k, 4, signed=0, zero=z)
     )
+_activation_case(
+    "zero_point_below_the_codes",
+    lambda g, x, w, k: g.after(x, w, k, 4, signed=0, zero=-3.0),
+    left={"Conv": "its zero point -3 is outside"},
+)
 _activation_case("zero_point_signed", lambda g, x, w, k: g.after(x, w, k, 4, zero=3.0, rounding="FLOOR"))
 _activation_case("zero_point_8_bits", lambda g, x, w, k: g.after(x, w, k, 8, signed=0, zero=101.0))
 _activation_case("no_rounding_mode", lambda g, x, w, k: g.after(x, w, k, 4, rounding=None))
 _activation_case("bipolar", lambda g, x, w, k: g.after(x, w, k, 0))
 
 
-@case(left={"Conv": "zero point"})
+@case(left={"Conv": "its zero point 0.5 is no code"})
 def zero_point_fraction(g: QonnxGraph) -> None:
     """No integer stands for it, so that the convolution behind stays."""
     x, xq = entry(g, [1, 6, 7, 6])
@@ -235,7 +240,7 @@ def zero_point_fraction(g: QonnxGraph) -> None:
     close(g, g.quant(y, yq), yq, (4, 8, 1, 1), [1, 4, 5, 4])
 
 
-@case(left={"Conv": "16 bits|bit width|bits"})
+@case(left={"Conv": "quantizes to 16 bits"})
 def sixteen_bit_activation(g: QonnxGraph) -> None:
     x, xq = entry(g, [1, 6, 7, 6])
     y, wq, terms = conv(g, x, xq, (8, 6, 3, 3))
@@ -302,9 +307,13 @@ _weight_case("wide", lambda g: g.weight_quant(8, 4, narrow=0))
 _weight_case("unsigned", lambda g: g.weight_quant(8, 3, signed=0, narrow=0))
 _weight_case("zero_point", lambda g: g.weight_quant(8, 4, signed=0, narrow=0, zero=7.0))
 _weight_case("floor", lambda g: g.weight_quant(8, 4, rounding="FLOOR"))
-_weight_case("sixteen_bits", lambda g: g.weight_quant(8, 16), left={"Conv": "16 bits|bits"})
 _weight_case(
-    "two_axes", lambda g: Quant(g.scale(0.05, 48).reshape(8, 6, 1, 1), 4), left={"Conv": "axis|axes|scale"}
+    "sixteen_bits", lambda g: g.weight_quant(8, 16), left={"Conv": "its weights: it quantizes to 16 bits"}
+)
+_weight_case(
+    "two_axes",
+    lambda g: Quant(g.scale(0.05, 48).reshape(8, 6, 1, 1), 4),
+    left={"Conv": "its scale has the shape"},
 )
 
 
@@ -719,7 +728,7 @@ _threshold_case("single", count=1)
 _threshold_case("channels_last", layout="NHWC")
 _threshold_case("no_layout", layout=None)
 _threshold_case("six_bits", count=63)
-_threshold_case("descending_output", out_scale=-1.0, out_bias=7.0)
+_threshold_case("descending_output", out_scale=-1.0, out_bias=7.0, left={"Conv": "multiples of one scale"})
 
 
 @case()

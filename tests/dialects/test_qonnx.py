@@ -1,0 +1,157 @@
+"""Every QONNX graph: converted, run in ONNX Runtime, equal in every element to its float32 chain."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.conftest import FULL
+from tests.dialects import qonnx_oracle
+from tests.dialects.graphs.builder import Built, Case
+from tests.dialects.graphs.qonnx import CASES
+from tests.support import FLOAT_MATMULS, all_nodes, interface, lowbit_session, require_native
+
+lowbit = pytest.importorskip("lowbit")
+
+_NAMES = sorted(CASES)
+
+
+def _flavours(name: str, seeds) -> list[int]:
+    """One flavour of scales in the default run, all of them, several times, in the full one."""
+    return list(seeds(3)) if FULL else [_NAMES.index(name) % 3]
+
+
+def assert_equals_the_oracle(case: Case, built: Built, result, note: str) -> None:
+    session = lowbit_session(result.model)
+    for k, sizes in enumerate(built.sizes):
+        feeds = built.feed(k, **sizes)
+        for ours, meant in zip(session.run(None, feeds), qonnx_oracle.run(built.model, feeds), strict=True):
+            assert ours.shape == meant.shape, note
+            assert ours.dtype == meant.dtype, note
+            if case.left:
+                # A float product rounds its sum in ONNX Runtime's order: codes behind may flip at ties.
+                near = np.isclose(ours, meant, rtol=1e-5, atol=1e-5 * float(np.abs(meant).max()))
+                assert near.mean() >= 0.9, f"{note}: {(~near).sum()} of {near.size} elements differ"
+            elif case.float_tail:
+                np.testing.assert_allclose(ours, meant, rtol=1e-6, atol=1e-30, err_msg=note)
+            else:
+                different = int((ours != meant).sum())
+                assert not different, f"{note}: {different} of {ours.size} elements differ"
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_conversion_is_exact(name: str, seeds) -> None:
+    require_native()
+    case = CASES[name]
+    for seed in _flavours(name, seeds):
+        built = case.build(seed)
+        source = built.model.SerializeToString(deterministic=True)
+        result = lowbit.convert(built.model)
+        assert built.model.SerializeToString(deterministic=True) == source, "the input model was changed"
+        assert interface(result.model) == interface(built.model)
+        domains = {node.domain for node in all_nodes(result.model.graph)}
+        assert domains <= {"", "ai.onnx", "ai.lowbit"}, "ONNX Runtime knows no other"
+
+        reasons = "; ".join(f"{n.op_type} {n.name}: {n.reason}" for n in result.report.kept)
+        left = {node.op_type for node in all_nodes(result.model.graph) if node.op_type in FLOAT_MATMULS}
+        assert left == set(case.left), f"seed {seed}: {reasons}"
+        for pattern in case.left.values():
+            assert re.search(pattern, reasons), reasons
+        assert_equals_the_oracle(case, built, result, f"seed {seed}")
+
+
+@pytest.mark.parametrize("name", _NAMES if FULL else _NAMES[::12])
+def test_report_names_every_node(name: str) -> None:
+    """Each node of the input appears once, and what stayed says why."""
+    built = CASES[name].build(0)
+    report = lowbit.convert(built.model).report
+    assert {n.name for n in built.model.graph.node if n.op_type != "Constant"} <= {
+        n.name for n in report.nodes
+    }
+    assert all(n.reason for n in report.kept)
+
+
+def test_thresholds_need_no_order() -> None:
+    """How many of them an element reaches does not depend on it."""
+    built = CASES["multithreshold_unsigned"].build(1)
+    tensor = next(t for t in built.model.graph.initializer if t.name.startswith("thresholds"))
+    values = onnx.numpy_helper.to_array(tensor)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(values[:, ::-1].copy(), tensor.name))
+    assert_equals_the_oracle(CASES["multithreshold_unsigned"], built, lowbit.convert(built.model), "reversed")
+
+
+def test_strict_refuses_what_stays() -> None:
+    built = CASES["sixteen_bit_activation"].build(1)
+    with pytest.raises(lowbit.UnsupportedError, match="16 bits"):
+        lowbit.convert(built.model, strict=True)
+
+
+def test_weights_take_their_bits() -> None:
+    """Float weights behind a Quant become packed codes: the file shrinks to about its bits."""
+    sizes = {
+        bits: lowbit.convert(CASES[f"weights_{bits}_bits"].build(1).model).model.ByteSize()
+        for bits in (2, 4, 8)
+    }
+    assert sizes[2] < sizes[4] < sizes[8]
+
+
+# -- a quantizer that the user states for a float input
+
+
+def _image(shape: tuple[int, ...]) -> np.ndarray:
+    codes = np.random.default_rng(3).integers(0, 256, shape)
+    return (codes.astype(np.float32) / np.float32(255)).astype(np.float32)
+
+
+@pytest.mark.parametrize("stated", ["scale=1/255,bits=8,unsigned", "image:scale=0.003921569,bits=8,unsigned"])
+def test_input_quant(stated: str) -> None:
+    """With its input's quantizer stated the first convolution is an integer one."""
+    built = CASES["float_images"].build(0)
+    result = lowbit.convert(built.model, input_quant=stated)
+    assert not {node.op_type for node in result.model.graph.node} & FLOAT_MATMULS
+    assert interface(result.model) == interface(built.model)
+    assert any("image" in warning and "--input-quant" in warning for warning in result.report.warnings)
+    options = next(p.value for p in result.model.metadata_props if p.key == "lowbit.options")
+    assert stated in options
+
+    feeds = {"image": _image((1, 3, 8, 8))}
+    (ours,) = lowbit_session(result.model).run(None, feeds)
+    (meant,) = qonnx_oracle.run(_with_input_quant(built.model), feeds)
+    np.testing.assert_array_equal(ours, meant)
+
+
+def _with_input_quant(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model with the quantizer written into it."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for name, value in (("s", 1 / 255), ("z", 0.0), ("b", 8.0)):
+        copy.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(value), name))
+    for node in copy.graph.node:
+        node.input[:] = ["quantized" if i == "image" else i for i in node.input]
+    domain = "qonnx.custom_op.general"
+    node = onnx.helper.make_node(
+        "Quant", ["image", "s", "z", "b"], ["quantized"], domain=domain, signed=0, narrow=0
+    )
+    copy.graph.node.insert(0, node)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ("scale=1/255,bits=8", "one of signed and unsigned"),
+        ("bits=8,unsigned", "expected a scale"),
+        ("scale=0,bits=8,unsigned", "positive scale"),
+        ("scale=1/0,bits=8,unsigned", "expected numbers"),
+        ("scale=1,bits=9,unsigned", "1 to 8 bits"),
+        ("scale=1,bits=8,unsigned,zero_point=300", "zero point from 0 to 255"),
+        ("scale=1,bits=8,unsigned,colour=red", "cannot read 'colour=red'"),
+        ("nobody:scale=1,bits=8,unsigned", "a float32 input 'nobody'"),
+    ],
+)
+def test_input_quant_that_makes_no_sense(stated: str, message: str) -> None:
+    with pytest.raises(lowbit.LowBitError, match=re.escape(message)):
+        lowbit.convert(CASES["float_images"].build(0).model, input_quant=stated)
