@@ -23,6 +23,8 @@ MOVES = (
 )  # fmt: skip
 """Ops that exporters put between a quantizer and the op it is meant for. They hand codes on as they are."""
 
+_MOST_MOVES = 16  # more of them than models have in a row, and an end where a damaged model has none
+
 
 class Neighbours:
     """Who computes and who reads the values of a graph."""
@@ -37,12 +39,11 @@ class Neighbours:
 
     def maker(self, value: str) -> onnx.NodeProto | None:
         """The node that computes a value; moves of data in front of it are skipped."""
-        seen: set[str] = set()
         node = self.makers.get(value)
-        while node is not None and node.op_type in MOVES and node.input and value not in seen:
-            seen.add(value)
-            value = node.input[0]
-            node = self.makers.get(value)
+        for _ in range(_MOST_MOVES):
+            if node is None or node.op_type not in MOVES or not node.input:
+                break
+            node = self.makers.get(node.input[0])
         return node
 
 
@@ -50,9 +51,9 @@ def dialect_of(nodes: Iterable[onnx.NodeProto], graph: Neighbours) -> str | None
     """The dialect that a region of a model is written in.
 
     A node that belongs to one dialect alone (QLinearConv, Quant, ..) decides. A region that has none speaks
-    through the quantizers at its inputs; one of nothing but QuantizeLinear and DequantizeLinear, as at the
-    edges of a QOperator model, through what stands on either side of it. QCDQ is told from QDQ by the Clip
-    between a pair.
+    through the quantizers at its inputs; one of nothing but QuantizeLinear, DequantizeLinear and moves, as at
+    the edges of a QOperator model, through what stands on either side of it. QCDQ is told from QDQ by the
+    Clip between a pair.
 
     Args:
         nodes: the nodes that are computed together; one node, if it stays alone.
@@ -66,7 +67,7 @@ def dialect_of(nodes: Iterable[onnx.NodeProto], graph: Neighbours) -> str | None
     if own - {"QDQ", "QCDQ"}:
         return _strongest(own)
     around = {word for node in region for maker in _makers(node, graph) for word in _words(maker, graph)}
-    if all(_is_pair(node) for node in region):
+    if all(_is_pair(node) or node.op_type in MOVES for node in region):
         readers = (
             reader for node in region for output in node.output for reader in graph.readers.get(output, ())
         )

@@ -246,9 +246,11 @@ def describe_conversion(
         if entry.action == "converted" and entry.into in made:
             info = replace(made.pop(entry.into), name=entry.name, op_type=entry.op_type)
             info.source_weight_bytes = facts.weight_bytes(entry)
-        elif entry.action == "kept" and entry.name in made and made[entry.name].op_type == entry.op_type:
-            info = made.pop(entry.name)
-            info.source_weight_bytes = info.weight_bytes
+        elif entry.action == "kept":
+            kept = next((name for name in facts.names_kept(entry) if name in made), None)
+            if kept is not None and made[kept].op_type == entry.op_type:
+                info = replace(made.pop(kept), name=entry.name)
+                info.source_weight_bytes = info.weight_bytes
         info.action, info.into, info.reason = entry.action, entry.into, entry.reason or info.reason
         info.dialect = facts.dialect(entry)
         report.nodes.append(info)
@@ -267,17 +269,29 @@ class _SourceFacts:
         self._weights = StoredWeights(model)
         self._regions: dict[str, list[onnx.NodeProto]] = {}
         for entry in entries:
-            if entry.into is not None and entry.name in self._nodes:
-                self._regions.setdefault(entry.into, []).append(self._nodes[entry.name])
+            node = self._node(entry)
+            if entry.into is not None and node is not None:
+                self._regions.setdefault(entry.into, []).append(node)
+
+    def _node(self, entry: NodeReport) -> onnx.NodeProto | None:
+        """A node without a name goes by its op and output, and its op may be one of a newer opset by now."""
+        return self._nodes.get(entry.name) or self._neighbours.makers.get(entry.name.partition(" of ")[2])
+
+    def names_kept(self, entry: NodeReport) -> list[str]:
+        """The names that a node which stays may have: one that works in another layout has a new one."""
+        node = self._node(entry)
+        outputs = [] if node is None else node.output
+        return [entry.name, *(f"{output}.{entry.op_type}" for output in outputs)]
 
     def dialect(self, entry: NodeReport) -> str | None:
         """That of the region which the node is part of."""
-        alone = [self._nodes[entry.name]] if entry.name in self._nodes else []
+        node = self._node(entry)
+        alone = [] if node is None else [node]
         return dialect_of(self._regions.get(entry.into or "", alone), self._neighbours)
 
     def weight_bytes(self, entry: NodeReport) -> int | None:
         """Of the weights in the file."""
-        node = self._nodes.get(entry.name)
+        node = self._node(entry)
         return None if node is None else self._weights.bytes_of(node)
 
 

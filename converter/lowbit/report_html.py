@@ -27,7 +27,9 @@ _BAND = (10, 72)  # narrowest and widest
 _BIT_LANE = 15
 _LANES = 9  # 1 to 8 bits, floats on top
 _COST_HEIGHT = 150
-_TOP, _GAP, _BOTTOM = 12, 34, 8
+_TOP, _GAP, _BOTTOM = 16, 34, 8
+
+_UNKNOWN_HEIGHT = 5  # of a bar for a cost that nobody knows
 
 _NAME_LENGTH = 64
 """Longest name that is shown in full where there is little room."""
@@ -83,6 +85,8 @@ class Chart:
     bands: list[Band]
     ticks: list[Tick]
     metrics: list[Metric]
+    bits_title: float
+    cost_title: float
     has_floats: bool
 
 
@@ -180,6 +184,8 @@ def draw(rows: Sequence[Row]) -> Chart | None:
     cost_top = bits_base + _GAP
     cost_base = cost_top + _COST_HEIGHT
     metrics = [metric for metric in METRICS if any(metric.value(row.node) for row in rows)]
+    # What is known of all nodes comes first.
+    metrics.sort(key=lambda metric: any(metric.value(row.node) is None for row in rows))
     tops = {metric.key: _ceiling(max(metric.value(row.node) or 0 for row in rows)) for metric in metrics}
     sums = {metric.key: sum(metric.value(row.node) or 0 for row in rows) for metric in metrics}
     bands = []
@@ -193,8 +199,9 @@ def draw(rows: Sequence[Row]) -> Chart | None:
             name = "float" if bits is None else kind
             bars.append(Bar(left, bits_base - lanes * _BIT_LANE, 0.38 * band, lanes * _BIT_LANE, name))
         for metric in metrics:
-            height = (metric.value(row.node) or 0) / tops[metric.key] * _COST_HEIGHT
-            kind = f"cost m m-{metric.key}{' stays' if row.outcome == 'stays' else ''}"
+            value = metric.value(row.node)
+            height = _UNKNOWN_HEIGHT if value is None else value / tops[metric.key] * _COST_HEIGHT
+            kind = f"cost m m-{metric.key}{' stays' if row.outcome == 'stays' or value is None else ''}"
             bars.append(Bar(x + 0.1 * band, cost_base - height, 0.78 * band, height, kind))
         bands.append(Band(row.index, x, _tip(row, metrics, sums), bars))
     has_floats = any(operand_bits(row.node.x) is None or operand_bits(row.node.w) is None for row in rows)
@@ -205,7 +212,17 @@ def draw(rows: Sequence[Row]) -> Chart | None:
             Tick(cost_base - share * _COST_HEIGHT, _tick(share * tops[metric.key]), metric.key)
             for share in (0, 0.5, 1)
         ]
-    return Chart(round(band * len(rows), 2), cost_base + _BOTTOM, band, bands, ticks, metrics, has_floats)
+    return Chart(
+        width=round(band * len(rows), 2),
+        height=cost_base + _BOTTOM,
+        band=band,
+        bands=bands,
+        ticks=ticks,
+        metrics=metrics,
+        bits_title=_TOP - 6,
+        cost_title=cost_top - 6,
+        has_floats=has_floats,
+    )
 
 
 def _ceiling(value: float) -> float:

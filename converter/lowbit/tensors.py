@@ -35,6 +35,8 @@ _CARRIERS = (
 )  # fmt: skip
 """What may stand between weights in the file and the op that reads them."""
 
+_MOST_CARRIERS = 16  # more of them than models have in a row
+
 _ELEMENTS: dict[int, str] = {
     TensorProto.FLOAT: "f32", TensorProto.FLOAT16: "f16", TensorProto.BFLOAT16: "bf16",
     TensorProto.DOUBLE: "f64", TensorProto.UINT4: "u4", TensorProto.INT4: "s4", TensorProto.UINT8: "u8",
@@ -186,7 +188,7 @@ class StoredWeights:
         if index is None:
             return None
         value = node.input[index]
-        for _ in range(len(self._makers) + 1):  # a cycle ends, too
+        for _ in range(_MOST_CARRIERS):
             if value in self._tensors:
                 tensor = self._tensors[value]
                 bits = int(ir.DataType(tensor.data_type).bitwidth)

@@ -97,6 +97,12 @@ def test_what_is_not_quantized_has_none():
         assert dialects(*graph, region=region) is None
 
 
+def test_a_move_in_front_of_a_quantizer_is_part_of_it():
+    graph = [node("Relu", "x", "r"), node("MaxPool", "r", "p"), *pair("p", "y")]
+    assert dialects(*graph, region="p") == "QDQ"
+    assert dialects(*graph, region="r") is None
+
+
 def test_a_cycle_ends():
     graph = [node("Reshape", "b shape", "a"), node("Reshape", "a shape", "b"), node("Conv", "a w", "y")]
     assert dialects(*graph, region="y") is None

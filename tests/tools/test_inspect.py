@@ -19,6 +19,7 @@ from lowbit.report_html import render, short, si, size
 from lowbit.tensors import StoredWeights, read_tensors, standard_macs
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.dialects.graphs import CASES, qonnx
 from tests.support import require_native
 from tests.tools.conftest import qdq_conv
 from tests.tools.test_cli import run, run_json
@@ -151,6 +152,24 @@ def test_typical_sizes_stand_in_for_symbolic_ones(tmp_path):
     assert sized.assumed == {}
     assert sized.warnings == []
     assert next(n.macs for n in sized.nodes if n.op_type == "Conv") == 2 * 8 * 8 * 4 * 27
+
+
+@pytest.mark.parametrize(
+    ("graph", "dialect"),
+    [
+        (CASES["exporters.brevitas_w4a4"], "QCDQ"),
+        (CASES["qoperator.residual_block"], "QOperator"),
+        (qonnx.CASES["between_max_pool"], "QONNX"),
+        (qonnx.CASES["float_images"], "QONNX"),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_every_frontend(graph, dialect):
+    report = inspect(graph.build().model)
+    assert next(iter(report.totals["dialects"])) == dialect
+    assert all(node.dialect for node in report.nodes if node.action == "converted")
+    assert all(node.reason for node in report.nodes if node.action == "kept")
+    assert_needs_nothing_else(render(report))
 
 
 @pytest.mark.parametrize(
