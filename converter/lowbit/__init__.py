@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lowbit.bench import bench
     from lowbit.convert import convert
     from lowbit.errors import LowBitError, ModelError, OutputError, UnsupportedError
+    from lowbit.export import export
     from lowbit.inspect import inspect
     from lowbit.session import get_library_path, session
     from lowbit.tune import tune
@@ -32,6 +33,7 @@ __all__ = [
     "__version__",
     "bench",
     "convert",
+    "export",
     "get_library_path",
     "inspect",
     "session",
@@ -46,6 +48,7 @@ _HOME = {
     "UnsupportedError": "errors",
     "bench": "bench",
     "convert": "convert",
+    "export": "export",
     "get_library_path": "session",
     "inspect": "inspect",
     "session": "session",

@@ -11,7 +11,7 @@ import click
 
 import lowbit
 
-COMMANDS = ("sys", "inspect", "convert", "tune", "run", "verify", "bench")
+COMMANDS = ("sys", "inspect", "convert", "export", "tune", "run", "verify", "bench")
 
 
 class _Commands(click.Group):
@@ -30,7 +30,8 @@ class _Commands(click.Group):
 @click.command(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 ok, 1 a check failed, 2 usage or unusable input, 3 unsupported under --strict.",
+    epilog="Exit codes: 0 ok, 1 a check failed, 2 usage or unusable input, 3 cannot be said exactly (convert "
+    "--strict, export).",
 )
 @click.version_option(lowbit.__version__, prog_name="lowbit")
 def cli() -> None:

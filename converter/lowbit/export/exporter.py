@@ -24,6 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from lowbit.errors import UnsupportedError
 from lowbit.export.nodes import Codes, Node, Weights
+from lowbit.export.writer import Writer, captured
 from lowbit.graph.lowering import Order, channels_last, identity
 from lowbit.graph.normal_form import ELEMENTWISE
 from lowbit.ops import DOMAIN, register_schemas
@@ -55,7 +56,7 @@ class Held:
     order: Order
 
 
-class Exporter(ABC):
+class Exporter(Writer, ABC):
     """One export. Subclasses say how codes are carried."""
 
     target: ClassVar[str]
@@ -75,21 +76,15 @@ class Exporter(ABC):
         for proto in model.graph.node:
             if proto.op_type == "Constant" and proto.attribute and proto.attribute[0].name == "value":
                 self.constants[proto.output[0]] = numpy_helper.to_array(proto.attribute[0].t)
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: dict[str, TensorProto] = {}
-        self.forms: dict[str, Counter[str]] = {}
-        self._current = ""
         self._held: dict[str, Held] = {}
         self._views: dict[tuple[str, Order], str] = {}
-        self._shared: dict[tuple[Any, ...], str] = {}
         self._types, self._shapes = _types_and_shapes(model)
         # A value may give its name to the tensor that carries it, unless somebody expects it as it is.
         graph = model.graph
         fixed = {value.name for value in (*graph.input, *graph.output)}
         fixed |= {name for node in graph.node for name in captured(node)}
         self._own_names = {name for node in graph.node for name in node.output} - fixed
-        self._used = fixed | self._own_names | set(self.constants)
-        self._node_names = {node.name for node in model.graph.node}
+        super().__init__(fixed | self._own_names | set(self.constants), {node.name for node in graph.node})
 
     # ---- the walk
 
@@ -105,20 +100,20 @@ class Exporter(ABC):
             told = "; ".join(f"{node.op_type} '{node.name}': {reason}" for node, reason in refused[:10])
             more = f" and {len(refused) - 10} more" if len(refused) > 10 else ""
             raise UnsupportedError(
-                f"{self.target} cannot say {len(refused)} of {len(lowbit_nodes)} nodes exactly: {told}{more}. "
-                "Export with --to qonnx, which can"
+                f"{self.target} cannot say {len(refused)} of {len(lowbit_nodes)} nodes exactly, export with "
+                f"--to qonnx, which can: {told}{more}"
             )
         self.prepare(lowbit_nodes)
         for value in self.model.graph.input:
             if value.name not in self.constants:
                 self._hold_as_is(value.name)
         for proto in self.model.graph.node:
-            self._current = proto.name or proto.output[0]
+            self.current = proto.name or proto.output[0]
             if proto.domain == DOMAIN:
                 self._OPS[proto.op_type](self, Node.read(proto, self.constants))
             elif proto.output[0] not in self.constants:
                 self.standard(proto)
-        self._current = ""
+        self.current = ""
         self._name_outputs()
         return self._assemble()
 
@@ -190,58 +185,6 @@ class Exporter(ABC):
         """Says which tensor carries a value from here on."""
         self._held[value] = Held(tensor, order)
 
-    def constant(self, array: Array | np.generic | float, dtype: int | None = None) -> str:
-        """An initializer; equal ones are shared.
-
-        Args:
-            array: its value.
-            dtype: its ONNX type where numpy has none, such as INT4.
-        """
-        array = np.asarray(array, np.float32) if isinstance(array, float) else np.asarray(array)
-        key = (array.dtype.str, array.shape, array.tobytes(), dtype)
-        if key not in self._shared:
-            name = self.fresh(f"{self._current}.constant" if self._current else "constant")
-            if dtype is None:
-                tensor = numpy_helper.from_array(np.array(array, order="C"), name)
-            else:
-                tensor = helper.make_tensor(name, dtype, array.shape, array.reshape(-1))
-            self.initializers[name] = tensor
-            self._shared[key] = name
-        return self._shared[key]
-
-    def node(
-        self,
-        op_type: str,
-        inputs: Sequence[str],
-        *,
-        output: str | None = None,
-        main: bool = False,
-        domain: str = "",
-        **attributes: Any,
-    ) -> str:
-        """Writes a node with one output and returns that.
-
-        Args:
-            op_type: its op.
-            inputs: names of tensors.
-            output: wanted name of the output.
-            main: whether it takes the name of the lowbit node that it stands for.
-            domain: its domain.
-            attributes: those given as None are left out.
-        """
-        told = output or self.fresh(f"{self._current}.{op_type}")
-        self._append(op_type, inputs, [told], main=main, domain=domain, attributes=attributes)
-        return told
-
-    def fresh(self, wanted: str) -> str:
-        """A name that no tensor has."""
-        name, count = wanted, 1
-        while name in self._used:
-            count += 1
-            name = f"{wanted}.{count}"
-        self._used.add(name)
-        return name
-
     def name_for(self, value: str) -> str:
         """A name for the tensor that carries a value: its name in the original model where that is known."""
         source = str(self.places.get(value, {}).get("source", ""))
@@ -252,49 +195,6 @@ class Exporter(ABC):
             self._own_names.discard(value)
             return value
         return self.fresh(value)
-
-    def named(self, tensor: str, value: str) -> str:
-        """Gives a tensor that was written last the name of the value that it carries."""
-        if not self.nodes or tensor not in self.nodes[-1].output:
-            return tensor
-        name = self.name_for(value)
-        self.nodes[-1].output[list(self.nodes[-1].output).index(tensor)] = name
-        return name
-
-    def _append(
-        self,
-        op_type: str,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        *,
-        main: bool,
-        domain: str,
-        attributes: Mapping[str, Any],
-    ) -> None:
-        name = self._current if main and self._current in self._node_names else f"{outputs[0]}.{op_type}"
-        given = {key: value for key, value in attributes.items() if value is not None}
-        self.nodes.append(
-            helper.make_node(op_type, list(inputs), list(outputs), name=name, domain=domain, **given)
-        )
-        self.forms.setdefault(self._current, Counter())[op_type] += 1
-
-    # ---- float chains: one node each, nothing where it would change nothing
-
-    def scaled(self, tensor: str, factor: Array) -> str:
-        """``tensor * factor``."""
-        return tensor if np.all(factor == 1) else self.node("Mul", [tensor, self.constant(factor)])
-
-    def shifted(self, tensor: str, summand: Array) -> str:
-        """``tensor + summand``."""
-        return tensor if not np.any(summand) else self.node("Add", [tensor, self.constant(summand)])
-
-    def clipped(self, tensor: str, low: Array, high: Array) -> str:
-        """``min(max(tensor, low), high)``, bounds () or per channel."""
-        low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
-        if low.ndim == high.ndim == 0:
-            return self.node("Clip", [tensor, self.constant(low), self.constant(high)])
-        above = self.node("Max", [tensor, self.constant(low)])
-        return self.node("Min", [above, self.constant(high)])
 
     # ---- what a target says
 
@@ -534,27 +434,23 @@ class Exporter(ABC):
             value = node.inputs[side]
             own = order if value in self.constants or same else identity(self.rank(value))
             scale, zero_point = node.need(f"{side}_scale"), node.need(f"{side}_zero_point")
-            reals.append(
-                self.dequantize(value, node.attributes[f"{side}_encoding"], scale, zero_point, own)
-            )
+            reals.append(self.dequantize(value, node.attributes[f"{side}_encoding"], scale, zero_point, own))
         real = self.node("Add" if node.op_type == "LowBitAdd" else "Mul", reals, main=True)
         self._end(node, real, order)
 
     def quantize_node(self, node: Node) -> None:
         """LowBitQuantize."""
-        value = node.inputs["x"]
-        self.quantize(*self._entrance(node, value, Codes.of(node), node.output))
+        tensor, order = self.entrance(node)
+        self.quantize(tensor, Codes.of(node), node.output, order)
 
-    def _entrance(self, node: Node, value: str, codes: Codes, output: str) -> tuple[str, Codes, str, Order]:
-        """The tensor of a float value that becomes codes, and the order in which it carries them."""
-        held = self.order_of(value)
-        rank = len(held)
-        tensor = self.carried(value, held)
+    def entrance(self, node: Node) -> tuple[str, Order]:
+        """The float tensor of a node that makes codes, and in which order it has the axes of the output."""
+        held = self.order_of(node.inputs["x"])
+        tensor = self.carried(node.inputs["x"], held)
         if not node.attributes["to_channels_last"]:
-            return tensor, codes, output, held
-        # The output's axis k is the input's axis channels_last[k].
-        last = channels_last(rank)
-        return tensor, codes, output, tuple(last.index(axis) for axis in held)
+            return tensor, held
+        last = channels_last(len(held))  # the output's axis k is the input's axis last[k]
+        return tensor, tuple(last.index(axis) for axis in held)
 
     def dequantize_node(self, node: Node) -> None:
         """LowBitDequantize."""
@@ -644,22 +540,21 @@ class Exporter(ABC):
 
     def standard(self, proto: onnx.NodeProto) -> None:
         """A node that the lowbit model leaves to ONNX Runtime."""
-        if proto.op_type in ("QuantizeLinear", "DequantizeLinear") and self.standard_quantizer(proto):
-            return
+        own = proto.domain in ("", "ai.onnx")
         varying = [name for name in proto.input if name and name not in self.constants]
-        plain = proto.domain in ("", "ai.onnx") and not any(
-            a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in proto.attribute
-        )
-        if plain and proto.op_type == "Transpose":
-            return self._view(proto)
-        if plain and proto.op_type in ELEMENTWISE and len(varying) == 1 and not self.is_codes(varying[0]):
-            others = (self.constants[name].size for name in proto.input if name in self.constants)
-            if all(size == 1 for size in others):
-                return self._copy_elementwise(proto, varying[0])
-        moves = plain and proto.op_type in MOVERS and bool(varying) and all(map(self.is_codes, varying[:1]))
-        if moves and self.move(proto):
-            return
-        self._copy(proto)
+        moves = own and proto.op_type in MOVERS and bool(varying) and self.is_codes(varying[0])
+        quantizes = proto.op_type in ("QuantizeLinear", "DequantizeLinear")
+        if own and proto.op_type == "Transpose" and varying:
+            self._view(proto)
+        elif own and proto.op_type in ELEMENTWISE and self._is_unary(proto, varying):
+            self._copy_elementwise(proto, varying[0])
+        elif not (moves and self.move(proto)) and not (quantizes and self.standard_quantizer(proto)):
+            self._copy(proto)
+
+    def _is_unary(self, proto: onnx.NodeProto, varying: Sequence[str]) -> bool:
+        """Whether an elementwise node takes one float tensor and single numbers."""
+        sizes = [self.constants[name].size for name in proto.input if name in self.constants]
+        return len(varying) == 1 and not self.is_codes(varying[0]) and all(size == 1 for size in sizes)
 
     def move(self, proto: onnx.NodeProto) -> bool:
         """Moves codes as they are carried; False if the node must have them as they are."""
@@ -698,14 +593,8 @@ class Exporter(ABC):
         for name in sorted(captured(proto) & (set(self._held) | set(self.constants))):
             tensor = self.original(name)
             if tensor != name and not any(name in node.output for node in self.nodes):
-                self._append("Identity", [tensor], [name], main=False, domain="", attributes={})
+                self.append("Identity", [tensor], [name], main=False, domain="", attributes={})
         self._emit_copy(proto, inputs)
-        for output in proto.output:
-            if output:
-                self.hold_original(output)
-
-    def hold_original(self, value: str) -> None:
-        """A value that a copied node, or the caller of the model, gives as the lowbit model has it."""
 
     def _emit_copy(self, proto: onnx.NodeProto, inputs: Sequence[str], order: Order | None = None) -> None:
         copy = onnx.NodeProto()
@@ -719,14 +608,15 @@ class Exporter(ABC):
                 shape = self._shapes.get(value)
                 rank = len(shape) if shape is not None else None
                 if order is None and rank is None and (self.is_codes(value) or value not in self._types):
-                    raise UnsupportedError(f"the rank of '{value}' is unknown; give the model's inputs shapes")
+                    raise UnsupportedError(
+                        f"the rank of '{value}' is unknown; give the model's inputs shapes"
+                    )
                 self.define(value, name, order or identity(rank or 0))
         self.nodes.append(copy)
-        self.forms.setdefault(self._current, Counter())[proto.op_type] += 1
+        self.forms.setdefault(self.current, Counter())[proto.op_type] += 1
 
     def _hold_as_is(self, value: str) -> None:
         self.define(value, value, identity(len(self._shapes.get(value) or ())))
-        self.hold_original(value)
 
     def _carried_constant(self, value: str, order: Order) -> str:
         array = self.constants[value]
@@ -744,7 +634,7 @@ class Exporter(ABC):
             if tensor == value.name:
                 taken.add(tensor)
             elif tensor in inputs or tensor in taken or tensor in self.initializers:
-                self._append("Identity", [tensor], [value.name], main=False, domain="", attributes={})
+                self.append("Identity", [tensor], [value.name], main=False, domain="", attributes={})
             else:
                 self._rename(tensor, value.name)
                 taken.add(value.name)
@@ -825,19 +715,6 @@ def _types_and_shapes(model: onnx.ModelProto) -> tuple[dict[str, int], dict[str,
         if tensor.HasField("shape"):
             shapes[value.name] = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
     return types, shapes
-
-
-def captured(node: onnx.NodeProto) -> set[str]:
-    """The outer values that the subgraphs of a node read."""
-    names: set[str] = set()
-    for attribute in node.attribute:
-        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-            own = {name for inner in graph.node for name in inner.output}
-            own |= {value.name for value in graph.input} | {t.name for t in graph.initializer}
-            for inner in graph.node:
-                names |= (set(inner.input) | captured(inner)) - own
-            names |= {value.name for value in graph.output} - own
-    return names - {""}
 
 
 def places_of(model: onnx.ModelProto) -> dict[str, Any]:

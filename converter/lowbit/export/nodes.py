@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import helper
 
@@ -119,8 +118,8 @@ class Codes:
         encoding: ``unsigned`` (uint8) or ``signed`` (int8).
     """
 
-    scale: Floats
-    zero_point: npt.NDArray[np.int32]
+    scale: Array
+    zero_point: Array
     low: int
     high: int
     bits: int
@@ -175,15 +174,12 @@ class Weights:
             rows, columns = attributes["out_channels"], attributes["in_channels"] // attributes["group"]
         bits, encoding = attributes["w_bits"], attributes["w_encoding"]
         codes = unpack(node.need("w"), rows, math.prod(kernel) * columns, bits, encoding)
-        zero_point = node.need("w_zero_point").astype(np.int64).reshape(-1)
-        if zero_point.size == 1:
-            zero_point = zero_point.reshape(())
-        else:
-            zero_point = zero_point.reshape(rows, *(1 for _ in kernel), 1)
+        zero_point: Ints = node.need("w_zero_point").astype(np.int64)
+        many = (rows, *(1 for _ in kernel), 1) if zero_point.size > 1 else ()
         scale = node.need("w_scale")
         return cls(
             codes.reshape(rows, *kernel, columns),
-            zero_point,
+            zero_point.reshape(many),
             scale.reshape(()) if scale.size == 1 else scale,
             bits,
             encoding,

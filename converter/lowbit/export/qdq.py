@@ -7,9 +7,11 @@ formula of ``docs/numerics.md``, so that ``requantize`` needs nothing else. Thre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
@@ -26,14 +28,17 @@ class QdqExporter(Exporter):
 
     target = "qdq"
 
-    def __init__(self, *arguments, sub_byte: bool = False) -> None:  # type: ignore[no-untyped-def]
+    def __init__(
+        self, model: onnx.ModelProto, places: Mapping[str, Mapping[str, Any]], *, sub_byte: bool = False
+    ) -> None:
         """Takes a lowbit model apart.
 
         Args:
-            arguments: see :class:`Exporter`.
+            model: it stays as it is.
+            places: the values of its provenance record.
             sub_byte: store weights of up to 4 bits as int4, of up to 2 bits as int2.
         """
-        super().__init__(*arguments)
+        super().__init__(model, places)
         self.sub_byte = sub_byte
         self._signed: dict[str, bool] = {}
 
@@ -66,9 +71,7 @@ class QdqExporter(Exporter):
         dtype = np.int8 if self.is_signed(value) else np.uint8
         inputs = [self.carried(value, order), *self._parameters(scale, zero_point, dtype)]
         many = max(scale.size, zero_point.size) > 1
-        return self.node(
-            "DequantizeLinear", inputs, axis=order.index(axis % len(order)) if many else None
-        )
+        return self.node("DequantizeLinear", inputs, axis=order.index(axis % len(order)) if many else None)
 
     def quantize(self, real: str, codes: Codes, value: str, order: Order) -> None:
         """QuantizeLinear, and a Clip where the bounds are narrower than the type."""
@@ -138,9 +141,7 @@ class QdqExporter(Exporter):
             first = np.arange(table.shape[0], dtype=np.int32) * 256
             index = self.node("Add", [index, self.constant(self.channelwise(first, order))])
         entries = table.reshape(-1).view(storage(node.attributes["y_encoding"]))
-        y = self.node(
-            "Gather", [self.constant(entries), index], main=True, output=self.name_for(node.output)
-        )
+        y = self.node("Gather", [self.constant(entries), index], main=True, output=self.name_for(node.output))
         self.define(node.output, y, order)
 
     def requantize(self, node: Node) -> None:
@@ -150,33 +151,30 @@ class QdqExporter(Exporter):
         self.quantize(real, Codes.of(node), node.output, order)
 
     def concat(self, node: Node) -> None:
-        """Concat of real numbers, or of codes where all are copied or copies escape the bounds."""
+        """Concat of real numbers; of codes where all are copied, or where copies escape the bounds."""
         codes = Codes.of(node)
         order = self.order_of(node.many[0])
         axis = order.index(node.attributes["axis"] % len(order))
+        parts = [(*data, scale) for data, scale in zip(node.data, node.need("x_scales"), strict=True)]
         copied = [
             scale == codes.scale and zero_point == codes.zero_point and encoding == codes.encoding
-            for (_, encoding, zero_point), scale in zip(node.data, node.need("x_scales"), strict=True)
+            for _, encoding, zero_point, scale in parts
         ]
         bounded = (codes.low, codes.high) != code_range(8, codes.encoding)
-        parts = []
-        for i, ((value, encoding, zero_point), scale) in enumerate(
-            zip(node.data, node.need("x_scales"), strict=True)
-        ):
-            if any(copied) and bounded or all(copied):
-                if copied[i]:
-                    parts.append(self.carried(value, order))
-                    continue
-                part = f"{node.output}/part{i}"
-                self.quantize(self.dequantize(value, encoding, scale, zero_point, order), codes, part, order)
-                parts.append(self.carried(part, order))
-            else:
-                parts.append(self.dequantize(value, encoding, scale, zero_point, order))
-        if any(copied) and bounded or all(copied):
-            y = self.node("Concat", parts, main=True, output=self.name_for(node.output), axis=axis)
-            self.define(node.output, y, order)
-        else:
-            self.quantize(self.node("Concat", parts, main=True, axis=axis), codes, node.output, order)
+        if not all(copied) and not (any(copied) and bounded):
+            reals = [self.dequantize(value, enc, scale, zero, order) for value, enc, zero, scale in parts]
+            self.quantize(self.node("Concat", reals, main=True, axis=axis), codes, node.output, order)
+            return
+        tensors = []
+        for i, (value, encoding, zero_point, scale) in enumerate(parts):
+            if copied[i]:
+                tensors.append(self.carried(value, order))
+                continue
+            part = f"{node.output}/part{i}"
+            self.quantize(self.dequantize(value, encoding, scale, zero_point, order), codes, part, order)
+            tensors.append(self.carried(part, order))
+        y = self.node("Concat", tensors, main=True, output=self.name_for(node.output), axis=axis)
+        self.define(node.output, y, order)
 
     def global_average_pool(self, node: Node) -> None:
         """GlobalAveragePool, and a Flatten where the node drops the image's dims."""
@@ -214,43 +212,38 @@ class QdqExporter(Exporter):
         two, four = {TensorProto.INT2, TensorProto.UINT2}, {TensorProto.INT4, TensorProto.UINT4}
         return max(super().ir_version(), 13 if kinds & two else 10 if kinds & four else 0)
 
-    def _parameters(self, scale: Array, zero_point: Array, dtype: type | np.dtype) -> list[str]:  # type: ignore[type-arg]
-        """Scale and zero point, of one shape as ONNX wants them."""
-        shape = (max(scale.size, zero_point.size),) if max(scale.size, zero_point.size) > 1 else ()
-        return [
-            self.constant(np.broadcast_to(array.reshape(-1) if shape else array.reshape(()), shape))
-            for array in (scale, zero_point.astype(dtype))
-        ]
+    def _parameters(
+        self, scale: Array, zero_point: Array, dtype: npt.DTypeLike, narrow: int | None = None
+    ) -> list[str]:
+        """Scale and zero point, of one shape as ONNX wants them; ``narrow`` is a type that numpy lacks."""
+        count = max(scale.size, zero_point.size)
+        if count == 1:
+            pair = scale.reshape(()), zero_point.reshape(())
+        else:
+            pair = np.broadcast_to(scale.reshape(-1), count), np.broadcast_to(zero_point.reshape(-1), count)
+        return [self.constant(pair[0]), self.constant(pair[1].astype(dtype), narrow)]
 
     def _weights(self, node: Node) -> str:
         """The weights behind their DequantizeLinear."""
         weights = Weights.of(node)
         if weights.encoding == "bipolar":
-            codes, zero_point, bits, signed = weights.values, np.zeros((), np.int64), 2, True
+            codes, bits, signed = weights.values, 2, True
         else:
-            codes, zero_point, bits = weights.codes, weights.zero_point.reshape(-1), weights.bits
-            signed = weights.encoding == "signed"
-        scale = weights.scale
-        axis = 0
+            codes, bits, signed = weights.codes, weights.bits, weights.encoding == "signed"
+        scale, zero_point, axis = weights.scale, weights.zero_point, 0
         if node.op_type == "LowBitConvTranspose":
             per_group = _scales_per_group(node)
-            assert per_group is not None
+            assert per_group is not None, "refused before"
             (scale, zero_point), axis = per_group, 1
         elif "Gemm" in node.op_type:
             axis = 0 if self.is_gemm(node) else 1
-        count = max(scale.size, zero_point.size)
-        shape = (count,) if count > 1 else ()
-        dtype = np.int8 if signed else np.uint8
-        container = self._container(bits, signed)
-        parameters = [
-            self.constant(np.broadcast_to(scale.reshape(-1) if shape else scale.reshape(()), shape)),
-            self.constant(
-                np.broadcast_to(zero_point.reshape(-1) if shape else zero_point.reshape(()), shape).astype(dtype),
-                container,
-            ),
+        dtype, narrow = np.dtype(np.int8 if signed else np.uint8), self._container(bits, signed)
+        inputs = [
+            self.constant(self.arranged(node, codes).astype(dtype), narrow),
+            *self._parameters(scale, zero_point, dtype, narrow),
         ]
-        stored = self.constant(self.arranged(node, codes).astype(dtype), container)
-        return self.node("DequantizeLinear", [stored, *parameters], axis=axis if shape else None)
+        many = max(scale.size, zero_point.size) > 1
+        return self.node("DequantizeLinear", inputs, axis=axis if many else None)
 
     def _container(self, bits: int, signed: bool) -> int | None:
         """The element type of weights where it is narrower than a byte."""
@@ -276,14 +269,14 @@ def _scales_per_group(node: Node) -> tuple[Array, Array] | None:
 
     None where groups differ.
     """
-    weights = Weights.of(node)
-    group, told = node.attributes["group"], []
-    for array in (weights.scale, weights.zero_point.reshape(-1)):
-        rows = array.reshape(-1)
-        if rows.size > 1:
-            rows = rows.reshape(group, -1)
-            if np.any(rows != rows[0]):
-                return None
-            rows = rows[0]
-        told.append(rows if rows.size > 1 else rows[:1].reshape(()))
+    weights, group = Weights.of(node), node.attributes["group"]
+    told: list[Array] = []
+    for array in (weights.scale, weights.zero_point):
+        if array.size == 1:
+            told.append(array.reshape(()))
+            continue
+        rows = array.reshape(group, -1)
+        if np.any(rows != rows[0]):
+            return None
+        told.append(rows[0])
     return told[0], told[1]

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from lowbit.errors import UnsupportedError
 from lowbit.export.exporter import Exporter, channels_first
@@ -36,6 +37,8 @@ EXACT = 1 << 24
 """Up to here float32 holds every integer."""
 
 _ONE = np.float32(1)
+_UNIT = np.ones((), np.float32)
+_NO_ZERO_POINT = np.zeros((), np.int32)
 _MANY_STEPS = 255
 _MOVING = ("LowBitMaxPool", "LowBitResize", "LowBitDepthToSpace")
 
@@ -52,8 +55,8 @@ class Meaning:
         """The integers that codes of a tensor stand for; None where zero points differ per channel."""
         if encoding == "bipolar":
             return cls(2, -1)
-        values = np.unique(zero_point)
-        return cls(1, -int(values[0])) if values.size == 1 else None
+        different = np.unique(zero_point)
+        return cls(1, -int(different[0])) if different.size == 1 else None
 
     def integers(self, codes: Array) -> Array:
         """What carries codes."""
@@ -74,6 +77,7 @@ class QonnxExporter(Exporter):
         self._wanted: dict[str, Meaning] = {}
         self._ranges: dict[str, tuple[int, int]] = {}
         self._converted: dict[tuple[str, Meaning], str] = {}
+        self._originals: dict[str, str] = {}
         by_output = {node.output: node for node in nodes}
         for proto in reversed(self.model.graph.node):
             if proto.domain == DOMAIN:
@@ -85,8 +89,8 @@ class QonnxExporter(Exporter):
                     elif node.states_zero_point(value) and meaning is not None:
                         self._wanted[value] = meaning
             elif proto.op_type == "DequantizeLinear" and len(proto.input) > 2:
-                zero_point = self.constants.get(proto.input[2])
-                meaning = None if zero_point is None else Meaning.of("unsigned", zero_point)
+                stated = self.constants.get(proto.input[2])
+                meaning = None if stated is None else Meaning.of("unsigned", stated)
                 if meaning is not None:
                     self._wanted[proto.input[0]] = meaning
             elif proto.input and self.is_codes(proto.input[0]) and proto.output[0] in self._wanted:
@@ -125,12 +129,9 @@ class QonnxExporter(Exporter):
         tensor = self.carried(value, order)
         key = (tensor, meaning)
         if key not in self._converted:
-            dtype = storage("signed" if self.is_signed(value) else "unsigned")
-            zero_point = np.zeros((), dtype)
-            if meaning.factor == 1 and np.iinfo(dtype).min <= -meaning.offset <= np.iinfo(dtype).max:
-                zero_point = np.asarray(-meaning.offset, dtype)
+            read = meaning if self._is_zero_point(value, meaning) else CODES
+            zero_point = np.asarray(-read.offset, self._dtype(value))
             inputs = [tensor, self.constant(_ONE), self.constant(zero_point)]
-            read = Meaning(1, -int(zero_point))
             self._converted[key] = self._converted_to(self.node("DequantizeLinear", inputs), read, meaning)
         return self._converted[key]
 
@@ -139,17 +140,21 @@ class QonnxExporter(Exporter):
         meaning = self._meaning.get(value)
         if meaning is None:
             return super().original(value)
-        dtype = storage("signed" if self.is_signed(value) else "unsigned")
-        order = identity(self.rank(value))
-        zero_point = -meaning.offset
-        fits = meaning.factor == 1 and np.iinfo(dtype).min <= zero_point <= np.iinfo(dtype).max
-        read = meaning if fits else CODES
-        tensor = self.integers(value, read, order)
-        inputs = [tensor, self.constant(_ONE), self.constant(np.asarray(-read.offset, dtype))]
-        key = (tensor, Meaning(0, int(dtype.kind == "i")))
-        if key not in self._converted:
-            self._converted[key] = self.node("QuantizeLinear", inputs)
-        return self._converted[key]
+        if value not in self._originals:
+            read = meaning if self._is_zero_point(value, meaning) else CODES
+            tensor = self.integers(value, read, identity(self.rank(value)))
+            zero_point = np.asarray(-read.offset, self._dtype(value))
+            inputs = [tensor, self.constant(_ONE), self.constant(zero_point)]
+            self._originals[value] = self.node("QuantizeLinear", inputs)
+        return self._originals[value]
+
+    def _dtype(self, value: str) -> np.dtype[Any]:
+        return np.dtype(np.int8 if self.is_signed(value) else np.uint8)
+
+    def _is_zero_point(self, value: str, meaning: Meaning) -> bool:
+        """Whether ONNX's own pair can say a meaning: a zero point that is a code."""
+        low, high = (-128, 127) if self.is_signed(value) else (0, 255)
+        return meaning.factor == 1 and low <= -meaning.offset <= high
 
     def dequantize(
         self, value: str, encoding: str, scale: Array, zero_point: Array, order: Order, axis: int = -1
@@ -166,31 +171,35 @@ class QonnxExporter(Exporter):
 
     def moved(self, source: str, value: str) -> None:
         """What moves keeps its meaning."""
-        for table in (self._meaning, self._ranges):
-            if source in table:
-                table[value] = table[source]  # type: ignore[index]
+        if source in self._meaning:
+            self._meaning[value] = self._meaning[source]
+        if source in self._ranges:
+            self._ranges[value] = self._ranges[source]
 
     def move(self, proto: onnx.NodeProto) -> bool:
         """Moves the integers that carry codes; a Pad's fill value becomes one of them."""
         codes = [name for name in proto.input if name and self.is_codes(name)]
         meaning = next((self._meaning[name] for name in codes if name in self._meaning), None)
-        nearest = all(a.s == b"nearest" for a in proto.attribute if a.name == "mode") or proto.op_type != "Resize"
-        if meaning is None or not nearest or len([o for o in proto.output if o]) > 1 and proto.op_type != "Split":
+        modes = [a.s for a in proto.attribute if a.name == "mode"]
+        computes = proto.op_type == "Resize" and modes not in ([], [b"nearest"])
+        indices = proto.op_type == "MaxPool" and len(proto.output) > 1
+        if meaning is None or computes or indices:
             return False
-        inputs = []
-        for name in proto.input:
-            if name in codes:
-                inputs.append(self.integers(name, meaning, identity(self.rank(name))))
-            else:
-                inputs.append(self.original(name) if name else "")
-        if proto.op_type == "Pad":
-            fill = self.constants[proto.input[2]] if len(proto.input) > 2 and proto.input[2] else np.zeros(())
-            fill = self.constant(np.float32(meaning.integers(np.asarray(fill)).reshape(())))
-            inputs = [*inputs[:2], fill, *inputs[3:]]
+        inputs = [
+            self.integers(name, meaning, identity(self.rank(name))) if name in codes
+            else name and self.original(name)
+            for name in proto.input
+        ]  # fmt: skip
+        if proto.op_type == "Pad" and modes in ([], [b"constant"]):
+            given = proto.input[2] if len(proto.input) > 2 else ""
+            fill = self.constants[given] if given else np.zeros((), np.uint8)
+            carried = self.constant(meaning.integers(fill).astype(np.float32).reshape(()))
+            inputs = [*inputs[:2], carried, *inputs[3:]]
         self._emit_copy(proto, inputs)
         for output in proto.output:
             if output:
                 self._meaning[output] = meaning
+                self._ranges.pop(output, None)
         return True
 
     def standard_quantizer(self, proto: onnx.NodeProto) -> bool:
@@ -253,7 +262,7 @@ class QonnxExporter(Exporter):
             if low == 0 and high == bounds[1]:
                 real = self.node("Relu", [real])
             else:
-                real = self.clipped(real, np.float32(low), np.float32(high))
+                real = self.clipped(real, low, high)
         if offset:
             real = self.node("Round", [real])
         tensor = self._quant(real, bits, signed, np.float32(offset))
@@ -267,13 +276,13 @@ class QonnxExporter(Exporter):
             self.constant(np.asarray(zero_point, np.float32)),
             self.constant(np.float32(bits)),
         ]
-        return self.node(
-            "Quant", inputs, domain=QONNX, signed=int(signed), narrow=0, rounding_mode="ROUND"
-        )
+        return self.node("Quant", inputs, domain=QONNX, signed=int(signed), narrow=0, rounding_mode="ROUND")
 
     def _carry(self, tensor: str, meaning: Meaning, codes: Codes, value: str, order: Order) -> None:
         wanted = self._wanted.get(value, meaning)
-        tensor = self.named(self._shift(tensor, meaning, wanted), value)
+        tensor = self._shift(tensor, meaning, wanted)
+        if self.is_written_last(tensor):
+            tensor = self.rename_last(self.name_for(value))
         self._meaning[value], self._ranges[value] = wanted, (codes.low, codes.high)
         self.define(value, tensor, order)
 
@@ -343,7 +352,7 @@ class QonnxExporter(Exporter):
 
     def threshold(self, node: Node) -> None:
         """A MultiThreshold on a float tensor."""
-        tensor, _, _, order = self._entrance(node, node.inputs["x"], _NO_CODES, node.output)
+        tensor, order = self.entrance(node)
         self._count(node, tensor, order, node.need("thresholds"), "base", "dir")
 
     def _count(self, node: Node, tensor: str, order: Order, rows: Array, base: str, direction: str) -> None:
@@ -355,7 +364,7 @@ class QonnxExporter(Exporter):
         first = node.need(base).astype(np.int64).reshape(-1)
         bits, encoding = node.attributes["y_bits"], node.attributes["y_encoding"]
         low, high = int(first.min()), int(first.max()) + rows.shape[1]
-        codes = Codes(_ONE.reshape(()), np.zeros((), np.int32), low, high, bits, encoding)
+        codes = Codes(_UNIT, _NO_ZERO_POINT, low, high, bits, encoding)
         wanted = self._wanted.get(node.output, CODES)
         tensor = self.scaled(tensor, self.channelwise(sign, order))
         self._steps(tensor, rows * sign[:, None], wanted.integers(first), wanted, codes, node.output, order)
@@ -386,7 +395,8 @@ class QonnxExporter(Exporter):
         if meaning == Meaning(2, -1) and (low, high) == (-1, 1):
             told = "BIPOLAR"
         else:
-            told = f"INT{bits_of(int(low), int(high), signed=True)}" if low < 0 else f"UINT{bits_of(int(low), int(high), signed=False)}"
+            bits = bits_of(int(low), int(high), signed=bool(low < 0))
+            told = f"INT{bits}" if low < 0 else f"UINT{bits}"
         counted = self.node(
             "MultiThreshold",
             [tensor, self.constant(rows.astype(np.float32))],
@@ -413,10 +423,8 @@ class QonnxExporter(Exporter):
         source = self._meaning.get(value) or self._wanted.get(value, CODES)
         meaning = self._wanted.get(node.output, CODES)
         before, after = source.integers(reached), meaning.integers(rows)
-        codes = Codes(
-            _ONE.reshape(()), np.zeros((), np.int32), int(rows.min()), int(rows.max()), 8,
-            node.attributes["y_encoding"],
-        )  # fmt: skip
+        y_encoding = node.attributes["y_encoding"]
+        codes = Codes(_UNIT, _NO_ZERO_POINT, int(rows.min()), int(rows.max()), 8, y_encoding)
         if np.all(after == before) and value not in self.constants:
             self.define(node.output, self.integers(value, source, order), order)
             self._meaning[node.output], self._ranges[node.output] = meaning, (codes.low, codes.high)
@@ -475,9 +483,7 @@ class QonnxExporter(Exporter):
         for i, ((value, encoding, zero_point), scale) in enumerate(
             zip(node.data, node.need("x_scales"), strict=True)
         ):
-            copied = (
-                scale == codes.scale and zero_point == codes.zero_point and encoding == codes.encoding
-            )
+            copied = scale == codes.scale and zero_point == codes.zero_point and encoding == codes.encoding
             part = value
             if not copied:
                 part = f"{node.output}/part{i}"
@@ -527,9 +533,6 @@ class QonnxExporter(Exporter):
     def domains(self) -> dict[str, int]:
         """QONNX's ops."""
         return {QONNX: 1}
-
-
-_NO_CODES = Codes(np.ones((), np.float32), np.zeros((), np.int32), 0, 255, 8, "unsigned")
 
 
 def _zero_free(low: int, high: int) -> tuple[int, bool] | None:
