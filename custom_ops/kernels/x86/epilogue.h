@@ -85,17 +85,14 @@ inline typename S::F TailValue(const EpilogueView& e, typename S::I acc, size_t 
   return v;
 }
 
-// dir * acc >= dir * T without overflow: for dir = -1 both sides are complemented, which reverses the order
-// of int32.
+// How thresholds are counted is explained at EpilogueView::thresholds.
 template <class S>
 inline typename S::I ThresholdCodes(const EpilogueView& e, typename S::I acc, size_t c) {
-  const auto flip = S::Load(e.flip + c);
-  const auto a = S::Xor(acc, flip);
-  auto count = S::Set(0);
+  auto code = S::Load(e.start + c);
   for (size_t k = 0; k < e.threshold_count; ++k) {
-    count = S::CountGe(count, a, S::Load(e.thresholds + k * e.threshold_pitch + c));
+    code = S::CountGreater(code, acc, S::Load(e.thresholds + k * e.threshold_pitch + c));
   }
-  return S::Add(S::Load(e.base + c), count);
+  return S::Xor(code, S::Load(e.flip + c));
 }
 
 // One vector of accumulators: channels [c, c + kLanes) of one output pixel, element `index` = pixel *
@@ -148,24 +145,58 @@ inline void FinishChannels(const EpilogueView& e, const int32_t* acc, size_t c, 
   }
 }
 
-// Requantize, clipped after the packing: four times fewer operations than clipping floats. The saturations to
-// int16 and to bytes on the way are monotone and wider than [lo, hi], so the result is the same as long as no
-// value leaves int32: EpilogueTables::LimitAccumulators proves that and sets pack_clips. Signed codes travel
-// as code + 128 and get their top bit flipped back.
+// MR pixels x NV vectors of codes -> bytes of y. Four vectors are packed at a time, whichever pixels they
+// belong to: four(i, codes) computes those of the vectors i..i+3, counted through the tile; beyond its end
+// anything. `y` belongs to the first channel of the first pixel, `pitch` elements before that of the next.
+// kPartial: only `count` > (NV - 1) * kLanes channels exist.
 //
-// MR pixels x NV vectors of accumulators in registers -> bytes of y. Four vectors are packed at a time,
-// whichever pixels they belong to. `scale` belongs to the first channel, `residual` and `y` to that channel
-// of the first pixel, `pitch` elements before those of the next. kPartial: only `count` > (NV - 1) * kLanes
-// channels exist.
+// Signed codes travel as code + 128 and get their top bit flipped back. The saturations to int16 and to bytes
+// on the way are monotone and wider than [lo, hi], so clipping bytes is clipping codes as long as no value
+// has left int32.
+template <class S, int MR, int NV, bool kPartial, class Four>
+inline __attribute__((always_inline)) void StoreCodes(const EpilogueView& e, size_t count, uint8_t* y,
+                                                      size_t pitch, const Four& four) {
+  const typename S::PackRange range(e.pack_zero, e.pack_lo, e.pack_hi, e.pack_flip);
+  const auto store_one = [&]<int i>(int first, typename S::Packed packed) __attribute__((always_inline)) {
+    if (first + i >= MR * NV) return;
+    const int r = (first + i) / NV, v = (first + i) % NV;
+    uint8_t* to = y + r * pitch + v * S::kLanes;
+    if (kPartial && v == NV - 1) {
+      S::template StorePart<i>(to, packed, count - (NV - 1) * S::kLanes);
+    } else {
+      S::template StoreOne<i>(to, packed);
+    }
+  };
+#pragma GCC unroll 16
+  for (int i = 0; i < MR * NV; i += 4) {
+    typename S::I codes[4];
+    four(i, codes);
+    const auto packed = S::PackClipped(codes[0], codes[1], codes[2], codes[3], range);
+    if constexpr (NV == 4 && !kPartial) {
+      S::StoreAll(y + i / 4 * pitch, packed);
+    } else if constexpr (NV == 2 && !kPartial) {
+      S::template StorePair<0>(y + i / 2 * pitch, packed);
+      if (i + 2 < MR * NV) S::template StorePair<2>(y + (i / 2 + 1) * pitch, packed);
+    } else {
+      store_one.template operator()<0>(i, packed);
+      store_one.template operator()<1>(i, packed);
+      store_one.template operator()<2>(i, packed);
+      store_one.template operator()<3>(i, packed);
+    }
+  }
+}
+
+// Requantize, clipped after the packing: four times fewer operations than clipping floats.
+// EpilogueTables::LimitAccumulators proves that no value leaves int32 and sets pack_clips. `scale` belongs to
+// the first channel, `residual` to that channel of the first pixel.
 template <class S, int MR, int NV, bool kResidual, bool kPartial>
 inline __attribute__((always_inline)) void RequantizeTile(const EpilogueView& e,
                                                           const typename S::I (&acc)[MR][NV],
                                                           const float* scale, size_t count,
                                                           const uint8_t* residual, uint8_t* y, size_t pitch) {
-  // Local copies: the stores to y could change e, as far as the compiler knows.
-  const typename S::PackRange range(e.pack_zero, e.pack_lo, e.pack_hi, e.pack_flip);
+  // A local copy: the stores to y could change e, as far as the compiler knows.
   const EpilogueView view = e;
-  const auto codes = [&](int i) __attribute__((always_inline)) {
+  const auto code = [&](int i) __attribute__((always_inline)) {
     if (i >= MR * NV) return S::Set(0);
     const int r = i / NV, v = i % NV;
     auto value = S::MulF(S::ToFloat(acc[r][v]), S::LoadF(scale + v * S::kLanes));
@@ -185,31 +216,36 @@ inline __attribute__((always_inline)) void RequantizeTile(const EpilogueView& e,
     }
     return S::RoundToInt(value);
   };
-  const auto store_one = [&]<int i>(int first, typename S::Packed packed) __attribute__((always_inline)) {
-    if (first + i >= MR * NV) return;
-    const int r = (first + i) / NV, v = (first + i) % NV;
-    uint8_t* to = y + r * pitch + v * S::kLanes;
-    if (kPartial && v == NV - 1) {
-      S::template StorePart<i>(to, packed, count - (NV - 1) * S::kLanes);
-    } else {
-      S::template StoreOne<i>(to, packed);
+  StoreCodes<S, MR, NV, kPartial>(view, count, y, pitch,
+                                  [&](int i, typename S::I(&codes)[4]) __attribute__((always_inline)) {
+                                    for (int j = 0; j < 4; ++j) codes[j] = code(i + j);
+                                  });
+}
+
+// Thresholds, four vectors at a time.
+template <class S, int MR, int NV, bool kPartial>
+inline __attribute__((always_inline)) void ThresholdTile(const EpilogueView& e,
+                                                         const typename S::I (&acc)[MR][NV], size_t channel,
+                                                         size_t count, uint8_t* y, size_t pitch) {
+  const EpilogueView view = e;
+  const auto four = [&](int i, typename S::I(&codes)[4]) __attribute__((always_inline)) {
+    size_t offset[4];
+    typename S::I sums[4];
+    for (int j = 0; j < 4; ++j) {
+      const int place = i + j < MR * NV ? i + j : 0;
+      sums[j] = acc[place / NV][place % NV];
+      offset[j] = static_cast<size_t>(place % NV) * S::kLanes;
+      codes[j] = S::Load(view.start + channel + offset[j]);
     }
+    const int32_t* thresholds = view.thresholds + channel;
+    for (size_t k = 0; k < view.threshold_count; ++k, thresholds += view.threshold_pitch) {
+      for (int j = 0; j < 4; ++j) {
+        codes[j] = S::CountGreater(codes[j], sums[j], S::Load(thresholds + offset[j]));
+      }
+    }
+    for (int j = 0; j < 4; ++j) codes[j] = S::Xor(codes[j], S::Load(view.flip + channel + offset[j]));
   };
-#pragma GCC unroll 16
-  for (int i = 0; i < MR * NV; i += 4) {
-    const auto packed = S::PackClipped(codes(i), codes(i + 1), codes(i + 2), codes(i + 3), range);
-    if constexpr (NV == 4 && !kPartial) {
-      S::StoreAll(y + i / 4 * pitch, packed);
-    } else if constexpr (NV == 2 && !kPartial) {
-      S::template StorePair<0>(y + i / 2 * pitch, packed);
-      if (i + 2 < MR * NV) S::template StorePair<2>(y + (i / 2 + 1) * pitch, packed);
-    } else {
-      store_one.template operator()<0>(i, packed);
-      store_one.template operator()<1>(i, packed);
-      store_one.template operator()<2>(i, packed);
-      store_one.template operator()<3>(i, packed);
-    }
-  }
+  StoreCodes<S, MR, NV, kPartial>(view, count, y, pitch, four);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include "kernels/x86/epilogue_tables.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace lowbit {
 namespace {
@@ -53,17 +55,23 @@ EpilogueTables::EpilogueTables(const Epilogue& e, size_t channels) {
   }
 
   if (e.kind == EpilogueKind::kThresholds) {
+    v.pack_flip = e.y_signed ? 0x80 : 0;
+    v.pack_zero = v.pack_flip;
     v.threshold_count = static_cast<size_t>(e.threshold_count);
     v.threshold_pitch = channels + kEpiloguePadding;
-    std::vector<int32_t> flip(channels), thresholds(v.threshold_count * v.threshold_pitch);
+    std::vector<int32_t> start(channels), flip(channels), thresholds(v.threshold_count * v.threshold_pitch);
     for (size_t c = 0; c < channels; ++c) {
-      flip[c] = e.dir[c] < 0 ? -1 : 0;
+      const bool falls = e.dir[c] < 0;
+      flip[c] = falls ? -1 : 0;
+      start[c] = falls ? -(e.base[c] + static_cast<int32_t>(v.threshold_count) + 1) : e.base[c];
       for (size_t k = 0; k < v.threshold_count; ++k) {
-        thresholds[k * v.threshold_pitch + c] = e.thresholds[c * v.threshold_count + k] ^ flip[c];
+        const int32_t threshold = e.thresholds[c * v.threshold_count + k];
+        thresholds[k * v.threshold_pitch + c] =
+            falls ? threshold : std::max(threshold, std::numeric_limits<int32_t>::min() + 1) - 1;
       }
     }
+    v.start = Padded(start, channels);
     v.flip = Padded(flip, channels);
-    v.base = Padded(e.base, channels);
     v.thresholds = Padded(thresholds, thresholds.size());
   }
   if (e.kind == EpilogueKind::kTail) {

@@ -40,14 +40,18 @@ struct EpilogueView {
   float y_scale = 1, y_reciprocal = 1, y_lo = 0, y_hi = 0;
   int32_t y_zero_point = 0;
 
-  // pack_clips: zero point and bounds of y, 128 higher where y is signed (flip is then 0x80).
+  // pack_clips and thresholds: zero point and bounds of y, 128 higher where y is signed (flip is then 0x80).
   int16_t pack_zero = 0;
   uint8_t pack_lo = 0, pack_hi = 255, pack_flip = 0;
 
-  // thresholds[k * pitch + c], both they and the accumulators XORed with flip[c] (0 or -1) before they are
-  // compared
+  // Every comparison is acc > thresholds[k * pitch + c], whatever the channel's direction; with `count` of
+  // them true the code is (start[c] + count) ^ flip[c], flip 0 or -1:
+  //   dir +1   base + #{acc >= T} = base + #{acc > T - 1}
+  //   dir -1   base + #{acc <= T} = base + n - #{acc > T} = ~(-(base + n + 1) + #{acc > T})
+  // T - 1 stays inside int32: an accumulator is never its smallest number, so T = that + 1 is reached as
+  // well.
   const int32_t* thresholds = nullptr;
-  const int32_t *base = nullptr, *flip = nullptr;
+  const int32_t *start = nullptr, *flip = nullptr;
   size_t threshold_count = 0, threshold_pitch = 0;
 
   const TailStep* tail = nullptr;

@@ -33,10 +33,8 @@ struct Avx2 {
   static I ShiftRight16(I v) { return _mm256_srli_epi16(v, 8); }
   static I MultiplyAdd16(I a, I b) { return _mm256_madd_epi16(a, b); }
   static I MultiplyAddBytes(I a, I b) { return _mm256_maddubs_epi16(a, b); }
-  // A comparison gives -1 for true, so count + 1 - (b > a) is written with one addition.
-  static I CountGe(I count, I a, I b) {
-    return _mm256_add_epi32(count, _mm256_add_epi32(_mm256_set1_epi32(1), _mm256_cmpgt_epi32(b, a)));
-  }
+  // count + (a > b ? 1 : 0); a comparison gives -1 for true.
+  static I CountGreater(I count, I a, I b) { return _mm256_sub_epi32(count, _mm256_cmpgt_epi32(a, b)); }
 
   static F ToFloat(I v) { return _mm256_cvtepi32_ps(v); }
   static I RoundToInt(F v) { return _mm256_cvtps_epi32(v); }

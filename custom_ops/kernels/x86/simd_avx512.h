@@ -36,9 +36,9 @@ struct Avx512 {
   static I Mul(I a, I b) { return _mm512_mullo_epi32(a, b); }
   static I Xor(I a, I b) { return _mm512_xor_si512(a, b); }
   static I And(I a, I b) { return _mm512_and_si512(a, b); }
-  // count + (a >= b ? 1 : 0), signed
-  static I CountGe(I count, I a, I b) {
-    return _mm512_mask_add_epi32(count, _mm512_cmpge_epi32_mask(a, b), count, _mm512_set1_epi32(1));
+  // count + (a > b ? 1 : 0), signed
+  static I CountGreater(I count, I a, I b) {
+    return _mm512_mask_add_epi32(count, _mm512_cmpgt_epi32_mask(a, b), count, _mm512_set1_epi32(1));
   }
 
   static F ToFloat(I v) { return _mm512_cvtepi32_ps(v); }

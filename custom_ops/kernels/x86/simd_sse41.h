@@ -33,9 +33,8 @@ struct Sse41 {
   static I ShiftRight16(I v) { return _mm_srli_epi16(v, 8); }
   static I MultiplyAdd16(I a, I b) { return _mm_madd_epi16(a, b); }
   static I MultiplyAddBytes(I a, I b) { return _mm_maddubs_epi16(a, b); }
-  static I CountGe(I count, I a, I b) {
-    return _mm_add_epi32(count, _mm_add_epi32(_mm_set1_epi32(1), _mm_cmpgt_epi32(b, a)));
-  }
+  // count + (a > b ? 1 : 0); a comparison gives -1 for true.
+  static I CountGreater(I count, I a, I b) { return _mm_sub_epi32(count, _mm_cmpgt_epi32(a, b)); }
 
   static F ToFloat(I v) { return _mm_cvtepi32_ps(v); }
   static I RoundToInt(F v) { return _mm_cvtps_epi32(v); }
