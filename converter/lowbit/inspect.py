@@ -143,6 +143,7 @@ class InspectReport:
         bytes: size of the file, or of the proto.
         model: the file's name, or the graph's.
         isa: the instruction set that kernels were chosen for.
+        threads: as many as measured choices were looked up for; None: those for the most threads.
         converted_bytes: size of the converted model; None for one that is converted already.
         inputs: name, type and shape of each.
         outputs: the same.
@@ -155,6 +156,7 @@ class InspectReport:
     bytes: int
     model: str | None = None
     isa: str | None = None
+    threads: int | None = None
     converted_bytes: int | None = None
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
@@ -192,7 +194,11 @@ def _counts(words: Any) -> dict[str, int]:
 
 
 def inspect(
-    model: Model, *, shapes: Mapping[str, list[int]] | None = None, isa: str | None = None
+    model: Model,
+    *,
+    shapes: Mapping[str, list[int]] | None = None,
+    isa: str | None = None,
+    threads: int | None = None,
 ) -> InspectReport:
     """Describes a model node by node.
 
@@ -205,6 +211,7 @@ def inspect(
         shapes: sizes for inputs with symbolic dims; a symbolic batch counts as 1 otherwise, and an image as
             :data:`lowbit.tensors.TYPICAL_SIZES` says.
         isa: choose kernels as for this level instead of this machine's best.
+        threads: as many as sessions will have, where :func:`lowbit.tune` measured for several.
 
     Raises:
         ModelError: if the model cannot be read.
@@ -215,9 +222,9 @@ def inspect(
 
         given = model if isinstance(model, (str, os.PathLike)) else proto
         result = convert(given if isinstance(given, onnx.ModelProto) else Path(given))
-        return describe_conversion(model, result, shapes=shapes, isa=isa)
-    report = _blank("lowbit", model, proto, isa)
-    report.nodes = _nodes_of(proto, report, shapes or {}, isa)
+        return describe_conversion(model, result, shapes=shapes, isa=isa, threads=threads)
+    report = _blank("lowbit", model, proto, isa, threads)
+    report.nodes = _nodes_of(proto, report, shapes or {})
     neighbours = Neighbours(proto.graph)
     for info, node in zip(report.nodes, _nodes(proto), strict=True):
         info.dialect = dialect_of([node], neighbours)
@@ -225,7 +232,12 @@ def inspect(
 
 
 def describe_conversion(
-    model: Model, result: Result, *, shapes: Mapping[str, list[int]] | None = None, isa: str | None = None
+    model: Model,
+    result: Result,
+    *,
+    shapes: Mapping[str, list[int]] | None = None,
+    isa: str | None = None,
+    threads: int | None = None,
 ) -> InspectReport:
     """Describes what became of every node of a model.
 
@@ -234,12 +246,13 @@ def describe_conversion(
         result: what :func:`lowbit.convert` made of it.
         shapes: see :func:`inspect`.
         isa: see :func:`inspect`.
+        threads: see :func:`inspect`.
     """
     proto = as_proto(model)
-    report = _blank("source", model, proto, isa)
+    report = _blank("source", model, proto, isa, threads)
     report.converted_bytes = result.model.ByteSize()
     report.warnings += result.report.warnings
-    made = {info.name: info for info in _nodes_of(result.model, report, shapes or {}, isa)}
+    made = {info.name: info for info in _nodes_of(result.model, report, shapes or {})}
     facts = _SourceFacts(proto, result.report.nodes)
     for entry in result.report.nodes:
         info = NodeInfo(entry.name, entry.op_type)
@@ -295,7 +308,9 @@ class _SourceFacts:
         return None if node is None else self._weights.bytes_of(node)
 
 
-def _blank(kind: str, model: Model, proto: onnx.ModelProto, isa: str | None) -> InspectReport:
+def _blank(
+    kind: str, model: Model, proto: onnx.ModelProto, isa: str | None, threads: int | None
+) -> InspectReport:
     from lowbit import _native
 
     is_path = isinstance(model, (str, os.PathLike))
@@ -304,6 +319,7 @@ def _blank(kind: str, model: Model, proto: onnx.ModelProto, isa: str | None) -> 
         os.path.getsize(model) if isinstance(model, (str, os.PathLike)) else proto.ByteSize(),
         model=os.path.basename(os.fspath(model)) if is_path else proto.graph.name or None,  # type: ignore[arg-type]
         isa=isa or _native.default_isa(),
+        threads=threads,
         inputs=[_describe(value) for value in model_inputs(proto).values()],
         outputs=[_describe(value) for value in proto.graph.output],
     )
@@ -340,7 +356,7 @@ def _nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 def _nodes_of(
-    model: onnx.ModelProto, report: InspectReport, shapes: Mapping[str, list[int]], isa: str | None
+    model: onnx.ModelProto, report: InspectReport, shapes: Mapping[str, list[int]]
 ) -> list[NodeInfo]:
     """Describes every node of a converted model; what was assumed about sizes goes into the report."""
     tensors = read_tensors(model, shapes)
@@ -360,7 +376,7 @@ def _nodes_of(
         info.input_shape = tensors.shape(first)
         info.output_shape = tensors.shape(node.output[0]) if node.output else None
         if node.domain == DOMAIN:
-            _describe_lowbit(info, node, tensors, codes, isa)
+            _describe_lowbit(info, node, tensors, codes, report)
         else:
             _describe_standard(info, node, tensors, weights)
             if first in codes and node.op_type in MOVES:
@@ -384,7 +400,7 @@ def _describe_standard(
 
 
 def _describe_lowbit(
-    info: NodeInfo, node: onnx.NodeProto, tensors: Tensors, codes: dict[str, str], isa: str | None
+    info: NodeInfo, node: onnx.NodeProto, tensors: Tensors, codes: dict[str, str], report: InspectReport
 ) -> None:
     """Operands, work and kernel of a lowbit node.
 
@@ -428,7 +444,7 @@ def _describe_lowbit(
         info.weight_bytes = None if packed is None else int(packed.size)
         info.macs = lowbit_macs(node, attrs, tensors)
         info.bit_ops = _bit_ops(info)
-    _choose_kernel(info, node, given, tensors, isa)
+    _choose_kernel(info, node, given, tensors, report)
 
 
 def _bit_ops(info: NodeInfo) -> int | None:
@@ -444,7 +460,7 @@ def operand_bits(operand: str | None) -> int | None:
 
 
 def _choose_kernel(
-    info: NodeInfo, node: onnx.NodeProto, attrs: Mapping[str, Any], tensors: Tensors, isa: str | None
+    info: NodeInfo, node: onnx.NodeProto, attrs: Mapping[str, Any], tensors: Tensors, report: InspectReport
 ) -> None:
     """Fills in the kernel that would run a node and why, or the reason why that cannot be told."""
     from lowbit import _native
@@ -463,12 +479,16 @@ def _choose_kernel(
         else:
             dtype = helper.tensor_dtype_to_np_dtype(tensors.types[name].tensor_type.elem_type)
             inputs.append(np.zeros(sizes, dtype))
+    stated = tensors.stated.get(node.input[0], [])
+    isa, threads = report.isa, report.threads or 0
     try:
-        plan = _native.plan(node.op_type, dict(attrs), inputs, isa=isa)
+        # A session chooses by what the model states; costs are told for the sizes at hand.
+        plan = _native.plan(node.op_type, attrs, inputs, isa=isa, threads=threads, x_shape=stated)
+        sized = _native.plan(node.op_type, attrs, inputs, isa=isa) if min(stated, default=-1) < 0 else plan
     except (_native.LowBitError, LowBitError) as error:
         info.reason = str(error)
         return
-    info.kernel, info.tuned = plan["kernel"], plan.get("tuned")
-    info.packed_bytes, info.workspace_bytes = plan["packed_bytes"], plan["workspace_bytes"]
-    info.candidates = [Candidate(each["kernel"], each["cycles"]) for each in plan.get("candidates", ())]
+    info.kernel, info.tuned = plan["kernel"], plan["tuned"]
+    info.packed_bytes, info.workspace_bytes = sized["packed_bytes"], sized["workspace_bytes"]
+    info.candidates = [Candidate(each["kernel"], each["cycles"]) for each in sized["candidates"]]
     info.refused = [Refused(*text.split(": ", 1)) for text in plan["refused"]]

@@ -53,11 +53,14 @@ class Tensors:
         types: type and shape of every value that inference reaches.
         constants: initializers and Constant nodes.
         assumed: inputs with symbolic dims, and the sizes that were taken for them.
+        stated: what the model itself says of the shapes, and a session knows when it is created; -1 for the
+            rest.
     """
 
     types: Mapping[str, onnx.TypeProto]
     constants: Mapping[str, Array]
     assumed: Mapping[str, list[int]]
+    stated: Mapping[str, list[int]]
 
     def shape(self, value: str) -> Shape | None:
         """Sizes, symbols, and None for what is not known; None for an unknown rank."""
@@ -118,9 +121,16 @@ def read_tensors(model: onnx.ModelProto, shapes: Mapping[str, list[int]]) -> Ten
     for output in sized.graph.output:  # their symbols would contradict the sizes given above
         output.type.tensor_type.ClearField("shape")
     del sized.graph.value_info[:]
-    graph = onnx.shape_inference.infer_shapes(sized).graph
-    types = {value.name: value.type for value in (*graph.value_info, *graph.input, *graph.output)}
-    return Tensors(types, constant_values(model), assumed)
+    stated = {
+        name: [dim if isinstance(dim, int) else -1 for dim in dims(known) or ()]
+        for name, known in _infer(model).items()
+    }
+    return Tensors(_infer(sized), constant_values(model), assumed, stated)
+
+
+def _infer(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    return {value.name: value.type for value in (*graph.value_info, *graph.input, *graph.output)}
 
 
 def weight_input(node: onnx.NodeProto) -> int | None:

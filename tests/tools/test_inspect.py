@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import importlib
 import json
 import re
 from html.parser import HTMLParser
@@ -28,8 +29,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "inspect.md"
 
 # The contract of `lowbit inspect --format json`. Fields may be added here; none may go.
 REPORT_FIELDS = {
-    "schema", "kind", "bytes", "model", "isa", "converted_bytes", "inputs", "outputs", "assumed", "nodes",
-    "warnings", "totals",
+    "schema", "kind", "bytes", "model", "isa", "threads", "converted_bytes", "inputs", "outputs", "assumed",
+    "nodes", "warnings", "totals",
 }  # fmt: skip
 NODE_FIELDS = {
     "name", "op_type", "dialect", "lowbit_op", "x", "w", "y", "epilogue", "input_shape", "output_shape",
@@ -45,8 +46,11 @@ HOSTILE = "</script><script>alert(1)</script><img onerror=x>\"'&amp;{{7*7}}"
 
 
 @pytest.fixture(autouse=True)
-def native():
+def no_measured_choices(monkeypatch, tmp_path_factory):
+    """Whatever this user tuned stays out of the tests."""
     require_native()
+    monkeypatch.setenv("LOWBIT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.delenv("LOWBIT_TUNE", raising=False)
 
 
 def rename(model: onnx.ModelProto, old: str, new: str) -> onnx.ModelProto:
@@ -337,8 +341,9 @@ def test_every_text_of_a_report_is_escaped():
             refused=[Refused("r", "why")], action="converted", into="lb", reason="because",
         )  # fmt: skip
         report = InspectReport(
-            "source", 100, "m", "scalar", 50, ["x"], ["y"], {"x": [1]}, [node], ["careful"]
-        )
+            "source", 100, model="m", isa="scalar", threads=2, converted_bytes=50, inputs=["x"],
+            outputs=["y"], assumed={"x": [1]}, nodes=[node], warnings=["careful"],
+        )  # fmt: skip
         for name, value in changes.items():
             setattr(node if hasattr(node, name) else report, name, value)
         return report
@@ -367,6 +372,29 @@ def test_every_text_of_a_report_is_escaped():
     for name in ("input_shape", "output_shape"):
         assert tags(full(**{name: [1, HOSTILE]})) == expected, name
     assert tags(full(refused=[Refused(HOSTILE, HOSTILE)])) == expected
+
+
+def test_a_measured_choice_is_told(monkeypatch, tmp_path):
+    """Another kernel than the cheapest by its estimate was measured to be the fastest."""
+    tuner = importlib.import_module("lowbit.tune")
+    path = tmp_path / "m.onnx"
+    lowbit.convert(qdq_conv(dynamic=True), path)
+    before = next(node for node in inspect(path).nodes if node.macs)
+    assert before.tuned is False
+    assert before.kernel == before.candidates[0].kernel
+    if len(before.candidates) == 1:
+        pytest.skip(f"{inspect(path).isa} leaves no choice")
+
+    monkeypatch.setattr(
+        tuner, "_measure", lambda problem, report: tuner._Winner(problem.kernels[-1], 2.0, {})
+    )
+    tuner.tune(path, threads=3)
+    after = next(node for node in inspect(path, threads=3).nodes if node.macs)
+    assert after.tuned is True
+    assert after.kernel != before.kernel
+    assert after.cycles > before.cycles
+    assert inspect(path, threads=3).totals["tuned"] == 1
+    assert f"{after.kernel} (tuned)" in run("inspect", path, "--threads", "3").stdout
 
 
 def test_costs_and_tuned_choices_are_shown_where_there_are_any(source):

@@ -17,6 +17,7 @@ from lowbit.cli.common import (
     report_option,
     shape_option,
     subcommand,
+    threads_option,
     write_report,
 )
 
@@ -28,10 +29,17 @@ if TYPE_CHECKING:
 @model_argument
 @shape_option
 @click.option("--isa", default=None, help="Choose kernels as for this instruction set (see `lowbit sys`).")
+@threads_option
 @report_option
 @overwrite_option
 def command(
-    out: Out, model: Path, shapes: tuple[str, ...], isa: str | None, report_file: Path | None, overwrite: bool
+    out: Out,
+    model: Path,
+    shapes: tuple[str, ...],
+    isa: str | None,
+    threads: int | None,
+    report_file: Path | None,
+    overwrite: bool,
 ) -> None:
     """Show every node of MODEL: dialect, operands, work, kernel and the reasons.
 
@@ -48,7 +56,7 @@ def command(
     if report_file is not None:
         check_writable(report_file, overwrite=overwrite, inputs=(model,))
     with out.status(f"inspecting {model.name}"):
-        report = inspect(model, shapes=parse_shapes(shapes), isa=isa)
+        report = inspect(model, shapes=parse_shapes(shapes), isa=isa, threads=threads)
     if out.as_json:
         out.json(report.to_dict())
     else:
