@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -199,6 +199,7 @@ def inspect(
     shapes: Mapping[str, list[int]] | None = None,
     isa: str | None = None,
     threads: int | None = None,
+    input_quant: str | Sequence[str] = (),
 ) -> InspectReport:
     """Describes a model node by node.
 
@@ -212,16 +213,17 @@ def inspect(
             :data:`lowbit.tensors.TYPICAL_SIZES` says.
         isa: choose kernels as for this level instead of this machine's best.
         threads: as many as sessions will have, where :func:`lowbit.tune` measured for several.
+        input_quant: see :func:`lowbit.convert`; a converted model takes none.
 
     Raises:
         ModelError: if the model cannot be read.
     """
     proto = as_proto(model)
-    if not any(node.domain == DOMAIN for node in proto.graph.node):
+    if input_quant or not any(node.domain == DOMAIN for node in proto.graph.node):
         from lowbit.convert import convert
 
-        given = model if isinstance(model, (str, os.PathLike)) else proto
-        result = convert(given if isinstance(given, onnx.ModelProto) else Path(given))
+        given = Path(model) if isinstance(model, (str, os.PathLike)) else proto
+        result = convert(given, input_quant=input_quant)
         return describe_conversion(model, result, shapes=shapes, isa=isa, threads=threads)
     report = _blank("lowbit", model, proto, isa, threads)
     report.nodes = _nodes_of(proto, report, shapes or {})

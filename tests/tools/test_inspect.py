@@ -176,6 +176,15 @@ def test_every_frontend(graph, dialect):
     assert_needs_nothing_else(render(report))
 
 
+def test_a_stated_input_quantizer_converts_the_first_layer(tmp_path):
+    path = tmp_path / "m.onnx"
+    onnx.save(qonnx.CASES["float_images"].build().model, path)
+    assert run_json("inspect", path)["totals"]["float_macs"] > 0
+    assert (
+        run_json("inspect", path, "--input-quant", "scale=1/255,bits=8,unsigned")["totals"]["float_macs"] == 0
+    )
+
+
 @pytest.mark.parametrize(
     ("op", "x", "w", "y", "attrs", "macs"),
     [

@@ -193,8 +193,12 @@ shape_option = click.option(
     metavar="NAME=D0,D1,..",
     help="Size of an input with symbolic dims; may be repeated.",
 )
-
-
+input_quant_option = click.option(
+    "--input-quant",
+    multiple=True,
+    metavar="[NAME:]scale=1/255,bits=8,unsigned",
+    help="Round a float input to codes, so that the first layer has some; may be repeated.",
+)
 report_option = click.option(
     "--report", "report_file", type=MODEL, help="Also write the report to FILE.html or FILE.json."
 )

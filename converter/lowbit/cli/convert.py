@@ -11,6 +11,7 @@ import click
 from lowbit.cli.common import (
     MODEL,
     Out,
+    input_quant_option,
     megabytes,
     model_argument,
     overwrite_option,
@@ -26,8 +27,7 @@ from lowbit.cli.common import (
 @click.option("--strict", is_flag=True, help="Refuse (exit code 3) unless every quantized node converts.")
 @click.option("--round-bias", is_flag=True, help="Round float biases to int32; the report lists them.")
 @click.option("--ap", is_flag=True, help="Write APConv and APGemm everywhere, not only for 1-bit operands.")
-@click.option("--input-quant", "input_quant", multiple=True, metavar="[NAME:]scale=1/255,bits=8,unsigned",
-              help="Round a float input to codes, so that the first layer has some; may be repeated.")
+@input_quant_option
 @report_option
 @overwrite_option
 def command(

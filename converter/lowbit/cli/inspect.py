@@ -11,6 +11,7 @@ import click
 
 from lowbit.cli.common import (
     Out,
+    input_quant_option,
     megabytes,
     model_argument,
     overwrite_option,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 @shape_option
 @click.option("--isa", default=None, help="Choose kernels as for this instruction set (see `lowbit sys`).")
 @threads_option
+@input_quant_option
 @report_option
 @overwrite_option
 def command(
@@ -38,6 +40,7 @@ def command(
     shapes: tuple[str, ...],
     isa: str | None,
     threads: int | None,
+    input_quant: tuple[str, ...],
     report_file: Path | None,
     overwrite: bool,
 ) -> None:
@@ -56,7 +59,9 @@ def command(
     if report_file is not None:
         check_writable(report_file, overwrite=overwrite, inputs=(model,))
     with out.status(f"inspecting {model.name}"):
-        report = inspect(model, shapes=parse_shapes(shapes), isa=isa, threads=threads)
+        report = inspect(
+            model, shapes=parse_shapes(shapes), isa=isa, threads=threads, input_quant=input_quant
+        )
     if out.as_json:
         out.json(report.to_dict())
     else:
