@@ -273,6 +273,8 @@ def _extend(
             return Refusal(f"its BatchNormalization has {folded[0].size} channels, expected {channels}")
         return _add_affine(epilogue, *folded)
 
+    if not (is_op(node, "Add", "Mul") or (is_op(node, "Sub") and link.path == 0)):
+        return Refusal(f"a {node.op_type} follows it")  # only thresholds can contain it
     other = real_constant(form, link.other)
     if other is None:
         if not is_op(node, "Add"):
