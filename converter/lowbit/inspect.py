@@ -26,6 +26,7 @@ from lowbit.tensors import (
     dims,
     lowbit_macs,
     read_tensors,
+    shape_text,
     standard_macs,
     weight_input,
 )
@@ -335,11 +336,6 @@ def _describe(value: onnx.ValueInfoProto) -> str:
     return f"{value.name} {dtype}{shape_text(dims(value.type))}"
 
 
-def shape_text(shape: Shape | None) -> str:
-    """``[1, N, 8]``; ``?`` for what is not known."""
-    return "?" if shape is None else f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
-
-
 def refusals_by_reason(node: NodeInfo) -> list[tuple[str, list[str]]]:
     """The reasons why kernels cannot run a node, each with the kernels that it holds for."""
     reasons: dict[str, list[str]] = {}
@@ -480,7 +476,11 @@ def _choose_kernel(
             return
         else:
             dtype = helper.tensor_dtype_to_np_dtype(tensors.types[name].tensor_type.elem_type)
-            inputs.append(np.zeros(sizes, dtype))
+            try:
+                inputs.append(np.zeros(sizes, dtype))
+            except (MemoryError, ValueError):
+                info.reason = f"'{name}' of shape {shape_text([*sizes])} is too large for this machine"
+                return
     stated = tensors.stated.get(node.input[0], [])
     isa, threads = report.isa, report.threads or 0
     try:

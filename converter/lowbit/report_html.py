@@ -17,7 +17,8 @@ from importlib import resources
 import jinja2
 from markupsafe import Markup
 
-from lowbit.inspect import InspectReport, NodeInfo, operand_bits, refusals_by_reason, shape_text
+from lowbit.inspect import InspectReport, NodeInfo, operand_bits, refusals_by_reason
+from lowbit.tensors import shape_text
 
 _OUTCOMES = {"converted": "lowbit", "kept": "stays", "absorbed": "absorbed", "added": "added"}
 

@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper
 
+from lowbit.errors import LowBitError
 from lowbit.feeds import constant_values, model_inputs
 from lowbit.ops import register_schemas
 
@@ -93,23 +94,32 @@ def dims(proto: onnx.TypeProto) -> Shape | None:
     ]
 
 
+def shape_text(shape: Shape | None) -> str:
+    """``[1, N, 8]``; ``?`` for what is not known."""
+    return "?" if shape is None else f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
+
+
 def read_tensors(model: onnx.ModelProto, shapes: Mapping[str, list[int]]) -> Tensors:
     """Infers the types and sizes of all values.
 
     Args:
         model: any model; it is not changed.
-        shapes: sizes of inputs. Elsewhere a symbolic first dim (the batch) counts as 1, one of an image
-            or of a sequence as in :data:`TYPICAL_SIZES`.
+        shapes: sizes of inputs with symbolic dims. Elsewhere a symbolic first dim (the batch) counts as 1,
+            one of an image or of a sequence as in :data:`TYPICAL_SIZES`.
+
+    Raises:
+        LowBitError: for shapes that the model cannot have.
     """
     register_schemas()
     sized = onnx.ModelProto()
     sized.CopyFrom(model)
     inputs = model_inputs(sized)
+    _check_shapes(shapes, inputs)
     assumed: dict[str, list[int]] = {}
     for name, value in inputs.items():
         entries = value.type.tensor_type.shape.dim
         for i, dim in enumerate(entries):
-            if name in shapes and i < len(shapes[name]):
+            if name in shapes:
                 dim.dim_value = shapes[name][i]
             elif not dim.HasField("dim_value") and i == 0:
                 dim.dim_value = 1
@@ -128,8 +138,28 @@ def read_tensors(model: onnx.ModelProto, shapes: Mapping[str, list[int]]) -> Ten
     return Tensors(_infer(sized), constant_values(model), assumed, stated)
 
 
+def _check_shapes(shapes: Mapping[str, list[int]], inputs: Mapping[str, onnx.ValueInfoProto]) -> None:
+    for name, sizes in shapes.items():
+        if name not in inputs:
+            raise LowBitError(f"a shape is given for '{name}', but the inputs are {', '.join(inputs)}")
+        known = dims(inputs[name].type)
+        stated = [
+            dim if isinstance(dim, int) else size for dim, size in zip(known or (), sizes, strict=False)
+        ]
+        if known is None or len(known) != len(sizes) or stated != sizes:
+            raise LowBitError(
+                f"input '{name}' has the shape {shape_text(known)}; the given one, {shape_text([*sizes])}, "
+                "does not fit"
+            )
+
+
 def _infer(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    graph = onnx.shape_inference.infer_shapes(model).graph
+    from lowbit import _native
+
+    try:
+        graph = onnx.shape_inference.infer_shapes(model).graph
+    except _native.LowBitError as error:
+        raise LowBitError(f"these sizes do not fit the model: {error}") from error
     return {value.name: value.type for value in (*graph.value_info, *graph.input, *graph.output)}
 
 

@@ -71,6 +71,7 @@ def test_wheel_holds_everything() -> None:
         "lowbit/liblowbit.so",
         "lowbit/models/__init__.py",
         "lowbit/cli/__init__.py",
+        "lowbit/templates/report.html.j2",
     ]:
         assert expected in names
     assert [name for name in names if re.fullmatch(r"lowbit/_native\..*\.so", name)]

@@ -159,6 +159,32 @@ def test_typical_sizes_stand_in_for_symbolic_ones(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("shape", "complaint"),
+    [
+        ("y=1,3,8,8", "the inputs are x"),
+        ("x=1,3,8", "does not fit"),
+        ("x=1,7,8,8", "does not fit"),
+        ("x=1,3,8,8,1", "does not fit"),
+    ],
+)
+def test_shapes_that_the_model_cannot_have(shape, complaint, tmp_path):
+    path = tmp_path / "m.onnx"
+    onnx.save(qdq_conv(dynamic=True), path)
+    error = run("inspect", path, "--shape", shape, code=2).stderr
+    assert complaint in error
+    assert "defect" not in error
+
+
+@pytest.mark.parametrize("size", [10**7, 2 * 10**9])
+def test_shapes_that_no_machine_has_room_for(size):
+    report = inspect(qdq_conv(dynamic=True), shapes={"x": [1, 3, size, size]})
+    conv = next(node for node in report.nodes if node.op_type == "Conv")
+    assert conv.kernel is None
+    assert "too large" in conv.reason
+    assert_needs_nothing_else(render(report))
+
+
+@pytest.mark.parametrize(
     ("graph", "dialect"),
     [
         (CASES["exporters.brevitas_w4a4"], "QCDQ"),

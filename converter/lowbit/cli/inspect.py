@@ -106,7 +106,7 @@ def _print(out: Out, model: Path, report: InspectReport) -> None:
 
 
 def _row(node: NodeInfo, source: bool) -> tuple[object, ...]:
-    from lowbit.inspect import shape_text
+    from lowbit.tensors import shape_text
 
     epilogue = None if node.epilogue == "requantize" else node.epilogue  # the ordinary one
     shapes = [None if shape is None else shape_text(shape) for shape in (node.input_shape, node.output_shape)]
