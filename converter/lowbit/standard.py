@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
-from lowbit.frontends import qonnx, quark
+from lowbit.frontends import qonnx, qoperator, quark
 from lowbit.graph.load import load_model
 from lowbit.graph.quantizers import add_definitions
 
@@ -36,6 +36,18 @@ def standard_form(model: onnx.ModelProto) -> onnx.ModelProto:
     to_standard(read)
     RemoveUnusedNodesPass()(read)
     RemoveUnusedOpsetsPass()(read)
+    proto: onnx.ModelProto = ir.to_proto(read)
+    return proto
+
+
+def written_out(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model with ONNX Runtime's own operators (QLinearSigmoid ...) as float ones between quantizers.
+
+    Raises:
+        ModelError: if the model contradicts itself.
+    """
+    read = load_model(model).model
+    qoperator.normalize(read)
     proto: onnx.ModelProto = ir.to_proto(read)
     return proto
 

@@ -15,6 +15,7 @@ How the values of the two graphs belong together is recorded by the converter in
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -31,7 +32,7 @@ from lowbit.feeds import Model, as_proto, batches, constant_values, load_samples
 from lowbit.ops import DOMAIN, evaluate
 from lowbit.provenance import Place, other_source, read_places
 from lowbit.session import open_session, run_session, session
-from lowbit.standard import needs_standard_form, standard_form
+from lowbit.standard import needs_standard_form, standard_form, written_out
 from lowbit.stock import Stock, exact_options, expose
 
 if TYPE_CHECKING:
@@ -157,6 +158,8 @@ def verify(
         )
     stock = Stock(original, {place.source for place in mapping.values()}, threads, report.notes)
     local = _Local(converted, original, mapping, threads)
+    if not local.nodes:
+        report.notes.append("the converted model has no lowbit node; only whole models were compared")
     whole = _Whole(converted, mapping, threads)
     for done, feed in enumerate(feeds):
         if progress is not None:
@@ -216,6 +219,8 @@ class _Local:
                 if name and name not in self.constants and value is not None:
                     fed[name] = value
 
+        if not ready:
+            return
         if self.session is None:
             self.session = self._side_by_side([node for node, _ in ready], fed)
         results = run_session(self.session, fed)
@@ -253,6 +258,11 @@ class _Local:
         check.near_tie += int(explained.sum())
         check.unexplained += int((~equal & ~explained).sum())
 
+    @functools.cached_property
+    def written(self) -> onnx.ModelProto:
+        """The original with operators such as QLinearSigmoid written out between their quantizers."""
+        return written_out(self.original)
+
     def _chain(
         self,
         node: onnx.NodeProto,
@@ -271,7 +281,7 @@ class _Local:
         if before is None or after is None:
             return None
         codes = values[before.source]
-        piece = _between(self.original, before.source, codes, after.source)
+        piece = _between(self.written, before.source, codes, after.source)
         if piece is None:
             return None
         model, scale = piece

@@ -20,16 +20,16 @@ again (:func:`restore`) and stays with ONNX Runtime as the model has it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
+from lowbit.errors import ModelError
 from lowbit.graph.attributes import get_float, get_int, get_ints
 from lowbit.graph.constants import Array, add_initializer, constant
-from lowbit.graph.normal_form import CODE_MOVERS, is_op, rank_of
+from lowbit.graph.normal_form import CODE_MOVERS, is_dequantize, is_op, rank_of
 from lowbit.graph.reasons import REASON, Refusal
 from lowbit.graph.shapes import infer_shapes
 
@@ -63,8 +63,8 @@ def _known(nodes: Sequence[ir.Node]) -> int:
     return sum(value.shape is not None for value in values) + sum(value.dtype is not None for value in values)
 
 
-def restore(graph: ir.Graph, covered: AbstractSet[ir.Node], reasons: Mapping[ir.Node, str]) -> bool:
-    """Makes written-out operators one node again, unless a region covers them.
+def restore(graph: ir.Graph, covered: set[ir.Node], reasons: Mapping[ir.Node, str]) -> bool:
+    """Makes written-out operators one node again, unless a region covers them whole.
 
     Args:
         graph: the graph.
@@ -77,7 +77,7 @@ def restore(graph: ir.Graph, covered: AbstractSet[ir.Node], reasons: Mapping[ir.
     changed = False
     for node in list(graph):
         group = node.meta.get(_GROUP)
-        if isinstance(group, _Group) and node not in covered and group.intact(graph):
+        if isinstance(group, _Group) and not covered.issuperset(group.work) and group.intact(graph):
             group.restore(graph, next((reasons[n] for n in group.nodes if n in reasons), None))
             changed = True
     return changed
@@ -107,6 +107,11 @@ class _Group:
             for position, given in enumerate(self.inputs):
                 if value is not None and value is given:
                     self._readers[position] = node, index
+
+    @property
+    def work(self) -> list[ir.Node]:
+        """All but the DequantizeLinear nodes, which regions read through."""
+        return [node for node in self.nodes if not is_dequantize(node)]
 
     def intact(self, graph: ir.Graph) -> bool:
         """Whether the nodes still are as they were written, so that the operator computes the same."""
@@ -200,10 +205,16 @@ class _Writer:
         """An input, or None where it is left out."""
         return self.node.inputs[position] if position < len(self.node.inputs) else None
 
-    def missing(self, *positions: int) -> Refusal | None:
-        """Refuses an operator without some of the inputs that it needs."""
-        found = [position for position in positions if self.given(position) is None]
-        return Refusal(f"its input {found[0]} is missing") if found else None
+    def require(self, *positions: int) -> None:
+        """Checks that the operator has the inputs that it needs; ONNX Runtime may abort where one is missing.
+
+        Raises:
+            ModelError: if one is missing.
+        """
+        missing = [position for position in positions if self.given(position) is None]
+        if missing:
+            name = self.node.name or self.node.outputs[0].name
+            raise ModelError(f"{self.node.op_type} '{name}' has no input {missing[0]}")
 
     def attributes(self, *names: str) -> list[ir.Attr]:
         """Those of the operator's attributes that it has."""
@@ -366,9 +377,7 @@ _POOL = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "
 
 def _conv(writer: _Writer) -> Refusal | None:
     """QLinearConv: x, scale, zero point, w, scale, zero point, y's scale, zero point, bias."""
-    refusal = writer.missing(0, 1, 3, 4, 6)
-    if refusal is not None:
-        return refusal
+    writer.require(*range(8))
     bias = writer.given(8)
     scale = np.ones(()) if bias is None else _accumulator_scale(writer, 1, 4)
     if isinstance(scale, Refusal):
@@ -383,26 +392,24 @@ def _conv(writer: _Writer) -> Refusal | None:
     return None
 
 
-def _matmul(writer: _Writer) -> Refusal | None:
+def _matmul(writer: _Writer) -> None:
     """QLinearMatMul: a, scale, zero point, b, scale, zero point, y's scale, zero point."""
-    refusal = writer.missing(0, 1, 3, 4, 6)
-    if refusal is None:
-        y = writer.core("MatMul", [writer.real(0, 1, 2, axis=-2), writer.real(3, 4, 5, axis=-1)])
-        writer.quantize(y, 6, 7)
-    return refusal
+    writer.require(*range(8))
+    y = writer.core("MatMul", [writer.real(0, 1, 2, axis=-2), writer.real(3, 4, 5, axis=-1)])
+    writer.quantize(y, 6, 7)
 
 
 def _gemm(writer: _Writer) -> Refusal | None:
     """QGemm: A, scale, zero point, B, scale, zero point, int32 C, y's scale (none: a float y), zero point."""
-    refusal = writer.missing(0, 1, 3, 4)
-    if refusal is not None:
-        return refusal
+    writer.require(*range(6))
     bias = writer.given(6)
     axis = 0 if get_int(writer.node, "transB", 0) else 1
     if bias is not None:
         scale, row = _accumulator_scale(writer, 1, 4), _row(bias, writer.given(3), axis)
-        if isinstance(scale, Refusal) or isinstance(row, Refusal):
-            return scale if isinstance(scale, Refusal) else row if isinstance(row, Refusal) else None
+        if isinstance(scale, Refusal):
+            return scale
+        if isinstance(row, Refusal):
+            return row
         bias = writer.bias(writer.constant("bias", row), scale)
     operands = [writer.real(0, 1, 2), writer.real(3, 4, 5, axis), *([] if bias is None else [bias])]
     y = writer.core("Gemm", operands, writer.attributes("alpha", "transA", "transB"))
@@ -426,9 +433,7 @@ def _integer(op_type: str, x_axis: int, w_axis: int) -> _Expander:
     """ConvInteger, MatMulInteger: x, w, zero points; the int32 sum goes through one Cast to float32."""
 
     def expand(writer: _Writer) -> Refusal | None:
-        refusal = writer.missing(0, 1)
-        if refusal is not None:
-            return refusal
+        writer.require(0, 1)
         total = writer.node.outputs[0]
         readers = total.consumers()
         if total.is_graph_output() or len(readers) != 1 or not is_op(readers[0], "Cast"):
@@ -443,24 +448,20 @@ def _integer(op_type: str, x_axis: int, w_axis: int) -> _Expander:
     return expand
 
 
-def _matmul_to_float(writer: _Writer) -> Refusal | None:
+def _matmul_to_float(writer: _Writer) -> None:
     """MatMulIntegerToFloat: A, B, their scales, their zero points, a float bias."""
-    refusal = writer.missing(0, 1, 2, 3)
-    if refusal is None:
-        y = writer.core("MatMul", [writer.real(0, 2, 4, axis=-2), writer.real(1, 3, 5, axis=-1)])
-        if writer.given(6) is not None:
-            writer.further("Add", [y, writer.given(6)])
-    return refusal
+    writer.require(*range(4))
+    y = writer.core("MatMul", [writer.real(0, 2, 4, axis=-2), writer.real(1, 3, 5, axis=-1)])
+    if writer.given(6) is not None:
+        writer.further("Add", [y, writer.given(6)])
 
 
 def _binary(op_type: str) -> _Expander:
     """QLinearAdd, QLinearMul: A, scale, zero point, B, scale, zero point, C's scale, zero point."""
 
-    def expand(writer: _Writer) -> Refusal | None:
-        refusal = writer.missing(0, 1, 3, 4, 6)
-        if refusal is None:
-            writer.quantize(writer.core(op_type, [writer.real(0, 1, 2), writer.real(3, 4, 5)]), 6, 7)
-        return refusal
+    def expand(writer: _Writer) -> None:
+        writer.require(0, 1, 3, 4, 6)
+        writer.quantize(writer.core(op_type, [writer.real(0, 1, 2), writer.real(3, 4, 5)]), 6, 7)
 
     return expand
 
@@ -468,12 +469,9 @@ def _binary(op_type: str) -> _Expander:
 def _unary(op_type: str, *attributes: str) -> _Expander:
     """QLinearLeakyRelu, QLinearSigmoid: X, scale, zero point, Y's scale, zero point."""
 
-    def expand(writer: _Writer) -> Refusal | None:
-        refusal = writer.missing(0, 1, 3)
-        if refusal is None:
-            y = writer.core(op_type, [writer.real(0, 1, 2)], writer.attributes(*attributes))
-            writer.quantize(y, 3, 4)
-        return refusal
+    def expand(writer: _Writer) -> None:
+        writer.require(0, 1, 3)
+        writer.quantize(writer.core(op_type, [writer.real(0, 1, 2)], writer.attributes(*attributes)), 3, 4)
 
     return expand
 
@@ -483,9 +481,7 @@ def _softmax(writer: _Writer) -> Refusal | None:
 
     The older one flattens all dims from the axis on; on the last axis that is the same.
     """
-    refusal = writer.missing(0, 1, 3)
-    if refusal is not None:
-        return refusal
+    writer.require(0, 1, 3, 4)
     own, model = get_int(writer.node, "opset", 13), writer.graph.opset_imports.get("", 1)
     axis = get_int(writer.node, "axis", -1 if own >= 13 else 1)
     if (own >= 13) != (model >= 13) and axis != -1:
@@ -494,52 +490,42 @@ def _softmax(writer: _Writer) -> Refusal | None:
     return None
 
 
-def _concat(writer: _Writer) -> Refusal | None:
+def _concat(writer: _Writer) -> None:
     """QLinearConcat: Y's scale, zero point, then tensor, scale, zero point of each operand."""
     count = len(writer.node.inputs)
-    if count < 5 or count % 3 != 2:
-        return Refusal(f"it has {count} inputs; expected 2 and 3 for each operand")
-    refusal = writer.missing(0, *range(2, count, 3), *range(3, count, 3))
-    if refusal is None:
-        operands = [writer.real(i, i + 1, i + 2) for i in range(2, count, 3)]
-        writer.quantize(writer.core("Concat", operands, writer.attributes("axis")), 0, 1)
-    return refusal
+    writer.require(*range(max(5, count + (2 - count) % 3)))
+    operands = [writer.real(i, i + 1, i + 2) for i in range(2, count, 3)]
+    writer.quantize(writer.core("Concat", operands, writer.attributes("axis")), 0, 1)
 
 
-def _average_pool(writer: _Writer) -> Refusal | None:
+def _average_pool(writer: _Writer) -> None:
     """QLinearAveragePool: X, scale, zero point, Y's scale, zero point."""
-    refusal = writer.missing(0, 1, 3)
-    if refusal is None:
-        last = get_int(writer.node, "channels_last", 0)
-        rank = 2 + len(get_ints(writer.node, "kernel_shape") or ())
-        x = writer.real(0, 1, 2)
-        x = writer.channels_first(x, rank) if last else x
-        y = writer.core("AveragePool", [x], writer.attributes(*_POOL))
-        writer.quantize(writer.channels_last(y, rank) if last else y, 3, 4)
-    return refusal
+    writer.require(0, 1, 3)
+    last = get_int(writer.node, "channels_last", 0)
+    rank = 2 + len(get_ints(writer.node, "kernel_shape") or ())
+    x = writer.real(0, 1, 2)
+    x = writer.channels_first(x, rank) if last else x
+    y = writer.core("AveragePool", [x], writer.attributes(*_POOL))
+    writer.quantize(writer.channels_last(y, rank) if last else y, 3, 4)
 
 
-def _global_average_pool(writer: _Writer) -> Refusal | None:
+def _global_average_pool(writer: _Writer) -> None:
     """QLinearGlobalAveragePool: X, scale, zero point, Y's scale, zero point."""
-    refusal = writer.missing(0, 1, 3)
-    if refusal is None:
-        if get_int(writer.node, "channels_last", 0):
-            axes = list(range(1, _rank(writer.given(0)) - 1))
-            y = _mean(writer, writer.real(0, 1, 2), axes, keepdims=1)
-        else:
-            y = writer.core("GlobalAveragePool", [writer.real(0, 1, 2)])
-        writer.quantize(y, 3, 4)
-    return refusal
+    writer.require(*range(5))
+    if get_int(writer.node, "channels_last", 0):
+        axes = list(range(1, _rank(writer.given(0)) - 1))
+        y = _mean(writer, writer.real(0, 1, 2), axes, keepdims=1)
+    else:
+        y = writer.core("GlobalAveragePool", [writer.real(0, 1, 2)])
+    writer.quantize(y, 3, 4)
 
 
-def _reduce_mean(writer: _Writer) -> Refusal | None:
+def _reduce_mean(writer: _Writer) -> None:
     """QLinearReduceMean: data, scale, zero point, the result's scale, zero point."""
-    refusal = writer.missing(0, 1, 3)
-    if refusal is None:
-        axes, keepdims = get_ints(writer.node, "axes"), get_int(writer.node, "keepdims", 1)
-        axes = list(range(_rank(writer.given(0)))) if axes is None else axes
-        writer.quantize(_mean(writer, writer.real(0, 1, 2), axes, keepdims), 3, 4)
-    return refusal
+    writer.require(0, 1, 3)
+    axes, keepdims = get_ints(writer.node, "axes"), get_int(writer.node, "keepdims", 1)
+    axes = list(range(_rank(writer.given(0)))) if axes is None else axes
+    writer.quantize(_mean(writer, writer.real(0, 1, 2), axes, keepdims), 3, 4)
 
 
 def _mean(writer: _Writer, x: ir.Value, axes: Sequence[int], keepdims: int) -> ir.Value:
@@ -550,13 +536,11 @@ def _mean(writer: _Writer, x: ir.Value, axes: Sequence[int], keepdims: int) -> i
     return writer.core("ReduceMean", [x, writer.constant("axes", np.array(axes, np.int64))], attributes)
 
 
-def _where(writer: _Writer) -> Refusal | None:
+def _where(writer: _Writer) -> None:
     """QLinearWhere: condition, X, scale, zero point, Y, scale, zero point, Z's scale, zero point."""
-    refusal = writer.missing(0, 1, 2, 4, 5, 7)
-    if refusal is None:
-        operands = [writer.given(0), writer.real(1, 2, 3), writer.real(4, 5, 6)]
-        writer.quantize(writer.core("Where", operands), 7, 8)
-    return refusal
+    writer.require(*range(9))
+    operands = [writer.given(0), writer.real(1, 2, 3), writer.real(4, 5, 6)]
+    writer.quantize(writer.core("Where", operands), 7, 8)
 
 
 _Expander = Callable[[_Writer], Refusal | None]

@@ -42,7 +42,8 @@ def apply_rules(graph: ir.Graph, report: Report, *, round_bias: bool, ap: bool) 
         form = NormalForm(graph)
         regions, refusals, needed = _find_regions(Context(form, round_bias, set()))
         covered = {node for region in regions.values() for node in region.nodes}
-        if not qoperator.restore(graph, covered, refusals):
+        reasons = {node: reason for node, reason in refusals.items() if reason != quantize.NO_READER}
+        if not qoperator.restore(graph, covered, reasons):
             break
 
     nodes = list(graph)
