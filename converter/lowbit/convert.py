@@ -23,6 +23,7 @@ from lowbit.frontends.input_quant import parse_input_quant, quantize_inputs
 from lowbit.graph.load import Source, load_model
 from lowbit.graph.lowering import Lowering
 from lowbit.graph.quantizers import add_definitions
+from lowbit.graph.scales import absorb_scales
 from lowbit.report import Report, Result
 from lowbit.rewrites.apply import apply_rules, attach_report
 
@@ -90,7 +91,9 @@ def convert(
     quantize_inputs(source.model.graph, quantizers, report)
     qoperator.normalize(source.model)
     qdq.normalize(source.model)
+    absorb_scales(source.model.graph)
     lowering = apply_rules(source.model.graph, report, round_bias=round_bias, ap=ap)
+    RemoveUnusedNodesPass()(source.model)
     add_definitions(source.model)
     InlinePass()(source.model)  # quantizers that no rule took, as standard ops
     _clean(source.model)
