@@ -39,7 +39,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Candidate:
-    """A kernel that could run a node, with the estimated cycles of one core, by which it is chosen."""
+    """A kernel that could run a node, and the cycles that one core is estimated to need for an image."""
 
     kernel: str
     cycles: float
@@ -316,11 +316,14 @@ def _blank(
 ) -> InspectReport:
     from lowbit import _native
 
-    is_path = isinstance(model, (str, os.PathLike))
+    if isinstance(model, (str, os.PathLike)):
+        name, size = os.path.basename(os.fspath(model)), os.path.getsize(model)
+    else:
+        name, size = proto.graph.name, proto.ByteSize()
     return InspectReport(
         kind,
-        os.path.getsize(model) if isinstance(model, (str, os.PathLike)) else proto.ByteSize(),
-        model=os.path.basename(os.fspath(model)) if is_path else proto.graph.name or None,  # type: ignore[arg-type]
+        size,
+        model=name or None,
         isa=isa or _native.default_isa(),
         threads=threads,
         inputs=[_describe(value) for value in model_inputs(proto).values()],

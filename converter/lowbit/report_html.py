@@ -10,7 +10,7 @@ import base64
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -30,6 +30,8 @@ _LANES = 9  # 1 to 8 bits, floats on top
 _COST_HEIGHT = 150
 _TOP, _GAP, _BOTTOM = 16, 34, 8
 
+_BITS_BASE = _TOP + _LANES * _BIT_LANE
+_COST_BASE = _BITS_BASE + _GAP + _COST_HEIGHT
 _UNKNOWN_HEIGHT = 5  # of a bar for a cost that nobody knows
 
 _NAME_LENGTH = 64
@@ -177,13 +179,10 @@ METRICS = (
 
 def draw(rows: Sequence[Row]) -> Chart | None:
     """Places the nodes that multiply along the x axis; None if there are none."""
-    rows = [row for row in rows if row.node.macs is not None and row.outcome != "absorbed"]
+    rows = [row for row in rows if row.node.macs is not None]
     if not rows:
         return None
-    band = min(max(_CHART_WIDTH / len(rows), _BAND[0]), _BAND[1])
-    bits_base = _TOP + _LANES * _BIT_LANE
-    cost_top = bits_base + _GAP
-    cost_base = cost_top + _COST_HEIGHT
+    width = min(max(_CHART_WIDTH / len(rows), _BAND[0]), _BAND[1])
     metrics = [metric for metric in METRICS if any(metric.value(row.node) for row in rows)]
     # What is known of all nodes comes first.
     metrics.sort(key=lambda metric: any(metric.value(row.node) is None for row in rows))
@@ -191,39 +190,43 @@ def draw(rows: Sequence[Row]) -> Chart | None:
     sums = {metric.key: sum(metric.value(row.node) or 0 for row in rows) for metric in metrics}
     bands = []
     for i, row in enumerate(rows):
-        x = i * band
-        bars = []
-        for side, (kind, operand) in enumerate((("x", row.node.x), ("w", row.node.w))):
-            bits = operand_bits(operand)
-            lanes = _LANES if bits is None else min(bits, _LANES)
-            left = x + band * (0.1 + 0.4 * side)
-            name = "float" if bits is None else kind
-            bars.append(Bar(left, bits_base - lanes * _BIT_LANE, 0.38 * band, lanes * _BIT_LANE, name))
-        for metric in metrics:
-            value = metric.value(row.node)
-            height = _UNKNOWN_HEIGHT if value is None else value / tops[metric.key] * _COST_HEIGHT
-            kind = f"cost m m-{metric.key}{' stays' if row.outcome == 'stays' or value is None else ''}"
-            bars.append(Bar(x + 0.1 * band, cost_base - height, 0.78 * band, height, kind))
-        bands.append(Band(row.index, x, _tip(row, metrics, sums), bars))
-    has_floats = any(operand_bits(row.node.x) is None or operand_bits(row.node.w) is None for row in rows)
-    ticks = [Tick(bits_base - bits * _BIT_LANE, str(bits)) for bits in (0, 1, 2, 4, 6, 8)]
-    ticks += [Tick(bits_base - _LANES * _BIT_LANE, "float")] if has_floats else []
+        x = i * width
+        costs = [_cost_bar(row, metric, x, width, tops[metric.key]) for metric in metrics]
+        bands.append(Band(row.index, x, _tip(row, metrics, sums), [*_bit_bars(row.node, x, width), *costs]))
+    has_floats = any(bar.kind == "float" for band in bands for bar in band.bars)
+    ticks = [Tick(_BITS_BASE - bits * _BIT_LANE, str(bits)) for bits in (0, 1, 2, 4, 6, 8)]
+    ticks += [Tick(_BITS_BASE - _LANES * _BIT_LANE, "float")] if has_floats else []
     for metric in metrics:
-        ticks += [
-            Tick(cost_base - share * _COST_HEIGHT, _tick(share * tops[metric.key]), metric.key)
-            for share in (0, 0.5, 1)
-        ]
+        for share in (0, 0.5, 1):
+            label = _tick(share * tops[metric.key])
+            ticks.append(Tick(_COST_BASE - share * _COST_HEIGHT, label, metric.key))
     return Chart(
-        width=round(band * len(rows), 2),
-        height=cost_base + _BOTTOM,
-        band=band,
+        width=round(width * len(rows), 2),
+        height=_COST_BASE + _BOTTOM,
+        band=width,
         bands=bands,
         ticks=ticks,
         metrics=metrics,
         bits_title=_TOP - 6,
-        cost_title=cost_top - 6,
+        cost_title=_COST_BASE - _COST_HEIGHT - 6,
         has_floats=has_floats,
     )
+
+
+def _bit_bars(node: NodeInfo, x: float, width: float) -> Iterator[Bar]:
+    """The bits of activations and weights, side by side; floats reach above 8 bits."""
+    for side, (kind, operand) in enumerate((("x", node.x), ("w", node.w))):
+        bits = operand_bits(operand)
+        height = _BIT_LANE * (_LANES if bits is None else min(bits, _LANES))
+        left = x + (0.1 + 0.4 * side) * width
+        yield Bar(left, _BITS_BASE - height, 0.38 * width, height, "float" if bits is None else kind)
+
+
+def _cost_bar(row: Row, metric: Metric, x: float, width: float, top: float) -> Bar:
+    value = metric.value(row.node)
+    height = _UNKNOWN_HEIGHT if value is None else value / top * _COST_HEIGHT
+    hatched = " stays" if value is None or row.outcome == "stays" else ""
+    return Bar(x + 0.1 * width, _COST_BASE - height, 0.78 * width, height, f"cost m m-{metric.key}{hatched}")
 
 
 def _ceiling(value: float) -> float:
@@ -255,16 +258,8 @@ def _tip(row: Row, metrics: Sequence[Metric], sums: dict[str, float]) -> str:
 
 def _row(index: int, node: NodeInfo) -> Row:
     outcome = _OUTCOMES.get(node.action or "", "lowbit" if node.lowbit_op else "stays")
-    words = (
-        node.name,
-        node.op_type,
-        node.lowbit_op,
-        node.dialect,
-        node.codes,
-        node.kernel,
-        node.reason,
-        node.into,
-    )
+    words = (node.name, node.op_type, node.lowbit_op, node.dialect, node.codes, node.kernel, node.reason,
+             node.into)  # fmt: skip
     return Row(index, node, outcome, " ".join(filter(None, words)).lower(), refusals_by_reason(node))
 
 
