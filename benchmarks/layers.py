@@ -2,6 +2,11 @@
 
 python benchmarks/layers.py                                       the layers of ResNet-50, w8a8
 python benchmarks/layers.py --networks vgg16 --bits w8a8,w4a4
+python benchmarks/layers.py --networks resnet50_v1 --bits w1a1,w1a1u,w1a2,w2a2,w1a4
+
+A pair of bits is written w<bits>a<bits>. One-bit operands are bipolar, -1 and +1; `u` behind the activations
+makes them 0 and 1. Other activations are unsigned, other weights signed over the whole range of their bits;
+`n` behind the weights leaves out the least code: w2n are -1, 0 and 1.
 
 Both sides are one-node models in plain sessions with bound inputs and outputs, and take turns. ONNX Runtime's
 side is a QDQ convolution with Relu between two Transposes, which its optimizer cancels against its own
@@ -12,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +34,7 @@ from lowbit.bench import pinned, take_turns
 from onnx import TensorProto, helper, numpy_helper
 from results import Table, write
 
+STOCK = "onnxruntime w8a8"
 LAYERS = Path(__file__).with_name("layers.json")
 Array = npt.NDArray[Any]
 
@@ -81,12 +88,41 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Seeded codes and scales of a layer at a bit pair, activations unsigned with zero point 0."""
+class Pair:
+    """Bits and encodings of weights and activations, as `w1a2` says them; see the module."""
 
-    layer: Layer
+    text: str
     w_bits: int
     x_bits: int
+    narrow: bool
+    w_encoding: str
+    x_encoding: str
+
+    @classmethod
+    def parse(cls, text: str) -> Pair:
+        """Raises ValueError for what is no pair."""
+        match = re.fullmatch(r"w([1-8])(n?)a([1-8])(u?)", text)
+        if match is None:
+            raise ValueError(f"expected a pair of bits such as w8a8, w1a1u or w2na2, got '{text}'")
+        w_bits, x_bits = int(match[1]), int(match[3])
+        w_encoding = "bipolar" if w_bits == 1 else "signed"
+        x_encoding = "bipolar" if x_bits == 1 and not match[4] else "unsigned"
+        return cls(text, w_bits, x_bits, bool(match[2]), w_encoding, x_encoding)
+
+    @property
+    def codes_of_weights(self) -> tuple[int, int]:
+        """The least and the largest."""
+        if self.w_encoding == "bipolar":
+            return 0, 1
+        return -(2 ** (self.w_bits - 1)) + self.narrow, 2 ** (self.w_bits - 1) - 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Seeded codes and scales of a layer at a bit pair; zero points are 0."""
+
+    layer: Layer
+    pair: Pair
     x: Array  # uint8 [1, H, W, I]
     weight: Array  # int8 [O, I / group, kH, kW]
     bias: Array  # int32 [O]
@@ -95,23 +131,23 @@ class Problem:
     y_scale: np.float32
 
     @classmethod
-    def seeded(cls, layer: Layer, w_bits: int, x_bits: int) -> Problem:
+    def seeded(cls, layer: Layer, pair: Pair) -> Problem:
         """Draws uniform codes; y_scale is such that few results saturate."""
         random = np.random.default_rng(1)
-        high = max(2 ** (w_bits - 1) - 1, 1)
-        x = random.integers(0, 2**x_bits, (1, layer.height, layer.width, layer.in_channels), np.uint8)
+        low, high = pair.codes_of_weights
+        x = random.integers(0, 2**pair.x_bits, (1, layer.height, layer.width, layer.in_channels), np.uint8)
         depth = layer.in_channels // layer.group
         shape = (layer.out_channels, depth, layer.kernel, layer.kernel)
-        weight = random.integers(-high, high + 1, shape, np.int8)
+        weight = random.integers(low, high + 1, shape, np.int8)
         bias = random.integers(-1000, 1000, layer.out_channels, np.int32)
         w_scale = random.uniform(0.001, 0.002, layer.out_channels).astype(np.float32)
         # The sum of K products of uniform codes has this deviation; 3 of them fill the output range.
-        deviation = np.sqrt(depth * layer.kernel**2) * (2**x_bits / 2) * (high / 1.7) + 1
-        y_scale = np.float32(0.02 * 0.0015 * 3 * deviation / (2**x_bits - 1))
-        return cls(layer, w_bits, x_bits, x, weight, bias, np.float32(0.02), w_scale, y_scale)
+        deviation = np.sqrt(depth * layer.kernel**2) * (2**pair.x_bits / 2) * (max(high, 1) / 1.7) + 1
+        y_scale = np.float32(0.02 * 0.0015 * 3 * deviation / (2**pair.x_bits - 1))
+        return cls(layer, pair, x, weight, bias, np.float32(0.02), w_scale, y_scale)
 
     def stock_model(self) -> onnx.ModelProto:
-        """QDQ between Transposes, int8 weights and uint8 activations."""
+        """QDQ between Transposes, int8 weights and uint8 activations; only w8a8 says the same."""
         layer = self.layer
         height, width = layer.output
         constants = {
@@ -147,13 +183,14 @@ class Problem:
             **layer.window,
             "in_channels": layer.in_channels,
             "out_channels": layer.out_channels,
-            "x_bits": self.x_bits,
-            "w_bits": self.w_bits,
-            "w_encoding": "signed",
-            "y_bits": self.x_bits,
+            "x_bits": self.pair.x_bits,
+            "x_encoding": self.pair.x_encoding,
+            "w_bits": self.pair.w_bits,
+            "w_encoding": self.pair.w_encoding,
+            "y_bits": self.pair.x_bits,
         }
         constants: dict[str, Array] = {
-            "w": _native.pack_weights(rows.astype(np.int32), self.w_bits),
+            "w": _native.pack_weights(rows.astype(np.int32), self.pair.w_bits),
             "x_scale": np.asarray(self.x_scale),
             "x_zero_point": np.asarray(0, np.int32),
             "w_scale": self.w_scale,
@@ -216,7 +253,7 @@ def measure(layer: Layer, pairs: list[str], threads: int, rounds: int) -> dict[s
     different: dict[str, int] = {}
     kernels: dict[str, str] = {}
     for bits in pairs:
-        problem = Problem.seeded(layer, int(bits[1]), int(bits[3]))
+        problem = Problem.seeded(layer, Pair.parse(bits))
         attributes, constants = problem.lowbit_node()
         kernels[bits] = _native.plan("LowBitConv", attributes, [problem.x, *constants.values()])["kernel"]
         run, result = bound(lowbit.session(problem.lowbit_model(), threads=threads), problem.x)
@@ -225,7 +262,7 @@ def measure(layer: Layer, pairs: list[str], threads: int, rounds: int) -> dict[s
         if bits == "w8a8":
             stock_run, stock_result = bound(stock_session(problem.stock_model(), threads), problem.x)
             stock_run()
-            runs["onnxruntime w8a8"] = stock_run
+            runs[STOCK] = stock_run
             different[bits] = int(np.count_nonzero(result() != stock_result()))
     seconds = dict(zip(runs, take_turns(list(runs.values()), rounds), strict=True))
     return {
@@ -240,7 +277,7 @@ def measure(layer: Layer, pairs: list[str], threads: int, rounds: int) -> dict[s
 
 
 def table(network: str, measured: list[dict[str, Any]], pairs: list[str]) -> Table:
-    """A row per layer and the sums over the network, each layer as often as it occurs."""
+    """A row per layer, the sums over the network with each layer as often as it occurs, and the means."""
     columns = ["layer", "count", "MMAC", "onnxruntime ms"]
     columns += [text for bits in pairs for text in (f"{bits} ms", "ratio")] + ["kernel"]
     out = Table(network, columns)
@@ -250,14 +287,24 @@ def table(network: str, measured: list[dict[str, Any]], pairs: list[str]) -> Tab
         for name in sums:
             sums[name] += times[name] * row["count"]
         cells: list[str | int | float] = [row["layer"], row["count"], row["macs"] / 1e6]
-        out.rows.append(cells + _times(times, pairs) + [row["kernels"][pairs[0]]])
+        out.rows.append(cells + _times(times, pairs) + [row["kernels"][pairs[-1]]])
     total = sum(row["macs"] * row["count"] for row in measured) / 1e6
     out.rows.append(["sum", sum(row["count"] for row in measured), total, *_times(sums, pairs), ""])
+    means: list[str | int | float] = ["geometric mean of the ratios", "", "", ""]
+    for bits in pairs:
+        means += ["", mean_ratio(measured, f"lowbit {bits}")]
+    out.rows.append([*means, ""])
     return out
 
 
+def mean_ratio(measured: list[dict[str, Any]], name: str) -> float:
+    """Geometric mean over the layers, each counted once, of a time over stock ONNX Runtime's."""
+    times = [row["median_ms"] for row in measured]
+    return float(np.exp(np.mean([np.log(each[name] / each[STOCK]) for each in times])))
+
+
 def _times(times: dict[str, float], pairs: list[str]) -> list[str | int | float]:
-    stock = times["onnxruntime w8a8"]
+    stock = times[STOCK]
     return [
         stock,
         *[value for bits in pairs for value in (times[f"lowbit {bits}"], times[f"lowbit {bits}"] / stock)],
@@ -289,8 +336,15 @@ def main() -> None:
             tables.append(table(network, raw[network], pairs))
     different = sum(sum(row["different_elements"].values()) for rows in raw.values() for row in rows)
     notes = [
-        "One-node models, channels-last uint8 codes in and out, batch 1, median; ratio to onnxruntime w8a8.",
+        "One-node models, channels-last uint8 codes in and out, batch 1, medians.",
         f"Elements of w8a8 outputs that differ from stock ONNX Runtime: {different}.",
+        "Ratios are times over onnxruntime w8a8's; the kernel is the last pair's.",
+        *[
+            f"{network}, {bits}: {1 / mean_ratio(rows, f'lowbit {bits}'):.2f} times as fast as onnxruntime "
+            f"w8a8 (geometric mean over {len(rows)} layers)."
+            for network, rows in raw.items()
+            for bits in pairs
+        ],
         f"Threads: {options.threads}"
         + (f", pinned to core {options.core}." if options.threads == 1 else "."),
     ]

@@ -100,17 +100,17 @@ def time(
     """Seconds of each of `repeats` calls; creating the node is not counted."""
 
 def race(
-    op: str,
-    attrs: Mapping[str, Any],
-    inputs: Sequence[ArrayLike | None],
-    kernels: Sequence[str],
+    runners: Sequence[tuple[str, Mapping[str, Any], Sequence[ArrayLike | None], str | None]],
     *,
     isa: str | None = None,
     threads: int = 1,
     rounds: int = 20,
     turn_seconds: float = 1e-3,
 ) -> NDArray[np.float64]:
-    """Seconds of a call of each kernel, [kernels, rounds]: the mean over a turn; kernels take turns."""
+    """Seconds of a call of each runner, [runners, rounds]: the mean over a turn; runners take turns.
+
+    A runner is (op, attrs, inputs, kernel), where a kernel of None is chosen as in a session.
+    """
 
 def tune_cache_path() -> str:
     """The file of kernels that were measured on this machine; empty where no folder is known."""

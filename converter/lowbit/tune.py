@@ -256,10 +256,10 @@ def _race(problem: _Problem, kernels: Sequence[str], report: TuneReport, rounds:
 
     if len(kernels) == 1:
         rounds = min(rounds, 3)  # nothing to compare; for the table
+    runners = [(problem.node.op_type, problem.attrs, problem.inputs, kernel) for kernel in kernels]
     times: Array = _native.race(
-        problem.node.op_type, problem.attrs, problem.inputs, list(kernels), isa=report.isa,
-        threads=report.threads, rounds=rounds, turn_seconds=TURN_SECONDS,
-    )  # fmt: skip
+        runners, isa=report.isa, threads=report.threads, rounds=rounds, turn_seconds=TURN_SECONDS
+    )
     return times
 
 

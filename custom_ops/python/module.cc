@@ -306,34 +306,37 @@ py::array_t<double> Time(const std::string& op, const py::dict& attributes, cons
   return seconds;
 }
 
-py::array_t<double> Race(const std::string& op, const py::dict& attributes, const py::list& inputs,
-                         const std::vector<std::string>& kernels, const std::optional<std::string>& isa,
+// Op, attributes, inputs, and a kernel to force or none.
+using Runner = std::tuple<std::string, py::dict, py::list, std::optional<std::string>>;
+
+py::array_t<double> Race(const std::vector<Runner>& runners, const std::optional<std::string>& isa,
                          size_t threads, size_t rounds, double turn_seconds) {
   CheckThreads(threads);
   Require(rounds <= 100000 && turn_seconds >= 0 && turn_seconds <= 10,
           "expected at most 100000 rounds and turns of 0..10 seconds");
   std::vector<Node> nodes;
-  for (const std::string& kernel : kernels)
+  std::vector<py::array> outputs;
+  for (const auto& [op, attributes, inputs, kernel] : runners) {
     nodes.push_back(MakeNode(op, attributes, inputs, isa, kernel, false, threads));
-  const auto count = static_cast<py::ssize_t>(nodes.size());
-  py::array_t<double> seconds({count, static_cast<py::ssize_t>(rounds)});
-  if (nodes.empty()) return seconds;
-  py::array y = MakeOutput(nodes[0]);
-  void* data = y.mutable_data();
+    outputs.push_back(MakeOutput(nodes.back()));
+  }
+  std::vector<void*> ys;
+  for (py::array& output : outputs) ys.push_back(output.mutable_data());
+  py::array_t<double> seconds({static_cast<py::ssize_t>(nodes.size()), static_cast<py::ssize_t>(rounds)});
   double* out = seconds.mutable_data();
   const py::gil_scoped_release release;
   StdThreadPool pool(threads);
   std::vector<size_t> runs;
-  for (const Node& node : nodes) {
-    const double warm = std::min(SecondsOf(node, data, pool, 1), SecondsOf(node, data, pool, 1));
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const double warm = std::min(SecondsOf(nodes[i], ys[i], pool, 1), SecondsOf(nodes[i], ys[i], pool, 1));
     runs.push_back(std::max<size_t>(1, static_cast<size_t>(turn_seconds / std::max(warm, 1e-7))));
   }
   for (size_t round = 0; round < rounds; ++round) {
     for (size_t turn = 0; turn < nodes.size(); ++turn) {
       // Whoever goes first would always meet the other's cache contents: the order alternates.
       const size_t i = round % 2 == 0 ? turn : nodes.size() - 1 - turn;
-      SecondsOf(nodes[i], data, pool, 1);  // refills the caches
-      out[i * rounds + round] = SecondsOf(nodes[i], data, pool, runs[i]) / static_cast<double>(runs[i]);
+      SecondsOf(nodes[i], ys[i], pool, 1);  // refills the caches
+      out[i * rounds + round] = SecondsOf(nodes[i], ys[i], pool, runs[i]) / static_cast<double>(runs[i]);
     }
   }
   return seconds;
@@ -463,9 +466,8 @@ PYBIND11_MODULE(_native, m) {
   m.def("time", &Time, py::arg("op"), py::arg("attrs"), py::arg("inputs"), py::kw_only(),
         py::arg("isa") = py::none(), py::arg("kernel") = py::none(), py::arg("reference") = false,
         py::arg("threads") = 1, py::arg("repeats") = 50);
-  m.def("race", &Race, py::arg("op"), py::arg("attrs"), py::arg("inputs"), py::arg("kernels"), py::kw_only(),
-        py::arg("isa") = py::none(), py::arg("threads") = 1, py::arg("rounds") = 20,
-        py::arg("turn_seconds") = 1e-3);
+  m.def("race", &Race, py::arg("runners"), py::kw_only(), py::arg("isa") = py::none(), py::arg("threads") = 1,
+        py::arg("rounds") = 20, py::arg("turn_seconds") = 1e-3);
   m.def("tune_cache_path", &TuneCachePath);
   m.def("tune_cache_enabled", &TuneCacheEnabled);
   m.def("parse_tune_cache", &ParseTunes, py::arg("text"));

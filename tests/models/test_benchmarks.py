@@ -46,7 +46,7 @@ def test_layers_are_those_of_the_network(name):
 
 @pytest.mark.parametrize("row", [NETWORKS["resnet50"][-1], NETWORKS["mobilenetv2"][-4]])
 def test_both_sides_of_a_layer_give_the_same_codes(layers, row):
-    problem = layers.Problem.seeded(layers.Layer(*row), 8, 8)
+    problem = layers.Problem.seeded(layers.Layer(*row), layers.Pair.parse("w8a8"))
     stock = layers.stock_session(problem.stock_model(), 1).run(None, {"x": problem.x})[0]
     ours = lowbit.session(problem.lowbit_model(), threads=1).run(None, {"x": problem.x})[0]
     assert stock.std() > 10
