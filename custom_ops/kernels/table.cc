@@ -2,6 +2,7 @@
 #include "core/kernel_table.h"
 #include "kernels/reference/conv_reference.h"
 #if LOWBIT_X86
+#include "kernels/x86/bitserial.h"
 #include "kernels/x86/depthwise.h"
 #include "kernels/x86/igemm.h"
 #endif
@@ -18,6 +19,7 @@ std::vector<KernelRow> BuildTable() {
 #if LOWBIT_X86
   add(DepthwiseRows());
   add(IgemmRows());
+  add(BitserialRows());
 #endif
   return rows;
 }

@@ -8,10 +8,14 @@
 //         row of zero points. A segment whose length is no multiple of 4 reads into the next pixel, against
 //         zero weights; where that would leave the tensor, the pointer is moved to a copy of the tensor's
 //         last bytes.
-//   band  few channels and a wide kernel (the first layer of a network): the rows that a block of pixels
-//   needs are
-//         copied once, with their padding, and a segment is a whole kernel row of kernel_w * channels bytes.
-//         A 7x7 kernel on 3 channels then multiplies 7 * 24 bytes per pixel instead of 49 * 4.
+//   rows  few channels and a wide kernel (the first layer of a network): the rows of x that a block of pixels
+//         needs are copied once into a band, with their padding, and a segment is a whole kernel row of
+//         kernel_w * channels bytes. A 7x7 kernel on 3 channels then multiplies 7 * 24 bytes per pixel
+//         instead of 49 * 4.
+//
+// Bipolar activations are copied into a band as well, where code q becomes u = 2q with zero point 1: 2q - 1 =
+// u - 1. The padding has a code then, 1, and everything else is an ordinary convolution of 2-bit codes. The
+// copy costs a byte or two of every pixel against its out_channels * taps / 2 products.
 //
 // Convolution groups smaller than a vector are packed side by side into one block-diagonal panel, so that the
 // outputs of several groups fill a vector.
@@ -26,20 +30,17 @@
 #include "core/packed_weights.h"
 #include "kernels/x86/epilogue_tables.h"
 #include "kernels/x86/igemm_block.h"
+#include "kernels/x86/workspace.h"
 
 namespace lowbit {
 namespace {
 
-constexpr size_t kAlign = 64;
-
-size_t RoundUp(size_t value, size_t to) { return (value + to - 1) / to * to; }
-size_t DivideUp(size_t value, size_t by) { return (value + by - 1) / by; }
-
-enum class Addressing : uint8_t { kTaps, kBand };
+enum class Addressing : uint8_t { kTaps, kRows };
 
 // What depends on the node alone.
 struct WindowLayout {
   Addressing addressing = Addressing::kTaps;
+  bool copied = false;  // the segments lie in a band
   size_t segments = 0;
   size_t segment_bytes = 0;  // multiplied by weights that are not padding
   size_t groups = 0;         // of four bytes, per segment
@@ -57,16 +58,22 @@ constexpr size_t kMaxReach = 64 * 1024;
 constexpr size_t kPointerBytes = 128 * 1024;
 constexpr size_t kMinBlockPixels = 12;
 
-WindowLayout PlanWindow(const ConvGeometry& g, int lanes, bool merge_groups, bool allow_band = true) {
+// Bipolar activations are never multiplied as they are, see above.
+bool CopiesAll(const ConvSpec& spec) { return spec.x.encoding == Encoding::kBipolar; }
+
+WindowLayout PlanWindow(const ConvGeometry& g, int lanes, bool merge_groups, bool allow_rows, bool copy_all) {
   WindowLayout w;
   const int64_t span_h = (g.kernel_h - 1) * g.dilation_h + 1;
-  if (allow_band && g.group == 1 && g.dilation_w == 1 && g.kernel_w > 1 && g.in_channels < kBandMaxChannels &&
+  if (allow_rows && g.group == 1 && g.dilation_w == 1 && g.kernel_w > 1 &&
+      (g.in_channels < kBandMaxChannels || copy_all) &&
       span_h * g.kernel_w * g.in_channels * 4 <= static_cast<int64_t>(kBandBytes)) {
-    w.addressing = Addressing::kBand;
+    w.addressing = Addressing::kRows;
+    w.copied = true;
     w.segments = static_cast<size_t>(g.kernel_h);
     w.segment_bytes = static_cast<size_t>(g.kernel_w * g.in_channels);
   } else {
     if (merge_groups) w.merged = static_cast<size_t>(std::clamp<int64_t>(lanes / g.GroupOut(), 1, g.group));
+    w.copied = copy_all;
     w.segments = static_cast<size_t>(g.Taps());
     w.segment_bytes = w.merged * static_cast<size_t>(g.GroupIn());
   }
@@ -76,13 +83,19 @@ WindowLayout PlanWindow(const ConvGeometry& g, int lanes, bool merge_groups, boo
   return w;
 }
 
-// The image as the kernel sees it: a 1x1 convolution without padding and stride is one long row.
-ConvShape Flatten(const ConvGeometry& g, const ConvShape& s) {
-  const bool pointwise = g.Taps() == 1 && g.stride_h == 1 && g.stride_w == 1 && g.pad_top == 0 &&
-                         g.pad_left == 0 && g.pad_bottom == 0 && g.pad_right == 0;
-  if (!pointwise) return s;
-  const int64_t pixels = s.batch * s.in_h * s.in_w;
-  return {1, 1, pixels, 1, pixels};
+// A band's bytes per row of x and its rows of x, for a block of so many output columns or rows.
+size_t BandPitch(const ConvGeometry& g, const WindowLayout& w, size_t columns) {
+  const size_t span = static_cast<size_t>((g.kernel_w - 1) * g.dilation_w) + 1;
+  const size_t pixels = (columns - 1) * static_cast<size_t>(g.stride_w) + span;
+  const size_t channels = static_cast<size_t>(g.in_channels);
+  // Behind the last segment pointer, too, `reach` bytes are readable.
+  const size_t last = w.addressing == Addressing::kRows ? pixels - span : pixels - 1;
+  return RoundUp(std::max(pixels * channels, last * channels + w.reach), 16);
+}
+
+size_t BandRows(const ConvGeometry& g, size_t rows) {
+  return (rows - 1) * static_cast<size_t>(g.stride_h) + static_cast<size_t>((g.kernel_h - 1) * g.dilation_h) +
+         1;
 }
 
 // Where a kernel's outputs lie in y: at rows first_h, first_h + step_h, ... and columns first_w, first_w +
@@ -121,15 +134,7 @@ BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const ConvSha
   const size_t out_h = static_cast<size_t>(s.out_h), out_w = static_cast<size_t>(s.out_w);
   const size_t limit =
       std::clamp(kPointerBytes / (w.segments * sizeof(void*)), kMinBlockPixels, kMaxBlockPixels);
-  if (single_rows) {
-    grid.rows = 1;
-    grid.column_blocks = DivideUp(out_w, limit);
-    grid.columns = grid.pixels = DivideUp(out_w, grid.column_blocks);
-    grid.row_blocks = out_h;
-    grid.blocks = static_cast<size_t>(s.batch) * out_h * grid.column_blocks;
-    return grid;
-  }
-  if (w.addressing == Addressing::kTaps) {
+  if (!single_rows && !w.copied) {
     const size_t total = static_cast<size_t>(s.OutPixels());
     const size_t shared = std::clamp(wanted_blocks, size_t{1}, std::max(size_t{1}, total / kMinSharedPixels));
     grid.blocks = std::max(DivideUp(total, limit), shared);
@@ -137,31 +142,24 @@ BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const ConvSha
     grid.blocks = DivideUp(total, grid.pixels);
     return grid;
   }
-  const auto pitch = [&](size_t columns) {
-    const size_t pixels = (columns - 1) * static_cast<size_t>(g.stride_w) + static_cast<size_t>(g.kernel_w);
-    return RoundUp(pixels * static_cast<size_t>(g.in_channels) + 3, 16);
-  };
-  const auto band_rows = [&](size_t rows) {
-    return (rows - 1) * static_cast<size_t>(g.stride_h) +
-           static_cast<size_t>((g.kernel_h - 1) * g.dilation_h) + 1;
+  const auto fits = [&](size_t rows, size_t columns) {
+    return !w.copied || BandPitch(g, w, columns) * BandRows(g, rows) <= kBandBytes;
   };
   grid.columns = std::min(out_w, limit);
-  while (grid.columns > 1 && pitch(grid.columns) * band_rows(1) > kBandBytes)
-    grid.columns = DivideUp(grid.columns, 2);
+  while (grid.columns > 1 && !fits(1, grid.columns)) grid.columns = DivideUp(grid.columns, 2);
   grid.column_blocks = DivideUp(out_w, grid.columns);
   grid.columns = DivideUp(out_w, grid.column_blocks);
   grid.rows = 1;
-  if (grid.column_blocks == 1) {
-    while (grid.rows < out_h && (grid.rows + 1) * out_w <= limit &&
-           pitch(out_w) * band_rows(grid.rows + 1) <= kBandBytes) {
-      ++grid.rows;
-    }
+  if (grid.column_blocks == 1 && !single_rows) {
+    while (grid.rows < out_h && (grid.rows + 1) * out_w <= limit && fits(grid.rows + 1, out_w)) ++grid.rows;
   }
   grid.row_blocks = DivideUp(out_h, grid.rows);
   grid.blocks = static_cast<size_t>(s.batch) * grid.row_blocks * grid.column_blocks;
   grid.pixels = grid.rows * grid.columns;
-  grid.band_pitch = pitch(grid.columns);
-  grid.band_rows = band_rows(grid.rows);
+  if (w.copied) {
+    grid.band_pitch = BandPitch(g, w, grid.columns);
+    grid.band_rows = BandRows(g, grid.rows);
+  }
   return grid;
 }
 
@@ -172,16 +170,13 @@ struct Workspace {
 
 Workspace PlanWorkspace(const WindowLayout& w, const BlockGrid& grid, size_t row_sum_groups) {
   Workspace ws;
-  const auto take = [&](size_t bytes) {
-    const size_t offset = ws.bytes;
-    ws.bytes += RoundUp(bytes, kAlign);
-    return offset;
-  };
-  ws.pad_row = take(w.reach);
-  ws.tail = take(2 * w.reach);
-  ws.band = take(grid.band_pitch * grid.band_rows);
-  ws.rows = take(w.segments * grid.pixels * sizeof(void*));
-  ws.row_sums = take(row_sum_groups * grid.pixels * sizeof(int32_t));
+  ScratchLayout scratch;
+  ws.pad_row = scratch.Take(w.reach);
+  ws.tail = scratch.Take(2 * w.reach);
+  ws.band = scratch.Take(grid.band_pitch * grid.band_rows);
+  ws.rows = scratch.Take(w.segments * grid.pixels * sizeof(void*));
+  ws.row_sums = scratch.Take(row_sum_groups * grid.pixels * sizeof(int32_t));
+  ws.bytes = scratch.bytes();
   return ws;
 }
 
@@ -230,7 +225,7 @@ class IgemmKernel final : public ConvKernel {
   void PointAtTaps(const ConvArgs& args, const ConvShape& shape, size_t first, size_t count, size_t pitch,
                    const uint8_t* pad_row, uint8_t* tail, const uint8_t** rows) const;
   size_t CopyBand(const ConvArgs& args, const ConvShape& shape, const BlockGrid& grid, size_t block,
-                  uint8_t* band, const uint8_t** rows, size_t* first) const;
+                  uint8_t* band, const uint8_t** rows) const;
   void SumRows(const IgemmBlock& block, int32_t* sums) const;
 
   const ConvGeometry geometry_;
@@ -238,6 +233,7 @@ class IgemmKernel final : public ConvKernel {
   const OutputGrid output_;
   WindowLayout window_;
   EpilogueTables epilogue_;
+  const bool doubles_;   // bipolar activations: the band holds twice the codes
   uint8_t x_shift_ = 0;  // added to every byte of x: makes signed codes unsigned
   size_t groups_per_flush_ = 0;
   uint8_t pad_byte_ = 0;  // the code of a tap outside the image, as stored in x
@@ -247,6 +243,14 @@ class IgemmKernel final : public ConvKernel {
   std::vector<int32_t> row_sum_weight_;  // [out_channels + padding], empty when all are 0
 };
 
+// The node that is computed: of bipolar activations the one of the 2-bit codes that the band holds.
+ConvSpec InBand(ConvSpec spec) {
+  if (spec.x.encoding != Encoding::kBipolar) return spec;
+  spec.x = {2, Encoding::kUnsigned};
+  spec.x_zero_point = 1;
+  return spec;
+}
+
 // What makes the codes of x unsigned.
 int32_t XShift(const ConvSpec& spec) {
   return spec.x.encoding == Encoding::kSigned ? 1 << (spec.x.bits - 1) : 0;
@@ -255,24 +259,22 @@ int32_t XShift(const ConvSpec& spec) {
 // The weights of one output channel on their way into the packed form.
 struct ChannelWeights {
   std::vector<int16_t> stored;  // [K]: what the tile multiplies, within int8
-  int32_t shift = 0;            // s of igemm_tile.h: weight value = stored + shift (times 2 for bipolar x)
+  int32_t shift = 0;            // s of igemm_tile.h: weight value = stored + shift
   int64_t sum = 0;              // of the weight values
   int64_t magnitude = 0;        // of the absolute weight values
 
-  // Bipolar x is 2q - 1, so sum (2q - 1) w = sum q (2w) - sum w: twice the weights are stored.
   void Load(const ConvSpec& spec, size_t channel) {
     const size_t k = static_cast<size_t>(spec.geometry.K());
     const uint8_t* codes = spec.weights.data() + channel * k;
     const int16_t flip =
         spec.w.encoding == Encoding::kSigned ? 0x80 : 0;  // (code ^ flip) - flip extends the sign
     const bool bipolar = spec.w.encoding == Encoding::kBipolar;
-    const int16_t factor = (bipolar ? 2 : 1) * (spec.x.encoding == Encoding::kBipolar ? 2 : 1);
-    const int16_t minus = static_cast<int16_t>(
-        flip * factor + (bipolar ? factor / 2 : static_cast<int16_t>(spec.w_zero_point[channel] * factor)));
+    const int16_t factor = bipolar ? 2 : 1;
+    const int16_t minus = bipolar ? int16_t{1} : static_cast<int16_t>(flip + spec.w_zero_point[channel]);
     stored.resize(k);
     int16_t lo = 0, hi = 0;
     int64_t total = 0, absolute = 0;
-    constexpr size_t kBlock = size_t{1} << 20;  // sums of 2^20 values within 510 stay inside int32
+    constexpr size_t kBlock = size_t{1} << 20;  // sums of 2^20 values within 255 stay inside int32
     for (size_t first = 0; first < k; first += kBlock) {
       const size_t end = std::min(k, first + kBlock);
       int32_t block_total = 0, block_absolute = 0;
@@ -287,9 +289,8 @@ struct ChannelWeights {
       total += block_total;
       absolute += block_absolute;
     }
-    const int64_t x_factor = spec.x.encoding == Encoding::kBipolar ? 2 : 1;
-    sum = total / x_factor;
-    magnitude = absolute / x_factor;
+    sum = total;
+    magnitude = absolute;
     shift = hi > 127 ? hi - 127 : lo < -128 ? lo + 128 : 0;
     if (shift != 0) {
       for (int16_t& value : stored) value = static_cast<int16_t>(value - shift);
@@ -312,7 +313,7 @@ size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
   // Bytes that are consecutive in x; pairs do not reach across. In a block-diagonal panel a group may begin
   // at an odd byte, which pairs its channels the other way: both pairings are counted then.
   const size_t run =
-      window.addressing == Addressing::kBand ? window.segment_bytes : static_cast<size_t>(g.GroupIn());
+      window.addressing == Addressing::kRows ? window.segment_bytes : static_cast<size_t>(g.GroupIn());
   const size_t k = static_cast<size_t>(g.K());
   const size_t step = window.merged > 1 && run % 2 != 0 ? 1 : 2;
   int32_t largest = 1;
@@ -336,10 +337,13 @@ IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const 
     : geometry_(spec.geometry),
       engine_(engine),
       output_(output),
-      epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)) {
-  x_shift_ = static_cast<uint8_t>(XShift(spec));
-  pad_byte_ = static_cast<uint8_t>(spec.x_zero_point);
-  PackWeights(spec);
+      epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)),
+      doubles_(CopiesAll(spec)) {
+  if (doubles_) {
+    PackWeights(InBand(spec));
+  } else {
+    PackWeights(spec);
+  }
 }
 
 void IgemmKernel::PackWeights(const ConvSpec& spec) {
@@ -347,10 +351,11 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
   const size_t channels = static_cast<size_t>(g.out_channels);
   ChannelWeights weights;
 
+  x_shift_ = static_cast<uint8_t>(XShift(spec));
+  pad_byte_ = static_cast<uint8_t>(spec.x_zero_point);
   // Group merging needs weights without row sums, so the shifts must be known before the panels.
-  // bias - zx * sum (w - zw); for bipolar x, whose zero point is 0, bias - sum w. Wraps like the accumulators
-  // do.
-  const int64_t zero = spec.x.encoding == Encoding::kBipolar ? 1 : spec.x_zero_point + x_shift_;
+  // bias - zx * sum (w - zw), which wraps like the accumulators do.
+  const int64_t zero = spec.x_zero_point + x_shift_;
   bias_.assign(channels + kEpiloguePadding, 0);
   std::vector<int32_t> shift(channels);
   std::vector<int64_t> largest(channels);
@@ -365,7 +370,7 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
     row_sum_weight_ = shift;
     row_sum_weight_.resize(channels + kEpiloguePadding);
   }
-  window_ = PlanWindow(g, engine_.lanes, row_sum_weight_.empty(), !output_.interleaved);
+  window_ = PlanWindow(g, engine_.lanes, row_sum_weight_.empty(), !output_.interleaved, doubles_);
   if (engine_.narrow) groups_per_flush_ = GroupsPerFlush(spec, window_);
 
   // Panels: the channels of each (merged) group in runs of nearly equal width.
@@ -413,7 +418,7 @@ void IgemmKernel::PackChannel(const int16_t* stored, size_t channel, const Igemm
   const size_t group_in = static_cast<size_t>(geometry_.GroupIn());
   // Where the channels of this convolution group begin inside a segment, and how many bytes of it they are.
   const size_t start = (channel / static_cast<size_t>(geometry_.GroupOut()) - panel.group) * group_in;
-  const size_t bytes = window_.addressing == Addressing::kBand ? window_.segment_bytes : group_in;
+  const size_t bytes = window_.addressing == Addressing::kRows ? window_.segment_bytes : group_in;
   const size_t lane = channel - panel.channel;
   const bool words = engine_.layout == WeightLayout::kWords;
   const size_t group_bytes = vectors * lanes * (words ? 8 : 4);
@@ -501,9 +506,9 @@ void IgemmKernel::PointAtTaps(const ConvArgs& args, const ConvShape& shape, size
   }
 }
 
-// Returns the number of pixels of the block; *first is the index of the first one.
+// Returns the number of pixels of the block.
 size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const BlockGrid& grid,
-                             size_t block, uint8_t* band, const uint8_t** rows, size_t* first) const {
+                             size_t block, uint8_t* band, const uint8_t** rows) const {
   const ConvGeometry& g = geometry_;
   const size_t column_block = block % grid.column_blocks,
                row_block = block / grid.column_blocks % grid.row_blocks;
@@ -516,7 +521,7 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
 
   const int64_t iy = oy * g.stride_h - g.pad_top, ix = ox * g.stride_w - g.pad_left;
   const int64_t in_rows = (out_rows - 1) * g.stride_h + (g.kernel_h - 1) * g.dilation_h + 1;
-  const int64_t in_columns = (out_columns - 1) * g.stride_w + g.kernel_w;
+  const int64_t in_columns = (out_columns - 1) * g.stride_w + (g.kernel_w - 1) * g.dilation_w + 1;
   const int64_t begin =
       std::clamp<int64_t>(-ix, 0, in_columns);  // columns [begin, end) of the band are in the image
   const int64_t end = std::clamp<int64_t>(shape.in_w - ix, begin, in_columns);
@@ -528,18 +533,27 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
       continue;
     }
     std::memset(to, pad_byte_, static_cast<size_t>(begin * channels));
-    std::memcpy(to + begin * channels, x + ((iy + r) * shape.in_w + ix + begin) * channels,
-                static_cast<size_t>((end - begin) * channels));
+    const uint8_t* from = x + ((iy + r) * shape.in_w + ix + begin) * channels;
+    const int64_t bytes = (end - begin) * channels;
+    if (doubles_) {
+      for (int64_t i = 0; i < bytes; ++i) to[begin * channels + i] = static_cast<uint8_t>(2 * from[i]);
+    } else {
+      std::memcpy(to + begin * channels, from, static_cast<size_t>(bytes));
+    }
     std::memset(to + end * channels, pad_byte_, static_cast<size_t>((in_columns - end) * channels));
   }
+  const int64_t segments_per_row = window_.addressing == Addressing::kRows ? 1 : g.kernel_w;
   for (int64_t ky = 0; ky < g.kernel_h; ++ky) {
-    const uint8_t** out = rows + static_cast<size_t>(ky) * grid.pixels;
-    for (int64_t r = 0; r < out_rows; ++r) {
-      const uint8_t* from = band + static_cast<size_t>(r * g.stride_h + ky * g.dilation_h) * grid.band_pitch;
-      for (int64_t c = 0; c < out_columns; ++c) *out++ = from + c * g.stride_w * channels;
+    for (int64_t kx = 0; kx < segments_per_row; ++kx) {
+      const uint8_t** out = rows + static_cast<size_t>(ky * segments_per_row + kx) * grid.pixels;
+      for (int64_t r = 0; r < out_rows; ++r) {
+        const uint8_t* from = band +
+                              static_cast<size_t>(r * g.stride_h + ky * g.dilation_h) * grid.band_pitch +
+                              kx * g.dilation_w * channels;
+        for (int64_t c = 0; c < out_columns; ++c) *out++ = from + c * g.stride_w * channels;
+      }
     }
   }
-  *first = static_cast<size_t>((image * shape.out_h + oy) * shape.out_w + ox);
   return static_cast<size_t>(out_rows * out_columns);
 }
 
@@ -555,13 +569,6 @@ void IgemmKernel::SumRows(const IgemmBlock& block, int32_t* sums) const {
       sums[group * block.pitch + p] = static_cast<int32_t>(sum);
     }
   }
-}
-
-// Scratch memory of the threads that run kernels, shared by all kernels.
-uint8_t* ThreadScratch(size_t bytes) {
-  thread_local std::unique_ptr<AlignedBytes> buffer;
-  if (!buffer || buffer->size() < bytes) buffer = std::make_unique<AlignedBytes>(bytes);
-  return buffer->data();
 }
 
 void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
@@ -601,26 +608,27 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     block.bias = bias_.data();
     block.x_shift = static_cast<int32_t>(x_shift_ * 0x01010101u);
     block.groups_per_flush = groups_per_flush_;
-    block.epilogue = &epilogue_.view();
-    block.residual = static_cast<const uint8_t*>(args.residual);
-    block.y = args.y;
-    block.pixel_step = 1;
+    block.output = {&epilogue_.view(), 0, 1, static_cast<const uint8_t*>(args.residual), args.y};
     for (size_t i = first_block; i < end_block; ++i) {
-      if (output_.interleaved) {
-        const size_t row = i / grid.column_blocks, column = i % grid.column_blocks * grid.columns;
-        const size_t out_w = static_cast<size_t>(shape.out_w);
+      // Blocks of whole rows or parts of rows, else runs of pixels.
+      size_t first = i * grid.pixels;
+      if (grid.columns != 0) {
+        const size_t out_w = static_cast<size_t>(shape.out_w), out_h = static_cast<size_t>(shape.out_h);
+        const size_t column = i % grid.column_blocks * grid.columns, row_block = i / grid.column_blocks;
+        const size_t row = row_block / grid.row_blocks * out_h + row_block % grid.row_blocks * grid.rows;
+        first = row * out_w + column;
+        block.output.first_pixel = PixelOf(args.shape, shape, row, column);
+        block.output.pixel_step = static_cast<size_t>(output_.step_w);
         block.pixels = std::min(grid.columns, out_w - column);
-        block.first_pixel = PixelOf(args.shape, shape, row, column);
-        block.pixel_step = static_cast<size_t>(output_.step_w);
-        PointAtTaps(args, shape, row * out_w + column, block.pixels, grid.pixels, scratch + ws.pad_row,
-                    scratch + ws.tail, rows);
-      } else if (window_.addressing == Addressing::kBand) {
-        block.pixels = CopyBand(args, shape, grid, i, scratch + ws.band, rows, &block.first_pixel);
       } else {
-        block.first_pixel = i * grid.pixels;
-        block.pixels = std::min(grid.pixels, static_cast<size_t>(shape.OutPixels()) - block.first_pixel);
-        PointAtTaps(args, shape, block.first_pixel, block.pixels, grid.pixels, scratch + ws.pad_row,
-                    scratch + ws.tail, rows);
+        block.output.first_pixel = first;
+        block.pixels = std::min(grid.pixels, static_cast<size_t>(shape.OutPixels()) - first);
+      }
+      if (window_.copied) {
+        block.pixels = CopyBand(args, shape, grid, i, scratch + ws.band, rows);
+      } else {
+        PointAtTaps(args, shape, first, block.pixels, grid.pixels, scratch + ws.pad_row, scratch + ws.tail,
+                    rows);
       }
       if (!row_sum_weight_.empty()) {
         int32_t* sums = reinterpret_cast<int32_t*>(scratch + ws.row_sums);
@@ -633,12 +641,12 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   });
 }
 
-// Whether kMinGroupsPerFlush holds, without a look at the weights where their bits alone say so.
+// Whether kMinGroupsPerFlush holds, without a look at the weights where their bits alone say so. `spec` as
+// InBand.
 bool FitsNarrow(const ConvSpec& spec, const WindowLayout& window) {
   const int32_t x_max = (1 << spec.x.bits) - 1,
                 w_max = (1 << spec.w.bits) - 1;  // |code - zero point| <= w_max
-  const int32_t x_factor = spec.x.encoding == Encoding::kBipolar ? 2 : 1;
-  if (x_max * w_max * x_factor * 2 <= kMaxSum / kMinGroupsPerFlush) return true;
+  if (x_max * w_max * 2 <= kMaxSum / kMinGroupsPerFlush) return true;
   return GroupsPerFlush(spec, window) >= kMinGroupsPerFlush;
 }
 
@@ -684,12 +692,13 @@ ConvSpec PhaseSpec(const ConvSpec& whole, const Phase& h, const Phase& w) {
   g.output_pad_h = g.output_pad_w = 0;
   const int64_t in = g.GroupIn();
   spec.weights.clear();
+  if (empty) {
+    spec.w = {8, Encoding::kSigned};
+    std::fill(spec.w_zero_point.begin(), spec.w_zero_point.end(), 0);
+    spec.weights.resize(static_cast<size_t>(g.out_channels * in));
+    return spec;
+  }
   for (int64_t c = 0; c < g.out_channels; ++c) {
-    if (empty) {
-      spec.weights.insert(spec.weights.end(), static_cast<size_t>(in),
-                          static_cast<uint8_t>(whole.w_zero_point[static_cast<size_t>(c)]));
-      continue;
-    }
     for (int64_t y = h.taps - 1; y >= 0; --y) {
       for (int64_t x = w.taps - 1; x >= 0; --x) {
         const int64_t tap = (h.first + y * h.every) * whole.geometry.kernel_w + w.first + x * w.every;
@@ -742,20 +751,14 @@ std::string Refuse(const ConvSpec& spec) {
   if (g.transposed) {
     if (g.stride_h > kMaxPhases || g.stride_w > kMaxPhases || g.stride_h * g.stride_w > kMaxPhases)
       return "strides of more than 64 phases";
-    if (spec.x.encoding == Encoding::kBipolar || spec.w.encoding == Encoding::kBipolar)
-      return "bipolar operands of a transposed convolution: no code stands for zero";
   }
-  if (spec.x.encoding == Encoding::kBipolar) {
-    if (g.pad_top != 0 || g.pad_left != 0 || g.pad_bottom != 0 || g.pad_right != 0) {
-      return "bipolar activations with padding: no code stands for zero";
-    }
-    if (spec.w.bits > 7) return "bipolar activations with 8-bit weights: twice a weight does not fit int8";
-  }
-  const WindowLayout w = PlanWindow(g, kEngine.lanes, true, !g.transposed);
+  const WindowLayout w = PlanWindow(g, kEngine.lanes, true, !g.transposed, CopiesAll(spec));
+  if (w.copied && BandPitch(g, w, 1) * BandRows(g, 1) > kBandBytes)
+    return "the window of one pixel exceeds the band into which bipolar activations are copied";
   if (w.reach > kMaxReach) return "a row of input channels exceeds the workspace";
   if (w.segments * kMinBlockPixels * sizeof(void*) > kPointerBytes)
     return "kernel window exceeds the workspace";
-  if (kEngine.narrow && !FitsNarrow(spec, w)) {
+  if (kEngine.narrow && !FitsNarrow(CopiesAll(spec) ? InBand(spec) : spec, w)) {
     return "products of these weights overflow 16-bit accumulators too soon";
   }
   return {};
@@ -764,7 +767,7 @@ std::string Refuse(const ConvSpec& spec) {
 template <const IgemmEngine& kEngine>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const ConvGeometry& g = spec.geometry;
-  const WindowLayout w = PlanWindow(g, kEngine.lanes, true, !g.transposed);
+  const WindowLayout w = PlanWindow(g, kEngine.lanes, true, !g.transposed, CopiesAll(spec));
   const size_t panel_groups = DivideUp(static_cast<size_t>(g.group), w.merged);
   const size_t lanes = static_cast<size_t>(kEngine.lanes);
   const size_t vectors = DivideUp(w.merged * static_cast<size_t>(g.GroupOut()), lanes);

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/x86/epilogue_tables.h"
+#include "kernels/x86/tile_output.h"
 
 namespace lowbit {
 
@@ -32,8 +32,7 @@ struct IgemmBlock {
   size_t pitch, segments, groups;
   const uint8_t*
       zero_row;  // the row pointer of a tap outside the image, where that multiplies zeros; or null
-  size_t pixels, first_pixel;  // first_pixel: index in y
-  size_t pixel_step;           // in y, from one pixel of the block to the next
+  size_t pixels;
   const IgemmPanel* panels;
   size_t panel_count;
   const IgemmPanel* all_panels_end;  // of the node: the next task's panels are fetched ahead too
@@ -43,9 +42,7 @@ struct IgemmBlock {
   const int32_t* row_sum_weight;
   int32_t x_shift;          // added to each byte of x modulo 256 (four times the same byte)
   size_t groups_per_flush;  // 16-bit accumulators only: groups whose products their sum surely holds
-  const EpilogueView* epilogue;
-  const uint8_t* residual;
-  void* y;
+  TileOutput output;
 };
 
 // One register-tile family.

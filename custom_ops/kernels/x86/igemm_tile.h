@@ -37,8 +37,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/x86/epilogue.h"
 #include "kernels/x86/igemm_block.h"
+#include "kernels/x86/tile_finish.h"
 
 namespace lowbit {
 namespace {
@@ -72,26 +72,16 @@ inline int32_t LoadGroup(const uint8_t* p) {
   return v;
 }
 
-// The general end of a tile: row-sum correction, any epilogue, any number of channels. `sums` holds `rows`
-// pixels of `vectors` vectors of accumulators.
+// The correction by row sums, for `rows` pixels of `vectors` vectors of accumulators.
 template <class S>
-__attribute__((noinline)) void FinishFromMemory(const TileArgs& t, int32_t* sums, size_t rows,
-                                                size_t vectors) {
+__attribute__((noinline)) void AddRowSums(const TileArgs& t, int32_t* sums, size_t rows, size_t vectors) {
   const IgemmBlock& b = *t.block;
-  const EpilogueView& e = *b.epilogue;
-  const size_t channel = t.panel->channel, count = t.panel->count;
-  if (b.row_sums) {
-    int32_t* to = sums;
-    for (size_t r = 0; r < rows; ++r) {
-      const auto sum = S::Set(b.row_sums[t.panel->group * b.pitch + t.pixel + r]);
-      for (size_t i = 0; i < vectors; ++i, to += S::kLanes) {
-        S::Store(to, S::Add(S::Load(to), S::Mul(sum, S::Load(b.row_sum_weight + channel + i * S::kLanes))));
-      }
-    }
-  }
   for (size_t r = 0; r < rows; ++r) {
-    FinishChannels<S>(e, sums + r * vectors * S::kLanes, channel, count,
-                      (b.first_pixel + (t.pixel + r) * b.pixel_step) * e.channels + channel, b.residual, b.y);
+    const auto sum = S::Set(b.row_sums[t.panel->group * b.pitch + t.pixel + r]);
+    for (size_t i = 0; i < vectors; ++i, sums += S::kLanes) {
+      const auto weight = S::Load(b.row_sum_weight + t.panel->channel + i * S::kLanes);
+      S::Store(sums, S::Add(S::Load(sums), S::Mul(sum, weight)));
+    }
   }
 }
 
@@ -99,28 +89,12 @@ __attribute__((noinline)) void FinishFromMemory(const TileArgs& t, int32_t* sums
 template <class S, int MR, int NV>
 inline __attribute__((always_inline)) void FinishTile(const TileArgs& t, const typename S::I (&acc)[MR][NV]) {
   const IgemmBlock& b = *t.block;
-  const EpilogueView& e = *b.epilogue;
-  if (e.pack_clips && !b.row_sums) {
-    const size_t channel = t.panel->channel, count = t.panel->count;
-    const size_t pitch = b.pixel_step * e.channels;
-    const size_t index = b.first_pixel * e.channels + t.pixel * pitch + channel;
-    const float* scale = e.scale + channel;
-    uint8_t* y = static_cast<uint8_t*>(b.y) + index;
-    const bool partial = count < static_cast<size_t>(NV * S::kLanes);
-    if (!e.has_residual) {
-      if (!partial) return RequantizeTile<S, MR, NV, false, false>(e, acc, scale, count, nullptr, y, pitch);
-      return RequantizeTile<S, MR, NV, false, true>(e, acc, scale, count, nullptr, y, pitch);
-    }
-    if (!partial)
-      return RequantizeTile<S, MR, NV, true, false>(e, acc, scale, count, b.residual + index, y, pitch);
-  }
+  const size_t channel = t.panel->channel, count = t.panel->count;
+  if (!b.row_sums) return FinishRegisters<S, MR, NV>(b.output, t.pixel, channel, count, acc);
   alignas(64) int32_t sums[MR * NV * S::kLanes];
-#pragma GCC unroll 16
-  for (int r = 0; r < MR; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) S::Store(sums + (r * NV + v) * S::kLanes, acc[r][v]);
-  }
-  FinishFromMemory<S>(t, sums, MR, NV);
+  StoreTile<S, MR, NV>(sums, acc);
+  AddRowSums<S>(t, sums, MR, NV);
+  FinishMemory<S>(b.output, t.pixel, channel, count, sums, MR, NV);
 }
 
 // 32-bit dot products (vpdpbusd; or vpmaddwd on words): S::Dot(acc, x, weights) adds four products per lane.

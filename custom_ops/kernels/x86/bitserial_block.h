@@ -1,0 +1,103 @@
+// What the portable half of the bit-serial kernels (bitserial.cc: bit planes, addressing, threads) hands to
+// the half that is compiled once per instruction set (bitserial_<isa>.cc: packing and the register tile).
+// Plain data only. The algebra is in bitserial.cc.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/x86/tile_output.h"
+
+namespace lowbit {
+
+// Of the widest codes.
+inline constexpr int kMaxBitPlanes = 4;
+
+// What is counted: the bits of ...
+enum class BitOp : uint8_t {
+  kAnd,     // w & x
+  kXor,     // w ^ x
+  kMasked,  // (w ^ x) & m: a plane of weights is two bit matrices, w and m
+};
+
+// Codes of x on their way into digits. A digit is one bit plane, or two neighbouring ones, as the engine
+// wants it (BitserialEngine::digit_planes); how the bits of a few codes form the bytes of a digit is up to
+// the engine too. The last byte is filled up with zeros.
+struct DigitPacking {
+  const uint8_t* x;
+  size_t rows, x_pitch;  // runs of codes, and their distance
+  size_t codes;          // per run
+  uint8_t* digits;
+  size_t pitch, digit_pitch;  // distance of two packed runs, and of two digits of one
+  size_t digit_bytes;         // written per run and digit
+  int planes;                 // bits of a code; those above are ignored
+  uint8_t flip;               // XORed to every code: makes signed codes unsigned
+};
+
+// Consecutive output channels computed together: `vectors` SIMD vectors, the last one perhaps not full.
+struct BitserialPanel {
+  const uint8_t* weights;  // [planes][units][operands of the op][vectors][lanes][unit bytes]
+  size_t channel, count;   // first output channel, number of channels
+  size_t x_offset;         // of the panel's convolution group inside a pixel's digits
+  int vectors;
+};
+
+// The counts of one plane of weights against one digit of the activations, over the whole window. The upper
+// plane of a digit counts twice.
+struct BitserialPass {
+  size_t weight_plane, digit;
+  int digit_planes;
+  // The order of the passes makes the sum a Horner scheme: before the counts of this pass are added, what has
+  // been summed is shifted left by `shift` and, after that, negated where asked for. The last pass of a list
+  // counts nothing.
+  int shift;
+  bool negate;
+};
+
+// A run of output pixels times a run of panels.
+struct BitserialBlock {
+  BitOp op;
+  // The digits of the input pixel at the upper left end of each window; and where the units of K lie from
+  // there.
+  const uint8_t* const* pixels;
+  size_t pixel_count;
+  const uint32_t* offsets;  // [digits][units]
+  size_t units;
+  const BitserialPass* passes;  // [pass_count + 1]
+  size_t pass_count;
+  const BitserialPanel* panels;
+  size_t panel_count;
+  // What the sums are added to: per pixel, or one for all (then bias_rows is null); [channels + padding]
+  // each.
+  const int32_t* const* bias_rows;
+  const int32_t* bias;
+  TileOutput output;
+};
+
+// One register-tile family.
+struct BitserialEngine {
+  int lanes;         // output channels per vector
+  int lane_step;     // neighbouring channels lie this many units apart, wrapping around behind the last one
+  int max_vectors;   // of a panel
+  size_t unit_bits;  // of K that a lane takes at a time
+  int digit_planes;  // 1 or 2
+  size_t codes_per_byte;  // of a digit
+  bool has_masked;        // whether BitOp::kMasked is implemented
+  // Sustained on Zen 5, for the cost model: products of a plane and a digit, codes packed into one digit, and
+  // outputs started and finished.
+  double products_per_cycle, codes_per_cycle, outputs_per_cycle;
+  void (*pack)(const DigitPacking& packing);
+  void (*run)(const BitserialBlock& block);
+
+  constexpr size_t DigitCount(int x_bits) const {
+    return static_cast<size_t>((x_bits + digit_planes - 1) / digit_planes);
+  }
+  constexpr size_t UnitWeightBytes() const { return unit_bits / 8; }
+  constexpr size_t UnitDigitBytes() const { return unit_bits / codes_per_byte; }
+};
+
+// Defined in bitserial_<isa>.cc.
+extern const BitserialEngine kBitserialScalar, kBitserialSse41, kBitserialAvx2, kBitserialAvx512Vnni,
+    kBitserialAvx512Popcnt;
+
+}  // namespace lowbit

@@ -1,0 +1,269 @@
+// Bit-serial tiles by byte shuffles, templated over the vectors V of bitserial_<isa>.cc: 32 output channels x
+// 8 bits of K per 256-bit vector.
+//
+// A byte shuffle counts the bits of a nibble by looking them up. The usual kernel forms w & x first, splits
+// the result into nibbles and looks up both, eight instructions for 256 products. Here the table depends on
+// the nibble of x instead,
+//
+//     table[x][w] = popc(w & x)    or    popc(w ^ x),
+//
+// one of 16 constant tables, so that a shuffle by the nibbles of 32 channels' weights does the logic and the
+// count at once, and splitting the weights is shared by all pixels of a tile: two shuffles and two additions
+// for 256 products. Nothing but the size of the tables (4 KiB, in L1) keeps one from serving two planes of x,
+//
+//     table[x1 x0][w] = popc(w & x0) + 2 popc(w & x1),
+//
+// so a digit of x is two planes: for four codes one byte, the bits of plane 0 in the low nibble, those of
+// plane 1 in the high one.
+//
+// Counts are added up in bytes, these in words of 16 bits, and these in 32 bits. With B bytes to a vector,
+// channel (B / 4) m + i is kept in byte 4 i + m, so that widening by masks and shifts restores the order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/x86/bitserial_tile.h"
+
+namespace lowbit {
+namespace {
+
+struct CountTables {
+  alignas(16) uint8_t count[256][16];
+  constexpr explicit CountTables(bool exclusive, int upper_weight) : count() {
+    for (int x = 0; x < 256; ++x) {
+      for (int w = 0; w < 16; ++w) {
+        int sum = 0;
+        for (int bit = 0; bit < 4; ++bit) {
+          const int w_bit = w >> bit & 1, low = x >> bit & 1, high = x >> (bit + 4) & 1;
+          sum += exclusive ? w_bit ^ low : w_bit & low;
+          sum += upper_weight * (exclusive ? w_bit ^ high : w_bit & high);
+        }
+        count[x][w] = static_cast<uint8_t>(sum);
+      }
+    }
+  }
+};
+
+// For digits of one plane the high nibble of x is 0, and counts nothing.
+constexpr CountTables kAndTables(false, 2), kXorTables(true, 2), kXorOneTables(true, 0);
+
+template <class V>
+struct Nibbles {
+  using I = typename V::I;
+  static constexpr int kMaxVectors = 2;
+  static constexpr bool kHasMasked = false;
+  static constexpr int kParts = 4;  // vectors of int32 per vector of channels
+  static constexpr size_t kVectorBytes = kParts * V::kLanes;
+  static constexpr int TileRows(BitOp, int vectors) { return V::kTileRows[vectors - 1]; }
+
+  // What a unit, two look-ups, adds at most to a byte, and how many fill one; a word holds what 255 or more
+  // full bytes are emptied into it.
+  static constexpr size_t UnitsPerByte(int digit_planes) { return 255 / (digit_planes == 1 ? 8 : 24); }
+  static constexpr size_t kBytesPerWord = 255;
+
+  static const uint8_t* TablesOf(BitOp op, int digit_planes) {
+    if (op == BitOp::kAnd) return kAndTables.count[0];
+    return digit_planes == 1 ? kXorOneTables.count[0] : kXorTables.count[0];
+  }
+
+  // Adds the counts of `units` units, few enough for bytes.
+  template <int MR, int NV>
+  static void CountBytes(const uint8_t* const (&x)[MR], const uint8_t* w, const uint32_t* offset,
+                         size_t units, const uint8_t* tables, I (&count)[MR][NV]) {
+    const I low_nibbles = V::Set(0x0f0f0f0f);
+    for (const uint32_t* end = offset + units; offset < end; ++offset, w += NV * kVectorBytes) {
+      // One half after the other, to need fewer registers.
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        I nibbles[NV];
+#pragma GCC unroll 2
+        for (int v = 0; v < NV; ++v) {
+          const I weights = V::Load(w + v * kVectorBytes);
+          nibbles[v] = V::And(half == 0 ? weights : V::ShiftRightWords(weights, 4), low_nibbles);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < MR; ++r) {
+          const I table = V::Table(tables + size_t{x[r][*offset + static_cast<uint32_t>(half)]} * 16);
+#pragma GCC unroll 2
+          for (int v = 0; v < NV; ++v) {
+            count[r][v] = V::AddBytes(count[r][v], V::Shuffle(table, nibbles[v]));
+            // Added at once: left alone, GCC adds both halves first, keeps them all, and spills the counts.
+            asm("" : "+v"(count[r][v]));
+          }
+        }
+      }
+    }
+  }
+
+  // Counts in words of 16 bits: those of the even bytes of a vector of counts, then those of its odd bytes.
+  // What follows keeps them in memory, behind function calls: compilers would move them into registers that
+  // the loop above needs.
+  static constexpr size_t kWordsBytes = 2 * kVectorBytes;
+
+  // Counts `units` units, few enough for words, into words[MR][NV].
+  template <int MR, int NV>
+  __attribute__((noinline)) static void CountWords(const uint8_t* const (&x)[MR], const uint8_t* w,
+                                                   const uint32_t* offset, size_t units,
+                                                   const uint8_t* tables, size_t units_per_byte,
+                                                   uint8_t* words) {
+    for (size_t i = 0; i < units; i += units_per_byte) {
+      const size_t n = units - i < units_per_byte ? units - i : units_per_byte;
+      I count[MR][NV];
+#pragma GCC unroll 16
+      for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < NV; ++v) count[r][v] = V::Set(0);
+      }
+      CountBytes<MR, NV>(x, w + i * NV * kVectorBytes, offset + i, n, tables, count);
+#pragma GCC unroll 16
+      for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < NV; ++v) {
+          uint8_t* to = words + static_cast<size_t>(r * NV + v) * kWordsBytes;
+          I even = V::And(count[r][v], V::Set(0x00ff00ff)), odd = V::ShiftRightWords(count[r][v], 8);
+          if (i != 0) {
+            even = V::AddWords(even, V::Load(to));
+            odd = V::AddWords(odd, V::Load(to + kVectorBytes));
+          }
+          V::Store(to, even);
+          V::Store(to + kVectorBytes, odd);
+        }
+      }
+    }
+  }
+
+  // Vector `part` of the words as 32-bit numbers.
+  static I Part(const uint8_t* words, int part) {
+    const I both = V::Load(words + static_cast<size_t>(part % 2) * kVectorBytes);
+    return part < 2 ? V::And(both, V::Set(0x0000ffff)) : V::ShiftRight(both, 16);
+  }
+
+  // A step of the Horner scheme.
+  static I Scale(I sum, int shift, bool negate) {
+    const I sign = V::Set(negate ? -1 : 0);
+    return V::Sub(V::Xor(V::ShiftLeft(sum, shift), sign), sign);
+  }
+
+  // Between two passes, for `vectors` vectors: sums = scaled (sums + words). Without `have_sums` they start
+  // as 0.
+  __attribute__((noinline)) static void AddWords(const uint8_t* words, int vectors, int shift, bool negate,
+                                                 bool have_sums, int32_t* sums) {
+    for (int i = 0; i < vectors; ++i, words += kWordsBytes) {
+      for (int part = 0; part < kParts; ++part, sums += V::kLanes) {
+        I sum = Part(words, part);
+        if (have_sums) sum = V::Add(sum, V::Load(sums));
+        V::Store(sums, Scale(sum, shift, negate));
+      }
+    }
+  }
+
+  // After the last pass; without sums of others before it, `sums` is null.
+  template <int MR, int NV>
+  __attribute__((noinline)) static void Finish(const BitserialTile& t, const uint8_t* words,
+                                               const int32_t* sums) {
+    const BitserialBlock& b = *t.block;
+    const BitserialPass& end = b.passes[b.pass_count];
+    for (size_t v = 0; v < NV; ++v) {
+      const size_t skipped = v * kVectorBytes, channel = t.panel->channel + skipped;
+      const size_t left = t.panel->count - skipped, count = left < kVectorBytes ? left : kVectorBytes;
+      I acc[MR][kParts];
+#pragma GCC unroll 16
+      for (size_t r = 0; r < MR; ++r) {
+        const int32_t* bias = BiasOf(b, t.pixel + r) + channel;
+#pragma GCC unroll 4
+        for (int part = 0; part < kParts; ++part) {
+          I sum = Part(words + (r * NV + v) * kWordsBytes, part);
+          if (sums)
+            sum =
+                V::Add(sum, V::Load(sums + ((r * NV + v) * kParts + static_cast<size_t>(part)) * V::kLanes));
+          acc[r][part] = V::Add(V::Load(bias + part * V::kLanes), Scale(sum, end.shift, end.negate));
+        }
+      }
+      if (count > (kParts - 1) * V::kLanes) {
+        FinishRegisters<V, MR, kParts>(b.output, t.pixel, channel, count, acc);
+      } else {
+        alignas(64) int32_t stored[MR * kParts * V::kLanes];
+        StoreTile<V, MR, kParts>(stored, acc);
+        FinishMemory<V>(b.output, t.pixel, channel, count, stored, MR, kParts);
+      }
+    }
+  }
+
+  template <BitOp kOp, int MR, int NV>
+  static void Tile(const BitserialTile& t) {
+    const BitserialBlock& b = *t.block;
+    const uint8_t* x[MR];
+    for (int r = 0; r < MR; ++r) x[r] = t.pixels[r] + t.panel->x_offset;
+
+    alignas(64) uint8_t words[MR * NV * kWordsBytes];
+    alignas(64) int32_t sums[MR * NV * kParts * V::kLanes];
+    bool have_sums = false;
+    for (const BitserialPass* pass = b.passes;;) {
+      const size_t per_byte = UnitsPerByte(pass->digit_planes), per_word = kBytesPerWord * per_byte;
+      const uint8_t* w = t.panel->weights + pass->weight_plane * b.units * NV * kVectorBytes;
+      const uint32_t* offsets = b.offsets + pass->digit * b.units;
+      const uint8_t* tables = TablesOf(kOp, pass->digit_planes);
+      for (size_t i = 0;;) {
+        const size_t n = b.units - i < per_word ? b.units - i : per_word;
+        CountWords<MR, NV>(x, w + i * NV * kVectorBytes, offsets + i, n, tables, per_byte, words);
+        i += n;
+        if (i == b.units) break;
+        AddWords(words, MR * NV, 0, false, have_sums, sums);
+        have_sums = true;
+      }
+      ++pass;
+      if (pass == b.passes + b.pass_count) break;
+      AddWords(words, MR * NV, pass->shift, pass->negate, have_sums, sums);
+      have_sums = true;
+    }
+    Finish<MR, NV>(t, words, have_sums ? sums : nullptr);
+  }
+
+  // Multiply-adds gather the bits of four codes: the two bits of a code are moved to bits 0 and 4, and a code
+  // in place i counts 2^i.
+  static void Pack(const DigitPacking& p) {
+    constexpr size_t kDigitBytes = kVectorBytes / 4;
+    const int digits = (p.planes + 1) / 2;
+    const I flip = V::SetBytes(p.flip), places = V::Set(0x08040201), ones = V::SetWords(1);
+    for (size_t row = 0; row < p.rows; ++row) {
+      const uint8_t* x = p.x + row * p.x_pitch;
+      uint8_t* to = p.digits + row * p.pitch;
+      size_t left = p.codes, bytes = p.digit_bytes;
+      while (bytes != 0) {
+        uint8_t part[kVectorBytes];
+        const uint8_t* from = x;
+        if (left < kVectorBytes) {
+          std::memset(part, p.flip, sizeof(part));  // becomes zero
+          std::memcpy(part, x, left);
+          from = part;
+        }
+        const I codes = V::Xor(V::Load(from), flip);
+        const size_t n = bytes < kDigitBytes ? bytes : kDigitBytes;
+        for (int digit = 0; digit < digits; ++digit) {
+          const bool single = 2 * digit + 1 == p.planes;
+          const I spread = V::Table(kSpread[single]);
+          const I bits = V::Shuffle(spread, V::And(V::ShiftRightWords(codes, 2 * digit), V::Set(0x03030303)));
+          const I four = V::MultiplyAdd16(V::MultiplyAddBytes(bits, places), ones);
+          uint8_t packed[kVectorBytes];
+          V::StoreU8(packed, four);
+          uint8_t* out = to + static_cast<size_t>(digit) * p.digit_pitch;
+          if (n == kDigitBytes) {
+            std::memcpy(out, packed, kDigitBytes);
+          } else {
+            std::memcpy(out, packed, n);
+          }
+        }
+        x += left < kVectorBytes ? left : kVectorBytes;
+        left -= left < kVectorBytes ? left : kVectorBytes;
+        to += n;
+        bytes -= n;
+      }
+    }
+  }
+  alignas(16) static constexpr uint8_t kSpread[2][16] = {{0, 1, 16, 17}, {0, 1, 0, 1}};
+};
+
+}  // namespace
+}  // namespace lowbit

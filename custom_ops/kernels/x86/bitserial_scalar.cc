@@ -1,0 +1,96 @@
+// Bit-serial tiles in plain C++, 64 bits of K at a time.
+#include <bit>
+
+#include "kernels/x86/bitserial_tile.h"
+#include "kernels/x86/simd_scalar.h"
+
+namespace lowbit {
+namespace {
+
+inline uint64_t LoadUnit64(const uint8_t* p) {
+  uint64_t unit;
+  std::memcpy(&unit, p, sizeof(unit));
+  return unit;
+}
+
+struct Words64 {
+  static constexpr int kMaxVectors = 4;
+  static constexpr bool kHasMasked = true;
+  static constexpr size_t kUnitBytes = 8;
+  static constexpr int TileRows(BitOp, int) { return 2; }
+
+  template <BitOp kOp, int MR, int NV>
+  static void Tile(const BitserialTile& t) {
+    constexpr size_t kStepBytes = (kOp == BitOp::kMasked ? 2 : 1) * NV * kUnitBytes;
+    const BitserialBlock& b = *t.block;
+    uint32_t sum[MR][NV] = {};  // unsigned: sums of codes outside their range may wrap
+    const auto scale = [&](const BitserialPass& pass) {
+      for (auto& pixel : sum) {
+        for (uint32_t& s : pixel) s = pass.negate ? 0 - (s << pass.shift) : s << pass.shift;
+      }
+    };
+    for (const BitserialPass* pass = b.passes; pass < b.passes + b.pass_count; ++pass) {
+      scale(*pass);
+      const uint8_t* w = t.panel->weights + pass->weight_plane * b.units * kStepBytes;
+      const uint32_t* offsets = b.offsets + pass->digit * b.units;
+      for (size_t k = 0; k < b.units; ++k, w += kStepBytes) {
+        for (int r = 0; r < MR; ++r) {
+          const uint64_t x = LoadUnit64(t.pixels[r] + t.panel->x_offset + offsets[k]);
+          for (int v = 0; v < NV; ++v) {
+            const uint64_t weights = LoadUnit64(w + static_cast<size_t>(v) * kUnitBytes);
+            uint64_t bits = kOp == BitOp::kAnd ? weights & x : weights ^ x;
+            if constexpr (kOp == BitOp::kMasked)
+              bits &= LoadUnit64(w + static_cast<size_t>(NV + v) * kUnitBytes);
+            sum[r][v] += static_cast<uint32_t>(std::popcount(bits));
+          }
+        }
+      }
+    }
+    scale(b.passes[b.pass_count]);
+
+    int32_t acc[MR * NV];
+    for (int r = 0; r < MR; ++r) {
+      const int32_t* bias = BiasOf(b, t.pixel + static_cast<size_t>(r)) + t.panel->channel;
+      for (int v = 0; v < NV; ++v)
+        acc[r * NV + v] = static_cast<int32_t>(static_cast<uint32_t>(bias[v]) + sum[r][v]);
+    }
+    FinishMemory<Scalar>(b.output, t.pixel, t.panel->channel, t.panel->count, acc, MR, NV);
+  }
+};
+
+void Pack(const DigitPacking& p) {
+  for (size_t row = 0; row < p.rows; ++row) {
+    const uint8_t* x = p.x + row * p.x_pitch;
+    for (int plane = 0; plane < p.planes; ++plane) {
+      uint8_t* to = p.digits + row * p.pitch + static_cast<size_t>(plane) * p.digit_pitch;
+      for (size_t byte = 0; byte < p.digit_bytes; ++byte) {
+        uint8_t codes[8] = {};
+        const size_t first = byte * 8, count = first >= p.codes      ? 0
+                                               : p.codes - first < 8 ? p.codes - first
+                                                                     : 8;
+        for (size_t i = 0; i < count; ++i) codes[i] = x[first + i] ^ p.flip;
+        uint64_t eight;
+        std::memcpy(&eight, codes, sizeof(eight));
+        // The multiplication moves bit 0 of byte i to bit 56 + i.
+        to[byte] = static_cast<uint8_t>((eight >> plane & 0x0101010101010101) * 0x0102040810204080 >> 56);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const BitserialEngine kBitserialScalar = {.lanes = 1,
+                                          .lane_step = 1,
+                                          .max_vectors = Words64::kMaxVectors,
+                                          .unit_bits = 8 * Words64::kUnitBytes,
+                                          .digit_planes = 1,
+                                          .codes_per_byte = 8,
+                                          .has_masked = true,
+                                          .products_per_cycle = 12.0,
+                                          .codes_per_cycle = 3.0,
+                                          .outputs_per_cycle = 0.1,
+                                          .pack = &Pack,
+                                          .run = &RunBitserial<Words64>};
+
+}  // namespace lowbit

@@ -1,0 +1,91 @@
+// The loops around the register tiles of the bit-serial kernels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/x86/bitserial_block.h"
+#include "kernels/x86/tile_finish.h"
+
+namespace lowbit {
+namespace {
+
+// The arguments of one tile.
+struct BitserialTile {
+  const BitserialBlock* block;
+  const BitserialPanel* panel;
+  const uint8_t* const* pixels;  // of the tile
+  size_t pixel;                  // first pixel of the tile, within the block
+};
+
+inline uint32_t LoadUnit32(const uint8_t* p) {
+  uint32_t unit;
+  std::memcpy(&unit, p, sizeof(unit));
+  return unit;
+}
+
+inline const int32_t* BiasOf(const BitserialBlock& b, size_t pixel) {
+  return b.bias_rows ? b.bias_rows[pixel] : b.bias;
+}
+
+using BitserialTileFunction = void (*)(const BitserialTile&);
+
+// The tiles K::Tile<op, MR, NV> of one panel width, for 1..kMax pixels.
+template <class K, BitOp kOp, int NV>
+struct BitserialTileTable {
+  static constexpr size_t kMax = K::TileRows(kOp, NV);
+  BitserialTileFunction run[kMax];
+  constexpr BitserialTileTable() : run() { Fill<1>(); }
+  template <int MR>
+  constexpr void Fill() {
+    run[MR - 1] = &K::template Tile<kOp, MR, NV>;
+    if constexpr (MR < kMax) Fill<MR + 1>();
+  }
+};
+
+// Panels outside, tiles inside: a panel's weights stay in L1 or L2 while the pixels of the block pass. The
+// pixels are dealt out evenly, so that no tile is left with one or two of them.
+template <class K, BitOp kOp, int NV>
+void RunBitserialPanel(const BitserialBlock& b, const BitserialPanel& panel) {
+  static constexpr BitserialTileTable<K, kOp, NV> kTiles;
+  const size_t tiles = (b.pixel_count + kTiles.kMax - 1) / kTiles.kMax;
+  const size_t rows = b.pixel_count / tiles, longer = b.pixel_count % tiles;
+  BitserialTile t{&b, &panel, b.pixels, 0};
+  for (size_t i = 0; i < tiles; ++i) {
+    const size_t n = rows + (i < longer ? 1 : 0);
+    t.pixels = b.pixels + t.pixel;
+    kTiles.run[n - 1](t);
+    t.pixel += n;
+  }
+}
+
+template <class K, BitOp kOp>
+void RunBitserialPanels(const BitserialBlock& b) {
+  for (size_t p = 0; p < b.panel_count; ++p) {
+    const BitserialPanel& panel = b.panels[p];
+    if (panel.vectors == 1) RunBitserialPanel<K, kOp, 1>(b, panel);
+    if constexpr (K::kMaxVectors >= 2) {
+      if (panel.vectors == 2) RunBitserialPanel<K, kOp, 2>(b, panel);
+    }
+    if constexpr (K::kMaxVectors >= 4) {
+      if (panel.vectors == 3) RunBitserialPanel<K, kOp, 3>(b, panel);
+      if (panel.vectors == 4) RunBitserialPanel<K, kOp, 4>(b, panel);
+    }
+  }
+}
+
+template <class K>
+void RunBitserial(const BitserialBlock& b) {
+  switch (b.op) {
+    case BitOp::kAnd:
+      return RunBitserialPanels<K, BitOp::kAnd>(b);
+    case BitOp::kXor:
+      return RunBitserialPanels<K, BitOp::kXor>(b);
+    case BitOp::kMasked:
+      if constexpr (K::kHasMasked) return RunBitserialPanels<K, BitOp::kMasked>(b);
+  }
+}
+
+}  // namespace
+}  // namespace lowbit

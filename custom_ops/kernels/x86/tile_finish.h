@@ -1,0 +1,66 @@
+// The end of a register tile: MR output pixels x NV vectors of int32 accumulators become bytes or floats of
+// y.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/x86/epilogue.h"
+#include "kernels/x86/tile_output.h"
+
+namespace lowbit {
+namespace {
+
+template <class S, int MR, int NV>
+inline __attribute__((always_inline)) void StoreTile(int32_t* to, const typename S::I (&acc)[MR][NV]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) S::Store(to + (r * NV + v) * S::kLanes, acc[r][v]);
+  }
+}
+
+// Any epilogue, any number of channels. `sums` holds `rows` pixels of `vectors` vectors of accumulators:
+// channels [channel, channel + count) of the pixels from `pixel` on.
+template <class S>
+__attribute__((noinline)) void FinishMemory(const TileOutput& out, size_t pixel, size_t channel, size_t count,
+                                            const int32_t* sums, size_t rows, size_t vectors) {
+  const EpilogueView& e = *out.epilogue;
+  for (size_t r = 0; r < rows; ++r) {
+    FinishChannels<S>(e, sums + r * vectors * S::kLanes, channel, count,
+                      (out.first_pixel + (pixel + r) * out.pixel_step) * e.channels + channel, out.residual,
+                      out.y);
+  }
+}
+
+// The same for accumulators in registers, where the common cases stay. (NV - 1) * kLanes < count.
+template <class S, int MR, int NV>
+inline __attribute__((always_inline)) void FinishRegisters(const TileOutput& out, size_t pixel,
+                                                           size_t channel, size_t count,
+                                                           const typename S::I (&acc)[MR][NV]) {
+  const EpilogueView& e = *out.epilogue;
+  const size_t pitch = out.pixel_step * e.channels;
+  const size_t index = out.first_pixel * e.channels + pixel * pitch + channel;
+  // Where y holds bytes: of the floats of other epilogues FinishMemory finds the place itself.
+  uint8_t* y = static_cast<uint8_t*>(out.y) + index;
+  const bool partial = count < static_cast<size_t>(NV * S::kLanes);
+  if (e.kind == EpilogueKind::kThresholds) {
+    if (!partial) return ThresholdTile<S, MR, NV, false>(e, acc, channel, count, y, pitch);
+    return ThresholdTile<S, MR, NV, true>(e, acc, channel, count, y, pitch);
+  }
+  if (e.pack_clips) {
+    const float* scale = e.scale + channel;
+    if (!e.has_residual) {
+      if (!partial) return RequantizeTile<S, MR, NV, false, false>(e, acc, scale, count, nullptr, y, pitch);
+      return RequantizeTile<S, MR, NV, false, true>(e, acc, scale, count, nullptr, y, pitch);
+    }
+    if (!partial)
+      return RequantizeTile<S, MR, NV, true, false>(e, acc, scale, count, out.residual + index, y, pitch);
+  }
+  alignas(64) int32_t sums[MR * NV * S::kLanes];
+  StoreTile<S, MR, NV>(sums, acc);
+  FinishMemory<S>(out, pixel, channel, count, sums, MR, NV);
+}
+
+}  // namespace
+}  // namespace lowbit
