@@ -39,10 +39,9 @@ def _drop_code_casts(graph: ir.Graph) -> None:
     for node in list(graph):
         if not is_op(node, "Cast") or node.inputs[0] is None or node.outputs[0].is_graph_output():
             continue
-        source, target = node.inputs[0], ir.DataType(get_int(node, "to", 0))
-        widens = target in (ir.DataType.INT32, ir.DataType.INT8, ir.DataType.UINT8) and _contains(
-            target, source
-        )
+        source, target = node.inputs[0], get_int(node, "to", 0)
+        wider = (ir.DataType.INT32, ir.DataType.INT8, ir.DataType.UINT8)
+        widens = target in wider and _contains(ir.DataType(target), source)
         readers = node.outputs[0].consumers()
         if widens and readers and all(_reads_as_codes(reader) for reader in readers):
             for reader in readers:

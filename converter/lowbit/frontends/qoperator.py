@@ -175,7 +175,7 @@ def _expand(graph: ir.Graph, node: ir.Node, taken: set[str | None]) -> bool:
     assert expander is not None
     writer = _Writer(graph, node, taken)
     try:
-        refusal = expander(writer)
+        refusal = _check_scales(node) or expander(writer)
     except _WaitsError:
         writer.discard()
         return False
@@ -185,6 +185,15 @@ def _expand(graph: ir.Graph, node: ir.Node, taken: set[str | None]) -> bool:
         writer.discard()
         node.meta[REASON] = refusal.reason
     return True
+
+
+def _check_scales(node: ir.Node) -> Refusal | None:
+    """Refuses scales with which real numbers would overflow: kernels that never compute those need not."""
+    for value in node.inputs:
+        scale = constant(value)
+        if scale is not None and scale.dtype == np.float32 and np.any(scale > np.finfo(np.float32).max / 512):
+            return Refusal(f"its scale {scale.max()} is so large that codes would overflow float32")
+    return None
 
 
 class _Writer:

@@ -59,6 +59,10 @@ def read_window(node: ir.Node, kernel: Sequence[int], spatial: Sequence[int | No
     pads = get_ints(node, "pads") or [0] * (2 * dims)
     if len(strides) != dims or len(dilations) != dims or len(pads) != 2 * dims:
         return Refusal("its strides, dilations or pads do not fit its kernel_shape")
+    if any(number < 1 for number in (*kernel, *strides, *dilations)):
+        return Refusal(
+            f"its kernel {list(kernel)}, strides {strides} and dilations {dilations} must be positive"
+        )
     if any(pad < 0 for pad in pads):
         return Refusal(f"negative pads {pads} are not supported")
     auto_pad = get_string(node, "auto_pad", "NOTSET")
