@@ -37,9 +37,10 @@ _READERS = (
 
 def move_onto_codes(graph: ir.Graph) -> None:
     """Turns ``op(DQ(q))`` into ``DQ(op(q))``, ``Q(op(x))`` into ``op(Q(x))`` and ``Q(DQ(q))`` into ``q``."""
+    ranges: dict[ir.Value, CodeRange | None] = {}
     for node in list(graph):
         if is_op(node, *CODE_MOVERS):
-            _sink_dequantize(graph, node)
+            _sink_dequantize(graph, node, ranges)
         elif is_op(node, "Concat"):
             _sink_dequantize_below_concat(graph, node)
         elif is_op(node, "Relu", "Clip"):
@@ -47,12 +48,13 @@ def move_onto_codes(graph: ir.Graph) -> None:
         elif is_quantize(node):
             _drop_pair(graph, node)
     for node in list(reversed(graph)):
-        if is_quantizer(node):
-            _raise_quantize(graph, node)
+        quantizer: ir.Node | None = node if is_quantizer(node) else None
+        while quantizer is not None:
+            quantizer = _raise_quantize(graph, quantizer)
 
 
-def _sink_dequantize(graph: ir.Graph, node: ir.Node) -> None:
-    form = NormalForm(graph)
+def _sink_dequantize(graph: ir.Graph, node: ir.Node, ranges: dict[ir.Value, CodeRange | None]) -> None:
+    form = NormalForm(graph, ranges)
     read = form.dequantization(node.inputs[0])
     if not isinstance(read, Dequantization) or read.codes.dtype not in CODE_TYPES:
         return
@@ -191,11 +193,14 @@ def _rounded_to(form: NormalForm, value: ir.Value, grid: Grid) -> bool:
     )
 
 
-def _raise_quantize(graph: ir.Graph, node: ir.Node) -> None:
+def _raise_quantize(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
     """Rewrites ``Q(op(x))`` to ``op(Q(x))`` where nobody else reads op(x).
 
     What stands between the two and works on every element alike, and a Clip on the codes behind Q, go along.
     MaxPool, which compares elements, commutes with everything that rises.
+
+    Returns:
+        The quantizer at its new place; None if it stays.
     """
     form = NormalForm(graph)
     codes = node.outputs[0]
@@ -206,22 +211,22 @@ def _raise_quantize(graph: ir.Graph, node: ir.Node) -> None:
         codes = users[0].outputs[0]
     quantization = form.quantization(codes)
     if not isinstance(quantization, Quantization) or not quantization.grid.per_tensor:
-        return
+        return None
     if quantization.law is not None and not quantization.law.uniform:
-        return
+        return None
     moved, between = _below_uniform(form, quantization.source)
     op = None if moved is None else moved.producer()
     if op is None or op.graph is not graph or len(op.outputs) != 1 or not is_op(op, *CODE_MOVERS):
-        return
+        return None
     source = op.inputs[0]
     if source is None or constant(source) is not None or is_dequantize(source.producer()):
-        return
+        return None
     if not form.used_once(source) or not moves_exactly(op) or (between and _pads_with_value(op)):
-        return
+        return None
     if is_op(op, "MaxPool") and not all(map(_rises, between)):
-        return
+        return None
     if _pads_with_value(op) and quantization.range.bipolar:
-        return
+        return None
 
     code_range = quantization.range
     value = source
@@ -254,8 +259,7 @@ def _raise_quantize(graph: ir.Graph, node: ir.Node) -> None:
     new.meta["lowbit.named"] = True
     for old in (*reversed(rounding), *reversed(between), op):
         graph.remove(old, safe=True)
-    quantize = next(user for user in _behind(source, len(between)).consumers() if is_quantizer(user))
-    _raise_quantize(graph, quantize)
+    return next(user for user in _behind(source, len(between)).consumers() if is_quantizer(user))
 
 
 def _below_uniform(form: NormalForm, value: ir.Value) -> tuple[ir.Value | None, list[ir.Node]]:

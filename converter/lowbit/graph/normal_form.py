@@ -233,11 +233,12 @@ class NormalForm:
     The graph must not change while a NormalForm of it is in use: answers are remembered.
     """
 
-    def __init__(self, graph: ir.Graph):
+    def __init__(self, graph: ir.Graph, ranges: dict[ir.Value, CodeRange | None] | None = None):
+        """Takes, and adds to, what is known about ranges: no rewriting changes the codes of a value."""
         self.graph = graph
         self._quantizations: dict[ir.Value, Quantization | Refusal | None] = {}
         self._dequantizations: dict[ir.Value, Dequantization | Refusal | None] = {}
-        self._ranges: dict[ir.Value, CodeRange | None] = {}
+        self._ranges: dict[ir.Value, CodeRange | None] = {} if ranges is None else ranges
 
     def quantization(self, codes: ir.Value) -> Quantization | Refusal | None:
         """How a value came to be codes; None if no QuantizeLinear made it."""
@@ -256,9 +257,24 @@ class NormalForm:
 
     def code_range(self, codes: ir.Value) -> CodeRange | None:
         """The codes that can occur in a value; None if it does not hold codes of a known type."""
-        if codes not in self._ranges:
-            self._ranges[codes] = self._read_range(codes)
+        waiting = [codes]
+        while waiting:
+            value = waiting[-1]
+            missing = self._range_sources(value)
+            if not missing:
+                if value not in self._ranges:
+                    self._ranges[value] = self._read_range(value)
+                waiting.pop()
+            waiting.extend(missing)
         return self._ranges[codes]
+
+    def _range_sources(self, codes: ir.Value) -> list[ir.Value]:
+        """The values whose ranges are still unknown and from which that of a value follows."""
+        node = codes.producer()
+        if codes in self._ranges or node is None or isinstance(self.quantization(codes), Quantization):
+            return []
+        given = node.inputs if is_op(node, "Concat") else node.inputs[:1] if is_op(node, *CODE_MOVERS) else ()
+        return [value for value in given if value is not None and value not in self._ranges]
 
     def quantizers(self, real: ir.Value) -> list[ir.Node]:
         """The QuantizeLinear nodes that read a float value."""
@@ -346,12 +362,12 @@ def _pad_value(node: ir.Node) -> int | None:
 
 
 def _code_type(node: ir.Node, codes: ir.Value) -> ir.DataType | None:
-    """The element type of codes: the zero point's, else the one asked for, else uint8."""
+    """The element type of codes: the zero point's, else the one asked for, else uint8; None if unknown."""
     if len(node.inputs) > 2 and node.inputs[2] is not None and node.inputs[2].dtype is not None:
         return node.inputs[2].dtype
     wanted = get_int(node, "output_dtype", 0) if is_quantize(node) else 0
     if wanted:
-        return ir.DataType(wanted)
+        return next((dtype for dtype in ir.DataType if dtype == wanted), None)
     return codes.dtype or ir.DataType.UINT8
 
 

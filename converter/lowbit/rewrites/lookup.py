@@ -144,23 +144,26 @@ class _Search:
 
     def visit(self, value: ir.Value) -> bool:
         """Collects what computes a value; False if it is not elementwise all the way."""
-        if constant(value) is not None:
-            return True
-        node = value.producer()
-        if node is None or node.graph is not self.form.graph:
-            return False
-        if node in self.nodes:
-            return True
-        if is_dequantize(node):
-            codes = node.inputs[0]
-            assert codes is not None
-            if constant(codes) is None:
-                self.sources.add(codes)
-        else:
-            elementwise = is_op(node, *ELEMENTWISE) and len(node.outputs) == 1
-            if not elementwise or not all(self.visit(given) for given in node.inputs if given is not None):
+        waiting = [value]
+        while waiting:
+            given = waiting.pop()
+            if constant(given) is not None:
+                continue
+            node = given.producer()
+            if node is None or node.graph is not self.form.graph:
                 return False
-        self.nodes.add(node)
+            if node in self.nodes:
+                continue
+            if is_dequantize(node):
+                codes = node.inputs[0]
+                assert codes is not None
+                if constant(codes) is None:
+                    self.sources.add(codes)
+            elif is_op(node, *ELEMENTWISE) and len(node.outputs) == 1:
+                waiting.extend(operand for operand in node.inputs if operand is not None)
+            else:
+                return False
+            self.nodes.add(node)
         return True
 
     def beyond(self, codes: ir.Value) -> _Search | None:

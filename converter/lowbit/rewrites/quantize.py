@@ -10,7 +10,6 @@ import onnx_ir as ir
 from lowbit.graph.constants import constant
 from lowbit.graph.lowering import Lowering, channels_last, identity
 from lowbit.graph.normal_form import (
-    NormalForm,
     Quantization,
     is_dequantize,
     is_op,
@@ -106,21 +105,21 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
         return Refusal(
             f"it has one scale per entry of axis {quantization.grid.axis}; expected the channels (1)"
         )
-    spatial = wants_channels_last(context.form, quantization.codes, set())
+    spatial = wants_channels_last(quantization.codes)
     return QuantizeRegion(quantization, spatial, quantization.nodes[0], quantization.nodes)
 
 
-def wants_channels_last(form: NormalForm, value: ir.Value, seen: set[ir.Value]) -> bool:
+def wants_channels_last(value: ir.Value) -> bool:
     """Whether a spatial op reads a tensor, directly or through ops that leave its axes alone."""
-    if value in seen:
-        return False
-    seen.add(value)
-    for node in value.consumers():
-        if is_op(node, *_SPATIAL) or _has_channel_constant(node):
-            return True
-        passing = is_dequantize(node) or is_quantizer(node) or is_op(node, *_PASSING)
-        if passing and any(wants_channels_last(form, output, seen) for output in node.outputs):
-            return True
+    seen = {value}
+    waiting = [value]
+    while waiting:
+        for node in waiting.pop().consumers():
+            if is_op(node, *_SPATIAL) or _has_channel_constant(node):
+                return True
+            if is_dequantize(node) or is_quantizer(node) or is_op(node, *_PASSING):
+                waiting.extend(output for output in node.outputs if output not in seen)
+                seen.update(node.outputs)
     return False
 
 

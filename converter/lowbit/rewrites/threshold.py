@@ -107,7 +107,7 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     found = search_reals(channels, steps, quantize, least_code)
     if isinstance(found, Refusal):
         return None if quantization.linear else found
-    spatial = wants_channels_last(form, quantization.codes, set())
+    spatial = wants_channels_last(quantization.codes)
     covered = [*nodes, *quantization.nodes]
     return ThresholdRegion(quantization, source, found, spatial, quantization.nodes[0], covered)
 
