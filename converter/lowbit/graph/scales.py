@@ -10,20 +10,29 @@ say that. Every step here is an equation in float32, since multiplying or dividi
 - ``product(x, w) * c = product(x, w of scale c)`` where x and w have the scale 1, and the bias too;
 - ``DequantizeLinear(q, 1, z) * c = DequantizeLinear(q, c, z)``;
 - ``QuantizeLinear(v / c, 1, z) = QuantizeLinear(v, c, z)``, unless v is a product: product and QuantizeLinear
-  together mean one multiplication (see docs/numerics.md), but the graph divides.
+  together mean one multiplication (see docs/numerics.md), but the graph divides;
+- ``QuantizeLinear(sum over all pixels * c, 1, z) = QuantizeLinear(mean of codes of scale c, s, z)`` with s
+  such that ``f32(s * pixels)`` is 1, by the formula of a mean;
+- ``product of scale c -> QuantizeLinear(1, z)`` whose reader has the scale s is ``product of scale a ->
+  QuantizeLinear(s, z)`` if an a is found with ``f32(a / s) = c``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_float, get_int
-from lowbit.graph.constants import Array, add_initializer, constant
+from lowbit.graph.attributes import get_float, get_int, get_ints
+from lowbit.graph.constants import Array, add_initializer, constant, integers
 from lowbit.graph.normal_form import (
     CODE_MOVERS,
     Dequantization,
     NormalForm,
+    Quantization,
+    dims_of,
     is_op,
     is_quantize,
     rank_of,
@@ -40,15 +49,17 @@ _LARGEST = np.finfo(np.float32).max / 512
 
 def absorb_scales(graph: ir.Graph) -> None:
     """Moves scales into quantizers wherever that is exact."""
-    for node in list(graph):
-        if is_law(node):
-            _absorb_law(graph, node)
-    for node in list(graph):
-        if is_op(node, "Mul") and not node.outputs[0].is_graph_output():
-            _absorb_factor(graph, node)
-    for node in list(graph):
-        if is_quantize(node):
-            _absorb_divisor(graph, node)
+    steps: tuple[tuple[Callable[[ir.Node], bool], Callable[[ir.Graph, ir.Node], None]], ...] = (
+        (is_law, _absorb_law),
+        (lambda node: is_op(node, "Mul"), _absorb_factor),
+        (is_quantize, _absorb_divisor),
+        (is_quantize, _absorb_sum),
+        (is_quantize, _match_reader),
+    )
+    for concerns, step in steps:
+        for node in list(graph):
+            if concerns(node):
+                step(graph, node)
 
 
 # Laws -----------------------------------------------------------------------------------------------------
@@ -57,7 +68,7 @@ def absorb_scales(graph: ir.Graph) -> None:
 def _absorb_law(graph: ir.Graph, node: ir.Node) -> None:
     read = read_law(node)
     source, codes = node.inputs[0], node.outputs[0]
-    if isinstance(read, Refusal) or source is None or codes.is_graph_output():
+    if isinstance(read, Refusal) or source is None:
         return
     law, grid, allowed = read
     if not law.op_type.startswith("Quantize") or np.any(law.scale != 1):
@@ -69,7 +80,7 @@ def _absorb_law(graph: ir.Graph, node: ir.Node) -> None:
     elif not law.linear:
         return
     assert source is not None
-    name, cut = str(codes.name), (allowed.low, allowed.high) != CODE_TYPES[allowed.dtype]
+    name, cut = f"{codes.name}.linear", (allowed.low, allowed.high) != CODE_TYPES[allowed.dtype]
     output = _quantize(graph, node, source, grid, allowed.dtype, f"{name}.whole" if cut else name)
     if cut:
         bounds = [
@@ -77,8 +88,8 @@ def _absorb_law(graph: ir.Graph, node: ir.Node) -> None:
             for what, bound in (("low", allowed.low), ("high", allowed.high))
         ]
         output = _emit(graph, node, "Clip", [output, *bounds], {}, codes, name)
-    codes.replace_all_uses_with(output)
-    graph.remove(node, safe=True)
+    _replace(codes, output)
+    _remove(graph, node)
 
 
 def _quantize(
@@ -111,8 +122,8 @@ def _absorb_factor(graph: ir.Graph, node: ir.Node) -> None:
             graph, form, node, source, factor
         )
         if replaced is not None:
-            node.outputs[0].replace_all_uses_with(replaced)
-            graph.remove(node, safe=True)
+            _replace(node.outputs[0], replaced)
+            _remove(graph, node)
             return
 
 
@@ -252,12 +263,16 @@ def _absorb_divisor(graph: ir.Graph, node: ir.Node) -> None:
         if varying is None or axis not in (None, varying):
             return
         axis = varying
-    codes = node.outputs[0]
-    if not codes.is_graph_output():
-        grid = _grid(divisor, read.grid, axis)
-        made = _quantize(graph, node, value, grid, read.range.dtype, str(codes.name))
-        codes.replace_all_uses_with(made)
-        graph.remove(node, safe=True)
+    made = _quantize(
+        graph,
+        node,
+        value,
+        _grid(divisor, read.grid, axis),
+        read.range.dtype,
+        f"{node.outputs[0].name}.scaled",
+    )
+    _replace(node.outputs[0], made)
+    _remove(graph, node)
 
 
 def _is_product(value: ir.Value) -> bool:
@@ -280,12 +295,158 @@ def _or_one(value: ir.Value | None) -> Array:
     return np.ones(()) if array is None else array
 
 
+# Means ----------------------------------------------------------------------------------------------------
+
+
+def _absorb_sum(graph: ir.Graph, node: ir.Node) -> None:
+    """A sum of all pixels times a constant, as the mean that lowbit has an op for."""
+    form = NormalForm(graph)
+    read = form.quantization(node.outputs[0])
+    source = node.inputs[0]
+    if not isinstance(read, Quantization) or source is None or np.any(read.grid.scale != 1):
+        return
+    producer, factor = source.producer(), np.ones((), np.float32)
+    if is_op(producer, "Mul") and producer is not None and form.used_once(source):
+        given = constant(producer.inputs[1])
+        if given is None or given.dtype != np.float32 or given.size != 1 or not 0 < given <= _LARGEST:
+            return
+        factor, source = given.reshape(()), producer.inputs[0]
+        producer = None if source is None else source.producer()
+    if source is None or producer is None or not is_op(producer, "ReduceSum") or not form.used_once(source):
+        return
+    x = form.dequantization(producer.inputs[0])
+    axes = integers(producer.inputs[1]) if len(producer.inputs) > 1 else get_ints(producer, "axes")
+    if not isinstance(x, Dequantization) or np.any(x.grid.scale != 1) or not x.grid.per_tensor or not axes:
+        return
+    rank = len(axes) + 2
+    if rank_of(x.codes) != rank or sorted(axis % rank for axis in axes) != list(range(2, rank)):
+        return
+    sizes = [size for size in dims_of(x.codes)[2:] if size is not None]
+    pixels = np.float32(np.prod(sizes))
+    scale = _solve(np.float32(1), np.float32(1) / pixels, lambda s: s * pixels)
+    if len(sizes) != len(axes) or scale is None or not read.grid.per_tensor:
+        return
+    name = str(source.name)
+    inputs = [_dequantize(graph, node, x, factor, None, f"{name}.image")]
+    attributes: dict[str, Any] = {"keepdims": get_int(producer, "keepdims", 1)}
+    if graph.opset_imports.get("", 13) >= 18:
+        inputs.append(add_initializer(graph, f"{name}.axes", np.array(axes, np.int64)))
+    else:
+        attributes["axes"] = list(axes)
+    mean = _emit(graph, node, "ReduceMean", inputs, attributes, source, f"{name}.mean")
+    grid = Grid(scale, read.grid.zero_point)
+    made = _quantize(graph, node, mean, grid, read.range.dtype, f"{node.outputs[0].name}.scaled")
+    _replace(node.outputs[0], made)
+    _remove(graph, node)
+
+
+# Readers --------------------------------------------------------------------------------------------------
+
+
+def _match_reader(graph: ir.Graph, node: ir.Node) -> None:
+    """Gives codes of scale 1 the scale that all their readers use, where that changes no multiplier.
+
+    A residual region is only recognized where the inner quantizer and its reader have one grid.
+    """
+    form = NormalForm(graph)
+    read = read_quantize(node)
+    if isinstance(read, Refusal) or np.any(read.grid.scale != 1) or not read.grid.per_tensor:
+        return
+    scale = _readers_scale(form, node.outputs[0])
+    source = node.inputs[0]
+    while source is not None and form.used_once(source):
+        core = source.producer()
+        if core is None or not is_op(core, "Relu"):
+            break
+        source = core.inputs[0]
+    core = None if source is None or not form.used_once(source) else source.producer()
+    if scale is None or core is None or not is_op(core, *_PRODUCTS):
+        return
+    x, w = form.dequantization(core.inputs[0]), form.dequantization(core.inputs[1])
+    bias = form.dequantization(core.inputs[2]) if len(core.inputs) > 2 else None
+    if not isinstance(x, Dequantization) or not isinstance(w, Dequantization) or np.any(x.grid.scale != 1):
+        return
+    if len(core.inputs) > 2 and not isinstance(bias, Dequantization):
+        return
+    if isinstance(bias, Dequantization) and not np.array_equal(bias.grid.scale, w.grid.scale):
+        return
+    with np.errstate(all="ignore"):
+        found = _solve(w.grid.scale, w.grid.scale * scale, lambda a: a / scale)
+    if found is None or not np.all((found > 0) & (found <= _LARGEST)):
+        return
+    name = str(core.outputs[0].name)
+    core.replace_input_with(1, _dequantize(graph, core, w, found, w.grid.axis, f"{name}.read.weights"))
+    if isinstance(bias, Dequantization):
+        along = 0 if found.size > 1 else None
+        core.replace_input_with(2, _dequantize(graph, core, bias, found, along, f"{name}.read.bias"))
+    assert node.inputs[0] is not None
+    grid = Grid(scale, read.grid.zero_point)
+    made = _quantize(graph, node, node.inputs[0], grid, read.range.dtype, f"{node.outputs[0].name}.read")
+    _replace(node.outputs[0], made)
+    _remove(graph, node)
+
+
+def _readers_scale(form: NormalForm, codes: ir.Value) -> Array | None:
+    """The one scale, other than 1, on which all readers of codes read them."""
+    readers = list(codes.consumers())
+    if len(readers) == 1 and is_op(readers[0], "Clip"):
+        codes = readers[0].outputs[0]
+        readers = list(codes.consumers())
+    if codes.is_graph_output():
+        return None
+    grids = []
+    for reader in readers:
+        read = form.dequantization(reader.outputs[0])
+        if not isinstance(read, Dequantization) or not read.grid.per_tensor:
+            return None
+        grids.append(read.grid)
+    if not grids or grids[0].scale == 1 or not all(grid.equals(grids[0]) for grid in grids):
+        return None
+    return grids[0].scale
+
+
+def _solve(
+    wanted: Array | np.generic, guess: Array | np.generic, function: Callable[[Any], Any]
+) -> Array | None:
+    """The arguments near a guess for which a float32 function gives exactly the wanted numbers."""
+    wanted, guess = np.asarray(wanted, np.float32), np.asarray(guess, np.float32)
+    found = np.full(wanted.shape, np.nan, np.float32)
+    tried = np.nextafter(np.nextafter(guess, np.float32(0)), np.float32(0))
+    for _ in range(5):
+        found = np.where(np.isnan(found) & (function(tried) == wanted), tried, found)
+        tried = np.nextafter(tried, np.float32(np.inf))
+    return None if np.any(np.isnan(found)) else found
+
+
+# Editing ------------------------------------------------------------------------------------------------
+
+
+def _replace(old: ir.Value, new: ir.Value) -> None:
+    """Lets readers of a value, and the caller of the model, read another one under its name."""
+    if old.is_graph_output():
+        new.shape, new.type = old.shape, old.type
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    name, old.name = old.name, f"{old.name}.replaced"
+    new.name = name
+
+
+def _remove(graph: ir.Graph, node: ir.Node) -> None:
+    """Removes a node, and those in front of it that nobody else reads."""
+    before = [value.producer() for value in node.inputs if value is not None]
+    graph.remove(node, safe=True)
+    for producer in before:
+        if producer is None or producer.graph is not graph:
+            continue
+        if not any(output.uses() or output.is_graph_output() for output in producer.outputs):
+            _remove(graph, producer)
+
+
 def _emit(
     graph: ir.Graph,
     node: ir.Node,
     op_type: str,
     inputs: list[ir.Value],
-    attributes: dict[str, int],
+    attributes: dict[str, Any],
     like: ir.Value,
     name: str,
 ) -> ir.Value:

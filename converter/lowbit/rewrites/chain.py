@@ -85,9 +85,7 @@ def quantization_at(form: NormalForm, sink: ir.Node, *, laws: bool = False) -> Q
     return quantization
 
 
-def chain_at(
-    form: NormalForm, sink: ir.Node, cores: Sequence[str], *, laws: bool = False
-) -> Chain | None:
+def chain_at(form: NormalForm, sink: ir.Node, cores: Sequence[str], *, laws: bool = False) -> Chain | None:
     """The chain that ends in a node, if it starts at a core.
 
     Args:
@@ -152,6 +150,9 @@ def chain_paths(node: ir.Node, *, wide: bool) -> list[int]:
         return [i for i in (0, 1) if len(node.inputs) == 2 and is_constant(node.inputs[1 - i])]
     if wide and is_op(node, "Div", "PRelu"):
         return [0] if is_constant(node.inputs[1]) else []
-    if wide and is_op(node, "LeakyRelu", "HardSigmoid", "Neg", "Round", "Floor", "Ceil", "Cast"):
+    if wide and is_op(node, "LeakyRelu", "HardSigmoid", "Neg", "Round", "Floor", "Ceil"):
         return [0]
+    if wide and is_op(node, "Cast"):
+        source = node.inputs[0]  # a chain is float32 all along
+        return [0] if source is not None and source.dtype == ir.DataType.FLOAT else []
     return []
