@@ -75,12 +75,11 @@ def _match(context: Context, candidate: Candidate) -> Region | Refusal:
     rows = np.moveaxis(codes, 1, -1).reshape(out_channels, -1)
     weights = Weights(rows, grid.scale, grid.zero_point)
 
-    depthwise = group == in_channels and group > 1
-    x = read_activation(context.form, node.inputs[0], "input", per_tensor=not depthwise)
+    x = read_activation(context.form, node.inputs[0], "input", per_tensor=False)
     if isinstance(x, Refusal):
         return x
     if not x.grid.per_tensor:
-        folded = _fold_channel_scales(x, weights, out_channels // group)
+        folded = _fold_channel_scales(x, weights, group, in_channels)
         if isinstance(folded, Refusal):
             return folded
         x, weights = folded
@@ -137,20 +136,26 @@ def _absorb_pad(form: NormalForm, x: Activation, window: Window) -> tuple[Activa
 
 
 def _fold_channel_scales(
-    x: Activation, weights: Weights, multiplier: int
+    x: Activation, weights: Weights, group: int, in_channels: int
 ) -> tuple[Activation, Weights] | Refusal:
-    """One input scale per channel of a depthwise convolution, moved into its weights' scales.
+    """One input scale per channel, moved into the weights' scales.
 
-    Every output channel reads one input channel, and the scale of its accumulator is ``f32(x_scale[i] *
-    w_scale[c])``. With x_scale 1 and that product as w_scale the node computes the very same number.
+    Every output channel sums over the input channels of its group. Where these share one scale (in a
+    depthwise convolution each is alone), that of its accumulator is ``f32(x_scale[group] * w_scale[c])``.
+    With x_scale 1 and that product as w_scale the node computes the very same number.
     """
-    assert x.grid.axis is not None
     if x.grid.axis != 1:
         return Refusal(f"its input has one scale per entry of axis {x.grid.axis}")
     if np.unique(x.grid.zero_point).size != 1:
         return Refusal("its input has different zero points per channel")
-    if x.grid.scale.size * multiplier != weights.rows:
-        return Refusal(f"its input has {x.grid.scale.size} scales for {weights.rows // multiplier} channels")
-    scale = np.repeat(x.grid.scale, multiplier) * weights.scale
+    if x.grid.scale.size != in_channels:
+        return Refusal(f"its input has {x.grid.scale.size} scales for {in_channels} channels")
+    per_group = x.grid.scale.reshape(group, -1)
+    if np.any(per_group != per_group[:, :1]):
+        return Refusal(
+            "its input has one scale per channel, and it sums over channels of different scales; "
+            "lowbit needs one scale per activation tensor"
+        )
+    scale = np.repeat(per_group[:, 0], weights.rows // group) * weights.scale
     one = Grid(np.ones((), np.float32), x.grid.zero_point[:1].reshape(()))
     return replace(x, grid=one), replace(weights, scale=scale)

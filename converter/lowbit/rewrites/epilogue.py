@@ -24,7 +24,7 @@ import onnx_ir as ir
 from lowbit.graph.constants import constant
 from lowbit.graph.lowering import CodesOutput, Lowering, Order
 from lowbit.graph.normal_form import Dequantization, NormalForm, Quantization, clip_bounds, is_op
-from lowbit.graph.quantization import quantize_scalar
+from lowbit.graph.quantization import Grid, quantize_scalar
 from lowbit.graph.reasons import Refusal
 from lowbit.rewrites.batch_normalization import fold_batch_normalization
 from lowbit.rewrites.chain import Chain, Link
@@ -79,6 +79,8 @@ class Epilogue:
         quantization: the quantizer at the end; None where the result is float.
         thresholds: what stands for all of the above except the integer bias, where it is given.
         literal: whether the quantizer divides, as its graph says, where a multiplier would round differently.
+        multiplier: [out_channels], where the output has one scale per channel: what the scales of x, of the
+            weights and of the output make together. ``quantization`` is then one of scale 1.
         inner: the quantizer between the accumulator and the residual, if the graph rounds twice.
         inner_bounds: real bounds before that.
     """
@@ -93,6 +95,7 @@ class Epilogue:
     quantization: Quantization | None = None
     thresholds: Thresholds | None = None
     literal: bool = False
+    multiplier: Floats | None = None
     inner: Quantization | None = None
     inner_bounds: Bounds = field(default_factory=Bounds)
 
@@ -181,8 +184,6 @@ def read_epilogue(
         bias_factor: what the core multiplies it with (a Gemm's beta).
         round_bias: whether a bias off the accumulator's grid may be rounded onto it.
     """
-    if chain.quantization is not None and not chain.quantization.grid.per_tensor:
-        return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
     if chain.quantization is not None and not chain.quantization.linear:
         return Refusal("its quantizer rounds in another way than QuantizeLinear")
     literal = chain.quantization is not None and chain.quantization.law is not None
@@ -210,7 +211,39 @@ def read_epilogue(
         if isinstance(extended, Refusal):
             return extended
         epilogue = extended
-    return epilogue
+    if epilogue.quantization is None or epilogue.quantization.grid.per_tensor:
+        return epilogue
+    return _with_multiplier(epilogue, epilogue.quantization, accumulator_scale, channel_axis)
+
+
+def _with_multiplier(
+    epilogue: Epilogue, quantization: Quantization, accumulator_scale: Floats, channel_axis: int
+) -> Epilogue | Refusal:
+    """A requantizing epilogue whose output has one scale per channel, on an output grid of scale 1.
+
+    ``m[c] = f32(accumulator_scale[c] / s_y[c])`` is all that requantizing asks for. With x_scale 1, w_scale m
+    and y_scale 1 the node computes ``f32(f32(1 * m[c]) / 1)``, the very same number.
+    """
+    grid = quantization.grid
+    if epilogue.kind != "requantize":
+        return Refusal("its output has one scale per channel, but it is not rounded from the exact sum alone")
+    if grid.axis != channel_axis or np.unique(grid.zero_point).size != 1:
+        return Refusal("its output has one zero point per channel; lowbit needs one per activation tensor")
+    zero_point = grid.zero_point[:1].reshape(())
+    bounds = {
+        epilogue.bounds.codes(replace(quantization, grid=Grid(scale.reshape(()), zero_point)))
+        for scale in grid.scale
+    }
+    if len(bounds) != 1:
+        return Refusal("its output has one scale per channel, and a Clip in front of it")
+    ((low, high),) = bounds
+    with np.errstate(over="ignore"):
+        multiplier = (accumulator_scale / grid.scale).astype(np.float32)
+    if not np.all(np.isfinite(multiplier)):
+        return Refusal("its output scales are too small for its accumulator's")
+    plain = replace(quantization, grid=Grid(np.ones((), np.float32), zero_point))
+    shifted = Bounds(low - int(zero_point), high - int(zero_point))
+    return replace(epilogue, bounds=shifted, quantization=plain, multiplier=multiplier)
 
 
 def with_residual(
@@ -225,7 +258,7 @@ def with_residual(
         bounds: real bounds between the addition and the second quantizer.
         quantization: the second quantizer.
     """
-    if inner.kind != "requantize" or inner.residual is not None:
+    if inner.kind != "requantize" or inner.residual is not None or inner.multiplier is not None:
         return Refusal("the convolution before it does not end in a plain quantizer")
     if not quantization.grid.per_tensor:
         return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")

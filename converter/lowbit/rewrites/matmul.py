@@ -97,14 +97,17 @@ class ProductRegion(Region):
         encoded = encode(weights)
         x_zero_point = lowering.zero_point(x, self.product.x.grid)
         attributes, inputs, output = self.epilogue.attributes_and_inputs(lowering, self.output_order)
+        x_scale, w_scale = self.product.x_scale, encoded.scale
+        if self.epilogue.multiplier is not None:
+            x_scale, w_scale = np.ones((), np.float32), self.epilogue.multiplier
         value = lowering.node(
             self.op_types[lowering.ap or "bipolar" in (x.encoding, encoded.encoding)],
             {
                 "x": x.value,
                 "w": encoded.packed,
-                "x_scale": self.product.x_scale,
+                "x_scale": x_scale,
                 "x_zero_point": x_zero_point,
-                "w_scale": encoded.scale,
+                "w_scale": w_scale,
                 "w_zero_point": encoded.zero_point,
                 **inputs,
             },

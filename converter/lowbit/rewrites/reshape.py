@@ -36,9 +36,7 @@ class ReshapeRegion(MoveRegion):
         if self.flattens is not None and stored.order[: self.flattens] == identity(self.flattens):
             lowering.define_codes(output, replace(stored, flattened=self.flattens))
             return None
-        stored = lowering.codes_in(
-            self.source, identity(lowering.rank(self.source)), bipolar=True
-        )
+        stored = lowering.codes_in(self.source, identity(lowering.rank(self.source)), bipolar=True)
         inputs = [stored.value, *self.core.inputs[1:]]
         value = lowering.standard(
             self.core.op_type, inputs, self.core.attributes, output, stored_type(stored)

@@ -82,6 +82,8 @@ def read_weights(
         return Refusal("its weights are not quantized")
     dequantization = form.dequantization(value)
     if dequantization is None:
+        if value is not None and value.dtype == ir.DataType.FLOAT16:
+            return Refusal("its weights are float16; lowbit computes in float32")
         return Refusal("its weights are not constant codes behind a DequantizeLinear")
     if isinstance(dequantization, Refusal):
         return Refusal(f"the DequantizeLinear of its weights: {dequantization.reason}")

@@ -193,7 +193,7 @@ def brevitas_int8_bias(g: Graph) -> None:
 @case(left={"Conv": "per.?channel|per.?axis|channel"})
 def brevitas_per_channel_activations(g: Graph) -> None:
     """A dense convolution cannot take a scale per input channel out of its sum."""
-    xq = Quant(g.scale(0.03, 4), np.zeros(4), "s8", 1)
+    xq = Quant(g.scale(0.03, 4) * np.array([1, 2, 1, 3], np.float32), np.zeros(4), "s8", 1)
     x = g.qdq(g.input((1, 4, 8, 8)), xq)
     w, _wq = _brevitas_weight(g, (8, 4, 3, 3), 8)
     g.output(g.node("Conv", [x, w]), (1, 8, 6, 6))
