@@ -31,6 +31,13 @@ SOURCES = [
     "constructs.between_average_pool",
     "constructs.between_channel_slice",
     "constructs.reshaped_detection_head",
+    "brevitas.per_channel_through_a_pool",
+    "qoperator.mobile_block_to_classes",
+    "qoperator.concat_of_branches",
+    "qoperator.pools_with_channels_last",
+    "qoperator.zero_points_left_out",
+    "qoperator.conv_integer",
+    "qoperator.where_stays",
 ]
 _INTEGERS = [0, -1, 1, 2, 7, -7, 255, 2**15, 2**31 - 1, -(2**31), 2**40, 2**62, -(2**63)]
 _FLOATS = [0.0, -1.0, float("nan"), float("inf"), 1e-45, 3e38, -0.0]

@@ -13,6 +13,7 @@ element types (bfloat16, float16, block floating point) and the domains' other o
 from __future__ import annotations
 
 import onnx_ir as ir
+from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from lowbit.errors import UnsupportedError
 from lowbit.graph.attributes import get_int
@@ -32,9 +33,11 @@ def normalize(model: ir.Model) -> None:
     Raises:
         UnsupportedError: names the first node that has no standard counterpart.
     """
-    for node in model.graph.all_nodes():
-        if node.domain in DOMAINS:
-            _make_standard(node, model.graph)
+    nodes = [node for node in model.graph.all_nodes() if node.domain in DOMAINS]
+    if nodes:
+        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    for node in nodes:
+        _make_standard(node, model.graph)
 
 
 def _make_standard(node: ir.Node, graph: ir.Graph) -> None:
@@ -68,11 +71,11 @@ def _make_standard(node: ir.Node, graph: ir.Graph) -> None:
 
 
 def _element_type(node: ir.Node, *, quantizes: bool) -> ir.DataType | None:
-    """The type of the codes: the zero point's, else what the model declares."""
-    if len(node.inputs) > 2 and node.inputs[2] is not None and node.inputs[2].dtype is not None:
-        return node.inputs[2].dtype
-    codes = node.outputs[0] if quantizes else node.inputs[0]
-    return None if codes is None or quantizes else codes.dtype
+    """The type of the codes: the zero point's, else what the model declares of codes that are read."""
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    if given is None and not quantizes:
+        given = node.inputs[0]
+    return None if given is None else given.dtype
 
 
 def _refusal(node: ir.Node, why: str) -> UnsupportedError:
