@@ -184,8 +184,9 @@ def _channels(node: _Node) -> int | None:
     if "in_channels" in node.attributes:
         return int(node.attributes["in_channels"])
     for name, array in zip(node.names, node.constants, strict=True):
-        rows = array is not None and array.ndim == 1 + (name in ("table", "thresholds"))
-        if rows and name in _PER_CHANNEL and array.shape[0] > 1:
+        if array is None or name not in _PER_CHANNEL:
+            continue
+        if array.ndim == 1 + (name in ("table", "thresholds")) and array.shape[0] > 1:
             return int(array.shape[0])
     return None
 
