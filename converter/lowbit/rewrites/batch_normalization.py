@@ -13,8 +13,12 @@ from lowbit.graph.reasons import Refusal
 Floats = npt.NDArray[np.float32]
 
 
-def fold_batch_normalization(node: ir.Node) -> tuple[Floats, Floats] | Refusal:
+def fold_batch_normalization(node: ir.Node, channels: int | None = None) -> tuple[Floats, Floats] | Refusal:
     """A BatchNormalization as ``y = x * scale + shift``, each [C].
+
+    Args:
+        node: the node.
+        channels: how many there must be, where that is known.
 
     ``inv = 1 / sqrt(var + eps); scale = gamma * inv; shift = beta - mean * scale`` in float32, computed here
     once and for all targets.
@@ -26,4 +30,6 @@ def fold_batch_normalization(node: ir.Node) -> tuple[Floats, Floats] | Refusal:
     with np.errstate(divide="ignore", invalid="ignore"):
         inverse = np.float32(1) / np.sqrt(variance + np.float32(get_float(node, "epsilon", 1e-5)))
         scale = gamma * inverse
-        return scale, beta - mean * scale
+    if channels not in (None, scale.size):
+        return Refusal(f"its BatchNormalization has {scale.size} channels, expected {channels}")
+    return scale, beta - mean * scale

@@ -299,12 +299,8 @@ def _extend(
         return replace(epilogue, steps=(*epilogue.steps, step), clip=clip)
 
     if is_op(node, "BatchNormalization"):
-        folded = fold_batch_normalization(node)
-        if isinstance(folded, Refusal):
-            return folded
-        if folded[0].size != channels:
-            return Refusal(f"its BatchNormalization has {folded[0].size} channels, expected {channels}")
-        return _add_affine(epilogue, *folded)
+        folded = fold_batch_normalization(node, channels)
+        return folded if isinstance(folded, Refusal) else _add_affine(epilogue, *folded)
 
     if not (is_op(node, "Add", "Mul") or (is_op(node, "Sub") and link.path == 0)):
         return Refusal(f"a {node.op_type} follows it")  # only thresholds can contain it

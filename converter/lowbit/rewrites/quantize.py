@@ -47,10 +47,17 @@ _PASSING = (
 
 
 @dataclass
-class QuantizeRegion(Region):
-    """The entrance from real numbers to codes."""
+class EntranceRegion(Region):
+    """From real numbers to codes.
+
+    Attributes:
+        quantization: the quantizer.
+        source: the float tensor that the node reads.
+        spatial: whether readers want channels last.
+    """
 
     quantization: Quantization
+    source: ir.Value
     spatial: bool
     core: ir.Node
     nodes: Sequence[ir.Node]
@@ -63,11 +70,16 @@ class QuantizeRegion(Region):
     @property
     def reals(self) -> list[ir.Value]:
         """The operand."""
-        return [self.quantization.source]
+        return [self.source]
+
+
+@dataclass
+class QuantizeRegion(EntranceRegion):
+    """Rounding to a grid."""
 
     def emit(self, lowering: Lowering) -> ir.Value:
         """Writes the node, which moves the channels last on the way where its readers want that."""
-        x = lowering.real(self.quantization.source)
+        x = lowering.real(self.source)
         rank = len(x.order)
         grid = self.quantization.grid
         move = (
@@ -106,7 +118,9 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
             f"it has one scale per entry of axis {quantization.grid.axis}; expected the channels (1)"
         )
     spatial = wants_channels_last(quantization.codes)
-    return QuantizeRegion(quantization, spatial, quantization.nodes[0], quantization.nodes)
+    return QuantizeRegion(
+        quantization, quantization.source, spatial, quantization.nodes[0], quantization.nodes
+    )
 
 
 def wants_channels_last(value: ir.Value) -> bool:

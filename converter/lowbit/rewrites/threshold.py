@@ -7,7 +7,6 @@ absorbed where they have constants only: thresholds of the whole chain are searc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -17,38 +16,20 @@ from lowbit.graph.normal_form import NormalForm, Quantization, dims_of, rank_of
 from lowbit.graph.quantizers import is_law
 from lowbit.graph.reasons import Refusal
 from lowbit.rewrites.chain import Link, chain_paths, quantization_at
-from lowbit.rewrites.quantize import NO_READER, wants_channels_last
+from lowbit.rewrites.quantize import NO_READER, EntranceRegion, wants_channels_last
 from lowbit.rewrites.rule import Context, Region
 from lowbit.rewrites.thresholds import Step, Thresholds, quantize_step, read_step, search_reals
 
 
 @dataclass
-class ThresholdRegion(Region):
-    """The entrance from real numbers to few codes.
+class ThresholdRegion(EntranceRegion):
+    """Counting thresholds, which contain the operations between the source and the quantizer.
 
     Attributes:
-        quantization: the quantizer.
-        source: the float tensor in front of the operations that the thresholds contain.
         thresholds: one row, or one per channel (axis 1).
-        spatial: whether readers want channels last.
     """
 
-    quantization: Quantization
-    source: ir.Value
     thresholds: Thresholds
-    spatial: bool
-    core: ir.Node
-    nodes: Sequence[ir.Node]
-
-    @property
-    def codes(self) -> list[ir.Value]:
-        """None."""
-        return []
-
-    @property
-    def reals(self) -> list[ir.Value]:
-        """The operand."""
-        return [self.source]
 
     def emit(self, lowering: Lowering) -> ir.Value:
         """Writes the node, which moves the channels last on the way where its readers want that."""
@@ -109,7 +90,7 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
         return None if quantization.linear else found
     spatial = wants_channels_last(quantization.codes)
     covered = [*nodes, *quantization.nodes]
-    return ThresholdRegion(quantization, source, found, spatial, quantization.nodes[0], covered)
+    return ThresholdRegion(quantization, source, spatial, quantization.nodes[0], covered, found)
 
 
 def _absorb(

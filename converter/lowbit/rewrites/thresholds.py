@@ -127,11 +127,9 @@ def read_step(form: NormalForm, link: Link, channels: int, rank: int, axis: int)
             return Refusal("a Cast to another type than float32 follows it")
         return lambda v: v
     if is_op(node, "BatchNormalization"):
-        folded = fold_batch_normalization(node)
+        folded = fold_batch_normalization(node, channels)
         if isinstance(folded, Refusal):
             return folded
-        if folded[0].size != channels:
-            return Refusal(f"its BatchNormalization has {folded[0].size} channels, expected {channels}")
         scale, shift = folded[0].reshape(-1, 1), folded[1].reshape(-1, 1)
         if not (np.all(np.isfinite(scale)) and np.all(np.isfinite(shift))):
             return Refusal("its BatchNormalization is not finite")
