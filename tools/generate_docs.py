@@ -108,7 +108,8 @@ def kernel_page(rows: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"{NOTICE}\n# The kernels\n\n"
         "One row per kernel. Among the rows that the CPU can run and whose conditions hold for a node, the "
-        "one with the lowest estimated cost is taken; all give the same result in every element. `lowbit "
+        "one with the lowest estimated cost is taken, or the one that `lowbit tune` measured to be the "
+        "fastest ([how kernels are chosen](tuning.md)); all give the same result in every element. `lowbit "
         "inspect` names the kernel of each node, `LOWBIT_ISA` caps the instruction set.\n\n"
         "Convolutions and matrix products are listed here. Elementwise operations, pooling and layout "
         "changes have one path per instruction set and nothing to choose from.\n\n"

@@ -116,7 +116,8 @@ def tune(
 
     Args:
         model: a converted model, or one that is converted in memory.
-        shapes: sizes of inputs with symbolic dims; as in :func:`lowbit.inspect` otherwise.
+        shapes: sizes of inputs with symbolic dims; as in :func:`lowbit.inspect` otherwise. A choice for a
+            model that leaves sizes open holds for whatever sizes it is fed.
         threads: as many as the sessions will have; None: one for each CPU of this process.
         isa: the instruction set to tune for; None: the best of this machine under the cap of ``LOWBIT_ISA``.
         progress: called with (problems done, problems in all).
@@ -181,7 +182,12 @@ def _problems(
     """The nodes that have a choice; the report gets every node of the kernel table's ops."""
     from lowbit import _native
 
-    tensors, stated = read_tensors(model, shapes), _stated_shapes(model)
+    tensors = read_tensors(model, shapes)
+    for name, sizes in tensors.assumed.items():
+        report.warnings.append(
+            f"the sizes of input '{name}' are symbolic; kernels are measured for {sizes}. Give others with "
+            f"--shape {name}=D0,D1,.."
+        )
     rng = np.random.default_rng(0)
     for node in model.graph.node:
         if node.domain != DOMAIN or node.op_type not in KERNEL_OPS:
@@ -202,22 +208,12 @@ def _problems(
             continue
         plan = _native.plan(
             node.op_type, attrs, inputs, isa=report.isa, threads=report.threads,
-            x_shape=stated.get(node.input[0], []),
+            x_shape=tensors.stated.get(node.input[0], []),
         )  # fmt: skip
         candidates = plan["candidates"]
         limit = candidates[0]["cycles"] * FARTHEST_ESTIMATE
         kernels = [each["kernel"] for each in candidates if each["cycles"] <= limit]
         yield _Problem(entry, attrs, inputs, plan["tune_key"], kernels[:MOST_CANDIDATES])
-
-
-def _stated_shapes(model: onnx.ModelProto) -> dict[str, list[int]]:
-    """The shapes that a session knows when it creates its nodes, -1 for what the model leaves open."""
-    graph = onnx.shape_inference.infer_shapes(model).graph
-    return {
-        value.name: [dim.dim_value if dim.HasField("dim_value") else -1 for dim in shape.dim]
-        for value in (*graph.value_info, *graph.input)
-        if (shape := value.type.tensor_type.shape) is not None
-    }
 
 
 def _attribute(attribute: onnx.AttributeProto) -> Any:

@@ -51,7 +51,8 @@ bool TuneCacheEnabled();
 
 // The row that was measured for `key`, empty where none was. `threads` is 0 where it is not known; then the
 // entry with the most threads counts. The file is read once, and again when it has changed; where it is not
-// usable, `warn` hears why, once for each state of the file. Safe to call from several threads.
+// usable, `warn` hears why, once for each state of the file as long as the library is loaded. Safe to call
+// from several threads.
 std::string TunedKernel(const std::string& key, int threads,
                         const std::function<void(const std::string&)>& warn);
 
