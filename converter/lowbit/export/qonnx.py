@@ -26,7 +26,7 @@ from onnx import TensorProto
 
 from lowbit.errors import UnsupportedError
 from lowbit.export.exporter import Exporter, channels_first
-from lowbit.export.nodes import Codes, Node, Weights
+from lowbit.export.nodes import Codes, Node, Weights, accumulator_range
 from lowbit.graph.lowering import Order, identity
 from lowbit.graph.quantization import bits_of
 from lowbit.ops import DOMAIN
@@ -312,10 +312,21 @@ class QonnxExporter(Exporter):
         bits = max(2, weights.bits, bits_of(int(values.min()), int(values.max()), signed=True))
         if bits <= 8:
             return self._quant(stored, bits, True, np.float32(0))
-        zero_point = np.asarray(weights.zero_point, np.float32)
-        if zero_point.ndim:
-            zero_point = self.arranged(node, np.broadcast_to(zero_point, values.shape))
+        zero_point = self._weight_zero_point(node, weights)
         return self._quant(stored, weights.bits, weights.encoding == "signed", zero_point)
+
+    def _weight_zero_point(self, node: Node, weights: Weights) -> Array:
+        """The zero points of weights, to broadcast in their layout."""
+        zero_point = weights.zero_point.astype(np.float32)
+        if not zero_point.ndim:
+            return zero_point
+        if "Gemm" in node.op_type:
+            return zero_point if self.is_gemm(node) else zero_point.T
+        if node.op_type != "LowBitConvTranspose":
+            return Weights.for_conv(zero_point)
+        if node.attributes["group"] == 1:
+            return Weights.for_conv_transpose(zero_point, 1)
+        return self.arranged(node, np.broadcast_to(zero_point, weights.codes.shape))
 
     def _bias(self, node: Node) -> str | None:
         """An integer bias: 32-bit codes; as a tensor of integers where float32 does not hold them."""
@@ -340,8 +351,16 @@ class QonnxExporter(Exporter):
     # ---- thresholds
 
     def thresholds(self, node: Node) -> None:
-        """A MultiThreshold on the accumulator."""
+        """A MultiThreshold on the accumulator.
+
+        Thresholds beyond what the accumulator can be (those of constant channels, for example) move to its
+        ends, where float32 holds them.
+        """
+        lowest, highest = (end[:, None] for end in accumulator_range(node))
+        falls = node.need("threshold_dir").reshape(-1, 1) < 0
         rows = node.need("thresholds").astype(np.int64)
+        # Reached by all: T <= lowest; by none: T > highest. Where counting falls: T >= highest, T < lowest.
+        rows = np.clip(rows, np.where(falls, lowest - 1, lowest), np.where(falls, highest, highest + 1))
         if not np.array_equal(rows.astype(np.float32).astype(np.int64), rows):
             raise UnsupportedError(
                 f"{node.op_type} '{node.name}': its thresholds exceed 2^24 and are no float32 numbers, which "
