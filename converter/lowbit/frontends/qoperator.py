@@ -30,11 +30,14 @@ from lowbit.errors import ModelError
 from lowbit.graph.attributes import get_float, get_int, get_ints
 from lowbit.graph.constants import Array, add_initializer, constant
 from lowbit.graph.normal_form import CODE_MOVERS, is_dequantize, is_op, rank_of
-from lowbit.graph.reasons import REASON, Refusal
+from lowbit.graph.reasons import REASON
 from lowbit.graph.shapes import infer_shapes
 
 _GROUP = "lowbit.qoperator"
 _MICROSOFT = "com.microsoft"
+
+_ROUNDS = 8
+"""How often shapes are inferred; networks need it once, for a mean over channels-last pixels."""
 
 
 def normalize(model: ir.Model) -> None:
@@ -48,19 +51,13 @@ def normalize(model: ir.Model) -> None:
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     taken = {value.name for node in model.graph.all_nodes() for value in node.outputs}
     taken |= {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
-    while waiting := [node for node in waiting if not _expand(model.graph, node, taken)]:
-        before = _known(waiting)
-        infer_shapes(model)  # what they wait for follows from what has been written out by now
-        if _known(waiting) == before:
-            for node in waiting:
-                node.meta[REASON] = "the rank or the type of its input is unknown"
+    for _ in range(_ROUNDS):
+        waiting = [node for node in waiting if not _expand(model.graph, node, taken)]
+        if not waiting:
             return
-
-
-def _known(nodes: Sequence[ir.Node]) -> int:
-    """How many inputs of nodes have a known rank or type."""
-    values = [value for node in nodes for value in node.inputs if value is not None]
-    return sum(value.shape is not None for value in values) + sum(value.dtype is not None for value in values)
+        infer_shapes(model)  # what they wait for follows from what has been written out by now
+    for node in waiting:
+        node.meta[REASON] = "the rank or the type of its input is unknown"
 
 
 def restore(graph: ir.Graph, covered: set[ir.Node], reasons: Mapping[ir.Node, str]) -> bool:
@@ -169,31 +166,26 @@ class _WaitsError(Exception):
     """An operator cannot be written out before the rank and the type of its operand are known."""
 
 
+class _StaysError(Exception):
+    """An operator cannot be written out, for the reason given."""
+
+
 def _expand(graph: ir.Graph, node: ir.Node, taken: set[str | None]) -> bool:
     """Writes one operator out, or notes why not; False if it has to wait for shapes."""
     expander = _expander(node)
     assert expander is not None
     writer = _Writer(graph, node, taken)
     try:
-        refusal = _check_scales(node) or expander(writer)
+        expander(writer)
     except _WaitsError:
         writer.discard()
         return False
-    if refusal is None:
-        writer.finish()
-    else:
+    except _StaysError as error:
         writer.discard()
-        node.meta[REASON] = refusal.reason
+        node.meta[REASON] = str(error)
+        return True
+    writer.finish()
     return True
-
-
-def _check_scales(node: ir.Node) -> Refusal | None:
-    """Refuses scales with which real numbers would overflow: kernels that never compute those need not."""
-    for value in node.inputs:
-        scale = constant(value)
-        if scale is not None and scale.dtype == np.float32 and np.any(scale > np.finfo(np.float32).max / 512):
-            return Refusal(f"its scale {scale.max()} is so large that codes would overflow float32")
-    return None
 
 
 class _Writer:
@@ -238,7 +230,10 @@ class _Writer:
             zero_point: position of its zero point.
             axis: the axis of the parameters where they are one per channel.
         """
-        return self._dequantize([self.given(codes), self.given(scale), self.given(zero_point)], axis)
+        parameters = [self.given(scale), self.given(zero_point)]
+        for value in parameters:
+            self._check(value, per_tensor=axis is None)
+        return self._dequantize([self.given(codes), *parameters], axis)
 
     def difference(self, codes: int, zero_point: int, axis: int) -> ir.Value:
         """The codes of an operand less its zero point: real numbers on a grid of scale 1."""
@@ -281,7 +276,9 @@ class _Writer:
 
     def quantize(self, real: ir.Value, scale: int, zero_point: int) -> None:
         """Rounds the result to the codes that are the operator's output."""
+        self._check(self.given(scale), per_tensor=True)
         zero = self.given(zero_point)
+        self._check(zero, per_tensor=True)
         if zero is None:
             dtype = np.int8 if _code_type(self.given(0)) == ir.DataType.INT8 else np.uint8
             zero = self.constant("zero_point", np.zeros((), dtype))
@@ -303,6 +300,22 @@ class _Writer:
         for node in self.group.nodes:
             for index in range(len(node.inputs)):
                 node.replace_input_with(index, None)
+
+    @staticmethod
+    def _check(parameter: ir.Value | None, *, per_tensor: bool) -> None:
+        """Refuses scales and zero points per channel where there is one, and scales of no use.
+
+        With a scale near the end of float32 real numbers overflow that the integer kernels never compute.
+        """
+        array = constant(parameter)
+        if array is None:
+            return
+        if per_tensor and array.size != 1:
+            raise _StaysError(
+                f"it has a scale or a zero point of the shape {list(array.shape)}; expected one"
+            )
+        if array.dtype == np.float32 and np.any(array > np.finfo(np.float32).max / 512):
+            raise _StaysError(f"its scale {array.max()} is so large that codes would overflow float32")
 
     def _dequantize(self, inputs: Sequence[ir.Value | None], axis: int | None) -> ir.Value:
         while inputs[-1] is None:
@@ -356,16 +369,15 @@ def _rank(value: ir.Value | None) -> int:
     return rank
 
 
-def _accumulator_scale(writer: _Writer, x: int, w: int) -> Array | Refusal:
+def _accumulator_scale(writer: _Writer, x: int, w: int) -> Array:
     """``f32(x_scale * w_scale)``, a scalar or [channels]; a Gemm's alpha belongs to x_scale."""
-    scales = [constant(writer.given(position)) for position in (x, w)]
-    if any(scale is None for scale in scales):
-        return Refusal("its scales are computed at run time; lowbit needs constants")
-    x_scale, w_scale = (np.asarray(scale) for scale in scales)
+    x_scale, w_scale = constant(writer.given(x)), constant(writer.given(w))
+    if x_scale is None or w_scale is None:
+        raise _StaysError("its scales are computed at run time; lowbit needs constants")
     if x_scale.dtype != np.float32 or w_scale.dtype != np.float32:
-        return Refusal(f"its scales are {x_scale.dtype} and {w_scale.dtype}; lowbit computes in float32")
+        raise _StaysError(f"its scales are {x_scale.dtype} and {w_scale.dtype}; lowbit computes in float32")
     if x_scale.size != 1 or (w_scale.size != 1 and w_scale.ndim != 1):
-        return Refusal(
+        raise _StaysError(
             f"its scales have the shapes {list(x_scale.shape)} and {list(w_scale.shape)}; expected one for "
             "its input and one, or one per channel, for its weights"
         )
@@ -374,7 +386,7 @@ def _accumulator_scale(writer: _Writer, x: int, w: int) -> Array | Refusal:
         x_scale = x_scale.reshape(()) if alpha == 1.0 else np.float32(alpha) * x_scale.reshape(())
         scale = np.asarray(x_scale * w_scale, np.float32)
     if not np.all(np.isfinite(scale)) or np.any(scale <= 0):
-        return Refusal("the product of its scales must be finite and positive")
+        raise _StaysError("the product of its scales must be finite and positive")
     return scale.reshape(()) if scale.size == 1 else scale
 
 
@@ -384,13 +396,11 @@ _WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 _POOL = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
 
 
-def _conv(writer: _Writer) -> Refusal | None:
+def _conv(writer: _Writer) -> None:
     """QLinearConv: x, scale, zero point, w, scale, zero point, y's scale, zero point, bias."""
     writer.require(*range(8))
     bias = writer.given(8)
     scale = np.ones(()) if bias is None else _accumulator_scale(writer, 1, 4)
-    if isinstance(scale, Refusal):
-        return scale
     last = get_int(writer.node, "channels_last", 0)
     rank = _rank(writer.given(3)) if last else 0
     x, w = writer.real(0, 1, 2), writer.real(3, 4, 5, axis=0)
@@ -398,7 +408,6 @@ def _conv(writer: _Writer) -> Refusal | None:
     x = writer.channels_first(x, rank) if last else x
     y = writer.core("Conv", [x, w] if bias is None else [x, w, bias], writer.attributes(*_WINDOW))
     writer.quantize(writer.channels_last(y, rank) if last else y, 6, 7)
-    return None
 
 
 def _matmul(writer: _Writer) -> None:
@@ -408,51 +417,45 @@ def _matmul(writer: _Writer) -> None:
     writer.quantize(y, 6, 7)
 
 
-def _gemm(writer: _Writer) -> Refusal | None:
+def _gemm(writer: _Writer) -> None:
     """QGemm: A, scale, zero point, B, scale, zero point, int32 C, y's scale (none: a float y), zero point."""
     writer.require(*range(6))
     bias = writer.given(6)
     axis = 0 if get_int(writer.node, "transB", 0) else 1
     if bias is not None:
-        scale, row = _accumulator_scale(writer, 1, 4), _row(bias, writer.given(3), axis)
-        if isinstance(scale, Refusal):
-            return scale
-        if isinstance(row, Refusal):
-            return row
-        bias = writer.bias(writer.constant("bias", row), scale)
+        scale = _accumulator_scale(writer, 1, 4)
+        bias = writer.bias(writer.constant("bias", _row(bias, writer.given(3), axis)), scale)
     operands = [writer.real(0, 1, 2), writer.real(3, 4, 5, axis), *([] if bias is None else [bias])]
     y = writer.core("Gemm", operands, writer.attributes("alpha", "transA", "transB"))
     if writer.given(7) is not None:
         writer.quantize(y, 7, 8)
-    return None
 
 
-def _row(bias: ir.Value, weights: ir.Value | None, axis: int) -> Array | Refusal:
+def _row(bias: ir.Value, weights: ir.Value | None, axis: int) -> Array:
     """A QGemm's C as one integer per output feature, however it broadcasts."""
     array, w = constant(bias), constant(weights)
     if array is None or w is None or array.dtype != np.int32 or w.ndim != 2:
-        return Refusal("its C and its weights must be constant: int32, and a matrix of codes")
+        raise _StaysError("its C and its weights must be constant: int32, and a matrix of codes")
     features = w.shape[axis]
     if array.ndim > 2 or array.shape[:-1] not in ((), (1,)) or array.size not in (1, features):
-        return Refusal(f"its C has the shape {list(array.shape)}, expected [{features}]")
+        raise _StaysError(f"its C has the shape {list(array.shape)}, expected [{features}]")
     return np.ascontiguousarray(np.broadcast_to(array.reshape(-1), (features,)))
 
 
 def _integer(op_type: str, x_axis: int, w_axis: int) -> _Expander:
     """ConvInteger, MatMulInteger: x, w, zero points; the int32 sum goes through one Cast to float32."""
 
-    def expand(writer: _Writer) -> Refusal | None:
+    def expand(writer: _Writer) -> None:
         writer.require(0, 1)
         total = writer.node.outputs[0]
         readers = total.consumers()
         if total.is_graph_output() or len(readers) != 1 or not is_op(readers[0], "Cast"):
-            return Refusal("its int32 result is not read by one Cast to float32 alone")
+            raise _StaysError("its int32 result is not read by one Cast to float32 alone")
         if get_int(readers[0], "to", 0) != ir.DataType.FLOAT:
-            return Refusal("its int32 result is cast to another type than float32")
+            raise _StaysError("its int32 result is cast to another type than float32")
         writer.group.cast = readers[0]
         operands = [writer.difference(0, 2, x_axis), writer.difference(1, 3, w_axis)]
         writer.core(op_type, operands, writer.attributes(*_WINDOW) if op_type == "Conv" else ())
-        return None
 
     return expand
 
@@ -485,7 +488,7 @@ def _unary(op_type: str, *attributes: str) -> _Expander:
     return expand
 
 
-def _softmax(writer: _Writer) -> Refusal | None:
+def _softmax(writer: _Writer) -> None:
     """QLinearSoftmax, whose attribute ``opset`` says which Softmax it is: since 13 it is about one axis.
 
     The older one flattens all dims from the axis on; on the last axis that is the same.
@@ -494,9 +497,8 @@ def _softmax(writer: _Writer) -> Refusal | None:
     own, model = get_int(writer.node, "opset", 13), writer.graph.opset_imports.get("", 1)
     axis = get_int(writer.node, "axis", -1 if own >= 13 else 1)
     if (own >= 13) != (model >= 13) and axis != -1:
-        return Refusal(f"it is the Softmax of opset {own} on axis {axis}, in a model of opset {model}")
+        raise _StaysError(f"it is the Softmax of opset {own} on axis {axis}, in a model of opset {model}")
     writer.quantize(writer.core("Softmax", [writer.real(0, 1, 2)], [ir.AttrInt64("axis", axis)]), 3, 4)
-    return None
 
 
 def _concat(writer: _Writer) -> None:
@@ -552,7 +554,7 @@ def _where(writer: _Writer) -> None:
     writer.quantize(writer.core("Where", operands), 7, 8)
 
 
-_Expander = Callable[[_Writer], Refusal | None]
+_Expander = Callable[[_Writer], None]
 
 _EXPANDERS: dict[tuple[str, str], _Expander] = {
     ("", "QLinearConv"): _conv,
