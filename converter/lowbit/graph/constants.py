@@ -24,11 +24,16 @@ def constant(value: ir.Value | None) -> Array | None:
     Element types below a byte come as int8 or uint8 arrays. An initializer that is also a graph input is a
     default that the caller of the model may override, hence not constant.
     """
-    if value is None or value.const_value is None or value.is_graph_input():
+    if value is None or value.const_value is None or not is_known(value):
         return None
     array = value.const_value.numpy()
     narrow = _SUB_BYTE.get(value.const_value.dtype)
     return array if narrow is None else array.astype(narrow)
+
+
+def is_known(value: ir.Value | None) -> bool:
+    """Whether :func:`constant` has an answer for a value, told without reading it."""
+    return value is not None and value.const_value is not None and not value.is_graph_input()
 
 
 def scalar(value: ir.Value | None) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -17,7 +18,7 @@ from lowbit.graph.quantizers import is_law
 from lowbit.graph.reasons import Refusal
 from lowbit.rewrites.operands import is_constant
 
-LONGEST_CHAIN = 100
+LONGEST_CHAIN = 40
 """Links beyond which a chain is not followed: a row of n nodes must not take n^2 steps to read."""
 
 
@@ -114,19 +115,38 @@ def chain_at(form: NormalForm, sink: ir.Node, cores: Sequence[str], *, laws: boo
 def _walk(
     form: NormalForm, value: ir.Value, cores: Sequence[str], wide: bool
 ) -> tuple[ir.Node, list[Link]] | None:
-    waiting: list[tuple[ir.Value, tuple[Link, ...]]] = [(value, ())]
+    waiting: list[tuple[ir.Value, _Behind | None]] = [(value, None)]
     while waiting:
-        value, links = waiting.pop()
+        value, behind = waiting.pop()
         node = value.producer()
-        if node is None or node.graph is not form.graph or len(links) > LONGEST_CHAIN:
+        if node is None or node.graph is not form.graph:
             continue
         if is_op(node, *cores):
-            return node, list(links)
+            return node, [] if behind is None else behind.links()
+        length = 0 if behind is None else behind.length
+        if length == LONGEST_CHAIN:
+            continue
         for path in reversed(chain_paths(node, wide=wide)):
             source = node.inputs[path]
             if source is not None and form.used_once(source):
-                waiting.append((source, (Link(node, path), *links)))
+                waiting.append((source, _Behind(Link(node, path), behind, length + 1)))
     return None
+
+
+class _Behind(NamedTuple):
+    """The links behind a value, the nearest first."""
+
+    link: Link
+    rest: _Behind | None
+    length: int
+
+    def links(self) -> list[Link]:
+        """In the order of the graph."""
+        found, at = [self.link], self.rest
+        while at is not None:
+            found.append(at.link)
+            at = at.rest
+        return found
 
 
 def chain_paths(node: ir.Node, *, wide: bool) -> list[int]:

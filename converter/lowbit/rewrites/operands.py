@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.constants import Array, constant
+from lowbit.graph.constants import Array, constant, is_known
 from lowbit.graph.normal_form import CODE_MOVERS, NormalForm, is_dequantize, is_op, rank_of
 from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid, dequantize_array
 from lowbit.graph.reasons import REASON, Refusal
@@ -89,10 +89,10 @@ def real_constant(form: NormalForm, value: ir.Value | None) -> Array | None:
 
 def is_constant(value: ir.Value | None) -> bool:
     """Whether an operand is constant, as real numbers or as codes on a grid."""
-    if constant(value) is not None:
+    if is_known(value):
         return True
     node = None if value is None else value.producer()
-    return node is not None and is_dequantize(node) and constant(node.inputs[0]) is not None
+    return node is not None and is_dequantize(node) and is_known(node.inputs[0])
 
 
 def per_channel(array: Array, rank: int, axis: int, channels: int) -> Array | None:
