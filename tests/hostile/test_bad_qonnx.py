@@ -113,6 +113,19 @@ def test_unknown_rounding(model) -> None:
     _refuse(model, node, "SIDEWAYS", "HALF_UP")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("rounding_mode", b"ROUN\xd4"), ("rounding_mode", 3), ("signed", "yes"), ("narrow", 0.5)],
+)
+def test_attribute_of_a_wrong_type(model, name: str, value) -> None:
+    node = _activation_quant(model)
+    kept = [a for a in node.attribute if a.name != name]
+    del node.attribute[:]
+    node.attribute.extend([*kept, helper.make_attribute(name, value)])
+    with pytest.raises(lowbit.LowBitError, match=f"'{node.name}'.*{name}.*, not "):
+        lowbit.convert(model)
+
+
 @pytest.mark.parametrize("element", [TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8])
 def test_quantizer_of_integers(model, element: int) -> None:
     first = model.graph.node[0]

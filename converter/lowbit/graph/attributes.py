@@ -1,33 +1,48 @@
-"""Attributes of nodes, with ONNX's defaults at the place of use."""
+"""Attributes of nodes, with ONNX's defaults at the place of use.
+
+ONNX's checker knows the types of the attributes of its own operators only, so any other may have a wrong one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import onnx_ir as ir
+
+from lowbit.errors import ModelError
+
+_T = TypeVar("_T")
 
 
 def get_int(node: ir.Node, name: str, default: int) -> int:
     """An integer attribute."""
-    attribute = node.attributes.get(name)
-    return default if attribute is None else int(attribute.as_int())
+    return int(_read(node, name, default, ir.Attr.as_int, "an integer"))
 
 
 def get_float(node: ir.Node, name: str, default: float) -> float:
     """A float attribute."""
-    attribute = node.attributes.get(name)
-    return default if attribute is None else float(attribute.as_float())
+    return float(_read(node, name, default, ir.Attr.as_float, "a float"))
 
 
 def get_string(node: ir.Node, name: str, default: str) -> str:
     """A string attribute."""
-    attribute = node.attributes.get(name)
-    return default if attribute is None else str(attribute.as_string())
+    return str(_read(node, name, default, ir.Attr.as_string, "a text"))
 
 
 def get_ints(node: ir.Node, name: str, default: Sequence[int] | None = None) -> list[int] | None:
     """A list of integers."""
+    read = _read(node, name, default, ir.Attr.as_ints, "a list of integers")
+    return None if read is None else [int(x) for x in read]
+
+
+def _read(node: ir.Node, name: str, default: _T, read: Callable[[ir.Attr], _T], expected: str) -> _T:
     attribute = node.attributes.get(name)
     if attribute is None:
-        return None if default is None else list(default)
-    return [int(x) for x in attribute.as_ints()]
+        return default
+    try:
+        return read(attribute)
+    except TypeError as error:
+        raise ModelError(
+            f"{node.op_type} '{node.name}' has the attribute {name} = {attribute.value!r}, not {expected}"
+        ) from error
