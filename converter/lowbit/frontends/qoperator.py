@@ -305,17 +305,17 @@ class _Writer:
     def _check(parameter: ir.Value | None, *, per_tensor: bool) -> None:
         """Refuses scales and zero points per channel where there is one, and scales of no use.
 
-        With a scale near the end of float32 real numbers overflow that the integer kernels never compute.
+        With scales near the ends of float32, real numbers overflow or vanish that the integer kernels never
+        compute.
         """
         array = constant(parameter)
         if array is None:
             return
         if per_tensor and array.size != 1:
-            raise _StaysError(
-                f"it has a scale or a zero point of the shape {list(array.shape)}; expected one"
-            )
-        if array.dtype == np.float32 and np.any(array > np.finfo(np.float32).max / 512):
-            raise _StaysError(f"its scale {array.max()} is so large that codes would overflow float32")
+            raise _StaysError(f"a scale or zero point has the shape {list(array.shape)}; expected a scalar")
+        smallest, largest = np.finfo(np.float32).tiny, np.finfo(np.float32).max / 512
+        if array.dtype == np.float32 and np.any((array > largest) | ((array > 0) & (array < smallest))):
+            raise _StaysError(f"a scale of {array.max()} lies too near the ends of float32")
 
     def _dequantize(self, inputs: Sequence[ir.Value | None], axis: int | None) -> ir.Value:
         while inputs[-1] is None:

@@ -33,6 +33,8 @@ def evaluate_nodes(
 
     dtype = source.dtype or ir.DataType.UINT8
     wanted = result.dtype or ir.DataType.UINT8
+    if dtype not in CODE_TYPES or wanted not in CODE_TYPES:
+        return Refusal(f"'{source.name}' is {dtype} and '{result.name}' {wanted}; expected codes of 8 bits")
     byte = ir.DataType.INT8 if CODE_TYPES[dtype][0] < 0 else ir.DataType.UINT8
     out_byte = ir.DataType.INT8 if CODE_TYPES[wanted][0] < 0 else ir.DataType.UINT8
     constants = {
