@@ -144,6 +144,23 @@ class QdqExporter(Exporter):
         y = self.node("Gather", [self.constant(entries), index], main=True, output=self.name_for(node.output))
         self.define(node.output, y, order)
 
+    def depth_to_space(self, node: Node) -> None:
+        """DepthToSpace, of real numbers where the codes are int8, for which ONNX Runtime has no kernel."""
+        value = node.inputs["x"]
+        if not self.is_signed(value):
+            super().depth_to_space(node)
+            return
+        unit = Codes(np.ones((), np.float32), np.zeros((), np.int32), -128, 127, 8, "signed")
+        order = channels_first(self.rank(value))
+        real = self.node(
+            "DepthToSpace",
+            [self.dequantize(value, "signed", unit.scale, unit.zero_point, order)],
+            main=True,
+            blocksize=node.attributes["blocksize"],
+            mode=node.attributes["mode"],
+        )
+        self.quantize(real, unit, node.output, order)
+
     def requantize(self, node: Node) -> None:
         """DequantizeLinear, QuantizeLinear."""
         order = self.order_of(node.inputs["x"])
@@ -213,7 +230,13 @@ class QdqExporter(Exporter):
         return max(super().ir_version(), 13 if kinds & two else 10 if kinds & four else 0)
 
     def _parameters(
-        self, scale: Array, zero_point: Array, dtype: npt.DTypeLike, narrow: int | None = None
+        self,
+        scale: Array,
+        zero_point: Array,
+        dtype: npt.DTypeLike,
+        narrow: int | None = None,
+        *,
+        shared: bool = True,
     ) -> list[str]:
         """Scale and zero point, of one shape as ONNX wants them; ``narrow`` is a type that numpy lacks."""
         count = max(scale.size, zero_point.size)
@@ -221,7 +244,7 @@ class QdqExporter(Exporter):
             pair = scale.reshape(()), zero_point.reshape(())
         else:
             pair = np.broadcast_to(scale.reshape(-1), count), np.broadcast_to(zero_point.reshape(-1), count)
-        return [self.constant(pair[0]), self.constant(pair[1].astype(dtype), narrow)]
+        return [self.constant(pair[0]), self.constant(pair[1].astype(dtype), narrow, shared=shared)]
 
     def _weights(self, node: Node) -> str:
         """The weights behind their DequantizeLinear."""
@@ -238,9 +261,11 @@ class QdqExporter(Exporter):
         elif "Gemm" in node.op_type:
             axis = 0 if self.is_gemm(node) else 1
         dtype, narrow = np.dtype(np.int8 if signed else np.uint8), self._container(bits, signed)
+        # With session.x64quantprecision ONNX Runtime rewrites s8 weights and their zero points as u8, once
+        # for each node that reads them, and trips over those that two nodes share.
         inputs = [
-            self.constant(self.arranged(node, codes).astype(dtype), narrow),
-            *self._parameters(scale, zero_point, dtype, narrow),
+            self.constant(self.arranged(node, codes).astype(dtype), narrow, shared=False),
+            *self._parameters(scale, zero_point, dtype, narrow, shared=False),
         ]
         many = max(scale.size, zero_point.size) > 1
         return self.node("DequantizeLinear", inputs, axis=axis if many else None)

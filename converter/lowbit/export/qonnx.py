@@ -518,36 +518,32 @@ class QonnxExporter(Exporter):
     def global_average_pool(self, node: Node) -> None:
         """A sum of integers times a constant, which every executor computes exactly.
 
-        Where the size of the image is unknown, GlobalAveragePool: the number of pixels is in the constant.
+        The number of pixels is in the constant, so that it is computed from the image where that may vary.
         """
         value = node.inputs["x"]
-        rank = self.rank(value)
-        sizes = self.dims(value)[1:-1]
-        x_scale = node.need("x_scale")
-        if None in sizes:
-            order = channels_first(rank)
-            real = self.node("GlobalAveragePool", [self._real_x(node, order)], main=True)
-            if not node.attributes["keepdims"]:
-                real, order = self.node("Flatten", [real], axis=1), identity(2)
-            self._end(node, real, order)
-            return
-        order = self.order_of(value)
+        rank, order = self.rank(value), self.order_of(value)
         meaning = Meaning.of(node.attributes["x_encoding"], node.need("x_zero_point"))
-        assert meaning is not None
-        axes = [order.index(axis) for axis in range(1, rank - 1)]
+        assert meaning is not None, "a mean has one zero point"
+        axes = np.array([order.index(axis) for axis in range(1, rank - 1)], np.int64)
         keepdims = int(node.attributes["keepdims"])
         tensor = self.integers(value, meaning, order)
-        total = self.node(
-            "ReduceSum", [tensor, self.constant(np.array(axes, np.int64))], main=True, keepdims=keepdims
-        )
+        total = self.node("ReduceSum", [tensor, self.constant(axes)], main=True, keepdims=keepdims)
         if not keepdims:
             order = (0, 1) if order.index(0) < order.index(rank - 1) else (1, 0)
-        pixels = np.float32(np.prod([size or 0 for size in sizes]))
-        if "y_scale" not in node.inputs:
-            self.define(node.output, self.scaled(total, x_scale / pixels), order)
-            return
-        codes = Codes.of(node)
-        self._round(self.scaled(total, x_scale / (codes.scale * pixels)), codes, node.output, order)
+        codes = Codes.of(node) if "y_scale" in node.inputs else None
+        divisor = _UNIT if codes is None else codes.scale
+        sizes = [size for size in self.dims(value)[1:-1] if size is not None]
+        if len(sizes) == rank - 2:
+            mean = self.scaled(total, node.need("x_scale") / (divisor * np.float32(np.prod(sizes))))
+        else:
+            counted = self.node("Gather", [self.node("Shape", [tensor]), self.constant(axes)])
+            pixels = self.node("ReduceProd", [counted], keepdims=0)
+            whole = self.scaled(self.node("Cast", [pixels], to=TensorProto.FLOAT), divisor)
+            mean = self.node("Mul", [total, self.node("Div", [self.constant(node.need("x_scale")), whole])])
+        if codes is None:
+            self.define(node.output, mean, order)
+        else:
+            self._round(mean, codes, node.output, order)
 
     def domains(self) -> dict[str, int]:
         """QONNX's ops."""

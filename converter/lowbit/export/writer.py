@@ -38,24 +38,29 @@ class Writer:
         self._node_names = node_names
         self._shared: dict[tuple[Any, ...], str] = {}
 
-    def constant(self, array: Array | np.generic | float, dtype: int | None = None) -> str:
-        """An initializer; equal ones are shared.
+    def constant(
+        self, array: Array | np.generic | float, dtype: int | None = None, *, shared: bool = True
+    ) -> str:
+        """An initializer.
 
         Args:
             array: its value.
             dtype: its ONNX type where numpy has none, such as INT4.
+            shared: whether equal initializers are one.
         """
         array = np.asarray(array, np.float32) if isinstance(array, float) else np.asarray(array)
         key = (array.dtype.str, array.shape, array.tobytes(), dtype)
-        if key not in self._shared:
-            name = self.fresh(f"{self.current}.constant" if self.current else "constant")
-            if dtype is None:
-                tensor = numpy_helper.from_array(np.array(array, order="C"), name)
-            else:
-                tensor = helper.make_tensor(name, dtype, array.shape, array.reshape(-1))
-            self.initializers[name] = tensor
+        if shared and key in self._shared:
+            return self._shared[key]
+        name = self.fresh(f"{self.current}.constant" if self.current else "constant")
+        if dtype is None:
+            tensor = numpy_helper.from_array(np.array(array, order="C"), name)
+        else:
+            tensor = helper.make_tensor(name, dtype, array.shape, array.reshape(-1))
+        self.initializers[name] = tensor
+        if shared:
             self._shared[key] = name
-        return self._shared[key]
+        return name
 
     def node(
         self,
