@@ -15,7 +15,7 @@ namespace lowbit {
 struct KernelRow {
   const char* name;       // algorithm_bits_tile_isa, also the name of its file
   const char* op;         // "conv" (and gemm), "conv_transpose"
-  const char* algorithm;  // reference, igemm, depthwise, stem, ... (bitserial, lut and winograd come later)
+  const char* algorithm;  // reference, igemm, depthwise, bitserial, lut
   Isa isa;                // the level it needs
   int x_bits_max, w_bits_max;
   const char* note;  // one line for the support matrix: what it is good at
