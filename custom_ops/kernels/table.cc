@@ -5,6 +5,7 @@
 #include "kernels/x86/bitserial.h"
 #include "kernels/x86/depthwise.h"
 #include "kernels/x86/igemm.h"
+#include "kernels/x86/lut.h"
 #endif
 
 namespace lowbit {
@@ -20,6 +21,7 @@ std::vector<KernelRow> BuildTable() {
   add(DepthwiseRows());
   add(IgemmRows());
   add(BitserialRows());
+  add(LutRows());
 #endif
   return rows;
 }
