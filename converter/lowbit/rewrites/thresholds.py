@@ -260,10 +260,17 @@ def search_accumulators(
     return _search(codes, low, high, lambda keys: keys.astype(np.int32), ends, least_code)
 
 
+_LARGEST = (np.finfo(np.float32).max, np.float32(1e30), np.float32(1e20))
+"""Ends of the search for chains that make no number of an infinity, each tried where the one before fails."""
+
+
 def search_reals(
     channels: int, steps: Sequence[Step], quantize: Callable[[Floats], Ints], least_code: int
 ) -> Thresholds | Refusal:
-    """The thresholds of ``quantize(steps(x))`` over all float32 x, infinities included; one row if all agree.
+    """The thresholds of ``quantize(steps(x))`` over all float32 x; one row if all agree.
+
+    Where the steps make no number of an infinity, such as ``0 * x`` with a gamma of 0, or of numbers so large
+    that they become one on the way, these count as the largest that remain.
 
     Args:
         channels: number of channels.
@@ -271,10 +278,18 @@ def search_reals(
         quantize: the quantizer.
         least_code: the smallest code that it has.
     """
-    top = np.full(channels, _float_key(np.float32(np.inf)))
-    ends = (-int(top[0]), int(top[0]))
+    infinity = _float_key(np.float32(np.inf))
+    top = np.full(channels, infinity)
+    for largest in _LARGEST:
+        broken = np.any(np.isnan(_through(steps, _float_of(np.stack([-top, top], axis=1)))), axis=1)
+        top[broken] = _float_key(largest)
     found = _search(
-        lambda keys: quantize(_through(steps, _float_of(keys))), -top, top, _float_of, ends, least_code
+        lambda keys: quantize(_through(steps, _float_of(keys))),
+        -top,
+        top,
+        _float_of,
+        (-infinity, infinity),
+        least_code,
     )
     if isinstance(found, Refusal):
         return found

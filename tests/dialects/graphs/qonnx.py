@@ -761,6 +761,14 @@ def norm_before_the_first_quantizer(g: QonnxGraph) -> None:
     close(g, g.quant(x, xq), xq, (4, 3, 3, 3), [2, 4, 4, 4])
 
 
+@case()
+def norm_of_floats(g: QonnxGraph) -> None:
+    """A BatchNormalization with a gamma of 0 on a float tensor: 0 times infinity is no code's concern."""
+    x = g.input([2, 8, 6, 6], about=0.02)
+    xq = g.act_quant(0.02, 8)
+    close(g, g.quant(g.node("Relu", [_plain_norm(g, x, 1.0)]), xq), xq, (4, 8, 3, 3), [2, 4, 4, 4])
+
+
 @case(left={"Conv": "--input-quant"})
 def float_images(g: QonnxGraph) -> None:
     """The first convolution reads pixels that nobody quantized."""
