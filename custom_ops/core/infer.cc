@@ -224,6 +224,23 @@ bool HasAttribute(const OpSchema& schema, std::string_view name) {
                      [&](const AttributeSchema& a) { return name == a.name; });
 }
 
+Shape InferDepthToSpace(const Node& node) {
+  const int64_t block = node.attributes.Int("blocksize", 1, kMaxAttribute);
+  if (!node.X()) return Dims(4);
+  Dims y = *node.X();
+  RequireRank(node, y, 4);
+  for (const size_t axis : {1, 2}) {
+    y[axis] = MapDim(y[axis], block == 1,
+                     [&](int64_t size) { return CheckedProduct(size, block, "the output's size"); });
+  }
+  y[3] = MapDim(y[3], block == 1, [&](int64_t channels) {
+    Require(channels % (block * block) == 0, node.schema.name, ": x has ", channels,
+            " channels, expected a multiple of ", block * block);
+    return channels / (block * block);
+  });
+  return y;
+}
+
 // Channels move between place 1 and the last place.
 Shape InferMovedChannels(const Node& node) {
   if (!node.X()) return std::nullopt;
@@ -256,6 +273,7 @@ const std::map<std::string_view, InferFunction>& InferFunctions() {
       {"LowBitGlobalAveragePool", InferGlobalPool},
       {"LowBitConcat", InferConcat},
       {"LowBitResize", InferResize},
+      {"LowBitDepthToSpace", InferDepthToSpace},
       {"LowBitRequantize", InferSameShape},
       {"LowBitQuantize", InferMovedChannels},
       {"LowBitThreshold", InferMovedChannels},

@@ -25,6 +25,7 @@ const std::map<std::string_view, OperatorFactory>& Factories() {
       {"LowBitGlobalAveragePool", CreateGlobalAveragePool},
       {"LowBitConcat", CreateConcat},
       {"LowBitResize", CreateResize},
+      {"LowBitDepthToSpace", CreateDepthToSpace},
       {"LowBitRequantize", CreateRequantize},
       {"LowBitQuantize", CreateQuantize},
       {"LowBitThreshold", CreateThreshold},

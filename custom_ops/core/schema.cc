@@ -325,6 +325,18 @@ std::vector<OpSchema> BuildSchemas() {
                  "round_prefer_floor, round_prefer_ceil, floor or ceil.")}});
 
   ops.push_back(
+      {"LowBitDepthToSpace",
+       "Blocks of channels become blocks of pixels, channels last; codes only move.",
+       "ONNX DepthToSpace, b its blocksize: `y[n, h*b + i, w*b + j, c] = x[n, h, w, k]` with "
+       "`k = (i*b + j) * C + c` (mode DCR) or `k = c * b*b + i*b + j` (mode CRD).",
+       {x},
+       "[N, H * blocksize, W * blocksize, C]",
+       kCodes,
+       {Optional("x_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8); y the same."),
+        Required("blocksize", AttributeKind::kInt, "x has C * blocksize^2 channels."),
+        Optional("mode", std::string("DCR"), "DCR or CRD.")}});
+
+  ops.push_back(
       {"LowBitRequantize",
        "From one quantization grid to another.",
        "`y = clip(rint((f32(x - x_zero_point) * x_scale) / y_scale) + y_zero_point, y_min, y_max)`.",

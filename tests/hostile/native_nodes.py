@@ -205,6 +205,11 @@ def resize(**attributes: Any) -> Node:
     return Node("LowBitResize", ["x"], attributes or {"scales": [2.0, 2.0]}, {}, feeds)
 
 
+def depth_to_space(**attributes: Any) -> Node:
+    feeds = {"x": np.ones((1, 6, 6, 8), np.uint8)}
+    return Node("LowBitDepthToSpace", ["x"], {"blocksize": 2, **attributes}, {}, feeds)
+
+
 def quantize() -> Node:
     constants = {"y_scale": F32(0.1), "y_zero_point": I32(3)}
     feeds = {"x": np.ones((1, 4, 6, 6), F32)}
@@ -249,6 +254,7 @@ SOUND: dict[str, Callable[[], Node]] = {
     "global_average_pool": lambda: unary("LowBitGlobalAveragePool"),
     "concat": concat,
     "resize": resize,
+    "depth_to_space": depth_to_space,
     "requantize": lambda: unary("LowBitRequantize"),
     "quantize": quantize,
     "threshold": threshold,

@@ -76,6 +76,11 @@ BAD_NODES: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     "resize to less than a pixel": ("LowBitResize", {"scales": [0.1, 1.0]}, [X]),
     "resize to an unsaid size": ("LowBitResize", {}, [X]),
     "unknown rounding of coordinates": ("LowBitResize", {"sizes": [2, 2], "nearest_mode": "x"}, [X]),
+    "block of nothing": ("LowBitDepthToSpace", {"blocksize": 0}, [X]),
+    "block larger than all channels": ("LowBitDepthToSpace", {"blocksize": 3}, [X]),
+    "block that overflows": ("LowBitDepthToSpace", {"blocksize": 2**40}, [X]),
+    "channels to pixels of a vector": ("LowBitDepthToSpace", {"blocksize": 2}, [X[0, 0, 0]]),
+    "unknown order of channels": ("LowBitDepthToSpace", {"blocksize": 2, "mode": "RCD"}, [X]),
     "axis beyond the rank": ("LowBitConcat", {"axis": 9}, [_f32(1), _i32(0), ONE, ZERO, X]),
     "unknown encodings": (
         "LowBitConcat",

@@ -271,6 +271,13 @@ def resize(rng: Rng) -> Node:
     return "LowBitResize", attrs, [codes(rng, shape, enc)]
 
 
+def depth_to_space(rng: Rng) -> Node:
+    enc, block = encoding(rng), int(rng.integers(1, 5))
+    n, h, w, c = image(rng, 2)
+    attrs = {"x_encoding": enc, "blocksize": block, "mode": pick(rng, "DCR", "CRD")}
+    return "LowBitDepthToSpace", attrs, [codes(rng, (n, h, w, min(c, 33) * block**2), enc)]
+
+
 def requantize(rng: Rng) -> Node:
     attrs = output_range(rng) | {"y_bits": 8, "y_min": [], "y_max": []}
     enc, shape = encoding(rng), image(rng)
@@ -352,6 +359,7 @@ OPS = {
     "global_average_pool": global_average_pool,
     "concat": concat,
     "resize": resize,
+    "depth_to_space": depth_to_space,
     "requantize": requantize,
     "quantize": quantize,
     "threshold": threshold,

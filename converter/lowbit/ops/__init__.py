@@ -22,6 +22,7 @@ from lowbit.ops.codes import Array, pack, unpack
 from lowbit.ops.concat import low_bit_concat
 from lowbit.ops.conv import low_bit_conv
 from lowbit.ops.conv_transpose import low_bit_conv_transpose
+from lowbit.ops.depth_to_space import low_bit_depth_to_space
 from lowbit.ops.dequantize import low_bit_dequantize
 from lowbit.ops.gemm import low_bit_gemm
 from lowbit.ops.global_average_pool import low_bit_global_average_pool
@@ -51,6 +52,7 @@ DEFINITIONS: dict[str, Callable[..., Array]] = {
     "LowBitGlobalAveragePool": low_bit_global_average_pool,
     "LowBitConcat": low_bit_concat,
     "LowBitResize": low_bit_resize,
+    "LowBitDepthToSpace": low_bit_depth_to_space,
     "LowBitRequantize": low_bit_requantize,
     "LowBitQuantize": low_bit_quantize,
     "LowBitThreshold": low_bit_threshold,
