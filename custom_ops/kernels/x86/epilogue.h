@@ -222,30 +222,34 @@ inline __attribute__((always_inline)) void RequantizeTile(const EpilogueView& e,
                                   });
 }
 
-// Thresholds, four vectors at a time.
+// Thresholds. A vector of them is loaded once for all pixels of the tile, whose codes take the place of their
+// accumulators.
 template <class S, int MR, int NV, bool kPartial>
 inline __attribute__((always_inline)) void ThresholdTile(const EpilogueView& e,
                                                          const typename S::I (&acc)[MR][NV], size_t channel,
                                                          size_t count, uint8_t* y, size_t pitch) {
   const EpilogueView view = e;
-  const auto four = [&](int i, typename S::I(&codes)[4]) __attribute__((always_inline)) {
-    size_t offset[4];
-    typename S::I sums[4];
-    for (int j = 0; j < 4; ++j) {
-      const int place = i + j < MR * NV ? i + j : 0;
-      sums[j] = acc[place / NV][place % NV];
-      offset[j] = static_cast<size_t>(place % NV) * S::kLanes;
-      codes[j] = S::Load(view.start + channel + offset[j]);
-    }
-    const int32_t* thresholds = view.thresholds + channel;
+  typename S::I codes[MR * NV];
+#pragma GCC unroll 4
+  for (int v = 0; v < NV; ++v) {
+    const size_t c = channel + static_cast<size_t>(v) * S::kLanes;
+    const int32_t* thresholds = view.thresholds + c;
+    const auto start = S::Load(view.start + c), flip = S::Load(view.flip + c);
+    typename S::I reached[MR];
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) reached[r] = start;
     for (size_t k = 0; k < view.threshold_count; ++k, thresholds += view.threshold_pitch) {
-      for (int j = 0; j < 4; ++j) {
-        codes[j] = S::CountGreater(codes[j], sums[j], S::Load(thresholds + offset[j]));
-      }
+      const auto threshold = S::Load(thresholds);
+#pragma GCC unroll 16
+      for (int r = 0; r < MR; ++r) reached[r] = S::CountGreater(reached[r], acc[r][v], threshold);
     }
-    for (int j = 0; j < 4; ++j) codes[j] = S::Xor(codes[j], S::Load(view.flip + channel + offset[j]));
-  };
-  StoreCodes<S, MR, NV, kPartial>(view, count, y, pitch, four);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) codes[r * NV + v] = S::Xor(reached[r], flip);
+  }
+  StoreCodes<S, MR, NV, kPartial>(view, count, y, pitch,
+                                  [&](int i, typename S::I(&four)[4]) __attribute__((always_inline)) {
+                                    for (int j = 0; j < 4; ++j) four[j] = codes[i + j < MR * NV ? i + j : 0];
+                                  });
 }
 
 }  // namespace

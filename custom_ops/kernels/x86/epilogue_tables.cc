@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 namespace lowbit {
@@ -13,17 +14,12 @@ bool ReciprocalIsSafe(float y_scale) { return y_scale >= 0x1p-60f && y_scale <= 
 
 }  // namespace
 
-const float* EpilogueTables::Padded(const std::vector<float>& values, size_t channels) {
+template <class T>
+const T* EpilogueTables::Padded(const std::vector<T>& values, size_t channels) {
   if (values.empty()) return nullptr;
-  floats_.push_back(values);
-  floats_.back().resize(channels + kEpiloguePadding);
-  return floats_.back().data();
-}
-
-const int32_t* EpilogueTables::Padded(const std::vector<int32_t>& values, size_t channels) {
-  ints_.push_back(values);
-  ints_.back().resize(channels + kEpiloguePadding);
-  return ints_.back().data();
+  tables_.emplace_back((channels + kEpiloguePadding) * sizeof(T));
+  std::memcpy(tables_.back().data(), values.data(), values.size() * sizeof(T));
+  return reinterpret_cast<const T*>(tables_.back().data());
 }
 
 EpilogueTables::EpilogueTables(const Epilogue& e, size_t channels) {
@@ -58,7 +54,7 @@ EpilogueTables::EpilogueTables(const Epilogue& e, size_t channels) {
     v.pack_flip = e.y_signed ? 0x80 : 0;
     v.pack_zero = v.pack_flip;
     v.threshold_count = static_cast<size_t>(e.threshold_count);
-    v.threshold_pitch = channels + kEpiloguePadding;
+    v.threshold_pitch = (channels + kEpiloguePadding + 15) / 16 * 16;  // rows begin on cache lines
     std::vector<int32_t> start(channels), flip(channels), thresholds(v.threshold_count * v.threshold_pitch);
     for (size_t c = 0; c < channels; ++c) {
       const bool falls = e.dir[c] < 0;
@@ -107,8 +103,7 @@ void EpilogueTables::LimitAccumulators(const std::vector<int64_t>& largest) {
 
 size_t EpilogueTables::Bytes() const {
   size_t bytes = 0;
-  for (const auto& values : floats_) bytes += values.size() * sizeof(float);
-  for (const auto& values : ints_) bytes += values.size() * sizeof(int32_t);
+  for (const AlignedBytes& table : tables_) bytes += table.size();
   return bytes;
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/conv.h"
+#include "core/packed_weights.h"
 
 namespace lowbit {
 
@@ -73,12 +74,11 @@ class EpilogueTables {
   size_t Bytes() const;
 
  private:
-  const float* Padded(const std::vector<float>& values, size_t channels);
-  const int32_t* Padded(const std::vector<int32_t>& values, size_t channels);
+  template <class T>
+  const T* Padded(const std::vector<T>& values, size_t channels);
 
   EpilogueView view_;
-  std::vector<std::vector<float>> floats_;
-  std::vector<std::vector<int32_t>> ints_;
+  std::vector<AlignedBytes> tables_;
   std::vector<TailStep> tail_;
 };
 
