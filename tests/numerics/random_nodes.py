@@ -92,12 +92,19 @@ def _matmul(
     ties = bool(rng.random() < 0.5)
     ap = op_type.startswith("AP")
     x_encoding, w_encoding = str(rng.choice(["unsigned", "signed"])), str(rng.choice(["signed", "unsigned"]))
+    x_bits_given, w_bits_given = x_bits not in (None, 1), w_bits not in (None, 1)
     x_bits, w_bits = x_bits or int(rng.integers(1, 9)), w_bits or int(rng.integers(1, 9))
-    if bipolar if bipolar is not None else ap and rng.random() < 0.5:
-        if w_bits == 1 or bipolar is None:
-            w_encoding, w_bits = "bipolar", 1
+    if bipolar:
+        if w_bits == 1:
+            w_encoding = "bipolar"
         if x_bits == 1 and rng.random() < 0.5:
             x_encoding = "bipolar"
+    elif bipolar is None and (ap or op_type == "LowBitConvTranspose") and rng.random() < 0.5:
+        which = rng.integers(3)
+        if which != 0 and not w_bits_given:
+            w_encoding, w_bits = "bipolar", 1
+        if which != 1 and not x_bits_given:
+            x_encoding, x_bits = "bipolar", 1
 
     attrs: dict[str, Any] = {
         "x_bits": x_bits,
@@ -204,13 +211,21 @@ def _add_epilogue(
         return
     quantizer, y_zero = output(rng)
     if kind == "thresholds":
-        bits = int(rng.integers(1, 5))
-        attrs |= {"y_bits": bits, "y_encoding": "unsigned"}
-        direction = rng.choice([-1, 1], out).astype(np.int32)
-        sums = np.sort(rng.integers(-3000, 3001, (out, 2**bits - 1)), axis=1)
-        inputs["thresholds"] = (sums * direction[:, None]).astype(np.int32)
-        inputs["threshold_dir"] = direction
-        inputs["threshold_base"] = np.zeros(out, np.int32)
+        bits, encoding = int(rng.choice([1, 2, 3, 4, 8])), str(rng.choice(["unsigned", "signed"]))
+        low, high = code_range(bits, encoding)
+        count = high - low if rng.random() < 0.7 else int(rng.integers(1, high - low + 1))
+        attrs |= {"y_bits": bits, "y_encoding": encoding}
+        direction = rng.choice([[-1, 1], [1, 1], [-1, -1]][rng.integers(3)], out)
+        # Few different values: many thresholds are equal, and accumulators meet them.
+        reach = int(rng.choice([3, 40, 3000, 100000]))
+        sums = rng.integers(-reach, reach + 1, (out, count))
+        # Thresholds that every accumulator reaches, and some that none does.
+        sums[rng.random(sums.shape) < 0.1] = rng.choice([-(2**31), -(2**31) + 1, 2**31 - 1])
+        inputs["thresholds"] = np.where(
+            direction[:, None] > 0, np.sort(sums, axis=1), np.sort(sums, axis=1)[:, ::-1]
+        ).astype(np.int32)
+        inputs["threshold_dir"] = direction.astype(np.int32)
+        inputs["threshold_base"] = rng.integers(low, high - count + 1, out).astype(np.int32)
         return
     if kind == "requantize":
         attrs |= quantizer
@@ -404,6 +419,13 @@ def _resize(rng: np.random.Generator) -> Node:
     return Node("LowBitResize", attrs, [codes(rng, shape, 8, attrs["x_encoding"])])
 
 
+def _depth_to_space(rng: np.random.Generator) -> Node:
+    block, encoding = int(rng.integers(1, 4)), _encoding(rng)
+    shape = [*_ints(rng, 3, 1, 6), int(rng.integers(1, 6)) * block**2]
+    attrs = {"blocksize": block, "mode": str(rng.choice(["DCR", "CRD"])), "x_encoding": encoding}
+    return Node("LowBitDepthToSpace", attrs, [codes(rng, shape, 8, encoding)])
+
+
 def _requantize(rng: np.random.Generator) -> Node:
     ties, shape = bool(rng.random() < 0.5), _image(rng)
     attrs, y_zero = output(rng)
@@ -472,6 +494,7 @@ _MAKERS = {
     "LowBitGlobalAveragePool": _global_average_pool,
     "LowBitConcat": _concat,
     "LowBitResize": _resize,
+    "LowBitDepthToSpace": _depth_to_space,
     "LowBitRequantize": _requantize,
     "LowBitQuantize": _quantize,
     "LowBitThreshold": _threshold,

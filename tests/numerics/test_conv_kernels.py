@@ -117,6 +117,58 @@ def test_transposed_geometry(row, shape, out, kernel, attrs):
 
 
 @pytest.mark.parametrize("row", ROWS)
+@given(seed=SEEDS)
+def test_random_thresholds(row, seed):
+    rng = np.random.default_rng(seed)
+    check(row, random_nodes.make("LowBitConv", rng, epilogue="thresholds"), threads=1 + seed % 3)
+
+
+BIPOLAR: dict[str, tuple[list[int], int, list[int], dict[str, Any]]] = {
+    "padded": ([2, 9, 11, 20], 33, [3, 3], {"pads": [1, 1, 1, 1]}),
+    "8-bit weights": (
+        [1, 6, 6, 24],
+        40,
+        [3, 3],
+        {"pads": [1, 0, 1, 2], "w_bits": 8, "w_encoding": "unsigned"},
+    ),
+    "8-bit weights, pointwise": ([2, 5, 60, 7], 65, [1, 1], {"w_bits": 8, "w_encoding": "signed"}),
+    "few channels": ([1, 12, 40, 3], 16, [5, 5], {"pads": [2, 2, 2, 2], "strides": [2, 2]}),
+    "many channels": ([1, 5, 5, 700], 16, [3, 3], {"pads": [1, 1, 1, 1]}),
+    "dilated": ([1, 9, 30, 10], 8, [3, 3], {"pads": [2, 3, 2, 3], "dilations": [2, 3]}),
+    "grouped": ([1, 7, 8, 24], 36, [3, 3], {"pads": [1, 1, 1, 1], "group": 3}),
+    "depthwise": ([1, 7, 8, 37], 37, [3, 3], {"pads": [1, 1, 1, 1], "group": 37, "strides": [2, 1]}),
+    "wide rows": ([1, 3, 2000, 12], 8, [3, 3], {"pads": [1, 1, 1, 1]}),
+    "windows wholly in the padding": ([1, 2, 2, 8], 8, [2, 2], {"pads": [3, 3, 3, 3]}),
+}
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.startswith("igemm")])
+@pytest.mark.parametrize("name", BIPOLAR)
+def test_bipolar_activations(name, row):
+    shape, out, kernel, attrs = BIPOLAR[name]
+    bits = {"x_bits": 1, "x_encoding": "bipolar", "w_bits": 1, "w_encoding": "bipolar"}
+    for seed, threads in ((1, 1), (2, 3)):
+        assert check(row, conv(seed, shape, out, kernel, **(bits | attrs)), threads=threads)
+
+
+@pytest.mark.parametrize("row", TRANSPOSED_ROWS)
+@pytest.mark.parametrize("x", ["bipolar", "unsigned"])
+def test_transposed_bipolar_operands(x, row):
+    for seed, attrs in enumerate(
+        [
+            {"strides": [2, 2], "pads": [1, 1, 1, 1]},
+            {"strides": [2, 2], "dilations": [2, 3]},  # phases without taps
+            {"strides": [3, 1], "pads": [0, 1, 2, 0], "output_padding": [1, 0], "group": 2},
+        ]
+    ):
+        node = conv(
+            seed, [2, 5, 9, 12], 20, [3, 3], x_bits=1, x_encoding=x, w_bits=1, w_encoding="bipolar", **attrs
+        )
+        node.op_type = "LowBitConvTranspose"
+        assert check(row, node, threads=2)
+
+
+@pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("x_bits", range(1, 9))
 def test_all_bit_pairs(x_bits, row, seeds):
     ran = 0

@@ -323,6 +323,17 @@ def test_resize_equals_onnxruntime(mode, nearest, seeds):
         assert_follows("LowBitResize", attrs, [q], expected)
 
 
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+def test_depth_to_space_equals_onnxruntime(mode, seeds):
+    for seed in seeds(5):
+        rng = np.random.default_rng(seed)
+        block = int(rng.integers(1, 4))
+        q, s, z = quantized(rng, [1, *map(int, rng.integers(1, 6, 2)), int(rng.integers(1, 4)) * block**2])
+        attrs = {"blocksize": block, "mode": mode}
+        expected = qdq("DepthToSpace", [(first(q), s, z)], attrs, (s, z.astype(np.uint8)))
+        assert_follows("LowBitDepthToSpace", attrs, [q], expected)
+
+
 def test_transposed_convolution_follows_the_graph_as_written(seeds):
     """Powers of two and fewer than 2^24 steps: ONNX Runtime's float sums are exact."""
     for seed in seeds(40):
