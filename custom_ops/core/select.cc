@@ -34,9 +34,12 @@ KernelChoice SelectConvKernel(const ConvSpec& spec, const ConvShape& shape, Isa 
       choice.refused.push_back(std::string(row.name) + ": " + reason);
     }
   }
-  // Stable: of rows that cost the same, the one that the table names first.
+  // Of rows that cost the same, the one of the higher instruction set, then the one that the table names
+  // first.
   std::stable_sort(choice.candidates.begin(), choice.candidates.end(),
-                   [](const KernelCandidate& a, const KernelCandidate& b) { return a.cycles < b.cycles; });
+                   [](const KernelCandidate& a, const KernelCandidate& b) {
+                     return a.cycles != b.cycles ? a.cycles < b.cycles : a.row->isa > b.row->isa;
+                   });
   for (const KernelCandidate& candidate : choice.candidates) {
     if (tuned == candidate.row->name) {
       choice.row = candidate.row;

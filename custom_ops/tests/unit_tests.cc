@@ -1,8 +1,10 @@
-// What Python cannot reach: sharing of packed weights, the plan cache, the order of CPU levels.
+// What Python cannot reach: sharing of packed weights, the plan cache, the order of CPU levels. And the
+// parser of the tune cache, byte by byte, which is too slow there.
 #include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "core/packing.h"
 #include "core/plan_cache.h"
 #include "core/status.h"
+#include "core/tune_cache.h"
 
 namespace lowbit {
 namespace {
@@ -144,6 +147,30 @@ void TestIsa() {
   Expect(!IsaFromName("avx1024"), "unknown names are unknown");
 }
 
+bool IsRefused(const std::string& text) {
+  try {
+    ParseTuneCache(text);
+    return false;
+  } catch (const Error&) {
+    return true;
+  }
+}
+
+void TestTuneCache() {
+  const TuneEntries entries = {{{"conv a", 1}, "kernel_a"}, {{"conv b", 16}, "kernel_b"}};
+  const std::string text = FormatTuneCache(entries);
+  Expect(ParseTuneCache(text) == entries, "what is written is read");
+  for (size_t i = 0; i < text.size(); ++i) {
+    Expect(IsRefused(text.substr(0, i)), "a file cut short is refused");
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string flipped = text;
+      flipped[i] = static_cast<char>(flipped[i] ^ (1 << bit));
+      Expect(IsRefused(flipped), "a file with a flipped bit is refused");
+    }
+  }
+  Expect(IsRefused(text + text) && IsRefused(std::string(1 << 16, '\xff')), "other texts are refused");
+}
+
 }  // namespace
 }  // namespace lowbit
 
@@ -156,6 +183,7 @@ int main() {
   lowbit::TestUnpacking();
   lowbit::TestPackingRefusesSizes();
   lowbit::TestIsa();
+  lowbit::TestTuneCache();
   if (lowbit::g_failures == 0) std::puts("ok");
   return lowbit::g_failures == 0 ? 0 : 1;
 }

@@ -764,6 +764,9 @@ std::string Refuse(const ConvSpec& spec) {
   return {};
 }
 
+// Measured on Zen 5: what a call takes beside its tiles, and setting up the pointer to a segment.
+constexpr double kCallCycles = 330, kPointerCycles = 1.3;
+
 template <const IgemmEngine& kEngine>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const ConvGeometry& g = spec.geometry;
@@ -771,13 +774,15 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const size_t panel_groups = DivideUp(static_cast<size_t>(g.group), w.merged);
   const size_t lanes = static_cast<size_t>(kEngine.lanes);
   const size_t vectors = DivideUp(w.merged * static_cast<size_t>(g.GroupOut()), lanes);
-  // Per output: its products (of one phase), and about a quarter cycle of a 16-lane vector for the epilogue
-  // (measured on Zen 5).
   const double phases = g.transposed ? static_cast<double>(g.stride_h * g.stride_w) : 1.0;
-  const double products = static_cast<double>(w.segments * w.groups * 4) / kEngine.macs_per_cycle / phases;
-  const double epilogue = 4.0 / static_cast<double>(lanes);
-  return static_cast<double>(shape.OutPixels()) * static_cast<double>(panel_groups * vectors * lanes) *
-         (products + epilogue);
+  const double channels = static_cast<double>(panel_groups * vectors * lanes);
+  const double pixels = static_cast<double>(shape.OutPixels());
+  const double products = static_cast<double>(w.segments * w.groups * 4) / phases;
+  // The last tile has fewer pixels than the others.
+  const double rest = static_cast<double>(shape.OutPixels() % kEngine.tile_rows);
+  const double rows = pixels - rest + (rest == 0 ? 0.0 : std::max(rest, kEngine.least_rows));
+  return kCallCycles + rows * channels * products / kEngine.macs_per_cycle +
+         pixels * (channels / kEngine.outputs_per_cycle + static_cast<double>(w.segments) * kPointerCycles);
 }
 
 template <const IgemmEngine& kEngine>

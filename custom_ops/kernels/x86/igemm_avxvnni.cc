@@ -20,6 +20,7 @@ struct AvxVnni : Avx2 {
 
 }  // namespace
 
-const IgemmEngine kIgemmAvxVnni = {8, AvxVnni::kMaxVectors, WeightLayout::kBytes, false, 55.0, &Run<AvxVnni>};
+const IgemmEngine kIgemmAvxVnni = {8,   AvxVnni::kMaxVectors, WeightLayout::kBytes, false, 59.5, 4.8, 6,
+                                   3.5, &Run<AvxVnni>};
 
 }  // namespace lowbit

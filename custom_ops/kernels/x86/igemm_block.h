@@ -50,8 +50,13 @@ struct IgemmEngine {
   int lanes;        // int32 per vector
   int max_vectors;  // of a panel
   WeightLayout layout;
-  bool narrow;            // 16-bit accumulators: exact only for small weights
-  double macs_per_cycle;  // sustained on Zen 5, for the cost model
+  bool narrow;  // 16-bit accumulators: exact only for small weights
+  // For the cost model, sustained on Zen 5 (benchmarks/pairs.py): products; outputs started and finished; and
+  // how many of its `tile_rows` pixels a tile takes as long as where it has fewer, waiting for its weights
+  // and for its own sums.
+  double macs_per_cycle, outputs_per_cycle;
+  int tile_rows;
+  double least_rows;
   void (*run)(const IgemmBlock& block);
 };
 
