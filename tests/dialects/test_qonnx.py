@@ -7,6 +7,7 @@ import re
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 
 from tests.conftest import FULL
 from tests.dialects import qonnx_oracle
@@ -15,6 +16,7 @@ from tests.dialects.graphs.qonnx import CASES
 from tests.support import FLOAT_MATMULS, all_nodes, interface, lowbit_session, require_native
 
 lowbit = pytest.importorskip("lowbit")
+cli = pytest.importorskip("lowbit.cli").cli
 
 _NAMES = sorted(CASES)
 
@@ -137,6 +139,18 @@ def _with_input_quant(model: onnx.ModelProto) -> onnx.ModelProto:
     )
     copy.graph.node.insert(0, node)
     return copy
+
+
+def test_input_quant_on_the_command_line(tmp_path) -> None:
+    source = tmp_path / "model.onnx"
+    onnx.save(CASES["float_images"].build(0).model, source)
+    arguments = ["convert", str(source), "-o", str(tmp_path / "out.onnx"), "--strict"]
+    refused = CliRunner().invoke(cli, arguments)
+    assert refused.exit_code == 3
+    assert "--input-quant" in refused.stderr
+    done = CliRunner().invoke(cli, [*arguments, "--input-quant", "image:scale=1/255,bits=8,unsigned"])
+    assert done.exit_code == 0, done.output
+    assert "warning: input 'image' is rounded to 8 unsigned bits" in done.stderr
 
 
 @pytest.mark.parametrize(
