@@ -194,7 +194,7 @@ def option_default(option: click.Option) -> str:
 
 
 def results() -> str:
-    """README: what benchmarks/results holds; whole networks as one table a file, single layers as a link."""
+    """README: what benchmarks/results holds; whole networks as one table a file, single layers as links."""
     files = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
     if not files:
         return "Not measured yet.\n"
@@ -202,7 +202,7 @@ def results() -> str:
     for path in files:
         result = json.loads(path.read_text())
         page = f"benchmarks/results/{path.stem}.md"
-        if "layers" in path.stem:
+        if "layers" in path.stem or "pairs" in path.stem:
             parts.append(f"{result['title']}: [{page}]({page})\n")
             continue
         machine = result["machine"]
