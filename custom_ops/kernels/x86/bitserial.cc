@@ -337,6 +337,7 @@ class BitserialKernel final : public ConvKernel {
   WindowLayout window_;
   EpilogueTables epilogue_;
   std::vector<BitserialPass> passes_;
+  bool sums_fit_words_ = false;
   std::vector<int32_t> bias_;  // [out_channels + padding], constants folded in
   std::vector<int32_t>
       tap_sums_;  // [taps][out_channels] of weight values; empty where padding needs no correction
@@ -397,30 +398,27 @@ void BitserialKernel::FoldConstants(const ConvSpec& spec) {
 }
 
 void BitserialKernel::ListPasses(const ConvSpec& spec) {
-  struct Product {
-    int32_t factor;
-    BitserialPass pass;
-  };
-  std::vector<Product> products;
   for (int s = 0; s < plan_.planes; ++s) {
     const int32_t w_factor = plan_.op == BitOp::kAnd ? plan_.Factor(s) : -1;
     for (int t = 0; t < x_bits_; t += engine_.digit_planes) {
-      const size_t digit = static_cast<size_t>(t / engine_.digit_planes);
       const int planes = std::min(engine_.digit_planes, x_bits_ - t);
-      products.push_back(
-          {XFactor(spec) * (1 << t) * w_factor, {static_cast<size_t>(s), digit, planes, 0, false}});
+      passes_.push_back({static_cast<size_t>(s), static_cast<size_t>(t / engine_.digit_planes), planes,
+                         XFactor(spec) * (1 << t) * w_factor, 0, false});
     }
   }
-  std::stable_sort(products.begin(), products.end(), [](const Product& a, const Product& b) {
+  std::stable_sort(passes_.begin(), passes_.end(), [](const BitserialPass& a, const BitserialPass& b) {
     return std::pair(std::abs(a.factor), a.factor) > std::pair(std::abs(b.factor), b.factor);
   });
-  products.push_back({1, {}});  // what is left of the last factor
-  for (size_t i = 1; i < products.size(); ++i) {
-    const int32_t before = products[i - 1].factor, now = products[i].factor;
-    products[i].pass.shift = BitsOf(std::abs(before)) - BitsOf(std::abs(now));
-    products[i].pass.negate = (before < 0) != (now < 0);
+  int64_t largest = 0;  // of the sums, in units of the last factor
+  for (const BitserialPass& pass : passes_)
+    largest += std::abs(pass.factor / passes_.back().factor) * ((1 << pass.digit_planes) - 1) * geometry_.K();
+  sums_fit_words_ = largest <= std::numeric_limits<int16_t>::max();
+  passes_.push_back({0, 0, 0, 1, 0, false});  // what is left of the last factor
+  for (size_t i = 1; i < passes_.size(); ++i) {
+    const int32_t before = passes_[i - 1].factor, now = passes_[i].factor;
+    passes_[i].shift = BitsOf(std::abs(before)) - BitsOf(std::abs(now));
+    passes_[i].negate = (before < 0) != (now < 0);
   }
-  for (const Product& product : products) passes_.push_back(product.pass);
 }
 
 void BitserialKernel::PackWeights(const ConvSpec& spec) {
@@ -494,9 +492,13 @@ void BitserialKernel::PackRun(const uint8_t* x, size_t count, size_t digit_pitch
     return;
   }
   const size_t groups = static_cast<size_t>(geometry_.group), group_in = channels / groups;
-  const size_t pitch = window_.pixel_pitch / groups;
-  engine_.pack(
-      {x, count * groups, group_in, group_in, to, pitch, digit_pitch, window_.digit_bytes, x_bits_, x_flip_});
+  const size_t runs = count * groups, pitch = window_.pixel_pitch / groups, bytes = window_.digit_bytes;
+  if (pitch == bytes &&
+      bytes * engine_.codes_per_byte == group_in) {  // one digit, no bits left over: one run
+    engine_.pack({x, 1, 0, runs * group_in, to, 0, digit_pitch, runs * bytes, x_bits_, x_flip_});
+    return;
+  }
+  engine_.pack({x, runs, group_in, group_in, to, pitch, digit_pitch, bytes, x_bits_, x_flip_});
 }
 
 // Packed positions [first, end) of a row, outside the image.
@@ -641,6 +643,7 @@ void BitserialKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     block.units = window_.units();
     block.passes = passes_.data();
     block.pass_count = passes_.size() - 1;
+    block.sums_fit_words = sums_fit_words_;
     block.panels = panels_.data() + first_panel;
     block.panel_count = end_panel - first_panel;
     block.bias_rows = tap_sums_.empty() ? nullptr : bias_rows;

@@ -16,8 +16,11 @@ struct Nibbles256 : Avx2 {
   }
   static I Shuffle(I table, I index) { return _mm256_shuffle_epi8(table, index); }
   static I SetBytes(uint8_t v) { return _mm256_set1_epi8(static_cast<char>(v)); }
+  static I NarrowToBytes(I a, I b, I c, I d) {
+    const I bytes = _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
+    return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  }
   static I ShiftRightWords(I v, int by) { return _mm256_srl_epi16(v, _mm_cvtsi32_si128(by)); }
-  static I ShiftRight(I v, int by) { return _mm256_srl_epi32(v, _mm_cvtsi32_si128(by)); }
   static I ShiftLeft(I v, int by) { return _mm256_sll_epi32(v, _mm_cvtsi32_si128(by)); }
 };
 

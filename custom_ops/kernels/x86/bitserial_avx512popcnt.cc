@@ -29,11 +29,40 @@ struct Popcnt512 {
   }
 
   template <BitOp kOp>
-  static I Count(I x, const uint8_t* w, I loaded, int mask_offset) {
-    if constexpr (kOp == BitOp::kAnd) return _mm512_popcnt_epi32(_mm512_and_si512(x, loaded));
-    const I differ = _mm512_xor_si512(x, loaded);
-    if constexpr (kOp == BitOp::kXor) return _mm512_popcnt_epi32(differ);
-    return _mm512_popcnt_epi32(_mm512_and_si512(differ, Avx512::Load(w + mask_offset)));
+  static I Count(I x, I w, const uint8_t* mask) {
+    if constexpr (kOp == BitOp::kAnd) return _mm512_popcnt_epi32(S::And(x, w));
+    if constexpr (kOp == BitOp::kXor) return _mm512_popcnt_epi32(S::Xor(x, w));
+    return _mm512_popcnt_epi32(S::And(S::Xor(x, w), S::Load(mask)));
+  }
+
+  // Adds the counts of one unit; the first one of all sets the sums.
+  template <BitOp kOp, int MR, int NV, bool kFirst>
+  static inline __attribute__((always_inline)) void CountUnit(const uint8_t* const (&x)[MR], uint32_t offset,
+                                                              const uint8_t* w, I (&sum)[MR][NV]) {
+    I weights[NV];
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) weights[v] = S::Load(w + v * kVectorBytes);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) {
+      const I bits = S::Set(static_cast<int32_t>(LoadUnit32(x[r] + offset)));
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) {
+        const I count = Count<kOp>(bits, weights[v], w + (NV + v) * kVectorBytes);
+        sum[r][v] = kFirst ? count : S::Add(sum[r][v], count);
+      }
+    }
+  }
+
+  // A step of the Horner scheme.
+  template <int MR, int NV>
+  static inline __attribute__((always_inline)) void Scale(I (&sum)[MR][NV], const BitserialPass& pass) {
+    const __m128i shift = _mm_cvtsi32_si128(pass.shift);
+    const I sign = S::Set(pass.negate ? -1 : 0);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) sum[r][v] = S::Sub(S::Xor(_mm512_sll_epi32(sum[r][v], shift), sign), sign);
+    }
   }
 
   template <BitOp kOp, int MR, int NV>
@@ -46,64 +75,30 @@ struct Popcnt512 {
     for (int r = 0; r < MR; ++r) x[r] = t.pixels[r] + t.panel->x_offset;
 
     I sum[MR][NV];
-    const auto step = [&]<bool kFirst>(const uint8_t* w, uint32_t offset) __attribute__((always_inline)) {
-      I weights[NV];
-#pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) weights[v] = S::Load(w + v * kVectorBytes);
-#pragma GCC unroll 16
-      for (int r = 0; r < MR; ++r) {
-        const I bits = S::Set(static_cast<int32_t>(LoadUnit32(x[r] + offset)));
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) {
-          const I count = Count<kOp>(bits, w + v * kVectorBytes, weights[v], NV * kVectorBytes);
-          sum[r][v] = kFirst ? count : S::Add(sum[r][v], count);
-        }
-      }
-    };
-
     const BitserialPass* pass = b.passes;
     const uint8_t* w = t.panel->weights + pass->weight_plane * units * kStepBytes;
     const uint32_t* offsets = b.offsets + pass->digit * units;
-    step.template operator()<true>(w, offsets[0]);
-    size_t k = 1;
-    for (;;) {
-      for (; k < units; ++k) step.template operator()<false>(w + k * kStepBytes, offsets[k]);
-      ++pass;
-      if (pass->shift != 0) {
-        const __m128i shift = _mm_cvtsi32_si128(pass->shift);
-#pragma GCC unroll 16
-        for (int r = 0; r < MR; ++r) {
-#pragma GCC unroll 4
-          for (int v = 0; v < NV; ++v) sum[r][v] = _mm512_sll_epi32(sum[r][v], shift);
-        }
-      }
-      if (pass == b.passes + b.pass_count) break;
-      if (pass->negate) {
-#pragma GCC unroll 16
-        for (int r = 0; r < MR; ++r) {
-#pragma GCC unroll 4
-          for (int v = 0; v < NV; ++v) sum[r][v] = S::Sub(S::Set(0), sum[r][v]);
-        }
-      }
+    CountUnit<kOp, MR, NV, true>(x, offsets[0], w, sum);
+    for (size_t k = 1;; k = 0) {
+      for (; k < units; ++k) CountUnit<kOp, MR, NV, false>(x, offsets[k], w + k * kStepBytes, sum);
+      if (++pass == b.passes + b.pass_count) break;
+      Scale<MR, NV>(sum, *pass);
       w = t.panel->weights + pass->weight_plane * units * kStepBytes;
       offsets = b.offsets + pass->digit * units;
-      k = 0;
     }
 
     const size_t channel = t.panel->channel;
-    if (pass->negate) {
+    const I factor = S::Set((pass->negate ? -1 : 1) * (1 << pass->shift) & 0xffff);
+    if (!b.sums_fit_words) Scale<MR, NV>(sum, *pass);
 #pragma GCC unroll 16
-      for (int r = 0; r < MR; ++r) {
-        const int32_t* bias = BiasOf(b, t.pixel + static_cast<size_t>(r)) + channel;
+    for (int r = 0; r < MR; ++r) {
+      const int32_t* bias = BiasOf(b, t.pixel + static_cast<size_t>(r)) + channel;
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) sum[r][v] = S::Sub(S::Load(bias + v * S::kLanes), sum[r][v]);
-      }
-    } else {
-#pragma GCC unroll 16
-      for (int r = 0; r < MR; ++r) {
-        const int32_t* bias = BiasOf(b, t.pixel + static_cast<size_t>(r)) + channel;
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) sum[r][v] = S::Add(S::Load(bias + v * S::kLanes), sum[r][v]);
+      for (int v = 0; v < NV; ++v) {
+        // bias + factor * sum as one multiply-add of 16-bit numbers, the upper ones with 0.
+        const I start = S::Load(bias + v * S::kLanes);
+        sum[r][v] =
+            b.sums_fit_words ? _mm512_dpwssd_epi32(start, sum[r][v], factor) : S::Add(start, sum[r][v]);
       }
     }
     FinishRegisters<S, MR, NV>(b.output, t.pixel, channel, t.panel->count, sum);

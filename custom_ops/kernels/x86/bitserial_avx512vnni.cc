@@ -20,8 +20,12 @@ struct Nibbles512 : Avx512 {
   static I AddWords(I a, I b) { return _mm512_add_epi16(a, b); }
   static I MultiplyAddBytes(I a, I b) { return _mm512_maddubs_epi16(a, b); }
   static I MultiplyAdd16(I a, I b) { return _mm512_madd_epi16(a, b); }
+  static I NarrowToBytes(I a, I b, I c, I d) {
+    const I bytes = _mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d));
+    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15),
+                                    bytes);
+  }
   static I ShiftRightWords(I v, int by) { return _mm512_srl_epi16(v, _mm_cvtsi32_si128(by)); }
-  static I ShiftRight(I v, int by) { return _mm512_srl_epi32(v, _mm_cvtsi32_si128(by)); }
   static I ShiftLeft(I v, int by) { return _mm512_sll_epi32(v, _mm_cvtsi32_si128(by)); }
 };
 

@@ -47,9 +47,9 @@ struct BitserialPanel {
 struct BitserialPass {
   size_t weight_plane, digit;
   int digit_planes;
-  // The order of the passes makes the sum a Horner scheme: before the counts of this pass are added, what has
-  // been summed is shifted left by `shift` and, after that, negated where asked for. The last pass of a list
-  // counts nothing.
+  int32_t factor;  // of the counts: plus or minus a power of two
+  // Instead of the factors a Horner scheme: before the counts of this pass are added, what has been summed is
+  // shifted left by `shift` and, after that, negated where asked for. The last pass of a list counts nothing.
   int shift;
   bool negate;
 };
@@ -65,6 +65,7 @@ struct BitserialBlock {
   size_t units;
   const BitserialPass* passes;  // [pass_count + 1]
   size_t pass_count;
+  bool sums_fit_words;  // the sums before the last pass of the list surely lie within int16
   const BitserialPanel* panels;
   size_t panel_count;
   // What the sums are added to: per pixel, or one for all (then bias_rows is null); [channels + padding]

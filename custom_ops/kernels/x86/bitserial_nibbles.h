@@ -61,7 +61,7 @@ struct Nibbles {
   // What a unit, two look-ups, adds at most to a byte, and how many fill one; a word holds what 255 or more
   // full bytes are emptied into it.
   static constexpr size_t UnitsPerByte(int digit_planes) { return 255 / (digit_planes == 1 ? 8 : 24); }
-  static constexpr size_t kBytesPerWord = 255;
+  static constexpr size_t kBytesPerWord = 128;
 
   static const uint8_t* TablesOf(BitOp op, int digit_planes) {
     if (op == BitOp::kAnd) return kAndTables.count[0];
@@ -134,59 +134,65 @@ struct Nibbles {
     }
   }
 
-  // Vector `part` of the words as 32-bit numbers.
-  static I Part(const uint8_t* words, int part) {
-    const I both = V::Load(words + static_cast<size_t>(part % 2) * kVectorBytes);
-    return part < 2 ? V::And(both, V::Set(0x0000ffff)) : V::ShiftRight(both, 16);
+  // Vector `part` of the words times the factor of their pass, as 32-bit numbers: a multiply-add of 16-bit
+  // numbers that meets the odd or the even ones with 0.
+  struct Factors {
+    I even, odd;
+    explicit Factors(int32_t factor) : even(V::Set(factor & 0xffff)), odd(V::ShiftLeft(V::Set(factor), 16)) {}
+    I Part(const uint8_t* words, int part) const {
+      return V::MultiplyAdd16(V::Load(words + static_cast<size_t>(part % 2) * kVectorBytes),
+                              part < 2 ? even : odd);
+    }
+  };
+
+  // What the words of vector v of pixel r are added to: sums of earlier words or, before there are any, the
+  // bias.
+  template <int NV>
+  static const int32_t* SumsOf(const BitserialTile& t, const int32_t* sums, size_t r, size_t v) {
+    if (sums) return sums + (r * NV + v) * kVectorBytes;
+    return BiasOf(*t.block, t.pixel + r) + t.panel->channel + v * kVectorBytes;
   }
 
-  // A step of the Horner scheme.
-  static I Scale(I sum, int shift, bool negate) {
-    const I sign = V::Set(negate ? -1 : 0);
-    return V::Sub(V::Xor(V::ShiftLeft(sum, shift), sign), sign);
-  }
-
-  // Between two passes, for `vectors` vectors: sums = scaled (sums + words). Without `have_sums` they start
-  // as 0.
-  __attribute__((noinline)) static void AddWords(const uint8_t* words, int vectors, int shift, bool negate,
-                                                 bool have_sums, int32_t* sums) {
-    for (int i = 0; i < vectors; ++i, words += kWordsBytes) {
-      for (int part = 0; part < kParts; ++part, sums += V::kLanes) {
-        I sum = Part(words, part);
-        if (have_sums) sum = V::Add(sum, V::Load(sums));
-        V::Store(sums, Scale(sum, shift, negate));
+  // Takes words into the sums, before the next ones.
+  template <int MR, int NV>
+  __attribute__((noinline)) static void AddWords(const BitserialTile& t, const uint8_t* words, int32_t factor,
+                                                 const int32_t* before, int32_t* sums) {
+    const Factors factors(factor);
+    for (size_t r = 0; r < MR; ++r) {
+      for (size_t v = 0; v < NV; ++v, words += kWordsBytes, sums += kVectorBytes) {
+        const int32_t* from = SumsOf<NV>(t, before, r, v);
+        for (int part = 0; part < kParts; ++part)
+          V::Store(sums + part * V::kLanes,
+                   V::Add(V::Load(from + part * V::kLanes), factors.Part(words, part)));
       }
     }
   }
 
-  // After the last pass; without sums of others before it, `sums` is null.
+  // After the last words.
   template <int MR, int NV>
-  __attribute__((noinline)) static void Finish(const BitserialTile& t, const uint8_t* words,
-                                               const int32_t* sums) {
-    const BitserialBlock& b = *t.block;
-    const BitserialPass& end = b.passes[b.pass_count];
+  __attribute__((noinline)) static void Finish(const BitserialTile& t, const uint8_t* words, int32_t factor,
+                                               const int32_t* before) {
+    const Factors factors(factor);
+    const TileOutput& output = t.block->output;
     for (size_t v = 0; v < NV; ++v) {
-      const size_t skipped = v * kVectorBytes, channel = t.panel->channel + skipped;
-      const size_t left = t.panel->count - skipped, count = left < kVectorBytes ? left : kVectorBytes;
+      const size_t channel = t.panel->channel + v * kVectorBytes, left = t.panel->count - v * kVectorBytes;
+      const size_t count = left < kVectorBytes ? left : kVectorBytes;
       I acc[MR][kParts];
 #pragma GCC unroll 16
       for (size_t r = 0; r < MR; ++r) {
-        const int32_t* bias = BiasOf(b, t.pixel + r) + channel;
+        const int32_t* from = SumsOf<NV>(t, before, r, v);
 #pragma GCC unroll 4
         for (int part = 0; part < kParts; ++part) {
-          I sum = Part(words + (r * NV + v) * kWordsBytes, part);
-          if (sums)
-            sum =
-                V::Add(sum, V::Load(sums + ((r * NV + v) * kParts + static_cast<size_t>(part)) * V::kLanes));
-          acc[r][part] = V::Add(V::Load(bias + part * V::kLanes), Scale(sum, end.shift, end.negate));
+          acc[r][part] = V::Add(V::Load(from + part * V::kLanes),
+                                factors.Part(words + (r * NV + v) * kWordsBytes, part));
         }
       }
       if (count > (kParts - 1) * V::kLanes) {
-        FinishRegisters<V, MR, kParts>(b.output, t.pixel, channel, count, acc);
+        FinishRegisters<V, MR, kParts>(output, t.pixel, channel, count, acc);
       } else {
         alignas(64) int32_t stored[MR * kParts * V::kLanes];
         StoreTile<V, MR, kParts>(stored, acc);
-        FinishMemory<V>(b.output, t.pixel, channel, count, stored, MR, kParts);
+        FinishMemory<V>(output, t.pixel, channel, count, stored, MR, kParts);
       }
     }
   }
@@ -198,68 +204,63 @@ struct Nibbles {
     for (int r = 0; r < MR; ++r) x[r] = t.pixels[r] + t.panel->x_offset;
 
     alignas(64) uint8_t words[MR * NV * kWordsBytes];
-    alignas(64) int32_t sums[MR * NV * kParts * V::kLanes];
-    bool have_sums = false;
-    for (const BitserialPass* pass = b.passes;;) {
+    alignas(64) int32_t sums[MR * NV * kVectorBytes];
+    const int32_t* before = nullptr;
+    for (const BitserialPass* pass = b.passes;; ++pass) {
       const size_t per_byte = UnitsPerByte(pass->digit_planes), per_word = kBytesPerWord * per_byte;
       const uint8_t* w = t.panel->weights + pass->weight_plane * b.units * NV * kVectorBytes;
       const uint32_t* offsets = b.offsets + pass->digit * b.units;
       const uint8_t* tables = TablesOf(kOp, pass->digit_planes);
-      for (size_t i = 0;;) {
+      for (size_t i = 0; i < b.units; i += per_word) {
         const size_t n = b.units - i < per_word ? b.units - i : per_word;
         CountWords<MR, NV>(x, w + i * NV * kVectorBytes, offsets + i, n, tables, per_byte, words);
-        i += n;
-        if (i == b.units) break;
-        AddWords(words, MR * NV, 0, false, have_sums, sums);
-        have_sums = true;
+        if (i + n == b.units && pass + 1 == b.passes + b.pass_count)
+          return Finish<MR, NV>(t, words, pass->factor, before);
+        AddWords<MR, NV>(t, words, pass->factor, before, sums);
+        before = sums;
       }
-      ++pass;
-      if (pass == b.passes + b.pass_count) break;
-      AddWords(words, MR * NV, pass->shift, pass->negate, have_sums, sums);
-      have_sums = true;
     }
-    Finish<MR, NV>(t, words, have_sums ? sums : nullptr);
   }
 
-  // Multiply-adds gather the bits of four codes: the two bits of a code are moved to bits 0 and 4, and a code
-  // in place i counts 2^i.
+  // One byte for four codes, as 32-bit numbers: their two bits from `shift` on are moved to bits 0 and 4 (by
+  // a shuffle), and multiply-adds count code i of the four 2^i times.
+  static I GatherBits(const uint8_t* x, I flip, int shift, I spread) {
+    const I codes = V::Xor(V::Load(x), flip);
+    const I bits = V::Shuffle(spread, V::And(V::ShiftRightWords(codes, shift), V::Set(0x03030303)));
+    return V::MultiplyAdd16(V::MultiplyAddBytes(bits, V::Set(0x08040201)), V::SetWords(1));
+  }
+
+  // One digit of one run.
+  static void PackDigit(const uint8_t* x, size_t left, uint8_t* to, size_t bytes, uint8_t flip_byte,
+                        int shift, bool single) {
+    static constexpr size_t kDigitBytes = V::kLanes;
+    const I flip = V::SetBytes(flip_byte), spread = V::Table(kSpread[single]);
+    for (; left >= 4 * kVectorBytes; left -= 4 * kVectorBytes, bytes -= 4 * kDigitBytes) {
+      V::Store(to, V::NarrowToBytes(GatherBits(x, flip, shift, spread),
+                                    GatherBits(x + kVectorBytes, flip, shift, spread),
+                                    GatherBits(x + 2 * kVectorBytes, flip, shift, spread),
+                                    GatherBits(x + 3 * kVectorBytes, flip, shift, spread)));
+      x += 4 * kVectorBytes;
+      to += 4 * kDigitBytes;
+    }
+    for (; left >= kVectorBytes; left -= kVectorBytes, bytes -= kDigitBytes) {
+      V::StoreU8(to, GatherBits(x, flip, shift, spread));
+      x += kVectorBytes;
+      to += kDigitBytes;
+    }
+    if (bytes == 0) return;
+    uint8_t part[kVectorBytes], packed[kDigitBytes];
+    std::memset(part, flip_byte, sizeof(part));  // becomes 0
+    std::memcpy(part, x, left);
+    V::StoreU8(packed, GatherBits(part, flip, shift, spread));
+    std::memcpy(to, packed, bytes);
+  }
+
   static void Pack(const DigitPacking& p) {
-    constexpr size_t kDigitBytes = kVectorBytes / 4;
-    const int digits = (p.planes + 1) / 2;
-    const I flip = V::SetBytes(p.flip), places = V::Set(0x08040201), ones = V::SetWords(1);
     for (size_t row = 0; row < p.rows; ++row) {
-      const uint8_t* x = p.x + row * p.x_pitch;
       uint8_t* to = p.digits + row * p.pitch;
-      size_t left = p.codes, bytes = p.digit_bytes;
-      while (bytes != 0) {
-        uint8_t part[kVectorBytes];
-        const uint8_t* from = x;
-        if (left < kVectorBytes) {
-          std::memset(part, p.flip, sizeof(part));  // becomes zero
-          std::memcpy(part, x, left);
-          from = part;
-        }
-        const I codes = V::Xor(V::Load(from), flip);
-        const size_t n = bytes < kDigitBytes ? bytes : kDigitBytes;
-        for (int digit = 0; digit < digits; ++digit) {
-          const bool single = 2 * digit + 1 == p.planes;
-          const I spread = V::Table(kSpread[single]);
-          const I bits = V::Shuffle(spread, V::And(V::ShiftRightWords(codes, 2 * digit), V::Set(0x03030303)));
-          const I four = V::MultiplyAdd16(V::MultiplyAddBytes(bits, places), ones);
-          uint8_t packed[kVectorBytes];
-          V::StoreU8(packed, four);
-          uint8_t* out = to + static_cast<size_t>(digit) * p.digit_pitch;
-          if (n == kDigitBytes) {
-            std::memcpy(out, packed, kDigitBytes);
-          } else {
-            std::memcpy(out, packed, n);
-          }
-        }
-        x += left < kVectorBytes ? left : kVectorBytes;
-        left -= left < kVectorBytes ? left : kVectorBytes;
-        to += n;
-        bytes -= n;
-      }
+      for (int shift = 0; shift < p.planes; shift += 2, to += p.digit_pitch)
+        PackDigit(p.x + row * p.x_pitch, p.codes, to, p.digit_bytes, p.flip, shift, shift + 1 == p.planes);
     }
   }
   alignas(16) static constexpr uint8_t kSpread[2][16] = {{0, 1, 16, 17}, {0, 1, 0, 1}};

@@ -14,8 +14,10 @@ struct Nibbles128 : Sse41 {
   static I Table(const uint8_t* table) { return _mm_load_si128(reinterpret_cast<const __m128i*>(table)); }
   static I Shuffle(I table, I index) { return _mm_shuffle_epi8(table, index); }
   static I SetBytes(uint8_t v) { return _mm_set1_epi8(static_cast<char>(v)); }
+  static I NarrowToBytes(I a, I b, I c, I d) {
+    return _mm_packus_epi16(_mm_packus_epi32(a, b), _mm_packus_epi32(c, d));
+  }
   static I ShiftRightWords(I v, int by) { return _mm_srl_epi16(v, _mm_cvtsi32_si128(by)); }
-  static I ShiftRight(I v, int by) { return _mm_srl_epi32(v, _mm_cvtsi32_si128(by)); }
   static I ShiftLeft(I v, int by) { return _mm_sll_epi32(v, _mm_cvtsi32_si128(by)); }
 };
 
