@@ -154,6 +154,20 @@ def test_wide_activations_stay_in_float(model, bits: int) -> None:
     np.testing.assert_allclose(ours, meant, rtol=1e-5, atol=1e-5 * np.abs(meant).max())
 
 
+def test_quantizer_in_a_subgraph(model) -> None:
+    """ONNX Runtime could not run it there either."""
+    node = _activation_quant(model)
+    inner = onnx.NodeProto()
+    inner.CopyFrom(node)
+    output = helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)
+    inner.output[0] = "inner"
+    branch = helper.make_graph([inner], "branch", [], [output])
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(True), "always"))
+    outer = helper.make_node("If", ["always"], list(node.output), then_branch=branch, else_branch=branch)
+    node.CopyFrom(outer)
+    _refuse(model, inner, "subgraph")
+
+
 # -- MultiThreshold
 
 

@@ -63,6 +63,9 @@ def normalize(model: ir.Model) -> None:
     """
     if not speaks(model):
         return
+    for node in model.graph.all_nodes():
+        if is_quantizer(node) and node.graph is not model.graph:
+            raise _bad(node, "stands in a subgraph (of If, Loop or Scan)", "it in the main graph", _EXPORT)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     infer_shapes(model, keeps_shape=is_quantizer)
     fold_expressions(model.graph)
