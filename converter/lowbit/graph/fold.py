@@ -116,7 +116,8 @@ def _clip(node: ir.Node, array: Array) -> Array | None:
     if bounds is None or array.dtype.kind not in "iu":
         return None
     info = np.iinfo(array.dtype)
-    return np.clip(array, int(max(bounds[0], info.min)), int(min(bounds[1], info.max)))
+    low, high = (int(min(max(bound, info.min), info.max)) for bound in bounds)
+    return np.clip(array, low, high)
 
 
 def _identity(_: ir.Node, array: Array) -> Array | None:

@@ -81,6 +81,7 @@ def load_model(model: str | Path | onnx.ModelProto) -> Source:
     except Exception as error:  # the reader meets contradictions with exceptions of many kinds
         raise ModelError(f"{label}: contradicts itself: {str(error).splitlines()[0]}") from error
     _sort(graph, label)
+    _check_inputs(graph, label)
     if graph.graph.opset_imports.get("", _AS_IT_IS) < _AS_IT_IS or qonnx.speaks(graph):
         graph = raise_opset(graph, label)
     return Source(graph, digest, path)
@@ -98,6 +99,29 @@ def _sort(model: ir.Model, label: str) -> None:
         TopologicalSortPass()(model)
     except ValueError as error:
         raise ModelError(f"{label}: its nodes form a cycle") from error
+
+
+def _check_inputs(model: ir.Model, label: str) -> None:
+    """Checks that nodes have the inputs that their ops require.
+
+    ONNX's checker does so, too, but only until its first complaint, which may be one that is tolerated, and
+    not for ONNX Runtime's own QuantizeLinear and DequantizeLinear.
+    """
+    opset = model.graph.opset_imports.get("", 1)
+    for node in model.graph.all_nodes():
+        contrib = node.domain == "com.microsoft" and node.op_type in ("QuantizeLinear", "DequantizeLinear")
+        if node.domain not in ("", "ai.onnx") and not contrib:
+            continue
+        try:
+            schema = onnx.defs.get_schema(node.op_type, opset, "")
+        except onnx.defs.SchemaError:
+            continue
+        single = onnx.defs.OpSchema.FormalParameterOption.Single
+        for position, formal in enumerate(schema.inputs):
+            given = node.inputs[position] if position < len(node.inputs) else None
+            if given is None and formal.option == single:
+                name = node.name or (node.outputs[0].name if node.outputs else "")
+                raise ModelError(f"{label}: {node.op_type} '{name}' lacks its input '{formal.name}'")
 
 
 def _read(path: Path) -> bytes:
