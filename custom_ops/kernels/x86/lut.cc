@@ -67,29 +67,26 @@ constexpr int64_t kBlockPixels = 48;
 // Largest unsigned code that a table sums.
 int32_t LargestCode(const OperandType& x) { return x.encoding == Encoding::kBipolar ? 2 : (1 << x.bits) - 1; }
 
-// The layout of the tables of one pixel, and how many look-ups a segment (a
-// tap) of the window takes.
-struct TableLayout {
-  size_t group_pitch = 0, sums_offset = 0, pitch = 0;
-  size_t lookups = 0,
-         index_bytes = 0;  // of a unit of output channels, per look-up
+// The tables of one pixel, and the window of an output pixel as segments: runs of consecutive tables.
+struct WindowLayout {
+  size_t group_pitch = 0, pitch = 0;  // bytes of tables: of a convolution group, of a pixel
+  bool merged = false;                // a segment is a row of taps, otherwise one tap
+  size_t segments = 0, lookups = 0;   // per segment and unit of output channels
+  size_t index_bytes = 0;             // per look-up and unit
 
-  TableLayout(const LutEngine& engine, const ConvGeometry& g, int planes, bool sums) {
-    const size_t channels = static_cast<size_t>(g.GroupIn()), groups = static_cast<size_t>(g.group);
-    const size_t quads = DivideUp(channels, kQuadChannels);
+  WindowLayout(const LutEngine& engine, const ConvGeometry& g, int planes) {
+    const size_t quads = DivideUp(static_cast<size_t>(g.GroupIn()), kQuadChannels);
     group_pitch = quads * kQuadBytes;
-    pitch = groups * group_pitch;
-    if (sums) {
-      sums_offset = pitch;
-      pitch += RoundUp(groups * sizeof(int32_t), kQuadBytes);
-    }
-    const size_t tables = DivideUp(channels, kTableChannels);
+    pitch = static_cast<size_t>(g.group) * group_pitch;
+    merged = g.group == 1 && (g.dilation_w == 1 || g.kernel_w == 1);
+    segments = static_cast<size_t>(merged ? g.kernel_h : g.Taps());
+    const size_t tap_quads = quads * (merged ? static_cast<size_t>(g.kernel_w) : 1);
     const size_t bits = static_cast<size_t>(planes);
     if (engine.layout == LutLayout::kPermute) {
-      lookups = DivideUp(tables * bits, kQuadTables);
-      index_bytes = kQuadTables * kTableEntries;
+      lookups = tap_quads * bits;
+      index_bytes = kQuadBytes;
     } else {
-      lookups = DivideUp(tables, engine.vector_tables);
+      lookups = tap_quads * (kQuadTables / engine.vector_tables);
       index_bytes = engine.vector_tables * kTableEntries * bits;
     }
   }
@@ -104,9 +101,14 @@ struct BlockGrid {
   int64_t column_step = 1;                  // in input columns, from one column of the ring to the next
   size_t Pixels() const { return static_cast<size_t>(rows * columns); }
   size_t RingPixels() const { return static_cast<size_t>(ring_rows * ring_columns); }
+  // For so many columns of output.
+  int64_t RingColumns(const ConvGeometry& g, int64_t out) const {
+    return ((out - 1) * g.stride_w + (g.kernel_w - 1) * g.dilation_w) / column_step + 1;
+  }
 };
 
-BlockGrid PlanBlocks(const ConvGeometry& g, const ConvShape& s, size_t table_pitch, size_t tile_pixels) {
+BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& window, const ConvShape& s,
+                     size_t tile_pixels) {
   BlockGrid grid;
   if (s.OutPixels() == 0) return grid;
   const auto ring_rows = [&](int64_t rows) {
@@ -114,18 +116,16 @@ BlockGrid PlanBlocks(const ConvGeometry& g, const ConvShape& s, size_t table_pit
   };
   // A kernel one column wide reads every stride-th column alone.
   grid.column_step = g.kernel_w == 1 ? g.stride_w : 1;
-  const auto ring_columns = [&](int64_t columns) {
-    return ((columns - 1) * g.stride_w + (g.kernel_w - 1) * g.dilation_w) / grid.column_step + 1;
-  };
+  const auto ring_columns = [&](int64_t columns) { return grid.RingColumns(g, columns); };
   const auto fits = [&](int64_t rows, int64_t columns) {
     const size_t pixels = static_cast<size_t>(rows * columns);
-    return (static_cast<size_t>(ring_rows(rows) * ring_columns(columns)) + 1) * table_pitch <= kRingBytes &&
-           pixels * static_cast<size_t>(g.Taps()) * sizeof(void*) <= kPointerBytes &&
+    const size_t tables = static_cast<size_t>(ring_rows(rows) * ring_columns(columns) + g.kernel_w);
+    return tables * window.pitch <= kRingBytes && pixels * window.segments * sizeof(void*) <= kPointerBytes &&
            pixels * static_cast<size_t>(g.group) * sizeof(int32_t) <= kRowSumBytes;
   };
   const int64_t tile = static_cast<int64_t>(tile_pixels);
   const auto cached = [&](int64_t columns) {
-    return static_cast<size_t>(ring_rows(1) * ring_columns(columns)) * table_pitch <= kCachedRingBytes;
+    return static_cast<size_t>(ring_rows(1) * ring_columns(columns)) * window.pitch <= kCachedRingBytes;
   };
   const int64_t least = g.Taps() == 1 ? tile : kMinColumns;
   grid.columns = s.out_w;
@@ -159,39 +159,52 @@ size_t LookupsPerWord(const ConvSpec& spec) {
 
 // Cuts the window into runs whose tables, for a tile, stay in L1 and whose sums
 // fit 16 bits where the engine has such.
-std::vector<LutDepth> PlanDepths(const ConvSpec& spec, const LutEngine& engine, const TableLayout& tables) {
+std::vector<LutDepth> PlanDepths(const ConvSpec& spec, const LutEngine& engine, const WindowLayout& window) {
   const ConvGeometry& g = spec.geometry;
-  const size_t kernel_w = static_cast<size_t>(g.kernel_w), taps = static_cast<size_t>(g.Taps());
-  const size_t shared = std::min(static_cast<size_t>(g.stride_w), kernel_w);
-  const size_t kernel_row = ((engine.max_pixels - 1) * shared + kernel_w) * tables.group_pitch;
-  const size_t tap = engine.max_pixels * tables.group_pitch;
-  // Parts begin at whole quads and at steps of four look-ups.
+  size_t tile = engine.max_pixels * window.group_pitch;  // tables of a segment
+  if (window.merged) {
+    const int64_t shared = std::min(g.stride_w, g.kernel_w);  // columns from one pixel's segment to the next
+    tile = static_cast<size_t>((static_cast<int64_t>(engine.max_pixels) - 1) * shared + g.kernel_w) *
+           window.pitch;
+  }
+  // Parts of a segment begin at whole quads and at steps of four look-ups.
   const size_t step = 4 * static_cast<size_t>(spec.w.bits);
   const size_t most =
       engine.layout == LutLayout::kShuffle ? LookupsPerWord(spec) / step * step : SIZE_MAX / 2;
-  size_t segments = 1, parts = 1;
-  if (kernel_row <= kDepthBytes) {
-    segments = std::min(kDepthBytes / kernel_row * kernel_w, taps);
-  } else if (tap <= kDepthBytes) {
-    segments = kDepthBytes / tap;
-  } else {
-    parts = DivideUp(tap, kDepthBytes);
-  }
-  segments = std::clamp(most / tables.lookups, size_t{1}, segments);
-  parts = std::max(parts, DivideUp(tables.lookups, most));
-  segments = DivideUp(taps, DivideUp(taps, segments));
-  const size_t lookups = RoundUp(DivideUp(tables.lookups, parts), step);
+  size_t segments =
+      std::clamp(std::min(kDepthBytes / tile, most / window.lookups), size_t{1}, window.segments);
+  segments = DivideUp(window.segments, DivideUp(window.segments, segments));
+  const size_t parts = std::max(DivideUp(tile, kDepthBytes), DivideUp(window.lookups, most));
+  const size_t lookups = RoundUp(DivideUp(window.lookups, parts), step);
   std::vector<LutDepth> depths;
-  for (size_t s = 0; s < taps; s += segments) {
-    for (size_t l = 0; l < tables.lookups; l += lookups) {
-      depths.push_back({s, std::min(segments, taps - s), l, std::min(lookups, tables.lookups - l)});
+  for (size_t s = 0; s < window.segments; s += segments) {
+    for (size_t l = 0; l < window.lookups; l += lookups) {
+      depths.push_back(
+          {s, std::min(segments, window.segments - s), l, std::min(lookups, window.lookups - l)});
     }
   }
   return depths;
 }
 
+// The parts of a thread's scratch memory, as offsets.
 struct Workspace {
-  size_t ring = 0, tags = 0, pad_row = 0, rows = 0, row_sums = 0, partial = 0, bytes = 0;
+  size_t ring = 0, ring_sums = 0, tags = 0, pad_row = 0, rows = 0, row_sums = 0, partial = 0, bytes = 0;
+};
+
+// Their addresses.
+struct Scratch {
+  uint8_t* ring;       // tables [ring_rows][ring_columns][pitch]
+  int32_t* ring_sums;  // sums of channels [groups][ring_rows][ring_columns]; null where they are not needed
+  int64_t* tags;       // [ring_rows] the input row that a row of the ring holds, -1 for none
+  uint8_t* pad_row;    // tables of a segment outside the image
+  const uint8_t** rows;
+  int32_t* row_sums;
+};
+
+// The output pixels of a block.
+struct BlockPlace {
+  int64_t image, y, x, rows, columns;
+  int64_t Pixels() const { return rows * columns; }
 };
 
 // Work of one task, about 2 us at 4 GHz.
@@ -202,11 +215,10 @@ constexpr double kBuildCycles = 3.0;
 constexpr double kRebuilt = 0.04;
 
 // Per output pixel.
-double LookupCycles(const LutEngine& engine, const ConvGeometry& g, const TableLayout& tables) {
+double LookupCycles(const LutEngine& engine, const ConvGeometry& g, const WindowLayout& window) {
   const size_t units = static_cast<size_t>(g.group) * DivideUp(static_cast<size_t>(g.GroupOut()), kLutUnit);
-  const size_t vectors = tables.index_bytes / (engine.vector_tables * kTableEntries);
-  return static_cast<double>(static_cast<size_t>(g.Taps()) * tables.lookups * vectors * units) /
-         engine.lookups_per_cycle;
+  const size_t vectors = window.index_bytes / (engine.vector_tables * kTableEntries);
+  return static_cast<double>(window.segments * window.lookups * vectors * units) / engine.lookups_per_cycle;
 }
 
 class LutKernel final : public ConvKernel {
@@ -221,20 +233,29 @@ class LutKernel final : public ConvKernel {
 
  private:
   BlockGrid Grid(const ConvShape& shape) const {
-    return PlanBlocks(geometry_, shape, tables_.pitch, engine_.max_pixels);
+    return PlanBlocks(geometry_, window_, shape, engine_.max_pixels);
   }
   Workspace Plan(const BlockGrid& grid) const;
+  bool NeedsSums() const { return !row_sum_weight_.empty(); }
+  // Of the channels of a pixel in the padding, in one group.
+  int32_t PaddingSum() const { return static_cast<int32_t>(geometry_.GroupIn()) * pad_value_; }
+  // The row of input that tap row `ky` reads for output row `oy`; -1: none.
+  int64_t InputRow(const ConvShape& shape, int64_t oy, int64_t ky) const {
+    const int64_t iy = oy * geometry_.stride_h - geometry_.pad_top + ky * geometry_.dilation_h;
+    return iy >= 0 && iy < shape.in_h ? iy : -1;
+  }
   // Accumulators of one tile.
   size_t PartialBytes() const { return engine_.max_pixels * engine_.max_units * kLutUnit * sizeof(int32_t); }
   void LoadChannels(const ConvSpec& spec);
   void PackWeights(const ConvSpec& spec);
   void PackPanel(const ConvSpec& spec, const LutPanel& panel, uint8_t* out) const;
-  void PadRow(uint8_t* tables) const;
-  void BuildRows(const ConvArgs& args, const ConvShape& shape, const BlockGrid& grid, int64_t image,
-                 int64_t oy, int64_t ox, int64_t rows, int64_t columns, uint8_t* ring, int64_t* tags) const;
-  void PointAtTables(const ConvShape& shape, const BlockGrid& grid, int64_t oy, int64_t ox, int64_t rows,
-                     int64_t columns, const uint8_t* ring, const uint8_t* pad_row, const uint8_t** out) const;
-  void SumRows(const LutBlock& block, int32_t* sums) const;
+  void BuildPadding(uint8_t* tables) const;
+  void BuildRows(const ConvArgs& args, const ConvShape& shape, const BlockGrid& grid, const BlockPlace& place,
+                 const Scratch& scratch) const;
+  void PointAtTables(const ConvShape& shape, const BlockGrid& grid, const BlockPlace& place,
+                     const Scratch& scratch) const;
+  void SumRows(const ConvShape& shape, const BlockGrid& grid, const BlockPlace& place,
+               const Scratch& scratch) const;
 
   const ConvGeometry geometry_;
   const LutEngine& engine_;
@@ -248,7 +269,7 @@ class LutKernel final : public ConvKernel {
   std::vector<int32_t> bias_;            // [out_channels + padding]
   std::vector<int32_t> row_sum_weight_;  // [out_channels + padding], empty when all are 0
   bool uniform_row_sums_ = false;        // all are -1
-  TableLayout tables_;
+  const WindowLayout window_;
   std::vector<LutDepth> depths_;
   PackedWeights weights_;
   std::vector<LutPanel> panels_;
@@ -260,7 +281,7 @@ LutKernel::LutKernel(const ConvSpec& spec, const LutEngine& engine)
       engine_(engine),
       planes_(spec.w.bits),
       epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)),
-      tables_(engine, spec.geometry, spec.w.bits, false) {
+      window_(engine, spec.geometry, spec.w.bits) {
   if (spec.x.encoding == Encoding::kSigned) {
     adjust_ = LutAdjust::kShift;
     shift_ = static_cast<uint8_t>(1 << (spec.x.bits - 1));
@@ -270,8 +291,7 @@ LutKernel::LutKernel(const ConvSpec& spec, const LutEngine& engine)
   const int32_t fit = 255 / (static_cast<int32_t>(kTableChannels) * LargestCode(spec.x));
   per_flush_ = fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
   LoadChannels(spec);
-  tables_ = TableLayout(engine_, geometry_, planes_, !row_sum_weight_.empty());
-  depths_ = PlanDepths(spec, engine_, tables_);
+  depths_ = PlanDepths(spec, engine_, window_);
   PackWeights(spec);
 }
 
@@ -317,7 +337,7 @@ void LutKernel::LoadChannels(const ConvSpec& spec) {
 
 void LutKernel::PackWeights(const ConvSpec& spec) {
   const size_t group_out = static_cast<size_t>(geometry_.GroupOut());
-  const size_t unit_bytes = static_cast<size_t>(geometry_.Taps()) * tables_.lookups * tables_.index_bytes;
+  const size_t unit_bytes = window_.segments * window_.lookups * window_.index_bytes;
   std::vector<size_t> offsets;
   size_t bytes = 0;
   for (size_t group = 0; group < static_cast<size_t>(geometry_.group); ++group) {
@@ -344,11 +364,11 @@ void LutKernel::PackWeights(const ConvSpec& spec) {
 
 void LutKernel::PackPanel(const ConvSpec& spec, const LutPanel& panel, uint8_t* out) const {
   const size_t taps = static_cast<size_t>(geometry_.Taps()), in = static_cast<size_t>(geometry_.GroupIn());
-  const size_t planes = static_cast<size_t>(planes_);
+  const size_t planes = static_cast<size_t>(planes_), lanes = engine_.vector_tables;
+  const size_t lookups = window_.segments * window_.lookups / taps;  // of a tap
   const bool permute = engine_.layout == LutLayout::kPermute;
   for (size_t tap = 0; tap < taps; ++tap) {
-    // Bit j of the index: the bit of plane `plane` in the weight of channel j
-    // of `table`.
+    // Bit j: the bit of a plane in the weight of the table's channel j.
     const auto index = [&](size_t channel, size_t table, size_t plane) {
       if (channel >= panel.count) return 0u;
       const uint8_t* codes = spec.weights.data() + ((panel.channel + channel) * taps + tap) * in;
@@ -357,20 +377,17 @@ void LutKernel::PackPanel(const ConvSpec& spec, const LutPanel& panel, uint8_t* 
       for (size_t i = first; i < end; ++i) bits |= (codes[i] >> plane & 1u) << (i - first);
       return bits;
     };
-    for (size_t l = 0; l < tables_.lookups; ++l) {
-      for (size_t unit = 0; unit < panel.units; ++unit) {
-        if (permute) {
-          for (size_t byte = 0; byte < tables_.index_bytes; ++byte) {
-            const size_t channel = byte / 4, slot = byte % 4, table = (l * 4 + slot) / planes;
-            const uint32_t bits = index(unit * kLutUnit + channel, table, slot % planes);
-            *out++ = static_cast<uint8_t>(table % kQuadTables * kTableEntries + bits);
-          }
-        } else {
-          for (size_t byte = 0; byte < tables_.index_bytes; ++byte) {
-            const size_t lane = byte / kTableEntries, part = lane / engine_.vector_tables;
-            const size_t channel = (part * kTableEntries + byte % kTableEntries) / planes;
-            const size_t table = l * engine_.vector_tables + lane % engine_.vector_tables;
-            *out++ = static_cast<uint8_t>(index(unit * kLutUnit + channel, table, byte % planes));
+    for (size_t l = 0; l < lookups; ++l) {
+      for (size_t unit = 0; unit < panel.units * kLutUnit; unit += kLutUnit) {
+        for (size_t byte = 0; byte < window_.index_bytes; ++byte, ++out) {
+          if (permute) {
+            const size_t slot = byte % 4, table = (l * 4 + slot) / planes;
+            const uint32_t bits = index(unit + byte / 4, table, slot % planes);
+            *out = static_cast<uint8_t>(table % kQuadTables * kTableEntries + bits);
+          } else {
+            const size_t lane = byte / kTableEntries, half = lane / lanes;
+            const size_t channel = (half * kTableEntries + byte % kTableEntries) / planes;
+            *out = static_cast<uint8_t>(index(unit + channel, l * lanes + lane % lanes, byte % planes));
           }
         }
       }
@@ -379,25 +396,27 @@ void LutKernel::PackPanel(const ConvSpec& spec, const LutPanel& panel, uint8_t* 
 }
 
 Workspace LutKernel::Plan(const BlockGrid& grid) const {
+  const size_t groups = static_cast<size_t>(geometry_.group);
   Workspace ws;
   ScratchLayout scratch;
-  ws.ring = scratch.Take(grid.RingPixels() * tables_.pitch);
+  ws.ring = scratch.Take(grid.RingPixels() * window_.pitch);
   ws.tags = scratch.Take(static_cast<size_t>(grid.ring_rows) * sizeof(int64_t));
-  ws.pad_row = scratch.Take(tables_.pitch + kQuadChannels);
-  ws.rows = scratch.Take(grid.Pixels() * static_cast<size_t>(geometry_.Taps()) * sizeof(void*));
-  if (!row_sum_weight_.empty())
-    ws.row_sums = scratch.Take(grid.Pixels() * static_cast<size_t>(geometry_.group) * sizeof(int32_t));
+  ws.pad_row = scratch.Take(static_cast<size_t>(geometry_.kernel_w) * window_.pitch);
+  ws.rows = scratch.Take(grid.Pixels() * window_.segments * sizeof(void*));
+  if (NeedsSums()) {
+    ws.ring_sums = scratch.Take(grid.RingPixels() * groups * sizeof(int32_t));
+    ws.row_sums = scratch.Take(grid.Pixels() * groups * sizeof(int32_t));
+  }
   if (depths_.size() > 1) ws.partial = scratch.Take(panels_per_chunk_ * PartialBytes());
   ws.bytes = scratch.bytes();
   return ws;
 }
 
-// The tables of a tap outside the image: every channel is pad_value_.
-void LutKernel::PadRow(uint8_t* tables) const {
+// The tables of a row of taps outside the image, whose channels all are pad_value_.
+void LutKernel::BuildPadding(uint8_t* tables) const {
   const size_t in = static_cast<size_t>(geometry_.GroupIn());
   uint8_t codes[kQuadChannels];
   std::memset(codes, pad_value_, sizeof(codes));
-  // One quad of one group at a time; all whole quads are alike.
   for (size_t channel = 0; channel < in; channel += kQuadChannels) {
     LutBuild build{};
     build.x = codes;
@@ -407,96 +426,111 @@ void LutKernel::PadRow(uint8_t* tables) const {
     build.tables = tables + channel / kQuadChannels * kQuadBytes;
     engine_.build(build);
   }
-  for (int64_t group = 1; group < geometry_.group; ++group)
-    std::memcpy(tables + static_cast<size_t>(group) * tables_.group_pitch, tables, tables_.group_pitch);
-  if (tables_.sums_offset == 0) return;
-  int32_t* sums = reinterpret_cast<int32_t*>(tables + tables_.sums_offset);
-  std::fill_n(sums, geometry_.group, static_cast<int32_t>(in) * pad_value_);
+  const size_t copies = static_cast<size_t>(geometry_.group * geometry_.kernel_w);
+  for (size_t i = 1; i < copies; ++i)
+    std::memcpy(tables + i * window_.group_pitch, tables, window_.group_pitch);
 }
 
-// Builds the tables of the input rows that output rows [oy, oy + rows) need and
-// that the ring does not hold yet. tags[slot] is the row in a slot, -1 for
-// none. Column j of the ring is input column ox * stride - pad + j * step.
-void LutKernel::BuildRows(const ConvArgs& args, const ConvShape& shape, const BlockGrid& grid, int64_t image,
-                          int64_t oy, int64_t ox, int64_t rows, int64_t columns, uint8_t* ring,
-                          int64_t* tags) const {
+// Builds the tables of the input rows that a block needs and that the ring does not hold yet. Column j of the
+// ring is input column x * stride - pad + j * step; columns outside the image hold padding.
+void LutKernel::BuildRows(const ConvArgs& args, const ConvShape& shape, const BlockGrid& grid,
+                          const BlockPlace& place, const Scratch& scratch) const {
   const ConvGeometry& g = geometry_;
   const uint8_t* x = static_cast<const uint8_t*>(args.x);
-  const int64_t first = ox * g.stride_w - g.pad_left, step = grid.column_step;
-  const int64_t wanted = ((columns - 1) * g.stride_w + (g.kernel_w - 1) * g.dilation_w) / step + 1;
+  const int64_t first = place.x * g.stride_w - g.pad_left, step = grid.column_step;
+  const int64_t wanted = grid.RingColumns(g, place.columns);
   // Columns [begin, end) of the ring are in the image.
   const int64_t begin = first >= 0 ? 0 : std::min(wanted, (-first + step - 1) / step);
   const int64_t end =
       first >= shape.in_w ? begin : std::clamp((shape.in_w - 1 - first) / step + 1, begin, wanted);
-  if (begin == end) return;
+  const size_t ring_pixels = grid.RingPixels();
   LutBuild build{};
   build.x_end = x + shape.batch * shape.in_h * shape.in_w * g.in_channels;
   build.pixels = static_cast<size_t>(end - begin);
   build.x_pitch = static_cast<size_t>(step * g.in_channels);
   build.groups = static_cast<size_t>(g.group);
   build.group_channels = static_cast<size_t>(g.GroupIn());
-  build.pitch = tables_.pitch;
-  build.group_pitch = tables_.group_pitch;
-  build.sums_offset = tables_.sums_offset;
+  build.pitch = window_.pitch;
+  build.group_pitch = window_.group_pitch;
+  build.sums_pitch = ring_pixels;
   build.adjust = adjust_;
   build.shift = shift_;
-  for (int64_t r = 0; r < rows; ++r) {
+  for (int64_t r = 0; r < place.rows; ++r) {
     for (int64_t ky = 0; ky < g.kernel_h; ++ky) {
-      const int64_t iy = (oy + r) * g.stride_h - g.pad_top + ky * g.dilation_h;
-      if (iy < 0 || iy >= shape.in_h) continue;
+      const int64_t iy = InputRow(shape, place.y + r, ky);
       const int64_t slot = iy % grid.ring_rows;
-      if (tags[slot] == iy) continue;
-      tags[slot] = iy;
-      build.x = x + ((image * shape.in_h + iy) * shape.in_w + first + begin * step) * g.in_channels;
-      build.tables = ring + static_cast<size_t>(slot * grid.ring_columns + begin) * tables_.pitch;
+      if (iy < 0 || scratch.tags[slot] == iy) continue;
+      scratch.tags[slot] = iy;
+      const size_t row = static_cast<size_t>(slot * grid.ring_columns);
+      const auto pad = [&](int64_t from, int64_t to) {
+        for (int64_t c = from; c < to; ++c) {
+          const size_t pixel = row + static_cast<size_t>(c);
+          std::memcpy(scratch.ring + pixel * window_.pitch, scratch.pad_row, window_.pitch);
+          if (!NeedsSums()) continue;
+          for (size_t group = 0; group < build.groups; ++group)
+            scratch.ring_sums[group * ring_pixels + pixel] = PaddingSum();
+        }
+      };
+      pad(0, begin);
+      pad(end, wanted);
+      if (begin == end) continue;
+      const size_t pixel = row + static_cast<size_t>(begin);
+      build.x = x + ((place.image * shape.in_h + iy) * shape.in_w + first + begin * step) * g.in_channels;
+      build.tables = scratch.ring + pixel * window_.pitch;
+      if (NeedsSums()) build.sums = scratch.ring_sums + pixel;
       engine_.build(build);
     }
   }
 }
 
-void LutKernel::PointAtTables(const ConvShape& shape, const BlockGrid& grid, int64_t oy, int64_t ox,
-                              int64_t rows, int64_t columns, const uint8_t* ring, const uint8_t* pad_row,
-                              const uint8_t** out) const {
+void LutKernel::PointAtTables(const ConvShape& shape, const BlockGrid& grid, const BlockPlace& place,
+                              const Scratch& scratch) const {
   const ConvGeometry& g = geometry_;
-  const int64_t first = ox * g.stride_w - g.pad_left;
-  const int64_t advance = g.stride_w / grid.column_step * static_cast<int64_t>(tables_.pitch);
+  const size_t advance = static_cast<size_t>(g.stride_w / grid.column_step) * window_.pitch;
+  const uint8_t** out = scratch.rows;
   for (int64_t ky = 0; ky < g.kernel_h; ++ky) {
-    for (int64_t kx = 0; kx < g.kernel_w; ++kx, out += grid.Pixels()) {
+    for (int64_t kx = 0; kx < (window_.merged ? 1 : g.kernel_w); ++kx, out += grid.Pixels()) {
       const uint8_t** to = out;
-      // The columns whose input column lies in the image.
-      const int64_t ix = first + kx * g.dilation_w;
-      const int64_t begin = ix >= 0 ? 0 : std::min(columns, (-ix + g.stride_w - 1) / g.stride_w);
-      const int64_t end =
-          ix >= shape.in_w ? begin : std::clamp((shape.in_w - 1 - ix) / g.stride_w + 1, begin, columns);
-      for (int64_t r = 0; r < rows; ++r, to += columns) {
-        const int64_t iy = (oy + r) * g.stride_h - g.pad_top + ky * g.dilation_h;
-        if (iy < 0 || iy >= shape.in_h) {
-          std::fill_n(to, columns, pad_row);
+      for (int64_t r = 0; r < place.rows; ++r, to += place.columns) {
+        const int64_t iy = InputRow(shape, place.y + r, ky);
+        if (iy < 0) {
+          std::fill_n(to, place.columns, scratch.pad_row);
           continue;
         }
-        std::fill(to, to + begin, pad_row);
-        const int64_t column = (kx * g.dilation_w + begin * g.stride_w) / grid.column_step;
-        const uint8_t* from =
-            ring + static_cast<size_t>(iy % grid.ring_rows * grid.ring_columns + column) * tables_.pitch;
-        for (int64_t c = begin; c < end; ++c, from += advance) to[c] = from;
-        std::fill(to + end, to + columns, pad_row);
+        const int64_t pixel = iy % grid.ring_rows * grid.ring_columns + kx * g.dilation_w;
+        const uint8_t* from = scratch.ring + static_cast<size_t>(pixel) * window_.pitch;
+        for (int64_t c = 0; c < place.columns; ++c, from += advance) to[c] = from;
       }
     }
   }
 }
 
-void LutKernel::SumRows(const LutBlock& block, int32_t* sums) const {
-  const size_t taps = static_cast<size_t>(geometry_.Taps());
-  for (size_t group = 0; group < static_cast<size_t>(geometry_.group); ++group) {
-    const size_t offset = tables_.sums_offset + group * sizeof(int32_t);
-    for (size_t p = 0; p < block.pixels; ++p) {
-      uint32_t sum = 0;
-      for (size_t s = 0; s < taps; ++s) {
-        int32_t of_pixel;
-        std::memcpy(&of_pixel, block.rows[s * block.pitch + p] + offset, sizeof(of_pixel));
-        sum += static_cast<uint32_t>(of_pixel);
+// The sums of the codes under each window, from those of the pixels.
+void LutKernel::SumRows(const ConvShape& shape, const BlockGrid& grid, const BlockPlace& place,
+                        const Scratch& scratch) const {
+  const ConvGeometry& g = geometry_;
+  const int64_t advance = g.stride_w / grid.column_step;
+  for (size_t group = 0; group < static_cast<size_t>(g.group); ++group) {
+    int32_t* sums = scratch.row_sums + group * grid.Pixels();
+    std::fill_n(sums, place.Pixels(), 0);
+    for (int64_t r = 0; r < place.rows; ++r, sums += place.columns) {
+      for (int64_t ky = 0; ky < g.kernel_h; ++ky) {
+        const int64_t iy = InputRow(shape, place.y + r, ky);
+        if (iy < 0) {
+          for (int64_t c = 0; c < place.columns; ++c)
+            sums[c] += static_cast<int32_t>(g.kernel_w) * PaddingSum();
+          continue;
+        }
+        const size_t row = static_cast<size_t>(iy % grid.ring_rows * grid.ring_columns);
+        const int32_t* from = scratch.ring_sums + group * grid.RingPixels() + row;
+        for (int64_t kx = 0; kx < g.kernel_w; ++kx, from += g.dilation_w) {
+          if (advance == 1) {  // what a compiler turns into vectors
+            for (int64_t c = 0; c < place.columns; ++c) sums[c] += from[c];
+          } else {
+            for (int64_t c = 0; c < place.columns; ++c) sums[c] += from[c * advance];
+          }
+        }
       }
-      sums[group * block.pitch + p] = static_cast<int32_t>(sum);
     }
   }
 }
@@ -511,8 +545,8 @@ void LutKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   // its neighbour builds too, one that computes a part of the panels builds
   // those of another: tasks are so large that this costs little.
   const double pixels = static_cast<double>(shape.OutPixels());
-  const double per_pixel = LookupCycles(engine_, geometry_, tables_);
-  const double build = static_cast<double>(tables_.pitch / kQuadBytes) * kBuildCycles *
+  const double per_pixel = LookupCycles(engine_, geometry_, window_);
+  const double build = static_cast<double>(window_.pitch / kQuadBytes) * kBuildCycles *
                        static_cast<double>(grid.ring_columns) / static_cast<double>(grid.columns);
   const double cycles = pixels * per_pixel, blocks = static_cast<double>(grid.blocks);
   const double overlap =
@@ -532,47 +566,51 @@ void LutKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     const size_t first_panel = panels_.size() * panel_task / panel_tasks;
     const size_t end_panel = panels_.size() * (panel_task + 1) / panel_tasks;
 
-    uint8_t* scratch = ThreadScratch(ws.bytes);
-    uint8_t *ring = scratch + ws.ring, *pad_row = scratch + ws.pad_row;
-    int64_t* tags = reinterpret_cast<int64_t*>(scratch + ws.tags);
-    const uint8_t** rows = reinterpret_cast<const uint8_t**>(scratch + ws.rows);
-    PadRow(pad_row);
+    uint8_t* memory = ThreadScratch(ws.bytes);
+    const Scratch scratch = {memory + ws.ring,
+                             reinterpret_cast<int32_t*>(memory + ws.ring_sums),
+                             reinterpret_cast<int64_t*>(memory + ws.tags),
+                             memory + ws.pad_row,
+                             reinterpret_cast<const uint8_t**>(memory + ws.rows),
+                             reinterpret_cast<int32_t*>(memory + ws.row_sums)};
+    BuildPadding(scratch.pad_row);
 
     LutBlock block{};
-    block.rows = rows;
+    block.rows = scratch.rows;
     block.pitch = grid.Pixels();
-    block.zero_row = pad_value_ == 0 ? pad_row : nullptr;
-    block.group_pitch = tables_.group_pitch;
+    block.zero_row = pad_value_ == 0 ? scratch.pad_row : nullptr;
+    block.group_pitch = window_.group_pitch;
     block.planes = planes_;
     block.per_flush = per_flush_;
     block.slot_weights = slot_weights_;
     block.depths = depths_.data();
     block.depth_count = depths_.size();
-    block.lookups = tables_.lookups;
+    block.lookups = window_.lookups;
     block.panels = panels_.data() + first_panel;
     block.panel_count = end_panel - first_panel;
     block.panels_per_chunk = panels_per_chunk_;
     block.bias = bias_.data();
-    block.partial = reinterpret_cast<int32_t*>(scratch + ws.partial);
+    block.partial = reinterpret_cast<int32_t*>(memory + ws.partial);
     block.output = {&epilogue_.view(), 0, 1, static_cast<const uint8_t*>(args.residual), args.y};
     size_t ring_of = SIZE_MAX;  // the run of row blocks whose tables the ring holds
     for (size_t i = first_block; i < end_block; ++i) {
       const size_t row_block = i % grid.row_blocks, run = i / grid.row_blocks;
-      const int64_t image = static_cast<int64_t>(run / grid.column_blocks);
-      const int64_t oy = static_cast<int64_t>(row_block) * grid.rows;
-      const int64_t ox = static_cast<int64_t>(run % grid.column_blocks) * grid.columns;
-      const int64_t out_rows = std::min(grid.rows, shape.out_h - oy);
-      const int64_t out_columns = std::min(grid.columns, shape.out_w - ox);
-      if (run != ring_of) std::fill_n(tags, grid.ring_rows, int64_t{-1});
+      BlockPlace place{};
+      place.image = static_cast<int64_t>(run / grid.column_blocks);
+      place.y = static_cast<int64_t>(row_block) * grid.rows;
+      place.x = static_cast<int64_t>(run % grid.column_blocks) * grid.columns;
+      place.rows = std::min(grid.rows, shape.out_h - place.y);
+      place.columns = std::min(grid.columns, shape.out_w - place.x);
+      if (run != ring_of) std::fill_n(scratch.tags, grid.ring_rows, int64_t{-1});
       ring_of = run;
-      BuildRows(args, shape, grid, image, oy, ox, out_rows, out_columns, ring, tags);
-      PointAtTables(shape, grid, oy, ox, out_rows, out_columns, ring, pad_row, rows);
-      block.output.first_pixel = static_cast<size_t>((image * shape.out_h + oy) * shape.out_w + ox);
-      block.pixels = static_cast<size_t>(out_rows * out_columns);
-      if (!row_sum_weight_.empty()) {
-        int32_t* sums = reinterpret_cast<int32_t*>(scratch + ws.row_sums);
-        SumRows(block, sums);
-        block.row_sums = sums;
+      BuildRows(args, shape, grid, place, scratch);
+      PointAtTables(shape, grid, place, scratch);
+      block.output.first_pixel =
+          static_cast<size_t>((place.image * shape.out_h + place.y) * shape.out_w + place.x);
+      block.pixels = static_cast<size_t>(place.Pixels());
+      if (NeedsSums()) {
+        SumRows(shape, grid, place, scratch);
+        block.row_sums = scratch.row_sums;
         block.row_sum_weight = uniform_row_sums_ ? nullptr : row_sum_weight_.data();
       }
       engine_.run(block);
@@ -584,13 +622,15 @@ template <const LutEngine& kEngine>
 std::string Refuse(const ConvSpec& spec) {
   const ConvGeometry& g = spec.geometry;
   if (g.IsDepthwise()) return "depthwise: a table serves four channels of one output";
-  const TableLayout tables(kEngine, g, spec.w.bits, true);
-  const int64_t window_h = (g.kernel_h - 1) * g.dilation_h + 1;
-  const int64_t window_w = g.kernel_w == 1 ? 1 : (g.kernel_w - 1) * g.dilation_w + 1;
-  const double window = static_cast<double>(window_h) * static_cast<double>(window_w);
-  if ((window + 1) * static_cast<double>(tables.pitch) > static_cast<double>(kRingBytes))
-    return "the tables of one window exceed the workspace";
-  if (static_cast<size_t>(g.Taps()) * sizeof(void*) > kPointerBytes ||
+  const WindowLayout window(kEngine, g, spec.w.bits);
+  // In doubles: a large dilation may leave int64 behind.
+  const double height = static_cast<double>(g.kernel_h - 1) * static_cast<double>(g.dilation_h) + 1;
+  const double width =
+      g.kernel_w == 1 ? 1 : static_cast<double>(g.kernel_w - 1) * static_cast<double>(g.dilation_w) + 1;
+  const double tables =
+      (height * width + static_cast<double>(g.kernel_w)) * static_cast<double>(window.pitch);
+  if (tables > static_cast<double>(kRingBytes)) return "the tables of one window exceed the workspace";
+  if (window.segments * sizeof(void*) > kPointerBytes ||
       static_cast<size_t>(g.group) * sizeof(int32_t) > kRowSumBytes)
     return "kernel window or groups exceed the workspace";
   return {};
@@ -602,12 +642,12 @@ constexpr double kEpilogueCycles = 4;
 template <const LutEngine& kEngine>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const ConvGeometry& g = spec.geometry;
-  const TableLayout tables(kEngine, g, spec.w.bits, false);
+  const WindowLayout window(kEngine, g, spec.w.bits);
   const size_t units = static_cast<size_t>(g.group) * DivideUp(static_cast<size_t>(g.GroupOut()), kLutUnit);
   const int64_t inputs = std::min(g.stride_h, g.kernel_h) * std::min(g.stride_w, g.kernel_w);  // per output
   return static_cast<double>(shape.OutPixels()) *
-         (LookupCycles(kEngine, g, tables) + static_cast<double>(units) * kEpilogueCycles +
-          static_cast<double>(tables.pitch / kQuadBytes) * static_cast<double>(inputs) * kBuildCycles);
+         (LookupCycles(kEngine, g, window) + static_cast<double>(units) * kEpilogueCycles +
+          static_cast<double>(window.pitch / kQuadBytes) * static_cast<double>(inputs) * kBuildCycles);
 }
 
 template <const LutEngine& kEngine>

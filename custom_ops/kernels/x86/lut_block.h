@@ -43,10 +43,10 @@ struct LutBuild {
   const uint8_t* x_end;  // of the memory that may be read
   size_t pixels, x_pitch;
   size_t groups, group_channels;  // convolution groups; channels of each
-  uint8_t* tables;                // [pixels][groups][quads][kQuadBytes], then, if wanted,
-                                  // int32 sums [groups]
+  uint8_t* tables;                // [pixels][groups][quads][kQuadBytes]
   size_t pitch, group_pitch;      // of a pixel, of a group inside a pixel
-  size_t sums_offset;             // 0: the sums of the channels are not wanted
+  int32_t* sums;                  // of the channels [groups][pixels], or null
+  size_t sums_pitch;              // of a group
   LutAdjust adjust;
   uint8_t shift;
 };

@@ -131,14 +131,14 @@ struct TableBuilder {
           from += count;
           to += kQuadBytes;
         }
-        if constexpr (kSums) reinterpret_cast<int32_t*>(tables + b.sums_offset)[g] = B::Total(sum);
+        if constexpr (kSums) b.sums[g * b.sums_pitch + p] = B::Total(sum);
       }
     }
   }
 
   template <LutAdjust kAdjust>
   static void BuildAdjusted(const LutBuild& b) {
-    b.sums_offset != 0 ? Build<kAdjust, true>(b) : Build<kAdjust, false>(b);
+    b.sums ? Build<kAdjust, true>(b) : Build<kAdjust, false>(b);
   }
 
   static void Run(const LutBuild& b) {
