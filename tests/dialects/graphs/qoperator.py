@@ -371,6 +371,48 @@ def conv_three_dimensions(g: Graph) -> None:
     _finish(g, y, yq, (1, 3, 3, 3, 3))
 
 
+@case(stays=("QLinearMatMul", "QLinearSoftmax"))
+def attention(g: Graph) -> None:
+    """Products of activations stay, one feeding the other; the addition and the projection behind convert."""
+    x, xq = _codes_input(g, (1, 4, 6, 6))
+    yq = g.act(float(xq.scale) ** 2 * 1500)
+    y = g.node("QLinearMatMul", [x, *_params(g, xq), x, *_params(g, xq), *_params(g, yq)])
+    sq = Quant(np.asarray(1 / 256, np.float32), np.asarray(0), "u8")
+    shares = _contrib(g, "QLinearSoftmax", (y, yq), y=sq, axis=-1, opset=g.opset)
+    zq = g.act(float(xq.scale))
+    z = g.node("QLinearMatMul", [shares, *_params(g, sq), x, *_params(g, xq), *_params(g, zq)])
+    turned = g.node("Transpose", [z], perm=[0, 1, 3, 2])
+    tq = g.act(float(zq.scale) * 1.5)
+    total = _contrib(g, "QLinearAdd", (z, zq), (turned, zq), y=tq)
+    out, oq = _conv(g, total, tq, (4, 4, 1, 1))
+    _finish(g, out, oq, (1, 4, 6, 6))
+
+
+@case(stays=("QLinearConv",))
+def kept_around_converted(g: Graph) -> None:
+    """Two operators in a row that stay, then one that converts, then one that stays again."""
+    x, xq = _codes_input(g, (1, 2, 3, 4, 4))
+    y, yq = _conv(g, x, xq, (2, 2, 1, 1, 1), per_channel=False)
+    y, yq = _conv(g, y, yq, (2, 2, 1, 1, 1), bias=False)
+    y = g.node("Reshape", [y, g.ints([1, 6, 4, 4])])
+    y, yq = _conv(g, y, yq, (6, 6, 3, 3), pads=[1, 1, 1, 1])
+    y = g.node("Reshape", [y, g.ints([1, 2, 3, 4, 4])])
+    y, yq = _conv(g, y, yq, (3, 2, 2, 1, 1))
+    _finish(g, y, yq, (1, 3, 2, 4, 4))
+
+
+@case(ties_differ=True)
+def constant_operands(g: Graph) -> None:
+    """Initializers as operands of QLinearAdd and QLinearMul: per channel, a scalar, a row."""
+    x, xq = _codes_input(g, (1, 4, 6, 6))
+    for op, shape in (("QLinearAdd", (4, 1, 1)), ("QLinearMul", ()), ("QLinearAdd", (6,))):
+        bq = g.act(0.02)
+        b = g.const(as_tensor(g.codes(shape, "u8"), "u8", ""), "operand")
+        yq = g.act(float(xq.scale) * 1.2)
+        x, xq = _contrib(g, op, (x, xq), (b, bq), y=yq), yq
+    _finish(g, x, xq, (1, 4, 6, 6))
+
+
 # -- int32 results
 
 
