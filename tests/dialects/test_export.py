@@ -70,14 +70,14 @@ def assert_equal_models(target: str, model: onnx.ModelProto, feeds: list[dict], 
 
 
 def refused(model: onnx.ModelProto) -> bool:
-    """Whether QDQ cannot say a model, which its thresholds or bipolar activations must explain."""
+    """Whether QDQ cannot say a model, which its thresholds must explain."""
     try:
         lowbit.export(model, to="qdq")
     except lowbit.UnsupportedError as error:
         message = str(error)
     else:
         return False
-    reason = r"LowBit\w+|AP\w+ '[^']+': .*(thresholds|bipolar|scales per channel)"
+    reason = r"(LowBit|AP)\w+ '[^']+': .*(thresholds|scales per channel)"
     assert re.search(reason, message), message
     return True
 
@@ -304,8 +304,57 @@ def test_bipolar_weights_and_activations_in_qonnx_words() -> None:
     assert counts(exported)["BipolarQuant"] == 1
     (got,) = run("qonnx", exported, feeds)
     np.testing.assert_array_equal(got, expected)
-    with pytest.raises(lowbit.UnsupportedError, match="bipolar"):
+
+
+def batch_normalization(gamma: list[float], y_bits: int = 2) -> random_nodes.Node:
+    """A 1x1 convolution that counts the thresholds of BatchNormalization -> quantizer of scale 1."""
+    rng = np.random.default_rng(7)
+    channels, count = len(gamma), 2**y_bits - 1
+    w = rng.integers(-8, 8, (channels, 6)).astype(np.int8)
+    acc = np.arange(-15 * 48, 15 * 48 + 1)
+    thresholds = np.zeros((channels, count), np.int32)
+    for c, slope in enumerate(gamma):
+        v = (acc.astype(np.float32) * np.float32(0.01)) * np.float32(slope) + np.float32(0.3 * c)
+        codes = np.clip(np.rint(v), 0, count)
+        for k in range(count):
+            reached = acc[codes > k]
+            if slope >= 0:
+                thresholds[c, k] = reached[0] if reached.size else 2**31 - 1
+            else:
+                thresholds[c, k] = reached[-1] if reached.size else -(2**31)
+    direction = np.where(np.asarray(gamma) < 0, -1, 1).astype(np.int32)
+    zero = np.zeros((), np.int32)
+    return random_nodes.Node(
+        "LowBitConv",
+        {"kernel_shape": [1, 1], "in_channels": 6, "out_channels": channels, "w_bits": 4, "x_bits": 4,
+         "w_encoding": "signed", "y_bits": y_bits, "epilogue": "thresholds"},
+        [random_nodes.codes(rng, [2, 4, 4, 6], 4), lowbit.ops.pack(w, 4), np.float32(0.1), zero,
+         np.float32(0.1), zero, None, None, None, thresholds, np.zeros(channels, np.int32), direction],
+    )  # fmt: skip
+
+
+def test_thresholds_on_a_line_are_a_quantizer() -> None:
+    """QDQ says what BatchNormalization and a quantizer count, falling and constant channels too."""
+    require_native()
+    node = batch_normalization([0.97, 0.37, -2.2, 0.0])
+    model, feeds, expected = single_node(node)
+    assert len(np.unique(expected)) == 4
+    exported = lowbit.export(model, to="qdq").model
+    assert {"Conv", "Mul", "Add", "QuantizeLinear"} <= set(counts(exported))
+    (got,) = run("qdq", exported, feeds)
+    np.testing.assert_array_equal(got, expected)
+    assert_equal_models("qdq", model, [feeds])
+    assert_equal_models("qonnx", model, [feeds])
+
+
+def test_thresholds_off_a_line_are_refused() -> None:
+    require_native()
+    node = batch_normalization([1.0, 0.37])
+    node.inputs[9][1] = [10, 11, 600]
+    model, _, _ = single_node(node)
+    with pytest.raises(lowbit.UnsupportedError, match=r"LowBitConv 'n'.*thresholds"):
         lowbit.export(model, to="qdq")
+    assert counts(lowbit.export(model, to="qonnx").model)["MultiThreshold"] == 1
 
 
 def test_names_and_metadata() -> None:

@@ -2,7 +2,8 @@
 
 Codes are carried as they are, in 8-bit tensors; a range narrower than the type is a Clip on codes (QCDQ). A
 convolution with its two DequantizeLinear in front and a QuantizeLinear behind *means* the one-multiplier
-formula of ``docs/numerics.md``, so that ``requantize`` needs nothing else. Thresholds cannot be said.
+formula of ``docs/numerics.md``, so that ``requantize`` needs nothing else. Thresholds can be said only where
+they lie on a line (:mod:`lowbit.export.fit`).
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import onnx
 from onnx import TensorProto
 
 from lowbit.export.exporter import Exporter, channels_first
+from lowbit.export.fit import Line, fit_thresholds
 from lowbit.export.nodes import Codes, Node, Weights
 from lowbit.graph.lowering import Order, identity
 from lowbit.ops.codes import Array, code_range, storage
 
-THRESHOLDS = "it counts thresholds, which no QuantizeLinear does"
+THRESHOLDS = "it counts thresholds that no QuantizeLinear gives"
 
 
 class QdqExporter(Exporter):
@@ -41,13 +43,18 @@ class QdqExporter(Exporter):
         super().__init__(model, places)
         self.sub_byte = sub_byte
         self._signed: dict[str, bool] = {}
+        self._lines: dict[str, Line] = {}
+        self._bipolar: dict[str, str] = {}
 
     def refusal(self, node: Node) -> str | None:
-        """Thresholds, bipolar activations, and numbers that the element types of ONNX do not hold."""
-        if node.op_type == "LowBitThreshold" or node.attributes.get("epilogue") == "thresholds":
+        """Thresholds that are no line, and numbers that the element types of ONNX do not hold."""
+        if node.op_type == "LowBitThreshold":
             return THRESHOLDS
-        if node.is_bipolar:
-            return "its activations are bipolar, two values around zero, which are no grid with a zero point"
+        if node.attributes.get("epilogue") == "thresholds":
+            line = fit_thresholds(node)
+            if line is None:
+                return THRESHOLDS
+            self._lines[node.output] = line
         for value, _, zero_point in node.data:
             low, high = (-128, 127) if self.is_signed(value) else (0, 255)
             if np.any(zero_point < low) or np.any(zero_point > high):
@@ -68,10 +75,21 @@ class QdqExporter(Exporter):
         self, value: str, encoding: str, scale: Array, zero_point: Array, order: Order, axis: int = -1
     ) -> str:
         """DequantizeLinear."""
-        dtype = np.int8 if self.is_signed(value) else np.uint8
-        inputs = [self.carried(value, order), *self._parameters(scale, zero_point, dtype)]
+        if encoding == "bipolar":
+            inputs = [self._signs(value, order), *self._parameters(scale, zero_point, np.int8)]
+        else:
+            dtype = np.int8 if self.is_signed(value) else np.uint8
+            inputs = [self.carried(value, order), *self._parameters(scale, zero_point, dtype)]
         many = max(scale.size, zero_point.size) > 1
         return self.node("DequantizeLinear", inputs, axis=order.index(axis % len(order)) if many else None)
+
+    def _signs(self, value: str, order: Order) -> str:
+        """Bipolar codes 0 and 1 as the int8 codes -1 and +1; no zero point lies in their middle."""
+        tensor = self.carried(value, order)
+        if tensor not in self._bipolar:
+            index = self.node("Cast", [tensor], to=TensorProto.INT32)
+            self._bipolar[tensor] = self.node("Gather", [self.constant(np.array([-1, 1], np.int8)), index])
+        return self._bipolar[tensor]
 
     def quantize(self, real: str, codes: Codes, value: str, order: Order) -> None:
         """QuantizeLinear, and a Clip where the bounds are narrower than the type."""
@@ -121,8 +139,16 @@ class QdqExporter(Exporter):
         return ["nothing", *told] if "y_scale" in node.inputs and set(told) <= idle else told
 
     def thresholds(self, node: Node) -> None:
-        """Refused before."""
-        raise AssertionError(THRESHOLDS)
+        """The product on a line, then QuantizeLinear of scale 1."""
+        line = self._lines[node.output]
+        real, order = self.product_real(node)
+        real = self._per_channel("Mul", real, line.slope, order)
+        real = self._per_channel("Add", real, line.offset, order)
+        codes = Codes(
+            np.ones((), np.float32), np.zeros((), np.int32), line.low, line.high, 8,
+            node.attributes["y_encoding"],
+        )  # fmt: skip
+        self.quantize(real, codes, node.output, order)
 
     def threshold(self, node: Node) -> None:
         """Refused before."""
