@@ -43,6 +43,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -272,6 +273,10 @@ struct ShapePlan {
 constexpr double kTaskCycles = 8e3;
 constexpr double kFewTasks = 4;
 
+// Measured on Zen 5: what a call takes beside packing and tiles; and a tile of one pixel as long as one of
+// two, waiting for its weights.
+constexpr double kCallCycles = 430, kLeastRows = 2;
+
 struct Estimate {
   double packing = 0;   // cycles to pack every input position once
   double products = 0;  // cycles for all counts, and for what is done once per output
@@ -292,9 +297,13 @@ Estimate EstimateCycles(const ConvGeometry& g, const WindowLayout& w, const Weig
   const double operations = weights.op == BitOp::kMasked ? 4.0 / 3.0 : 1.0;
   Estimate e;
   const size_t codes = RoundUp(static_cast<size_t>(g.in_channels), engine.unit_bits);
-  e.packing = positions * static_cast<double>(codes) * digits / engine.codes_per_cycle;
-  e.products = outputs * channels *
-               (passes * k * operations / engine.products_per_cycle + 1 / engine.outputs_per_cycle);
+  e.packing = positions * static_cast<double>(codes) * (engine.code_cycles + digits * engine.digit_cycles);
+  const double panels = std::ceil(channels / static_cast<double>(lanes) / engine.max_vectors);
+  const double rest = static_cast<double>(shape.OutPixels() % engine.tile_rows);
+  const double rows = outputs - rest + (rest == 0 ? 0.0 : std::max(rest, kLeastRows));
+  e.products =
+      rows * passes * k * (channels * operations / engine.products_per_cycle + panels * engine.fetch_cycles) +
+      outputs * channels * (1 / engine.outputs_per_cycle + passes / engine.sums_per_cycle);
   return e;
 }
 
@@ -703,7 +712,7 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const WeightPlan weights = PlanWeights(RangeOf(spec), kEngine.has_masked);
   const WindowLayout w = PlanWindow(spec.geometry, spec.x.bits, weights, kEngine);
   const Estimate e = EstimateCycles(spec.geometry, w, weights, spec.x.bits, kEngine, shape);
-  return e.packing + e.products;
+  return kCallCycles + e.packing + e.products;
 }
 
 template <const BitserialEngine& kEngine>

@@ -33,9 +33,13 @@ const BitserialEngine kBitserialAvx2 = {.lanes = Nibbles<Nibbles256>::kVectorByt
                                         .digit_planes = 2,
                                         .codes_per_byte = 4,
                                         .has_masked = false,
-                                        .products_per_cycle = 160.0,
-                                        .codes_per_cycle = 10.0,
+                                        .products_per_cycle = 172.0,
+                                        .fetch_cycles = 0.0,
                                         .outputs_per_cycle = 3.0,
+                                        .sums_per_cycle = 3.9,
+                                        .code_cycles = 0.0,
+                                        .digit_cycles = 0.041,
+                                        .tile_rows = 4,
                                         .pack = &Nibbles<Nibbles256>::Pack,
                                         .run = &RunBitserial<Nibbles<Nibbles256>>};
 

@@ -84,9 +84,14 @@ struct BitserialEngine {
   int digit_planes;  // 1 or 2
   size_t codes_per_byte;  // of a digit
   bool has_masked;        // whether BitOp::kMasked is implemented
-  // Sustained on Zen 5, for the cost model: products of a plane and a digit, codes packed into one digit, and
-  // outputs started and finished.
-  double products_per_cycle, codes_per_cycle, outputs_per_cycle;
+  // For the cost model, measured on Zen 5 (benchmarks/pairs.py).
+  double products_per_cycle;  // of a plane and a digit
+  double fetch_cycles;        // per bit of K, pass, pixel and panel, where fetching the digits shows
+  double outputs_per_cycle;   // started and finished
+  double sums_per_cycle;      // outputs scaled between two passes
+  double code_cycles;         // packing a code takes these
+  double digit_cycles;        // and these for each digit
+  int tile_rows;              // pixels of the widest tile
   void (*pack)(const DigitPacking& packing);
   void (*run)(const BitserialBlock& block);
 

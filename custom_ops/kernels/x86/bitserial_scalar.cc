@@ -88,8 +88,12 @@ const BitserialEngine kBitserialScalar = {.lanes = 1,
                                           .codes_per_byte = 8,
                                           .has_masked = true,
                                           .products_per_cycle = 12.0,
-                                          .codes_per_cycle = 3.0,
+                                          .fetch_cycles = 0.0,
                                           .outputs_per_cycle = 0.1,
+                                          .sums_per_cycle = 1.0,
+                                          .code_cycles = 0.0,
+                                          .digit_cycles = 0.33,
+                                          .tile_rows = 2,
                                           .pack = &Pack,
                                           .run = &RunBitserial<Words64>};
 

@@ -30,9 +30,13 @@ const BitserialEngine kBitserialSse41 = {.lanes = Nibbles<Nibbles128>::kVectorBy
                                          .digit_planes = 2,
                                          .codes_per_byte = 4,
                                          .has_masked = false,
-                                         .products_per_cycle = 80.0,
-                                         .codes_per_cycle = 6.0,
-                                         .outputs_per_cycle = 2.0,
+                                         .products_per_cycle = 75.0,
+                                         .fetch_cycles = 0.0,
+                                         .outputs_per_cycle = 1.5,
+                                         .sums_per_cycle = 2.6,
+                                         .code_cycles = 0.0,
+                                         .digit_cycles = 0.075,
+                                         .tile_rows = 4,
                                          .pack = &Nibbles<Nibbles128>::Pack,
                                          .run = &RunBitserial<Nibbles<Nibbles128>>};
 
