@@ -210,15 +210,17 @@ struct BlockPlace {
 // Work of one task, about 2 us at 4 GHz.
 constexpr double kTaskCycles = 8e3;
 // Building the tables of sixteen channels, measured on Zen 5.
-constexpr double kBuildCycles = 3.0;
+constexpr double kBuildCycles = 2.5;
 // The share of a task that may be spent on tables that another task builds too.
 constexpr double kRebuilt = 0.04;
 
 // Per output pixel.
-double LookupCycles(const LutEngine& engine, const ConvGeometry& g, const WindowLayout& window) {
+double LookupCycles(const LutEngine& engine, const ConvGeometry& g, const WindowLayout& window, bool wide) {
   const size_t units = static_cast<size_t>(g.group) * DivideUp(static_cast<size_t>(g.GroupOut()), kLutUnit);
   const size_t vectors = window.index_bytes / (engine.vector_tables * kTableEntries);
-  return static_cast<double>(window.segments * window.lookups * vectors * units) / engine.lookups_per_cycle;
+  const double lookup = engine.lookup_cycles + (wide ? engine.wide_cycles : 0.0);
+  return static_cast<double>(window.segments * window.lookups * units) *
+         (engine.table_cycles + static_cast<double>(vectors) * lookup);
 }
 
 class LutKernel final : public ConvKernel {
@@ -545,7 +547,7 @@ void LutKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   // its neighbour builds too, one that computes a part of the panels builds
   // those of another: tasks are so large that this costs little.
   const double pixels = static_cast<double>(shape.OutPixels());
-  const double per_pixel = LookupCycles(engine_, geometry_, window_);
+  const double per_pixel = LookupCycles(engine_, geometry_, window_, per_flush_ == 1);
   const double build = static_cast<double>(window_.pitch / kQuadBytes) * kBuildCycles *
                        static_cast<double>(grid.ring_columns) / static_cast<double>(grid.columns);
   const double cycles = pixels * per_pixel, blocks = static_cast<double>(grid.blocks);
@@ -636,8 +638,10 @@ std::string Refuse(const ConvSpec& spec) {
   return {};
 }
 
-// Of the epilogue, per unit of output channels and pixel, measured on Zen 5.
-constexpr double kEpilogueCycles = 4;
+// Measured on Zen 5: what a call takes beside its tiles; setting up the pointers to a row of taps; and how
+// many pixels a tile takes as long as where it has fewer, waiting for its weights.
+constexpr double kCallCycles = 580, kPointerCycles = 10;
+constexpr int64_t kLeastPixels = 4;
 
 template <const LutEngine& kEngine>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
@@ -645,9 +649,14 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const WindowLayout window(kEngine, g, spec.w.bits);
   const size_t units = static_cast<size_t>(g.group) * DivideUp(static_cast<size_t>(g.GroupOut()), kLutUnit);
   const int64_t inputs = std::min(g.stride_h, g.kernel_h) * std::min(g.stride_w, g.kernel_w);  // per output
-  return static_cast<double>(shape.OutPixels()) *
-         (LookupCycles(kEngine, g, window) + static_cast<double>(units) * kEpilogueCycles +
-          static_cast<double>(window.pitch / kQuadBytes) * static_cast<double>(inputs) * kBuildCycles);
+  const int64_t pixels = shape.OutPixels(), tile = static_cast<int64_t>(kEngine.max_pixels),
+                rest = pixels % tile;
+  const int64_t computed = pixels - rest + (rest == 0 ? 0 : std::max(rest, std::min(kLeastPixels, tile / 2)));
+  return kCallCycles + static_cast<double>(computed) * LookupCycles(kEngine, g, window, spec.x.bits >= 6) +
+         static_cast<double>(pixels) *
+             (static_cast<double>(units) * kEngine.unit_cycles +
+              static_cast<double>(window.pitch / kQuadBytes) * static_cast<double>(inputs) * kBuildCycles +
+              static_cast<double>(g.kernel_h) * kPointerCycles);
 }
 
 template <const LutEngine& kEngine>

@@ -68,8 +68,15 @@ using Kernel = Shuffle<Words256>;
 
 }  // namespace
 
-const LutEngine kLutAvx2 = {LutLayout::kShuffle, 2,   Kernel::kMaxUnits,
-                            Kernel::kMaxPixels,  1.2, &TableBuilder<Bytes256>::Run,
+const LutEngine kLutAvx2 = {LutLayout::kShuffle,
+                            2,
+                            Kernel::kMaxUnits,
+                            Kernel::kMaxPixels,
+                            0.57,
+                            0.35,
+                            0.27,
+                            10.4,
+                            &TableBuilder<Bytes256>::Run,
                             &RunLut<Kernel>};
 
 }  // namespace lowbit

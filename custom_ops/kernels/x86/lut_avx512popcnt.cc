@@ -102,8 +102,15 @@ struct Permute {
 
 }  // namespace
 
-const LutEngine kLutAvx512Popcnt = {LutLayout::kPermute, 4,   Permute::kMaxUnits,
-                                    Permute::kMaxPixels, 1.5, &TableBuilder<Bytes512>::Run,
+const LutEngine kLutAvx512Popcnt = {LutLayout::kPermute,
+                                    4,
+                                    Permute::kMaxUnits,
+                                    Permute::kMaxPixels,
+                                    0.63,
+                                    0.0,
+                                    0.12,
+                                    4.1,
+                                    &TableBuilder<Bytes512>::Run,
                                     &RunLut<Permute>};
 
 }  // namespace lowbit

@@ -40,8 +40,15 @@ using Kernel = Shuffle<Words512>;
 
 }  // namespace
 
-const LutEngine kLutAvx512Vnni = {LutLayout::kShuffle, 4,   Kernel::kMaxUnits,
-                                  Kernel::kMaxPixels,  1.2, &TableBuilder<Bytes512>::Run,
+const LutEngine kLutAvx512Vnni = {LutLayout::kShuffle,
+                                  4,
+                                  Kernel::kMaxUnits,
+                                  Kernel::kMaxPixels,
+                                  0.53,
+                                  0.35,
+                                  0.25,
+                                  9.5,
+                                  &TableBuilder<Bytes512>::Run,
                                   &RunLut<Kernel>};
 
 }  // namespace lowbit

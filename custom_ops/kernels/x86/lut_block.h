@@ -109,10 +109,14 @@ enum class LutLayout : uint8_t {
 // One register-tile family.
 struct LutEngine {
   LutLayout layout;
-  size_t vector_tables;      // tables in a vector: 2 or 4
-  size_t max_units;          // of a panel
-  size_t max_pixels;         // of a tile
-  double lookups_per_cycle;  // sustained on Zen 5, for the cost model
+  size_t vector_tables;  // tables in a vector: 2 or 4
+  size_t max_units;      // of a panel
+  size_t max_pixels;     // of a tile
+  // Cycles on Zen 5 (benchmarks/pairs.py), for the cost model.
+  double lookup_cycles;  // a look-up of a unit
+  double table_cycles;   // a vector of tables for a unit
+  double wide_cycles;    // more for a look-up, where few sums of 6-bit activations fit a byte
+  double unit_cycles;    // a unit of outputs, started and finished
   void (*build)(const LutBuild& build);
   void (*run)(const LutBlock& block);
 };
