@@ -634,6 +634,11 @@ class Oracle:
         chosen = Value(np.where(inputs[0].array, x.array, y.array), TensorProto.FLOAT)
         return self._written(chosen, inputs[7:9], inputs[1])
 
+    def _NhwcMaxPool(self, node, inputs, attributes) -> list[Value]:
+        first = self._turned(inputs[0], [0, inputs[0].array.ndim - 1, *range(1, inputs[0].array.ndim - 1)])
+        (y,) = self._plain(helper.make_node("MaxPool", ["x"], ["y"], **attributes), [first.array])
+        return [self._last(Value(y, inputs[0].type), {"channels_last": 1})]
+
     def _QLinearAveragePool(self, node, inputs, attributes) -> list[Value]:
         (y,) = self._AveragePool(node, [self._first(self._read(inputs[:3]), attributes)], attributes)
         return self._written(self._last(y, attributes), inputs[3:5], inputs[0])

@@ -7,13 +7,14 @@ from collections import Counter
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.conftest import FULL
 from tests.dialects.graphs import CASES, Built
 from tests.dialects.test_ort_quantizer import _TYPES, _Calibration, _network
-from tests.support import interface, lowbit_session, require_native, stock_run
+from tests.support import interface, lowbit_session, require_native, session_options, stock_run
 
 lowbit = pytest.importorskip("lowbit")
 quantization = pytest.importorskip("onnxruntime.quantization", reason="needs onnxruntime's quantizer")
@@ -140,6 +141,29 @@ def test_benchmark_network_converts(name: str, tmp_path) -> None:
     report = lowbit.verify(result.model, model, data={"input": images(1, 32, 9)})
     assert report.ok
     assert report.total("equal") > 10_000
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet8_mlperftiny_w8a8_ortptq", *(["mobilenetv2_1.0_224_w8a8_qat"] if FULL else [])]
+)
+def test_network_saved_by_onnx_runtimes_optimizer(name: str, tmp_path, shared_models) -> None:
+    """It writes a QDQ network as QOperators, channels last; all of them are read, and compared with them."""
+    require_native()
+    options = session_options()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    source = str(shared_models / "qdq" / f"{name}.onnx")
+    onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    model = onnx.load(tmp_path / "optimized.onnx")
+    # The optimizer lists every domain that it knows, and this process has lowbit's registered.
+    known = [entry for entry in model.opset_import if entry.domain != "ai.lowbit"]
+    del model.opset_import[:]
+    model.opset_import.extend(known)
+    assert _left(model) >= {"QLinearConv"}
+    result = lowbit.convert(model)
+    assert _left(result.model) == {"QLinearSoftmax"}
+    report = lowbit.verify(result.model, model, samples=1)
+    assert report.ok
+    assert report.total("equal") > 100_000
 
 
 # -- what stays

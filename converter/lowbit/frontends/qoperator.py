@@ -195,11 +195,13 @@ class _Writer:
         graph: its graph.
         node: the operator.
         group: what has been written.
+        dtype: the element type between the quantizers.
     """
 
     def __init__(self, graph: ir.Graph, node: ir.Node, taken: set[str | None]):
         self.graph, self.node = graph, node
         self.group = _Group(node, list(node.inputs))
+        self.dtype = ir.DataType.FLOAT
         self._taken = taken
 
     def given(self, position: int) -> ir.Value | None:
@@ -337,7 +339,7 @@ class _Writer:
         attributes: Iterable[ir.Attr] = (),
         name: str | None = None,
     ) -> ir.Node:
-        output = ir.val(self._name(op_type), ir.DataType.FLOAT)
+        output = ir.val(self._name(op_type), self.dtype)
         node = ir.Node(domain, op_type, inputs, attributes, outputs=[output], name=name or output.name)
         self.group.add(node)
         return node
@@ -392,6 +394,7 @@ def _accumulator_scale(writer: _Writer, x: int, w: int) -> Array:
 
 # The operators -------------------------------------------------------------------------------------------
 
+_MAX_POOL = ("auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
 _WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 _POOL = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
 
@@ -520,6 +523,17 @@ def _average_pool(writer: _Writer) -> None:
     writer.quantize(writer.channels_last(y, rank) if last else y, 3, 4)
 
 
+def _max_pool(writer: _Writer) -> None:
+    """NhwcMaxPool, a MaxPool of codes with the channels last."""
+    writer.require(0)
+    codes = writer.given(0)
+    assert codes is not None
+    writer.dtype = _code_type(codes)
+    rank = 2 + len(get_ints(writer.node, "kernel_shape") or ())
+    pooled = writer.core("MaxPool", [writer.channels_first(codes, rank)], writer.attributes(*_MAX_POOL))
+    writer.channels_last(pooled, rank)
+
+
 def _global_average_pool(writer: _Writer) -> None:
     """QLinearGlobalAveragePool: X, scale, zero point, Y's scale, zero point."""
     writer.require(*range(5))
@@ -567,6 +581,7 @@ _EXPANDERS: dict[tuple[str, str], _Expander] = {
     (_MICROSOFT, "QLinearAdd"): _binary("Add"),
     (_MICROSOFT, "QLinearMul"): _binary("Mul"),
     (_MICROSOFT, "QLinearConcat"): _concat,
+    (_MICROSOFT, "NhwcMaxPool"): _max_pool,
     (_MICROSOFT, "QLinearAveragePool"): _average_pool,
     (_MICROSOFT, "QLinearGlobalAveragePool"): _global_average_pool,
     (_MICROSOFT, "QLinearReduceMean"): _reduce_mean,

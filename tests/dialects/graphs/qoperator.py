@@ -317,6 +317,16 @@ def pools_with_channels_last(g: Graph) -> None:
     _finish(g, mean, mq, (1, 1, 1, 4))
 
 
+@case()
+def max_pool_with_channels_last(g: Graph) -> None:
+    """com.microsoft's NhwcMaxPool between convolutions of that form."""
+    x, xq = _codes_input(g, (1, 8, 8, 4))
+    y, yq = _conv(g, x, xq, (6, 4, 3, 3), domain="com.microsoft", channels_last=1)
+    y = g.node("NhwcMaxPool", [y], domain="com.microsoft", kernel_shape=[2, 2], strides=[2, 2])
+    z, zq = _conv(g, y, yq, (4, 6, 1, 1), domain="com.microsoft", channels_last=1)
+    _finish(g, z, zq, (1, 3, 3, 4))
+
+
 @case(loads_in_stock=False)
 def mean_over_pixels(g: Graph) -> None:
     """An operator that ONNX Runtime defines but has no kernel for; the axes are an input since opset 18."""
