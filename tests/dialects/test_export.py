@@ -398,6 +398,21 @@ def test_sub_byte_weights(name: str) -> None:
     np.testing.assert_array_equal(ours, back[0])
 
 
+def test_tables_come_back_as_tables(seeds) -> None:
+    """A Gather from a table of codes, one for all channels or one each, is read as LowBitLookup again."""
+    require_native()
+    ranks = set()
+    for seed in seeds(12):
+        node = random_nodes.make("LowBitLookup", np.random.default_rng([seed, 9]))
+        ranks.add(node.inputs[1].ndim)
+        model, feeds, expected = single_node(node)
+        back = lowbit.convert(lowbit.export(model, to="qdq").model).model
+        assert "LowBitLookup" in counts(back)
+        assert not {"Gather", "Cast"} & set(counts(back))
+        np.testing.assert_array_equal(lowbit_session(back).run(None, feeds)[0], expected)
+    assert ranks == {1, 2}
+
+
 # ---- what cannot be exported
 
 

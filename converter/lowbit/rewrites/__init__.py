@@ -23,6 +23,7 @@ from lowbit.rewrites import (
     slice,
     split,
     squeeze,
+    table,
     threshold,
     transpose,
 )
@@ -35,6 +36,7 @@ RULES: tuple[Rule, ...] = (
     affine.match,
     requantize.match,
     lookup.match,
+    table.match,
     add.match,
     mul.match,
     concat.match,
