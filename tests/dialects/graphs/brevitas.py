@@ -115,6 +115,17 @@ def per_channel_behind_a_float_tail_at_8_bits(g: Graph) -> None:
 
 
 @case()
+def per_channel_behind_a_clip(g: Graph) -> None:
+    """Relu6, 4 bits: its upper bound is another code in every channel."""
+    x, xq = quantized_input(g, (1, 4, 9, 9))
+    w, wq = weight(g, (8, 4, 3, 3), 4)
+    spread = g.deviation(xq, wq, 36, 16) * float(xq.scale) * float(np.mean(wq.scale))
+    yq = per_channel(g, spread * 3 / 16, 8)
+    y = g.node("Clip", [g.node("Conv", [x, w]), g.floats(0.0), g.floats(float(yq.scale.mean()) * 11.3)])
+    g.output(qcdq(g, y, yq, 4), (1, 8, 7, 7))
+
+
+@case()
 def one_scale_per_group(g: Graph) -> None:
     """The channels of each group share a scale, so that no sum mixes two."""
     scale = np.repeat(g.scale(0.03, 2), 3)
