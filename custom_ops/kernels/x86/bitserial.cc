@@ -732,7 +732,7 @@ KernelRow Row(const char* name, Isa isa, const char* note) {
 std::span<const KernelRow> BitserialRows() {
   static const char* const kNibbles = "few bits: byte shuffles look up the counts of four products";
   static const KernelRow kRows[] = {
-      Row<kBitserialScalar>("bitserial_2x4_scalar", Isa::kScalar,
+      Row<kBitserialScalar>("bitserial_2x2_scalar", Isa::kScalar,
                             "few bits, in plain C++: popcount of 64-bit words"),
       Row<kBitserialSse41>("bitserial_4x32_sse41", Isa::kSse41, kNibbles),
       Row<kBitserialAvx2>("bitserial_4x64_avx2", Isa::kAvx2, kNibbles),

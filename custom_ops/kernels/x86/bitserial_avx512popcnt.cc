@@ -4,9 +4,8 @@
 // pixel, and spends a logic operation, a population count and an addition on 512 one-bit products. Zen 5
 // issues four such instructions a cycle, so 683 products a cycle are the bound; the loop reaches 98 % of it.
 // Two things were tried and left out (Zen 5, whole loop in registers):
-//   - carry-save adders in front of the counts (Harley and Seal): two vpternlogd replace a count and an
-//   addition,
-//     but vpternlogd with three different sources issues only about twice a cycle: 0.75 of the speed.
+//   - carry-save adders in front of the counts (Harley and Seal): three vpternlogd for every second count and
+//     addition, but with three different sources they issue only about twice a cycle: 0.75 of the speed.
 //   - vpopcntb + vpdpbusd, which would scale each plane for free: count and dot product share two of the four
 //     pipes: 0.9 of the speed.
 #include "kernels/x86/bitserial_tile.h"
@@ -19,14 +18,10 @@ struct Popcnt512 {
   using S = Avx512;
   using I = Avx512::I;
   static constexpr int kMaxVectors = 4;
-  static constexpr bool kHasMasked = true;
   static constexpr int kVectorBytes = 64;
   // Pixels per tile, by vectors per panel. 32 registers hold the sums, the weights of a step, a broadcast and
   // a product.
-  static constexpr int TileRows(BitOp op, int vectors) {
-    constexpr int kRows[2][kMaxVectors] = {{12, 12, 8, 6}, {12, 12, 7, 5}};
-    return kRows[op == BitOp::kMasked][vectors - 1];
-  }
+  static constexpr int kTileRows[kMaxVectors] = {12, 12, 8, 6};
 
   template <BitOp kOp>
   static I Count(I x, I w, const uint8_t* mask) {
@@ -56,35 +51,61 @@ struct Popcnt512 {
   // A step of the Horner scheme.
   template <int MR, int NV>
   static inline __attribute__((always_inline)) void Scale(I (&sum)[MR][NV], const BitserialPass& pass) {
-    const __m128i shift = _mm_cvtsi32_si128(pass.shift);
-    const I sign = S::Set(pass.negate ? -1 : 0);
+    if (pass.shift != 0) {
+      const __m128i shift = _mm_cvtsi32_si128(pass.shift);
 #pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r) {
+      for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) sum[r][v] = S::Sub(S::Xor(_mm512_sll_epi32(sum[r][v], shift), sign), sign);
+        for (int v = 0; v < NV; ++v) sum[r][v] = _mm512_sll_epi32(sum[r][v], shift);
+      }
+    }
+    if (pass.negate) {
+#pragma GCC unroll 16
+      for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) sum[r][v] = S::Sub(S::Set(0), sum[r][v]);
+      }
     }
   }
 
+  // All passes. Returns the last one of the list, which counts nothing.
   template <BitOp kOp, int MR, int NV>
-  static void Tile(const BitserialTile& t) {
-    constexpr int kStepBytes = (kOp == BitOp::kMasked ? 2 : 1) * NV * kVectorBytes;
+  static inline __attribute__((always_inline)) const BitserialPass* CountPasses(const BitserialTile& t,
+                                                                                I (&sum)[MR][NV]) {
+    constexpr size_t kStepBytes = (kOp == BitOp::kMasked ? 2 : 1) * NV * kVectorBytes;
     const BitserialBlock& b = *t.block;
-    const size_t units = b.units;
     const uint8_t* x[MR];
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) x[r] = t.pixels[r] + t.panel->x_offset;
-
-    I sum[MR][NV];
+    const size_t units = b.units;
     const BitserialPass* pass = b.passes;
     const uint8_t* w = t.panel->weights + pass->weight_plane * units * kStepBytes;
     const uint32_t* offsets = b.offsets + pass->digit * units;
     CountUnit<kOp, MR, NV, true>(x, offsets[0], w, sum);
     for (size_t k = 1;; k = 0) {
       for (; k < units; ++k) CountUnit<kOp, MR, NV, false>(x, offsets[k], w + k * kStepBytes, sum);
-      if (++pass == b.passes + b.pass_count) break;
+      if (++pass == b.passes + b.pass_count) return pass;
       Scale<MR, NV>(sum, *pass);
       w = t.panel->weights + pass->weight_plane * units * kStepBytes;
       offsets = b.offsets + pass->digit * units;
+    }
+  }
+
+  template <int MR, int NV>
+  static void Tile(const BitserialTile& t) {
+    const BitserialBlock& b = *t.block;
+    I sum[MR][NV];
+    const BitserialPass* pass = nullptr;
+    switch (b.op) {
+      case BitOp::kAnd:
+        pass = CountPasses<BitOp::kAnd, MR, NV>(t, sum);
+        break;
+      case BitOp::kXor:
+        pass = CountPasses<BitOp::kXor, MR, NV>(t, sum);
+        break;
+      case BitOp::kMasked:
+        pass = CountPasses<BitOp::kMasked, MR, NV>(t, sum);
+        break;
     }
 
     const size_t channel = t.panel->channel;

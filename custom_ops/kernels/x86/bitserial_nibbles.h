@@ -53,10 +53,9 @@ template <class V>
 struct Nibbles {
   using I = typename V::I;
   static constexpr int kMaxVectors = 2;
-  static constexpr bool kHasMasked = false;
   static constexpr int kParts = 4;  // vectors of int32 per vector of channels
   static constexpr size_t kVectorBytes = kParts * V::kLanes;
-  static constexpr int TileRows(BitOp, int vectors) { return V::kTileRows[vectors - 1]; }
+  static constexpr const int (&kTileRows)[kMaxVectors] = V::kTileRows;
 
   // What a unit, two look-ups, adds at most to a byte, and how many fill one; a word holds what 255 or more
   // full bytes are emptied into it.
@@ -197,7 +196,7 @@ struct Nibbles {
     }
   }
 
-  template <BitOp kOp, int MR, int NV>
+  template <int MR, int NV>
   static void Tile(const BitserialTile& t) {
     const BitserialBlock& b = *t.block;
     const uint8_t* x[MR];
@@ -210,7 +209,7 @@ struct Nibbles {
       const size_t per_byte = UnitsPerByte(pass->digit_planes), per_word = kBytesPerWord * per_byte;
       const uint8_t* w = t.panel->weights + pass->weight_plane * b.units * NV * kVectorBytes;
       const uint32_t* offsets = b.offsets + pass->digit * b.units;
-      const uint8_t* tables = TablesOf(kOp, pass->digit_planes);
+      const uint8_t* tables = TablesOf(b.op, pass->digit_planes);
       for (size_t i = 0; i < b.units; i += per_word) {
         const size_t n = b.units - i < per_word ? b.units - i : per_word;
         CountWords<MR, NV>(x, w + i * NV * kVectorBytes, offsets + i, n, tables, per_byte, words);

@@ -14,15 +14,37 @@ inline uint64_t LoadUnit64(const uint8_t* p) {
 }
 
 struct Words64 {
-  static constexpr int kMaxVectors = 4;
-  static constexpr bool kHasMasked = true;
+  static constexpr int kMaxVectors = 2;
   static constexpr size_t kUnitBytes = 8;
-  static constexpr int TileRows(BitOp, int) { return 2; }
+  static constexpr int kTileRows[kMaxVectors] = {2, 2};
 
+  // Adds the counts of one pass.
   template <BitOp kOp, int MR, int NV>
+  static void Count(const uint8_t* const (&x)[MR], const uint32_t* offsets, size_t units, const uint8_t* w,
+                    uint32_t (&sum)[MR][NV]) {
+    for (size_t k = 0; k < units; ++k) {
+      uint64_t weights[NV], masks[NV];
+      for (int v = 0; v < NV; ++v, w += kUnitBytes) weights[v] = LoadUnit64(w);
+      for (int v = 0; v < NV; ++v) masks[v] = ~uint64_t{0};
+      if constexpr (kOp == BitOp::kMasked) {
+        for (int v = 0; v < NV; ++v, w += kUnitBytes) masks[v] = LoadUnit64(w);
+      }
+      for (int r = 0; r < MR; ++r) {
+        const uint64_t bits = LoadUnit64(x[r] + offsets[k]);
+        for (int v = 0; v < NV; ++v) {
+          const uint64_t product = kOp == BitOp::kAnd ? weights[v] & bits : (weights[v] ^ bits) & masks[v];
+          sum[r][v] += static_cast<uint32_t>(std::popcount(product));
+        }
+      }
+    }
+  }
+
+  template <int MR, int NV>
   static void Tile(const BitserialTile& t) {
-    constexpr size_t kStepBytes = (kOp == BitOp::kMasked ? 2 : 1) * NV * kUnitBytes;
     const BitserialBlock& b = *t.block;
+    const size_t plane_bytes = (b.op == BitOp::kMasked ? 2 : 1) * b.units * NV * kUnitBytes;
+    const uint8_t* x[MR];
+    for (int r = 0; r < MR; ++r) x[r] = t.pixels[r] + t.panel->x_offset;
     uint32_t sum[MR][NV] = {};  // unsigned: sums of codes outside their range may wrap
     const auto scale = [&](const BitserialPass& pass) {
       for (auto& pixel : sum) {
@@ -31,20 +53,11 @@ struct Words64 {
     };
     for (const BitserialPass* pass = b.passes; pass < b.passes + b.pass_count; ++pass) {
       scale(*pass);
-      const uint8_t* w = t.panel->weights + pass->weight_plane * b.units * kStepBytes;
+      const uint8_t* w = t.panel->weights + pass->weight_plane * plane_bytes;
       const uint32_t* offsets = b.offsets + pass->digit * b.units;
-      for (size_t k = 0; k < b.units; ++k, w += kStepBytes) {
-        for (int r = 0; r < MR; ++r) {
-          const uint64_t x = LoadUnit64(t.pixels[r] + t.panel->x_offset + offsets[k]);
-          for (int v = 0; v < NV; ++v) {
-            const uint64_t weights = LoadUnit64(w + static_cast<size_t>(v) * kUnitBytes);
-            uint64_t bits = kOp == BitOp::kAnd ? weights & x : weights ^ x;
-            if constexpr (kOp == BitOp::kMasked)
-              bits &= LoadUnit64(w + static_cast<size_t>(NV + v) * kUnitBytes);
-            sum[r][v] += static_cast<uint32_t>(std::popcount(bits));
-          }
-        }
-      }
+      if (b.op == BitOp::kAnd) Count<BitOp::kAnd, MR, NV>(x, offsets, b.units, w, sum);
+      if (b.op == BitOp::kXor) Count<BitOp::kXor, MR, NV>(x, offsets, b.units, w, sum);
+      if (b.op == BitOp::kMasked) Count<BitOp::kMasked, MR, NV>(x, offsets, b.units, w, sum);
     }
     scale(b.passes[b.pass_count]);
 

@@ -31,24 +31,24 @@ inline const int32_t* BiasOf(const BitserialBlock& b, size_t pixel) {
 
 using BitserialTileFunction = void (*)(const BitserialTile&);
 
-// The tiles K::Tile<op, MR, NV> of one panel width, for 1..kMax pixels.
-template <class K, BitOp kOp, int NV>
+// The tiles K::Tile<MR, NV> of one panel width, for 1..kMax pixels.
+template <class K, int NV>
 struct BitserialTileTable {
-  static constexpr size_t kMax = K::TileRows(kOp, NV);
+  static constexpr size_t kMax = K::kTileRows[NV - 1];
   BitserialTileFunction run[kMax];
   constexpr BitserialTileTable() : run() { Fill<1>(); }
   template <int MR>
   constexpr void Fill() {
-    run[MR - 1] = &K::template Tile<kOp, MR, NV>;
+    run[MR - 1] = &K::template Tile<MR, NV>;
     if constexpr (MR < kMax) Fill<MR + 1>();
   }
 };
 
 // Panels outside, tiles inside: a panel's weights stay in L1 or L2 while the pixels of the block pass. The
 // pixels are dealt out evenly, so that no tile is left with one or two of them.
-template <class K, BitOp kOp, int NV>
+template <class K, int NV>
 void RunBitserialPanel(const BitserialBlock& b, const BitserialPanel& panel) {
-  static constexpr BitserialTileTable<K, kOp, NV> kTiles;
+  static constexpr BitserialTileTable<K, NV> kTiles;
   const size_t tiles = (b.pixel_count + kTiles.kMax - 1) / kTiles.kMax;
   const size_t rows = b.pixel_count / tiles, longer = b.pixel_count % tiles;
   BitserialTile t{&b, &panel, b.pixels, 0};
@@ -60,30 +60,16 @@ void RunBitserialPanel(const BitserialBlock& b, const BitserialPanel& panel) {
   }
 }
 
-template <class K, BitOp kOp>
-void RunBitserialPanels(const BitserialBlock& b) {
-  for (size_t p = 0; p < b.panel_count; ++p) {
-    const BitserialPanel& panel = b.panels[p];
-    if (panel.vectors == 1) RunBitserialPanel<K, kOp, 1>(b, panel);
-    if constexpr (K::kMaxVectors >= 2) {
-      if (panel.vectors == 2) RunBitserialPanel<K, kOp, 2>(b, panel);
-    }
-    if constexpr (K::kMaxVectors >= 4) {
-      if (panel.vectors == 3) RunBitserialPanel<K, kOp, 3>(b, panel);
-      if (panel.vectors == 4) RunBitserialPanel<K, kOp, 4>(b, panel);
-    }
-  }
-}
-
 template <class K>
 void RunBitserial(const BitserialBlock& b) {
-  switch (b.op) {
-    case BitOp::kAnd:
-      return RunBitserialPanels<K, BitOp::kAnd>(b);
-    case BitOp::kXor:
-      return RunBitserialPanels<K, BitOp::kXor>(b);
-    case BitOp::kMasked:
-      if constexpr (K::kHasMasked) return RunBitserialPanels<K, BitOp::kMasked>(b);
+  for (size_t p = 0; p < b.panel_count; ++p) {
+    const BitserialPanel& panel = b.panels[p];
+    if (panel.vectors == 1) RunBitserialPanel<K, 1>(b, panel);
+    if (panel.vectors == 2) RunBitserialPanel<K, 2>(b, panel);
+    if constexpr (K::kMaxVectors == 4) {
+      if (panel.vectors == 3) RunBitserialPanel<K, 3>(b, panel);
+      if (panel.vectors == 4) RunBitserialPanel<K, 4>(b, panel);
+    }
   }
 }
 
