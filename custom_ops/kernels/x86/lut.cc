@@ -1,34 +1,29 @@
-// The portable half of the look-up kernels: packing, addressing and the split
-// into tasks. They multiply 1- and 2-bit weights by activations of up to 6 bits
-// without a multiplication: four channels of a pixel have only 16 sums of
-// subsets, and the bits of four weights of a channel say which one is meant.
+// The portable half of the look-up kernels: packing, addressing and the split into tasks. They multiply 1-
+// and 2-bit weights by activations of up to 6 bits without a multiplication: four channels of a pixel have
+// only 16 sums of subsets, and the bits of four weights of a channel say which one is meant.
 //
-// Algebra. Let u = x + shift be the unsigned code of an activation (shift =
-// 2^(bits-1) for signed codes), zu = zx + shift, and let a weight be v = sum
-// over planes p of m_p b_p, + o[c], with bits b_p:
+// Algebra. Let u = x + shift be the unsigned code of an activation (shift = 2^(bits-1) for signed codes), zu
+// = zx + shift, and let a weight be v = sum over planes p of m_p b_p, + o[c], with bits b_p:
 //
 //     unsigned  m = 1, 2                o = -zw[c]
 //     signed    m = 1, -2 (or -1)       o = -zw[c]
 //     bipolar   m = 2                   o = -1
 //
-//     sum (u - zu) v  =  sum over p of m_p * (sum u b_p)  +  o[c] * (sum u)  -
-//     zu * (sum v)
-//                              ^ tables                      ^ row sums ^
-//                              constant: in the bias
+//     sum (u - zu) v  =  sum over p of m_p * (sum u b_p)  +  o[c] * (sum u)  -  zu * (sum v)
+//                              ^ tables                      ^ row sums         ^ constant: in the bias
 //
-// Bipolar activations are 2q - 1, so u = 2q and zu = 1, and a tap in the
-// padding, which counts 0, has u = 1. All taps in the padding have u = zu, for
-// which the identity above holds too.
+// Bipolar activations are 2q - 1, so u = 2q and zu = 1, and a tap in the padding, which counts 0, has u = 1.
+// All taps in the padding have u = zu, for which the identity above holds too.
 //
-// Overflow. An entry of a table is at most 4 U, U the largest u: 2^bits - 1,
-// or 2. So floor(255 / (4 U)) look-ups fit a byte: one for 6 bits, two for 5,
-// four and more up to 4 bits. Codes outside their range wrap: wrong numbers,
-// but an index never depends on a code.
+// Overflow. An entry of a table is at most 4 U, U the largest u: 2^bits - 1, or 2. So floor(255 / (4 U))
+// look-ups fit a byte: one for 6 bits, two for 5, four and more up to 4 bits. Where bytes are widened to 16
+// bits first (lut_shuffle.h), LookupsPerWord says how many of them those hold. Codes outside their range
+// wrap: wrong numbers, but an index never depends on a code.
 //
-// Addressing. The tables of a pixel, 4 bytes per channel, are built once and
-// serve all its taps and all output channels. A block of output pixels, some
-// rows or a part of one, needs the tables of a few input rows; they lie in a
-// ring that the blocks of a task, one below the other, share.
+// Addressing. The tables of a pixel, 4 bytes per channel, are built once and serve all its taps and all
+// output channels. A block of output pixels, some rows or a part of one, needs the tables of a few input
+// rows; they lie in a ring that the blocks of a task, one below the other, share. Columns outside the image
+// are in the ring too, so that the tables under a row of taps are consecutive.
 #include "kernels/x86/lut.h"
 
 #include <algorithm>
@@ -45,8 +40,8 @@ namespace lowbit {
 namespace {
 
 constexpr int kMaxXBits = 6, kMaxWBits = 2;
-// A block's tables of input rows, pointers and row sums; together with the
-// partial sums of a chunk of panels they stay within L2 and kMaxWorkspaceBytes.
+// A block's tables of input rows, pointers and row sums; together with the partial sums of a chunk of panels
+// they stay within L2 and kMaxWorkspaceBytes.
 constexpr size_t kRingBytes = 256 * 1024;
 constexpr size_t kPointerBytes = 96 * 1024;
 constexpr size_t kRowSumBytes = 32 * 1024;
@@ -55,13 +50,11 @@ constexpr size_t kPartialBytes = 64 * 1024;
 constexpr size_t kDepthBytes = 32 * 1024;
 // Indices that stay in L2 beside the tables while the tiles of a block pass.
 constexpr size_t kChunkBytes = 512 * 1024;
-// Few enough columns of output that the ring of one row of them stays in L1
-// between building and looking up, but not fewer than this, where the columns
-// that neighbours share would cost more.
-constexpr size_t kCachedRingBytes = 32 * 1024;
+// Few enough columns of output that the ring of one row of them stays in L1 between building and looking up,
+// but not fewer than this, where the columns that neighbours share would cost more.
+constexpr size_t kCachedRingBytes = 24 * 1024;
 constexpr int64_t kMinColumns = 16;
-// A block has about this many pixels where rows are short, so that its last
-// tile is rarely a small one.
+// A block has about this many pixels where rows are short, so that its last tile is rarely a small one.
 constexpr int64_t kBlockPixels = 48;
 
 // Largest unsigned code that a table sums.
@@ -92,8 +85,7 @@ struct WindowLayout {
   }
 };
 
-// How the output pixels of one shape are cut into blocks, and what their tables
-// need.
+// How the output pixels of one shape are cut into blocks, and what their tables need.
 struct BlockGrid {
   size_t blocks = 0, row_blocks = 0, column_blocks = 0;
   int64_t rows = 0, columns = 0;            // of output, per block
@@ -150,15 +142,15 @@ BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& window, const Co
   return grid;
 }
 
-// How many look-ups 16-bit sums hold: of bytes up to 4 U, or of two
-// neighbouring ones weighted by up to 1 and 2.
+// How many look-ups 16-bit sums hold: of bytes up to 4 U, or of two neighbouring ones weighted by up to 1 and
+// 2.
 size_t LookupsPerWord(const ConvSpec& spec) {
   const int32_t largest = static_cast<int32_t>(kTableChannels) * LargestCode(spec.x);
   return static_cast<size_t>(spec.w.bits == 1 ? 65535 / largest : 32767 / (3 * largest));
 }
 
-// Cuts the window into runs whose tables, for a tile, stay in L1 and whose sums
-// fit 16 bits where the engine has such.
+// Cuts the window into runs whose tables, for a tile, stay in L1 and whose sums fit 16 bits where the engine
+// has such.
 std::vector<LutDepth> PlanDepths(const ConvSpec& spec, const LutEngine& engine, const WindowLayout& window) {
   const ConvGeometry& g = spec.geometry;
   size_t tile = engine.max_pixels * window.group_pitch;  // tables of a segment
@@ -543,9 +535,8 @@ void LutKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const BlockGrid grid = Grid(shape);
   const Workspace ws = Plan(grid);
 
-  // A task that begins in the middle of an image builds the tables of rows that
-  // its neighbour builds too, one that computes a part of the panels builds
-  // those of another: tasks are so large that this costs little.
+  // A task that begins in the middle of an image builds the tables of rows that its neighbour builds too, one
+  // that computes a part of the panels builds those of another: tasks are so large that this costs little.
   const double pixels = static_cast<double>(shape.OutPixels());
   const double per_pixel = LookupCycles(engine_, geometry_, window_, per_flush_ == 1);
   const double build = static_cast<double>(window_.pitch / kQuadBytes) * kBuildCycles *

@@ -1,5 +1,4 @@
-// Convolution and Gemm with 1- and 2-bit weights by look-ups in tables of
-// activation sums.
+// Convolution and Gemm with 1- and 2-bit weights by look-ups in tables of activation sums.
 #pragma once
 
 #include <span>

@@ -1,5 +1,5 @@
-// Look-ups with vpshufb, 256 bits: tiles of up to 4 pixels x 16 channels. The
-// explanation is in lut_shuffle.h.
+// Look-ups with vpshufb, 256 bits: tiles of up to 4 pixels x 16 channels. The explanation is in
+// lut_shuffle.h.
 #include "kernels/x86/lut_build.h"
 #include "kernels/x86/lut_shuffle.h"
 #include "kernels/x86/simd_avx2.h"
@@ -19,8 +19,7 @@ struct Words256 {
   static I AddPairs(I bytes, I weights) { return _mm256_maddubs_epi16(bytes, weights); }
   static I UnpackLow(I a, I b) { return _mm256_unpacklo_epi16(a, b); }
   static I UnpackHigh(I a, I b) { return _mm256_unpackhi_epi16(a, b); }
-  // The two lanes of `low` and of `high` hold words of the channels 0..7
-  // and 8..15.
+  // The two lanes of `low` and of `high` hold words of the channels 0..7 and 8..15.
   template <bool kSigned>
   static void AddLanes(I low, I high, I (&sums)[2]) {
     sums[0] = SumOfLanes<kSigned>(low);
@@ -44,8 +43,7 @@ struct Bytes256 {
   static I Set(uint8_t v) { return _mm256_set1_epi8(static_cast<char>(v)); }
   static I Add(I a, I b) { return _mm256_add_epi8(a, b); }
   static I Shuffle(I a, I index) { return _mm256_shuffle_epi8(a, index); }
-  // `count` bytes, at most 16, in every lane; more may follow, but nothing from
-  // `end` on is read.
+  // `count` bytes, at most 16, in every lane; more may follow, but nothing from `end` on is read.
   static I LoadQuad(const uint8_t* p, size_t count, const uint8_t* end) {
     alignas(16) uint8_t bytes[16] = {};
     if (end - p < 16) p = static_cast<const uint8_t*>(std::memcpy(bytes, p, count));

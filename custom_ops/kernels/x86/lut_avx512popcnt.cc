@@ -1,14 +1,12 @@
 // Look-ups with vpermb, 512 bits: tiles of up to 8 pixels x 32 channels.
 //
-// One vpermb reads four tables of a pixel, sixteen channels of x, with 64
-// indices: four for each of sixteen output channels. The bytes of four look-ups
-// are added; then one vpdpbusd adds the four bytes of each output channel to
-// its int32 accumulator, weighted by the planes that they belong to:
+// One vpermb reads four tables of a pixel, sixteen channels of x, with 64 indices: four for each of sixteen
+// output channels. The bytes of four look-ups are added; then one vpdpbusd adds the four bytes of each output
+// channel to its int32 accumulator, weighted by the planes that they belong to:
 //
 //     1-bit weights   byte j of a channel looks into table j
-//     2-bit weights   look-up 2i, bytes 0..3: table 0 plane 0, table 0 plane 1,
-//     table 1 plane 0, table 1 plane 1;
-//                     look-up 2i + 1: tables 2 and 3
+//     2-bit weights   look-up 2i: table 0 plane 0, table 0 plane 1, table 1 plane 0, table 1 plane 1;
+//                     look-up 2i + 1: the same of tables 2 and 3
 #include "kernels/x86/inline.h"
 #include "kernels/x86/lut_build_avx512.h"
 #include "kernels/x86/lut_tile.h"

@@ -1,5 +1,5 @@
-// Look-ups with vpshufb, 512 bits: tiles of up to 8 pixels x 16 channels. The
-// explanation is in lut_shuffle.h.
+// Look-ups with vpshufb, 512 bits: tiles of up to 8 pixels x 16 channels. The explanation is in
+// lut_shuffle.h.
 #include "kernels/x86/lut_build_avx512.h"
 #include "kernels/x86/lut_shuffle.h"
 
@@ -18,8 +18,7 @@ struct Words512 {
   static I AddPairs(I bytes, I weights) { return _mm512_maddubs_epi16(bytes, weights); }
   static I UnpackLow(I a, I b) { return _mm512_unpacklo_epi16(a, b); }
   static I UnpackHigh(I a, I b) { return _mm512_unpackhi_epi16(a, b); }
-  // The four lanes of `low` and of `high` hold words of the channels 0..7
-  // and 8..15.
+  // The four lanes of `low` and of `high` hold words of the channels 0..7 and 8..15.
   template <bool kSigned>
   static void AddLanes(I low, I high, I (&sums)[1]) {
     sums[0] =

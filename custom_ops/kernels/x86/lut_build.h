@@ -1,19 +1,16 @@
-// Building the tables of the look-up kernels, templated over the operations B
-// of a vector of two or four 128-bit lanes (lut_build_avx512.h, lut_avx2.cc).
-// vpshufb moves bytes inside each lane and gives 0 for index 0x80.
+// Building the tables of the look-up kernels, templated over the operations B of a vector of two or four
+// 128-bit lanes (lut_build_avx512.h, lut_avx2.cc). vpshufb moves bytes inside each lane and gives 0 for index
+// 0x80.
 //
-// Sixteen channels at the end of a convolution group, in every lane, become the
-// tables of four channels each: entry i of table t is the sum over bits j of i
-// of channel 4 t + j, four shuffles.
+// Sixteen channels at the end of a convolution group, in every lane, become the tables of four channels each:
+// entry i of table t is the sum over bits j of i of channel 4 t + j, four shuffles.
 //
-// 64 channels become interleaved tables (FirstChannelOf) in two steps, three
-// shuffles per vector of tables: first the sums of pairs of channels, eight
-// bytes for each four channels,
+// 64 channels become interleaved tables (FirstChannelOf) in two steps, three shuffles per vector of tables:
+// first the sums of pairs of channels, eight bytes for each four channels,
 //
 //     0, x0, x1, x0 + x1, 0, x2, x3, x2 + x3
 //
-// then entry i is byte i % 4 of the first four plus byte i / 4 of the last
-// four.
+// then entry i is byte i % 4 of the first four plus byte i / 4 of the last four.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +25,7 @@ struct alignas(64) ShuffleBytes {
   uint8_t at[64];
 };
 
-// The byte of four lanes' sixteen channels that entry i of each of their four
-// tables takes for bit `bit` of i.
+// What entry i of the tables of sixteen channels, one table per lane, takes for bit `bit` of i.
 constexpr ShuffleBytes EntryBytes(int bit) {
   ShuffleBytes out{};
   for (int i = 0; i < 64; ++i)
@@ -37,8 +33,7 @@ constexpr ShuffleBytes EntryBytes(int bit) {
   return out;
 }
 
-// One term of the sums of pairs, of the first or second eight channels of each
-// lane.
+// One term of the sums of pairs, of the first or second eight channels of each lane.
 constexpr ShuffleBytes PairBytes(int half, int term) {
   ShuffleBytes out{};
   for (int i = 0; i < 64; ++i) {
@@ -49,8 +44,7 @@ constexpr ShuffleBytes PairBytes(int half, int term) {
   return out;
 }
 
-// One term of the entries of a table from such sums, the first or second table
-// of each lane.
+// One term of the entries of a table from such sums, the first or second table of each lane.
 constexpr ShuffleBytes TableBytes(int half, int term) {
   ShuffleBytes out{};
   for (int i = 0; i < 64; ++i) {
@@ -122,8 +116,7 @@ struct TableBuilder {
         }
         while (left != 0) {
           const size_t count = left < kQuadChannels ? left : kQuadChannels;
-          // Padding channels are zero, for the sums; the indices never select
-          // them.
+          // Padding channels are zero, for the sums; the indices never select them.
           const I codes = B::KeepFirst(adjust(B::LoadQuad(from, count, b.x_end)), count);
           if constexpr (kSums) sum = B::AddSums(sum, B::FirstLane(codes));
           StoreQuad(codes, to);

@@ -1,20 +1,16 @@
-// Look-ups with vpshufb, for 256- and 512-bit vectors: tiles of several pixels
-// x 16 output channels, templated over the operations V of a vector
-// (lut_<isa>.cc).
+// Look-ups with vpshufb, for 256- and 512-bit vectors: tiles of several pixels x 16 output channels,
+// templated over the operations V of a vector (lut_<isa>.cc).
 //
-// Each 128-bit lane of a vector of tables is one table, four channels of x, and
-// the lane of the indices below it holds 16 of them. The bytes of four look-ups
-// are added, then they are widened, and the lanes are added when the depth
-// ends:
+// Each 128-bit lane of a vector of tables is one table, four channels of x, and the lane of the indices below
+// it holds 16 of them. The bytes of four look-ups are added, then they are widened, and the lanes are added
+// when the depth ends:
 //
-//     1-bit weights   byte j of every lane belongs to channel j. The sums are
-//     kept as 16-bit words twice: `odd`, the
-//                     high bytes, and `all`, the whole words, modulo 2^16; the
-//                     low bytes are all - 256 odd.
-//     2-bit weights   bytes 2j and 2j + 1 belong to the two planes of channel
-//     j, and vpmaddubsw adds them with the
-//                     planes' weights; the channels 8..15 have indices of their
-//                     own.
+//     1-bit weights   Byte j of every lane belongs to channel j. The sums are kept as 16-bit words twice:
+//                     `odd`, the high bytes, and `all`, the whole words, modulo 2^16; the low bytes are
+//                     all - 256 odd.
+//     2-bit weights   Bytes 2j and 2j + 1 belong to the two planes of channel j, and vpmaddubsw adds them
+//     with
+//                     the planes' weights; the channels 8..15 have indices of their own.
 //
 // LookupsPerWord in lut.cc says how many look-ups the words hold.
 #pragma once
@@ -37,8 +33,7 @@ struct Shuffle {
   template <int kPlanes>
   static constexpr size_t kTableStep = kBytes;
 
-  // Adds the look-ups [0, n) at `at`, n <= kPerFlush, to the two words of each
-  // pixel.
+  // Adds the look-ups [0, n) at `at`, n <= kPerFlush, to the two words of each pixel.
   template <int MR, int kPlanes, int n>
   static inline __attribute__((always_inline)) void Step(const uint8_t* const (&x)[MR], size_t at,
                                                          const uint8_t* w, I slots, I (&words)[MR][2]) {
@@ -108,8 +103,7 @@ struct Shuffle {
     for (int r = 0; r < MR; ++r) {
       I sums[kVectors];
       if constexpr (kPlanes == 1) {
-        // Channels 2j and 2j + 1 from the low and high bytes; unpacking brings
-        // the channels in order.
+        // Channels 2j and 2j + 1 from the low and high bytes; unpacking brings the channels in order.
         const I odd = words[r][1], even = V::SubWords(words[r][0], V::HighPlaces(odd));
         V::template AddLanes<false>(V::UnpackLow(even, odd), V::UnpackHigh(even, odd), sums);
       } else {

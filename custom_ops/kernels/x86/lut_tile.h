@@ -1,6 +1,5 @@
-// The loops around the register tiles of the look-up kernels, templated over a
-// SIMD trait: what comes before the first product and after the last one, and
-// the order in which tiles, panels and depths are visited.
+// The loops around the register tiles of the look-up kernels, templated over a SIMD trait: what comes before
+// the first product and after the last one, and the order in which tiles, panels and depths are visited.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +24,7 @@ struct LutTile {
   bool first, last;     // depth
 };
 
-// Whether all pixels of a tile lie outside the image in this segment, where
-// that adds nothing.
+// Whether all pixels of a tile lie outside the image in this segment, where that adds nothing.
 template <int MR>
 inline bool AllPadding(const uint8_t* const* rows, const uint8_t* zero_row) {
   if (!zero_row) return false;
@@ -88,8 +86,7 @@ inline __attribute__((always_inline)) void EndTile(const LutTile& t, const typen
 
 using LutTileFunction = void (*)(const LutTile&);
 
-// The tiles K::Tile<MR, units, planes> of one panel width,
-// for 1..kMax pixels.
+// The tiles K::Tile<MR, units, planes> of one panel width, for 1..kMax pixels.
 template <class K, int kUnits, int kPlanes>
 struct LutTileTable {
   LutTileFunction run[K::kMaxPixels];
@@ -101,9 +98,8 @@ struct LutTileTable {
   }
 };
 
-// Pixels outside, panels inside: the tables of a tile's pixels stay in L1 while
-// the indices, a quarter of a byte per weight and plane, stream from L2. Chunks
-// of panels keep them there where a layer has more.
+// Pixels outside, panels inside: the tables of a tile's pixels stay in L1 while the indices, a quarter of a
+// byte per weight and plane, stream from L2. Chunks of panels keep them there where a layer has more.
 template <class K, int kPlanes>
 void RunBlock(const LutBlock& b) {
   static constexpr LutTileTable<K, 1, kPlanes> kSingle;
