@@ -72,7 +72,7 @@ def normalize(model: ir.Model) -> None:
     fold_constants(model.graph)
     for node in list(model.graph):
         if is_quantizer(node):
-            _REWRITES[node.op_type](model.graph, node)
+            _REWRITES[node.op_type](node, _Maker(model.graph, node))
     infer_shapes(model)
 
 
@@ -124,33 +124,30 @@ def _wide_axes(*arrays: Array) -> list[int]:
 # The operators --------------------------------------------------------------------------------------------
 
 
-def _quant(graph: ir.Graph, node: ir.Node) -> None:
+def _quant(node: ir.Node, maker: _Maker) -> None:
     x = _float_input(node)
     scale, zero_point = _scale(node, 1, x), _parameter(node, 2, "zero point", x)
     bits = _bits(node, 3, "bit width")
     signed, narrow = bool(get_int(node, "signed", 1)), bool(get_int(node, "narrow", 0))
     if bits == 1 and signed:
-        _sign(graph, node, x, scale, zero_point)
+        _sign(maker, x, scale, zero_point)
         return
     low, high = _bounds(bits, signed=signed, narrow=narrow)
     law = Law(_rounding(node, "ROUND"), scale, zero_point, low, high)
-    _write(graph, node, x, _Quantizer(law, scale, zero_point))
+    _write(maker, x, _Quantizer(law, scale, zero_point))
 
 
-def _bipolar_quant(graph: ir.Graph, node: ir.Node) -> None:
+def _bipolar_quant(node: ir.Node, maker: _Maker) -> None:
     x = _float_input(node)
     scale = _scale(node, 1, x)
-    _sign(graph, node, x, scale, np.zeros((), np.float32), divided=False)
+    _sign(maker, x, scale, np.zeros((), np.float32), divided=False)
 
 
-def _sign(
-    graph: ir.Graph, node: ir.Node, x: ir.Value, scale: Floats, zero_point: Floats, *, divided: bool = True
-) -> None:
+def _sign(maker: _Maker, x: ir.Value, scale: Floats, zero_point: Floats, *, divided: bool = True) -> None:
     """``(x / scale + zero_point >= 0 ? 1 : -1)`` on the grid; a BipolarQuant looks at x itself."""
     law = Law("Bipolar", scale, zero_point, -1, 1)
     if constant(x) is None and divided and (np.any(scale > 1) or np.any(zero_point)):
         # Dividing by a number up to 1 changes no sign; a larger one may turn the least numbers into -0.
-        maker = _Maker(graph, node)
         x = maker.emit("Div", x, maker.number("scale", scale))
         if np.any(zero_point):
             x = maker.emit("Add", x, maker.number("zero_point", zero_point))
@@ -158,10 +155,10 @@ def _sign(
         array = constant(x)
         assert array is not None
         x = ir.val(x.name, const_value=ir.tensor(array / scale + zero_point))
-    _write(graph, node, x, _Quantizer(law, scale, zero_point))
+    _write(maker, x, _Quantizer(law, scale, zero_point))
 
 
-def _trunc(graph: ir.Graph, node: ir.Node) -> None:
+def _trunc(node: ir.Node, maker: _Maker) -> None:
     """``round(x / scale + zero_point)``, divided by a power of two, rounded again by the node's own mode."""
     second = len(node.inputs) > 5
     x = _float_input(node)
@@ -169,7 +166,6 @@ def _trunc(graph: ir.Graph, node: ir.Node) -> None:
     in_bits = _bits(node, 3, "input bit width", 64)
     out_bits = _bits(node, 5 if second else 4, "output bit width", 64)
     mode = _rounding(node, "FLOOR")
-    maker = _Maker(graph, node)
     v = maker.emit("Div", x, maker.number("scale", scale))
     if np.any(zero_point):
         v = maker.emit("Add", v, maker.number("zero_point", zero_point))
@@ -182,7 +178,7 @@ def _trunc(graph: ir.Graph, node: ir.Node) -> None:
             out_bits, signed=bool(get_int(node, "signed", 1)), narrow=bool(get_int(node, "narrow", 0))
         )
         law = Law(mode, step, none, low, high)
-        _write(graph, node, v, _Quantizer(law, out_scale, (zero_point / step).astype(np.float32)))
+        _write(maker, v, _Quantizer(law, out_scale, (zero_point / step).astype(np.float32)))
         return
     step = np.asarray(np.exp2(np.float32(in_bits - out_bits)), np.float32)
     # The first version does not clip: its codes are as wide as what comes in.
@@ -192,10 +188,10 @@ def _trunc(graph: ir.Graph, node: ir.Node) -> None:
         ends = np.stack([np.broadcast_to(np.float32(end), zero_point.shape) for end in reach])
         codes = law.codes(np.rint(ends / scale + zero_point))
         law = replace(law, low=min(0, int(codes.min())), high=max(1, int(codes.max())))
-    _write(graph, node, v, _Quantizer(law, scale, zero_point), bounded=False)
+    _write(maker, v, _Quantizer(law, scale, zero_point), bounded=False)
 
 
-def _multi_threshold(graph: ir.Graph, node: ir.Node) -> None:
+def _multi_threshold(node: ir.Node, maker: _Maker) -> None:
     x = _float_input(node)
     thresholds = _constant_input(node, 1, "thresholds")
     rank, dims = _rank(x), x.shape
@@ -220,30 +216,28 @@ def _multi_threshold(graph: ir.Graph, node: ir.Node) -> None:
     if count == 1 and real[1] == -real[0] and real[1] > 0 and np.all(np.isfinite(thresholds)):
         # x >= t and x - t >= 0 are the same, since differences of floats do not underflow to 0.
         if np.any(thresholds):
-            maker = _Maker(graph, node)
             x = maker.emit("Sub", x, maker.number("threshold", thresholds.reshape(shape)))
-        _sign(graph, node, x, np.asarray(real[1]), np.zeros((), np.float32), divided=False)
+        _sign(maker, x, np.asarray(real[1]), np.zeros((), np.float32), divided=False)
         return
     none, one = np.zeros((), np.float32), np.ones((), np.float32)
     law = Law("Count", one, none, 0, count, thresholds.reshape(*shape, count))
     zero_point = np.asarray(np.rint(-shift / slope) if slope > 0 else 0, np.float32)
     codes = np.arange(count + 1, dtype=np.float32)
     if slope > 0 and np.array_equal((codes - zero_point) * slope, real):
-        _write(
-            graph, node, x, _Quantizer(replace(law, scale=np.asarray(slope)), np.asarray(slope), zero_point)
-        )
+        scale = np.asarray(slope)
+        _write(maker, x, _Quantizer(replace(law, scale=scale), scale, zero_point))
     else:
-        _write_out(graph, node, x, law, slope, shift)
+        _write_out_count(maker, x, law, slope, shift)
 
 
-def _float_quant(graph: ir.Graph, node: ir.Node) -> None:
+def _float_quant(node: ir.Node, maker: _Maker) -> None:
     raise ModelError(
         f"{node.op_type} '{_name(node)}' rounds to small floating-point numbers, which neither ONNX Runtime "
         "nor lowbit can compute; export the model with integer quantizers (Quant)"
     )
 
 
-_REWRITES: dict[str, Callable[[ir.Graph, ir.Node], None]] = {
+_REWRITES: dict[str, Callable[[ir.Node, _Maker], None]] = {
     "Quant": _quant,
     "IntQuant": _quant,
     "BipolarQuant": _bipolar_quant,
@@ -445,41 +439,41 @@ class _Maker:
         self.graph.remove(self.node, safe=True)
 
 
-def _write(graph: ir.Graph, node: ir.Node, x: ir.Value, wanted: _Quantizer, *, bounded: bool = True) -> None:
+def _write(maker: _Maker, x: ir.Value, wanted: _Quantizer, *, bounded: bool = True) -> None:
     """Replaces a node by codes and a DequantizeLinear, or by standard ops and a reason."""
-    array = constant(x)
+    array, law = constant(x), wanted.law
     if array is not None:
-        _write_constant(graph, node, array, wanted)
+        _write_constant(maker, array, wanted)
         return
     reason = wanted.reason_against_codes(_rank(x))
-    if not bounded and wanted.law.high >= 2**31:
+    if not bounded and law.high >= 2**31:
         reason = "it does not clip, and nothing bounds its input, so that its codes have no width"
     if reason is not None:
-        node.meta[REASON] = reason
-        _write_out(
-            graph, node, x, wanted.law, wanted.scale, -wanted.zero_point * wanted.scale, wanted, bounded
-        )
+        maker.node.meta[REASON] = reason
+        if law.op_type == "Count":
+            _write_out_count(maker, x, law, wanted.scale, -wanted.zero_point * wanted.scale)
+        else:
+            _write_out(maker, x, wanted, bounded)
         return
-    law, maker = wanted.law, _Maker(graph, node)
-    codes = maker.add(
-        quantizer(
-            graph,
-            law.op_type,
-            x,
-            law.scale,
-            law.zero_point,
-            low=law.low,
-            high=law.high,
-            thresholds=law.thresholds,
-            name=_name(node),
-        )
+    made = quantizer(
+        maker.graph,
+        law.op_type,
+        x,
+        law.scale,
+        law.zero_point,
+        low=law.low,
+        high=law.high,
+        thresholds=law.thresholds,
+        name=_name(maker.node),
     )
-    _dequantize(maker, codes, wanted.scale, wanted.zero_point, _rank(x))
+    _dequantize(maker, maker.add(made), wanted.scale, wanted.zero_point, _rank(x))
 
 
-def _write_constant(graph: ir.Graph, node: ir.Node, array: Array, wanted: _Quantizer) -> None:
+def _write_constant(maker: _Maker, array: Array, wanted: _Quantizer) -> None:
     """Integer codes: of the node's own width, or int32 from 9 bits on, there without their zero point."""
-    law, maker = wanted.law, _Maker(graph, node)
+    law, graph, node = wanted.law, maker.graph, maker.node
+    if np.any(np.isnan(array)):
+        raise _bad(node, "quantizes a constant that is not a number", "numbers", _EXPORT)
     if law.op_type == "Bipolar":
         codes = np.where(array >= 0, 1.0, -1.0)
     else:
@@ -543,22 +537,9 @@ def _dequantize(
 _SIMPLE_ROUNDINGS = {"QuantizeRound": "Round", "QuantizeCeil": "Ceil", "QuantizeFloor": "Floor"}
 
 
-def _write_out(
-    graph: ir.Graph,
-    node: ir.Node,
-    x: ir.Value,
-    law: Law,
-    slope: Array | np.float32,
-    shift: Array | np.float32,
-    wanted: _Quantizer | None = None,
-    bounded: bool = True,
-) -> None:
-    """The node in standard ops."""
-    maker = _Maker(graph, node)
-    if law.op_type == "Count":
-        _write_out_count(maker, x, law, slope, shift)
-        return
-    assert wanted is not None
+def _write_out(maker: _Maker, x: ir.Value, wanted: _Quantizer, bounded: bool) -> None:
+    """A node that rounds, in standard ops."""
+    law = wanted.law
     if law.op_type == "Bipolar":
         positive = maker.emit(
             "GreaterOrEqual", x, maker.number("zero", np.float32(0)), dtype=ir.DataType.BOOL
