@@ -462,7 +462,12 @@ class QonnxExporter(Exporter):
                 thresholds = np.repeat(grid[c, 1:], np.diff(row))
                 told[c, : len(thresholds)] = thresholds
             tensor = self.scaled(tensor, self.channelwise(sign.astype(np.float32), order))
-            self._steps(tensor, told, meaning.integers(ascending[:, 0]), meaning, codes, node.output, order)
+            start = meaning.integers(ascending[:, 0])
+            if meaning.factor == 1 and start.min() > 0 and start.min() + told.shape[1] <= _MANY_STEPS:
+                # Counting from 0 has a zero point that is a code; the first thresholds are always reached.
+                lead = np.full((len(told), int(start.min())), grid.min(), np.float32)
+                told, start = np.concatenate([lead, told], axis=1), start - start.min()
+            self._steps(tensor, told, start, meaning, codes, node.output, order)
             return
         # index = q - low + c * (high - low + 1)
         plain = self._converted_to(tensor, source, Meaning(1, -low))

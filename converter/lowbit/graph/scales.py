@@ -32,6 +32,7 @@ from lowbit.graph.normal_form import (
     Dequantization,
     NormalForm,
     Quantization,
+    clip_bounds,
     dims_of,
     is_op,
     is_quantize,
@@ -52,6 +53,7 @@ def absorb_scales(graph: ir.Graph) -> None:
     steps: tuple[tuple[Callable[[ir.Node], bool], Callable[[ir.Graph, ir.Node], None]], ...] = (
         (is_law, _absorb_law),
         (lambda node: is_op(node, "Mul"), _absorb_factor),
+        (is_quantize, _absorb_bounds),
         (is_quantize, _absorb_divisor),
         (is_quantize, _absorb_sum),
         (is_quantize, _match_reader),
@@ -244,6 +246,41 @@ def _grid(scale: Array, grid: Grid, axis: int | None) -> Grid:
 
 
 # Divisors -------------------------------------------------------------------------------------------------
+
+
+def _absorb_bounds(graph: ir.Graph, node: ir.Node) -> None:
+    """A Clip between whole numbers in front of a rounding, as a Clip on its codes: rounding is monotone."""
+    read = read_quantize(node)
+    clip = None if node.inputs[0] is None else node.inputs[0].producer()
+    if isinstance(read, Refusal) or clip is None or not is_op(clip, "Clip", "Relu"):
+        return
+    bounds, source = clip_bounds(clip), clip.inputs[0]
+    if bounds is None or source is None or np.any(read.grid.scale != 1) or not read.grid.per_tensor:
+        return
+    if not is_op(source.producer(), "Div") or not (bounds[0] <= bounds[1]):
+        return
+    if any(np.isfinite(bound) and bound != round(bound) for bound in bounds):
+        return
+    zero_point = int(read.grid.zero_point)
+    low = int(max(bounds[0] + zero_point, read.range.low))
+    high = int(min(bounds[1] + zero_point, read.range.high))
+    # A quantizer has one Clip on its codes at most.
+    codes_now = node.outputs[0]
+    readers = list(codes_now.consumers())
+    narrowed = clip_bounds(readers[0]) if len(readers) == 1 and is_op(readers[0], "Clip") else None
+    if narrowed is not None and not codes_now.is_graph_output():
+        low, high = int(max(low, narrowed[0])), int(min(high, narrowed[1]))
+        codes_now = readers[0].outputs[0]
+    if low > high:
+        return
+    name = f"{codes_now.name}.bounded"
+    codes = _quantize(graph, node, source, read.grid, read.range.dtype, f"{name}.whole")
+    limits = [
+        add_initializer(graph, f"{name}.{what}", np.asarray(bound, read.range.dtype.numpy()))
+        for what, bound in (("low", low), ("high", high))
+    ]
+    _replace(codes_now, _emit(graph, node, "Clip", [codes, *limits], {}, codes_now, name))
+    _remove(graph, node if codes_now is node.outputs[0] else readers[0])
 
 
 def _absorb_divisor(graph: ir.Graph, node: ir.Node) -> None:
