@@ -177,7 +177,7 @@ class Oracle:
             )
         elif (
             not moved and node.op_type == "MaxPool"
-        ):  # it compares within channels, which have one scale each
+        ):  # which compares within channels
             moved = [axis for axis, size in enumerate(grid.scale.shape) if size > 1] == [1]
         if moved:
             codes = self._plain(node, [grid.codes.astype(F32), *rest])

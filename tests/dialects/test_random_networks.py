@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.dialects import oracle
+from tests.dialects.graphs.fuse import as_qoperators
 from tests.dialects.graphs.random_network import random_network
 from tests.support import FLOAT_MATMULS, interface, lowbit_session, require_native
 
@@ -28,3 +29,21 @@ def test_random_networks(part: int, seeds) -> None:
                 zip(session.run(None, feeds), oracle.run(built.model, feeds), strict=True)
             ):
                 np.testing.assert_array_equal(ours, meant, err_msg=f"seed {seed}, output {i}")
+
+
+def test_random_networks_of_qoperators(seeds) -> None:
+    """The same networks in the operator form mean the same; nothing of that form stays."""
+    require_native()
+    operators = 0
+    for seed in seeds(12):
+        built = random_network(seed)
+        model, count = as_qoperators(built.model)
+        operators += count
+        result = lowbit.convert(model)
+        kept = {f"{n.op_type}: {n.reason}" for n in result.report.kept if "QLinear" in n.op_type}
+        assert not kept, f"seed {seed}"
+        feeds = built.feed(0, **built.sizes[0])
+        ours = lowbit_session(result.model).run(None, feeds)
+        for i, (got, meant) in enumerate(zip(ours, oracle.run(built.model, feeds), strict=True)):
+            np.testing.assert_array_equal(got, meant, err_msg=f"seed {seed}, output {i}")
+    assert operators > 30
