@@ -50,6 +50,7 @@
 
 #include "core/packed_weights.h"
 #include "core/plan_cache.h"
+#include "kernels/x86/bitserial_bits.h"
 #include "kernels/x86/bitserial_block.h"
 #include "kernels/x86/workspace.h"
 
@@ -64,10 +65,10 @@ struct WeightPlan {
   bool negated = false;   // kAnd: the planes are those of -v
   bool has_sign = false;  // kAnd: the top plane counts with the other sign
 
-  // The bit of value v in a plane.
-  bool Bit(int32_t v, int plane) const {
-    if (op != BitOp::kAnd) return v > 0;
-    return static_cast<uint32_t>(negated ? -v : v) >> plane & 1;
+  // The bits of value v: bit s is the one in plane s; kMasked: bit 0 is w, bit 1 is m.
+  uint8_t Bits(int32_t v) const {
+    if (op == BitOp::kAnd) return static_cast<uint8_t>(negated ? -v : v);
+    return static_cast<uint8_t>((v > 0 ? 1 : 0) | (v != 0 ? 2 : 0));
   }
   int32_t Factor(int plane) const {
     const bool minus = negated != (has_sign && plane == planes - 1);
@@ -80,16 +81,25 @@ struct ValueRange {
   bool has_zero = false;
 };
 
+// Read for every row of the table, so in loops that compilers vectorize.
 ValueRange RangeOf(const ConvSpec& spec) {
   ValueRange range;
-  const int64_t k = spec.geometry.K();
-  for (int64_t c = 0; c < spec.geometry.out_channels; ++c) {
-    for (int64_t i = 0; i < k; ++i) {
-      const int32_t v = spec.WeightValue(c, c * k + i);
-      range.lo = std::min(range.lo, v);
-      range.hi = std::max(range.hi, v);
-      range.has_zero |= v == 0;
+  const bool bipolar = spec.w.encoding == Encoding::kBipolar;
+  const uint8_t flip = spec.w.encoding == Encoding::kSigned ? 0x80 : 0;  // orders signed codes as bytes
+  const size_t k = static_cast<size_t>(spec.geometry.K());
+  for (size_t c = 0; c < static_cast<size_t>(spec.geometry.out_channels); ++c) {
+    const uint8_t* codes = spec.weights.data() + c * k;
+    const int32_t zero = spec.w_zero_point[c] + flip;
+    uint8_t lo = 0xff, hi = 0, zeros = 0;
+    for (size_t i = 0; i < k; ++i) {
+      const uint8_t code = codes[i] ^ flip;
+      lo = std::min(lo, code);
+      hi = std::max(hi, code);
+      zeros |= code == zero ? 1 : 0;
     }
+    range.lo = std::min(range.lo, bipolar ? 2 * lo - 1 : lo - zero);
+    range.hi = std::max(range.hi, bipolar ? 2 * hi - 1 : hi - zero);
+    range.has_zero |= !bipolar && zeros != 0;
   }
   return range;
 }
@@ -457,27 +467,29 @@ void BitserialKernel::PackWeights(const ConvSpec& spec) {
 
   AlignedBytes packed(bytes);
   const size_t step = static_cast<size_t>(engine_.lane_step);
-  const size_t segment_weights = k / window_.segments,
-               segment_bits = window_.segment_units * engine_.unit_bits;
+  const size_t segment_weights = k / window_.segments, segment_bytes = window_.segment_units * unit;
+  std::vector<uint8_t> bits(
+      RoundUp(segment_weights, 8));  // of the values of a segment; zeros behind the last one
   for (size_t p = 0; p < panels_.size(); ++p) {
     const BitserialPanel& panel = panels_[p];
     const size_t width = static_cast<size_t>(panel.vectors) * lanes;
     const size_t plane_bytes = window_.units() * operands * width * unit;
     for (size_t lane = 0; lane < panel.count; ++lane) {
-      const size_t channel = panel.channel + lane, vector = lane / lanes * lanes,
-                   within = lane % lanes * step;
-      const size_t place = vector + within % lanes + within / lanes;
-      for (size_t i = 0; i < k; ++i) {
-        const int32_t v =
-            spec.WeightValue(static_cast<int64_t>(channel), static_cast<int64_t>(channel * k + i));
-        const size_t bit = i / segment_weights * segment_bits + i % segment_weights, byte = bit / 8;
-        uint8_t* to =
-            packed.data() + offsets[p] + (byte / unit * operands * width + place) * unit + byte % unit;
-        const uint8_t mask = static_cast<uint8_t>(1 << bit % 8);
-        for (size_t s = 0; s < planes; ++s) {
-          if (plan_.Bit(v, static_cast<int>(s))) to[s * plane_bytes] |= mask;
+      const size_t channel = panel.channel + lane, stepped = lane % lanes * step;
+      const size_t place = lane / lanes * lanes + stepped % lanes + stepped / lanes;
+      for (size_t segment = 0; segment < window_.segments; ++segment) {
+        const size_t first = channel * k + segment * segment_weights;
+        for (size_t i = 0; i < segment_weights; ++i) {
+          bits[i] =
+              plan_.Bits(spec.WeightValue(static_cast<int64_t>(channel), static_cast<int64_t>(first + i)));
         }
-        if (operands == 2 && v != 0) to[width * unit] |= mask;
+        for (size_t i = 0; i < bits.size(); i += 8) {
+          const size_t byte = segment * segment_bytes + i / 8;
+          uint8_t* to =
+              packed.data() + offsets[p] + (byte / unit * operands * width + place) * unit + byte % unit;
+          for (size_t s = 0; s < planes; ++s) to[s * plane_bytes] = GatherBit(&bits[i], static_cast<int>(s));
+          if (operands == 2) to[width * unit] = GatherBit(&bits[i], 1);
+        }
       }
     }
   }

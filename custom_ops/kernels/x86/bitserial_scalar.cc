@@ -1,6 +1,7 @@
 // Bit-serial tiles in plain C++, 64 bits of K at a time.
 #include <bit>
 
+#include "kernels/x86/bitserial_bits.h"
 #include "kernels/x86/bitserial_tile.h"
 #include "kernels/x86/simd_scalar.h"
 
@@ -82,10 +83,7 @@ void Pack(const DigitPacking& p) {
                                                : p.codes - first < 8 ? p.codes - first
                                                                      : 8;
         for (size_t i = 0; i < count; ++i) codes[i] = x[first + i] ^ p.flip;
-        uint64_t eight;
-        std::memcpy(&eight, codes, sizeof(eight));
-        // The multiplication moves bit 0 of byte i to bit 56 + i.
-        to[byte] = static_cast<uint8_t>((eight >> plane & 0x0101010101010101) * 0x0102040810204080 >> 56);
+        to[byte] = GatherBit(codes, plane);
       }
     }
   }
