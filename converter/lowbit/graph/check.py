@@ -171,6 +171,8 @@ def _small_shape(node: _Node, name: str, dims: Sequence[int | None]) -> list[int
     for axis, dim in enumerate(dims):
         room = extents[axis - 1] + 5 if 0 < axis <= len(extents) else 9
         shape.append(fixed if axis == channels and fixed else min(dim or room, room))
+    if "blocksize" in node.attributes:
+        shape[channels] = int(dims[channels] or node.get("blocksize") ** 2)
     for array in node.constants if node.op_type in _BINARY else ():
         # A constant operand fixes the dims along which it varies.
         if array is not None and array.ndim:

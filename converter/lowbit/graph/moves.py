@@ -330,6 +330,8 @@ def moves_exactly(node: ir.Node) -> bool:
         return not isinstance(read_max_pool(node), Refusal)
     if is_op(node, "Resize"):
         return not isinstance(read_resize(node), Refusal)
+    if is_op(node, "DepthToSpace"):
+        return node.inputs[0] is not None and rank_of(node.inputs[0]) == 4
     if is_op(node, "Pad"):
         # Before opset 11 the pads are attributes; those models keep their Pad on real numbers.
         return "pads" not in node.attributes and (not _pads_with_value(node) or _pad_real(node) is not None)

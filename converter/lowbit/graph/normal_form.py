@@ -28,7 +28,7 @@ _DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 CODE_MOVERS = frozenset({
     "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad", "MaxPool",
-    "Resize",
+    "Resize", "DepthToSpace",
 })  # fmt: skip
 """Ops whose output holds elements of their first input, so that they may run on codes."""
 

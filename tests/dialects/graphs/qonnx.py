@@ -603,6 +603,15 @@ def subpixel(g: QonnxGraph) -> None:
 
 
 @case()
+def depth_to_space_on_integers(g: QonnxGraph) -> None:
+    x, xq = entry(g, ["N", 6, 5, 6])
+    y, wq, terms = conv(g, x, xq, (16, 6, 3, 3), g.weight_quant(None, 0), pads=[1, 1, 1, 1])
+    yq = g.after(xq, wq, terms, 0)
+    y = g.node("DepthToSpace", [g.quant(y, yq)], blocksize=2)
+    close(g, y, yq, (4, 4, 3, 3), ["N", 4, 8, 10])
+
+
+@case()
 def resize_on_integers(g: QonnxGraph) -> None:
     x, xq = entry(g, [1, 6, 5, 6])
     y, wq, terms = conv(g, x, xq, (8, 6, 1, 1))

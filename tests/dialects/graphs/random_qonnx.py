@@ -153,7 +153,7 @@ class _Network:
     def move(self) -> None:
         """Something between quantized tensors."""
         g, spatial = self.g, self.shape[2:]
-        kind = self.pick(["pool", "average", "resize", "flatten", "residual", "identity"])
+        kind = self.pick(["pool", "average", "resize", "depth", "flatten", "residual", "identity"])
         if len(spatial) == 2 and min(spatial) >= 2 and kind in ("pool", "average"):
             op = "MaxPool" if kind == "pool" else "AveragePool"
             self.x = g.node(op, [self.x], kernel_shape=[2, 2], strides=[2, 2])
@@ -167,6 +167,12 @@ class _Network:
                 coordinate_transformation_mode="asymmetric", nearest_mode="floor",
             )  # fmt: skip
             self.shape = [*self.shape[:2], *[2 * s for s in spatial]]
+        elif len(spatial) == 2 and max(spatial) <= 6 and kind == "depth" and self.shape[1] % 4 == 0:
+            mode = self.pick(["DCR", "CRD"]) if g.opset >= 11 else None
+            self.x = g.node(
+                "DepthToSpace", [self.x], blocksize=2, **({"mode": mode} if mode is not None else {})
+            )
+            self.shape = [1, self.shape[1] // 4, *[2 * s for s in spatial]]
         elif spatial and kind == "flatten" and np.prod(self.shape) <= 400:
             self.x = g.node("Flatten", [self.x])
             self.shape = [1, int(np.prod(self.shape))]
