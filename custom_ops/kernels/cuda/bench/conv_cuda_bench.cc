@@ -1,0 +1,266 @@
+// The 19 convolutions of ResNet-50 (Caffe Model Zoo: stride on the first 1x1 of a block) on the GPU, batch 1
+// and 16: replays of a CUDA graph of equal nodes, medians, operands warm in L2, every output sampled against
+// a sum on the CPU.
+//   lowbit_cuda_bench [--csv FILE] [--commit ID] [--date DATE]
+// Prints a markdown page; FILE receives every configuration's time beside the cost model's estimate. The
+// peers' columns are recorded numbers, measured on the same kind of machine on 2026-11-20 (cuDNN 9.19 int8
+// with fused scale, bias and ReLU, best of its plans; CUTLASS 4.2 int8, best of its wgmma and mma.sync
+// kernels).
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <iomanip>
+#include <iostream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+#include "kernels/cuda/cuda_conv.h"
+#include "kernels/cuda/heuristic.h"
+
+namespace {
+
+using namespace lowbit;
+
+void Check(cudaError_t error, const char* what) {
+  Require(error == cudaSuccess, what, ": ", cudaGetErrorString(error));
+}
+
+struct Layer {
+  const char* name;
+  int64_t in, size, out, kernel, stride, pad, count;  // count: how often ResNet-50 has it
+  double cudnn[2], cutlass[2];                        // recorded microseconds, batch 1 and 16
+};
+
+constexpr Layer kLayers[] = {
+    {"conv1", 64, 56, 64, 1, 1, 0, 1, {6.50, 9.61}, {2.73, 5.00}},
+    {"conv2", 64, 56, 64, 3, 1, 1, 3, {5.52, 15.3}, {4.11, 9.95}},
+    {"conv3", 64, 56, 256, 1, 1, 0, 4, {6.52, 17.3}, {3.37, 13.5}},
+    {"conv4", 256, 56, 64, 1, 1, 0, 2, {3.50, 7.92}, {2.73, 7.48}},
+    {"conv5", 256, 56, 128, 1, 2, 0, 1, {3.53, 3.98}, {3.12, 5.28}},
+    {"conv6", 128, 28, 128, 3, 1, 1, 4, {5.53, 6.62}, {4.58, 9.47}},
+    {"conv7", 128, 28, 512, 1, 1, 0, 4, {6.31, 9.53}, {2.54, 8.28}},
+    {"conv8", 256, 56, 512, 1, 2, 0, 1, {3.62, 8.20}, {3.29, 11.7}},
+    {"conv9", 512, 28, 128, 1, 1, 0, 3, {4.10, 4.61}, {3.17, 5.43}},
+    {"conv10", 512, 28, 256, 1, 2, 0, 1, {4.04, 4.30}, {3.47, 4.35}},
+    {"conv11", 256, 14, 256, 3, 1, 1, 6, {8.04, 8.30}, {6.12, 9.33}},
+    {"conv12", 256, 14, 1024, 1, 1, 0, 6, {3.56, 5.83}, {2.79, 6.13}},
+    {"conv13", 512, 28, 1024, 1, 2, 0, 1, {4.12, 6.86}, {3.65, 9.83}},
+    {"conv14", 1024, 14, 256, 1, 1, 0, 5, {5.18, 5.44}, {3.96, 5.76}},
+    {"conv15", 1024, 14, 512, 1, 2, 0, 1, {5.12, 5.32}, {4.17, 4.96}},
+    {"conv16", 512, 7, 512, 3, 1, 1, 3, {13.1, 13.3}, {9.41, 12.9}},
+    {"conv17", 512, 7, 2048, 1, 1, 0, 3, {4.04, 4.70}, {3.11, 5.67}},
+    {"conv18", 1024, 14, 2048, 1, 2, 0, 1, {5.20, 6.09}, {4.21, 7.58}},
+    {"conv19", 2048, 7, 512, 1, 1, 0, 2, {7.40, 7.62}, {5.56, 6.69}},
+};
+
+ConvSpec MakeSpec(const Layer& layer, std::mt19937& random) {
+  ConvSpec spec;
+  ConvGeometry& g = spec.geometry;
+  g.in_channels = layer.in;
+  g.out_channels = layer.out;
+  g.kernel_h = g.kernel_w = layer.kernel;
+  g.stride_h = g.stride_w = layer.stride;
+  g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = layer.pad;
+  spec.x = {8, Encoding::kUnsigned};
+  spec.w = {8, Encoding::kSigned};
+  std::uniform_int_distribution<int> code(-127, 127);
+  spec.weights.resize(static_cast<size_t>(layer.out * g.K()));
+  for (auto& w : spec.weights) w = static_cast<uint8_t>(code(random));
+  const size_t channels = static_cast<size_t>(layer.out);
+  spec.w_zero_point.assign(channels, 0);
+  for (size_t c = 0; c < channels; ++c) spec.bias.push_back(code(random) * 16);
+  spec.epilogue.multiplier.assign(channels, 100.0f / (std::sqrt(static_cast<float>(g.K())) * 127 * 73));
+  spec.epilogue.lo = 0;  // ReLU
+  spec.epilogue.hi = 255;
+  return spec;
+}
+
+class DeviceBuffer {
+ public:
+  explicit DeviceBuffer(size_t bytes) { Check(cudaMalloc(&data_, std::max<size_t>(bytes, 1)), "cudaMalloc"); }
+  ~DeviceBuffer() { cudaFree(data_); }
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+  uint8_t* Get() const { return static_cast<uint8_t*>(data_); }
+
+ private:
+  void* data_ = nullptr;
+};
+
+class Timer {
+ public:
+  Timer() {
+    Check(cudaStreamCreate(&stream_), "stream");
+    Check(cudaEventCreate(&begin_), "event");
+    Check(cudaEventCreate(&end_), "event");
+  }
+  // Microseconds per launch: the median of `replays` of a graph of `nodes` launches.
+  double Microseconds(const cuda::ConvPlan& plan, const void* x, void* y, void* workspace, bool overlap,
+                      int nodes, int replays) {
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
+    for (int i = 0; i < nodes; ++i) cuda::LaunchConv(plan, x, nullptr, y, workspace, stream_, overlap);
+    Check(cudaStreamEndCapture(stream_, &graph), "capture");
+    Check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    for (int i = 0; i < 2; ++i) Check(cudaGraphLaunch(executable, stream_), "launch");
+    std::vector<double> times;
+    for (int i = 0; i < replays; ++i) {
+      Check(cudaEventRecord(begin_, stream_), "record");
+      Check(cudaGraphLaunch(executable, stream_), "launch");
+      Check(cudaEventRecord(end_, stream_), "record");
+      Check(cudaEventSynchronize(end_), "synchronize");
+      float milliseconds = 0;
+      Check(cudaEventElapsedTime(&milliseconds, begin_, end_), "elapsed");
+      times.push_back(1e3 * milliseconds / nodes);
+    }
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+    std::nth_element(times.begin(), times.begin() + replays / 2, times.end());
+    return times[static_cast<size_t>(replays / 2)];
+  }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+};
+
+// Some elements of y, recomputed.
+void CheckSamples(const ConvSpec& spec, const ConvShape& s, const std::vector<uint8_t>& x,
+                  const uint8_t* device_y, std::mt19937& random, const std::string& what) {
+  const ConvGeometry& g = spec.geometry;
+  std::vector<uint8_t> y(static_cast<size_t>(s.OutPixels() * g.out_channels));
+  Check(cudaDeviceSynchronize(), what.c_str());
+  Check(cudaMemcpy(y.data(), device_y, y.size(), cudaMemcpyDeviceToHost), "copy y");
+  for (int sample = 0; sample < 500; ++sample) {
+    const int64_t index = static_cast<int64_t>(random() % y.size());
+    const int64_t c = index % g.out_channels, pixel = index / g.out_channels, ox = pixel % s.out_w,
+                  oy = pixel / s.out_w % s.out_h, image = pixel / (s.out_w * s.out_h);
+    int32_t acc = spec.bias[static_cast<size_t>(c)];
+    for (int64_t t = 0; t < g.Taps(); ++t) {
+      const int64_t iy = oy * g.stride_h - g.pad_top + t / g.kernel_w,
+                    ix = ox * g.stride_w - g.pad_left + t % g.kernel_w;
+      if (iy < 0 || iy >= s.in_h || ix < 0 || ix >= s.in_w) continue;
+      for (int64_t i = 0; i < g.in_channels; ++i) {
+        acc += int32_t{x[static_cast<size_t>(((image * s.in_h + iy) * s.in_w + ix) * g.in_channels + i)]} *
+               spec.WeightValue(c, c * g.K() + t * g.in_channels + i);
+      }
+    }
+    const float v = std::rint(static_cast<float>(acc) * spec.epilogue.multiplier[static_cast<size_t>(c)]);
+    const uint8_t expected = static_cast<uint8_t>(std::clamp(v, 0.0f, 255.0f));
+    Require(y[static_cast<size_t>(index)] == expected, what, ": element ", index, " is ",
+            int{y[static_cast<size_t>(index)]}, ", expected ", int{expected});
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    std::string csv_path, commit = "?", date = "?";
+    for (int i = 1; i + 1 < argc; i += 2) {
+      const std::string option = argv[i];
+      if (option == "--csv") csv_path = argv[i + 1];
+      if (option == "--commit") commit = argv[i + 1];
+      if (option == "--date") date = argv[i + 1];
+    }
+    const cuda::Device device = cuda::Device::Query(0);
+    std::mt19937 random(7);
+    Timer timer;
+    std::ofstream csv;
+    if (!csv_path.empty()) {
+      csv.open(csv_path);
+      csv << "layer,batch,m,n,k,config,tile_m,tile_n,stages,splits,estimate,us\n";
+    }
+    std::cout
+        << "# ResNet-50's convolutions on the GPU, int8\n\n"
+        << device.name << ", " << device.multiprocessors << " multiprocessors; " << date << ", commit "
+        << commit << ": `lowbit_cuda_bench`\n\n"
+        << "- Microseconds; uint8 activations, int8 weights, bias, ReLU and requantization fused, NHWC codes "
+           "in "
+           "and out. Graph replays of 40 equal nodes, medians of 9, operands warm in L2, outputs sampled "
+           "against the CPU.\n"
+        << "- tuned: the fastest configuration; chosen: the cost model's; serial: the tuned one without "
+           "programmatic dependent launch.\n"
+        << "- cuDNN (9.19) and CUTLASS (4.2, best of its kernels): recorded numbers from the same kind of "
+           "machine, "
+           "2026-11-20, without programmatic dependent launch; not measured in this run.\n"
+        << "- all 52: the layers weighted by how often the network has them.\n\n"
+        << std::fixed << std::setprecision(2);
+    for (int b = 0; b < 2; ++b) {
+      const int64_t batch = b == 0 ? 1 : 16;
+      std::cout << "## Batch " << batch << "\n\n"
+                << "| layer | tuned | chosen | serial | cuDNN | CUTLASS | tuned / best peer | tuned "
+                   "configuration | "
+                   "chosen configuration |\n"
+                << "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
+      double totals[5] = {}, log_ratio = 0, worst_choice = 0;
+      int at_or_below = 0;
+      for (const Layer& layer : kLayers) {
+        const ConvSpec spec = MakeSpec(layer, random);
+        const int64_t out = (layer.size + 2 * layer.pad - layer.kernel) / layer.stride + 1;
+        const ConvShape shape{batch, layer.size, layer.size, out, out};
+        std::vector<uint8_t> x(static_cast<size_t>(batch * layer.size * layer.size * layer.in));
+        for (auto& v : x) v = static_cast<uint8_t>(random());
+        DeviceBuffer device_x(x.size()), device_y(static_cast<size_t>(shape.OutPixels() * layer.out)),
+            workspace(64 << 20);
+        Check(cudaMemcpy(device_x.Get(), x.data(), x.size(), cudaMemcpyHostToDevice), "copy x");
+        const auto packed = cuda::PackConv(spec, device);
+        const auto measure = [&](const cuda::ConvPlan& plan, bool overlap, int replays) {
+          Require(cuda::PlanWorkspaceBytes(plan) <= size_t{64} << 20, "workspace too small");
+          const std::string what = std::string(layer.name) + " " + cuda::PlanConfig(plan).Text();
+          Check(cudaMemset(device_y.Get(), 0xA5, static_cast<size_t>(shape.OutPixels() * layer.out)),
+                "poison");
+          const bool plain = cuda::PlanConfig(plan).algorithm == cuda::Algorithm::kPlain;
+          const double time = timer.Microseconds(plan, device_x.Get(), device_y.Get(), workspace.Get(),
+                                                 overlap, plain ? 4 : 40, replays);
+          CheckSamples(spec, shape, x, device_y.Get(), random, what);
+          return time;
+        };
+        const cuda::GemmProblem problem{shape.OutPixels(), layer.out, spec.geometry.K(), 1, true, true};
+        const cuda::ConvConfig tuned = cuda::TuneConv(packed, shape, [&](const cuda::ConvPlan& plan) {
+          const double time = measure(plan, true, 5);
+          const cuda::ConvConfig& c = cuda::PlanConfig(plan);
+          if (csv.is_open()) {
+            csv << layer.name << "," << batch << "," << problem.m << "," << problem.n << "," << problem.k
+                << "," << c.Text() << "," << c.tile_m << "," << c.tile_n << "," << c.stages << "," << c.splits
+                << "," << cuda::EstimateMicroseconds(problem, c, device) << "," << time << "\n";
+          }
+          return time;
+        });
+        const cuda::ConvConfig chosen = cuda::CandidateConfigs(*packed, shape).front();
+        const double tuned_time = measure(*cuda::PlanConv(packed, shape, tuned), true, 9);
+        const double chosen_time =
+            chosen == tuned ? tuned_time : measure(*cuda::PlanConv(packed, shape, chosen), true, 9);
+        const double serial_time = measure(*cuda::PlanConv(packed, shape, tuned), false, 9);
+        const double peer = std::min(layer.cudnn[b], layer.cutlass[b]);
+        at_or_below += tuned_time <= peer ? 1 : 0;
+        log_ratio += std::log(layer.cudnn[b] / tuned_time);
+        worst_choice = std::max(worst_choice, chosen_time / tuned_time);
+        const double row[] = {tuned_time, chosen_time, serial_time, layer.cudnn[b], layer.cutlass[b]};
+        std::cout << "| " << layer.name << " " << layer.in << "x" << layer.size << "x" << layer.size << " -> "
+                  << layer.out << ", " << layer.kernel << "x" << layer.kernel << "/" << layer.stride << " |";
+        for (int i = 0; i < 5; ++i) {
+          std::cout << " " << row[i] << " |";
+          totals[i] += row[i] * static_cast<double>(layer.count);
+        }
+        std::cout << " " << tuned_time / peer << " | " << tuned.Text() << " | " << chosen.Text() << " |\n"
+                  << std::flush;
+      }
+      std::cout << "| all 52 |";
+      for (const double total : totals) std::cout << " " << total << " |";
+      std::cout << " | | |\n\nAt or below the best peer on " << at_or_below << " of " << std::size(kLayers)
+                << " layers; geometric mean of cuDNN / tuned " << std::exp(log_ratio / std::size(kLayers))
+                << "; chosen / tuned at most " << worst_choice << ".\n\n";
+    }
+    return 0;
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
+  }
+}

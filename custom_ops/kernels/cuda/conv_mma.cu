@@ -1,0 +1,186 @@
+// Implicit-precomp GEMM on mma.sync: sm_80 and later with m16n8k32 and cp.async stages, sm_75 with m8n8k16
+// and plain copies. A warp sums kTileM / kWarpsM x kTileN / kWarpsN outputs.
+#include "kernels/cuda/conv_tile.cuh"
+#include "kernels/cuda/heuristic.h"
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/launch.h"
+
+namespace lowbit::cuda {
+namespace {
+
+__device__ __forceinline__ void LoadMatrices(uint32_t address, unsigned (&r)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+// c[16x8] += a[16x32] * b[8x32]^T, a unsigned or signed, b signed. Sums wrap.
+template <bool kSigned>
+__device__ __forceinline__ void Multiply(int (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (kSigned) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+#else
+  // The same fragments: rows 0..7 are a[0], a[2], rows 8..15 a[1], a[3]; k 0..15 comes first in each pair.
+  const unsigned b[2] = {b0, b1};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      if constexpr (kSigned) {
+        asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                     : "+r"(c[2 * half]), "+r"(c[2 * half + 1])
+                     : "r"(a[2 * k + half]), "r"(b[k]));
+      } else {
+        asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.u8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                     : "+r"(c[2 * half]), "+r"(c[2 * half + 1])
+                     : "r"(a[2 * k + half]), "r"(b[k]));
+      }
+    }
+  }
+#endif
+}
+
+template <int kTileM, int kTileN, int kWarpsM, int kWarpsN, int kStages, bool kSigned, int kVectorBytes>
+__global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
+    ConvMma(const __grid_constant__ ConvParams p, bool cluster) {
+  constexpr int kThreads = kWarpsM * kWarpsN * 32;
+  constexpr int kWarpM = kTileM / kWarpsM, kWarpN = kTileN / kWarpsN;
+  constexpr int kBlocksM = kWarpM / 16, kBlocksN = kWarpN / 8;
+  constexpr int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes;
+  static_assert(kBlocksN % 2 == 0 && kBytesB % (kThreads * 16) == 0 && kThreads >= kTileN);
+  extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ ChannelConstants<kTileN> constants;
+
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
+  const uint32_t tiles = SharedAddress(shared);
+  const ActivationLoader<kTileM, kThreads, kVectorBytes> activations(p, at.m0, at.group);
+  LetSuccessorsStart();
+  constants.Fetch(p, at);
+
+  const auto load_weights = [&](int k_tile, int stage) {
+    const uint8_t* source = at.Weights(p, k_tile) + thread * 16;
+    const uint32_t target = tiles + stage * (kBytesA + kBytesB) + kBytesA + thread * 16;
+#pragma unroll
+    for (int i = 0; i < kBytesB; i += kThreads * 16) CopyAsync<16>(target + i, source + i);
+  };
+  const auto load_activations = [&](int k_tile, int stage) {
+    activations.Load(k_tile, tiles + stage * (kBytesA + kBytesB));
+  };
+
+  // The weights are this kernel's own: they may be fetched before the predecessor is done. They count to the
+  // first group of copies.
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) {
+    if (at.k_begin + s < at.k_end) load_weights(at.k_begin + s, s);
+  }
+  WaitForPredecessors();
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) {
+    if (at.k_begin + s < at.k_end) load_activations(at.k_begin + s, s);
+    CommitCopies();
+  }
+
+  int c[kBlocksM][kBlocksN][4] = {};
+  const int row_a = warp / kWarpsN * kWarpM + lane % 16,
+            row_b = warp % kWarpsN * kWarpN + lane / 16 * 8 + lane % 8;
+  const int half_a = lane / 16, half_b = lane / 8 % 2;  // which 16 of the 32 bytes of k this lane addresses
+  int stage = 0;
+  for (int k_tile = at.k_begin; k_tile < at.k_end; ++k_tile) {
+    WaitForCopies<kStages - 2>();
+    __syncthreads();
+    const int next = k_tile + kStages - 1;
+    if (next < at.k_end) {
+      const int target =
+          stage == 0 ? kStages - 1 : stage - 1;  // read in the last iteration, free since the barrier
+      load_weights(next, target);
+      load_activations(next, target);
+    }
+    CommitCopies();
+    const uint32_t tile_a = tiles + stage * (kBytesA + kBytesB), tile_b = tile_a + kBytesA;
+    const int steps = min(4, (p.k - k_tile * kRowBytes + 31) / 32);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      if (step >= steps) break;
+      unsigned a[kBlocksM][4], b[kBlocksN / 2][4];
+#pragma unroll
+      for (int i = 0; i < kBlocksM; ++i) {
+        const int row = row_a + i * 16;
+        LoadMatrices(tile_a + row * kRowBytes + (((step * 2 + half_a) ^ (row % 8)) << 4), a[i]);
+      }
+#pragma unroll
+      for (int j = 0; j < kBlocksN / 2; ++j) {
+        const int row = row_b + j * 16;
+        LoadMatrices(tile_b + row * kRowBytes + (((step * 2 + half_b) ^ (row % 8)) << 4), b[j]);
+      }
+#pragma unroll
+      for (int i = 0; i < kBlocksM; ++i) {
+#pragma unroll
+        for (int j = 0; j < kBlocksN; ++j) {
+          Multiply<kSigned>(c[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+        }
+      }
+    }
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+  WaitForCopies<0>();
+  __syncthreads();
+
+  const int out_row = warp / kWarpsN * kWarpM + lane / 4, out_column = warp % kWarpsN * kWarpN + lane % 4 * 2;
+  FinishTile<kTileM, kTileN, kThreads>(p, at, shared, constants, cluster, [&](const auto& f) {
+#pragma unroll
+    for (int i = 0; i < kBlocksM; ++i) {
+#pragma unroll
+      for (int j = 0; j < kBlocksN; ++j) {
+        f(out_row + i * 16, out_column + j * 8, c[i][j][0], c[i][j][1]);
+        f(out_row + i * 16 + 8, out_column + j * 8, c[i][j][2], c[i][j][3]);
+      }
+    }
+  });
+}
+
+template <int kTileM, int kTileN, int kWarpsM, int kWarpsN>
+cudaError_t LaunchTile(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
+  constexpr int kStages = 3, kThreads = kWarpsM * kWarpsN * 32;
+  const auto launch = [&](auto kernel) {
+    return LaunchTiled(kernel, p, config, options, kThreads, SharedBytes(config));
+  };
+  if (!options.vector16) {
+    // Few channels: the gather dominates, one tile is enough.
+    if constexpr (kTileM == 64 && kTileN == 64) {
+      return options.x_signed ? launch(ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, true, 4>)
+                              : launch(ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, false, 4>);
+    } else {
+      return cudaErrorInvalidValue;
+    }
+  }
+  return options.x_signed ? launch(ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, true, 16>)
+                          : launch(ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, false, 16>);
+}
+
+}  // namespace
+
+cudaError_t LaunchMma(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
+  const auto is = [&](int m, int n) { return config.tile_m == m && config.tile_n == n; };
+  if (is(32, 64)) return LaunchTile<32, 64, 2, 2>(p, config, options);
+  if (is(64, 32)) return LaunchTile<64, 32, 4, 1>(p, config, options);
+  if (is(64, 64)) return LaunchTile<64, 64, 2, 2>(p, config, options);
+  if (is(128, 64)) return LaunchTile<128, 64, 4, 2>(p, config, options);
+  if (is(128, 128)) return LaunchTile<128, 128, 2, 4>(p, config, options);
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace lowbit::cuda

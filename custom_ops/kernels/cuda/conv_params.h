@@ -1,0 +1,67 @@
+// What a kernel receives: plain data, passed by value, so that the whole node reads from constant memory.
+#pragma once
+
+#include <cstdint>
+
+namespace lowbit::cuda {
+
+inline constexpr int kMaxTaps = 64;
+inline constexpr int kMaxTailSteps = 8;
+// Tiles of weights may be read, never used, past the last channel.
+inline constexpr int kWeightSlackRows = 256;
+
+// Division by a constant through a multiplication, for 0 <= n < 2^31:
+//   n / d = (umulhi(n, multiplier) + n) >> shift,  shift = ceil(log2 d), multiplier = 2^32 (2^shift - d) / d
+//   + 1
+struct FastDivisor {
+  uint32_t divisor = 1, multiplier = 1, shift = 0;
+};
+
+struct EpilogueParams {
+  int kind = 0;  // EpilogueKind
+  bool quantized_output = true;
+  bool has_residual = false, residual_signed = false;
+  int out_channels = 0;
+  const int32_t* bias = nullptr;    // [out_channels], the constant part of the zero points folded in
+  const float* scale = nullptr;     // [out_channels], multiplier or acc_scale
+  const int32_t* w_zero = nullptr;  // [out_channels], null when all are 0; x_sums then has the pixel sums
+  int zero_point = 0, lo = 0, hi = 0;
+  const int32_t *thresholds = nullptr, *base = nullptr, *dir = nullptr;
+  int threshold_count = 0;
+  int tail_count = 0;
+  uint8_t tail[kMaxTailSteps] = {};  // TailStep
+  const float *tail_bias = nullptr, *tail_scale = nullptr, *tail_shift = nullptr;
+  float clip_min = 0, clip_max = 0;
+  float residual_scale = 1, inner_scale = 1, y_scale = 1;
+  int residual_zero_point = 0;
+  int y_zero_point = 0, y_lo = 0, y_hi = 0;
+};
+
+struct Tap {
+  int32_t delta;   // bytes from the first tap's pixel
+  int16_t dy, dx;  // pixels from it
+};
+
+struct ConvParams {
+  const uint8_t* x = nullptr;        // codes, or the repacked input in the workspace
+  const uint8_t* weights = nullptr;  // tile kernels: [group][k / 128][n_padded][128], swizzled; plain: rows
+  const void* residual = nullptr;
+  void* y = nullptr;
+  int32_t* partial = nullptr;           // [splits][groups][m][n], Split::kWorkspace
+  const int32_t* x_sums = nullptr;      // [groups][m]
+  int m = 0, n = 0, k = 0, groups = 1;  // k: bytes of one row, n: channels of one group
+  int n_padded = 0, n_tiles = 0, k_tiles = 0, splits = 1, stages = 0;
+  int channels = 0;     // bytes per tap: the channels of a group as stored
+  int pixel_bytes = 0;  // bytes from pixel to pixel
+  int in_h = 0, in_w = 0, stride_h = 1, stride_w = 1, pad_top = 0, pad_left = 0;
+  int kernel_h = 1, kernel_w = 1, dilation_h = 1, dilation_w = 1, out_h = 0, out_w = 0;
+  bool transposed = false;
+  uint32_t fill = 0;          // four times the code that stands for real zero
+  int x_mul = 1, x_zero = 0;  // plain kernel: v(x) = x_mul * q - x_zero
+  FastDivisor by_image, by_row, by_channels;
+  EpilogueParams epilogue;
+  int taps = 1;
+  Tap tap[kMaxTaps] = {};
+};
+
+}  // namespace lowbit::cuda

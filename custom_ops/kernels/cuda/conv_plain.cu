@@ -1,0 +1,195 @@
+// The GPU's own reference: one thread sums one output with dp4a, every node. Its values take no shortcut
+// through padding codes or folded zero points. Besides it the small kernels around the tile kernels: input
+// repacking, pixel sums, the reduction of split sums.
+#include <algorithm>
+
+#include "kernels/cuda/device_epilogue.cuh"
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/ptx.cuh"
+
+namespace lowbit::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+template <bool kSigned>
+__device__ __forceinline__ int DotFour(int a, int b, int c) {
+  int d;
+  if constexpr (kSigned) {
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  } else {
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  }
+  return d;
+}
+
+// Which input pixel tap t of output o reads in one dimension; -1: none.
+__device__ __forceinline__ int InputPixel(bool transposed, int o, int t, int stride, int dilation, int pad,
+                                          int size) {
+  int i = o * stride + t * dilation - pad;
+  if (transposed) {
+    const int scaled = o + pad - t * dilation;
+    if (scaled < 0 || scaled % stride != 0) return -1;
+    i = scaled / stride;
+  }
+  return i >= 0 && i < size ? i : -1;
+}
+
+// Row of weights of output channel c: [taps][channels rounded up to 4]. With v(x) = x_mul q - x_zero and
+// v(w) = w - w_zero, the sum over the taps inside the image is
+//   x_mul S(q w) - x_zero S(w) - w_zero S(v(x)).
+// The last factor is the x_sum of FinishChannels.
+template <bool kSigned>
+__global__ void __launch_bounds__(kThreads) ConvPlain(const __grid_constant__ ConvParams p) {
+  WaitForPredecessors();
+  LetSuccessorsStart();
+  const int out_channels = p.epilogue.out_channels;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (index >= static_cast<int64_t>(p.m) * out_channels) return;
+  const int pixel = static_cast<int>(index / out_channels), c = static_cast<int>(index % out_channels);
+  const int group = c / p.n;
+  const int image = pixel / (p.out_h * p.out_w), oy = pixel / p.out_w % p.out_h, ox = pixel % p.out_w;
+  const int padded = (p.channels + 3) / 4 * 4;
+  const bool words = p.channels % 4 == 0;
+  const uint8_t* row = p.weights + static_cast<int64_t>(c) * p.kernel_h * p.kernel_w * padded;
+  int products = 0, x_sum = 0, w_sum = 0, count = 0;
+  for (int ty = 0; ty < p.kernel_h; ++ty) {
+    const int iy = InputPixel(p.transposed, oy, ty, p.stride_h, p.dilation_h, p.pad_top, p.in_h);
+    if (iy < 0) continue;
+    for (int tx = 0; tx < p.kernel_w; ++tx) {
+      const int ix = InputPixel(p.transposed, ox, tx, p.stride_w, p.dilation_w, p.pad_left, p.in_w);
+      if (ix < 0) continue;
+      const uint8_t* x = p.x + (static_cast<int64_t>(image * p.in_h + iy) * p.in_w + ix) * p.pixel_bytes +
+                         group * p.channels;
+      const int* w = reinterpret_cast<const int*>(row + static_cast<int64_t>(ty * p.kernel_w + tx) * padded);
+      for (int i = 0; i < p.channels; i += 4) {
+        int four = 0;
+        if (words) {
+          four = *reinterpret_cast<const int*>(x + i);
+        } else {
+          for (int j = 0; j < 4 && i + j < p.channels; ++j) four |= static_cast<int>(x[i + j]) << (8 * j);
+        }
+        const int weights = w[i / 4];
+        products = DotFour<kSigned>(four, weights, products);
+        x_sum = DotFour<kSigned>(four, 0x01010101, x_sum);
+        w_sum = DotFour<true>(weights, 0x01010101, w_sum);
+      }
+      count += p.channels;
+    }
+  }
+  const int sums[4] = {p.x_mul * products - p.x_zero * w_sum, 0, 0, 0};
+  FinishChannels(p.epilogue, p.residual, p.y, pixel, c, 1, sums, p.x_mul * x_sum - p.x_zero * count);
+}
+
+__global__ void __launch_bounds__(kThreads) Reduce(const __grid_constant__ ConvParams p) {
+  LetSuccessorsStart();
+  WaitForPredecessors();
+  const int units = (p.n + 3) / 4;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (index >= static_cast<int64_t>(p.groups) * p.m * units) return;
+  const int column = static_cast<int>(index % units) * 4;
+  const int64_t row = index / units;  // group * m + pixel
+  const int group = static_cast<int>(row / p.m), pixel = static_cast<int>(row % p.m);
+  const int count = min(4, p.n - column);
+  const int32_t* source = p.partial + row * p.n + column;
+  const int64_t step = static_cast<int64_t>(p.groups) * p.m * p.n;
+  int sums[4] = {};
+  for (int s = 0; s < p.splits; ++s, source += step) {
+    if (p.n % 4 == 0) {
+      const int4 v = *reinterpret_cast<const int4*>(source);
+      sums[0] += v.x;
+      sums[1] += v.y;
+      sums[2] += v.z;
+      sums[3] += v.w;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i < count) sums[i] += source[i];
+      }
+    }
+  }
+  const int x_sum = p.epilogue.w_zero != nullptr ? p.x_sums[row] : 0;
+  FinishChannels(p.epilogue, p.residual, p.y, pixel, group * p.n + column, count, sums, x_sum);
+}
+
+__global__ void __launch_bounds__(kThreads) Repack(const __grid_constant__ RepackParams p) {
+  LetSuccessorsStart();
+  WaitForPredecessors();
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;  // of 4 bytes of y
+  const int words = p.groups * p.channels / 4;
+  if (index >= p.pixels * words) return;
+  const int64_t pixel = index / words;
+  const int column = static_cast<int>(index % words) * 4, group = column / p.channels,
+            c = column % p.channels;
+  const uint8_t* x = p.x + (pixel * p.groups + group) * p.group_in + c;
+  unsigned four = 0;
+  for (int i = 0; i < 4 && c + i < p.group_in; ++i) {
+    four |= static_cast<unsigned>((p.mul * static_cast<int>(x[i]) - p.sub) & 255) << (8 * i);
+  }
+  reinterpret_cast<unsigned*>(p.y)[index] = four;
+}
+
+// A warp a pixel and group.
+template <bool kSigned>
+__global__ void __launch_bounds__(kThreads)
+    PixelSums(const __grid_constant__ ConvParams p, int group_in, int zero, int32_t* x_sums) {
+  LetSuccessorsStart();
+  WaitForPredecessors();
+  const int64_t row = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (row >= static_cast<int64_t>(p.groups) * p.m) return;
+  const int group = static_cast<int>(row / p.m), pixel = static_cast<int>(row % p.m);
+  const int image = pixel / (p.out_h * p.out_w), oy = pixel / p.out_w % p.out_h, ox = pixel % p.out_w;
+  int sum = 0;
+  for (int t = 0; t < p.taps; ++t) {
+    const int iy = oy * p.stride_h - p.pad_top + p.tap[t].dy, ix = ox * p.stride_w - p.pad_left + p.tap[t].dx;
+    if (iy < 0 || iy >= p.in_h || ix < 0 || ix >= p.in_w) continue;
+    const uint8_t* x =
+        p.x + (static_cast<int64_t>(image * p.in_h + iy) * p.in_w + ix) * p.pixel_bytes + group * p.channels;
+    for (int i = lane; i < group_in; i += 32) {
+      sum += (kSigned ? static_cast<int>(static_cast<int8_t>(x[i])) : static_cast<int>(x[i])) - zero;
+    }
+  }
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+  if (lane == 0) x_sums[row] = sum;
+}
+
+template <typename... Params, typename... Args>
+cudaError_t Launch(void (*kernel)(Params...), int64_t threads, const LaunchOptions& options,
+                   const Args&... args) {
+  cudaLaunchConfig_t launch = {};
+  launch.gridDim = dim3(static_cast<unsigned>((threads + kThreads - 1) / kThreads));
+  launch.blockDim = dim3(kThreads);
+  launch.stream = options.stream;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  launch.attrs = &attribute;
+  launch.numAttrs = options.overlap ? 1 : 0;
+  return cudaLaunchKernelEx(&launch, kernel, args...);
+}
+
+}  // namespace
+
+cudaError_t LaunchPlain(const ConvParams& p, const LaunchOptions& options) {
+  const int64_t threads = static_cast<int64_t>(p.m) * p.epilogue.out_channels;
+  return options.x_signed ? Launch(ConvPlain<true>, threads, options, p)
+                          : Launch(ConvPlain<false>, threads, options, p);
+}
+
+cudaError_t LaunchReduce(const ConvParams& p, const LaunchOptions& options) {
+  return Launch(Reduce, static_cast<int64_t>(p.groups) * p.m * ((p.n + 3) / 4), options, p);
+}
+
+cudaError_t LaunchRepack(const RepackParams& p, const LaunchOptions& options) {
+  return Launch(Repack, p.pixels * p.groups * p.channels / 4, options, p);
+}
+
+cudaError_t LaunchPixelSums(const ConvParams& p, int group_in, int zero, int32_t* x_sums,
+                            const LaunchOptions& options) {
+  const int64_t threads = static_cast<int64_t>(p.groups) * p.m * 32;
+  return options.x_signed ? Launch(PixelSums<true>, threads, options, p, group_in, zero, x_sums)
+                          : Launch(PixelSums<false>, threads, options, p, group_in, zero, x_sums);
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,92 @@
+// Convolution and Gemm nodes on NVIDIA GPUs: constants packed once per device (PackedConv), a plan per shape
+// (ConvPlan), a launch that only enqueues kernels. No ONNX Runtime; the execution provider is a thin caller.
+//
+// Activations are NHWC codes (uint8 or int8, bipolar {0,1} as uint8), one byte each; outputs are codes or
+// float32. Every algorithm equals kernels/reference in every element.
+//
+// Not there yet: bits below 8 are unpacked to int8 when the weights are packed (no nibbles or bit planes in
+// memory), ConvTranspose and depthwise convolutions run the plain kernel only, no stream-K, no TMA im2col, no
+// producer warps, and the cost model of ChooseConfig was fitted on one GPU (H200).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/conv.h"
+
+namespace lowbit::cuda {
+
+struct Device {
+  int ordinal = 0;
+  int capability = 0;  // 10 * major + minor, 90 on Hopper
+  int multiprocessors = 0;
+  int shared_bytes = 0;  // largest dynamic shared memory of a block
+  std::string name;
+
+  // Throws Error where there is no such GPU, or one below compute capability 7.5.
+  static Device Query(int ordinal);
+};
+
+enum class Algorithm : uint8_t {
+  kPlain,  // one thread per output, dp4a: the GPU's own reference, every node
+  kMma,    // implicit-precomp GEMM, mma.sync (sm_75 and later)
+  kWgmma,  // implicit-precomp GEMM, wgmma from shared memory (sm_90a)
+};
+
+// How the sum over K is spread over blocks, where split > 1.
+enum class Split : uint8_t {
+  kCluster,    // one cluster per tile; its blocks add through distributed shared memory (sm_90 and later)
+  kWorkspace,  // int32 partial sums in the workspace, added in a fixed order by a second kernel
+};
+
+// A printable choice of kernel and tile. Tile sizes are bytes of shared memory along pixels (m) and output
+// channels (n); along k every tile is 128 bytes.
+struct ConvConfig {
+  Algorithm algorithm = Algorithm::kPlain;
+  int tile_m = 0, tile_n = 0;
+  int stages = 0;  // tiles in flight
+  int splits = 1;
+  Split split = Split::kCluster;
+
+  std::string Text() const;
+  bool operator==(const ConvConfig&) const = default;
+};
+
+// The constants of a node in one device's memory: weights in tile order, epilogue tables. Immutable, shared
+// by the plans of every shape.
+class PackedConv;
+std::shared_ptr<const PackedConv> PackConv(const ConvSpec& spec, const Device& device);
+
+// Every configuration that computes this node exactly on this device, the cost model's choice first.
+std::vector<ConvConfig> CandidateConfigs(const PackedConv& conv, const ConvShape& shape);
+
+class ConvPlan;
+// Throws Error where `config` is none of the candidates or the shape is none of the node's.
+std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
+                                         const std::optional<ConvConfig>& config = std::nullopt);
+std::shared_ptr<const ConvPlan> PlanConv(const ConvSpec& spec, const ConvShape& shape, const Device& device);
+
+const ConvConfig& PlanConfig(const ConvPlan& plan);
+size_t PlanWorkspaceBytes(const ConvPlan& plan);
+
+// Enqueues the node on `stream`; re-entrant, and legal during graph capture. `x`, `residual` and `y` are
+// device pointers aligned to 16 bytes, `workspace` has PlanWorkspaceBytes bytes (null when that is 0) aligned
+// to 256 and belongs to this launch until it is done. With `overlap`, on sm_90 and later, the kernel may
+// start before its predecessor on the stream ends (programmatic dependent launch): it reads only its own
+// constants until then.
+void LaunchConv(const ConvPlan& plan, const void* x, const void* residual, void* y, void* workspace,
+                cudaStream_t stream, bool overlap = true);
+
+// The tuner's hook: plans the `limit` most promising candidates, asks `measure` for the time of each (any
+// unit), returns the fastest. Caching is the caller's.
+ConvConfig TuneConv(const std::shared_ptr<const PackedConv>& conv, const ConvShape& shape,
+                    const std::function<double(const ConvPlan&)>& measure, size_t limit = 64);
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,133 @@
+// The four epilogues of core/epilogue.cc in device code: float32, each operation rounded once. The intrinsics
+// with _rn never contract, whatever the compiler's flags.
+#pragma once
+
+#include <cstdint>
+
+#include "core/conv.h"
+#include "kernels/cuda/conv_params.h"
+
+namespace lowbit::cuda {
+
+// clip(rint(v) + zero_point, lo, hi) without the slow rounding and conversion instructions. Codes and zero
+// points are below 2^9 in size, so clamping v to +-2^21 first changes no result; |v| <= 2^21 plus 1.5 * 2^23
+// rounds half to even at the integers, which then sit in the low bits of the float. fmaxf takes the number
+// where the other operand is NaN: NaN becomes the lower bound and then lo, as in
+// core/epilogue.h.
+__device__ __forceinline__ int RoundToCode(float v, int zero_point, int lo, int hi) {
+  v = fminf(fmaxf(v, -2097152.0f), 2097152.0f);
+  const int q = __float_as_int(__fadd_rn(v, 12582912.0f)) - 0x4B400000 + zero_point;
+  return min(max(q, lo), hi);
+}
+
+__device__ __forceinline__ float DequantizeCode(int code, float scale, int zero_point) {
+  return __fmul_rn(static_cast<float>(code - zero_point), scale);
+}
+
+__device__ __forceinline__ int InnerCode(const EpilogueParams& e, int acc, float multiplier) {
+  return RoundToCode(__fmul_rn(static_cast<float>(acc), multiplier), e.zero_point, e.lo, e.hi);
+}
+
+__device__ __forceinline__ int AddResidual(const EpilogueParams& e, int inner, int residual) {
+  const float v = __fadd_rn(DequantizeCode(inner, e.inner_scale, e.zero_point),
+                            DequantizeCode(residual, e.residual_scale, e.residual_zero_point));
+  return RoundToCode(__fdiv_rn(v, e.y_scale), e.y_zero_point, e.y_lo, e.y_hi);
+}
+
+__device__ __forceinline__ int ThresholdCode(const EpilogueParams& e, int acc, int c) {
+  const int32_t* row = e.thresholds + static_cast<int64_t>(c) * e.threshold_count;
+  const bool rises = e.dir[c] > 0;
+  int reached = 0;
+  // dir * acc >= dir * T in int64 is acc >= T, or acc <= T for dir -1.
+  for (int k = 0; k < e.threshold_count; ++k) reached += (rises ? acc >= row[k] : acc <= row[k]) ? 1 : 0;
+  return e.base[c] + reached;
+}
+
+__device__ __forceinline__ float TailValue(const EpilogueParams& e, int acc, int c, int residual) {
+  float v = __fmul_rn(static_cast<float>(acc), e.scale[c]);
+  for (int i = 0; i < e.tail_count; ++i) {
+    switch (static_cast<TailStep>(e.tail[i])) {
+      case TailStep::kBias:
+        v = __fadd_rn(v, e.tail_bias[c]);
+        break;
+      case TailStep::kAffine:
+        v = __fadd_rn(__fmul_rn(v, e.tail_scale[c]), e.tail_shift[c]);
+        break;
+      case TailStep::kResidual:
+        v = __fadd_rn(v, DequantizeCode(residual, e.residual_scale, e.residual_zero_point));
+        break;
+      case TailStep::kRelu:
+        v = v < 0.0f ? 0.0f : v;
+        break;
+      case TailStep::kClip:
+        v = v < e.clip_min ? e.clip_min : v;
+        v = v > e.clip_max ? e.clip_max : v;
+        break;
+    }
+  }
+  return v;
+}
+
+__device__ __forceinline__ int ResidualCode(const EpilogueParams& e, const void* residual, int64_t index) {
+  if (!e.has_residual) return 0;
+  return e.residual_signed ? static_cast<int>(static_cast<const int8_t*>(residual)[index])
+                           : static_cast<int>(static_cast<const uint8_t*>(residual)[index]);
+}
+
+__device__ __forceinline__ int FinishCode(const EpilogueParams& e, int acc, int c, int residual) {
+  switch (static_cast<EpilogueKind>(e.kind)) {
+    case EpilogueKind::kRequantize: {
+      const int q = InnerCode(e, acc, e.scale[c]);
+      return e.has_residual ? AddResidual(e, q, residual) : q;
+    }
+    case EpilogueKind::kThresholds:
+      return ThresholdCode(e, acc, c);
+    default:
+      return RoundToCode(__fdiv_rn(TailValue(e, acc, c, residual), e.y_scale), e.y_zero_point, e.y_lo,
+                         e.y_hi);
+  }
+}
+
+// `count` (at most 4) neighbouring channels of one pixel, from raw sums of products to memory. x_sum is the
+// sum of the pixel's activations, for weights with a zero point.
+__device__ __forceinline__ void FinishChannels(const EpilogueParams& e, const void* residual, void* y,
+                                               int64_t pixel, int channel, int count, const int (&sums)[4],
+                                               int x_sum) {
+  const int64_t index = pixel * e.out_channels + channel;
+  const bool whole = count == 4 && e.out_channels % 4 == 0 && channel % 4 == 0;
+  float values[4] = {};
+  unsigned codes = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i >= count) break;
+    const int c = channel + i;
+    int acc = sums[i] + e.bias[c];
+    if (e.w_zero != nullptr) acc -= e.w_zero[c] * x_sum;
+    const int r = ResidualCode(e, residual, index + i);
+    if (e.quantized_output) {
+      codes |= static_cast<unsigned>(FinishCode(e, acc, c, r) & 255) << (8 * i);
+    } else {
+      values[i] = TailValue(e, acc, c, r);
+    }
+  }
+  if (e.quantized_output) {
+    uint8_t* out = static_cast<uint8_t*>(y) + index;
+    if (whole) {
+      *reinterpret_cast<unsigned*>(out) = codes;
+    } else {
+      for (int i = 0; i < count; ++i) out[i] = static_cast<uint8_t>(codes >> (8 * i));
+    }
+  } else {
+    float* out = static_cast<float*>(y) + index;
+    if (whole) {
+      *reinterpret_cast<float4*>(out) = make_float4(values[0], values[1], values[2], values[3]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i < count) out[i] = values[i];
+      }
+    }
+  }
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,29 @@
+// Which tile, which split: pure functions from numbers to configurations, testable without a GPU.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/cuda_conv.h"
+
+namespace lowbit::cuda {
+
+// A convolution seen as `groups` matrix products [m, k] x [k, n] of bytes.
+struct GemmProblem {
+  int64_t m = 0, n = 0, k = 0, groups = 1;
+  bool tiled = false;    // the tile kernels apply at all (PackedConv says why not)
+  bool vector16 = true;  // channels come in runs of 16 bytes, else of 4
+};
+
+// Estimated microseconds on `device`.
+double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config, const Device& device);
+
+// The configurations that fit the device, the cheapest estimate first; the plain kernel last.
+std::vector<ConvConfig> RankConfigs(const GemmProblem& problem, const Device& device);
+
+// Dynamic shared memory of a block.
+int SharedBytes(const ConvConfig& config);
+
+inline constexpr int kTileK = 128;
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,39 @@
+// Entry points of the .cu files: they pick a template instance and enqueue it.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/conv_params.h"
+#include "kernels/cuda/cuda_conv.h"
+
+namespace lowbit::cuda {
+
+struct LaunchOptions {
+  cudaStream_t stream = nullptr;
+  bool x_signed = false;
+  bool vector16 = true;
+  bool overlap = false;  // programmatic dependent launch
+};
+
+cudaError_t LaunchPlain(const ConvParams& params, const LaunchOptions& options);
+cudaError_t LaunchMma(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
+cudaError_t LaunchWgmma(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
+// Adds the partial sums of Split::kWorkspace and finishes them.
+cudaError_t LaunchReduce(const ConvParams& params, const LaunchOptions& options);
+
+// Input passes of the tile kernels.
+// y[pixel][group][channels] = mul * x[pixel][group][group_in] - sub, channels beyond group_in 0.
+struct RepackParams {
+  const uint8_t* x = nullptr;
+  uint8_t* y = nullptr;
+  int64_t pixels = 0;
+  int groups = 1, group_in = 0, channels = 0;
+  int mul = 1, sub = 0;
+};
+cudaError_t LaunchRepack(const RepackParams& params, const LaunchOptions& options);
+// x_sums[group][pixel] = sum of (q - zero) over the taps inside the image and the group's group_in channels;
+// params.x as the tile kernel sees it.
+cudaError_t LaunchPixelSums(const ConvParams& params, int group_in, int zero, int32_t* x_sums,
+                            const LaunchOptions& options);
+
+}  // namespace lowbit::cuda

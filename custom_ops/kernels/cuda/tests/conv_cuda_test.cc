@@ -1,0 +1,380 @@
+// Every configuration of every GPU kernel against kernels/reference, in every element, on random nodes.
+//   lowbit_cuda_test [nodes per class] [seed] [configurations per node] [compute capability]
+// A compute capability below the GPU's own (80, 75) tests what smaller GPUs would choose.
+// Outputs are poisoned before each run and followed by guard bytes. Exit code 1 when an element differs.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <iostream>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/status.h"
+#include "kernels/cuda/cuda_conv.h"
+#include "kernels/reference/conv_reference.h"
+
+namespace {
+
+using namespace lowbit;
+
+void Check(cudaError_t error, const char* what) {
+  Require(error == cudaSuccess, what, ": ", cudaGetErrorString(error));
+}
+
+class Threads final : public ThreadPool {
+ public:
+  void ParallelFor(size_t count, const std::function<void(size_t)>& fn) override {
+    std::atomic<size_t> next{0};
+    const auto work = [&] {
+      for (size_t i = next++; i < count; i = next++) fn(i);
+    };
+    std::vector<std::thread> helpers;
+    const size_t workers = std::min<size_t>(count, std::max(1u, std::thread::hardware_concurrency()));
+    for (size_t i = 1; i < workers; ++i) helpers.emplace_back(work);
+    work();
+    for (auto& helper : helpers) helper.join();
+  }
+};
+
+struct Node {
+  ConvSpec spec;
+  ConvShape shape;
+  std::string kind;
+};
+
+class Generator {
+ public:
+  explicit Generator(uint32_t seed) : random_(seed) {}
+
+  int64_t Int(int64_t lo, int64_t hi) { return std::uniform_int_distribution<int64_t>(lo, hi)(random_); }
+  bool Coin(double p = 0.5) { return std::bernoulli_distribution(p)(random_); }
+  float Real(float lo, float hi) { return std::uniform_real_distribution<float>(lo, hi)(random_); }
+  template <typename T>
+  T Of(std::initializer_list<T> values) {
+    return *(values.begin() + Int(0, static_cast<int64_t>(values.size()) - 1));
+  }
+
+  OperandType Type(bool bipolar_too) {
+    OperandType type;
+    type.encoding = bipolar_too && Coin(0.2) ? Encoding::kBipolar
+                    : Coin()                 ? Encoding::kSigned
+                                             : Encoding::kUnsigned;
+    type.bits = type.encoding == Encoding::kBipolar ? 1 : static_cast<int>(Coin(0.5) ? 8 : Int(1, 8));
+    return type;
+  }
+
+  int32_t Code(const OperandType& type) {
+    if (Coin(0.05)) return Coin() ? type.MinCode() : type.MaxCode();
+    return static_cast<int32_t>(Int(type.MinCode(), type.MaxCode()));
+  }
+
+  std::vector<uint8_t> Codes(const OperandType& type, int64_t count) {
+    std::vector<uint8_t> out(static_cast<size_t>(count));
+    for (auto& c : out) c = static_cast<uint8_t>(Code(type));
+    return out;
+  }
+
+  // Shapes by kind of edge.
+  Node Make(const std::string& kind) {
+    Node node;
+    node.kind = kind;
+    ConvGeometry& g = node.spec.geometry;
+    ConvShape& s = node.shape;
+    s = {Int(1, 3), Int(3, 20), Int(3, 20), 0, 0};
+    g.in_channels = 16 * Int(1, 12);
+    g.out_channels = 16 * Int(1, 12);
+    if (kind == "pointwise") {
+      g.stride_h = g.stride_w = Int(1, 2);
+    } else if (kind == "gemm") {
+      s = {Int(1, 150), 1, 1, 0, 0};
+      g.in_channels = Int(1, 700);
+      g.out_channels = Int(1, 300);
+    } else {
+      g.kernel_h = Int(1, 4);
+      g.kernel_w = Int(1, 4);
+      g.stride_h = Int(1, 3);
+      g.stride_w = Int(1, 3);
+      g.dilation_h = Coin(0.8) ? 1 : Int(2, 3);
+      g.dilation_w = Coin(0.8) ? 1 : Int(2, 3);
+      g.pad_top = Int(0, 3);
+      g.pad_left = Int(0, 3);
+      g.pad_bottom = Int(0, 3);
+      g.pad_right = Int(0, 3);
+    }
+    if (kind == "deep") {  // long K, few outputs: splits
+      s = {1, Int(1, 7), Int(1, 7), 0, 0};
+      g.in_channels = 64 * Int(4, 12);
+      g.kernel_h = g.kernel_w = 3;
+      g.stride_h = g.stride_w = g.dilation_h = g.dilation_w = 1;
+      g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 1;
+    }
+    if (kind == "channels") {  // odd channel counts
+      g.in_channels = Int(1, 70);
+      g.out_channels = Int(1, 70);
+    }
+    if (kind == "group") {
+      g.group = Int(2, 4);
+      g.in_channels = g.group * (Coin() ? 16 * Int(1, 4) : Int(1, 40));
+      g.out_channels = g.group * (Coin() ? 16 * Int(1, 4) : Int(1, 40));
+    }
+    if (kind == "depthwise") {
+      g.group = g.in_channels = g.out_channels = Int(2, 90);
+    }
+    if (kind == "stem") {
+      s = {Int(1, 2), Int(20, 50), Int(20, 50), 0, 0};
+      g.in_channels = Of({1, 3, 4});
+      g.kernel_h = g.kernel_w = 7;
+      g.stride_h = g.stride_w = 2;
+      g.dilation_h = g.dilation_w = 1;
+      g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 3;
+    }
+    if (kind == "transposed") {
+      g.transposed = true;
+      g.in_channels = Int(1, 40);
+      g.out_channels = Int(1, 40);
+      g.dilation_h = g.dilation_w = 1;
+    }
+    const auto out = [&](int64_t in, int64_t kernel, int64_t stride, int64_t dilation, int64_t& before,
+                         int64_t& after) {
+      if (g.transposed) {
+        before = std::min(before, kernel - 1);
+        after = std::min(after, kernel - 1);
+        if ((in - 1) * stride + kernel - before - after < 1) before = after = 0;
+        return (in - 1) * stride + kernel - before - after;
+      }
+      const int64_t reach = (kernel - 1) * dilation + 1;
+      if (in + before + after < reach) after = reach - in - before;
+      return (in + before + after - reach) / stride + 1;
+    };
+    s.out_h = out(s.in_h, g.kernel_h, g.stride_h, g.dilation_h, g.pad_top, g.pad_bottom);
+    s.out_w = out(s.in_w, g.kernel_w, g.stride_w, g.dilation_w, g.pad_left, g.pad_right);
+    Operands(node.spec);
+    MakeEpilogue(node.spec);
+    return node;
+  }
+
+ private:
+  void Operands(ConvSpec& spec) {
+    const ConvGeometry& g = spec.geometry;
+    spec.x = Type(true);
+    spec.w = Type(true);
+    if (spec.x.encoding != Encoding::kBipolar && Coin(0.6)) spec.x_zero_point = Code(spec.x);
+    spec.weights = Codes(spec.w, g.out_channels * g.K());
+    const int64_t mode = Int(0, 3);
+    for (int64_t c = 0; c < g.out_channels; ++c) {
+      int32_t zero = 0;
+      if (spec.w.encoding != Encoding::kBipolar) {
+        if (mode == 0) zero = Code(spec.w);
+        if (mode == 1) zero = (spec.w.MinCode() + spec.w.MaxCode() + 1) / 2;
+      }
+      spec.w_zero_point.push_back(zero);
+      spec.bias.push_back(static_cast<int32_t>(Coin(0.8) ? Int(-5000, 5000) : 0));
+    }
+  }
+
+  void Range(bool is_signed, int32_t& zero, int32_t& lo, int32_t& hi) {
+    const OperandType type{static_cast<int>(Coin(0.7) ? 8 : Int(1, 8)),
+                           is_signed ? Encoding::kSigned : Encoding::kUnsigned};
+    zero = static_cast<int32_t>(Int(type.MinCode(), type.MaxCode()));
+    lo = Coin(0.3) ? zero : type.MinCode();
+    hi = type.MaxCode();
+  }
+
+  void MakeEpilogue(ConvSpec& spec) {
+    Epilogue& e = spec.epilogue;
+    const size_t channels = static_cast<size_t>(spec.geometry.out_channels);
+    const float spread = std::sqrt(static_cast<float>(spec.geometry.K())) *
+                         static_cast<float>((1 << spec.x.bits) * (1 << spec.w.bits)) / 6.0f;
+    const auto scales = [&](float size) {
+      std::vector<float> out(channels);
+      // Powers of two make ties.
+      const float exact = std::exp2(std::round(std::log2(size)));
+      const bool ties = Coin(0.3);
+      for (auto& v : out) v = ties ? exact : size * Real(0.5f, 1.5f);
+      return out;
+    };
+    e.kind = Of({EpilogueKind::kRequantize, EpilogueKind::kRequantize, EpilogueKind::kFloat,
+                 EpilogueKind::kThresholds, EpilogueKind::kTail});
+    e.residual_signed = Coin();
+    e.residual_scale = Real(0.01f, 0.1f);
+    e.residual_zero_point = static_cast<int32_t>(e.residual_signed ? Int(-128, 127) : Int(0, 255));
+    e.y_signed = Coin();
+    Range(e.y_signed, e.y_zero_point, e.y_lo, e.y_hi);
+    switch (e.kind) {
+      case EpilogueKind::kRequantize:
+        e.has_residual = Coin(0.4);
+        e.multiplier = scales(60.0f / spread);
+        Range(e.has_residual ? Coin() : e.y_signed, e.zero_point, e.lo, e.hi);
+        e.inner_scale = Coin(0.3) ? 0.0625f : Real(0.01f, 0.1f);
+        e.y_scale = Coin(0.3) ? 0.125f : Real(0.02f, 0.2f);
+        break;
+      case EpilogueKind::kFloat:
+        e.quantized_output = false;
+        e.acc_scale = scales(1.0f / spread);
+        break;
+      case EpilogueKind::kThresholds: {
+        e.threshold_count = Int(1, 15);
+        for (size_t c = 0; c < channels; ++c) {
+          std::vector<int32_t> row(static_cast<size_t>(e.threshold_count));
+          for (auto& t : row) t = static_cast<int32_t>(Real(-2 * spread, 2 * spread));
+          if (Coin(0.1)) row[0] = std::numeric_limits<int32_t>::min();
+          if (Coin(0.1)) row[0] = std::numeric_limits<int32_t>::max();
+          const int32_t dir = Coin(0.8) ? 1 : -1;
+          std::sort(row.begin(), row.end());
+          if (dir < 0) std::reverse(row.begin(), row.end());
+          e.thresholds.insert(e.thresholds.end(), row.begin(), row.end());
+          e.dir.push_back(dir);
+          e.base.push_back(static_cast<int32_t>(e.y_signed ? Int(-100, 100) : Int(0, 200)));
+        }
+        break;
+      }
+      case EpilogueKind::kTail:
+        e.quantized_output = Coin(0.7);
+        e.acc_scale = scales(1.0f / spread);
+        for (const TailStep step :
+             {TailStep::kBias, TailStep::kAffine, TailStep::kResidual, TailStep::kRelu, TailStep::kClip}) {
+          if (Coin()) e.tail.push_back(step);
+        }
+        std::shuffle(e.tail.begin(), e.tail.end(), random_);
+        e.has_residual = std::count(e.tail.begin(), e.tail.end(), TailStep::kResidual) > 0;
+        e.tail_bias = scales(0.3f);
+        e.tail_scale = scales(1.0f);
+        e.tail_shift = scales(0.2f);
+        e.clip_min = -1.0f;
+        e.clip_max = 2.0f;
+        e.y_scale = 0.02f;
+        break;
+    }
+  }
+
+  std::mt19937 random_;
+};
+
+class DeviceBuffer {
+ public:
+  explicit DeviceBuffer(size_t bytes) { Check(cudaMalloc(&data_, std::max<size_t>(bytes, 1)), "cudaMalloc"); }
+  ~DeviceBuffer() { cudaFree(data_); }
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+  void* Get() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+};
+
+struct Counts {
+  int64_t runs = 0, wrong_runs = 0;
+};
+
+// Returns whether all configurations agree.
+bool TestNode(const Node& node, Generator& generator, const cuda::Device& device,
+              std::map<std::string, Counts>& by, size_t most) {
+  const ConvSpec& spec = node.spec;
+  const ConvShape& s = node.shape;
+  const ConvGeometry& g = spec.geometry;
+  const int64_t outputs = s.OutPixels() * g.out_channels;
+  const size_t y_bytes = static_cast<size_t>(outputs) * (spec.epilogue.quantized_output ? 1 : 4), guard = 256;
+  const std::vector<uint8_t> x = generator.Codes(spec.x, s.batch * s.in_h * s.in_w * g.in_channels);
+  std::vector<uint8_t> residual;
+  if (spec.epilogue.has_residual) residual = generator.Codes({8, Encoding::kUnsigned}, outputs);
+  std::vector<uint8_t> expected(y_bytes), found(y_bytes + guard);
+  Threads pool;
+  const auto reference = ReferenceRows()[0].create(spec);
+  reference->Run({s, x.data(), residual.empty() ? nullptr : residual.data(), expected.data()}, pool);
+
+  const auto packed = cuda::PackConv(spec, device);
+  std::vector<cuda::ConvConfig> configs = cuda::CandidateConfigs(*packed, s);
+  if (configs.size() > most) {
+    for (size_t i = 1; i + 1 < configs.size(); ++i) {
+      std::swap(configs[i], configs[static_cast<size_t>(generator.Int(
+                                static_cast<int64_t>(i), static_cast<int64_t>(configs.size()) - 2))]);
+    }
+    configs.erase(configs.begin() + static_cast<int64_t>(most) - 1, configs.end() - 1);
+  }
+  DeviceBuffer device_x(x.size()), device_r(residual.size()), device_y(y_bytes + guard);
+  Check(cudaMemcpy(device_x.Get(), x.data(), x.size(), cudaMemcpyHostToDevice), "copy x");
+  if (!residual.empty()) {
+    Check(cudaMemcpy(device_r.Get(), residual.data(), residual.size(), cudaMemcpyHostToDevice),
+          "copy residual");
+  }
+  bool equal = true;
+  for (const auto& config : configs) {
+    const auto plan = cuda::PlanConv(packed, s, config);
+    DeviceBuffer workspace(cuda::PlanWorkspaceBytes(*plan));
+    const bool overlap = generator.Coin();
+    Check(cudaMemset(workspace.Get(), 0xA5, cuda::PlanWorkspaceBytes(*plan)), "poison");
+    Check(cudaMemset(device_y.Get(), 0xA5, y_bytes + guard), "poison");
+    cuda::LaunchConv(*plan, device_x.Get(), residual.empty() ? nullptr : device_r.Get(), device_y.Get(),
+                     workspace.Get(), nullptr, overlap);
+    Check(cudaDeviceSynchronize(), config.Text().c_str());
+    Check(cudaMemcpy(found.data(), device_y.Get(), y_bytes + guard, cudaMemcpyDeviceToHost), "copy y");
+    Counts& counts = by[config.algorithm == cuda::Algorithm::kPlain
+                            ? "plain"
+                            : config.Text().substr(0, config.Text().find("_stages")) +
+                                  (config.splits == 1                      ? ""
+                                   : config.split == cuda::Split::kCluster ? " cluster"
+                                                                           : " workspace")];
+    ++counts.runs;
+    int64_t wrong = 0, first = -1;
+    if (std::memcmp(expected.data(), found.data(), y_bytes) != 0) {
+      const int64_t width = spec.epilogue.quantized_output ? 1 : 4;
+      for (int64_t i = 0; i < outputs; ++i) {
+        if (std::memcmp(&expected[static_cast<size_t>(i * width)], &found[static_cast<size_t>(i * width)],
+                        static_cast<size_t>(width)) != 0) {
+          if (first < 0) first = i;
+          ++wrong;
+        }
+      }
+    }
+    const bool overrun = std::any_of(found.begin() + static_cast<int64_t>(y_bytes), found.end(),
+                                     [](uint8_t b) { return b != 0xA5; });
+    if (wrong == 0 && !overrun) continue;
+    equal = false;
+    ++counts.wrong_runs;
+    std::cout << "WRONG " << node.kind << " " << config.Text() << (overlap ? " overlap" : "") << ": " << wrong
+              << " of " << outputs << " elements, first " << first
+              << (overrun ? ", guard bytes overwritten" : "") << "; x " << s.batch << "x" << s.in_h << "x"
+              << s.in_w << "x" << g.in_channels << " -> " << s.out_h << "x" << s.out_w << "x"
+              << g.out_channels << " kernel " << g.kernel_h << "x" << g.kernel_w << " group " << g.group
+              << " encodings " << static_cast<int>(spec.x.encoding) << "/"
+              << static_cast<int>(spec.w.encoding) << " bits " << spec.x.bits << "/" << spec.w.bits
+              << " epilogue " << static_cast<int>(spec.epilogue.kind) << " residual "
+              << spec.epilogue.has_residual << "\n";
+  }
+  return equal;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const int64_t per_class = argc > 1 ? std::atoll(argv[1]) : 20;
+    const uint32_t seed = argc > 2 ? static_cast<uint32_t>(std::atoll(argv[2])) : 1;
+    const size_t most = argc > 3 ? static_cast<size_t>(std::atoll(argv[3])) : 24;
+    cuda::Device device = cuda::Device::Query(0);
+    if (argc > 4) device.capability = std::min(device.capability, std::atoi(argv[4]));
+    Generator generator(seed);
+    std::map<std::string, Counts> by;
+    int64_t nodes = 0, wrong = 0;
+    for (const char* kind :
+         {"spatial", "pointwise", "gemm", "deep", "channels", "group", "depthwise", "stem", "transposed"}) {
+      for (int64_t i = 0; i < per_class; ++i, ++nodes) {
+        if (!TestNode(generator.Make(kind), generator, device, by, most)) ++wrong;
+      }
+    }
+    for (const auto& [name, counts] : by) {
+      std::cout << name << ": " << counts.runs << " runs, " << counts.wrong_runs << " wrong\n";
+    }
+    std::cout << device.name << ", seed " << seed << ": " << nodes << " nodes, " << wrong
+              << " with a wrong element\n";
+    return wrong == 0 ? 0 : 1;
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
+  }
+}

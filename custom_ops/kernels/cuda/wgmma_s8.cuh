@@ -1,0 +1,107 @@
+// wgmma on int8 for the tile widths in use: d[64 x kN] += a[64 x 32] * b[kN x 32]^T by a warpgroup, both
+// operands in shared memory in 128-byte swizzled rows of k. Thread t holds d[4 j + {0, 1}] = row
+// t / 32 * 16 + t % 32 / 4, columns 8 j + t % 4 * 2 + {0, 1}, and d[4 j + {2, 3}] eight rows below: the
+// fragment of mma.sync. Only for sm_90a.
+#pragma once
+
+#include <cstdint>
+
+namespace lowbit::cuda {
+
+// Matrix descriptor of rows of 128 bytes: start address, 1024 bytes from eight rows to the next eight,
+// 128-byte swizzle. Adding 2 moves 32 bytes along k.
+__device__ __forceinline__ uint64_t MatrixDescriptor(uint32_t shared) {
+  return (static_cast<uint64_t>(shared & 0x3FFFF) >> 4) | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 |
+         uint64_t{1} << 62;
+}
+
+__device__ __forceinline__ void WgmmaFence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void WgmmaCommit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void WgmmaWait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+#define LOWBIT_SUMS_4(i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
+#define LOWBIT_SUMS_16(i) LOWBIT_SUMS_4(i), LOWBIT_SUMS_4(i + 4), LOWBIT_SUMS_4(i + 8), LOWBIT_SUMS_4(i + 12)
+
+template <int kN, bool kSigned>
+struct Wgmma;
+
+template <bool kSigned>
+struct Wgmma<32, kSigned> {
+  static __device__ __forceinline__ void Multiply(int (&d)[16], uint64_t a, uint64_t b) {
+    if constexpr (kSigned) {
+      asm volatile(
+          "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 {"
+          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+          "}, %16, %17, 1;"
+          : LOWBIT_SUMS_16(0)
+          : "l"(a), "l"(b));
+    } else {
+      asm volatile(
+          "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 {"
+          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+          "}, %16, %17, 1;"
+          : LOWBIT_SUMS_16(0)
+          : "l"(a), "l"(b));
+    }
+  }
+};
+
+template <bool kSigned>
+struct Wgmma<64, kSigned> {
+  static __device__ __forceinline__ void Multiply(int (&d)[32], uint64_t a, uint64_t b) {
+    if constexpr (kSigned) {
+      asm volatile(
+          "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {"
+          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+          "}, %32, %33, 1;"
+          : LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16)
+          : "l"(a), "l"(b));
+    } else {
+      asm volatile(
+          "wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 {"
+          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+          "}, %32, %33, 1;"
+          : LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16)
+          : "l"(a), "l"(b));
+    }
+  }
+};
+
+template <bool kSigned>
+struct Wgmma<128, kSigned> {
+  static __device__ __forceinline__ void Multiply(int (&d)[64], uint64_t a, uint64_t b) {
+    if constexpr (kSigned) {
+      asm volatile(
+          "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {"
+          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+          "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+          "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+          "}, %64, %65, 1;"
+          : LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16), LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48)
+          : "l"(a), "l"(b));
+    } else {
+      asm volatile(
+          "wgmma.mma_async.sync.aligned.m64n128k32.s32.u8.s8 {"
+          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+          "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+          "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+          "}, %64, %65, 1;"
+          : LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16), LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48)
+          : "l"(a), "l"(b));
+    }
+  }
+};
+
+#undef LOWBIT_SUMS_16
+#undef LOWBIT_SUMS_4
+
+}  // namespace lowbit::cuda
