@@ -27,6 +27,7 @@
 #include "kernels/x86/lut.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -55,7 +56,7 @@ constexpr size_t kChunkBytes = 512 * 1024;
 constexpr size_t kCachedRingBytes = 24 * 1024;
 constexpr int64_t kMinColumns = 16;
 // A block has about this many pixels where rows are short, so that its last tile is rarely a small one.
-constexpr int64_t kBlockPixels = 48;
+constexpr int64_t kBlockPixels = 24;
 
 // Largest unsigned code that a table sums.
 int32_t LargestCode(const OperandType& x) { return x.encoding == Encoding::kBipolar ? 2 : (1 << x.bits) - 1; }
@@ -204,7 +205,9 @@ constexpr double kTaskCycles = 8e3;
 // Building the tables of sixteen channels, measured on Zen 5.
 constexpr double kBuildCycles = 2.5;
 // The share of a task that may be spent on tables that another task builds too.
-constexpr double kRebuilt = 0.04;
+constexpr double kRebuilt = 0.06;
+// Panels are dealt out where blocks do not even give this many tasks.
+constexpr double kFewTasks = 4;
 
 // Per output pixel.
 double LookupCycles(const LutEngine& engine, const ConvGeometry& g, const WindowLayout& window, bool wide) {
@@ -548,9 +551,11 @@ void LutKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const size_t pixel_tasks =
       static_cast<size_t>(std::clamp(cycles / std::max(kTaskCycles, repeated / kRebuilt), 1.0, blocks));
   const double block_tables = build * pixels / blocks;
+  const double panel_cycles = std::max(kTaskCycles, block_tables / kRebuilt);
+  const double panel_limit =
+      std::min(std::ceil(kFewTasks / static_cast<double>(pixel_tasks)), static_cast<double>(panels_.size()));
   const size_t panel_tasks =
-      static_cast<size_t>(std::clamp(cycles / blocks / std::max(kTaskCycles, block_tables / kRebuilt), 1.0,
-                                     static_cast<double>(panels_.size())));
+      static_cast<size_t>(std::clamp(cycles / blocks / panel_cycles, 1.0, panel_limit));
 
   pool.ParallelFor(pixel_tasks * panel_tasks, [&](size_t task) {
     const size_t pixel_task = task / panel_tasks, panel_task = task % panel_tasks;
