@@ -56,9 +56,9 @@ def _print(out: Out, report: TuneReport) -> None:
                 node.name,
                 node.op_type,
                 node.routed,
-                None if routed is None else f"{routed:.1f}",
+                None if routed is None else f"{routed:.3g}",
                 node.tuned if changed else None,
-                f"{tuned:.1f}" if changed and tuned is not None else None,
+                f"{tuned:.3g}" if changed and tuned is not None else None,
                 f"{node.gain:.2f}x" if changed else None,
                 node.reason,
             )
