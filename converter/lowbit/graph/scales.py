@@ -34,6 +34,7 @@ from lowbit.graph.normal_form import (
     Quantization,
     clip_bounds,
     dims_of,
+    is_dequantize,
     is_op,
     is_quantize,
     rank_of,
@@ -154,26 +155,25 @@ def _scaled_product(
     core = source.producer()
     if is_op(core, "Add") and core is not None and form.used_once(source):
         added = core
-        if core.inputs[0] is None or constant_codes(form, core.inputs[1]) is None:
+        if core.inputs[0] is None or _constant_codes(form, core.inputs[1]) is None:
             return None
         source = core.inputs[0]
         core = source.producer()
-    if (
-        core is None
-        or not is_op(core, *_PRODUCTS)
-        or not form.used_once(source)
-        or get_int(core, "transA", 0)
-    ):
+    if core is None or not is_op(core, *_PRODUCTS) or not form.used_once(source):
         return None
-    if (get_float(core, "alpha", 1.0), get_float(core, "beta", 1.0)) != (1.0, 1.0):
+    if get_int(core, "transA", 0) or any(get_float(core, name, 1.0) != 1 for name in ("alpha", "beta")):
         return None
-    x, w = form.dequantization(core.inputs[0]), constant_codes(form, core.inputs[1])
+    if _meets_scale(node.outputs[0]):
+        return None  # the product and that quantizer would become one multiplication
+    x, w = form.dequantization(core.inputs[0]), _constant_codes(form, core.inputs[1])
     if not isinstance(x, Dequantization) or np.any(x.grid.scale != 1) or w is None:
+        return None
+    if added is not None and len(core.inputs) > 2:
         return None
     owner, place = (added, 1) if added is not None else (core, 2)
     bias = owner.inputs[place] if len(owner.inputs) > place else None
-    codes = None if bias is None else constant_codes(form, bias)
-    if bias is not None and (codes is None or np.any(codes.grid.zero_point)):
+    codes = None if bias is None else _constant_codes(form, bias)
+    if bias is not None and (codes is None or np.any(codes.grid.zero_point) or rank_of(codes.codes) != 1):
         return None
     rank = rank_of(source)
     channel_axis = 1 if is_op(core, "Conv", "ConvTranspose") else -1
@@ -195,7 +195,7 @@ def _scaled_product(
     return owner.outputs[0]
 
 
-def constant_codes(form: NormalForm, value: ir.Value | None) -> Dequantization | None:
+def _constant_codes(form: NormalForm, value: ir.Value | None) -> Dequantization | None:
     """Constant codes on a grid of scale 1."""
     dequantization = form.dequantization(value)
     if not isinstance(dequantization, Dequantization) or constant(dequantization.codes) is None:
@@ -313,23 +313,48 @@ def _absorb_divisor(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _is_product(value: ir.Value) -> bool:
-    """Whether a QuantizeLinear of this value would be read together with the product, or mean, behind it."""
+    """Whether a QuantizeLinear of this value would be read together with the product, or mean, behind it.
+
+    Bounds, moves, and the addition of a bias on the accumulator's grid may stand between them.
+    """
     node = value.producer()
     while node is not None:
         if is_op(node, *_PRODUCTS, "GlobalAveragePool", "ReduceMean"):
             return True
-        passes = is_op(node, "Relu", "Clip", *CODE_MOVERS)
-        idle = is_op(node, "Add") and not np.any(_or_one(node.inputs[1]))
-        if not passes and not idle:
-            return False
-        source = node.inputs[0]
+        if is_op(node, "Add"):
+            path = _unless_real(node)
+        else:
+            path = 0 if is_op(node, "Relu", "Clip", *CODE_MOVERS) else None
+        source = None if path is None else node.inputs[path]
         node = None if source is None else source.producer()
     return False
 
 
-def _or_one(value: ir.Value | None) -> Array:
-    array = constant(value)
-    return np.ones(()) if array is None else array
+def _unless_real(node: ir.Node) -> int | None:
+    """The path of an Add whose other operand is zero, or constant codes; None if it adds real numbers."""
+    for path in (0, 1):
+        other = node.inputs[1 - path]
+        array = constant(other)
+        if array is not None:
+            return None if np.any(array) else path
+        maker = None if other is None else other.producer()
+        if maker is not None and is_dequantize(maker) and constant(maker.inputs[0]) is not None:
+            return path
+    return None
+
+
+def _meets_scale(value: ir.Value) -> bool:
+    """Whether a QuantizeLinear of another scale than 1 reads a value, bounded or moved perhaps."""
+    waiting = [value]
+    while waiting:
+        for node in waiting.pop().consumers():
+            if is_quantize(node):
+                scale = constant(node.inputs[1])
+                if scale is None or np.any(scale != 1):
+                    return True
+            elif is_op(node, "Relu", "Clip", *CODE_MOVERS):
+                waiting.extend(node.outputs)
+    return False
 
 
 # Means ----------------------------------------------------------------------------------------------------
