@@ -100,7 +100,7 @@ def test_random_nodes_of_few_bits(row, seed, op_type):
     ("low", "high"), [(-1, 1), (0, 1), (-1, 0), (0, 3), (-3, 0), (-2, 1), (-1, 2), (-8, 7), (-7, 8), (-3, 12)]
 )
 def test_ranges_of_weight_values(low, high, x, row):
-    """The planes follow the values, zero points included: ternary, one-sided, two's complement, its negative."""
+    """The planes follow the values, zero points included: ternary, one-sided, or of both signs."""
     rng = np.random.default_rng([low + 16, high])
     codes = rng.integers(low, high + 1, (21, 9 * 37))
     zero = -low
@@ -116,8 +116,8 @@ def test_kernel_rows_across_pixels(channels, x, row):
     for w in ((1, "bipolar"), (2, "signed")):
         for kernel in ((1, 2), (3, 3), (2, 5), (4, 4)):
             for strides in ([1, 1], [2, 3]):
-                assert check(row, node(rng, x=x, w=w, shape=(2, 9, 11, channels), kernel=kernel, strides=strides,
-                                       pads=[2, 1, 0, 3]), threads=2)  # fmt: skip
+                shape, attrs = (2, 9, 11, channels), {"strides": strides, "pads": [2, 1, 0, 3]}
+                assert check(row, node(rng, x=x, w=w, shape=shape, kernel=kernel, **attrs), threads=2)
 
 
 # name -> (arguments of `node`)

@@ -37,8 +37,7 @@
 //
 //   pixels   the planes of one input pixel and group lie together, each filled up to whole units
 //   rows     few channels: the bits of a whole row form one plane, and a kernel row of kernel_w * channels
-//   bits is
-//            read across the pixels
+//            bits is read across the pixels
 #include "kernels/x86/bitserial.h"
 
 #include <algorithm>
