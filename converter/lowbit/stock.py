@@ -39,7 +39,13 @@ class Stock:
     """
 
     def __init__(
-        self, model: onnx.ModelProto, wanted: set[str], threads: int | None, notes: list[str]
+        self,
+        model: onnx.ModelProto,
+        wanted: set[str],
+        threads: int | None,
+        notes: list[str],
+        *,
+        optimize: bool = True,
     ) -> None:
         """Exposes the values ``wanted`` besides the outputs."""
         outputs = {value.name for value in model.graph.output}
@@ -47,7 +53,7 @@ class Stock:
         self.model, self.renamed = expose(model, sorted((wanted & produced) - outputs))
         self.threads, self.notes = threads, notes
         self.session: onnxruntime.InferenceSession | None = None
-        self.optimize = True
+        self.optimize = optimize
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """The inputs, the wanted values and the outputs, by their names in the model.
