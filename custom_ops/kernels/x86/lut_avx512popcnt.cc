@@ -100,15 +100,17 @@ struct Permute {
 
 }  // namespace
 
-const LutEngine kLutAvx512Popcnt = {LutLayout::kPermute,
-                                    4,
-                                    Permute::kMaxUnits,
-                                    Permute::kMaxPixels,
-                                    0.63,
-                                    0.0,
-                                    0.12,
-                                    4.1,
-                                    &TableBuilder<Bytes512>::Run,
-                                    &RunLut<Permute>};
+const LutEngine kLutAvx512Popcnt = {
+    .layout = LutLayout::kPermute,
+    .vector_tables = 4,
+    .max_units = Permute::kMaxUnits,
+    .max_pixels = Permute::kMaxPixels,
+    .lookup_cycles = 0.63,
+    .table_cycles = 0.0,
+    .wide_cycles = 0.12,
+    .unit_cycles = 4.1,
+    .build = &TableBuilder<Bytes512>::Run,
+    .run = &RunLut<Permute>,
+};
 
 }  // namespace lowbit

@@ -39,15 +39,17 @@ using Kernel = Shuffle<Words512>;
 
 }  // namespace
 
-const LutEngine kLutAvx512Vnni = {LutLayout::kShuffle,
-                                  4,
-                                  Kernel::kMaxUnits,
-                                  Kernel::kMaxPixels,
-                                  0.53,
-                                  0.35,
-                                  0.25,
-                                  9.5,
-                                  &TableBuilder<Bytes512>::Run,
-                                  &RunLut<Kernel>};
+const LutEngine kLutAvx512Vnni = {
+    .layout = LutLayout::kShuffle,
+    .vector_tables = 4,
+    .max_units = Kernel::kMaxUnits,
+    .max_pixels = Kernel::kMaxPixels,
+    .lookup_cycles = 0.53,
+    .table_cycles = 0.35,
+    .wide_cycles = 0.25,
+    .unit_cycles = 9.5,
+    .build = &TableBuilder<Bytes512>::Run,
+    .run = &RunLut<Kernel>,
+};
 
 }  // namespace lowbit
