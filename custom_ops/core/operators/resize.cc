@@ -103,7 +103,8 @@ class ResizeOperator final : public Operator {
     int64_t stride = channels;
     for (size_t i = Spatial(); i-- > 0;) {
       const int64_t in_size = in[i + 1], out_size = shape[i + 1];
-      const auto scale = spec_.scales.empty() ? std::nullopt : std::optional(spec_.scales[i]);
+      std::optional<float> scale;
+      if (!spec_.scales.empty()) scale = spec_.scales[i];
       for (int64_t o = 0; o < out_size; ++o) {
         const float position =
             SourcePosition(spec_.coordinates, static_cast<float>(o), scale, in_size, out_size);
