@@ -175,9 +175,7 @@ class Oracle:
                 or self._is_nearest(node, attributes)
                 or self._pads_zero(node, inputs, attributes)
             )
-        elif (
-            not moved and node.op_type == "MaxPool"
-        ):  # which compares within channels
+        elif not moved and node.op_type == "MaxPool":  # which compares within channels
             moved = [axis for axis, size in enumerate(grid.scale.shape) if size > 1] == [1]
         if moved:
             codes = self._plain(node, [grid.codes.astype(F32), *rest])
