@@ -40,6 +40,12 @@ def pytest_report_header() -> str:
     return f"lowbit: {native.origin if native else 'not built'}; onnxruntime {onnxruntime.__version__}"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_measured_kernels(tmp_path_factory):
+    """What `lowbit tune` once measured on this machine must not decide which kernels the tests run."""
+    os.environ["LOWBIT_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+
+
 def _shared_models_dir() -> Path | None:
     named = os.environ.get("LOWBIT_SHARED")
     folder = Path(named) if named else Path(__file__).resolve().parents[2] / "shared"
