@@ -1,6 +1,6 @@
 """QONNX networks: lowbit beside stock ONNX Runtime running the same network with Quant written as float ops.
 
-python benchmarks/qonnx_networks.py FOLDER          a folder of .onnx files, such as one of the QONNX model zoo
+python benchmarks/qonnx_networks.py FOLDER      a folder of .onnx files, such as one of the QONNX model zoo
 
 Stock ONNX Runtime does not load QONNX. What its users run instead is the network with every quantizer
 expanded to Div, Round, Clip and Mul (`lowbit.standard`): ONNX Runtime folds the weights' quantizers into
