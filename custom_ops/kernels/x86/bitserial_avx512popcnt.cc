@@ -109,17 +109,22 @@ struct Popcnt512 {
     }
 
     const size_t channel = t.panel->channel;
-    const I factor = S::Set((pass->negate ? -1 : 1) * (1 << pass->shift) & 0xffff);
-    if (!b.sums_fit_words) Scale<MR, NV>(sum, *pass);
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r) {
-      const int32_t* bias = BiasOf(b, t.pixel + static_cast<size_t>(r)) + channel;
+    if (b.sums_fit_words && !b.bias_rows) {
+      // bias + factor * sum as one multiply-add of 16-bit numbers, the upper ones with 0.
+      const I factor = S::Set((pass->negate ? -1 : 1) * (1 << pass->shift) & 0xffff);
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) {
-        // bias + factor * sum as one multiply-add of 16-bit numbers, the upper ones with 0.
-        const I start = S::Load(bias + v * S::kLanes);
-        sum[r][v] =
-            b.sums_fit_words ? _mm512_dpwssd_epi32(start, sum[r][v], factor) : S::Add(start, sum[r][v]);
+        const I bias = S::Load(b.bias + channel + v * S::kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < MR; ++r) sum[r][v] = _mm512_dpwssd_epi32(bias, sum[r][v], factor);
+      }
+    } else {
+      Scale<MR, NV>(sum, *pass);
+#pragma GCC unroll 16
+      for (int r = 0; r < MR; ++r) {
+        const int32_t* bias = BiasOf(b, t.pixel + static_cast<size_t>(r)) + channel;
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) sum[r][v] = S::Add(S::Load(bias + v * S::kLanes), sum[r][v]);
       }
     }
     FinishRegisters<S, MR, NV>(b.output, t.pixel, channel, t.panel->count, sum);
