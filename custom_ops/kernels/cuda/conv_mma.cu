@@ -62,14 +62,15 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
   constexpr int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes;
   static_assert(kBlocksN % 2 == 0 && kBytesB % (kThreads * 16) == 0 && kThreads >= kTileN);
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ ChannelConstants<kTileN> constants;
+  __shared__ BlockState<kTileN> state;
 
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
   const uint32_t tiles = SharedAddress(shared);
   const ActivationLoader<kTileM, kThreads, kVectorBytes> activations(p, at.m0, at.group);
   LetSuccessorsStart();
-  constants.Fetch(p, at);
+  if (cluster) state.BeginCluster(kTileM);
+  state.FetchConstants(p, at);
 
   const auto load_weights = [&](int k_tile, int stage) {
     const uint8_t* source = at.Weights(p, k_tile) + thread * 16;
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
   __syncthreads();
 
   const int out_row = warp / kWarpsN * kWarpM + lane / 4, out_column = warp % kWarpsN * kWarpN + lane % 4 * 2;
-  FinishTile<kTileM, kTileN, kThreads>(p, at, shared, constants, cluster, [&](const auto& f) {
+  FinishTile<kTileM, kTileN, kThreads>(p, at, shared, state, cluster, [&](const auto& f) {
 #pragma unroll
     for (int i = 0; i < kBlocksM; ++i) {
 #pragma unroll
@@ -155,9 +156,7 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
 template <int kTileM, int kTileN, int kWarpsM, int kWarpsN>
 cudaError_t LaunchTile(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
   constexpr int kStages = 3, kThreads = kWarpsM * kWarpsN * 32;
-  const auto launch = [&](auto kernel) {
-    return LaunchTiled(kernel, p, config, options, kThreads, SharedBytes(config));
-  };
+  const auto launch = [&](auto kernel) { return LaunchTiled(kernel, p, config, options, kThreads); };
   if (!options.vector16) {
     // Few channels: the gather dominates, one tile is enough.
     if constexpr (kTileM == 64 && kTileN == 64) {

@@ -50,7 +50,11 @@ struct ConvParams {
   int32_t* partial = nullptr;           // [splits][groups][m][n], Split::kWorkspace
   const int32_t* x_sums = nullptr;      // [groups][m]
   int m = 0, n = 0, k = 0, groups = 1;  // k: bytes of one row, n: channels of one group
-  int n_padded = 0, n_tiles = 0, k_tiles = 0, splits = 1, stages = 0;
+  bool in_registers = false;            // the epilogue runs on the sums in registers
+  bool requantizes_fours = false;       // else the same on four sums from shared memory, else one at a time
+  int shared_bytes = 0,
+      exchange_offset = 0;  // dynamic shared memory; where the blocks of a cluster meet in it
+  int n_padded = 0, n_tiles = 0, k_tiles = 0, splits = 1, stages = 0, multicast = 1;
   int channels = 0;     // bytes per tap: the channels of a group as stored
   int pixel_bytes = 0;  // bytes from pixel to pixel
   int in_h = 0, in_w = 0, stride_h = 1, stride_w = 1, pad_top = 0, pad_left = 0;

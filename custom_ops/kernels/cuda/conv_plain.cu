@@ -38,7 +38,7 @@ __device__ __forceinline__ int InputPixel(bool transposed, int o, int t, int str
 // Row of weights of output channel c: [taps][channels rounded up to 4]. With v(x) = x_mul q - x_zero and
 // v(w) = w - w_zero, the sum over the taps inside the image is
 //   x_mul S(q w) - x_zero S(w) - w_zero S(v(x)).
-// The last factor is the x_sum of FinishChannels.
+// The last factor is the x_sum of FinishOne.
 template <bool kSigned>
 __global__ void __launch_bounds__(kThreads) ConvPlain(const __grid_constant__ ConvParams p) {
   WaitForPredecessors();
@@ -77,39 +77,24 @@ __global__ void __launch_bounds__(kThreads) ConvPlain(const __grid_constant__ Co
       count += p.channels;
     }
   }
-  const int sums[4] = {p.x_mul * products - p.x_zero * w_sum, 0, 0, 0};
-  FinishChannels(p.epilogue, p.residual, p.y, pixel, c, 1, sums, p.x_mul * x_sum - p.x_zero * count);
+  FinishOne(p.epilogue, p.residual, p.y, pixel, c, p.x_mul * products - p.x_zero * w_sum, p.epilogue.bias[c],
+            p.epilogue.scale[c], p.x_mul * x_sum - p.x_zero * count);
 }
 
 __global__ void __launch_bounds__(kThreads) Reduce(const __grid_constant__ ConvParams p) {
   LetSuccessorsStart();
   WaitForPredecessors();
-  const int units = (p.n + 3) / 4;
+  const int64_t outputs = static_cast<int64_t>(p.groups) * p.m * p.n;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (index >= static_cast<int64_t>(p.groups) * p.m * units) return;
-  const int column = static_cast<int>(index % units) * 4;
-  const int64_t row = index / units;  // group * m + pixel
+  if (index >= outputs) return;
+  const int64_t row = index / p.n;  // group * m + pixel
   const int group = static_cast<int>(row / p.m), pixel = static_cast<int>(row % p.m);
-  const int count = min(4, p.n - column);
-  const int32_t* source = p.partial + row * p.n + column;
-  const int64_t step = static_cast<int64_t>(p.groups) * p.m * p.n;
-  int sums[4] = {};
-  for (int s = 0; s < p.splits; ++s, source += step) {
-    if (p.n % 4 == 0) {
-      const int4 v = *reinterpret_cast<const int4*>(source);
-      sums[0] += v.x;
-      sums[1] += v.y;
-      sums[2] += v.z;
-      sums[3] += v.w;
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (i < count) sums[i] += source[i];
-      }
-    }
-  }
+  const int channel = group * p.n + static_cast<int>(index % p.n);
+  int sum = 0;
+  for (int s = 0; s < p.splits; ++s) sum += p.partial[s * outputs + index];
   const int x_sum = p.epilogue.w_zero != nullptr ? p.x_sums[row] : 0;
-  FinishChannels(p.epilogue, p.residual, p.y, pixel, group * p.n + column, count, sums, x_sum);
+  FinishOne(p.epilogue, p.residual, p.y, pixel, channel, sum, p.epilogue.bias[channel],
+            p.epilogue.scale[channel], x_sum);
 }
 
 __global__ void __launch_bounds__(kThreads) Repack(const __grid_constant__ RepackParams p) {
@@ -178,7 +163,7 @@ cudaError_t LaunchPlain(const ConvParams& p, const LaunchOptions& options) {
 }
 
 cudaError_t LaunchReduce(const ConvParams& p, const LaunchOptions& options) {
-  return Launch(Reduce, static_cast<int64_t>(p.groups) * p.m * ((p.n + 3) / 4), options, p);
+  return Launch(Reduce, static_cast<int64_t>(p.groups) * p.m * p.n, options, p);
 }
 
 cudaError_t LaunchRepack(const RepackParams& p, const LaunchOptions& options) {

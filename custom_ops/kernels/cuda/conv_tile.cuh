@@ -55,17 +55,23 @@ class ActivationLoader {
   __device__ __forceinline__ void Load(int k_tile, uint32_t shared) const {
     const int k = k_tile * kRowBytes + chunk_ * 16;
     if constexpr (kVectorBytes == 16) {
-      if (k < p_.k) LoadColumn<16>(k, shared);
+      if (k >= p_.k) return;
+      // The taps of a window read the same pixels again and again: worth the L1 cache.
+      if (p_.taps > 1) {
+        LoadColumn<16, true>(k, shared);
+      } else {
+        LoadColumn<16, false>(k, shared);
+      }
     } else {
 #pragma unroll
       for (int part = 0; part < 16; part += kVectorBytes) {
-        if (k + part < p_.k) LoadColumn<kVectorBytes>(k + part, shared + part);
+        if (k + part < p_.k) LoadColumn<kVectorBytes, true>(k + part, shared + part);
       }
     }
   }
 
  private:
-  template <int kBytes>
+  template <int kBytes, bool kCached>
   __device__ __forceinline__ void LoadColumn(int k, uint32_t shared) const {
     const int t = Divide(k, p_.by_channels);
     const Tap tap = p_.tap[t];
@@ -76,7 +82,7 @@ class ActivationLoader {
                           static_cast<unsigned>(x_[i] + tap.dx) < static_cast<unsigned>(p_.in_w);
       const uint32_t target = shared + shared_offset_ + i * kRowStep * kRowBytes;
       if (inside) {
-        CopyAsync<kBytes>(target, p_.x + (offset_[i] + offset));
+        CopyAsync<kBytes, kCached>(target, p_.x + (offset_[i] + offset));
       } else {
         StoreShared<kBytes>(target, p_.fill);
       }
@@ -110,85 +116,97 @@ struct TilePosition {
   }
 };
 
-// Multipliers and biases of the tile's channels, fetched while the first tiles are under way.
+// A block's static shared memory.
 template <int kTileN>
-struct ChannelConstants {
-  float scale[kTileN];
-  int bias[kTileN];
+struct BlockState {
+  alignas(16) float scale[kTileN];
+  alignas(16) int bias[kTileN];
+  uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
 
-  __device__ __forceinline__ void Fetch(const ConvParams& p, const TilePosition& at) {
-    const int n = static_cast<int>(threadIdx.x);
-    if (n < kTileN && at.n0 + n < p.n && p.epilogue.scale != nullptr) {
-      scale[n] = p.epilogue.scale[at.group * p.n + at.n0 + n];
-      bias[n] = p.epilogue.bias[at.group * p.n + at.n0 + n];
+  // Multipliers and biases of the tile's channels: copies that count with the block's first tile.
+  __device__ __forceinline__ void FetchConstants(const ConvParams& p, const TilePosition& at) {
+    const int n = static_cast<int>(threadIdx.x), channel = at.group * p.n + at.n0 + n;
+    if (n >= kTileN || at.n0 + n >= p.n) return;
+    CopyAsync<4>(SharedAddress(bias + n), p.epilogue.bias + channel);
+    CopyAsync<4>(SharedAddress(scale + n), p.epilogue.scale + channel);
+  }
+
+  // FinishTile waits for the other blocks' part in this.
+  __device__ __forceinline__ void BeginCluster(int tile_m) {
+    if (threadIdx.x == 0) {
+      InitBarrier(SharedAddress(&exchange), 1);
+      FenceBarrierInit();
+      ArriveExpecting(SharedAddress(&exchange), tile_m * kTileN * 4);
     }
+    ClusterArrive();
   }
 };
 
-// Whether the requantize epilogue can run on sums in registers and store 16 codes at a time.
-__device__ __forceinline__ bool InRegisters(const ConvParams& p) {
-  return p.splits == 1 && p.n % 16 == 0 && p.epilogue.w_zero == nullptr && p.epilogue.quantized_output &&
-         p.epilogue.kind == static_cast<int>(EpilogueKind::kRequantize);
+// Requantizes sums in registers. The codes go through shared memory to be stored 16 at a time.
+template <int kTileM, int kTileN, int kThreads, typename Each>
+__device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const TilePosition& at,
+                                                  uint8_t* shared, BlockState<kTileN>& state,
+                                                  const Each& each) {
+  // The padded stride avoids bank conflicts.
+  constexpr int kStride = kTileN + 16, kChunks = kTileN / 16, kUnits = kTileM * kChunks / kThreads;
+  static_assert(kUnits * kThreads == kTileM * kChunks);
+  const EpilogueParams& e = p.epilogue;
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto row_of = [&](int u) { return (thread + u * kThreads) / kChunks; };
+  const auto column_of = [&](int u) { return (thread + u * kThreads) % kChunks * 16; };
+  const auto inside = [&](int u) { return at.m0 + row_of(u) < p.m && at.n0 + column_of(u) < p.n; };
+  const auto index = [&](int u) {
+    return static_cast<int64_t>(at.m0 + row_of(u)) * e.out_channels + at.group * p.n + at.n0 + column_of(u);
+  };
+
+  uint4 residual[kUnits];
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+    if (e.has_residual && inside(u)) {
+      residual[u] = *reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(p.residual) + index(u));
+    }
+  }
+  const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
+  each([&](int row, int column, int sum, int next) {
+    const int2 bias = *reinterpret_cast<const int2*>(state.bias + column);
+    const float2 scale = *reinterpret_cast<const float2*>(state.scale + column);
+    const unsigned q0 = RoundedByte(__fmul_rn(static_cast<float>(sum + bias.x), scale.x), lo, hi);
+    const unsigned q1 = RoundedByte(__fmul_rn(static_cast<float>(next + bias.y), scale.y), lo, hi);
+    *reinterpret_cast<uint16_t*>(shared + row * kStride + column) =
+        static_cast<uint16_t>(__byte_perm(q0, q1, 0x0040));
+  });
+  __syncthreads();
+  const unsigned zero_points = static_cast<unsigned>(e.zero_point & 255) * 0x01010101u;
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+    if (!inside(u)) continue;
+    uint4 codes = *reinterpret_cast<const uint4*>(shared + row_of(u) * kStride + column_of(u));
+    if (zero_points != 0) {
+      codes.x = __vadd4(codes.x, zero_points);
+      codes.y = __vadd4(codes.y, zero_points);
+      codes.z = __vadd4(codes.z, zero_points);
+      codes.w = __vadd4(codes.w, zero_points);
+    }
+    if (e.has_residual) {
+      codes.x = AddResiduals(e, codes.x, residual[u].x);
+      codes.y = AddResiduals(e, codes.y, residual[u].y);
+      codes.z = AddResiduals(e, codes.z, residual[u].z);
+      codes.w = AddResiduals(e, codes.w, residual[u].w);
+    }
+    *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index(u)) = codes;
+  }
 }
 
 // Finishes a tile. `each(f)` calls f(row, column, sum, next_sum) for every pair of neighbouring columns that
-// this thread has summed. `shared` is the block's tile memory, free by now (all threads are past a barrier).
+// this thread has summed. `shared` is the block's dynamic shared memory, its tiles are free by now (all
+// threads are past a barrier). With `cluster`, the blocks of a cluster have summed parts of K.
 template <int kTileM, int kTileN, int kThreads, typename Each>
 __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePosition& at, uint8_t* shared,
-                                           const ChannelConstants<kTileN>& constants, bool cluster,
-                                           const Each& each) {
-  const EpilogueParams& e = p.epilogue;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int channel0 = at.group * p.n + at.n0;
-
-  if (InRegisters(p)) {
-    // Codes go through shared memory to be stored 16 at a time; the padded stride avoids bank conflicts.
-    constexpr int kStride = kTileN + 16, kChunks = kTileN / 16, kUnits = kTileM * kChunks / kThreads;
-    static_assert(kUnits * kThreads == kTileM * kChunks);
-    int4 residual[kUnits];
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      const int row = (thread + u * kThreads) / kChunks, column = (thread + u * kThreads) % kChunks * 16;
-      if (e.has_residual && at.m0 + row < p.m && at.n0 + column < p.n) {
-        residual[u] = *reinterpret_cast<const int4*>(
-            static_cast<const uint8_t*>(p.residual) +
-            (static_cast<int64_t>(at.m0 + row) * e.out_channels + channel0 + column));
-      }
-    }
-    each([&](int row, int column, int sum, int next) {
-      const int q0 = InnerCode(e, sum + constants.bias[column], constants.scale[column]);
-      const int q1 = InnerCode(e, next + constants.bias[column + 1], constants.scale[column + 1]);
-      *reinterpret_cast<uint16_t*>(shared + row * kStride + column) =
-          static_cast<uint16_t>((q0 & 255) | (q1 & 255) << 8);
-    });
-    __syncthreads();
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      const int row = (thread + u * kThreads) / kChunks, column = (thread + u * kThreads) % kChunks * 16;
-      if (at.m0 + row >= p.m || at.n0 + column >= p.n) continue;
-      union Codes {
-        int4 vector;
-        uint8_t u8[16];
-        int8_t s8[16];
-      } codes, other;
-      codes.vector = *reinterpret_cast<const int4*>(shared + row * kStride + column);
-      if (e.has_residual) {
-        other.vector = residual[u];
-        const bool inner_signed = e.lo < 0;
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          const int q = inner_signed ? static_cast<int>(codes.s8[i]) : static_cast<int>(codes.u8[i]);
-          const int r = e.residual_signed ? static_cast<int>(other.s8[i]) : static_cast<int>(other.u8[i]);
-          codes.u8[i] = static_cast<uint8_t>(AddResidual(e, q, r));
-        }
-      }
-      *reinterpret_cast<int4*>(static_cast<uint8_t*>(p.y) +
-                               (static_cast<int64_t>(at.m0 + row) * e.out_channels + channel0 + column)) =
-          codes.vector;
-    }
+                                           BlockState<kTileN>& state, bool cluster, const Each& each) {
+  if (p.in_registers) {
+    FinishInRegisters<kTileM, kTileN, kThreads>(p, at, shared, state, each);
     return;
   }
-
   if (p.splits > 1 && !cluster) {
     int32_t* partial = p.partial + (static_cast<int64_t>(at.split) * p.groups + at.group) * p.m * p.n;
     each([&](int row, int column, int sum, int next) {
@@ -200,39 +218,72 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
     return;
   }
 
-  // Sums go through shared memory, four neighbouring channels of a pixel to a thread. In a cluster every
-  // block finishes its share of the rows from the sums of all blocks: integers, so their order does not
-  // matter.
-  constexpr int kStride = kTileN + 8, kUnits = kTileN / 4;
-  int* sums = reinterpret_cast<int*>(shared);
-  each([&](int row, int column, int sum, int next) {
-    *reinterpret_cast<int2*>(sums + row * kStride + column) = make_int2(sum, next);
-  });
-  const int splits = p.splits;
-  if (splits > 1) {
-    ClusterSync();
+  // Sums go through shared memory. In a cluster every block finishes its share of the rows: the others send
+  // it their sums of these rows, into an area of their own, since it may still be using its tiles. Integers:
+  // the order of addition does not matter.
+  constexpr int kStride = kTileN + 8;
+  const int rows = kTileM / p.splits, first_row = rows * at.split;
+  int* const sums = reinterpret_cast<int*>(shared + p.exchange_offset);
+  if (cluster) {
+    ClusterWait();                       // every block has started
+    const int shift = 31 - __clz(rows);  // a power of 2
+    const uint32_t area = SharedAddress(sums) + at.split * rows * kStride * 4;
+    each([&](int row, int column, int sum, int next) {
+      const int owner = row >> shift;
+      StoreToCluster(ClusterAddress(area + ((row - owner * rows) * kStride + column) * 4, owner), sum, next,
+                     ClusterAddress(SharedAddress(&state.exchange), owner));
+    });
+    WaitBarrier(SharedAddress(&state.exchange), 0);
   } else {
+    each([&](int row, int column, int sum, int next) {
+      *reinterpret_cast<int2*>(sums + row * kStride + column) = make_int2(sum, next);
+    });
     __syncthreads();
   }
-  const int rows = kTileM / splits, first_row = rows * at.split;
-  for (int u = thread; u < rows * kUnits; u += kThreads) {
-    const int row = first_row + u / kUnits, column = u % kUnits * 4;
-    const int m = at.m0 + row, count = min(4, p.n - at.n0 - column);
-    if (m >= p.m || count <= 0) continue;
-    int4 total = *reinterpret_cast<const int4*>(sums + row * kStride + column);
-    for (int i = 1; i < splits; ++i) {
-      const uint32_t rank = static_cast<uint32_t>((at.split + i) & (splits - 1));
-      const int4 v = LoadFromCluster(SharedAddress(sums + row * kStride + column), rank);
-      total.x += v.x;
-      total.y += v.y;
-      total.z += v.z;
-      total.w += v.w;
+
+  const EpilogueParams& e = p.epilogue;
+  const int channel0 = at.group * p.n + at.n0;
+  if (p.requantizes_fours) {
+    const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
+    const unsigned zero_points = static_cast<unsigned>(e.zero_point & 255) * 0x01010101u;
+    for (int u = static_cast<int>(threadIdx.x); u < rows * (kTileN / 4); u += kThreads) {
+      const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = at.m0 + first_row + row;
+      if (m >= p.m || at.n0 + column >= p.n) continue;
+      const int64_t index = static_cast<int64_t>(m) * e.out_channels + channel0 + column;
+      unsigned residual = 0;
+      if (e.has_residual) {
+        residual = *reinterpret_cast<const unsigned*>(static_cast<const uint8_t*>(p.residual) + index);
+      }
+      int4 total = *reinterpret_cast<const int4*>(state.bias + column);
+#pragma unroll 4
+      for (int i = 0; i < p.splits; ++i) {
+        const int4 v = *reinterpret_cast<const int4*>(sums + (i * rows + row) * kStride + column);
+        total.x += v.x;
+        total.y += v.y;
+        total.z += v.z;
+        total.w += v.w;
+      }
+      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
+      const unsigned q0 = RoundedByte(__fmul_rn(static_cast<float>(total.x), scale.x), lo, hi);
+      const unsigned q1 = RoundedByte(__fmul_rn(static_cast<float>(total.y), scale.y), lo, hi);
+      const unsigned q2 = RoundedByte(__fmul_rn(static_cast<float>(total.z), scale.z), lo, hi);
+      const unsigned q3 = RoundedByte(__fmul_rn(static_cast<float>(total.w), scale.w), lo, hi);
+      unsigned codes = __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
+      codes = __vadd4(codes, zero_points);
+      if (e.has_residual) codes = AddResiduals(e, codes, residual);
+      *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes;
     }
-    const int four[4] = {total.x, total.y, total.z, total.w};
-    const int x_sum = e.w_zero != nullptr ? p.x_sums[static_cast<int64_t>(at.group) * p.m + m] : 0;
-    FinishChannels(e, p.residual, p.y, m, channel0 + column, count, four, x_sum);
+    return;
   }
-  if (splits > 1) ClusterSync();  // nobody leaves while others read its shared memory
+  for (int u = static_cast<int>(threadIdx.x); u < rows * kTileN; u += kThreads) {
+    const int row = u / kTileN, column = u % kTileN, m = at.m0 + first_row + row;
+    if (m >= p.m || at.n0 + column >= p.n) continue;
+    int total = 0;
+    for (int i = 0; i < p.splits; ++i) total += sums[(i * rows + row) * kStride + column];
+    const int x_sum = e.w_zero != nullptr ? p.x_sums[static_cast<int64_t>(at.group) * p.m + m] : 0;
+    FinishOne(e, p.residual, p.y, m, channel0 + column, total, state.bias[column], state.scale[column],
+              x_sum);
+  }
 }
 
 }  // namespace lowbit::cuda

@@ -13,31 +13,26 @@ namespace {
 constexpr int kMaxStages = 8;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-__device__ __forceinline__ void InitBarrier(uint32_t barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void FenceBarrierInit() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
 __device__ __forceinline__ void FenceAsyncProxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-__device__ __forceinline__ void WaitBarrier(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n\t.reg .pred done;\n\t"
-      "WAIT:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
-      "@!done bra WAIT;\n\t}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
+__device__ __forceinline__ void ArriveRemotely(uint32_t remote_barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
 }
-// One arrival, and `bytes` bytes that the barrier waits for besides.
 __device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, int bytes, uint32_t barrier) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
       "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+// To the same address in the first `blocks` blocks of the cluster, each counts the bytes at its own barrier.
+__device__ __forceinline__ void BulkCopyToAll(uint32_t shared, const void* global, int bytes,
+                                              uint32_t barrier, int blocks) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
+      "[%3], "
+      "%4;" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>((1 << blocks) - 1))
       : "memory");
 }
 // This thread's arrival once its copies up to here are done.
@@ -52,42 +47,64 @@ __global__ void __launch_bounds__(kTileM * 2) ConvWgmma(const __grid_constant__ 
   constexpr int kThreads = kTileM * 2;
   constexpr int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes, kBytes = kBytesA + kBytesB;
   extern __shared__ uint8_t unaligned[];
-  __shared__ ChannelConstants<kTileN> constants;
-  __shared__ __align__(8) uint64_t barriers[kMaxStages];
+  __shared__ BlockState<kTileN> state;
+  __shared__ __align__(8) uint64_t barriers[2 * kMaxStages];
 
   const int thread = static_cast<int>(threadIdx.x);
   const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
   // Swizzled tiles start at multiples of 1024 bytes (SharedBytes has room for that).
   const uint32_t tiles = (SharedAddress(unaligned) + 1023) & ~1023u;
   uint8_t* const shared = unaligned + (tiles - SharedAddress(unaligned));
-  const auto barrier = [&](int stage) { return SharedAddress(&barriers[stage]); };
+  const auto full = [&](int stage) { return SharedAddress(&barriers[stage]); };
+  const auto empty = [&](int stage) { return SharedAddress(&barriers[kMaxStages + stage]); };
 
   const int stages = p.stages, count = at.k_end - at.k_begin;
   // All tiles at once where they fit. Otherwise two stages are never in flight: one is being multiplied, and
   // the one before it may still be read by another warp.
   const int ahead = count <= stages ? count : stages - 2;
   if (thread == 0) {
-    for (int s = 0; s < stages; ++s) InitBarrier(barrier(s), kThreads + 1);
-    FenceBarrierInit();
-    for (int i = 0; i < ahead; ++i) {
-      BulkCopy(tiles + i * kBytes + kBytesA, at.Weights(p, at.k_begin + i), kBytesB, barrier(i));
+    for (int s = 0; s < stages; ++s) {
+      InitBarrier(full(s), kThreads + 1);
+      InitBarrier(empty(s), p.multicast);
     }
+    FenceBarrierInit();
+  }
+  if (cluster) state.BeginCluster(kTileM);
+  if (p.multicast > 1) {  // nobody copies into a block whose barriers are not there
+    ClusterArrive();
+    ClusterWait();
+  }
+  // The weights of a tile, by one thread. Blocks of a cluster with multicast have the same: each fetches its
+  // share for all. A block that is told of a copy or a free stage waits for it, hence may leave on its own.
+  const auto load_weights = [&](int k_tile, int stage) {
+    const uint32_t target = tiles + stage * kBytes + kBytesA;
+    const uint8_t* const source = at.Weights(p, k_tile);
+    ArriveExpecting(full(stage), kBytesB);
+    if (p.multicast == 1) {
+      BulkCopy(target, source, kBytesB, full(stage));
+    } else {
+      const int share = kBytesB / p.multicast, rank = static_cast<int>(blockIdx.x) % p.multicast;
+      BulkCopyToAll(target + rank * share, source + rank * share, share, full(stage), p.multicast);
+    }
+  };
+  if (thread == 0) {
+    for (int i = 0; i < ahead; ++i) load_weights(at.k_begin + i, i);
   }
   LetSuccessorsStart();
-  constants.Fetch(p, at);
+  state.FetchConstants(p, at);
   const ActivationLoader<kTileM, kThreads, 16> activations(p, at.m0, at.group);
   __syncthreads();
   WaitForPredecessors();
   for (int i = 0; i < ahead; ++i) {
     activations.Load(at.k_begin + i, tiles + i * kBytes);
-    ArriveAfterCopies(barrier(i));
+    ArriveAfterCopies(full(i));
   }
 
   int sums[kTileN / 2] = {};
   int stage = 0, target = ahead == stages ? 0 : ahead;
-  uint32_t parity = 0;
+  uint32_t parity = 0, empty_parity = 1;
   for (int i = 0; i < count; ++i) {
-    WaitBarrier(barrier(stage), parity);
+    WaitBarrier(full(stage), parity);
     FenceAsyncProxy();  // cp.async wrote through the generic proxy, wgmma reads through the async one
     __syncthreads();
     const uint32_t tile = tiles + stage * kBytes;
@@ -99,12 +116,20 @@ __global__ void __launch_bounds__(kTileM * 2) ConvWgmma(const __grid_constant__ 
     for (int step = 0; step < 4; ++step) Wgmma<kTileN, kSigned>::Multiply(sums, a + 2 * step, b + 2 * step);
     WgmmaCommit();
     if (i + ahead < count) {
+      // Stage `target` held tile i - 2, if any: this block is done with it since the barrier above, the
+      // others say so.
+      if (p.multicast > 1 && i >= 2) {
+        if (thread < p.multicast) ArriveRemotely(ClusterAddress(empty(target), thread));
+        if (thread == 0) WaitBarrier(empty(target), empty_parity);
+      }
       const int k_tile = at.k_begin + i + ahead;
-      if (thread == 0)
-        BulkCopy(tiles + target * kBytes + kBytesA, at.Weights(p, k_tile), kBytesB, barrier(target));
+      if (thread == 0) load_weights(k_tile, target);
       activations.Load(k_tile, tiles + target * kBytes);
-      ArriveAfterCopies(barrier(target));
-      target = target + 1 == stages ? 0 : target + 1;
+      ArriveAfterCopies(full(target));
+      if (++target == stages) {
+        target = 0;
+        empty_parity ^= 1;
+      }
     }
     WgmmaWait<1>();
     if (++stage == stages) {
@@ -118,7 +143,7 @@ __global__ void __launch_bounds__(kTileM * 2) ConvWgmma(const __grid_constant__ 
   __syncthreads();
 
   const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
-  FinishTile<kTileM, kTileN, kThreads>(p, at, shared, constants, cluster, [&](const auto& f) {
+  FinishTile<kTileM, kTileN, kThreads>(p, at, shared, state, cluster, [&](const auto& f) {
 #pragma unroll
     for (int j = 0; j < kTileN / 8; ++j) {
       f(row, column + j * 8, sums[4 * j], sums[4 * j + 1]);
@@ -130,22 +155,21 @@ __global__ void __launch_bounds__(kTileM * 2) ConvWgmma(const __grid_constant__ 
 
 template <int kTileM, int kTileN>
 cudaError_t LaunchTile(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
-  return options.x_signed ? LaunchTiled(ConvWgmma<kTileM, kTileN, true>, p, config, options, kTileM * 2,
-                                        SharedBytes(config))
-                          : LaunchTiled(ConvWgmma<kTileM, kTileN, false>, p, config, options, kTileM * 2,
-                                        SharedBytes(config));
+  return options.x_signed ? LaunchTiled(ConvWgmma<kTileM, kTileN, true>, p, config, options, kTileM * 2)
+                          : LaunchTiled(ConvWgmma<kTileM, kTileN, false>, p, config, options, kTileM * 2);
 }
 
 }  // namespace
 
 cudaError_t LaunchWgmma(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
   const auto is = [&](int m, int n) { return config.tile_m == m && config.tile_n == n; };
-  if (p.stages < 3 || p.stages > kMaxStages) return cudaErrorInvalidValue;
+  if (p.stages < 1 || p.stages > kMaxStages) return cudaErrorInvalidValue;
   if (is(64, 32)) return LaunchTile<64, 32>(p, config, options);
   if (is(64, 64)) return LaunchTile<64, 64>(p, config, options);
   if (is(64, 128)) return LaunchTile<64, 128>(p, config, options);
   if (is(128, 64)) return LaunchTile<128, 64>(p, config, options);
   if (is(128, 128)) return LaunchTile<128, 128>(p, config, options);
+  if (is(128, 256)) return LaunchTile<128, 256>(p, config, options);
   return cudaErrorInvalidValue;
 }
 

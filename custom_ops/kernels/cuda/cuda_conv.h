@@ -53,6 +53,7 @@ struct ConvConfig {
   int tile_m = 0, tile_n = 0;
   int stages = 0;  // tiles in flight
   int splits = 1;
+  int multicast = 1;  // kWgmma: blocks of neighbouring pixels that fetch their weights together, as a cluster
   Split split = Split::kCluster;
 
   std::string Text() const;

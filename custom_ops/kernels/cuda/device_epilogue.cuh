@@ -20,6 +20,12 @@ __device__ __forceinline__ int RoundToCode(float v, int zero_point, int lo, int 
   return min(max(q, lo), hi);
 }
 
+// The low byte of (clip(rint(v) + zero_point, lo, hi) - zero_point), from the bounds less the zero point:
+// integers, so clipping before rounding gives the same.
+__device__ __forceinline__ unsigned RoundedByte(float v, float lo, float hi) {
+  return __float_as_uint(__fadd_rn(fminf(fmaxf(v, lo), hi), 12582912.0f));
+}
+
 __device__ __forceinline__ float DequantizeCode(int code, float scale, int zero_point) {
   return __fmul_rn(static_cast<float>(code - zero_point), scale);
 }
@@ -34,6 +40,22 @@ __device__ __forceinline__ int AddResidual(const EpilogueParams& e, int inner, i
   return RoundToCode(__fdiv_rn(v, e.y_scale), e.y_zero_point, e.y_lo, e.y_hi);
 }
 
+// Four at a time, one to a byte.
+__device__ __forceinline__ unsigned AddResiduals(const EpilogueParams& e, unsigned inner, unsigned residual) {
+  unsigned out = 0;
+#pragma unroll
+  for (int shift = 0; shift < 32; shift += 8) {
+    const unsigned q = inner >> shift & 255, r = residual >> shift & 255;
+    // Inner codes below 0 occur where their lower bound is below 0.
+    out |=
+        static_cast<unsigned>(AddResidual(e, e.lo < 0 ? static_cast<int8_t>(q) : static_cast<int>(q),
+                                          e.residual_signed ? static_cast<int8_t>(r) : static_cast<int>(r)) &
+                              255)
+        << shift;
+  }
+  return out;
+}
+
 __device__ __forceinline__ int ThresholdCode(const EpilogueParams& e, int acc, int c) {
   const int32_t* row = e.thresholds + static_cast<int64_t>(c) * e.threshold_count;
   const bool rises = e.dir[c] > 0;
@@ -43,8 +65,9 @@ __device__ __forceinline__ int ThresholdCode(const EpilogueParams& e, int acc, i
   return e.base[c] + reached;
 }
 
-__device__ __forceinline__ float TailValue(const EpilogueParams& e, int acc, int c, int residual) {
-  float v = __fmul_rn(static_cast<float>(acc), e.scale[c]);
+__device__ __forceinline__ float TailValue(const EpilogueParams& e, int acc, int c, float scale,
+                                           int residual) {
+  float v = __fmul_rn(static_cast<float>(acc), scale);
   for (int i = 0; i < e.tail_count; ++i) {
     switch (static_cast<TailStep>(e.tail[i])) {
       case TailStep::kBias:
@@ -74,59 +97,34 @@ __device__ __forceinline__ int ResidualCode(const EpilogueParams& e, const void*
                            : static_cast<int>(static_cast<const uint8_t*>(residual)[index]);
 }
 
-__device__ __forceinline__ int FinishCode(const EpilogueParams& e, int acc, int c, int residual) {
+__device__ __forceinline__ int FinishCode(const EpilogueParams& e, int acc, int c, float scale,
+                                          int residual) {
   switch (static_cast<EpilogueKind>(e.kind)) {
     case EpilogueKind::kRequantize: {
-      const int q = InnerCode(e, acc, e.scale[c]);
+      const int q = InnerCode(e, acc, scale);
       return e.has_residual ? AddResidual(e, q, residual) : q;
     }
     case EpilogueKind::kThresholds:
       return ThresholdCode(e, acc, c);
     default:
-      return RoundToCode(__fdiv_rn(TailValue(e, acc, c, residual), e.y_scale), e.y_zero_point, e.y_lo,
+      return RoundToCode(__fdiv_rn(TailValue(e, acc, c, scale, residual), e.y_scale), e.y_zero_point, e.y_lo,
                          e.y_hi);
   }
 }
 
-// `count` (at most 4) neighbouring channels of one pixel, from raw sums of products to memory. x_sum is the
-// sum of the pixel's activations, for weights with a zero point.
-__device__ __forceinline__ void FinishChannels(const EpilogueParams& e, const void* residual, void* y,
-                                               int64_t pixel, int channel, int count, const int (&sums)[4],
-                                               int x_sum) {
+// One output, from its raw sum of products to memory. x_sum is the sum of the pixel's activations, for
+// weights with a zero point.
+__device__ __forceinline__ void FinishOne(const EpilogueParams& e, const void* residual, void* y,
+                                          int64_t pixel, int channel, int sum, int bias, float scale,
+                                          int x_sum) {
   const int64_t index = pixel * e.out_channels + channel;
-  const bool whole = count == 4 && e.out_channels % 4 == 0 && channel % 4 == 0;
-  float values[4] = {};
-  unsigned codes = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i >= count) break;
-    const int c = channel + i;
-    int acc = sums[i] + e.bias[c];
-    if (e.w_zero != nullptr) acc -= e.w_zero[c] * x_sum;
-    const int r = ResidualCode(e, residual, index + i);
-    if (e.quantized_output) {
-      codes |= static_cast<unsigned>(FinishCode(e, acc, c, r) & 255) << (8 * i);
-    } else {
-      values[i] = TailValue(e, acc, c, r);
-    }
-  }
+  int acc = sum + bias;
+  if (e.w_zero != nullptr) acc -= e.w_zero[channel] * x_sum;
+  const int r = ResidualCode(e, residual, index);
   if (e.quantized_output) {
-    uint8_t* out = static_cast<uint8_t*>(y) + index;
-    if (whole) {
-      *reinterpret_cast<unsigned*>(out) = codes;
-    } else {
-      for (int i = 0; i < count; ++i) out[i] = static_cast<uint8_t>(codes >> (8 * i));
-    }
+    static_cast<uint8_t*>(y)[index] = static_cast<uint8_t>(FinishCode(e, acc, channel, scale, r));
   } else {
-    float* out = static_cast<float*>(y) + index;
-    if (whole) {
-      *reinterpret_cast<float4*>(out) = make_float4(values[0], values[1], values[2], values[3]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (i < count) out[i] = values[i];
-      }
-    }
+    static_cast<float*>(y)[index] = TailValue(e, acc, channel, scale, r);
   }
 }
 

@@ -6,20 +6,20 @@
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kMmaStages = 3, kMinStages = 3, kMaxStages = 8;
+constexpr int kMmaStages = 3, kMaxStages = 8;
 
 struct Tile {
   int m, n;
 };
 constexpr Tile kMmaTiles[] = {{32, 64}, {64, 32}, {64, 64}, {128, 64}, {128, 128}};
-constexpr Tile kWgmmaTiles[] = {{64, 32}, {64, 64}, {64, 128}, {128, 64}, {128, 128}};
+constexpr Tile kWgmmaTiles[] = {{64, 32}, {64, 64}, {64, 128}, {128, 64}, {128, 128}, {128, 256}};
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t KTiles(const GemmProblem& problem) { return CeilDiv(problem.k, kTileK); }
 
 bool Fits(const GemmProblem& problem, const ConvConfig& config, const Device& device) {
-  if (SharedBytes(config) > device.shared_bytes) return false;
+  if (SharedBytes(problem, config) > device.shared_bytes) return false;
   if (CeilDiv(problem.n, config.tile_n) * problem.groups > 65535) return false;
   if (config.algorithm == Algorithm::kMma && !problem.vector16)
     return config.tile_m == 64 && config.tile_n == 64;
@@ -36,29 +36,38 @@ void AddSplits(const GemmProblem& problem, const Device& device, ConvConfig conf
     if (splits > 1 && blocks * splits > 2 * int64_t{device.multiprocessors}) break;
     config.splits = splits;
     const int per_split = static_cast<int>(CeilDiv(KTiles(problem), splits));
-    std::vector<int> stages = {kMmaStages};
-    if (config.algorithm == Algorithm::kWgmma) {
-      stages = {std::clamp(per_split, kMinStages, 4)};
-      if (const int deep = std::clamp(per_split, kMinStages, kMaxStages); deep > 4) stages.push_back(deep);
-    }
+    const bool wgmma = config.algorithm == Algorithm::kWgmma;
+    std::vector<int> stages = {std::min(per_split, wgmma ? 4 : kMmaStages)};
+    if (wgmma && per_split > 4) stages.push_back(std::min(per_split, kMaxStages));
     for (const int s : stages) {
       config.stages = s;
-      config.split = Split::kCluster;
-      const bool clusters = device.capability >= 90;
-      if ((splits == 1 || clusters) && Fits(problem, config, device)) out.push_back(config);
-      config.split = Split::kWorkspace;
-      if (splits > 1 && !clusters && Fits(problem, config, device)) out.push_back(config);
+      config.split = splits == 1 || device.capability >= 90 ? Split::kCluster : Split::kWorkspace;
+      for (config.multicast = 1; config.multicast <= 4; config.multicast *= 2) {
+        if (config.multicast > 1 &&
+            (!wgmma || splits > 1 || CeilDiv(problem.m, config.tile_m) < config.multicast)) {
+          break;
+        }
+        if (Fits(problem, config, device)) out.push_back(config);
+      }
+      config.multicast = 1;
     }
   }
 }
 
 }  // namespace
 
-int SharedBytes(const ConvConfig& config) {
+int TileBytes(const ConvConfig& config) { return (config.tile_m + config.tile_n) * kTileK * config.stages; }
+
+// As FinishTile has it.
+int SharedBytes(const GemmProblem& problem, const ConvConfig& config) {
   if (config.algorithm == Algorithm::kPlain) return 0;
-  const int tiles = (config.tile_m + config.tile_n) * kTileK * config.stages;
-  const int sums = config.tile_m * (config.tile_n + 8) * 4;  // FinishTile
-  return std::max(tiles, sums) + (config.algorithm == Algorithm::kWgmma ? 1024 : 0);
+  const int alignment = config.algorithm == Algorithm::kWgmma ? 1024 : 0;
+  const int sums = config.tile_m * (config.tile_n + 8) * 4;
+  if (config.splits > 1) {
+    return alignment + TileBytes(config) + (config.split == Split::kCluster ? sums : 0);
+  }
+  const int finish = problem.requantizes ? config.tile_m * (config.tile_n + 16) : sums;
+  return alignment + std::max(TileBytes(config), finish);
 }
 
 double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config, const Device& device) {
@@ -74,13 +83,13 @@ double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config
                         config.splits;
   const double k_tiles = static_cast<double>(CeilDiv(KTiles(problem), config.splits));
   const int threads = wgmma ? config.tile_m * 2 : (config.tile_m * config.tile_n >= 8192 ? 256 : 128);
-  const double resident =
-      std::clamp(std::min(device.shared_bytes / std::max(1, SharedBytes(config)), 1024 / threads), 1, 16);
+  const double resident = std::clamp(
+      std::min(device.shared_bytes / std::max(1, SharedBytes(problem, config)), 1024 / threads), 1, 16);
   const double per_sm = static_cast<double>(CeilDiv(static_cast<int64_t>(blocks), device.multiprocessors));
   // Clocks. Rates of the units, and of the L2 cache as one multiprocessor sees it when all are reading.
   const double multiply =
       config.tile_m * config.tile_n * 256.0 / (wgmma ? (config.tile_n < 64 ? 5460 : 8190) : 4500);
-  const double load = (config.tile_m + config.tile_n) * 128.0 / 32;
+  const double load = (config.tile_m + config.tile_n / config.multicast) * 128.0 / 32;
   const double finish = config.tile_m * config.tile_n / 24.0;
   const double start = 1000;
   const double one_tile = std::max(multiply, 160.0);
@@ -89,6 +98,7 @@ double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config
   const double latency = waves * (start + k_tiles * one_tile + 300);
   const double throughput = start + per_sm * (k_tiles * std::max(multiply, load) + finish);
   double clocks = std::max(latency, throughput);
+  if (config.multicast > 1) clocks += 300;
   if (config.splits > 1) clocks += config.split == Split::kCluster ? 500 + 60 * config.splits : 2500;
   return 0.9 + clocks / (gigahertz * 1e3);
 }

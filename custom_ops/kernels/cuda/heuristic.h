@@ -11,8 +11,9 @@ namespace lowbit::cuda {
 // A convolution seen as `groups` matrix products [m, k] x [k, n] of bytes.
 struct GemmProblem {
   int64_t m = 0, n = 0, k = 0, groups = 1;
-  bool tiled = false;    // the tile kernels apply at all (PackedConv says why not)
-  bool vector16 = true;  // channels come in runs of 16 bytes, else of 4
+  bool tiled = false;       // the tile kernels apply at all (PackedConv says why not)
+  bool requantizes = true;  // the epilogue has a fast path: in registers, where K is not split
+  bool vector16 = true;     // channels come in runs of 16 bytes, else of 4
 };
 
 // Estimated microseconds on `device`.
@@ -22,7 +23,9 @@ double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config
 std::vector<ConvConfig> RankConfigs(const GemmProblem& problem, const Device& device);
 
 // Dynamic shared memory of a block.
-int SharedBytes(const ConvConfig& config);
+int SharedBytes(const GemmProblem& problem, const ConvConfig& config);
+// The part of it that holds tiles; the exchange area of a cluster follows.
+int TileBytes(const ConvConfig& config);
 
 inline constexpr int kTileK = 128;
 

@@ -13,6 +13,7 @@ struct LaunchOptions {
   bool x_signed = false;
   bool vector16 = true;
   bool overlap = false;  // programmatic dependent launch
+  int shared_limit = 0;  // Device::shared_bytes
 };
 
 cudaError_t LaunchPlain(const ConvParams& params, const LaunchOptions& options);

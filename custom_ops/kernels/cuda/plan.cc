@@ -184,8 +184,8 @@ Device Device::Query(int ordinal) {
   device.ordinal = ordinal;
   device.capability = 10 * properties.major + properties.minor;
   device.multiprocessors = properties.multiProcessorCount;
-  // 2 KB stay for a kernel's static shared memory.
-  device.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin) - 2048;
+  // 4 KB stay for a kernel's static shared memory.
+  device.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin) - 4096;
   device.name = properties.name;
   Require(device.capability >= 75, device.name, " has compute capability ", properties.major, ".",
           properties.minor, ", lowbit needs 7.5 or later (int8 Tensor Cores)");
@@ -197,6 +197,7 @@ std::string ConvConfig::Text() const {
   std::string text = std::string(AlgorithmName(algorithm)) + "_" + std::to_string(tile_m) + "x" +
                      std::to_string(tile_n) + "_stages" + std::to_string(stages);
   if (splits > 1) text += (split == Split::kCluster ? "_cluster" : "_split") + std::to_string(splits);
+  if (multicast > 1) text += "_multicast" + std::to_string(multicast);
   return text;
 }
 
@@ -250,6 +251,8 @@ class PackedConv {
     problem.tiled =
         tiled_ && shape.batch * shape.in_h * shape.in_w * geometry_.group * channels_ <= kMaxBytes;
     problem.vector16 = vector16_;
+    problem.requantizes = epilogue_.kind == static_cast<int>(EpilogueKind::kRequantize) &&
+                          epilogue_.quantized_output && !has_w_zero_ && geometry_.GroupOut() % 16 == 0;
     return problem;
   }
 
@@ -295,6 +298,13 @@ class PackedConv {
     p.n_tiles = narrow((g.GroupOut() + config.tile_n - 1) / config.tile_n);
     p.splits = config.splits;
     p.stages = config.stages;
+    p.multicast = config.multicast;
+    const GemmProblem problem = Problem(s);
+    p.in_registers = problem.requantizes && config.splits == 1;
+    p.requantizes_fours = problem.requantizes;
+    p.shared_bytes = SharedBytes(problem, config);
+    // Unsplit sums may overwrite the tiles.
+    p.exchange_offset = config.splits > 1 ? TileBytes(config) : 0;
     p.by_image = MakeDivisor(std::max<int64_t>(1, s.out_h * s.out_w));
     p.by_row = MakeDivisor(std::max<int64_t>(1, s.out_w));
     p.by_channels = MakeDivisor(channels_);
@@ -314,9 +324,12 @@ class PackedConv {
     const Epilogue& e = spec.epilogue;
     Require(e.tail.size() <= kMaxTailSteps, "the tail has ", e.tail.size(), " steps, expected at most ",
             kMaxTailSteps);
+    // Thresholds have none; kernels read it all the same.
+    std::vector<float> scale = e.kind == EpilogueKind::kRequantize ? e.multiplier : e.acc_scale;
+    scale.resize(static_cast<size_t>(geometry_.out_channels));
     plain_bias_at_ = builder.Add(spec.bias);
     at_ = {builder.Add(bias),
-           builder.Add(e.kind == EpilogueKind::kRequantize ? e.multiplier : e.acc_scale),
+           builder.Add(scale),
            has_w_zero_ ? builder.Add(weights.zero) : ConstantBuilder::kAbsent,
            builder.Add(e.thresholds),
            builder.Add(e.base),
@@ -407,6 +420,7 @@ class ConvPlan {
     DeviceGuard guard(conv_->On().ordinal);
     LaunchOptions options;
     options.stream = stream;
+    options.shared_limit = conv_->On().shared_bytes;
     options.overlap = overlap && conv_->On().capability >= 90;
     options.x_signed = conv_->XSigned();
     ConvParams p = params_;

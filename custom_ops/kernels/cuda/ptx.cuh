@@ -19,14 +19,16 @@ __device__ __forceinline__ void StoreShared(uint32_t shared, uint32_t word) {
   }
 }
 
-// 16 or 4 bytes from global to shared memory, asynchronously where the GPU can (sm_80).
-template <int kBytes>
+// 16 or 4 bytes from global to shared memory, asynchronously where the GPU can (sm_80). 16 bytes go past the
+// L1 cache unless kCached.
+template <int kBytes, bool kCached = false>
 __device__ __forceinline__ void CopyAsync(uint32_t shared, const void* global) {
 #if __CUDA_ARCH__ >= 800
-  if constexpr (kBytes == 16) {
+  if constexpr (kBytes == 16 && !kCached) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(global), "n"(kBytes)
+                 : "memory");
   }
 #else
   if constexpr (kBytes == 16) {
@@ -67,24 +69,68 @@ __device__ __forceinline__ void LetSuccessorsStart() {
 #endif
 }
 
-__device__ __forceinline__ void ClusterSync() {
+// The barrier of all blocks of a cluster, in two halves, as a rendezvous only: neither half orders memory
+// accesses but the initialization of mbarriers before FenceBarrierInit. (With .release it would wait for all
+// stores to global memory.)
+__device__ __forceinline__ void ClusterArrive() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void ClusterWait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }
 
-// 16 bytes of the shared memory of block `rank` of the cluster, at the address that `shared` has here.
-__device__ __forceinline__ int4 LoadFromCluster(uint32_t shared, uint32_t rank) {
-  int4 v = {};
+// The shared memory of block `rank` of the cluster, at the address that `shared` has here.
+__device__ __forceinline__ uint32_t ClusterAddress(uint32_t shared, uint32_t rank) {
+  uint32_t remote = 0;
 #if __CUDA_ARCH__ >= 900
-  uint32_t remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared), "r"(rank));
-  asm volatile("ld.shared::cluster.v4.s32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(remote)
+#endif
+  return remote;
+}
+
+// 8 bytes into a block of the cluster; they count at a barrier there.
+__device__ __forceinline__ void StoreToCluster(uint32_t remote, int first, int second,
+                                               uint32_t remote_barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.s32 [%0], {%1, %2}, [%3];" ::"r"(remote),
+      "r"(first), "r"(second), "r"(remote_barrier)
+      : "memory");
+#endif
+}
+
+__device__ __forceinline__ void InitBarrier(uint32_t barrier, int arrivals) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+#endif
+}
+// Makes initialized barriers visible to the cluster and to the asynchronous proxy.
+__device__ __forceinline__ void FenceBarrierInit() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+// One arrival, and `bytes` bytes that the barrier waits for besides.
+__device__ __forceinline__ void ArriveExpecting(uint32_t barrier, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 #endif
-  return v;
+}
+__device__ __forceinline__ void WaitBarrier(uint32_t barrier, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n\t.reg .pred done;\n\t"
+      "WAIT:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
+      "@!done bra WAIT;\n\t}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+#endif
 }
 
 }  // namespace lowbit::cuda

@@ -1,7 +1,7 @@
 // The 19 convolutions of ResNet-50 (Caffe Model Zoo: stride on the first 1x1 of a block) on the GPU, batch 1
 // and 16: replays of a CUDA graph of equal nodes, medians, operands warm in L2, every output sampled against
 // a sum on the CPU.
-//   lowbit_cuda_bench [--csv FILE] [--commit ID] [--date DATE]
+//   lowbit_cuda_bench [--csv FILE] [--commit ID] [--date DATE] [--layer NAME] [--batch N] [--config TEXT]
 // Prints a markdown page; FILE receives every configuration's time beside the cost model's estimate. The
 // peers' columns are recorded numbers, measured on the same kind of machine on 2026-11-20 (cuDNN 9.19 int8
 // with fused scale, bias and ReLU, best of its plans; CUTLASS 4.2 int8, best of its wgmma and mma.sync
@@ -162,12 +162,15 @@ void CheckSamples(const ConvSpec& spec, const ConvShape& s, const std::vector<ui
 
 int main(int argc, char** argv) {
   try {
-    std::string csv_path, commit = "?", date = "?";
+    std::string only_layer, only_batch, only_config, csv_path, commit = "?", date = "?";
     for (int i = 1; i + 1 < argc; i += 2) {
       const std::string option = argv[i];
       if (option == "--csv") csv_path = argv[i + 1];
       if (option == "--commit") commit = argv[i + 1];
       if (option == "--date") date = argv[i + 1];
+      if (option == "--layer") only_layer = argv[i + 1];
+      if (option == "--batch") only_batch = argv[i + 1];
+      if (option == "--config") only_config = argv[i + 1];
     }
     const cuda::Device device = cuda::Device::Query(0);
     std::mt19937 random(7);
@@ -194,6 +197,7 @@ int main(int argc, char** argv) {
         << std::fixed << std::setprecision(2);
     for (int b = 0; b < 2; ++b) {
       const int64_t batch = b == 0 ? 1 : 16;
+      if (!only_batch.empty() && only_batch != std::to_string(batch)) continue;
       std::cout << "## Batch " << batch << "\n\n"
                 << "| layer | tuned | chosen | serial | cuDNN | CUTLASS | tuned / best peer | tuned "
                    "configuration | "
@@ -202,6 +206,7 @@ int main(int argc, char** argv) {
       double totals[5] = {}, log_ratio = 0, worst_choice = 0;
       int at_or_below = 0;
       for (const Layer& layer : kLayers) {
+        if (!only_layer.empty() && only_layer != layer.name) continue;
         const ConvSpec spec = MakeSpec(layer, random);
         const int64_t out = (layer.size + 2 * layer.pad - layer.kernel) / layer.stride + 1;
         const ConvShape shape{batch, layer.size, layer.size, out, out};
@@ -222,10 +227,11 @@ int main(int argc, char** argv) {
           CheckSamples(spec, shape, x, device_y.Get(), random, what);
           return time;
         };
-        const cuda::GemmProblem problem{shape.OutPixels(), layer.out, spec.geometry.K(), 1, true, true};
+        const cuda::GemmProblem problem{shape.OutPixels(), layer.out, spec.geometry.K(), 1, true, true, true};
         const cuda::ConvConfig tuned = cuda::TuneConv(packed, shape, [&](const cuda::ConvPlan& plan) {
-          const double time = measure(plan, true, 5);
           const cuda::ConvConfig& c = cuda::PlanConfig(plan);
+          if (!only_config.empty() && c.Text() != only_config) return 1e9;
+          const double time = measure(plan, true, 5);
           if (csv.is_open()) {
             csv << layer.name << "," << batch << "," << problem.m << "," << problem.n << "," << problem.k
                 << "," << c.Text() << "," << c.tile_m << "," << c.tile_n << "," << c.stages << "," << c.splits
