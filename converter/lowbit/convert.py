@@ -45,7 +45,7 @@ def convert(
     never modified; names, order, types and symbolic dims of the model's inputs and outputs stay.
 
     Args:
-        model: a file or a proto in the QDQ or QCDQ form.
+        model: a file or a proto in one of the forms that README.md lists.
         output: where to write the result; it appears there only after it was verified.
         strict: raise if a node that could work on codes stays in float; ops that lowbit has no form of, such
             as Softmax, do not count.

@@ -90,7 +90,7 @@ void ParseEntry(std::string_view line, TuneEntries& entries) {
 struct FileState {
   std::string path;
   bool exists = false;
-  fs::file_time_type time{};
+  fs::file_time_type time;
   uintmax_t size = 0;
   bool operator==(const FileState&) const = default;
 };
@@ -194,7 +194,7 @@ std::string FormatTuneCache(const TuneEntries& entries) {
     const auto& [node, threads] = key;
     Require(IsPlain(node) && IsPlain(kernel) && threads >= 1 && threads <= kMaxThreads, "the entry '", node,
             "' -> '", kernel, "' with ", threads, " threads does not fit the format");
-    body += std::to_string(threads) + "\t" + node + "\t" + kernel + "\n";
+    body.append(std::to_string(threads)).append("\t").append(node).append("\t").append(kernel).append("\n");
   }
   return Header() + "entries " + std::to_string(entries.size()) + ", checksum " + Hex(Hash(body)) + "\n" +
          body;

@@ -321,6 +321,7 @@ py::array_t<double> Race(const std::vector<Runner>& runners, const std::optional
     outputs.push_back(MakeOutput(nodes.back()));
   }
   std::vector<void*> ys;
+  ys.reserve(outputs.size());
   for (py::array& output : outputs) ys.push_back(output.mutable_data());
   py::array_t<double> seconds({static_cast<py::ssize_t>(nodes.size()), static_cast<py::ssize_t>(rounds)});
   double* out = seconds.mutable_data();
