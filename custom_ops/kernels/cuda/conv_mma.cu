@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
   const uint32_t tiles = SharedAddress(shared);
-  const ActivationLoader<kTileM, kThreads, kVectorBytes> activations(p, at.m0, at.group);
+  ActivationLoader<kTileM, kThreads, kVectorBytes> activations(p, at.m0, at.group, at.k_begin);
   LetSuccessorsStart();
   if (cluster) state.BeginCluster(kTileM);
   state.FetchConstants(p, at);
@@ -77,9 +77,6 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
     const uint32_t target = tiles + stage * (kBytesA + kBytesB) + kBytesA + thread * 16;
 #pragma unroll
     for (int i = 0; i < kBytesB; i += kThreads * 16) CopyAsync<16>(target + i, source + i);
-  };
-  const auto load_activations = [&](int k_tile, int stage) {
-    activations.Load(k_tile, tiles + stage * (kBytesA + kBytesB));
   };
 
   // The weights are this kernel's own: they may be fetched before the predecessor is done. They count to the
@@ -91,7 +88,7 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
   WaitForPredecessors();
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
-    if (at.k_begin + s < at.k_end) load_activations(at.k_begin + s, s);
+    if (at.k_begin + s < at.k_end) activations.Load(tiles + s * (kBytesA + kBytesB));
     CommitCopies();
   }
 
@@ -108,7 +105,7 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
       const int target =
           stage == 0 ? kStages - 1 : stage - 1;  // read in the last iteration, free since the barrier
       load_weights(next, target);
-      load_activations(next, target);
+      activations.Load(tiles + target * (kBytesA + kBytesB));
     }
     CommitCopies();
     const uint32_t tile_a = tiles + stage * (kBytesA + kBytesB), tile_b = tile_a + kBytesA;

@@ -5,7 +5,6 @@
 
 namespace lowbit::cuda {
 
-inline constexpr int kMaxTaps = 64;
 inline constexpr int kMaxTailSteps = 8;
 // Tiles of weights may be read, never used, past the last channel.
 inline constexpr int kWeightSlackRows = 256;
@@ -37,10 +36,12 @@ struct EpilogueParams {
   int y_zero_point = 0, y_lo = 0, y_hi = 0;
 };
 
-struct Tap {
-  int32_t delta;   // bytes from the first tap's pixel
-  int16_t dy, dx;  // pixels from it
+// Of a run of columns of A (one vector of a load): bytes from the first tap's pixel, and the tap's position from
+// it, 65536 * y + x. Past k: a position outside every image.
+struct Column {
+  int32_t offset, position;
 };
+inline constexpr int32_t kOutside = -(1 << 30);
 
 struct ConvParams {
   const uint8_t* x = nullptr;        // codes, or the repacked input in the workspace
@@ -60,12 +61,13 @@ struct ConvParams {
   int in_h = 0, in_w = 0, stride_h = 1, stride_w = 1, pad_top = 0, pad_left = 0;
   int kernel_h = 1, kernel_w = 1, dilation_h = 1, dilation_w = 1, out_h = 0, out_w = 0;
   bool transposed = false;
+  const Column* columns = nullptr;  // [k_tiles + 1][128 / vector]
+  bool all_inside = false;          // no tap of any pixel is outside the image
+  int32_t last_position = 0;        // 65536 * (in_h - 1) + in_w - 1
   uint32_t fill = 0;          // four times the code that stands for real zero
   int x_mul = 1, x_zero = 0;  // plain kernel: v(x) = x_mul * q - x_zero
-  FastDivisor by_image, by_row, by_channels;
+  FastDivisor by_image, by_row;
   EpilogueParams epilogue;
-  int taps = 1;
-  Tap tap[kMaxTaps] = {};
 };
 
 }  // namespace lowbit::cuda

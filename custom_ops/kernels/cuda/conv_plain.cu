@@ -126,8 +126,9 @@ __global__ void __launch_bounds__(kThreads)
   const int group = static_cast<int>(row / p.m), pixel = static_cast<int>(row % p.m);
   const int image = pixel / (p.out_h * p.out_w), oy = pixel / p.out_w % p.out_h, ox = pixel % p.out_w;
   int sum = 0;
-  for (int t = 0; t < p.taps; ++t) {
-    const int iy = oy * p.stride_h - p.pad_top + p.tap[t].dy, ix = ox * p.stride_w - p.pad_left + p.tap[t].dx;
+  for (int t = 0; t < p.kernel_h * p.kernel_w; ++t) {
+    const int iy = oy * p.stride_h - p.pad_top + t / p.kernel_w * p.dilation_h;
+    const int ix = ox * p.stride_w - p.pad_left + t % p.kernel_w * p.dilation_w;
     if (iy < 0 || iy >= p.in_h || ix < 0 || ix >= p.in_w) continue;
     const uint8_t* x =
         p.x + (static_cast<int64_t>(image * p.in_h + iy) * p.in_w + ix) * p.pixel_bytes + group * p.channels;

@@ -4,10 +4,10 @@
 //   A  [m, k]  row = output pixel, column = (tap, channel): gathered from the NHWC input
 //   B  [n, k]  row = output channel: packed in tile order when the node was loaded
 //
-// Offsets are precomputed per shape (paper, section 4.2), in a form that fits registers and constant memory:
-// the offset of an output pixel's first tap is computed once per block and kept; that of a tap is
-// ConvParams::tap, in constant memory; their sum is the address. A tap outside the image is
-// ConvParams::fill, the code of real zero, so that padding needs no correction.
+// Offsets are precomputed per shape (paper, section 4.2): ConvParams::columns holds the offset of every column
+// from the first tap of its pixel, and the position of its tap. That of an output pixel is computed once per
+// block. Their sum is the address. A tap outside the image is ConvParams::fill, the code of real zero, so that
+// padding needs no correction. Rows past the last pixel repeat it: they are never stored.
 //
 // In shared memory a tile row is 128 bytes, its 16-byte chunk c lies at chunk position c ^ (row % 8): the
 // order that ldmatrix reads without bank conflicts and that wgmma calls 128-byte swizzle.
@@ -28,70 +28,94 @@ __device__ __forceinline__ int Divide(int n, const FastDivisor& d) {
                           d.shift);
 }
 
-// Loads A tiles. Thread t copies chunk t % 8 of the rows t / 8, t / 8 + kThreads / 8, ...
+// Loads A tiles, one after the other. Thread t copies chunk t % 8 of the rows t / 8, t / 8 + kThreads / 8, ...
 template <int kTileM, int kThreads, int kVectorBytes>
 class ActivationLoader {
  public:
   static constexpr int kRowStep = kThreads / 8, kRows = kTileM / kRowStep;
+  static constexpr int kParts = 16 / kVectorBytes;
   static_assert(kRows * kRowStep == kTileM && kRowStep % 8 == 0);
 
-  __device__ __forceinline__ ActivationLoader(const ConvParams& p, int m0, int group) : p_(p) {
-    const int thread = static_cast<int>(threadIdx.x);
-    chunk_ = thread % 8;
-    shared_offset_ = (thread / 8) * kRowBytes + ((chunk_ ^ (thread / 8 % 8)) << 4);
+  __device__ __forceinline__ ActivationLoader(const ConvParams& p, int m0, int group, int k_tile) : p_(p) {
+    const int thread = static_cast<int>(threadIdx.x), chunk = thread % 8;
+    columns_ = p.columns + (k_tile * 8 + chunk) * kParts;
+    FetchColumns();
+    shared_offset_ = (thread / 8) * kRowBytes + ((chunk ^ (thread / 8 % 8)) << 4);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const int m = m0 + thread / 8 + i * kRowStep;
+      const int m = min(m0 + thread / 8 + i * kRowStep, p.m - 1);
       const int image = Divide(m, p.by_image), rest = m - image * static_cast<int>(p.by_image.divisor);
       const int oy = Divide(rest, p.by_row), ox = rest - oy * static_cast<int>(p.by_row.divisor);
-      y_[i] = m < p.m ? oy * p.stride_h - p.pad_top : -(1 << 29);  // a row past the end: never in the image
-      x_[i] = ox * p.stride_w - p.pad_left;
-      offset_[i] = ((image * p.in_h + oy * p.stride_h - p.pad_top) * p.in_w + x_[i]) * p.pixel_bytes +
-                   group * p.channels;
+      const int iy = oy * p.stride_h - p.pad_top, ix = ox * p.stride_w - p.pad_left;
+      position_[i] = iy * 65536 + ix;
+      offset_[i] = ((image * p.in_h + iy) * p.in_w + ix) * p.pixel_bytes + group * p.channels;
     }
   }
 
-  // Tile k_tile into shared memory at `shared`. Columns past k are not written: their weights are 0.
-  __device__ __forceinline__ void Load(int k_tile, uint32_t shared) const {
-    const int k = k_tile * kRowBytes + chunk_ * 16;
-    if constexpr (kVectorBytes == 16) {
-      if (k >= p_.k) return;
-      // The taps of a window read the same pixels again and again: worth the L1 cache.
-      if (p_.taps > 1) {
-        LoadColumn<16, true>(k, shared);
-      } else {
-        LoadColumn<16, false>(k, shared);
-      }
-    } else {
+  // The next tile, into shared memory at `shared`.
+  __device__ __forceinline__ void Load(uint32_t shared) {
 #pragma unroll
-      for (int part = 0; part < 16; part += kVectorBytes) {
-        if (k + part < p_.k) LoadColumn<kVectorBytes, true>(k + part, shared + part);
+    for (int part = 0; part < kParts; ++part) {
+      const uint32_t target = shared + shared_offset_ + part * kVectorBytes;
+      if (p_.all_inside) {
+        LoadInside(next_[part], target);
+      } else if (p_.fill == 0) {
+        LoadOrZero(next_[part], target);
+      } else {
+        LoadOrFill(next_[part], target);
       }
     }
+    columns_ += 8 * kParts;
+    FetchColumns();
   }
 
  private:
-  template <int kBytes, bool kCached>
-  __device__ __forceinline__ void LoadColumn(int k, uint32_t shared) const {
-    const int t = Divide(k, p_.by_channels);
-    const Tap tap = p_.tap[t];
-    const int offset = tap.delta + k - t * p_.channels;
+  // One tile ahead; the table has a tile more than there are.
+  __device__ __forceinline__ void FetchColumns() {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int2 v = __ldg(reinterpret_cast<const int2*>(columns_) + part);
+      next_[part] = {v.x, v.y};
+    }
+  }
+
+  // Whether both halves of position + column.position, as integers y * 65536 + x, lie in the image: the sum and
+  // its distance from the last pixel have no negative half. (A negative x borrows from y, but shows itself.)
+  __device__ __forceinline__ bool Inside(int i, const Column& column) const {
+    const int at = position_[i] + column.position;
+    return ((at | (p_.last_position - at)) & 0x80008000) == 0;
+  }
+
+  __device__ __forceinline__ void LoadInside(const Column& column, uint32_t target) const {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const bool inside = static_cast<unsigned>(y_[i] + tap.dy) < static_cast<unsigned>(p_.in_h) &&
-                          static_cast<unsigned>(x_[i] + tap.dx) < static_cast<unsigned>(p_.in_w);
-      const uint32_t target = shared + shared_offset_ + i * kRowStep * kRowBytes;
-      if (inside) {
-        CopyAsync<kBytes, kCached>(target, p_.x + (offset_[i] + offset));
+      CopyAsync<kVectorBytes>(target + i * kRowStep * kRowBytes, p_.x + (offset_[i] + column.offset));
+    }
+  }
+  // The taps of a window read the same pixels again and again: worth the L1 cache.
+  __device__ __forceinline__ void LoadOrZero(const Column& column, uint32_t target) const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      CopyAsyncOrZero<kVectorBytes>(target + i * kRowStep * kRowBytes, p_.x + (offset_[i] + column.offset),
+                                    Inside(i, column));
+    }
+  }
+  __device__ __forceinline__ void LoadOrFill(const Column& column, uint32_t target) const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if (Inside(i, column)) {
+        CopyAsync<kVectorBytes, true>(target + i * kRowStep * kRowBytes, p_.x + (offset_[i] + column.offset));
       } else {
-        StoreShared<kBytes>(target, p_.fill);
+        StoreShared<kVectorBytes>(target + i * kRowStep * kRowBytes, p_.fill);
       }
     }
   }
 
   const ConvParams& p_;
-  int chunk_, shared_offset_;
-  int y_[kRows], x_[kRows], offset_[kRows];
+  const Column* columns_;
+  Column next_[kParts];
+  int shared_offset_;
+  int position_[kRows], offset_[kRows];
 };
 
 // Where a block's tile lies, and which part of K it sums.

@@ -53,10 +53,13 @@ __global__ void __launch_bounds__(kTileM * 2) ConvWgmma(const __grid_constant__ 
   const int thread = static_cast<int>(threadIdx.x);
   const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
   // Swizzled tiles start at multiples of 1024 bytes (SharedBytes has room for that).
-  const uint32_t tiles = (SharedAddress(unaligned) + 1023) & ~1023u;
+  uint32_t tiles = (SharedAddress(unaligned) + 1023) & ~1023u;
   uint8_t* const shared = unaligned + (tiles - SharedAddress(unaligned));
-  const auto full = [&](int stage) { return SharedAddress(&barriers[stage]); };
-  const auto empty = [&](int stage) { return SharedAddress(&barriers[kMaxStages + stage]); };
+  KeepInRegister(tiles);
+  uint32_t barriers_at = SharedAddress(barriers);
+  KeepInRegister(barriers_at);
+  const auto full = [&](int stage) { return barriers_at + stage * 8; };
+  const auto empty = [&](int stage) { return barriers_at + (kMaxStages + stage) * 8; };
 
   const int stages = p.stages, count = at.k_end - at.k_begin;
   // All tiles at once where they fit. Otherwise two stages are never in flight: one is being multiplied, and
@@ -92,11 +95,11 @@ __global__ void __launch_bounds__(kTileM * 2) ConvWgmma(const __grid_constant__ 
   }
   LetSuccessorsStart();
   state.FetchConstants(p, at);
-  const ActivationLoader<kTileM, kThreads, 16> activations(p, at.m0, at.group);
+  ActivationLoader<kTileM, kThreads, 16> activations(p, at.m0, at.group, at.k_begin);
   __syncthreads();
   WaitForPredecessors();
   for (int i = 0; i < ahead; ++i) {
-    activations.Load(at.k_begin + i, tiles + i * kBytes);
+    activations.Load(tiles + i * kBytes);
     ArriveAfterCopies(full(i));
   }
 
@@ -122,9 +125,8 @@ __global__ void __launch_bounds__(kTileM * 2) ConvWgmma(const __grid_constant__ 
         if (thread < p.multicast) ArriveRemotely(ClusterAddress(empty(target), thread));
         if (thread == 0) WaitBarrier(empty(target), empty_parity);
       }
-      const int k_tile = at.k_begin + i + ahead;
-      if (thread == 0) load_weights(k_tile, target);
-      activations.Load(k_tile, tiles + target * kBytes);
+      if (thread == 0) load_weights(at.k_begin + i + ahead, target);
+      activations.Load(tiles + target * kBytes);
       ArriveAfterCopies(full(target));
       if (++target == stages) {
         target = 0;

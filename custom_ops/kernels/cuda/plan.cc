@@ -208,7 +208,7 @@ class PackedConv {
     const ConvGeometry& g = geometry_;
     Require(g.out_channels <= kMaxBytes && g.K() <= kMaxBytes, "weights of ", g.out_channels, " x ", g.K(),
             " are too large for the GPU kernels");
-    tiled_ = !g.transposed && g.Taps() <= kMaxTaps &&
+    tiled_ = !g.transposed &&
              (g.group == 1 || (g.GroupIn() >= 16 && g.GroupOut() >= 16)) &&
              (g.kernel_h - 1) * g.dilation_h <= 16383 && (g.kernel_w - 1) * g.dilation_w <= 16383;
     vector16_ = g.GroupIn() % 16 == 0;

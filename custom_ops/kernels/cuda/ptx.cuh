@@ -42,6 +42,25 @@ __device__ __forceinline__ void CopyAsync(uint32_t shared, const void* global) {
 #endif
 }
 
+// The same, or zeros where there is nothing to copy; through the L1 cache.
+template <int kBytes>
+__device__ __forceinline__ void CopyAsyncOrZero(uint32_t shared, const void* global, bool copy) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(kBytes),
+               "r"(copy ? kBytes : 0)
+               : "memory");
+#else
+  if (copy) {
+    CopyAsync<kBytes>(shared, global);
+  } else {
+    StoreShared<kBytes>(shared, 0);
+  }
+#endif
+}
+
+// Keeps the compiler from computing the value again at every use.
+__device__ __forceinline__ void KeepInRegister(uint32_t& value) { asm volatile("" : "+r"(value)); }
+
 __device__ __forceinline__ void CommitCopies() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
