@@ -36,8 +36,8 @@ struct EpilogueParams {
   int y_zero_point = 0, y_lo = 0, y_hi = 0;
 };
 
-// Of a run of columns of A (one vector of a load): bytes from the first tap's pixel, and the tap's position from
-// it, 65536 * y + x. Past k: a position outside every image.
+// Of a run of columns of A (one vector of a load): bytes from the first tap's pixel, and the tap's position
+// from it, 65536 * y + x. Past k: a position outside every image.
 struct Column {
   int32_t offset, position;
 };
@@ -64,8 +64,8 @@ struct ConvParams {
   const Column* columns = nullptr;  // [k_tiles + 1][128 / vector]
   bool all_inside = false;          // no tap of any pixel is outside the image
   int32_t last_position = 0;        // 65536 * (in_h - 1) + in_w - 1
-  uint32_t fill = 0;          // four times the code that stands for real zero
-  int x_mul = 1, x_zero = 0;  // plain kernel: v(x) = x_mul * q - x_zero
+  uint32_t fill = 0;                // four times the code that stands for real zero
+  int x_mul = 1, x_zero = 0;        // plain kernel: v(x) = x_mul * q - x_zero
   FastDivisor by_image, by_row;
   EpilogueParams epilogue;
 };

@@ -4,10 +4,10 @@
 //   A  [m, k]  row = output pixel, column = (tap, channel): gathered from the NHWC input
 //   B  [n, k]  row = output channel: packed in tile order when the node was loaded
 //
-// Offsets are precomputed per shape (paper, section 4.2): ConvParams::columns holds the offset of every column
-// from the first tap of its pixel, and the position of its tap. That of an output pixel is computed once per
-// block. Their sum is the address. A tap outside the image is ConvParams::fill, the code of real zero, so that
-// padding needs no correction. Rows past the last pixel repeat it: they are never stored.
+// Offsets are precomputed per shape (paper, section 4.2): ConvParams::columns holds the offset of every
+// column from the first tap of its pixel, and the position of its tap. That of an output pixel is computed
+// once per block. Their sum is the address. A tap outside the image is ConvParams::fill, the code of real
+// zero, so that padding needs no correction. Rows past the last pixel repeat it: they are never stored.
 //
 // In shared memory a tile row is 128 bytes, its 16-byte chunk c lies at chunk position c ^ (row % 8): the
 // order that ldmatrix reads without bank conflicts and that wgmma calls 128-byte swizzle.
@@ -28,7 +28,8 @@ __device__ __forceinline__ int Divide(int n, const FastDivisor& d) {
                           d.shift);
 }
 
-// Loads A tiles, one after the other. Thread t copies chunk t % 8 of the rows t / 8, t / 8 + kThreads / 8, ...
+// Loads A tiles, one after the other. Thread t copies chunk t % 8 of the rows t / 8, t / 8 + kThreads / 8,
+// ...
 template <int kTileM, int kThreads, int kVectorBytes>
 class ActivationLoader {
  public:
@@ -57,7 +58,9 @@ class ActivationLoader {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const uint32_t target = shared + shared_offset_ + part * kVectorBytes;
-      if (p_.all_inside) {
+      if (next_[part].position == kOutside) {
+        // Past k: whatever lies in shared memory, its weights are 0.
+      } else if (p_.all_inside) {
         LoadInside(next_[part], target);
       } else if (p_.fill == 0) {
         LoadOrZero(next_[part], target);
@@ -79,8 +82,9 @@ class ActivationLoader {
     }
   }
 
-  // Whether both halves of position + column.position, as integers y * 65536 + x, lie in the image: the sum and
-  // its distance from the last pixel have no negative half. (A negative x borrows from y, but shows itself.)
+  // Whether both halves of position + column.position, as integers y * 65536 + x, lie in the image: the sum
+  // and its distance from the last pixel have no negative half. (A negative x borrows from y, but shows
+  // itself.)
   __device__ __forceinline__ bool Inside(int i, const Column& column) const {
     const int at = position_[i] + column.position;
     return ((at | (p_.last_position - at)) & 0x80008000) == 0;

@@ -57,10 +57,9 @@ class DeviceMemory {
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-  void Upload(const std::vector<uint8_t>& bytes) {
-    Check(cudaMalloc(&data_, bytes.size()), "allocating a node's constants");
-    Check(cudaMemcpy(data_, bytes.data(), bytes.size(), cudaMemcpyHostToDevice),
-          "copying a node's constants");
+  void Upload(const void* source, size_t bytes) {
+    Check(cudaMalloc(&data_, bytes), "allocating a node's constants");
+    Check(cudaMemcpy(data_, source, bytes, cudaMemcpyHostToDevice), "copying a node's constants");
   }
   const uint8_t* At(size_t offset) const { return static_cast<const uint8_t*>(data_) + offset; }
 
@@ -208,9 +207,10 @@ class PackedConv {
     const ConvGeometry& g = geometry_;
     Require(g.out_channels <= kMaxBytes && g.K() <= kMaxBytes, "weights of ", g.out_channels, " x ", g.K(),
             " are too large for the GPU kernels");
-    tiled_ = !g.transposed &&
-             (g.group == 1 || (g.GroupIn() >= 16 && g.GroupOut() >= 16)) &&
-             (g.kernel_h - 1) * g.dilation_h <= 16383 && (g.kernel_w - 1) * g.dilation_w <= 16383;
+    // Positions are pairs of 16-bit numbers: sizes, pads and windows stay below 2^14 together.
+    tiled_ = !g.transposed && (g.group == 1 || (g.GroupIn() >= 16 && g.GroupOut() >= 16)) &&
+             (g.kernel_h - 1) * g.dilation_h < 4096 && (g.kernel_w - 1) * g.dilation_w < 4096 &&
+             std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) < 4096;
     vector16_ = g.GroupIn() % 16 == 0;
     channels_ = RoundUp(g.GroupIn(), 4);
     n_padded_ = RoundUp(g.GroupOut(), 32);
@@ -231,7 +231,7 @@ class PackedConv {
     if (tiled_) tiles_at_ = builder.Add(PackTiles(g, weights, channels_, n_padded_));
     AddEpilogue(spec, weights, bias, builder);
     DeviceGuard guard(device.ordinal);
-    memory_.Upload(builder.Bytes());
+    memory_.Upload(builder.Bytes().data(), builder.Bytes().size());
     ResolveEpilogue();
   }
 
@@ -248,8 +248,8 @@ class PackedConv {
   GemmProblem Problem(const ConvShape& shape) const {
     GemmProblem problem{shape.OutPixels(), geometry_.GroupOut(), geometry_.Taps() * channels_,
                         geometry_.group};
-    problem.tiled =
-        tiled_ && shape.batch * shape.in_h * shape.in_w * geometry_.group * channels_ <= kMaxBytes;
+    problem.tiled = tiled_ && std::max(shape.in_h, shape.in_w) < 8192 &&
+                    shape.batch * shape.in_h * shape.in_w * geometry_.group * channels_ <= kMaxBytes;
     problem.vector16 = vector16_;
     problem.requantizes = epilogue_.kind == static_cast<int>(EpilogueKind::kRequantize) &&
                           epilogue_.quantized_output && !has_w_zero_ && geometry_.GroupOut() % 16 == 0;
@@ -263,7 +263,6 @@ class PackedConv {
     const auto narrow = [](int64_t v) { return static_cast<int>(v); };
     ConvParams p;
     p.epilogue = epilogue_;
-    p.fill = static_cast<uint32_t>(TileZero() & 255) * 0x01010101u;
     p.m = narrow(s.OutPixels());
     p.n = narrow(g.GroupOut());
     p.groups = narrow(g.group);
@@ -307,15 +306,27 @@ class PackedConv {
     p.exchange_offset = config.splits > 1 ? TileBytes(config) : 0;
     p.by_image = MakeDivisor(std::max<int64_t>(1, s.out_h * s.out_w));
     p.by_row = MakeDivisor(std::max<int64_t>(1, s.out_w));
-    p.by_channels = MakeDivisor(channels_);
-    p.taps = narrow(g.Taps());
-    for (int t = 0; t < p.taps; ++t) {
-      const int dy = t / p.kernel_w * p.dilation_h, dx = t % p.kernel_w * p.dilation_w;
-      // A tap that is never inside may overflow; its offset is never used.
-      p.tap[t] = {static_cast<int32_t>((int64_t{dy} * p.in_w + dx) * p.pixel_bytes), static_cast<int16_t>(dy),
-                  static_cast<int16_t>(dx)};
-    }
+    p.fill = static_cast<uint32_t>(TileZero() & 255) * 0x01010101u;
+    p.last_position = (p.in_h - 1) * 65536 + p.in_w - 1;
+    p.all_inside = g.pad_top == 0 && g.pad_left == 0 &&
+                   (s.out_h - 1) * g.stride_h + (g.kernel_h - 1) * g.dilation_h < s.in_h &&
+                   (s.out_w - 1) * g.stride_w + (g.kernel_w - 1) * g.dilation_w < s.in_w;
     return p;
+  }
+
+  // ConvParams::columns.
+  std::vector<Column> Columns(const ConvParams& p) const {
+    const int vector = vector16_ ? 16 : 4;
+    std::vector<Column> out(static_cast<size_t>((p.k_tiles + 1) * kTileK / vector), Column{0, kOutside});
+    for (int k = 0; k < p.k; k += vector) {
+      const int tap = k / p.channels, dy = tap / p.kernel_w * p.dilation_h,
+                dx = tap % p.kernel_w * p.dilation_w;
+      // The offset of a tap that is never inside may overflow; it is never used.
+      out[static_cast<size_t>(k / vector)] = {
+          static_cast<int32_t>((int64_t{dy} * p.in_w + dx) * p.pixel_bytes + k % p.channels),
+          dy * 65536 + dx};
+    }
+    return out;
   }
 
  private:
@@ -399,6 +410,10 @@ class ConvPlan {
   ConvPlan(std::shared_ptr<const PackedConv> conv, const ConvShape& shape, const ConvConfig& config)
       : conv_(std::move(conv)), shape_(shape), config_(config), params_(conv_->Params(shape, config)) {
     if (config.algorithm == Algorithm::kPlain) return;
+    DeviceGuard guard(conv_->On().ordinal);
+    const std::vector<Column> columns = conv_->Columns(params_);
+    columns_.Upload(columns.data(), columns.size() * sizeof(Column));
+    params_.columns = reinterpret_cast<const Column*>(columns_.At(0));
     const auto reserve = [&](int64_t bytes) {
       const size_t at = workspace_;
       workspace_ += static_cast<size_t>(RoundUp(bytes, 256));
@@ -470,6 +485,7 @@ class ConvPlan {
   ConvShape shape_;
   ConvConfig config_;
   ConvParams params_;
+  DeviceMemory columns_;
   size_t workspace_ = 0, x_at_ = 0, sums_at_ = 0, partial_at_ = 0;
 };
 
