@@ -67,10 +67,10 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
   const uint32_t tiles = SharedAddress(shared);
-  ActivationLoader<kTileM, kThreads, kVectorBytes> activations(p, at.m0, at.group, at.k_begin);
+  ActivationLoader<kTileM, kThreads, kVectorBytes> activations(p, thread, at.m0, at.group, at.k_begin);
   LetSuccessorsStart();
   if (cluster) state.BeginCluster(kTileM);
-  state.FetchConstants(p, at);
+  state.FetchConstants(p, at, thread);
 
   const auto load_weights = [&](int k_tile, int stage) {
     const uint8_t* source = at.Weights(p, k_tile) + thread * 16;

@@ -36,13 +36,6 @@ struct EpilogueParams {
   int y_zero_point = 0, y_lo = 0, y_hi = 0;
 };
 
-// Of a run of columns of A (one vector of a load): bytes from the first tap's pixel, and the tap's position
-// from it, 65536 * y + x. Past k: a position outside every image.
-struct Column {
-  int32_t offset, position;
-};
-inline constexpr int32_t kOutside = -(1 << 30);
-
 struct ConvParams {
   const uint8_t* x = nullptr;        // codes, or the repacked input in the workspace
   const uint8_t* weights = nullptr;  // tile kernels: [group][k / 128][n_padded][128], swizzled; plain: rows
@@ -55,18 +48,20 @@ struct ConvParams {
   bool requantizes_fours = false;       // else the same on four sums from shared memory, else one at a time
   int shared_bytes = 0,
       exchange_offset = 0;  // dynamic shared memory; where the blocks of a cluster meet in it
-  int n_padded = 0, n_tiles = 0, k_tiles = 0, splits = 1, stages = 0, multicast = 1;
+  int n_padded = 0, n_tiles = 0, k_tiles = 0, splits = 1, split_shift = 0, stages = 0, multicast = 1;
   int channels = 0;     // bytes per tap: the channels of a group as stored
   int pixel_bytes = 0;  // bytes from pixel to pixel
   int in_h = 0, in_w = 0, stride_h = 1, stride_w = 1, pad_top = 0, pad_left = 0;
   int kernel_h = 1, kernel_w = 1, dilation_h = 1, dilation_w = 1, out_h = 0, out_w = 0;
   bool transposed = false;
-  const Column* columns = nullptr;  // [k_tiles + 1][128 / vector]
-  bool all_inside = false;          // no tap of any pixel is outside the image
-  int32_t last_position = 0;        // 65536 * (in_h - 1) + in_w - 1
-  uint32_t fill = 0;                // four times the code that stands for real zero
-  int x_mul = 1, x_zero = 0;        // plain kernel: v(x) = x_mul * q - x_zero
-  FastDivisor by_image, by_row;
+  // Steps of an offset: to the next tap past this one's last channel, besides to the next row of taps past
+  // this one's last; that of the position with the latter.
+  int tap_step = 0, tap_row_step = 0, tap_row_position = 0;
+  bool all_inside = false;    // no tap of any pixel is outside the image
+  int32_t last_position = 0;  // 65536 * (in_h - 1) + in_w - 1
+  uint32_t fill = 0;          // four times the code that stands for real zero
+  int x_mul = 1, x_zero = 0;  // plain kernel: v(x) = x_mul * q - x_zero
+  FastDivisor by_image, by_row, by_channels, by_kernel_w;
   EpilogueParams epilogue;
 };
 

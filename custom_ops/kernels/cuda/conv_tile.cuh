@@ -4,10 +4,10 @@
 //   A  [m, k]  row = output pixel, column = (tap, channel): gathered from the NHWC input
 //   B  [n, k]  row = output channel: packed in tile order when the node was loaded
 //
-// Offsets are precomputed per shape (paper, section 4.2): ConvParams::columns holds the offset of every
-// column from the first tap of its pixel, and the position of its tap. That of an output pixel is computed
-// once per block. Their sum is the address. A tap outside the image is ConvParams::fill, the code of real
-// zero, so that padding needs no correction. Rows past the last pixel repeat it: they are never stored.
+// Offsets are precomputed (paper, section 4.2) in a form that needs no memory: that of an output pixel's
+// first tap once per block, that of a column by steps from tile to tile, whose sizes ConvParams has. Their
+// sum is the address. A tap outside the image is ConvParams::fill, the code of real zero, so that padding
+// needs no correction. Rows past the last pixel repeat it: they are never stored.
 //
 // In shared memory a tile row is 128 bytes, its 16-byte chunk c lies at chunk position c ^ (row % 8): the
 // order that ldmatrix reads without bank conflicts and that wgmma calls 128-byte swizzle.
@@ -28,8 +28,43 @@ __device__ __forceinline__ int Divide(int n, const FastDivisor& d) {
                           d.shift);
 }
 
-// Loads A tiles, one after the other. Thread t copies chunk t % 8 of the rows t / 8, t / 8 + kThreads / 8,
-// ...
+// Walks along a row of A in steps of a tile: where a column's tap is, and which channel of it.
+class ColumnWalk {
+ public:
+  __device__ __forceinline__ void Start(const ConvParams& p, int k) {
+    k_ = k;
+    const int tap = Divide(k, p.by_channels);
+    channel_ = k - tap * p.channels;
+    const int ty = Divide(tap, p.by_kernel_w);
+    tx_ = tap - ty * p.kernel_w;
+    offset = (ty * p.dilation_h * p.in_w + tx_ * p.dilation_w) * p.pixel_bytes + channel_;
+    position = ty * p.dilation_h * 65536 + tx_ * p.dilation_w;
+  }
+  __device__ __forceinline__ bool Ended(const ConvParams& p) const { return k_ >= p.k; }
+  __device__ __forceinline__ void Step(const ConvParams& p) {
+    k_ += kRowBytes;
+    channel_ += kRowBytes;
+    offset += kRowBytes;
+    while (channel_ >= p.channels) {
+      channel_ -= p.channels;
+      offset += p.tap_step;
+      position += p.dilation_w;
+      if (++tx_ == p.kernel_w) {
+        tx_ = 0;
+        offset += p.tap_row_step;
+        position += p.tap_row_position;
+      }
+    }
+  }
+
+  int offset, position;  // bytes from the first tap's pixel; 65536 * y + x from it
+
+ private:
+  int k_, channel_, tx_;
+};
+
+// Loads A tiles, one after the other. Thread t of kThreads copies chunk t % 8 of the rows t / 8,
+// t / 8 + kThreads / 8, ...
 template <int kTileM, int kThreads, int kVectorBytes>
 class ActivationLoader {
  public:
@@ -37,10 +72,13 @@ class ActivationLoader {
   static constexpr int kParts = 16 / kVectorBytes;
   static_assert(kRows * kRowStep == kTileM && kRowStep % 8 == 0);
 
-  __device__ __forceinline__ ActivationLoader(const ConvParams& p, int m0, int group, int k_tile) : p_(p) {
-    const int thread = static_cast<int>(threadIdx.x), chunk = thread % 8;
-    columns_ = p.columns + (k_tile * 8 + chunk) * kParts;
-    FetchColumns();
+  __device__ __forceinline__ ActivationLoader(const ConvParams& p, int thread, int m0, int group, int k_tile)
+      : p_(p) {
+    const int chunk = thread % 8;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      walk_[part].Start(p, k_tile * kRowBytes + chunk * 16 + part * kVectorBytes);
+    }
     shared_offset_ = (thread / 8) * kRowBytes + ((chunk ^ (thread / 8 % 8)) << 4);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -58,53 +96,44 @@ class ActivationLoader {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const uint32_t target = shared + shared_offset_ + part * kVectorBytes;
-      if (next_[part].position == kOutside) {
-        // Past k: whatever lies in shared memory, its weights are 0.
-      } else if (p_.all_inside) {
-        LoadInside(next_[part], target);
-      } else if (p_.fill == 0) {
-        LoadOrZero(next_[part], target);
-      } else {
-        LoadOrFill(next_[part], target);
+      // Past k: whatever lies in shared memory, its weights are 0.
+      if (!walk_[part].Ended(p_)) {
+        if (p_.all_inside) {
+          LoadInside(walk_[part], target);
+        } else if (p_.fill == 0) {
+          LoadOrZero(walk_[part], target);
+        } else {
+          LoadOrFill(walk_[part], target);
+        }
       }
+      walk_[part].Step(p_);
     }
-    columns_ += 8 * kParts;
-    FetchColumns();
   }
 
  private:
-  // One tile ahead; the table has a tile more than there are.
-  __device__ __forceinline__ void FetchColumns() {
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const int2 v = __ldg(reinterpret_cast<const int2*>(columns_) + part);
-      next_[part] = {v.x, v.y};
-    }
-  }
-
   // Whether both halves of position + column.position, as integers y * 65536 + x, lie in the image: the sum
   // and its distance from the last pixel have no negative half. (A negative x borrows from y, but shows
   // itself.)
-  __device__ __forceinline__ bool Inside(int i, const Column& column) const {
+  __device__ __forceinline__ bool Inside(int i, const ColumnWalk& column) const {
     const int at = position_[i] + column.position;
     return ((at | (p_.last_position - at)) & 0x80008000) == 0;
   }
 
-  __device__ __forceinline__ void LoadInside(const Column& column, uint32_t target) const {
+  __device__ __forceinline__ void LoadInside(const ColumnWalk& column, uint32_t target) const {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       CopyAsync<kVectorBytes>(target + i * kRowStep * kRowBytes, p_.x + (offset_[i] + column.offset));
     }
   }
   // The taps of a window read the same pixels again and again: worth the L1 cache.
-  __device__ __forceinline__ void LoadOrZero(const Column& column, uint32_t target) const {
+  __device__ __forceinline__ void LoadOrZero(const ColumnWalk& column, uint32_t target) const {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       CopyAsyncOrZero<kVectorBytes>(target + i * kRowStep * kRowBytes, p_.x + (offset_[i] + column.offset),
                                     Inside(i, column));
     }
   }
-  __device__ __forceinline__ void LoadOrFill(const Column& column, uint32_t target) const {
+  __device__ __forceinline__ void LoadOrFill(const ColumnWalk& column, uint32_t target) const {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       if (Inside(i, column)) {
@@ -116,8 +145,7 @@ class ActivationLoader {
   }
 
   const ConvParams& p_;
-  const Column* columns_;
-  Column next_[kParts];
+  ColumnWalk walk_[kParts];
   int shared_offset_;
   int position_[kRows], offset_[kRows];
 };
@@ -130,11 +158,11 @@ struct TilePosition {
   static __device__ __forceinline__ TilePosition Of(const ConvParams& p) {
     TilePosition at;
     at.m0 = static_cast<int>(blockIdx.x) * kTileM;
-    at.group = static_cast<int>(blockIdx.y) / p.n_tiles;
+    at.group = p.groups == 1 ? 0 : static_cast<int>(blockIdx.y) / p.n_tiles;
     at.n0 = (static_cast<int>(blockIdx.y) - at.group * p.n_tiles) * kTileN;
     at.split = static_cast<int>(blockIdx.z);
-    at.k_begin = p.k_tiles * at.split / p.splits;
-    at.k_end = p.k_tiles * (at.split + 1) / p.splits;
+    at.k_begin = p.k_tiles * at.split >> p.split_shift;
+    at.k_end = p.k_tiles * (at.split + 1) >> p.split_shift;
     return at;
   }
 
@@ -152,8 +180,8 @@ struct BlockState {
   uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
 
   // Multipliers and biases of the tile's channels: copies that count with the block's first tile.
-  __device__ __forceinline__ void FetchConstants(const ConvParams& p, const TilePosition& at) {
-    const int n = static_cast<int>(threadIdx.x), channel = at.group * p.n + at.n0 + n;
+  __device__ __forceinline__ void FetchConstants(const ConvParams& p, const TilePosition& at, int thread) {
+    const int n = thread, channel = at.group * p.n + at.n0 + n;
     if (n >= kTileN || at.n0 + n >= p.n) return;
     CopyAsync<4>(SharedAddress(bias + n), p.epilogue.bias + channel);
     CopyAsync<4>(SharedAddress(scale + n), p.epilogue.scale + channel);
@@ -169,6 +197,8 @@ struct BlockState {
     ClusterArrive();
   }
 };
+
+// Finishing is the work of the first kThreads threads of a block, the others are gone.
 
 // Requantizes sums in registers. The codes go through shared memory to be stored 16 at a time.
 template <int kTileM, int kTileN, int kThreads, typename Each>
@@ -203,7 +233,7 @@ __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const Til
     *reinterpret_cast<uint16_t*>(shared + row * kStride + column) =
         static_cast<uint16_t>(__byte_perm(q0, q1, 0x0040));
   });
-  __syncthreads();
+  SyncThreads<kThreads>();
   const unsigned zero_points = static_cast<unsigned>(e.zero_point & 255) * 0x01010101u;
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
@@ -266,7 +296,7 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
     each([&](int row, int column, int sum, int next) {
       *reinterpret_cast<int2*>(sums + row * kStride + column) = make_int2(sum, next);
     });
-    __syncthreads();
+    SyncThreads<kThreads>();
   }
 
   const EpilogueParams& e = p.epilogue;

@@ -1,6 +1,7 @@
 // Implicit-precomp GEMM on wgmma, for Hopper (sm_90a): both operands from shared memory. Activations come by
-// cp.async (a gather), a weight tile by one bulk copy, since it is packed in the very order of shared memory.
-// Each stage has one mbarrier that counts both. A warpgroup sums 64 x kTileN outputs.
+// cp.async (a gather) from a warpgroup of producers, a weight tile by one bulk copy, since it is packed in
+// the very order of shared memory. A consuming warpgroup sums 64 x kTileN outputs. Each stage has an mbarrier
+// that counts what arrives in it and one that counts the warps that are done with it.
 #include "kernels/cuda/conv_tile.cuh"
 #include "kernels/cuda/heuristic.h"
 #include "kernels/cuda/kernels.h"
@@ -15,6 +16,15 @@ constexpr int kMaxStages = 8;
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 __device__ __forceinline__ void FenceAsyncProxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// The sums belong to the asynchronous wgmma between two of these: no move of registers across.
+template <int kCount>
+__device__ __forceinline__ void HoldRegisters(int (&sums)[kCount]) {
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) asm volatile("" : "+r"(sums[j])::"memory");
+}
+__device__ __forceinline__ void Arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void ArriveRemotely(uint32_t remote_barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
@@ -41,17 +51,20 @@ __device__ __forceinline__ void ArriveAfterCopies(uint32_t barrier) {
 }
 #endif
 
+constexpr int kProducers = 128;
+
+// Consumers first: kTileM * 2 threads, a warpgroup for every 64 rows. Then the producers.
 template <int kTileM, int kTileN, bool kSigned>
-__global__ void __launch_bounds__(kTileM * 2) ConvWgmma(const __grid_constant__ ConvParams p, bool cluster) {
+__global__ void __launch_bounds__(kTileM * 2 + kProducers)
+    ConvWgmma(const __grid_constant__ ConvParams p, bool cluster) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int kThreads = kTileM * 2;
+  constexpr int kConsumers = kTileM * 2;
   constexpr int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes, kBytes = kBytesA + kBytesB;
   extern __shared__ uint8_t unaligned[];
   __shared__ BlockState<kTileN> state;
   __shared__ __align__(8) uint64_t barriers[2 * kMaxStages];
 
   const int thread = static_cast<int>(threadIdx.x);
-  const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
   // Swizzled tiles start at multiples of 1024 bytes (SharedBytes has room for that).
   uint32_t tiles = (SharedAddress(unaligned) + 1023) & ~1023u;
   uint8_t* const shared = unaligned + (tiles - SharedAddress(unaligned));
@@ -61,91 +74,112 @@ __global__ void __launch_bounds__(kTileM * 2) ConvWgmma(const __grid_constant__ 
   const auto full = [&](int stage) { return barriers_at + stage * 8; };
   const auto empty = [&](int stage) { return barriers_at + (kMaxStages + stage) * 8; };
 
-  const int stages = p.stages, count = at.k_end - at.k_begin;
-  // All tiles at once where they fit. Otherwise two stages are never in flight: one is being multiplied, and
-  // the one before it may still be read by another warp.
-  const int ahead = count <= stages ? count : stages - 2;
-  if (thread == 0) {
-    for (int s = 0; s < stages; ++s) {
-      InitBarrier(full(s), kThreads + 1);
-      InitBarrier(empty(s), p.multicast);
-    }
+  const int stages = p.stages;
+  if (thread < stages) {
+    // A producer's copies arrive by themselves, its stores (of fill) with an arrival of their own; the
+    // weights bring one more. A stage is free when every consuming warp of every block it is filled for says
+    // so.
+    InitBarrier(full(thread), (p.all_inside || p.fill == 0 ? 1 : 2) * kProducers + 1);
+    InitBarrier(empty(thread), kConsumers / 32 * p.multicast);
     FenceBarrierInit();
   }
   if (cluster) state.BeginCluster(kTileM);
+  LetSuccessorsStart();
+  __syncthreads();
   if (p.multicast > 1) {  // nobody copies into a block whose barriers are not there
     ClusterArrive();
     ClusterWait();
   }
-  // The weights of a tile, by one thread. Blocks of a cluster with multicast have the same: each fetches its
-  // share for all. A block that is told of a copy or a free stage waits for it, hence may leave on its own.
-  const auto load_weights = [&](int k_tile, int stage) {
-    const uint32_t target = tiles + stage * kBytes + kBytesA;
-    const uint8_t* const source = at.Weights(p, k_tile);
-    ArriveExpecting(full(stage), kBytesB);
-    if (p.multicast == 1) {
-      BulkCopy(target, source, kBytesB, full(stage));
-    } else {
-      const int share = kBytesB / p.multicast, rank = static_cast<int>(blockIdx.x) % p.multicast;
-      BulkCopyToAll(target + rank * share, source + rank * share, share, full(stage), p.multicast);
+  const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
+  const int count = at.k_end - at.k_begin;
+
+  if (thread >= kConsumers) {
+    const int producer = thread - kConsumers;
+    // The weights of a tile, by one thread. Blocks of a cluster with multicast have the same: each fetches
+    // its share for all. A block that is sent a copy or told of a free stage waits for it, hence may leave on
+    // its own.
+    const auto load_weights = [&](int i, int stage) {
+      const uint32_t target = tiles + stage * kBytes + kBytesA;
+      const uint8_t* const source = at.Weights(p, at.k_begin + i);
+      ArriveExpecting(full(stage), kBytesB);
+      if (p.multicast == 1) {
+        BulkCopy(target, source, kBytesB, full(stage));
+      } else {
+        const int share = kBytesB / p.multicast, rank = static_cast<int>(blockIdx.x) % p.multicast;
+        BulkCopyToAll(target + rank * share, source + rank * share, share, full(stage), p.multicast);
+      }
+    };
+    // The first weights are this kernel's own: they may be fetched before the predecessor is done.
+    const int first = min(count, stages);
+    if (producer == 0) {
+      for (int i = 0; i < first; ++i) load_weights(i, i);
     }
-  };
-  if (thread == 0) {
-    for (int i = 0; i < ahead; ++i) load_weights(at.k_begin + i, i);
-  }
-  LetSuccessorsStart();
-  state.FetchConstants(p, at);
-  ActivationLoader<kTileM, kThreads, 16> activations(p, at.m0, at.group, at.k_begin);
-  __syncthreads();
-  WaitForPredecessors();
-  for (int i = 0; i < ahead; ++i) {
-    activations.Load(tiles + i * kBytes);
-    ArriveAfterCopies(full(i));
+    ActivationLoader<kTileM, kProducers, 16> activations(p, producer, at.m0, at.group, at.k_begin);
+    WaitForPredecessors();
+    int stage = 0;
+    uint32_t parity = 0;
+    for (int i = 0; i < count; ++i) {
+      if (i >= first) {
+        WaitBarrier(empty(stage), parity);
+        if (producer == 0) load_weights(i, stage);
+      }
+      activations.Load(tiles + stage * kBytes);
+      if (!p.all_inside && p.fill != 0) {
+        FenceAsyncProxy();
+        Arrive(full(stage));
+      }
+      ArriveAfterCopies(full(stage));
+      if (++stage == stages) {
+        stage = 0;
+        parity ^= i >= first ? 1 : 0;
+      }
+    }
+    return;
   }
 
+  state.FetchConstants(p, at, thread);
   int sums[kTileN / 2] = {};
-  int stage = 0, target = ahead == stages ? 0 : ahead;
-  uint32_t parity = 0, empty_parity = 1;
+  HoldRegisters(sums);
+  int stage = 0, previous = 0;
+  uint32_t parity = 0;
+  // This warp is done with the stage.
+  const auto release = [&](int freed) {
+    if (p.multicast == 1) {
+      if (thread % 32 == 0) Arrive(empty(freed));
+    } else if (thread % 32 < p.multicast) {
+      ArriveRemotely(ClusterAddress(empty(freed), thread % 32));
+    }
+  };
+#pragma unroll 1
   for (int i = 0; i < count; ++i) {
     WaitBarrier(full(stage), parity);
     FenceAsyncProxy();  // cp.async wrote through the generic proxy, wgmma reads through the async one
-    __syncthreads();
     const uint32_t tile = tiles + stage * kBytes;
-    const uint64_t a = MatrixDescriptor(tile + thread / 128 * 64 * kRowBytes),
-                   b = MatrixDescriptor(tile + kBytesA);
+    const uint64_t a = MatrixDescriptor(tile + thread / 128 * 64 * kRowBytes);
+    const uint64_t b = MatrixDescriptor(tile + kBytesA);
+    HoldRegisters(sums);
     WgmmaFence();
     // Columns past k hold whatever lay in shared memory: their weights are 0.
 #pragma unroll
     for (int step = 0; step < 4; ++step) Wgmma<kTileN, kSigned>::Multiply(sums, a + 2 * step, b + 2 * step);
     WgmmaCommit();
-    if (i + ahead < count) {
-      // Stage `target` held tile i - 2, if any: this block is done with it since the barrier above, the
-      // others say so.
-      if (p.multicast > 1 && i >= 2) {
-        if (thread < p.multicast) ArriveRemotely(ClusterAddress(empty(target), thread));
-        if (thread == 0) WaitBarrier(empty(target), empty_parity);
-      }
-      if (thread == 0) load_weights(at.k_begin + i + ahead, target);
-      activations.Load(tiles + target * kBytes);
-      ArriveAfterCopies(full(target));
-      if (++target == stages) {
-        target = 0;
-        empty_parity ^= 1;
-      }
-    }
     WgmmaWait<1>();
+    // Only a stage that will be filled again: nobody waits for the others.
+    if (i > 0 && i - 1 + stages < count) release(previous);
+    previous = stage;
     if (++stage == stages) {
       stage = 0;
       parity ^= 1;
     }
   }
   WgmmaWait<0>();
-#pragma unroll
-  for (int j = 0; j < kTileN / 2; ++j) asm volatile("" : "+r"(sums[j])::"memory");
-  __syncthreads();
+  HoldRegisters(sums);
+  WaitForCopies<0>();  // the constants
+  WaitForPredecessors();
+  SyncThreads<kConsumers>();
 
   const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
-  FinishTile<kTileM, kTileN, kThreads>(p, at, shared, state, cluster, [&](const auto& f) {
+  FinishTile<kTileM, kTileN, kConsumers>(p, at, shared, state, cluster, [&](const auto& f) {
 #pragma unroll
     for (int j = 0; j < kTileN / 8; ++j) {
       f(row, column + j * 8, sums[4 * j], sums[4 * j + 1]);
@@ -157,8 +191,9 @@ __global__ void __launch_bounds__(kTileM * 2) ConvWgmma(const __grid_constant__ 
 
 template <int kTileM, int kTileN>
 cudaError_t LaunchTile(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
-  return options.x_signed ? LaunchTiled(ConvWgmma<kTileM, kTileN, true>, p, config, options, kTileM * 2)
-                          : LaunchTiled(ConvWgmma<kTileM, kTileN, false>, p, config, options, kTileM * 2);
+  return options.x_signed
+             ? LaunchTiled(ConvWgmma<kTileM, kTileN, true>, p, config, options, kTileM * 2 + kProducers)
+             : LaunchTiled(ConvWgmma<kTileM, kTileN, false>, p, config, options, kTileM * 2 + kProducers);
 }
 
 }  // namespace

@@ -296,6 +296,7 @@ class PackedConv {
     p.n_padded = narrow(n_padded_);
     p.n_tiles = narrow((g.GroupOut() + config.tile_n - 1) / config.tile_n);
     p.splits = config.splits;
+    while ((1 << p.split_shift) < p.splits) ++p.split_shift;  // a power of 2
     p.stages = config.stages;
     p.multicast = config.multicast;
     const GemmProblem problem = Problem(s);
@@ -306,27 +307,18 @@ class PackedConv {
     p.exchange_offset = config.splits > 1 ? TileBytes(config) : 0;
     p.by_image = MakeDivisor(std::max<int64_t>(1, s.out_h * s.out_w));
     p.by_row = MakeDivisor(std::max<int64_t>(1, s.out_w));
+    p.by_channels = MakeDivisor(channels_);
+    p.by_kernel_w = MakeDivisor(g.kernel_w);
+    // Taps that are never inside may overflow; their offsets are never used.
+    p.tap_step = static_cast<int>(g.dilation_w * p.pixel_bytes - channels_);
+    p.tap_row_step = static_cast<int>((g.dilation_h * s.in_w - g.kernel_w * g.dilation_w) * p.pixel_bytes);
+    p.tap_row_position = static_cast<int>(g.dilation_h * 65536 - g.kernel_w * g.dilation_w);
     p.fill = static_cast<uint32_t>(TileZero() & 255) * 0x01010101u;
     p.last_position = (p.in_h - 1) * 65536 + p.in_w - 1;
     p.all_inside = g.pad_top == 0 && g.pad_left == 0 &&
                    (s.out_h - 1) * g.stride_h + (g.kernel_h - 1) * g.dilation_h < s.in_h &&
                    (s.out_w - 1) * g.stride_w + (g.kernel_w - 1) * g.dilation_w < s.in_w;
     return p;
-  }
-
-  // ConvParams::columns.
-  std::vector<Column> Columns(const ConvParams& p) const {
-    const int vector = vector16_ ? 16 : 4;
-    std::vector<Column> out(static_cast<size_t>((p.k_tiles + 1) * kTileK / vector), Column{0, kOutside});
-    for (int k = 0; k < p.k; k += vector) {
-      const int tap = k / p.channels, dy = tap / p.kernel_w * p.dilation_h,
-                dx = tap % p.kernel_w * p.dilation_w;
-      // The offset of a tap that is never inside may overflow; it is never used.
-      out[static_cast<size_t>(k / vector)] = {
-          static_cast<int32_t>((int64_t{dy} * p.in_w + dx) * p.pixel_bytes + k % p.channels),
-          dy * 65536 + dx};
-    }
-    return out;
   }
 
  private:
@@ -410,10 +402,6 @@ class ConvPlan {
   ConvPlan(std::shared_ptr<const PackedConv> conv, const ConvShape& shape, const ConvConfig& config)
       : conv_(std::move(conv)), shape_(shape), config_(config), params_(conv_->Params(shape, config)) {
     if (config.algorithm == Algorithm::kPlain) return;
-    DeviceGuard guard(conv_->On().ordinal);
-    const std::vector<Column> columns = conv_->Columns(params_);
-    columns_.Upload(columns.data(), columns.size() * sizeof(Column));
-    params_.columns = reinterpret_cast<const Column*>(columns_.At(0));
     const auto reserve = [&](int64_t bytes) {
       const size_t at = workspace_;
       workspace_ += static_cast<size_t>(RoundUp(bytes, 256));
@@ -485,7 +473,6 @@ class ConvPlan {
   ConvShape shape_;
   ConvConfig config_;
   ConvParams params_;
-  DeviceMemory columns_;
   size_t workspace_ = 0, x_at_ = 0, sums_at_ = 0, partial_at_ = 0;
 };
 

@@ -58,6 +58,12 @@ __device__ __forceinline__ void CopyAsyncOrZero(uint32_t shared, const void* glo
 #endif
 }
 
+// A barrier of the first kThreads threads.
+template <int kThreads>
+__device__ __forceinline__ void SyncThreads() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
+
 // Keeps the compiler from computing the value again at every use.
 __device__ __forceinline__ void KeepInRegister(uint32_t& value) { asm volatile("" : "+r"(value)); }
 
