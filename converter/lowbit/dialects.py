@@ -11,7 +11,7 @@ from lowbit.ops import DOMAIN
 DIALECTS = ("lowbit", "Quark", "QONNX", "QOperator", "QCDQ", "QDQ")
 """The names :func:`dialect_of` gives. Where several fit, the first one says most."""
 
-_QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
+_QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general", "finn")
 _QUARK_DOMAINS = ("com.amd.quark", "com.vai.quantize")
 _OPERATORS = ("QLinear", "ConvInteger", "MatMulInteger", "DynamicQuantize", "QGemm", "QAttention")
 _PAIR = ("QuantizeLinear", "DequantizeLinear")

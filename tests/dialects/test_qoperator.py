@@ -291,3 +291,28 @@ def test_any_input_may_be_missing(name: str) -> None:
             model.CopyFrom(built.model)
             model.graph.node[index].input[position] = ""
             _converted(model)
+
+
+def test_a_factor_behind_a_product_that_stays() -> None:
+    """A product whose sums leave int32 stays; a Mul that was moved into its weights is not lost with them."""
+    require_native()
+    features = 70000
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMulInteger", ["x", "w"], ["sum"]),
+            helper.make_node("Cast", ["sum"], ["real"], to=TensorProto.FLOAT),
+            helper.make_node("Mul", ["real", "factor"], ["y"]),
+        ],
+        "factor",
+        [helper.make_tensor_value_info("x", TensorProto.UINT8, [1, features])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2])],
+        [
+            numpy_helper.from_array(np.full((features, 2), 127, np.int8), "w"),
+            numpy_helper.from_array(np.float32(0.25), "factor"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = np.zeros((1, features), np.uint8)
+    x[0, :10] = 3
+    (y,) = lowbit_session(lowbit.convert(model).model).run(None, {"x": x})
+    np.testing.assert_array_equal(y, np.full((1, 2), 10 * 3 * 127 / 4, np.float32))

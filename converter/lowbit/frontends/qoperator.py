@@ -116,7 +116,9 @@ class _Group:
         between = [value for node in self.nodes[:-1] for value in node.outputs]
         return (
             all(node.graph is graph for node in self.nodes)
-            and all(not v.is_graph_output() and inside.issuperset(v.consumers()) for v in between)
+            and all(
+                v.uses() and not v.is_graph_output() and inside.issuperset(v.consumers()) for v in between
+            )
             and all(_same_type(self._now(position), given) for position, given in enumerate(self.inputs))
         )
 

@@ -25,6 +25,7 @@ from lowbit.graph.normal_form import (
     rank_of,
 )
 from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid, dequantize_array, quantize_scalar
+from lowbit.graph.quantizers import is_law
 from lowbit.graph.reasons import Refusal
 from lowbit.graph.windows import read_max_pool, read_resize
 
@@ -238,7 +239,7 @@ def _raise_quantize(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
         raised = ir.Node(
             step.domain,
             step.op_type,
-            [value if i == path else _rank_free(graph, given) for i, given in enumerate(step.inputs)],
+            [value if i == path else _rank_free(graph, given, step) for i, given in enumerate(step.inputs)],
             step.attributes,
             outputs=[output],
             name=step.name,
@@ -309,12 +310,16 @@ def _rises(node: ir.Node) -> bool:
     return is_op(node, "Add") or (is_op(node, "Sub") and path == 0)
 
 
-def _rank_free(graph: ir.Graph, value: ir.Value | None) -> ir.Value | None:
-    """A constant of one element without dims, so that it broadcasts against tensors of every rank."""
+def _rank_free(graph: ir.Graph, value: ir.Value | None, node: ir.Node) -> ir.Value | None:
+    """A node's constant without dims of size 1, so that it broadcasts against tensors of every rank.
+
+    The thresholds of a quantizer that counts them keep the one dim that runs over them.
+    """
     array = constant(value)
-    if value is None or array is None or array.size != 1 or array.ndim == 0:
+    dims = int(is_law(node) and node.op_type == "Count" and value is node.inputs[-1])
+    if value is None or array is None or array.ndim == dims or (array.size != 1 and not dims):
         return value
-    return add_initializer(graph, f"{value.name}.scalar", array.reshape(()))
+    return add_initializer(graph, f"{value.name}.flat", array.reshape((-1,) * dims))
 
 
 def _behind(value: ir.Value, count: int) -> ir.Value:

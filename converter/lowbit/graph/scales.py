@@ -74,7 +74,7 @@ def _absorb_law(graph: ir.Graph, node: ir.Node) -> None:
     if isinstance(read, Refusal) or source is None:
         return
     law, grid, allowed = read
-    if not law.op_type.startswith("Quantize") or np.any(law.scale != 1):
+    if not law.op_type.startswith("Quantize") or np.any(law.scale != 1) or _adds_codes(source):
         return
     producer = source.producer()
     if is_op(producer, "Round"):
@@ -137,10 +137,11 @@ def _scaled_codes(
     dequantization = form.dequantization(source)
     if not isinstance(dequantization, Dequantization) or np.any(dequantization.grid.scale != 1):
         return None
-    grid, rank = dequantization.grid, rank_of(source)
-    axis = None
+    if not _keeps_shape(source, factor):
+        return None
+    grid, axis = dequantization.grid, None
     if factor.size > 1:
-        axis = _varying_axis(factor, rank)
+        axis = _varying_axis(factor, rank_of(source))
         if axis is None or grid.axis not in (None, axis):
             return None
     name = str(node.outputs[0].name)
@@ -161,7 +162,7 @@ def _scaled_product(
         core = source.producer()
     if core is None or not is_op(core, *_PRODUCTS) or not form.used_once(source):
         return None
-    if get_int(core, "transA", 0) or any(get_float(core, name, 1.0) != 1 for name in ("alpha", "beta")):
+    if get_int(core, "transA", 0) or not _multiplies_plainly(core) or not _keeps_shape(source, factor):
         return None
     if _meets_scale(node.outputs[0]):
         return None  # the product and that quantizer would become one multiplication
@@ -172,8 +173,8 @@ def _scaled_product(
         return None
     owner, place = (added, 1) if added is not None else (core, 2)
     bias = owner.inputs[place] if len(owner.inputs) > place else None
-    codes = None if bias is None else _constant_codes(form, bias)
-    if bias is not None and (codes is None or np.any(codes.grid.zero_point) or rank_of(codes.codes) != 1):
+    codes = None if bias is None else _bias_codes(form, bias)
+    if bias is not None and (codes is None or np.any(codes.grid.scale != 1)):
         return None
     rank = rank_of(source)
     channel_axis = 1 if is_op(core, "Conv", "ConvTranspose") else -1
@@ -201,6 +202,28 @@ def _constant_codes(form: NormalForm, value: ir.Value | None) -> Dequantization 
     if not isinstance(dequantization, Dequantization) or constant(dequantization.codes) is None:
         return None
     return None if np.any(dequantization.grid.scale != 1) else dequantization
+
+
+def _bias_codes(form: NormalForm, value: ir.Value | None) -> Dequantization | None:
+    """A constant vector of codes without a zero point, which may lie on an accumulator's grid."""
+    read = form.dequantization(value)
+    if not isinstance(read, Dequantization) or constant(read.codes) is None:
+        return None
+    return None if np.any(read.grid.zero_point) or rank_of(read.codes) != 1 else read
+
+
+def _multiplies_plainly(core: ir.Node) -> bool:
+    """Whether a product has no factors of its own (a Gemm's alpha and beta)."""
+    return all(get_float(core, name, 1.0) == 1 for name in ("alpha", "beta"))
+
+
+def _keeps_shape(value: ir.Value, operand: Array) -> bool:
+    """Whether a constant operand broadcasts to a tensor without widening it, as parameters of a grid do."""
+    rank = rank_of(value)
+    if rank is None or operand.ndim > rank:
+        return operand.ndim == 0
+    dims = dims_of(value)[rank - operand.ndim :]
+    return all(size in (1, dim) for size, dim in zip(operand.shape, dims, strict=True))
 
 
 def _output_axis(core: ir.Node) -> int | None:
@@ -294,6 +317,8 @@ def _absorb_divisor(graph: ir.Graph, node: ir.Node) -> None:
         return
     if not (np.all(divisor > 0) and np.all(divisor <= _LARGEST)) or _is_product(value):
         return
+    if not _keeps_shape(value, divisor):
+        return
     axis = read.grid.axis
     if divisor.size > 1:
         varying = _varying_axis(divisor, rank_of(value))
@@ -330,6 +355,27 @@ def _is_product(value: ir.Value) -> bool:
     return False
 
 
+def _adds_codes(value: ir.Value) -> bool:
+    """Whether constant codes of another scale than 1 are added on the way to a value.
+
+    A QuantizeLinear of it would be read together with the product behind it, and the sum as one of integers,
+    where a law means a float32 addition.
+    """
+    node = value.producer()
+    while node is not None:
+        path = 0 if is_op(node, "Relu", "Clip", "Round", *CODE_MOVERS) else None
+        if is_op(node, "Add"):
+            path = _unless_real(node)
+            other = None if path is None else node.inputs[1 - path]
+            maker = None if other is None else other.producer()
+            scale = constant(maker.inputs[1]) if maker is not None and is_dequantize(maker) else None
+            if scale is not None and np.any(scale != 1):
+                return True
+        source = None if path is None else node.inputs[path]
+        node = None if source is None else source.producer()
+    return False
+
+
 def _unless_real(node: ir.Node) -> int | None:
     """The path of an Add whose other operand is zero, or constant codes; None if it adds real numbers."""
     for path in (0, 1):
@@ -344,7 +390,10 @@ def _unless_real(node: ir.Node) -> int | None:
 
 
 def _meets_scale(value: ir.Value) -> bool:
-    """Whether a QuantizeLinear of another scale than 1 reads a value, bounded or moved perhaps."""
+    """Whether a QuantizeLinear of another scale than 1 reads a value, bounded or moved perhaps.
+
+    Or an addition of zeros or of constant codes does, which would be read as part of the product.
+    """
     waiting = [value]
     while waiting:
         for node in waiting.pop().consumers():
@@ -352,6 +401,8 @@ def _meets_scale(value: ir.Value) -> bool:
                 scale = constant(node.inputs[1])
                 if scale is None or np.any(scale != 1):
                     return True
+            elif is_op(node, "Add") and _unless_real(node) is not None:
+                return True
             elif is_op(node, "Relu", "Clip", *CODE_MOVERS):
                 waiting.extend(node.outputs)
     return False
@@ -371,6 +422,8 @@ def _absorb_sum(graph: ir.Graph, node: ir.Node) -> None:
     if is_op(producer, "Mul") and producer is not None and form.used_once(source):
         given = constant(producer.inputs[1])
         if given is None or given.dtype != np.float32 or given.size != 1 or not 0 < given <= _LARGEST:
+            return
+        if producer.inputs[0] is None or not _keeps_shape(producer.inputs[0], given):
             return
         factor, source = given.reshape(()), producer.inputs[0]
         producer = None if source is None else source.producer()
@@ -422,15 +475,16 @@ def _match_reader(graph: ir.Graph, node: ir.Node) -> None:
             break
         source = core.inputs[0]
     core = None if source is None or not form.used_once(source) else source.producer()
-    if scale is None or core is None or not is_op(core, *_PRODUCTS):
+    if scale is None or core is None or not is_op(core, *_PRODUCTS) or not _multiplies_plainly(core):
         return
     x, w = form.dequantization(core.inputs[0]), form.dequantization(core.inputs[1])
-    bias = form.dequantization(core.inputs[2]) if len(core.inputs) > 2 else None
     if not isinstance(x, Dequantization) or not isinstance(w, Dequantization) or np.any(x.grid.scale != 1):
         return
-    if len(core.inputs) > 2 and not isinstance(bias, Dequantization):
+    if constant(w.codes) is None:
         return
-    if isinstance(bias, Dequantization) and not np.array_equal(bias.grid.scale, w.grid.scale):
+    given = core.inputs[2] if len(core.inputs) > 2 else None
+    bias = _bias_codes(form, given)
+    if given is not None and (bias is None or not np.array_equal(bias.grid.scale, w.grid.scale)):
         return
     with np.errstate(all="ignore"):
         found = _solve(w.grid.scale, w.grid.scale * scale, lambda a: a / scale)
@@ -438,7 +492,7 @@ def _match_reader(graph: ir.Graph, node: ir.Node) -> None:
         return
     name = str(core.outputs[0].name)
     core.replace_input_with(1, _dequantize(graph, core, w, found, w.grid.axis, f"{name}.read.weights"))
-    if isinstance(bias, Dequantization):
+    if bias is not None:
         along = 0 if found.size > 1 else None
         core.replace_input_with(2, _dequantize(graph, core, bias, found, along, f"{name}.read.bias"))
     assert node.inputs[0] is not None

@@ -7,6 +7,7 @@ the model's own nodes on all codes once, here, and the results are the table.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -189,12 +190,17 @@ def _tabulate(
     nodes: Sequence[ir.Node],
     code_range: CodeRange,
 ) -> npt.NDArray[np.int16] | Refusal:
-    """Runs the nodes on every code; the codes go along the batch, so that channels stay channels."""
+    """Runs the nodes on every code; the codes go along the batch, so that channels stay channels.
+
+    The batch is no dim of any constant, so that one which varies along it does not broadcast.
+    """
     dims = dims_of(source)
     low, high = CODE_TYPES[code_range.dtype]
     codes = np.arange(low, high + 1)
-    shape = [codes.size] + [1] * (len(dims) - 1) if dims else [codes.size]
     arrays = [constant(value) for node in nodes for value in node.inputs]
+    taken = {size for array in arrays if array is not None for size in array.shape}
+    batch = next(size for size in itertools.count(codes.size) if size not in taken)
+    shape = [batch] + [1] * (len(dims) - 1)
     axes = _axes(form, nodes)
     if axes - {1}:
         return Refusal(f"its scales are per entry of axis {sorted(axes)}; expected the channels (1)")
@@ -202,19 +208,15 @@ def _tabulate(
         if dims[1] is None:
             return Refusal("the number of its channels is unknown")
         shape[1] = dims[1]
-    grid = np.broadcast_to(codes.reshape([-1] + [1] * (len(shape) - 1)), shape)
+    grid = np.broadcast_to(np.resize(codes, batch).reshape([-1] + [1] * (len(shape) - 1)), shape)
     result = evaluate_nodes(form.graph, nodes, source, grid, quantization.codes)
     if isinstance(result, Refusal):
         return result
     if not dims:
-        result = result.reshape(codes.size)
-    if (
-        result.shape[0] != codes.size
-        or any(size != 1 for size in result.shape[2:])
-        or result.ndim != max(1, len(dims))
-    ):
+        result = result.reshape(batch)
+    if result.shape != tuple(shape):
         return Refusal("a constant operand varies along another axis than the channels")
-    table = result.reshape(codes.size, -1).T.astype(np.int16)
+    table = result[: codes.size].reshape(codes.size, -1).T.astype(np.int16)
     return table[0] if np.all(table == table[0]) else np.ascontiguousarray(table)
 
 

@@ -76,6 +76,8 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     uniform = quantization.law is None or quantization.law.uniform
     if channels is None and not uniform:
         return Refusal("the number of its channels is unknown")
+    if rank == 1 and not uniform:
+        return Refusal("it quantizes every entry of a vector in another way; expected channels (axis 1)")
     source, nodes, steps = _absorb(form, quantization.source, channels or 1, rank, axis)
     if quantization.linear and not steps:
         return None  # LowBitQuantize says it without a table

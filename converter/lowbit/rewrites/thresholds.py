@@ -195,7 +195,7 @@ def quantize_step(
         quantization: the quantizer.
         channels: size of the channel axis.
         rank: rank of the tensor.
-        axis: its channel axis, not 0.
+        axis: its channel axis, 0 only in a vector.
     """
     if quantization.grid.axis not in (None, axis):
         return Refusal(
@@ -209,7 +209,10 @@ def quantize_step(
         ):
             return Refusal("its thresholds vary along another axis than the channels")
         shape = [-1] + [1] * (rank - 1)
-        shape[axis] = channels
+        if rank == 1:
+            shape.append(channels)  # a vector, which broadcasts as a row does
+        else:
+            shape[axis] = channels
 
         def apply(v: Floats) -> Ints:
             # The law's parameters broadcast against the model's tensor: m along axis 0, C along its own.
@@ -249,15 +252,25 @@ def search_accumulators(
         least_code: the smallest code that the quantizer has.
     """
 
-    def codes(acc: Ints) -> Ints:
-        v = acc.astype(np.float32) * scale.reshape(-1, 1)
-        return quantize(_through(steps, v))
+    def chain(acc: Ints) -> Floats:
+        with np.errstate(over="ignore"):
+            v = acc.astype(np.float32) * scale.reshape(-1, 1)
+        return _through(steps, v)
 
     low, high = bounds
+    if np.any(np.isnan(chain(np.stack([low, high], axis=1)))):  # where neither end is NaN, nothing between is
+        return Refusal("the operations behind it overflow float32 and make no number of an infinity")
     if np.any(low <= -INT32_MAX - 1) or np.any(high >= INT32_MAX):
         return Refusal("its accumulators fill int32, so that no threshold is out of their reach")
-    ends = (-INT32_MAX - 1, INT32_MAX)
-    return _search(codes, low, high, lambda keys: keys.astype(np.int32), ends, least_code)
+    extremes = (-INT32_MAX - 1, INT32_MAX)
+    return _search(
+        lambda keys: quantize(chain(keys)),
+        low,
+        high,
+        lambda keys: keys.astype(np.int32),
+        extremes,
+        least_code,
+    )
 
 
 _LARGEST = (np.finfo(np.float32).max, np.float32(1e30), np.float32(1e20))

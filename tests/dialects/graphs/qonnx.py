@@ -786,3 +786,23 @@ def float_images(g: QonnxGraph) -> None:
     y = g.node("Conv", [x, g.weights((8, 3, 3, 3), wq)])
     yq = g.act_quant(0.2, 4, signed=0)
     close(g, g.quant(g.node("Relu", [y]), yq), yq, (4, 8, 3, 3), [1, 4, 4, 4])
+
+
+@case()
+def vectors(g: QonnxGraph) -> None:
+    """Tensors of rank 1, quantized by laws that become thresholds."""
+    xq = g.act_quant(0.1, rounding="FLOOR")
+    x = g.quant(g.input([24], about=0.1), xq)
+    y = g.node("MatMul", [x, g.weights((24, 10), g.weight_quant(None))])
+    yq = g.act_quant(0.2, 3, rounding="CEIL")
+    g.output(g.quant(y, yq), [10])
+
+
+@case()
+def one_threshold_behind_a_reshape(g: QonnxGraph) -> None:
+    """It counts 0 or 1 in front of the Reshape as well, where the tensor has another rank."""
+    x, _ = entry(g, [3, 12], Quant(np.float32(1), 4))
+    y = g.node("MatMul", [x, g.weights((12, 16), Quant(np.float32(1), 4))])
+    y = g.node("Reshape", [y, g.ints([3, 4, 2, 2])])
+    y = g.multithreshold(y, np.array([[2.5]]), out_dtype="UINT1", data_layout="NCHW")
+    close(g, y, Quant(np.float32(1), 1, signed=0), (4, 4, 1, 1), [3, 4, 2, 2])
