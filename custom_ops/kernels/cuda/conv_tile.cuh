@@ -32,7 +32,10 @@ __device__ __forceinline__ int Divide(int n, const FastDivisor& d) {
 class ColumnWalk {
  public:
   __device__ __forceinline__ void Start(const ConvParams& p, int k) {
-    k_ = k;
+    // Kept in registers: a load from constant memory at every step takes longer than all the rest.
+    left_ = p.k - k;
+    channels_ = p.channels;
+    KeepInRegister(channels_);
     const int tap = Divide(k, p.by_channels);
     channel_ = k - tap * p.channels;
     const int ty = Divide(tap, p.by_kernel_w);
@@ -40,13 +43,13 @@ class ColumnWalk {
     offset = (ty * p.dilation_h * p.in_w + tx_ * p.dilation_w) * p.pixel_bytes + channel_;
     position = ty * p.dilation_h * 65536 + tx_ * p.dilation_w;
   }
-  __device__ __forceinline__ bool Ended(const ConvParams& p) const { return k_ >= p.k; }
+  __device__ __forceinline__ bool Ended() const { return left_ <= 0; }
   __device__ __forceinline__ void Step(const ConvParams& p) {
-    k_ += kRowBytes;
+    left_ -= kRowBytes;
     channel_ += kRowBytes;
     offset += kRowBytes;
-    while (channel_ >= p.channels) {
-      channel_ -= p.channels;
+    while (channel_ >= channels_) {
+      channel_ -= channels_;
       offset += p.tap_step;
       position += p.dilation_w;
       if (++tx_ == p.kernel_w) {
@@ -60,8 +63,15 @@ class ColumnWalk {
   int offset, position;  // bytes from the first tap's pixel; 65536 * y + x from it
 
  private:
-  int k_, channel_, tx_;
+  int left_, channels_, channel_, tx_;
 };
+
+// What lies outside the image: nothing is, zeros that a copy can write, another code that it cannot.
+enum class Padding { kNone, kZero, kFill };
+
+__device__ __forceinline__ Padding PaddingOf(const ConvParams& p) {
+  return p.all_inside ? Padding::kNone : p.fill == 0 ? Padding::kZero : Padding::kFill;
+}
 
 // Loads A tiles, one after the other. Thread t of kThreads copies chunk t % 8 of the rows t / 8,
 // t / 8 + kThreads / 8, ...
@@ -75,6 +85,8 @@ class ActivationLoader {
   __device__ __forceinline__ ActivationLoader(const ConvParams& p, int thread, int m0, int group, int k_tile)
       : p_(p) {
     const int chunk = thread % 8;
+    last_position_ = p.last_position;
+    KeepInRegister(last_position_);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       walk_[part].Start(p, k_tile * kRowBytes + chunk * 16 + part * kVectorBytes);
@@ -93,18 +105,22 @@ class ActivationLoader {
 
   // The next tile, into shared memory at `shared`.
   __device__ __forceinline__ void Load(uint32_t shared) {
+    switch (PaddingOf(p_)) {
+      case Padding::kNone:
+        return Load<Padding::kNone>(shared);
+      case Padding::kZero:
+        return Load<Padding::kZero>(shared);
+      case Padding::kFill:
+        return Load<Padding::kFill>(shared);
+    }
+  }
+  template <Padding kPadding>
+  __device__ __forceinline__ void Load(uint32_t shared) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      const uint32_t target = shared + shared_offset_ + part * kVectorBytes;
       // Past k: whatever lies in shared memory, its weights are 0.
-      if (!walk_[part].Ended(p_)) {
-        if (p_.all_inside) {
-          LoadInside(walk_[part], target);
-        } else if (p_.fill == 0) {
-          LoadOrZero(walk_[part], target);
-        } else {
-          LoadOrFill(walk_[part], target);
-        }
+      if (!walk_[part].Ended()) {
+        LoadColumn<kPadding>(walk_[part], shared + shared_offset_ + part * kVectorBytes);
       }
       walk_[part].Step(p_);
     }
@@ -116,37 +132,30 @@ class ActivationLoader {
   // itself.)
   __device__ __forceinline__ bool Inside(int i, const ColumnWalk& column) const {
     const int at = position_[i] + column.position;
-    return ((at | (p_.last_position - at)) & 0x80008000) == 0;
+    return ((at | (last_position_ - at)) & 0x80008000) == 0;
   }
 
-  __device__ __forceinline__ void LoadInside(const ColumnWalk& column, uint32_t target) const {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      CopyAsync<kVectorBytes>(target + i * kRowStep * kRowBytes, p_.x + (offset_[i] + column.offset));
-    }
-  }
   // The taps of a window read the same pixels again and again: worth the L1 cache.
-  __device__ __forceinline__ void LoadOrZero(const ColumnWalk& column, uint32_t target) const {
+  template <Padding kPadding>
+  __device__ __forceinline__ void LoadColumn(const ColumnWalk& column, uint32_t target) const {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      CopyAsyncOrZero<kVectorBytes>(target + i * kRowStep * kRowBytes, p_.x + (offset_[i] + column.offset),
-                                    Inside(i, column));
-    }
-  }
-  __device__ __forceinline__ void LoadOrFill(const ColumnWalk& column, uint32_t target) const {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      if (Inside(i, column)) {
-        CopyAsync<kVectorBytes, true>(target + i * kRowStep * kRowBytes, p_.x + (offset_[i] + column.offset));
+    for (int i = 0; i < kRows; ++i, target += kRowStep * kRowBytes) {
+      const uint8_t* const source = p_.x + (offset_[i] + column.offset);
+      if constexpr (kPadding == Padding::kNone) {
+        CopyAsync<kVectorBytes>(target, source);
+      } else if constexpr (kPadding == Padding::kZero) {
+        CopyAsyncOrZero<kVectorBytes>(target, source, Inside(i, column));
+      } else if (Inside(i, column)) {
+        CopyAsync<kVectorBytes, true>(target, source);
       } else {
-        StoreShared<kVectorBytes>(target + i * kRowStep * kRowBytes, p_.fill);
+        StoreShared<kVectorBytes>(target, p_.fill);
       }
     }
   }
 
   const ConvParams& p_;
   ColumnWalk walk_[kParts];
-  int shared_offset_;
+  int shared_offset_, last_position_;
   int position_[kRows], offset_[kRows];
 };
 

@@ -13,6 +13,11 @@ namespace {
 
 constexpr int kMaxStages = 8;
 
+template <Padding kPadding>
+struct PaddingTag {
+  static constexpr Padding kValue = kPadding;
+};
+
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 __device__ __forceinline__ void FenceAsyncProxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -51,14 +56,13 @@ __device__ __forceinline__ void ArriveAfterCopies(uint32_t barrier) {
 }
 #endif
 
-constexpr int kProducers = 128;
-
-// Consumers first: kTileM * 2 threads, a warpgroup for every 64 rows. Then the producers.
-template <int kTileM, int kTileN, bool kSigned>
+// Consumers first: kTileM * 2 threads, a warpgroup for every 64 rows. Then the producers; without any, all
+// tiles fit into the stages and the consumers fetch them before they start.
+template <int kTileM, int kTileN, bool kSigned, int kProducers>
 __global__ void __launch_bounds__(kTileM * 2 + kProducers)
     ConvWgmma(const __grid_constant__ ConvParams p, bool cluster) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int kConsumers = kTileM * 2;
+  constexpr int kConsumers = kTileM * 2, kLoaders = kProducers > 0 ? kProducers : kConsumers;
   constexpr int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes, kBytes = kBytesA + kBytesB;
   extern __shared__ uint8_t unaligned[];
   __shared__ BlockState<kTileN> state;
@@ -79,7 +83,7 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
     // A producer's copies arrive by themselves, its stores (of fill) with an arrival of their own; the
     // weights bring one more. A stage is free when every consuming warp of every block it is filled for says
     // so.
-    InitBarrier(full(thread), (p.all_inside || p.fill == 0 ? 1 : 2) * kProducers + 1);
+    InitBarrier(full(thread), (PaddingOf(p) == Padding::kFill ? 2 : 1) * kLoaders + 1);
     InitBarrier(empty(thread), kConsumers / 32 * p.multicast);
     FenceBarrierInit();
   }
@@ -93,51 +97,68 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
   const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
   const int count = at.k_end - at.k_begin;
 
-  if (thread >= kConsumers) {
-    const int producer = thread - kConsumers;
-    // The weights of a tile, by one thread. Blocks of a cluster with multicast have the same: each fetches
-    // its share for all. A block that is sent a copy or told of a free stage waits for it, hence may leave on
-    // its own.
-    const auto load_weights = [&](int i, int stage) {
-      const uint32_t target = tiles + stage * kBytes + kBytesA;
-      const uint8_t* const source = at.Weights(p, at.k_begin + i);
-      ArriveExpecting(full(stage), kBytesB);
-      if (p.multicast == 1) {
-        BulkCopy(target, source, kBytesB, full(stage));
-      } else {
-        const int share = kBytesB / p.multicast, rank = static_cast<int>(blockIdx.x) % p.multicast;
-        BulkCopyToAll(target + rank * share, source + rank * share, share, full(stage), p.multicast);
-      }
-    };
+  // The weights of a tile, by one thread. Blocks of a cluster with multicast have the same: each fetches its
+  // share for all. A block that is sent a copy or told of a free stage waits for it, hence may leave on its
+  // own.
+  const auto load_weights = [&](int i, int stage) {
+    const uint32_t target = tiles + stage * kBytes + kBytesA;
+    const uint8_t* const source = at.Weights(p, at.k_begin + i);
+    ArriveExpecting(full(stage), kBytesB);
+    if (p.multicast == 1) {
+      BulkCopy(target, source, kBytesB, full(stage));
+    } else {
+      const int share = kBytesB / p.multicast, rank = static_cast<int>(blockIdx.x) % p.multicast;
+      BulkCopyToAll(target + rank * share, source + rank * share, share, full(stage), p.multicast);
+    }
+  };
+  const auto load = [&](int loader) {
     // The first weights are this kernel's own: they may be fetched before the predecessor is done.
     const int first = min(count, stages);
-    if (producer == 0) {
+    if (loader == 0) {
       for (int i = 0; i < first; ++i) load_weights(i, i);
     }
-    ActivationLoader<kTileM, kProducers, 16> activations(p, producer, at.m0, at.group, at.k_begin);
+    ActivationLoader<kTileM, kLoaders, 16> activations(p, loader, at.m0, at.group, at.k_begin);
     WaitForPredecessors();
-    int stage = 0;
-    uint32_t parity = 0;
-    for (int i = 0; i < count; ++i) {
-      if (i >= first) {
-        WaitBarrier(empty(stage), parity);
-        if (producer == 0) load_weights(i, stage);
+    const auto load_all = [&](auto padding) {
+      int stage = 0;
+      uint32_t parity = 0;
+      for (int i = 0; i < count; ++i) {
+        if (i >= first) {
+          WaitBarrier(empty(stage), parity);
+          if (loader == 0) load_weights(i, stage);
+        }
+        activations.template Load<decltype(padding)::kValue>(tiles + stage * kBytes);
+        if constexpr (decltype(padding)::kValue == Padding::kFill) {
+          FenceAsyncProxy();
+          Arrive(full(stage));
+        }
+        ArriveAfterCopies(full(stage));
+        if (++stage == stages) {
+          stage = 0;
+          parity ^= i >= first ? 1 : 0;
+        }
       }
-      activations.Load(tiles + stage * kBytes);
-      if (!p.all_inside && p.fill != 0) {
-        FenceAsyncProxy();
-        Arrive(full(stage));
-      }
-      ArriveAfterCopies(full(stage));
-      if (++stage == stages) {
-        stage = 0;
-        parity ^= i >= first ? 1 : 0;
-      }
+    };
+    switch (PaddingOf(p)) {
+      case Padding::kNone:
+        return load_all(PaddingTag<Padding::kNone>());
+      case Padding::kZero:
+        return load_all(PaddingTag<Padding::kZero>());
+      case Padding::kFill:
+        return load_all(PaddingTag<Padding::kFill>());
     }
-    return;
+  };
+  if constexpr (kProducers > 0) {
+    if (thread >= kConsumers) {
+      load(thread - kConsumers);
+      return;
+    }
+    state.FetchConstants(p, at, thread);
+  } else {
+    state.FetchConstants(p, at, thread);
+    load(thread);
   }
 
-  state.FetchConstants(p, at, thread);
   int sums[kTileN / 2] = {};
   HoldRegisters(sums);
   int stage = 0, previous = 0;
@@ -189,11 +210,18 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
 #endif
 }
 
+template <int kTileM, int kTileN, int kProducers>
+cudaError_t LaunchWith(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
+  constexpr int kThreads = kTileM * 2 + kProducers;
+  return options.x_signed
+             ? LaunchTiled(ConvWgmma<kTileM, kTileN, true, kProducers>, p, config, options, kThreads)
+             : LaunchTiled(ConvWgmma<kTileM, kTileN, false, kProducers>, p, config, options, kThreads);
+}
+
 template <int kTileM, int kTileN>
 cudaError_t LaunchTile(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
-  return options.x_signed
-             ? LaunchTiled(ConvWgmma<kTileM, kTileN, true>, p, config, options, kTileM * 2 + kProducers)
-             : LaunchTiled(ConvWgmma<kTileM, kTileN, false>, p, config, options, kTileM * 2 + kProducers);
+  return config.producers ? LaunchWith<kTileM, kTileN, 128>(p, config, options)
+                          : LaunchWith<kTileM, kTileN, 0>(p, config, options);
 }
 
 }  // namespace

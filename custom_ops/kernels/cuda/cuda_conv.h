@@ -53,6 +53,8 @@ struct ConvConfig {
   int tile_m = 0, tile_n = 0;
   int stages = 0;  // tiles in flight
   int splits = 1;
+  bool producers =
+      false;          // kWgmma: a warpgroup of its own fetches tiles; else all of a block's tiles fit at once
   int multicast = 1;  // kWgmma: blocks of neighbouring pixels that fetch their weights together, as a cluster
   Split split = Split::kCluster;
 

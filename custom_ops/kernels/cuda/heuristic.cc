@@ -42,12 +42,16 @@ void AddSplits(const GemmProblem& problem, const Device& device, ConvConfig conf
     for (const int s : stages) {
       config.stages = s;
       config.split = splits == 1 || device.capability >= 90 ? Split::kCluster : Split::kWorkspace;
-      for (config.multicast = 1; config.multicast <= 4; config.multicast *= 2) {
-        if (config.multicast > 1 &&
-            (!wgmma || splits > 1 || CeilDiv(problem.m, config.tile_m) < config.multicast)) {
-          break;
+      for (const bool producers : {false, true}) {
+        // Without producers all tiles are in flight at once; with them two tiles are too few to gain.
+        if (producers ? !wgmma || per_split < 3 : wgmma && s < per_split) continue;
+        config.producers = producers;
+        for (config.multicast = 1; config.multicast <= 2; ++config.multicast) {
+          const bool pairs = wgmma && splits == 1 && problem.m > config.tile_m;
+          if (config.multicast == 1 || pairs) {
+            if (Fits(problem, config, device)) out.push_back(config);
+          }
         }
-        if (Fits(problem, config, device)) out.push_back(config);
       }
       config.multicast = 1;
     }

@@ -195,6 +195,7 @@ std::string ConvConfig::Text() const {
   if (algorithm == Algorithm::kPlain) return "plain";
   std::string text = std::string(AlgorithmName(algorithm)) + "_" + std::to_string(tile_m) + "x" +
                      std::to_string(tile_n) + "_stages" + std::to_string(stages);
+  if (producers) text += "_producers";
   if (splits > 1) text += (split == Split::kCluster ? "_cluster" : "_split") + std::to_string(splits);
   if (multicast > 1) text += "_multicast" + std::to_string(multicast);
   return text;

@@ -65,7 +65,11 @@ __device__ __forceinline__ void SyncThreads() {
 }
 
 // Keeps the compiler from computing the value again at every use.
-__device__ __forceinline__ void KeepInRegister(uint32_t& value) { asm volatile("" : "+r"(value)); }
+template <typename T>
+__device__ __forceinline__ void KeepInRegister(T& value) {
+  static_assert(sizeof(T) == 4);
+  asm volatile("" : "+r"(value));
+}
 
 __device__ __forceinline__ void CommitCopies() {
 #if __CUDA_ARCH__ >= 800
