@@ -151,6 +151,14 @@ def test_bipolar_activations(name, row):
         assert check(row, conv(seed, shape, out, kernel, **(bits | attrs)), threads=threads)
 
 
+@pytest.mark.parametrize("row", ROWS)
+def test_windows_beyond_all_memory(row):
+    """Pads may be as large as a dilated window: here 2^30 rows of 2^34 bytes, together 0 modulo 2^64."""
+    attrs = {"dilations": [(2**30 - 1) // 3] * 2, "pads": [2**30 - 1] * 2 + [0, 0]}
+    bits = {"x_bits": 1, "x_encoding": "bipolar", "w_bits": 1, "w_encoding": "bipolar"}
+    check(row, conv(1, [1, 1, 1, 16], 8, [4, 4], **(bits | attrs)))
+
+
 @pytest.mark.parametrize("row", TRANSPOSED_ROWS)
 @pytest.mark.parametrize("x", ["bipolar", "unsigned"])
 def test_transposed_bipolar_operands(x, row):

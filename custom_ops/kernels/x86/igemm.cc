@@ -98,6 +98,15 @@ size_t BandRows(const ConvGeometry& g, size_t rows) {
          1;
 }
 
+// Whether the band of a single output pixel fits. Its sides are bounded before they are multiplied: a dilated
+// window may be as large as the pads around the image, and its bytes then leave 64 bits.
+bool BandFits(const ConvGeometry& g, const WindowLayout& w) {
+  constexpr int64_t kLimit = static_cast<int64_t>(kBandBytes);
+  const int64_t span_h = (g.kernel_h - 1) * g.dilation_h + 1, span_w = (g.kernel_w - 1) * g.dilation_w + 1;
+  return span_h <= kLimit && span_w <= kLimit && g.in_channels <= kLimit &&
+         BandPitch(g, w, 1) * BandRows(g, 1) <= kBandBytes;
+}
+
 // Where a kernel's outputs lie in y: at rows first_h, first_h + step_h, ... and columns first_w, first_w +
 // step_w, ... The default is all of y; the phases of a transposed convolution (below) interleave.
 struct OutputGrid {
@@ -753,7 +762,7 @@ std::string Refuse(const ConvSpec& spec) {
       return "strides of more than 64 phases";
   }
   const WindowLayout w = PlanWindow(g, kEngine.lanes, true, !g.transposed, CopiesAll(spec));
-  if (w.copied && BandPitch(g, w, 1) * BandRows(g, 1) > kBandBytes)
+  if (w.copied && !BandFits(g, w))
     return "the window of one pixel exceeds the band into which bipolar activations are copied";
   if (w.reach > kMaxReach) return "a row of input channels exceeds the workspace";
   if (w.segments * kMinBlockPixels * sizeof(void*) > kPointerBytes)
