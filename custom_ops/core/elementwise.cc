@@ -88,6 +88,18 @@ void PrepareAffine(AffineSpec& spec) {
 
 void PrepareThresholds(ThresholdSpec& spec) {
   const auto channels = static_cast<size_t>(spec.channels), count = static_cast<size_t>(spec.count);
+  spec.period = Period(spec.channels);
+  RepeatAndPad(spec.base, spec.period);
+  RepeatAndPad(spec.dir, spec.period);
+  if (spec.count <= ThresholdSpec::kMaxLinear) {
+    for (size_t k = 0; k < count; ++k) {
+      std::vector<float> row(channels);
+      for (size_t c = 0; c < channels; ++c) row[c] = spec.thresholds[c * count + k];
+      RepeatAndPad(row, spec.period);
+      spec.by_rank.insert(spec.by_rank.end(), row.begin(), row.end());
+    }
+    return;
+  }
   while ((int64_t{1} << spec.steps) <= spec.count) ++spec.steps;
   const size_t size = size_t{1} << spec.steps;
   spec.search.assign(channels * size, std::numeric_limits<float>::quiet_NaN());
@@ -96,17 +108,7 @@ void PrepareThresholds(ThresholdSpec& spec) {
                 spec.search.begin() + static_cast<std::ptrdiff_t>(c * size));
     spec.place.push_back(static_cast<int32_t>(c * size));
   }
-  spec.period = Period(spec.channels);
-  RepeatAndPad(spec.base, spec.period);
-  RepeatAndPad(spec.dir, spec.period);
   RepeatAndPad(spec.place, spec.period);
-  if (spec.count > ThresholdSpec::kMaxLinear) return;
-  for (size_t k = 0; k < count; ++k) {
-    std::vector<float> row(channels);
-    for (size_t c = 0; c < channels; ++c) row[c] = spec.thresholds[c * count + k];
-    RepeatAndPad(row, spec.period);
-    spec.by_rank.insert(spec.by_rank.end(), row.begin(), row.end());
-  }
 }
 
 void FitLine(AffineSpec& spec, const ElementwiseKernels& kernels) {

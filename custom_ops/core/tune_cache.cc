@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <locale>
 #include <memory>
 #include <mutex>
 #include <sstream>
@@ -33,11 +34,10 @@ uint64_t Hash(std::string_view text) {
 }
 
 std::string Hex(uint64_t value) {
-  std::ostringstream out;
-  out.fill('0');
-  out.width(16);
-  out << std::hex << value;
-  return out.str();
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text(16, '0');
+  for (size_t i = text.size(); i-- > 0; value >>= 4) text[i] = kDigits[value & 15];
+  return text;
 }
 
 // Names tell what a row does, and the version which code does it.
@@ -173,6 +173,7 @@ std::string TuneKey(const ConvSpec& spec, std::string_view shape, Isa isa) {
   const ConvGeometry& g = spec.geometry;
   const Epilogue& e = spec.epilogue;
   std::ostringstream key;
+  key.imbue(std::locale::classic());  // the host's locale may group digits
   key << (g.transposed ? "conv_transpose" : "conv") << " i" << g.in_channels << " o" << g.out_channels << " g"
       << g.group << " k" << g.kernel_h << "x" << g.kernel_w << " s" << g.stride_h << "x" << g.stride_w << " d"
       << g.dilation_h << "x" << g.dilation_w << " p" << g.pad_top << "," << g.pad_left << "," << g.pad_bottom

@@ -57,8 +57,8 @@ struct Nibbles {
   static constexpr size_t kVectorBytes = kParts * V::kLanes;
   static constexpr const int (&kTileRows)[kMaxVectors] = V::kTileRows;
 
-  // What a unit, two look-ups, adds at most to a byte, and how many fill one; a word holds what 255 or more
-  // full bytes are emptied into it.
+  // What a unit, two look-ups, adds at most to a byte, and how many fill one. That is 248 at most, so a word,
+  // which Factors reads as a signed number, holds 128 such bytes.
   static constexpr size_t UnitsPerByte(int digit_planes) { return 255 / (digit_planes == 1 ? 8 : 24); }
   static constexpr size_t kBytesPerWord = 128;
 

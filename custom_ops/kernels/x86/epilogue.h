@@ -188,12 +188,13 @@ inline __attribute__((always_inline)) void StoreCodes(const EpilogueView& e, siz
 
 // Requantize, clipped after the packing: four times fewer operations than clipping floats.
 // EpilogueTables::LimitAccumulators proves that no value leaves int32 and sets pack_clips. `scale` belongs to
-// the first channel, `residual` to that channel of the first pixel.
+// the first channel, `residual` to that channel of the first pixel; of the residual whole vectors are read.
 template <class S, int MR, int NV, bool kResidual, bool kPartial>
 inline __attribute__((always_inline)) void RequantizeTile(const EpilogueView& e,
                                                           const typename S::I (&acc)[MR][NV],
                                                           const float* scale, size_t count,
                                                           const uint8_t* residual, uint8_t* y, size_t pitch) {
+  static_assert(!(kResidual && kPartial));
   // A local copy: the stores to y could change e, as far as the compiler knows.
   const EpilogueView view = e;
   const auto code = [&](int i) __attribute__((always_inline)) {
@@ -202,14 +203,6 @@ inline __attribute__((always_inline)) void RequantizeTile(const EpilogueView& e,
     auto value = S::MulF(S::ToFloat(acc[r][v]), S::LoadF(scale + v * S::kLanes));
     if constexpr (kResidual) {
       const uint8_t* from = residual + r * pitch + v * S::kLanes;
-      uint8_t part[S::kLanes];
-      if constexpr (kPartial) {
-        if (v == NV - 1) {
-          std::memset(part, 0, sizeof(part));
-          std::memcpy(part, from, count - (NV - 1) * S::kLanes);
-          from = part;
-        }
-      }
       const auto inner = S::Rint(S::MinF(S::MaxF(value, S::SetF(view.lo)), S::SetF(view.hi)));
       const auto sum = S::AddF(S::MulF(inner, S::SetF(view.inner_scale)), ResidualTerm<S>(view, from));
       value = DivideByYScale<S>(view, sum);

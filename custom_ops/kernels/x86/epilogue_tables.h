@@ -17,7 +17,8 @@
 
 namespace lowbit {
 
-// Entries behind the last channel of every array, all zero: the widest panel of the kernels is 64 channels.
+// Entries behind the last channel of every array, all zero: the widest vector of channels is 64
+// (bitserial_nibbles.h), and every vector of a panel begins at a channel that exists.
 inline constexpr size_t kEpiloguePadding = 64;
 
 struct EpilogueView {

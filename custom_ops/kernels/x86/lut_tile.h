@@ -54,11 +54,11 @@ inline __attribute__((always_inline)) void StartTile(const LutTile& t, typename 
     return;
   }
   const size_t channel = t.panel->channel;
-  const int32_t* sums = b.row_sums + t.panel->group * b.pitch + t.pixel;
+  const int32_t* sums = b.row_sums ? b.row_sums + t.panel->group * b.pitch + t.pixel : nullptr;
 #pragma GCC unroll 4
   for (int v = 0; v < NV; ++v) {
     const auto bias = S::Load(b.bias + channel + v * S::kLanes);
-    if (!b.row_sums) {
+    if (!sums) {
 #pragma GCC unroll 16
       for (int r = 0; r < MR; ++r) acc[r][v] = bias;
     } else if (!b.row_sum_weight) {
