@@ -322,7 +322,7 @@ class BitserialKernel final : public ConvKernel {
 
   void Run(const ConvArgs& args, ThreadPool& pool) const override;
   size_t WorkspaceBytes(const ConvShape& shape) const override {
-    return shape.OutPixels() == 0 ? 0 : PlanScratch(*PlanOf(shape)).bytes;
+    return shape.OutPixels() == 0 ? 0 : PlanScratch(GridOf(Flatten(geometry_, shape))).bytes;
   }
   size_t PackedBytes() const override { return weights_->size() + epilogue_.Bytes(); }
 
@@ -341,8 +341,9 @@ class BitserialKernel final : public ConvKernel {
     return plans_.Get(shape, [&] { return MakePlan(shape); });
   }
   ShapePlan MakePlan(const ConvShape& shape) const;
+  BlockGrid GridOf(const ConvShape& flattened) const;
   void AddClassBiases(ShapePlan& plan) const;
-  Scratch PlanScratch(const ShapePlan& plan) const;
+  Scratch PlanScratch(const BlockGrid& grid) const;
   void PackBlock(const ConvArgs& args, const ShapePlan& plan, int64_t image, size_t row, size_t column,
                  uint8_t* packed) const;
   void PackRun(const uint8_t* x, size_t count, size_t digit_pitch, uint8_t* to) const;
@@ -563,18 +564,23 @@ void BitserialKernel::PackBlock(const ConvArgs& args, const ShapePlan& plan, int
   }
 }
 
+BlockGrid BitserialKernel::GridOf(const ConvShape& flattened) const {
+  const double cycles = EstimateCycles(geometry_, window_, plan_, x_bits_, engine_, flattened).products;
+  const auto wanted = static_cast<size_t>(std::min(cycles / kTaskCycles, kFewTasks));
+  const auto packed = [&](size_t rows, size_t columns) {
+    return PlanPacked(geometry_, window_, engine_, rows, columns);
+  };
+  BlockGrid grid = CutBlocks(flattened, DivideUp(wanted, panels_.size()),
+                             [&](size_t rows, size_t columns) { return packed(rows, columns).bytes; });
+  grid.packed = packed(grid.rows, grid.columns);
+  return grid;
+}
+
 ShapePlan BitserialKernel::MakePlan(const ConvShape& whole) const {
   const ConvGeometry& g = geometry_;
   ShapePlan plan;
   plan.shape = Flatten(g, whole);
-  const double cycles = EstimateCycles(g, window_, plan_, x_bits_, engine_, plan.shape).products;
-  const auto wanted = static_cast<size_t>(std::min(cycles / kTaskCycles, kFewTasks));
-  const auto packed = [&](size_t rows, size_t columns) {
-    return PlanPacked(g, window_, engine_, rows, columns);
-  };
-  plan.grid = CutBlocks(plan.shape, DivideUp(wanted, panels_.size()),
-                        [&](size_t rows, size_t columns) { return packed(rows, columns).bytes; });
-  plan.grid.packed = packed(plan.grid.rows, plan.grid.columns);
+  plan.grid = GridOf(plan.shape);
 
   const PackedBlock& block = plan.grid.packed;
   const size_t tap_w = window_.rows ? 1 : static_cast<size_t>(g.kernel_w);
@@ -616,12 +622,12 @@ void BitserialKernel::AddClassBiases(ShapePlan& plan) const {
   }
 }
 
-BitserialKernel::Scratch BitserialKernel::PlanScratch(const ShapePlan& plan) const {
+BitserialKernel::Scratch BitserialKernel::PlanScratch(const BlockGrid& grid) const {
   ScratchLayout layout;
   Scratch scratch;
-  scratch.packed = layout.Take(plan.grid.packed.bytes);
-  scratch.pixels = layout.Take(plan.grid.pixels() * sizeof(void*));
-  scratch.bias_rows = layout.Take(tap_sums_.empty() ? 0 : plan.grid.pixels() * sizeof(void*));
+  scratch.packed = layout.Take(grid.packed.bytes);
+  scratch.pixels = layout.Take(grid.pixels() * sizeof(void*));
+  scratch.bias_rows = layout.Take(tap_sums_.empty() ? 0 : grid.pixels() * sizeof(void*));
   scratch.bytes = layout.bytes();
   return scratch;
 }
@@ -632,7 +638,7 @@ void BitserialKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const ShapePlan& plan = *shared;
   const ConvShape& shape = plan.shape;
   const BlockGrid& grid = plan.grid;
-  const Scratch parts = PlanScratch(plan);
+  const Scratch parts = PlanScratch(grid);
 
   // Blocks of pixels are dealt out first. Every task of a block that is split by panels packs it again; such
   // a task is large enough for that to be a twentieth of its work.
