@@ -137,7 +137,9 @@ def test_benchmark_network_converts(name: str, tmp_path) -> None:
     network = models.NETWORKS[name](image=32, classes=10, batch="N")
     model = _quantized(tmp_path, network, Reader(), activation_type=_TYPES.QUInt8, per_channel=True)
     result = lowbit.convert(model)
-    assert {node.domain for node in result.model.graph.node} == {"ai.lowbit"}
+    left = {node.op_type for node in result.model.graph.node if node.domain != "ai.lowbit"}
+    # ONNX Runtime's quantizer puts no quantizer behind DenseNet's last BatchNormalization.
+    assert left <= ({"BatchNormalization", "Relu", "GlobalAveragePool"} if name == "densenet121" else set())
     report = lowbit.verify(result.model, model, data={"input": images(1, 32, 9)})
     assert report.ok
     assert report.total("equal") > 10_000
@@ -293,8 +295,10 @@ def test_any_input_may_be_missing(name: str) -> None:
             _converted(model)
 
 
-def test_a_factor_behind_a_product_that_stays() -> None:
-    """A product whose sums leave int32 stays; a Mul that was moved into its weights is not lost with them."""
+@pytest.mark.parametrize("opset", [11, 17])
+@pytest.mark.parametrize("factor", [0.25, [0.25, 0.25]])
+def test_a_factor_behind_a_product_that_stays(opset: int, factor: float | list[float]) -> None:
+    """A product whose sums leave int32 stays the operator that it was, and the Mul behind it with it."""
     require_native()
     features = 70000
     graph = helper.make_graph(
@@ -308,11 +312,13 @@ def test_a_factor_behind_a_product_that_stays() -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2])],
         [
             numpy_helper.from_array(np.full((features, 2), 127, np.int8), "w"),
-            numpy_helper.from_array(np.float32(0.25), "factor"),
+            numpy_helper.from_array(np.asarray(factor, np.float32), "factor"),
         ],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     x = np.zeros((1, features), np.uint8)
     x[0, :10] = 3
-    (y,) = lowbit_session(lowbit.convert(model).model).run(None, {"x": x})
+    converted = lowbit.convert(model).model
+    assert [node.op_type for node in converted.graph.node] == ["MatMulInteger", "Cast", "Mul"]
+    (y,) = lowbit_session(converted).run(None, {"x": x})
     np.testing.assert_array_equal(y, np.full((1, 2), 10 * 3 * 127 / 4, np.float32))

@@ -31,7 +31,7 @@ from lowbit.graph.attributes import get_float, get_int, get_string
 from lowbit.graph.constants import Array, add_initializer, constant
 from lowbit.graph.fold import fold_constants
 from lowbit.graph.quantization import CODE_TYPES
-from lowbit.graph.quantizers import ROUNDINGS, Law, quantizer
+from lowbit.graph.quantizers import ROUNDINGS, Law, is_law, quantizer
 from lowbit.graph.reasons import REASON
 from lowbit.graph.shapes import infer_shapes
 
@@ -382,13 +382,14 @@ def _reach(x: ir.Value) -> tuple[float, float] | None:
             x = node.inputs[1 - index]  # type: ignore[assignment]
         else:
             x = node.inputs[0]
-    scale, zero_point = constant(node.inputs[1]), constant(node.inputs[2])
-    codes = node.inputs[0].dtype
+    scale, codes = constant(node.inputs[1]), node.inputs[0].dtype
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    zero_point = np.zeros((), np.float32) if given is None else constant(given)
     if scale is None or zero_point is None or codes not in CODE_TYPES:
         return None
     made = node.inputs[0].producer()
     low, high = CODE_TYPES[codes]
-    if made is not None and len(made.inputs) == 5:
+    if made is not None and is_law(made) and len(made.inputs) == 5:
         low, high = (int(array) for array in map(constant, made.inputs[3:]) if array is not None)
     ends = (np.array([[low], [high]]) - zero_point.reshape(-1).astype(float)) * scale.reshape(-1) * factor
     return float(ends.min()) * (1 + 1e-5), float(ends.max()) * (1 + 1e-5)

@@ -30,6 +30,7 @@ from lowbit.errors import ModelError
 from lowbit.graph.attributes import get_float, get_int, get_ints
 from lowbit.graph.constants import Array, add_initializer, constant
 from lowbit.graph.normal_form import CODE_MOVERS, is_dequantize, is_op, rank_of
+from lowbit.graph.opsets import quantizer_domain
 from lowbit.graph.reasons import REASON
 from lowbit.graph.shapes import infer_shapes
 
@@ -78,6 +79,11 @@ def restore(graph: ir.Graph, covered: set[ir.Node], reasons: Mapping[ir.Node, st
             group.restore(graph, next((reasons[n] for n in group.nodes if n in reasons), None))
             changed = True
     return changed
+
+
+def may_return(node: ir.Node) -> bool:
+    """Whether a node is the float form of an operator that comes back where no rule takes it."""
+    return _GROUP in node.meta
 
 
 @dataclass
@@ -324,13 +330,11 @@ class _Writer:
     def _dequantize(self, inputs: Sequence[ir.Value | None], axis: int | None) -> ir.Value:
         while inputs[-1] is None:
             inputs = inputs[:-1]
-        attributes, domain = [], ""
+        attributes = []
         sizes = [None if v is None or v.shape is None else list(v.shape) for v in inputs[1:]]
         if axis is not None and any(size not in ([], [1]) for size in sizes):
             attributes.append(ir.AttrInt64("axis", axis))
-            if self.graph.opset_imports.get("", 1) < 13:  # the standard operator has no axis yet
-                domain = _MICROSOFT
-                self.graph.opset_imports.setdefault(_MICROSOFT, 1)
+        domain = quantizer_domain(self.graph, per_channel=bool(attributes))
         return self._write(domain, "DequantizeLinear", inputs, attributes).outputs[0]
 
     def _write(

@@ -33,6 +33,21 @@ def complete_imports(proto: onnx.ModelProto, domains: frozenset[str]) -> onnx.Mo
     return copy
 
 
+def quantizer_domain(graph: ir.Graph, *, per_channel: bool) -> str:
+    """The domain of a new QuantizeLinear or DequantizeLinear.
+
+    ONNX's own ops have no axis in old opsets; ONNX Runtime's do.
+
+    Args:
+        graph: imports ONNX Runtime's domain if need be.
+        per_channel: whether the node has an axis.
+    """
+    if not per_channel or graph.opset_imports.get("", 1) >= NORMAL_FORM_OPSET:
+        return ""
+    graph.opset_imports.setdefault("com.microsoft", 1)
+    return "com.microsoft"
+
+
 def raise_opset(model: ir.Model, label: str) -> ir.Model:
     """Rewrites a model to :data:`NORMAL_FORM_OPSET` if it is older.
 
@@ -56,4 +71,8 @@ def raise_opset(model: ir.Model, label: str) -> ir.Model:
             f"{str(error).strip().splitlines()[0]}; export it with opset {NORMAL_FORM_OPSET} or newer"
         ) from error
     result.metadata_props.update(model.metadata_props)
+    names = {node.outputs[0].name: node.name for node in model.graph if node.outputs}
+    for node in result.graph:  # a node that got another op type lost its name
+        if not node.name and node.outputs:
+            node.name = names.get(node.outputs[0].name)
     return result

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from lowbit.frontends.qoperator import may_return
 from lowbit.graph.attributes import get_float, get_int, get_ints
 from lowbit.graph.constants import Array, add_initializer, constant, integers
 from lowbit.graph.normal_form import (
@@ -40,6 +41,7 @@ from lowbit.graph.normal_form import (
     rank_of,
     read_quantize,
 )
+from lowbit.graph.opsets import quantizer_domain
 from lowbit.graph.quantization import CODE_TYPES, Grid
 from lowbit.graph.quantizers import is_law, read_law
 from lowbit.graph.reasons import Refusal
@@ -106,7 +108,10 @@ def _quantize(
     ]
     attributes = {} if grid.axis is None else {"axis": grid.axis}
     output = ir.val(name, dtype, source.shape)
-    graph.insert_before(node, ir.node("QuantizeLinear", inputs, attributes, outputs=[output], name=node.name))
+    domain = quantizer_domain(graph, per_channel=grid.axis is not None)
+    graph.insert_before(
+        node, ir.node("QuantizeLinear", inputs, attributes, domain=domain, outputs=[output], name=node.name)
+    )
     return output
 
 
@@ -164,8 +169,8 @@ def _scaled_product(
         return None
     if get_int(core, "transA", 0) or not _multiplies_plainly(core) or not _keeps_shape(source, factor):
         return None
-    if _meets_scale(node.outputs[0]):
-        return None  # the product and that quantizer would become one multiplication
+    if may_return(core) or _meets_scale(node.outputs[0]):  # which would make one multiplication of two
+        return None
     x, w = form.dequantization(core.inputs[0]), _constant_codes(form, core.inputs[1])
     if not isinstance(x, Dequantization) or np.any(x.grid.scale != 1) or w is None:
         return None
@@ -255,7 +260,8 @@ def _dequantize(
     if dtype != ir.DataType.INT32:  # which has no zero point
         inputs.append(add_initializer(graph, f"{name}.zero_point", grid.zero_point.astype(dtype.numpy())))
     attributes = {} if grid.axis is None else {"axis": grid.axis}
-    return _emit(graph, node, "DequantizeLinear", inputs, attributes, read.node.outputs[0], name)
+    domain = quantizer_domain(graph, per_channel=grid.axis is not None)
+    return _emit(graph, node, "DequantizeLinear", inputs, attributes, read.node.outputs[0], name, domain)
 
 
 def _grid(scale: Array, grid: Grid, axis: int | None) -> Grid:
@@ -477,6 +483,8 @@ def _match_reader(graph: ir.Graph, node: ir.Node) -> None:
     core = None if source is None or not form.used_once(source) else source.producer()
     if scale is None or core is None or not is_op(core, *_PRODUCTS) or not _multiplies_plainly(core):
         return
+    if may_return(core):
+        return
     x, w = form.dequantization(core.inputs[0]), form.dequantization(core.inputs[1])
     if not isinstance(x, Dequantization) or not isinstance(w, Dequantization) or np.any(x.grid.scale != 1):
         return
@@ -565,7 +573,10 @@ def _emit(
     attributes: dict[str, Any],
     like: ir.Value,
     name: str,
+    domain: str = "",
 ) -> ir.Value:
     output = ir.val(name, like.dtype, like.shape)
-    graph.insert_before(node, ir.node(op_type, inputs, attributes, outputs=[output], name=name))
+    graph.insert_before(
+        node, ir.node(op_type, inputs, attributes, domain=domain, outputs=[output], name=name)
+    )
     return output

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from lowbit.graph.attributes import get_int
 from lowbit.graph.constants import constant
 from lowbit.graph.lowering import Lowering, Stored
-from lowbit.graph.normal_form import is_op, rank_of
+from lowbit.graph.normal_form import dims_of, is_op, rank_of
 from lowbit.graph.quantization import CODE_TYPES, CodeRange
 from lowbit.graph.reasons import Refusal
 from lowbit.rewrites.rule import Context, Region
@@ -107,6 +107,8 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     table = _tabulate(entries, summands, code_range)
     if isinstance(table, Refusal):
         return table
+    if table.ndim == 2 and dims_of(source)[axis] != len(table):
+        return Refusal(f"it has {len(table)} tables for an input of shape {dims_of(source)}")
     return TableRegion(source, table, CODE_TYPES[code_range.dtype][0], axis, sink, nodes)
 
 
