@@ -137,14 +137,15 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
   WaitForCopies<0>();
   __syncthreads();
 
-  const int out_row = warp / kWarpsN * kWarpM + lane / 4, out_column = warp % kWarpsN * kWarpN + lane % 4 * 2;
+  const int out_row = warp / kWarpsN * kWarpM + lane / 4, out_column = warp % kWarpsN * kWarpN + lane % 4 * 4;
   FinishTile<kTileM, kTileN, kThreads>(p, at, shared, state, cluster, [&](const auto& f) {
 #pragma unroll
     for (int i = 0; i < kBlocksM; ++i) {
 #pragma unroll
-      for (int j = 0; j < kBlocksN; ++j) {
-        f(out_row + i * 16, out_column + j * 8, c[i][j][0], c[i][j][1]);
-        f(out_row + i * 16 + 8, out_column + j * 8, c[i][j][2], c[i][j][3]);
+      for (int j = 0; j < kBlocksN; j += 2) {
+        const auto &left = c[i][j], &right = c[i][j + 1];
+        f(out_row + i * 16, out_column + j * 8, make_int4(left[0], left[1], right[0], right[1]),
+          make_int4(left[2], left[3], right[2], right[3]));
       }
     }
   });

@@ -234,13 +234,12 @@ __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const Til
     }
   }
   const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
-  each([&](int row, int column, int sum, int next) {
-    const int2 bias = *reinterpret_cast<const int2*>(state.bias + column);
-    const float2 scale = *reinterpret_cast<const float2*>(state.scale + column);
-    const unsigned q0 = RoundedByte(__fmul_rn(static_cast<float>(sum + bias.x), scale.x), lo, hi);
-    const unsigned q1 = RoundedByte(__fmul_rn(static_cast<float>(next + bias.y), scale.y), lo, hi);
-    *reinterpret_cast<uint16_t*>(shared + row * kStride + column) =
-        static_cast<uint16_t>(__byte_perm(q0, q1, 0x0040));
+  each([&](int row, int column, const int4& top, const int4& bottom) {
+    const int4 bias = *reinterpret_cast<const int4*>(state.bias + column);
+    const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
+    uint8_t* const out = shared + row * kStride + column;
+    *reinterpret_cast<unsigned*>(out) = RoundedBytes(Plus(top, bias), scale, lo, hi);
+    *reinterpret_cast<unsigned*>(out + 8 * kStride) = RoundedBytes(Plus(bottom, bias), scale, lo, hi);
   });
   SyncThreads<kThreads>();
   const unsigned zero_points = static_cast<unsigned>(e.zero_point & 255) * 0x01010101u;
@@ -264,9 +263,12 @@ __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const Til
   }
 }
 
-// Finishes a tile. `each(f)` calls f(row, column, sum, next_sum) for every pair of neighbouring columns that
-// this thread has summed. `shared` is the block's dynamic shared memory, its tiles are free by now (all
-// threads are past a barrier). With `cluster`, the blocks of a cluster have summed parts of K.
+// Finishes a tile. `each(f)` calls f(row, column, top, bottom) for every four neighbouring columns that this
+// thread has summed, `top` in `row` and `bottom` eight rows below. In a fragment of mma a thread has two
+// neighbouring rows of B in each eight; the weights are packed so that those of two eights are four
+// neighbouring channels (InterleavedRow in plan.cc). `shared` is the block's dynamic shared memory, its tiles
+// are free by now (all threads are past a barrier). With `cluster`, the blocks of a cluster have summed parts
+// of K.
 template <int kTileM, int kTileN, int kThreads, typename Each>
 __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePosition& at, uint8_t* shared,
                                            BlockState<kTileN>& state, bool cluster, const Each& each) {
@@ -276,11 +278,17 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
   }
   if (p.splits > 1 && !cluster) {
     int32_t* partial = p.partial + (static_cast<int64_t>(at.split) * p.groups + at.group) * p.m * p.n;
-    each([&](int row, int column, int sum, int next) {
-      if (at.m0 + row >= p.m) return;
-      int32_t* out = partial + static_cast<int64_t>(at.m0 + row) * p.n + at.n0 + column;
-      if (at.n0 + column < p.n) out[0] = sum;
-      if (at.n0 + column + 1 < p.n) out[1] = next;
+    const auto store = [&](int row, int column, const int4& sums) {
+      const int count = at.m0 + row < p.m ? p.n - at.n0 - column : 0;
+      int32_t* const out = partial + static_cast<int64_t>(at.m0 + row) * p.n + at.n0 + column;
+      if (count > 0) out[0] = sums.x;
+      if (count > 1) out[1] = sums.y;
+      if (count > 2) out[2] = sums.z;
+      if (count > 3) out[3] = sums.w;
+    };
+    each([&](int row, int column, const int4& top, const int4& bottom) {
+      store(row, column, top);
+      store(row + 8, column, bottom);
     });
     return;
   }
@@ -295,15 +303,20 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
     ClusterWait();                       // every block has started
     const int shift = 31 - __clz(rows);  // a power of 2
     const uint32_t area = SharedAddress(sums) + at.split * rows * kStride * 4;
-    each([&](int row, int column, int sum, int next) {
+    const auto send = [&](int row, int column, const int4& v) {
       const int owner = row >> shift;
-      StoreToCluster(ClusterAddress(area + ((row - owner * rows) * kStride + column) * 4, owner), sum, next,
+      StoreToCluster(ClusterAddress(area + ((row - owner * rows) * kStride + column) * 4, owner), v,
                      ClusterAddress(SharedAddress(&state.exchange), owner));
+    };
+    each([&](int row, int column, const int4& top, const int4& bottom) {
+      send(row, column, top);
+      send(row + 8, column, bottom);
     });
     WaitBarrier(SharedAddress(&state.exchange), 0);
   } else {
-    each([&](int row, int column, int sum, int next) {
-      *reinterpret_cast<int2*>(sums + row * kStride + column) = make_int2(sum, next);
+    each([&](int row, int column, const int4& top, const int4& bottom) {
+      *reinterpret_cast<int4*>(sums + row * kStride + column) = top;
+      *reinterpret_cast<int4*>(sums + (row + 8) * kStride + column) = bottom;
     });
     SyncThreads<kThreads>();
   }
@@ -325,17 +338,10 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
 #pragma unroll 4
       for (int i = 0; i < p.splits; ++i) {
         const int4 v = *reinterpret_cast<const int4*>(sums + (i * rows + row) * kStride + column);
-        total.x += v.x;
-        total.y += v.y;
-        total.z += v.z;
-        total.w += v.w;
+        total = Plus(total, v);
       }
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
-      const unsigned q0 = RoundedByte(__fmul_rn(static_cast<float>(total.x), scale.x), lo, hi);
-      const unsigned q1 = RoundedByte(__fmul_rn(static_cast<float>(total.y), scale.y), lo, hi);
-      const unsigned q2 = RoundedByte(__fmul_rn(static_cast<float>(total.z), scale.z), lo, hi);
-      const unsigned q3 = RoundedByte(__fmul_rn(static_cast<float>(total.w), scale.w), lo, hi);
-      unsigned codes = __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
+      unsigned codes = RoundedBytes(total, scale, lo, hi);
       codes = __vadd4(codes, zero_points);
       if (e.has_residual) codes = AddResiduals(e, codes, residual);
       *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes;

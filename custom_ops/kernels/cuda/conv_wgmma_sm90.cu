@@ -199,12 +199,12 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
   WaitForPredecessors();
   SyncThreads<kConsumers>();
 
-  const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
+  const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;
   FinishTile<kTileM, kTileN, kConsumers>(p, at, shared, state, cluster, [&](const auto& f) {
 #pragma unroll
-    for (int j = 0; j < kTileN / 8; ++j) {
-      f(row, column + j * 8, sums[4 * j], sums[4 * j + 1]);
-      f(row + 8, column + j * 8, sums[4 * j + 2], sums[4 * j + 3]);
+    for (int j = 0; j < kTileN / 16; ++j) {
+      const int* const v = sums + 8 * j;
+      f(row, column + j * 16, make_int4(v[0], v[1], v[4], v[5]), make_int4(v[2], v[3], v[6], v[7]));
     }
   });
 #endif

@@ -26,6 +26,19 @@ __device__ __forceinline__ unsigned RoundedByte(float v, float lo, float hi) {
   return __float_as_uint(__fadd_rn(fminf(fmaxf(v, lo), hi), 12582912.0f));
 }
 
+__device__ __forceinline__ int4 Plus(const int4& a, const int4& b) {
+  return make_int4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+// RoundedByte of four scaled sums, one to a byte.
+__device__ __forceinline__ unsigned RoundedBytes(const int4& sums, const float4& scale, float lo, float hi) {
+  const unsigned q0 = RoundedByte(__fmul_rn(static_cast<float>(sums.x), scale.x), lo, hi);
+  const unsigned q1 = RoundedByte(__fmul_rn(static_cast<float>(sums.y), scale.y), lo, hi);
+  const unsigned q2 = RoundedByte(__fmul_rn(static_cast<float>(sums.z), scale.z), lo, hi);
+  const unsigned q3 = RoundedByte(__fmul_rn(static_cast<float>(sums.w), scale.w), lo, hi);
+  return __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
+}
+
 __device__ __forceinline__ float DequantizeCode(int code, float scale, int zero_point) {
   return __fmul_rn(static_cast<float>(code - zero_point), scale);
 }

@@ -143,18 +143,22 @@ std::vector<uint8_t> PackRows(const ConvGeometry& g, const Int8Weights& w) {
   return out;
 }
 
-// [group][k / 128][n_padded][128], the 16-byte chunk c of row n at position c ^ (n % 8).
+// Where channel n lies among the rows of B: within 16, channels 4 q + {0, 1} are rows 2 q + {0, 1} and
+// channels 4 q + {2, 3} rows 8 + 2 q + {0, 1}. FinishTile has four neighbouring channels in a thread thereby.
+int64_t InterleavedRow(int64_t n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }
+
+// [group][k / 128][n_padded][128], the 16-byte chunk c of row r at position c ^ (r % 8).
 std::vector<uint8_t> PackTiles(const ConvGeometry& g, const Int8Weights& w, int64_t channels,
                                int64_t n_padded) {
   const int64_t k_tiles = RoundUp(g.Taps() * channels, kTileK) / kTileK;
   std::vector<uint8_t> out(static_cast<size_t>((g.group * k_tiles * n_padded + kWeightSlackRows) * kTileK));
   for (int64_t c = 0; c < g.out_channels; ++c) {
-    const int64_t group = c / g.GroupOut(), n = c % g.GroupOut();
+    const int64_t group = c / g.GroupOut(), r = InterleavedRow(c % g.GroupOut());
     for (int64_t tap = 0; tap < g.Taps(); ++tap) {
       for (int64_t i = 0; i < g.GroupIn(); ++i) {
         const int64_t k = tap * channels + i, chunk = k % kTileK / 16;
-        const int64_t row = (group * k_tiles + k / kTileK) * n_padded + n;
-        out[static_cast<size_t>(row * kTileK + ((chunk ^ (n % 8)) * 16) + k % 16)] =
+        const int64_t row = (group * k_tiles + k / kTileK) * n_padded + r;
+        out[static_cast<size_t>(row * kTileK + ((chunk ^ (r % 8)) * 16) + k % 16)] =
             static_cast<uint8_t>(w.values[static_cast<size_t>((c * g.Taps() + tap) * g.GroupIn() + i)]);
       }
     }

@@ -121,13 +121,13 @@ __device__ __forceinline__ uint32_t ClusterAddress(uint32_t shared, uint32_t ran
   return remote;
 }
 
-// 8 bytes into a block of the cluster; they count at a barrier there.
-__device__ __forceinline__ void StoreToCluster(uint32_t remote, int first, int second,
-                                               uint32_t remote_barrier) {
+// 16 bytes into a block of the cluster; they count at a barrier there.
+__device__ __forceinline__ void StoreToCluster(uint32_t remote, const int4& v, uint32_t remote_barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.s32 [%0], {%1, %2}, [%3];" ::"r"(remote),
-      "r"(first), "r"(second), "r"(remote_barrier)
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.s32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+          remote),
+      "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(remote_barrier)
       : "memory");
 #endif
 }

@@ -381,7 +381,7 @@ def conv_three_dimensions(g: Graph) -> None:
     _finish(g, y, yq, (1, 3, 3, 3, 3))
 
 
-@case(stays=("QLinearMatMul", "QLinearSoftmax"))
+@case(stays=("QLinearMatMul", "QLinearSoftmax"), ties_differ=True)
 def attention(g: Graph) -> None:
     """Products of activations stay, one feeding the other; the addition and the projection behind convert."""
     x, xq = _codes_input(g, (1, 4, 6, 6))
