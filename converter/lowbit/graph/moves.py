@@ -226,6 +226,8 @@ def _raise_quantize(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
         return None
     if is_op(op, "MaxPool") and not all(map(_rises, between)):
         return None
+    if between and rank_of(op.outputs[0]) != rank_of(quantization.source):
+        return None  # a constant gives the result more dims
     if _pads_with_value(op) and quantization.range.bipolar:
         return None
 

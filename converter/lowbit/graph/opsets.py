@@ -71,8 +71,4 @@ def raise_opset(model: ir.Model, label: str) -> ir.Model:
             f"{str(error).strip().splitlines()[0]}; export it with opset {NORMAL_FORM_OPSET} or newer"
         ) from error
     result.metadata_props.update(model.metadata_props)
-    names = {node.outputs[0].name: node.name for node in model.graph if node.outputs}
-    for node in result.graph:  # a node that got another op type lost its name
-        if not node.name and node.outputs:
-            node.name = names.get(node.outputs[0].name)
     return result

@@ -109,6 +109,8 @@ def _absorb(
         below = node.inputs[paths[0]] if len(paths) == 1 else None
         if below is None or rank_of(below) != rank or form.dequantization(below) is not None:
             break
+        if dims_of(below)[axis] != dims_of(value)[axis]:
+            break  # constants of more channels than the tensor, which it then has
         step = read_step(form, Link(node, paths[0]), channels, rank, axis)
         if isinstance(step, Refusal):
             break
