@@ -806,3 +806,22 @@ def one_threshold_behind_a_reshape(g: QonnxGraph) -> None:
     y = g.node("Reshape", [y, g.ints([3, 4, 2, 2])])
     y = g.multithreshold(y, np.array([[2.5]]), out_dtype="UINT1", data_layout="NCHW")
     close(g, y, Quant(np.float32(1), 1, signed=0), (4, 4, 1, 1), [3, 4, 2, 2])
+
+
+@case()
+def channels_from_one(g: QonnxGraph) -> None:
+    """A grey image that a constant spreads over three channels, in front of thresholds."""
+    x = g.node(
+        "Mul", [g.input([2, 1, 6, 6], about=0.05), g.floats(np.array([2.0, 1.5, -1.0]).reshape(1, 3, 1, 1))]
+    )
+    xq = g.act_quant(0.05, rounding="FLOOR")
+    close(g, g.quant(x, xq), xq, (4, 3, 3, 3), [2, 4, 4, 4])
+
+
+@case()
+def rank_from_a_constant(g: QonnxGraph) -> None:
+    """A factor of more dims than the pooled tensor, whose quantizer must not move in front of the pool."""
+    x, xq = entry(g, [2, 3, 8, 8])
+    y = g.node("MaxPool", [conv(g, x, xq, (4, 3, 3, 3))[0]], kernel_shape=[2, 2])
+    y = g.node("Mul", [y, g.floats(np.full((1, 1, 1, 1, 1), 0.5, np.float32))])
+    g.output(g.quant(y, g.act_quant(0.2)), [1, 2, 4, 5, 5])
