@@ -195,6 +195,7 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
   }
   WgmmaWait<0>();
   HoldRegisters(sums);
+  CommitCopies();
   WaitForCopies<0>();  // the constants
   WaitForPredecessors();
   SyncThreads<kConsumers>();

@@ -5,8 +5,11 @@
 // float32. Every algorithm equals kernels/reference in every element.
 //
 // Not there yet: bits below 8 are unpacked to int8 when the weights are packed (no nibbles or bit planes in
-// memory), ConvTranspose and depthwise convolutions run the plain kernel only, no stream-K, no TMA im2col, no
-// producer warps, and the cost model of ChooseConfig was fitted on one GPU (H200).
+// memory); ConvTranspose and depthwise convolutions run the plain kernel only; a convolution whose channels
+// are no multiple of 16 (a stem) runs one mma.sync tile, over a copy of the input where they are no multiple
+// of 4; no stream-K, persistent blocks or TMA im2col, no swap of m and n for few pixels. Run so far on an
+// H200 alone: the kernels of sm_80 as they choose with that capability, those of sm_75 as PTX compiled by the
+// driver; sm_86, 89, 100 and 120 were only compiled.
 #pragma once
 
 #include <cuda_runtime_api.h>
