@@ -77,7 +77,7 @@ int SharedBytes(const GemmProblem& problem, const ConvConfig& config) {
 }
 
 // The constants were fitted to the 1,400 configurations of ResNet-50's layers at batch 1 and 16, measured on
-// one H200: in clocks at 1.7 GHz. The choice is within 6 % of the fastest there on average, within 41 % at
+// one H200: in clocks at 1.7 GHz. The choice is within 6 % of the fastest there on average, within 45 % at
 // worst (conv3 at batch 1). Elsewhere, and on other GPUs, the tuner is the judge.
 double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config, const Device& device) {
   const double gigahertz = 1.7;
