@@ -145,7 +145,8 @@ def verify(
     Raises:
         ModelError: if a model cannot be read or run, or ``model`` was not made from ``against``.
     """
-    converted, original = as_proto(model), standard_form(as_proto(against))
+    converted, given = as_proto(model), as_proto(against)
+    original = standard_form(given)
     notes = []
     mapping = read_places(converted, original)
     if isinstance(against, (str, os.PathLike)) and other_source(converted, against):
@@ -155,7 +156,7 @@ def verify(
         )
     feeds = _samples(original, data, samples, seed, shapes)
 
-    if needs_standard_form(as_proto(against)):
+    if needs_standard_form(given):
         notes.append(
             "ONNX Runtime does not load the original; it was compared with its quantizers as float operations"
         )

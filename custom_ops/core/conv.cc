@@ -1,5 +1,7 @@
 #include "core/conv.h"
 
+#include <algorithm>
+
 #include "core/node_reader.h"
 #include "core/status.h"
 
@@ -21,6 +23,29 @@ Window WindowOf(const ConvGeometry& g) {
 }
 
 }  // namespace
+
+// Read for every row of the kernel table, so in loops that compilers vectorize.
+ValueRange RangeOfWeights(const ConvSpec& spec) {
+  ValueRange range;
+  const bool bipolar = spec.w.encoding == Encoding::kBipolar;
+  const uint8_t flip = spec.w.encoding == Encoding::kSigned ? 0x80 : 0;  // orders signed codes as bytes
+  const size_t k = static_cast<size_t>(spec.geometry.K());
+  for (size_t c = 0; c < static_cast<size_t>(spec.geometry.out_channels); ++c) {
+    const uint8_t* codes = spec.weights.data() + c * k;
+    const int32_t zero = spec.w_zero_point[c] + flip;
+    uint8_t lo = 0xff, hi = 0, zeros = 0;
+    for (size_t i = 0; i < k; ++i) {
+      const uint8_t code = codes[i] ^ flip;
+      lo = std::min(lo, code);
+      hi = std::max(hi, code);
+      zeros |= code == zero ? 1 : 0;
+    }
+    range.lo = std::min(range.lo, bipolar ? 2 * lo - 1 : lo - zero);
+    range.hi = std::max(range.hi, bipolar ? 2 * hi - 1 : hi - zero);
+    range.has_zero |= !bipolar && zeros != 0;
+  }
+  return range;
+}
 
 ConvShape InferConvShape(const ConvGeometry& g, int64_t batch, int64_t in_h, int64_t in_w) {
   Require(batch >= 0 && in_h >= 1 && in_w >= 1, "x is ", batch, " images of ", in_h, " x ", in_w,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -108,6 +109,14 @@ struct ConvSpec {
                : WeightCode(index) - w_zero_point[static_cast<size_t>(out_channel)];
   }
 };
+
+// The integer values of a node's weights: their least and largest, and whether 0 is among them.
+struct ValueRange {
+  int32_t lo = std::numeric_limits<int32_t>::max(), hi = std::numeric_limits<int32_t>::min();
+  bool has_zero = false;
+};
+
+ValueRange RangeOfWeights(const ConvSpec& spec);
 
 struct ConvArgs {
   ConvShape shape;

@@ -167,6 +167,9 @@ bool AnyNonZero(const std::vector<int32_t>& values) {
   return std::any_of(values.begin(), values.end(), [](int32_t value) { return value != 0; });
 }
 
+// Kernels for few bits choose their arithmetic by the values that weights really have.
+constexpr int kValuesDecideUpTo = 4;
+
 }  // namespace
 
 std::string TuneKey(const ConvSpec& spec, std::string_view shape, Isa isa) {
@@ -180,8 +183,12 @@ std::string TuneKey(const ConvSpec& spec, std::string_view shape, Isa isa) {
       << "," << g.pad_right;
   if (g.transposed) key << " op" << g.output_pad_h << "," << g.output_pad_w;
   key << " x=" << EncodingName(spec.x.encoding) << spec.x.bits << (spec.x_zero_point != 0 ? "z" : "")
-      << " w=" << EncodingName(spec.w.encoding) << spec.w.bits << (AnyNonZero(spec.w_zero_point) ? "z" : "")
-      << " e=" << EpilogueName(e.kind);
+      << " w=" << EncodingName(spec.w.encoding) << spec.w.bits << (AnyNonZero(spec.w_zero_point) ? "z" : "");
+  if (spec.w.bits <= kValuesDecideUpTo) {
+    const ValueRange values = RangeOfWeights(spec);
+    key << "[" << values.lo << ".." << values.hi << (values.has_zero ? "" : " without 0") << "]";
+  }
+  key << " e=" << EpilogueName(e.kind);
   if (e.kind == EpilogueKind::kThresholds) key << e.threshold_count;
   if (e.kind == EpilogueKind::kTail) key << e.tail.size();
   key << (e.has_residual ? "+residual" : "") << (e.quantized_output ? "" : "->float");

@@ -75,33 +75,12 @@ struct WeightPlan {
   }
 };
 
-struct ValueRange {
-  int32_t lo = std::numeric_limits<int32_t>::max(), hi = std::numeric_limits<int32_t>::min();
-  bool has_zero = false;
-};
-
-// Read for every row of the table, so in loops that compilers vectorize.
-ValueRange RangeOf(const ConvSpec& spec) {
-  ValueRange range;
-  const bool bipolar = spec.w.encoding == Encoding::kBipolar;
-  const uint8_t flip = spec.w.encoding == Encoding::kSigned ? 0x80 : 0;  // orders signed codes as bytes
-  const size_t k = static_cast<size_t>(spec.geometry.K());
-  for (size_t c = 0; c < static_cast<size_t>(spec.geometry.out_channels); ++c) {
-    const uint8_t* codes = spec.weights.data() + c * k;
-    const int32_t zero = spec.w_zero_point[c] + flip;
-    uint8_t lo = 0xff, hi = 0, zeros = 0;
-    for (size_t i = 0; i < k; ++i) {
-      const uint8_t code = codes[i] ^ flip;
-      lo = std::min(lo, code);
-      hi = std::max(hi, code);
-      zeros |= code == zero ? 1 : 0;
-    }
-    range.lo = std::min(range.lo, bipolar ? 2 * lo - 1 : lo - zero);
-    range.hi = std::max(range.hi, bipolar ? 2 * hi - 1 : hi - zero);
-    range.has_zero |= !bipolar && zeros != 0;
-  }
-  return range;
+bool Padded(const ConvGeometry& g) {
+  return g.pad_top != 0 || g.pad_left != 0 || g.pad_bottom != 0 || g.pad_right != 0;
 }
+
+// A bipolar operand is corrected for each set of missing taps, of which there are at most as many as taps.
+constexpr int64_t kMaxPaddedTaps = 1024;
 
 int BitsOf(int32_t v) { return static_cast<int>(std::bit_width(static_cast<uint32_t>(v))); }
 
@@ -371,7 +350,7 @@ BitserialKernel::BitserialKernel(const ConvSpec& spec, const BitserialEngine& en
     : geometry_(spec.geometry),
       engine_(engine),
       x_bits_(spec.x.bits),
-      plan_(PlanWeights(RangeOf(spec), engine.has_masked)),
+      plan_(PlanWeights(RangeOfWeights(spec), engine.has_masked)),
       window_(PlanWindow(spec.geometry, spec.x.bits, plan_, engine)),
       epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)) {
   FoldConstants(spec);
@@ -389,8 +368,7 @@ void BitserialKernel::FoldConstants(const ConvSpec& spec) {
   x_flip_ = spec.x.encoding == Encoding::kSigned ? static_cast<uint8_t>(1 << (x_bits_ - 1)) : 0;
   const int64_t b = bipolar ? -1 : -int64_t{spec.x_zero_point} - x_flip_;
   const int64_t ones = XFactor(spec) * ((1 << x_bits_) - 1);  // a sum_t 2^t
-  const bool padded = g.pad_top != 0 || g.pad_left != 0 || g.pad_bottom != 0 || g.pad_right != 0;
-  if (bipolar && padded) tap_sums_.resize(static_cast<size_t>(g.Taps()) * channels);
+  if (bipolar && Padded(g)) tap_sums_.resize(static_cast<size_t>(g.Taps()) * channels);
 
   bias_.assign(channels + kEpiloguePadding, 0);
   std::vector<int64_t> largest(channels);
@@ -711,7 +689,9 @@ template <const BitserialEngine& kEngine>
 std::string Refuse(const ConvSpec& spec) {
   const ConvGeometry& g = spec.geometry;
   if (g.IsDepthwise()) return "depthwise: a channel's bits share nothing";
-  const WeightPlan weights = PlanWeights(RangeOf(spec), kEngine.has_masked);
+  if (spec.x.encoding == Encoding::kBipolar && Padded(g) && g.Taps() > kMaxPaddedTaps)
+    return "bipolar activations with padding and a window of more than 1024 taps";
+  const WeightPlan weights = PlanWeights(RangeOfWeights(spec), kEngine.has_masked);
   if (weights.planes * spec.x.bits > kMaxPasses) return "more than 16 products of bit planes";
   const WindowLayout w = PlanWindow(g, spec.x.bits, weights, kEngine);
   // Bounded before they are multiplied: one row and one column of a huge dilated window may overflow.
@@ -726,7 +706,7 @@ std::string Refuse(const ConvSpec& spec) {
 
 template <const BitserialEngine& kEngine>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
-  const WeightPlan weights = PlanWeights(RangeOf(spec), kEngine.has_masked);
+  const WeightPlan weights = PlanWeights(RangeOfWeights(spec), kEngine.has_masked);
   const WindowLayout w = PlanWindow(spec.geometry, spec.x.bits, weights, kEngine);
   const Estimate e = EstimateCycles(spec.geometry, w, weights, spec.x.bits, kEngine, shape);
   return kCallCycles + e.packing + e.products;
