@@ -552,9 +552,12 @@ class Exporter(Writer, ABC):
             self._copy(proto)
 
     def _is_unary(self, proto: onnx.NodeProto, varying: Sequence[str]) -> bool:
-        """Whether an elementwise node takes one float tensor and single numbers."""
-        sizes = [self.constants[name].size for name in proto.input if name in self.constants]
-        return len(varying) == 1 and not self.is_codes(varying[0]) and all(size == 1 for size in sizes)
+        """Whether an elementwise node takes one float tensor and single numbers of no higher rank."""
+        if len(varying) != 1 or self.is_codes(varying[0]):
+            return False
+        constants = [self.constants[name] for name in proto.input if name in self.constants]
+        rank = len(self.order_of(varying[0]))
+        return all(array.size == 1 and array.ndim <= rank for array in constants)
 
     def move(self, proto: onnx.NodeProto) -> bool:
         """Moves codes as they are carried; False if the node must have them as they are."""
