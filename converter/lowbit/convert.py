@@ -20,7 +20,7 @@ from lowbit.atomic import check_writable, write_atomically
 from lowbit.errors import ModelError, UnsupportedError
 from lowbit.frontends import qdq, qonnx, qoperator, quark
 from lowbit.frontends.input_quant import parse_input_quant, quantize_inputs
-from lowbit.graph.load import Source, load_model
+from lowbit.graph.load import Source, drop_overridable_initializers, load_model
 from lowbit.graph.lowering import Lowering
 from lowbit.graph.quantizers import add_definitions
 from lowbit.graph.scales import absorb_scales
@@ -74,7 +74,7 @@ def convert(
     source = load_model(model)
     if source.model.functions:
         InlinePass()(source.model)
-    overridable = _drop_overridable_initializers(source.model.graph)
+    overridable = drop_overridable_initializers(source.model.graph)
     interface = _interface(source.model.graph)
     names = {value.name for node in source.model.graph for value in (*node.inputs, *node.outputs) if value}
     report = attach_report(source.model.graph)
@@ -110,17 +110,6 @@ def convert(
     if target is not None:
         write_atomically(target, lambda path: _save(proto, path), overwrite=overwrite)
     return Result(proto, report, target)
-
-
-def _drop_overridable_initializers(graph: ir.Graph) -> int:
-    """Takes initializers off the list of inputs; returns how many there were.
-
-    Files before IR version 4 had to list them, and some exporters still do, though nobody feeds a scale.
-    """
-    overridable = [value for value in graph.inputs if value.is_initializer()]
-    for value in overridable:
-        graph.inputs.remove(value)
-    return len(overridable)
 
 
 def _interface(graph: ir.Graph) -> list[tuple[ir.TypeProtocol | None, ir.Shape | None]]:

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 
+from lowbit.frontends import qonnx, quark
 from lowbit.ops import DOMAIN
 
 DIALECTS = ("lowbit", "Quark", "QONNX", "QOperator", "QCDQ", "QDQ")
 """The names :func:`dialect_of` gives. Where several fit, the first one says most."""
 
-_QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general", "finn")
-_QUARK_DOMAINS = ("com.amd.quark", "com.vai.quantize")
 _OPERATORS = ("QLinear", "ConvInteger", "MatMulInteger", "DynamicQuantize", "QGemm", "QAttention")
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 _STANDARD = ("", "ai.onnx", "com.microsoft")
@@ -80,9 +79,9 @@ def _words(node: onnx.NodeProto, graph: Neighbours) -> Iterator[str]:
     maker = graph.maker(node.input[0]) if node.input else None
     if node.domain == DOMAIN:
         yield "lowbit"
-    elif node.domain in _QUARK_DOMAINS:
+    elif node.domain in quark.DOMAINS:
         yield "Quark"
-    elif node.domain in _QONNX_DOMAINS:
+    elif node.domain in qonnx.DOMAINS:
         yield "QONNX"
     elif node.domain not in _STANDARD:
         return

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
 from lowbit.frontends import qonnx, qoperator, quark
-from lowbit.graph.load import load_model
+from lowbit.graph.load import drop_overridable_initializers, load_model
 from lowbit.graph.quantizers import add_definitions
 
 
@@ -30,9 +30,7 @@ def standard_form(model: onnx.ModelProto) -> onnx.ModelProto:
     if not needs_standard_form(model):
         return model
     read = load_model(model).model
-    overridable = [value for value in read.graph.inputs if value.is_initializer()]
-    for value in overridable:
-        read.graph.inputs.remove(value)
+    drop_overridable_initializers(read.graph)
     to_standard(read)
     RemoveUnusedNodesPass()(read)
     RemoveUnusedOpsetsPass()(read)

@@ -24,7 +24,7 @@ Window WindowOf(const ConvGeometry& g) {
 
 }  // namespace
 
-// Read for every row of the kernel table, so in loops that compilers vectorize.
+// In loops that compilers vectorize: every weight is read when a session is created.
 ValueRange RangeOfWeights(const ConvSpec& spec) {
   ValueRange range;
   const bool bipolar = spec.w.encoding == Encoding::kBipolar;

@@ -85,6 +85,15 @@ struct Epilogue {
   bool y_signed = false;  // storage of the output codes: int8 when set
 };
 
+// The integer values of a node's weights: their least and largest, and whether 0 is among them.
+struct ValueRange {
+  int32_t lo = std::numeric_limits<int32_t>::max(), hi = std::numeric_limits<int32_t>::min();
+  bool has_zero = false;
+};
+
+// Kernels for few bits choose their arithmetic by the values that weights really have.
+inline constexpr int kFewWeightBits = 4;
+
 // Everything constant about a convolution node, decoded and validated.
 struct ConvSpec {
   ConvGeometry geometry;
@@ -94,6 +103,7 @@ struct ConvSpec {
   // (two's complement for signed codes, so that int8_t(code) is the code; uint8 for unsigned and bipolar
   // ones).
   std::vector<uint8_t> weights;
+  ValueRange weight_values;  // where w.bits <= kFewWeightBits; read once, for all that choose a kernel
   std::vector<int32_t> w_zero_point;  // [out_channels]
   std::vector<int32_t> bias;          // [out_channels], zeros when absent
   Epilogue epilogue;
@@ -108,12 +118,6 @@ struct ConvSpec {
                ? 2 * WeightCode(index) - 1
                : WeightCode(index) - w_zero_point[static_cast<size_t>(out_channel)];
   }
-};
-
-// The integer values of a node's weights: their least and largest, and whether 0 is among them.
-struct ValueRange {
-  int32_t lo = std::numeric_limits<int32_t>::max(), hi = std::numeric_limits<int32_t>::min();
-  bool has_zero = false;
 };
 
 ValueRange RangeOfWeights(const ConvSpec& spec);

@@ -167,9 +167,6 @@ bool AnyNonZero(const std::vector<int32_t>& values) {
   return std::any_of(values.begin(), values.end(), [](int32_t value) { return value != 0; });
 }
 
-// Kernels for few bits choose their arithmetic by the values that weights really have.
-constexpr int kValuesDecideUpTo = 4;
-
 }  // namespace
 
 std::string TuneKey(const ConvSpec& spec, std::string_view shape, Isa isa) {
@@ -184,8 +181,8 @@ std::string TuneKey(const ConvSpec& spec, std::string_view shape, Isa isa) {
   if (g.transposed) key << " op" << g.output_pad_h << "," << g.output_pad_w;
   key << " x=" << EncodingName(spec.x.encoding) << spec.x.bits << (spec.x_zero_point != 0 ? "z" : "")
       << " w=" << EncodingName(spec.w.encoding) << spec.w.bits << (AnyNonZero(spec.w_zero_point) ? "z" : "");
-  if (spec.w.bits <= kValuesDecideUpTo) {
-    const ValueRange values = RangeOfWeights(spec);
+  if (spec.w.bits <= kFewWeightBits) {
+    const ValueRange& values = spec.weight_values;
     key << "[" << values.lo << ".." << values.hi << (values.has_zero ? "" : " without 0") << "]";
   }
   key << " e=" << EpilogueName(e.kind);

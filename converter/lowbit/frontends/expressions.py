@@ -9,8 +9,10 @@ import onnx
 import onnx_ir as ir
 
 from lowbit.graph.attributes import get_int
-from lowbit.graph.constants import add_initializer, constant
+from lowbit.graph.constants import Array, add_initializer, constant
+from lowbit.graph.evaluate import constants_of, run_unoptimized
 from lowbit.graph.normal_form import ELEMENTWISE
+from lowbit.graph.reasons import Refusal
 
 _FOLDED = ELEMENTWISE | {
     "Cast", "Concat", "Flatten", "Gather", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Reshape",
@@ -74,37 +76,17 @@ def _foldable(node: ir.Node, folded: dict[ir.Value, None]) -> bool:
     return size <= _MAX_ELEMENTS
 
 
-def _evaluate(
-    graph: ir.Graph, nodes: Sequence[ir.Node], wanted: Sequence[ir.Value]
-) -> Sequence[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
+def _evaluate(graph: ir.Graph, nodes: Sequence[ir.Node], wanted: Sequence[ir.Value]) -> Sequence[Array]:
     """Values of nodes that read nothing but constants; none if ONNX Runtime does not run them."""
-    import onnxruntime
-
     if not wanted:
         return []
-    tensors = {}
-    for value in dict.fromkeys(value for node in nodes for value in node.inputs if value is not None):
-        if value.const_value is not None:
-            tensors[value] = ir.to_proto(value.const_value)
-            tensors[value].name = str(value.name)
     outputs = [onnx.ValueInfoProto(name=str(value.name)) for value in wanted]
     body = onnx.helper.make_graph(
-        [ir.to_proto(node) for node in nodes], "expressions", [], outputs, list(tensors.values())
+        [ir.to_proto(node) for node in nodes], "expressions", [], outputs, constants_of(nodes)
     )
     opset = onnx.helper.make_opsetid("", graph.opset_imports.get("", 13))
-    model = onnx.helper.make_model(body, opset_imports=[opset], ir_version=10)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    try:
-        session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
-        results: Sequence[np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = session.run(None, {})
-    except Exception:  # ONNX Runtime's exceptions share no base class but Exception; the nodes then stay
-        return []
-    return results
+    results = run_unoptimized(onnx.helper.make_model(body, opset_imports=[opset], ir_version=10), {})
+    return [] if isinstance(results, Refusal) else results
 
 
 def _copy_dims(graph: ir.Graph) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -29,25 +29,12 @@ def evaluate_nodes(
     Returns:
         The output as int8 or uint8; a refusal if ONNX Runtime does not run the nodes.
     """
-    import onnxruntime
-
     dtype = source.dtype or ir.DataType.UINT8
     wanted = result.dtype or ir.DataType.UINT8
     if dtype not in CODE_TYPES or wanted not in CODE_TYPES:
         return Refusal(f"'{source.name}' is {dtype} and '{result.name}' {wanted}; expected codes of 8 bits")
     byte = ir.DataType.INT8 if CODE_TYPES[dtype][0] < 0 else ir.DataType.UINT8
     out_byte = ir.DataType.INT8 if CODE_TYPES[wanted][0] < 0 else ir.DataType.UINT8
-    constants = {
-        str(value.name): value.const_value
-        for node in nodes
-        for value in node.inputs
-        if value is not None and value.const_value is not None
-    }
-    initializers = []
-    for name, tensor in constants.items():
-        proto = ir.to_proto(tensor)
-        proto.name = name  # the tensor of a lifted or folded constant may have another
-        initializers.append(proto)
     # numpy has no type below a byte, so the codes come and go as bytes.
     before = onnx.helper.make_node("Cast", ["lowbit.codes"], [str(source.name)], to=int(dtype))
     after = onnx.helper.make_node("Cast", [str(result.name)], ["lowbit.result"], to=int(out_byte))
@@ -56,7 +43,7 @@ def evaluate_nodes(
         "function",
         [onnx.helper.make_tensor_value_info("lowbit.codes", int(byte), codes.shape)],
         [onnx.helper.make_tensor_value_info("lowbit.result", int(out_byte), None)],
-        initializers,
+        constants_of(nodes),
     )
     opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in graph.opset_imports.items()]
     laws = sorted({node.op_type for node in nodes if is_law(node)})
@@ -66,6 +53,27 @@ def evaluate_nodes(
         functions=[definition(law, graph.opset_imports.get("", 13)) for law in laws],
         ir_version=13,
     )
+    fed = codes.astype(np.int8 if byte == ir.DataType.INT8 else np.uint8)
+    results = run_unoptimized(model, {"lowbit.codes": fed})
+    return results if isinstance(results, Refusal) else results[0]
+
+
+def constants_of(nodes: Sequence[ir.Node]) -> list[onnx.TensorProto]:
+    """The constants that nodes read, under the names by which they read them."""
+    values = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None)
+    tensors = []
+    for value in values:
+        if value.const_value is not None:
+            tensor = ir.to_proto(value.const_value)
+            tensor.name = str(value.name)  # the tensor of a lifted or folded constant may have another
+            tensors.append(tensor)
+    return tensors
+
+
+def run_unoptimized(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array] | Refusal:
+    """All outputs of a small model, as ONNX Runtime follows its graph; a refusal if it does not run it."""
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -74,10 +82,7 @@ def evaluate_nodes(
         session = onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
-        (out,) = session.run(
-            None, {"lowbit.codes": codes.astype(np.int8 if byte == ir.DataType.INT8 else np.uint8)}
-        )
+        results: list[Array] = session.run(None, dict(feeds))
     except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
         return Refusal(f"ONNX Runtime does not run it: {str(error).splitlines()[0]}")
-    array: Array = out
-    return array
+    return results

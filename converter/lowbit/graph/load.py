@@ -87,6 +87,17 @@ def load_model(model: str | Path | onnx.ModelProto) -> Source:
     return Source(graph, digest, path)
 
 
+def drop_overridable_initializers(graph: ir.Graph) -> int:
+    """Takes initializers off the list of inputs; returns how many there were.
+
+    Files before IR version 4 had to list them, and some exporters still do, though nobody feeds a scale.
+    """
+    overridable = [value for value in graph.inputs if value.is_initializer()]
+    for value in overridable:
+        graph.inputs.remove(value)
+    return len(overridable)
+
+
 def _sort(model: ir.Model, label: str) -> None:
     """Brings nodes into an order in which every one follows what it reads; ONNX Runtime does so too."""
     for node in model.graph.all_nodes():

@@ -2,40 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import onnx_ir as ir
 
 from lowbit.graph.attributes import get_int, get_string
-from lowbit.graph.lowering import Lowering
 from lowbit.graph.normal_form import rank_of
 from lowbit.graph.reasons import Refusal
-from lowbit.rewrites.move import MoveRegion, moves_codes, stored_type
+from lowbit.rewrites.move import SpatialMoveRegion, moves_codes
 from lowbit.rewrites.rule import Context, Region
-
-
-@dataclass
-class DepthToSpaceRegion(MoveRegion):
-    """A rearrangement of channels into pixels."""
-
-    blocksize: int
-    mode: str
-
-    def move(self, lowering: Lowering) -> ir.Value:
-        """Writes the node."""
-        output = self.core.outputs[0]
-        stored = lowering.channels_last(self.source, bipolar=True)
-        value = lowering.node(
-            "LowBitDepthToSpace",
-            {"x": stored.value},
-            {"x_encoding": stored.byte_encoding, "blocksize": self.blocksize, "mode": self.mode},
-            output,
-            stored_type(stored),
-            stored.order,
-            origins=self.nodes,
-        )
-        lowering.define_codes(output, replace(stored, value=value))
-        return value
 
 
 def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
@@ -47,4 +20,4 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     blocksize, mode = get_int(sink, "blocksize", 0), get_string(sink, "mode", "DCR")
     if rank_of(sink.inputs[0]) != 4 or blocksize < 1 or mode not in ("DCR", "CRD"):
         return Refusal(f"its block size {blocksize} and mode {mode} do not fit a tensor of its rank")
-    return DepthToSpaceRegion(sink, unread, blocksize, mode)
+    return SpatialMoveRegion(sink, unread, "LowBitDepthToSpace", {"blocksize": blocksize, "mode": mode})

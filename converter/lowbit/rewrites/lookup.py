@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from lowbit.graph.constants import constant
 from lowbit.graph.evaluate import evaluate_nodes
-from lowbit.graph.lowering import Lowering
+from lowbit.graph.lowering import Lowering, Stored
 from lowbit.graph.normal_form import (
     ELEMENTWISE,
     Dequantization,
@@ -65,11 +65,7 @@ class LookupRegion(Region):
         codes = self.quantization.codes
         low, high = int(self.table.min()), int(self.table.max())
         output, _ = lowering.quantized_output(self.quantization, low, high)
-        # Entry u of the node's table serves the stored byte u.
-        stored = np.arange(256)
-        stored = np.where(stored > 127, stored - 256, stored) if x.signed else stored
-        index = np.clip(stored - x.offset - self.first, 0, self.table.shape[-1] - 1)
-        table = output.store(self.table[..., index])
+        table = output.store(by_stored_byte(self.table, self.first, x))
         value = lowering.node(
             "LowBitLookup",
             {"x": x.value, "table": table.view(np.uint8)},
@@ -81,6 +77,20 @@ class LookupRegion(Region):
         )
         lowering.define_codes(codes, output.stored(value, x.order))
         return value
+
+
+def by_stored_byte(table: npt.NDArray[np.int16], first: int, x: Stored) -> npt.NDArray[np.int16]:
+    """A table with one entry for every byte that may store a code: entry u serves the byte u.
+
+    Args:
+        table: [n] or [C, n], for n codes in the model's terms.
+        first: the code of entry 0.
+        x: how the codes are stored.
+    """
+    stored = np.arange(256)
+    stored = np.where(stored > 127, stored - 256, stored) if x.signed else stored
+    entries: npt.NDArray[np.int16] = table[..., np.clip(stored - x.offset - first, 0, table.shape[-1] - 1)]
+    return entries
 
 
 def match(context: Context, sink: ir.Node) -> Region | Refusal | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import onnx_ir as ir
 
@@ -58,6 +59,35 @@ class MoveRegion(Region):
     @abstractmethod
     def move(self, lowering: Lowering) -> ir.Value | None:
         """Writes what is needed and defines how the outputs are stored."""
+
+
+@dataclass
+class SpatialMoveRegion(MoveRegion):
+    """A lowbit op on images of codes, channels last; to it the codes of a bipolar tensor are like any others.
+
+    Attributes:
+        op_type: the op.
+        geometry: its attributes besides the encoding.
+    """
+
+    op_type: str
+    geometry: dict[str, Any]
+
+    def move(self, lowering: Lowering) -> ir.Value:
+        """Writes the node."""
+        output = self.core.outputs[0]
+        stored = lowering.channels_last(self.source, bipolar=True)
+        value = lowering.node(
+            self.op_type,
+            {"x": stored.value},
+            {"x_encoding": stored.byte_encoding, **self.geometry},
+            output,
+            stored_type(stored),
+            stored.order,
+            origins=self.nodes,
+        )
+        lowering.define_codes(output, replace(stored, value=value))
+        return value
 
 
 def stored_type(stored: Stored) -> ir.DataType:

@@ -20,6 +20,7 @@ from lowbit.graph.lowering import Lowering, Stored
 from lowbit.graph.normal_form import dims_of, is_op, rank_of
 from lowbit.graph.quantization import CODE_TYPES, CodeRange
 from lowbit.graph.reasons import Refusal
+from lowbit.rewrites.lookup import by_stored_byte
 from lowbit.rewrites.rule import Context, Region
 
 _INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
@@ -58,11 +59,8 @@ class TableRegion(Region):
             x = lowering.codes_in(self.source, (*others, self.axis))
         else:
             x = lowering.plain(self.source)
-        stored = np.arange(256)
-        stored = np.where(stored > 127, stored - 256, stored) if x.signed else stored
-        index = np.clip(stored - x.offset - self.first, 0, self.table.shape[-1] - 1)
         offset, signed = lowering.storage(result, *CODE_TYPES[result.dtype])
-        entries = (self.table[..., index] + offset).astype(np.int8 if signed else np.uint8)
+        entries = (by_stored_byte(self.table, self.first, x) + offset).astype(np.int8 if signed else np.uint8)
         value = lowering.node(
             "LowBitLookup",
             {"x": x.value, "table": entries.view(np.uint8)},

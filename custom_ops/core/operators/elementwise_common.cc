@@ -70,6 +70,17 @@ void RequireChannels(const ConstTensor& x, int64_t channels) {
           channels, " channels in the last dimension");
 }
 
+std::vector<int64_t> ShapeOfCodes(const ConstTensor& x, bool to_channels_last, int64_t channels) {
+  std::vector<int64_t> y = x.shape;
+  if (to_channels_last) {
+    Require(y.size() >= 2, "x has shape ", ShapeText(y), ", expected rank 2 or more");
+    std::rotate(y.begin() + 1, y.begin() + 2, y.end());
+  }
+  Require(channels == 1 || (!y.empty() && y.back() == channels), "x has shape ", ShapeText(x.shape),
+          ", expected ", channels, " channels");
+  return y;
+}
+
 const ElementwiseKernels& SelectElementwise(const OperatorOptions& options, bool fast_is_exact) {
   if (options.use_reference || !fast_is_exact) return ElementwiseReference();
   return ElementwiseFor(options.isa);

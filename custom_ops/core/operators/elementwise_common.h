@@ -48,6 +48,10 @@ int64_t BoundedCount(std::span<const int64_t> shape);
 // Requires that x's last dim is `channels`, unless channels is 1.
 void RequireChannels(const ConstTensor& x, int64_t channels);
 
+// The shape of the codes that a float x becomes, its channels moved last where asked for; `channels` of them,
+// or any number if that is 1.
+std::vector<int64_t> ShapeOfCodes(const ConstTensor& x, bool to_channels_last, int64_t channels);
+
 const ElementwiseKernels& SelectElementwise(const OperatorOptions& options, bool fast_is_exact);
 
 // Calls fn(begin, end) on ranges that cover [0, total), in parallel. `cost` is the work of one index, in

@@ -286,6 +286,7 @@ ConvSpec ParseMatmul(const NodeReader& node, const ConvGeometry& geometry) {
   ConvSpec spec;
   spec.geometry = geometry;
   ParseOperands(node, spec);
+  if (spec.w.bits <= kFewWeightBits) spec.weight_values = RangeOfWeights(spec);
   ProveAccumulatorFits(node, spec);
   spec.epilogue = ParseEpilogue(node, geometry.out_channels);
   return spec;

@@ -18,17 +18,8 @@ class QuantizeOperator final : public Operator {
         kernels_(SelectElementwise(options, fast_is_exact)) {}
 
   std::vector<int64_t> OutputShape(FedTensors inputs) const override {
-    const ConstTensor& x = Fed(inputs, 0, ElementType::kFloat, "x");
-    std::vector<int64_t> y = x.shape;
-    if (to_channels_last_) {
-      Require(y.size() >= 2, "x has shape ", ShapeText(y), ", expected rank 2 or more");
-      std::rotate(y.begin() + 1, y.begin() + 2, y.end());
-    }
-    if (grids_.size() > 1) {
-      Require(!y.empty() && y.back() == static_cast<int64_t>(grids_.size()), "x has shape ",
-              ShapeText(x.shape), ", expected ", grids_.size(), " channels");
-    }
-    return y;
+    return ShapeOfCodes(Fed(inputs, 0, ElementType::kFloat, "x"), to_channels_last_,
+                        static_cast<int64_t>(grids_.size()));
   }
   ElementType OutputType() const override { return OutputElementType(grids_.front()); }
 

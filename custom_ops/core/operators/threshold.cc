@@ -17,15 +17,7 @@ class ThresholdOperator final : public Operator {
         kernels_(SelectElementwise(options, true)) {}
 
   std::vector<int64_t> OutputShape(FedTensors inputs) const override {
-    const ConstTensor& x = Fed(inputs, 0, ElementType::kFloat, "x");
-    std::vector<int64_t> y = x.shape;
-    if (to_channels_last_) {
-      Require(y.size() >= 2, "x has shape ", ShapeText(y), ", expected rank 2 or more");
-      std::rotate(y.begin() + 1, y.begin() + 2, y.end());
-    }
-    Require(spec_.channels == 1 || (!y.empty() && y.back() == spec_.channels), "x has shape ",
-            ShapeText(x.shape), ", expected ", spec_.channels, " channels");
-    return y;
+    return ShapeOfCodes(Fed(inputs, 0, ElementType::kFloat, "x"), to_channels_last_, spec_.channels);
   }
   ElementType OutputType() const override {
     return StorageOf(spec_.y_signed ? Encoding::kSigned : Encoding::kUnsigned);

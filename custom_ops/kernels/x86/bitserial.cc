@@ -82,6 +82,8 @@ bool Padded(const ConvGeometry& g) {
 // A bipolar operand is corrected for each set of missing taps, of which there are at most as many as taps.
 constexpr int64_t kMaxPaddedTaps = 1024;
 
+static_assert(kMaxBitPlanes <= kFewWeightBits, "the rows read ConvSpec::weight_values");
+
 int BitsOf(int32_t v) { return static_cast<int>(std::bit_width(static_cast<uint32_t>(v))); }
 
 WeightPlan PlanWeights(const ValueRange& range, bool has_masked) {
@@ -257,10 +259,6 @@ struct ShapePlan {
 
 // ---- the kernel
 
-// Work of one task, about 2 us at 4 GHz, as in igemm.cc.
-constexpr double kTaskCycles = 8e3;
-constexpr double kFewTasks = 4;
-
 // Measured on Zen 5: what a call takes beside packing and tiles; and a tile of one pixel as long as one of
 // two, waiting for its weights.
 constexpr double kCallCycles = 430, kLeastRows = 2;
@@ -350,7 +348,7 @@ BitserialKernel::BitserialKernel(const ConvSpec& spec, const BitserialEngine& en
     : geometry_(spec.geometry),
       engine_(engine),
       x_bits_(spec.x.bits),
-      plan_(PlanWeights(RangeOfWeights(spec), engine.has_masked)),
+      plan_(PlanWeights(spec.weight_values, engine.has_masked)),
       window_(PlanWindow(spec.geometry, spec.x.bits, plan_, engine)),
       epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)) {
   FoldConstants(spec);
@@ -628,12 +626,9 @@ void BitserialKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const size_t panel_tasks =
       std::clamp(static_cast<size_t>(estimate.products / blocks / least), size_t{1}, panels_.size());
 
-  pool.ParallelFor(pixel_tasks * panel_tasks, [&](size_t task) {
-    const size_t pixel_task = task / panel_tasks, panel_task = task % panel_tasks;
-    const size_t first_block = grid.blocks * pixel_task / pixel_tasks;
-    const size_t end_block = grid.blocks * (pixel_task + 1) / pixel_tasks;
-    const size_t first_panel = panels_.size() * panel_task / panel_tasks;
-    const size_t end_panel = panels_.size() * (panel_task + 1) / panel_tasks;
+  const TaskSplit split = {grid.blocks, pixel_tasks, panels_.size(), panel_tasks};
+  pool.ParallelFor(split.tasks(), [&](size_t task) {
+    const auto [first_block, end_block, first_panel, end_panel] = split[task];
 
     uint8_t* scratch = ThreadScratch(parts.bytes);
     uint8_t* packed = scratch + parts.packed;
@@ -691,7 +686,7 @@ std::string Refuse(const ConvSpec& spec) {
   if (g.IsDepthwise()) return "depthwise: a channel's bits share nothing";
   if (spec.x.encoding == Encoding::kBipolar && Padded(g) && g.Taps() > kMaxPaddedTaps)
     return "bipolar activations with padding and a window of more than 1024 taps";
-  const WeightPlan weights = PlanWeights(RangeOfWeights(spec), kEngine.has_masked);
+  const WeightPlan weights = PlanWeights(spec.weight_values, kEngine.has_masked);
   if (weights.planes * spec.x.bits > kMaxPasses) return "more than 16 products of bit planes";
   const WindowLayout w = PlanWindow(g, spec.x.bits, weights, kEngine);
   // Bounded before they are multiplied: one row and one column of a huge dilated window may overflow.
@@ -706,7 +701,7 @@ std::string Refuse(const ConvSpec& spec) {
 
 template <const BitserialEngine& kEngine>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
-  const WeightPlan weights = PlanWeights(RangeOfWeights(spec), kEngine.has_masked);
+  const WeightPlan weights = PlanWeights(spec.weight_values, kEngine.has_masked);
   const WindowLayout w = PlanWindow(spec.geometry, spec.x.bits, weights, kEngine);
   const Estimate e = EstimateCycles(spec.geometry, w, weights, spec.x.bits, kEngine, shape);
   return kCallCycles + e.packing + e.products;

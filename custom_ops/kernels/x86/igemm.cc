@@ -189,14 +189,6 @@ Workspace PlanWorkspace(const WindowLayout& w, const BlockGrid& grid, size_t row
   return ws;
 }
 
-// Work of one task, about 2 us at 4 GHz: handing a task to a spinning thread of ONNX Runtime's pool costs
-// well below 1 us, and the layers of a small network take 10 to 20 us.
-constexpr double kTaskCycles = 8e3;
-// More blocks than the pointers require cost one thread time, since every block reads all weights: 3 % of
-// ResNet-50 where each layer was cut as finely as kTaskCycles allows. So panels must not even give this many
-// tasks.
-constexpr double kFewTasks = 4;
-
 class IgemmKernel final : public ConvKernel {
  public:
   IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output = {});
@@ -594,12 +586,9 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const size_t panel_tasks = std::clamp(
       static_cast<size_t>(cycles / blocks / std::max(kTaskCycles, 100 * setup)), size_t{1}, panels_.size());
 
-  pool.ParallelFor(pixel_tasks * panel_tasks, [&](size_t task) {
-    const size_t pixel_task = task / panel_tasks, panel_task = task % panel_tasks;
-    const size_t first_block = grid.blocks * pixel_task / pixel_tasks;
-    const size_t end_block = grid.blocks * (pixel_task + 1) / pixel_tasks;
-    const size_t first_panel = panels_.size() * panel_task / panel_tasks;
-    const size_t end_panel = panels_.size() * (panel_task + 1) / panel_tasks;
+  const TaskSplit split = {grid.blocks, pixel_tasks, panels_.size(), panel_tasks};
+  pool.ParallelFor(split.tasks(), [&](size_t task) {
+    const auto [first_block, end_block, first_panel, end_panel] = split[task];
 
     uint8_t* scratch = ThreadScratch(ws.bytes);
     std::memset(scratch + ws.pad_row, pad_byte_, window_.reach);

@@ -200,14 +200,10 @@ struct BlockPlace {
   int64_t Pixels() const { return rows * columns; }
 };
 
-// Work of one task, about 2 us at 4 GHz.
-constexpr double kTaskCycles = 8e3;
 // Building the tables of sixteen channels, measured on Zen 5.
 constexpr double kBuildCycles = 2.5;
 // The share of a task that may be spent on tables that another task builds too.
 constexpr double kRebuilt = 0.06;
-// Panels are dealt out where blocks do not even give this many tasks.
-constexpr double kFewTasks = 4;
 
 // Per output pixel.
 double LookupCycles(const LutEngine& engine, const ConvGeometry& g, const WindowLayout& window, bool wide) {
@@ -557,12 +553,9 @@ void LutKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const size_t panel_tasks =
       static_cast<size_t>(std::clamp(cycles / blocks / panel_cycles, 1.0, panel_limit));
 
-  pool.ParallelFor(pixel_tasks * panel_tasks, [&](size_t task) {
-    const size_t pixel_task = task / panel_tasks, panel_task = task % panel_tasks;
-    const size_t first_block = grid.blocks * pixel_task / pixel_tasks;
-    const size_t end_block = grid.blocks * (pixel_task + 1) / pixel_tasks;
-    const size_t first_panel = panels_.size() * panel_task / panel_tasks;
-    const size_t end_panel = panels_.size() * (panel_task + 1) / panel_tasks;
+  const TaskSplit split = {grid.blocks, pixel_tasks, panels_.size(), panel_tasks};
+  pool.ParallelFor(split.tasks(), [&](size_t task) {
+    const auto [first_block, end_block, first_panel, end_panel] = split[task];
 
     uint8_t* memory = ThreadScratch(ws.bytes);
     const Scratch scratch = {memory + ws.ring,
