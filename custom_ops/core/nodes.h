@@ -1,0 +1,146 @@
+// Nodes as plain data: what a node computes, decoded and validated, without a word about who computes it. The
+// operators (core/operators) run them on CPUs; the execution provider's back ends lower them to kernels of
+// their own.
+//
+// Tensors that a model feeds at run time are "fed"; every other input is a constant and part of the node.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "core/conv.h"
+#include "core/elementwise.h"
+#include "core/node_reader.h"
+#include "core/operator.h"
+
+namespace lowbit {
+
+// How the dims of x and y of a matrix product map to images.
+struct MatmulLayout {
+  int spatial = 2;       // 1 or 2 for convolutions: x is [N, D1.., C]
+  bool is_gemm = false;  // x is flattened from `axis` on: rows are images of one pixel
+  int64_t axis = -1;
+};
+
+// LowBitConv, APConv, LowBitConvTranspose, LowBitGemm, APGemm. Fed: x, and the residual where there is one.
+struct MatmulNode {
+  ConvSpec conv;
+  MatmulLayout layout;
+};
+
+// LowBitAffine, LowBitRequantize. Fed: x.
+struct AffineNode {
+  AffineSpec spec;
+};
+
+// LowBitLookup. Fed: x.
+struct LookupNode {
+  bool x_signed = false, y_signed = false;
+  int64_t channels = 1;        // 1: one table for all
+  std::vector<uint8_t> table;  // [channels, 256], indexed by the byte of the code
+};
+
+// LowBitAdd, LowBitMul with numpy broadcasting. Fed: a, b.
+struct BinaryNode {
+  BinarySpec spec;
+};
+
+// LowBitMaxPool. Fed: x.
+struct MaxPoolNode {
+  bool is_signed = false;
+  Window window;
+  bool ceil_mode = false;
+};
+
+// LowBitAveragePool. Fed: x.
+struct AveragePoolNode {
+  AverageSpec spec;
+  Window window;
+  bool ceil_mode = false, count_include_pad = false;
+};
+
+// LowBitGlobalAveragePool. Fed: x.
+struct GlobalAveragePoolNode {
+  GlobalAverageSpec spec;
+  float x_scale = 1;
+  int32_t x_zero_point = 0;
+  bool keep_dims = true;
+};
+
+// LowBitConcat. Fed: the tensors to join.
+struct ConcatNode {
+  struct Part {
+    bool copied = false;  // its grid is the output's
+    AffineSpec spec;
+  };
+  std::vector<Part> parts;
+  Quantizer quantizer;
+  int64_t axis = 0;
+};
+
+// LowBitResize. Fed: x.
+struct ResizeNode {
+  enum class Coordinates : uint8_t { kHalfPixel, kPytorchHalfPixel, kAlignCorners, kAsymmetric };
+  enum class Nearest : uint8_t { kRoundPreferFloor, kRoundPreferCeil, kFloor, kCeil };
+  bool is_signed = false;
+  std::vector<float> scales;
+  std::vector<int64_t> sizes;  // used when scales is empty
+  Coordinates coordinates = Coordinates::kHalfPixel;
+  Nearest nearest = Nearest::kRoundPreferFloor;
+
+  size_t Spatial() const { return scales.empty() ? sizes.size() : scales.size(); }
+  // The input index that every output index along spatial dim `i` copies, for `in` input and `out` output
+  // indices.
+  std::vector<int64_t> SourceIndices(size_t i, int64_t in, int64_t out) const;
+};
+
+// LowBitDepthToSpace. Fed: x.
+struct DepthToSpaceNode {
+  int64_t block = 1;
+  bool channels_first = false;  // CRD: channel c * block^2 + i * block + j; else DCR: (i * block + j) * C + c
+  bool is_signed = false;
+};
+
+// LowBitQuantize. Fed: x, float32.
+struct QuantizeNode {
+  std::vector<Quantizer> grids;  // one per channel, or one for all
+  bool to_channels_last = false;
+  bool fast_is_exact = false;
+};
+
+// LowBitThreshold. Fed: x, float32.
+struct ThresholdNode {
+  ThresholdSpec spec;
+  bool to_channels_last = false;
+};
+
+// LowBitDequantize. Fed: x.
+struct DequantizeNode {
+  AffineSpec spec;  // without affine and quantizer: y = f32(x - x_zero_point[c]) * x_scale[c]
+  bool to_channels_first = false;
+};
+
+using NodeSpec =
+    std::variant<MatmulNode, AffineNode, LookupNode, BinaryNode, MaxPoolNode, AveragePoolNode,
+                 GlobalAveragePoolNode, ConcatNode, ResizeNode, DepthToSpaceNode, QuantizeNode, ThresholdNode,
+                 DequantizeNode>;
+
+// Decodes and validates a node; the parameters are those of CreateOperator. Throws Error.
+NodeSpec DecodeNode(const OpSchema& schema, const AttributeMap& attributes,
+                    std::span<const std::optional<ConstTensor>> constants, const std::vector<bool>& present);
+
+// A tensor as far as a node's output depends on it.
+struct TensorShape {
+  ElementType type = ElementType::kUInt8;
+  std::vector<int64_t> dims;
+  bool operator==(const TensorShape&) const = default;
+};
+
+// The output of a node for the fed tensors `fed` (in the order of the schema, absent ones left out). Throws
+// Error where types, ranks or dims are none of the node's, or a size overflows.
+TensorShape OutputOf(const NodeSpec& node, std::span<const TensorShape> fed);
+
+}  // namespace lowbit

@@ -1,0 +1,52 @@
+// Nodes on NVIDIA GPUs behind one face: constants packed once per device (PackedNode), all that depends on the
+// shapes worked out once per shape (NodePlan), a launch that only enqueues kernels. No ONNX Runtime; the
+// execution provider (ep/cuda) is a thin caller. Every kernel equals core/operators in every element.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/nodes.h"
+#include "core/standard_nodes.h"
+#include "kernels/cuda/cuda_conv.h"
+#include "kernels/cuda/queue.h"
+
+namespace lowbit::cuda {
+
+class NodePlan {
+ public:
+  virtual ~NodePlan() = default;
+  // Scratch memory of one launch, which belongs to it until it is done; a multiple of 256.
+  virtual size_t WorkspaceBytes() const { return 0; }
+  // Enqueues the node; re-entrant, legal during capture, the same sequence of launches at every call. Fed
+  // tensors and `y` are device pointers aligned to their elements at least (those inside a region to 256),
+  // dense, `workspace` is aligned to 256. Throws Error.
+  virtual void Launch(std::span<const void* const> fed, void* y, void* workspace, Queue& queue) const = 0;
+  // The kernel and its tile, for the printed plan.
+  virtual std::string Text() const = 0;
+};
+
+class PackedNode {
+ public:
+  virtual ~PackedNode() = default;
+  // `fed` as OutputOf(node, fed) accepted it, `y` what it returned. Throws Error where a size is too large.
+  virtual std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed, const TensorShape& y) const = 0;
+};
+
+// Every node but the matrix products (PackMatmul); nullptr never. Throws Error.
+std::unique_ptr<PackedNode> PackNode(const NodeSpec& node, const Device& device);
+std::unique_ptr<PackedNode> PackStandard(const StandardNode& node, const Device& device);
+
+// How the configuration of a convolution is chosen for a shape that is met first; called while a plan is made.
+using ConvChooser =
+    std::function<ConvConfig(const std::shared_ptr<const PackedConv>& conv, const ConvShape& shape)>;
+std::unique_ptr<PackedNode> PackMatmul(const MatmulNode& node, const Device& device, ConvChooser choose);
+// LowBitQuantize(to_channels_last) and the convolution that alone reads it, as one kernel from the float32
+// image; nullptr where this pair has no fused kernel.
+std::unique_ptr<PackedNode> PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& conv,
+                                              const Device& device, ConvChooser choose);
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,64 @@
+// Where kernels are launched. Every launch of this library goes through a Queue, so that one piece of code
+// serves three ends: enqueuing on a stream, recording the nodes of a graph that is being captured, and giving
+// the recorded nodes of an instantiated graph new arguments (other tensors, same shapes).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <vector>
+
+namespace lowbit::cuda {
+
+// The kernel nodes that one step of a captured region became, in the order of their launches.
+using RecordedNodes = std::vector<cudaGraphNode_t>;
+
+class Queue {
+ public:
+  // `overlap`: on sm_90 and later a kernel may start before its predecessor on the stream ends (programmatic
+  // dependent launch); every kernel of this library waits for it before it touches anything but its own
+  // constants.
+  explicit Queue(cudaStream_t stream, bool overlap = true) : stream_(stream), overlap_(overlap) {}
+
+  // Launches append their graph nodes to `nodes` from here on; the stream is being captured.
+  void Record(RecordedNodes* nodes) { recorded_ = nodes; }
+  // Launches give the nodes of `nodes`, one after the other, their arguments in `executable` from here on; nothing
+  // is enqueued. The launches must be those that recorded the nodes, with other pointers.
+  void Update(cudaGraphExec_t executable, const RecordedNodes* nodes) {
+    executable_ = executable;
+    updated_ = nodes;
+    next_ = 0;
+  }
+
+  cudaStream_t stream() const { return stream_; }
+  bool overlap() const { return overlap_; }
+
+  // `attributes` besides the one of programmatic launch; at most kMaxAttributes.
+  static constexpr int kMaxAttributes = 3;
+  template <typename... Params, typename... Args>
+  cudaError_t Launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
+                     const cudaLaunchAttribute* attributes, int attribute_count, const Args&... args) {
+    const auto launch = [&](const Params&... params) {
+      void* pointers[] = {const_cast<void*>(static_cast<const void*>(&params))...};
+      return Launch(reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, attributes,
+                    attribute_count, pointers);
+    };
+    return launch(args...);
+  }
+  template <typename... Params, typename... Args>
+  cudaError_t Launch(void (*kernel)(Params...), dim3 grid, dim3 block, const Args&... args) {
+    return Launch(kernel, grid, block, size_t{0}, nullptr, 0, args...);
+  }
+
+ private:
+  cudaError_t Launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+                     const cudaLaunchAttribute* attributes, int attribute_count, void** args);
+
+  cudaStream_t stream_;
+  bool overlap_;
+  RecordedNodes* recorded_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+  const RecordedNodes* updated_ = nullptr;
+  size_t next_ = 0;
+};
+
+}  // namespace lowbit::cuda

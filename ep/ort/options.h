@@ -1,0 +1,30 @@
+// The options of the execution provider, as users write them: provider options of
+// SessionOptions.add_provider_for_devices, or session entries `ep.lowbitexecutionprovider.<key>`.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+
+namespace lowbit::ep {
+
+enum class Tuning : uint8_t {
+  kOff,     // the cost model alone
+  kCached,  // measured choices that the cache holds, the cost model for the rest
+  kOn,      // shapes that the cache does not hold are measured when they are met first, and kept
+};
+
+struct EpOptions {
+  Tuning tuning = Tuning::kCached;
+  bool graph = true;          // option "cuda_graph": replay a region as one CUDA graph
+  std::string cache_dir;      // of measured choices; empty: LOWBIT_CACHE_DIR or the user's cache folder
+  bool reference = false;     // the plain kernels only
+  std::string context_file;   // not an option: the model's path, for EPContext files beside it
+  // Hears what the user should know though nothing failed. May be empty.
+  std::function<void(const std::string&)> warn;
+};
+
+// Throws Error for unknown keys and values, naming the ones there are.
+EpOptions ParseOptions(const std::map<std::string, std::string>& given);
+
+}  // namespace lowbit::ep

@@ -1,0 +1,45 @@
+// A region of the model as plain data, read once from ONNX Runtime (ep/ort/graph_reader.h) or from a compiled model.
+// Everything behind this header knows no ONNX Runtime.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/operator.h"
+#include "core/schema.h"
+#include "core/types.h"
+
+namespace lowbit::ep {
+
+using ValueId = int32_t;
+inline constexpr ValueId kAbsent = -1;  // an optional input that is left out
+
+struct Value {
+  std::string name;
+  std::optional<ElementType> type;  // nullopt: a type that no lowbit op knows (the int64 shapes of Reshape)
+  // As far as the model states it, -1 for what it leaves open; nullopt: not even the rank.
+  std::optional<std::vector<int64_t>> dims;
+  // Set for initializers; `data` lives as long as the graph's owner says (ONNX Runtime: during Compile).
+  std::optional<ConstTensor> constant;
+  std::optional<std::vector<int64_t>> constant_ints;  // the elements of an int64 or int32 initializer
+};
+
+struct Node {
+  std::string name, op, domain;  // domain "" is ONNX
+  int since_version = 0;
+  AttributeMap attributes;
+  std::vector<ValueId> inputs, outputs;
+};
+
+struct Graph {
+  std::vector<Value> values;
+  std::vector<Node> nodes;               // topologically sorted
+  std::vector<ValueId> inputs, outputs;  // of the region, in the order of the fused node
+};
+
+// "node 'name' (Op)", as errors begin.
+std::string Where(const Node& node);
+
+}  // namespace lowbit::ep

@@ -1,0 +1,63 @@
+// A compiled region: steps with their constants on the device, plans per shape, instances per plan.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/plan_cache.h"
+#include "ep/region/backend.h"
+#include "ep/region/graph.h"
+
+namespace lowbit::ep {
+
+// Where a tensor of a run lies.
+struct Location {
+  enum class Kind : uint8_t { kExternal, kWorkspace, kConstant };
+  Kind kind = Kind::kWorkspace;
+  size_t at = 0;  // index of the external, offset in the workspace, or index of the constant
+};
+
+struct PlannedStep {
+  const Step* step = nullptr;
+  std::shared_ptr<const StepPlan> plan;
+  std::vector<Location> fed;
+  Location output;
+  size_t workspace_at = 0;   // offset of the step's scratch memory in the workspace
+  bool touches_external = false;
+};
+
+// A region at given input shapes. Externals are the region's inputs, then its outputs.
+struct RegionPlan {
+  std::vector<TensorShape> inputs, outputs;
+  std::vector<PlannedStep> steps;
+  size_t workspace_bytes = 0;
+  std::vector<DeviceConstant> constants;
+  // Keeps steps and backend alive for as long as an instance may run.
+  std::shared_ptr<const void> owner;
+
+  std::string Text() const;  // a line per step
+};
+
+class Program {
+ public:
+  // Lowers `graph`: reshapes vanish, pairs fuse where the backend can, everything else becomes a step; constants are
+  // packed and uploaded. `packed[i]` as CreateStep takes it, by step, or empty. Throws Error naming the node.
+  static std::shared_ptr<Program> Compile(const Graph& graph, std::shared_ptr<Backend> backend,
+                                          std::span<const std::vector<uint8_t>> packed = {});
+
+  // The plan for these inputs; cached for the shapes used last. Throws Error.
+  virtual std::shared_ptr<const RegionPlan> PlanFor(std::span<const TensorShape> inputs) = 0;
+  // Runs it once; `externals` as in the plan. Safe to call from many threads.
+  virtual void Run(const std::shared_ptr<const RegionPlan>& plan, std::span<void* const> externals,
+                   const RunContext& context) = 0;
+  // What a compiled model keeps, by step.
+  virtual std::vector<std::vector<uint8_t>> Packed() const = 0;
+  virtual ~Program() = default;
+};
+
+}  // namespace lowbit::ep
