@@ -1,259 +1,43 @@
 #include "core/tune_cache.h"
 
-#include <algorithm>
-#include <charconv>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
+#include <iterator>
 #include <limits>
-#include <locale>
-#include <memory>
-#include <mutex>
-#include <sstream>
-#include <system_error>
 
 #include "core/kernel_table.h"
-#include "core/status.h"
 
 namespace lowbit {
 namespace {
 
-namespace fs = std::filesystem;
-
-constexpr std::string_view kFormat = "lowbit tune cache 1";
-// An entry has about 200 bytes and a network some dozens of them.
-constexpr uintmax_t kMaxFileBytes = 16 << 20;
-constexpr int kMaxThreads = 1024;
-
-// FNV-1a: tells accidents, not attacks, and needs no table.
-uint64_t Hash(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
-  return hash;
-}
-
-std::string Hex(uint64_t value) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string text(16, '0');
-  for (size_t i = text.size(); i-- > 0; value >>= 4) text[i] = kDigits[value & 15];
-  return text;
-}
-
 // Names tell what a row does, and the version which code does it.
-std::string Build() {
-  std::string rows;
-  for (const KernelRow& row : ConvKernelTable()) rows.append(row.name).append("\n");
-  return std::string("lowbit ") + LOWBIT_VERSION + ", kernels " + Hex(Hash(rows));
+const TuneOrigin& Origin() {
+  static const TuneOrigin origin = [] {
+    std::string rows;
+    for (const KernelRow& row : ConvKernelTable()) rows.append(row.name).append("\n");
+    return TuneOrigin{CpuModel(), std::string("lowbit ") + LOWBIT_VERSION + ", kernels " + TextHash(rows)};
+  }();
+  return origin;
 }
 
-// The first lines of the file that this machine and build read and write.
-const std::string& Header() {
-  static const std::string header =
-      std::string(kFormat) + "\nmachine " + CpuModel() + "\nbuild " + Build() + "\n";
-  return header;
-}
-
-// Keys and names are printable ASCII without the separators of the format.
-bool IsPlain(std::string_view text) {
-  constexpr size_t kMaxLength = 1000;
-  return !text.empty() && text.size() <= kMaxLength &&
-         std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
-}
-
-// Takes the text up to `end` and drops it from the front, together with `end`; empty where there is no `end`.
-std::optional<std::string_view> Take(std::string_view& text, std::string_view end) {
-  const size_t at = text.find(end);
-  if (at == std::string_view::npos) return std::nullopt;
-  const std::string_view taken = text.substr(0, at);
-  text.remove_prefix(at + end.size());
-  return taken;
-}
-
-template <typename T>
-std::optional<T> Number(std::string_view text) {
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
-void ParseEntry(std::string_view line, TuneEntries& entries) {
-  const auto threads_text = Take(line, "\t"), key = Take(line, "\t");
-  const std::optional<int> threads = threads_text ? Number<int>(*threads_text) : std::nullopt;
-  Require(threads && *threads >= 1 && *threads <= kMaxThreads && key && IsPlain(*key) && IsPlain(line),
-          "a line is not `threads, key, kernel`");
-  entries.insert_or_assign({std::string(*key), *threads}, std::string(line));
-}
-
-// What tells that a file changed. Writers rename a new file into place.
-struct FileState {
-  std::string path;
-  bool exists = false;
-  fs::file_time_type time;
-  uintmax_t size = 0;
-  bool operator==(const FileState&) const = default;
-};
-
-FileState StateOf(const std::string& path) {
-  FileState state;
-  state.path = path;
-  std::error_code error;
-  if (path.empty() || !fs::is_regular_file(path, error)) return state;
-  state.time = fs::last_write_time(path, error);
-  if (!error) state.size = fs::file_size(path, error);
-  state.exists = !error;
-  return state;
-}
-
-std::string ReadFile(const FileState& state) {
-  Require(state.size <= kMaxFileBytes, "it has ", state.size, " bytes, expected at most ", kMaxFileBytes);
-  std::ifstream file(state.path, std::ios::binary);
-  std::string text(static_cast<size_t>(state.size), '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  Require(!file.fail(), "it cannot be read");
-  return text;
-}
-
-// What this process knows of the file.
-struct Loaded {
-  std::mutex mutex;
-  FileState state;
-  std::shared_ptr<const TuneEntries> entries = std::make_shared<TuneEntries>();
-};
-
-std::shared_ptr<const TuneEntries> Current(const std::function<void(const std::string&)>& warn) {
-  static Loaded loaded;
-  const FileState state = StateOf(TuneCachePath());
-  std::string warning;
-  std::shared_ptr<const TuneEntries> entries;
-  {
-    const std::lock_guard lock(loaded.mutex);
-    if (!(state == loaded.state)) {
-      loaded.entries = std::make_shared<TuneEntries>();
-      loaded.state = state;
-      try {
-        if (state.exists) loaded.entries = std::make_shared<TuneEntries>(ParseTuneCache(ReadFile(state)));
-      } catch (const Error& e) {
-        warning = "lowbit: " + state.path + ": measured kernel choices are ignored: " + e.what() +
-                  "; `lowbit tune` writes the file anew, `lowbit tune --clear` removes it";
-      }
-    }
-    entries = loaded.entries;
-  }
-  if (!warning.empty()) warn(warning);
-  return entries;
-}
-
-const char* EncodingName(Encoding encoding) {
-  return encoding == Encoding::kBipolar ? "b" : encoding == Encoding::kSigned ? "s" : "u";
-}
-
-const char* EpilogueName(EpilogueKind kind) {
-  switch (kind) {
-    case EpilogueKind::kRequantize:
-      return "requantize";
-    case EpilogueKind::kFloat:
-      return "float";
-    case EpilogueKind::kThresholds:
-      return "thresholds";
-    case EpilogueKind::kTail:
-      return "tail";
-  }
-  return "";
-}
-
-bool AnyNonZero(const std::vector<int32_t>& values) {
-  return std::any_of(values.begin(), values.end(), [](int32_t value) { return value != 0; });
+TuneFile& File() {
+  static TuneFile file(Origin());
+  return file;
 }
 
 }  // namespace
 
 std::string TuneKey(const ConvSpec& spec, std::string_view shape, Isa isa) {
-  const ConvGeometry& g = spec.geometry;
-  const Epilogue& e = spec.epilogue;
-  std::ostringstream key;
-  key.imbue(std::locale::classic());  // the host's locale may group digits
-  key << (g.transposed ? "conv_transpose" : "conv") << " i" << g.in_channels << " o" << g.out_channels << " g"
-      << g.group << " k" << g.kernel_h << "x" << g.kernel_w << " s" << g.stride_h << "x" << g.stride_w << " d"
-      << g.dilation_h << "x" << g.dilation_w << " p" << g.pad_top << "," << g.pad_left << "," << g.pad_bottom
-      << "," << g.pad_right;
-  if (g.transposed) key << " op" << g.output_pad_h << "," << g.output_pad_w;
-  key << " x=" << EncodingName(spec.x.encoding) << spec.x.bits << (spec.x_zero_point != 0 ? "z" : "")
-      << " w=" << EncodingName(spec.w.encoding) << spec.w.bits << (AnyNonZero(spec.w_zero_point) ? "z" : "");
-  if (spec.w.bits <= kFewWeightBits) {
-    const ValueRange& values = spec.weight_values;
-    key << "[" << values.lo << ".." << values.hi << (values.has_zero ? "" : " without 0") << "]";
-  }
-  key << " e=" << EpilogueName(e.kind);
-  if (e.kind == EpilogueKind::kThresholds) key << e.threshold_count;
-  if (e.kind == EpilogueKind::kTail) key << e.tail.size();
-  key << (e.has_residual ? "+residual" : "") << (e.quantized_output ? "" : "->float");
-  key << " shape=" << shape << " isa=" << IsaName(isa);
-  return key.str();
+  return DescribeForTuning(spec, shape) + " isa=" + IsaName(isa);
 }
 
-std::string FormatTuneCache(const TuneEntries& entries) {
-  std::string body;
-  for (const auto& [key, kernel] : entries) {
-    const auto& [node, threads] = key;
-    Require(IsPlain(node) && IsPlain(kernel) && threads >= 1 && threads <= kMaxThreads, "the entry '", node,
-            "' -> '", kernel, "' with ", threads, " threads does not fit the format");
-    body.append(std::to_string(threads)).append("\t").append(node).append("\t").append(kernel).append("\n");
-  }
-  return Header() + "entries " + std::to_string(entries.size()) + ", checksum " + Hex(Hash(body)) + "\n" +
-         body;
-}
+std::string FormatTuneCache(const TuneEntries& entries) { return FormatTuneFile(Origin(), entries); }
 
-TuneEntries ParseTuneCache(std::string_view text) {
-  const std::string& header = Header();
-  Require(text.starts_with(kFormat) && text.substr(kFormat.size()).starts_with('\n'),
-          "it is no file of the form '", kFormat, "'");
-  Require(text.starts_with(header), "it was written by another machine or another build of lowbit");
-  text.remove_prefix(header.size());
+TuneEntries ParseTuneCache(std::string_view text) { return ParseTuneFile(Origin(), text); }
 
-  const auto before_count = Take(text, "entries "), count_text = Take(text, ", checksum "),
-             checksum = Take(text, "\n");
-  const std::optional<size_t> count = count_text ? Number<size_t>(*count_text) : std::nullopt;
-  Require(before_count && before_count->empty() && count && checksum && *checksum == Hex(Hash(text)),
-          "it is damaged or cut short");
-  TuneEntries entries;
-  while (const auto line = Take(text, "\n")) ParseEntry(*line, entries);
-  Require(text.empty() && entries.size() == *count, "it is damaged or cut short");
-  return entries;
-}
-
-std::string TuneCachePath() {
-  const auto variable = [](const char* name) {
-    const char* text = std::getenv(name);
-    return fs::path(text == nullptr ? "" : text);
-  };
-  // The folder that the platform gives to what may be deleted at any time.
-  fs::path folder = variable("LOWBIT_CACHE_DIR");
-  if (folder.empty()) {
-#if defined(_WIN32)
-    const fs::path base = variable("LOCALAPPDATA");
-#elif defined(__APPLE__)
-    const fs::path home = variable("HOME"), base = home.empty() ? home : home / "Library" / "Caches";
-#else
-    // XDG base directory specification: a relative path counts as unset.
-    const fs::path home = variable("HOME"), xdg = variable("XDG_CACHE_HOME");
-    const fs::path base = xdg.is_absolute() ? xdg : home.empty() ? home : home / ".cache";
-#endif
-    if (base.empty()) return {};
-    folder = base / "lowbit";
-  }
-  return (folder / ("tune-" + Hex(Hash(Header())) + ".txt")).string();
-}
-
-bool TuneCacheEnabled() {
-  const char* text = std::getenv("LOWBIT_TUNE");
-  return text == nullptr || (std::strcmp(text, "off") != 0 && std::strcmp(text, "0") != 0);
-}
+std::string TuneCachePath() { return TuneFilePath(Origin()); }
 
 std::string TunedKernel(const std::string& key, int threads,
                         const std::function<void(const std::string&)>& warn) {
-  const std::shared_ptr<const TuneEntries> entries = Current(warn);
+  const std::shared_ptr<const TuneEntries> entries = File().Read(TuneCachePath(), warn);
   if (threads > 0) {
     const auto found = entries->find({key, threads});
     return found == entries->end() ? std::string() : found->second;
