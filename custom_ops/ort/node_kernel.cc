@@ -10,9 +10,9 @@
 #include <utility>
 #include <variant>
 
-#include "core/guarded_body.h"
 #include "core/node_reader.h"
 #include "core/status.h"
+#include "ort/context_thread_pool.h"
 
 namespace lowbit::ort {
 namespace {
@@ -136,17 +136,6 @@ AttributeMap ReadAttributes(const OrtKernelInfo* info, const OpSchema& schema) {
 
 // ---- inputs
 
-ConstTensor TensorFrom(const OrtValue* value) {
-  const OrtApi& api = Api();
-  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
-  const int64_t* dims = nullptr;
-  size_t rank = 0;
-  Check(api.GetTensorElementTypeAndShapeDataReference(value, &type, &dims, &rank));
-  ConstTensor tensor{ElementTypeFrom(type), {dims, dims + rank}, nullptr};
-  Check(api.GetTensorData(value, &tensor.data));
-  return tensor;
-}
-
 struct Inputs {
   std::vector<std::optional<ConstTensor>> constants;
   std::vector<bool> present;
@@ -262,29 +251,6 @@ void PrintPlan(const std::string& where, const OperatorPlan& plan, const std::ve
        << " bytes a thread\n";
   std::fputs(line.str().c_str(), stderr);
 }
-
-// ---- running
-
-// ONNX Runtime's intra-op pool, for the duration of one call.
-class ContextThreadPool final : public ThreadPool {
- public:
-  explicit ContextThreadPool(const OrtKernelContext* context) : context_(context) {}
-
-  void ParallelFor(size_t count, const std::function<void(size_t)>& fn) override {
-    if (count == 0) return;
-    if (count == 1) {
-      fn(0);
-      return;
-    }
-    GuardedBody body(fn);
-    const auto call = [](void* user, size_t i) { (*static_cast<GuardedBody*>(user))(i); };
-    Check(Api().KernelContext_ParallelFor(context_, call, count, 0, &body));
-    body.Rethrow();
-  }
-
- private:
-  const OrtKernelContext* context_;
-};
 
 }  // namespace
 

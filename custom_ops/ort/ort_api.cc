@@ -1,8 +1,11 @@
 #include "ort/ort_api.h"
 
+#include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <exception>
 #include <new>
+#include <string_view>
 
 #include "core/status.h"
 
@@ -11,14 +14,43 @@ namespace {
 
 // Set by the first registration; every later one brings the same pointer or is refused.
 std::atomic<const OrtApi*> g_api{nullptr};
+std::atomic<uint32_t> g_runtime_version{kApiVersion};
+
+bool SetApi(const OrtApi* api) {
+  const OrtApi* held = nullptr;
+  return g_api.compare_exchange_strong(held, api, std::memory_order_acq_rel) || held == api;
+}
+
+// Release 1.n has API version n. (Asking GetApi for versions that may not exist prints to stderr.)
+uint32_t VersionOf(std::string_view release) {
+  uint32_t minor = 0;
+  const size_t dot = release.find('.');
+  if (!release.starts_with("1.") || dot == std::string_view::npos) return kApiVersion;
+  std::from_chars(release.data() + dot + 1, release.data() + release.size(), minor);
+  return std::clamp<uint32_t>(minor, kApiVersion, ORT_API_VERSION);
+}
 
 }  // namespace
 
 const OrtApi& Api() { return *g_api.load(std::memory_order_acquire); }
 
-bool SetApi(const OrtApi* api) {
-  const OrtApi* held = nullptr;
-  return g_api.compare_exchange_strong(held, api, std::memory_order_acq_rel) || held == api;
+uint32_t RuntimeApiVersion() { return g_runtime_version.load(std::memory_order_relaxed); }
+
+OrtStatus* Attach(const OrtApiBase* base) noexcept {
+  const OrtApi* api = base->GetApi(kApiVersion);
+  if (api == nullptr) {
+    // The oldest table serves to say so.
+    const std::string message = std::string("lowbit needs ONNX Runtime 1.24 or newer, this is ") +
+                                base->GetVersionString() + "; update the onnxruntime package";
+    return base->GetApi(1)->CreateStatus(ORT_FAIL, message.c_str());
+  }
+  if (!SetApi(api)) {
+    return api->CreateStatus(ORT_FAIL,
+                             "lowbit: another ONNX Runtime of this process uses this library already; load a "
+                             "copy of the library file under another name");
+  }
+  g_runtime_version.store(VersionOf(base->GetVersionString()), std::memory_order_relaxed);
+  return nullptr;
 }
 
 void Check(OrtStatus* status) {
@@ -39,7 +71,7 @@ OrtStatus* StatusFromException(const std::string& where) noexcept {
   }
 }
 
-ElementType ElementTypeFrom(ONNXTensorElementDataType type) {
+std::optional<ElementType> KnownElementType(ONNXTensorElementDataType type) {
   switch (type) {
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8:
       return ElementType::kUInt8;
@@ -50,9 +82,15 @@ ElementType ElementTypeFrom(ONNXTensorElementDataType type) {
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT:
       return ElementType::kFloat;
     default:
-      Fail("a tensor has ONNX element type ", static_cast<int>(type),
-           ", expected uint8, int8, int32 or float");
+      return std::nullopt;
   }
+}
+
+ElementType ElementTypeFrom(ONNXTensorElementDataType type) {
+  const std::optional<ElementType> known = KnownElementType(type);
+  Require(known.has_value(), "a tensor has ONNX element type ", static_cast<int>(type),
+          ", expected uint8, int8, int32 or float");
+  return *known;
 }
 
 ONNXTensorElementDataType ToOrt(ElementType type) {
@@ -67,6 +105,16 @@ ONNXTensorElementDataType ToOrt(ElementType type) {
       return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
   }
   return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+}
+
+ConstTensor TensorFrom(const OrtValue* value) {
+  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+  const int64_t* dims = nullptr;
+  size_t rank = 0;
+  Check(Api().GetTensorElementTypeAndShapeDataReference(value, &type, &dims, &rank));
+  ConstTensor tensor{ElementTypeFrom(type), {dims, dims + rank}, nullptr};
+  Check(Api().GetTensorData(value, &tensor.data));
+  return tensor;
 }
 
 }  // namespace lowbit::ort

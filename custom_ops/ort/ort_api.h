@@ -5,8 +5,10 @@
 #include <onnxruntime_c_api.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "core/operator.h"
 #include "core/types.h"
 
 namespace lowbit::ort {
@@ -15,9 +17,13 @@ namespace lowbit::ort {
 inline constexpr uint32_t kApiVersion = 24;
 
 const OrtApi& Api();
-// False where another ONNX Runtime of this process has loaded the library before: its tensors and statuses
-// are not those of `api`.
-bool SetApi(const OrtApi* api);
+// The version of the running ONNX Runtime's API as far as the headers know it: structs that the library fills
+// in say that they are of this version, entries added after kApiVersion are used only where it covers them.
+uint32_t RuntimeApiVersion();
+// What every function that the library exports does first: takes the function table. Gives the status to
+// return where this ONNX Runtime is too old, or where another one of this process has loaded the library
+// before (its tensors and statuses are not those of `base`); null otherwise.
+OrtStatus* Attach(const OrtApiBase* base) noexcept;
 
 // Throws Error with the status' message and releases it.
 void Check(OrtStatus* status);
@@ -31,12 +37,20 @@ struct Release {
   void operator()(OrtTypeInfo* p) const { Api().ReleaseTypeInfo(p); }
   void operator()(OrtStatus* p) const { Api().ReleaseStatus(p); }
   void operator()(OrtKeyValuePairs* p) const { Api().ReleaseKeyValuePairs(p); }
+  void operator()(OrtMemoryInfo* p) const { Api().ReleaseMemoryInfo(p); }
+  void operator()(OrtOpAttr* p) const { Api().ReleaseOpAttr(p); }
 };
 template <typename T>
 using Owned = std::unique_ptr<T, Release>;
 
-// Throws Error for element types that no lowbit op knows.
+// nullopt for element types that no lowbit op knows.
+std::optional<ElementType> KnownElementType(ONNXTensorElementDataType type);
+// Throws Error for those.
 ElementType ElementTypeFrom(ONNXTensorElementDataType type);
 ONNXTensorElementDataType ToOrt(ElementType type);
+
+// The tensor in `value`, which must outlive the result. Throws Error for element types that no lowbit op
+// knows.
+ConstTensor TensorFrom(const OrtValue* value);
 
 }  // namespace lowbit::ort

@@ -1,6 +1,6 @@
-// The memory and the streams of one kind of device as the glue to ONNX Runtime (ep/ort) needs them. ep/cuda implements
-// it for NVIDIA GPUs, tests/ep with host memory that poses as a device's. All functions throw Error unless they say
-// otherwise.
+// The memory and the streams of one kind of device as the glue to ONNX Runtime (ep/ort) needs them. ep/cuda
+// implements it for NVIDIA GPUs, tests/ep with host memory that poses as a device's. All functions throw
+// Error unless they say otherwise.
 #pragma once
 
 #include <cstddef>
@@ -16,23 +16,24 @@ namespace lowbit::ep {
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
-  virtual const char* Kind() const = 0;        // "cuda"
-  virtual uint32_t VendorId() const = 0;       // PCI: 0x10de for NVIDIA, so that torch's and CuPy's pointers match
-  virtual int Count() const = 0;               // devices that can be used; 0 without a driver. noexcept in spirit
-  virtual std::string WhyNone() const = 0;     // where Count() is 0, or a device was left out: the reason
-  virtual std::string Describe(int device) const = 0;      // "NVIDIA H200, sm_90, 132 multiprocessors"
-  virtual std::string PciBusId(int device) const = 0;      // "0000:0a:00.0", lower case; empty: not known
+  virtual const char* Kind() const = 0;   // "cuda"
+  virtual uint32_t VendorId() const = 0;  // PCI: 0x10de for NVIDIA, so that torch's and CuPy's pointers match
+  virtual int Count() const = 0;          // devices that can be used; 0 without a driver. noexcept in spirit
+  virtual std::string WhyNone() const = 0;  // where Count() is 0, or a device was left out: the reason
+  virtual std::string Describe(int device) const = 0;  // "NVIDIA H200, sm_90, 132 multiprocessors"
+  virtual std::string PciBusId(int device) const = 0;  // "0000:0a:00.0", lower case; empty: not known
 
-  // An arena: freed blocks are kept and handed out again, so that a run costs no allocation by the driver. Blocks are
-  // aligned to 256. Freeing is ordered by the caller: nothing that is enqueued may still use the block.
+  // An arena: freed blocks are kept and handed out again, so that a run costs no allocation by the driver.
+  // Blocks are aligned to 256. Freeing is ordered by the caller: nothing that is enqueued may still use the
+  // block.
   virtual void* Allocate(int device, size_t bytes) = 0;
   virtual void Free(int device, void* block) noexcept = 0;
   virtual size_t BytesInUse(int device) const = 0;
   virtual size_t BytesReserved(int device) const = 0;
 
   enum class Place : uint8_t { kHost, kDevice };
-  // Copies on `stream` (null: the device's own copy stream, and complete on return). Host memory is pageable: a copy
-  // from or to it is complete on return.
+  // Copies on `stream` (null: the device's own copy stream, and complete on return). Host memory is pageable:
+  // a copy from or to it is complete on return.
   virtual void Copy(void* to, Place to_place, const void* from, Place from_place, size_t bytes, int device,
                     void* stream) = 0;
 

@@ -2,8 +2,11 @@
 // SessionOptions.add_provider_for_devices, or session entries `ep.lowbitexecutionprovider.<key>`.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
+#include <span>
 #include <string>
 
 namespace lowbit::ep {
@@ -15,14 +18,26 @@ enum class Tuning : uint8_t {
 };
 
 struct EpOptions {
+  std::optional<int> device_id;  // of the device that the session was given; another one is an error
   Tuning tuning = Tuning::kCached;
-  bool graph = true;          // option "cuda_graph": replay a region as one CUDA graph
-  std::string cache_dir;      // of measured choices; empty: LOWBIT_CACHE_DIR or the user's cache folder
-  bool reference = false;     // the plain kernels only
-  std::string context_file;   // not an option: the model's path, for EPContext files beside it
+  bool graph = true;       // option "cuda_graph": replay a region as one CUDA graph
+  std::string cache_dir;   // of measured choices; empty: LOWBIT_CACHE_DIR or the user's cache folder
+  bool reference = false;  // the plain kernels only
+
+  // Not options of the provider; the session knows them.
+  int threads = 0;  // intra-op threads as far as they are known (session entry "lowbit.threads")
   // Hears what the user should know though nothing failed. May be empty.
   std::function<void(const std::string&)> warn;
 };
+
+// One row per option, the only source of names and values (documentation included).
+struct OptionInfo {
+  const char* name;
+  const char* values;
+  const char* default_value;
+  const char* doc;
+};
+std::span<const OptionInfo> Options();
 
 // Throws Error for unknown keys and values, naming the ones there are.
 EpOptions ParseOptions(const std::map<std::string, std::string>& given);

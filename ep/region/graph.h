@@ -30,7 +30,8 @@ struct Node {
   std::string name, op, domain;  // domain "" is ONNX
   int since_version = 0;
   AttributeMap attributes;
-  std::vector<ValueId> inputs, outputs;
+  std::vector<ValueId> inputs, outputs;  // what a node's subgraphs capture stands behind its own inputs
+  std::optional<std::string> barred;     // why no region may take it, whatever the back end says
 };
 
 struct Graph {

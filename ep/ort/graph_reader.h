@@ -1,0 +1,27 @@
+// OrtGraph -> plain data.
+#pragma once
+
+#include <vector>
+
+#include "ep/ort/ep_api.h"
+#include "ep/region/graph.h"
+
+namespace lowbit::ep {
+
+struct ReadGraphResult {
+  Graph graph;                        // its constants live as long as the OrtGraph
+  std::vector<const OrtNode*> nodes;  // those of graph.nodes, in their order
+};
+
+// Everything that regions are made of. What cannot be read as plain data bars its node from every region.
+// Throws Error.
+ReadGraphResult ReadGraph(const OrtGraph* graph);
+
+// The attributes of one node; throws Error for those of a kind that AttributeMap does not hold.
+AttributeMap ReadAttributes(const OrtNode* node);
+
+// The names of a node's inputs or outputs, "" for those left out.
+std::vector<std::string> InputNames(const OrtNode* node);
+std::vector<std::string> OutputNames(const OrtNode* node);
+
+}  // namespace lowbit::ep

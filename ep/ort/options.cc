@@ -1,0 +1,92 @@
+#include "ep/ort/options.h"
+
+#include <charconv>
+#include <string_view>
+
+#include "core/status.h"
+
+namespace lowbit::ep {
+namespace {
+
+constexpr OptionInfo kOptions[] = {
+    {"device_id", "a number", "of the chosen device",
+     "The device's number. The device is chosen by the OrtEpDevice that the session is given; a number that "
+     "differs from it is an error."},
+    {"tuning", "off, cached, on", "cached",
+     "Which kernel serves a shape. off: the cost model decides. cached: measured choices that the cache "
+     "holds, "
+     "the cost model for the rest. on: shapes that the cache does not hold are measured when they are met "
+     "first, "
+     "and kept."},
+    {"cuda_graph", "0, 1", "1", "Replay a region as one CUDA graph. 0 launches its kernels one by one."},
+    {"cache_dir", "a folder", "LOWBIT_CACHE_DIR, or the user's cache folder",
+     "Where measured choices are kept."},
+    {"deterministic", "0, 1", "1",
+     "Accepted for completeness: results are equal bit for bit from run to run either way."},
+    {"reference", "0, 1", "0", "Run the plain reference kernels only, to check the fast ones."},
+};
+
+std::string Names() {
+  std::string names;
+  for (const OptionInfo& option : kOptions) names += (names.empty() ? "" : ", ") + std::string(option.name);
+  return names;
+}
+
+const OptionInfo& Find(const std::string& name) {
+  for (const OptionInfo& option : kOptions)
+    if (name == option.name) return option;
+  Fail("option '", name, "' is unknown; there are ", Names());
+}
+
+[[noreturn]] void FailValue(const OptionInfo& option, const std::string& value) {
+  Fail("option '", option.name, "' is '", value, "', expected ", option.values);
+}
+
+bool Flag(const OptionInfo& option, const std::string& value) {
+  if (value != "0" && value != "1") FailValue(option, value);
+  return value == "1";
+}
+
+int Number(const OptionInfo& option, const std::string& value) {
+  int number = 0;
+  const char* end = value.data() + value.size();
+  const auto [stop, error] = std::from_chars(value.data(), end, number);
+  if (error != std::errc() || stop != end || number < 0) FailValue(option, value);
+  return number;
+}
+
+Tuning TuningOf(const OptionInfo& option, const std::string& value) {
+  if (value == "off") return Tuning::kOff;
+  if (value == "cached") return Tuning::kCached;
+  if (value == "on") return Tuning::kOn;
+  FailValue(option, value);
+}
+
+void Apply(const OptionInfo& option, const std::string& value, EpOptions& options) {
+  const std::string_view name = option.name;
+  if (name == "device_id") {
+    options.device_id = Number(option, value);
+  } else if (name == "tuning") {
+    options.tuning = TuningOf(option, value);
+  } else if (name == "cuda_graph") {
+    options.graph = Flag(option, value);
+  } else if (name == "cache_dir") {
+    options.cache_dir = value;
+  } else if (name == "deterministic") {
+    Flag(option, value);
+  } else {
+    options.reference = Flag(option, value);
+  }
+}
+
+}  // namespace
+
+std::span<const OptionInfo> Options() { return kOptions; }
+
+EpOptions ParseOptions(const std::map<std::string, std::string>& given) {
+  EpOptions options;
+  for (const auto& [name, value] : given) Apply(Find(name), value, options);
+  return options;
+}
+
+}  // namespace lowbit::ep
