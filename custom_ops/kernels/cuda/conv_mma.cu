@@ -154,18 +154,21 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
 template <int kTileM, int kTileN, int kWarpsM, int kWarpsN>
 cudaError_t LaunchTile(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
   constexpr int kStages = 3, kThreads = kWarpsM * kWarpsN * 32;
-  const auto launch = [&](auto kernel) { return LaunchTiled(kernel, p, config, options, kThreads); };
   if (!options.vector16) {
     // Few channels: the gather dominates, one tile is enough.
     if constexpr (kTileM == 64 && kTileN == 64) {
-      return options.x_signed ? launch(ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, true, 4>)
-                              : launch(ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, false, 4>);
+      return options.x_signed ? LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, true, 4>>(
+                                    p, config, options, kThreads)
+                              : LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, false, 4>>(
+                                    p, config, options, kThreads);
     } else {
       return cudaErrorInvalidValue;
     }
   }
-  return options.x_signed ? launch(ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, true, 16>)
-                          : launch(ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, false, 16>);
+  return options.x_signed ? LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, true, 16>>(
+                                p, config, options, kThreads)
+                          : LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, false, 16>>(
+                                p, config, options, kThreads);
 }
 
 }  // namespace

@@ -39,6 +39,7 @@ struct EpilogueParams {
 struct ConvParams {
   const uint8_t* x = nullptr;        // codes, or the repacked input in the workspace
   const uint8_t* weights = nullptr;  // tile kernels: [group][k / 128][n_padded][128], swizzled; plain: rows
+  bool weights_in_tiles = true;      // for the plain kernel, which reads both
   const void* residual = nullptr;
   void* y = nullptr;
   int32_t* partial = nullptr;           // [splits][groups][m][n], Split::kWorkspace

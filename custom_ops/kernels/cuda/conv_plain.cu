@@ -35,7 +35,20 @@ __device__ __forceinline__ int InputPixel(bool transposed, int o, int t, int str
   return i >= 0 && i < size ? i : -1;
 }
 
-// Row of weights of output channel c: [taps][channels rounded up to 4]. With v(x) = x_mul q - x_zero and
+// Four weights of channel n of a group, of `tap`, from channel i on: in the tiles of the tile kernels, or in
+// rows [taps][channels rounded up to 4].
+__device__ __forceinline__ int Weights(const ConvParams& p, int group, int n, int tap, int i) {
+  const int padded = (p.channels + 3) / 4 * 4, k = tap * padded + i;
+  if (!p.weights_in_tiles) {
+    const int64_t row = static_cast<int64_t>(group) * p.n + n;
+    return *reinterpret_cast<const int*>(p.weights + row * p.kernel_h * p.kernel_w * padded + k);
+  }
+  const int r = n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2;  // InterleavedRow of packed_conv.cc
+  const int64_t row = (static_cast<int64_t>(group) * p.k_tiles + k / 128) * p.n_padded + r;
+  return *reinterpret_cast<const int*>(p.weights + row * 128 + ((k % 128 / 16 ^ r % 8) * 16) + k % 16);
+}
+
+// With v(x) = x_mul q - x_zero and
 // v(w) = w - w_zero, the sum over the taps inside the image is
 //   x_mul S(q w) - x_zero S(w) - w_zero S(v(x)).
 // The last factor is the x_sum of FinishOne.
@@ -49,9 +62,7 @@ __global__ void __launch_bounds__(kThreads) ConvPlain(const __grid_constant__ Co
   const int pixel = static_cast<int>(index / out_channels), c = static_cast<int>(index % out_channels);
   const int group = c / p.n;
   const int image = pixel / (p.out_h * p.out_w), oy = pixel / p.out_w % p.out_h, ox = pixel % p.out_w;
-  const int padded = (p.channels + 3) / 4 * 4;
   const bool words = p.channels % 4 == 0;
-  const uint8_t* row = p.weights + static_cast<int64_t>(c) * p.kernel_h * p.kernel_w * padded;
   int products = 0, x_sum = 0, w_sum = 0, count = 0;
   for (int ty = 0; ty < p.kernel_h; ++ty) {
     const int iy = InputPixel(p.transposed, oy, ty, p.stride_h, p.dilation_h, p.pad_top, p.in_h);
@@ -61,7 +72,6 @@ __global__ void __launch_bounds__(kThreads) ConvPlain(const __grid_constant__ Co
       if (ix < 0) continue;
       const uint8_t* x = p.x + (static_cast<int64_t>(image * p.in_h + iy) * p.in_w + ix) * p.pixel_bytes +
                          group * p.channels;
-      const int* w = reinterpret_cast<const int*>(row + static_cast<int64_t>(ty * p.kernel_w + tx) * padded);
       for (int i = 0; i < p.channels; i += 4) {
         int four = 0;
         if (words) {
@@ -69,7 +79,7 @@ __global__ void __launch_bounds__(kThreads) ConvPlain(const __grid_constant__ Co
         } else {
           for (int j = 0; j < 4 && i + j < p.channels; ++j) four |= static_cast<int>(x[i + j]) << (8 * j);
         }
-        const int weights = w[i / 4];
+        const int weights = Weights(p, group, c - group * p.n, ty * p.kernel_w + tx, i);
         products = DotFour<kSigned>(four, weights, products);
         x_sum = DotFour<kSigned>(four, 0x01010101, x_sum);
         w_sum = DotFour<true>(weights, 0x01010101, w_sum);
@@ -140,42 +150,29 @@ __global__ void __launch_bounds__(kThreads)
   if (lane == 0) x_sums[row] = sum;
 }
 
-template <typename... Params, typename... Args>
-cudaError_t Launch(void (*kernel)(Params...), int64_t threads, const LaunchOptions& options,
-                   const Args&... args) {
-  cudaLaunchConfig_t launch = {};
-  launch.gridDim = dim3(static_cast<unsigned>((threads + kThreads - 1) / kThreads));
-  launch.blockDim = dim3(kThreads);
-  launch.stream = options.stream;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  launch.attrs = &attribute;
-  launch.numAttrs = options.overlap ? 1 : 0;
-  return cudaLaunchKernelEx(&launch, kernel, args...);
-}
+dim3 Blocks(int64_t threads) { return dim3(static_cast<unsigned>((threads + kThreads - 1) / kThreads)); }
 
 }  // namespace
 
 cudaError_t LaunchPlain(const ConvParams& p, const LaunchOptions& options) {
   const int64_t threads = static_cast<int64_t>(p.m) * p.epilogue.out_channels;
-  return options.x_signed ? Launch(ConvPlain<true>, threads, options, p)
-                          : Launch(ConvPlain<false>, threads, options, p);
+  return options.x_signed ? options.queue.Launch(ConvPlain<true>, Blocks(threads), kThreads, p)
+                          : options.queue.Launch(ConvPlain<false>, Blocks(threads), kThreads, p);
 }
 
 cudaError_t LaunchReduce(const ConvParams& p, const LaunchOptions& options) {
-  return Launch(Reduce, static_cast<int64_t>(p.groups) * p.m * p.n, options, p);
+  return options.queue.Launch(Reduce, Blocks(static_cast<int64_t>(p.groups) * p.m * p.n), kThreads, p);
 }
 
 cudaError_t LaunchRepack(const RepackParams& p, const LaunchOptions& options) {
-  return Launch(Repack, p.pixels * p.groups * p.channels / 4, options, p);
+  return options.queue.Launch(Repack, Blocks(p.pixels * p.groups * p.channels / 4), kThreads, p);
 }
 
 cudaError_t LaunchPixelSums(const ConvParams& p, int group_in, int zero, int32_t* x_sums,
                             const LaunchOptions& options) {
   const int64_t threads = static_cast<int64_t>(p.groups) * p.m * 32;
-  return options.x_signed ? Launch(PixelSums<true>, threads, options, p, group_in, zero, x_sums)
-                          : Launch(PixelSums<false>, threads, options, p, group_in, zero, x_sums);
+  const auto kernel = options.x_signed ? PixelSums<true> : PixelSums<false>;
+  return options.queue.Launch(kernel, Blocks(threads), kThreads, p, group_in, zero, x_sums);
 }
 
 }  // namespace lowbit::cuda

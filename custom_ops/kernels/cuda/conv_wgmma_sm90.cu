@@ -215,8 +215,8 @@ template <int kTileM, int kTileN, int kProducers>
 cudaError_t LaunchWith(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
   constexpr int kThreads = kTileM * 2 + kProducers;
   return options.x_signed
-             ? LaunchTiled(ConvWgmma<kTileM, kTileN, true, kProducers>, p, config, options, kThreads)
-             : LaunchTiled(ConvWgmma<kTileM, kTileN, false, kProducers>, p, config, options, kThreads);
+             ? LaunchTiled<ConvWgmma<kTileM, kTileN, true, kProducers>>(p, config, options, kThreads)
+             : LaunchTiled<ConvWgmma<kTileM, kTileN, false, kProducers>>(p, config, options, kThreads);
 }
 
 template <int kTileM, int kTileN>

@@ -12,17 +12,17 @@
 // driver; sm_86, 89, 100 and 120 were only compiled.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "core/conv.h"
+#include "kernels/cuda/queue.h"
 
 namespace lowbit::cuda {
 
@@ -68,7 +68,10 @@ struct ConvConfig {
 // The constants of a node in one device's memory: weights in tile order, epilogue tables. Immutable, shared
 // by the plans of every shape.
 class PackedConv;
-std::shared_ptr<const PackedConv> PackConv(const ConvSpec& spec, const Device& device);
+// `packed`: what SavePacked gave for the same node; spec.weights may be empty then. Throws Error.
+std::shared_ptr<const PackedConv> PackConv(const ConvSpec& spec, const Device& device,
+                                           std::span<const uint8_t> packed = {});
+std::vector<uint8_t> SavePacked(const PackedConv& conv);
 
 // Every configuration that computes this node exactly on this device, the cost model's choice first.
 std::vector<ConvConfig> CandidateConfigs(const PackedConv& conv, const ConvShape& shape);
@@ -82,13 +85,11 @@ std::shared_ptr<const ConvPlan> PlanConv(const ConvSpec& spec, const ConvShape& 
 const ConvConfig& PlanConfig(const ConvPlan& plan);
 size_t PlanWorkspaceBytes(const ConvPlan& plan);
 
-// Enqueues the node on `stream`; re-entrant, and legal during graph capture. `x`, `residual` and `y` are
-// device pointers aligned to 16 bytes, `workspace` has PlanWorkspaceBytes bytes (null when that is 0) aligned
-// to 256 and belongs to this launch until it is done. With `overlap`, on sm_90 and later, the kernel may
-// start before its predecessor on the stream ends (programmatic dependent launch): it reads only its own
-// constants until then.
+// Enqueues the node; re-entrant, and legal during graph capture. `x`, `residual` and `y` are device pointers
+// aligned to 16 bytes, `workspace` has PlanWorkspaceBytes bytes (null when that is 0) aligned to 256 and
+// belongs to this launch until it is done.
 void LaunchConv(const ConvPlan& plan, const void* x, const void* residual, void* y, void* workspace,
-                cudaStream_t stream, bool overlap = true);
+                Queue& queue);
 
 // The tuner's hook: plans the `limit` most promising candidates, asks `measure` for the time of each (any
 // unit), returns the fastest. Caching is the caller's.

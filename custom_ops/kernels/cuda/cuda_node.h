@@ -1,5 +1,5 @@
-// Nodes on NVIDIA GPUs behind one face: constants packed once per device (PackedNode), all that depends on the
-// shapes worked out once per shape (NodePlan), a launch that only enqueues kernels. No ONNX Runtime; the
+// Nodes on NVIDIA GPUs behind one face: constants packed once per device (PackedNode), all that depends on
+// the shapes worked out once per shape (NodePlan), a launch that only enqueues kernels. No ONNX Runtime; the
 // execution provider (ep/cuda) is a thin caller. Every kernel equals core/operators in every element.
 #pragma once
 
@@ -33,20 +33,28 @@ class PackedNode {
  public:
   virtual ~PackedNode() = default;
   // `fed` as OutputOf(node, fed) accepted it, `y` what it returned. Throws Error where a size is too large.
-  virtual std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed, const TensorShape& y) const = 0;
+  virtual std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed,
+                                               const TensorShape& y) const = 0;
+  // The packed constants as bytes, from which the node can be made again without its weights; empty: it packs
+  // nothing worth keeping.
+  virtual std::vector<uint8_t> Packed() const { return {}; }
 };
 
 // Every node but the matrix products (PackMatmul); nullptr never. Throws Error.
 std::unique_ptr<PackedNode> PackNode(const NodeSpec& node, const Device& device);
 std::unique_ptr<PackedNode> PackStandard(const StandardNode& node, const Device& device);
 
-// How the configuration of a convolution is chosen for a shape that is met first; called while a plan is made.
+// How the configuration of a convolution is chosen for a shape that is met first; called while a plan is
+// made. Empty: the cost model's choice.
 using ConvChooser =
     std::function<ConvConfig(const std::shared_ptr<const PackedConv>& conv, const ConvShape& shape)>;
-std::unique_ptr<PackedNode> PackMatmul(const MatmulNode& node, const Device& device, ConvChooser choose);
+// `packed`: what Packed() of the same node gave, or empty; the weights may be missing then. Throws Error.
+std::unique_ptr<PackedNode> PackMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
+                                       std::span<const uint8_t> packed = {});
 // LowBitQuantize(to_channels_last) and the convolution that alone reads it, as one kernel from the float32
 // image; nullptr where this pair has no fused kernel.
 std::unique_ptr<PackedNode> PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& conv,
-                                              const Device& device, ConvChooser choose);
+                                              const Device& device, ConvChooser choose,
+                                              std::span<const uint8_t> packed = {});
 
 }  // namespace lowbit::cuda

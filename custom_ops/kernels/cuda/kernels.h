@@ -1,19 +1,16 @@
 // Entry points of the .cu files: they pick a template instance and enqueue it.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "kernels/cuda/conv_params.h"
 #include "kernels/cuda/cuda_conv.h"
 
 namespace lowbit::cuda {
 
 struct LaunchOptions {
-  cudaStream_t stream = nullptr;
+  Queue& queue;
+  const Device& device;
   bool x_signed = false;
   bool vector16 = true;
-  bool overlap = false;  // programmatic dependent launch
-  int shared_limit = 0;  // Device::shared_bytes
 };
 
 cudaError_t LaunchPlain(const ConvParams& params, const LaunchOptions& options);

@@ -1,45 +1,45 @@
 // Launching a tile kernel: grid, cluster, programmatic dependent launch.
 #pragma once
 
-#include <cuda_runtime.h>
+#include <atomic>
 
 #include "kernels/cuda/kernels.h"
 
 namespace lowbit::cuda {
 
-template <typename Kernel>
-cudaError_t LaunchTiled(Kernel kernel, const ConvParams& p, const ConvConfig& config,
-                        const LaunchOptions& options, int threads) {
-  const bool cluster = config.splits > 1 && config.split == Split::kCluster;
-  // The same value in every call: launches from several threads must not lower each other's.
+// Lets `kKernel` use all shared memory of the device, and clusters of any size; once for each device.
+template <auto kKernel>
+cudaError_t PrepareKernel(const Device& device) {
+  static std::atomic<uint64_t> prepared{0};
+  const uint64_t bit = uint64_t{1} << device.ordinal % 64;
+  if (device.ordinal < 64 && (prepared.load(std::memory_order_acquire) & bit) != 0) return cudaSuccess;
   cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, options.shared_limit);
-  if (error != cudaSuccess) return error;
-  if (cluster && config.splits > 8) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    if (error != cudaSuccess) return error;
+      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
+  if (error == cudaSuccess && device.capability >= 90) {
+    error = cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   }
-  cudaLaunchConfig_t launch = {};
+  if (error == cudaSuccess) prepared.fetch_or(bit, std::memory_order_release);
+  return error;
+}
+
+template <auto kKernel>
+cudaError_t LaunchTiled(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options,
+                        int threads) {
+  const cudaError_t error = PrepareKernel<kKernel>(options.device);
+  if (error != cudaSuccess) return error;
+  const bool cluster = config.splits > 1 && config.split == Split::kCluster;
   // Whole clusters: tiles past the last row compute nothing that is stored.
   const int m_tiles = (p.m + config.tile_m - 1) / config.tile_m;
-  launch.gridDim = dim3(static_cast<unsigned>((m_tiles + p.multicast - 1) / p.multicast * p.multicast),
-                        static_cast<unsigned>(p.n_tiles * p.groups), static_cast<unsigned>(p.splits));
-  launch.blockDim = dim3(static_cast<unsigned>(threads));
-  launch.dynamicSmemBytes = static_cast<size_t>(p.shared_bytes);
-  launch.stream = options.stream;
-  cudaLaunchAttribute attributes[2] = {};
-  if (cluster || p.multicast > 1) {
-    attributes[launch.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[launch.numAttrs].val.clusterDim.x = static_cast<unsigned>(p.multicast);
-    attributes[launch.numAttrs].val.clusterDim.y = 1;
-    attributes[launch.numAttrs++].val.clusterDim.z = static_cast<unsigned>(cluster ? config.splits : 1);
-  }
-  if (options.overlap) {
-    attributes[launch.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[launch.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  launch.attrs = attributes;
-  return cudaLaunchKernelEx(&launch, kernel, p, cluster);
+  const dim3 grid(static_cast<unsigned>((m_tiles + p.multicast - 1) / p.multicast * p.multicast),
+                  static_cast<unsigned>(p.n_tiles * p.groups), static_cast<unsigned>(p.splits));
+  cudaLaunchAttribute shape = {};
+  shape.id = cudaLaunchAttributeClusterDimension;
+  shape.val.clusterDim.x = static_cast<unsigned>(p.multicast);
+  shape.val.clusterDim.y = 1;
+  shape.val.clusterDim.z = static_cast<unsigned>(cluster ? config.splits : 1);
+  const int attributes = cluster || p.multicast > 1 ? 1 : 0;
+  return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), &shape, attributes}, kKernel, grid,
+                                  dim3(static_cast<unsigned>(threads)), p, cluster);
 }
 
 }  // namespace lowbit::cuda

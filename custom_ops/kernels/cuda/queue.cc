@@ -24,27 +24,26 @@ cudaError_t LastNode(cudaStream_t stream, cudaGraphNode_t* node) {
 
 }  // namespace
 
-cudaError_t Queue::Launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
-                          const cudaLaunchAttribute* attributes, int attribute_count, void** args) {
+cudaError_t Queue::Enqueue(const void* kernel, dim3 grid, dim3 block, const Extras& extras, void** args) {
   if (updated_ != nullptr) {
     if (next_ == updated_->size()) return cudaErrorInvalidValue;
     cudaKernelNodeParams params = {};
     params.func = const_cast<void*>(kernel);
     params.gridDim = grid;
     params.blockDim = block;
-    params.sharedMemBytes = static_cast<unsigned>(shared_bytes);
+    params.sharedMemBytes = static_cast<unsigned>(extras.shared_bytes);
     params.kernelParams = args;
     return cudaGraphExecKernelNodeSetParams(executable_, (*updated_)[next_++], &params);
   }
   cudaLaunchAttribute all[kMaxAttributes + 1] = {};
-  std::copy_n(attributes, attribute_count, all);
+  std::copy_n(extras.attributes, extras.attribute_count, all);
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
-  config.dynamicSmemBytes = shared_bytes;
+  config.dynamicSmemBytes = extras.shared_bytes;
   config.stream = stream_;
   config.attrs = all;
-  config.numAttrs = static_cast<unsigned>(attribute_count);
+  config.numAttrs = static_cast<unsigned>(extras.attribute_count);
   if (overlap_) {
     all[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     all[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;

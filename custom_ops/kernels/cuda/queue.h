@@ -21,8 +21,8 @@ class Queue {
 
   // Launches append their graph nodes to `nodes` from here on; the stream is being captured.
   void Record(RecordedNodes* nodes) { recorded_ = nodes; }
-  // Launches give the nodes of `nodes`, one after the other, their arguments in `executable` from here on; nothing
-  // is enqueued. The launches must be those that recorded the nodes, with other pointers.
+  // Launches give the nodes of `nodes`, one after the other, their arguments in `executable` from here on;
+  // nothing is enqueued. The launches must be those that recorded the nodes, with other pointers.
   void Update(cudaGraphExec_t executable, const RecordedNodes* nodes) {
     executable_ = executable;
     updated_ = nodes;
@@ -32,26 +32,29 @@ class Queue {
   cudaStream_t stream() const { return stream_; }
   bool overlap() const { return overlap_; }
 
-  // `attributes` besides the one of programmatic launch; at most kMaxAttributes.
-  static constexpr int kMaxAttributes = 3;
+  // The short form: no dynamic shared memory, no attributes besides the one of programmatic launch.
   template <typename... Params, typename... Args>
-  cudaError_t Launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
-                     const cudaLaunchAttribute* attributes, int attribute_count, const Args&... args) {
+  cudaError_t Launch(void (*kernel)(Params...), dim3 grid, dim3 block, const Args&... args) {
+    return LaunchWith({}, kernel, grid, block, args...);
+  }
+  static constexpr int kMaxAttributes = 3;
+  struct Extras {
+    size_t shared_bytes = 0;
+    const cudaLaunchAttribute* attributes = nullptr;
+    int attribute_count = 0;  // at most kMaxAttributes
+  };
+  template <typename... Params, typename... Args>
+  cudaError_t LaunchWith(const Extras& extras, void (*kernel)(Params...), dim3 grid, dim3 block,
+                         const Args&... args) {
     const auto launch = [&](const Params&... params) {
       void* pointers[] = {const_cast<void*>(static_cast<const void*>(&params))...};
-      return Launch(reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, attributes,
-                    attribute_count, pointers);
+      return Enqueue(reinterpret_cast<const void*>(kernel), grid, block, extras, pointers);
     };
     return launch(args...);
   }
-  template <typename... Params, typename... Args>
-  cudaError_t Launch(void (*kernel)(Params...), dim3 grid, dim3 block, const Args&... args) {
-    return Launch(kernel, grid, block, size_t{0}, nullptr, 0, args...);
-  }
 
  private:
-  cudaError_t Launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
-                     const cudaLaunchAttribute* attributes, int attribute_count, void** args);
+  cudaError_t Enqueue(const void* kernel, dim3 grid, dim3 block, const Extras& extras, void** args);
 
   cudaStream_t stream_;
   bool overlap_;

@@ -105,7 +105,8 @@ class Timer {
     cudaGraph_t graph;
     cudaGraphExec_t executable;
     Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-    for (int i = 0; i < nodes; ++i) cuda::LaunchConv(plan, x, nullptr, y, workspace, stream_, overlap);
+    cuda::Queue queue(stream_, overlap);
+    for (int i = 0; i < nodes; ++i) cuda::LaunchConv(plan, x, nullptr, y, workspace, queue);
     Check(cudaStreamEndCapture(stream_, &graph), "capture");
     Check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
     for (int i = 0; i < 2; ++i) Check(cudaGraphLaunch(executable, stream_), "launch");

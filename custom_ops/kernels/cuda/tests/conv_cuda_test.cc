@@ -309,8 +309,9 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
     const bool overlap = generator.Coin();
     Check(cudaMemset(workspace.Get(), 0xA5, cuda::PlanWorkspaceBytes(*plan)), "poison");
     Check(cudaMemset(device_y.Get(), 0xA5, y_bytes + guard), "poison");
+    cuda::Queue queue(nullptr, overlap && device.capability >= 90);
     cuda::LaunchConv(*plan, device_x.Get(), residual.empty() ? nullptr : device_r.Get(), device_y.Get(),
-                     workspace.Get(), nullptr, overlap);
+                     workspace.Get(), queue);
     Check(cudaDeviceSynchronize(), config.Text().c_str());
     Check(cudaMemcpy(found.data(), device_y.Get(), y_bytes + guard, cudaMemcpyDeviceToHost), "copy y");
     Counts& counts = by[config.algorithm == cuda::Algorithm::kPlain

@@ -1,0 +1,83 @@
+// Matrix products of the node family as nodes: dims to images, packed constants, a plan per shape.
+#include <cstdint>
+#include <utility>
+
+#include "core/status.h"
+#include "kernels/cuda/cuda_node.h"
+
+namespace lowbit::cuda {
+namespace {
+
+ConvShape ImagesOf(const ConvGeometry& geometry, const MatmulLayout& layout,
+                   const std::vector<int64_t>& dims) {
+  const int64_t rank = static_cast<int64_t>(dims.size());
+  if (!layout.is_gemm) {
+    Require(rank == layout.spatial + 2 && dims.back() == geometry.in_channels, "x has rank ", rank, " and ",
+            dims.empty() ? 0 : dims.back(), " channels last, expected rank ", layout.spatial + 2, " and ",
+            geometry.in_channels, " channels");
+    return InferConvShape(geometry, dims[0], layout.spatial == 1 ? 1 : dims[1],
+                          dims[static_cast<size_t>(rank) - 2]);
+  }
+  const int64_t axis = layout.axis < 0 ? layout.axis + rank : layout.axis;
+  Require(axis >= 0 && axis < rank, "attribute 'axis' is ", layout.axis, ", x has rank ", rank);
+  const std::span<const int64_t> all = dims;
+  const int64_t k = ElementCount(all.subspan(static_cast<size_t>(axis)));
+  Require(k == geometry.in_channels, "the dims of x from ", axis, " on hold ", k, " features, expected ",
+          geometry.in_channels);
+  return InferConvShape(geometry, ElementCount(all.first(static_cast<size_t>(axis))), 1, 1);
+}
+
+class MatmulPlan final : public NodePlan {
+ public:
+  MatmulPlan(std::shared_ptr<const ConvPlan> plan, bool has_residual)
+      : plan_(std::move(plan)), has_residual_(has_residual) {}
+
+  size_t WorkspaceBytes() const override { return PlanWorkspaceBytes(*plan_); }
+  void Launch(std::span<const void* const> fed, void* y, void* workspace, Queue& queue) const override {
+    const size_t expected = has_residual_ ? 2 : 1;
+    Require(fed.size() == expected, "a convolution was fed ", fed.size(), " tensors, expected ", expected);
+    LaunchConv(*plan_, fed[0], has_residual_ ? fed[1] : nullptr, y, workspace, queue);
+  }
+  std::string Text() const override { return PlanConfig(*plan_).Text(); }
+
+ private:
+  std::shared_ptr<const ConvPlan> plan_;
+  bool has_residual_;
+};
+
+class PackedMatmul final : public PackedNode {
+ public:
+  PackedMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
+               std::span<const uint8_t> packed)
+      : geometry_(node.conv.geometry),
+        layout_(node.layout),
+        has_residual_(node.conv.epilogue.has_residual),
+        choose_(std::move(choose)),
+        conv_(PackConv(node.conv, device, packed)) {}
+
+  std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed, const TensorShape&) const override {
+    Require(!fed.empty(), "a convolution was fed no tensor");
+    const ConvShape shape = ImagesOf(geometry_, layout_, fed[0].dims);
+    // Nothing to compute, nothing to choose.
+    const bool chooses = choose_ && shape.OutPixels() > 0;
+    const auto plan = chooses ? PlanConv(conv_, shape, choose_(conv_, shape)) : PlanConv(conv_, shape);
+    return std::make_shared<const MatmulPlan>(plan, has_residual_);
+  }
+  std::vector<uint8_t> Packed() const override { return SavePacked(*conv_); }
+
+ private:
+  ConvGeometry geometry_;
+  MatmulLayout layout_;
+  bool has_residual_;
+  ConvChooser choose_;
+  std::shared_ptr<const PackedConv> conv_;
+};
+
+}  // namespace
+
+std::unique_ptr<PackedNode> PackMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
+                                       std::span<const uint8_t> packed) {
+  return std::make_unique<PackedMatmul>(node, device, std::move(choose), packed);
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,348 @@
+// Packing: everything of a node that happens once.
+//
+// The tile kernels sum products of bytes. Let w' be the packed weight (int8), q the activation's code and
+// z_x, z_w the zero points that are left; with padding taps reading the code z_x,
+//   sum over the taps in the image of (q - z_x)(w' - z_w)
+//     = S(q w') - z_x S(w') - z_w x_sum,   S over all taps, x_sum = sum over the taps in the image of (q -
+//     z_x)
+// The middle term depends on the channel alone and is folded into the bias. The last one is there only where
+// w - z_w leaves int8: everywhere else z_w is subtracted while packing. Bipolar activations are repacked to
+// {-1, +1}, whose padding is 0.
+#include "kernels/cuda/packed_conv.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <utility>
+
+namespace lowbit::cuda {
+
+// Weights as int8 and the zero points that stay outside of them.
+struct Int8Weights {
+  std::vector<int8_t> values;  // logical order of ConvSpec::weights
+  std::vector<int32_t> zero;   // [out_channels]
+  std::vector<int64_t> sum;    // [out_channels]
+};
+
+// Lays constants out one after the other; an offset stands for each until they are uploaded together. With an
+// image of all of them, nothing is filled in: the image is what is uploaded.
+class ConstantBuilder {
+ public:
+  static constexpr size_t kAbsent = ~size_t{0};
+
+  explicit ConstantBuilder(std::span<const uint8_t> image) : image_(image) {}
+
+  bool restores() const { return !image_.empty(); }
+  size_t Add(int64_t bytes, const std::function<void(uint8_t*)>& fill) {
+    const size_t offset = size_;
+    size_ += static_cast<size_t>(RoundUp(bytes, 256));
+    if (!restores()) {
+      bytes_.resize(size_);
+      fill(bytes_.data() + offset);
+    }
+    return offset;
+  }
+  template <typename T>
+  size_t Add(const std::vector<T>& values) {
+    if (values.empty()) return kAbsent;
+    return Add(static_cast<int64_t>(values.size() * sizeof(T)),
+               [&](uint8_t* to) { std::memcpy(to, values.data(), values.size() * sizeof(T)); });
+  }
+  std::span<const uint8_t> Bytes() const {
+    if (!restores()) return bytes_;
+    Require(image_.size() == size_, "the packed node has ", image_.size(), " bytes, expected ", size_,
+            "; compile the model again");
+    return image_;
+  }
+
+ private:
+  std::span<const uint8_t> image_;
+  std::vector<uint8_t> bytes_;
+  size_t size_ = 0;
+};
+
+namespace {
+
+// The first constant of every node, so that an image says what cannot be told from the node without weights.
+struct ImageHeader {
+  uint32_t magic = 0x3143424C, has_w_zero = 0;  // "LBC1"
+};
+
+ImageHeader ReadHeader(std::span<const uint8_t> image) {
+  ImageHeader header;
+  const ImageHeader expected;
+  Require(image.size() >= sizeof header, "the packed node has ", image.size(), " bytes, expected at least ",
+          sizeof header);
+  std::memcpy(&header, image.data(), sizeof header);
+  Require(header.magic == expected.magic && header.has_w_zero <= 1,
+          "the packed node does not begin with the mark of this version; compile the model again");
+  return header;
+}
+
+FastDivisor MakeDivisor(int64_t divisor) {
+  FastDivisor d;
+  d.divisor = static_cast<uint32_t>(divisor);
+  while ((int64_t{1} << d.shift) < divisor) ++d.shift;
+  d.multiplier = static_cast<uint32_t>((uint64_t{1} << 32) *
+                                           ((uint64_t{1} << d.shift) - static_cast<uint64_t>(divisor)) /
+                                           static_cast<uint64_t>(divisor) +
+                                       1);
+  return d;
+}
+
+Int8Weights ToInt8(const ConvSpec& spec) {
+  const int64_t channels = spec.geometry.out_channels, k = spec.geometry.K();
+  Int8Weights out;
+  out.values.resize(static_cast<size_t>(channels * k));
+  out.zero.assign(static_cast<size_t>(channels), 0);
+  out.sum.assign(static_cast<size_t>(channels), 0);
+  for (int64_t c = 0; c < channels; ++c) {
+    int32_t lowest = 0, highest = 0;
+    for (int64_t i = 0; i < k; ++i) {
+      lowest = std::min(lowest, spec.WeightValue(c, c * k + i));
+      highest = std::max(highest, spec.WeightValue(c, c * k + i));
+    }
+    int32_t shift = 0;
+    if (lowest < -128 || highest > 127) {
+      // Codes span at most 256 values: all of them less 128, or as they are, fit.
+      shift = (spec.w.encoding == Encoding::kUnsigned ? 128 : 0) - spec.w_zero_point[static_cast<size_t>(c)];
+      out.zero[static_cast<size_t>(c)] = -shift;
+    }
+    for (int64_t i = 0; i < k; ++i) {
+      const int32_t value = spec.WeightValue(c, c * k + i) - shift;
+      out.values[static_cast<size_t>(c * k + i)] = static_cast<int8_t>(value);
+      out.sum[static_cast<size_t>(c)] += value;
+    }
+  }
+  return out;
+}
+
+// [out_channels][taps][channels]
+void PackRows(const ConvGeometry& g, const Int8Weights& w, int64_t channels, uint8_t* out) {
+  for (int64_t row = 0; row < g.out_channels * g.Taps(); ++row) {
+    std::memcpy(out + row * channels, w.values.data() + row * g.GroupIn(), static_cast<size_t>(g.GroupIn()));
+  }
+}
+
+// Where channel n lies among the rows of B: within 16, channels 4 q + {0, 1} are rows 2 q + {0, 1} and
+// channels 4 q + {2, 3} rows 8 + 2 q + {0, 1}. FinishTile has four neighbouring channels in a thread thereby.
+int64_t InterleavedRow(int64_t n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }
+
+// [group][k / 128][n_padded][128], the 16-byte chunk c of row r at position c ^ (r % 8).
+void PackTiles(const ConvGeometry& g, const Int8Weights& w, int64_t channels, int64_t n_padded,
+               uint8_t* out) {
+  const int64_t k_tiles = RoundUp(g.Taps() * channels, kTileK) / kTileK;
+  for (int64_t c = 0; c < g.out_channels; ++c) {
+    const int64_t group = c / g.GroupOut(), r = InterleavedRow(c % g.GroupOut());
+    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
+      for (int64_t i = 0; i < g.GroupIn(); ++i) {
+        const int64_t k = tap * channels + i, chunk = k % kTileK / 16;
+        const int64_t row = (group * k_tiles + k / kTileK) * n_padded + r;
+        out[row * kTileK + ((chunk ^ (r % 8)) * 16) + k % 16] =
+            static_cast<uint8_t>(w.values[static_cast<size_t>((c * g.Taps() + tap) * g.GroupIn() + i)]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<const uint8_t> image)
+    : geometry_(spec.geometry), x_(spec.x), x_zero_(spec.x_zero_point), device_(device) {
+  const ConvGeometry& g = geometry_;
+  Require(g.out_channels <= kMaxBytes && g.K() <= kMaxBytes, "weights of ", g.out_channels, " x ", g.K(),
+          " are too large for the GPU kernels");
+  // Positions are pairs of 16-bit numbers: sizes, pads and windows stay below 2^14 together.
+  tiled_ = !g.transposed && (g.group == 1 || (g.GroupIn() >= 16 && g.GroupOut() >= 16)) &&
+           (g.kernel_h - 1) * g.dilation_h < 4096 && (g.kernel_w - 1) * g.dilation_w < 4096 &&
+           std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) < 4096;
+  vector16_ = g.GroupIn() % 16 == 0;
+  channels_ = RoundUp(g.GroupIn(), 4);
+  n_padded_ = RoundUp(g.GroupOut(), 32);
+  k_tiles_ = RoundUp(g.Taps() * channels_, kTileK) / kTileK;
+  repacks_ = x_.encoding == Encoding::kBipolar || channels_ != g.GroupIn();
+
+  Int8Weights weights;
+  ImageHeader header;
+  if (image.empty()) {
+    Require(static_cast<int64_t>(spec.weights.size()) == g.out_channels * g.K(), "the node has ",
+            spec.weights.size(), " weights, expected ", g.out_channels * g.K());
+    weights = ToInt8(spec);
+    header.has_w_zero =
+        std::any_of(weights.zero.begin(), weights.zero.end(), [](int32_t z) { return z != 0; }) ? 1 : 0;
+  } else {
+    header = ReadHeader(image);
+    weights.zero.resize(static_cast<size_t>(g.out_channels));
+    weights.sum.resize(static_cast<size_t>(g.out_channels));
+  }
+  has_w_zero_ = header.has_w_zero != 0;
+
+  ConstantBuilder builder(image);
+  builder.Add(sizeof header, [&](uint8_t* to) { std::memcpy(to, &header, sizeof header); });
+  AddWeights(weights, builder);
+  AddEpilogue(spec, weights, builder);
+  SetEpilogue(spec.epilogue);
+  const std::span<const uint8_t> bytes = builder.Bytes();
+  DeviceGuard guard(device.ordinal);
+  memory_.Upload(bytes.data(), bytes.size());
+  ResolveEpilogue();
+}
+
+std::vector<uint8_t> PackedConv::Image() const {
+  DeviceGuard guard(device_.ordinal);
+  return memory_.Download();
+}
+
+GemmProblem PackedConv::Problem(const ConvShape& shape) const {
+  GemmProblem problem{shape.OutPixels(), geometry_.GroupOut(), geometry_.Taps() * channels_, geometry_.group};
+  problem.tiled = tiled_ && std::max(shape.in_h, shape.in_w) < 8192 &&
+                  shape.batch * shape.in_h * shape.in_w * geometry_.group * channels_ <= kMaxBytes;
+  problem.vector16 = vector16_;
+  problem.requantizes = epilogue_.kind == static_cast<int>(EpilogueKind::kRequantize) &&
+                        epilogue_.quantized_output && !has_w_zero_ && geometry_.GroupOut() % 16 == 0;
+  return problem;
+}
+
+ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config) const {
+  const ConvGeometry& g = geometry_;
+  const bool plain = config.algorithm == Algorithm::kPlain;
+  const auto narrow = [](int64_t v) { return static_cast<int>(v); };
+  ConvParams p;
+  p.epilogue = epilogue_;
+  p.m = narrow(s.OutPixels());
+  p.n = narrow(g.GroupOut());
+  p.groups = narrow(g.group);
+  p.in_h = narrow(s.in_h);
+  p.in_w = narrow(s.in_w);
+  p.out_h = narrow(s.out_h);
+  p.out_w = narrow(s.out_w);
+  p.stride_h = narrow(g.stride_h);
+  p.stride_w = narrow(g.stride_w);
+  p.pad_top = narrow(g.pad_top);
+  p.pad_left = narrow(g.pad_left);
+  p.kernel_h = narrow(g.kernel_h);
+  p.kernel_w = narrow(g.kernel_w);
+  p.dilation_h = narrow(g.dilation_h);
+  p.dilation_w = narrow(g.dilation_w);
+  p.transposed = g.transposed;
+  p.weights = memory_.At(weights_at_);
+  p.weights_in_tiles = tiled_;
+  p.k_tiles = narrow(k_tiles_);
+  p.n_padded = narrow(n_padded_);
+  if (plain) {
+    p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(plain_bias_at_));
+    p.channels = narrow(g.GroupIn());
+    p.pixel_bytes = narrow(g.in_channels);
+    p.x_mul = Bipolar() ? 2 : 1;
+    p.x_zero = Bipolar() ? 1 : x_zero_;
+    return p;
+  }
+  p.channels = narrow(channels_);
+  p.pixel_bytes = narrow(channels_ * g.group);
+  p.k = narrow(g.Taps() * channels_);
+  p.n_tiles = narrow((g.GroupOut() + config.tile_n - 1) / config.tile_n);
+  p.splits = config.splits;
+  while ((1 << p.split_shift) < p.splits) ++p.split_shift;  // a power of 2
+  p.stages = config.stages;
+  p.multicast = config.multicast;
+  const GemmProblem problem = Problem(s);
+  p.in_registers = problem.requantizes && config.splits == 1;
+  p.requantizes_fours = problem.requantizes;
+  p.shared_bytes = SharedBytes(problem, config);
+  // Unsplit sums may overwrite the tiles.
+  p.exchange_offset = config.splits > 1 ? TileBytes(config) : 0;
+  p.by_image = MakeDivisor(std::max<int64_t>(1, s.out_h * s.out_w));
+  p.by_row = MakeDivisor(std::max<int64_t>(1, s.out_w));
+  p.by_channels = MakeDivisor(channels_);
+  p.by_kernel_w = MakeDivisor(g.kernel_w);
+  // Taps that are never inside may overflow; their offsets are never used.
+  p.tap_step = static_cast<int>(g.dilation_w * p.pixel_bytes - channels_);
+  p.tap_row_step = static_cast<int>((g.dilation_h * s.in_w - g.kernel_w * g.dilation_w) * p.pixel_bytes);
+  p.tap_row_position = static_cast<int>(g.dilation_h * 65536 - g.kernel_w * g.dilation_w);
+  p.fill = static_cast<uint32_t>(TileZero() & 255) * 0x01010101u;
+  p.last_position = (p.in_h - 1) * 65536 + p.in_w - 1;
+  p.all_inside = g.pad_top == 0 && g.pad_left == 0 &&
+                 (s.out_h - 1) * g.stride_h + (g.kernel_h - 1) * g.dilation_h < s.in_h &&
+                 (s.out_w - 1) * g.stride_w + (g.kernel_w - 1) * g.dilation_w < s.in_w;
+  return p;
+}
+
+void PackedConv::AddWeights(const Int8Weights& weights, ConstantBuilder& builder) {
+  const ConvGeometry& g = geometry_;
+  if (tiled_) {
+    weights_at_ = builder.Add((g.group * k_tiles_ * n_padded_ + kWeightSlackRows) * kTileK,
+                              [&](uint8_t* to) { PackTiles(g, weights, channels_, n_padded_, to); });
+  } else {
+    weights_at_ = builder.Add(g.out_channels * g.Taps() * channels_,
+                              [&](uint8_t* to) { PackRows(g, weights, channels_, to); });
+  }
+}
+
+void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights, ConstantBuilder& builder) {
+  const Epilogue& e = spec.epilogue;
+  Require(e.tail.size() <= kMaxTailSteps, "the tail has ", e.tail.size(), " steps, expected at most ",
+          kMaxTailSteps);
+  std::vector<int32_t> bias(spec.bias);
+  for (size_t c = 0; tiled_ && c < bias.size(); ++c) {
+    // Modulo 2^32, as every sum of the kernels.
+    bias[c] = static_cast<int32_t>(static_cast<uint32_t>(bias[c]) -
+                                   static_cast<uint32_t>(TileZero()) * static_cast<uint32_t>(weights.sum[c]));
+  }
+  // Thresholds have none; kernels read it all the same.
+  std::vector<float> scale = e.kind == EpilogueKind::kRequantize ? e.multiplier : e.acc_scale;
+  scale.resize(static_cast<size_t>(geometry_.out_channels));
+  plain_bias_at_ = builder.Add(spec.bias);
+  at_ = {builder.Add(bias),
+         builder.Add(scale),
+         has_w_zero_ ? builder.Add(weights.zero) : ConstantBuilder::kAbsent,
+         builder.Add(e.thresholds),
+         builder.Add(e.base),
+         builder.Add(e.dir),
+         builder.Add(e.tail_bias),
+         builder.Add(e.tail_scale),
+         builder.Add(e.tail_shift)};
+}
+
+void PackedConv::SetEpilogue(const Epilogue& e) {
+  EpilogueParams& p = epilogue_;
+  p.kind = static_cast<int>(e.kind);
+  p.quantized_output = e.quantized_output;
+  p.has_residual = e.has_residual;
+  p.residual_signed = e.residual_signed;
+  p.out_channels = static_cast<int>(geometry_.out_channels);
+  p.zero_point = e.zero_point;
+  p.lo = e.lo;
+  p.hi = e.hi;
+  p.threshold_count = static_cast<int>(e.threshold_count);
+  p.tail_count = static_cast<int>(e.tail.size());
+  for (size_t i = 0; i < e.tail.size(); ++i) p.tail[i] = static_cast<uint8_t>(e.tail[i]);
+  p.clip_min = e.clip_min;
+  p.clip_max = e.clip_max;
+  p.residual_scale = e.residual_scale;
+  p.inner_scale = e.inner_scale;
+  p.y_scale = e.y_scale;
+  p.residual_zero_point = e.residual_zero_point;
+  p.y_zero_point = e.y_zero_point;
+  p.y_lo = e.y_lo;
+  p.y_hi = e.y_hi;
+}
+
+void PackedConv::ResolveEpilogue() {
+  const auto ints = [&](size_t at) {
+    return at == ConstantBuilder::kAbsent ? nullptr : reinterpret_cast<const int32_t*>(memory_.At(at));
+  };
+  const auto floats = [&](size_t at) {
+    return at == ConstantBuilder::kAbsent ? nullptr : reinterpret_cast<const float*>(memory_.At(at));
+  };
+  epilogue_.bias = ints(at_.bias);
+  epilogue_.scale = floats(at_.scale);
+  epilogue_.w_zero = ints(at_.w_zero);
+  epilogue_.thresholds = ints(at_.thresholds);
+  epilogue_.base = ints(at_.base);
+  epilogue_.dir = ints(at_.dir);
+  epilogue_.tail_bias = floats(at_.tail_bias);
+  epilogue_.tail_scale = floats(at_.tail_scale);
+  epilogue_.tail_shift = floats(at_.tail_shift);
+}
+
+}  // namespace lowbit::cuda

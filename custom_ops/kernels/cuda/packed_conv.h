@@ -1,0 +1,116 @@
+// The constants of a convolution in one device's memory, and the launch parameters that follow from them.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/status.h"
+#include "kernels/cuda/conv_params.h"
+#include "kernels/cuda/cuda_conv.h"
+#include "kernels/cuda/heuristic.h"
+
+namespace lowbit::cuda {
+
+inline constexpr int64_t kMaxBytes = std::numeric_limits<int32_t>::max();
+
+inline void Check(cudaError_t error, const char* what) {
+  Require(error == cudaSuccess, "CUDA: ", what, " failed: ", cudaGetErrorString(error));
+}
+
+inline int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+// The device that calls of this thread go to, until the end of the scope.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int ordinal) {
+    Check(cudaGetDevice(&previous_), "cudaGetDevice");
+    if (previous_ != ordinal) Check(cudaSetDevice(ordinal), "cudaSetDevice");
+    changed_ = previous_ != ordinal;
+  }
+  ~DeviceGuard() {
+    if (changed_) cudaSetDevice(previous_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+};
+
+// One allocation, filled once.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  ~DeviceMemory() {
+    if (data_ != nullptr) cudaFree(data_);
+  }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  void Upload(const void* source, size_t bytes) {
+    Check(cudaMalloc(&data_, bytes), "allocating a node's constants");
+    bytes_ = bytes;
+    Check(cudaMemcpy(data_, source, bytes, cudaMemcpyHostToDevice), "copying a node's constants");
+  }
+  std::vector<uint8_t> Download() const {
+    std::vector<uint8_t> out(bytes_);
+    Check(cudaMemcpy(out.data(), data_, bytes_, cudaMemcpyDeviceToHost), "reading a node's constants");
+    return out;
+  }
+  const uint8_t* At(size_t offset) const { return static_cast<const uint8_t*>(data_) + offset; }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+struct Int8Weights;
+class ConstantBuilder;
+
+class PackedConv {
+ public:
+  // `image`: what Image() of the same node gave, or empty: then the weights are packed.
+  PackedConv(const ConvSpec& spec, const Device& device, std::span<const uint8_t> image);
+
+  const ConvGeometry& Geometry() const { return geometry_; }
+  const Device& On() const { return device_; }
+  bool Repacks() const { return repacks_; }
+  bool NeedsPixelSums() const { return has_w_zero_; }
+  int64_t Channels() const { return channels_; }
+  bool XSigned() const { return x_.encoding == Encoding::kSigned; }
+  bool Bipolar() const { return x_.encoding == Encoding::kBipolar; }
+  // The code of real zero as the tile kernels see the input.
+  int32_t TileZero() const { return Bipolar() ? 0 : x_zero_; }
+
+  GemmProblem Problem(const ConvShape& shape) const;
+  // Everything but the pointers of a launch.
+  ConvParams Params(const ConvShape& shape, const ConvConfig& config) const;
+  std::vector<uint8_t> Image() const;
+
+ private:
+  struct Offsets {
+    size_t bias, scale, w_zero, thresholds, base, dir, tail_bias, tail_scale, tail_shift;
+  };
+
+  void AddWeights(const Int8Weights& weights, ConstantBuilder& builder);
+  void AddEpilogue(const ConvSpec& spec, const Int8Weights& weights, ConstantBuilder& builder);
+  void SetEpilogue(const Epilogue& epilogue);
+  void ResolveEpilogue();
+
+  ConvGeometry geometry_;
+  OperandType x_;
+  int32_t x_zero_;
+  Device device_;
+  bool tiled_ = false, vector16_ = false, repacks_ = false, has_w_zero_ = false;
+  int64_t channels_ = 0, n_padded_ = 0, k_tiles_ = 0;
+  size_t weights_at_ = 0, plain_bias_at_ = 0;
+  Offsets at_ = {};
+  EpilogueParams epilogue_;
+  DeviceMemory memory_;
+};
+
+}  // namespace lowbit::cuda
