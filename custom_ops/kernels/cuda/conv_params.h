@@ -16,6 +16,17 @@ struct FastDivisor {
   uint32_t divisor = 1, multiplier = 1, shift = 0;
 };
 
+inline FastDivisor MakeDivisor(int64_t divisor) {
+  FastDivisor d;
+  d.divisor = static_cast<uint32_t>(divisor);
+  while ((int64_t{1} << d.shift) < divisor) ++d.shift;
+  d.multiplier = static_cast<uint32_t>((uint64_t{1} << 32) *
+                                           ((uint64_t{1} << d.shift) - static_cast<uint64_t>(divisor)) /
+                                           static_cast<uint64_t>(divisor) +
+                                       1);
+  return d;
+}
+
 struct EpilogueParams {
   int kind = 0;  // EpilogueKind
   bool quantized_output = true;

@@ -43,6 +43,8 @@ class PackedNode {
 // Every node but the matrix products (PackMatmul); nullptr never. Throws Error.
 std::unique_ptr<PackedNode> PackNode(const NodeSpec& node, const Device& device);
 std::unique_ptr<PackedNode> PackStandard(const StandardNode& node, const Device& device);
+// One fed tensor, copied to an output of as many bytes.
+std::unique_ptr<PackedNode> PackCopy(const Device& device);
 
 // How the configuration of a convolution is chosen for a shape that is met first; called while a plan is
 // made. Empty: the cost model's choice.

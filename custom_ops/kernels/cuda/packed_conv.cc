@@ -79,17 +79,6 @@ ImageHeader ReadHeader(std::span<const uint8_t> image) {
   return header;
 }
 
-FastDivisor MakeDivisor(int64_t divisor) {
-  FastDivisor d;
-  d.divisor = static_cast<uint32_t>(divisor);
-  while ((int64_t{1} << d.shift) < divisor) ++d.shift;
-  d.multiplier = static_cast<uint32_t>((uint64_t{1} << 32) *
-                                           ((uint64_t{1} << d.shift) - static_cast<uint64_t>(divisor)) /
-                                           static_cast<uint64_t>(divisor) +
-                                       1);
-  return d;
-}
-
 Int8Weights ToInt8(const ConvSpec& spec) {
   const int64_t channels = spec.geometry.out_channels, k = spec.geometry.K();
   Int8Weights out;
