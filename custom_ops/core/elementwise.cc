@@ -6,10 +6,6 @@
 #include <limits>
 #include <numeric>
 
-#if LOWBIT_X86
-#include "kernels/x86/elementwise.h"
-#endif
-
 namespace lowbit {
 namespace {
 
@@ -176,24 +172,6 @@ void FitLine(AffineSpec& spec, const ElementwiseKernels& kernels) {
   RepeatAndPad(spec.line_gain, spec.period);
   RepeatAndPad(spec.line_offset, spec.period);
   spec.has_line = true;
-}
-
-const ElementwiseKernels& ElementwiseFor([[maybe_unused]] Isa isa) {
-#if LOWBIT_X86
-  switch (isa) {
-    case Isa::kScalar:
-      break;
-    case Isa::kSse41:
-      return ElementwiseSse41();
-    case Isa::kAvx2:
-    case Isa::kAvxVnni:
-      return ElementwiseAvx2();
-    case Isa::kAvx512Vnni:
-    case Isa::kAvx512Popcnt:
-      return ElementwiseAvx512();
-  }
-#endif
-  return ElementwiseReference();
 }
 
 }  // namespace lowbit

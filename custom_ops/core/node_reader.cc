@@ -144,7 +144,7 @@ int64_t TransposedOutputSize(const Window& window, int i, int64_t size, int64_t 
 
 NodeReader::NodeReader(const OpSchema& schema, const AttributeMap& given,
                        std::span<const std::optional<ConstTensor>> constants,
-                       const std::vector<bool>& present)
+                       const std::vector<bool>& present, std::string_view replaceable)
     : AttributeReader(schema, given), schema_(schema), constants_(constants), present_(present) {
   Require(present.size() == constants.size(), op(), ": ", present.size(), " presence flags for ",
           constants.size(), " inputs");
@@ -153,6 +153,7 @@ NodeReader::NodeReader(const OpSchema& schema, const AttributeMap& given,
           ": ", present.size(), " inputs, expected ", variadic ? "at least " : "", schema.inputs.size());
   for (size_t i = 0; i < schema.inputs.size(); ++i) {
     const InputSchema& input = schema.inputs[i];
+    if (input.name == replaceable) continue;
     Require(input.optional || present[i], op(), ": input '", input.name, "' is missing");
     Require(!input.constant || !present[i] || constants[i].has_value(), op(), ": input '", input.name,
             "' must be a constant (an initializer); lowbit reads it once, when the node is created");

@@ -12,7 +12,6 @@
 #include <string_view>
 #include <vector>
 
-#include "core/operator.h"
 #include "core/schema.h"
 #include "core/types.h"
 
@@ -68,11 +67,17 @@ int64_t TransposedOutputSize(const Window& window, int i, int64_t size, int64_t 
 
 class NodeReader : public AttributeReader {
  public:
+  // `replaceable`: a constant input that may be missing although the schema needs it.
   NodeReader(const OpSchema& schema, const AttributeMap& given,
-             std::span<const std::optional<ConstTensor>> constants, const std::vector<bool>& present);
+             std::span<const std::optional<ConstTensor>> constants, const std::vector<bool>& present,
+             std::string_view replaceable = {});
 
+  size_t InputCount() const { return present_.size(); }  // variadic ones expanded
   size_t Index(std::string_view input) const;
   bool Present(std::string_view input) const { return present_[Index(input)]; }
+  bool HasConstant(std::string_view input) const {
+    return Present(input) && constants_[Index(input)].has_value();
+  }
   // The tensor of a present constant input, its data checked to be there.
   const ConstTensor& Constant(std::string_view input, ElementType type) const;
   // All elements; exactly `count` of them.

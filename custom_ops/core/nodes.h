@@ -3,6 +3,8 @@
 // their own.
 //
 // Tensors that a model feeds at run time are "fed"; every other input is a constant and part of the node.
+// Arrays per channel have as many entries as their spec says channels, or one per row of the weights; what
+// the CPU kernels add to a spec (PrepareAffine, PrepareThresholds, FitLine) is not there yet.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +16,8 @@
 #include "core/conv.h"
 #include "core/elementwise.h"
 #include "core/node_reader.h"
-#include "core/operator.h"
+#include "core/schema.h"
+#include "core/types.h"
 
 namespace lowbit {
 
@@ -27,6 +30,7 @@ struct MatmulLayout {
 
 // LowBitConv, APConv, LowBitConvTranspose, LowBitGemm, APGemm. Fed: x, and the residual where there is one.
 struct MatmulNode {
+  const char* op = "";  // the schema's name, for messages
   ConvSpec conv;
   MatmulLayout layout;
 };
@@ -78,7 +82,9 @@ struct ConcatNode {
   };
   std::vector<Part> parts;
   Quantizer quantizer;
-  int64_t axis = 0;
+  int64_t axis = 0;  // negative: counted from the end
+
+  size_t Axis(size_t rank) const;  // throws where tensors of that rank have no such axis
 };
 
 // LowBitResize. Fed: x.
@@ -93,7 +99,7 @@ struct ResizeNode {
 
   size_t Spatial() const { return scales.empty() ? sizes.size() : scales.size(); }
   // The input index that every output index along spatial dim `i` copies, for `in` input and `out` output
-  // indices.
+  // indices, as OutputOf gives them.
   std::vector<int64_t> SourceIndices(size_t i, int64_t in, int64_t out) const;
 };
 
@@ -123,14 +129,20 @@ struct DequantizeNode {
   bool to_channels_first = false;
 };
 
-using NodeSpec =
-    std::variant<MatmulNode, AffineNode, LookupNode, BinaryNode, MaxPoolNode, AveragePoolNode,
-                 GlobalAveragePoolNode, ConcatNode, ResizeNode, DepthToSpaceNode, QuantizeNode, ThresholdNode,
-                 DequantizeNode>;
+using NodeSpec = std::variant<MatmulNode, AffineNode, LookupNode, BinaryNode, MaxPoolNode, AveragePoolNode,
+                              GlobalAveragePoolNode, ConcatNode, ResizeNode, DepthToSpaceNode, QuantizeNode,
+                              ThresholdNode, DequantizeNode>;
+
+// Whether a matmul must bring its weights. A compiled model keeps them packed, elsewhere.
+enum class Weights : uint8_t { kNeeded, kMayBeMissing };
 
 // Decodes and validates a node; the parameters are those of CreateOperator. Throws Error.
+//
+// Where weights may be missing and are, MatmulNode::conv has neither weights nor weight_values, and nothing
+// proves that its accumulators stay inside int32.
 NodeSpec DecodeNode(const OpSchema& schema, const AttributeMap& attributes,
-                    std::span<const std::optional<ConstTensor>> constants, const std::vector<bool>& present);
+                    std::span<const std::optional<ConstTensor>> constants, const std::vector<bool>& present,
+                    Weights weights = Weights::kNeeded);
 
 // A tensor as far as a node's output depends on it.
 struct TensorShape {
@@ -142,5 +154,11 @@ struct TensorShape {
 // The output of a node for the fed tensors `fed` (in the order of the schema, absent ones left out). Throws
 // Error where types, ranks or dims are none of the node's, or a size overflows.
 TensorShape OutputOf(const NodeSpec& node, std::span<const TensorShape> fed);
+
+// The images of a matmul for the same tensors; throws as OutputOf does.
+ConvShape ImagesOf(const MatmulNode& node, std::span<const TensorShape> fed);
+
+// The shape of a (op) b in numpy's broadcasting. Throws Error.
+std::vector<int64_t> BroadcastDims(std::span<const int64_t> a, std::span<const int64_t> b);
 
 }  // namespace lowbit

@@ -1,5 +1,5 @@
-// One lowbit node, decoded, validated and ready to run. The ONNX Runtime wrapper, the Python module and
-// (later) the execution provider's region compiler all create nodes through CreateOperator; none of them
+// One lowbit node, decoded, validated and ready to run on the CPU. The ONNX Runtime wrapper, the Python
+// module and the execution provider's CPU back end all create nodes through CreateOperator; none of them
 // knows an op or an ISA.
 #pragma once
 
@@ -11,16 +11,12 @@
 #include <vector>
 
 #include "core/isa.h"
+#include "core/nodes.h"
 #include "core/schema.h"
 #include "core/thread_pool.h"
+#include "core/types.h"
 
 namespace lowbit {
-
-struct ConstTensor {
-  ElementType type = ElementType::kUInt8;
-  std::vector<int64_t> shape;
-  const void* data = nullptr;
-};
 
 struct OperatorOptions {
   Isa isa = Isa::kScalar;      // cap: no kernel above this level is used
@@ -69,9 +65,7 @@ std::unique_ptr<Operator> CreateOperator(const OpSchema& schema, const Attribute
                                          std::span<const std::optional<ConstTensor>> constants,
                                          const std::vector<bool>& present, const OperatorOptions& options);
 
-// One factory per op, defined beside the op (core/operators/*.cc); CreateOperator looks them up.
-using OperatorFactory = std::unique_ptr<Operator> (*)(const OpSchema&, const AttributeMap&,
-                                                      std::span<const std::optional<ConstTensor>>,
-                                                      const std::vector<bool>&, const OperatorOptions&);
+// The same for a node that is decoded already. `inputs` of its functions are still those of the schema.
+std::unique_ptr<Operator> CreateOperator(NodeSpec node, const OperatorOptions& options);
 
 }  // namespace lowbit

@@ -1,8 +1,9 @@
-// Operand types: the bit width and the encoding of quantization codes.
+// Operand types: the bit width and the encoding of quantization codes. Tensors as nodes see them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace lowbit {
 
@@ -33,5 +34,11 @@ constexpr size_t ElementSize(ElementType type) {
 constexpr ElementType StorageOf(Encoding encoding) {
   return encoding == Encoding::kSigned ? ElementType::kInt8 : ElementType::kUInt8;
 }
+
+struct ConstTensor {
+  ElementType type = ElementType::kUInt8;
+  std::vector<int64_t> shape;
+  const void* data = nullptr;
+};
 
 }  // namespace lowbit

@@ -1,9 +1,11 @@
 // Every kernel, gathered. A build that leaves families out drops their line.
+#include "core/elementwise.h"
 #include "core/kernel_table.h"
 #include "kernels/reference/conv_reference.h"
 #if LOWBIT_X86
 #include "kernels/x86/bitserial.h"
 #include "kernels/x86/depthwise.h"
+#include "kernels/x86/elementwise.h"
 #include "kernels/x86/igemm.h"
 #include "kernels/x86/lut.h"
 #endif
@@ -31,6 +33,24 @@ std::vector<KernelRow> BuildTable() {
 std::span<const KernelRow> ConvKernelTable() {
   static const std::vector<KernelRow> table = BuildTable();
   return table;
+}
+
+const ElementwiseKernels& ElementwiseFor([[maybe_unused]] Isa isa) {
+#if LOWBIT_X86
+  switch (isa) {
+    case Isa::kScalar:
+      break;
+    case Isa::kSse41:
+      return ElementwiseSse41();
+    case Isa::kAvx2:
+    case Isa::kAvxVnni:
+      return ElementwiseAvx2();
+    case Isa::kAvx512Vnni:
+    case Isa::kAvx512Popcnt:
+      return ElementwiseAvx512();
+  }
+#endif
+  return ElementwiseReference();
 }
 
 }  // namespace lowbit

@@ -1,9 +1,6 @@
 // LowBitAdd and LowBitMul with numpy broadcasting.
-#include <algorithm>
-
 #include "core/operators/elementwise_common.h"
 #include "core/operators/factories.h"
-#include "core/status.h"
 
 namespace lowbit {
 namespace {
@@ -14,18 +11,6 @@ namespace {
 struct Level {
   int64_t size, a_stride, b_stride;
 };
-
-std::vector<int64_t> BroadcastShape(std::span<const int64_t> a, std::span<const int64_t> b) {
-  std::vector<int64_t> y(std::max(a.size(), b.size()));
-  for (size_t i = 1; i <= y.size(); ++i) {
-    const int64_t da = i <= a.size() ? a[a.size() - i] : 1, db = i <= b.size() ? b[b.size() - i] : 1;
-    Require(da == db || da == 1 || db == 1, "shapes ", ShapeText(a), " and ", ShapeText(b),
-            " do not broadcast");
-    y[y.size() - i] = da == 1 ? db : da;
-  }
-  BoundedCount(y);
-  return y;
-}
 
 std::vector<Level> BroadcastLevels(std::span<const int64_t> a, std::span<const int64_t> b,
                                    std::span<const int64_t> y) {
@@ -52,15 +37,13 @@ std::vector<Level> BroadcastLevels(std::span<const int64_t> a, std::span<const i
 
 class BinaryOperator final : public Operator {
  public:
-  BinaryOperator(const BinarySpec& spec, const OperatorOptions& options)
-      : spec_(spec), kernels_(SelectElementwise(options, spec.fast_is_exact)) {}
+  BinaryOperator(const BinaryNode& node, const OperatorOptions& options)
+      : node_(node), kernels_(SelectElementwise(options, node.spec.fast_is_exact)) {}
 
   std::vector<int64_t> OutputShape(FedTensors inputs) const override {
-    const ConstTensor& a = Fed(inputs, kA, StorageOf(Storage(spec_.a_signed).encoding), "a");
-    const ConstTensor& b = Fed(inputs, kB, StorageOf(Storage(spec_.b_signed).encoding), "b");
-    return BroadcastShape(a.shape, b.shape);
+    return OutputDims(node_, Fed(inputs, kA, "a"), Fed(inputs, kB, "b"));
   }
-  ElementType OutputType() const override { return OutputElementType(spec_.quantizer); }
+  ElementType OutputType() const override { return OutputTypeOf(node_); }
 
   void Run(FedTensors inputs, void* y, ThreadPool& pool) const override {
     const std::vector<int64_t> shape = OutputShape(inputs);
@@ -71,7 +54,7 @@ class BinaryOperator final : public Operator {
     const int64_t y_size = static_cast<int64_t>(ElementSize(OutputType()));
     const Level inner = levels.front();
     const auto row = [&](int64_t a_offset, int64_t b_offset, int64_t y_offset, int64_t elements) {
-      kernels_.binary(spec_, a + a_offset, inner.a_stride == 0, b + b_offset, inner.b_stride == 0,
+      kernels_.binary(node_.spec, a + a_offset, inner.a_stride == 0, b + b_offset, inner.b_stride == 0,
                       static_cast<uint8_t*>(y) + y_offset * y_size, elements);
     };
     if (levels.size() == 1) {
@@ -94,44 +77,19 @@ class BinaryOperator final : public Operator {
     });
   }
   OperatorPlan Plan(FedTensors) const override {
-    return ElementwisePlan(spec_.kind == BinaryKind::kAdd ? "add" : "mul", kernels_);
+    return ElementwisePlan(node_.spec.kind == BinaryKind::kAdd ? "add" : "mul", kernels_);
   }
 
  private:
   static constexpr size_t kA = 0, kB = 3;  // places of the data inputs in the schema
-  BinarySpec spec_;
+  BinaryNode node_;
   const ElementwiseKernels& kernels_;
 };
 
-std::unique_ptr<Operator> Create(BinaryKind kind, const NodeReader& node, const OperatorOptions& options) {
-  BinarySpec spec;
-  spec.kind = kind;
-  const OperandType a = ReadCodes(node, "a_encoding"), b = ReadCodes(node, "b_encoding");
-  spec.a_signed = a.encoding == Encoding::kSigned;
-  spec.b_signed = b.encoding == Encoding::kSigned;
-  spec.a_scale = node.ScaleOf("a_scale");
-  spec.b_scale = node.ScaleOf("b_scale");
-  spec.a_zero_point = node.ZeroPointOf("a_zero_point", a);
-  spec.b_zero_point = node.ZeroPointOf("b_zero_point", b);
-  spec.quantizer = ReadQuantizer(node);
-
-  // |code - zero_point| <= 255; 256 covers the roundings.
-  const double a_max = 256.0 * static_cast<double>(spec.a_scale),
-               b_max = 256.0 * static_cast<double>(spec.b_scale);
-  const double max_abs = spec.kind == BinaryKind::kAdd ? a_max + b_max : a_max * b_max;
-  spec.fast_is_exact = FastIsExact(spec.quantizer, max_abs, static_cast<double>(spec.a_scale)) &&
-                       FastIsExact(spec.quantizer, max_abs, static_cast<double>(spec.b_scale));
-  return std::make_unique<BinaryOperator>(spec, options);
-}
-
 }  // namespace
 
-LOWBIT_OPERATOR_FACTORY(CreateAdd) {
-  return Create(BinaryKind::kAdd, NodeReader(schema, attributes, constants, present), options);
-}
-
-LOWBIT_OPERATOR_FACTORY(CreateMul) {
-  return Create(BinaryKind::kMul, NodeReader(schema, attributes, constants, present), options);
+std::unique_ptr<Operator> MakeOperator(BinaryNode node, const OperatorOptions& options) {
+  return std::make_unique<BinaryOperator>(node, options);
 }
 
 }  // namespace lowbit

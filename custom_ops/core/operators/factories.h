@@ -1,33 +1,26 @@
-// One factory per op, each defined in its own file of this folder. CreateOperator looks them up by op name.
+// One factory per kind of node, each defined in its own file of this folder. CreateOperator chooses among
+// them.
 #pragma once
 
+#include <memory>
+
+#include "core/nodes.h"
 #include "core/operator.h"
 
 namespace lowbit {
 
-// A macro, so that each signature is written once; `OperatorFactory` in core/operator.h documents the
-// parameters.
-#define LOWBIT_OPERATOR_FACTORY(name)                                                    \
-  std::unique_ptr<Operator> name(const OpSchema& schema, const AttributeMap& attributes, \
-                                 std::span<const std::optional<ConstTensor>> constants,  \
-                                 const std::vector<bool>& present, const OperatorOptions& options)
-
-LOWBIT_OPERATOR_FACTORY(CreateConv);           // LowBitConv, APConv
-LOWBIT_OPERATOR_FACTORY(CreateConvTranspose);  // LowBitConvTranspose
-LOWBIT_OPERATOR_FACTORY(CreateGemm);           // LowBitGemm, APGemm
-LOWBIT_OPERATOR_FACTORY(CreateAffine);
-LOWBIT_OPERATOR_FACTORY(CreateLookup);
-LOWBIT_OPERATOR_FACTORY(CreateAdd);
-LOWBIT_OPERATOR_FACTORY(CreateMul);
-LOWBIT_OPERATOR_FACTORY(CreateMaxPool);
-LOWBIT_OPERATOR_FACTORY(CreateAveragePool);
-LOWBIT_OPERATOR_FACTORY(CreateGlobalAveragePool);
-LOWBIT_OPERATOR_FACTORY(CreateConcat);
-LOWBIT_OPERATOR_FACTORY(CreateResize);
-LOWBIT_OPERATOR_FACTORY(CreateDepthToSpace);
-LOWBIT_OPERATOR_FACTORY(CreateRequantize);
-LOWBIT_OPERATOR_FACTORY(CreateQuantize);
-LOWBIT_OPERATOR_FACTORY(CreateThreshold);
-LOWBIT_OPERATOR_FACTORY(CreateDequantize);
+std::unique_ptr<Operator> MakeOperator(MatmulNode node, const OperatorOptions& options);
+std::unique_ptr<Operator> MakeOperator(AffineNode node, const OperatorOptions& options);
+std::unique_ptr<Operator> MakeOperator(LookupNode node, const OperatorOptions& options);
+std::unique_ptr<Operator> MakeOperator(BinaryNode node, const OperatorOptions& options);
+std::unique_ptr<Operator> MakeOperator(MaxPoolNode node, const OperatorOptions& options);
+std::unique_ptr<Operator> MakeOperator(AveragePoolNode node, const OperatorOptions& options);
+std::unique_ptr<Operator> MakeOperator(GlobalAveragePoolNode node, const OperatorOptions& options);
+std::unique_ptr<Operator> MakeOperator(ConcatNode node, const OperatorOptions& options);
+std::unique_ptr<Operator> MakeOperator(ResizeNode node, const OperatorOptions& options);
+std::unique_ptr<Operator> MakeOperator(DepthToSpaceNode node, const OperatorOptions& options);
+std::unique_ptr<Operator> MakeOperator(QuantizeNode node, const OperatorOptions& options);
+std::unique_ptr<Operator> MakeOperator(ThresholdNode node, const OperatorOptions& options);
+std::unique_ptr<Operator> MakeOperator(DequantizeNode node, const OperatorOptions& options);
 
 }  // namespace lowbit

@@ -4,39 +4,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "core/elementwise.h"
 #include "core/node_reader.h"
-#include "core/operators/elementwise_common.h"
-#include "core/status.h"
 
 namespace lowbit {
-
-// kernel_shape, strides, pads, dilations. As in ONNX Runtime a pad must be smaller than its kernel, so that
-// an undilated window always meets the image and its average is never 0 / 0.
-inline Window ReadPoolWindow(const NodeReader& node, bool dilations) {
-  const Window window = ReadWindow(node, dilations);
-  for (size_t d = 0; d < 2; ++d) {
-    Require(std::max(window.pad_begin[d], window.pad_end[d]) < window.kernel[d], node.op(),
-            ": attribute 'pads' holds ", std::max(window.pad_begin[d], window.pad_end[d]),
-            ", expected less than the kernel's size ", window.kernel[d]);
-  }
-  CheckedProduct(window.kernel[0], window.kernel[1], "kernel_shape");
-  return window;
-}
-
-inline std::vector<int64_t> PoolOutputShape(const Window& window, bool ceil_mode, const ConstTensor& x) {
-  const auto spatial = static_cast<size_t>(window.spatial);
-  Require(x.shape.size() == spatial + 2, "x has shape ", ShapeText(x.shape), ", expected rank ", spatial + 2);
-  std::vector<int64_t> y = x.shape;
-  for (size_t i = 1; i <= spatial; ++i) {
-    Require(x.shape[i] >= 1, "x has shape ", ShapeText(x.shape), ", expected at least one pixel");
-    y[i] = WindowOutputSize(window, static_cast<int>(i + 1 - spatial), x.shape[i], ceil_mode);
-  }
-  BoundedCount(y);
-  return y;
-}
 
 // 1-D images are images of height 1. A `row` is an output row of any image of the batch, counted through.
 struct PoolShape {

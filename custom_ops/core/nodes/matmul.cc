@@ -1,11 +1,11 @@
-// From a node of the matmul family to a validated ConvSpec.
+// The nodes that sum products of codes: LowBitConv, LowBitConvTranspose, LowBitGemm and their AP names.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <string_view>
 
-#include "core/operators/matmul.h"
+#include "core/nodes/node_kinds.h"
 #include "core/packing.h"
 #include "core/status.h"
 
@@ -24,6 +24,13 @@ void ParseWeights(const NodeReader& node, ConvSpec& spec) {
   const int64_t bits = CheckedProduct(k, spec.w.bits, "the bits of a weight row");
   const int64_t row_bytes = bits / 8 + (bits % 8 != 0 ? 1 : 0);
   const int64_t expected = CheckedProduct(rows, row_bytes, "the size of the weights");
+  if (!node.HasConstant("w")) {
+    // Arrays per channel then have nothing real to be measured against.
+    constexpr int64_t kMaxRows = int64_t{1} << 20;
+    Require(rows <= kMaxRows, node.op(), ": ", rows, " output channels without weights, expected at most ",
+            kMaxRows);
+    return;
+  }
   const ConstTensor& w = node.Constant("w", ElementType::kUInt8);
   const int64_t found = ElementCount(w.shape);
   Require(found == expected, node.op(), ": input 'w' has ", found, " bytes, expected ", expected, " (", rows,
@@ -280,16 +287,73 @@ Epilogue ParseEpilogue(const NodeReader& node, int64_t channels) {
   return e;
 }
 
-}  // namespace
-
+// Decodes and validates the operands, the constants and the epilogue of a node of the given geometry, and
+// proves that no accumulator leaves int32.
 ConvSpec ParseMatmul(const NodeReader& node, const ConvGeometry& geometry) {
   ConvSpec spec;
   spec.geometry = geometry;
   ParseOperands(node, spec);
-  if (spec.w.bits <= kFewWeightBits) spec.weight_values = RangeOfWeights(spec);
-  ProveAccumulatorFits(node, spec);
+  if (node.HasConstant("w")) {
+    if (spec.w.bits <= kFewWeightBits) spec.weight_values = RangeOfWeights(spec);
+    ProveAccumulatorFits(node, spec);
+  }
   spec.epilogue = ParseEpilogue(node, geometry.out_channels);
   return spec;
+}
+
+ConvGeometry ParseConvGeometry(const AttributeReader& attributes, bool transposed) {
+  ConvGeometry g;
+  const Window window = ReadWindow(attributes, true);
+  g.kernel_h = window.kernel[0], g.kernel_w = window.kernel[1];
+  g.stride_h = window.stride[0], g.stride_w = window.stride[1];
+  g.dilation_h = window.dilation[0], g.dilation_w = window.dilation[1];
+  g.pad_top = window.pad_begin[0], g.pad_left = window.pad_begin[1];
+  g.pad_bottom = window.pad_end[0], g.pad_right = window.pad_end[1];
+
+  g.in_channels = attributes.Int("in_channels", 1, kMaxAttribute);
+  g.out_channels = attributes.Int("out_channels", 1, kMaxAttribute);
+  g.group = attributes.Int("group", 1, kMaxAttribute);
+  Require(g.in_channels % g.group == 0 && g.out_channels % g.group == 0, attributes.op(), ": group ", g.group,
+          " does not divide ", g.in_channels, " input and ", g.out_channels, " output channels");
+  g.transposed = transposed;
+  return g;
+}
+
+// ONNX: the extra pixels at the end of a dimension stay below its stride or its dilation.
+int64_t OutputPadding(const AttributeReader& attributes, size_t i, int64_t stride, int64_t dilation) {
+  const int64_t value = attributes.Ints("output_padding")[i];
+  Require(value >= 0 && (value < stride || value < dilation), attributes.op(),
+          ": attribute 'output_padding' holds ", value, ", expected 0.. below the stride ", stride,
+          " or the dilation ", dilation);
+  return value;
+}
+
+int SpatialDims(const AttributeReader& attributes) {
+  return static_cast<int>(attributes.Ints("kernel_shape").size());
+}
+
+}  // namespace
+
+MatmulNode DecodeConv(const NodeReader& node) {
+  return {node.op(), ParseMatmul(node, ParseConvGeometry(node, false)), {.spatial = SpatialDims(node)}};
+}
+
+MatmulNode DecodeConvTranspose(const NodeReader& node) {
+  ConvGeometry g = ParseConvGeometry(node, true);
+  const size_t spatial = node.Ints("kernel_shape").size(), given = node.Ints("output_padding").size();
+  Require(given == 0 || given == spatial, node.op(), ": attribute 'output_padding' has ", given,
+          " numbers, expected ", spatial);
+  if (given == 2) g.output_pad_h = OutputPadding(node, 0, g.stride_h, g.dilation_h);
+  if (given != 0) g.output_pad_w = OutputPadding(node, given - 1, g.stride_w, g.dilation_w);
+  return {node.op(), ParseMatmul(node, g), {.spatial = SpatialDims(node)}};
+}
+
+MatmulNode DecodeGemm(const NodeReader& node) {
+  ConvGeometry g;  // a 1x1 convolution over images of one pixel
+  g.in_channels = node.Int("in_features", 1, kMaxAttribute);
+  g.out_channels = node.Int("out_features", 1, kMaxAttribute);
+  const int64_t axis = node.Int("axis", -kMaxAttribute, kMaxAttribute);
+  return {node.op(), ParseMatmul(node, g), {.spatial = 0, .is_gemm = true, .axis = axis}};
 }
 
 }  // namespace lowbit

@@ -1,0 +1,52 @@
+// LowBitAdd and LowBitMul with numpy broadcasting.
+#include "core/nodes/node_kinds.h"
+#include "core/status.h"
+
+namespace lowbit {
+namespace {
+
+BinaryNode Decode(BinaryKind kind, const NodeReader& node) {
+  BinarySpec spec;
+  spec.kind = kind;
+  const OperandType a = ReadCodes(node, "a_encoding"), b = ReadCodes(node, "b_encoding");
+  spec.a_signed = a.encoding == Encoding::kSigned;
+  spec.b_signed = b.encoding == Encoding::kSigned;
+  spec.a_scale = node.ScaleOf("a_scale");
+  spec.b_scale = node.ScaleOf("b_scale");
+  spec.a_zero_point = node.ZeroPointOf("a_zero_point", a);
+  spec.b_zero_point = node.ZeroPointOf("b_zero_point", b);
+  spec.quantizer = ReadQuantizer(node);
+
+  // |code - zero_point| <= 255; 256 covers the roundings.
+  const double a_max = 256.0 * static_cast<double>(spec.a_scale),
+               b_max = 256.0 * static_cast<double>(spec.b_scale);
+  const double max_abs = spec.kind == BinaryKind::kAdd ? a_max + b_max : a_max * b_max;
+  spec.fast_is_exact = FastIsExact(spec.quantizer, max_abs, static_cast<double>(spec.a_scale)) &&
+                       FastIsExact(spec.quantizer, max_abs, static_cast<double>(spec.b_scale));
+  return {spec};
+}
+
+}  // namespace
+
+BinaryNode DecodeAdd(const NodeReader& node) { return Decode(BinaryKind::kAdd, node); }
+BinaryNode DecodeMul(const NodeReader& node) { return Decode(BinaryKind::kMul, node); }
+
+std::vector<int64_t> BroadcastDims(std::span<const int64_t> a, std::span<const int64_t> b) {
+  std::vector<int64_t> y(std::max(a.size(), b.size()));
+  for (size_t i = 1; i <= y.size(); ++i) {
+    const int64_t da = i <= a.size() ? a[a.size() - i] : 1, db = i <= b.size() ? b[b.size() - i] : 1;
+    Require(da == db || da == 1 || db == 1, "shapes ", ShapeText(a), " and ", ShapeText(b),
+            " do not broadcast");
+    y[y.size() - i] = da == 1 ? db : da;
+  }
+  BoundedCount(y);
+  return y;
+}
+
+std::vector<int64_t> OutputDims(const BinaryNode& node, const FedShape& a, const FedShape& b) {
+  CheckFed(a, CodeType(node.spec.a_signed), "a");
+  CheckFed(b, CodeType(node.spec.b_signed), "b");
+  return BroadcastDims(a.dims, b.dims);
+}
+
+}  // namespace lowbit
