@@ -6,6 +6,7 @@ The commands of ``lowbit --help`` mirror the functions below; everything is impo
     >>> import lowbit
     >>> result = lowbit.convert("model_qdq.onnx", "model_lowbit.onnx")
     >>> session = lowbit.session("model_lowbit.onnx")        # a plain onnxruntime.InferenceSession
+    >>> session = lowbit.session("model_qdq.onnx", device="cuda")  # converted in memory, on an NVIDIA GPU
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lowbit.bench import bench
+    from lowbit.compiled import compile
     from lowbit.convert import convert
+    from lowbit.devices import devices, get_ep_name, get_ep_names, get_library_path
     from lowbit.errors import LowBitError, ModelError, OutputError, UnsupportedError
     from lowbit.export import export
     from lowbit.inspect import inspect
-    from lowbit.session import get_library_path, session
+    from lowbit.session import session
     from lowbit.tune import tune
     from lowbit.verify import verify
 
@@ -32,8 +35,12 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "bench",
+    "compile",
     "convert",
+    "devices",
     "export",
+    "get_ep_name",
+    "get_ep_names",
     "get_library_path",
     "inspect",
     "session",
@@ -47,9 +54,13 @@ _HOME = {
     "OutputError": "errors",
     "UnsupportedError": "errors",
     "bench": "bench",
+    "compile": "compiled",
     "convert": "convert",
+    "devices": "devices",
     "export": "export",
-    "get_library_path": "session",
+    "get_ep_name": "devices",
+    "get_ep_names": "devices",
+    "get_library_path": "devices",
     "inspect": "inspect",
     "session": "session",
     "tune": "tune",

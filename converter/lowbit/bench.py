@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lowbit.binding import bind, queued_seconds
+from lowbit.devices import canonical
 from lowbit.errors import LowBitError, ModelError
-from lowbit.session import open_session, register
+from lowbit.session import for_device, is_ready, open_session, prepare
 
 if (
     TYPE_CHECKING
@@ -40,6 +42,9 @@ BLOCK_SECONDS = 0.05
 
 FRESH_TRIES = 3
 
+QUEUED_ROUNDS = 9
+"""Measurements of queued runs; the figure is their median."""
+
 PAUSE_SECONDS = 0.06
 """Longer than ONNX Runtime's worker threads spin after a run before they sleep."""
 
@@ -50,10 +55,12 @@ class Timing:
 
     path: str
     file_bytes: int
+    device: str = "cpu"
     runs: int = 0
     median_ms: float = 0.0
     p10_ms: float = 0.0
     p90_ms: float = 0.0
+    queued_ms: float | None = None  # a GPU's own time: per run of many that are queued
     load_ms: float = 0.0  # median over fresh processes
     peak_memory_bytes: int = 0  # VmHWM of a fresh process: median; 0 where the system does not tell
     nodes: list[NodeTime] = field(default_factory=list)
@@ -113,22 +120,26 @@ def bench(
     shapes: Mapping[str, list[int]] | None = None,
     seed: int = 0,
     profile: bool = False,
+    device: str = "cpu",
     progress: Progress | None = None,
 ) -> BenchReport:
     """Measures a model, and another one in turns with it.
 
     Both sessions get the same options: ``threads`` intra-op threads, everything else as ONNX Runtime sets it.
-    Inputs are random, inputs and outputs are bound once (IO binding), so that only the model runs.
+    Inputs are random, inputs and outputs are bound once (IO binding), on the GPU for a model that runs there,
+    so that only the model runs.
 
     Args:
         model: a file, converted or not.
-        against: the file to compare with, usually the original.
+        against: the file to compare with, usually the original. On another device than "cpu" it runs there
+            too if it was converted, and in stock ONNX Runtime on the CPU otherwise.
         rounds: blocks per model; a block is as many runs as fit 50 ms, at least one.
         threads: intra-op threads of both sessions.
         pin: CPU numbers to pin this process to while it measures; empty: not pinned.
         shapes: sizes of inputs with symbolic dims.
         seed: of the random inputs.
         profile: also run ONNX Runtime's profiler and report mean times per node.
+        device: where ``model`` runs, see :func:`lowbit.session`; converted in memory for it if need be.
         progress: called with (rounds done, rounds in all).
 
     Raises:
@@ -141,10 +152,12 @@ def bench(
     for path in paths:
         if not os.path.isfile(path):
             raise ModelError(f"{path}: no such file")
-    subjects = [Subject.read(path, threads, seed, shapes) for path in paths]
+    place = canonical(device)
+    subjects = [Subject.read(path, threads, seed, shapes, place, convert=path is paths[0]) for path in paths]
     if subjects[0].takes(subjects[-1].feed):  # the same values for both
         subjects[-1] = replace(subjects[-1], feed=subjects[0].feed)
-    timings = [Timing(path, subject.file_bytes) for path, subject in zip(paths, subjects, strict=True)]
+    timings = [Timing(path, subject.file_bytes, subject.device)
+               for path, subject in zip(paths, subjects, strict=True)]  # fmt: skip
 
     with pinned(pin):
         runs = [subject.bound_run() for subject in subjects]
@@ -156,6 +169,7 @@ def bench(
             )
         del runs
         for timing, subject in zip(timings, subjects, strict=True):
+            timing.queued_ms = subject.queued_ms()
             timing.load_ms, timing.peak_memory_bytes = fresh_process(subject)
             if profile:
                 timing.nodes = _profile(subject)
@@ -172,26 +186,47 @@ class Subject:
     feed: dict[str, npt.NDArray[Any]]
     threads: int
     lowbit: bool  # needs the custom-op library; a stock model runs without it, as its users run it
+    device: str = "cpu"
 
     @classmethod
-    def read(cls, path: str, threads: int, seed: int, shapes: Mapping[str, list[int]] | None) -> Subject:
-        """Reads the model's interface and draws random inputs for it."""
+    def read(
+        cls,
+        path: str,
+        threads: int,
+        seed: int,
+        shapes: Mapping[str, list[int]] | None,
+        device: str = "cpu",
+        *,
+        convert: bool = False,
+    ) -> Subject:
+        """Reads the model's interface and draws random inputs for it.
+
+        A model that is not lowbit's runs on the CPU, unless ``convert`` asks to convert it for the device.
+        """
         from lowbit.feeds import load_model, random_feeds
         from lowbit.ops import DOMAIN
         from lowbit.standard import needs_standard_form, standard_form
 
         model = load_model(path, external_data=False)
         file_bytes = os.path.getsize(path) + _external_bytes(path, model)
+        if device != "cpu" and convert and not is_ready(model):
+            ready = for_device(path)
+            if ready is not path:
+                model = ready.model
+                path = _temporary_file(model, "converted.onnx")
+        if not is_ready(model):
+            device = "cpu"
         if needs_standard_form(model):
             # What its users run today: every quantizer as float operations.
             model = standard_form(load_model(path))
-            path = _temporary_file(model)
+            path = _temporary_file(model, "standard_form.onnx")
         return cls(
             path,
             file_bytes,
             random_feeds(model, seed, shapes),
             threads,
-            any(opset.domain == DOMAIN for opset in model.opset_import),
+            any(opset.domain == DOMAIN for opset in model.opset_import) or device != "cpu",
+            device,
         )
 
     def takes(self, feed: Mapping[str, npt.NDArray[Any]]) -> bool:
@@ -202,15 +237,18 @@ class Subject:
 
     def open(self, profile_prefix: str = "") -> onnxruntime.InferenceSession:
         """A new session."""
-        options = _options(self.threads, self.lowbit)
+        options = _options(self.threads, self.lowbit, self.device)
         if profile_prefix:
             options.enable_profiling = True
             options.profile_file_prefix = profile_prefix
-        return open_session(self.path, options)
+        return open_session(self.path, options, self.device)
 
     def bound_run(self) -> Callable[[], None]:
         """A function that runs the model once on inputs and outputs bound beforehand."""
         opened = self.open()
+        if self.device.startswith("cuda"):
+            on_device = bind(opened, self.feed, self.device)
+            return lambda: opened.run_with_iobinding(on_device)
         binding = opened.io_binding()
         for name, value in self.feed.items():
             binding.bind_cpu_input(name, np.ascontiguousarray(value))
@@ -219,25 +257,35 @@ class Subject:
         return lambda: opened.run_with_iobinding(binding)
 
 
-def _temporary_file(model: onnx.ModelProto) -> str:
+    def queued_ms(self) -> float | None:
+        """Milliseconds per run of runs that are queued on a GPU; None for a CPU, where nothing is queued."""
+        if not self.device.startswith("cuda"):
+            return None
+        opened = self.open()
+        binding = bind(opened, self.feed, self.device)
+        runs = max(10, round(BLOCK_SECONDS / queued_seconds(opened, binding, 10)))
+        return float(np.median([queued_seconds(opened, binding, runs) for _ in range(QUEUED_ROUNDS)])) * 1e3
+
+
+def _temporary_file(model: onnx.ModelProto, name: str) -> str:
     """Writes a model to a file that lasts as long as this process."""
     import onnx
 
     folder = tempfile.mkdtemp(prefix="lowbit-bench-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = os.path.join(folder, "standard_form.onnx")
+    path = os.path.join(folder, name)
     onnx.save(model, path)
     return path
 
 
-def _options(threads: int, lowbit: bool) -> onnxruntime.SessionOptions:
+def _options(threads: int, lowbit: bool, device: str) -> onnxruntime.SessionOptions:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     if lowbit:
-        register(options)
+        prepare(options, device, None)
     return options
 
 
@@ -333,7 +381,7 @@ def fresh_process(subject: Subject) -> tuple[float, int]:
     with tempfile.TemporaryDirectory() as folder:
         samples = os.path.join(folder, "feeds.npz")
         np.savez(samples, **subject.feed)  # type: ignore[arg-type]
-        arguments = [subject.path, samples, str(subject.threads), str(int(subject.lowbit))]
+        arguments = [subject.path, samples, str(subject.threads), str(int(subject.lowbit)), subject.device]
         command = [sys.executable, "-c", "from lowbit.bench import fresh_main; fresh_main()"]
         results = []
         for _ in range(FRESH_TRIES):
@@ -350,10 +398,10 @@ def fresh_process(subject: Subject) -> tuple[float, int]:
 
 def fresh_main() -> None:
     """Runs in the fresh process: loads a model, runs it once, prints load time and peak memory as JSON."""
-    path, samples, threads, lowbit = sys.argv[1:5]
-    options = _options(int(threads), lowbit == "1")
+    path, samples, threads, lowbit, device = sys.argv[1:6]
+    options = _options(int(threads), lowbit == "1", device)
     start = time.perf_counter()
-    opened = open_session(path, options)
+    opened = open_session(path, options, device)
     load_ms = (time.perf_counter() - start) * 1e3
     with np.load(samples) as feed:
         opened.run(None, {name: feed[name] for name in feed.files})

@@ -74,6 +74,16 @@ def dialect_of(nodes: Iterable[onnx.NodeProto], graph: Neighbours) -> str | None
     return _strongest(own | around)
 
 
+def dialects_of(model: onnx.ModelProto) -> set[str]:
+    """The dialects that a model's nodes speak, its functions' nodes included; none: nothing is quantized."""
+    graph = Neighbours(model.graph)
+    words = {word for node in model.graph.node for word in _words(node, graph)}
+    for function in model.functions:
+        alone = Neighbours(onnx.GraphProto(node=function.node))
+        words |= {word for node in function.node for word in _words(node, alone)}
+    return words
+
+
 def _words(node: onnx.NodeProto, graph: Neighbours) -> Iterator[str]:
     """What one node says about the dialect."""
     maker = graph.maker(node.input[0]) if node.input else None

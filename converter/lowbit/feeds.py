@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -64,6 +67,35 @@ def random_feeds(
         name: _random(rng, value, _concrete_shape(value, shapes or {}), _quantizer_range(model, name))
         for name, value in model_inputs(model).items()
     }
+
+
+def shapes_of_batches(
+    model: onnx.ModelProto, batches: Sequence[int], shapes: Mapping[str, list[int]] | None = None
+) -> list[dict[str, list[int]]]:
+    """The sizes of all inputs with a symbolic first dim, for each batch size.
+
+    Args:
+        model: the model.
+        batches: the batch sizes; none: ``shapes`` alone.
+        shapes: sizes of inputs with other symbolic dims; their first is replaced.
+
+    Raises:
+        LowBitError: if no input has a symbolic first dim, a batch is below 1, or sizes are missing.
+    """
+    if not batches:
+        return [dict(shapes or {})]
+    if min(batches) < 1:
+        raise LowBitError(f"a batch must be at least 1, got {min(batches)}")
+    open_inputs = {
+        name: value
+        for name, value in model_inputs(model).items()
+        if value.type.tensor_type.shape.dim and not value.type.tensor_type.shape.dim[0].HasField("dim_value")
+    }
+    if not open_inputs:
+        raise LowBitError("the model's batch is fixed: none of its inputs has a symbolic first dim")
+    sizes = {name: _concrete_shape(value, shapes or {}) for name, value in open_inputs.items()}
+    return [{**(shapes or {}), **{name: [batch, *size[1:]] for name, size in sizes.items()}}
+            for batch in batches]  # fmt: skip
 
 
 def load_samples(path: str | os.PathLike[str], model: onnx.ModelProto) -> Feeds:
@@ -224,3 +256,15 @@ def load_model(path: str | os.PathLike[str], *, external_data: bool = True) -> o
     if not model.graph.node and not model.graph.output:
         raise ModelError(f"{name}: not an ONNX model, or an empty one: it has no nodes and no outputs")
     return model
+
+
+@contextlib.contextmanager
+def as_file(model: Model) -> Iterator[str]:
+    """The path of a model; one that is in memory is written to a temporary file as long as the body runs."""
+    if isinstance(model, (str, os.PathLike)):
+        yield os.fspath(model)
+        return
+    with tempfile.TemporaryDirectory(prefix="lowbit-") as folder:
+        path = Path(folder) / "model.onnx"
+        onnx.save(as_proto(model), path)
+        yield str(path)

@@ -14,10 +14,12 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
+from lowbit.devices import canonical
 from lowbit.dialects import MOVES, Neighbours, dialect_of
 from lowbit.errors import LowBitError
-from lowbit.feeds import Model, as_proto, model_inputs
+from lowbit.feeds import Model, as_file, as_proto, model_inputs
 from lowbit.ops import DOMAIN
+from lowbit.placement import place
 from lowbit.report import NodeReport, Result
 from lowbit.tensors import (
     Shape,
@@ -81,6 +83,9 @@ class NodeInfo:
         tuned: whether the kernel was measured to be the fastest (``lowbit tune``) rather than estimated.
         candidates: the kernels that could run it, the cheapest estimate first.
         refused: the kernels that could not.
+        runs_on: where a session on ``InspectReport.device`` runs it: that device, or "cpu" for what stays
+            with ONNX Runtime; None where that was not asked, or cannot be told for a node without a name.
+        left: why the execution provider leaves it.
         action: of an unconverted model's node: ``converted``, ``absorbed`` into another one, ``kept`` with
             ONNX Runtime, or ``added`` by the conversion.
         into: the lowbit node that computes it.
@@ -107,6 +112,8 @@ class NodeInfo:
     tuned: bool | None = None
     candidates: list[Candidate] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
+    runs_on: str | None = None
+    left: str | None = None
     action: str | None = None
     into: str | None = None
     reason: str | None = None
@@ -130,6 +137,11 @@ class NodeInfo:
         return f"part of {self.into}" if self.action == "absorbed" and self.into else self.action
 
     @property
+    def why(self) -> str | None:
+        """Why it stays with ONNX Runtime, or why no kernel could be chosen."""
+        return self.reason or self.left
+
+    @property
     def is_float(self) -> bool:
         """Whether it multiplies floats."""
         return self.macs is not None and self.bit_ops is None
@@ -145,6 +157,8 @@ class InspectReport:
         model: the file's name, or the graph's.
         isa: the instruction set that kernels were chosen for.
         threads: as many as measured choices were looked up for; None: those for the most threads.
+        device: the device that ``runs_on`` of the nodes is about; None where none was asked for.
+        regions: how many regions the execution provider compiles for it.
         converted_bytes: size of the converted model; None for one that is converted already.
         inputs: name, type and shape of each.
         outputs: the same.
@@ -158,6 +172,8 @@ class InspectReport:
     model: str | None = None
     isa: str | None = None
     threads: int | None = None
+    device: str | None = None
+    regions: int | None = None
     converted_bytes: int | None = None
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
@@ -183,6 +199,7 @@ class InspectReport:
             "weight_bytes": sum(node.weight_bytes or 0 for node in nodes),
             "source_weight_bytes": sum(n.source_weight_bytes or 0 for n in stored) if stored else None,
             "tuned": sum(bool(node.tuned) for node in nodes),
+            "runs_on": _counts(node.runs_on for node in nodes if node.runs_on),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -200,6 +217,7 @@ def inspect(
     shapes: Mapping[str, list[int]] | None = None,
     isa: str | None = None,
     threads: int | None = None,
+    device: str | None = None,
     input_quant: str | Sequence[str] = (),
 ) -> InspectReport:
     """Describes a model node by node.
@@ -214,20 +232,25 @@ def inspect(
             :data:`lowbit.tensors.TYPICAL_SIZES` says.
         isa: choose kernels as for this level instead of this machine's best.
         threads: as many as sessions will have, where :func:`lowbit.tune` measured for several.
+        device: open the model there and tell which nodes run there, which do not, and why.
         input_quant: see :func:`lowbit.convert`; a converted model takes none.
 
     Raises:
-        ModelError: if the model cannot be read.
+        ModelError: if the model cannot be read, or opened on ``device``.
+        LowBitError: if ``device`` cannot be used.
     """
+    place = None if device is None else canonical(device)
     proto = as_proto(model)
     if input_quant or not any(node.domain == DOMAIN for node in proto.graph.node):
         from lowbit.convert import convert
 
         given = Path(model) if isinstance(model, (str, os.PathLike)) else proto
         result = convert(given, input_quant=input_quant)
-        return describe_conversion(model, result, shapes=shapes, isa=isa, threads=threads)
+        return describe_conversion(model, result, shapes=shapes, isa=isa, threads=threads, device=place)
     report = _blank("lowbit", model, proto, isa, threads)
     report.nodes = _nodes_of(proto, report, shapes or {})
+    if place is not None:
+        _place(report, report.nodes, model, place)
     neighbours = Neighbours(proto.graph)
     for info, node in zip(report.nodes, _nodes(proto), strict=True):
         info.dialect = dialect_of([node], neighbours)
@@ -241,6 +264,7 @@ def describe_conversion(
     shapes: Mapping[str, list[int]] | None = None,
     isa: str | None = None,
     threads: int | None = None,
+    device: str | None = None,
 ) -> InspectReport:
     """Describes what became of every node of a model.
 
@@ -250,12 +274,15 @@ def describe_conversion(
         shapes: see :func:`inspect`.
         isa: see :func:`inspect`.
         threads: see :func:`inspect`.
+        device: see :func:`inspect`; in its full form.
     """
     proto = as_proto(model)
     report = _blank("source", model, proto, isa, threads)
     report.converted_bytes = result.model.ByteSize()
     report.warnings += result.report.warnings
     made = {info.name: info for info in _nodes_of(result.model, report, shapes or {})}
+    if device is not None:
+        _place(report, list(made.values()), result, device)
     facts = _SourceFacts(proto, result.report.nodes)
     for entry in result.report.nodes:
         info = NodeInfo(entry.name, entry.op_type)
@@ -274,6 +301,25 @@ def describe_conversion(
         info.action = "added"
         report.nodes.append(info)
     return report
+
+
+def _place(report: InspectReport, nodes: Sequence[NodeInfo], model: Model, device: str) -> None:
+    """Opens a converted model on a device and fills in where its nodes run."""
+    report.device = device
+    if device == "cpu":
+        for info in nodes:
+            info.runs_on = "cpu"
+        return
+    with as_file(model) as path:
+        found = place(path, device)
+    report.regions = len(found.regions)
+    taken, elsewhere = found.taken, {*found.elsewhere, *found.reasons}
+    for info in nodes:
+        info.left = found.reasons.get(info.name)
+        info.runs_on = device if info.name in taken else "cpu" if info.name in elsewhere else None
+        if info.runs_on == device and device != "cpu-ep":  # what was told is about this machine's CPU
+            info.kernel = info.tuned = info.packed_bytes = info.workspace_bytes = None
+            info.candidates, info.refused = [], []
 
 
 class _SourceFacts:

@@ -252,13 +252,13 @@ def _tip(row: Row, metrics: Sequence[Metric], sums: dict[str, float]) -> str:
         value = metric.value(node)
         if value is not None:
             lines.append(f"{metric.text(value)} ({value / max(sums[metric.key], 1):.1%})")
-    lines += [text for text in (node.kernel, node.reason) if text]
+    lines += [text for text in (node.kernel, node.runs_on, node.why) if text]
     return "\n".join(lines)
 
 
 def _row(index: int, node: NodeInfo) -> Row:
     outcome = _OUTCOMES.get(node.action or "", "lowbit" if node.lowbit_op else "stays")
-    words = (node.name, node.op_type, node.lowbit_op, node.dialect, node.codes, node.kernel, node.reason,
+    words = (node.name, node.op_type, node.lowbit_op, node.dialect, node.codes, node.kernel, node.why,
              node.into)  # fmt: skip
     return Row(index, node, outcome, " ".join(filter(None, words)).lower(), refusals_by_reason(node))
 

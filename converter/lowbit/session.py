@@ -1,14 +1,14 @@
-"""Sessions: a plain ``onnxruntime.InferenceSession`` that knows the ``ai.lowbit`` ops."""
+"""Sessions: a plain ``onnxruntime.InferenceSession`` that knows the ``ai.lowbit`` ops, on any device."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lowbit.devices import canonical, ep_device, get_library_path
 from lowbit.errors import LowBitError, ModelError
 
 if TYPE_CHECKING:
@@ -18,29 +18,12 @@ if TYPE_CHECKING:
 
     from lowbit.report import Result
 
-_LIBRARY_NAMES = {"win32": "lowbit.dll", "darwin": "liblowbit.dylib"}
-
-
-def get_library_path() -> str:
-    """The absolute path of the custom-op library, for those who register it themselves (Python, C++, C#).
-
-    It lies beside the native module, which in an editable install is not beside the Python sources.
-
-    Raises:
-        LowBitError: if the library was not built.
-    """
-    native = importlib.util.find_spec("lowbit._native")
-    name = _LIBRARY_NAMES.get(sys.platform, "liblowbit.so")
-    if native is None or native.origin is None:
-        raise LowBitError("lowbit._native is not built; install the package with pip (`pip install .`)")
-    path = Path(native.origin).resolve().parent / name
-    if not path.is_file():
-        raise LowBitError(f"expected the custom-op library at {path}, found nothing; reinstall lowbit")
-    return str(path)
+_PLACED = "lowbit.device"
+"""The session entry that says which device SessionOptions hold: they cannot be asked."""
 
 
 def register(sess_options: onnxruntime.SessionOptions) -> None:
-    """Registers the library in ``sess_options``; harmless if it already is."""
+    """Registers the custom ops in ``sess_options``; harmless if they already are."""
     sess_options.register_custom_ops_library(get_library_path())
 
 
@@ -50,28 +33,33 @@ def session(
     device: str = "cpu",
     threads: int | None = None,
     sess_options: onnxruntime.SessionOptions | None = None,
+    provider_options: Mapping[str, str | int | bool] | None = None,
 ) -> onnxruntime.InferenceSession:
-    """Opens a model, converted or not, in ONNX Runtime with the ``ai.lowbit`` ops registered.
+    """Opens a model in ONNX Runtime with the ``ai.lowbit`` ops registered.
+
+    On "cpu" a model that was not converted runs as it is, in stock ONNX Runtime. On every other device one
+    whose quantizers are not lowbit's yet is converted in memory first; nothing else can run there.
 
     Args:
         model: a path, the bytes of a model, a ModelProto, or the result of :func:`lowbit.convert`. Only a
-            path lets ONNX Runtime find external data.
-        device: "cpu".
+            path lets ONNX Runtime find external data, and the files beside a compiled model.
+        device: "cpu"; "cuda" or "cuda:1" for an NVIDIA GPU; "cpu-ep" for the execution provider on the CPU.
+            :func:`lowbit.devices` tells what there is.
         threads: intra-op threads of this session; None leaves what ``sess_options`` says.
-        sess_options: your own options. They keep every setting; the one lasting change is that the custom-op
-            library is registered in them, once, however many sessions they serve.
+        sess_options: your own options. They keep every setting. What lasts is that the custom ops, and the
+            device, are added to them, once, however many sessions they serve.
+        provider_options: options of the execution provider, see docs/execution-provider.md; none on "cpu".
 
     Returns:
-        A plain ``onnxruntime.InferenceSession`` on the CPU provider.
+        A plain ``onnxruntime.InferenceSession``.
 
     Raises:
-        ModelError: if the file is missing or ONNX Runtime refuses the model.
-        LowBitError: for another device or a thread count below 1.
+        ModelError: if the file is missing, cannot be converted, or ONNX Runtime refuses the model.
+        LowBitError: for a device that cannot be used, with the reason; for a thread count below 1.
     """
     import onnxruntime
 
-    if device != "cpu":
-        raise LowBitError(f"device must be 'cpu', got '{device}': other devices are not supported yet")
+    place = canonical(device)
     if threads is not None and threads < 1:
         raise LowBitError(f"threads must be at least 1, got {threads}")
 
@@ -79,27 +67,120 @@ def session(
     if sess_options is None and threads is not None:
         # Kernels are measured for a number of threads, which ONNX Runtime does not tell its nodes.
         options.add_session_config_entry("lowbit.threads", str(threads))
-    register(options)
+    prepare(options, place, provider_options)
     before = options.intra_op_num_threads
     try:
         if threads is not None:
             options.intra_op_num_threads = threads
-        return open_session(model, options)
+        return open_session(model if place == "cpu" else for_device(model), options, place)
     finally:
         options.intra_op_num_threads = before
 
 
-def open_session(model: Any, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
-    """``onnxruntime.InferenceSession`` on the CPU whose errors are one ModelError."""
+def prepare(
+    options: onnxruntime.SessionOptions, device: str, provider_options: Mapping[str, str | int | bool] | None
+) -> None:
+    """Registers the custom ops, and the device where it is not "cpu".
+
+    Raises:
+        LowBitError: if the device cannot be used, or the options hold another one already.
+    """
+    given = {key: str(int(value)) if isinstance(value, bool) else str(value)
+             for key, value in (provider_options or {}).items()}  # fmt: skip
+    if device == "cpu":
+        if given:
+            raise LowBitError(
+                f"provider_options ({', '.join(given)}) are for the execution provider; device 'cpu' runs "
+                "custom ops without it"
+            )
+        register(options)
+        return
+    found = ep_device(device)
+    register(options)
+    wanted = f"{device} {sorted(given.items())}" if given else device
+    held = _entry(options, _PLACED)
+    if held is None:
+        options.add_provider_for_devices([found], given)
+        options.add_session_config_entry(_PLACED, wanted)
+    elif held != wanted:
+        raise LowBitError(
+            f"these SessionOptions are set up for device {held} already, got {wanted}; make new ones for it"
+        )
+
+
+def open_session(
+    model: Any, options: onnxruntime.SessionOptions, device: str = "cpu"
+) -> onnxruntime.InferenceSession:
+    """``onnxruntime.InferenceSession`` whose errors are one ModelError; ``options`` hold the device."""
     import onnxruntime
 
-    source, name = _source(model)
+    source, name = source_of(model)
+    # Without providers ONNX Runtime takes those of the options. It would answer a failure of theirs by
+    # running everything on the CPU, with a line on stdout.
+    where: dict[str, Any] = (
+        {"providers": ["CPUExecutionProvider"]} if device == "cpu" else {"enable_fallback": 0}
+    )
     try:
-        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(source, options, **where)
     except Exception as error:
         if not _from_onnxruntime(error):
             raise
-        raise ModelError(f"{name}: ONNX Runtime refuses it: {_one_line(error)}") from error
+        raise ModelError(f"{name}: ONNX Runtime refuses it: {one_line(error)}") from error
+
+
+def for_device(model: Any) -> Any:
+    """What the execution provider can run of a model: converted in memory unless that was done already.
+
+    A model that holds lowbit nodes, or is compiled, is returned as it was given, so that a path stays a path.
+
+    Raises:
+        ModelError: if it cannot be read or converted.
+    """
+    if hasattr(model, "report"):  # a Result of lowbit.convert
+        return model
+    proto = _read(model)
+    if proto is None or is_ready(proto):
+        return model
+    from lowbit.dialects import dialects_of
+
+    if not dialects_of(proto):
+        _stays("nothing in this model is quantized")
+        return model
+    from lowbit.convert import convert
+
+    result = convert(Path(model) if isinstance(model, (str, os.PathLike)) else proto)
+    if not is_ready(result.model):
+        left = (*result.report.islands, *result.report.kept)
+        why = next((f": {node.reason}" for node in left if node.reason), "")
+        _stays(f"nothing in this model could be converted{why}")
+    return result
+
+
+def _stays(why: str) -> None:
+    warnings.warn(f"{why}; it runs on the CPU as ONNX Runtime runs it", RuntimeWarning, stacklevel=4)
+
+
+def is_ready(proto: onnx.ModelProto) -> bool:
+    """Whether a model holds lowbit nodes, or regions that were compiled from them."""
+    from lowbit.ops import DOMAIN
+
+    return any(node.domain == DOMAIN or node.op_type == "EPContext" for node in proto.graph.node)
+
+
+def _read(model: Any) -> onnx.ModelProto | None:
+    """The model without its external data; None for what is no ONNX file, which ONNX Runtime shall judge."""
+    if isinstance(model, (str, os.PathLike)):
+        from lowbit.feeds import load_model
+
+        return None if os.fspath(model).endswith(".ort") else load_model(model, external_data=False)
+    if not isinstance(model, (bytes, bytearray)):
+        return model if hasattr(model, "graph") else None
+    import onnx
+
+    try:
+        return onnx.load_model_from_string(bytes(model))
+    except Exception:  # protobuf's DecodeError, which differs between its implementations
+        return None
 
 
 def run_session(
@@ -112,7 +193,7 @@ def run_session(
     except Exception as error:
         if not _from_onnxruntime(error):
             raise
-        raise ModelError(f"ONNX Runtime does not run it: {_one_line(error)}") from error
+        raise ModelError(f"ONNX Runtime does not run it: {one_line(error)}") from error
 
 
 def _from_onnxruntime(error: Exception) -> bool:
@@ -120,7 +201,7 @@ def _from_onnxruntime(error: Exception) -> bool:
     return type(error).__module__.startswith("onnxruntime") or isinstance(error, (RuntimeError, ValueError))
 
 
-def _source(model: Any) -> tuple[str | bytes, str]:
+def source_of(model: Any) -> tuple[str | bytes, str]:
     """What InferenceSession takes, and how to call it in messages."""
     if isinstance(model, (str, os.PathLike)):
         path = os.fspath(model)
@@ -134,8 +215,20 @@ def _source(model: Any) -> tuple[str | bytes, str]:
         raise LowBitError(
             f"model must be a path, bytes, a ModelProto or a Result, got {type(model).__name__}"
         )
-    return proto.SerializeToString(), proto.graph.name or "the model"
+    name = proto.graph.name or "the model"
+    try:
+        return proto.SerializeToString(), name
+    except ValueError as error:  # 2 GB
+        raise ModelError(f"{name}: too large to be opened from memory: {one_line(error)}") from error
 
 
-def _one_line(error: Exception) -> str:
+def _entry(options: onnxruntime.SessionOptions, key: str) -> str | None:
+    try:
+        return str(options.get_session_config_entry(key))
+    except RuntimeError:  # there is none
+        return None
+
+
+def one_line(error: Exception) -> str:
+    """The message of an error, as part of a sentence."""
     return " ".join(str(error).split())

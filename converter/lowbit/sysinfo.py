@@ -9,11 +9,12 @@ from importlib import metadata
 from typing import Any
 
 import lowbit
+from lowbit.devices import devices, get_library_path, offered_api, required_api
 from lowbit.errors import LowBitError
 
 
 def sysinfo() -> dict[str, Any]:
-    """Versions, the library, the instruction sets and the kernels, as plain data.
+    """Versions, the library, the devices, the instruction sets and the kernels, as plain data.
 
     Returns:
         A dict of JSON values; ``library`` and ``kernels`` hold an error text and an empty list where the
@@ -31,23 +32,25 @@ def sysinfo() -> dict[str, Any]:
         },
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
-            "cpu": _cpu_name(),
+            "cpu": cpu_name(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "gpu": _gpus(),
         },
+        "devices": [device.to_dict() for device in devices()],
         **_native(),
     }
 
 
 def _native() -> dict[str, Any]:
-    from lowbit.session import get_library_path
-
     cap = os.environ.get("LOWBIT_ISA")
     try:
         from lowbit import _native
 
         return {
-            "library": {"path": get_library_path(), "api": _api()},
+            "library": {
+                "path": get_library_path(),
+                "api": {"required": required_api(), "offered": offered_api()},
+            },
             "isa": {"machine": _native.isa_levels(), "used": _native.default_isa(), "cap": cap},
             "kernels": _native.kernel_table(),
         }
@@ -59,15 +62,6 @@ def _native() -> dict[str, Any]:
         }
 
 
-def _api() -> dict[str, int | None]:
-    """The C API that the library requires, and what this ONNX Runtime offers (release 1.N offers API N)."""
-    try:
-        offered = int(metadata.version("onnxruntime").split(".")[1])
-    except (metadata.PackageNotFoundError, IndexError, ValueError):
-        offered = None
-    return {"required": 24, "offered": offered}
-
-
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
@@ -75,7 +69,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """What the system calls the CPU."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             for line in lines:
@@ -87,7 +82,7 @@ def _cpu_name() -> str:
 
 
 def _gpus() -> list[str]:
-    """Display controllers by PCI vendor. Nothing here uses them yet; the list only says what is there."""
+    """Display controllers by PCI vendor: what is in the machine, whether or not a driver makes it usable."""
     vendors = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
     found = []
     for path in sorted(glob.glob("/sys/bus/pci/devices/*/class")):

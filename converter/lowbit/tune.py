@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,15 @@ import onnx
 from onnx import helper
 
 from lowbit.atomic import write_atomically
+from lowbit.devices import canonical
 from lowbit.errors import LowBitError, OutputError
 from lowbit.feeds import Model, as_proto
 from lowbit.ops import DOMAIN
 from lowbit.ops.codes import code_range
 from lowbit.tensors import Tensors, read_tensors
+
+if TYPE_CHECKING:
+    from lowbit.device_tune import DeviceTuneReport
 
 Array = npt.NDArray[Any]
 Progress = Callable[[int, int], None]
@@ -102,20 +106,47 @@ class TuneReport:
         return {**asdict(self), "changed": self.changed}
 
 
+@overload
 def tune(
     model: Model,
     *,
     shapes: Mapping[str, list[int]] | None = None,
     threads: int | None = None,
     isa: str | None = None,
+    device: Literal["cpu", "cpu-ep"] = "cpu",
+    batches: Sequence[int] = (),
     progress: Progress | None = None,
-) -> TuneReport:
+) -> TuneReport: ...
+@overload
+def tune(
+    model: Model,
+    *,
+    shapes: Mapping[str, list[int]] | None = None,
+    threads: int | None = None,
+    isa: str | None = None,
+    device: str,
+    batches: Sequence[int] = (),
+    progress: Progress | None = None,
+) -> TuneReport | DeviceTuneReport: ...
+def tune(
+    model: Model,
+    *,
+    shapes: Mapping[str, list[int]] | None = None,
+    threads: int | None = None,
+    isa: str | None = None,
+    device: str = "cpu",
+    batches: Sequence[int] = (),
+    progress: Progress | None = None,
+) -> TuneReport | DeviceTuneReport:
     """Measures the kernels that could run each convolution and matrix product, and keeps the fastest.
 
-    Results do not change: every kernel computes the same numbers.
+    Results do not change: every kernel computes the same numbers. On a GPU the execution provider measures,
+    in one profile run for each batch size (:func:`lowbit.device_tune.tune_device`).
 
     Args:
         model: a converted model, or one that is converted in memory.
+        device: "cpu" or "cpu-ep", which share their choices, or a GPU.
+        batches: batch sizes to tune a GPU for; none: a symbolic batch counts as 1.
         shapes: sizes of inputs with symbolic dims; as in :func:`lowbit.inspect` otherwise. A choice for a
             model that leaves sizes open holds for whatever sizes it is fed.
         threads: as many as the sessions will have; None: one for each CPU of this process.
@@ -129,6 +160,16 @@ def tune(
     """
     from lowbit import _native
 
+    place = canonical(device)
+    if place not in ("cpu", "cpu-ep"):
+        from lowbit.device_tune import tune_device
+
+        if threads is not None or isa is not None:
+            raise LowBitError("threads and instruction sets are of the CPU; a GPU is tuned without them")
+        return tune_device(model, place, cache=str(cache_path().parent), batches=batches, shapes=shapes,
+                           progress=progress)  # fmt: skip
+    if batches:
+        raise LowBitError("batches are for GPUs: what is measured on a CPU holds for every batch")
     proto = as_proto(model)
     if not any(node.domain == DOMAIN for node in proto.graph.node):
         from lowbit.convert import convert

@@ -30,6 +30,7 @@ import onnx
 from onnx import helper
 
 from lowbit import ties
+from lowbit.devices import canonical
 from lowbit.errors import LowBitError, ModelError
 from lowbit.feeds import Model, as_proto, batches, constant_values, load_samples, random_feeds
 from lowbit.ops import DOMAIN, evaluate
@@ -124,6 +125,7 @@ def verify(
     seed: int = 0,
     shapes: Mapping[str, list[int]] | None = None,
     threads: int | None = None,
+    device: str = "cpu",
     progress: Progress | None = None,
 ) -> VerifyReport:
     """Checks a converted model against the model it was made from.
@@ -137,6 +139,7 @@ def verify(
         seed: of the random samples.
         shapes: sizes of inputs with symbolic dims, for random samples.
         threads: intra-op threads of the sessions.
+        device: where the converted model runs; its original always runs on the CPU.
         progress: called with (samples done, samples in all).
 
     Returns:
@@ -160,14 +163,15 @@ def verify(
         notes.append(
             "ONNX Runtime does not load the original; it was compared with its quantizers as float operations"
         )
-    report = _compare(converted, original, mapping, feeds, threads, progress, notes, optimize=True)
+    place = canonical(device)
+    report = _compare(converted, original, mapping, feeds, threads, place, progress, notes, optimize=True)
     if report.ok:
         return report
     notes.append(
         f"stock ONNX Runtime: its optimizer changes {report.total('unexplained')} elements; it was "
         "compared without optimization, convolutions in float"
     )
-    literal = _compare(converted, original, mapping, feeds, threads, progress, notes, optimize=False)
+    literal = _compare(converted, original, mapping, feeds, threads, place, progress, notes, optimize=False)
     return literal if literal.ok else report
 
 
@@ -177,6 +181,7 @@ def _compare(
     mapping: Mapping[str, Place],
     feeds: list[dict[str, Array]],
     threads: int | None,
+    device: str,
     progress: Progress | None,
     notes: list[str],
     *,
@@ -186,10 +191,10 @@ def _compare(
     report = VerifyReport(notes=list(notes))
     wanted = {place.source for place in mapping.values()}
     stock = Stock(original, wanted, threads, report.notes, optimize=optimize)
-    local = _Local(converted, original, mapping, threads)
+    local = _Local(converted, original, mapping, threads, device)
     if not local.nodes:
         report.notes.append("the converted model has no lowbit node; only whole models were compared")
-    whole = _Whole(converted, mapping, threads)
+    whole = _Whole(converted, mapping, threads, device)
     for done, feed in enumerate(feeds):
         if progress is not None:
             progress(done, len(feeds))
@@ -214,8 +219,10 @@ class _Local:
         original: onnx.ModelProto,
         mapping: Mapping[str, Place],
         threads: int | None,
+        device: str,
     ) -> None:
-        self.model, self.original, self.mapping, self.threads = converted, original, mapping, threads
+        self.model, self.original, self.mapping = converted, original, mapping
+        self.threads, self.device = threads, device
         self.constants = constant_values(converted)
         self.producer = {name: node for node in converted.graph.node for name in node.output}
         self.nodes = [node for node in converted.graph.node if node.domain == DOMAIN]
@@ -377,7 +384,7 @@ class _Local:
         )
         model = helper.make_model(graph, opset_imports=list(self.model.opset_import))
         model.ir_version = self.model.ir_version
-        return session(model, sess_options=exact_options(self.threads))
+        return session(model, device=self.device, sess_options=exact_options(self.threads))
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
@@ -439,7 +446,9 @@ def _same(a: Array, b: Array) -> npt.NDArray[np.bool_]:
 class _Whole:
     """The converted model from input to output, beside the original."""
 
-    def __init__(self, converted: onnx.ModelProto, mapping: Mapping[str, Place], threads: int | None) -> None:
+    def __init__(
+        self, converted: onnx.ModelProto, mapping: Mapping[str, Place], threads: int | None, device: str
+    ) -> None:
         self.outputs = [value.name for value in converted.graph.output]
         produced = {name for node in converted.graph.node for name in node.output}
         self.places = {
@@ -448,7 +457,7 @@ class _Whole:
             if name in produced and name not in self.outputs and name != place.source
         }
         exposed, self.renamed = expose(converted, sorted(self.places))
-        self.session = session(exposed, sess_options=exact_options(threads))
+        self.session = session(exposed, device=device, sess_options=exact_options(threads))
 
     def check(self, feed: Mapping[str, Array], values: Mapping[str, Array], report: VerifyReport) -> None:
         """Adds one sample to the report."""

@@ -30,16 +30,16 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "inspect.md"
 # The contract of `lowbit inspect --format json`. Fields may be added here; none may go.
 REPORT_FIELDS = {
     "schema", "kind", "bytes", "model", "isa", "threads", "converted_bytes", "inputs", "outputs", "assumed",
-    "nodes", "warnings", "totals",
+    "nodes", "warnings", "totals", "device", "regions",
 }  # fmt: skip
 NODE_FIELDS = {
     "name", "op_type", "dialect", "lowbit_op", "x", "w", "y", "epilogue", "input_shape", "output_shape",
     "macs", "bit_ops", "weight_bytes", "source_weight_bytes", "packed_bytes", "workspace_bytes", "kernel",
-    "tuned", "candidates", "refused", "action", "into", "reason",
+    "tuned", "candidates", "refused", "action", "into", "reason", "runs_on", "left",
 }  # fmt: skip
 TOTALS_FIELDS = {
     "nodes", "ops", "actions", "dialects", "kernels", "macs", "float_macs", "bit_ops", "weight_bytes",
-    "source_weight_bytes", "tuned",
+    "source_weight_bytes", "tuned", "runs_on",
 }  # fmt: skip
 
 HOSTILE = "</script><script>alert(1)</script><img onerror=x>\"'&amp;{{7*7}}"

@@ -50,8 +50,10 @@ def test_the_library_works_without_the_python_package(converted):
 
 
 def test_what_cannot_open_says_why(converted, tmp_path):
-    with pytest.raises(LowBitError, match=r"device must be 'cpu', got 'cuda'.*not supported yet"):
-        lowbit.session(converted, device="cuda")
+    with pytest.raises(LowBitError, match=r"device must be 'cpu', .*got 'tpu'"):
+        lowbit.session(converted, device="tpu")
+    with pytest.raises(LowBitError, match=r"provider_options \(tuning\).*device 'cpu' runs"):
+        lowbit.session(converted, provider_options={"tuning": "on"})
     with pytest.raises(LowBitError, match="threads must be at least 1, got 0"):
         lowbit.session(converted, threads=0)
     with pytest.raises(ModelError, match="no such file"):
@@ -64,10 +66,11 @@ def test_what_cannot_open_says_why(converted, tmp_path):
 
 def test_public_names_are_functions_whatever_was_imported_before():
     code = """
-import lowbit.session, lowbit.verify, lowbit.inspect, lowbit.bench, lowbit.convert
+import lowbit.session, lowbit.devices, lowbit.compiled, lowbit.verify, lowbit.inspect
+import lowbit.bench, lowbit.convert
 from lowbit.session import register
 import lowbit
-for name in ("session", "verify", "inspect", "bench", "convert", "get_library_path"):
+for name in ("session", "verify", "inspect", "bench", "convert", "devices", "compile", "get_library_path"):
     assert callable(getattr(lowbit, name)), name
 assert set(lowbit.__all__) <= set(dir(lowbit))
 """

@@ -11,7 +11,7 @@ import click
 
 import lowbit
 
-COMMANDS = ("sys", "inspect", "convert", "export", "tune", "run", "verify", "bench")
+COMMANDS = ("sys", "inspect", "convert", "export", "tune", "compile", "run", "verify", "bench")
 
 
 class _Commands(click.Group):

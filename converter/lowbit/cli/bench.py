@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lowbit.cli.common import MODEL, Out, megabytes, model_argument, seed_option, shape_option, subcommand
+from lowbit.cli.common import (
+    MODEL,
+    Out,
+    device_option,
+    megabytes,
+    model_argument,
+    seed_option,
+    shape_option,
+    subcommand,
+)
 
 if TYPE_CHECKING:
     from lowbit.bench import BenchReport
@@ -20,6 +29,7 @@ if TYPE_CHECKING:
               help="Blocks of about 50 ms per model, taken in turns.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True,
               help="Intra-op threads of both sessions.")  # fmt: skip
+@device_option("cpu")
 @click.option("--pin", default="", metavar="CPU,..", help="Pin the process to these CPUs while measuring.")
 @click.option("--profile", is_flag=True, help="Also show times per node.")
 @shape_option
@@ -30,6 +40,7 @@ def command(
     against: Path | None,
     rounds: int,
     threads: int,
+    device: str,
     pin: str,
     profile: bool,
     shapes: tuple[str, ...],
@@ -38,7 +49,8 @@ def command(
     """Measure MODEL beside another model.
 
     Both sessions take turns in one process, in blocks of about 50 ms, so that whatever disturbs the machine
-    disturbs both.
+    disturbs both. With --device, MODEL runs there, converted in memory if need be; the other one runs there
+    too if it is a lowbit model, and in stock ONNX Runtime on the CPU otherwise.
     """
     from lowbit.bench import bench
     from lowbit.feeds import parse_shapes
@@ -49,7 +61,7 @@ def command(
         raise click.UsageError(f"--pin expects CPU numbers such as 1 or 0,1, got '{pin}'") from None
     with out.progress("measuring") as progress:
         report = bench(model, against, rounds=rounds, threads=threads, pin=cpus, shapes=parse_shapes(shapes),
-                       seed=seed, profile=profile, progress=progress)  # fmt: skip
+                       seed=seed, profile=profile, device=device, progress=progress)  # fmt: skip
     if out.as_json:
         out.json(report.to_dict())
     else:
@@ -62,6 +74,8 @@ def _print(out: Out, report: BenchReport) -> None:
     rows = [
         ("median time", *(f"{t.median_ms:.3f} ms" for t in models), ratios.get("time")),
         ("p10 .. p90", *(f"{t.p10_ms:.3f} .. {t.p90_ms:.3f} ms" for t in models), None),
+        ("device time", *(t.queued_ms and f"{t.queued_ms:.4f} ms" for t in models), None),
+        ("device", *(t.device for t in models), None),
         ("runs", *(f"{t.runs:,}" for t in models), None),
         ("file size", *(megabytes(t.file_bytes) for t in models), ratios.get("size")),
         ("load time", *(f"{t.load_ms:.1f} ms" for t in models), ratios.get("load")),
@@ -69,7 +83,7 @@ def _print(out: Out, report: BenchReport) -> None:
     ]
     short = [Path(timing.path).name for timing in models]
     labels = short if len(set(short)) == len(short) else [timing.path for timing in models]
-    formatted = [(*row[:-1], None if row[-1] is None else f"{row[-1]:.3f}") for row in rows]
+    formatted = [(*row[:-1], None if row[-1] is None else f"{row[-1]:.3f}") for row in rows if any(row[1:])]
     out.table(["", *(f"{label}>" for label in labels), "ratio>"], formatted)
     pinned = f", pinned to CPU {', '.join(map(str, report.pinned))}" if report.pinned else ""
     out.note(

@@ -204,6 +204,33 @@ report_option = click.option(
 )
 
 
+batch_option = click.option(
+    "--batch", default="", metavar="N,..", help="Batch sizes to measure for, such as 1,16, on a GPU."
+)
+
+
+def device_option(default: str | None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """``--device``, with a default or, where it is None, without any."""
+    return click.option(
+        "--device",
+        default=default,
+        show_default=default is not None,
+        metavar="DEVICE",
+        help="cpu, cpu-ep (whole regions on the CPU), cuda or cuda:N (an NVIDIA GPU).",
+    )
+
+
+def parse_batches(text: str) -> list[int]:
+    """``"1,16"`` as numbers. Raises click.UsageError for anything else."""
+    try:
+        batches = [int(word) for word in text.split(",") if word]
+    except ValueError:
+        batches = [0]
+    if any(batch < 1 for batch in batches):
+        raise click.UsageError(f"--batch expects positive numbers such as 1,16, got '{text}'")
+    return batches
+
+
 def write_report(path: Path, document: Any, page: Callable[[], str], *, overwrite: bool) -> None:
     """Writes a report as JSON or, under any other suffix, as an HTML page; whole or not at all."""
     from lowbit.atomic import write_atomically

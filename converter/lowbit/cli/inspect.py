@@ -11,6 +11,7 @@ import click
 
 from lowbit.cli.common import (
     Out,
+    device_option,
     input_quant_option,
     megabytes,
     model_argument,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 @shape_option
 @click.option("--isa", default=None, help="Choose kernels as for this instruction set (see `lowbit sys`).")
 @threads_option
+@device_option(None)
 @input_quant_option
 @report_option
 @overwrite_option
@@ -40,6 +42,7 @@ def command(
     shapes: tuple[str, ...],
     isa: str | None,
     threads: int | None,
+    device: str | None,
     input_quant: tuple[str, ...],
     report_file: Path | None,
     overwrite: bool,
@@ -49,7 +52,8 @@ def command(
     A model that is not converted yet is converted in memory; every node then shows what it becomes, or why it
     would stay with ONNX Runtime. With -v also the nodes that others absorb, and the kernels that were not
     chosen. The report in HTML is one page that needs nothing else: a plot of bits and cost along the network
-    and a table of its nodes.
+    and a table of its nodes. With --device the model is opened there, and every node tells whether it runs
+    there or why it stays with ONNX Runtime on the CPU.
     """
     from lowbit.atomic import check_writable
     from lowbit.feeds import parse_shapes
@@ -60,8 +64,9 @@ def command(
         check_writable(report_file, overwrite=overwrite, inputs=(model,))
     with out.status(f"inspecting {model.name}"):
         report = inspect(
-            model, shapes=parse_shapes(shapes), isa=isa, threads=threads, input_quant=input_quant
-        )
+            model, shapes=parse_shapes(shapes), isa=isa, threads=threads, device=device,
+            input_quant=input_quant,
+        )  # fmt: skip
     if out.as_json:
         out.json(report.to_dict())
     else:
@@ -79,6 +84,7 @@ def _print(out: Out, model: Path, report: InspectReport) -> None:
             ("kind", "not converted yet (dry conversion)" if source else "converted by lowbit"),
             ("dialect", ", ".join(dialects) or None if source else None),
             ("kernels for", report.isa),
+            ("device", _device(report)),
             ("inputs", "; ".join(report.inputs)),
             ("outputs", "; ".join(report.outputs)),
         ]
@@ -87,7 +93,7 @@ def _print(out: Out, model: Path, report: InspectReport) -> None:
     if out.verbosity <= 0:  # Q, DQ and the like say nothing on their own
         nodes = [node for node in nodes if node.action != "absorbed"]
     columns = ["node", "op", "dialect", "becomes", "codes", "epilogue", "input", "output", "M MACs>",
-               "M bit-ops>", "kB before>", "kB>", "kernel", "why"]  # fmt: skip
+               "M bit-ops>", "kB before>", "kB>", "kernel", "runs on", "why"]  # fmt: skip
     narrow = (
         "dialect",
         "input",
@@ -123,8 +129,17 @@ def _row(node: NodeInfo, source: bool) -> tuple[object, ...]:
         _in_units(node.source_weight_bytes, 1e3, 1),
         _in_units(node.weight_bytes, 1e3, 1),
         f"{node.kernel} (tuned)" if node.tuned else node.kernel,
-        node.reason,
+        node.runs_on,
+        node.why,
     )
+
+
+def _device(report: InspectReport) -> str | None:
+    if report.device is None:
+        return None
+    where = ", ".join(f"{count} nodes on {name}" for name, count in report.totals["runs_on"].items())
+    regions = "" if report.regions is None else f"; {report.regions} regions"
+    return f"{report.device}: {where or 'no node is known to run anywhere'}{regions}"
 
 
 def _in_units(value: float | None, unit: float, digits: int) -> str | None:

@@ -12,6 +12,7 @@ import numpy as np
 from lowbit.cli.common import (
     MODEL,
     Out,
+    device_option,
     model_argument,
     overwrite_option,
     seed_option,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 @shape_option
 @seed_option
 @threads_option
+@device_option("cpu")
 def command(
     out: Out,
     model: Path,
@@ -45,8 +47,12 @@ def command(
     shapes: tuple[str, ...],
     seed: int,
     threads: int | None,
+    device: str,
 ) -> None:
-    """Run MODEL once and summarize its outputs."""
+    """Run MODEL once and summarize its outputs.
+
+    On another device than the CPU a quantized MODEL that was not converted yet is converted in memory.
+    """
     from lowbit.atomic import check_writable, write_atomically
     from lowbit.feeds import load_model, parse_shapes, random_feeds
     from lowbit.session import run_session, session
@@ -57,7 +63,7 @@ def command(
         check_writable(output, overwrite=overwrite, inputs=(model,))
     proto = load_model(model, external_data=False)
     feeds = random_feeds(proto, seed, parse_shapes(shapes)) if random else _feeds(inputs, proto)
-    opened = session(model, threads=threads)
+    opened = session(model, device=device, threads=threads)
     results = run_session(opened, feeds)
     if output is not None:
         write_atomically(output, lambda path: _save(path, results), overwrite=overwrite)

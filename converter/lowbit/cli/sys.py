@@ -9,7 +9,7 @@ from lowbit.cli.common import Out, subcommand
 
 @subcommand("sys")
 def command(out: Out) -> None:
-    """Show versions, the library, instruction sets and kernels."""
+    """Show versions, the library, devices, instruction sets and kernels."""
     from lowbit.sysinfo import sysinfo
 
     info = sysinfo()
@@ -29,6 +29,10 @@ def command(out: Out) -> None:
             ("instruction sets", ", ".join(isa["machine"]) or "unknown"),
             ("used", isa["used"] and isa["used"] + (" (capped by LOWBIT_ISA)" if isa["cap"] else "")),
         ]
+    )
+    out.table(
+        ["device", "", "why it cannot be used"],
+        [(each["name"], each["description"], each["reason"]) for each in info["devices"]],
     )
     counts = Counter((kernel["op"], kernel["algorithm"], kernel["isa"]) for kernel in info["kernels"])
     if out.verbosity > 0:

@@ -12,6 +12,7 @@ from lowbit.cli.common import (
     CHECK_FAILED,
     MODEL,
     Out,
+    device_option,
     model_argument,
     seed_option,
     shape_option,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 @seed_option
 @shape_option
 @threads_option
+@device_option("cpu")
 def command(
     out: Out,
     model: Path,
@@ -43,19 +45,21 @@ def command(
     seed: int,
     shapes: tuple[str, ...],
     threads: int | None,
+    device: str,
 ) -> None:
     """Check a converted MODEL against its original.
 
     Each lowbit node is fed what stock ONNX Runtime computes at that place of the original. Its result must
     equal the node's definition in every element, and the original's result too, except one step at a rounding
-    tie. Whole-model agreement is shown beside it. Exit code 1: something is wrong or unexplained.
+    tie. Whole-model agreement is shown beside it. With --device MODEL runs there, and must equal the same
+    definitions. Exit code 1: something is wrong or unexplained.
     """
     from lowbit.feeds import parse_shapes
     from lowbit.verify import verify
 
     with out.progress("verifying") as progress:
         report = verify(model, against, data=data, samples=samples, seed=seed, shapes=parse_shapes(shapes),
-                        threads=threads, progress=progress)  # fmt: skip
+                        threads=threads, device=device, progress=progress)  # fmt: skip
     if out.as_json:
         out.json(report.to_dict())
     else:

@@ -256,7 +256,7 @@ def _check_loads(proto: onnx.ModelProto) -> None:
     if any(node.domain not in _KNOWN_DOMAINS for node in proto.graph.node):
         return
 
-    from lowbit.session import get_library_path
+    from lowbit.devices import get_library_path
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4

@@ -1,0 +1,69 @@
+"""``lowbit compile``: a model with packed weights and measured choices for one kind of device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from lowbit.cli.common import (
+    MODEL,
+    Out,
+    batch_option,
+    device_option,
+    megabytes,
+    model_argument,
+    overwrite_option,
+    parse_batches,
+    shape_option,
+    subcommand,
+)
+
+
+@subcommand("compile")
+@model_argument
+@click.option("-o", "--output", type=MODEL, required=True, help="Where to write the compiled model.")
+@device_option("cuda")
+@click.option("--external", is_flag=True, help="Put the compiled data into a file beside the model.")
+@batch_option
+@shape_option
+@overwrite_option
+def command(
+    out: Out,
+    model: Path,
+    output: Path,
+    device: str,
+    external: bool,
+    batch: str,
+    shapes: tuple[str, ...],
+    overwrite: bool,
+) -> None:
+    """Compile MODEL for a device, into a file that loads without conversion and tuning.
+
+    The compiled model (EPContext) holds packed weights and the measured choices of the device's cache;
+    --batch measures first. It is opened and compared with MODEL before it appears. It runs on that kind of
+    device with this release of lowbit and is refused elsewhere, so keep MODEL.
+    """
+    from lowbit.compiled import compile
+    from lowbit.feeds import parse_shapes
+
+    batches = parse_batches(batch)
+    with out.status(f"compiling {model.name}"):
+        report = compile(model, output, device=device, external=external, batches=batches,
+                         shapes=parse_shapes(shapes), overwrite=overwrite)  # fmt: skip
+    if out.as_json:
+        out.json(report.to_dict())
+        return
+    left = f"{len(report.left)}: {', '.join(report.left[:6])}{' ..' if len(report.left) > 6 else ''}"
+    out.facts(
+        [
+            ("device", report.device),
+            ("regions", report.regions),
+            ("left to ONNX Runtime", left if report.left else None),
+            ("size", megabytes(report.bytes)),
+            ("opens in", f"{report.load_ms:.1f} ms"),
+            ("outputs", "as the model's on random inputs" if report.compared else
+             "not compared: sizes are symbolic; give --shape"),
+            ("written", ", ".join(report.files)),
+        ]
+    )  # fmt: skip

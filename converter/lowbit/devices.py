@@ -1,0 +1,202 @@
+"""The library, its execution provider, and the devices that it offers on this machine.
+
+| device | what runs there |
+| --- | --- |
+| cpu | every lowbit node as an operator of its own on ONNX Runtime's CPU provider |
+| cpu-ep | the execution provider on the CPU: whole regions compiled into one node |
+| cuda:0 | the execution provider on the first NVIDIA GPU; ``cuda`` is short for it |
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import threading
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lowbit.errors import LowBitError
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+_LIBRARY_NAMES = {"win32": "lowbit.dll", "darwin": "liblowbit.dylib"}
+_EP_NAME = "LowBitExecutionProvider"
+_NAME = re.compile(r"cpu|cpu-ep|cuda(?::(0|[1-9]\d{0,3}))?")
+_OLDEST_API = 24
+_lock = threading.Lock()
+
+SPELLINGS = "'cpu', 'cpu-ep', 'cuda' or 'cuda:N'"
+
+
+@dataclass(frozen=True)
+class Device:
+    """What ``device=`` of :func:`lowbit.session` takes.
+
+    Attributes:
+        name: "cpu", "cpu-ep", "cuda:0", "cuda:1" ...; "cuda" where no GPU can be used.
+        description: the hardware.
+        reason: why it cannot be used; None where it can.
+    """
+
+    name: str
+    description: str
+    reason: str | None = None
+
+    def to_dict(self) -> dict[str, str | None]:
+        """Plain data for ``--format json``."""
+        return asdict(self)
+
+
+def get_library_path() -> str:
+    """The absolute path of the library, for those who register it themselves (Python, C++, C#).
+
+    It holds the custom ops and the execution provider. It lies beside the native module, which in an editable
+    install is not beside the Python sources.
+
+    Raises:
+        LowBitError: if the library was not built.
+    """
+    native = importlib.util.find_spec("lowbit._native")
+    name = _LIBRARY_NAMES.get(sys.platform, "liblowbit.so")
+    if native is None or native.origin is None:
+        raise LowBitError("lowbit._native is not built; install the package with pip (`pip install .`)")
+    path = Path(native.origin).resolve().parent / name
+    if not path.is_file():
+        raise LowBitError(f"expected the library at {path}, found nothing; reinstall lowbit")
+    return str(path)
+
+
+def get_ep_name() -> str:
+    """The name of the execution provider, to find its devices in ``onnxruntime.get_ep_devices()``."""
+    return _EP_NAME
+
+
+def get_ep_names() -> list[str]:
+    """The names of all execution providers in the library: one."""
+    return [_EP_NAME]
+
+
+def canonical(device: str) -> str:
+    """A device name in its full form: "cuda" is "cuda:0".
+
+    Raises:
+        LowBitError: for anything that is no name of a device.
+    """
+    found = _NAME.fullmatch(device) if isinstance(device, str) else None
+    if found is None:
+        raise LowBitError(
+            f"device must be {SPELLINGS} with the number of a GPU, got {device!r}; `lowbit sys` lists the "
+            "devices of this machine"
+        )
+    return "cuda:0" if device == "cuda" else device
+
+
+def devices() -> list[Device]:
+    """Every device, those that cannot be used with the reason. Registers the execution provider.
+
+    Never raises for what a machine lacks: an installation without the native part, or an ONNX Runtime without
+    plugin execution providers, shows as a reason.
+    """
+    from lowbit.sysinfo import cpu_name
+
+    found = [Device("cpu", cpu_name())]
+    try:
+        offered = ep_devices()
+    except LowBitError as error:
+        return [*found, Device("cpu-ep", cpu_name(), str(error)), Device("cuda", "NVIDIA GPU", str(error))]
+    for name, each in offered.items():
+        found.append(Device(name, each.ep_metadata.get("description") or cpu_name()))
+    reason = _why_no_gpu(offered)
+    if reason is not None:
+        found.append(Device("cuda", "NVIDIA GPU", reason))
+    return found
+
+
+def ep_devices() -> dict[str, onnxruntime.OrtEpDevice]:
+    """What the execution provider offers, by name: "cpu-ep", "cuda:0" ...
+
+    Raises:
+        LowBitError: if it cannot be registered.
+    """
+    import onnxruntime
+
+    register_ep()
+    offered = {}
+    for each in onnxruntime.get_ep_devices():
+        name = each.ep_metadata.get("device", "")
+        if each.ep_name == _EP_NAME and name:
+            offered["cpu-ep" if name == "cpu" else name] = each
+    return offered
+
+
+def ep_device(device: str) -> onnxruntime.OrtEpDevice:
+    """The device of this canonical name as ONNX Runtime knows it.
+
+    Raises:
+        LowBitError: if it cannot be used, with the reason.
+    """
+    offered = ep_devices()
+    if device in offered:
+        return offered[device]
+    usable = ", ".join(name for name in offered if name.startswith("cuda"))
+    reason = _why_no_gpu(offered)
+    there = f"there is {usable}" if usable else "no GPU can be used"
+    raise LowBitError(f"device '{device}': {there}{f': {reason}' if reason else ''}")
+
+
+def register_ep() -> None:
+    """Makes the execution provider known to ONNX Runtime; once per process, however often it is called.
+
+    Raises:
+        LowBitError: if this ONNX Runtime has no plugin execution providers, or refuses the library.
+    """
+    import onnxruntime
+
+    _require_api(onnxruntime.__version__)
+    path = get_library_path()
+    with _lock:
+        # The program, or another package, may have registered the library under a name of its own.
+        if any(each.ep_name == _EP_NAME for each in onnxruntime.get_ep_devices()):
+            return
+        try:
+            onnxruntime.register_execution_provider_library(_EP_NAME, path)
+        except Exception as error:  # ONNX Runtime's classes share no base below Exception
+            raise LowBitError(
+                f"ONNX Runtime {onnxruntime.__version__} does not take the execution provider of {path}: "
+                + " ".join(str(error).split())
+            ) from error
+
+
+def _require_api(version: str) -> None:
+    api = offered_api(version)
+    if api is not None and api < _OLDEST_API:
+        raise LowBitError(
+            f"the execution provider needs onnxruntime 1.{_OLDEST_API} or newer, this is {version}; update "
+            "it or use device 'cpu'"
+        )
+
+
+def offered_api(version: str | None = None) -> int | None:
+    """The C API of an ONNX Runtime, the installed one by default (release 1.N offers API N)."""
+    try:
+        return int((version or metadata.version("onnxruntime")).split(".")[1])
+    except (metadata.PackageNotFoundError, IndexError, ValueError):
+        return None
+
+
+def required_api() -> int:
+    """The C API that the library requires."""
+    return _OLDEST_API
+
+
+def _why_no_gpu(offered: dict[str, Any]) -> str | None:
+    """Why a GPU, or one of several, cannot be used, as the library says; None where nothing is in the way."""
+    told = [each.ep_metadata.get("cuda_unavailable") for each in offered.values()]
+    reason = next((text for text in told if text), None)
+    if reason is None and not any(name.startswith("cuda") for name in offered):
+        return "the library gives no reason; set LOWBIT_CUDA_LIBRARY to the path of liblowbit_cuda"
+    return reason
