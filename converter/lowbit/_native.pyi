@@ -40,6 +40,9 @@ def default_isa() -> str:
 def kernel_table() -> list[dict[str, Any]]:
     """One row per kernel: name, op, algorithm, isa, x_bits_max, w_bits_max, note."""
 
+def ep_options() -> list[dict[str, str]]:
+    """One row per option of the execution provider: name, values, default, doc."""
+
 def run(
     op: str,
     attrs: Mapping[str, Any],

@@ -19,6 +19,7 @@
 #include "core/schema.h"
 #include "core/status.h"
 #include "core/tune_cache.h"
+#include "ep/ort/options.h"
 #include "python/std_thread_pool.h"
 
 namespace py = pybind11;
@@ -394,6 +395,19 @@ py::list KernelTable() {
   return out;
 }
 
+py::list EpOptionTable() {
+  py::list out;
+  for (const ep::OptionInfo& option : ep::Options()) {
+    py::dict entry;
+    entry["name"] = option.name;
+    entry["values"] = option.values;
+    entry["default"] = option.default_value;
+    entry["doc"] = option.doc;
+    out.append(entry);
+  }
+  return out;
+}
+
 py::list ParseTunes(const py::bytes& text) {
   py::list out;
   for (const auto& [key, kernel] : ParseTuneCache(std::string_view(text)))
@@ -458,6 +472,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("isa_levels", &IsaLevels);
   m.def("default_isa", [] { return IsaName(DefaultIsa()); });
   m.def("kernel_table", &KernelTable);
+  m.def("ep_options", &EpOptionTable);
   m.def("run", &Run, py::arg("op"), py::arg("attrs"), py::arg("inputs"), py::kw_only(),
         py::arg("isa") = py::none(), py::arg("kernel") = py::none(), py::arg("reference") = false,
         py::arg("threads") = 1);
