@@ -10,7 +10,8 @@
 
 namespace lowbit {
 
-// Keeps the `capacity` values used last. Key needs ==.
+// Keeps the `capacity` values used last. Keys are looked up by anything that they compare equal to and that a Key is
+// made of.
 template <typename Key, typename Value>
 class PlanCache {
  public:
@@ -19,8 +20,8 @@ class PlanCache {
   // The value for `key`, made by `make()` where it is not there. It stays alive while the caller holds it,
   // even when it is evicted meanwhile. `make` runs outside the lock, so two threads that meet a new shape at
   // once may both make it; one of the two equal values is kept.
-  template <typename Make>
-  std::shared_ptr<const Value> Get(const Key& key, Make&& make) {
+  template <typename Sought, typename Make>
+  std::shared_ptr<const Value> Get(const Sought& key, Make&& make) {
     if (std::shared_ptr<const Value> found = Find(key)) return found;
     std::shared_ptr<const Value> made = std::make_shared<const Value>(std::forward<Make>(make)());
     return Insert(key, std::move(made));
@@ -30,7 +31,8 @@ class PlanCache {
   using Entry = std::pair<Key, std::shared_ptr<const Value>>;
 
   // Entries stand in the order of their last use, the newest first. Call with the lock held.
-  std::shared_ptr<const Value> Touch(const Key& key) {
+  template <typename Sought>
+  std::shared_ptr<const Value> Touch(const Sought& key) {
     const auto it =
         std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.first == key; });
     if (it == entries_.end()) return nullptr;
@@ -38,16 +40,18 @@ class PlanCache {
     return entries_.front().second;
   }
 
-  std::shared_ptr<const Value> Find(const Key& key) {
+  template <typename Sought>
+  std::shared_ptr<const Value> Find(const Sought& key) {
     const std::lock_guard lock(mutex_);
     return Touch(key);
   }
 
-  std::shared_ptr<const Value> Insert(const Key& key, std::shared_ptr<const Value> made) {
+  template <typename Sought>
+  std::shared_ptr<const Value> Insert(const Sought& key, std::shared_ptr<const Value> made) {
     const std::lock_guard lock(mutex_);
     if (std::shared_ptr<const Value> found = Touch(key)) return found;
     if (entries_.size() == capacity_) entries_.pop_back();
-    entries_.insert(entries_.begin(), {key, made});
+    entries_.insert(entries_.begin(), {Key(key), made});
     return made;
   }
 

@@ -1,5 +1,5 @@
-// What a device must offer so that the region compiler can use it. Two implementations: ep/cpu (the operators of the
-// core) and ep/cuda.
+// What a device must offer so that the region compiler can use it. Two implementations: ep/cpu (the operators
+// of the core) and ep/cuda.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,8 @@ class StepPlan {
 class Step {
  public:
   virtual ~Step() = default;
-  // `fed`: the node's inputs that are no constants of it, in order. Both throw Error.
+  // `fed`: the node's inputs that are no constants of it, in order; any may have no elements. Both throw
+  // Error. Plans are made only where the output has elements.
   virtual TensorShape Output(std::span<const TensorShape> fed) const = 0;
   virtual std::shared_ptr<const StepPlan> Plan(std::span<const TensorShape> fed) const = 0;
   // What a compiled model keeps so that CreateStep need not pack again; empty: nothing.
@@ -43,15 +44,20 @@ struct RunContext {
   void* stream = nullptr;
 };
 
-// Memory and everything else that one run of a plan needs for itself. Used by one run at a time; on a GPU the run may
-// still be under way when Run has returned, and the next one is ordered behind it.
+// Memory and everything else that one run of a plan needs for itself. Used by one thread at a time; on a GPU
+// the run may still be under way when Run has returned, and the next one is ordered behind it.
 class Instance {
  public:
-  virtual ~Instance() = default;
+  virtual ~Instance() = default;  // waits for a run that is still under way
   // `externals[i]` is the memory of plan.externals[i].
   virtual void Run(std::span<void* const> externals, const RunContext& context) = 0;
-  // Whether a run that was started here is still under way (a GPU's); another instance would start at once.
-  virtual bool Busy() const { return false; }
+  // Whether a run that was started here is still under way where a run in `context` would have to wait for
+  // it; another instance would start at once. (A GPU's, on another stream: on the same one they follow each
+  // other anyway.)
+  virtual bool Busy(const RunContext& context) const {
+    (void)context;
+    return false;
+  }
   // Whether this instance last ran with these externals: running it again needs no patching.
   virtual bool Holds(std::span<void* const> externals) const {
     (void)externals;
@@ -65,34 +71,38 @@ using DeviceConstant = std::shared_ptr<const void>;
 class Backend {
  public:
   virtual ~Backend() = default;
-  // Why the node cannot run here; nullopt where it can. Reads attributes, types, ranks and constants of `graph`.
-  // Never throws.
+  // Why the node cannot run here; nullopt where it can. Reads attributes, types, ranks and constants of
+  // `graph`. Never throws. Nodes that only give their input other dims (Reshape and its kin, see lower.h) are
+  // not asked about: they become no step at all.
   virtual std::optional<std::string> Refusal(const Graph& graph, const Node& node) const = 0;
-  // Nodes that only give their input other dims (Reshape and its kin) become no step at all: their output lies where
-  // their input does. The new dims; throws Error.
-  // How many of the consecutive consumers that follow `node` may become one step with it; see Fusions in lower.h.
+  // Whether `first` and `second`, the only node that reads what `first` makes, may become one step.
   virtual bool Fuses(const Graph& graph, const Node& first, const Node& second) const {
     (void)graph, (void)first, (void)second;
     return false;
   }
-  // One step of one node, or of two that Fuses accepted. `packed` is what Step::Packed of the same nodes gave, or
-  // empty; the constants that it replaces may then be missing in the graph. Throws Error, without the node's name.
+  // One step of one node, or of two that Fuses accepted: it is fed what the first is fed, then what else the
+  // second is. `packed` is what Step::Packed of the same nodes gave, or empty; the constants that it replaces
+  // may then be without data. Throws Error, without the node's name.
   virtual std::unique_ptr<Step> CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                            std::span<const uint8_t> packed) = 0;
-  // Which initializers of `node` a packed step makes superfluous (its weights); compiled models leave them out.
+  // A step that copies the one tensor it is fed.
+  virtual std::unique_ptr<Step> CreateCopy() = 0;
+  // Which inputs of `node` packed bytes make superfluous (its weights); compiled models leave their data out.
   virtual std::vector<size_t> PackedInputs(const Graph& graph, const Node& node) const {
     (void)graph, (void)node;
     return {};
   }
   virtual DeviceConstant Upload(const ConstTensor& tensor) = 0;
-  virtual std::unique_ptr<Instance> CreateInstance(std::shared_ptr<const RegionPlan> plan) = 0;
+  // `plan` outlives the instance. Throws Error, also where the memory does not suffice: other instances then
+  // serve.
+  virtual std::unique_ptr<Instance> CreateInstance(const RegionPlan& plan) = 0;
   // Alignment of tensors inside a region, a power of 2.
   virtual size_t Alignment() const = 0;
   // Instances of one plan that may exist at once.
   virtual size_t MaxInstances() const = 0;
 
-  // Name and version of everything that packed bytes and tuned choices depend on ("cuda sm_90, lowbit 0.1.0 kernels
-  // 1f0a..."). A compiled model of another fingerprint is refused.
+  // Name and version of everything that packed bytes and tuned choices depend on ("cuda sm_90, lowbit 0.1.0
+  // kernels 1f0a..."). A compiled model of another fingerprint is refused.
   virtual std::string Fingerprint() const = 0;
   // Measured choices as text, for compiled models; empty: none.
   virtual std::string TunedChoices() const { return {}; }

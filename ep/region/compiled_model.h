@@ -1,5 +1,5 @@
-// The bytes of a compiled region, as an EPContext node carries them: the graph, the packed constants of its steps and
-// the measured choices. Nothing in them is trusted.
+// The bytes of a compiled region, as an EPContext node carries them: the graph, the packed constants of its
+// steps and the measured choices. Nothing in them is trusted.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 namespace lowbit::ep {
 
 std::vector<uint8_t> SaveCompiled(const Graph& graph, const Program& program, const Backend& backend);
-// Throws Error where the bytes are damaged, of another version of the format, or of another fingerprint (naming both,
-// and saying that the model has to be compiled again).
+// Throws Error where the bytes are damaged, of another version of the format, or of another fingerprint
+// (naming both, and saying that the model has to be compiled again).
 std::shared_ptr<Program> LoadCompiled(std::span<const uint8_t> bytes, std::shared_ptr<Backend> backend);
 
 }  // namespace lowbit::ep

@@ -1,5 +1,5 @@
-// A region of the model as plain data, read once from ONNX Runtime (ep/ort/graph_reader.h) or from a compiled model.
-// Everything behind this header knows no ONNX Runtime.
+// A region of the model as plain data, read once from ONNX Runtime (ep/ort/graph_reader.h) or from a compiled
+// model. Everything behind this header knows no ONNX Runtime.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,8 @@ struct Value {
   std::optional<ElementType> type;  // nullopt: a type that no lowbit op knows (the int64 shapes of Reshape)
   // As far as the model states it, -1 for what it leaves open; nullopt: not even the rank.
   std::optional<std::vector<int64_t>> dims;
-  // Set for initializers; `data` lives as long as the graph's owner says (ONNX Runtime: during Compile).
+  // Set for initializers; `data` lives as long as the graph's owner says (ONNX Runtime: during Compile). Type
+  // and shape without data: a compiled model left it out, because packed bytes replace it.
   std::optional<ConstTensor> constant;
   std::optional<std::vector<int64_t>> constant_ints;  // the elements of an int64 or int32 initializer
 };
@@ -42,5 +43,9 @@ struct Graph {
 
 // "node 'name' (Op)", as errors begin.
 std::string Where(const Node& node);
+
+// The node that makes each value, -1 for inputs and initializers. Throws Error unless every id is one of a
+// value, every value is made once at most and before it is read.
+std::vector<int64_t> ProducersOf(const Graph& graph);
 
 }  // namespace lowbit::ep

@@ -19,9 +19,9 @@ struct MemoryPlan {
   size_t total = 0;
 };
 
-// Greedy by size (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", section 5): the
-// largest tensor first, each into the smallest gap that fits between those alive at the same time. Throws Error where
-// the sum leaves size_t.
+// Greedy by size (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", section 5):
+// the largest tensor first, each into the smallest gap that fits between those alive at the same time. Throws
+// Error where the sum leaves size_t.
 MemoryPlan PlanMemory(std::span<const Lifetime> lifetimes, size_t alignment);
 
 }  // namespace lowbit::ep

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/plan_cache.h"
@@ -23,11 +24,12 @@ struct Location {
 };
 
 struct PlannedStep {
+  std::string_view name;  // "node 'name' (Op)", as errors begin
   const Step* step = nullptr;
   std::shared_ptr<const StepPlan> plan;
   std::vector<Location> fed;
   Location output;
-  size_t workspace_at = 0;   // offset of the step's scratch memory in the workspace
+  size_t workspace_at = 0;  // offset of the step's scratch memory in the workspace
   bool touches_external = false;
 };
 
@@ -45,8 +47,9 @@ struct RegionPlan {
 
 class Program {
  public:
-  // Lowers `graph`: reshapes vanish, pairs fuse where the backend can, everything else becomes a step; constants are
-  // packed and uploaded. `packed[i]` as CreateStep takes it, by step, or empty. Throws Error naming the node.
+  // Lowers `graph`: reshapes vanish, pairs fuse where the backend can, everything else becomes a step;
+  // constants are packed and uploaded. `packed[i]` as CreateStep takes it, by step, or empty. Throws Error
+  // naming the node.
   static std::shared_ptr<Program> Compile(const Graph& graph, std::shared_ptr<Backend> backend,
                                           std::span<const std::vector<uint8_t>> packed = {});
 

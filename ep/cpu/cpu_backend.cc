@@ -1,0 +1,200 @@
+#include "ep/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/isa.h"
+#include "core/node_reader.h"
+#include "core/packed_weights.h"
+#include "core/status.h"
+#include "ep/region/lower.h"
+#include "ep/region/program.h"
+
+namespace lowbit::ep {
+namespace {
+
+using Tensors = std::vector<std::optional<ConstTensor>>;
+
+// A step at given shapes: all of a run but the addresses.
+class CpuStepPlan final : public StepPlan {
+ public:
+  CpuStepPlan(const Operator& op, Tensors inputs, const std::vector<size_t>& fed)
+      : op_(&op), inputs_(std::move(inputs)), fed_(fed), text_(op.Plan(inputs_).kernel) {}
+  explicit CpuStepPlan(const TensorShape& copied)
+      : inputs_({ConstTensor{copied.type, copied.dims, nullptr}}),
+        fed_({0}),
+        copied_bytes_(static_cast<size_t>(ElementCount(copied.dims)) * ElementSize(copied.type)),
+        text_("copy") {}
+
+  std::string Text() const override { return text_; }
+  // The step's inputs, the fed ones without data, and which of them are fed.
+  const Tensors& inputs() const { return inputs_; }
+  const std::vector<size_t>& fed() const { return fed_; }
+
+  void Run(const Tensors& inputs, void* y, ThreadPool& pool) const {
+    if (op_ != nullptr) {
+      op_->Run(inputs, y, pool);
+    } else {
+      std::memcpy(y, inputs[0]->data, copied_bytes_);
+    }
+  }
+
+ private:
+  const Operator* op_ = nullptr;  // null: a copy
+  Tensors inputs_;
+  std::vector<size_t> fed_;
+  size_t copied_bytes_ = 0;
+  std::string text_;
+};
+
+class OperatorStep final : public Step {
+ public:
+  OperatorStep(std::unique_ptr<Operator> op, size_t inputs, std::vector<size_t> fed)
+      : op_(std::move(op)), inputs_(inputs), fed_(std::move(fed)) {}
+
+  TensorShape Output(std::span<const TensorShape> fed) const override {
+    return {op_->OutputType(), op_->OutputShape(Describe(fed))};
+  }
+  std::shared_ptr<const StepPlan> Plan(std::span<const TensorShape> fed) const override {
+    return std::make_shared<const CpuStepPlan>(*op_, Describe(fed), fed_);
+  }
+
+ private:
+  Tensors Describe(std::span<const TensorShape> fed) const {
+    Tensors inputs(inputs_);
+    for (size_t i = 0; i < fed.size(); ++i) inputs[fed_[i]] = ConstTensor{fed[i].type, fed[i].dims, nullptr};
+    return inputs;
+  }
+
+  std::unique_ptr<Operator> op_;
+  size_t inputs_;
+  std::vector<size_t> fed_;
+};
+
+class CopyStep final : public Step {
+ public:
+  TensorShape Output(std::span<const TensorShape> fed) const override { return fed[0]; }
+  std::shared_ptr<const StepPlan> Plan(std::span<const TensorShape> fed) const override {
+    return std::make_shared<const CpuStepPlan>(fed[0]);
+  }
+};
+
+class CpuInstance final : public Instance {
+ public:
+  explicit CpuInstance(const RegionPlan& plan) : workspace_(plan.workspace_bytes) {
+    for (const PlannedStep& planned : plan.steps) AddStep(planned, plan);
+  }
+
+  void Run(std::span<void* const> externals, const RunContext& context) override {
+    for (const Patch& patch : patched_inputs_) {
+      steps_[patch.step].inputs[patch.input]->data = externals[patch.external];
+    }
+    for (const Patch& patch : patched_outputs_) steps_[patch.step].y = externals[patch.external];
+    InlineThreadPool inline_pool;
+    ThreadPool& pool = context.pool != nullptr ? *context.pool : inline_pool;
+    for (const BoundStep& step : steps_) step.plan->Run(step.inputs, step.y, pool);
+  }
+
+ private:
+  struct BoundStep {
+    const CpuStepPlan* plan = nullptr;
+    Tensors inputs;
+    void* y = nullptr;
+  };
+  struct Patch {  // where the caller's memory is filled in
+    size_t step = 0, input = 0, external = 0;
+  };
+
+  void AddStep(const PlannedStep& planned, const RegionPlan& plan) {
+    const size_t index = steps_.size();
+    const auto* step_plan = static_cast<const CpuStepPlan*>(planned.plan.get());
+    BoundStep step{step_plan, step_plan->inputs(), nullptr};
+    for (size_t i = 0; i < planned.fed.size(); ++i) {
+      const size_t input = step_plan->fed()[i];
+      const Location& place = planned.fed[i];
+      if (place.kind == Location::Kind::kExternal) {
+        patched_inputs_.push_back({index, input, place.at});
+      } else if (place.kind == Location::Kind::kConstant) {
+        step.inputs[input]->data = plan.constants[place.at].get();
+      } else {
+        step.inputs[input]->data = workspace_.data() + place.at;
+      }
+    }
+    if (planned.output.kind == Location::Kind::kExternal) {
+      patched_outputs_.push_back({index, 0, planned.output.at});
+    } else {
+      step.y = workspace_.data() + planned.output.at;
+    }
+    steps_.push_back(std::move(step));
+  }
+
+  AlignedBytes workspace_;
+  std::vector<BoundStep> steps_;
+  std::vector<Patch> patched_inputs_, patched_outputs_;
+};
+
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(CpuOptions options) : options_(std::move(options)) {}
+
+  // Standard ops are left to ONNX Runtime, which runs them with kernels made for this CPU.
+  std::optional<std::string> Refusal(const Graph& graph, const Node& node) const override {
+    if (node.domain != kDomain) return "it is not an op of " + std::string(kDomain);
+    try {
+      ReadLowBit(graph, node);
+      return std::nullopt;
+    } catch (const Error& e) {
+      return e.what();
+    }
+  }
+
+  std::unique_ptr<Step> CreateStep(const Graph& graph, std::span<const Node* const> nodes,
+                                   std::span<const uint8_t>) override {
+    const Node& node = *nodes[0];
+    LowBitInputs inputs = ReadLowBit(graph, node);
+    OperatorOptions options;
+    options.isa = DefaultIsa();
+    options.use_reference = options_.reference;
+    options.tuned = options_.tuned;
+    options.threads = options_.threads;
+    options.warn = options_.warn;
+    if (!inputs.fed.empty()) {
+      const auto x = static_cast<size_t>(node.inputs[inputs.fed[0]]);
+      options.x_shape = graph.values[x].dims.value_or(std::vector<int64_t>());
+    }
+    auto op = CreateOperator(*inputs.schema, inputs.attributes, inputs.constants, inputs.present, options);
+    return std::make_unique<OperatorStep>(std::move(op), inputs.present.size(), std::move(inputs.fed));
+  }
+
+  std::unique_ptr<Step> CreateCopy() override { return std::make_unique<CopyStep>(); }
+
+  DeviceConstant Upload(const ConstTensor& tensor) override {
+    const int64_t bytes = CheckedProduct(
+        ElementCount(tensor.shape), static_cast<int64_t>(ElementSize(tensor.type)), "the bytes of a tensor");
+    auto copy = std::make_shared<AlignedBytes>(static_cast<size_t>(bytes));
+    if (bytes > 0) std::memcpy(copy->data(), tensor.data, copy->size());
+    return {copy, copy->data()};
+  }
+
+  std::unique_ptr<Instance> CreateInstance(const RegionPlan& plan) override {
+    return std::make_unique<CpuInstance>(plan);
+  }
+  size_t Alignment() const override { return AlignedBytes::kAlignment; }
+  size_t MaxInstances() const override { return std::max(std::thread::hardware_concurrency(), 1u); }
+  std::string Fingerprint() const override { return std::string("cpu, lowbit ") + LOWBIT_VERSION; }
+
+ private:
+  CpuOptions options_;
+};
+
+}  // namespace
+
+std::shared_ptr<Backend> CreateCpuBackend(CpuOptions options) {
+  return std::make_shared<CpuBackend>(std::move(options));
+}
+
+}  // namespace lowbit::ep

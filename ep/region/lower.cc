@@ -1,0 +1,206 @@
+#include "ep/region/lower.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "core/status.h"
+#include "ep/region/standard_seam.h"
+
+namespace lowbit::ep {
+namespace {
+
+const Value* ValueAt(const Graph& graph, const std::vector<ValueId>& ids, size_t i) {
+  return i < ids.size() && ids[i] != kAbsent ? &graph.values[static_cast<size_t>(ids[i])] : nullptr;
+}
+
+void RequireOneOutput(const Node& node) {
+  const auto given =
+      std::count_if(node.outputs.begin(), node.outputs.end(), [](ValueId id) { return id != kAbsent; });
+  Require(given == 1 && node.outputs[0] != kAbsent, "it has ", given,
+          " outputs that are used, expected the first alone");
+}
+
+// A writer whose node means something else without attributes of a newer lowbit adds the int `needs_version`.
+void TakeNeedsVersion(AttributeMap& attributes) {
+  const auto it = attributes.find("needs_version");
+  if (it == attributes.end()) return;
+  const int64_t* version = std::get_if<int64_t>(&it->second);
+  Require(version != nullptr, "attribute 'needs_version' is not an int");
+  Require(*version <= kDomainVersion, "the node needs version ", *version, " of the op set ", kDomain,
+          ", this lowbit knows version ", kDomainVersion, "; update lowbit");
+  attributes.erase(it);
+}
+
+// Runs `read`, whose errors do not name the node.
+template <typename Read>
+auto Named(const Node& node, Read&& read) {
+  try {
+    return read();
+  } catch (const Error& e) {
+    Fail(Where(node), ": ", e.what());
+  }
+}
+
+class Lowering {
+ public:
+  Lowering(const Graph& graph, const Backend& backend)
+      : graph_(graph),
+        backend_(backend),
+        needed_(graph.values.size()),
+        reads_(graph.values.size()),
+        reader_(graph.values.size(), kNoNode),
+        fused_with_(graph.nodes.size(), kNoNode) {}
+
+  std::vector<LoweredOp> Run() {
+    ProducersOf(graph_);
+    FindNeeded();
+    FindPairs();
+    std::vector<LoweredOp> ops;
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (IsLive(graph_.nodes[n]) && !taken_[n]) ops.push_back(LowerNode(n));
+    }
+    return ops;
+  }
+
+ private:
+  static constexpr size_t kNoNode = static_cast<size_t>(-1);
+
+  bool IsLive(const Node& node) const {
+    return std::any_of(node.outputs.begin(), node.outputs.end(),
+                       [&](ValueId id) { return id != kAbsent && needed_[static_cast<size_t>(id)]; });
+  }
+
+  void FindNeeded() {
+    for (const ValueId id : graph_.outputs) {
+      needed_[static_cast<size_t>(id)] = true;
+      ++reads_[static_cast<size_t>(id)];
+    }
+    for (size_t n = graph_.nodes.size(); n-- > 0;) {
+      const Node& node = graph_.nodes[n];
+      if (!IsLive(node)) continue;
+      for (const ValueId id : node.inputs) {
+        if (id == kAbsent) continue;
+        needed_[static_cast<size_t>(id)] = true;
+        ++reads_[static_cast<size_t>(id)];
+        reader_[static_cast<size_t>(id)] = n;
+      }
+    }
+  }
+
+  void FindPairs() {
+    taken_.assign(graph_.nodes.size(), false);
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      if (!IsLive(node) || fused_with_[n] != kNoNode || node.outputs.size() != 1) continue;
+      const size_t value = static_cast<size_t>(node.outputs[0]), reader = reader_[value];
+      if (reads_[value] != 1 || reader == kNoNode || fused_with_[reader] != kNoNode) continue;
+      const Node& second = graph_.nodes[reader];
+      if (NamesReshape(node) || NamesReshape(second) || !backend_.Fuses(graph_, node, second)) continue;
+      fused_with_[reader] = n;
+      taken_[n] = true;
+    }
+  }
+
+  // Appends what a run feeds to the node; `made` is what it gets from the node that it is fused with.
+  void AppendFed(const Node& node, std::span<const size_t> fed, ValueId made,
+                 std::vector<ValueId>& out) const {
+    for (const size_t i : fed) {
+      if (node.inputs[i] != made) out.push_back(node.inputs[i]);
+    }
+  }
+
+  void AppendNode(const Node& node, ValueId made, LoweredOp& op) const {
+    Named(node, [&] {
+      if (node.domain == kDomain) {
+        AppendFed(node, ReadLowBit(graph_, node).fed, made, op.fed);
+        return;
+      }
+      const StandardNode standard = ReadStandard(graph_, node);
+      AppendFed(node, FedInputs(standard, node.inputs.size()), made, op.fed);
+      if (const auto* reshape = std::get_if<ReshapeOp>(&standard)) op.reshape = *reshape;
+    });
+    op.nodes.push_back(&node);
+    op.output = node.outputs[0];
+  }
+
+  LoweredOp LowerNode(size_t n) const {
+    LoweredOp op;
+    if (fused_with_[n] == kNoNode) {
+      AppendNode(graph_.nodes[n], kAbsent, op);
+      return op;
+    }
+    const Node& first = graph_.nodes[fused_with_[n]];
+    AppendNode(first, kAbsent, op);
+    AppendNode(graph_.nodes[n], first.outputs[0], op);
+    return op;
+  }
+
+  const Graph& graph_;
+  const Backend& backend_;
+  std::vector<bool> needed_;        // by value
+  std::vector<size_t> reads_;       // by value: how often it is read, by nodes or as output
+  std::vector<size_t> reader_;      // by value: one of the nodes that read it
+  std::vector<size_t> fused_with_;  // by node: the one before it that becomes one step with it
+  std::vector<bool> taken_;         // by node: part of the step of a later one
+};
+
+}  // namespace
+
+LowBitInputs ReadLowBit(const Graph& graph, const Node& node) {
+  LowBitInputs out;
+  out.schema = FindOpSchema(node.op);
+  Require(node.domain == kDomain && out.schema != nullptr, "domain ", kDomain, " has no op ", node.op,
+          "; update lowbit if the file is newer");
+  RequireOneOutput(node);
+  out.attributes = node.attributes;
+  TakeNeedsVersion(out.attributes);
+
+  const std::vector<InputSchema>& inputs = out.schema->inputs;
+  Require(node.inputs.size() <= inputs.size() || inputs.back().variadic, "it has ", node.inputs.size(),
+          " inputs, expected at most ", inputs.size());
+  const size_t count = std::max(node.inputs.size(), inputs.size());
+  out.constants.resize(count);
+  out.present.resize(count);
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    const Value* value = ValueAt(graph, node.inputs, i);
+    if (value == nullptr) continue;
+    out.present[i] = true;
+    if (inputs[std::min(i, inputs.size() - 1)].constant) {
+      out.constants[i] = value->constant;
+    } else {
+      out.fed.push_back(i);
+    }
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const InputSchema& input = inputs[std::min(i, inputs.size() - 1)];
+    Require(out.present[i] || input.optional || (input.variadic && i >= inputs.size()), "input '", input.name,
+            "' is missing");
+    Require(!out.present[i] || !input.constant || out.constants[i], "input '", input.name,
+            "' is computed by the model or has a type that no lowbit op knows, expected a constant of it");
+  }
+  return out;
+}
+
+StandardNode ReadStandard(const Graph& graph, const Node& node) {
+  RequireOneOutput(node);
+  std::vector<StandardInput> inputs(node.inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Value* value = ValueAt(graph, node.inputs, i);
+    if (value == nullptr) continue;
+    inputs[i] = {true, value->type, value->dims, value->constant, value->constant_ints};
+  }
+  return DecodeStandard(node.op, node.since_version, node.attributes, inputs);
+}
+
+bool NamesReshape(const Node& node) {
+  static constexpr std::array<std::string_view, 7> kNames = {"Reshape",  "Flatten", "Squeeze", "Unsqueeze",
+                                                             "Identity", "Dropout", "Cast"};
+  return node.domain.empty() && std::find(kNames.begin(), kNames.end(), node.op) != kNames.end();
+}
+
+std::vector<LoweredOp> Lower(const Graph& graph, const Backend& backend) {
+  return Lowering(graph, backend).Run();
+}
+
+}  // namespace lowbit::ep

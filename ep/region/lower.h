@@ -1,0 +1,44 @@
+// From the nodes of a region to the operations that remain: nodes nobody needs are dropped, reshapes only
+// rename memory, pairs that a back end fuses become one.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/operator.h"
+#include "core/standard_nodes.h"
+#include "ep/region/backend.h"
+#include "ep/region/graph.h"
+
+namespace lowbit::ep {
+
+// A node of domain ai.lowbit as CreateOperator and DecodeNode take it.
+struct LowBitInputs {
+  const OpSchema* schema = nullptr;
+  AttributeMap attributes;
+  std::vector<std::optional<ConstTensor>> constants;
+  std::vector<bool> present;
+  std::vector<size_t> fed;  // which of the inputs a run feeds
+};
+// Throws Error, without the node's name.
+LowBitInputs ReadLowBit(const Graph& graph, const Node& node);
+
+// A node of ONNX's own domain. Throws Error with the reason where the region compiler does not know it.
+StandardNode ReadStandard(const Graph& graph, const Node& node);
+
+// Whether the node is one of those that may only give their input other dims; whether it does so,
+// ReadStandard says.
+bool NamesReshape(const Node& node);
+
+struct LoweredOp {
+  std::vector<const Node*> nodes;    // one, or a fused pair
+  std::optional<ReshapeOp> reshape;  // where it is set, `output` lies where `fed[0]` does
+  std::vector<ValueId> fed;
+  ValueId output = kAbsent;
+};
+
+// In an order in which they can run. Throws Error, naming the node.
+std::vector<LoweredOp> Lower(const Graph& graph, const Backend& backend);
+
+}  // namespace lowbit::ep

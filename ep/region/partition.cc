@@ -1,0 +1,274 @@
+// How regions are found.
+//
+// 1. Nodes that the back end runs, and reshapes, are "claimed". Every claimed node gets a depth: how many
+// times a
+//    path that leads to it has to leave the claimed nodes and come back. Along a path the depth never falls,
+//    and it rises on the way through a node that is not claimed. So no path leaves a set of claimed nodes of
+//    equal depth and comes back, and those that hang together are convex regions.
+// 2. That may cut where no cut is needed (a short branch gets a depth before the node that joins it with a
+// long one).
+//    Neighbours are merged wherever no other path leads from one to the other.
+// 3. Regions without a lowbit node are given up, and reshapes at a region's rim which would cost a copy
+// there.
+#include "ep/region/partition.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/status.h"
+#include "ep/region/lower.h"
+
+namespace lowbit::ep {
+namespace {
+
+size_t At(ValueId id) { return static_cast<size_t>(id); }
+
+// Who makes and who reads the values of a graph, by node.
+class Edges {
+ public:
+  explicit Edges(const Graph& graph)
+      : producers_(ProducersOf(graph)), readers_(graph.values.size()), leaves_(graph.values.size()) {
+    for (size_t n = 0; n < graph.nodes.size(); ++n) {
+      for (const ValueId id : graph.nodes[n].inputs) {
+        if (id != kAbsent && producers_[At(id)] >= 0) readers_[At(id)].push_back(n);
+      }
+    }
+    for (const ValueId id : graph.outputs) leaves_[At(id)] = true;
+  }
+
+  template <typename Visit>  // of nodes
+  void ForPredecessors(const Node& node, Visit&& visit) const {
+    for (const ValueId id : node.inputs) {
+      if (id != kAbsent && producers_[At(id)] >= 0) visit(static_cast<size_t>(producers_[At(id)]));
+    }
+  }
+  template <typename Visit>
+  void ForSuccessors(const Node& node, Visit&& visit) const {
+    for (const ValueId id : node.outputs) {
+      if (id != kAbsent) std::for_each(readers_[At(id)].begin(), readers_[At(id)].end(), visit);
+    }
+  }
+  const std::vector<size_t>& readers(ValueId id) const { return readers_[At(id)]; }
+  int64_t producer(ValueId id) const { return producers_[At(id)]; }
+  bool IsGraphOutput(ValueId id) const { return leaves_[At(id)]; }
+
+ private:
+  std::vector<int64_t> producers_;
+  std::vector<std::vector<size_t>> readers_;
+  std::vector<bool> leaves_;
+};
+
+// Sets of nodes: a region each, or a single node that is not claimed.
+class NodeSets {
+ public:
+  explicit NodeSets(size_t nodes) : parent_(nodes), last_(nodes), members_(nodes) {
+    std::iota(parent_.begin(), parent_.end(), size_t{0});
+    std::iota(last_.begin(), last_.end(), size_t{0});
+    for (size_t n = 0; n < nodes; ++n) members_[n] = {n};
+  }
+
+  size_t Of(size_t node) {
+    while (parent_[node] != node) node = parent_[node] = parent_[parent_[node]];
+    return node;
+  }
+  // The nodes of a set, in no order.
+  const std::vector<size_t>& Members(size_t set) const { return members_[set]; }
+  size_t LastOf(size_t set) const { return last_[set]; }
+  void Join(size_t a, size_t b) {
+    a = Of(a), b = Of(b);
+    if (a == b) return;
+    if (members_[a].size() < members_[b].size()) std::swap(a, b);
+    parent_[b] = a;
+    last_[a] = std::max(last_[a], last_[b]);
+    members_[a].insert(members_[a].end(), members_[b].begin(), members_[b].end());
+    std::vector<size_t>().swap(members_[b]);
+  }
+
+ private:
+  std::vector<size_t> parent_;
+  std::vector<size_t> last_;
+  std::vector<std::vector<size_t>> members_;
+};
+
+class Partitioner {
+ public:
+  Partitioner(const Graph& graph, const Backend& backend)
+      : graph_(graph),
+        backend_(backend),
+        edges_(graph),
+        sets_(graph.nodes.size()),
+        reasons_(graph.nodes.size()),
+        seen_(graph.nodes.size()),
+        budget_(kVisitsPerNode * graph.nodes.size()) {}
+
+  Partition Run() {
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) reasons_[n] = Refusal(graph_.nodes[n]);
+    JoinEqualDepths();
+    while (Spend(graph_.nodes.size()) && MergeNeighbours()) {
+    }
+    GiveUpRegionsWithoutLowBit();
+    TrimRims();
+    return Collect();
+  }
+
+ private:
+  // Merging looks for other paths, but visits no more nodes than this, so that it stays linear. Where that
+  // does not suffice, regions stay smaller than they could be.
+  static constexpr size_t kVisitsPerNode = 64;
+
+  bool IsClaimed(size_t n) const { return !reasons_[n].has_value(); }
+
+  std::optional<std::string> Refusal(const Node& node) const {
+    if (node.barred) return node.barred;
+    if (!NamesReshape(node)) return backend_.Refusal(graph_, node);
+    try {
+      Require(std::holds_alternative<ReshapeOp>(ReadStandard(graph_, node)), "it does more than a reshape");
+      Require(graph_.values[At(node.inputs[0])].type.has_value(),
+              "its input has an element type that no lowbit op knows");
+      return std::nullopt;
+    } catch (const Error& e) {
+      return e.what();
+    }
+  }
+
+  void JoinEqualDepths() {
+    std::vector<size_t> depths(graph_.nodes.size());
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const size_t leaving = IsClaimed(n) ? 0 : 1;  // from a claimed node to one that is not
+      edges_.ForPredecessors(graph_.nodes[n], [&](size_t p) {
+        depths[n] = std::max(depths[n], depths[p] + (IsClaimed(p) ? leaving : 0));
+      });
+      if (!IsClaimed(n)) continue;
+      edges_.ForPredecessors(graph_.nodes[n], [&](size_t p) {
+        if (IsClaimed(p) && depths[p] == depths[n]) sets_.Join(p, n);
+      });
+    }
+  }
+
+  bool MergeNeighbours() {
+    bool merged = false;
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (!IsClaimed(n)) continue;
+      edges_.ForPredecessors(graph_.nodes[n], [&](size_t p) {
+        const size_t from = sets_.Of(p), to = sets_.Of(n);
+        if (!IsClaimed(p) || from == to || HaveOtherPath(from, to)) return;
+        sets_.Join(from, to);
+        merged = true;
+      });
+    }
+    return merged;
+  }
+
+  // Whether a path leads from set `from` to set `to` through a third one, or whether that took too long to
+  // find out.
+  bool HaveOtherPath(size_t from, size_t to) {
+    const size_t last = sets_.LastOf(to);  // nodes behind it lead to none of `to`
+    ++search_;
+    std::vector<size_t> open = {from};
+    while (!open.empty()) {
+      const size_t set = open.back();
+      open.pop_back();
+      for (const size_t n : sets_.Members(set)) {
+        bool arrived = false;
+        edges_.ForSuccessors(graph_.nodes[n], [&](size_t s) {
+          const size_t next = sets_.Of(s);
+          arrived = arrived || (next == to && set != from);
+          if (next == to || next == from || s > last || seen_[next] == search_) return;
+          seen_[next] = search_;
+          open.push_back(next);
+        });
+        if (arrived || !Spend(1)) return true;
+      }
+    }
+    return false;
+  }
+
+  bool Spend(size_t visits) {
+    budget_ -= std::min(budget_, visits);
+    return budget_ > 0;
+  }
+
+  void GiveUpRegionsWithoutLowBit() {
+    std::vector<bool> has_lowbit(graph_.nodes.size());
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (IsClaimed(n) && graph_.nodes[n].domain == kDomain) has_lowbit[sets_.Of(n)] = true;
+    }
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (IsClaimed(n) && !has_lowbit[sets_.Of(n)]) {
+        reasons_[n] = "no node of " + std::string(kDomain) + " stands beside it";
+      }
+    }
+  }
+
+  bool SameRegion(size_t a, size_t b) { return IsClaimed(a) && IsClaimed(b) && sets_.Of(a) == sets_.Of(b); }
+
+  // Whether something outside of the region of node `n` needs `value`.
+  bool IsNeededOutside(ValueId value, size_t n) {
+    const std::vector<size_t>& readers = edges_.readers(value);
+    return edges_.IsGraphOutput(value) ||
+           std::any_of(readers.begin(), readers.end(), [&](size_t reader) { return !SameRegion(reader, n); });
+  }
+
+  // Whether the region has to copy to make the output of reshape `n`, and does not need it itself (or could
+  // as well be fed with it).
+  bool CostsCopy(size_t n) {
+    const ValueId x = graph_.nodes[n].inputs[0], y = graph_.nodes[n].outputs[0];
+    if (!IsNeededOutside(y, n)) return false;
+    const bool is_fed = edges_.producer(x) < 0 || !SameRegion(static_cast<size_t>(edges_.producer(x)), n);
+    if (is_fed) return true;
+    const std::vector<size_t>& readers = edges_.readers(y);
+    const bool is_last =
+        std::none_of(readers.begin(), readers.end(), [&](size_t reader) { return SameRegion(reader, n); });
+    return is_last && IsNeededOutside(x, n);
+  }
+
+  void TrimRims() {
+    std::vector<size_t> open;
+    for (size_t n = graph_.nodes.size(); n-- > 0;) open.push_back(n);
+    while (!open.empty()) {
+      const size_t n = open.back();
+      open.pop_back();
+      if (!IsClaimed(n) || !NamesReshape(graph_.nodes[n]) || !CostsCopy(n)) continue;
+      reasons_[n] = "it stands at the rim of a region, where its output would have to be copied";
+      const auto look_again = [&](size_t neighbour) { open.push_back(neighbour); };
+      edges_.ForPredecessors(graph_.nodes[n], look_again);
+      edges_.ForSuccessors(graph_.nodes[n], look_again);
+    }
+  }
+
+  Partition Collect() {
+    Partition partition;
+    std::vector<size_t> place(graph_.nodes.size(), graph_.nodes.size());  // of a set's region in `partition`
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (!IsClaimed(n)) {
+        partition.left.push_back({n, *std::move(reasons_[n])});
+        continue;
+      }
+      size_t& region = place[sets_.Of(n)];
+      if (region == graph_.nodes.size()) {
+        region = partition.regions.size();
+        partition.regions.emplace_back();
+      }
+      partition.regions[region].push_back(n);
+    }
+    return partition;
+  }
+
+  const Graph& graph_;
+  const Backend& backend_;
+  Edges edges_;
+  NodeSets sets_;
+  std::vector<std::optional<std::string>> reasons_;  // why a node is not claimed
+  std::vector<size_t> seen_;                         // by set: the last search that came there
+  size_t search_ = 0;
+  size_t budget_;
+};
+
+}  // namespace
+
+Partition PartitionGraph(const Graph& graph, const Backend& backend) {
+  return Partitioner(graph, backend).Run();
+}
+
+}  // namespace lowbit::ep

@@ -1,0 +1,133 @@
+#include "ep/region/program.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/status.h"
+#include "ep/region/instance_pool.h"
+#include "ep/region/lower.h"
+#include "ep/region/region_plan.h"
+
+namespace lowbit::ep {
+namespace {
+
+struct InputShapes {
+  explicit InputShapes(std::span<const TensorShape> from) : shapes(from.begin(), from.end()) {}
+  friend bool operator==(const InputShapes& a, std::span<const TensorShape> b) {
+    return std::equal(a.shapes.begin(), a.shapes.end(), b.begin(), b.end());
+  }
+  std::vector<TensorShape> shapes;
+};
+
+// What PlanFor hands out: instances live as long as somebody holds the plan.
+struct ReadyPlan : RegionPlan {
+  ReadyPlan(RegionPlan plan, Backend& backend) : RegionPlan(std::move(plan)), instances(backend, *this) {}
+  mutable InstancePool instances;
+};
+
+class CompiledProgram final : public Program {
+ public:
+  explicit CompiledProgram(std::shared_ptr<const CompiledRegion> region) : region_(std::move(region)) {}
+
+  std::shared_ptr<const RegionPlan> PlanFor(std::span<const TensorShape> inputs) override {
+    return *plans_.Get(inputs, [&] {
+      return std::make_shared<const ReadyPlan>(MakePlan(region_, inputs), *region_->backend);
+    });
+  }
+
+  void Run(const std::shared_ptr<const RegionPlan>& plan, std::span<void* const> externals,
+           const RunContext& context) override {
+    const size_t expected = plan->inputs.size() + plan->outputs.size();
+    Require(externals.size() == expected, "the region has ", expected, " inputs and outputs, got ",
+            externals.size());
+    if (plan->steps.empty()) return;
+    const auto& ready = static_cast<const ReadyPlan&>(*plan);
+    const InstancePool::Lease instance = ready.instances.Acquire(externals, context);
+    instance->Run(externals, context);
+  }
+
+  std::vector<std::vector<uint8_t>> Packed() const override {
+    std::vector<std::vector<uint8_t>> packed;
+    for (const CompiledRegion::Op& op : region_->ops) {
+      if (op.step != nullptr) packed.push_back(op.step->Packed());
+    }
+    return packed;
+  }
+
+ private:
+  std::shared_ptr<const CompiledRegion> region_;
+  PlanCache<InputShapes, std::shared_ptr<const ReadyPlan>> plans_;
+};
+
+std::string NameOf(const LoweredOp& op) {
+  std::string name = Where(*op.nodes[0]);
+  for (size_t i = 1; i < op.nodes.size(); ++i) name += " and " + Where(*op.nodes[i]);
+  return name;
+}
+
+class Compiler {
+ public:
+  Compiler(const Graph& graph, std::shared_ptr<Backend> backend, std::span<const std::vector<uint8_t>> packed)
+      : graph_(graph), packed_(packed), uploaded_(graph.values.size()) {
+    region_->backend = std::move(backend);
+  }
+
+  std::shared_ptr<const CompiledRegion> Compile() {
+    region_->values = graph_.values.size();
+    region_->inputs = graph_.inputs;
+    for (LoweredOp& op : Lower(graph_, *region_->backend)) AddOp(op);
+    Require(packed_.empty() || packed_.size() == steps_, "the region has ", steps_,
+            " steps, got packed bytes for ", packed_.size());
+    for (const ValueId id : graph_.outputs) {
+      const Value& value = graph_.values[static_cast<size_t>(id)];
+      Upload(id);
+      region_->outputs.push_back({id, value.name, value.type});
+    }
+    region_->copy = region_->backend->CreateCopy();
+    return region_;
+  }
+
+ private:
+  void AddOp(LoweredOp& op) {
+    const std::string name = NameOf(op);
+    try {
+      for (const ValueId id : op.fed) Upload(id);
+      std::unique_ptr<Step> step = op.reshape ? nullptr : CreateStep(op);
+      region_->ops.push_back({name, std::move(op.reshape), std::move(step), std::move(op.fed), op.output});
+    } catch (const Error& e) {
+      Fail(name, ": ", e.what());
+    }
+  }
+
+  std::unique_ptr<Step> CreateStep(const LoweredOp& op) {
+    const size_t index = steps_++;
+    const std::span<const uint8_t> packed =
+        index < packed_.size() ? packed_[index] : std::span<const uint8_t>();
+    return region_->backend->CreateStep(graph_, op.nodes, packed);
+  }
+
+  void Upload(ValueId id) {
+    const Value& value = graph_.values[static_cast<size_t>(id)];
+    if (!value.constant || uploaded_[static_cast<size_t>(id)]) return;
+    const ConstTensor& tensor = *value.constant;
+    Require(tensor.data != nullptr || ElementCount(tensor.shape) == 0, "initializer '", value.name,
+            "' has no data");
+    region_->constants.push_back({id, {tensor.type, tensor.shape}, region_->backend->Upload(tensor)});
+    uploaded_[static_cast<size_t>(id)] = true;
+  }
+
+  const Graph& graph_;
+  std::span<const std::vector<uint8_t>> packed_;
+  std::shared_ptr<CompiledRegion> region_ = std::make_shared<CompiledRegion>();
+  std::vector<bool> uploaded_;  // by value
+  size_t steps_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<Program> Program::Compile(const Graph& graph, std::shared_ptr<Backend> backend,
+                                          std::span<const std::vector<uint8_t>> packed) {
+  return std::make_shared<CompiledProgram>(Compiler(graph, std::move(backend), packed).Compile());
+}
+
+}  // namespace lowbit::ep

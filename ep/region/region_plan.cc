@@ -1,0 +1,216 @@
+#include "ep/region/region_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <sstream>
+#include <utility>
+
+#include "core/node_reader.h"
+#include "core/status.h"
+#include "ep/region/memory_plan.h"
+#include "ep/region/standard_seam.h"
+
+namespace lowbit::ep {
+namespace {
+
+constexpr const char* kTypeNames[] = {"uint8", "int8", "int32", "float32"};
+
+size_t BytesOf(const TensorShape& tensor) {
+  const int64_t size = static_cast<int64_t>(ElementSize(tensor.type));
+  return static_cast<size_t>(CheckedProduct(ElementCount(tensor.dims), size, "the bytes of a tensor"));
+}
+
+class Planner {
+ public:
+  Planner(std::shared_ptr<const CompiledRegion> region, std::span<const TensorShape> inputs)
+      : region_(std::move(region)),
+        shapes_(region_->values),
+        storage_(region_->values),
+        homes_(region_->values),
+        lifetime_of_(region_->values) {
+    Require(inputs.size() == region_->inputs.size(), "the region has ", region_->inputs.size(),
+            " inputs, got shapes of ", inputs.size());
+    plan_.inputs.assign(inputs.begin(), inputs.end());
+  }
+
+  RegionPlan Make() {
+    PlaceGiven();
+    InferShapes();
+    PlaceOutputs();
+    AddSteps();
+    AddCopies();
+    PlaceWorkspace();
+    plan_.owner = region_;
+    return std::move(plan_);
+  }
+
+ private:
+  static size_t At(ValueId id) { return static_cast<size_t>(id); }
+
+  // The value in whose memory `id` lies: itself, unless reshapes made it of another.
+  size_t Root(ValueId id) const { return At(storage_[At(id)]); }
+
+  void Describe(ValueId id, const TensorShape& shape, ValueId storage) {
+    BytesOf(shape);
+    shapes_[At(id)] = shape;
+    storage_[At(id)] = storage;
+  }
+
+  // What is there before the first step. An initializer that is an input as well counts as an initializer.
+  void PlaceGiven() {
+    for (size_t i = 0; i < region_->inputs.size(); ++i) {
+      const ValueId id = region_->inputs[i];
+      Describe(id, plan_.inputs[i], id);
+      homes_[At(id)] = Location{Location::Kind::kExternal, i};
+    }
+    for (const CompiledRegion::Constant& constant : region_->constants) {
+      Describe(constant.value, constant.shape, constant.value);
+      homes_[At(constant.value)] = Location{Location::Kind::kConstant, plan_.constants.size()};
+      plan_.constants.push_back(constant.data);
+    }
+  }
+
+  std::vector<TensorShape> FedShapes(const CompiledRegion::Op& op) const {
+    std::vector<TensorShape> fed;
+    fed.reserve(op.fed.size());
+    for (const ValueId id : op.fed) fed.push_back(shapes_[At(id)]);
+    return fed;
+  }
+
+  void InferShapes() {
+    for (const CompiledRegion::Op& op : region_->ops) {
+      try {
+        const std::vector<TensorShape> fed = FedShapes(op);
+        if (op.reshape) {
+          Describe(op.output, OutputOf(StandardNode(*op.reshape), fed), storage_[At(op.fed[0])]);
+        } else {
+          Describe(op.output, op.step->Output(fed), op.output);
+        }
+      } catch (const Error& e) {
+        Fail(op.name, ": ", e.what());
+      }
+    }
+  }
+
+  // A tensor that leaves the region is written where the caller wants it. One that lies elsewhere already (an
+  // input, a constant, another output under other dims) is copied at the end.
+  void PlaceOutputs() {
+    for (size_t o = 0; o < region_->outputs.size(); ++o) {
+      const CompiledRegion::Output& output = region_->outputs[o];
+      const TensorShape& shape = shapes_[At(output.value)];
+      Require(output.type == shape.type, "output '", output.name, "' of the region has element type ",
+              kTypeNames[static_cast<size_t>(shape.type)], ", the model declares ",
+              output.type ? kTypeNames[static_cast<size_t>(*output.type)] : "one that no lowbit op makes");
+      plan_.outputs.push_back(shape);
+      std::optional<Location>& home = homes_[Root(output.value)];
+      if (home) {
+        copied_.push_back(o);
+      } else {
+        home = OutputLocation(o);
+      }
+    }
+  }
+
+  Location OutputLocation(size_t o) const { return {Location::Kind::kExternal, plan_.inputs.size() + o}; }
+
+  // Where a tensor of the step that is added now lies. Offsets in the workspace are known later: until then
+  // `at` is the index of a lifetime.
+  Location Use(ValueId id) {
+    const size_t root = Root(id);
+    if (homes_[root]) return *homes_[root];
+    const int now = static_cast<int>(plan_.steps.size());
+    std::optional<size_t>& index = lifetime_of_[root];
+    if (!index) {
+      index = lifetimes_.size();
+      lifetimes_.push_back({BytesOf(shapes_[root]), now, now});
+    }
+    lifetimes_[*index].last = now;
+    return {Location::Kind::kWorkspace, *index};
+  }
+
+  void AddStep(std::string_view name, const Step& step, std::span<const ValueId> fed,
+               std::span<const TensorShape> fed_shapes, const Location& output) {
+    PlannedStep planned;
+    planned.name = name;
+    planned.step = &step;
+    planned.plan = step.Plan(fed_shapes);
+    for (const ValueId id : fed) planned.fed.push_back(Use(id));
+    planned.output = output;
+    planned.workspace_at = lifetimes_.size();
+    const int now = static_cast<int>(plan_.steps.size());
+    lifetimes_.push_back({planned.plan->WorkspaceBytes(), now, now});
+    const auto is_external = [](const Location& place) { return place.kind == Location::Kind::kExternal; };
+    planned.touches_external =
+        is_external(output) || std::any_of(planned.fed.begin(), planned.fed.end(), is_external);
+    plan_.steps.push_back(std::move(planned));
+  }
+
+  bool IsEmpty(ValueId id) const { return ElementCount(shapes_[At(id)].dims) == 0; }
+
+  void AddSteps() {
+    for (const CompiledRegion::Op& op : region_->ops) {
+      if (op.reshape || IsEmpty(op.output)) continue;
+      try {
+        AddStep(op.name, *op.step, op.fed, FedShapes(op), Use(op.output));
+      } catch (const Error& e) {
+        Fail(op.name, ": ", e.what());
+      }
+    }
+  }
+
+  void AddCopies() {
+    for (const size_t o : copied_) {
+      const CompiledRegion::Output& output = region_->outputs[o];
+      if (IsEmpty(output.value)) continue;
+      const std::array fed = {output.value};
+      const std::array fed_shapes = {shapes_[At(output.value)]};
+      AddStep(output.name, *region_->copy, fed, fed_shapes, OutputLocation(o));
+    }
+  }
+
+  void PlaceWorkspace() {
+    const MemoryPlan memory = PlanMemory(lifetimes_, region_->backend->Alignment());
+    plan_.workspace_bytes = memory.total;
+    const auto place = [&](Location& location) {
+      if (location.kind == Location::Kind::kWorkspace) location.at = memory.offsets[location.at];
+    };
+    for (PlannedStep& step : plan_.steps) {
+      std::for_each(step.fed.begin(), step.fed.end(), place);
+      place(step.output);
+      step.workspace_at = memory.offsets[step.workspace_at];
+    }
+  }
+
+  std::shared_ptr<const CompiledRegion> region_;
+  RegionPlan plan_;
+  std::vector<TensorShape> shapes_;                 // by value, as the three below
+  std::vector<ValueId> storage_;                    // see Root
+  std::vector<std::optional<Location>> homes_;      // of roots outside the workspace
+  std::vector<std::optional<size_t>> lifetime_of_;  // of roots in the workspace
+  std::vector<size_t> copied_;                      // outputs that are copied at the end
+  std::vector<Lifetime> lifetimes_;                 // of tensors and of the steps' scratch memory
+};
+
+std::string PlaceText(const Location& place) {
+  static constexpr const char* kKinds[] = {"external ", "workspace ", "constant "};
+  return kKinds[static_cast<size_t>(place.kind)] + std::to_string(place.at);
+}
+
+}  // namespace
+
+RegionPlan MakePlan(std::shared_ptr<const CompiledRegion> region, std::span<const TensorShape> inputs) {
+  return Planner(std::move(region), inputs).Make();
+}
+
+std::string RegionPlan::Text() const {
+  std::ostringstream text;
+  for (const PlannedStep& step : steps) {
+    text << step.name << ": " << step.plan->Text() << ", from";
+    for (const Location& fed : step.fed) text << ' ' << PlaceText(fed);
+    text << " to " << PlaceText(step.output) << '\n';
+  }
+  text << steps.size() << " steps, workspace " << workspace_bytes << " bytes\n";
+  return text.str();
+}
+
+}  // namespace lowbit::ep

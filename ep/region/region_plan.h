@@ -1,0 +1,49 @@
+// The part of a compiled region that no shape changes, and the plans that are made of it.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/standard_nodes.h"
+#include "ep/region/backend.h"
+#include "ep/region/graph.h"
+#include "ep/region/program.h"
+
+namespace lowbit::ep {
+
+// Immutable once it is made.
+struct CompiledRegion {
+  struct Op {
+    std::string name;                  // "node 'name' (Op)"
+    std::optional<ReshapeOp> reshape;  // no step: `output` lies where fed[0] does
+    std::unique_ptr<Step> step;
+    std::vector<ValueId> fed;
+    ValueId output = kAbsent;
+  };
+  struct Constant {
+    ValueId value = kAbsent;
+    TensorShape shape;
+    DeviceConstant data;
+  };
+  struct Output {
+    ValueId value = kAbsent;
+    std::string name;
+    std::optional<ElementType> type;  // as the model declares it
+  };
+
+  std::shared_ptr<Backend> backend;  // outlives the steps
+  std::vector<Op> ops;
+  std::unique_ptr<Step> copy;
+  std::vector<Constant> constants;
+  std::vector<ValueId> inputs;
+  std::vector<Output> outputs;
+  size_t values = 0;
+};
+
+// Throws Error, naming the node.
+RegionPlan MakePlan(std::shared_ptr<const CompiledRegion> region, std::span<const TensorShape> inputs);
+
+}  // namespace lowbit::ep

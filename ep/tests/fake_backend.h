@@ -1,0 +1,244 @@
+// A back end that checks what the region compiler promises: ranges inside the workspace, no overlap within a
+// step, one thread at a time in an instance, no more instances than allowed. Every step fills scratch memory
+// with rubbish.
+#pragma once
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ep/region/backend.h"
+#include "ep/region/program.h"
+#include "ep/tests/graph_builder.h"
+
+namespace lowbit::ep {
+
+class FakeStep : public Step {
+ public:
+  // All pointers are valid for the shapes that were planned.
+  virtual void Run(std::span<const TensorShape> fed, std::span<const void* const> data, void* y,
+                   uint8_t* scratch) const = 0;
+  virtual size_t Scratch(std::span<const TensorShape> fed) const = 0;
+};
+
+struct FakePlan final : StepPlan {
+  FakePlan(const FakeStep& of, std::span<const TensorShape> shapes)
+      : step(of),
+        fed(shapes.begin(), shapes.end()),
+        scratch(of.Scratch(shapes)),
+        y_bytes(Tensor(of.Output(fed)).bytes.size()) {}
+  size_t WorkspaceBytes() const override { return scratch; }
+  std::string Text() const override { return "fake"; }
+  const FakeStep& step;
+  std::vector<TensorShape> fed;
+  size_t scratch, y_bytes;
+};
+
+template <typename Base>
+struct Planning : Base {
+  std::shared_ptr<const StepPlan> Plan(std::span<const TensorShape> fed) const override {
+    return std::make_shared<FakePlan>(*this, fed);
+  }
+};
+
+struct FakeNodeStep final : Planning<FakeStep> {
+  FakeNodeStep(const Graph& graph, const Node& node, std::vector<uint8_t> kept)
+      : op(graph, node), packed(std::move(kept)) {}
+  TensorShape Output(std::span<const TensorShape> fed) const override {
+    return {op.op->OutputType(), op.op->OutputShape(op.Bind(fed, {}))};
+  }
+  size_t Scratch(std::span<const TensorShape> fed) const override {
+    return Tensor(fed[0]).bytes.size() % 300;
+  }
+  void Run(std::span<const TensorShape> fed, std::span<const void* const> data, void* y,
+           uint8_t* scratch) const override {
+    if (const size_t bytes = Scratch(fed); bytes > 0) std::memset(scratch, 0x5a, bytes);
+    InlineThreadPool pool;
+    op.op->Run(op.Bind(fed, data), y, pool);
+  }
+  std::vector<uint8_t> Packed() const override { return packed; }
+  NodeOperator op;
+  std::vector<uint8_t> packed;
+};
+
+// Two nodes with one fed tensor each; what lies between them is scratch memory.
+struct FakePairStep final : Planning<FakeStep> {
+  FakePairStep(std::unique_ptr<FakeNodeStep> a, std::unique_ptr<FakeNodeStep> b)
+      : first(std::move(a)), second(std::move(b)) {}
+  TensorShape Output(std::span<const TensorShape> fed) const override {
+    const std::vector between = {first->Output(fed)};
+    return second->Output(between);
+  }
+  size_t Scratch(std::span<const TensorShape> fed) const override {
+    return 2 * Tensor(fed[0]).bytes.size() + 600;
+  }
+  void Run(std::span<const TensorShape> fed, std::span<const void* const> data, void* y,
+           uint8_t* scratch) const override {
+    const std::vector between = {first->Output(fed)};
+    uint8_t* at = scratch + Scratch(fed) / 2;
+    first->Run(fed, data, at, scratch);
+    const std::vector<const void*> between_data = {at};
+    second->Run(between, between_data, y, scratch);
+  }
+  std::vector<uint8_t> Packed() const override {
+    std::vector<uint8_t> both = first->packed;
+    both.insert(both.end(), second->packed.begin(), second->packed.end());
+    return both;
+  }
+  std::unique_ptr<FakeNodeStep> first, second;
+};
+
+struct FakeCopyStep final : Planning<FakeStep> {
+  TensorShape Output(std::span<const TensorShape> fed) const override { return fed[0]; }
+  size_t Scratch(std::span<const TensorShape>) const override { return 0; }
+  void Run(std::span<const TensorShape> fed, std::span<const void* const> data, void* y,
+           uint8_t*) const override {
+    std::memcpy(y, data[0], Tensor(fed[0]).bytes.size());
+  }
+};
+
+class FakeBackend final : public Backend {
+ public:
+  std::set<std::string> ops = {"LowBitLookup", "LowBitAdd", "LowBitConcat", "Softmax"};  // that it runs
+  bool fuses = false;
+  size_t max_instances = 3;
+  std::string fingerprint = "fake 1";
+  std::atomic<size_t> fail_above{SIZE_MAX};  // instances: creating more fails, as if memory ran out
+  std::atomic<int> busy_runs{0};             // instances answer Busy while this is above 0
+  mutable std::atomic<size_t> live{0}, most_live{0}, created{0}, faults{0}, steps_packed{0},
+      steps_from_packed{0};
+
+  std::optional<std::string> Refusal(const Graph&, const Node& node) const override {
+    if (ops.contains(node.op)) return std::nullopt;
+    return node.op + " is not for this back end";
+  }
+  bool Fuses(const Graph&, const Node& first, const Node& second) const override {
+    return fuses && first.op == "LowBitLookup" && second.op == "LowBitLookup";
+  }
+  std::unique_ptr<Step> CreateStep(const Graph& graph, std::span<const Node* const> nodes,
+                                   std::span<const uint8_t> packed) override;
+  std::unique_ptr<Step> CreateCopy() override { return std::make_unique<FakeCopyStep>(); }
+  std::vector<size_t> PackedInputs(const Graph&, const Node& node) const override {
+    return node.op == "LowBitLookup" ? std::vector<size_t>{1} : std::vector<size_t>{};
+  }
+  DeviceConstant Upload(const ConstTensor& tensor) override {
+    auto copy = std::make_shared<Tensor>(TensorShape{tensor.type, tensor.shape});
+    if (!copy->bytes.empty()) std::memcpy(copy->bytes.data(), tensor.data, copy->bytes.size());
+    return {copy, copy->bytes.data()};
+  }
+  std::unique_ptr<Instance> CreateInstance(const RegionPlan& plan) override;
+  size_t Alignment() const override { return 64; }
+  size_t MaxInstances() const override { return max_instances; }
+  std::string Fingerprint() const override { return fingerprint; }
+  std::string TunedChoices() const override { return adopted; }
+  void AdoptTunedChoices(const std::string& text) override { adopted = text; }
+  std::string adopted = "choices";
+
+ private:
+  std::unique_ptr<FakeNodeStep> CreateNodeStep(const Graph& graph, const Node& node,
+                                               std::span<const uint8_t> packed);
+};
+
+class FakeInstance final : public Instance {
+ public:
+  FakeInstance(const FakeBackend& backend, const RegionPlan& plan)
+      : backend_(backend), plan_(plan), workspace_(plan.workspace_bytes) {
+    const size_t live = ++backend_.live;
+    ++backend_.created;
+    for (size_t most = backend_.most_live;
+         live > most && !backend_.most_live.compare_exchange_weak(most, live);) {
+    }
+    for (const PlannedStep& step : plan.steps) CheckStep(step);
+  }
+  ~FakeInstance() override { --backend_.live; }
+
+  void Run(std::span<void* const> externals, const RunContext&) override {
+    if (running_.exchange(true)) ++backend_.faults;
+    held_.assign(externals.begin(), externals.end());
+    for (const PlannedStep& step : plan_.steps) {
+      const auto& plan = static_cast<const FakePlan&>(*step.plan);
+      std::vector<const void*> fed;
+      for (const Location& place : step.fed) fed.push_back(At(place, externals));
+      plan.step.Run(plan.fed, fed, At(step.output, externals), workspace_.data() + step.workspace_at);
+    }
+    running_ = false;
+  }
+  bool Busy(const RunContext&) const override { return backend_.busy_runs > 0; }
+  bool Holds(std::span<void* const> externals) const override {
+    return std::equal(held_.begin(), held_.end(), externals.begin(), externals.end());
+  }
+
+ private:
+  struct Range {
+    size_t begin, end;
+  };
+
+  void* At(const Location& place, std::span<void* const> externals) {
+    if (place.kind == Location::Kind::kExternal) return externals[place.at];
+    if (place.kind == Location::Kind::kConstant) return const_cast<void*>(plan_.constants[place.at].get());
+    return workspace_.data() + place.at;
+  }
+  void CheckStep(const PlannedStep& step) const {
+    const auto& plan = static_cast<const FakePlan&>(*step.plan);
+    std::vector<Range> written = {{step.workspace_at, step.workspace_at + plan.scratch}};
+    if (step.output.kind == Location::Kind::kWorkspace) {
+      written.push_back({step.output.at, step.output.at + plan.y_bytes});
+    }
+    std::vector<Range> all = written;
+    for (size_t i = 0; i < step.fed.size(); ++i) {
+      const size_t at = step.fed[i].at;
+      if (step.fed[i].kind == Location::Kind::kWorkspace)
+        all.push_back({at, at + Tensor(plan.fed[i]).bytes.size()});
+    }
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (all[i].end > workspace_.size() || all[i].begin % backend_.Alignment() != 0) ++backend_.faults;
+      for (size_t w = 0; w < written.size(); ++w) {
+        if (w != i && all[i].begin < written[w].end && written[w].begin < all[i].end) ++backend_.faults;
+      }
+    }
+  }
+
+  const FakeBackend& backend_;
+  const RegionPlan& plan_;
+  std::vector<uint8_t> workspace_;
+  std::vector<void*> held_;
+  std::atomic<bool> running_{false};
+};
+
+inline std::unique_ptr<FakeNodeStep> FakeBackend::CreateNodeStep(const Graph& graph, const Node& node,
+                                                                 std::span<const uint8_t> packed) {
+  const std::vector<size_t> kept = PackedInputs(graph, node);
+  if (kept.empty()) return std::make_unique<FakeNodeStep>(graph, node, std::vector<uint8_t>());
+  const auto id = static_cast<size_t>(node.inputs[kept[0]]);
+  Require(!packed.empty() || graph.values[id].constant->data != nullptr, "the table has no data");
+  Require(packed.empty() || packed.size() == 256, "packed bytes of another step");
+  ++(packed.empty() ? steps_packed : steps_from_packed);
+  const auto* data =
+      packed.empty() ? static_cast<const uint8_t*>(graph.values[id].constant->data) : packed.data();
+  std::vector<uint8_t> bytes(data, data + 256);
+  // The values are few: a copy of the graph with the packed table in its place.
+  Graph with_table{graph.values, {node}, {}, {}};
+  with_table.values[id].constant->data = bytes.data();
+  return std::make_unique<FakeNodeStep>(with_table, node, bytes);
+}
+
+inline std::unique_ptr<Step> FakeBackend::CreateStep(const Graph& graph, std::span<const Node* const> nodes,
+                                                     std::span<const uint8_t> packed) {
+  if (nodes.size() == 1) return CreateNodeStep(graph, *nodes[0], packed);
+  const size_t half = packed.size() / 2;
+  return std::make_unique<FakePairStep>(CreateNodeStep(graph, *nodes[0], packed.first(half)),
+                                        CreateNodeStep(graph, *nodes[1], packed.subspan(half)));
+}
+
+inline std::unique_ptr<Instance> FakeBackend::CreateInstance(const RegionPlan& plan) {
+  Require(live < fail_above, "out of memory");
+  return std::make_unique<FakeInstance>(*this, plan);
+}
+
+}  // namespace lowbit::ep
