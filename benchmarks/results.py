@@ -8,7 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -49,7 +49,17 @@ def _text(cell: Cell) -> str:
     return str(cell)
 
 
-def write(name: str, title: str, tables: Sequence[Table], notes: Sequence[str], raw: Any) -> None:
+def write(
+    name: str,
+    title: str,
+    tables: Sequence[Table],
+    notes: Sequence[str],
+    raw: Any,
+    *,
+    folder: Path = RESULTS,
+    machine: Mapping[str, str] | None = None,
+    commit: str | None = None,
+) -> None:
     """Writes results/<name>.json and .md, and prints the latter.
 
     Args:
@@ -58,25 +68,28 @@ def write(name: str, title: str, tables: Sequence[Table], notes: Sequence[str], 
         tables: What a reader wants to see.
         notes: Sentences under the heading: what was compared, what was checked.
         raw: Everything that was measured, JSON values.
+        folder: Where the files go.
+        machine: More facts about it, such as its GPU.
+        commit: What was measured; None: git knows.
     """
     facts = sysinfo()
     packages = ("openvino", "torch")
     versions = {**facts["versions"], **{package: _version(package) for package in packages}}
     document = {
         "title": title,
-        "machine": {**facts["machine"], "isa": facts["isa"]["used"]},
+        "machine": {**facts["machine"], "isa": facts["isa"]["used"], **(machine or {})},
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "versions": {package: version for package, version in versions.items() if version},
         "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
-        "commit": _commit(),
+        "commit": commit or _commit(),
         "notes": list(notes),
         "tables": [_rounded(asdict(table)) for table in tables],
         "raw": _rounded(raw),
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     text = _markdown(document, tables)
-    (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
+    (folder / f"{name}.md").write_text(text, encoding="utf-8")
     print(text)
 
 
@@ -91,10 +104,11 @@ def _rounded(value: Any) -> Any:
 
 def _markdown(document: dict[str, Any], tables: Sequence[Table]) -> str:
     machine, versions = document["machine"], document["versions"]
+    device = f"{machine['device']}, driver {machine['driver']}; " if "device" in machine else ""
     lines = [
         f"# {document['title']}",
         "",
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, {machine['isa']}; "
+        f"{device}{machine['cpu']}, {machine['cores']} cores, {machine['system']}, {machine['isa']}; "
         + ", ".join(f"{package} {version}" for package, version in versions.items()),
         "",
         f"{document['date']}, commit {document['commit']}: `{document['command']}`",
@@ -114,7 +128,7 @@ def _version(package: str) -> str | None:
 
 def _commit() -> str:
     """The commit that was measured, with a + where a file that matters to speed differs from it."""
-    watched = ["custom_ops", "converter", "models"]
+    watched = ["custom_ops", "ep", "converter", "models"]
     try:
         head = _git("rev-parse", "--short", "HEAD")
         return f"{head}+" if _git("status", "--porcelain", "--untracked-files=no", "--", *watched) else head

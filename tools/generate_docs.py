@@ -213,12 +213,15 @@ def results() -> str:
         machine = result["machine"]
         peers = [name for name in ("onnxruntime", "openvino") if name in result["versions"]]
         packages = ", ".join(f"{name} {result['versions'][name]}" for name in peers)
+        hardware = machine.get("device") or f"{machine['cpu']}, {machine['isa']}"
         parts.append(
-            f"**{result['title']}** ({machine['cpu']}, {machine['isa']}; {packages}; {result['date']}; "
+            f"**{result['title']}** ({hardware}; {packages}; {result['date']}; "
             f"`{result['command']}`; [details]({page}))\n"
         )
-        rows = [[each["title"], *rounded(row)] for each in result["tables"] for row in each["rows"]]
-        parts.append(table(["", *result["tables"][0]["columns"]], rows))
+        columns = result["tables"][0]["columns"]
+        alike = [each for each in result["tables"] if each["columns"] == columns]
+        rows = [[each["title"], *rounded(row)] for each in alike for row in each["rows"]]
+        parts.append(table(["", *columns], rows))
     return "\n".join(parts)
 
 
