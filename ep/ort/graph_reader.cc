@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/status.h"
+#include "ep/ort/context_model.h"
 
 namespace lowbit::ep {
 namespace {
@@ -184,7 +185,7 @@ class Reader {
     Check(Api().Node_GetEpName(from, &provider));
     node.name = name;
     node.op = op;
-    node.domain = domain;
+    node.domain = std::string_view(domain) == "ai.onnx" ? "" : domain;
     node.inputs = Ids(Inputs(from));
     node.outputs = Ids(Outputs(from));
     size_t subgraphs = 0;
@@ -197,7 +198,7 @@ class Reader {
       return node;
     }
     try {
-      node.attributes = ReadAttributes(from);
+      node.attributes = ReadAttributes(from, kContextAttribute);  // large, and read when it is compiled
     } catch (const Error& e) {
       if (!node.barred) node.barred = e.what();
     }
@@ -236,7 +237,7 @@ class Reader {
 
 ReadGraphResult ReadGraph(const OrtGraph* graph) { return Reader().Read(graph); }
 
-AttributeMap ReadAttributes(const OrtNode* node) {
+AttributeMap ReadAttributes(const OrtNode* node, std::string_view except) {
   const std::vector<const OrtOpAttr*> attributes = ReadList<const OrtOpAttr*>(
       [&](size_t* count) { return Api().Node_GetNumAttributes(node, count); },
       [&](const OrtOpAttr** list, size_t count) { return Api().Node_GetAttributes(node, list, count); });
@@ -244,6 +245,7 @@ AttributeMap ReadAttributes(const OrtNode* node) {
   for (const OrtOpAttr* attribute : attributes) {
     const char* name = nullptr;
     Check(Api().OpAttr_GetName(attribute, &name));
+    if (name == except) continue;
     try {
       out.emplace(name, ReadAttribute(attribute));
     } catch (const Error& e) {

@@ -1,6 +1,8 @@
 // OrtGraph -> plain data.
 #pragma once
 
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "ep/ort/ep_api.h"
@@ -17,8 +19,8 @@ struct ReadGraphResult {
 // Throws Error.
 ReadGraphResult ReadGraph(const OrtGraph* graph);
 
-// The attributes of one node; throws Error for those of a kind that AttributeMap does not hold.
-AttributeMap ReadAttributes(const OrtNode* node);
+// The attributes of one node but `except`; throws Error for those of a kind that AttributeMap does not hold.
+AttributeMap ReadAttributes(const OrtNode* node, std::string_view except = "");
 
 // The names of a node's inputs or outputs, "" for those left out.
 std::vector<std::string> InputNames(const OrtNode* node);

@@ -1,0 +1,154 @@
+// CreateEpFactories and ReleaseEpFactory of liblowbit: the CPU's factory, and that of the GPUs where
+// liblowbit_cuda is there and finds one. Between the two libraries stand ONNX Runtime's C structs alone.
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "core/isa.h"
+#include "core/status.h"
+#include "ep/cpu/cpu_backend.h"
+#include "ep/ort/factory.h"
+#include "ort/domain.h"
+
+namespace lowbit::ep {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kCudaLibrary = "liblowbit_cuda.so";
+constexpr const char* kPathVariable = "LOWBIT_CUDA_LIBRARY";
+
+// What liblowbit_cuda exports.
+using CreateCudaFactory = OrtStatus* (*)(const char*, const OrtApiBase*, const OrtLogger*, OrtCustomOpDomain*,
+                                         OrtEpFactory**);
+using ReleaseCudaFactory = void (*)(OrtEpFactory*);
+
+struct CudaLibrary {
+  CreateCudaFactory create = nullptr;
+  ReleaseCudaFactory release = nullptr;
+};
+
+// The folder of the library that this code is part of.
+fs::path OwnFolder() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&OwnFolder), &info) == 0 || info.dli_fname == nullptr) return {};
+  std::error_code unresolved;
+  const fs::path real = fs::canonical(info.dli_fname, unresolved);
+  return unresolved ? fs::path(info.dli_fname).parent_path() : real.parent_path();
+}
+
+// Opens liblowbit_cuda once and for the rest of the process; `why_not` says why it is not there.
+CudaLibrary OpenCuda(const Logger& logger, std::string& why_not) {
+  const char* named = std::getenv(kPathVariable);
+  const bool is_named = named != nullptr && *named != '\0';
+  const fs::path path = is_named ? fs::path(named) : OwnFolder() / kCudaLibrary;
+  std::error_code error;
+  if (!is_named && !fs::exists(path, error)) {
+    why_not = path.string() + " is not installed";
+    return {};
+  }
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    why_not = std::string("cannot load it: ") + dlerror();
+    logger.Warning("lowbit: GPUs are not offered: " + why_not);
+    return {};
+  }
+  CudaLibrary cuda{reinterpret_cast<CreateCudaFactory>(dlsym(library, "LowBitCreateCudaEpFactory")),
+                   reinterpret_cast<ReleaseCudaFactory>(dlsym(library, "LowBitReleaseCudaEpFactory"))};
+  if (cuda.create != nullptr && cuda.release != nullptr) return cuda;
+  why_not =
+      path.string() + " is not lowbit's library for GPUs; reinstall it in the version of " LOWBIT_VERSION;
+  logger.Warning("lowbit: GPUs are not offered: " + why_not);
+  return {};
+}
+
+// The factories that liblowbit_cuda made, which only it can release.
+class CudaFactories {
+ public:
+  void Add(OrtEpFactory* factory, ReleaseCudaFactory release) {
+    const std::lock_guard lock(mutex_);
+    made_[factory] = release;
+  }
+  bool Release(OrtEpFactory* factory) {
+    ReleaseCudaFactory release = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = made_.find(factory);
+      if (found == made_.end()) return false;
+      release = found->second;
+      made_.erase(found);
+    }
+    release(factory);
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<OrtEpFactory*, ReleaseCudaFactory> made_;
+};
+
+CudaFactories& MadeByCuda() {
+  static CudaFactories factories;
+  return factories;
+}
+
+// The GPUs' factory, or null and the reason.
+OrtEpFactory* CreateGpuFactory(const char* registration_name, const OrtApiBase* base, const OrtLogger* logger,
+                               std::string& why_not) {
+  const Logger log(logger);
+  const CudaLibrary cuda = OpenCuda(log, why_not);
+  if (cuda.create == nullptr) return nullptr;
+  OrtEpFactory* factory = nullptr;
+  const Owned<OrtStatus> refused(cuda.create(registration_name, base, logger, ort::Domain(), &factory));
+  if (refused != nullptr) {
+    why_not = Api().GetErrorMessage(refused.get());
+    log.Warning("lowbit: GPUs are not offered: " + why_not);
+    return nullptr;
+  }
+  MadeByCuda().Add(factory, cuda.release);
+  return factory;
+}
+
+HostDevice Host(std::string without_devices) {
+  return {[](const EpOptions& options) {
+            return CreateCpuBackend(
+                {options.reference, options.tuning != Tuning::kOff, options.threads, options.warn});
+          },
+          CpuModel() + ", " + IsaName(DefaultIsa()), std::move(without_devices)};
+}
+
+}  // namespace
+}  // namespace lowbit::ep
+
+extern "C" {
+
+// The CPU comes first: ONNX Runtime lists the devices in this order.
+__attribute__((visibility("default"))) OrtStatus* CreateEpFactories(const char* registration_name,
+                                                                    const OrtApiBase* base,
+                                                                    const OrtLogger* logger,
+                                                                    OrtEpFactory** factories, size_t room,
+                                                                    size_t* count) noexcept {
+  using namespace lowbit::ep;
+  *count = 0;
+  if (OrtStatus* refused = lowbit::ort::Attach(base)) return refused;
+  return Guarded([&] {
+    lowbit::Require(room >= 1, "ONNX Runtime takes no factory");
+    std::string why_not;
+    OrtEpFactory* gpu = room < 2 ? nullptr : CreateGpuFactory(registration_name, base, logger, why_not);
+    Check(CreateHostFactory(logger, lowbit::ort::Domain(), Host(std::move(why_not)), &factories[0]));
+    if (gpu != nullptr) factories[1] = gpu;
+    *count = gpu != nullptr ? 2 : 1;
+  });
+}
+
+__attribute__((visibility("default"))) OrtStatus* ReleaseEpFactory(OrtEpFactory* factory) noexcept {
+  if (!lowbit::ep::MadeByCuda().Release(factory)) lowbit::ep::ReleaseFactory(factory);
+  return nullptr;
+}
+
+}  // extern "C"

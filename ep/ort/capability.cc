@@ -1,0 +1,94 @@
+#include "ep/ort/capability.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/schema.h"
+#include "ep/ort/context_model.h"
+#include "ep/ort/graph_reader.h"
+#include "ep/region/partition.h"
+
+namespace lowbit::ep {
+namespace {
+
+constexpr const char* kFused = "it runs on LowBitExecutionProvider";
+
+void Claim(std::vector<const OrtNode*> nodes, OrtEpGraphSupportInfo* claims) {
+  OrtNodeFusionOptions options{};
+  options.ort_version_supported = ort::RuntimeApiVersion();
+  options.drop_constant_initializers = true;  // the program keeps its own, packed for the device
+  Check(EpApi().EpGraphSupportInfo_AddNodesToFuse(claims, nodes.data(), nodes.size(), &options));
+}
+
+// Quantization as other tools write it, which `lowbit convert` understands.
+bool IsForeignQuantization(const Node& node) {
+  static constexpr std::string_view kOps[] = {
+      "QuantizeLinear", "DequantizeLinear", "QLinearConv",   "QLinearMatMul",
+      "QGemm",          "ConvInteger",      "MatMulInteger", "Quant",
+      "IntQuant",       "BipolarQuant",     "Trunc"};
+  return std::find(std::begin(kOps), std::end(kOps), node.op) != std::end(kOps);
+}
+
+bool IsOurs(const Node& node) { return node.domain == kDomain || IsContextNode(node); }
+
+class Report {
+ public:
+  Report(const Logger& logger, std::set<std::string>& told) : logger_(logger), told_(told) {}
+
+  void Info(std::string line) {
+    if (logger_.TakesInfo() && told_.insert(line).second) logger_.Info(line);
+  }
+  void Warning(std::string line) {
+    if (told_.insert(line).second) logger_.Warning(line);
+  }
+
+ private:
+  const Logger& logger_;
+  std::set<std::string>& told_;
+};
+
+void TellAboutUnconverted(const Graph& graph, Report& report) {
+  if (std::any_of(graph.nodes.begin(), graph.nodes.end(),
+                  [](const Node& node) { return IsOurs(node) || node.barred == kFused; }))
+    return;
+  const auto first = std::find_if(graph.nodes.begin(), graph.nodes.end(), IsForeignQuantization);
+  if (first == graph.nodes.end()) return;
+  report.Warning(
+      "lowbit: the model is quantized (" + Where(*first) +
+      ") but not converted, so LowBitExecutionProvider runs none of it. Convert it with `lowbit convert "
+      "MODEL -o OUT`, or open it with lowbit.session(), which converts in memory");
+}
+
+void TellRegion(const Graph& graph, const std::vector<size_t>& region, Report& report) {
+  report.Info("lowbit: region of " + std::to_string(region.size()) + " nodes, from '" +
+              graph.nodes[region.front()].name + "' to '" + graph.nodes[region.back()].name + "'");
+}
+
+}  // namespace
+
+void ClaimNodes(const OrtGraph* graph, const Backend& backend, const Logger& logger,
+                std::set<std::string>& told, OrtEpGraphSupportInfo* claims) {
+  const ReadGraphResult read = ReadGraph(graph);
+  Report report(logger, told);
+  for (size_t i = 0; i < read.nodes.size(); ++i) {
+    const Node& node = read.graph.nodes[i];
+    if (IsContextNode(node) && !node.barred) Claim({read.nodes[i]}, claims);
+  }
+  const Partition partition = PartitionGraph(read.graph, backend);
+  for (const std::vector<size_t>& region : partition.regions) {
+    std::vector<const OrtNode*> nodes;
+    for (const size_t i : region) nodes.push_back(read.nodes[i]);
+    Claim(std::move(nodes), claims);
+    TellRegion(read.graph, region, report);
+  }
+  for (const Partition::Left& left : partition.left) {
+    const Node& node = read.graph.nodes[left.node];
+    if (node.barred == kFused || IsContextNode(node)) continue;
+    report.Info("lowbit: " + Where(node) + " stays with ONNX Runtime: " + left.reason);
+  }
+  TellAboutUnconverted(read.graph, report);
+}
+
+}  // namespace lowbit::ep

@@ -1,0 +1,17 @@
+// Which nodes of a model this provider takes.
+#pragma once
+
+#include <set>
+#include <string>
+
+#include "ep/ort/ep_api.h"
+#include "ep/region/backend.h"
+
+namespace lowbit::ep {
+
+// Claims every region that `backend` runs and every EPContext node of this provider. ONNX Runtime asks again
+// after each round of fusing; `told` holds what was logged already.
+void ClaimNodes(const OrtGraph* graph, const Backend& backend, const Logger& logger,
+                std::set<std::string>& told, OrtEpGraphSupportInfo* claims);
+
+}  // namespace lowbit::ep

@@ -1,0 +1,55 @@
+// EPContext: models that hold compiled regions (`ep.context_enable`, ModelCompiler). A region becomes one
+// node com.microsoft::EPContext with the bytes of ep/region/compiled_model.h, in the model or in a file
+// beside it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ep/ort/ep_api.h"
+#include "ep/region/graph.h"
+
+namespace lowbit::ep {
+
+// What the session's options say about context models.
+struct ContextSettings {
+  bool enabled = false;  // write them
+  bool embed = false;    // into the model
+  std::string file;      // of the model to write, or of a model that was loaded from memory; may be empty
+  std::string prefix;    // of the nodes' names
+};
+ContextSettings ReadContextSettings(const std::map<std::string, std::string>& session_entries);
+
+// Whether the node is a compiled region of this provider.
+bool IsContextNode(const Node& node);
+// The attribute of such nodes that holds the compiled bytes, or the file's name.
+inline constexpr const char* kContextAttribute = "ep_cache_context";
+
+// The compiled bytes that `node` holds or names. Throws Error.
+std::vector<uint8_t> ReadContext(const OrtNode* node, const std::filesystem::path& model_file,
+                                 const ContextSettings& settings);
+
+// Writes the nodes of one model. Files that it made are removed again unless Keep() is called.
+class ContextWriter {
+ public:
+  explicit ContextWriter(ContextSettings settings) : settings_(std::move(settings)) {}
+  ~ContextWriter();
+  ContextWriter(const ContextWriter&) = delete;
+  ContextWriter& operator=(const ContextWriter&) = delete;
+
+  // The node that stands for `fused` in the context model; ONNX Runtime releases it. Throws Error.
+  OrtNode* Write(const OrtNode* fused, std::span<const uint8_t> compiled,
+                 const std::filesystem::path& model_file);
+  void Keep() { written_.clear(); }
+
+ private:
+  ContextSettings settings_;
+  std::vector<std::filesystem::path> written_;
+};
+
+}  // namespace lowbit::ep

@@ -1,0 +1,87 @@
+// One device as ONNX Runtime sees it through this provider: its memory, its streams, and which of its memory
+// may still be in use by work that was enqueued.
+//
+// ONNX Runtime frees a tensor as soon as the kernel that reads it last has been *launched*. The block may
+// serve the same stream again at once, since that stream runs in order; for everybody else it is free only
+// after the streams that were busy at that time have been synchronized (the host does that at the end of
+// every run, unless the user said otherwise).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "ep/ort/device_runtime.h"
+#include "ep/ort/ep_api.h"
+
+namespace lowbit::ep {
+
+class Device {
+ public:
+  Device(std::shared_ptr<DeviceRuntime> runtime, int index);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  DeviceRuntime& runtime() const { return *runtime_; }
+  int index() const { return index_; }
+  const OrtMemoryInfo* memory_info() const { return memory_info_.get(); }
+  // Whether `memory` is this device's.
+  bool Owns(const OrtMemoryDevice* memory) const;
+
+  // `stream`: the one whose work will use the block, null where that is not known. Throws Error when there is
+  // no memory left even after all streams were synchronized.
+  void* Allocate(size_t bytes, void* stream);
+  void Free(void* block) noexcept;
+
+  // `owner`: the session's provider, null for streams outside of sessions.
+  void* CreateStream(const void* owner);
+  void DestroyStream(void* stream) noexcept;
+  // Work is about to be enqueued on the stream.
+  void Begin(void* stream);
+  void Synchronize(void* stream);
+  void SynchronizeAll(const void* owner);  // the owner's streams
+
+  // Copies on `stream`, or at once where it is null.
+  void Copy(void* to, DeviceRuntime::Place to_place, const void* from, DeviceRuntime::Place from_place,
+            size_t bytes, void* stream);
+
+ private:
+  struct Block {
+    void* stream;
+    size_t bytes;
+  };
+  struct Stream {
+    const void* owner = nullptr;
+    uint64_t begun = 0, finished = 0;
+    std::multimap<size_t, void*> freed;  // by size: free for this stream only
+    bool Busy() const { return begun != finished; }
+  };
+  // A freed block that other streams may still use.
+  struct Waiting {
+    void* block;
+    std::vector<void*> streams;
+  };
+
+  void* TakeFreed(size_t bytes, void* stream);
+  // Waits for every stream, so that what is kept for them is free for all.
+  void Reclaim();
+  // The following are called with the lock held.
+  std::vector<void*> BusyStreams() const;
+  void GiveBack(void* block);
+  void Finished(void* stream);
+
+  const std::shared_ptr<DeviceRuntime> runtime_;
+  const int index_;
+  Owned<OrtMemoryInfo> memory_info_;
+  std::mutex mutex_;
+  std::unordered_map<void*, Stream> streams_;
+  std::unordered_map<void*, Block> blocks_;  // those allocated for a stream
+  std::vector<Waiting> waiting_;
+};
+
+}  // namespace lowbit::ep

@@ -1,0 +1,31 @@
+// The factory that ONNX Runtime creates providers, allocators, streams and data transfers with. One class
+// serves the CPU and every kind of device: what differs is the DeviceRuntime behind it.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ep/ort/device_runtime.h"
+#include "ep/ort/ep_api.h"
+#include "ep/ort/provider.h"
+
+namespace lowbit::ep {
+
+// Makes the factory of `runtime`'s devices. `base` is the ONNX Runtime that asks, `domain` the ops of
+// ai.lowbit, which the factory gives to sessions. Where no device can be used the status says why.
+OrtStatus* CreateDeviceFactory(const OrtApiBase* base, const OrtLogger* logger, OrtCustomOpDomain* domain,
+                               std::shared_ptr<DeviceRuntime> runtime, OrtEpFactory** out) noexcept;
+
+// The factory of the CPU. `description` tells users what it is; `without_devices`: why there is no GPU, or
+// empty.
+struct HostDevice {
+  CreateBackend create_backend;
+  std::string description;
+  std::string without_devices;
+};
+OrtStatus* CreateHostFactory(const OrtLogger* logger, OrtCustomOpDomain* domain, HostDevice host,
+                             OrtEpFactory** out) noexcept;
+
+void ReleaseFactory(OrtEpFactory* factory) noexcept;
+
+}  // namespace lowbit::ep

@@ -1,0 +1,189 @@
+#include "ep/ort/provider.h"
+
+#include <algorithm>
+#include <charconv>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/status.h"
+#include "ep/ort/capability.h"
+#include "ep/ort/compute.h"
+#include "ep/ort/graph_reader.h"
+#include "ep/ort/stream.h"
+#include "ep/region/compiled_model.h"
+#include "ep/region/program.h"
+
+namespace lowbit::ep {
+namespace {
+
+Provider& Self(OrtEp* ep) { return *static_cast<Provider*>(ep); }
+
+std::map<std::string, std::string> ReadEntries(const OrtSessionOptions* session) {
+  OrtKeyValuePairs* raw = nullptr;
+  Check(Api().GetSessionOptionsConfigEntries(session, &raw));
+  const Owned<OrtKeyValuePairs> owned(raw);
+  const char *const *keys = nullptr, *const *values = nullptr;
+  size_t count = 0;
+  Api().GetKeyValuePairs(raw, &keys, &values, &count);
+  std::map<std::string, std::string> entries;
+  for (size_t i = 0; i < count; ++i) entries.emplace(keys[i], values[i]);
+  return entries;
+}
+
+EpOptions ReadOptions(const std::map<std::string, std::string>& entries, const Logger& logger) {
+  static constexpr std::string_view kPrefix = "ep.lowbitexecutionprovider.";
+  std::map<std::string, std::string> given;
+  for (const auto& [key, value] : entries)
+    if (key.starts_with(kPrefix)) given.emplace(key.substr(kPrefix.size()), value);
+  // The custom ops' own entries mean the same here, unless the provider's say otherwise.
+  const auto is = [&](const char* key, std::string_view value) {
+    const auto found = entries.find(key);
+    return found != entries.end() && found->second == value;
+  };
+  if (is("lowbit.reference", "1")) given.emplace("reference", "1");
+  if (is("lowbit.tune", "off")) given.emplace("tuning", "off");
+  EpOptions options = ParseOptions(given);
+  if (const auto threads = entries.find("lowbit.threads"); threads != entries.end())
+    std::from_chars(threads->second.data(), threads->second.data() + threads->second.size(), options.threads);
+  options.warn = [logger](const std::string& message) { logger.Warning("lowbit: " + message); };
+  return options;
+}
+
+std::filesystem::path ModelFile(const OrtGraph* graph) {
+  const ORTCHAR_T* path = nullptr;
+  Check(Api().Graph_GetModelPath(graph, &path));
+  return path == nullptr ? std::filesystem::path() : std::filesystem::path(path);
+}
+
+std::vector<size_t> PlacesOf(const std::vector<std::string>& names, const std::vector<std::string>& among) {
+  std::vector<size_t> places;
+  for (const std::string& name : names) {
+    const auto found = std::find(among.begin(), among.end(), name);
+    Require(found != among.end(), "ONNX Runtime's fused node does not hold the tensor '", name, "'");
+    places.push_back(static_cast<size_t>(found - among.begin()));
+  }
+  return places;
+}
+
+std::vector<std::string> NamesOf(const Graph& graph, const std::vector<ValueId>& ids) {
+  std::vector<std::string> names;
+  for (const ValueId id : ids) {
+    Require(id != kAbsent, "an input or output of a compiled region is left out");
+    names.push_back(graph.values[static_cast<size_t>(id)].name);
+  }
+  return names;
+}
+
+}  // namespace
+
+Provider::Provider(const CreateBackend& create_backend, std::shared_ptr<Device> device,
+                   const OrtKernelRegistry* registry, const OrtSessionOptions* session, Logger logger)
+    : OrtEp{},
+      logger_(logger),
+      device_(std::move(device)),
+      registry_(registry),
+      entries_(ReadEntries(session)),
+      context_(ReadContextSettings(entries_)) {
+  const EpOptions options = ReadOptions(entries_, logger_);
+  const int index = device_ == nullptr ? 0 : device_->index();
+  Require(options.device_id.value_or(index) == index, "option 'device_id' is ", options.device_id.value_or(0),
+          ", but the session was given device ", index,
+          "; choose the OrtEpDevice instead and leave the option out");
+  backend_ = create_backend(options);
+  fingerprint_ = backend_->Fingerprint();
+  Fill();
+}
+
+void Provider::Fill() {
+  ort_version_supported = ort::RuntimeApiVersion();
+  GetName = [](const OrtEp*) noexcept { return kProviderName; };
+  GetCapability = [](OrtEp* ep, const OrtGraph* graph, OrtEpGraphSupportInfo* claims) noexcept {
+    return Guarded([&] { ClaimNodes(graph, *Self(ep).backend_, Self(ep).logger_, Self(ep).told_, claims); });
+  };
+  Compile = [](OrtEp* ep, const OrtGraph** graphs, const OrtNode** fused, size_t count,
+               OrtNodeComputeInfo** infos, OrtNode** context_nodes) noexcept {
+    return Guarded([&] { Self(ep).CompileAll(graphs, fused, count, infos, context_nodes); });
+  };
+  ReleaseNodeComputeInfos = [](OrtEp*, OrtNodeComputeInfo** infos, size_t count) noexcept {
+    for (size_t i = 0; i < count; ++i) delete static_cast<RegionCompute*>(infos[i]);
+  };
+  GetCompiledModelCompatibilityInfo = [](OrtEp* ep, const OrtGraph*) noexcept {
+    return Self(ep).fingerprint_.c_str();
+  };
+  IsConcurrentRunSupported = [](OrtEp*, bool* is_supported) noexcept -> OrtStatus* {
+    *is_supported = true;
+    return nullptr;
+  };
+  if (device_ == nullptr) return;
+  CreateSyncStreamForDevice = [](OrtEp* ep, const OrtMemoryDevice*, OrtSyncStreamImpl** stream) noexcept {
+    return Guarded([&] { *stream = CreateDeviceStream(*Self(ep).device_, ep); });
+  };
+  GetKernelRegistry = [](OrtEp* ep, const OrtKernelRegistry** registry) noexcept -> OrtStatus* {
+    *registry = Self(ep).registry_;
+    return nullptr;
+  };
+  Sync = [](OrtEp* ep) noexcept { return Guarded([&] { Self(ep).device_->SynchronizeAll(ep); }); };
+  GetDefaultMemoryDevice = [](const OrtEp* ep, const OrtMemoryDevice** memory) noexcept -> OrtStatus* {
+    *memory = EpApi().MemoryInfo_GetMemoryDevice(static_cast<const Provider*>(ep)->device_->memory_info());
+    return nullptr;
+  };
+}
+
+Provider::Compiled Provider::CompileRegion(const OrtGraph* graph, const OrtNode* fused,
+                                           ContextWriter* writer) const {
+  const char* name = nullptr;
+  Check(Api().Node_GetName(fused, &name));
+  const std::filesystem::path model_file = ModelFile(graph);
+  ReadGraphResult read = ReadGraph(graph);
+  Graph& region = read.graph;
+  std::erase_if(region.inputs, [&](ValueId id) {
+    return region.values[static_cast<size_t>(id)].constant ||
+           region.values[static_cast<size_t>(id)].constant_ints;
+  });
+  std::shared_ptr<Program> program;
+  if (region.nodes.size() == 1 && IsContextNode(region.nodes[0])) {
+    Require(writer == nullptr, "the model is compiled already; compile the model that it was made from");
+    try {
+      program = LoadCompiled(ReadContext(read.nodes[0], model_file, context_), backend_);
+    } catch (const Error& e) {
+      Fail(Where(region.nodes[0]), ": ", e.what());
+    }
+    // In the order in which they were compiled.
+    region.inputs = region.nodes[0].inputs;
+    region.outputs = region.nodes[0].outputs;
+  } else {
+    program = Program::Compile(region, backend_);
+  }
+  RegionCompute::Binding binding{PlacesOf(NamesOf(region, region.inputs), InputNames(fused)),
+                                 PlacesOf(NamesOf(region, region.outputs), OutputNames(fused))};
+  Compiled compiled;
+  if (writer != nullptr)
+    compiled.context_node = writer->Write(fused, SaveCompiled(region, *program, *backend_), model_file);
+  compiled.compute = new RegionCompute(std::move(program), std::move(binding), device_, name);
+  return compiled;
+}
+
+void Provider::CompileAll(const OrtGraph** graphs, const OrtNode** fused, size_t count,
+                          OrtNodeComputeInfo** infos, OrtNode** context_nodes) {
+  ContextWriter writer(context_);
+  const bool writes = context_.enabled && context_nodes != nullptr;
+  std::vector<Compiled> compiled;
+  try {
+    for (size_t i = 0; i < count; ++i)
+      compiled.push_back(CompileRegion(graphs[i], fused[i], writes ? &writer : nullptr));
+  } catch (...) {
+    for (const Compiled& region : compiled) {
+      delete static_cast<RegionCompute*>(region.compute);
+      if (region.context_node != nullptr) Api().ReleaseNode(region.context_node);
+    }
+    throw;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    infos[i] = compiled[i].compute;
+    if (context_nodes != nullptr) context_nodes[i] = compiled[i].context_node;
+  }
+  writer.Keep();
+}
+
+}  // namespace lowbit::ep
