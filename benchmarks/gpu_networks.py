@@ -44,9 +44,9 @@ BLOCK_SECONDS = 0.05
 COMPARED = 4
 
 RECORDED = """
-Recorded on one NVIDIA H200 on 2026-11-20, microseconds, medians of CUDA-graph replays with random data, checked
-on samples: onnxruntime-gpu's CUDA provider, and cuDNN 9.19 (fused, best of its plans). In the int8 QDQ model
-ONNX Runtime's CUDA provider dequantizes the weights on the CPU in every run, so that no graph can be captured.
+Recorded on one NVIDIA H200 on 2026-11-20, microseconds, medians of CUDA-graph replays with random data,
+checked on samples: onnxruntime-gpu's CUDA provider, and cuDNN 9.19 (fused, best of its plans). In the int8 QDQ
+model that provider dequantizes the weights on the CPU in every run, so that no graph can be captured.
 """
 PEERS: dict[str, dict[str, dict[int, float]]] = {
     "resnet50": {
