@@ -2,6 +2,7 @@
 
 python benchmarks/gpu_networks.py                                     four networks at batch 1, 16 and 128
 python benchmarks/gpu_networks.py --networks resnet50 --batches 1,16
+python benchmarks/gpu_networks.py --networks resnet50 --bits w8a8,w4a8,w2a8 --name cuda_resnet50_bits
 python benchmarks/gpu_networks.py --model mine=model_qdq.onnx         a file with a symbolic batch
 python benchmarks/gpu_networks.py --device cpu-ep --rounds 2          does everything still run?
 
@@ -9,7 +10,8 @@ python benchmarks/gpu_networks.py --device cpu-ep --rounds 2          does every
   wall time over runs, the median of rounds. Weights and activations are then as warm in L2 as they ever are.
 - run + wait: median wall time of `run_with_iobinding`, which waits for the device each time.
 - Kernels are chosen three times: by the cost model (tuning=off), in a profile run (tuning=on), and from what
-  that kept (tuning=cached, the default). The sessions take turns; the cache is a fresh folder.
+  that kept (tuning=cached, the default); the latter also without a CUDA graph. The sessions take turns; the
+  cache is a fresh folder. Sessions that would leave a node to the CPU are refused.
 
 Outputs are compared with the CPU's. The peers are recorded figures, see RECORDED; they are not measured here.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import re
 import subprocess
 import tempfile
@@ -39,14 +42,21 @@ from lowbit.models.calibration import images
 from results import RESULTS, WORK, Table, write
 
 NETWORKS = ("resnet18", "resnet50", "mobilenetv2", "densenet121")
-MODES = ("off", "on", "cached")
+MODES = {
+    "off": {"tuning": "off"},
+    "on": {"tuning": "on"},
+    "cached": {"tuning": "cached"},
+    "no graph": {"tuning": "cached", "cuda_graph": "0"},
+}
+"""Name -> provider options. The second fills the cache that those after it read."""
+
 BLOCK_SECONDS = 0.05
 COMPARED = 4
 
 RECORDED = """
-Recorded on one NVIDIA H200 on 2026-11-20, microseconds, medians of CUDA-graph replays with random data,
-checked on samples: onnxruntime-gpu's CUDA provider, and cuDNN 9.19 (fused, best of its plans). In the int8 QDQ
-model that provider dequantizes the weights on the CPU in every run, so that no graph can be captured.
+Recorded on one NVIDIA H200, 2026-11-20, microseconds, medians of CUDA-graph replays with random data, checked
+on samples: onnxruntime-gpu's CUDA provider, cuDNN 9.19 (fused, best of its plans). In the int8 QDQ model that
+provider dequantizes the weights on the CPU in every run, so that no graph can be captured.
 """
 PEERS: dict[str, dict[str, dict[int, float]]] = {
     "resnet50": {
@@ -73,6 +83,7 @@ class Row:
     """A network at one batch size; times in microseconds."""
 
     network: str
+    bits: str
     batch: int
     queued: dict[str, list[float]] = field(default_factory=dict)
     walls: list[float] = field(default_factory=list)
@@ -89,13 +100,14 @@ class Row:
         return float(np.median(self.walls))
 
     def peer(self, name: str) -> float | None:
-        """A recorded time."""
+        """A recorded time of the network at 8 bits."""
         return PEERS.get(self.network, {}).get(name, {}).get(self.batch)
 
     def raw(self) -> dict[str, Any]:
         """Plain data for the results file."""
         return {
             "network": self.network,
+            "bits": self.bits,
             "batch": self.batch,
             "median_us": {mode: self.median(mode) for mode in self.queued},
             "rounds_us": self.queued,
@@ -109,8 +121,8 @@ class Row:
 class Network:
     """A converted model, and what is known of its input."""
 
-    def __init__(self, name: str, source: Path) -> None:
-        self.name = name
+    def __init__(self, name: str, bits: str, source: Path) -> None:
+        self.name, self.bits = name, bits
         self.path = source.with_suffix(".lowbit.onnx")
         lowbit.convert(source, self.path, overwrite=True)
         ((self.input, value),) = model_inputs(onnx.load(self.path, load_external_data=False)).items()
@@ -138,8 +150,12 @@ class Subject:
     """A session of one mode with bound tensors."""
 
     def __init__(self, network: Network, device: str, mode: str, cache: str, feed: dict[str, Array]) -> None:
-        options = {"tuning": mode, "cache_dir": cache}
-        self.session = lowbit.session(network.path, device=device, provider_options=options)
+        whole = ort.SessionOptions()
+        whole.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        options = {**MODES[mode], "cache_dir": cache}
+        self.session = lowbit.session(
+            network.path, device=device, sess_options=whole, provider_options=options
+        )
         start = time.perf_counter()
         self.output = np.asarray(self.session.run(None, feed)[0])
         self.first_seconds = time.perf_counter() - start
@@ -189,14 +205,14 @@ torch = _torch()
 
 def measure(network: Network, batch: int, device: str, rounds: int) -> Row:
     """All modes of a network at one batch size, in turns."""
-    row, feed = Row(network.name, batch), network.feed(batch)
+    row, feed = Row(network.name, network.bits, batch), network.feed(batch)
     with tempfile.TemporaryDirectory() as cache:
         subjects = {mode: Subject(network, device, mode, cache, feed) for mode in MODES}
         row.profile_seconds = subjects["on"].first_seconds
         row.difference = network.difference(feed, subjects["cached"].output)
         for mode, subject in subjects.items():
             if not np.array_equal(subject.output, subjects["cached"].output):
-                raise SystemExit(f"{network.name}, batch {batch}: tuning={mode} gives another result")
+                raise SystemExit(f"{network.name}, batch {batch}: {MODES[mode]} gives another result")
             row.queued[mode] = []
         for _ in range(rounds):
             for mode, subject in subjects.items():
@@ -218,16 +234,16 @@ def opening(network: Network, device: str) -> list[str | int | float]:
                 lowbit.session(path, device=device)
                 spent.append((time.perf_counter() - start) * 1e3)
             times.append(float(np.median(spent)))
-        return [network.name, *times, compiled.stat().st_size / 1e6]
+        return [network.name, network.bits, *times, compiled.stat().st_size / 1e6]
 
 
 def times_table(rows: list[Row]) -> Table:
     """Ours beside the recorded peers."""
     columns = ["batch", "us", "without tuning us", "run + wait us", *(f"{name}* us" for name in SHOWN)]
-    table = Table("networks", ["network", *columns, "times as fast as ONNX Runtime CUDA int8*"])
+    table = Table("networks", ["network", "bits", *columns, "times as fast as ONNX Runtime CUDA int8*"])
     for row in rows:
         peers = [row.peer(name) for name in SHOWN]
-        cells: list[str | int | float] = [row.network, row.batch]
+        cells: list[str | int | float] = [row.network, row.bits, row.batch]
         cells += [row.median("cached"), row.median("off"), row.wall]
         cells += ["-" if peer is None else peer for peer in peers]
         table.rows.append([*cells, "-" if peers[0] is None else peers[0] / row.median("cached")])
@@ -235,13 +251,13 @@ def times_table(rows: list[Row]) -> Table:
 
 
 def tuning_table(rows: list[Row]) -> Table:
-    """With and without profile runs."""
-    table = Table("tuning", ["network", "batch", "tuned us", "estimated us", "ratio", "profile run s"])
+    """With and without profile runs, with and without a CUDA graph."""
+    columns = ["tuned us", "estimated us", "estimated / tuned", "profile run s", "without graph us"]
+    table = Table("tuning", ["network", "bits", "batch", *columns])
     for row in rows:
-        ratio = row.median("off") / row.median("cached")
-        table.rows.append(
-            [row.network, row.batch, row.median("cached"), row.median("off"), ratio, row.profile_seconds]
-        )
+        tuned, estimated = row.median("cached"), row.median("off")
+        times = [tuned, estimated, estimated / tuned, row.profile_seconds, row.median("no graph")]
+        table.rows.append([row.network, row.bits, row.batch, *times])
     return table
 
 
@@ -264,12 +280,12 @@ def _driver() -> str:
     return found[0] if found else "unknown"
 
 
-def source_of(network: str) -> Path:
+def source_of(network: str, bits: str) -> Path:
     """The QDQ model of a network with a symbolic batch, in the work folder."""
-    path = WORK / f"{network}_w8a8_batch.onnx"
+    path = WORK / f"{network}_{bits}_batch.onnx"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        save(build(network, 8, 8, batch="N"), path)
+        save(build(network, int(bits[1]), int(bits[3]), batch="N"), path)
     return path
 
 
@@ -280,6 +296,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--networks", default=",".join(NETWORKS), help="of lowbit.models; empty: none")
+    parser.add_argument("--bits", default="w8a8", help="pairs of bits, such as w8a8,w4a8 (default: w8a8)")
     parser.add_argument("--model", action="append", default=[], metavar="NAME=FILE", help="also this model")
     parser.add_argument("--batches", default="1,16,128")
     parser.add_argument("--rounds", type=int, default=15, help="blocks of 50 ms a session (default: 15)")
@@ -289,13 +306,14 @@ def main() -> None:
     parser.add_argument("--commit", help="what was measured, where there is no git")
     options = parser.parse_args()
     device = canonical(options.device)
-    sources = {name: source_of(name) for name in filter(None, options.networks.split(","))}
-    sources |= {name: Path(path) for name, path in (text.split("=", 1) for text in options.model)}
+    pairs = itertools.product(filter(None, options.networks.split(",")), options.bits.split(","))
+    sources = [(name, bits, source_of(name, bits)) for name, bits in pairs]
+    sources += [(name, "-", Path(path)) for name, path in (text.split("=", 1) for text in options.model)]
 
     rows: list[Row] = []
-    opened = Table("opening a session", ["network", "converted ms", "compiled ms", "compiled MB"])
-    for name, source in sources.items():
-        network = Network(name, source)
+    opened = Table("opening a session", ["network", "bits", "converted ms", "compiled ms", "compiled MB"])
+    for name, bits, source in sources:
+        network = Network(name, bits, source)
         for batch in map(int, options.batches.split(",")):
             rows.append(measure(network, batch, device, options.rounds))
             print(times_table(rows[-1:]).markdown(), flush=True)
@@ -303,7 +321,7 @@ def main() -> None:
             opened.rows.append(opening(network, device))
     ratios = [row.median("off") / row.median("cached") for row in rows]
     notes = [
-        "w8a8, 224x224, seeded weights, InferenceSession with inputs and outputs on the device. us: device "
+        "224x224, seeded weights, InferenceSession with inputs and outputs on the device. us: device "
         f"time, many runs queued and waited for once, median of {options.rounds} rounds; run + wait: median "
         "of run_with_iobinding.",
         "The sessions with and without tuning take turns; their outputs are equal in every element.",
@@ -312,7 +330,7 @@ def main() -> None:
         f"Estimated over tuned choices, geometric mean: {float(np.exp(np.mean(np.log(ratios)))):.3g}.",
         "run + wait less device time: at most "
         f"{max(row.wall - row.median('cached') for row in rows):.3g} us.",
-        f"*: not measured in this run. {' '.join(RECORDED.split())}",
+        f"*: at 8 bits; not measured in this run. {' '.join(RECORDED.split())}",
         f"onnxruntime {ort.__version__}, the CPU package.",
     ]
     tables = [times_table(rows), tuning_table(rows), *([opened] if opened.rows else [])]
