@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
-from lowbit.devices import canonical
+from lowbit.devices import canonical, ep_device
 from lowbit.dialects import MOVES, Neighbours, dialect_of
 from lowbit.errors import LowBitError
 from lowbit.feeds import Model, as_file, as_proto, model_inputs
@@ -240,6 +240,8 @@ def inspect(
         LowBitError: if ``device`` cannot be used.
     """
     place = None if device is None else canonical(device)
+    if place not in (None, "cpu"):
+        ep_device(place)  # before anything else is done
     proto = as_proto(model)
     if input_quant or not any(node.domain == DOMAIN for node in proto.graph.node):
         from lowbit.convert import convert

@@ -35,7 +35,7 @@ def session(
     sess_options: onnxruntime.SessionOptions | None = None,
     provider_options: Mapping[str, str | int | bool] | None = None,
 ) -> onnxruntime.InferenceSession:
-    """Opens a model in ONNX Runtime with the ``ai.lowbit`` ops registered.
+    """Opens a model in ONNX Runtime with the ``ai.lowbit`` ops.
 
     On "cpu" a model that was not converted runs as it is, in stock ONNX Runtime. On every other device one
     whose quantizers are not lowbit's yet is converted in memory first; nothing else can run there.
@@ -46,7 +46,7 @@ def session(
         device: "cpu"; "cuda" or "cuda:1" for an NVIDIA GPU; "cpu-ep" for the execution provider on the CPU.
             :func:`lowbit.devices` tells what there is.
         threads: intra-op threads of this session; None leaves what ``sess_options`` says.
-        sess_options: your own options. They keep every setting. What lasts is that the custom ops, and the
+        sess_options: your own options. They keep every setting. What lasts is that the custom ops, or the
             device, are added to them, once, however many sessions they serve.
         provider_options: options of the execution provider, see docs/execution-provider.md; none on "cpu".
 
@@ -80,7 +80,9 @@ def session(
 def prepare(
     options: onnxruntime.SessionOptions, device: str, provider_options: Mapping[str, str | int | bool] | None
 ) -> None:
-    """Registers the custom ops, and the device where it is not "cpu".
+    """Registers the device or, for "cpu", the custom ops alone.
+
+    The execution provider brings the custom ops with it; ONNX Runtime warns where both are registered.
 
     Raises:
         LowBitError: if the device cannot be used, or the options hold another one already.
@@ -96,7 +98,6 @@ def prepare(
         register(options)
         return
     found = ep_device(device)
-    register(options)
     wanted = f"{device} {sorted(given.items())}" if given else device
     held = _entry(options, _PLACED)
     if held is None:

@@ -184,7 +184,7 @@ def test_options_get_the_device_once(runtime):
     assert [(found[0].ep_metadata["device"], given) for found, given in options.added] == [
         ("cuda:0", {"tuning": "off", "cuda_graph": "0", "device_id": "3"})
     ]
-    assert options.libraries
+    assert not options.libraries, "the execution provider brings the custom ops"
     with pytest.raises(LowBitError, match=r"set up for device cuda:0.*got cpu-ep"):
         prepare(options, "cpu-ep", None)
     with pytest.raises(LowBitError, match="make new ones"):
@@ -197,7 +197,7 @@ def test_options_stay_as_they_were_when_the_device_is_missing(runtime):
     with pytest.raises(LowBitError):
         prepare(options, "cuda:0", None)
     assert not options.added
-    assert not options.libraries
+    assert not options.entries
 
 
 def test_a_failing_device_never_falls_back_silently(converted, monkeypatch, capsys):

@@ -138,7 +138,7 @@ def _device(report: InspectReport) -> str | None:
     if report.device is None:
         return None
     where = ", ".join(f"{count} nodes on {name}" for name, count in report.totals["runs_on"].items())
-    regions = "" if report.regions is None else f"; {report.regions} regions"
+    regions = "" if report.regions is None else f"; {report.regions} region{'s'[: report.regions != 1]}"
     return f"{report.device}: {where or 'no node is known to run anywhere'}{regions}"
 
 
