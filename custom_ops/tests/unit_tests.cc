@@ -1,7 +1,6 @@
 // What Python cannot reach: sharing of packed weights, the plan cache, the order of CPU levels. And the
 // parser of the tune cache, byte by byte, which is too slow there.
 #include <atomic>
-#include <cstdio>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -15,17 +14,10 @@
 #include "core/plan_cache.h"
 #include "core/status.h"
 #include "core/tune_cache.h"
+#include "tests/expect.h"
 
 namespace lowbit {
 namespace {
-
-int g_failures = 0;
-
-void Expect(bool condition, const char* what) {
-  if (condition) return;
-  ++g_failures;
-  std::fprintf(stderr, "failed: %s\n", what);
-}
 
 AlignedBytes Filled(size_t size, uint8_t value) {
   AlignedBytes bytes(size);
@@ -127,18 +119,10 @@ void TestUnpacking() {
 
 void TestPackingRefusesSizes() {
   std::vector<uint8_t> codes(10), packed(5);
-  const auto throws = [](auto&& call) {
-    try {
-      call();
-    } catch (const Error&) {
-      return true;
-    }
-    return false;
-  };
-  Expect(!throws([&] { PackRows(codes, 1, 10, 4, packed); }), "sizes that fit");
-  Expect(throws([&] { PackRows(codes, 1, 10, 5, packed); }), "too short a buffer");
-  Expect(throws([&] { UnpackRows(packed, 1, 11, 4, false, codes); }), "too few codes");
-  Expect(throws([&] { PackRows(codes, 1, 10, 9, packed); }), "nine bits");
+  Expect(!Throws([&] { PackRows(codes, 1, 10, 4, packed); }), "sizes that fit");
+  Expect(Throws([&] { PackRows(codes, 1, 10, 5, packed); }), "too short a buffer");
+  Expect(Throws([&] { UnpackRows(packed, 1, 11, 4, false, codes); }), "too few codes");
+  Expect(Throws([&] { PackRows(codes, 1, 10, 9, packed); }), "nine bits");
 }
 
 void TestIsa() {
@@ -148,12 +132,7 @@ void TestIsa() {
 }
 
 bool IsRefused(const std::string& text) {
-  try {
-    ParseTuneCache(text);
-    return false;
-  } catch (const Error&) {
-    return true;
-  }
+  return Throws([&] { ParseTuneCache(text); });
 }
 
 void TestTuneCache() {
@@ -184,6 +163,5 @@ int main() {
   lowbit::TestPackingRefusesSizes();
   lowbit::TestIsa();
   lowbit::TestTuneCache();
-  if (lowbit::g_failures == 0) std::puts("ok");
-  return lowbit::g_failures == 0 ? 0 : 1;
+  return lowbit::ReportFailures();
 }

@@ -28,6 +28,11 @@ QuantizeNode DecodeQuantize(const NodeReader& node);
 ThresholdNode DecodeThreshold(const NodeReader& node);
 DequantizeNode DecodeDequantize(const NodeReader& node);
 
+// From grids that were validated; one entry per channel, or one for all.
+QuantizeNode MakeQuantizeNode(std::vector<Quantizer> grids, bool to_channels_last);
+DequantizeNode MakeDequantizeNode(bool x_signed, std::vector<float> scales, std::vector<int32_t> zero_points,
+                                  bool to_channels_first);
+
 // Validated dims of the output. (A matmul's: core/nodes/matmul_shape.h.)
 std::vector<int64_t> OutputDims(const AffineNode& node, const FedShape& x);
 std::vector<int64_t> OutputDims(const LookupNode& node, const FedShape& x);
