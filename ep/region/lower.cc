@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "core/status.h"
-#include "ep/region/standard_seam.h"
 
 namespace lowbit::ep {
 namespace {

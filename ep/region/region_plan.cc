@@ -8,7 +8,6 @@
 #include "core/node_reader.h"
 #include "core/status.h"
 #include "ep/region/memory_plan.h"
-#include "ep/region/standard_seam.h"
 
 namespace lowbit::ep {
 namespace {

@@ -18,7 +18,6 @@
 #include "ep/region/backend.h"
 #include "ep/region/graph.h"
 #include "ep/region/lower.h"
-#include "ep/region/standard_seam.h"
 
 namespace lowbit::ep {
 
