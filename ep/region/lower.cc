@@ -105,6 +105,7 @@ class Lowering {
   void AppendFed(const Node& node, std::span<const size_t> fed, ValueId made,
                  std::vector<ValueId>& out) const {
     for (const size_t i : fed) {
+      Require(i < node.inputs.size() && node.inputs[i] != kAbsent, "input ", i, " is missing");
       if (node.inputs[i] != made) out.push_back(node.inputs[i]);
     }
   }

@@ -62,9 +62,8 @@ class Edges {
 // Sets of nodes: a region each, or a single node that is not claimed.
 class NodeSets {
  public:
-  explicit NodeSets(size_t nodes) : parent_(nodes), last_(nodes), members_(nodes) {
+  explicit NodeSets(size_t nodes) : parent_(nodes), members_(nodes) {
     std::iota(parent_.begin(), parent_.end(), size_t{0});
-    std::iota(last_.begin(), last_.end(), size_t{0});
     for (size_t n = 0; n < nodes; ++n) members_[n] = {n};
   }
 
@@ -74,20 +73,17 @@ class NodeSets {
   }
   // The nodes of a set, in no order.
   const std::vector<size_t>& Members(size_t set) const { return members_[set]; }
-  size_t LastOf(size_t set) const { return last_[set]; }
   void Join(size_t a, size_t b) {
     a = Of(a), b = Of(b);
     if (a == b) return;
     if (members_[a].size() < members_[b].size()) std::swap(a, b);
     parent_[b] = a;
-    last_[a] = std::max(last_[a], last_[b]);
     members_[a].insert(members_[a].end(), members_[b].begin(), members_[b].end());
     std::vector<size_t>().swap(members_[b]);
   }
 
  private:
   std::vector<size_t> parent_;
-  std::vector<size_t> last_;
   std::vector<std::vector<size_t>> members_;
 };
 
@@ -99,12 +95,14 @@ class Partitioner {
         edges_(graph),
         sets_(graph.nodes.size()),
         reasons_(graph.nodes.size()),
+        depths_(graph.nodes.size()),
         seen_(graph.nodes.size()),
         budget_(kVisitsPerNode * graph.nodes.size()) {}
 
   Partition Run() {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) reasons_[n] = Refusal(graph_.nodes[n]);
     JoinEqualDepths();
+    OrderSets();
     while (Spend(graph_.nodes.size()) && MergeNeighbours()) {
     }
     GiveUpRegionsWithoutLowBit();
@@ -116,6 +114,7 @@ class Partitioner {
   // Merging looks for other paths, but visits no more nodes than this, so that it stays linear. Where that
   // does not suffice, regions stay smaller than they could be.
   static constexpr size_t kVisitsPerNode = 64;
+  static constexpr size_t kNone = static_cast<size_t>(-1);
 
   bool IsClaimed(size_t n) const { return !reasons_[n].has_value(); }
 
@@ -133,16 +132,31 @@ class Partitioner {
   }
 
   void JoinEqualDepths() {
-    std::vector<size_t> depths(graph_.nodes.size());
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const size_t leaving = IsClaimed(n) ? 0 : 1;  // from a claimed node to one that is not
       edges_.ForPredecessors(graph_.nodes[n], [&](size_t p) {
-        depths[n] = std::max(depths[n], depths[p] + (IsClaimed(p) ? leaving : 0));
+        depths_[n] = std::max(depths_[n], depths_[p] + (IsClaimed(p) ? leaving : 0));
       });
       if (!IsClaimed(n)) continue;
       edges_.ForPredecessors(graph_.nodes[n], [&](size_t p) {
-        if (IsClaimed(p) && depths[p] == depths[n]) sets_.Join(p, n);
+        if (IsClaimed(p) && depths_[p] == depths_[n]) sets_.Join(p, n);
       });
+    }
+  }
+
+  // The sets in an order in which they could run: by depth, and at equal depth what is not claimed first.
+  void OrderSets() {
+    std::vector<size_t> nodes(graph_.nodes.size());
+    std::iota(nodes.begin(), nodes.end(), size_t{0});
+    std::stable_sort(nodes.begin(), nodes.end(), [&](size_t a, size_t b) {
+      return std::pair(depths_[a], IsClaimed(a)) < std::pair(depths_[b], IsClaimed(b));
+    });
+    places_.assign(nodes.size(), kNone);
+    for (const size_t n : nodes) {
+      const size_t set = sets_.Of(n);
+      if (places_[set] != kNone) continue;
+      places_[set] = order_.size();
+      order_.push_back(set);
     }
   }
 
@@ -153,7 +167,7 @@ class Partitioner {
       edges_.ForPredecessors(graph_.nodes[n], [&](size_t p) {
         const size_t from = sets_.Of(p), to = sets_.Of(n);
         if (!IsClaimed(p) || from == to || HaveOtherPath(from, to)) return;
-        sets_.Join(from, to);
+        Merge(from, to);
         merged = true;
       });
     }
@@ -161,9 +175,8 @@ class Partitioner {
   }
 
   // Whether a path leads from set `from` to set `to` through a third one, or whether that took too long to
-  // find out.
+  // find out. Marks the sets between the two (in order_) to which paths lead from `from`.
   bool HaveOtherPath(size_t from, size_t to) {
-    const size_t last = sets_.LastOf(to);  // nodes behind it lead to none of `to`
     ++search_;
     std::vector<size_t> open = {from};
     while (!open.empty()) {
@@ -174,7 +187,7 @@ class Partitioner {
         edges_.ForSuccessors(graph_.nodes[n], [&](size_t s) {
           const size_t next = sets_.Of(s);
           arrived = arrived || (next == to && set != from);
-          if (next == to || next == from || s > last || seen_[next] == search_) return;
+          if (next == from || places_[next] >= places_[to] || seen_[next] == search_) return;
           seen_[next] = search_;
           open.push_back(next);
         });
@@ -182,6 +195,26 @@ class Partitioner {
       }
     }
     return false;
+  }
+
+  // After HaveOtherPath(from, to) said no. What it marked moves behind the merged set, everything else
+  // between the two before it.
+  void Merge(size_t from, size_t to) {
+    const size_t begin = places_[from], end = places_[to] + 1;
+    std::vector<size_t> before, behind;
+    for (size_t place = begin; place < end; ++place) {
+      const size_t set = order_[place];
+      if (set != kNone && set != from && set != to) (seen_[set] == search_ ? behind : before).push_back(set);
+    }
+    Spend(end - begin);
+    sets_.Join(from, to);
+    before.push_back(sets_.Of(from));
+    before.insert(before.end(), behind.begin(), behind.end());
+    before.resize(end - begin, kNone);
+    for (size_t place = begin; place < end; ++place) {
+      order_[place] = before[place - begin];
+      if (order_[place] != kNone) places_[order_[place]] = place;
+    }
   }
 
   bool Spend(size_t visits) {
@@ -210,17 +243,22 @@ class Partitioner {
            std::any_of(readers.begin(), readers.end(), [&](size_t reader) { return !SameRegion(reader, n); });
   }
 
-  // Whether the region has to copy to make the output of reshape `n`, and does not need it itself (or could
-  // as well be fed with it).
+  // Whether reshape `n` of the region makes something that the region would have to copy, though ONNX Runtime
+  // could make it of something that it holds anyway: an input of the region, or an output.
   bool CostsCopy(size_t n) {
-    const ValueId x = graph_.nodes[n].inputs[0], y = graph_.nodes[n].outputs[0];
+    const ValueId y = graph_.nodes[n].outputs[0];
     if (!IsNeededOutside(y, n)) return false;
-    const bool is_fed = edges_.producer(x) < 0 || !SameRegion(static_cast<size_t>(edges_.producer(x)), n);
-    if (is_fed) return true;
     const std::vector<size_t>& readers = edges_.readers(y);
     const bool is_last =
         std::none_of(readers.begin(), readers.end(), [&](size_t reader) { return SameRegion(reader, n); });
-    return is_last && IsNeededOutside(x, n);
+    for (size_t at = n;;) {
+      const ValueId x = graph_.nodes[at].inputs[0];
+      const int64_t producer = edges_.producer(x);
+      if (producer < 0 || !SameRegion(static_cast<size_t>(producer), n)) return true;
+      if (is_last && IsNeededOutside(x, n)) return true;
+      at = static_cast<size_t>(producer);
+      if (!NamesReshape(graph_.nodes[at])) return false;
+    }
   }
 
   void TrimRims() {
@@ -260,6 +298,8 @@ class Partitioner {
   Edges edges_;
   NodeSets sets_;
   std::vector<std::optional<std::string>> reasons_;  // why a node is not claimed
+  std::vector<size_t> depths_;                       // by node
+  std::vector<size_t> order_, places_;               // sets in order, and the place of each; kNone: a gap
   std::vector<size_t> seen_;                         // by set: the last search that came there
   size_t search_ = 0;
   size_t budget_;

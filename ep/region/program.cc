@@ -1,6 +1,9 @@
 #include "ep/region/program.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include "core/status.h"
@@ -25,13 +28,20 @@ struct ReadyPlan : RegionPlan {
   mutable InstancePool instances;
 };
 
+bool PrintsPlans() {
+  const char* text = std::getenv("LOWBIT_PRINT_PLAN");
+  return text != nullptr && *text != '\0' && std::strcmp(text, "0") != 0;
+}
+
 class CompiledProgram final : public Program {
  public:
   explicit CompiledProgram(std::shared_ptr<const CompiledRegion> region) : region_(std::move(region)) {}
 
   std::shared_ptr<const RegionPlan> PlanFor(std::span<const TensorShape> inputs) override {
     return *plans_.Get(inputs, [&] {
-      return std::make_shared<const ReadyPlan>(MakePlan(region_, inputs), *region_->backend);
+      auto plan = std::make_shared<const ReadyPlan>(MakePlan(region_, inputs), *region_->backend);
+      if (PrintsPlans()) std::fputs(("lowbit: " + plan->Text()).c_str(), stderr);
+      return plan;
     });
   }
 
@@ -67,7 +77,8 @@ std::string NameOf(const LoweredOp& op) {
 
 class Compiler {
  public:
-  Compiler(const Graph& graph, std::shared_ptr<Backend> backend, std::span<const std::vector<uint8_t>> packed)
+  Compiler(const Graph& graph, std::shared_ptr<Backend> backend,
+           std::span<const std::span<const uint8_t>> packed)
       : graph_(graph), packed_(packed), uploaded_(graph.values.size()) {
     region_->backend = std::move(backend);
   }
@@ -75,9 +86,12 @@ class Compiler {
   std::shared_ptr<const CompiledRegion> Compile() {
     region_->values = graph_.values.size();
     region_->inputs = graph_.inputs;
-    for (LoweredOp& op : Lower(graph_, *region_->backend)) AddOp(op);
-    Require(packed_.empty() || packed_.size() == steps_, "the region has ", steps_,
+    std::vector<LoweredOp> ops = Lower(graph_, *region_->backend);
+    const auto steps = static_cast<size_t>(
+        std::count_if(ops.begin(), ops.end(), [](const LoweredOp& op) { return !op.reshape; }));
+    Require(packed_.empty() || packed_.size() == steps, "the region has ", steps,
             " steps, got packed bytes for ", packed_.size());
+    for (LoweredOp& op : ops) AddOp(op);
     for (const ValueId id : graph_.outputs) {
       const Value& value = graph_.values[static_cast<size_t>(id)];
       Upload(id);
@@ -101,13 +115,14 @@ class Compiler {
 
   std::unique_ptr<Step> CreateStep(const LoweredOp& op) {
     const size_t index = steps_++;
-    const std::span<const uint8_t> packed =
-        index < packed_.size() ? packed_[index] : std::span<const uint8_t>();
+    const std::span<const uint8_t> packed = packed_.empty() ? std::span<const uint8_t>() : packed_[index];
     return region_->backend->CreateStep(graph_, op.nodes, packed);
   }
 
   void Upload(ValueId id) {
     const Value& value = graph_.values[static_cast<size_t>(id)];
+    Require(value.constant || !value.constant_ints, "initializer '", value.name,
+            "' has an element type that no lowbit op knows");
     if (!value.constant || uploaded_[static_cast<size_t>(id)]) return;
     const ConstTensor& tensor = *value.constant;
     Require(tensor.data != nullptr || ElementCount(tensor.shape) == 0, "initializer '", value.name,
@@ -117,7 +132,7 @@ class Compiler {
   }
 
   const Graph& graph_;
-  std::span<const std::vector<uint8_t>> packed_;
+  std::span<const std::span<const uint8_t>> packed_;
   std::shared_ptr<CompiledRegion> region_ = std::make_shared<CompiledRegion>();
   std::vector<bool> uploaded_;  // by value
   size_t steps_ = 0;
@@ -126,7 +141,7 @@ class Compiler {
 }  // namespace
 
 std::shared_ptr<Program> Program::Compile(const Graph& graph, std::shared_ptr<Backend> backend,
-                                          std::span<const std::vector<uint8_t>> packed) {
+                                          std::span<const std::span<const uint8_t>> packed) {
   return std::make_shared<CompiledProgram>(Compiler(graph, std::move(backend), packed).Compile());
 }
 

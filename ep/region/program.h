@@ -51,7 +51,7 @@ class Program {
   // constants are packed and uploaded. `packed[i]` as CreateStep takes it, by step, or empty. Throws Error
   // naming the node.
   static std::shared_ptr<Program> Compile(const Graph& graph, std::shared_ptr<Backend> backend,
-                                          std::span<const std::vector<uint8_t>> packed = {});
+                                          std::span<const std::span<const uint8_t>> packed = {});
 
   // The plan for these inputs; cached for the shapes used last. Throws Error.
   virtual std::shared_ptr<const RegionPlan> PlanFor(std::span<const TensorShape> inputs) = 0;

@@ -203,12 +203,12 @@ RegionPlan MakePlan(std::shared_ptr<const CompiledRegion> region, std::span<cons
 
 std::string RegionPlan::Text() const {
   std::ostringstream text;
+  text << "region of " << steps.size() << " steps, workspace " << workspace_bytes << " bytes\n";
   for (const PlannedStep& step : steps) {
-    text << step.name << ": " << step.plan->Text() << ", from";
+    text << "  " << step.name << ": " << step.plan->Text() << ", from";
     for (const Location& fed : step.fed) text << ' ' << PlaceText(fed);
     text << " to " << PlaceText(step.output) << '\n';
   }
-  text << steps.size() << " steps, workspace " << workspace_bytes << " bytes\n";
   return text.str();
 }
 

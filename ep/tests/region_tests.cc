@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "ep/cpu/cpu_backend.h"
+#include "ep/region/compiled_model.h"
 #include "ep/region/memory_plan.h"
 #include "ep/region/partition.h"
 #include "ep/tests/fake_backend.h"
@@ -32,7 +33,9 @@ std::string ErrorOf(Call&& call) {
   return "";
 }
 
-bool Holds(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool Contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 // ---- memory plans
 
@@ -175,6 +178,466 @@ void TestRandomGraphs() {
   }
 }
 
+// y = Lookup(x), two lookups more behind it.
+struct Chain {
+  GraphBuilder builder;
+  Chain() {
+    ValueId value = builder.AddInput();
+    for (uint8_t i = 0; i < 3; ++i) value = builder.Lookup(value, i);
+    builder.graph.outputs = {value};
+  }
+};
+
+void TestErrorsNameTheNode() {
+  GraphBuilder builder;
+  const ValueId a = builder.AddInput(), b = builder.AddInput();
+  builder.graph.outputs = {builder.Add(a, b)};
+  const auto program = Program::Compile(builder.graph, CreateCpuBackend({}));
+  const auto plan = [&](std::vector<TensorShape> shapes) {
+    return ErrorOf([&] { program->PlanFor(shapes); });
+  };
+  const TensorShape sound = {ElementType::kUInt8, {2, 3}};
+  Expect(plan({sound, sound}).empty(), "shapes that fit");
+  Expect(Contains(plan({sound, {ElementType::kUInt8, {2, 4}}}), "node 'LowBitAdd_0' (LowBitAdd)"),
+         "another shape");
+  Expect(Contains(plan({sound, {ElementType::kFloat, {2, 3}}}), "LowBitAdd_0"), "another element type");
+  Expect(Contains(plan({sound}), "2 inputs"), "too few inputs");
+  Expect(!plan({sound, {ElementType::kUInt8, {2, -3}}}).empty(), "a negative dim");
+  constexpr int64_t kHuge = int64_t{1} << 61;
+  Expect(!plan({sound, {ElementType::kFloat, {kHuge}}}).empty(), "more bytes than int64 counts");
+
+  builder.graph.values[static_cast<size_t>(builder.graph.outputs[0])].type = ElementType::kFloat;
+  const auto wrong = Program::Compile(builder.graph, CreateCpuBackend({}));
+  const std::vector<TensorShape> shapes = {sound, sound};
+  Expect(Contains(ErrorOf([&] { wrong->PlanFor(shapes); }), "the model declares float32"),
+         "ONNX Runtime would allocate the output by the type that the model declares");
+}
+
+void TestDamagedGraphs() {
+  const auto compile = [](const Graph& graph) {
+    return ErrorOf([&] { Program::Compile(graph, CreateCpuBackend({})); });
+  };
+  const Chain chain;
+  Expect(compile(chain.builder.graph).empty(), "a sound graph");
+  Graph graph = chain.builder.graph;
+  graph.nodes[1].inputs[0] = 1000;
+  Expect(!compile(graph).empty(), "an input that is no value");
+  graph = chain.builder.graph;
+  std::swap(graph.nodes[0], graph.nodes[1]);
+  Expect(Contains(compile(graph), "before anything makes it"), "nodes out of order");
+  graph = chain.builder.graph;
+  graph.nodes[1].outputs = graph.nodes[0].outputs;
+  Expect(!compile(graph).empty(), "a value that two nodes make");
+  graph = chain.builder.graph;
+  graph.nodes[0].inputs = {kAbsent, graph.nodes[0].inputs[1]};
+  Expect(Contains(compile(graph), "is missing"), "a missing input");
+  graph = chain.builder.graph;
+  graph.nodes[0].inputs = {graph.nodes[0].inputs[1]};
+  Expect(!compile(graph).empty(), "too few inputs");
+  graph = chain.builder.graph;
+  graph.nodes[0].attributes["needs_version"] = int64_t{99};
+  Expect(Contains(compile(graph), "update lowbit"), "a node of a newer lowbit");
+  graph = chain.builder.graph;
+  graph.outputs.push_back(kAbsent);
+  Expect(!compile(graph).empty(), "an output that is no value");
+}
+
+void TestFusion() {
+  const Chain chain;
+  auto fake = std::make_shared<FakeBackend>();
+  fake->fuses = true;
+  const auto program = Program::Compile(chain.builder.graph, fake);
+  std::mt19937 random(3);
+  const std::vector<Tensor> inputs = {RandomTensor({4, 100}, random)};
+  Expect(program->PlanFor(ShapesOf(inputs))->steps.size() == 2, "two of three lookups become one step");
+  Expect(Equal(RunProgram(*program, inputs), Evaluate(chain.builder.graph, inputs)), "a fused pair");
+
+  Graph graph = chain.builder.graph;
+  graph.outputs.push_back(graph.nodes[0].outputs[0]);
+  const auto shared = Program::Compile(graph, fake);
+  Expect(Contains(shared->PlanFor(ShapesOf(inputs))->Text(), "node 'LowBitLookup_1' (LowBitLookup) and node"),
+         "what is read elsewhere is made, the next two are fused");
+  Expect(Equal(RunProgram(*shared, inputs), Evaluate(graph, inputs)), "a pair behind an output");
+}
+
+// ---- instances
+
+void TestPlansAreBounded() {
+  const Chain chain;
+  auto fake = std::make_shared<FakeBackend>();
+  const auto program = Program::Compile(chain.builder.graph, fake);
+  std::mt19937 random(4);
+  for (int round = 0; round < 3; ++round) {
+    for (int64_t batch = 1; batch <= 50; ++batch) RunProgram(*program, {RandomTensor({batch, 10}, random)});
+  }
+  Expect(fake->live == 16 && fake->most_live <= 17, "50 shapes hold the instances of 16");
+  const std::vector<Tensor> inputs = {RandomTensor({1, 10}, random)};
+  const size_t before = fake->created;
+  for (int i = 0; i < 100; ++i) RunProgram(*program, inputs);
+  Expect(fake->created == before + 1, "new buffers need no new instance");
+  std::weak_ptr<const RegionPlan> dropped = program->PlanFor(ShapesOf(inputs));
+  const auto held = dropped.lock();
+  for (int64_t batch = 2; batch <= 50; ++batch) RunProgram(*program, {RandomTensor({batch, 10}, random)});
+  Expect(fake->live == 17, "a plan that is held keeps its instance");
+}
+
+void TestProgramMayDieBeforeItsPlans() {
+  auto fake = std::make_shared<FakeBackend>();
+  std::shared_ptr<const RegionPlan> plan;
+  {
+    const Chain chain;
+    const auto program = Program::Compile(chain.builder.graph, fake);
+    std::mt19937 random(5);
+    const std::vector<Tensor> inputs = {RandomTensor({4, 4}, random)};
+    plan = program->PlanFor(ShapesOf(inputs));
+    RunProgram(*program, inputs);
+  }
+  Expect(fake->live == 1 && !plan->Text().empty(), "a plan owns what it refers to");
+  plan.reset();
+  Expect(fake->live == 0, "the last one frees the instance");
+}
+
+void TestInstanceOrder() {
+  const Chain chain;
+  auto fake = std::make_shared<FakeBackend>();
+  const auto program = Program::Compile(chain.builder.graph, fake);
+  std::mt19937 random(6);
+  const std::vector<Tensor> inputs = {RandomTensor({3, 3}, random)};
+  RunProgram(*program, inputs);
+  RunProgram(*program, inputs);
+  Expect(fake->created == 1, "an idle instance serves again");
+  fake->busy_runs = 1;
+  for (int i = 0; i < 10; ++i) RunProgram(*program, inputs);
+  Expect(fake->created == 3, "while they are busy, instances are added up to the bound, then queued on");
+}
+
+void TestInstancesThatCannotBeCreated() {
+  const Chain chain;
+  auto fake = std::make_shared<FakeBackend>();
+  fake->fail_above = 0;
+  const auto program = Program::Compile(chain.builder.graph, fake);
+  std::mt19937 random(7);
+  const std::vector<Tensor> inputs = {RandomTensor({3, 3}, random)};
+  Expect(ErrorOf([&] { RunProgram(*program, inputs); }) == "out of memory",
+         "the first instance must be there");
+  fake->fail_above = 1;
+  const std::vector<Tensor> expected = Evaluate(chain.builder.graph, inputs);
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) wrong += Equal(RunProgram(*program, inputs), expected) ? 0 : 1;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Expect(wrong == 0 && fake->faults == 0 && fake->live == 1, "threads share what the memory allows");
+}
+
+void TestConcurrentRuns() {
+  std::mt19937 random(8);
+  RandomGraph random_graph(random);
+  const Graph& graph = random_graph.builder.graph;
+  auto fake = std::make_shared<FakeBackend>();
+  const auto on_fake = Program::Compile(graph, fake), on_cpu = Program::Compile(graph, CreateCpuBackend({}));
+  std::vector<std::vector<Tensor>> inputs, expected;
+  for (int64_t batch = 1; batch <= 20; ++batch) {
+    std::vector<Tensor> tensors;
+    for (size_t i = 0; i < graph.inputs.size(); ++i)
+      tensors.push_back(RandomTensor({batch, kChannels}, random));
+    expected.push_back(Evaluate(graph, tensors));
+    inputs.push_back(std::move(tensors));
+  }
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < 8; ++t) {
+    threads.emplace_back([&, t] {
+      for (size_t i = 0; i < 300; ++i) {
+        const size_t at = t % 2 == 0 ? (i * (t + 1)) % inputs.size() : i % 3;
+        Program& program = i % 2 == 0 ? *on_fake : *on_cpu;
+        wrong += Equal(RunProgram(program, inputs[at]), expected[at]) ? 0 : 1;
+        if (i % 50 == t) ++fake->busy_runs;
+        if (i % 50 == t + 10) --fake->busy_runs;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Expect(wrong == 0, "runs of many threads and shapes");
+  Expect(fake->faults == 0, "no two runs share an instance");
+}
+
+// ---- compiled models
+
+void TestCompiledModels() {
+  std::mt19937 random(9);
+  for (int round = 0; round < 50; ++round) {
+    RandomGraph random_graph(random);
+    const Graph& graph = random_graph.builder.graph;
+    auto saving = std::make_shared<FakeBackend>(), loading = std::make_shared<FakeBackend>();
+    saving->fuses = loading->fuses = round % 2 == 0;
+    loading->adopted.clear();
+    const auto program = Program::Compile(graph, saving);
+    std::vector<uint8_t> bytes = SaveCompiled(graph, *program, *saving);
+    bytes.insert(bytes.begin(), 0);  // at an odd address
+    const auto loaded = LoadCompiled(std::span(bytes).subspan(1), loading);
+    Expect(loading->steps_packed == 0 && loading->steps_from_packed == saving->steps_packed,
+           "what was packed is not packed again");
+    Expect(loading->adopted == "choices", "measured choices travel along");
+    std::vector<Tensor> inputs;
+    for (size_t i = 0; i < graph.inputs.size(); ++i) inputs.push_back(RandomTensor({3, kChannels}, random));
+    Expect(Equal(RunProgram(*loaded, inputs), Evaluate(graph, inputs)), "a compiled model computes the same");
+    Expect(SaveCompiled(graph, *loaded, *loading) == std::vector(bytes.begin() + 1, bytes.end()),
+           "a loaded program is saved as it was");
+
+    const auto on_cpu = CreateCpuBackend({});
+    const auto cpu_bytes = SaveCompiled(graph, *Program::Compile(graph, on_cpu), *on_cpu);
+    Expect(Equal(RunProgram(*LoadCompiled(cpu_bytes, on_cpu), inputs), Evaluate(graph, inputs)),
+           "the same on the CPU");
+  }
+}
+
+void TestForeignCompiledModels() {
+  const Chain chain;
+  auto fake = std::make_shared<FakeBackend>();
+  const auto bytes = SaveCompiled(chain.builder.graph, *Program::Compile(chain.builder.graph, fake), *fake);
+  const auto load = [&](std::span<const uint8_t> what) { return ErrorOf([&] { LoadCompiled(what, fake); }); };
+  Expect(load(bytes).empty(), "its own fingerprint");
+  fake->fingerprint = "fake 2";
+  const std::string error = load(bytes);
+  Expect(Contains(error, "'fake 1'") && Contains(error, "'fake 2'") && Contains(error, "again"),
+         "another fingerprint");
+  std::vector<uint8_t> newer = bytes;
+  newer[8] = 2;
+  Expect(Contains(load(newer), "version 2"), "another version of the format");
+  Expect(Contains(load({}), "no compiled region"), "no bytes at all");
+}
+
+// Behind a valid checksum, as an attacker would write it, and with the checksum that no longer matches.
+void TestDamagedCompiledModels() {
+  GraphBuilder builder;
+  const ValueId x = builder.AddInput();
+  builder.graph.outputs = {builder.Lookup(builder.Concat({builder.Lookup(x, 1), x}), 2), x};
+  auto fake = std::make_shared<FakeBackend>();
+  const auto bytes = SaveCompiled(builder.graph, *Program::Compile(builder.graph, fake), *fake);
+  const std::vector<TensorShape> shapes = {{ElementType::kUInt8, {2, 3}}};
+  const auto use = [&](std::span<const uint8_t> what) {
+    return ErrorOf([&] { LoadCompiled(what, fake)->PlanFor(shapes); });
+  };
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    Expect(!use(std::span(bytes).first(size)).empty(), "bytes that end too early are refused");
+  }
+  for (size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
+    std::vector<uint8_t> flipped = bytes;
+    flipped[bit / 8] = static_cast<uint8_t>(flipped[bit / 8] ^ (1u << (bit % 8)));
+    const bool is_reserved = bit / 8 >= 12 && bit / 8 < 16;
+    Expect(is_reserved || !use(flipped).empty(), "a flipped bit is found");
+    SealCompiled(flipped);
+    use(flipped);
+  }
+  std::mt19937 random(10);
+  for (int round = 0; round < 2000; ++round) {
+    std::vector<uint8_t> damaged = bytes;
+    for (size_t i = 0; i < 1 + random() % 4; ++i)
+      damaged[random() % damaged.size()] = static_cast<uint8_t>(random());
+    if (random() % 4 == 0) damaged.resize(random() % damaged.size());
+    SealCompiled(damaged);
+    use(damaged);
+  }
+}
+
+// ---- partitions
+
+// No path leaves a region and comes back, not even through other regions: with every region as one node the
+// graph has no cycle.
+bool IsAcyclic(const Graph& graph, const Partition& partition) {
+  std::vector<size_t> set(graph.nodes.size());
+  for (size_t n = 0; n < set.size(); ++n) set[n] = partition.regions.size() + n;
+  for (size_t r = 0; r < partition.regions.size(); ++r) {
+    for (const size_t n : partition.regions[r]) set[n] = r;
+  }
+  const std::vector<int64_t> producers = ProducersOf(graph);
+  std::vector<std::set<size_t>> before(partition.regions.size() + graph.nodes.size());
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    for (const ValueId id : graph.nodes[n].inputs) {
+      const int64_t producer = id == kAbsent ? -1 : producers[static_cast<size_t>(id)];
+      if (producer >= 0 && set[static_cast<size_t>(producer)] != set[n])
+        before[set[n]].insert(set[static_cast<size_t>(producer)]);
+    }
+  }
+  std::vector<bool> done(before.size());
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t s = 0; s < before.size(); ++s) {
+      const bool ready = std::all_of(before[s].begin(), before[s].end(), [&](size_t b) { return done[b]; });
+      if (done[s] || !ready) continue;
+      done[s] = moved = true;
+    }
+  }
+  return std::find(done.begin(), done.end(), false) == done.end();
+}
+
+// Every node is in one region or left with a reason; regions run and hold a lowbit node.
+void CheckPartition(const Graph& graph, const FakeBackend& backend, const Partition& partition) {
+  std::vector<int> seen(graph.nodes.size());
+  for (const std::vector<size_t>& region : partition.regions) {
+    Expect(std::is_sorted(region.begin(), region.end()), "the nodes of a region are sorted");
+    bool has_lowbit = false;
+    for (const size_t n : region) {
+      ++seen[n];
+      has_lowbit = has_lowbit || graph.nodes[n].domain == kDomain;
+      Expect(NamesReshape(graph.nodes[n]) || !backend.Refusal(graph, graph.nodes[n]),
+             "a region holds what can run");
+    }
+    Expect(has_lowbit, "a region has a lowbit node");
+  }
+  for (const Partition::Left& left : partition.left) {
+    ++seen[left.node];
+    Expect(!left.reason.empty(), "a node that is left has a reason");
+  }
+  Expect(std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; }),
+         "every node has one place");
+  Expect(IsAcyclic(graph, partition), "regions are convex");
+}
+
+Partition PartitionOf(const Graph& graph) {
+  const FakeBackend backend;
+  Partition partition = PartitionGraph(graph, backend);
+  CheckPartition(graph, backend, partition);
+  return partition;
+}
+
+using Regions = std::vector<std::vector<size_t>>;
+
+void TestSmallPartitions() {
+  {
+    GraphBuilder g;  // 0 -> foreign 1 -> 3 and 0 -> 2 -> 3: the short branch joins either end
+    const ValueId a = g.Lookup(g.AddInput(), 0), f = g.Foreign({a}), b = g.Lookup(a, 1);
+    g.graph.outputs = {g.Add(f, b)};
+    Expect(PartitionOf(g.graph).regions == Regions{{0, 2}, {3}}, "a diamond with a foreign side is cut");
+  }
+  {
+    GraphBuilder g;  // foreign 0 comes from the inputs alone
+    const ValueId x = g.AddInput(), f = g.Foreign({x}), a = g.Lookup(x, 0);
+    g.graph.outputs = {g.Add(a, f)};
+    Expect(PartitionOf(g.graph).regions == Regions{{1, 2}}, "a foreign node before all cuts nothing");
+  }
+  {
+    GraphBuilder g;  // 0 -> foreign 1 -> 2, and 3 -> 4 which joins 2: nodes 2, 3, 4 belong together
+    const ValueId x = g.AddInput(), late = g.Lookup(g.Foreign({g.Lookup(x, 0)}), 1);
+    g.graph.outputs = {g.Add(g.Lookup(x, 2), late)};
+    Expect(PartitionOf(g.graph).regions == Regions{{0}, {2, 3, 4}}, "a branch that begins early is merged");
+  }
+  {
+    GraphBuilder g;
+    const ValueId x = g.AddInput();
+    g.graph.outputs = {g.Lookup(x, 0), g.Lookup(x, 1), g.AddNode("Softmax", "", {g.Foreign({x})})};
+    const Partition partition = PartitionOf(g.graph);
+    Expect(partition.regions == Regions{{0}, {1}}, "what hangs together through an input alone is apart");
+    Expect(Contains(partition.left[0].reason, "not for this back end") &&
+               Contains(partition.left[1].reason, "no node of ai.lowbit"),
+           "reasons of the nodes that are left");
+  }
+  {
+    GraphBuilder g;
+    const ValueId y = g.AddNode("Softmax", "", {g.Lookup(g.AddInput(), 0)});
+    g.graph.outputs = {y};
+    Expect(PartitionOf(g.graph).regions == Regions{{0, 1}}, "standard nodes beside a lowbit node are taken");
+    g.graph.nodes[0].barred = "it has a subgraph";
+    const Partition partition = PartitionOf(g.graph);
+    Expect(partition.regions.empty() && partition.left[0].reason == "it has a subgraph", "a barred node");
+  }
+}
+
+void TestReshapesAtRims() {
+  {
+    GraphBuilder g;
+    g.graph.outputs = {g.Reshape(g.Lookup(g.Reshape(g.AddInput(), {0, 6}), 0), {0, 2, 3})};
+    Expect(PartitionOf(g.graph).regions == Regions{{0, 1, 2}}, "reshapes at the rim that cost nothing stay");
+  }
+  {
+    GraphBuilder g;
+    const ValueId y = g.Lookup(g.AddInput(), 0);
+    g.graph.outputs = {y, g.Reshape(g.Reshape(y, {0, 2, 3}), {-1})};
+    Expect(PartitionOf(g.graph).regions == Regions{{0}},
+           "a chain that repeats an output under other dims goes");
+  }
+  {
+    GraphBuilder g;
+    const ValueId r = g.Reshape(g.Reshape(g.AddInput(), {0, 6}), {0, 6});
+    g.graph.outputs = {g.Lookup(r, 0), r};
+    Expect(PartitionOf(g.graph).regions == Regions{{2}}, "so does one that repeats an input");
+  }
+  {
+    GraphBuilder g;
+    const ValueId x = g.AddInput();
+    const ValueId shape = g.AddInput();
+    g.graph.outputs = {g.Lookup(g.AddNode("Reshape", "", {g.Lookup(x, 0), shape}), 1)};
+    const Partition partition = PartitionOf(g.graph);
+    Expect(partition.regions == Regions{{0}, {2}} && !partition.left.empty(),
+           "a computed shape ends a region");
+  }
+}
+
+// A random graph of nodes with up to three inputs, every fourth foreign.
+Graph RandomNodes(std::mt19937& random, size_t nodes, size_t reach) {
+  GraphBuilder g;
+  std::vector<ValueId> values = {g.AddInput(), g.AddInput()};
+  for (size_t i = 0; i < nodes; ++i) {
+    const auto pick = [&] { return values[values.size() - 1 - random() % std::min(values.size(), reach)]; };
+    std::vector<ValueId> inputs(1 + random() % 3);
+    std::generate(inputs.begin(), inputs.end(), pick);
+    static constexpr const char* kOps[] = {"Foreign", "LowBitLookup", "LowBitAdd", "Softmax"};
+    const char* op = kOps[random() % 4];
+    values.push_back(g.AddNode(op, op[0] == 'L' ? kDomain : "", inputs));
+  }
+  g.graph.outputs = {values.back()};
+  return std::move(g.graph);
+}
+
+// Whether two regions that an edge joins could be one without a path that leaves it and comes back.
+bool CanMerge(const Graph& graph, const Partition& partition) {
+  for (size_t a = 0; a < partition.regions.size(); ++a) {
+    for (size_t b = 0; b < partition.regions.size(); ++b) {
+      const std::vector<size_t>&from = partition.regions[a], &to = partition.regions[b];
+      const bool is_edge =
+          a != b && std::any_of(to.begin(), to.end(), [&](size_t n) {
+            return std::any_of(from.begin(), from.end(), [&](size_t p) {
+              const std::vector<ValueId>& inputs = graph.nodes[n].inputs;
+              return std::find(inputs.begin(), inputs.end(), graph.nodes[p].outputs[0]) != inputs.end();
+            });
+          });
+      if (!is_edge) continue;
+      Partition merged = partition;
+      merged.regions[a].insert(merged.regions[a].end(), to.begin(), to.end());
+      merged.regions.erase(merged.regions.begin() + static_cast<std::ptrdiff_t>(b));
+      if (IsAcyclic(graph, merged)) return true;
+    }
+  }
+  return false;
+}
+
+void TestRandomPartitions() {
+  std::mt19937 random(11);
+  for (int round = 0; round < 300; ++round) {
+    const Graph small = RandomNodes(random, 4 + random() % 40, 2 + random() % 10);
+    Expect(!CanMerge(small, PartitionOf(small)), "regions are maximal, round " + std::to_string(round));
+    PartitionOf(RandomNodes(random, 300, 2 + random() % 100));
+  }
+}
+
+void TestLargePartitions() {
+  std::mt19937 random(12);
+  for (const size_t reach : {1, 2, 5, 100, 10000}) {
+    const Graph graph = RandomNodes(random, 10000, reach);
+    const FakeBackend backend;
+    const auto begin = std::chrono::steady_clock::now();
+    const Partition partition = PartitionGraph(graph, backend);
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+    std::printf("10000 nodes that reach %zu back: %zu regions in %.0f ms\n", reach, partition.regions.size(),
+                1e3 * time.count());
+    if (reach <= 100) CheckPartition(graph, backend, partition);
+  }
+}
+
 }  // namespace
 }  // namespace lowbit::ep
 
@@ -184,6 +647,21 @@ int main() {
   TestMemoryPlanOfChain();
   TestMemoryPlanOverflow();
   TestRandomGraphs();
+  TestErrorsNameTheNode();
+  TestDamagedGraphs();
+  TestFusion();
+  TestPlansAreBounded();
+  TestProgramMayDieBeforeItsPlans();
+  TestInstanceOrder();
+  TestInstancesThatCannotBeCreated();
+  TestConcurrentRuns();
+  TestCompiledModels();
+  TestForeignCompiledModels();
+  TestDamagedCompiledModels();
+  TestSmallPartitions();
+  TestReshapesAtRims();
+  TestRandomPartitions();
+  TestLargePartitions();
   if (g_failures == 0) std::puts("ok");
   return g_failures == 0 ? 0 : 1;
 }
