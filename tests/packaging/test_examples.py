@@ -50,6 +50,16 @@ def test_convert_and_run(tmp_path: Path) -> None:
     assert "float32" in shown.stdout
 
 
+def test_gpu_session(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    source = tmp_path / "model.onnx"
+    onnx.save(CASES[CASE].build(0).model, source)
+    command = [sys.executable, str(ROOT / "examples/gpu_session.py"), str(source)]
+    shown = subprocess.run(command, text=True, capture_output=True)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith(("cuda:0: ", "cpu-ep: "))
+
+
 def test_register_yourself(tmp_path: Path) -> None:
     compiler, include, library = shutil.which("c++"), ort_include(), ort_library()
     if compiler is None or include is None:
