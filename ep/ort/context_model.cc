@@ -181,6 +181,7 @@ OrtNode* ContextWriter::Write(const OrtNode* fused, std::span<const uint8_t> com
   Check(Api().GetModelEditorApi()->CreateNode(
       kContextOp, kContextDomain, (settings_.prefix + name).c_str(), Pointers(inputs).data(), inputs.size(),
       Pointers(outputs).data(), outputs.size(), raw.data(), raw.size(), &node));
+  for (Owned<OrtOpAttr>& attribute : attributes) attribute.release();  // the node owns them now
   return node;
 }
 
