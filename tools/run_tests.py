@@ -94,9 +94,10 @@ def install_extra(extra: str) -> bool:
 
 
 def cxx_files() -> list[Path]:
-    """The C++ sources and headers of the repository."""
-    folders = [ROOT / "custom_ops", ROOT / "tests", ROOT / "examples"]
-    return sorted(path for folder in folders for ending in ("*.cc", "*.h") for path in folder.rglob(ending))
+    """The C++ and CUDA sources and headers of the repository."""
+    folders = [ROOT / "custom_ops", ROOT / "ep", ROOT / "tests", ROOT / "examples"]
+    endings = ("*.cc", "*.h", "*.cu", "*.cuh")
+    return sorted(path for folder in folders for ending in endings for path in folder.rglob(ending))
 
 
 def ruff() -> Outcome:

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Sets up what the Makefile needs and this machine lacks. Both commands may be repeated; they do only what is missing.
+# Sets up what the Makefile needs and this machine lacks. Every command may be repeated; they do only what is missing.
 #
 #   tools/setup.sh venv DIR    a virtual environment with the build tools (cmake, ninja, ... from PyPI)
 #   tools/setup.sh program NAME PACKAGE   makes sure that a program is there
 #   tools/setup.sh headers     prints the ONNX Runtime include folder to build with; fetches it into .cache if needed
+#   tools/setup.sh nvcc        prints the CUDA compiler to build liblowbit_cuda with; fetches it from PyPI into .cache if needed
 #
 # Debian packages are installed only when something is missing and this is root; otherwise the script says what to
 # install. PYTHON names the interpreter to use (default: the first of python3, python3.11 ... that is new enough).
@@ -76,9 +77,45 @@ ort_headers() {
   tools/ort_headers.sh "$PWD/.cache/ort-headers"
 }
 
+# The oldest CUDA that knows every GPU we build for (sm_120).
+readonly min_cuda=12.8
+# Fetched where none is installed. The library then runs with every driver for CUDA 13 (580 and later).
+readonly pypi_cuda=13.0
+
+# new_enough NVCC
+new_enough() {
+  local version
+  version=$("$1" --version 2> /dev/null | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+  [ -n "$version" ] && [ "$(printf '%s\n' "$min_cuda" "$version" | sort -V | head -n 1)" = "$min_cuda" ]
+}
+
+find_nvcc() {
+  local candidate dir=$PWD/.cache/cuda python
+  for candidate in "${CUDACXX:-}" "$(command -v nvcc || true)" /usr/local/cuda/bin/nvcc "$dir/nvidia/cu13/bin/nvcc"; do
+    if [ -n "$candidate" ] && new_enough "$candidate"; then
+      echo "$candidate"
+      return
+    fi
+  done
+  python=.venv/bin/python
+  [ -x $python ] || python=$(find_python)
+  say "no nvcc >= $min_cuda found: fetching CUDA $pypi_cuda from PyPI"
+  mkdir -p .cache
+  rm -rf "$dir.new" "$dir"
+  # Named one by one: the others that they depend on are already among them.
+  "$python" -m pip install --quiet --retries 5 --no-deps --target "$dir.new" nvidia-cuda-{nvcc,crt,runtime,cccl}"==$pypi_cuda.*" \
+    "nvidia-nvvm==$pypi_cuda.*" >&2 || die "PyPI gave no CUDA compiler. Install the CUDA toolkit, or set CUDACXX to its nvcc."
+  # What nvcc and CMake look for, and the packages leave out.
+  ln -s lib "$dir.new/nvidia/cu13/lib64"
+  ln -s libcudart.so.13 "$dir.new/nvidia/cu13/lib/libcudart.so"
+  mv "$dir.new" "$dir"
+  echo "$dir/nvidia/cu13/bin/nvcc"
+}
+
 case "${1:-}" in
   venv) setup_venv "${2:?venv needs a folder}" ;;
   headers) ort_headers ;;
+  nvcc) find_nvcc ;;
   program) command -v "$2" > /dev/null || apt_install "$3" "no $2 found" ;;
-  *) sed -n '2,7p' "$0" >&2; exit 2 ;;
+  *) sed -n '2,8p' "$0" >&2; exit 2 ;;
 esac
