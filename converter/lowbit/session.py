@@ -89,24 +89,22 @@ def prepare(
     """
     given = {key: str(int(value)) if isinstance(value, bool) else str(value)
              for key, value in (provider_options or {}).items()}  # fmt: skip
-    if device == "cpu":
-        if given:
-            raise LowBitError(
-                f"provider_options ({', '.join(given)}) are for the execution provider; device 'cpu' runs "
-                "custom ops without it"
-            )
-        register(options)
-        return
-    found = ep_device(device)
+    if device == "cpu" and given:
+        raise LowBitError(
+            f"provider_options ({', '.join(given)}) are for the execution provider; device 'cpu' runs "
+            "custom ops without it"
+        )
     wanted = f"{device} {sorted(given.items())}" if given else device
     held = _entry(options, _PLACED)
-    if held is None:
-        options.add_provider_for_devices([found], given)
-        options.add_session_config_entry(_PLACED, wanted)
-    elif held != wanted:
+    if held not in (None, wanted):
         raise LowBitError(
             f"these SessionOptions are set up for device {held} already, got {wanted}; make new ones for it"
         )
+    if device == "cpu":
+        register(options)
+    elif held is None:
+        options.add_provider_for_devices([ep_device(device)], given)
+        options.add_session_config_entry(_PLACED, wanted)
 
 
 def open_session(
@@ -126,7 +124,13 @@ def open_session(
     except Exception as error:
         if not _from_onnxruntime(error):
             raise
-        raise ModelError(f"{name}: ONNX Runtime refuses it: {one_line(error)}") from error
+        text = one_line(error)
+        if device == "cpu" and "EPContext" in text:
+            raise ModelError(
+                f"{name}: it is compiled for an execution provider; open it with the device that it was "
+                "compiled for (such as 'cuda'), or open the model that it was made from"
+            ) from error
+        raise ModelError(f"{name}: ONNX Runtime refuses it: {text}") from error
 
 
 def for_device(model: Any) -> Any:

@@ -58,6 +58,18 @@ def test_the_command_compiles(converted, tmp_path):
     assert report["regions"] == 1
 
 
+def test_commands_that_need_the_nodes_refuse_a_compiled_model(converted, source, tmp_path):
+    output = tmp_path / "compiled.onnx"
+    lowbit.compile(converted, output, device="cpu-ep")
+    for command in (["convert", output, "-o", tmp_path / "x.onnx"], ["inspect", output], ["tune", output]):
+        assert "use the model that it was made from" in run(*command, code=2).stderr
+    assert "'cuda'), or open the model that it was made from" in run("run", output, "--random", code=2).stderr
+    with pytest.raises(ModelError, match="compiled for an execution provider; open it with the device"):
+        lowbit.session(output)
+    assert run_json("verify", output, "--against", source, "--device", "cpu-ep")["ok"]
+    assert run_json("bench", output, "--device", "cpu-ep", "--rounds", 1)["model"]["device"] == "cpu-ep"
+
+
 def test_what_cannot_be_compiled_says_why(converted, tmp_path):
     output = tmp_path / "compiled.onnx"
     with pytest.raises(LowBitError, match="device 'cpu' runs custom ops"):

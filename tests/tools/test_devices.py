@@ -187,6 +187,8 @@ def test_options_get_the_device_once(runtime):
     assert not options.libraries, "the execution provider brings the custom ops"
     with pytest.raises(LowBitError, match=r"set up for device cuda:0.*got cpu-ep"):
         prepare(options, "cpu-ep", None)
+    with pytest.raises(LowBitError, match=r"set up for device cuda:0.*got cpu;"):
+        prepare(options, "cpu", None)
     with pytest.raises(LowBitError, match="make new ones"):
         prepare(options, "cuda:0", {"tuning": "on"})
 

@@ -72,6 +72,10 @@ def load_model(model: str | Path | onnx.ModelProto) -> Source:
         raise ModelError(
             f"{label}: not an ONNX model: it has no graph or no opset; is it a whole .onnx file?"
         )
+    if any(node.op_type == "EPContext" for node in proto.graph.node):
+        raise ModelError(
+            f"{label}: it is compiled for one kind of device (EPContext); use the model that it was made from"
+        )
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer):
         proto = _with_external_data(proto, path, label)
     proto = complete_imports(proto, qonnx.DOMAINS)
