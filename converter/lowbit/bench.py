@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lowbit.binding import bind, queued_seconds
-from lowbit.devices import canonical
+from lowbit.devices import canonical, has_own_memory
 from lowbit.errors import LowBitError, ModelError
 from lowbit.session import for_device, is_ready, open_session, prepare
 
@@ -246,7 +246,7 @@ class Subject:
     def bound_run(self) -> Callable[[], None]:
         """A function that runs the model once on inputs and outputs bound beforehand."""
         opened = self.open()
-        if self.device.startswith("cuda"):
+        if has_own_memory(self.device):
             on_device = bind(opened, self.feed, self.device)
             return lambda: opened.run_with_iobinding(on_device)
         binding = opened.io_binding()
@@ -259,7 +259,7 @@ class Subject:
 
     def queued_ms(self) -> float | None:
         """Milliseconds per run of runs that are queued on a GPU; None for a CPU, where nothing is queued."""
-        if not self.device.startswith("cuda"):
+        if not has_own_memory(self.device):
             return None
         opened = self.open()
         binding = bind(opened, self.feed, self.device)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowbit.devices import ep_device
+from lowbit.devices import ep_device, has_own_memory
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,7 +24,7 @@ Memory = tuple[str, int, int]
 
 def memory_of(device: str) -> Memory:
     """Where tensors of a device lie; ``device`` in its full form."""
-    if device in ("cpu", "cpu-ep"):
+    if not has_own_memory(device):
         return "cpu", 0, -1
     from onnxruntime.capi.onnxruntime_pybind11_state import OrtDeviceMemoryType
 

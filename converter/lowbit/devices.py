@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
 _LIBRARY_NAMES = {"win32": "lowbit.dll", "darwin": "liblowbit.dylib"}
 _EP_NAME = "LowBitExecutionProvider"
-_NAME = re.compile(r"cpu|cpu-ep|cuda(?::(0|[1-9]\d{0,3}))?")
+_NAME = re.compile(r"cpu|cpu-ep|cuda|[a-z]+:(0|[1-9]\d{0,3})")
 _OLDEST_API = 24
 _lock = threading.Lock()
 
 SPELLINGS = "'cpu', 'cpu-ep', 'cuda' or 'cuda:N'"
+
+_HOST = ("cpu", "cpu-ep")
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,11 @@ def canonical(device: str) -> str:
     return "cuda:0" if device == "cuda" else device
 
 
+def has_own_memory(device: str) -> bool:
+    """Whether a device, by its name in full, is a GPU."""
+    return device not in _HOST
+
+
 def devices() -> list[Device]:
     """Every device, those that cannot be used with the reason. Registers the execution provider.
 
@@ -142,7 +149,7 @@ def ep_device(device: str) -> onnxruntime.OrtEpDevice:
     offered = ep_devices()
     if device in offered:
         return offered[device]
-    usable = ", ".join(name for name in offered if name.startswith("cuda"))
+    usable = ", ".join(name for name in offered if has_own_memory(name))
     reason = _why_no_gpu(offered)
     there = f"there is {usable}" if usable else "no GPU can be used"
     raise LowBitError(f"device '{device}': {there}{f': {reason}' if reason else ''}")
@@ -197,6 +204,6 @@ def _why_no_gpu(offered: dict[str, Any]) -> str | None:
     """Why a GPU, or one of several, cannot be used, as the library says; None where nothing is in the way."""
     told = [each.ep_metadata.get("cuda_unavailable") for each in offered.values()]
     reason = next((text for text in told if text), None)
-    if reason is None and not any(name.startswith("cuda") for name in offered):
+    if reason is None and not any(name.startswith("cuda:") for name in offered):
         return "the library gives no reason; set LOWBIT_CUDA_LIBRARY to the path of liblowbit_cuda"
     return reason

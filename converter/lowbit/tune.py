@@ -20,7 +20,7 @@ import onnx
 from onnx import helper
 
 from lowbit.atomic import write_atomically
-from lowbit.devices import canonical
+from lowbit.devices import canonical, has_own_memory
 from lowbit.errors import LowBitError, OutputError
 from lowbit.feeds import Model, as_proto
 from lowbit.ops import DOMAIN
@@ -161,7 +161,7 @@ def tune(
     from lowbit import _native
 
     place = canonical(device)
-    if place not in ("cpu", "cpu-ep"):
+    if has_own_memory(place):
         from lowbit.device_tune import tune_device
 
         if threads is not None or isa is not None:
