@@ -1,4 +1,6 @@
 // RegisterCustomOps, for sessions that run lowbit nodes as custom ops.
+#include <string>
+
 #include "ort/domain.h"
 #include "ort/ort_api.h"
 
@@ -8,6 +10,12 @@ namespace {
 // The session entry that marks options which hold the library.
 constexpr const char* kRegistered = "lowbit.registered";
 
+bool Holds(const OrtSessionOptions* options, const std::string& entry) {
+  int found = 0;
+  Check(Api().HasSessionConfigEntry(options, entry.c_str(), &found));
+  return found != 0;
+}
+
 }  // namespace
 }  // namespace lowbit::ort
 
@@ -16,11 +24,10 @@ RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) noexcept {
   using namespace lowbit::ort;
   if (OrtStatus* refused = Attach(base)) return refused;
   try {
-    // A session takes a domain once. Whoever registers the library in the same options again (an application
-    // and a helper of it) means the same, so the second time does nothing.
-    int registered = 0;
-    Check(Api().HasSessionConfigEntry(options, kRegistered, &registered));
-    if (registered != 0) return nullptr;
+    // Whoever registers the library in the same options again (an application and a helper of it) means the
+    // same, so the second time does nothing.
+    if (Holds(options, kRegistered) || Holds(options, std::string(kProviderPrefix) + kBringsOps))
+      return nullptr;
     Check(Api().AddCustomOpDomain(options, Domain()));
     Check(Api().AddSessionConfigEntry(options, kRegistered, "1"));
     return nullptr;

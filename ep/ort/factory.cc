@@ -11,6 +11,7 @@
 #include "ep/ort/data_transfer.h"
 #include "ep/ort/memcpy_kernels.h"
 #include "ep/ort/stream.h"
+#include "ort/domain.h"
 
 namespace lowbit::ep {
 namespace {
@@ -134,8 +135,9 @@ OrtEpDevice* Factory::CreateEpDevice(OfferedDevice& offered, const OrtHardwareDe
   const Owned<OrtKeyValuePairs> metadata =
       Pairs({{kDeviceKey, offered.name}, {kDescriptionKey, offered.description}});
   if (!unavailable_.empty()) Api().AddKeyValuePair(metadata.get(), kUnavailableKey, unavailable_.c_str());
+  const Owned<OrtKeyValuePairs> options = Pairs({{ort::kBringsOps, "1"}});
   OrtEpDevice* made = nullptr;
-  Check(EpApi().CreateEpDevice(this, hardware, metadata.get(), nullptr, &made));
+  Check(EpApi().CreateEpDevice(this, hardware, metadata.get(), options.get(), &made));
   std::unique_ptr<OrtEpDevice, ReleaseEpDevice> device(made);
   if (offered.device != nullptr)
     Check(EpApi().EpDevice_AddAllocatorInfo(made, offered.device->memory_info()));

@@ -13,6 +13,7 @@
 #include "ep/ort/stream.h"
 #include "ep/region/compiled_model.h"
 #include "ep/region/program.h"
+#include "ort/domain.h"
 
 namespace lowbit::ep {
 namespace {
@@ -32,10 +33,11 @@ std::map<std::string, std::string> ReadEntries(const OrtSessionOptions* session)
 }
 
 EpOptions ReadOptions(const std::map<std::string, std::string>& entries, const Logger& logger) {
-  static constexpr std::string_view kPrefix = "ep.lowbitexecutionprovider.";
+  constexpr std::string_view kPrefix = ort::kProviderPrefix;
   std::map<std::string, std::string> given;
   for (const auto& [key, value] : entries)
     if (key.starts_with(kPrefix)) given.emplace(key.substr(kPrefix.size()), value);
+  given.erase(ort::kBringsOps);
   // The custom ops' own entries mean the same here, unless the provider's say otherwise.
   const auto is = [&](const char* key, std::string_view value) {
     const auto found = entries.find(key);
