@@ -16,6 +16,12 @@ Owned<OrtMemoryInfo> CreateMemoryInfo(const DeviceRuntime& runtime, int index) {
   return Owned<OrtMemoryInfo>(info);
 }
 
+struct RunStream {
+  const void* owner = nullptr;
+  void* stream = nullptr;
+};
+thread_local RunStream t_run;  // see SynchronizeRun
+
 }  // namespace
 
 Device::Device(std::shared_ptr<DeviceRuntime> runtime, int index)
@@ -117,7 +123,14 @@ void Device::DestroyStream(void* stream) noexcept {
 
 void Device::Begin(void* stream) {
   const std::lock_guard lock(mutex_);
-  if (const auto found = streams_.find(stream); found != streams_.end()) ++found->second.begun;
+  const auto found = streams_.find(stream);
+  if (found == streams_.end()) return;
+  ++found->second.begun;
+  t_run = {found->second.owner, stream};
+}
+
+void Device::SynchronizeRun(const void* owner) {
+  if (t_run.owner == owner) Synchronize(std::exchange(t_run, {}).stream);
 }
 
 void Device::Synchronize(void* stream) {
@@ -125,7 +138,8 @@ void Device::Synchronize(void* stream) {
   {
     const std::lock_guard lock(mutex_);
     const auto found = streams_.find(stream);
-    if (found != streams_.end()) begun = found->second.begun;
+    if (found == streams_.end() || !found->second.Busy()) return;
+    begun = found->second.begun;
   }
   runtime_->Synchronize(index_, stream);
   const std::lock_guard lock(mutex_);

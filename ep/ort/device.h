@@ -41,9 +41,11 @@ class Device {
   // `owner`: the session's provider, null for streams outside of sessions.
   void* CreateStream(const void* owner);
   void DestroyStream(void* stream) noexcept;
-  // Work is about to be enqueued on the stream.
+  // Work is about to be enqueued on the stream, by this thread.
   void Begin(void* stream);
-  void Synchronize(void* stream);
+  void Synchronize(void* stream);  // does nothing where nothing was begun since the last time
+  // The stream of `owner` that this thread enqueued work on last: a run stays on its thread.
+  void SynchronizeRun(const void* owner);
   void SynchronizeAll(const void* owner);  // the owner's streams
 
   // Copies on `stream`, or at once where it is null.

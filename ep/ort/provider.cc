@@ -121,6 +121,13 @@ void Provider::Fill() {
   CreateSyncStreamForDevice = [](OrtEp* ep, const OrtMemoryDevice*, OrtSyncStreamImpl** stream) noexcept {
     return Guarded([&] { *stream = CreateDeviceStream(*Self(ep).device_, ep); });
   };
+  // ONNX Runtime waits for the run's stream after this call, but only logs what that comes to: the outputs of
+  // a run that failed on the device would be taken for good.
+  OnRunEnd = [](OrtEp* ep, const OrtRunOptions*, bool synchronize) noexcept {
+    return Guarded([&] {
+      if (synchronize) Self(ep).device_->SynchronizeRun(ep);
+    });
+  };
   GetKernelRegistry = [](OrtEp* ep, const OrtKernelRegistry** registry) noexcept -> OrtStatus* {
     *registry = Self(ep).registry_;
     return nullptr;
