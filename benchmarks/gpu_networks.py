@@ -166,7 +166,7 @@ class Subject:
     def queued(self) -> float:
         """Seconds of a run among many."""
         seconds = queued_seconds(self.session, self.binding, self.runs)
-        _check_idle()
+        _check_idle(seconds * self.runs)
         return seconds
 
     def walls(self, count: int) -> list[float]:
@@ -179,7 +179,7 @@ class Subject:
         return out
 
 
-def _check_idle() -> None:
+def _check_idle(block: float) -> None:
     """Fails if the device is still at work though it was waited for: the time would be that of queueing.
 
     Only torch can ask from outside; without it nothing is checked.
@@ -188,7 +188,7 @@ def _check_idle() -> None:
         return
     start = time.perf_counter()
     torch.cuda.synchronize()
-    if time.perf_counter() - start > 1e-3:
+    if time.perf_counter() - start > 0.1 * max(block, BLOCK_SECONDS):
         raise SystemExit("the device still works after synchronize_outputs(): the times are not its own")
 
 
@@ -197,7 +197,10 @@ def _torch() -> Any:
         return None
     import torch
 
-    return torch if torch.cuda.is_available() else None
+    if not torch.cuda.is_available():
+        return None
+    torch.cuda.synchronize()  # the first call starts CUDA
+    return torch
 
 
 torch = _torch()

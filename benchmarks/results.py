@@ -80,7 +80,7 @@ def write(
         "machine": {**facts["machine"], "isa": facts["isa"]["used"], **(machine or {})},
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "versions": {package: version for package, version in versions.items() if version},
-        "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+        "command": _command(),
         "commit": commit or _commit(),
         "notes": list(notes),
         "tables": [_rounded(asdict(table)) for table in tables],
@@ -91,6 +91,18 @@ def write(
     text = _markdown(document, tables)
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
     print(text)
+
+
+def _command() -> str:
+    """What was called, less the options that do not change what is measured."""
+    words, left_out = iter(sys.argv[1:]), ("--out", "--commit")
+    kept = []
+    for word in words:
+        if word in left_out:
+            next(words, None)
+        elif not word.startswith(tuple(f"{option}=" for option in left_out)):
+            kept.append(word)
+    return shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *kept])
 
 
 def _rounded(value: Any) -> Any:
