@@ -184,11 +184,12 @@ class CpuBackend final : public Backend {
     return std::make_unique<CpuInstance>(plan);
   }
   size_t Alignment() const override { return AlignedBytes::kAlignment; }
-  size_t MaxInstances() const override { return std::max(std::thread::hardware_concurrency(), 1u); }
+  size_t MaxInstances() const override { return processors_; }
   std::string Fingerprint() const override { return std::string("cpu, lowbit ") + LOWBIT_VERSION; }
 
  private:
   CpuOptions options_;
+  const size_t processors_ = std::max(std::thread::hardware_concurrency(), 1u);  // the C library reads a file
 };
 
 }  // namespace
