@@ -82,7 +82,7 @@ def prepare(
 ) -> None:
     """Registers the device or, for "cpu", the custom ops alone.
 
-    The execution provider brings the custom ops with it; ONNX Runtime warns where both are registered.
+    The execution provider brings the custom ops with it.
 
     Raises:
         LowBitError: if the device cannot be used, or the options hold another one already.
