@@ -1,0 +1,445 @@
+// Between float32 and codes: LowBitQuantize and LowBitThreshold, LowBitDequantize; as the tensor lies or with
+// its channels moved. Moved ones go through tiles of pixels and channels in shared memory, so that both sides
+// are read and written along their innermost dim.
+#include <algorithm>
+#include <type_traits>
+
+#include "kernels/cuda/codes.cuh"
+#include "kernels/cuda/node_families.h"
+#include "kernels/cuda/node_support.h"
+#include "kernels/cuda/ptx.cuh"
+
+namespace lowbit::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kTileChannels = 64, kTilePixels = 64;
+// Images of few channels: a tile holds all of them, its bytes lie as in the tensor.
+constexpr int kFewChannels = 4, kMostPixels = 1024, kFewPixels = 256;
+constexpr int kTileBytes = kTilePixels * (kTileChannels + 4);
+static_assert(kFewChannels * kMostPixels <= kTileBytes);
+
+// LowBitQuantize of one channel.
+struct QuantizerGrid {
+  float scale = 1, inverse = 1;
+  float limit = 1024;  // beyond +-limit every value has the same code as there
+  float lo = 0, hi = 255, magic = 0;
+  uint32_t odd = 0, unused = 0;
+};
+
+template <bool kFast>
+struct QuantizeMap {
+  QuantizerGrid grid;
+  const QuantizerGrid* grids = nullptr;  // per channel, or null
+
+  __device__ __forceinline__ unsigned operator()(float v, unsigned channel) const {
+    const QuantizerGrid g = grids != nullptr ? grids[channel] : grid;
+    // Divisions by Markstein's sequence need bounds; fmaxf takes the number where v is NaN.
+    if constexpr (kFast) v = fminf(fmaxf(v, -g.limit), g.limit);
+    const float q = Divide<kFast>(v, Divider{g.scale, g.inverse});
+    return RoundedCode(q, CodeRounder{g.lo, g.hi, g.magic, false}) + g.odd;
+  }
+};
+
+struct ThresholdMap {
+  const float* rows = nullptr;  // [channels][count], ascending
+  const float* dir = nullptr;
+  const int32_t* base = nullptr;
+  unsigned count = 0;
+  bool per_channel = false;
+
+  // How many thresholds the value reaches, by bisection; NaN reaches none.
+  __device__ __forceinline__ unsigned operator()(float v, unsigned channel) const {
+    const unsigned c = per_channel ? channel : 0;
+    const float* row = rows + static_cast<size_t>(c) * count;
+    const float directed = __fmul_rn(dir[c], v);
+    unsigned reached = 0;
+#pragma unroll
+    for (unsigned step = 128; step > 0; step /= 2) {
+      if (reached + step <= count && row[reached + step - 1] <= directed) reached += step;
+    }
+    return static_cast<unsigned>(base[c]) + reached;
+  }
+};
+
+template <typename Map>
+struct FlatParams {
+  const float* x = nullptr;
+  uint8_t* y = nullptr;
+  unsigned count = 0;
+  FastDivisor channels;
+  Map map;
+};
+
+// kCount 4 or 1 values, kRepeat times.
+template <typename Map, int kCount, int kRepeat>
+__global__ void __launch_bounds__(kThreads) FlatToCodes(const __grid_constant__ FlatParams<Map> p) {
+  LetSuccessorsStart();
+  WaitForPredecessors();
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kRepeat * kThreads + threadIdx.x) * kCount;
+  float v[kRepeat][kCount];
+#pragma unroll
+  for (int r = 0; r < kRepeat; ++r) {
+    const int64_t at = first + static_cast<int64_t>(r) * kThreads * kCount;
+    if constexpr (kCount == 4) {
+      if (at + 4 <= p.count) {
+        const float4 four = *reinterpret_cast<const float4*>(p.x + at);
+        v[r][0] = four.x, v[r][1] = four.y, v[r][2] = four.z, v[r][3] = four.w;
+        continue;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) v[r][i] = at + i < p.count ? p.x[at + i] : 0.0f;
+  }
+#pragma unroll
+  for (int r = 0; r < kRepeat; ++r) {
+    const int64_t at = first + static_cast<int64_t>(r) * kThreads * kCount;
+    if (at >= p.count) return;
+    const auto element = static_cast<unsigned>(at);
+    const unsigned c0 = element - Quotient(element, p.channels) * p.channels.divisor;
+    Codes<kCount> codes = {};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      unsigned c = c0 + static_cast<unsigned>(i);
+      if (c >= p.channels.divisor) c -= p.channels.divisor;
+      codes.w[0] |= (p.map(v[r][i], c) & 255u) << (8 * i);
+    }
+    StoreCodes<kCount>(p.y + at, codes, static_cast<int>(min(static_cast<int64_t>(kCount), p.count - at)));
+  }
+}
+
+// How images [pixels, channels] are cut into tiles.
+struct PlaneTiles {
+  unsigned pixels = 0, channels = 0;
+  int pixel_shift = 0;         // 2^pixel_shift pixels
+  unsigned tile_channels = 0;  // a multiple of 4, or all of them
+  unsigned pitch = 0;          // bytes from pixel to pixel of a tile
+  bool joined = false;         // a tile's bytes lie as in the tensor
+  int unit = 1,
+      row_shift = 0;  // codes move `unit` bytes at a time, 2^row_shift threads side by side for a pixel
+  FastDivisor by_pixel_tiles, by_channel_tiles;
+};
+
+struct TileOrigin {
+  unsigned image, pixel, channel;
+  unsigned pixels, channels;  // of this tile
+};
+
+__device__ __forceinline__ TileOrigin OriginOf(const PlaneTiles& t, unsigned block) {
+  TileOrigin o;
+  const unsigned rest = Quotient(block, t.by_channel_tiles);
+  o.channel = (block - rest * t.by_channel_tiles.divisor) * t.tile_channels;
+  o.image = Quotient(rest, t.by_pixel_tiles);
+  o.pixel = (rest - o.image * t.by_pixel_tiles.divisor) << t.pixel_shift;
+  o.pixels = min(t.pixels - o.pixel, 1u << t.pixel_shift);
+  o.channels = min(t.channels - o.channel, t.tile_channels);
+  return o;
+}
+
+template <int kBytes>
+__device__ __forceinline__ void MoveBytes(const uint8_t* from, uint8_t* to, unsigned bytes) {
+  for (unsigned i = threadIdx.x * kBytes; i < bytes; i += kThreads * kBytes) {
+    StoreCodes<kBytes>(to + i, LoadCodes<kBytes>(from + i));
+  }
+}
+
+template <int kBytes, bool kToShared>
+__device__ __forceinline__ void MoveRows(const PlaneTiles& t, const TileOrigin& o, uint8_t* shared,
+                                         uint8_t* global) {
+  const unsigned column = (threadIdx.x & ((1u << t.row_shift) - 1)) * kBytes;
+  if (column >= o.channels) return;
+  for (unsigned row = threadIdx.x >> t.row_shift; row < o.pixels;
+       row += static_cast<unsigned>(kThreads) >> t.row_shift) {
+    uint8_t* s = shared + row * t.pitch + column;
+    uint8_t* g = global + static_cast<int64_t>(row) * t.channels + column;
+    if constexpr (kToShared) {
+      StoreCodes<kBytes>(s, LoadCodes<kBytes>(g));
+    } else {
+      StoreCodes<kBytes>(g, LoadCodes<kBytes>(s));
+    }
+  }
+}
+
+// A tile's codes between shared memory and the tensor.
+template <bool kToShared>
+__device__ __forceinline__ void MoveTile(const PlaneTiles& t, const TileOrigin& o, uint8_t* shared,
+                                         uint8_t* tensor) {
+  uint8_t* global = tensor + (static_cast<int64_t>(o.image) * t.pixels + o.pixel) * t.channels + o.channel;
+  if (t.joined) {
+    const uint8_t* from = kToShared ? global : shared;
+    uint8_t* to = kToShared ? shared : global;
+    const unsigned bytes = o.pixels * t.channels;
+    if (t.unit == 16) return MoveBytes<16>(from, to, bytes);
+    if (t.unit == 4) return MoveBytes<4>(from, to, bytes);
+    return MoveBytes<1>(from, to, bytes);
+  }
+  if (t.unit == 4) return MoveRows<4, kToShared>(t, o, shared, global);
+  MoveRows<1, kToShared>(t, o, shared, global);
+}
+
+template <typename Map>
+struct PlanesParams {
+  const float* x = nullptr;
+  uint8_t* y = nullptr;
+  PlaneTiles tiles;
+  Map map;
+};
+
+// x [images, channels, pixels], kCount pixels at a time.
+template <typename Map, int kCount>
+__global__ void __launch_bounds__(kThreads) PlanesToCodes(const __grid_constant__ PlanesParams<Map> p) {
+  __shared__ __align__(16) uint8_t tile[kTileBytes];
+  LetSuccessorsStart();
+  WaitForPredecessors();
+  const PlaneTiles& t = p.tiles;
+  const TileOrigin o = OriginOf(t, blockIdx.x);
+  const float* x = p.x + (static_cast<int64_t>(o.image) * t.channels + o.channel) * t.pixels + o.pixel;
+  const int shift = t.pixel_shift - (kCount == 4 ? 2 : 0);
+  const unsigned items = o.channels << shift;
+#pragma unroll 4
+  for (unsigned item = threadIdx.x; item < items; item += kThreads) {
+    const unsigned c = item >> shift, pixel = (item & ((1u << shift) - 1)) * kCount;
+    if (pixel >= o.pixels) continue;
+    const float* from = x + static_cast<int64_t>(c) * t.pixels + pixel;
+    float v[kCount];
+    if constexpr (kCount == 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from);
+      v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+    } else {
+      v[0] = *from;
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      tile[(pixel + static_cast<unsigned>(i)) * t.pitch + c] =
+          static_cast<uint8_t>(p.map(v[i], o.channel + c));
+    }
+  }
+  __syncthreads();
+  MoveTile<false>(t, o, tile, p.y);
+}
+
+struct DequantizeGrid {
+  float bias = 0, scale = 1;
+};
+
+struct CodesToPlanesParams {
+  const uint8_t* x = nullptr;
+  float* y = nullptr;
+  PlaneTiles tiles;
+  uint32_t flip = 0;
+  DequantizeGrid grid;
+  const DequantizeGrid* grids = nullptr;  // per channel, or null
+};
+
+__global__ void __launch_bounds__(kThreads) CodesToPlanes(const __grid_constant__ CodesToPlanesParams p) {
+  __shared__ __align__(16) uint8_t tile[kTileBytes];
+  LetSuccessorsStart();
+  WaitForPredecessors();
+  const PlaneTiles& t = p.tiles;
+  const TileOrigin o = OriginOf(t, blockIdx.x);
+  MoveTile<true>(t, o, tile, const_cast<uint8_t*>(p.x));
+  __syncthreads();
+  float* y = p.y + (static_cast<int64_t>(o.image) * t.channels + o.channel) * t.pixels + o.pixel;
+  const unsigned items = o.channels << t.pixel_shift;
+#pragma unroll 4
+  for (unsigned item = threadIdx.x; item < items; item += kThreads) {
+    const unsigned c = item >> t.pixel_shift, pixel = item & ((1u << t.pixel_shift) - 1);
+    if (pixel >= o.pixels) continue;
+    const DequantizeGrid g = p.grids != nullptr ? p.grids[o.channel + c] : p.grid;
+    const float v = CodeValue(tile[pixel * t.pitch + c] ^ (p.flip & 255u), 0, {p.flip, g.bias});
+    y[static_cast<int64_t>(c) * t.pixels + pixel] = __fmul_rn(v, g.scale);
+  }
+}
+
+struct Tiling {
+  PlaneTiles tiles;
+  int64_t blocks = 0;
+};
+
+// [images, pixels, channels] with the codes at `codes`.
+Tiling TilingOf(int64_t images, int64_t pixels, int64_t channels, const void* codes, int multiprocessors) {
+  Tiling out;
+  PlaneTiles& t = out.tiles;
+  t.pixels = static_cast<unsigned>(pixels);
+  t.channels = static_cast<unsigned>(channels);
+  t.joined = channels <= kFewChannels;
+  t.tile_channels = t.joined ? t.channels : kTileChannels;
+  int64_t tile_pixels = kTilePixels;
+  if (t.joined) {
+    const bool many = images * ((pixels + kMostPixels - 1) / kMostPixels) >= 4 * int64_t{multiprocessors};
+    tile_pixels = many ? kMostPixels : kFewPixels;
+    t.pitch = t.channels;
+    t.unit = std::min(CommonUnit({codes}), CommonUnit(pixels * channels));
+  } else {
+    // An odd number of words: neighbouring pixels meet different banks.
+    t.pitch = ((std::min(t.channels, t.tile_channels) + 3) / 4 | 1u) * 4;
+    t.unit = std::min({4, CommonUnit({codes}), CommonUnit(channels)});
+    const unsigned row = std::min(t.channels, t.tile_channels) / static_cast<unsigned>(t.unit);
+    while ((1u << t.row_shift) < row) ++t.row_shift;
+  }
+  while ((int64_t{1} << t.pixel_shift) < tile_pixels) ++t.pixel_shift;
+  t.by_pixel_tiles = MakeDivisor((pixels + tile_pixels - 1) / tile_pixels);
+  t.by_channel_tiles = MakeDivisor((channels + t.tile_channels - 1) / t.tile_channels);
+  out.blocks = images * t.by_pixel_tiles.divisor * t.by_channel_tiles.divisor;
+  return out;
+}
+
+// What stands between the shapes and the kernels: [images, channels, pixels] floats against
+// [images, pixels, channels] codes. Flat where nothing moves.
+struct FloatCodes {
+  int64_t images = 0, pixels = 1, channels = 1;
+  int64_t count = 0;
+  bool moves = false;
+};
+
+// `codes`: the shape with the channels last.
+FloatCodes GeometryOf(const TensorShape& codes, bool moves) {
+  FloatCodes g;
+  g.count = CountOf(codes.dims);
+  if (g.count == 0 || codes.dims.empty()) return g;
+  g.channels = codes.dims.back();
+  if (!moves) return g;
+  g.images = codes.dims.front();
+  g.pixels = g.count / g.channels / g.images;
+  g.moves = g.pixels > 1 && g.channels > 1;
+  return g;
+}
+
+template <typename Map>
+cudaError_t LaunchFlat(const FloatCodes& g, const Map& map, bool per_channel, const float* x, uint8_t* y,
+                       Queue& queue) {
+  constexpr int64_t kOneWave = 132 * 2048 * 4;  // values of an H200's threads, four each
+  FlatParams<Map> p;
+  p.x = x;
+  p.y = y;
+  p.count = static_cast<unsigned>(g.count);
+  p.map = map;
+  p.channels = MakeDivisor(g.channels);
+  // With one or two channels, four values may reach a channel twice.
+  const bool fours = CommonUnit({x}) == 16 && CommonUnit({y}) >= 4 && (!per_channel || g.channels > 2);
+  if (!fours) {
+    return queue.Launch(FlatToCodes<Map, 1, 1>, GridFor(g.count, kThreads), dim3(kThreads), p);
+  }
+  if (!per_channel) p.channels = MakeDivisor(4);
+  const int64_t vectors = (g.count + 3) / 4;
+  return g.count <= kOneWave
+             ? queue.Launch(FlatToCodes<Map, 4, 1>, GridFor(vectors, kThreads), dim3(kThreads), p)
+             : queue.Launch(FlatToCodes<Map, 4, 4>, GridFor(vectors, 4 * kThreads), dim3(kThreads), p);
+}
+
+template <typename Map>
+cudaError_t LaunchToCodes(const FloatCodes& g, const Map& map, bool per_channel, int multiprocessors,
+                          const float* x, uint8_t* y, Queue& queue) {
+  if (!g.moves) return LaunchFlat(g, map, per_channel, x, y, queue);
+  const Tiling tiling = TilingOf(g.images, g.pixels, g.channels, y, multiprocessors);
+  PlanesParams<Map> p;
+  p.x = x;
+  p.y = y;
+  p.tiles = tiling.tiles;
+  p.map = map;
+  const dim3 grid(static_cast<unsigned>(tiling.blocks));
+  return CommonUnit({x}) == 16 && g.pixels % 4 == 0
+             ? queue.Launch(PlanesToCodes<Map, 4>, grid, dim3(kThreads), p)
+             : queue.Launch(PlanesToCodes<Map, 1>, grid, dim3(kThreads), p);
+}
+
+QuantizerGrid GridOf(const Quantizer& q) {
+  const CodeRounder rounder = MakeRounder(q);
+  const Divider divider = MakeDivider(q.scale);
+  return {divider.scale, divider.inverse, 1024 * q.scale,       rounder.lo,
+          rounder.hi,    rounder.magic,   rounder.odd ? 1u : 0u};
+}
+
+// A node's map, its constants and the plan of one shape. `text` names the kernel.
+template <typename Map>
+std::unique_ptr<PackedNode> MakeToCodes(const char* text, const Map& map, bool per_channel, bool moves,
+                                        std::shared_ptr<const DeviceMemory> memory, const Device& device) {
+  return MakeNode([=, multiprocessors = device.multiprocessors](Shapes, const TensorShape& y) {
+    FloatCodes g = GeometryOf(y, moves);
+    return MakePlan(
+        std::string(text) + (g.moves ? "_planes" : "_flat"), [=](Fed from, void* to, void*, Queue& queue) {
+          (void)memory;  // lives as long as its plans
+          if (g.count == 0) return;
+          CheckLaunch(LaunchToCodes(g, map, per_channel, multiprocessors, static_cast<const float*>(from[0]),
+                                    static_cast<uint8_t*>(to), queue),
+                      text);
+        });
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<PackedNode> PackQuantize(const QuantizeNode& node, const Device& device) {
+  std::vector<QuantizerGrid> grids;
+  bool fast = true;
+  for (const Quantizer& q : node.grids) {
+    grids.push_back(GridOf(q));
+    fast = fast && FastDivisionIsExact(q.scale, 1024 * static_cast<double>(q.scale));
+  }
+  const bool per_channel = grids.size() > 1;
+  std::shared_ptr<const DeviceMemory> memory;
+  const QuantizerGrid* uploaded = nullptr;
+  if (per_channel) {
+    NodeConstants constants;
+    constants.Add(grids);
+    memory = UploadConstants(constants, device);
+    uploaded = reinterpret_cast<const QuantizerGrid*>(memory->At(0));
+  }
+  return WithBool(fast, [&](auto fast_) {
+    const QuantizeMap<decltype(fast_)::value> map{grids.front(), uploaded};
+    return MakeToCodes("quantize", map, per_channel, node.to_channels_last, memory, device);
+  });
+}
+
+std::unique_ptr<PackedNode> PackThreshold(const ThresholdNode& node, const Device& device) {
+  const ThresholdSpec& spec = node.spec;
+  const auto channels = static_cast<std::ptrdiff_t>(spec.channels);
+  NodeConstants constants;
+  const size_t rows = constants.Add(spec.thresholds);
+  const size_t dir = constants.Add(std::vector<float>(spec.dir.begin(), spec.dir.begin() + channels));
+  const size_t base = constants.Add(std::vector<int32_t>(spec.base.begin(), spec.base.begin() + channels));
+  const auto memory = UploadConstants(constants, device);
+  ThresholdMap map;
+  map.rows = reinterpret_cast<const float*>(memory->At(rows));
+  map.dir = reinterpret_cast<const float*>(memory->At(dir));
+  map.base = reinterpret_cast<const int32_t*>(memory->At(base));
+  map.count = static_cast<unsigned>(spec.count);
+  map.per_channel = spec.channels > 1;
+  return MakeToCodes("threshold", map, map.per_channel, node.to_channels_last, memory, device);
+}
+
+std::unique_ptr<PackedNode> PackDequantize(const DequantizeNode& node, const Device& device) {
+  const AffineSpec& spec = node.spec;
+  if (!node.to_channels_first) return PackAffine(spec, device);
+  const std::shared_ptr<PackedNode> flat = PackAffine(spec, device);
+  std::vector<DequantizeGrid> grids;
+  for (size_t c = 0; c < static_cast<size_t>(spec.channels); ++c) {
+    grids.push_back({MakeReader(spec.x_signed, spec.x_zero_point[c]).bias, spec.x_scale[c]});
+  }
+  CodesToPlanesParams params;
+  params.flip = MakeReader(spec.x_signed, 0).flip;
+  params.grid = grids.front();
+  std::shared_ptr<const DeviceMemory> memory;
+  if (grids.size() > 1) {
+    NodeConstants constants;
+    constants.Add(grids);
+    memory = UploadConstants(constants, device);
+    params.grids = reinterpret_cast<const DequantizeGrid*>(memory->At(0));
+  }
+  return MakeNode([=, multiprocessors = device.multiprocessors](Shapes fed, const TensorShape& y) {
+    const FloatCodes g = GeometryOf(fed[0], true);
+    if (!g.moves) return flat->Plan(fed, y);
+    return MakePlan("dequantize_planes", [=](Fed from, void* to, void*, Queue& queue) {
+      (void)memory;  // lives as long as its plans
+      CodesToPlanesParams p = params;
+      p.x = static_cast<const uint8_t*>(from[0]);
+      p.y = static_cast<float*>(to);
+      const Tiling tiling = TilingOf(g.images, g.pixels, g.channels, p.x, multiprocessors);
+      p.tiles = tiling.tiles;
+      CheckLaunch(queue.Launch(CodesToPlanes, dim3(static_cast<unsigned>(tiling.blocks)), dim3(kThreads), p),
+                  "dequantize");
+    });
+  });
+}
+
+}  // namespace lowbit::cuda

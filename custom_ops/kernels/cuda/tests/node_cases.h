@@ -1,0 +1,124 @@
+// Random nodes with their inputs and the outputs that they must have.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/nodes.h"
+#include "core/standard_nodes.h"
+
+namespace lowbit::cuda::test {
+
+struct Case {
+  std::string kind;
+  std::variant<NodeSpec, StandardNode> node;
+  std::vector<TensorShape> fed;
+  std::vector<std::vector<uint8_t>> data;
+  TensorShape y;
+  std::vector<uint8_t> expected;
+  float tolerance = 0;  // relative, of float32 outputs; 0: every bit
+};
+
+inline int64_t Count(const std::vector<int64_t>& dims) {
+  int64_t count = 1;
+  for (const int64_t dim : dims) count *= dim;
+  return count;
+}
+
+// A draw of one random node. Draws are repeatable: equal seeds give equal nodes.
+class Draw {
+ public:
+  explicit Draw(uint32_t seed) : random_(seed) {}
+
+  int64_t Int(int64_t lo, int64_t hi) { return std::uniform_int_distribution<int64_t>(lo, hi)(random_); }
+  bool Coin(double p = 0.5) { return std::bernoulli_distribution(p)(random_); }
+  float Real(float lo, float hi) { return std::uniform_real_distribution<float>(lo, hi)(random_); }
+  template <typename T>
+  T Of(std::initializer_list<T> values) {
+    return *(values.begin() + Int(0, static_cast<int64_t>(values.size()) - 1));
+  }
+
+  int64_t Channels() {
+    return Coin(0.4) ? Int(1, 200) : Of<int64_t>({1, 2, 3, 4, 5, 16, 32, 48, 64, 65, 128, 144, 200});
+  }
+
+  // [.., channels] of any rank from 1 to 5.
+  std::vector<int64_t> Shape(int64_t channels) {
+    std::vector<int64_t> dims(static_cast<size_t>(Int(0, 4)));
+    for (auto& d : dims) d = Coin(0.2) ? 1 : Int(1, 9);
+    dims.push_back(channels);
+    return dims;
+  }
+
+  // Powers of two make ties, extreme scales leave the range of the fast division.
+  float Scale() {
+    if (Coin(0.05)) return Of({1e-30f, 1e30f, 3e-39f, 0x1p-61f});
+    if (Coin(0.4)) return std::exp2(static_cast<float>(Int(-6, 0)));
+    return Real(0.005f, 0.2f);
+  }
+  int32_t ZeroPoint(bool is_signed) {
+    const int32_t shift = is_signed ? 128 : 0;
+    if (Coin(0.2)) return Of({0, 255, 128}) - shift;
+    return static_cast<int32_t>(Int(0, 255)) - shift;
+  }
+  Quantizer Grid() {
+    Quantizer q;
+    q.is_signed = Coin();
+    const OperandType type{static_cast<int>(Coin(0.7) ? 8 : Int(1, 7)),
+                           q.is_signed ? Encoding::kSigned : Encoding::kUnsigned};
+    q.scale = Scale();
+    q.zero_point = static_cast<int32_t>(Int(type.MinCode(), type.MaxCode()));
+    q.lo = Coin(0.3) ? q.zero_point : type.MinCode();
+    q.hi = Coin(0.1) ? q.lo : type.MaxCode();
+    return q;
+  }
+
+  std::vector<uint8_t> Codes(int64_t count) {
+    std::vector<uint8_t> out(static_cast<size_t>(count));
+    const bool extreme = Coin(0.1);
+    for (auto& c : out) {
+      c = extreme || Coin(0.05) ? Of<uint8_t>({0, 255, 127, 128}) : static_cast<uint8_t>(random_());
+    }
+    return out;
+  }
+  // Floats around the codes of a grid: ties, numbers beyond all codes, infinities, NaN.
+  std::vector<float> Floats(int64_t count, float scale) {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    std::vector<float> out(static_cast<size_t>(count));
+    for (auto& v : out) {
+      v = Real(-300, 300) * scale;
+      if (Coin(0.3)) v = (static_cast<float>(Int(-300, 300)) + 0.5f) * scale;
+      if (Coin(0.05)) {
+        v = Of({kInfinity, -kInfinity, std::nanf(""), -std::nanf(""), 3e38f, -3e38f, 1e-42f, -0.0f, 1e9f});
+      }
+    }
+    return out;
+  }
+
+ private:
+  std::mt19937 random_;
+};
+
+template <typename T>
+std::vector<uint8_t> Bytes(const std::vector<T>& values) {
+  std::vector<uint8_t> out(values.size() * sizeof(T));
+  if (!out.empty()) std::memcpy(out.data(), values.data(), out.size());
+  return out;
+}
+
+// The kinds of node_cases.cc and standard_cases.cc. A draw throws Error where the shapes that it hit upon fit
+// no node; draw again then.
+std::span<const std::string> Kinds();
+Case MakeCase(const std::string& kind, Draw& draw);
+std::span<const std::string> StandardKinds();
+Case MakeStandardCase(const std::string& kind, Draw& draw);
+
+}  // namespace lowbit::cuda::test

@@ -1,0 +1,293 @@
+// Every kernel that is no convolution against the CPU operators' reference kernels, on random nodes.
+//   lowbit_cuda_node_test [nodes per kind] [seed] [kind]
+// Each node runs three times: on a stream, then in a graph of three kernels (a copy, the node, a copy) that
+// was captured with other pointers and is replayed twice with new ones, aligned in another way. Outputs are
+// poisoned before each run and followed by guard bytes. Exit code 1 when an element differs.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+#include "kernels/cuda/cuda_node.h"
+#include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/tests/node_cases.h"
+
+namespace lowbit::cuda::test {
+namespace {
+
+constexpr size_t kGuard = 64;
+constexpr uint8_t kPoison = 0xA5;
+
+// Memory that begins `offset` bytes behind an aligned address.
+class Buffer {
+ public:
+  Buffer(size_t bytes, size_t offset) : bytes_(bytes), offset_(offset) {
+    Check(cudaMalloc(&data_, bytes + offset + kGuard), "cudaMalloc");
+    Poison();
+  }
+  ~Buffer() { cudaFree(data_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  void* Get() const { return static_cast<uint8_t*>(data_) + offset_; }
+  void Poison() { Check(cudaMemset(data_, kPoison, bytes_ + offset_ + kGuard), "poison"); }
+  void Fill(const std::vector<uint8_t>& bytes) {
+    if (!bytes.empty()) Check(cudaMemcpy(Get(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "copy");
+  }
+  // The contents and the guard bytes.
+  std::vector<uint8_t> Read() const {
+    std::vector<uint8_t> out(bytes_ + kGuard);
+    Check(cudaMemcpy(out.data(), Get(), out.size(), cudaMemcpyDeviceToHost), "copy back");
+    return out;
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_, offset_;
+};
+using Buffers = std::vector<std::unique_ptr<Buffer>>;
+
+bool Near(float found, float expected, float tolerance) {
+  // Sums of both signs may cancel: their error is relative to their terms, about 1.
+  return std::fabs(found - expected) <= tolerance * std::max(1e-3f, std::fabs(expected)) ||
+         std::fabs(found - expected) <= tolerance || (std::isnan(found) && std::isnan(expected));
+}
+
+int64_t CountWrong(const Case& c, const std::vector<uint8_t>& found, int64_t& first) {
+  const size_t size = ElementSize(c.y.type);
+  int64_t wrong = 0;
+  for (size_t i = 0; i < c.expected.size() / size; ++i) {
+    const uint8_t *a = &found[i * size], *b = &c.expected[i * size];
+    bool equal = std::memcmp(a, b, size) == 0;
+    if (!equal && c.tolerance > 0) {
+      float x = 0, y = 0;
+      std::memcpy(&x, a, size);
+      std::memcpy(&y, b, size);
+      equal = Near(x, y, c.tolerance);
+    }
+    if (!equal && wrong++ == 0) first = static_cast<int64_t>(i);
+  }
+  return wrong;
+}
+
+std::string ShapeOf(const TensorShape& tensor) {
+  std::string out;
+  for (const int64_t d : tensor.dims) out += (out.empty() ? "" : "x") + std::to_string(d);
+  return out + (tensor.type == ElementType::kFloat  ? " float32"
+                : tensor.type == ElementType::kInt8 ? " int8"
+                                                    : " uint8");
+}
+
+double Number(const Case& c, const std::vector<uint8_t>& bytes, int64_t index) {
+  const auto i = static_cast<size_t>(index) * ElementSize(c.y.type);
+  if (c.y.type == ElementType::kFloat) {
+    float v = 0;
+    std::memcpy(&v, &bytes[i], sizeof v);
+    return v;
+  }
+  return c.y.type == ElementType::kInt8 ? static_cast<int8_t>(bytes[i]) : bytes[i];
+}
+
+bool Verify(const Case& c, const Buffer& y, const std::string& run) {
+  const std::vector<uint8_t> found = y.Read();
+  int64_t first = -1;
+  const int64_t wrong = CountWrong(c, found, first);
+  const bool overrun = std::any_of(found.end() - kGuard, found.end(), [](uint8_t b) { return b != kPoison; });
+  if (wrong == 0 && !overrun) return true;
+  std::cout << "WRONG " << c.kind << " " << run << ": " << wrong << " of "
+            << c.expected.size() / ElementSize(c.y.type) << " elements";
+  if (first >= 0) {
+    std::cout << ", element " << first << " is " << Number(c, found, first) << ", expected "
+              << Number(c, c.expected, first);
+  }
+  std::cout << (overrun ? ", guard bytes overwritten" : "") << ";";
+  for (const TensorShape& x : c.fed) std::cout << " " << ShapeOf(x);
+  std::cout << " -> " << ShapeOf(c.y) << "\n";
+  return false;
+}
+
+class Stream {
+ public:
+  Stream() { Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"); }
+  ~Stream() { cudaStreamDestroy(stream_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  cudaStream_t Get() const { return stream_; }
+  void Synchronize(const std::string& what) const { Check(cudaStreamSynchronize(stream_), what.c_str()); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+std::unique_ptr<PackedNode> Pack(const Case& c, const Device& device) {
+  if (const auto* node = std::get_if<NodeSpec>(&c.node)) return PackNode(*node, device);
+  return PackStandard(std::get<StandardNode>(c.node), device);
+}
+
+// Offsets of a tensor's beginning: none, or one that its elements still allow.
+size_t OffsetOf(const TensorShape& tensor, bool odd) { return odd ? ElementSize(tensor.type) : 0; }
+
+Buffers MakeInputs(const Case& c, bool odd) {
+  Buffers out;
+  for (size_t i = 0; i < c.fed.size(); ++i) {
+    out.push_back(std::make_unique<Buffer>(c.data[i].size(), OffsetOf(c.fed[i], odd)));
+    out.back()->Fill(c.data[i]);
+  }
+  return out;
+}
+
+std::vector<const void*> Pointers(const Buffers& buffers) {
+  std::vector<const void*> out;
+  for (const auto& buffer : buffers) out.push_back(buffer->Get());
+  return out;
+}
+
+// A copy of the first input, the node that reads the copy, a copy of its output.
+class Chain {
+ public:
+  Chain(const Case& c, const NodePlan& plan, const Device& device)
+      : plan_(plan),
+        inner_x_(c.data[0].size(), 0),
+        inner_y_(c.expected.size(), 0),
+        workspace_(plan.WorkspaceBytes(), 0) {
+    const auto copy = PackCopy(device);
+    copy_x_ = copy->Plan(std::span(c.fed).first(1), c.fed[0]);
+    copy_y_ = copy->Plan(std::span(&c.y, 1), c.y);
+  }
+
+  void Launch(std::vector<const void*> fed, void* y, Queue& queue) {
+    const void* first[] = {fed[0]};
+    copy_x_->Launch(first, inner_x_.Get(), nullptr, queue);
+    fed[0] = inner_x_.Get();
+    plan_.Launch(fed, inner_y_.Get(), workspace_.Get(), queue);
+    const void* last[] = {inner_y_.Get()};
+    copy_y_->Launch(last, y, nullptr, queue);
+  }
+
+ private:
+  const NodePlan& plan_;
+  Buffer inner_x_, inner_y_, workspace_;
+  std::shared_ptr<const NodePlan> copy_x_, copy_y_;
+};
+
+// The chain as an instantiated graph whose pointers change.
+class CapturedChain {
+ public:
+  CapturedChain(Chain& chain, const std::vector<const void*>& fed, void* y, bool overlap,
+                const Stream& stream)
+      : chain_(chain), stream_(stream), overlap_(overlap) {
+    Queue queue(stream.Get(), overlap);
+    queue.Record(&nodes_);
+    Check(cudaStreamBeginCapture(stream.Get(), cudaStreamCaptureModeThreadLocal), "capture");
+    chain.Launch(fed, y, queue);
+    Check(cudaStreamEndCapture(stream.Get(), &graph_), "capture");
+    Check(cudaGraphInstantiate(&executable_, graph_, 0), "instantiate");
+  }
+  ~CapturedChain() {
+    cudaGraphExecDestroy(executable_);
+    cudaGraphDestroy(graph_);
+  }
+  CapturedChain(const CapturedChain&) = delete;
+  CapturedChain& operator=(const CapturedChain&) = delete;
+
+  void Replay(const std::vector<const void*>& fed, void* y) {
+    Queue queue(stream_.Get(), overlap_);
+    queue.Update(executable_, &nodes_);
+    chain_.Launch(fed, y, queue);
+    Check(cudaGraphLaunch(executable_, stream_.Get()), "graph launch");
+  }
+
+ private:
+  Chain& chain_;
+  const Stream& stream_;
+  bool overlap_;
+  RecordedNodes nodes_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+bool RunCase(const Case& c, Draw& draw, const Device& device, const Stream& stream) {
+  const std::unique_ptr<PackedNode> packed = Pack(c, device);
+  const std::shared_ptr<const NodePlan> plan = packed->Plan(c.fed, c.y);
+  const bool overlap = device.capability >= 90 && draw.Coin(0.8);
+  const std::string text = plan->Text() + (overlap ? " overlap" : "");
+  const bool odd = draw.Coin(0.3);
+  bool equal = true;
+
+  Buffers x = MakeInputs(c, odd), other_x = MakeInputs(c, !odd);
+  const size_t y_bytes = c.expected.size();
+  Buffer y(y_bytes, OffsetOf(c.y, draw.Coin(0.3))), other_y(y_bytes, OffsetOf(c.y, draw.Coin(0.3)));
+  Buffer workspace(plan->WorkspaceBytes(), 0);
+  Queue queue(stream.Get(), overlap);
+  plan->Launch(Pointers(x), y.Get(), workspace.Get(), queue);
+  stream.Synchronize(text);
+  equal = Verify(c, y, text + (odd ? " odd" : "")) && equal;
+
+  y.Poison();
+  Check(cudaDeviceSynchronize(), "poison");
+  Chain chain(c, *plan, device);
+  CapturedChain captured(chain, Pointers(other_x), other_y.Get(), overlap, stream);
+  captured.Replay(Pointers(x), y.Get());
+  captured.Replay(Pointers(other_x), other_y.Get());
+  stream.Synchronize(text + " in a graph");
+  equal = Verify(c, y, text + " in a graph") && equal;
+  equal = Verify(c, other_y, text + " in a graph, replayed") && equal;
+  return equal;
+}
+
+// A draw that fits.
+Case DrawCase(const std::string& kind, bool standard, Draw& draw) {
+  constexpr int kTries = 100;
+  for (int i = 0;; ++i) {
+    try {
+      Case c = standard ? MakeStandardCase(kind, draw) : MakeCase(kind, draw);
+      if (!c.expected.empty()) return c;
+    } catch (const Error& error) {
+      if (i == kTries) throw;
+    }
+  }
+}
+
+int Run(int64_t per_kind, uint32_t seed, const std::string& only) {
+  const Device device = Device::Query(0);
+  const Stream stream;
+  int64_t cases = 0, wrong = 0;
+  for (const bool standard : {false, true}) {
+    for (const std::string& kind : standard ? StandardKinds() : Kinds()) {
+      if (!only.empty() && kind != only) continue;
+      Draw draw(seed);
+      int64_t wrong_here = 0;
+      const int64_t count = kind == "affine_large" ? std::min<int64_t>(per_kind, 5) : per_kind;
+      for (int64_t i = 0; i < count; ++i) {
+        if (!RunCase(DrawCase(kind, standard, draw), draw, device, stream)) ++wrong_here;
+      }
+      std::cout << kind << ": " << count << " nodes, " << wrong_here << " wrong\n" << std::flush;
+      cases += count;
+      wrong += wrong_here;
+    }
+  }
+  std::cout << device.name << ", seed " << seed << ": " << cases << " nodes, " << wrong
+            << " with a wrong element\n";
+  return wrong == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace lowbit::cuda::test
+
+int main(int argc, char** argv) {
+  try {
+    return lowbit::cuda::test::Run(argc > 1 ? std::atoll(argv[1]) : 100,
+                                   argc > 2 ? static_cast<uint32_t>(std::atoll(argv[2])) : 1,
+                                   argc > 3 ? argv[3] : "");
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
+  }
+}

@@ -1,0 +1,455 @@
+// Random standard nodes; what they must give is computed here by plain loops, sums in double.
+#include <functional>
+#include <map>
+
+#include "core/status.h"
+#include "kernels/cuda/tests/node_cases.h"
+
+namespace lowbit::cuda::test {
+namespace {
+
+using Dims = std::vector<int64_t>;
+
+// Calls fn(index) for every index of a tensor, in order.
+void ForEachIndex(const Dims& dims, const std::function<void(const Dims&)>& fn) {
+  Dims index(dims.size(), 0);
+  for (int64_t left = Count(dims); left > 0; --left) {
+    fn(index);
+    for (size_t d = dims.size(); d-- > 0;) {
+      if (++index[d] < dims[d]) break;
+      index[d] = 0;
+    }
+  }
+}
+
+int64_t OffsetOf(const Dims& dims, const Dims& index) {
+  int64_t offset = 0;
+  for (size_t d = 0; d < dims.size(); ++d) offset = offset * dims[d] + index[d];
+  return offset;
+}
+
+const float* FloatsOf(const std::vector<uint8_t>& bytes) {
+  return reinterpret_cast<const float*>(bytes.data());
+}
+
+void FeedAny(Case& c, Draw& draw, ElementType type, Dims dims) {
+  c.data.push_back(draw.Codes(Count(dims) * static_cast<int64_t>(ElementSize(type))));
+  c.fed.push_back({type, std::move(dims)});
+}
+void FeedReals(Case& c, Draw& draw, Dims dims) {
+  std::vector<float> values(static_cast<size_t>(Count(dims)));
+  for (auto& v : values) v = draw.Real(-4, 4);
+  c.data.push_back(Bytes(values));
+  c.fed.push_back({ElementType::kFloat, std::move(dims)});
+}
+
+// The output where every element of y is the element of x that `source` names, or `fill`.
+using Source = std::function<std::optional<int64_t>(const Dims& index)>;
+void FinishMove(Case& c, StandardNode node, const Source& source, const std::vector<uint8_t>& fill = {}) {
+  c.y = OutputOf(node, c.fed);
+  c.node = std::move(node);
+  const size_t size = ElementSize(c.y.type);
+  ForEachIndex(c.y.dims, [&](const Dims& index) {
+    const std::optional<int64_t> from = source(index);
+    const uint8_t* element = from ? c.data[0].data() + static_cast<size_t>(*from) * size : fill.data();
+    c.expected.insert(c.expected.end(), element, element + size);
+  });
+}
+
+// The output where every element of y is a number.
+using Value = std::function<double(const Dims& index)>;
+void FinishReals(Case& c, StandardNode node, float tolerance, const Value& value) {
+  c.y = OutputOf(node, c.fed);
+  c.node = std::move(node);
+  c.tolerance = tolerance;
+  std::vector<float> y;
+  ForEachIndex(c.y.dims, [&](const Dims& index) { y.push_back(static_cast<float>(value(index))); });
+  c.expected = Bytes(y);
+}
+
+ElementType DrawType(Draw& draw) { return draw.Coin() ? ElementType::kUInt8 : ElementType::kFloat; }
+
+Case MakeCopy(Draw& draw) {
+  Case c;
+  const Dims dims = draw.Shape(draw.Channels());
+  FeedAny(c, draw, DrawType(draw), dims);
+  FinishMove(c, ReshapeOp{ReshapeOp::Kind::kReshape, {-1}, true, 1},
+             [](const Dims& index) { return index[0]; });
+  return c;
+}
+
+Case MakeTranspose(Draw& draw) {
+  Case c;
+  Dims dims = draw.Shape(draw.Channels());
+  if (draw.Coin(0.3)) dims = {draw.Int(1, 2), draw.Int(30, 70), draw.Int(5, 12), draw.Int(5, 12)};
+  TransposeOp op;
+  for (size_t i = 0; i < dims.size(); ++i) op.perm.push_back(static_cast<int64_t>(i));
+  for (size_t i = 0; i + 1 < dims.size(); ++i) {
+    std::swap(op.perm[i], op.perm[static_cast<size_t>(
+                              draw.Int(static_cast<int64_t>(i), static_cast<int64_t>(dims.size()) - 1))]);
+  }
+  const Dims perm = op.perm;
+  if (draw.Coin(0.1)) op.perm.clear();
+  const bool reversed = op.perm.empty();
+  FeedAny(c, draw, DrawType(draw), dims);
+  FinishMove(c, op, [&](const Dims& index) {
+    Dims from(index.size());
+    for (size_t i = 0; i < index.size(); ++i) {
+      from[reversed ? index.size() - 1 - i : static_cast<size_t>(perm[i])] = index[i];
+    }
+    return OffsetOf(dims, from);
+  });
+  return c;
+}
+
+Case MakeSlice(Draw& draw) {
+  Case c;
+  const Dims dims = draw.Shape(draw.Coin() ? 32 : draw.Channels());
+  SliceOp op;
+  Dims begin(dims.size(), 0), step(dims.size(), 1);
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (draw.Coin(0.4)) continue;
+    const bool back = draw.Coin(0.3);
+    begin[i] = draw.Int(0, dims[i] - 1);
+    step[i] = draw.Int(1, 3) * (back ? -1 : 1);
+    op.starts.push_back(draw.Coin() ? begin[i] : begin[i] - dims[i]);
+    op.ends.push_back(back ? -1000 : 1000);
+    op.axes.push_back(draw.Coin() ? static_cast<int64_t>(i)
+                                  : static_cast<int64_t>(i) - static_cast<int64_t>(dims.size()));
+    op.steps.push_back(step[i]);
+  }
+  FeedAny(c, draw, DrawType(draw), dims);
+  FinishMove(c, op, [&](const Dims& index) {
+    Dims from(index.size());
+    for (size_t i = 0; i < index.size(); ++i) from[i] = begin[i] + index[i] * step[i];
+    return OffsetOf(dims, from);
+  });
+  return c;
+}
+
+Case MakePad(Draw& draw) {
+  Case c;
+  const bool round = draw.Coin();
+  const Dims dims = draw.Shape(round ? 16 * draw.Int(1, 3) : draw.Channels());
+  PadOp op;
+  const size_t rank = dims.size();
+  op.pads.assign(2 * rank, 0);
+  for (size_t i = 0; i < 2 * rank; ++i) {
+    if (draw.Coin()) op.pads[i] = draw.Int(0, 3) * (round && i % rank == rank - 1 ? 16 : 1);
+  }
+  const ElementType type = DrawType(draw);
+  op.value = draw.Codes(static_cast<int64_t>(ElementSize(type)));
+  FeedAny(c, draw, type, dims);
+  FinishMove(
+      c, op,
+      [&](const Dims& index) -> std::optional<int64_t> {
+        Dims from(index.size());
+        for (size_t i = 0; i < index.size(); ++i) {
+          from[i] = index[i] - op.pads[i];
+          if (from[i] < 0 || from[i] >= dims[i]) return std::nullopt;
+        }
+        return OffsetOf(dims, from);
+      },
+      op.value);
+  return c;
+}
+
+Case MakeJoin(Draw& draw) {
+  Case c;
+  const Dims dims = draw.Shape(draw.Coin() ? 32 : draw.Channels());
+  const auto axis = static_cast<size_t>(draw.Int(0, static_cast<int64_t>(dims.size()) - 1));
+  const ElementType type = DrawType(draw);
+  std::vector<uint8_t> joined;
+  Dims begins = {0};
+  for (int64_t i = draw.Int(1, 4); i > 0; --i) {
+    Dims own = dims;
+    own[axis] = draw.Int(1, 40);
+    begins.push_back(begins.back() + own[axis]);
+    FeedAny(c, draw, type, own);
+  }
+  const JoinOp op{static_cast<int64_t>(axis)};
+  c.y = OutputOf(StandardNode(op), c.fed);
+  c.node = op;
+  ForEachIndex(c.y.dims, [&](const Dims& index) {
+    size_t part = 0;
+    while (index[axis] >= begins[part + 1]) ++part;
+    Dims from = index;
+    from[axis] -= begins[part];
+    const size_t size = ElementSize(type);
+    const uint8_t* element =
+        c.data[part].data() + static_cast<size_t>(OffsetOf(c.fed[part].dims, from)) * size;
+    c.expected.insert(c.expected.end(), element, element + size);
+  });
+  return c;
+}
+
+Case MakeSoftmax(Draw& draw) {
+  Case c;
+  Dims dims = draw.Shape(draw.Coin(0.1) ? draw.Int(500, 3000) : draw.Channels());
+  SoftmaxOp op;
+  op.axis = draw.Coin() ? -1 : draw.Int(0, static_cast<int64_t>(dims.size()) - 1);
+  op.log = draw.Coin(0.3);
+  op.flattened = draw.Coin(0.3);
+  FeedReals(c, draw, dims);
+  const size_t axis = AxisOf(op.axis, dims.size());
+  const float* x = FloatsOf(c.data[0]);
+  const int64_t inner =
+      op.flattened ? 1 : Count(Dims(dims.begin() + static_cast<int64_t>(axis) + 1, dims.end()));
+  const int64_t size =
+      op.flattened ? Count(Dims(dims.begin() + static_cast<int64_t>(axis), dims.end())) : dims[axis];
+  FinishReals(c, op, op.log ? 2e-6f : 1e-6f, [&](const Dims& index) {
+    const int64_t at = OffsetOf(dims, index), first = at / (size * inner) * size * inner + at % inner;
+    double largest = -1e30, sum = 0;
+    for (int64_t i = 0; i < size; ++i) largest = std::max(largest, double{x[first + i * inner]});
+    for (int64_t i = 0; i < size; ++i) sum += std::exp(x[first + i * inner] - largest);
+    const double shifted = x[at] - largest;
+    return op.log ? shifted - std::log(sum) : std::exp(shifted) / sum;
+  });
+  return c;
+}
+
+double UnaryValue(const UnaryOp& op, double v) {
+  switch (op.kind) {
+    case UnaryKind::kRelu:
+      return std::max(v, 0.0);
+    case UnaryKind::kClip:
+      return std::min<double>(std::max<double>(v, op.a), op.b);
+    case UnaryKind::kSigmoid:
+      return 1 / (1 + std::exp(-v));
+    case UnaryKind::kTanh:
+      return std::tanh(v);
+    case UnaryKind::kLeakyRelu:
+      return v < 0 ? op.a * v : v;
+    case UnaryKind::kHardSigmoid:
+      return std::min(1.0, std::max(0.0, op.a * v + op.b));
+    case UnaryKind::kHardSwish:
+      return v * std::min(1.0, std::max(0.0, v / 6 + 0.5));
+  }
+  return v;
+}
+
+Case MakeUnary(Draw& draw) {
+  Case c;
+  const UnaryOp op{static_cast<UnaryKind>(draw.Int(0, 6)), draw.Real(-1, 0.5f), draw.Real(0.6f, 2)};
+  FeedReals(c, draw, draw.Shape(draw.Channels()));
+  const float* x = FloatsOf(c.data[0]);
+  FinishReals(c, op, 2e-6f,
+              [&](const Dims& index) { return UnaryValue(op, x[OffsetOf(c.fed[0].dims, index)]); });
+  return c;
+}
+
+Dims Operand(Draw& draw, const Dims& y) {
+  if (draw.Coin(0.3)) return y;
+  Dims dims(y.begin() + draw.Int(0, static_cast<int64_t>(y.size())), y.end());
+  for (auto& d : dims) {
+    if (draw.Coin(0.35)) d = 1;
+  }
+  return dims;
+}
+
+float ElementAt(const Dims& dims, const std::vector<uint8_t>& data, const Dims& index) {
+  int64_t offset = 0;
+  for (size_t d = 0; d < dims.size(); ++d) {
+    offset = offset * dims[d] + (dims[d] == 1 ? 0 : index[index.size() - dims.size() + d]);
+  }
+  return FloatsOf(data)[offset];
+}
+
+Case MakeFloatBinary(Draw& draw) {
+  Case c;
+  const FloatBinaryOp op{static_cast<FloatBinaryKind>(draw.Int(0, 3))};
+  const Dims shape = draw.Shape(draw.Channels());
+  FeedReals(c, draw, Operand(draw, shape));
+  FeedReals(c, draw, Operand(draw, shape));
+  FinishReals(c, op, 0, [&](const Dims& index) -> double {
+    const float a = ElementAt(c.fed[0].dims, c.data[0], index);
+    const float b = ElementAt(c.fed[1].dims, c.data[1], index);
+    switch (op.kind) {
+      case FloatBinaryKind::kAdd:
+        return a + b;
+      case FloatBinaryKind::kSub:
+        return a - b;
+      case FloatBinaryKind::kMul:
+        return a * b;
+      case FloatBinaryKind::kDiv:
+        return a / b;
+    }
+    return 0;
+  });
+  return c;
+}
+
+std::vector<float> Reals(Draw& draw, int64_t count) {
+  std::vector<float> out(static_cast<size_t>(count));
+  for (auto& v : out) v = draw.Real(-1, 1);
+  return out;
+}
+
+Case MakeGemm(Draw& draw) {
+  Case c;
+  FloatGemmOp op;
+  op.k = draw.Int(1, 300);
+  op.n = draw.Int(1, 150);
+  op.is_matmul = draw.Coin();
+  op.transpose_a = !op.is_matmul && draw.Coin();
+  op.weights = Reals(draw, op.k * op.n);
+  if (!op.is_matmul && draw.Coin()) op.bias = Reals(draw, op.n);
+  const int64_t m = draw.Coin() ? draw.Int(1, 32) : draw.Int(33, 150);
+  if (op.is_matmul && draw.Coin()) {
+    FeedReals(c, draw, {draw.Int(1, 4), m, op.k});
+  } else {
+    FeedReals(c, draw, op.transpose_a ? Dims{op.k, m} : Dims{m, op.k});
+  }
+  const float* x = FloatsOf(c.data[0]);
+  FinishReals(c, op, 2e-5f, [&](const Dims& index) {
+    const int64_t i = index.back();
+    const int64_t j =
+        OffsetOf(Dims(c.y.dims.begin(), c.y.dims.end() - 1), Dims(index.begin(), index.end() - 1));
+    double sum = op.bias.empty() ? 0 : op.bias[static_cast<size_t>(i)];
+    for (int64_t k = 0; k < op.k; ++k) {
+      sum += double{x[op.transpose_a ? k * m + j : j * op.k + k]} *
+             op.weights[static_cast<size_t>(i * op.k + k)];
+    }
+    return sum;
+  });
+  return c;
+}
+
+Window DrawWindow(Draw& draw, int64_t most) {
+  Window w;
+  w.spatial = draw.Coin(0.8) ? 2 : 1;
+  for (size_t d = w.spatial == 2 ? 0 : 1; d < 2; ++d) {
+    w.kernel[d] = draw.Int(1, most);
+    w.stride[d] = draw.Int(1, 3);
+    w.dilation[d] = draw.Coin(0.7) ? 1 : draw.Int(2, 3);
+    w.pad_begin[d] = draw.Int(0, w.kernel[d] - 1);
+    w.pad_end[d] = draw.Int(0, w.kernel[d] - 1);
+  }
+  return w;
+}
+
+Dims PlanesShape(Draw& draw, int64_t channels, int spatial) {
+  Dims dims = {draw.Int(1, 2), channels};
+  for (int i = 0; i < spatial; ++i) dims.push_back(draw.Int(3, 14));
+  return dims;
+}
+
+// Calls fn(offset of the pixel in its plane, tap) for the taps inside the image, and counts those inside the
+// padded image.
+int64_t ForEachTap(const Window& w, const Dims& x, const Dims& index,
+                   const std::function<void(int64_t, int64_t)>& fn) {
+  const size_t width = x.size() - 1;
+  const bool flat = w.spatial == 1;
+  const int64_t in_h = flat ? 1 : x[width - 1], in_w = x[width];
+  const int64_t oy = flat ? 0 : index[width - 1], ox = index[width];
+  int64_t padded = 0;
+  for (int64_t i = 0; i < w.kernel[0]; ++i) {
+    for (int64_t j = 0; j < w.kernel[1]; ++j) {
+      const int64_t y = oy * w.stride[0] + i * w.dilation[0] - w.pad_begin[0];
+      const int64_t column = ox * w.stride[1] + j * w.dilation[1] - w.pad_begin[1];
+      if (y < in_h + w.pad_end[0] && column < in_w + w.pad_end[1]) ++padded;
+      if (y >= 0 && y < in_h && column >= 0 && column < in_w) fn(y * in_w + column, i * w.kernel[1] + j);
+    }
+  }
+  return padded;
+}
+
+Case MakeConv(Draw& draw) {
+  Case c;
+  FloatConvOp op;
+  op.group = draw.Coin(0.6) ? 1 : draw.Int(2, 6);
+  const bool depthwise = op.group > 1 && draw.Coin();
+  op.in_channels = op.group * (depthwise ? 1 : draw.Int(1, 12));
+  op.out_channels = op.group * (depthwise ? 1 : draw.Int(1, 40));
+  op.window = DrawWindow(draw, 3);
+  if (draw.Coin(0.2)) {
+    op.auto_pad = draw.Coin() ? AutoPad::kSameUpper : AutoPad::kSameLower;
+    op.window.pad_begin = op.window.pad_end = {0, 0};
+  }
+  const int64_t group_in = op.in_channels / op.group, taps = op.window.kernel[0] * op.window.kernel[1];
+  op.weights = Reals(draw, op.out_channels * group_in * taps);
+  if (draw.Coin()) op.bias = Reals(draw, op.out_channels);
+  FeedReals(c, draw, PlanesShape(draw, op.in_channels, op.window.spatial));
+  const Dims& dims = c.fed[0].dims;
+  const Window window = WindowOf(op, dims);
+  const int64_t plane = Count(Dims(dims.begin() + 2, dims.end()));
+  FinishReals(c, op, 2e-5f, [&](const Dims& index) {
+    const int64_t out = index[1], group = out / (op.out_channels / op.group);
+    const float* x = FloatsOf(c.data[0]) + (index[0] * op.in_channels + group * group_in) * plane;
+    double sum = op.bias.empty() ? 0 : op.bias[static_cast<size_t>(out)];
+    ForEachTap(window, dims, index, [&](int64_t pixel, int64_t tap) {
+      for (int64_t i = 0; i < group_in; ++i) {
+        sum +=
+            double{x[i * plane + pixel]} * op.weights[static_cast<size_t>((out * group_in + i) * taps + tap)];
+      }
+    });
+    return sum;
+  });
+  return c;
+}
+
+Case MakePool(Draw& draw) {
+  Case c;
+  FloatPoolOp op;
+  op.kind = static_cast<FloatPoolOp::Kind>(draw.Int(0, 3));
+  op.ceil_mode = draw.Coin();
+  op.count_include_pad = draw.Coin();
+  op.window = DrawWindow(draw, 4);
+  FeedReals(c, draw, PlanesShape(draw, draw.Int(1, 20), op.window.spatial));
+  const Dims& dims = c.fed[0].dims;
+  const int64_t plane = Count(Dims(dims.begin() + 2, dims.end()));
+  const bool global =
+      op.kind == FloatPoolOp::Kind::kGlobalMax || op.kind == FloatPoolOp::Kind::kGlobalAverage;
+  const bool max = op.kind == FloatPoolOp::Kind::kMax || op.kind == FloatPoolOp::Kind::kGlobalMax;
+  const Window window = global ? Window() : WindowOf(op, dims);
+  FinishReals(c, op, 1e-5f, [&](const Dims& index) {
+    const float* x = FloatsOf(c.data[0]) + (index[0] * dims[1] + index[1]) * plane;
+    double sum = 0, largest = -std::numeric_limits<float>::max();
+    int64_t inside = 0, padded = plane;
+    const auto add = [&](int64_t pixel, int64_t) {
+      sum += x[pixel];
+      largest = std::max(largest, double{x[pixel]});
+      ++inside;
+    };
+    if (global) {
+      for (int64_t pixel = 0; pixel < plane; ++pixel) add(pixel, 0);
+    } else {
+      padded = ForEachTap(window, dims, index, add);
+    }
+    return max ? largest : sum / static_cast<double>(op.count_include_pad && !global ? padded : inside);
+  });
+  return c;
+}
+
+using Maker = std::function<Case(Draw&)>;
+
+const std::map<std::string, Maker>& Makers() {
+  static const auto& makers = *new std::map<std::string, Maker>{
+      {"copy", MakeCopy},       {"transpose", MakeTranspose},
+      {"slice", MakeSlice},     {"pad", MakePad},
+      {"join", MakeJoin},       {"softmax", MakeSoftmax},
+      {"unary", MakeUnary},     {"float_binary", MakeFloatBinary},
+      {"float_gemm", MakeGemm}, {"float_conv", MakeConv},
+      {"float_pool", MakePool},
+  };
+  return makers;
+}
+
+}  // namespace
+
+std::span<const std::string> StandardKinds() {
+  static const auto& kinds = *[] {
+    auto* out = new std::vector<std::string>;
+    for (const auto& [name, maker] : Makers()) out->push_back(name);
+    return out;
+  }();
+  return kinds;
+}
+
+Case MakeStandardCase(const std::string& kind, Draw& draw) {
+  Case c = Makers().at(kind)(draw);
+  c.kind = kind;
+  return c;
+}
+
+}  // namespace lowbit::cuda::test
