@@ -11,6 +11,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -77,12 +78,11 @@ int64_t CountWrong(const Case& c, const std::vector<uint8_t>& found, int64_t& fi
   return wrong;
 }
 
-std::string ShapeOf(const TensorShape& tensor) {
-  std::string out;
-  for (const int64_t d : tensor.dims) out += (out.empty() ? "" : "x") + std::to_string(d);
-  return out + (tensor.type == ElementType::kFloat  ? " float32"
-                : tensor.type == ElementType::kInt8 ? " int8"
-                                                    : " uint8");
+std::ostream& operator<<(std::ostream& out, const TensorShape& tensor) {
+  constexpr const char* kTypes[] = {"uint8", "int8", "int32", "float32"};
+  out << kTypes[static_cast<size_t>(tensor.type)] << "[";
+  for (size_t i = 0; i < tensor.dims.size(); ++i) out << (i > 0 ? "," : "") << tensor.dims[i];
+  return out << "]";
 }
 
 double Number(const Case& c, const std::vector<uint8_t>& bytes, int64_t index) {
@@ -108,8 +108,8 @@ bool Verify(const Case& c, const Buffer& y, const std::string& run) {
               << Number(c, c.expected, first);
   }
   std::cout << (overrun ? ", guard bytes overwritten" : "") << ";";
-  for (const TensorShape& x : c.fed) std::cout << " " << ShapeOf(x);
-  std::cout << " -> " << ShapeOf(c.y) << "\n";
+  for (const TensorShape& x : c.fed) std::cout << " " << x;
+  std::cout << " -> " << c.y << "\n";
   return false;
 }
 
