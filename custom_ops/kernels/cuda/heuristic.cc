@@ -26,6 +26,18 @@ bool Fits(const GemmProblem& problem, const ConvConfig& config, const Device& de
   return config.algorithm != Algorithm::kWgmma || (device.capability == 90 && problem.vector16);
 }
 
+const char* AlgorithmName(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kPlain:
+      return "plain";
+    case Algorithm::kMma:
+      return "mma";
+    case Algorithm::kWgmma:
+      return "wgmma";
+  }
+  return "";
+}
+
 // Adds `config` with every useful number of splits.
 void AddSplits(const GemmProblem& problem, const Device& device, ConvConfig config,
                std::vector<ConvConfig>& out) {
@@ -61,6 +73,16 @@ void AddSplits(const GemmProblem& problem, const Device& device, ConvConfig conf
 }
 
 }  // namespace
+
+std::string ConvConfig::Text() const {
+  if (algorithm == Algorithm::kPlain) return "plain";
+  std::string text = std::string(AlgorithmName(algorithm)) + "_" + std::to_string(tile_m) + "x" +
+                     std::to_string(tile_n) + "_stages" + std::to_string(stages);
+  if (producers) text += "_producers";
+  if (splits > 1) text += (split == Split::kCluster ? "_cluster" : "_split") + std::to_string(splits);
+  if (multicast > 1) text += "_multicast" + std::to_string(multicast);
+  return text;
+}
 
 int TileBytes(const ConvConfig& config) { return (config.tile_m + config.tile_n) * kTileK * config.stages; }
 

@@ -8,22 +8,6 @@
 #include "kernels/cuda/packed_conv.h"
 
 namespace lowbit::cuda {
-namespace {
-
-const char* AlgorithmName(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kPlain:
-      return "plain";
-    case Algorithm::kMma:
-      return "mma";
-    case Algorithm::kWgmma:
-      return "wgmma";
-  }
-  return "";
-}
-
-}  // namespace
-
 Device Device::Query(int ordinal) {
   cudaDeviceProp properties;
   Check(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties");
@@ -37,16 +21,6 @@ Device Device::Query(int ordinal) {
   Require(device.capability >= 75, device.name, " has compute capability ", properties.major, ".",
           properties.minor, ", lowbit needs 7.5 or later (int8 Tensor Cores)");
   return device;
-}
-
-std::string ConvConfig::Text() const {
-  if (algorithm == Algorithm::kPlain) return "plain";
-  std::string text = std::string(AlgorithmName(algorithm)) + "_" + std::to_string(tile_m) + "x" +
-                     std::to_string(tile_n) + "_stages" + std::to_string(stages);
-  if (producers) text += "_producers";
-  if (splits > 1) text += (split == Split::kCluster ? "_cluster" : "_split") + std::to_string(splits);
-  if (multicast > 1) text += "_multicast" + std::to_string(multicast);
-  return text;
 }
 
 class ConvPlan {

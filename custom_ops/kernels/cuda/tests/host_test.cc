@@ -1,0 +1,336 @@
+// What convolutions on GPUs compute before any kernel runs, tested without a GPU: the order of packed
+// weights, the offsets of taps, divisions by constants, the ranking of tiles. The GPU's memory is the host's
+// here.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/heuristic.h"
+#include "kernels/cuda/packed_conv.h"
+#include "tests/expect.h"
+
+// NOLINTBEGIN(readability-inconsistent-declaration-parameter-name)
+extern "C" {
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  *memory = std::malloc(bytes);
+  return *memory == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+}
+cudaError_t cudaFree(void* memory) {
+  std::free(memory);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+const char* cudaGetErrorString(cudaError_t) { return "the host's memory is exhausted"; }
+}
+// NOLINTEND(readability-inconsistent-declaration-parameter-name)
+
+namespace lowbit::cuda {
+namespace {
+
+Device DeviceOf(int capability, int multiprocessors, int shared_kilobytes) {
+  Device device;
+  device.capability = capability;
+  device.multiprocessors = multiprocessors;
+  device.shared_bytes = (shared_kilobytes - 4) * 1024;
+  device.name = "sm_" + std::to_string(capability);
+  return device;
+}
+
+// T4, A100, RTX 3090, L4, H200, B200, RTX 5090.
+const std::vector<Device>& Devices() {
+  static const std::vector<Device> devices = {
+      DeviceOf(75, 40, 64),   DeviceOf(80, 108, 164),  DeviceOf(86, 82, 100),  DeviceOf(89, 58, 100),
+      DeviceOf(90, 132, 228), DeviceOf(100, 148, 228), DeviceOf(120, 170, 100)};
+  return devices;
+}
+
+// ---- the ranking
+
+void CheckRanking(const GemmProblem& problem, const Device& device) {
+  const std::vector<ConvConfig> ranked = RankConfigs(problem, device);
+  Expect(!ranked.empty() && ranked.back() == ConvConfig{}, "the plain kernel is the last resort");
+  Expect(problem.tiled ? ranked.size() > 1 : ranked.size() == 1, "tiles where they apply");
+  double before = 0;
+  std::set<std::string> names;
+  for (const ConvConfig& config : ranked) {
+    Expect(names.insert(config.Text()).second, "a configuration has a name of its own: " + config.Text());
+    if (config.algorithm == Algorithm::kPlain) continue;
+    const double estimate = EstimateMicroseconds(problem, config, device);
+    Expect(estimate > 0 && estimate >= before, "the cheapest estimate comes first");
+    before = estimate;
+    Expect(SharedBytes(problem, config) <= device.shared_bytes, config.Text() + " fits " + device.name);
+    Expect(config.algorithm != Algorithm::kWgmma || device.capability == 90, "wgmma is sm_90a's alone");
+    Expect(config.splits == 1 || config.split == Split::kWorkspace || device.capability >= 90,
+           "clusters exist from sm_90 on");
+    Expect(config.splits <= (problem.k + kTileK - 1) / kTileK, "every part of K has a tile");
+  }
+}
+
+void TestRanking() {
+  for (const Device& device : Devices()) {
+    for (const int64_t m : {1, 49, 196, 3136, 12544, 401408}) {
+      for (const int64_t n : {8, 32, 64, 96, 512, 2048}) {
+        for (const int64_t k : {16, 128, 576, 4608}) {
+          for (const bool tiled : {true, false}) {
+            for (const bool requantizes : {true, false}) {
+              CheckRanking({.m = m, .n = n, .k = k, .tiled = tiled, .requantizes = requantizes}, device);
+            }
+          }
+        }
+      }
+    }
+    CheckRanking({.m = 12544, .n = 64, .k = 196, .tiled = true, .vector16 = false}, device);
+    CheckRanking({.m = 784, .n = 16, .k = 144, .groups = 32, .tiled = true}, device);
+  }
+}
+
+// ---- divisions
+
+uint32_t Divide(uint32_t n, const FastDivisor& d) {
+  const uint32_t high = static_cast<uint32_t>((uint64_t{n} * d.multiplier) >> 32);
+  return (high + n) >> d.shift;
+}
+
+void TestDivisions() {
+  constexpr uint32_t kLast = 0x7fffffff;
+  std::vector<uint32_t> divisors = {kLast, kLast - 1, 1u << 30, (1u << 30) + 1};
+  for (uint32_t d = 1; d < 3000; ++d) divisors.push_back(d);
+  for (const uint32_t divisor : divisors) {
+    const FastDivisor d = MakeDivisor(divisor);
+    for (const uint64_t quotient :
+         {uint64_t{0}, uint64_t{1}, uint64_t{2}, uint64_t{kLast} / divisor / 2, uint64_t{kLast} / divisor}) {
+      const uint64_t n = quotient * divisor;
+      for (const uint64_t near : {n, n + 1, n + divisor - 1}) {
+        if (near > kLast) continue;
+        Expect(Divide(static_cast<uint32_t>(near), d) == near / divisor, "a multiplication divides");
+      }
+    }
+  }
+}
+
+// ---- offsets and packed weights
+
+struct Case {
+  const char* name;
+  ConvGeometry geometry;
+  int64_t batch, in_h, in_w;
+  Encoding x, w;
+  int32_t w_zero_point;
+};
+
+ConvGeometry Geometry(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t pad) {
+  ConvGeometry g;
+  g.in_channels = in;
+  g.out_channels = out;
+  g.kernel_h = g.kernel_w = kernel;
+  g.stride_h = g.stride_w = stride;
+  g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = pad;
+  return g;
+}
+
+std::vector<Case> Cases() {
+  constexpr Encoding kU = Encoding::kUnsigned, kS = Encoding::kSigned;
+  std::vector<Case> cases = {
+      {"1x1", Geometry(64, 40, 1, 1, 0), 2, 5, 7, kU, kS, 0},
+      {"3x3 with pads", Geometry(48, 32, 3, 1, 1), 2, 5, 6, kU, kS, 0},
+      {"3x3 with a stride, K beyond a tile", Geometry(160, 20, 3, 2, 1), 1, 9, 8, kS, kS, 0},
+      {"7x7 of 3 channels", Geometry(3, 16, 7, 2, 3), 1, 17, 15, kU, kS, 0},
+      {"5x5 of 20 channels", Geometry(20, 9, 5, 1, 2), 1, 6, 6, kS, kS, 0},
+      {"weights that leave int8", Geometry(32, 33, 3, 1, 1), 1, 6, 5, kU, kU, 20},
+      {"weights that a zero point brings into int8", Geometry(16, 32, 1, 1, 0), 1, 3, 3, kU, kU, 128},
+  };
+  Case sides{"sides that differ", Geometry(16, 24, 3, 1, 0), 2, 9, 4, kU, kS, 0};
+  sides.geometry.kernel_h = 2, sides.geometry.stride_h = 3, sides.geometry.dilation_h = 2;
+  sides.geometry.pad_left = 2, sides.geometry.pad_bottom = 1;
+  cases.push_back(sides);
+  Case groups{"groups", Geometry(96, 64, 3, 1, 1), 1, 5, 5, kU, kS, 0};
+  groups.geometry.group = 2;
+  cases.push_back(groups);
+  return cases;
+}
+
+ConvSpec SpecOf(const Case& c, std::mt19937& random) {
+  ConvSpec spec;
+  spec.geometry = c.geometry;
+  spec.x = {8, c.x};
+  spec.w = {8, c.w};
+  spec.x_zero_point = c.x == Encoding::kSigned ? -5 : 3;
+  const auto channels = static_cast<size_t>(c.geometry.out_channels);
+  spec.weights.resize(channels * static_cast<size_t>(c.geometry.K()));
+  for (uint8_t& code : spec.weights) code = static_cast<uint8_t>(random());
+  spec.w_zero_point.assign(channels, c.w_zero_point);
+  for (size_t i = 0; i < channels; ++i) spec.bias.push_back(static_cast<int32_t>(random() % 2000) - 1000);
+  spec.epilogue.kind = EpilogueKind::kFloat;
+  spec.epilogue.quantized_output = false;
+  spec.epilogue.acc_scale.assign(channels, 1.0f);
+  return spec;
+}
+
+int32_t Code(const ConvSpec& spec, uint8_t byte) {
+  return spec.x.encoding == Encoding::kSigned ? static_cast<int8_t>(byte) : byte;
+}
+
+// The definition: the sum of one output, and that of its activations (without their zero point).
+struct Sums {
+  int64_t products = 0, activations = 0;
+};
+
+Sums Definition(const ConvSpec& spec, const ConvShape& shape, const std::vector<uint8_t>& x, int64_t pixel,
+                int64_t channel) {
+  const ConvGeometry& g = spec.geometry;
+  const int64_t image = pixel / (shape.out_h * shape.out_w), rest = pixel % (shape.out_h * shape.out_w);
+  const int64_t group = channel / g.GroupOut();
+  Sums sums;
+  int64_t index = channel * g.K();
+  for (int64_t ty = 0; ty < g.kernel_h; ++ty) {
+    for (int64_t tx = 0; tx < g.kernel_w; ++tx) {
+      const int64_t y = rest / shape.out_w * g.stride_h - g.pad_top + ty * g.dilation_h;
+      const int64_t column = rest % shape.out_w * g.stride_w - g.pad_left + tx * g.dilation_w;
+      for (int64_t i = 0; i < g.GroupIn(); ++i, ++index) {
+        if (y < 0 || y >= shape.in_h || column < 0 || column >= shape.in_w) continue;
+        const int64_t at =
+            ((image * shape.in_h + y) * shape.in_w + column) * g.in_channels + group * g.GroupIn() + i;
+        const int64_t value = Code(spec, x[static_cast<size_t>(at)]) - spec.x_zero_point;
+        sums.activations += value;
+        sums.products += value * spec.WeightValue(channel, index);
+      }
+    }
+  }
+  return sums;
+}
+
+// The input as the tile kernels read it: channels of a group filled up to `channels`.
+std::vector<uint8_t> Repacked(const ConvGeometry& g, const std::vector<uint8_t>& x, int64_t channels) {
+  std::vector<uint8_t> out;
+  for (size_t at = 0; at < x.size(); at += static_cast<size_t>(g.GroupIn())) {
+    const auto first = x.begin() + static_cast<std::ptrdiff_t>(at);
+    out.insert(out.end(), first, first + g.GroupIn());
+    out.resize(out.size() + static_cast<size_t>(channels - g.GroupIn()), 0x77);
+  }
+  return out;
+}
+
+// A walk along one output pixel's row of the matrix, chunk by chunk, as conv_tile.cuh takes it.
+class Walk {
+ public:
+  Walk(const ConvParams& p, int pixel, int group, int k) : p_(p) {
+    const int image = Quotient(pixel, p.by_image), rest = pixel - image * Divisor(p.by_image);
+    const int oy = Quotient(rest, p.by_row), ox = rest - oy * Divisor(p.by_row);
+    const int iy = oy * p.stride_h - p.pad_top, ix = ox * p.stride_w - p.pad_left;
+    const int tap = Quotient(k, p.by_channels), ty = Quotient(tap, p.by_kernel_w);
+    channel_ = k - tap * p.channels;
+    tx_ = tap - ty * p.kernel_w;
+    offset_ = ((image * p.in_h + iy) * p.in_w + ix) * p.pixel_bytes + group * p.channels +
+              (ty * p.dilation_h * p.in_w + tx_ * p.dilation_w) * p.pixel_bytes + channel_;
+    position_ = (iy + ty * p.dilation_h) * 65536 + ix + tx_ * p.dilation_w;
+  }
+  bool Inside() const { return ((position_ | (p_.last_position - position_)) & 0x80008000) == 0; }
+  int offset() const { return offset_; }
+  void Step() {
+    channel_ += kTileK;
+    offset_ += kTileK;
+    while (channel_ >= p_.channels) {
+      channel_ -= p_.channels;
+      offset_ += p_.tap_step;
+      position_ += p_.dilation_w;
+      if (++tx_ == p_.kernel_w) {
+        tx_ = 0;
+        offset_ += p_.tap_row_step;
+        position_ += p_.tap_row_position;
+      }
+    }
+  }
+
+ private:
+  static int Quotient(int n, const FastDivisor& d) {
+    return static_cast<int>(Divide(static_cast<uint32_t>(n), d));
+  }
+  static int Divisor(const FastDivisor& d) { return static_cast<int>(d.divisor); }
+
+  const ConvParams& p_;
+  int offset_ = 0, position_ = 0, channel_ = 0, tx_ = 0;
+};
+
+// Where channel n of a group lies among the rows of a weight tile: FinishTile's order.
+int64_t TileRow(int64_t n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }
+
+// The sum that a tile kernel forms from packed weights and gathered bytes, the folded bias included.
+uint32_t TileSum(const ConvSpec& spec, const ConvParams& p, const std::vector<uint8_t>& x, int pixel,
+                 int64_t channel, int vector) {
+  const int64_t group = channel / p.n, row = TileRow(channel % p.n);
+  uint32_t sum = static_cast<uint32_t>(p.epilogue.bias[channel]);
+  for (int start = 0; start < kTileK && start < p.k; start += vector) {
+    Walk walk(p, pixel, static_cast<int>(group), start);
+    for (int k = start; k < p.k; k += kTileK, walk.Step()) {
+      const uint8_t* const tile = p.weights + ((group * p.k_tiles + k / kTileK) * p.n_padded + row) * kTileK;
+      for (int i = 0; i < vector; ++i) {
+        const int64_t at = (k + i) % kTileK;
+        const auto weight = static_cast<int8_t>(tile[((at / 16) ^ (row % 8)) * 16 + at % 16]);
+        const bool inside = p.all_inside || walk.Inside();
+        const uint8_t byte =
+            inside ? x[static_cast<size_t>(walk.offset() + i)] : static_cast<uint8_t>(p.fill);
+        sum += static_cast<uint32_t>(Code(spec, byte) * weight);
+      }
+    }
+  }
+  return sum;
+}
+
+void CheckCase(const Case& c) {
+  std::mt19937 random(7);
+  const ConvSpec spec = SpecOf(c, random);
+  const ConvGeometry& g = spec.geometry;
+  const ConvShape shape = InferConvShape(g, c.batch, c.in_h, c.in_w);
+  std::vector<uint8_t> x(static_cast<size_t>(c.batch * c.in_h * c.in_w * g.in_channels));
+  for (uint8_t& code : x) code = static_cast<uint8_t>(random());
+
+  const PackedConv packed(spec, DeviceOf(80, 108, 164), {});
+  const GemmProblem problem = packed.Problem(shape);
+  Expect(problem.tiled, std::string(c.name) + ": tile kernels apply");
+  const ConvParams p = packed.Params(shape, RankConfigs(problem, packed.On()).front());
+  const std::vector<uint8_t> gathered = packed.Repacks() ? Repacked(g, x, packed.Channels()) : x;
+  int wrong = 0;
+  for (int64_t pixel = 0; pixel < shape.OutPixels(); ++pixel) {
+    for (int64_t channel = 0; channel < g.out_channels; ++channel) {
+      const Sums sums = Definition(spec, shape, x, pixel, channel);
+      const auto at = static_cast<size_t>(channel);
+      uint32_t got = TileSum(spec, p, gathered, static_cast<int>(pixel), channel, problem.vector16 ? 16 : 4);
+      if (p.epilogue.w_zero != nullptr) {
+        got -= static_cast<uint32_t>(p.epilogue.w_zero[channel]) * static_cast<uint32_t>(sums.activations);
+      }
+      wrong += got == static_cast<uint32_t>(sums.products + spec.bias[at]) ? 0 : 1;
+    }
+  }
+  Expect(wrong == 0, std::string(c.name) + ": " + std::to_string(wrong) + " sums differ from the definition");
+
+  const std::vector<uint8_t> image = packed.Image();
+  ConvSpec bare = spec;
+  bare.weights.clear();
+  Expect(PackedConv(bare, packed.On(), image).Image() == image, "a packed node is restored without weights");
+  std::vector<uint8_t> cut(image.begin(), image.end() - 1);
+  Expect(Throws([&] { PackedConv(bare, packed.On(), cut); }), "a packed node that is cut short is refused");
+}
+
+}  // namespace
+}  // namespace lowbit::cuda
+
+int main() {
+  lowbit::cuda::TestRanking();
+  lowbit::cuda::TestDivisions();
+  for (const lowbit::cuda::Case& c : lowbit::cuda::Cases()) lowbit::cuda::CheckCase(c);
+  return lowbit::ReportFailures();
+}
