@@ -236,7 +236,7 @@ def main() -> None:
         f"{PAPER['tuning']} (default parameters there), dequantize apart {PAPER['dequantize']}, relu apart "
         f"{PAPER['relu']}. Its separate steps are launches; ours are nodes of one CUDA graph.",
     ]
-    write(options.name, f"Layers of ResNet-50 on {device}: tuning, fusion, weight bits", tables, notes, raw,
+    write(options.name, "Convolutions on a GPU: tuning, fusion, weight bits", tables, notes, raw,
           folder=options.out, machine=facts_of(device), commit=options.commit)  # fmt: skip
 
 

@@ -240,13 +240,13 @@ def opening(network: Network, device: str) -> list[str | int | float]:
         return [network.name, network.bits, *times, compiled.stat().st_size / 1e6]
 
 
-def times_table(rows: list[Row]) -> Table:
+def times_table(network: str, rows: list[Row]) -> Table:
     """Ours beside the recorded peers."""
     columns = ["batch", "us", "without tuning us", "run + wait us", *(f"{name}* us" for name in SHOWN)]
-    table = Table("networks", ["network", "bits", *columns, "times as fast as ONNX Runtime CUDA int8*"])
+    table = Table(network, ["bits", *columns, "times as fast as ONNX Runtime CUDA int8*"])
     for row in rows:
         peers = [row.peer(name) for name in SHOWN]
-        cells: list[str | int | float] = [row.network, row.bits, row.batch]
+        cells: list[str | int | float] = [row.bits, row.batch]
         cells += [row.median("cached"), row.median("off"), row.wall]
         cells += ["-" if peer is None else peer for peer in peers]
         table.rows.append([*cells, "-" if peers[0] is None else peers[0] / row.median("cached")])
@@ -319,7 +319,7 @@ def main() -> None:
         network = Network(name, bits, source)
         for batch in map(int, options.batches.split(",")):
             rows.append(measure(network, batch, device, options.rounds))
-            print(times_table(rows[-1:]).markdown(), flush=True)
+            print(times_table(name, rows[-1:]).markdown(), flush=True)
         if not options.no_opening:
             opened.rows.append(opening(network, device))
     ratios = [row.median("off") / row.median("cached") for row in rows]
@@ -336,8 +336,10 @@ def main() -> None:
         f"*: at 8 bits; not measured in this run. {' '.join(RECORDED.split())}",
         f"onnxruntime {ort.__version__}, the CPU package.",
     ]
-    tables = [times_table(rows), tuning_table(rows), *([opened] if opened.rows else [])]
-    write(options.name, f"Whole networks on {device}", tables, notes, [row.raw() for row in rows],
+    groups = itertools.groupby(rows, lambda row: row.network)
+    tables = [times_table(name, list(group)) for name, group in groups]
+    tables += [tuning_table(rows), *([opened] if opened.rows else [])]
+    write(options.name, "Whole networks on a GPU", tables, notes, [row.raw() for row in rows],
           folder=options.out, machine=facts_of(device), commit=options.commit)  # fmt: skip
 
 

@@ -222,12 +222,16 @@ def results() -> str:
         alike = [each for each in result["tables"] if each["columns"] == columns]
         rows = [[each["title"], *rounded(row)] for each in alike for row in each["rows"]]
         parts.append(table(["", *columns], rows))
+        parts += [f"\\{note}\n" for note in result["notes"] if note.startswith("*")]
     return "\n".join(parts)
 
 
 def rounded(row: Sequence[str | int | float]) -> list[str]:
     """Cells of a results table; floats with three significant digits."""
-    return [f"{cell:.3g}" if isinstance(cell, float) and abs(cell) < 1000 else str(cell) for cell in row]
+    return [
+        str(cell) if not isinstance(cell, float) else f"{cell:.3g}" if abs(cell) < 1000 else f"{cell:.0f}"
+        for cell in row
+    ]
 
 
 def option_table(options: Sequence[Mapping[str, str]]) -> str:
