@@ -129,7 +129,7 @@ ContextSettings ReadContextSettings(const std::map<std::string, std::string>& se
     return found == session_entries.end() ? std::string() : found->second;
   };
   return {entry("ep.context_enable") == "1", entry("ep.context_embed_mode") == "1",
-          entry("ep.context_file_path"), entry("ep.context_node_name_prefix")};
+          entry("ep.context_file_path")};
 }
 
 bool IsContextNode(const Node& node) {
@@ -178,9 +178,9 @@ OrtNode* ContextWriter::Write(const OrtNode* fused, std::span<const uint8_t> com
   for (const Owned<OrtOpAttr>& attribute : attributes) raw.push_back(attribute.get());
   const std::vector<std::string> inputs = InputNames(fused), outputs = OutputNames(fused);
   OrtNode* node = nullptr;
-  Check(Api().GetModelEditorApi()->CreateNode(
-      kContextOp, kContextDomain, (settings_.prefix + name).c_str(), Pointers(inputs).data(), inputs.size(),
-      Pointers(outputs).data(), outputs.size(), raw.data(), raw.size(), &node));
+  Check(Api().GetModelEditorApi()->CreateNode(kContextOp, kContextDomain, name, Pointers(inputs).data(),
+                                              inputs.size(), Pointers(outputs).data(), outputs.size(),
+                                              raw.data(), raw.size(), &node));
   for (Owned<OrtOpAttr>& attribute : attributes) attribute.release();  // the node owns them now
   return node;
 }

@@ -21,7 +21,6 @@ struct ContextSettings {
   bool enabled = false;  // write them
   bool embed = false;    // into the model
   std::string file;      // of the model to write, or of a model that was loaded from memory; may be empty
-  std::string prefix;    // of the nodes' names
 };
 ContextSettings ReadContextSettings(const std::map<std::string, std::string>& session_entries);
 
@@ -42,7 +41,8 @@ class ContextWriter {
   ContextWriter(const ContextWriter&) = delete;
   ContextWriter& operator=(const ContextWriter&) = delete;
 
-  // The node that stands for `fused` in the context model; ONNX Runtime releases it. Throws Error.
+  // The node that stands for `fused` in the context model, by whose name ONNX Runtime tells which one it
+  // replaces; ONNX Runtime releases it. Throws Error.
   OrtNode* Write(const OrtNode* fused, std::span<const uint8_t> compiled,
                  const std::filesystem::path& model_file);
   void Keep() { written_.clear(); }

@@ -1,0 +1,176 @@
+"""Compiled models: written through ONNX Runtime's own ways, loaded again, and refused with a reason."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+from tests.ep.graphs import chain, images
+from tests.ep.test_sessions import OTHER
+from tests.support import lowbit_session
+
+DEVICES = ["cpu", "fake:0"]
+SHAPE = (2, 3, 7, 5)
+
+
+def compiled(
+    devices, folder: Path, model: onnx.ModelProto, device: str = "fake:0", *, embed: bool = True
+) -> Path:
+    """The path of the compiled model, made with ModelCompiler."""
+    source, target = folder / "model.onnx", folder / "compiled.onnx"
+    onnx.save(model, source)
+    compiler = ort.ModelCompiler(devices.options(device), source, embed_compiled_data_into_model=embed)
+    compiler.compile_to_file(str(target))
+    return target
+
+
+def context_nodes(path: Path) -> list[onnx.NodeProto]:
+    return [node for node in onnx.load(path).graph.node if node.op_type == "EPContext"]
+
+
+def attribute(node: onnx.NodeProto, name: str) -> onnx.AttributeProto:
+    return next(attribute for attribute in node.attribute if attribute.name == name)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("embed", [True, False])
+@pytest.mark.parametrize("pieces", [("conv", "conv"), ("conv", OTHER, "conv")])
+def test_round_trip(devices, tmp_path: Path, device: str, embed: bool, pieces: tuple[str, ...]) -> None:
+    model = chain(*pieces)
+    path = compiled(devices, tmp_path, model, device, embed=embed)
+    nodes = context_nodes(path)
+    assert len(nodes) == pieces.count(OTHER) + 1
+    assert len(list(tmp_path.glob("*.bin"))) == (0 if embed else len(nodes))
+    assert not list(tmp_path.glob("*.tmp*"))
+    session, alone = devices.session(path, device), lowbit_session(model)
+    for seed in range(3):
+        x = images(*SHAPE, seed=seed)
+        np.testing.assert_array_equal(session.run(None, {"x": x})[0], alone.run(None, {"x": x})[0])
+
+
+def test_by_a_session_entry(devices, tmp_path: Path) -> None:
+    source = tmp_path / "model.onnx"
+    model = chain("conv")
+    onnx.save(model, source)
+    session = devices.session(source, entries={"ep.context_enable": "1"})
+    path = tmp_path / "model_ctx.onnx"
+    (node,) = context_nodes(path)
+    assert attribute(node, "source").s == b"LowBitExecutionProvider"
+    assert (tmp_path / attribute(node, "ep_cache_context").s.decode()).is_file()
+    x = images(*SHAPE)
+    (expected,) = lowbit_session(model).run(None, {"x": x})
+    for opened in (session, devices.session(path)):
+        np.testing.assert_array_equal(opened.run(None, {"x": x})[0], expected)
+
+
+def test_nothing_is_overwritten(devices, tmp_path: Path) -> None:
+    path = compiled(devices, tmp_path, chain("conv"), embed=False)
+    (binary,) = tmp_path.glob("*.bin")
+    before = binary.read_bytes()
+    path.unlink()
+    with pytest.raises(Exception, match="exists; remove it"):
+        compiled(devices, tmp_path, chain("conv", "conv"), embed=False)
+    assert binary.read_bytes() == before
+    assert {p.name for p in tmp_path.iterdir()} == {"model.onnx", binary.name}
+
+
+def test_a_model_from_memory_needs_to_be_told_where_its_files_lie(devices, tmp_path: Path) -> None:
+    model = chain("conv")
+    path = compiled(devices, tmp_path, model, embed=False)
+    proto = onnx.load(path)
+    with pytest.raises(Exception, match=r"ep\.context_file_path"):
+        devices.session(proto)
+    session = devices.session(proto, entries={"ep.context_file_path": str(path)})
+    x = images(*SHAPE)
+    expected = lowbit_session(model).run(None, {"x": x})[0]
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../model.onnx", "a/../../b", ""])
+def test_files_outside_of_the_models_folder_are_not_read(devices, tmp_path: Path, name: str) -> None:
+    path = compiled(devices, tmp_path, chain("conv"), embed=False)
+    proto = onnx.load(path)
+    attribute(proto.graph.node[0], "ep_cache_context").s = name.encode()
+    onnx.save(proto, path)
+    with pytest.raises(Exception, match="relative to the model's folder"):
+        devices.session(path)
+
+
+def test_a_missing_file_is_named(devices, tmp_path: Path) -> None:
+    path = compiled(devices, tmp_path, chain("conv"), embed=False)
+    (binary,) = tmp_path.glob("*.bin")
+    binary.unlink()
+    with pytest.raises(Exception, match=binary.name):
+        devices.session(path)
+
+
+@pytest.mark.parametrize(("made", "opened"), [("cpu", "fake:0"), ("fake:0", "cpu")])
+def test_another_machines_model_is_refused(devices, tmp_path: Path, made: str, opened: str) -> None:
+    path = compiled(devices, tmp_path, chain("conv"), made)
+    with pytest.raises(Exception, match=r"(?i)compil"):
+        devices.session(path, opened)
+
+
+def test_onnxruntime_can_ask_before(devices, tmp_path: Path) -> None:
+    path = compiled(devices, tmp_path, chain("conv"))
+    (key,) = (entry for entry in onnx.load(path).metadata_props if "ep_compatibility_info" in entry.key)
+    assert "fake device" in key.value
+    ask = native.get_model_compatibility_for_ep_devices
+    optimal = native.OrtCompiledModelCompatibility.EP_SUPPORTED_OPTIMAL
+    assert ask([devices.by_name["fake:0"]], key.value) == optimal
+    unsupported = native.OrtCompiledModelCompatibility.EP_UNSUPPORTED
+    assert ask([devices.by_name["fake:0"]], "cuda sm_10, lowbit 0.0.1") == unsupported
+
+
+def test_a_compiled_model_is_not_compiled_again(devices, tmp_path: Path) -> None:
+    path = compiled(devices, tmp_path, chain("conv"))
+    with pytest.raises(Exception, match=r"(?i)compiled|EPContext"):
+        ort.ModelCompiler(devices.options("fake:0"), path).compile_to_file(str(tmp_path / "again.onnx"))
+
+
+def test_damaged_regions_are_refused(devices, tmp_path: Path) -> None:
+    path = compiled(devices, tmp_path, chain("conv"))
+    proto = onnx.load(path)
+    whole = attribute(proto.graph.node[0], "ep_cache_context").s
+    rng = np.random.default_rng(0)
+    for length in [0, 1, len(whole) // 2, len(whole) - 1, *rng.integers(0, len(whole), 10)]:
+        attribute(proto.graph.node[0], "ep_cache_context").s = whole[: int(length)]
+        with pytest.raises(Exception, match="lowbit: "):
+            devices.session(proto)
+    x = images(*SHAPE)
+    for place in rng.integers(0, len(whole), 40):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        attribute(proto.graph.node[0], "ep_cache_context").s = bytes(damaged)
+        # Refused with a reason, or the change is one that does not matter (the bits of a weight).
+        with contextlib.suppress(native.InvalidArgument):
+            devices.session(proto).run(None, {"x": x})
+
+
+def test_what_the_model_says_around_the_region_is_checked(devices, tmp_path: Path) -> None:
+    path = compiled(devices, tmp_path, chain("conv"))
+    x = images(*SHAPE)
+
+    wrong_type = onnx.load(path)
+    wrong_type.graph.output[0].type.tensor_type.elem_type = TensorProto.UINT8
+    with pytest.raises(Exception, match="lowbit: "):
+        devices.session(wrong_type).run(None, {"x": x})
+
+    more_outputs = onnx.load(path)
+    more_outputs.graph.node[0].output.append("another")
+    more_outputs.graph.output.append(more_outputs.graph.output[0])
+    more_outputs.graph.output[1].name = "another"
+    with pytest.raises(Exception, match="lowbit: "):
+        devices.session(more_outputs).run(None, {"x": x})
+
+    no_inputs = onnx.load(path)
+    no_inputs.graph.node[0].input[0] = ""
+    with pytest.raises(Exception, match="lowbit: "):
+        devices.session(no_inputs).run(None, {"x": x})
