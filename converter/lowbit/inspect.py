@@ -14,12 +14,12 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
-from lowbit.devices import canonical, ep_device
+from lowbit.devices import canonical, ep_device, has_own_memory
 from lowbit.dialects import MOVES, Neighbours, dialect_of
 from lowbit.errors import LowBitError
 from lowbit.feeds import Model, as_file, as_proto, model_inputs
 from lowbit.ops import DOMAIN
-from lowbit.placement import place
+from lowbit.placement import place as placed
 from lowbit.report import NodeReport, Result
 from lowbit.tensors import (
     Shape,
@@ -252,7 +252,7 @@ def inspect(
     report = _blank("lowbit", model, proto, isa, threads)
     report.nodes = _nodes_of(proto, report, shapes or {})
     if place is not None:
-        _place(report, report.nodes, model, place)
+        _place(report, report.nodes, model, place, shapes)
     neighbours = Neighbours(proto.graph)
     for info, node in zip(report.nodes, _nodes(proto), strict=True):
         info.dialect = dialect_of([node], neighbours)
@@ -284,7 +284,7 @@ def describe_conversion(
     report.warnings += result.report.warnings
     made = {info.name: info for info in _nodes_of(result.model, report, shapes or {})}
     if device is not None:
-        _place(report, list(made.values()), result, device)
+        _place(report, list(made.values()), result, device, shapes)
     facts = _SourceFacts(proto, result.report.nodes)
     for entry in result.report.nodes:
         info = NodeInfo(entry.name, entry.op_type)
@@ -305,22 +305,29 @@ def describe_conversion(
     return report
 
 
-def _place(report: InspectReport, nodes: Sequence[NodeInfo], model: Model, device: str) -> None:
-    """Opens a converted model on a device and fills in where its nodes run."""
+def _place(
+    report: InspectReport,
+    nodes: Sequence[NodeInfo],
+    model: Model,
+    device: str,
+    shapes: Mapping[str, list[int]] | None,
+) -> None:
+    """Opens a converted model on a device and fills in where its nodes run, and a GPU's kernels."""
     report.device = device
     if device == "cpu":
         for info in nodes:
             info.runs_on = "cpu"
         return
     with as_file(model) as path:
-        found = place(path, device)
+        found = placed(path, device, {**report.assumed, **(shapes or {})})
     report.regions = len(found.regions)
     taken, elsewhere = found.taken, {*found.elsewhere, *found.reasons}
     for info in nodes:
         info.left = found.reasons.get(info.name)
         info.runs_on = device if info.name in taken else "cpu" if info.name in elsewhere else None
-        if info.runs_on == device and device != "cpu-ep":  # what was told is about this machine's CPU
-            info.kernel = info.tuned = info.packed_bytes = info.workspace_bytes = None
+        if info.runs_on == device and has_own_memory(device):  # what was told is about this machine's CPU
+            info.kernel = found.kernels.get(info.name)
+            info.tuned = info.packed_bytes = info.workspace_bytes = None
             info.candidates, info.refused = [], []
 
 

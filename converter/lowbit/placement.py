@@ -1,12 +1,15 @@
-"""Which nodes of a model the execution provider takes, and why it leaves the others.
+"""Which nodes of a model the execution provider takes, with which kernels, and why it leaves the others.
 
-ONNX Runtime tells a session's owner who got which node; why not is in the log alone. Logs go to the standard
-error of the process, so the session is opened in a process of its own, whose output nobody else writes to.
+ONNX Runtime tells a session's owner who got which node; why not is in the log alone, and the kernels are in
+the plan that LOWBIT_PRINT_PLAN prints. Both go to the standard error of the process, so the session is opened
+in a process of its own, whose output nobody else writes to.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +19,7 @@ from dataclasses import dataclass, field
 from lowbit.errors import ModelError
 
 _LEFT = re.compile(r"lowbit: node '(?P<name>.*?)' \((?P<op>[^()]*)\) stays with ONNX Runtime: (?P<why>.*)")
+_STEP = re.compile(r"^  node '(?P<name>.*?)' \([^()]*\).*?: (?P<kernel>.*?), from ", re.MULTILINE)
 _RECORD = "session.record_ep_graph_assignment_info"
 _INFO = 1
 
@@ -28,11 +32,14 @@ class Placement:
         regions: the names of the nodes in each region that the execution provider took.
         reasons: of the nodes that it left, by name.
         elsewhere: names of the nodes of the other providers, ONNX Runtime's own additions (copies) included.
+        kernels: of the nodes in regions, by name; of a step of several nodes under the first one's name.
+            Empty where sizes are missing, for which nothing can be planned.
     """
 
     regions: list[list[str]] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     elsewhere: list[str] = field(default_factory=list)
+    kernels: dict[str, str] = field(default_factory=dict)
 
     @property
     def taken(self) -> set[str]:
@@ -40,20 +47,28 @@ class Placement:
         return {name for region in self.regions for name in region}
 
 
-def place(path: str, device: str, provider_options: Mapping[str, str] | None = None) -> Placement:
+def place(path: str, device: str, shapes: Mapping[str, list[int]] | None = None) -> Placement:
     """Opens a converted model on a device, in a new process, and tells where its nodes went.
+
+    Args:
+        path: the model.
+        device: its name in full.
+        shapes: sizes of inputs with symbolic dims, for which kernels are chosen.
 
     Raises:
         ModelError: if it does not open there.
     """
     command = [sys.executable, "-c", "from lowbit.placement import child_main; child_main()"]
-    arguments = [path, device, json.dumps(dict(provider_options or {}))]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    arguments = [path, device, json.dumps(dict(shapes or {}))]
+    environment = {**os.environ, "LOWBIT_PRINT_PLAN": "1"}
+    done = subprocess.run(
+        [*command, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise ModelError(f"{path}: does not open on device '{device}': {reason.partition(': ')[2] or reason}")
     found = Placement(**json.loads(done.stdout))
-    found.reasons = reasons_in(done.stderr)
+    found.reasons, found.kernels = reasons_in(done.stderr), kernels_in(done.stderr)
     return found
 
 
@@ -62,18 +77,25 @@ def reasons_in(log: str) -> dict[str, str]:
     return {found["name"]: found["why"].strip() for found in _LEFT.finditer(log)}
 
 
+def kernels_in(text: str) -> dict[str, str]:
+    """Node name -> kernel, from the plans of regions that LOWBIT_PRINT_PLAN prints."""
+    return {found["name"]: found["kernel"] for found in _STEP.finditer(text)}
+
+
 def child_main() -> None:
-    """Runs in the new process: opens the session and prints who got which node, as JSON."""
+    """Runs in the new process: opens the session, prints who got which node as JSON, and runs it once."""
     import onnxruntime
 
     from lowbit.devices import get_ep_name
+    from lowbit.errors import LowBitError
+    from lowbit.feeds import load_model, random_feeds
     from lowbit.session import session
 
-    path, device, options = sys.argv[1:4]
+    path, device, shapes = sys.argv[1:4]
     sess_options = onnxruntime.SessionOptions()
     sess_options.log_severity_level = _INFO
     sess_options.add_session_config_entry(_RECORD, "1")
-    opened = session(path, device=device, sess_options=sess_options, provider_options=json.loads(options))
+    opened = session(path, device=device, sess_options=sess_options)
     placement = Placement()
     for subgraph in opened.get_provider_graph_assignment_info():
         names = [str(node.name) for node in subgraph.get_nodes()]
@@ -82,3 +104,5 @@ def child_main() -> None:
         else:
             placement.elsewhere += names
     print(json.dumps({"regions": placement.regions, "elsewhere": placement.elsewhere}))
+    with contextlib.suppress(LowBitError):  # sizes that nobody gave: placed, but not planned
+        opened.run(None, random_feeds(load_model(path, external_data=False), shapes=json.loads(shapes)))

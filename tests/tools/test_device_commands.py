@@ -116,6 +116,7 @@ def test_placement_tells_regions_and_reasons(tmp_path):
     assert "conv" in " ".join(found.taken)
     assert "erf" in found.reasons
     assert "erf" in found.elsewhere
+    assert found.kernels.keys() == found.taken
     report = lowbit.inspect(path, device="cpu-ep")
     assert report.device == "cpu-ep"
     assert report.regions == 1

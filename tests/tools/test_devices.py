@@ -15,7 +15,7 @@ import pytest
 from lowbit.devices import canonical, ep_device, register_ep
 from lowbit.errors import LowBitError, ModelError
 from lowbit.feeds import shapes_of_batches
-from lowbit.placement import reasons_in
+from lowbit.placement import kernels_in, reasons_in
 from lowbit.session import for_device, open_session, prepare
 from onnx import TensorProto, helper
 
@@ -292,3 +292,13 @@ def test_reasons_are_read_from_the_log():
         "s": "no lowbit node beside it",
     }
 
+
+
+def test_kernels_are_read_from_the_printed_plan():
+    text = (
+        "lowbit: node 'conv' (LowBitConv): igemm, x [1, 8, 8, 3], packed 96 bytes\n"
+        "lowbit: region of 2 steps, workspace 64 bytes\n"
+        "  node 'conv (1)' (LowBitConv): wgmma_64x64, split 2, from external 0 to workspace 0\n"
+        "  node 'out' (LowBitDequantize): dequantize, from workspace 0 to external 1\n"
+    )
+    assert kernels_in(text) == {"conv (1)": "wgmma_64x64, split 2", "out": "dequantize"}

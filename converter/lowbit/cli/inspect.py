@@ -76,14 +76,17 @@ def command(
 
 
 def _print(out: Out, model: Path, report: InspectReport) -> None:
+    from lowbit.devices import has_own_memory
+
     source = report.kind == "source"
+    on_gpu = report.device is not None and has_own_memory(report.device)
     dialects = [f"{name} ({count} nodes)" for name, count in report.totals["dialects"].items()]
     out.facts(
         [
             ("model", f"{model} ({megabytes(report.bytes)})"),
             ("kind", "not converted yet (dry conversion)" if source else "converted by lowbit"),
             ("dialect", ", ".join(dialects) or None if source else None),
-            ("kernels for", report.isa),
+            ("kernels for", report.device if on_gpu else report.isa),
             ("device", _device(report)),
             ("inputs", "; ".join(report.inputs)),
             ("outputs", "; ".join(report.outputs)),
