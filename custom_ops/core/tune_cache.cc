@@ -26,7 +26,7 @@ TuneFile& File() {
 }  // namespace
 
 std::string TuneKey(const ConvSpec& spec, std::string_view shape, Isa isa) {
-  return DescribeForTuning(spec, shape) + " isa=" + IsaName(isa);
+  return DescribeForTuning(spec, shape, true) + " isa=" + IsaName(isa);
 }
 
 std::string FormatTuneCache(const TuneEntries& entries) { return FormatTuneFile(Origin(), entries); }

@@ -84,7 +84,7 @@ bool AnyNonZero(const std::vector<int32_t>& values) {
 
 }  // namespace
 
-std::string DescribeForTuning(const ConvSpec& spec, std::string_view shape) {
+std::string DescribeForTuning(const ConvSpec& spec, std::string_view shape, bool weight_values) {
   const ConvGeometry& g = spec.geometry;
   const Epilogue& e = spec.epilogue;
   std::ostringstream key;
@@ -96,7 +96,7 @@ std::string DescribeForTuning(const ConvSpec& spec, std::string_view shape) {
   if (g.transposed) key << " op" << g.output_pad_h << "," << g.output_pad_w;
   key << " x=" << EncodingName(spec.x.encoding) << spec.x.bits << (spec.x_zero_point != 0 ? "z" : "")
       << " w=" << EncodingName(spec.w.encoding) << spec.w.bits << (AnyNonZero(spec.w_zero_point) ? "z" : "");
-  if (spec.w.bits <= kFewWeightBits) {
+  if (weight_values && spec.w.bits <= kFewWeightBits) {
     const ValueRange& values = spec.weight_values;
     key << "[" << values.lo << ".." << values.hi << (values.has_zero ? "" : " without 0") << "]";
   }

@@ -40,8 +40,9 @@ struct TuneOrigin {
 };
 
 // Everything of a node that decides which kernel is fastest: geometry, operands, epilogue, and the shape as
-// the caller writes it.
-std::string DescribeForTuning(const ConvSpec& spec, std::string_view shape);
+// the caller writes it. `weight_values`: the values of few-bit weights count too (they do for the kernels of
+// CPUs).
+std::string DescribeForTuning(const ConvSpec& spec, std::string_view shape, bool weight_values);
 
 // Throws Error with the entry that the format cannot hold.
 std::string FormatTuneFile(const TuneOrigin& origin, const TuneEntries& entries);

@@ -1,0 +1,192 @@
+#include "ep/cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "core/node_reader.h"
+#include "core/nodes.h"
+#include "core/standard_nodes.h"
+#include "core/status.h"
+#include "ep/cuda/cuda_call.h"
+#include "ep/cuda/graph_instance.h"
+#include "ep/cuda/steps.h"
+#include "ep/cuda/tuner.h"
+#include "ep/region/lower.h"
+
+namespace lowbit::ep {
+namespace {
+
+// Runs that may be under way at once with the same shapes. Each has a workspace of its own; more than a few
+// of them do not make a GPU faster that one region fills.
+constexpr size_t kMaxInstances = 4;
+
+bool IsLowBit(const Node& node) { return node.domain == kDomain; }
+
+// Without their weights only nodes that were packed before can be made.
+NodeSpec Decode(const Graph& graph, const Node& node, Weights weights = Weights::kNeeded) {
+  const LowBitInputs inputs = ReadLowBit(graph, node);
+  return DecodeNode(*inputs.schema, inputs.attributes, inputs.constants, inputs.present, weights);
+}
+
+Weights NeededBeside(std::span<const uint8_t> packed) {
+  return packed.empty() ? Weights::kNeeded : Weights::kMayBeMissing;
+}
+
+TensorShape OutputOfPair(const NodeSpec& first, const NodeSpec& second, std::span<const TensorShape> fed) {
+  std::vector<TensorShape> between(fed.begin(), fed.end());
+  between.at(0) = OutputOf(first, fed.first(1));
+  return OutputOf(second, between);
+}
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(std::shared_ptr<CudaDevice> device, const EpOptions& options)
+      : device_(std::move(device)),
+        use_graph_(options.graph),
+        reference_(options.reference),
+        tuner_(std::make_shared<Tuner>(device_, options)) {}
+
+  std::optional<std::string> Refusal(const Graph& graph, const Node& node) const override {
+    try {
+      if (IsLowBit(node)) {
+        static_cast<void>(Decode(graph, node));
+      } else {
+        static_cast<void>(ReadStandard(graph, node));
+      }
+      return std::nullopt;
+    } catch (const std::exception& e) {
+      return e.what();
+    }
+  }
+
+  bool Fuses(const Graph& graph, const Node& first, const Node& second) const override {
+    if (reference_ || first.op != "LowBitQuantize" || !IsLowBit(first) || !IsLowBit(second)) return false;
+    try {
+      const NodeSpec quantize = Decode(graph, first), conv = Decode(graph, second, Weights::kMayBeMissing);
+      const auto* const q = std::get_if<QuantizeNode>(&quantize);
+      const auto* const c = std::get_if<MatmulNode>(&conv);
+      return q != nullptr && c != nullptr && cuda::FusesQuantize(*q, *c, device_->Properties());
+    } catch (const Error&) {
+      return false;  // CreateStep says why
+    }
+  }
+
+  std::unique_ptr<Step> CreateStep(const Graph& graph, std::span<const Node* const> nodes,
+                                   std::span<const uint8_t> packed) override {
+    const auto create = [&] {
+      if (nodes.size() == 2) return CreatePair(graph, *nodes[0], *nodes[1], packed);
+      return IsLowBit(*nodes[0]) ? CreateLowBit(graph, *nodes[0], packed) : CreateStandard(graph, *nodes[0]);
+    };
+    try {
+      return create();
+    } catch (const Error&) {
+      // The kernels' constants are allocated beside the arena, whose reserve may be what is missing.
+      if (device_->Memory().ReleaseReserve() == 0) throw;
+      return create();
+    }
+  }
+
+  std::unique_ptr<Step> CreateCopy() override {
+    return std::make_unique<CudaStep>(cuda::PackCopy(device_->Properties()),
+                                      [](std::span<const TensorShape> fed) { return fed[0]; });
+  }
+
+  std::vector<size_t> PackedInputs(const Graph& graph, const Node& node) const override {
+    if (!IsLowBit(node)) return {};
+    try {
+      const LowBitInputs inputs = ReadLowBit(graph, node);
+      const std::vector<InputSchema>& names = inputs.schema->inputs;
+      const auto weights = std::find_if(names.begin(), names.end(), [](const InputSchema& input) {
+        return std::string_view(input.name) == "w";
+      });
+      if (weights == names.end()) return {};
+      return {static_cast<size_t>(weights - names.begin())};
+    } catch (const Error&) {
+      return {};
+    }
+  }
+
+  DeviceConstant Upload(const ConstTensor& tensor) override {
+    const size_t bytes = static_cast<size_t>(ElementCount(tensor.shape)) * ElementSize(tensor.type);
+    auto block = std::make_shared<DeviceBlock>(device_, bytes);
+    const DeviceScope scope(device_->Ordinal());
+    const cudaStream_t stream = device_->CopyStream();
+    CheckCuda(cudaMemcpyAsync(block->Get(), tensor.data, bytes, cudaMemcpyHostToDevice, stream),
+              "copying a constant");
+    CheckCuda(cudaStreamSynchronize(stream), "copying a constant");
+    return {block, block->Get()};
+  }
+
+  std::unique_ptr<Instance> CreateInstance(const RegionPlan& plan) override {
+    return std::make_unique<GraphInstance>(plan, device_, use_graph_);
+  }
+
+  size_t Alignment() const override { return 256; }
+  size_t MaxInstances() const override { return kMaxInstances; }
+
+  std::string Fingerprint() const override {
+    return "cuda sm_" + std::to_string(device_->Properties().capability) + ", " +
+           CudaTuneOrigin(device_->Properties()).build;
+  }
+  std::string TunedChoices() const override { return tuner_->Choices(); }
+  void AdoptTunedChoices(const std::string& text) override { tuner_->Adopt(text); }
+
+ private:
+  std::unique_ptr<Step> CreateLowBit(const Graph& graph, const Node& node, std::span<const uint8_t> packed) {
+    NodeSpec spec = Decode(graph, node, NeededBeside(packed));
+    std::unique_ptr<cuda::PackedNode> packed_node;
+    if (const auto* const matmul = std::get_if<MatmulNode>(&spec)) {
+      packed_node =
+          cuda::PackMatmul(*matmul, device_->Properties(), tuner_->ChooserFor(matmul->conv, false), packed);
+    } else {
+      packed_node = cuda::PackNode(spec, device_->Properties());
+    }
+    DropWeights(spec);
+    return std::make_unique<CudaStep>(
+        std::move(packed_node),
+        [spec = std::move(spec)](std::span<const TensorShape> fed) { return OutputOf(spec, fed); });
+  }
+
+  std::unique_ptr<Step> CreateStandard(const Graph& graph, const Node& node) {
+    StandardNode spec = ReadStandard(graph, node);
+    auto packed_node = cuda::PackStandard(spec, device_->Properties());
+    return std::make_unique<CudaStep>(
+        std::move(packed_node),
+        [spec = std::move(spec)](std::span<const TensorShape> fed) { return OutputOf(spec, fed); });
+  }
+
+  std::unique_ptr<Step> CreatePair(const Graph& graph, const Node& first, const Node& second,
+                                   std::span<const uint8_t> packed) {
+    NodeSpec quantize = Decode(graph, first), conv = Decode(graph, second, NeededBeside(packed));
+    const auto& matmul = std::get<MatmulNode>(conv);
+    auto packed_node =
+        cuda::PackQuantizedConv(std::get<QuantizeNode>(quantize), matmul, device_->Properties(),
+                                tuner_->ChooserFor(matmul.conv, true), packed);
+    Require(packed_node != nullptr, "no kernel computes ", first.op, " and ", second.op, " together");
+    DropWeights(conv);
+    return std::make_unique<CudaStep>(
+        std::move(packed_node),
+        [quantize = std::move(quantize), conv = std::move(conv)](std::span<const TensorShape> fed) {
+          return OutputOfPair(quantize, conv, fed);
+        });
+  }
+
+  // They are on the device; shapes need only the geometry.
+  static void DropWeights(NodeSpec& spec) {
+    if (auto* const matmul = std::get_if<MatmulNode>(&spec))
+      std::vector<uint8_t>().swap(matmul->conv.weights);
+  }
+
+  const std::shared_ptr<CudaDevice> device_;
+  const bool use_graph_, reference_;
+  const std::shared_ptr<Tuner> tuner_;
+};
+
+}  // namespace
+
+std::shared_ptr<Backend> CreateCudaBackend(std::shared_ptr<CudaDevice> device, const EpOptions& options) {
+  return std::make_shared<CudaBackend>(std::move(device), options);
+}
+
+}  // namespace lowbit::ep

@@ -1,0 +1,73 @@
+// Which configuration a convolution runs with: one that was measured on this GPU where there is one, the cost
+// model's otherwise. Measurements are kept in a file (core/tune_file.h) and shared by the sessions of a
+// process.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/conv.h"
+#include "core/tune_file.h"
+#include "ep/cuda/runtime.h"
+#include "ep/ort/options.h"
+#include "kernels/cuda/cuda_node.h"
+
+namespace lowbit::ep {
+
+// Whose measurements count: this GPU under this driver, with these kernels.
+TuneOrigin CudaTuneOrigin(const cuda::Device& device);
+
+class Tuner : public std::enable_shared_from_this<Tuner> {
+ public:
+  Tuner(std::shared_ptr<CudaDevice> device, const EpOptions& options);
+
+  // The chooser of one convolution. `float_input`: its kernel quantizes a float32 image itself.
+  cuda::ConvChooser ChooserFor(const ConvSpec& spec, bool float_input);
+
+  // The measured choices that were taken so far, a line each, and the same text of a compiled model. Nothing
+  // in the text is trusted: lines that name no candidate of a node count for nothing.
+  std::string Choices() const;
+  void Adopt(const std::string& text);
+
+ private:
+  // What measuring a node takes beside its constants.
+  struct NodeFacts {
+    std::string key;  // without the shape
+    size_t x_element_bytes = 1, y_element_bytes = 1;
+    int64_t in_channels = 0, out_channels = 0;
+    bool has_residual = false;
+  };
+  // All that the sessions of this process know about GPUs of one origin.
+  struct Shared {
+    explicit Shared(const TuneOrigin& origin) : file(origin) {}
+    TuneFile file;
+    std::mutex mutex;  // of `measured`
+    TuneEntries measured;
+    std::mutex measuring;  // one measurement at a time
+  };
+  static Shared& SharedOf(const TuneOrigin& origin);
+
+  cuda::ConvConfig Choose(const NodeFacts& facts, const std::shared_ptr<const cuda::PackedConv>& conv,
+                          const ConvShape& shape);
+  std::string Measured(const std::string& key);
+  cuda::ConvConfig Measure(const NodeFacts& facts, const std::shared_ptr<const cuda::PackedConv>& conv,
+                           const ConvShape& shape) const;
+  void Keep(const std::string& key, const std::string& configuration);
+  void Warn(const std::string& warning) const;
+
+  const std::shared_ptr<CudaDevice> device_;
+  const Tuning tuning_;
+  const bool reference_;
+  const std::function<void(const std::string&)> warn_;
+  std::string path_;
+  Shared& shared_;
+  mutable std::mutex mutex_;  // of the two below
+  std::map<std::string, std::string> adopted_, taken_;
+};
+
+}  // namespace lowbit::ep

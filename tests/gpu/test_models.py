@@ -1,0 +1,113 @@
+"""Networks on the GPU equal the CPU session in every element."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.dialects.graphs import CASES
+from tests.dialects.graphs.random_network import random_network
+from tests.dialects.test_export import single_node
+from tests.gpu.support import assert_equal, compare, gpu_session, whole_on_gpu
+from tests.numerics import random_nodes
+from tests.support import lowbit_session, require_native
+
+require_native()
+import lowbit  # noqa: E402
+from lowbit.ops import DEFINITIONS  # noqa: E402
+
+SHARED = [
+    "qdq/mobilenetv2_1.0_224_w8a8_qat",
+    "qdq/resnet20_cifar10_w4a8_ortptq",
+    "qdq/resnet20_cifar10_w8a8u_ortptq",
+    "qdq/resnet8_mlperftiny_w8a8_ortptq",
+    "qdq/yunet_n_320_w8a8_ortptq",
+    "qonnx/cnv_w1a1_cifar10",
+    "qonnx/espcn_subpixel_w4a4",
+    "qonnx/tfc_1w1a",
+    "qonnx/tfc_1w2a",
+]
+
+
+def noise(model: onnx.ModelProto, seed: int, **dims: int) -> dict[str, np.ndarray]:
+    """Inputs over the range that images have after normalization; symbolic dims from `dims`, else 1."""
+    rng = np.random.default_rng(seed)
+    constants = {tensor.name for tensor in model.graph.initializer}
+    feeds = {}
+    for value in model.graph.input:
+        if value.name in constants:
+            continue
+        tensor = value.type.tensor_type
+        shape = [
+            d.dim_value if d.HasField("dim_value") else dims.get(d.dim_param, 1) for d in tensor.shape.dim
+        ]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        if np.issubdtype(dtype, np.floating):
+            feeds[value.name] = rng.normal(0, 1, shape).astype(dtype)
+        else:
+            feeds[value.name] = rng.integers(0, 100, shape).astype(dtype)
+    return feeds
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_real_networks(name: str, shared_models: Path) -> None:
+    model = lowbit.convert(shared_models / f"{name}.onnx").model
+    on_gpu, on_cpu = whole_on_gpu(model), lowbit_session(model, threads=4)
+    for seed in range(3):
+        feeds = noise(model, seed)
+        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{name}, seed {seed}")
+
+
+@pytest.mark.parametrize(
+    ("network", "bits"),
+    [("resnet18", (8, 8)), ("resnet18", (4, 8)), ("resnet50", (8, 8)), ("mobilenetv2", (8, 8)),
+     ("densenet121", (8, 8)), ("resnet18", (4, 4)), ("resnet18", (2, 2)), ("resnet18", (1, 1))],
+)  # fmt: skip
+def test_built_networks(network: str, bits: tuple[int, int]) -> None:
+    from lowbit.models import build
+
+    model = lowbit.convert(build(network, *bits, image=64, batch="N")).model
+    on_gpu, on_cpu = whole_on_gpu(model), lowbit_session(model, threads=4)
+    for batch in (1, 3):
+        feeds = noise(model, batch, N=batch)
+        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{network}, batch {batch}")
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_constructs(name: str) -> None:
+    """Every construct of every exporter; what the provider leaves runs on the CPU, with the same results."""
+    built = CASES[name].build(0)
+    compare(lowbit.convert(built.model).model, built.feed(0), name)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_networks(part: int, seeds) -> None:
+    for seed in (part + 4 * s for s in seeds(12)):
+        built = random_network(seed)
+        model = lowbit.convert(built.model).model
+        on_gpu, on_cpu = gpu_session(model), lowbit_session(model)
+        for k, sizes in enumerate(built.sizes):
+            feeds = built.feed(k, **sizes)
+            assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"seed {seed}, sizes {sizes}")
+
+
+@pytest.mark.parametrize("op_type", list(DEFINITIONS))
+def test_random_nodes(op_type: str, seeds) -> None:
+    for seed in seeds(8):
+        model, feeds, expected = single_node(random_nodes.make(op_type, np.random.default_rng([seed, 6])))
+        assert_equal(whole_on_gpu(model).run(None, feeds), [expected], f"{op_type}, seed {seed}")
+
+
+@pytest.mark.parametrize("options", [{"cuda_graph": "0"}, {"reference": "1"}, {"deterministic": "1"}])
+def test_options_change_no_number(options: dict[str, str]) -> None:
+    for seed in range(4):
+        built = random_network(seed)
+        compare(
+            lowbit.convert(built.model).model,
+            built.feed(0, **built.sizes[0]),
+            f"seed {seed}, {options}",
+            options,
+        )
