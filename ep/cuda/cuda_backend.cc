@@ -33,18 +33,11 @@ Weights NeededBeside(std::span<const uint8_t> packed) {
   return packed.empty() ? Weights::kNeeded : Weights::kMayBeMissing;
 }
 
-TensorShape OutputOfPair(const NodeSpec& first, const NodeSpec& second, std::span<const TensorShape> fed) {
-  std::vector<TensorShape> between(fed.begin(), fed.end());
-  between.at(0) = OutputOf(first, fed.first(1));
-  return OutputOf(second, between);
-}
-
 class CudaBackend final : public Backend {
  public:
   CudaBackend(std::shared_ptr<CudaDevice> device, const EpOptions& options)
       : device_(std::move(device)),
         use_graph_(options.graph),
-        reference_(options.reference),
         tuner_(std::make_shared<Tuner>(device_, options)) {}
 
   std::optional<std::string> Refusal(const Graph& graph, const Node& node) const override {
@@ -60,22 +53,9 @@ class CudaBackend final : public Backend {
     }
   }
 
-  bool Fuses(const Graph& graph, const Node& first, const Node& second) const override {
-    if (reference_ || first.op != "LowBitQuantize" || !IsLowBit(first) || !IsLowBit(second)) return false;
-    try {
-      const NodeSpec quantize = Decode(graph, first), conv = Decode(graph, second, Weights::kMayBeMissing);
-      const auto* const q = std::get_if<QuantizeNode>(&quantize);
-      const auto* const c = std::get_if<MatmulNode>(&conv);
-      return q != nullptr && c != nullptr && cuda::FusesQuantize(*q, *c, device_->Properties());
-    } catch (const Error&) {
-      return false;  // CreateStep says why
-    }
-  }
-
   std::unique_ptr<Step> CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                    std::span<const uint8_t> packed) override {
     const auto create = [&] {
-      if (nodes.size() == 2) return CreatePair(graph, *nodes[0], *nodes[1], packed);
       return IsLowBit(*nodes[0]) ? CreateLowBit(graph, *nodes[0], packed) : CreateStandard(graph, *nodes[0]);
     };
     try {
@@ -156,22 +136,6 @@ class CudaBackend final : public Backend {
         [spec = std::move(spec)](std::span<const TensorShape> fed) { return OutputOf(spec, fed); });
   }
 
-  std::unique_ptr<Step> CreatePair(const Graph& graph, const Node& first, const Node& second,
-                                   std::span<const uint8_t> packed) {
-    NodeSpec quantize = Decode(graph, first), conv = Decode(graph, second, NeededBeside(packed));
-    const auto& matmul = std::get<MatmulNode>(conv);
-    auto packed_node =
-        cuda::PackQuantizedConv(std::get<QuantizeNode>(quantize), matmul, device_->Properties(),
-                                tuner_->ChooserFor(matmul.conv, true), packed);
-    Require(packed_node != nullptr, "no kernel computes ", first.op, " and ", second.op, " together");
-    DropWeights(conv);
-    return std::make_unique<CudaStep>(
-        std::move(packed_node),
-        [quantize = std::move(quantize), conv = std::move(conv)](std::span<const TensorShape> fed) {
-          return OutputOfPair(quantize, conv, fed);
-        });
-  }
-
   // They are on the device; shapes need only the geometry.
   static void DropWeights(NodeSpec& spec) {
     if (auto* const matmul = std::get_if<MatmulNode>(&spec))
@@ -179,7 +143,7 @@ class CudaBackend final : public Backend {
   }
 
   const std::shared_ptr<CudaDevice> device_;
-  const bool use_graph_, reference_;
+  const bool use_graph_;
   const std::shared_ptr<Tuner> tuner_;
 };
 

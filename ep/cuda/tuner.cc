@@ -4,7 +4,6 @@
 #include <array>
 #include <fstream>
 #include <limits>
-#include <random>
 #include <sstream>
 #include <utility>
 
@@ -112,8 +111,11 @@ class Stopwatch {
 void FillWithNoise(uint8_t* data, size_t bytes) {
   constexpr size_t kNoise = 1 << 20;
   std::vector<uint8_t> noise(std::min(bytes, kNoise));
-  std::mt19937 random(1);
-  for (uint8_t& byte : noise) byte = static_cast<uint8_t>(random());
+  uint32_t random = 1;
+  for (uint8_t& byte : noise) {
+    random = random * 1664525 + 1013904223;
+    byte = static_cast<uint8_t>(random >> 24);
+  }
   for (size_t at = 0; at < bytes; at += kNoise) {
     CheckCuda(cudaMemcpy(data + at, noise.data(), std::min(bytes - at, noise.size()), cudaMemcpyHostToDevice),
               "filling a tensor");
