@@ -183,6 +183,7 @@ LowBitInputs ReadLowBit(const Graph& graph, const Node& node) {
 }
 
 StandardNode ReadStandard(const Graph& graph, const Node& node) {
+  Require(node.domain.empty(), "lowbit has no ops of domain ", node.domain);
   RequireOneOutput(node);
   std::vector<StandardInput> inputs(node.inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
