@@ -1,6 +1,5 @@
 #include "ep/region/instance_pool.h"
 
-#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -50,11 +49,10 @@ InstancePool::Lease InstancePool::Take(Slot& slot) {
 }
 
 InstancePool::Lease InstancePool::Acquire(std::span<void* const> externals, const RunContext& context) {
-  const size_t most = std::max(backend_.MaxInstances(), size_t{1});
   std::unique_lock lock(mutex_);
   for (bool may_create = true;;) {
     if (Slot* slot = FindIdle(externals, context)) return Take(*slot);
-    if (may_create && slots_.size() + creating_ < most) {
+    if (may_create && slots_.size() + creating_ < most_) {
       if (Slot* slot = Create(lock)) return Take(*slot);
       may_create = false;  // the memory does not suffice: wait for the others
       continue;

@@ -1,6 +1,7 @@
 // The instances of one plan: how many there are is bounded, and no two runs use one at the same time.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -21,7 +22,8 @@ class InstancePool {
 
  public:
   // Both outlive the pool.
-  InstancePool(Backend& backend, const RegionPlan& plan) : backend_(backend), plan_(plan) {}
+  InstancePool(Backend& backend, const RegionPlan& plan)
+      : backend_(backend), plan_(plan), most_(std::max(backend.MaxInstances(), size_t{1})) {}
 
   // An instance for the one thread that holds the lease.
   class Lease {
@@ -52,6 +54,7 @@ class InstancePool {
 
   Backend& backend_;
   const RegionPlan& plan_;
+  const size_t most_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Slot>> slots_;
