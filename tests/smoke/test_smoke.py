@@ -15,6 +15,7 @@ from tests.support import FLOAT_MATMULS, all_nodes, lowbit_session, require_nati
 
 require_native()
 import lowbit  # noqa: E402
+from lowbit.binding import bind, queued_seconds  # noqa: E402
 
 STOCK_EQUAL = sorted(name for name, case in CASES.items() if case.stock_equal)
 OLDEST = (1, 24)
@@ -54,3 +55,21 @@ def test_library_registered_by_hand(tmp_path) -> None:
     feeds = built.feed(2, **built.sizes[0])
     for ours, other in zip(by_hand.run(None, feeds), lowbit.session(path).run(None, feeds), strict=True):
         np.testing.assert_array_equal(ours, other)
+
+
+def test_the_execution_provider_runs_and_compiles(tmp_path) -> None:
+    """Registration, regions, IO binding and compiled models, through the device that every machine has."""
+    assert {device.name: device.reason for device in lowbit.devices()}["cpu-ep"] is None
+    built = CASES[STOCK_EQUAL[0]].build(0)
+    feeds = built.feed(2, **built.sizes[0])
+    expected = lowbit_session(lowbit.convert(built.model).model).run(None, feeds)
+    compiled = tmp_path / "compiled.onnx"
+    lowbit.compile(built.model, compiled, device="cpu-ep")
+    for model in (built.model, compiled):
+        session = lowbit.session(model, device="cpu-ep")
+        for ours, other in zip(session.run(None, feeds), expected, strict=True):
+            np.testing.assert_array_equal(ours, other)
+        binding = bind(session, feeds, "cpu-ep")
+        assert queued_seconds(session, binding, 2) > 0
+        for ours, other in zip(binding.get_outputs(), expected, strict=True):
+            np.testing.assert_array_equal(ours.numpy(), other)
