@@ -25,7 +25,12 @@ bool IsLowBit(const Node& node) { return node.domain == kDomain; }
 
 // Without their weights only nodes that were packed before can be made.
 NodeSpec Decode(const Graph& graph, const Node& node, Weights weights = Weights::kNeeded) {
-  const LowBitInputs inputs = ReadLowBit(graph, node);
+  LowBitInputs inputs = ReadLowBit(graph, node);
+  if (weights == Weights::kMayBeMissing) {
+    for (std::optional<ConstTensor>& constant : inputs.constants) {
+      if (constant && constant->data == nullptr) constant.reset();
+    }
+  }
   return DecodeNode(*inputs.schema, inputs.attributes, inputs.constants, inputs.present, weights);
 }
 

@@ -176,13 +176,11 @@ cuda::ConvConfig Tuner::Choose(const NodeFacts& facts, const std::shared_ptr<con
   if (tuning_ == Tuning::kOff || candidates.size() == 1) return candidates.front();
   const std::string key = facts.key + ShapeKey(shape);
   std::optional<cuda::ConvConfig> chosen = Named(candidates, Measured(key));
-  if (!chosen && tuning_ == Tuning::kOn) {
+  if (tuning_ == Tuning::kOn) {
     const std::lock_guard lock(shared_.measuring);
-    chosen = Named(candidates, Measured(key));  // another session may just have measured it
-    if (!chosen) {
-      chosen = Measure(facts, conv, shape);
-      Keep(key, chosen->Text());
-    }
+    if (!chosen) chosen = Named(candidates, Measured(key));  // another session may just have measured it
+    if (!chosen) chosen = Measure(facts, conv, shape);
+    Keep(key, chosen->Text());
   }
   if (!chosen) return candidates.front();
   const std::lock_guard lock(mutex_);
@@ -241,13 +239,17 @@ cuda::ConvConfig Tuner::Measure(const NodeFacts& facts, const std::shared_ptr<co
 }
 
 void Tuner::Keep(const std::string& key, const std::string& configuration) {
+  const std::pair<std::string, int> entry{key, 1};
   {
     const std::lock_guard lock(shared_.mutex);
-    shared_.measured[{key, 1}] = configuration;
+    shared_.measured[entry] = configuration;
   }
   if (path_.empty()) return;
   try {
-    shared_.file.Add(path_, {{{key, 1}, configuration}});
+    const auto entries = shared_.file.Read(path_, [this](const std::string& warning) { Warn(warning); });
+    const auto found = entries->find(entry);
+    if (found == entries->end() || found->second != configuration)
+      shared_.file.Add(path_, {{entry, configuration}});
   } catch (const Error& e) {
     Warn(e.what());
   }

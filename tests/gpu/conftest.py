@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 
 HERE = Path(__file__).resolve().parent
@@ -22,3 +23,12 @@ def gpu() -> None:
     reason = why_no_gpu()
     if reason:
         pytest.skip(f"no GPU: {reason}")
+
+
+@pytest.fixture(scope="session")
+def model() -> onnx.ModelProto:
+    """A small network with every kind of step, its batch open: input [N, 3, 32, 32], ten logits."""
+    import lowbit
+    from lowbit.models import build
+
+    return lowbit.convert(build("resnet18", 8, 8, image=32, batch="N", classes=10)).model

@@ -46,7 +46,7 @@ def gpu_options(
     options: Mapping[str, str] | None = None, config: Mapping[str, str] | None = None
 ) -> ort.SessionOptions:
     session = ort.SessionOptions()
-    session.log_severity_level = 3
+    session.log_severity_level = 2
     for key, value in (config or {}).items():
         session.add_session_config_entry(key, value)
     session.add_provider_for_devices(gpu_devices()[:1], dict(options or {}))
