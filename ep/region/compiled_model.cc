@@ -255,7 +255,8 @@ void SealCompiled(std::span<uint8_t> bytes) {
   std::copy(header.bytes().begin(), header.bytes().end(), bytes.begin());
 }
 
-std::shared_ptr<Program> LoadCompiled(std::span<const uint8_t> bytes, std::shared_ptr<Backend> backend) {
+std::shared_ptr<Program> LoadCompiled(std::span<const uint8_t> bytes,
+                                      const std::shared_ptr<Backend>& backend) {
   if (reinterpret_cast<uintptr_t>(bytes.data()) % ByteWriter::kAlignment == 0) return Load(bytes, backend);
   AlignedBytes aligned(bytes.size());
   if (!bytes.empty()) std::memcpy(aligned.data(), bytes.data(), bytes.size());

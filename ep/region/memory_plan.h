@@ -8,7 +8,8 @@
 
 namespace lowbit::ep {
 
-// Alive from step `first` (which writes it) to step `last` (the last that reads it), both included.
+// Alive from step `first` (which writes it) to step `last` (the last that reads it), both included, counted
+// from 0.
 struct Lifetime {
   size_t bytes = 0;
   int first = 0, last = 0;
