@@ -117,6 +117,7 @@ fs::path ContextFile(const std::string& fused, const fs::path& model_file, const
 
 std::vector<const char*> Pointers(const std::vector<std::string>& texts) {
   std::vector<const char*> pointers;
+  pointers.reserve(texts.size());
   for (const std::string& text : texts) pointers.push_back(text.c_str());
   return pointers;
 }
@@ -181,7 +182,7 @@ OrtNode* ContextWriter::Write(const OrtNode* fused, std::span<const uint8_t> com
   Check(Api().GetModelEditorApi()->CreateNode(kContextOp, kContextDomain, name, Pointers(inputs).data(),
                                               inputs.size(), Pointers(outputs).data(), outputs.size(),
                                               raw.data(), raw.size(), &node));
-  for (Owned<OrtOpAttr>& attribute : attributes) attribute.release();  // the node owns them now
+  for (Owned<OrtOpAttr>& attribute : attributes) (void)attribute.release();  // the node owns them now
   return node;
 }
 

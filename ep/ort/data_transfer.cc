@@ -52,6 +52,9 @@ void DeviceTransfer::CopyOne(const OrtValue* from, OrtValue* to, void* stream) c
   const auto place = [&](const OrtMemoryDevice* memory) {
     return device->Owns(memory) ? Place::kDevice : Place::kHost;
   };
+  // Runs may be queued (disable_synchronize_execution_providers). Before 1.25 ONNX Runtime has no call that
+  // waits for them, so whoever looks at a tensor does.
+  if (stream == nullptr && ort::RuntimeApiVersion() < 25) device->Reclaim();
   device->Copy(target, place(to_memory), source, place(from_memory), bytes, stream);
 }
 

@@ -47,6 +47,8 @@ class Device {
   // The stream of `owner` that this thread enqueued work on last: a run stays on its thread.
   void SynchronizeRun(const void* owner);
   void SynchronizeAll(const void* owner);  // the owner's streams
+  // Waits for every stream, so that what is kept for them is free for all.
+  void Reclaim();
 
   // Copies on `stream`, or at once where it is null.
   void Copy(void* to, DeviceRuntime::Place to_place, const void* from, DeviceRuntime::Place from_place,
@@ -70,8 +72,6 @@ class Device {
   };
 
   void* TakeFreed(size_t bytes, void* stream);
-  // Waits for every stream, so that what is kept for them is free for all.
-  void Reclaim();
   // The following are called with the lock held.
   std::vector<void*> BusyStreams() const;
   void GiveBack(void* block);

@@ -214,8 +214,9 @@ void Factory::Fill() {
     *ep = nullptr;
     return Guarded([&] {
       const OfferedDevice& chosen = Self(factory).Chosen(metadata, count);
-      *ep =
-          new Provider(chosen.create_backend, chosen.device, chosen.registry.get(), session, Logger(logger));
+      *ep = std::make_unique<Provider>(chosen.create_backend, chosen.device, chosen.registry.get(), session,
+                                       Logger(logger))
+                .release();
     });
   };
   ReleaseEp = [](OrtEpFactory*, OrtEp* ep) noexcept { delete static_cast<Provider*>(ep); };
@@ -283,12 +284,12 @@ void Factory::FillDeviceEntries() {
 OrtStatus* CreateDeviceFactory(const OrtApiBase* base, const OrtLogger* logger, OrtCustomOpDomain* domain,
                                std::shared_ptr<DeviceRuntime> runtime, OrtEpFactory** out) noexcept {
   if (OrtStatus* refused = ort::Attach(base)) return refused;
-  return Guarded([&] { *out = new Factory(std::move(runtime), logger, domain); });
+  return Guarded([&] { *out = std::make_unique<Factory>(std::move(runtime), logger, domain).release(); });
 }
 
 OrtStatus* CreateHostFactory(const OrtLogger* logger, OrtCustomOpDomain* domain, HostDevice host,
                              OrtEpFactory** out) noexcept {
-  return Guarded([&] { *out = new Factory(std::move(host), logger, domain); });
+  return Guarded([&] { *out = std::make_unique<Factory>(std::move(host), logger, domain).release(); });
 }
 
 void ReleaseFactory(OrtEpFactory* factory) noexcept { delete static_cast<Factory*>(factory); }

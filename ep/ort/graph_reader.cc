@@ -57,6 +57,7 @@ std::string NameOf(const OrtValueInfo* value) {
 
 std::vector<std::string> NamesOf(const std::vector<const OrtValueInfo*>& values) {
   std::vector<std::string> names;
+  names.reserve(values.size());
   for (const OrtValueInfo* value : values) names.push_back(NameOf(value));
   return names;
 }
@@ -207,6 +208,7 @@ class Reader {
 
   std::vector<ValueId> Ids(const std::vector<const OrtValueInfo*>& values) {
     std::vector<ValueId> ids;
+    ids.reserve(values.size());
     for (const OrtValueInfo* value : values) ids.push_back(IdOf(value));
     return ids;
   }
