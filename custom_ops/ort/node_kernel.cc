@@ -2,8 +2,6 @@
 
 #include <charconv>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <mutex>
 #include <sstream>
 #include <string_view>
@@ -207,11 +205,6 @@ ValueInfo OutputInfo(const OrtKernelInfo* info, size_t i) {
 }
 
 // ---- options
-
-bool EnvironmentFlag(const char* name) {
-  const char* text = std::getenv(name);
-  return text != nullptr && *text != '\0' && std::strcmp(text, "0") != 0;
-}
 
 // The session's config entry `key`, empty where it is not set.
 std::string ConfigEntry(const OrtKernelInfo* info, const char* key) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <string_view>
@@ -105,6 +107,11 @@ ONNXTensorElementDataType ToOrt(ElementType type) {
       return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
   }
   return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+}
+
+bool EnvironmentFlag(const char* name) {
+  const char* text = std::getenv(name);
+  return text != nullptr && *text != '\0' && std::strcmp(text, "0") != 0;
 }
 
 ConstTensor TensorFrom(const OrtValue* value) {

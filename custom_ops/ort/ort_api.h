@@ -49,6 +49,9 @@ std::optional<ElementType> KnownElementType(ONNXTensorElementDataType type);
 ElementType ElementTypeFrom(ONNXTensorElementDataType type);
 ONNXTensorElementDataType ToOrt(ElementType type);
 
+// Whether an environment variable is set to something else than nothing or "0".
+bool EnvironmentFlag(const char* name);
+
 // The tensor in `value`, which must outlive the result. Throws Error for element types that no lowbit op
 // knows.
 ConstTensor TensorFrom(const OrtValue* value);

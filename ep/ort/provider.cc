@@ -38,12 +38,13 @@ EpOptions ReadOptions(const std::map<std::string, std::string>& entries, const L
   for (const auto& [key, value] : entries)
     if (key.starts_with(kPrefix)) given.emplace(key.substr(kPrefix.size()), value);
   given.erase(ort::kBringsOps);
-  // The custom ops' own entries mean the same here, unless the provider's say otherwise.
+  // The custom ops' own settings mean the same here, unless the provider's say otherwise.
   const auto is = [&](const char* key, std::string_view value) {
     const auto found = entries.find(key);
     return found != entries.end() && found->second == value;
   };
-  if (is("lowbit.reference", "1")) given.emplace("reference", "1");
+  if (ort::EnvironmentFlag("LOWBIT_REFERENCE") || is("lowbit.reference", "1"))
+    given.emplace("reference", "1");
   if (is("lowbit.tune", "off")) given.emplace("tuning", "off");
   EpOptions options = ParseOptions(given);
   if (const auto threads = entries.find("lowbit.threads"); threads != entries.end())
