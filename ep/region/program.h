@@ -35,13 +35,12 @@ struct PlannedStep {
 
 // A region at given input shapes. Externals are the region's inputs, then its outputs.
 struct RegionPlan {
+  // Steps and back end, which everything below refers to; so it goes last.
+  std::shared_ptr<const void> owner;
   std::vector<TensorShape> inputs, outputs;
   std::vector<PlannedStep> steps;
   size_t workspace_bytes = 0;
   std::vector<DeviceConstant> constants;
-  // Keeps steps and backend alive for as long as an instance may run.
-  std::shared_ptr<const void> owner;
-
   std::string Text() const;  // a line per step
 };
 
