@@ -141,12 +141,11 @@ bool IsContextNode(const Node& node) {
 
 std::vector<uint8_t> ReadContext(const OrtNode* node, const fs::path& model_file,
                                  const ContextSettings& settings) {
-  const AttributeMap attributes = ReadAttributes(node);
-  const std::string* context = Find<std::string>(attributes, kContextAttribute);
-  Require(context != nullptr, "it holds no attribute '", kContextAttribute, "'");
+  std::vector<uint8_t> context = ReadBytes(node, kContextAttribute);
+  const AttributeMap attributes = ReadAttributes(node, kContextAttribute);
   const int64_t* embed = Find<int64_t>(attributes, "embed_mode");
-  if (embed == nullptr || *embed != 0) return {context->begin(), context->end()};  // 1 is the op's default
-  return ReadFile(BesideModel(*context, model_file, settings));
+  if (embed == nullptr || *embed != 0) return context;  // 1 is the op's default
+  return ReadFile(BesideModel({context.begin(), context.end()}, model_file, settings));
 }
 
 ContextWriter::~ContextWriter() {

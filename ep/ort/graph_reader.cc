@@ -1,6 +1,5 @@
 #include "ep/ort/graph_reader.h"
 
-#include <cstring>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -64,21 +63,14 @@ std::vector<std::string> NamesOf(const std::vector<const OrtValueInfo*>& values)
 
 // ---- attributes
 
-std::vector<char> AttributeBytes(const OrtOpAttr* attribute, OrtOpAttrType type) {
+template <typename T>
+std::vector<T> AttributeList(const OrtOpAttr* attribute, OrtOpAttrType type) {
   size_t bytes = 0;
   // Asked with too small a buffer, ReadOpAttr answers with an error and the size.
   const Owned<OrtStatus> too_small(Api().ReadOpAttr(attribute, type, nullptr, 0, &bytes));
-  std::vector<char> data(bytes);
+  std::vector<T> list(bytes / sizeof(T));
   size_t read = 0;
-  if (bytes != 0) Check(Api().ReadOpAttr(attribute, type, data.data(), bytes, &read));
-  return data;
-}
-
-template <typename T>
-std::vector<T> AttributeList(const OrtOpAttr* attribute, OrtOpAttrType type) {
-  const std::vector<char> bytes = AttributeBytes(attribute, type);
-  std::vector<T> list(bytes.size() / sizeof(T));
-  if (!list.empty()) std::memcpy(list.data(), bytes.data(), list.size() * sizeof(T));
+  if (bytes != 0) Check(Api().ReadOpAttr(attribute, type, list.data(), bytes, &read));
   return list;
 }
 
@@ -91,7 +83,7 @@ AttributeValue ReadAttribute(const OrtOpAttr* attribute) {
     case ORT_OP_ATTR_FLOAT:
       return AttributeList<float>(attribute, type).at(0);
     case ORT_OP_ATTR_STRING: {
-      const std::vector<char> text = AttributeBytes(attribute, type);
+      const std::vector<char> text = AttributeList<char>(attribute, type);
       return std::string(text.begin(), text.end());
     }
     case ORT_OP_ATTR_INTS:
@@ -255,6 +247,16 @@ AttributeMap ReadAttributes(const OrtNode* node, std::string_view except) {
     }
   }
   return out;
+}
+
+std::vector<uint8_t> ReadBytes(const OrtNode* node, const char* attribute) {
+  const OrtOpAttr* found = nullptr;
+  const Owned<OrtStatus> absent(Api().Node_GetAttributeByName(node, attribute, &found));
+  Require(absent == nullptr && found != nullptr, "it holds no attribute '", attribute, "'");
+  OrtOpAttrType type = ORT_OP_ATTR_UNDEFINED;
+  Check(Api().OpAttr_GetType(found, &type));
+  Require(type == ORT_OP_ATTR_STRING, "attribute '", attribute, "' is no string");
+  return AttributeList<uint8_t>(found, type);
 }
 
 std::vector<std::string> InputNames(const OrtNode* node) { return NamesOf(Inputs(node)); }

@@ -1,6 +1,7 @@
 // OrtGraph -> plain data.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,6 +22,9 @@ ReadGraphResult ReadGraph(const OrtGraph* graph);
 
 // The attributes of one node but `except`; throws Error for those of a kind that AttributeMap does not hold.
 AttributeMap ReadAttributes(const OrtNode* node, std::string_view except = "");
+
+// The bytes of a string attribute; throws Error where the node has none of the name.
+std::vector<uint8_t> ReadBytes(const OrtNode* node, const char* attribute);
 
 // The names of a node's inputs or outputs, "" for those left out.
 std::vector<std::string> InputNames(const OrtNode* node);
