@@ -2,6 +2,10 @@
 // parser of the tune cache, byte by byte, which is too slow there.
 #include <atomic>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -150,6 +154,38 @@ void TestTuneCache() {
   Expect(IsRefused(text + text) && IsRefused(std::string(1 << 16, '\xff')), "other texts are refused");
 }
 
+void TestTuneFile() {
+  namespace fs = std::filesystem;
+  const fs::path folder =
+      fs::temp_directory_path() / ("lowbit_tune_file_" + std::to_string(std::random_device{}()));
+  const TuneOrigin origin{"machine A", "build 1"};
+  const std::string path = TuneFilePath(origin, (folder / "deep").string());
+  Expect(path != TuneFilePath({"machine B", "build 1"}, (folder / "deep").string()),
+         "every machine has its file");
+
+  TuneFile first(origin), second(origin);
+  std::vector<std::string> warnings;
+  const auto warn = [&](const std::string& warning) { warnings.push_back(warning); };
+  Expect(first.Read(path, warn)->empty() && warnings.empty(), "a file that is not there is empty");
+  first.Add(path, {{{"conv a", 1}, "kernel_a"}});
+  second.Add(path, {{{"conv b", 1}, "kernel_b"}});
+  first.Add(path, {{{"conv a", 1}, "kernel_c"}});
+  const TuneEntries expected = {{{"conv a", 1}, "kernel_c"}, {{"conv b", 1}, "kernel_b"}};
+  Expect(*first.Read(path, warn) == expected && *second.Read(path, warn) == expected,
+         "writers add to the file");
+  Expect(std::distance(fs::directory_iterator(folder / "deep"), {}) == 1, "no temporary file stays");
+
+  std::ofstream(path, std::ios::app) << "1\tconv c\tkernel_d\n";
+  Expect(first.Read(path, warn)->empty() && first.Read(path, warn)->empty(),
+         "a damaged file counts for nothing");
+  Expect(warnings.size() == 1, "and is warned of once");
+  first.Add(path, {{{"conv a", 1}, "kernel_a"}});
+  Expect(second.Read(path, warn)->size() == 1 && warnings.size() == 1, "what is measured next replaces it");
+  Expect(Throws([&] { first.Add("/proc/no/such/folder/file", {{{"conv a", 1}, "kernel_a"}}); }),
+         "a file that cannot be written is an error");
+  fs::remove_all(folder);
+}
+
 }  // namespace
 }  // namespace lowbit
 
@@ -163,5 +199,6 @@ int main() {
   lowbit::TestPackingRefusesSizes();
   lowbit::TestIsa();
   lowbit::TestTuneCache();
+  lowbit::TestTuneFile();
   return lowbit::ReportFailures();
 }
