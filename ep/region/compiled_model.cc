@@ -1,6 +1,6 @@
-// The form: a header of kHeaderBytes (magic, version, size and checksum of what follows), fingerprint,
-// measured choices, packed bytes by step, the graph. Data lies at multiples of 64, so that it can be read in
-// place.
+// The form: a header of kHeaderBytes (magic, version, a reserved 0, size and checksum of what follows),
+// fingerprint, measured choices, packed bytes by step, the graph. Data lies at multiples of 64, so that it
+// can be read in place.
 #include "ep/region/compiled_model.h"
 
 #include <algorithm>
@@ -197,10 +197,10 @@ std::span<const uint8_t> Payload(std::span<const uint8_t> bytes) {
   const auto version = in.Number<uint32_t>();
   Require(version == kVersion, "the compiled region has version ", version,
           " of the format, this lowbit reads version ", kVersion, "; compile the model again");
-  in.Number<uint32_t>();
+  const auto reserved = in.Number<uint32_t>();
   const auto size = in.Number<uint64_t>(), sum = in.Number<uint64_t>();
   const std::span<const uint8_t> payload = bytes.subspan(kHeaderBytes);
-  Require(size == payload.size() && sum == Checksum(payload),
+  Require(reserved == 0 && size == payload.size() && sum == Checksum(payload),
           "the compiled region is damaged (its checksum does not match); compile the model again");
   return payload;
 }

@@ -218,6 +218,7 @@ inline std::unique_ptr<FakeNodeStep> FakeBackend::CreateNodeStep(const Graph& gr
   const auto id = static_cast<size_t>(node.inputs[kept[0]]);
   Require(!packed.empty() || graph.values[id].constant->data != nullptr, "the table has no data");
   Require(packed.empty() || packed.size() == 256, "packed bytes of another step");
+  Require(ElementCount(graph.values[id].constant->shape) == 256, "a table of another size");
   ++(packed.empty() ? steps_packed : steps_from_packed);
   const auto* data =
       packed.empty() ? static_cast<const uint8_t*>(graph.values[id].constant->data) : packed.data();
