@@ -107,7 +107,7 @@ OrtEpFactory* CreateGpuFactory(const char* registration_name, const OrtApiBase* 
   const Owned<OrtStatus> refused(cuda.create(registration_name, base, logger, ort::Domain(), &factory));
   if (refused != nullptr) {
     why_not = Api().GetErrorMessage(refused.get());
-    log.Warning("lowbit: GPUs are not offered: " + why_not);
+    log.Info("lowbit: GPUs are not offered: " + why_not);  // a machine without a GPU is nothing to warn of
     return nullptr;
   }
   MadeByCuda().Add(factory, cuda.release);

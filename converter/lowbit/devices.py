@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _LIBRARY_NAMES = {"win32": "lowbit.dll", "darwin": "liblowbit.dylib"}
 _EP_NAME = "LowBitExecutionProvider"
 _NAME = re.compile(r"cpu|cpu-ep|cuda|[a-z]+:(0|[1-9]\d{0,3})")
+_OPENING = re.compile(r"^(lowbit: )?(no \w+ device can be used: )?")
 _OLDEST_API = 24
 _lock = threading.Lock()
 
@@ -203,7 +204,7 @@ def required_api() -> int:
 def _why_no_gpu(offered: dict[str, Any]) -> str | None:
     """Why a GPU, or one of several, cannot be used, as the library says; None where nothing is in the way."""
     told = [each.ep_metadata.get("cuda_unavailable") for each in offered.values()]
-    reason = next((text for text in told if text), None)
+    reason = next((_OPENING.sub("", text) for text in told if text), None)
     if reason is None and not any(name.startswith("cuda:") for name in offered):
         return "the library gives no reason; set LOWBIT_CUDA_LIBRARY to the path of liblowbit_cuda"
     return reason

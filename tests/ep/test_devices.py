@@ -84,7 +84,7 @@ def test_without_a_usable_device_the_reason_reaches_the_user() -> None:
     found, log = offered(LOWBIT_CUDA_LIBRARY=str(fake_library()), LOWBIT_FAKE_DEVICES="0")
     assert [device["device"] for device in found] == ["cpu"]
     assert found[0]["cuda_unavailable"] == "lowbit: no fake device can be used: LOWBIT_FAKE_DEVICES is 0"
-    assert "no fake device can be used" in log
+    assert "no fake device" not in log, "a machine without a GPU is nothing to warn of"
 
 
 def test_more_devices_than_onnxruntime_takes_are_left_out_with_a_word() -> None:

@@ -148,6 +148,7 @@ def test_devices_tell_what_can_be_used(runtime):
     ("there", "reason"),
     [
         ([offered("cpu", cuda_unavailable="the driver 470.1 is too old")], "driver 470.1 is too old"),
+        ([offered("cpu", cuda_unavailable="lowbit: no cuda device can be used: no driver")], "no driver"),
         ([offered("cpu")], "LOWBIT_CUDA_LIBRARY"),
         ([offered("cpu"), offered("cuda:0", cuda_unavailable="cuda:1 is sm_61")], "cuda:1 is sm_61"),
     ],
