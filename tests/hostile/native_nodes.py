@@ -6,6 +6,8 @@ The child prints a case's name before it tries and the outcome after, so that a 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -468,14 +470,28 @@ def sound_cases() -> Iterator[tuple[str, Node]]:
         yield f"{name}: no images", empty
 
 
+@functools.cache
+def _ep_device(library: str, device: str) -> ort.OrtEpDevice:
+    ort.register_execution_provider_library("lowbit", library)
+    return next(found for found in ort.get_ep_devices() if found.ep_metadata.get("device") == device)
+
+
 def outcome(model: bytes, feeds: dict[str, np.ndarray], library: str) -> str:
-    """`refused: reason`, or `ran` where ONNX Runtime loaded and ran the model."""
+    """`refused: reason`, or `ran` where ONNX Runtime loaded and ran the model.
+
+    The environment variable LOWBIT_TEST_DEVICE names a device of the execution provider; without it the node
+    runs as a custom op.
+    """
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    options.register_custom_ops_library(library)
+    device = os.environ.get("LOWBIT_TEST_DEVICE")
+    if device:
+        options.add_provider_for_devices([_ep_device(library, device)], {})
+    else:
+        options.register_custom_ops_library(library)
     try:
-        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(model, options, enable_fallback=0)
         session.run(None, feeds)
     except Exception as error:  # every exception of ONNX Runtime has its own class
         return "refused: " + " ".join(str(error).split())[:400]
