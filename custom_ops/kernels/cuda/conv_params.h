@@ -43,8 +43,26 @@ struct EpilogueParams {
   const float *tail_bias = nullptr, *tail_scale = nullptr, *tail_shift = nullptr;
   float clip_min = 0, clip_max = 0;
   float residual_scale = 1, inner_scale = 1, y_scale = 1;
+  // Division by y_scale as multiplication by its inverse and one correction; 2^23 and the zero point of the
+  // codes as they lie in the low bits of a float.
+  bool fast_division = false;
+  float y_inverse = 1, inner_offset = 0, residual_offset = 0;
   int residual_zero_point = 0;
   int y_zero_point = 0, y_lo = 0, y_hi = 0;
+};
+
+// Where an image kernel reads its pixels.
+enum class ImageSource : int { kCodes, kPlanes, kPixels };  // NHWC codes, NCHW floats, NHWC floats
+inline constexpr int kMaxImageChannels = 4, kMaxImageTaps = 8;
+
+struct ImageParams {
+  int in_channels = 0, tiles_x = 0, tiles_y = 0;
+  int patch_rows = 0, patch_columns = 0;  // pixels that a block's outputs read
+  int patch_offset = 0;                   // in shared memory, behind the weights
+  // The quantizer of float pixels, by channel.
+  float scale[kMaxImageChannels] = {};
+  int zero_point[kMaxImageChannels] = {};
+  int lo = 0, hi = 0;
 };
 
 struct ConvParams {

@@ -189,11 +189,14 @@ struct BlockState {
   uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
 
   // Multipliers and biases of the tile's channels: copies that count with the block's first tile.
+  // By kThreads threads.
+  template <int kThreads>
   __device__ __forceinline__ void FetchConstants(const ConvParams& p, const TilePosition& at, int thread) {
-    const int n = thread, channel = at.group * p.n + at.n0 + n;
-    if (n >= kTileN || at.n0 + n >= p.n) return;
-    CopyAsync<4>(SharedAddress(bias + n), p.epilogue.bias + channel);
-    CopyAsync<4>(SharedAddress(scale + n), p.epilogue.scale + channel);
+    const int channel = at.group * p.n + at.n0;
+    for (int n = thread; n < kTileN && at.n0 + n < p.n; n += kThreads) {
+      CopyAsync<4>(SharedAddress(bias + n), p.epilogue.bias + channel + n);
+      CopyAsync<4>(SharedAddress(scale + n), p.epilogue.scale + channel + n);
+    }
   }
 
   // FinishTile waits for the other blocks' part in this.
@@ -210,10 +213,10 @@ struct BlockState {
 // Finishing is the work of the first kThreads threads of a block, the others are gone.
 
 // Requantizes sums in registers. The codes go through shared memory to be stored 16 at a time.
-template <int kTileM, int kTileN, int kThreads, typename Each>
+template <int kTileM, int kTileN, int kThreads, typename Each, typename PixelOf>
 __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const TilePosition& at,
                                                   uint8_t* shared, BlockState<kTileN>& state,
-                                                  const Each& each) {
+                                                  const Each& each, const PixelOf& pixel_of) {
   // The padded stride avoids bank conflicts.
   constexpr int kStride = kTileN + 16, kChunks = kTileN / 16, kUnits = kTileM * kChunks / kThreads;
   static_assert(kUnits * kThreads == kTileM * kChunks);
@@ -221,16 +224,20 @@ __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const Til
   const int thread = static_cast<int>(threadIdx.x);
   const auto row_of = [&](int u) { return (thread + u * kThreads) / kChunks; };
   const auto column_of = [&](int u) { return (thread + u * kThreads) % kChunks * 16; };
-  const auto inside = [&](int u) { return at.m0 + row_of(u) < p.m && at.n0 + column_of(u) < p.n; };
+  const auto inside = [&](int u) { return pixel_of(row_of(u)) >= 0 && at.n0 + column_of(u) < p.n; };
+  // Outputs are fewer than 2^31.
   const auto index = [&](int u) {
-    return static_cast<int64_t>(at.m0 + row_of(u)) * e.out_channels + at.group * p.n + at.n0 + column_of(u);
+    return static_cast<unsigned>(pixel_of(row_of(u)) * e.out_channels + at.group * p.n + at.n0 +
+                                 column_of(u));
   };
 
   uint4 residual[kUnits];
+  if (e.has_residual) {
 #pragma unroll
-  for (int u = 0; u < kUnits; ++u) {
-    if (e.has_residual && inside(u)) {
-      residual[u] = *reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(p.residual) + index(u));
+    for (int u = 0; u < kUnits; ++u) {
+      if (inside(u)) {
+        residual[u] = *reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(p.residual) + index(u));
+      }
     }
   }
   const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
@@ -269,18 +276,20 @@ __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const Til
 // neighbouring channels (InterleavedRow in packed_conv.cc). `shared` is the block's dynamic shared memory,
 // its tiles are free by now (all threads are past a barrier). With `cluster`, the blocks of a cluster have
 // summed parts of K.
-template <int kTileM, int kTileN, int kThreads, typename Each>
+// `pixel_of(row)` is the output pixel of a row, negative where there is none.
+template <int kTileM, int kTileN, int kThreads, typename Each, typename PixelOf>
 __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePosition& at, uint8_t* shared,
-                                           BlockState<kTileN>& state, bool cluster, const Each& each) {
+                                           BlockState<kTileN>& state, bool cluster, const Each& each,
+                                           const PixelOf& pixel_of) {
   if (p.in_registers) {
-    FinishInRegisters<kTileM, kTileN, kThreads>(p, at, shared, state, each);
+    FinishInRegisters<kTileM, kTileN, kThreads>(p, at, shared, state, each, pixel_of);
     return;
   }
   if (p.splits > 1 && !cluster) {
     int32_t* partial = p.partial + (static_cast<int64_t>(at.split) * p.groups + at.group) * p.m * p.n;
     const auto store = [&](int row, int column, const int4& sums) {
-      const int count = at.m0 + row < p.m ? p.n - at.n0 - column : 0;
-      int32_t* const out = partial + static_cast<int64_t>(at.m0 + row) * p.n + at.n0 + column;
+      const int pixel = pixel_of(row), count = pixel >= 0 ? p.n - at.n0 - column : 0;
+      int32_t* const out = partial + static_cast<int64_t>(pixel) * p.n + at.n0 + column;
       if (count > 0) out[0] = sums.x;
       if (count > 1) out[1] = sums.y;
       if (count > 2) out[2] = sums.z;
@@ -327,8 +336,8 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
     const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
     const unsigned zero_points = static_cast<unsigned>(e.zero_point & 255) * 0x01010101u;
     for (int u = static_cast<int>(threadIdx.x); u < rows * (kTileN / 4); u += kThreads) {
-      const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = at.m0 + first_row + row;
-      if (m >= p.m || at.n0 + column >= p.n) continue;
+      const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_of(first_row + row);
+      if (m < 0 || at.n0 + column >= p.n) continue;
       const int64_t index = static_cast<int64_t>(m) * e.out_channels + channel0 + column;
       unsigned residual = 0;
       if (e.has_residual) {
@@ -349,14 +358,24 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
     return;
   }
   for (int u = static_cast<int>(threadIdx.x); u < rows * kTileN; u += kThreads) {
-    const int row = u / kTileN, column = u % kTileN, m = at.m0 + first_row + row;
-    if (m >= p.m || at.n0 + column >= p.n) continue;
+    const int row = u / kTileN, column = u % kTileN, m = pixel_of(first_row + row);
+    if (m < 0 || at.n0 + column >= p.n) continue;
     int total = 0;
     for (int i = 0; i < p.splits; ++i) total += sums[(i * rows + row) * kStride + column];
     const int x_sum = e.w_zero != nullptr ? p.x_sums[static_cast<int64_t>(at.group) * p.m + m] : 0;
     FinishOne(e, p.residual, p.y, m, channel0 + column, total, state.bias[column], state.scale[column],
               x_sum);
   }
+}
+
+// The rows of a tile are consecutive pixels.
+template <int kTileM, int kTileN, int kThreads, typename Each>
+__device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePosition& at, uint8_t* shared,
+                                           BlockState<kTileN>& state, bool cluster, const Each& each) {
+  FinishTile<kTileM, kTileN, kThreads>(p, at, shared, state, cluster, each, [&](int row) {
+    const int m = at.m0 + row;
+    return m < p.m ? m : -1;
+  });
 }
 
 }  // namespace lowbit::cuda

@@ -40,14 +40,15 @@ __device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, in
       "l"(global), "r"(bytes), "r"(barrier)
       : "memory");
 }
-// To the same address in the first `blocks` blocks of the cluster, each counts the bytes at its own barrier.
-__device__ __forceinline__ void BulkCopyToAll(uint32_t shared, const void* global, int bytes,
-                                              uint32_t barrier, int blocks) {
+// To the same address in the blocks of the cluster whose ranks are bits of `blocks`, each counts the bytes at
+// its own barrier.
+__device__ __forceinline__ void BulkCopyToBlocks(uint32_t shared, const void* global, int bytes,
+                                                 uint32_t barrier, uint32_t blocks) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
       "[%3], "
       "%4;" ::"r"(shared),
-      "l"(global), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>((1 << blocks) - 1))
+      "l"(global), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(blocks))
       : "memory");
 }
 // This thread's arrival once its copies up to here are done.
@@ -108,7 +109,8 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
       BulkCopy(target, source, kBytesB, full(stage));
     } else {
       const int share = kBytesB / p.multicast, rank = static_cast<int>(blockIdx.x) % p.multicast;
-      BulkCopyToAll(target + rank * share, source + rank * share, share, full(stage), p.multicast);
+      BulkCopyToBlocks(target + rank * share, source + rank * share, share, full(stage),
+                       (1u << p.multicast) - 1);
     }
   };
   const auto load = [&](int loader) {
@@ -153,9 +155,9 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
       load(thread - kConsumers);
       return;
     }
-    state.FetchConstants(p, at, thread);
+    state.template FetchConstants<kConsumers>(p, at, thread);
   } else {
-    state.FetchConstants(p, at, thread);
+    state.template FetchConstants<kConsumers>(p, at, thread);
     load(thread);
   }
 

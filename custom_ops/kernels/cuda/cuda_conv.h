@@ -5,11 +5,10 @@
 // float32. Every algorithm equals kernels/reference in every element.
 //
 // Not there yet: bits below 8 are unpacked to int8 when the weights are packed (no nibbles or bit planes in
-// memory); ConvTranspose and depthwise convolutions run the plain kernel only; a convolution whose channels
-// are no multiple of 16 (a stem) runs one mma.sync tile, over a copy of the input where they are no multiple
-// of 4; no stream-K, persistent blocks or TMA im2col, no swap of m and n for few pixels. Run so far on an
-// H200 alone: the kernels of sm_80 as they choose with that capability, those of sm_75 as PTX compiled by the
-// driver; sm_86, 89, 100 and 120 were only compiled.
+// memory); ConvTranspose and convolutions of few channels a group run the plain kernel only, depthwise ones
+// too where their channels are no multiple of 16. Run so far on an H200 alone: the kernels of sm_80 as they
+// choose with that capability, those of sm_75 as PTX compiled by the driver; sm_86, 89, 100 and 120 were only
+// compiled.
 #pragma once
 
 #include <cstddef>
@@ -38,9 +37,11 @@ struct Device {
 };
 
 enum class Algorithm : uint8_t {
-  kPlain,  // one thread per output, dp4a: the GPU's own reference, every node
-  kMma,    // implicit-precomp GEMM, mma.sync (sm_75 and later)
-  kWgmma,  // implicit-precomp GEMM, wgmma from shared memory (sm_90a)
+  kPlain,      // one thread per output, dp4a: the GPU's own reference, every node
+  kMma,        // implicit-precomp GEMM, mma.sync (sm_75 and later)
+  kWgmma,      // implicit-precomp GEMM, wgmma from shared memory (sm_90a)
+  kImage,      // up to 4 input channels: mma.sync over a patch of the image in shared memory
+  kDepthwise,  // dp4a, 16 channels a thread
 };
 
 // How the sum over K is spread over blocks, where split > 1.
@@ -58,7 +59,7 @@ struct ConvConfig {
   int splits = 1;
   bool producers =
       false;          // kWgmma: a warpgroup of its own fetches tiles; else all of a block's tiles fit at once
-  int multicast = 1;  // kWgmma: blocks of neighbouring pixels that fetch their weights together, as a cluster
+  int multicast = 1;  // blocks of neighbouring pixels that fetch their weights together, as a cluster
   Split split = Split::kCluster;
 
   std::string Text() const;
@@ -82,12 +83,24 @@ std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv,
                                          const std::optional<ConvConfig>& config = std::nullopt);
 std::shared_ptr<const ConvPlan> PlanConv(const ConvSpec& spec, const ConvShape& shape, const Device& device);
 
+// Floats in place of codes: what quantizes them on the way into an Algorithm::kImage kernel.
+struct PixelQuantizer {
+  bool planes = true;  // NCHW; else NHWC
+  std::vector<float> scale;
+  std::vector<int32_t> zero_point;  // both by channel
+  int32_t lo = 0, hi = 255;
+};
+// Whether nodes of this geometry have such a kernel; PlanPixels throws Error where not.
+bool FitsPixels(const ConvSpec& spec);
+std::shared_ptr<const ConvPlan> PlanPixels(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
+                                           const PixelQuantizer& quantizer);
+
 const ConvConfig& PlanConfig(const ConvPlan& plan);
 size_t PlanWorkspaceBytes(const ConvPlan& plan);
 
 // Enqueues the node; re-entrant, and legal during graph capture. `x`, `residual` and `y` are device pointers
-// aligned to 16 bytes, `workspace` has PlanWorkspaceBytes bytes (null when that is 0) aligned to 256 and
-// belongs to this launch until it is done.
+// aligned to 16 bytes (the `x` of an Algorithm::kImage kernel to its elements), `workspace` has
+// PlanWorkspaceBytes bytes (null when that is 0) aligned to 256 and belongs to this launch until it is done.
 void LaunchConv(const ConvPlan& plan, const void* x, const void* residual, void* y, void* workspace,
                 Queue& queue);
 

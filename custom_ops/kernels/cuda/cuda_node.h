@@ -53,8 +53,9 @@ using ConvChooser =
 // `packed`: what Packed() of the same node gave, or empty; the weights may be missing then. Throws Error.
 std::unique_ptr<PackedNode> PackMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
                                        std::span<const uint8_t> packed = {});
-// LowBitQuantize(to_channels_last) and the convolution that alone reads it, as one kernel from the float32
-// image; nullptr where this pair has no fused kernel.
+// LowBitQuantize and the convolution that alone reads it, as one kernel from the float32 image; nullptr where
+// this pair has no fused kernel, which FusesQuantize says before, but for weights with rare zero points.
+bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const Device& device);
 std::unique_ptr<PackedNode> PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& conv,
                                               const Device& device, ConvChooser choose,
                                               std::span<const uint8_t> packed = {});

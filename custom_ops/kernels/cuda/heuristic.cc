@@ -23,7 +23,7 @@ bool Fits(const GemmProblem& problem, const ConvConfig& config, const Device& de
   if (CeilDiv(problem.n, config.tile_n) * problem.groups > 65535) return false;
   if (config.algorithm == Algorithm::kMma && !problem.vector16)
     return config.tile_m == 64 && config.tile_n == 64;
-  return config.algorithm != Algorithm::kWgmma || (device.capability == 90 && problem.vector16);
+  return config.algorithm == Algorithm::kMma || (device.capability == 90 && problem.vector16);
 }
 
 const char* AlgorithmName(Algorithm algorithm) {
@@ -34,6 +34,10 @@ const char* AlgorithmName(Algorithm algorithm) {
       return "mma";
     case Algorithm::kWgmma:
       return "wgmma";
+    case Algorithm::kImage:
+      return "image";
+    case Algorithm::kDepthwise:
+      return "depthwise";
   }
   return "";
 }
@@ -75,9 +79,9 @@ void AddSplits(const GemmProblem& problem, const Device& device, ConvConfig conf
 }  // namespace
 
 std::string ConvConfig::Text() const {
-  if (algorithm == Algorithm::kPlain) return "plain";
-  std::string text = std::string(AlgorithmName(algorithm)) + "_" + std::to_string(tile_m) + "x" +
-                     std::to_string(tile_n) + "_stages" + std::to_string(stages);
+  std::string text = AlgorithmName(algorithm);
+  if (tile_m > 0) text += "_" + std::to_string(tile_m) + "x" + std::to_string(tile_n);
+  if (stages > 0) text += "_stages" + std::to_string(stages);
   if (producers) text += "_producers";
   if (splits > 1) text += (split == Split::kCluster ? "_cluster" : "_split") + std::to_string(splits);
   if (multicast > 1) text += "_multicast" + std::to_string(multicast);
@@ -88,14 +92,16 @@ int TileBytes(const ConvConfig& config) { return (config.tile_m + config.tile_n)
 
 // As FinishTile has it.
 int SharedBytes(const GemmProblem& problem, const ConvConfig& config) {
-  if (config.algorithm == Algorithm::kPlain) return 0;
-  const int alignment = config.algorithm == Algorithm::kWgmma ? 1024 : 0;
-  const int sums = config.tile_m * (config.tile_n + 8) * 4;
-  if (config.splits > 1) {
-    return alignment + TileBytes(config) + (config.split == Split::kCluster ? sums : 0);
+  if (config.algorithm == Algorithm::kPlain || config.algorithm == Algorithm::kDepthwise) return 0;
+  if (config.algorithm == Algorithm::kImage) {
+    const int finish = config.tile_m * (problem.requantizes ? config.tile_n + 16 : (config.tile_n + 8) * 4);
+    return std::max(problem.image_bytes, finish);
   }
+  const int alignment = config.algorithm == Algorithm::kMma ? 0 : 1024;
+  const int sums = config.tile_m * (config.tile_n + 8) * 4, tiles = TileBytes(config);
+  if (config.splits > 1) return alignment + tiles + (config.split == Split::kCluster ? sums : 0);
   const int finish = problem.requantizes ? config.tile_m * (config.tile_n + 16) : sums;
-  return alignment + std::max(TileBytes(config), finish);
+  return alignment + std::max(tiles, finish);
 }
 
 // The constants were fitted to the 1,400 configurations of ResNet-50's layers at batch 1 and 16, measured on
@@ -107,6 +113,7 @@ double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config
     const double products = static_cast<double>(problem.m * problem.n * problem.groups) * problem.k;
     return 3.0 + products / (device.multiprocessors * 64 * gigahertz * 1e3);
   }
+  if (config.algorithm == Algorithm::kImage || config.algorithm == Algorithm::kDepthwise) return 0;
   const bool wgmma = config.algorithm == Algorithm::kWgmma;
   const double tile_m = config.tile_m, tile_n = config.tile_n, outputs = tile_m * tile_n;
   const int64_t m_tiles = CeilDiv(CeilDiv(problem.m, config.tile_m), config.multicast) * config.multicast;
@@ -143,6 +150,11 @@ double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config
 
 std::vector<ConvConfig> RankConfigs(const GemmProblem& problem, const Device& device) {
   std::vector<ConvConfig> out;
+  if (problem.depthwise) out.push_back({Algorithm::kDepthwise});
+  if (problem.image) {
+    const ConvConfig image{Algorithm::kImage, 128, problem.n <= 32 ? 32 : 64};
+    if (SharedBytes(problem, image) <= device.shared_bytes) out.push_back(image);
+  }
   if (problem.tiled) {
     for (const Tile& t : kWgmmaTiles) AddSplits(problem, device, {Algorithm::kWgmma, t.m, t.n}, out);
     for (const Tile& t : kMmaTiles) AddSplits(problem, device, {Algorithm::kMma, t.m, t.n}, out);

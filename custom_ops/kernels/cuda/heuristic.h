@@ -14,9 +14,12 @@ struct GemmProblem {
   bool tiled = false;       // the tile kernels apply at all (PackedConv says why not)
   bool requantizes = true;  // the epilogue has a fast path: in registers, where K is not split
   bool vector16 = true;     // channels come in runs of 16 bytes, else of 4
+  // The kernels for few input channels and for depthwise convolutions apply.
+  bool image = false, depthwise = false;
+  int image_bytes = 0;  // shared memory of the first: weights and patch of a block with 64 channels
 };
 
-// Estimated microseconds on `device`.
+// Estimated microseconds on `device`; 0 for kernels that are never worth less than all others.
 double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config, const Device& device);
 
 // The configurations that fit the device, the cheapest estimate first; the plain kernel last.

@@ -73,7 +73,60 @@ class PackedMatmul final : public PackedNode {
   std::shared_ptr<const PackedConv> conv_;
 };
 
+// Floats in, quantized on the way into the convolution.
+class PackedPixels final : public PackedNode {
+ public:
+  PackedPixels(const QuantizeNode& quantize, const MatmulNode& node, std::shared_ptr<const PackedConv> conv)
+      : geometry_(node.conv.geometry),
+        has_residual_(node.conv.epilogue.has_residual),
+        conv_(std::move(conv)) {
+    quantizer_.planes = quantize.to_channels_last;
+    quantizer_.lo = quantize.grids.front().lo;
+    quantizer_.hi = quantize.grids.front().hi;
+    for (size_t c = 0; c < static_cast<size_t>(geometry_.in_channels); ++c) {
+      const Quantizer& grid = quantize.grids[quantize.grids.size() == 1 ? 0 : c];
+      quantizer_.scale.push_back(grid.scale);
+      quantizer_.zero_point.push_back(grid.zero_point);
+    }
+  }
+
+  std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed, const TensorShape&) const override {
+    Require(!fed.empty() && fed[0].dims.size() == 4, "an image was expected, of rank 4");
+    const std::vector<int64_t>& dims = fed[0].dims;
+    const size_t first = quantizer_.planes ? 2 : 1;
+    Require(dims[quantizer_.planes ? 1 : 3] == geometry_.in_channels, "the image has ",
+            dims[quantizer_.planes ? 1 : 3], " channels, expected ", geometry_.in_channels);
+    const ConvShape shape = InferConvShape(geometry_, dims[0], dims[first], dims[first + 1]);
+    return std::make_shared<const MatmulPlan>(PlanPixels(conv_, shape, quantizer_), has_residual_);
+  }
+  std::vector<uint8_t> Packed() const override { return SavePacked(*conv_); }
+
+ private:
+  ConvGeometry geometry_;
+  bool has_residual_;
+  PixelQuantizer quantizer_;
+  std::shared_ptr<const PackedConv> conv_;
+};
+
 }  // namespace
+
+bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const Device&) {
+  const size_t grids = quantize.grids.size();
+  return !conv.layout.is_gemm && conv.layout.spatial == 2 && FitsPixels(conv.conv) &&
+         (grids == 1 || grids == static_cast<size_t>(conv.conv.geometry.in_channels)) &&
+         quantize.grids.front().is_signed == (conv.conv.x.encoding == Encoding::kSigned);
+}
+
+std::unique_ptr<PackedNode> PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& conv,
+                                              const Device& device, ConvChooser,
+                                              std::span<const uint8_t> packed) {
+  if (!FusesQuantize(quantize, conv, device)) return nullptr;
+  auto constants = PackConv(conv.conv, device, packed);
+  // Weights whose zero points leave int8 need sums of codes: two kernels then.
+  const std::vector<ConvConfig> candidates = CandidateConfigs(*constants, {1, 64, 64, 1, 1});
+  if (candidates.front().algorithm != Algorithm::kImage) return nullptr;
+  return std::make_unique<PackedPixels>(quantize, conv, std::move(constants));
+}
 
 std::unique_ptr<PackedNode> PackMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
                                        std::span<const uint8_t> packed) {

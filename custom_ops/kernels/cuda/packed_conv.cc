@@ -134,7 +134,51 @@ void PackTiles(const ConvGeometry& g, const Int8Weights& w, int64_t channels, in
   }
 }
 
+// Along n: whole blocks of the widest image kernel.
+constexpr int64_t kImageColumns = 64;
+
+// [kernel_h][channels in eights][lane][8]: lane 4 r + t has row r of the eight (InterleavedRow), the four
+// channels of tap t and of tap 4 + t.
+void PackImage(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
+  const int64_t eights = RoundUp(g.out_channels, kImageColumns) / 8;
+  for (int64_t c = 0; c < g.out_channels; ++c) {
+    const int64_t row = InterleavedRow(c);
+    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
+      const int64_t ky = tap / g.kernel_w, kx = tap % g.kernel_w, lane = row % 8 * 4 + kx % 4;
+      std::memcpy(out + ((ky * eights + row / 8) * 32 + lane) * 8 + kx / 4 * 4,
+                  w.values.data() + (c * g.Taps() + tap) * g.in_channels, static_cast<size_t>(g.in_channels));
+    }
+  }
+}
+
+// [kernel_h][taps of a row in fours][channels][4]
+void PackDepthwise(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
+  const int64_t fours = RoundUp(g.kernel_w, 4) / 4;
+  for (int64_t c = 0; c < g.out_channels; ++c) {
+    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
+      const int64_t ky = tap / g.kernel_w, kx = tap % g.kernel_w;
+      out[((ky * fours + kx / 4) * g.out_channels + c) * 4 + kx % 4] =
+          static_cast<uint8_t>(w.values[static_cast<size_t>(c * g.Taps() + tap)]);
+    }
+  }
+}
+
+bool IsNormal(float scale) { return scale > 0x1p-60f && scale < 0x1p60f; }
+
+// AddResiduals' conditions: nothing overflows, no subnormal number loses bits, sums stay below 2^21 steps.
+bool DividesFast(const Epilogue& e) {
+  return e.has_residual && IsNormal(e.inner_scale) && IsNormal(e.residual_scale) && IsNormal(e.y_scale) &&
+         512.0 * (static_cast<double>(e.inner_scale) + static_cast<double>(e.residual_scale)) <
+             static_cast<double>(e.y_scale) * 0x1p20;
+}
+
 }  // namespace
+
+bool PackedConv::FitsImage(const ConvGeometry& g, const OperandType& x) {
+  return !g.transposed && g.group == 1 && g.in_channels <= kMaxImageChannels && g.kernel_w <= kMaxImageTaps &&
+         g.kernel_h <= 16 && g.dilation_h == 1 && g.dilation_w == 1 && g.stride_h <= 4 && g.stride_w <= 4 &&
+         g.pad_top < 4096 && g.pad_left < 4096 && x.encoding != Encoding::kBipolar;
+}
 
 PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<const uint8_t> image)
     : geometry_(spec.geometry), x_(spec.x), x_zero_(spec.x_zero_point), device_(device) {
@@ -145,6 +189,8 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
   tiled_ = !g.transposed && (g.group == 1 || (g.GroupIn() >= 16 && g.GroupOut() >= 16)) &&
            (g.kernel_h - 1) * g.dilation_h < 4096 && (g.kernel_w - 1) * g.dilation_w < 4096 &&
            std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) < 4096;
+  image_ = FitsImage(g, x_);
+  depthwise_ = g.IsDepthwise() && !g.transposed && g.group % 16 == 0 && x_.encoding != Encoding::kBipolar;
   vector16_ = g.GroupIn() % 16 == 0;
   channels_ = RoundUp(g.GroupIn(), 4);
   n_padded_ = RoundUp(g.GroupOut(), 32);
@@ -177,7 +223,7 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
   ResolveEpilogue();
 }
 
-std::vector<uint8_t> PackedConv::Image() const {
+std::vector<uint8_t> PackedConv::Bytes() const {
   DeviceGuard guard(device_.ordinal);
   return memory_.Download();
 }
@@ -187,8 +233,13 @@ GemmProblem PackedConv::Problem(const ConvShape& shape) const {
   problem.tiled = tiled_ && std::max(shape.in_h, shape.in_w) < 8192 &&
                   shape.batch * shape.in_h * shape.in_w * geometry_.group * channels_ <= kMaxBytes;
   problem.vector16 = vector16_;
-  problem.requantizes = epilogue_.kind == static_cast<int>(EpilogueKind::kRequantize) &&
-                        epilogue_.quantized_output && !has_w_zero_ && geometry_.GroupOut() % 16 == 0;
+  // The tables by channel hold for any kernel, x_sums for the tile kernels alone.
+  const bool requantizes = epilogue_.kind == static_cast<int>(EpilogueKind::kRequantize) &&
+                           epilogue_.quantized_output && !has_w_zero_;
+  problem.requantizes = requantizes && (depthwise_ || geometry_.GroupOut() % 16 == 0);
+  problem.depthwise = depthwise_ && !has_w_zero_;
+  problem.image = image_ && !has_w_zero_;
+  if (problem.image) problem.image_bytes = PatchOffset() + PatchBytes();
   return problem;
 }
 
@@ -226,10 +277,14 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config) cons
     p.x_zero = Bipolar() ? 1 : x_zero_;
     return p;
   }
+  if (config.algorithm == Algorithm::kImage || config.algorithm == Algorithm::kDepthwise) {
+    p.weights = memory_.At(few_at_);
+  }
+  if (config.algorithm == Algorithm::kImage) p.n_padded = narrow(RoundUp(g.out_channels, kImageColumns));
   p.channels = narrow(channels_);
   p.pixel_bytes = narrow(channels_ * g.group);
   p.k = narrow(g.Taps() * channels_);
-  p.n_tiles = narrow((g.GroupOut() + config.tile_n - 1) / config.tile_n);
+  p.n_tiles = narrow((g.GroupOut() + config.tile_n - 1) / std::max(1, config.tile_n));
   p.splits = config.splits;
   while ((1 << p.split_shift) < p.splits) ++p.split_shift;  // a power of 2
   p.stages = config.stages;
@@ -256,6 +311,29 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config) cons
   return p;
 }
 
+int PackedConv::PatchOffset() const {
+  return static_cast<int>(geometry_.kernel_h * std::min(RoundUp(geometry_.out_channels, 32), kImageColumns) *
+                          32);
+}
+
+// A block's 8 x 16 outputs; a row of taps counts as kMaxImageTaps.
+int PackedConv::PatchBytes() const {
+  const ConvGeometry& g = geometry_;
+  return static_cast<int>((7 * g.stride_h + g.kernel_h) * (15 * g.stride_w + kMaxImageTaps) * 4);
+}
+
+ImageParams PackedConv::Image(const ConvShape& s) const {
+  const ConvGeometry& g = geometry_;
+  ImageParams image;
+  image.in_channels = static_cast<int>(g.in_channels);
+  image.tiles_x = static_cast<int>((s.out_w + 15) / 16);
+  image.tiles_y = static_cast<int>((s.out_h + 7) / 8);
+  image.patch_rows = static_cast<int>(7 * g.stride_h + g.kernel_h);
+  image.patch_columns = static_cast<int>(15 * g.stride_w + kMaxImageTaps);
+  image.patch_offset = PatchOffset();
+  return image;
+}
+
 void PackedConv::AddWeights(const Int8Weights& weights, ConstantBuilder& builder) {
   const ConvGeometry& g = geometry_;
   if (tiled_) {
@@ -265,6 +343,14 @@ void PackedConv::AddWeights(const Int8Weights& weights, ConstantBuilder& builder
     weights_at_ = builder.Add(g.out_channels * g.Taps() * channels_,
                               [&](uint8_t* to) { PackRows(g, weights, channels_, to); });
   }
+  if (image_) {
+    few_at_ = builder.Add(g.kernel_h * RoundUp(g.out_channels, kImageColumns) * 32,
+                          [&](uint8_t* to) { PackImage(g, weights, to); });
+  }
+  if (depthwise_) {
+    few_at_ = builder.Add(g.kernel_h * RoundUp(g.kernel_w, 4) * g.out_channels,
+                          [&](uint8_t* to) { PackDepthwise(g, weights, to); });
+  }
 }
 
 void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights, ConstantBuilder& builder) {
@@ -272,7 +358,8 @@ void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights, C
   Require(e.tail.size() <= kMaxTailSteps, "the tail has ", e.tail.size(), " steps, expected at most ",
           kMaxTailSteps);
   std::vector<int32_t> bias(spec.bias);
-  for (size_t c = 0; tiled_ && c < bias.size(); ++c) {
+  const bool folds = tiled_ || image_ || depthwise_;
+  for (size_t c = 0; folds && c < bias.size(); ++c) {
     // Modulo 2^32, as every sum of the kernels.
     bias[c] = static_cast<int32_t>(static_cast<uint32_t>(bias[c]) -
                                    static_cast<uint32_t>(TileZero()) * static_cast<uint32_t>(weights.sum[c]));
@@ -312,6 +399,10 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   p.y_scale = e.y_scale;
   p.residual_zero_point = e.residual_zero_point;
   p.y_zero_point = e.y_zero_point;
+  p.fast_division = DividesFast(e);
+  p.y_inverse = 1.0f / e.y_scale;
+  p.inner_offset = 0x1p23f + static_cast<float>((e.lo < 0 ? 128 : 0) + e.zero_point);
+  p.residual_offset = 0x1p23f + static_cast<float>((e.residual_signed ? 128 : 0) + e.residual_zero_point);
   p.y_lo = e.y_lo;
   p.y_hi = e.y_hi;
 }

@@ -23,7 +23,7 @@ class ConstantBuilder;
 
 class PackedConv {
  public:
-  // `image`: what Image() of the same node gave, or empty: then the weights are packed.
+  // `image`: what Bytes() of the same node gave, or empty: then the weights are packed.
   PackedConv(const ConvSpec& spec, const Device& device, std::span<const uint8_t> image);
 
   const ConvGeometry& Geometry() const { return geometry_; }
@@ -36,16 +36,22 @@ class PackedConv {
   // The code of real zero as the tile kernels see the input.
   int32_t TileZero() const { return Bipolar() ? 0 : x_zero_; }
 
+  static bool FitsImage(const ConvGeometry& geometry, const OperandType& x);
+
   GemmProblem Problem(const ConvShape& shape) const;
   // Everything but the pointers of a launch.
   ConvParams Params(const ConvShape& shape, const ConvConfig& config) const;
-  std::vector<uint8_t> Image() const;
+  // What Algorithm::kImage needs besides; the quantizer is the caller's.
+  ImageParams Image(const ConvShape& shape) const;
+  std::vector<uint8_t> Bytes() const;
 
  private:
   struct Offsets {
     size_t bias, scale, w_zero, thresholds, base, dir, tail_bias, tail_scale, tail_shift;
   };
 
+  int PatchOffset() const;  // in the shared memory of Algorithm::kImage
+  int PatchBytes() const;
   void AddWeights(const Int8Weights& weights, ConstantBuilder& builder);
   void AddEpilogue(const ConvSpec& spec, const Int8Weights& weights, ConstantBuilder& builder);
   void SetEpilogue(const Epilogue& epilogue);
@@ -55,9 +61,10 @@ class PackedConv {
   OperandType x_;
   int32_t x_zero_;
   Device device_;
-  bool tiled_ = false, vector16_ = false, repacks_ = false, has_w_zero_ = false;
+  bool tiled_ = false, image_ = false, depthwise_ = false, vector16_ = false, repacks_ = false,
+       has_w_zero_ = false;
   int64_t channels_ = 0, n_padded_ = 0, k_tiles_ = 0;
-  size_t weights_at_ = 0, plain_bias_at_ = 0;
+  size_t weights_at_ = 0, few_at_ = 0, plain_bias_at_ = 0;  // few_at_: for images, for depthwise
   Offsets at_ = {};
   EpilogueParams epilogue_;
   DeviceMemory memory_;

@@ -8,6 +8,7 @@
 #include "kernels/cuda/packed_conv.h"
 
 namespace lowbit::cuda {
+
 Device Device::Query(int ordinal) {
   cudaDeviceProp properties;
   Check(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties");
@@ -27,7 +28,8 @@ class ConvPlan {
  public:
   ConvPlan(std::shared_ptr<const PackedConv> conv, const ConvShape& shape, const ConvConfig& config)
       : conv_(std::move(conv)), shape_(shape), config_(config), params_(conv_->Params(shape, config)) {
-    if (config.algorithm == Algorithm::kPlain) return;
+    if (config.algorithm == Algorithm::kImage) image_ = conv_->Image(shape);
+    if (!OnTiles()) return;
     const auto reserve = [&](int64_t bytes) {
       const size_t at = workspace_;
       workspace_ += static_cast<size_t>(RoundUp(bytes, 256));
@@ -40,6 +42,15 @@ class ConvPlan {
     }
   }
 
+  // Floats are fed in place of codes.
+  void Quantize(const PixelQuantizer& quantizer) {
+    source_ = quantizer.planes ? ImageSource::kPlanes : ImageSource::kPixels;
+    std::copy(quantizer.scale.begin(), quantizer.scale.end(), image_.scale);
+    std::copy(quantizer.zero_point.begin(), quantizer.zero_point.end(), image_.zero_point);
+    image_.lo = quantizer.lo;
+    image_.hi = quantizer.hi;
+  }
+
   const ConvConfig& Config() const { return config_; }
   size_t WorkspaceBytes() const { return workspace_; }
 
@@ -49,14 +60,14 @@ class ConvPlan {
     LaunchOptions options{queue, conv_->On()};
     options.x_signed = conv_->XSigned();
     const auto aligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; };
-    Require(aligned(x) && aligned(residual) && aligned(y),
+    Require((config_.algorithm == Algorithm::kImage || aligned(x)) && aligned(residual) && aligned(y),
             "tensors of a convolution on the GPU begin at multiples of 16 bytes; copy the tensor to one");
     ConvParams p = params_;
     p.x = static_cast<const uint8_t*>(x);
     p.residual = residual;
     p.y = y;
-    if (config_.algorithm == Algorithm::kPlain) {
-      Check(LaunchPlain(p, options), "launching a convolution");
+    if (!OnTiles()) {
+      Check(LaunchFew(p, options), "launching a convolution");
       return;
     }
     uint8_t* const scratch = static_cast<uint8_t*>(workspace);
@@ -85,19 +96,36 @@ class ConvPlan {
     if (config_.splits > 1 && config_.split == Split::kWorkspace) {
       p.partial = reinterpret_cast<int32_t*>(scratch + partial_at_);
     }
-    Check(config_.algorithm == Algorithm::kWgmma ? LaunchWgmma(p, config_, options)
-                                                 : LaunchMma(p, config_, options),
-          "launching a convolution");
+    Check(LaunchTiles(p, options), "launching a convolution");
     if (p.partial != nullptr) Check(LaunchReduce(p, options), "launching a reduction");
   }
 
  private:
+  bool OnTiles() const {
+    return config_.algorithm == Algorithm::kMma || config_.algorithm == Algorithm::kWgmma;
+  }
+  cudaError_t LaunchFew(const ConvParams& p, const LaunchOptions& options) const {
+    switch (config_.algorithm) {
+      case Algorithm::kImage:
+        return LaunchImage(p, image_, source_, config_, options);
+      case Algorithm::kDepthwise:
+        return LaunchDepthwise(p, options);
+      default:
+        return LaunchPlain(p, options);
+    }
+  }
+  cudaError_t LaunchTiles(const ConvParams& p, const LaunchOptions& options) const {
+    return config_.algorithm == Algorithm::kWgmma ? LaunchWgmma(p, config_, options)
+                                                  : LaunchMma(p, config_, options);
+  }
   int64_t InPixels() const { return shape_.batch * shape_.in_h * shape_.in_w; }
 
   std::shared_ptr<const PackedConv> conv_;
   ConvShape shape_;
   ConvConfig config_;
   ConvParams params_;
+  ImageParams image_;
+  ImageSource source_ = ImageSource::kCodes;
   size_t workspace_ = 0, x_at_ = 0, sums_at_ = 0, partial_at_ = 0;
 };
 
@@ -106,17 +134,42 @@ std::shared_ptr<const PackedConv> PackConv(const ConvSpec& spec, const Device& d
   return std::make_shared<const PackedConv>(spec, device, packed);
 }
 
-std::vector<uint8_t> SavePacked(const PackedConv& conv) { return conv.Image(); }
+std::vector<uint8_t> SavePacked(const PackedConv& conv) { return conv.Bytes(); }
 
 std::vector<ConvConfig> CandidateConfigs(const PackedConv& conv, const ConvShape& shape) {
   return RankConfigs(conv.Problem(shape), conv.On());
 }
 
+namespace {
+
+void CheckSize(const ConvGeometry& geometry, const ConvShape& shape) {
+  Require(shape.OutPixels() <= kMaxBytes && shape.OutPixels() * geometry.out_channels <= kMaxBytes,
+          "the output of ", shape.OutPixels(), " pixels and ", geometry.out_channels,
+          " channels is too large for the GPU kernels");
+}
+
+}  // namespace
+
+bool FitsPixels(const ConvSpec& spec) { return PackedConv::FitsImage(spec.geometry, spec.x); }
+
+std::shared_ptr<const ConvPlan> PlanPixels(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
+                                           const PixelQuantizer& quantizer) {
+  CheckSize(conv->Geometry(), shape);
+  const size_t channels = static_cast<size_t>(conv->Geometry().in_channels);
+  Require(quantizer.scale.size() == channels && quantizer.zero_point.size() == channels, "the quantizer has ",
+          quantizer.scale.size(), " channels, expected ", channels);
+  const std::vector<ConvConfig> candidates = CandidateConfigs(*conv, shape);
+  const auto found = std::find_if(candidates.begin(), candidates.end(),
+                                  [](const ConvConfig& c) { return c.algorithm == Algorithm::kImage; });
+  Require(found != candidates.end(), "this convolution has no kernel that quantizes its input");
+  auto plan = std::make_shared<ConvPlan>(std::move(conv), shape, *found);
+  plan->Quantize(quantizer);
+  return plan;
+}
+
 std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
                                          const std::optional<ConvConfig>& config) {
-  Require(shape.OutPixels() <= kMaxBytes && shape.OutPixels() * conv->Geometry().out_channels <= kMaxBytes,
-          "the output of ", shape.OutPixels(), " pixels and ", conv->Geometry().out_channels,
-          " channels is too large for the GPU kernels");
+  CheckSize(conv->Geometry(), shape);
   const std::vector<ConvConfig> candidates = CandidateConfigs(*conv, shape);
   if (config.has_value()) {
     Require(std::find(candidates.begin(), candidates.end(), *config) != candidates.end(), "configuration ",

@@ -164,6 +164,7 @@ void CheckSamples(const ConvSpec& spec, const ConvShape& s, const std::vector<ui
 int main(int argc, char** argv) {
   try {
     std::string only_layer, only_batch, only_config, csv_path, commit = "?", date = "?";
+    size_t limit = 64;
     for (int i = 1; i + 1 < argc; i += 2) {
       const std::string option = argv[i];
       if (option == "--csv") csv_path = argv[i + 1];
@@ -172,6 +173,7 @@ int main(int argc, char** argv) {
       if (option == "--layer") only_layer = argv[i + 1];
       if (option == "--batch") only_batch = argv[i + 1];
       if (option == "--config") only_config = argv[i + 1];
+      if (option == "--limit") limit = static_cast<size_t>(std::atoll(argv[i + 1]));
     }
     const cuda::Device device = cuda::Device::Query(0);
     std::mt19937 random(7);
@@ -229,17 +231,21 @@ int main(int argc, char** argv) {
           return time;
         };
         const cuda::GemmProblem problem{shape.OutPixels(), layer.out, spec.geometry.K(), 1, true, true, true};
-        const cuda::ConvConfig tuned = cuda::TuneConv(packed, shape, [&](const cuda::ConvPlan& plan) {
-          const cuda::ConvConfig& c = cuda::PlanConfig(plan);
-          if (!only_config.empty() && c.Text() != only_config) return 1e9;
-          const double time = measure(plan, true, 5);
-          if (csv.is_open()) {
-            csv << layer.name << "," << batch << "," << problem.m << "," << problem.n << "," << problem.k
-                << "," << c.Text() << "," << c.tile_m << "," << c.tile_n << "," << c.stages << "," << c.splits
-                << "," << cuda::EstimateMicroseconds(problem, c, device) << "," << time << "\n";
-          }
-          return time;
-        });
+        const cuda::ConvConfig tuned = cuda::TuneConv(
+            packed, shape,
+            [&](const cuda::ConvPlan& plan) {
+              const cuda::ConvConfig& c = cuda::PlanConfig(plan);
+              if (!only_config.empty() && c.Text() != only_config) return 1e9;
+              const double time = measure(plan, true, 5);
+              if (csv.is_open()) {
+                csv << layer.name << "," << batch << "," << problem.m << "," << problem.n << "," << problem.k
+                    << "," << c.Text() << "," << c.tile_m << "," << c.tile_n << "," << c.stages << ","
+                    << c.splits << "," << cuda::EstimateMicroseconds(problem, c, device) << "," << time
+                    << std::endl;
+              }
+              return time;
+            },
+            limit);
         const cuda::ConvConfig chosen = cuda::CandidateConfigs(*packed, shape).front();
         const double tuned_time = measure(*cuda::PlanConv(packed, shape, tuned), true, 9);
         const double chosen_time =

@@ -1,19 +1,26 @@
 // Every configuration of every GPU kernel against kernels/reference, in every element, on random nodes.
-//   lowbit_cuda_test [nodes per class] [seed] [configurations per node] [compute capability]
-// A compute capability below the GPU's own (80, 75) tests what smaller GPUs would choose.
-// Outputs are poisoned before each run and followed by guard bytes. Exit code 1 when an element differs.
+//   lowbit_cuda_test [nodes per class] [seed] [configurations per node] [compute capability] [text] [class]
+// A compute capability below the GPU's own (80, 75) tests what smaller GPUs would choose. With a text, only
+// configurations that contain it run; with a class, only its nodes. A kernel that does not end within 5
+// seconds is named, exit code 3. Outputs are poisoned before each run and followed by guard bytes. Exit code
+// 1 when an element differs.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <limits>
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "core/epilogue.h"
 #include "core/status.h"
 #include "kernels/cuda/cuda_conv.h"
 #include "kernels/reference/conv_reference.h"
@@ -123,15 +130,16 @@ class Generator {
       g.out_channels = g.group * (Coin() ? 16 * Int(1, 4) : Int(1, 40));
     }
     if (kind == "depthwise") {
-      g.group = g.in_channels = g.out_channels = Int(2, 90);
+      g.group = g.in_channels = g.out_channels = Coin() ? 16 * Int(1, 8) : Int(2, 90);
+      if (Coin()) g.kernel_h = g.kernel_w = Of({3, 5});
     }
     if (kind == "stem") {
       s = {Int(1, 2), Int(20, 50), Int(20, 50), 0, 0};
       g.in_channels = Of({1, 3, 4});
-      g.kernel_h = g.kernel_w = 7;
-      g.stride_h = g.stride_w = 2;
+      g.kernel_h = g.kernel_w = Of({3, 7});
+      g.stride_h = g.stride_w = Int(1, 2);
       g.dilation_h = g.dilation_w = 1;
-      g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 3;
+      g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = g.kernel_h / 2;
     }
     if (kind == "transposed") {
       g.transposed = true;
@@ -267,19 +275,100 @@ class DeviceBuffer {
   void* data_ = nullptr;
 };
 
+// Synchronizes, or names the kernel that hangs and ends the program.
+void SynchronizeOrExit(const std::string& what) {
+  const auto start = std::chrono::steady_clock::now();
+  while (cudaStreamQuery(nullptr) == cudaErrorNotReady) {
+    if (std::chrono::steady_clock::now() - start < std::chrono::seconds(5)) continue;
+    std::cout << "HANGS " << what << std::endl;
+    std::_Exit(3);
+  }
+  Check(cudaDeviceSynchronize(), what.c_str());
+}
+
 struct Counts {
   int64_t runs = 0, wrong_runs = 0;
 };
 
+// The ways a launch reaches the device: at once, in a graph, in a graph whose nodes got other pointers.
+enum class Way { kStream, kGraph, kUpdatedGraph };
+
+void Run(const cuda::ConvPlan& plan, Way way, bool overlap, const void* x, const void* residual, void* y,
+         void* workspace, void* elsewhere) {
+  cudaStream_t stream = nullptr;
+  if (way == Way::kStream) {
+    cuda::Queue queue(stream, overlap);
+    cuda::LaunchConv(plan, x, residual, y, workspace, queue);
+    return;
+  }
+  Check(cudaStreamCreate(&stream), "stream");
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  cuda::RecordedNodes nodes;
+  cuda::Queue queue(stream, overlap);
+  queue.Record(&nodes);
+  Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+  const bool updates = way == Way::kUpdatedGraph;
+  cuda::LaunchConv(plan, updates ? elsewhere : x, residual, updates ? elsewhere : y, workspace, queue);
+  Check(cudaStreamEndCapture(stream, &graph), "capture");
+  Check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+  if (updates) {
+    cuda::Queue update(stream, overlap);
+    update.Update(executable, &nodes);
+    cuda::LaunchConv(plan, x, residual, y, workspace, update);
+  }
+  Check(cudaGraphLaunch(executable, stream), "launch");
+  Check(cudaStreamSynchronize(stream), "synchronize");
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+// The quantizer and the floats that become a node's input: NaN, infinities and ties among them.
+cuda::PixelQuantizer MakePixels(const ConvSpec& spec, const ConvShape& s, Generator& generator,
+                                std::vector<float>& floats, std::vector<uint8_t>& codes) {
+  const int64_t channels = spec.geometry.in_channels, plane = s.in_h * s.in_w;
+  cuda::PixelQuantizer quantizer;
+  quantizer.planes = generator.Coin(0.7);
+  quantizer.lo = spec.x.MinCode();
+  quantizer.hi = spec.x.MaxCode();
+  for (int64_t c = 0; c < channels; ++c) {
+    quantizer.scale.push_back(generator.Coin(0.3) ? 0.25f : generator.Real(0.01f, 0.5f));
+    quantizer.zero_point.push_back(generator.Code(spec.x));
+  }
+  floats.resize(codes.size());
+  for (int64_t image = 0; image < s.batch; ++image) {
+    for (int64_t pixel = 0; pixel < plane; ++pixel) {
+      for (int64_t c = 0; c < channels; ++c) {
+        const size_t k = static_cast<size_t>(c);
+        float v = quantizer.scale[k] * generator.Real(-150.0f, 150.0f);
+        if (generator.Coin(0.1)) v = quantizer.scale[k] * (0.5f + static_cast<float>(generator.Int(-99, 99)));
+        if (generator.Coin(0.01)) {
+          v = generator.Of({std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                            -std::numeric_limits<float>::infinity(), 3e38f});
+        }
+        const int64_t last = (image * plane + pixel) * channels + c;
+        floats[static_cast<size_t>(quantizer.planes ? (image * channels + c) * plane + pixel : last)] = v;
+        codes[static_cast<size_t>(last)] = static_cast<uint8_t>(
+            QuantizeCode(v, quantizer.scale[k], quantizer.zero_point[k], quantizer.lo, quantizer.hi));
+      }
+    }
+  }
+  return quantizer;
+}
+
 // Returns whether all configurations agree.
 bool TestNode(const Node& node, Generator& generator, const cuda::Device& device,
-              std::map<std::string, Counts>& by, size_t most) {
+              std::map<std::string, Counts>& by, size_t most, const std::string& text) {
   const ConvSpec& spec = node.spec;
   const ConvShape& s = node.shape;
   const ConvGeometry& g = spec.geometry;
   const int64_t outputs = s.OutPixels() * g.out_channels;
   const size_t y_bytes = static_cast<size_t>(outputs) * (spec.epilogue.quantized_output ? 1 : 4), guard = 256;
-  const std::vector<uint8_t> x = generator.Codes(spec.x, s.batch * s.in_h * s.in_w * g.in_channels);
+  std::vector<uint8_t> x = generator.Codes(spec.x, s.batch * s.in_h * s.in_w * g.in_channels);
+  std::vector<float> floats;
+  std::optional<cuda::PixelQuantizer> quantizer;
+  if (cuda::FitsPixels(spec)) quantizer = MakePixels(spec, s, generator, floats, x);
   std::vector<uint8_t> residual;
   if (spec.epilogue.has_residual) residual = generator.Codes({8, Encoding::kUnsigned}, outputs);
   std::vector<uint8_t> expected(y_bytes), found(y_bytes + guard);
@@ -287,8 +376,14 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
   const auto reference = ReferenceRows()[0].create(spec);
   reference->Run({s, x.data(), residual.empty() ? nullptr : residual.data(), expected.data()}, pool);
 
-  const auto packed = cuda::PackConv(spec, device);
+  auto packed = cuda::PackConv(spec, device);
+  if (generator.Coin(0.3)) {  // as a compiled model brings it
+    ConvSpec lean = spec;
+    lean.weights.clear();
+    packed = cuda::PackConv(lean, device, cuda::SavePacked(*packed));
+  }
   std::vector<cuda::ConvConfig> configs = cuda::CandidateConfigs(*packed, s);
+  std::erase_if(configs, [&](const auto& c) { return c.Text().find(text) == std::string::npos; });
   if (configs.size() > most) {
     for (size_t i = 1; i + 1 < configs.size(); ++i) {
       std::swap(configs[i], configs[static_cast<size_t>(generator.Int(
@@ -297,30 +392,43 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
     configs.erase(configs.begin() + static_cast<int64_t>(most) - 1, configs.end() - 1);
   }
   DeviceBuffer device_x(x.size()), device_r(residual.size()), device_y(y_bytes + guard);
+  DeviceBuffer device_floats(floats.size() * 4), elsewhere(std::max(x.size() * 4, y_bytes + guard));
+  if (!floats.empty()) {
+    Check(cudaMemcpy(device_floats.Get(), floats.data(), floats.size() * 4, cudaMemcpyHostToDevice),
+          "copy x");
+  }
   Check(cudaMemcpy(device_x.Get(), x.data(), x.size(), cudaMemcpyHostToDevice), "copy x");
   if (!residual.empty()) {
     Check(cudaMemcpy(device_r.Get(), residual.data(), residual.size(), cudaMemcpyHostToDevice),
           "copy residual");
   }
   bool equal = true;
-  for (const auto& config : configs) {
-    const auto plan = cuda::PlanConv(packed, s, config);
+  std::vector<std::shared_ptr<const cuda::ConvPlan>> plans;
+  for (const auto& config : configs) plans.push_back(cuda::PlanConv(packed, s, config));
+  const size_t from_codes = plans.size();
+  const bool has_image = std::any_of(configs.begin(), configs.end(),
+                                     [](const auto& c) { return c.algorithm == cuda::Algorithm::kImage; });
+  if (quantizer.has_value() && has_image) plans.push_back(cuda::PlanPixels(packed, s, *quantizer));
+  for (size_t i = 0; i < plans.size(); ++i) {
+    const auto& plan = plans[i];
+    const bool from_floats = i >= from_codes;
+    const cuda::ConvConfig config = cuda::PlanConfig(*plan);
     DeviceBuffer workspace(cuda::PlanWorkspaceBytes(*plan));
     const bool overlap = generator.Coin();
     Check(cudaMemset(workspace.Get(), 0xA5, cuda::PlanWorkspaceBytes(*plan)), "poison");
     Check(cudaMemset(device_y.Get(), 0xA5, y_bytes + guard), "poison");
-    cuda::Queue queue(nullptr, overlap && device.capability >= 90);
-    cuda::LaunchConv(*plan, device_x.Get(), residual.empty() ? nullptr : device_r.Get(), device_y.Get(),
-                     workspace.Get(), queue);
-    Check(cudaDeviceSynchronize(), config.Text().c_str());
+    Run(*plan, generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}),
+        overlap && device.capability >= 90, from_floats ? device_floats.Get() : device_x.Get(),
+        residual.empty() ? nullptr : device_r.Get(), device_y.Get(), workspace.Get(), elsewhere.Get());
+    SynchronizeOrExit(node.kind + " " + config.Text());
     Check(cudaMemcpy(found.data(), device_y.Get(), y_bytes + guard, cudaMemcpyDeviceToHost), "copy y");
-    Counts& counts = by[config.algorithm == cuda::Algorithm::kPlain
-                            ? "plain"
-                            : config.Text().substr(0, config.Text().find("_stages")) +
-                                  (config.splits == 1                      ? ""
-                                   : config.split == cuda::Split::kCluster ? " cluster"
-                                                                           : " workspace") +
-                                  (config.multicast > 1 ? " multicast" : "")];
+    Counts& counts = by[from_floats          ? config.Text() + " floats"
+                        : config.stages == 0 ? config.Text()
+                                             : config.Text().substr(0, config.Text().find("_stages")) +
+                                                   (config.splits == 1                      ? ""
+                                                    : config.split == cuda::Split::kCluster ? " cluster"
+                                                                                            : " workspace") +
+                                                   (config.multicast > 1 ? " multicast" : "")];
     ++counts.runs;
     int64_t wrong = 0, first = -1;
     if (std::memcmp(expected.data(), found.data(), y_bytes) != 0) {
@@ -360,13 +468,15 @@ int main(int argc, char** argv) {
     const size_t most = argc > 3 ? static_cast<size_t>(std::atoll(argv[3])) : 24;
     cuda::Device device = cuda::Device::Query(0);
     if (argc > 4) device.capability = std::min(device.capability, std::atoi(argv[4]));
+    const std::string text = argc > 5 ? argv[5] : "", only_kind = argc > 6 ? argv[6] : "";
     Generator generator(seed);
     std::map<std::string, Counts> by;
     int64_t nodes = 0, wrong = 0;
     for (const char* kind :
          {"spatial", "pointwise", "gemm", "deep", "channels", "group", "depthwise", "stem", "transposed"}) {
+      if (!only_kind.empty() && only_kind != kind) continue;
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {
-        if (!TestNode(generator.Make(kind), generator, device, by, most)) ++wrong;
+        if (!TestNode(generator.Make(kind), generator, device, by, most, text)) ++wrong;
       }
     }
     for (const auto& [name, counts] : by) {
