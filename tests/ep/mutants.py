@@ -1,6 +1,6 @@
 """Broken converted models on a device of the provider and without it, in a process of its own.
 
-`python -m tests.ep.mutants FIRST COUNT`, the device in LOWBIT_TEST_DEVICE: a line of JSON before and after each.
+`python -m tests.ep.mutants FIRST COUNT`, the device in LOWBIT_TEST_DEVICE: JSON lines before and after each.
 The outcome is right where both refuse the model, or both run it and agree.
 """
 
