@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -10,10 +11,12 @@
 
 namespace lowbit {
 
-// Keeps the `capacity` values used last. Keys are looked up by anything that they compare equal to and that a Key is
-// made of.
+// Keeps the `capacity` values used last. Keys are looked up by anything that they compare equal to and that a
+// Key is made of.
 template <typename Key, typename Value>
 class PlanCache {
+  using Entry = std::pair<Key, std::shared_ptr<const Value>>;
+
  public:
   explicit PlanCache(size_t capacity = 16) : capacity_(capacity) {}
 
@@ -27,9 +30,18 @@ class PlanCache {
     return Insert(key, std::move(made));
   }
 
- private:
-  using Entry = std::pair<Key, std::shared_ptr<const Value>>;
+  // Forgets the values for which `condition` holds.
+  template <typename Condition>
+  void DropIf(Condition&& condition) {
+    std::vector<Entry> dropped;  // go after the lock, as in Insert
+    const std::lock_guard lock(mutex_);
+    const auto kept = std::stable_partition(entries_.begin(), entries_.end(),
+                                            [&](const Entry& entry) { return !condition(*entry.second); });
+    dropped.assign(std::make_move_iterator(kept), std::make_move_iterator(entries_.end()));
+    entries_.erase(kept, entries_.end());
+  }
 
+ private:
   // Entries stand in the order of their last use, the newest first. Call with the lock held.
   template <typename Sought>
   std::shared_ptr<const Value> Touch(const Sought& key) {
@@ -48,9 +60,13 @@ class PlanCache {
 
   template <typename Sought>
   std::shared_ptr<const Value> Insert(const Sought& key, std::shared_ptr<const Value> made) {
+    std::shared_ptr<const Value> evicted;  // goes after the lock: it may have to wait for work on a device
     const std::lock_guard lock(mutex_);
     if (std::shared_ptr<const Value> found = Touch(key)) return found;
-    if (entries_.size() == capacity_) entries_.pop_back();
+    if (entries_.size() == capacity_) {
+      evicted = std::move(entries_.back().second);
+      entries_.pop_back();
+    }
     entries_.insert(entries_.begin(), {Key(key), made});
     return made;
   }

@@ -51,8 +51,7 @@ class CompiledProgram final : public Program {
     Require(externals.size() == expected, "the region has ", expected, " inputs and outputs, got ",
             externals.size());
     if (plan->steps.empty()) return;
-    const auto& ready = static_cast<const ReadyPlan&>(*plan);
-    const InstancePool::Lease instance = ready.instances.Acquire(externals, context);
+    const InstancePool::Lease instance = Acquire(static_cast<const ReadyPlan&>(*plan), externals, context);
     instance->Run(externals, context);
   }
 
@@ -65,6 +64,17 @@ class CompiledProgram final : public Program {
   }
 
  private:
+  // Where no instance can be made, those of other shapes may hold the memory.
+  InstancePool::Lease Acquire(const ReadyPlan& plan, std::span<void* const> externals,
+                              const RunContext& context) {
+    try {
+      return plan.instances.Acquire(externals, context);
+    } catch (const Error&) {
+      plans_.DropIf([&](const std::shared_ptr<const ReadyPlan>& other) { return other.get() != &plan; });
+      return plan.instances.Acquire(externals, context);
+    }
+  }
+
   std::shared_ptr<const CompiledRegion> region_;
   PlanCache<InputShapes, std::shared_ptr<const ReadyPlan>> plans_;
 };

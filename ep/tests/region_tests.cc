@@ -333,6 +333,22 @@ void TestInstancesThatCannotBeCreated() {
   Expect(wrong == 0 && fake->faults == 0 && fake->live == 1, "threads share what the memory allows");
 }
 
+void TestMemoryOfOtherShapes() {
+  const Chain chain;
+  auto fake = std::make_shared<FakeBackend>();
+  fake->fail_above = 2;
+  const auto program = Program::Compile(chain.builder.graph, fake);
+  std::mt19937 random(14);
+  for (int64_t batch = 1; batch <= 3; ++batch) {
+    const std::vector<Tensor> inputs = {RandomTensor({batch, 3}, random)};
+    Expect(Equal(RunProgram(*program, inputs), Evaluate(chain.builder.graph, inputs)),
+           "a new shape finds memory");
+  }
+  Expect(fake->live == 1, "the instances of other shapes made room");
+  RunProgram(*program, {RandomTensor({3, 3}, random)});
+  Expect(fake->created == 3, "the plan that needed it stays");
+}
+
 void TestConcurrentRuns() {
   std::mt19937 random(8);
   RandomGraph random_graph(random);
@@ -680,6 +696,7 @@ int main() {
   TestProgramMayDieBeforeItsPlans();
   TestInstanceOrder();
   TestInstancesThatCannotBeCreated();
+  TestMemoryOfOtherShapes();
   TestConcurrentRuns();
   TestCompiledModels();
   TestForeignCompiledModels();
