@@ -301,7 +301,9 @@ void CheckCase(const Case& c) {
   const PackedConv packed(spec, DeviceOf(80, 108, 164), {});
   const GemmProblem problem = packed.Problem(shape);
   Expect(problem.tiled, std::string(c.name) + ": tile kernels apply");
-  const ConvParams p = packed.Params(shape, RankConfigs(problem, packed.On()).front());
+  const std::vector<ConvConfig> ranked = RankConfigs(problem, packed.On());
+  const ConvParams p = packed.Params(
+      shape, *std::find_if(ranked.begin(), ranked.end(), [](const auto& each) { return each.stages > 0; }));
   const std::vector<uint8_t> gathered = packed.Repacks() ? Repacked(g, x, packed.Channels()) : x;
   int wrong = 0;
   for (int64_t pixel = 0; pixel < shape.OutPixels(); ++pixel) {
@@ -317,10 +319,10 @@ void CheckCase(const Case& c) {
   }
   Expect(wrong == 0, std::string(c.name) + ": " + std::to_string(wrong) + " sums differ from the definition");
 
-  const std::vector<uint8_t> image = packed.Image();
+  const std::vector<uint8_t> image = packed.Bytes();
   ConvSpec bare = spec;
   bare.weights.clear();
-  Expect(PackedConv(bare, packed.On(), image).Image() == image, "a packed node is restored without weights");
+  Expect(PackedConv(bare, packed.On(), image).Bytes() == image, "a packed node is restored without weights");
   std::vector<uint8_t> cut(image.begin(), image.end() - 1);
   Expect(Throws([&] { PackedConv(bare, packed.On(), cut); }), "a packed node that is cut short is refused");
 }
