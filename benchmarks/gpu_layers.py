@@ -35,7 +35,7 @@ from lowbit.devices import canonical
 from onnx import TensorProto, helper, numpy_helper
 from results import RESULTS, Table, write
 
-COPIES = 40
+COPIES = 20
 BLOCK_SECONDS = 0.02
 DOMAIN = "ai.lowbit"
 # The paper on extremely low-bit convolution that these kernels start from, section 5.3: averages over the
