@@ -189,7 +189,8 @@ int UnitOf(const Levels& levels, int size, const void* a, const void* b, const v
 template <bool kMul, bool kFast>
 cudaError_t LaunchCodes(BinaryParams& p, const Levels& levels, Queue& queue) {
   cudaError_t error = cudaSuccess;
-  WithUnit<16, 4, 1>(UnitOf(levels, 1, p.a, p.b, p.y), [&](auto bytes) {
+  const int64_t count = NestOf(levels, 1).vectors;
+  WithInt<16, 4, 1>(SpreadUnit(UnitOf(levels, 1, p.a, p.b, p.y), count), [&](auto bytes) {
     constexpr int kBytes = decltype(bytes)::value;
     p.nest = NestOf(levels, kBytes);
     error =

@@ -107,13 +107,20 @@ __device__ __forceinline__ unsigned AddOnes(unsigned word) {
   return ((word & 0x7F7F7F7Fu) + 0x01010101u) ^ (word & 0x80808080u);
 }
 
-// Four rounded codes, or fewer, to one word.
+// The low bytes of four codes, or of one, as a word.
+template <int kCount>
+__device__ __forceinline__ unsigned PackBytes(const unsigned (&code)[kCount]) {
+  if constexpr (kCount == 4) {
+    return __byte_perm(__byte_perm(code[0], code[1], 0x0040), __byte_perm(code[2], code[3], 0x0040), 0x5410);
+  } else {
+    return code[0];
+  }
+}
+
+// The same of rounded codes.
 template <int kCount>
 __device__ __forceinline__ unsigned PackCodes(const unsigned (&code)[kCount], const CodeRounder& r) {
-  unsigned word = code[0];
-  if constexpr (kCount == 4) {
-    word = __byte_perm(__byte_perm(code[0], code[1], 0x0040), __byte_perm(code[2], code[3], 0x0040), 0x5410);
-  }
+  const unsigned word = PackBytes(code);
   return r.odd ? AddOnes(word) : word;
 }
 

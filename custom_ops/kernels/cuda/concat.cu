@@ -126,7 +126,7 @@ void LaunchParts(const JoinPlan& plan, size_t first, int64_t& offset, Fed from, 
   }
   if (p.parts == 0) return;
   cudaError_t error = cudaSuccess;
-  WithUnit<16, 4, 1>(
+  WithInt<16, 4, 1>(
       unit, [&](auto bytes) { error = LaunchParts<decltype(bytes)::value>(p, blocks, plan.fast, queue); });
   CheckLaunch(error, "concat");
 }

@@ -1,5 +1,5 @@
 // Gemm, MatMul and Conv in float32, correct and plain: products of tiles in shared memory on the CUDA cores,
-// summed with fma along k in order. Rows are outputs (of the node or a group), columns are rows of A or
+// summed with fma. Rows are outputs (of the node or a group), columns are rows of A or
 // pixels.
 #include <algorithm>
 
@@ -96,15 +96,22 @@ __global__ void __launch_bounds__(kThreads) ProductTiles(const __grid_constant__
       b_tile[k][own] = k0 + k < p.k ? source(k0 + k) : 0.0f;
     }
     __syncthreads();
+    // Each tile's sum on its own, so that errors grow with the number of tiles and not of products.
+    float tile[kMicro][kMicro] = {};
 #pragma unroll
     for (int k = 0; k < kDepth; ++k) {
 #pragma unroll
       for (int i = 0; i < kMicro; ++i) {
 #pragma unroll
         for (int j = 0; j < kMicro; ++j) {
-          sums[i][j] = __fmaf_rn(a_tile[k][ty + i], b_tile[k][tx + j], sums[i][j]);
+          tile[i][j] = __fmaf_rn(a_tile[k][ty + i], b_tile[k][tx + j], tile[i][j]);
         }
       }
+    }
+#pragma unroll
+    for (int i = 0; i < kMicro; ++i) {
+#pragma unroll
+      for (int j = 0; j < kMicro; ++j) sums[i][j] = __fadd_rn(sums[i][j], tile[i][j]);
     }
     __syncthreads();
   }

@@ -37,10 +37,11 @@ __global__ void __launch_bounds__(kThreads) Copy(const __grid_constant__ CopyPar
   StoreCodes<kBytes>(p.y + at, LoadCodes<kBytes>(p.x + at, valid), valid);
 }
 
-// How index o of one dim of y moves through x: by o / divisor steps of `stride` units, or to table[o].
+// How index o of one dim of y moves through x: by o / divisor steps of `stride` units, or to table[o]. Steps
+// may be negative; unsigned sums wrap to the same offsets.
 struct GatherDim {
   FastDivisor size, divisor;
-  int64_t stride = 0;
+  unsigned stride = 0;
   const int32_t* table = nullptr;             // units from the dim's beginning
   unsigned inside_begin = 0, inside_end = 0;  // other indices are padding
 };
@@ -51,32 +52,37 @@ struct GatherParams {
   unsigned units = 0;
   int dims = 0;
   bool pads = false;
-  int64_t base = 0;         // units
+  unsigned base = 0;        // units
   uint32_t fill = 0;        // four bytes of padding
   GatherDim dim[kMaxDims];  // innermost first
 };
 
-template <int kBytes>
+__device__ __forceinline__ unsigned StepsOf(const GatherDim& d, unsigned index) {
+  if (d.table != nullptr) return static_cast<unsigned>(d.table[index]);
+  return (d.divisor.divisor == 1 ? index : Quotient(index, d.divisor)) * d.stride;
+}
+
+template <int kBytes, int kDims>
 __global__ void __launch_bounds__(kThreads) Gather(const __grid_constant__ GatherParams p) {
   LetSuccessorsStart();
   WaitForPredecessors();
   const unsigned unit = blockIdx.x * kThreads + threadIdx.x;
   if (unit >= p.units) return;
-  unsigned rest = unit;
-  int64_t offset = p.base;
+  unsigned rest = unit, offset = p.base;
   bool inside = true;
-  for (int i = 0; i < p.dims; ++i) {
+#pragma unroll
+  for (int i = 0; i < kDims; ++i) {
+    if (i >= p.dims) break;
     const GatherDim& d = p.dim[i];
     const unsigned next = Quotient(rest, d.size), index = rest - next * d.size.divisor;
     rest = next;
-    offset +=
-        d.table != nullptr ? d.table[index] : static_cast<int64_t>(Quotient(index, d.divisor)) * d.stride;
-    inside = inside && index >= d.inside_begin && index < d.inside_end;
+    offset += StepsOf(d, index);
+    if (p.pads) inside = inside && index >= d.inside_begin && index < d.inside_end;
   }
   Codes<kBytes> codes;
 #pragma unroll
   for (unsigned& word : codes.w) word = p.fill;
-  if (inside || !p.pads) codes = LoadCodes<kBytes>(p.x + offset * kBytes);
+  if (inside) codes = LoadCodes<kBytes>(p.x + static_cast<int64_t>(offset) * kBytes);
   StoreCodes<kBytes>(p.y + static_cast<int64_t>(unit) * kBytes, codes);
 }
 
@@ -186,7 +192,7 @@ GatherParams ParamsOf(const Move& move, int unit) {
   GatherParams p;
   const int64_t per_unit = unit / move.element;
   p.units = static_cast<unsigned>(move.count / per_unit);
-  p.base = move.base / per_unit;
+  p.base = static_cast<unsigned>(move.base / per_unit);
   p.fill = move.fill;
   p.pads = move.pads;
   for (size_t i = move.dims.size(); i-- > 0;) {
@@ -197,7 +203,7 @@ GatherParams ParamsOf(const Move& move, int unit) {
         inner ? per_unit : 1;  // the innermost dim has fewer indices, the others shorter steps
     to.size = MakeDivisor(from.size / shrink);
     to.divisor = MakeDivisor(from.divisor);
-    to.stride = inner && per_unit > 1 ? 1 : from.stride / per_unit;
+    to.stride = static_cast<unsigned>(inner && per_unit > 1 ? 1 : from.stride / per_unit);
     to.inside_begin = static_cast<unsigned>(from.inside_begin / shrink);
     to.inside_end = static_cast<unsigned>(from.inside_end / shrink);
     if (!from.table.empty()) to.table = move.tables[i][unit == 16 ? 0 : unit == 4 ? 1 : 2];
@@ -217,8 +223,11 @@ NodePlanPtr PlanGather(Move move) {
     p.x = static_cast<const uint8_t*>(from[0]);
     p.y = static_cast<uint8_t*>(to);
     cudaError_t error = cudaSuccess;
-    WithUnit<16, 4, 1>(unit, [&](auto bytes) {
-      error = queue.Launch(Gather<decltype(bytes)::value>, GridFor(p.units, kThreads), dim3(kThreads), p);
+    WithInt<16, 4, 1>(unit, [&](auto bytes) {
+      constexpr int kBytes = decltype(bytes)::value, kFewDims = 4;
+      const dim3 grid = GridFor(p.units, kThreads);
+      error = p.dims <= kFewDims ? queue.Launch(Gather<kBytes, kFewDims>, grid, dim3(kThreads), p)
+                                 : queue.Launch(Gather<kBytes, kMaxDims>, grid, dim3(kThreads), p);
     });
     CheckLaunch(error, move.name.c_str());
   });
@@ -411,7 +420,7 @@ std::unique_ptr<PackedNode> PackCopy(const Device&) {
       if (bytes == 0) return;
       const CopyParams p{static_cast<const uint8_t*>(from[0]), static_cast<uint8_t*>(to), bytes};
       cudaError_t error = cudaSuccess;
-      WithUnit<16, 4, 1>(CommonUnit({p.x, p.y}), [&](auto unit) {
+      WithInt<16, 4, 1>(CommonUnit({p.x, p.y}), [&](auto unit) {
         constexpr int kBytes = decltype(unit)::value;
         error =
             queue.Launch(Copy<kBytes>, GridFor((bytes + kBytes - 1) / kBytes, kThreads), dim3(kThreads), p);

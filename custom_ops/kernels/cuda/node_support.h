@@ -1,6 +1,7 @@
 // What the host sides of the kernels that are no convolutions share.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -63,15 +64,23 @@ inline int CommonUnit(std::initializer_list<const void*> pointers) {
 }
 inline int CommonUnit(int64_t bytes) { return bytes % 16 == 0 ? 16 : bytes % 4 == 0 ? 4 : 1; }
 
+// Threads that an H200 holds at once.
+inline constexpr int64_t kOneWave = 132 * 2048;
+
+// `unit`, or 4 where vectors of 16 bytes would leave most of the GPU idle: nodes that compute much per byte.
+inline int SpreadUnit(int unit, int64_t bytes) {
+  return bytes / 16 < kOneWave / 2 ? std::min(unit, 4) : unit;
+}
+
 // Calls fn(std::integral_constant<bool, b>) for the value of `b`, so that it becomes a template argument.
 template <typename Fn>
 auto WithBool(bool b, const Fn& fn) {
   return b ? fn(std::true_type{}) : fn(std::false_type{});
 }
-// The same with `unit`, one of kUnits.
-template <int... kUnits, typename Fn>
-void WithUnit(int unit, const Fn& fn) {
-  ((unit == kUnits ? fn(std::integral_constant<int, kUnits>{}) : void()), ...);
+// The same with `value`, one of kValues.
+template <int... kValues, typename Fn>
+void WithInt(int value, const Fn& fn) {
+  ((value == kValues ? fn(std::integral_constant<int, kValues>{}) : void()), ...);
 }
 
 inline void CheckLaunch(cudaError_t error, const char* kernel) {

@@ -114,30 +114,82 @@ __global__ void __launch_bounds__(kThreads) MaxPool(const __grid_constant__ Pool
                      largest.Result());
 }
 
-// The sum is a float32 sum in the definition's order: down each column, then the columns from left to right.
-template <int kBytes, bool kFast, bool kFloat>
+// The sums of a thread's channels. Float32, in the definition's order: down each column, then the columns
+// from left to right.
+template <int kBytes>
+struct ColumnSums {
+  float sum[kBytes] = {}, column[kBytes] = {};
+
+  __device__ __forceinline__ void Add(const PoolParams& p, unsigned flipped) {
+#pragma unroll
+    for (int c = 0; c < kBytes; ++c) {
+      column[c] = __fadd_rn(column[c], __fmul_rn(CodeValue(flipped, c, p.reader), p.x_scale));
+    }
+  }
+  __device__ __forceinline__ void EndColumn() {
+#pragma unroll
+    for (int c = 0; c < kBytes; ++c) {
+      sum[c] = __fadd_rn(sum[c], column[c]);
+      column[c] = 0;
+    }
+  }
+};
+
+template <int kBytes>
+__device__ __forceinline__ unsigned LoadTap(const PoolParams& p, const Output& o, int64_t line,
+                                            int64_t column) {
+  const int64_t pixel = (static_cast<int64_t>(o.image) * p.h.in + line) * p.w.in + column;
+  return LoadCodes<kBytes>(p.x + pixel * p.channels + o.channel).w[0] ^ p.reader.flip;
+}
+
+template <int kBytes, int kSide>
+__device__ __forceinline__ ColumnSums<kBytes> SumTaps(const PoolParams& p, const Output& o,
+                                                      const WindowDim::Span& rows,
+                                                      const WindowDim::Span& columns) {
+  ColumnSums<kBytes> sums;
+  if (rows.count == 0) return sums;
+  if constexpr (kSide > 0) {
+    unsigned taps[kSide][kSide];
+#pragma unroll
+    for (int j = 0; j < kSide; ++j) {
+#pragma unroll
+      for (int i = 0; i < kSide; ++i) {
+        if (i < rows.count && j < columns.count) {
+          taps[i][j] = LoadTap<kBytes>(p, o, rows.first + i, columns.first + j);
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kSide; ++j) {
+#pragma unroll
+      for (int i = 0; i < kSide; ++i) {
+        if (i < rows.count && j < columns.count) sums.Add(p, taps[i][j]);
+      }
+      sums.EndColumn();
+    }
+  } else {
+    for (int64_t j = 0; j < columns.count; ++j) {
+      for (int64_t i = 0; i < rows.count; ++i) {
+        sums.Add(p, LoadTap<kBytes>(p, o, rows.first + i, columns.first + j));
+      }
+      sums.EndColumn();
+    }
+  }
+  return sums;
+}
+
+// kSide as in MaxPool.
+template <int kBytes, bool kFast, bool kFloat, int kSide>
 __global__ void __launch_bounds__(kThreads) AveragePool(const __grid_constant__ PoolParams p) {
   LetSuccessorsStart();
   WaitForPredecessors();
   const unsigned index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= p.vectors) return;
   const Output o = OutputOfThread<kBytes>(p, index);
-  const WindowDim::Span rows = p.h.Inside(o.row), columns = p.w.Inside(o.column);
-  float sum[kBytes] = {};
-  for (int64_t j = 0; rows.count > 0 && j < columns.count; ++j) {
-    float column_sum[kBytes] = {};
-    for (int64_t i = 0; i < rows.count; ++i) {
-      const int64_t pixel =
-          (static_cast<int64_t>(o.image) * p.h.in + rows.first + i) * p.w.in + columns.first + j;
-      const unsigned word = LoadCodes<kBytes>(p.x + pixel * p.channels + o.channel).w[0] ^ p.reader.flip;
-#pragma unroll
-      for (int c = 0; c < kBytes; ++c) {
-        column_sum[c] = __fadd_rn(column_sum[c], __fmul_rn(CodeValue(word, c, p.reader), p.x_scale));
-      }
-    }
-#pragma unroll
-    for (int c = 0; c < kBytes; ++c) sum[c] = __fadd_rn(sum[c], column_sum[c]);
-  }
+  const WindowDim::Span rows = kSide > 0 ? p.h.InsideSmall(static_cast<int>(o.row)) : p.h.Inside(o.row);
+  const WindowDim::Span columns =
+      kSide > 0 ? p.w.InsideSmall(static_cast<int>(o.column)) : p.w.Inside(o.column);
+  const ColumnSums<kBytes> sums = SumTaps<kBytes, kSide>(p, o, rows, columns);
   const int64_t taps = columns.count == 0 ? 0 : rows.count * columns.count;
   const float divisor =
       static_cast<float>(p.count_include_pad ? p.h.Padded(o.row) * p.w.Padded(o.column) : taps);
@@ -145,7 +197,7 @@ __global__ void __launch_bounds__(kThreads) AveragePool(const __grid_constant__ 
   unsigned code[kBytes];
 #pragma unroll
   for (int c = 0; c < kBytes; ++c) {
-    const float v = __fdiv_rn(sum[c], divisor);
+    const float v = __fdiv_rn(sums.sum[c], divisor);
     if constexpr (kFloat) {
       static_cast<float*>(p.y)[at + c] = v;
     } else {
@@ -240,6 +292,7 @@ __global__ void __launch_bounds__(kSumThreads) GlobalFinish(const __grid_constan
   const int64_t count = static_cast<int64_t>(p.images) * p.channels;
   if (at >= count) return;
   int sum = 0;
+#pragma unroll 16
   for (unsigned split = 0; split < p.splits; ++split) sum += p.partial[split * count + at];
   FinishGlobal(p, at, sum);
 }
@@ -276,7 +329,7 @@ void LaunchMaxPool(PoolParams p, bool is_signed, int side, Queue& queue) {
   const int unit = std::min(CommonUnit({p.x, p.y}), CommonUnit(p.channels));
   SetUnit(p, unit);
   WithBool(is_signed, [&](auto is_signed_) {
-    WithUnit<16, 4, 1>(unit, [&](auto bytes) {
+    WithInt<16, 4, 1>(unit, [&](auto bytes) {
       constexpr int kBytes = decltype(bytes)::value;
       constexpr bool kSigned = decltype(is_signed_)::value;
       const dim3 grid = GridFor(p.vectors, kThreads);
@@ -288,17 +341,23 @@ void LaunchMaxPool(PoolParams p, bool is_signed, int side, Queue& queue) {
   CheckLaunch(error, "max_pool");
 }
 
-void LaunchAveragePool(PoolParams p, bool quantized, bool fast, Queue& queue) {
+template <int kBytes, int kSide>
+cudaError_t LaunchAverage(const PoolParams& p, bool quantized, bool fast, Queue& queue) {
+  const dim3 grid = GridFor(p.vectors, kThreads);
+  return !quantized ? queue.Launch(AveragePool<kBytes, true, true, kSide>, grid, dim3(kThreads), p)
+         : fast     ? queue.Launch(AveragePool<kBytes, true, false, kSide>, grid, dim3(kThreads), p)
+                    : queue.Launch(AveragePool<kBytes, false, false, kSide>, grid, dim3(kThreads), p);
+}
+
+void LaunchAveragePool(PoolParams p, bool quantized, bool fast, int side, Queue& queue) {
   cudaError_t error = cudaSuccess;
   int unit = std::min({4, CommonUnit({p.x}), CommonUnit(p.channels)});
   if (quantized) unit = std::min(unit, CommonUnit({p.y}));
   SetUnit(p, unit);
-  const dim3 grid = GridFor(p.vectors, kThreads);
-  WithUnit<4, 1>(unit, [&](auto bytes) {
-    constexpr int kBytes = decltype(bytes)::value;
-    error = !quantized ? queue.Launch(AveragePool<kBytes, true, true>, grid, dim3(kThreads), p)
-            : fast     ? queue.Launch(AveragePool<kBytes, true, false>, grid, dim3(kThreads), p)
-                       : queue.Launch(AveragePool<kBytes, false, false>, grid, dim3(kThreads), p);
+  WithInt<4, 1>(unit, [&](auto bytes) {
+    WithInt<3, 2, 0>(side, [&](auto side_) {
+      error = LaunchAverage<decltype(bytes)::value, decltype(side_)::value>(p, quantized, fast, queue);
+    });
   });
   CheckLaunch(error, "average_pool");
 }
@@ -318,9 +377,9 @@ GlobalParams GlobalGeometry(const GlobalAveragePoolNode& node, const TensorShape
   return p;
 }
 
-// Splits the pixels so that every multiprocessor has work, but leaves a thread at least 8 pixels.
+// Splits the pixels so that every multiprocessor has work, but leaves a thread at least 32 pixels.
 void SplitPixels(GlobalParams& p, int multiprocessors) {
-  constexpr unsigned kLeast = 8 * kLanes;
+  constexpr unsigned kLeast = 32 * kLanes;
   const int64_t blocks = int64_t{p.images} * ((p.channels + 4 * kLanes - 1) / (4 * kLanes));
   const int64_t wanted = std::max<int64_t>(1, 2 * multiprocessors / std::max<int64_t>(1, blocks));
   p.splits = static_cast<unsigned>(std::min<int64_t>(wanted, std::max(1u, (p.pixels + kLeast - 1) / kLeast)));
@@ -333,7 +392,7 @@ void LaunchGlobal(GlobalParams p, Queue& queue) {
   const int64_t blocks = int64_t{p.slabs} * p.images * p.splits;
   Require(blocks < int64_t{1} << 31, "a global average of ", p.images, " images is too large");
   cudaError_t error = cudaSuccess;
-  WithUnit<4, 1>(unit, [&](auto bytes) {
+  WithInt<4, 1>(unit, [&](auto bytes) {
     constexpr int kBytes = decltype(bytes)::value;
     const dim3 grid(static_cast<unsigned>(blocks));
     error = p.is_signed ? queue.Launch(GlobalSum<kBytes, true>, grid, dim3(kSumThreads), p)
@@ -373,13 +432,13 @@ std::unique_ptr<PackedNode> PackAveragePool(const AveragePoolNode& node) {
     geometry.rounder = MakeRounder(spec.quantizer);
     // An average is at most as large as the largest value, but for the roundings of its sum.
     const bool fast = FastDivisionIsExact(spec.quantizer.scale, 512.0 * static_cast<double>(spec.x_scale));
-    return MakePlan("average_pool", [geometry, quantized = spec.quantizer.quantized, fast](
-                                        Fed from, void* to, void*, Queue& queue) {
+    return MakePlan("average_pool", [geometry, quantized = spec.quantizer.quantized, fast,
+                                     side = UnrolledSide(geometry)](Fed from, void* to, void*, Queue& queue) {
       if (geometry.vectors == 0) return;
       PoolParams p = geometry;
       p.x = static_cast<const uint8_t*>(from[0]);
       p.y = to;
-      LaunchAveragePool(p, quantized, fast, queue);
+      LaunchAveragePool(p, quantized, fast, side, queue);
     });
   });
 }

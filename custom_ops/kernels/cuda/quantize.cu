@@ -14,10 +14,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kTileChannels = 64, kTilePixels = 64;
-// Images of few channels: a tile holds all of them, its bytes lie as in the tensor.
-constexpr int kFewChannels = 4, kMostPixels = 1024, kFewPixels = 256;
 constexpr int kTileBytes = kTilePixels * (kTileChannels + 4);
-static_assert(kFewChannels * kMostPixels <= kTileBytes);
+constexpr int kFewThreads = 128;
 
 // LowBitQuantize of one channel.
 struct QuantizerGrid {
@@ -108,15 +106,11 @@ __global__ void __launch_bounds__(kThreads) FlatToCodes(const __grid_constant__ 
   }
 }
 
-// How images [pixels, channels] are cut into tiles.
+// How images of [pixels, channels] codes are cut into tiles.
 struct PlaneTiles {
   unsigned pixels = 0, channels = 0;
-  int pixel_shift = 0;         // 2^pixel_shift pixels
-  unsigned tile_channels = 0;  // a multiple of 4, or all of them
-  unsigned pitch = 0;          // bytes from pixel to pixel of a tile
-  bool joined = false;         // a tile's bytes lie as in the tensor
-  int unit = 1,
-      row_shift = 0;  // codes move `unit` bytes at a time, 2^row_shift threads side by side for a pixel
+  unsigned pitch = 0;           // bytes from pixel to pixel of a tile: an odd number of words
+  int unit = 1, row_shift = 0;  // codes move `unit` bytes at a time, 2^row_shift threads serve a pixel
   FastDivisor by_pixel_tiles, by_channel_tiles;
 };
 
@@ -128,53 +122,58 @@ struct TileOrigin {
 __device__ __forceinline__ TileOrigin OriginOf(const PlaneTiles& t, unsigned block) {
   TileOrigin o;
   const unsigned rest = Quotient(block, t.by_channel_tiles);
-  o.channel = (block - rest * t.by_channel_tiles.divisor) * t.tile_channels;
+  o.channel = (block - rest * t.by_channel_tiles.divisor) * kTileChannels;
   o.image = Quotient(rest, t.by_pixel_tiles);
-  o.pixel = (rest - o.image * t.by_pixel_tiles.divisor) << t.pixel_shift;
-  o.pixels = min(t.pixels - o.pixel, 1u << t.pixel_shift);
-  o.channels = min(t.channels - o.channel, t.tile_channels);
+  o.pixel = (rest - o.image * t.by_pixel_tiles.divisor) * kTilePixels;
+  o.pixels = min(t.pixels - o.pixel, static_cast<unsigned>(kTilePixels));
+  o.channels = min(t.channels - o.channel, static_cast<unsigned>(kTileChannels));
   return o;
 }
 
-template <int kBytes>
-__device__ __forceinline__ void MoveBytes(const uint8_t* from, uint8_t* to, unsigned bytes) {
-  for (unsigned i = threadIdx.x * kBytes; i < bytes; i += kThreads * kBytes) {
-    StoreCodes<kBytes>(to + i, LoadCodes<kBytes>(from + i));
-  }
-}
-
+// A tile's codes between shared memory and the tensor.
 template <int kBytes, bool kToShared>
 __device__ __forceinline__ void MoveRows(const PlaneTiles& t, const TileOrigin& o, uint8_t* shared,
-                                         uint8_t* global) {
+                                         uint8_t* tensor) {
   const unsigned column = (threadIdx.x & ((1u << t.row_shift) - 1)) * kBytes;
   if (column >= o.channels) return;
+  uint8_t* global = tensor + (static_cast<int64_t>(o.image) * t.pixels + o.pixel) * t.channels + o.channel;
   for (unsigned row = threadIdx.x >> t.row_shift; row < o.pixels;
        row += static_cast<unsigned>(kThreads) >> t.row_shift) {
     uint8_t* s = shared + row * t.pitch + column;
     uint8_t* g = global + static_cast<int64_t>(row) * t.channels + column;
-    if constexpr (kToShared) {
-      StoreCodes<kBytes>(s, LoadCodes<kBytes>(g));
-    } else {
-      StoreCodes<kBytes>(g, LoadCodes<kBytes>(s));
+    // Rows of a tile begin at words, not at 16 bytes.
+    constexpr int kStep = kBytes < 4 ? kBytes : 4;
+    Codes<kBytes> codes;
+    if constexpr (kToShared) codes = LoadCodes<kBytes>(g);
+#pragma unroll
+    for (int i = 0; i < Codes<kBytes>::kWords; ++i) {
+      if constexpr (kToShared) {
+        StoreCodes<kStep>(s + 4 * i, Codes<kStep>{{codes.w[i]}});
+      } else {
+        codes.w[i] = LoadCodes<kStep>(s + 4 * i).w[0];
+      }
     }
+    if constexpr (!kToShared) StoreCodes<kBytes>(g, codes);
   }
 }
 
-// A tile's codes between shared memory and the tensor.
 template <bool kToShared>
 __device__ __forceinline__ void MoveTile(const PlaneTiles& t, const TileOrigin& o, uint8_t* shared,
                                          uint8_t* tensor) {
-  uint8_t* global = tensor + (static_cast<int64_t>(o.image) * t.pixels + o.pixel) * t.channels + o.channel;
-  if (t.joined) {
-    const uint8_t* from = kToShared ? global : shared;
-    uint8_t* to = kToShared ? shared : global;
-    const unsigned bytes = o.pixels * t.channels;
-    if (t.unit == 16) return MoveBytes<16>(from, to, bytes);
-    if (t.unit == 4) return MoveBytes<4>(from, to, bytes);
-    return MoveBytes<1>(from, to, bytes);
+  if (t.unit == 16) return MoveRows<16, kToShared>(t, o, shared, tensor);
+  if (t.unit == 4) return MoveRows<4, kToShared>(t, o, shared, tensor);
+  MoveRows<1, kToShared>(t, o, shared, tensor);
+}
+
+// kCount 4 or 1 neighbouring floats.
+template <int kCount>
+__device__ __forceinline__ void LoadFloats(const float* x, float (&v)[kCount]) {
+  if constexpr (kCount == 4) {
+    const float4 four = *reinterpret_cast<const float4*>(x);
+    v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+  } else {
+    v[0] = *x;
   }
-  if (t.unit == 4) return MoveRows<4, kToShared>(t, o, shared, global);
-  MoveRows<1, kToShared>(t, o, shared, global);
 }
 
 template <typename Map>
@@ -185,7 +184,7 @@ struct PlanesParams {
   Map map;
 };
 
-// x [images, channels, pixels], kCount pixels at a time.
+// x [images, channels, pixels]. A thread turns kCount pixels of four channels into words of a tile.
 template <typename Map, int kCount>
 __global__ void __launch_bounds__(kThreads) PlanesToCodes(const __grid_constant__ PlanesParams<Map> p) {
   __shared__ __align__(16) uint8_t tile[kTileBytes];
@@ -194,28 +193,52 @@ __global__ void __launch_bounds__(kThreads) PlanesToCodes(const __grid_constant_
   const PlaneTiles& t = p.tiles;
   const TileOrigin o = OriginOf(t, blockIdx.x);
   const float* x = p.x + (static_cast<int64_t>(o.image) * t.channels + o.channel) * t.pixels + o.pixel;
-  const int shift = t.pixel_shift - (kCount == 4 ? 2 : 0);
-  const unsigned items = o.channels << shift;
-#pragma unroll 4
-  for (unsigned item = threadIdx.x; item < items; item += kThreads) {
-    const unsigned c = item >> shift, pixel = (item & ((1u << shift) - 1)) * kCount;
-    if (pixel >= o.pixels) continue;
-    const float* from = x + static_cast<int64_t>(c) * t.pixels + pixel;
-    float v[kCount];
-    if constexpr (kCount == 4) {
-      const float4 four = *reinterpret_cast<const float4*>(from);
-      v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
-    } else {
-      v[0] = *from;
+  constexpr unsigned kPerChannel = kTilePixels / kCount;
+#pragma unroll
+  for (unsigned item = threadIdx.x; item < kPerChannel * kTileChannels / 4; item += kThreads) {
+    const unsigned c = item / kPerChannel * 4, pixel = item % kPerChannel * kCount;
+    if (c >= o.channels || pixel >= o.pixels) continue;
+    float v[4][kCount] = {};
+#pragma unroll
+    for (unsigned i = 0; i < 4; ++i) {
+      if (c + i < o.channels) LoadFloats<kCount>(x + static_cast<int64_t>(c + i) * t.pixels + pixel, v[i]);
     }
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      tile[(pixel + static_cast<unsigned>(i)) * t.pitch + c] =
-          static_cast<uint8_t>(p.map(v[i], o.channel + c));
+    for (unsigned j = 0; j < kCount; ++j) {
+      unsigned code[4];
+#pragma unroll
+      for (unsigned i = 0; i < 4; ++i) code[i] = p.map(v[i][j], min(o.channel + c + i, t.channels - 1));
+      *reinterpret_cast<unsigned*>(tile + (pixel + j) * t.pitch + c) = PackBytes(code);
     }
   }
   __syncthreads();
   MoveTile<false>(t, o, tile, p.y);
+}
+
+// kChannels planes of few channels, a multiple of 4 pixels: a thread has all codes of four pixels.
+template <typename Map, int kChannels>
+__global__ void __launch_bounds__(kFewThreads) FewPlanesToCodes(const __grid_constant__ PlanesParams<Map> p) {
+  LetSuccessorsStart();
+  WaitForPredecessors();
+  const unsigned four = blockIdx.x * kFewThreads + threadIdx.x;
+  const unsigned image = Quotient(four, p.tiles.by_pixel_tiles);
+  if (image >= p.tiles.by_channel_tiles.divisor) return;
+  const unsigned pixel = (four - image * p.tiles.by_pixel_tiles.divisor) * 4;
+  const float* x = p.x + static_cast<int64_t>(image) * kChannels * p.tiles.pixels + pixel;
+  float v[kChannels][4];
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) LoadFloats<4>(x + static_cast<int64_t>(c) * p.tiles.pixels, v[c]);
+  unsigned* y = reinterpret_cast<unsigned*>(p.y) + static_cast<int64_t>(four) * kChannels;
+#pragma unroll
+  for (int word = 0; word < kChannels; ++word) {
+    unsigned code[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int byte = 4 * word + i;
+      code[i] = p.map(v[byte % kChannels][byte / kChannels], byte % kChannels);
+    }
+    y[word] = PackBytes(code);
+  }
 }
 
 struct DequantizeGrid {
@@ -231,6 +254,20 @@ struct CodesToPlanesParams {
   const DequantizeGrid* grids = nullptr;  // per channel, or null
 };
 
+__device__ __forceinline__ DequantizeGrid GridOf(const CodesToPlanesParams& p, unsigned channel) {
+  return p.grids != nullptr ? p.grids[channel] : p.grid;
+}
+
+template <int kCount>
+__device__ __forceinline__ void StoreFloats(float* y, const float (&v)[kCount]) {
+  if constexpr (kCount == 4) {
+    *reinterpret_cast<float4*>(y) = make_float4(v[0], v[1], v[2], v[3]);
+  } else {
+    *y = v[0];
+  }
+}
+
+template <int kCount>
 __global__ void __launch_bounds__(kThreads) CodesToPlanes(const __grid_constant__ CodesToPlanesParams p) {
   __shared__ __align__(16) uint8_t tile[kTileBytes];
   LetSuccessorsStart();
@@ -240,14 +277,54 @@ __global__ void __launch_bounds__(kThreads) CodesToPlanes(const __grid_constant_
   MoveTile<true>(t, o, tile, const_cast<uint8_t*>(p.x));
   __syncthreads();
   float* y = p.y + (static_cast<int64_t>(o.image) * t.channels + o.channel) * t.pixels + o.pixel;
-  const unsigned items = o.channels << t.pixel_shift;
-#pragma unroll 4
-  for (unsigned item = threadIdx.x; item < items; item += kThreads) {
-    const unsigned c = item >> t.pixel_shift, pixel = item & ((1u << t.pixel_shift) - 1);
-    if (pixel >= o.pixels) continue;
-    const DequantizeGrid g = p.grids != nullptr ? p.grids[o.channel + c] : p.grid;
-    const float v = CodeValue(tile[pixel * t.pitch + c] ^ (p.flip & 255u), 0, {p.flip, g.bias});
-    y[static_cast<int64_t>(c) * t.pixels + pixel] = __fmul_rn(v, g.scale);
+  constexpr unsigned kPerChannel = kTilePixels / kCount;
+#pragma unroll
+  for (unsigned item = threadIdx.x; item < kPerChannel * kTileChannels / 4; item += kThreads) {
+    const unsigned c = item / kPerChannel * 4, pixel = item % kPerChannel * kCount;
+    if (c >= o.channels || pixel >= o.pixels) continue;
+    unsigned words[kCount];
+#pragma unroll
+    for (unsigned j = 0; j < kCount; ++j) {
+      words[j] = *reinterpret_cast<const unsigned*>(tile + (pixel + j) * t.pitch + c) ^ p.flip;
+    }
+#pragma unroll
+    for (unsigned i = 0; i < 4; ++i) {
+      if (c + i >= o.channels) break;
+      const DequantizeGrid g = GridOf(p, o.channel + c + i);
+      float v[kCount];
+#pragma unroll
+      for (unsigned j = 0; j < kCount; ++j) {
+        v[j] = __fmul_rn(CodeValue(words[j], static_cast<int>(i), {p.flip, g.bias}), g.scale);
+      }
+      StoreFloats<kCount>(y + static_cast<int64_t>(c + i) * t.pixels + pixel, v);
+    }
+  }
+}
+
+template <int kChannels>
+__global__ void __launch_bounds__(kFewThreads)
+    FewCodesToPlanes(const __grid_constant__ CodesToPlanesParams p) {
+  LetSuccessorsStart();
+  WaitForPredecessors();
+  const unsigned four = blockIdx.x * kFewThreads + threadIdx.x;
+  const unsigned image = Quotient(four, p.tiles.by_pixel_tiles);
+  if (image >= p.tiles.by_channel_tiles.divisor) return;
+  const unsigned pixel = (four - image * p.tiles.by_pixel_tiles.divisor) * 4;
+  const unsigned* x = reinterpret_cast<const unsigned*>(p.x) + static_cast<int64_t>(four) * kChannels;
+  unsigned words[kChannels];
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) words[i] = x[i] ^ p.flip;
+  float* y = p.y + static_cast<int64_t>(image) * kChannels * p.tiles.pixels + pixel;
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) {
+    const DequantizeGrid g = GridOf(p, c);
+    float v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int byte = j * kChannels + c;
+      v[j] = __fmul_rn(CodeValue(words[byte / 4], byte % 4, {p.flip, g.bias}), g.scale);
+    }
+    StoreFloats<4>(y + static_cast<int64_t>(c) * p.tiles.pixels, v);
   }
 }
 
@@ -257,30 +334,28 @@ struct Tiling {
 };
 
 // [images, pixels, channels] with the codes at `codes`.
-Tiling TilingOf(int64_t images, int64_t pixels, int64_t channels, const void* codes, int multiprocessors) {
+Tiling TilingOf(int64_t images, int64_t pixels, int64_t channels, const void* codes) {
   Tiling out;
   PlaneTiles& t = out.tiles;
   t.pixels = static_cast<unsigned>(pixels);
   t.channels = static_cast<unsigned>(channels);
-  t.joined = channels <= kFewChannels;
-  t.tile_channels = t.joined ? t.channels : kTileChannels;
-  int64_t tile_pixels = kTilePixels;
-  if (t.joined) {
-    const bool many = images * ((pixels + kMostPixels - 1) / kMostPixels) >= 4 * int64_t{multiprocessors};
-    tile_pixels = many ? kMostPixels : kFewPixels;
-    t.pitch = t.channels;
-    t.unit = std::min(CommonUnit({codes}), CommonUnit(pixels * channels));
-  } else {
-    // An odd number of words: neighbouring pixels meet different banks.
-    t.pitch = ((std::min(t.channels, t.tile_channels) + 3) / 4 | 1u) * 4;
-    t.unit = std::min({4, CommonUnit({codes}), CommonUnit(channels)});
-    const unsigned row = std::min(t.channels, t.tile_channels) / static_cast<unsigned>(t.unit);
-    while ((1u << t.row_shift) < row) ++t.row_shift;
-  }
-  while ((int64_t{1} << t.pixel_shift) < tile_pixels) ++t.pixel_shift;
-  t.by_pixel_tiles = MakeDivisor((pixels + tile_pixels - 1) / tile_pixels);
-  t.by_channel_tiles = MakeDivisor((channels + t.tile_channels - 1) / t.tile_channels);
+  const unsigned width = std::min(t.channels, static_cast<unsigned>(kTileChannels));
+  t.pitch = ((width + 3) / 4 | 1u) * 4;
+  t.unit = std::min(CommonUnit({codes}), CommonUnit(channels));
+  while ((1u << t.row_shift) < width / static_cast<unsigned>(t.unit)) ++t.row_shift;
+  t.by_pixel_tiles = MakeDivisor((pixels + kTilePixels - 1) / kTilePixels);
+  t.by_channel_tiles = MakeDivisor((channels + kTileChannels - 1) / kTileChannels);
   out.blocks = images * t.by_pixel_tiles.divisor * t.by_channel_tiles.divisor;
+  return out;
+}
+
+// The same for the kernels of few channels: tiles of four pixels, and the images in place of channel tiles.
+Tiling FewTilingOf(int64_t images, int64_t pixels) {
+  Tiling out;
+  out.tiles.pixels = static_cast<unsigned>(pixels);
+  out.tiles.by_pixel_tiles = MakeDivisor(pixels / 4);
+  out.tiles.by_channel_tiles.divisor = static_cast<uint32_t>(images);
+  out.blocks = GridFor(images * (pixels / 4), kFewThreads).x;
   return out;
 }
 
@@ -308,7 +383,6 @@ FloatCodes GeometryOf(const TensorShape& codes, bool moves) {
 template <typename Map>
 cudaError_t LaunchFlat(const FloatCodes& g, const Map& map, bool per_channel, const float* x, uint8_t* y,
                        Queue& queue) {
-  constexpr int64_t kOneWave = 132 * 2048 * 4;  // values of an H200's threads, four each
   FlatParams<Map> p;
   p.x = x;
   p.y = y;
@@ -322,25 +396,51 @@ cudaError_t LaunchFlat(const FloatCodes& g, const Map& map, bool per_channel, co
   }
   if (!per_channel) p.channels = MakeDivisor(4);
   const int64_t vectors = (g.count + 3) / 4;
-  return g.count <= kOneWave
+  return g.count <= 4 * kOneWave
              ? queue.Launch(FlatToCodes<Map, 4, 1>, GridFor(vectors, kThreads), dim3(kThreads), p)
              : queue.Launch(FlatToCodes<Map, 4, 4>, GridFor(vectors, 4 * kThreads), dim3(kThreads), p);
 }
 
+// Whether the kernels of few channels serve; floats and codes aligned as they need it.
+bool IsFew(const FloatCodes& g, const void* floats, const void* codes) {
+  return g.channels <= 4 && g.pixels % 4 == 0 && CommonUnit({floats}) == 16 && CommonUnit({codes}) >= 4;
+}
+
 template <typename Map>
-cudaError_t LaunchToCodes(const FloatCodes& g, const Map& map, bool per_channel, int multiprocessors,
-                          const float* x, uint8_t* y, Queue& queue) {
+cudaError_t LaunchToCodes(const FloatCodes& g, const Map& map, bool per_channel, const float* x, uint8_t* y,
+                          Queue& queue) {
   if (!g.moves) return LaunchFlat(g, map, per_channel, x, y, queue);
-  const Tiling tiling = TilingOf(g.images, g.pixels, g.channels, y, multiprocessors);
-  PlanesParams<Map> p;
-  p.x = x;
-  p.y = y;
-  p.tiles = tiling.tiles;
-  p.map = map;
+  const bool few = IsFew(g, x, y);
+  const Tiling tiling = few ? FewTilingOf(g.images, g.pixels) : TilingOf(g.images, g.pixels, g.channels, y);
+  const PlanesParams<Map> p{x, y, tiling.tiles, map};
   const dim3 grid(static_cast<unsigned>(tiling.blocks));
-  return CommonUnit({x}) == 16 && g.pixels % 4 == 0
-             ? queue.Launch(PlanesToCodes<Map, 4>, grid, dim3(kThreads), p)
-             : queue.Launch(PlanesToCodes<Map, 1>, grid, dim3(kThreads), p);
+  if (!few) {
+    return CommonUnit({x}) == 16 && g.pixels % 4 == 0
+               ? queue.Launch(PlanesToCodes<Map, 4>, grid, dim3(kThreads), p)
+               : queue.Launch(PlanesToCodes<Map, 1>, grid, dim3(kThreads), p);
+  }
+  cudaError_t error = cudaSuccess;
+  WithInt<2, 3, 4>(static_cast<int>(g.channels), [&](auto channels) {
+    error = queue.Launch(FewPlanesToCodes<Map, decltype(channels)::value>, grid, dim3(kFewThreads), p);
+  });
+  return error;
+}
+
+cudaError_t LaunchToPlanes(const FloatCodes& g, CodesToPlanesParams p, Queue& queue) {
+  const bool few = IsFew(g, p.y, p.x);
+  const Tiling tiling = few ? FewTilingOf(g.images, g.pixels) : TilingOf(g.images, g.pixels, g.channels, p.x);
+  p.tiles = tiling.tiles;
+  const dim3 grid(static_cast<unsigned>(tiling.blocks));
+  if (!few) {
+    return CommonUnit({p.y}) == 16 && g.pixels % 4 == 0
+               ? queue.Launch(CodesToPlanes<4>, grid, dim3(kThreads), p)
+               : queue.Launch(CodesToPlanes<1>, grid, dim3(kThreads), p);
+  }
+  cudaError_t error = cudaSuccess;
+  WithInt<2, 3, 4>(static_cast<int>(g.channels), [&](auto channels) {
+    error = queue.Launch(FewCodesToPlanes<decltype(channels)::value>, grid, dim3(kFewThreads), p);
+  });
+  return error;
 }
 
 QuantizerGrid GridOf(const Quantizer& q) {
@@ -350,20 +450,20 @@ QuantizerGrid GridOf(const Quantizer& q) {
           rounder.hi,    rounder.magic,   rounder.odd ? 1u : 0u};
 }
 
-// A node's map, its constants and the plan of one shape. `text` names the kernel.
+// A node from its map and the constants that the map reads. `text` names the kernel.
 template <typename Map>
 std::unique_ptr<PackedNode> MakeToCodes(const char* text, const Map& map, bool per_channel, bool moves,
-                                        std::shared_ptr<const DeviceMemory> memory, const Device& device) {
-  return MakeNode([=, multiprocessors = device.multiprocessors](Shapes, const TensorShape& y) {
-    FloatCodes g = GeometryOf(y, moves);
-    return MakePlan(
-        std::string(text) + (g.moves ? "_planes" : "_flat"), [=](Fed from, void* to, void*, Queue& queue) {
-          (void)memory;  // lives as long as its plans
-          if (g.count == 0) return;
-          CheckLaunch(LaunchToCodes(g, map, per_channel, multiprocessors, static_cast<const float*>(from[0]),
-                                    static_cast<uint8_t*>(to), queue),
-                      text);
-        });
+                                        std::shared_ptr<const DeviceMemory> memory) {
+  return MakeNode([=](Shapes, const TensorShape& y) {
+    const FloatCodes g = GeometryOf(y, moves);
+    return MakePlan(std::string(text) + (g.moves ? "_planes" : "_flat"),
+                    [=](Fed from, void* to, void*, Queue& queue) {
+                      (void)memory;  // lives as long as its plans
+                      if (g.count == 0) return;
+                      CheckLaunch(LaunchToCodes(g, map, per_channel, static_cast<const float*>(from[0]),
+                                                static_cast<uint8_t*>(to), queue),
+                                  text);
+                    });
   });
 }
 
@@ -387,7 +487,7 @@ std::unique_ptr<PackedNode> PackQuantize(const QuantizeNode& node, const Device&
   }
   return WithBool(fast, [&](auto fast_) {
     const QuantizeMap<decltype(fast_)::value> map{grids.front(), uploaded};
-    return MakeToCodes("quantize", map, per_channel, node.to_channels_last, memory, device);
+    return MakeToCodes("quantize", map, per_channel, node.to_channels_last, memory);
   });
 }
 
@@ -405,7 +505,7 @@ std::unique_ptr<PackedNode> PackThreshold(const ThresholdNode& node, const Devic
   map.base = reinterpret_cast<const int32_t*>(memory->At(base));
   map.count = static_cast<unsigned>(spec.count);
   map.per_channel = spec.channels > 1;
-  return MakeToCodes("threshold", map, map.per_channel, node.to_channels_last, memory, device);
+  return MakeToCodes("threshold", map, map.per_channel, node.to_channels_last, memory);
 }
 
 std::unique_ptr<PackedNode> PackDequantize(const DequantizeNode& node, const Device& device) {
@@ -426,7 +526,7 @@ std::unique_ptr<PackedNode> PackDequantize(const DequantizeNode& node, const Dev
     memory = UploadConstants(constants, device);
     params.grids = reinterpret_cast<const DequantizeGrid*>(memory->At(0));
   }
-  return MakeNode([=, multiprocessors = device.multiprocessors](Shapes fed, const TensorShape& y) {
+  return MakeNode([=](Shapes fed, const TensorShape& y) {
     const FloatCodes g = GeometryOf(fed[0], true);
     if (!g.moves) return flat->Plan(fed, y);
     return MakePlan("dequantize_planes", [=](Fed from, void* to, void*, Queue& queue) {
@@ -434,10 +534,7 @@ std::unique_ptr<PackedNode> PackDequantize(const DequantizeNode& node, const Dev
       CodesToPlanesParams p = params;
       p.x = static_cast<const uint8_t*>(from[0]);
       p.y = static_cast<float*>(to);
-      const Tiling tiling = TilingOf(g.images, g.pixels, g.channels, p.x, multiprocessors);
-      p.tiles = tiling.tiles;
-      CheckLaunch(queue.Launch(CodesToPlanes, dim3(static_cast<unsigned>(tiling.blocks)), dim3(kThreads), p),
-                  "dequantize");
+      CheckLaunch(LaunchToPlanes(g, p, queue), "dequantize");
     });
   });
 }

@@ -1,6 +1,20 @@
 // Where kernels are launched. Every launch of this library goes through a Queue, so that one piece of code
 // serves three ends: enqueuing on a stream, recording the nodes of a graph that is being captured, and giving
 // the recorded nodes of an instantiated graph new arguments (other tensors, same shapes).
+//
+// Why kernels that overlap never meet in memory: a kernel may start while its predecessor on the stream, or
+// before it in a captured chain, still runs (programmatic dependent launch). Every thread of every kernel of
+// this library calls WaitForPredecessors (ptx.cuh), or waits at a barrier for one that did, before its first
+// access to memory but the node's own constants, which nothing writes after packing, and before its first
+// return. So
+//   1. what a kernel reads or writes, it reads or writes after its predecessor is complete and flushed;
+//   2. the predecessor completed only after its own wait, hence after *its* predecessor, and so on: when a
+//      kernel's wait returns, all kernels before it are complete. It may therefore overwrite what any of them
+//      read (a buffer that the memory plan gives to a new tensor), and read what any of them wrote.
+// A kernel that returned early without waiting would break the chain in 2 for all that follow.
+// LetSuccessorsStart needs no such care: it only lets the next kernel come as far as its wait, and as it
+// takes effect once all blocks of a grid have called it or ended, waiting blocks never keep blocks that they
+// wait for from running.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -27,6 +27,12 @@ struct WindowDim {
     const int64_t end = kernel < reached ? kernel : reached;
     return {first + skipped * dilation, end > skipped ? end - skipped : 0};
   }
+  // The same of an undilated window whose numbers are small.
+  __device__ __forceinline__ Span InsideSmall(int o) const {
+    const int first = o * static_cast<int>(stride) - static_cast<int>(pad_begin);
+    const int begin = max(first, 0), end = min(first + static_cast<int>(kernel), static_cast<int>(in));
+    return {begin, max(end - begin, 0)};
+  }
   // Taps inside the padded image; with ceil_mode the last window may reach beyond even that.
   __device__ __forceinline__ int64_t Padded(int64_t o) const {
     const int64_t room = in + pad_end - (o * stride - pad_begin);
