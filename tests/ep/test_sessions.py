@@ -133,7 +133,7 @@ def test_only_some_outputs_are_wanted(devices, device: str) -> None:
         assert_same(session.run([name], {"x": x}), [value])
 
 
-def within(op: str, inner: onnx.ModelProto) -> onnx.ModelProto:
+def within(op: str, inner: onnx.ModelProto, *, constants_outside: bool = False) -> onnx.ModelProto:
     """A model whose `If` or `Loop` runs the nodes of `inner` on the outer graph's x."""
     body = onnx.GraphProto()
     body.CopyFrom(inner.graph)
@@ -176,6 +176,12 @@ def within(op: str, inner: onnx.ModelProto) -> onnx.ModelProto:
         truth = helper.make_tensor("truth", TensorProto.BOOL, [], [True])
         initializers = [trips, truth]
         node = helper.make_node("Loop", ["trips", "truth", "x"], ["z"], body=body)
+    if constants_outside:
+        branch = next(
+            attribute.g for attribute in node.attribute if attribute.name in ("then_branch", "body")
+        )
+        initializers.extend(branch.initializer)
+        del branch.initializer[:]
     out = helper.make_tensor_value_info("z", TensorProto.FLOAT, None)
     graph = helper.make_graph([node], "outer", inputs, [out], initializers)
     return helper.make_model(graph, opset_imports=inner.opset_import, ir_version=inner.ir_version)
@@ -183,8 +189,9 @@ def within(op: str, inner: onnx.ModelProto) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("op", ["If", "Loop"])
-def test_regions_in_subgraphs(devices, device: str, op: str) -> None:
-    model = within(op, chain("conv", "conv"))
+@pytest.mark.parametrize("constants_outside", [False, True])
+def test_regions_in_subgraphs(devices, device: str, op: str, constants_outside: bool) -> None:
+    model = within(op, chain("conv", "conv"), constants_outside=constants_outside)
     feeds = [{"x": images(1, 3, 5, 5)}]
     if op == "If":
         feeds = [{**feeds[0], "condition": np.array(truth)} for truth in (True, False)]
@@ -242,6 +249,14 @@ def test_the_log_tells_regions_and_what_stays(devices, capfd) -> None:
     log = capfd.readouterr().err
     assert log.count("lowbit: region of ") == 2
     assert log.count("(LpNormalization) stays with ONNX Runtime: ") == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_session_may_refuse_the_cpu(devices, device: str) -> None:
+    entries = {"session.disable_cpu_ep_fallback": "1"}
+    devices.session(chain("conv", "conv"), device, entries=entries)
+    with pytest.raises(Exception, match="fallback"):
+        devices.session(chain("conv", OTHER, "conv"), device, entries=entries)
 
 
 def test_errors_of_a_run_name_the_region(devices) -> None:
