@@ -10,6 +10,7 @@
 #include "core/status.h"
 #include "ep/cuda/cuda_call.h"
 #include "ep/cuda/graph_instance.h"
+#include "ep/cuda/packed_pair.h"
 #include "ep/cuda/steps.h"
 #include "ep/cuda/tuner.h"
 #include "ep/region/lower.h"
@@ -38,11 +39,18 @@ Weights NeededBeside(std::span<const uint8_t> packed) {
   return packed.empty() ? Weights::kNeeded : Weights::kMayBeMissing;
 }
 
+TensorShape OutputOfPair(const NodeSpec& first, const NodeSpec& second, std::span<const TensorShape> fed) {
+  std::vector<TensorShape> between(fed.begin(), fed.end());
+  between.at(0) = OutputOf(first, fed.first(1));
+  return OutputOf(second, between);
+}
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend(std::shared_ptr<CudaDevice> device, const EpOptions& options)
       : device_(std::move(device)),
         use_graph_(options.graph),
+        reference_(options.reference),
         tuner_(std::make_shared<Tuner>(device_, options)) {}
 
   std::optional<std::string> Refusal(const Graph& graph, const Node& node) const override {
@@ -58,9 +66,22 @@ class CudaBackend final : public Backend {
     }
   }
 
+  bool Fuses(const Graph& graph, const Node& first, const Node& second) const override {
+    if (reference_ || first.op != "LowBitQuantize" || !IsLowBit(first) || !IsLowBit(second)) return false;
+    try {
+      const NodeSpec quantize = Decode(graph, first), conv = Decode(graph, second, Weights::kMayBeMissing);
+      const auto* const q = std::get_if<QuantizeNode>(&quantize);
+      const auto* const c = std::get_if<MatmulNode>(&conv);
+      return q != nullptr && c != nullptr && cuda::FusesQuantize(*q, *c, device_->Properties());
+    } catch (const Error&) {
+      return false;  // CreateStep says why
+    }
+  }
+
   std::unique_ptr<Step> CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                    std::span<const uint8_t> packed) override {
     const auto create = [&] {
+      if (nodes.size() == 2) return CreatePair(graph, *nodes[0], *nodes[1], packed);
       return IsLowBit(*nodes[0]) ? CreateLowBit(graph, *nodes[0], packed) : CreateStandard(graph, *nodes[0]);
     };
     try {
@@ -123,7 +144,7 @@ class CudaBackend final : public Backend {
     std::unique_ptr<cuda::PackedNode> packed_node;
     if (const auto* const matmul = std::get_if<MatmulNode>(&spec)) {
       packed_node =
-          cuda::PackMatmul(*matmul, device_->Properties(), tuner_->ChooserFor(matmul->conv, false), packed);
+          cuda::PackMatmul(*matmul, device_->Properties(), tuner_->ChooserFor(matmul->conv), packed);
     } else {
       packed_node = cuda::PackNode(spec, device_->Properties());
     }
@@ -141,6 +162,26 @@ class CudaBackend final : public Backend {
         [spec = std::move(spec)](std::span<const TensorShape> fed) { return OutputOf(spec, fed); });
   }
 
+  std::unique_ptr<Step> CreatePair(const Graph& graph, const Node& first, const Node& second,
+                                   std::span<const uint8_t> packed) {
+    NodeSpec quantize = Decode(graph, first), conv = Decode(graph, second, NeededBeside(packed));
+    const auto& matmul = std::get<MatmulNode>(conv);
+    const cuda::Device& device = device_->Properties();
+    auto packed_node = cuda::PackQuantizedConv(std::get<QuantizeNode>(quantize), matmul, device, {}, packed);
+    if (packed_node == nullptr) {
+      packed_node = std::make_unique<PackedPair>(
+          cuda::PackNode(quantize, device),
+          cuda::PackMatmul(matmul, device, tuner_->ChooserFor(matmul.conv), packed),
+          [quantize](const TensorShape& x) { return OutputOf(quantize, std::span(&x, 1)); });
+    }
+    DropWeights(conv);
+    return std::make_unique<CudaStep>(
+        std::move(packed_node),
+        [quantize = std::move(quantize), conv = std::move(conv)](std::span<const TensorShape> fed) {
+          return OutputOfPair(quantize, conv, fed);
+        });
+  }
+
   // They are on the device; shapes need only the geometry.
   static void DropWeights(NodeSpec& spec) {
     if (auto* const matmul = std::get_if<MatmulNode>(&spec))
@@ -148,7 +189,7 @@ class CudaBackend final : public Backend {
   }
 
   const std::shared_ptr<CudaDevice> device_;
-  const bool use_graph_;
+  const bool use_graph_, reference_;
   const std::shared_ptr<Tuner> tuner_;
 };
 

@@ -156,10 +156,9 @@ Tuner::Tuner(std::shared_ptr<CudaDevice> device, const EpOptions& options)
   if (TuneCacheEnabled()) path_ = TuneFilePath(CudaTuneOrigin(device_->Properties()), options.cache_dir);
 }
 
-cuda::ConvChooser Tuner::ChooserFor(const ConvSpec& spec, bool float_input) {
+cuda::ConvChooser Tuner::ChooserFor(const ConvSpec& spec) {
   NodeFacts facts;
-  facts.key = (float_input ? "quantize+" : "") + DescribeForTuning(spec, "", false);
-  facts.x_element_bytes = float_input ? 4 : 1;
+  facts.key = DescribeForTuning(spec, "", false);
   facts.y_element_bytes = spec.epilogue.quantized_output ? 1 : 4;
   facts.in_channels = spec.geometry.in_channels;
   facts.out_channels = spec.geometry.out_channels;
@@ -214,8 +213,7 @@ std::string Tuner::Measured(const std::string& key) {
 cuda::ConvConfig Tuner::Measure(const NodeFacts& facts, const std::shared_ptr<const cuda::PackedConv>& conv,
                                 const ConvShape& shape) const {
   const DeviceScope scope(device_->Ordinal());
-  const size_t x_bytes =
-      Elements(shape.batch, shape.in_h, shape.in_w, facts.in_channels) * facts.x_element_bytes;
+  const size_t x_bytes = Elements(shape.batch, shape.in_h, shape.in_w, facts.in_channels);
   const size_t y_elements = Elements(shape.batch, shape.out_h, shape.out_w, facts.out_channels);
   const DeviceBlock x(device_, x_bytes), y(device_, y_elements * facts.y_element_bytes),
       residual(device_, facts.has_residual ? y_elements : 0);

@@ -26,8 +26,8 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
  public:
   Tuner(std::shared_ptr<CudaDevice> device, const EpOptions& options);
 
-  // The chooser of one convolution. `float_input`: its kernel quantizes a float32 image itself.
-  cuda::ConvChooser ChooserFor(const ConvSpec& spec, bool float_input);
+  // The chooser of one convolution.
+  cuda::ConvChooser ChooserFor(const ConvSpec& spec);
 
   // The measured choices that were taken so far, a line each, and the same text of a compiled model. Nothing
   // in the text is trusted: lines that name no candidate of a node count for nothing.
@@ -38,7 +38,7 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
   // What measuring a node takes beside its constants.
   struct NodeFacts {
     std::string key;  // without the shape
-    size_t x_element_bytes = 1, y_element_bytes = 1;
+    size_t y_element_bytes = 1;
     int64_t in_channels = 0, out_channels = 0;
     bool has_residual = false;
   };
