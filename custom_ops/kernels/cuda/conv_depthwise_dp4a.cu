@@ -1,6 +1,6 @@
 // Depthwise convolution: a thread sums 16 neighbouring channels of one output pixel with dp4a. Four taps
 // along a row are four times 16 bytes; transposed in registers, each word holds the four taps of one channel.
-#include "kernels/cuda/device_epilogue.cuh"
+#include "kernels/cuda/conv_tile.cuh"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/ptx.cuh"
 
@@ -84,11 +84,11 @@ __global__ void __launch_bounds__(kThreads) ConvDepthwise(const __grid_constant_
   LetSuccessorsStart();
   WaitForPredecessors();
   const int channels = p.epilogue.out_channels, runs = channels / kChannels;
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (index >= static_cast<int64_t>(p.m) * runs) return;
-  const int pixel = static_cast<int>(index / runs), channel = static_cast<int>(index % runs) * kChannels;
-  const int image = pixel / (p.out_h * p.out_w), rest = pixel - image * p.out_h * p.out_w;
-  const int oy = rest / p.out_w, ox = rest - oy * p.out_w;
+  const int index = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (index >= p.m * runs) return;
+  const int pixel = Divide(index, p.by_channels), channel = (index - pixel * runs) * kChannels;
+  const int image = Divide(pixel, p.by_image), rest = pixel - image * static_cast<int>(p.by_image.divisor);
+  const int oy = Divide(rest, p.by_row), ox = rest - oy * static_cast<int>(p.by_row.divisor);
   const int y0 = oy * p.stride_h - p.pad_top, x0 = ox * p.stride_w - p.pad_left;
   const uint4 fill = make_uint4(p.fill, p.fill, p.fill, p.fill);
   const uint8_t* weights = p.weights + channel * 4;

@@ -56,11 +56,13 @@ enum class ImageSource : int { kCodes, kPlanes, kPixels };  // NHWC codes, NCHW 
 inline constexpr int kMaxImageChannels = 4, kMaxImageTaps = 8;
 
 struct ImageParams {
-  int in_channels = 0, tiles_x = 0, tiles_y = 0;
+  int in_channels = 0, tiles_x = 0, tiles_y = 0, tiles = 0;
+  FastDivisor by_columns;
   int patch_rows = 0, patch_columns = 0;  // pixels that a block's outputs read
   int patch_offset = 0;                   // in shared memory, behind the weights
   // The quantizer of float pixels, by channel.
-  float scale[kMaxImageChannels] = {};
+  bool fast_division = false;
+  float scale[kMaxImageChannels] = {}, inverse[kMaxImageChannels] = {};
   int zero_point[kMaxImageChannels] = {};
   int lo = 0, hi = 0;
 };
@@ -76,6 +78,7 @@ struct ConvParams {
   int m = 0, n = 0, k = 0, groups = 1;  // k: bytes of one row, n: channels of one group
   bool in_registers = false;            // the epilogue runs on the sums in registers
   bool requantizes_fours = false;       // else the same on four sums from shared memory, else one at a time
+  bool dequantizes_fours = false;       // sums times scales as floats, four at a time
   int shared_bytes = 0,
       exchange_offset = 0;  // dynamic shared memory; where the blocks of a cluster meet in it
   int n_padded = 0, n_tiles = 0, k_tiles = 0, splits = 1, split_shift = 0, stages = 0, multicast = 1;

@@ -357,6 +357,23 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
     }
     return;
   }
+  if (p.dequantizes_fours) {
+    for (int u = static_cast<int>(threadIdx.x); u < rows * (kTileN / 4); u += kThreads) {
+      const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_of(first_row + row);
+      if (m < 0 || at.n0 + column >= p.n) continue;
+      int4 total = *reinterpret_cast<const int4*>(state.bias + column);
+      for (int i = 0; i < p.splits; ++i) {
+        total = Plus(total, *reinterpret_cast<const int4*>(sums + (i * rows + row) * kStride + column));
+      }
+      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
+      float* const out =
+          static_cast<float*>(p.y) + static_cast<int64_t>(m) * e.out_channels + channel0 + column;
+      *reinterpret_cast<float4*>(out) = make_float4(
+          __fmul_rn(static_cast<float>(total.x), scale.x), __fmul_rn(static_cast<float>(total.y), scale.y),
+          __fmul_rn(static_cast<float>(total.z), scale.z), __fmul_rn(static_cast<float>(total.w), scale.w));
+    }
+    return;
+  }
   for (int u = static_cast<int>(threadIdx.x); u < rows * kTileN; u += kThreads) {
     const int row = u / kTileN, column = u % kTileN, m = pixel_of(first_row + row);
     if (m < 0 || at.n0 + column >= p.n) continue;

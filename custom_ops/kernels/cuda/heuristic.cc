@@ -95,7 +95,7 @@ int SharedBytes(const GemmProblem& problem, const ConvConfig& config) {
   if (config.algorithm == Algorithm::kPlain || config.algorithm == Algorithm::kDepthwise) return 0;
   if (config.algorithm == Algorithm::kImage) {
     const int finish = config.tile_m * (problem.requantizes ? config.tile_n + 16 : (config.tile_n + 8) * 4);
-    return std::max(problem.image_bytes, finish);
+    return problem.image_weight_bytes + std::max(problem.image_patch_bytes, finish);
   }
   const int alignment = config.algorithm == Algorithm::kMma ? 0 : 1024;
   const int sums = config.tile_m * (config.tile_n + 8) * 4, tiles = TileBytes(config);

@@ -16,7 +16,7 @@ struct GemmProblem {
   bool vector16 = true;     // channels come in runs of 16 bytes, else of 4
   // The kernels for few input channels and for depthwise convolutions apply.
   bool image = false, depthwise = false;
-  int image_bytes = 0;  // shared memory of the first: weights and patch of a block with 64 channels
+  int image_weight_bytes = 0, image_patch_bytes = 0;  // shared memory of a block of the first
 };
 
 // Estimated microseconds on `device`; 0 for kernels that are never worth less than all others.

@@ -163,8 +163,6 @@ void PackDepthwise(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
   }
 }
 
-bool IsNormal(float scale) { return scale > 0x1p-60f && scale < 0x1p60f; }
-
 // AddResiduals' conditions: nothing overflows, no subnormal number loses bits, sums stay below 2^21 steps.
 bool DividesFast(const Epilogue& e) {
   return e.has_residual && IsNormal(e.inner_scale) && IsNormal(e.residual_scale) && IsNormal(e.y_scale) &&
@@ -239,7 +237,10 @@ GemmProblem PackedConv::Problem(const ConvShape& shape) const {
   problem.requantizes = requantizes && (depthwise_ || geometry_.GroupOut() % 16 == 0);
   problem.depthwise = depthwise_ && !has_w_zero_;
   problem.image = image_ && !has_w_zero_;
-  if (problem.image) problem.image_bytes = PatchOffset() + PatchBytes();
+  if (problem.image) {
+    problem.image_weight_bytes = PatchOffset();
+    problem.image_patch_bytes = PatchBytes();
+  }
   return problem;
 }
 
@@ -292,12 +293,15 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config) cons
   const GemmProblem problem = Problem(s);
   p.in_registers = problem.requantizes && config.splits == 1;
   p.requantizes_fours = problem.requantizes;
+  p.dequantizes_fours = epilogue_.kind == static_cast<int>(EpilogueKind::kFloat) && !has_w_zero_ &&
+                        !epilogue_.has_residual && epilogue_.tail_count == 0 && geometry_.GroupOut() % 4 == 0;
   p.shared_bytes = SharedBytes(problem, config);
   // Unsplit sums may overwrite the tiles.
   p.exchange_offset = config.splits > 1 ? TileBytes(config) : 0;
   p.by_image = MakeDivisor(std::max<int64_t>(1, s.out_h * s.out_w));
   p.by_row = MakeDivisor(std::max<int64_t>(1, s.out_w));
-  p.by_channels = MakeDivisor(channels_);
+  // Depthwise: runs of 16 channels.
+  p.by_channels = MakeDivisor(config.algorithm == Algorithm::kDepthwise ? g.group / 16 : channels_);
   p.by_kernel_w = MakeDivisor(g.kernel_w);
   // Taps that are never inside may overflow; their offsets are never used.
   p.tap_step = static_cast<int>(g.dilation_w * p.pixel_bytes - channels_);
@@ -330,6 +334,8 @@ ImageParams PackedConv::Image(const ConvShape& s) const {
   image.tiles_y = static_cast<int>((s.out_h + 7) / 8);
   image.patch_rows = static_cast<int>(7 * g.stride_h + g.kernel_h);
   image.patch_columns = static_cast<int>(15 * g.stride_w + kMaxImageTaps);
+  image.by_columns = MakeDivisor(image.patch_columns);
+  image.tiles = static_cast<int>(s.batch) * image.tiles_x * image.tiles_y;
   image.patch_offset = PatchOffset();
   return image;
 }

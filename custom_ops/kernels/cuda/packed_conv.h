@@ -18,6 +18,9 @@ inline constexpr int64_t kMaxBytes = std::numeric_limits<int32_t>::max();
 
 inline int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
+// Whether Markstein's division by `scale` is exact: nothing overflows, no subnormal number loses bits.
+inline bool IsNormal(float scale) { return scale > 0x1p-60f && scale < 0x1p60f; }
+
 struct Int8Weights;
 class ConstantBuilder;
 

@@ -47,6 +47,8 @@ class ConvPlan {
     source_ = quantizer.planes ? ImageSource::kPlanes : ImageSource::kPixels;
     std::copy(quantizer.scale.begin(), quantizer.scale.end(), image_.scale);
     std::copy(quantizer.zero_point.begin(), quantizer.zero_point.end(), image_.zero_point);
+    image_.fast_division = std::all_of(quantizer.scale.begin(), quantizer.scale.end(), IsNormal);
+    for (size_t c = 0; c < quantizer.scale.size(); ++c) image_.inverse[c] = 1.0f / quantizer.scale[c];
     image_.lo = quantizer.lo;
     image_.hi = quantizer.hi;
   }

@@ -15,6 +15,7 @@
 #include <iomanip>
 #include <iostream>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -58,7 +59,38 @@ constexpr Layer kLayers[] = {
     {"conv19", 2048, 7, 512, 1, 1, 0, 2, {7.40, 7.62}, {5.56, 6.69}},
 };
 
-ConvSpec MakeSpec(const Layer& layer, std::mt19937& random) {
+// DenseNet-121's convolutions: the 1x1 bottlenecks along the dense blocks, the 3x3 growth layers,
+// transitions.
+constexpr Layer kDenseNetLayers[] = {
+    {"conv1", 64, 56, 128, 1, 1, 0, 1, {}, {}},   {"conv2", 128, 56, 32, 3, 1, 1, 1, {}, {}},
+    {"conv3", 160, 56, 128, 1, 1, 0, 1, {}, {}},  {"conv4", 256, 56, 128, 1, 1, 0, 1, {}, {}},
+    {"conv5", 128, 28, 128, 1, 1, 0, 1, {}, {}},  {"conv6", 128, 28, 32, 3, 1, 1, 1, {}, {}},
+    {"conv7", 320, 28, 128, 1, 1, 0, 1, {}, {}},  {"conv8", 512, 28, 256, 1, 1, 0, 1, {}, {}},
+    {"conv9", 256, 14, 128, 1, 1, 0, 1, {}, {}},  {"conv10", 128, 14, 32, 3, 1, 1, 1, {}, {}},
+    {"conv11", 480, 14, 128, 1, 1, 0, 1, {}, {}}, {"conv12", 1024, 14, 512, 1, 1, 0, 1, {}, {}},
+    {"conv13", 512, 7, 128, 1, 1, 0, 1, {}, {}},  {"conv14", 128, 7, 32, 3, 1, 1, 1, {}, {}},
+    {"conv15", 736, 14, 128, 1, 1, 0, 1, {}, {}}, {"conv16", 992, 7, 128, 1, 1, 0, 1, {}, {}},
+};
+
+// Convolutions that ResNet-50's tables lack: first ones (codes in) and MobileNetV2's depthwise ones.
+constexpr Layer kFirstLayers[] = {
+    {"ResNet stem", 3, 224, 64, 7, 2, 3, 1, {}, {}},
+    {"MobileNetV2 stem", 3, 224, 32, 3, 2, 1, 1, {}, {}},
+    {"CIFAR stem", 3, 32, 16, 3, 1, 1, 1, {}, {}},
+};
+constexpr Layer kDepthwiseLayers[] = {
+    {"depthwise", 32, 112, 32, 3, 1, 1, 1, {}, {}},  {"depthwise", 96, 112, 96, 3, 2, 1, 1, {}, {}},
+    {"depthwise", 144, 56, 144, 3, 1, 1, 1, {}, {}}, {"depthwise", 192, 28, 192, 3, 1, 1, 1, {}, {}},
+    {"depthwise", 576, 14, 576, 3, 1, 1, 1, {}, {}}, {"depthwise", 960, 7, 960, 3, 1, 1, 1, {}, {}},
+    {"depthwise", 120, 28, 120, 5, 1, 2, 1, {}, {}}, {"depthwise", 240, 28, 240, 5, 1, 2, 1, {}, {}},
+};
+
+struct Variant {
+  int weight_bits = 8;
+  bool depthwise = false, residual = false, floats = false;  // floats: y is dequantized
+};
+
+ConvSpec MakeSpec(const Layer& layer, std::mt19937& random, const Variant& variant = {}) {
   ConvSpec spec;
   ConvGeometry& g = spec.geometry;
   g.in_channels = layer.in;
@@ -66,9 +98,11 @@ ConvSpec MakeSpec(const Layer& layer, std::mt19937& random) {
   g.kernel_h = g.kernel_w = layer.kernel;
   g.stride_h = g.stride_w = layer.stride;
   g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = layer.pad;
+  if (variant.depthwise) g.group = layer.in;
   spec.x = {8, Encoding::kUnsigned};
-  spec.w = {8, Encoding::kSigned};
-  std::uniform_int_distribution<int> code(-127, 127);
+  spec.w = {variant.weight_bits, Encoding::kSigned};
+  std::uniform_int_distribution<int> code(spec.w.MinCode() + (variant.weight_bits == 8 ? 1 : 0),
+                                          spec.w.MaxCode());
   spec.weights.resize(static_cast<size_t>(layer.out * g.K()));
   for (auto& w : spec.weights) w = static_cast<uint8_t>(code(random));
   const size_t channels = static_cast<size_t>(layer.out);
@@ -77,6 +111,17 @@ ConvSpec MakeSpec(const Layer& layer, std::mt19937& random) {
   spec.epilogue.multiplier.assign(channels, 100.0f / (std::sqrt(static_cast<float>(g.K())) * 127 * 73));
   spec.epilogue.lo = 0;  // ReLU
   spec.epilogue.hi = 255;
+  if (variant.residual) {
+    spec.epilogue.has_residual = true;
+    spec.epilogue.inner_scale = 0.02f;
+    spec.epilogue.residual_scale = 0.03f;
+    spec.epilogue.y_scale = 0.035f;
+  }
+  if (variant.floats) {
+    spec.epilogue.kind = EpilogueKind::kFloat;
+    spec.epilogue.quantized_output = false;
+    spec.epilogue.acc_scale = spec.epilogue.multiplier;
+  }
   return spec;
 }
 
@@ -101,12 +146,12 @@ class Timer {
   }
   // Microseconds per launch: the median of `replays` of a graph of `nodes` launches.
   double Microseconds(const cuda::ConvPlan& plan, const void* x, void* y, void* workspace, bool overlap,
-                      int nodes, int replays) {
+                      int nodes, int replays, const void* residual = nullptr) {
     cudaGraph_t graph;
     cudaGraphExec_t executable;
     Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
     cuda::Queue queue(stream_, overlap);
-    for (int i = 0; i < nodes; ++i) cuda::LaunchConv(plan, x, nullptr, y, workspace, queue);
+    for (int i = 0; i < nodes; ++i) cuda::LaunchConv(plan, x, residual, y, workspace, queue);
     Check(cudaStreamEndCapture(stream_, &graph), "capture");
     Check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
     for (int i = 0; i < 2; ++i) Check(cudaGraphLaunch(executable, stream_), "launch");
@@ -157,6 +202,108 @@ void CheckSamples(const ConvSpec& spec, const ConvShape& s, const std::vector<ui
     Require(y[static_cast<size_t>(index)] == expected, what, ": element ", index, " is ",
             int{y[static_cast<size_t>(index)]}, ", expected ", int{expected});
   }
+}
+
+// Times of one convolution: what the tuner finds, and the cost model's choice.
+struct Times {
+  double tuned = 0, chosen = 0, pixels = 0;  // pixels: from floats
+  std::string config, chosen_config;
+};
+
+class Extras {
+ public:
+  Extras(const cuda::Device& device, Timer& timer) : device_(device), timer_(timer) {}
+
+  Times Measure(const Layer& layer, int64_t batch, const Variant& variant) {
+    const ConvSpec spec = MakeSpec(layer, random_, variant);
+    const int64_t out = (layer.size + 2 * layer.pad - layer.kernel) / layer.stride + 1;
+    const ConvShape shape{batch, layer.size, layer.size, out, out};
+    const size_t outputs = static_cast<size_t>(shape.OutPixels() * layer.out);
+    std::vector<uint8_t> x(static_cast<size_t>(batch * layer.size * layer.size * layer.in) * 4);
+    for (auto& v : x) v = static_cast<uint8_t>(random_() % 64);  // as floats: small and normal
+    DeviceBuffer device_x(x.size()), device_r(outputs), device_y(outputs * 4), workspace(size_t{64} << 20);
+    Check(cudaMemcpy(device_x.Get(), x.data(), x.size(), cudaMemcpyHostToDevice), "copy x");
+    Check(cudaMemset(device_r.Get(), 77, outputs), "residual");
+    const auto packed = cuda::PackConv(spec, device_);
+    const auto measure = [&](const cuda::ConvPlan& plan, int replays) {
+      if (cuda::PlanWorkspaceBytes(plan) > size_t{64} << 20) return 1e9;
+      const bool plain = cuda::PlanConfig(plan).algorithm == cuda::Algorithm::kPlain;
+      return timer_.Microseconds(plan, device_x.Get(), device_y.Get(), workspace.Get(), true, plain ? 4 : 40,
+                                 replays, variant.residual ? device_r.Get() : nullptr);
+    };
+    Times times;
+    const cuda::ConvConfig best =
+        cuda::TuneConv(packed, shape, [&](const cuda::ConvPlan& plan) { return measure(plan, 5); });
+    const cuda::ConvConfig chosen = cuda::CandidateConfigs(*packed, shape).front();
+    times.config = best.Text();
+    times.chosen_config = chosen.Text();
+    times.tuned = measure(*cuda::PlanConv(packed, shape, best), 9);
+    times.chosen = chosen == best ? times.tuned : measure(*cuda::PlanConv(packed, shape, chosen), 9);
+    if (cuda::FitsPixels(spec)) {
+      const size_t channels = static_cast<size_t>(layer.in);
+      cuda::PixelQuantizer quantizer;
+      quantizer.scale.assign(channels, 0.02f);
+      quantizer.zero_point.assign(channels, 0);
+      times.pixels = measure(*cuda::PlanPixels(packed, shape, quantizer), 9);
+    }
+    return times;
+  }
+
+  void Table(const char* title, std::span<const Layer> layers, std::span<const int64_t> batches,
+             const Variant& variant) {
+    std::cout << "## " << title
+              << "\n\n| layer | batch | tuned | chosen | from floats | tuned configuration | "
+              << "chosen configuration |\n| --- | --- | --- | --- | --- | --- | --- |\n";
+    for (const int64_t batch : batches) {
+      for (const Layer& layer : layers) {
+        const Times t = Measure(layer, batch, variant);
+        std::cout << "| " << layer.name << " " << layer.in << "x" << layer.size << "x" << layer.size << " -> "
+                  << layer.out << ", " << layer.kernel << "x" << layer.kernel << "/" << layer.stride << " | "
+                  << batch << " | " << t.tuned << " | " << t.chosen << " | ";
+        if (t.pixels > 0) std::cout << t.pixels;
+        std::cout << " | " << t.config << " | " << t.chosen_config << " |\n" << std::flush;
+      }
+    }
+    std::cout << "\n";
+  }
+
+  // Weights of 4 and 2 bits against 8, in turns.
+  void FewBits(std::span<const Layer> layers) {
+    std::cout << "## Weights of fewer bits, batch 1\n\n| layer | 8 bits | 4 bits | 2 bits |\n"
+              << "| --- | --- | --- | --- |\n";
+    std::vector<double> ratios[2];
+    for (const Layer& layer : layers) {
+      const double w8 = Measure(layer, 1, {8}).tuned, w4 = Measure(layer, 1, {4}).tuned,
+                   w2 = Measure(layer, 1, {2}).tuned;
+      std::cout << "| " << layer.name << " | " << w8 << " | " << w4 << " | " << w2 << " |\n";
+      ratios[0].push_back(w4 / w8);
+      ratios[1].push_back(w2 / w8);
+    }
+    for (auto& r : ratios)
+      std::nth_element(r.begin(), r.begin() + static_cast<int64_t>(r.size() / 2), r.end());
+    std::cout << "\nMedian ratio to 8 bits: " << ratios[0][ratios[0].size() / 2] << " and "
+              << ratios[1][ratios[1].size() / 2] << ".\n\n";
+  }
+
+ private:
+  const cuda::Device& device_;
+  Timer& timer_;
+  std::mt19937 random_{11};
+};
+
+void RunExtras(const cuda::Device& device, Timer& timer) {
+  Extras extras(device, timer);
+  constexpr int64_t kOne[] = {1}, kBoth[] = {1, 16};
+  extras.Table("DenseNet-121's convolutions", kDenseNetLayers, kOne, {});
+  extras.Table("First convolutions", kFirstLayers, kBoth, {});
+  extras.Table("Depthwise convolutions of MobileNetV2 and V3", kDepthwiseLayers, kBoth, {8, true});
+  std::vector<Layer> last;  // of a block: a residual is added
+  for (const Layer& layer : kLayers) {
+    if (layer.out > layer.in && layer.stride == 1) last.push_back(layer);
+  }
+  extras.Table("With a residual added", last, kBoth, {8, false, true});
+  extras.Table("Convolution and dequantization to floats in one", last, kBoth, {8, false, false, true});
+  extras.FewBits(kLayers);
 }
 
 }  // namespace
@@ -271,6 +418,7 @@ int main(int argc, char** argv) {
                 << " layers; geometric mean of cuDNN / tuned " << std::exp(log_ratio / std::size(kLayers))
                 << "; chosen / tuned at most " << worst_choice << ".\n\n";
     }
+    if (only_layer.empty() && only_config.empty()) RunExtras(device, timer);
     return 0;
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";
