@@ -1,0 +1,92 @@
+#include "ep/tests/fake_device/fake_runtime.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "core/status.h"
+#include "ep/tests/fake_device/fake_stream.h"
+
+namespace lowbit::ep::fake {
+namespace {
+
+size_t Setting(const char* name, size_t fallback) {
+  const char* text = std::getenv(name);
+  return text == nullptr || *text == '\0' ? fallback : std::strtoull(text, nullptr, 10);
+}
+
+// An event that a stream has still to pass may be destroyed by its owner.
+using SharedEvent = std::shared_ptr<Event>;
+
+}  // namespace
+
+FakeRuntime::FakeRuntime(MakeBackend make_backend)
+    : make_backend_(std::move(make_backend)), delay_(Setting("LOWBIT_FAKE_DELAY_US", 200)) {
+  const size_t count = Setting("LOWBIT_FAKE_DEVICES", 2);
+  for (size_t i = 0; i < count; ++i)
+    memories_.push_back(std::make_shared<Memory>(Setting("LOWBIT_FAKE_BYTES", size_t{1} << 30)));
+}
+
+void FakeRuntime::CheckAlive() const { Require(!lost_, "the device was lost; restart the process"); }
+
+void* FakeRuntime::Allocate(int device, size_t bytes) {
+  CheckAlive();
+  return memory(device).Allocate(bytes);
+}
+
+void FakeRuntime::Copy(void* to, Place to_place, const void* from, Place from_place, size_t bytes, int device,
+                       void* stream) {
+  CheckAlive();
+  Memory& its_memory = memory(device);
+  const auto use = [&](const void* address, Place place) {
+    if (place == Place::kDevice) return its_memory.Check(address, bytes);
+    its_memory.CheckHost(address);
+    return Memory::Use{const_cast<void*>(address), 0, 0};
+  };
+  const Memory::Use target = use(to, to_place), source = use(from, from_place);
+  const auto task = [&its_memory, target, source, bytes] {
+    const auto touch = [&](const Memory::Use& side) {
+      return side.bytes == 0 ? side.address : its_memory.Touch(side);
+    };
+    std::memcpy(touch(target), touch(source), bytes);
+  };
+  if (stream == nullptr) return task();
+  auto* queue = static_cast<Stream*>(stream);
+  queue->Enqueue(task);
+  if (to_place == Place::kHost || from_place == Place::kHost) queue->Synchronize();
+}
+
+void* FakeRuntime::CreateStream(int) {
+  CheckAlive();
+  return new Stream(delay_);
+}
+
+void FakeRuntime::DestroyStream(int, void* stream) noexcept { delete static_cast<Stream*>(stream); }
+
+void FakeRuntime::Synchronize(int, void* stream) {
+  CheckAlive();
+  if (stream != nullptr) static_cast<Stream*>(stream)->Synchronize();
+}
+
+void* FakeRuntime::CreateEvent(int) { return new SharedEvent(std::make_shared<Event>()); }
+
+void FakeRuntime::DestroyEvent(int, void* event) noexcept { delete static_cast<SharedEvent*>(event); }
+
+void FakeRuntime::RecordEvent(int, void* event, void* stream) {
+  const SharedEvent recorded = *static_cast<SharedEvent*>(event);
+  recorded->Reset();
+  static_cast<Stream*>(stream)->Enqueue([recorded] { recorded->Set(); });
+}
+
+void FakeRuntime::WaitEvent(int, void* event, void* stream) {
+  static_cast<Stream*>(stream)->Enqueue([waited = *static_cast<SharedEvent*>(event)] { waited->Wait(); });
+}
+
+void FakeRuntime::SynchronizeEvent(int, void* event) { (*static_cast<SharedEvent*>(event))->Wait(); }
+
+std::shared_ptr<Backend> FakeRuntime::CreateBackend(int device, const EpOptions& options) {
+  CheckAlive();
+  return make_backend_(memories_.at(static_cast<size_t>(device)), options);
+}
+
+}  // namespace lowbit::ep::fake
