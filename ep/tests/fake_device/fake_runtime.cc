@@ -15,7 +15,8 @@ size_t Setting(const char* name, size_t fallback) {
   return text == nullptr || *text == '\0' ? fallback : std::strtoull(text, nullptr, 10);
 }
 
-// An event that a stream has still to pass may be destroyed by its owner.
+// Recording makes a new one, since streams may still wait for what was recorded before, and the owner may
+// destroy an event that a stream has still to pass.
 using SharedEvent = std::shared_ptr<Event>;
 
 }  // namespace
@@ -68,13 +69,17 @@ void FakeRuntime::Synchronize(int, void* stream) {
   if (stream != nullptr) static_cast<Stream*>(stream)->Synchronize();
 }
 
-void* FakeRuntime::CreateEvent(int) { return new SharedEvent(std::make_shared<Event>()); }
+void* FakeRuntime::CreateEvent(int) {
+  auto never_recorded = std::make_shared<Event>();
+  never_recorded->Set();
+  return new SharedEvent(std::move(never_recorded));
+}
 
 void FakeRuntime::DestroyEvent(int, void* event) noexcept { delete static_cast<SharedEvent*>(event); }
 
 void FakeRuntime::RecordEvent(int, void* event, void* stream) {
-  const SharedEvent recorded = *static_cast<SharedEvent*>(event);
-  recorded->Reset();
+  auto recorded = std::make_shared<Event>();
+  *static_cast<SharedEvent*>(event) = recorded;
   static_cast<Stream*>(stream)->Enqueue([recorded] { recorded->Set(); });
 }
 

@@ -6,11 +6,6 @@
 
 namespace lowbit::ep::fake {
 
-void Event::Reset() {
-  const std::lock_guard lock(mutex_);
-  set_ = false;
-}
-
 void Event::Set() {
   const std::lock_guard lock(mutex_);
   set_ = true;

@@ -11,17 +11,16 @@
 
 namespace lowbit::ep::fake {
 
-// Something that happens on a stream. Recording it again forgets what was recorded before.
+// Something that happens once.
 class Event {
  public:
-  void Reset();
   void Set();
   void Wait();
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool set_ = true;  // waiting for an event that was never recorded is no wait
+  bool set_ = false;
 };
 
 class Stream {
