@@ -164,10 +164,26 @@ class Reader {
     result_.graph.outputs = Ids(ReadList<const OrtValueInfo*>(
         [&](size_t* count) { return Api().Graph_GetNumOutputs(graph, count); },
         [&](const OrtValueInfo** list, size_t count) { return Api().Graph_GetOutputs(graph, list, count); }));
+    MarkOuterValues();
     return std::move(result_);
   }
 
  private:
+  void MarkOuterValues() {
+    Graph& graph = result_.graph;
+    std::vector<bool> is_made(graph.values.size());
+    const auto mark = [&](const std::vector<ValueId>& ids) {
+      for (const ValueId id : ids)
+        if (id != kAbsent) is_made[static_cast<size_t>(id)] = true;
+    };
+    mark(graph.inputs);
+    for (const Node& node : graph.nodes) mark(node.outputs);
+    for (size_t i = 0; i < graph.values.size(); ++i) {
+      Value& value = graph.values[i];
+      value.is_outer = !is_made[i] && !value.constant && !value.constant_ints;
+    }
+  }
+
   Node ReadNode(const OrtNode* from) {
     Node node;
     const char *name = nullptr, *op = nullptr, *domain = nullptr, *provider = nullptr;

@@ -85,6 +85,7 @@ void WriteValue(ByteWriter& out, const Value& value, bool is_replaced) {
   WriteOptional(out, value.constant,
                 [&](const ConstTensor& tensor) { WriteConstant(out, tensor, is_replaced); });
   WriteOptional(out, value.constant_ints, [&](const auto& ints) { out.List(ints); });
+  out.Number(static_cast<uint8_t>(value.is_outer));
 }
 
 struct AttributeWriter {
@@ -115,7 +116,7 @@ void WriteNode(ByteWriter& out, const Node& node) {
 
 // Bytes that one takes at least, so that no damaged count makes the reader allocate much more than it was
 // given.
-constexpr size_t kLeastAttribute = 8 + 1 + 4, kLeastValue = 8 + 4, kLeastNode = 3 * 8 + 4 + 8 + 2 * 8;
+constexpr size_t kLeastAttribute = 8 + 1 + 4, kLeastValue = 8 + 5, kLeastNode = 3 * 8 + 4 + 8 + 2 * 8;
 
 template <typename Read>
 auto ReadOptional(ByteReader& in, Read&& read) -> std::optional<decltype(read())> {
@@ -145,6 +146,7 @@ Value ReadValue(ByteReader& in) {
   value.dims = ReadOptional(in, [&] { return in.List<int64_t>(); });
   value.constant = ReadOptional(in, [&] { return ReadConstant(in); });
   value.constant_ints = ReadOptional(in, [&] { return in.List<int64_t>(); });
+  value.is_outer = in.Flag();
   return value;
 }
 

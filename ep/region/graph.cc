@@ -33,21 +33,21 @@ std::vector<int64_t> ProducersOf(const Graph& graph) {
     for (const ValueId id : node.inputs) {
       if (id == kAbsent) continue;
       const Value& value = graph.values[static_cast<size_t>(id)];
-      Require(known[static_cast<size_t>(id)] || value.constant || value.constant_ints, Where(node),
-              ": input '", value.name, "' is read before anything makes it");
+      Require(known[static_cast<size_t>(id)] || value.IsGiven(), Where(node), ": input '", value.name,
+              "' is read before anything makes it");
     }
     for (const ValueId id : node.outputs) {
       if (id == kAbsent) continue;
       const Value& value = graph.values[static_cast<size_t>(id)];
-      Require(!known[static_cast<size_t>(id)] && !value.constant && !value.constant_ints, Where(node),
-              ": output '", value.name, "' exists already");
+      Require(!known[static_cast<size_t>(id)] && !value.IsGiven(), Where(node), ": output '", value.name,
+              "' exists already");
       known[static_cast<size_t>(id)] = true;
       producers[static_cast<size_t>(id)] = static_cast<int64_t>(n);
     }
   }
   for (const ValueId id : graph.outputs) {
     const Value& value = graph.values[static_cast<size_t>(id)];
-    Require(known[static_cast<size_t>(id)] || value.constant, "nothing makes output '", value.name,
+    Require(known[static_cast<size_t>(id)] || value.IsGiven(), "nothing makes output '", value.name,
             "' of the region");
   }
   return producers;

@@ -25,6 +25,11 @@ struct Value {
   // and shape without data: a compiled model left it out, because packed bytes replace it.
   std::optional<ConstTensor> constant;
   std::optional<std::vector<int64_t>> constant_ints;  // the elements of an int64 or int32 initializer
+  // No input, made by no node, and none of the two above: an initializer of another type, or a value of the
+  // graph around a subgraph.
+  bool is_outer = false;
+
+  bool IsGiven() const { return constant || constant_ints || is_outer; }
 };
 
 struct Node {

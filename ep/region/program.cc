@@ -131,8 +131,8 @@ class Compiler {
 
   void Upload(ValueId id) {
     const Value& value = graph_.values[static_cast<size_t>(id)];
-    Require(value.constant || !value.constant_ints, "initializer '", value.name,
-            "' has an element type that no lowbit op knows");
+    Require(value.constant || !value.IsGiven(), "'", value.name,
+            "' is no input of the region, and its value is no initializer of a type that lowbit ops know");
     if (!value.constant || uploaded_[static_cast<size_t>(id)]) return;
     const ConstTensor& tensor = *value.constant;
     Require(tensor.data != nullptr || ElementCount(tensor.shape) == 0, "initializer '", value.name,

@@ -240,6 +240,10 @@ void TestDamagedGraphs() {
   graph = chain.builder.graph;
   graph.outputs.push_back(kAbsent);
   Expect(!compile(graph).empty(), "an output that is no value");
+  graph = chain.builder.graph;
+  graph.inputs.clear();
+  graph.values[static_cast<size_t>(graph.nodes[0].inputs[0])].is_outer = true;
+  Expect(Contains(compile(graph), "is no input of the region"), "a node that reads what nobody gives");
 }
 
 void TestFusion() {

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from lowbit.feeds import random_feeds
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.conftest import FULL
 from tests.dialects.graphs import CASES
@@ -187,17 +187,44 @@ def within(op: str, inner: onnx.ModelProto, *, constants_outside: bool = False) 
     return helper.make_model(graph, opset_imports=inner.opset_import, ir_version=inner.ir_version)
 
 
+def count_regions(devices, model: onnx.ModelProto, device: str, capfd) -> int:
+    """How many regions a session of the model has."""
+    options = devices.options(device)
+    options.log_severity_level = 1
+    capfd.readouterr()
+    ort.InferenceSession(model.SerializeToString(), options)
+    log = capfd.readouterr().err
+    assert "GetCapability() for LowBitExecutionProvider failed" not in log
+    return log.count("lowbit: region of ")
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("op", ["If", "Loop"])
 @pytest.mark.parametrize("constants_outside", [False, True])
-def test_regions_in_subgraphs(devices, device: str, op: str, constants_outside: bool) -> None:
+def test_regions_in_subgraphs(devices, device: str, op: str, constants_outside: bool, capfd) -> None:
     model = within(op, chain("conv", "conv"), constants_outside=constants_outside)
+    assert count_regions(devices, model, device, capfd) == 1
     feeds = [{"x": images(1, 3, 5, 5)}]
     if op == "If":
         feeds = [{**feeds[0], "condition": np.array(truth)} for truth in (True, False)]
     ours, alone = devices.session(model, device), lowbit_session(model)
     for feed in feeds:
         assert_same(ours.run(None, feed), alone.run(None, feed))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int64, np.bool_])
+def test_constants_that_no_lowbit_op_knows(devices, device: str, dtype: type, capfd) -> None:
+    graph = Chain()
+    to = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    y = graph.node("Cast", [graph.conv(graph.conv("x"))], to=to)
+    y = graph.node("Equal" if dtype is np.bool_ else "Mul", [y, graph.const(np.ones(1, dtype), "factor")])
+    model = graph.model([graph.node("Cast", [y], to=TensorProto.FLOAT)])
+    model.graph.output.append(helper.make_tensor_value_info("alone", TensorProto.DOUBLE, [2]))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(2), "alone"))
+    assert count_regions(devices, model, device, capfd) == 1
+    x = {"x": images(1, 3, 5, 5)}
+    assert_same(devices.session(model, device).run(None, x), lowbit_session(model).run(None, x))
 
 
 @pytest.mark.parametrize("device", DEVICES)
