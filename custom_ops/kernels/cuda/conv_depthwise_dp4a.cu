@@ -111,13 +111,71 @@ __global__ void __launch_bounds__(kThreads) ConvDepthwise(const __grid_constant_
   FinishChannels(p, pixel, channel, sums);
 }
 
+// Windows 3 wide in steps of 1: a thread sums four neighbouring pixels. Columns 0..3 of a row are the taps of
+// the first two, columns 2..5 those of the others.
+template <bool kSigned>
+__global__ void __launch_bounds__(kThreads) ConvDepthwiseFours(const __grid_constant__ ConvParams p) {
+  LetSuccessorsStart();
+  WaitForPredecessors();
+  const int channels = p.epilogue.out_channels, runs = channels / kChannels;
+  const int fours = static_cast<int>(p.by_fours.divisor), rows = p.m / p.out_w;
+  const int index = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (index >= rows * fours * runs) return;
+  const int four = Divide(index, p.by_channels), channel = (index - four * runs) * kChannels;
+  const int row = Divide(four, p.by_fours), ox = (four - row * fours) * 4;
+  const int image = row / p.out_h, y0 = (row - image * p.out_h) * p.stride_h - p.pad_top,
+            x0 = ox - p.pad_left;
+  const uint4 fill = make_uint4(p.fill, p.fill, p.fill, p.fill);
+  const uint8_t* weights = p.weights + channel * 4;
+  int sums[4][kChannels] = {};
+  for (int ky = 0; ky < p.kernel_h; ++ky, weights += channels * 4) {
+    const int y = y0 + ky * p.dilation_h;
+    const bool row_inside = y >= 0 && y < p.in_h;
+    const uint8_t* const from =
+        p.x + (static_cast<int64_t>(image) * p.in_h + y) * p.in_w * channels + channel;
+    uint4 x[6];
+#pragma unroll
+    for (int i = 0; i < 6; ++i) {
+      const int column = x0 + i;
+      const bool inside = row_inside && column >= 0 && column < p.in_w;
+      x[i] = inside ? *reinterpret_cast<const uint4*>(from + static_cast<int64_t>(column) * channels) : fill;
+    }
+#pragma unroll
+    for (int i = 0; i < kChannels / 4; ++i) {
+      const uint4 w = *reinterpret_cast<const uint4*>(weights + i * 16);
+      unsigned left[4], right[4];
+      Transpose(Words(x[0])[i], Words(x[1])[i], Words(x[2])[i], Words(x[3])[i], left);
+      Transpose(Words(x[2])[i], Words(x[3])[i], Words(x[4])[i], Words(x[5])[i], right);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const unsigned taps = Words(w)[j], later = taps << 8;  // the fourth tap is 0
+        const int c = i * 4 + j;
+        sums[0][c] = DotFour<kSigned>(left[j], taps, sums[0][c]);
+        sums[1][c] = DotFour<kSigned>(left[j], later, sums[1][c]);
+        sums[2][c] = DotFour<kSigned>(right[j], taps, sums[2][c]);
+        sums[3][c] = DotFour<kSigned>(right[j], later, sums[3][c]);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (ox + i < p.out_w) FinishChannels(p, row * p.out_w + ox + i, channel, sums[i]);
+  }
+}
+
+dim3 Blocks(int64_t threads) { return dim3(static_cast<unsigned>((threads + kThreads - 1) / kThreads)); }
+
 }  // namespace
 
 cudaError_t LaunchDepthwise(const ConvParams& p, const LaunchOptions& options) {
-  const int64_t threads = static_cast<int64_t>(p.m) * (p.epilogue.out_channels / kChannels);
-  const dim3 blocks(static_cast<unsigned>((threads + kThreads - 1) / kThreads));
-  const auto kernel = options.x_signed ? ConvDepthwise<true> : ConvDepthwise<false>;
-  return options.queue.Launch(kernel, blocks, kThreads, p);
+  const int64_t runs = p.epilogue.out_channels / kChannels;
+  if (p.kernel_w == 3 && p.stride_w == 1 && p.dilation_w == 1) {
+    const int64_t rows = p.m / p.out_w;
+    return options.queue.Launch(options.x_signed ? ConvDepthwiseFours<true> : ConvDepthwiseFours<false>,
+                                Blocks(rows * p.by_fours.divisor * runs), kThreads, p);
+  }
+  return options.queue.Launch(options.x_signed ? ConvDepthwise<true> : ConvDepthwise<false>,
+                              Blocks(p.m * runs), kThreads, p);
 }
 
 }  // namespace lowbit::cuda

@@ -150,6 +150,12 @@ __global__ void __launch_bounds__(kThreads, 4)
       const int oy = oy0 + row / kTileColumns, ox = ox0 + row % kTileColumns;
       return oy < p.out_h && ox < p.out_w ? (n * p.out_h + oy) * p.out_w + ox : -1;
     };
+    if (p.epilogue.has_residual) {
+      FetchResiduals<kTileM, kTileN, kThreads>(p, at, shared + image.patch_offset, thread, pixel_of);
+      CommitCopies();
+      WaitForCopies<0>();
+      __syncthreads();
+    }
     FinishTile<kTileM, kTileN, kThreads>(
         p, at, shared + image.patch_offset, state, false,
         [&](const auto& f) {

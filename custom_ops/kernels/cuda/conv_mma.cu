@@ -48,6 +48,9 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
     CommitCopies();
   }
 
+  // They count with the first tile of the loop below.
+  FetchResiduals<kTileM, kTileN, kThreads>(p, at, shared, thread, PixelsInOrder{at.m0, p.m});
+
   int c[kBlocksM][kBlocksN][4] = {};
   const int row_a = warp / kWarpsN * kWarpM + lane % 16,
             row_b = warp % kWarpsN * kWarpN + lane / 16 * 8 + lane % 8;

@@ -32,8 +32,11 @@ struct EpilogueParams {
   bool quantized_output = true;
   bool has_residual = false, residual_signed = false;
   int out_channels = 0;
-  const int32_t* bias = nullptr;    // [out_channels], the constant part of the zero points folded in
-  const float* scale = nullptr;     // [out_channels], multiplier or acc_scale
+  const int32_t* bias = nullptr;  // [out_channels], the constant part of the zero points folded in
+  const float* scale = nullptr;   // [out_channels], multiplier or acc_scale
+  // Requantized codes begin at the zero point and nothing is added: the scales divided by 256.
+  bool from_zero = false;
+  const float* scale_256 = nullptr;
   const int32_t* w_zero = nullptr;  // [out_channels], null when all are 0; x_sums then has the pixel sums
   int zero_point = 0, lo = 0, hi = 0;
   const int32_t *thresholds = nullptr, *base = nullptr, *dir = nullptr;
@@ -79,6 +82,7 @@ struct ConvParams {
   bool in_registers = false;            // the epilogue runs on the sums in registers
   bool requantizes_fours = false;       // else the same on four sums from shared memory, else one at a time
   bool dequantizes_fours = false;       // sums times scales as floats, four at a time
+  int staging_offset = 0;               // where finished codes wait in dynamic shared memory
   int shared_bytes = 0,
       exchange_offset = 0;  // dynamic shared memory; where the blocks of a cluster meet in it
   int n_padded = 0, n_tiles = 0, k_tiles = 0, splits = 1, split_shift = 0, stages = 0, multicast = 1;
@@ -94,7 +98,7 @@ struct ConvParams {
   int32_t last_position = 0;  // 65536 * (in_h - 1) + in_w - 1
   uint32_t fill = 0;          // four times the code that stands for real zero
   int x_mul = 1, x_zero = 0;  // plain kernel: v(x) = x_mul * q - x_zero
-  FastDivisor by_image, by_row, by_channels, by_kernel_w;
+  FastDivisor by_image, by_row, by_channels, by_kernel_w, by_fours;  // the last: fours of pixels in a row
   EpilogueParams epilogue;
 };
 

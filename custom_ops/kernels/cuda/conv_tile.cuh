@@ -193,9 +193,11 @@ struct BlockState {
   template <int kThreads>
   __device__ __forceinline__ void FetchConstants(const ConvParams& p, const TilePosition& at, int thread) {
     const int channel = at.group * p.n + at.n0;
+    const float* const scales =
+        p.in_registers && p.epilogue.from_zero ? p.epilogue.scale_256 : p.epilogue.scale;
     for (int n = thread; n < kTileN && at.n0 + n < p.n; n += kThreads) {
       CopyAsync<4>(SharedAddress(bias + n), p.epilogue.bias + channel + n);
-      CopyAsync<4>(SharedAddress(scale + n), p.epilogue.scale + channel + n);
+      CopyAsync<4>(SharedAddress(scale + n), scales + channel + n);
     }
   }
 
@@ -212,62 +214,96 @@ struct BlockState {
 
 // Finishing is the work of the first kThreads threads of a block, the others are gone.
 
-// Requantizes sums in registers. The codes go through shared memory to be stored 16 at a time.
+// The 16-byte chunks of a tile of codes that one of kThreads threads moves. In shared memory a padded stride
+// avoids bank conflicts.
+template <int kTileM, int kTileN, int kThreads, typename PixelOf>
+struct Chunks {
+  static constexpr int kStride = kTileN + 16, kInRow = kTileN / 16, kCount = kTileM * kInRow / kThreads;
+  static_assert(kCount * kThreads == kTileM * kInRow);
+
+  const ConvParams& p;
+  const TilePosition& at;
+  const PixelOf& pixel_of;
+  int thread;
+
+  // f(offset in the staged tile, index of the first element of y).
+  template <typename F>
+  __device__ __forceinline__ void ForEach(const F& f) const {
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      const int row = (thread + u * kThreads) / kInRow, column = (thread + u * kThreads) % kInRow * 16;
+      const int pixel = pixel_of(row);
+      if (pixel < 0 || at.n0 + column >= p.n) continue;
+      // Outputs are fewer than 2^31.
+      f(row * kStride + column,
+        static_cast<unsigned>(pixel * p.epilogue.out_channels + at.group * p.n + at.n0 + column));
+    }
+  }
+};
+
+// The rows of a tile as consecutive pixels.
+struct PixelsInOrder {
+  int m0, m;
+  __device__ __forceinline__ int operator()(int row) const { return m0 + row < m ? m0 + row : -1; }
+};
+
+// The residuals of a tile that FinishInRegisters will add, into where its codes will be staged: copies that
+// are on their way while the block multiplies. The caller waits for them.
+template <int kTileM, int kTileN, int kThreads, typename PixelOf>
+__device__ __forceinline__ void FetchResiduals(const ConvParams& p, const TilePosition& at, uint8_t* shared,
+                                               int thread, const PixelOf& pixel_of) {
+  if (!p.in_registers || !p.epilogue.has_residual) return;
+  const uint32_t staging = SharedAddress(shared + p.staging_offset);
+  const uint8_t* const residual = static_cast<const uint8_t*>(p.residual);
+  Chunks<kTileM, kTileN, kThreads, PixelOf>{p, at, pixel_of, thread}.ForEach(
+      [&](int offset, unsigned index) { CopyAsync<16>(staging + offset, residual + index); });
+}
+
+// Requantizes sums in registers. The codes go through shared memory, in the place of the residuals where
+// there are any, to be stored 16 at a time.
 template <int kTileM, int kTileN, int kThreads, typename Each, typename PixelOf>
 __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const TilePosition& at,
                                                   uint8_t* shared, BlockState<kTileN>& state,
                                                   const Each& each, const PixelOf& pixel_of) {
-  // The padded stride avoids bank conflicts.
-  constexpr int kStride = kTileN + 16, kChunks = kTileN / 16, kUnits = kTileM * kChunks / kThreads;
-  static_assert(kUnits * kThreads == kTileM * kChunks);
+  constexpr int kStride = kTileN + 16;
   const EpilogueParams& e = p.epilogue;
-  const int thread = static_cast<int>(threadIdx.x);
-  const auto row_of = [&](int u) { return (thread + u * kThreads) / kChunks; };
-  const auto column_of = [&](int u) { return (thread + u * kThreads) % kChunks * 16; };
-  const auto inside = [&](int u) { return pixel_of(row_of(u)) >= 0 && at.n0 + column_of(u) < p.n; };
-  // Outputs are fewer than 2^31.
-  const auto index = [&](int u) {
-    return static_cast<unsigned>(pixel_of(row_of(u)) * e.out_channels + at.group * p.n + at.n0 +
-                                 column_of(u));
+  uint8_t* const staging = shared + p.staging_offset;
+  const auto finish = [&](const auto& requantize) {
+    each([&](int row, int column, const int4& top, const int4& bottom) {
+      const int4 bias = *reinterpret_cast<const int4*>(state.bias + column);
+      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
+      unsigned* const out = reinterpret_cast<unsigned*>(staging + row * kStride + column);
+      unsigned* const below = out + 8 * kStride / 4;
+      *out = requantize(Plus(top, bias), scale, *out);
+      *below = requantize(Plus(bottom, bias), scale, *below);
+    });
   };
-
-  uint4 residual[kUnits];
-  if (e.has_residual) {
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      if (inside(u)) {
-        residual[u] = *reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(p.residual) + index(u));
-      }
-    }
-  }
   const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
-  each([&](int row, int column, const int4& top, const int4& bottom) {
-    const int4 bias = *reinterpret_cast<const int4*>(state.bias + column);
-    const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
-    uint8_t* const out = shared + row * kStride + column;
-    *reinterpret_cast<unsigned*>(out) = RoundedBytes(Plus(top, bias), scale, lo, hi);
-    *reinterpret_cast<unsigned*>(out + 8 * kStride) = RoundedBytes(Plus(bottom, bias), scale, lo, hi);
-  });
-  SyncThreads<kThreads>();
-  const unsigned zero_points = static_cast<unsigned>(e.zero_point & 255) * 0x01010101u;
-#pragma unroll
-  for (int u = 0; u < kUnits; ++u) {
-    if (!inside(u)) continue;
-    uint4 codes = *reinterpret_cast<const uint4*>(shared + row_of(u) * kStride + column_of(u));
-    if (zero_points != 0) {
-      codes.x = __vadd4(codes.x, zero_points);
-      codes.y = __vadd4(codes.y, zero_points);
-      codes.z = __vadd4(codes.z, zero_points);
-      codes.w = __vadd4(codes.w, zero_points);
-    }
-    if (e.has_residual) {
-      codes.x = AddResiduals(e, codes.x, residual[u].x);
-      codes.y = AddResiduals(e, codes.y, residual[u].y);
-      codes.z = AddResiduals(e, codes.z, residual[u].z);
-      codes.w = AddResiduals(e, codes.w, residual[u].w);
-    }
-    *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index(u)) = codes;
+  if (e.has_residual) {
+    finish([&](const int4& sums, const float4& scale, unsigned residual) {
+      return RequantizeAndAdd(e, sums, scale, residual);
+    });
+  } else if (e.from_zero) {
+    finish([&](const int4& sums, const float4& scale, unsigned) {
+      return RoundedBytesFromZero(sums, scale, hi * (1.0f / 256));
+    });
+  } else {
+    finish(
+        [&](const int4& sums, const float4& scale, unsigned) { return RoundedBytes(sums, scale, lo, hi); });
   }
+  SyncThreads<kThreads>();
+  const int zero_point = e.has_residual ? 0 : e.zero_point;
+  Chunks<kTileM, kTileN, kThreads, PixelOf>{p, at, pixel_of, static_cast<int>(threadIdx.x)}.ForEach(
+      [&](int offset, unsigned index) {
+        uint4 codes = *reinterpret_cast<const uint4*>(staging + offset);
+        if (zero_point != 0) {
+          codes.x = AddZeroPoint(codes.x, zero_point);
+          codes.y = AddZeroPoint(codes.y, zero_point);
+          codes.z = AddZeroPoint(codes.z, zero_point);
+          codes.w = AddZeroPoint(codes.w, zero_point);
+        }
+        *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) = codes;
+      });
 }
 
 // Finishes a tile. `each(f)` calls f(row, column, top, bottom) for every four neighbouring columns that this
@@ -385,14 +421,10 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
   }
 }
 
-// The rows of a tile are consecutive pixels.
 template <int kTileM, int kTileN, int kThreads, typename Each>
 __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePosition& at, uint8_t* shared,
                                            BlockState<kTileN>& state, bool cluster, const Each& each) {
-  FinishTile<kTileM, kTileN, kThreads>(p, at, shared, state, cluster, each, [&](int row) {
-    const int m = at.m0 + row;
-    return m < p.m ? m : -1;
-  });
+  FinishTile<kTileM, kTileN, kThreads>(p, at, shared, state, cluster, each, PixelsInOrder{at.m0, p.m});
 }
 
 }  // namespace lowbit::cuda

@@ -161,6 +161,9 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
     load(thread);
   }
 
+  WaitForPredecessors();
+  FetchResiduals<kTileM, kTileN, kConsumers>(p, at, shared, thread, PixelsInOrder{at.m0, p.m});
+
   int sums[kTileN / 2] = {};
   HoldRegisters(sums);
   int stage = 0, previous = 0;
@@ -198,8 +201,7 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
   WgmmaWait<0>();
   HoldRegisters(sums);
   CommitCopies();
-  WaitForCopies<0>();  // the constants
-  WaitForPredecessors();
+  WaitForCopies<0>();  // the constants, the residuals
   SyncThreads<kConsumers>();
 
   const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;

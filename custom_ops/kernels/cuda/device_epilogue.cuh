@@ -75,8 +75,27 @@ __device__ __forceinline__ float CodeToFloat(unsigned codes, float offset) {
   return __fsub_rn(__uint_as_float(__byte_perm(codes, 0x4B000000u, 0x7540 + kByte)), offset);
 }
 
-// The same four at a time. Where the host found fast_division (no overflow, no subnormal number), v / y_scale
-// is Markstein's sequence, the correctly rounded quotient.
+// RoundedByte of (a * inner_scale + r * residual_scale) / y_scale, r from byte kByte of `residual`, whose
+// signed codes have become unsigned ones. The division is Markstein's sequence, the correctly rounded
+// quotient where the host found fast_division (no overflow, no subnormal number).
+template <int kByte>
+__device__ __forceinline__ unsigned SumByte(const EpilogueParams& e, float a, unsigned residual, float lo,
+                                            float hi) {
+  const float r = CodeToFloat<kByte>(residual, e.residual_offset);
+  const float v = __fadd_rn(__fmul_rn(a, e.inner_scale), __fmul_rn(r, e.residual_scale));
+  const float near = __fmul_rn(v, e.y_inverse);
+  return RoundedByte(__fmaf_rn(__fmaf_rn(-near, e.y_scale, v), e.y_inverse, near), lo, hi);
+}
+
+__device__ __forceinline__ unsigned JoinBytes(unsigned q0, unsigned q1, unsigned q2, unsigned q3) {
+  return __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
+}
+
+__device__ __forceinline__ unsigned AddZeroPoint(unsigned codes, int zero_point) {
+  return zero_point == 0 ? codes : __vadd4(codes, static_cast<unsigned>(zero_point & 255) * 0x01010101u);
+}
+
+// Four inner codes and four residuals, one to a byte.
 __device__ __forceinline__ unsigned AddResiduals(const EpilogueParams& e, unsigned inner, unsigned residual) {
   if (!e.fast_division) return AddResidualsDividing(e, inner, residual);
   // Signed codes become unsigned ones, 128 more.
@@ -84,18 +103,46 @@ __device__ __forceinline__ unsigned AddResiduals(const EpilogueParams& e, unsign
   residual ^= e.residual_signed ? 0x80808080u : 0u;
   const float lo = static_cast<float>(e.y_lo - e.y_zero_point),
               hi = static_cast<float>(e.y_hi - e.y_zero_point);
-  const auto add = [&](float a, float r) {
-    const float v = __fadd_rn(__fmul_rn(a, e.inner_scale), __fmul_rn(r, e.residual_scale));
-    const float near = __fmul_rn(v, e.y_inverse);
-    return RoundedByte(__fmaf_rn(__fmaf_rn(-near, e.y_scale, v), e.y_inverse, near), lo, hi);
+  return AddZeroPoint(JoinBytes(SumByte<0>(e, CodeToFloat<0>(inner, e.inner_offset), residual, lo, hi),
+                                SumByte<1>(e, CodeToFloat<1>(inner, e.inner_offset), residual, lo, hi),
+                                SumByte<2>(e, CodeToFloat<2>(inner, e.inner_offset), residual, lo, hi),
+                                SumByte<3>(e, CodeToFloat<3>(inner, e.inner_offset), residual, lo, hi)),
+                      e.y_zero_point);
+}
+
+// Requantizes four sums, the bias included, and adds four residuals: both roundings without a pause in
+// memory.
+__device__ __forceinline__ unsigned RequantizeAndAdd(const EpilogueParams& e, const int4& sums,
+                                                     const float4& scale, unsigned residual) {
+  const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
+  if (!e.fast_division) {
+    return AddResidualsDividing(e, AddZeroPoint(RoundedBytes(sums, scale, lo, hi), e.zero_point), residual);
+  }
+  residual ^= e.residual_signed ? 0x80808080u : 0u;
+  const float y_lo = static_cast<float>(e.y_lo - e.y_zero_point),
+              y_hi = static_cast<float>(e.y_hi - e.y_zero_point);
+  // The inner code less its zero point, rounded but still a float.
+  const auto inner = [&](int sum, float multiplier) {
+    const unsigned rounded = RoundedByte(__fmul_rn(static_cast<float>(sum), multiplier), lo, hi);
+    return __fsub_rn(__uint_as_float(rounded), 12582912.0f);
   };
-  const unsigned q0 = add(CodeToFloat<0>(inner, e.inner_offset), CodeToFloat<0>(residual, e.residual_offset));
-  const unsigned q1 = add(CodeToFloat<1>(inner, e.inner_offset), CodeToFloat<1>(residual, e.residual_offset));
-  const unsigned q2 = add(CodeToFloat<2>(inner, e.inner_offset), CodeToFloat<2>(residual, e.residual_offset));
-  const unsigned q3 = add(CodeToFloat<3>(inner, e.inner_offset), CodeToFloat<3>(residual, e.residual_offset));
-  const unsigned codes = __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
-  return e.y_zero_point == 0 ? codes
-                             : __vadd4(codes, static_cast<unsigned>(e.y_zero_point & 255) * 0x01010101u);
+  return AddZeroPoint(JoinBytes(SumByte<0>(e, inner(sums.x, scale.x), residual, y_lo, y_hi),
+                                SumByte<1>(e, inner(sums.y, scale.y), residual, y_lo, y_hi),
+                                SumByte<2>(e, inner(sums.z, scale.z), residual, y_lo, y_hi),
+                                SumByte<3>(e, inner(sums.w, scale.w), residual, y_lo, y_hi)),
+                      e.y_zero_point);
+}
+
+// RoundedBytes where the lower bound is 0, with scales divided by 256: values up to 256 are up to 1, and the
+// multiplication itself clips at 0. 1.5 * 2^15 in place of 1.5 * 2^23 rounds at the same places.
+__device__ __forceinline__ unsigned RoundedBytesFromZero(const int4& sums, const float4& scale, float hi) {
+  const auto round = [&](int sum, float multiplier) {
+    float v = 0;
+    asm("mul.rn.sat.f32 %0, %1, %2;" : "=f"(v) : "f"(static_cast<float>(sum)), "f"(multiplier));
+    return __float_as_uint(__fadd_rn(fminf(v, hi), 49152.0f));
+  };
+  return JoinBytes(round(sums.x, scale.x), round(sums.y, scale.y), round(sums.z, scale.z),
+                   round(sums.w, scale.w));
 }
 
 __device__ __forceinline__ int ThresholdCode(const EpilogueParams& e, int acc, int c) {

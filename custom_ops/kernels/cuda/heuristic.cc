@@ -101,7 +101,8 @@ int SharedBytes(const GemmProblem& problem, const ConvConfig& config) {
   const int sums = config.tile_m * (config.tile_n + 8) * 4, tiles = TileBytes(config);
   if (config.splits > 1) return alignment + tiles + (config.split == Split::kCluster ? sums : 0);
   const int finish = problem.requantizes ? config.tile_m * (config.tile_n + 16) : sums;
-  return alignment + std::max(tiles, finish);
+  // Residuals arrive where codes are staged, while tiles are in use.
+  return alignment + (problem.requantizes && problem.residual ? tiles + finish : std::max(tiles, finish));
 }
 
 // The constants were fitted to the 1,400 configurations of ResNet-50's layers at batch 1 and 16, measured on

@@ -14,6 +14,7 @@ struct GemmProblem {
   bool tiled = false;       // the tile kernels apply at all (PackedConv says why not)
   bool requantizes = true;  // the epilogue has a fast path: in registers, where K is not split
   bool vector16 = true;     // channels come in runs of 16 bytes, else of 4
+  bool residual = false;    // fetched while the block multiplies
   // The kernels for few input channels and for depthwise convolutions apply.
   bool image = false, depthwise = false;
   int image_weight_bytes = 0, image_patch_bytes = 0;  // shared memory of a block of the first

@@ -235,6 +235,7 @@ GemmProblem PackedConv::Problem(const ConvShape& shape) const {
   const bool requantizes = epilogue_.kind == static_cast<int>(EpilogueKind::kRequantize) &&
                            epilogue_.quantized_output && !has_w_zero_;
   problem.requantizes = requantizes && (depthwise_ || geometry_.GroupOut() % 16 == 0);
+  problem.residual = epilogue_.has_residual;
   problem.depthwise = depthwise_ && !has_w_zero_;
   problem.image = image_ && !has_w_zero_;
   if (problem.image) {
@@ -298,11 +299,14 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config) cons
   p.shared_bytes = SharedBytes(problem, config);
   // Unsplit sums may overwrite the tiles.
   p.exchange_offset = config.splits > 1 ? TileBytes(config) : 0;
+  const bool on_tiles = config.algorithm == Algorithm::kMma || config.algorithm == Algorithm::kWgmma;
+  p.staging_offset = on_tiles && problem.residual ? TileBytes(config) : 0;
   p.by_image = MakeDivisor(std::max<int64_t>(1, s.out_h * s.out_w));
   p.by_row = MakeDivisor(std::max<int64_t>(1, s.out_w));
   // Depthwise: runs of 16 channels.
   p.by_channels = MakeDivisor(config.algorithm == Algorithm::kDepthwise ? g.group / 16 : channels_);
   p.by_kernel_w = MakeDivisor(g.kernel_w);
+  p.by_fours = MakeDivisor((std::max<int64_t>(1, s.out_w) + 3) / 4);
   // Taps that are never inside may overflow; their offsets are never used.
   p.tap_step = static_cast<int>(g.dilation_w * p.pixel_bytes - channels_);
   p.tap_row_step = static_cast<int>((g.dilation_h * s.in_w - g.kernel_w * g.dilation_w) * p.pixel_bytes);
@@ -373,6 +377,12 @@ void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights, C
   // Thresholds have none; kernels read it all the same.
   std::vector<float> scale = e.kind == EpilogueKind::kRequantize ? e.multiplier : e.acc_scale;
   scale.resize(static_cast<size_t>(geometry_.out_channels));
+  std::vector<float> scale_256;
+  const bool from_zero = e.kind == EpilogueKind::kRequantize && !e.has_residual && e.lo == e.zero_point;
+  if (from_zero && std::all_of(scale.begin(), scale.end(), IsNormal)) {
+    for (const float each : scale) scale_256.push_back(each / 256);
+  }
+  scale_256_at_ = builder.Add(scale_256);
   plain_bias_at_ = builder.Add(spec.bias);
   at_ = {builder.Add(bias),
          builder.Add(scale),
@@ -422,6 +432,8 @@ void PackedConv::ResolveEpilogue() {
   };
   epilogue_.bias = ints(at_.bias);
   epilogue_.scale = floats(at_.scale);
+  epilogue_.scale_256 = floats(scale_256_at_);
+  epilogue_.from_zero = epilogue_.scale_256 != nullptr;
   epilogue_.w_zero = ints(at_.w_zero);
   epilogue_.thresholds = ints(at_.thresholds);
   epilogue_.base = ints(at_.base);
