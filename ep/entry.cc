@@ -92,8 +92,10 @@ class CudaFactories {
   std::map<OrtEpFactory*, ReleaseCudaFactory> made_;
 };
 
+// Never destroyed: an application may release ONNX Runtime's environment, and with it the factories, in a
+// static destructor.
 CudaFactories& MadeByCuda() {
-  static CudaFactories factories;
+  static auto& factories = *new CudaFactories;
   return factories;
 }
 

@@ -80,7 +80,7 @@ struct FloatBinaryOp {  // numpy broadcasting; fed: a, b
   FloatBinaryKind kind = FloatBinaryKind::kAdd;
 };
 
-// y = alpha * A B + beta * C with constant B and C (MatMul: alpha 1, no C; A has any rank above 1).
+// y = alpha * A B + beta * C with constant B and C (MatMul: alpha 1, no C; A has any rank but 0).
 struct FloatGemmOp {
   int64_t k = 0, n = 0;
   bool transpose_a = false;

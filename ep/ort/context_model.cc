@@ -46,7 +46,10 @@ fs::path BesideModel(const std::string& name, const fs::path& model_file, const 
 }
 
 std::vector<uint8_t> ReadFile(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  std::error_code error;
+  std::ifstream file;
+  // Anything else may have no size (a folder) or no end (a pipe).
+  if (fs::is_regular_file(path, error)) file.open(path, std::ios::binary | std::ios::ate);
   Require(file.is_open(), "cannot open ", path.string(),
           ", which holds the compiled region; it belongs beside the model");
   std::vector<uint8_t> bytes(static_cast<size_t>(file.tellg()));

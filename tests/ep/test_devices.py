@@ -87,6 +87,18 @@ def test_without_a_usable_device_the_reason_reaches_the_user() -> None:
     assert "no fake device" not in log, "a machine without a GPU is nothing to warn of"
 
 
+def test_an_environment_may_go_in_a_static_destructor() -> None:
+    program = fake_library().with_name("lowbit_exit_test")
+    libraries = sorted(Path(ort.__file__).parent.glob("capi/libonnxruntime.so*"))
+    if not program.is_file() or not libraries:
+        pytest.skip("lowbit_exit_test is not built, or the wheel of onnxruntime holds no library of its own")
+    done = subprocess.run(
+        [program, libraries[0], lowbit_library()], capture_output=True, text=True, timeout=120,
+        env=os.environ | {"LOWBIT_CUDA_LIBRARY": str(fake_library()), "MALLOC_PERTURB_": "165"},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "released\n"), done.stderr
+
+
 def test_more_devices_than_onnxruntime_takes_are_left_out_with_a_word() -> None:
     found, log = offered(
         LOWBIT_CUDA_LIBRARY=str(fake_library()), LOWBIT_FAKE_DEVICES="9", LOWBIT_FAKE_BYTES="1048576"

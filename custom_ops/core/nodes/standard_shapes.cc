@@ -118,8 +118,8 @@ Dims OutputDims(const PadOp& op, View x) {
 }
 
 Dims OutputDims(const FloatGemmOp& op, View x) {
-  Require(op.is_matmul ? x.size() >= 2 : x.size() == 2, "A has shape ", ShapeText(x), ", expected rank 2",
-          op.is_matmul ? " or more" : "");
+  Require(op.is_matmul ? !x.empty() : x.size() == 2, "A has shape ", ShapeText(x), ", expected rank ",
+          op.is_matmul ? "1 or more" : "2");
   Dims y = ToVector(x);
   if (op.transpose_a) std::swap(y[0], y[1]);
   Require(y.back() == op.k, "A has shape ", ShapeText(x), ", expected ", op.k,

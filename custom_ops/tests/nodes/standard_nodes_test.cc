@@ -216,7 +216,9 @@ void TestGemm() {
       DecodeStandard("Gemm", 13, {{"transB", int64_t{1}}}, Inputs{Fed(), Constant(b, {3, 2})}));
   Expect(turned.weights == b && turned.k == 2 && turned.n == 3 && turned.bias.empty(), "transB");
   const StandardNode product = DecodeStandard("MatMul", 13, {}, Inputs{Fed(), Constant(b, {2, 3})});
-  Expect(DimsOf(product, Floats({4, 5, 2})) == Ints({4, 5, 3}), "MatMul of many dims");
+  Expect(DimsOf(product, Floats({4, 5, 2})) == Ints({4, 5, 3}) && DimsOf(product, Floats({2})) == Ints({3}),
+         "MatMul of many dims, and of a vector");
+  Expect(Refuses(product, {Floats({})}), "a scalar is no factor");
   Expect(Refuses("MatMul", 13, {}, {Fed(), Fed()}) && Refuses("MatMul", 13, {}, {Fed(), Constant(b, {6})}) &&
              Refuses("Gemm", 13, {}, {Fed(), Constant(b, {2, 3}), Constant(b, {2, 3})}) &&
              Refuses("Gemm", 13, {}, {Fed(), Constant(b, {0, 3})}),
