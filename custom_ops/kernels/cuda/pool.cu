@@ -263,10 +263,17 @@ __global__ void __launch_bounds__(kSumThreads) GlobalSum(const __grid_constant__
   int sums[4] = {};
   if (channel < p.channels) {
     const uint8_t* x = p.x + static_cast<int64_t>(image) * p.pixels * p.channels + channel;
-#pragma unroll 8
-    for (unsigned pixel = begin + lane; pixel < end; pixel += kLanes) {
-      AddBytes<kSigned>(
-          static_cast<int>(LoadCodes<kBytes>(x + static_cast<int64_t>(pixel) * p.channels).w[0]), sums);
+    // Few pixels are usual: loads past the end are left out, not left to a loop that waits for each.
+    constexpr unsigned kAtOnce = 4;
+    for (unsigned first = begin + lane; first < end; first += kAtOnce * kLanes) {
+      unsigned words[kAtOnce];
+#pragma unroll
+      for (unsigned i = 0; i < kAtOnce; ++i) {
+        const unsigned pixel = first + i * kLanes;
+        words[i] = pixel < end ? LoadCodes<kBytes>(x + static_cast<int64_t>(pixel) * p.channels).w[0] : 0;
+      }
+#pragma unroll
+      for (const unsigned word : words) AddBytes<kSigned>(static_cast<int>(word), sums);
     }
   }
 #pragma unroll
@@ -292,8 +299,13 @@ __global__ void __launch_bounds__(kSumThreads) GlobalFinish(const __grid_constan
   const int64_t count = static_cast<int64_t>(p.images) * p.channels;
   if (at >= count) return;
   int sum = 0;
-#pragma unroll 16
-  for (unsigned split = 0; split < p.splits; ++split) sum += p.partial[split * count + at];
+  constexpr unsigned kAtOnce = 16;
+  for (unsigned first = 0; first < p.splits; first += kAtOnce) {
+#pragma unroll
+    for (unsigned i = 0; i < kAtOnce; ++i) {
+      if (first + i < p.splits) sum += p.partial[(first + i) * count + at];
+    }
+  }
   FinishGlobal(p, at, sum);
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <iostream>
 #include <map>
@@ -283,9 +284,11 @@ int Run(int64_t per_kind, uint32_t seed, const std::string& only) {
 
 int main(int argc, char** argv) {
   try {
-    return lowbit::cuda::test::Run(argc > 1 ? std::atoll(argv[1]) : 100,
-                                   argc > 2 ? static_cast<uint32_t>(std::atoll(argv[2])) : 1,
-                                   argc > 3 ? argv[3] : "");
+    constexpr int kDecimal = 10;
+    return lowbit::cuda::test::Run(
+        argc > 1 ? std::strtoll(argv[1], nullptr, kDecimal) : 100,
+        argc > 2 ? static_cast<uint32_t>(std::strtoul(argv[2], nullptr, kDecimal)) : 1,
+        argc > 3 ? argv[3] : "");
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";
     return 1;
