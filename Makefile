@@ -16,20 +16,30 @@ CXX_SOURCES := $(shell find custom_ops ep -type f \( -name '*.cc' -o -name '*.h'
   -o -name CMakeLists.txt \))
 BUILD_INPUTS := $(CXX_SOURCES) $(wildcard CMakeLists.txt cmake/*) pyproject.toml
 
+# The whole check compiles most files in several builds: with a compiler cache, once. tools/run_tests.py has it too.
+ifneq ($(FULL),)
+ifneq ($(shell tools/setup.sh program ccache ccache > /dev/null && echo found),)
+export CMAKE_CXX_COMPILER_LAUNCHER := ccache
+export CCACHE_DIR := $(CURDIR)/.cache/ccache
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
+endif
+endif
+
 # Tools of the virtual environment (cmake, ninja, clang-format ...) come first.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint format docs wheel bench setup headers clean distclean
+.PHONY: help demo test lint format docs wheel wheel-cuda bench setup headers clean distclean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo      convert shipped models, run them in onnxruntime, compare with stock"
-	@echo "make test      the tests; FULL=1 adds sanitizers, lint, every ISA level, other onnxruntime versions"
+	@echo "make test      the tests; FULL=1 adds sanitizers, lint, every ISA level, CUDA, other onnxruntime versions"
 	@echo "make lint      ruff, mypy, clang-format, clang-tidy"
 	@echo "make format    rewrite the C++ sources with clang-format, fix what ruff can"
 	@echo "make docs      regenerate the generated pages of docs/ and the tables of README.md"
-	@echo "make wheel     build a wheel and an sdist into dist/"
+	@echo "make wheel     build a wheel and an sdist into dist/; wheel-cuda: the one with liblowbit_cuda, for every GPU"
 	@echo "make bench     run the benchmarks into benchmarks/results/"
 	@echo "make headers   fetch the ONNX Runtime headers if the system has none new enough; prints their folder"
 	@echo "make clean     remove build outputs; distclean also removes .venv and .cache"
@@ -51,7 +61,12 @@ docs: $(INSTALLED)
 	$(PY) tools/generate_docs.py
 
 wheel: $(INSTALLED)
-	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m build --outdir dist .
+	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m build --outdir dist \
+	  --config-setting=cmake.define.LOWBIT_CUDA=OFF .
+
+wheel-cuda: $(INSTALLED)
+	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" CUDACXX="$$(tools/setup.sh nvcc)" \
+	  $(PY) -m build --wheel --outdir dist ep/cuda/wheel
 
 bench: $(INSTALLED)
 	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m pip install --quiet --retries 5 \

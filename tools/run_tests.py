@@ -1,7 +1,7 @@
 """Runs the tests, and with --full everything that CI checks.
 
-    run_tests.py [-- PYTEST_ARGS]     the Python tests
-    run_tests.py --full               + lint, generated docs, every ISA level, sanitizers, clang, other
+    run_tests.py [-- PYTEST_ARGS]     the tests, those in C++ first
+    run_tests.py --full               + lint, generated docs, every ISA level, sanitizers, clang, CUDA, other
                                       onnxruntime versions, a wheel built from the sdist
     run_tests.py --lint               ruff, mypy, clang-format, clang-tidy only
     run_tests.py --format             rewrite the C++ sources with clang-format
@@ -32,8 +32,12 @@ JOBS = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else
 OLDEST_ONNXRUNTIME = "1.24"
 NEWEST_ONNXRUNTIME = "1.31"
 
-# Tests that touch every op and kernel but are quick enough to repeat under a sanitizer or per ISA level.
+# Tests that touch every op and kernel but are quick enough to repeat under a sanitizer.
 NUMERICS = "tests/numerics"
+# Both instruction back ends of the CUDA kernels, mma and wgmma, without compiling everything seven times.
+CUDA_TESTED = "80-real;90a-real"
+# What `make` builds for the editable install; the C++ tests are built from the same objects.
+EDITABLE = BUILD / "editable"
 
 
 @dataclasses.dataclass
@@ -185,6 +189,34 @@ def install_variant(name: str, *settings: str, **env: str) -> Path | None:
     return site if run(command, ORT_INCLUDE_DIR=ort_headers(), **env) else None
 
 
+def built(folder: Path, *targets: str) -> Command:
+    """The command that builds a configured folder; without targets, all of it."""
+    return [tool("cmake"), "--build", folder, *(["--target", *targets] if targets else [])]
+
+
+def ctest(folder: Path, *options: str) -> Command:
+    """The command that runs the C++ tests of a build."""
+    return [tool("ctest"), "--test-dir", folder, "--output-on-failure", *options]
+
+
+def cached_compiler() -> dict[str, str]:
+    """The environment in which equal files are compiled once, whichever build they belong to.
+
+    Empty where ccache is not installed and could not be. Paths below the repository do not count: a source
+    lies as deep in an unpacked sdist as in the repository.
+    """
+    if not run(["tools/setup.sh", "program", "ccache", "ccache"]):
+        return {}
+    return {
+        # To the cache, the same compiler by another name is another; scikit-build says g++, CMake alone c++.
+        "CXX": os.environ.get("CXX") or gcc() or "c++",
+        "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
+        "CCACHE_DIR": str(ROOT / ".cache/ccache"),
+        "CCACHE_BASEDIR": str(ROOT),
+        "CCACHE_NOHASHDIR": "1",
+    }
+
+
 # --- the steps of a full run
 
 
@@ -193,27 +225,42 @@ def docs_current() -> Outcome:
     return checked([sys.executable, "tools/generate_docs.py", "--check"])
 
 
+def cxx_tests() -> Outcome:
+    """The C++ tests, and the fake device that tests/ep run on, beside what `make` has built."""
+    return checked(
+        [tool("cmake"), "-S", ROOT, "-B", EDITABLE, "-DLOWBIT_TESTS=ON"],
+        built(EDITABLE),
+        ctest(EDITABLE),
+        ORT_INCLUDE_DIR=ort_headers(),
+    )
+
+
+def fake_device() -> dict[str, str]:
+    """Names the fake device of the editable install; other builds may hold a sanitizer's."""
+    return {"LOWBIT_FAKE_DEVICE": str(EDITABLE / "ep/liblowbit_fake_device.so")}
+
+
 def all_tests() -> Outcome:
     """Every Python test, with more seeds."""
-    return pytest("tests", *parallel(), LOWBIT_FULL="1")
-
-
-def isa_levels() -> list[str]:
-    """The levels this machine has."""
-    import lowbit._native
-
-    return list(lowbit._native.isa_levels())
+    return pytest("tests", *parallel(), LOWBIT_FULL="1", **fake_device())
 
 
 def each_isa_level() -> Outcome:
-    """The numerics, and sessions of whole models, with LOWBIT_ISA capped at each level this machine has."""
+    """Sessions of whole models with LOWBIT_ISA capped at each level of this machine but the best.
+
+    The best is no cap. tests/numerics name the level of every kernel they run: one run has seen all levels.
+    """
+    import lowbit._native
+
     total = Outcome()
-    known = ["scalar", "sse41", "avx2", "avxvnni", "avx512vnni", "avx512popcnt"]
-    for level in known:
-        if level not in isa_levels():
+    present = list(lowbit._native.isa_levels())
+    for level in ("scalar", "sse41", "avx2", "avxvnni", "avx512vnni", "avx512popcnt"):
+        if level not in present:
             print(f"skipped: LOWBIT_ISA={level}: this machine does not have it")
             continue
-        one = pytest(f"isa-{level}", *parallel(), NUMERICS, "tests/models", LOWBIT_ISA=level)
+        if level == present[-1]:
+            continue
+        one = pytest(f"isa-{level}", *parallel(), "tests/models", "tests/smoke", LOWBIT_ISA=level)
         total.passed += one.passed
         total.failed += one.failed
     return total
@@ -232,14 +279,14 @@ def gcc() -> str | None:
 
 
 def address_sanitizer() -> Outcome:
-    """ASan and UBSan: numerics and hostile models against an instrumented native module and library."""
+    """ASan and UBSan: the C++ tests, numerics and hostile models against an instrumented build."""
     compiler = gcc()
     if compiler is None:
         return Outcome(
             skipped="g++ is not installed (clang's sanitizer runtime cannot be preloaded the same way)"
         )
-    site = install_variant("asan", "LOWBIT_SANITIZE=address;undefined", CXX=compiler)
-    if site is None:
+    site = install_variant("asan", "LOWBIT_SANITIZE=address;undefined", "LOWBIT_TESTS=ON", CXX=compiler)
+    if site is None or not run(ctest(BUILD / "asan/cmake")):
         return Outcome(failed=1)
     libraries = [runtime_library(compiler, name) for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")]
     return pytest(
@@ -257,12 +304,12 @@ def address_sanitizer() -> Outcome:
 
 
 def thread_sanitizer() -> Outcome:
-    """TSan: the C++ concurrency test, 8 threads on 2 sets of operators that share packed weights."""
+    """TSan: operators that share packed weights, 8 threads on 2 sets of them, and programs of regions."""
     folder = BUILD / "tsan"
     return checked(
         configure(folder, "-DLOWBIT_SANITIZE=thread", "-DLOWBIT_PYTHON=OFF", "-DLOWBIT_TESTS=ON"),
-        [tool("cmake"), "--build", folder, "--target", "lowbit_concurrency_test"],
-        [folder / "custom_ops/lowbit_concurrency_test"],
+        built(folder, "lowbit_concurrency_test", "lowbit_region_tests"),
+        ctest(folder, "-R", "lowbit_concurrency_test|lowbit_region_tests"),
         ORT_INCLUDE_DIR=ort_headers(),
         TSAN_OPTIONS="halt_on_error=1",
     )
@@ -273,10 +320,34 @@ def clang_build() -> Outcome:
     if not run(["tools/setup.sh", "program", "clang++", "clang"]):
         return Outcome(skipped="clang++ is not installed and could not be")
     folder = BUILD / "clang"
+    # Of a type that CMake has no flags for: nothing is run, and warnings do not depend on the optimizer.
+    quick = "-DCMAKE_BUILD_TYPE=Unoptimized"
     return checked(
-        configure(folder, "-DCMAKE_CXX_COMPILER=clang++", "-DLOWBIT_WERROR=ON"),
-        [tool("cmake"), "--build", folder],
+        configure(folder, quick, "-DCMAKE_CXX_COMPILER=clang++", "-DLOWBIT_WERROR=ON", "-DLOWBIT_TESTS=ON"),
+        built(folder),
         ORT_INCLUDE_DIR=ort_headers(),
+    )
+
+
+def cuda_build() -> Outcome:
+    """liblowbit_cuda for two generations of GPUs, and the tests of it that need none."""
+    found = subprocess.run(
+        ["tools/setup.sh", "nvcc"], cwd=ROOT, check=False, text=True, stdout=subprocess.PIPE
+    )
+    if found.returncode != 0:
+        return Outcome(skipped="nvcc is not installed and could not be fetched")
+    folder = BUILD / "cuda"
+    settings = ["-DLOWBIT_CUDA=ON", "-DLOWBIT_PYTHON=OFF", "-DLOWBIT_TESTS=ON"]
+    settings += [f"-DCMAKE_CUDA_COMPILER={found.stdout.strip()}", f"-DCMAKE_CUDA_ARCHITECTURES={CUDA_TESTED}"]
+    library = folder / "ep/cuda/liblowbit_cuda.so"
+    return checked(
+        configure(folder, *settings),
+        built(folder, "lowbit_cuda", "lowbit_cuda_host_test"),
+        ctest(folder, "-R", "lowbit_cuda_host_test"),
+        # It loads where there is neither a driver nor a toolkit.
+        [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(library)!r}).LowBitCreateCudaEpFactory"],
+        ORT_INCLUDE_DIR=ort_headers(),
+        **cached_compiler(),
     )
 
 
@@ -304,8 +375,11 @@ def wheel_from_sdist() -> Outcome:
     """An sdist, a wheel from it with build isolation, and a fresh environment that has only the wheel."""
     folder = BUILD / "wheel"
     shutil.rmtree(folder, ignore_errors=True)
-    environment = folder / "venv"
-    if not run([sys.executable, "-m", "build", "--outdir", folder, "."], ORT_INCLUDE_DIR=ort_headers()):
+    environment, unpacked = folder / "venv", folder / "unpacked"
+    unpacked.mkdir(parents=True)
+    build: Command = [sys.executable, "-m", "build", "--outdir", folder, "."]
+    # It unpacks the sdist below the repository, where the compiler's cache knows its files.
+    if not run(build, ORT_INCLUDE_DIR=ort_headers(), TMPDIR=str(unpacked), **cached_compiler()):
         return Outcome(failed=1)
     (wheel,) = folder.glob("*.whl")
     python = environment / "bin/python"
@@ -319,11 +393,13 @@ def wheel_from_sdist() -> Outcome:
 FULL: list[tuple[str, Callable[[], Outcome]]] = [
     *LINT,
     ("generated docs are current", docs_current),
+    ("C++ tests", cxx_tests),
     ("tests", all_tests),
     ("every ISA level", each_isa_level),
     ("AddressSanitizer and UBSan", address_sanitizer),
     ("ThreadSanitizer", thread_sanitizer),
     ("clang", clang_build),
+    ("CUDA", cuda_build),
     (f"onnxruntime {OLDEST_ONNXRUNTIME}", oldest_onnxruntime),
     (f"onnxruntime {NEWEST_ONNXRUNTIME}", newest_onnxruntime),
     ("wheel from sdist", wheel_from_sdist),
@@ -375,7 +451,10 @@ def main() -> int:
     if options.full or options.lint:
         steps = FULL if options.full else LINT
         return run_steps([s for s in steps if not options.only or any(word in s[0] for word in options.only)])
-    return 0 if run([sys.executable, "-m", "pytest", "-q", "-rs", *parallel(), *options.pytest_args]) else 1
+    if cxx_tests().failed:
+        return 1
+    tests = [sys.executable, "-m", "pytest", "-q", "-rs", *parallel(), *options.pytest_args]
+    return 0 if run(tests, **fake_device()) else 1
 
 
 if __name__ == "__main__":

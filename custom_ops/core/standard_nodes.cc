@@ -446,6 +446,7 @@ StandardNode DecodeQuantizeLinear(const StandardReader& node) {
   const bool is_signed = codes == ElementType::kInt8;
   const OperandType range = Storage(is_signed);
   std::vector<Quantizer> grids;
+  grids.reserve(given.scales.size());
   for (size_t i = 0; i < given.scales.size(); ++i) {
     grids.push_back(
         {true, given.scales[i], given.zero_points[i], range.MinCode(), range.MaxCode(), is_signed});

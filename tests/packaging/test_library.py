@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,3 +96,15 @@ def test_library_path_is_absolute() -> None:
     path = Path(lowbit_library())
     assert path.is_absolute()
     assert path.is_file()
+
+
+def test_one_version_everywhere() -> None:
+    root = Path(__file__).resolve().parents[2]
+    projects = [
+        tomllib.loads((root / path).read_text())["project"]
+        for path in ("pyproject.toml", "ep/cuda/wheel/pyproject.toml")
+    ]
+    version = projects[0]["version"]
+    assert projects[1]["version"] == version
+    assert projects[1]["dependencies"] == [f"lowbit=={version}"]
+    assert f"project(lowbit VERSION {version} " in (root / "CMakeLists.txt").read_text()

@@ -9,7 +9,7 @@
 
 namespace lowbit {
 
-std::unique_ptr<Operator> MakeOperator(MatmulNode node, const OperatorOptions& options);
+std::unique_ptr<Operator> MakeOperator(const MatmulNode& node, const OperatorOptions& options);
 std::unique_ptr<Operator> MakeOperator(AffineNode node, const OperatorOptions& options);
 std::unique_ptr<Operator> MakeOperator(LookupNode node, const OperatorOptions& options);
 std::unique_ptr<Operator> MakeOperator(BinaryNode node, const OperatorOptions& options);

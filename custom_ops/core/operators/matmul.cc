@@ -141,8 +141,8 @@ void Warn(const OperatorOptions& options, const std::string& warning) {
 }  // namespace
 
 // The kernel that is chosen packs the weights; the operator keeps nothing of the node but what shapes depend
-// on, so that the unpacked weights die here.
-std::unique_ptr<Operator> MakeOperator(MatmulNode node, const OperatorOptions& options) {
+// on, so that the unpacked weights die with the caller's node.
+std::unique_ptr<Operator> MakeOperator(const MatmulNode& node, const OperatorOptions& options) {
   const ConvSpec& spec = node.conv;
   Require(!spec.weights.empty(), node.op, ": the node has no weights");
   auto op = std::make_unique<MatmulOperator>(node);
