@@ -100,7 +100,8 @@ class Compiler {
     const auto steps = static_cast<size_t>(
         std::count_if(ops.begin(), ops.end(), [](const LoweredOp& op) { return !op.reshape; }));
     Require(packed_.empty() || packed_.size() == steps, "the region has ", steps,
-            " steps, got packed bytes for ", packed_.size());
+            " steps, the compiled model holds packed bytes for ", packed_.size(),
+            "; compile it again, with the options of this session");
     for (LoweredOp& op : ops) AddOp(op);
     for (const ValueId id : graph_.outputs) {
       const Value& value = graph_.values[static_cast<size_t>(id)];

@@ -266,6 +266,22 @@ void TestFusion() {
 
 // ---- instances
 
+struct FusesAll final : FakeBackend {
+  bool Fuses(const Graph&, const Node&, const Node&) const override { return true; }
+};
+
+void TestFusionThroughTheFirstInput() {
+  for (const bool is_first : {true, false}) {
+    GraphBuilder builder;
+    const ValueId a = builder.AddInput(), b = builder.AddInput(), made = builder.Lookup(a, 1);
+    builder.graph.outputs = {is_first ? builder.Add(made, b) : builder.Add(b, made)};
+    const std::vector<LoweredOp> ops = Lower(builder.graph, FusesAll());
+    Expect(ops.size() == (is_first ? 1 : 2), "a pair is fed what its first node is, then the rest");
+    Expect(ops.back().fed == (is_first ? std::vector<ValueId>{a, b} : std::vector<ValueId>{b, made}),
+           "tensors in the order in which the nodes read them");
+  }
+}
+
 void TestPlansAreBounded() {
   const Chain chain;
   auto fake = std::make_shared<FakeBackend>();
@@ -696,6 +712,7 @@ int main() {
   TestErrorsNameTheNode();
   TestDamagedGraphs();
   TestFusion();
+  TestFusionThroughTheFirstInput();
   TestPlansAreBounded();
   TestProgramMayDieBeforeItsPlans();
   TestInstanceOrder();
