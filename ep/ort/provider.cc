@@ -102,7 +102,7 @@ void Provider::Fill() {
   ort_version_supported = ort::RuntimeApiVersion();
   GetName = [](const OrtEp*) noexcept { return kProviderName; };
   GetCapability = [](OrtEp* ep, const OrtGraph* graph, OrtEpGraphSupportInfo* claims) noexcept {
-    return Guarded([&] { ClaimNodes(graph, *Self(ep).backend_, Self(ep).logger_, Self(ep).told_, claims); });
+    return Guarded([&] { Self(ep).Claim(graph, claims); });
   };
   Compile = [](OrtEp* ep, const OrtGraph** graphs, const OrtNode** fused, size_t count,
                OrtNodeComputeInfo** infos, OrtNode** context_nodes) noexcept {
@@ -138,6 +138,17 @@ void Provider::Fill() {
     *memory = EpApi().MemoryInfo_GetMemoryDevice(static_cast<const Provider*>(ep)->device_->memory_info());
     return nullptr;
   };
+}
+
+void Provider::Claim(const OrtGraph* graph, OrtEpGraphSupportInfo* claims) {
+  const OrtNode* parent = nullptr;
+  Check(Api().Graph_GetParentNode(graph, &parent));
+  if (parent != nullptr && context_.enabled) {
+    // ONNX Runtime would write the region's nodes as they were, but without their initializers.
+    logger_.Info("lowbit: the nodes of a subgraph are written to the context model as they are");
+    return;
+  }
+  ClaimNodes(graph, *backend_, logger_, told_, claims);
 }
 
 Provider::Compiled Provider::CompileRegion(const OrtGraph* graph, const OrtNode* fused,

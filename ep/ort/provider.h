@@ -30,6 +30,7 @@ class Provider final : public OrtEp {
   };
 
   void Fill();
+  void Claim(const OrtGraph* graph, OrtEpGraphSupportInfo* claims);
   Compiled CompileRegion(const OrtGraph* graph, const OrtNode* fused, ContextWriter* writer) const;
   void CompileAll(const OrtGraph** graphs, const OrtNode** fused, size_t count, OrtNodeComputeInfo** infos,
                   OrtNode** context_nodes);

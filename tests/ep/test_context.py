@@ -13,7 +13,7 @@ from onnx import TensorProto
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from tests.ep.graphs import chain, images
-from tests.ep.test_sessions import OTHER
+from tests.ep.test_sessions import OTHER, within
 from tests.support import lowbit_session
 
 DEVICES = ["cpu", "fake:0"]
@@ -53,6 +53,15 @@ def test_round_trip(devices, tmp_path: Path, device: str, embed: bool, pieces: t
     for seed in range(3):
         x = images(*SHAPE, seed=seed)
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], alone.run(None, {"x": x})[0])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("op", ["If", "Loop"])
+def test_subgraphs_are_written_as_they_are(devices, tmp_path: Path, device: str, op: str) -> None:
+    model = within(op, chain("conv"), constants_outside=op == "If")
+    session = devices.session(compiled(devices, tmp_path, model, device), device)
+    feeds = {"x": images(*SHAPE)} | ({"condition": np.array(True)} if op == "If" else {})
+    np.testing.assert_array_equal(session.run(None, feeds)[0], lowbit_session(model).run(None, feeds)[0])
 
 
 def test_by_a_session_entry(devices, tmp_path: Path) -> None:
