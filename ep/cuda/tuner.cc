@@ -222,26 +222,28 @@ cuda::ConvConfig Tuner::Measure(const NodeFacts& facts, const std::shared_ptr<co
 
   Stopwatch stopwatch;
   const bool overlap = device_->Properties().capability >= 90;
-  // A graph of about half a millisecond: long against the events around it, short against a user's patience.
-  constexpr double kGraphMicroseconds = 500;
-  constexpr int kFewestNodes = 3, kMostNodes = 40;
-  int nodes = kFewestNodes;
-  double best = std::numeric_limits<double>::max();
-  // The cost model knows what a chain of equal nodes hides, and a difference of some percent may be chance:
-  // its own choice, which is measured first, must be beaten clearly.
-  constexpr double kClearly = 0.96;
-  bool is_first = true;
-  const auto measure = [&](const cuda::ConvPlan& plan) {
-    const double bonus = std::exchange(is_first, false) ? kClearly : 1;
+  const auto time = [&](const cuda::ConvPlan& plan, int nodes, double limit) {
     const DeviceBlock workspace(device_, cuda::PlanWorkspaceBytes(plan));
     const auto launch = [&](cuda::Queue& queue) {
       cuda::LaunchConv(plan, x.Get(), facts.has_residual ? residual.Get() : nullptr, y.Get(), workspace.Get(),
                        queue);
     };
-    const double time = bonus * stopwatch.Microseconds(launch, overlap, nodes, 1.5 * best);
-    best = std::min(best, time);
-    nodes = std::clamp(static_cast<int>(kGraphMicroseconds / best), kFewestNodes, kMostNodes);
-    return time;
+    return stopwatch.Microseconds(launch, overlap, nodes, limit);
+  };
+  // A graph of about half a millisecond: long against what begins and ends it, short against a user's
+  // patience. As many nodes for every candidate: what begins and ends the graph is a part of all times.
+  constexpr double kGraphMicroseconds = 500, kNoLimit = std::numeric_limits<double>::max();
+  constexpr int kFewestNodes = 3, kMostNodes = 40;
+  const double estimate = time(*cuda::PlanConv(conv, shape), kFewestNodes, kNoLimit);
+  const int nodes = std::clamp(static_cast<int>(kGraphMicroseconds / estimate), kFewestNodes, kMostNodes);
+  // Some percent may be chance: the cost model's choice, which is measured first, must be beaten clearly.
+  constexpr double kClearly = 0.97;
+  double best = kNoLimit;
+  const auto measure = [&](const cuda::ConvPlan& plan) {
+    const bool is_first = best == kNoLimit;
+    const double measured = time(plan, nodes, is_first ? kNoLimit : 1.5 * best) * (is_first ? kClearly : 1);
+    best = std::min(best, measured);
+    return measured;
   };
   return cuda::TuneConv(conv, shape, measure);
 }
