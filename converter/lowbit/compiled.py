@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 
 from lowbit.atomic import check_writable, write_atomically
-from lowbit.devices import canonical
+from lowbit.devices import canonical, has_own_memory
 from lowbit.errors import LowBitError, ModelError, OutputError
 from lowbit.feeds import as_proto, random_feeds
 from lowbit.session import for_device, one_line, prepare, run_session, session, source_of
@@ -100,9 +100,7 @@ def compile(
     ready = for_device(model)
     _refuse_compiled(as_proto(ready))
     if batches:
-        from lowbit.tune import tune
-
-        tune(ready, device=place, batches=batches, shapes=shapes)
+        _measure(ready, place, batches, shapes, provider_options)
     try:
         # Compiled data is named after the model and found beside it, so the whole appears under its final
         # name in a folder of its own, from which it moves.
@@ -119,6 +117,21 @@ def compile(
 def _refuse_compiled(proto: onnx.ModelProto) -> None:
     if any(node.op_type == "EPContext" for node in proto.graph.node):
         raise ModelError("the model is compiled already; compile the one that it was made from")
+
+
+def _measure(
+    model: Model, device: str, batches: Sequence[int], shapes: Mapping[str, list[int]] | None,
+    provider_options: Mapping[str, str | int | bool] | None,
+) -> None:  # fmt: skip
+    """Tunes into the cache that is read when the model is compiled."""
+    from lowbit.device_tune import tune_device
+    from lowbit.tune import tune
+
+    folder = (provider_options or {}).get("cache_dir")
+    if folder is not None and has_own_memory(device):
+        tune_device(model, device, cache=str(folder), batches=batches, shapes=shapes)
+    else:
+        tune(model, device=device, batches=batches, shapes=shapes)
 
 
 def _compile(

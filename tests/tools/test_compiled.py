@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from lowbit import compiled as compiler
+from lowbit import device_tune
 from lowbit.errors import LowBitError, ModelError, OutputError
 from lowbit.feeds import random_feeds
 from onnx import TensorProto, helper
@@ -48,6 +49,21 @@ def test_what_stays_with_onnxruntime_stays_in_a_compiled_model(tmp_path):
     report = lowbit.compile(with_erf_behind(), tmp_path / "compiled.onnx", device="cpu-ep")
     assert report.regions == 1
     assert report.left == ["erf"]
+
+
+def test_batches_are_measured_into_the_cache_that_is_read(converted, tmp_path, monkeypatch):
+    class MeasuredError(Exception):
+        pass
+
+    def tune_device(model, device, *, cache, batches, shapes):
+        raise MeasuredError(device, cache, batches)
+
+    monkeypatch.setattr(device_tune, "tune_device", tune_device)
+    with pytest.raises(MeasuredError) as caught:
+        lowbit.compile(
+            converted, tmp_path / "compiled.onnx", batches=[4], provider_options={"cache_dir": "/elsewhere"}
+        )
+    assert caught.value.args == ("cuda:0", "/elsewhere", [4])
 
 
 def test_the_command_compiles(converted, tmp_path):
