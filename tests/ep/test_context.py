@@ -126,7 +126,7 @@ def test_a_missing_file_is_named(devices, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("made", "opened"), [("cpu", "fake:0"), ("fake:0", "cpu")])
 def test_another_machines_model_is_refused(devices, tmp_path: Path, made: str, opened: str) -> None:
     path = compiled(devices, tmp_path, chain("conv"), made)
-    with pytest.raises(Exception, match=r"(?i)compil"):
+    with pytest.raises(Exception, match=r"lowbit: .*the model was compiled for '.*', this is '.*'"):
         devices.session(path, opened)
 
 
@@ -143,7 +143,7 @@ def test_onnxruntime_can_ask_before(devices, tmp_path: Path) -> None:
 
 def test_a_compiled_model_is_not_compiled_again(devices, tmp_path: Path) -> None:
     path = compiled(devices, tmp_path, chain("conv"))
-    with pytest.raises(Exception, match=r"(?i)compiled|EPContext"):
+    with pytest.raises(Exception, match="the model is compiled already"):
         ort.ModelCompiler(devices.options("fake:0"), path).compile_to_file(str(tmp_path / "again.onnx"))
 
 
