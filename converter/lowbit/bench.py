@@ -153,7 +153,8 @@ def bench(
         if not os.path.isfile(path):
             raise ModelError(f"{path}: no such file")
     place = canonical(device)
-    subjects = [Subject.read(path, threads, seed, shapes, place, convert=path is paths[0]) for path in paths]
+    subjects = [Subject.read(path, threads, seed, shapes, place, convert=first)
+                for path, first in zip(paths, (True, False), strict=False)]  # fmt: skip
     if subjects[0].takes(subjects[-1].feed):  # the same values for both
         subjects[-1] = replace(subjects[-1], feed=subjects[0].feed)
     timings = [Timing(path, subject.file_bytes, subject.device)
@@ -255,7 +256,6 @@ class Subject:
         for output in opened.get_outputs():
             binding.bind_output(output.name)
         return lambda: opened.run_with_iobinding(binding)
-
 
     def queued_ms(self) -> float | None:
         """Milliseconds per run of runs that are queued on a GPU; None for a CPU, where nothing is queued."""

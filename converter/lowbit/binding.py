@@ -52,9 +52,7 @@ def bind(
     return binding
 
 
-def queued_seconds(
-    opened: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, runs: int
-) -> float:
+def queued_seconds(opened: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, runs: int) -> float:
     """Seconds per run of ``runs`` runs that are handed to the device without waiting for it in between.
 
     On a GPU that is the device's own time, as long as it is longer than handing a run over takes.

@@ -15,7 +15,9 @@ import numpy as np
 
 from lowbit.binding import bind, queued_seconds
 from lowbit.devices import Device, devices
+from lowbit.errors import ModelError
 from lowbit.feeds import Feeds, Model, as_file, as_proto, random_feeds, shapes_of_batches
+from lowbit.ops import DOMAIN
 from lowbit.session import for_device, session
 
 Progress = Callable[[int, int], None]
@@ -91,14 +93,20 @@ def tune_device(
         progress: called with (sizes done, sizes in all).
 
     Raises:
-        ModelError: if the model cannot be read, or run on the device.
+        ModelError: if the model cannot be read, or run on the device, or holds no lowbit node.
         LowBitError: for sizes that nobody gave, or a device that cannot be used.
     """
+    ready = for_device(model)
+    if not any(node.domain == DOMAIN for node in as_proto(ready).graph.node):
+        raise ModelError(
+            "the model holds no lowbit node, so there is nothing to measure; give a converted model, or a "
+            "quantized one that can be converted, not one that is compiled"
+        )
     proto = as_proto(model)
     feeds = [random_feeds(proto, shapes=sizes) for sizes in shapes_of_batches(proto, batches, shapes)]
     hardware = next((each for each in devices() if each.name == device), Device(device, device))
     report = DeviceTuneReport(device, hardware.description, cache)
-    with as_file(for_device(model)) as path:
+    with as_file(ready) as path:
         for done, feed in enumerate(feeds):
             if progress is not None:
                 progress(done, len(feeds))

@@ -91,11 +91,15 @@ def canonical(device: str) -> str:
     """
     found = _NAME.fullmatch(device) if isinstance(device, str) else None
     if found is None:
-        raise LowBitError(
-            f"device must be {SPELLINGS} with the number of a GPU, got {device!r}; `lowbit sys` lists the "
-            "devices of this machine"
-        )
+        raise _no_name(device)
     return "cuda:0" if device == "cuda" else device
+
+
+def _no_name(device: object) -> LowBitError:
+    return LowBitError(
+        f"device must be {SPELLINGS} with the number of a GPU, got {device!r}; `lowbit sys` lists the "
+        "devices of this machine"
+    )
 
 
 def has_own_memory(device: str) -> bool:
@@ -150,6 +154,9 @@ def ep_device(device: str) -> onnxruntime.OrtEpDevice:
     offered = ep_devices()
     if device in offered:
         return offered[device]
+    kinds = {"cuda", *(name.partition(":")[0] for name in offered if has_own_memory(name))}
+    if has_own_memory(device) and device.partition(":")[0] not in kinds:
+        raise _no_name(device)
     usable = ", ".join(name for name in offered if has_own_memory(name))
     reason = _why_no_gpu(offered)
     there = f"there is {usable}" if usable else "no GPU can be used"

@@ -15,12 +15,18 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lowbit.errors import ModelError
 
+if TYPE_CHECKING:
+    import onnxruntime
+
 _LEFT = re.compile(r"lowbit: node '(?P<name>.*?)' \((?P<op>[^()]*)\) stays with ONNX Runtime: (?P<why>.*)")
 _STEP = re.compile(r"^  node '(?P<name>.*?)' \([^()]*\).*?: (?P<kernel>.*?), from ", re.MULTILINE)
-_RECORD = "session.record_ep_graph_assignment_info"
+RECORD = "session.record_ep_graph_assignment_info"
+"""The session entry, "1", that :func:`assignments` needs."""
+
 _INFO = 1
 
 
@@ -66,10 +72,25 @@ def place(path: str, device: str, shapes: Mapping[str, list[int]] | None = None)
     )
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ModelError(f"{path}: does not open on device '{device}': {reason.partition(': ')[2] or reason}")
+        reason = (reason.partition(": ")[2] or reason).removeprefix(f"{path}: ")
+        raise ModelError(f"{path}: does not open on device '{device}': {reason}")
     found = Placement(**json.loads(done.stdout))
     found.reasons, found.kernels = reasons_in(done.stderr), kernels_in(done.stderr)
     return found
+
+
+def assignments(opened: onnxruntime.InferenceSession) -> tuple[list[list[str]], list[str]]:
+    """The names of the nodes in each region, and of those that the other providers run."""
+    from lowbit.devices import get_ep_name
+
+    regions, elsewhere = [], []
+    for subgraph in opened.get_provider_graph_assignment_info():
+        names = [str(node.name) for node in subgraph.get_nodes()]
+        if subgraph.ep_name == get_ep_name():
+            regions.append(names)
+        else:
+            elsewhere += names
+    return regions, elsewhere
 
 
 def reasons_in(log: str) -> dict[str, str]:
@@ -86,7 +107,6 @@ def child_main() -> None:
     """Runs in the new process: opens the session, prints who got which node as JSON, and runs it once."""
     import onnxruntime
 
-    from lowbit.devices import get_ep_name
     from lowbit.errors import LowBitError
     from lowbit.feeds import load_model, random_feeds
     from lowbit.session import session
@@ -94,15 +114,9 @@ def child_main() -> None:
     path, device, shapes = sys.argv[1:4]
     sess_options = onnxruntime.SessionOptions()
     sess_options.log_severity_level = _INFO
-    sess_options.add_session_config_entry(_RECORD, "1")
+    sess_options.add_session_config_entry(RECORD, "1")
     opened = session(path, device=device, sess_options=sess_options)
-    placement = Placement()
-    for subgraph in opened.get_provider_graph_assignment_info():
-        names = [str(node.name) for node in subgraph.get_nodes()]
-        if subgraph.ep_name == get_ep_name():
-            placement.regions.append(names)
-        else:
-            placement.elsewhere += names
-    print(json.dumps({"regions": placement.regions, "elsewhere": placement.elsewhere}))
+    regions, elsewhere = assignments(opened)
+    print(json.dumps({"regions": regions, "elsewhere": elsewhere}))
     with contextlib.suppress(LowBitError):  # sizes that nobody gave: placed, but not planned
         opened.run(None, random_feeds(load_model(path, external_data=False), shapes=json.loads(shapes)))

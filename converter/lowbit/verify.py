@@ -34,6 +34,7 @@ from lowbit.devices import canonical
 from lowbit.errors import LowBitError, ModelError
 from lowbit.feeds import Model, as_proto, batches, constant_values, load_samples, random_feeds
 from lowbit.ops import DOMAIN, evaluate
+from lowbit.placement import RECORD, assignments
 from lowbit.provenance import Place, other_source, read_places
 from lowbit.session import open_session, run_session, session
 from lowbit.standard import needs_standard_form, standard_form, written_out
@@ -203,6 +204,11 @@ def _compare(
         whole.check(feed, values, report)
     if progress is not None:
         progress(len(feeds), len(feeds))
+    if local.left:
+        report.notes.append(
+            f"{len(local.left)} of the {len(local.nodes)} lowbit nodes run as custom ops on the CPU, not on "
+            f"'{device}', such as {local.left[0]}; `lowbit inspect --device {device}` says why"
+        )
     report.nodes, report.samples = list(local.checks.values()), len(feeds)
     return report
 
@@ -229,6 +235,7 @@ class _Local:
         self.checks = {node.output[0]: self._new_check(node) for node in self.nodes}
         self.session: onnxruntime.InferenceSession | None = None
         self.small: dict[str, onnxruntime.InferenceSession] = {}
+        self.left: list[str] = []  # the nodes that do not run on the device
 
     def _new_check(self, node: onnx.NodeProto) -> NodeCheck:
         place = self.mapping.get(node.output[0])
@@ -384,7 +391,14 @@ class _Local:
         )
         model = helper.make_model(graph, opset_imports=list(self.model.opset_import))
         model.ir_version = self.model.ir_version
-        return session(model, device=self.device, sess_options=exact_options(self.threads))
+        options = exact_options(self.threads)
+        if self.device == "cpu":
+            return session(model, sess_options=options)
+        options.add_session_config_entry(RECORD, "1")
+        opened = session(model, device=self.device, sess_options=options)
+        _, left = assignments(opened)
+        self.left = [node.name for node in nodes if node.name in left]
+        return opened
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import subprocess
 import sys
@@ -20,9 +21,10 @@ from lowbit.placement import place
 from onnx import helper
 
 from tests.tools.conftest import qdq_conv
-from tests.tools.test_cli import run, run_json
+from tests.tools.test_cli import run, run_json, save
 
 EP = "LowBitExecutionProvider"
+verify_module = importlib.import_module("lowbit.verify")  # the package has a function of this name
 
 
 def outputs(model, device: str, feed, **more):
@@ -169,6 +171,34 @@ def test_bench_takes_a_device(source):
     report = run_json("bench", source, "--against", source, "--device", "cpu-ep", "--rounds", 1)
     assert [report[key]["device"] for key in ("model", "against")] == ["cpu-ep", "cpu"]
     assert report["model"]["queued_ms"] is None
+
+
+def test_bench_of_a_model_beside_itself_converts_the_first_alone(source):
+    report = lowbit.bench(str(source), str(source), device="cpu-ep", rounds=1)
+    assert (report.model.device, report.against.device) == ("cpu-ep", "cpu")
+
+
+def test_verify_tells_which_nodes_the_device_left(source, converted, monkeypatch):
+    assert not lowbit.verify(converted, source, device="cpu-ep").notes
+    real = verify_module.assignments
+
+    def turned_around(opened):
+        regions, elsewhere = real(opened)
+        return [elsewhere], [name for region in regions for name in region]
+
+    monkeypatch.setattr(verify_module, "assignments", turned_around)
+    report = lowbit.verify(converted, source, device="cpu-ep")
+    assert report.ok
+    (note,) = report.notes
+    assert note.startswith("11 of the 11 lowbit nodes run as custom ops on the CPU, not on 'cpu-ep'")
+
+
+def test_what_stays_on_the_cpu_is_one_line(tmp_path):
+    model = save(qdq_conv(weight_is_input=True), tmp_path / "model.onnx")
+    text = run("run", model, "--random", "--device", "cpu-ep").stderr
+    (line,) = (line for line in text.splitlines() if "it runs on the CPU" in line)
+    assert line.startswith("warning: nothing in this model could be converted: its weights are not constant")
+    assert "session(" not in text.replace("lowbit.session()", "")  # no line of source code
 
 
 def test_a_missing_gpu_is_one_line_with_the_reason(converted, tmp_path, monkeypatch):

@@ -167,6 +167,13 @@ def test_a_gpu_number_that_is_too_high_names_the_others(runtime):
     assert ep_device("cuda:1").ep_metadata["device"] == "cuda:1"
 
 
+@pytest.mark.parametrize("name", ["gpu:0", "cpu:0", "cpu-ep:1"])
+def test_what_no_device_is_called_is_no_missing_gpu(runtime, name):
+    runtime(offered("cpu", cuda_unavailable="no driver"))
+    with pytest.raises(LowBitError, match="device must be 'cpu', 'cpu-ep', 'cuda' or 'cuda:N'.*got '" + name):
+        ep_device(canonical(name))
+
+
 def test_devices_never_raise(runtime):
     runtime(version="1.20.0")
     found = lowbit.devices()
@@ -292,7 +299,6 @@ def test_reasons_are_read_from_the_log():
         "conv (1)/x": "y is int32: expected codes",
         "s": "no lowbit node beside it",
     }
-
 
 
 def test_kernels_are_read_from_the_printed_plan():

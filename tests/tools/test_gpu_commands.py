@@ -86,6 +86,15 @@ def test_tune_takes_batches(environment, tmp_path):
     assert "a GPU is tuned without them" in text
 
 
+def test_tune_measures_nothing_where_nothing_runs_on_the_gpu(environment, converted, tmp_path):
+    model = save(qdq_conv(weight_is_input=True), tmp_path / "model.onnx")
+    compiled = tmp_path / "compiled.onnx"
+    run(environment, "compile", converted, "-o", compiled, "--device", "fake:0")
+    for path in (model, compiled):
+        text = run(environment, "tune", path, "--device", "fake:0", code=2).stderr
+        assert "holds no lowbit node, so there is nothing to measure" in text
+
+
 def test_a_compiled_model_is_for_its_device(environment, converted, tmp_path):
     output = tmp_path / "compiled.onnx"
     report = run_json(environment, "compile", converted, "-o", output, "--device", "fake:0", "--external")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,7 +139,8 @@ class Command(click.Command):
         out = Out(ctx.params.pop("format", "table"), 1 if verbose else -1 if quiet else 0)
         ctx.params["out"] = out
         try:
-            return super().invoke(ctx)
+            with _warnings_as_remarks(out):
+                return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, SystemExit):
             raise
         except KeyboardInterrupt:
@@ -151,6 +153,22 @@ class Command(click.Command):
         except Exception as error:
             message = f"{type(error).__name__}: {error}; this is a defect of lowbit, -v shows where"
             _fail(out, message, UNUSABLE)
+
+
+@contextlib.contextmanager
+def _warnings_as_remarks(out: Out) -> Iterator[None]:
+    """Shows what Python programs get as a RuntimeWarning in one line, without the code that it came from."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def remark(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if category is RuntimeWarning:
+                out.note(f"warning: {message}")
+            else:
+                show(message, category, *where, **more)
+
+        warnings.showwarning = remark
+        yield
 
 
 def _fail(out: Out, message: str, code: int) -> None:
