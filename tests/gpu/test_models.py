@@ -113,3 +113,37 @@ def test_options_change_no_number(options: dict[str, str]) -> None:
             f"seed {seed}, {options}",
             options,
         )
+
+
+def test_first_convolution_whose_weights_leave_int8() -> None:
+    """Quantize and the first convolution are one kernel, but two where code - zero point leaves int8."""
+    rng = np.random.default_rng(0)
+    constants = {
+        "x_scale": np.float32(0.02), "x_zero": np.uint8(120),
+        "y_scale": np.float32(0.5), "y_zero": np.uint8(7),
+        "w_scale": np.float32(0.01), "w_zero": np.uint8(3),
+        "w": rng.integers(0, 256, (8, 3, 3, 3)).astype(np.uint8),
+    }  # fmt: skip
+    nodes = [
+        onnx.helper.make_node("QuantizeLinear", ["x", "x_scale", "x_zero"], ["x_q"]),
+        onnx.helper.make_node("DequantizeLinear", ["x_q", "x_scale", "x_zero"], ["x_dq"]),
+        onnx.helper.make_node("DequantizeLinear", ["w", "w_scale", "w_zero"], ["w_dq"]),
+        onnx.helper.make_node("Conv", ["x_dq", "w_dq"], ["c"], pads=[1, 1, 1, 1], strides=[2, 2]),
+        onnx.helper.make_node("QuantizeLinear", ["c", "y_scale", "y_zero"], ["c_q"]),
+        onnx.helper.make_node("DequantizeLinear", ["c_q", "y_scale", "y_zero"], ["y"]),
+    ]
+    infos = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, dims)
+        for name, dims in (("x", ["N", 3, 18, 22]), ("y", ["N", 8, 9, 11]))
+    ]
+    initializers = [
+        onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()
+    ]
+    graph = onnx.helper.make_graph(nodes, "first", infos[:1], infos[1:], initializers)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
+    converted = lowbit.convert(model).model
+    assert [node.op_type for node in converted.graph.node][:2] == ["LowBitQuantize", "LowBitConv"]
+    session = whole_on_gpu(converted)
+    for batch in (1, 3):
+        feeds = {"x": rng.normal(0, 1.5, (batch, 3, 18, 22)).astype(np.float32)}
+        assert_equal(session.run(None, feeds), lowbit_session(converted).run(None, feeds), f"batch {batch}")
