@@ -94,8 +94,10 @@ void RegionCompute::RunOn(Device* device, const std::shared_ptr<const RegionPlan
   }
   void* stream = nullptr;
   Check(Api().KernelContext_GetGPUComputeStream(context, &stream));
-  device->Begin(stream);
-  program_->Run(plan, externals, {nullptr, stream});
+  {
+    const Device::Enqueuing enqueuing(*device, stream);
+    program_->Run(plan, externals, {nullptr, stream});
+  }
   if (stream == nullptr) device->runtime().Synchronize(device->index(), nullptr);
 }
 

@@ -185,7 +185,7 @@ void Device::Copy(void* to, DeviceRuntime::Place to_place, const void* from, Dev
   Require(to != nullptr && from != nullptr, "a tensor of ", bytes,
           " bytes has no memory: the device has none left (", runtime_->BytesInUse(index_),
           " bytes of it are in use by this process)");
-  if (stream != nullptr) Begin(stream);
+  const Enqueuing enqueuing(*this, stream);
   runtime_->Copy(to, to_place, from, from_place, bytes, index_, stream);
 }
 

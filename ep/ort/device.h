@@ -41,8 +41,19 @@ class Device {
   // `owner`: the session's provider, null for streams outside of sessions.
   void* CreateStream(const void* owner);
   void DestroyStream(void* stream) noexcept;
-  // Work is about to be enqueued on the stream, by this thread.
-  void Begin(void* stream);
+  // This thread enqueues work on the stream as long as this lives.
+  class Enqueuing {
+   public:
+    Enqueuing(Device& device, void* stream) : device_(device), stream_(stream) { device_.Begin(stream_); }
+    // Once more: whoever synchronized the stream meanwhile has not waited for what was enqueued after that.
+    ~Enqueuing() { device_.Begin(stream_); }
+    Enqueuing(const Enqueuing&) = delete;
+    Enqueuing& operator=(const Enqueuing&) = delete;
+
+   private:
+    Device& device_;
+    void* stream_;
+  };
   void Synchronize(void* stream);  // does nothing where nothing was begun since the last time
   // The stream of `owner` that this thread enqueued work on last: a run stays on its thread.
   void SynchronizeRun(const void* owner);
@@ -72,6 +83,7 @@ class Device {
   };
 
   void* TakeFreed(size_t bytes, void* stream);
+  void Begin(void* stream);
   // The following are called with the lock held.
   std::vector<void*> BusyStreams() const;
   void GiveBack(void* block);

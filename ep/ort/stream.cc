@@ -30,7 +30,7 @@ OrtStatus* WaitOnStream(OrtSyncNotificationImpl* impl, OrtSyncStream* consumer) 
   return Guarded([&] {
     Notification& self = Self(impl);
     void* waiting = Api().SyncStream_GetHandle(consumer);
-    self.device.Begin(waiting);
+    const Device::Enqueuing enqueuing(self.device, waiting);
     self.device.runtime().WaitEvent(self.device.index(), self.event, waiting);
   });
 }

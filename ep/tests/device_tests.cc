@@ -2,6 +2,7 @@
 // Runtime. Meant for LOWBIT_SANITIZE=thread too.
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <thread>
 #include <vector>
@@ -45,10 +46,12 @@ class Bench {
   Device& device() { return device_; }
   fake::Memory& memory() { return runtime_->memory(0); }
   void* Stream() { return streams_.emplace_back(device_.CreateStream(this)); }
-  // Work that uses the block: writes it, takes its time, and finds what it wrote.
-  void Work(void* stream, void* block, size_t bytes, int value) {
+  // Work that uses the block: writes it, takes its time, and finds what it wrote. `meanwhile`: what other
+  // threads do before it is enqueued.
+  void Work(void* stream, void* block, size_t bytes, int value, const std::function<void()>& meanwhile = {}) {
     const fake::Memory::Use use = memory().Check(block, bytes);
-    device_.Begin(stream);
+    const Device::Enqueuing enqueuing(device_, stream);
+    if (meanwhile) meanwhile();
     static_cast<fake::Stream*>(stream)->Enqueue([this, use, value] {
       auto* data = static_cast<uint8_t*>(memory().Touch(use));
       std::memset(data, value, use.bytes);
@@ -93,6 +96,17 @@ void TestSynchronizationFreesForAll() {
   Expect(bench.memory().blocks() == 1, "a stream's own blocks go when it is done");
   bench.device().Synchronize(second);
   Expect(bench.memory().blocks() == 0, "other blocks go when all streams of their time are done");
+}
+
+void TestSynchronizationThatComesBeforeTheWork() {
+  Bench bench;
+  void* stream = bench.Stream();
+  void* block = bench.device().Allocate(500, stream);
+  bench.Work(stream, block, 500, 5, [&] { bench.device().SynchronizeAll(&bench); });
+  bench.device().Free(block);
+  Expect(bench.memory().blocks() == 1, "a block stays for work that was enqueued after the synchronization");
+  bench.device().SynchronizeRun(&bench);
+  Expect(bench.memory().blocks() == 0, "the run waits for its work all the same");
 }
 
 void TestMemoryThatIsKeptIsFoundBeforeGivingUp() {
@@ -153,6 +167,7 @@ int main() {
   AttachToNothing();
   TestABlockServesItsStreamAtOnce();
   TestSynchronizationFreesForAll();
+  TestSynchronizationThatComesBeforeTheWork();
   TestMemoryThatIsKeptIsFoundBeforeGivingUp();
   TestEventsOrderStreams();
   TestThreadsShareADevice();
