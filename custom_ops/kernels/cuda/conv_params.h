@@ -86,6 +86,9 @@ struct ConvParams {
   int shared_bytes = 0,
       exchange_offset = 0;  // dynamic shared memory; where the blocks of a cluster meet in it
   int n_padded = 0, n_tiles = 0, k_tiles = 0, splits = 1, split_shift = 0, stages = 0, multicast = 1;
+  // Algorithm::kResident: blocks along m; the input's pixels are the output's, one by one.
+  int persistent_blocks = 0;
+  bool flat = false;
   int channels = 0;     // bytes per tap: the channels of a group as stored
   int pixel_bytes = 0;  // bytes from pixel to pixel
   int in_h = 0, in_w = 0, stride_h = 1, stride_w = 1, pad_top = 0, pad_left = 0;

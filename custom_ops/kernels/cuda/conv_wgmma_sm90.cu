@@ -22,23 +22,11 @@ struct PaddingTag {
 __device__ __forceinline__ void FenceAsyncProxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// The sums belong to the asynchronous wgmma between two of these: no move of registers across.
-template <int kCount>
-__device__ __forceinline__ void HoldRegisters(int (&sums)[kCount]) {
-#pragma unroll
-  for (int j = 0; j < kCount; ++j) asm volatile("" : "+r"(sums[j])::"memory");
-}
 __device__ __forceinline__ void Arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void ArriveRemotely(uint32_t remote_barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
-}
-__device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, int bytes, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
-      "l"(global), "r"(bytes), "r"(barrier)
-      : "memory");
 }
 // To the same address in the blocks of the cluster whose ranks are bits of `blocks`, each counts the bytes at
 // its own barrier.

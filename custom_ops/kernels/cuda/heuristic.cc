@@ -34,6 +34,8 @@ const char* AlgorithmName(Algorithm algorithm) {
       return "mma";
     case Algorithm::kWgmma:
       return "wgmma";
+    case Algorithm::kResident:
+      return "resident";
     case Algorithm::kImage:
       return "image";
     case Algorithm::kDepthwise:
@@ -90,12 +92,43 @@ std::string ConvConfig::Text() const {
 
 int TileBytes(const ConvConfig& config) { return (config.tile_m + config.tile_n) * kTileK * config.stages; }
 
+namespace {
+
+// Two slots of tiles at least, so that one is fetched while another is multiplied.
+void AddResident(const GemmProblem& problem, const Device& device, std::vector<ConvConfig>& out) {
+  for (const int tile_n : {64, 128}) {
+    for (const int slots : {2, 3}) {
+      const ConvConfig config{Algorithm::kResident, 64, tile_n, slots};
+      if (KTiles(problem) > 8 || SharedBytes(problem, config) > device.shared_bytes) continue;
+      const int64_t tiles = CeilDiv(problem.m, 64);
+      if (tiles * CeilDiv(problem.n, tile_n) > device.multiprocessors &&
+          PersistentBlocks(problem, config, device) < tiles) {
+        out.push_back(config);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int PersistentBlocks(const GemmProblem& problem, const ConvConfig& config, const Device& device) {
+  const int64_t at_once = std::min(config.tile_n > 64 ? 4 : 6,
+                                   (device.shared_bytes + 5120) / (SharedBytes(problem, config) + 2500));
+  const int64_t tiles = CeilDiv(problem.m, config.tile_m), columns = CeilDiv(problem.n, config.tile_n);
+  const int64_t most = std::max<int64_t>(1, at_once * device.multiprocessors / columns);
+  return static_cast<int>(CeilDiv(tiles, CeilDiv(tiles, most)));
+}
+
 // As FinishTile has it.
 int SharedBytes(const GemmProblem& problem, const ConvConfig& config) {
   if (config.algorithm == Algorithm::kPlain || config.algorithm == Algorithm::kDepthwise) return 0;
   if (config.algorithm == Algorithm::kImage) {
     const int finish = config.tile_m * (problem.requantizes ? config.tile_n + 16 : (config.tile_n + 8) * 4);
     return problem.image_weight_bytes + std::max(problem.image_patch_bytes, finish);
+  }
+  if (config.algorithm == Algorithm::kResident) {
+    const int64_t tiles = KTiles(problem) * (config.tile_n + config.stages * config.tile_m) * kTileK;
+    return static_cast<int>(1024 + tiles + config.tile_m * (config.tile_n + 16));
   }
   const int alignment = config.algorithm == Algorithm::kMma ? 0 : 1024;
   const int sums = config.tile_m * (config.tile_n + 8) * 4, tiles = TileBytes(config);
@@ -104,6 +137,20 @@ int SharedBytes(const GemmProblem& problem, const ConvConfig& config) {
   // Residuals arrive where codes are staged, while tiles are in use.
   return alignment + (problem.requantizes && problem.residual ? tiles + finish : std::max(tiles, finish));
 }
+
+namespace {
+
+double EstimateResident(const GemmProblem& problem, const ConvConfig& config, const Device& device) {
+  const int64_t blocks = PersistentBlocks(problem, config, device),
+                columns = CeilDiv(problem.n, config.tile_n);
+  const double tiles = static_cast<double>(CeilDiv(CeilDiv(problem.m, config.tile_m), blocks));
+  const double at_once = static_cast<double>(CeilDiv(blocks * columns, device.multiprocessors));
+  const double k_tiles = static_cast<double>(KTiles(problem));
+  const double tile = 600 + at_once * (config.tile_n * 7.0 + k_tiles * 450);
+  return (3000 + k_tiles * 200 + tiles * tile) / 1.7e3;
+}
+
+}  // namespace
 
 // The constants were fitted to the 1,400 configurations of ResNet-50's layers at batch 1 and 16, measured on
 // one H200: in clocks at 1.7 GHz. The choice is within 6 % of the fastest there on average, within 45 % at
@@ -115,6 +162,7 @@ double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config
     return 3.0 + products / (device.multiprocessors * 64 * gigahertz * 1e3);
   }
   if (config.algorithm == Algorithm::kImage || config.algorithm == Algorithm::kDepthwise) return 0;
+  if (config.algorithm == Algorithm::kResident) return EstimateResident(problem, config, device);
   const bool wgmma = config.algorithm == Algorithm::kWgmma;
   const double tile_m = config.tile_m, tile_n = config.tile_n, outputs = tile_m * tile_n;
   const int64_t m_tiles = CeilDiv(CeilDiv(problem.m, config.tile_m), config.multicast) * config.multicast;
@@ -156,6 +204,7 @@ std::vector<ConvConfig> RankConfigs(const GemmProblem& problem, const Device& de
     const ConvConfig image{Algorithm::kImage, 128, problem.n <= 32 ? 32 : 64};
     if (SharedBytes(problem, image) <= device.shared_bytes) out.push_back(image);
   }
+  if (problem.streams && device.capability == 90) AddResident(problem, device, out);
   if (problem.tiled) {
     for (const Tile& t : kWgmmaTiles) AddSplits(problem, device, {Algorithm::kWgmma, t.m, t.n}, out);
     for (const Tile& t : kMmaTiles) AddSplits(problem, device, {Algorithm::kMma, t.m, t.n}, out);

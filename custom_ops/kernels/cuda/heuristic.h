@@ -15,6 +15,7 @@ struct GemmProblem {
   bool requantizes = true;  // the epilogue has a fast path: in registers, where K is not split
   bool vector16 = true;     // channels come in runs of 16 bytes, else of 4
   bool residual = false;    // fetched while the block multiplies
+  bool streams = false;     // a 1x1 convolution that Algorithm::kResident can do
   // The kernels for few input channels and for depthwise convolutions apply.
   bool image = false, depthwise = false;
   int image_weight_bytes = 0, image_patch_bytes = 0;  // shared memory of a block of the first
@@ -30,6 +31,9 @@ std::vector<ConvConfig> RankConfigs(const GemmProblem& problem, const Device& de
 int SharedBytes(const GemmProblem& problem, const ConvConfig& config);
 // The part of it that holds tiles; the exchange area of a cluster follows.
 int TileBytes(const ConvConfig& config);
+
+// Blocks of Algorithm::kResident along m: as many as run at once, each with the same number of tiles.
+int PersistentBlocks(const GemmProblem& problem, const ConvConfig& config, const Device& device);
 
 inline constexpr int kTileK = 128;
 

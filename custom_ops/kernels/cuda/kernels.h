@@ -16,6 +16,7 @@ struct LaunchOptions {
 cudaError_t LaunchPlain(const ConvParams& params, const LaunchOptions& options);
 cudaError_t LaunchMma(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
 cudaError_t LaunchWgmma(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
+cudaError_t LaunchResident(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
 cudaError_t LaunchImage(const ConvParams& params, const ImageParams& image, ImageSource source,
                         const ConvConfig& config, const LaunchOptions& options);
 cudaError_t LaunchDepthwise(const ConvParams& params, const LaunchOptions& options);

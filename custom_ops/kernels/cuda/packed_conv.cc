@@ -236,6 +236,11 @@ GemmProblem PackedConv::Problem(const ConvShape& shape) const {
                            epilogue_.quantized_output && !has_w_zero_;
   problem.requantizes = requantizes && (depthwise_ || geometry_.GroupOut() % 16 == 0);
   problem.residual = epilogue_.has_residual;
+  const ConvGeometry& g = geometry_;
+  const bool padded = g.pad_top != 0 || g.pad_left != 0 || g.pad_bottom != 0 || g.pad_right != 0;
+  // Tensor maps step up to 8 pixels.
+  problem.streams = problem.tiled && problem.requantizes && vector16_ && g.group == 1 && g.Taps() == 1 &&
+                    !padded && g.stride_h <= 8 && g.stride_w <= 8;
   problem.depthwise = depthwise_ && !has_w_zero_;
   problem.image = image_ && !has_w_zero_;
   if (problem.image) {
@@ -301,6 +306,11 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config) cons
   p.exchange_offset = config.splits > 1 ? TileBytes(config) : 0;
   const bool on_tiles = config.algorithm == Algorithm::kMma || config.algorithm == Algorithm::kWgmma;
   p.staging_offset = on_tiles && problem.residual ? TileBytes(config) : 0;
+  if (config.algorithm == Algorithm::kResident) {
+    p.staging_offset = p.k_tiles * (config.tile_n + config.stages * config.tile_m) * kTileK;
+    p.persistent_blocks = PersistentBlocks(problem, config, device_);
+    p.flat = g.stride_h == 1 && g.stride_w == 1;
+  }
   p.by_image = MakeDivisor(std::max<int64_t>(1, s.out_h * s.out_w));
   p.by_row = MakeDivisor(std::max<int64_t>(1, s.out_w));
   // Depthwise: runs of 16 channels.

@@ -112,6 +112,8 @@ class ConvPlan {
         return LaunchImage(p, image_, source_, config_, options);
       case Algorithm::kDepthwise:
         return LaunchDepthwise(p, options);
+      case Algorithm::kResident:
+        return LaunchResident(p, config_, options);
       default:
         return LaunchPlain(p, options);
     }

@@ -1,7 +1,7 @@
 // wgmma on int8 for the tile widths in use: d[64 x kN] += a[64 x 32] * b[kN x 32]^T by a warpgroup, both
 // operands in shared memory in 128-byte swizzled rows of k. Thread t holds d[4 j + {0, 1}] = row
 // t / 32 * 16 + t % 32 / 4, columns 8 j + t % 4 * 2 + {0, 1}, and d[4 j + {2, 3}] eight rows below: the
-// fragment of mma.sync. Only for sm_90a.
+// fragment of mma.sync. Only for sm_90a. Besides, the bulk copy that fetches packed weights.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +24,18 @@ __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// The sums belong to the asynchronous wgmma between two of these: no move of registers across.
+template <int kCount>
+__device__ __forceinline__ void HoldRegisters(int (&sums)[kCount]) {
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) asm volatile("" : "+r"(sums[j])::"memory");
+}
+__device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, int bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
 #define LOWBIT_SUMS_4(i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
 #define LOWBIT_SUMS_16(i) LOWBIT_SUMS_4(i), LOWBIT_SUMS_4(i + 4), LOWBIT_SUMS_4(i + 8), LOWBIT_SUMS_4(i + 12)
 

@@ -219,14 +219,15 @@ class Extras {
     const int64_t out = (layer.size + 2 * layer.pad - layer.kernel) / layer.stride + 1;
     const ConvShape shape{batch, layer.size, layer.size, out, out};
     const size_t outputs = static_cast<size_t>(shape.OutPixels() * layer.out);
-    std::vector<uint8_t> x(static_cast<size_t>(batch * layer.size * layer.size * layer.in) * 4);
+    std::vector<uint8_t> x(static_cast<size_t>(batch * layer.size * layer.size * layer.in) *
+                           (layer.in <= 4 ? 4 : 1));
     for (auto& v : x) v = static_cast<uint8_t>(random_() % 64);  // as floats: small and normal
-    DeviceBuffer device_x(x.size()), device_r(outputs), device_y(outputs * 4), workspace(size_t{64} << 20);
+    DeviceBuffer device_x(x.size()), device_r(outputs), device_y(outputs * 4), workspace(size_t{256} << 20);
     Check(cudaMemcpy(device_x.Get(), x.data(), x.size(), cudaMemcpyHostToDevice), "copy x");
     Check(cudaMemset(device_r.Get(), 77, outputs), "residual");
     const auto packed = cuda::PackConv(spec, device_);
     const auto measure = [&](const cuda::ConvPlan& plan, int replays) {
-      if (cuda::PlanWorkspaceBytes(plan) > size_t{64} << 20) return 1e9;
+      if (cuda::PlanWorkspaceBytes(plan) > size_t{256} << 20) return 1e9;
       const bool plain = cuda::PlanConfig(plan).algorithm == cuda::Algorithm::kPlain;
       return timer_.Microseconds(plan, device_x.Get(), device_y.Get(), workspace.Get(), true, plain ? 4 : 40,
                                  replays, variant.residual ? device_r.Get() : nullptr);
@@ -255,14 +256,18 @@ class Extras {
               << "\n\n| layer | batch | tuned | chosen | from floats | tuned configuration | "
               << "chosen configuration |\n| --- | --- | --- | --- | --- | --- | --- |\n";
     for (const int64_t batch : batches) {
+      double tuned = 0, chosen = 0;  // of a network that has each layer `count` times
       for (const Layer& layer : layers) {
         const Times t = Measure(layer, batch, variant);
+        tuned += t.tuned * static_cast<double>(layer.count);
+        chosen += t.chosen * static_cast<double>(layer.count);
         std::cout << "| " << layer.name << " " << layer.in << "x" << layer.size << "x" << layer.size << " -> "
                   << layer.out << ", " << layer.kernel << "x" << layer.kernel << "/" << layer.stride << " | "
                   << batch << " | " << t.tuned << " | " << t.chosen << " | ";
         if (t.pixels > 0) std::cout << t.pixels;
         std::cout << " | " << t.config << " | " << t.chosen_config << " |\n" << std::flush;
       }
+      std::cout << "| sum | " << batch << " | " << tuned << " | " << chosen << " | | | |\n";
     }
     std::cout << "\n";
   }
@@ -293,7 +298,8 @@ class Extras {
 
 void RunExtras(const cuda::Device& device, Timer& timer) {
   Extras extras(device, timer);
-  constexpr int64_t kOne[] = {1}, kBoth[] = {1, 16};
+  constexpr int64_t kOne[] = {1}, kBoth[] = {1, 16}, kMany[] = {128};
+  extras.Table("ResNet-50's convolutions, batch 128", kLayers, kMany, {});
   extras.Table("DenseNet-121's convolutions", kDenseNetLayers, kOne, {});
   extras.Table("First convolutions", kFirstLayers, kBoth, {});
   extras.Table("Depthwise convolutions of MobileNetV2 and V3", kDepthwiseLayers, kBoth, {8, true});
@@ -367,7 +373,7 @@ int main(int argc, char** argv) {
         Check(cudaMemcpy(device_x.Get(), x.data(), x.size(), cudaMemcpyHostToDevice), "copy x");
         const auto packed = cuda::PackConv(spec, device);
         const auto measure = [&](const cuda::ConvPlan& plan, bool overlap, int replays) {
-          Require(cuda::PlanWorkspaceBytes(plan) <= size_t{64} << 20, "workspace too small");
+          Require(cuda::PlanWorkspaceBytes(plan) <= size_t{256} << 20, "workspace too small");
           const std::string what = std::string(layer.name) + " " + cuda::PlanConfig(plan).Text();
           Check(cudaMemset(device_y.Get(), 0xA5, static_cast<size_t>(shape.OutPixels() * layer.out)),
                 "poison");

@@ -95,7 +95,8 @@ class Generator {
     s = {Int(1, 3), Int(3, 20), Int(3, 20), 0, 0};
     g.in_channels = 16 * Int(1, 12);
     g.out_channels = 16 * Int(1, 12);
-    if (kind == "pointwise") {
+    if (kind == "pointwise" || kind == "many pixels") {
+      if (kind == "many pixels") s = {Int(1, 3), Int(60, 130), Int(60, 130), 0, 0};
       g.stride_h = g.stride_w = Int(1, 2);
     } else if (kind == "gemm") {
       s = {Int(1, 150), 1, 1, 0, 0};
@@ -472,8 +473,8 @@ int main(int argc, char** argv) {
     Generator generator(seed);
     std::map<std::string, Counts> by;
     int64_t nodes = 0, wrong = 0;
-    for (const char* kind :
-         {"spatial", "pointwise", "gemm", "deep", "channels", "group", "depthwise", "stem", "transposed"}) {
+    for (const char* kind : {"spatial", "pointwise", "gemm", "deep", "channels", "group", "depthwise", "stem",
+                             "transposed", "many pixels"}) {
       if (!only_kind.empty() && only_kind != kind) continue;
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {
         if (!TestNode(generator.Make(kind), generator, device, by, most, text)) ++wrong;
