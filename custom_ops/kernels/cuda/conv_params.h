@@ -46,9 +46,8 @@ struct EpilogueParams {
   const float *tail_bias = nullptr, *tail_scale = nullptr, *tail_shift = nullptr;
   float clip_min = 0, clip_max = 0;
   float residual_scale = 1, inner_scale = 1, y_scale = 1;
-  // Division by y_scale as multiplication by its inverse and one correction; 2^23 and the zero point of the
-  // codes as they lie in the low bits of a float.
-  bool fast_division = false;
+  // For residuals added four at a time: 1 / y_scale; 2^23 and the zero point of the codes as they lie in the
+  // low bits of a float.
   float y_inverse = 1, inner_offset = 0, residual_offset = 0;
   int residual_zero_point = 0;
   int y_zero_point = 0, y_lo = 0, y_hi = 0;

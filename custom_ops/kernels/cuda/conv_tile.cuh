@@ -292,7 +292,7 @@ __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const Til
         [&](const int4& sums, const float4& scale, unsigned) { return RoundedBytes(sums, scale, lo, hi); });
   }
   SyncThreads<kThreads>();
-  const int zero_point = e.has_residual ? 0 : e.zero_point;
+  const int zero_point = e.has_residual ? e.y_zero_point : e.zero_point;
   Chunks<kTileM, kTileN, kThreads, PixelOf>{p, at, pixel_of, static_cast<int>(threadIdx.x)}.ForEach(
       [&](int offset, unsigned index) {
         uint4 codes = *reinterpret_cast<const uint4*>(staging + offset);

@@ -53,22 +53,6 @@ __device__ __forceinline__ int AddResidual(const EpilogueParams& e, int inner, i
   return RoundToCode(__fdiv_rn(v, e.y_scale), e.y_zero_point, e.y_lo, e.y_hi);
 }
 
-// Four at a time, one to a byte, by real division. Rare: see AddResiduals.
-inline __device__ __noinline__ unsigned AddResidualsDividing(const EpilogueParams& e, unsigned inner,
-                                                             unsigned residual) {
-  unsigned out = 0;
-  for (int shift = 0; shift < 32; shift += 8) {
-    const unsigned q = inner >> shift & 255, r = residual >> shift & 255;
-    // Inner codes below 0 occur where their lower bound is below 0.
-    out |=
-        static_cast<unsigned>(AddResidual(e, e.lo < 0 ? static_cast<int8_t>(q) : static_cast<int>(q),
-                                          e.residual_signed ? static_cast<int8_t>(r) : static_cast<int>(r)) &
-                              255)
-        << shift;
-  }
-  return out;
-}
-
 // Byte i of `codes` as float, less `offset`: 2^23 + code has the code in its low bits. Exact.
 template <int kByte>
 __device__ __forceinline__ float CodeToFloat(unsigned codes, float offset) {
@@ -95,9 +79,9 @@ __device__ __forceinline__ unsigned AddZeroPoint(unsigned codes, int zero_point)
   return zero_point == 0 ? codes : __vadd4(codes, static_cast<unsigned>(zero_point & 255) * 0x01010101u);
 }
 
-// Four inner codes and four residuals, one to a byte.
+// Four inner codes and four residuals, one to a byte. For nodes that the host found fit
+// (PackedConv::Problem).
 __device__ __forceinline__ unsigned AddResiduals(const EpilogueParams& e, unsigned inner, unsigned residual) {
-  if (!e.fast_division) return AddResidualsDividing(e, inner, residual);
   // Signed codes become unsigned ones, 128 more.
   inner ^= e.lo < 0 ? 0x80808080u : 0u;
   residual ^= e.residual_signed ? 0x80808080u : 0u;
@@ -111,26 +95,22 @@ __device__ __forceinline__ unsigned AddResiduals(const EpilogueParams& e, unsign
 }
 
 // Requantizes four sums, the bias included, and adds four residuals: both roundings without a pause in
-// memory.
+// memory. The zero point of the output is still to be added.
 __device__ __forceinline__ unsigned RequantizeAndAdd(const EpilogueParams& e, const int4& sums,
                                                      const float4& scale, unsigned residual) {
   const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
-  if (!e.fast_division) {
-    return AddResidualsDividing(e, AddZeroPoint(RoundedBytes(sums, scale, lo, hi), e.zero_point), residual);
-  }
-  residual ^= e.residual_signed ? 0x80808080u : 0u;
   const float y_lo = static_cast<float>(e.y_lo - e.y_zero_point),
               y_hi = static_cast<float>(e.y_hi - e.y_zero_point);
+  residual ^= e.residual_signed ? 0x80808080u : 0u;
   // The inner code less its zero point, rounded but still a float.
   const auto inner = [&](int sum, float multiplier) {
     const unsigned rounded = RoundedByte(__fmul_rn(static_cast<float>(sum), multiplier), lo, hi);
     return __fsub_rn(__uint_as_float(rounded), 12582912.0f);
   };
-  return AddZeroPoint(JoinBytes(SumByte<0>(e, inner(sums.x, scale.x), residual, y_lo, y_hi),
-                                SumByte<1>(e, inner(sums.y, scale.y), residual, y_lo, y_hi),
-                                SumByte<2>(e, inner(sums.z, scale.z), residual, y_lo, y_hi),
-                                SumByte<3>(e, inner(sums.w, scale.w), residual, y_lo, y_hi)),
-                      e.y_zero_point);
+  return JoinBytes(SumByte<0>(e, inner(sums.x, scale.x), residual, y_lo, y_hi),
+                   SumByte<1>(e, inner(sums.y, scale.y), residual, y_lo, y_hi),
+                   SumByte<2>(e, inner(sums.z, scale.z), residual, y_lo, y_hi),
+                   SumByte<3>(e, inner(sums.w, scale.w), residual, y_lo, y_hi));
 }
 
 // RoundedBytes where the lower bound is 0, with scales divided by 256: values up to 256 are up to 1, and the

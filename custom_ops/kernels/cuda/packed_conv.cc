@@ -165,7 +165,7 @@ void PackDepthwise(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
 
 // AddResiduals' conditions: nothing overflows, no subnormal number loses bits, sums stay below 2^21 steps.
 bool DividesFast(const Epilogue& e) {
-  return e.has_residual && IsNormal(e.inner_scale) && IsNormal(e.residual_scale) && IsNormal(e.y_scale) &&
+  return IsNormal(e.inner_scale) && IsNormal(e.residual_scale) && IsNormal(e.y_scale) &&
          512.0 * (static_cast<double>(e.inner_scale) + static_cast<double>(e.residual_scale)) <
              static_cast<double>(e.y_scale) * 0x1p20;
 }
@@ -233,7 +233,7 @@ GemmProblem PackedConv::Problem(const ConvShape& shape) const {
   problem.vector16 = vector16_;
   // The tables by channel hold for any kernel, x_sums for the tile kernels alone.
   const bool requantizes = epilogue_.kind == static_cast<int>(EpilogueKind::kRequantize) &&
-                           epilogue_.quantized_output && !has_w_zero_;
+                           epilogue_.quantized_output && !has_w_zero_ && divides_fast_;
   problem.requantizes = requantizes && (depthwise_ || geometry_.GroupOut() % 16 == 0);
   problem.residual = epilogue_.has_residual;
   const ConvGeometry& g = geometry_;
@@ -425,7 +425,7 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   p.y_scale = e.y_scale;
   p.residual_zero_point = e.residual_zero_point;
   p.y_zero_point = e.y_zero_point;
-  p.fast_division = DividesFast(e);
+  divides_fast_ = !e.has_residual || DividesFast(e);
   p.y_inverse = 1.0f / e.y_scale;
   p.inner_offset = 0x1p23f + static_cast<float>((e.lo < 0 ? 128 : 0) + e.zero_point);
   p.residual_offset = 0x1p23f + static_cast<float>((e.residual_signed ? 128 : 0) + e.residual_zero_point);
