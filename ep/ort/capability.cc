@@ -37,10 +37,10 @@ class Report {
  public:
   Report(const Logger& logger, std::set<std::string>& told) : logger_(logger), told_(told) {}
 
-  void Info(std::string line) {
+  void Info(const std::string& line) {
     if (logger_.TakesInfo() && told_.insert(line).second) logger_.Info(line);
   }
-  void Warning(std::string line) {
+  void Warning(const std::string& line) {
     if (told_.insert(line).second) logger_.Warning(line);
   }
 
@@ -79,6 +79,7 @@ void ClaimNodes(const OrtGraph* graph, const Backend& backend, const Logger& log
   const Partition partition = PartitionGraph(read.graph, backend);
   for (const std::vector<size_t>& region : partition.regions) {
     std::vector<const OrtNode*> nodes;
+    nodes.reserve(region.size());
     for (const size_t i : region) nodes.push_back(read.nodes[i]);
     Claim(std::move(nodes), claims);
     TellRegion(read.graph, region, report);

@@ -46,7 +46,8 @@ MemcpyKernel::MemcpyKernel(Device& its_device, bool copies_to_host)
 
 template <bool kToHost>
 OrtStatus* CreateMemcpy(void* device, const OrtKernelInfo*, OrtKernelImpl** out) noexcept {
-  return Guarded([&] { *out = new MemcpyKernel(*static_cast<Device*>(device), kToHost); });
+  return Guarded(
+      [&] { *out = std::make_unique<MemcpyKernel>(*static_cast<Device*>(device), kToHost).release(); });
 }
 
 // Every type that has a size; ONNX Runtime moves whatever lies between two nodes.

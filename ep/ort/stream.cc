@@ -67,7 +67,8 @@ struct DeviceStream : OrtSyncStreamImpl {
 DeviceStream& Self(OrtSyncStreamImpl* stream) { return *static_cast<DeviceStream*>(stream); }
 
 OrtStatus* MakeNotification(OrtSyncStreamImpl* stream, OrtSyncNotificationImpl** out) noexcept {
-  return Guarded([&] { *out = new Notification(Self(stream).device, Self(stream).handle); });
+  return Guarded(
+      [&] { *out = std::make_unique<Notification>(Self(stream).device, Self(stream).handle).release(); });
 }
 
 OrtStatus* FlushStream(OrtSyncStreamImpl* stream) noexcept {
