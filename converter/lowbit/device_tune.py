@@ -6,16 +6,18 @@ makes the runs, once for every batch size, and tells what they gained.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lowbit.binding import bind, queued_seconds
-from lowbit.devices import Device, devices
-from lowbit.errors import ModelError
+from lowbit.devices import Device, devices, ep_device
+from lowbit.errors import LowBitError, ModelError, OutputError
 from lowbit.feeds import Feeds, Model, as_file, as_proto, random_feeds, shapes_of_batches
 from lowbit.ops import DOMAIN
 from lowbit.session import for_device, session
@@ -59,14 +61,12 @@ class DeviceTuneReport:
         description: the hardware.
         cache: the folder that holds the choices.
         shapes: one entry for each set of sizes.
-        warnings: what the user should know beyond that.
     """
 
     device: str
     description: str
     cache: str
     shapes: list[ShapeTuning] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for ``--format json``."""
@@ -94,8 +94,11 @@ def tune_device(
 
     Raises:
         ModelError: if the model cannot be read, or run on the device, or holds no lowbit node.
-        LowBitError: for sizes that nobody gave, or a device that cannot be used.
+        OutputError: if the choices cannot be kept in ``cache``.
+        LowBitError: for sizes that nobody gave, a device that cannot be used, or where LOWBIT_TUNE is off.
     """
+    ep_device(device)  # before anything else is done
+    _require_cache(Path(cache))
     ready = for_device(model)
     if not any(node.domain == DOMAIN for node in as_proto(ready).graph.node):
         raise ModelError(
@@ -112,6 +115,22 @@ def tune_device(
                 progress(done, len(feeds))
             report.shapes.append(_tune(path, device, feed, cache))
     return report
+
+
+def _require_cache(folder: Path) -> None:
+    """The execution provider goes on where it cannot keep its choices; here they are the whole purpose."""
+    from lowbit import _native
+
+    if not _native.tune_cache_enabled():
+        raise LowBitError("LOWBIT_TUNE is off: measured choices are neither kept nor taken; unset it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"{folder}: cannot be created: {error.strerror or error}; set LOWBIT_CACHE_DIR"
+        ) from error
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"{folder}: no permission to write into it; set LOWBIT_CACHE_DIR")
 
 
 def _tune(path: str, device: str, feed: Feeds, cache: str) -> ShapeTuning:

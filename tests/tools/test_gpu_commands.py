@@ -95,6 +95,15 @@ def test_tune_measures_nothing_where_nothing_runs_on_the_gpu(environment, conver
         assert "holds no lowbit node, so there is nothing to measure" in text
 
 
+def test_tune_says_where_choices_cannot_be_kept(environment, converted, tmp_path):
+    tune = ("tune", converted, "--device", "fake:0")
+    assert "LOWBIT_TUNE is off" in run({**environment, "LOWBIT_TUNE": "off"}, *tune, code=2).stderr
+    (tmp_path / "file").write_text("")
+    text = run({**environment, "LOWBIT_CACHE_DIR": str(tmp_path / "file")}, *tune, code=2).stderr
+    assert f"{tmp_path / 'file'}: cannot be created" in text
+    assert "set LOWBIT_CACHE_DIR" in text
+
+
 def test_a_compiled_model_is_for_its_device(environment, converted, tmp_path):
     output = tmp_path / "compiled.onnx"
     report = run_json(environment, "compile", converted, "-o", output, "--device", "fake:0", "--external")

@@ -86,8 +86,6 @@ def _print_device(out: Out, report: DeviceTuneReport) -> None:
         for shape in report.shapes
     ]
     out.table(["inputs", "measured in s>", "us before>", "us after>", "gain>"], rows)
-    for warning in report.warnings:
-        out.note(f"warning: {warning}")
     out.note(f"device times on {report.device}, {report.description}. Kept in {report.cache}")
 
 
