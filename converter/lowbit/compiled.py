@@ -97,6 +97,8 @@ def compile(
         raise LowBitError("device 'cpu' runs custom ops, nothing is compiled there; give 'cuda' or 'cpu-ep'")
     inputs = (Path(model),) if isinstance(model, (str, os.PathLike)) else ()
     check_writable(target, overwrite=overwrite, inputs=inputs)
+    if not target.suffix:  # ONNX Runtime takes it for a folder
+        raise OutputError(f"{target}: give a name with an ending, such as {target.name}.onnx")
     ready = for_device(model)
     _refuse_compiled(as_proto(ready))
     if batches:

@@ -166,10 +166,19 @@ def _stays(why: str) -> None:
 
 
 def is_ready(proto: onnx.ModelProto) -> bool:
-    """Whether a model holds lowbit nodes, or regions that were compiled from them."""
+    """Whether a model holds lowbit nodes, or regions that were compiled from them, subgraphs included."""
+    return _holds_lowbit(proto.graph)
+
+
+def _holds_lowbit(graph: onnx.GraphProto) -> bool:
     from lowbit.ops import DOMAIN
 
-    return any(node.domain == DOMAIN or node.op_type == "EPContext" for node in proto.graph.node)
+    return any(
+        node.domain == DOMAIN
+        or node.op_type == "EPContext"
+        or any(_holds_lowbit(attribute.g) for attribute in node.attribute if attribute.HasField("g"))
+        for node in graph.node
+    )
 
 
 def _read(model: Any) -> onnx.ModelProto | None:

@@ -99,6 +99,8 @@ def test_what_cannot_be_compiled_says_why(converted, tmp_path):
     ):
         lowbit.compile(floats, output, device="cpu-ep")
     assert not list(tmp_path.iterdir())
+    with pytest.raises(OutputError, match=r"such as compiled\.onnx"):
+        lowbit.compile(converted, tmp_path / "compiled", device="cpu-ep")
     lowbit.compile(converted, output, device="cpu-ep")
     with pytest.raises(OutputError, match="exists already"):
         lowbit.compile(converted, output, device="cpu-ep")

@@ -19,6 +19,7 @@ from lowbit.placement import kernels_in, reasons_in
 from lowbit.session import for_device, open_session, prepare
 from onnx import TensorProto, helper
 
+from tests.ep.test_sessions import within
 from tests.tools.conftest import qdq_conv
 
 NAME = "LowBitExecutionProvider"
@@ -251,7 +252,9 @@ def test_converted_and_compiled_models_open_as_they_are(converted, source, tmp_p
     compiled.graph.node[0].op_type, compiled.graph.node[0].domain = "EPContext", "com.microsoft"
     result = lowbit.convert(source)
     ort_file = tmp_path / "model.ort"
-    for form in (converted, str(converted), converted.read_bytes(), result, result.model, compiled, ort_file):
+    forms = [converted, str(converted), converted.read_bytes(), result, result.model, compiled, ort_file]
+    forms.append(within("If", result.model))
+    for form in forms:
         assert for_device(form) is form
 
 
