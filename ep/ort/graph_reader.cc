@@ -1,5 +1,6 @@
 #include "ep/ort/graph_reader.h"
 
+#include <cstring>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -134,7 +135,12 @@ std::vector<int64_t> Widened(const void* data, size_t count) {
   return {elements, elements + count};
 }
 
-void ReadConstant(const OrtValue* constant, Value& value) {
+bool IsAligned(const void* data, size_t alignment) {
+  return reinterpret_cast<uintptr_t>(data) % alignment == 0;
+}
+
+void ReadConstant(const OrtValue* constant, Value& value,
+                  std::vector<std::unique_ptr<std::byte[]>>& aligned) {
   ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
   const int64_t* dims = nullptr;
   size_t rank = 0, bytes = 0;
@@ -144,6 +150,11 @@ void ReadConstant(const OrtValue* constant, Value& value) {
   if (type == ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING) return;
   Check(Api().GetTensorData(constant, &data));
   Check(Api().GetTensorSizeInBytes(constant, &bytes));
+  if (bytes != 0 && !IsAligned(data, value.type ? ElementSize(*value.type) : sizeof(int64_t))) {
+    auto copy = std::make_unique<std::byte[]>(bytes);
+    std::memcpy(copy.get(), data, bytes);
+    data = aligned.emplace_back(std::move(copy)).get();
+  }
   if (value.type) value.constant = ConstTensor{*value.type, *value.dims, data};
   if (type == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64)
     value.constant_ints = Widened<int64_t>(data, bytes / sizeof(int64_t));
@@ -229,13 +240,13 @@ class Reader {
     return place->second;
   }
 
-  static Value ReadValue(const std::string& name, const OrtValueInfo* from) {
+  Value ReadValue(const std::string& name, const OrtValueInfo* from) {
     const TensorType type = TypeOf(from);
     Value value;
     value.name = name;
     value.type = ort::KnownElementType(type.type);
     value.dims = type.dims;
-    if (const OrtValue* constant = ConstantOf(from)) ReadConstant(constant, value);
+    if (const OrtValue* constant = ConstantOf(from)) ReadConstant(constant, value, result_.aligned);
     return value;
   }
 

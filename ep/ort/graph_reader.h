@@ -1,7 +1,9 @@
 // OrtGraph -> plain data.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,8 +14,11 @@
 namespace lowbit::ep {
 
 struct ReadGraphResult {
-  Graph graph;                        // its constants live as long as the OrtGraph
+  Graph graph;                        // its constants live as long as the OrtGraph and this
   std::vector<const OrtNode*> nodes;  // those of graph.nodes, in their order
+  // Constants whose place in an external file is no multiple of their element's size: ONNX Runtime maps the
+  // file.
+  std::vector<std::unique_ptr<std::byte[]>> aligned;
 };
 
 // Everything that regions are made of. What cannot be read as plain data bars its node from every region.
