@@ -124,7 +124,7 @@ CudaRuntime::CudaRuntime() {
 
 std::string CudaRuntime::Describe(int device) const {
   const cuda::Device& properties = At(device)->Properties();
-  return properties.name + ", sm_" + std::to_string(properties.capability) + ", " +
+  return properties.name + ", sm_" + std::to_string(properties.hardware) + ", " +
          std::to_string(properties.multiprocessors) + " multiprocessors";
 }
 
@@ -173,7 +173,8 @@ void CudaRuntime::DestroyStream(int, void* stream) noexcept {
   static_cast<void>(cudaStreamDestroy(StreamOf(stream)));
 }
 
-void CudaRuntime::Synchronize(int, void* stream) {
+void CudaRuntime::Synchronize(int device, void* stream) {
+  const DeviceScope scope(At(device)->Ordinal());  // whose default stream null is
   CheckCuda(cudaStreamSynchronize(StreamOf(stream)), "waiting for a stream");
 }
 
@@ -188,15 +189,18 @@ void CudaRuntime::DestroyEvent(int, void* event) noexcept {
   static_cast<void>(cudaEventDestroy(EventOf(event)));
 }
 
-void CudaRuntime::RecordEvent(int, void* event, void* stream) {
+void CudaRuntime::RecordEvent(int device, void* event, void* stream) {
+  const DeviceScope scope(At(device)->Ordinal());
   CheckCuda(cudaEventRecord(EventOf(event), StreamOf(stream)), "recording an event");
 }
 
-void CudaRuntime::WaitEvent(int, void* event, void* stream) {
+void CudaRuntime::WaitEvent(int device, void* event, void* stream) {
+  const DeviceScope scope(At(device)->Ordinal());
   CheckCuda(cudaStreamWaitEvent(StreamOf(stream), EventOf(event), 0), "waiting for an event");
 }
 
-void CudaRuntime::SynchronizeEvent(int, void* event) {
+void CudaRuntime::SynchronizeEvent(int device, void* event) {
+  const DeviceScope scope(At(device)->Ordinal());
   CheckCuda(cudaEventSynchronize(EventOf(event)), "waiting for an event");
 }
 

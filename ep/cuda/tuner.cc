@@ -108,7 +108,7 @@ class Stopwatch {
 };
 
 // Kernels take less power, and run faster, on zeros.
-void FillWithNoise(uint8_t* data, size_t bytes) {
+void FillWithNoise(uint8_t* data, size_t bytes, cudaStream_t stream) {
   constexpr size_t kNoise = 1 << 20;
   std::vector<uint8_t> noise(std::min(bytes, kNoise));
   uint32_t random = 1;
@@ -117,9 +117,11 @@ void FillWithNoise(uint8_t* data, size_t bytes) {
     byte = static_cast<uint8_t>(random >> 24);
   }
   for (size_t at = 0; at < bytes; at += kNoise) {
-    CheckCuda(cudaMemcpy(data + at, noise.data(), std::min(bytes - at, noise.size()), cudaMemcpyHostToDevice),
+    CheckCuda(cudaMemcpyAsync(data + at, noise.data(), std::min(bytes - at, noise.size()),
+                              cudaMemcpyHostToDevice, stream),
               "filling a tensor");
   }
+  CheckCuda(cudaStreamSynchronize(stream), "filling a tensor");
 }
 
 std::optional<cuda::ConvConfig> Named(const std::vector<cuda::ConvConfig>& candidates,
@@ -217,8 +219,8 @@ cuda::ConvConfig Tuner::Measure(const NodeFacts& facts, const std::shared_ptr<co
   const size_t y_elements = Elements(shape.batch, shape.out_h, shape.out_w, facts.out_channels);
   const DeviceBlock x(device_, x_bytes), y(device_, y_elements * facts.y_element_bytes),
       residual(device_, facts.has_residual ? y_elements : 0);
-  FillWithNoise(x.Get(), x_bytes);
-  if (facts.has_residual) FillWithNoise(residual.Get(), y_elements);
+  FillWithNoise(x.Get(), x_bytes, device_->CopyStream());
+  if (facts.has_residual) FillWithNoise(residual.Get(), y_elements, device_->CopyStream());
 
   Stopwatch stopwatch;
   const bool overlap = device_->Properties().capability >= 90;

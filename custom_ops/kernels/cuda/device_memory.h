@@ -34,29 +34,53 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
-// One allocation, filled once.
+// A thread of the host program may be capturing a graph of its own while memory is made or freed here; a
+// thread in relaxed mode may do so, and does not touch that capture.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  ~RelaxedCapture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// One allocation, filled once. Copies go through a stream and wait for it: cudaMemcpy from pageable memory
+// may return before the last bytes have arrived, and is ordered with the default stream alone, which those
+// that run the kernels do not wait for.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
   ~DeviceMemory() {
-    if (data_ != nullptr) cudaFree(data_);
+    if (data_ == nullptr) return;
+    const RelaxedCapture relaxed;
+    cudaFree(data_);
   }
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
   void Upload(const void* source, size_t bytes) {
+    const RelaxedCapture relaxed;
     Check(cudaMalloc(&data_, bytes), "allocating a node's constants");
     bytes_ = bytes;
-    Check(cudaMemcpy(data_, source, bytes, cudaMemcpyHostToDevice), "copying a node's constants");
+    CopyNow(data_, source, cudaMemcpyHostToDevice, "copying a node's constants");
   }
   std::vector<uint8_t> Download() const {
+    const RelaxedCapture relaxed;
     std::vector<uint8_t> out(bytes_);
-    Check(cudaMemcpy(out.data(), data_, bytes_, cudaMemcpyDeviceToHost), "reading a node's constants");
+    CopyNow(out.data(), data_, cudaMemcpyDeviceToHost, "reading a node's constants");
     return out;
   }
   const uint8_t* At(size_t offset) const { return static_cast<const uint8_t*>(data_) + offset; }
 
  private:
+  void CopyNow(void* to, const void* from, cudaMemcpyKind kind, const char* what) const {
+    Check(cudaMemcpyAsync(to, from, bytes_, kind, cudaStreamPerThread), what);
+    Check(cudaStreamSynchronize(cudaStreamPerThread), what);
+  }
+
   void* data_ = nullptr;
   size_t bytes_ = 0;
 };

@@ -242,7 +242,9 @@ GemmProblem PackedConv::Problem(const ConvShape& shape) const {
   problem.streams = problem.tiled && problem.requantizes && vector16_ && g.group == 1 && g.Taps() == 1 &&
                     !padded && g.stride_h <= 8 && g.stride_w <= 8;
   problem.depthwise = depthwise_ && !has_w_zero_;
-  problem.image = image_ && !has_w_zero_;
+  // Its places within one image are 31-bit numbers.
+  problem.image = image_ && !has_w_zero_ && shape.in_h <= kMaxBytes && shape.in_w <= kMaxBytes &&
+                  shape.in_h * shape.in_w <= kMaxBytes / kMaxImageChannels;
   if (problem.image) {
     problem.image_weight_bytes = PatchOffset();
     problem.image_patch_bytes = PatchBytes();

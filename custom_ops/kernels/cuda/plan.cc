@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/status.h"
+#include "kernels/cuda/architectures.h"
 #include "kernels/cuda/cuda_conv.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/packed_conv.h"
@@ -14,13 +15,17 @@ Device Device::Query(int ordinal) {
   Check(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties");
   Device device;
   device.ordinal = ordinal;
-  device.capability = 10 * properties.major + properties.minor;
+  device.hardware = 10 * properties.major + properties.minor;
+  device.capability = CodeArchitecture(LOWBIT_CUDA_ARCHITECTURES, device.hardware);
   device.multiprocessors = properties.multiProcessorCount;
   // 4 KB stay for a kernel's static shared memory.
   device.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin) - 4096;
   device.name = properties.name;
-  Require(device.capability >= 75, device.name, " has compute capability ", properties.major, ".",
+  Require(device.hardware >= 75, device.name, " has compute capability ", properties.major, ".",
           properties.minor, ", lowbit needs 7.5 or later (int8 Tensor Cores)");
+  Require(device.capability >= 75, device.name, " has compute capability ", properties.major, ".",
+          properties.minor, ", this build of lowbit has code for ", LOWBIT_CUDA_ARCHITECTURES,
+          "; build it with this architecture in CMAKE_CUDA_ARCHITECTURES");
   return device;
 }
 
@@ -165,7 +170,9 @@ std::shared_ptr<const ConvPlan> PlanPixels(std::shared_ptr<const PackedConv> con
   const std::vector<ConvConfig> candidates = CandidateConfigs(*conv, shape);
   const auto found = std::find_if(candidates.begin(), candidates.end(),
                                   [](const ConvConfig& c) { return c.algorithm == Algorithm::kImage; });
-  Require(found != candidates.end(), "this convolution has no kernel that quantizes its input");
+  Require(found != candidates.end(),
+          "there is no kernel that quantizes the input of this convolution, an image of ", shape.in_h, " x ",
+          shape.in_w);
   auto plan = std::make_shared<ConvPlan>(std::move(conv), shape, *found);
   plan->Quantize(quantizer);
   return plan;

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/architectures.h"
 #include "kernels/cuda/heuristic.h"
 #include "kernels/cuda/packed_conv.h"
 #include "tests/expect.h"
@@ -30,10 +31,12 @@ cudaError_t cudaFree(void* memory) {
   std::free(memory);
   return cudaSuccess;
 }
-cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t) { return "the host's memory is exhausted"; }
 }
 // NOLINTEND(readability-inconsistent-declaration-parameter-name)
@@ -327,10 +330,37 @@ void CheckCase(const Case& c) {
   Expect(Throws([&] { PackedConv(bare, packed.On(), cut); }), "a packed node that is cut short is refused");
 }
 
+void TestArchitectures() {
+  const char* const wheel = "75-real,80-real,86-real,89-real,90a-real,100-real,120";
+  struct {
+    const char* compiled;
+    int capability, code;
+  } const cases[] = {
+      {wheel, 75, 75},          {wheel, 80, 80},
+      {wheel, 87, 86},          {wheel, 89, 89},
+      {wheel, 90, 90},          {wheel, 100, 100},
+      {wheel, 103, 100},        {wheel, 110, 0},
+      {wheel, 120, 120},        {wheel, 121, 120},
+      {wheel, 130, 120},        {wheel, 70, 0},
+      {"80", 90, 80},           {"80-real", 90, 0},
+      {"80-virtual", 90, 80},   {"90a-real", 89, 0},
+      {"90a", 100, 0},          {"80;90a-real", 90, 90},
+      {"80;90a-real", 100, 80}, {"100f-real", 103, 100},
+      {"100f-virtual", 120, 0}, {"", 90, 0},
+      {"OFF", 90, 0},           {",;,86-real", 86, 86},
+  };
+  for (const auto& c : cases) {
+    const int code = CodeArchitecture(c.compiled, c.capability);
+    Expect(code == c.code, std::string("'") + c.compiled + "' on " + std::to_string(c.capability) + ": " +
+                               std::to_string(code));
+  }
+}
+
 }  // namespace
 }  // namespace lowbit::cuda
 
 int main() {
+  lowbit::cuda::TestArchitectures();
   lowbit::cuda::TestRanking();
   lowbit::cuda::TestDivisions();
   for (const lowbit::cuda::Case& c : lowbit::cuda::Cases()) lowbit::cuda::CheckCase(c);
