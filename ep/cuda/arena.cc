@@ -38,7 +38,11 @@ void* Arena::TakeReserved(size_t block_bytes) {
 
 void* Arena::TakeNew(size_t block_bytes, size_t asked) {
   void* block = source_.allocate(block_bytes);
-  if (block == nullptr && ReleaseReserve() != 0) block = source_.allocate(block_bytes);
+  if (block == nullptr) {
+    // Tried again even where there was none: another thread may just have given the reserve back.
+    static_cast<void>(ReleaseReserve());
+    block = source_.allocate(block_bytes);
+  }
   if (block == nullptr) {
     Fail("CUDA: out of memory on ", name_, ": ", asked, " bytes were asked for, lowbit uses ", BytesInUse(),
          " and reserves nothing, the device has ", source_.free_memory(),

@@ -133,7 +133,8 @@ class CudaBackend final : public Backend {
 
   std::string Fingerprint() const override {
     return "cuda sm_" + std::to_string(device_->Properties().capability) + ", " +
-           CudaTuneOrigin(device_->Properties()).build;
+           CudaTuneOrigin(device_->Properties()).build +
+           (reference_ ? ", reference" : "");  // it fuses no pairs
   }
   std::string TunedChoices() const override { return tuner_->Choices(); }
   void AdoptTunedChoices(const std::string& text) override { tuner_->Adopt(text); }

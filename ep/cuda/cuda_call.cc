@@ -47,9 +47,13 @@ void CheckCuda(cudaError_t error, const char* what) {
 
 DeviceScope::DeviceScope(int ordinal) {
   CheckCuda(cudaGetDevice(&previous_), "asking for the device");
-  if (previous_ != ordinal) CheckCuda(cudaSetDevice(ordinal), "choosing the device");
-  changed_ = previous_ != ordinal;
   CheckCuda(cudaThreadExchangeStreamCaptureMode(&mode_), "relaxing the capture mode");
+  if (previous_ == ordinal) return;
+  const cudaError_t error = cudaSetDevice(ordinal);
+  changed_ = error == cudaSuccess;
+  if (changed_) return;
+  static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_));  // no object, no destructor
+  CheckCuda(error, "choosing the device");
 }
 
 DeviceScope::~DeviceScope() {

@@ -133,14 +133,19 @@ void GraphInstance::Run(std::span<void* const> externals, const RunContext& cont
       Unstage(staged, stream);
     }
   } catch (const Error& e) {
+    static_cast<void>(MarkEnd(stream));  // behind what was enqueued nevertheless
     // A kernel of an earlier run may have been the one that failed.
     const cudaError_t state = cudaStreamQuery(stream);
     if (IsLost(state)) Fail(e.what(), "; ", ErrorText(state));
     throw;
   }
-  CheckCuda(cudaEventRecord(done_, stream), "recording an event");
+  CheckCuda(MarkEnd(stream), "recording an event");
+}
+
+cudaError_t GraphInstance::MarkEnd(cudaStream_t stream) {
   last_stream_ = stream;
   has_run_ = true;
+  return cudaEventRecord(done_, stream);
 }
 
 void GraphInstance::RunSteps(std::span<void* const> externals, cudaStream_t stream) {

@@ -48,8 +48,9 @@ class GraphInstance final : public Instance {
   void Launch(const PlannedStep& step, std::span<void* const> externals, uint8_t* workspace,
               cuda::Queue& queue) const;
   void LaunchAll(std::span<void* const> externals, uint8_t* workspace, cudaStream_t stream) const;
+  // The next run on another stream, and the destructor, wait for everything on `stream` until here.
+  cudaError_t MarkEnd(cudaStream_t stream);
   void RunSteps(std::span<void* const> externals, cudaStream_t stream);
-  void RunCaptured(std::span<void* const> externals, cudaStream_t stream);
   void Prepare(std::span<void* const> externals);
   void Capture(std::span<void* const> externals);
   void Patch(std::span<void* const> externals);
