@@ -145,9 +145,10 @@ double EstimateResident(const GemmProblem& problem, const ConvConfig& config, co
                 columns = CeilDiv(problem.n, config.tile_n);
   const double tiles = static_cast<double>(CeilDiv(CeilDiv(problem.m, config.tile_m), blocks));
   const double at_once = static_cast<double>(CeilDiv(blocks * columns, device.multiprocessors));
-  const double k_tiles = static_cast<double>(KTiles(problem));
-  const double tile = 600 + at_once * (config.tile_n * 7.0 + k_tiles * 450);
-  return (3000 + k_tiles * 200 + tiles * tile) / 1.7e3;
+  const double k_tiles = static_cast<double>(KTiles(problem)), tile_n = config.tile_n;
+  // Its weights, and for every tile a round of latencies, the rounding of all blocks' codes, the products.
+  const double tile = 1428 + at_once * (4.96 * tile_n + 20.8 * k_tiles) + 20.1 * k_tiles;
+  return (2064 + 4.52 * k_tiles * tile_n + tiles * tile) / 1.7e3;
 }
 
 }  // namespace

@@ -62,14 +62,14 @@ constexpr Layer kLayers[] = {
 // DenseNet-121's convolutions: the 1x1 bottlenecks along the dense blocks, the 3x3 growth layers,
 // transitions.
 constexpr Layer kDenseNetLayers[] = {
-    {"conv1", 64, 56, 128, 1, 1, 0, 1, {}, {}},   {"conv2", 128, 56, 32, 3, 1, 1, 1, {}, {}},
-    {"conv3", 160, 56, 128, 1, 1, 0, 1, {}, {}},  {"conv4", 256, 56, 128, 1, 1, 0, 1, {}, {}},
-    {"conv5", 128, 28, 128, 1, 1, 0, 1, {}, {}},  {"conv6", 128, 28, 32, 3, 1, 1, 1, {}, {}},
-    {"conv7", 320, 28, 128, 1, 1, 0, 1, {}, {}},  {"conv8", 512, 28, 256, 1, 1, 0, 1, {}, {}},
-    {"conv9", 256, 14, 128, 1, 1, 0, 1, {}, {}},  {"conv10", 128, 14, 32, 3, 1, 1, 1, {}, {}},
-    {"conv11", 480, 14, 128, 1, 1, 0, 1, {}, {}}, {"conv12", 1024, 14, 512, 1, 1, 0, 1, {}, {}},
-    {"conv13", 512, 7, 128, 1, 1, 0, 1, {}, {}},  {"conv14", 128, 7, 32, 3, 1, 1, 1, {}, {}},
-    {"conv15", 736, 14, 128, 1, 1, 0, 1, {}, {}}, {"conv16", 992, 7, 128, 1, 1, 0, 1, {}, {}},
+    {"conv1", 64, 56, 128, 1, 1, 0, 1, {6.51}, {}},   {"conv2", 128, 56, 32, 3, 1, 1, 1, {5.48}, {}},
+    {"conv3", 160, 56, 128, 1, 1, 0, 1, {3.73}, {}},  {"conv4", 256, 56, 128, 1, 1, 0, 1, {3.68}, {}},
+    {"conv5", 128, 28, 128, 1, 1, 0, 1, {6.07}, {}},  {"conv6", 128, 28, 32, 3, 1, 1, 1, {5.35}, {}},
+    {"conv7", 320, 28, 128, 1, 1, 0, 1, {3.84}, {}},  {"conv8", 512, 28, 256, 1, 1, 0, 1, {4.14}, {}},
+    {"conv9", 256, 14, 128, 1, 1, 0, 1, {3.50}, {}},  {"conv10", 128, 14, 32, 3, 1, 1, 1, {5.28}, {}},
+    {"conv11", 480, 14, 128, 1, 1, 0, 1, {4.10}, {}}, {"conv12", 1024, 14, 512, 1, 1, 0, 1, {5.23}, {}},
+    {"conv13", 512, 7, 128, 1, 1, 0, 1, {3.96}, {}},  {"conv14", 128, 7, 32, 3, 1, 1, 1, {5.20}, {}},
+    {"conv15", 736, 14, 128, 1, 1, 0, 1, {4.68}, {}}, {"conv16", 992, 7, 128, 1, 1, 0, 1, {5.11}, {}},
 };
 
 // Convolutions that ResNet-50's tables lack: first ones (codes in) and MobileNetV2's depthwise ones.
@@ -253,8 +253,8 @@ class Extras {
   void Table(const char* title, std::span<const Layer> layers, std::span<const int64_t> batches,
              const Variant& variant) {
     std::cout << "## " << title
-              << "\n\n| layer | batch | tuned | chosen | from floats | tuned configuration | "
-              << "chosen configuration |\n| --- | --- | --- | --- | --- | --- | --- |\n";
+              << "\n\n| layer | batch | tuned | chosen | cuDNN | from floats | tuned configuration | "
+              << "chosen configuration |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n";
     for (const int64_t batch : batches) {
       double tuned = 0, chosen = 0;  // of a network that has each layer `count` times
       for (const Layer& layer : layers) {
@@ -264,10 +264,13 @@ class Extras {
         std::cout << "| " << layer.name << " " << layer.in << "x" << layer.size << "x" << layer.size << " -> "
                   << layer.out << ", " << layer.kernel << "x" << layer.kernel << "/" << layer.stride << " | "
                   << batch << " | " << t.tuned << " | " << t.chosen << " | ";
+        if (layer.cudnn[0] > 0 && batch == 1 && !variant.residual && !variant.floats)
+          std::cout << layer.cudnn[0];
+        std::cout << " | ";
         if (t.pixels > 0) std::cout << t.pixels;
         std::cout << " | " << t.config << " | " << t.chosen_config << " |\n" << std::flush;
       }
-      std::cout << "| sum | " << batch << " | " << tuned << " | " << chosen << " | | | |\n";
+      std::cout << "| sum | " << batch << " | " << tuned << " | " << chosen << " | | | | |\n";
     }
     std::cout << "\n";
   }
