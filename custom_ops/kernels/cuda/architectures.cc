@@ -1,7 +1,6 @@
 #include "kernels/cuda/architectures.h"
 
 #include <algorithm>
-#include <charconv>
 
 namespace lowbit::cuda {
 namespace {
@@ -9,11 +8,15 @@ namespace {
 // The number of one entry where its code runs on such a GPU, else 0. Machine code (-real) serves later minor
 // versions of its major one, PTX (-virtual) everything later; an entry without either has both.
 int Serves(std::string_view entry, int capability) {
+  constexpr size_t kMostDigits = 4;
   int number = 0;
-  const char* const end = entry.data() + entry.size();
-  const auto parsed = std::from_chars(entry.data(), end, number);
-  if (parsed.ec != std::errc() || number > capability) return 0;
-  std::string_view kind(parsed.ptr, static_cast<size_t>(end - parsed.ptr));
+  size_t digits = 0;
+  for (; digits < std::min(entry.size(), kMostDigits) && entry[digits] >= '0' && entry[digits] <= '9';
+       ++digits) {
+    number = 10 * number + (entry[digits] - '0');
+  }
+  if (number > capability) return 0;
+  const std::string_view kind = entry.substr(digits);
   const bool is_same_major = number / 10 == capability / 10;
   if (kind.starts_with('a')) return number == capability ? number : 0;  // this very architecture
   if (kind.starts_with('f')) return is_same_major ? number : 0;         // its family
