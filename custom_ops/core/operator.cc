@@ -14,7 +14,8 @@ std::unique_ptr<Operator> CreateOperator(const OpSchema& schema, const Attribute
 }
 
 std::unique_ptr<Operator> CreateOperator(NodeSpec node, const OperatorOptions& options) {
-  return std::visit([&](auto&& each) { return MakeOperator(std::move(each), options); }, std::move(node));
+  return std::visit([&](auto&& each) { return MakeOperator(std::forward<decltype(each)>(each), options); },
+                    std::move(node));
 }
 
 }  // namespace lowbit

@@ -1,5 +1,7 @@
 #include "ep/ort/stream.h"
 
+#include <memory>
+
 namespace lowbit::ep {
 namespace {
 
