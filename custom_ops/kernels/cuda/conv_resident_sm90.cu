@@ -16,7 +16,6 @@ namespace lowbit::cuda {
 namespace {
 
 constexpr int kThreads = 128, kTileM = 64, kMaxSlots = 4;
-constexpr int kBytesA = kTileM * kRowBytes;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // A box of `map`: 64 pixels from (w, h, n) on, 128 channels from c on.
@@ -35,7 +34,7 @@ template <int kTileN, bool kSigned>
 __global__ void __launch_bounds__(kThreads, 4)
     ConvResident(const __grid_constant__ ConvParams p, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int kBytesB = kTileN * kRowBytes;
+  constexpr int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes;
   extern __shared__ uint8_t unaligned[];
   __shared__ BlockState<kTileN> state;
   __shared__ __align__(8) uint64_t barriers[kMaxSlots + 1];
