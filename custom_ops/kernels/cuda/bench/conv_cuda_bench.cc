@@ -31,6 +31,8 @@ void Check(cudaError_t error, const char* what) {
   Require(error == cudaSuccess, what, ": ", cudaGetErrorString(error));
 }
 
+constexpr size_t kWorkspaceBytes = size_t{256} << 20;  // more than any configuration here takes
+
 struct Layer {
   const char* name;
   int64_t in, size, out, kernel, stride, pad, count;  // count: how often ResNet-50 has it
@@ -222,12 +224,12 @@ class Extras {
     std::vector<uint8_t> x(static_cast<size_t>(batch * layer.size * layer.size * layer.in) *
                            (layer.in <= 4 ? 4 : 1));
     for (auto& v : x) v = static_cast<uint8_t>(random_() % 64);  // as floats: small and normal
-    DeviceBuffer device_x(x.size()), device_r(outputs), device_y(outputs * 4), workspace(size_t{256} << 20);
+    DeviceBuffer device_x(x.size()), device_r(outputs), device_y(outputs * 4), workspace(kWorkspaceBytes);
     Check(cudaMemcpy(device_x.Get(), x.data(), x.size(), cudaMemcpyHostToDevice), "copy x");
     Check(cudaMemset(device_r.Get(), 77, outputs), "residual");
     const auto packed = cuda::PackConv(spec, device_);
     const auto measure = [&](const cuda::ConvPlan& plan, int replays) {
-      if (cuda::PlanWorkspaceBytes(plan) > size_t{256} << 20) return 1e9;
+      if (cuda::PlanWorkspaceBytes(plan) > kWorkspaceBytes) return 1e9;
       const bool plain = cuda::PlanConfig(plan).algorithm == cuda::Algorithm::kPlain;
       return timer_.Microseconds(plan, device_x.Get(), device_y.Get(), workspace.Get(), true, plain ? 4 : 40,
                                  replays, variant.residual ? device_r.Get() : nullptr);
@@ -372,11 +374,11 @@ int main(int argc, char** argv) {
         std::vector<uint8_t> x(static_cast<size_t>(batch * layer.size * layer.size * layer.in));
         for (auto& v : x) v = static_cast<uint8_t>(random());
         DeviceBuffer device_x(x.size()), device_y(static_cast<size_t>(shape.OutPixels() * layer.out)),
-            workspace(64 << 20);
+            workspace(kWorkspaceBytes);
         Check(cudaMemcpy(device_x.Get(), x.data(), x.size(), cudaMemcpyHostToDevice), "copy x");
         const auto packed = cuda::PackConv(spec, device);
         const auto measure = [&](const cuda::ConvPlan& plan, bool overlap, int replays) {
-          Require(cuda::PlanWorkspaceBytes(plan) <= size_t{256} << 20, "workspace too small");
+          Require(cuda::PlanWorkspaceBytes(plan) <= kWorkspaceBytes, "workspace too small");
           const std::string what = std::string(layer.name) + " " + cuda::PlanConfig(plan).Text();
           Check(cudaMemset(device_y.Get(), 0xA5, static_cast<size_t>(shape.OutPixels() * layer.out)),
                 "poison");
