@@ -5,7 +5,7 @@
 | docs/ops/*.md | the op schemas (custom_ops/core/schema.cc) |
 | docs/kernels.md, the support matrix in README.md | the kernel table (custom_ops/kernels/table.cc) |
 | docs/commands.md | the command line's own help |
-| the options in docs/execution-provider.md | the options' table (ep/ort/options.cc) |
+| the options in docs/execution-provider.md | the options' table (custom_ops/core/provider_options.cc) |
 | the results in README.md | benchmarks/results/*.json |
 """
 

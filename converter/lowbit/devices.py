@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
 import re
 import sys
 import threading
@@ -107,14 +108,24 @@ def has_own_memory(device: str) -> bool:
     return device not in _HOST
 
 
+def cpu_name() -> str:
+    """What the system calls the CPU."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
 def devices() -> list[Device]:
     """Every device, those that cannot be used with the reason. Registers the execution provider.
 
     Never raises for what a machine lacks: an installation without the native part, or an ONNX Runtime without
     plugin execution providers, shows as a reason.
     """
-    from lowbit.sysinfo import cpu_name
-
     found = [Device("cpu", cpu_name())]
     try:
         offered = ep_devices()

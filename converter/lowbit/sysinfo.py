@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any
 
 import lowbit
-from lowbit.devices import devices, get_library_path, offered_api, required_api
+from lowbit.devices import cpu_name, devices, get_library_path, offered_api, required_api
 from lowbit.errors import LowBitError
 
 
@@ -67,18 +67,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def cpu_name() -> str:
-    """What the system calls the CPU."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown"
 
 
 def _gpus() -> list[str]:

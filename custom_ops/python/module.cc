@@ -16,10 +16,10 @@
 #include "core/node_reader.h"
 #include "core/operator.h"
 #include "core/packing.h"
+#include "core/provider_options.h"
 #include "core/schema.h"
 #include "core/status.h"
 #include "core/tune_cache.h"
-#include "ep/ort/options.h"
 #include "python/std_thread_pool.h"
 
 namespace py = pybind11;

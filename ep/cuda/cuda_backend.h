@@ -3,8 +3,8 @@
 
 #include <memory>
 
+#include "core/provider_options.h"
 #include "ep/cuda/runtime.h"
-#include "ep/ort/options.h"
 #include "ep/region/backend.h"
 
 namespace lowbit::ep {

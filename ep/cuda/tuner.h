@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "core/conv.h"
+#include "core/provider_options.h"
 #include "core/tune_file.h"
 #include "ep/cuda/runtime.h"
-#include "ep/ort/options.h"
 #include "kernels/cuda/cuda_node.h"
 
 namespace lowbit::ep {

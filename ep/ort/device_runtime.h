@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "ep/ort/options.h"
+#include "core/provider_options.h"
 #include "ep/region/backend.h"
 
 namespace lowbit::ep {

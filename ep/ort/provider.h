@@ -7,10 +7,10 @@
 #include <set>
 #include <string>
 
+#include "core/provider_options.h"
 #include "ep/ort/context_model.h"
 #include "ep/ort/device.h"
 #include "ep/ort/memcpy_kernels.h"
-#include "ep/ort/options.h"
 #include "ep/region/backend.h"
 
 namespace lowbit::ep {

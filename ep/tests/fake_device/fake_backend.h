@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "ep/ort/options.h"
+#include "core/provider_options.h"
 #include "ep/region/backend.h"
 #include "ep/tests/fake_device/fake_memory.h"
 

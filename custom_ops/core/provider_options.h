@@ -1,5 +1,6 @@
 // The options of the execution provider, as users write them: provider options of
-// SessionOptions.add_provider_for_devices, or session entries `ep.lowbitexecutionprovider.<key>`.
+// SessionOptions.add_provider_for_devices, or session entries `ep.lowbitexecutionprovider.<key>`. Plain data,
+// here so that the Python module can document them.
 #pragma once
 
 #include <cstdint>

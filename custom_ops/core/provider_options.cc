@@ -1,4 +1,4 @@
-#include "ep/ort/options.h"
+#include "core/provider_options.h"
 
 #include <charconv>
 #include <string_view>
