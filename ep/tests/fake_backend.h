@@ -149,7 +149,7 @@ class FakeInstance final : public Instance {
  public:
   FakeInstance(const FakeBackend& backend, const RegionPlan& plan)
       : backend_(backend), plan_(plan), workspace_(plan.workspace_bytes) {
-    const size_t live = ++backend_.live;
+    const size_t live = backend_.live;
     ++backend_.created;
     for (size_t most = backend_.most_live;
          live > most && !backend_.most_live.compare_exchange_weak(most, live);) {
@@ -238,7 +238,11 @@ inline std::unique_ptr<Step> FakeBackend::CreateStep(const Graph& graph, std::sp
 }
 
 inline std::unique_ptr<Instance> FakeBackend::CreateInstance(const RegionPlan& plan) {
-  Require(live < fail_above, "out of memory");
+  // Counted before it is made: two threads must not both take the last place.
+  if (++live > fail_above) {
+    --live;
+    Fail("out of memory");
+  }
   return std::make_unique<FakeInstance>(*this, plan);
 }
 

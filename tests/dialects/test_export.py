@@ -28,7 +28,7 @@ lowbit = pytest.importorskip("lowbit")
 ORACLES = {"qonnx": qonnx_oracle.run, "qdq": oracle.run}
 QONNX = "qonnx.custom_op.general"
 
-# One of every kind of epilogue, layout and element type; the full run takes all of them.
+# One of every kind of epilogue, layout and element type; the full run takes a third of all there are.
 SOME_CASES = [
     "constructs.conv_flatten_gemm",
     "constructs.dense_block",
@@ -104,7 +104,7 @@ def test_random_networks(target: str, part: int, seeds) -> None:
 
 
 @pytest.mark.parametrize("target", ["qonnx", "qdq"])
-@pytest.mark.parametrize("name", [n for n in CASES if not CASES[n].left][::2] if FULL else SOME_CASES)
+@pytest.mark.parametrize("name", [n for n in CASES if not CASES[n].left][::3] if FULL else SOME_CASES)
 def test_constructs(target: str, name: str, seeds) -> None:
     require_native()
     for seed in seeds(1):
@@ -118,7 +118,7 @@ def test_constructs(target: str, name: str, seeds) -> None:
         assert_equal_models(target, model, feeds, f"seed {seed}")
 
 
-@pytest.mark.parametrize("name", list(qonnx_graphs.CASES)[::2] if FULL else SOME_QONNX_CASES)
+@pytest.mark.parametrize("name", list(qonnx_graphs.CASES)[::3] if FULL else SOME_QONNX_CASES)
 def test_qonnx_constructs_go_back_to_qonnx(name: str, seeds) -> None:
     require_native()
     for seed in seeds(2):
