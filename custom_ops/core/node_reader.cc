@@ -21,8 +21,6 @@ std::vector<T> Broadcast(std::vector<T> one, int64_t count) {
   return std::vector<T>(static_cast<size_t>(count), one[0]);
 }
 
-constexpr const char* kTypeNames[] = {"uint8", "int8", "int32", "float32"};
-
 std::array<int64_t, 2> SpatialPair(const AttributeReader& attributes, std::string_view name, int spatial,
                                    int64_t fallback) {
   const std::vector<int64_t>& values = attributes.Ints(name);
@@ -171,8 +169,8 @@ const ConstTensor& NodeReader::Constant(std::string_view input, ElementType type
   const size_t i = Index(input);
   Require(present_[i] && constants_[i].has_value(), op(), ": input '", input, "' is missing");
   const ConstTensor& tensor = *constants_[i];
-  Require(tensor.type == type, op(), ": input '", input, "' is ",
-          kTypeNames[static_cast<size_t>(tensor.type)], ", expected ", kTypeNames[static_cast<size_t>(type)]);
+  Require(tensor.type == type, op(), ": input '", input, "' is ", TypeName(tensor.type), ", expected ",
+          TypeName(type));
   Require(ElementCount(tensor.shape) == 0 || tensor.data != nullptr, op(), ": input '", input,
           "' has no data");
   return tensor;

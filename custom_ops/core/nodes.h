@@ -161,4 +161,14 @@ ConvShape ImagesOf(const MatmulNode& node, std::span<const TensorShape> fed);
 // The shape of a (op) b in numpy's broadcasting. Throws Error.
 std::vector<int64_t> BroadcastDims(std::span<const int64_t> a, std::span<const int64_t> b);
 
+// A broadcast loop nest after dropping dims of size 1 and merging neighbours that behave alike. Only the
+// innermost level reaches the kernels: there an operand either runs along (stride 1) or stands still (stride
+// 0). For [N,H,W,C] (+) [N,1,1,C] the levels are N, H*W (b stands still) and C.
+struct BroadcastLevel {
+  int64_t size, a_stride, b_stride;
+};
+// Innermost first, at least one; `y` is BroadcastDims(a, b).
+std::vector<BroadcastLevel> BroadcastLevels(std::span<const int64_t> a, std::span<const int64_t> b,
+                                            std::span<const int64_t> y);
+
 }  // namespace lowbit

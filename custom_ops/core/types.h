@@ -31,6 +31,11 @@ constexpr size_t ElementSize(ElementType type) {
   return type == ElementType::kInt32 || type == ElementType::kFloat ? 4 : 1;
 }
 
+constexpr const char* TypeName(ElementType type) {
+  constexpr const char* kNames[] = {"uint8", "int8", "int32", "float32"};
+  return kNames[static_cast<size_t>(type)];
+}
+
 constexpr ElementType StorageOf(Encoding encoding) {
   return encoding == Encoding::kSigned ? ElementType::kInt8 : ElementType::kUInt8;
 }

@@ -158,6 +158,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Step> CreateStandard(const Graph& graph, const Node& node) {
     StandardNode spec = ReadStandard(graph, node);
     auto packed_node = cuda::PackStandard(spec, device_->Properties());
+    DropWeights(spec);
     return std::make_unique<CudaStep>(
         std::move(packed_node),
         [spec = std::move(spec)](std::span<const TensorShape> fed) { return OutputOf(spec, fed); });
@@ -187,6 +188,10 @@ class CudaBackend final : public Backend {
   static void DropWeights(NodeSpec& spec) {
     if (auto* const matmul = std::get_if<MatmulNode>(&spec))
       std::vector<uint8_t>().swap(matmul->conv.weights);
+  }
+  static void DropWeights(StandardNode& spec) {
+    if (auto* const gemm = std::get_if<FloatGemmOp>(&spec)) std::vector<float>().swap(gemm->weights);
+    if (auto* const conv = std::get_if<FloatConvOp>(&spec)) std::vector<float>().swap(conv->weights);
   }
 
   const std::shared_ptr<CudaDevice> device_;

@@ -142,7 +142,8 @@ TuneOrigin CudaTuneOrigin(const cuda::Device& device) {
 
 Tuner::Shared& Tuner::SharedOf(const TuneOrigin& origin) {
   static std::mutex mutex;
-  static std::map<std::string, std::unique_ptr<Shared>> all;
+  // Never destroyed: sessions that outlive static destructors hold what is in it.
+  static auto& all = *new std::map<std::string, std::unique_ptr<Shared>>;
   const std::lock_guard lock(mutex);
   std::unique_ptr<Shared>& shared = all[origin.machine];
   if (shared == nullptr) shared = std::make_unique<Shared>(origin);

@@ -12,8 +12,6 @@
 namespace lowbit::ep {
 namespace {
 
-constexpr const char* kTypeNames[] = {"uint8", "int8", "int32", "float32"};
-
 size_t BytesOf(const TensorShape& tensor) {
   const int64_t size = static_cast<int64_t>(ElementSize(tensor.type));
   return static_cast<size_t>(CheckedProduct(ElementCount(tensor.dims), size, "the bytes of a tensor"));
@@ -98,8 +96,8 @@ class Planner {
       const CompiledRegion::Output& output = region_->outputs[o];
       const TensorShape& shape = shapes_[At(output.value)];
       Require(output.type == shape.type, "output '", output.name, "' of the region has element type ",
-              kTypeNames[static_cast<size_t>(shape.type)], ", the model declares ",
-              output.type ? kTypeNames[static_cast<size_t>(*output.type)] : "one that no lowbit op makes");
+              TypeName(shape.type), ", the model declares ",
+              output.type ? TypeName(*output.type) : "one that no lowbit op makes");
       plan_.outputs.push_back(shape);
       std::optional<Location>& home = homes_[Root(output.value)];
       if (home) {

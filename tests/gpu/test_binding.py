@@ -21,6 +21,14 @@ def case():
     return model, images, lowbit_session(model).run(None, {"input": images})[0]
 
 
+def bound(session, x, y):
+    """A binding of the session's only input and output to tensors of another library."""
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("input", ort.OrtValue.from_dlpack(x))
+    binding.bind_ortvalue_output(session.get_outputs()[0].name, ort.OrtValue.from_dlpack(y))
+    return binding
+
+
 def test_torch_tensors_by_dlpack(case) -> None:
     torch = pytest.importorskip("torch")
     model, images, expected = case
@@ -28,10 +36,7 @@ def test_torch_tensors_by_dlpack(case) -> None:
     x = torch.from_numpy(images).cuda()
     y = torch.full(expected.shape, float("nan"), device="cuda")
     torch.cuda.synchronize()
-    binding = session.io_binding()
-    binding.bind_ortvalue_input("input", ort.OrtValue.from_dlpack(x))
-    binding.bind_ortvalue_output(session.get_outputs()[0].name, ort.OrtValue.from_dlpack(y))
-    session.run_with_iobinding(binding)
+    session.run_with_iobinding(bound(session, x, y))
     np.testing.assert_array_equal(y.cpu().numpy(), expected)
 
 
@@ -42,11 +47,8 @@ def test_torch_pointers(case) -> None:
     x = torch.from_numpy(images).cuda()
     y = torch.full(expected.shape, float("nan"), device="cuda")
     torch.cuda.synchronize()
-    x_value = ort.OrtValue.from_dlpack(x)
-    assert x_value.data_ptr() == x.data_ptr()
-    binding = session.io_binding()
-    binding.bind_ortvalue_input("input", x_value)
-    binding.bind_ortvalue_output(session.get_outputs()[0].name, ort.OrtValue.from_dlpack(y))
+    assert ort.OrtValue.from_dlpack(x).data_ptr() == x.data_ptr()
+    binding = bound(session, x, y)
     for _ in range(3):
         session.run_with_iobinding(binding)
     np.testing.assert_array_equal(y.cpu().numpy(), expected)
@@ -58,10 +60,7 @@ def test_cupy_arrays(case) -> None:
     session = whole_on_gpu(model)
     x, y = cupy.asarray(images), cupy.full(expected.shape, cupy.nan, cupy.float32)
     cupy.cuda.Device().synchronize()
-    binding = session.io_binding()
-    binding.bind_ortvalue_input("input", ort.OrtValue.from_dlpack(x))
-    binding.bind_ortvalue_output(session.get_outputs()[0].name, ort.OrtValue.from_dlpack(y))
-    session.run_with_iobinding(binding)
+    session.run_with_iobinding(bound(session, x, y))
     np.testing.assert_array_equal(cupy.asnumpy(y), expected)
 
 

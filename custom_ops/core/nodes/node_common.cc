@@ -5,12 +5,6 @@
 #include "core/status.h"
 
 namespace lowbit {
-namespace {
-
-constexpr const char* kTypeNames[] = {"uint8", "int8", "int32", "float32"};
-const char* TypeName(ElementType type) { return kTypeNames[static_cast<size_t>(type)]; }
-
-}  // namespace
 
 OperandType ReadCodes(const NodeReader& node, std::string_view encoding) {
   return {8, node.EncodingOf(encoding)};

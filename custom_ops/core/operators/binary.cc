@@ -5,36 +5,6 @@
 namespace lowbit {
 namespace {
 
-// A broadcast loop nest after dropping dims of size 1 and merging neighbours that behave alike. Only the
-// innermost level reaches the kernels: there an operand either runs along (stride 1) or stands still (stride
-// 0). For [N,H,W,C] (+) [N,1,1,C] the levels are N, H*W (b stands still) and C.
-struct Level {
-  int64_t size, a_stride, b_stride;
-};
-
-std::vector<Level> BroadcastLevels(std::span<const int64_t> a, std::span<const int64_t> b,
-                                   std::span<const int64_t> y) {
-  std::vector<Level> levels;  // innermost first
-  int64_t a_step = 1, b_step = 1;
-  for (size_t i = 1; i <= y.size(); ++i) {
-    const int64_t size = y[y.size() - i];
-    if (size == 1) continue;
-    const bool a_moves = i <= a.size() && a[a.size() - i] != 1,
-               b_moves = i <= b.size() && b[b.size() - i] != 1;
-    const Level level{size, a_moves ? a_step : 0, b_moves ? b_step : 0};
-    if (a_moves) a_step *= size;
-    if (b_moves) b_step *= size;
-    if (!levels.empty() && (levels.back().a_stride != 0) == a_moves &&
-        (levels.back().b_stride != 0) == b_moves) {
-      levels.back().size *= size;  // an operand that moves in both is contiguous across them
-    } else {
-      levels.push_back(level);
-    }
-  }
-  if (levels.empty()) levels.push_back({1, 1, 1});
-  return levels;
-}
-
 class BinaryOperator final : public Operator {
  public:
   BinaryOperator(const BinaryNode& node, const OperatorOptions& options)
@@ -49,10 +19,10 @@ class BinaryOperator final : public Operator {
     const std::vector<int64_t> shape = OutputShape(inputs);
     const int64_t count = BoundedCount(shape);
     if (count == 0) return;
-    const std::vector<Level> levels = BroadcastLevels(inputs[kA]->shape, inputs[kB]->shape, shape);
+    const std::vector<BroadcastLevel> levels = BroadcastLevels(inputs[kA]->shape, inputs[kB]->shape, shape);
     const uint8_t *a = FedBytes(inputs, kA), *b = FedBytes(inputs, kB);
     const int64_t y_size = static_cast<int64_t>(ElementSize(OutputType()));
-    const Level inner = levels.front();
+    const BroadcastLevel inner = levels.front();
     const auto row = [&](int64_t a_offset, int64_t b_offset, int64_t y_offset, int64_t elements) {
       kernels_.binary(node_.spec, a + a_offset, inner.a_stride == 0, b + b_offset, inner.b_stride == 0,
                       static_cast<uint8_t*>(y) + y_offset * y_size, elements);

@@ -9,17 +9,6 @@ namespace {
 
 constexpr int kThreads = 128, kChannels = 16;
 
-template <bool kSigned>
-__device__ __forceinline__ int DotFour(unsigned x, unsigned w, int sum) {
-  int out;
-  if constexpr (kSigned) {
-    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(out) : "r"(x), "r"(w), "r"(sum));
-  } else {
-    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(out) : "r"(x), "r"(w), "r"(sum));
-  }
-  return out;
-}
-
 // out[c] = byte c of each of the four words.
 __device__ __forceinline__ void Transpose(unsigned a, unsigned b, unsigned c, unsigned d,
                                           unsigned (&out)[4]) {

@@ -12,17 +12,6 @@ namespace {
 
 constexpr int kThreads = 128;
 
-template <bool kSigned>
-__device__ __forceinline__ int DotFour(int a, int b, int c) {
-  int d;
-  if constexpr (kSigned) {
-    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  } else {
-    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  }
-  return d;
-}
-
 // Which input pixel tap t of output o reads in one dimension; -1: none.
 __device__ __forceinline__ int InputPixel(bool transposed, int o, int t, int stride, int dilation, int pad,
                                           int size) {

@@ -252,6 +252,21 @@ ProductParams ConvGeometryOf(const FloatConvOp& op, const TensorShape& x, const 
   return p;
 }
 
+using ProductLaunch = cudaError_t (*)(const ProductParams& p, int multiprocessors, Queue& queue);
+
+NodePlanPtr PlanProduct(const char* name, ProductLaunch launch, const PackedProduct& packed,
+                        const ProductParams& geometry, int64_t count) {
+  return MakePlan(name, [=](Fed from, void* to, void*, Queue& queue) {
+    if (count == 0) return;
+    ProductParams p = geometry;
+    p.x = static_cast<const float*>(from[0]);
+    p.y = static_cast<float*>(to);
+    p.weights = packed.weights;
+    p.bias = packed.bias;
+    CheckLaunch(launch(p, packed.multiprocessors, queue), name);
+  });
+}
+
 }  // namespace
 
 std::unique_ptr<PackedNode> PackFloatGemm(const FloatGemmOp& op, const Device& device) {
@@ -265,15 +280,7 @@ std::unique_ptr<PackedNode> PackFloatGemm(const FloatGemmOp& op, const Device& d
     geometry.columns = shared.rows == 0 ? 0 : static_cast<int>(count / shared.rows);
     geometry.column_step = transposed ? 1 : geometry.k;
     geometry.k_step = transposed ? geometry.columns : 1;
-    return MakePlan("float_gemm", [packed, geometry, count](Fed from, void* to, void*, Queue& queue) {
-      if (count == 0) return;
-      ProductParams p = geometry;
-      p.x = static_cast<const float*>(from[0]);
-      p.y = static_cast<float*>(to);
-      p.weights = packed.weights;
-      p.bias = packed.bias;
-      CheckLaunch(LaunchGemm(p, packed.multiprocessors, queue), "float_gemm");
-    });
+    return PlanProduct("float_gemm", LaunchGemm, packed, geometry, count);
   });
 }
 
@@ -284,15 +291,7 @@ std::unique_ptr<PackedNode> PackFloatConv(const FloatConvOp& op, const Device& d
   return MakeNode([packed = Pack(op.weights, op.bias, device), rest](Shapes fed, const TensorShape& y) {
     const ProductParams geometry = ConvGeometryOf(rest, fed[0], y);
     const int64_t count = CountOf(y.dims);
-    return MakePlan("float_conv", [packed, geometry, count](Fed from, void* to, void*, Queue& queue) {
-      if (count == 0) return;
-      ProductParams p = geometry;
-      p.x = static_cast<const float*>(from[0]);
-      p.y = static_cast<float*>(to);
-      p.weights = packed.weights;
-      p.bias = packed.bias;
-      CheckLaunch(LaunchConv(p, packed.multiprocessors, queue), "float_conv");
-    });
+    return PlanProduct("float_conv", LaunchConv, packed, geometry, count);
   });
 }
 

@@ -99,29 +99,6 @@ int64_t CountOf(std::span<const int64_t> dims) {
   return count;
 }
 
-std::vector<BroadcastLevel> BroadcastLevels(std::span<const int64_t> a, std::span<const int64_t> b,
-                                            std::span<const int64_t> y) {
-  std::vector<BroadcastLevel> levels;
-  int64_t a_step = 1, b_step = 1;
-  for (size_t i = 1; i <= y.size(); ++i) {
-    const int64_t size = y[y.size() - i];
-    if (size == 1) continue;
-    const bool a_moves = i <= a.size() && a[a.size() - i] != 1;
-    const bool b_moves = i <= b.size() && b[b.size() - i] != 1;
-    const BroadcastLevel level{size, a_moves ? a_step : 0, b_moves ? b_step : 0};
-    if (a_moves) a_step *= size;
-    if (b_moves) b_step *= size;
-    if (!levels.empty() && (levels.back().a_stride != 0) == a_moves &&
-        (levels.back().b_stride != 0) == b_moves) {
-      levels.back().size *= size;  // an operand that moves in both is contiguous across them
-    } else {
-      levels.push_back(level);
-    }
-  }
-  if (levels.empty()) levels.push_back({1, 1, 1});
-  return levels;
-}
-
 std::unique_ptr<PackedNode> PackNode(const NodeSpec& node, const Device& device) {
   return std::visit(NodePacker{device}, node);
 }

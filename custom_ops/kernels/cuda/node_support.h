@@ -87,12 +87,4 @@ inline void CheckLaunch(cudaError_t error, const char* kernel) {
   Require(error == cudaSuccess, "CUDA: launching ", kernel, " failed: ", cudaGetErrorString(error));
 }
 
-// Numpy broadcasting of two tensors as a loop nest, dims of size 1 dropped and neighbours that behave alike
-// merged; innermost first.
-struct BroadcastLevel {
-  int64_t size, a_stride, b_stride;
-};
-std::vector<BroadcastLevel> BroadcastLevels(std::span<const int64_t> a, std::span<const int64_t> b,
-                                            std::span<const int64_t> y);
-
 }  // namespace lowbit::cuda

@@ -241,13 +241,7 @@ __device__ __forceinline__ void FinishGlobal(const GlobalParams& p, int64_t at, 
 template <bool kSigned>
 __device__ __forceinline__ void AddBytes(int word, int (&sums)[4]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if constexpr (kSigned) {
-      asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sums[i]) : "r"(word), "r"(1 << (8 * i)));
-    } else {
-      asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sums[i]) : "r"(word), "r"(1 << (8 * i)));
-    }
-  }
+  for (int i = 0; i < 4; ++i) sums[i] = DotFour<kSigned>(word, 1 << (8 * i), sums[i]);
 }
 
 template <int kBytes, bool kSigned>

@@ -85,6 +85,18 @@ __device__ __forceinline__ void WaitForCopies() {
 #endif
 }
 
+// sum + the dot product of four bytes each; those of w are signed.
+template <bool kSigned>
+__device__ __forceinline__ int DotFour(int x, int w, int sum) {
+  int out;
+  if constexpr (kSigned) {
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(out) : "r"(x), "r"(w), "r"(sum));
+  } else {
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(out) : "r"(x), "r"(w), "r"(sum));
+  }
+  return out;
+}
+
 // Programmatic dependent launch: until the kernels before this one are done and their writes are visible.
 __device__ __forceinline__ void WaitForPredecessors() {
 #if __CUDA_ARCH__ >= 900

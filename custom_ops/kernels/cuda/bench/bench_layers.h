@@ -8,13 +8,9 @@
 #include <random>
 
 #include "core/conv.h"
-#include "core/status.h"
+#include "kernels/cuda/device_memory.h"
 
 namespace lowbit::cuda {
-
-inline void Check(cudaError_t error, const char* what) {
-  Require(error == cudaSuccess, what, ": ", cudaGetErrorString(error));
-}
 
 inline constexpr size_t kWorkspaceBytes = size_t{256} << 20;  // more than any configuration here takes
 

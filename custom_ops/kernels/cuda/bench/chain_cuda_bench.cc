@@ -11,7 +11,6 @@
 // Then the 48 convolutions of ResNet-50's blocks as one chain, with and without weights of their own and
 // residuals, beside the sum of their times alone.
 #include <algorithm>
-#include <chrono>
 #include <iomanip>
 #include <iostream>
 #include <map>
@@ -20,6 +19,7 @@
 #include <vector>
 
 #include "kernels/cuda/bench/bench_layers.h"
+#include "kernels/cuda/bench/graph_timer.h"
 #include "kernels/cuda/cuda_conv.h"
 
 namespace {
@@ -34,75 +34,6 @@ struct Launch {
   void* y;
 };
 
-struct Time {
-  double event = 0,
-         queued = 0;  // microseconds of a graph: by events around one; wall time of many over their number
-};
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
-
-class Replayer {
- public:
-  Replayer() : workspace_(kWorkspaceBytes) {
-    Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
-    Check(cudaEventCreate(&begin_), "event");
-    Check(cudaEventCreate(&end_), "event");
-  }
-
-  Time Measure(const std::vector<Launch>& launches, bool overlap = true, bool queued = false) {
-    cudaGraph_t graph;
-    cudaGraphExec_t executable;
-    Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-    Queue queue(stream_, overlap);
-    for (const Launch& l : launches) LaunchConv(*l.plan, l.x, l.residual, l.y, workspace_.Get(), queue);
-    Check(cudaStreamEndCapture(stream_, &graph), "capture");
-    Check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
-    for (int i = 0; i < 5; ++i) Check(cudaGraphLaunch(executable, stream_), "launch");
-    Check(cudaStreamSynchronize(stream_), "synchronize");
-    Time time;
-    time.event = Events(executable);
-    if (queued) time.queued = Queued(executable);
-    Check(cudaGraphExecDestroy(executable), "destroy");
-    Check(cudaGraphDestroy(graph), "destroy");
-    return time;
-  }
-
- private:
-  double Events(cudaGraphExec_t executable) {
-    std::vector<double> times;
-    for (int i = 0; i < 15; ++i) {
-      Check(cudaEventRecord(begin_, stream_), "record");
-      Check(cudaGraphLaunch(executable, stream_), "launch");
-      Check(cudaEventRecord(end_, stream_), "record");
-      Check(cudaEventSynchronize(end_), "synchronize");
-      float milliseconds = 0;
-      Check(cudaEventElapsedTime(&milliseconds, begin_, end_), "elapsed");
-      times.push_back(1e3 * static_cast<double>(milliseconds));
-    }
-    return Median(times);
-  }
-
-  double Queued(cudaGraphExec_t executable) {
-    constexpr int kGraphs = 100;
-    std::vector<double> times;
-    for (int round = 0; round < 5; ++round) {
-      const auto start = std::chrono::steady_clock::now();
-      for (int i = 0; i < kGraphs; ++i) Check(cudaGraphLaunch(executable, stream_), "launch");
-      Check(cudaStreamSynchronize(stream_), "synchronize");
-      const std::chrono::duration<double, std::micro> wall = std::chrono::steady_clock::now() - start;
-      times.push_back(wall.count() / kGraphs);
-    }
-    return Median(times);
-  }
-
-  DeviceBuffer workspace_;
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t begin_ = nullptr, end_ = nullptr;
-};
-
 ConvShape ShapeOf(const Layer& layer, int64_t batch) {
   const int64_t out = (layer.size + 2 * layer.pad - layer.kernel) / layer.stride + 1;
   return {batch, layer.size, layer.size, out, out};
@@ -111,7 +42,12 @@ ConvShape ShapeOf(const Layer& layer, int64_t batch) {
 class ChainBench {
  public:
   ChainBench(const Device& device, int64_t batch)
-      : device_(device), batch_(batch), a_(kTensorBytes), b_(kTensorBytes), residual_(kTensorBytes) {
+      : device_(device),
+        batch_(batch),
+        a_(kTensorBytes),
+        b_(kTensorBytes),
+        residual_(kTensorBytes),
+        workspace_(kWorkspaceBytes) {
     for (const DeviceBuffer* buffer : {&a_, &b_, &residual_})
       Check(cudaMemset(buffer->Get(), 33, kTensorBytes), "fill");
   }
@@ -146,6 +82,19 @@ class ChainBench {
     return rule;
   }
 
+  GraphTimer::Launches All(const std::vector<Launch>& launches) const {
+    return [this, &launches](Queue& queue) {
+      for (const Launch& l : launches) LaunchConv(*l.plan, l.x, l.residual, l.y, workspace_.Get(), queue);
+    };
+  }
+  // Microseconds of a graph: by events around one; wall time of many over their number.
+  double Event(const std::vector<Launch>& launches, bool overlap = true) const {
+    return timer_.Microseconds(All(launches), overlap, 15);
+  }
+  double Queued(const std::vector<Launch>& launches, bool overlap = true) const {
+    return timer_.QueuedMicroseconds(All(launches), overlap);
+  }
+
   std::shared_ptr<const ConvPlan> Plan(const Layer& layer, bool residual) {
     Variant variant;
     variant.residual = residual;
@@ -173,7 +122,7 @@ class ChainBench {
       if (PlanConfig(plan).algorithm == Algorithm::kPlain || PlanWorkspaceBytes(plan) > kWorkspaceBytes)
         return 1e9;
       const std::shared_ptr<const ConvPlan> borrowed(std::shared_ptr<void>(), &plan);
-      return replayer_.Measure(Equal(borrowed, kNodes)).event;
+      return Event(Equal(borrowed, kNodes));
     });
     const auto plan = PlanConv(packed, shape, configs_.at(layer.name));
     std::vector<Launch> weights, outputs, chain, both;
@@ -188,15 +137,15 @@ class ChainBench {
       both.push_back(Link(own, i));
     }
     const auto per_node = [&](const std::vector<Launch>& launches, bool overlap = true) {
-      return replayer_.Measure(launches, overlap).event / static_cast<double>(launches.size());
+      return Event(launches, overlap) / static_cast<double>(launches.size());
     };
     alone_[layer.name] = per_node(Equal(plan, kNodes));
     std::cout << "| " << layer.name << " | " << alone_.at(layer.name) << " | " << per_node(weights) << " | "
               << per_node(outputs) << " | " << per_node(chain) << " | " << per_node(both) << " | "
               << per_node(both, false) << " |";
     for (const int nodes : {1, 10, 40}) {
-      const Time time = replayer_.Measure(Equal(plan, nodes), true, true);
-      std::cout << " " << time.event << " / " << time.queued << " |";
+      const std::vector<Launch> launches = Equal(plan, nodes);
+      std::cout << " " << Event(launches) << " / " << Queued(launches) << " |";
     }
     std::cout << " " << PlanConfig(*plan).Text() << " |\n" << std::flush;
   }
@@ -226,14 +175,14 @@ class ChainBench {
         sum += alone_.at(name);
       }
     }
-    const Time time = replayer_.Measure(launches, overlap, true);
-    std::cout << "| " << title << " | " << time.event << " | " << time.queued << " | " << sum << " |\n";
+    std::cout << "| " << title << " | " << Event(launches, overlap) << " | " << Queued(launches, overlap)
+              << " | " << sum << " |\n";
   }
 
   const Device& device_;
   const int64_t batch_;
-  DeviceBuffer a_, b_, residual_;
-  Replayer replayer_;
+  DeviceBuffer a_, b_, residual_, workspace_;
+  GraphTimer timer_;
   std::mt19937 random_{5};
   std::map<std::string, ConvConfig> configs_;
   std::map<std::string, double> alone_;

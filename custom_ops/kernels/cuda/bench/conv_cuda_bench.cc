@@ -21,6 +21,7 @@
 
 #include "core/status.h"
 #include "kernels/cuda/bench/bench_layers.h"
+#include "kernels/cuda/bench/graph_timer.h"
 #include "kernels/cuda/cuda_conv.h"
 #include "kernels/cuda/heuristic.h"
 
@@ -55,44 +56,14 @@ constexpr Layer kDepthwiseLayers[] = {
     {"depthwise", 120, 28, 120, 5, 1, 2, 1, {}, {}}, {"depthwise", 240, 28, 240, 5, 1, 2, 1, {}, {}},
 };
 
-class Timer {
- public:
-  Timer() {
-    Check(cudaStreamCreate(&stream_), "stream");
-    Check(cudaEventCreate(&begin_), "event");
-    Check(cudaEventCreate(&end_), "event");
-  }
-  // Microseconds per launch: the median of `replays` of a graph of `nodes` launches.
-  double Microseconds(const cuda::ConvPlan& plan, const void* x, void* y, void* workspace, bool overlap,
-                      int nodes, int replays, const void* residual = nullptr) {
-    cudaGraph_t graph;
-    cudaGraphExec_t executable;
-    Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-    cuda::Queue queue(stream_, overlap);
-    for (int i = 0; i < nodes; ++i) cuda::LaunchConv(plan, x, residual, y, workspace, queue);
-    Check(cudaStreamEndCapture(stream_, &graph), "capture");
-    Check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
-    for (int i = 0; i < 2; ++i) Check(cudaGraphLaunch(executable, stream_), "launch");
-    std::vector<double> times;
-    for (int i = 0; i < replays; ++i) {
-      Check(cudaEventRecord(begin_, stream_), "record");
-      Check(cudaGraphLaunch(executable, stream_), "launch");
-      Check(cudaEventRecord(end_, stream_), "record");
-      Check(cudaEventSynchronize(end_), "synchronize");
-      float milliseconds = 0;
-      Check(cudaEventElapsedTime(&milliseconds, begin_, end_), "elapsed");
-      times.push_back(1e3 * milliseconds / nodes);
-    }
-    cudaGraphExecDestroy(executable);
-    cudaGraphDestroy(graph);
-    std::nth_element(times.begin(), times.begin() + replays / 2, times.end());
-    return times[static_cast<size_t>(replays / 2)];
-  }
-
- private:
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t begin_ = nullptr, end_ = nullptr;
-};
+// Microseconds a launch: the median of `replays` of a graph of `nodes` launches.
+double Microseconds(const GraphTimer& timer, const ConvPlan& plan, const void* x, void* y, void* workspace,
+                    bool overlap, int nodes, int replays, const void* residual = nullptr) {
+  const auto launches = [&](Queue& queue) {
+    for (int i = 0; i < nodes; ++i) LaunchConv(plan, x, residual, y, workspace, queue);
+  };
+  return timer.Microseconds(launches, overlap, replays) / nodes;
+}
 
 // Some elements of y, recomputed.
 void CheckSamples(const ConvSpec& spec, const ConvShape& s, const std::vector<uint8_t>& x,
@@ -130,7 +101,7 @@ struct Times {
 
 class Extras {
  public:
-  Extras(const cuda::Device& device, Timer& timer) : device_(device), timer_(timer) {}
+  Extras(const cuda::Device& device, const GraphTimer& timer) : device_(device), timer_(timer) {}
 
   Times Measure(const Layer& layer, int64_t batch, const Variant& variant) {
     const ConvSpec spec = MakeSpec(layer, random_, variant);
@@ -147,8 +118,8 @@ class Extras {
     const auto measure = [&](const cuda::ConvPlan& plan, int replays) {
       if (cuda::PlanWorkspaceBytes(plan) > kWorkspaceBytes) return 1e9;
       const bool plain = cuda::PlanConfig(plan).algorithm == cuda::Algorithm::kPlain;
-      return timer_.Microseconds(plan, device_x.Get(), device_y.Get(), workspace.Get(), true, plain ? 4 : 40,
-                                 replays, variant.residual ? device_r.Get() : nullptr);
+      return Microseconds(timer_, plan, device_x.Get(), device_y.Get(), workspace.Get(), true, plain ? 4 : 40,
+                          replays, variant.residual ? device_r.Get() : nullptr);
     };
     Times times;
     const cuda::ConvConfig best =
@@ -213,11 +184,11 @@ class Extras {
 
  private:
   const cuda::Device& device_;
-  Timer& timer_;
+  const GraphTimer& timer_;
   std::mt19937 random_{11};
 };
 
-void RunExtras(const cuda::Device& device, Timer& timer) {
+void RunExtras(const cuda::Device& device, const GraphTimer& timer) {
   Extras extras(device, timer);
   constexpr int64_t kOne[] = {1}, kBoth[] = {1, 16}, kMany[] = {128};
   extras.Table("ResNet-50's convolutions, batch 128", kLayers, kMany, {});
@@ -251,7 +222,7 @@ int main(int argc, char** argv) {
     }
     const cuda::Device device = cuda::Device::Query(0);
     std::mt19937 random(7);
-    Timer timer;
+    const GraphTimer timer;
     std::ofstream csv;
     if (!csv_path.empty()) {
       csv.open(csv_path);
@@ -299,8 +270,8 @@ int main(int argc, char** argv) {
           Check(cudaMemset(device_y.Get(), 0xA5, static_cast<size_t>(shape.OutPixels() * layer.out)),
                 "poison");
           const bool plain = cuda::PlanConfig(plan).algorithm == cuda::Algorithm::kPlain;
-          const double time = timer.Microseconds(plan, device_x.Get(), device_y.Get(), workspace.Get(),
-                                                 overlap, plain ? 4 : 40, replays);
+          const double time = Microseconds(timer, plan, device_x.Get(), device_y.Get(), workspace.Get(),
+                                           overlap, plain ? 4 : 40, replays);
           CheckSamples(spec, shape, x, device_y.Get(), random, what);
           return time;
         };

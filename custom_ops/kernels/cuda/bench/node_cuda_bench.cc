@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "kernels/cuda/bench/graph_timer.h"
 #include "kernels/cuda/cuda_node.h"
 #include "kernels/cuda/device_memory.h"
 
@@ -190,49 +191,18 @@ class Buffer {
   void* data_ = nullptr;
 };
 
-class Timer {
- public:
-  Timer() {
-    Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
-    Check(cudaEventCreate(&begin_), "event");
-    Check(cudaEventCreate(&end_), "event");
-  }
-
-  // Microseconds of one launch: the median of kReplays replays of a graph of kNodes.
-  double Microseconds(const NodePlan& plan, const std::vector<const void*>& fed, void* y, void* workspace,
-                      bool overlap) {
-    constexpr int kNodes = 40, kReplays = 9;
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    Queue queue(stream_, overlap);
-    Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
+// Microseconds of one launch: the median of kReplays replays of a graph of kNodes.
+double Microseconds(const GraphTimer& timer, const NodePlan& plan, const std::vector<const void*>& fed,
+                    void* y, void* workspace, bool overlap) {
+  constexpr int kNodes = 40, kReplays = 9;
+  const auto launches = [&](Queue& queue) {
     for (int i = 0; i < kNodes; ++i) plan.Launch(fed, y, workspace, queue);
-    Check(cudaStreamEndCapture(stream_, &graph), "capture");
-    Check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
-    for (int i = 0; i < 3; ++i) Check(cudaGraphLaunch(executable, stream_), "launch");
-    std::vector<double> times;
-    for (int i = 0; i < kReplays; ++i) {
-      Check(cudaEventRecord(begin_, stream_), "record");
-      Check(cudaGraphLaunch(executable, stream_), "launch");
-      Check(cudaEventRecord(end_, stream_), "record");
-      Check(cudaEventSynchronize(end_), "synchronize");
-      float milliseconds = 0;
-      Check(cudaEventElapsedTime(&milliseconds, begin_, end_), "elapsed");
-      times.push_back(1e3 * milliseconds / kNodes);
-    }
-    cudaGraphExecDestroy(executable);
-    cudaGraphDestroy(graph);
-    std::nth_element(times.begin(), times.begin() + kReplays / 2, times.end());
-    return times[kReplays / 2];
-  }
-
- private:
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t begin_ = nullptr, end_ = nullptr;
-};
+  };
+  return timer.Microseconds(launches, overlap, kReplays) / kNodes;
+}
 
 double Measure(const PackedNode& node, const std::vector<TensorShape>& fed, const TensorShape& y,
-               bool overlap, Timer& timer, std::string& text) {
+               bool overlap, const GraphTimer& timer, std::string& text) {
   const auto plan = node.Plan(fed, y);
   std::vector<std::unique_ptr<Buffer>> x;
   std::vector<const void*> pointers;
@@ -242,13 +212,13 @@ double Measure(const PackedNode& node, const std::vector<TensorShape>& fed, cons
   }
   const Buffer output(BytesOf(y)), workspace(static_cast<int64_t>(plan->WorkspaceBytes()));
   text = plan->Text();
-  return timer.Microseconds(*plan, pointers, output.Get(), workspace.Get(), overlap);
+  return Microseconds(timer, *plan, pointers, output.Get(), workspace.Get(), overlap);
 }
 
 void Run(const std::string& only) {
   const Device device = Device::Query(0);
   const bool overlap = device.capability >= 90;
-  Timer timer;
+  const GraphTimer timer;
   std::cout << device.name << "\n\n| node | kernel | MB | us | TB/s | copy us | node / copy |\n"
             << "| --- | --- | --- | --- | --- | --- | --- |\n"
             << std::fixed << std::setprecision(2);

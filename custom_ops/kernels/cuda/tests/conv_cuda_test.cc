@@ -23,15 +23,15 @@
 #include "core/epilogue.h"
 #include "core/status.h"
 #include "kernels/cuda/cuda_conv.h"
+#include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/tests/draws.h"
 #include "kernels/reference/conv_reference.h"
 
 namespace {
 
 using namespace lowbit;
 
-void Check(cudaError_t error, const char* what) {
-  Require(error == cudaSuccess, what, ": ", cudaGetErrorString(error));
-}
+using cuda::Check;
 
 class Threads final : public ThreadPool {
  public:
@@ -54,17 +54,9 @@ struct Node {
   std::string kind;
 };
 
-class Generator {
+class Generator : public cuda::Draws {
  public:
-  explicit Generator(uint32_t seed) : random_(seed) {}
-
-  int64_t Int(int64_t lo, int64_t hi) { return std::uniform_int_distribution<int64_t>(lo, hi)(random_); }
-  bool Coin(double p = 0.5) { return std::bernoulli_distribution(p)(random_); }
-  float Real(float lo, float hi) { return std::uniform_real_distribution<float>(lo, hi)(random_); }
-  template <typename T>
-  T Of(std::initializer_list<T> values) {
-    return *(values.begin() + Int(0, static_cast<int64_t>(values.size()) - 1));
-  }
+  using Draws::Draws;
 
   OperandType Type(bool bipolar_too) {
     OperandType type;
@@ -260,8 +252,6 @@ class Generator {
         break;
     }
   }
-
-  std::mt19937 random_;
 };
 
 class DeviceBuffer {

@@ -14,6 +14,7 @@
 
 #include "core/nodes.h"
 #include "core/standard_nodes.h"
+#include "kernels/cuda/tests/draws.h"
 
 namespace lowbit::cuda::test {
 
@@ -33,18 +34,10 @@ inline int64_t Count(const std::vector<int64_t>& dims) {
   return count;
 }
 
-// A draw of one random node. Draws are repeatable: equal seeds give equal nodes.
-class Draw {
+// A draw of one random node.
+class Draw : public Draws {
  public:
-  explicit Draw(uint32_t seed) : random_(seed) {}
-
-  int64_t Int(int64_t lo, int64_t hi) { return std::uniform_int_distribution<int64_t>(lo, hi)(random_); }
-  bool Coin(double p = 0.5) { return std::bernoulli_distribution(p)(random_); }
-  float Real(float lo, float hi) { return std::uniform_real_distribution<float>(lo, hi)(random_); }
-  template <typename T>
-  T Of(std::initializer_list<T> values) {
-    return *(values.begin() + Int(0, static_cast<int64_t>(values.size()) - 1));
-  }
+  using Draws::Draws;
 
   int64_t Channels() {
     return Coin(0.4) ? Int(1, 200) : Of<int64_t>({1, 2, 3, 4, 5, 16, 32, 48, 64, 65, 128, 144, 200});
@@ -102,9 +95,6 @@ class Draw {
     }
     return out;
   }
-
- private:
-  std::mt19937 random_;
 };
 
 template <typename T>
