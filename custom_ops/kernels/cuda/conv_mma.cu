@@ -24,7 +24,6 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
   const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
   const uint32_t tiles = SharedAddress(shared);
   ActivationLoader<kTileM, kThreads, kVectorBytes> activations(p, thread, at.m0, at.group, at.k_begin);
-  LetSuccessorsStart();
   if (cluster) state.BeginCluster(kTileM);
   state.template FetchConstants<kThreads>(p, at, thread);
 
@@ -93,6 +92,7 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
     }
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
+  LetSuccessorsStart();
   WaitForCopies<0>();
   __syncthreads();
 

@@ -77,7 +77,6 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
     FenceBarrierInit();
   }
   if (cluster) state.BeginCluster(kTileM);
-  LetSuccessorsStart();
   __syncthreads();
   if (p.multicast > 1) {  // nobody copies into a block whose barriers are not there
     ClusterArrive();
@@ -141,6 +140,7 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
   if constexpr (kProducers > 0) {
     if (thread >= kConsumers) {
       load(thread - kConsumers);
+      LetSuccessorsStart();
       return;
     }
     state.template FetchConstants<kConsumers>(p, at, thread);
@@ -186,6 +186,7 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
       parity ^= 1;
     }
   }
+  LetSuccessorsStart();
   WgmmaWait<0>();
   HoldRegisters(sums);
   CommitCopies();

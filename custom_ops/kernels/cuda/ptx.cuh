@@ -104,6 +104,10 @@ __device__ __forceinline__ void WaitForPredecessors() {
 #endif
 }
 
+// Late in a kernel, when its products are done: the next kernel's blocks go where there is room. While this
+// kernel leaves multiprocessors idle they would crowd there, twice and more of them to one, and the rest stay
+// idle after this kernel's end (ResNet-50's convolutions in a row, batch 1: 180 us with this at each kernel's
+// begin, 152 here).
 __device__ __forceinline__ void LetSuccessorsStart() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
