@@ -128,6 +128,7 @@ class CudaBackend final : public Backend {
     return std::make_unique<GraphInstance>(plan, device_, use_graph_);
   }
 
+  void Tune(RegionPlan& plan) override { tuner_->TuneTogether(plan); }
   size_t Alignment() const override { return 256; }
   size_t MaxInstances() const override { return kMaxInstances; }
 

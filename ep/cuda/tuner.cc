@@ -1,7 +1,6 @@
 #include "ep/cuda/tuner.h"
 
 #include <algorithm>
-#include <array>
 #include <fstream>
 #include <limits>
 #include <sstream>
@@ -10,6 +9,8 @@
 #include "core/node_reader.h"
 #include "core/status.h"
 #include "ep/cuda/cuda_call.h"
+#include "ep/cuda/region_tuner.h"
+#include "ep/cuda/stopwatch.h"
 
 namespace lowbit::ep {
 namespace {
@@ -38,41 +39,12 @@ size_t Elements(int64_t a, int64_t b, int64_t c, int64_t d) {
       CheckedProduct(CheckedProduct(a, b, "a tensor"), CheckedProduct(c, d, "a tensor"), "a tensor"));
 }
 
-// Times launches as a network runs them: nodes of one graph that follow each other closely, operands in L2
-// where they fit.
-class Stopwatch {
+// Launches as a network runs them: nodes of one graph that follow each other closely, operands in L2 where
+// they fit.
+class Row {
  public:
-  Stopwatch() {
-    CheckCuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
-    CheckCuda(cudaEventCreate(&begin_), "making an event");
-    CheckCuda(cudaEventCreate(&end_), "making an event");
-  }
-  ~Stopwatch() {
-    DestroyGraph();
-    static_cast<void>(cudaEventDestroy(end_));
-    static_cast<void>(cudaEventDestroy(begin_));
-    static_cast<void>(cudaStreamDestroy(stream_));
-  }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
-  // Microseconds of one launch: the median of some replays, or the first replay's where that alone is beyond
-  // `limit`.
-  double Microseconds(const std::function<void(cuda::Queue&)>& launch, bool overlap, int nodes,
-                      double limit) {
-    Capture(launch, overlap, nodes);
-    static_cast<void>(Replay(nodes));  // loads the kernel, warms the caches
-    std::array<double, 5> times = {};
-    times[0] = Replay(nodes);
-    if (times[0] > limit) return times[0];
-    for (size_t i = 1; i < times.size(); ++i) times[i] = Replay(nodes);
-    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-    return times[times.size() / 2];
-  }
-
- private:
-  void Capture(const std::function<void(cuda::Queue&)>& launch, bool overlap, int nodes) {
-    DestroyGraph();
+  Row(const std::function<void(cuda::Queue&)>& launch, bool overlap, int nodes, cudaStream_t stream)
+      : nodes_(nodes), stream_(stream) {
     CheckCuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capturing a measurement");
     try {
       cuda::Queue queue(stream_, overlap);
@@ -80,48 +52,57 @@ class Stopwatch {
     } catch (const Error&) {
       static_cast<void>(cudaStreamEndCapture(stream_, &graph_));
       static_cast<void>(cudaGetLastError());
+      Destroy();
       throw;
     }
     CheckCuda(cudaStreamEndCapture(stream_, &graph_), "capturing a measurement");
-    CheckCuda(cudaGraphInstantiate(&executable_, graph_, 0), "instantiating a measurement");
+    const cudaError_t error = cudaGraphInstantiate(&executable_, graph_, 0);
+    if (error != cudaSuccess) Destroy();
+    CheckCuda(error, "instantiating a measurement");
+  }
+  ~Row() { Destroy(); }
+  Row(const Row&) = delete;
+  Row& operator=(const Row&) = delete;
+
+  // Microseconds of one launch: the median of some replays, or the first replay's where that alone is beyond
+  // `limit`.
+  double Microseconds(const Stopwatch& stopwatch, double limit) const {
+    constexpr int kReplays = 5;
+    const auto replay = [&] {
+      return stopwatch.Microseconds([&] {
+        CheckCuda(cudaGraphLaunch(executable_, stream_), "launching a measurement");
+      }) / nodes_;
+    };
+    static_cast<void>(replay());  // loads the kernel, warms the caches
+    std::vector<double> times = {replay()};
+    if (times[0] > limit) return times[0];
+    while (times.size() < kReplays) times.push_back(replay());
+    return Median(times);
   }
 
-  void DestroyGraph() {
-    if (executable_ != nullptr) static_cast<void>(cudaGraphExecDestroy(std::exchange(executable_, nullptr)));
-    if (graph_ != nullptr) static_cast<void>(cudaGraphDestroy(std::exchange(graph_, nullptr)));
+ private:
+  void Destroy() {
+    if (executable_ != nullptr) static_cast<void>(cudaGraphExecDestroy(executable_));
+    if (graph_ != nullptr) static_cast<void>(cudaGraphDestroy(graph_));
   }
 
-  double Replay(int nodes) {
-    CheckCuda(cudaEventRecord(begin_, stream_), "recording an event");
-    CheckCuda(cudaGraphLaunch(executable_, stream_), "launching a measurement");
-    CheckCuda(cudaEventRecord(end_, stream_), "recording an event");
-    CheckCuda(cudaEventSynchronize(end_), "waiting for a measurement");
-    float milliseconds = 0;
-    CheckCuda(cudaEventElapsedTime(&milliseconds, begin_, end_), "reading a measurement");
-    return 1e3 * static_cast<double>(milliseconds) / nodes;
-  }
-
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  int nodes_;
+  cudaStream_t stream_;
   cudaGraph_t graph_ = nullptr;
   cudaGraphExec_t executable_ = nullptr;
 };
 
-// Kernels take less power, and run faster, on zeros.
-void FillWithNoise(uint8_t* data, size_t bytes, cudaStream_t stream) {
-  constexpr size_t kNoise = 1 << 20;
-  std::vector<uint8_t> noise(std::min(bytes, kNoise));
-  uint32_t random = 1;
-  for (uint8_t& byte : noise) {
-    random = random * 1664525 + 1013904223;
-    byte = static_cast<uint8_t>(random >> 24);
+// Alone, a configuration that keeps its blocks apart is as fast as the same without; among others it may be
+// faster.
+void AddApart(const std::vector<cuda::ConvConfig>& candidates,
+              std::vector<std::pair<double, cuda::ConvConfig>>& ranking) {
+  constexpr size_t kMost = 4;
+  for (size_t i = 0, count = std::min(kMost, ranking.size()); i < count; ++i) {
+    auto [time, apart] = ranking[i];
+    apart.apart = !apart.apart;
+    if (std::find(candidates.begin(), candidates.end(), apart) != candidates.end())
+      ranking.emplace_back(time, apart);
   }
-  for (size_t at = 0; at < bytes; at += kNoise) {
-    CheckCuda(cudaMemcpyAsync(data + at, noise.data(), std::min(bytes - at, noise.size()),
-                              cudaMemcpyHostToDevice, stream),
-              "filling a tensor");
-  }
-  CheckCuda(cudaStreamSynchronize(stream), "filling a tensor");
 }
 
 std::optional<cuda::ConvConfig> Named(const std::vector<cuda::ConvConfig>& candidates,
@@ -177,12 +158,21 @@ cuda::ConvConfig Tuner::Choose(const NodeFacts& facts, const std::shared_ptr<con
   const std::vector<cuda::ConvConfig> candidates = cuda::CandidateConfigs(*conv, shape);
   if (tuning_ == Tuning::kOff || candidates.size() == 1) return candidates.front();
   const std::string key = facts.key + ShapeKey(shape);
+  if (trial_ != nullptr && trial_->tuner == this) {
+    trial_->key = key;
+    if (trial_->config) return *trial_->config;
+  }
   std::optional<cuda::ConvConfig> chosen = Named(candidates, Measured(key));
   if (tuning_ == Tuning::kOn) {
     const std::lock_guard lock(shared_.measuring);
     if (!chosen) chosen = Named(candidates, Measured(key));  // another session may just have measured it
     try {
-      if (!chosen) chosen = Measure(facts, conv, shape);
+      if (!chosen) {
+        Ranking ranking = Measure(facts, conv, shape);
+        chosen = ranking.front().second;
+        const std::lock_guard fresh_lock(mutex_);
+        fresh_[key] = std::move(ranking);
+      }
       Keep(key, chosen->Text());
     } catch (const Error& e) {
       Warn(std::string("lowbit: a convolution is not measured: ") + e.what());
@@ -213,17 +203,18 @@ std::string Tuner::Measured(const std::string& key) {
   return found == entries->end() ? std::string() : found->second;
 }
 
-cuda::ConvConfig Tuner::Measure(const NodeFacts& facts, const std::shared_ptr<const cuda::PackedConv>& conv,
-                                const ConvShape& shape) const {
+Tuner::Ranking Tuner::Measure(const NodeFacts& facts, const std::shared_ptr<const cuda::PackedConv>& conv,
+                              const ConvShape& shape) const {
   const DeviceScope scope(device_->Ordinal());
-  const size_t x_bytes = Elements(shape.batch, shape.in_h, shape.in_w, facts.in_channels);
+  const TensorShape x_shape{ElementType::kUInt8, {shape.batch, shape.in_h, shape.in_w, facts.in_channels}},
+      y_shape{ElementType::kUInt8, {shape.batch, shape.out_h, shape.out_w, facts.out_channels}};
   const size_t y_elements = Elements(shape.batch, shape.out_h, shape.out_w, facts.out_channels);
-  const DeviceBlock x(device_, x_bytes), y(device_, y_elements * facts.y_element_bytes),
-      residual(device_, facts.has_residual ? y_elements : 0);
-  FillWithNoise(x.Get(), x_bytes, device_->CopyStream());
-  if (facts.has_residual) FillWithNoise(residual.Get(), y_elements, device_->CopyStream());
+  const DeviceBlock x(device_, Elements(shape.batch, shape.in_h, shape.in_w, facts.in_channels)),
+      y(device_, y_elements * facts.y_element_bytes), residual(device_, facts.has_residual ? y_elements : 0);
+  FillWithNoise(x.Get(), x_shape, *device_);
+  if (facts.has_residual) FillWithNoise(residual.Get(), y_shape, *device_);
 
-  Stopwatch stopwatch;
+  const Stopwatch stopwatch;
   const bool overlap = device_->Properties().capability >= 90;
   const auto time = [&](const cuda::ConvPlan& plan, int nodes, double limit) {
     const DeviceBlock workspace(device_, cuda::PlanWorkspaceBytes(plan));
@@ -231,7 +222,7 @@ cuda::ConvConfig Tuner::Measure(const NodeFacts& facts, const std::shared_ptr<co
       cuda::LaunchConv(plan, x.Get(), facts.has_residual ? residual.Get() : nullptr, y.Get(), workspace.Get(),
                        queue);
     };
-    return stopwatch.Microseconds(launch, overlap, nodes, limit);
+    return Row(launch, overlap, nodes, stopwatch.Stream()).Microseconds(stopwatch, limit);
   };
   // A graph of about half a millisecond: long against what begins and ends it, short against a user's
   // patience. As many nodes for every candidate: what begins and ends the graph is a part of all times.
@@ -242,13 +233,81 @@ cuda::ConvConfig Tuner::Measure(const NodeFacts& facts, const std::shared_ptr<co
   // Some percent may be chance: the cost model's choice, which is measured first, must be beaten clearly.
   constexpr double kClearly = 0.97;
   double best = kNoLimit;
+  Ranking ranking;
   const auto measure = [&](const cuda::ConvPlan& plan) {
-    const bool is_first = best == kNoLimit;
+    const bool is_first = ranking.empty();
     const double measured = time(plan, nodes, is_first ? kNoLimit : 1.5 * best) * (is_first ? kClearly : 1);
     best = std::min(best, measured);
+    ranking.emplace_back(measured, cuda::PlanConfig(plan));
     return measured;
   };
-  return cuda::TuneConv(conv, shape, measure);
+  static_cast<void>(cuda::TuneConv(conv, shape, measure));
+  const auto faster = [](const auto& a, const auto& b) { return a.first < b.first; };
+  std::stable_sort(ranking.begin(), ranking.end(), faster);
+  AddApart(cuda::CandidateConfigs(*conv, shape), ranking);
+  std::stable_sort(ranking.begin(), ranking.end(), faster);
+  return ranking;
+}
+
+thread_local Tuner::Trial* Tuner::trial_ = nullptr;
+
+std::shared_ptr<const StepPlan> Tuner::PlanOnTrial(const PlannedStep& step, Trial& trial) const {
+  trial.tuner = this;
+  trial_ = &trial;
+  const std::shared_ptr<Trial*> end(&trial_, [](Trial** of_thread) { *of_thread = nullptr; });
+  return step.step->Plan(step.fed_shapes);
+}
+
+void Tuner::TuneTogether(RegionPlan& plan) {
+  // What is slower by more in a row of equals will not be faster among others.
+  constexpr double kClose = 1.25;
+  constexpr size_t kMostTried = 10;
+  try {
+    std::map<std::string, TunedSteps> by_key;
+    {
+      const std::lock_guard lock(mutex_);
+      if (fresh_.empty()) return;
+    }
+    for (size_t i = 0; i < plan.steps.size(); ++i) {
+      Trial trial;
+      static_cast<void>(PlanOnTrial(plan.steps[i], trial));
+      if (!trial.key.empty()) by_key[trial.key].steps.push_back(i);
+    }
+    std::vector<std::string> keys;
+    std::vector<TunedSteps> groups;
+    {
+      const std::lock_guard lock(mutex_);
+      for (auto& [key, group] : by_key) {
+        const auto ranking = fresh_.find(key);
+        if (ranking == fresh_.end()) continue;
+        for (const auto& [time, config] : ranking->second) {
+          if (time > kClose * ranking->second.front().first || group.configs.size() == kMostTried) break;
+          group.configs.push_back(config);
+        }
+        fresh_.erase(ranking);
+        keys.push_back(key);
+        groups.push_back(std::move(group));
+      }
+    }
+    if (groups.empty()) return;
+    const std::lock_guard lock(shared_.measuring);
+    TuneRegion(
+        plan, groups,
+        [&](size_t step, const cuda::ConvConfig& config) {
+          Trial trial;
+          trial.config = config;
+          return PlanOnTrial(plan.steps[step], trial);
+        },
+        device_);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const std::string chosen = groups[i].configs.front().Text();
+      Keep(keys[i], chosen);
+      const std::lock_guard taken_lock(mutex_);
+      taken_[keys[i]] = chosen;
+    }
+  } catch (const Error& e) {
+    Warn(std::string("lowbit: a region is not measured as a whole: ") + e.what());
+  }
 }
 
 void Tuner::Keep(const std::string& key, const std::string& configuration) {

@@ -15,6 +15,7 @@
 #include "core/provider_options.h"
 #include "core/tune_file.h"
 #include "ep/cuda/runtime.h"
+#include "ep/region/program.h"
 #include "kernels/cuda/cuda_node.h"
 
 namespace lowbit::ep {
@@ -29,6 +30,10 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
   // The chooser of one convolution.
   cuda::ConvChooser ChooserFor(const ConvSpec& spec);
 
+  // Tunes the convolutions of a plan that was just made once more, where they stand (TuneRegion): those that
+  // this tuner measured for the first time. Does not throw: what goes wrong is a warning.
+  void TuneTogether(RegionPlan& plan);
+
   // The measured choices that were taken so far, a line each, and the same text of a compiled model. Nothing
   // in the text is trusted: lines that name no candidate of a node count for nothing.
   std::string Choices() const;
@@ -41,6 +46,15 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
     size_t y_element_bytes = 1;
     int64_t in_channels = 0, out_channels = 0;
     bool has_residual = false;
+  };
+  // Candidates with their times in a row of equals, the fastest first.
+  using Ranking = std::vector<std::pair<double, cuda::ConvConfig>>;
+  // While one exists on a thread, a step that is planned there tells its key and takes the given
+  // configuration.
+  struct Trial {
+    const Tuner* tuner = nullptr;
+    std::optional<cuda::ConvConfig> config;
+    std::string key;
   };
   // All that the sessions of this process know about GPUs of one origin.
   struct Shared {
@@ -55,8 +69,9 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
   cuda::ConvConfig Choose(const NodeFacts& facts, const std::shared_ptr<const cuda::PackedConv>& conv,
                           const ConvShape& shape);
   std::string Measured(const std::string& key);
-  cuda::ConvConfig Measure(const NodeFacts& facts, const std::shared_ptr<const cuda::PackedConv>& conv,
-                           const ConvShape& shape) const;
+  Ranking Measure(const NodeFacts& facts, const std::shared_ptr<const cuda::PackedConv>& conv,
+                  const ConvShape& shape) const;
+  std::shared_ptr<const StepPlan> PlanOnTrial(const PlannedStep& step, Trial& trial) const;
   void Keep(const std::string& key, const std::string& configuration);
   void Warn(const std::string& warning) const;
 
@@ -66,8 +81,10 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
   const std::function<void(const std::string&)> warn_;
   std::string path_;
   Shared& shared_;
-  mutable std::mutex mutex_;  // of the two below
+  mutable std::mutex mutex_;  // of the three below
   std::map<std::string, std::string> adopted_, taken_;
+  std::map<std::string, Ranking> fresh_;  // measured here, alone only
+  static thread_local Trial* trial_;
 };
 
 }  // namespace lowbit::ep

@@ -97,6 +97,9 @@ class Backend {
   // `plan` outlives the instance. Throws Error, also where the memory does not suffice: other instances then
   // serve.
   virtual std::unique_ptr<Instance> CreateInstance(const RegionPlan& plan) = 0;
+  // Called with a plan that was just made: may give its steps faster plans of the same nodes, which take no
+  // more scratch memory. Does not throw.
+  virtual void Tune(RegionPlan& plan) { (void)plan; }
   // Alignment of tensors inside a region, a power of 2.
   virtual size_t Alignment() const = 0;
   // Instances of one plan that may exist at once.

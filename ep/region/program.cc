@@ -39,7 +39,9 @@ class CompiledProgram final : public Program {
 
   std::shared_ptr<const RegionPlan> PlanFor(std::span<const TensorShape> inputs) override {
     return *plans_.Get(inputs, [&] {
-      auto plan = std::make_shared<const ReadyPlan>(MakePlan(region_, inputs), *region_->backend);
+      RegionPlan made = MakePlan(region_, inputs);
+      region_->backend->Tune(made);
+      auto plan = std::make_shared<const ReadyPlan>(std::move(made), *region_->backend);
       if (PrintsPlans()) std::fputs(("lowbit: " + plan->Text()).c_str(), stderr);
       return plan;
     });

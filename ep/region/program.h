@@ -28,6 +28,7 @@ struct PlannedStep {
   const Step* step = nullptr;
   std::shared_ptr<const StepPlan> plan;
   std::vector<Location> fed;
+  std::vector<TensorShape> fed_shapes;  // what `plan` was made for
   Location output;
   size_t workspace_at = 0;  // offset of the step's scratch memory in the workspace
   bool touches_external = false;

@@ -131,6 +131,7 @@ class Planner {
     planned.name = name;
     planned.step = &step;
     planned.plan = step.Plan(fed_shapes);
+    planned.fed_shapes.assign(fed_shapes.begin(), fed_shapes.end());
     for (const ValueId id : fed) planned.fed.push_back(Use(id));
     planned.output = output;
     planned.workspace_at = lifetimes_.size();

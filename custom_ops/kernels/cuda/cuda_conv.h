@@ -65,6 +65,9 @@ struct ConvConfig {
       false;          // kWgmma: a warpgroup of its own fetches tiles; else all of a block's tiles fit at once
   int multicast = 1;  // blocks of neighbouring pixels that fetch their weights together, as a cluster
   Split split = Split::kCluster;
+  // Takes so much shared memory that a multiprocessor has one block at a time: where kernels overlap, blocks
+  // otherwise share those that the kernel before leaves first, while others idle.
+  bool apart = false;
 
   std::string Text() const;
   bool operator==(const ConvConfig&) const = default;

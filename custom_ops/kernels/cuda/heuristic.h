@@ -29,6 +29,8 @@ std::vector<ConvConfig> RankConfigs(const GemmProblem& problem, const Device& de
 
 // Dynamic shared memory of a block.
 int SharedBytes(const GemmProblem& problem, const ConvConfig& config);
+// That of which two blocks do not fit a multiprocessor (ConvConfig::apart).
+int ApartBytes(const Device& device);
 // The part of it that holds tiles; the exchange area of a cluster follows.
 int TileBytes(const ConvConfig& config);
 

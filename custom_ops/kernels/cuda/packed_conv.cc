@@ -303,7 +303,7 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config) cons
   p.requantizes_fours = problem.requantizes;
   p.dequantizes_fours = epilogue_.kind == static_cast<int>(EpilogueKind::kFloat) && !has_w_zero_ &&
                         !epilogue_.has_residual && epilogue_.tail_count == 0 && geometry_.GroupOut() % 4 == 0;
-  p.shared_bytes = SharedBytes(problem, config);
+  p.shared_bytes = std::max(SharedBytes(problem, config), config.apart ? ApartBytes(device_) : 0);
   // Unsplit sums may overwrite the tiles.
   p.exchange_offset = config.splits > 1 ? TileBytes(config) : 0;
   const bool on_tiles = config.algorithm == Algorithm::kMma || config.algorithm == Algorithm::kWgmma;

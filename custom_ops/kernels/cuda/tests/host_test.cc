@@ -71,7 +71,7 @@ void CheckRanking(const GemmProblem& problem, const Device& device) {
   std::set<std::string> names;
   for (const ConvConfig& config : ranked) {
     Expect(names.insert(config.Text()).second, "a configuration has a name of its own: " + config.Text());
-    if (config.algorithm == Algorithm::kPlain) continue;
+    if (config.algorithm == Algorithm::kPlain || config.apart) continue;
     const double estimate = EstimateMicroseconds(problem, config, device);
     Expect(estimate > 0 && estimate >= before, "the cheapest estimate comes first");
     before = estimate;
