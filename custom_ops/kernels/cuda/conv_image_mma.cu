@@ -215,6 +215,7 @@ cudaError_t LaunchImage(const ConvParams& p, const ImageParams& image, ImageSour
     case ImageSource::kCodes:
       return LaunchSource<ImageSource::kCodes>(p, image, config.tile_n, options);
     case ImageSource::kPlanes:
+      if (FitsPlanes(p, image, options.device)) return LaunchPlanes(p, image, config, options);
       return LaunchSource<ImageSource::kPlanes>(p, image, config.tile_n, options);
     case ImageSource::kPixels:
       return LaunchSource<ImageSource::kPixels>(p, image, config.tile_n, options);

@@ -56,6 +56,7 @@ struct EpilogueParams {
 // Where an image kernel reads its pixels.
 enum class ImageSource : int { kCodes, kPlanes, kPixels };  // NHWC codes, NCHW floats, NHWC floats
 inline constexpr int kMaxImageChannels = 4, kMaxImageTaps = 8;
+inline constexpr int kMaxPlaneRows = 7;  // of taps, for LaunchPlanes
 
 struct ImageParams {
   int in_channels = 0, tiles_x = 0, tiles_y = 0, tiles = 0;
@@ -67,6 +68,12 @@ struct ImageParams {
   float scale[kMaxImageChannels] = {}, inverse[kMaxImageChannels] = {};
   int zero_point[kMaxImageChannels] = {};
   int lo = 0, hi = 0;
+  // LaunchPlanes: patches in units of four pixels, whose first lies `shift` pixels left of the first tap's.
+  int units_x = 0, shift = 0, patch_bytes = 0;
+  FastDivisor by_units, by_tiles_x, by_tiles_y;
+  // Clip bounds as floats; what turns the sum of rounded floats, each a byte further, into codes.
+  float low[kMaxImageChannels] = {}, high[kMaxImageChannels] = {};
+  uint32_t codes_add = 0, codes_flip = 0;
 };
 
 struct ConvParams {

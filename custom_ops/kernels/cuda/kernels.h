@@ -19,6 +19,10 @@ cudaError_t LaunchWgmma(const ConvParams& params, const ConvConfig& config, cons
 cudaError_t LaunchResident(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
 cudaError_t LaunchImage(const ConvParams& params, const ImageParams& image, ImageSource source,
                         const ConvConfig& config, const LaunchOptions& options);
+// Float planes on sm_90a, where FitsPlanes says so; `image` and `p` as for LaunchImage.
+bool FitsPlanes(const ConvParams& p, const ImageParams& image, const Device& device);
+cudaError_t LaunchPlanes(const ConvParams& p, const ImageParams& image, const ConvConfig& config,
+                         const LaunchOptions& options);
 cudaError_t LaunchDepthwise(const ConvParams& params, const LaunchOptions& options);
 // Adds the partial sums of Split::kWorkspace and finishes them.
 cudaError_t LaunchReduce(const ConvParams& params, const LaunchOptions& options);

@@ -353,6 +353,11 @@ ImageParams PackedConv::Image(const ConvShape& s) const {
   image.by_columns = MakeDivisor(image.patch_columns);
   image.tiles = static_cast<int>(s.batch) * image.tiles_x * image.tiles_y;
   image.patch_offset = PatchOffset();
+  image.shift = static_cast<int>((4 - g.pad_left % 4) % 4);
+  image.units_x = (image.shift + image.patch_columns + 3) / 4;
+  image.by_units = MakeDivisor(image.units_x);
+  image.by_tiles_x = MakeDivisor(std::max(1, image.tiles_x));
+  image.by_tiles_y = MakeDivisor(std::max(1, image.tiles_y));
   return image;
 }
 

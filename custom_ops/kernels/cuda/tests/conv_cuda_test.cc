@@ -127,12 +127,17 @@ class Generator : public cuda::Draws {
       if (Coin()) g.kernel_h = g.kernel_w = Of({3, 5});
     }
     if (kind == "stem") {
-      s = {Int(1, 2), Int(20, 50), Int(20, 50), 0, 0};
-      g.in_channels = Of({1, 3, 4});
-      g.kernel_h = g.kernel_w = Of({3, 7});
-      g.stride_h = g.stride_w = Int(1, 2);
+      s = {Int(1, 2), Int(20, 50), Coin(0.7) ? 4 * Int(5, 13) : Int(20, 50), 0, 0};
+      g.in_channels = Of({1, 2, 3, 3, 3, 4});
       g.dilation_h = g.dilation_w = 1;
-      g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = g.kernel_h / 2;
+      if (Coin()) {  // as networks have it; else any window and pads
+        g.kernel_h = g.kernel_w = Of({3, 7});
+        g.stride_h = g.stride_w = Int(1, 2);
+        g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = g.kernel_h / 2;
+      } else {
+        g.kernel_h = Int(1, 9);
+        g.kernel_w = Int(1, 8);
+      }
     }
     if (kind == "transposed") {
       g.transposed = true;
