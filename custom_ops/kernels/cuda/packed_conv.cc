@@ -238,9 +238,9 @@ GemmProblem PackedConv::Problem(const ConvShape& shape) const {
   problem.residual = epilogue_.has_residual;
   const ConvGeometry& g = geometry_;
   const bool padded = g.pad_top != 0 || g.pad_left != 0 || g.pad_bottom != 0 || g.pad_right != 0;
-  // Tensor maps step up to 8 pixels.
+  // Tensor maps step up to 8 pixels; they read the input itself, not a repacked one.
   problem.streams = problem.tiled && problem.requantizes && vector16_ && g.group == 1 && g.Taps() == 1 &&
-                    !padded && g.stride_h <= 8 && g.stride_w <= 8;
+                    !padded && !repacks_ && g.stride_h <= 8 && g.stride_w <= 8;
   problem.depthwise = depthwise_ && !has_w_zero_;
   // Its places within one image are 31-bit numbers.
   problem.image = image_ && !has_w_zero_ && shape.in_h <= kMaxBytes && shape.in_w <= kMaxBytes &&
