@@ -154,12 +154,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
   if (thread < kTileN && n0 + thread < p.n) {
     const int at = thread / kOwn * kStride + thread % kOwn;
     biases[at] = e.bias[n0 + thread];
-    multipliers[at] = (e.from_zero ? e.scale_256 : e.scale)[n0 + thread];
+    multipliers[at] = e.scale[n0 + thread];
   }
   LoadWeights<kTileN, kRows>(p, n0, shared);
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma reads through the async proxy
   const uint64_t weights = PlainDescriptor(SharedAddress(shared));
-  const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
 
   // A thread's four pixels of every patch.
   const int channels = kChannels == 3 ? 3 : image.in_channels, plane = p.in_h * p.in_w;
@@ -247,27 +246,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
     HoldRegisters(sums);
 
     unsigned codes[2][kOwn / 4];  // of a pixel and the one eight further
-    const auto round = [&](const auto& requantize) {
+    WithRounding(e, [&](const auto& requantize) {
 #pragma unroll
       for (int i = 0; i < kOwn / 4; ++i) {
         const int* const s = sums + 8 * i;
         codes[0][i] = requantize(make_int4(s[0], s[1], s[4], s[5]), scales[i]);
         codes[1][i] = requantize(make_int4(s[2], s[3], s[6], s[7]), scales[i]);
       }
-    };
-    if (e.from_zero) {
-      round([&](const int4& v, const float4& scale) {
-        return RoundedBytesFromZero(v, scale, hi * (1.0f / 256));
-      });
-    } else {
-      round([&](const int4& v, const float4& scale) { return RoundedBytes(v, scale, lo, hi); });
-    }
-    if (e.zero_point != 0) {
-#pragma unroll
-      for (int i = 0; i < kOwn / 2; ++i) {
-        codes[i % 2][i / 2] = AddZeroPoint(codes[i % 2][i / 2], e.zero_point);
-      }
-    }
+    });
     const TileOrigin origin(tile, image);
     const int oy = origin.row + warp, ox = origin.column + group;
     if (oy < p.out_h && channel < p.n) {

@@ -27,6 +27,10 @@ inline FastDivisor MakeDivisor(int64_t divisor) {
   return d;
 }
 
+// How requantized sums become bytes, by the bounds less the zero point: from 0 to less than 255; from 0 to
+// 255 and from -128 to 127, where the conversion to bytes clips by itself; any others.
+enum class Rounding : int { kAny, kFromZero, kUnsignedBytes, kSignedBytes };
+
 struct EpilogueParams {
   int kind = 0;  // EpilogueKind
   bool quantized_output = true;
@@ -34,9 +38,7 @@ struct EpilogueParams {
   int out_channels = 0;
   const int32_t* bias = nullptr;  // [out_channels], the constant part of the zero points folded in
   const float* scale = nullptr;   // [out_channels], multiplier or acc_scale
-  // Requantized codes begin at the zero point and nothing is added: the scales divided by 256.
-  bool from_zero = false;
-  const float* scale_256 = nullptr;
+  Rounding rounding = Rounding::kAny;
   const int32_t* w_zero = nullptr;  // [out_channels], null when all are 0; x_sums then has the pixel sums
   int zero_point = 0, lo = 0, hi = 0;
   const int32_t *thresholds = nullptr, *base = nullptr, *dir = nullptr;
@@ -49,6 +51,9 @@ struct EpilogueParams {
   // For residuals added four at a time: 1 / y_scale; 2^23 and the zero point of the codes as they lie in the
   // low bits of a float.
   float y_inverse = 1, inner_offset = 0, residual_offset = 0;
+  // Where two multiplications and one rounding give the same (FitSum).
+  bool adds_on_a_line = false;
+  float inner_gain = 0, residual_gain = 0, sum_offset = 0;
   int residual_zero_point = 0;
   int y_zero_point = 0, y_lo = 0, y_hi = 0;
 };

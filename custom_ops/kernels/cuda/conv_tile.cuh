@@ -193,11 +193,9 @@ struct BlockState {
   template <int kThreads>
   __device__ __forceinline__ void FetchConstants(const ConvParams& p, const TilePosition& at, int thread) {
     const int channel = at.group * p.n + at.n0;
-    const float* const scales =
-        p.in_registers && p.epilogue.from_zero ? p.epilogue.scale_256 : p.epilogue.scale;
     for (int n = thread; n < kTileN && at.n0 + n < p.n; n += kThreads) {
       CopyAsync<4>(SharedAddress(bias + n), p.epilogue.bias + channel + n);
-      CopyAsync<4>(SharedAddress(scale + n), scales + channel + n);
+      CopyAsync<4>(SharedAddress(scale + n), p.epilogue.scale + channel + n);
     }
   }
 
@@ -259,6 +257,43 @@ __device__ __forceinline__ void FetchResiduals(const ConvParams& p, const TilePo
       [&](int offset, unsigned index) { CopyAsync<16>(staging + offset, residual + index); });
 }
 
+// Requantizes sums in registers, those that `each` (see FinishTile) enumerates. `word_at(row, column)` is
+// where four codes go in shared memory, in the place of four residuals where there are any; those of the row
+// eight below go kBelow words further. kBiased: the sums began with the biases.
+template <bool kBiased, int kBelow, int kTileN, typename Each, typename WordAt>
+__device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, const BlockState<kTileN>& state,
+                                                    const Each& each, const WordAt& word_at) {
+  const auto finish = [&](const auto& requantize) {
+    each([&](int row, int column, const int4& top, const int4& bottom) {
+      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
+      unsigned* const out = word_at(row, column);
+      if constexpr (kBiased) {
+        *out = requantize(top, scale, *out);
+        out[kBelow] = requantize(bottom, scale, out[kBelow]);
+      } else {
+        const int4 bias = *reinterpret_cast<const int4*>(state.bias + column);
+        *out = requantize(Plus(top, bias), scale, *out);
+        out[kBelow] = requantize(Plus(bottom, bias), scale, out[kBelow]);
+      }
+    });
+  };
+  if (e.has_residual) {
+    if (e.adds_on_a_line) {
+      finish([&](const int4& sums, const float4& scale, unsigned residual) {
+        return RequantizeAndAdd<true>(e, sums, scale, residual);
+      });
+    } else {
+      finish([&](const int4& sums, const float4& scale, unsigned residual) {
+        return RequantizeAndAdd<false>(e, sums, scale, residual);
+      });
+    }
+    return;
+  }
+  WithRounding(e, [&](const auto& requantize) {
+    finish([&](const int4& sums, const float4& scale, unsigned) { return requantize(sums, scale); });
+  });
+}
+
 // Requantizes sums in registers. The codes go through shared memory, in the place of the residuals where
 // there are any, to be stored 16 at a time.
 template <int kTileM, int kTileN, int kThreads, typename Each, typename PixelOf>
@@ -266,43 +301,15 @@ __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const Til
                                                   uint8_t* shared, BlockState<kTileN>& state,
                                                   const Each& each, const PixelOf& pixel_of) {
   constexpr int kStride = kTileN + 16;
-  const EpilogueParams& e = p.epilogue;
   uint8_t* const staging = shared + p.staging_offset;
-  const auto finish = [&](const auto& requantize) {
-    each([&](int row, int column, const int4& top, const int4& bottom) {
-      const int4 bias = *reinterpret_cast<const int4*>(state.bias + column);
-      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
-      unsigned* const out = reinterpret_cast<unsigned*>(staging + row * kStride + column);
-      unsigned* const below = out + 8 * kStride / 4;
-      *out = requantize(Plus(top, bias), scale, *out);
-      *below = requantize(Plus(bottom, bias), scale, *below);
-    });
-  };
-  const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
-  if (e.has_residual) {
-    finish([&](const int4& sums, const float4& scale, unsigned residual) {
-      return RequantizeAndAdd(e, sums, scale, residual);
-    });
-  } else if (e.from_zero) {
-    finish([&](const int4& sums, const float4& scale, unsigned) {
-      return RoundedBytesFromZero(sums, scale, hi * (1.0f / 256));
-    });
-  } else {
-    finish(
-        [&](const int4& sums, const float4& scale, unsigned) { return RoundedBytes(sums, scale, lo, hi); });
-  }
+  RequantizeFragments<false, 8 * kStride / 4>(p.epilogue, state, each, [&](int row, int column) {
+    return reinterpret_cast<unsigned*>(staging + row * kStride + column);
+  });
   SyncThreads<kThreads>();
-  const int zero_point = e.has_residual ? e.y_zero_point : e.zero_point;
   Chunks<kTileM, kTileN, kThreads, PixelOf>{p, at, pixel_of, static_cast<int>(threadIdx.x)}.ForEach(
       [&](int offset, unsigned index) {
-        uint4 codes = *reinterpret_cast<const uint4*>(staging + offset);
-        if (zero_point != 0) {
-          codes.x = AddZeroPoint(codes.x, zero_point);
-          codes.y = AddZeroPoint(codes.y, zero_point);
-          codes.z = AddZeroPoint(codes.z, zero_point);
-          codes.w = AddZeroPoint(codes.w, zero_point);
-        }
-        *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) = codes;
+        *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) =
+            *reinterpret_cast<const uint4*>(staging + offset);
       });
 }
 

@@ -30,13 +30,17 @@ __device__ __forceinline__ int4 Plus(const int4& a, const int4& b) {
   return make_int4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
+__device__ __forceinline__ unsigned JoinBytes(unsigned q0, unsigned q1, unsigned q2, unsigned q3) {
+  return __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
+}
+
 // RoundedByte of four scaled sums, one to a byte.
 __device__ __forceinline__ unsigned RoundedBytes(const int4& sums, const float4& scale, float lo, float hi) {
   const unsigned q0 = RoundedByte(__fmul_rn(static_cast<float>(sums.x), scale.x), lo, hi);
   const unsigned q1 = RoundedByte(__fmul_rn(static_cast<float>(sums.y), scale.y), lo, hi);
   const unsigned q2 = RoundedByte(__fmul_rn(static_cast<float>(sums.z), scale.z), lo, hi);
   const unsigned q3 = RoundedByte(__fmul_rn(static_cast<float>(sums.w), scale.w), lo, hi);
-  return __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
+  return JoinBytes(q0, q1, q2, q3);
 }
 
 __device__ __forceinline__ float DequantizeCode(int code, float scale, int zero_point) {
@@ -53,10 +57,44 @@ __device__ __forceinline__ int AddResidual(const EpilogueParams& e, int inner, i
   return RoundToCode(__fdiv_rn(v, e.y_scale), e.y_zero_point, e.y_lo, e.y_hi);
 }
 
+// What makes unsigned codes, 128 more, of four signed ones and the reverse.
+__device__ __forceinline__ unsigned SignFlip(bool is_signed) { return is_signed ? 0x80808080u : 0u; }
+
 // Byte i of `codes` as float, less `offset`: 2^23 + code has the code in its low bits. Exact.
 template <int kByte>
 __device__ __forceinline__ float CodeToFloat(unsigned codes, float offset) {
   return __fsub_rn(__uint_as_float(__byte_perm(codes, 0x4B000000u, 0x7540 + kByte)), offset);
+}
+
+// clip(rint(v), 0, 255) of four values, one to a byte; of NaN 0. From sm_90 on one instruction converts,
+// clips and joins two.
+__device__ __forceinline__ unsigned UnsignedBytes(float v0, float v1, float v2, float v3) {
+#if __CUDA_ARCH__ >= 900
+  const int q0 = __float2int_rn(v0), q1 = __float2int_rn(v1), q2 = __float2int_rn(v2),
+            q3 = __float2int_rn(v3);
+  unsigned bytes = 0;
+  asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %0;" : "+r"(bytes) : "r"(q3), "r"(q2));
+  asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %0;" : "+r"(bytes) : "r"(q1), "r"(q0));
+  return bytes;
+#else
+  return JoinBytes(RoundedByte(v0, 0, 255), RoundedByte(v1, 0, 255), RoundedByte(v2, 0, 255),
+                   RoundedByte(v3, 0, 255));
+#endif
+}
+
+// The same with the bounds -128 and 127, not for NaN.
+__device__ __forceinline__ unsigned SignedBytes(float v0, float v1, float v2, float v3) {
+#if __CUDA_ARCH__ >= 900
+  const int q0 = __float2int_rn(v0), q1 = __float2int_rn(v1), q2 = __float2int_rn(v2),
+            q3 = __float2int_rn(v3);
+  unsigned bytes = 0;
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %0;" : "+r"(bytes) : "r"(q3), "r"(q2));
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %0;" : "+r"(bytes) : "r"(q1), "r"(q0));
+  return bytes;
+#else
+  return JoinBytes(RoundedByte(v0, -128, 127), RoundedByte(v1, -128, 127), RoundedByte(v2, -128, 127),
+                   RoundedByte(v3, -128, 127));
+#endif
 }
 
 // RoundedByte of (a * inner_scale + r * residual_scale) / y_scale, r from byte kByte of `residual`, whose
@@ -71,58 +109,97 @@ __device__ __forceinline__ unsigned SumByte(const EpilogueParams& e, float a, un
   return RoundedByte(__fmaf_rn(__fmaf_rn(-near, e.y_scale, v), e.y_inverse, near), lo, hi);
 }
 
-__device__ __forceinline__ unsigned JoinBytes(unsigned q0, unsigned q1, unsigned q2, unsigned q3) {
-  return __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
+// The same code, less y_lo and not yet rounded, for nodes that the host found fit (FitSum).
+template <int kByte>
+__device__ __forceinline__ float SumOnLine(const EpilogueParams& e, float a, unsigned residual) {
+  const float r = CodeToFloat<kByte>(residual, e.residual_offset);
+  return __fmaf_rn(a, e.inner_gain, __fmaf_rn(r, e.residual_gain, e.sum_offset));
 }
 
 __device__ __forceinline__ unsigned AddZeroPoint(unsigned codes, int zero_point) {
   return zero_point == 0 ? codes : __vadd4(codes, static_cast<unsigned>(zero_point & 255) * 0x01010101u);
 }
 
+// Four inner codes less their zero point and four residuals to four codes.
+template <bool kOnLine>
+__device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float4& inner, unsigned residual) {
+  residual ^= SignFlip(e.residual_signed);
+  if constexpr (kOnLine) {  // 256 codes, from 0 or -128 on
+    return UnsignedBytes(SumOnLine<0>(e, inner.x, residual), SumOnLine<1>(e, inner.y, residual),
+                         SumOnLine<2>(e, inner.z, residual), SumOnLine<3>(e, inner.w, residual)) ^
+           SignFlip(e.y_lo < 0);
+  } else {
+    const float lo = static_cast<float>(e.y_lo - e.y_zero_point),
+                hi = static_cast<float>(e.y_hi - e.y_zero_point);
+    return AddZeroPoint(
+        JoinBytes(SumByte<0>(e, inner.x, residual, lo, hi), SumByte<1>(e, inner.y, residual, lo, hi),
+                  SumByte<2>(e, inner.z, residual, lo, hi), SumByte<3>(e, inner.w, residual, lo, hi)),
+        e.y_zero_point);
+  }
+}
+
 // Four inner codes and four residuals, one to a byte. For nodes that the host found fit
 // (PackedConv::Problem).
 __device__ __forceinline__ unsigned AddResiduals(const EpilogueParams& e, unsigned inner, unsigned residual) {
-  // Signed codes become unsigned ones, 128 more.
-  inner ^= e.lo < 0 ? 0x80808080u : 0u;
-  residual ^= e.residual_signed ? 0x80808080u : 0u;
-  const float lo = static_cast<float>(e.y_lo - e.y_zero_point),
-              hi = static_cast<float>(e.y_hi - e.y_zero_point);
-  return AddZeroPoint(JoinBytes(SumByte<0>(e, CodeToFloat<0>(inner, e.inner_offset), residual, lo, hi),
-                                SumByte<1>(e, CodeToFloat<1>(inner, e.inner_offset), residual, lo, hi),
-                                SumByte<2>(e, CodeToFloat<2>(inner, e.inner_offset), residual, lo, hi),
-                                SumByte<3>(e, CodeToFloat<3>(inner, e.inner_offset), residual, lo, hi)),
-                      e.y_zero_point);
+  inner ^= SignFlip(e.lo < 0);
+  const float4 codes =
+      make_float4(CodeToFloat<0>(inner, e.inner_offset), CodeToFloat<1>(inner, e.inner_offset),
+                  CodeToFloat<2>(inner, e.inner_offset), CodeToFloat<3>(inner, e.inner_offset));
+  return e.adds_on_a_line ? AddFour<true>(e, codes, residual) : AddFour<false>(e, codes, residual);
+}
+
+__device__ __forceinline__ float4 Scaled(const int4& sums, const float4& scale) {
+  return make_float4(
+      __fmul_rn(static_cast<float>(sums.x), scale.x), __fmul_rn(static_cast<float>(sums.y), scale.y),
+      __fmul_rn(static_cast<float>(sums.z), scale.z), __fmul_rn(static_cast<float>(sums.w), scale.w));
 }
 
 // Requantizes four sums, the bias included, and adds four residuals: both roundings without a pause in
-// memory. The zero point of the output is still to be added.
+// memory.
+template <bool kOnLine>
 __device__ __forceinline__ unsigned RequantizeAndAdd(const EpilogueParams& e, const int4& sums,
                                                      const float4& scale, unsigned residual) {
   const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
-  const float y_lo = static_cast<float>(e.y_lo - e.y_zero_point),
-              y_hi = static_cast<float>(e.y_hi - e.y_zero_point);
-  residual ^= e.residual_signed ? 0x80808080u : 0u;
-  // The inner code less its zero point, rounded but still a float.
-  const auto inner = [&](int sum, float multiplier) {
-    const unsigned rounded = RoundedByte(__fmul_rn(static_cast<float>(sum), multiplier), lo, hi);
-    return __fsub_rn(__uint_as_float(rounded), 12582912.0f);
-  };
-  return JoinBytes(SumByte<0>(e, inner(sums.x, scale.x), residual, y_lo, y_hi),
-                   SumByte<1>(e, inner(sums.y, scale.y), residual, y_lo, y_hi),
-                   SumByte<2>(e, inner(sums.z, scale.z), residual, y_lo, y_hi),
-                   SumByte<3>(e, inner(sums.w, scale.w), residual, y_lo, y_hi));
+  // Rounded but still a float.
+  const auto round = [&](float v) { return __fsub_rn(__uint_as_float(RoundedByte(v, lo, hi)), 12582912.0f); };
+  const float4 v = Scaled(sums, scale);
+  return AddFour<kOnLine>(e, make_float4(round(v.x), round(v.y), round(v.z), round(v.w)), residual);
 }
 
-// RoundedBytes where the lower bound is 0, with scales divided by 256: values up to 256 are up to 1, and the
-// multiplication itself clips at 0. 1.5 * 2^15 in place of 1.5 * 2^23 rounds at the same places.
-__device__ __forceinline__ unsigned RoundedBytesFromZero(const int4& sums, const float4& scale, float hi) {
-  const auto round = [&](int sum, float multiplier) {
-    float v = 0;
-    asm("mul.rn.sat.f32 %0, %1, %2;" : "=f"(v) : "f"(static_cast<float>(sum)), "f"(multiplier));
-    return __float_as_uint(__fadd_rn(fminf(v, hi), 49152.0f));
-  };
-  return JoinBytes(round(sums.x, scale.x), round(sums.y, scale.y), round(sums.z, scale.z),
-                   round(sums.w, scale.w));
+// Four sums, the bias included, to four codes.
+template <Rounding kRounding>
+__device__ __forceinline__ unsigned Requantize(const EpilogueParams& e, const int4& sums,
+                                               const float4& scale) {
+  const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
+  if constexpr (kRounding == Rounding::kAny)
+    return AddZeroPoint(RoundedBytes(sums, scale, lo, hi), e.zero_point);
+  const float4 v = Scaled(sums, scale);
+  if constexpr (kRounding == Rounding::kSignedBytes) return SignedBytes(v.x, v.y, v.z, v.w);
+  if constexpr (kRounding == Rounding::kUnsignedBytes) {
+    return UnsignedBytes(v.x, v.y, v.z, v.w) ^ SignFlip(e.lo < 0);
+  }
+  return AddZeroPoint(UnsignedBytes(fminf(v.x, hi), fminf(v.y, hi), fminf(v.z, hi), fminf(v.w, hi)),
+                      e.zero_point);
+}
+
+// f(requantize), where requantize(sums, scale) is the Requantize that fits the node.
+template <typename F>
+__device__ __forceinline__ void WithRounding(const EpilogueParams& e, const F& f) {
+  switch (e.rounding) {
+    case Rounding::kAny:
+      return f([&](const int4& v, const float4& scale) { return Requantize<Rounding::kAny>(e, v, scale); });
+    case Rounding::kFromZero:
+      return f(
+          [&](const int4& v, const float4& scale) { return Requantize<Rounding::kFromZero>(e, v, scale); });
+    case Rounding::kUnsignedBytes:
+      return f([&](const int4& v, const float4& scale) {
+        return Requantize<Rounding::kUnsignedBytes>(e, v, scale);
+      });
+    case Rounding::kSignedBytes:
+      return f([&](const int4& v, const float4& scale) {
+        return Requantize<Rounding::kSignedBytes>(e, v, scale);
+      });
+  }
 }
 
 __device__ __forceinline__ int ThresholdCode(const EpilogueParams& e, int acc, int c) {

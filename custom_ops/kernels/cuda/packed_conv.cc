@@ -15,6 +15,8 @@
 #include <functional>
 #include <utility>
 
+#include "kernels/cuda/sum_line.h"
+
 namespace lowbit::cuda {
 
 // Weights as int8 and the zero points that stay outside of them.
@@ -168,6 +170,14 @@ bool DividesFast(const Epilogue& e) {
   return IsNormal(e.inner_scale) && IsNormal(e.residual_scale) && IsNormal(e.y_scale) &&
          512.0 * (static_cast<double>(e.inner_scale) + static_cast<double>(e.residual_scale)) <
              static_cast<double>(e.y_scale) * 0x1p20;
+}
+
+// Multipliers that are no numbers would need lower bounds other than 0.
+Rounding RoundingOf(const Epilogue& e) {
+  if (!std::all_of(e.multiplier.begin(), e.multiplier.end(), IsNormal)) return Rounding::kAny;
+  const int32_t lo = e.lo - e.zero_point, hi = e.hi - e.zero_point;
+  if (lo == 0) return hi == 255 ? Rounding::kUnsignedBytes : Rounding::kFromZero;
+  return lo == -128 && hi == 127 ? Rounding::kSignedBytes : Rounding::kAny;
 }
 
 }  // namespace
@@ -394,12 +404,6 @@ void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights, C
   // Thresholds have none; kernels read it all the same.
   std::vector<float> scale = e.kind == EpilogueKind::kRequantize ? e.multiplier : e.acc_scale;
   scale.resize(static_cast<size_t>(geometry_.out_channels));
-  std::vector<float> scale_256;
-  const bool from_zero = e.kind == EpilogueKind::kRequantize && !e.has_residual && e.lo == e.zero_point;
-  if (from_zero && std::all_of(scale.begin(), scale.end(), IsNormal)) {
-    for (const float each : scale) scale_256.push_back(each / 256);
-  }
-  scale_256_at_ = builder.Add(scale_256);
   plain_bias_at_ = builder.Add(spec.bias);
   at_ = {builder.Add(bias),
          builder.Add(scale),
@@ -436,6 +440,15 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   p.y_inverse = 1.0f / e.y_scale;
   p.inner_offset = 0x1p23f + static_cast<float>((e.lo < 0 ? 128 : 0) + e.zero_point);
   p.residual_offset = 0x1p23f + static_cast<float>((e.residual_signed ? 128 : 0) + e.residual_zero_point);
+  if (e.kind == EpilogueKind::kRequantize) p.rounding = RoundingOf(e);
+  if (e.has_residual && divides_fast_) {
+    if (const auto line = FitSum(e)) {
+      p.adds_on_a_line = true;
+      p.inner_gain = line->inner_gain;
+      p.residual_gain = line->residual_gain;
+      p.sum_offset = line->offset;
+    }
+  }
   p.y_lo = e.y_lo;
   p.y_hi = e.y_hi;
 }
@@ -449,8 +462,6 @@ void PackedConv::ResolveEpilogue() {
   };
   epilogue_.bias = ints(at_.bias);
   epilogue_.scale = floats(at_.scale);
-  epilogue_.scale_256 = floats(scale_256_at_);
-  epilogue_.from_zero = epilogue_.scale_256 != nullptr;
   epilogue_.w_zero = ints(at_.w_zero);
   epilogue_.thresholds = ints(at_.thresholds);
   epilogue_.base = ints(at_.base);

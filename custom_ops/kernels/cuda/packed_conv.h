@@ -67,8 +67,7 @@ class PackedConv {
   bool tiled_ = false, image_ = false, depthwise_ = false, vector16_ = false, repacks_ = false,
        has_w_zero_ = false, divides_fast_ = true;
   int64_t channels_ = 0, n_padded_ = 0, k_tiles_ = 0;
-  size_t weights_at_ = 0, few_at_ = 0, plain_bias_at_ = 0,
-         scale_256_at_ = 0;  // few_at_: for images, for depthwise
+  size_t weights_at_ = 0, few_at_ = 0, plain_bias_at_ = 0;  // few_at_: for images, for depthwise
   Offsets at_ = {};
   EpilogueParams epilogue_;
   DeviceMemory memory_;

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <random>
@@ -11,9 +12,11 @@
 #include <string>
 #include <vector>
 
+#include "core/epilogue.h"
 #include "kernels/cuda/architectures.h"
 #include "kernels/cuda/heuristic.h"
 #include "kernels/cuda/packed_conv.h"
+#include "kernels/cuda/sum_line.h"
 #include "tests/expect.h"
 
 // NOLINTBEGIN(readability-inconsistent-declaration-parameter-name)
@@ -330,6 +333,59 @@ void CheckCase(const Case& c) {
   Expect(Throws([&] { PackedConv(bare, packed.On(), cut); }), "a packed node that is cut short is refused");
 }
 
+// ---- the second rounding on a line
+
+Epilogue AddingEpilogue(std::mt19937& random) {
+  const auto coin = [&] { return random() % 2 == 0; };
+  const auto scale = [&](float least) {
+    return least * std::exp2(static_cast<float>(random() % 4000) * 1e-3f);
+  };
+  Epilogue e;
+  e.has_residual = true;
+  e.multiplier = {1.0f};
+  e.lo = coin() ? -128 : 0;
+  e.hi = e.lo + 255;
+  e.zero_point = coin() ? e.lo : e.lo + static_cast<int32_t>(random() % 256);
+  e.residual_signed = coin();
+  e.residual_zero_point = (e.residual_signed ? -128 : 0) + static_cast<int32_t>(random() % 256);
+  e.y_lo = coin() ? -128 : 0;
+  e.y_hi = e.y_lo + 255;
+  e.y_zero_point = coin() ? e.y_lo : e.y_lo + static_cast<int32_t>(random() % 256);
+  const bool ties = random() % 8 == 0;  // powers of 2
+  e.inner_scale = ties ? 0.25f : scale(0.01f);
+  e.residual_scale = ties ? 0.125f : scale(0.01f);
+  e.y_scale = ties ? 0.5f : scale(0.02f);
+  return e;
+}
+
+void TestSums() {
+  std::mt19937 random(3);
+  constexpr int kNodes = 60;
+  int found = 0;
+  for (int node = 0; node < kNodes; ++node) {
+    const Epilogue e = AddingEpilogue(random);
+    const auto line = FitSum(e);
+    if (!line.has_value()) continue;
+    ++found;
+    int wrong = 0;
+    const int32_t first = e.residual_signed ? -128 : 0;
+    for (int32_t q = e.lo; q <= e.hi; ++q) {
+      for (int32_t r = first; r < first + 256; ++r) {
+        const float sum = std::fma(
+            static_cast<float>(q - e.zero_point), line->inner_gain,
+            std::fma(static_cast<float>(r - e.residual_zero_point), line->residual_gain, line->offset));
+        const int32_t code = e.y_lo + static_cast<int32_t>(std::clamp(std::rint(sum), 0.0f, 255.0f));
+        wrong += code == EpilogueCode(e, q - e.zero_point, 0, r) ? 0 : 1;
+      }
+    }
+    Expect(wrong == 0, std::to_string(wrong) + " pairs of codes have other sums on the line");
+  }
+  Expect(found > kNodes * 3 / 4, "most sums fit a line: " + std::to_string(found));
+  Epilogue narrow = AddingEpilogue(random);
+  narrow.y_hi = narrow.y_lo + 15;
+  Expect(!FitSum(narrow).has_value(), "fewer than 256 codes are clipped elsewhere");
+}
+
 void TestArchitectures() {
   const char* const wheel = "75-real,80-real,86-real,89-real,90a-real,100-real,120";
   struct {
@@ -363,6 +419,7 @@ int main() {
   lowbit::cuda::TestArchitectures();
   lowbit::cuda::TestRanking();
   lowbit::cuda::TestDivisions();
+  lowbit::cuda::TestSums();
   for (const lowbit::cuda::Case& c : lowbit::cuda::Cases()) lowbit::cuda::CheckCase(c);
   return lowbit::ReportFailures();
 }

@@ -1,0 +1,83 @@
+#include "kernels/cuda/sum_line.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "core/epilogue.h"
+
+namespace lowbit::cuda {
+namespace {
+
+constexpr int kMostSteps = 4;  // a gain moves by so many units in the last place
+
+struct Pair {
+  float inner, residual;
+  int32_t code;  // less y_lo
+};
+
+int32_t CodeOf(const Epilogue& e, int32_t q, int32_t r) {
+  const float v = DequantizeCode(q, e.inner_scale, e.zero_point) +
+                  DequantizeCode(r, e.residual_scale, e.residual_zero_point);
+  return QuantizeCode(v, e.y_scale, e.y_zero_point, e.y_lo, e.y_hi) - e.y_lo;
+}
+
+// The pairs whose sums come within `tolerance` of a tie: the others round to the same codes on every line.
+std::vector<Pair> PairsNearTies(const Epilogue& e, const SumLine& line, double tolerance) {
+  std::vector<Pair> pairs;
+  const double y_scale = e.y_scale;
+  const double inner_gain = e.inner_scale / y_scale, residual_gain = e.residual_scale / y_scale;
+  const int32_t first = e.residual_signed ? -128 : 0;
+  for (int32_t q = e.lo; q <= e.hi; ++q) {
+    const double inner = (q - e.zero_point) * inner_gain + static_cast<double>(line.offset);
+    for (int32_t r = first; r < first + 256; ++r) {
+      const double sum = inner + (r - e.residual_zero_point) * residual_gain;
+      if (sum < 0 || sum > 255 || std::fabs(sum - std::floor(sum) - 0.5) > tolerance) continue;
+      pairs.push_back({static_cast<float>(q - e.zero_point), static_cast<float>(r - e.residual_zero_point),
+                       CodeOf(e, q, r)});
+    }
+  }
+  return pairs;
+}
+
+bool Holds(const SumLine& line, const std::vector<Pair>& pairs) {
+  return std::all_of(pairs.begin(), pairs.end(), [&](const Pair& pair) {
+    const float sum =
+        std::fma(pair.inner, line.inner_gain, std::fma(pair.residual, line.residual_gain, line.offset));
+    return static_cast<int32_t>(std::clamp(std::rint(sum), 0.0f, 255.0f)) == pair.code;
+  });
+}
+
+float Moved(float v, int steps) {
+  for (; steps > 0; --steps) v = std::nextafter(v, HUGE_VALF);
+  for (; steps < 0; ++steps) v = std::nextafter(v, 0.0f);
+  return v;
+}
+
+}  // namespace
+
+std::optional<SumLine> FitSum(const Epilogue& e) {
+  if (e.y_hi - e.y_lo != 255 || e.hi - e.lo > 255) return std::nullopt;
+  const SumLine line{e.inner_scale / e.y_scale, e.residual_scale / e.y_scale,
+                     static_cast<float>(e.y_zero_point - e.y_lo)};
+  // The largest size of a sum on its way. Both ways of adding stay within 2^-20 of it from the exact sum:
+  // each rounding adds 2^-24 at most, a gain that moves (kMostSteps + 1) * 2^-23.
+  const double size = 256.0 * line.inner_gain + 256.0 * line.residual_gain + 256.0;
+  if (!(size < 0x1p14)) return std::nullopt;
+  const std::vector<Pair> pairs = PairsNearTies(e, line, size * 0x1p-19);
+  // The smallest moves first.
+  for (int moves = 0; moves <= 2 * kMostSteps; ++moves) {
+    for (int first = -std::min(moves, kMostSteps); first <= std::min(moves, kMostSteps); ++first) {
+      const int rest = moves - std::abs(first);
+      if (rest > kMostSteps) continue;
+      for (const int second : {rest, -rest}) {
+        const SumLine moved{Moved(line.inner_gain, first), Moved(line.residual_gain, second), line.offset};
+        if (Holds(moved, pairs)) return moved;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,21 @@
+// The second rounding of a convolution with a residual, in fewer operations. Both codes are bytes, so that
+//   clip(rint(q * inner_gain + (r * residual_gain + offset)), 0, 255) + y_lo,
+// q and r less their zero points, each multiplication and its addition rounded once, can be held against the
+// contract's arithmetic (core/epilogue.cc) in all 65,536 pairs.
+#pragma once
+
+#include <optional>
+
+#include "core/conv.h"
+
+namespace lowbit::cuda {
+
+struct SumLine {
+  float inner_gain, residual_gain, offset;
+};
+
+// Numbers that give the same code for every pair; none where the output has fewer than 256 codes, or where no
+// such numbers were found. The scales are normal numbers.
+std::optional<SumLine> FitSum(const Epilogue& e);
+
+}  // namespace lowbit::cuda
