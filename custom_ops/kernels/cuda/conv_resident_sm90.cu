@@ -1,7 +1,11 @@
 // 1x1 convolutions of many pixels on wgmma, for Hopper (sm_90a): a block keeps its channels' weights in
-// shared memory and stays for many tiles of 64 pixels, which the tensor memory accelerator fetches while the
-// block finishes earlier ones. Setting a tile up costs one thread a few instructions; several blocks share a
-// multiprocessor, so that one multiplies while others round and store.
+// shared memory and stays for many tiles of 64 pixels. The tensor memory accelerator fetches them, and
+// residuals, while the block finishes earlier ones, and stores the codes; setting a tile up costs two threads
+// a few instructions. Several blocks share a multiprocessor, so that one multiplies while others round.
+//
+// Codes take the place of their residuals, in one of two buffers:
+//   tile i     products | residuals i there, codes i in their place | store i
+//   tile i + 1 products, store i has read its buffer, fetch residuals i + 2 into it | ...
 #include <cuda.h>
 
 #include <algorithm>
@@ -16,6 +20,8 @@ namespace lowbit::cuda {
 namespace {
 
 constexpr int kThreads = 128, kTileM = 64, kMaxSlots = 4;
+constexpr int kPixelThread = 0,
+              kCodeThread = 32;  // which threads fetch pixels; fetch residuals and store codes
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // A box of `map`: 64 pixels from (w, h, n) on, 128 channels from c on.
@@ -28,16 +34,41 @@ __device__ __forceinline__ void PixelCopy(uint32_t shared, const CUtensorMap& ma
       "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"(static_cast<uint16_t>(0))
       : "memory");
 }
+
+// A box of `map`: 64 pixels from m on, the channels of a tile from c on.
+__device__ __forceinline__ void ResidualCopy(uint32_t shared, const CUtensorMap& map, int c, int m,
+                                             uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+      "%4}], [%2];" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(c), "r"(m)
+      : "memory");
+}
+__device__ __forceinline__ void StoreCodes(const CUtensorMap& map, int c, int m, uint32_t shared) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
+               "r"(shared), "r"(c), "r"(m)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until at most kPending of this thread's stores have still to read shared memory.
+template <int kPending>
+__device__ __forceinline__ void WaitForStoresToRead() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+// Until this thread's stores are done.
+__device__ __forceinline__ void WaitForStores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 #endif
 
 template <int kTileN, bool kSigned>
 __global__ void __launch_bounds__(kThreads, 4)
-    ConvResident(const __grid_constant__ ConvParams p, const __grid_constant__ CUtensorMap map) {
+    ConvResident(const __grid_constant__ ConvParams p, const __grid_constant__ CUtensorMap x_map,
+                 const __grid_constant__ CUtensorMap residual_map,
+                 const __grid_constant__ CUtensorMap y_map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes;
+  constexpr int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes, kBytesY = kTileM * kTileN;
   extern __shared__ uint8_t unaligned[];
   __shared__ BlockState<kTileN> state;
-  __shared__ __align__(8) uint64_t barriers[kMaxSlots + 1];
+  __shared__ __align__(8) uint64_t barriers[kMaxSlots + 3];
 
   const int thread = static_cast<int>(threadIdx.x);
   // Swizzled tiles start at multiples of 1024 bytes (SharedBytes has room for that).
@@ -45,8 +76,10 @@ __global__ void __launch_bounds__(kThreads, 4)
   uint8_t* const shared = unaligned + (weights - SharedAddress(unaligned));
   const int slot_bytes = p.k_tiles * kBytesA;
   const uint32_t slots = weights + p.k_tiles * kBytesB;
+  const uint32_t codes = weights + p.staging_offset;
   const uint32_t barriers_at = SharedAddress(barriers), weights_full = barriers_at + kMaxSlots * 8;
   const auto full = [&](int slot) { return barriers_at + slot * 8; };
+  const auto residuals_full = [&](int buffer) { return weights_full + 8 + buffer * 8; };
   TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
   const int step = static_cast<int>(gridDim.x) * kTileM;
 
@@ -61,14 +94,19 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
     ArriveExpecting(full(slot), slot_bytes);
     for (int k = 0; k < p.k_tiles; ++k) {
-      PixelCopy(slots + slot * slot_bytes + k * kBytesA, map, k * kRowBytes, w, h, n, full(slot));
+      PixelCopy(slots + slot * slot_bytes + k * kBytesA, x_map, k * kRowBytes, w, h, n, full(slot));
     }
   };
 
-  LetSuccessorsStart();
-  if (thread == 0) {
+  const auto load_residuals = [&](int m, int buffer) {
+    ArriveExpecting(residuals_full(buffer), kBytesY);
+    ResidualCopy(codes + buffer * kBytesY, residual_map, at.n0, m, residuals_full(buffer));
+  };
+
+  if (thread == kPixelThread) {
     for (int slot = 0; slot < p.stages; ++slot) InitBarrier(full(slot), 1);
     InitBarrier(weights_full, 1);
+    for (int buffer = 0; buffer < 2; ++buffer) InitBarrier(residuals_full(buffer), 1);
     FenceBarrierInit();
     // The weights are this kernel's own: they may be fetched before the predecessor is done.
     ArriveExpecting(weights_full, p.k_tiles * kBytesB);
@@ -83,18 +121,30 @@ __global__ void __launch_bounds__(kThreads, 4)
   __syncthreads();
   WaitBarrier(weights_full, 0);
 
+  if (thread == kCodeThread && p.epilogue.has_residual) load_residuals(at.m0, 0);
+  WaitForCopies<0>();
+  SyncThreads<kThreads>();  // all constants are there
+
   const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;
-  int slot = 0;
-  uint32_t parity = 0;
+  // Where a row's chunks of 16 bytes lie in a swizzled box: exchanged by the bits of the row, of its half
+  // where two rows share 128 bytes.
+  const int swizzle = (kTileN == 128 ? row % 8 : row / 2 % 4) * 16;
+  int slot = 0, buffer = 0;
+  uint32_t parity = 0, buffer_parity = 0;
 #pragma unroll 1
   for (; at.m0 < p.m; at.m0 += step) {
-    const PixelsInOrder pixel_of{at.m0, p.m};
-    if (p.epilogue.has_residual) {
-      SyncThreads<kThreads>();  // the last tile's codes are out of the way
-      FetchResiduals<kTileM, kTileN, kThreads>(p, at, shared, thread, pixel_of);
-      CommitCopies();
+    const bool last = at.m0 + step >= p.m;
+    if (last) LetSuccessorsStart();
+    int sums[kTileN / 2];
+#pragma unroll
+    for (int j = 0; j < kTileN / 16; ++j) {
+      const int4 bias = *reinterpret_cast<const int4*>(state.bias + column + j * 16);
+      int* const v = sums + 8 * j;
+      v[0] = v[2] = bias.x;
+      v[1] = v[3] = bias.y;
+      v[4] = v[6] = bias.z;
+      v[5] = v[7] = bias.w;
     }
-    int sums[kTileN / 2] = {};
     WaitBarrier(full(slot), parity);
     const uint32_t tile = slots + slot * slot_bytes;
 #pragma unroll 1
@@ -112,12 +162,21 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
     WgmmaWait<0>();
     HoldRegisters(sums);
-    WaitForCopies<0>();
+    if (thread == kCodeThread) {
+      if (!p.epilogue.has_residual) {
+        WaitForStoresToRead<1>();  // this tile's buffer is free
+      } else if (!last) {
+        WaitForStoresToRead<0>();  // the next tile's is
+        load_residuals(at.m0 + step, buffer ^ 1);
+      }
+    }
     SyncThreads<kThreads>();  // all have read the tile
-    if (thread == 0 && at.m0 + p.stages * step < p.m) load(at.m0 + p.stages * step, slot);
+    if (thread == kPixelThread && at.m0 + p.stages * step < p.m) load(at.m0 + p.stages * step, slot);
     __syncwarp();
-    FinishInRegisters<kTileM, kTileN, kThreads>(
-        p, at, shared, state,
+    if (p.epilogue.has_residual) WaitBarrier(residuals_full(buffer), buffer_parity);
+    uint8_t* const rows = shared + p.staging_offset + buffer * kBytesY + row * kTileN;
+    RequantizeFragments<true, 8 * kTileN / 4>(
+        p.epilogue, state,
         [&](const auto& f) {
 #pragma unroll
           for (int j = 0; j < kTileN / 16; ++j) {
@@ -125,33 +184,34 @@ __global__ void __launch_bounds__(kThreads, 4)
             f(row, column + j * 16, make_int4(v[0], v[1], v[4], v[5]), make_int4(v[2], v[3], v[6], v[7]));
           }
         },
-        pixel_of);
+        [&](int, int at_column) { return reinterpret_cast<unsigned*>(rows + (at_column ^ swizzle)); });
+    FenceAsyncProxy();
+    SyncThreads<kThreads>();  // all codes are there
+    if (thread == kCodeThread) StoreCodes(y_map, at.n0, at.m0, codes + buffer * kBytesY);
+    buffer_parity ^= buffer;
+    buffer ^= 1;
     if (++slot == p.stages) {
       slot = 0;
       parity ^= 1;
     }
   }
+  if (thread == kCodeThread) WaitForStores();
 #endif
 }
 
-using EncodeIm2col = decltype(&cuTensorMapEncodeIm2col);
-
-// The driver's function, found at run time: the library must load where there is no driver.
-EncodeIm2col EncodeFunction() {
-  static const auto function = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeIm2col", &entry, 12000, cudaEnableDefault, &found);
-    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? entry : nullptr;
-  }();
-  return reinterpret_cast<EncodeIm2col>(function);
+// A function of the driver, found at run time: the library must load where there is no driver.
+void* DriverFunction(const char* name) {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found);
+  return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? entry : nullptr;
 }
 
 // The input in boxes of 64 pixels and 128 channels. They walk along the pixels that outputs read, in steps of
 // the strides, from image to image; where those are all pixels, along one long row.
-cudaError_t EncodeMap(const ConvParams& p, CUtensorMap* map) {
-  const auto encode = EncodeFunction();
+cudaError_t EncodePixels(const ConvParams& p, CUtensorMap* map) {
+  static const auto encode =
+      reinterpret_cast<decltype(&cuTensorMapEncodeIm2col)>(DriverFunction("cuTensorMapEncodeIm2col"));
   if (encode == nullptr) return cudaErrorNotSupported;
   const auto wide = [](int v) { return static_cast<cuuint64_t>(v); };
   const int in_w = p.flat ? p.m : p.in_w, in_h = p.flat ? 1 : p.in_h, out_w = p.flat ? p.m : p.out_w,
@@ -170,16 +230,36 @@ cudaError_t EncodeMap(const ConvParams& p, CUtensorMap* map) {
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+// Codes of outputs in boxes of 64 pixels and kTileN channels. What lies past the last of either is neither
+// read nor written.
+template <int kTileN>
+cudaError_t EncodeCodes(const ConvParams& p, const void* codes, CUtensorMap* map) {
+  static const auto encode =
+      reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(DriverFunction("cuTensorMapEncodeTiled"));
+  if (encode == nullptr) return cudaErrorNotSupported;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(p.n), static_cast<cuuint64_t>(p.m)};
+  const cuuint32_t box[] = {kTileN, kTileM}, steps[] = {1, 1};
+  const CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(codes), sizes,
+                                 sizes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                 kTileN == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
 template <int kTileN, bool kSigned>
 cudaError_t LaunchWith(const ConvParams& p, const LaunchOptions& options) {
   constexpr auto kKernel = ConvResident<kTileN, kSigned>;
   cudaError_t error = PrepareKernel<kKernel>(options.device);
-  CUtensorMap map;
-  if (error == cudaSuccess) error = EncodeMap(p, &map);
+  CUtensorMap x_map, residual_map, y_map;
+  if (error == cudaSuccess) error = EncodePixels(p, &x_map);
+  if (error == cudaSuccess) error = EncodeCodes<kTileN>(p, p.y, &y_map);
+  if (error == cudaSuccess) {
+    error = EncodeCodes<kTileN>(p, p.epilogue.has_residual ? p.residual : p.y, &residual_map);
+  }
   if (error != cudaSuccess) return error;
   const dim3 grid(static_cast<unsigned>(p.persistent_blocks), static_cast<unsigned>(p.n_tiles));
   return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), nullptr, 0}, kKernel, grid,
-                                  dim3(kThreads), p, map);
+                                  dim3(kThreads), p, x_map, residual_map, y_map);
 }
 
 }  // namespace

@@ -134,7 +134,7 @@ int SharedBytes(const GemmProblem& problem, const ConvConfig& config) {
   }
   if (config.algorithm == Algorithm::kResident) {
     const int64_t tiles = KTiles(problem) * (config.tile_n + config.stages * config.tile_m) * kTileK;
-    return static_cast<int>(1024 + tiles + config.tile_m * (config.tile_n + 16));
+    return static_cast<int>(1024 + tiles + 2 * config.tile_m * config.tile_n);
   }
   const int alignment = config.algorithm == Algorithm::kMma ? 0 : 1024;
   const int sums = config.tile_m * (config.tile_n + 8) * 4, tiles = TileBytes(config);

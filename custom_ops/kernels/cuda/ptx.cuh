@@ -160,6 +160,13 @@ __device__ __forceinline__ void FenceBarrierInit() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
+// Between this thread's ordinary accesses to shared memory and those of the asynchronous proxy (wgmma, the
+// tensor memory accelerator).
+__device__ __forceinline__ void FenceAsyncProxy() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
 // One arrival, and `bytes` bytes that the barrier waits for besides.
 __device__ __forceinline__ void ArriveExpecting(uint32_t barrier, int bytes) {
 #if __CUDA_ARCH__ >= 900
