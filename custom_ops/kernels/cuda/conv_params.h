@@ -81,6 +81,25 @@ struct ImageParams {
   uint32_t codes_add = 0, codes_flip = 0;
 };
 
+inline constexpr int kMaxHaloRows = 32, kMaxHaloWeights = 40;
+// Tiles of a patch, one for each warpgroup: as many as registers allow.
+constexpr int MaxHaloTiles(int tile_n) { return tile_n > 64 ? 4 : 6; }
+
+// The line of places of Algorithm::kHalo: every row of an image takes `pitch` places, every image
+// `image_rows` rows, padding included. A place is that of an output and of its window's first pixel.
+struct HaloParams {
+  int pitch = 0, image_rows = 0, images = 0;
+  int reach = 0;                           // places from the first tap of a window to its last
+  int slab = 0, slabs = 0;                 // channels that lie together: 64 or 128
+  int tiles = 0;                           // of 64 places
+  int patch_rows = 0;                      // what a block fetches at once, at most
+  int plane_bytes = 0;                     // of a slab of a patch
+  int block_tiles = 0, longer_blocks = 0;  // each block's tiles; the first ones have one more
+  FastDivisor by_pitch, by_rows;
+  // From a window's first tap to each (tap, slab), in 16 bytes of shared memory.
+  int steps = 0, step[2 * kMaxHaloWeights] = {};
+};
+
 struct ConvParams {
   const uint8_t* x = nullptr;        // codes, or the repacked input in the workspace
   const uint8_t* weights = nullptr;  // tile kernels: [group][k / 128][n_padded][128], swizzled; plain: rows
@@ -97,7 +116,8 @@ struct ConvParams {
   int shared_bytes = 0,
       exchange_offset = 0;  // dynamic shared memory; where the blocks of a cluster meet in it
   int n_padded = 0, n_tiles = 0, k_tiles = 0, splits = 1, split_shift = 0, stages = 0, multicast = 1;
-  // Algorithm::kResident: blocks along m; the input's pixels are the output's, one by one.
+  // Algorithm::kResident and kHalo: blocks along m; kResident: the input's pixels are the output's, one by
+  // one.
   int persistent_blocks = 0;
   bool flat = false;
   int channels = 0;     // bytes per tap: the channels of a group as stored

@@ -199,14 +199,6 @@ __global__ void __launch_bounds__(kThreads, 4)
 #endif
 }
 
-// A function of the driver, found at run time: the library must load where there is no driver.
-void* DriverFunction(const char* name) {
-  void* entry = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found);
-  return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? entry : nullptr;
-}
-
 // The input in boxes of 64 pixels and 128 channels. They walk along the pixels that outputs read, in steps of
 // the strides, from image to image; where those are all pixels, along one long row.
 cudaError_t EncodePixels(const ConvParams& p, CUtensorMap* map) {

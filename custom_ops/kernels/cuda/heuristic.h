@@ -8,6 +8,12 @@
 
 namespace lowbit::cuda {
 
+// What Algorithm::kHalo needs to know, as HaloParams has it; no tiles where it does not apply.
+struct HaloLine {
+  int64_t tiles = 0;
+  int pitch = 0, reach = 0, slab = 0, channels = 0;
+};
+
 // A convolution seen as `groups` matrix products [m, k] x [k, n] of bytes.
 struct GemmProblem {
   int64_t m = 0, n = 0, k = 0, groups = 1;
@@ -16,6 +22,7 @@ struct GemmProblem {
   bool vector16 = true;     // channels come in runs of 16 bytes, else of 4
   bool residual = false;    // fetched while the block multiplies
   bool streams = false;     // a 1x1 convolution that Algorithm::kResident can do
+  HaloLine halo;
   // The kernels for few input channels and for depthwise convolutions apply.
   bool image = false, depthwise = false;
   int image_weight_bytes = 0, image_patch_bytes = 0;  // shared memory of a block of the first
@@ -34,7 +41,12 @@ int ApartBytes(const Device& device);
 // The part of it that holds tiles; the exchange area of a cluster follows.
 int TileBytes(const ConvConfig& config);
 
-// Blocks of Algorithm::kResident along m: as many as run at once, each with the same number of tiles.
+// Rows of a patch of Algorithm::kHalo, and the bytes of one of its slabs.
+int HaloRows(const GemmProblem& problem, const ConvConfig& config);
+int HaloPlaneBytes(const GemmProblem& problem, const ConvConfig& config);
+
+// Blocks of Algorithm::kResident or kHalo along m: as many as run at once, each with the same number of
+// tiles.
 int PersistentBlocks(const GemmProblem& problem, const ConvConfig& config, const Device& device);
 
 inline constexpr int kTileK = 128;

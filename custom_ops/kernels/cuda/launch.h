@@ -22,6 +22,14 @@ cudaError_t PrepareKernel(const Device& device) {
   return error;
 }
 
+// A function of the driver, found at run time: the library must load where there is no driver.
+inline void* DriverFunction(const char* name) {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found);
+  return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? entry : nullptr;
+}
+
 template <auto kKernel>
 cudaError_t LaunchTiled(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options,
                         int threads) {

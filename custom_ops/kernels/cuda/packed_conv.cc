@@ -251,6 +251,7 @@ GemmProblem PackedConv::Problem(const ConvShape& shape) const {
   // Tensor maps step up to 8 pixels; they read the input itself, not a repacked one.
   problem.streams = problem.tiled && problem.requantizes && vector16_ && g.group == 1 && g.Taps() == 1 &&
                     !padded && !repacks_ && g.stride_h <= 8 && g.stride_w <= 8;
+  SetHalo(shape, problem);
   problem.depthwise = depthwise_ && !has_w_zero_;
   // Its places within one image are 31-bit numbers.
   problem.image = image_ && !has_w_zero_ && shape.in_h <= kMaxBytes && shape.in_w <= kMaxBytes &&
@@ -260,6 +261,60 @@ GemmProblem PackedConv::Problem(const ConvShape& shape) const {
     problem.image_patch_bytes = PatchBytes();
   }
   return problem;
+}
+
+// Rows in shared memory begin at multiples of 128 bytes. A window that leaves a row on the right ends in the
+// padding on the left of the next one.
+void PackedConv::SetHalo(const ConvShape& s, GemmProblem& problem) const {
+  const ConvGeometry& g = geometry_;
+  const int64_t slab = channels_ % 128 == 0 ? 128 : 64, step = 128 / slab;
+  if (!problem.tiled || !problem.requantizes || g.group != 1 || repacks_ || channels_ % 64 != 0 ||
+      g.Taps() == 1 || g.stride_h != 1 || g.stride_w != 1 || s.OutPixels() * s.in_h * s.in_w == 0) {
+    return;
+  }
+  const int64_t reach_h = (g.kernel_h - 1) * g.dilation_h, reach_w = (g.kernel_w - 1) * g.dilation_w;
+  const int64_t pitch =
+      RoundUp(std::max({s.in_w + g.pad_left, s.out_w + reach_w - g.pad_left, s.out_w}), step);
+  const int64_t places = s.batch * HaloImageRows(s) * pitch;
+  const bool padded = g.pad_top != 0 || g.pad_left != 0 || g.pad_bottom != 0 || g.pad_right != 0;
+  if (pitch > 256 || places > kMaxBytes - 4096 || (padded && TileZero() != 0)) return;
+  problem.halo.tiles = (places + 63) / 64;
+  problem.halo.pitch = static_cast<int>(pitch);
+  problem.halo.reach = static_cast<int>(reach_h * pitch + reach_w);
+  problem.halo.slab = static_cast<int>(slab);
+  problem.halo.channels = static_cast<int>(channels_);
+}
+
+int64_t PackedConv::HaloImageRows(const ConvShape& s) const {
+  const ConvGeometry& g = geometry_;
+  return std::max({s.in_h + g.pad_top, s.out_h + (g.kernel_h - 1) * g.dilation_h - g.pad_top, s.out_h});
+}
+
+HaloParams PackedConv::Halo(const ConvShape& s, const ConvConfig& config) const {
+  const GemmProblem problem = Problem(s);
+  HaloParams h;
+  h.pitch = problem.halo.pitch;
+  h.image_rows = static_cast<int>(HaloImageRows(s));
+  h.images = static_cast<int>(s.batch);
+  h.reach = problem.halo.reach;
+  h.slab = problem.halo.slab;
+  h.slabs = problem.halo.channels / problem.halo.slab;
+  h.tiles = static_cast<int>(problem.halo.tiles);
+  h.patch_rows = HaloRows(problem, config);
+  h.plane_bytes = HaloPlaneBytes(problem, config);
+  const int blocks = PersistentBlocks(problem, config, device_);
+  h.block_tiles = h.tiles / blocks;
+  h.longer_blocks = h.tiles % blocks;
+  for (int64_t tap = 0; tap < geometry_.Taps(); ++tap) {
+    const int64_t place = tap / geometry_.kernel_w * geometry_.dilation_h * h.pitch +
+                          tap % geometry_.kernel_w * geometry_.dilation_w;
+    for (int slab = 0; slab < h.slabs; ++slab) {
+      h.step[h.steps++] = static_cast<int>(place * h.slab + slab * h.plane_bytes) / 16;
+    }
+  }
+  h.by_pitch = MakeDivisor(h.pitch);
+  h.by_rows = MakeDivisor(h.image_rows);
+  return h;
 }
 
 ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config) const {
@@ -322,6 +377,10 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config) cons
     p.staging_offset = p.k_tiles * (config.tile_n + config.stages * config.tile_m) * kTileK;
     p.persistent_blocks = PersistentBlocks(problem, config, device_);
     p.flat = g.stride_h == 1 && g.stride_w == 1;
+  }
+  if (config.algorithm == Algorithm::kHalo) {
+    p.staging_offset = SharedBytes(problem, config) - 1024 - config.tile_m * (config.tile_n + 16);
+    p.persistent_blocks = PersistentBlocks(problem, config, device_);
   }
   p.by_image = MakeDivisor(std::max<int64_t>(1, s.out_h * s.out_w));
   p.by_row = MakeDivisor(std::max<int64_t>(1, s.out_w));

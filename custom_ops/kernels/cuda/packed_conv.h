@@ -44,6 +44,8 @@ class PackedConv {
   GemmProblem Problem(const ConvShape& shape) const;
   // Everything but the pointers of a launch.
   ConvParams Params(const ConvShape& shape, const ConvConfig& config) const;
+  // What Algorithm::kHalo needs besides.
+  HaloParams Halo(const ConvShape& shape, const ConvConfig& config) const;
   // What Algorithm::kImage needs besides; the quantizer is the caller's.
   ImageParams Image(const ConvShape& shape) const;
   std::vector<uint8_t> Bytes() const;
@@ -53,6 +55,8 @@ class PackedConv {
     size_t bias, scale, w_zero, thresholds, base, dir, tail_bias, tail_scale, tail_shift;
   };
 
+  int64_t HaloImageRows(const ConvShape& shape) const;
+  void SetHalo(const ConvShape& shape, GemmProblem& problem) const;
   int PatchOffset() const;  // in the shared memory of Algorithm::kImage
   int PatchBytes() const;
   void AddWeights(const Int8Weights& weights, ConstantBuilder& builder);

@@ -33,6 +33,7 @@ class ConvPlan {
  public:
   ConvPlan(std::shared_ptr<const PackedConv> conv, const ConvShape& shape, const ConvConfig& config)
       : conv_(std::move(conv)), shape_(shape), config_(config), params_(conv_->Params(shape, config)) {
+    if (config.algorithm == Algorithm::kHalo) halo_ = conv_->Halo(shape, config);
     if (config.algorithm == Algorithm::kImage) image_ = conv_->Image(shape);
     if (!OnTiles()) return;
     const auto reserve = [&](int64_t bytes) {
@@ -128,6 +129,8 @@ class ConvPlan {
         return LaunchDepthwise(p, options);
       case Algorithm::kResident:
         return LaunchResident(p, config_, options);
+      case Algorithm::kHalo:
+        return LaunchHalo(p, halo_, config_, options);
       default:
         return LaunchPlain(p, options);
     }
@@ -142,6 +145,7 @@ class ConvPlan {
   ConvShape shape_;
   ConvConfig config_;
   ConvParams params_;
+  HaloParams halo_;
   ImageParams image_;
   ImageSource source_ = ImageSource::kCodes;
   size_t workspace_ = 0, x_at_ = 0, sums_at_ = 0, partial_at_ = 0;

@@ -58,10 +58,10 @@ __device__ __forceinline__ void CopyAsyncOrZero(uint32_t shared, const void* glo
 #endif
 }
 
-// A barrier of the first kThreads threads.
+// A barrier of kThreads threads, of the first ones or of those that name another than 1.
 template <int kThreads>
-__device__ __forceinline__ void SyncThreads() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+__device__ __forceinline__ void SyncThreads(int barrier = 1) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
 
 // Keeps the compiler from computing the value again at every use.

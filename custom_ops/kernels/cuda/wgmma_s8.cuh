@@ -15,6 +15,18 @@ __device__ __forceinline__ uint64_t MatrixDescriptor(uint32_t shared) {
          uint64_t{1} << 62;
 }
 
+// The low half of a descriptor, which moves with the address: 1 for 16 bytes.
+__device__ __forceinline__ uint32_t MatrixPart(uint32_t shared) { return (shared & 0x3FFFF) >> 4 | 1u << 16; }
+
+// The descriptor of rows of kBytes bytes, swizzled in 128 or 64 bytes. The first row may lie anywhere in the
+// pattern, which follows from the addresses.
+template <int kBytes>
+__device__ __forceinline__ uint64_t SlabDescriptor(uint32_t part) {
+  static_assert(kBytes == 128 || kBytes == 64);
+  constexpr uint32_t kHigh = (kBytes * 8 >> 4) | (kBytes == 128 ? 1u : 2u) << 30;
+  return static_cast<uint64_t>(kHigh) << 32 | part;
+}
+
 __device__ __forceinline__ void WgmmaFence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void WgmmaCommit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");

@@ -24,6 +24,7 @@
 #include "kernels/cuda/bench/graph_timer.h"
 #include "kernels/cuda/cuda_conv.h"
 #include "kernels/cuda/heuristic.h"
+#include "kernels/cuda/packed_conv.h"
 
 namespace {
 
@@ -275,7 +276,7 @@ int main(int argc, char** argv) {
           CheckSamples(spec, shape, x, device_y.Get(), random, what);
           return time;
         };
-        const cuda::GemmProblem problem{shape.OutPixels(), layer.out, spec.geometry.K(), 1, true, true, true};
+        const cuda::GemmProblem problem = packed->Problem(shape);
         const cuda::ConvConfig tuned = cuda::TuneConv(
             packed, shape,
             [&](const cuda::ConvPlan& plan) {

@@ -113,6 +113,11 @@ class Generator : public cuda::Draws {
       g.stride_h = g.stride_w = g.dilation_h = g.dilation_w = 1;
       g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 1;
     }
+    if (kind == "windows") {  // of stride 1, over whole runs of channels
+      s = {Int(1, 4), Int(3, 20), Coin(0.8) ? Int(3, 20) : Int(100, 260), 0, 0};
+      g.in_channels = 64 * Int(1, 5);
+      g.stride_h = g.stride_w = 1;
+    }
     if (kind == "channels") {  // odd channel counts
       g.in_channels = Int(1, 70);
       g.out_channels = Int(1, 70);
@@ -161,6 +166,7 @@ class Generator : public cuda::Draws {
     s.out_w = out(s.in_w, g.kernel_w, g.stride_w, g.dilation_w, g.pad_left, g.pad_right);
     Operands(node.spec);
     MakeEpilogue(node.spec);
+    if (kind == "windows" && Coin(0.8)) node.spec.x_zero_point = 0;
     return node;
   }
 
@@ -468,8 +474,8 @@ int main(int argc, char** argv) {
     Generator generator(seed);
     std::map<std::string, Counts> by;
     int64_t nodes = 0, wrong = 0;
-    for (const char* kind : {"spatial", "pointwise", "gemm", "deep", "channels", "group", "depthwise", "stem",
-                             "transposed", "many pixels"}) {
+    for (const char* kind : {"spatial", "windows", "pointwise", "gemm", "deep", "channels", "group",
+                             "depthwise", "stem", "transposed", "many pixels"}) {
       if (!only_kind.empty() && only_kind != kind) continue;
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {
         if (!TestNode(generator.Make(kind), generator, device, by, most, text)) ++wrong;

@@ -79,7 +79,9 @@ void CheckRanking(const GemmProblem& problem, const Device& device) {
     Expect(estimate > 0 && estimate >= before, "the cheapest estimate comes first");
     before = estimate;
     Expect(SharedBytes(problem, config) <= device.shared_bytes, config.Text() + " fits " + device.name);
-    Expect(config.algorithm != Algorithm::kWgmma || device.capability == 90, "wgmma is sm_90a's alone");
+    Expect((config.algorithm != Algorithm::kWgmma && config.algorithm != Algorithm::kHalo) ||
+               device.capability == 90,
+           "wgmma is sm_90a's alone");
     Expect(config.splits == 1 || config.split == Split::kWorkspace || device.capability >= 90,
            "clusters exist from sm_90 on");
     Expect(config.splits <= (problem.k + kTileK - 1) / kTileK, "every part of K has a tile");
@@ -101,6 +103,23 @@ void TestRanking() {
     }
     CheckRanking({.m = 12544, .n = 64, .k = 196, .tiled = true, .vector16 = false}, device);
     CheckRanking({.m = 784, .n = 16, .k = 144, .groups = 32, .tiled = true}, device);
+    // ResNet-50's 3x3 convolutions as lines of places.
+    for (const int64_t batch : {1, 16, 128}) {
+      for (const int size : {56, 28, 14, 7}) {
+        const int channels = 64 * 56 / size, slab = channels == 64 ? 64 : 128;
+        const int pitch = size == 56 ? 58 : size + 1;
+        CheckRanking({.m = batch * size * size,
+                      .n = channels,
+                      .k = 9 * channels,
+                      .tiled = true,
+                      .halo = {.tiles = (batch * (size + 1) * pitch + 63) / 64,
+                               .pitch = pitch,
+                               .reach = 2 * pitch + 2,
+                               .slab = slab,
+                               .channels = channels}},
+                     device);
+      }
+    }
   }
 }
 
