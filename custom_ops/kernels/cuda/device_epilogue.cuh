@@ -174,7 +174,8 @@ __device__ __forceinline__ unsigned Requantize(const EpilogueParams& e, const in
   if constexpr (kRounding == Rounding::kAny)
     return AddZeroPoint(RoundedBytes(sums, scale, lo, hi), e.zero_point);
   const float4 v = Scaled(sums, scale);
-  if constexpr (kRounding == Rounding::kSignedBytes) return SignedBytes(v.x, v.y, v.z, v.w);
+  if constexpr (kRounding == Rounding::kSignedBytes)
+    return AddZeroPoint(SignedBytes(v.x, v.y, v.z, v.w), e.zero_point);
   if constexpr (kRounding == Rounding::kUnsignedBytes) {
     return UnsignedBytes(v.x, v.y, v.z, v.w) ^ SignFlip(e.lo < 0);
   }

@@ -193,6 +193,7 @@ class Generator : public cuda::Draws {
     const OperandType type{static_cast<int>(Coin(0.7) ? 8 : Int(1, 8)),
                            is_signed ? Encoding::kSigned : Encoding::kUnsigned};
     zero = static_cast<int32_t>(Int(type.MinCode(), type.MaxCode()));
+    if (Coin(0.2)) zero = (type.MinCode() + type.MaxCode() + 1) / 2;  // the middle, as of symmetric codes
     lo = Coin(0.3) ? zero : type.MinCode();
     hi = type.MaxCode();
   }
