@@ -10,8 +10,6 @@
 // the first, as the swizzle follows from the address.
 #include <cuda.h>
 
-#include <algorithm>
-
 #include "kernels/cuda/conv_tile.cuh"
 #include "kernels/cuda/heuristic.h"
 #include "kernels/cuda/kernels.h"
@@ -36,7 +34,6 @@ __device__ __forceinline__ void RowCopy(uint32_t shared, const CUtensorMap& map,
       "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n)
       : "memory");
 }
-#endif
 
 // The output of each place of a tile.
 struct PixelsOfPlaces {
@@ -50,6 +47,7 @@ struct PixelsOfPlaces {
     return there ? (image * p.out_h + oy) * p.out_w + ox : -1;
   }
 };
+#endif
 
 // Warpgroups take tiles in turn, each rounds and stores by itself while others multiply.
 template <int kTileN, int kSlab, bool kSigned>
