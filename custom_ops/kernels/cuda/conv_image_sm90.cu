@@ -194,9 +194,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
     reinterpret_cast<uint4*>(patch)[thread] = fours;
   };
 
-  WaitForPredecessors();
   const int step = static_cast<int>(gridDim.x);
   int tile = static_cast<int>(blockIdx.x);
+  // A grid of blocks with several tiles fills the multiprocessors: the next kernel's blocks take the places
+  // of those that end. A smaller one would leave them room to crowd in, it waits for its products.
+  // (ResNet-50's stem and max pooling in turns: early 15.2 us and late 16.3 at batch 16, but 5.0 and 3.9 at
+  // batch 1.)
+  if (step < image.tiles) LetSuccessorsStart();
+  WaitForPredecessors();
   load(tile);
   uint8_t *patch = shared + image.patch_offset, *next_patch = patch + image.patch_bytes;
   quantize(patch);
