@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(MaxHaloTiles(kTileN) * kGroup + 32, 1)
     const PixelsOfPlaces pixel_of{p, h, tile * 64};
     const int line0 = first_line(patch), end = Divide(tile * 64 + 63 + h.reach, h.by_pitch) - line0;
 #pragma unroll 1
-    for (int row = 0; row <= end; ++row) WaitBarrier(row_full(slot, row), parity);
+    for (int i = 0; i <= end; ++i) WaitBarrier(row_full(slot, i), parity);
 
     int sums[kTileN / 2];
 #pragma unroll
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(MaxHaloTiles(kTileN) * kGroup + 32, 1)
     if (patch + p.stages < patches) {
       // No phase of a barrier passes unseen.
 #pragma unroll 1
-      for (int row = end + 1; row < h.patch_rows; ++row) WaitBarrier(row_full(slot, row), parity);
+      for (int i = end + 1; i < h.patch_rows; ++i) WaitBarrier(row_full(slot, i), parity);
       __syncwarp();
       if (lane == 0) Arrive(empty(slot));
     }
