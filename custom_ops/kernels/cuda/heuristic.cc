@@ -88,7 +88,7 @@ void AddSplits(const GemmProblem& problem, const Device& device, ConvConfig conf
 
 std::string ConvConfig::Text() const {
   std::string text = AlgorithmName(algorithm);
-  if (tile_m > 0) text += "_" + std::to_string(tile_m) + "x" + std::to_string(tile_n);
+  if (tile_m > 0) text.append("_").append(std::to_string(tile_m)).append("x").append(std::to_string(tile_n));
   if (stages > 0) text += "_stages" + std::to_string(stages);
   if (producers) text += "_producers";
   if (splits > 1) text += (split == Split::kCluster ? "_cluster" : "_split") + std::to_string(splits);

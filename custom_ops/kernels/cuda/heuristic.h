@@ -22,7 +22,7 @@ struct GemmProblem {
   bool vector16 = true;     // channels come in runs of 16 bytes, else of 4
   bool residual = false;    // fetched while the block multiplies
   bool streams = false;     // a 1x1 convolution that Algorithm::kResident can do
-  HaloLine halo;
+  HaloLine halo = {};
   // The kernels for few input channels and for depthwise convolutions apply.
   bool image = false, depthwise = false;
   int image_weight_bytes = 0, image_patch_bytes = 0;  // shared memory of a block of the first
