@@ -67,12 +67,18 @@ class CudaBackend final : public Backend {
   }
 
   bool Fuses(const Graph& graph, const Node& first, const Node& second) const override {
-    if (reference_ || first.op != "LowBitQuantize" || !IsLowBit(first) || !IsLowBit(second)) return false;
+    if (reference_ || !IsLowBit(first) || !IsLowBit(second)) return false;
+    if (first.op != "LowBitQuantize" && second.op != "LowBitDequantize") return false;
     try {
-      const NodeSpec quantize = Decode(graph, first), conv = Decode(graph, second, Weights::kMayBeMissing);
-      const auto* const q = std::get_if<QuantizeNode>(&quantize);
-      const auto* const c = std::get_if<MatmulNode>(&conv);
-      return q != nullptr && c != nullptr && cuda::FusesQuantize(*q, *c, device_->Properties());
+      const NodeSpec a = Decode(graph, first, Weights::kMayBeMissing),
+                     b = Decode(graph, second, Weights::kMayBeMissing);
+      const auto* const quantize = std::get_if<QuantizeNode>(&a);
+      const auto* const conv = std::get_if<MatmulNode>(&b);
+      if (quantize != nullptr && conv != nullptr)
+        return cuda::FusesQuantize(*quantize, *conv, device_->Properties());
+      const auto* const matmul = std::get_if<MatmulNode>(&a);
+      const auto* const dequantize = std::get_if<DequantizeNode>(&b);
+      return matmul != nullptr && dequantize != nullptr && cuda::FusesDequantize(*matmul, *dequantize);
     } catch (const Error&) {
       return false;  // CreateStep says why
     }
@@ -81,7 +87,10 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Step> CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                    std::span<const uint8_t> packed) override {
     const auto create = [&] {
-      if (nodes.size() == 2) return CreatePair(graph, *nodes[0], *nodes[1], packed);
+      if (nodes.size() == 2) {
+        return nodes[0]->op == "LowBitQuantize" ? CreateQuantized(graph, *nodes[0], *nodes[1], packed)
+                                                : CreateDequantized(graph, *nodes[0], *nodes[1], packed);
+      }
       return IsLowBit(*nodes[0]) ? CreateLowBit(graph, *nodes[0], packed) : CreateStandard(graph, *nodes[0]);
     };
     try {
@@ -165,8 +174,24 @@ class CudaBackend final : public Backend {
         [spec = std::move(spec)](std::span<const TensorShape> fed) { return OutputOf(spec, fed); });
   }
 
-  std::unique_ptr<Step> CreatePair(const Graph& graph, const Node& first, const Node& second,
-                                   std::span<const uint8_t> packed) {
+  std::unique_ptr<Step> CreateDequantized(const Graph& graph, const Node& first, const Node& second,
+                                          std::span<const uint8_t> packed) {
+    NodeSpec product = Decode(graph, first, NeededBeside(packed)), dequantize = Decode(graph, second);
+    const auto& matmul = std::get<MatmulNode>(product);
+    auto packed_node =
+        cuda::PackDequantizedMatmul(matmul, std::get<DequantizeNode>(dequantize), device_->Properties(),
+                                    tuner_->ChooserFor(matmul.conv, true), packed);
+    DropWeights(product);
+    return std::make_unique<CudaStep>(
+        std::move(packed_node),
+        [product = std::move(product), dequantize = std::move(dequantize)](std::span<const TensorShape> fed) {
+          const TensorShape codes = OutputOf(product, fed);
+          return OutputOf(dequantize, std::span(&codes, 1));
+        });
+  }
+
+  std::unique_ptr<Step> CreateQuantized(const Graph& graph, const Node& first, const Node& second,
+                                        std::span<const uint8_t> packed) {
     NodeSpec quantize = Decode(graph, first), conv = Decode(graph, second, NeededBeside(packed));
     const auto& matmul = std::get<MatmulNode>(conv);
     const cuda::Device& device = device_->Properties();

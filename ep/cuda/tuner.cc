@@ -140,10 +140,11 @@ Tuner::Tuner(std::shared_ptr<CudaDevice> device, const EpOptions& options)
   if (TuneCacheEnabled()) path_ = TuneFilePath(CudaTuneOrigin(device_->Properties()), options.cache_dir);
 }
 
-cuda::ConvChooser Tuner::ChooserFor(const ConvSpec& spec) {
+cuda::ConvChooser Tuner::ChooserFor(const ConvSpec& spec, bool dequantized) {
   NodeFacts facts;
   facts.key = DescribeForTuning(spec, "", false);
-  facts.y_element_bytes = spec.epilogue.quantized_output ? 1 : 4;
+  if (dequantized) facts.key = "dequantized, " + facts.key;
+  facts.y_element_bytes = spec.epilogue.quantized_output && !dequantized ? 1 : 4;
   facts.in_channels = spec.geometry.in_channels;
   facts.out_channels = spec.geometry.out_channels;
   facts.has_residual = spec.epilogue.has_residual;

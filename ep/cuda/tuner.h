@@ -28,7 +28,7 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
   Tuner(std::shared_ptr<CudaDevice> device, const EpOptions& options);
 
   // The chooser of one convolution.
-  cuda::ConvChooser ChooserFor(const ConvSpec& spec);
+  cuda::ConvChooser ChooserFor(const ConvSpec& spec, bool dequantized = false);
 
   // Tunes the convolutions of a plan that was just made once more, where they stand (TuneRegion): those that
   // this tuner measured for the first time. Does not throw: what goes wrong is a warning.

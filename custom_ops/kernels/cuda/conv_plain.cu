@@ -3,6 +3,7 @@
 // repacking, pixel sums, the reduction of split sums.
 #include <algorithm>
 
+#include "kernels/cuda/conv_tile.cuh"
 #include "kernels/cuda/device_epilogue.cuh"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/ptx.cuh"
@@ -32,7 +33,7 @@ __device__ __forceinline__ int Weights(const ConvParams& p, int group, int n, in
     const int64_t row = static_cast<int64_t>(group) * p.n + n;
     return *reinterpret_cast<const int*>(p.weights + row * p.kernel_h * p.kernel_w * padded + k);
   }
-  const int r = n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2;  // InterleavedRow of packed_conv.cc
+  const int r = InterleavedRow(n);
   const int64_t row = (static_cast<int64_t>(group) * p.k_tiles + k / 128) * p.n_padded + r;
   return *reinterpret_cast<const int*>(p.weights + row * 128 + ((k % 128 / 16 ^ r % 8) * 16) + k % 16);
 }

@@ -28,6 +28,11 @@ __device__ __forceinline__ int Divide(int n, const FastDivisor& d) {
                           d.shift);
 }
 
+// Where channel n of a group lies among the rows of B (packed_conv.cc).
+__device__ __forceinline__ int InterleavedRow(int n) {
+  return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2;
+}
+
 // Walks along a row of A in steps of a tile: where a column's tap is, and which channel of it.
 class ColumnWalk {
  public:
@@ -65,6 +70,16 @@ class ColumnWalk {
  private:
   int left_, channels_, channel_, tx_;
 };
+
+// Until the inputs may be read.
+__device__ __forceinline__ void WaitForInputs(const ConvParams& p) {
+  if (p.beside_previous) {
+    SeeFinishedWrites();
+  } else {
+    WaitForPredecessors();
+    if (p.beside_next) LetSuccessorsStart();
+  }
+}
 
 // What lies outside the image: nothing is, zeros that a copy can write, another code that it cannot.
 enum class Padding { kNone, kZero, kFill };

@@ -47,6 +47,7 @@ enum class Algorithm : uint8_t {
   kHalo,       // stride 1 on wgmma (sm_90a): blocks keep their weights and patches of the input
   kImage,      // up to 4 input channels: mma.sync over a patch of the image in shared memory
   kDepthwise,  // dp4a, 16 channels a thread
+  kVector,     // dp4a, a warp an output channel: products of few rows
 };
 
 // How the sum over K is spread over blocks, where split > 1.
@@ -77,9 +78,17 @@ struct ConvConfig {
 // The constants of a node in one device's memory: weights in tile order, epilogue tables. Immutable, shared
 // by the plans of every shape.
 class PackedConv;
-// `packed`: what SavePacked gave for the same node; spec.weights may be empty then. Throws Error.
+// Codes that leave a node as float32, as LowBitDequantize makes them.
+struct CodeGrid {
+  bool is_signed = false;
+  float scale = 1;
+  int32_t zero_point = 0;
+};
+// `packed`: what SavePacked gave for the same node; spec.weights may be empty then. `dequantized`: the grid
+// of the node's codes, where its output is to be float32. Throws Error.
 std::shared_ptr<const PackedConv> PackConv(const ConvSpec& spec, const Device& device,
-                                           std::span<const uint8_t> packed = {});
+                                           std::span<const uint8_t> packed = {},
+                                           const std::optional<CodeGrid>& dequantized = std::nullopt);
 std::vector<uint8_t> SavePacked(const PackedConv& conv);
 
 // Every configuration that computes this node exactly on this device, the cost model's choice first.
@@ -105,6 +114,10 @@ std::shared_ptr<const ConvPlan> PlanPixels(std::shared_ptr<const PackedConv> con
 
 const ConvConfig& PlanConfig(const ConvPlan& plan);
 size_t PlanWorkspaceBytes(const ConvPlan& plan);
+// Whether it can be either one of two neighbours that run side by side (queue.h); whether any configuration
+// of the node may.
+bool PlanRunsBeside(const ConvPlan& plan);
+bool PlanMayRunBeside(const ConvPlan& plan);
 
 // Enqueues the node; re-entrant, and legal during graph capture. `x`, `residual` and `y` are device pointers
 // aligned to 16 bytes (the `x` of an Algorithm::kImage kernel to its elements), `workspace` has

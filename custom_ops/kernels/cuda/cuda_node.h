@@ -21,6 +21,10 @@ class NodePlan {
   virtual ~NodePlan() = default;
   // Scratch memory of one launch, which belongs to it until it is done; a multiple of 256.
   virtual size_t WorkspaceBytes() const { return 0; }
+  // Whether it can be either one of two neighbours that run side by side (queue.h); whether a plan of the
+  // node with another configuration may.
+  virtual bool RunsBeside() const { return false; }
+  virtual bool MayRunBeside() const { return RunsBeside(); }
   // Enqueues the node; re-entrant, legal during capture, the same sequence of launches at every call. Fed
   // tensors and `y` are device pointers aligned to their elements at least (those inside a region to 256),
   // dense, `workspace` is aligned to 256. Throws Error.
@@ -53,6 +57,11 @@ using ConvChooser =
 // `packed`: what Packed() of the same node gave, or empty; the weights may be missing then. Throws Error.
 std::unique_ptr<PackedNode> PackMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
                                        std::span<const uint8_t> packed = {});
+// A matrix product and the LowBitDequantize that alone reads it, as one kernel to float32.
+bool FusesDequantize(const MatmulNode& matmul, const DequantizeNode& dequantize);
+std::unique_ptr<PackedNode> PackDequantizedMatmul(const MatmulNode& matmul, const DequantizeNode& dequantize,
+                                                  const Device& device, ConvChooser choose,
+                                                  std::span<const uint8_t> packed = {});
 // LowBitQuantize and the convolution that alone reads it, as one kernel from the float32 image; nullptr where
 // this pair has no fused kernel, which FusesQuantize says before, but for weights with rare zero points.
 bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const Device& device);

@@ -269,7 +269,14 @@ __device__ __forceinline__ void FinishOne(const EpilogueParams& e, const void* r
   if (e.w_zero != nullptr) acc -= e.w_zero[channel] * x_sum;
   const int r = ResidualCode(e, residual, index);
   if (e.quantized_output) {
-    static_cast<uint8_t*>(y)[index] = static_cast<uint8_t>(FinishCode(e, acc, channel, scale, r));
+    const auto code = static_cast<uint8_t>(FinishCode(e, acc, channel, scale, r));
+    if (e.dequantizes) {
+      const int value =
+          e.output_signed ? static_cast<int>(static_cast<int8_t>(code)) : static_cast<int>(code);
+      static_cast<float*>(y)[index] = DequantizeCode(value, e.output_scale, e.output_zero_point);
+    } else {
+      static_cast<uint8_t*>(y)[index] = code;
+    }
   } else {
     static_cast<float*>(y)[index] = TailValue(e, acc, channel, scale, r);
   }

@@ -46,6 +46,8 @@ const char* AlgorithmName(Algorithm algorithm) {
       return "image";
     case Algorithm::kDepthwise:
       return "depthwise";
+    case Algorithm::kVector:
+      return "vector";
   }
   return "";
 }
@@ -180,7 +182,9 @@ int PersistentBlocks(const GemmProblem& problem, const ConvConfig& config, const
 
 // As FinishTile has it.
 int SharedBytes(const GemmProblem& problem, const ConvConfig& config) {
-  if (config.algorithm == Algorithm::kPlain || config.algorithm == Algorithm::kDepthwise) return 0;
+  if (config.algorithm == Algorithm::kPlain || config.algorithm == Algorithm::kDepthwise ||
+      config.algorithm == Algorithm::kVector)
+    return 0;
   if (config.algorithm == Algorithm::kImage) {
     const int finish = config.tile_m * (problem.requantizes ? config.tile_n + 16 : (config.tile_n + 8) * 4);
     return problem.image_weight_bytes + std::max(problem.image_patch_bytes, finish);
@@ -233,6 +237,14 @@ double EstimateHalo(const GemmProblem& problem, const ConvConfig& config, const 
   return (start + std::max(rounds, work)) / kClocksPerMicrosecond;
 }
 
+// Round trips for x and, past the first 2 KB of a row, for the weights; the weights' bytes. Within a third of
+// what an H200 takes for 64..4096 channels of 256..9216 bytes.
+double EstimateVector(const GemmProblem& problem, const Device& device) {
+  const double rounds = static_cast<double>(CeilDiv(problem.k, 2048)), rows = static_cast<double>(problem.m);
+  const double bytes = static_cast<double>(problem.n * problem.k) / device.multiprocessors;
+  return (1100 + rounds * (600 + 300 * rows) + bytes / 40) / kClocksPerMicrosecond;
+}
+
 }  // namespace
 
 // In clocks. The constants of tile and resident kernels were fitted to 5,600 measurements on one H200: the
@@ -247,6 +259,7 @@ double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config
   if (config.algorithm == Algorithm::kImage || config.algorithm == Algorithm::kDepthwise) return 0;
   if (config.algorithm == Algorithm::kHalo) return EstimateHalo(problem, config, device);
   if (config.algorithm == Algorithm::kResident) return EstimateResident(problem, config, device);
+  if (config.algorithm == Algorithm::kVector) return EstimateVector(problem, device);
   const bool wgmma = config.algorithm == Algorithm::kWgmma, multicast = config.multicast > 1;
   const double tile_m = config.tile_m, tile_n = config.tile_n, outputs = tile_m * tile_n;
   const int64_t m_tiles = CeilDiv(CeilDiv(problem.m, config.tile_m), config.multicast) * config.multicast;
@@ -316,6 +329,7 @@ std::vector<ConvConfig> RankConfigs(const GemmProblem& problem, const Device& de
     const ConvConfig image{Algorithm::kImage, 128, problem.n <= 32 ? 32 : 64};
     if (SharedBytes(problem, image) <= device.shared_bytes) out.push_back(image);
   }
+  if (problem.vector) out.push_back({Algorithm::kVector});
   if (problem.streams && device.capability == 90) AddResident(problem, device, out);
   if (device.capability == 90) AddHalo(problem, device, out);
   if (problem.tiled) {

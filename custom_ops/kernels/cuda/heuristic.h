@@ -25,6 +25,7 @@ struct GemmProblem {
   HaloLine halo = {};
   // The kernels for few input channels and for depthwise convolutions apply.
   bool image = false, depthwise = false;
+  bool vector = false;                                // Algorithm::kVector applies
   int image_weight_bytes = 0, image_patch_bytes = 0;  // shared memory of a block of the first
 };
 
@@ -50,5 +51,7 @@ int HaloPlaneBytes(const GemmProblem& problem, const ConvConfig& config);
 int PersistentBlocks(const GemmProblem& problem, const ConvConfig& config, const Device& device);
 
 inline constexpr int kTileK = 128;
+// Of Algorithm::kVector.
+inline constexpr int kMaxVectorRows = 4;
 
 }  // namespace lowbit::cuda

@@ -26,6 +26,7 @@ bool FitsPlanes(const ConvParams& p, const ImageParams& image, const Device& dev
 cudaError_t LaunchPlanes(const ConvParams& p, const ImageParams& image, const ConvConfig& config,
                          const LaunchOptions& options);
 cudaError_t LaunchDepthwise(const ConvParams& params, const LaunchOptions& options);
+cudaError_t LaunchVector(const ConvParams& params, const LaunchOptions& options);
 // Adds the partial sums of Split::kWorkspace and finishes them.
 cudaError_t LaunchReduce(const ConvParams& params, const LaunchOptions& options);
 

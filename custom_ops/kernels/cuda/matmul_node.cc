@@ -38,6 +38,8 @@ class MatmulPlan final : public NodePlan {
     Require(fed.size() == expected, "a convolution was fed ", fed.size(), " tensors, expected ", expected);
     LaunchConv(*plan_, fed[0], has_residual_ ? fed[1] : nullptr, y, workspace, queue);
   }
+  bool RunsBeside() const override { return PlanRunsBeside(*plan_); }
+  bool MayRunBeside() const override { return PlanMayRunBeside(*plan_); }
   std::string Text() const override { return PlanConfig(*plan_).Text(); }
 
  private:
@@ -48,12 +50,12 @@ class MatmulPlan final : public NodePlan {
 class PackedMatmul final : public PackedNode {
  public:
   PackedMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
-               std::span<const uint8_t> packed)
+               std::span<const uint8_t> packed, const std::optional<CodeGrid>& dequantized = std::nullopt)
       : geometry_(node.conv.geometry),
         layout_(node.layout),
         has_residual_(node.conv.epilogue.has_residual),
         choose_(std::move(choose)),
-        conv_(PackConv(node.conv, device, packed)) {}
+        conv_(PackConv(node.conv, device, packed, dequantized)) {}
 
   std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed, const TensorShape&) const override {
     Require(!fed.empty(), "a convolution was fed no tensor");
@@ -126,6 +128,22 @@ std::unique_ptr<PackedNode> PackQuantizedConv(const QuantizeNode& quantize, cons
   const std::vector<ConvConfig> candidates = CandidateConfigs(*constants, {1, 64, 64, 1, 1});
   if (candidates.front().algorithm != Algorithm::kImage) return nullptr;
   return std::make_unique<PackedPixels>(quantize, conv, std::move(constants));
+}
+
+// Products alone: the large outputs of convolutions take the faster epilogues that end in codes.
+bool FusesDequantize(const MatmulNode& matmul, const DequantizeNode& dequantize) {
+  const AffineSpec& grid = dequantize.spec;
+  return matmul.layout.is_gemm && matmul.conv.epilogue.quantized_output && grid.channels == 1 &&
+         !grid.has_affine && !grid.quantizer.quantized && !dequantize.to_channels_first;
+}
+
+std::unique_ptr<PackedNode> PackDequantizedMatmul(const MatmulNode& matmul, const DequantizeNode& dequantize,
+                                                  const Device& device, ConvChooser choose,
+                                                  std::span<const uint8_t> packed) {
+  const AffineSpec& grid = dequantize.spec;
+  return std::make_unique<PackedMatmul>(
+      matmul, device, std::move(choose), packed,
+      CodeGrid{grid.x_signed, grid.x_scale.front(), grid.x_zero_point.front()});
 }
 
 std::unique_ptr<PackedNode> PackMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,

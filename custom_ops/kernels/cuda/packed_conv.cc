@@ -188,7 +188,8 @@ bool PackedConv::FitsImage(const ConvGeometry& g, const OperandType& x) {
          g.pad_top < 4096 && g.pad_left < 4096 && x.encoding != Encoding::kBipolar;
 }
 
-PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<const uint8_t> image)
+PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<const uint8_t> image,
+                       const std::optional<CodeGrid>& dequantized)
     : geometry_(spec.geometry), x_(spec.x), x_zero_(spec.x_zero_point), device_(device) {
   const ConvGeometry& g = geometry_;
   Require(g.out_channels <= kMaxBytes && g.K() <= kMaxBytes, "weights of ", g.out_channels, " x ", g.K(),
@@ -225,6 +226,12 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
   AddWeights(weights, builder);
   AddEpilogue(spec, weights, builder);
   SetEpilogue(spec.epilogue);
+  if (dequantized) {
+    epilogue_.dequantizes = true;
+    epilogue_.output_signed = dequantized->is_signed;
+    epilogue_.output_scale = dequantized->scale;
+    epilogue_.output_zero_point = dequantized->zero_point;
+  }
   const std::span<const uint8_t> bytes = builder.Bytes();
   DeviceGuard guard(device.ordinal);
   memory_.Upload(bytes.data(), bytes.size());
@@ -243,7 +250,8 @@ GemmProblem PackedConv::Problem(const ConvShape& shape) const {
   problem.vector16 = vector16_;
   // The tables by channel hold for any kernel, x_sums for the tile kernels alone.
   const bool requantizes = epilogue_.kind == static_cast<int>(EpilogueKind::kRequantize) &&
-                           epilogue_.quantized_output && !has_w_zero_ && divides_fast_;
+                           epilogue_.quantized_output && !epilogue_.dequantizes && !has_w_zero_ &&
+                           divides_fast_;
   problem.requantizes = requantizes && (depthwise_ || geometry_.GroupOut() % 16 == 0);
   problem.residual = epilogue_.has_residual;
   const ConvGeometry& g = geometry_;
@@ -253,6 +261,9 @@ GemmProblem PackedConv::Problem(const ConvShape& shape) const {
                     !padded && !repacks_ && g.stride_h <= 8 && g.stride_w <= 8;
   SetHalo(shape, problem);
   problem.depthwise = depthwise_ && !has_w_zero_;
+  problem.vector = problem.tiled && vector16_ && !repacks_ && !has_w_zero_ && g.group == 1 && g.Taps() == 1 &&
+                   !padded && shape.in_h == shape.out_h && shape.in_w == shape.out_w &&
+                   problem.m <= kMaxVectorRows;
   // Its places within one image are 31-bit numbers.
   problem.image = image_ && !has_w_zero_ && shape.in_h <= kMaxBytes && shape.in_w <= kMaxBytes &&
                   shape.in_h * shape.in_w <= kMaxBytes / kMaxImageChannels;

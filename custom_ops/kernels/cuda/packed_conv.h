@@ -27,7 +27,8 @@ class ConstantBuilder;
 class PackedConv {
  public:
   // `image`: what Bytes() of the same node gave, or empty: then the weights are packed.
-  PackedConv(const ConvSpec& spec, const Device& device, std::span<const uint8_t> image);
+  PackedConv(const ConvSpec& spec, const Device& device, std::span<const uint8_t> image,
+             const std::optional<CodeGrid>& dequantized = std::nullopt);
 
   const ConvGeometry& Geometry() const { return geometry_; }
   const Device& On() const { return device_; }

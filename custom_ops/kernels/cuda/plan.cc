@@ -70,6 +70,11 @@ class ConvPlan {
 
   const ConvConfig& Config() const { return config_; }
   size_t WorkspaceBytes() const { return workspace_; }
+  // One kernel, of those that know how.
+  bool RunsBeside() const { return OnTiles() && workspace_ == 0 && MayRunBeside(); }
+  bool MayRunBeside() const {
+    return conv_->On().capability >= 90 && params_.m > 0 && params_.n > 0 && conv_->Problem(shape_).tiled;
+  }
 
   void Launch(const void* x, const void* residual, void* y, void* workspace, Queue& queue) const {
     if (params_.m == 0 || params_.n == 0) return;
@@ -83,6 +88,8 @@ class ConvPlan {
     p.x = static_cast<const uint8_t*>(x);
     p.residual = residual;
     p.y = y;
+    p.beside_previous = queue.neighbours().beside_previous;
+    p.beside_next = queue.neighbours().beside_next;
     if (!OnTiles()) {
       Check(LaunchFew(p, options), "launching a convolution");
       return;
@@ -127,6 +134,8 @@ class ConvPlan {
         return LaunchImage(p, image_, source_, config_, options);
       case Algorithm::kDepthwise:
         return LaunchDepthwise(p, options);
+      case Algorithm::kVector:
+        return LaunchVector(p, options);
       case Algorithm::kResident:
         return LaunchResident(p, config_, options);
       case Algorithm::kHalo:
@@ -152,8 +161,9 @@ class ConvPlan {
 };
 
 std::shared_ptr<const PackedConv> PackConv(const ConvSpec& spec, const Device& device,
-                                           std::span<const uint8_t> packed) {
-  return std::make_shared<const PackedConv>(spec, device, packed);
+                                           std::span<const uint8_t> packed,
+                                           const std::optional<CodeGrid>& dequantized) {
+  return std::make_shared<const PackedConv>(spec, device, packed, dequantized);
 }
 
 std::vector<uint8_t> SavePacked(const PackedConv& conv) { return conv.Bytes(); }
@@ -209,6 +219,10 @@ std::shared_ptr<const ConvPlan> PlanConv(const ConvSpec& spec, const ConvShape& 
 const ConvConfig& PlanConfig(const ConvPlan& plan) { return plan.Config(); }
 
 size_t PlanWorkspaceBytes(const ConvPlan& plan) { return plan.WorkspaceBytes(); }
+
+bool PlanRunsBeside(const ConvPlan& plan) { return plan.RunsBeside(); }
+
+bool PlanMayRunBeside(const ConvPlan& plan) { return plan.MayRunBeside(); }
 
 void LaunchConv(const ConvPlan& plan, const void* x, const void* residual, void* y, void* workspace,
                 Queue& queue) {

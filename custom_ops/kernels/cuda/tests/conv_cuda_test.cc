@@ -94,6 +94,10 @@ class Generator : public cuda::Draws {
       s = {Int(1, 150), 1, 1, 0, 0};
       g.in_channels = Int(1, 700);
       g.out_channels = Int(1, 300);
+    } else if (kind == "few rows") {
+      s = {Int(1, 5), 1, 1, 0, 0};
+      g.in_channels = 16 * Int(1, 300);
+      g.out_channels = Int(1, 300);
     } else {
       g.kernel_h = Int(1, 4);
       g.kernel_w = Int(1, 4);
@@ -293,8 +297,9 @@ struct Counts {
   int64_t runs = 0, wrong_runs = 0;
 };
 
-// The ways a launch reaches the device: at once, in a graph, in a graph whose nodes got other pointers.
-enum class Way { kStream, kGraph, kUpdatedGraph };
+// The ways a launch reaches the device: at once, in a graph, in a graph whose nodes got other pointers,
+// beside a launch before it that has its output elsewhere.
+enum class Way { kStream, kGraph, kUpdatedGraph, kBeside };
 
 void Run(const cuda::ConvPlan& plan, Way way, bool overlap, const void* x, const void* residual, void* y,
          void* workspace, void* elsewhere) {
@@ -312,6 +317,11 @@ void Run(const cuda::ConvPlan& plan, Way way, bool overlap, const void* x, const
   queue.Record(&nodes);
   Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
   const bool updates = way == Way::kUpdatedGraph;
+  if (way == Way::kBeside && cuda::PlanRunsBeside(plan)) {
+    queue.SetNeighbours({false, true});
+    cuda::LaunchConv(plan, x, residual, elsewhere, workspace, queue);
+    queue.SetNeighbours({true, false});
+  }
   cuda::LaunchConv(plan, updates ? elsewhere : x, residual, updates ? elsewhere : y, workspace, queue);
   Check(cudaStreamEndCapture(stream, &graph), "capture");
   Check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
@@ -367,23 +377,38 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
   const ConvShape& s = node.shape;
   const ConvGeometry& g = spec.geometry;
   const int64_t outputs = s.OutPixels() * g.out_channels;
-  const size_t y_bytes = static_cast<size_t>(outputs) * (spec.epilogue.quantized_output ? 1 : 4), guard = 256;
+  constexpr size_t guard = 256;
   std::vector<uint8_t> x = generator.Codes(spec.x, s.batch * s.in_h * s.in_w * g.in_channels);
   std::vector<float> floats;
   std::optional<cuda::PixelQuantizer> quantizer;
   if (cuda::FitsPixels(spec)) quantizer = MakePixels(spec, s, generator, floats, x);
   std::vector<uint8_t> residual;
   if (spec.epilogue.has_residual) residual = generator.Codes({8, Encoding::kUnsigned}, outputs);
-  std::vector<uint8_t> expected(y_bytes), found(y_bytes + guard);
+  std::vector<uint8_t> expected(static_cast<size_t>(outputs) * (spec.epilogue.quantized_output ? 1 : 4));
   Threads pool;
   const auto reference = ReferenceRows()[0].create(spec);
   reference->Run({s, x.data(), residual.empty() ? nullptr : residual.data(), expected.data()}, pool);
 
-  auto packed = cuda::PackConv(spec, device);
+  std::optional<cuda::CodeGrid> dequantized;
+  if (spec.epilogue.quantized_output && generator.Coin(0.15)) {
+    const Epilogue& e = spec.epilogue;
+    dequantized = {e.y_signed, generator.Real(0.01f, 0.1f), static_cast<int32_t>(generator.Int(-100, 100))};
+    std::vector<uint8_t> floats(static_cast<size_t>(outputs) * 4);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const int32_t code = e.y_signed ? static_cast<int8_t>(expected[i]) : expected[i];
+      const float value = DequantizeCode(code, dequantized->scale, dequantized->zero_point);
+      std::memcpy(&floats[i * 4], &value, 4);
+    }
+    expected = std::move(floats);
+  }
+  const size_t y_bytes = expected.size();
+  std::vector<uint8_t> found(y_bytes + guard);
+
+  auto packed = cuda::PackConv(spec, device, {}, dequantized);
   if (generator.Coin(0.3)) {  // as a compiled model brings it
     ConvSpec lean = spec;
     lean.weights.clear();
-    packed = cuda::PackConv(lean, device, cuda::SavePacked(*packed));
+    packed = cuda::PackConv(lean, device, cuda::SavePacked(*packed), dequantized);
   }
   std::vector<cuda::ConvConfig> configs = cuda::CandidateConfigs(*packed, s);
   std::erase_if(configs, [&](const auto& c) { return c.Text().find(text) == std::string::npos; });
@@ -420,7 +445,7 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
     const bool overlap = generator.Coin();
     Check(cudaMemset(workspace.Get(), 0xA5, cuda::PlanWorkspaceBytes(*plan)), "poison");
     Check(cudaMemset(device_y.Get(), 0xA5, y_bytes + guard), "poison");
-    Run(*plan, generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}),
+    Run(*plan, generator.Of({Way::kStream, Way::kBeside, Way::kGraph, Way::kUpdatedGraph}),
         overlap && device.capability >= 90, from_floats ? device_floats.Get() : device_x.Get(),
         residual.empty() ? nullptr : device_r.Get(), device_y.Get(), workspace.Get(), elsewhere.Get());
     SynchronizeOrExit(node.kind + " " + config.Text());
@@ -435,7 +460,7 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
     ++counts.runs;
     int64_t wrong = 0, first = -1;
     if (std::memcmp(expected.data(), found.data(), y_bytes) != 0) {
-      const int64_t width = spec.epilogue.quantized_output ? 1 : 4;
+      const int64_t width = static_cast<int64_t>(y_bytes) / outputs;
       for (int64_t i = 0; i < outputs; ++i) {
         if (std::memcmp(&expected[static_cast<size_t>(i * width)], &found[static_cast<size_t>(i * width)],
                         static_cast<size_t>(width)) != 0) {
@@ -475,8 +500,8 @@ int main(int argc, char** argv) {
     Generator generator(seed);
     std::map<std::string, Counts> by;
     int64_t nodes = 0, wrong = 0;
-    for (const char* kind : {"spatial", "windows", "pointwise", "gemm", "deep", "channels", "group",
-                             "depthwise", "stem", "transposed", "many pixels"}) {
+    for (const char* kind : {"spatial", "windows", "pointwise", "gemm", "few rows", "deep", "channels",
+                             "group", "depthwise", "stem", "transposed", "many pixels"}) {
       if (!only_kind.empty() && only_kind != kind) continue;
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {
         if (!TestNode(generator.Make(kind), generator, device, by, most, text)) ++wrong;
