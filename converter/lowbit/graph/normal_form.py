@@ -14,7 +14,6 @@ the nodes around it stay as they are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
@@ -240,11 +239,6 @@ class NormalForm:
         self._quantizations: dict[ir.Value, Quantization | Refusal | None] = {}
         self._dequantizations: dict[ir.Value, Dequantization | Refusal | None] = {}
         self._ranges: dict[ir.Value, CodeRange | None] = {} if ranges is None else ranges
-
-    @cached_property
-    def positions(self) -> dict[ir.Node, int]:
-        """Where each node stands in the graph."""
-        return {node: position for position, node in enumerate(self.graph)}
 
     def quantization(self, codes: ir.Value) -> Quantization | Refusal | None:
         """How a value came to be codes; None if no QuantizeLinear made it."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from lowbit.graph.lowering import Lowering, Order, Stored, StoredReal
-from lowbit.graph.normal_form import NormalForm, Quantization, clip_bounds
+from lowbit.graph.normal_form import Quantization, clip_bounds
 from lowbit.graph.reasons import Refusal
 from lowbit.rewrites.chain import Chain, chain_at
 from lowbit.rewrites.epilogue import Bias, Bounds, Epilogue, read_bias, read_epilogue, with_residual
@@ -147,8 +147,7 @@ def candidates(context: Context, sink: ir.Node, cores: Sequence[str]) -> list[Ca
     """The chains that end in a node, the widest first.
 
     Where the graph says product -> Q -> DQ -> Add -> [Relu] -> Q, the region is the whole of it, with both
-    roundings; the addition may take the product from either side. Where it could be either product, it goes to
-    the one whose input is made last: the other, a shortcut as a rule, can then run beside the branch.
+    roundings; the addition may take the product from either side.
     """
     form = context.form
     chain = chain_at(form, sink, cores, laws=True)
@@ -178,7 +177,7 @@ def candidates(context: Context, sink: ir.Node, cores: Sequence[str]) -> list[Ca
                     outer.quantization,
                 )
             )
-    return sorted(found, key=lambda candidate: -_made_at(form, candidate.chain.core.inputs[0]))
+    return found
 
 
 def first_region(
@@ -195,15 +194,6 @@ def first_region(
             return region
         refusal = refusal or region
     return refusal
-
-
-def _made_at(form: NormalForm, real: ir.Value | None) -> int:
-    """Where in the graph the codes of an activation are made, -1 for an input's."""
-    dequantization = form.dequantization(real)
-    if dequantization is None or isinstance(dequantization, Refusal):
-        return -1
-    maker = dequantization.codes.producer()
-    return -1 if maker is None else form.positions.get(maker, -1)
 
 
 def _inner_chain(context: Context, add: ir.Node, path: int, cores: Sequence[str]) -> Chain | None:
