@@ -61,10 +61,12 @@ docs: $(INSTALLED)
 	$(PY) tools/generate_docs.py
 
 wheel: $(INSTALLED)
+	$(PY) -m pip install --quiet --retries 5 build
 	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m build --outdir dist \
 	  --config-setting=cmake.define.LOWBIT_CUDA=OFF .
 
 wheel-cuda: $(INSTALLED)
+	$(PY) -m pip install --quiet --retries 5 build
 	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" CUDACXX="$$(tools/setup.sh nvcc)" \
 	  $(PY) -m build --wheel --outdir dist ep/cuda/wheel
 

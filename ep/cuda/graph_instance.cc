@@ -184,17 +184,8 @@ void* GraphInstance::Address(const Location& location, std::span<void* const> ex
   return nullptr;
 }
 
-bool GraphInstance::RunsBesidePrevious(size_t i) const {
-  const auto runs_beside = [&](size_t step) {
-    return static_cast<const CudaStepPlan&>(*plan_.steps[step].plan).RunsBeside();
-  };
-  return plan_.steps[i].beside_previous && runs_beside(i - 1) && runs_beside(i);
-}
-
-void GraphInstance::Launch(size_t i, std::span<void* const> externals, uint8_t* workspace,
+void GraphInstance::Launch(const PlannedStep& step, std::span<void* const> externals, uint8_t* workspace,
                            cuda::Queue& queue) const {
-  const PlannedStep& step = plan_.steps[i];
-  queue.SetNeighbours({RunsBesidePrevious(i), i + 1 < plan_.steps.size() && RunsBesidePrevious(i + 1)});
   std::vector<const void*> fed;
   fed.reserve(step.fed.size());
   for (const Location& location : step.fed) fed.push_back(Address(location, externals, workspace));
@@ -205,7 +196,7 @@ void GraphInstance::Launch(size_t i, std::span<void* const> externals, uint8_t* 
 void GraphInstance::LaunchAll(std::span<void* const> externals, uint8_t* workspace,
                               cudaStream_t stream) const {
   cuda::Queue queue(stream, overlap_);
-  for (size_t i = 0; i < plan_.steps.size(); ++i) Launch(i, externals, workspace, queue);
+  for (const PlannedStep& step : plan_.steps) Launch(step, externals, workspace, queue);
 }
 
 void GraphInstance::Capture(std::span<void* const> externals) {
@@ -215,7 +206,7 @@ void GraphInstance::Capture(std::span<void* const> externals) {
   cuda::Queue queue(stream.Get(), overlap_);
   for (size_t i = 0; i < plan_.steps.size(); ++i) {
     queue.Record(&captured->nodes[i]);
-    Launch(i, externals, workspace_.Get(), queue);
+    Launch(plan_.steps[i], externals, workspace_.Get(), queue);
   }
   stream.End(&captured->graph);
   CheckCuda(cudaGraphInstantiate(&captured->executable, captured->graph, 0),
@@ -234,7 +225,7 @@ void GraphInstance::Patch(std::span<void* const> externals) {
   cuda::Queue queue(nullptr, overlap_);
   for (const size_t i : stale) {
     queue.Update(captured_->executable, &captured_->nodes[i]);
-    Launch(i, externals, workspace_.Get(), queue);
+    Launch(plan_.steps[i], externals, workspace_.Get(), queue);
   }
   held_.assign(externals.begin(), externals.end());
 }

@@ -45,9 +45,8 @@ class GraphInstance final : public Instance {
   };
 
   void* Address(const Location& location, std::span<void* const> externals, uint8_t* workspace) const;
-  // Of the steps that may, those whose kernels know how.
-  bool RunsBesidePrevious(size_t step) const;
-  void Launch(size_t step, std::span<void* const> externals, uint8_t* workspace, cuda::Queue& queue) const;
+  void Launch(const PlannedStep& step, std::span<void* const> externals, uint8_t* workspace,
+              cuda::Queue& queue) const;
   void LaunchAll(std::span<void* const> externals, uint8_t* workspace, cudaStream_t stream) const;
   // The next run on another stream, and the destructor, wait for everything on `stream` until here.
   cudaError_t MarkEnd(cudaStream_t stream);

@@ -18,8 +18,6 @@ class CudaStepPlan final : public StepPlan {
   explicit CudaStepPlan(std::shared_ptr<const cuda::NodePlan> node) : node_(std::move(node)) {}
 
   size_t WorkspaceBytes() const override { return node_->WorkspaceBytes(); }
-  bool MayRunBeside() const override { return node_->MayRunBeside(); }
-  bool RunsBeside() const { return node_->RunsBeside(); }
   std::string Text() const override { return node_->Text(); }
   void Launch(std::span<const void* const> fed, void* y, void* workspace, cuda::Queue& queue) const {
     node_->Launch(fed, y, workspace, queue);

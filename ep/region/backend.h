@@ -23,9 +23,6 @@ class StepPlan {
  public:
   virtual ~StepPlan() = default;
   virtual size_t WorkspaceBytes() const { return 0; }
-  // Whether it may run while the step before it, or behind it, runs: one that also may, and neither writes
-  // what the other uses.
-  virtual bool MayRunBeside() const { return false; }
   virtual std::string Text() const = 0;  // the kernel, for the printed plan
 };
 

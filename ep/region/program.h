@@ -21,7 +21,6 @@ struct Location {
   enum class Kind : uint8_t { kExternal, kWorkspace, kConstant };
   Kind kind = Kind::kWorkspace;
   size_t at = 0;  // index of the external, offset in the workspace, or index of the constant
-  bool operator==(const Location&) const = default;
 };
 
 struct PlannedStep {
@@ -33,9 +32,6 @@ struct PlannedStep {
   Location output;
   size_t workspace_at = 0;  // offset of the step's scratch memory in the workspace
   bool touches_external = false;
-  // It may run while the step before it does: neither writes what the other uses. That one itself runs after
-  // the steps before it.
-  bool beside_previous = false;
 };
 
 // A region at given input shapes. Externals are the region's inputs, then its outputs.

@@ -110,50 +110,36 @@ class Planner {
 
   Location OutputLocation(size_t o) const { return {Location::Kind::kExternal, plan_.inputs.size() + o}; }
 
-  // Where a tensor of the step that is added now lies, alive from step `first` on if it is a new one. Offsets
-  // in the workspace are known later: until then `at` is the index of a lifetime.
-  Location Use(ValueId id, int first) {
+  // Where a tensor of the step that is added now lies. Offsets in the workspace are known later: until then
+  // `at` is the index of a lifetime.
+  Location Use(ValueId id) {
     const size_t root = Root(id);
     if (homes_[root]) return *homes_[root];
     const int now = static_cast<int>(plan_.steps.size());
     std::optional<size_t>& index = lifetime_of_[root];
     if (!index) {
       index = lifetimes_.size();
-      lifetimes_.push_back({BytesOf(shapes_[root]), first, now});
+      lifetimes_.push_back({BytesOf(shapes_[root]), now, now});
     }
     lifetimes_[*index].last = now;
     return {Location::Kind::kWorkspace, *index};
   }
 
-  // Only the first of two steps that run side by side waits for the steps before it: a third is not beside
-  // them.
-  bool MayRunBesidePrevious(const PlannedStep& step) const {
-    if (plan_.steps.empty()) return false;
-    const PlannedStep& previous = plan_.steps.back();
-    return !previous.beside_previous && previous.plan->MayRunBeside() && step.plan->MayRunBeside() &&
-           std::find(step.fed.begin(), step.fed.end(), previous.output) == step.fed.end();
-  }
-
-  // `output_at`: where its output lies, if not where the value `output` has its home.
   void AddStep(std::string_view name, const Step& step, std::span<const ValueId> fed,
-               std::span<const TensorShape> fed_shapes, ValueId output,
-               const std::optional<Location>& output_at = std::nullopt) {
-    const int now = static_cast<int>(plan_.steps.size());
+               std::span<const TensorShape> fed_shapes, const Location& output) {
     PlannedStep planned;
     planned.name = name;
     planned.step = &step;
     planned.plan = step.Plan(fed_shapes);
     planned.fed_shapes.assign(fed_shapes.begin(), fed_shapes.end());
-    for (const ValueId id : fed) planned.fed.push_back(Use(id, now));
-    planned.beside_previous = MayRunBesidePrevious(planned);
-    // What the step writes shares no memory with what the one beside it uses.
-    const int first = planned.beside_previous ? now - 1 : now;
-    planned.output = output_at ? *output_at : Use(output, first);
+    for (const ValueId id : fed) planned.fed.push_back(Use(id));
+    planned.output = output;
     planned.workspace_at = lifetimes_.size();
-    lifetimes_.push_back({planned.plan->WorkspaceBytes(), first, now});
+    const int now = static_cast<int>(plan_.steps.size());
+    lifetimes_.push_back({planned.plan->WorkspaceBytes(), now, now});
     const auto is_external = [](const Location& place) { return place.kind == Location::Kind::kExternal; };
     planned.touches_external =
-        is_external(planned.output) || std::any_of(planned.fed.begin(), planned.fed.end(), is_external);
+        is_external(output) || std::any_of(planned.fed.begin(), planned.fed.end(), is_external);
     plan_.steps.push_back(std::move(planned));
   }
 
@@ -163,7 +149,7 @@ class Planner {
     for (const CompiledRegion::Op& op : region_->ops) {
       if (op.reshape || IsEmpty(op.output)) continue;
       try {
-        AddStep(op.name, *op.step, op.fed, FedShapes(op), op.output);
+        AddStep(op.name, *op.step, op.fed, FedShapes(op), Use(op.output));
       } catch (const Error& e) {
         Fail(op.name, ": ", e.what());
       }
@@ -176,7 +162,7 @@ class Planner {
       if (IsEmpty(output.value)) continue;
       const std::array fed = {output.value};
       const std::array fed_shapes = {shapes_[At(output.value)]};
-      AddStep(output.name, *region_->copy, fed, fed_shapes, output.value, OutputLocation(o));
+      AddStep(output.name, *region_->copy, fed, fed_shapes, OutputLocation(o));
     }
   }
 
@@ -218,8 +204,7 @@ std::string RegionPlan::Text() const {
   std::ostringstream text;
   text << "region of " << steps.size() << " steps, workspace " << workspace_bytes << " bytes\n";
   for (const PlannedStep& step : steps) {
-    text << "  " << step.name << ": " << step.plan->Text()
-         << (step.beside_previous ? ", beside the step before, from" : ", from");
+    text << "  " << step.name << ": " << step.plan->Text() << ", from";
     for (const Location& fed : step.fed) text << ' ' << PlaceText(fed);
     text << " to " << PlaceText(step.output) << '\n';
   }

@@ -25,7 +25,6 @@ class FakeStep : public Step {
   virtual void Run(std::span<const TensorShape> fed, std::span<const void* const> data, void* y,
                    uint8_t* scratch) const = 0;
   virtual size_t Scratch(std::span<const TensorShape> fed) const = 0;
-  bool runs_beside = false;
 };
 
 struct FakePlan final : StepPlan {
@@ -35,7 +34,6 @@ struct FakePlan final : StepPlan {
         scratch(of.Scratch(shapes)),
         y_bytes(Tensor(of.Output(fed)).bytes.size()) {}
   size_t WorkspaceBytes() const override { return scratch; }
-  bool MayRunBeside() const override { return step.runs_beside; }
   std::string Text() const override { return "fake"; }
   const FakeStep& step;
   std::vector<TensorShape> fed;
@@ -109,13 +107,12 @@ class FakeBackend : public Backend {
  public:
   std::set<std::string> ops = {"LowBitLookup", "LowBitAdd", "LowBitConcat", "Softmax"};  // that it runs
   bool fuses = false;
-  bool runs_beside = false;  // steps of a single node, beside each other
   size_t max_instances = 3;
   std::string fingerprint = "fake 1";
   std::atomic<size_t> fail_above{SIZE_MAX};  // instances: creating more fails, as if memory ran out
   std::atomic<int> busy_runs{0};             // instances answer Busy while this is above 0
   mutable std::atomic<size_t> live{0}, most_live{0}, created{0}, faults{0}, steps_packed{0},
-      steps_from_packed{0}, neighbours{0};
+      steps_from_packed{0};
 
   std::optional<std::string> Refusal(const Graph&, const Node& node) const override {
     if (ops.contains(node.op)) return std::nullopt;
@@ -158,17 +155,17 @@ class FakeInstance final : public Instance {
          live > most && !backend_.most_live.compare_exchange_weak(most, live);) {
     }
     for (const PlannedStep& step : plan.steps) CheckStep(step);
-    for (size_t i = 0; i < plan.steps.size(); ++i) CheckNeighbours(i);
   }
   ~FakeInstance() override { --backend_.live; }
 
   void Run(std::span<void* const> externals, const RunContext&) override {
     if (running_.exchange(true)) ++backend_.faults;
     held_.assign(externals.begin(), externals.end());
-    // Of two steps that may run side by side the second goes first.
-    for (size_t i = 0; i < plan_.steps.size(); ++i) {
-      const bool is_first = i + 1 < plan_.steps.size() && plan_.steps[i + 1].beside_previous;
-      RunStep(plan_.steps[is_first ? i + 1 : plan_.steps[i].beside_previous ? i - 1 : i], externals);
+    for (const PlannedStep& step : plan_.steps) {
+      const auto& plan = static_cast<const FakePlan&>(*step.plan);
+      std::vector<const void*> fed;
+      for (const Location& place : step.fed) fed.push_back(At(place, externals));
+      plan.step.Run(plan.fed, fed, At(step.output, externals), workspace_.data() + step.workspace_at);
     }
     running_ = false;
   }
@@ -187,56 +184,24 @@ class FakeInstance final : public Instance {
     if (place.kind == Location::Kind::kConstant) return const_cast<void*>(plan_.constants[place.at].get());
     return workspace_.data() + place.at;
   }
-  void RunStep(const PlannedStep& step, std::span<void* const> externals) {
-    const auto& plan = static_cast<const FakePlan&>(*step.plan);
-    std::vector<const void*> fed;
-    for (const Location& place : step.fed) fed.push_back(At(place, externals));
-    plan.step.Run(plan.fed, fed, At(step.output, externals), workspace_.data() + step.workspace_at);
-  }
-  static std::vector<Range> Written(const PlannedStep& step) {
+  void CheckStep(const PlannedStep& step) const {
     const auto& plan = static_cast<const FakePlan&>(*step.plan);
     std::vector<Range> written = {{step.workspace_at, step.workspace_at + plan.scratch}};
     if (step.output.kind == Location::Kind::kWorkspace) {
       written.push_back({step.output.at, step.output.at + plan.y_bytes});
     }
-    return written;
-  }
-  // What it writes, then what it reads.
-  static std::vector<Range> Used(const PlannedStep& step) {
-    const auto& plan = static_cast<const FakePlan&>(*step.plan);
-    std::vector<Range> used = Written(step);
+    std::vector<Range> all = written;
     for (size_t i = 0; i < step.fed.size(); ++i) {
       const size_t at = step.fed[i].at;
       if (step.fed[i].kind == Location::Kind::kWorkspace)
-        used.push_back({at, at + Tensor(plan.fed[i]).bytes.size()});
+        all.push_back({at, at + Tensor(plan.fed[i]).bytes.size()});
     }
-    return used;
-  }
-  static bool Meet(const Range& a, const Range& b) { return a.begin < b.end && b.begin < a.end; }
-  void CheckStep(const PlannedStep& step) const {
-    const std::vector<Range> written = Written(step), all = Used(step);
     for (size_t i = 0; i < all.size(); ++i) {
       if (all[i].end > workspace_.size() || all[i].begin % backend_.Alignment() != 0) ++backend_.faults;
       for (size_t w = 0; w < written.size(); ++w) {
-        if (w != i && Meet(all[i], written[w])) ++backend_.faults;
+        if (w != i && all[i].begin < written[w].end && written[w].begin < all[i].end) ++backend_.faults;
       }
     }
-  }
-  void CheckNeighbours(size_t second) const {
-    if (!plan_.steps[second].beside_previous) return;
-    ++backend_.neighbours;
-    if (second == 0 || plan_.steps[second - 1].beside_previous) {
-      ++backend_.faults;
-      return;
-    }
-    const PlannedStep &a = plan_.steps[second - 1], &b = plan_.steps[second];
-    const auto check = [&](const std::vector<Range>& written, const std::vector<Range>& used) {
-      for (const Range& w : written) {
-        for (const Range& u : used) backend_.faults += Meet(w, u) ? 1 : 0;
-      }
-    };
-    check(Written(a), Used(b));
-    check(Written(b), Used(a));
   }
 
   const FakeBackend& backend_;
@@ -266,11 +231,7 @@ inline std::unique_ptr<FakeNodeStep> FakeBackend::CreateNodeStep(const Graph& gr
 
 inline std::unique_ptr<Step> FakeBackend::CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                                      std::span<const uint8_t> packed) {
-  if (nodes.size() == 1) {
-    auto step = CreateNodeStep(graph, *nodes[0], packed);
-    step->runs_beside = runs_beside;
-    return step;
-  }
+  if (nodes.size() == 1) return CreateNodeStep(graph, *nodes[0], packed);
   const size_t half = packed.size() / 2;
   return std::make_unique<FakePairStep>(CreateNodeStep(graph, *nodes[0], packed.first(half)),
                                         CreateNodeStep(graph, *nodes[1], packed.subspan(half)));

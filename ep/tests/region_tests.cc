@@ -158,13 +158,11 @@ struct RandomGraph {
 
 void TestRandomGraphs() {
   std::mt19937 random(2);
-  size_t neighbours = 0;
   for (int round = 0; round < 200; ++round) {
     RandomGraph random_graph(random);
     const Graph& graph = random_graph.builder.graph;
     auto fake = std::make_shared<FakeBackend>();
     fake->fuses = round % 2 == 0;
-    fake->runs_beside = round % 4 > 1;
     const auto on_fake = Program::Compile(graph, fake),
                on_cpu = Program::Compile(graph, CreateCpuBackend({}));
     for (const int64_t batch : {2, 1, 0, 5, 2}) {
@@ -176,30 +174,7 @@ void TestRandomGraphs() {
       Expect(Equal(RunProgram(*on_cpu, inputs), expected),
              "the same on the CPU, round " + std::to_string(round));
     }
-    Expect(fake->faults == 0, "no step writes where another tensor of it, or of the step beside it, lies");
-    neighbours += fake->neighbours;
-  }
-  Expect(neighbours > 100, "many steps run beside another");
-}
-
-// A branch of two lookups, a shortcut of one, their sum.
-void TestNeighbours() {
-  GraphBuilder builder;
-  const ValueId x = builder.AddInput(), branch = builder.Lookup(builder.Lookup(x, 1), 2),
-                shortcut = builder.Lookup(x, 3);
-  builder.graph.outputs = {builder.Add(branch, shortcut)};
-  std::mt19937 random(4);
-  const std::vector<Tensor> inputs = {RandomTensor({4, 100}, random)};
-  for (const bool runs_beside : {false, true}) {
-    auto fake = std::make_shared<FakeBackend>();
-    fake->runs_beside = runs_beside;
-    const auto program = Program::Compile(builder.graph, fake);
-    const auto plan = program->PlanFor(ShapesOf(inputs));
-    std::vector<bool> beside;
-    for (const PlannedStep& step : plan->steps) beside.push_back(step.beside_previous);
-    Expect(beside == std::vector<bool>{false, false, runs_beside, false}, "the shortcut beside the branch");
-    Expect(Equal(RunProgram(*program, inputs), Evaluate(builder.graph, inputs)) && fake->faults == 0,
-           "a shortcut that goes first");
+    Expect(fake->faults == 0, "no step writes where another tensor of it lies");
   }
 }
 
@@ -736,7 +711,6 @@ int main() {
   TestRandomGraphs();
   TestErrorsNameTheNode();
   TestDamagedGraphs();
-  TestNeighbours();
   TestFusion();
   TestFusionThroughTheFirstInput();
   TestPlansAreBounded();

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
   for (int s = 0; s < kStages - 1; ++s) {
     if (at.k_begin + s < at.k_end) load_weights(at.k_begin + s, s);
   }
-  WaitForInputs(p);
+  WaitForPredecessors();
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
     if (at.k_begin + s < at.k_end) activations.Load(tiles + s * (kBytesA + kBytesB));
@@ -108,7 +108,6 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
       }
     }
   });
-  if (p.beside_previous) WaitForPredecessors();
 }
 
 template <int kTileM, int kTileN, int kWarpsM, int kWarpsN>

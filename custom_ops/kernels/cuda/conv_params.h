@@ -135,8 +135,6 @@ struct ConvParams {
   bool all_inside = false;    // no tap of any pixel is outside the image
   int32_t last_position = 0;  // 65536 * (in_h - 1) + in_w - 1
   uint32_t fill = 0;          // four times the code that stands for real zero
-  // Runs beside the kernel before it, or lets the one behind run beside it (queue.h).
-  bool beside_previous = false, beside_next = false;
   int x_mul = 1, x_zero = 0;  // plain kernel: v(x) = x_mul * q - x_zero
   FastDivisor by_image, by_row, by_channels, by_kernel_w, by_fours;  // the last: fours of pixels in a row
   EpilogueParams epilogue;

@@ -71,16 +71,6 @@ class ColumnWalk {
   int left_, channels_, channel_, tx_;
 };
 
-// Until the inputs may be read.
-__device__ __forceinline__ void WaitForInputs(const ConvParams& p) {
-  if (p.beside_previous) {
-    SeeFinishedWrites();
-  } else {
-    WaitForPredecessors();
-    if (p.beside_next) LetSuccessorsStart();
-  }
-}
-
 // What lies outside the image: nothing is, zeros that a copy can write, another code that it cannot.
 enum class Padding { kNone, kZero, kFill };
 

@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
       for (int i = 0; i < first; ++i) load_weights(i, i);
     }
     ActivationLoader<kTileM, kLoaders, 16> activations(p, loader, at.m0, at.group, at.k_begin);
-    WaitForInputs(p);
+    WaitForPredecessors();
     const auto load_all = [&](auto padding) {
       int stage = 0;
       uint32_t parity = 0;
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
     load(thread);
   }
 
-  WaitForInputs(p);
+  WaitForPredecessors();
   FetchResiduals<kTileM, kTileN, kConsumers>(p, at, shared, thread, PixelsInOrder{at.m0, p.m});
 
   int sums[kTileN / 2] = {};
@@ -198,7 +198,6 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
       f(row, column + j * 16, make_int4(v[0], v[1], v[4], v[5]), make_int4(v[2], v[3], v[6], v[7]));
     }
   });
-  if (p.beside_previous) WaitForPredecessors();
 #endif
 }
 

@@ -114,10 +114,6 @@ std::shared_ptr<const ConvPlan> PlanPixels(std::shared_ptr<const PackedConv> con
 
 const ConvConfig& PlanConfig(const ConvPlan& plan);
 size_t PlanWorkspaceBytes(const ConvPlan& plan);
-// Whether it can be either one of two neighbours that run side by side (queue.h); whether any configuration
-// of the node may.
-bool PlanRunsBeside(const ConvPlan& plan);
-bool PlanMayRunBeside(const ConvPlan& plan);
 
 // Enqueues the node; re-entrant, and legal during graph capture. `x`, `residual` and `y` are device pointers
 // aligned to 16 bytes (the `x` of an Algorithm::kImage kernel to its elements), `workspace` has

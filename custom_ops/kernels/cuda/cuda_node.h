@@ -21,10 +21,6 @@ class NodePlan {
   virtual ~NodePlan() = default;
   // Scratch memory of one launch, which belongs to it until it is done; a multiple of 256.
   virtual size_t WorkspaceBytes() const { return 0; }
-  // Whether it can be either one of two neighbours that run side by side (queue.h); whether a plan of the
-  // node with another configuration may.
-  virtual bool RunsBeside() const { return false; }
-  virtual bool MayRunBeside() const { return RunsBeside(); }
   // Enqueues the node; re-entrant, legal during capture, the same sequence of launches at every call. Fed
   // tensors and `y` are device pointers aligned to their elements at least (those inside a region to 256),
   // dense, `workspace` is aligned to 256. Throws Error.

@@ -38,8 +38,6 @@ class MatmulPlan final : public NodePlan {
     Require(fed.size() == expected, "a convolution was fed ", fed.size(), " tensors, expected ", expected);
     LaunchConv(*plan_, fed[0], has_residual_ ? fed[1] : nullptr, y, workspace, queue);
   }
-  bool RunsBeside() const override { return PlanRunsBeside(*plan_); }
-  bool MayRunBeside() const override { return PlanMayRunBeside(*plan_); }
   std::string Text() const override { return PlanConfig(*plan_).Text(); }
 
  private:

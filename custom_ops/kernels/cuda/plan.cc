@@ -70,11 +70,6 @@ class ConvPlan {
 
   const ConvConfig& Config() const { return config_; }
   size_t WorkspaceBytes() const { return workspace_; }
-  // One kernel, of those that know how.
-  bool RunsBeside() const { return OnTiles() && workspace_ == 0 && MayRunBeside(); }
-  bool MayRunBeside() const {
-    return conv_->On().capability >= 90 && params_.m > 0 && params_.n > 0 && conv_->Problem(shape_).tiled;
-  }
 
   void Launch(const void* x, const void* residual, void* y, void* workspace, Queue& queue) const {
     if (params_.m == 0 || params_.n == 0) return;
@@ -88,8 +83,6 @@ class ConvPlan {
     p.x = static_cast<const uint8_t*>(x);
     p.residual = residual;
     p.y = y;
-    p.beside_previous = queue.neighbours().beside_previous;
-    p.beside_next = queue.neighbours().beside_next;
     if (!OnTiles()) {
       Check(LaunchFew(p, options), "launching a convolution");
       return;
@@ -219,10 +212,6 @@ std::shared_ptr<const ConvPlan> PlanConv(const ConvSpec& spec, const ConvShape& 
 const ConvConfig& PlanConfig(const ConvPlan& plan) { return plan.Config(); }
 
 size_t PlanWorkspaceBytes(const ConvPlan& plan) { return plan.WorkspaceBytes(); }
-
-bool PlanRunsBeside(const ConvPlan& plan) { return plan.RunsBeside(); }
-
-bool PlanMayRunBeside(const ConvPlan& plan) { return plan.MayRunBeside(); }
 
 void LaunchConv(const ConvPlan& plan, const void* x, const void* residual, void* y, void* workspace,
                 Queue& queue) {

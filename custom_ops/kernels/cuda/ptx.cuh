@@ -104,14 +104,6 @@ __device__ __forceinline__ void WaitForPredecessors() {
 #endif
 }
 
-// For a kernel that began when its predecessor was past its own wait, so that all before that one are
-// complete: no older lines of what they wrote are left in the L1 cache from here on.
-__device__ __forceinline__ void SeeFinishedWrites() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
-#endif
-}
-
 // Late in a kernel, when its products are done: the next kernel's blocks go where there is room. While this
 // kernel leaves multiprocessors idle they would crowd there, twice and more of them to one, and the rest stay
 // idle after this kernel's end (ResNet-50's convolutions in a row, batch 1: 180 us with this at each kernel's

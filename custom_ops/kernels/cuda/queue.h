@@ -12,16 +12,9 @@
 //      kernel's wait returns, all kernels before it are complete. It may therefore overwrite what any of them
 //      read (a buffer that the memory plan gives to a new tensor), and read what any of them wrote.
 // A kernel that returned early without waiting would break the chain in 2 for all that follow.
-// LetSuccessorsStart needs no such care, but before neighbours (below): it only lets the next kernel come as
-// far as its wait, and as it takes effect once all blocks of a grid have called it or ended, waiting blocks
-// never keep blocks that they wait for from running.
-//
-// Neighbours. Where a kernel reads nothing that its predecessor writes, and neither writes what the other
-// uses, the two may run side by side: a shortcut's convolution beside the branch that it bridges. The first
-// calls LetSuccessorsStart right after its wait; so when the second begins, all before the first are
-// complete. It reads and writes at once, and waits at its end, that 2 holds for those behind it. A third
-// kernel must not run beside the second in the same way: the second lets it start before it has waited
-// itself.
+// LetSuccessorsStart needs no such care: it only lets the next kernel come as far as its wait, and as it
+// takes effect once all blocks of a grid have called it or ended, waiting blocks never keep blocks that they
+// wait for from running.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -50,14 +43,6 @@ class Queue {
     next_ = 0;
   }
 
-  // Whether the next launch runs beside the one before it, or the one behind beside it. For nodes whose plans
-  // know how, both of them (NodePlan::RunsBeside).
-  struct Neighbours {
-    bool beside_previous = false, beside_next = false;
-  };
-  void SetNeighbours(const Neighbours& neighbours) { neighbours_ = neighbours; }
-
-  const Neighbours& neighbours() const { return neighbours_; }
   cudaStream_t stream() const { return stream_; }
   bool overlap() const { return overlap_; }
 
@@ -87,7 +72,6 @@ class Queue {
 
   cudaStream_t stream_;
   bool overlap_;
-  Neighbours neighbours_;
   RecordedNodes* recorded_ = nullptr;
   cudaGraphExec_t executable_ = nullptr;
   const RecordedNodes* updated_ = nullptr;

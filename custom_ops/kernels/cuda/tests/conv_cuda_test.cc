@@ -297,9 +297,8 @@ struct Counts {
   int64_t runs = 0, wrong_runs = 0;
 };
 
-// The ways a launch reaches the device: at once, in a graph, in a graph whose nodes got other pointers,
-// beside a launch before it that has its output elsewhere.
-enum class Way { kStream, kGraph, kUpdatedGraph, kBeside };
+// The ways a launch reaches the device: at once, in a graph, in a graph whose nodes got other pointers.
+enum class Way { kStream, kGraph, kUpdatedGraph };
 
 void Run(const cuda::ConvPlan& plan, Way way, bool overlap, const void* x, const void* residual, void* y,
          void* workspace, void* elsewhere) {
@@ -317,11 +316,6 @@ void Run(const cuda::ConvPlan& plan, Way way, bool overlap, const void* x, const
   queue.Record(&nodes);
   Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
   const bool updates = way == Way::kUpdatedGraph;
-  if (way == Way::kBeside && cuda::PlanRunsBeside(plan)) {
-    queue.SetNeighbours({false, true});
-    cuda::LaunchConv(plan, x, residual, elsewhere, workspace, queue);
-    queue.SetNeighbours({true, false});
-  }
   cuda::LaunchConv(plan, updates ? elsewhere : x, residual, updates ? elsewhere : y, workspace, queue);
   Check(cudaStreamEndCapture(stream, &graph), "capture");
   Check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
@@ -445,7 +439,7 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
     const bool overlap = generator.Coin();
     Check(cudaMemset(workspace.Get(), 0xA5, cuda::PlanWorkspaceBytes(*plan)), "poison");
     Check(cudaMemset(device_y.Get(), 0xA5, y_bytes + guard), "poison");
-    Run(*plan, generator.Of({Way::kStream, Way::kBeside, Way::kGraph, Way::kUpdatedGraph}),
+    Run(*plan, generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}),
         overlap && device.capability >= 90, from_floats ? device_floats.Get() : device_x.Get(),
         residual.empty() ? nullptr : device_r.Get(), device_y.Get(), workspace.Get(), elsewhere.Get());
     SynchronizeOrExit(node.kind + " " + config.Text());
