@@ -1,6 +1,7 @@
 #include "ep/cuda/tuner.h"
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <limits>
 #include <sstream>
@@ -9,8 +10,9 @@
 #include "core/node_reader.h"
 #include "core/status.h"
 #include "ep/cuda/cuda_call.h"
-#include "ep/cuda/region_tuner.h"
+#include "ep/cuda/region_timer.h"
 #include "ep/cuda/stopwatch.h"
+#include "ep/region/tune_region.h"
 
 namespace lowbit::ep {
 namespace {
@@ -259,52 +261,69 @@ std::shared_ptr<const StepPlan> Tuner::PlanOnTrial(const PlannedStep& step, Tria
   return step.step->Plan(step.fed_shapes);
 }
 
-void Tuner::TuneTogether(RegionPlan& plan) {
+std::map<std::string, std::vector<size_t>> Tuner::StepsByKey(const RegionPlan& plan) const {
+  std::map<std::string, std::vector<size_t>> steps;
+  for (size_t i = 0; i < plan.steps.size(); ++i) {
+    Trial trial;
+    static_cast<void>(PlanOnTrial(plan.steps[i], trial));
+    if (!trial.key.empty()) steps[trial.key].push_back(i);
+  }
+  return steps;
+}
+
+std::vector<cuda::ConvConfig> Tuner::TakeClose(const std::string& key) {
   // What is slower by more in a row of equals will not be faster among others.
   constexpr double kClose = 1.25;
-  constexpr size_t kMostTried = 10;
+  constexpr size_t kMost = 10;
+  const std::lock_guard lock(mutex_);
+  const auto ranking = fresh_.find(key);
+  if (ranking == fresh_.end()) return {};
+  std::vector<cuda::ConvConfig> close;
+  for (const auto& [time, config] : ranking->second) {
+    if (time <= kClose * ranking->second.front().first && close.size() < kMost) close.push_back(config);
+  }
+  fresh_.erase(ranking);
+  return close;
+}
+
+void Tuner::TuneTogether(RegionPlan& plan) {
+  constexpr std::chrono::seconds kPatience{20};
   try {
-    std::map<std::string, TunedSteps> by_key;
     {
       const std::lock_guard lock(mutex_);
       if (fresh_.empty()) return;
     }
-    for (size_t i = 0; i < plan.steps.size(); ++i) {
-      Trial trial;
-      static_cast<void>(PlanOnTrial(plan.steps[i], trial));
-      if (!trial.key.empty()) by_key[trial.key].steps.push_back(i);
-    }
-    std::vector<std::string> keys;
-    std::vector<TunedSteps> groups;
-    {
-      const std::lock_guard lock(mutex_);
-      for (auto& [key, group] : by_key) {
-        const auto ranking = fresh_.find(key);
-        if (ranking == fresh_.end()) continue;
-        for (const auto& [time, config] : ranking->second) {
-          if (time > kClose * ranking->second.front().first || group.configs.size() == kMostTried) break;
-          group.configs.push_back(config);
-        }
-        fresh_.erase(ranking);
-        keys.push_back(key);
-        groups.push_back(std::move(group));
-      }
+    struct Group {
+      std::string key;
+      std::vector<cuda::ConvConfig> configs;
+    };
+    std::vector<Group> groups;
+    std::vector<TunedSteps> tuned;
+    std::vector<size_t> group_of(plan.steps.size());
+    for (auto& [key, steps] : StepsByKey(plan)) {
+      std::vector<cuda::ConvConfig> configs = TakeClose(key);
+      if (configs.empty()) continue;
+      for (const size_t step : steps) group_of[step] = groups.size();
+      tuned.push_back({std::move(steps), configs.size()});
+      groups.push_back({key, std::move(configs)});
     }
     if (groups.empty()) return;
     const std::lock_guard lock(shared_.measuring);
+    const DeviceScope scope(device_->Ordinal());
+    const RegionTimer timer(plan, device_);
+    const auto plan_again = [&](size_t step, size_t choice) {
+      Trial trial;
+      trial.config = groups[group_of[step]].configs[choice];
+      return PlanOnTrial(plan.steps[step], trial);
+    };
     TuneRegion(
-        plan, groups,
-        [&](size_t step, const cuda::ConvConfig& config) {
-          Trial trial;
-          trial.config = config;
-          return PlanOnTrial(plan.steps[step], trial);
-        },
-        device_);
-    for (size_t i = 0; i < keys.size(); ++i) {
-      const std::string chosen = groups[i].configs.front().Text();
-      Keep(keys[i], chosen);
+        plan, tuned, plan_again, [&](const RegionPlan& trial) { return timer.Microseconds(trial); },
+        kPatience);
+    for (size_t i = 0; i < groups.size(); ++i) {
+      const std::string chosen = groups[i].configs[tuned[i].chosen].Text();
+      Keep(groups[i].key, chosen);
       const std::lock_guard taken_lock(mutex_);
-      taken_[keys[i]] = chosen;
+      taken_[groups[i].key] = chosen;
     }
   } catch (const Error& e) {
     Warn(std::string("lowbit: a region is not measured as a whole: ") + e.what());

@@ -72,6 +72,10 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
   Ranking Measure(const NodeFacts& facts, const std::shared_ptr<const cuda::PackedConv>& conv,
                   const ConvShape& shape) const;
   std::shared_ptr<const StepPlan> PlanOnTrial(const PlannedStep& step, Trial& trial) const;
+  std::map<std::string, std::vector<size_t>> StepsByKey(const RegionPlan& plan) const;
+  // The configurations of a key of `fresh_` that come close to the fastest, which is the first; it leaves
+  // `fresh_`. Empty for other keys.
+  std::vector<cuda::ConvConfig> TakeClose(const std::string& key);
   void Keep(const std::string& key, const std::string& configuration);
   void Warn(const std::string& warning) const;
 

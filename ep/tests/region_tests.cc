@@ -9,6 +9,7 @@
 #include "ep/region/compiled_model.h"
 #include "ep/region/memory_plan.h"
 #include "ep/region/partition.h"
+#include "ep/region/tune_region.h"
 #include "ep/tests/fake_backend.h"
 #include "ep/tests/graph_builder.h"
 
@@ -299,6 +300,71 @@ void TestPlansAreBounded() {
   const auto held = dropped.lock();
   for (int64_t batch = 2; batch <= 50; ++batch) RunProgram(*program, {RandomTensor({batch, 10}, random)});
   Expect(fake->live == 17, "a plan that is held keeps its instance");
+}
+
+// A plan that stands for one of several configurations of a step.
+struct ChoicePlan final : StepPlan {
+  ChoicePlan(size_t of, size_t bytes) : choice(of), scratch(bytes) {}
+  size_t WorkspaceBytes() const override { return scratch; }
+  std::string Text() const override { return std::to_string(choice); }
+  size_t choice, scratch;
+};
+
+// Five steps in three groups. A second configuration is worth 1, but step 1 loses more than that by it where
+// step 0 has its second one; a third one wants more scratch memory than is planned; a fourth gains less than
+// noise.
+void TestTuning() {
+  const auto plan_of = [] {
+    RegionPlan plan;
+    for (size_t i = 0; i < 5; ++i)
+      plan.steps.emplace_back().plan = std::make_shared<ChoicePlan>(0, size_t{64});
+    return plan;
+  };
+  const auto groups_of = [] { return std::vector<TunedSteps>{{{0, 3}, 3}, {{1}, 4}, {{2, 4}, 4}}; };
+  const auto choice_of = [](const RegionPlan& plan, size_t step) {
+    return static_cast<const ChoicePlan&>(*plan.steps[step].plan).choice;
+  };
+  const auto plan_again = [](size_t, size_t choice) {
+    return std::make_shared<const ChoicePlan>(choice, choice == 2 ? size_t{65} : size_t{64});
+  };
+  int timed = 0;
+  const auto time = [&](const RegionPlan& plan) {
+    ++timed;
+    const double times[] = {10, 9, 1, 9.99};
+    double sum = 0;
+    for (size_t i = 0; i < plan.steps.size(); ++i) sum += times[choice_of(plan, i)];
+    return sum + (choice_of(plan, 0) == 1 && choice_of(plan, 1) == 1 ? 1.6 : 0);
+  };
+  RegionPlan plan = plan_of();
+  std::vector<TunedSteps> groups = groups_of();
+  TuneRegion(plan, groups, plan_again, time, std::chrono::seconds(60));
+  Expect(groups[0].chosen == 1 && groups[1].chosen == 0 && groups[2].chosen == 1, "what pays for the whole");
+  for (const TunedSteps& group : groups) {
+    for (const size_t step : group.steps)
+      Expect(choice_of(plan, step) == group.chosen, "the steps of a group follow it");
+  }
+
+  plan = plan_of();
+  groups = groups_of();
+  timed = 0;
+  TuneRegion(plan, groups, plan_again, time, std::chrono::seconds(0));
+  Expect(timed == 1 && choice_of(plan, 0) == 0 && groups[0].chosen == 0, "no patience, nothing tried");
+
+  plan = plan_of();
+  groups = groups_of();
+  bool thrown = false;
+  try {
+    TuneRegion(
+        plan, groups, plan_again,
+        [&](const RegionPlan& trial) {
+          Require(choice_of(trial, 1) == 0, "out of memory");
+          return time(trial);
+        },
+        std::chrono::seconds(60));
+  } catch (const Error&) {
+    thrown = true;
+  }
+  Expect(thrown && choice_of(plan, 0) == 0, "what fails leaves the plan as it was");
 }
 
 void TestProgramMayDieBeforeItsPlans() {
@@ -714,6 +780,7 @@ int main() {
   TestFusion();
   TestFusionThroughTheFirstInput();
   TestPlansAreBounded();
+  TestTuning();
   TestProgramMayDieBeforeItsPlans();
   TestInstanceOrder();
   TestInstancesThatCannotBeCreated();

@@ -1,0 +1,75 @@
+#include "ep/region/tune_region.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace lowbit::ep {
+namespace {
+
+// A third of a percent is what medians of some replays tell apart; a second look must agree.
+constexpr double kClearly = 0.997;
+constexpr int kPasses = 2;
+
+class Descent {
+ public:
+  Descent(const RegionPlan& plan, const PlanAgain& plan_again, const RegionTime& time)
+      : plan_again_(plan_again), time_(time), trial_(plan), best_(time(plan)) {
+    for (const PlannedStep& step : plan.steps) scratch_.push_back(step.plan->WorkspaceBytes());
+  }
+
+  double Best() const { return best_; }
+  std::vector<PlannedStep> Steps() && { return std::move(trial_.steps); }
+
+  void Try(TunedSteps& group, size_t choice) {
+    if (Use(group, choice) && Improves()) {
+      group.chosen = choice;
+    } else {
+      Use(group, group.chosen);
+    }
+  }
+
+ private:
+  bool Use(const TunedSteps& group, size_t choice) {
+    for (const size_t step : group.steps) {
+      std::shared_ptr<const StepPlan> planned = plan_again_(step, choice);
+      if (planned->WorkspaceBytes() > scratch_[step]) return false;  // the memory is planned
+      trial_.steps[step].plan = std::move(planned);
+    }
+    return true;
+  }
+
+  bool Improves() {
+    double time = time_(trial_);
+    if (time < best_ * kClearly) time = std::max(time, time_(trial_));
+    if (time >= best_ * kClearly) return false;
+    best_ = time;
+    return true;
+  }
+
+  const PlanAgain& plan_again_;
+  const RegionTime& time_;
+  RegionPlan trial_;
+  double best_;
+  std::vector<size_t> scratch_;  // by step
+};
+
+}  // namespace
+
+void TuneRegion(RegionPlan& plan, std::span<TunedSteps> groups, const PlanAgain& plan_again,
+                const RegionTime& time, std::chrono::seconds patience) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + patience;
+  Descent descent(plan, plan_again, time);
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const double before = descent.Best();
+    for (TunedSteps& group : groups) {
+      for (size_t choice = 0; choice < group.choices && Clock::now() < deadline; ++choice) {
+        if (choice != group.chosen) descent.Try(group, choice);
+      }
+    }
+    if (descent.Best() >= before * kClearly) break;
+  }
+  plan.steps = std::move(descent).Steps();
+}
+
+}  // namespace lowbit::ep
