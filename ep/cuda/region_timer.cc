@@ -9,16 +9,16 @@
 
 namespace lowbit::ep {
 
-RegionTimer::RegionTimer(const RegionPlan& plan, std::shared_ptr<CudaDevice> device)
-    : device_(std::move(device)) {
+RegionTimer::RegionTimer(const RegionPlan& plan, std::shared_ptr<CudaDevice> device, bool use_graph)
+    : device_(std::move(device)), use_graph_(use_graph) {
   for (const TensorShape& input : plan.inputs) FillWithNoise(Allocate(input), input, *device_);
   for (const TensorShape& output : plan.outputs) Allocate(output);
 }
 
 double RegionTimer::Microseconds(const RegionPlan& plan) const {
-  constexpr double kLongEnough = 15000;
+  constexpr double kLongEnough = 15000;  // of all replays together
   constexpr int kFewest = 5, kMost = 21;
-  GraphInstance instance(plan, device_, true);
+  GraphInstance instance(plan, device_, use_graph_);
   const auto run = [&] { instance.Run(externals_, {nullptr, stopwatch_.Stream()}); };
   run();  // captures it, warms the caches
   const double first = stopwatch_.Microseconds(run);

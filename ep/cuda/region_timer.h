@@ -12,15 +12,17 @@ namespace lowbit::ep {
 
 class RegionTimer {
  public:
-  RegionTimer(const RegionPlan& plan, std::shared_ptr<CudaDevice> device);
+  // `use_graph`: as the session runs.
+  RegionTimer(const RegionPlan& plan, std::shared_ptr<CudaDevice> device, bool use_graph);
 
-  // Of a run as a graph: the median of some replays. Throws Error.
+  // Of a run: the median of some. Throws Error.
   double Microseconds(const RegionPlan& plan) const;
 
  private:
   uint8_t* Allocate(const TensorShape& tensor);
 
   const std::shared_ptr<CudaDevice> device_;
+  const bool use_graph_;
   std::vector<DeviceBlock> blocks_;
   std::vector<void*> externals_;
   Stopwatch stopwatch_;

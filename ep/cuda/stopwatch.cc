@@ -47,7 +47,7 @@ void FillWithNoise(uint8_t* data, const TensorShape& tensor, CudaDevice& device)
       const float value = static_cast<float>(static_cast<int32_t>(next())) * 0x1p-31f;
       std::memcpy(&noise[at], &value, sizeof(float));
     }
-  } else {
+  } else if (tensor.type != ElementType::kInt32) {
     for (uint8_t& byte : noise) byte = static_cast<uint8_t>(next() >> 24);
   }
   const cudaStream_t stream = device.CopyStream();

@@ -31,7 +31,8 @@ class Stopwatch {
 // Of at least one number, which it reorders.
 double Median(std::vector<double>& numbers);
 
-// Random codes, or floats from -1 to 1: kernels take less power, and run faster, on zeros.
+// Random codes, or floats from -1 to 1: kernels take less power, and run faster, on zeros. int32 gets zeros:
+// it may be indices.
 void FillWithNoise(uint8_t* data, const TensorShape& tensor, CudaDevice& device);
 
 }  // namespace lowbit::ep

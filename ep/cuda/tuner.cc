@@ -5,6 +5,7 @@
 #include <fstream>
 #include <limits>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "core/node_reader.h"
@@ -94,17 +95,35 @@ class Row {
   cudaGraphExec_t executable_ = nullptr;
 };
 
+bool Holds(const std::vector<cuda::ConvConfig>& candidates, const cuda::ConvConfig& config) {
+  return std::find(candidates.begin(), candidates.end(), config) != candidates.end();
+}
+
 // Alone, a configuration that keeps its blocks apart is as fast as the same without; among others it may be
 // faster.
 void AddApart(const std::vector<cuda::ConvConfig>& candidates,
               std::vector<std::pair<double, cuda::ConvConfig>>& ranking) {
   constexpr size_t kMost = 4;
   for (size_t i = 0, count = std::min(kMost, ranking.size()); i < count; ++i) {
-    auto [time, apart] = ranking[i];
-    apart.apart = !apart.apart;
-    if (std::find(candidates.begin(), candidates.end(), apart) != candidates.end())
-      ranking.emplace_back(time, apart);
+    std::pair<double, cuda::ConvConfig> twin = ranking[i];
+    twin.second.apart = !twin.second.apart;
+    const auto is_twin = [&](const auto& entry) { return entry.second == twin.second; };
+    if (Holds(candidates, twin.second) && std::none_of(ranking.begin(), ranking.end(), is_twin))
+      ranking.push_back(std::move(twin));
   }
+}
+
+// The configurations that come close to the fastest, which is the first: a guess at what neighbours can make
+// good, and what a user's patience allows.
+std::vector<cuda::ConvConfig> CloseToFastest(
+    const std::vector<std::pair<double, cuda::ConvConfig>>& ranking) {
+  constexpr double kClose = 1.25;
+  constexpr size_t kMost = 10;
+  std::vector<cuda::ConvConfig> close;
+  for (const auto& [time, config] : ranking) {
+    if (time <= kClose * ranking.front().first && close.size() < kMost) close.push_back(config);
+  }
+  return close;
 }
 
 std::optional<cuda::ConvConfig> Named(const std::vector<cuda::ConvConfig>& candidates,
@@ -137,6 +156,7 @@ Tuner::Tuner(std::shared_ptr<CudaDevice> device, const EpOptions& options)
     : device_(std::move(device)),
       tuning_(options.tuning),
       reference_(options.reference),
+      use_graph_(options.graph),
       warn_(options.warn),
       shared_(SharedOf(CudaTuneOrigin(device_->Properties()))) {
   if (TuneCacheEnabled()) path_ = TuneFilePath(CudaTuneOrigin(device_->Properties()), options.cache_dir);
@@ -163,23 +183,20 @@ cuda::ConvConfig Tuner::Choose(const NodeFacts& facts, const std::shared_ptr<con
   const std::string key = facts.key + ShapeKey(shape);
   if (trial_ != nullptr && trial_->tuner == this) {
     trial_->key = key;
-    if (trial_->config) return *trial_->config;
+    return trial_->config && Holds(candidates, *trial_->config) ? *trial_->config : candidates.front();
   }
-  std::optional<cuda::ConvConfig> chosen = Named(candidates, Measured(key));
-  if (tuning_ == Tuning::kOn) {
+  std::optional<cuda::ConvConfig> chosen = Measured(candidates, key);
+  if (tuning_ == Tuning::kOn && !(chosen && IsFiled(key))) {
     const std::lock_guard lock(shared_.measuring);
-    if (!chosen) chosen = Named(candidates, Measured(key));  // another session may just have measured it
+    chosen = Measured(candidates, key);  // another session may just have measured it
     try {
-      if (!chosen) {
-        Ranking ranking = Measure(facts, conv, shape);
-        chosen = ranking.front().second;
-        const std::lock_guard fresh_lock(mutex_);
-        fresh_[key] = std::move(ranking);
+      if (chosen) {
+        Keep(key, chosen->Text());
+      } else {
+        chosen = MeasureAndKeep(facts, key, conv, shape);
       }
-      Keep(key, chosen->Text());
     } catch (const Error& e) {
       Warn(std::string("lowbit: a convolution is not measured: ") + e.what());
-      return candidates.front();
     }
   }
   if (!chosen) return candidates.front();
@@ -188,22 +205,46 @@ cuda::ConvConfig Tuner::Choose(const NodeFacts& facts, const std::shared_ptr<con
   return *chosen;
 }
 
-std::string Tuner::Measured(const std::string& key) {
+std::optional<cuda::ConvConfig> Tuner::Measured(const std::vector<cuda::ConvConfig>& candidates,
+                                                const std::string& key) {
   {
     const std::lock_guard lock(mutex_);
     const auto found = adopted_.find(key);
-    if (found != adopted_.end()) return found->second;
+    if (found != adopted_.end()) {
+      if (auto config = Named(candidates, found->second)) return config;
+    }
   }
   const std::pair<std::string, int> entry{key, 1};
   {
     const std::lock_guard lock(shared_.mutex);
     const auto found = shared_.measured.find(entry);
-    if (found != shared_.measured.end()) return found->second;
+    if (found != shared_.measured.end()) {
+      if (auto config = Named(candidates, found->second)) return config;
+    }
   }
-  if (path_.empty()) return {};
+  if (path_.empty()) return std::nullopt;
   const auto entries = shared_.file.Read(path_, [this](const std::string& warning) { Warn(warning); });
   const auto found = entries->find(entry);
-  return found == entries->end() ? std::string() : found->second;
+  return found == entries->end() ? std::nullopt : Named(candidates, found->second);
+}
+
+bool Tuner::IsFiled(const std::string& key) {
+  if (path_.empty()) return true;
+  const auto entries = shared_.file.Read(path_, [this](const std::string& warning) { Warn(warning); });
+  return entries->contains({key, 1});
+}
+
+cuda::ConvConfig Tuner::MeasureAndKeep(const NodeFacts& facts, const std::string& key,
+                                       const std::shared_ptr<const cuda::PackedConv>& conv,
+                                       const ConvShape& shape) {
+  Ranking ranking = Measure(facts, conv, shape);
+  const cuda::ConvConfig chosen = ranking.front().second;
+  {
+    const std::lock_guard lock(mutex_);
+    fresh_[std::this_thread::get_id()][key] = std::move(ranking);
+  }
+  Keep(key, chosen.Text());
+  return chosen;
 }
 
 Tuner::Ranking Tuner::Measure(const NodeFacts& facts, const std::shared_ptr<const cuda::PackedConv>& conv,
@@ -271,27 +312,17 @@ std::map<std::string, std::vector<size_t>> Tuner::StepsByKey(const RegionPlan& p
   return steps;
 }
 
-std::vector<cuda::ConvConfig> Tuner::TakeClose(const std::string& key) {
-  // What is slower by more in a row of equals will not be faster among others.
-  constexpr double kClose = 1.25;
-  constexpr size_t kMost = 10;
-  const std::lock_guard lock(mutex_);
-  const auto ranking = fresh_.find(key);
-  if (ranking == fresh_.end()) return {};
-  std::vector<cuda::ConvConfig> close;
-  for (const auto& [time, config] : ranking->second) {
-    if (time <= kClose * ranking->second.front().first && close.size() < kMost) close.push_back(config);
-  }
-  fresh_.erase(ranking);
-  return close;
-}
-
 void Tuner::TuneTogether(RegionPlan& plan) {
-  constexpr std::chrono::seconds kPatience{20};
+  constexpr std::chrono::seconds kPatience{20};  // ResNet-50 takes 4 s at batch 1, DenseNet-121 all of it
   try {
+    std::map<std::string, Ranking> fresh;
     {
+      // What is left of a plan that could not be made goes too.
       const std::lock_guard lock(mutex_);
-      if (fresh_.empty()) return;
+      const auto own = fresh_.find(std::this_thread::get_id());
+      if (own == fresh_.end()) return;
+      fresh = std::move(own->second);
+      fresh_.erase(own);
     }
     struct Group {
       std::string key;
@@ -301,8 +332,9 @@ void Tuner::TuneTogether(RegionPlan& plan) {
     std::vector<TunedSteps> tuned;
     std::vector<size_t> group_of(plan.steps.size());
     for (auto& [key, steps] : StepsByKey(plan)) {
-      std::vector<cuda::ConvConfig> configs = TakeClose(key);
-      if (configs.empty()) continue;
+      const auto ranking = fresh.find(key);
+      if (ranking == fresh.end()) continue;
+      std::vector<cuda::ConvConfig> configs = CloseToFastest(ranking->second);
       for (const size_t step : steps) group_of[step] = groups.size();
       tuned.push_back({std::move(steps), configs.size()});
       groups.push_back({key, std::move(configs)});
@@ -310,7 +342,7 @@ void Tuner::TuneTogether(RegionPlan& plan) {
     if (groups.empty()) return;
     const std::lock_guard lock(shared_.measuring);
     const DeviceScope scope(device_->Ordinal());
-    const RegionTimer timer(plan, device_);
+    const RegionTimer timer(plan, device_, use_graph_);
     const auto plan_again = [&](size_t step, size_t choice) {
       Trial trial;
       trial.config = groups[group_of[step]].configs[choice];
@@ -325,8 +357,10 @@ void Tuner::TuneTogether(RegionPlan& plan) {
       const std::lock_guard taken_lock(mutex_);
       taken_[groups[i].key] = chosen;
     }
-  } catch (const Error& e) {
-    Warn(std::string("lowbit: a region is not measured as a whole: ") + e.what());
+  } catch (const std::exception& e) {
+    Warn(std::string(
+             "lowbit: a region is not measured as a whole, its kernels are those that were fastest alone: ") +
+         e.what());
   }
 }
 

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/conv.h"
@@ -50,7 +51,7 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
   // Candidates with their times in a row of equals, the fastest first.
   using Ranking = std::vector<std::pair<double, cuda::ConvConfig>>;
   // While one exists on a thread, a step that is planned there tells its key and takes the given
-  // configuration.
+  // configuration, where it is one of its candidates, or the cost model's.
   struct Trial {
     const Tuner* tuner = nullptr;
     std::optional<cuda::ConvConfig> config;
@@ -68,26 +69,31 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
 
   cuda::ConvConfig Choose(const NodeFacts& facts, const std::shared_ptr<const cuda::PackedConv>& conv,
                           const ConvShape& shape);
-  std::string Measured(const std::string& key);
+  // What is known of a key and is one of the candidates.
+  std::optional<cuda::ConvConfig> Measured(const std::vector<cuda::ConvConfig>& candidates,
+                                           const std::string& key);
+  // Whether this session's file holds the key, or there is none to keep it in.
+  bool IsFiled(const std::string& key);
+  cuda::ConvConfig MeasureAndKeep(const NodeFacts& facts, const std::string& key,
+                                  const std::shared_ptr<const cuda::PackedConv>& conv,
+                                  const ConvShape& shape);
   Ranking Measure(const NodeFacts& facts, const std::shared_ptr<const cuda::PackedConv>& conv,
                   const ConvShape& shape) const;
   std::shared_ptr<const StepPlan> PlanOnTrial(const PlannedStep& step, Trial& trial) const;
   std::map<std::string, std::vector<size_t>> StepsByKey(const RegionPlan& plan) const;
-  // The configurations of a key of `fresh_` that come close to the fastest, which is the first; it leaves
-  // `fresh_`. Empty for other keys.
-  std::vector<cuda::ConvConfig> TakeClose(const std::string& key);
   void Keep(const std::string& key, const std::string& configuration);
   void Warn(const std::string& warning) const;
 
   const std::shared_ptr<CudaDevice> device_;
   const Tuning tuning_;
-  const bool reference_;
+  const bool reference_, use_graph_;
   const std::function<void(const std::string&)> warn_;
   std::string path_;
   Shared& shared_;
   mutable std::mutex mutex_;  // of the three below
   std::map<std::string, std::string> adopted_, taken_;
-  std::map<std::string, Ranking> fresh_;  // measured here, alone only
+  // Measured alone, by the thread that now makes a plan with them and then calls TuneTogether.
+  std::map<std::thread::id, std::map<std::string, Ranking>> fresh_;
   static thread_local Trial* trial_;
 };
 

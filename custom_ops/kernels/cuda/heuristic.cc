@@ -111,6 +111,7 @@ namespace {
 // Two slots of tiles at least, so that one is fetched while another is multiplied.
 void AddResident(const GemmProblem& problem, const Device& device, std::vector<ConvConfig>& out) {
   for (const int tile_n : {64, 128}) {
+    if (CeilDiv(problem.n, tile_n) > 65535) continue;
     for (const int slots : {2, 3}) {
       const ConvConfig config{Algorithm::kResident, 64, tile_n, slots};
       if (KTiles(problem) > 8 || SharedBytes(problem, config) > device.shared_bytes) continue;
@@ -327,7 +328,8 @@ std::vector<ConvConfig> RankConfigs(const GemmProblem& problem, const Device& de
   if (problem.depthwise) out.push_back({Algorithm::kDepthwise});
   if (problem.image) {
     const ConvConfig image{Algorithm::kImage, 128, problem.n <= 32 ? 32 : 64};
-    if (SharedBytes(problem, image) <= device.shared_bytes) out.push_back(image);
+    if (SharedBytes(problem, image) <= device.shared_bytes && CeilDiv(problem.n, image.tile_n) <= 65535)
+      out.push_back(image);
   }
   if (problem.vector) out.push_back({Algorithm::kVector});
   if (problem.streams && device.capability == 90) AddResident(problem, device, out);

@@ -46,8 +46,8 @@ int TileBytes(const ConvConfig& config);
 int HaloRows(const GemmProblem& problem, const ConvConfig& config);
 int HaloPlaneBytes(const GemmProblem& problem, const ConvConfig& config);
 
-// Blocks of Algorithm::kResident or kHalo along m: as many as run at once, each with the same number of
-// tiles.
+// Blocks of Algorithm::kResident or kHalo along m: as many as run at once, each with as many tiles or one
+// less; of kHalo with one slot, one for every patch.
 int PersistentBlocks(const GemmProblem& problem, const ConvConfig& config, const Device& device);
 
 inline constexpr int kTileK = 128;
