@@ -22,9 +22,6 @@ namespace {
 constexpr int kGroup = 128, kMaxSlots = 2;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-__device__ __forceinline__ void Arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
 // A box of `map`: a row of pixels from (w, h, n) on, a slab of channels from c on. What lies outside is 0.
 __device__ __forceinline__ void RowCopy(uint32_t shared, const CUtensorMap& map, int c, int w, int h, int n,
                                         uint32_t barrier) {
@@ -158,15 +155,7 @@ __global__ void __launch_bounds__(MaxHaloTiles(kTileN) * kGroup + 32, 1)
     for (int i = 0; i <= end; ++i) WaitBarrier(row_full(slot, i), parity);
 
     int sums[kTileN / 2];
-#pragma unroll
-    for (int j = 0; j < kTileN / 16; ++j) {
-      const int4 bias = *reinterpret_cast<const int4*>(state.bias + column + j * 16);
-      int* const v = sums + 8 * j;
-      v[0] = v[2] = bias.x;
-      v[1] = v[3] = bias.y;
-      v[4] = v[6] = bias.z;
-      v[5] = v[7] = bias.w;
-    }
+    BeginWithBias(state, column, sums);
     const uint32_t source = MatrixPart(slots + slot * slot_bytes + (tile * 64 - line0 * h.pitch) * kSlab);
     uint32_t b = MatrixPart(weights);
     HoldRegisters(sums);
@@ -207,14 +196,7 @@ __global__ void __launch_bounds__(MaxHaloTiles(kTileN) * kGroup + 32, 1)
       SyncThreads<kGroup>(group + 1);
     }
     RequantizeFragments<true, 8 * kStride / 4>(
-        p.epilogue, state,
-        [&](const auto& f) {
-#pragma unroll
-          for (int j = 0; j < kTileN / 16; ++j) {
-            const int* const v = sums + 8 * j;
-            f(row, column + j * 16, make_int4(v[0], v[1], v[4], v[5]), make_int4(v[2], v[3], v[6], v[7]));
-          }
-        },
+        p.epilogue, state, [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); },
         [&](int at_row, int at_column) {
           return reinterpret_cast<unsigned*>(codes + at_row * kStride + at_column);
         });

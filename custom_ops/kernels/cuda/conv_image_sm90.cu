@@ -21,50 +21,6 @@ template <int kTileN>
 constexpr int kBlocks = kTileN == 32 ? 3 : 2;  // of a multiprocessor: what registers allow
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define LOWBIT_SUMS_4(i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
-#define LOWBIT_SUMS_16(i) LOWBIT_SUMS_4(i), LOWBIT_SUMS_4(i + 4), LOWBIT_SUMS_4(i + 8), LOWBIT_SUMS_4(i + 12)
-// As Wgmma::Multiply, a in registers: the fragment of mma.sync.
-template <bool kSigned>
-__device__ __forceinline__ void MultiplyRows(int (&d)[16], const unsigned (&a)[4], uint64_t b) {
-  if constexpr (kSigned) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-        "}, {%16, %17, %18, %19}, %20, 1;"
-        : LOWBIT_SUMS_16(0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  } else {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-        "}, {%16, %17, %18, %19}, %20, 1;"
-        : LOWBIT_SUMS_16(0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  }
-}
-template <bool kSigned>
-__device__ __forceinline__ void MultiplyRows(int (&d)[32], const unsigned (&a)[4], uint64_t b) {
-  if constexpr (kSigned) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, 1;"
-        : LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  } else {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, 1;"
-        : LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  }
-}
-#undef LOWBIT_SUMS_16
-#undef LOWBIT_SUMS_4
-
 // B without swizzle: 8 rows of 16 bytes lie together, 128 bytes further the next 16 bytes of k, 256 bytes
 // further the next eight rows.
 __device__ __forceinline__ uint64_t PlainDescriptor(uint32_t shared) {
@@ -157,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
     multipliers[at] = e.scale[n0 + thread];
   }
   LoadWeights<kTileN, kRows>(p, n0, shared);
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma reads through the async proxy
+  FenceAsyncProxy();  // wgmma reads them
   const uint64_t weights = PlainDescriptor(SharedAddress(shared));
 
   // A thread's four pixels of every patch.

@@ -136,15 +136,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     const bool last = at.m0 + step >= p.m;
     if (last) LetSuccessorsStart();
     int sums[kTileN / 2];
-#pragma unroll
-    for (int j = 0; j < kTileN / 16; ++j) {
-      const int4 bias = *reinterpret_cast<const int4*>(state.bias + column + j * 16);
-      int* const v = sums + 8 * j;
-      v[0] = v[2] = bias.x;
-      v[1] = v[3] = bias.y;
-      v[4] = v[6] = bias.z;
-      v[5] = v[7] = bias.w;
-    }
+    BeginWithBias(state, column, sums);
     WaitBarrier(full(slot), parity);
     const uint32_t tile = slots + slot * slot_bytes;
 #pragma unroll 1
@@ -176,14 +168,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     if (p.epilogue.has_residual) WaitBarrier(residuals_full(buffer), buffer_parity);
     uint8_t* const rows = shared + p.staging_offset + buffer * kBytesY + row * kTileN;
     RequantizeFragments<true, 8 * kTileN / 4>(
-        p.epilogue, state,
-        [&](const auto& f) {
-#pragma unroll
-          for (int j = 0; j < kTileN / 16; ++j) {
-            const int* const v = sums + 8 * j;
-            f(row, column + j * 16, make_int4(v[0], v[1], v[4], v[5]), make_int4(v[2], v[3], v[6], v[7]));
-          }
-        },
+        p.epilogue, state, [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); },
         [&](int, int at_column) { return reinterpret_cast<unsigned*>(rows + (at_column ^ swizzle)); });
     FenceAsyncProxy();
     SyncThreads<kThreads>();  // all codes are there

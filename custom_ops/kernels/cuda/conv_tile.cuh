@@ -215,6 +215,32 @@ struct BlockState {
   }
 };
 
+// The sums of a fragment of wgmma, which are those of mma.sync, begin with the biases; `column` is the
+// thread's first.
+template <int kTileN>
+__device__ __forceinline__ void BeginWithBias(const BlockState<kTileN>& state, int column,
+                                              int (&sums)[kTileN / 2]) {
+#pragma unroll
+  for (int j = 0; j < kTileN / 16; ++j) {
+    const int4 bias = *reinterpret_cast<const int4*>(state.bias + column + j * 16);
+    int* const v = sums + 8 * j;
+    v[0] = v[2] = bias.x;
+    v[1] = v[3] = bias.y;
+    v[4] = v[6] = bias.z;
+    v[5] = v[7] = bias.w;
+  }
+}
+
+// The `each` of FinishTile for such sums.
+template <int kTileN, typename F>
+__device__ __forceinline__ void ForEachFour(const int (&sums)[kTileN / 2], int row, int column, const F& f) {
+#pragma unroll
+  for (int j = 0; j < kTileN / 16; ++j) {
+    const int* const v = sums + 8 * j;
+    f(row, column + j * 16, make_int4(v[0], v[1], v[4], v[5]), make_int4(v[2], v[3], v[6], v[7]));
+  }
+}
+
 // Finishing is the work of the first kThreads threads of a block, the others are gone.
 
 // The 16-byte chunks of a tile of codes that one of kThreads threads moves. In shared memory a padded stride

@@ -19,9 +19,6 @@ struct PaddingTag {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-__device__ __forceinline__ void Arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
 __device__ __forceinline__ void ArriveRemotely(uint32_t remote_barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
 }
@@ -191,13 +188,8 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
   SyncThreads<kConsumers>();
 
   const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;
-  FinishTile<kTileM, kTileN, kConsumers>(p, at, shared, state, cluster, [&](const auto& f) {
-#pragma unroll
-    for (int j = 0; j < kTileN / 16; ++j) {
-      const int* const v = sums + 8 * j;
-      f(row, column + j * 16, make_int4(v[0], v[1], v[4], v[5]), make_int4(v[2], v[3], v[6], v[7]));
-    }
-  });
+  FinishTile<kTileM, kTileN, kConsumers>(p, at, shared, state, cluster,
+                                         [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); });
 #endif
 }
 

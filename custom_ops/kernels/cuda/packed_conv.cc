@@ -172,6 +172,10 @@ bool DividesFast(const Epilogue& e) {
              static_cast<double>(e.y_scale) * 0x1p20;
 }
 
+bool IsPadded(const ConvGeometry& g) {
+  return g.pad_top != 0 || g.pad_left != 0 || g.pad_bottom != 0 || g.pad_right != 0;
+}
+
 // Multipliers that are no numbers would need lower bounds other than 0.
 Rounding RoundingOf(const Epilogue& e) {
   if (!std::all_of(e.multiplier.begin(), e.multiplier.end(), IsNormal)) return Rounding::kAny;
@@ -255,14 +259,13 @@ GemmProblem PackedConv::Problem(const ConvShape& shape) const {
   problem.requantizes = requantizes && (depthwise_ || geometry_.GroupOut() % 16 == 0);
   problem.residual = epilogue_.has_residual;
   const ConvGeometry& g = geometry_;
-  const bool padded = g.pad_top != 0 || g.pad_left != 0 || g.pad_bottom != 0 || g.pad_right != 0;
   // Tensor maps step up to 8 pixels; they read the input itself, not a repacked one.
   problem.streams = problem.tiled && problem.requantizes && vector16_ && g.group == 1 && g.Taps() == 1 &&
-                    !padded && !repacks_ && g.stride_h <= 8 && g.stride_w <= 8;
+                    !IsPadded(g) && !repacks_ && g.stride_h <= 8 && g.stride_w <= 8;
   SetHalo(shape, problem);
   problem.depthwise = depthwise_ && !has_w_zero_;
   problem.vector = problem.tiled && vector16_ && !repacks_ && !has_w_zero_ && g.group == 1 && g.Taps() == 1 &&
-                   !padded && shape.in_h == shape.out_h && shape.in_w == shape.out_w &&
+                   !IsPadded(g) && shape.in_h == shape.out_h && shape.in_w == shape.out_w &&
                    problem.m <= kMaxVectorRows;
   // Its places within one image are 31-bit numbers.
   problem.image = image_ && !has_w_zero_ && shape.in_h <= kMaxBytes && shape.in_w <= kMaxBytes &&
@@ -287,8 +290,7 @@ void PackedConv::SetHalo(const ConvShape& s, GemmProblem& problem) const {
   const int64_t pitch =
       RoundUp(std::max({s.in_w + g.pad_left, s.out_w + reach_w - g.pad_left, s.out_w}), step);
   const int64_t places = s.batch * HaloImageRows(s) * pitch;
-  const bool padded = g.pad_top != 0 || g.pad_left != 0 || g.pad_bottom != 0 || g.pad_right != 0;
-  if (pitch > 256 || places > kMaxBytes - 4096 || (padded && TileZero() != 0)) return;
+  if (pitch > 256 || places > kMaxBytes - 4096 || (IsPadded(g) && TileZero() != 0)) return;
   problem.halo.tiles = (places + 63) / 64;
   problem.halo.pitch = static_cast<int>(pitch);
   problem.halo.reach = static_cast<int>(reach_h * pitch + reach_w);

@@ -153,18 +153,23 @@ __device__ __forceinline__ void InitBarrier(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 #endif
 }
-// Makes initialized barriers visible to the cluster and to the asynchronous proxy.
-__device__ __forceinline__ void FenceBarrierInit() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
 // Between this thread's ordinary accesses to shared memory and those of the asynchronous proxy (wgmma, the
 // tensor memory accelerator).
 __device__ __forceinline__ void FenceAsyncProxy() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+// Makes initialized barriers visible to the cluster and to the asynchronous proxy.
+__device__ __forceinline__ void FenceBarrierInit() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+  FenceAsyncProxy();
+}
+__device__ __forceinline__ void Arrive(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 #endif
 }
 // One arrival, and `bytes` bytes that the barrier waits for besides.

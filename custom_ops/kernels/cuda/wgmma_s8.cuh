@@ -8,13 +8,6 @@
 
 namespace lowbit::cuda {
 
-// Matrix descriptor of rows of 128 bytes: start address, 1024 bytes from eight rows to the next eight,
-// 128-byte swizzle. Adding 2 moves 32 bytes along k.
-__device__ __forceinline__ uint64_t MatrixDescriptor(uint32_t shared) {
-  return (static_cast<uint64_t>(shared & 0x3FFFF) >> 4) | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 |
-         uint64_t{1} << 62;
-}
-
 // The low half of a descriptor, which moves with the address: 1 for 16 bytes.
 __device__ __forceinline__ uint32_t MatrixPart(uint32_t shared) { return (shared & 0x3FFFF) >> 4 | 1u << 16; }
 
@@ -25,6 +18,12 @@ __device__ __forceinline__ uint64_t SlabDescriptor(uint32_t part) {
   static_assert(kBytes == 128 || kBytes == 64);
   constexpr uint32_t kHigh = (kBytes * 8 >> 4) | (kBytes == 128 ? 1u : 2u) << 30;
   return static_cast<uint64_t>(kHigh) << 32 | part;
+}
+
+// Matrix descriptor of rows of 128 bytes: start address, 1024 bytes from eight rows to the next eight,
+// 128-byte swizzle. Adding 2 moves 32 bytes along k.
+__device__ __forceinline__ uint64_t MatrixDescriptor(uint32_t shared) {
+  return SlabDescriptor<128>(MatrixPart(shared));
 }
 
 __device__ __forceinline__ void WgmmaFence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -161,6 +160,46 @@ struct Wgmma<256, kSigned> {
     }
   }
 };
+
+// As Wgmma::Multiply, a in registers: the fragment of mma.sync.
+template <bool kSigned>
+__device__ __forceinline__ void MultiplyRows(int (&d)[16], const unsigned (&a)[4], uint64_t b) {
+  if constexpr (kSigned) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, {%16, %17, %18, %19}, %20, 1;"
+        : LOWBIT_SUMS_16(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  } else {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, {%16, %17, %18, %19}, %20, 1;"
+        : LOWBIT_SUMS_16(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  }
+}
+template <bool kSigned>
+__device__ __forceinline__ void MultiplyRows(int (&d)[32], const unsigned (&a)[4], uint64_t b) {
+  if constexpr (kSigned) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, {%32, %33, %34, %35}, %36, 1;"
+        : LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  } else {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, {%32, %33, %34, %35}, %36, 1;"
+        : LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  }
+}
 
 #undef LOWBIT_SUMS_16
 #undef LOWBIT_SUMS_4

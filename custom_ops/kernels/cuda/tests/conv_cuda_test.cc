@@ -387,13 +387,13 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
   if (spec.epilogue.quantized_output && generator.Coin(0.15)) {
     const Epilogue& e = spec.epilogue;
     dequantized = {e.y_signed, generator.Real(0.01f, 0.1f), static_cast<int32_t>(generator.Int(-100, 100))};
-    std::vector<uint8_t> floats(static_cast<size_t>(outputs) * 4);
+    std::vector<uint8_t> values(static_cast<size_t>(outputs) * 4);
     for (size_t i = 0; i < expected.size(); ++i) {
       const int32_t code = e.y_signed ? static_cast<int8_t>(expected[i]) : expected[i];
       const float value = DequantizeCode(code, dequantized->scale, dequantized->zero_point);
-      std::memcpy(&floats[i * 4], &value, 4);
+      std::memcpy(&values[i * 4], &value, 4);
     }
-    expected = std::move(floats);
+    expected = std::move(values);
   }
   const size_t y_bytes = expected.size();
   std::vector<uint8_t> found(y_bytes + guard);
