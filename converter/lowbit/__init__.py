@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lowbit.errors import LowBitError, ModelError, OutputError, UnsupportedError
     from lowbit.export import export
     from lowbit.inspect import inspect
+    from lowbit.mobile import export_mobile
     from lowbit.session import session
     from lowbit.tune import tune
     from lowbit.verify import verify
@@ -39,6 +40,7 @@ __all__ = [
     "convert",
     "devices",
     "export",
+    "export_mobile",
     "get_ep_name",
     "get_ep_names",
     "get_library_path",
@@ -58,6 +60,7 @@ _HOME = {
     "convert": "convert",
     "devices": "devices",
     "export": "export",
+    "export_mobile": "mobile",
     "get_ep_name": "devices",
     "get_ep_names": "devices",
     "get_library_path": "devices",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,9 +108,12 @@ def prepare(
 
 
 def open_session(
-    model: Any, options: onnxruntime.SessionOptions, device: str = "cpu"
+    model: Any, options: onnxruntime.SessionOptions, device: str = "cpu", *, without: Sequence[str] = ()
 ) -> onnxruntime.InferenceSession:
-    """``onnxruntime.InferenceSession`` whose errors are one ModelError; ``options`` hold the device."""
+    """``onnxruntime.InferenceSession`` whose errors are one ModelError; ``options`` hold the device.
+
+    ``without`` names optimizers of ONNX Runtime that are not to run.
+    """
     import onnxruntime
 
     source, name = source_of(model)
@@ -119,6 +122,8 @@ def open_session(
     where: dict[str, Any] = (
         {"providers": ["CPUExecutionProvider"]} if device == "cpu" else {"enable_fallback": 0}
     )
+    if without:
+        where["disabled_optimizers"] = list(without)
     try:
         return onnxruntime.InferenceSession(source, options, **where)
     except Exception as error:

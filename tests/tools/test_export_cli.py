@@ -36,7 +36,8 @@ def test_export_refuses_in_one_line(converted, source, tmp_path):
     output = tmp_path / "out.onnx"
     assert "lowbit convert" in run("export", source, "--to", "qdq", "-o", output, code=2).stderr
     run("export", converted, "-o", output, code=2)  # --to is required
-    run("export", converted, "--to", "mobile", "-o", output, code=2)
+    run("export", converted, "--to", "onnx", "-o", output, code=2)
+    run("export", converted, "--to", "qdq", "--shape", "input=1,1,8,8", "-o", output, code=2)
     assert not output.exists()
 
     run("export", converted, "--to", "qdq", "-o", output)

@@ -92,7 +92,9 @@ def export(
         OutputError: if the output cannot be written.
     """
     if to not in TARGETS:
-        raise LowBitError(f"to must be one of {', '.join(TARGETS)}, got '{to}'")
+        raise LowBitError(
+            f"to must be one of {', '.join(TARGETS)}, got '{to}'; for minimal builds there is export_mobile"
+        )
     if sub_byte and to != "qdq":
         raise LowBitError("sub_byte is about the element types of qdq; qonnx keeps weights as float32")
     target = None if output is None else Path(output)
