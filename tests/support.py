@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,14 +12,22 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from tests.remote.native import RemoteNative
+
 FLOAT_MATMULS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
+@functools.cache
 def require_native():
-    """The compiled module `lowbit._native`; skips with the reason when this checkout has not been built."""
-    return pytest.importorskip(
+    """The compiled module `lowbit._native`; skips with the reason when this checkout has not been built.
+
+    Where LOWBIT_REMOTE is set, its nodes run on the machine that variable names (tests/remote/native.py).
+    """
+    native = pytest.importorskip(
         "lowbit._native", reason="lowbit's native module is not built", exc_type=ImportError
     )
+    command = os.environ.get("LOWBIT_REMOTE")
+    return RemoteNative(native, command) if command else native
 
 
 def session_options(*, optimize: bool = True, threads: int = 1) -> ort.SessionOptions:

@@ -1,5 +1,4 @@
-// x86 instruction-set levels. The level is an argument everywhere, so that every path is tested on one
-// machine.
+// Instruction-set levels. The level is an argument everywhere, so that every path is tested on one machine.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +9,41 @@
 
 namespace lowbit {
 
-// Ordered: a level includes every level before it, with one exception that selection knows (a CPU with
-// AVX-512 VNNI but without AVX-VNNI runs an avxvnni row only if its flags say so).
-// kAvx512Popcnt is what Ice Lake and Zen 4 brought beside VNNI: VPOPCNTDQ, BITALG and VBMI (vpermb).
-enum class Isa : uint8_t { kScalar, kSse41, kAvx2, kAvxVnni, kAvx512Vnni, kAvx512Popcnt };
+// Those of one architecture are ordered: a level includes every level before it, with one exception that
+// selection knows (a CPU with AVX-512 VNNI but without AVX-VNNI runs an avxvnni row only if its flags say
+// so). kScalar belongs to every architecture.
+//
+//   x86   kAvx512Popcnt is what Ice Lake and Zen 4 brought beside VNNI: VPOPCNTDQ, BITALG and VBMI (vpermb)
+//   ARM   kNeon is the base of AArch64 (ARMv8.0: Cortex-A53, A72), kDotprod has SDOT (Cortex-A55, A76), kI8mm
+//         SMMLA (Neoverse V1, Cortex-A510)
+enum class Isa : uint8_t {
+  kScalar,
+  kSse41,
+  kAvx2,
+  kAvxVnni,
+  kAvx512Vnni,
+  kAvx512Popcnt,
+  kNeon,
+  kDotprod,
+  kI8mm,
+};
 
 const char* IsaName(Isa isa);
+// Of the levels of the architecture this is built for; the others' names are unknown.
 std::optional<Isa> IsaFromName(std::string_view name);
+// Their names, as a list for messages.
+std::string IsaNames();
 
-// What this machine can run, detected once (CPUID and XCR0); not capped.
+// Whether a CPU or a cap of level `isa` allows what needs `needed`.
+bool Includes(Isa isa, Isa needed);
+
+// What this machine can run, detected once (x86: CPUID and XCR0; ARM: the operating system's list); not
+// capped.
 bool MachineHas(Isa isa);
 std::vector<Isa> MachineIsaLevels();
 
-// The CPU's own name with family, model and stepping (a virtual machine's name alone says little), as one
-// line of printable ASCII. Measurements are valid for CPUs of equal text.
+// The CPU's own name with family, model and stepping (a virtual machine's name alone says little); on ARM the
+// numbers of every kind of core. One line of printable ASCII. Measurements are valid for CPUs of equal text.
 std::string CpuModel();
 
 // The best level of this machine, capped by the environment variable LOWBIT_ISA (read once). An unknown name

@@ -13,7 +13,7 @@ std::string RefusalReason(const KernelRow& row, const ConvSpec& spec, Isa isa) {
   const bool transposed = std::string_view(row.op) == "conv_transpose";
   if (transposed != spec.geometry.transposed)
     return transposed ? "transposed only" : "not a transposed kernel";
-  if (row.isa > isa) return std::string("needs ") + IsaName(row.isa) + ", the cap is " + IsaName(isa);
+  if (!Includes(isa, row.isa)) return std::string("needs ") + IsaName(row.isa) + ", the cap is " + IsaName(isa);
   if (!MachineHas(row.isa)) return std::string("this machine has no ") + IsaName(row.isa);
   if (spec.x.bits > row.x_bits_max) return std::to_string(spec.x.bits) + "-bit activations";
   if (spec.w.bits > row.w_bits_max) return std::to_string(spec.w.bits) + "-bit weights";

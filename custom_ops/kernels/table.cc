@@ -39,6 +39,9 @@ const ElementwiseKernels& ElementwiseFor([[maybe_unused]] Isa isa) {
 #if LOWBIT_X86
   switch (isa) {
     case Isa::kScalar:
+    case Isa::kNeon:
+    case Isa::kDotprod:
+    case Isa::kI8mm:
       break;
     case Isa::kSse41:
       return ElementwiseSse41();

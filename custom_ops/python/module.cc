@@ -202,8 +202,7 @@ OperatorOptions OptionsFrom(const std::optional<std::string>& isa, const std::op
   options.isa = DefaultIsa();
   if (isa) {
     const std::optional<Isa> level = IsaFromName(*isa);
-    Require(level.has_value(), "isa is '", *isa,
-            "', expected one of scalar, sse41, avx2, avxvnni, avx512vnni, avx512popcnt");
+    Require(level.has_value(), "isa is '", *isa, "', expected one of ", IsaNames());
     options.isa = *level;
   }
   options.kernel = kernel.value_or("");

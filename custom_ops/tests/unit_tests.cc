@@ -133,6 +133,9 @@ void TestIsa() {
   for (const Isa isa : MachineIsaLevels()) Expect(IsaFromName(IsaName(isa)) == isa, "names lead back");
   Expect(MachineHas(Isa::kScalar), "every machine has scalar");
   Expect(!IsaFromName("avx1024"), "unknown names are unknown");
+  Expect(!IsaFromName(MachineHas(Isa::kNeon) ? "sse41" : "neon"), "and those of another architecture");
+  Expect(Includes(Isa::kAvx2, Isa::kSse41) && !Includes(Isa::kSse41, Isa::kAvx2), "levels are ordered");
+  Expect(Includes(Isa::kNeon, Isa::kScalar) && !Includes(Isa::kI8mm, Isa::kSse41), "within an architecture");
 }
 
 bool IsRefused(const std::string& text) {
