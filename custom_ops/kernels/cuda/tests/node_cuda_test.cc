@@ -39,9 +39,15 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
 
   void* Get() const { return static_cast<uint8_t*>(data_) + offset_; }
-  void Poison() { Check(cudaMemset(data_, kPoison, bytes_ + offset_ + kGuard), "poison"); }
+  // Both are done when they return: the tests' stream does not wait for the default one.
+  void Poison() {
+    Check(cudaMemset(data_, kPoison, bytes_ + offset_ + kGuard), "poison");
+    Check(cudaDeviceSynchronize(), "poison");
+  }
   void Fill(const std::vector<uint8_t>& bytes) {
-    if (!bytes.empty()) Check(cudaMemcpy(Get(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "copy");
+    if (bytes.empty()) return;
+    Check(cudaMemcpy(Get(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "copy");
+    Check(cudaDeviceSynchronize(), "copy");
   }
   // The contents and the guard bytes.
   std::vector<uint8_t> Read() const {
@@ -232,7 +238,6 @@ bool RunCase(const Case& c, Draw& draw, const Device& device, const Stream& stre
   equal = Verify(c, y, text + (odd ? " odd" : "")) && equal;
 
   y.Poison();
-  Check(cudaDeviceSynchronize(), "poison");
   Chain chain(c, *plan, device);
   CapturedChain captured(chain, Pointers(other_x), other_y.Get(), overlap, stream);
   captured.Replay(Pointers(x), y.Get());
