@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -37,6 +38,7 @@ class CudaStep final : public Step {
   std::shared_ptr<const StepPlan> Plan(std::span<const TensorShape> fed) const override {
     return std::make_shared<const CudaStepPlan>(node_->Plan(fed, output_(fed)));
   }
+  std::optional<size_t> Overwrites() const override { return node_->Overwrites(); }
   std::vector<uint8_t> Packed() const override { return node_->Packed(); }
 
  private:

@@ -34,6 +34,9 @@ class Step {
   // Error. Plans are made only where the output has elements.
   virtual TensorShape Output(std::span<const TensorShape> fed) const = 0;
   virtual std::shared_ptr<const StepPlan> Plan(std::span<const TensorShape> fed) const = 0;
+  // A fed tensor in whose place the output may be written where both are of one size: who writes an element
+  // has read that one's before, and nobody else reads it.
+  virtual std::optional<size_t> Overwrites() const { return std::nullopt; }
   // What a compiled model keeps so that CreateStep need not pack again; empty: nothing.
   virtual std::vector<uint8_t> Packed() const { return {}; }
 };

@@ -145,9 +145,35 @@ class Planner {
 
   bool IsEmpty(ValueId id) const { return ElementCount(shapes_[At(id)].dims) == 0; }
 
+  std::vector<const CompiledRegion::Op*> LastReaders() const {
+    std::vector<const CompiledRegion::Op*> last(region_->values);
+    for (const CompiledRegion::Op& op : region_->ops) {
+      if (op.reshape) continue;
+      for (const ValueId id : op.fed) last[Root(id)] = &op;
+    }
+    return last;
+  }
+
+  // Where the output of `op` takes the place of a tensor that nobody reads later, writing it fetches no
+  // memory into the cache, and a large tensor less pushes others out of it.
+  void PlaceOver(const CompiledRegion::Op& op, const std::vector<const CompiledRegion::Op*>& last_readers) {
+    const std::optional<size_t> over = op.step->Overwrites();
+    if (!over || *over >= op.fed.size()) return;
+    const size_t from = Root(op.fed[*over]), to = Root(op.output);
+    const auto reads =
+        std::count_if(op.fed.begin(), op.fed.end(), [&](ValueId id) { return Root(id) == from; });
+    if (homes_[from] || homes_[to] || last_readers[from] != &op || reads != 1 ||
+        BytesOf(shapes_[from]) != BytesOf(shapes_[to])) {
+      return;
+    }
+    lifetime_of_[to] = lifetime_of_[from];
+  }
+
   void AddSteps() {
+    const std::vector<const CompiledRegion::Op*> last_readers = LastReaders();
     for (const CompiledRegion::Op& op : region_->ops) {
       if (op.reshape || IsEmpty(op.output)) continue;
+      PlaceOver(op, last_readers);
       try {
         AddStep(op.name, *op.step, op.fed, FedShapes(op), Use(op.output));
       } catch (const Error& e) {

@@ -49,7 +49,7 @@ struct Planning : Base {
 
 struct FakeNodeStep final : Planning<FakeStep> {
   FakeNodeStep(const Graph& graph, const Node& node, std::vector<uint8_t> kept)
-      : op(graph, node), packed(std::move(kept)) {}
+      : packed(std::move(kept)), op(graph, node) {}
   TensorShape Output(std::span<const TensorShape> fed) const override {
     return {op.op->OutputType(), op.op->OutputShape(op.Bind(fed, {}))};
   }
@@ -59,12 +59,17 @@ struct FakeNodeStep final : Planning<FakeStep> {
   void Run(std::span<const TensorShape> fed, std::span<const void* const> data, void* y,
            uint8_t* scratch) const override {
     if (const size_t bytes = Scratch(fed); bytes > 0) std::memset(scratch, 0x5a, bytes);
+    // Apart from `y`, which may lie where an input does.
+    Tensor out({op.op->OutputType(), op.op->OutputShape(op.Bind(fed, {}))});
     InlineThreadPool pool;
-    op.op->Run(op.Bind(fed, data), y, pool);
+    op.op->Run(op.Bind(fed, data), out.bytes.data(), pool);
+    std::memcpy(y, out.bytes.data(), out.bytes.size());
   }
+  std::optional<size_t> Overwrites() const override { return overwrites; }
   std::vector<uint8_t> Packed() const override { return packed; }
-  NodeOperator op;
+  std::optional<size_t> overwrites;
   std::vector<uint8_t> packed;
+  NodeOperator op;
 };
 
 // Two nodes with one fed tensor each; what lies between them is scratch memory.
@@ -107,6 +112,7 @@ class FakeBackend : public Backend {
  public:
   std::set<std::string> ops = {"LowBitLookup", "LowBitAdd", "LowBitConcat", "Softmax"};  // that it runs
   bool fuses = false;
+  bool overwrites = false;  // additions write over their second terms
   size_t max_instances = 3;
   std::string fingerprint = "fake 1";
   std::atomic<size_t> fail_above{SIZE_MAX};  // instances: creating more fails, as if memory ran out
@@ -192,9 +198,10 @@ class FakeInstance final : public Instance {
     }
     std::vector<Range> all = written;
     for (size_t i = 0; i < step.fed.size(); ++i) {
-      const size_t at = step.fed[i].at;
-      if (step.fed[i].kind == Location::Kind::kWorkspace)
-        all.push_back({at, at + Tensor(plan.fed[i]).bytes.size()});
+      const size_t at = step.fed[i].at, bytes = Tensor(plan.fed[i]).bytes.size();
+      const bool over = step.step->Overwrites() == i && step.output.kind == Location::Kind::kWorkspace &&
+                        at == step.output.at && bytes == plan.y_bytes;
+      if (step.fed[i].kind == Location::Kind::kWorkspace && !over) all.push_back({at, at + bytes});
     }
     for (size_t i = 0; i < all.size(); ++i) {
       if (all[i].end > workspace_.size() || all[i].begin % backend_.Alignment() != 0) ++backend_.faults;
@@ -231,7 +238,11 @@ inline std::unique_ptr<FakeNodeStep> FakeBackend::CreateNodeStep(const Graph& gr
 
 inline std::unique_ptr<Step> FakeBackend::CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                                      std::span<const uint8_t> packed) {
-  if (nodes.size() == 1) return CreateNodeStep(graph, *nodes[0], packed);
+  if (nodes.size() == 1) {
+    auto step = CreateNodeStep(graph, *nodes[0], packed);
+    if (overwrites && nodes[0]->op == "LowBitAdd") step->overwrites = 1;
+    return step;
+  }
   const size_t half = packed.size() / 2;
   return std::make_unique<FakePairStep>(CreateNodeStep(graph, *nodes[0], packed.first(half)),
                                         CreateNodeStep(graph, *nodes[1], packed.subspan(half)));

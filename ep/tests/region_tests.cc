@@ -164,6 +164,7 @@ void TestRandomGraphs() {
     const Graph& graph = random_graph.builder.graph;
     auto fake = std::make_shared<FakeBackend>();
     fake->fuses = round % 2 == 0;
+    fake->overwrites = round % 4 < 2;
     const auto on_fake = Program::Compile(graph, fake),
                on_cpu = Program::Compile(graph, CreateCpuBackend({}));
     for (const int64_t batch : {2, 1, 0, 5, 2}) {
@@ -175,6 +176,32 @@ void TestRandomGraphs() {
       Expect(Equal(RunProgram(*on_cpu, inputs), expected),
              "the same on the CPU, round " + std::to_string(round));
     }
+    Expect(fake->faults == 0, "no step writes where another tensor of it lies");
+  }
+}
+
+// Blocks with a shortcut around each: the sums lie where the shortcuts did.
+void TestOverwriting() {
+  std::mt19937 random(3);
+  GraphBuilder builder;
+  ValueId sum = builder.Lookup(builder.AddInput(), 1);
+  for (int i = 0; i < 3; ++i) sum = builder.Add(builder.Lookup(sum, 2), sum);
+  const ValueId read_later = builder.Lookup(sum, 3);
+  builder.graph.outputs = {builder.Add(builder.Add(builder.Lookup(sum, 4), read_later), read_later)};
+  const std::vector<Tensor> inputs = {RandomTensor({64, kChannels}, random)};
+  const std::vector<Tensor> expected = Evaluate(builder.graph, inputs);
+  for (const bool overwrites : {false, true}) {
+    auto fake = std::make_shared<FakeBackend>();
+    fake->overwrites = overwrites;
+    const auto program = Program::Compile(builder.graph, fake);
+    Expect(Equal(RunProgram(*program, inputs), expected), "sums in the place of a term");
+    const auto plan = program->PlanFor(ShapesOf(inputs));
+    const auto over = std::count_if(plan->steps.begin(), plan->steps.end(), [](const PlannedStep& step) {
+      return step.fed.size() == 2 && step.output.kind == Location::Kind::kWorkspace &&
+             step.fed[1].kind == Location::Kind::kWorkspace && step.output.at == step.fed[1].at;
+    });
+    // Not the last two: a term that is read again, and an output of the region.
+    Expect(over == (overwrites ? 3 : 0), "where a term is read for the last time, its place is taken");
     Expect(fake->faults == 0, "no step writes where another tensor of it lies");
   }
 }
@@ -775,6 +802,7 @@ int main() {
   TestMemoryPlanOfChain();
   TestMemoryPlanOverflow();
   TestRandomGraphs();
+  TestOverwriting();
   TestErrorsNameTheNode();
   TestDamagedGraphs();
   TestFusion();

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,6 +36,9 @@ class PackedNode {
   // `fed` as OutputOf(node, fed) accepted it, `y` what it returned. Throws Error where a size is too large.
   virtual std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed,
                                                const TensorShape& y) const = 0;
+  // A fed tensor that `y` may overwrite where they are of one size: every element is read before the same one
+  // of `y` is written, by the thread or the block that writes it, and by no other.
+  virtual std::optional<size_t> Overwrites() const { return std::nullopt; }
   // The packed constants as bytes, from which the node can be made again without its weights; empty: it packs
   // nothing worth keeping.
   virtual std::vector<uint8_t> Packed() const { return {}; }

@@ -63,6 +63,10 @@ class PackedMatmul final : public PackedNode {
     const auto plan = chooses ? PlanConv(conv_, shape, choose_(conv_, shape)) : PlanConv(conv_, shape);
     return std::make_shared<const MatmulPlan>(plan, has_residual_);
   }
+  // A tile's residuals are read by the block that stores its codes, before it does.
+  std::optional<size_t> Overwrites() const override {
+    return has_residual_ ? std::optional<size_t>(1) : std::nullopt;
+  }
   std::vector<uint8_t> Packed() const override { return SavePacked(*conv_); }
 
  private:
