@@ -245,10 +245,4 @@ int64_t ElementCount(std::span<const int64_t> shape) {
   return count;
 }
 
-std::ostream& operator<<(std::ostream& out, const ShapeText& text) {
-  out << '[';
-  for (size_t i = 0; i < text.shape_.size(); ++i) out << (i == 0 ? "" : ", ") << text.shape_[i];
-  return out << ']';
-}
-
 }  // namespace lowbit

@@ -6,13 +6,13 @@
 #include <array>
 #include <cstdint>
 #include <optional>
-#include <ostream>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/schema.h"
+#include "core/text.h"
 #include "core/types.h"
 
 namespace lowbit {
@@ -102,16 +102,6 @@ class NodeReader : public AttributeReader {
 
 // Product of the dims; throws when a dim is negative or the product leaves [0, 2^62].
 int64_t ElementCount(std::span<const int64_t> shape);
-// A shape on its way into a message. It becomes text only when the message is made: shapes are checked at
-// every call, and the arguments of Require are computed always.
-class ShapeText {
- public:
-  explicit ShapeText(std::span<const int64_t> shape) : shape_(shape) {}
-  friend std::ostream& operator<<(std::ostream& out, const ShapeText& text);
-
- private:
-  std::span<const int64_t> shape_;
-};
 // a * b, throwing `what` where int64 overflows.
 int64_t CheckedProduct(int64_t a, int64_t b, std::string_view what);
 

@@ -1,9 +1,11 @@
 // Errors that carry a reason: what was expected, what was found, what to do.
 #pragma once
 
-#include <sstream>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
+
+#include "core/text.h"
 
 namespace lowbit {
 
@@ -14,11 +16,15 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+[[noreturn, gnu::noinline, gnu::cold]] inline void FailWith(std::initializer_list<TextPiece> pieces) {
+  std::string text;
+  AppendPieces(text, pieces);
+  throw Error(text);
+}
+
 template <typename... Args>
 [[noreturn]] void Fail(const Args&... args) {
-  std::ostringstream out;
-  (out << ... << args);
-  throw Error(out.str());
+  FailWith({TextPiece(args)...});
 }
 
 template <typename... Args>

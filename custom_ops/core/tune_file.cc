@@ -5,10 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <locale>
 #include <optional>
 #include <random>
-#include <sstream>
 #include <system_error>
 
 #include "core/status.h"
@@ -87,25 +85,23 @@ bool AnyNonZero(const std::vector<int32_t>& values) {
 std::string DescribeForTuning(const ConvSpec& spec, std::string_view shape, bool weight_values) {
   const ConvGeometry& g = spec.geometry;
   const Epilogue& e = spec.epilogue;
-  std::ostringstream key;
-  key.imbue(std::locale::classic());  // the host's locale may group digits
-  key << (g.transposed ? "conv_transpose" : "conv") << " i" << g.in_channels << " o" << g.out_channels << " g"
-      << g.group << " k" << g.kernel_h << "x" << g.kernel_w << " s" << g.stride_h << "x" << g.stride_w << " d"
-      << g.dilation_h << "x" << g.dilation_w << " p" << g.pad_top << "," << g.pad_left << "," << g.pad_bottom
-      << "," << g.pad_right;
-  if (g.transposed) key << " op" << g.output_pad_h << "," << g.output_pad_w;
-  key << " x=" << EncodingName(spec.x.encoding) << spec.x.bits << (spec.x_zero_point != 0 ? "z" : "")
-      << " w=" << EncodingName(spec.w.encoding) << spec.w.bits << (AnyNonZero(spec.w_zero_point) ? "z" : "");
+  std::string key;
+  AppendText(key, g.transposed ? "conv_transpose" : "conv", " i", g.in_channels, " o", g.out_channels, " g",
+             g.group, " k", g.kernel_h, "x", g.kernel_w, " s", g.stride_h, "x", g.stride_w, " d",
+             g.dilation_h, "x", g.dilation_w, " p", g.pad_top, ",", g.pad_left, ",", g.pad_bottom, ",",
+             g.pad_right);
+  if (g.transposed) AppendText(key, " op", g.output_pad_h, ",", g.output_pad_w);
+  AppendText(key, " x=", EncodingName(spec.x.encoding), spec.x.bits, spec.x_zero_point != 0 ? "z" : "",
+             " w=", EncodingName(spec.w.encoding), spec.w.bits, AnyNonZero(spec.w_zero_point) ? "z" : "");
   if (weight_values && spec.w.bits <= kFewWeightBits) {
     const ValueRange& values = spec.weight_values;
-    key << "[" << values.lo << ".." << values.hi << (values.has_zero ? "" : " without 0") << "]";
+    AppendText(key, "[", values.lo, "..", values.hi, values.has_zero ? "" : " without 0", "]");
   }
-  key << " e=" << EpilogueName(e.kind);
-  if (e.kind == EpilogueKind::kThresholds) key << e.threshold_count;
-  if (e.kind == EpilogueKind::kTail) key << e.tail.size();
-  key << (e.has_residual ? "+residual" : "") << (e.quantized_output ? "" : "->float");
-  key << " shape=" << shape;
-  return key.str();
+  AppendText(key, " e=", EpilogueName(e.kind));
+  if (e.kind == EpilogueKind::kThresholds) AppendText(key, e.threshold_count);
+  if (e.kind == EpilogueKind::kTail) AppendText(key, e.tail.size());
+  AppendText(key, e.has_residual ? "+residual" : "", e.quantized_output ? "" : "->float", " shape=", shape);
+  return key;
 }
 
 std::string FormatTuneFile(const TuneOrigin& origin, const TuneEntries& entries) {

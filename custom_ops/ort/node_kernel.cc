@@ -3,7 +3,6 @@
 #include <charconv>
 #include <cstdio>
 #include <mutex>
-#include <sstream>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -238,11 +237,10 @@ OperatorOptions ReadOptions(const OrtKernelInfo* info) {
 void PrintPlan(const std::string& where, const OperatorPlan& plan, const std::vector<int64_t>& x_shape) {
   static std::mutex mutex;  // sessions may be created in several threads
   const std::lock_guard lock(mutex);
-  std::ostringstream line;
-  line << where << plan.kernel << (plan.tuned ? " (measured)" : "") << ", x " << ShapeText(x_shape)
-       << ", packed " << plan.packed_bytes << " bytes, workspace " << plan.workspace_bytes
-       << " bytes a thread\n";
-  std::fputs(line.str().c_str(), stderr);
+  std::string line;
+  AppendText(line, where, plan.kernel, plan.tuned ? " (measured)" : "", ", x ", ShapeText(x_shape),
+             ", packed ", plan.packed_bytes, " bytes, workspace ", plan.workspace_bytes, " bytes a thread\n");
+  std::fputs(line.c_str(), stderr);
 }
 
 }  // namespace
