@@ -1,10 +1,12 @@
 #include "core/nodes.h"
 
-#include <map>
+#include <algorithm>
+#include <iterator>
 #include <string_view>
 
 #include "core/nodes/matmul_shape.h"
 #include "core/nodes/node_kinds.h"
+#include "core/selection.h"
 #include "core/status.h"
 
 namespace lowbit {
@@ -17,30 +19,51 @@ NodeSpec Decode(const NodeReader& node) {
   return kDecode(node);
 }
 
-const std::map<std::string_view, Decoder>& Decoders() {
-  static const std::map<std::string_view, Decoder> decoders = {
-      {"LowBitConv", Decode<DecodeConv>},
-      {"APConv", Decode<DecodeConv>},
-      {"LowBitConvTranspose", Decode<DecodeConvTranspose>},
-      {"LowBitGemm", Decode<DecodeGemm>},
-      {"APGemm", Decode<DecodeGemm>},
-      {"LowBitAffine", Decode<DecodeAffine>},
-      {"LowBitLookup", Decode<DecodeLookup>},
-      {"LowBitAdd", Decode<DecodeAdd>},
-      {"LowBitMul", Decode<DecodeMul>},
-      {"LowBitMaxPool", Decode<DecodeMaxPool>},
-      {"LowBitAveragePool", Decode<DecodeAveragePool>},
-      {"LowBitGlobalAveragePool", Decode<DecodeGlobalAveragePool>},
-      {"LowBitConcat", Decode<DecodeConcat>},
-      {"LowBitResize", Decode<DecodeResize>},
-      {"LowBitDepthToSpace", Decode<DecodeDepthToSpace>},
-      {"LowBitRequantize", Decode<DecodeRequantize>},
-      {"LowBitQuantize", Decode<DecodeQuantize>},
-      {"LowBitThreshold", Decode<DecodeThreshold>},
-      {"LowBitDequantize", Decode<DecodeDequantize>},
-  };
-  return decoders;
+struct NamedDecoder {
+  std::string_view op;
+  Decoder decode;
+};
+
+// Null where this build does not hold the op.
+#define LOWBIT_DECODER(op, decode) \
+  NamedDecoder { op, HasOp(op) ? Decode<decode> : nullptr }
+
+constexpr NamedDecoder kDecoders[] = {
+    LOWBIT_DECODER("LowBitConv", DecodeConv),
+    LOWBIT_DECODER("APConv", DecodeConv),
+    LOWBIT_DECODER("LowBitConvTranspose", DecodeConvTranspose),
+    LOWBIT_DECODER("LowBitGemm", DecodeGemm),
+    LOWBIT_DECODER("APGemm", DecodeGemm),
+    LOWBIT_DECODER("LowBitAffine", DecodeAffine),
+    LOWBIT_DECODER("LowBitLookup", DecodeLookup),
+    LOWBIT_DECODER("LowBitAdd", DecodeAdd),
+    LOWBIT_DECODER("LowBitMul", DecodeMul),
+    LOWBIT_DECODER("LowBitMaxPool", DecodeMaxPool),
+    LOWBIT_DECODER("LowBitAveragePool", DecodeAveragePool),
+    LOWBIT_DECODER("LowBitGlobalAveragePool", DecodeGlobalAveragePool),
+    LOWBIT_DECODER("LowBitConcat", DecodeConcat),
+    LOWBIT_DECODER("LowBitResize", DecodeResize),
+    LOWBIT_DECODER("LowBitDepthToSpace", DecodeDepthToSpace),
+    LOWBIT_DECODER("LowBitRequantize", DecodeRequantize),
+    LOWBIT_DECODER("LowBitQuantize", DecodeQuantize),
+    LOWBIT_DECODER("LowBitThreshold", DecodeThreshold),
+    LOWBIT_DECODER("LowBitDequantize", DecodeDequantize),
+};
+
+#undef LOWBIT_DECODER
+
+#if LOWBIT_MINIMAL
+consteval bool KnowsSelectedOps() {
+  for (const std::string_view selected : kSelectedOps) {
+    bool known = !kSelectsOps;
+    for (const NamedDecoder& each : kDecoders) known = known || each.op == selected;
+    if (!known) return false;
+  }
+  return true;
 }
+static_assert(KnowsSelectedOps(),
+              "LOWBIT_OPS_CONFIG names an op that this lowbit does not have; build the lowbit that made it");
+#endif
 
 const FedShape* At(std::span<const FedShape> fed, size_t index) {
   return index < fed.size() ? &fed[index] : nullptr;
@@ -82,10 +105,12 @@ std::vector<FedShape> Shapes(std::span<const TensorShape> fed) {
 NodeSpec DecodeNode(const OpSchema& schema, const AttributeMap& attributes,
                     std::span<const std::optional<ConstTensor>> constants, const std::vector<bool>& present,
                     Weights weights) {
-  const auto decoder = Decoders().find(schema.name);
-  Require(decoder != Decoders().end(), schema.name, ": no implementation");
-  return decoder->second(NodeReader(schema, attributes, constants, present,
-                                    weights == Weights::kMayBeMissing ? "w" : std::string_view()));
+  const std::string_view op = schema.name;
+  const auto found = std::find_if(std::begin(kDecoders), std::end(kDecoders),
+                                  [&](const NamedDecoder& each) { return each.op == op; });
+  Require(found != std::end(kDecoders) && found->decode != nullptr, op, ": no implementation");
+  return found->decode(NodeReader(schema, attributes, constants, present,
+                                  weights == Weights::kMayBeMissing ? "w" : std::string_view()));
 }
 
 TensorShape OutputOf(const NodeSpec& node, std::span<const TensorShape> fed) {

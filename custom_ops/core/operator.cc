@@ -1,11 +1,35 @@
 #include "core/operator.h"
 
+#include <type_traits>
 #include <utility>
 #include <variant>
 
 #include "core/operators/factories.h"
+#include "core/selection.h"
+#include "core/status.h"
 
 namespace lowbit {
+namespace {
+
+// Whether this build holds an op that is decoded into a kind of node.
+consteval bool HasNode(MatmulNode*) {
+  return HasOp("LowBitConv") || HasOp("APConv") || HasOp("LowBitConvTranspose") || HasOp("LowBitGemm") ||
+         HasOp("APGemm");
+}
+consteval bool HasNode(AffineNode*) { return HasOp("LowBitAffine") || HasOp("LowBitRequantize"); }
+consteval bool HasNode(LookupNode*) { return HasOp("LowBitLookup"); }
+consteval bool HasNode(BinaryNode*) { return HasOp("LowBitAdd") || HasOp("LowBitMul"); }
+consteval bool HasNode(MaxPoolNode*) { return HasOp("LowBitMaxPool"); }
+consteval bool HasNode(AveragePoolNode*) { return HasOp("LowBitAveragePool"); }
+consteval bool HasNode(GlobalAveragePoolNode*) { return HasOp("LowBitGlobalAveragePool"); }
+consteval bool HasNode(ConcatNode*) { return HasOp("LowBitConcat"); }
+consteval bool HasNode(ResizeNode*) { return HasOp("LowBitResize"); }
+consteval bool HasNode(DepthToSpaceNode*) { return HasOp("LowBitDepthToSpace"); }
+consteval bool HasNode(QuantizeNode*) { return HasOp("LowBitQuantize"); }
+consteval bool HasNode(ThresholdNode*) { return HasOp("LowBitThreshold"); }
+consteval bool HasNode(DequantizeNode*) { return HasOp("LowBitDequantize"); }
+
+}  // namespace
 
 std::unique_ptr<Operator> CreateOperator(const OpSchema& schema, const AttributeMap& attributes,
                                          std::span<const std::optional<ConstTensor>> constants,
@@ -14,8 +38,15 @@ std::unique_ptr<Operator> CreateOperator(const OpSchema& schema, const Attribute
 }
 
 std::unique_ptr<Operator> CreateOperator(NodeSpec node, const OperatorOptions& options) {
-  return std::visit([&](auto&& each) { return MakeOperator(std::forward<decltype(each)>(each), options); },
-                    std::move(node));
+  return std::visit(
+      [&]<typename Node>(Node&& each) -> std::unique_ptr<Operator> {
+        if constexpr (HasNode(static_cast<std::decay_t<Node>*>(nullptr))) {
+          return MakeOperator(std::forward<Node>(each), options);
+        } else {
+          Fail("this build of lowbit leaves the op out");
+        }
+      },
+      std::move(node));
 }
 
 }  // namespace lowbit

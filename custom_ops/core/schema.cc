@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/selection.h"
 #include "core/status.h"
 
 namespace lowbit {
@@ -11,22 +12,22 @@ using Ints = std::vector<int64_t>;
 using Floats = std::vector<float>;
 
 AttributeSchema Required(const char* name, AttributeKind kind, const char* doc) {
-  return {name, kind, true, int64_t{0}, doc};
+  return {name, kind, true, int64_t{0}, kMinimal ? "" : doc};
 }
 AttributeSchema Optional(const char* name, AttributeValue value, const char* doc) {
   constexpr AttributeKind kKinds[] = {AttributeKind::kInt, AttributeKind::kFloat, AttributeKind::kString,
                                       AttributeKind::kInts, AttributeKind::kFloats};
-  return {name, kKinds[value.index()], false, std::move(value), doc};
+  return {name, kKinds[value.index()], false, std::move(value), kMinimal ? "" : doc};
 }
 
 InputSchema Data(const char* name, const char* doc) {
-  return {name, TypeRule::kCodes, false, false, false, doc};
+  return {name, TypeRule::kCodes, false, false, false, kMinimal ? "" : doc};
 }
 InputSchema Constant(const char* name, TypeRule type, const char* doc) {
-  return {name, type, true, false, false, doc};
+  return {name, type, true, false, false, kMinimal ? "" : doc};
 }
 InputSchema OptionalConstant(const char* name, TypeRule type, const char* doc) {
-  return {name, type, true, true, false, doc};
+  return {name, type, true, true, false, kMinimal ? "" : doc};
 }
 
 // Attributes that say how the codes of one operand are stored and bounded.
@@ -153,23 +154,29 @@ std::vector<OpSchema> BuildSchemas() {
   conv_attributes.push_back(Required("out_channels", AttributeKind::kInt, "Channels of y."));
   conv_attributes.push_back(Optional("group", int64_t{1}, "Divides in_channels and out_channels."));
   auto add_conv = [&](const char* name, const char* summary) {
-    ops.push_back({name, summary, kConvDefinition, MatmulInputs(), "[N, D1.., out_channels], channels last.",
-                   kCodesOrFloat, conv_attributes});
+    ops.push_back({name, summary, Doc(kConvDefinition), MatmulInputs(),
+                   Doc("[N, D1.., out_channels], channels last."), kCodesOrFloat, conv_attributes});
   };
-  add_conv("LowBitConv", "1-D or 2-D convolution of 1..8-bit codes, channels last, with a fused epilogue.");
-  add_conv("APConv",
-           "The same op as LowBitConv under the name that the arbitrary-precision papers use; written where "
-           "an operand "
-           "is bipolar or the user asks for it. Either name may run any kernel.");
+  if constexpr (HasOp("LowBitConv"))
+    add_conv("LowBitConv",
+             Doc("1-D or 2-D convolution of 1..8-bit codes, channels last, with a fused epilogue."));
+  if constexpr (HasOp("APConv"))
+    add_conv("APConv",
+             Doc("The same op as LowBitConv under the name that the arbitrary-precision papers use; written "
+                 "where an operand "
+                 "is bipolar or the user asks for it. Either name may run any kernel."));
 
   auto transpose_attributes = conv_attributes;
   transpose_attributes.push_back(Optional("output_padding", Ints{}, "One per spatial dim; empty: 0."));
-  ops.push_back(
-      {"LowBitConvTranspose", "1-D or 2-D transposed convolution of 1..8-bit codes, channels last.",
-       "The accumulator of output pixel `p` sums `v(x[n, o, i]) * v(w[c, t, i])` over all `o, t` with "
-       "`o * stride + t * dilation - pad == p`. Weight rows are stored per output channel, as in LowBitConv "
-       "(not per input channel as in ONNX). Epilogues as in LowBitConv.",
-       MatmulInputs(), "[N, D1.., out_channels], channels last.", kCodesOrFloat, transpose_attributes});
+  if constexpr (HasOp("LowBitConvTranspose"))
+    ops.push_back(
+        {"LowBitConvTranspose", Doc("1-D or 2-D transposed convolution of 1..8-bit codes, channels last."),
+         Doc("The accumulator of output pixel `p` sums `v(x[n, o, i]) * v(w[c, t, i])` over all `o, t` with "
+             "`o * stride + t * dilation - pad == p`. Weight rows are stored per output channel, as in "
+             "LowBitConv "
+             "(not per input channel as in ONNX). Epilogues as in LowBitConv."),
+         MatmulInputs(), Doc("[N, D1.., out_channels], channels last."), kCodesOrFloat,
+         transpose_attributes});
 
   auto gemm_attributes = MatmulAttributes();
   gemm_attributes.push_back(Required("in_features", AttributeKind::kInt, "K: length of a weight row."));
@@ -177,14 +184,16 @@ std::vector<OpSchema> BuildSchemas() {
   gemm_attributes.push_back(Optional("axis", int64_t{-1},
                                      "Dims of x from `axis` on are flattened into K; y has x's "
                                      "dims before `axis`, then out_features."));
-  for (const char* name : {"LowBitGemm", "APGemm"}) {
-    ops.push_back({name, "Matrix product of 1..8-bit codes with constant weights and a fused epilogue.",
-                   "`acc[m, c] = sum over k of v(x[m, k]) * v(w[c, k]) + bias[c]`, exact int32; "
-                   "`out_channels` below is "
-                   "out_features. Epilogues as in LowBitConv. A Gemm's alpha is folded into x_scale as "
-                   "`f32(alpha * x_scale)`.",
-                   MatmulInputs(), "[..., out_features]", kCodesOrFloat, gemm_attributes});
-  }
+  auto add_gemm = [&](const char* name) {
+    ops.push_back({name, Doc("Matrix product of 1..8-bit codes with constant weights and a fused epilogue."),
+                   Doc("`acc[m, c] = sum over k of v(x[m, k]) * v(w[c, k]) + bias[c]`, exact int32; "
+                       "`out_channels` below is "
+                       "out_features. Epilogues as in LowBitConv. A Gemm's alpha is folded into x_scale as "
+                       "`f32(alpha * x_scale)`."),
+                   MatmulInputs(), Doc("[..., out_features]"), kCodesOrFloat, gemm_attributes});
+  };
+  if constexpr (HasOp("LowBitGemm")) add_gemm("LowBitGemm");
+  if constexpr (HasOp("APGemm")) add_gemm("APGemm");
 
   auto unary = [&](std::vector<AttributeSchema> extra = {}) {
     std::vector<AttributeSchema> out;
@@ -201,26 +210,30 @@ std::vector<OpSchema> BuildSchemas() {
   const InputSchema optional_y_scale = OptionalConstant("y_scale", kFloat, "Scalar. Absent: float32 output.");
   const InputSchema optional_y_zero = OptionalConstant("y_zero_point", kInt32, "Scalar; absent: 0.");
 
-  ops.push_back({"LowBitAffine",
-                 "Per-channel multiply and add on codes, channels last.",
-                 "`v = f32(f32(f32(x - x_zero_point) * x_scale) * scale[c]) + shift[c]`; "
-                 "`y = clip(rint(v / y_scale) + y_zero_point, y_min, y_max)`, or v itself without y_scale.",
-                 {x, x_scale, x_zero, Constant("scale", kFloat, "[C] or scalar."),
-                  Constant("shift", kFloat, "[C] or scalar."), optional_y_scale, optional_y_zero},
-                 "Shape of x.",
-                 kCodesOrFloat,
-                 unary()});
+  if constexpr (HasOp("LowBitAffine"))
+    ops.push_back(
+        {"LowBitAffine",
+         Doc("Per-channel multiply and add on codes, channels last."),
+         Doc("`v = f32(f32(f32(x - x_zero_point) * x_scale) * scale[c]) + shift[c]`; "
+             "`y = clip(rint(v / y_scale) + y_zero_point, y_min, y_max)`, or v itself without y_scale."),
+         {x, x_scale, x_zero, Constant("scale", kFloat, "[C] or scalar."),
+          Constant("shift", kFloat, "[C] or scalar."), optional_y_scale, optional_y_zero},
+         Doc("Shape of x."),
+         kCodesOrFloat,
+         unary()});
 
-  ops.push_back(
-      {"LowBitLookup",
-       "A 256-entry table: any unary function between two quantized tensors.",
-       "`y = table[u]` with u the byte of the code (for int8 codes its two's complement pattern). With a "
-       "[C, 256] table row c serves channel c (last dim). Table bytes are the output codes' bytes.",
-       {x, Constant("table", kUInt8, "[256] or [C, 256].")},
-       "Shape of x.",
-       kCodes,
-       {Optional("x_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8)."),
-        Optional("y_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8).")}});
+  if constexpr (HasOp("LowBitLookup"))
+    ops.push_back(
+        {"LowBitLookup",
+         Doc("A 256-entry table: any unary function between two quantized tensors."),
+         Doc("`y = table[u]` with u the byte of the code (for int8 codes its two's complement pattern). With "
+             "a "
+             "[C, 256] table row c serves channel c (last dim). Table bytes are the output codes' bytes."),
+         {x, Constant("table", kUInt8, "[256] or [C, 256].")},
+         Doc("Shape of x."),
+         kCodes,
+         {Optional("x_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8)."),
+          Optional("y_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8).")}});
 
   auto binary = [&] {
     std::vector<AttributeSchema> out;
@@ -237,55 +250,63 @@ std::vector<OpSchema> BuildSchemas() {
                                                   Constant("b_zero_point", kInt32, "Scalar."),
                                                   optional_y_scale,
                                                   optional_y_zero};
-  ops.push_back({"LowBitAdd", "Sum of two quantized tensors, rounded once.",
-                 "`v = f32(a - a_zero_point) * a_scale + f32(b - b_zero_point) * b_scale`; "
-                 "`y = clip(rint(v / y_scale) + y_zero_point, y_min, y_max)`, or v itself without y_scale.",
-                 binary_inputs, "The broadcast shape.", kCodesOrFloat, binary()});
-  ops.push_back({"LowBitMul", "Product of two quantized tensors, rounded once.",
-                 "`v = (f32(a - a_zero_point) * a_scale) * (f32(b - b_zero_point) * b_scale)`; "
-                 "`y = clip(rint(v / y_scale) + y_zero_point, y_min, y_max)`, or v itself without y_scale.",
-                 binary_inputs, "The broadcast shape.", kCodesOrFloat, binary()});
+  if constexpr (HasOp("LowBitAdd"))
+    ops.push_back(
+        {"LowBitAdd", Doc("Sum of two quantized tensors, rounded once."),
+         Doc("`v = f32(a - a_zero_point) * a_scale + f32(b - b_zero_point) * b_scale`; "
+             "`y = clip(rint(v / y_scale) + y_zero_point, y_min, y_max)`, or v itself without y_scale."),
+         binary_inputs, Doc("The broadcast shape."), kCodesOrFloat, binary()});
+  if constexpr (HasOp("LowBitMul"))
+    ops.push_back(
+        {"LowBitMul", Doc("Product of two quantized tensors, rounded once."),
+         Doc("`v = (f32(a - a_zero_point) * a_scale) * (f32(b - b_zero_point) * b_scale)`; "
+             "`y = clip(rint(v / y_scale) + y_zero_point, y_min, y_max)`, or v itself without y_scale."),
+         binary_inputs, Doc("The broadcast shape."), kCodesOrFloat, binary()});
 
   std::vector<AttributeSchema> max_pool = {Optional(
       "x_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8); y has the same.")};
   AddWindow(max_pool, true);
   max_pool.push_back(Optional("ceil_mode", int64_t{0}, "1: round the output size up, as in ONNX."));
-  ops.push_back({"LowBitMaxPool",
-                 "Maximum of the codes of a window, channels last.",
-                 "The largest code in the window; taps outside the image do not take part.",
-                 {x},
-                 "[N, D1.., C]",
-                 kCodes,
-                 max_pool});
+  if constexpr (HasOp("LowBitMaxPool"))
+    ops.push_back({"LowBitMaxPool",
+                   Doc("Maximum of the codes of a window, channels last."),
+                   Doc("The largest code in the window; taps outside the image do not take part."),
+                   {x},
+                   Doc("[N, D1.., C]"),
+                   kCodes,
+                   max_pool});
 
   auto average_pool = unary();
   AddWindow(average_pool, false);
   average_pool.push_back(Optional("ceil_mode", int64_t{0}, "1: round the output size up, as in ONNX."));
   average_pool.push_back(
       Optional("count_include_pad", int64_t{0}, "1: taps in the padding count in the divisor."));
-  ops.push_back({"LowBitAveragePool",
-                 "Average of a window of quantized values, channels last.",
-                 "`s = sum over w of (sum over h of f32(x - x_zero_point) * x_scale)` in float32, each "
-                 "column summed from "
-                 "the top, columns from the left, `v = s / f32(n)`, n the number of taps that count; "
-                 "`y = clip(rint(v / y_scale) + y_zero_point, y_min, y_max)`, or v itself without y_scale.",
-                 {x, x_scale, x_zero, optional_y_scale, optional_y_zero},
-                 "[N, D1.., C]",
-                 kCodesOrFloat,
-                 average_pool});
+  if constexpr (HasOp("LowBitAveragePool"))
+    ops.push_back(
+        {"LowBitAveragePool",
+         Doc("Average of a window of quantized values, channels last."),
+         Doc("`s = sum over w of (sum over h of f32(x - x_zero_point) * x_scale)` in float32, each "
+             "column summed from "
+             "the top, columns from the left, `v = s / f32(n)`, n the number of taps that count; "
+             "`y = clip(rint(v / y_scale) + y_zero_point, y_min, y_max)`, or v itself without y_scale."),
+         {x, x_scale, x_zero, optional_y_scale, optional_y_zero},
+         Doc("[N, D1.., C]"),
+         kCodesOrFloat,
+         average_pool});
 
   auto global_pool = unary();
   global_pool.push_back(Optional("keepdims", int64_t{1}, "1: y is [N, 1.., C]; 0: [N, C]."));
-  ops.push_back(
-      {"LowBitGlobalAveragePool",
-       "Average over all spatial positions, channels last.",
-       "`S = sum over pixels of (x - x_zero_point)`, exact; with y_scale `m = x_scale / f32(y_scale * "
-       "f32(pixels))`, `y = clip(rint(f32(S) * m) + y_zero_point, y_min, y_max)`; without it "
-       "`y = f32(S) * f32(x_scale / f32(pixels))`.",
-       {x, x_scale, x_zero, optional_y_scale, optional_y_zero},
-       "[N, 1.., C] or [N, C]",
-       kCodesOrFloat,
-       global_pool});
+  if constexpr (HasOp("LowBitGlobalAveragePool"))
+    ops.push_back(
+        {"LowBitGlobalAveragePool",
+         Doc("Average over all spatial positions, channels last."),
+         Doc("`S = sum over pixels of (x - x_zero_point)`, exact; with y_scale `m = x_scale / f32(y_scale * "
+             "f32(pixels))`, `y = clip(rint(f32(S) * m) + y_zero_point, y_min, y_max)`; without it "
+             "`y = f32(S) * f32(x_scale / f32(pixels))`."),
+         {x, x_scale, x_zero, optional_y_scale, optional_y_zero},
+         Doc("[N, 1.., C] or [N, C]"),
+         kCodesOrFloat,
+         global_pool});
 
   std::vector<AttributeSchema> concat;
   AddOutputRange(concat);
@@ -293,104 +314,116 @@ std::vector<OpSchema> BuildSchemas() {
       Required("axis", AttributeKind::kInt, "The axis of the channels-last tensors; may be negative."));
   concat.push_back(
       Optional("x_encodings", std::string(), "Comma-separated encoding per input; empty: all unsigned."));
-  ops.push_back({"LowBitConcat",
-                 "Concatenation of quantized tensors, each requantized to the output's parameters.",
-                 "`y = clip(rint((f32(x_i - x_zero_points[i]) * x_scales[i]) / y_scale) + y_zero_point, "
-                 "y_min, y_max)`; "
-                 "an input whose scale, zero point and encoding are the output's is copied.",
-                 {Constant("x_scales", kFloat, "[n]."),
-                  Constant("x_zero_points", kInt32, "[n]."),
-                  y_scale,
-                  y_zero,
-                  {"x", kCodes, false, false, true, "n tensors of codes."}},
-                 "Concatenated along axis.",
-                 kCodes,
-                 concat});
+  if constexpr (HasOp("LowBitConcat"))
+    ops.push_back(
+        {"LowBitConcat",
+         Doc("Concatenation of quantized tensors, each requantized to the output's parameters."),
+         Doc("`y = clip(rint((f32(x_i - x_zero_points[i]) * x_scales[i]) / y_scale) + y_zero_point, "
+             "y_min, y_max)`; "
+             "an input whose scale, zero point and encoding are the output's is copied."),
+         {Constant("x_scales", kFloat, "[n]."),
+          Constant("x_zero_points", kInt32, "[n]."),
+          y_scale,
+          y_zero,
+          {"x", kCodes, false, false, true, "n tensors of codes."}},
+         Doc("Concatenated along axis."),
+         kCodes,
+         concat});
 
-  ops.push_back(
-      {"LowBitResize",
-       "Nearest-neighbour resize of codes, channels last.",
-       "ONNX Resize, mode nearest, of the spatial dims; codes are copied, so scale and zero point stay. "
-       "Positions are "
-       "float32, each operation rounded once; with sizes, `asymmetric` positions are `o * size / out_size`.",
-       {x},
-       "[N, D1.., C]",
-       kCodes,
-       {Optional("x_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8); y the same."),
-        Optional("scales", Floats{}, "One per spatial dim; output size floor(size * scale)."),
-        Optional("sizes", Ints{}, "Output size per spatial dim; used when scales is empty."),
-        Optional("coordinate_transformation_mode", std::string("half_pixel"),
-                 "half_pixel, pytorch_half_pixel, align_corners or asymmetric."),
-        Optional("nearest_mode", std::string("round_prefer_floor"),
-                 "round_prefer_floor, round_prefer_ceil, floor or ceil.")}});
+  if constexpr (HasOp("LowBitResize"))
+    ops.push_back({"LowBitResize",
+                   Doc("Nearest-neighbour resize of codes, channels last."),
+                   Doc("ONNX Resize, mode nearest, of the spatial dims; codes are copied, so scale and zero "
+                       "point stay. "
+                       "Positions are "
+                       "float32, each operation rounded once; with sizes, `asymmetric` positions are `o * "
+                       "size / out_size`."),
+                   {x},
+                   Doc("[N, D1.., C]"),
+                   kCodes,
+                   {Optional("x_encoding", std::string("unsigned"),
+                             "`unsigned` (uint8) or `signed` (int8); y the same."),
+                    Optional("scales", Floats{}, "One per spatial dim; output size floor(size * scale)."),
+                    Optional("sizes", Ints{}, "Output size per spatial dim; used when scales is empty."),
+                    Optional("coordinate_transformation_mode", std::string("half_pixel"),
+                             "half_pixel, pytorch_half_pixel, align_corners or asymmetric."),
+                    Optional("nearest_mode", std::string("round_prefer_floor"),
+                             "round_prefer_floor, round_prefer_ceil, floor or ceil.")}});
 
-  ops.push_back(
-      {"LowBitDepthToSpace",
-       "Blocks of channels become blocks of pixels, channels last; codes only move.",
-       "ONNX DepthToSpace, b its blocksize: `y[n, h*b + i, w*b + j, c] = x[n, h, w, k]` with "
-       "`k = (i*b + j) * C + c` (mode DCR) or `k = c * b*b + i*b + j` (mode CRD).",
-       {x},
-       "[N, H * blocksize, W * blocksize, C]",
-       kCodes,
-       {Optional("x_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8); y the same."),
-        Required("blocksize", AttributeKind::kInt, "x has C * blocksize^2 channels."),
-        Optional("mode", std::string("DCR"), "DCR or CRD.")}});
+  if constexpr (HasOp("LowBitDepthToSpace"))
+    ops.push_back({"LowBitDepthToSpace",
+                   Doc("Blocks of channels become blocks of pixels, channels last; codes only move."),
+                   Doc("ONNX DepthToSpace, b its blocksize: `y[n, h*b + i, w*b + j, c] = x[n, h, w, k]` with "
+                       "`k = (i*b + j) * C + c` (mode DCR) or `k = c * b*b + i*b + j` (mode CRD)."),
+                   {x},
+                   Doc("[N, H * blocksize, W * blocksize, C]"),
+                   kCodes,
+                   {Optional("x_encoding", std::string("unsigned"),
+                             "`unsigned` (uint8) or `signed` (int8); y the same."),
+                    Required("blocksize", AttributeKind::kInt, "x has C * blocksize^2 channels."),
+                    Optional("mode", std::string("DCR"), "DCR or CRD.")}});
 
-  ops.push_back(
-      {"LowBitRequantize",
-       "From one quantization grid to another.",
-       "`y = clip(rint((f32(x - x_zero_point) * x_scale) / y_scale) + y_zero_point, y_min, y_max)`.",
-       {x, Constant("x_scale", kFloat, "Scalar or [C] (last dim)."),
-        Constant("x_zero_point", kInt32, "Scalar or [C]."), Constant("y_scale", kFloat, "Scalar or [C]."),
-        Constant("y_zero_point", kInt32, "Scalar or [C].")},
-       "Shape of x.",
-       kCodes,
-       unary()});
+  if constexpr (HasOp("LowBitRequantize"))
+    ops.push_back(
+        {"LowBitRequantize",
+         Doc("From one quantization grid to another."),
+         Doc("`y = clip(rint((f32(x - x_zero_point) * x_scale) / y_scale) + y_zero_point, y_min, y_max)`."),
+         {x, Constant("x_scale", kFloat, "Scalar or [C] (last dim)."),
+          Constant("x_zero_point", kInt32, "Scalar or [C]."), Constant("y_scale", kFloat, "Scalar or [C]."),
+          Constant("y_zero_point", kInt32, "Scalar or [C].")},
+         Doc("Shape of x."),
+         kCodes,
+         unary()});
 
   std::vector<AttributeSchema> quantize;
   AddOutputRange(quantize);
   quantize.push_back(Optional("to_channels_last", int64_t{0}, "1: x is [N, C, D1..], y is [N, D1.., C]."));
-  ops.push_back(
-      {"LowBitQuantize",
-       "QuantizeLinear that can also move channels last.",
-       "`y = clip(rint(x / y_scale) + y_zero_point, y_min, y_max)`, real float32 division, NaN gives y_min.",
-       {{"x", kFloat, false, false, false, "float32."},
-        Constant("y_scale", kFloat, "Scalar or [C]."),
-        Constant("y_zero_point", kInt32, "Scalar or [C].")},
-       "Codes, channels last when to_channels_last is set.",
-       kCodes,
-       quantize});
+  if constexpr (HasOp("LowBitQuantize"))
+    ops.push_back({"LowBitQuantize",
+                   Doc("QuantizeLinear that can also move channels last."),
+                   Doc("`y = clip(rint(x / y_scale) + y_zero_point, y_min, y_max)`, real float32 division, "
+                       "NaN gives y_min."),
+                   {{"x", kFloat, false, false, false, "float32."},
+                    Constant("y_scale", kFloat, "Scalar or [C]."),
+                    Constant("y_zero_point", kInt32, "Scalar or [C].")},
+                   Doc("Codes, channels last when to_channels_last is set."),
+                   kCodes,
+                   quantize});
 
   std::vector<AttributeSchema> threshold;
   AddOperand(threshold, "y_bits", "y_encoding", "Bit width of the output codes, 1..8.",
              "`unsigned` (uint8) or `signed` (int8): storage of the output codes.");
   threshold.push_back(Optional("to_channels_last", int64_t{0}, "1: x is [N, C, D1..], y is [N, D1.., C]."));
-  ops.push_back(
-      {"LowBitThreshold",
-       "Counts thresholds: any monotone quantizer of a float tensor into few codes.",
-       "`y = base[c] + #{k : dir[c] * x >= dir[c] * thresholds[c, k]}`, compared in float32: dir +1 counts "
-       "the "
-       "thresholds that x reaches, -1 those that it does not exceed. NaN gives base. Channels c are the last "
-       "dim of y.",
-       {{"x", kFloat, false, false, false, "float32."},
-        Constant("thresholds", kFloat,
-                 "[C, n] or [1, n], n in 1..255, each row sorted so that dir[c] * T[c,k] ascends. An "
-                 "infinity is a threshold that every number reaches, or none but itself; NaN is refused."),
-        Constant("base", kInt32, "Scalar or [C]: the smallest code. base + n is a code of y_bits too."),
-        Constant("dir", kInt32, "Scalar or [C], +1 (y rises with x) or -1 (y falls).")},
-       "Codes, channels last when to_channels_last is set.",
-       kCodes,
-       threshold});
+  if constexpr (HasOp("LowBitThreshold"))
+    ops.push_back(
+        {"LowBitThreshold",
+         Doc("Counts thresholds: any monotone quantizer of a float tensor into few codes."),
+         Doc("`y = base[c] + #{k : dir[c] * x >= dir[c] * thresholds[c, k]}`, compared in float32: dir +1 "
+             "counts "
+             "the "
+             "thresholds that x reaches, -1 those that it does not exceed. NaN gives base. Channels c are "
+             "the last "
+             "dim of y."),
+         {{"x", kFloat, false, false, false, "float32."},
+          Constant("thresholds", kFloat,
+                   "[C, n] or [1, n], n in 1..255, each row sorted so that dir[c] * T[c,k] ascends. An "
+                   "infinity is a threshold that every number reaches, or none but itself; NaN is refused."),
+          Constant("base", kInt32, "Scalar or [C]: the smallest code. base + n is a code of y_bits too."),
+          Constant("dir", kInt32, "Scalar or [C], +1 (y rises with x) or -1 (y falls).")},
+         Doc("Codes, channels last when to_channels_last is set."),
+         kCodes,
+         threshold});
 
-  ops.push_back(
-      {"LowBitDequantize",
-       "DequantizeLinear that can also move channels first.",
-       "`y = f32(x - x_zero_point) * x_scale`.",
-       {x, Constant("x_scale", kFloat, "Scalar or [C]."), Constant("x_zero_point", kInt32, "Scalar or [C].")},
-       "float32, channels first when to_channels_first is set.",
-       kFloat,
-       {Optional("x_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8)."),
-        Optional("to_channels_first", int64_t{0}, "1: x is [N, D1.., C], y is [N, C, D1..].")}});
+  if constexpr (HasOp("LowBitDequantize"))
+    ops.push_back({"LowBitDequantize",
+                   Doc("DequantizeLinear that can also move channels first."),
+                   Doc("`y = f32(x - x_zero_point) * x_scale`."),
+                   {x, Constant("x_scale", kFloat, "Scalar or [C]."),
+                    Constant("x_zero_point", kInt32, "Scalar or [C].")},
+                   Doc("float32, channels first when to_channels_first is set."),
+                   kFloat,
+                   {Optional("x_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8)."),
+                    Optional("to_channels_first", int64_t{0}, "1: x is [N, D1.., C], y is [N, C, D1..].")}});
   return ops;
 }
 

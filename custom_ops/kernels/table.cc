@@ -1,6 +1,7 @@
-// Every kernel, gathered. A build that leaves families out drops their line.
+// Every kernel, gathered; a minimal build leaves families out (core/selection.h).
 #include "core/elementwise.h"
 #include "core/kernel_table.h"
+#include "core/selection.h"
 #include "kernels/reference/conv_reference.h"
 #if LOWBIT_X86
 #include "kernels/x86/bitserial.h"
@@ -20,10 +21,10 @@ std::vector<KernelRow> BuildTable() {
   };
   add(ReferenceRows());
 #if LOWBIT_X86
-  add(DepthwiseRows());
-  add(IgemmRows());
-  add(BitserialRows());
-  add(LutRows());
+  if constexpr (HasKernels("x86/depthwise")) add(DepthwiseRows());
+  if constexpr (HasKernels("x86/igemm")) add(IgemmRows());
+  if constexpr (HasKernels("x86/bitserial")) add(BitserialRows());
+  if constexpr (HasKernels("x86/lut")) add(LutRows());
 #endif
   return rows;
 }

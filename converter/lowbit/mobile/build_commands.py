@@ -20,7 +20,11 @@ _PLATFORMS = {
                          "and `--path_to_protoc_exe`", "--build_shared_lib"),
 }  # fmt: skip
 
-_PRESETS = {"Android": "android-arm64", "iOS": "ios-arm64", "Linux on aarch64": "linux-aarch64"}
+_PRESETS = {
+    "Android": "minimal-android-arm64",
+    "iOS": "minimal-ios-arm64",
+    "Linux on aarch64": "minimal-linux-aarch64",
+}
 
 
 def build_commands(models: Mapping[str, str], config: str, *, classical: bool) -> str:

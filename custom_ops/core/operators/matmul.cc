@@ -7,6 +7,7 @@
 #include "core/kernel_table.h"
 #include "core/nodes/matmul_shape.h"
 #include "core/operators/factories.h"
+#include "core/selection.h"
 #include "core/status.h"
 #include "core/tune_cache.h"
 
@@ -116,8 +117,8 @@ class MatmulOperator final : public Operator {
   std::unique_ptr<ConvKernel> kernel_;
 };
 
-// "1x28x28", with ? where the model leaves a size open.
-std::string StatedText(const std::array<int64_t, 3>& stated) {
+// "1x28x28", with ? where the model leaves a size open. For tuning, which minimal builds lack.
+[[maybe_unused]] std::string StatedText(const std::array<int64_t, 3>& stated) {
   std::string text;
   for (const int64_t size : stated) {
     if (!text.empty()) text += 'x';
@@ -148,10 +149,12 @@ std::unique_ptr<Operator> MakeOperator(const MatmulNode& node, const OperatorOpt
   auto op = std::make_unique<MatmulOperator>(node);
   const ConvShape typical = op->TypicalShape(options.x_shape);
   const std::string only = options.use_reference ? ReferenceKernelFor(spec) : options.kernel;
-  const std::string key = TuneKey(spec, StatedText(op->StatedShape(options.x_shape)), options.isa);
-  std::string tuned;
-  if (options.tuned && only.empty() && TuneCacheEnabled()) {
-    tuned = TunedKernel(key, options.threads, [&](const std::string& warning) { Warn(options, warning); });
+  std::string key, tuned;
+  if constexpr (!kMinimal) {
+    key = TuneKey(spec, StatedText(op->StatedShape(options.x_shape)), options.isa);
+    if (options.tuned && only.empty() && TuneCacheEnabled()) {
+      tuned = TunedKernel(key, options.threads, [&](const std::string& warning) { Warn(options, warning); });
+    }
   }
   const KernelChoice choice = SelectConvKernel(spec, typical, options.isa, only, tuned);
   op->SetKernel(choice, key, choice.row->create(spec));
