@@ -3,6 +3,9 @@
 #include "core/kernel_table.h"
 #include "core/selection.h"
 #include "kernels/reference/conv_reference.h"
+#if LOWBIT_ARM
+#include "kernels/arm/gemm.h"
+#endif
 #if LOWBIT_X86
 #include "kernels/x86/bitserial.h"
 #include "kernels/x86/depthwise.h"
@@ -25,6 +28,9 @@ std::vector<KernelRow> BuildTable() {
   if constexpr (HasKernels("x86/igemm")) add(IgemmRows());
   if constexpr (HasKernels("x86/bitserial")) add(BitserialRows());
   if constexpr (HasKernels("x86/lut")) add(LutRows());
+#endif
+#if LOWBIT_ARM
+  add(ArmGemmRows());
 #endif
   return rows;
 }

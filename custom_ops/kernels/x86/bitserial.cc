@@ -49,9 +49,9 @@
 
 #include "core/packed_weights.h"
 #include "core/plan_cache.h"
+#include "kernels/common/workspace.h"
 #include "kernels/x86/bitserial_bits.h"
 #include "kernels/x86/bitserial_block.h"
-#include "kernels/x86/workspace.h"
 
 namespace lowbit {
 namespace {

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/common/tile_finish.h"
 #include "kernels/x86/bitserial_block.h"
-#include "kernels/x86/tile_finish.h"
 
 namespace lowbit {
 namespace {

@@ -15,7 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/x86/epilogue_tables.h"
+#include "kernels/common/epilogue_tables.h"
 
 namespace lowbit {
 

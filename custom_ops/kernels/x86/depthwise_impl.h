@@ -2,9 +2,9 @@
 // The order of channels inside vectors is explained in depthwise_block.h.
 #pragma once
 
+#include "kernels/common/epilogue.h"
+#include "kernels/common/inline.h"
 #include "kernels/x86/depthwise_block.h"
-#include "kernels/x86/epilogue.h"
-#include "kernels/x86/inline.h"
 
 namespace lowbit {
 namespace {

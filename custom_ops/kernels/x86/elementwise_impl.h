@@ -16,7 +16,7 @@
 #include <cstring>
 
 #include "core/elementwise.h"
-#include "kernels/x86/inline.h"
+#include "kernels/common/inline.h"
 
 namespace lowbit {
 namespace {

@@ -28,9 +28,10 @@
 #include <vector>
 
 #include "core/packed_weights.h"
-#include "kernels/x86/epilogue_tables.h"
+#include "kernels/common/channel_weights.h"
+#include "kernels/common/epilogue_tables.h"
+#include "kernels/common/workspace.h"
 #include "kernels/x86/igemm_block.h"
-#include "kernels/x86/workspace.h"
 
 namespace lowbit {
 namespace {
@@ -256,48 +257,6 @@ ConvSpec InBand(ConvSpec spec) {
 int32_t XShift(const ConvSpec& spec) {
   return spec.x.encoding == Encoding::kSigned ? 1 << (spec.x.bits - 1) : 0;
 }
-
-// The weights of one output channel on their way into the packed form.
-struct ChannelWeights {
-  std::vector<int16_t> stored;  // [K]: what the tile multiplies, within int8
-  int32_t shift = 0;            // s of igemm_tile.h: weight value = stored + shift
-  int64_t sum = 0;              // of the weight values
-  int64_t magnitude = 0;        // of the absolute weight values
-
-  void Load(const ConvSpec& spec, size_t channel) {
-    const size_t k = static_cast<size_t>(spec.geometry.K());
-    const uint8_t* codes = spec.weights.data() + channel * k;
-    const int16_t flip =
-        spec.w.encoding == Encoding::kSigned ? 0x80 : 0;  // (code ^ flip) - flip extends the sign
-    const bool bipolar = spec.w.encoding == Encoding::kBipolar;
-    const int16_t factor = bipolar ? 2 : 1;
-    const int16_t minus = bipolar ? int16_t{1} : static_cast<int16_t>(flip + spec.w_zero_point[channel]);
-    stored.resize(k);
-    int16_t lo = 0, hi = 0;
-    int64_t total = 0, absolute = 0;
-    constexpr size_t kBlock = size_t{1} << 20;  // sums of 2^20 values within 255 stay inside int32
-    for (size_t first = 0; first < k; first += kBlock) {
-      const size_t end = std::min(k, first + kBlock);
-      int32_t block_total = 0, block_absolute = 0;
-      for (size_t i = first; i < end; ++i) {
-        const int16_t value = static_cast<int16_t>((codes[i] ^ flip) * factor - minus);
-        stored[i] = value;
-        lo = std::min(lo, value);
-        hi = std::max(hi, value);
-        block_total += value;
-        block_absolute += std::abs(value);
-      }
-      total += block_total;
-      absolute += block_absolute;
-    }
-    sum = total;
-    magnitude = absolute;
-    shift = hi > 127 ? hi - 127 : lo < -128 ? lo + 128 : 0;
-    if (shift != 0) {
-      for (int16_t& value : stored) value = static_cast<int16_t>(value - shift);
-    }
-  }
-};
 
 // How many k-groups 16-bit accumulators hold. A lane of vpmaddubsw is x0 w0 + x1 w1 with 0 <= x <= 2^bits - 1
 // (after XShift), so it lies between -(2^bits - 1) * n and (2^bits - 1) * p, where p and n are the sums of

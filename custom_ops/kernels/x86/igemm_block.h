@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/x86/tile_output.h"
+#include "kernels/common/tile_output.h"
 
 namespace lowbit {
 

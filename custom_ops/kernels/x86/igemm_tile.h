@@ -37,8 +37,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/common/tile_finish.h"
 #include "kernels/x86/igemm_block.h"
-#include "kernels/x86/tile_finish.h"
 
 namespace lowbit {
 namespace {

@@ -33,9 +33,9 @@
 #include <vector>
 
 #include "core/packed_weights.h"
-#include "kernels/x86/epilogue_tables.h"
+#include "kernels/common/epilogue_tables.h"
+#include "kernels/common/workspace.h"
 #include "kernels/x86/lut_block.h"
-#include "kernels/x86/workspace.h"
 
 namespace lowbit {
 namespace {

@@ -7,7 +7,7 @@
 //     1-bit weights   byte j of a channel looks into table j
 //     2-bit weights   look-up 2i: table 0 plane 0, table 0 plane 1, table 1 plane 0, table 1 plane 1;
 //                     look-up 2i + 1: the same of tables 2 and 3
-#include "kernels/x86/inline.h"
+#include "kernels/common/inline.h"
 #include "kernels/x86/lut_build_avx512.h"
 #include "kernels/x86/lut_tile.h"
 

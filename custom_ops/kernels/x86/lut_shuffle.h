@@ -15,7 +15,7 @@
 // LookupsPerWord in lut.cc says how many look-ups the words hold.
 #pragma once
 
-#include "kernels/x86/inline.h"
+#include "kernels/common/inline.h"
 #include "kernels/x86/lut_tile.h"
 
 namespace lowbit {

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/common/tile_finish.h"
 #include "kernels/x86/lut_block.h"
-#include "kernels/x86/tile_finish.h"
 
 namespace lowbit {
 namespace {

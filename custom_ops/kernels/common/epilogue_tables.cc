@@ -1,4 +1,4 @@
-#include "kernels/x86/epilogue_tables.h"
+#include "kernels/common/epilogue_tables.h"
 
 #include <algorithm>
 #include <cmath>

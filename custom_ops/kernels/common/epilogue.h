@@ -19,7 +19,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/x86/epilogue_tables.h"
+#include "kernels/common/epilogue_tables.h"
 
 namespace lowbit {
 namespace {

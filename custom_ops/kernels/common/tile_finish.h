@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/x86/epilogue.h"
-#include "kernels/x86/tile_output.h"
+#include "kernels/common/epilogue.h"
+#include "kernels/common/tile_output.h"
 
 namespace lowbit {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/x86/workspace.h"
+#include "kernels/common/workspace.h"
 
 #include <memory>
 

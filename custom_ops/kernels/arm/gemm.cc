@@ -1,0 +1,570 @@
+// The portable half of the ARM matrix products: packing, addressing and the split into tasks, around the
+// tiles and the algebra of gemm_scheme.h.
+//
+// The output pixels are cut into blocks. A block's windows are packed into the form of the scheme's tiles,
+// then every panel of output channels multiplies them, tile by tile: panels outside, so that the weights of
+// one stay in L1 while the pixels pass. No window is laid out in memory but for its block, in the scratch
+// memory of a thread.
+//
+// A window is packed in one of two ways:
+//
+//   direct    one tap after the other, straight from x: the channels of a tap are consecutive there. A tap
+//             outside the image reads a row of zero points.
+//   gathered  the window of a pixel is first copied together. For few channels, where a whole kernel row is
+//             one copy; for bipolar activations, which have no code for the padding: their values 2q - 1 are
+//             copied, and 0 outside the image; and where the sum of a window is needed.
+//
+// A window too long for the scratch memory is packed and multiplied in chunks of K; then a block is one tile,
+// and the sums of as many panels as fit are kept meanwhile.
+#include "kernels/arm/gemm.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "core/packed_weights.h"
+#include "kernels/arm/gemm_finish.h"
+#include "kernels/arm/gemm_pack.h"
+#include "kernels/arm/gemm_scheme.h"
+#include "kernels/common/channel_weights.h"
+#include "kernels/common/epilogue_tables.h"
+#include "kernels/common/workspace.h"
+
+namespace lowbit {
+namespace {
+
+// Of a thread's scratch memory: the packed windows of a block, and the sums of a block that is multiplied in
+// chunks. Together with the gathered rows below 256 KiB.
+constexpr size_t kPackedBytes = 96 * 1024, kSumBytes = 48 * 1024;
+constexpr size_t kMaxBlockPixels = 240;
+// A small layer is cut into more blocks than the memory requires, for the threads; not below this many
+// pixels.
+constexpr size_t kMinSharedPixels = 24;
+// Fewer channels are gathered; of more, a row of zero points would be long.
+constexpr int64_t kDirectMinChannels = 16, kDirectMaxChannels = 16 * 1024;
+
+// The largest tile of a scheme.
+size_t LargestTile(const GemmScheme& scheme) {
+  size_t pixels = 0;
+  for (int size = 0; size < kGemmTileSizes; ++size) {
+    if (scheme.tile[size] != nullptr) pixels = GemmTilePixels(size);
+  }
+  return pixels;
+}
+
+// What a run of at most `left` pixels is given to: the largest tile, or the smallest that holds them all.
+int TileSizeFor(const GemmScheme& scheme, size_t left) {
+  int chosen = 0;
+  for (int size = 0; size < kGemmTileSizes; ++size) {
+    if (scheme.tile[size] == nullptr) continue;
+    chosen = size;
+    if (GemmTilePixels(size) >= left) break;
+  }
+  return chosen;
+}
+
+// x' = code - XOffset, signed and about symmetric; bipolar codes are values from the start.
+int32_t XOffset(const OperandType& x) { return x.encoding == Encoding::kUnsigned ? 1 << (x.bits - 1) : 0; }
+
+// The ranges of the operands; of the weights what their bits allow where they were not looked at.
+GemmOperands RangesOf(const ConvSpec& spec) {
+  GemmOperands o{};
+  if (spec.x.encoding == Encoding::kBipolar) {
+    o.x_lo = -1;
+    o.x_hi = 1;
+  } else {
+    o.x_lo = spec.x.MinCode() - XOffset(spec.x);
+    o.x_hi = spec.x.MaxCode() - XOffset(spec.x);
+  }
+  if (spec.w.bits <= kFewWeightBits) {
+    o.w_lo = spec.weight_values.lo;
+    o.w_hi = spec.weight_values.hi;
+  } else {
+    const auto [least, largest] = std::minmax_element(spec.w_zero_point.begin(), spec.w_zero_point.end());
+    o.w_lo = std::max(spec.w.MinCode() - *largest, -128);
+    o.w_hi = std::min(spec.w.MaxCode() - *least, 127);
+  }
+  return o;
+}
+
+// Consecutive output channels of one convolution group.
+struct Panel {
+  size_t channel, count, group;
+  size_t flush;
+  const uint8_t* weights;
+};
+
+// How K and the output pixels of one shape are cut.
+struct GemmPlan {
+  size_t chunk = 0, chunks = 0;  // of K, padded
+  size_t pixels = 0, blocks = 0;
+  size_t sum_panels = 0;  // whose sums are kept at the same time
+};
+
+struct Scratch {
+  size_t pad_row = 0, gathered = 0, packed = 0, row_sums = 0, sums = 0, bytes = 0;
+};
+
+class GemmKernel final : public ConvKernel {
+ public:
+  GemmKernel(const ConvSpec& spec, const GemmScheme& scheme);
+
+  void Run(const ConvArgs& args, ThreadPool& pool) const override;
+  size_t WorkspaceBytes(const ConvShape& shape) const override {
+    return PlanScratch(Plan(Flatten(geometry_, shape))).bytes;
+  }
+  size_t PackedBytes() const override { return weights_->size() + epilogue_.Bytes(); }
+
+ private:
+  // The window of an output pixel: its image, and where it begins.
+  struct Window {
+    const uint8_t* image;
+    int64_t y, x;
+  };
+  // What one task works with.
+  struct Task {
+    const ConvArgs& args;
+    const ConvShape& shape;
+    const GemmPlan& plan;
+    uint8_t *pad_row, *gathered, *packed;
+    int32_t *row_sums, *sums;
+  };
+
+  void PackWeights(const ConvSpec& spec);
+  void PackPanel(const int16_t* stored, const Panel& panel, uint8_t* to) const;
+  GemmPlan Plan(const ConvShape& shape) const;
+  Scratch PlanScratch(const GemmPlan& plan) const;
+  double Cycles(const ConvShape& shape) const {
+    return static_cast<double>(shape.OutPixels() * geometry_.out_channels * geometry_.K()) /
+           scheme_.macs_per_cycle(least_flush_);
+  }
+
+  Window WindowOf(const ConvArgs& args, const ConvShape& shape, size_t pixel) const;
+  void GatherWindow(const ConvShape& shape, const Window& window, size_t group, size_t begin, size_t end,
+                    uint8_t* to) const;
+  uint8_t* PackGathered(const Task& task, const Window* windows, int rows, size_t group, size_t begin,
+                        size_t end, int32_t* row_sums, uint8_t* to) const;
+  uint8_t* PackDirect(const Task& task, const Window* windows, int rows, size_t group, size_t begin,
+                      size_t end, uint8_t* to) const;
+  void PackBlock(const Task& task, size_t first, size_t count, size_t group, size_t chunk) const;
+  void RunBlock(const Task& task, size_t first, size_t count, size_t first_panel, size_t end_panel) const;
+  size_t ChunkCodes(const GemmPlan& plan, size_t chunk) const {
+    return std::min(plan.chunk, padded_k_ - chunk * plan.chunk);
+  }
+
+  const ConvGeometry geometry_;
+  const GemmScheme& scheme_;
+  const GemmPacker packer_;
+  const size_t tile_pixels_;
+  EpilogueTables epilogue_;
+  const bool bipolar_;
+  GemmXMap x_map_;        // of what is packed, codes or gathered values
+  uint8_t zero_byte_;     // packs to 0
+  uint8_t pad_byte_ = 0;  // the code outside the image, as stored in x
+  bool gathers_ = false;
+  size_t padded_k_ = 0;
+  size_t least_flush_ = 1;
+  PackedWeights weights_;
+  std::vector<Panel> panels_;
+  std::vector<int32_t> bias_;            // [out_channels + padding]
+  std::vector<int32_t> row_sum_weight_;  // [out_channels + padding], empty when all are 0
+};
+
+GemmKernel::GemmKernel(const ConvSpec& spec, const GemmScheme& scheme)
+    : geometry_(spec.geometry),
+      scheme_(scheme),
+      packer_(GemmPackerFor(scheme.form, scheme.unit)),
+      tile_pixels_(LargestTile(scheme)),
+      epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)),
+      bipolar_(spec.x.encoding == Encoding::kBipolar) {
+  // Signed bytes, codes or gathered values: b = (b ^ 0x80) - 128.
+  x_map_ = spec.x.encoding == Encoding::kUnsigned ? GemmXMap{0, static_cast<uint8_t>(XOffset(spec.x))}
+                                                  : GemmXMap{0x80, 0x80};
+  zero_byte_ = x_map_.flip ^ x_map_.offset;
+  pad_byte_ = bipolar_ ? 0 : static_cast<uint8_t>(spec.x_zero_point);
+  PackWeights(spec);
+  gathers_ = bipolar_ || !row_sum_weight_.empty() || geometry_.GroupIn() < kDirectMinChannels ||
+             geometry_.GroupIn() > kDirectMaxChannels ||
+             geometry_.GroupIn() % static_cast<int64_t>(scheme.unit) != 0;
+}
+
+void GemmKernel::PackWeights(const ConvSpec& spec) {
+  const ConvGeometry& g = geometry_;
+  const size_t channels = static_cast<size_t>(g.out_channels), k = static_cast<size_t>(g.K());
+  padded_k_ = RoundUp(k, scheme_.k_multiple);
+
+  // bias + (x_offset - zx) * sum (w - zw), which wraps like the accumulators do. A bipolar x' is the value.
+  const int64_t zero = bipolar_ ? 0 : spec.x_zero_point - XOffset(spec.x);
+  bias_.assign(channels + kEpiloguePadding, 0);
+  std::vector<int32_t> shift(channels);
+  std::vector<int64_t> largest(channels);
+  std::vector<int16_t> stored(channels * k);
+  ChannelWeights weights;
+  for (size_t c = 0; c < channels; ++c) {
+    weights.Load(spec, c);
+    shift[c] = weights.shift;
+    largest[c] = 256 * weights.magnitude + std::abs(static_cast<int64_t>(spec.bias[c]));  // |x - zx| < 256
+    bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(spec.bias[c] - zero * weights.sum));
+    std::copy(weights.stored.begin(), weights.stored.end(), stored.begin() + static_cast<ptrdiff_t>(c * k));
+  }
+  epilogue_.LimitAccumulators(largest);
+  if (std::any_of(shift.begin(), shift.end(), [](int32_t s) { return s != 0; })) {
+    row_sum_weight_ = shift;
+    row_sum_weight_.resize(channels + kEpiloguePadding);
+  }
+
+  const size_t group_out = static_cast<size_t>(g.GroupOut());
+  const size_t panel_bytes = padded_k_ * scheme_.channels * CodeBytes(scheme_.form);
+  GemmOperands operands = RangesOf(spec);
+  operands.k = k;
+  for (size_t group = 0; group < static_cast<size_t>(g.group); ++group) {
+    for (size_t c = 0; c < group_out; c += scheme_.channels) {
+      Panel panel{};
+      panel.channel = group * group_out + c;
+      panel.count = std::min(scheme_.channels, group_out - c);
+      panel.group = group;
+      operands.weights = stored.data() + panel.channel * k;
+      operands.channels = panel.count;
+      panel.flush = std::max(scheme_.flush(operands), size_t{1});
+      least_flush_ = panels_.empty() ? panel.flush : std::min(least_flush_, panel.flush);
+      panels_.push_back(panel);
+    }
+  }
+  AlignedBytes packed(panels_.size() * panel_bytes);
+  for (size_t p = 0; p < panels_.size(); ++p) {
+    PackPanel(stored.data() + panels_[p].channel * k, panels_[p], packed.data() + p * panel_bytes);
+  }
+  weights_ = ShareWeights(std::move(packed));
+  for (size_t p = 0; p < panels_.size(); ++p) panels_[p].weights = weights_->data() + p * panel_bytes;
+}
+
+// [K / unit][channels][unit] of one panel; `to` is zeroed.
+void GemmKernel::PackPanel(const int16_t* stored, const Panel& panel, uint8_t* to) const {
+  const size_t k = static_cast<size_t>(geometry_.K()), unit = scheme_.unit;
+  for (size_t c = 0; c < panel.count; ++c, stored += k) {
+    for (size_t i = 0; i < k; ++i) {
+      const size_t at = (i / unit * scheme_.channels + c) * unit;
+      switch (scheme_.form) {
+        case GemmForm::kBytes:
+          to[at + i % unit] = static_cast<uint8_t>(stored[i]);
+          break;
+        case GemmForm::kWords:
+          std::memcpy(to + 2 * (at + i % unit), &stored[i], 2);
+          break;
+        case GemmForm::kPairs: {
+          if (i % 2 != 0) break;
+          const int next = i + 1 < k ? stored[i + 1] : 0;
+          const auto pair = static_cast<uint16_t>(next + 256 * stored[i]);
+          std::memcpy(to + at, &pair, 2);
+          break;
+        }
+      }
+    }
+  }
+}
+
+GemmPlan GemmKernel::Plan(const ConvShape& shape) const {
+  GemmPlan plan;
+  const size_t total = static_cast<size_t>(shape.OutPixels());
+  const size_t code_bytes = CodeBytes(scheme_.form);
+  const size_t longest = kPackedBytes / (tile_pixels_ * code_bytes) / scheme_.k_multiple * scheme_.k_multiple;
+  plan.chunk = std::min(padded_k_, longest);
+  plan.chunks = DivideUp(padded_k_, plan.chunk);
+  if (plan.chunks > 1) {
+    plan.pixels = tile_pixels_;
+    plan.sum_panels = kSumBytes / (tile_pixels_ * scheme_.channels * sizeof(int32_t));
+  } else {
+    const size_t limit = std::min(kPackedBytes / (padded_k_ * code_bytes), kMaxBlockPixels);
+    const auto wanted = static_cast<size_t>(std::min(Cycles(shape) / kTaskCycles, kFewTasks));
+    const size_t shared = std::clamp(DivideUp(wanted, panels_.size()), size_t{1},
+                                     std::max(size_t{1}, total / kMinSharedPixels));
+    const size_t even = DivideUp(total, std::max(DivideUp(total, limit), shared));
+    plan.pixels =
+        std::min(RoundUp(std::max(even, size_t{1}), tile_pixels_), limit / tile_pixels_ * tile_pixels_);
+    plan.sum_panels = 1;
+  }
+  plan.blocks = DivideUp(total, plan.pixels);
+  return plan;
+}
+
+Scratch GemmKernel::PlanScratch(const GemmPlan& plan) const {
+  Scratch s;
+  ScratchLayout layout;
+  const auto row = static_cast<size_t>(geometry_.GroupIn());
+  s.pad_row = layout.Take(gathers_ ? 0 : row);
+  s.gathered = layout.Take(gathers_ ? 8 * plan.chunk : 0);
+  s.packed = layout.Take(plan.pixels * plan.chunk * CodeBytes(scheme_.form));
+  s.row_sums = layout.Take(row_sum_weight_.empty() ? 0 : plan.pixels * sizeof(int32_t));
+  s.sums = layout.Take(plan.sum_panels * tile_pixels_ * scheme_.channels * sizeof(int32_t));
+  s.bytes = layout.bytes();
+  return s;
+}
+
+GemmKernel::Window GemmKernel::WindowOf(const ConvArgs& args, const ConvShape& s, size_t pixel) const {
+  const ConvGeometry& g = geometry_;
+  const auto p = static_cast<int64_t>(pixel);
+  const int64_t ox = p % s.out_w, oy = p / s.out_w % s.out_h, image = p / s.out_w / s.out_h;
+  return {static_cast<const uint8_t*>(args.x) + image * s.in_h * s.in_w * g.in_channels,
+          oy * g.stride_h - g.pad_top, ox * g.stride_w - g.pad_left};
+}
+
+// Products [begin, end) of a window, codes or (bipolar) values.
+void GemmKernel::GatherWindow(const ConvShape& s, const Window& window, size_t group, size_t begin,
+                              size_t end, uint8_t* to) const {
+  const ConvGeometry& g = geometry_;
+  const int64_t channels = g.GroupIn();
+  // A run of consecutive bytes of x is a tap; with one group and without dilation all taps of a kernel row
+  // inside the image.
+  const bool whole_rows = g.group == 1 && g.dilation_w == 1;
+  const int64_t run_taps = whole_rows ? g.kernel_w : 1, run_bytes = run_taps * channels;
+  const auto last = static_cast<int64_t>(end);
+  for (auto k = static_cast<int64_t>(begin); k < last;) {
+    const int64_t run = k / run_bytes, from = k - run * run_bytes;
+    const int64_t until = std::min(run_bytes, from + last - k);
+    const int64_t ky = whole_rows ? run : run / g.kernel_w, kx = whole_rows ? 0 : run % g.kernel_w;
+    const int64_t iy = window.y + ky * g.dilation_h, ix = window.x + kx * g.dilation_w;
+    // Bytes [first, past) of the run lie in the image.
+    int64_t first = until, past = until;
+    if (iy >= 0 && iy < s.in_h && ix < s.in_w && ix > -run_taps) {
+      first = std::clamp(-ix * channels, from, until);
+      past = std::clamp(std::min(run_taps, s.in_w - ix) * channels, first, until);
+    }
+    std::memset(to, pad_byte_, static_cast<size_t>(first - from));
+    to += first - from;
+    if (first < past) {
+      const uint8_t* source =
+          window.image + (iy * s.in_w + ix) * g.in_channels + static_cast<int64_t>(group) * channels + first;
+      if (bipolar_) {
+        for (int64_t i = 0; i < past - first; ++i) to[i] = static_cast<uint8_t>(2 * source[i] - 1);
+      } else {
+        std::memcpy(to, source, static_cast<size_t>(past - first));
+      }
+      to += past - first;
+    }
+    std::memset(to, pad_byte_, static_cast<size_t>(until - past));
+    to += until - past;
+    k += until - from;
+  }
+}
+
+// Products [begin, end) of `rows` windows; returns the end of what was packed. Adds to row_sums where it is
+// not null.
+uint8_t* GemmKernel::PackGathered(const Task& task, const Window* windows, int rows, size_t group,
+                                  size_t begin, size_t end, int32_t* row_sums, uint8_t* to) const {
+  const size_t codes = end - begin, real = std::min(end, static_cast<size_t>(geometry_.K())) - begin;
+  std::array<const uint8_t*, 8> from;
+  for (int r = 0; r < rows; ++r) {
+    uint8_t* row = task.gathered + static_cast<size_t>(r) * task.plan.chunk;
+    GatherWindow(task.shape, windows[r], group, begin, begin + real, row);
+    std::memset(row + real, zero_byte_, codes - real);
+    from[static_cast<size_t>(r)] = row;
+    if (row_sums != nullptr) {
+      int32_t sum = 0;
+      for (size_t i = 0; i < real; ++i) sum += (row[i] ^ x_map_.flip) - x_map_.offset;
+      row_sums[r] += sum;
+    }
+  }
+  (rows == 8 ? packer_.rows8 : packer_.rows4)(from.data(), codes, x_map_, to);
+  return to + static_cast<size_t>(rows) * codes * CodeBytes(scheme_.form);
+}
+
+uint8_t* GemmKernel::PackDirect(const Task& task, const Window* windows, int rows, size_t group, size_t begin,
+                                size_t end, uint8_t* to) const {
+  const ConvGeometry& g = geometry_;
+  const ConvShape& s = task.shape;
+  const size_t channels = static_cast<size_t>(g.GroupIn()), k = static_cast<size_t>(g.K());
+  const size_t code_bytes = static_cast<size_t>(rows) * CodeBytes(scheme_.form);
+  const GemmPackFunction pack = rows == 8 ? packer_.rows8 : packer_.rows4;
+  std::array<const uint8_t*, 8> from;
+  for (size_t at = begin; at < std::min(end, k);) {
+    const size_t tap = at / channels, first = at % channels;
+    const size_t bytes = std::min(channels - first, std::min(end, k) - at);
+    const int64_t ky = static_cast<int64_t>(tap) / g.kernel_w, kx = static_cast<int64_t>(tap) % g.kernel_w;
+    for (int r = 0; r < rows; ++r) {
+      const int64_t iy = windows[r].y + ky * g.dilation_h, ix = windows[r].x + kx * g.dilation_w;
+      const bool inside = iy >= 0 && iy < s.in_h && ix >= 0 && ix < s.in_w;
+      from[static_cast<size_t>(r)] =
+          inside ? windows[r].image + (iy * s.in_w + ix) * g.in_channels + group * channels + first
+                 : task.pad_row;
+    }
+    pack(from.data(), bytes, x_map_, to);
+    to += bytes * code_bytes;
+    at += bytes;
+  }
+  if (end > k) {
+    std::memset(to, 0, (end - k) * code_bytes);
+    to += (end - k) * code_bytes;
+  }
+  return to;
+}
+
+// The windows of pixels [first, first + count), in tiles. Tiles reach beyond the last pixel; it is repeated.
+void GemmKernel::PackBlock(const Task& task, size_t first, size_t count, size_t group, size_t chunk) const {
+  const size_t begin = chunk * task.plan.chunk, end = begin + ChunkCodes(task.plan, chunk);
+  const bool sums_rows = !row_sum_weight_.empty();
+  if (sums_rows && chunk == 0) std::memset(task.row_sums, 0, task.plan.pixels * sizeof(int32_t));
+  uint8_t* to = task.packed;
+  for (size_t p = 0; p < count;) {
+    size_t left = GemmTilePixels(TileSizeFor(scheme_, count - p));
+    while (left > 0) {
+      const int rows = left >= 8 ? 8 : 4;
+      std::array<Window, 8> windows;
+      for (int r = 0; r < rows; ++r) {
+        windows[static_cast<size_t>(r)] =
+            WindowOf(task.args, task.shape, first + std::min(p + static_cast<size_t>(r), count - 1));
+      }
+      to = gathers_ ? PackGathered(task, windows.data(), rows, group, begin, end,
+                                   sums_rows ? task.row_sums + p : nullptr, to)
+                    : PackDirect(task, windows.data(), rows, group, begin, end, to);
+      p += static_cast<size_t>(rows);
+      left -= static_cast<size_t>(rows);
+    }
+  }
+}
+
+void GemmKernel::RunBlock(const Task& task, size_t first, size_t count, size_t first_panel,
+                          size_t end_panel) const {
+  const GemmPlan& plan = task.plan;
+  const size_t code_bytes = CodeBytes(scheme_.form), sums_size = tile_pixels_ * scheme_.channels;
+  const TileOutput output{&epilogue_.view(), first, 1, static_cast<const uint8_t*>(task.args.residual),
+                          task.args.y};
+  for (size_t begin = first_panel; begin < end_panel;) {
+    const size_t group = panels_[begin].group;
+    size_t end = begin + 1;
+    while (end < end_panel && end - begin < plan.sum_panels && panels_[end].group == group) ++end;
+    for (size_t chunk = 0; chunk < plan.chunks; ++chunk) {
+      const bool packed = plan.chunks == 1 && begin > first_panel && panels_[begin - 1].group == group;
+      if (!packed) PackBlock(task, first, count, group, chunk);
+      const size_t codes = ChunkCodes(plan, chunk);
+      for (size_t p = begin; p < end; ++p) {
+        const Panel& panel = panels_[p];
+        int32_t* sums = task.sums + (p - begin) * sums_size;
+        GemmTile tile{task.packed, panel.weights + chunk * plan.chunk * scheme_.channels * code_bytes,
+                      codes / scheme_.unit, panel.flush, sums};
+        for (size_t pixel = 0; pixel < count; pixel += tile_pixels_) {
+          const int size = TileSizeFor(scheme_, count - pixel);
+          tile.x = task.packed + pixel * codes * code_bytes;
+          if (chunk == 0) {
+            const int32_t* bias = bias_.data() + panel.channel;
+            for (size_t i = 0; i < GemmTilePixels(size); ++i)
+              std::memcpy(sums + i * scheme_.channels, bias, scheme_.channels * sizeof(int32_t));
+          }
+          scheme_.tile[size](tile);
+          if (chunk + 1 < plan.chunks) continue;
+          GemmSums done{sums,          scheme_.channels, pixel, std::min(GemmTilePixels(size), count - pixel),
+                        panel.channel, panel.count};
+          if (!row_sum_weight_.empty())
+            AddRowSums(done, task.row_sums + pixel, row_sum_weight_.data() + panel.channel);
+          FinishSums(output, done);
+        }
+      }
+    }
+    begin = end;
+  }
+}
+
+void GemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
+  const ConvShape shape = Flatten(geometry_, args.shape);
+  const auto total = static_cast<size_t>(shape.OutPixels());
+  if (total == 0) return;
+  const GemmPlan plan = Plan(shape);
+  const Scratch layout = PlanScratch(plan);
+
+  // Blocks of pixels are dealt out first. Every task of a block that is split by panels packs it again, which
+  // must remain a small part of its work.
+  const double cycles = Cycles(shape), blocks = static_cast<double>(plan.blocks);
+  const double packing = static_cast<double>(plan.pixels * padded_k_);
+  const size_t pixel_tasks = std::clamp(static_cast<size_t>(cycles / kTaskCycles), size_t{1}, plan.blocks);
+  const size_t panel_tasks =
+      pixel_tasks < plan.blocks
+          ? 1
+          : std::clamp(static_cast<size_t>(cycles / blocks / std::max(kTaskCycles, 4 * packing)), size_t{1},
+                       panels_.size());
+  const TaskSplit split = {plan.blocks, pixel_tasks, panels_.size(), panel_tasks};
+  pool.ParallelFor(split.tasks(), [&](size_t index) {
+    const auto [first_block, end_block, first_panel, end_panel] = split[index];
+    uint8_t* scratch = ThreadScratch(layout.bytes);
+    const Task task{args,
+                    shape,
+                    plan,
+                    scratch + layout.pad_row,
+                    scratch + layout.gathered,
+                    scratch + layout.packed,
+                    reinterpret_cast<int32_t*>(scratch + layout.row_sums),
+                    reinterpret_cast<int32_t*>(scratch + layout.sums)};
+    if (!gathers_) std::memset(task.pad_row, pad_byte_, static_cast<size_t>(geometry_.GroupIn()));
+    for (size_t block = first_block; block < end_block; ++block) {
+      const size_t first = block * plan.pixels;
+      RunBlock(task, first, std::min(plan.pixels, total - first), first_panel, end_panel);
+    }
+  });
+}
+
+// The interval for all weights of a node: by their range, or by their values where only those can tell.
+size_t FlushOf(const GemmScheme& scheme, const ConvSpec& spec) {
+  GemmOperands operands = RangesOf(spec);
+  const size_t flush = scheme.flush(operands);
+  if (flush != 0 || spec.w.bits > kFewWeightBits) return flush;
+  operands.channels = 1;
+  operands.k = static_cast<size_t>(spec.geometry.K());
+  ChannelWeights weights;
+  size_t least = SIZE_MAX;
+  for (size_t c = 0; c < static_cast<size_t>(spec.geometry.out_channels) && least != 0; ++c) {
+    weights.Load(spec, c);
+    operands.weights = weights.stored.data();
+    least = std::min(least, scheme.flush(operands));
+  }
+  return least;
+}
+
+template <const GemmScheme& kScheme>
+std::string Refuse(const ConvSpec& spec) {
+  if (FlushOf(kScheme, spec) == 0) return "sums of these products overflow narrow accumulators";
+  return {};
+}
+
+// Cycles of an output beside its products, and of packing a code; modelled Cortex-A53.
+constexpr double kOutputCycles = 1.0, kPackCycles = 0.4, kCallCycles = 500;
+
+template <const GemmScheme& kScheme>
+double Cost(const ConvSpec& spec, const ConvShape& shape) {
+  const ConvGeometry& g = spec.geometry;
+  const double panels = static_cast<double>(static_cast<size_t>(g.group) *
+                                            DivideUp(static_cast<size_t>(g.GroupOut()), kScheme.channels));
+  const auto total = static_cast<size_t>(shape.OutPixels());
+  const size_t largest = LargestTile(kScheme), rest = total % largest;
+  const auto pixels =
+      static_cast<double>(total - rest + (rest == 0 ? 0 : GemmTilePixels(TileSizeFor(kScheme, rest))));
+  const auto k = static_cast<double>(RoundUp(static_cast<size_t>(g.K()), kScheme.k_multiple));
+  const double lanes = panels * static_cast<double>(kScheme.channels);
+  const size_t flush = std::max(kScheme.flush(RangesOf(spec)), size_t{1});
+  return kCallCycles + pixels * lanes * k / kScheme.macs_per_cycle(flush) + pixels * lanes * kOutputCycles +
+         pixels * static_cast<double>(g.group) * k * kPackCycles;
+}
+
+template <const GemmScheme& kScheme>
+std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
+  return std::make_unique<GemmKernel>(spec, kScheme);
+}
+
+template <const GemmScheme& kScheme>
+KernelRow Row(const char* name, const char* algorithm, Isa isa, const char* note) {
+  return {name, "conv", algorithm, isa, 8, 8, note, &Refuse<kScheme>, &Cost<kScheme>, &Create<kScheme>};
+}
+
+}  // namespace
+
+std::span<const KernelRow> ArmGemmRows() {
+  static const KernelRow kRows[] = {
+      Row<kGemmSmull>("igemm_smull_4x8_neon", "igemm", Isa::kNeon, "any weights: SMULL, SMLAL, SADALP"),
+      Row<kGemmMlaPairs>("mla_pairs_12x8_neon", "mla", Isa::kNeon,
+                         "2 to 4 bits: two products in a 16-bit lane"),
+      Row<kGemmSdot>("igemm_sdot_12x8_dotprod", "igemm", Isa::kDotprod, "dense and grouped layers: SDOT"),
+      Row<kGemmSmmla>("igemm_smmla_8x8_i8mm", "igemm", Isa::kI8mm, "dense and grouped layers: SMMLA"),
+  };
+  return kRows;
+}
+
+}  // namespace lowbit

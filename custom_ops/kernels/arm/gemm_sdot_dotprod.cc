@@ -1,0 +1,73 @@
+// Four 8-bit products a 32-bit lane: SDOT by element. ARMv8.2 with the dot product extension.
+//
+//   w    c0 k0..3 | c1 k0..3 | c2 k0..3 | c3 k0..3      4 channels, two such vectors a step
+//   x    p0 k0..3 | p1 k0..3 | p2 k0..3 | p3 k0..3      4 pixels; SDOT takes one of them for all lanes
+//
+// Sums are 32 bits wide from the first product: nothing is flushed.
+#include <arm_neon.h>
+
+#include <cstdint>
+
+#include "kernels/arm/gemm_scheme.h"
+
+namespace lowbit {
+namespace {
+
+constexpr size_t kChannels = 8;
+
+template <int kPixels>
+void Tile(const GemmTile& t) {
+  const auto* w = reinterpret_cast<const int8_t*>(t.w);
+  const auto* x8 = reinterpret_cast<const int8_t*>(t.x);
+  const int8_t* x4 = x8 + (kPixels >= 8 ? t.steps * 32 : 0);
+  int32x4_t acc[kPixels][2];
+#pragma GCC unroll 12
+  for (int p = 0; p < kPixels; ++p) {
+    acc[p][0] = vld1q_s32(t.sums + p * 8);
+    acc[p][1] = vld1q_s32(t.sums + p * 8 + 4);
+  }
+  // Pixels p .. p + 3, those of one vector.
+  const auto dot = [&](int32x4_t(*to)[2], int8x16_t w0, int8x16_t w1, int8x16_t x)
+                       __attribute__((always_inline)) {
+                         to[0][0] = vdotq_laneq_s32(to[0][0], w0, x, 0);
+                         to[0][1] = vdotq_laneq_s32(to[0][1], w1, x, 0);
+                         to[1][0] = vdotq_laneq_s32(to[1][0], w0, x, 1);
+                         to[1][1] = vdotq_laneq_s32(to[1][1], w1, x, 1);
+                         to[2][0] = vdotq_laneq_s32(to[2][0], w0, x, 2);
+                         to[2][1] = vdotq_laneq_s32(to[2][1], w1, x, 2);
+                         to[3][0] = vdotq_laneq_s32(to[3][0], w0, x, 3);
+                         to[3][1] = vdotq_laneq_s32(to[3][1], w1, x, 3);
+                       };
+  for (size_t s = 0; s < t.steps; ++s) {
+    const int8x16_t w0 = vld1q_s8(w), w1 = vld1q_s8(w + 16);
+    w += 32;
+    if constexpr (kPixels >= 8) {
+      const int8x16_t x0 = vld1q_s8(x8), x1 = vld1q_s8(x8 + 16);
+      x8 += 32;
+      dot(acc, w0, w1, x0);
+      dot(acc + 4, w0, w1, x1);
+    }
+    if constexpr (kPixels % 8 != 0) {
+      const int8x16_t x = vld1q_s8(x4);
+      x4 += 16;
+      dot(acc + (kPixels - 4), w0, w1, x);
+    }
+  }
+#pragma GCC unroll 12
+  for (int p = 0; p < kPixels; ++p) {
+    vst1q_s32(t.sums + p * 8, acc[p][0]);
+    vst1q_s32(t.sums + p * 8 + 4, acc[p][1]);
+  }
+}
+
+size_t Flush(const GemmOperands&) { return 1; }
+
+// Two SDOT a cycle (modelled Neoverse N1).
+double MacsPerCycle(size_t) { return 32; }
+
+}  // namespace
+
+const GemmScheme kGemmSdot = {
+    kChannels, 4, 4, GemmForm::kBytes, &Flush, &MacsPerCycle, {&Tile<4>, &Tile<8>, &Tile<12>}};
+
+}  // namespace lowbit

@@ -1,0 +1,71 @@
+// 2 x 8 times 8 x 2 products an instruction: SMMLA. ARMv8.6, or v8.2 with the int8 matrix extension.
+//
+//   x    p0 k0..7 | p1 k0..7          SMMLA ->  32-bit lanes  [p0 c0] [p0 c1] [p1 c0] [p1 c1]
+//   w    c0 k0..7 | c1 k0..7
+//
+// Sums are 32 bits wide from the first product: nothing is flushed. They are brought into the order of pixels
+// at the end.
+#include <arm_neon.h>
+
+#include <cstdint>
+
+#include "kernels/arm/gemm_scheme.h"
+
+namespace lowbit {
+namespace {
+
+constexpr size_t kChannels = 8;
+
+inline int32x4_t LowHalves(int32x4_t a, int32x4_t b) {
+  return vreinterpretq_s32_s64(vzip1q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b)));
+}
+inline int32x4_t HighHalves(int32x4_t a, int32x4_t b) {
+  return vreinterpretq_s32_s64(vzip2q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b)));
+}
+inline void AddTo(int32_t* sums, int32x4_t v) { vst1q_s32(sums, vaddq_s32(vld1q_s32(sums), v)); }
+
+template <int kPixels>
+void Tile(const GemmTile& t) {
+  const auto* w = reinterpret_cast<const int8_t*>(t.w);
+  const auto* x = reinterpret_cast<const int8_t*>(t.x);
+  int32x4_t acc[kPixels / 2][4];
+#pragma GCC unroll 4
+  for (int p = 0; p < kPixels / 2; ++p) {
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) acc[p][c] = vdupq_n_s32(0);
+  }
+  for (size_t s = 0; s < t.steps; ++s) {
+    int8x16_t rows[kPixels / 2], columns[4];
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) columns[c] = vld1q_s8(w + c * 16);
+#pragma GCC unroll 4
+    for (int p = 0; p < kPixels / 2; ++p) rows[p] = vld1q_s8(x + p * 16);
+    w += 64;
+    x += kPixels * 8;
+#pragma GCC unroll 4
+    for (int p = 0; p < kPixels / 2; ++p) {
+#pragma GCC unroll 4
+      for (int c = 0; c < 4; ++c) acc[p][c] = vmmlaq_s32(acc[p][c], rows[p], columns[c]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int p = 0; p < kPixels / 2; ++p) {
+    int32_t* even = t.sums + static_cast<size_t>(2 * p) * kChannels;
+    AddTo(even, LowHalves(acc[p][0], acc[p][1]));
+    AddTo(even + 4, LowHalves(acc[p][2], acc[p][3]));
+    AddTo(even + 8, HighHalves(acc[p][0], acc[p][1]));
+    AddTo(even + 12, HighHalves(acc[p][2], acc[p][3]));
+  }
+}
+
+size_t Flush(const GemmOperands&) { return 1; }
+
+// Two SMMLA a cycle, each of 32 products, on half of the loop's instructions' slots (modelled Neoverse V1).
+double MacsPerCycle(size_t) { return 100; }
+
+}  // namespace
+
+const GemmScheme kGemmSmmla = {kChannels,           8, 8, GemmForm::kBytes, &Flush, &MacsPerCycle,
+                               {&Tile<4>, &Tile<8>}};
+
+}  // namespace lowbit
