@@ -28,8 +28,13 @@ inline FastDivisor MakeDivisor(int64_t divisor) {
 }
 
 // How requantized sums become bytes, by the bounds less the zero point: from 0 to less than 255; from 0 to
-// 255 and from -128 to 127, where the conversion to bytes clips by itself; any others.
-enum class Rounding : int { kAny, kFromZero, kUnsignedBytes, kSignedBytes };
+// 255 and from -128 to 127, where the conversion to bytes clips by itself; any others that span 256 codes,
+// where it does so once the zero point is added; any others.
+enum class Rounding : int { kAny, kFromZero, kUnsignedBytes, kSignedBytes, kAllBytes };
+
+// How residuals are added: where two multiplications and one rounding give the same (FitSum); by a division,
+// the zero point being the lowest of 256 codes, which the conversion to bytes clips by itself; any others.
+enum class Addition : int { kAny, kFromLowest, kOnLine };
 
 struct EpilogueParams {
   int kind = 0;  // EpilogueKind
@@ -39,6 +44,7 @@ struct EpilogueParams {
   const int32_t* bias = nullptr;  // [out_channels], the constant part of the zero points folded in
   const float* scale = nullptr;   // [out_channels], multiplier or acc_scale
   Rounding rounding = Rounding::kAny;
+  float byte_offset = 0;            // Rounding::kAllBytes: the zero point less lo and the magic number
   const int32_t* w_zero = nullptr;  // [out_channels], null when all are 0; x_sums then has the pixel sums
   int zero_point = 0, lo = 0, hi = 0;
   const int32_t *thresholds = nullptr, *base = nullptr, *dir = nullptr;
@@ -50,10 +56,13 @@ struct EpilogueParams {
   float residual_scale = 1, inner_scale = 1, y_scale = 1;
   // For residuals added four at a time: 1 / y_scale; 2^23 and the zero point of the codes as they lie in the
   // low bits of a float.
-  float y_inverse = 1, inner_offset = 0, residual_offset = 0;
-  // Where two multiplications and one rounding give the same (FitSum).
-  bool adds_on_a_line = false;
-  float inner_gain = 0, residual_gain = 0, sum_offset = 0;
+  float y_inverse = 1, residual_offset = 0;
+  // Inner codes as RoundedUnit has them: what takes rounded sums and codes there, the unit of lo, the code
+  // less the zero point that a unit of 0 is.
+  float unit_offset = 0, code_unit_offset = 0, unit_lo = 0, unit_zero = 0;
+  Addition addition = Addition::kAny;
+  // Addition::kOnLine
+  float unit_gain = 0, residual_gain = 0, sum_offset = 0;
   int residual_zero_point = 0;
   int y_zero_point = 0, y_lo = 0, y_hi = 0;
   // The codes leave as float32.

@@ -309,15 +309,7 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
     });
   };
   if (e.has_residual) {
-    if (e.adds_on_a_line) {
-      finish([&](const int4& sums, const float4& scale, unsigned residual) {
-        return RequantizeAndAdd<true>(e, sums, scale, residual);
-      });
-    } else {
-      finish([&](const int4& sums, const float4& scale, unsigned residual) {
-        return RequantizeAndAdd<false>(e, sums, scale, residual);
-      });
-    }
+    WithAddition(e, finish);
     return;
   }
   WithRounding(e, [&](const auto& requantize) {

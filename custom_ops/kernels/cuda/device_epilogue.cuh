@@ -97,44 +97,66 @@ __device__ __forceinline__ unsigned SignedBytes(float v0, float v1, float v2, fl
 #endif
 }
 
-// RoundedByte of (a * inner_scale + r * residual_scale) / y_scale, r from byte kByte of `residual`, whose
-// signed codes have become unsigned ones. The division is Markstein's sequence, the correctly rounded
-// quotient where the host found fast_division (no overflow, no subnormal number).
+// An inner code q on its way to the second rounding, as (q - hi + 256) / 256: so that clipping at hi costs
+// nothing, being the saturation of the very addition that takes the number out of the magic one's low bits.
+// Neither rounds anything: where |v| leaves 2^22 and with it whole numbers, q is clipped. NaN saturates to 0.
+__device__ __forceinline__ float RoundedUnit(const EpilogueParams& e, float v) {
+  float unit;
+  asm("fma.rn.sat.f32 %0, %1, 0f3B800000, %2;"  // 2^-8
+      : "=f"(unit)
+      : "f"(__fadd_rn(v, 12582912.0f)), "f"(e.unit_offset));
+  return fmaxf(unit, e.unit_lo);
+}
+
+// The same from byte kByte of `codes`: 2^15 + code / 256 has the code in its low bits.
 template <int kByte>
-__device__ __forceinline__ unsigned SumByte(const EpilogueParams& e, float a, unsigned residual, float lo,
-                                            float hi) {
+__device__ __forceinline__ float CodeToUnit(const EpilogueParams& e, unsigned codes) {
+  return __fsub_rn(__uint_as_float(__byte_perm(codes, 0x47000000u, 0x7540 + kByte)), e.code_unit_offset);
+}
+
+// (a * inner_scale + r * residual_scale) / y_scale: a the inner code less its zero point, r from byte kByte
+// of `residual`, whose signed codes have become unsigned ones. The division is Markstein's sequence, the
+// correctly rounded quotient where the host found fast_division (no overflow, no subnormal number).
+template <int kByte>
+__device__ __forceinline__ float Sum(const EpilogueParams& e, float unit, unsigned residual) {
+  const float a = __fmaf_rn(unit, 256.0f, e.unit_zero);  // exact
   const float r = CodeToFloat<kByte>(residual, e.residual_offset);
   const float v = __fadd_rn(__fmul_rn(a, e.inner_scale), __fmul_rn(r, e.residual_scale));
   const float near = __fmul_rn(v, e.y_inverse);
-  return RoundedByte(__fmaf_rn(__fmaf_rn(-near, e.y_scale, v), e.y_inverse, near), lo, hi);
+  return __fmaf_rn(__fmaf_rn(-near, e.y_scale, v), e.y_inverse, near);
 }
 
 // The same code, less y_lo and not yet rounded, for nodes that the host found fit (FitSum).
 template <int kByte>
-__device__ __forceinline__ float SumOnLine(const EpilogueParams& e, float a, unsigned residual) {
+__device__ __forceinline__ float SumOnLine(const EpilogueParams& e, float unit, unsigned residual) {
   const float r = CodeToFloat<kByte>(residual, e.residual_offset);
-  return __fmaf_rn(a, e.inner_gain, __fmaf_rn(r, e.residual_gain, e.sum_offset));
+  return __fmaf_rn(unit, e.unit_gain, __fmaf_rn(r, e.residual_gain, e.sum_offset));
 }
 
 __device__ __forceinline__ unsigned AddZeroPoint(unsigned codes, int zero_point) {
   return zero_point == 0 ? codes : __vadd4(codes, static_cast<unsigned>(zero_point & 255) * 0x01010101u);
 }
 
-// Four inner codes less their zero point and four residuals to four codes.
-template <bool kOnLine>
+// Four inner codes (RoundedUnit) and four residuals to four codes.
+template <Addition kAddition>
 __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float4& inner, unsigned residual) {
   residual ^= SignFlip(e.residual_signed);
-  if constexpr (kOnLine) {  // 256 codes, from 0 or -128 on
+  if constexpr (kAddition == Addition::kOnLine) {  // 256 codes, from 0 or -128 on
     return UnsignedBytes(SumOnLine<0>(e, inner.x, residual), SumOnLine<1>(e, inner.y, residual),
                          SumOnLine<2>(e, inner.z, residual), SumOnLine<3>(e, inner.w, residual)) ^
+           SignFlip(e.y_lo < 0);
+  } else if constexpr (kAddition == Addition::kFromLowest) {
+    return UnsignedBytes(Sum<0>(e, inner.x, residual), Sum<1>(e, inner.y, residual),
+                         Sum<2>(e, inner.z, residual), Sum<3>(e, inner.w, residual)) ^
            SignFlip(e.y_lo < 0);
   } else {
     const float lo = static_cast<float>(e.y_lo - e.y_zero_point),
                 hi = static_cast<float>(e.y_hi - e.y_zero_point);
-    return AddZeroPoint(
-        JoinBytes(SumByte<0>(e, inner.x, residual, lo, hi), SumByte<1>(e, inner.y, residual, lo, hi),
-                  SumByte<2>(e, inner.z, residual, lo, hi), SumByte<3>(e, inner.w, residual, lo, hi)),
-        e.y_zero_point);
+    return AddZeroPoint(JoinBytes(RoundedByte(Sum<0>(e, inner.x, residual), lo, hi),
+                                  RoundedByte(Sum<1>(e, inner.y, residual), lo, hi),
+                                  RoundedByte(Sum<2>(e, inner.z, residual), lo, hi),
+                                  RoundedByte(Sum<3>(e, inner.w, residual), lo, hi)),
+                        e.y_zero_point);
   }
 }
 
@@ -142,10 +164,16 @@ __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float
 // (PackedConv::Problem).
 __device__ __forceinline__ unsigned AddResiduals(const EpilogueParams& e, unsigned inner, unsigned residual) {
   inner ^= SignFlip(e.lo < 0);
-  const float4 codes =
-      make_float4(CodeToFloat<0>(inner, e.inner_offset), CodeToFloat<1>(inner, e.inner_offset),
-                  CodeToFloat<2>(inner, e.inner_offset), CodeToFloat<3>(inner, e.inner_offset));
-  return e.adds_on_a_line ? AddFour<true>(e, codes, residual) : AddFour<false>(e, codes, residual);
+  const float4 units = make_float4(CodeToUnit<0>(e, inner), CodeToUnit<1>(e, inner), CodeToUnit<2>(e, inner),
+                                   CodeToUnit<3>(e, inner));
+  switch (e.addition) {
+    case Addition::kOnLine:
+      return AddFour<Addition::kOnLine>(e, units, residual);
+    case Addition::kFromLowest:
+      return AddFour<Addition::kFromLowest>(e, units, residual);
+    default:
+      return AddFour<Addition::kAny>(e, units, residual);
+  }
 }
 
 __device__ __forceinline__ float4 Scaled(const int4& sums, const float4& scale) {
@@ -156,14 +184,13 @@ __device__ __forceinline__ float4 Scaled(const int4& sums, const float4& scale) 
 
 // Requantizes four sums, the bias included, and adds four residuals: both roundings without a pause in
 // memory.
-template <bool kOnLine>
+template <Addition kAddition>
 __device__ __forceinline__ unsigned RequantizeAndAdd(const EpilogueParams& e, const int4& sums,
                                                      const float4& scale, unsigned residual) {
-  const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
-  // Rounded but still a float.
-  const auto round = [&](float v) { return __fsub_rn(__uint_as_float(RoundedByte(v, lo, hi)), 12582912.0f); };
   const float4 v = Scaled(sums, scale);
-  return AddFour<kOnLine>(e, make_float4(round(v.x), round(v.y), round(v.z), round(v.w)), residual);
+  return AddFour<kAddition>(
+      e, make_float4(RoundedUnit(e, v.x), RoundedUnit(e, v.y), RoundedUnit(e, v.z), RoundedUnit(e, v.w)),
+      residual);
 }
 
 // Four sums, the bias included, to four codes.
@@ -178,6 +205,11 @@ __device__ __forceinline__ unsigned Requantize(const EpilogueParams& e, const in
     return AddZeroPoint(SignedBytes(v.x, v.y, v.z, v.w), e.zero_point);
   if constexpr (kRounding == Rounding::kUnsignedBytes) {
     return UnsignedBytes(v.x, v.y, v.z, v.w) ^ SignFlip(e.lo < 0);
+  }
+  if constexpr (kRounding == Rounding::kAllBytes) {
+    // Beyond 2^22, where the magic number does not round to integers, codes are clipped.
+    const auto shifted = [&](float v) { return __fadd_rn(__fadd_rn(v, 12582912.0f), e.byte_offset); };
+    return UnsignedBytes(shifted(v.x), shifted(v.y), shifted(v.z), shifted(v.w)) ^ SignFlip(e.lo < 0);
   }
   return AddZeroPoint(UnsignedBytes(fminf(v.x, hi), fminf(v.y, hi), fminf(v.z, hi), fminf(v.w, hi)),
                       e.zero_point);
@@ -199,6 +231,28 @@ __device__ __forceinline__ void WithRounding(const EpilogueParams& e, const F& f
     case Rounding::kSignedBytes:
       return f([&](const int4& v, const float4& scale) {
         return Requantize<Rounding::kSignedBytes>(e, v, scale);
+      });
+    case Rounding::kAllBytes:
+      return f(
+          [&](const int4& v, const float4& scale) { return Requantize<Rounding::kAllBytes>(e, v, scale); });
+  }
+}
+
+// f(add), where add(sums, scale, residual) is the RequantizeAndAdd that fits the node.
+template <typename F>
+__device__ __forceinline__ void WithAddition(const EpilogueParams& e, const F& f) {
+  switch (e.addition) {
+    case Addition::kAny:
+      return f([&](const int4& v, const float4& scale, unsigned residual) {
+        return RequantizeAndAdd<Addition::kAny>(e, v, scale, residual);
+      });
+    case Addition::kFromLowest:
+      return f([&](const int4& v, const float4& scale, unsigned residual) {
+        return RequantizeAndAdd<Addition::kFromLowest>(e, v, scale, residual);
+      });
+    case Addition::kOnLine:
+      return f([&](const int4& v, const float4& scale, unsigned residual) {
+        return RequantizeAndAdd<Addition::kOnLine>(e, v, scale, residual);
       });
   }
 }

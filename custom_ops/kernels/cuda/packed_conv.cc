@@ -181,7 +181,8 @@ Rounding RoundingOf(const Epilogue& e) {
   if (!std::all_of(e.multiplier.begin(), e.multiplier.end(), IsNormal)) return Rounding::kAny;
   const int32_t lo = e.lo - e.zero_point, hi = e.hi - e.zero_point;
   if (lo == 0) return hi == 255 ? Rounding::kUnsignedBytes : Rounding::kFromZero;
-  return lo == -128 && hi == 127 ? Rounding::kSignedBytes : Rounding::kAny;
+  if (hi - lo != 255) return Rounding::kAny;
+  return lo == -128 ? Rounding::kSignedBytes : Rounding::kAllBytes;
 }
 
 }  // namespace
@@ -510,13 +511,19 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   p.y_zero_point = e.y_zero_point;
   divides_fast_ = !e.has_residual || DividesFast(e);
   p.y_inverse = 1.0f / e.y_scale;
-  p.inner_offset = 0x1p23f + static_cast<float>((e.lo < 0 ? 128 : 0) + e.zero_point);
+  const auto units = [](double codes) { return static_cast<float>(codes / 256); };  // exact
+  p.unit_zero = static_cast<float>(e.hi - 256 - e.zero_point);
+  p.unit_offset = units(-12582912.0 - static_cast<double>(p.unit_zero));
+  p.unit_lo = units(e.lo - (e.hi - 256));
+  p.code_unit_offset = units(0x1p23 + (e.lo < 0 ? 128 : 0) + e.hi - 256);
   p.residual_offset = 0x1p23f + static_cast<float>((e.residual_signed ? 128 : 0) + e.residual_zero_point);
   if (e.kind == EpilogueKind::kRequantize) p.rounding = RoundingOf(e);
+  p.byte_offset = static_cast<float>(e.zero_point - e.lo) - 12582912.0f;
   if (e.has_residual && divides_fast_) {
+    if (e.y_zero_point == e.y_lo && e.y_hi - e.y_lo == 255) p.addition = Addition::kFromLowest;
     if (const auto line = FitSum(e)) {
-      p.adds_on_a_line = true;
-      p.inner_gain = line->inner_gain;
+      p.addition = Addition::kOnLine;
+      p.unit_gain = 256 * line->inner_gain;
       p.residual_gain = line->residual_gain;
       p.sum_offset = line->offset;
     }

@@ -24,17 +24,17 @@ int32_t CodeOf(const Epilogue& e, int32_t q, int32_t r) {
 }
 
 // The pairs whose sums come within `tolerance` of a tie: the others round to the same codes on every line.
-std::vector<Pair> PairsNearTies(const Epilogue& e, const SumLine& line, double tolerance) {
+std::vector<Pair> PairsNearTies(const Epilogue& e, double tolerance) {
   std::vector<Pair> pairs;
   const double y_scale = e.y_scale;
   const double inner_gain = e.inner_scale / y_scale, residual_gain = e.residual_scale / y_scale;
   const int32_t first = e.residual_signed ? -128 : 0;
   for (int32_t q = e.lo; q <= e.hi; ++q) {
-    const double inner = (q - e.zero_point) * inner_gain + static_cast<double>(line.offset);
+    const double inner = (q - e.zero_point) * inner_gain + e.y_zero_point - e.y_lo;
     for (int32_t r = first; r < first + 256; ++r) {
       const double sum = inner + (r - e.residual_zero_point) * residual_gain;
       if (sum < 0 || sum > 255 || std::fabs(sum - std::floor(sum) - 0.5) > tolerance) continue;
-      pairs.push_back({static_cast<float>(q - e.zero_point), static_cast<float>(r - e.residual_zero_point),
+      pairs.push_back({static_cast<float>(q - e.hi + 256), static_cast<float>(r - e.residual_zero_point),
                        CodeOf(e, q, r)});
     }
   }
@@ -59,20 +59,21 @@ float Moved(float v, int steps) {
 
 std::optional<SumLine> FitSum(const Epilogue& e) {
   if (e.y_hi - e.y_lo != 255 || e.hi - e.lo > 255) return std::nullopt;
-  const SumLine line{e.inner_scale / e.y_scale, e.residual_scale / e.y_scale,
-                     static_cast<float>(e.y_zero_point - e.y_lo)};
+  const float inner_gain = e.inner_scale / e.y_scale, residual_gain = e.residual_scale / e.y_scale;
   // The largest size of a sum on its way. Both ways of adding stay within 2^-20 of it from the exact sum:
   // each rounding adds 2^-24 at most, a gain that moves (kMostSteps + 1) * 2^-23.
-  const double size = 256.0 * line.inner_gain + 256.0 * line.residual_gain + 256.0;
+  const double size = 256.0 * inner_gain + 256.0 * residual_gain + 256.0;
   if (!(size < 0x1p14)) return std::nullopt;
-  const std::vector<Pair> pairs = PairsNearTies(e, line, size * 0x1p-19);
+  const std::vector<Pair> pairs = PairsNearTies(e, size * 0x1p-19);
   // The smallest moves first.
   for (int moves = 0; moves <= 2 * kMostSteps; ++moves) {
     for (int first = -std::min(moves, kMostSteps); first <= std::min(moves, kMostSteps); ++first) {
       const int rest = moves - std::abs(first);
       if (rest > kMostSteps) continue;
       for (const int second : {rest, -rest}) {
-        const SumLine moved{Moved(line.inner_gain, first), Moved(line.residual_gain, second), line.offset};
+        SumLine moved{Moved(inner_gain, first), Moved(residual_gain, second), 0};
+        moved.offset = static_cast<float>(
+            e.y_zero_point - e.y_lo + (e.hi - 256 - e.zero_point) * static_cast<double>(moved.inner_gain));
         if (Holds(moved, pairs)) return moved;
       }
     }

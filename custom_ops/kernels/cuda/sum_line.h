@@ -1,7 +1,7 @@
 // The second rounding of a convolution with a residual, in fewer operations. Both codes are bytes, so that
-//   clip(rint(q * inner_gain + (r * residual_gain + offset)), 0, 255) + y_lo,
-// q and r less their zero points, each multiplication and its addition rounded once, can be held against the
-// contract's arithmetic (core/epilogue.cc) in all 65,536 pairs.
+//   clip(rint((q - hi + 256) * inner_gain + (r * residual_gain + offset)), 0, 255) + y_lo,
+// hi the largest q, r less its zero point, each multiplication and its addition rounded once, can be held
+// against the contract's arithmetic (core/epilogue.cc) in all 65,536 pairs.
 #pragma once
 
 #include <optional>

@@ -198,6 +198,7 @@ class Generator : public cuda::Draws {
                            is_signed ? Encoding::kSigned : Encoding::kUnsigned};
     zero = static_cast<int32_t>(Int(type.MinCode(), type.MaxCode()));
     if (Coin(0.2)) zero = (type.MinCode() + type.MaxCode() + 1) / 2;  // the middle, as of symmetric codes
+    if (Coin(0.2)) zero = type.MinCode();                             // as after ReLU
     lo = Coin(0.3) ? zero : type.MinCode();
     hi = type.MaxCode();
   }
@@ -229,6 +230,12 @@ class Generator : public cuda::Draws {
         Range(e.has_residual ? Coin() : e.y_signed, e.zero_point, e.lo, e.hi);
         e.inner_scale = Coin(0.3) ? 0.0625f : Real(0.01f, 0.1f);
         e.y_scale = Coin(0.3) ? 0.125f : Real(0.02f, 0.2f);
+        if (Coin(0.3)) {  // in proportion: many sums tie, which roundings decide
+          const auto multiple = [&](int64_t least) { return static_cast<float>(Int(least, 99)) / 1280.0f; };
+          e.inner_scale = multiple(10);
+          e.residual_scale = multiple(10);
+          e.y_scale = multiple(30);
+        }
         break;
       case EpilogueKind::kFloat:
         e.quantized_output = false;

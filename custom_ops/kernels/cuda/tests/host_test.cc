@@ -391,7 +391,7 @@ void TestSums() {
     for (int32_t q = e.lo; q <= e.hi; ++q) {
       for (int32_t r = first; r < first + 256; ++r) {
         const float sum = std::fma(
-            static_cast<float>(q - e.zero_point), line->inner_gain,
+            static_cast<float>(q - e.hi + 256), line->inner_gain,
             std::fma(static_cast<float>(r - e.residual_zero_point), line->residual_gain, line->offset));
         const int32_t code = e.y_lo + static_cast<int32_t>(std::clamp(std::rint(sum), 0.0f, 255.0f));
         wrong += code == EpilogueCode(e, q - e.zero_point, 0, r) ? 0 : 1;
