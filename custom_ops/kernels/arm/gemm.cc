@@ -232,7 +232,7 @@ void GemmKernel::PackWeights(const ConvSpec& spec) {
       panels_.push_back(panel);
     }
   }
-  AlignedBytes packed(panels_.size() * panel_bytes);
+  AlignedBytes packed(panels_.size() * panel_bytes + kGemmOverread);
   for (size_t p = 0; p < panels_.size(); ++p) {
     PackPanel(stored.data() + panels_[p].channel * k, panels_[p], packed.data() + p * panel_bytes);
   }
@@ -295,7 +295,7 @@ Scratch GemmKernel::PlanScratch(const GemmPlan& plan) const {
   const auto row = static_cast<size_t>(geometry_.GroupIn());
   s.pad_row = layout.Take(gathers_ ? 0 : row);
   s.gathered = layout.Take(gathers_ ? 8 * plan.chunk : 0);
-  s.packed = layout.Take(plan.pixels * plan.chunk * CodeBytes(scheme_.form));
+  s.packed = layout.Take(plan.pixels * plan.chunk * CodeBytes(scheme_.form) + kGemmOverread);
   s.row_sums = layout.Take(row_sum_weight_.empty() ? 0 : plan.pixels * sizeof(int32_t));
   s.sums = layout.Take(plan.sum_panels * tile_pixels_ * scheme_.channels * sizeof(int32_t));
   s.bytes = layout.bytes();
@@ -446,18 +446,14 @@ void GemmKernel::RunBlock(const Task& task, size_t first, size_t count, size_t f
         for (size_t pixel = 0; pixel < count; pixel += tile_pixels_) {
           const int size = TileSizeFor(scheme_, count - pixel);
           tile.x = task.packed + pixel * codes * code_bytes;
-          if (chunk == 0) {
-            const int32_t* bias = bias_.data() + panel.channel;
-            for (size_t i = 0; i < GemmTilePixels(size); ++i)
-              std::memcpy(sums + i * scheme_.channels, bias, scheme_.channels * sizeof(int32_t));
-          }
+          GemmSums part{sums, scheme_.channels, pixel, GemmTilePixels(size), panel.channel, panel.count};
+          if (chunk == 0) BeginSums(part, bias_.data() + panel.channel);
           scheme_.tile[size](tile);
           if (chunk + 1 < plan.chunks) continue;
-          GemmSums done{sums,          scheme_.channels, pixel, std::min(GemmTilePixels(size), count - pixel),
-                        panel.channel, panel.count};
+          part.pixels = std::min(part.pixels, count - pixel);
           if (!row_sum_weight_.empty())
-            AddRowSums(done, task.row_sums + pixel, row_sum_weight_.data() + panel.channel);
-          FinishSums(output, done);
+            AddRowSums(part, task.row_sums + pixel, row_sum_weight_.data() + panel.channel);
+          FinishSums(output, part);
         }
       }
     }

@@ -1,4 +1,4 @@
-// The end of a tile: int32 sums in memory become bytes or floats of y.
+// The beginning and the end of a tile: int32 sums in memory, which become bytes or floats of y.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace lowbit {
 
-// `pixels` rows of sums, `pitch` (4, 8, 12 or 16) apart, of `count` channels that exist.
+// `pixels` rows of sums, `pitch` (8 or 16) apart, of `count` channels that exist.
 struct GemmSums {
   int32_t* sums;
   size_t pitch;
@@ -16,6 +16,8 @@ struct GemmSums {
   size_t channel, count;
 };
 
+// sums = bias[channel], for all channels of the rows.
+void BeginSums(const GemmSums& s, const int32_t* bias);
 // sums += row_sums[pixel] * weight[channel]; both belong to the first of `sums`.
 void AddRowSums(const GemmSums& s, const int32_t* row_sums, const int32_t* weight);
 void FinishSums(const TileOutput& output, const GemmSums& s);

@@ -102,6 +102,134 @@ void Tile(const GemmTile& tile) {
   }
 }
 
+// The same for 12 pixels, in assembly: 12 sums of products (v8..v19), 12 of d (v20..v31) and the operands of
+// two steps (A: v0 weights, v1 and v2 pixels; B: v3, v4, v5) are all the registers there are, and on in-order
+// cores the loads of one step must run beside the products of the other. Vectors are loaded in halves, the
+// upper one by way of a general register: on a Cortex-A53 a 128-bit load blocks the multiplier for two
+// cycles, the halves for one.
+// clang-format off
+#define LOWBIT_STEP(OP, W, X8, X4, NEXT_W, NEXT_X8, NEXT_X4)  \
+  OP " v8.8h, v" W ".8h, v" X8 ".h[0]\n"                      \
+  "ldr d" NEXT_W ", [%[w]], #16\n"                            \
+  OP " v9.8h, v" W ".8h, v" X8 ".h[1]\n"                      \
+  OP " v10.8h, v" W ".8h, v" X8 ".h[2]\n"                     \
+  "ldr %[high], [%[w], #-8]\n"                                \
+  OP " v11.8h, v" W ".8h, v" X8 ".h[3]\n"                     \
+  OP " v12.8h, v" W ".8h, v" X8 ".h[4]\n"                     \
+  "ins v" NEXT_W ".d[1], %[high]\n"                           \
+  "ldr d" NEXT_X8 ", [%[x8]], #16\n"                          \
+  OP " v13.8h, v" W ".8h, v" X8 ".h[5]\n"                     \
+  OP " v14.8h, v" W ".8h, v" X8 ".h[6]\n"                     \
+  "ldr %[high], [%[x8], #-8]\n"                               \
+  OP " v15.8h, v" W ".8h, v" X8 ".h[7]\n"                     \
+  OP " v16.8h, v" W ".8h, v" X4 ".h[0]\n"                     \
+  "ins v" NEXT_X8 ".d[1], %[high]\n"                          \
+  "ldr d" NEXT_X4 ", [%[x4]], #8\n"                           \
+  OP " v17.8h, v" W ".8h, v" X4 ".h[1]\n"                     \
+  OP " v18.8h, v" W ".8h, v" X4 ".h[2]\n"                     \
+  "subs %[count], %[count], #1\n"                             \
+  OP " v19.8h, v" W ".8h, v" X4 ".h[3]\n"
+#define LOWBIT_STEP_A(OP) LOWBIT_STEP(OP, "0", "1", "2", "3", "4", "5")
+#define LOWBIT_STEP_B(OP) LOWBIT_STEP(OP, "3", "4", "5", "0", "1", "2")
+// Adds d; then another run of products, or the end.
+#define LOWBIT_FLUSH                       \
+  "srsra v20.8h, v8.8h, #8\n"              \
+  "srsra v21.8h, v9.8h, #8\n"              \
+  "srsra v22.8h, v10.8h, #8\n"             \
+  "srsra v23.8h, v11.8h, #8\n"             \
+  "srsra v24.8h, v12.8h, #8\n"             \
+  "srsra v25.8h, v13.8h, #8\n"             \
+  "srsra v26.8h, v14.8h, #8\n"             \
+  "srsra v27.8h, v15.8h, #8\n"             \
+  "srsra v28.8h, v16.8h, #8\n"             \
+  "srsra v29.8h, v17.8h, #8\n"             \
+  "srsra v30.8h, v18.8h, #8\n"             \
+  "srsra v31.8h, v19.8h, #8\n"             \
+  "cmp %[left], %[flush]\n"                \
+  "csel %[count], %[left], %[flush], lo\n" \
+  "sub %[left], %[left], %[count]\n"       \
+  "cbz %[count], 9f\n"
+// Four pixels' d to their 32-bit sums.
+#define LOWBIT_WIDEN(D0, D1, D2, D3, AT0, AT1, AT2, AT3)  \
+  "ldp q0, q1, [%[sums], #" AT0 "]\n"                     \
+  "ldp q2, q3, [%[sums], #" AT1 "]\n"                     \
+  "ldp q4, q5, [%[sums], #" AT2 "]\n"                     \
+  "ldp q6, q7, [%[sums], #" AT3 "]\n"                     \
+  "saddw v0.4s, v0.4s, v" D0 ".4h\n"                      \
+  "saddw2 v1.4s, v1.4s, v" D0 ".8h\n"                     \
+  "saddw v2.4s, v2.4s, v" D1 ".4h\n"                      \
+  "saddw2 v3.4s, v3.4s, v" D1 ".8h\n"                     \
+  "saddw v4.4s, v4.4s, v" D2 ".4h\n"                      \
+  "saddw2 v5.4s, v5.4s, v" D2 ".8h\n"                     \
+  "saddw v6.4s, v6.4s, v" D3 ".4h\n"                      \
+  "saddw2 v7.4s, v7.4s, v" D3 ".8h\n"                     \
+  "stp q0, q1, [%[sums], #" AT0 "]\n"                     \
+  "stp q2, q3, [%[sums], #" AT1 "]\n"                     \
+  "stp q4, q5, [%[sums], #" AT2 "]\n"                     \
+  "stp q6, q7, [%[sums], #" AT3 "]\n"
+// clang-format on
+
+// At most kFlushesPerWidening flushes. A run may begin with step A or with step B: runs may be odd.
+inline void Tile12Of(const int16_t* w, const int16_t* x8, const int16_t* x4, size_t steps, size_t flush,
+                     int32_t* sums) {
+  size_t count = std::min(steps, flush), left = steps - count;
+  uint64_t high;
+  // clang-format off
+  asm volatile(
+      "ldr q0, [%[w]], #16\n"
+      "ldr q1, [%[x8]], #16\n"
+      "ldr d2, [%[x4]], #8\n"
+      "movi v20.2d, #0\n"
+      "movi v21.2d, #0\n"
+      "movi v22.2d, #0\n"
+      "movi v23.2d, #0\n"
+      "movi v24.2d, #0\n"
+      "movi v25.2d, #0\n"
+      "movi v26.2d, #0\n"
+      "movi v27.2d, #0\n"
+      "movi v28.2d, #0\n"
+      "movi v29.2d, #0\n"
+      "movi v30.2d, #0\n"
+      "movi v31.2d, #0\n"
+      "1:\n"
+      LOWBIT_STEP_A("mul")
+      "b.eq 4f\n"
+      "2:\n"
+      LOWBIT_STEP_B("mla")
+      "b.eq 5f\n"
+      "3:\n"
+      LOWBIT_STEP_A("mla")
+      "b.ne 2b\n"
+      "4:\n"
+      LOWBIT_FLUSH
+      LOWBIT_STEP_B("mul")
+      "b.ne 3b\n"
+      "5:\n"
+      LOWBIT_FLUSH
+      "b 1b\n"
+      "9:\n"
+      LOWBIT_WIDEN("20", "21", "22", "23", "0", "32", "64", "96")
+      LOWBIT_WIDEN("24", "25", "26", "27", "128", "160", "192", "224")
+      LOWBIT_WIDEN("28", "29", "30", "31", "256", "288", "320", "352")
+      : [w] "+r"(w), [x8] "+r"(x8), [x4] "+r"(x4), [count] "+r"(count), [left] "+r"(left), [high] "=&r"(high)
+      : [flush] "r"(flush), [sums] "r"(sums)
+      : "cc", "memory", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14",
+        "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30",
+        "v31");
+  // clang-format on
+}
+
+void Tile12(const GemmTile& tile) {
+  const auto* w = reinterpret_cast<const int16_t*>(tile.w);
+  const auto* x8 = reinterpret_cast<const int16_t*>(tile.x);
+  const int16_t* x4 = x8 + tile.steps * 8;
+  const size_t most = kFlushesPerWidening * tile.flush;
+  for (size_t done = 0; done < tile.steps; done += most) {
+    Tile12Of(w + 8 * done, x8 + 8 * done, x4 + 4 * done, std::min(most, tile.steps - done), tile.flush,
+             tile.sums);
+  }
+}
+
 size_t Flush(const GemmOperands& operands) {
   const size_t both = LongestSafeRun(operands, 1, -127, 127, 2 * kMaxFlush) / 2;
   return std::min(both, LongestSafeRun(operands, 2, -128, 127, kMaxFlush));
@@ -114,6 +242,6 @@ double MacsPerCycle(size_t flush) { return 192.0 / (17.0 + 12.0 / static_cast<do
 }  // namespace
 
 const GemmScheme kGemmMlaPairs = {
-    kChannels, 2, 2, GemmForm::kPairs, &Flush, &MacsPerCycle, {&Tile<4>, &Tile<8>, &Tile<12>}};
+    kChannels, 2, 2, GemmForm::kPairs, &Flush, &MacsPerCycle, {&Tile<4>, &Tile<8>, &Tile12}};
 
 }  // namespace lowbit

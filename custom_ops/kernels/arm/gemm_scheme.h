@@ -13,7 +13,8 @@
 //   Packing    `unit` consecutive products k are stored together, and of each unit the rows of a tile:
 //                x'  [K / unit][8 pixels][unit] and, for tiles of 4 and 12, [K / unit][4 pixels][unit] behind
 //                it w'  [K / unit][channels][unit]
-//              K is rounded up to k_multiple; x' and w' behind the end are 0.
+//              K is rounded up to k_multiple; x' and w' behind the end are 0. A tile may read, but not use,
+//              kGemmOverread bytes behind either, so that loads can run one step ahead.
 //   Flushes    Narrow accumulators are widened every `flush` steps. A scheme computes that number from the
 //              values that really meet (GemmOperands), with a proof, and refuses the node with 0.
 //
@@ -31,6 +32,8 @@ enum class GemmForm : uint8_t {
   kWords,  // int16
   kPairs,  // two k in 16 bits, modulo 2^16: x'[k] + 256 x'[k+1], and crosswise w'[k+1] + 256 w'[k]
 };
+
+inline constexpr size_t kGemmOverread = 64;
 
 constexpr size_t CodeBytes(GemmForm form) { return form == GemmForm::kWords ? 2 : 1; }
 
