@@ -1,8 +1,8 @@
 """Runs the tests, and with --full everything that CI checks.
 
     run_tests.py [-- PYTEST_ARGS]     the tests, those in C++ first
-    run_tests.py --full               + lint, generated docs, every ISA level, sanitizers, clang, CUDA, other
-                                      onnxruntime versions, a wheel built from the sdist
+    run_tests.py --full               + lint, generated docs, every ISA level, sanitizers, clang, CUDA, all of
+                                      ARM, other onnxruntime versions, a wheel built from the sdist
     run_tests.py --lint               ruff, mypy, clang-format, clang-tidy only
     run_tests.py --format             rewrite the C++ sources with clang-format
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,14 @@ NEWEST_ONNXRUNTIME = "1.31"
 NUMERICS = "tests/numerics"
 # Both instruction back ends of the CUDA kernels, mma and wgmma, without compiling everything seven times.
 CUDA_TESTED = "80-real;90a-real"
+# The processors that ARM kernels are tested on, and for each the tests of the kernels that need what it is
+# the first to have. Without the extensions that lowbit does not use, `max` is quicker to emulate.
+ARM_PROCESSORS = {
+    "cortex-a53": "neon or refuse_little",
+    "cortex-a76": "dotprod",
+    "max,sve=off,sme=off": "i8mm or refuse_little",
+}
+ARM_SHORT = {"cortex-a53": "neon and (edge or extreme)"}
 # What `make` builds for the editable install; the C++ tests are built from the same objects.
 EDITABLE = BUILD / "editable"
 
@@ -122,14 +131,16 @@ def clang_format() -> Outcome:
 def clang_tidy() -> Outcome:
     """Checks of .clang-tidy over everything but kernels: core, operators, ONNX Runtime wrapper, provider.
 
-    The x86 kernels are left out: intrinsics make the checks slow and noisy, and the kernels' tests compare
-    every element with the reference.
+    The x86 and ARM kernels are left out: intrinsics make the checks slow and noisy, and the kernels' tests
+    compare every element with the reference.
     """
     database, depth = BUILD / "tidy", len(ROOT.parts)
     sources = [
         path
         for path in cxx_files()
-        if path.suffix == ".cc" and path.parts[depth] in ("custom_ops", "ep") and "x86" not in path.parts
+        if path.suffix == ".cc"
+        and path.parts[depth] in ("custom_ops", "ep")
+        and not {"x86", "arm"} & set(path.parts)
     ]
     tidy: list[str | Path] = [sys.executable, tool("run-clang-tidy.py"), "-p", database, "-j", JOBS, "-quiet"]
     tidy += ["-clang-tidy-binary", tool("clang-tidy"), "-warnings-as-errors=*"]
@@ -351,6 +362,49 @@ def cuda_build() -> Outcome:
     )
 
 
+def arm_tools(*, install: bool) -> str | None:
+    """None when the cross compiler and the emulator are there; else what is missing."""
+    programs = {"aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu", "qemu-aarch64": "qemu-user"}
+    for program, package in programs.items():
+        if install and not run(["tools/setup.sh", "program", program, package]):
+            return f"{program} is not installed and could not be"
+        if shutil.which(program) is None:
+            return f"{program} is not installed"
+    return None
+
+
+def arm_tests(processors: dict[str, str]) -> Outcome:
+    """Kernels compiled for ARM, on emulated processors, against the reference kernel of this machine.
+
+    `processors` names for each the tests to run, as pytest's option -k does.
+    """
+    folder = BUILD / "aarch64"
+    options = [f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake/aarch64-linux-gnu.cmake'}", "-DLOWBIT_PYTHON=OFF"]
+    options += ["-DLOWBIT_TESTS=ON", "-DLOWBIT_WERROR=ON"]
+    build = built(folder, "lowbit_node_server", "lowbit_unit_tests", "lowbit_node_tests")
+    headers = {"ORT_INCLUDE_DIR": ort_headers()}
+    if not (run(configure(folder, *options), **headers) and run(build, **headers)):
+        return Outcome(failed=1)
+    total = Outcome()
+    server = shlex.join(["qemu-aarch64", str(folder / "custom_ops/lowbit_node_server")])
+    tests = (*parallel(), f"{NUMERICS}/test_conv_kernels.py", "-k")
+    for processor, chosen in processors.items():
+        emulated = {"QEMU_CPU": processor, "QEMU_LD_PREFIX": "/usr/aarch64-linux-gnu"}
+        for one in (
+            checked(ctest(folder, "-R", "lowbit_(unit|node)_tests"), **emulated),
+            pytest(f"arm-{processor.split(',')[0]}", *tests, chosen, LOWBIT_REMOTE=server, **emulated),
+        ):
+            total.passed += one.passed
+            total.failed += one.failed
+    return total
+
+
+def arm() -> Outcome:
+    """Every ARM kernel on a processor of each instruction set."""
+    missing = arm_tools(install=True)
+    return Outcome(skipped=missing) if missing else arm_tests(ARM_PROCESSORS)
+
+
 def onnxruntime_version(version: str) -> Outcome:
     """The smoke tests against one onnxruntime, laid over the virtual environment's."""
     site = BUILD / f"onnxruntime-{version}"
@@ -400,6 +454,7 @@ FULL: list[tuple[str, Callable[[], Outcome]]] = [
     ("ThreadSanitizer", thread_sanitizer),
     ("clang", clang_build),
     ("CUDA", cuda_build),
+    ("ARM", arm),
     (f"onnxruntime {OLDEST_ONNXRUNTIME}", oldest_onnxruntime),
     (f"onnxruntime {NEWEST_ONNXRUNTIME}", newest_onnxruntime),
     ("wheel from sdist", wheel_from_sdist),
@@ -452,6 +507,11 @@ def main() -> int:
         steps = FULL if options.full else LINT
         return run_steps([s for s in steps if not options.only or any(word in s[0] for word in options.only)])
     if cxx_tests().failed:
+        return 1
+    missing = arm_tools(install=False)
+    if missing:
+        print(f"skipped: ARM kernels: {missing}")
+    elif arm_tests(ARM_SHORT).failed:
         return 1
     tests = [sys.executable, "-m", "pytest", "-q", "-rs", *parallel(), *options.pytest_args]
     return 0 if run(tests, **fake_device()) else 1

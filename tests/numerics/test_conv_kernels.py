@@ -208,6 +208,34 @@ def test_extreme_codes(bits, code, row):
         check(row, node)
 
 
+WORST_BITS = [*((bits, bits) for bits in range(1, 9)), (2, 4), (4, 2), (8, 4), (4, 8)]
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("bits", WORST_BITS)
+@pytest.mark.parametrize("lowest", ["full range", "symmetric weights"])
+def test_worst_case_sums(lowest, bits, row):
+    """Every sum of products that narrow accumulators may meet first, exactly.
+
+    A pixel takes turns between the ends of its range every 1, 2, ... products, and so does a channel, in
+    either phase: all pairs of such sequences are multiplied, equal signs and opposite ones.
+    """
+    length, turns = 600, (1, 2, 3, 4, 600)
+    for encoding in ("unsigned", "signed"):
+        node = conv(1, [1, 2, len(turns), length], 2 * len(turns), [1, 1], zeros=False,
+                    x_bits=bits[0], w_bits=bits[1], x_encoding=encoding)  # fmt: skip
+        second = np.stack([(np.arange(length) // every + phase) % 2 for phase in (0, 1) for every in turns])
+        x_low, x_high = random_nodes.code_range(bits[0], encoding)
+        w_low, w_high = random_nodes.code_range(bits[1], "signed")
+        if lowest == "symmetric weights" and bits[1] > 1:
+            w_low += 1
+        x, w = np.where(second == 1, x_high, x_low), np.where(second == 1, w_high, w_low)
+        node.inputs[0] = x.reshape(1, 2, len(turns), length).astype(np.int8 if x_low < 0 else np.uint8)
+        node.inputs[1] = pack(w.astype(np.int8), bits[1])
+        node.attrs["epilogue"] = "float"
+        check(row, random_nodes.Node(node.op_type, node.attrs, node.inputs[:7]))
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_channels_1_to_70(row):
     for channels in range(1, 71):
