@@ -236,6 +236,33 @@ def test_worst_case_sums(lowest, bits, row):
         check(row, random_nodes.Node(node.op_type, node.attrs, node.inputs[:7]))
 
 
+# Steps between two widenings of narrow sums in "Extremely Low-bit Convolution Optimization for Quantized
+# Neural Network on Modern Computer Architectures" (ICPP 2020), 3.3: bits -> (bits of the sums, steps).
+PAPER_INTERVALS = {2: (8, 31), 3: (8, 7), 4: (16, 511), 5: (16, 127), 6: (16, 31), 7: (16, 8), 8: (16, 2)}
+
+
+def test_the_papers_intervals_overflow_at_full_range():
+    def worst(bits: int) -> int:
+        steps, least = PAPER_INTERVALS[bits][1], -(2 ** (bits - 1))
+        return steps * least * least
+
+    overflow = [bits for bits, (lane, _) in PAPER_INTERVALS.items() if worst(bits) >= 2 ** (lane - 1)]
+    assert overflow == [7, 8]
+    assert worst(7) == worst(8) == 2**15  # one more than int16 holds
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("bits", PAPER_INTERVALS)
+def test_least_codes_around_the_papers_intervals(bits, row):
+    """Every product is the largest; a sum that wraps changes its sign."""
+    least, steps = -(2 ** (bits - 1)), PAPER_INTERVALS[bits][1]
+    for k in {max(steps - 1, 1), steps, steps + 1, 2 * steps, 3 * steps + 2}:
+        node = conv(1, [1, 3, 5, k], 35, [1, 1], x_bits=bits, x_encoding="signed", w_bits=bits, zeros=False)
+        node.inputs[0][...] = least
+        node.inputs[1] = pack(np.full((35, k), least, np.int8), bits)
+        check(row, node)
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_channels_1_to_70(row):
     for channels in range(1, 71):

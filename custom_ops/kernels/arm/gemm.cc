@@ -555,6 +555,13 @@ KernelRow Row(const char* name, const char* algorithm, Isa isa, const char* note
 std::span<const KernelRow> ArmGemmRows() {
   static const KernelRow kRows[] = {
       Row<kGemmSmull>("igemm_smull_4x8_neon", "igemm", Isa::kNeon, "any weights: SMULL, SMLAL, SADALP"),
+      Row<kGemmSmlal>("smlal_4x16_neon", "smlal", Isa::kNeon,
+                      "the GEMM of ICPP 2020 for 4 to 8 bits: SMLAL, SADDW"),
+      Row<kGemmMlaBytes16>("mla_bytes_4x16_neon", "mla", Isa::kNeon,
+                           "the GEMM of ICPP 2020 for 2 and 3 bits: MLA in 8-bit lanes, SADDW twice"),
+      Row<kGemmMlaBytes32>("mla_bytes_4x32_neon", "mla", Isa::kNeon, "the same, 32 channels wide"),
+      Row<kGemmMlaWords>("mla_words_8x16_neon", "mla", Isa::kNeon,
+                         "4 to 6 bits: products of 16-bit codes, by element"),
       Row<kGemmMlaPairs>("mla_pairs_12x8_neon", "mla", Isa::kNeon,
                          "2 to 4 bits: two products in a 16-bit lane"),
       Row<kGemmSdot>("igemm_sdot_12x8_dotprod", "igemm", Isa::kDotprod, "dense and grouped layers: SDOT"),

@@ -2,6 +2,8 @@
 
 #include <arm_neon.h>
 
+#include <algorithm>
+
 #include "kernels/arm/simd_neon.h"
 #include "kernels/common/tile_finish.h"
 
@@ -90,6 +92,21 @@ void FinishRequantize8(const TileOutput& output, const GemmSums& s, size_t chann
   for (; left > 0; --left, sums += s.pitch, y += y_pitch) requantize.Run<1>(sums, s.pitch, y, y_pitch);
 }
 
+constexpr size_t kMaxChannels = 16;
+
+void FinishAny(const TileOutput& output, const GemmSums& s) {
+  switch ((s.count + 3) / 4) {
+    case 1:
+      return Finish<4, 1>(output, s);
+    case 2:
+      return Finish<4, 2>(output, s);
+    case 3:
+      return Finish<4, 3>(output, s);
+    default:
+      return Finish<2, 4>(output, s);
+  }
+}
+
 }  // namespace
 
 void BeginSums(const GemmSums& s, const int32_t* bias) {
@@ -118,15 +135,12 @@ void FinishSums(const TileOutput& output, const GemmSums& s) {
     for (size_t c = 0; c < s.count; c += 8) FinishRequantize8(output, s, c);
     return;
   }
-  switch ((s.count + 3) / 4) {
-    case 1:
-      return Finish<4, 1>(output, s);
-    case 2:
-      return Finish<4, 2>(output, s);
-    case 3:
-      return Finish<4, 3>(output, s);
-    default:
-      return Finish<2, 4>(output, s);
+  for (size_t c = 0; c < s.count; c += kMaxChannels) {
+    GemmSums part = s;
+    part.sums += c;
+    part.channel += c;
+    part.count = std::min(s.count - c, kMaxChannels);
+    FinishAny(output, part);
   }
 }
 

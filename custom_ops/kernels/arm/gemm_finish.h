@@ -8,7 +8,7 @@
 
 namespace lowbit {
 
-// `pixels` rows of sums, `pitch` (8 or 16) apart, of `count` channels that exist.
+// `pixels` rows of sums, `pitch` (8, 16 or 32) apart, of `count` channels that exist.
 struct GemmSums {
   int32_t* sums;
   size_t pitch;

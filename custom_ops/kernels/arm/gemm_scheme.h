@@ -65,7 +65,7 @@ inline constexpr int kGemmTileSizes = 3;
 constexpr size_t GemmTilePixels(int size) { return 4 * (static_cast<size_t>(size) + 1); }
 
 struct GemmScheme {
-  size_t channels;    // of a panel: 8 or 16
+  size_t channels;    // of a panel: 8, 16 or 32
   size_t unit;        // 1, 2, 4 or 8
   size_t k_multiple;  // a multiple of unit
   GemmForm form;
@@ -78,6 +78,7 @@ struct GemmScheme {
 };
 
 // Defined in gemm_<name>.cc.
-extern const GemmScheme kGemmSmull, kGemmMlaPairs, kGemmSdot, kGemmSmmla;
+extern const GemmScheme kGemmSmull, kGemmSmlal, kGemmMlaPairs, kGemmMlaBytes16, kGemmMlaBytes32,
+    kGemmMlaWords, kGemmSdot, kGemmSmmla;
 
 }  // namespace lowbit
