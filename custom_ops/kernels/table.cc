@@ -5,6 +5,7 @@
 #include "kernels/reference/conv_reference.h"
 #if LOWBIT_ARM
 #include "kernels/arm/gemm.h"
+#include "kernels/arm/winograd.h"
 #endif
 #if LOWBIT_X86
 #include "kernels/x86/bitserial.h"
@@ -31,6 +32,7 @@ std::vector<KernelRow> BuildTable() {
 #endif
 #if LOWBIT_ARM
   add(ArmGemmRows());
+  add(ArmWinogradRows());
 #endif
   return rows;
 }

@@ -1,0 +1,12 @@
+// Rows of the kernel table: 3x3 convolutions of stride 1 on ARM by Winograd's minimal filtering.
+#pragma once
+
+#include <span>
+
+#include "core/kernel_table.h"
+
+namespace lowbit {
+
+std::span<const KernelRow> ArmWinogradRows();
+
+}  // namespace lowbit

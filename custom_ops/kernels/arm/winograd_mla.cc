@@ -1,0 +1,269 @@
+// Winograd F(4x4, 3x3) in 16-bit lanes: MLA on halfwords modulo 2^16, for operands of few bits. ARMv8.0.
+//
+// An MLA makes twice the products of an SMLAL, but its sums keep only 16 bits, of which scale^2 may cost few:
+// the usual points 0, 1, -1, 2, -2, infinity have scale^2 = 9 * 64 and would leave 10. The 2-adic valuation
+// of the scale comes from differences of points, so points that are distinct modulo 2 cost nothing; modulo 2
+// there are only 0, 1 and infinity, and six points need each twice. The cheapest are pairs that differ by 2
+// and not by 4:
+//
+//   0, 2    1, -1    infinity, 1/2           scale = 2, times an odd number
+//
+// Odd numbers have inverses modulo 2^16: B, G and A may contain them, values of G wrap like everything else,
+// and scale^2 = 4 leaves y modulo 2^14.
+//
+// The values at a point (p : q), p/q, of d are sum d[k] M[k], M the product of the other points' factors
+// (X q' - Y p'). With e1 = d3 - d1 and e2 = d4 - d2, each times a unit that G undoes:
+//
+//   0        2 (d4 - d0) - 5 e1         / -5    e1 - 2/5 (d4 - d0)
+//   1        2 (e2 - e1) - (d2 + d3)    / -1
+//   -1       2 (e1 + e2) - 9 (d3 - d2)  / -9    (d3 - d2) - 2/9 (e1 + e2)
+//   2        2 e2 - e1                  / -1
+//   1/2      e2 - 2 e1
+//   infinity 2 (d5 - d1) - 5 e2         / -5    e2 - 2/5 (d5 - d1)
+#include <arm_neon.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/arm/winograd_scheme.h"
+#include "kernels/arm/winograd_transform.h"
+
+namespace lowbit {
+namespace {
+
+constexpr size_t kChannels = 16;
+
+// 1 / odd modulo 2^16: Newton's step doubles the bits that are right, of which there are 3 at first.
+constexpr uint16_t Inverse(uint32_t odd) {
+  uint32_t inverse = odd;
+  for (int i = 0; i < 3; ++i) inverse *= 2 - odd * inverse;
+  return static_cast<uint16_t>(inverse);
+}
+static_assert(static_cast<uint16_t>(9u * Inverse(9)) == 1);
+
+constexpr auto kTwoFifths = static_cast<int16_t>(static_cast<uint16_t>(2u * Inverse(5)));
+constexpr auto kTwoNinths = static_cast<int16_t>(static_cast<uint16_t>(2u * Inverse(9)));
+
+struct Points {
+  static constexpr int kOne = 1;
+
+  template <class D>
+  static inline LOWBIT_ALWAYS_INLINE void Inputs(const D (&d)[6], int16x8_t (&r)[6]) {
+    const int16x8_t e1 = Minus(d[3], d[1]), e2 = Minus(d[4], d[2]);
+    r[0] = vmlsq_n_s16(e1, Minus(d[4], d[0]), kTwoFifths);
+    r[1] = vmlsq_n_s16(Plus(d[2], d[3]), vsubq_s16(e2, e1), 2);
+    r[2] = vmlsq_n_s16(Minus(d[3], d[2]), vaddq_s16(e1, e2), kTwoNinths);
+    r[3] = vmlsq_n_s16(e1, e2, 2);
+    r[4] = vmlsq_n_s16(e2, e1, 2);
+    r[5] = vmlsq_n_s16(e2, Minus(d[5], d[1]), kTwoFifths);
+  }
+
+  // p^j q^(3-j) at each point.
+  static inline LOWBIT_ALWAYS_INLINE void Outputs(const int16x8_t (&t)[6], int16x8_t (&y)[4]) {
+    const int16x8_t s = vaddq_s16(t[1], t[2]), d = vsubq_s16(t[1], t[2]);
+    y[0] = vmlaq_n_s16(vaddq_s16(vaddq_s16(t[0], t[3]), s), t[4], 8);
+    y[1] = vmlaq_n_s16(vmlaq_n_s16(d, t[3], 2), t[4], 4);
+    y[2] = vmlaq_n_s16(vmlaq_n_s16(s, t[3], 4), t[4], 2);
+    y[3] = vmlaq_n_s16(vaddq_s16(vaddq_s16(t[4], t[5]), d), t[3], 8);
+  }
+};
+
+void Weights(const int32_t* taps, int16_t* to) {
+  // 2 / N at each point, N its own product of differences, times the unit above: 5, 1, -1, -1/9, 1/9, -5.
+  constexpr uint32_t kN = Inverse(9);
+  constexpr uint32_t kG[kWinogradWindow][3] = {{5, 0, 0},
+                                               {1, 1, 1},
+                                               {0u - 1, 1, 0u - 1},
+                                               {0u - kN, 0u - 2 * kN, 0u - 4 * kN},
+                                               {4 * kN, 2 * kN, kN},
+                                               {0, 0, 0u - 5}};
+  uint32_t values[kWinogradPoints];
+  TransformWeights(taps, kG, values);
+  for (size_t i = 0; i < kWinogradPoints; ++i) to[i] = static_cast<int16_t>(static_cast<uint16_t>(values[i]));
+}
+
+void Output(const WinogradOutput& out) {
+  const uint8_t* products = out.products;
+  int32_t* sums = out.sums;
+  for (size_t tile = 0; tile < out.tiles; ++tile, products += kWinogradProductBytes) {
+#pragma GCC unroll 1
+    for (size_t half = 0; half < kChannels; half += 8) {
+      const auto load = [&](int point) LOWBIT_ALWAYS_INLINE {
+        return vld1q_s16(
+            reinterpret_cast<const int16_t*>(products + static_cast<size_t>(point) * out.point_pitch) + half);
+      };
+      // 4 times the offset, modulo 2^16
+      const int16x8_t offset = vshlq_n_s16(
+          vcombine_s16(vmovn_s32(vld1q_s32(out.offset + half)), vmovn_s32(vld1q_s32(out.offset + half + 4))),
+          2);
+      int16x8_t y[kWinogradTile][kWinogradTile];
+      TransformOutputs<Points>(load, offset, y);
+      int32_t* to = sums + half;
+      const auto store = [&](int32x4_t low, int32x4_t high, int16x8_t value, int32_t* at)
+                             LOWBIT_ALWAYS_INLINE {
+                               value = vshrq_n_s16(value, 2);
+                               vst1q_s32(at, vaddw_s16(low, vget_low_s16(value)));
+                               vst1q_s32(at + 4, vaddw_high_s16(high, value));
+                             };
+      if (out.base != nullptr) {
+        const int32x4_t low = vld1q_s32(out.base + half), high = vld1q_s32(out.base + half + 4);
+#pragma GCC unroll 16
+        for (size_t i = 0; i < kWinogradOutputs; ++i) store(low, high, y[i / 4][i % 4], to + i * kChannels);
+      } else {
+#pragma GCC unroll 16
+        for (size_t i = 0; i < kWinogradOutputs; ++i) {
+          int32_t* at = to + i * kChannels;
+          store(vld1q_s32(at), vld1q_s32(at + 4), y[i / 4][i % 4], at);
+        }
+      }
+    }
+    sums += kWinogradOutputs * kChannels;
+  }
+}
+
+// The products. Registers: v0..v7 8 channels of a tile each, v8..v15 four steps' weights, v16..v31 sums. A
+// step multiplies one channel of every tile with its 16 weights, which were loaded two steps ahead; the next
+// block's channels take the place of this one's behind their last use. For the in-order cores a 128-bit load
+// is LDR D, which issues alone or beside an INS, then LDR X beside a multiplication, and two loads later the
+// INS.
+//
+// clang-format off
+#define LOWBIT_TILE(x, s0, s1, w0, w1, k)                 \
+  "mla v" #s0 ".8h, v" #w0 ".8h, v" #x ".h[" #k "]\n"     \
+  "mla v" #s1 ".8h, v" #w1 ".8h, v" #x ".h[" #k "]\n"
+// The same with a load's beginning between: `done` is complete now, `next` begins. The other half of the load
+// before comes between the products.
+#define LOWBIT_FIRST(x, s, w, k) "mla v" #s ".8h, v" #w ".8h, v" #x ".h[" #k "]\n"
+#define LOWBIT_LOW(done, t, next, from, offset) \
+  "mov v" #done ".d[1], %[" #t "]\n"            \
+  "ldr d" #next ", [%[" #from "], #" #offset "]\n"
+#define LOWBIT_HIGH(t, from, offset) "ldr %[" #t "], [%[" #from "], #" #offset "]\n"
+
+// One of the steps 0..6 for 8 tiles; d0 and d1 are completed, n0 and n1 loaded from bytes `at` and `at` + 16 of
+// w, whose upper halves are 8 bytes further.
+#define LOWBIT_STEP8(k, w0, w1, d0, d1, n0, n1, at0, at0h, at1, at1h) \
+  LOWBIT_TILE(0, 16, 17, w0, w1, k)                                   \
+  LOWBIT_LOW(d0, a, n0, w, at0)                                       \
+  LOWBIT_FIRST(1, 18, w0, k) LOWBIT_HIGH(a, w, at0h) LOWBIT_FIRST(1, 19, w1, k) \
+  LOWBIT_TILE(2, 20, 21, w0, w1, k)                                   \
+  LOWBIT_TILE(3, 22, 23, w0, w1, k)                                   \
+  LOWBIT_TILE(4, 24, 25, w0, w1, k)                                   \
+  LOWBIT_LOW(d1, b, n1, w, at1)                                       \
+  LOWBIT_FIRST(5, 26, w0, k) LOWBIT_HIGH(b, w, at1h) LOWBIT_FIRST(5, 27, w1, k) \
+  LOWBIT_TILE(6, 28, 29, w0, w1, k)                                   \
+  LOWBIT_TILE(7, 30, 31, w0, w1, k)
+
+#define LOWBIT_STEP4(k, w0, w1, d0, d1, n0, n1, at0, at0h, at1, at1h) \
+  LOWBIT_FIRST(0, 16, w0, k)                                          \
+  LOWBIT_LOW(d0, a, n0, w, at0)                                       \
+  LOWBIT_FIRST(0, 17, w1, k) LOWBIT_HIGH(a, w, at0h)                  \
+  LOWBIT_FIRST(1, 18, w0, k)                                          \
+  LOWBIT_LOW(d1, b, n1, w, at1)                                       \
+  LOWBIT_FIRST(1, 19, w1, k) LOWBIT_HIGH(b, w, at1h)                  \
+  LOWBIT_TILE(2, 20, 21, w0, w1, k)                                   \
+  LOWBIT_TILE(3, 22, 23, w0, w1, k)
+
+#define LOWBIT_ZERO(n) "movi v" #n ".4s, #0\n"
+#define LOWBIT_CLOBBERS                                                                                              \
+  "cc", "memory", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14",     \
+      "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", \
+      "v31"
+
+void Product8(const int16_t* x, const int16_t* w, size_t blocks, void* to) {
+  uint64_t a, b;
+  asm volatile(
+      "ldp q0, q1, [%[x]]\n ldp q2, q3, [%[x], #32]\n ldp q4, q5, [%[x], #64]\n ldp q6, q7, [%[x], #96]\n"
+      "ldp q8, q9, [%[w]]\n ldp q10, q11, [%[w], #32]\n"
+      LOWBIT_HIGH(a, x, 104)
+      LOWBIT_ZERO(16) LOWBIT_ZERO(17) LOWBIT_ZERO(18) LOWBIT_ZERO(19) LOWBIT_ZERO(20) LOWBIT_ZERO(21)
+      LOWBIT_ZERO(22) LOWBIT_ZERO(23) LOWBIT_ZERO(24) LOWBIT_ZERO(25) LOWBIT_ZERO(26) LOWBIT_ZERO(27)
+      LOWBIT_ZERO(28) LOWBIT_ZERO(29) LOWBIT_ZERO(30) LOWBIT_ZERO(31)
+      "1:\n"
+      LOWBIT_HIGH(b, x, 120)
+      LOWBIT_STEP8(0, 8, 9, 6, 7, 12, 13, 64, 72, 80, 88)
+      LOWBIT_STEP8(1, 10, 11, 12, 13, 14, 15, 96, 104, 112, 120)
+      LOWBIT_STEP8(2, 12, 13, 14, 15, 8, 9, 128, 136, 144, 152)
+      LOWBIT_STEP8(3, 14, 15, 8, 9, 10, 11, 160, 168, 176, 184)
+      LOWBIT_STEP8(4, 8, 9, 10, 11, 12, 13, 192, 200, 208, 216)
+      LOWBIT_STEP8(5, 10, 11, 12, 13, 14, 15, 224, 232, 240, 248)
+      LOWBIT_STEP8(6, 12, 13, 14, 15, 8, 9, 256, 264, 272, 280)
+      "subs %[blocks], %[blocks], #1\n"
+      // The last step: the next but one step's weights, and the next block's channels.
+      LOWBIT_FIRST(0, 16, 14, 7)
+      LOWBIT_LOW(8, a, 10, w, 288)
+      LOWBIT_FIRST(0, 17, 15, 7) LOWBIT_HIGH(a, w, 296)
+      LOWBIT_LOW(9, b, 0, x, 128)
+      LOWBIT_FIRST(1, 18, 14, 7) LOWBIT_HIGH(b, x, 136)
+      LOWBIT_LOW(10, a, 11, w, 304)
+      LOWBIT_FIRST(1, 19, 15, 7) LOWBIT_HIGH(a, w, 312)
+      LOWBIT_LOW(0, b, 1, x, 144)
+      LOWBIT_FIRST(2, 20, 14, 7) LOWBIT_HIGH(b, x, 152) LOWBIT_FIRST(2, 21, 15, 7)
+      LOWBIT_LOW(11, a, 2, x, 160)
+      LOWBIT_FIRST(3, 22, 14, 7) LOWBIT_HIGH(a, x, 168) LOWBIT_FIRST(3, 23, 15, 7)
+      LOWBIT_LOW(1, b, 3, x, 176)
+      LOWBIT_FIRST(4, 24, 14, 7) LOWBIT_HIGH(b, x, 184) LOWBIT_FIRST(4, 25, 15, 7)
+      LOWBIT_LOW(2, a, 4, x, 192)
+      LOWBIT_FIRST(5, 26, 14, 7) LOWBIT_HIGH(a, x, 200) LOWBIT_FIRST(5, 27, 15, 7)
+      LOWBIT_LOW(3, b, 5, x, 208)
+      LOWBIT_FIRST(6, 28, 14, 7) LOWBIT_HIGH(b, x, 216) LOWBIT_FIRST(6, 29, 15, 7)
+      LOWBIT_LOW(4, a, 6, x, 224)
+      LOWBIT_FIRST(7, 30, 14, 7) LOWBIT_HIGH(a, x, 232) LOWBIT_FIRST(7, 31, 15, 7)
+      LOWBIT_LOW(5, b, 7, x, 240)
+      "add %[w], %[w], #256\n"
+      "add %[x], %[x], #128\n"
+      "b.ne 1b\n"
+      "stp q16, q17, [%[to]]\n stp q18, q19, [%[to], #32]\n stp q20, q21, [%[to], #64]\n stp q22, q23, [%[to], #96]\n"
+      "stp q24, q25, [%[to], #128]\n stp q26, q27, [%[to], #160]\n stp q28, q29, [%[to], #192]\n stp q30, q31, [%[to], #224]\n"
+      : [x] "+r"(x), [w] "+r"(w), [blocks] "+r"(blocks), [a] "=&r"(a), [b] "=&r"(b)
+      : [to] "r"(to)
+      : LOWBIT_CLOBBERS);
+}
+
+void Product4(const int16_t* x, const int16_t* w, size_t blocks, void* to) {
+  uint64_t a, b;
+  asm volatile(
+      "ldp q0, q1, [%[x]]\n ldp q2, q3, [%[x], #32]\n"
+      "ldp q8, q9, [%[w]]\n ldp q10, q11, [%[w], #32]\n"
+      LOWBIT_HIGH(a, x, 40)
+      LOWBIT_ZERO(16) LOWBIT_ZERO(17) LOWBIT_ZERO(18) LOWBIT_ZERO(19) LOWBIT_ZERO(20) LOWBIT_ZERO(21)
+      LOWBIT_ZERO(22) LOWBIT_ZERO(23)
+      "1:\n"
+      LOWBIT_HIGH(b, x, 56)
+      LOWBIT_STEP4(0, 8, 9, 2, 3, 12, 13, 64, 72, 80, 88)
+      LOWBIT_STEP4(1, 10, 11, 12, 13, 14, 15, 96, 104, 112, 120)
+      LOWBIT_STEP4(2, 12, 13, 14, 15, 8, 9, 128, 136, 144, 152)
+      LOWBIT_STEP4(3, 14, 15, 8, 9, 10, 11, 160, 168, 176, 184)
+      LOWBIT_STEP4(4, 8, 9, 10, 11, 12, 13, 192, 200, 208, 216)
+      LOWBIT_STEP4(5, 10, 11, 12, 13, 14, 15, 224, 232, 240, 248)
+      LOWBIT_STEP4(6, 12, 13, 14, 15, 8, 9, 256, 264, 272, 280)
+      "subs %[blocks], %[blocks], #1\n"
+      LOWBIT_FIRST(0, 16, 14, 7)
+      LOWBIT_LOW(8, a, 10, w, 288)
+      LOWBIT_FIRST(0, 17, 15, 7) LOWBIT_HIGH(a, w, 296)
+      LOWBIT_LOW(9, b, 0, x, 64)
+      LOWBIT_FIRST(1, 18, 14, 7) LOWBIT_HIGH(b, x, 72)
+      LOWBIT_LOW(10, a, 11, w, 304)
+      LOWBIT_FIRST(1, 19, 15, 7) LOWBIT_HIGH(a, w, 312)
+      LOWBIT_LOW(0, b, 1, x, 80)
+      LOWBIT_FIRST(2, 20, 14, 7) LOWBIT_HIGH(b, x, 88) LOWBIT_FIRST(2, 21, 15, 7)
+      LOWBIT_LOW(11, a, 2, x, 96)
+      LOWBIT_FIRST(3, 22, 14, 7) LOWBIT_HIGH(a, x, 104) LOWBIT_FIRST(3, 23, 15, 7)
+      LOWBIT_LOW(1, b, 3, x, 112)
+      "add %[w], %[w], #256\n"
+      "add %[x], %[x], #64\n"
+      "b.ne 1b\n"
+      "stp q16, q17, [%[to]]\n stp q18, q19, [%[to], #32]\n stp q20, q21, [%[to], #64]\n stp q22, q23, [%[to], #96]\n"
+      : [x] "+r"(x), [w] "+r"(w), [blocks] "+r"(blocks), [a] "=&r"(a), [b] "=&r"(b)
+      : [to] "r"(to)
+      : LOWBIT_CLOBBERS);
+}
+// clang-format on
+
+}  // namespace
+
+// Weights wrap: none is too large. 8 channels' steps of 8 tiles are 128 multiplications and 24 loads.
+const WinogradScheme kWinogradMla = {kChannels, 14,        INT32_MAX / 2, &Weights, &TransformInputs<Points>,
+                                     &Product4, &Product8, &Output,       88,       152,
+                                     420,       700};
+
+}  // namespace lowbit

@@ -1,0 +1,84 @@
+// What distinguishes the Winograd kernels. winograd.cc drives them.
+//
+// F(4x4, 3x3) computes 4 x 4 outputs of a channel from 6 x 6 inputs with 36 products instead of 144: both
+// operands are polynomials, multiplied by their values at six points. In one dimension, for inputs d, taps g
+// and outputs y,
+//
+//   scale * y[j] = sum over the points i of A[j][i] (G g)[i] (B d)[i],         j = 0..3
+//
+// in two dimensions the transforms act on rows and columns, and the scale is squared. Here B, G and A hold
+// integers, and everything is computed modulo 2^n, n the width of the sums: the equation holds in every
+// commutative ring, so nothing is rounded, overflows wrap as they should, and
+//
+//   scale^2 = odd * 2^s,   s = 2 or 6
+//
+// lets y be recovered from scale^2 y modulo 2^n by the inverse of the odd factor and a shift, as long as y is
+// known to lie among 2^(n - s) successive integers. That is made true: the input channels are cut into chunks
+// whose sums of products, with the weights at hand, span less than that, and what is recovered of each chunk
+// is added in 32 bits. An offset added to the sums of a chunk puts their range around zero.
+//
+// Activations are taken as the bytes they are stored in, u = code ^ flip, padding as the zero point's byte
+// zu. The sum of u w is that of (u - zu) w, and zu sum w is a constant of the output channel.
+//
+// Three steps for a block of tiles: the inputs of every tile, transformed; per point, a matrix product with
+// the transformed weights over the input channels; the outputs of every tile, transformed and finished.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lowbit {
+
+inline constexpr size_t kWinogradTile = 4;                    // outputs in a row of a tile
+inline constexpr size_t kWinogradWindow = kWinogradTile + 2;  // inputs
+inline constexpr size_t kWinogradPoints = kWinogradWindow * kWinogradWindow;
+inline constexpr size_t kWinogradOutputs = kWinogradTile * kWinogradTile;
+// Input channels are transformed and multiplied in blocks.
+inline constexpr size_t kWinogradBlock = 8;
+// Tiles are multiplied in groups of 8 or 4. What is stored of a tile and a point in between are 32 bytes: the
+// sums of a panel of output channels.
+inline constexpr size_t kWinogradProductBytes = 32;
+// Products read this much beyond their operands.
+inline constexpr size_t kWinogradOverread = 128;
+
+// 6 x 6 pixels -> [point][block][8 channels].
+struct WinogradInput {
+  const uint8_t* const* pixels;  // the channels of each, [6][6]
+  size_t blocks;
+  uint8_t flip;
+  int16_t* to;
+  size_t point_pitch, block_pitch;  // in elements
+};
+
+// [block][tile][8 channels] times [block][8 channels][panel] -> [tile][panel], of one point. The sums
+// begin at 0.
+using WinogradProduct = void (*)(const int16_t* x, const int16_t* w, size_t blocks, void* to);
+
+// [point][tile][panel] -> [tile][4 x 4 pixels][panel], 32 bits.
+struct WinogradOutput {
+  const uint8_t* products;
+  size_t point_pitch;  // in bytes
+  size_t tiles;
+  const int32_t* offset;  // [panel], added to every output before it is recovered
+  const int32_t* base;    // [panel], the value of the sums so far; null: what they hold
+  int32_t* sums;
+};
+
+struct WinogradScheme {
+  size_t channels;  // of a panel: 8 or 16
+  int bits;         // outputs of a chunk are recovered modulo 2^bits
+  // The transformed weights are exact for taps within +-largest_weight; the inputs are for every byte.
+  int32_t largest_weight;
+  void (*weights)(const int32_t* taps, int16_t* to);  // [3][3] -> [6][6]
+  void (*input)(const WinogradInput& input);
+  WinogradProduct product4, product8;
+  void (*output)(const WinogradOutput& output);
+  // Modelled cycles (Cortex-A53) of one block's products, for 4 and for 8 tiles; of transforming one block's
+  // inputs and one panel's outputs of one tile.
+  double product4_cycles, product8_cycles, input_cycles, output_cycles;
+};
+
+// Defined in winograd_<name>.cc.
+extern const WinogradScheme kWinogradMla, kWinogradSmlal;
+
+}  // namespace lowbit

@@ -1,0 +1,95 @@
+// What the transforms of the Winograd schemes share, templated over their one-dimensional steps:
+//
+//   Points::Inputs(d, r)    six inputs -> values at six points, vectors of bytes or of 16-bit words
+//   Points::Outputs(t, y)   values at six points -> four outputs
+#pragma once
+
+#include <arm_neon.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/arm/winograd_scheme.h"
+#include "kernels/common/inline.h"
+
+namespace lowbit {
+namespace {
+
+inline int16x8_t Plus(uint8x8_t a, uint8x8_t b) { return vreinterpretq_s16_u16(vaddl_u8(a, b)); }
+inline int16x8_t Plus(int16x8_t a, int16x8_t b) { return vaddq_s16(a, b); }
+inline int16x8_t Minus(uint8x8_t a, uint8x8_t b) { return vreinterpretq_s16_u16(vsubl_u8(a, b)); }
+inline int16x8_t Minus(int16x8_t a, int16x8_t b) { return vsubq_s16(a, b); }
+// a - b * factor, factor within a byte
+inline int16x8_t MinusProduct(int16x8_t a, uint8x8_t b, uint8_t factor) {
+  return vreinterpretq_s16_u16(vmlsl_u8(vreinterpretq_u16_s16(a), b, vdup_n_u8(factor)));
+}
+inline int16x8_t MinusProduct(int16x8_t a, int16x8_t b, uint8_t factor) {
+  return vmlsq_n_s16(a, b, static_cast<int16_t>(factor));
+}
+
+// Columns first, then rows. The differences of bytes that a step begins with widen them on the way.
+template <class Points>
+void TransformInputs(const WinogradInput& in) {
+  constexpr int kN = static_cast<int>(kWinogradWindow);
+  const uint8x8_t flip = vdup_n_u8(in.flip);
+  int16_t* to = in.to;
+  for (size_t block = 0; block < in.blocks; ++block, to += in.block_pitch) {
+    const size_t channel = block * kWinogradBlock;
+    int16x8_t columns[kN][kN];
+#pragma GCC unroll 6
+    for (int x = 0; x < kN; ++x) {
+      uint8x8_t d[kN];
+#pragma GCC unroll 6
+      for (int y = 0; y < kN; ++y) d[y] = veor_u8(vld1_u8(in.pixels[y * kN + x] + channel), flip);
+      int16x8_t r[kN];
+      Points::Inputs(d, r);
+#pragma GCC unroll 6
+      for (int y = 0; y < kN; ++y) columns[y][x] = r[y];
+    }
+    int16_t* point = to;
+#pragma GCC unroll 6
+    for (int y = 0; y < kN; ++y) {
+      int16x8_t r[kN];
+      Points::Inputs(columns[y], r);
+#pragma GCC unroll 6
+      for (int x = 0; x < kN; ++x, point += in.point_pitch) vst1q_s16(point, r[x]);
+    }
+  }
+}
+
+// One vector of a tile's products: columns first, then rows. `offset` is added where the values at the point
+// (1, 1) are, whose column of A is all ones: it reaches every output once.
+template <class Points, class V, class Load>
+inline LOWBIT_ALWAYS_INLINE void TransformOutputs(const Load& load, V offset,
+                                                  V (&outputs)[kWinogradTile][kWinogradTile]) {
+  constexpr int kN = static_cast<int>(kWinogradWindow), kT = static_cast<int>(kWinogradTile);
+  V rows[kT][kN];
+#pragma GCC unroll 6
+  for (int x = 0; x < kN; ++x) {
+    V t[kN], y[kT];
+#pragma GCC unroll 6
+    for (int i = 0; i < kN; ++i) t[i] = load(i * kN + x);
+    if (x == Points::kOne) t[Points::kOne] += offset;
+    Points::Outputs(t, y);
+#pragma GCC unroll 4
+    for (int i = 0; i < kT; ++i) rows[i][x] = y[i];
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < kT; ++i) Points::Outputs(rows[i], outputs[i]);
+}
+
+// [6][6] values at the points from [3][3] taps, G on both sides; T wraps.
+template <class T>
+void TransformWeights(const int32_t* taps, const T (&g)[kWinogradWindow][3], T (&to)[kWinogradPoints]) {
+  for (size_t i = 0; i < kWinogradWindow; ++i) {
+    T row[3] = {};
+    for (size_t x = 0; x < 3; ++x) {
+      for (size_t y = 0; y < 3; ++y) row[x] += g[i][y] * static_cast<T>(taps[y * 3 + x]);
+    }
+    for (size_t j = 0; j < kWinogradWindow; ++j)
+      to[i * kWinogradWindow + j] = g[j][0] * row[0] + g[j][1] * row[1] + g[j][2] * row[2];
+  }
+}
+
+}  // namespace
+}  // namespace lowbit
