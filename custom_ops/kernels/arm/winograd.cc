@@ -163,6 +163,11 @@ struct Panel {
   std::vector<Chunk> chunks;
 };
 
+template <class T>
+ptrdiff_t Bytes(size_t elements) {
+  return static_cast<ptrdiff_t>(elements * sizeof(T));
+}
+
 // How the tiles of one shape are cut.
 struct TilePlan {
   size_t rows, columns;  // of tiles, in an image
@@ -210,6 +215,8 @@ class WinogradKernel final : public ConvKernel {
 
   // The tiles from `at` on of `count` that are multiplied together.
   static size_t GroupSize(size_t count, size_t at) { return count - at > 4 ? 8 : 4; }
+  // Of the sums of a block, [4 rows][tile][4 pixels][panel].
+  size_t SumRow(const TilePlan& plan) const { return plan.tiles * kWinogradTile * scheme_.channels; }
   size_t PointWeights() const { return blocks_ * kWinogradBlock * scheme_.channels; }
 
   const ConvGeometry geometry_;
@@ -359,39 +366,60 @@ void WinogradKernel::MultiplyBlock(const Task& task, size_t count, const Panel& 
   const Scratch& layout = task.layout;
   for (const Chunk& chunk : panel.chunks) {
     const size_t channel = chunk.first * kWinogradBlock;
-    for (size_t point = 0; point < kWinogradPoints; ++point) {
-      const int16_t* x = task.inputs + point * layout.input_pitch;
-      const int16_t* w = panel.weights + point * PointWeights() + channel * scheme_.channels;
-      uint8_t* to = task.products + point * layout.product_pitch;
-      for (size_t at = 0; at < count;) {
-        const size_t size = GroupSize(count, at);
-        const WinogradProduct product = size == 8 ? scheme_.product8 : scheme_.product4;
-        product(x + at * blocks_ * kWinogradBlock + channel * size, w, chunk.end - chunk.first,
-                to + at * kWinogradProductBytes);
-        at += size;
+    const int16_t* w = panel.weights + channel * scheme_.channels;
+    WinogradProduct product{};
+    product.blocks = chunk.end - chunk.first;
+    if (GroupSize(count, 0) >= count) {  // one group: all points
+      const size_t size = GroupSize(count, 0);
+      product.x = task.inputs + channel * size;
+      product.w = w;
+      product.to = task.products;
+      product.count = kWinogradPoints;
+      product.x_step = Bytes<int16_t>(layout.input_pitch);
+      product.w_step = Bytes<int16_t>(PointWeights());
+      product.to_step = Bytes<uint8_t>(layout.product_pitch);
+      (size == 8 ? scheme_.product8 : scheme_.product4)(product);
+    } else {
+      const size_t whole = count / 8 + (count % 8 > 4 ? 1 : 0);
+      for (size_t point = 0; point < kWinogradPoints; ++point) {
+        const int16_t* x = task.inputs + point * layout.input_pitch;
+        uint8_t* to = task.products + point * layout.product_pitch;
+        product.w = w + point * PointWeights();
+        product.x = x + channel * 8;
+        product.to = to;
+        product.count = whole;
+        product.x_step = Bytes<int16_t>(8 * blocks_ * kWinogradBlock);
+        product.to_step = Bytes<uint8_t>(8 * kWinogradProductBytes);
+        scheme_.product8(product);
+        if (8 * whole >= count) continue;
+        product.x = x + 8 * whole * blocks_ * kWinogradBlock + channel * 4;
+        product.to = to + 8 * whole * kWinogradProductBytes;
+        product.count = 1;
+        scheme_.product4(product);
       }
     }
     const bool begins = &chunk == panel.chunks.data();
     scheme_.output({task.products, layout.product_pitch, count, chunk.offset.data(),
-                    begins ? panel.base.data() : nullptr, task.sums});
+                    begins ? panel.base.data() : nullptr, task.sums, SumRow(task.plan)});
   }
 }
 
-// Sums of tiles -> y, row by row; outputs of a tile beyond the image are dropped.
+// Sums of tiles -> y, row by row of a run of tiles side by side; outputs beyond the image are dropped.
 void WinogradKernel::FinishBlock(const Task& task, size_t first, size_t count, const Panel& panel) const {
   const ConvShape& s = task.args.shape;
-  const size_t row_sums = kWinogradTile * scheme_.channels;
-  for (size_t t = 0; t < count; ++t) {
+  for (size_t t = 0; t < count;) {
     const Tile tile = TileAt(task.plan, first + t);
-    const auto rows = static_cast<size_t>(std::min<int64_t>(kWinogradTile, s.out_h - tile.y));
-    const auto columns = static_cast<size_t>(std::min<int64_t>(kWinogradTile, s.out_w - tile.x));
+    const size_t run = std::min(count - t, task.plan.columns - (first + t) % task.plan.columns);
+    const auto rows = static_cast<size_t>(std::min(int64_t{kWinogradTile}, s.out_h - tile.y));
+    const size_t columns = std::min(run * kWinogradTile, static_cast<size_t>(s.out_w - tile.x));
     for (size_t row = 0; row < rows; ++row) {
       const int64_t pixel = (tile.image * s.out_h + tile.y + static_cast<int64_t>(row)) * s.out_w + tile.x;
       FinishSums({&epilogue_.view(), static_cast<size_t>(pixel), 1,
                   static_cast<const uint8_t*>(task.args.residual), task.args.y},
-                 {task.sums + (t * kWinogradTile + row) * row_sums, scheme_.channels, 0, columns,
-                  panel.channel, panel.count});
+                 {task.sums + row * SumRow(task.plan) + t * kWinogradTile * scheme_.channels,
+                  scheme_.channels, 0, columns, panel.channel, panel.count});
     }
+    t += run;
   }
 }
 

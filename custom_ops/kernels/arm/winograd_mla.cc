@@ -108,16 +108,17 @@ void Output(const WinogradOutput& out) {
       if (out.base != nullptr) {
         const int32x4_t low = vld1q_s32(out.base + half), high = vld1q_s32(out.base + half + 4);
 #pragma GCC unroll 16
-        for (size_t i = 0; i < kWinogradOutputs; ++i) store(low, high, y[i / 4][i % 4], to + i * kChannels);
+        for (size_t i = 0; i < kWinogradOutputs; ++i)
+          store(low, high, y[i / 4][i % 4], to + i / 4 * out.row_pitch + i % 4 * kChannels);
       } else {
 #pragma GCC unroll 16
         for (size_t i = 0; i < kWinogradOutputs; ++i) {
-          int32_t* at = to + i * kChannels;
+          int32_t* at = to + i / 4 * out.row_pitch + i % 4 * kChannels;
           store(vld1q_s32(at), vld1q_s32(at + 4), y[i / 4][i % 4], at);
         }
       }
     }
-    sums += kWinogradOutputs * kChannels;
+    sums += kWinogradTile * kChannels;
   }
 }
 
@@ -139,122 +140,183 @@ void Output(const WinogradOutput& out) {
   "ldr d" #next ", [%[" #from "], #" #offset "]\n"
 #define LOWBIT_HIGH(t, from, offset) "ldr %[" #t "], [%[" #from "], #" #offset "]\n"
 
-// One of the steps 0..6 for 8 tiles; d0 and d1 are completed, n0 and n1 loaded from bytes `at` and `at` + 16 of
-// w, whose upper halves are 8 bytes further.
-#define LOWBIT_STEP8(k, w0, w1, d0, d1, n0, n1, at0, at0h, at1, at1h) \
+// One of the steps 0..6 for 8 tiles; d0 and d1 are completed, n0 and n1 loaded from bytes at0 and at1 of
+// `from`, whose upper halves are 8 bytes further.
+#define LOWBIT_STEP8(k, w0, w1, d0, d1, n0, n1, from, at0, at0h, at1, at1h) \
   LOWBIT_TILE(0, 16, 17, w0, w1, k)                                   \
-  LOWBIT_LOW(d0, a, n0, w, at0)                                       \
-  LOWBIT_FIRST(1, 18, w0, k) LOWBIT_HIGH(a, w, at0h) LOWBIT_FIRST(1, 19, w1, k) \
+  LOWBIT_LOW(d0, a, n0, from, at0)                                       \
+  LOWBIT_FIRST(1, 18, w0, k) LOWBIT_HIGH(a, from, at0h) LOWBIT_FIRST(1, 19, w1, k) \
   LOWBIT_TILE(2, 20, 21, w0, w1, k)                                   \
   LOWBIT_TILE(3, 22, 23, w0, w1, k)                                   \
   LOWBIT_TILE(4, 24, 25, w0, w1, k)                                   \
-  LOWBIT_LOW(d1, b, n1, w, at1)                                       \
-  LOWBIT_FIRST(5, 26, w0, k) LOWBIT_HIGH(b, w, at1h) LOWBIT_FIRST(5, 27, w1, k) \
+  LOWBIT_LOW(d1, b, n1, from, at1)                                       \
+  LOWBIT_FIRST(5, 26, w0, k) LOWBIT_HIGH(b, from, at1h) LOWBIT_FIRST(5, 27, w1, k) \
   LOWBIT_TILE(6, 28, 29, w0, w1, k)                                   \
   LOWBIT_TILE(7, 30, 31, w0, w1, k)
 
-#define LOWBIT_STEP4(k, w0, w1, d0, d1, n0, n1, at0, at0h, at1, at1h) \
+#define LOWBIT_STEP4(k, w0, w1, d0, d1, n0, n1, from, at0, at0h, at1, at1h) \
   LOWBIT_FIRST(0, 16, w0, k)                                          \
-  LOWBIT_LOW(d0, a, n0, w, at0)                                       \
-  LOWBIT_FIRST(0, 17, w1, k) LOWBIT_HIGH(a, w, at0h)                  \
+  LOWBIT_LOW(d0, a, n0, from, at0)                                       \
+  LOWBIT_FIRST(0, 17, w1, k) LOWBIT_HIGH(a, from, at0h)                  \
   LOWBIT_FIRST(1, 18, w0, k)                                          \
-  LOWBIT_LOW(d1, b, n1, w, at1)                                       \
-  LOWBIT_FIRST(1, 19, w1, k) LOWBIT_HIGH(b, w, at1h)                  \
+  LOWBIT_LOW(d1, b, n1, from, at1)                                       \
+  LOWBIT_FIRST(1, 19, w1, k) LOWBIT_HIGH(b, from, at1h)                  \
   LOWBIT_TILE(2, 20, 21, w0, w1, k)                                   \
   LOWBIT_TILE(3, 22, 23, w0, w1, k)
 
-#define LOWBIT_ZERO(n) "movi v" #n ".4s, #0\n"
+#define LOWBIT_ZERO(n) "movi d" #n ", #0\n"
 #define LOWBIT_CLOBBERS                                                                                              \
   "cc", "memory", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14",     \
       "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", \
       "v31"
 
-void Product8(const int16_t* x, const int16_t* w, size_t blocks, void* to) {
+void Product8(const WinogradProduct& p) {
+  const int16_t *x = p.x, *w = p.w, *next_x, *next_w;
+  void* to = p.to;
+  const ptrdiff_t blocks = static_cast<ptrdiff_t>(p.blocks), x_block = 128, w_block = 256;
+  // From an item's last block to the next item.
+  const ptrdiff_t x_jump = p.x_step - (blocks - 1) * x_block, w_jump = p.w_step - (blocks - 1) * w_block;
+  ptrdiff_t left, x_end, w_end;
+  size_t count = p.count;
   uint64_t a, b;
   asm volatile(
-      "ldp q0, q1, [%[x]]\n ldp q2, q3, [%[x], #32]\n ldp q4, q5, [%[x], #64]\n ldp q6, q7, [%[x], #96]\n"
+      "ldp q0, q1, [%[x], #0]\n ldp q2, q3, [%[x], #32]\n"
+      "ldp q4, q5, [%[x], #64]\n ldp q6, q7, [%[x], #96]\n"
       "ldp q8, q9, [%[w]]\n ldp q10, q11, [%[w], #32]\n"
       LOWBIT_HIGH(a, x, 104)
       LOWBIT_ZERO(16) LOWBIT_ZERO(17) LOWBIT_ZERO(18) LOWBIT_ZERO(19) LOWBIT_ZERO(20) LOWBIT_ZERO(21)
       LOWBIT_ZERO(22) LOWBIT_ZERO(23) LOWBIT_ZERO(24) LOWBIT_ZERO(25) LOWBIT_ZERO(26) LOWBIT_ZERO(27)
       LOWBIT_ZERO(28) LOWBIT_ZERO(29) LOWBIT_ZERO(30) LOWBIT_ZERO(31)
+      "0:\n"
+      "cmp %[count], #1\n"
+      "csel %[x_end], %[x_block], %[x_jump], eq\n"
+      "csel %[w_end], %[w_block], %[w_jump], eq\n"
+      "mov %[left], %[blocks]\n"
       "1:\n"
       LOWBIT_HIGH(b, x, 120)
-      LOWBIT_STEP8(0, 8, 9, 6, 7, 12, 13, 64, 72, 80, 88)
-      LOWBIT_STEP8(1, 10, 11, 12, 13, 14, 15, 96, 104, 112, 120)
-      LOWBIT_STEP8(2, 12, 13, 14, 15, 8, 9, 128, 136, 144, 152)
-      LOWBIT_STEP8(3, 14, 15, 8, 9, 10, 11, 160, 168, 176, 184)
-      LOWBIT_STEP8(4, 8, 9, 10, 11, 12, 13, 192, 200, 208, 216)
-      LOWBIT_STEP8(5, 10, 11, 12, 13, 14, 15, 224, 232, 240, 248)
-      LOWBIT_STEP8(6, 12, 13, 14, 15, 8, 9, 256, 264, 272, 280)
-      "subs %[blocks], %[blocks], #1\n"
-      // The last step: the next but one step's weights, and the next block's channels.
+      LOWBIT_STEP8(0, 8, 9, 6, 7, 12, 13, w, 64, 72, 80, 88)
+      LOWBIT_STEP8(1, 10, 11, 12, 13, 14, 15, w, 96, 104, 112, 120)
+      LOWBIT_STEP8(2, 12, 13, 14, 15, 8, 9, w, 128, 136, 144, 152)
+      LOWBIT_STEP8(3, 14, 15, 8, 9, 10, 11, w, 160, 168, 176, 184)
+      LOWBIT_STEP8(4, 8, 9, 10, 11, 12, 13, w, 192, 200, 208, 216)
+      LOWBIT_STEP8(5, 10, 11, 12, 13, 14, 15, w, 224, 232, 240, 248)
+      "subs %[left], %[left], #1\n"
+      "csel %[next_x], %[x_end], %[x_block], eq\n"
+      "csel %[next_w], %[w_end], %[w_block], eq\n"
+      "add %[next_x], %[x], %[next_x]\n"
+      "add %[next_w], %[w], %[next_w]\n"
+      LOWBIT_STEP8(6, 12, 13, 14, 15, 8, 9, next_w, 0, 8, 16, 24)
+      // The last step: the weights of the next block's second step, and its channels.
       LOWBIT_FIRST(0, 16, 14, 7)
-      LOWBIT_LOW(8, a, 10, w, 288)
-      LOWBIT_FIRST(0, 17, 15, 7) LOWBIT_HIGH(a, w, 296)
-      LOWBIT_LOW(9, b, 0, x, 128)
-      LOWBIT_FIRST(1, 18, 14, 7) LOWBIT_HIGH(b, x, 136)
-      LOWBIT_LOW(10, a, 11, w, 304)
-      LOWBIT_FIRST(1, 19, 15, 7) LOWBIT_HIGH(a, w, 312)
-      LOWBIT_LOW(0, b, 1, x, 144)
-      LOWBIT_FIRST(2, 20, 14, 7) LOWBIT_HIGH(b, x, 152) LOWBIT_FIRST(2, 21, 15, 7)
-      LOWBIT_LOW(11, a, 2, x, 160)
-      LOWBIT_FIRST(3, 22, 14, 7) LOWBIT_HIGH(a, x, 168) LOWBIT_FIRST(3, 23, 15, 7)
-      LOWBIT_LOW(1, b, 3, x, 176)
-      LOWBIT_FIRST(4, 24, 14, 7) LOWBIT_HIGH(b, x, 184) LOWBIT_FIRST(4, 25, 15, 7)
-      LOWBIT_LOW(2, a, 4, x, 192)
-      LOWBIT_FIRST(5, 26, 14, 7) LOWBIT_HIGH(a, x, 200) LOWBIT_FIRST(5, 27, 15, 7)
-      LOWBIT_LOW(3, b, 5, x, 208)
-      LOWBIT_FIRST(6, 28, 14, 7) LOWBIT_HIGH(b, x, 216) LOWBIT_FIRST(6, 29, 15, 7)
-      LOWBIT_LOW(4, a, 6, x, 224)
-      LOWBIT_FIRST(7, 30, 14, 7) LOWBIT_HIGH(a, x, 232) LOWBIT_FIRST(7, 31, 15, 7)
-      LOWBIT_LOW(5, b, 7, x, 240)
-      "add %[w], %[w], #256\n"
-      "add %[x], %[x], #128\n"
+      LOWBIT_LOW(8, a, 10, next_w, 32)
+      LOWBIT_FIRST(0, 17, 15, 7) LOWBIT_HIGH(a, next_w, 40)
+      LOWBIT_LOW(9, b, 0, next_x, 0)
+      LOWBIT_FIRST(1, 18, 14, 7) LOWBIT_HIGH(b, next_x, 8)
+      LOWBIT_LOW(10, a, 11, next_w, 48)
+      LOWBIT_FIRST(1, 19, 15, 7) LOWBIT_HIGH(a, next_w, 56)
+      LOWBIT_LOW(0, b, 1, next_x, 16)
+      LOWBIT_FIRST(2, 20, 14, 7) LOWBIT_HIGH(b, next_x, 24)
+      LOWBIT_FIRST(2, 21, 15, 7)
+      LOWBIT_LOW(11, a, 2, next_x, 32)
+      LOWBIT_FIRST(3, 22, 14, 7) LOWBIT_HIGH(a, next_x, 40)
+      LOWBIT_FIRST(3, 23, 15, 7)
+      LOWBIT_LOW(1, b, 3, next_x, 48)
+      LOWBIT_FIRST(4, 24, 14, 7) LOWBIT_HIGH(b, next_x, 56)
+      LOWBIT_FIRST(4, 25, 15, 7)
+      LOWBIT_LOW(2, a, 4, next_x, 64)
+      LOWBIT_FIRST(5, 26, 14, 7) LOWBIT_HIGH(a, next_x, 72)
+      LOWBIT_FIRST(5, 27, 15, 7)
+      LOWBIT_LOW(3, b, 5, next_x, 80)
+      LOWBIT_FIRST(6, 28, 14, 7) LOWBIT_HIGH(b, next_x, 88)
+      LOWBIT_FIRST(6, 29, 15, 7)
+      LOWBIT_LOW(4, a, 6, next_x, 96)
+      LOWBIT_FIRST(7, 30, 14, 7) LOWBIT_HIGH(a, next_x, 104)
+      LOWBIT_FIRST(7, 31, 15, 7)
+      LOWBIT_LOW(5, b, 7, next_x, 112)
+      "mov %[x], %[next_x]\n"
+      "mov %[w], %[next_w]\n"
       "b.ne 1b\n"
-      "stp q16, q17, [%[to]]\n stp q18, q19, [%[to], #32]\n stp q20, q21, [%[to], #64]\n stp q22, q23, [%[to], #96]\n"
-      "stp q24, q25, [%[to], #128]\n stp q26, q27, [%[to], #160]\n stp q28, q29, [%[to], #192]\n stp q30, q31, [%[to], #224]\n"
-      : [x] "+r"(x), [w] "+r"(w), [blocks] "+r"(blocks), [a] "=&r"(a), [b] "=&r"(b)
-      : [to] "r"(to)
+      "stp q16, q17, [%[to], #0]\n" LOWBIT_ZERO(16) LOWBIT_ZERO(17)
+      "stp q18, q19, [%[to], #32]\n" LOWBIT_ZERO(18) LOWBIT_ZERO(19)
+      "stp q20, q21, [%[to], #64]\n" LOWBIT_ZERO(20) LOWBIT_ZERO(21)
+      "stp q22, q23, [%[to], #96]\n" LOWBIT_ZERO(22) LOWBIT_ZERO(23)
+      "stp q24, q25, [%[to], #128]\n" LOWBIT_ZERO(24) LOWBIT_ZERO(25)
+      "stp q26, q27, [%[to], #160]\n" LOWBIT_ZERO(26) LOWBIT_ZERO(27)
+      "stp q28, q29, [%[to], #192]\n" LOWBIT_ZERO(28) LOWBIT_ZERO(29)
+      "stp q30, q31, [%[to], #224]\n" LOWBIT_ZERO(30) LOWBIT_ZERO(31)
+      "add %[to], %[to], %[to_step]\n"
+      "subs %[count], %[count], #1\n"
+      "b.ne 0b\n"
+      : [x] "+r"(x), [w] "+r"(w), [next_x] "=&r"(next_x), [next_w] "=&r"(next_w), [to] "+r"(to), [left] "=&r"(left),
+        [count] "+r"(count), [x_end] "=&r"(x_end), [w_end] "=&r"(w_end), [a] "=&r"(a), [b] "=&r"(b)
+      : [blocks] "r"(blocks), [x_block] "r"(x_block), [w_block] "r"(w_block), [x_jump] "r"(x_jump), [w_jump] "r"(w_jump),
+        [to_step] "r"(p.to_step)
       : LOWBIT_CLOBBERS);
 }
 
-void Product4(const int16_t* x, const int16_t* w, size_t blocks, void* to) {
+void Product4(const WinogradProduct& p) {
+  const int16_t *x = p.x, *w = p.w, *next_x, *next_w;
+  void* to = p.to;
+  const ptrdiff_t blocks = static_cast<ptrdiff_t>(p.blocks), x_block = 64, w_block = 256;
+  // From an item's last block to the next item.
+  const ptrdiff_t x_jump = p.x_step - (blocks - 1) * x_block, w_jump = p.w_step - (blocks - 1) * w_block;
+  ptrdiff_t left, x_end, w_end;
+  size_t count = p.count;
   uint64_t a, b;
   asm volatile(
-      "ldp q0, q1, [%[x]]\n ldp q2, q3, [%[x], #32]\n"
+      "ldp q0, q1, [%[x], #0]\n ldp q2, q3, [%[x], #32]\n"
       "ldp q8, q9, [%[w]]\n ldp q10, q11, [%[w], #32]\n"
       LOWBIT_HIGH(a, x, 40)
       LOWBIT_ZERO(16) LOWBIT_ZERO(17) LOWBIT_ZERO(18) LOWBIT_ZERO(19) LOWBIT_ZERO(20) LOWBIT_ZERO(21)
       LOWBIT_ZERO(22) LOWBIT_ZERO(23)
+      "0:\n"
+      "cmp %[count], #1\n"
+      "csel %[x_end], %[x_block], %[x_jump], eq\n"
+      "csel %[w_end], %[w_block], %[w_jump], eq\n"
+      "mov %[left], %[blocks]\n"
       "1:\n"
       LOWBIT_HIGH(b, x, 56)
-      LOWBIT_STEP4(0, 8, 9, 2, 3, 12, 13, 64, 72, 80, 88)
-      LOWBIT_STEP4(1, 10, 11, 12, 13, 14, 15, 96, 104, 112, 120)
-      LOWBIT_STEP4(2, 12, 13, 14, 15, 8, 9, 128, 136, 144, 152)
-      LOWBIT_STEP4(3, 14, 15, 8, 9, 10, 11, 160, 168, 176, 184)
-      LOWBIT_STEP4(4, 8, 9, 10, 11, 12, 13, 192, 200, 208, 216)
-      LOWBIT_STEP4(5, 10, 11, 12, 13, 14, 15, 224, 232, 240, 248)
-      LOWBIT_STEP4(6, 12, 13, 14, 15, 8, 9, 256, 264, 272, 280)
-      "subs %[blocks], %[blocks], #1\n"
+      LOWBIT_STEP4(0, 8, 9, 2, 3, 12, 13, w, 64, 72, 80, 88)
+      LOWBIT_STEP4(1, 10, 11, 12, 13, 14, 15, w, 96, 104, 112, 120)
+      LOWBIT_STEP4(2, 12, 13, 14, 15, 8, 9, w, 128, 136, 144, 152)
+      LOWBIT_STEP4(3, 14, 15, 8, 9, 10, 11, w, 160, 168, 176, 184)
+      LOWBIT_STEP4(4, 8, 9, 10, 11, 12, 13, w, 192, 200, 208, 216)
+      LOWBIT_STEP4(5, 10, 11, 12, 13, 14, 15, w, 224, 232, 240, 248)
+      "subs %[left], %[left], #1\n"
+      "csel %[next_x], %[x_end], %[x_block], eq\n"
+      "csel %[next_w], %[w_end], %[w_block], eq\n"
+      "add %[next_x], %[x], %[next_x]\n"
+      "add %[next_w], %[w], %[next_w]\n"
+      LOWBIT_STEP4(6, 12, 13, 14, 15, 8, 9, next_w, 0, 8, 16, 24)
+      // The last step: the weights of the next block's second step, and its channels.
       LOWBIT_FIRST(0, 16, 14, 7)
-      LOWBIT_LOW(8, a, 10, w, 288)
-      LOWBIT_FIRST(0, 17, 15, 7) LOWBIT_HIGH(a, w, 296)
-      LOWBIT_LOW(9, b, 0, x, 64)
-      LOWBIT_FIRST(1, 18, 14, 7) LOWBIT_HIGH(b, x, 72)
-      LOWBIT_LOW(10, a, 11, w, 304)
-      LOWBIT_FIRST(1, 19, 15, 7) LOWBIT_HIGH(a, w, 312)
-      LOWBIT_LOW(0, b, 1, x, 80)
-      LOWBIT_FIRST(2, 20, 14, 7) LOWBIT_HIGH(b, x, 88) LOWBIT_FIRST(2, 21, 15, 7)
-      LOWBIT_LOW(11, a, 2, x, 96)
-      LOWBIT_FIRST(3, 22, 14, 7) LOWBIT_HIGH(a, x, 104) LOWBIT_FIRST(3, 23, 15, 7)
-      LOWBIT_LOW(1, b, 3, x, 112)
-      "add %[w], %[w], #256\n"
-      "add %[x], %[x], #64\n"
+      LOWBIT_LOW(8, a, 10, next_w, 32)
+      LOWBIT_FIRST(0, 17, 15, 7) LOWBIT_HIGH(a, next_w, 40)
+      LOWBIT_LOW(9, b, 0, next_x, 0)
+      LOWBIT_FIRST(1, 18, 14, 7) LOWBIT_HIGH(b, next_x, 8)
+      LOWBIT_LOW(10, a, 11, next_w, 48)
+      LOWBIT_FIRST(1, 19, 15, 7) LOWBIT_HIGH(a, next_w, 56)
+      LOWBIT_LOW(0, b, 1, next_x, 16)
+      LOWBIT_FIRST(2, 20, 14, 7) LOWBIT_HIGH(b, next_x, 24)
+      LOWBIT_FIRST(2, 21, 15, 7)
+      LOWBIT_LOW(11, a, 2, next_x, 32)
+      LOWBIT_FIRST(3, 22, 14, 7) LOWBIT_HIGH(a, next_x, 40)
+      LOWBIT_FIRST(3, 23, 15, 7)
+      LOWBIT_LOW(1, b, 3, next_x, 48)
+      "mov %[x], %[next_x]\n"
+      "mov %[w], %[next_w]\n"
       "b.ne 1b\n"
-      "stp q16, q17, [%[to]]\n stp q18, q19, [%[to], #32]\n stp q20, q21, [%[to], #64]\n stp q22, q23, [%[to], #96]\n"
-      : [x] "+r"(x), [w] "+r"(w), [blocks] "+r"(blocks), [a] "=&r"(a), [b] "=&r"(b)
-      : [to] "r"(to)
+      "stp q16, q17, [%[to], #0]\n" LOWBIT_ZERO(16) LOWBIT_ZERO(17)
+      "stp q18, q19, [%[to], #32]\n" LOWBIT_ZERO(18) LOWBIT_ZERO(19)
+      "stp q20, q21, [%[to], #64]\n" LOWBIT_ZERO(20) LOWBIT_ZERO(21)
+      "stp q22, q23, [%[to], #96]\n" LOWBIT_ZERO(22) LOWBIT_ZERO(23)
+      "add %[to], %[to], %[to_step]\n"
+      "subs %[count], %[count], #1\n"
+      "b.ne 0b\n"
+      : [x] "+r"(x), [w] "+r"(w), [next_x] "=&r"(next_x), [next_w] "=&r"(next_w), [to] "+r"(to), [left] "=&r"(left),
+        [count] "+r"(count), [x_end] "=&r"(x_end), [w_end] "=&r"(w_end), [a] "=&r"(a), [b] "=&r"(b)
+      : [blocks] "r"(blocks), [x_block] "r"(x_block), [w_block] "r"(w_block), [x_jump] "r"(x_jump), [w_jump] "r"(w_jump),
+        [to_step] "r"(p.to_step)
       : LOWBIT_CLOBBERS);
 }
 // clang-format on

@@ -50,11 +50,18 @@ struct WinogradInput {
   size_t point_pitch, block_pitch;  // in elements
 };
 
-// [block][tile][8 channels] times [block][8 channels][panel] -> [tile][panel], of one point. The sums
-// begin at 0.
-using WinogradProduct = void (*)(const int16_t* x, const int16_t* w, size_t blocks, void* to);
+// [block][tile][8 channels] times [block][8 channels][panel] -> [tile][panel], `count` times: of successive
+// points, or of successive groups of tiles at one point. The steps lead from one product to the next, in
+// bytes.
+struct WinogradProduct {
+  const int16_t* x;
+  const int16_t* w;
+  void* to;
+  size_t blocks, count;
+  ptrdiff_t x_step, w_step, to_step;
+};
 
-// [point][tile][panel] -> [tile][4 x 4 pixels][panel], 32 bits.
+// [point][tile][panel] -> [4 rows][tile][4 pixels][panel], 32 bits.
 struct WinogradOutput {
   const uint8_t* products;
   size_t point_pitch;  // in bytes
@@ -62,6 +69,7 @@ struct WinogradOutput {
   const int32_t* offset;  // [panel], added to every output before it is recovered
   const int32_t* base;    // [panel], the value of the sums so far; null: what they hold
   int32_t* sums;
+  size_t row_pitch;  // of the sums, in elements
 };
 
 struct WinogradScheme {
@@ -71,7 +79,8 @@ struct WinogradScheme {
   int32_t largest_weight;
   void (*weights)(const int32_t* taps, int16_t* to);  // [3][3] -> [6][6]
   void (*input)(const WinogradInput& input);
-  WinogradProduct product4, product8;
+  void (*product4)(const WinogradProduct& product);
+  void (*product8)(const WinogradProduct& product);
   void (*output)(const WinogradOutput& output);
   // Modelled cycles (Cortex-A53) of one block's products, for 4 and for 8 tiles; of transforming one block's
   // inputs and one panel's outputs of one tile.

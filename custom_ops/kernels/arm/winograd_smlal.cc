@@ -77,12 +77,12 @@ void Output(const WinogradOutput& out) {
       const int32x4_t base = out.base != nullptr ? vld1q_s32(out.base + half) : vdupq_n_s32(0);
 #pragma GCC unroll 16
       for (size_t i = 0; i < kWinogradOutputs; ++i) {
-        int32_t* at = to + i * kChannels;
+        int32_t* at = to + i / 4 * out.row_pitch + i % 4 * kChannels;
         const int32x4_t before = out.base != nullptr ? base : vld1q_s32(at);
         vst1q_s32(at, vsraq_n_s32(before, vmulq_s32(y[i / 4][i % 4], ninth), 6));
       }
     }
-    sums += kWinogradOutputs * kChannels;
+    sums += kWinogradTile * kChannels;
   }
 }
 
@@ -100,11 +100,11 @@ void Output(const WinogradOutput& out) {
 #define LOWBIT_HIGH(t, from, offset) "ldr %[" #t "], [%[" #from "], #" #offset "]\n"
 
 // One of the steps 0..6 for 8 tiles: `insert` completes what was loaded two loads ago through t, v`next` is
-// loaded from byte `at` of w; `late` is a second insertion.
-#define LOWBIT_STEP8(k, wk, insert, t, next, at, at_high, late)                        \
+// loaded from byte `at` of `from`; `late` is a second insertion.
+#define LOWBIT_STEP8(k, wk, insert, t, next, from, at, at_high, late)                        \
   LOWBIT_TILE(0, 16, 17, wk, k)                                                        \
-  insert LOWBIT_LOW(next, w, at)                                                       \
-  LOWBIT_FIRST(1, 18, wk, k) LOWBIT_HIGH(t, w, at_high) LOWBIT_SECOND(1, 19, wk, k)    \
+  insert LOWBIT_LOW(next, from, at)                                                       \
+  LOWBIT_FIRST(1, 18, wk, k) LOWBIT_HIGH(t, from, at_high) LOWBIT_SECOND(1, 19, wk, k)    \
   LOWBIT_TILE(2, 20, 21, wk, k)                                                        \
   late                                                                                 \
   LOWBIT_TILE(3, 22, 23, wk, k)                                                        \
@@ -113,101 +113,165 @@ void Output(const WinogradOutput& out) {
   LOWBIT_TILE(6, 28, 29, wk, k)                                                        \
   LOWBIT_TILE(7, 30, 31, wk, k)
 
-#define LOWBIT_STEP4(k, wk, insert, t, next, at, at_high, late)                        \
+#define LOWBIT_STEP4(k, wk, insert, t, next, from, at, at_high, late)                        \
   LOWBIT_FIRST(0, 16, wk, k)                                                           \
-  insert LOWBIT_LOW(next, w, at)                                                       \
-  LOWBIT_SECOND(0, 17, wk, k) LOWBIT_HIGH(t, w, at_high)                               \
+  insert LOWBIT_LOW(next, from, at)                                                       \
+  LOWBIT_SECOND(0, 17, wk, k) LOWBIT_HIGH(t, from, at_high)                               \
   late                                                                                 \
   LOWBIT_TILE(1, 18, 19, wk, k)                                                        \
   LOWBIT_TILE(2, 20, 21, wk, k)                                                        \
   LOWBIT_TILE(3, 22, 23, wk, k)
 
-#define LOWBIT_ZERO(n) "movi v" #n ".4s, #0\n"
+#define LOWBIT_ZERO(n) "movi d" #n ", #0\n"
 #define LOWBIT_CLOBBERS                                                                                              \
   "cc", "memory", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v16", "v17", "v18",     \
       "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31"
 
-void Product8(const int16_t* x, const int16_t* w, size_t blocks, void* to) {
+void Product8(const WinogradProduct& p) {
+  const int16_t *x = p.x, *w = p.w, *next_x, *next_w;
+  void* to = p.to;
+  const ptrdiff_t blocks = static_cast<ptrdiff_t>(p.blocks), x_block = 128, w_block = 128;
+  // From an item's last block to the next item.
+  const ptrdiff_t x_jump = p.x_step - (blocks - 1) * x_block, w_jump = p.w_step - (blocks - 1) * w_block;
+  ptrdiff_t left, x_end, w_end;
+  size_t count = p.count;
   uint64_t a, b;
   asm volatile(
-      "ldp q0, q1, [%[x]]\n ldp q2, q3, [%[x], #32]\n ldp q4, q5, [%[x], #64]\n ldp q6, q7, [%[x], #96]\n"
+      "ldp q0, q1, [%[x], #0]\n ldp q2, q3, [%[x], #32]\n"
+      "ldp q4, q5, [%[x], #64]\n ldp q6, q7, [%[x], #96]\n"
       "ldp q8, q9, [%[w]]\n ldr q10, [%[w], #32]\n"
       LOWBIT_HIGH(a, x, 104)
       LOWBIT_ZERO(16) LOWBIT_ZERO(17) LOWBIT_ZERO(18) LOWBIT_ZERO(19) LOWBIT_ZERO(20) LOWBIT_ZERO(21)
       LOWBIT_ZERO(22) LOWBIT_ZERO(23) LOWBIT_ZERO(24) LOWBIT_ZERO(25) LOWBIT_ZERO(26) LOWBIT_ZERO(27)
       LOWBIT_ZERO(28) LOWBIT_ZERO(29) LOWBIT_ZERO(30) LOWBIT_ZERO(31)
+      "0:\n"
+      "cmp %[count], #1\n"
+      "csel %[x_end], %[x_block], %[x_jump], eq\n"
+      "csel %[w_end], %[w_block], %[w_jump], eq\n"
+      "mov %[left], %[blocks]\n"
       "1:\n"
       LOWBIT_HIGH(b, x, 120)
-      LOWBIT_STEP8(0, 8, LOWBIT_INSERT(6, a), a, 11, 48, 56, LOWBIT_INSERT(7, b))
-      LOWBIT_STEP8(1, 9, "", b, 8, 64, 72, "")
-      LOWBIT_STEP8(2, 10, LOWBIT_INSERT(11, a), a, 9, 80, 88, "")
-      LOWBIT_STEP8(3, 11, LOWBIT_INSERT(8, b), b, 10, 96, 104, "")
-      LOWBIT_STEP8(4, 8, LOWBIT_INSERT(9, a), a, 11, 112, 120, "")
-      LOWBIT_STEP8(5, 9, LOWBIT_INSERT(10, b), b, 8, 128, 136, "")
-      LOWBIT_STEP8(6, 10, LOWBIT_INSERT(11, a), a, 9, 144, 152, "")
-      "subs %[blocks], %[blocks], #1\n"
+      LOWBIT_STEP8(0, 8, LOWBIT_INSERT(6, a), a, 11, w, 48, 56, LOWBIT_INSERT(7, b))
+      LOWBIT_STEP8(1, 9, "", b, 8, w, 64, 72, "")
+      LOWBIT_STEP8(2, 10, LOWBIT_INSERT(11, a), a, 9, w, 80, 88, "")
+      LOWBIT_STEP8(3, 11, LOWBIT_INSERT(8, b), b, 10, w, 96, 104, "")
+      LOWBIT_STEP8(4, 8, LOWBIT_INSERT(9, a), a, 11, w, 112, 120, "")
+      "subs %[left], %[left], #1\n"
+      "csel %[next_x], %[x_end], %[x_block], eq\n"
+      "csel %[next_w], %[w_end], %[w_block], eq\n"
+      "add %[next_x], %[x], %[next_x]\n"
+      "add %[next_w], %[w], %[next_w]\n"
+      LOWBIT_STEP8(5, 9, LOWBIT_INSERT(10, b), b, 8, next_w, 0, 8, "")
+      LOWBIT_STEP8(6, 10, LOWBIT_INSERT(11, a), a, 9, next_w, 16, 24, "")
+      // The last step: the weights of the next block's third step, and its channels.
       LOWBIT_FIRST(0, 16, 11, 7)
-      LOWBIT_INSERT(8, b) LOWBIT_LOW(10, w, 160)
-      LOWBIT_SECOND(0, 17, 11, 7) LOWBIT_HIGH(b, w, 168)
-      LOWBIT_INSERT(9, a) LOWBIT_LOW(0, x, 128)
-      LOWBIT_FIRST(1, 18, 11, 7) LOWBIT_HIGH(a, x, 136) LOWBIT_SECOND(1, 19, 11, 7)
-      LOWBIT_INSERT(10, b) LOWBIT_LOW(1, x, 144)
-      LOWBIT_FIRST(2, 20, 11, 7) LOWBIT_HIGH(b, x, 152) LOWBIT_SECOND(2, 21, 11, 7)
-      LOWBIT_INSERT(0, a) LOWBIT_LOW(2, x, 160)
-      LOWBIT_FIRST(3, 22, 11, 7) LOWBIT_HIGH(a, x, 168) LOWBIT_SECOND(3, 23, 11, 7)
-      LOWBIT_INSERT(1, b) LOWBIT_LOW(3, x, 176)
-      LOWBIT_FIRST(4, 24, 11, 7) LOWBIT_HIGH(b, x, 184) LOWBIT_SECOND(4, 25, 11, 7)
-      LOWBIT_INSERT(2, a) LOWBIT_LOW(4, x, 192)
-      LOWBIT_FIRST(5, 26, 11, 7) LOWBIT_HIGH(a, x, 200) LOWBIT_SECOND(5, 27, 11, 7)
-      LOWBIT_INSERT(3, b) LOWBIT_LOW(5, x, 208)
-      LOWBIT_FIRST(6, 28, 11, 7) LOWBIT_HIGH(b, x, 216) LOWBIT_SECOND(6, 29, 11, 7)
-      LOWBIT_INSERT(4, a) LOWBIT_LOW(6, x, 224)
-      LOWBIT_FIRST(7, 30, 11, 7) LOWBIT_HIGH(a, x, 232) LOWBIT_SECOND(7, 31, 11, 7)
-      LOWBIT_INSERT(5, b) LOWBIT_LOW(7, x, 240)
-      "add %[w], %[w], #128\n"
-      "add %[x], %[x], #128\n"
+      LOWBIT_INSERT(8, b) LOWBIT_LOW(10, next_w, 32)
+      LOWBIT_SECOND(0, 17, 11, 7) LOWBIT_HIGH(b, next_w, 40)
+      LOWBIT_INSERT(9, a) LOWBIT_LOW(0, next_x, 0)
+      LOWBIT_FIRST(1, 18, 11, 7) LOWBIT_HIGH(a, next_x, 8)
+      LOWBIT_SECOND(1, 19, 11, 7)
+      LOWBIT_INSERT(10, b) LOWBIT_LOW(1, next_x, 16)
+      LOWBIT_FIRST(2, 20, 11, 7) LOWBIT_HIGH(b, next_x, 24)
+      LOWBIT_SECOND(2, 21, 11, 7)
+      LOWBIT_INSERT(0, a) LOWBIT_LOW(2, next_x, 32)
+      LOWBIT_FIRST(3, 22, 11, 7) LOWBIT_HIGH(a, next_x, 40)
+      LOWBIT_SECOND(3, 23, 11, 7)
+      LOWBIT_INSERT(1, b) LOWBIT_LOW(3, next_x, 48)
+      LOWBIT_FIRST(4, 24, 11, 7) LOWBIT_HIGH(b, next_x, 56)
+      LOWBIT_SECOND(4, 25, 11, 7)
+      LOWBIT_INSERT(2, a) LOWBIT_LOW(4, next_x, 64)
+      LOWBIT_FIRST(5, 26, 11, 7) LOWBIT_HIGH(a, next_x, 72)
+      LOWBIT_SECOND(5, 27, 11, 7)
+      LOWBIT_INSERT(3, b) LOWBIT_LOW(5, next_x, 80)
+      LOWBIT_FIRST(6, 28, 11, 7) LOWBIT_HIGH(b, next_x, 88)
+      LOWBIT_SECOND(6, 29, 11, 7)
+      LOWBIT_INSERT(4, a) LOWBIT_LOW(6, next_x, 96)
+      LOWBIT_FIRST(7, 30, 11, 7) LOWBIT_HIGH(a, next_x, 104)
+      LOWBIT_SECOND(7, 31, 11, 7)
+      LOWBIT_INSERT(5, b) LOWBIT_LOW(7, next_x, 112)
+      "mov %[x], %[next_x]\n"
+      "mov %[w], %[next_w]\n"
       "b.ne 1b\n"
-      "stp q16, q17, [%[to]]\n stp q18, q19, [%[to], #32]\n stp q20, q21, [%[to], #64]\n stp q22, q23, [%[to], #96]\n"
-      "stp q24, q25, [%[to], #128]\n stp q26, q27, [%[to], #160]\n stp q28, q29, [%[to], #192]\n stp q30, q31, [%[to], #224]\n"
-      : [x] "+r"(x), [w] "+r"(w), [blocks] "+r"(blocks), [a] "=&r"(a), [b] "=&r"(b)
-      : [to] "r"(to)
+      "stp q16, q17, [%[to], #0]\n" LOWBIT_ZERO(16) LOWBIT_ZERO(17)
+      "stp q18, q19, [%[to], #32]\n" LOWBIT_ZERO(18) LOWBIT_ZERO(19)
+      "stp q20, q21, [%[to], #64]\n" LOWBIT_ZERO(20) LOWBIT_ZERO(21)
+      "stp q22, q23, [%[to], #96]\n" LOWBIT_ZERO(22) LOWBIT_ZERO(23)
+      "stp q24, q25, [%[to], #128]\n" LOWBIT_ZERO(24) LOWBIT_ZERO(25)
+      "stp q26, q27, [%[to], #160]\n" LOWBIT_ZERO(26) LOWBIT_ZERO(27)
+      "stp q28, q29, [%[to], #192]\n" LOWBIT_ZERO(28) LOWBIT_ZERO(29)
+      "stp q30, q31, [%[to], #224]\n" LOWBIT_ZERO(30) LOWBIT_ZERO(31)
+      "add %[to], %[to], %[to_step]\n"
+      "subs %[count], %[count], #1\n"
+      "b.ne 0b\n"
+      : [x] "+r"(x), [w] "+r"(w), [next_x] "=&r"(next_x), [next_w] "=&r"(next_w), [to] "+r"(to), [left] "=&r"(left),
+        [count] "+r"(count), [x_end] "=&r"(x_end), [w_end] "=&r"(w_end), [a] "=&r"(a), [b] "=&r"(b)
+      : [blocks] "r"(blocks), [x_block] "r"(x_block), [w_block] "r"(w_block), [x_jump] "r"(x_jump), [w_jump] "r"(w_jump),
+        [to_step] "r"(p.to_step)
       : LOWBIT_CLOBBERS);
 }
 
-void Product4(const int16_t* x, const int16_t* w, size_t blocks, void* to) {
+void Product4(const WinogradProduct& p) {
+  const int16_t *x = p.x, *w = p.w, *next_x, *next_w;
+  void* to = p.to;
+  const ptrdiff_t blocks = static_cast<ptrdiff_t>(p.blocks), x_block = 64, w_block = 128;
+  // From an item's last block to the next item.
+  const ptrdiff_t x_jump = p.x_step - (blocks - 1) * x_block, w_jump = p.w_step - (blocks - 1) * w_block;
+  ptrdiff_t left, x_end, w_end;
+  size_t count = p.count;
   uint64_t a, b;
   asm volatile(
-      "ldp q0, q1, [%[x]]\n ldp q2, q3, [%[x], #32]\n"
+      "ldp q0, q1, [%[x], #0]\n ldp q2, q3, [%[x], #32]\n"
       "ldp q8, q9, [%[w]]\n ldr q10, [%[w], #32]\n"
       LOWBIT_HIGH(a, x, 40)
       LOWBIT_ZERO(16) LOWBIT_ZERO(17) LOWBIT_ZERO(18) LOWBIT_ZERO(19) LOWBIT_ZERO(20) LOWBIT_ZERO(21)
       LOWBIT_ZERO(22) LOWBIT_ZERO(23)
+      "0:\n"
+      "cmp %[count], #1\n"
+      "csel %[x_end], %[x_block], %[x_jump], eq\n"
+      "csel %[w_end], %[w_block], %[w_jump], eq\n"
+      "mov %[left], %[blocks]\n"
       "1:\n"
       LOWBIT_HIGH(b, x, 56)
-      LOWBIT_STEP4(0, 8, LOWBIT_INSERT(2, a), a, 11, 48, 56, LOWBIT_INSERT(3, b))
-      LOWBIT_STEP4(1, 9, "", b, 8, 64, 72, "")
-      LOWBIT_STEP4(2, 10, LOWBIT_INSERT(11, a), a, 9, 80, 88, "")
-      LOWBIT_STEP4(3, 11, LOWBIT_INSERT(8, b), b, 10, 96, 104, "")
-      LOWBIT_STEP4(4, 8, LOWBIT_INSERT(9, a), a, 11, 112, 120, "")
-      LOWBIT_STEP4(5, 9, LOWBIT_INSERT(10, b), b, 8, 128, 136, "")
-      LOWBIT_STEP4(6, 10, LOWBIT_INSERT(11, a), a, 9, 144, 152, "")
-      "subs %[blocks], %[blocks], #1\n"
+      LOWBIT_STEP4(0, 8, LOWBIT_INSERT(2, a), a, 11, w, 48, 56, LOWBIT_INSERT(3, b))
+      LOWBIT_STEP4(1, 9, "", b, 8, w, 64, 72, "")
+      LOWBIT_STEP4(2, 10, LOWBIT_INSERT(11, a), a, 9, w, 80, 88, "")
+      LOWBIT_STEP4(3, 11, LOWBIT_INSERT(8, b), b, 10, w, 96, 104, "")
+      LOWBIT_STEP4(4, 8, LOWBIT_INSERT(9, a), a, 11, w, 112, 120, "")
+      "subs %[left], %[left], #1\n"
+      "csel %[next_x], %[x_end], %[x_block], eq\n"
+      "csel %[next_w], %[w_end], %[w_block], eq\n"
+      "add %[next_x], %[x], %[next_x]\n"
+      "add %[next_w], %[w], %[next_w]\n"
+      LOWBIT_STEP4(5, 9, LOWBIT_INSERT(10, b), b, 8, next_w, 0, 8, "")
+      LOWBIT_STEP4(6, 10, LOWBIT_INSERT(11, a), a, 9, next_w, 16, 24, "")
+      // The last step: the weights of the next block's third step, and its channels.
       LOWBIT_FIRST(0, 16, 11, 7)
-      LOWBIT_INSERT(8, b) LOWBIT_LOW(10, w, 160)
-      LOWBIT_SECOND(0, 17, 11, 7) LOWBIT_HIGH(b, w, 168)
-      LOWBIT_INSERT(9, a) LOWBIT_LOW(0, x, 64)
-      LOWBIT_FIRST(1, 18, 11, 7) LOWBIT_HIGH(a, x, 72) LOWBIT_SECOND(1, 19, 11, 7)
-      LOWBIT_INSERT(10, b) LOWBIT_LOW(1, x, 80)
-      LOWBIT_FIRST(2, 20, 11, 7) LOWBIT_HIGH(b, x, 88) LOWBIT_SECOND(2, 21, 11, 7)
-      LOWBIT_INSERT(0, a) LOWBIT_LOW(2, x, 96)
-      LOWBIT_FIRST(3, 22, 11, 7) LOWBIT_HIGH(a, x, 104) LOWBIT_SECOND(3, 23, 11, 7)
-      LOWBIT_INSERT(1, b) LOWBIT_LOW(3, x, 112)
-      "add %[w], %[w], #128\n"
-      "add %[x], %[x], #64\n"
+      LOWBIT_INSERT(8, b) LOWBIT_LOW(10, next_w, 32)
+      LOWBIT_SECOND(0, 17, 11, 7) LOWBIT_HIGH(b, next_w, 40)
+      LOWBIT_INSERT(9, a) LOWBIT_LOW(0, next_x, 0)
+      LOWBIT_FIRST(1, 18, 11, 7) LOWBIT_HIGH(a, next_x, 8)
+      LOWBIT_SECOND(1, 19, 11, 7)
+      LOWBIT_INSERT(10, b) LOWBIT_LOW(1, next_x, 16)
+      LOWBIT_FIRST(2, 20, 11, 7) LOWBIT_HIGH(b, next_x, 24)
+      LOWBIT_SECOND(2, 21, 11, 7)
+      LOWBIT_INSERT(0, a) LOWBIT_LOW(2, next_x, 32)
+      LOWBIT_FIRST(3, 22, 11, 7) LOWBIT_HIGH(a, next_x, 40)
+      LOWBIT_SECOND(3, 23, 11, 7)
+      LOWBIT_INSERT(1, b) LOWBIT_LOW(3, next_x, 48)
+      "mov %[x], %[next_x]\n"
+      "mov %[w], %[next_w]\n"
       "b.ne 1b\n"
-      "stp q16, q17, [%[to]]\n stp q18, q19, [%[to], #32]\n stp q20, q21, [%[to], #64]\n stp q22, q23, [%[to], #96]\n"
-      : [x] "+r"(x), [w] "+r"(w), [blocks] "+r"(blocks), [a] "=&r"(a), [b] "=&r"(b)
-      : [to] "r"(to)
+      "stp q16, q17, [%[to], #0]\n" LOWBIT_ZERO(16) LOWBIT_ZERO(17)
+      "stp q18, q19, [%[to], #32]\n" LOWBIT_ZERO(18) LOWBIT_ZERO(19)
+      "stp q20, q21, [%[to], #64]\n" LOWBIT_ZERO(20) LOWBIT_ZERO(21)
+      "stp q22, q23, [%[to], #96]\n" LOWBIT_ZERO(22) LOWBIT_ZERO(23)
+      "add %[to], %[to], %[to_step]\n"
+      "subs %[count], %[count], #1\n"
+      "b.ne 0b\n"
+      : [x] "+r"(x), [w] "+r"(w), [next_x] "=&r"(next_x), [next_w] "=&r"(next_w), [to] "+r"(to), [left] "=&r"(left),
+        [count] "+r"(count), [x_end] "=&r"(x_end), [w_end] "=&r"(w_end), [a] "=&r"(a), [b] "=&r"(b)
+      : [blocks] "r"(blocks), [x_block] "r"(x_block), [w_block] "r"(w_block), [x_jump] "r"(x_jump), [w_jump] "r"(w_jump),
+        [to_step] "r"(p.to_step)
       : LOWBIT_CLOBBERS);
 }
 // clang-format on
