@@ -12,7 +12,7 @@ PY := $(VENV)/bin/python
 TOOLS_READY := $(VENV)/.tools-ready
 INSTALLED := $(VENV)/.installed
 
-CXX_SOURCES := $(shell find custom_ops ep -type f \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.map' \
+CXX_SOURCES := $(shell find custom_ops ep -type f \( -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh' -o -name '*.map' \
   -o -name CMakeLists.txt \))
 BUILD_INPUTS := $(CXX_SOURCES) $(wildcard CMakeLists.txt cmake/*) pyproject.toml
 

@@ -31,7 +31,7 @@ GPUS = (
     "[execution provider](docs/execution-provider.md), convolutions and matrix products on integer Tensor "
     "Cores (mma.sync; wgmma on sm_90).\n"
 )
-LEVELS = ["scalar", "sse41", "avx2", "avxvnni", "avx512vnni", "avx512popcnt"]
+LEVELS = ["scalar", "sse41", "avx2", "avxvnni", "avx512vnni", "avx512popcnt", "neon", "dotprod", "i8mm"]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -152,7 +152,10 @@ def support_matrix(rows: Sequence[Mapping[str, Any]]) -> str:
 
     used = [level for level in LEVELS if any(row["isa"] == level for row in rows)]
     body = table(["Op", *used], [(op, *(cell(op, level) for level in used)) for op in ops])
-    note = "A level also runs every kernel to its left. Details: [docs/kernels.md](docs/kernels.md)."
+    note = (
+        "neon, dotprod and i8mm are ARM's levels, the others those of x86-64. A level also runs every kernel "
+        "to its left on its architecture. Details: [docs/kernels.md](docs/kernels.md)."
+    )
     return f"{body}\n{note}\n\n{GPUS}"
 
 
@@ -253,7 +256,7 @@ def replace_block(text: str, name: str, content: str) -> str:
 def generate() -> dict[Path, str]:
     """Every generated file with its content."""
     ops = native.schemas()
-    kernels = native.kernel_table()
+    kernels = [*native.kernel_table(), *native.kernel_table(elsewhere=True)]
     docs = ROOT / "docs"
     readme = (ROOT / "README.md").read_text()
     readme = replace_block(readme, "support matrix", support_matrix(kernels))

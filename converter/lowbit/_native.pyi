@@ -37,8 +37,11 @@ def isa_levels() -> list[str]:
 def default_isa() -> str:
     """The best level of this machine under the cap of LOWBIT_ISA."""
 
-def kernel_table() -> list[dict[str, Any]]:
-    """One row per kernel: name, op, algorithm, isa, x_bits_max, w_bits_max, note."""
+def kernel_table(elsewhere: bool = False) -> list[dict[str, Any]]:
+    """One row per kernel: name, op, algorithm, isa, x_bits_max, w_bits_max, note.
+
+    `elsewhere`: those of the architectures that this is not built for, instead.
+    """
 
 def ep_options() -> list[dict[str, str]]:
     """One row per option of the execution provider: name, values, default, doc."""

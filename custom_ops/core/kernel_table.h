@@ -12,14 +12,17 @@
 
 namespace lowbit {
 
-struct KernelRow {
+// What there is to say about a kernel.
+struct KernelInfo {
   const char* name;       // algorithm_bits_tile_isa, also the name of its file
   const char* op;         // "conv" (and gemm), "conv_transpose"
   const char* algorithm;  // reference, igemm, depthwise, bitserial, lut
   Isa isa;                // the level it needs
   int x_bits_max, w_bits_max;
   const char* note;  // one line for the support matrix: what it is good at
+};
 
+struct KernelRow : KernelInfo {
   // Empty: the kernel computes this node exactly. Otherwise the reason why it does not apply.
   std::string (*refuse)(const ConvSpec& spec);
   // Estimated core cycles for one image; selection takes the smallest. Pure; may be a rough model.
@@ -28,6 +31,9 @@ struct KernelRow {
 };
 
 std::span<const KernelRow> ConvKernelTable();
+
+// The kernels of architectures that this is not built for; for the documentation.
+std::span<const KernelInfo> KernelsElsewhere();
 
 // A row that computes a node exactly, and what its cost function says about the shape at hand.
 struct KernelCandidate {

@@ -44,6 +44,19 @@ std::span<const KernelRow> ConvKernelTable() {
   return table;
 }
 
+std::span<const KernelInfo> KernelsElsewhere() {
+#if LOWBIT_ARM
+  return {};
+#else
+  static constexpr KernelInfo kArm[] = {
+#define LOWBIT_ARM_GEMM(scheme, name, algorithm, isa, x_bits, w_bits, note) \
+  {name, "conv", algorithm, isa, x_bits, w_bits, note},
+#include "kernels/arm/rows.inc"
+  };
+  return kArm;
+#endif
+}
+
 const ElementwiseKernels& ElementwiseFor([[maybe_unused]] Isa isa) {
 #if LOWBIT_X86
   switch (isa) {

@@ -378,18 +378,24 @@ py::tuple Infer(const std::string& op, const py::dict& attributes, const py::lis
   return py::make_tuple(dims, ElementName(y.type));
 }
 
-py::list KernelTable() {
+py::dict DescribeKernel(const KernelInfo& kernel) {
+  py::dict entry;
+  entry["name"] = kernel.name;
+  entry["op"] = kernel.op;
+  entry["algorithm"] = kernel.algorithm;
+  entry["isa"] = IsaName(kernel.isa);
+  entry["x_bits_max"] = kernel.x_bits_max;
+  entry["w_bits_max"] = kernel.w_bits_max;
+  entry["note"] = kernel.note;
+  return entry;
+}
+
+py::list KernelTable(bool elsewhere) {
   py::list out;
-  for (const KernelRow& row : ConvKernelTable()) {
-    py::dict entry;
-    entry["name"] = row.name;
-    entry["op"] = row.op;
-    entry["algorithm"] = row.algorithm;
-    entry["isa"] = IsaName(row.isa);
-    entry["x_bits_max"] = row.x_bits_max;
-    entry["w_bits_max"] = row.w_bits_max;
-    entry["note"] = row.note;
-    out.append(entry);
+  if (elsewhere) {
+    for (const KernelInfo& kernel : KernelsElsewhere()) out.append(DescribeKernel(kernel));
+  } else {
+    for (const KernelRow& row : ConvKernelTable()) out.append(DescribeKernel(row));
   }
   return out;
 }
@@ -470,7 +476,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("infer_output", &Infer, py::arg("op"), py::arg("attrs"), py::arg("shapes"), py::arg("present"));
   m.def("isa_levels", &IsaLevels);
   m.def("default_isa", [] { return IsaName(DefaultIsa()); });
-  m.def("kernel_table", &KernelTable);
+  m.def("kernel_table", &KernelTable, py::arg("elsewhere") = false);
   m.def("ep_options", &EpOptionTable);
   m.def("run", &Run, py::arg("op"), py::arg("attrs"), py::arg("inputs"), py::kw_only(),
         py::arg("isa") = py::none(), py::arg("kernel") = py::none(), py::arg("reference") = false,

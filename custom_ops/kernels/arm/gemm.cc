@@ -546,26 +546,17 @@ std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
 }
 
 template <const GemmScheme& kScheme>
-KernelRow Row(const char* name, const char* algorithm, Isa isa, const char* note) {
-  return {name, "conv", algorithm, isa, 8, 8, note, &Refuse<kScheme>, &Cost<kScheme>, &Create<kScheme>};
+KernelRow Row(const KernelInfo& info) {
+  return {info, &Refuse<kScheme>, &Cost<kScheme>, &Create<kScheme>};
 }
 
 }  // namespace
 
 std::span<const KernelRow> ArmGemmRows() {
   static const KernelRow kRows[] = {
-      Row<kGemmSmull>("igemm_smull_4x8_neon", "igemm", Isa::kNeon, "any weights: SMULL, SMLAL, SADALP"),
-      Row<kGemmSmlal>("smlal_4x16_neon", "smlal", Isa::kNeon,
-                      "the GEMM of ICPP 2020 for 4 to 8 bits: SMLAL, SADDW"),
-      Row<kGemmMlaBytes16>("mla_bytes_4x16_neon", "mla", Isa::kNeon,
-                           "the GEMM of ICPP 2020 for 2 and 3 bits: MLA in 8-bit lanes, SADDW twice"),
-      Row<kGemmMlaBytes32>("mla_bytes_4x32_neon", "mla", Isa::kNeon, "the same, 32 channels wide"),
-      Row<kGemmMlaWords>("mla_words_8x16_neon", "mla", Isa::kNeon,
-                         "4 to 6 bits: products of 16-bit codes, by element"),
-      Row<kGemmMlaPairs>("mla_pairs_12x8_neon", "mla", Isa::kNeon,
-                         "2 to 4 bits: two products in a 16-bit lane"),
-      Row<kGemmSdot>("igemm_sdot_12x8_dotprod", "igemm", Isa::kDotprod, "dense and grouped layers: SDOT"),
-      Row<kGemmSmmla>("igemm_smmla_8x8_i8mm", "igemm", Isa::kI8mm, "dense and grouped layers: SMMLA"),
+#define LOWBIT_ARM_GEMM(scheme, name, algorithm, isa, x_bits, w_bits, note) \
+  Row<scheme>({name, "conv", algorithm, isa, x_bits, w_bits, note}),
+#include "kernels/arm/rows.inc"
   };
   return kRows;
 }

@@ -106,10 +106,15 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
 std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) { return std::make_unique<ReferenceConv>(spec); }
 
 constexpr KernelRow kRows[] = {
-    {"conv_reference", "conv", "reference", Isa::kScalar, 8, 8, "the definition in plain loops, every node",
-     Accept, Cost, Create},
-    {"conv_transpose_reference", "conv_transpose", "reference", Isa::kScalar, 8, 8,
-     "the definition in plain loops, every node", Accept, Cost, Create},
+    {{"conv_reference", "conv", "reference", Isa::kScalar, 8, 8, "the definition in plain loops, every node"},
+     Accept,
+     Cost,
+     Create},
+    {{"conv_transpose_reference", "conv_transpose", "reference", Isa::kScalar, 8, 8,
+      "the definition in plain loops, every node"},
+     Accept,
+     Cost,
+     Create},
 };
 
 }  // namespace

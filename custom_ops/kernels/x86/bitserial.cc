@@ -714,9 +714,10 @@ std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
 
 template <const BitserialEngine& kEngine>
 KernelRow Row(const char* name, Isa isa, const char* note) {
-  return {name,           "conv",          "bitserial", isa,
-          kMaxBitPlanes,  kMaxBitPlanes,   note,        &Refuse<kEngine>,
-          &Cost<kEngine>, &Create<kEngine>};
+  return {{name, "conv", "bitserial", isa, kMaxBitPlanes, kMaxBitPlanes, note},
+          &Refuse<kEngine>,
+          &Cost<kEngine>,
+          &Create<kEngine>};
 }
 
 }  // namespace

@@ -307,7 +307,7 @@ std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
 
 template <const DepthwiseEngine* kEngine>
 constexpr KernelRow Row(const char* name, Isa isa, const char* note) {
-  return {name, "conv", "depthwise", isa, 8, 8, note, Refuse<kEngine>, Cost<kEngine>, Create<kEngine>};
+  return {{name, "conv", "depthwise", isa, 8, 8, note}, Refuse<kEngine>, Cost<kEngine>, Create<kEngine>};
 }
 
 }  // namespace

@@ -750,7 +750,7 @@ std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
 
 template <const IgemmEngine& kEngine>
 KernelRow Row(const char* name, const char* op, Isa isa, const char* note) {
-  return {name, op, "igemm", isa, 8, 8, note, &Refuse<kEngine>, &Cost<kEngine>, &Create<kEngine>};
+  return {{name, op, "igemm", isa, 8, 8, note}, &Refuse<kEngine>, &Cost<kEngine>, &Create<kEngine>};
 }
 
 }  // namespace

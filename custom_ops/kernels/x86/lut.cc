@@ -655,8 +655,10 @@ std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
 
 template <const LutEngine& kEngine>
 KernelRow Row(const char* name, Isa isa, const char* note) {
-  return {name,           "conv",          "lut", isa, kMaxXBits, kMaxWBits, note, &Refuse<kEngine>,
-          &Cost<kEngine>, &Create<kEngine>};
+  return {{name, "conv", "lut", isa, kMaxXBits, kMaxWBits, note},
+          &Refuse<kEngine>,
+          &Cost<kEngine>,
+          &Create<kEngine>};
 }
 
 }  // namespace
