@@ -522,7 +522,7 @@ std::string Refuse(const ConvSpec& spec) {
 }
 
 // Cycles of an output beside its products, and of packing a code; modelled Cortex-A53.
-constexpr double kOutputCycles = 1.0, kPackCycles = 0.4, kCallCycles = 500;
+constexpr double kOutputCycles = 6, kPackCycles = 0.5, kCallCycles = 500;
 
 template <const GemmScheme& kScheme>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
