@@ -235,9 +235,9 @@ size_t Flush(const GemmOperands& operands) {
   return std::min(both, LongestSafeRun(operands, 2, -128, 127, kMaxFlush));
 }
 
-// Of 192 products a step of 12 pixels: 12 multiplications, loads of 5 cycles, and 12 SRSRA a flush (modelled
+// Of 192 products a step of 12 pixels: 12 multiplications, loads of 3 cycles, and 12 SRSRA a flush (modelled
 // Cortex-A53).
-double MacsPerCycle(size_t flush) { return 192.0 / (17.0 + 12.0 / static_cast<double>(flush)); }
+double MacsPerCycle(size_t flush) { return 192.0 / (15.0 + 12.0 / static_cast<double>(flush)); }
 
 }  // namespace
 
