@@ -98,6 +98,10 @@ inline constexpr int kMaxHaloRows = 32, kMaxHaloWeights = 40;
 // Tiles of a patch, one for each warpgroup: as many as registers allow.
 constexpr int MaxHaloTiles(int tile_n) { return tile_n > 64 ? 4 : 6; }
 
+// Of Algorithm::kTeam: slots of a block, and warpgroups, as many as registers allow.
+inline constexpr int kMaxTeamSlots = 8;
+constexpr int MaxTeamGroups(int tile_n) { return tile_n > 64 ? 4 : 6; }
+
 // The line of places of Algorithm::kHalo: every row of an image takes `pitch` places, every image
 // `image_rows` rows, padding included. A place is that of an output and of its window's first pixel.
 struct HaloParams {
@@ -129,8 +133,8 @@ struct ConvParams {
   int shared_bytes = 0,
       exchange_offset = 0;  // dynamic shared memory; where the blocks of a cluster meet in it
   int n_padded = 0, n_tiles = 0, k_tiles = 0, splits = 1, split_shift = 0, stages = 0, multicast = 1;
-  // Algorithm::kResident and kHalo: blocks along m; kResident: the input's pixels are the output's, one by
-  // one.
+  // Algorithm::kResident and kHalo: blocks along m; kTeam: all blocks. kResident and kTeam: the input's
+  // pixels are the output's, one by one.
   int persistent_blocks = 0;
   bool flat = false;
   int channels = 0;     // bytes per tap: the channels of a group as stored
@@ -147,6 +151,10 @@ struct ConvParams {
   int x_mul = 1, x_zero = 0;  // plain kernel: v(x) = x_mul * q - x_zero
   FastDivisor by_image, by_row, by_channels, by_kernel_w, by_fours;  // the last: fours of pixels in a row
   EpilogueParams epilogue;
+  // Algorithm::kTeam: columns of channels whose weights a block may keep; each block's tiles, the first ones
+  // have one more; tiles of a column.
+  int weight_columns = 1, block_tiles = 0, longer_blocks = 0;
+  FastDivisor by_column;
 };
 
 }  // namespace lowbit::cuda

@@ -44,6 +44,7 @@ enum class Algorithm : uint8_t {
   kMma,        // implicit-precomp GEMM, mma.sync (sm_75 and later)
   kWgmma,      // implicit-precomp GEMM, wgmma from shared memory (sm_90a)
   kResident,   // 1x1 on wgmma (sm_90a): blocks keep their weights and stay for many tiles, fetched by TMA
+  kTeam,       // 1x1 on wgmma (sm_90a): as kResident, a block's warpgroups share its weights
   kHalo,       // stride 1 on wgmma (sm_90a): blocks keep their weights and patches of the input
   kImage,      // up to 4 input channels: mma.sync over a patch of the image in shared memory
   kDepthwise,  // dp4a, 16 channels a thread

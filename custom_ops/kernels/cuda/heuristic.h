@@ -21,7 +21,7 @@ struct GemmProblem {
   bool requantizes = true;  // the epilogue has a fast path: in registers, where K is not split
   bool vector16 = true;     // channels come in runs of 16 bytes, else of 4
   bool residual = false;    // fetched while the block multiplies
-  bool streams = false;     // a 1x1 convolution that Algorithm::kResident can do
+  bool streams = false;     // a 1x1 convolution that Algorithm::kResident and kTeam can do
   HaloLine halo = {};
   // The kernels for few input channels and for depthwise convolutions apply.
   bool image = false, depthwise = false;
@@ -46,8 +46,11 @@ int TileBytes(const ConvConfig& config);
 int HaloRows(const GemmProblem& problem, const ConvConfig& config);
 int HaloPlaneBytes(const GemmProblem& problem, const ConvConfig& config);
 
-// Blocks of Algorithm::kResident or kHalo along m: as many as run at once, each with as many tiles or one
-// less; of kHalo with one slot, one for every patch.
+// Columns of channels that tiles of one block of Algorithm::kTeam may lie in: 1 or 2.
+int TeamColumns(const GemmProblem& problem, const ConvConfig& config);
+
+// All blocks of Algorithm::kTeam. Blocks of kResident or kHalo along m: as many as run at once, each with as
+// many tiles or one less; of kHalo with one slot, one for every patch.
 int PersistentBlocks(const GemmProblem& problem, const ConvConfig& config, const Device& device);
 
 inline constexpr int kTileK = 128;

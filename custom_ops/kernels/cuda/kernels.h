@@ -17,6 +17,7 @@ cudaError_t LaunchPlain(const ConvParams& params, const LaunchOptions& options);
 cudaError_t LaunchMma(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
 cudaError_t LaunchWgmma(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
 cudaError_t LaunchResident(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
+cudaError_t LaunchTeam(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
 cudaError_t LaunchHalo(const ConvParams& params, const HaloParams& halo, const ConvConfig& config,
                        const LaunchOptions& options);
 cudaError_t LaunchImage(const ConvParams& params, const ImageParams& image, ImageSource source,

@@ -392,6 +392,16 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config) cons
     p.persistent_blocks = PersistentBlocks(problem, config, device_);
     p.flat = g.stride_h == 1 && g.stride_w == 1;
   }
+  if (config.algorithm == Algorithm::kTeam) {
+    const int tiles = narrow((s.OutPixels() + 63) / 64);
+    p.persistent_blocks = PersistentBlocks(problem, config, device_);
+    p.block_tiles = tiles * p.n_tiles / p.persistent_blocks;
+    p.longer_blocks = tiles * p.n_tiles % p.persistent_blocks;
+    p.weight_columns = TeamColumns(problem, config);
+    p.by_column = MakeDivisor(std::max(1, tiles));
+    p.staging_offset = SharedBytes(problem, config) - 1024 - config.stages * 64 * config.tile_n;
+    p.flat = g.stride_h == 1 && g.stride_w == 1;
+  }
   if (config.algorithm == Algorithm::kHalo) {
     p.staging_offset = SharedBytes(problem, config) - 1024 - config.tile_m * (config.tile_n + 16);
     p.persistent_blocks = PersistentBlocks(problem, config, device_);

@@ -131,6 +131,8 @@ class ConvPlan {
         return LaunchVector(p, options);
       case Algorithm::kResident:
         return LaunchResident(p, config_, options);
+      case Algorithm::kTeam:
+        return LaunchTeam(p, config_, options);
       case Algorithm::kHalo:
         return LaunchHalo(p, halo_, config_, options);
       default:

@@ -1,0 +1,116 @@
+// What the tensor memory accelerator fetches and stores for kernels on Hopper (sm_90a): boxes of the input's
+// pixels, which walk along the pixels that a tap of neighbouring outputs reads, and boxes of output codes.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/conv_tile.cuh"
+#include "kernels/cuda/launch.h"
+
+namespace lowbit::cuda {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Where the windows of outputs begin in the input: column, row, image.
+struct PixelPlace {
+  int w, h, n;
+};
+
+// That of output m.
+__device__ __forceinline__ PixelPlace FirstPixel(const ConvParams& p, int m) {
+  if (p.flat) return {m, 0, 0};
+  const int n = Divide(m, p.by_image), rest = m - n * static_cast<int>(p.by_image.divisor);
+  const int oy = Divide(rest, p.by_row), ox = rest - oy * static_cast<int>(p.by_row.divisor);
+  return {ox * p.stride_w - p.pad_left, oy * p.stride_h - p.pad_top, n};
+}
+
+// A box of `map`: the pixels of consecutive outputs from the one at `at` on, dx columns and dy rows into
+// their windows, 128 channels from c on.
+__device__ __forceinline__ void PixelCopy(uint32_t shared, const CUtensorMap& map, int c,
+                                          const PixelPlace& at, int dx, int dy, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+      "%4, "
+      "%5, %6}], [%2], {%7, %8};" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(c), "r"(at.w), "r"(at.h), "r"(at.n), "h"(static_cast<uint16_t>(dx)),
+      "h"(static_cast<uint16_t>(dy))
+      : "memory");
+}
+
+// A box of `map`: 64 pixels from m on, the channels of a tile from c on.
+__device__ __forceinline__ void CodesCopy(uint32_t shared, const CUtensorMap& map, int c, int m,
+                                          uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+      "%4}], [%2];" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(c), "r"(m)
+      : "memory");
+}
+__device__ __forceinline__ void StoreCodes(const CUtensorMap& map, int c, int m, uint32_t shared) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
+               "r"(shared), "r"(c), "r"(m)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until at most kPending of this thread's stores have still to read shared memory.
+template <int kPending>
+__device__ __forceinline__ void WaitForStoresToRead() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+// Until this thread's stores are done.
+__device__ __forceinline__ void WaitForStores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// What moves the 16-byte chunks of a row of a box of codes: exchanged by the bits of the row, of its half or
+// quarter where two or four rows share 128 bytes.
+template <int kTileN>
+__device__ __forceinline__ int CodesSwizzle(int row) {
+  static_assert(kTileN == 128 || kTileN == 64 || kTileN == 32);
+  return (kTileN == 128 ? row % 8 : kTileN == 64 ? row / 2 % 4 : row / 4 % 2) * 16;
+}
+#endif
+
+// The input in boxes of `pixels` pixels and 128 channels. They walk along the pixels that the first taps of
+// outputs' windows read, in steps of the strides, from image to image; where those are all pixels, along one
+// long row. What lies outside the image, and channels past the last, are read as 0.
+inline cudaError_t EncodePixels(const ConvParams& p, int pixels, CUtensorMap* map) {
+  static const auto encode =
+      reinterpret_cast<decltype(&cuTensorMapEncodeIm2col)>(DriverFunction("cuTensorMapEncodeIm2col"));
+  if (encode == nullptr) return cudaErrorNotSupported;
+  const auto wide = [](int v) { return static_cast<cuuint64_t>(v); };
+  const int in_w = p.flat ? p.m : p.in_w, in_h = p.flat ? 1 : p.in_h, out_w = p.flat ? p.m : p.out_w,
+            out_h = p.flat ? 1 : p.out_h;
+  const int batch = p.flat ? 1 : p.m / (p.out_h * p.out_w);
+  const cuuint64_t sizes[] = {wide(p.pixel_bytes), wide(in_w), wide(in_h), wide(batch)};
+  const cuuint64_t strides[] = {wide(p.pixel_bytes), wide(p.pixel_bytes) * wide(in_w),
+                                wide(p.pixel_bytes) * wide(in_w) * wide(in_h)};
+  const int lower[] = {-p.pad_left, -p.pad_top};
+  const int upper[] = {(out_w - 1) * p.stride_w - p.pad_left - in_w + 1,
+                       (out_h - 1) * p.stride_h - p.pad_top - in_h + 1};
+  const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(p.stride_w), static_cast<cuuint32_t>(p.stride_h), 1};
+  const CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, const_cast<uint8_t*>(p.x), sizes,
+                                 strides, lower, upper, kRowBytes, static_cast<cuuint32_t>(pixels), steps,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Codes of outputs in boxes of 64 pixels and kTileN channels. What lies past the last of either is neither
+// read nor written.
+template <int kTileN>
+cudaError_t EncodeCodes(const ConvParams& p, const void* codes, CUtensorMap* map) {
+  static const auto encode =
+      reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(DriverFunction("cuTensorMapEncodeTiled"));
+  if (encode == nullptr) return cudaErrorNotSupported;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(p.n), static_cast<cuuint64_t>(p.m)};
+  const cuuint32_t box[] = {kTileN, 64}, steps[] = {1, 1};
+  const CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(codes), sizes,
+                                 sizes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                 kTileN == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                 : kTileN == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                : CU_TENSOR_MAP_SWIZZLE_32B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace lowbit::cuda
