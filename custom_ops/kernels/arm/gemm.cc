@@ -123,6 +123,34 @@ class GemmKernel final : public ConvKernel {
     const uint8_t* image;
     int64_t y, x;
   };
+  // Goes from pixel to pixel without divisions.
+  class OutputPixel {
+   public:
+    OutputPixel(const ConvGeometry& g, const ConvArgs& args, const ConvShape& s, size_t pixel)
+        : geometry_(g), shape_(s), image_bytes_(s.in_h * s.in_w * g.in_channels) {
+      const auto p = static_cast<int64_t>(pixel);
+      x_ = p % s.out_w;
+      y_ = p / s.out_w % s.out_h;
+      image_ = static_cast<const uint8_t*>(args.x) + p / s.out_w / s.out_h * image_bytes_;
+    }
+    Window window() const {
+      return {image_, y_ * geometry_.stride_h - geometry_.pad_top,
+              x_ * geometry_.stride_w - geometry_.pad_left};
+    }
+    void Advance() {
+      if (++x_ < shape_.out_w) return;
+      x_ = 0;
+      if (++y_ < shape_.out_h) return;
+      y_ = 0;
+      image_ += image_bytes_;
+    }
+
+   private:
+    const ConvGeometry& geometry_;
+    const ConvShape& shape_;
+    int64_t image_bytes_, x_, y_;
+    const uint8_t* image_;
+  };
   // What one task works with.
   struct Task {
     const ConvArgs& args;
@@ -141,7 +169,6 @@ class GemmKernel final : public ConvKernel {
            scheme_.macs_per_cycle(least_flush_);
   }
 
-  Window WindowOf(const ConvArgs& args, const ConvShape& shape, size_t pixel) const;
   void GatherWindow(const ConvShape& shape, const Window& window, size_t group, size_t begin, size_t end,
                     uint8_t* to) const;
   uint8_t* PackGathered(const Task& task, const Window* windows, int rows, size_t group, size_t begin,
@@ -302,14 +329,6 @@ Scratch GemmKernel::PlanScratch(const GemmPlan& plan) const {
   return s;
 }
 
-GemmKernel::Window GemmKernel::WindowOf(const ConvArgs& args, const ConvShape& s, size_t pixel) const {
-  const ConvGeometry& g = geometry_;
-  const auto p = static_cast<int64_t>(pixel);
-  const int64_t ox = p % s.out_w, oy = p / s.out_w % s.out_h, image = p / s.out_w / s.out_h;
-  return {static_cast<const uint8_t*>(args.x) + image * s.in_h * s.in_w * g.in_channels,
-          oy * g.stride_h - g.pad_top, ox * g.stride_w - g.pad_left};
-}
-
 // Products [begin, end) of a window, codes or (bipolar) values.
 void GemmKernel::GatherWindow(const ConvShape& s, const Window& window, size_t group, size_t begin,
                               size_t end, uint8_t* to) const {
@@ -406,14 +425,15 @@ void GemmKernel::PackBlock(const Task& task, size_t first, size_t count, size_t 
   const bool sums_rows = !row_sum_weight_.empty();
   if (sums_rows && chunk == 0) std::memset(task.row_sums, 0, task.plan.pixels * sizeof(int32_t));
   uint8_t* to = task.packed;
+  OutputPixel at(geometry_, task.args, task.shape, first);
   for (size_t p = 0; p < count;) {
     size_t left = GemmTilePixels(TileSizeFor(scheme_, count - p));
     while (left > 0) {
       const int rows = left >= 8 ? 8 : 4;
       std::array<Window, 8> windows;
       for (int r = 0; r < rows; ++r) {
-        windows[static_cast<size_t>(r)] =
-            WindowOf(task.args, task.shape, first + std::min(p + static_cast<size_t>(r), count - 1));
+        windows[static_cast<size_t>(r)] = at.window();
+        if (p + static_cast<size_t>(r) + 1 < count) at.Advance();
       }
       to = gathers_ ? PackGathered(task, windows.data(), rows, group, begin, end,
                                    sums_rows ? task.row_sums + p : nullptr, to)
@@ -469,15 +489,16 @@ void GemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const Scratch layout = PlanScratch(plan);
 
   // Blocks of pixels are dealt out first. Every task of a block that is split by panels packs it again, which
-  // must remain a small part of its work.
+  // must remain a small part of its work: only where blocks are few.
   const double cycles = Cycles(shape), blocks = static_cast<double>(plan.blocks);
   const double packing = static_cast<double>(plan.pixels * padded_k_);
   const size_t pixel_tasks = std::clamp(static_cast<size_t>(cycles / kTaskCycles), size_t{1}, plan.blocks);
+  const size_t few = std::min(DivideUp(static_cast<size_t>(kFewTasks), plan.blocks), panels_.size());
   const size_t panel_tasks =
       pixel_tasks < plan.blocks
           ? 1
           : std::clamp(static_cast<size_t>(cycles / blocks / std::max(kTaskCycles, 4 * packing)), size_t{1},
-                       panels_.size());
+                       few);
   const TaskSplit split = {plan.blocks, pixel_tasks, panels_.size(), panel_tasks};
   pool.ParallelFor(split.tasks(), [&](size_t index) {
     const auto [first_block, end_block, first_panel, end_panel] = split[index];
@@ -521,8 +542,9 @@ std::string Refuse(const ConvSpec& spec) {
   return {};
 }
 
-// Cycles of an output beside its products, and of packing a code; modelled Cortex-A53.
-constexpr double kOutputCycles = 6, kPackCycles = 0.5, kCallCycles = 500;
+// Cycles of a call, of a tile and of an output beside their products, and of packing a code; modelled
+// Cortex-A53.
+constexpr double kCallCycles = 500, kTileCycles = 200, kOutputCycles = 5, kPackCycles = 0.7;
 
 template <const GemmScheme& kScheme>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
@@ -534,9 +556,10 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const auto pixels =
       static_cast<double>(total - rest + (rest == 0 ? 0 : GemmTilePixels(TileSizeFor(kScheme, rest))));
   const auto k = static_cast<double>(RoundUp(static_cast<size_t>(g.K()), kScheme.k_multiple));
-  const double lanes = panels * static_cast<double>(kScheme.channels);
+  const double outputs = pixels * panels * static_cast<double>(kScheme.channels);
   const size_t flush = std::max(kScheme.flush(RangesOf(spec)), size_t{1});
-  return kCallCycles + pixels * lanes * k / kScheme.macs_per_cycle(flush) + pixels * lanes * kOutputCycles +
+  return kCallCycles + outputs * k / kScheme.macs_per_cycle(flush) +
+         panels * static_cast<double>(DivideUp(total, largest)) * kTileCycles + outputs * kOutputCycles +
          pixels * static_cast<double>(g.group) * k * kPackCycles;
 }
 

@@ -12,27 +12,22 @@
 namespace lowbit {
 namespace {
 
-// A vector of codes, 16 or (words) 8 of them, as x'.
+// The offset in all lanes of LoadMapped: of bytes or (pairs) of halfwords.
 template <GemmForm kForm>
-inline uint8x16_t LoadMapped(const uint8_t* from, uint8x16_t flip, uint16x8_t offset) {
-  if constexpr (kForm == GemmForm::kWords) {
-    const uint8x8_t bytes = veor_u8(vld1_u8(from), vget_low_u8(flip));
-    return vreinterpretq_u8_u16(vsubq_u16(vmovl_u8(bytes), offset));
-  } else {
-    const uint8x16_t bytes = veorq_u8(vld1q_u8(from), flip);
-    if constexpr (kForm == GemmForm::kPairs)
-      return vreinterpretq_u8_u16(vsubq_u16(vreinterpretq_u16_u8(bytes), offset));
-    return vsubq_u8(bytes, vreinterpretq_u8_u16(offset));
-  }
+inline uint8x16_t OffsetLanes(GemmXMap map) {
+  // A pair (b0 ^ flip) + 256 (b1 ^ flip) becomes x0 + 256 x1 when the offset is subtracted from both.
+  if constexpr (kForm == GemmForm::kPairs)
+    return vreinterpretq_u8_u16(vdupq_n_u16(static_cast<uint16_t>(257u * map.offset)));
+  return vdupq_n_u8(map.offset);
 }
 
-// The offset in the lanes that LoadMapped subtracts in. A pair (b0 ^ flip) + 256 (b1 ^ flip) becomes
-// x0 + 256 x1 by subtracting the offset from both.
+// 16 codes as x', words still as bytes.
 template <GemmForm kForm>
-inline uint16x8_t OffsetLanes(GemmXMap map) {
-  const auto one = uint16_t{map.offset};
-  if constexpr (kForm == GemmForm::kWords) return vdupq_n_u16(one);
-  return vdupq_n_u16(static_cast<uint16_t>(257u * one));
+inline uint8x16_t LoadMapped(const uint8_t* from, uint8x16_t flip, uint8x16_t offset) {
+  const uint8x16_t bytes = veorq_u8(vld1q_u8(from), flip);
+  if constexpr (kForm == GemmForm::kPairs)
+    return vreinterpretq_u8_u16(vsubq_u16(vreinterpretq_u16_u8(bytes), vreinterpretq_u16_u8(offset)));
+  return vsubq_u8(bytes, offset);
 }
 
 // Four vectors whose elements of kSize bytes take turns.
@@ -50,6 +45,17 @@ inline void StoreFour(uint8_t* to, uint8x16_t a, uint8x16_t b, uint8x16_t c, uin
     vst4q_u64(reinterpret_cast<uint64_t*>(to), {{vreinterpretq_u64_u8(a), vreinterpretq_u64_u8(b),
                                                  vreinterpretq_u64_u8(c), vreinterpretq_u64_u8(d)}});
   }
+}
+
+// The same of bytes that become words.
+inline void StoreFourWords(uint8_t* to, uint8x16_t a, uint8x16_t b, uint8x16_t c, uint8x16_t d) {
+  auto* words = reinterpret_cast<int16_t*>(to);
+  const int8x16_t v[4] = {vreinterpretq_s8_u8(a), vreinterpretq_s8_u8(b), vreinterpretq_s8_u8(c),
+                          vreinterpretq_s8_u8(d)};
+  vst4q_s16(words, {{vmovl_s8(vget_low_s8(v[0])), vmovl_s8(vget_low_s8(v[1])), vmovl_s8(vget_low_s8(v[2])),
+                     vmovl_s8(vget_low_s8(v[3]))}});
+  vst4q_s16(words + 32,
+            {{vmovl_high_s8(v[0]), vmovl_high_s8(v[1]), vmovl_high_s8(v[2]), vmovl_high_s8(v[3])}});
 }
 
 template <size_t kSize>
@@ -72,33 +78,47 @@ struct Zipped {
   }
 };
 
+template <GemmForm kForm, size_t kUnit>
+inline void Store(uint8_t* to, uint8x16_t a, uint8x16_t b, uint8x16_t c, uint8x16_t d) {
+  if constexpr (kForm == GemmForm::kWords) {
+    StoreFourWords(to, a, b, c, d);
+  } else {
+    StoreFour<kUnit>(to, a, b, c, d);
+  }
+}
+
 template <int kRows, GemmForm kForm, size_t kUnit>
 void Pack(const uint8_t* const* rows, size_t bytes, GemmXMap map, uint8_t* to) {
-  constexpr size_t kCodes = kForm == GemmForm::kWords ? 8 : 16;  // of a vector
-  constexpr size_t kSize = kUnit * CodeBytes(kForm);             // of a unit, packed
-  const uint8x16_t flip = vdupq_n_u8(map.flip);
-  const uint16x8_t offset = OffsetLanes<kForm>(map);
-  size_t k = 0;
-  const auto load = [&](int r) { return LoadMapped<kForm>(rows[r] + k, flip, offset); };
-  for (; k + kCodes <= bytes; k += kCodes, to += kRows * 16) {
+  constexpr size_t kCodes = 16, kPacked = kRows * kCodes * CodeBytes(kForm);
+  const uint8x16_t flip = vdupq_n_u8(map.flip), offset = OffsetLanes<kForm>(map);
+  // Copies: the compiler would read `rows` again after every store.
+  const uint8_t* from[kRows];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) from[r] = rows[r];
+
+  const auto pack = [flip, offset](const uint8_t* const(&row)[kRows], size_t k, uint8_t* packed) {
+    const auto load = [&](int r) { return LoadMapped<kForm>(row[r] + k, flip, offset); };
     if constexpr (kRows == 8) {
-      const Zipped<kSize> z0(load(0), load(4)), z1(load(1), load(5)), z2(load(2), load(6)),
+      const Zipped<kUnit> z0(load(0), load(4)), z1(load(1), load(5)), z2(load(2), load(6)),
           z3(load(3), load(7));
-      StoreFour<kSize>(to, z0.low, z1.low, z2.low, z3.low);
-      StoreFour<kSize>(to + 64, z0.high, z1.high, z2.high, z3.high);
+      Store<kForm, kUnit>(packed, z0.low, z1.low, z2.low, z3.low);
+      Store<kForm, kUnit>(packed + kPacked / 2, z0.high, z1.high, z2.high, z3.high);
     } else {
-      StoreFour<kSize>(to, load(0), load(1), load(2), load(3));
+      Store<kForm, kUnit>(packed, load(0), load(1), load(2), load(3));
     }
+  };
+  size_t k = 0;
+  for (; k + kCodes <= bytes; k += kCodes, to += kPacked) pack(from, k, to);
+  if (k == bytes) return;
+  // The rest by way of whole vectors.
+  uint8_t rest[kRows][kCodes] = {}, packed[kPacked];
+  const uint8_t* of_rest[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    std::memcpy(rest[r], from[r] + k, bytes - k);
+    of_rest[r] = rest[r];
   }
-  // The rest, a unit at a time, by way of a vector.
-  for (; k < bytes; k += kUnit) {
-    for (int r = 0; r < kRows; ++r, to += kSize) {
-      uint8_t unit[16] = {};
-      std::memcpy(unit, rows[r] + k, kUnit);
-      vst1q_u8(unit, LoadMapped<kForm>(unit, flip, offset));
-      std::memcpy(to, unit, kSize);
-    }
-  }
+  pack(of_rest, 0, packed);
+  std::memcpy(to, packed, kPacked / kCodes * (bytes - k));
 }
 
 template <GemmForm kForm, size_t kUnit>
