@@ -11,8 +11,14 @@
 set(LOWBIT_OPS_CONFIG "" CACHE STRING
     "Of a minimal build: required_operators.config of the models (a list); empty: all ops and kernels")
 
-# lowbit_kernel_families(FAMILY REGEX ...): what the forms look like that a family computes.
+# FAMILY REGEX ...: what the forms look like that a family computes, or (of a single row of the kernel table) is good at.
 set(lowbit_kernel_families
+    arm/winograd "3x3 stride 1x1 [^d]"
+    smlal_4x16_neon "^[usb][1-7] |^[usb]8 [usb][1-7] "
+    mla_bytes_4x16_neon "^[usb][1-4] [usb][1-4] "
+    mla_bytes_4x32_neon "^[usb][1-4] [usb][1-4] "
+    mla_words_8x16_neon "^[usb][1-7] [usb][1-7] "
+    mla_pairs_12x8_neon "^[usb][1-6] [usb][1-6] "
     x86/depthwise " depthwise "
     x86/bitserial "^[usb][1-4] [usb][1-4] "
     x86/lut "^[usb][1-6] [usb][12] ")
@@ -23,7 +29,6 @@ function(lowbit_read_ops_config config ops forms complete)
   if(NOT EXISTS "${config}")
     message(FATAL_ERROR "LOWBIT_OPS_CONFIG: there is no file ${config}")
   endif()
-  set_property(DIRECTORY "${PROJECT_SOURCE_DIR}" APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${config}")
   file(READ "${config}" text)
   string(REGEX MATCHALL "(^|\n)ai\\.lowbit[^\n]*" lines "${text}")  # one string: brackets make no elements of a list
   if("${lines}" STREQUAL "")
@@ -55,6 +60,9 @@ endfunction()
 
 # Writes lowbit_selection.h into `folder`.
 function(lowbit_write_selection folder)
+  if(NOT CMAKE_SCRIPT_MODE_FILE)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${LOWBIT_OPS_CONFIG})
+  endif()
   set(ops "")
   set(forms "")
   set(all_told TRUE)

@@ -405,6 +405,16 @@ def arm() -> Outcome:
     return Outcome(skipped=missing) if missing else arm_tests(ARM_PROCESSORS)
 
 
+def mobile_example() -> Outcome:
+    """examples/mobile with the static library, compiled for ARM and run under an emulator."""
+    missing = arm_tools(install=True)
+    if missing:
+        return Outcome(skipped=missing)
+    return pytest(
+        "mobile", "tests/mobile", LOWBIT_AARCH64="1", ORT_INCLUDE_DIR=ort_headers(), **cached_compiler()
+    )
+
+
 def onnxruntime_version(version: str) -> Outcome:
     """The smoke tests against one onnxruntime, laid over the virtual environment's."""
     site = BUILD / f"onnxruntime-{version}"
@@ -455,6 +465,7 @@ FULL: list[tuple[str, Callable[[], Outcome]]] = [
     ("clang", clang_build),
     ("CUDA", cuda_build),
     ("ARM", arm),
+    ("mobile example on aarch64", mobile_example),
     (f"onnxruntime {OLDEST_ONNXRUNTIME}", oldest_onnxruntime),
     (f"onnxruntime {NEWEST_ONNXRUNTIME}", newest_onnxruntime),
     ("wheel from sdist", wheel_from_sdist),

@@ -13,11 +13,18 @@ std::string RefusalReason(const KernelRow& row, const ConvSpec& spec, Isa isa) {
   const bool transposed = std::string_view(row.op) == "conv_transpose";
   if (transposed != spec.geometry.transposed)
     return transposed ? "transposed only" : "not a transposed kernel";
-  if (!Includes(isa, row.isa)) return std::string("needs ") + IsaName(row.isa) + ", the cap is " + IsaName(isa);
+  if (!Includes(isa, row.isa))
+    return std::string("needs ") + IsaName(row.isa) + ", the cap is " + IsaName(isa);
   if (!MachineHas(row.isa)) return std::string("this machine has no ") + IsaName(row.isa);
   if (spec.x.bits > row.x_bits_max) return std::to_string(spec.x.bits) + "-bit activations";
   if (spec.w.bits > row.w_bits_max) return std::to_string(spec.w.bits) + "-bit weights";
   return row.refuse == nullptr ? std::string() : row.refuse(spec);
+}
+
+// Of rows that cost the same, the one of the higher instruction set comes first, then the one that the table
+// names first.
+bool Precedes(const KernelCandidate& a, const KernelCandidate& b) {
+  return a.cycles != b.cycles ? a.cycles < b.cycles : a.row->isa > b.row->isa;
 }
 
 }  // namespace
@@ -29,17 +36,14 @@ KernelChoice SelectConvKernel(const ConvSpec& spec, const ConvShape& shape, Isa 
     if (!only.empty() && only != row.name) continue;
     const std::string reason = RefusalReason(row, spec, isa);
     if (reason.empty()) {
-      choice.candidates.push_back({&row, row.cost(spec, shape)});
+      const KernelCandidate candidate{&row, row.cost(spec, shape)};
+      choice.candidates.insert(
+          std::upper_bound(choice.candidates.begin(), choice.candidates.end(), candidate, Precedes),
+          candidate);
     } else {
       choice.refused.push_back(std::string(row.name) + ": " + reason);
     }
   }
-  // Of rows that cost the same, the one of the higher instruction set, then the one that the table names
-  // first.
-  std::stable_sort(choice.candidates.begin(), choice.candidates.end(),
-                   [](const KernelCandidate& a, const KernelCandidate& b) {
-                     return a.cycles != b.cycles ? a.cycles < b.cycles : a.row->isa > b.row->isa;
-                   });
   for (const KernelCandidate& candidate : choice.candidates) {
     if (tuned == candidate.row->name) {
       choice.row = candidate.row;

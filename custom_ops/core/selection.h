@@ -27,7 +27,8 @@ consteval bool HasOp(std::string_view name) {
   return false;
 }
 
-// A family of kernels, by the name of its folder and file: "arm/depthwise".
+// A family of kernels, by the name of its folder and file ("arm/winograd"), or a row of the kernel table by
+// its own.
 consteval bool HasKernels(std::string_view family) {
   for (const std::string_view left_out : kFamiliesLeftOut) {
     if (left_out == family) return false;

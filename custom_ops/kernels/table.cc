@@ -1,4 +1,7 @@
 // Every kernel, gathered; a minimal build leaves families out (core/selection.h).
+#include <algorithm>
+#include <iterator>
+
 #include "core/elementwise.h"
 #include "core/kernel_table.h"
 #include "core/selection.h"
@@ -21,7 +24,9 @@ namespace {
 std::vector<KernelRow> BuildTable() {
   std::vector<KernelRow> rows;
   const auto add = [&](std::span<const KernelRow> family) {
-    rows.insert(rows.end(), family.begin(), family.end());
+    // A row that a minimal build leaves out has no name.
+    std::copy_if(family.begin(), family.end(), std::back_inserter(rows),
+                 [](const KernelRow& row) { return row.name != nullptr; });
   };
   add(ReferenceRows());
 #if LOWBIT_X86
@@ -31,8 +36,8 @@ std::vector<KernelRow> BuildTable() {
   if constexpr (HasKernels("x86/lut")) add(LutRows());
 #endif
 #if LOWBIT_ARM
-  add(ArmGemmRows());
-  add(ArmWinogradRows());
+  if constexpr (HasKernels("arm/gemm")) add(ArmGemmRows());
+  if constexpr (HasKernels("arm/winograd")) add(ArmWinogradRows());
 #endif
   return rows;
 }

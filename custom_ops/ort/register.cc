@@ -1,6 +1,7 @@
 // RegisterCustomOps, for sessions that run lowbit nodes as custom ops.
 #include <string>
 
+#include "include/lowbit.h"
 #include "ort/domain.h"
 #include "ort/ort_api.h"
 

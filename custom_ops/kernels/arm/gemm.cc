@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "core/packed_weights.h"
+#include "core/selection.h"
 #include "kernels/arm/gemm_finish.h"
 #include "kernels/arm/gemm_pack.h"
 #include "kernels/arm/gemm_scheme.h"
@@ -578,7 +579,7 @@ KernelRow Row(const KernelInfo& info) {
 std::span<const KernelRow> ArmGemmRows() {
   static const KernelRow kRows[] = {
 #define LOWBIT_ARM_GEMM(scheme, name, algorithm, isa, x_bits, w_bits, note) \
-  Row<scheme>({name, "conv", algorithm, isa, x_bits, w_bits, note}),
+  HasKernels(name) ? Row<scheme>({name, "conv", algorithm, isa, x_bits, w_bits, note}) : KernelRow{},
 #include "kernels/arm/rows.inc"
   };
   return kRows;
