@@ -57,7 +57,8 @@ def write(
     raw: Any,
     *,
     folder: Path = RESULTS,
-    machine: Mapping[str, str] | None = None,
+    machine: Mapping[str, Cell] | None = None,
+    versions: Mapping[str, str] | None = None,
     commit: str | None = None,
 ) -> None:
     """Writes results/<name>.json and .md, and prints the latter.
@@ -69,17 +70,20 @@ def write(
         notes: Sentences under the heading: what was compared, what was checked.
         raw: Everything that was measured, JSON values.
         folder: Where the files go.
-        machine: More facts about it, such as its GPU.
+        machine: More facts about it, such as its GPU; or others, where this machine is not what counts.
+        versions: Of what was measured beside lowbit; None: the packages of this Python.
         commit: What was measured; None: git knows.
     """
     facts = sysinfo()
-    packages = ("openvino", "torch")
-    versions = {**facts["versions"], **{package: _version(package) for package in packages}}
+    if versions is None:
+        found = {**facts["versions"], **{package: _version(package) for package in ("openvino", "torch")}}
+    else:
+        found = {"lowbit": facts["versions"]["lowbit"], **versions}
     document = {
         "title": title,
         "machine": {**facts["machine"], "isa": facts["isa"]["used"], **(machine or {})},
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "versions": {package: version for package, version in versions.items() if version},
+        "versions": {package: version for package, version in found.items() if version},
         "command": _command(),
         "commit": commit or _commit(),
         "notes": list(notes),
@@ -95,7 +99,7 @@ def write(
 
 def _command() -> str:
     """What was called, less the options that do not change what is measured."""
-    words, left_out = iter(sys.argv[1:]), ("--out", "--commit")
+    words, left_out = iter(sys.argv[1:]), ("--out", "--commit", "--cost-tool", "--setup", "--bench")
     kept = []
     for word in words:
         if word in left_out:
@@ -117,10 +121,11 @@ def _rounded(value: Any) -> Any:
 def _markdown(document: dict[str, Any], tables: Sequence[Table]) -> str:
     machine, versions = document["machine"], document["versions"]
     device = f"{machine['device']}, driver {machine['driver']}; " if "device" in machine else ""
+    cores = f"{machine['cores']} core{'' if machine['cores'] == 1 else 's'}"
     lines = [
         f"# {document['title']}",
         "",
-        f"{device}{machine['cpu']}, {machine['cores']} cores, {machine['system']}, {machine['isa']}; "
+        f"{device}{machine['cpu']}, {cores}, {machine['system']}, {machine['isa']}; "
         + ", ".join(f"{package} {version}" for package, version in versions.items()),
         "",
         f"{document['date']}, commit {document['commit']}: `{document['command']}`",
