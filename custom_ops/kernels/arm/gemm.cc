@@ -167,7 +167,7 @@ class GemmKernel final : public ConvKernel {
   Scratch PlanScratch(const GemmPlan& plan) const;
   double Cycles(const ConvShape& shape) const {
     return static_cast<double>(shape.OutPixels() * geometry_.out_channels * geometry_.K()) /
-           scheme_.macs_per_cycle(least_flush_);
+           scheme_.macs_per_cycle(MachinePipeline(), least_flush_);
   }
 
   void GatherWindow(const ConvShape& shape, const Window& window, size_t group, size_t begin, size_t end,
@@ -559,7 +559,7 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const auto k = static_cast<double>(RoundUp(static_cast<size_t>(g.K()), kScheme.k_multiple));
   const double outputs = pixels * panels * static_cast<double>(kScheme.channels);
   const size_t flush = std::max(kScheme.flush(RangesOf(spec)), size_t{1});
-  return kCallCycles + outputs * k / kScheme.macs_per_cycle(flush) +
+  return kCallCycles + outputs * k / kScheme.macs_per_cycle(MachinePipeline(), flush) +
          panels * static_cast<double>(DivideUp(total, largest)) * kTileCycles + outputs * kOutputCycles +
          pixels * static_cast<double>(g.group) * k * kPackCycles;
 }

@@ -172,9 +172,15 @@ size_t Flush(const GemmOperands& operands) {
 }
 
 // Of 64 products a step: 4 multiplications, loads of 4 cycles, 8 SADDW a flush; of 128 products: 8, 6 and 16
-// (modelled Cortex-A53).
-double MacsPerCycle16(size_t flush) { return 64.0 / (8.0 + 8.0 / static_cast<double>(flush)); }
-double MacsPerCycle32(size_t flush) { return 128.0 / (14.0 + 16.0 / static_cast<double>(flush)); }
+// (modelled Cortex-A53). On A72 a multiplication takes two cycles.
+double MacsPerCycle16(Pipeline pipeline, size_t flush) {
+  const auto n = static_cast<double>(flush);
+  return 64.0 / (8.0 + (pipeline == Pipeline::kInOrder ? 8.0 : 7.0) / n);
+}
+double MacsPerCycle32(Pipeline pipeline, size_t flush) {
+  const auto n = static_cast<double>(flush);
+  return 128.0 / (pipeline == Pipeline::kInOrder ? 14.0 + 16.0 / n : 16.0 + 14.0 / n);
+}
 
 }  // namespace
 

@@ -8,9 +8,6 @@
 //
 // Overflow. A lane holds one product a step: `flush` is the longest run of successive products that fits
 // int16; 511, 127 and 31 for full ranges of 4, 5 and 6 bits, and far more for most trained weights.
-#include <arm_neon.h>
-
-#include <algorithm>
 #include <cstdint>
 
 #include "kernels/arm/gemm_scheme.h"
@@ -18,7 +15,6 @@
 namespace lowbit {
 namespace {
 
-constexpr size_t kChannels = 16;
 constexpr size_t kMaxFlush = 8192;
 
 // 8 pixels. Step A has its weights in v0 and v1 and the pixels in v2, step B in v3, v4 and v5; the 16-bit
@@ -115,40 +111,52 @@ void Tile8(const GemmTile& t) {
         "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30",
         "v31");
 }
-// clang-format on
+#undef LOWBIT_STEP
+#undef LOWBIT_STEP_A
+#undef LOWBIT_STEP_B
 
-// 4 pixels, for the rest of a block.
+// 4 pixels, for the rest of a block: the same with 16-bit sums v16..v23 and whole vectors of weights.
+#define LOWBIT_STEP(OP, W0, W1, X, NEXT_W0, NEXT_W1, NEXT_X)                          \
+  LOWBIT_PRODUCT(OP, "16", W0, X, "0") LOWBIT_PRODUCT(OP, "17", W1, X, "0")           \
+  "ldp q" NEXT_W0 ", q" NEXT_W1 ", [%[w]], #32\n"                                     \
+  LOWBIT_PRODUCT(OP, "18", W0, X, "1") LOWBIT_PRODUCT(OP, "19", W1, X, "1")           \
+  "ldr d" NEXT_X ", [%[x]], #8\n"                                                     \
+  LOWBIT_PRODUCT(OP, "20", W0, X, "2") LOWBIT_PRODUCT(OP, "21", W1, X, "2")           \
+  LOWBIT_PRODUCT(OP, "22", W0, X, "3") LOWBIT_PRODUCT(OP, "23", W1, X, "3")
+#define LOWBIT_STEP_A(OP) LOWBIT_STEP(OP, "0", "1", "2", "3", "4", "5")
+#define LOWBIT_STEP_B(OP) LOWBIT_STEP(OP, "3", "4", "5", "0", "1", "2")
 void Tile4(const GemmTile& t) {
-  constexpr size_t kPixels = 4;
-  const auto* w = reinterpret_cast<const int16_t*>(t.w);
-  const auto* x = reinterpret_cast<const int16_t*>(t.x);
-  for (size_t left = t.steps; left > 0;) {
-    const size_t run = std::min(left, t.flush);
-    left -= run;
-    int16x8_t sum[kPixels][2];
-#pragma GCC unroll 4
-    for (auto& of_pixel : sum) of_pixel[0] = of_pixel[1] = vdupq_n_s16(0);
-    for (size_t i = 0; i < run; ++i, w += kChannels, x += kPixels) {
-      const int16x8_t w0 = vld1q_s16(w), w1 = vld1q_s16(w + 8);
-      const int16x4_t values = vld1_s16(x);
-      sum[0][0] = vmlaq_lane_s16(sum[0][0], w0, values, 0);
-      sum[1][0] = vmlaq_lane_s16(sum[1][0], w0, values, 1);
-      sum[2][0] = vmlaq_lane_s16(sum[2][0], w0, values, 2);
-      sum[3][0] = vmlaq_lane_s16(sum[3][0], w0, values, 3);
-      sum[0][1] = vmlaq_lane_s16(sum[0][1], w1, values, 0);
-      sum[1][1] = vmlaq_lane_s16(sum[1][1], w1, values, 1);
-      sum[2][1] = vmlaq_lane_s16(sum[2][1], w1, values, 2);
-      sum[3][1] = vmlaq_lane_s16(sum[3][1], w1, values, 3);
-    }
-    for (size_t p = 0; p < kPixels; ++p) {
-      for (size_t half = 0; half < 2; ++half) {
-        int32_t* sums = t.sums + p * kChannels + half * 8;
-        vst1q_s32(sums, vaddw_s16(vld1q_s32(sums), vget_low_s16(sum[p][half])));
-        vst1q_s32(sums + 4, vaddw_high_s16(vld1q_s32(sums + 4), sum[p][half]));
-      }
-    }
-  }
+  const uint8_t *w = t.w, *x = t.x;
+  size_t left = t.steps / 2, count = 0;
+  const size_t flush = t.flush / 2;
+  asm volatile(
+      "ldp q0, q1, [%[w]], #32\n"
+      "ldr d2, [%[x]], #8\n"
+      "1:\n"
+      "cmp %[left], %[flush]\n"
+      "csel %[count], %[left], %[flush], lo\n"
+      "sub %[left], %[left], %[count]\n"  //
+      LOWBIT_STEP_A("mul") LOWBIT_DECREMENT LOWBIT_STEP_B("mla")
+      "b.eq 3f\n"
+      "2:\n"  //
+      LOWBIT_STEP_A("mla") LOWBIT_DECREMENT LOWBIT_STEP_B("mla")
+      "b.ne 2b\n"
+      "3:\n"  //
+      LOWBIT_LOAD("6", "7", "0") LOWBIT_LOAD("8", "9", "32") LOWBIT_ADD("6", "7", "16")
+      LOWBIT_LOAD("10", "11", "64") LOWBIT_STORE("6", "7", "0") LOWBIT_ADD("8", "9", "17")
+      LOWBIT_LOAD("12", "13", "96") LOWBIT_STORE("8", "9", "32") LOWBIT_ADD("10", "11", "18")
+      LOWBIT_LOAD("6", "7", "128") LOWBIT_STORE("10", "11", "64") LOWBIT_ADD("12", "13", "19")
+      LOWBIT_LOAD("8", "9", "160") LOWBIT_STORE("12", "13", "96") LOWBIT_ADD("6", "7", "20")
+      LOWBIT_LOAD("10", "11", "192") LOWBIT_STORE("6", "7", "128") LOWBIT_ADD("8", "9", "21")
+      LOWBIT_LOAD("12", "13", "224") LOWBIT_STORE("8", "9", "160") LOWBIT_ADD("10", "11", "22")
+      LOWBIT_STORE("10", "11", "192") LOWBIT_ADD("12", "13", "23") LOWBIT_STORE("12", "13", "224")
+      "cbnz %[left], 1b\n"
+      : [w] "+&r"(w), [x] "+&r"(x), [left] "+&r"(left), [count] "+&r"(count)
+      : [sums] "r"(t.sums), [flush] "r"(flush)
+      : "cc", "memory", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13",
+        "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23");
 }
+// clang-format on
 
 // Even, because steps come in pairs.
 size_t Flush(const GemmOperands& operands) {
@@ -156,12 +164,15 @@ size_t Flush(const GemmOperands& operands) {
 }
 
 // Of 128 products a step: 16 multiplications and loads of 3 cycles; a flush is 16 times 8 cycles of loads and
-// stores (modelled Cortex-A53).
-double MacsPerCycle(size_t flush) { return 128.0 / (19.0 + 135.0 / static_cast<double>(flush)); }
+// stores (modelled Cortex-A53). On A72 a multiplication takes two cycles.
+double MacsPerCycle(Pipeline pipeline, size_t flush) {
+  const auto n = static_cast<double>(flush);
+  return 128.0 / (pipeline == Pipeline::kInOrder ? 19.0 + 135.0 / n : 32.0 + 63.0 / n);
+}
 
 }  // namespace
 
 const GemmScheme kGemmMlaWords = {
-    kChannels, 1, 2, GemmForm::kWords, &Flush, &MacsPerCycle, {&Tile4, &Tile8, nullptr}};
+    16, 1, 2, GemmForm::kWords, &Flush, &MacsPerCycle, {&Tile4, &Tile8, nullptr}};
 
 }  // namespace lowbit

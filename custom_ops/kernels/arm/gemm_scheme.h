@@ -24,6 +24,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/arm/pipeline.h"
+
 namespace lowbit {
 
 // How the codes of one unit are stored.
@@ -72,7 +74,7 @@ struct GemmScheme {
   // Steps between flushes that cannot overflow; 0: not even one is safe. Any number where nothing overflows.
   size_t (*flush)(const GemmOperands& operands);
   // Sustained products per cycle at that interval, modelled; for the cost function.
-  double (*macs_per_cycle)(size_t flush);
+  double (*macs_per_cycle)(Pipeline pipeline, size_t flush);
   // For 4, 8 and 12 pixels; null where there is none. x' of 12 pixels are those of 8 followed by those of 4.
   GemmTileFunction tile[kGemmTileSizes];
 };

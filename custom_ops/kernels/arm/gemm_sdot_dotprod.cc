@@ -63,7 +63,7 @@ void Tile(const GemmTile& t) {
 size_t Flush(const GemmOperands&) { return 1; }
 
 // Two SDOT a cycle (modelled Neoverse N1).
-double MacsPerCycle(size_t) { return 32; }
+double MacsPerCycle(Pipeline, size_t) { return 32; }
 
 }  // namespace
 

@@ -61,7 +61,7 @@ void Tile(const GemmTile& t) {
 size_t Flush(const GemmOperands&) { return 1; }
 
 // Two SMMLA a cycle, each of 32 products, on half of the loop's instructions' slots (modelled Neoverse V1).
-double MacsPerCycle(size_t) { return 100; }
+double MacsPerCycle(Pipeline, size_t) { return 100; }
 
 }  // namespace
 
