@@ -27,10 +27,13 @@ constexpr size_t kMaxBlockTiles = 32;
 // Between the arrays of two points, so that 36 of them do not meet in the same sets of a cache.
 constexpr size_t kPointPadding = 64;
 
+// The narrow form of a tile's sums, at most: two bytes for each of 16 channels.
+constexpr size_t kNarrowBytes = kWinogradOutputs * 16 * 2;
+
 // Bytes of scratch memory that every tile needs: transformed inputs, products, sums.
 constexpr size_t TileBytes(size_t blocks, size_t panel) {
   return kWinogradPoints * (blocks * kWinogradBlock * sizeof(int16_t) + kWinogradProductBytes) +
-         kWinogradOutputs * panel * sizeof(int32_t);
+         kWinogradOutputs * panel * sizeof(int32_t) + kNarrowBytes;
 }
 // And that a block needs besides: a pixel outside the image, the last channels of a window, padding.
 constexpr size_t FixedBytes(size_t blocks) {
@@ -175,7 +178,7 @@ struct TilePlan {
 };
 
 struct Scratch {
-  size_t pad_pixel = 0, last_channels = 0, inputs = 0, products = 0, sums = 0, bytes = 0;
+  size_t pad_pixel = 0, last_channels = 0, inputs = 0, products = 0, narrow = 0, sums = 0, bytes = 0;
   size_t input_pitch = 0;    // of the points, in elements
   size_t product_pitch = 0;  // in bytes
 };
@@ -197,6 +200,7 @@ class WinogradKernel final : public ConvKernel {
     uint8_t *pad_pixel, *last_channels;
     int16_t* inputs;
     uint8_t* products;
+    void* narrow;
     int32_t* sums;
   };
   // A tile's image and the first of its outputs.
@@ -313,6 +317,7 @@ Scratch WinogradKernel::PlanScratch(const TilePlan& plan) const {
   s.last_channels = layout.Take(kWinogradPoints * kWinogradBlock);
   s.inputs = layout.Take(kWinogradPoints * s.input_pitch * sizeof(int16_t) + kWinogradOverread);
   s.products = layout.Take(kWinogradPoints * s.product_pitch);
+  s.narrow = layout.Take(scheme_.chunks_per_widening > 1 ? plan.tiles * kNarrowBytes : 0);
   s.sums = layout.Take(plan.tiles * kWinogradOutputs * scheme_.channels * sizeof(int32_t));
   s.bytes = layout.bytes();
   return s;
@@ -398,9 +403,10 @@ void WinogradKernel::MultiplyBlock(const Task& task, size_t count, const Panel& 
         scheme_.product4(product);
       }
     }
-    const bool begins = &chunk == panel.chunks.data();
-    scheme_.output({task.products, layout.product_pitch, count, chunk.offset.data(),
-                    begins ? panel.base.data() : nullptr, task.sums, SumRow(task.plan)});
+    const size_t index = static_cast<size_t>(&chunk - panel.chunks.data()), run = scheme_.chunks_per_widening;
+    scheme_.output({task.products, layout.product_pitch, count, chunk.offset.data(), index % run == 0,
+                    index % run == run - 1 || index + 1 == panel.chunks.size(), task.narrow,
+                    index < run ? panel.base.data() : nullptr, task.sums, SumRow(task.plan)});
   }
 }
 
@@ -472,6 +478,7 @@ void WinogradKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
                     scratch + layout.last_channels,
                     reinterpret_cast<int16_t*>(scratch + layout.inputs),
                     scratch + layout.products,
+                    scratch + layout.narrow,
                     reinterpret_cast<int32_t*>(scratch + layout.sums)};
     std::memset(task.pad_pixel, pad_byte_, blocks_ * kWinogradBlock);
     for (size_t block = first_block; block < end_block; ++block) {

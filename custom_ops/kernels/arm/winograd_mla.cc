@@ -82,44 +82,58 @@ void Weights(const int32_t* taps, int16_t* to) {
   for (size_t i = 0; i < kWinogradPoints; ++i) to[i] = static_cast<int16_t>(static_cast<uint16_t>(values[i]));
 }
 
-void Output(const WinogradOutput& out) {
-  const uint8_t* products = out.products;
-  int32_t* sums = out.sums;
-  for (size_t tile = 0; tile < out.tiles; ++tile, products += kWinogradProductBytes) {
-#pragma GCC unroll 1
-    for (size_t half = 0; half < kChannels; half += 8) {
-      const auto load = [&](int point) LOWBIT_ALWAYS_INLINE {
-        return vld1q_s16(
-            reinterpret_cast<const int16_t*>(products + static_cast<size_t>(point) * out.point_pitch) + half);
-      };
-      // 4 times the offset, modulo 2^16
-      const int16x8_t offset = vshlq_n_s16(
-          vcombine_s16(vmovn_s32(vld1q_s32(out.offset + half)), vmovn_s32(vld1q_s32(out.offset + half + 4))),
-          2);
-      int16x8_t y[kWinogradTile][kWinogradTile];
-      TransformOutputs<Points>(load, offset, y);
-      int32_t* to = sums + half;
-      const auto store = [&](int32x4_t low, int32x4_t high, int16x8_t value, int32_t* at)
-                             LOWBIT_ALWAYS_INLINE {
-                               value = vshrq_n_s16(value, 2);
-                               vst1q_s32(at, vaddw_s16(low, vget_low_s16(value)));
-                               vst1q_s32(at + 4, vaddw_high_s16(high, value));
-                             };
-      if (out.base != nullptr) {
-        const int32x4_t low = vld1q_s32(out.base + half), high = vld1q_s32(out.base + half + 4);
-#pragma GCC unroll 16
-        for (size_t i = 0; i < kWinogradOutputs; ++i)
-          store(low, high, y[i / 4][i % 4], to + i / 4 * out.row_pitch + i % 4 * kChannels);
-      } else {
-#pragma GCC unroll 16
-        for (size_t i = 0; i < kWinogradOutputs; ++i) {
-          int32_t* at = to + i / 4 * out.row_pitch + i % 4 * kChannels;
-          store(vld1q_s32(at), vld1q_s32(at + 4), y[i / 4][i % 4], at);
+// A tile's recovered outputs are 14 bits wide: four of them add up inside 16.
+constexpr size_t kChunksPerWidening = 4;
+
+template <bool kFirst, bool kLast>
+void OutputTiles(const WinogradOutput& out) {
+  // 4 times the offset, modulo 2^16
+  int16x8_t offset[2];
+  int32x4_t base[4];
+  for (size_t v = 0; v < 2; ++v) {
+    const int32x4_t low = vld1q_s32(out.offset + 8 * v), high = vld1q_s32(out.offset + 8 * v + 4);
+    offset[v] = vshlq_n_s16(vcombine_s16(vmovn_s32(low), vmovn_s32(high)), 2);
+  }
+  for (size_t v = 0; v < 4; ++v) base[v] = out.base != nullptr ? vld1q_s32(out.base + 4 * v) : vdupq_n_s32(0);
+  for (size_t tile = 0; tile < out.tiles; ++tile) {
+    const auto* products = reinterpret_cast<const int16_t*>(out.products + tile * kWinogradProductBytes);
+    const size_t pitch = out.point_pitch / sizeof(int16_t);
+    const auto load = [&](int point, int v) LOWBIT_ALWAYS_INLINE {
+      return vld1q_s16(products + static_cast<size_t>(point) * pitch + v * 8);
+    };
+    const size_t at = tile * kWinogradTile * kChannels;
+    const auto finish = [&](int row, const int16x8_t(&y)[2][kWinogradTile]) LOWBIT_ALWAYS_INLINE {
+      const size_t first = at + static_cast<size_t>(row) * out.row_pitch;
+      int16_t* narrow = static_cast<int16_t*>(out.narrow) + first;
+      int32_t* sums = out.sums + first;
+#pragma GCC unroll 4
+      for (size_t x = 0; x < kWinogradTile; ++x) {
+#pragma GCC unroll 2
+        for (size_t v = 0; v < 2; ++v) {
+          const size_t i = x * kChannels + v * 8;
+          const int16x8_t sum =
+              kFirst ? vshrq_n_s16(y[v][x], 2) : vsraq_n_s16(vld1q_s16(narrow + i), y[v][x], 2);
+          if (!kLast) {
+            vst1q_s16(narrow + i, sum);
+            continue;
+          }
+          int32x4_t low = base[2 * v], high = base[2 * v + 1];
+          if (out.base == nullptr) {
+            low = vld1q_s32(sums + i);
+            high = vld1q_s32(sums + i + 4);
+          }
+          vst1q_s32(sums + i, vaddw_s16(low, vget_low_s16(sum)));
+          vst1q_s32(sums + i + 4, vaddw_high_s16(high, sum));
         }
       }
-    }
-    sums += kWinogradTile * kChannels;
+    };
+    TransformOutputs<Points, 2>(load, offset, finish);
   }
+}
+
+void Output(const WinogradOutput& out) {
+  if (out.first) return out.last ? OutputTiles<true, true>(out) : OutputTiles<true, false>(out);
+  return out.last ? OutputTiles<false, true>(out) : OutputTiles<false, false>(out);
 }
 
 // The products. Registers: v0..v7 8 channels of a tile each, v8..v15 four steps' weights, v16..v31 sums. A
@@ -324,8 +338,20 @@ void Product4(const WinogradProduct& p) {
 }  // namespace
 
 // Weights wrap: none is too large. 8 channels' steps of 8 tiles are 128 multiplications and 24 loads.
-const WinogradScheme kWinogradMla = {kChannels, 14,        INT32_MAX / 2, &Weights, &TransformInputs<Points>,
-                                     &Product4, &Product8, &Output,       88,       152,
-                                     420,       700};
+const WinogradScheme kWinogradMla = {
+    .channels = kChannels,
+    .bits = 14,
+    .chunks_per_widening = kChunksPerWidening,
+    .largest_weight = INT32_MAX,
+    .weights = &Weights,
+    .input = &TransformInputs<Points>,
+    .product4 = &Product4,
+    .product8 = &Product8,
+    .output = &Output,
+    .product4_cycles = 88,
+    .product8_cycles = 156,
+    .input_cycles = 470,
+    .output_cycles = 700,
+};
 
 }  // namespace lowbit

@@ -67,14 +67,19 @@ struct WinogradOutput {
   size_t point_pitch;  // in bytes
   size_t tiles;
   const int32_t* offset;  // [panel], added to every output before it is recovered
-  const int32_t* base;    // [panel], the value of the sums so far; null: what they hold
+  // Outputs are added up in a narrow form first, chunks_per_widening chunks of them: whether these are the
+  // first and the last of that sum. (A scheme that adds one has no narrow form.)
+  bool first, last;
+  void* narrow;
+  const int32_t* base;  // [panel], the value of the sums so far; null: what they hold
   int32_t* sums;
-  size_t row_pitch;  // of the sums, in elements
+  size_t row_pitch;  // of the sums and their narrow form, in elements
 };
 
 struct WinogradScheme {
   size_t channels;  // of a panel: 8 or 16
   int bits;         // outputs of a chunk are recovered modulo 2^bits
+  size_t chunks_per_widening;
   // The transformed weights are exact for taps within +-largest_weight; the inputs are for every byte.
   int32_t largest_weight;
   void (*weights)(const int32_t* taps, int16_t* to);  // [3][3] -> [6][6]

@@ -60,29 +60,32 @@ void Weights(const int32_t* taps, int16_t* to) {
 }
 
 void Output(const WinogradOutput& out) {
-  const uint8_t* products = out.products;
-  int32_t* sums = out.sums;
-  for (size_t tile = 0; tile < out.tiles; ++tile, products += kWinogradProductBytes) {
-#pragma GCC unroll 1
-    for (size_t half = 0; half < kChannels; half += 4) {
-      const auto load = [&](int point) LOWBIT_ALWAYS_INLINE {
-        return vld1q_s32(
-            reinterpret_cast<const int32_t*>(products + static_cast<size_t>(point) * out.point_pitch) + half);
-      };
-      const int32x4_t offset = vmulq_n_s32(vld1q_s32(out.offset + half), 576);
-      int32x4_t y[kWinogradTile][kWinogradTile];
-      TransformOutputs<Points>(load, offset, y);
-      const int32x4_t ninth = vreinterpretq_s32_u32(vdupq_n_u32(kNinth));
-      int32_t* to = sums + half;
-      const int32x4_t base = out.base != nullptr ? vld1q_s32(out.base + half) : vdupq_n_s32(0);
-#pragma GCC unroll 16
-      for (size_t i = 0; i < kWinogradOutputs; ++i) {
-        int32_t* at = to + i / 4 * out.row_pitch + i % 4 * kChannels;
-        const int32x4_t before = out.base != nullptr ? base : vld1q_s32(at);
-        vst1q_s32(at, vsraq_n_s32(before, vmulq_s32(y[i / 4][i % 4], ninth), 6));
+  int32x4_t offset[2], base[2];
+  for (size_t v = 0; v < 2; ++v) {
+    offset[v] = vmulq_n_s32(vld1q_s32(out.offset + 4 * v), 576);
+    base[v] = out.base != nullptr ? vld1q_s32(out.base + 4 * v) : vdupq_n_s32(0);
+  }
+  const int32x4_t ninth = vreinterpretq_s32_u32(vdupq_n_u32(kNinth));
+  for (size_t tile = 0; tile < out.tiles; ++tile) {
+    const auto* products = reinterpret_cast<const int32_t*>(out.products + tile * kWinogradProductBytes);
+    const size_t pitch = out.point_pitch / sizeof(int32_t);
+    const auto load = [&](int point, int v) LOWBIT_ALWAYS_INLINE {
+      return vld1q_s32(products + static_cast<size_t>(point) * pitch + v * 4);
+    };
+    int32_t* to = out.sums + tile * kWinogradTile * kChannels;
+    const auto finish = [&](int row, const int32x4_t(&y)[2][kWinogradTile]) LOWBIT_ALWAYS_INLINE {
+      int32_t* sums = to + static_cast<size_t>(row) * out.row_pitch;
+#pragma GCC unroll 4
+      for (size_t x = 0; x < kWinogradTile; ++x) {
+#pragma GCC unroll 2
+        for (size_t v = 0; v < 2; ++v) {
+          int32_t* at = sums + x * kChannels + v * 4;
+          const int32x4_t before = out.base != nullptr ? base[v] : vld1q_s32(at);
+          vst1q_s32(at, vsraq_n_s32(before, vmulq_s32(y[v][x], ninth), 6));
+        }
       }
-    }
-    sums += kWinogradTile * kChannels;
+    };
+    TransformOutputs<Points, 2>(load, offset, finish);
   }
 }
 
@@ -280,8 +283,19 @@ void Product4(const WinogradProduct& p) {
 
 // 8 channels' steps of 8 tiles are 128 multiplications, 16 loads and an insertion.
 const WinogradScheme kWinogradSmlal = {
-    kChannels, 26,        INT16_MAX / 144, &Weights, &TransformInputs<Points>,
-    &Product4, &Product8, &Output,         78,       146,
-    400,       600};
+    .channels = kChannels,
+    .bits = 26,
+    .chunks_per_widening = 1,
+    .largest_weight = INT16_MAX / 144,
+    .weights = &Weights,
+    .input = &TransformInputs<Points>,
+    .product4 = &Product4,
+    .product8 = &Product8,
+    .output = &Output,
+    .product4_cycles = 78,
+    .product8_cycles = 146,
+    .input_cycles = 490,
+    .output_cycles = 700,
+};
 
 }  // namespace lowbit

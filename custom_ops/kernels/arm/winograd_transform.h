@@ -57,25 +57,47 @@ void TransformInputs(const WinogradInput& in) {
   }
 }
 
-// One vector of a tile's products: columns first, then rows. `offset` is added where the values at the point
-// (1, 1) are, whose column of A is all ones: it reaches every output once.
-template <class Points, class V, class Load>
-inline LOWBIT_ALWAYS_INLINE void TransformOutputs(const Load& load, V offset,
-                                                  V (&outputs)[kWinogradTile][kWinogradTile]) {
+// The products of a tile, kVectors vectors each: columns first, then rows. `offset` is added where the values
+// at the point (1, 1) are, whose column of A is all ones: it reaches every output once. finish(row, outputs)
+// takes the outputs of a row, [vector][pixel].
+//
+// Loops, because the compiler would not find registers for a whole tile.
+template <class Points, int kVectors, class V, class Load, class Finish>
+inline LOWBIT_ALWAYS_INLINE void TransformOutputs(const Load& load, const V (&offset)[kVectors],
+                                                  const Finish& finish) {
   constexpr int kN = static_cast<int>(kWinogradWindow), kT = static_cast<int>(kWinogradTile);
-  V rows[kT][kN];
-#pragma GCC unroll 6
+  V rows[kT][kN][kVectors];
+#pragma GCC unroll 1
   for (int x = 0; x < kN; ++x) {
-    V t[kN], y[kT];
+    V t[kVectors][kN], y[kVectors][kT];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
 #pragma GCC unroll 6
-    for (int i = 0; i < kN; ++i) t[i] = load(i * kN + x);
-    if (x == Points::kOne) t[Points::kOne] += offset;
-    Points::Outputs(t, y);
+      for (int i = 0; i < kN; ++i) t[v][i] = load(i * kN + x, v);
+    }
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      Points::Outputs(t[v], y[v]);
 #pragma GCC unroll 4
-    for (int i = 0; i < kT; ++i) rows[i][x] = y[i];
+      for (int i = 0; i < kT; ++i) rows[i][x][v] = y[v][i];
+    }
   }
+#pragma GCC unroll 2
+  for (int v = 0; v < kVectors; ++v) {
 #pragma GCC unroll 4
-  for (int i = 0; i < kT; ++i) Points::Outputs(rows[i], outputs[i]);
+    for (int i = 0; i < kT; ++i) rows[i][Points::kOne][v] += offset[v];
+  }
+#pragma GCC unroll 1
+  for (int i = 0; i < kT; ++i) {
+    V t[kVectors][kN], y[kVectors][kT];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 6
+      for (int x = 0; x < kN; ++x) t[v][x] = rows[i][x][v];
+      Points::Outputs(t[v], y[v]);
+    }
+    finish(i, y);
+  }
 }
 
 // [6][6] values at the points from [3][3] taps, G on both sides; T wraps.
