@@ -33,7 +33,7 @@ constexpr size_t kNarrowBytes = kWinogradOutputs * 16 * 2;
 // Bytes of scratch memory that every tile needs: transformed inputs, products, sums.
 constexpr size_t TileBytes(size_t blocks, size_t panel) {
   return kWinogradPoints * (blocks * kWinogradBlock * sizeof(int16_t) + kWinogradProductBytes) +
-         kWinogradOutputs * panel * sizeof(int32_t) + kNarrowBytes;
+         kWinogradOutputs * panel * sizeof(int32_t) + kNarrowBytes + sizeof(WinogradDirect);
 }
 // And that a block needs besides: a pixel outside the image, the last channels of a window, padding.
 constexpr size_t FixedBytes(size_t blocks) {
@@ -174,11 +174,13 @@ ptrdiff_t Bytes(size_t elements) {
 // How the tiles of one shape are cut.
 struct TilePlan {
   size_t rows, columns;  // of tiles, in an image
-  size_t tiles, blocks;  // of a block, and of all
+  size_t step, blocks;   // tiles from block to block
+  size_t tiles;          // of the largest block, the last
 };
 
 struct Scratch {
-  size_t pad_pixel = 0, last_channels = 0, inputs = 0, products = 0, narrow = 0, sums = 0, bytes = 0;
+  size_t pad_pixel = 0, last_channels = 0, inputs = 0, products = 0, narrow = 0, sums = 0, direct = 0,
+         bytes = 0;
   size_t input_pitch = 0;    // of the points, in elements
   size_t product_pitch = 0;  // in bytes
 };
@@ -202,6 +204,7 @@ class WinogradKernel final : public ConvKernel {
     uint8_t* products;
     void* narrow;
     int32_t* sums;
+    WinogradDirect* direct;
   };
   // A tile's image and the first of its outputs.
   struct Tile {
@@ -214,7 +217,12 @@ class WinogradKernel final : public ConvKernel {
   static Tile TileAt(const TilePlan& plan, size_t index);
   void TransformTile(const Task& task, const Tile& tile, size_t group, int16_t* to, size_t block_pitch) const;
   void TransformBlock(const Task& task, size_t first, size_t count, size_t group) const;
-  void MultiplyBlock(const Task& task, size_t count, const Panel& panel) const;
+  bool FinishesDirectly(const Panel& panel) const {
+    const EpilogueView& e = epilogue_.view();
+    return e.pack_clips && !e.has_residual && panel.count == scheme_.channels;
+  }
+  void ListOutputs(const Task& task, size_t first, size_t count, const Panel& panel) const;
+  void MultiplyBlock(const Task& task, size_t count, const Panel& panel, bool direct) const;
   void FinishBlock(const Task& task, size_t first, size_t count, const Panel& panel) const;
 
   // The tiles from `at` on of `count` that are multiplied together.
@@ -301,10 +309,11 @@ TilePlan WinogradKernel::Plan(const ConvShape& shape) const {
   plan.rows = DivideUp(static_cast<size_t>(shape.out_h), kWinogradTile);
   plan.columns = DivideUp(static_cast<size_t>(shape.out_w), kWinogradTile);
   const size_t total = static_cast<size_t>(shape.batch) * plan.rows * plan.columns;
+  // Whole groups of 8 tiles; what is left belongs to the last block where it has room.
   const size_t limit = LargestBlock(blocks_, scheme_.channels);
-  const size_t even = DivideUp(total, DivideUp(total, limit));
-  plan.tiles = std::min(limit, RoundUp(std::max(even, size_t{1}), even > 4 ? 8 : 4));
-  plan.blocks = DivideUp(total, plan.tiles);
+  plan.step = limit >= 8 ? limit / 8 * 8 : limit;
+  plan.blocks = total <= limit ? 1 : 1 + DivideUp(total - limit, plan.step);
+  plan.tiles = std::min(RoundUp(std::max(total, size_t{1}), 4), limit);
   return plan;
 }
 
@@ -319,6 +328,7 @@ Scratch WinogradKernel::PlanScratch(const TilePlan& plan) const {
   s.products = layout.Take(kWinogradPoints * s.product_pitch);
   s.narrow = layout.Take(scheme_.chunks_per_widening > 1 ? plan.tiles * kNarrowBytes : 0);
   s.sums = layout.Take(plan.tiles * kWinogradOutputs * scheme_.channels * sizeof(int32_t));
+  s.direct = layout.Take(plan.tiles * sizeof(WinogradDirect));
   s.bytes = layout.bytes();
   return s;
 }
@@ -367,7 +377,21 @@ void WinogradKernel::TransformBlock(const Task& task, size_t first, size_t count
   }
 }
 
-void WinogradKernel::MultiplyBlock(const Task& task, size_t count, const Panel& panel) const {
+// Where the tiles of a block end in y, for outputs that go there at once.
+void WinogradKernel::ListOutputs(const Task& task, size_t first, size_t count, const Panel& panel) const {
+  const ConvShape& s = task.args.shape;
+  for (size_t t = 0; t < count; ++t) {
+    const Tile tile = TileAt(task.plan, first + t);
+    const int64_t pixel = (tile.image * s.out_h + tile.y) * s.out_w + tile.x;
+    task.direct[t] = {
+        static_cast<uint8_t*>(task.args.y) + pixel * geometry_.out_channels + panel.channel,
+        static_cast<size_t>(std::min(int64_t{kWinogradTile}, s.out_h - tile.y)),
+        static_cast<size_t>(std::min(int64_t{kWinogradTile}, s.out_w - tile.x)),
+    };
+  }
+}
+
+void WinogradKernel::MultiplyBlock(const Task& task, size_t count, const Panel& panel, bool direct) const {
   const Scratch& layout = task.layout;
   for (const Chunk& chunk : panel.chunks) {
     const size_t channel = chunk.first * kWinogradBlock;
@@ -404,9 +428,11 @@ void WinogradKernel::MultiplyBlock(const Task& task, size_t count, const Panel& 
       }
     }
     const size_t index = static_cast<size_t>(&chunk - panel.chunks.data()), run = scheme_.chunks_per_widening;
+    const bool ends = index + 1 == panel.chunks.size();
     scheme_.output({task.products, layout.product_pitch, count, chunk.offset.data(), index % run == 0,
-                    index % run == run - 1 || index + 1 == panel.chunks.size(), task.narrow,
-                    index < run ? panel.base.data() : nullptr, task.sums, SumRow(task.plan)});
+                    ends || index % run == run - 1, task.narrow, index < run ? panel.base.data() : nullptr,
+                    task.sums, SumRow(task.plan), ends && direct ? task.direct : nullptr, &epilogue_.view(),
+                    panel.channel, static_cast<size_t>(task.args.shape.out_w * geometry_.out_channels)});
   }
 }
 
@@ -479,16 +505,20 @@ void WinogradKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
                     reinterpret_cast<int16_t*>(scratch + layout.inputs),
                     scratch + layout.products,
                     scratch + layout.narrow,
-                    reinterpret_cast<int32_t*>(scratch + layout.sums)};
+                    reinterpret_cast<int32_t*>(scratch + layout.sums),
+                    reinterpret_cast<WinogradDirect*>(scratch + layout.direct)};
     std::memset(task.pad_pixel, pad_byte_, blocks_ * kWinogradBlock);
     for (size_t block = first_block; block < end_block; ++block) {
-      const size_t first = block * plan.tiles, count = std::min(plan.tiles, total - first);
+      const size_t first = block * plan.step;
+      const size_t count = block + 1 < plan.blocks ? plan.step : total - first;
       for (size_t p = first_panel; p < end_panel; ++p) {
         const Panel& panel = panels_[p];
         if (p == first_panel || panels_[p - 1].group != panel.group)
           TransformBlock(task, first, count, panel.group);
-        MultiplyBlock(task, count, panel);
-        FinishBlock(task, first, count, panel);
+        const bool direct = FinishesDirectly(panel);
+        if (direct) ListOutputs(task, first, count, panel);
+        MultiplyBlock(task, count, panel, direct);
+        if (!direct) FinishBlock(task, first, count, panel);
       }
     }
   });

@@ -85,8 +85,11 @@ void Weights(const int32_t* taps, int16_t* to) {
 // A tile's recovered outputs are 14 bits wide: four of them add up inside 16.
 constexpr size_t kChunksPerWidening = 4;
 
-template <bool kFirst, bool kLast>
+enum class Last : uint8_t { kNo, kSums, kDirect };
+
+template <bool kFirst, Last kLast>
 void OutputTiles(const WinogradOutput& out) {
+  const size_t row_pitch = out.row_pitch, point_pitch = out.point_pitch / sizeof(int16_t);
   // 4 times the offset, modulo 2^16
   int16x8_t offset[2];
   int32x4_t base[4];
@@ -94,46 +97,70 @@ void OutputTiles(const WinogradOutput& out) {
     const int32x4_t low = vld1q_s32(out.offset + 8 * v), high = vld1q_s32(out.offset + 8 * v + 4);
     offset[v] = vshlq_n_s16(vcombine_s16(vmovn_s32(low), vmovn_s32(high)), 2);
   }
-  for (size_t v = 0; v < 4; ++v) base[v] = out.base != nullptr ? vld1q_s32(out.base + 4 * v) : vdupq_n_s32(0);
+  const bool adds = out.base == nullptr;
+  for (size_t v = 0; v < 4; ++v) base[v] = adds ? vdupq_n_s32(0) : vld1q_s32(out.base + 4 * v);
+  const Requantizer<4> requantizer(*out.epilogue, out.channel);
   for (size_t tile = 0; tile < out.tiles; ++tile) {
     const auto* products = reinterpret_cast<const int16_t*>(out.products + tile * kWinogradProductBytes);
-    const size_t pitch = out.point_pitch / sizeof(int16_t);
     const auto load = [&](int point, int v) LOWBIT_ALWAYS_INLINE {
-      return vld1q_s16(products + static_cast<size_t>(point) * pitch + v * 8);
+      return vld1q_s16(products + static_cast<size_t>(point) * point_pitch + v * 8);
     };
     const size_t at = tile * kWinogradTile * kChannels;
+    int16_t* narrow = static_cast<int16_t*>(out.narrow) + at;
+    int32_t* sums = out.sums + at;
+    WinogradDirect direct{};
+    if (kLast == Last::kDirect) direct = out.direct[tile];
     const auto finish = [&](int row, const int16x8_t(&y)[2][kWinogradTile]) LOWBIT_ALWAYS_INLINE {
-      const size_t first = at + static_cast<size_t>(row) * out.row_pitch;
-      int16_t* narrow = static_cast<int16_t*>(out.narrow) + first;
-      int32_t* sums = out.sums + first;
+      if (kLast == Last::kDirect && static_cast<size_t>(row) >= direct.rows) return;
 #pragma GCC unroll 4
       for (size_t x = 0; x < kWinogradTile; ++x) {
+        int32x4_t whole[4];
 #pragma GCC unroll 2
         for (size_t v = 0; v < 2; ++v) {
           const size_t i = x * kChannels + v * 8;
           const int16x8_t sum =
               kFirst ? vshrq_n_s16(y[v][x], 2) : vsraq_n_s16(vld1q_s16(narrow + i), y[v][x], 2);
-          if (!kLast) {
+          if (kLast == Last::kNo) {
             vst1q_s16(narrow + i, sum);
             continue;
           }
           int32x4_t low = base[2 * v], high = base[2 * v + 1];
-          if (out.base == nullptr) {
+          if (adds) {
             low = vld1q_s32(sums + i);
             high = vld1q_s32(sums + i + 4);
           }
-          vst1q_s32(sums + i, vaddw_s16(low, vget_low_s16(sum)));
-          vst1q_s32(sums + i + 4, vaddw_high_s16(high, sum));
+          whole[2 * v] = vaddw_s16(low, vget_low_s16(sum));
+          whole[2 * v + 1] = vaddw_high_s16(high, sum);
         }
+        if (kLast == Last::kNo) continue;
+        if (kLast == Last::kSums) {
+#pragma GCC unroll 4
+          for (size_t v = 0; v < 4; ++v) vst1q_s32(sums + x * kChannels + 4 * v, whole[v]);
+          continue;
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; ++v) whole[v] = requantizer.Code(whole[v], v);
+        const uint8x16_t codes = requantizer.Pack(whole);
+        if (x < direct.columns) vst1q_u8(direct.y + x * out.epilogue->channels, codes);
       }
+      narrow += row_pitch;
+      sums += row_pitch;
+      direct.y += out.y_row_pitch;
     };
     TransformOutputs<Points, 2>(load, offset, finish);
   }
 }
 
+template <bool kFirst>
+void OutputLast(const WinogradOutput& out) {
+  if (!out.last) return OutputTiles<kFirst, Last::kNo>(out);
+  if (out.direct == nullptr) return OutputTiles<kFirst, Last::kSums>(out);
+  return OutputTiles<kFirst, Last::kDirect>(out);
+}
+
 void Output(const WinogradOutput& out) {
-  if (out.first) return out.last ? OutputTiles<true, true>(out) : OutputTiles<true, false>(out);
-  return out.last ? OutputTiles<false, true>(out) : OutputTiles<false, false>(out);
+  if (out.first) return OutputLast<true>(out);
+  return OutputLast<false>(out);
 }
 
 // The products. Registers: v0..v7 8 channels of a tile each, v8..v15 four steps' weights, v16..v31 sums. A

@@ -27,6 +27,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/common/epilogue_tables.h"
+
 namespace lowbit {
 
 inline constexpr size_t kWinogradTile = 4;                    // outputs in a row of a tile
@@ -61,7 +63,13 @@ struct WinogradProduct {
   ptrdiff_t x_step, w_step, to_step;
 };
 
-// [point][tile][panel] -> [4 rows][tile][4 pixels][panel], 32 bits.
+// Where the outputs of a tile go that are inside the image, and the first of its bytes in y.
+struct WinogradDirect {
+  uint8_t* y;
+  size_t rows, columns;
+};
+
+// [point][tile][panel] -> [4 rows][tile][4 pixels][panel], 32 bits, or requantized to y.
 struct WinogradOutput {
   const uint8_t* products;
   size_t point_pitch;  // in bytes
@@ -74,6 +82,11 @@ struct WinogradOutput {
   const int32_t* base;  // [panel], the value of the sums so far; null: what they hold
   int32_t* sums;
   size_t row_pitch;  // of the sums and their narrow form, in elements
+  // Of each tile, where the last outputs go straight to y: a requantizer that clips bytes
+  // (EpilogueView::pack_clips), a whole panel. Null: into the sums.
+  const WinogradDirect* direct;
+  const EpilogueView* epilogue;
+  size_t channel, y_row_pitch;
 };
 
 struct WinogradScheme {

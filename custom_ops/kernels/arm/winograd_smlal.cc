@@ -59,34 +59,58 @@ void Weights(const int32_t* taps, int16_t* to) {
   for (size_t i = 0; i < kWinogradPoints; ++i) to[i] = static_cast<int16_t>(values[i]);
 }
 
-void Output(const WinogradOutput& out) {
+template <bool kDirect>
+void OutputTiles(const WinogradOutput& out) {
   int32x4_t offset[2], base[2];
+  const bool adds = out.base == nullptr;
   for (size_t v = 0; v < 2; ++v) {
     offset[v] = vmulq_n_s32(vld1q_s32(out.offset + 4 * v), 576);
-    base[v] = out.base != nullptr ? vld1q_s32(out.base + 4 * v) : vdupq_n_s32(0);
+    base[v] = adds ? vdupq_n_s32(0) : vld1q_s32(out.base + 4 * v);
   }
   const int32x4_t ninth = vreinterpretq_s32_u32(vdupq_n_u32(kNinth));
+  const Requantizer<2> requantizer(*out.epilogue, out.channel);
   for (size_t tile = 0; tile < out.tiles; ++tile) {
     const auto* products = reinterpret_cast<const int32_t*>(out.products + tile * kWinogradProductBytes);
     const size_t pitch = out.point_pitch / sizeof(int32_t);
     const auto load = [&](int point, int v) LOWBIT_ALWAYS_INLINE {
       return vld1q_s32(products + static_cast<size_t>(point) * pitch + v * 4);
     };
-    int32_t* to = out.sums + tile * kWinogradTile * kChannels;
+    int32_t* sums = out.sums + tile * kWinogradTile * kChannels;
+    WinogradDirect direct{};
+    if (kDirect) direct = out.direct[tile];
     const auto finish = [&](int row, const int32x4_t(&y)[2][kWinogradTile]) LOWBIT_ALWAYS_INLINE {
-      int32_t* sums = to + static_cast<size_t>(row) * out.row_pitch;
-#pragma GCC unroll 4
-      for (size_t x = 0; x < kWinogradTile; ++x) {
+      if (kDirect && static_cast<size_t>(row) >= direct.rows) return;
 #pragma GCC unroll 2
-        for (size_t v = 0; v < 2; ++v) {
-          int32_t* at = sums + x * kChannels + v * 4;
-          const int32x4_t before = out.base != nullptr ? base[v] : vld1q_s32(at);
-          vst1q_s32(at, vsraq_n_s32(before, vmulq_s32(y[v][x], ninth), 6));
+      for (size_t x = 0; x < kWinogradTile; x += 2) {
+        int32x4_t whole[4];  // two pixels
+#pragma GCC unroll 4
+        for (size_t i = 0; i < 4; ++i) {
+          const size_t v = i % 2, pixel = x + i / 2;
+          const int32x4_t before = adds ? vld1q_s32(sums + pixel * kChannels + 4 * v) : base[v];
+          whole[i] = vsraq_n_s32(before, vmulq_s32(y[v][pixel], ninth), 6);
         }
+        if (!kDirect) {
+#pragma GCC unroll 4
+          for (size_t i = 0; i < 4; ++i) vst1q_s32(sums + x * kChannels + 4 * i, whole[i]);
+          continue;
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) whole[i] = requantizer.Code(whole[i], i % 2);
+        const uint8x16_t codes = requantizer.Pack(whole);
+        uint8_t* to = direct.y + x * out.epilogue->channels;
+        if (x < direct.columns) vst1_u8(to, vget_low_u8(codes));
+        if (x + 1 < direct.columns) vst1_u8(to + out.epilogue->channels, vget_high_u8(codes));
       }
+      sums += out.row_pitch;
+      direct.y += out.y_row_pitch;
     };
     TransformOutputs<Points, 2>(load, offset, finish);
   }
+}
+
+void Output(const WinogradOutput& out) {
+  if (out.last && out.direct != nullptr) return OutputTiles<true>(out);
+  OutputTiles<false>(out);
 }
 
 // The products. Registers: v0..v7 8 channels of a tile each, v8..v11 four steps' weights, v16..v31 sums. A

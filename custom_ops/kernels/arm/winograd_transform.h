@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/arm/simd_neon.h"
 #include "kernels/arm/winograd_scheme.h"
 #include "kernels/common/inline.h"
 
@@ -99,6 +100,26 @@ inline LOWBIT_ALWAYS_INLINE void TransformOutputs(const Load& load, const V (&of
     finish(i, y);
   }
 }
+
+// Sums to codes: as RequantizeTile of kernels/common/epilogue.h, with what is constant in registers.
+template <int kVectors>
+struct Requantizer {
+  float32x4_t scale[kVectors];
+  Neon::PackRange range;
+
+  Requantizer(const EpilogueView& e, size_t channel) : range(e.pack_zero, e.pack_lo, e.pack_hi, e.pack_flip) {
+    // Thresholds have no scale, and do not come here for their codes.
+    for (size_t v = 0; v < kVectors; ++v)
+      scale[v] = e.scale == nullptr ? vdupq_n_f32(0) : vld1q_f32(e.scale + channel + 4 * v);
+  }
+
+  int32x4_t Code(int32x4_t sum, int vector) const {
+    return vcvtnq_s32_f32(vmulq_f32(vcvtq_f32_s32(sum), scale[vector]));
+  }
+  uint8x16_t Pack(const int32x4_t (&codes)[4]) const {
+    return Neon::PackClipped(codes[0], codes[1], codes[2], codes[3], range);
+  }
+};
 
 // [6][6] values at the points from [3][3] taps, G on both sides; T wraps.
 template <class T>
