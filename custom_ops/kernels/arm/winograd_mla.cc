@@ -87,8 +87,10 @@ constexpr size_t kChunksPerWidening = 4;
 
 enum class Last : uint8_t { kNo, kSums, kDirect };
 
-template <bool kFirst, Last kLast>
+// Without branches inside a row: what is independent can run side by side.
+template <bool kFirst, Last kLast, bool kAdds>
 void OutputTiles(const WinogradOutput& out) {
+  constexpr int kT = static_cast<int>(kWinogradTile);
   const size_t row_pitch = out.row_pitch, point_pitch = out.point_pitch / sizeof(int16_t);
   // 4 times the offset, modulo 2^16
   int16x8_t offset[2];
@@ -97,9 +99,9 @@ void OutputTiles(const WinogradOutput& out) {
     const int32x4_t low = vld1q_s32(out.offset + 8 * v), high = vld1q_s32(out.offset + 8 * v + 4);
     offset[v] = vshlq_n_s16(vcombine_s16(vmovn_s32(low), vmovn_s32(high)), 2);
   }
-  const bool adds = out.base == nullptr;
-  for (size_t v = 0; v < 4; ++v) base[v] = adds ? vdupq_n_s32(0) : vld1q_s32(out.base + 4 * v);
+  for (size_t v = 0; v < 4; ++v) base[v] = kAdds ? vdupq_n_s32(0) : vld1q_s32(out.base + 4 * v);
   const Requantizer<4> requantizer(*out.epilogue, out.channel);
+  const size_t y_pitch = out.epilogue->channels;
   for (size_t tile = 0; tile < out.tiles; ++tile) {
     const auto* products = reinterpret_cast<const int16_t*>(out.products + tile * kWinogradProductBytes);
     const auto load = [&](int point, int v) LOWBIT_ALWAYS_INLINE {
@@ -112,55 +114,61 @@ void OutputTiles(const WinogradOutput& out) {
     if (kLast == Last::kDirect) direct = out.direct[tile];
     const auto finish = [&](int row, const int16x8_t(&y)[2][kWinogradTile]) LOWBIT_ALWAYS_INLINE {
       if (kLast == Last::kDirect && static_cast<size_t>(row) >= direct.rows) return;
-#pragma GCC unroll 4
-      for (size_t x = 0; x < kWinogradTile; ++x) {
-        int32x4_t whole[4];
-#pragma GCC unroll 2
-        for (size_t v = 0; v < 2; ++v) {
-          const size_t i = x * kChannels + v * 8;
-          const int16x8_t sum =
-              kFirst ? vshrq_n_s16(y[v][x], 2) : vsraq_n_s16(vld1q_s16(narrow + i), y[v][x], 2);
-          if (kLast == Last::kNo) {
-            vst1q_s16(narrow + i, sum);
-            continue;
-          }
-          int32x4_t low = base[2 * v], high = base[2 * v + 1];
-          if (adds) {
-            low = vld1q_s32(sums + i);
-            high = vld1q_s32(sums + i + 4);
-          }
-          whole[2 * v] = vaddw_s16(low, vget_low_s16(sum));
-          whole[2 * v + 1] = vaddw_high_s16(high, sum);
-        }
-        if (kLast == Last::kNo) continue;
-        if (kLast == Last::kSums) {
-#pragma GCC unroll 4
-          for (size_t v = 0; v < 4; ++v) vst1q_s32(sums + x * kChannels + 4 * v, whole[v]);
-          continue;
-        }
-#pragma GCC unroll 4
-        for (int v = 0; v < 4; ++v) whole[v] = requantizer.Code(whole[v], v);
-        const uint8x16_t codes = requantizer.Pack(whole);
-        if (x < direct.columns) vst1q_u8(direct.y + x * out.epilogue->channels, codes);
+      int16x8_t sum[kT][2];
+#pragma GCC unroll 8
+      for (int i = 0; i < 2 * kT; ++i) {
+        const int16x8_t value = y[i % 2][i / 2];
+        sum[i / 2][i % 2] = kFirst ? vshrq_n_s16(value, 2) : vsraq_n_s16(vld1q_s16(narrow + 8 * i), value, 2);
+        if (kLast == Last::kNo) vst1q_s16(narrow + 8 * i, sum[i / 2][i % 2]);
       }
       narrow += row_pitch;
+      if (kLast == Last::kNo) return;
+      uint8x16_t codes[kT];
+#pragma GCC unroll 4
+      for (int x = 0; x < kT; ++x) {
+        int32x4_t whole[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; ++v) {
+          int32_t* to = sums + x * static_cast<int>(kChannels) + 4 * v;
+          const int32x4_t before = kAdds ? vld1q_s32(to) : base[v];
+          const int16x8_t added = sum[x][v / 2];
+          whole[v] = v % 2 == 0 ? vaddw_s16(before, vget_low_s16(added)) : vaddw_high_s16(before, added);
+          if (kLast == Last::kSums) vst1q_s32(to, whole[v]);
+          whole[v] = requantizer.Code(whole[v], v);
+        }
+        codes[x] = requantizer.Pack(whole);
+      }
       sums += row_pitch;
+      if (kLast == Last::kSums) return;
+      uint8_t* to = direct.y;
       direct.y += out.y_row_pitch;
+      if (direct.columns == kWinogradTile) {
+#pragma GCC unroll 4
+        for (int x = 0; x < kT; ++x) vst1q_u8(to + static_cast<size_t>(x) * y_pitch, codes[x]);
+        return;
+      }
+      vst1q_u8(to, codes[0]);
+      if (direct.columns > 1) vst1q_u8(to + y_pitch, codes[1]);
+      if (direct.columns > 2) vst1q_u8(to + 2 * y_pitch, codes[2]);
     };
     TransformOutputs<Points, 2>(load, offset, finish);
   }
 }
 
-template <bool kFirst>
+template <bool kFirst, Last kLast>
 void OutputLast(const WinogradOutput& out) {
-  if (!out.last) return OutputTiles<kFirst, Last::kNo>(out);
-  if (out.direct == nullptr) return OutputTiles<kFirst, Last::kSums>(out);
-  return OutputTiles<kFirst, Last::kDirect>(out);
+  return out.base != nullptr ? OutputTiles<kFirst, kLast, false>(out) : OutputTiles<kFirst, kLast, true>(out);
+}
+
+template <bool kFirst>
+void OutputFirst(const WinogradOutput& out) {
+  if (!out.last) return OutputTiles<kFirst, Last::kNo, true>(out);
+  return out.direct == nullptr ? OutputLast<kFirst, Last::kSums>(out)
+                               : OutputLast<kFirst, Last::kDirect>(out);
 }
 
 void Output(const WinogradOutput& out) {
-  if (out.first) return OutputLast<true>(out);
-  return OutputLast<false>(out);
+  return out.first ? OutputFirst<true>(out) : OutputFirst<false>(out);
 }
 
 // The products. Registers: v0..v7 8 channels of a tile each, v8..v15 four steps' weights, v16..v31 sums. A

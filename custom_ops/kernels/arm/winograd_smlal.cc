@@ -59,58 +59,59 @@ void Weights(const int32_t* taps, int16_t* to) {
   for (size_t i = 0; i < kWinogradPoints; ++i) to[i] = static_cast<int16_t>(values[i]);
 }
 
-template <bool kDirect>
+// Without branches inside a row: what is independent can run side by side.
+template <bool kDirect, bool kAdds>
 void OutputTiles(const WinogradOutput& out) {
+  constexpr int kT = static_cast<int>(kWinogradTile);
   int32x4_t offset[2], base[2];
-  const bool adds = out.base == nullptr;
   for (size_t v = 0; v < 2; ++v) {
     offset[v] = vmulq_n_s32(vld1q_s32(out.offset + 4 * v), 576);
-    base[v] = adds ? vdupq_n_s32(0) : vld1q_s32(out.base + 4 * v);
+    base[v] = kAdds ? vdupq_n_s32(0) : vld1q_s32(out.base + 4 * v);
   }
   const int32x4_t ninth = vreinterpretq_s32_u32(vdupq_n_u32(kNinth));
   const Requantizer<2> requantizer(*out.epilogue, out.channel);
+  const size_t y_pitch = out.epilogue->channels, point_pitch = out.point_pitch / sizeof(int32_t);
   for (size_t tile = 0; tile < out.tiles; ++tile) {
     const auto* products = reinterpret_cast<const int32_t*>(out.products + tile * kWinogradProductBytes);
-    const size_t pitch = out.point_pitch / sizeof(int32_t);
     const auto load = [&](int point, int v) LOWBIT_ALWAYS_INLINE {
-      return vld1q_s32(products + static_cast<size_t>(point) * pitch + v * 4);
+      return vld1q_s32(products + static_cast<size_t>(point) * point_pitch + v * 4);
     };
     int32_t* sums = out.sums + tile * kWinogradTile * kChannels;
     WinogradDirect direct{};
     if (kDirect) direct = out.direct[tile];
     const auto finish = [&](int row, const int32x4_t(&y)[2][kWinogradTile]) LOWBIT_ALWAYS_INLINE {
       if (kDirect && static_cast<size_t>(row) >= direct.rows) return;
-#pragma GCC unroll 2
-      for (size_t x = 0; x < kWinogradTile; x += 2) {
-        int32x4_t whole[4];  // two pixels
-#pragma GCC unroll 4
-        for (size_t i = 0; i < 4; ++i) {
-          const size_t v = i % 2, pixel = x + i / 2;
-          const int32x4_t before = adds ? vld1q_s32(sums + pixel * kChannels + 4 * v) : base[v];
-          whole[i] = vsraq_n_s32(before, vmulq_s32(y[v][pixel], ninth), 6);
-        }
-        if (!kDirect) {
-#pragma GCC unroll 4
-          for (size_t i = 0; i < 4; ++i) vst1q_s32(sums + x * kChannels + 4 * i, whole[i]);
-          continue;
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) whole[i] = requantizer.Code(whole[i], i % 2);
-        const uint8x16_t codes = requantizer.Pack(whole);
-        uint8_t* to = direct.y + x * out.epilogue->channels;
-        if (x < direct.columns) vst1_u8(to, vget_low_u8(codes));
-        if (x + 1 < direct.columns) vst1_u8(to + out.epilogue->channels, vget_high_u8(codes));
+      int32x4_t sum[2 * kT];  // [pixel][vector]
+#pragma GCC unroll 8
+      for (int i = 0; i < 2 * kT; ++i) {
+        const int32x4_t before = kAdds ? vld1q_s32(sums + 4 * i) : base[i % 2];
+        sum[i] = vsraq_n_s32(before, vmulq_s32(y[i % 2][i / 2], ninth), 6);
+        if (!kDirect) vst1q_s32(sums + 4 * i, sum[i]);
       }
       sums += out.row_pitch;
+      if (!kDirect) return;
+#pragma GCC unroll 8
+      for (int i = 0; i < 2 * kT; ++i) sum[i] = requantizer.Code(sum[i], i % 2);
+      const uint8x16_t first = requantizer.Pack({sum[0], sum[1], sum[2], sum[3]});
+      const uint8x16_t second = requantizer.Pack({sum[4], sum[5], sum[6], sum[7]});
+      uint8_t* to = direct.y;
       direct.y += out.y_row_pitch;
+      vst1_u8(to, vget_low_u8(first));
+      if (direct.columns > 1) vst1_u8(to + y_pitch, vget_high_u8(first));
+      if (direct.columns > 2) vst1_u8(to + 2 * y_pitch, vget_low_u8(second));
+      if (direct.columns > 3) vst1_u8(to + 3 * y_pitch, vget_high_u8(second));
     };
     TransformOutputs<Points, 2>(load, offset, finish);
   }
 }
 
+template <bool kDirect>
+void OutputDirect(const WinogradOutput& out) {
+  return out.base != nullptr ? OutputTiles<kDirect, false>(out) : OutputTiles<kDirect, true>(out);
+}
+
 void Output(const WinogradOutput& out) {
-  if (out.last && out.direct != nullptr) return OutputTiles<true>(out);
-  OutputTiles<false>(out);
+  return out.direct != nullptr ? OutputDirect<true>(out) : OutputDirect<false>(out);
 }
 
 // The products. Registers: v0..v7 8 channels of a tile each, v8..v11 four steps' weights, v16..v31 sums. A
