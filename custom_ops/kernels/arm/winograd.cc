@@ -455,9 +455,8 @@ void WinogradKernel::FinishBlock(const Task& task, size_t first, size_t count, c
   }
 }
 
-// Cycles of a call, of a tile's products beside their multiplications, and of an output beside its transform;
-// modelled Cortex-A53.
-constexpr double kCallCycles = 500, kProductCycles = 60, kOutputCycles = 1.0;
+// Cycles of a call, and of a group of tiles' products beside their multiplications; modelled Cortex-A53.
+constexpr double kCallCycles = 500, kProductCycles = 60;
 
 double Cycles(const ConvSpec& spec, const WinogradScheme& scheme, const ConvShape& shape) {
   const ConvGeometry& g = spec.geometry;
@@ -473,8 +472,7 @@ double Cycles(const ConvSpec& spec, const WinogradScheme& scheme, const ConvShap
   const double products = static_cast<double>(kWinogradPoints) *
                           (panels * blocks * steps + chunks * (groups8 + groups4) * kProductCycles);
   const double inputs = static_cast<double>(g.group) * blocks * scheme.input_cycles;
-  const double outputs = chunks * scheme.output_cycles +
-                         panels * static_cast<double>(kWinogradOutputs * scheme.channels) * kOutputCycles;
+  const double outputs = chunks * scheme.output_cycles + panels * scheme.finish_cycles;
   return kCallCycles + products + static_cast<double>(tiles) * (inputs + outputs);
 }
 

@@ -387,6 +387,7 @@ const WinogradScheme kWinogradMla = {
     .product8_cycles = 156,
     .input_cycles = 470,
     .output_cycles = 700,
+    .finish_cycles = 570,
 };
 
 }  // namespace lowbit

@@ -101,8 +101,8 @@ struct WinogradScheme {
   void (*product8)(const WinogradProduct& product);
   void (*output)(const WinogradOutput& output);
   // Modelled cycles (Cortex-A53) of one block's products, for 4 and for 8 tiles; of transforming one block's
-  // inputs and one panel's outputs of one tile.
-  double product4_cycles, product8_cycles, input_cycles, output_cycles;
+  // inputs of one tile; of one tile's outputs of a chunk, and of finishing them.
+  double product4_cycles, product8_cycles, input_cycles, output_cycles, finish_cycles;
 };
 
 // Defined in winograd_<name>.cc.

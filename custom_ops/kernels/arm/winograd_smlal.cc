@@ -317,10 +317,11 @@ const WinogradScheme kWinogradSmlal = {
     .product4 = &Product4,
     .product8 = &Product8,
     .output = &Output,
-    .product4_cycles = 78,
-    .product8_cycles = 146,
-    .input_cycles = 490,
+    .product4_cycles = 81,
+    .product8_cycles = 149,
+    .input_cycles = 496,
     .output_cycles = 700,
+    .finish_cycles = 200,
 };
 
 }  // namespace lowbit
