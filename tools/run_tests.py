@@ -387,7 +387,8 @@ def arm_tests(processors: dict[str, str]) -> Outcome:
         return Outcome(failed=1)
     total = Outcome()
     server = shlex.join(["qemu-aarch64", str(folder / "custom_ops/lowbit_node_server")])
-    tests = (*parallel(), f"{NUMERICS}/test_conv_kernels.py", "-k")
+    files = (f"{NUMERICS}/test_conv_kernels.py", f"{NUMERICS}/test_winograd.py")
+    tests = (*parallel(), *files, "-k")
     for processor, chosen in processors.items():
         emulated = {"QEMU_CPU": processor, "QEMU_LD_PREFIX": "/usr/aarch64-linux-gnu"}
         for one in (

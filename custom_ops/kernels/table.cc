@@ -56,6 +56,7 @@ std::span<const KernelInfo> KernelsElsewhere() {
   static constexpr KernelInfo kArm[] = {
 #define LOWBIT_ARM_GEMM(scheme, name, algorithm, isa, x_bits, w_bits, note) \
   {name, "conv", algorithm, isa, x_bits, w_bits, note},
+#define LOWBIT_ARM_WINOGRAD LOWBIT_ARM_GEMM
 #include "kernels/arm/rows.inc"
   };
   return kArm;

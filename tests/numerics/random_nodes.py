@@ -29,7 +29,7 @@ class Node:
 
 
 def make(op_type: str, rng: np.random.Generator, **fixed: Any) -> Node:
-    """A random node; `fixed` sets x_bits, w_bits, kind ("dense", "depthwise", ...) or epilogue."""
+    """A random node; `fixed` sets x_bits, w_bits, kind ("dense", "depthwise", "3x3", ...) or epilogue."""
     if op_type in MATMULS:
         return _matmul(op_type, rng, **fixed)
     return _MAKERS[op_type](rng)
@@ -143,6 +143,8 @@ def _matmul(
         attrs |= {"in_channels": cin, "out_channels": out, "kernel_shape": kernel, "group": group}
         attrs["strides"] = _ints(rng, spatial, 1, 3)
         attrs["dilations"] = _ints(rng, spatial, 1, 2)
+        if kind == "3x3":  # of stride 1
+            kernel[:], attrs["strides"], attrs["dilations"] = [3, 3], [1, 1], [1, 1]
         reach = [d * (k - 1) for d, k in zip(attrs["dilations"], kernel, strict=True)]
         if op_type == "LowBitConvTranspose":
             attrs["output_padding"] = [int(rng.integers(0, s)) for s in attrs["strides"]]

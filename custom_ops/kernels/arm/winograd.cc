@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/packed_weights.h"
+#include "core/selection.h"
 #include "kernels/arm/gemm_finish.h"
 #include "kernels/arm/winograd_scheme.h"
 #include "kernels/common/epilogue_tables.h"
@@ -555,17 +556,17 @@ std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
 }
 
 template <const WinogradScheme& kScheme>
-KernelRow Row(const char* name, const char* note) {
-  return {name, "conv", "winograd",       Isa::kNeon,     8,
-          8,    note,   &Refuse<kScheme>, &Cost<kScheme>, &Create<kScheme>};
+KernelRow Row(const KernelInfo& info) {
+  return {info, &Refuse<kScheme>, &Cost<kScheme>, &Create<kScheme>};
 }
 
 }  // namespace
 
 std::span<const KernelRow> ArmWinogradRows() {
   static const KernelRow kRows[] = {
-      Row<kWinogradMla>("winograd_f4_mla_8x16_neon", "3x3, few bits: F(4x4) modulo 2^16"),
-      Row<kWinogradSmlal>("winograd_f4_smlal_8x8_neon", "3x3, up to 8 bits: F(4x4), 16-bit operands"),
+#define LOWBIT_ARM_WINOGRAD(scheme, name, algorithm, isa, x_bits, w_bits, note) \
+  HasKernels(name) ? Row<scheme>({name, "conv", algorithm, isa, x_bits, w_bits, note}) : KernelRow{},
+#include "kernels/arm/rows.inc"
   };
   return kRows;
 }
