@@ -264,6 +264,23 @@ def test_least_codes_around_the_papers_intervals(bits, row):
 
 
 @pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("x_bits", [4, 7, 8])
+def test_zero_points_that_take_weights_out_of_int8(x_bits, row):
+    """What is multiplied is then moved back into int8, and may reach both of its ends."""
+    for zero_point in (-128, -122, -73, -1, 1, 73, 122, 127):
+        node = conv(x_bits, [1, 6, 5, 20], 19, [3, 3], x_bits=x_bits, x_encoding="signed", zeros=False)
+        low, high = random_nodes.code_range(8, "signed")
+        w = np.full((19, 180), low, np.int8)
+        w[::2, -1] = high
+        w[1::4] = high
+        w[1::4, 0] = low
+        node.inputs[0][...] = random_nodes.code_range(x_bits, "signed")[0]
+        node.inputs[1] = pack(w, 8)
+        node.inputs[5] = np.int32(zero_point)
+        check(row, node)
+
+
+@pytest.mark.parametrize("row", ROWS)
 def test_channels_1_to_70(row):
     for channels in range(1, 71):
         check(row, conv(channels, [1, 4, 5, channels], 71 - channels, [3, 3], pads=[1, 0, 1, 2]))

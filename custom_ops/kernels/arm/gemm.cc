@@ -26,6 +26,7 @@
 
 #include "core/packed_weights.h"
 #include "core/selection.h"
+#include "core/status.h"
 #include "kernels/arm/gemm_finish.h"
 #include "kernels/arm/gemm_pack.h"
 #include "kernels/arm/gemm_scheme.h"
@@ -79,14 +80,15 @@ GemmOperands RangesOf(const ConvSpec& spec) {
     o.x_lo = spec.x.MinCode() - XOffset(spec.x);
     o.x_hi = spec.x.MaxCode() - XOffset(spec.x);
   }
-  if (spec.w.bits <= kFewWeightBits) {
-    o.w_lo = spec.weight_values.lo;
-    o.w_hi = spec.weight_values.hi;
-  } else {
+  int32_t lo = spec.weight_values.lo, hi = spec.weight_values.hi;
+  if (spec.w.bits > kFewWeightBits) {
     const auto [least, largest] = std::minmax_element(spec.w_zero_point.begin(), spec.w_zero_point.end());
-    o.w_lo = std::max(spec.w.MinCode() - *largest, -128);
-    o.w_hi = std::min(spec.w.MaxCode() - *least, 127);
+    lo = spec.w.MinCode() - *largest;
+    hi = spec.w.MaxCode() - *least;
   }
+  // A channel that leaves int8 at one end is moved back (ChannelWeights), and its other end with it.
+  o.w_lo = std::max(lo - std::max(hi - 127, 0), -128);
+  o.w_hi = std::min(hi + std::max(-128 - lo, 0), 127);
   return o;
 }
 
@@ -255,7 +257,8 @@ void GemmKernel::PackWeights(const ConvSpec& spec) {
       panel.group = group;
       operands.weights = stored.data() + panel.channel * k;
       operands.channels = panel.count;
-      panel.flush = std::max(scheme_.flush(operands), size_t{1});
+      panel.flush = scheme_.flush(operands);
+      Require(panel.flush != 0, "weights outside the range for which this kernel was chosen");
       least_flush_ = panels_.empty() ? panel.flush : std::min(least_flush_, panel.flush);
       panels_.push_back(panel);
     }
