@@ -44,6 +44,12 @@ def test_layers_are_those_of_the_network(name):
     assert counts == {tuple(row[:-1]): row[-1] for row in NETWORKS[name]}
 
 
+def test_sampled_layers_are_among_those_of_the_network():
+    assert {tuple(row) for row in NETWORKS["densenet121_sampled"]} <= {
+        tuple(row) for row in NETWORKS["densenet121"]
+    }
+
+
 @pytest.mark.parametrize("row", [NETWORKS["resnet50"][-1], NETWORKS["mobilenetv2"][-4]])
 def test_both_sides_of_a_layer_give_the_same_codes(layers, row):
     problem = layers.Problem.seeded(layers.Layer(*row), layers.Pair.parse("w8a8"))
