@@ -46,14 +46,15 @@ constexpr size_t kMaxFlush = 4096;
   OP "2 v17.8h, v" W ".16b, v" X3 ".16b\n"
 #define LOWBIT_STEP_A(OP) LOWBIT_STEP(OP, "0", "1", "2", "3", "4", "5", "v6.8h, v7.8h, v8.8h, v9.8h")
 #define LOWBIT_STEP_B(OP) LOWBIT_STEP(OP, "5", "6", "7", "8", "9", "0", "v1.8h, v2.8h, v3.8h, v4.8h")
-#define LOWBIT_FLUSH        \
-  "sadalp v24.4s, v10.8h\n" \
-  "sadalp v25.4s, v11.8h\n" \
-  "sadalp v26.4s, v12.8h\n" \
-  "sadalp v27.4s, v13.8h\n" \
-  "sadalp v28.4s, v14.8h\n" \
-  "sadalp v29.4s, v15.8h\n" \
-  "sadalp v30.4s, v16.8h\n" \
+// With room for scalar instructions, which cost nothing beside SADALP.
+#define LOWBIT_FLUSH(SCALAR0, SCALAR1, SCALAR2)  \
+  "sadalp v24.4s, v10.8h\n" SCALAR0              \
+  "sadalp v25.4s, v11.8h\n" SCALAR1              \
+  "sadalp v26.4s, v12.8h\n" SCALAR2              \
+  "sadalp v27.4s, v13.8h\n"                      \
+  "sadalp v28.4s, v14.8h\n"                      \
+  "sadalp v29.4s, v15.8h\n"                      \
+  "sadalp v30.4s, v16.8h\n"                      \
   "sadalp v31.4s, v17.8h\n"
 #define LOWBIT_LOAD                                 \
   "ldp q24, q25, [%[sums], #0]\n"                   \
@@ -80,13 +81,13 @@ void TileOfSingles(const GemmTile& t) {
       LOWBIT_LOAD
       "1:\n"
       LOWBIT_STEP_A("smull")
-      LOWBIT_FLUSH
+      LOWBIT_FLUSH("", "", "")
       LOWBIT_STEP_B("smull")
-      LOWBIT_FLUSH
+      LOWBIT_FLUSH("", "", "")
       "subs %[pairs], %[pairs], #1\n"
       "b.ne 1b\n"
       LOWBIT_STORE
-      : [w] "+r"(w), [x] "+r"(x), [pairs] "+r"(pairs), [high] "=&r"(high)
+      : [w] "+&r"(w), [x] "+&r"(x), [pairs] "+&r"(pairs), [high] "=&r"(high)
       : [sums] "r"(t.sums)
       : LOWBIT_CLOBBERS);
 }
@@ -94,15 +95,12 @@ void TileOfSingles(const GemmTile& t) {
 // An even number of products a flush; steps come in pairs because K is a multiple of 4.
 void TileOfPairs(const GemmTile& t) {
   const uint8_t *w = t.w, *x = t.x;
-  size_t left = t.steps / 2, count = 0;
   const size_t flush = t.flush / 2;
+  size_t count = std::min(t.steps / 2, flush), left = t.steps / 2 - count;
   uint64_t high;
   asm volatile(
       LOWBIT_LOAD
       "1:\n"
-      "cmp %[left], %[flush]\n"
-      "csel %[count], %[left], %[flush], lo\n"
-      "sub %[left], %[left], %[count]\n"
       LOWBIT_STEP_A("smull")
       "subs %[count], %[count], #1\n"
       LOWBIT_STEP_B("smlal")
@@ -113,10 +111,11 @@ void TileOfPairs(const GemmTile& t) {
       LOWBIT_STEP_B("smlal")
       "b.ne 2b\n"
       "3:\n"
-      LOWBIT_FLUSH
-      "cbnz %[left], 1b\n"
+      LOWBIT_FLUSH("cmp %[left], %[flush]\n", "csel %[count], %[left], %[flush], lo\n",
+                   "sub %[left], %[left], %[count]\n")
+      "cbnz %[count], 1b\n"
       LOWBIT_STORE
-      : [w] "+r"(w), [x] "+r"(x), [left] "+r"(left), [count] "+&r"(count), [high] "=&r"(high)
+      : [w] "+&r"(w), [x] "+&r"(x), [left] "+&r"(left), [count] "+&r"(count), [high] "=&r"(high)
       : [sums] "r"(t.sums), [flush] "r"(flush)
       : LOWBIT_CLOBBERS);
 }
