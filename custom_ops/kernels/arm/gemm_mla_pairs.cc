@@ -31,69 +31,53 @@ inline int16x8_t Product(int16x8_t sum, int16x8_t w, int16x8_t x) {
   return kFirst ? vmulq_laneq_s16(w, x, kLane) : vmlaq_laneq_s16(sum, w, x, kLane);
 }
 
-// The values of kPixels pixels in one step: 8 of them, then 4.
-template <int kPixels>
-struct Step {
-  int16x8_t w, x8;
-  int16x4_t x4;
+// 8 pixels.
+constexpr int kPixels = 8;
 
-  Step(const int16_t* w_at, const int16_t* x8_at, const int16_t* x4_at) : w(vld1q_s16(w_at)) {
-    if constexpr (kPixels >= 8) x8 = vld1q_s16(x8_at);
-    if constexpr (kPixels % 8 != 0) x4 = vld1_s16(x4_at);
-  }
+struct Step {
+  int16x8_t w, x;
+
+  Step(const int16_t* w_at, const int16_t* x_at) : w(vld1q_s16(w_at)), x(vld1q_s16(x_at)) {}
 
   template <bool kFirst>
   void Multiply(int16x8_t (&t)[kPixels]) const {
-    if constexpr (kPixels >= 8) {
-      t[0] = Product<kFirst, 0>(t[0], w, x8);
-      t[1] = Product<kFirst, 1>(t[1], w, x8);
-      t[2] = Product<kFirst, 2>(t[2], w, x8);
-      t[3] = Product<kFirst, 3>(t[3], w, x8);
-      t[4] = Product<kFirst, 4>(t[4], w, x8);
-      t[5] = Product<kFirst, 5>(t[5], w, x8);
-      t[6] = Product<kFirst, 6>(t[6], w, x8);
-      t[7] = Product<kFirst, 7>(t[7], w, x8);
-    }
-    if constexpr (kPixels % 8 != 0) {
-      constexpr int kAt = kPixels - 4;
-      const int16x8_t x = vcombine_s16(x4, x4);
-      t[kAt] = Product<kFirst, 0>(t[kAt], w, x);
-      t[kAt + 1] = Product<kFirst, 1>(t[kAt + 1], w, x);
-      t[kAt + 2] = Product<kFirst, 2>(t[kAt + 2], w, x);
-      t[kAt + 3] = Product<kFirst, 3>(t[kAt + 3], w, x);
-    }
+    t[0] = Product<kFirst, 0>(t[0], w, x);
+    t[1] = Product<kFirst, 1>(t[1], w, x);
+    t[2] = Product<kFirst, 2>(t[2], w, x);
+    t[3] = Product<kFirst, 3>(t[3], w, x);
+    t[4] = Product<kFirst, 4>(t[4], w, x);
+    t[5] = Product<kFirst, 5>(t[5], w, x);
+    t[6] = Product<kFirst, 6>(t[6], w, x);
+    t[7] = Product<kFirst, 7>(t[7], w, x);
   }
 };
 
-template <int kPixels>
-void Tile(const GemmTile& tile) {
+void Tile8(const GemmTile& tile) {
   const auto* w = reinterpret_cast<const int16_t*>(tile.w);
-  const auto* x8 = reinterpret_cast<const int16_t*>(tile.x);
-  const int16_t* x4 = x8 + (kPixels >= 8 ? tile.steps * 8 : 0);
+  const auto* x = reinterpret_cast<const int16_t*>(tile.x);
   for (size_t left = tile.steps; left > 0;) {
     int16x8_t s[kPixels];
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int p = 0; p < kPixels; ++p) s[p] = vdupq_n_s16(0);
     for (size_t flushes = 0; flushes < kFlushesPerWidening && left > 0; ++flushes) {
       const size_t run = left < tile.flush ? left : tile.flush;
       left -= run;
       int16x8_t t[kPixels];
-      const auto step = [&](size_t i) { return Step<kPixels>(w + 8 * i, x8 + 8 * i, x4 + 4 * i); };
+      const auto step = [&](size_t i) { return Step(w + 8 * i, x + 8 * i); };
       step(0).template Multiply<true>(t);
       size_t i = 1;
       for (; i + 2 <= run; i += 2) {
-        const Step<kPixels> first = step(i), second = step(i + 1);
+        const Step first = step(i), second = step(i + 1);
         first.template Multiply<false>(t);
         second.template Multiply<false>(t);
       }
       if (i < run) step(i).template Multiply<false>(t);
       w += 8 * run;
-      x8 += 8 * run;
-      x4 += 4 * run;
-#pragma GCC unroll 12
+      x += 8 * run;
+#pragma GCC unroll 8
       for (int p = 0; p < kPixels; ++p) s[p] = vrsraq_n_s16(s[p], t[p], 8);
     }
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int p = 0; p < kPixels; ++p) {
       int32_t* sums = tile.sums + static_cast<size_t>(p) * kChannels;
       vst1q_s32(sums, vaddw_s16(vld1q_s32(sums), vget_low_s16(s[p])));
@@ -149,6 +133,19 @@ void Tile(const GemmTile& tile) {
   "srsra v30.8h, v18.8h, #8\n"             \
   "srsra v31.8h, v19.8h, #8\n"             \
   "cbz %[count], 9f\n"
+// All runs. One may begin with step A or with step B, because runs may be odd.
+#define LOWBIT_RUNS                        \
+  "1:\n" LOWBIT_STEP_A("mul")              \
+  "b.eq 4f\n"                              \
+  "2:\n" LOWBIT_STEP_B("mla")              \
+  "b.eq 5f\n"                              \
+  "3:\n" LOWBIT_STEP_A("mla")              \
+  "b.ne 2b\n"                              \
+  "4:\n" LOWBIT_FLUSH LOWBIT_STEP_B("mul") \
+  "b.ne 3b\n"                              \
+  "5:\n" LOWBIT_FLUSH                      \
+  "b 1b\n"                                 \
+  "9:\n"
 // Four pixels' d to their 32-bit sums.
 #define LOWBIT_WIDEN(D0, D1, D2, D3, AT0, AT1, AT2, AT3)  \
   "ldp q0, q1, [%[sums], #" AT0 "]\n"                     \
@@ -169,7 +166,7 @@ void Tile(const GemmTile& tile) {
   "stp q6, q7, [%[sums], #" AT3 "]\n"
 // clang-format on
 
-// At most kFlushesPerWidening flushes. A run may begin with step A or with step B: runs may be odd.
+// At most kFlushesPerWidening flushes.
 inline void Tile12Of(const int16_t* w, const int16_t* x8, const int16_t* x4, size_t steps, size_t flush,
                      int32_t* sums) {
   size_t count = std::min(steps, flush), left = steps - count;
@@ -191,23 +188,7 @@ inline void Tile12Of(const int16_t* w, const int16_t* x8, const int16_t* x4, siz
       "movi v29.2d, #0\n"
       "movi v30.2d, #0\n"
       "movi v31.2d, #0\n"
-      "1:\n"
-      LOWBIT_STEP_A("mul")
-      "b.eq 4f\n"
-      "2:\n"
-      LOWBIT_STEP_B("mla")
-      "b.eq 5f\n"
-      "3:\n"
-      LOWBIT_STEP_A("mla")
-      "b.ne 2b\n"
-      "4:\n"
-      LOWBIT_FLUSH
-      LOWBIT_STEP_B("mul")
-      "b.ne 3b\n"
-      "5:\n"
-      LOWBIT_FLUSH
-      "b 1b\n"
-      "9:\n"
+      LOWBIT_RUNS
       LOWBIT_WIDEN("20", "21", "22", "23", "0", "32", "64", "96")
       LOWBIT_WIDEN("24", "25", "26", "27", "128", "160", "192", "224")
       LOWBIT_WIDEN("28", "29", "30", "31", "256", "288", "320", "352")
@@ -230,6 +211,60 @@ void Tile12(const GemmTile& tile) {
   }
 }
 
+// The same for 4 pixels, the rest of a block: sums of products v8..v11, of d v20..v23. Step A has its weights
+// in v0 and the pixels in v1, step B in v3 and v4.
+// clang-format off
+#undef LOWBIT_STEP
+#undef LOWBIT_STEP_A
+#undef LOWBIT_STEP_B
+#undef LOWBIT_FLUSH
+#define LOWBIT_STEP(OP, W, X, NEXT_W, NEXT_X)  \
+  OP " v8.8h, v" W ".8h, v" X ".h[0]\n"        \
+  "ldr q" NEXT_W ", [%[w]], #16\n"             \
+  OP " v9.8h, v" W ".8h, v" X ".h[1]\n"        \
+  "ldr d" NEXT_X ", [%[x]], #8\n"              \
+  OP " v10.8h, v" W ".8h, v" X ".h[2]\n"       \
+  "subs %[count], %[count], #1\n"              \
+  OP " v11.8h, v" W ".8h, v" X ".h[3]\n"
+#define LOWBIT_STEP_A(OP) LOWBIT_STEP(OP, "0", "1", "3", "4")
+#define LOWBIT_STEP_B(OP) LOWBIT_STEP(OP, "3", "4", "0", "1")
+#define LOWBIT_FLUSH                       \
+  "srsra v20.8h, v8.8h, #8\n"              \
+  "cmp %[left], %[flush]\n"                \
+  "srsra v21.8h, v9.8h, #8\n"              \
+  "csel %[count], %[left], %[flush], lo\n" \
+  "srsra v22.8h, v10.8h, #8\n"             \
+  "sub %[left], %[left], %[count]\n"       \
+  "srsra v23.8h, v11.8h, #8\n"             \
+  "cbz %[count], 9f\n"
+
+inline void Tile4Of(const int16_t* w, const int16_t* x, size_t steps, size_t flush, int32_t* sums) {
+  size_t count = std::min(steps, flush), left = steps - count;
+  asm volatile(
+      "ldr q0, [%[w]], #16\n"
+      "ldr d1, [%[x]], #8\n"
+      "movi v20.2d, #0\n"
+      "movi v21.2d, #0\n"
+      "movi v22.2d, #0\n"
+      "movi v23.2d, #0\n"
+      LOWBIT_RUNS
+      LOWBIT_WIDEN("20", "21", "22", "23", "0", "32", "64", "96")
+      : [w] "+&r"(w), [x] "+&r"(x), [count] "+&r"(count), [left] "+&r"(left)
+      : [flush] "r"(flush), [sums] "r"(sums)
+      : "cc", "memory", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v20", "v21", "v22",
+        "v23");
+}
+// clang-format on
+
+void Tile4(const GemmTile& tile) {
+  const auto* w = reinterpret_cast<const int16_t*>(tile.w);
+  const auto* x = reinterpret_cast<const int16_t*>(tile.x);
+  const size_t most = kFlushesPerWidening * tile.flush;
+  for (size_t done = 0; done < tile.steps; done += most) {
+    Tile4Of(w + 8 * done, x + 4 * done, std::min(most, tile.steps - done), tile.flush, tile.sums);
+  }
+}
+
 size_t Flush(const GemmOperands& operands) {
   const size_t both = LongestSafeRun(operands, 1, -127, 127, 2 * kMaxFlush) / 2;
   return std::min(both, LongestSafeRun(operands, 2, -128, 127, kMaxFlush));
@@ -244,6 +279,6 @@ double MacsPerCycle(Pipeline pipeline, size_t flush) {
 }  // namespace
 
 const GemmScheme kGemmMlaPairs = {
-    kChannels, 2, 2, GemmForm::kPairs, &Flush, &MacsPerCycle, {&Tile<4>, &Tile<8>, &Tile12}};
+    kChannels, 2, 2, GemmForm::kPairs, &Flush, &MacsPerCycle, {&Tile4, &Tile8, &Tile12}};
 
 }  // namespace lowbit
