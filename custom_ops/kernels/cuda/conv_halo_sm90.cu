@@ -8,9 +8,7 @@
 // image), a tile is 64 places in a row, some of them without an output, and the operand that a tap sees is
 // the same 64 rows of shared memory shifted by a constant: nothing is copied for it. wgmma takes any row as
 // the first, as the swizzle follows from the address.
-#include <cuda.h>
-
-#include "kernels/cuda/conv_tile.cuh"
+#include "kernels/cuda/halo_places.cuh"
 #include "kernels/cuda/heuristic.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/launch.h"
@@ -20,31 +18,6 @@ namespace lowbit::cuda {
 namespace {
 
 constexpr int kGroup = 128, kMaxSlots = 2;
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// A box of `map`: a row of pixels from (w, h, n) on, a slab of channels from c on. What lies outside is 0.
-__device__ __forceinline__ void RowCopy(uint32_t shared, const CUtensorMap& map, int c, int w, int h, int n,
-                                        uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
-      "%5, %6}], [%2];" ::"r"(shared),
-      "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n)
-      : "memory");
-}
-
-// The output of each place of a tile.
-struct PixelsOfPlaces {
-  const ConvParams& p;
-  const HaloParams& h;
-  int first;
-  __device__ __forceinline__ int operator()(int row) const {
-    const int place = first + row, line = Divide(place, h.by_pitch), ox = place - line * h.pitch;
-    const int image = Divide(line, h.by_rows), oy = line - image * h.image_rows;
-    const bool there = ox < p.out_w && oy < p.out_h && image < h.images;
-    return there ? (image * p.out_h + oy) * p.out_w + ox : -1;
-  }
-};
-#endif
 
 // Warpgroups take tiles in turn, each rounds and stores by itself while others multiply.
 template <int kTileN, int kSlab, bool kSigned>
@@ -119,6 +92,7 @@ __global__ void __launch_bounds__(MaxHaloTiles(kTileN) * kGroup + 32, 1)
       for (int row = warp; row < h.patch_rows; row += warps - 1) InitBarrier(row_full(slot, row), 1);
     }
     FenceBarrierInit();
+    if (warp == 0) PrefetchMap(map);
     WaitForPredecessors();
     for (int slot = 0; slot < min(p.stages, patches); ++slot) load(slot, slot, warp, warps - 1);
   }
@@ -214,31 +188,13 @@ __global__ void __launch_bounds__(MaxHaloTiles(kTileN) * kGroup + 32, 1)
 #endif
 }
 
-// The input in boxes of a row of `pitch` pixels and a slab of channels.
-cudaError_t EncodeMap(const ConvParams& p, const HaloParams& h, CUtensorMap* map) {
-  static const auto encode =
-      reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(DriverFunction("cuTensorMapEncodeTiled"));
-  if (encode == nullptr) return cudaErrorNotSupported;
-  const auto wide = [](int v) { return static_cast<cuuint64_t>(v); };
-  const cuuint64_t sizes[] = {wide(p.pixel_bytes), wide(p.in_w), wide(p.in_h), wide(h.images)};
-  const cuuint64_t strides[] = {wide(p.pixel_bytes), wide(p.pixel_bytes) * wide(p.in_w),
-                                wide(p.pixel_bytes) * wide(p.in_w) * wide(p.in_h)};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(h.slab), static_cast<cuuint32_t>(h.pitch), 1, 1};
-  const cuuint32_t steps[] = {1, 1, 1, 1};
-  const CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, const_cast<uint8_t*>(p.x), sizes,
-                                 strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                 h.slab == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
-
 template <int kTileN, int kSlab, bool kSigned>
 cudaError_t LaunchWith(const ConvParams& p, const HaloParams& h, const ConvConfig& config,
                        const LaunchOptions& options) {
   constexpr auto kKernel = ConvHalo<kTileN, kSlab, kSigned>;
   cudaError_t error = PrepareKernel<kKernel>(options.device);
   CUtensorMap map;
-  if (error == cudaSuccess) error = EncodeMap(p, h, &map);
+  if (error == cudaSuccess) error = EncodeRows(p, h, &map);
   if (error != cudaSuccess) return error;
   const dim3 grid(static_cast<unsigned>(p.persistent_blocks), static_cast<unsigned>(p.n_tiles));
   return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), nullptr, 0}, kKernel, grid,

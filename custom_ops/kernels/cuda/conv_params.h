@@ -95,6 +95,8 @@ struct ImageParams {
 };
 
 inline constexpr int kMaxHaloRows = 32, kMaxHaloWeights = 40;
+// Of Algorithm::kWindows: tiles of weights, how many of them at once, slabs of a patch.
+inline constexpr int kMaxWindowWeights = 2 * kMaxHaloWeights, kMaxWindowStages = 8, kMaxWindowSlabs = 16;
 // Tiles of a patch, one for each warpgroup: as many as registers allow.
 constexpr int MaxHaloTiles(int tile_n) { return tile_n > 64 ? 4 : 6; }
 
@@ -102,8 +104,8 @@ constexpr int MaxHaloTiles(int tile_n) { return tile_n > 64 ? 4 : 6; }
 inline constexpr int kMaxTeamSlots = 8;
 constexpr int MaxTeamGroups(int tile_n) { return tile_n > 64 ? 4 : 6; }
 
-// The line of places of Algorithm::kHalo: every row of an image takes `pitch` places, every image
-// `image_rows` rows, padding included. A place is that of an output and of its window's first pixel.
+// The line of places of Algorithm::kHalo and kWindows: every row of an image takes `pitch` places, every
+// image `image_rows` rows, padding included. A place is that of an output and of its window's first pixel.
 struct HaloParams {
   int pitch = 0, image_rows = 0, images = 0;
   int reach = 0;                           // places from the first tap of a window to its last
@@ -113,7 +115,7 @@ struct HaloParams {
   int plane_bytes = 0;                     // of a slab of a patch
   int block_tiles = 0, longer_blocks = 0;  // each block's tiles; the first ones have one more
   FastDivisor by_pitch, by_rows;
-  // From a window's first tap to each (tap, slab), in 16 bytes of shared memory.
+  // From a window's first tap to each (tap, slab), in 16 bytes of shared memory; kWindows: (slab, tap).
   int steps = 0, step[2 * kMaxHaloWeights] = {};
 };
 

@@ -46,6 +46,7 @@ enum class Algorithm : uint8_t {
   kResident,   // 1x1 on wgmma (sm_90a): blocks keep their weights and stay for many tiles, fetched by TMA
   kTeam,       // 1x1 on wgmma (sm_90a): as kResident, a block's warpgroups share its weights
   kHalo,       // stride 1 on wgmma (sm_90a): blocks keep their weights and patches of the input
+  kWindows,    // the same, but weights pass through; K may be split
   kImage,      // up to 4 input channels: mma.sync over a patch of the image in shared memory
   kDepthwise,  // dp4a, 16 channels a thread
   kVector,     // dp4a, a warp an output channel: products of few rows
@@ -62,7 +63,7 @@ enum class Split : uint8_t {
 struct ConvConfig {
   Algorithm algorithm = Algorithm::kPlain;
   int tile_m = 0, tile_n = 0;
-  int stages = 0;  // tiles in flight
+  int stages = 0;  // tiles in flight; kWindows: of weights
   int splits = 1;
   bool producers =
       false;          // kWgmma: a warpgroup of its own fetches tiles; else all of a block's tiles fit at once

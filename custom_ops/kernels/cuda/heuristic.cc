@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "kernels/cuda/conv_params.h"
@@ -17,6 +18,7 @@ struct Tile {
   int m, n;
 };
 constexpr Tile kMmaTiles[] = {{32, 64}, {64, 32}, {64, 64}, {128, 64}, {128, 128}};
+constexpr Tile kWindowTiles[] = {{64, 64}, {64, 128}, {128, 64}, {128, 128}};
 constexpr Tile kWgmmaTiles[] = {{64, 32}, {64, 64}, {64, 128}, {128, 64}, {128, 128}, {128, 256}};
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -45,6 +47,8 @@ const char* AlgorithmName(Algorithm algorithm) {
       return "team";
     case Algorithm::kHalo:
       return "halo";
+    case Algorithm::kWindows:
+      return "windows";
     case Algorithm::kImage:
       return "image";
     case Algorithm::kDepthwise:
@@ -170,6 +174,16 @@ int HaloPlaneBytes(const GemmProblem& problem, const ConvConfig& config) {
   return (HaloRows(problem, config) * problem.halo.pitch * problem.halo.slab + 1023) / 1024 * 1024;
 }
 
+int WindowSlabs(const GemmProblem& problem, const ConvConfig& config) {
+  const int64_t k_tiles = KTiles(problem), taps = k_tiles * kTileK / problem.halo.channels;
+  int64_t most = 0;
+  for (int split = 0; split < config.splits; ++split) {
+    const int64_t begin = k_tiles * split / config.splits, end = k_tiles * (split + 1) / config.splits;
+    most = std::max(most, (end - 1) / taps - begin / taps + 1);
+  }
+  return static_cast<int>(most);
+}
+
 namespace {
 
 // How many blocks of Algorithm::kHalo share a multiprocessor.
@@ -195,6 +209,34 @@ void AddHalo(const GemmProblem& problem, const Device& device, std::vector<ConvC
                       at_once = int64_t{HaloBlocksAtOnce(problem, config, device)} * device.multiprocessors;
         if (slots == 1 ? patches * columns <= at_once : PersistentBlocks(problem, config, device) < patches)
           out.push_back(config);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+namespace {
+
+// Splits while there are multiprocessors for them, few stages: two blocks of a multiprocessor overlap with
+// their neighbours in a network.
+void AddWindows(const GemmProblem& problem, const Device& device, std::vector<ConvConfig>& out) {
+  const int64_t k_tiles = KTiles(problem);
+  if (problem.halo.tiles == 0 || problem.halo.slab != kTileK || k_tiles > kMaxWindowWeights) return;
+  for (const Tile& t : kWindowTiles) {
+    const int64_t blocks = CeilDiv(problem.halo.tiles, t.m / 64) * CeilDiv(problem.n, t.n);
+    if (CeilDiv(problem.n, t.n) > 65535 || (t.n > 64 && problem.n <= 64)) continue;
+    for (int splits = 1; splits <= 8 && splits * 2 <= k_tiles; splits *= 2) {
+      if (splits > 1 && blocks * splits > device.multiprocessors) break;
+      const int count = static_cast<int>(CeilDiv(k_tiles, splits));
+      ConvConfig config{Algorithm::kWindows, t.m, t.n, 0, splits};
+      for (const int stages : {4, 6, kMaxWindowStages}) {
+        if (config.stages == count) break;
+        config.stages = std::min(stages, count);
+        if (WindowSlabs(problem, config) <= kMaxWindowSlabs &&
+            SharedBytes(problem, config) <= device.shared_bytes) {
+          out.push_back(config);
+        }
       }
     }
   }
@@ -239,6 +281,12 @@ int SharedBytes(const GemmProblem& problem, const ConvConfig& config) {
     const int64_t slot = int64_t{problem.halo.channels / problem.halo.slab} * HaloPlaneBytes(problem, config);
     return static_cast<int>(1024 + KTiles(problem) * config.tile_n * kTileK + config.stages * slot +
                             config.tile_m * (config.tile_n + 16));
+  }
+  if (config.algorithm == Algorithm::kWindows) {
+    const int64_t slabs = int64_t{WindowSlabs(problem, config)} * HaloPlaneBytes(problem, config);
+    const int row = config.splits > 1 ? (config.tile_n + 8) * 4 : config.tile_n + 16;
+    const int64_t bytes = 1024 + config.stages * config.tile_n * kTileK + slabs + config.tile_m * row;
+    return static_cast<int>(std::min<int64_t>(bytes, std::numeric_limits<int32_t>::max()));
   }
   const int alignment = config.algorithm == Algorithm::kMma ? 0 : 1024;
   const int sums = config.tile_m * (config.tile_n + 8) * 4, tiles = TileBytes(config);
@@ -296,6 +344,25 @@ double EstimateHalo(const GemmProblem& problem, const ConvConfig& config, const 
   return (start + std::max(rounds, work)) / kClocksPerMicrosecond;
 }
 
+// Fitted to ResNet-50's 3x3 convolutions at batch 1 to 128. Operands are read in shared memory, and weights
+// written there, at 128 bytes a clock; or a warpgroup's own products and barriers take longer.
+double EstimateWindows(const GemmProblem& problem, const ConvConfig& config, const Device& device) {
+  const int64_t blocks =
+      CeilDiv(problem.halo.tiles, config.tile_m / 64) * CeilDiv(problem.n, config.tile_n) * config.splits;
+  const int64_t fit = std::max(1, (device.shared_bytes + 5120) / (SharedBytes(problem, config) + 2500));
+  // Clusters of more than two blocks leave multiprocessors over.
+  const int64_t each =
+      CeilDiv(blocks, config.splits > 2 ? device.multiprocessors * 7 / 8 : device.multiprocessors);
+  const double at_once = static_cast<double>(std::min(fit, each)),
+               waves = static_cast<double>(CeilDiv(each, fit));
+  const double tiles = config.tile_m / 64, tile_n = config.tile_n;
+  const double count = static_cast<double>(CeilDiv(KTiles(problem), config.splits));
+  const double work = count * std::max(at_once * (tiles * (64 + tile_n) + tile_n), 220 + tiles * tile_n);
+  double clocks = waves * (3720 + work);
+  if (config.splits > 1) clocks += at_once * tiles * 64 * tile_n * 0.337;
+  return clocks / kClocksPerMicrosecond;
+}
+
 // Round trips for x and, past the first 2 KB of a row, for the weights; the weights' bytes. Within a third of
 // what an H200 takes for 64..4096 channels of 256..9216 bytes.
 double EstimateVector(const GemmProblem& problem, const Device& device) {
@@ -317,6 +384,7 @@ double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config
   }
   if (config.algorithm == Algorithm::kImage || config.algorithm == Algorithm::kDepthwise) return 0;
   if (config.algorithm == Algorithm::kHalo) return EstimateHalo(problem, config, device);
+  if (config.algorithm == Algorithm::kWindows) return EstimateWindows(problem, config, device);
   if (config.algorithm == Algorithm::kResident) return EstimateResident(problem, config, device);
   if (config.algorithm == Algorithm::kTeam) return EstimateTeam(problem, config, device);
   if (config.algorithm == Algorithm::kVector) return EstimateVector(problem, device);
@@ -395,7 +463,10 @@ std::vector<ConvConfig> RankConfigs(const GemmProblem& problem, const Device& de
     AddResident(problem, device, out);
     AddTeam(problem, device, out);
   }
-  if (device.capability == 90) AddHalo(problem, device, out);
+  if (device.capability == 90) {
+    AddHalo(problem, device, out);
+    AddWindows(problem, device, out);
+  }
   if (problem.tiled) {
     for (const Tile& t : kWgmmaTiles) AddSplits(problem, device, {Algorithm::kWgmma, t.m, t.n}, out);
     for (const Tile& t : kMmaTiles) AddSplits(problem, device, {Algorithm::kMma, t.m, t.n}, out);

@@ -8,7 +8,7 @@
 
 namespace lowbit::cuda {
 
-// What Algorithm::kHalo needs to know, as HaloParams has it; no tiles where it does not apply.
+// What Algorithm::kHalo and kWindows need to know, as HaloParams has it; no tiles where they do not apply.
 struct HaloLine {
   int64_t tiles = 0;
   int pitch = 0, reach = 0, slab = 0, channels = 0;
@@ -42,9 +42,12 @@ int ApartBytes(const Device& device);
 // The part of it that holds tiles; the exchange area of a cluster follows.
 int TileBytes(const ConvConfig& config);
 
-// Rows of a patch of Algorithm::kHalo, and the bytes of one of its slabs.
+// Rows of a patch of Algorithm::kHalo or kWindows, and the bytes of one of its slabs.
 int HaloRows(const GemmProblem& problem, const ConvConfig& config);
 int HaloPlaneBytes(const GemmProblem& problem, const ConvConfig& config);
+
+// The slabs that a block of Algorithm::kWindows sums over, at most.
+int WindowSlabs(const GemmProblem& problem, const ConvConfig& config);
 
 // Columns of channels that tiles of one block of Algorithm::kTeam may lie in: 1 or 2.
 int TeamColumns(const GemmProblem& problem, const ConvConfig& config);

@@ -20,6 +20,8 @@ cudaError_t LaunchResident(const ConvParams& params, const ConvConfig& config, c
 cudaError_t LaunchTeam(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
 cudaError_t LaunchHalo(const ConvParams& params, const HaloParams& halo, const ConvConfig& config,
                        const LaunchOptions& options);
+cudaError_t LaunchWindows(const ConvParams& params, const HaloParams& halo, const ConvConfig& config,
+                          const LaunchOptions& options);
 cudaError_t LaunchImage(const ConvParams& params, const ImageParams& image, ImageSource source,
                         const ConvConfig& config, const LaunchOptions& options);
 // Float planes on sm_90a, where FitsPlanes says so; `image` and `p` as for LaunchImage.

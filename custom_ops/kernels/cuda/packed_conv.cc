@@ -316,14 +316,20 @@ HaloParams PackedConv::Halo(const ConvShape& s, const ConvConfig& config) const 
   h.tiles = static_cast<int>(problem.halo.tiles);
   h.patch_rows = HaloRows(problem, config);
   h.plane_bytes = HaloPlaneBytes(problem, config);
-  const int blocks = PersistentBlocks(problem, config, device_);
-  h.block_tiles = h.tiles / blocks;
-  h.longer_blocks = h.tiles % blocks;
-  for (int64_t tap = 0; tap < geometry_.Taps(); ++tap) {
+  const bool windows = config.algorithm == Algorithm::kWindows;
+  if (!windows) {
+    const int blocks = PersistentBlocks(problem, config, device_);
+    h.block_tiles = h.tiles / blocks;
+    h.longer_blocks = h.tiles % blocks;
+  }
+  const int taps = static_cast<int>(geometry_.Taps());
+  h.steps = taps * h.slabs;
+  for (int tap = 0; tap < taps; ++tap) {
     const int64_t place = tap / geometry_.kernel_w * geometry_.dilation_h * h.pitch +
                           tap % geometry_.kernel_w * geometry_.dilation_w;
     for (int slab = 0; slab < h.slabs; ++slab) {
-      h.step[h.steps++] = static_cast<int>(place * h.slab + slab * h.plane_bytes) / 16;
+      h.step[windows ? slab * taps + tap : tap * h.slabs + slab] =
+          static_cast<int>(place * h.slab + slab * h.plane_bytes) / 16;
     }
   }
   h.by_pitch = MakeDivisor(h.pitch);
@@ -405,6 +411,10 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config) cons
   if (config.algorithm == Algorithm::kHalo) {
     p.staging_offset = SharedBytes(problem, config) - 1024 - config.tile_m * (config.tile_n + 16);
     p.persistent_blocks = PersistentBlocks(problem, config, device_);
+  }
+  if (config.algorithm == Algorithm::kWindows) {  // codes or sums lie behind weights and pixels
+    p.staging_offset = p.exchange_offset = config.stages * config.tile_n * kTileK +
+                                           WindowSlabs(problem, config) * HaloPlaneBytes(problem, config);
   }
   p.by_image = MakeDivisor(std::max<int64_t>(1, s.out_h * s.out_w));
   p.by_row = MakeDivisor(std::max<int64_t>(1, s.out_w));

@@ -45,7 +45,7 @@ class PackedConv {
   GemmProblem Problem(const ConvShape& shape) const;
   // Everything but the pointers of a launch.
   ConvParams Params(const ConvShape& shape, const ConvConfig& config) const;
-  // What Algorithm::kHalo needs besides.
+  // What Algorithm::kHalo and kWindows need besides.
   HaloParams Halo(const ConvShape& shape, const ConvConfig& config) const;
   // What Algorithm::kImage needs besides; the quantizer is the caller's.
   ImageParams Image(const ConvShape& shape) const;

@@ -33,7 +33,8 @@ class ConvPlan {
  public:
   ConvPlan(std::shared_ptr<const PackedConv> conv, const ConvShape& shape, const ConvConfig& config)
       : conv_(std::move(conv)), shape_(shape), config_(config), params_(conv_->Params(shape, config)) {
-    if (config.algorithm == Algorithm::kHalo) halo_ = conv_->Halo(shape, config);
+    if (config.algorithm == Algorithm::kHalo || config.algorithm == Algorithm::kWindows)
+      halo_ = conv_->Halo(shape, config);
     if (config.algorithm == Algorithm::kImage) image_ = conv_->Image(shape);
     if (!OnTiles()) return;
     const auto reserve = [&](int64_t bytes) {
@@ -135,6 +136,8 @@ class ConvPlan {
         return LaunchTeam(p, config_, options);
       case Algorithm::kHalo:
         return LaunchHalo(p, halo_, config_, options);
+      case Algorithm::kWindows:
+        return LaunchWindows(p, halo_, config_, options);
       default:
         return LaunchPlain(p, options);
     }

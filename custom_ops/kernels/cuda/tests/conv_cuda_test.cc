@@ -170,7 +170,7 @@ class Generator : public cuda::Draws {
     s.out_w = out(s.in_w, g.kernel_w, g.stride_w, g.dilation_w, g.pad_left, g.pad_right);
     Operands(node.spec);
     MakeEpilogue(node.spec);
-    if (kind == "windows" && Coin(0.8)) node.spec.x_zero_point = 0;
+    if ((kind == "windows" || kind == "deep") && Coin(0.8)) node.spec.x_zero_point = 0;
     return node;
   }
 

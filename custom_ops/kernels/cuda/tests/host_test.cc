@@ -79,7 +79,8 @@ void CheckRanking(const GemmProblem& problem, const Device& device) {
     Expect(estimate > 0 && estimate >= before, "the cheapest estimate comes first");
     before = estimate;
     Expect(SharedBytes(problem, config) <= device.shared_bytes, config.Text() + " fits " + device.name);
-    Expect((config.algorithm != Algorithm::kWgmma && config.algorithm != Algorithm::kHalo) ||
+    Expect((config.algorithm != Algorithm::kWgmma && config.algorithm != Algorithm::kHalo &&
+            config.algorithm != Algorithm::kWindows) ||
                device.capability == 90,
            "wgmma is sm_90a's alone");
     Expect(config.splits == 1 || config.split == Split::kWorkspace || device.capability >= 90,

@@ -1,0 +1,60 @@
+// What the kernels share that keep patches of the input in shared memory, as lines of places (HaloParams):
+// how rows get there, and which output a place is.
+#pragma once
+
+#include <cuda.h>
+
+#include "kernels/cuda/conv_tile.cuh"
+#include "kernels/cuda/launch.h"
+
+namespace lowbit::cuda {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// A box of `map`: a row of pixels from (w, h, n) on, a slab of channels from c on. What lies outside is 0.
+__device__ __forceinline__ void RowCopy(uint32_t shared, const CUtensorMap& map, int c, int w, int h, int n,
+                                        uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+      "%5, %6}], [%2];" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n)
+      : "memory");
+}
+
+// Brings the map itself near before it is used.
+__device__ __forceinline__ void PrefetchMap(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// The output of each place of a tile.
+struct PixelsOfPlaces {
+  const ConvParams& p;
+  const HaloParams& h;
+  int first;
+  __device__ __forceinline__ int operator()(int row) const {
+    const int place = first + row, line = Divide(place, h.by_pitch), ox = place - line * h.pitch;
+    const int image = Divide(line, h.by_rows), oy = line - image * h.image_rows;
+    const bool there = ox < p.out_w && oy < p.out_h && image < h.images;
+    return there ? (image * p.out_h + oy) * p.out_w + ox : -1;
+  }
+};
+#endif
+
+// The input in boxes of a row of `pitch` pixels and a slab of channels.
+inline cudaError_t EncodeRows(const ConvParams& p, const HaloParams& h, CUtensorMap* map) {
+  static const auto encode =
+      reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(DriverFunction("cuTensorMapEncodeTiled"));
+  if (encode == nullptr) return cudaErrorNotSupported;
+  const auto wide = [](int v) { return static_cast<cuuint64_t>(v); };
+  const cuuint64_t sizes[] = {wide(p.pixel_bytes), wide(p.in_w), wide(p.in_h), wide(h.images)};
+  const cuuint64_t strides[] = {wide(p.pixel_bytes), wide(p.pixel_bytes) * wide(p.in_w),
+                                wide(p.pixel_bytes) * wide(p.in_w) * wide(p.in_h)};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(h.slab), static_cast<cuuint32_t>(h.pitch), 1, 1};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  const CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, const_cast<uint8_t*>(p.x), sizes,
+                                 strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                 h.slab == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace lowbit::cuda
