@@ -1,6 +1,7 @@
 #include "ep/cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 #include <utility>
 
@@ -23,6 +24,7 @@ namespace {
 constexpr size_t kMaxInstances = 4;
 
 bool IsLowBit(const Node& node) { return node.domain == kDomain; }
+bool IsConv(const Node& node) { return node.op == "LowBitConv" || node.op == "APConv"; }
 
 // Without their weights only nodes that were packed before can be made.
 NodeSpec Decode(const Graph& graph, const Node& node, Weights weights = Weights::kNeeded) {
@@ -43,6 +45,13 @@ TensorShape OutputOfPair(const NodeSpec& first, const NodeSpec& second, std::spa
   std::vector<TensorShape> between(fed.begin(), fed.end());
   between.at(0) = OutputOf(first, fed.first(1));
   return OutputOf(second, between);
+}
+
+// The same where the second reads the first's output as its residual.
+TensorShape OutputOfResidualPair(const NodeSpec& first, const NodeSpec& second,
+                                 std::span<const TensorShape> fed) {
+  const std::array second_fed = {fed[1], OutputOf(first, fed.first(1))};
+  return OutputOf(second, second_fed);
 }
 
 class CudaBackend final : public Backend {
@@ -68,10 +77,15 @@ class CudaBackend final : public Backend {
 
   bool Fuses(const Graph& graph, const Node& first, const Node& second) const override {
     if (reference_ || !IsLowBit(first) || !IsLowBit(second)) return false;
-    if (first.op != "LowBitQuantize" && second.op != "LowBitDequantize") return false;
+    const bool is_residual = second.inputs[0] != first.outputs[0];
+    if (is_residual ? !IsConv(first) || !IsConv(second)
+                    : first.op != "LowBitQuantize" && second.op != "LowBitDequantize") {
+      return false;
+    }
     try {
       const NodeSpec a = Decode(graph, first, Weights::kMayBeMissing),
                      b = Decode(graph, second, Weights::kMayBeMissing);
+      if (is_residual) return FusesResidual(std::get_if<MatmulNode>(&a), std::get_if<MatmulNode>(&b));
       const auto* const quantize = std::get_if<QuantizeNode>(&a);
       const auto* const conv = std::get_if<MatmulNode>(&b);
       if (quantize != nullptr && conv != nullptr)
@@ -88,8 +102,9 @@ class CudaBackend final : public Backend {
                                    std::span<const uint8_t> packed) override {
     const auto create = [&] {
       if (nodes.size() == 2) {
-        return nodes[0]->op == "LowBitQuantize" ? CreateQuantized(graph, *nodes[0], *nodes[1], packed)
-                                                : CreateDequantized(graph, *nodes[0], *nodes[1], packed);
+        if (nodes[0]->op == "LowBitQuantize") return CreateQuantized(graph, *nodes[0], *nodes[1], packed);
+        return nodes[1]->op == "LowBitDequantize" ? CreateDequantized(graph, *nodes[0], *nodes[1], packed)
+                                                  : CreateResidualPair(graph, *nodes[0], *nodes[1], packed);
       }
       return IsLowBit(*nodes[0]) ? CreateLowBit(graph, *nodes[0], packed) : CreateStandard(graph, *nodes[0]);
     };
@@ -150,6 +165,11 @@ class CudaBackend final : public Backend {
   void AdoptTunedChoices(const std::string& text) override { tuner_->Adopt(text); }
 
  private:
+  bool FusesResidual(const MatmulNode* first, const MatmulNode* second) const {
+    return first != nullptr && second != nullptr &&
+           cuda::FusesResidual(*first, *second, device_->Properties());
+  }
+
   std::unique_ptr<Step> CreateLowBit(const Graph& graph, const Node& node, std::span<const uint8_t> packed) {
     NodeSpec spec = Decode(graph, node, NeededBeside(packed));
     std::unique_ptr<cuda::PackedNode> packed_node;
@@ -208,6 +228,20 @@ class CudaBackend final : public Backend {
         [quantize = std::move(quantize), conv = std::move(conv)](std::span<const TensorShape> fed) {
           return OutputOfPair(quantize, conv, fed);
         });
+  }
+
+  std::unique_ptr<Step> CreateResidualPair(const Graph& graph, const Node& first, const Node& second,
+                                           std::span<const uint8_t> packed) {
+    NodeSpec a = Decode(graph, first, NeededBeside(packed)), b = Decode(graph, second, NeededBeside(packed));
+    const auto &a_matmul = std::get<MatmulNode>(a), &b_matmul = std::get<MatmulNode>(b);
+    auto packed_node = cuda::PackResidualPair(a_matmul, b_matmul, device_->Properties(),
+                                              tuner_->ChoosersFor(a_matmul.conv, b_matmul.conv), packed);
+    DropWeights(a);
+    DropWeights(b);
+    return std::make_unique<CudaStep>(std::move(packed_node),
+                                      [a = std::move(a), b = std::move(b)](std::span<const TensorShape> fed) {
+                                        return OutputOfResidualPair(a, b, fed);
+                                      });
   }
 
   // They are on the device; shapes need only the geometry.

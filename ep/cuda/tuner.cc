@@ -33,13 +33,8 @@ std::string PrintableOnly(std::string text) {
   return text;
 }
 
-std::string ShapeKey(const ConvShape& shape) {
-  return std::to_string(shape.batch) + "x" + std::to_string(shape.in_h) + "x" + std::to_string(shape.in_w);
-}
-
-size_t Elements(int64_t a, int64_t b, int64_t c, int64_t d) {
-  return static_cast<size_t>(
-      CheckedProduct(CheckedProduct(a, b, "a tensor"), CheckedProduct(c, d, "a tensor"), "a tensor"));
+size_t BytesOf(const TensorShape& tensor) {
+  return static_cast<size_t>(ElementCount(tensor.dims)) * ElementSize(tensor.type);
 }
 
 // Launches as a network runs them: nodes of one graph that follow each other closely, operands in L2 where
@@ -163,37 +158,45 @@ Tuner::Tuner(std::shared_ptr<CudaDevice> device, const EpOptions& options)
 }
 
 cuda::ConvChooser Tuner::ChooserFor(const ConvSpec& spec, bool dequantized) {
-  NodeFacts facts;
-  facts.key = DescribeForTuning(spec, "", false);
-  if (dequantized) facts.key = "dequantized, " + facts.key;
-  facts.y_element_bytes = spec.epilogue.quantized_output && !dequantized ? 1 : 4;
-  facts.in_channels = spec.geometry.in_channels;
-  facts.out_channels = spec.geometry.out_channels;
-  facts.has_residual = spec.epilogue.has_residual;
-  return
-      [self = shared_from_this(), facts](const std::shared_ptr<const cuda::PackedConv>& conv,
-                                         const ConvShape& shape) { return self->Choose(facts, conv, shape); };
+  return Chooser((dequantized ? "dequantized, " : "") + DescribeForTuning(spec, "", false));
 }
 
-cuda::ConvConfig Tuner::Choose(const NodeFacts& facts, const std::shared_ptr<const cuda::PackedConv>& conv,
-                               const ConvShape& shape) {
-  if (reference_) return {};  // the plain kernel
-  const std::vector<cuda::ConvConfig> candidates = cuda::CandidateConfigs(*conv, shape);
+cuda::PairChoosers Tuner::ChoosersFor(const ConvSpec& first, const ConvSpec& second) {
+  return {
+      Chooser("pair, " + DescribeForTuning(first, "", false) + ", " + DescribeForTuning(second, "", false)),
+      ChooserFor(first), ChooserFor(second)};
+}
+
+cuda::ConvChooser Tuner::Chooser(std::string node) {
+  return [self = shared_from_this(), node = std::move(node)](const cuda::ConvChoice& choice) {
+    return self->Choose(node, choice);
+  };
+}
+
+cuda::ConvConfig Tuner::Choose(const std::string& node, const cuda::ConvChoice& choice) {
+  const std::vector<cuda::ConvConfig>& candidates = choice.configs;
+  if (reference_) return candidates.back();  // the plain kernel
   if (tuning_ == Tuning::kOff || candidates.size() == 1) return candidates.front();
-  const std::string key = facts.key + ShapeKey(shape);
+  const std::string key = node + choice.shape;
   if (trial_ != nullptr && trial_->tuner == this) {
+    if (!trial_->key.empty()) return Measured(candidates, key).value_or(candidates.front());
     trial_->key = key;
     return trial_->config && Holds(candidates, *trial_->config) ? *trial_->config : candidates.front();
   }
   std::optional<cuda::ConvConfig> chosen = Measured(candidates, key);
   if (tuning_ == Tuning::kOn && !(chosen && IsFiled(key))) {
-    const std::lock_guard lock(shared_.measuring);
-    chosen = Measured(candidates, key);  // another session may just have measured it
     try {
+      // Before the lock: planning one of them may have to choose for its parts.
+      constexpr size_t kMost = 64;
+      Plans plans;
+      for (size_t i = 0; i < std::min(candidates.size(), kMost); ++i)
+        plans.push_back(choice.plan(candidates[i]));
+      const std::lock_guard lock(shared_.measuring);
+      chosen = Measured(candidates, key);  // another session may just have measured it
       if (chosen) {
         Keep(key, chosen->Text());
       } else {
-        chosen = MeasureAndKeep(facts, key, conv, shape);
+        chosen = MeasureAndKeep(key, choice, plans);
       }
     } catch (const Error& e) {
       Warn(std::string("lowbit: a convolution is not measured: ") + e.what());
@@ -234,10 +237,9 @@ bool Tuner::IsFiled(const std::string& key) {
   return entries->contains({key, 1});
 }
 
-cuda::ConvConfig Tuner::MeasureAndKeep(const NodeFacts& facts, const std::string& key,
-                                       const std::shared_ptr<const cuda::PackedConv>& conv,
-                                       const ConvShape& shape) {
-  Ranking ranking = Measure(facts, conv, shape);
+cuda::ConvConfig Tuner::MeasureAndKeep(const std::string& key, const cuda::ConvChoice& choice,
+                                       const Plans& plans) {
+  Ranking ranking = Measure(choice, plans);
   const cuda::ConvConfig chosen = ranking.front().second;
   {
     const std::lock_guard lock(mutex_);
@@ -247,48 +249,42 @@ cuda::ConvConfig Tuner::MeasureAndKeep(const NodeFacts& facts, const std::string
   return chosen;
 }
 
-Tuner::Ranking Tuner::Measure(const NodeFacts& facts, const std::shared_ptr<const cuda::PackedConv>& conv,
-                              const ConvShape& shape) const {
+Tuner::Ranking Tuner::Measure(const cuda::ConvChoice& choice, const Plans& plans) const {
   const DeviceScope scope(device_->Ordinal());
-  const TensorShape x_shape{ElementType::kUInt8, {shape.batch, shape.in_h, shape.in_w, facts.in_channels}},
-      y_shape{ElementType::kUInt8, {shape.batch, shape.out_h, shape.out_w, facts.out_channels}};
-  const size_t y_elements = Elements(shape.batch, shape.out_h, shape.out_w, facts.out_channels);
-  const DeviceBlock x(device_, Elements(shape.batch, shape.in_h, shape.in_w, facts.in_channels)),
-      y(device_, y_elements * facts.y_element_bytes), residual(device_, facts.has_residual ? y_elements : 0);
-  FillWithNoise(x.Get(), x_shape, *device_);
-  if (facts.has_residual) FillWithNoise(residual.Get(), y_shape, *device_);
+  std::vector<DeviceBlock> blocks;
+  std::vector<const void*> fed;
+  for (const TensorShape& tensor : choice.fed) {
+    blocks.emplace_back(device_, BytesOf(tensor));
+    FillWithNoise(blocks.back().Get(), tensor, *device_);
+    fed.push_back(blocks.back().Get());
+  }
+  const DeviceBlock y(device_, BytesOf(choice.y));
 
   const Stopwatch stopwatch;
   const bool overlap = device_->Properties().capability >= 90;
-  const auto time = [&](const cuda::ConvPlan& plan, int nodes, double limit) {
-    const DeviceBlock workspace(device_, cuda::PlanWorkspaceBytes(plan));
-    const auto launch = [&](cuda::Queue& queue) {
-      cuda::LaunchConv(plan, x.Get(), facts.has_residual ? residual.Get() : nullptr, y.Get(), workspace.Get(),
-                       queue);
-    };
+  const auto time = [&](const cuda::NodePlan& plan, int nodes, double limit) {
+    const DeviceBlock workspace(device_, plan.WorkspaceBytes());
+    const auto launch = [&](cuda::Queue& queue) { plan.Launch(fed, y.Get(), workspace.Get(), queue); };
     return Row(launch, overlap, nodes, stopwatch.Stream()).Microseconds(stopwatch, limit);
   };
   // A graph of about half a millisecond: long against what begins and ends it, short against a user's
   // patience. As many nodes for every candidate: what begins and ends the graph is a part of all times.
   constexpr double kGraphMicroseconds = 500, kNoLimit = std::numeric_limits<double>::max();
   constexpr int kFewestNodes = 3, kMostNodes = 40;
-  const double estimate = time(*cuda::PlanConv(conv, shape), kFewestNodes, kNoLimit);
+  const double estimate = time(*plans.front(), kFewestNodes, kNoLimit);
   const int nodes = std::clamp(static_cast<int>(kGraphMicroseconds / estimate), kFewestNodes, kMostNodes);
   // Some percent may be chance: the cost model's choice, which is measured first, must be beaten clearly.
   constexpr double kClearly = 0.97;
   double best = kNoLimit;
   Ranking ranking;
-  const auto measure = [&](const cuda::ConvPlan& plan) {
-    const bool is_first = ranking.empty();
-    const double measured = time(plan, nodes, is_first ? kNoLimit : 1.5 * best) * (is_first ? kClearly : 1);
+  for (size_t i = 0; i < plans.size(); ++i) {
+    const double measured = time(*plans[i], nodes, i == 0 ? kNoLimit : 1.5 * best) * (i == 0 ? kClearly : 1);
     best = std::min(best, measured);
-    ranking.emplace_back(measured, cuda::PlanConfig(plan));
-    return measured;
-  };
-  static_cast<void>(cuda::TuneConv(conv, shape, measure));
+    ranking.emplace_back(measured, choice.configs[i]);
+  }
   const auto faster = [](const auto& a, const auto& b) { return a.first < b.first; };
   std::stable_sort(ranking.begin(), ranking.end(), faster);
-  AddApart(cuda::CandidateConfigs(*conv, shape), ranking);
+  AddApart(choice.configs, ranking);
   std::stable_sort(ranking.begin(), ranking.end(), faster);
   return ranking;
 }

@@ -28,8 +28,9 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
  public:
   Tuner(std::shared_ptr<CudaDevice> device, const EpOptions& options);
 
-  // The chooser of one convolution.
+  // The choosers of one convolution, and of two in one step.
   cuda::ConvChooser ChooserFor(const ConvSpec& spec, bool dequantized = false);
+  cuda::PairChoosers ChoosersFor(const ConvSpec& first, const ConvSpec& second);
 
   // Tunes the convolutions of a plan that was just made once more, where they stand (TuneRegion): those that
   // this tuner measured for the first time. Does not throw: what goes wrong is a warning.
@@ -41,17 +42,11 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
   void Adopt(const std::string& text);
 
  private:
-  // What measuring a node takes beside its constants.
-  struct NodeFacts {
-    std::string key;  // without the shape
-    size_t y_element_bytes = 1;
-    int64_t in_channels = 0, out_channels = 0;
-    bool has_residual = false;
-  };
   // Candidates with their times in a row of equals, the fastest first.
   using Ranking = std::vector<std::pair<double, cuda::ConvConfig>>;
   // While one exists on a thread, a step that is planned there tells its key and takes the given
-  // configuration, where it is one of its candidates, or the cost model's.
+  // configuration, where it is one of its candidates, or the cost model's. The key of the first choice, where
+  // that leads to others: those stay as they were measured.
   struct Trial {
     const Tuner* tuner = nullptr;
     std::optional<cuda::ConvConfig> config;
@@ -67,18 +62,17 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
   };
   static Shared& SharedOf(const TuneOrigin& origin);
 
-  cuda::ConvConfig Choose(const NodeFacts& facts, const std::shared_ptr<const cuda::PackedConv>& conv,
-                          const ConvShape& shape);
+  // `node`: the key without the shape.
+  cuda::ConvChooser Chooser(std::string node);
+  cuda::ConvConfig Choose(const std::string& node, const cuda::ConvChoice& choice);
   // What is known of a key and is one of the candidates.
   std::optional<cuda::ConvConfig> Measured(const std::vector<cuda::ConvConfig>& candidates,
                                            const std::string& key);
   // Whether this session's file holds the key, or there is none to keep it in.
   bool IsFiled(const std::string& key);
-  cuda::ConvConfig MeasureAndKeep(const NodeFacts& facts, const std::string& key,
-                                  const std::shared_ptr<const cuda::PackedConv>& conv,
-                                  const ConvShape& shape);
-  Ranking Measure(const NodeFacts& facts, const std::shared_ptr<const cuda::PackedConv>& conv,
-                  const ConvShape& shape) const;
+  using Plans = std::vector<std::shared_ptr<const cuda::NodePlan>>;  // of the first candidates
+  cuda::ConvConfig MeasureAndKeep(const std::string& key, const cuda::ConvChoice& choice, const Plans& plans);
+  Ranking Measure(const cuda::ConvChoice& choice, const Plans& plans) const;
   std::shared_ptr<const StepPlan> PlanOnTrial(const PlannedStep& step, Trial& trial) const;
   std::map<std::string, std::vector<size_t>> StepsByKey(const RegionPlan& plan) const;
   void Keep(const std::string& key, const std::string& configuration);

@@ -78,8 +78,7 @@ class Backend {
   // `graph`. Never throws. Nodes that only give their input other dims (Reshape and its kin, see lower.h) are
   // not asked about: they become no step at all.
   virtual std::optional<std::string> Refusal(const Graph& graph, const Node& node) const = 0;
-  // Whether `first` and `second`, the only node that reads what `first` makes and as its first input, may
-  // become one step.
+  // Whether `first` and `second`, the only node that reads what `first` makes, and once, may become one step.
   virtual bool Fuses(const Graph& graph, const Node& first, const Node& second) const {
     (void)graph, (void)first, (void)second;
     return false;

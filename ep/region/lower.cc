@@ -95,7 +95,6 @@ class Lowering {
       const size_t value = static_cast<size_t>(node.outputs[0]), reader = reader_[value];
       if (reads_[value] != 1 || reader == kNoNode || fused_with_[reader] != kNoNode) continue;
       const Node& second = graph_.nodes[reader];
-      if (second.inputs[0] != node.outputs[0]) continue;  // as a residual, say: the order would be another
       if (NamesReshape(node) || NamesReshape(second) || !backend_.Fuses(graph_, node, second)) continue;
       fused_with_[reader] = n;
       taken_[n] = true;

@@ -72,24 +72,29 @@ struct FakeNodeStep final : Planning<FakeStep> {
   NodeOperator op;
 };
 
-// Two nodes with one fed tensor each; what lies between them is scratch memory.
+// Two nodes, the first with one fed tensor; what lies between them is scratch memory, and the `place`th
+// tensor that the second is fed.
 struct FakePairStep final : Planning<FakeStep> {
-  FakePairStep(std::unique_ptr<FakeNodeStep> a, std::unique_ptr<FakeNodeStep> b)
-      : first(std::move(a)), second(std::move(b)) {}
+  FakePairStep(std::unique_ptr<FakeNodeStep> a, std::unique_ptr<FakeNodeStep> b, size_t between_place)
+      : first(std::move(a)), second(std::move(b)), place(between_place) {}
   TensorShape Output(std::span<const TensorShape> fed) const override {
-    const std::vector between = {first->Output(fed)};
-    return second->Output(between);
+    return second->Output(SecondFed(fed, first->Output(fed.first(1))));
   }
   size_t Scratch(std::span<const TensorShape> fed) const override {
     return 2 * Tensor(fed[0]).bytes.size() + 600;
   }
   void Run(std::span<const TensorShape> fed, std::span<const void* const> data, void* y,
            uint8_t* scratch) const override {
-    const std::vector between = {first->Output(fed)};
     uint8_t* at = scratch + Scratch(fed) / 2;
-    first->Run(fed, data, at, scratch);
-    const std::vector<const void*> between_data = {at};
-    second->Run(between, between_data, y, scratch);
+    first->Run(fed.first(1), data.first(1), at, scratch);
+    second->Run(SecondFed(fed, first->Output(fed.first(1))), SecondFed(data, static_cast<const void*>(at)), y,
+                scratch);
+  }
+  template <typename T>
+  std::vector<T> SecondFed(std::span<const T> fed, T between) const {
+    std::vector<T> out(fed.begin() + 1, fed.end());
+    out.insert(out.begin() + static_cast<std::ptrdiff_t>(place), between);
+    return out;
   }
   std::vector<uint8_t> Packed() const override {
     std::vector<uint8_t> both = first->packed;
@@ -97,6 +102,7 @@ struct FakePairStep final : Planning<FakeStep> {
     return both;
   }
   std::unique_ptr<FakeNodeStep> first, second;
+  size_t place;
 };
 
 struct FakeCopyStep final : Planning<FakeStep> {
@@ -125,7 +131,7 @@ class FakeBackend : public Backend {
     return node.op + " is not for this back end";
   }
   bool Fuses(const Graph&, const Node& first, const Node& second) const override {
-    return fuses && first.op == "LowBitLookup" && second.op == "LowBitLookup";
+    return fuses && first.op == "LowBitLookup" && (second.op == "LowBitLookup" || second.op == "LowBitAdd");
   }
   std::unique_ptr<Step> CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                    std::span<const uint8_t> packed) override;
@@ -243,9 +249,11 @@ inline std::unique_ptr<Step> FakeBackend::CreateStep(const Graph& graph, std::sp
     if (overwrites && nodes[0]->op == "LowBitAdd") step->overwrites = 1;
     return step;
   }
-  const size_t half = packed.size() / 2;
-  return std::make_unique<FakePairStep>(CreateNodeStep(graph, *nodes[0], packed.first(half)),
-                                        CreateNodeStep(graph, *nodes[1], packed.subspan(half)));
+  const bool adds = nodes[1]->op == "LowBitAdd";
+  const size_t first_bytes = adds ? packed.size() : packed.size() / 2;
+  return std::make_unique<FakePairStep>(CreateNodeStep(graph, *nodes[0], packed.first(first_bytes)),
+                                        CreateNodeStep(graph, *nodes[1], packed.subspan(first_bytes)),
+                                        adds && nodes[1]->inputs[0] != nodes[0]->outputs[0] ? 1 : 0);
 }
 
 inline std::unique_ptr<Instance> FakeBackend::CreateInstance(const RegionPlan& plan) {

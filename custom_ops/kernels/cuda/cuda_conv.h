@@ -50,6 +50,9 @@ enum class Algorithm : uint8_t {
   kImage,      // up to 4 input channels: mma.sync over a patch of the image in shared memory
   kDepthwise,  // dp4a, 16 channels a thread
   kVector,     // dp4a, a warp an output channel: products of few rows
+  // Of a ResidualPair alone.
+  kPair,      // both products on wgmma (sm_90a), their tiles one ring of stages, fetched by TMA
+  kSeparate,  // a kernel each
 };
 
 // How the sum over K is spread over blocks, where split > 1.
@@ -72,6 +75,7 @@ struct ConvConfig {
   // Takes so much shared memory that a multiprocessor has one block at a time: where kernels overlap, blocks
   // otherwise share those that the kernel before leaves first, while others idle.
   bool apart = false;
+  bool keeps_weights = false;  // kPair: all weights of a block's channels stay in shared memory
 
   std::string Text() const;
   bool operator==(const ConvConfig&) const = default;
@@ -122,6 +126,25 @@ size_t PlanWorkspaceBytes(const ConvPlan& plan);
 // PlanWorkspaceBytes bytes (null when that is 0) aligned to 256 and belongs to this launch until it is done.
 void LaunchConv(const ConvPlan& plan, const void* x, const void* residual, void* y, void* workspace,
                 Queue& queue);
+
+// Two convolutions, the codes of the first one the residuals of the second and read by nobody else.
+struct ResidualPair {
+  std::shared_ptr<const PackedConv> first, second;
+};
+struct PairShapes {
+  ConvShape first, second;
+};
+// Every configuration that computes both in one kernel exactly on this device, and Algorithm::kSeparate; the
+// cost model's choice first.
+std::vector<ConvConfig> PairConfigs(const ResidualPair& pair, const PairShapes& shapes);
+
+class PairPlan;
+// Throws Error where `config` is none of the first kind.
+std::shared_ptr<const PairPlan> PlanPair(const ResidualPair& pair, const PairShapes& shapes,
+                                         const ConvConfig& config);
+// As LaunchConv, without a workspace.
+void LaunchResidualPair(const PairPlan& plan, const void* first_x, const void* second_x, void* y,
+                        Queue& queue);
 
 // The tuner's hook: plans the `limit` most promising candidates, asks `measure` for the time of each (any
 // unit), returns the fastest. Caching is the caller's.

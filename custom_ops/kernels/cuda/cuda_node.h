@@ -50,10 +50,16 @@ std::unique_ptr<PackedNode> PackStandard(const StandardNode& node, const Device&
 // One fed tensor, copied to an output of as many bytes.
 std::unique_ptr<PackedNode> PackCopy(const Device& device);
 
-// How the configuration of a convolution is chosen for a shape that is met first; called while a plan is
-// made. Empty: the cost model's choice.
-using ConvChooser =
-    std::function<ConvConfig(const std::shared_ptr<const PackedConv>& conv, const ConvShape& shape)>;
+// What a configuration is chosen among for a shape that is met first.
+struct ConvChoice {
+  std::string shape;
+  std::vector<ConvConfig> configs;  // the cost model's choice first
+  std::function<std::shared_ptr<const NodePlan>(const ConvConfig&)> plan;
+  std::vector<TensorShape> fed;
+  TensorShape y;
+};
+// Called while a plan is made. Empty: the cost model's choice.
+using ConvChooser = std::function<ConvConfig(const ConvChoice& choice)>;
 // `packed`: what Packed() of the same node gave, or empty; the weights may be missing then. Throws Error.
 std::unique_ptr<PackedNode> PackMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
                                        std::span<const uint8_t> packed = {});
@@ -62,6 +68,16 @@ bool FusesDequantize(const MatmulNode& matmul, const DequantizeNode& dequantize)
 std::unique_ptr<PackedNode> PackDequantizedMatmul(const MatmulNode& matmul, const DequantizeNode& dequantize,
                                                   const Device& device, ConvChooser choose,
                                                   std::span<const uint8_t> packed = {});
+// Two convolutions, the first of which makes the residuals of the second, which alone reads them. Fed: what
+// the first reads, what the second does. At each shape they are one kernel or two, as `both` chooses; the
+// other choosers are for the latter.
+struct PairChoosers {
+  ConvChooser both, first, second;
+};
+bool FusesResidual(const MatmulNode& first, const MatmulNode& second, const Device& device);
+std::unique_ptr<PackedNode> PackResidualPair(const MatmulNode& first, const MatmulNode& second,
+                                             const Device& device, const PairChoosers& choosers,
+                                             std::span<const uint8_t> packed = {});
 // LowBitQuantize and the convolution that alone reads it, as one kernel from the float32 image; nullptr where
 // this pair has no fused kernel, which FusesQuantize says before, but for weights with rare zero points.
 bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const Device& device);

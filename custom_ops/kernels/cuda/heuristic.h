@@ -21,6 +21,7 @@ struct GemmProblem {
   bool requantizes = true;  // the epilogue has a fast path: in registers, where K is not split
   bool vector16 = true;     // channels come in runs of 16 bytes, else of 4
   bool residual = false;    // fetched while the block multiplies
+  bool boxes = false;       // the tensor memory accelerator can fetch the pixels of every tap
   bool streams = false;     // a 1x1 convolution that Algorithm::kResident and kTeam can do
   HaloLine halo = {};
   // The kernels for few input channels and for depthwise convolutions apply.
@@ -42,6 +43,16 @@ int ApartBytes(const Device& device);
 // The part of it that holds tiles; the exchange area of a cluster follows.
 int TileBytes(const ConvConfig& config);
 
+// The products of a ResidualPair.
+struct PairProblem {
+  GemmProblem first, second;
+};
+double EstimateMicroseconds(const PairProblem& problem, const ConvConfig& config, const Device& device);
+// Those of Algorithm::kPair that fit the device and kSeparate, the cheapest estimate first.
+std::vector<ConvConfig> RankConfigs(const PairProblem& problem, const Device& device);
+int SharedBytes(const PairProblem& problem, const ConvConfig& config);
+int PersistentBlocks(const PairProblem& problem, const ConvConfig& config, const Device& device);
+
 // Rows of a patch of Algorithm::kHalo or kWindows, and the bytes of one of its slabs.
 int HaloRows(const GemmProblem& problem, const ConvConfig& config);
 int HaloPlaneBytes(const GemmProblem& problem, const ConvConfig& config);
@@ -57,6 +68,7 @@ int TeamColumns(const GemmProblem& problem, const ConvConfig& config);
 int PersistentBlocks(const GemmProblem& problem, const ConvConfig& config, const Device& device);
 
 inline constexpr int kTileK = 128;
+inline constexpr int kMaxPairStages = 6;  // of Algorithm::kPair
 // Of Algorithm::kVector.
 inline constexpr int kMaxVectorRows = 4;
 

@@ -18,6 +18,9 @@ cudaError_t LaunchMma(const ConvParams& params, const ConvConfig& config, const 
 cudaError_t LaunchWgmma(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
 cudaError_t LaunchResident(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
 cudaError_t LaunchTeam(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
+// `x_signed` of the options is that of the second.
+cudaError_t LaunchPair(const ConvParams& first, bool first_signed, const ConvParams& second,
+                       const ConvConfig& config, const LaunchOptions& options);
 cudaError_t LaunchHalo(const ConvParams& params, const HaloParams& halo, const ConvConfig& config,
                        const LaunchOptions& options);
 cudaError_t LaunchWindows(const ConvParams& params, const HaloParams& halo, const ConvConfig& config,

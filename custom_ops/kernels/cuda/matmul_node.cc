@@ -1,9 +1,12 @@
 // Matrix products of the node family as nodes: dims to images, packed constants, a plan per shape.
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "core/status.h"
 #include "kernels/cuda/cuda_node.h"
+#include "kernels/cuda/packed_conv.h"
 
 namespace lowbit::cuda {
 namespace {
@@ -45,6 +48,10 @@ class MatmulPlan final : public NodePlan {
   bool has_residual_;
 };
 
+std::string ShapeText(const ConvShape& shape) {
+  return std::to_string(shape.batch) + "x" + std::to_string(shape.in_h) + "x" + std::to_string(shape.in_w);
+}
+
 class PackedMatmul final : public PackedNode {
  public:
   PackedMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
@@ -55,13 +62,20 @@ class PackedMatmul final : public PackedNode {
         choose_(std::move(choose)),
         conv_(PackConv(node.conv, device, packed, dequantized)) {}
 
-  std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed, const TensorShape&) const override {
+  ConvShape ShapeOf(const TensorShape& x) const { return ImagesOf(geometry_, layout_, x.dims); }
+  const std::shared_ptr<const PackedConv>& Conv() const { return conv_; }
+
+  std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed,
+                                       const TensorShape& y) const override {
     Require(!fed.empty(), "a convolution was fed no tensor");
-    const ConvShape shape = ImagesOf(geometry_, layout_, fed[0].dims);
+    const ConvShape shape = ShapeOf(fed[0]);
+    const auto plan = [&](const std::optional<ConvConfig>& config) -> std::shared_ptr<const NodePlan> {
+      return std::make_shared<const MatmulPlan>(PlanConv(conv_, shape, config), has_residual_);
+    };
     // Nothing to compute, nothing to choose.
-    const bool chooses = choose_ && shape.OutPixels() > 0;
-    const auto plan = chooses ? PlanConv(conv_, shape, choose_(conv_, shape)) : PlanConv(conv_, shape);
-    return std::make_shared<const MatmulPlan>(plan, has_residual_);
+    if (!choose_ || shape.OutPixels() == 0) return plan(std::nullopt);
+    return plan(
+        choose_({ShapeText(shape), CandidateConfigs(*conv_, shape), plan, {fed.begin(), fed.end()}, y}));
   }
   // A tile's residuals are read by the block that stores its codes, before it does.
   std::optional<size_t> Overwrites() const override {
@@ -75,6 +89,104 @@ class PackedMatmul final : public PackedNode {
   bool has_residual_;
   ConvChooser choose_;
   std::shared_ptr<const PackedConv> conv_;
+};
+
+// The residuals lie in the workspace, before what either launch needs.
+class SeparatePlan final : public NodePlan {
+ public:
+  SeparatePlan(std::shared_ptr<const NodePlan> first, std::shared_ptr<const NodePlan> second,
+               int64_t residual_bytes)
+      : first_(std::move(first)),
+        second_(std::move(second)),
+        scratch_at_(static_cast<size_t>(RoundUp(residual_bytes, 256))) {}
+
+  size_t WorkspaceBytes() const override {
+    return scratch_at_ + std::max(first_->WorkspaceBytes(), second_->WorkspaceBytes());
+  }
+  void Launch(std::span<const void* const> fed, void* y, void* workspace, Queue& queue) const override {
+    void* const scratch = static_cast<uint8_t*>(workspace) + scratch_at_;
+    const void* const second_fed[] = {fed[1], workspace};
+    first_->Launch(fed.first(1), workspace, scratch, queue);
+    second_->Launch(second_fed, y, scratch, queue);
+  }
+  std::string Text() const override { return first_->Text() + " + " + second_->Text(); }
+
+ private:
+  std::shared_ptr<const NodePlan> first_, second_;
+  size_t scratch_at_;
+};
+
+class FusedPlan final : public NodePlan {
+ public:
+  FusedPlan(std::shared_ptr<const PairPlan> plan, std::string text)
+      : plan_(std::move(plan)), text_(std::move(text)) {}
+
+  void Launch(std::span<const void* const> fed, void* y, void*, Queue& queue) const override {
+    LaunchResidualPair(*plan_, fed[0], fed[1], y, queue);
+  }
+  std::string Text() const override { return text_; }
+
+ private:
+  std::shared_ptr<const PairPlan> plan_;
+  std::string text_;
+};
+
+// Packed: how many bytes the first node packed, those, the second's.
+class PackedResidualPair final : public PackedNode {
+ public:
+  PackedResidualPair(const MatmulNode& first, const MatmulNode& second, const Device& device,
+                     const PairChoosers& choosers, std::span<const uint8_t> packed)
+      : choose_(choosers.both),
+        first_(first, device, choosers.first, Part(packed, true)),
+        second_(second, device, choosers.second, Part(packed, false)) {}
+
+  std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed,
+                                       const TensorShape& y) const override {
+    Require(fed.size() == 2, "two convolutions in one were fed ", fed.size(), " tensors, expected 2");
+    const PairShapes shapes{first_.ShapeOf(fed[0]), second_.ShapeOf(fed[1])};
+    const ResidualPair pair{first_.Conv(), second_.Conv()};
+    // The first node's output has the dims of the second's.
+    const TensorShape second_fed[] = {fed[1], y};
+    const auto plan = [&](const ConvConfig& config) -> std::shared_ptr<const NodePlan> {
+      if (config.algorithm == Algorithm::kPair)
+        return std::make_shared<const FusedPlan>(PlanPair(pair, shapes, config), config.Text());
+      return std::make_shared<const SeparatePlan>(first_.Plan(fed.first(1), y), second_.Plan(second_fed, y),
+                                                  ElementCount(y.dims));
+    };
+    const std::vector<ConvConfig> configs = PairConfigs(pair, shapes);
+    if (!choose_) return plan(configs.front());
+    return plan(choose_({ShapeText(shapes.first) + "+" + ShapeText(shapes.second),
+                         configs,
+                         plan,
+                         {fed.begin(), fed.end()},
+                         y}));
+  }
+
+  std::vector<uint8_t> Packed() const override {
+    const std::vector<uint8_t> first = first_.Packed(), second = second_.Packed();
+    const uint64_t first_bytes = first.size();
+    std::vector<uint8_t> both(sizeof first_bytes + first.size() + second.size());
+    std::memcpy(both.data(), &first_bytes, sizeof first_bytes);
+    std::copy(second.begin(), second.end(),
+              std::copy(first.begin(), first.end(), both.begin() + sizeof first_bytes));
+    return both;
+  }
+
+ private:
+  static std::span<const uint8_t> Part(std::span<const uint8_t> packed, bool is_first) {
+    if (packed.empty()) return {};
+    uint64_t first_bytes = 0;
+    Require(packed.size() > sizeof first_bytes, "the packed nodes have ", packed.size(), " bytes, too few");
+    std::memcpy(&first_bytes, packed.data(), sizeof first_bytes);
+    const std::span<const uint8_t> both = packed.subspan(sizeof first_bytes);
+    Require(first_bytes > 0 && first_bytes < both.size(), "the packed nodes have ", both.size(),
+            " bytes, the first of them ", first_bytes, "; compile the model again");
+    const auto count = static_cast<size_t>(first_bytes);
+    return is_first ? both.first(count) : both.subspan(count);
+  }
+
+  ConvChooser choose_;
+  PackedMatmul first_, second_;
 };
 
 // Floats in, quantized on the way into the convolution.
@@ -113,6 +225,23 @@ class PackedPixels final : public PackedNode {
 };
 
 }  // namespace
+
+// Whether a shape has a kernel for both, PairConfigs says.
+bool FusesResidual(const MatmulNode& first, const MatmulNode& second, const Device& device) {
+  const auto fits = [](const MatmulNode& node) {
+    const Epilogue& e = node.conv.epilogue;
+    return !node.layout.is_gemm && e.kind == EpilogueKind::kRequantize && e.quantized_output &&
+           node.conv.geometry.out_channels % 16 == 0 && PackedConv::FitsBoxes(node.conv);
+  };
+  return device.capability == 90 && fits(first) && fits(second) && !first.conv.epilogue.has_residual &&
+         second.conv.epilogue.has_residual;
+}
+
+std::unique_ptr<PackedNode> PackResidualPair(const MatmulNode& first, const MatmulNode& second,
+                                             const Device& device, const PairChoosers& choosers,
+                                             std::span<const uint8_t> packed) {
+  return std::make_unique<PackedResidualPair>(first, second, device, choosers, packed);
+}
 
 bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const Device&) {
   const size_t grids = quantize.grids.size();

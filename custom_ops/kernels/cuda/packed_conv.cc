@@ -193,6 +193,18 @@ bool PackedConv::FitsImage(const ConvGeometry& g, const OperandType& x) {
          g.pad_top < 4096 && g.pad_left < 4096 && x.encoding != Encoding::kBipolar;
 }
 
+// Tensor maps step up to 8 pixels and know no padding but zeros; they read the input itself, not a repacked
+// one. The bounds of boxes are bytes. Of windows, a tile along k lies in one tap.
+bool PackedConv::FitsBoxes(const ConvSpec& spec) {
+  const ConvGeometry& g = spec.geometry;
+  constexpr int64_t kMostReach = 64;
+  return !g.transposed && g.group == 1 && g.in_channels % 16 == 0 && spec.x.encoding != Encoding::kBipolar &&
+         (g.Taps() == 1 || g.in_channels % kTileK == 0) && (!IsPadded(g) || spec.x_zero_point == 0) &&
+         g.stride_h <= 8 && g.stride_w <= 8 && (g.kernel_h - 1) * g.dilation_h <= kMostReach &&
+         (g.kernel_w - 1) * g.dilation_w <= kMostReach &&
+         std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) <= kMostReach;
+}
+
 PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<const uint8_t> image,
                        const std::optional<CodeGrid>& dequantized)
     : geometry_(spec.geometry), x_(spec.x), x_zero_(spec.x_zero_point), device_(device) {
@@ -206,6 +218,7 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
   image_ = FitsImage(g, x_);
   depthwise_ = g.IsDepthwise() && !g.transposed && g.group % 16 == 0 && x_.encoding != Encoding::kBipolar;
   vector16_ = g.GroupIn() % 16 == 0;
+  boxes_ = FitsBoxes(spec);
   channels_ = RoundUp(g.GroupIn(), 4);
   n_padded_ = RoundUp(g.GroupOut(), 32);
   k_tiles_ = RoundUp(g.Taps() * channels_, kTileK) / kTileK;
@@ -260,9 +273,8 @@ GemmProblem PackedConv::Problem(const ConvShape& shape) const {
   problem.requantizes = requantizes && (depthwise_ || geometry_.GroupOut() % 16 == 0);
   problem.residual = epilogue_.has_residual;
   const ConvGeometry& g = geometry_;
-  // Tensor maps step up to 8 pixels; they read the input itself, not a repacked one.
-  problem.streams = problem.tiled && problem.requantizes && vector16_ && g.group == 1 && g.Taps() == 1 &&
-                    !IsPadded(g) && !repacks_ && g.stride_h <= 8 && g.stride_w <= 8;
+  problem.boxes = problem.tiled && problem.requantizes && boxes_;
+  problem.streams = problem.boxes && g.Taps() == 1 && !IsPadded(g);
   SetHalo(shape, problem);
   problem.depthwise = depthwise_ && !has_w_zero_;
   problem.vector = problem.tiled && vector16_ && !repacks_ && !has_w_zero_ && g.group == 1 && g.Taps() == 1 &&
@@ -396,7 +408,6 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config) cons
   if (config.algorithm == Algorithm::kResident) {
     p.staging_offset = p.k_tiles * (config.tile_n + config.stages * config.tile_m) * kTileK;
     p.persistent_blocks = PersistentBlocks(problem, config, device_);
-    p.flat = g.stride_h == 1 && g.stride_w == 1;
   }
   if (config.algorithm == Algorithm::kTeam) {
     const int tiles = narrow((s.OutPixels() + 63) / 64);
@@ -406,8 +417,8 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config) cons
     p.weight_columns = TeamColumns(problem, config);
     p.by_column = MakeDivisor(std::max(1, tiles));
     p.staging_offset = SharedBytes(problem, config) - 1024 - config.stages * 64 * config.tile_n;
-    p.flat = g.stride_h == 1 && g.stride_w == 1;
   }
+  p.flat = g.Taps() == 1 && g.stride_h == 1 && g.stride_w == 1 && !IsPadded(g);
   if (config.algorithm == Algorithm::kHalo) {
     p.staging_offset = SharedBytes(problem, config) - 1024 - config.tile_m * (config.tile_n + 16);
     p.persistent_blocks = PersistentBlocks(problem, config, device_);

@@ -41,6 +41,8 @@ class PackedConv {
   int32_t TileZero() const { return Bipolar() ? 0 : x_zero_; }
 
   static bool FitsImage(const ConvGeometry& geometry, const OperandType& x);
+  // Whether the tensor memory accelerator can fetch what the taps of pixels read.
+  static bool FitsBoxes(const ConvSpec& spec);
 
   GemmProblem Problem(const ConvShape& shape) const;
   // Everything but the pointers of a launch.
@@ -69,8 +71,8 @@ class PackedConv {
   OperandType x_;
   int32_t x_zero_;
   Device device_;
-  bool tiled_ = false, image_ = false, depthwise_ = false, vector16_ = false, repacks_ = false,
-       has_w_zero_ = false, divides_fast_ = true;
+  bool tiled_ = false, image_ = false, depthwise_ = false, vector16_ = false, boxes_ = false,
+       repacks_ = false, has_w_zero_ = false, divides_fast_ = true;
   int64_t channels_ = 0, n_padded_ = 0, k_tiles_ = 0;
   size_t weights_at_ = 0, few_at_ = 0, plain_bias_at_ = 0;  // few_at_: for images, for depthwise
   Offsets at_ = {};

@@ -42,6 +42,22 @@ inline constexpr Layer kLayers[] = {
     {"conv19", 2048, 7, 512, 1, 1, 0, 2, {7.40, 7.62}, {5.56, 6.69}},
 };
 
+// Where a ResNet's block adds its shortcut, as the converter orders the two: the codes of the first
+// convolution are the residuals of the second.
+struct PairOfLayers {
+  const char* name;
+  Layer first, second;
+};
+inline constexpr PairOfLayers kPairs[] = {
+    {"ResNet-50 stage 1", {"", 64, 56, 256, 1, 1, 0, 1, {}, {}}, {"", 64, 56, 256, 1, 1, 0, 1, {}, {}}},
+    {"ResNet-50 stage 2", {"", 128, 28, 512, 1, 1, 0, 1, {}, {}}, {"", 256, 56, 512, 1, 2, 0, 1, {}, {}}},
+    {"ResNet-50 stage 3", {"", 256, 14, 1024, 1, 1, 0, 1, {}, {}}, {"", 512, 28, 1024, 1, 2, 0, 1, {}, {}}},
+    {"ResNet-50 stage 4", {"", 512, 7, 2048, 1, 1, 0, 1, {}, {}}, {"", 1024, 14, 2048, 1, 2, 0, 1, {}, {}}},
+    {"ResNet-18 stage 2", {"", 128, 28, 128, 3, 1, 1, 1, {}, {}}, {"", 64, 56, 128, 1, 2, 0, 1, {}, {}}},
+    {"ResNet-18 stage 3", {"", 256, 14, 256, 3, 1, 1, 1, {}, {}}, {"", 128, 28, 256, 1, 2, 0, 1, {}, {}}},
+    {"ResNet-18 stage 4", {"", 512, 7, 512, 3, 1, 1, 1, {}, {}}, {"", 256, 14, 512, 1, 2, 0, 1, {}, {}}},
+};
+
 struct Variant {
   int weight_bits = 8;
   bool depthwise = false, residual = false, floats = false;  // floats: y is dequantized

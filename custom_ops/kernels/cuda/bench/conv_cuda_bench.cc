@@ -2,6 +2,7 @@
 // and 16: replays of a CUDA graph of equal nodes, medians, operands warm in L2, every output sampled against
 // a sum on the CPU.
 //   lowbit_cuda_bench [--csv FILE] [--commit ID] [--date DATE] [--layer NAME] [--batch N] [--config TEXT]
+//   lowbit_cuda_bench --pairs FILE      two convolutions whose outputs are added alone; FILE as above
 // Prints a markdown page; FILE receives every configuration's time beside the cost model's estimate. The
 // peers' columns are recorded numbers, measured on the same kind of machine on 2026-11-20 (cuDNN 9.19 int8
 // with fused scale, bias and ReLU, best of its plans; CUTLASS 4.2 int8, best of its wgmma and mma.sync
@@ -189,6 +190,125 @@ class Extras {
   std::mt19937 random_{11};
 };
 
+// Two convolutions whose outputs are added, as a kernel each and as one.
+class PairBench {
+ public:
+  PairBench(const cuda::Device& device, const GraphTimer& timer, std::ostream& csv)
+      : device_(device), timer_(timer), csv_(csv) {}
+
+  void Table() {
+    std::cout
+        << "## Convolutions of a block whose outputs are added\n\n| pair | batch | a kernel each, tuned | "
+        << "one kernel, tuned | chosen | tuned configuration | chosen configuration |\n"
+        << "| --- | --- | --- | --- | --- | --- | --- |\n";
+    for (const PairOfLayers& pair : kPairs) {
+      for (const int64_t batch : {1, 16, 128}) Row(pair, batch);
+    }
+    std::cout << "\n";
+  }
+
+ private:
+  static constexpr int kNodes = 20, kReplays = 5;
+
+  static ConvShape ShapeOf(const Layer& layer, int64_t batch) {
+    const int64_t out = (layer.size + 2 * layer.pad - layer.kernel) / layer.stride + 1;
+    return {batch, layer.size, layer.size, out, out};
+  }
+  // Of a row of equals.
+  double Time(const GraphTimer::Launches& launch) const {
+    return timer_.Microseconds(
+               [&](Queue& queue) {
+                 for (int i = 0; i < kNodes; ++i) launch(queue);
+               },
+               true, kReplays) /
+           kNodes;
+  }
+  static size_t InputBytes(const Layer& layer, int64_t batch) {
+    return static_cast<size_t>(batch * layer.size * layer.size * layer.in);
+  }
+  void FillRandomly(const DeviceBuffer& buffer, size_t bytes) {
+    std::vector<uint8_t> codes(bytes);
+    for (uint8_t& code : codes) code = static_cast<uint8_t>(random_());
+    Check(cudaMemcpy(buffer.Get(), codes.data(), bytes, cudaMemcpyHostToDevice), "copy x");
+  }
+
+  void Row(const PairOfLayers& layers, int64_t batch) {
+    const PairShapes shapes{ShapeOf(layers.first, batch), ShapeOf(layers.second, batch)};
+    const size_t outputs = static_cast<size_t>(shapes.second.OutPixels() * layers.second.out);
+    const DeviceBuffer first_x(InputBytes(layers.first, batch)), second_x(InputBytes(layers.second, batch)),
+        between(outputs), y(outputs), workspace(kWorkspaceBytes);
+    FillRandomly(first_x, InputBytes(layers.first, batch));
+    FillRandomly(second_x, InputBytes(layers.second, batch));
+    Variant with_residual;
+    with_residual.residual = true;
+    const ResidualPair pair{PackConv(MakeSpec(layers.first, random_), device_),
+                            PackConv(MakeSpec(layers.second, random_, with_residual), device_)};
+    const auto first = [&](const ConvPlan& plan, Queue& queue) {
+      LaunchConv(plan, first_x.Get(), nullptr, between.Get(), workspace.Get(), queue);
+    };
+    const auto second = [&](const ConvPlan& plan, Queue& queue) {
+      LaunchConv(plan, second_x.Get(), between.Get(), y.Get(), workspace.Get(), queue);
+    };
+    const auto tune = [&](const std::shared_ptr<const PackedConv>& conv, const ConvShape& shape,
+                          const auto& launch) {
+      return PlanConv(
+          conv, shape, TuneConv(conv, shape, [&](const ConvPlan& plan) {
+            if (PlanConfig(plan).algorithm == Algorithm::kPlain || PlanWorkspaceBytes(plan) > kWorkspaceBytes)
+              return 1e9;
+            return Time([&](Queue& queue) { launch(plan, queue); });
+          }));
+    };
+    const auto first_plan = tune(pair.first, shapes.first, first),
+               second_plan = tune(pair.second, shapes.second, second);
+    const double each = Time([&](Queue& queue) {
+      first(*first_plan, queue);
+      second(*second_plan, queue);
+    });
+    const std::vector<uint8_t> expected = Download(y, outputs);
+
+    const std::vector<ConvConfig> configs = PairConfigs(pair, shapes);
+    const PairProblem problem{pair.first->Problem(shapes.first), pair.second->Problem(shapes.second)};
+    double best = 1e9, chosen = each;
+    std::string config;
+    for (const ConvConfig& candidate : configs) {
+      const double estimate = EstimateMicroseconds(problem, candidate, device_);
+      csv_ << layers.name << "," << batch << "," << candidate.Text() << "," << candidate.tile_m << ","
+           << candidate.tile_n << "," << candidate.stages << "," << candidate.keeps_weights << ","
+           << estimate;
+      if (candidate.algorithm == Algorithm::kSeparate) {
+        csv_ << "," << each << "\n";
+        continue;
+      }
+      const auto plan = PlanPair(pair, shapes, candidate);
+      Check(cudaMemset(y.Get(), 0xA5, outputs), "poison");
+      const double time = Time(
+          [&](Queue& queue) { LaunchResidualPair(*plan, first_x.Get(), second_x.Get(), y.Get(), queue); });
+      Require(Download(y, outputs) == expected, layers.name, ": ", candidate.Text(),
+              " differs from a kernel each");
+      csv_ << "," << time << "\n";
+      if (candidate == configs.front()) chosen = time;
+      if (time >= best) continue;
+      best = time;
+      config = candidate.Text();
+    }
+    std::cout << "| " << layers.name << " | " << batch << " | " << each << " | " << best << " | " << chosen
+              << " | " << config << " | " << configs.front().Text() << " |\n"
+              << std::flush;
+  }
+
+  static std::vector<uint8_t> Download(const DeviceBuffer& buffer, size_t bytes) {
+    std::vector<uint8_t> codes(bytes);
+    Check(cudaDeviceSynchronize(), "a pair");
+    Check(cudaMemcpy(codes.data(), buffer.Get(), bytes, cudaMemcpyDeviceToHost), "copy y");
+    return codes;
+  }
+
+  const cuda::Device& device_;
+  const GraphTimer& timer_;
+  std::ostream& csv_;
+  std::mt19937 random_{13};
+};
+
 void RunExtras(const cuda::Device& device, const GraphTimer& timer) {
   Extras extras(device, timer);
   constexpr int64_t kOne[] = {1}, kBoth[] = {1, 16}, kMany[] = {128};
@@ -209,11 +329,12 @@ void RunExtras(const cuda::Device& device, const GraphTimer& timer) {
 
 int main(int argc, char** argv) {
   try {
-    std::string only_layer, only_batch, only_config, csv_path, commit = "?", date = "?";
+    std::string only_layer, only_batch, only_config, csv_path, pairs_path, commit = "?", date = "?";
     size_t limit = 64;
     for (int i = 1; i + 1 < argc; i += 2) {
       const std::string option = argv[i];
       if (option == "--csv") csv_path = argv[i + 1];
+      if (option == "--pairs") pairs_path = argv[i + 1];
       if (option == "--commit") commit = argv[i + 1];
       if (option == "--date") date = argv[i + 1];
       if (option == "--layer") only_layer = argv[i + 1];
@@ -225,6 +346,13 @@ int main(int argc, char** argv) {
     std::mt19937 random(7);
     const GraphTimer timer;
     std::ofstream csv;
+    if (!pairs_path.empty()) {
+      csv.open(pairs_path);
+      csv << "pair,batch,config,tile_m,tile_n,stages,kept,estimate,us\n";
+      std::cout << std::fixed << std::setprecision(2);
+      PairBench(device, timer, csv).Table();
+      return 0;
+    }
     if (!csv_path.empty()) {
       csv.open(csv_path);
       csv << "layer,batch,m,n,k,config,tile_m,tile_n,stages,splits,estimate,us\n";
@@ -317,7 +445,11 @@ int main(int argc, char** argv) {
                 << " layers; geometric mean of cuDNN / tuned " << std::exp(log_ratio / std::size(kLayers))
                 << "; chosen / tuned at most " << worst_choice << ".\n\n";
     }
-    if (only_layer.empty() && only_config.empty()) RunExtras(device, timer);
+    if (only_layer.empty() && only_config.empty()) {
+      RunExtras(device, timer);
+      std::ofstream none;
+      PairBench(device, timer, none).Table();
+    }
     return 0;
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";

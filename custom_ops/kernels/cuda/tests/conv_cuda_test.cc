@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <iostream>
 #include <limits>
 #include <map>
@@ -52,6 +53,12 @@ struct Node {
   ConvSpec spec;
   ConvShape shape;
   std::string kind;
+};
+
+// A convolution whose residuals another one makes.
+struct Pair {
+  ConvSpec first, second;
+  cuda::PairShapes shapes;
 };
 
 class Generator : public cuda::Draws {
@@ -172,6 +179,58 @@ class Generator : public cuda::Draws {
     MakeEpilogue(node.spec);
     if ((kind == "windows" || kind == "deep") && Coin(0.8)) node.spec.x_zero_point = 0;
     return node;
+  }
+
+  // Two convolutions of as many outputs: 1x1 ones, or windows over whole tiles of channels.
+  Pair MakePair() {
+    Pair pair;
+    const int64_t batch = Int(1, 3), out_channels = 16 * Int(1, 20);
+    const int64_t out_h = Coin(0.2) ? Int(40, 90) : Int(1, 20), out_w = Coin(0.2) ? Int(40, 90) : Int(1, 20);
+    for (const bool is_second : {false, true}) {
+      ConvSpec& spec = is_second ? pair.second : pair.first;
+      ConvShape& s = is_second ? pair.shapes.second : pair.shapes.first;
+      ConvGeometry& g = spec.geometry;
+      g.in_channels = 16 * Int(1, 20);
+      g.out_channels = out_channels;
+      g.stride_h = Int(1, 3);
+      g.stride_w = Coin(0.7) ? g.stride_h : Int(1, 3);
+      if (Coin(0.3)) {
+        g.in_channels = 128 * Int(1, 2);
+        g.kernel_h = Int(1, 3);
+        g.kernel_w = Int(1, 3);
+        g.dilation_h = Int(1, 2);
+        g.dilation_w = Int(1, 2);
+        g.pad_top = Int(0, 1);
+        g.pad_left = Int(0, 1);
+        g.pad_bottom = Int(0, 1);
+        g.pad_right = Int(0, 1);
+      }
+      // As many pixels as the outputs read, and those that a stride leaves over.
+      const auto in = [&](int64_t out, int64_t kernel, int64_t stride, int64_t dilation, int64_t before,
+                          int64_t& after) {
+        const int64_t size =
+            (out - 1) * stride + (kernel - 1) * dilation + 1 - before - after + Int(0, stride - 1);
+        if (size >= 1) return size;
+        after += size - 1;
+        return int64_t{1};
+      };
+      s = {batch, 0, 0, out_h, out_w};
+      s.in_h = in(out_h, g.kernel_h, g.stride_h, g.dilation_h, g.pad_top, g.pad_bottom);
+      s.in_w = in(out_w, g.kernel_w, g.stride_w, g.dilation_w, g.pad_left, g.pad_right);
+      if (g.pad_bottom < 0 || g.pad_right < 0) return MakePair();
+      do {
+        Operands(spec);
+      } while (spec.x.encoding == Encoding::kBipolar);
+      if (Coin(0.8)) spec.w_zero_point.assign(spec.w_zero_point.size(), 0);
+      if (g.pad_top + g.pad_left + g.pad_bottom + g.pad_right > 0 && Coin(0.8)) spec.x_zero_point = 0;
+      do {
+        spec.epilogue = {};
+        MakeEpilogue(spec);
+      } while (spec.epilogue.kind != EpilogueKind::kRequantize || spec.epilogue.has_residual != is_second);
+    }
+    pair.second.epilogue.residual_signed = pair.first.epilogue.y_signed;
+    pair.second.epilogue.residual_zero_point = pair.first.epilogue.zero_point;
+    return pair;
   }
 
  private:
@@ -307,12 +366,13 @@ struct Counts {
 // The ways a launch reaches the device: at once, in a graph, in a graph whose nodes got other pointers.
 enum class Way { kStream, kGraph, kUpdatedGraph };
 
-void Run(const cuda::ConvPlan& plan, Way way, bool overlap, const void* x, const void* residual, void* y,
-         void* workspace, void* elsewhere) {
+// `launch` takes pointers in the places of x and y: `elsewhere` where they are to be patched.
+void Run(const std::function<void(const void* x, void* y, cuda::Queue& queue)>& launch, Way way, bool overlap,
+         const void* x, void* y, void* elsewhere) {
   cudaStream_t stream = nullptr;
   if (way == Way::kStream) {
     cuda::Queue queue(stream, overlap);
-    cuda::LaunchConv(plan, x, residual, y, workspace, queue);
+    launch(x, y, queue);
     return;
   }
   Check(cudaStreamCreate(&stream), "stream");
@@ -323,13 +383,13 @@ void Run(const cuda::ConvPlan& plan, Way way, bool overlap, const void* x, const
   queue.Record(&nodes);
   Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
   const bool updates = way == Way::kUpdatedGraph;
-  cuda::LaunchConv(plan, updates ? elsewhere : x, residual, updates ? elsewhere : y, workspace, queue);
+  launch(updates ? elsewhere : x, updates ? elsewhere : y, queue);
   Check(cudaStreamEndCapture(stream, &graph), "capture");
   Check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
   if (updates) {
     cuda::Queue update(stream, overlap);
     update.Update(executable, &nodes);
-    cuda::LaunchConv(plan, x, residual, y, workspace, update);
+    launch(x, y, update);
   }
   Check(cudaGraphLaunch(executable, stream), "launch");
   Check(cudaStreamSynchronize(stream), "synchronize");
@@ -446,9 +506,12 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
     const bool overlap = generator.Coin();
     Check(cudaMemset(workspace.Get(), 0xA5, cuda::PlanWorkspaceBytes(*plan)), "poison");
     Check(cudaMemset(device_y.Get(), 0xA5, y_bytes + guard), "poison");
-    Run(*plan, generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}),
+    const auto launch = [&](const void* from, void* to, cuda::Queue& queue) {
+      cuda::LaunchConv(*plan, from, residual.empty() ? nullptr : device_r.Get(), to, workspace.Get(), queue);
+    };
+    Run(launch, generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}),
         overlap && device.capability >= 90, from_floats ? device_floats.Get() : device_x.Get(),
-        residual.empty() ? nullptr : device_r.Get(), device_y.Get(), workspace.Get(), elsewhere.Get());
+        device_y.Get(), elsewhere.Get());
     SynchronizeOrExit(node.kind + " " + config.Text());
     Check(cudaMemcpy(found.data(), device_y.Get(), y_bytes + guard, cudaMemcpyDeviceToHost), "copy y");
     Counts& counts = by[from_floats          ? config.Text() + " floats"
@@ -488,6 +551,76 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
   return equal;
 }
 
+// Both products in one kernel against one after the other.
+bool TestPair(const Pair& pair, Generator& generator, const cuda::Device& device,
+              std::map<std::string, Counts>& by, size_t most, const std::string& text) {
+  const auto [first_shape, second_shape] = pair.shapes;
+  const int64_t outputs = second_shape.OutPixels() * pair.second.geometry.out_channels;
+  constexpr size_t guard = 256;
+  const auto codes = [&](const ConvSpec& spec, const ConvShape& s) {
+    return generator.Codes(spec.x, s.batch * s.in_h * s.in_w * spec.geometry.in_channels);
+  };
+  const std::vector<uint8_t> first_x = codes(pair.first, first_shape),
+                             second_x = codes(pair.second, second_shape);
+  const size_t y_bytes = static_cast<size_t>(outputs);
+  std::vector<uint8_t> between(y_bytes), expected(y_bytes), found(y_bytes + guard);
+  Threads pool;
+  ReferenceRows()[0].create(pair.first)->Run({first_shape, first_x.data(), nullptr, between.data()}, pool);
+  ReferenceRows()[0]
+      .create(pair.second)
+      ->Run({second_shape, second_x.data(), between.data(), expected.data()}, pool);
+
+  const cuda::ResidualPair packed{cuda::PackConv(pair.first, device), cuda::PackConv(pair.second, device)};
+  std::vector<cuda::ConvConfig> configs = cuda::PairConfigs(packed, pair.shapes);
+  std::erase_if(configs, [&](const auto& c) {
+    return c.algorithm != cuda::Algorithm::kPair || c.Text().find(text) == std::string::npos;
+  });
+  while (configs.size() > most) {
+    configs.erase(configs.begin() + generator.Int(0, static_cast<int64_t>(configs.size()) - 1));
+  }
+  DeviceBuffer device_first(first_x.size()), device_second(second_x.size()), device_y(y_bytes + guard),
+      elsewhere(std::max(second_x.size(), y_bytes + guard));
+  Check(cudaMemcpy(device_first.Get(), first_x.data(), first_x.size(), cudaMemcpyHostToDevice), "copy x");
+  Check(cudaMemcpy(device_second.Get(), second_x.data(), second_x.size(), cudaMemcpyHostToDevice), "copy x");
+  bool equal = true;
+  for (const cuda::ConvConfig& config : configs) {
+    const auto plan = cuda::PlanPair(packed, pair.shapes, config);
+    Check(cudaMemset(device_y.Get(), 0xA5, y_bytes + guard), "poison");
+    const auto launch = [&](const void* from, void* to, cuda::Queue& queue) {
+      cuda::LaunchResidualPair(*plan, device_first.Get(), from, to, queue);
+    };
+    Run(launch, generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}), generator.Coin(),
+        device_second.Get(), device_y.Get(), elsewhere.Get());
+    SynchronizeOrExit("pair " + config.Text());
+    Check(cudaMemcpy(found.data(), device_y.Get(), y_bytes + guard, cudaMemcpyDeviceToHost), "copy y");
+    Counts& counts = by["pair_" + std::to_string(config.tile_m) + "x" + std::to_string(config.tile_n) +
+                        (config.keeps_weights ? "_kept" : "")];
+    ++counts.runs;
+    int64_t wrong = 0, at = -1;
+    for (size_t i = 0; i < y_bytes; ++i) {
+      if (expected[i] == found[i]) continue;
+      if (at < 0) at = static_cast<int64_t>(i);
+      ++wrong;
+    }
+    const bool overrun =
+        std::any_of(found.begin() + outputs, found.end(), [](uint8_t b) { return b != 0xA5; });
+    if (wrong == 0 && !overrun) continue;
+    equal = false;
+    ++counts.wrong_runs;
+    std::cout << "WRONG " << config.Text() << ": " << wrong << " of " << outputs << " elements, first " << at
+              << (overrun ? ", guard bytes overwritten" : "");
+    for (const bool is_second : {false, true}) {
+      const ConvGeometry& g = (is_second ? pair.second : pair.first).geometry;
+      const ConvShape& s = is_second ? second_shape : first_shape;
+      std::cout << "; x " << s.batch << "x" << s.in_h << "x" << s.in_w << "x" << g.in_channels << " -> "
+                << s.out_h << "x" << s.out_w << "x" << g.out_channels << " kernel " << g.kernel_h << "x"
+                << g.kernel_w << " stride " << g.stride_h << "x" << g.stride_w;
+    }
+    std::cout << "\n";
+  }
+  return equal;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -507,6 +640,9 @@ int main(int argc, char** argv) {
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {
         if (!TestNode(generator.Make(kind), generator, device, by, most, text)) ++wrong;
       }
+    }
+    for (int64_t i = 0; (only_kind.empty() || only_kind == "pair") && i < per_class; ++i, ++nodes) {
+      if (!TestPair(generator.MakePair(), generator, device, by, most, text)) ++wrong;
     }
     for (const auto& [name, counts] : by) {
       std::cout << name << ": " << counts.runs << " runs, " << counts.wrong_runs << " wrong\n";

@@ -124,6 +124,51 @@ void TestRanking() {
   }
 }
 
+void CheckPairRanking(const PairProblem& problem, const Device& device) {
+  const std::vector<ConvConfig> ranked = RankConfigs(problem, device);
+  double before = 0;
+  int separate = 0;
+  std::set<std::string> names;
+  for (const ConvConfig& config : ranked) {
+    Expect(names.insert(config.Text()).second, "a configuration has a name of its own: " + config.Text());
+    const double estimate = EstimateMicroseconds(problem, config, device);
+    Expect(estimate > 0 && estimate >= before, "the cheapest estimate comes first");
+    before = estimate;
+    if (config.algorithm == Algorithm::kSeparate) {
+      ++separate;
+      continue;
+    }
+    Expect(config.algorithm == Algorithm::kPair && device.capability == 90, "wgmma is sm_90a's alone");
+    Expect(SharedBytes(problem, config) <= device.shared_bytes, config.Text() + " fits " + device.name);
+    const int64_t tiles = (problem.second.m + config.tile_m - 1) / config.tile_m;
+    const int blocks = PersistentBlocks(problem, config, device);
+    Expect(blocks >= 1 && blocks <= tiles, "every block has a tile");
+  }
+  Expect(separate == 1, "two kernels are always a choice");
+  const bool fits = problem.first.boxes && problem.second.boxes && !problem.first.residual &&
+                    problem.second.residual && device.capability == 90;
+  Expect((ranked.size() > 1) == fits, "one kernel where it applies");
+}
+
+void TestPairRanking() {
+  for (const Device& device : Devices()) {
+    for (const int64_t m : {1, 49, 196, 3136, 401408}) {
+      for (const int64_t n : {16, 64, 256, 2048}) {
+        for (const int64_t k : {16, 128, 4608}) {
+          const GemmProblem first{.m = m, .n = n, .k = k, .tiled = true, .boxes = true},
+              second{.m = m, .n = n, .k = 256, .tiled = true, .residual = true, .boxes = true};
+          GemmProblem no_boxes = first, no_residual = second;
+          no_boxes.boxes = no_residual.residual = false;
+          CheckPairRanking({first, second}, device);
+          CheckPairRanking({no_boxes, second}, device);
+          CheckPairRanking({first, no_residual}, device);
+          CheckPairRanking({second, second}, device);
+        }
+      }
+    }
+  }
+}
+
 // ---- divisions
 
 uint32_t Divide(uint32_t n, const FastDivisor& d) {
@@ -438,6 +483,7 @@ void TestArchitectures() {
 int main() {
   lowbit::cuda::TestArchitectures();
   lowbit::cuda::TestRanking();
+  lowbit::cuda::TestPairRanking();
   lowbit::cuda::TestDivisions();
   lowbit::cuda::TestSums();
   for (const lowbit::cuda::Case& c : lowbit::cuda::Cases()) lowbit::cuda::CheckCase(c);

@@ -1,0 +1,74 @@
+// Two convolutions in one kernel (Algorithm::kPair): plans and launches.
+#include <algorithm>
+#include <utility>
+
+#include "core/status.h"
+#include "kernels/cuda/cuda_conv.h"
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/packed_conv.h"
+
+namespace lowbit::cuda {
+namespace {
+
+PairProblem ProblemOf(const ResidualPair& pair, const PairShapes& shapes) {
+  return {pair.first->Problem(shapes.first), pair.second->Problem(shapes.second)};
+}
+
+}  // namespace
+
+class PairPlan {
+ public:
+  PairPlan(const ResidualPair& pair, const PairShapes& shapes, const ConvConfig& config)
+      : pair_(pair),
+        config_(config),
+        first_(pair.first->Params(shapes.first, config)),
+        second_(pair.second->Params(shapes.second, config)) {
+    const PairProblem problem = ProblemOf(pair, shapes);
+    second_.keeps_weights = config.keeps_weights;
+    second_.persistent_blocks = PersistentBlocks(problem, config, pair.second->On());
+    second_.shared_bytes = SharedBytes(problem, config);
+    second_.staging_offset = second_.shared_bytes - 1024 - config.tile_m * config.tile_n;
+  }
+
+  void Launch(const void* first_x, const void* second_x, void* y, Queue& queue) const {
+    if (second_.m == 0 || second_.n == 0) return;
+    const Device& device = pair_.second->On();
+    DeviceGuard guard(device.ordinal);
+    LaunchOptions options{queue, device};
+    options.x_signed = pair_.second->XSigned();
+    for (const void* pointer : {first_x, second_x, static_cast<const void*>(y)}) {
+      Require(reinterpret_cast<uintptr_t>(pointer) % 16 == 0,
+              "tensors of a convolution on the GPU begin at multiples of 16 bytes; copy the tensor to one");
+    }
+    ConvParams first = first_, second = second_;
+    first.x = static_cast<const uint8_t*>(first_x);
+    second.x = static_cast<const uint8_t*>(second_x);
+    second.y = y;
+    Check(LaunchPair(first, pair_.first->XSigned(), second, config_, options), "launching two convolutions");
+  }
+
+ private:
+  ResidualPair pair_;
+  ConvConfig config_;
+  ConvParams first_, second_;
+};
+
+std::vector<ConvConfig> PairConfigs(const ResidualPair& pair, const PairShapes& shapes) {
+  return RankConfigs(ProblemOf(pair, shapes), pair.second->On());
+}
+
+std::shared_ptr<const PairPlan> PlanPair(const ResidualPair& pair, const PairShapes& shapes,
+                                         const ConvConfig& config) {
+  const std::vector<ConvConfig> configs = PairConfigs(pair, shapes);
+  Require(config.algorithm == Algorithm::kPair &&
+              std::find(configs.begin(), configs.end(), config) != configs.end(),
+          "configuration ", config.Text(), " does not apply to these two nodes");
+  return std::make_shared<const PairPlan>(pair, shapes, config);
+}
+
+void LaunchResidualPair(const PairPlan& plan, const void* first_x, const void* second_x, void* y,
+                        Queue& queue) {
+  plan.Launch(first_x, second_x, y, queue);
+}
+
+}  // namespace lowbit::cuda
