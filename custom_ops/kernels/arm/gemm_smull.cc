@@ -130,11 +130,11 @@ size_t Flush(const GemmOperands& operands) {
   return LongestSafeRun(operands, 2, INT16_MIN, INT16_MAX, kMaxFlush);
 }
 
-// Of 64 products a step: 8 multiplications, loads of 4 cycles, and 8 SADALP a flush (modelled Cortex-A53). On
-// A72 a multiplication takes one cycle, and everything else runs beside it.
+// Of 64 products a step: 8 multiplications, loads of 4 cycles, and 8 SADALP a flush (modelled Cortex-A53);
+// without the loads on A72.
 double MacsPerCycle(Pipeline pipeline, size_t flush) {
   const double products = flush == 1 ? 1.0 : static_cast<double>(flush / 2 * 2);
-  return 64.0 / (pipeline == Pipeline::kInOrder ? 12.0 + 8.0 / products : 8.0);
+  return 64.0 / ((pipeline == Pipeline::kInOrder ? 12.0 : 8.0) + 8.0 / products);
 }
 
 }  // namespace
