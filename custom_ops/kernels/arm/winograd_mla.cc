@@ -45,7 +45,7 @@ constexpr auto kTwoFifths = static_cast<int16_t>(static_cast<uint16_t>(2u * Inve
 constexpr auto kTwoNinths = static_cast<int16_t>(static_cast<uint16_t>(2u * Inverse(9)));
 
 struct Points {
-  static constexpr int kOne = 1;
+  static constexpr int kTile = 4, kOne = 1;
 
   template <class D>
   static inline LOWBIT_ALWAYS_INLINE void Inputs(const D (&d)[6], int16x8_t (&r)[6]) {
@@ -68,18 +68,18 @@ struct Points {
   }
 };
 
-void Weights(const int32_t* taps, int16_t* to) {
+void Weights(const int32_t* taps, int32_t* to) {
   // 2 / N at each point, N its own product of differences, times the unit above: 5, 1, -1, -1/9, 1/9, -5.
   constexpr uint32_t kN = Inverse(9);
-  constexpr uint32_t kG[kWinogradWindow][3] = {{5, 0, 0},
-                                               {1, 1, 1},
-                                               {0u - 1, 1, 0u - 1},
-                                               {0u - kN, 0u - 2 * kN, 0u - 4 * kN},
-                                               {4 * kN, 2 * kN, kN},
-                                               {0, 0, 0u - 5}};
-  uint32_t values[kWinogradPoints];
+  constexpr uint32_t kG[6][3] = {{5, 0, 0},
+                                 {1, 1, 1},
+                                 {0u - 1, 1, 0u - 1},
+                                 {0u - kN, 0u - 2 * kN, 0u - 4 * kN},
+                                 {4 * kN, 2 * kN, kN},
+                                 {0, 0, 0u - 5}};
+  uint32_t values[36];
   TransformWeights(taps, kG, values);
-  for (size_t i = 0; i < kWinogradPoints; ++i) to[i] = static_cast<int16_t>(static_cast<uint16_t>(values[i]));
+  for (size_t i = 0; i < 36; ++i) to[i] = static_cast<int16_t>(static_cast<uint16_t>(values[i]));
 }
 
 // A tile's recovered outputs are 14 bits wide: four of them add up inside 16.
@@ -90,7 +90,7 @@ enum class Last : uint8_t { kNo, kSums, kDirect };
 // Without branches inside a row: what is independent can run side by side.
 template <bool kFirst, Last kLast, bool kAdds>
 void OutputTiles(const WinogradOutput& out) {
-  constexpr int kT = static_cast<int>(kWinogradTile);
+  constexpr int kT = static_cast<int>(Points::kTile);
   const size_t row_pitch = out.row_pitch, point_pitch = out.point_pitch / sizeof(int16_t);
   // 4 times the offset, modulo 2^16
   int16x8_t offset[2];
@@ -107,12 +107,12 @@ void OutputTiles(const WinogradOutput& out) {
     const auto load = [&](int point, int v) LOWBIT_ALWAYS_INLINE {
       return vld1q_s16(products + static_cast<size_t>(point) * point_pitch + v * 8);
     };
-    const size_t at = tile * kWinogradTile * kChannels;
+    const size_t at = tile * Points::kTile * kChannels;
     int16_t* narrow = static_cast<int16_t*>(out.narrow) + at;
     int32_t* sums = out.sums + at;
     WinogradDirect direct{};
     if (kLast == Last::kDirect) direct = out.direct[tile];
-    const auto finish = [&](int row, const int16x8_t(&y)[2][kWinogradTile]) LOWBIT_ALWAYS_INLINE {
+    const auto finish = [&](int row, const int16x8_t(&y)[2][Points::kTile]) LOWBIT_ALWAYS_INLINE {
       if (kLast == Last::kDirect && static_cast<size_t>(row) >= direct.rows) return;
       int16x8_t sum[kT][2];
 #pragma GCC unroll 8
@@ -142,7 +142,7 @@ void OutputTiles(const WinogradOutput& out) {
       if (kLast == Last::kSums) return;
       uint8_t* to = direct.y;
       direct.y += out.y_row_pitch;
-      if (direct.columns == kWinogradTile) {
+      if (direct.columns == Points::kTile) {
 #pragma GCC unroll 4
         for (int x = 0; x < kT; ++x) vst1q_u8(to + static_cast<size_t>(x) * y_pitch, codes[x]);
         return;
@@ -220,8 +220,8 @@ void Output(const WinogradOutput& out) {
       "v31"
 
 void Product8(const WinogradProduct& p) {
-  const int16_t *x = p.x, *w = p.w, *next_x, *next_w;
-  void* to = p.to;
+  const uint8_t *x = p.x, *w = p.w, *next_x, *next_w;
+  uint8_t* to = p.to;
   const ptrdiff_t blocks = static_cast<ptrdiff_t>(p.blocks), x_block = 128, w_block = 256;
   // From an item's last block to the next item.
   const ptrdiff_t x_jump = p.x_step - (blocks - 1) * x_block, w_jump = p.w_step - (blocks - 1) * w_block;
@@ -304,8 +304,8 @@ void Product8(const WinogradProduct& p) {
 }
 
 void Product4(const WinogradProduct& p) {
-  const int16_t *x = p.x, *w = p.w, *next_x, *next_w;
-  void* to = p.to;
+  const uint8_t *x = p.x, *w = p.w, *next_x, *next_w;
+  uint8_t* to = p.to;
   const ptrdiff_t blocks = static_cast<ptrdiff_t>(p.blocks), x_block = 64, w_block = 256;
   // From an item's last block to the next item.
   const ptrdiff_t x_jump = p.x_step - (blocks - 1) * x_block, w_jump = p.w_step - (blocks - 1) * w_block;
@@ -374,12 +374,17 @@ void Product4(const WinogradProduct& p) {
 
 // Weights wrap: none is too large. 8 channels' steps of 8 tiles are 128 multiplications and 24 loads.
 const WinogradScheme kWinogradMla = {
+    .tile = Points::kTile,
     .channels = kChannels,
+    .code_bytes = 2,
+    .block = 8,
+    .unit = 1,
+    .signed_inputs = false,
     .bits = 14,
     .chunks_per_widening = kChunksPerWidening,
     .largest_weight = INT32_MAX,
     .weights = &Weights,
-    .input = &TransformInputs<Points>,
+    .input = &TransformWords<Points>,
     .product4 = &Product4,
     .product8 = &Product8,
     .output = &Output,

@@ -1,24 +1,24 @@
 // What distinguishes the Winograd kernels. winograd.cc drives them.
 //
-// F(4x4, 3x3) computes 4 x 4 outputs of a channel from 6 x 6 inputs with 36 products instead of 144: both
-// operands are polynomials, multiplied by their values at six points. In one dimension, for inputs d, taps g
-// and outputs y,
+// F(m x m, 3x3) computes m x m outputs of a channel from n x n inputs, n = m + 2, with n^2 products instead
+// of 9 m^2: both operands are polynomials, multiplied by their values at n points. In one dimension, for
+// inputs d, taps g and outputs y,
 //
-//   scale * y[j] = sum over the points i of A[j][i] (G g)[i] (B d)[i],         j = 0..3
+//   scale * y[j] = sum over the points i of A[j][i] (G g)[i] (B d)[i],         j = 0 .. m - 1
 //
 // in two dimensions the transforms act on rows and columns, and the scale is squared. Here B, G and A hold
-// integers, and everything is computed modulo 2^n, n the width of the sums: the equation holds in every
+// integers, and everything is computed modulo 2^k, k the width of the sums: the equation holds in every
 // commutative ring, so nothing is rounded, overflows wrap as they should, and
 //
-//   scale^2 = odd * 2^s,   s = 2 or 6
+//   scale^2 = odd * 2^s
 //
-// lets y be recovered from scale^2 y modulo 2^n by the inverse of the odd factor and a shift, as long as y is
-// known to lie among 2^(n - s) successive integers. That is made true: the input channels are cut into chunks
+// lets y be recovered from scale^2 y modulo 2^k by the inverse of the odd factor and a shift, as long as y is
+// known to lie among 2^(k - s) successive integers. That is made true: the input channels are cut into chunks
 // whose sums of products, with the weights at hand, span less than that, and what is recovered of each chunk
 // is added in 32 bits. An offset added to the sums of a chunk puts their range around zero.
 //
-// Activations are taken as the bytes they are stored in, u = code ^ flip, padding as the zero point's byte
-// zu. The sum of u w is that of (u - zu) w, and zu sum w is a constant of the output channel.
+// Activations are taken as the bytes they are stored in, u = code - shift modulo 256, padding as the zero
+// point's byte zu. The sum of u w is that of (u - zu) w plus zu sum w, a constant of the output channel.
 //
 // Three steps for a block of tiles: the inputs of every tile, transformed; per point, a matrix product with
 // the transformed weights over the input channels; the outputs of every tile, transformed and finished.
@@ -31,34 +31,31 @@
 
 namespace lowbit {
 
-inline constexpr size_t kWinogradTile = 4;                    // outputs in a row of a tile
-inline constexpr size_t kWinogradWindow = kWinogradTile + 2;  // inputs
-inline constexpr size_t kWinogradPoints = kWinogradWindow * kWinogradWindow;
-inline constexpr size_t kWinogradOutputs = kWinogradTile * kWinogradTile;
-// Input channels are transformed and multiplied in blocks.
-inline constexpr size_t kWinogradBlock = 8;
+inline constexpr size_t kWinogradMaxPoints = 36;
+// Input channels are transformed and multiplied in blocks, whose values take this much.
+inline constexpr size_t kWinogradBlockBytes = 16;
 // Tiles are multiplied in groups of 8 or 4. What is stored of a tile and a point in between are 32 bytes: the
 // sums of a panel of output channels.
 inline constexpr size_t kWinogradProductBytes = 32;
 // Products read this much beyond their operands.
 inline constexpr size_t kWinogradOverread = 128;
 
-// 6 x 6 pixels -> [point][block][8 channels].
+// n x n pixels -> [point][block][channels].
 struct WinogradInput {
-  const uint8_t* const* pixels;  // the channels of each, [6][6]
+  const uint8_t* const* pixels;  // the channels of each, [n][n]
   size_t blocks;
-  uint8_t flip;
-  int16_t* to;
-  size_t point_pitch, block_pitch;  // in elements
+  uint8_t shift;
+  uint8_t* to;
+  size_t point_pitch, block_pitch;  // in bytes
 };
 
-// [block][tile][8 channels] times [block][8 channels][panel] -> [tile][panel], `count` times: of successive
+// [block][tile][channels] times [block][channels][panel] -> [tile][panel], `count` times: of successive
 // points, or of successive groups of tiles at one point. The steps lead from one product to the next, in
 // bytes.
 struct WinogradProduct {
-  const int16_t* x;
-  const int16_t* w;
-  void* to;
+  const uint8_t* x;
+  const uint8_t* w;
+  uint8_t* to;
   size_t blocks, count;
   ptrdiff_t x_step, w_step, to_step;
 };
@@ -69,7 +66,7 @@ struct WinogradDirect {
   size_t rows, columns;
 };
 
-// [point][tile][panel] -> [4 rows][tile][4 pixels][panel], 32 bits, or requantized to y.
+// [point][tile][panel] -> [m rows][tile][m pixels][panel], 32 bits, or requantized to y.
 struct WinogradOutput {
   const uint8_t* products;
   size_t point_pitch;  // in bytes
@@ -90,12 +87,19 @@ struct WinogradOutput {
 };
 
 struct WinogradScheme {
+  size_t tile;      // m
   size_t channels;  // of a panel: 8 or 16
-  int bits;         // outputs of a chunk are recovered modulo 2^bits
+  // Operands: bytes of a transformed value, signed; channels of a block; and how many of them stand side by
+  // side in the weights, [block][channels / unit][panel][unit].
+  size_t code_bytes, block, unit;
+  // Of x, u signed and about symmetric instead of unsigned.
+  bool signed_inputs;
+  int bits;  // outputs of a chunk are recovered modulo 2^bits
   size_t chunks_per_widening;
-  // The transformed weights are exact for taps within +-largest_weight; the inputs are for every byte.
+  // Weights within +-largest_weight have transforms that fit their bytes; of others it depends. The inputs'
+  // do for all activations that the row of the kernel table admits.
   int32_t largest_weight;
-  void (*weights)(const int32_t* taps, int16_t* to);  // [3][3] -> [6][6]
+  void (*weights)(const int32_t* taps, int32_t* to);  // [3][3] -> [n][n]
   void (*input)(const WinogradInput& input);
   void (*product4)(const WinogradProduct& product);
   void (*product8)(const WinogradProduct& product);
@@ -103,9 +107,12 @@ struct WinogradScheme {
   // Modelled cycles (Cortex-A53) of one block's products, for 4 and for 8 tiles; of transforming one block's
   // inputs of one tile; of one tile's outputs of a chunk, and of finishing them.
   double product4_cycles, product8_cycles, input_cycles, output_cycles, finish_cycles;
+
+  constexpr size_t Window() const { return tile + 2; }
+  constexpr size_t Points() const { return Window() * Window(); }
 };
 
 // Defined in winograd_<name>.cc.
-extern const WinogradScheme kWinogradMla, kWinogradSmlal;
+extern const WinogradScheme kWinogradMla, kWinogradSmlal, kWinogradSdot;
 
 }  // namespace lowbit

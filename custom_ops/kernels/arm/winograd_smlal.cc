@@ -26,7 +26,7 @@ constexpr uint32_t kNinth = 954437177;
 static_assert(9 * kNinth == 1);
 
 struct Points {
-  static constexpr int kOne = 1;
+  static constexpr int kTile = 4, kOne = 1;
 
   template <class D>
   static inline LOWBIT_ALWAYS_INLINE void Inputs(const D (&d)[6], int16x8_t (&r)[6]) {
@@ -51,18 +51,19 @@ struct Points {
   }
 };
 
-void Weights(const int32_t* taps, int16_t* to) {
-  constexpr int32_t kG[kWinogradWindow][3] = {{6, 0, 0}, {-4, -4, -4}, {-4, 4, -4},
-                                              {1, 2, 4}, {1, -2, 4},   {0, 0, 6}};
-  int32_t values[kWinogradPoints];
+void Weights(const int32_t* taps, int32_t* to) {
+  constexpr uint32_t kMinus4 = 0u - 4;
+  constexpr uint32_t kG[6][3] = {
+      {6, 0, 0}, {kMinus4, kMinus4, kMinus4}, {kMinus4, 4, kMinus4}, {1, 2, 4}, {1, 0u - 2, 4}, {0, 0, 6}};
+  uint32_t values[36];
   TransformWeights(taps, kG, values);
-  for (size_t i = 0; i < kWinogradPoints; ++i) to[i] = static_cast<int16_t>(values[i]);
+  for (size_t i = 0; i < 36; ++i) to[i] = static_cast<int32_t>(values[i]);
 }
 
 // Without branches inside a row: what is independent can run side by side.
 template <bool kDirect, bool kAdds>
 void OutputTiles(const WinogradOutput& out) {
-  constexpr int kT = static_cast<int>(kWinogradTile);
+  constexpr int kT = static_cast<int>(Points::kTile);
   int32x4_t offset[2], base[2];
   for (size_t v = 0; v < 2; ++v) {
     offset[v] = vmulq_n_s32(vld1q_s32(out.offset + 4 * v), 576);
@@ -76,10 +77,10 @@ void OutputTiles(const WinogradOutput& out) {
     const auto load = [&](int point, int v) LOWBIT_ALWAYS_INLINE {
       return vld1q_s32(products + static_cast<size_t>(point) * point_pitch + v * 4);
     };
-    int32_t* sums = out.sums + tile * kWinogradTile * kChannels;
+    int32_t* sums = out.sums + tile * Points::kTile * kChannels;
     WinogradDirect direct{};
     if (kDirect) direct = out.direct[tile];
-    const auto finish = [&](int row, const int32x4_t(&y)[2][kWinogradTile]) LOWBIT_ALWAYS_INLINE {
+    const auto finish = [&](int row, const int32x4_t(&y)[2][Points::kTile]) LOWBIT_ALWAYS_INLINE {
       if (kDirect && static_cast<size_t>(row) >= direct.rows) return;
       int32x4_t sum[2 * kT];  // [pixel][vector]
 #pragma GCC unroll 8
@@ -156,8 +157,8 @@ void Output(const WinogradOutput& out) {
       "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31"
 
 void Product8(const WinogradProduct& p) {
-  const int16_t *x = p.x, *w = p.w, *next_x, *next_w;
-  void* to = p.to;
+  const uint8_t *x = p.x, *w = p.w, *next_x, *next_w;
+  uint8_t* to = p.to;
   const ptrdiff_t blocks = static_cast<ptrdiff_t>(p.blocks), x_block = 128, w_block = 128;
   // From an item's last block to the next item.
   const ptrdiff_t x_jump = p.x_step - (blocks - 1) * x_block, w_jump = p.w_step - (blocks - 1) * w_block;
@@ -239,8 +240,8 @@ void Product8(const WinogradProduct& p) {
 }
 
 void Product4(const WinogradProduct& p) {
-  const int16_t *x = p.x, *w = p.w, *next_x, *next_w;
-  void* to = p.to;
+  const uint8_t *x = p.x, *w = p.w, *next_x, *next_w;
+  uint8_t* to = p.to;
   const ptrdiff_t blocks = static_cast<ptrdiff_t>(p.blocks), x_block = 64, w_block = 128;
   // From an item's last block to the next item.
   const ptrdiff_t x_jump = p.x_step - (blocks - 1) * x_block, w_jump = p.w_step - (blocks - 1) * w_block;
@@ -308,12 +309,17 @@ void Product4(const WinogradProduct& p) {
 
 // 8 channels' steps of 8 tiles are 128 multiplications, 16 loads and an insertion.
 const WinogradScheme kWinogradSmlal = {
+    .tile = Points::kTile,
     .channels = kChannels,
+    .code_bytes = 2,
+    .block = 8,
+    .unit = 1,
+    .signed_inputs = false,
     .bits = 26,
     .chunks_per_widening = 1,
     .largest_weight = INT16_MAX / 144,
     .weights = &Weights,
-    .input = &TransformInputs<Points>,
+    .input = &TransformWords<Points>,
     .product4 = &Product4,
     .product8 = &Product8,
     .output = &Output,

@@ -1,7 +1,9 @@
 // What the transforms of the Winograd schemes share, templated over their one-dimensional steps:
 //
-//   Points::Inputs(d, r)    six inputs -> values at six points, vectors of bytes or of 16-bit words
-//   Points::Outputs(t, y)   values at six points -> four outputs
+//   Points::kTile           outputs, m
+//   Points::Inputs(d, r)    inputs -> values at the points, vectors of bytes or of 16-bit words
+//   Points::Outputs(t, y)   values at the points -> outputs
+//   Points::kOne            the point 1
 #pragma once
 
 #include <arm_neon.h>
@@ -28,32 +30,34 @@ inline int16x8_t MinusProduct(int16x8_t a, int16x8_t b, uint8_t factor) {
   return vmlsq_n_s16(a, b, static_cast<int16_t>(factor));
 }
 
-// Columns first, then rows. The differences of bytes that a step begins with widen them on the way.
+// Words of 16 bits from bytes: columns first, then rows. The differences of bytes that a step begins with
+// widen them on the way.
 template <class Points>
-void TransformInputs(const WinogradInput& in) {
-  constexpr int kN = static_cast<int>(kWinogradWindow);
-  const uint8x8_t flip = vdup_n_u8(in.flip);
-  int16_t* to = in.to;
+void TransformWords(const WinogradInput& in) {
+  constexpr int kN = Points::kTile + 2;
+  const uint8x8_t shift = vdup_n_u8(in.shift);
+  uint8_t* to = in.to;
   for (size_t block = 0; block < in.blocks; ++block, to += in.block_pitch) {
-    const size_t channel = block * kWinogradBlock;
+    const size_t channel = block * 8;
     int16x8_t columns[kN][kN];
 #pragma GCC unroll 6
     for (int x = 0; x < kN; ++x) {
       uint8x8_t d[kN];
 #pragma GCC unroll 6
-      for (int y = 0; y < kN; ++y) d[y] = veor_u8(vld1_u8(in.pixels[y * kN + x] + channel), flip);
+      for (int y = 0; y < kN; ++y) d[y] = vsub_u8(vld1_u8(in.pixels[y * kN + x] + channel), shift);
       int16x8_t r[kN];
       Points::Inputs(d, r);
 #pragma GCC unroll 6
       for (int y = 0; y < kN; ++y) columns[y][x] = r[y];
     }
-    int16_t* point = to;
+    uint8_t* point = to;
 #pragma GCC unroll 6
     for (int y = 0; y < kN; ++y) {
       int16x8_t r[kN];
       Points::Inputs(columns[y], r);
 #pragma GCC unroll 6
-      for (int x = 0; x < kN; ++x, point += in.point_pitch) vst1q_s16(point, r[x]);
+      for (int x = 0; x < kN; ++x, point += in.point_pitch)
+        vst1q_s16(reinterpret_cast<int16_t*>(point), r[x]);
     }
   }
 }
@@ -66,7 +70,7 @@ void TransformInputs(const WinogradInput& in) {
 template <class Points, int kVectors, class V, class Load, class Finish>
 inline LOWBIT_ALWAYS_INLINE void TransformOutputs(const Load& load, const V (&offset)[kVectors],
                                                   const Finish& finish) {
-  constexpr int kN = static_cast<int>(kWinogradWindow), kT = static_cast<int>(kWinogradTile);
+  constexpr int kN = Points::kTile + 2, kT = Points::kTile;
   V rows[kT][kN][kVectors];
 #pragma GCC unroll 1
   for (int x = 0; x < kN; ++x) {
@@ -121,16 +125,15 @@ struct Requantizer {
   }
 };
 
-// [6][6] values at the points from [3][3] taps, G on both sides; T wraps.
-template <class T>
-void TransformWeights(const int32_t* taps, const T (&g)[kWinogradWindow][3], T (&to)[kWinogradPoints]) {
-  for (size_t i = 0; i < kWinogradWindow; ++i) {
-    T row[3] = {};
+// [n][n] values at the points from [3][3] taps, G on both sides, modulo 2^32.
+template <size_t kN>
+void TransformWeights(const int32_t* taps, const uint32_t (&g)[kN][3], uint32_t (&to)[kN * kN]) {
+  for (size_t i = 0; i < kN; ++i) {
+    uint32_t row[3] = {};
     for (size_t x = 0; x < 3; ++x) {
-      for (size_t y = 0; y < 3; ++y) row[x] += g[i][y] * static_cast<T>(taps[y * 3 + x]);
+      for (size_t y = 0; y < 3; ++y) row[x] += g[i][y] * static_cast<uint32_t>(taps[y * 3 + x]);
     }
-    for (size_t j = 0; j < kWinogradWindow; ++j)
-      to[i * kWinogradWindow + j] = g[j][0] * row[0] + g[j][1] * row[1] + g[j][2] * row[2];
+    for (size_t j = 0; j < kN; ++j) to[i * kN + j] = g[j][0] * row[0] + g[j][1] * row[1] + g[j][2] * row[2];
   }
 }
 
