@@ -15,6 +15,7 @@ set(LOWBIT_OPS_CONFIG "" CACHE STRING
 set(lowbit_kernel_families
     arm/winograd "3x3 stride 1x1 [^d]"
     winograd_f4_mla_8x16_neon "^[usb][1-6] [usb][1-6] 3x3 stride 1x1 [^d]"
+    winograd_f2_sdot_8x8_dotprod "^[usb][1-6] [usb][1-6] 3x3 stride 1x1 [^d]"
     smlal_4x16_neon "^[usb][1-7] |^[usb]8 [usb][1-7] "
     mla_bytes_4x16_neon "^[usb][1-4] [usb][1-4] "
     mla_bytes_4x32_neon "^[usb][1-4] [usb][1-4] "
