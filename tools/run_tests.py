@@ -40,7 +40,7 @@ CUDA_TESTED = "80-real;90a-real"
 # The processors that ARM kernels are tested on, and for each the tests of the kernels that need what it is
 # the first to have. Without the extensions that lowbit does not use, `max` is quicker to emulate.
 ARM_PROCESSORS = {
-    "cortex-a53": "neon or refuse_little",
+    "cortex-a53": "neon or refuse_little or every_level",
     "cortex-a76": "dotprod",
     "max,sve=off,sme=off": "i8mm or refuse_little",
 }
@@ -387,7 +387,7 @@ def arm_tests(processors: dict[str, str]) -> Outcome:
         return Outcome(failed=1)
     total = Outcome()
     server = shlex.join(["qemu-aarch64", str(folder / "custom_ops/lowbit_node_server")])
-    files = (f"{NUMERICS}/test_conv_kernels.py", f"{NUMERICS}/test_winograd.py")
+    files = (f"{NUMERICS}/test_{kernels}.py" for kernels in ("conv_kernels", "winograd", "elementwise"))
     tests = (*parallel(), *files, "-k")
     for processor, chosen in processors.items():
         emulated = {"QEMU_CPU": processor, "QEMU_LD_PREFIX": "/usr/aarch64-linux-gnu"}

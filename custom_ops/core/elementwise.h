@@ -24,8 +24,8 @@ struct Quantizer {
 // scales. They differ from the definition in two ways, which this predicate makes harmless:
 // - They clip after the conversion to int32. The conversion is exact while |v / scale| < 2^22, and v is never
 // NaN.
-// - Levels with fma replace v / scale by Markstein's sequence (kernels/x86/elementwise_impl.h), which is the
-// correctly
+// - Levels with fma replace v / scale by Markstein's sequence (kernels/common/elementwise_impl.h), which is
+// the correctly
 //   rounded quotient unless something overflows or a subnormal number loses bits. Scales within 2^-60..2^60
 //   exclude that: a value so small that it would lose bits is far below scale / 2, and rounds to zero either
 //   way.

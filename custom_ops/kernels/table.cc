@@ -7,6 +7,7 @@
 #include "core/selection.h"
 #include "kernels/reference/conv_reference.h"
 #if LOWBIT_ARM
+#include "kernels/arm/elementwise.h"
 #include "kernels/arm/gemm.h"
 #include "kernels/arm/winograd.h"
 #endif
@@ -65,21 +66,12 @@ std::span<const KernelInfo> KernelsElsewhere() {
 
 const ElementwiseKernels& ElementwiseFor([[maybe_unused]] Isa isa) {
 #if LOWBIT_X86
-  switch (isa) {
-    case Isa::kScalar:
-    case Isa::kNeon:
-    case Isa::kDotprod:
-    case Isa::kI8mm:
-      break;
-    case Isa::kSse41:
-      return ElementwiseSse41();
-    case Isa::kAvx2:
-    case Isa::kAvxVnni:
-      return ElementwiseAvx2();
-    case Isa::kAvx512Vnni:
-    case Isa::kAvx512Popcnt:
-      return ElementwiseAvx512();
-  }
+  if (Includes(isa, Isa::kAvx512Vnni)) return ElementwiseAvx512();
+  if (Includes(isa, Isa::kAvx2)) return ElementwiseAvx2();
+  if (Includes(isa, Isa::kSse41)) return ElementwiseSse41();
+#endif
+#if LOWBIT_ARM
+  if (Includes(isa, Isa::kNeon)) return ElementwiseNeon();
 #endif
   return ElementwiseReference();
 }

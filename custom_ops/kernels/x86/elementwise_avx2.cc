@@ -1,6 +1,6 @@
+#include "kernels/common/elementwise_impl.h"
 #include "kernels/x86/elementwise.h"
 #include "kernels/x86/elementwise_bytes.h"
-#include "kernels/x86/elementwise_impl.h"
 #include "kernels/x86/simd_avx2.h"
 
 namespace lowbit {
@@ -8,6 +8,7 @@ namespace {
 
 struct Bytes256 : Avx2 {
   using Half = Bytes128;
+  using ByteTable = ShuffledTable<Bytes256>;
   static constexpr int kBytes = 32;
 
   static I SetB(uint8_t v) { return _mm256_set1_epi8(static_cast<char>(v)); }

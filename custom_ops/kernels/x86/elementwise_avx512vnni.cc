@@ -1,6 +1,6 @@
+#include "kernels/common/elementwise_impl.h"
 #include "kernels/x86/elementwise.h"
 #include "kernels/x86/elementwise_bytes.h"
-#include "kernels/x86/elementwise_impl.h"
 #include "kernels/x86/simd_avx512.h"
 
 namespace lowbit {
@@ -20,6 +20,7 @@ struct Bytes256 {
 
 struct Bytes512 : Avx512 {
   using Half = Bytes256;
+  using ByteTable = ShuffledTable<Bytes512>;
   static constexpr int kBytes = 64;
 
   static I SetB(uint8_t v) { return _mm512_set1_epi8(static_cast<char>(v)); }

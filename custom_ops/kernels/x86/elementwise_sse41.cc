@@ -1,6 +1,6 @@
+#include "kernels/common/elementwise_impl.h"
 #include "kernels/x86/elementwise.h"
 #include "kernels/x86/elementwise_bytes.h"
-#include "kernels/x86/elementwise_impl.h"
 
 namespace lowbit {
 

@@ -1,6 +1,6 @@
 // The elementwise kernels, written once over a vector trait S: simd_<isa>.h plus the byte operations that
-// elementwise_<isa>.cc adds. Everything is in an anonymous namespace, so that each instruction set keeps its
-// own copy.
+// elementwise_<isa>.cc or elementwise_bytes.h add. Everything is in an anonymous namespace, so that each
+// instruction set keeps its own copy.
 //
 // Exactness. The definition is clip(rint(v / s) + z, lo, hi) in float32. The kernels here round and convert
 // to int32 first and clip bytes after saturating packs: the same number while |v / s| < 2^22 (FastIsExact in
@@ -16,6 +16,7 @@
 #include <cstring>
 
 #include "core/elementwise.h"
+#include "core/selection.h"
 #include "kernels/common/inline.h"
 
 namespace lowbit {
@@ -353,33 +354,11 @@ void CopyRows(const uint8_t* x, uint8_t* y, int64_t rows, int64_t width, int64_t
   for (int64_t r = 0; r < rows; ++r) CopyBytes<S>(x + r * width, y + r * y_stride, width);
 }
 
-// Sixteen 16-entry tables T[h] make up the 256-entry one. pshufb looks up by the low four bits of the index
-// and gives 0 where its top bit is set. With D[0] = T[0], D[h] = T[h] ^ T[h-1], and an index that sinks by 16
-// per step (signed, saturating), a code below 128 with high nibble h collects D[0] ^ .. ^ D[h] = T[h]; a code
-// of 128 and above is negative from the start and collects 0. The upper half does the same with the top bit
-// flipped.
 template <class S>
 void Lookup(const uint8_t* table, const uint8_t* x, uint8_t* y, int64_t count) {
-  alignas(64) uint8_t steps[256];
-  for (int i = 0; i < 256; ++i) {
-    steps[i] = (i & 0x70) == 0 ? table[i] : static_cast<uint8_t>(table[i] ^ table[i - 16]);
-  }
-  const auto sixteen = S::SetB(16), top = S::SetB(0x80);
-  const auto vector = [&](const uint8_t* from, uint8_t* to) LOWBIT_ALWAYS_INLINE {
-    auto low = S::Load(from);
-    auto high = S::Xor(low, top);
-    auto out =
-        S::Xor(S::ShuffleB(S::Broadcast128(steps), low), S::ShuffleB(S::Broadcast128(steps + 128), high));
-    for (int h = 1; h < 8; ++h) {
-      low = S::SubSaturatedS8(low, sixteen);
-      high = S::SubSaturatedS8(high, sixteen);
-      out = S::Xor(out, S::Xor(S::ShuffleB(S::Broadcast128(steps + 16 * h), low),
-                               S::ShuffleB(S::Broadcast128(steps + 128 + 16 * h), high)));
-    }
-    S::Store(to, out);
-  };
+  const typename S::ByteTable vector(table);
   int64_t i = 0;
-  for (; i + S::kBytes <= count; i += S::kBytes) vector(x + i, y + i);
+  for (; i + S::kBytes <= count; i += S::kBytes) S::Store(y + i, vector(S::Load(x + i)));
   for (; i < count; ++i) y[i] = table[x[i]];
 }
 
@@ -562,21 +541,23 @@ void ScaleSums(const GlobalAverageSpec& spec, const int32_t* sums, float multipl
 
 // ---- layouts ----
 
+// Vectors of 16 bytes, whatever the level: the narrow end of S.
+template <class S>
+using Bytes16 = typename S::Half::Half;
+
 // 16 rows of 16 bytes, transposed in place by four rounds of interleaving row i with row i + 8: each round
 // moves one bit of the row index into the column index and one bit of the column index out.
-inline void Transpose16x16(__m128i (&rows)[16]) {
+template <class B>
+inline void Transpose16x16(typename B::I (&rows)[16]) {
   for (int round = 0; round < 4; ++round) {
-    __m128i next[16];
+    typename B::I next[16];
     for (int i = 0; i < 8; ++i) {
-      next[2 * i] = _mm_unpacklo_epi8(rows[i], rows[i + 8]);
-      next[2 * i + 1] = _mm_unpackhi_epi8(rows[i], rows[i + 8]);
+      next[2 * i] = B::UnpackLow8(rows[i], rows[i + 8]);
+      next[2 * i + 1] = B::UnpackHigh8(rows[i], rows[i + 8]);
     }
     for (int i = 0; i < 16; ++i) rows[i] = next[i];
   }
 }
-
-inline __m128i Load128(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
-inline void Store128(uint8_t* p, __m128i v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), v); }
 
 // n floats to n codes. x is clipped to +-1024 scales first, so that no infinity or huge quotient reaches the
 // conversion: every code lies within 512 of its zero point. The clip maps NaN to the lower bound (maxps
@@ -602,40 +583,12 @@ void QuantizeRun(const UniformOutput<S, true>& output, const float* x, int64_t n
 
 inline constexpr int64_t kTilePixels = 64;
 
-// Output byte j of 16 interleaved pixels takes pixel j / 3 of plane j % 3; -1 gives 0 and leaves the place to
-// another plane. [vector][plane][byte]
-struct Interleave3Tables {
-  constexpr Interleave3Tables() {
-    for (int vector = 0; vector < 3; ++vector) {
-      for (int plane = 0; plane < 3; ++plane) {
-        for (int i = 0; i < 16; ++i) {
-          const int j = 16 * vector + i;
-          index[vector][plane][i] = static_cast<uint8_t>(j % 3 == plane ? j / 3 : -1);
-        }
-      }
-    }
-  }
-  alignas(16) uint8_t index[3][3][16] = {};
-};
-inline constexpr Interleave3Tables kInterleave3;
-
-// 16 pixels of three planes to a0 b0 c0 a1 b1 c1 ...
-inline void Interleave3(const uint8_t* a, const uint8_t* b, const uint8_t* c, uint8_t* y) {
-  const __m128i planes[3] = {Load128(a), Load128(b), Load128(c)};
-  for (int v = 0; v < 3; ++v) {
-    __m128i merged = _mm_setzero_si128();
-    for (int plane = 0; plane < 3; ++plane) {
-      merged = _mm_or_si128(merged, _mm_shuffle_epi8(planes[plane], Load128(kInterleave3.index[v][plane])));
-    }
-    Store128(y + 16 * v, merged);
-  }
-}
-
 // `channels` planes of floats to pixels of codes: run(channel, from, n, to) makes n codes of one plane.
-template <class Run>
+template <class S, class Run>
 LOWBIT_ALWAYS_INLINE inline void PlanesToPixels(const float* x, int64_t plane_stride, int64_t channels,
                                                 int64_t pixels, uint8_t* y, int64_t y_stride,
                                                 const Run& run) {
+  using B = Bytes16<S>;
   if (channels == 1 && y_stride == 1) {
     run(0, x, pixels, y);
     return;
@@ -651,23 +604,24 @@ LOWBIT_ALWAYS_INLINE inline void PlanesToPixels(const float* x, int64_t plane_st
       uint8_t* out = y + p * y_stride + c;
       if (channels == 3 && y_stride == 3) {
         int64_t q = 0;
-        for (; q + 16 <= width; q += 16) Interleave3(tile[0] + q, tile[1] + q, tile[2] + q, out + 3 * q);
+        for (; q + 16 <= width; q += 16)
+          B::StoreInterleaved3(tile[0] + q, tile[1] + q, tile[2] + q, out + 3 * q);
         for (; q < width; ++q) {
           for (int64_t i = 0; i < 3; ++i) out[3 * q + i] = tile[i][q];
         }
         continue;
       }
       for (int64_t q = 0; q < width; q += 16) {
-        __m128i rows[16];
-        for (int i = 0; i < 16; ++i) rows[i] = i < height ? Load128(tile[i] + q) : _mm_setzero_si128();
-        Transpose16x16(rows);
+        typename B::I rows[16];
+        for (int i = 0; i < 16; ++i) rows[i] = i < height ? B::Load(tile[i] + q) : B::SetB(0);
+        Transpose16x16<B>(rows);
         for (int64_t i = 0; i < Min(16, width - q); ++i) {
           uint8_t* pixel = out + (q + i) * y_stride;
           if (height == 16) {
-            Store128(pixel, rows[i]);
+            B::Store(pixel, rows[i]);
           } else {
             uint8_t bytes[16];
-            Store128(bytes, rows[i]);
+            B::Store(bytes, rows[i]);
             std::memcpy(pixel, bytes, static_cast<size_t>(height));
           }
         }
@@ -680,7 +634,7 @@ template <class S>
 void QuantizePlanes(const Quantizer& quantizer, const float* x, int64_t plane_stride, int64_t channels,
                     int64_t pixels, uint8_t* y, int64_t y_stride) {
   const UniformOutput<S, true> output(quantizer);
-  PlanesToPixels(
+  PlanesToPixels<S>(
       x, plane_stride, channels, pixels, y, y_stride,
       [&](int64_t, const float* from, int64_t n, uint8_t* to) { QuantizeRun<S>(output, from, n, to); });
 }
@@ -757,7 +711,7 @@ void ThresholdPlanes(const ThresholdSpec& spec, int64_t first_channel, const flo
       output.Store(codes, out);
     });
   };
-  PlanesToPixels(x, plane_stride, channels, pixels, y, y_stride, run);
+  PlanesToPixels<S>(x, plane_stride, channels, pixels, y, y_stride, run);
 }
 
 template <class S>
@@ -799,26 +753,27 @@ void ThresholdRows(const ThresholdSpec& spec, const float* x, int64_t rows, uint
 template <class S, bool kSigned>
 void DequantizePlanesImpl(int32_t x_zero_point, float x_scale, const uint8_t* x, int64_t x_stride,
                           int64_t channels, int64_t pixels, float* y, int64_t plane_stride) {
+  using B = Bytes16<S>;
   const Dequantizer<S, kSigned> dequantize(x_zero_point, x_scale);
   for (int64_t c = 0; c < channels; c += 16) {
     const int64_t height = Min(16, channels - c);
     for (int64_t p = 0; p < pixels; p += 16) {
       const int64_t width = Min(16, pixels - p);
-      __m128i rows[16];
+      typename B::I rows[16];
       for (int64_t i = 0; i < 16; ++i) {
         uint8_t bytes[16] = {};
         const uint8_t* pixel = x + (p + i) * x_stride + c;
         if (height == 16 && i < width) {
-          rows[i] = Load128(pixel);
+          rows[i] = B::Load(pixel);
           continue;
         }
         if (i < width) std::memcpy(bytes, pixel, static_cast<size_t>(height));
-        rows[i] = Load128(bytes);
+        rows[i] = B::Load(bytes);
       }
-      Transpose16x16(rows);
+      Transpose16x16<B>(rows);
       for (int64_t i = 0; i < height; ++i) {
         uint8_t codes[16];
-        Store128(codes, rows[i]);
+        B::Store(codes, rows[i]);
         float* out = y + (c + i) * plane_stride + p;
         if (width == 16) {
           for (int k = 0; k < 16; k += S::kLanes) S::StoreF(out + k, dequantize(codes + k));
@@ -842,21 +797,31 @@ void DequantizePlanes(bool x_signed, int32_t x_zero_point, float x_scale, const 
   }
 }
 
+// The table of a level. A minimal build has the functions of its ops alone; nobody calls the others.
 template <class S>
 constexpr ElementwiseKernels MakeKernels(const char* name) {
-  return {name,
-          Affine<S>,
-          CopyRows<S>,
-          Binary<S>,
-          Lookup<S>,
-          MaxTaps<S>,
-          AverageTaps<S>,
-          SumPixels<S>,
-          ScaleSums<S>,
-          QuantizePlanes<S>,
-          DequantizePlanes<S>,
-          ThresholdPlanes<S>,
-          ThresholdRows<S>};
+  ElementwiseKernels kernels = {};
+  kernels.name = name;
+  if constexpr (HasOp("LowBitAffine") || HasOp("LowBitRequantize") || HasOp("LowBitDequantize") ||
+                HasOp("LowBitConcat")) {
+    kernels.affine = Affine<S>;
+  }
+  if constexpr (HasOp("LowBitConcat")) kernels.copy_rows = CopyRows<S>;
+  if constexpr (HasOp("LowBitAdd") || HasOp("LowBitMul")) kernels.binary = Binary<S>;
+  if constexpr (HasOp("LowBitLookup")) kernels.lookup = Lookup<S>;
+  if constexpr (HasOp("LowBitMaxPool")) kernels.max_taps = MaxTaps<S>;
+  if constexpr (HasOp("LowBitAveragePool")) kernels.average_taps = AverageTaps<S>;
+  if constexpr (HasOp("LowBitGlobalAveragePool")) {
+    kernels.sum_pixels = SumPixels<S>;
+    kernels.scale_sums = ScaleSums<S>;
+  }
+  if constexpr (HasOp("LowBitQuantize")) kernels.quantize_planes = QuantizePlanes<S>;
+  if constexpr (HasOp("LowBitDequantize")) kernels.dequantize_planes = DequantizePlanes<S>;
+  if constexpr (HasOp("LowBitThreshold")) {
+    kernels.threshold_planes = ThresholdPlanes<S>;
+    kernels.threshold_rows = ThresholdRows<S>;
+  }
+  return kernels;
 }
 
 }  // namespace
