@@ -279,11 +279,11 @@ def main() -> None:
         if options.cache
         else "Caches were not simulated.",
         "Space overhead: int8 input and packed weights over int8 input and int8 weights.",
-        *losing(layers, measured, names, models[0]),
+        *[sentence for model in models for sentence in losing(layers, measured, names, model)],
     ]
     write(
         options.name or f"arm_layers_{options.network}_{options.cpu.split(',')[0]}",
-        f"ARM: convolutions of {options.network}, modelled cycles of {options.cpu.split(',')[0]}",
+        f"ARM: convolutions of {options.network}, modelled cycles of {options.models}",
         tables(layers, measured, names, models),
         notes,
         {"layers": list(layers), "costs": measured},
