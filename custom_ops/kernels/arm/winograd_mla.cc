@@ -243,17 +243,17 @@ void Product8(const WinogradProduct& p) {
       "mov %[left], %[blocks]\n"
       "1:\n"
       LOWBIT_HIGH(b, x, 120)
+      "subs %[left], %[left], #1\n"
       LOWBIT_STEP8(0, 8, 9, 6, 7, 12, 13, w, 64, 72, 80, 88)
+      "csel %[next_x], %[x_end], %[x_block], eq\n"
       LOWBIT_STEP8(1, 10, 11, 12, 13, 14, 15, w, 96, 104, 112, 120)
+      "csel %[next_w], %[w_end], %[w_block], eq\n"
       LOWBIT_STEP8(2, 12, 13, 14, 15, 8, 9, w, 128, 136, 144, 152)
+      "add %[next_x], %[x], %[next_x]\n"
       LOWBIT_STEP8(3, 14, 15, 8, 9, 10, 11, w, 160, 168, 176, 184)
+      "add %[next_w], %[w], %[next_w]\n"
       LOWBIT_STEP8(4, 8, 9, 10, 11, 12, 13, w, 192, 200, 208, 216)
       LOWBIT_STEP8(5, 10, 11, 12, 13, 14, 15, w, 224, 232, 240, 248)
-      "subs %[left], %[left], #1\n"
-      "csel %[next_x], %[x_end], %[x_block], eq\n"
-      "csel %[next_w], %[w_end], %[w_block], eq\n"
-      "add %[next_x], %[x], %[next_x]\n"
-      "add %[next_w], %[w], %[next_w]\n"
       LOWBIT_STEP8(6, 12, 13, 14, 15, 8, 9, next_w, 0, 8, 16, 24)
       // The last step: the weights of the next block's second step, and its channels.
       LOWBIT_FIRST(0, 16, 14, 7)
@@ -264,9 +264,11 @@ void Product8(const WinogradProduct& p) {
       LOWBIT_LOW(10, a, 11, next_w, 48)
       LOWBIT_FIRST(1, 19, 15, 7) LOWBIT_HIGH(a, next_w, 56)
       LOWBIT_LOW(0, b, 1, next_x, 16)
+      "mov %[w], %[next_w]\n"
       LOWBIT_FIRST(2, 20, 14, 7) LOWBIT_HIGH(b, next_x, 24)
       LOWBIT_FIRST(2, 21, 15, 7)
       LOWBIT_LOW(11, a, 2, next_x, 32)
+      "mov %[x], %[next_x]\n"
       LOWBIT_FIRST(3, 22, 14, 7) LOWBIT_HIGH(a, next_x, 40)
       LOWBIT_FIRST(3, 23, 15, 7)
       LOWBIT_LOW(1, b, 3, next_x, 48)
@@ -282,8 +284,6 @@ void Product8(const WinogradProduct& p) {
       LOWBIT_FIRST(7, 30, 14, 7) LOWBIT_HIGH(a, next_x, 104)
       LOWBIT_FIRST(7, 31, 15, 7)
       LOWBIT_LOW(5, b, 7, next_x, 112)
-      "mov %[x], %[next_x]\n"
-      "mov %[w], %[next_w]\n"
       "b.ne 1b\n"
       "stp q16, q17, [%[to], #0]\n" LOWBIT_ZERO(16) LOWBIT_ZERO(17)
       "stp q18, q19, [%[to], #32]\n" LOWBIT_ZERO(18) LOWBIT_ZERO(19)
@@ -325,17 +325,17 @@ void Product4(const WinogradProduct& p) {
       "mov %[left], %[blocks]\n"
       "1:\n"
       LOWBIT_HIGH(b, x, 56)
+      "subs %[left], %[left], #1\n"
       LOWBIT_STEP4(0, 8, 9, 2, 3, 12, 13, w, 64, 72, 80, 88)
+      "csel %[next_x], %[x_end], %[x_block], eq\n"
       LOWBIT_STEP4(1, 10, 11, 12, 13, 14, 15, w, 96, 104, 112, 120)
+      "csel %[next_w], %[w_end], %[w_block], eq\n"
       LOWBIT_STEP4(2, 12, 13, 14, 15, 8, 9, w, 128, 136, 144, 152)
+      "add %[next_x], %[x], %[next_x]\n"
       LOWBIT_STEP4(3, 14, 15, 8, 9, 10, 11, w, 160, 168, 176, 184)
+      "add %[next_w], %[w], %[next_w]\n"
       LOWBIT_STEP4(4, 8, 9, 10, 11, 12, 13, w, 192, 200, 208, 216)
       LOWBIT_STEP4(5, 10, 11, 12, 13, 14, 15, w, 224, 232, 240, 248)
-      "subs %[left], %[left], #1\n"
-      "csel %[next_x], %[x_end], %[x_block], eq\n"
-      "csel %[next_w], %[w_end], %[w_block], eq\n"
-      "add %[next_x], %[x], %[next_x]\n"
-      "add %[next_w], %[w], %[next_w]\n"
       LOWBIT_STEP4(6, 12, 13, 14, 15, 8, 9, next_w, 0, 8, 16, 24)
       // The last step: the weights of the next block's second step, and its channels.
       LOWBIT_FIRST(0, 16, 14, 7)
@@ -346,14 +346,14 @@ void Product4(const WinogradProduct& p) {
       LOWBIT_LOW(10, a, 11, next_w, 48)
       LOWBIT_FIRST(1, 19, 15, 7) LOWBIT_HIGH(a, next_w, 56)
       LOWBIT_LOW(0, b, 1, next_x, 16)
+      "mov %[w], %[next_w]\n"
       LOWBIT_FIRST(2, 20, 14, 7) LOWBIT_HIGH(b, next_x, 24)
       LOWBIT_FIRST(2, 21, 15, 7)
       LOWBIT_LOW(11, a, 2, next_x, 32)
+      "mov %[x], %[next_x]\n"
       LOWBIT_FIRST(3, 22, 14, 7) LOWBIT_HIGH(a, next_x, 40)
       LOWBIT_FIRST(3, 23, 15, 7)
       LOWBIT_LOW(1, b, 3, next_x, 48)
-      "mov %[x], %[next_x]\n"
-      "mov %[w], %[next_w]\n"
       "b.ne 1b\n"
       "stp q16, q17, [%[to], #0]\n" LOWBIT_ZERO(16) LOWBIT_ZERO(17)
       "stp q18, q19, [%[to], #32]\n" LOWBIT_ZERO(18) LOWBIT_ZERO(19)
@@ -388,8 +388,8 @@ const WinogradScheme kWinogradMla = {
     .product4 = &Product4,
     .product8 = &Product8,
     .output = &Output,
-    .product4_cycles = 88,
-    .product8_cycles = 156,
+    .product4_cycles = 86,
+    .product8_cycles = 153,
     .input_cycles = 470,
     .output_cycles = 700,
     .finish_cycles = 570,

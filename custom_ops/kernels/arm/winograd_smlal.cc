@@ -180,16 +180,16 @@ void Product8(const WinogradProduct& p) {
       "mov %[left], %[blocks]\n"
       "1:\n"
       LOWBIT_HIGH(b, x, 120)
-      LOWBIT_STEP8(0, 8, LOWBIT_INSERT(6, a), a, 11, w, 48, 56, LOWBIT_INSERT(7, b))
-      LOWBIT_STEP8(1, 9, "", b, 8, w, 64, 72, "")
-      LOWBIT_STEP8(2, 10, LOWBIT_INSERT(11, a), a, 9, w, 80, 88, "")
-      LOWBIT_STEP8(3, 11, LOWBIT_INSERT(8, b), b, 10, w, 96, 104, "")
-      LOWBIT_STEP8(4, 8, LOWBIT_INSERT(9, a), a, 11, w, 112, 120, "")
       "subs %[left], %[left], #1\n"
+      LOWBIT_STEP8(0, 8, LOWBIT_INSERT(6, a), a, 11, w, 48, 56, LOWBIT_INSERT(7, b))
       "csel %[next_x], %[x_end], %[x_block], eq\n"
+      LOWBIT_STEP8(1, 9, "", b, 8, w, 64, 72, "")
       "csel %[next_w], %[w_end], %[w_block], eq\n"
+      LOWBIT_STEP8(2, 10, LOWBIT_INSERT(11, a), a, 9, w, 80, 88, "")
       "add %[next_x], %[x], %[next_x]\n"
+      LOWBIT_STEP8(3, 11, LOWBIT_INSERT(8, b), b, 10, w, 96, 104, "")
       "add %[next_w], %[w], %[next_w]\n"
+      LOWBIT_STEP8(4, 8, LOWBIT_INSERT(9, a), a, 11, w, 112, 120, "")
       LOWBIT_STEP8(5, 9, LOWBIT_INSERT(10, b), b, 8, next_w, 0, 8, "")
       LOWBIT_STEP8(6, 10, LOWBIT_INSERT(11, a), a, 9, next_w, 16, 24, "")
       // The last step: the weights of the next block's third step, and its channels.
@@ -200,9 +200,11 @@ void Product8(const WinogradProduct& p) {
       LOWBIT_FIRST(1, 18, 11, 7) LOWBIT_HIGH(a, next_x, 8)
       LOWBIT_SECOND(1, 19, 11, 7)
       LOWBIT_INSERT(10, b) LOWBIT_LOW(1, next_x, 16)
+      "mov %[w], %[next_w]\n"
       LOWBIT_FIRST(2, 20, 11, 7) LOWBIT_HIGH(b, next_x, 24)
       LOWBIT_SECOND(2, 21, 11, 7)
       LOWBIT_INSERT(0, a) LOWBIT_LOW(2, next_x, 32)
+      "mov %[x], %[next_x]\n"
       LOWBIT_FIRST(3, 22, 11, 7) LOWBIT_HIGH(a, next_x, 40)
       LOWBIT_SECOND(3, 23, 11, 7)
       LOWBIT_INSERT(1, b) LOWBIT_LOW(3, next_x, 48)
@@ -218,8 +220,6 @@ void Product8(const WinogradProduct& p) {
       LOWBIT_FIRST(7, 30, 11, 7) LOWBIT_HIGH(a, next_x, 104)
       LOWBIT_SECOND(7, 31, 11, 7)
       LOWBIT_INSERT(5, b) LOWBIT_LOW(7, next_x, 112)
-      "mov %[x], %[next_x]\n"
-      "mov %[w], %[next_w]\n"
       "b.ne 1b\n"
       "stp q16, q17, [%[to], #0]\n" LOWBIT_ZERO(16) LOWBIT_ZERO(17)
       "stp q18, q19, [%[to], #32]\n" LOWBIT_ZERO(18) LOWBIT_ZERO(19)
@@ -261,16 +261,16 @@ void Product4(const WinogradProduct& p) {
       "mov %[left], %[blocks]\n"
       "1:\n"
       LOWBIT_HIGH(b, x, 56)
-      LOWBIT_STEP4(0, 8, LOWBIT_INSERT(2, a), a, 11, w, 48, 56, LOWBIT_INSERT(3, b))
-      LOWBIT_STEP4(1, 9, "", b, 8, w, 64, 72, "")
-      LOWBIT_STEP4(2, 10, LOWBIT_INSERT(11, a), a, 9, w, 80, 88, "")
-      LOWBIT_STEP4(3, 11, LOWBIT_INSERT(8, b), b, 10, w, 96, 104, "")
-      LOWBIT_STEP4(4, 8, LOWBIT_INSERT(9, a), a, 11, w, 112, 120, "")
       "subs %[left], %[left], #1\n"
+      LOWBIT_STEP4(0, 8, LOWBIT_INSERT(2, a), a, 11, w, 48, 56, LOWBIT_INSERT(3, b))
       "csel %[next_x], %[x_end], %[x_block], eq\n"
+      LOWBIT_STEP4(1, 9, "", b, 8, w, 64, 72, "")
       "csel %[next_w], %[w_end], %[w_block], eq\n"
+      LOWBIT_STEP4(2, 10, LOWBIT_INSERT(11, a), a, 9, w, 80, 88, "")
       "add %[next_x], %[x], %[next_x]\n"
+      LOWBIT_STEP4(3, 11, LOWBIT_INSERT(8, b), b, 10, w, 96, 104, "")
       "add %[next_w], %[w], %[next_w]\n"
+      LOWBIT_STEP4(4, 8, LOWBIT_INSERT(9, a), a, 11, w, 112, 120, "")
       LOWBIT_STEP4(5, 9, LOWBIT_INSERT(10, b), b, 8, next_w, 0, 8, "")
       LOWBIT_STEP4(6, 10, LOWBIT_INSERT(11, a), a, 9, next_w, 16, 24, "")
       // The last step: the weights of the next block's third step, and its channels.
@@ -281,14 +281,14 @@ void Product4(const WinogradProduct& p) {
       LOWBIT_FIRST(1, 18, 11, 7) LOWBIT_HIGH(a, next_x, 8)
       LOWBIT_SECOND(1, 19, 11, 7)
       LOWBIT_INSERT(10, b) LOWBIT_LOW(1, next_x, 16)
+      "mov %[w], %[next_w]\n"
       LOWBIT_FIRST(2, 20, 11, 7) LOWBIT_HIGH(b, next_x, 24)
       LOWBIT_SECOND(2, 21, 11, 7)
       LOWBIT_INSERT(0, a) LOWBIT_LOW(2, next_x, 32)
+      "mov %[x], %[next_x]\n"
       LOWBIT_FIRST(3, 22, 11, 7) LOWBIT_HIGH(a, next_x, 40)
       LOWBIT_SECOND(3, 23, 11, 7)
       LOWBIT_INSERT(1, b) LOWBIT_LOW(3, next_x, 48)
-      "mov %[x], %[next_x]\n"
-      "mov %[w], %[next_w]\n"
       "b.ne 1b\n"
       "stp q16, q17, [%[to], #0]\n" LOWBIT_ZERO(16) LOWBIT_ZERO(17)
       "stp q18, q19, [%[to], #32]\n" LOWBIT_ZERO(18) LOWBIT_ZERO(19)
@@ -323,8 +323,8 @@ const WinogradScheme kWinogradSmlal = {
     .product4 = &Product4,
     .product8 = &Product8,
     .output = &Output,
-    .product4_cycles = 81,
-    .product8_cycles = 149,
+    .product4_cycles = 79,
+    .product8_cycles = 147,
     .input_cycles = 496,
     .output_cycles = 700,
     .finish_cycles = 200,
