@@ -104,7 +104,7 @@ def conv(
 @pytest.mark.parametrize(
     "encodings", [("unsigned", "signed"), ("signed", "unsigned"), ("unsigned", "bipolar")]
 )
-def test_operands_at_their_ends(encodings, bits, row, seeds):
+def test_extreme_operands(encodings, bits, row, seeds):
     """512 channels: where the sums are largest. SMLAL takes all of them, MLA what its lanes can hold."""
     w_encoding, w_bits = encodings[1], bits
     if w_encoding == "bipolar":
@@ -122,7 +122,7 @@ def test_operands_at_their_ends(encodings, bits, row, seeds):
 
 
 @rows
-def test_sizes_and_pads(row):
+def test_image_edges_and_pads(row):
     """Every position of the image's edge in the last tile, and no pixel that is not padding."""
     rng = np.random.default_rng(1)
     for height, width in [(1, 1), (1, 9), (2, 3), (3, 2), (4, 4), (5, 17), (6, 7), (7, 6), (8, 5), (13, 31)]:
