@@ -387,7 +387,8 @@ def arm_tests(processors: dict[str, str]) -> Outcome:
         return Outcome(failed=1)
     total = Outcome()
     server = shlex.join(["qemu-aarch64", str(folder / "custom_ops/lowbit_node_server")])
-    files = (f"{NUMERICS}/test_{kernels}.py" for kernels in ("conv_kernels", "winograd", "elementwise"))
+    kernels = ("conv_kernels", "winograd", "depthwise", "elementwise")
+    files = (f"{NUMERICS}/test_{each}.py" for each in kernels)
     tests = (*parallel(), *files, "-k")
     for processor, chosen in processors.items():
         emulated = {"QEMU_CPU": processor, "QEMU_LD_PREFIX": "/usr/aarch64-linux-gnu"}

@@ -7,6 +7,7 @@
 #include "core/selection.h"
 #include "kernels/reference/conv_reference.h"
 #if LOWBIT_ARM
+#include "kernels/arm/depthwise.h"
 #include "kernels/arm/elementwise.h"
 #include "kernels/arm/gemm.h"
 #include "kernels/arm/winograd.h"
@@ -37,6 +38,7 @@ std::vector<KernelRow> BuildTable() {
   if constexpr (HasKernels("x86/lut")) add(LutRows());
 #endif
 #if LOWBIT_ARM
+  if constexpr (HasKernels("arm/depthwise")) add(ArmDepthwiseRows());
   if constexpr (HasKernels("arm/gemm")) add(ArmGemmRows());
   if constexpr (HasKernels("arm/winograd")) add(ArmWinogradRows());
 #endif
@@ -58,6 +60,7 @@ std::span<const KernelInfo> KernelsElsewhere() {
 #define LOWBIT_ARM_GEMM(scheme, name, algorithm, isa, x_bits, w_bits, note) \
   {name, "conv", algorithm, isa, x_bits, w_bits, note},
 #define LOWBIT_ARM_WINOGRAD LOWBIT_ARM_GEMM
+#define LOWBIT_ARM_DEPTHWISE LOWBIT_ARM_GEMM
 #include "kernels/arm/rows.inc"
   };
   return kArm;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/arm/requantize8.h"
 #include "kernels/arm/simd_neon.h"
 #include "kernels/common/tile_finish.h"
 
@@ -30,66 +31,30 @@ void Finish(const TileOutput& output, const GemmSums& s) {
   for (; p < s.pixels; ++p) FinishPixels<1, kVectors>(output, s, p);
 }
 
-// The common case, a requantizer that clips bytes (EpilogueView::pack_clips) and 8 channels: RequantizeTile
-// with everything that is constant in registers, and with the work of four pixels side by side, because
-// in-order cores wait for every result.
-struct Requantize8 {
-  float32x4_t scale[2];
-  Neon::PackRange range;
-
-  Requantize8(const EpilogueView& e, size_t channel)
-      : scale{vld1q_f32(e.scale + channel), vld1q_f32(e.scale + channel + 4)},
-        range(e.pack_zero, e.pack_lo, e.pack_hi, e.pack_flip) {}
-
-  template <int kPixels>
-  void Run(const int32_t* sums, size_t pitch, uint8_t* y, size_t y_pitch) const {
-    int32x4_t codes[kPixels][2];
+template <int kPixels>
+void RequantizeSums(const Requantize8& requantize, const int32_t* sums, size_t pitch, uint8_t* y,
+                    size_t y_pitch) {
+  int32x4_t acc[kPixels][2];
 #pragma GCC unroll 4
-    for (int p = 0; p < kPixels; ++p) {
+  for (int p = 0; p < kPixels; ++p) {
 #pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) codes[p][v] = vld1q_s32(sums + static_cast<size_t>(p) * pitch + v * 4);
-    }
-    float32x4_t values[kPixels][2];
-#pragma GCC unroll 4
-    for (int p = 0; p < kPixels; ++p) {
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) values[p][v] = vcvtq_f32_s32(codes[p][v]);
-    }
-#pragma GCC unroll 4
-    for (int p = 0; p < kPixels; ++p) {
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) values[p][v] = vmulq_f32(values[p][v], scale[v]);
-    }
-#pragma GCC unroll 4
-    for (int p = 0; p < kPixels; ++p) {
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) codes[p][v] = vcvtnq_s32_f32(values[p][v]);
-    }
-    uint8x16_t packed[(kPixels + 1) / 2];
-#pragma GCC unroll 2
-    for (int p = 0; p < kPixels; p += 2) {
-      const int next = p + 1 < kPixels ? p + 1 : p;
-      packed[p / 2] = Neon::PackClipped(codes[p][0], codes[p][1], codes[next][0], codes[next][1], range);
-    }
-#pragma GCC unroll 4
-    for (int p = 0; p < kPixels; ++p) {
-      const uint8x16_t two = packed[p / 2];
-      vst1_u8(y + static_cast<size_t>(p) * y_pitch, p % 2 == 0 ? vget_low_u8(two) : vget_high_u8(two));
-    }
+    for (int v = 0; v < 2; ++v) acc[p][v] = vld1q_s32(sums + static_cast<size_t>(p) * pitch + v * 4);
   }
-};
+  requantize.Store<kPixels>(acc, y, y_pitch);
+}
 
 void FinishRequantize8(const TileOutput& output, const GemmSums& s, size_t channel) {
   const EpilogueView& e = *output.epilogue;
-  const Requantize8 requantize(e, s.channel + channel);
+  const Requantize8 requantize(e, e.scale + s.channel + channel);
   const size_t y_pitch = output.pixel_step * e.channels;
   uint8_t* y = static_cast<uint8_t*>(output.y) + output.first_pixel * e.channels + s.pixel * y_pitch +
                s.channel + channel;
   const int32_t* sums = s.sums + channel;
   size_t left = s.pixels;
   for (; left >= 4; left -= 4, sums += 4 * s.pitch, y += 4 * y_pitch)
-    requantize.Run<4>(sums, s.pitch, y, y_pitch);
-  for (; left > 0; --left, sums += s.pitch, y += y_pitch) requantize.Run<1>(sums, s.pitch, y, y_pitch);
+    RequantizeSums<4>(requantize, sums, s.pitch, y, y_pitch);
+  for (; left > 0; --left, sums += s.pitch, y += y_pitch)
+    RequantizeSums<1>(requantize, sums, s.pitch, y, y_pitch);
 }
 
 constexpr size_t kMaxChannels = 16;

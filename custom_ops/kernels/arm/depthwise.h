@@ -1,0 +1,12 @@
+// The depthwise kernels of ARM.
+#pragma once
+
+#include <span>
+
+#include "core/kernel_table.h"
+
+namespace lowbit {
+
+std::span<const KernelRow> ArmDepthwiseRows();
+
+}  // namespace lowbit
