@@ -122,6 +122,13 @@ class CudaBackend final : public Backend {
                                       [](std::span<const TensorShape> fed) { return fed[0]; });
   }
 
+  std::shared_ptr<const StepPlan> PlanTogether(const Step& first, std::span<const TensorShape> first_fed,
+                                               const Step& second,
+                                               std::span<const TensorShape> second_fed) override {
+    return tuner_->PlanTogether(static_cast<const CudaStep&>(first), first_fed,
+                                static_cast<const CudaStep&>(second), second_fed);
+  }
+
   std::vector<size_t> PackedInputs(const Graph& graph, const Node& node) const override {
     if (!IsLowBit(node)) return {};
     try {
@@ -173,16 +180,19 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Step> CreateLowBit(const Graph& graph, const Node& node, std::span<const uint8_t> packed) {
     NodeSpec spec = Decode(graph, node, NeededBeside(packed));
     std::unique_ptr<cuda::PackedNode> packed_node;
+    std::string key;
     if (const auto* const matmul = std::get_if<MatmulNode>(&spec)) {
       packed_node =
           cuda::PackMatmul(*matmul, device_->Properties(), tuner_->ChooserFor(matmul->conv), packed);
+      key = DescribeForTuning(matmul->conv, "", false);
     } else {
       packed_node = cuda::PackNode(spec, device_->Properties());
     }
     DropWeights(spec);
     return std::make_unique<CudaStep>(
         std::move(packed_node),
-        [spec = std::move(spec)](std::span<const TensorShape> fed) { return OutputOf(spec, fed); });
+        [spec = std::move(spec)](std::span<const TensorShape> fed) { return OutputOf(spec, fed); },
+        std::move(key));
   }
 
   std::unique_ptr<Step> CreateStandard(const Graph& graph, const Node& node) {

@@ -78,7 +78,8 @@ GraphInstance::GraphInstance(const RegionPlan& plan, std::shared_ptr<CudaDevice>
     const auto note = [&](const Location& location) {
       if (location.kind != Location::Kind::kExternal) return;
       std::vector<size_t>& steps = steps_using_.at(location.at);
-      if (steps.empty() || steps.back() != i) steps.push_back(i);
+      const size_t launcher = LauncherOf(i);
+      if (steps.empty() || steps.back() != launcher) steps.push_back(launcher);
     };
     std::for_each(step.fed.begin(), step.fed.end(), note);
     note(step.output);
@@ -184,11 +185,23 @@ void* GraphInstance::Address(const Location& location, std::span<void* const> ex
   return nullptr;
 }
 
-void GraphInstance::Launch(const PlannedStep& step, std::span<void* const> externals, uint8_t* workspace,
+size_t GraphInstance::LauncherOf(size_t i) const {
+  return i > 0 && plan_.steps[i - 1].with_next != nullptr ? i - 1 : i;
+}
+
+void GraphInstance::Launch(size_t i, std::span<void* const> externals, uint8_t* workspace,
                            cuda::Queue& queue) const {
+  if (LauncherOf(i) != i) return;
+  const PlannedStep& step = plan_.steps[i];
   std::vector<const void*> fed;
   fed.reserve(step.fed.size());
   for (const Location& location : step.fed) fed.push_back(Address(location, externals, workspace));
+  if (step.with_next != nullptr) {
+    static_cast<const CudaChainPlan&>(*step.with_next)
+        .Launch(fed, Address(step.output, externals, workspace),
+                Address(plan_.steps[i + 1].output, externals, workspace), queue);
+    return;
+  }
   static_cast<const CudaStepPlan&>(*step.plan)
       .Launch(fed, Address(step.output, externals, workspace), workspace + step.workspace_at, queue);
 }
@@ -196,7 +209,7 @@ void GraphInstance::Launch(const PlannedStep& step, std::span<void* const> exter
 void GraphInstance::LaunchAll(std::span<void* const> externals, uint8_t* workspace,
                               cudaStream_t stream) const {
   cuda::Queue queue(stream, overlap_);
-  for (const PlannedStep& step : plan_.steps) Launch(step, externals, workspace, queue);
+  for (size_t i = 0; i < plan_.steps.size(); ++i) Launch(i, externals, workspace, queue);
 }
 
 void GraphInstance::Capture(std::span<void* const> externals) {
@@ -206,7 +219,7 @@ void GraphInstance::Capture(std::span<void* const> externals) {
   cuda::Queue queue(stream.Get(), overlap_);
   for (size_t i = 0; i < plan_.steps.size(); ++i) {
     queue.Record(&captured->nodes[i]);
-    Launch(plan_.steps[i], externals, workspace_.Get(), queue);
+    Launch(i, externals, workspace_.Get(), queue);
   }
   stream.End(&captured->graph);
   CheckCuda(cudaGraphInstantiate(&captured->executable, captured->graph, 0),
@@ -225,7 +238,7 @@ void GraphInstance::Patch(std::span<void* const> externals) {
   cuda::Queue queue(nullptr, overlap_);
   for (const size_t i : stale) {
     queue.Update(captured_->executable, &captured_->nodes[i]);
-    Launch(plan_.steps[i], externals, workspace_.Get(), queue);
+    Launch(i, externals, workspace_.Get(), queue);
   }
   held_.assign(externals.begin(), externals.end());
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ep/region/backend.h"
+#include "kernels/cuda/conv_chain.h"
 #include "kernels/cuda/cuda_node.h"
 
 namespace lowbit::ep {
@@ -28,11 +29,37 @@ class CudaStepPlan final : public StepPlan {
   const std::shared_ptr<const cuda::NodePlan> node_;
 };
 
+// Of a convolution and the one that follows it, as one launch.
+class CudaChainPlan final : public StepPlan {
+ public:
+  CudaChainPlan(cuda::ConvChain chain, const cuda::ChainConfig& config, std::string key, bool is_measured)
+      : chain_(std::move(chain)),
+        plan_(cuda::PlanChain(chain_, config)),
+        key_(std::move(key)),
+        is_measured_(is_measured) {}
+
+  std::string Text() const override { return cuda::PlanConfig(*plan_).Text(); }
+  const cuda::ConvChain& Chain() const { return chain_; }
+  const std::string& Key() const { return key_; }   // of measurements
+  bool IsMeasured() const { return is_measured_; }  // else the choice is a guess
+  // `fed` is what the first step is fed.
+  void Launch(std::span<const void* const> fed, void* y, void* z, cuda::Queue& queue) const {
+    cuda::LaunchChain(*plan_, fed[0], fed.size() > 1 ? fed[1] : nullptr, y, z, queue);
+  }
+
+ private:
+  const cuda::ConvChain chain_;
+  const std::shared_ptr<const cuda::ChainPlan> plan_;
+  const std::string key_;
+  const bool is_measured_;
+};
+
 class CudaStep final : public Step {
  public:
   using OutputFunction = std::function<TensorShape(std::span<const TensorShape>)>;
-  CudaStep(std::unique_ptr<cuda::PackedNode> node, OutputFunction output)
-      : node_(std::move(node)), output_(std::move(output)) {}
+  // `key` describes the node to the tuner, where that has to know it.
+  CudaStep(std::unique_ptr<cuda::PackedNode> node, OutputFunction output, std::string key = {})
+      : node_(std::move(node)), output_(std::move(output)), key_(std::move(key)) {}
 
   TensorShape Output(std::span<const TensorShape> fed) const override { return output_(fed); }
   std::shared_ptr<const StepPlan> Plan(std::span<const TensorShape> fed) const override {
@@ -40,10 +67,13 @@ class CudaStep final : public Step {
   }
   std::optional<size_t> Overwrites() const override { return node_->Overwrites(); }
   std::vector<uint8_t> Packed() const override { return node_->Packed(); }
+  const cuda::PackedNode& Node() const { return *node_; }
+  const std::string& Key() const { return key_; }
 
  private:
   const std::unique_ptr<cuda::PackedNode> node_;
   const OutputFunction output_;
+  const std::string key_;
 };
 
 }  // namespace lowbit::ep

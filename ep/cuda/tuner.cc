@@ -18,6 +18,9 @@
 namespace lowbit::ep {
 namespace {
 
+// In the place of a chain's configuration: its convolutions run one after the other.
+constexpr const char* kApart = "apart";
+
 std::string DriverVersion() {
   std::ifstream file("/sys/module/nvidia/version");
   std::string version;
@@ -121,11 +124,34 @@ std::vector<cuda::ConvConfig> CloseToFastest(
   return close;
 }
 
-std::optional<cuda::ConvConfig> Named(const std::vector<cuda::ConvConfig>& candidates,
-                                      const std::string& text) {
+template <typename Config>
+std::optional<Config> Named(const std::vector<Config>& candidates, const std::string& text) {
   const auto found = std::find_if(candidates.begin(), candidates.end(),
-                                  [&](const cuda::ConvConfig& each) { return each.Text() == text; });
+                                  [&](const Config& each) { return each.Text() == text; });
   return found == candidates.end() ? std::nullopt : std::optional(*found);
+}
+
+// What TuneRegion tries: configurations of one convolution, or two of them apart and then as each of these
+// chains.
+struct Trials {
+  std::string key;
+  std::vector<cuda::ConvConfig> convs;
+  std::vector<cuda::ChainConfig> chains;
+
+  std::string Text(size_t choice) const {
+    if (!convs.empty()) return convs[choice].Text();
+    return choice == 0 ? kApart : chains[choice - 1].Text();
+  }
+};
+
+// The chains of `plan` that are only guesses, by key.
+std::map<std::string, std::vector<size_t>> GuessedChains(const RegionPlan& plan) {
+  std::map<std::string, std::vector<size_t>> steps;
+  for (size_t i = 0; i < plan.steps.size(); ++i) {
+    const auto* const chain = static_cast<const CudaChainPlan*>(plan.steps[i].with_next.get());
+    if (chain != nullptr && !chain->IsMeasured()) steps[chain->Key()].push_back(i);
+  }
+  return steps;
 }
 
 }  // namespace
@@ -208,27 +234,59 @@ cuda::ConvConfig Tuner::Choose(const std::string& node, const cuda::ConvChoice& 
   return *chosen;
 }
 
-std::optional<cuda::ConvConfig> Tuner::Measured(const std::vector<cuda::ConvConfig>& candidates,
-                                                const std::string& key) {
+std::optional<std::string> Tuner::Known(const std::string& key,
+                                        const std::function<bool(const std::string&)>& accepts) {
   {
     const std::lock_guard lock(mutex_);
     const auto found = adopted_.find(key);
-    if (found != adopted_.end()) {
-      if (auto config = Named(candidates, found->second)) return config;
-    }
+    if (found != adopted_.end() && accepts(found->second)) return found->second;
   }
   const std::pair<std::string, int> entry{key, 1};
   {
     const std::lock_guard lock(shared_.mutex);
     const auto found = shared_.measured.find(entry);
-    if (found != shared_.measured.end()) {
-      if (auto config = Named(candidates, found->second)) return config;
-    }
+    if (found != shared_.measured.end() && accepts(found->second)) return found->second;
   }
   if (path_.empty()) return std::nullopt;
   const auto entries = shared_.file.Read(path_, [this](const std::string& warning) { Warn(warning); });
   const auto found = entries->find(entry);
-  return found == entries->end() ? std::nullopt : Named(candidates, found->second);
+  return found != entries->end() && accepts(found->second) ? std::optional(found->second) : std::nullopt;
+}
+
+std::optional<cuda::ConvConfig> Tuner::Measured(const std::vector<cuda::ConvConfig>& candidates,
+                                                const std::string& key) {
+  const auto text = Known(key, [&](const std::string& each) { return Named(candidates, each).has_value(); });
+  return text ? Named(candidates, *text) : std::nullopt;
+}
+
+std::shared_ptr<const StepPlan> Tuner::PlanTogether(const CudaStep& first,
+                                                    std::span<const TensorShape> first_fed,
+                                                    const CudaStep& second,
+                                                    std::span<const TensorShape> second_fed) {
+  if (reference_) return nullptr;
+  auto chain = cuda::FindChain(first.Node(), first_fed, second.Node(), second_fed);
+  if (!chain) return nullptr;
+  const std::vector<cuda::ChainConfig> candidates = cuda::CandidateChains(*chain);
+  if (candidates.empty()) return nullptr;
+  std::string key = "chain, " + first.Key() + ", " + second.Key() + cuda::ShapeText(chain->shape);
+  const auto plan = [&](const cuda::ChainConfig& config, bool is_measured) {
+    return std::make_shared<const CudaChainPlan>(*std::move(chain), config, std::move(key), is_measured);
+  };
+  if (tuning_ != Tuning::kOff) {
+    const auto known = Known(
+        key, [&](const std::string& each) { return each == kApart || Named(candidates, each).has_value(); });
+    if (known) {
+      if (tuning_ == Tuning::kOn && !IsFiled(key)) Keep(key, *known);
+      {
+        const std::lock_guard lock(mutex_);
+        taken_[key] = *known;
+      }
+      return *known == kApart ? nullptr : plan(*Named(candidates, *known), true);
+    }
+  }
+  // TuneTogether is asked next.
+  if (tuning_ != Tuning::kOn && !cuda::ChainPays(*chain)) return nullptr;
+  return plan(candidates.front(), tuning_ != Tuning::kOn);
 }
 
 bool Tuner::IsFiled(const std::string& key) {
@@ -316,42 +374,54 @@ void Tuner::TuneTogether(RegionPlan& plan) {
       // What is left of a plan that could not be made goes too.
       const std::lock_guard lock(mutex_);
       const auto own = fresh_.find(std::this_thread::get_id());
-      if (own == fresh_.end()) return;
-      fresh = std::move(own->second);
-      fresh_.erase(own);
+      if (own != fresh_.end()) {
+        fresh = std::move(own->second);
+        fresh_.erase(own);
+      }
     }
-    struct Group {
-      std::string key;
-      std::vector<cuda::ConvConfig> configs;
-    };
-    std::vector<Group> groups;
+    std::map<std::string, std::vector<size_t>> guessed = GuessedChains(plan);
+    if (fresh.empty() && guessed.empty()) return;
+    std::vector<Trials> trials;
     std::vector<TunedSteps> tuned;
-    std::vector<size_t> group_of(plan.steps.size());
     for (auto& [key, steps] : StepsByKey(plan)) {
       const auto ranking = fresh.find(key);
       if (ranking == fresh.end()) continue;
-      std::vector<cuda::ConvConfig> configs = CloseToFastest(ranking->second);
-      for (const size_t step : steps) group_of[step] = groups.size();
-      tuned.push_back({std::move(steps), configs.size()});
-      groups.push_back({key, std::move(configs)});
+      trials.push_back({key, CloseToFastest(ranking->second), {}});
+      tuned.push_back({std::move(steps), trials.back().convs.size()});
     }
-    if (groups.empty()) return;
+    // Convolutions are tuned apart before chains are tried.
+    const size_t alone = tuned.size();
+    std::vector<std::shared_ptr<const StepPlan>> chains(plan.steps.size());
+    for (auto& [key, steps] : guessed) {
+      for (const size_t step : steps) chains[step] = std::move(plan.steps[step].with_next);
+      const cuda::ConvChain& chain = static_cast<const CudaChainPlan&>(*chains[steps[0]]).Chain();
+      trials.push_back({key, {}, cuda::CandidateChains(chain)});
+      tuned.push_back({std::move(steps), trials.back().chains.size() + 1, 0, true});
+    }
+    if (tuned.empty()) return;
     const std::lock_guard lock(shared_.measuring);
     const DeviceScope scope(device_->Ordinal());
     const RegionTimer timer(plan, device_, use_graph_);
-    const auto plan_again = [&](size_t step, size_t choice) {
+    const auto plan_again = [&](const TunedSteps& group, size_t step,
+                                size_t choice) -> std::shared_ptr<const StepPlan> {
+      const Trials& of_group = trials[static_cast<size_t>(&group - tuned.data())];
+      if (group.together) {
+        if (choice == 0) return nullptr;
+        const cuda::ConvChain& chain = static_cast<const CudaChainPlan&>(*chains[step]).Chain();
+        return std::make_shared<const CudaChainPlan>(chain, of_group.chains[choice - 1], of_group.key, true);
+      }
       Trial trial;
-      trial.config = groups[group_of[step]].configs[choice];
+      trial.config = of_group.convs[choice];
       return PlanOnTrial(plan.steps[step], trial);
     };
-    TuneRegion(
-        plan, tuned, plan_again, [&](const RegionPlan& trial) { return timer.Microseconds(trial); },
-        kPatience);
-    for (size_t i = 0; i < groups.size(); ++i) {
-      const std::string chosen = groups[i].configs[tuned[i].chosen].Text();
-      Keep(groups[i].key, chosen);
+    const RegionTime time = [&](const RegionPlan& trial) { return timer.Microseconds(trial); };
+    TuneRegion(plan, std::span(tuned).first(alone), plan_again, time, kPatience);
+    TuneRegion(plan, std::span(tuned).subspan(alone), plan_again, time, kPatience);
+    for (size_t i = 0; i < trials.size(); ++i) {
+      const std::string chosen = trials[i].Text(tuned[i].chosen);
+      Keep(trials[i].key, chosen);
       const std::lock_guard taken_lock(mutex_);
-      taken_[groups[i].key] = chosen;
+      taken_[trials[i].key] = chosen;
     }
   } catch (const std::exception& e) {
     Warn(std::string(

@@ -16,6 +16,7 @@
 #include "core/provider_options.h"
 #include "core/tune_file.h"
 #include "ep/cuda/runtime.h"
+#include "ep/cuda/steps.h"
 #include "ep/region/program.h"
 #include "kernels/cuda/cuda_node.h"
 
@@ -32,8 +33,15 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
   cuda::ConvChooser ChooserFor(const ConvSpec& spec, bool dequantized = false);
   cuda::PairChoosers ChoosersFor(const ConvSpec& first, const ConvSpec& second);
 
+  // Two convolutions in a row as one launch, where that is possible and, as far as is known, faster; else
+  // nullptr.
+  std::shared_ptr<const StepPlan> PlanTogether(const CudaStep& first, std::span<const TensorShape> first_fed,
+                                               const CudaStep& second,
+                                               std::span<const TensorShape> second_fed);
+
   // Tunes the convolutions of a plan that was just made once more, where they stand (TuneRegion): those that
-  // this tuner measured for the first time. Does not throw: what goes wrong is a warning.
+  // this tuner measured for the first time, and whether two that follow each other go together. Does not
+  // throw: what goes wrong is a warning.
   void TuneTogether(RegionPlan& plan);
 
   // The measured choices that were taken so far, a line each, and the same text of a compiled model. Nothing
@@ -65,6 +73,9 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
   // `node`: the key without the shape.
   cuda::ConvChooser Chooser(std::string node);
   cuda::ConvConfig Choose(const std::string& node, const cuda::ConvChoice& choice);
+  // What is known of a key and is accepted.
+  std::optional<std::string> Known(const std::string& key,
+                                   const std::function<bool(const std::string&)>& accepts);
   // What is known of a key and is one of the candidates.
   std::optional<cuda::ConvConfig> Measured(const std::vector<cuda::ConvConfig>& candidates,
                                            const std::string& key);

@@ -90,6 +90,15 @@ class Backend {
                                            std::span<const uint8_t> packed) = 0;
   // A step that copies the one tensor it is fed.
   virtual std::unique_ptr<Step> CreateCopy() = 0;
+  // Two steps in a row, the second of which is fed what the first makes and nothing else, as one launch with
+  // two outputs; nullptr where they are not, or better apart. Throws Error.
+  virtual std::shared_ptr<const StepPlan> PlanTogether(const Step& first,
+                                                       std::span<const TensorShape> first_fed,
+                                                       const Step& second,
+                                                       std::span<const TensorShape> second_fed) {
+    (void)first, (void)first_fed, (void)second, (void)second_fed;
+    return nullptr;
+  }
   // Which inputs of `node` packed bytes make superfluous (its weights); compiled models leave their data out.
   virtual std::vector<size_t> PackedInputs(const Graph& graph, const Node& node) const {
     (void)graph, (void)node;
@@ -100,7 +109,7 @@ class Backend {
   // serve.
   virtual std::unique_ptr<Instance> CreateInstance(const RegionPlan& plan) = 0;
   // Called with a plan that was just made: may give its steps faster plans of the same nodes, which take no
-  // more scratch memory. Does not throw.
+  // more scratch memory, and other plans of those that PlanTogether put together, or none. Does not throw.
   virtual void Tune(RegionPlan& plan) { (void)plan; }
   // Alignment of tensors inside a region, a power of 2.
   virtual size_t Alignment() const = 0;

@@ -171,15 +171,29 @@ class Planner {
 
   void AddSteps() {
     const std::vector<const CompiledRegion::Op*> last_readers = LastReaders();
+    const CompiledRegion::Op* before = nullptr;  // of the last step, where that goes with no other yet
     for (const CompiledRegion::Op& op : region_->ops) {
       if (op.reshape || IsEmpty(op.output)) continue;
       PlaceOver(op, last_readers);
       try {
         AddStep(op.name, *op.step, op.fed, FedShapes(op), Use(op.output));
+        before = before != nullptr && PutTogether(*before, op) ? nullptr : &op;
       } catch (const Error& e) {
         Fail(op.name, ": ", e.what());
       }
     }
+  }
+
+  // The last two steps as one launch, where the back end can. What the second makes is then alive beside what
+  // the first is fed.
+  bool PutTogether(const CompiledRegion::Op& first, const CompiledRegion::Op& second) {
+    if (second.fed.size() != 1 || Root(second.fed[0]) != Root(first.output) || second.step->Overwrites())
+      return false;
+    PlannedStep &a = plan_.steps[plan_.steps.size() - 2], &b = plan_.steps.back();
+    a.with_next = region_->backend->PlanTogether(*first.step, a.fed_shapes, *second.step, b.fed_shapes);
+    if (a.with_next == nullptr) return false;
+    if (b.output.kind == Location::Kind::kWorkspace) --lifetimes_[b.output.at].first;
+    return true;
   }
 
   void AddCopies() {
@@ -229,10 +243,17 @@ RegionPlan MakePlan(std::shared_ptr<const CompiledRegion> region, std::span<cons
 std::string RegionPlan::Text() const {
   std::ostringstream text;
   text << "region of " << steps.size() << " steps, workspace " << workspace_bytes << " bytes\n";
+  const StepPlan* together = nullptr;  // of the step before and this one
   for (const PlannedStep& step : steps) {
-    text << "  " << step.name << ": " << step.plan->Text() << ", from";
+    if (together == nullptr) together = step.with_next.get();
+    text << "  " << step.name << ": " << (together != nullptr ? together : step.plan.get())->Text()
+         << (step.with_next != nullptr ? " with the next"
+             : together != nullptr     ? " with the last"
+                                       : "")
+         << ", from";
     for (const Location& fed : step.fed) text << ' ' << PlaceText(fed);
     text << " to " << PlaceText(step.output) << '\n';
+    if (step.with_next == nullptr) together = nullptr;
   }
   return text.str();
 }

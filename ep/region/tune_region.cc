@@ -23,8 +23,9 @@ class Descent {
   void Try(TunedSteps& group, size_t choice) {
     std::vector<std::shared_ptr<const StepPlan>> plans;
     for (const size_t step : group.steps) {
-      plans.push_back(plan_again_(step, choice));
-      if (plans.back()->WorkspaceBytes() > scratch_[step]) return;  // the memory is planned
+      plans.push_back(plan_again_(group, step, choice));
+      // The memory is planned.
+      if (!group.together && plans.back()->WorkspaceBytes() > scratch_[step]) return;
     }
     Exchange(group, plans);
     if (Improves()) {
@@ -36,7 +37,10 @@ class Descent {
 
  private:
   void Exchange(const TunedSteps& group, std::vector<std::shared_ptr<const StepPlan>>& plans) {
-    for (size_t i = 0; i < plans.size(); ++i) std::swap(trial_.steps[group.steps[i]].plan, plans[i]);
+    for (size_t i = 0; i < plans.size(); ++i) {
+      PlannedStep& step = trial_.steps[group.steps[i]];
+      std::swap(group.together ? step.with_next : step.plan, plans[i]);
+    }
   }
 
   bool Improves() {
@@ -59,6 +63,7 @@ class Descent {
 void TuneRegion(RegionPlan& plan, std::span<TunedSteps> groups, const PlanAgain& plan_again,
                 const RegionTime& time, std::chrono::seconds patience) {
   using Clock = std::chrono::steady_clock;
+  if (groups.empty()) return;
   const auto deadline = Clock::now() + patience;
   Descent descent(plan, plan_again, time);
   for (int pass = 0; pass < kPasses; ++pass) {

@@ -19,10 +19,13 @@ struct TunedSteps {
   std::vector<size_t> steps;
   size_t choices = 1;  // configurations to try
   size_t chosen = 0;   // the one in use
+  // Of each step and the next one together: what PlannedStep::with_next is to be, null where they are apart.
+  bool together = false;
 };
 
 // The step's plan with a configuration of its group.
-using PlanAgain = std::function<std::shared_ptr<const StepPlan>(size_t step, size_t choice)>;
+using PlanAgain =
+    std::function<std::shared_ptr<const StepPlan>(const TunedSteps& group, size_t step, size_t choice)>;
 // Any unit.
 using RegionTime = std::function<double(const RegionPlan&)>;
 

@@ -114,11 +114,17 @@ struct FakeCopyStep final : Planning<FakeStep> {
   }
 };
 
+// Two steps at once.
+struct FakeTogether final : StepPlan {
+  std::string Text() const override { return "fake together"; }
+};
+
 class FakeBackend : public Backend {
  public:
   std::set<std::string> ops = {"LowBitLookup", "LowBitAdd", "LowBitConcat", "Softmax"};  // that it runs
   bool fuses = false;
   bool overwrites = false;  // additions write over their second terms
+  bool joins = false;       // runs steps together
   size_t max_instances = 3;
   std::string fingerprint = "fake 1";
   std::atomic<size_t> fail_above{SIZE_MAX};  // instances: creating more fails, as if memory ran out
@@ -136,6 +142,10 @@ class FakeBackend : public Backend {
   std::unique_ptr<Step> CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                    std::span<const uint8_t> packed) override;
   std::unique_ptr<Step> CreateCopy() override { return std::make_unique<FakeCopyStep>(); }
+  std::shared_ptr<const StepPlan> PlanTogether(const Step&, std::span<const TensorShape>, const Step&,
+                                               std::span<const TensorShape>) override {
+    return joins ? std::make_shared<const FakeTogether>() : nullptr;
+  }
   std::vector<size_t> PackedInputs(const Graph&, const Node& node) const override {
     return node.op == "LowBitLookup" ? std::vector<size_t>{1} : std::vector<size_t>{};
   }
@@ -166,15 +176,21 @@ class FakeInstance final : public Instance {
     for (size_t most = backend_.most_live;
          live > most && !backend_.most_live.compare_exchange_weak(most, live);) {
     }
-    for (const PlannedStep& step : plan.steps) CheckStep(step);
+    for (size_t i = 0; i < plan.steps.size(); ++i) CheckStep(i);
   }
   ~FakeInstance() override { --backend_.live; }
 
   void Run(std::span<void* const> externals, const RunContext&) override {
     if (running_.exchange(true)) ++backend_.faults;
     held_.assign(externals.begin(), externals.end());
-    for (const PlannedStep& step : plan_.steps) {
+    for (size_t i = 0; i < plan_.steps.size(); ++i) {
+      const PlannedStep& step = plan_.steps[i];
       const auto& plan = static_cast<const FakePlan&>(*step.plan);
+      if (step.with_next != nullptr) {  // which writes the next one's output while it reads this one's input
+        const PlannedStep& next = plan_.steps[i + 1];
+        const size_t bytes = static_cast<const FakePlan&>(*next.plan).y_bytes;
+        if (bytes > 0) std::memset(At(next.output, externals), 0x5a, bytes);
+      }
       std::vector<const void*> fed;
       for (const Location& place : step.fed) fed.push_back(At(place, externals));
       plan.step.Run(plan.fed, fed, At(step.output, externals), workspace_.data() + step.workspace_at);
@@ -196,11 +212,21 @@ class FakeInstance final : public Instance {
     if (place.kind == Location::Kind::kConstant) return const_cast<void*>(plan_.constants[place.at].get());
     return workspace_.data() + place.at;
   }
-  void CheckStep(const PlannedStep& step) const {
+  void CheckStep(size_t index) const {
+    const PlannedStep& step = plan_.steps[index];
     const auto& plan = static_cast<const FakePlan&>(*step.plan);
     std::vector<Range> written = {{step.workspace_at, step.workspace_at + plan.scratch}};
-    if (step.output.kind == Location::Kind::kWorkspace) {
-      written.push_back({step.output.at, step.output.at + plan.y_bytes});
+    const auto writes = [&](const PlannedStep& each) {
+      if (each.output.kind != Location::Kind::kWorkspace) return;
+      written.push_back({each.output.at, each.output.at + static_cast<const FakePlan&>(*each.plan).y_bytes});
+    };
+    writes(step);
+    if (step.with_next != nullptr) {
+      if (index + 1 == plan_.steps.size() || plan_.steps[index + 1].with_next != nullptr) {
+        ++backend_.faults;
+      } else {
+        writes(plan_.steps[index + 1]);
+      }
     }
     std::vector<Range> all = written;
     for (size_t i = 0; i < step.fed.size(); ++i) {

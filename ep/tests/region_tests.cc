@@ -206,6 +206,42 @@ void TestOverwriting() {
   }
 }
 
+// Steps that one launch does share no memory but what the one hands to the other.
+void TestStepsTogether() {
+  std::mt19937 random(5);
+  GraphBuilder builder;
+  ValueId value = builder.Lookup(builder.AddInput(), 1);
+  for (uint8_t i = 0; i < 5; ++i) {  // a block: its sum is read by the next one's lookup and its sum
+    const ValueId inner = builder.Lookup(builder.Lookup(value, i), 2);
+    value = builder.Add(inner, value);
+  }
+  builder.graph.outputs = {builder.Lookup(value, 7), value};
+  const std::vector<Tensor> inputs = {RandomTensor({64, kChannels}, random)};
+  const std::vector<Tensor> expected = Evaluate(builder.graph, inputs);
+  for (const bool joins : {false, true}) {
+    for (const bool overwrites : {false, true}) {
+      auto fake = std::make_shared<FakeBackend>();
+      fake->joins = joins;
+      fake->overwrites = overwrites;
+      const auto program = Program::Compile(builder.graph, fake);
+      Expect(Equal(RunProgram(*program, inputs), expected), "steps in one launch");
+      const auto plan = program->PlanFor(ShapesOf(inputs));
+      size_t together = 0;
+      for (size_t i = 0; i < plan->steps.size(); ++i) {
+        if (plan->steps[i].with_next == nullptr) continue;
+        ++together;
+        Expect(plan->steps[i + 1].fed.size() == 1 && plan->steps[i + 1].with_next == nullptr,
+               "the second of two is fed by the first alone, and goes with no third");
+      }
+      // Two lookups, then a sum and the lookup behind it, and so on.
+      Expect(together == (joins ? 6 : 0), "every pair that can go together does");
+      Expect(joins == (plan->Text().find("fake together with the last") != std::string::npos),
+             "the plan says so");
+      Expect(fake->faults == 0, "no launch writes where another tensor of it lies");
+    }
+  }
+}
+
 // y = Lookup(x), two lookups more behind it.
 struct Chain {
   GraphBuilder builder;
@@ -362,7 +398,7 @@ void TestTuning() {
   const auto choice_of = [](const RegionPlan& plan, size_t step) {
     return static_cast<const ChoicePlan&>(*plan.steps[step].plan).choice;
   };
-  const auto plan_again = [](size_t step, size_t choice) {
+  const auto plan_again = [](const TunedSteps&, size_t step, size_t choice) {
     return std::make_shared<const ChoicePlan>(choice, choice == 2 && step > 0 ? size_t{65} : size_t{64});
   };
   int timed = 0;
@@ -403,6 +439,24 @@ void TestTuning() {
     thrown = true;
   }
   Expect(thrown && choice_of(plan, 0) == 0, "what fails leaves the plan as it was");
+
+  // Together is faster for the first two steps, with the second of two ways.
+  plan = plan_of();
+  std::vector<TunedSteps> pairs = {{{0}, 3, 0, true}, {{2}, 2, 0, true}};
+  TuneRegion(
+      plan, pairs,
+      [](const TunedSteps&, size_t, size_t choice) {
+        return choice == 0 ? nullptr : std::make_shared<const ChoicePlan>(choice, size_t{0});
+      },
+      [](const RegionPlan& trial) {
+        const StepPlan* const first = trial.steps[0].with_next.get();
+        const double gain = first == nullptr ? 0 : static_cast<const ChoicePlan*>(first)->choice;
+        return 10.0 - gain + (trial.steps[2].with_next != nullptr ? 1 : 0);
+      },
+      std::chrono::seconds(60));
+  Expect(pairs[0].chosen == 2 && pairs[1].chosen == 0 && plan.steps[0].with_next != nullptr &&
+             plan.steps[2].with_next == nullptr,
+         "steps that are faster together go together");
 }
 
 void TestProgramMayDieBeforeItsPlans() {
@@ -814,6 +868,7 @@ int main() {
   TestMemoryPlanOverflow();
   TestRandomGraphs();
   TestOverwriting();
+  TestStepsTogether();
   TestErrorsNameTheNode();
   TestDamagedGraphs();
   TestFusion();

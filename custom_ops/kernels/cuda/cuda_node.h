@@ -50,6 +50,8 @@ std::unique_ptr<PackedNode> PackStandard(const StandardNode& node, const Device&
 // One fed tensor, copied to an output of as many bytes.
 std::unique_ptr<PackedNode> PackCopy(const Device& device);
 
+// Batch and image of the input: what a choice depends on beside the node.
+std::string ShapeText(const ConvShape& shape);
 // What a configuration is chosen among for a shape that is met first.
 struct ConvChoice {
   std::string shape;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/status.h"
+#include "kernels/cuda/conv_chain.h"
 #include "kernels/cuda/cuda_node.h"
 #include "kernels/cuda/packed_conv.h"
 
@@ -47,10 +48,6 @@ class MatmulPlan final : public NodePlan {
   std::shared_ptr<const ConvPlan> plan_;
   bool has_residual_;
 };
-
-std::string ShapeText(const ConvShape& shape) {
-  return std::to_string(shape.batch) + "x" + std::to_string(shape.in_h) + "x" + std::to_string(shape.in_w);
-}
 
 class PackedMatmul final : public PackedNode {
  public:
@@ -226,6 +223,10 @@ class PackedPixels final : public PackedNode {
 
 }  // namespace
 
+std::string ShapeText(const ConvShape& shape) {
+  return std::to_string(shape.batch) + "x" + std::to_string(shape.in_h) + "x" + std::to_string(shape.in_w);
+}
+
 // Whether a shape has a kernel for both, PairConfigs says.
 bool FusesResidual(const MatmulNode& first, const MatmulNode& second, const Device& device) {
   const auto fits = [](const MatmulNode& node) {
@@ -241,6 +242,17 @@ std::unique_ptr<PackedNode> PackResidualPair(const MatmulNode& first, const Matm
                                              const Device& device, const PairChoosers& choosers,
                                              std::span<const uint8_t> packed) {
   return std::make_unique<PackedResidualPair>(first, second, device, choosers, packed);
+}
+
+std::optional<ConvChain> FindChain(const PackedNode& first, std::span<const TensorShape> first_fed,
+                                   const PackedNode& second, std::span<const TensorShape> second_fed) {
+  const auto* const a = dynamic_cast<const PackedMatmul*>(&first);
+  const auto* const b = dynamic_cast<const PackedMatmul*>(&second);
+  if (a == nullptr || b == nullptr || first_fed.empty() || second_fed.empty()) return std::nullopt;
+  const ConvShape shape = a->ShapeOf(first_fed[0]), next = b->ShapeOf(second_fed[0]);
+  // Pixels are what counts: a product behind a convolution may see them as rows.
+  if (shape.OutPixels() != next.OutPixels()) return std::nullopt;
+  return ConvChain{a->Conv(), b->Conv(), shape};
 }
 
 bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const Device&) {

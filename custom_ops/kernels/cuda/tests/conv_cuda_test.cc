@@ -23,6 +23,7 @@
 
 #include "core/epilogue.h"
 #include "core/status.h"
+#include "kernels/cuda/conv_chain.h"
 #include "kernels/cuda/cuda_conv.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/tests/draws.h"
@@ -233,6 +234,30 @@ class Generator : public cuda::Draws {
     return pair;
   }
 
+  // 1x1 convolutions, the second of which reads what the first makes.
+  std::pair<Node, Node> MakeChain() {
+    Node first, second;
+    first.kind = second.kind = "chain";
+    const int64_t height = Int(1, 40), width = Int(1, 40);
+    first.shape = second.shape = {Int(1, 4), height, width, height, width};
+    ConvGeometry &a = first.spec.geometry, &b = second.spec.geometry;
+    a.in_channels = 16 * Int(1, 20);
+    a.out_channels = b.in_channels = Coin() ? 64 * Int(1, 16) : 16 * Int(1, 40);
+    b.out_channels = 16 * Int(1, 20);
+    Operands(first.spec);
+    Operands(second.spec);
+    const auto requantizes = [](const Epilogue& e) { return e.kind == EpilogueKind::kRequantize; };
+    do {
+      first.spec.epilogue = {};
+      MakeEpilogue(first.spec);
+    } while (!requantizes(first.spec.epilogue) || !(first.spec.epilogue.has_residual || Coin(0.3)));
+    do {
+      second.spec.epilogue = {};
+      MakeEpilogue(second.spec);
+    } while (!requantizes(second.spec.epilogue) || second.spec.epilogue.has_residual);
+    return {std::move(first), std::move(second)};
+  }
+
  private:
   void Operands(ConvSpec& spec) {
     const ConvGeometry& g = spec.geometry;
@@ -366,13 +391,12 @@ struct Counts {
 // The ways a launch reaches the device: at once, in a graph, in a graph whose nodes got other pointers.
 enum class Way { kStream, kGraph, kUpdatedGraph };
 
-// `launch` takes pointers in the places of x and y: `elsewhere` where they are to be patched.
-void Run(const std::function<void(const void* x, void* y, cuda::Queue& queue)>& launch, Way way, bool overlap,
-         const void* x, void* y, void* elsewhere) {
+// `launch(queue, elsewhere)`; elsewhere: with other pointers.
+void Run(const std::function<void(cuda::Queue&, bool)>& launch, Way way, bool overlap) {
   cudaStream_t stream = nullptr;
   if (way == Way::kStream) {
     cuda::Queue queue(stream, overlap);
-    launch(x, y, queue);
+    launch(queue, false);
     return;
   }
   Check(cudaStreamCreate(&stream), "stream");
@@ -383,13 +407,13 @@ void Run(const std::function<void(const void* x, void* y, cuda::Queue& queue)>& 
   queue.Record(&nodes);
   Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
   const bool updates = way == Way::kUpdatedGraph;
-  launch(updates ? elsewhere : x, updates ? elsewhere : y, queue);
+  launch(queue, updates);
   Check(cudaStreamEndCapture(stream, &graph), "capture");
   Check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
   if (updates) {
     cuda::Queue update(stream, overlap);
     update.Update(executable, &nodes);
-    launch(x, y, update);
+    launch(update, false);
   }
   Check(cudaGraphLaunch(executable, stream), "launch");
   Check(cudaStreamSynchronize(stream), "synchronize");
@@ -506,12 +530,14 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
     const bool overlap = generator.Coin();
     Check(cudaMemset(workspace.Get(), 0xA5, cuda::PlanWorkspaceBytes(*plan)), "poison");
     Check(cudaMemset(device_y.Get(), 0xA5, y_bytes + guard), "poison");
-    const auto launch = [&](const void* from, void* to, cuda::Queue& queue) {
-      cuda::LaunchConv(*plan, from, residual.empty() ? nullptr : device_r.Get(), to, workspace.Get(), queue);
-    };
-    Run(launch, generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}),
-        overlap && device.capability >= 90, from_floats ? device_floats.Get() : device_x.Get(),
-        device_y.Get(), elsewhere.Get());
+    const void* const from = from_floats ? device_floats.Get() : device_x.Get();
+    Run(
+        [&](cuda::Queue& queue, bool moved) {
+          cuda::LaunchConv(*plan, moved ? elsewhere.Get() : from, residual.empty() ? nullptr : device_r.Get(),
+                           moved ? elsewhere.Get() : device_y.Get(), workspace.Get(), queue);
+        },
+        generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}),
+        overlap && device.capability >= 90);
     SynchronizeOrExit(node.kind + " " + config.Text());
     Check(cudaMemcpy(found.data(), device_y.Get(), y_bytes + guard, cudaMemcpyDeviceToHost), "copy y");
     Counts& counts = by[from_floats          ? config.Text() + " floats"
@@ -586,11 +612,12 @@ bool TestPair(const Pair& pair, Generator& generator, const cuda::Device& device
   for (const cuda::ConvConfig& config : configs) {
     const auto plan = cuda::PlanPair(packed, pair.shapes, config);
     Check(cudaMemset(device_y.Get(), 0xA5, y_bytes + guard), "poison");
-    const auto launch = [&](const void* from, void* to, cuda::Queue& queue) {
-      cuda::LaunchResidualPair(*plan, device_first.Get(), from, to, queue);
+    const auto launch = [&](cuda::Queue& queue, bool moved) {
+      cuda::LaunchResidualPair(*plan, device_first.Get(), moved ? elsewhere.Get() : device_second.Get(),
+                               moved ? elsewhere.Get() : device_y.Get(), queue);
     };
-    Run(launch, generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}), generator.Coin(),
-        device_second.Get(), device_y.Get(), elsewhere.Get());
+    Run(launch, generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}),
+        generator.Coin());
     SynchronizeOrExit("pair " + config.Text());
     Check(cudaMemcpy(found.data(), device_y.Get(), y_bytes + guard, cudaMemcpyDeviceToHost), "copy y");
     Counts& counts = by["pair_" + std::to_string(config.tile_m) + "x" + std::to_string(config.tile_n) +
@@ -621,6 +648,79 @@ bool TestPair(const Pair& pair, Generator& generator, const cuda::Device& device
   return equal;
 }
 
+// Returns whether all configurations of two convolutions in one launch agree; true where there are none.
+bool TestChain(Generator& generator, const cuda::Device& device, std::map<std::string, Counts>& by,
+               size_t most, const std::string& text) {
+  const auto [first, second] = generator.MakeChain();
+  const ConvShape& s = first.shape;
+  const int64_t x_count = s.OutPixels() * first.spec.geometry.in_channels;
+  const auto y_bytes = static_cast<size_t>(s.OutPixels() * first.spec.geometry.out_channels),
+             z_bytes = static_cast<size_t>(s.OutPixels() * second.spec.geometry.out_channels);
+  constexpr size_t guard = 256;
+  const cuda::ConvChain chain{cuda::PackConv(first.spec, device), cuda::PackConv(second.spec, device), s};
+  std::vector<cuda::ChainConfig> configs = cuda::CandidateChains(chain);
+  std::erase_if(configs, [&](const auto& c) { return c.Text().find(text) == std::string::npos; });
+  configs.resize(std::min(configs.size(), most));
+  if (configs.empty()) return true;
+
+  const std::vector<uint8_t> x = generator.Codes(first.spec.x, x_count);
+  std::vector<uint8_t> residual;
+  if (first.spec.epilogue.has_residual)
+    residual = generator.Codes({8, Encoding::kUnsigned}, static_cast<int64_t>(y_bytes));
+  std::vector<uint8_t> y(y_bytes), z(z_bytes), found_y(y_bytes + guard), found_z(z_bytes + guard);
+  Threads pool;
+  ReferenceRows()[0]
+      .create(first.spec)
+      ->Run({s, x.data(), residual.empty() ? nullptr : residual.data(), y.data()}, pool);
+  ReferenceRows()[0].create(second.spec)->Run({s, y.data(), nullptr, z.data()}, pool);
+
+  DeviceBuffer device_x(x.size()), device_r(y_bytes), device_y(y_bytes + guard), device_z(z_bytes + guard),
+      elsewhere(std::max({x.size(), y_bytes, z_bytes}));
+  Check(cudaMemcpy(device_x.Get(), x.data(), x.size(), cudaMemcpyHostToDevice), "copy x");
+  bool equal = true;
+  for (const cuda::ChainConfig& config : configs) {
+    const auto plan = cuda::PlanChain(chain, config);
+    Check(cudaMemset(device_y.Get(), 0xA5, y_bytes + guard), "poison");
+    Check(cudaMemset(device_z.Get(), 0xA5, z_bytes + guard), "poison");
+    const bool in_place = generator.Coin();
+    void* const added = residual.empty() ? nullptr : in_place ? device_y.Get() : device_r.Get();
+    if (added != nullptr)
+      Check(cudaMemcpy(added, residual.data(), y_bytes, cudaMemcpyHostToDevice), "copy residual");
+    const bool overlap = generator.Coin();
+    Run(
+        [&](cuda::Queue& queue, bool moved) {
+          cuda::LaunchChain(*plan, moved ? elsewhere.Get() : device_x.Get(), added,
+                            moved ? elsewhere.Get() : device_y.Get(),
+                            moved ? elsewhere.Get() : device_z.Get(), queue);
+        },
+        generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}), overlap);
+    SynchronizeOrExit("chain " + config.Text());
+    Check(cudaMemcpy(found_y.data(), device_y.Get(), found_y.size(), cudaMemcpyDeviceToHost), "copy y");
+    Check(cudaMemcpy(found_z.data(), device_z.Get(), found_z.size(), cudaMemcpyDeviceToHost), "copy z");
+    Counts& counts = by[config.Text()];
+    ++counts.runs;
+    const auto overrun = [](const std::vector<uint8_t>& found, size_t size) {
+      return std::any_of(found.begin() + static_cast<int64_t>(size), found.end(),
+                         [](uint8_t b) { return b != 0xA5; });
+    };
+    const bool equal_y = std::memcmp(y.data(), found_y.data(), y_bytes) == 0,
+               equal_z = std::memcmp(z.data(), found_z.data(), z_bytes) == 0,
+               overran = overrun(found_y, y_bytes) || overrun(found_z, z_bytes);
+    if (equal_y && equal_z && !overran) continue;
+    equal = false;
+    ++counts.wrong_runs;
+    std::cout << "WRONG chain " << config.Text() << (overlap ? " overlap" : "") << (equal_y ? "" : ", y")
+              << (equal_z ? "" : ", z") << (overran ? ", guard bytes overwritten" : "") << "; x " << s.batch
+              << "x" << s.in_h << "x" << s.in_w << "x" << first.spec.geometry.in_channels << " -> "
+              << first.spec.geometry.out_channels << " -> " << second.spec.geometry.out_channels
+              << (residual.empty() ? ""
+                  : in_place       ? " residual in place"
+                                   : " residual")
+              << "\n";
+  }
+  return equal;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -643,6 +743,11 @@ int main(int argc, char** argv) {
     }
     for (int64_t i = 0; (only_kind.empty() || only_kind == "pair") && i < per_class; ++i, ++nodes) {
       if (!TestPair(generator.MakePair(), generator, device, by, most, text)) ++wrong;
+    }
+    if (only_kind.empty() || only_kind == "chain") {
+      for (int64_t i = 0; i < per_class; ++i, ++nodes) {
+        if (!TestChain(generator, device, by, most, text)) ++wrong;
+      }
     }
     for (const auto& [name, counts] : by) {
       std::cout << name << ": " << counts.runs << " runs, " << counts.wrong_runs << " wrong\n";

@@ -14,6 +14,8 @@
 
 #include "core/epilogue.h"
 #include "kernels/cuda/architectures.h"
+#include "kernels/cuda/chain_params.h"
+#include "kernels/cuda/conv_chain.h"
 #include "kernels/cuda/heuristic.h"
 #include "kernels/cuda/packed_conv.h"
 #include "kernels/cuda/sum_line.h"
@@ -45,6 +47,9 @@ const char* cudaGetErrorString(cudaError_t) { return "the host's memory is exhau
 // NOLINTEND(readability-inconsistent-declaration-parameter-name)
 
 namespace lowbit::cuda {
+
+cudaError_t LaunchChain(const ChainParams&, const LaunchOptions&) { return cudaErrorNotSupported; }
+
 namespace {
 
 Device DeviceOf(int capability, int multiprocessors, int shared_kilobytes) {
@@ -167,6 +172,78 @@ void TestPairRanking() {
       }
     }
   }
+}
+
+// ---- chains
+
+ConvSpec Pointwise(int64_t in, int64_t out, bool residual, int64_t stride = 1) {
+  ConvSpec spec;
+  spec.geometry.in_channels = in;
+  spec.geometry.out_channels = out;
+  spec.geometry.stride_h = spec.geometry.stride_w = stride;
+  spec.x = {8, Encoding::kUnsigned};
+  spec.w = {8, Encoding::kSigned};
+  const auto channels = static_cast<size_t>(out);
+  spec.weights.assign(channels * static_cast<size_t>(in), 1);
+  spec.w_zero_point.assign(channels, 0);
+  spec.bias.assign(channels, 0);
+  spec.epilogue.multiplier.assign(channels, 0.01f);
+  spec.epilogue.hi = 255;
+  spec.epilogue.y_hi = 255;
+  spec.epilogue.has_residual = residual;
+  spec.epilogue.inner_scale = spec.epilogue.residual_scale = spec.epilogue.y_scale = 0.05f;
+  return spec;
+}
+
+ConvChain ChainOf(const ConvSpec& first, const ConvSpec& second, int64_t batch, int64_t size,
+                  const Device& device) {
+  return {std::make_shared<const PackedConv>(first, device, std::span<const uint8_t>()),
+          std::make_shared<const PackedConv>(second, device, std::span<const uint8_t>()),
+          {batch, size, size, size, size}};
+}
+
+void TestChains() {
+  struct {
+    int64_t in, between, out, size;
+    bool is_found;
+  } const sites[] = {{64, 256, 64, 56, true},    {64, 256, 128, 56, true},   {128, 512, 128, 28, true},
+                     {128, 512, 256, 28, true},  {16, 16, 16, 3, true},      {48, 80, 208, 9, true},
+                     {512, 2048, 512, 7, false}, {2048, 512, 2048, 7, false}};
+  for (const Device& device : Devices()) {
+    for (const auto& site : sites) {
+      for (const int64_t batch : {1, 16, 128}) {
+        const ConvChain chain = ChainOf(Pointwise(site.in, site.between, true),
+                                        Pointwise(site.between, site.out, false), batch, site.size, device);
+        const std::vector<ChainConfig> candidates = CandidateChains(chain);
+        Expect(candidates.empty() != (site.is_found && device.capability == 90),
+               device.name + ": " + std::to_string(site.between) + " channels between two convolutions");
+        std::set<std::string> names;
+        for (const ChainConfig& config : candidates) {
+          Expect(names.insert(config.Text()).second, "a chain has a name of its own: " + config.Text());
+          Expect(PlanConfig(*PlanChain(chain, config)) == config, "every candidate has a plan");
+        }
+        Expect(!ChainPays(chain) || !candidates.empty(), "what does not apply does not pay");
+      }
+    }
+  }
+  const Device& hopper = *std::find_if(Devices().begin(), Devices().end(),
+                                       [](const Device& device) { return device.capability == 90; });
+  const auto applies = [&](const ConvSpec& first, const ConvSpec& second) {
+    return !CandidateChains(ChainOf(first, second, 16, 56, hopper)).empty();
+  };
+  const ConvSpec first = Pointwise(64, 256, true), second = Pointwise(256, 64, false);
+  Expect(applies(first, second) && ChainPays(ChainOf(first, second, 16, 56, hopper)),
+         "ResNet-50's first stage is worth a launch for two");
+  Expect(applies(Pointwise(64, 256, false), second), "the first one need not add residuals");
+  Expect(!applies(Pointwise(64, 256, true, 2), second) && !applies(first, Pointwise(256, 64, false, 2)),
+         "strides");
+  Expect(!applies(first, Pointwise(256, 64, true)), "residuals of the second");
+  Expect(!applies(first, Pointwise(128, 64, false)), "channels that do not fit");
+  ConvSpec floats = second;
+  floats.epilogue.kind = EpilogueKind::kFloat;
+  floats.epilogue.quantized_output = false;
+  floats.epilogue.acc_scale = floats.epilogue.multiplier;
+  Expect(!applies(first, floats), "an output that is no code");
 }
 
 // ---- divisions
@@ -484,6 +561,7 @@ int main() {
   lowbit::cuda::TestArchitectures();
   lowbit::cuda::TestRanking();
   lowbit::cuda::TestPairRanking();
+  lowbit::cuda::TestChains();
   lowbit::cuda::TestDivisions();
   lowbit::cuda::TestSums();
   for (const lowbit::cuda::Case& c : lowbit::cuda::Cases()) lowbit::cuda::CheckCase(c);

@@ -1,0 +1,36 @@
+// What the kernel of two chained 1x1 convolutions (conv_chain.h) receives.
+#pragma once
+
+#include "kernels/cuda/conv_params.h"
+#include "kernels/cuda/kernels.h"
+
+namespace lowbit::cuda {
+
+// Channels that lie together in shared memory: a box of 64 pixels and 64 channels.
+inline constexpr int kChainBox = 64, kChainBoxBytes = 64 * kChainBox;
+inline constexpr int kMaxChainBoxes = 16, kMaxChainGroups = 7;
+
+struct ChainProduct {
+  const uint8_t* weights = nullptr;  // as ConvParams has them
+  int n = 0, n_padded = 0, k = 0;
+  int k_tiles = 0, k_boxes = 0, n_boxes = 0;
+  int own_boxes = 0;  // of n_boxes, those of a block of a cluster, at most
+  EpilogueParams epilogue;
+};
+
+struct ChainParams {
+  ChainProduct first, second;
+  int m = 0, tiles = 0;
+  // Blocks that share tiles, as a cluster.
+  int ranks = 1;
+  // A block's warpgroups, and how many of them share a tile.
+  int teams = 1, team_groups = 1;
+  int team_bytes = 0, shared_bytes = 0, clusters = 0;
+  bool x_signed = false, y_signed = false;
+  const void *x = nullptr, *residual = nullptr;
+  void *y = nullptr, *z = nullptr;
+};
+
+cudaError_t LaunchChain(const ChainParams& params, const LaunchOptions& options);
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,364 @@
+// Two 1x1 convolutions on wgmma, for Hopper (sm_90a), the second of which reads what the first writes: what
+// the first makes of 64 pixels stays in shared memory, from where it is stored and at once multiplied with
+// the weights of the second. A block keeps both sets of weights and stays for many tiles.
+//
+// Tiles belong to teams of a warpgroup or more, which work side by side and wait for each other nowhere: one
+// multiplies while another rounds. All activations lie in boxes of 64 pixels and 64 channels, the unit of
+// work of a warpgroup:
+//   box i of y   products over x | residuals there, codes in their place | store
+//   all boxes of y are there
+//   box i of z   products over y | all products over y are done, fetch the next tile's residuals | codes |
+//   store
+//
+// For few tiles, or weights that are too many for one block, the blocks of a cluster share tiles: each makes
+// some of the boxes of y and of z with the weights of these alone, and sends the former to the blocks that
+// make boxes of z.
+#include "kernels/cuda/chain_params.h"
+#include "kernels/cuda/conv_tile.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/tensor_maps.cuh"
+#include "kernels/cuda/wgmma_s8.cuh"
+
+namespace lowbit::cuda {
+namespace {
+
+constexpr int kGroup = 128, kMostThreads = kMaxChainGroups * kGroup;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// A box to the same place in another block of the cluster.
+__device__ __forceinline__ void SendBox(uint32_t remote, uint32_t shared, uint32_t remote_barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          remote),
+      "r"(shared), "n"(kChainBoxBytes), "r"(remote_barrier)
+      : "memory");
+}
+__device__ __forceinline__ void ArriveRemotely(uint32_t remote_barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
+}
+
+// Adds the products of all boxes with 64 channels of `weights`, whose next 128 bytes of k lie tile_bytes
+// further.
+template <bool kSigned>
+__device__ __forceinline__ void Multiply(int k_boxes, uint32_t boxes, uint32_t weights, int tile_bytes,
+                                         int (&sums)[kChainBox / 2]) {
+  uint32_t a = MatrixPart(boxes), b = MatrixPart(weights);
+  const uint32_t next_tile = tile_bytes / 16 - 4;
+#pragma unroll 1
+  for (int box = 0; box < k_boxes; ++box) {
+    HoldRegisters(sums);
+    WgmmaFence();
+    Wgmma<kChainBox, kSigned>::Multiply(sums, SlabDescriptor<64>(a), SlabDescriptor<kRowBytes>(b));
+    Wgmma<kChainBox, kSigned>::Multiply(sums, SlabDescriptor<64>(a + 2), SlabDescriptor<kRowBytes>(b + 2));
+    a += kChainBoxBytes / 16;
+    b += box % 2 == 0 ? 4 : next_tile;
+    WgmmaCommit();
+  }
+  WgmmaWait<0>();
+  HoldRegisters(sums);
+}
+
+// Rounds a thread's sums. Its codes, four to a word, go where `row` begins and eight rows below, in the place
+// of residuals where there are any. All of these are read before the first code is written, so that the words
+// do not wait for each other. kMayAdd: there may be residuals.
+template <bool kMayAdd>
+__device__ __forceinline__ void FinishBox(const EpilogueParams& e, const BlockState<kChainBox>& state,
+                                          const int (&sums)[kChainBox / 2], int column, int swizzle,
+                                          unsigned* row) {
+  constexpr int kFours = kChainBox / 16, kBelow = 8 * kChainBox / 4;
+  const auto word = [&](int i) { return row + ((column + i * 16) ^ swizzle) / 4; };
+  const auto round = [&](const auto& requantize) {
+    unsigned top[kFours], bottom[kFours];
+    if (kMayAdd && e.has_residual) {
+#pragma unroll
+      for (int i = 0; i < kFours; ++i) {
+        top[i] = *word(i);
+        bottom[i] = word(i)[kBelow];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column + i * 16);
+      const int* const v = sums + 8 * i;
+      top[i] = requantize(make_int4(v[0], v[1], v[4], v[5]), scale, top[i]);
+      bottom[i] = requantize(make_int4(v[2], v[3], v[6], v[7]), scale, bottom[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      *word(i) = top[i];
+      word(i)[kBelow] = bottom[i];
+    }
+  };
+  if constexpr (kMayAdd) {
+    if (e.has_residual) {
+      WithAddition(e, round);
+      return;
+    }
+  }
+  WithRounding(e, [&](const auto& requantize) {
+    round([&](const int4& v, const float4& scale, unsigned) { return requantize(v, scale); });
+  });
+}
+#endif
+
+template <bool kXSigned, bool kYSigned, bool kCluster>
+__global__ void __launch_bounds__(kMostThreads, 1)
+    ConvChain(const __grid_constant__ ChainParams p, const __grid_constant__ CUtensorMap x_map,
+              const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
+              const __grid_constant__ CUtensorMap z_map) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using State = BlockState<kChainBox>;
+  extern __shared__ uint8_t unaligned[];
+  __shared__ __align__(8) uint64_t barriers[2 + kMaxChainGroups * (2 + kMaxChainBoxes)];
+
+  // From one lane: equal in all of a warp, so that addresses are computed once for all.
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroup, 0);
+  const int thread = static_cast<int>(threadIdx.x) % kGroup;
+  const int team = group / p.team_groups, member = group - team * p.team_groups;
+  const int cluster = kCluster ? static_cast<int>(blockIdx.x) / p.ranks : static_cast<int>(blockIdx.x),
+            rank = kCluster ? static_cast<int>(blockIdx.x) - cluster * p.ranks : 0;
+  // The boxes that this block makes, its own weights' rows and the bytes of a tile of k.
+  const int y_first = rank * p.first.own_boxes, z_first = rank * p.second.own_boxes,
+            z_own = kCluster ? max(0, min(p.second.own_boxes, p.second.n_boxes - z_first)) : p.second.n_boxes;
+  const int bytes1 = min(p.first.own_boxes * kChainBox, p.first.n_padded - y_first * kChainBox) * kRowBytes,
+            bytes2 = min(z_own * kChainBox, p.second.n_padded - z_first * kChainBox) * kRowBytes;
+  // The blocks that read boxes of y come first.
+  const int readers = kCluster ? (p.second.n_boxes + p.second.own_boxes - 1) / p.second.own_boxes : 1;
+
+  const uint32_t weights1 = (SharedAddress(unaligned) + 1023) & ~1023u;
+  uint8_t* const shared = unaligned + (weights1 - SharedAddress(unaligned));
+  const int weight_bytes =
+      (p.first.k_tiles * p.first.own_boxes + p.second.k_tiles * p.second.own_boxes) * kChainBox * kRowBytes;
+  const uint32_t weights2 = weights1 + p.first.k_tiles * p.first.own_boxes * kChainBox * kRowBytes;
+  State* const states = reinterpret_cast<State*>(shared + weight_bytes + p.teams * p.team_bytes);
+  uint8_t* const y_boxes = shared + weight_bytes + team * p.team_bytes;
+  uint8_t* const z_boxes = y_boxes + p.first.n_boxes * kChainBoxBytes;
+  const uint32_t y_at = SharedAddress(y_boxes), z_at = SharedAddress(z_boxes),
+                 x_at = z_at + p.second.own_boxes * kChainBoxBytes;
+  const uint32_t weights_full = SharedAddress(barriers);
+  const uint32_t x_full = weights_full + 16 + team * (2 + kMaxChainBoxes) * 8, y_free = x_full + 8,
+                 boxes_full = y_free + 8;
+  const int step = p.clusters * p.teams;
+  int tile = cluster + p.clusters * team;
+  // Threads of a warpgroup, of different warps so that they do not wait for each other: what fetches x;
+  // fetches residuals and stores codes; sends codes to the other blocks.
+  const bool fetches = thread == 0, stores = thread == 32, sends = thread == 64;
+  const bool adds = p.first.epilogue.has_residual;
+  const auto is_own = [&](int box) {
+    return !kCluster || (box >= y_first && box < y_first + p.first.own_boxes);
+  };
+
+  const auto fetch_x = [&](int of_tile) {
+    ArriveExpecting(x_full, p.first.k_boxes * kChainBoxBytes);
+#pragma unroll 1
+    for (int box = 0; box < p.first.k_boxes; ++box) {
+      CodesCopy(x_at + box * kChainBoxBytes, x_map, box * kChainBox, of_tile * 64, x_full);
+    }
+  };
+  // What comes into the boxes of y: residuals from memory, and codes from the other blocks.
+  const auto expect_boxes = [&](int of_tile) {
+    if (!kCluster && !adds) return;
+#pragma unroll 1
+    for (int box = member; box < p.first.n_boxes; box += p.team_groups) {
+      const uint32_t full = boxes_full + box * 8;
+      if (!is_own(box)) {
+        if (z_own > 0) ArriveExpecting(full, kChainBoxBytes);
+      } else if (adds) {
+        ArriveExpecting(full, kChainBoxBytes);
+        CodesCopy(y_at + box * kChainBoxBytes, residual_map, box * kChainBox, of_tile * 64, full);
+      }
+    }
+  };
+  const auto sync_team = [&] {
+    const int barrier = p.team_groups == 1 ? 1 + group : 1 + kMaxChainGroups + team;
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(p.team_groups * kGroup) : "memory");
+  };
+
+  if (threadIdx.x == 0) {
+    InitBarrier(weights_full, 1);
+    InitBarrier(weights_full + 8, 1);
+    for (int t = 0; t < p.teams; ++t) {
+      const uint32_t of_team = weights_full + 16 + t * (2 + kMaxChainBoxes) * 8;
+      InitBarrier(of_team, 1);
+      InitBarrier(of_team + 8, max(1, readers - (z_own > 0 ? 1 : 0)));
+      for (int box = 0; box < p.first.n_boxes; ++box) InitBarrier(of_team + 16 + box * 8, 1);
+    }
+    FenceBarrierInit();
+    // The weights are this kernel's own: they may be fetched before the predecessor is done.
+    ArriveExpecting(weights_full, p.first.k_tiles * bytes1);
+    for (int k = 0; k < p.first.k_tiles; ++k) {
+      BulkCopy(weights1 + k * bytes1,
+               p.first.weights + (k * p.first.n_padded + y_first * kChainBox) * kRowBytes, bytes1,
+               weights_full);
+    }
+    if (z_own > 0) {
+      ArriveExpecting(weights_full + 8, p.second.k_tiles * bytes2);
+      for (int k = 0; k < p.second.k_tiles; ++k) {
+        BulkCopy(weights2 + k * bytes2,
+                 p.second.weights + (k * p.second.n_padded + z_first * kChainBox) * kRowBytes, bytes2,
+                 weights_full + 8);
+      }
+    }
+  }
+  const auto fetch_constants = [&](const ChainProduct& product, int first_box, State* to) {
+    const int count = min(product.own_boxes * kChainBox, product.n - first_box * kChainBox);
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
+      const int n = first_box * kChainBox + i;
+      CopyAsync<4>(SharedAddress(&to[i / kChainBox].bias[i % kChainBox]), product.epilogue.bias + n);
+      CopyAsync<4>(SharedAddress(&to[i / kChainBox].scale[i % kChainBox]), product.epilogue.scale + n);
+    }
+  };
+  fetch_constants(p.first, y_first, states);
+  fetch_constants(p.second, z_first, states + p.first.own_boxes);
+  CommitCopies();
+  __syncwarp();
+  if constexpr (kCluster) ClusterArrive();
+  WaitForPredecessors();
+  __syncthreads();  // all barriers are there
+  if (fetches && member == 0 && tile < p.tiles) fetch_x(tile);
+  if (stores && tile < p.tiles) expect_boxes(tile);
+  __syncwarp();
+  if constexpr (kCluster) ClusterWait();  // those of the other blocks, too
+  WaitForCopies<0>();
+  __syncthreads();  // all constants are
+
+  const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;
+  const int swizzle = CodesSwizzle<kChainBox>(row);
+  // Makes the codes of a box known to what stores, sends and multiplies them.
+  const auto publish = [&] {
+    FenceAsyncProxy();
+    SyncThreads<kGroup>(1 + group);
+  };
+  const auto words = [&](uint8_t* box) { return reinterpret_cast<unsigned*>(box + row * kChainBox); };
+  uint32_t parity = 0;
+#pragma unroll 1
+  for (; tile < p.tiles; tile += step, parity ^= 1) {
+    const bool last = tile + step >= p.tiles;
+    WaitBarrier(weights_full, 0);
+    WaitBarrier(x_full, parity);
+#pragma unroll 1
+    for (int i = member; i < p.first.own_boxes; i += p.team_groups) {
+      const int box = y_first + i;
+      const uint32_t full = boxes_full + box * 8;
+      int sums[kChainBox / 2];
+      BeginWithBias(states[i], column, sums);
+      Multiply<kXSigned>(p.first.k_boxes, x_at, weights1 + i * kChainBox * kRowBytes, bytes1, sums);
+      if (adds) WaitBarrier(full, parity);
+      FinishBox<true>(p.first.epilogue, states[i], sums, column, swizzle,
+                      words(y_boxes + box * kChainBoxBytes));
+      publish();
+      if (stores) StoreCodes(y_map, box * kChainBox, tile * 64, y_at + box * kChainBoxBytes);
+      if (kCluster && sends) {
+        const uint32_t from = y_at + box * kChainBoxBytes;
+#pragma unroll 1
+        for (int to = 0; to < readers; ++to) {
+          if (to != rank) SendBox(ClusterAddress(from, to), from, ClusterAddress(full, to));
+        }
+      }
+    }
+    // What was stored before the last of these, the former tile's z, has been read.
+    if (stores) WaitForStoresToRead<1>();
+    sync_team();
+    if (last) {
+      LetSuccessorsStart();
+    } else if (fetches && member == 0) {
+      fetch_x(tile + step);
+    }
+    __syncwarp();
+    // Nobody reads this block's y any more: it may be overwritten.
+    const auto next_boxes = [&] {
+      if (stores && !last) expect_boxes(tile + step);
+      __syncwarp();
+    };
+    const auto release_y = [&] {
+      if (stores) WaitForStoresToRead<0>();
+      sync_team();
+      if constexpr (!kCluster) {
+        next_boxes();
+      } else if (sends && member == 0 && z_own > 0) {
+#pragma unroll 1
+        for (int to = 0; to < p.ranks; ++to) {
+          if (to != rank) ArriveRemotely(ClusterAddress(y_free, to));
+        }
+      }
+      __syncwarp();
+    };
+    if (z_own > 0) {
+      WaitBarrier(weights_full + 8, 0);
+      if constexpr (kCluster) {
+#pragma unroll 1
+        for (int box = 0; box < p.first.n_boxes; ++box) {
+          if (!is_own(box)) WaitBarrier(boxes_full + box * 8, parity);
+        }
+      }
+    }
+    if (member >= z_own) release_y();
+#pragma unroll 1
+    for (int i = member; i < z_own; i += p.team_groups) {
+      const State& state = states[p.first.own_boxes + i];
+      int sums[kChainBox / 2];
+      BeginWithBias(state, column, sums);
+      Multiply<kYSigned>(p.second.k_boxes, y_at, weights2 + i * kChainBox * kRowBytes, bytes2, sums);
+      if (i + p.team_groups >= z_own) release_y();
+      FinishBox<false>(p.second.epilogue, state, sums, column, swizzle, words(z_boxes + i * kChainBoxBytes));
+      publish();
+      if (stores) StoreCodes(z_map, (z_first + i) * kChainBox, tile * 64, z_at + i * kChainBoxBytes);
+    }
+    if constexpr (kCluster) {
+      if (readers > (z_own > 0 ? 1 : 0)) WaitBarrier(y_free, parity);
+      next_boxes();
+    }
+  }
+  if (stores) WaitForStores();
+#endif
+}
+
+cudaError_t EncodeBoxes(const void* codes, int channels, int pixels, CUtensorMap* map) {
+  ConvParams p;
+  p.n = channels;
+  p.m = pixels;
+  return EncodeCodes<kChainBox>(p, codes, map);
+}
+
+template <bool kXSigned, bool kYSigned, bool kCluster>
+cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
+  constexpr auto kKernel = ConvChain<kXSigned, kYSigned, kCluster>;
+  cudaError_t error = PrepareKernel<kKernel>(options.device);
+  CUtensorMap x_map, residual_map, y_map, z_map;
+  if (error == cudaSuccess) error = EncodeBoxes(p.x, p.first.k, p.m, &x_map);
+  if (error == cudaSuccess) {
+    error = EncodeBoxes(p.first.epilogue.has_residual ? p.residual : p.y, p.first.n, p.m, &residual_map);
+  }
+  if (error == cudaSuccess) error = EncodeBoxes(p.y, p.first.n, p.m, &y_map);
+  if (error == cudaSuccess) error = EncodeBoxes(p.z, p.second.n, p.m, &z_map);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute shape = {};
+  shape.id = cudaLaunchAttributeClusterDimension;
+  shape.val.clusterDim.x = static_cast<unsigned>(p.ranks);
+  shape.val.clusterDim.y = shape.val.clusterDim.z = 1;
+  return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), &shape, p.ranks > 1 ? 1 : 0}, kKernel,
+                                  dim3(static_cast<unsigned>(p.clusters * p.ranks)),
+                                  dim3(static_cast<unsigned>(p.teams * p.team_groups * kGroup)), p, x_map,
+                                  residual_map, y_map, z_map);
+}
+
+template <bool kXSigned, bool kYSigned>
+cudaError_t LaunchRanks(const ChainParams& p, const LaunchOptions& options) {
+  return p.ranks > 1 ? LaunchWith<kXSigned, kYSigned, true>(p, options)
+                     : LaunchWith<kXSigned, kYSigned, false>(p, options);
+}
+
+}  // namespace
+
+cudaError_t LaunchChain(const ChainParams& p, const LaunchOptions& options) {
+  if (p.teams * p.team_groups > kMaxChainGroups || p.first.n_boxes > kMaxChainBoxes ||
+      p.team_groups > p.first.own_boxes) {
+    return cudaErrorInvalidValue;
+  }
+  if (p.x_signed) {
+    return p.y_signed ? LaunchRanks<true, true>(p, options) : LaunchRanks<true, false>(p, options);
+  }
+  return p.y_signed ? LaunchRanks<false, true>(p, options) : LaunchRanks<false, false>(p, options);
+}
+
+}  // namespace lowbit::cuda
