@@ -4,15 +4,14 @@
 //   A tile     4, 8 or 12 output pixels times `channels` output channels, over all products of a window (K).
 //              Lanes of vectors are channels, because y is NHWC; the values of a pixel are broadcast or
 //              selected by element.
-//   Operands   x' and w' are small signed integers with  x - zx = x' + x_offset - zx,  w - zw = w' + s  (s =
-//   0
-//              unless w - zw leaves int8). A tile adds sum x' w' to int32 sums that begin at the bias, into
-//              which everything else is folded:
+//   Operands   x' and w' are small signed integers with  x - zx = x' + x_offset - zx  and  w - zw = w' + s
+//              (s = 0 unless w - zw leaves int8). A tile adds sum x' w' to int32 sums that begin at the
+//              bias, into which everything else is folded:
 //                sum (x - zx)(w - zw) = sum x' w'  +  s * sum x'  +  (x_offset - zx) * sum (w - zw)
 //                                       ^ tile        ^ row sums     ^ constant: in the bias
 //   Packing    `unit` consecutive products k are stored together, and of each unit the rows of a tile:
-//                x'  [K / unit][8 pixels][unit] and, for tiles of 4 and 12, [K / unit][4 pixels][unit] behind
-//                it w'  [K / unit][channels][unit]
+//                x' [K / unit][8 pixels][unit], behind it [K / unit][4 pixels][unit] for tiles of 4 and 12
+//                w' [K / unit][channels][unit]
 //              K is rounded up to k_multiple; x' and w' behind the end are 0. A tile may read, but not use,
 //              kGemmOverread bytes behind either, so that loads can run one step ahead.
 //   Flushes    Narrow accumulators are widened every `flush` steps. A scheme computes that number from the
