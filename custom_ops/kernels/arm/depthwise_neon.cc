@@ -69,7 +69,6 @@ struct Words {
       return vreinterpretq_s16_u16(vmovl_u8(vld1_u8(p)));
     }
   }
-  static X Pad(uint8_t code) { return vdupq_n_s16(kSigned ? static_cast<int8_t>(code) : code); }
   static X Weights(const uint8_t* p) { return vld1q_s16(reinterpret_cast<const int16_t*>(p)); }
   static void Begin(Sums (&sums)[kPixels], const int32_t* init) {
     for (auto& s : sums) {
@@ -97,11 +96,10 @@ struct Bytes {
   using X = int8x16_t;
   using Sums = int16x8_t[2];
 
-  static X Signed(uint8x16_t codes) {
+  static X Load(const uint8_t* p) {
+    const uint8x16_t codes = vld1q_u8(p);
     return vreinterpretq_s8_u8(kFlip ? veorq_u8(codes, vdupq_n_u8(0x80)) : codes);
   }
-  static X Load(const uint8_t* p) { return Signed(vld1q_u8(p)); }
-  static X Pad(uint8_t code) { return Signed(vdupq_n_u8(code)); }
   static X Weights(const uint8_t* p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
   static void Begin(Sums (&sums)[kPixels], const int32_t*) {
     for (auto& s : sums) s[0] = s[1] = vdupq_n_s16(0);
@@ -133,43 +131,46 @@ struct Bytes {
   };
 };
 
-// Four outputs from `ox` on, of which `count` exist. kEdge: columns may lie outside the image. A stride of 0
-// is one known at run time.
-template <class Form, int kWidth, int kStride, bool kEdge>
+// Four outputs from `ox` on, of which `count` exist. Windows of width 3 and 5 are as high as wide, so that
+// the lines of a tile are straight code, in which loads are far ahead of their use; of width 1 the number of
+// lines and the stride are known at run time.
+template <class Form, int kWidth, int kStride>
 LOWBIT_ALWAYS_INLINE inline void Tile(const DepthwiseBlock& block, const DepthwiseRow& row,
                                       const typename Form::End& end, int64_t ox, int64_t count) {
-  static_assert(kStride > 0 || kWidth == 1);
-  constexpr int kColumns = kStride == 0 ? kPixels : (kPixels - 1) * kStride + kWidth;
-  const int64_t column_step = kStride == 0 ? row.stride : 1;
+  static_assert((kWidth == 1) == (kStride == 0));
+  constexpr int kColumns = kWidth == 1 ? kPixels : (kPixels - 1) * kStride + kWidth;
+  // Columns and addresses outside the image, whatever the stride, are no overflow in unsigned arithmetic, and
+  // one comparison tells them: a negative column is a large unsigned one.
+  const auto column_step = static_cast<uint64_t>(kWidth == 1 ? row.stride : 1);
+  const auto in_w = static_cast<uint64_t>(row.in_w);
+  const auto pad = reinterpret_cast<uintptr_t>(row.pad + block.channel);
   typename Form::Sums sums[kPixels];
   Form::Begin(sums, block.init);
-  const auto pad = Form::Pad(row.pad);
-  const uint8_t* weights = block.weights;
-  for (size_t l = 0; l < row.line_count; ++l, weights += 16 * kWidth) {
-    const DepthwiseLine& line = row.lines[l];
-    const int64_t left = line.left + ox * row.stride;
-    const uint8_t* from = line.row + block.channel;
-    if constexpr (!kEdge) from += left * static_cast<int64_t>(line.step);
-    const int64_t step = column_step * static_cast<int64_t>(line.step);
+  const auto add_line = [&](const DepthwiseLine& line, const uint8_t* weights) LOWBIT_ALWAYS_INLINE {
     typename Form::X w[kWidth];
 #pragma GCC unroll 5
     for (int t = 0; t < kWidth; ++t) w[t] = Form::Weights(weights + 16 * t);
+    const auto left = static_cast<uint64_t>(line.left) + static_cast<uint64_t>(ox * row.stride);
+    const uintptr_t step = column_step * static_cast<uint64_t>(line.step);
+    uintptr_t from =
+        reinterpret_cast<uintptr_t>(line.row + block.channel) + left * static_cast<uint64_t>(line.step);
 #pragma GCC unroll 16
-    for (int i = 0; i < kColumns; ++i) {
-      typename Form::X x;
-      if constexpr (kEdge) {
-        const int64_t column = left + i * column_step;
-        x = column >= 0 && column < row.in_w ? Form::Load(from + column * static_cast<int64_t>(line.step))
-                                             : pad;
-      } else {
-        x = Form::Load(from + i * step);
-      }
+    for (uint64_t i = 0; i < kColumns; ++i, from += step) {
+      const bool inside = left + i * column_step < in_w;
+      const auto x = Form::Load(reinterpret_cast<const uint8_t*>(inside ? from : pad));
 #pragma GCC unroll 4
       for (int p = 0; p < kPixels; ++p) {
-        const int tap = kStride == 0 ? (i == p ? 0 : -1) : i - p * kStride;
+        const int tap = static_cast<int>(i) - p * (kWidth == 1 ? 1 : kStride);
         if (tap >= 0 && tap < kWidth) Form::Add(sums[p], x, w[tap]);
       }
     }
+  };
+  if constexpr (kWidth == 1) {
+    const uint8_t* weights = block.weights;
+    for (size_t l = 0; l < row.line_count; ++l, weights += 16) add_line(row.lines[l], weights);
+  } else {
+#pragma GCC unroll 5
+    for (int l = 0; l < kWidth; ++l) add_line(row.lines[l], block.weights + 16 * kWidth * l);
   }
   end.Store(static_cast<size_t>(ox), count, sums);
 }
@@ -177,14 +178,11 @@ LOWBIT_ALWAYS_INLINE inline void Tile(const DepthwiseBlock& block, const Depthwi
 template <class Form, int kWidth, int kStride>
 void Run(const DepthwiseBlock& block, const DepthwiseRow& row) {
   const typename Form::End end(block, row.output);
+  const int64_t count = std::min<int64_t>(kPixels, row.out_w);
   // The last tile moves back over its neighbour where it would reach too far.
   for (int64_t ox = 0; ox < row.out_w; ox += kPixels) {
     const int64_t first = std::max<int64_t>(std::min(ox, row.out_w - kPixels), 0);
-    if (first >= row.first_inside && first + kPixels <= row.end_inside) {
-      Tile<Form, kWidth, kStride, false>(block, row, end, first, kPixels);
-    } else {
-      Tile<Form, kWidth, kStride, true>(block, row, end, first, std::min<int64_t>(kPixels, row.out_w));
-    }
+    Tile<Form, kWidth, kStride>(block, row, end, first, count);
   }
 }
 

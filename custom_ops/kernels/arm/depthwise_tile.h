@@ -4,8 +4,8 @@
 // lines, which lie in one row of the image each and are as wide as the tile knows at compile time: a column
 // of x is read once and serves all outputs whose windows hold it, a weight serves all four.
 //
-//   width 3 or 5, stride 1 or 2   a line is a row of the window
-//   any other                     a line is a single tap
+//   3x3 or 5x5, stride 1 or 2   a line is a row of the window
+//   any other                   a line is a single tap
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ struct DepthwiseBlock {
 
 struct DepthwiseLine {
   const uint8_t* row = nullptr;  // row of the image
-  size_t step = 0;               // bytes between two pixels; 0 for padding, which is one pixel of zero points
+  int64_t step = 0;              // bytes between two pixels; 0 for padding, which is one pixel of zero points
   int64_t left = 0;              // column that the line's first tap of output 0 lies in
 };
 
@@ -36,9 +36,8 @@ struct DepthwiseRow {
   size_t line_count = 0;
   int64_t stride = 1;
   int64_t in_w = 0, out_w = 0;
-  int64_t first_inside = 0, end_inside = 0;  // outputs whose windows lie between the left and the right edge
-  uint8_t pad = 0;                           // the code of a column outside the image
-  TileOutput output{};                       // its first pixel is the row's
+  const uint8_t* pad = nullptr;  // a pixel of zero points, in place of those outside the image
+  TileOutput output{};           // its first pixel is the row's
 };
 
 using DepthwiseRun = void (*)(const DepthwiseBlock& block, const DepthwiseRow& row);
