@@ -14,6 +14,7 @@ set(LOWBIT_OPS_CONFIG "" CACHE STRING
 # FAMILY REGEX ...: what the forms look like that a family computes, or (of a single row of the kernel table) is good at.
 set(lowbit_kernel_families
     arm/depthwise " depthwise "
+    depthwise_bytes_4x16_neon "^[usb][1-5] .* depthwise |^[usb][1-8] [usb][1-5] .* depthwise "
     arm/winograd "3x3 stride 1x1 [^d]"
     winograd_f4_mla_8x16_neon "^[usb][1-6] [usb][1-6] 3x3 stride 1x1 [^d]"
     winograd_f2_sdot_8x8_dotprod "^[usb][1-6] [usb][1-6] 3x3 stride 1x1 [^d]"

@@ -214,7 +214,7 @@ KernelRow Row(const KernelInfo& info) {
 std::span<const KernelRow> ArmDepthwiseRows() {
   static const KernelRow kRows[] = {
 #define LOWBIT_ARM_DEPTHWISE(form, name, algorithm, isa, x_bits, w_bits, note) \
-  Row<form>({name, "conv", algorithm, isa, x_bits, w_bits, note}),
+  HasKernels(name) ? Row<form>({name, "conv", algorithm, isa, x_bits, w_bits, note}) : KernelRow{},
 #include "kernels/arm/rows.inc"
   };
   return kRows;

@@ -251,21 +251,29 @@ void LineImpl(const AffineSpec& spec, const uint8_t* x, uint8_t* y, int64_t rows
   ForRows<S, 1>(spec, x, y, rows, width, y_stride, block);
 }
 
+// Whether this build holds an op whose affine map has more to do than LowBitDequantize.
+inline constexpr bool kMapsCodes =
+    HasOp("LowBitAffine") || HasOp("LowBitRequantize") || HasOp("LowBitConcat");
+
 template <class S>
 void Affine(const AffineSpec& spec, const uint8_t* x, void* y, int64_t rows, int64_t width,
             int64_t y_stride) {
-  if (spec.has_line) {
-    Specialize(
-        [&]<bool kSigned, bool kPerChannel>() {
-          LineImpl<S, kSigned, kPerChannel>(spec, x, static_cast<uint8_t*>(y), rows, width, y_stride);
-        },
-        spec.x_signed, spec.channels > 1);
-    return;
+  if constexpr (kMapsCodes) {
+    if (spec.has_line) {
+      Specialize(
+          [&]<bool kSigned, bool kPerChannel>() {
+            LineImpl<S, kSigned, kPerChannel>(spec, x, static_cast<uint8_t*>(y), rows, width, y_stride);
+          },
+          spec.x_signed, spec.channels > 1);
+      return;
+    }
   }
   Specialize(
       [&]<bool kSigned, bool kGridPerChannel, bool kHasAffine, bool kQuantized>() {
-        AffineImpl<S, kSigned, kGridPerChannel, kHasAffine, kQuantized>(spec, x, static_cast<uint8_t*>(y),
-                                                                        rows, width, y_stride);
+        if constexpr (kMapsCodes || !(kHasAffine || kQuantized)) {
+          AffineImpl<S, kSigned, kGridPerChannel, kHasAffine, kQuantized>(spec, x, static_cast<uint8_t*>(y),
+                                                                          rows, width, y_stride);
+        }
       },
       spec.x_signed, spec.grid_per_channel, spec.has_affine, spec.quantizer.quantized);
 }
@@ -322,8 +330,10 @@ void Binary(const BinarySpec& spec, const uint8_t* a, bool a_scalar, const uint8
   if (a_scalar) count = Min(count, 1);
   Specialize(
       [&]<bool kMul, bool kASigned, bool kBSigned, bool kBScalar, bool kQuantized>() {
-        BinaryImpl<S, kMul, kASigned, kBSigned, kBScalar, kQuantized>(spec, a, b, static_cast<uint8_t*>(y),
-                                                                      count);
+        if constexpr (HasOp(kMul ? "LowBitMul" : "LowBitAdd")) {
+          BinaryImpl<S, kMul, kASigned, kBSigned, kBScalar, kQuantized>(spec, a, b, static_cast<uint8_t*>(y),
+                                                                        count);
+        }
       },
       spec.kind == BinaryKind::kMul, spec.a_signed, spec.b_signed, b_scalar, spec.quantizer.quantized);
 }
