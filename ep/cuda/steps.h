@@ -32,16 +32,16 @@ class CudaStepPlan final : public StepPlan {
 // Of a convolution and the one that follows it, as one launch.
 class CudaChainPlan final : public StepPlan {
  public:
-  CudaChainPlan(cuda::ConvChain chain, const cuda::ChainConfig& config, std::string key, bool is_measured)
+  CudaChainPlan(cuda::ConvChain chain, const cuda::ChainConfig& config, std::string key, bool is_settled)
       : chain_(std::move(chain)),
         plan_(cuda::PlanChain(chain_, config)),
         key_(std::move(key)),
-        is_measured_(is_measured) {}
+        is_settled_(is_settled) {}
 
   std::string Text() const override { return cuda::PlanConfig(*plan_).Text(); }
   const cuda::ConvChain& Chain() const { return chain_; }
-  const std::string& Key() const { return key_; }   // of measurements
-  bool IsMeasured() const { return is_measured_; }  // else the choice is a guess
+  const std::string& Key() const { return key_; }  // of measurements
+  bool IsSettled() const { return is_settled_; }   // else it is still to be measured
   // `fed` is what the first step is fed.
   void Launch(std::span<const void* const> fed, void* y, void* z, cuda::Queue& queue) const {
     cuda::LaunchChain(*plan_, fed[0], fed.size() > 1 ? fed[1] : nullptr, y, z, queue);
@@ -51,7 +51,7 @@ class CudaChainPlan final : public StepPlan {
   const cuda::ConvChain chain_;
   const std::shared_ptr<const cuda::ChainPlan> plan_;
   const std::string key_;
-  const bool is_measured_;
+  const bool is_settled_;
 };
 
 class CudaStep final : public Step {

@@ -144,12 +144,12 @@ struct Trials {
   }
 };
 
-// The chains of `plan` that are only guesses, by key.
+// The chains of `plan` that are still to be measured, by key.
 std::map<std::string, std::vector<size_t>> GuessedChains(const RegionPlan& plan) {
   std::map<std::string, std::vector<size_t>> steps;
   for (size_t i = 0; i < plan.steps.size(); ++i) {
     const auto* const chain = static_cast<const CudaChainPlan*>(plan.steps[i].with_next.get());
-    if (chain != nullptr && !chain->IsMeasured()) steps[chain->Key()].push_back(i);
+    if (chain != nullptr && !chain->IsSettled()) steps[chain->Key()].push_back(i);
   }
   return steps;
 }
@@ -269,8 +269,8 @@ std::shared_ptr<const StepPlan> Tuner::PlanTogether(const CudaStep& first,
   const std::vector<cuda::ChainConfig> candidates = cuda::CandidateChains(*chain);
   if (candidates.empty()) return nullptr;
   std::string key = "chain, " + first.Key() + ", " + second.Key() + cuda::ShapeText(chain->shape);
-  const auto plan = [&](const cuda::ChainConfig& config, bool is_measured) {
-    return std::make_shared<const CudaChainPlan>(*std::move(chain), config, std::move(key), is_measured);
+  const auto plan = [&](const cuda::ChainConfig& config, bool is_settled) {
+    return std::make_shared<const CudaChainPlan>(*std::move(chain), config, std::move(key), is_settled);
   };
   if (tuning_ != Tuning::kOff) {
     const auto known = Known(
@@ -367,7 +367,8 @@ std::map<std::string, std::vector<size_t>> Tuner::StepsByKey(const RegionPlan& p
 }
 
 void Tuner::TuneTogether(RegionPlan& plan) {
-  constexpr std::chrono::seconds kPatience{20};  // ResNet-50 takes 4 s at batch 1, DenseNet-121 all of it
+  // For configurations, and again for chains. ResNet-50 takes 4 s at batch 1, DenseNet-121 all of the former.
+  constexpr std::chrono::seconds kPatience{20};
   try {
     std::map<std::string, Ranking> fresh;
     {

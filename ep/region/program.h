@@ -31,7 +31,6 @@ struct PlannedStep {
   std::vector<TensorShape> fed_shapes;  // what `plan` was made for
   Location output;
   size_t workspace_at = 0;  // offset of the step's scratch memory in the workspace
-  bool touches_external = false;
   // Where it is set, one launch does this step and the next one, whose output shares no memory with what this
   // one reads. It takes no scratch memory.
   std::shared_ptr<const StepPlan> with_next;

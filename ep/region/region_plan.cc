@@ -137,9 +137,6 @@ class Planner {
     planned.workspace_at = lifetimes_.size();
     const int now = static_cast<int>(plan_.steps.size());
     lifetimes_.push_back({planned.plan->WorkspaceBytes(), now, now});
-    const auto is_external = [](const Location& place) { return place.kind == Location::Kind::kExternal; };
-    planned.touches_external =
-        is_external(output) || std::any_of(planned.fed.begin(), planned.fed.end(), is_external);
     plan_.steps.push_back(std::move(planned));
   }
 

@@ -46,7 +46,7 @@ class ChainPlan;
 // `config`: one of the candidates.
 std::shared_ptr<const ChainPlan> PlanChain(const ConvChain& chain, const ChainConfig& config);
 const ChainConfig& PlanConfig(const ChainPlan& plan);
-// As LaunchConv; y may lie where the residuals do.
+// As LaunchConv.
 void LaunchChain(const ChainPlan& plan, const void* x, const void* residual, void* y, void* z, Queue& queue);
 
 }  // namespace lowbit::cuda

@@ -124,6 +124,7 @@ size_t PlanWorkspaceBytes(const ConvPlan& plan);
 // Enqueues the node; re-entrant, and legal during graph capture. `x`, `residual` and `y` are device pointers
 // aligned to 16 bytes (the `x` of an Algorithm::kImage kernel to its elements), `workspace` has
 // PlanWorkspaceBytes bytes (null when that is 0) aligned to 256 and belongs to this launch until it is done.
+// `y` may lie where the residuals do.
 void LaunchConv(const ConvPlan& plan, const void* x, const void* residual, void* y, void* workspace,
                 Queue& queue);
 
@@ -146,7 +147,7 @@ std::shared_ptr<const PairPlan> PlanPair(const ResidualPair& pair, const PairSha
 void LaunchResidualPair(const PairPlan& plan, const void* first_x, const void* second_x, void* y,
                         Queue& queue);
 
-// The tuner's hook: plans the `limit` most promising candidates, asks `measure` for the time of each (any
+// For benchmarks: plans the `limit` most promising candidates, asks `measure` for the time of each (any
 // unit), returns the fastest. Caching is the caller's.
 ConvConfig TuneConv(const std::shared_ptr<const PackedConv>& conv, const ConvShape& shape,
                     const std::function<double(const ConvPlan&)>& measure, size_t limit = 64);

@@ -157,7 +157,7 @@ void AddTeam(const GemmProblem& problem, const Device& device, std::vector<ConvC
     for (int groups = 2; groups <= MaxTeamGroups(tile_n); ++groups) {
       ConvConfig config{Algorithm::kTeam, 64 * groups, tile_n};
       const int64_t tiles = TeamTiles(problem, config);
-      if (tiles > kMaxTeamTiles) continue;
+      if (tiles == 0 || tiles > kMaxTeamTiles) continue;
       const int64_t each = CeilDiv(tiles, PersistentBlocks(problem, config, device));
       if (each < groups || (problem.n > tile_n && each > CeilDiv(problem.m, 64))) continue;
       for (config.stages = groups; config.stages <= std::min<int64_t>(each, kMaxTeamSlots);

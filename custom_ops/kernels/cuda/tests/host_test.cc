@@ -108,6 +108,8 @@ void TestRanking() {
       }
     }
     CheckRanking({.m = 12544, .n = 64, .k = 196, .tiled = true, .vector16 = false}, device);
+    const GemmProblem empty{.m = 0, .n = 256, .k = 64, .tiled = true, .boxes = true, .streams = true};
+    Expect(!RankConfigs(empty, device).empty(), "no pixels are no trouble");
     CheckRanking({.m = 784, .n = 16, .k = 144, .groups = 32, .tiled = true}, device);
     // ResNet-50's 3x3 convolutions as lines of places.
     for (const int64_t batch : {1, 16, 128}) {
