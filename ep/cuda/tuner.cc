@@ -419,6 +419,8 @@ void Tuner::TuneTogether(RegionPlan& plan) {
     TuneRegion(plan, std::span(tuned).first(alone), plan_again, time, kPatience);
     TuneRegion(plan, std::span(tuned).subspan(alone), plan_again, time, kPatience);
     for (size_t i = 0; i < trials.size(); ++i) {
+      // What was measured alone is worth keeping without a trial; that a chain is none was not measured.
+      if (tuned[i].together && tuned[i].tried == 0) continue;
       const std::string chosen = trials[i].Text(tuned[i].chosen);
       Keep(trials[i].key, chosen);
       const std::lock_guard taken_lock(mutex_);

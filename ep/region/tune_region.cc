@@ -21,6 +21,7 @@ class Descent {
   std::vector<PlannedStep> Steps() && { return std::move(trial_.steps); }
 
   void Try(TunedSteps& group, size_t choice) {
+    ++group.tried;
     std::vector<std::shared_ptr<const StepPlan>> plans;
     for (const size_t step : group.steps) {
       plans.push_back(plan_again_(group, step, choice));

@@ -21,6 +21,7 @@ struct TunedSteps {
   size_t chosen = 0;   // the one in use
   // Of each step and the next one together: what PlannedStep::with_next is to be, null where they are apart.
   bool together = false;
+  size_t tried = 0;  // how often another choice was tried: 0 where patience ended before
 };
 
 // The step's plan with a configuration of its group.

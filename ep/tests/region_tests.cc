@@ -413,6 +413,7 @@ void TestTuning() {
   std::vector<TunedSteps> groups = groups_of();
   TuneRegion(plan, groups, plan_again, time, std::chrono::seconds(60));
   Expect(groups[0].chosen == 1 && groups[1].chosen == 0 && groups[2].chosen == 1, "what pays for the whole");
+  Expect(groups[0].tried > 0 && groups[2].tried > 0, "that it was tried is said");
   for (const TunedSteps& group : groups) {
     for (const size_t step : group.steps)
       Expect(choice_of(plan, step) == group.chosen, "the steps of a group follow it");
@@ -422,7 +423,8 @@ void TestTuning() {
   groups = groups_of();
   timed = 0;
   TuneRegion(plan, groups, plan_again, time, std::chrono::seconds(0));
-  Expect(timed == 1 && choice_of(plan, 0) == 0 && groups[0].chosen == 0, "no patience, nothing tried");
+  Expect(timed == 1 && choice_of(plan, 0) == 0 && groups[0].chosen == 0 && groups[0].tried == 0,
+         "no patience, nothing tried");
 
   plan = plan_of();
   groups = groups_of();
