@@ -254,6 +254,7 @@ void LineImpl(const AffineSpec& spec, const uint8_t* x, uint8_t* y, int64_t rows
 // Whether this build holds an op whose affine map has more to do than LowBitDequantize.
 inline constexpr bool kMapsCodes =
     HasOp("LowBitAffine") || HasOp("LowBitRequantize") || HasOp("LowBitConcat");
+inline constexpr bool kHasAdd = HasOp("LowBitAdd"), kHasMul = HasOp("LowBitMul");
 
 template <class S>
 void Affine(const AffineSpec& spec, const uint8_t* x, void* y, int64_t rows, int64_t width,
@@ -330,7 +331,7 @@ void Binary(const BinarySpec& spec, const uint8_t* a, bool a_scalar, const uint8
   if (a_scalar) count = Min(count, 1);
   Specialize(
       [&]<bool kMul, bool kASigned, bool kBSigned, bool kBScalar, bool kQuantized>() {
-        if constexpr (HasOp(kMul ? "LowBitMul" : "LowBitAdd")) {
+        if constexpr (kMul ? kHasMul : kHasAdd) {
           BinaryImpl<S, kMul, kASigned, kBSigned, kBScalar, kQuantized>(spec, a, b, static_cast<uint8_t*>(y),
                                                                         count);
         }
