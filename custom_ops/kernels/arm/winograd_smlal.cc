@@ -232,8 +232,8 @@ void Product8(const WinogradProduct& p) {
       "add %[to], %[to], %[to_step]\n"
       "subs %[count], %[count], #1\n"
       "b.ne 0b\n"
-      : [x] "+r"(x), [w] "+r"(w), [next_x] "=&r"(next_x), [next_w] "=&r"(next_w), [to] "+r"(to), [left] "=&r"(left),
-        [count] "+r"(count), [x_end] "=&r"(x_end), [w_end] "=&r"(w_end), [a] "=&r"(a), [b] "=&r"(b)
+      : [x] "+&r"(x), [w] "+&r"(w), [next_x] "=&r"(next_x), [next_w] "=&r"(next_w), [to] "+&r"(to), [left] "=&r"(left),
+        [count] "+&r"(count), [x_end] "=&r"(x_end), [w_end] "=&r"(w_end), [a] "=&r"(a), [b] "=&r"(b)
       : [blocks] "r"(blocks), [x_block] "r"(x_block), [w_block] "r"(w_block), [x_jump] "r"(x_jump), [w_jump] "r"(w_jump),
         [to_step] "r"(p.to_step)
       : LOWBIT_CLOBBERS);
@@ -297,8 +297,8 @@ void Product4(const WinogradProduct& p) {
       "add %[to], %[to], %[to_step]\n"
       "subs %[count], %[count], #1\n"
       "b.ne 0b\n"
-      : [x] "+r"(x), [w] "+r"(w), [next_x] "=&r"(next_x), [next_w] "=&r"(next_w), [to] "+r"(to), [left] "=&r"(left),
-        [count] "+r"(count), [x_end] "=&r"(x_end), [w_end] "=&r"(w_end), [a] "=&r"(a), [b] "=&r"(b)
+      : [x] "+&r"(x), [w] "+&r"(w), [next_x] "=&r"(next_x), [next_w] "=&r"(next_w), [to] "+&r"(to), [left] "=&r"(left),
+        [count] "+&r"(count), [x_end] "=&r"(x_end), [w_end] "=&r"(w_end), [a] "=&r"(a), [b] "=&r"(b)
       : [blocks] "r"(blocks), [x_block] "r"(x_block), [w_block] "r"(w_block), [x_jump] "r"(x_jump), [w_jump] "r"(w_jump),
         [to_step] "r"(p.to_step)
       : LOWBIT_CLOBBERS);
