@@ -41,6 +41,8 @@ namespace {
 // chunks. Together with the gathered rows below 256 KiB.
 constexpr size_t kPackedBytes = 96 * 1024, kSumBytes = 48 * 1024;
 constexpr size_t kMaxBlockPixels = 240;
+// What is called and finished at once, where K is in one chunk: a multiple of every tile.
+constexpr size_t kGroupPixels = 48;
 // A small layer is cut into more blocks than the memory requires, for the threads; not below this many
 // pixels.
 constexpr size_t kMinSharedPixels = 24;
@@ -103,7 +105,8 @@ struct Panel {
 struct GemmPlan {
   size_t chunk = 0, chunks = 0;  // of K, padded
   size_t pixels = 0, blocks = 0;
-  size_t sum_panels = 0;  // whose sums are kept at the same time
+  size_t group = 0;       // pixels whose sums are kept at the same time, of
+  size_t sum_panels = 0;  // so many panels
 };
 
 struct Scratch {
@@ -304,7 +307,7 @@ GemmPlan GemmKernel::Plan(const ConvShape& shape) const {
   plan.chunk = std::min(padded_k_, longest);
   plan.chunks = DivideUp(padded_k_, plan.chunk);
   if (plan.chunks > 1) {
-    plan.pixels = tile_pixels_;
+    plan.pixels = plan.group = tile_pixels_;
     plan.sum_panels = kSumBytes / (tile_pixels_ * scheme_.channels * sizeof(int32_t));
   } else {
     const size_t limit = std::min(kPackedBytes / (padded_k_ * code_bytes), kMaxBlockPixels);
@@ -314,6 +317,7 @@ GemmPlan GemmKernel::Plan(const ConvShape& shape) const {
     const size_t even = DivideUp(total, std::max(DivideUp(total, limit), shared));
     plan.pixels =
         std::min(RoundUp(std::max(even, size_t{1}), tile_pixels_), limit / tile_pixels_ * tile_pixels_);
+    plan.group = std::min(plan.pixels, kGroupPixels);
     plan.sum_panels = 1;
   }
   plan.blocks = DivideUp(total, plan.pixels);
@@ -328,7 +332,7 @@ Scratch GemmKernel::PlanScratch(const GemmPlan& plan) const {
   s.gathered = layout.Take(gathers_ ? 8 * plan.chunk : 0);
   s.packed = layout.Take(plan.pixels * plan.chunk * CodeBytes(scheme_.form) + kGemmOverread);
   s.row_sums = layout.Take(row_sum_weight_.empty() ? 0 : plan.pixels * sizeof(int32_t));
-  s.sums = layout.Take(plan.sum_panels * tile_pixels_ * scheme_.channels * sizeof(int32_t));
+  s.sums = layout.Take(plan.sum_panels * plan.group * scheme_.channels * sizeof(int32_t));
   s.bytes = layout.bytes();
   return s;
 }
@@ -451,7 +455,7 @@ void GemmKernel::PackBlock(const Task& task, size_t first, size_t count, size_t 
 void GemmKernel::RunBlock(const Task& task, size_t first, size_t count, size_t first_panel,
                           size_t end_panel) const {
   const GemmPlan& plan = task.plan;
-  const size_t code_bytes = CodeBytes(scheme_.form), sums_size = tile_pixels_ * scheme_.channels;
+  const size_t code_bytes = CodeBytes(scheme_.form), sums_size = plan.group * scheme_.channels;
   const TileOutput output{&epilogue_.view(), first, 1, static_cast<const uint8_t*>(task.args.residual),
                           task.args.y};
   for (size_t begin = first_panel; begin < end_panel;) {
@@ -465,16 +469,25 @@ void GemmKernel::RunBlock(const Task& task, size_t first, size_t count, size_t f
       for (size_t p = begin; p < end; ++p) {
         const Panel& panel = panels_[p];
         int32_t* sums = task.sums + (p - begin) * sums_size;
-        GemmTile tile{task.packed, panel.weights + chunk * plan.chunk * scheme_.channels * code_bytes,
-                      codes / scheme_.unit, panel.flush, sums};
-        for (size_t pixel = 0; pixel < count; pixel += tile_pixels_) {
-          const int size = TileSizeFor(scheme_, count - pixel);
-          tile.x = task.packed + pixel * codes * code_bytes;
-          GemmSums part{sums, scheme_.channels, pixel, GemmTilePixels(size), panel.channel, panel.count};
-          if (chunk == 0) BeginSums(part, bias_.data() + panel.channel);
-          scheme_.tile[size](tile);
+        GemmTile tile{};
+        tile.w = panel.weights + chunk * plan.chunk * scheme_.channels * code_bytes;
+        tile.steps = codes / scheme_.unit;
+        tile.flush = panel.flush;
+        if (chunk == 0) tile.bias = bias_.data() + panel.channel;
+        for (size_t pixel = 0; pixel < count; pixel += plan.group) {
+          const size_t pixels = std::min(plan.group, count - pixel);
+          // The largest tiles, and a smaller one.
+          for (size_t at = 0; at < pixels;) {
+            const int size = TileSizeFor(scheme_, pixels - at);
+            const size_t tile_pixels = GemmTilePixels(size);
+            tile.x = task.packed + (pixel + at) * codes * code_bytes;
+            tile.sums = sums + at * scheme_.channels;
+            tile.count = std::max((pixels - at) / tile_pixels, size_t{1});
+            scheme_.tile[size](tile);
+            at += tile.count * tile_pixels;
+          }
           if (chunk + 1 < plan.chunks) continue;
-          part.pixels = std::min(part.pixels, count - pixel);
+          const GemmSums part{sums, scheme_.channels, pixel, pixels, panel.channel, panel.count};
           if (!row_sum_weight_.empty())
             AddRowSums(part, task.row_sums + pixel, row_sum_weight_.data() + panel.channel);
           FinishSums(output, part);

@@ -72,31 +72,7 @@ void FinishAny(const TileOutput& output, const GemmSums& s) {
   }
 }
 
-// 4 kVectors channels of all pixels, a multiple of 4.
-template <int kVectors>
-void BeginChannels(const GemmSums& s, const int32_t* bias, size_t channel) {
-  int32x4_t values[kVectors];
-#pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) values[v] = vld1q_s32(bias + channel + v * 4);
-  int32_t* to = s.sums + channel;
-  for (size_t p = 0; p < s.pixels; p += 4) {
-#pragma GCC unroll 4
-    for (int row = 0; row < 4; ++row, to += s.pitch) {
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) vst1q_s32(to + v * 4, values[v]);
-    }
-  }
-}
-
 }  // namespace
-
-void BeginSums(const GemmSums& s, const int32_t* bias) {
-  if (s.pitch % 16 == 0) {
-    for (size_t c = 0; c < s.pitch; c += 16) BeginChannels<4>(s, bias, c);
-  } else {
-    for (size_t c = 0; c < s.pitch; c += 8) BeginChannels<2>(s, bias, c);
-  }
-}
 
 void AddRowSums(const GemmSums& s, const int32_t* row_sums, const int32_t* weight) {
   for (size_t p = 0; p < s.pixels; ++p) {

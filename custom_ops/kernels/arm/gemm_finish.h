@@ -1,4 +1,4 @@
-// The beginning and the end of a tile: int32 sums in memory, which become bytes or floats of y.
+// The end of a tile: int32 sums in memory, which become bytes or floats of y.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,6 @@ struct GemmSums {
   size_t channel, count;
 };
 
-// sums = bias[channel], for all channels of the rows.
-void BeginSums(const GemmSums& s, const int32_t* bias);
 // sums += row_sums[pixel] * weight[channel]; both belong to the first of `sums`.
 void AddRowSums(const GemmSums& s, const int32_t* row_sums, const int32_t* weight);
 void FinishSums(const TileOutput& output, const GemmSums& s);

@@ -185,8 +185,8 @@ double MacsPerCycle32(Pipeline pipeline, size_t flush) {
 }  // namespace
 
 const GemmScheme kGemmMlaBytes16 = {
-    16, 1, 2, GemmForm::kBytes, &Flush, &MacsPerCycle16, {&Tile<16, &Multiply16>, nullptr, nullptr}};
+    16, 1, 2, GemmForm::kBytes, &Flush, &MacsPerCycle16, {&EachTile<16, 4, 1, &Tile<16, &Multiply16>>}};
 const GemmScheme kGemmMlaBytes32 = {
-    32, 1, 2, GemmForm::kBytes, &Flush, &MacsPerCycle32, {&Tile<32, &Multiply32>, nullptr, nullptr}};
+    32, 1, 2, GemmForm::kBytes, &Flush, &MacsPerCycle32, {&EachTile<32, 4, 1, &Tile<32, &Multiply32>>}};
 
 }  // namespace lowbit

@@ -172,7 +172,12 @@ double MacsPerCycle(Pipeline pipeline, size_t flush) {
 
 }  // namespace
 
-const GemmScheme kGemmMlaWords = {
-    16, 1, 2, GemmForm::kWords, &Flush, &MacsPerCycle, {&Tile4, &Tile8, nullptr}};
+const GemmScheme kGemmMlaWords = {16,
+                                  1,
+                                  2,
+                                  GemmForm::kWords,
+                                  &Flush,
+                                  &MacsPerCycle,
+                                  {&EachTile<16, 4, 2, &Tile4>, &EachTile<16, 8, 2, &Tile8>, nullptr}};
 
 }  // namespace lowbit

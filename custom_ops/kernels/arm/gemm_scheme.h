@@ -9,6 +9,8 @@
 //              bias, into which everything else is folded:
 //                sum (x - zx)(w - zw) = sum x' w'  +  s * sum x'  +  (x_offset - zx) * sum (w - zw)
 //                                       ^ tile        ^ row sums     ^ constant: in the bias
+//   Calls      Tiles of one size that lie side by side are one call. Their sums begin at the bias, or go on
+//              where K is multiplied in chunks.
 //   Packing    `unit` consecutive products k are stored together, and of each unit the rows of a tile:
 //                x' [K / unit][8 pixels][unit], behind it [K / unit][4 pixels][unit] for tiles of 4 and 12
 //                w' [K / unit][channels][unit]
@@ -19,6 +21,8 @@
 //
 // A new scheme is a file gemm_<name>[_dotprod|_i8mm].cc that defines a GemmScheme, and a row in gemm.cc.
 #pragma once
+
+#include <arm_neon.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -51,16 +55,38 @@ struct GemmOperands {
 // stride, ... of one channel stays inside [lo, hi] whatever the x' are; at most `most`.
 size_t LongestSafeRun(const GemmOperands& operands, size_t stride, int64_t lo, int64_t hi, size_t most);
 
-// One call: sums[pixel * channels + channel] += sum x' w'.
+// One call: sums[pixel * channels + channel] = bias[channel] + sum x' w'. x' of the next tile follow that of
+// the last, and so do its sums.
 struct GemmTile {
   const uint8_t* x;
   const uint8_t* w;
-  size_t steps;  // K / unit
-  size_t flush;  // steps between two flushes, at least 1
+  size_t steps;         // K / unit
+  size_t flush;         // steps between two flushes, at least 1
+  const int32_t* bias;  // null: the products are added to `sums`
   int32_t* sums;
+  size_t count;  // of tiles, at least 1
 };
 
 using GemmTileFunction = void (*)(const GemmTile& tile);
+
+// Of kTile, which adds one tile's products to `sums`. kStepBytes: x' of a pixel and step.
+template <size_t kChannels, size_t kPixels, size_t kStepBytes, GemmTileFunction kTile>
+void EachTile(const GemmTile& tiles) {
+  GemmTile tile = tiles;
+  int32x4_t bias[kChannels / 4];
+  for (size_t c = 0; c < kChannels / 4; ++c)
+    bias[c] = tiles.bias != nullptr ? vld1q_s32(tiles.bias + 4 * c) : vdupq_n_s32(0);
+  for (size_t i = 0; i < tiles.count; ++i) {
+    if (tiles.bias != nullptr) {
+      for (size_t p = 0; p < kPixels; ++p) {
+        for (size_t c = 0; c < kChannels / 4; ++c) vst1q_s32(tile.sums + p * kChannels + 4 * c, bias[c]);
+      }
+    }
+    kTile(tile);
+    tile.x += kPixels * kStepBytes * tile.steps;
+    tile.sums += kPixels * kChannels;
+  }
+}
 
 inline constexpr int kGemmTileSizes = 3;
 constexpr size_t GemmTilePixels(int size) { return 4 * (static_cast<size_t>(size) + 1); }
@@ -79,7 +105,7 @@ struct GemmScheme {
 };
 
 // Defined in gemm_<name>.cc.
-extern const GemmScheme kGemmSmull, kGemmSmlal, kGemmMlaPairs, kGemmMlaBytes16, kGemmMlaBytes32,
-    kGemmMlaWords, kGemmSdot, kGemmSmmla;
+extern const GemmScheme kGemmSmull8, kGemmSmull16, kGemmSmlal, kGemmMlaPairs, kGemmMlaBytes16,
+    kGemmMlaBytes32, kGemmMlaWords, kGemmSdot, kGemmSmmla;
 
 }  // namespace lowbit

@@ -67,7 +67,13 @@ double MacsPerCycle(Pipeline, size_t) { return 32; }
 
 }  // namespace
 
-const GemmScheme kGemmSdot = {
-    kChannels, 4, 4, GemmForm::kBytes, &Flush, &MacsPerCycle, {&Tile<4>, &Tile<8>, &Tile<12>}};
+const GemmScheme kGemmSdot = {kChannels,
+                              4,
+                              4,
+                              GemmForm::kBytes,
+                              &Flush,
+                              &MacsPerCycle,
+                              {&EachTile<kChannels, 4, 4, &Tile<4>>, &EachTile<kChannels, 8, 4, &Tile<8>>,
+                               &EachTile<kChannels, 12, 4, &Tile<12>>}};
 
 }  // namespace lowbit

@@ -104,7 +104,12 @@ double MacsPerCycle(Pipeline pipeline, size_t flush) {
 
 }  // namespace
 
-const GemmScheme kGemmSmlal = {
-    kChannels, 1, 2, GemmForm::kBytes, &Flush, &MacsPerCycle, {&Tile, nullptr, nullptr}};
+const GemmScheme kGemmSmlal = {kChannels,
+                               1,
+                               2,
+                               GemmForm::kBytes,
+                               &Flush,
+                               &MacsPerCycle,
+                               {&EachTile<kChannels, 4, 1, &Tile>, nullptr, nullptr}};
 
 }  // namespace lowbit

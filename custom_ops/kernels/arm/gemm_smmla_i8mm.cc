@@ -65,7 +65,12 @@ double MacsPerCycle(Pipeline, size_t) { return 100; }
 
 }  // namespace
 
-const GemmScheme kGemmSmmla = {kChannels,           8, 8, GemmForm::kBytes, &Flush, &MacsPerCycle,
-                               {&Tile<4>, &Tile<8>}};
+const GemmScheme kGemmSmmla = {kChannels,
+                               8,
+                               8,
+                               GemmForm::kBytes,
+                               &Flush,
+                               &MacsPerCycle,
+                               {&EachTile<kChannels, 4, 8, &Tile<4>>, &EachTile<kChannels, 8, 8, &Tile<8>>}};
 
 }  // namespace lowbit

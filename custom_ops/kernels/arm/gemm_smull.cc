@@ -1,4 +1,4 @@
-// 8-bit products in 16-bit sums: SMULL, SMLAL and, every `flush` steps, SADALP. ARMv8.0.
+// 8-bit products in 16-bit sums: SMULL, SMLAL and SADALP. ARMv8.0.
 //
 // Two successive k of a channel are neighbours in a vector of 16-bit products, and SADALP adds neighbours:
 //
@@ -10,11 +10,12 @@
 // int16. For 8-bit codes at full range that is 1 (2 * -128 * -128 = 2^15), for weights of 7 bits and less
 // than -128 2 and more; most trained weights allow far longer runs than their range alone would.
 //
-// The tile is 4 pixels x 8 channels: 8 vectors of 16-bit sums and 8 of 32-bit sums leave room for two steps'
-// operands, so that on in-order cores the loads of one step run beside the multiplications of the other. In
-// assembly: compilers copy the registers that LD4R fills, and spill.
-#include <arm_neon.h>
-
+// There are two tiles, in assembly: compilers copy the registers that LD4R fills, and spill.
+//
+//   4 pixels x 16 channels   Runs of one or two products. A run's 16-bit sums are temporary, four vectors at
+//   a
+//                            time, and of four k everything that 16 vectors of 32-bit sums leave room for.
+//   4 pixels x 8 channels    Longer runs: 8 vectors of 16-bit sums and 8 of 32-bit sums.
 #include <algorithm>
 #include <cstdint>
 
@@ -23,13 +24,168 @@
 namespace lowbit {
 namespace {
 
-constexpr size_t kChannels = 8;
+constexpr size_t kPixels = 4, kChannels8 = 8, kChannels16 = 16;
 constexpr size_t kMaxFlush = 4096;
 
-// Step A has its weights in v0 and the pixels in v1..v4, step B in v5 and v6..v9; 16-bit sums are v10..v17,
-// 32-bit sums v24..v31. Each step multiplies (OP is SMULL or SMLAL) and loads the other's operands; the
-// weights in halves, the upper one by way of a general register: on a Cortex-A53 a 128-bit load blocks the
-// multiplier for two cycles, the halves for one.
+#define LOWBIT_CLOBBERS                                                                                   \
+  "cc", "memory", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", \
+      "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27",   \
+      "v28", "v29", "v30", "v31"
+
+// 16 channels. Of four k, the first two have the pixels in v0..v3 and the weights in v8 and v9, the other two
+// v4..v7 and v10 and v11. 16-bit sums are v12..v15, 32-bit sums v16..v31, four a pixel. The operands of the
+// next four k are loaded as soon as the last pixel has used their registers. On in-order cores every load
+// takes time from the multiplications: LD4R two cycles for its four vectors, and weights one a vector if they
+// come in halves, the upper one by way of a general register (an INS and the 64-bit load of another vector
+// share a cycle); a 128-bit load would take two.
+// clang-format off
+#define LOWBIT_FIRST(X)                            \
+  "smull v12.8h, v8.8b, v" X ".8b\n"               \
+  "smull2 v13.8h, v8.16b, v" X ".16b\n"            \
+  "smull v14.8h, v9.8b, v" X ".8b\n"               \
+  "smull2 v15.8h, v9.16b, v" X ".16b\n"
+#define LOWBIT_SECOND(OP, X)                       \
+  OP " v12.8h, v10.8b, v" X ".8b\n"                \
+  OP "2 v13.8h, v10.16b, v" X ".16b\n"             \
+  OP " v14.8h, v11.8b, v" X ".8b\n"                \
+  OP "2 v15.8h, v11.16b, v" X ".16b\n"
+#define LOWBIT_ADD(S0, S1, S2, S3)                 \
+  "sadalp v" S0 ".4s, v12.8h\n"                    \
+  "sadalp v" S1 ".4s, v13.8h\n"                    \
+  "sadalp v" S2 ".4s, v14.8h\n"                    \
+  "sadalp v" S3 ".4s, v15.8h\n"
+// Begins with the upper half of v9 in place and those of v10 and v11 in general registers. BETWEEN are the
+// additions where runs are of one product.
+#define LOWBIT_QUAD(OP, BETWEEN)                                                               \
+  "smull v12.8h, v8.8b, v0.8b\n"                                                               \
+  "ins v10.d[1], %[high2]\n"                                                                   \
+  "ldr d11, [%[w], #48]\n"                                                                     \
+  "smull2 v13.8h, v8.16b, v0.16b\n"                                                            \
+  "add %[w], %[w], #64\n"                                                                      \
+  "smull v14.8h, v9.8b, v0.8b\n"                                                               \
+  "subs %[quads], %[quads], #1\n"                                                              \
+  "ins v11.d[1], %[high3]\n"                                                                   \
+  "smull2 v15.8h, v9.16b, v0.16b\n"                                                            \
+  "csel %[w], %[w_begin], %[w], eq\n"                                                          \
+  BETWEEN("16", "17", "18", "19")                                                              \
+  LOWBIT_SECOND(OP, "4") LOWBIT_ADD("16", "17", "18", "19")                                    \
+  LOWBIT_FIRST("1") BETWEEN("20", "21", "22", "23")                                            \
+  LOWBIT_SECOND(OP, "5") LOWBIT_ADD("20", "21", "22", "23")                                    \
+  LOWBIT_FIRST("2") BETWEEN("24", "25", "26", "27")                                            \
+  LOWBIT_SECOND(OP, "6") LOWBIT_ADD("24", "25", "26", "27")                                    \
+  LOWBIT_FIRST("3")                                                                            \
+  "ldr d8, [%[w]]\n"                                                                           \
+  BETWEEN("28", "29", "30", "31")                                                              \
+  OP " v12.8h, v10.8b, v7.8b\n"                                                                \
+  "ldr %[high0], [%[w], #8]\n"                                                                 \
+  OP "2 v13.8h, v10.16b, v7.16b\n"                                                             \
+  "ldr %[high1], [%[w], #24]\n"                                                                \
+  OP " v14.8h, v11.8b, v7.8b\n"                                                                \
+  "ldr %[high2], [%[w], #40]\n"                                                                \
+  OP "2 v15.8h, v11.16b, v7.16b\n"                                                             \
+  "ldr %[high3], [%[w], #56]\n"                                                                \
+  "ins v8.d[1], %[high0]\n"                                                                    \
+  "ldr d9, [%[w], #16]\n"                                                                      \
+  "sadalp v28.4s, v12.8h\n"                                                                    \
+  "ld4r {v0.8h, v1.8h, v2.8h, v3.8h}, [%[x]], #8\n"                                            \
+  "sadalp v29.4s, v13.8h\n"                                                                    \
+  "ins v9.d[1], %[high1]\n"                                                                    \
+  "ldr d10, [%[w], #32]\n"                                                                     \
+  "sadalp v30.4s, v14.8h\n"                                                                    \
+  "ld4r {v4.8h, v5.8h, v6.8h, v7.8h}, [%[x]], #8\n"                                            \
+  "sadalp v31.4s, v15.8h\n"
+#define LOWBIT_NOTHING(S0, S1, S2, S3) ""
+
+// All tiles. The sums of the next one begin while those of the last are stored.
+#define LOWBIT_TILES(OP, BETWEEN)                            \
+  "ldp q16, q17, [%[from]]\n"                                \
+  "ldp q18, q19, [%[from], #32]\n"                           \
+  "add %[from], %[from], %[pitch]\n"                         \
+  "ldp q20, q21, [%[from]]\n"                                \
+  "ldp q22, q23, [%[from], #32]\n"                           \
+  "add %[from], %[from], %[pitch]\n"                         \
+  "ldp q24, q25, [%[from]]\n"                                \
+  "ldp q26, q27, [%[from], #32]\n"                           \
+  "add %[from], %[from], %[pitch]\n"                         \
+  "ldp q28, q29, [%[from]]\n"                                \
+  "ldp q30, q31, [%[from], #32]\n"                           \
+  "ldp q8, q9, [%[w]]\n"                                     \
+  "ldr d10, [%[w], #32]\n"                                   \
+  "ldr %[high2], [%[w], #40]\n"                              \
+  "ldr %[high3], [%[w], #56]\n"                              \
+  "ld4r {v0.8h, v1.8h, v2.8h, v3.8h}, [%[x]], #8\n"          \
+  "ld4r {v4.8h, v5.8h, v6.8h, v7.8h}, [%[x]], #8\n"          \
+  "1:\n"                                                     \
+  "mov %[quads], %[all_quads]\n"                             \
+  "2:\n"                                                     \
+  LOWBIT_QUAD(OP, BETWEEN)                                   \
+  "b.ne 2b\n"                                                \
+  "stp q16, q17, [%[sums]]\n"                                \
+  "subs %[count], %[count], #1\n"                            \
+  "stp q18, q19, [%[sums], #32]\n"                           \
+  "ldp q16, q17, [%[bias]]\n"                                \
+  "ldp q18, q19, [%[bias], #32]\n"                           \
+  "stp q20, q21, [%[sums], #64]\n"                           \
+  "mov v20.16b, v16.16b\n"                                   \
+  "mov v21.16b, v17.16b\n"                                   \
+  "stp q22, q23, [%[sums], #96]\n"                           \
+  "mov v22.16b, v18.16b\n"                                   \
+  "mov v23.16b, v19.16b\n"                                   \
+  "stp q24, q25, [%[sums], #128]\n"                          \
+  "mov v24.16b, v16.16b\n"                                   \
+  "mov v25.16b, v17.16b\n"                                   \
+  "stp q26, q27, [%[sums], #160]\n"                          \
+  "mov v26.16b, v18.16b\n"                                   \
+  "mov v27.16b, v19.16b\n"                                   \
+  "stp q28, q29, [%[sums], #192]\n"                          \
+  "mov v28.16b, v16.16b\n"                                   \
+  "mov v29.16b, v17.16b\n"                                   \
+  "stp q30, q31, [%[sums], #224]\n"                          \
+  "mov v30.16b, v18.16b\n"                                   \
+  "mov v31.16b, v19.16b\n"                                   \
+  "add %[sums], %[sums], #256\n"                             \
+  "b.ne 1b\n"
+
+#define LOWBIT_OPERANDS                                                                                              \
+  : [w] "+&r"(w), [x] "+&r"(x), [sums] "+&r"(sums), [from] "+&r"(from), [count] "+&r"(count), [quads] "=&r"(quads),  \
+    [high0] "=&r"(high0), [high1] "=&r"(high1), [high2] "=&r"(high2), [high3] "=&r"(high3)                           \
+  : [w_begin] "r"(t.w), [bias] "r"(bias), [pitch] "r"(pitch), [all_quads] "r"(t.steps / 2)                           \
+  : LOWBIT_CLOBBERS
+
+// Runs of one product, or of two. Without a bias the sums of one tile go on.
+template <bool kSingles>
+void Multiply16(const GemmTile& t) {
+  const uint8_t *w = t.w, *x = t.x;
+  int32_t* sums = t.sums;
+  const int32_t* const bias = t.bias != nullptr ? t.bias : sums;
+  const int32_t* from = bias;
+  const ptrdiff_t pitch = t.bias != nullptr ? 0 : kChannels16 * sizeof(int32_t);
+  size_t count = t.count, quads;
+  uint64_t high0, high1, high2, high3;
+  if constexpr (kSingles) {
+    asm volatile(LOWBIT_TILES("smull", LOWBIT_ADD) LOWBIT_OPERANDS);
+  } else {
+    asm volatile(LOWBIT_TILES("smlal", LOWBIT_NOTHING) LOWBIT_OPERANDS);
+  }
+}
+// clang-format on
+
+void Tiles16(const GemmTile& t) {
+  const auto multiply = t.flush == 1 ? &Multiply16<true> : &Multiply16<false>;
+  if (t.bias != nullptr) return multiply(t);
+  GemmTile tile = t;
+  tile.count = 1;
+  for (size_t i = 0; i < t.count; ++i) {
+    multiply(tile);
+    tile.x += kPixels * 2 * t.steps;
+    tile.sums += kPixels * kChannels16;
+  }
+}
+
+// 8 channels. Step A has its weights in v0 and the pixels in v1..v4, step B in v5 and v6..v9; 16-bit sums are
+// v10..v17, 32-bit sums v24..v31. Each step multiplies (OP is SMULL or SMLAL) and loads the other's operands;
+// the weights in halves, the upper one by way of a general register: on a Cortex-A53 a 128-bit load blocks
+// the multiplier for two cycles, the halves for one.
 // clang-format off
 #define LOWBIT_STEP(OP, W, X0, X1, X2, X3, NEXT_W, NEXT_X)  \
   OP " v10.8h, v" W ".8b, v" X0 ".8b\n"                     \
@@ -68,9 +224,6 @@ constexpr size_t kMaxFlush = 4096;
   "stp q26, q27, [%[sums], #32]\n" \
   "stp q28, q29, [%[sums], #64]\n" \
   "stp q30, q31, [%[sums], #96]\n"
-#define LOWBIT_CLOBBERS                                                                            \
-  "cc", "memory", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", \
-  "v13", "v14", "v15", "v16", "v17", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31"
 
 // One product a flush.
 void TileOfSingles(const GemmTile& t) {
@@ -121,7 +274,7 @@ void TileOfPairs(const GemmTile& t) {
 }
 // clang-format on
 
-void Tile(const GemmTile& t) {
+void Tile8(const GemmTile& t) {
   if (t.flush == 1) return TileOfSingles(t);
   TileOfPairs(t);
 }
@@ -130,15 +283,24 @@ size_t Flush(const GemmOperands& operands) {
   return LongestSafeRun(operands, 2, INT16_MIN, INT16_MAX, kMaxFlush);
 }
 
+// Of 256 products: 32 multiplications, 16 SADALP, or 32 where one product is a run, and loads of 9 cycles
+// (modelled Cortex-A53). On A72 the loads and SADALP run beside the multiplications.
+double MacsPerCycle16(Pipeline pipeline, size_t flush) {
+  if (pipeline == Pipeline::kOutOfOrder) return 7.8;
+  return 256.0 / (flush == 1 ? 73.0 : 57.0);
+}
+
 // Of 64 products a step: 8 multiplications, loads of 4 cycles, and 8 SADALP a flush (modelled Cortex-A53);
 // without the loads on A72.
-double MacsPerCycle(Pipeline pipeline, size_t flush) {
+double MacsPerCycle8(Pipeline pipeline, size_t flush) {
   const double products = flush == 1 ? 1.0 : static_cast<double>(flush / 2 * 2);
   return 64.0 / ((pipeline == Pipeline::kInOrder ? 12.0 : 8.0) + 8.0 / products);
 }
 
 }  // namespace
 
-const GemmScheme kGemmSmull = {kChannels, 2, 4, GemmForm::kBytes, &Flush, &MacsPerCycle, {&Tile}};
+const GemmScheme kGemmSmull16 = {kChannels16, 2, 4, GemmForm::kBytes, &Flush, &MacsPerCycle16, {&Tiles16}};
+const GemmScheme kGemmSmull8 = {
+    kChannels8, 2, 4, GemmForm::kBytes, &Flush, &MacsPerCycle8, {&EachTile<kChannels8, kPixels, 2, &Tile8>}};
 
 }  // namespace lowbit
