@@ -3,9 +3,11 @@
 #include <arm_neon.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/arm/requantize8.h"
 #include "kernels/arm/simd_neon.h"
+#include "kernels/common/inline.h"
 #include "kernels/common/tile_finish.h"
 
 namespace lowbit {
@@ -32,29 +34,37 @@ void Finish(const TileOutput& output, const GemmSums& s) {
 }
 
 template <int kPixels>
-void RequantizeSums(const Requantize8& requantize, const int32_t* sums, size_t pitch, uint8_t* y,
-                    size_t y_pitch) {
-  int32x4_t acc[kPixels][2];
+LOWBIT_ALWAYS_INLINE inline void Load8(const int32_t* sums, size_t pitch, int32x4_t (&acc)[kPixels][2]) {
 #pragma GCC unroll 4
   for (int p = 0; p < kPixels; ++p) {
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) acc[p][v] = vld1q_s32(sums + static_cast<size_t>(p) * pitch + v * 4);
   }
-  requantize.Store<kPixels>(acc, y, y_pitch);
 }
 
+// 8 channels by Requantize8 or RequantizeResidual8.
+template <class Requantize>
 void FinishRequantize8(const TileOutput& output, const GemmSums& s, size_t channel) {
   const EpilogueView& e = *output.epilogue;
-  const Requantize8 requantize(e, e.scale + s.channel + channel);
-  const size_t y_pitch = output.pixel_step * e.channels;
-  uint8_t* y = static_cast<uint8_t*>(output.y) + output.first_pixel * e.channels + s.pixel * y_pitch +
-               s.channel + channel;
+  const Requantize requantize(e, e.scale + s.channel + channel);
+  const size_t pitch = output.pixel_step * e.channels;
+  size_t index = output.first_pixel * e.channels + s.pixel * pitch + s.channel + channel;
   const int32_t* sums = s.sums + channel;
+  uint8_t* const y = static_cast<uint8_t*>(output.y);
+  const auto finish = [&]<int kPixels>() LOWBIT_ALWAYS_INLINE {
+    int32x4_t acc[kPixels][2];
+    Load8<kPixels>(sums, s.pitch, acc);
+    if constexpr (std::is_same_v<Requantize, Requantize8>) {
+      requantize.template Store<kPixels>(acc, y + index, pitch);
+    } else {
+      requantize.template Store<kPixels>(acc, output.residual + index, y + index, pitch);
+    }
+    sums += kPixels * s.pitch;
+    index += kPixels * pitch;
+  };
   size_t left = s.pixels;
-  for (; left >= 4; left -= 4, sums += 4 * s.pitch, y += 4 * y_pitch)
-    RequantizeSums<4>(requantize, sums, s.pitch, y, y_pitch);
-  for (; left > 0; --left, sums += s.pitch, y += y_pitch)
-    RequantizeSums<1>(requantize, sums, s.pitch, y, y_pitch);
+  for (; left >= 4; left -= 4) finish.template operator()<4>();
+  for (; left > 0; --left) finish.template operator()<1>();
 }
 
 constexpr size_t kMaxChannels = 16;
@@ -85,8 +95,12 @@ void AddRowSums(const GemmSums& s, const int32_t* row_sums, const int32_t* weigh
 
 void FinishSums(const TileOutput& output, const GemmSums& s) {
   const EpilogueView& e = *output.epilogue;
-  if (e.pack_clips && !e.has_residual && s.count % 8 == 0) {
-    for (size_t c = 0; c < s.count; c += 8) FinishRequantize8(output, s, c);
+  if (s.count % 8 == 0 && e.pack_clips && !e.has_residual) {
+    for (size_t c = 0; c < s.count; c += 8) FinishRequantize8<Requantize8>(output, s, c);
+    return;
+  }
+  if (s.count % 8 == 0 && RequantizeResidual8::Takes(e)) {
+    for (size_t c = 0; c < s.count; c += 8) FinishRequantize8<RequantizeResidual8>(output, s, c);
     return;
   }
   for (size_t c = 0; c < s.count; c += kMaxChannels) {
