@@ -161,6 +161,15 @@ void CudaRuntime::Copy(void* to, Place to_place, const void* from, Place from_pl
   }
 }
 
+void CudaRuntime::CopyAcross(void* to, int to_device, const void* from, int from_device, size_t bytes) {
+  const DeviceScope scope(At(to_device)->Ordinal());
+  const cudaStream_t on = At(to_device)->CopyStream();
+  // Through the host where the GPUs cannot read each other's memory: the driver sees to it.
+  CheckCuda(cudaMemcpyPeerAsync(to, At(to_device)->Ordinal(), from, At(from_device)->Ordinal(), bytes, on),
+            "copying a tensor from another GPU");
+  CheckCuda(cudaStreamSynchronize(on), "waiting for a copy from another GPU");
+}
+
 void* CudaRuntime::CreateStream(int device) {
   const DeviceScope scope(At(device)->Ordinal());
   cudaStream_t stream = nullptr;

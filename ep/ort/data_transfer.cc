@@ -19,14 +19,15 @@ struct DeviceTransfer : OrtDataTransferImpl {
     return nullptr;
   }
 
-  // The device that copies, null where none can.
+  // The device that copies, null where none can; the target's between two devices.
   Device* Copier(const OrtMemoryDevice* from, const OrtMemoryDevice* to) const {
     Device *source = Owner(from), *target = Owner(to);
     const auto on_host = [](const OrtMemoryDevice* memory) {
       return EpApi().MemoryDevice_GetDeviceType(memory) == OrtMemoryInfoDeviceType_CPU;
     };
     if (source != nullptr && (source == target || on_host(to))) return source;
-    return target != nullptr && on_host(from) ? target : nullptr;
+    if (target == nullptr) return nullptr;
+    return on_host(from) || (source != nullptr && target->IsNeighbour(*source)) ? target : nullptr;
   }
 
   void CopyOne(const OrtValue* from, OrtValue* to, void* stream) const;
@@ -49,6 +50,11 @@ void DeviceTransfer::CopyOne(const OrtValue* from, OrtValue* to, void* stream) c
   Require(bytes == room, "cannot copy a tensor of ", bytes, " bytes into one of ", room);
   Check(Api().GetTensorData(from, &source));
   Check(Api().GetTensorMutableData(to, &target));
+  Device* neighbour = Owner(from_memory);
+  if (neighbour != nullptr && neighbour != device && device->Owns(to_memory)) {
+    device->CopyFrom(*neighbour, target, source, bytes);
+    return;
+  }
   const auto place = [&](const OrtMemoryDevice* memory) {
     return device->Owns(memory) ? Place::kDevice : Place::kHost;
   };

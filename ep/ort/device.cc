@@ -179,14 +179,25 @@ void Device::Finished(void* handle) {
   });
 }
 
+void Device::RequireMemory(bool has_memory, size_t bytes) const {
+  Require(has_memory, "a tensor of ", bytes, " bytes has no memory: the device has none left (",
+          runtime_->BytesInUse(index_), " bytes of it are in use by this process)");
+}
+
 void Device::Copy(void* to, DeviceRuntime::Place to_place, const void* from, DeviceRuntime::Place from_place,
                   size_t bytes, void* stream) {
   if (bytes == 0) return;
-  Require(to != nullptr && from != nullptr, "a tensor of ", bytes,
-          " bytes has no memory: the device has none left (", runtime_->BytesInUse(index_),
-          " bytes of it are in use by this process)");
+  RequireMemory(to != nullptr && from != nullptr, bytes);
   const Enqueuing enqueuing(*this, stream);
   runtime_->Copy(to, to_place, from, from_place, bytes, index_, stream);
+}
+
+void Device::CopyFrom(Device& other, void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return;
+  RequireMemory(to != nullptr && from != nullptr, bytes);
+  other.Reclaim();
+  Reclaim();
+  runtime_->CopyAcross(to, index_, from, other.index_, bytes);
 }
 
 }  // namespace lowbit::ep

@@ -61,6 +61,11 @@ class Device {
   // Waits for every stream, so that what is kept for them is free for all.
   void Reclaim();
 
+  // Whether both are devices of one runtime, so that either may copy from the other.
+  bool IsNeighbour(const Device& other) const { return runtime_ == other.runtime_; }
+  // Copies from a neighbour's memory. The host waits for whatever either device was given to do: the stream
+  // that writes the source, and the one that will read the target, are not known here.
+  void CopyFrom(Device& other, void* to, const void* from, size_t bytes);
   // Copies on `stream`, or at once where it is null.
   void Copy(void* to, DeviceRuntime::Place to_place, const void* from, DeviceRuntime::Place from_place,
             size_t bytes, void* stream);
@@ -82,6 +87,7 @@ class Device {
     std::vector<void*> streams;
   };
 
+  void RequireMemory(bool has_memory, size_t bytes) const;
   void* TakeFreed(size_t bytes, void* stream);
   void Begin(void* stream);
   // The following are called with the lock held.

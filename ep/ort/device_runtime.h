@@ -36,6 +36,8 @@ class DeviceRuntime {
   // a copy from or to it is complete on return.
   virtual void Copy(void* to, Place to_place, const void* from, Place from_place, size_t bytes, int device,
                     void* stream) = 0;
+  // From one device's memory to another's, complete on return.
+  virtual void CopyAcross(void* to, int to_device, const void* from, int from_device, size_t bytes) = 0;
 
   virtual void* CreateStream(int device) = 0;
   virtual void DestroyStream(int device, void* stream) noexcept = 0;

@@ -44,6 +44,31 @@ def test_tensors_of_the_device_go_in_and_out_as_they_are(devices, device: int) -
         assert devices.bytes_in_use(device) == held
 
 
+def test_tensors_of_another_device_are_copied(devices) -> None:
+    """Input and output lie on device 0, the session on device 1."""
+    model = chain("conv", "conv")
+    x = images(*SHAPE)
+    (expected,) = lowbit_session(model).run(None, {"x": x})
+    session = devices.session(model, "fake:1")
+    x_there, y_there = devices.tensor(x, 0), devices.tensor(np.zeros_like(expected), 0)
+    binding = bound(session, x_there, y_there)
+    for _ in range(3):
+        session.run_with_iobinding(binding)
+        np.testing.assert_array_equal(y_there.numpy(), expected)
+
+
+def test_a_queued_run_ends_before_its_output_moves_to_another_device(devices) -> None:
+    model = chain("conv", "conv")
+    x = images(*SHAPE)
+    (expected,) = lowbit_session(model).run(None, {"x": x})
+    session = devices.session(model)
+    x_there, y_there = devices.tensor(x), devices.tensor(np.zeros_like(expected))
+    moved = devices.tensor(np.zeros_like(expected), 1)
+    session.run_with_iobinding(bound(session, x_there, y_there), queued())
+    ort.copy_tensors([y_there], [moved])
+    np.testing.assert_array_equal(moved.numpy(), expected)
+
+
 def test_alternating_buffers(devices) -> None:
     model = chain("conv", "conv")
     session, alone = devices.session(model), lowbit_session(model)

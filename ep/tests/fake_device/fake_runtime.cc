@@ -57,6 +57,13 @@ void FakeRuntime::Copy(void* to, Place to_place, const void* from, Place from_pl
   if (to_place == Place::kHost || from_place == Place::kHost) queue->Synchronize();
 }
 
+void FakeRuntime::CopyAcross(void* to, int to_device, const void* from, int from_device, size_t bytes) {
+  CheckAlive();
+  Memory &target = memory(to_device), &source = memory(from_device);
+  const Memory::Use written = target.Check(to, bytes), read = source.Check(from, bytes);
+  std::memcpy(target.Touch(written), source.Touch(read), bytes);
+}
+
 void* FakeRuntime::CreateStream(int) {
   CheckAlive();
   return new Stream(delay_);

@@ -36,6 +36,7 @@ class FakeRuntime final : public DeviceRuntime {
   size_t BytesReserved(int device) const override { return memory(device).reserved(); }
   void Copy(void* to, Place to_place, const void* from, Place from_place, size_t bytes, int device,
             void* stream) override;
+  void CopyAcross(void* to, int to_device, const void* from, int from_device, size_t bytes) override;
 
   void* CreateStream(int device) override;
   void DestroyStream(int device, void* stream) noexcept override;
