@@ -28,7 +28,7 @@ FULL = os.environ.get("LOWBIT_FULL", "") not in ("", "0")
 # No deadline: tests never judge time. Derandomized, so that a failure in CI is the same failure at home; the
 # full run looks at other examples and prints how to repeat what it finds.
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=40)
-hypothesis.settings.register_profile("full", deadline=None, max_examples=150, print_blob=True)
+hypothesis.settings.register_profile("full", deadline=None, max_examples=80, print_blob=True)
 hypothesis.settings.load_profile("full" if FULL else "default")
 
 

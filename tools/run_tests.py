@@ -35,6 +35,8 @@ NEWEST_ONNXRUNTIME = "1.31"
 
 # Tests that touch every op and kernel but are quick enough to repeat under a sanitizer.
 NUMERICS = "tests/numerics"
+# Sessions of whole models, quick enough to repeat at every ISA level.
+WHOLE_MODELS = ("tests/smoke", "tests/models/test_digits.py", "tests/models/test_networks.py")
 # Both instruction back ends of the CUDA kernels, without compiling everything seven times: all for wgmma, and
 # of the others what shares the most with the rest.
 CUDA_TESTED = "90a-real"
@@ -274,7 +276,7 @@ def each_isa_level() -> Outcome:
             continue
         if level == present[-1]:
             continue
-        one = pytest(f"isa-{level}", *parallel(), "tests/models", "tests/smoke", LOWBIT_ISA=level)
+        one = pytest(f"isa-{level}", *parallel(), *WHOLE_MODELS, LOWBIT_ISA=level)
         total.passed += one.passed
         total.failed += one.failed
     return total
