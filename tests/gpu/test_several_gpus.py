@@ -74,8 +74,9 @@ def test_torch_tensors_of_the_second_gpu(model: onnx.ModelProto) -> None:
     result = torch.full(expected.shape, float("nan"), device="cuda:1")
     torch.cuda.synchronize("cuda:1")
     binding = session.io_binding()
-    binding.bind_ortvalue_input("input", ort.OrtValue.from_dlpack(given))
-    binding.bind_ortvalue_output(session.get_outputs()[0].name, ort.OrtValue.from_dlpack(result))
+    with torch.cuda.device(1):  # torch exports tensors of its current device only
+        binding.bind_ortvalue_input("input", ort.OrtValue.from_dlpack(given))
+        binding.bind_ortvalue_output(session.get_outputs()[0].name, ort.OrtValue.from_dlpack(result))
     session.run_with_iobinding(binding)
     np.testing.assert_array_equal(result.cpu().numpy(), expected)
 
