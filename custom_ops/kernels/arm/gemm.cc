@@ -2,9 +2,10 @@
 // tiles and the algebra of gemm_scheme.h.
 //
 // The output pixels are cut into blocks. A block's windows are packed into the form of the scheme's tiles,
-// then every panel of output channels multiplies them, tile by tile: panels outside, so that the weights of
-// one stay in L1 while the pixels pass. No window is laid out in memory but for its block, in the scratch
-// memory of a thread.
+// then every panel of output channels multiplies them, tile by tile: panels outside, a chunk of K at a time,
+// so that the weights stay in L1 while the pixels pass. No window is laid out in memory but for its block, in
+// the scratch memory of a thread. There weights of few bits, and those that tiles read as words, are unpacked
+// too (gemm_panel.h): a chunk for all pixels of the block, so that blocks are as large as they can be.
 //
 // A window is packed in one of two ways:
 //
@@ -14,8 +15,8 @@
 //             one copy; for bipolar activations, which have no code for the padding: their values 2q - 1 are
 //             copied, and 0 outside the image; and where the sum of a window is needed.
 //
-// A window too long for the scratch memory is packed and multiplied in chunks of K; then a block is one tile,
-// and the sums of as many panels as fit are kept meanwhile.
+// Of windows too long for the scratch memory only a chunk is packed at a time; then a block is one tile, and
+// the sums of as many panels as fit are kept meanwhile.
 #include "kernels/arm/gemm.h"
 
 #include <algorithm>
@@ -29,6 +30,7 @@
 #include "core/status.h"
 #include "kernels/arm/gemm_finish.h"
 #include "kernels/arm/gemm_pack.h"
+#include "kernels/arm/gemm_panel.h"
 #include "kernels/arm/gemm_scheme.h"
 #include "kernels/common/channel_weights.h"
 #include "kernels/common/epilogue_tables.h"
@@ -37,9 +39,9 @@
 namespace lowbit {
 namespace {
 
-// Of a thread's scratch memory: the packed windows of a block, and the sums of a block that is multiplied in
-// chunks. Together with the gathered rows below 256 KiB.
-constexpr size_t kPackedBytes = 96 * 1024, kSumBytes = 48 * 1024;
+// Of a thread's scratch memory: the packed windows of a block, and the sums of the panels that multiply one
+// chunk of them. Together with the gathered rows and a chunk's weights, half of L1, below 256 KiB.
+constexpr size_t kPackedBytes = 128 * 1024, kSumBytes = 48 * 1024, kChunkBytes = 16 * 1024;
 constexpr size_t kMaxBlockPixels = 240;
 // What is called and finished at once, where K is in one chunk: a multiple of every tile.
 constexpr size_t kGroupPixels = 48;
@@ -98,19 +100,36 @@ GemmOperands RangesOf(const ConvSpec& spec) {
 struct Panel {
   size_t channel, count, group;
   size_t flush;
+  int32_t least;  // of the weights and 0
   const uint8_t* weights;
 };
 
-// How K and the output pixels of one shape are cut.
+// How K is cut, rounded up to what the scheme takes. All chunks but the last are equal, and whole groups of
+// packed codes.
+struct KChunks {
+  size_t size, count;
+};
+KChunks ChunksOf(const GemmScheme& scheme, size_t padded_k) {
+  const size_t longest = kChunkBytes / (scheme.channels * CodeBytes(scheme.form));
+  const size_t count = DivideUp(padded_k, longest);
+  return count == 1 ? KChunks{padded_k, 1} : KChunks{RoundUp(DivideUp(padded_k, count), 8), count};
+}
+
+// Pixels whose packed windows fit.
+size_t PackedPixels(const GemmScheme& scheme, size_t padded_k) {
+  return std::min(kPackedBytes / (padded_k * CodeBytes(scheme.form)), kMaxBlockPixels);
+}
+
+// How the output pixels of one shape are cut.
 struct GemmPlan {
-  size_t chunk = 0, chunks = 0;  // of K, padded
+  bool whole_windows = true;  // packed; of others a chunk at a time
   size_t pixels = 0, blocks = 0;
   size_t group = 0;       // pixels whose sums are kept at the same time, of
   size_t sum_panels = 0;  // so many panels
 };
 
 struct Scratch {
-  size_t pad_row = 0, gathered = 0, packed = 0, row_sums = 0, sums = 0, bytes = 0;
+  size_t pad_row = 0, gathered = 0, packed = 0, weights = 0, row_sums = 0, sums = 0, bytes = 0;
 };
 
 class GemmKernel final : public ConvKernel {
@@ -121,7 +140,10 @@ class GemmKernel final : public ConvKernel {
   size_t WorkspaceBytes(const ConvShape& shape) const override {
     return PlanScratch(Plan(Flatten(geometry_, shape))).bytes;
   }
-  size_t PackedBytes() const override { return weights_->size() + epilogue_.Bytes(); }
+  size_t PackedBytes() const override {
+    return weights_->size() + epilogue_.Bytes() + panels_.size() * sizeof(Panel) +
+           (bias_.size() + row_sum_weight_.size()) * sizeof(int32_t);
+  }
 
  private:
   // The window of an output pixel: its image, and where it begins.
@@ -162,12 +184,13 @@ class GemmKernel final : public ConvKernel {
     const ConvArgs& args;
     const ConvShape& shape;
     const GemmPlan& plan;
-    uint8_t *pad_row, *gathered, *packed;
+    uint8_t *pad_row, *gathered, *packed, *weights;
     int32_t *row_sums, *sums;
   };
 
   void PackWeights(const ConvSpec& spec);
   void PackPanel(const int16_t* stored, const Panel& panel, uint8_t* to) const;
+  const uint8_t* Weights(const Task& task, const Panel& panel, size_t chunk) const;
   GemmPlan Plan(const ConvShape& shape) const;
   Scratch PlanScratch(const GemmPlan& plan) const;
   double Cycles(const ConvShape& shape) const {
@@ -183,8 +206,14 @@ class GemmKernel final : public ConvKernel {
                       size_t end, uint8_t* to) const;
   void PackBlock(const Task& task, size_t first, size_t count, size_t group, size_t chunk) const;
   void RunBlock(const Task& task, size_t first, size_t count, size_t first_panel, size_t end_panel) const;
-  size_t ChunkCodes(const GemmPlan& plan, size_t chunk) const {
-    return std::min(plan.chunk, padded_k_ - chunk * plan.chunk);
+  size_t ChunkCodes(size_t chunk) const { return std::min(chunks_.size, padded_k_ - chunk * chunks_.size); }
+  // Where the chunk of a block's windows is packed.
+  size_t PackedOffset(const GemmPlan& plan, size_t chunk) const {
+    return plan.whole_windows ? chunk * chunks_.size * plan.pixels * CodeBytes(scheme_.form) : 0;
+  }
+  // Where a chunk of a panel is held, from its beginning.
+  size_t ChunkOffset(size_t chunk) const {
+    return chunk * GemmPanelBytes(chunks_.size * scheme_.channels, weight_bits_);
   }
 
   const ConvGeometry geometry_;
@@ -198,7 +227,10 @@ class GemmKernel final : public ConvKernel {
   uint8_t pad_byte_ = 0;  // the code outside the image, as stored in x
   bool gathers_ = false;
   size_t padded_k_ = 0;
+  KChunks chunks_{};
   size_t least_flush_ = 1;
+  int weight_bits_ = 8;               // as held
+  GemmPanelUnpack unpack_ = nullptr;  // where tiles read something else
   PackedWeights weights_;
   std::vector<Panel> panels_;
   std::vector<int32_t> bias_;            // [out_channels + padding]
@@ -249,7 +281,6 @@ void GemmKernel::PackWeights(const ConvSpec& spec) {
   }
 
   const size_t group_out = static_cast<size_t>(g.GroupOut());
-  const size_t panel_bytes = padded_k_ * scheme_.channels * CodeBytes(scheme_.form);
   GemmOperands operands = RangesOf(spec);
   operands.k = k;
   for (size_t group = 0; group < static_cast<size_t>(g.group); ++group) {
@@ -262,10 +293,18 @@ void GemmKernel::PackWeights(const ConvSpec& spec) {
       operands.channels = panel.count;
       panel.flush = scheme_.flush(operands);
       Require(panel.flush != 0, "weights outside the range for which this kernel was chosen");
+      const auto [least, largest] = std::minmax_element(operands.weights, operands.weights + panel.count * k);
+      panel.least = std::min<int32_t>(*least, 0);
+      const int panel_bits = GemmPanelBits(*least, *largest);
       least_flush_ = panels_.empty() ? panel.flush : std::min(least_flush_, panel.flush);
+      weight_bits_ = panels_.empty() ? panel_bits : std::max(weight_bits_, panel_bits);
       panels_.push_back(panel);
     }
   }
+  unpack_ = GemmPanelUnpackFor(scheme_.form, weight_bits_);
+  chunks_ = ChunksOf(scheme_, padded_k_);
+  const size_t last = ChunkCodes(chunks_.count - 1) * scheme_.channels;
+  const size_t panel_bytes = ChunkOffset(chunks_.count - 1) + GemmPanelBytes(last, weight_bits_);
   AlignedBytes packed(panels_.size() * panel_bytes + kGemmOverread);
   for (size_t p = 0; p < panels_.size(); ++p) {
     PackPanel(stored.data() + panels_[p].channel * k, panels_[p], packed.data() + p * panel_bytes);
@@ -274,50 +313,45 @@ void GemmKernel::PackWeights(const ConvSpec& spec) {
   for (size_t p = 0; p < panels_.size(); ++p) panels_[p].weights = weights_->data() + p * panel_bytes;
 }
 
-// [K / unit][channels][unit] of one panel; `to` is zeroed.
+// The chunks of one panel, each [K / unit][channels][unit] in the order of the scheme's form.
 void GemmKernel::PackPanel(const int16_t* stored, const Panel& panel, uint8_t* to) const {
   const size_t k = static_cast<size_t>(geometry_.K()), unit = scheme_.unit;
+  const size_t swap = scheme_.form == GemmForm::kPairs ? 1 : 0;
+  std::vector<int8_t> codes(padded_k_ * scheme_.channels);
   for (size_t c = 0; c < panel.count; ++c, stored += k) {
-    for (size_t i = 0; i < k; ++i) {
-      const size_t at = (i / unit * scheme_.channels + c) * unit;
-      switch (scheme_.form) {
-        case GemmForm::kBytes:
-          to[at + i % unit] = static_cast<uint8_t>(stored[i]);
-          break;
-        case GemmForm::kWords:
-          std::memcpy(to + 2 * (at + i % unit), &stored[i], 2);
-          break;
-        case GemmForm::kPairs: {
-          if (i % 2 != 0) break;
-          const int next = i + 1 < k ? stored[i + 1] : 0;
-          const auto pair = static_cast<uint16_t>(next + 256 * stored[i]);
-          std::memcpy(to + at, &pair, 2);
-          break;
-        }
-      }
-    }
+    for (size_t i = 0; i < k; ++i)
+      codes[(i / unit * scheme_.channels + c) * unit + (i % unit ^ swap)] = static_cast<int8_t>(stored[i]);
   }
+  for (size_t chunk = 0; chunk < chunks_.count; ++chunk) {
+    PackGemmPanel(scheme_.form, weight_bits_, codes.data() + chunk * chunks_.size * scheme_.channels,
+                  ChunkCodes(chunk) * scheme_.channels, panel.least, to + ChunkOffset(chunk));
+  }
+}
+
+// A chunk as tiles read it.
+const uint8_t* GemmKernel::Weights(const Task& task, const Panel& panel, size_t chunk) const {
+  const uint8_t* held = panel.weights + ChunkOffset(chunk);
+  if (unpack_ == nullptr) return held;
+  unpack_(held, ChunkCodes(chunk) * scheme_.channels, panel.least, task.weights);
+  return task.weights;
 }
 
 GemmPlan GemmKernel::Plan(const ConvShape& shape) const {
   GemmPlan plan;
   const size_t total = static_cast<size_t>(shape.OutPixels());
-  const size_t code_bytes = CodeBytes(scheme_.form);
-  const size_t longest = kPackedBytes / (tile_pixels_ * code_bytes) / scheme_.k_multiple * scheme_.k_multiple;
-  plan.chunk = std::min(padded_k_, longest);
-  plan.chunks = DivideUp(padded_k_, plan.chunk);
-  if (plan.chunks > 1) {
+  const size_t limit = PackedPixels(scheme_, padded_k_);
+  plan.whole_windows = limit >= tile_pixels_;
+  if (!plan.whole_windows) {
     plan.pixels = plan.group = tile_pixels_;
     plan.sum_panels = kSumBytes / (tile_pixels_ * scheme_.channels * sizeof(int32_t));
   } else {
-    const size_t limit = std::min(kPackedBytes / (padded_k_ * code_bytes), kMaxBlockPixels);
     const auto wanted = static_cast<size_t>(std::min(Cycles(shape) / kTaskCycles, kFewTasks));
     const size_t shared = std::clamp(DivideUp(wanted, panels_.size()), size_t{1},
                                      std::max(size_t{1}, total / kMinSharedPixels));
     const size_t even = DivideUp(total, std::max(DivideUp(total, limit), shared));
     plan.pixels =
         std::min(RoundUp(std::max(even, size_t{1}), tile_pixels_), limit / tile_pixels_ * tile_pixels_);
-    plan.group = std::min(plan.pixels, kGroupPixels);
+    plan.group = chunks_.count == 1 ? std::min(plan.pixels, kGroupPixels) : plan.pixels;
     plan.sum_panels = 1;
   }
   plan.blocks = DivideUp(total, plan.pixels);
@@ -329,8 +363,13 @@ Scratch GemmKernel::PlanScratch(const GemmPlan& plan) const {
   ScratchLayout layout;
   const auto row = static_cast<size_t>(geometry_.GroupIn());
   s.pad_row = layout.Take(gathers_ ? 0 : row);
-  s.gathered = layout.Take(gathers_ ? 8 * plan.chunk : 0);
-  s.packed = layout.Take(plan.pixels * plan.chunk * CodeBytes(scheme_.form) + kGemmOverread);
+  s.gathered = layout.Take(gathers_ ? 8 * chunks_.size : 0);
+  const size_t packed_k = plan.whole_windows ? chunks_.size * chunks_.count : chunks_.size;
+  s.packed = layout.Take(plan.pixels * packed_k * CodeBytes(scheme_.form) + kGemmOverread);
+  s.weights = layout.Take(unpack_ == nullptr ? 0
+                                             : RoundUp(chunks_.size * scheme_.channels, kGemmPanelGroup) *
+                                                       CodeBytes(scheme_.form) +
+                                                   kGemmOverread);
   s.row_sums = layout.Take(row_sum_weight_.empty() ? 0 : plan.pixels * sizeof(int32_t));
   s.sums = layout.Take(plan.sum_panels * plan.group * scheme_.channels * sizeof(int32_t));
   s.bytes = layout.bytes();
@@ -383,7 +422,7 @@ uint8_t* GemmKernel::PackGathered(const Task& task, const Window* windows, int r
   const size_t codes = end - begin, real = std::min(end, static_cast<size_t>(geometry_.K())) - begin;
   std::array<const uint8_t*, 8> from;
   for (int r = 0; r < rows; ++r) {
-    uint8_t* row = task.gathered + static_cast<size_t>(r) * task.plan.chunk;
+    uint8_t* row = task.gathered + static_cast<size_t>(r) * chunks_.size;
     GatherWindow(task.shape, windows[r], group, begin, begin + real, row);
     std::memset(row + real, zero_byte_, codes - real);
     from[static_cast<size_t>(r)] = row;
@@ -429,10 +468,10 @@ uint8_t* GemmKernel::PackDirect(const Task& task, const Window* windows, int row
 
 // The windows of pixels [first, first + count), in tiles. Tiles reach beyond the last pixel; it is repeated.
 void GemmKernel::PackBlock(const Task& task, size_t first, size_t count, size_t group, size_t chunk) const {
-  const size_t begin = chunk * task.plan.chunk, end = begin + ChunkCodes(task.plan, chunk);
+  const size_t begin = chunk * chunks_.size, end = begin + ChunkCodes(chunk);
   const bool sums_rows = !row_sum_weight_.empty();
   if (sums_rows && chunk == 0) std::memset(task.row_sums, 0, task.plan.pixels * sizeof(int32_t));
-  uint8_t* to = task.packed;
+  uint8_t* to = task.packed + PackedOffset(task.plan, chunk);
   OutputPixel at(geometry_, task.args, task.shape, first);
   for (size_t p = 0; p < count;) {
     size_t left = GemmTilePixels(TileSizeFor(scheme_, count - p));
@@ -462,15 +501,16 @@ void GemmKernel::RunBlock(const Task& task, size_t first, size_t count, size_t f
     const size_t group = panels_[begin].group;
     size_t end = begin + 1;
     while (end < end_panel && end - begin < plan.sum_panels && panels_[end].group == group) ++end;
-    for (size_t chunk = 0; chunk < plan.chunks; ++chunk) {
-      const bool packed = plan.chunks == 1 && begin > first_panel && panels_[begin - 1].group == group;
+    const bool packed = plan.whole_windows && begin > first_panel && panels_[begin - 1].group == group;
+    for (size_t chunk = 0; chunk < chunks_.count; ++chunk) {
       if (!packed) PackBlock(task, first, count, group, chunk);
-      const size_t codes = ChunkCodes(plan, chunk);
+      const size_t codes = ChunkCodes(chunk);
+      const uint8_t* packed_chunk = task.packed + PackedOffset(plan, chunk);
       for (size_t p = begin; p < end; ++p) {
         const Panel& panel = panels_[p];
         int32_t* sums = task.sums + (p - begin) * sums_size;
         GemmTile tile{};
-        tile.w = panel.weights + chunk * plan.chunk * scheme_.channels * code_bytes;
+        tile.w = Weights(task, panel, chunk);
         tile.steps = codes / scheme_.unit;
         tile.flush = panel.flush;
         if (chunk == 0) tile.bias = bias_.data() + panel.channel;
@@ -480,13 +520,13 @@ void GemmKernel::RunBlock(const Task& task, size_t first, size_t count, size_t f
           for (size_t at = 0; at < pixels;) {
             const int size = TileSizeFor(scheme_, pixels - at);
             const size_t tile_pixels = GemmTilePixels(size);
-            tile.x = task.packed + (pixel + at) * codes * code_bytes;
+            tile.x = packed_chunk + (pixel + at) * codes * code_bytes;
             tile.sums = sums + at * scheme_.channels;
             tile.count = std::max((pixels - at) / tile_pixels, size_t{1});
             scheme_.tile[size](tile);
             at += tile.count * tile_pixels;
           }
-          if (chunk + 1 < plan.chunks) continue;
+          if (chunk + 1 < chunks_.count) continue;
           const GemmSums part{sums, scheme_.channels, pixel, pixels, panel.channel, panel.count};
           if (!row_sum_weight_.empty())
             AddRowSums(part, task.row_sums + pixel, row_sum_weight_.data() + panel.channel);
@@ -526,6 +566,7 @@ void GemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
                     scratch + layout.pad_row,
                     scratch + layout.gathered,
                     scratch + layout.packed,
+                    scratch + layout.weights,
                     reinterpret_cast<int32_t*>(scratch + layout.row_sums),
                     reinterpret_cast<int32_t*>(scratch + layout.sums)};
     if (!gathers_) std::memset(task.pad_row, pad_byte_, static_cast<size_t>(geometry_.GroupIn()));
@@ -559,9 +600,10 @@ std::string Refuse(const ConvSpec& spec) {
   return {};
 }
 
-// Cycles of a call, of a tile and of an output beside their products, and of packing a code; modelled
-// Cortex-A53.
-constexpr double kCallCycles = 500, kTileCycles = 200, kOutputCycles = 5, kPackCycles = 0.7;
+// Cycles of a call, of a tile and of an output beside their products, of packing a code and of unpacking a
+// weight, into words or else; modelled Cortex-A53.
+constexpr double kCallCycles = 500, kTileCycles = 200, kOutputCycles = 5, kPackCycles = 0.7,
+                 kUnpackWordCycles = 0.5, kUnpackCycles = 0.35;
 
 template <const GemmScheme& kScheme>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
@@ -574,8 +616,15 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
       static_cast<double>(total - rest + (rest == 0 ? 0 : GemmTilePixels(TileSizeFor(kScheme, rest))));
   const auto k = static_cast<double>(RoundUp(static_cast<size_t>(g.K()), kScheme.k_multiple));
   const double outputs = pixels * panels * static_cast<double>(kScheme.channels);
-  const size_t flush = std::max(kScheme.flush(RangesOf(spec)), size_t{1});
-  return kCallCycles + outputs * k / kScheme.macs_per_cycle(MachinePipeline(), flush) +
+  const GemmOperands ranges = RangesOf(spec);
+  const size_t flush = std::max(kScheme.flush(ranges), size_t{1});
+  const bool unpacks = GemmPanelUnpackFor(kScheme.form, GemmPanelBits(ranges.w_lo, ranges.w_hi)) != nullptr;
+  const double unpack = !unpacks ? 0 : kScheme.form == GemmForm::kWords ? kUnpackWordCycles : kUnpackCycles;
+  const size_t block = std::max(PackedPixels(kScheme, static_cast<size_t>(k)), largest);
+  return kCallCycles +
+         static_cast<double>(DivideUp(total, block)) * panels * static_cast<double>(kScheme.channels) * k *
+             unpack +
+         outputs * k / kScheme.macs_per_cycle(MachinePipeline(), flush) +
          panels * static_cast<double>(DivideUp(total, largest)) * kTileCycles + outputs * kOutputCycles +
          pixels * static_cast<double>(g.group) * k * kPackCycles;
 }
