@@ -187,20 +187,35 @@ def test_refuses_other_geometry(row):
     assert "exceed the workspace" in refusal(row, wide) or row == SDOT
 
 
-def test_smlal_neon_refuses_weights_that_transforms_take_out_of_16_bits():
-    """144 (w - zw) must fit where all taps are that; of 9-bit weights it depends on the actual ones."""
-    if SMLAL not in ISA:
-        pytest.skip("not among the levels of this machine")
+@rows
+def test_refuses_weights_beyond_bytes(row):
+    """w - zw of 8 bits may have 9; then it depends on the actual ones."""
     rng = np.random.default_rng(5)
-    node = conv(rng, [1, 6, 6, 16], 8, x=("unsigned", 8), w=("unsigned", 8), zeros=False)
-    node.inputs[5] = np.full(8, 255, np.int32)
-    weights = rng.integers(28, 256, (8, 9, 16)).astype(np.uint8)
-    weights[3, :, 5] = 28
-    node.inputs[1] = pack(weights.reshape(8, -1), 8)
-    assert not refusal(SMLAL, node)  # -227 * 144 = -32688
-    weights[3, :, 5] = 27
-    node.inputs[1] = pack(weights.reshape(8, -1), 8)
-    assert "transformed weights exceed 16 bits" in refusal(SMLAL, node)
+    node = conv(rng, [1, 6, 6, 16], 8, x=("unsigned", 1), w=("unsigned", 8), zeros=False)
+    for zero, ends in ((130, (2, 255)), (125, (0, 252))):
+        node.inputs[5] = np.full(8, zero, np.int32)
+        weights = rng.choice([zero - 1, zero, zero + 1], (8, 9, 16)).astype(np.uint8)
+        weights[3, 4, 5], weights[6, 8, 15] = ends  # -128 and 125, -125 and 127
+        node.inputs[1] = pack(weights.reshape(8, -1), 8)
+        assert not refusal(row, node) or row == SDOT
+        if zero == 130:
+            weights[3, 4, 5] -= 1
+        else:
+            weights[6, 8, 15] += 1
+        node.inputs[1] = pack(weights.reshape(8, -1), 8)
+        assert "weights exceed 8 bits" in refusal(row, node)
+
+
+@rows
+def test_weights_of_four_bits_and_one_more(row):
+    """Four bits are held as halves of bytes; a single weight beyond them makes whole ones of all."""
+    rng = np.random.default_rng(8)
+    node = conv(rng, [1, 9, 10, 37], 21, x=("unsigned", 2), w=("signed", 5), zeros=False)
+    weights = rng.integers(-8, 8, (21, 9, 37)).astype(np.int8)
+    for value in (-8, 7, 8):
+        weights[17, 8, 36] = value
+        node.inputs[1] = pack(weights.reshape(21, -1), 5)
+        assert not refusal(row, node)
 
 
 def test_sdot_dotprod_refuses_weights_that_transforms_take_out_of_8_bits():

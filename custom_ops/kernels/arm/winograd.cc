@@ -1,9 +1,10 @@
 // The portable half of the Winograd kernels: chunks of input channels, packing of the weights, addressing of
 // the tiles and the split into tasks, around the algebra of winograd_scheme.h.
 //
-// The 4 x 4 tiles of all images are one sequence, cut into blocks. A block's inputs are transformed into the
-// scratch memory of a thread; then every panel of output channels multiplies them, point by point, and its
-// products are transformed back and finished. Nothing is transformed for more than a block.
+// The tiles of all images are one sequence, cut into blocks. A block's inputs are transformed into the
+// scratch memory of a thread; then the weights of every panel of output channels are, a slice of the input
+// channels after the other, multiplied with them point by point, and the products are transformed back and
+// finished. Nothing is transformed for more than a block, so that blocks are as large as they can be.
 #include "kernels/arm/winograd.h"
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 
 #include "core/packed_weights.h"
 #include "core/selection.h"
+#include "core/status.h"
 #include "kernels/arm/gemm_finish.h"
 #include "kernels/arm/winograd_scheme.h"
 #include "kernels/common/epilogue_tables.h"
@@ -24,30 +26,45 @@ namespace {
 
 // Of a thread's scratch memory.
 constexpr size_t kScratchBytes = 256 * 1024;
-constexpr size_t kMaxBlockTiles = 32;
+constexpr size_t kMaxBlockTiles = 40;
+// Of the transformed weights of a slice.
+constexpr size_t kSliceBytes = 72 * 1024;
 // Between the arrays of two points, so that 36 of them do not meet in the same sets of a cache.
 constexpr size_t kPointPadding = 64;
 
-// The narrow form of a tile's sums, where there is one: 16 bits each.
-size_t NarrowBytes(const WinogradScheme& scheme) {
-  return scheme.chunks_per_widening > 1 ? scheme.tile * scheme.tile * scheme.channels * sizeof(int16_t) : 0;
+// Bytes of weights for one block of input channels, at a point.
+size_t BlockWeights(const WinogradScheme& scheme) {
+  return scheme.block * scheme.channels * scheme.code_bytes;
 }
 
-// Bytes of scratch memory that every tile needs: transformed inputs, products, sums.
-size_t TileBytes(const WinogradScheme& scheme, size_t blocks) {
-  return scheme.Points() * (blocks * kWinogradBlockBytes + kWinogradProductBytes) +
-         scheme.tile * scheme.tile * scheme.channels * sizeof(int32_t) + NarrowBytes(scheme) +
-         sizeof(WinogradDirect);
+// What the sums of a tile are kept in where they do not go straight to y: int32, and a narrow form.
+struct SumBytes {
+  size_t wide, narrow;
+};
+SumBytes MostSumBytes(const WinogradScheme& scheme) {
+  const size_t outputs = scheme.tile * scheme.tile * scheme.channels;
+  return {outputs * sizeof(int32_t), scheme.chunks_per_widening > 1 ? outputs * sizeof(int16_t) : 0};
 }
-// And that a block needs besides: a pixel outside the image, the last channels of a window, padding.
-size_t FixedBytes(const WinogradScheme& scheme, size_t blocks) {
-  return blocks * scheme.block + scheme.Points() * (scheme.block + 2 * kPointPadding) + kWinogradOverread +
-         8 * 64;
-}
-size_t LargestBlock(const WinogradScheme& scheme, size_t blocks) {
-  const size_t fixed = FixedBytes(scheme, blocks);
-  if (fixed >= kScratchBytes) return 0;
-  return std::min((kScratchBytes - fixed) / TileBytes(scheme, blocks) / 4 * 4, kMaxBlockTiles);
+
+// How the scratch memory of a thread is divided: blocks of input channels whose weights are transformed at a
+// time, and tiles of a block; 0 where not even four fit.
+struct Division {
+  size_t slice = 0, tiles = 0;
+};
+Division Divide(const WinogradScheme& scheme, size_t blocks, const SumBytes& sums) {
+  const size_t points = scheme.Points();
+  // Besides: a pixel outside the image, the last channels of a window, padding.
+  const size_t fixed =
+      blocks * scheme.block + points * (scheme.block + 3 * kPointPadding) + 2 * kWinogradOverread + 10 * 64;
+  const size_t tile = points * (blocks * kWinogradBlockBytes + kWinogradProductBytes) + sums.wide +
+                      sums.narrow + sizeof(WinogradDirect);
+  for (size_t slice = std::min(blocks, kSliceBytes / (points * BlockWeights(scheme))); slice > 0;
+       slice /= 2) {
+    const size_t taken = fixed + points * slice * BlockWeights(scheme);
+    if (taken + 4 * tile > kScratchBytes) continue;
+    return {slice, std::min((kScratchBytes - taken) / tile / 4 * 4, kMaxBlockTiles)};
+  }
+  return {};
 }
 
 size_t InputBlocks(const ConvGeometry& g, const WinogradScheme& scheme) {
@@ -70,10 +87,14 @@ InputBytes InputBytesOf(const ConvSpec& spec, const WinogradScheme& scheme) {
 }
 
 // Bounds of the weights that their bits and zero points allow.
-int32_t LargestWeight(const ConvSpec& spec) {
-  if (spec.w.encoding == Encoding::kBipolar) return 1;
+struct WeightBounds {
+  int32_t lo, hi;
+  int32_t Magnitude() const { return std::max(std::abs(lo), std::abs(hi)); }
+};
+WeightBounds BoundsOf(const ConvSpec& spec) {
+  if (spec.w.encoding == Encoding::kBipolar) return {-1, 1};
   const auto [least, largest] = std::minmax_element(spec.w_zero_point.begin(), spec.w_zero_point.end());
-  return std::max(std::abs(spec.w.MinCode() - *largest), std::abs(spec.w.MaxCode() - *least));
+  return {spec.w.MinCode() - *largest, spec.w.MaxCode() - *least};
 }
 
 // Successive blocks of input channels, and what is added to the sums of their products, [panel].
@@ -155,7 +176,7 @@ size_t PanelsOf(const ConvGeometry& g, const WinogradScheme& scheme) {
 // their range does not tell.
 size_t TotalChunks(const ConvSpec& spec, const WinogradScheme& scheme) {
   const InputBytes x = InputBytesOf(spec, scheme);
-  const int64_t span = int64_t{x.hi - x.lo} * LargestWeight(spec) * spec.geometry.K();
+  const int64_t span = int64_t{x.hi - x.lo} * BoundsOf(spec).Magnitude() * spec.geometry.K();
   if (span < int64_t{1} << scheme.bits) return PanelsOf(spec.geometry, scheme);
   size_t chunks = 0;
   const bool all = ForEachPanel(spec.geometry, scheme, [&](size_t, size_t channel, size_t count) {
@@ -168,7 +189,7 @@ size_t TotalChunks(const ConvSpec& spec, const WinogradScheme& scheme) {
 
 struct Panel {
   size_t channel, count, group;
-  const uint8_t* weights;     // [point][block][channels / unit][panel][unit]
+  const uint8_t* taps;        // of all blocks, in groups
   std::vector<int32_t> base;  // bias, less what zero points and offsets add to the sums; [panel]
   std::vector<Chunk> chunks;
 };
@@ -179,11 +200,22 @@ struct TilePlan {
   size_t step, blocks;   // tiles from block to block
   size_t tiles;          // of the largest block, the last
 };
+TilePlan PlanTiles(const WinogradScheme& scheme, size_t limit, const ConvShape& shape) {
+  TilePlan plan;
+  plan.rows = DivideUp(static_cast<size_t>(shape.out_h), scheme.tile);
+  plan.columns = DivideUp(static_cast<size_t>(shape.out_w), scheme.tile);
+  const size_t total = static_cast<size_t>(shape.batch) * plan.rows * plan.columns;
+  // Whole groups of 8 tiles; what is left belongs to the last block where it has room.
+  plan.step = limit >= 8 ? limit / 8 * 8 : limit;
+  plan.blocks = total <= limit ? 1 : 1 + DivideUp(total - limit, plan.step);
+  plan.tiles = std::min(RoundUp(std::max(total, size_t{1}), 4), limit);
+  return plan;
+}
 
 struct Scratch {
-  size_t pad_pixel = 0, last_channels = 0, inputs = 0, products = 0, narrow = 0, sums = 0, direct = 0,
-         bytes = 0;
-  size_t input_pitch = 0, product_pitch = 0;  // from point to point
+  size_t pad_pixel = 0, last_channels = 0, inputs = 0, weights = 0, products = 0, narrow = 0, sums = 0,
+         direct = 0, bytes = 0;
+  size_t input_pitch = 0, weight_pitch = 0, product_pitch = 0;  // from point to point
 };
 
 class WinogradKernel final : public ConvKernel {
@@ -191,8 +223,10 @@ class WinogradKernel final : public ConvKernel {
   WinogradKernel(const ConvSpec& spec, const WinogradScheme& scheme);
 
   void Run(const ConvArgs& args, ThreadPool& pool) const override;
-  size_t WorkspaceBytes(const ConvShape& shape) const override { return PlanScratch(Plan(shape)).bytes; }
-  size_t PackedBytes() const override { return weights_->size() + epilogue_.Bytes(); }
+  size_t WorkspaceBytes(const ConvShape& shape) const override {
+    return PlanScratch(PlanTiles(scheme_, division_.tiles, shape)).bytes;
+  }
+  size_t PackedBytes() const override;
 
  private:
   // What one task works with.
@@ -201,7 +235,7 @@ class WinogradKernel final : public ConvKernel {
     const TilePlan& plan;
     const Scratch& layout;
     uint8_t *pad_pixel, *last_channels;
-    uint8_t *inputs, *products;
+    uint8_t *inputs, *weights, *products;
     void* narrow;
     int32_t* sums;
     WinogradDirect* direct;
@@ -211,8 +245,7 @@ class WinogradKernel final : public ConvKernel {
     int64_t image, y, x;
   };
 
-  void PackWeights(const ConvSpec& spec, const Panel& panel, uint8_t* to) const;
-  TilePlan Plan(const ConvShape& shape) const;
+  void PackTaps(const ConvSpec& spec, const Panel& panel, uint8_t* to) const;
   Scratch PlanScratch(const TilePlan& plan) const;
   Tile TileAt(const TilePlan& plan, size_t index) const;
   void TransformTile(const Task& task, const Tile& tile, size_t group, uint8_t* to, size_t block_pitch) const;
@@ -222,24 +255,28 @@ class WinogradKernel final : public ConvKernel {
     return e.pack_clips && !e.has_residual && panel.count == scheme_.channels;
   }
   void ListOutputs(const Task& task, size_t first, size_t count, const Panel& panel) const;
+  void MultiplySlice(const Task& task, size_t count, const Panel& panel, size_t first, size_t end,
+                     bool adds) const;
   void MultiplyBlock(const Task& task, size_t count, const Panel& panel, bool direct) const;
   void FinishBlock(const Task& task, size_t first, size_t count, const Panel& panel) const;
 
   // The tiles from `at` on of `count` that are multiplied together.
   static size_t GroupSize(size_t count, size_t at) { return count - at > 4 ? 8 : 4; }
+  // Bytes of one block of input channels of a panel, as held.
+  size_t BlockTaps() const { return 9 * scheme_.block * scheme_.channels / (four_bits_ ? 2 : 1); }
   // Of the sums of a block, [4 rows][tile][4 pixels][panel].
   size_t SumRow(const TilePlan& plan) const { return plan.tiles * scheme_.tile * scheme_.channels; }
-  // Bytes of weights for one block of input channels, and for one point.
-  size_t BlockWeights() const { return scheme_.block * scheme_.channels * scheme_.code_bytes; }
-  size_t PointWeights() const { return blocks_ * BlockWeights(); }
 
   const ConvGeometry geometry_;
   const WinogradScheme& scheme_;
   const size_t blocks_;  // of input channels
   const uint8_t shift_, pad_byte_;
   EpilogueTables epilogue_;
-  PackedWeights weights_;
+  bool four_bits_ = true;  // or eight, of a tap
+  PackedWeights taps_;
   std::vector<Panel> panels_;
+  SumBytes sums_{};
+  Division division_;
 };
 
 WinogradKernel::WinogradKernel(const ConvSpec& spec, const WinogradScheme& scheme)
@@ -264,6 +301,8 @@ WinogradKernel::WinogradKernel(const ConvSpec& spec, const WinogradScheme& schem
       int64_t sum = 0, magnitude = 0;
       for (size_t i = (channel + c) * k; i < (channel + c + 1) * k; ++i) {
         const int32_t value = spec.WeightValue(static_cast<int64_t>(channel + c), static_cast<int64_t>(i));
+        Require(value >= -128 && value <= 127, "weights outside the range for which this kernel was chosen");
+        four_bits_ = four_bits_ && value >= -8 && value <= 7;
         sum += value;
         magnitude += std::abs(value);
       }
@@ -278,61 +317,61 @@ WinogradKernel::WinogradKernel(const ConvSpec& spec, const WinogradScheme& schem
   });
   epilogue_.LimitAccumulators(largest);
 
-  const size_t panel_weights = scheme.Points() * PointWeights();
-  AlignedBytes packed(panels_.size() * panel_weights + kWinogradOverread);
-  for (size_t p = 0; p < panels_.size(); ++p)
-    PackWeights(spec, panels_[p], packed.data() + p * panel_weights);
-  weights_ = ShareWeights(std::move(packed));
-  for (size_t p = 0; p < panels_.size(); ++p) panels_[p].weights = weights_->data() + p * panel_weights;
-}
+  const size_t panel_taps = blocks_ * BlockTaps();
+  AlignedBytes packed(panels_.size() * panel_taps);
+  for (size_t p = 0; p < panels_.size(); ++p) PackTaps(spec, panels_[p], packed.data() + p * panel_taps);
+  taps_ = ShareWeights(std::move(packed));
+  for (size_t p = 0; p < panels_.size(); ++p) panels_[p].taps = taps_->data() + p * panel_taps;
 
-// Of one pair of channels.
-void LoadTaps(const ConvSpec& spec, int64_t out_channel, int64_t in_channel, int32_t* taps) {
-  const int64_t inputs = spec.geometry.GroupIn();
-  for (int64_t tap = 0; tap < 9; ++tap)
-    taps[tap] = spec.WeightValue(out_channel, (out_channel * 9 + tap) * inputs + in_channel);
+  // Sums are kept where there are several chunks, or an epilogue that does not store bytes at once.
+  const SumBytes most = MostSumBytes(scheme);
+  for (const Panel& panel : panels_) {
+    if (panel.chunks.size() > 1) sums_.narrow = most.narrow;
+    if (panel.chunks.size() > scheme.chunks_per_widening || !FinishesDirectly(panel)) sums_.wide = most.wide;
+  }
+  division_ = Divide(scheme, blocks_, sums_);
 }
 
 // `to` is zeroed, for the channels that fill up blocks and panels.
-void WinogradKernel::PackWeights(const ConvSpec& spec, const Panel& panel, uint8_t* to) const {
-  const size_t unit = scheme_.unit;
+void WinogradKernel::PackTaps(const ConvSpec& spec, const Panel& panel, uint8_t* to) const {
+  const size_t unit = scheme_.unit, inputs = static_cast<size_t>(geometry_.GroupIn());
+  const size_t group_bytes = four_bits_ ? kWinogradGroup / 2 : kWinogradGroup;
   for (size_t c = 0; c < panel.count; ++c) {
-    for (size_t i = 0; i < static_cast<size_t>(geometry_.GroupIn()); ++i) {
-      std::array<int32_t, 9> taps;
-      LoadTaps(spec, static_cast<int64_t>(panel.channel + c), static_cast<int64_t>(i), taps.data());
-      std::array<int32_t, kWinogradMaxPoints> values;
-      scheme_.weights(taps.data(), values.data());
-      const size_t at = ((i / unit * scheme_.channels + c) * unit + i % unit) * scheme_.code_bytes;
-      for (size_t point = 0; point < scheme_.Points(); ++point)
-        std::memcpy(to + point * PointWeights() + at, &values[point], scheme_.code_bytes);  // little-endian
+    const size_t channel = panel.channel + c;
+    for (size_t tap = 0; tap < 9; ++tap) {
+      for (size_t i = 0; i < inputs; ++i) {
+        const int32_t value = spec.WeightValue(static_cast<int64_t>(channel),
+                                               static_cast<int64_t>((channel * 9 + tap) * inputs + i));
+        const size_t at = (i / unit * scheme_.channels + c) * unit + i % unit, lane = at % kWinogradGroup;
+        uint8_t& byte = to[(at / kWinogradGroup * 9 + tap) * group_bytes + lane % group_bytes];
+        byte |= static_cast<uint8_t>(four_bits_ ? (value & 15) << (lane / group_bytes * 4) : value);
+      }
     }
   }
 }
 
-TilePlan WinogradKernel::Plan(const ConvShape& shape) const {
-  TilePlan plan;
-  plan.rows = DivideUp(static_cast<size_t>(shape.out_h), scheme_.tile);
-  plan.columns = DivideUp(static_cast<size_t>(shape.out_w), scheme_.tile);
-  const size_t total = static_cast<size_t>(shape.batch) * plan.rows * plan.columns;
-  // Whole groups of 8 tiles; what is left belongs to the last block where it has room.
-  const size_t limit = LargestBlock(scheme_, blocks_);
-  plan.step = limit >= 8 ? limit / 8 * 8 : limit;
-  plan.blocks = total <= limit ? 1 : 1 + DivideUp(total - limit, plan.step);
-  plan.tiles = std::min(RoundUp(std::max(total, size_t{1}), 4), limit);
-  return plan;
+size_t WinogradKernel::PackedBytes() const {
+  size_t bytes = taps_->size() + epilogue_.Bytes();
+  for (const Panel& panel : panels_) {
+    bytes += sizeof(Panel) + panel.base.size() * sizeof(int32_t);
+    for (const Chunk& chunk : panel.chunks) bytes += sizeof(Chunk) + chunk.offset.size() * sizeof(int32_t);
+  }
+  return bytes;
 }
 
 Scratch WinogradKernel::PlanScratch(const TilePlan& plan) const {
   Scratch s;
   s.input_pitch = plan.tiles * blocks_ * kWinogradBlockBytes + kPointPadding;
+  s.weight_pitch = division_.slice * BlockWeights(scheme_) + kPointPadding;
   s.product_pitch = plan.tiles * kWinogradProductBytes + kPointPadding;
   ScratchLayout layout;
   s.pad_pixel = layout.Take(blocks_ * scheme_.block);
   s.last_channels = layout.Take(scheme_.Points() * scheme_.block);
   s.inputs = layout.Take(scheme_.Points() * s.input_pitch + kWinogradOverread);
+  s.weights = layout.Take(scheme_.Points() * s.weight_pitch + kWinogradOverread);
   s.products = layout.Take(scheme_.Points() * s.product_pitch);
-  s.narrow = layout.Take(plan.tiles * NarrowBytes(scheme_));
-  s.sums = layout.Take(plan.tiles * scheme_.tile * scheme_.tile * scheme_.channels * sizeof(int32_t));
+  s.narrow = layout.Take(plan.tiles * sums_.narrow);
+  s.sums = layout.Take(plan.tiles * sums_.wide);
   s.direct = layout.Take(plan.tiles * sizeof(WinogradDirect));
   s.bytes = layout.bytes();
   return s;
@@ -398,45 +437,58 @@ void WinogradKernel::ListOutputs(const Task& task, size_t first, size_t count, c
   }
 }
 
-void WinogradKernel::MultiplyBlock(const Task& task, size_t count, const Panel& panel, bool direct) const {
+// The products of a block's tiles with the weights of some blocks of input channels, at all points.
+void WinogradKernel::MultiplySlice(const Task& task, size_t count, const Panel& panel, size_t first,
+                                   size_t end, bool adds) const {
   const Scratch& layout = task.layout;
+  const size_t points = scheme_.Points(), x_slice = first * kWinogradBlockBytes;  // of a tile
+  (four_bits_ ? scheme_.weights4 : scheme_.weights8)(
+      {panel.taps + first * BlockTaps(), (end - first) * scheme_.block * scheme_.channels / kWinogradGroup,
+       task.weights, layout.weight_pitch});
+  WinogradProduct product{};
+  product.blocks = end - first;
+  product.adds = adds;
+  if (GroupSize(count, 0) >= count) {  // one group: all points
+    const size_t size = GroupSize(count, 0);
+    product.x = task.inputs + x_slice * size;
+    product.w = task.weights;
+    product.to = task.products;
+    product.count = points;
+    product.x_step = static_cast<ptrdiff_t>(layout.input_pitch);
+    product.w_step = static_cast<ptrdiff_t>(layout.weight_pitch);
+    product.to_step = static_cast<ptrdiff_t>(layout.product_pitch);
+    (size == 8 ? scheme_.product8 : scheme_.product4)(product);
+    return;
+  }
+  const size_t groups = count / 8 + (count % 8 > 4 ? 1 : 0), tile_bytes = blocks_ * kWinogradBlockBytes;
+  for (size_t point = 0; point < points; ++point) {
+    const uint8_t* x = task.inputs + point * layout.input_pitch;
+    uint8_t* to = task.products + point * layout.product_pitch;
+    product.w = task.weights + point * layout.weight_pitch;
+    product.x = x + x_slice * 8;
+    product.to = to;
+    product.count = groups;
+    product.x_step = static_cast<ptrdiff_t>(8 * tile_bytes);
+    product.to_step = ptrdiff_t{8 * kWinogradProductBytes};
+    scheme_.product8(product);
+    if (8 * groups >= count) continue;
+    product.x = x + 8 * groups * tile_bytes + x_slice * 4;
+    product.to = to + 8 * groups * kWinogradProductBytes;
+    product.count = 1;
+    scheme_.product4(product);
+  }
+}
+
+void WinogradKernel::MultiplyBlock(const Task& task, size_t count, const Panel& panel, bool direct) const {
   for (const Chunk& chunk : panel.chunks) {
-    const uint8_t* w = panel.weights + chunk.first * BlockWeights();
-    const size_t points = scheme_.Points(), x_chunk = chunk.first * kWinogradBlockBytes;  // of a tile
-    WinogradProduct product{};
-    product.blocks = chunk.end - chunk.first;
-    if (GroupSize(count, 0) >= count) {  // one group: all points
-      const size_t size = GroupSize(count, 0);
-      product.x = task.inputs + x_chunk * size;
-      product.w = w;
-      product.to = task.products;
-      product.count = points;
-      product.x_step = static_cast<ptrdiff_t>(layout.input_pitch);
-      product.w_step = static_cast<ptrdiff_t>(PointWeights());
-      product.to_step = static_cast<ptrdiff_t>(layout.product_pitch);
-      (size == 8 ? scheme_.product8 : scheme_.product4)(product);
-    } else {
-      const size_t groups = count / 8 + (count % 8 > 4 ? 1 : 0), tile_bytes = blocks_ * kWinogradBlockBytes;
-      for (size_t point = 0; point < points; ++point) {
-        const uint8_t* x = task.inputs + point * layout.input_pitch;
-        uint8_t* to = task.products + point * layout.product_pitch;
-        product.w = w + point * PointWeights();
-        product.x = x + x_chunk * 8;
-        product.to = to;
-        product.count = groups;
-        product.x_step = static_cast<ptrdiff_t>(8 * tile_bytes);
-        product.to_step = ptrdiff_t{8 * kWinogradProductBytes};
-        scheme_.product8(product);
-        if (8 * groups >= count) continue;
-        product.x = x + 8 * groups * tile_bytes + x_chunk * 4;
-        product.to = to + 8 * groups * kWinogradProductBytes;
-        product.count = 1;
-        scheme_.product4(product);
-      }
+    const size_t blocks = chunk.end - chunk.first, slices = DivideUp(blocks, division_.slice);
+    for (size_t slice = 0; slice < slices; ++slice) {
+      MultiplySlice(task, count, panel, chunk.first + blocks * slice / slices,
+                    chunk.first + blocks * (slice + 1) / slices, slice > 0);
     }
     const size_t index = static_cast<size_t>(&chunk - panel.chunks.data()), run = scheme_.chunks_per_widening;
     const bool ends = index + 1 == panel.chunks.size();
-    scheme_.output({task.products, layout.product_pitch, count, chunk.offset.data(), index % run == 0,
+    scheme_.output({task.products, task.layout.product_pitch, count, chunk.offset.data(), index % run == 0,
                     ends || index % run == run - 1, task.narrow, index < run ? panel.base.data() : nullptr,
                     task.sums, SumRow(task.plan), ends && direct ? task.direct : nullptr, &epilogue_.view(),
                     panel.channel, static_cast<size_t>(task.args.shape.out_w * geometry_.out_channels)});
@@ -478,15 +530,19 @@ double Cycles(const ConvSpec& spec, const WinogradScheme& scheme, const ConvShap
              blocks = static_cast<double>(InputBlocks(g, scheme));
   const auto chunks = static_cast<double>(TotalChunks(spec, scheme));
   const double steps = groups8 * scheme.product8_cycles + groups4 * scheme.product4_cycles;
+  const Division division = Divide(scheme, InputBlocks(g, scheme), MostSumBytes(scheme));
+  const double slices = chunks + panels * static_cast<double>((InputBlocks(g, scheme) - 1) / division.slice);
   const double products = static_cast<double>(scheme.Points()) *
-                          (panels * blocks * steps + chunks * (groups8 + groups4) * kProductCycles);
+                          (panels * blocks * steps + slices * (groups8 + groups4) * kProductCycles);
+  const double weights = static_cast<double>(PlanTiles(scheme, division.tiles, shape).blocks) * panels *
+                         blocks * scheme.weights_cycles;
   const double inputs = static_cast<double>(g.group) * blocks * scheme.input_cycles;
   const double outputs = chunks * scheme.output_cycles + panels * scheme.finish_cycles;
-  return kCallCycles + products + static_cast<double>(tiles) * (inputs + outputs);
+  return kCallCycles + products + weights + static_cast<double>(tiles) * (inputs + outputs);
 }
 
 void WinogradKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
-  const TilePlan plan = Plan(args.shape);
+  const TilePlan plan = PlanTiles(scheme_, division_.tiles, args.shape);
   const size_t total = static_cast<size_t>(args.shape.batch) * plan.rows * plan.columns;
   if (total == 0) return;
   const Scratch layout = PlanScratch(plan);
@@ -510,6 +566,7 @@ void WinogradKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
                     scratch + layout.pad_pixel,
                     scratch + layout.last_channels,
                     scratch + layout.inputs,
+                    scratch + layout.weights,
                     scratch + layout.products,
                     scratch + layout.narrow,
                     reinterpret_cast<int32_t*>(scratch + layout.sums),
@@ -531,17 +588,39 @@ void WinogradKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   });
 }
 
-// Whether all weights, transformed, are numbers of code_bytes.
+// Whether all weights are signed bytes; those of fewer bits and near zero points are not looked at.
+bool WeightsAreBytes(const ConvSpec& spec) {
+  const WeightBounds bounds = BoundsOf(spec);
+  if (bounds.lo >= -128 && bounds.hi <= 127) return true;
+  const int64_t k = spec.geometry.K();
+  for (int64_t c = 0; c < spec.geometry.out_channels; ++c) {
+    for (int64_t i = c * k; i < (c + 1) * k; ++i) {
+      const int32_t value = spec.WeightValue(c, i);
+      if (value < -128 || value > 127) return false;
+    }
+  }
+  return true;
+}
+
+// Whether all weights, bytes, transformed are numbers of code_bytes.
 bool TransformsFit(const ConvSpec& spec, const WinogradScheme& scheme) {
   const int32_t limit = 1 << (8 * static_cast<int>(scheme.code_bytes) - 1);
-  std::array<int32_t, 9> taps;
-  std::array<int32_t, kWinogradMaxPoints> values;
+  int32_t growth = 0;
+  for (const auto& row : scheme.g)
+    growth = std::max(growth, std::abs(row[0]) + std::abs(row[1]) + std::abs(row[2]));
+  if (std::min(BoundsOf(spec).Magnitude(), 128) * growth * growth < limit) return true;
+  const int64_t inputs = spec.geometry.GroupIn();
   for (int64_t c = 0; c < spec.geometry.out_channels; ++c) {
-    for (int64_t i = 0; i < spec.geometry.GroupIn(); ++i) {
-      LoadTaps(spec, c, i, taps.data());
-      scheme.weights(taps.data(), values.data());
-      for (size_t point = 0; point < scheme.Points(); ++point) {
-        if (values[point] < -limit || values[point] >= limit) return false;
+    for (int64_t i = 0; i < inputs; ++i) {
+      for (size_t row = 0; row < scheme.Window(); ++row) {
+        int32_t sums[3] = {};
+        for (int64_t tap = 0; tap < 9; ++tap)
+          sums[tap % 3] += scheme.g[row][tap / 3] * spec.WeightValue(c, (c * 9 + tap) * inputs + i);
+        for (size_t column = 0; column < scheme.Window(); ++column) {
+          const int8_t* g = scheme.g[column];
+          const int32_t value = g[0] * sums[0] + g[1] * sums[1] + g[2] * sums[2];
+          if (value < -limit || value >= limit) return false;
+        }
       }
     }
   }
@@ -555,9 +634,10 @@ std::string Refuse(const ConvSpec& spec) {
       g.dilation_w != 1)
     return "only 3x3 kernels of stride and dilation 1";
   if (spec.x.encoding == Encoding::kBipolar) return "bipolar activations have no code for the padding";
-  if (LargestBlock(kScheme, InputBlocks(g, kScheme)) == 0)
+  if (Divide(kScheme, InputBlocks(g, kScheme), MostSumBytes(kScheme)).tiles == 0)
     return "the transformed inputs of four tiles exceed the workspace";
-  if (LargestWeight(spec) > kScheme.largest_weight && !TransformsFit(spec, kScheme))
+  if (!WeightsAreBytes(spec)) return "weights exceed 8 bits";
+  if (!TransformsFit(spec, kScheme))
     return "transformed weights exceed " + std::to_string(8 * kScheme.code_bytes) + " bits";
   if (TotalChunks(spec, kScheme) == 0)
     return "the sums of " + std::to_string(kScheme.block) + " channels span 2^" +

@@ -8,11 +8,10 @@
 //
 //   0, 2    1, -1    infinity, 1/2           scale = 2, times an odd number
 //
-// Odd numbers have inverses modulo 2^16: B, G and A may contain them, values of G wrap like everything else,
-// and scale^2 = 4 leaves y modulo 2^14.
+// Odd numbers have inverses modulo 2^16: B and A may contain them, and scale^2 = 4 leaves y modulo 2^14.
 //
 // The values at a point (p : q), p/q, of d are sum d[k] M[k], M the product of the other points' factors
-// (X q' - Y p'). With e1 = d3 - d1 and e2 = d4 - d2, each times a unit that G undoes:
+// (X q' - Y p'). With e1 = d3 - d1 and e2 = d4 - d2, each times a unit that A undoes:
 //
 //   0        2 (d4 - d0) - 5 e1         / -5    e1 - 2/5 (d4 - d0)
 //   1        2 (e2 - e1) - (d2 + d3)    / -1
@@ -41,10 +40,12 @@ constexpr uint16_t Inverse(uint32_t odd) {
 }
 static_assert(static_cast<uint16_t>(9u * Inverse(9)) == 1);
 
+constexpr auto kNinth = static_cast<int16_t>(Inverse(9));
 constexpr auto kTwoFifths = static_cast<int16_t>(static_cast<uint16_t>(2u * Inverse(5)));
 constexpr auto kTwoNinths = static_cast<int16_t>(static_cast<uint16_t>(2u * Inverse(9)));
 
 struct Points {
+  static constexpr bool kWords = true;
   static constexpr int kTile = 4, kOne = 1;
 
   template <class D>
@@ -58,29 +59,33 @@ struct Points {
     r[5] = vmlsq_n_s16(e2, Minus(d[5], d[1]), kTwoFifths);
   }
 
-  // p^j q^(3-j) at each point.
+  // p^j q^(2-j) at each point.
+  static inline LOWBIT_ALWAYS_INLINE void Weights(const int16x8_t (&w)[3], int16x8_t (&r)[6]) {
+    const int16x8_t s = vaddq_s16(w[0], w[2]), m = vshlq_n_s16(w[1], 1);
+    r[0] = w[0];
+    r[1] = vaddq_s16(s, w[1]);
+    r[2] = vsubq_s16(s, w[1]);
+    r[3] = vmlaq_n_s16(vaddq_s16(m, w[0]), w[2], 4);
+    r[4] = vmlaq_n_s16(vaddq_s16(m, w[2]), w[0], 4);
+    r[5] = w[2];
+  }
+
+  // p^j q^(3-j) at each point, times 2 / N, N its own product of differences, times the unit above: 5, 1, -1,
+  // -1/9, 1/9, -5.
   static inline LOWBIT_ALWAYS_INLINE void Outputs(const int16x8_t (&t)[6], int16x8_t (&y)[4]) {
     const int16x8_t s = vaddq_s16(t[1], t[2]), d = vsubq_s16(t[1], t[2]);
-    y[0] = vmlaq_n_s16(vaddq_s16(vaddq_s16(t[0], t[3]), s), t[4], 8);
-    y[1] = vmlaq_n_s16(vmlaq_n_s16(d, t[3], 2), t[4], 4);
-    y[2] = vmlaq_n_s16(vmlaq_n_s16(s, t[3], 4), t[4], 2);
-    y[3] = vmlaq_n_s16(vaddq_s16(vaddq_s16(t[4], t[5]), d), t[3], 8);
+    y[0] = vmlaq_n_s16(vmlsq_n_s16(vmlaq_n_s16(d, t[0], 5), t[3], kNinth), t[4], Times(8));
+    y[1] = vmlaq_n_s16(vmlsq_n_s16(s, t[3], Times(2)), t[4], Times(4));
+    y[2] = vmlaq_n_s16(vmlsq_n_s16(d, t[3], Times(4)), t[4], Times(2));
+    y[3] = vmlaq_n_s16(vmlsq_n_s16(vmlsq_n_s16(s, t[5], 5), t[3], Times(8)), t[4], kNinth);
+  }
+
+ private:
+  // Ninths modulo 2^16.
+  static constexpr int16_t Times(int ninths) {
+    return static_cast<int16_t>(static_cast<uint16_t>(ninths * Inverse(9)));
   }
 };
-
-void Weights(const int32_t* taps, int32_t* to) {
-  // 2 / N at each point, N its own product of differences, times the unit above: 5, 1, -1, -1/9, 1/9, -5.
-  constexpr uint32_t kN = Inverse(9);
-  constexpr uint32_t kG[6][3] = {{5, 0, 0},
-                                 {1, 1, 1},
-                                 {0u - 1, 1, 0u - 1},
-                                 {0u - kN, 0u - 2 * kN, 0u - 4 * kN},
-                                 {4 * kN, 2 * kN, kN},
-                                 {0, 0, 0u - 5}};
-  uint32_t values[36];
-  TransformWeights(taps, kG, values);
-  for (size_t i = 0; i < 36; ++i) to[i] = static_cast<int16_t>(static_cast<uint16_t>(values[i]));
-}
 
 // A tile's recovered outputs are 14 bits wide: four of them add up inside 16.
 constexpr size_t kChunksPerWidening = 4;
@@ -228,15 +233,24 @@ void Product8(const WinogradProduct& p) {
   ptrdiff_t left, x_end, w_end;
   size_t count = p.count;
   uint64_t a, b;
+  const uint64_t adds = p.adds ? 1 : 0;
   asm volatile(
       "ldp q0, q1, [%[x], #0]\n ldp q2, q3, [%[x], #32]\n"
       "ldp q4, q5, [%[x], #64]\n ldp q6, q7, [%[x], #96]\n"
       "ldp q8, q9, [%[w]]\n ldp q10, q11, [%[w], #32]\n"
       LOWBIT_HIGH(a, x, 104)
+      "0:\n"
+      "cbnz %[adds], 2f\n"
       LOWBIT_ZERO(16) LOWBIT_ZERO(17) LOWBIT_ZERO(18) LOWBIT_ZERO(19) LOWBIT_ZERO(20) LOWBIT_ZERO(21)
       LOWBIT_ZERO(22) LOWBIT_ZERO(23) LOWBIT_ZERO(24) LOWBIT_ZERO(25) LOWBIT_ZERO(26) LOWBIT_ZERO(27)
       LOWBIT_ZERO(28) LOWBIT_ZERO(29) LOWBIT_ZERO(30) LOWBIT_ZERO(31)
-      "0:\n"
+      "b 3f\n"
+      "2:\n"
+      "ldp q16, q17, [%[to], #0]\n ldp q18, q19, [%[to], #32]\n"
+      "ldp q20, q21, [%[to], #64]\n ldp q22, q23, [%[to], #96]\n"
+      "ldp q24, q25, [%[to], #128]\n ldp q26, q27, [%[to], #160]\n"
+      "ldp q28, q29, [%[to], #192]\n ldp q30, q31, [%[to], #224]\n"
+      "3:\n"
       "cmp %[count], #1\n"
       "csel %[x_end], %[x_block], %[x_jump], eq\n"
       "csel %[w_end], %[w_block], %[w_jump], eq\n"
@@ -285,21 +299,21 @@ void Product8(const WinogradProduct& p) {
       LOWBIT_FIRST(7, 31, 15, 7)
       LOWBIT_LOW(5, b, 7, next_x, 112)
       "b.ne 1b\n"
-      "stp q16, q17, [%[to], #0]\n" LOWBIT_ZERO(16) LOWBIT_ZERO(17)
-      "stp q18, q19, [%[to], #32]\n" LOWBIT_ZERO(18) LOWBIT_ZERO(19)
-      "stp q20, q21, [%[to], #64]\n" LOWBIT_ZERO(20) LOWBIT_ZERO(21)
-      "stp q22, q23, [%[to], #96]\n" LOWBIT_ZERO(22) LOWBIT_ZERO(23)
-      "stp q24, q25, [%[to], #128]\n" LOWBIT_ZERO(24) LOWBIT_ZERO(25)
-      "stp q26, q27, [%[to], #160]\n" LOWBIT_ZERO(26) LOWBIT_ZERO(27)
-      "stp q28, q29, [%[to], #192]\n" LOWBIT_ZERO(28) LOWBIT_ZERO(29)
-      "stp q30, q31, [%[to], #224]\n" LOWBIT_ZERO(30) LOWBIT_ZERO(31)
+      "stp q16, q17, [%[to], #0]\n"
+      "stp q18, q19, [%[to], #32]\n"
+      "stp q20, q21, [%[to], #64]\n"
+      "stp q22, q23, [%[to], #96]\n"
+      "stp q24, q25, [%[to], #128]\n"
+      "stp q26, q27, [%[to], #160]\n"
+      "stp q28, q29, [%[to], #192]\n"
+      "stp q30, q31, [%[to], #224]\n"
       "add %[to], %[to], %[to_step]\n"
       "subs %[count], %[count], #1\n"
       "b.ne 0b\n"
       : [x] "+&r"(x), [w] "+&r"(w), [next_x] "=&r"(next_x), [next_w] "=&r"(next_w), [to] "+&r"(to), [left] "=&r"(left),
         [count] "+&r"(count), [x_end] "=&r"(x_end), [w_end] "=&r"(w_end), [a] "=&r"(a), [b] "=&r"(b)
       : [blocks] "r"(blocks), [x_block] "r"(x_block), [w_block] "r"(w_block), [x_jump] "r"(x_jump), [w_jump] "r"(w_jump),
-        [to_step] "r"(p.to_step)
+        [to_step] "r"(p.to_step), [adds] "r"(adds)
       : LOWBIT_CLOBBERS);
 }
 
@@ -312,13 +326,20 @@ void Product4(const WinogradProduct& p) {
   ptrdiff_t left, x_end, w_end;
   size_t count = p.count;
   uint64_t a, b;
+  const uint64_t adds = p.adds ? 1 : 0;
   asm volatile(
       "ldp q0, q1, [%[x], #0]\n ldp q2, q3, [%[x], #32]\n"
       "ldp q8, q9, [%[w]]\n ldp q10, q11, [%[w], #32]\n"
       LOWBIT_HIGH(a, x, 40)
+      "0:\n"
+      "cbnz %[adds], 2f\n"
       LOWBIT_ZERO(16) LOWBIT_ZERO(17) LOWBIT_ZERO(18) LOWBIT_ZERO(19) LOWBIT_ZERO(20) LOWBIT_ZERO(21)
       LOWBIT_ZERO(22) LOWBIT_ZERO(23)
-      "0:\n"
+      "b 3f\n"
+      "2:\n"
+      "ldp q16, q17, [%[to], #0]\n ldp q18, q19, [%[to], #32]\n"
+      "ldp q20, q21, [%[to], #64]\n ldp q22, q23, [%[to], #96]\n"
+      "3:\n"
       "cmp %[count], #1\n"
       "csel %[x_end], %[x_block], %[x_jump], eq\n"
       "csel %[w_end], %[w_block], %[w_jump], eq\n"
@@ -355,24 +376,24 @@ void Product4(const WinogradProduct& p) {
       LOWBIT_FIRST(3, 23, 15, 7)
       LOWBIT_LOW(1, b, 3, next_x, 48)
       "b.ne 1b\n"
-      "stp q16, q17, [%[to], #0]\n" LOWBIT_ZERO(16) LOWBIT_ZERO(17)
-      "stp q18, q19, [%[to], #32]\n" LOWBIT_ZERO(18) LOWBIT_ZERO(19)
-      "stp q20, q21, [%[to], #64]\n" LOWBIT_ZERO(20) LOWBIT_ZERO(21)
-      "stp q22, q23, [%[to], #96]\n" LOWBIT_ZERO(22) LOWBIT_ZERO(23)
+      "stp q16, q17, [%[to], #0]\n"
+      "stp q18, q19, [%[to], #32]\n"
+      "stp q20, q21, [%[to], #64]\n"
+      "stp q22, q23, [%[to], #96]\n"
       "add %[to], %[to], %[to_step]\n"
       "subs %[count], %[count], #1\n"
       "b.ne 0b\n"
       : [x] "+&r"(x), [w] "+&r"(w), [next_x] "=&r"(next_x), [next_w] "=&r"(next_w), [to] "+&r"(to), [left] "=&r"(left),
         [count] "+&r"(count), [x_end] "=&r"(x_end), [w_end] "=&r"(w_end), [a] "=&r"(a), [b] "=&r"(b)
       : [blocks] "r"(blocks), [x_block] "r"(x_block), [w_block] "r"(w_block), [x_jump] "r"(x_jump), [w_jump] "r"(w_jump),
-        [to_step] "r"(p.to_step)
+        [to_step] "r"(p.to_step), [adds] "r"(adds)
       : LOWBIT_CLOBBERS);
 }
 // clang-format on
 
 }  // namespace
 
-// Weights wrap: none is too large. 8 channels' steps of 8 tiles are 128 multiplications and 24 loads.
+// 8 channels' steps of 8 tiles are 128 multiplications and 24 loads.
 const WinogradScheme kWinogradMla = {
     .tile = Points::kTile,
     .channels = kChannels,
@@ -382,14 +403,16 @@ const WinogradScheme kWinogradMla = {
     .signed_inputs = false,
     .bits = 14,
     .chunks_per_widening = kChunksPerWidening,
-    .largest_weight = INT32_MAX,
-    .weights = &Weights,
+    .g = {{1, 0, 0}, {1, 1, 1}, {1, -1, 1}, {1, 2, 4}, {4, 2, 1}, {0, 0, 1}},
+    .weights4 = &TransformWeights<Points, 4>,
+    .weights8 = &TransformWeights<Points, 8>,
     .input = &TransformWords<Points>,
     .product4 = &Product4,
     .product8 = &Product8,
     .output = &Output,
     .product4_cycles = 86,
     .product8_cycles = 153,
+    .weights_cycles = 2260,
     .input_cycles = 470,
     .output_cycles = 700,
     .finish_cycles = 570,

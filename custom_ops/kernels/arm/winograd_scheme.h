@@ -22,6 +22,11 @@
 //
 // Three steps for a block of tiles: the inputs of every tile, transformed; per point, a matrix product with
 // the transformed weights over the input channels; the outputs of every tile, transformed and finished.
+//
+// Transformed weights are larger than the weights, 8 times where 36 values of 16 bits stand for 9 bytes. They
+// are computed for every block of tiles, a slice of the input channels of a panel at a time, in scratch
+// memory; what a kernel holds are the weights, in 4 or 8 bits. A factor that all values at a point have in
+// common is left to A, so that G holds small powers of two and its products are few additions.
 #pragma once
 
 #include <cstddef>
@@ -49,6 +54,17 @@ struct WinogradInput {
   size_t point_pitch, block_pitch;  // in bytes
 };
 
+// Weights are held and transformed in groups, cut from [block][channels / unit][panel][unit].
+inline constexpr size_t kWinogradGroup = 32;
+
+// [group][9 taps][weights of a group], bytes or halves of them, all low ones first -> [point][group].
+struct WinogradWeights {
+  const uint8_t* taps;
+  size_t groups;
+  uint8_t* to;
+  size_t point_pitch;  // in bytes
+};
+
 // [block][tile][channels] times [block][channels][panel] -> [tile][panel], `count` times: of successive
 // points, or of successive groups of tiles at one point. The steps lead from one product to the next, in
 // bytes.
@@ -58,6 +74,7 @@ struct WinogradProduct {
   uint8_t* to;
   size_t blocks, count;
   ptrdiff_t x_step, w_step, to_step;
+  bool adds;  // to what `to` holds
 };
 
 // Where the outputs of a tile go that are inside the image, and the first of its bytes in y.
@@ -96,17 +113,18 @@ struct WinogradScheme {
   bool signed_inputs;
   int bits;  // outputs of a chunk are recovered modulo 2^bits
   size_t chunks_per_widening;
-  // Weights within +-largest_weight have transforms that fit their bytes; of others it depends. The inputs'
-  // do for all activations that the row of the kernel table admits.
-  int32_t largest_weight;
-  void (*weights)(const int32_t* taps, int32_t* to);  // [3][3] -> [n][n]
+  // G, [n][3]. Whether G w G^T fits code_bytes is for the driver to see; the inputs' transforms do for all
+  // activations that the row of the kernel table admits.
+  int8_t g[6][3];
+  void (*weights4)(const WinogradWeights& weights);  // of 4 bits each
+  void (*weights8)(const WinogradWeights& weights);
   void (*input)(const WinogradInput& input);
   void (*product4)(const WinogradProduct& product);
   void (*product8)(const WinogradProduct& product);
   void (*output)(const WinogradOutput& output);
   // Modelled cycles (Cortex-A53) of one block's products, for 4 and for 8 tiles; of transforming one block's
-  // inputs of one tile; of one tile's outputs of a chunk, and of finishing them.
-  double product4_cycles, product8_cycles, input_cycles, output_cycles, finish_cycles;
+  // weights, and its inputs of one tile; of one tile's outputs of a chunk, and of finishing them.
+  double product4_cycles, product8_cycles, weights_cycles, input_cycles, output_cycles, finish_cycles;
 
   constexpr size_t Window() const { return tile + 2; }
   constexpr size_t Points() const { return Window() * Window(); }

@@ -1,6 +1,6 @@
 // Winograd F(2x2, 3x3) with 8-bit operands and 32-bit sums: SDOT. ARMv8.2 with the dot product extension.
 //
-// The points 0, 1, -1, infinity; G is twice its fractions, scale = 2, and of 4 y modulo 2^32 y is left modulo
+// The points 0, 1, -1, infinity, of G the numerators; scale = 2, and of 4 y modulo 2^32 y is left modulo
 // 2^30. The transform takes an input to at most twice its range or four times its largest: codes of up to 6
 // bits around zero stay inside a byte. Weights grow up to 9 times: 4 bits always fit, 5 and 6 where the
 // actual ones do.
@@ -17,7 +17,16 @@ namespace {
 constexpr size_t kChannels = 8;
 
 struct Points {
+  static constexpr bool kWords = false;
   static constexpr int kTile = 2, kOne = 1;
+
+  static inline LOWBIT_ALWAYS_INLINE void Weights(const int8x16_t (&w)[3], int8x16_t (&r)[4]) {
+    const int8x16_t s = vaddq_s8(w[0], w[2]);
+    r[0] = w[0];
+    r[1] = vaddq_s8(s, w[1]);
+    r[2] = vsubq_s8(s, w[1]);
+    r[3] = w[2];
+  }
 
   static inline LOWBIT_ALWAYS_INLINE void Inputs(const int8x16_t (&d)[4], int8x16_t (&r)[4]) {
     r[0] = vsubq_s8(d[0], d[2]);
@@ -27,17 +36,10 @@ struct Points {
   }
 
   static inline LOWBIT_ALWAYS_INLINE void Outputs(const int32x4_t (&t)[4], int32x4_t (&y)[2]) {
-    y[0] = vaddq_s32(vaddq_s32(t[0], t[1]), t[2]);
-    y[1] = vsubq_s32(vsubq_s32(t[1], t[2]), t[3]);
+    y[0] = vmlaq_n_s32(vaddq_s32(t[1], t[2]), t[0], 2);
+    y[1] = vmlsq_n_s32(vsubq_s32(t[1], t[2]), t[3], 2);
   }
 };
-
-void Weights(const int32_t* taps, int32_t* to) {
-  constexpr uint32_t kG[4][3] = {{2, 0, 0}, {1, 1, 1}, {1, 0u - 1, 1}, {0, 0, 2}};
-  uint32_t values[16];
-  TransformWeights(taps, kG, values);
-  for (size_t i = 0; i < 16; ++i) to[i] = static_cast<int32_t>(values[i]);
-}
 
 void Input(const WinogradInput& in) {
   constexpr int kN = Points::kTile + 2;
@@ -89,7 +91,11 @@ void Product(const WinogradProduct& p) {
     const uint8_t *x_at = x_item, *w_at = w_item;
     int32x4_t acc[kTiles][2];
 #pragma GCC unroll 8
-    for (int t = 0; t < kTiles; ++t) acc[t][0] = acc[t][1] = vdupq_n_s32(0);
+    for (int t = 0; t < kTiles; ++t) {
+      const auto* sums = reinterpret_cast<const int32_t*>(to + t * 32);
+      acc[t][0] = p.adds ? vld1q_s32(sums) : vdupq_n_s32(0);
+      acc[t][1] = p.adds ? vld1q_s32(sums + 4) : vdupq_n_s32(0);
+    }
     for (size_t block = 0; block < p.blocks; ++block) {
       int8x16_t x[kTiles];
 #pragma GCC unroll 8
@@ -171,14 +177,16 @@ const WinogradScheme kWinogradSdot = {
     .signed_inputs = true,
     .bits = 30,
     .chunks_per_widening = 1,
-    .largest_weight = INT8_MAX / 9,
-    .weights = &Weights,
+    .g = {{1, 0, 0}, {1, 1, 1}, {1, -1, 1}, {0, 0, 1}},
+    .weights4 = &TransformWeights<Points, 4>,
+    .weights8 = &TransformWeights<Points, 8>,
     .input = &Input,
     .product4 = &Product<4>,
     .product8 = &Product<8>,
     .output = &Output,
     .product4_cycles = 20,
     .product8_cycles = 36,
+    .weights_cycles = 300,
     .input_cycles = 40,
     .output_cycles = 60,
     .finish_cycles = 30,

@@ -1,8 +1,8 @@
 // Winograd F(4x4, 3x3) with 16-bit operands and 32-bit sums: SMLAL, for operands of up to 8 bits. ARMv8.0.
 //
-// The usual points 0, 1, -1, 2, -2, infinity, whose transforms grow the operands least: 68 times a byte, 144
-// times a weight, inside 16 bits. G is 24 times its fractions, but 6 instead of 24 at infinity, where A makes
-// up for it; scale = 24, so 576 y = 9 * 64 y is found modulo 2^32, and y modulo 2^26.
+// The usual points 0, 1, -1, 2, -2, infinity, whose transforms grow the operands least: 68 times a byte, 49
+// times a weight, inside 16 bits. G holds powers of two, A the rest: scale = 24, so 576 y = 9 * 64 y is found
+// modulo 2^32, and y modulo 2^26.
 //
 // With e0 = d2 - d0 and so on to e3 = d5 - d3 the values at the points are
 //
@@ -26,7 +26,8 @@ constexpr uint32_t kNinth = 954437177;
 static_assert(9 * kNinth == 1);
 
 struct Points {
-  static constexpr int kTile = 4, kOne = 1;
+  static constexpr bool kWords = true;
+  static constexpr int kTile = 4, kOne = 1, kOneFactor = -4;
 
   template <class D>
   static inline LOWBIT_ALWAYS_INLINE void Inputs(const D (&d)[6], int16x8_t (&r)[6]) {
@@ -41,24 +42,27 @@ struct Points {
     r[5] = vmlsq_n_s16(e3, e1, 4);
   }
 
+  static inline LOWBIT_ALWAYS_INLINE void Weights(const int16x8_t (&w)[3], int16x8_t (&r)[6]) {
+    const int16x8_t s = vaddq_s16(w[0], w[2]), m = vshlq_n_s16(w[1], 1);
+    const int16x8_t e = vaddq_s16(w[0], vshlq_n_s16(w[2], 2));
+    r[0] = w[0];
+    r[1] = vaddq_s16(s, w[1]);
+    r[2] = vsubq_s16(s, w[1]);
+    r[3] = vaddq_s16(e, m);
+    r[4] = vsubq_s16(e, m);
+    r[5] = w[2];
+  }
+
+  // 6 t0, -4 t1, -4 t2, t3, t4 and 24 t5 times the powers of the points.
   static inline LOWBIT_ALWAYS_INLINE void Outputs(const int32x4_t (&t)[6], int32x4_t (&y)[4]) {
-    const int32x4_t s1 = vaddq_s32(t[1], t[2]), d1 = vsubq_s32(t[1], t[2]);
+    const int32x4_t s1 = vaddq_s32(t[1], t[2]), d1 = vsubq_s32(t[2], t[1]);
     const int32x4_t s2 = vaddq_s32(t[3], t[4]), d2 = vsubq_s32(t[3], t[4]);
-    y[0] = vaddq_s32(vaddq_s32(t[0], s1), s2);
-    y[1] = vmlaq_n_s32(d1, d2, 2);
-    y[2] = vmlaq_n_s32(s1, s2, 4);
-    y[3] = vmlaq_n_s32(vmlaq_n_s32(d1, d2, 8), t[5], 4);
+    y[0] = vmlsq_n_s32(vmlaq_n_s32(s2, t[0], 6), s1, 4);
+    y[1] = vshlq_n_s32(vmlaq_n_s32(d2, d1, 2), 1);
+    y[2] = vshlq_n_s32(vsubq_s32(s2, s1), 2);
+    y[3] = vshlq_n_s32(vmlaq_n_s32(vmlaq_n_s32(d1, d2, 2), t[5], 6), 2);
   }
 };
-
-void Weights(const int32_t* taps, int32_t* to) {
-  constexpr uint32_t kMinus4 = 0u - 4;
-  constexpr uint32_t kG[6][3] = {
-      {6, 0, 0}, {kMinus4, kMinus4, kMinus4}, {kMinus4, 4, kMinus4}, {1, 2, 4}, {1, 0u - 2, 4}, {0, 0, 6}};
-  uint32_t values[36];
-  TransformWeights(taps, kG, values);
-  for (size_t i = 0; i < 36; ++i) to[i] = static_cast<int32_t>(values[i]);
-}
 
 // Without branches inside a row: what is independent can run side by side.
 template <bool kDirect, bool kAdds>
@@ -66,7 +70,7 @@ void OutputTiles(const WinogradOutput& out) {
   constexpr int kT = static_cast<int>(Points::kTile);
   int32x4_t offset[2], base[2];
   for (size_t v = 0; v < 2; ++v) {
-    offset[v] = vmulq_n_s32(vld1q_s32(out.offset + 4 * v), 576);
+    offset[v] = vmulq_n_s32(vld1q_s32(out.offset + 4 * v), 576 / Points::kOneFactor);
     base[v] = kAdds ? vdupq_n_s32(0) : vld1q_s32(out.base + 4 * v);
   }
   const int32x4_t ninth = vreinterpretq_s32_u32(vdupq_n_u32(kNinth));
@@ -165,15 +169,24 @@ void Product8(const WinogradProduct& p) {
   ptrdiff_t left, x_end, w_end;
   size_t count = p.count;
   uint64_t a, b;
+  const uint64_t adds = p.adds ? 1 : 0;
   asm volatile(
       "ldp q0, q1, [%[x], #0]\n ldp q2, q3, [%[x], #32]\n"
       "ldp q4, q5, [%[x], #64]\n ldp q6, q7, [%[x], #96]\n"
       "ldp q8, q9, [%[w]]\n ldr q10, [%[w], #32]\n"
       LOWBIT_HIGH(a, x, 104)
+      "0:\n"
+      "cbnz %[adds], 2f\n"
       LOWBIT_ZERO(16) LOWBIT_ZERO(17) LOWBIT_ZERO(18) LOWBIT_ZERO(19) LOWBIT_ZERO(20) LOWBIT_ZERO(21)
       LOWBIT_ZERO(22) LOWBIT_ZERO(23) LOWBIT_ZERO(24) LOWBIT_ZERO(25) LOWBIT_ZERO(26) LOWBIT_ZERO(27)
       LOWBIT_ZERO(28) LOWBIT_ZERO(29) LOWBIT_ZERO(30) LOWBIT_ZERO(31)
-      "0:\n"
+      "b 3f\n"
+      "2:\n"
+      "ldp q16, q17, [%[to], #0]\n ldp q18, q19, [%[to], #32]\n"
+      "ldp q20, q21, [%[to], #64]\n ldp q22, q23, [%[to], #96]\n"
+      "ldp q24, q25, [%[to], #128]\n ldp q26, q27, [%[to], #160]\n"
+      "ldp q28, q29, [%[to], #192]\n ldp q30, q31, [%[to], #224]\n"
+      "3:\n"
       "cmp %[count], #1\n"
       "csel %[x_end], %[x_block], %[x_jump], eq\n"
       "csel %[w_end], %[w_block], %[w_jump], eq\n"
@@ -221,21 +234,21 @@ void Product8(const WinogradProduct& p) {
       LOWBIT_SECOND(7, 31, 11, 7)
       LOWBIT_INSERT(5, b) LOWBIT_LOW(7, next_x, 112)
       "b.ne 1b\n"
-      "stp q16, q17, [%[to], #0]\n" LOWBIT_ZERO(16) LOWBIT_ZERO(17)
-      "stp q18, q19, [%[to], #32]\n" LOWBIT_ZERO(18) LOWBIT_ZERO(19)
-      "stp q20, q21, [%[to], #64]\n" LOWBIT_ZERO(20) LOWBIT_ZERO(21)
-      "stp q22, q23, [%[to], #96]\n" LOWBIT_ZERO(22) LOWBIT_ZERO(23)
-      "stp q24, q25, [%[to], #128]\n" LOWBIT_ZERO(24) LOWBIT_ZERO(25)
-      "stp q26, q27, [%[to], #160]\n" LOWBIT_ZERO(26) LOWBIT_ZERO(27)
-      "stp q28, q29, [%[to], #192]\n" LOWBIT_ZERO(28) LOWBIT_ZERO(29)
-      "stp q30, q31, [%[to], #224]\n" LOWBIT_ZERO(30) LOWBIT_ZERO(31)
+      "stp q16, q17, [%[to], #0]\n"
+      "stp q18, q19, [%[to], #32]\n"
+      "stp q20, q21, [%[to], #64]\n"
+      "stp q22, q23, [%[to], #96]\n"
+      "stp q24, q25, [%[to], #128]\n"
+      "stp q26, q27, [%[to], #160]\n"
+      "stp q28, q29, [%[to], #192]\n"
+      "stp q30, q31, [%[to], #224]\n"
       "add %[to], %[to], %[to_step]\n"
       "subs %[count], %[count], #1\n"
       "b.ne 0b\n"
       : [x] "+&r"(x), [w] "+&r"(w), [next_x] "=&r"(next_x), [next_w] "=&r"(next_w), [to] "+&r"(to), [left] "=&r"(left),
         [count] "+&r"(count), [x_end] "=&r"(x_end), [w_end] "=&r"(w_end), [a] "=&r"(a), [b] "=&r"(b)
       : [blocks] "r"(blocks), [x_block] "r"(x_block), [w_block] "r"(w_block), [x_jump] "r"(x_jump), [w_jump] "r"(w_jump),
-        [to_step] "r"(p.to_step)
+        [to_step] "r"(p.to_step), [adds] "r"(adds)
       : LOWBIT_CLOBBERS);
 }
 
@@ -248,13 +261,20 @@ void Product4(const WinogradProduct& p) {
   ptrdiff_t left, x_end, w_end;
   size_t count = p.count;
   uint64_t a, b;
+  const uint64_t adds = p.adds ? 1 : 0;
   asm volatile(
       "ldp q0, q1, [%[x], #0]\n ldp q2, q3, [%[x], #32]\n"
       "ldp q8, q9, [%[w]]\n ldr q10, [%[w], #32]\n"
       LOWBIT_HIGH(a, x, 40)
+      "0:\n"
+      "cbnz %[adds], 2f\n"
       LOWBIT_ZERO(16) LOWBIT_ZERO(17) LOWBIT_ZERO(18) LOWBIT_ZERO(19) LOWBIT_ZERO(20) LOWBIT_ZERO(21)
       LOWBIT_ZERO(22) LOWBIT_ZERO(23)
-      "0:\n"
+      "b 3f\n"
+      "2:\n"
+      "ldp q16, q17, [%[to], #0]\n ldp q18, q19, [%[to], #32]\n"
+      "ldp q20, q21, [%[to], #64]\n ldp q22, q23, [%[to], #96]\n"
+      "3:\n"
       "cmp %[count], #1\n"
       "csel %[x_end], %[x_block], %[x_jump], eq\n"
       "csel %[w_end], %[w_block], %[w_jump], eq\n"
@@ -290,17 +310,17 @@ void Product4(const WinogradProduct& p) {
       LOWBIT_SECOND(3, 23, 11, 7)
       LOWBIT_INSERT(1, b) LOWBIT_LOW(3, next_x, 48)
       "b.ne 1b\n"
-      "stp q16, q17, [%[to], #0]\n" LOWBIT_ZERO(16) LOWBIT_ZERO(17)
-      "stp q18, q19, [%[to], #32]\n" LOWBIT_ZERO(18) LOWBIT_ZERO(19)
-      "stp q20, q21, [%[to], #64]\n" LOWBIT_ZERO(20) LOWBIT_ZERO(21)
-      "stp q22, q23, [%[to], #96]\n" LOWBIT_ZERO(22) LOWBIT_ZERO(23)
+      "stp q16, q17, [%[to], #0]\n"
+      "stp q18, q19, [%[to], #32]\n"
+      "stp q20, q21, [%[to], #64]\n"
+      "stp q22, q23, [%[to], #96]\n"
       "add %[to], %[to], %[to_step]\n"
       "subs %[count], %[count], #1\n"
       "b.ne 0b\n"
       : [x] "+&r"(x), [w] "+&r"(w), [next_x] "=&r"(next_x), [next_w] "=&r"(next_w), [to] "+&r"(to), [left] "=&r"(left),
         [count] "+&r"(count), [x_end] "=&r"(x_end), [w_end] "=&r"(w_end), [a] "=&r"(a), [b] "=&r"(b)
       : [blocks] "r"(blocks), [x_block] "r"(x_block), [w_block] "r"(w_block), [x_jump] "r"(x_jump), [w_jump] "r"(w_jump),
-        [to_step] "r"(p.to_step)
+        [to_step] "r"(p.to_step), [adds] "r"(adds)
       : LOWBIT_CLOBBERS);
 }
 // clang-format on
@@ -317,14 +337,16 @@ const WinogradScheme kWinogradSmlal = {
     .signed_inputs = false,
     .bits = 26,
     .chunks_per_widening = 1,
-    .largest_weight = INT16_MAX / 144,
-    .weights = &Weights,
+    .g = {{1, 0, 0}, {1, 1, 1}, {1, -1, 1}, {1, 2, 4}, {1, -2, 4}, {0, 0, 1}},
+    .weights4 = &TransformWeights<Points, 4>,
+    .weights8 = &TransformWeights<Points, 8>,
     .input = &TransformWords<Points>,
     .product4 = &Product4,
     .product8 = &Product8,
     .output = &Output,
     .product4_cycles = 79,
     .product8_cycles = 147,
+    .weights_cycles = 1030,
     .input_cycles = 496,
     .output_cycles = 700,
     .finish_cycles = 200,

@@ -1,9 +1,11 @@
 // What the transforms of the Winograd schemes share, templated over their one-dimensional steps:
 //
 //   Points::kTile           outputs, m
+//   Points::kWords          whether values at the points have 16 bits, or 8
+//   Points::Weights(w, r)   taps -> values at the points, vectors of bytes or of 16-bit words
 //   Points::Inputs(d, r)    inputs -> values at the points, vectors of bytes or of 16-bit words
 //   Points::Outputs(t, y)   values at the points -> outputs
-//   Points::kOne            the point 1
+//   Points::kOne            the point 1, whose column of A is constant: kOneFactor, where that is not 1
 #pragma once
 
 #include <arm_neon.h>
@@ -28,6 +30,70 @@ inline int16x8_t MinusProduct(int16x8_t a, uint8x8_t b, uint8_t factor) {
 }
 inline int16x8_t MinusProduct(int16x8_t a, int16x8_t b, uint8_t factor) {
   return vmlsq_n_s16(a, b, static_cast<int16_t>(factor));
+}
+
+inline int8x16_t AsBytes(int8x16_t v) { return v; }
+inline int8x16_t AsBytes(int16x8_t v) { return vreinterpretq_s8_s16(v); }
+
+// 16 of a group's weights at a tap; of 4 bits they are the low or the high halves of bytes.
+template <int kBits, int kHalf>
+inline int8x16_t LoadTap(const uint8_t* tap) {
+  if constexpr (kBits == 8) return vreinterpretq_s8_u8(vld1q_u8(tap + 16 * kHalf));
+  const int8x16_t halves = vreinterpretq_s8_u8(vld1q_u8(tap));
+  return vshrq_n_s8(kHalf == 0 ? vshlq_n_s8(halves, 4) : halves, 4);
+}
+
+// A vector of weights, columns first, then rows; tap(i) gives those at tap i.
+template <class Points, class Tap>
+inline LOWBIT_ALWAYS_INLINE void TransformTaps(const Tap& tap, uint8_t* to, size_t point_pitch) {
+  using V = decltype(tap(0));
+  constexpr int kN = Points::kTile + 2;
+  asm("" : "+r"(point_pitch));  // or the compiler keeps the addresses of all points, more than registers hold
+  V columns[kN][3];
+#pragma GCC unroll 3
+  for (int x = 0; x < 3; ++x) {
+    V r[kN];
+    Points::Weights({tap(x), tap(3 + x), tap(6 + x)}, r);
+#pragma GCC unroll 6
+    for (int i = 0; i < kN; ++i) columns[i][x] = r[i];
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < kN; ++i) {
+    V r[kN];
+    Points::Weights(columns[i], r);
+#pragma GCC unroll 6
+    for (int j = 0; j < kN; ++j, to += point_pitch) vst1q_u8(to, vreinterpretq_u8_s8(AsBytes(r[j])));
+  }
+}
+
+// Half a group: 16 weights to as many bytes, or to words.
+template <class Points>
+inline LOWBIT_ALWAYS_INLINE void TransformHalf(const int8x16_t (&w)[9], uint8_t* to, size_t point_pitch) {
+  if constexpr (Points::kWords) {
+    TransformTaps<Points>([&](int i) LOWBIT_ALWAYS_INLINE { return vmovl_s8(vget_low_s8(w[i])); }, to,
+                          point_pitch);
+    TransformTaps<Points>([&](int i) LOWBIT_ALWAYS_INLINE { return vmovl_high_s8(w[i]); }, to + 16,
+                          point_pitch);
+  } else {
+    TransformTaps<Points>([&](int i) LOWBIT_ALWAYS_INLINE { return w[i]; }, to, point_pitch);
+  }
+}
+
+template <class Points, int kBits>
+void TransformWeights(const WinogradWeights& weights) {
+  constexpr size_t kTapBytes = kWinogradGroup * kBits / 8, kHalfBytes = Points::kWords ? 32 : 16;
+  const uint8_t* taps = weights.taps;
+  uint8_t* to = weights.to;
+  const size_t pitch = weights.point_pitch;
+  for (size_t group = 0; group < weights.groups; ++group, taps += 9 * kTapBytes, to += 2 * kHalfBytes) {
+    int8x16_t w[9];
+#pragma GCC unroll 9
+    for (size_t tap = 0; tap < 9; ++tap) w[tap] = LoadTap<kBits, 0>(taps + tap * kTapBytes);
+    TransformHalf<Points>(w, to, pitch);
+#pragma GCC unroll 9
+    for (size_t tap = 0; tap < 9; ++tap) w[tap] = LoadTap<kBits, 1>(taps + tap * kTapBytes);
+    TransformHalf<Points>(w, to + kHalfBytes, pitch);
+  }
 }
 
 // Words of 16 bits from bytes: columns first, then rows. The differences of bytes that a step begins with
@@ -62,9 +128,9 @@ void TransformWords(const WinogradInput& in) {
   }
 }
 
-// The products of a tile, kVectors vectors each: columns first, then rows. `offset` is added where the values
-// at the point (1, 1) are, whose column of A is all ones: it reaches every output once. finish(row, outputs)
-// takes the outputs of a row, [vector][pixel].
+// The products of a tile, kVectors vectors each: columns first, then rows. Between the two, `offset` is added
+// to the values at the point 1: it reaches every output, times kOneFactor. finish(row, outputs) takes the
+// outputs of a row, [vector][pixel].
 //
 // Loops, because the compiler would not find registers for a whole tile.
 template <class Points, int kVectors, class V, class Load, class Finish>
@@ -124,18 +190,6 @@ struct Requantizer {
     return Neon::PackClipped(codes[0], codes[1], codes[2], codes[3], range);
   }
 };
-
-// [n][n] values at the points from [3][3] taps, G on both sides, modulo 2^32.
-template <size_t kN>
-void TransformWeights(const int32_t* taps, const uint32_t (&g)[kN][3], uint32_t (&to)[kN * kN]) {
-  for (size_t i = 0; i < kN; ++i) {
-    uint32_t row[3] = {};
-    for (size_t x = 0; x < 3; ++x) {
-      for (size_t y = 0; y < 3; ++y) row[x] += g[i][y] * static_cast<uint32_t>(taps[y * 3 + x]);
-    }
-    for (size_t j = 0; j < kN; ++j) to[i * kN + j] = g[j][0] * row[0] + g[j][1] * row[1] + g[j][2] * row[2];
-  }
-}
 
 }  // namespace
 }  // namespace lowbit
