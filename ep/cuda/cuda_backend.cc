@@ -246,12 +246,16 @@ class CudaBackend final : public Backend {
     const auto &a_matmul = std::get<MatmulNode>(a), &b_matmul = std::get<MatmulNode>(b);
     auto packed_node = cuda::PackResidualPair(a_matmul, b_matmul, device_->Properties(),
                                               tuner_->ChoosersFor(a_matmul.conv, b_matmul.conv), packed);
+    std::string key =
+        DescribeForTuning(a_matmul.conv, "", false) + ", " + DescribeForTuning(b_matmul.conv, "", false);
     DropWeights(a);
     DropWeights(b);
-    return std::make_unique<CudaStep>(std::move(packed_node),
-                                      [a = std::move(a), b = std::move(b)](std::span<const TensorShape> fed) {
-                                        return OutputOfResidualPair(a, b, fed);
-                                      });
+    return std::make_unique<CudaStep>(
+        std::move(packed_node),
+        [a = std::move(a), b = std::move(b)](std::span<const TensorShape> fed) {
+          return OutputOfResidualPair(a, b, fed);
+        },
+        std::move(key));
   }
 
   // They are on the device; shapes need only the geometry.

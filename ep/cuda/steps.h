@@ -29,7 +29,8 @@ class CudaStepPlan final : public StepPlan {
   const std::shared_ptr<const cuda::NodePlan> node_;
 };
 
-// Of a convolution and the one that follows it, as one launch.
+// Of a convolution, or the pair of one and that which makes its residuals, and the convolution that follows,
+// as one launch.
 class CudaChainPlan final : public StepPlan {
  public:
   CudaChainPlan(cuda::ConvChain chain, const cuda::ChainConfig& config, std::string key, bool is_settled)
@@ -44,7 +45,11 @@ class CudaChainPlan final : public StepPlan {
   bool IsSettled() const { return is_settled_; }   // else it is still to be measured
   // `fed` is what the first step is fed.
   void Launch(std::span<const void* const> fed, void* y, void* z, cuda::Queue& queue) const {
-    cuda::LaunchChain(*plan_, fed[0], fed.size() > 1 ? fed[1] : nullptr, y, z, queue);
+    if (chain_.residuals != nullptr) {
+      cuda::LaunchChain(*plan_, fed[1], fed[0], y, z, queue);
+    } else {
+      cuda::LaunchChain(*plan_, fed[0], fed.size() > 1 ? fed[1] : nullptr, y, z, queue);
+    }
   }
 
  private:

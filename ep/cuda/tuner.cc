@@ -269,6 +269,7 @@ std::shared_ptr<const StepPlan> Tuner::PlanTogether(const CudaStep& first,
   const std::vector<cuda::ChainConfig> candidates = cuda::CandidateChains(*chain);
   if (candidates.empty()) return nullptr;
   std::string key = "chain, " + first.Key() + ", " + second.Key() + cuda::ShapeText(chain->shape);
+  if (chain->residuals != nullptr) key += "+" + cuda::ShapeText(chain->residuals_shape);
   const auto plan = [&](const cuda::ChainConfig& config, bool is_settled) {
     return std::make_shared<const CudaChainPlan>(*std::move(chain), config, std::move(key), is_settled);
   };

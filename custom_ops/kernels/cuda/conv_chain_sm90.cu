@@ -9,6 +9,9 @@
 //   all boxes of y are there
 //   box i of z   products over y | all products over y are done, fetch the next tile's residuals | codes |
 //   store
+// Where another convolution makes the residuals, they are no tensor: a thread rounds that product to the four
+// codes whose sums it has itself, and adds the next product to them,
+//   box i of y   products over the other's x, products over x | codes in registers | codes | store
 //
 // For few tiles, or weights that are too many for one block, the blocks of a cluster share tiles: each makes
 // some of the boxes of y and of z with the weights of these alone, and sends the former to the blocks that
@@ -44,8 +47,9 @@ __device__ __forceinline__ void Multiply(int k_boxes, uint32_t boxes, uint32_t w
                                          int (&sums)[kChainBox / 2]) {
   uint32_t a = MatrixPart(boxes), b = MatrixPart(weights);
   const uint32_t next_tile = tile_bytes / 16 - 4;
+  int box = 0;
 #pragma unroll 1
-  for (int box = 0; box < k_boxes; ++box) {
+  do {  // there is one at least
     HoldRegisters(sums);
     WgmmaFence();
     Wgmma<kChainBox, kSigned>::Multiply(sums, SlabDescriptor<64>(a), SlabDescriptor<kRowBytes>(b));
@@ -53,29 +57,31 @@ __device__ __forceinline__ void Multiply(int k_boxes, uint32_t boxes, uint32_t w
     a += kChainBoxBytes / 16;
     b += box % 2 == 0 ? 4 : next_tile;
     WgmmaCommit();
-  }
+  } while (++box < k_boxes);
   WgmmaWait<0>();
   HoldRegisters(sums);
 }
 
-// Rounds a thread's sums. Its codes, four to a word, go where `row` begins and eight rows below, in the place
-// of residuals where there are any. All of these are read before the first code is written, so that the words
-// do not wait for each other. kMayAdd: there may be residuals.
-template <bool kMayAdd>
-__device__ __forceinline__ void FinishBox(const EpilogueParams& e, const BlockState<kChainBox>& state,
-                                          const int (&sums)[kChainBox / 2], int column, int swizzle,
-                                          unsigned* row) {
-  constexpr int kFours = kChainBox / 16, kBelow = 8 * kChainBox / 4;
-  const auto word = [&](int i) { return row + ((column + i * 16) ^ swizzle) / 4; };
-  const auto round = [&](const auto& requantize) {
-    unsigned top[kFours], bottom[kFours];
-    if (kMayAdd && e.has_residual) {
+// A thread's codes of a box, four to a word: of its row and of the one eight rows below.
+struct ThreadCodes {
+  static constexpr int kFours = kChainBox / 16, kBelow = 8 * kChainBox / 4;
+  unsigned top[kFours] = {}, bottom[kFours] = {};
+
+  // f(word, its place in shared memory); `row` is where the thread's row begins.
+  template <typename F>
+  __device__ __forceinline__ void ForEach(unsigned* row, int column, int swizzle, const F& f) {
 #pragma unroll
-      for (int i = 0; i < kFours; ++i) {
-        top[i] = *word(i);
-        bottom[i] = word(i)[kBelow];
-      }
+    for (int i = 0; i < kFours; ++i) {
+      unsigned* const word = row + ((column + i * 16) ^ swizzle) / 4;
+      f(top[i], word);
+      f(bottom[i], word + kBelow);
     }
+  }
+
+  // requantize(sums, scale, the code before) of all of them.
+  template <typename Requantize>
+  __device__ __forceinline__ void Finish(const BlockState<kChainBox>& state, const int (&sums)[kChainBox / 2],
+                                         int column, const Requantize& requantize) {
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column + i * 16);
@@ -83,25 +89,57 @@ __device__ __forceinline__ void FinishBox(const EpilogueParams& e, const BlockSt
       top[i] = requantize(make_int4(v[0], v[1], v[4], v[5]), scale, top[i]);
       bottom[i] = requantize(make_int4(v[2], v[3], v[6], v[7]), scale, bottom[i]);
     }
-#pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      *word(i) = top[i];
-      word(i)[kBelow] = bottom[i];
-    }
+  }
+};
+
+// Rounds a thread's sums. The codes go where `row` begins, in the place of residuals where there are any. All
+// of these are read before the first code is written, so that the words do not wait for each other. kMayAdd:
+// there may be residuals.
+template <bool kMayAdd>
+__device__ __forceinline__ void FinishBox(const EpilogueParams& e, const BlockState<kChainBox>& state,
+                                          const int (&sums)[kChainBox / 2], int column, int swizzle,
+                                          unsigned* row) {
+  const auto finish = [&](const auto& requantize) {
+    ThreadCodes codes;
+    if (kMayAdd && e.has_residual)
+      codes.ForEach(row, column, swizzle, [](unsigned& code, const unsigned* word) { code = *word; });
+    codes.Finish(state, sums, column, requantize);
+    codes.ForEach(row, column, swizzle, [](unsigned code, unsigned* word) { *word = code; });
   };
   if constexpr (kMayAdd) {
     if (e.has_residual) {
-      WithAddition(e, round);
+      WithAddition(e, finish);
       return;
     }
   }
   WithRounding(e, [&](const auto& requantize) {
-    round([&](const int4& v, const float4& scale, unsigned) { return requantize(v, scale); });
+    finish([&](const int4& v, const float4& scale, unsigned) { return requantize(v, scale); });
+  });
+}
+
+// Rounds sums to residuals.
+__device__ __forceinline__ void RoundToResiduals(const EpilogueParams& e, const BlockState<kChainBox>& state,
+                                                 const int (&sums)[kChainBox / 2], int column,
+                                                 ThreadCodes& residuals) {
+  WithRounding(e, [&](const auto& requantize) {
+    residuals.Finish(state, sums, column,
+                     [&](const int4& v, const float4& scale, unsigned) { return requantize(v, scale); });
+  });
+}
+
+// Rounds sums and adds residuals.
+__device__ __forceinline__ void AddToResiduals(const EpilogueParams& e, const BlockState<kChainBox>& state,
+                                               const int (&sums)[kChainBox / 2], int column, int swizzle,
+                                               unsigned* row, ThreadCodes& residuals) {
+  WithAddition(e, [&](const auto& requantize) {
+    residuals.Finish(state, sums, column, requantize);
+    residuals.ForEach(row, column, swizzle, [](unsigned code, unsigned* word) { *word = code; });
   });
 }
 #endif
 
-template <bool kXSigned, bool kYSigned, bool kCluster>
+// kPair: there is a product that makes the residuals; residual_map is then that of what it reads.
+template <bool kXSigned, bool kYSigned, bool kCluster, bool kPair>
 __global__ void __launch_bounds__(kMostThreads, 1)
     ConvChain(const __grid_constant__ ChainParams p, const __grid_constant__ CUtensorMap x_map,
               const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
@@ -125,16 +163,20 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   // The blocks that read boxes of y come first.
   const int readers = kCluster ? (p.second.n_boxes + p.second.own_boxes - 1) / p.second.own_boxes : 1;
 
-  const uint32_t weights1 = (SharedAddress(unaligned) + 1023) & ~1023u;
-  uint8_t* const shared = unaligned + (weights1 - SharedAddress(unaligned));
+  // The residuals' product has no tiles of weights and boxes where there is none.
+  const int y_k_tiles = p.residuals.k_tiles + p.first.k_tiles;
+  const uint32_t weights0 = (SharedAddress(unaligned) + 1023) & ~1023u;
+  uint8_t* const shared = unaligned + (weights0 - SharedAddress(unaligned));
   const int weight_bytes =
-      (p.first.k_tiles * p.first.own_boxes + p.second.k_tiles * p.second.own_boxes) * kChainBox * kRowBytes;
-  const uint32_t weights2 = weights1 + p.first.k_tiles * p.first.own_boxes * kChainBox * kRowBytes;
+      (y_k_tiles * p.first.own_boxes + p.second.k_tiles * p.second.own_boxes) * kChainBox * kRowBytes;
+  const uint32_t weights1 = weights0 + p.residuals.k_tiles * p.first.own_boxes * kChainBox * kRowBytes,
+                 weights2 = weights0 + y_k_tiles * p.first.own_boxes * kChainBox * kRowBytes;
   State* const states = reinterpret_cast<State*>(shared + weight_bytes + p.teams * p.team_bytes);
   uint8_t* const y_boxes = shared + weight_bytes + team * p.team_bytes;
   uint8_t* const z_boxes = y_boxes + p.first.n_boxes * kChainBoxBytes;
   const uint32_t y_at = SharedAddress(y_boxes), z_at = SharedAddress(z_boxes),
-                 x_at = z_at + p.second.own_boxes * kChainBoxBytes;
+                 x0_at = z_at + p.second.own_boxes * kChainBoxBytes,
+                 x_at = x0_at + p.residuals.k_boxes * kChainBoxBytes;
   const uint32_t weights_full = SharedAddress(barriers);
   const uint32_t x_full = weights_full + 16 + team * (2 + kMaxChainBoxes) * 8, y_free = x_full + 8,
                  boxes_full = y_free + 8;
@@ -143,16 +185,28 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   // Threads of a warpgroup, of different warps so that they do not wait for each other: what fetches x;
   // fetches residuals and stores codes; sends codes to the other blocks.
   const bool fetches = thread == 0, stores = thread == 32, sends = thread == 64;
-  const bool adds = p.first.epilogue.has_residual;
+  const bool adds = !kPair && p.first.epilogue.has_residual;
   const auto is_own = [&](int box) {
     return !kCluster || (box >= y_first && box < y_first + p.first.own_boxes);
   };
 
   const auto fetch_x = [&](int of_tile) {
-    ArriveExpecting(x_full, p.first.k_boxes * kChainBoxBytes);
+    ArriveExpecting(x_full, (p.residuals.k_boxes + p.first.k_boxes) * kChainBoxBytes);
+    if constexpr (kPair) {
+      const auto fetch = [&](const ChainProduct& product, const CUtensorMap& map, uint32_t to) {
+        const PixelPlace at = FirstPixel(product.pixels, of_tile * 64);
 #pragma unroll 1
-    for (int box = 0; box < p.first.k_boxes; ++box) {
-      CodesCopy(x_at + box * kChainBoxBytes, x_map, box * kChainBox, of_tile * 64, x_full);
+        for (int box = 0; box < product.k_boxes; ++box) {
+          PixelCopy(to + box * kChainBoxBytes, map, box * kChainBox, at, 0, 0, x_full);
+        }
+      };
+      fetch(p.residuals, residual_map, x0_at);
+      fetch(p.first, x_map, x_at);
+    } else {
+#pragma unroll 1
+      for (int box = 0; box < p.first.k_boxes; ++box) {
+        CodesCopy(x_at + box * kChainBoxBytes, x_map, box * kChainBox, of_tile * 64, x_full);
+      }
     }
   };
   // What comes into the boxes of y: residuals from memory, and codes from the other blocks.
@@ -185,12 +239,15 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     }
     FenceBarrierInit();
     // The weights are this kernel's own: they may be fetched before the predecessor is done.
-    ArriveExpecting(weights_full, p.first.k_tiles * bytes1);
-    for (int k = 0; k < p.first.k_tiles; ++k) {
-      BulkCopy(weights1 + k * bytes1,
-               p.first.weights + (k * p.first.n_padded + y_first * kChainBox) * kRowBytes, bytes1,
-               weights_full);
-    }
+    ArriveExpecting(weights_full, y_k_tiles * bytes1);
+    const auto fetch_weights = [&](const ChainProduct& product, uint32_t to) {
+      for (int k = 0; k < product.k_tiles; ++k) {
+        BulkCopy(to + k * bytes1, product.weights + (k * product.n_padded + y_first * kChainBox) * kRowBytes,
+                 bytes1, weights_full);
+      }
+    };
+    if (kPair) fetch_weights(p.residuals, weights0);
+    fetch_weights(p.first, weights1);
     if (z_own > 0) {
       ArriveExpecting(weights_full + 8, p.second.k_tiles * bytes2);
       for (int k = 0; k < p.second.k_tiles; ++k) {
@@ -210,6 +267,8 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   };
   fetch_constants(p.first, y_first, states);
   fetch_constants(p.second, z_first, states + p.first.own_boxes);
+  State* const residual_states = states + p.first.own_boxes + p.second.own_boxes;
+  if (kPair) fetch_constants(p.residuals, y_first, residual_states);
   CommitCopies();
   __syncwarp();
   if constexpr (kCluster) ClusterArrive();
@@ -240,12 +299,22 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     for (int i = member; i < p.first.own_boxes; i += p.team_groups) {
       const int box = y_first + i;
       const uint32_t full = boxes_full + box * 8;
+      unsigned* const out = words(y_boxes + box * kChainBoxBytes);
       int sums[kChainBox / 2];
+      ThreadCodes residuals;
+      if constexpr (kPair) {
+        BeginWithBias(residual_states[i], column, sums);
+        Multiply<kXSigned>(p.residuals.k_boxes, x0_at, weights0 + i * kChainBox * kRowBytes, bytes1, sums);
+        RoundToResiduals(p.residuals.epilogue, residual_states[i], sums, column, residuals);
+      }
       BeginWithBias(states[i], column, sums);
       Multiply<kXSigned>(p.first.k_boxes, x_at, weights1 + i * kChainBox * kRowBytes, bytes1, sums);
-      if (adds) WaitBarrier(full, parity);
-      FinishBox<true>(p.first.epilogue, states[i], sums, column, swizzle,
-                      words(y_boxes + box * kChainBoxBytes));
+      if constexpr (kPair) {
+        AddToResiduals(p.first.epilogue, states[i], sums, column, swizzle, out, residuals);
+      } else {
+        if (adds) WaitBarrier(full, parity);
+        FinishBox<true>(p.first.epilogue, states[i], sums, column, swizzle, out);
+      }
       publish();
       if (stores) StoreCodes(y_map, box * kChainBox, tile * 64, y_at + box * kChainBoxBytes);
       if (kCluster && sends) {
@@ -320,14 +389,19 @@ cudaError_t EncodeBoxes(const void* codes, int channels, int pixels, CUtensorMap
   return EncodeCodes<kChainBox>(p, codes, map);
 }
 
-template <bool kXSigned, bool kYSigned, bool kCluster>
+template <bool kXSigned, bool kYSigned, bool kCluster, bool kPair>
 cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
-  constexpr auto kKernel = ConvChain<kXSigned, kYSigned, kCluster>;
+  constexpr auto kKernel = ConvChain<kXSigned, kYSigned, kCluster, kPair>;
   cudaError_t error = PrepareKernel<kKernel>(options.device);
   CUtensorMap x_map, residual_map, y_map, z_map;
-  if (error == cudaSuccess) error = EncodeBoxes(p.x, p.first.k, p.m, &x_map);
-  if (error == cudaSuccess) {
-    error = EncodeBoxes(p.first.epilogue.has_residual ? p.residual : p.y, p.first.n, p.m, &residual_map);
+  if constexpr (kPair) {
+    if (error == cudaSuccess) error = EncodePixels<kChainBox>(p.first.pixels, 64, &x_map);
+    if (error == cudaSuccess) error = EncodePixels<kChainBox>(p.residuals.pixels, 64, &residual_map);
+  } else {
+    if (error == cudaSuccess) error = EncodeBoxes(p.first.pixels.x, p.first.k, p.m, &x_map);
+    if (error == cudaSuccess) {
+      error = EncodeBoxes(p.first.epilogue.has_residual ? p.residual : p.y, p.first.n, p.m, &residual_map);
+    }
   }
   if (error == cudaSuccess) error = EncodeBoxes(p.y, p.first.n, p.m, &y_map);
   if (error == cudaSuccess) error = EncodeBoxes(p.z, p.second.n, p.m, &z_map);
@@ -342,10 +416,16 @@ cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
                                   residual_map, y_map, z_map);
 }
 
+template <bool kXSigned, bool kYSigned, bool kCluster>
+cudaError_t LaunchPairOrNot(const ChainParams& p, const LaunchOptions& options) {
+  return p.makes_residuals ? LaunchWith<kXSigned, kYSigned, kCluster, true>(p, options)
+                           : LaunchWith<kXSigned, kYSigned, kCluster, false>(p, options);
+}
+
 template <bool kXSigned, bool kYSigned>
 cudaError_t LaunchRanks(const ChainParams& p, const LaunchOptions& options) {
-  return p.ranks > 1 ? LaunchWith<kXSigned, kYSigned, true>(p, options)
-                     : LaunchWith<kXSigned, kYSigned, false>(p, options);
+  return p.ranks > 1 ? LaunchPairOrNot<kXSigned, kYSigned, true>(p, options)
+                     : LaunchPairOrNot<kXSigned, kYSigned, false>(p, options);
 }
 
 }  // namespace

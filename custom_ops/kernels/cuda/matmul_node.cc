@@ -159,6 +159,8 @@ class PackedResidualPair final : public PackedNode {
                          y}));
   }
 
+  const PackedMatmul& First() const { return first_; }
+  const PackedMatmul& Second() const { return second_; }
   std::vector<uint8_t> Packed() const override {
     const std::vector<uint8_t> first = first_.Packed(), second = second_.Packed();
     const uint64_t first_bytes = first.size();
@@ -246,13 +248,22 @@ std::unique_ptr<PackedNode> PackResidualPair(const MatmulNode& first, const Matm
 
 std::optional<ConvChain> FindChain(const PackedNode& first, std::span<const TensorShape> first_fed,
                                    const PackedNode& second, std::span<const TensorShape> second_fed) {
-  const auto* const a = dynamic_cast<const PackedMatmul*>(&first);
-  const auto* const b = dynamic_cast<const PackedMatmul*>(&second);
-  if (a == nullptr || b == nullptr || first_fed.empty() || second_fed.empty()) return std::nullopt;
-  const ConvShape shape = a->ShapeOf(first_fed[0]), next = b->ShapeOf(second_fed[0]);
+  const auto* const second_matmul = dynamic_cast<const PackedMatmul*>(&second);
+  if (second_matmul == nullptr || second_fed.empty()) return std::nullopt;
+  ConvChain chain;
+  chain.second = second_matmul->Conv();
+  const auto* const pair = dynamic_cast<const PackedResidualPair*>(&first);
+  const auto* const matmul = pair != nullptr ? &pair->Second() : dynamic_cast<const PackedMatmul*>(&first);
+  if (matmul == nullptr || first_fed.size() < (pair != nullptr ? 2 : 1)) return std::nullopt;
+  if (pair != nullptr) {
+    chain.residuals = pair->First().Conv();
+    chain.residuals_shape = pair->First().ShapeOf(first_fed[0]);
+  }
+  chain.first = matmul->Conv();
+  chain.shape = matmul->ShapeOf(first_fed[pair != nullptr ? 1 : 0]);
   // Pixels are what counts: a product behind a convolution may see them as rows.
-  if (shape.OutPixels() != next.OutPixels()) return std::nullopt;
-  return ConvChain{a->Conv(), b->Conv(), shape};
+  if (chain.shape.OutPixels() != second_matmul->ShapeOf(second_fed[0]).OutPixels()) return std::nullopt;
+  return chain;
 }
 
 bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const Device&) {

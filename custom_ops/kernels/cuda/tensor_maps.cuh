@@ -17,8 +17,9 @@ struct PixelPlace {
   int w, h, n;
 };
 
-// That of output m.
-__device__ __forceinline__ PixelPlace FirstPixel(const ConvParams& p, int m) {
+// That of output m. Params: ConvParams, or what has its fields.
+template <typename Params>
+__device__ __forceinline__ PixelPlace FirstPixel(const Params& p, int m) {
   if (p.flat) return {m, 0, 0};
   const int n = Divide(m, p.by_image), rest = m - n * static_cast<int>(p.by_image.divisor);
   const int oy = Divide(rest, p.by_row), ox = rest - oy * static_cast<int>(p.by_row.divisor);
@@ -26,7 +27,7 @@ __device__ __forceinline__ PixelPlace FirstPixel(const ConvParams& p, int m) {
 }
 
 // A box of `map`: the pixels of consecutive outputs from the one at `at` on, dx columns and dy rows into
-// their windows, 128 channels from c on.
+// their windows, the channels of a row of the box from c on.
 __device__ __forceinline__ void PixelCopy(uint32_t shared, const CUtensorMap& map, int c,
                                           const PixelPlace& at, int dx, int dy, uint32_t barrier) {
   asm volatile(
@@ -70,10 +71,12 @@ __device__ __forceinline__ int CodesSwizzle(int row) {
 }
 #endif
 
-// The input in boxes of `pixels` pixels and 128 channels. They walk along the pixels that the first taps of
-// outputs' windows read, in steps of the strides, from image to image; where those are all pixels, along one
-// long row. What lies outside the image, and channels past the last, are read as 0.
-inline cudaError_t EncodePixels(const ConvParams& p, int pixels, CUtensorMap* map) {
+// The input in boxes of `pixels` pixels and kBytes channels, 128 or 64. They walk along the pixels that the
+// first taps of outputs' windows read, in steps of the strides, from image to image; where those are all
+// pixels, along one long row. What lies outside the image, and channels past the last, are read as 0.
+template <int kBytes = kRowBytes, typename Params>
+cudaError_t EncodePixels(const Params& p, int pixels, CUtensorMap* map) {
+  static_assert(kBytes == 128 || kBytes == 64);
   static const auto encode =
       reinterpret_cast<decltype(&cuTensorMapEncodeIm2col)>(DriverFunction("cuTensorMapEncodeIm2col"));
   if (encode == nullptr) return cudaErrorNotSupported;
@@ -88,10 +91,11 @@ inline cudaError_t EncodePixels(const ConvParams& p, int pixels, CUtensorMap* ma
   const int upper[] = {(out_w - 1) * p.stride_w - p.pad_left - in_w + 1,
                        (out_h - 1) * p.stride_h - p.pad_top - in_h + 1};
   const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(p.stride_w), static_cast<cuuint32_t>(p.stride_h), 1};
-  const CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, const_cast<uint8_t*>(p.x), sizes,
-                                 strides, lower, upper, kRowBytes, static_cast<cuuint32_t>(pixels), steps,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, const_cast<uint8_t*>(p.x), sizes, strides, lower, upper,
+             kBytes, static_cast<cuuint32_t>(pixels), steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             kBytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

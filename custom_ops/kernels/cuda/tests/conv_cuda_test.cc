@@ -62,6 +62,12 @@ struct Pair {
   cuda::PairShapes shapes;
 };
 
+// Two in a row; the residuals of the first may be made by a third one.
+struct Chain {
+  Node first, second;
+  std::optional<Node> residuals;
+};
+
 class Generator : public cuda::Draws {
  public:
   using Draws::Draws;
@@ -235,8 +241,9 @@ class Generator : public cuda::Draws {
   }
 
   // 1x1 convolutions, the second of which reads what the first makes.
-  std::pair<Node, Node> MakeChain() {
-    Node first, second;
+  Chain MakeChain() {
+    Chain chain;
+    Node &first = chain.first, &second = chain.second;
     first.kind = second.kind = "chain";
     const int64_t height = Int(1, 40), width = Int(1, 40);
     first.shape = second.shape = {Int(1, 4), height, width, height, width};
@@ -244,21 +251,56 @@ class Generator : public cuda::Draws {
     a.in_channels = 16 * Int(1, 20);
     a.out_channels = b.in_channels = Coin() ? 64 * Int(1, 16) : 16 * Int(1, 40);
     b.out_channels = 16 * Int(1, 20);
-    Operands(first.spec);
-    Operands(second.spec);
-    const auto requantizes = [](const Epilogue& e) { return e.kind == EpilogueKind::kRequantize; };
+    const bool makes_residuals = Coin();
+    if (makes_residuals) {
+      Node& residuals = chain.residuals.emplace(first);
+      residuals.spec.geometry.in_channels = 16 * Int(1, 20);
+      residuals.kind = "chained pair";
+      for (Node* const node : {&first, &residuals}) Stride(*node);
+      ChainOperands(residuals.spec);
+      RequantizesFor(residuals.spec, [&](const Epilogue& e) { return !e.has_residual; });
+    }
     do {
-      first.spec.epilogue = {};
-      MakeEpilogue(first.spec);
-    } while (!requantizes(first.spec.epilogue) || !(first.spec.epilogue.has_residual || Coin(0.3)));
-    do {
-      second.spec.epilogue = {};
-      MakeEpilogue(second.spec);
-    } while (!requantizes(second.spec.epilogue) || second.spec.epilogue.has_residual);
-    return {std::move(first), std::move(second)};
+      ChainOperands(first.spec);
+      // Both of a pair read codes of one sign.
+    } while (makes_residuals && first.spec.x.encoding != chain.residuals->spec.x.encoding);
+    ChainOperands(second.spec);
+    RequantizesFor(first.spec,
+                   [&](const Epilogue& e) { return e.has_residual || (!makes_residuals && Coin(0.3)); });
+    RequantizesFor(second.spec, [](const Epilogue& e) { return !e.has_residual; });
+    if (makes_residuals) {
+      first.spec.epilogue.residual_signed = chain.residuals->spec.epilogue.y_signed;
+      first.spec.epilogue.residual_zero_point = chain.residuals->spec.epilogue.zero_point;
+    }
+    return chain;
   }
 
  private:
+  // As many outputs of a larger image, and pixels that a stride leaves over.
+  void Stride(Node& node) {
+    ConvGeometry& g = node.spec.geometry;
+    g.stride_h = Int(1, 3);
+    g.stride_w = Coin(0.7) ? g.stride_h : Int(1, 3);
+    node.shape.in_h = (node.shape.out_h - 1) * g.stride_h + Int(1, g.stride_h);
+    node.shape.in_w = (node.shape.out_w - 1) * g.stride_w + Int(1, g.stride_w);
+  }
+
+  // Mostly what the kernels of chains take.
+  void ChainOperands(ConvSpec& spec) {
+    do {
+      Operands(spec);
+    } while (spec.x.encoding == Encoding::kBipolar);
+    if (Coin(0.9)) spec.w_zero_point.assign(spec.w_zero_point.size(), 0);
+  }
+
+  template <typename Accepts>
+  void RequantizesFor(ConvSpec& spec, const Accepts& accepts) {
+    do {
+      spec.epilogue = {};
+      MakeEpilogue(spec);
+    } while (spec.epilogue.kind != EpilogueKind::kRequantize || !accepts(spec.epilogue));
+  }
+
   void Operands(ConvSpec& spec) {
     const ConvGeometry& g = spec.geometry;
     spec.x = Type(true);
@@ -651,40 +693,60 @@ bool TestPair(const Pair& pair, Generator& generator, const cuda::Device& device
 // Returns whether all configurations of two convolutions in one launch agree; true where there are none.
 bool TestChain(Generator& generator, const cuda::Device& device, std::map<std::string, Counts>& by,
                size_t most, const std::string& text) {
-  const auto [first, second] = generator.MakeChain();
+  const auto [first, second, maker] = generator.MakeChain();
   const ConvShape& s = first.shape;
-  const int64_t x_count = s.OutPixels() * first.spec.geometry.in_channels;
+  const auto x_count = [](const Node& node) {
+    return node.shape.batch * node.shape.in_h * node.shape.in_w * node.spec.geometry.in_channels;
+  };
   const auto y_bytes = static_cast<size_t>(s.OutPixels() * first.spec.geometry.out_channels),
              z_bytes = static_cast<size_t>(s.OutPixels() * second.spec.geometry.out_channels);
   constexpr size_t guard = 256;
-  const cuda::ConvChain chain{cuda::PackConv(first.spec, device), cuda::PackConv(second.spec, device), s};
+  cuda::ConvChain chain{cuda::PackConv(first.spec, device), cuda::PackConv(second.spec, device), s, nullptr};
+  if (maker) {
+    chain.residuals = cuda::PackConv(maker->spec, device);
+    chain.residuals_shape = maker->shape;
+  }
   std::vector<cuda::ChainConfig> configs = cuda::CandidateChains(chain);
   std::erase_if(configs, [&](const auto& c) { return c.Text().find(text) == std::string::npos; });
   configs.resize(std::min(configs.size(), most));
   if (configs.empty()) return true;
 
-  const std::vector<uint8_t> x = generator.Codes(first.spec.x, x_count);
-  std::vector<uint8_t> residual;
-  if (first.spec.epilogue.has_residual)
-    residual = generator.Codes({8, Encoding::kUnsigned}, static_cast<int64_t>(y_bytes));
-  std::vector<uint8_t> y(y_bytes), z(z_bytes), found_y(y_bytes + guard), found_z(z_bytes + guard);
+  const std::vector<uint8_t> x = generator.Codes(first.spec.x, x_count(first));
+  std::vector<uint8_t> residual, made_of;
   Threads pool;
+  if (maker) {
+    made_of = generator.Codes(maker->spec.x, x_count(*maker));
+    residual.resize(y_bytes);
+    ReferenceRows()[0]
+        .create(maker->spec)
+        ->Run({maker->shape, made_of.data(), nullptr, residual.data()}, pool);
+  } else if (first.spec.epilogue.has_residual) {
+    residual = generator.Codes({8, Encoding::kUnsigned}, static_cast<int64_t>(y_bytes));
+  }
+  std::vector<uint8_t> y(y_bytes), z(z_bytes), found_y(y_bytes + guard), found_z(z_bytes + guard);
   ReferenceRows()[0]
       .create(first.spec)
       ->Run({s, x.data(), residual.empty() ? nullptr : residual.data(), y.data()}, pool);
-  ReferenceRows()[0].create(second.spec)->Run({s, y.data(), nullptr, z.data()}, pool);
+  ReferenceRows()[0].create(second.spec)->Run({second.shape, y.data(), nullptr, z.data()}, pool);
 
   DeviceBuffer device_x(x.size()), device_r(y_bytes), device_y(y_bytes + guard), device_z(z_bytes + guard),
-      elsewhere(std::max({x.size(), y_bytes, z_bytes}));
+      device_made_of(made_of.size()), elsewhere(std::max({x.size(), made_of.size(), y_bytes, z_bytes}));
   Check(cudaMemcpy(device_x.Get(), x.data(), x.size(), cudaMemcpyHostToDevice), "copy x");
+  if (maker) {
+    Check(cudaMemcpy(device_made_of.Get(), made_of.data(), made_of.size(), cudaMemcpyHostToDevice),
+          "copy x of the residuals");
+  }
   bool equal = true;
   for (const cuda::ChainConfig& config : configs) {
     const auto plan = cuda::PlanChain(chain, config);
     Check(cudaMemset(device_y.Get(), 0xA5, y_bytes + guard), "poison");
     Check(cudaMemset(device_z.Get(), 0xA5, z_bytes + guard), "poison");
     const bool in_place = generator.Coin();
-    void* const added = residual.empty() ? nullptr : in_place ? device_y.Get() : device_r.Get();
-    if (added != nullptr)
+    void* const added = maker              ? device_made_of.Get()
+                        : residual.empty() ? nullptr
+                        : in_place         ? device_y.Get()
+                                           : device_r.Get();
+    if (added != nullptr && !maker)
       Check(cudaMemcpy(added, residual.data(), y_bytes, cudaMemcpyHostToDevice), "copy residual");
     const bool overlap = generator.Coin();
     Run(
@@ -697,7 +759,7 @@ bool TestChain(Generator& generator, const cuda::Device& device, std::map<std::s
     SynchronizeOrExit("chain " + config.Text());
     Check(cudaMemcpy(found_y.data(), device_y.Get(), found_y.size(), cudaMemcpyDeviceToHost), "copy y");
     Check(cudaMemcpy(found_z.data(), device_z.Get(), found_z.size(), cudaMemcpyDeviceToHost), "copy z");
-    Counts& counts = by[config.Text()];
+    Counts& counts = by[config.Text() + (maker ? " of a pair" : "")];
     ++counts.runs;
     const auto overrun = [](const std::vector<uint8_t>& found, size_t size) {
       return std::any_of(found.begin() + static_cast<int64_t>(size), found.end(),
@@ -713,9 +775,11 @@ bool TestChain(Generator& generator, const cuda::Device& device, std::map<std::s
               << (equal_z ? "" : ", z") << (overran ? ", guard bytes overwritten" : "") << "; x " << s.batch
               << "x" << s.in_h << "x" << s.in_w << "x" << first.spec.geometry.in_channels << " -> "
               << first.spec.geometry.out_channels << " -> " << second.spec.geometry.out_channels
-              << (residual.empty() ? ""
-                  : in_place       ? " residual in place"
-                                   : " residual")
+              << (maker              ? " and the product that makes residuals, of " +
+                                           std::to_string(maker->spec.geometry.in_channels) + " channels"
+                  : residual.empty() ? ""
+                  : in_place         ? " residual in place"
+                                     : " residual")
               << "\n";
   }
   return equal;

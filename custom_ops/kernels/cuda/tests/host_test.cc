@@ -201,7 +201,21 @@ ConvChain ChainOf(const ConvSpec& first, const ConvSpec& second, int64_t batch, 
                   const Device& device) {
   return {std::make_shared<const PackedConv>(first, device, std::span<const uint8_t>()),
           std::make_shared<const PackedConv>(second, device, std::span<const uint8_t>()),
-          {batch, size, size, size, size}};
+          {batch, size, size, size, size},
+          nullptr};
+}
+
+// The same where `residuals` makes those of `first`; `size` is that of the outputs.
+ConvChain ChainOfPair(const ConvSpec& residuals, const ConvSpec& first, const ConvSpec& second, int64_t batch,
+                      int64_t size, const Device& device) {
+  ConvChain chain = ChainOf(first, second, batch, size, device);
+  const auto shape = [&](const ConvGeometry& g) -> ConvShape {
+    return {batch, size * g.stride_h, size * g.stride_w, size, size};
+  };
+  chain.shape = shape(first.geometry);
+  chain.residuals = std::make_shared<const PackedConv>(residuals, device, std::span<const uint8_t>());
+  chain.residuals_shape = shape(residuals.geometry);
+  return chain;
 }
 
 void TestChains() {
@@ -246,6 +260,37 @@ void TestChains() {
   floats.epilogue.quantized_output = false;
   floats.epilogue.acc_scale = floats.epilogue.multiplier;
   Expect(!applies(first, floats), "an output that is no code");
+}
+
+void TestChainedPairs() {
+  const ConvSpec residuals = Pointwise(128, 512, false), first = Pointwise(256, 512, true, 2),
+                 second = Pointwise(512, 128, false);
+  const Device& hopper = *std::find_if(Devices().begin(), Devices().end(),
+                                       [](const Device& device) { return device.capability == 90; });
+  const auto applies = [&](const ConvSpec& a, const ConvSpec& b, const ConvSpec& c) {
+    return !CandidateChains(ChainOfPair(a, b, c, 16, 28, hopper)).empty();
+  };
+  Expect(applies(residuals, first, second), "a pair with a stride");
+  Expect(applies(Pointwise(128, 512, false, 3), first, second), "two strides");
+  Expect(!applies(residuals, Pointwise(256, 512, false, 2), second), "nobody adds the residuals");
+  Expect(!applies(Pointwise(128, 512, true), first, second), "residuals of the residuals");
+  Expect(!applies(Pointwise(128, 256, false), first, second), "fewer residuals than sums");
+  Expect(!applies(residuals, first, Pointwise(512, 128, false, 2)), "a stride behind the pair");
+  ConvSpec is_signed = residuals;
+  is_signed.x.encoding = Encoding::kSigned;
+  Expect(!applies(is_signed, first, second), "codes of two signs");
+  for (const Device& device : Devices()) {
+    for (const int64_t batch : {1, 16, 128}) {
+      const ConvChain chain = ChainOfPair(Pointwise(64, 256, false), Pointwise(64, 256, true),
+                                          Pointwise(256, 64, false), batch, 56, device);
+      const std::vector<ChainConfig> candidates = CandidateChains(chain);
+      Expect(candidates.empty() == (device.capability != 90), device.name + ": a pair and the next");
+      Expect(batch != 16 || device.capability != 90 || ChainPays(chain), "is worth a launch for both");
+      for (const ChainConfig& config : candidates)
+        Expect(PlanConfig(*PlanChain(chain, config)) == config, "every candidate has a plan");
+      Expect(!ChainPays(chain) || !candidates.empty(), "what does not apply does not pay");
+    }
+  }
 }
 
 // ---- divisions
@@ -564,6 +609,7 @@ int main() {
   lowbit::cuda::TestRanking();
   lowbit::cuda::TestPairRanking();
   lowbit::cuda::TestChains();
+  lowbit::cuda::TestChainedPairs();
   lowbit::cuda::TestDivisions();
   lowbit::cuda::TestSums();
   for (const lowbit::cuda::Case& c : lowbit::cuda::Cases()) lowbit::cuda::CheckCase(c);
