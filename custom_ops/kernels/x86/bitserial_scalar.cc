@@ -1,7 +1,7 @@
 // Bit-serial tiles in plain C++, 64 bits of K at a time.
 #include <bit>
 
-#include "kernels/x86/bitserial_bits.h"
+#include "kernels/common/bitserial_bits.h"
 #include "kernels/x86/bitserial_tile.h"
 #include "kernels/x86/simd_scalar.h"
 
@@ -98,13 +98,20 @@ const BitserialEngine kBitserialScalar = {.lanes = 1,
                                           .digit_planes = 1,
                                           .codes_per_byte = 8,
                                           .has_masked = true,
+                                          .has_few_codes = false,
+                                          .transposed_codes = 0,
+                                          .block_bytes = kBitserialBlockBytes,
                                           .products_per_cycle = 12.0,
                                           .fetch_cycles = 0.0,
                                           .outputs_per_cycle = 0.1,
+                                          .few_codes_per_cycle = 0.0,
                                           .sums_per_cycle = 1.0,
                                           .code_cycles = 0.0,
                                           .digit_cycles = 0.33,
+                                          .call_cycles = kBitserialCallCycles,
                                           .tile_rows = 2,
+                                          .least_rows = 2,
+                                          .digits_are_rows = false,
                                           .pack = &Pack,
                                           .run = &RunBitserial<Words64>};
 

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "kernels/common/tile_finish.h"
-#include "kernels/x86/bitserial_block.h"
+#include "kernels/x86/bitserial_engines.h"
 
 namespace lowbit {
 namespace {

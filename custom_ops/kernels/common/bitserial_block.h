@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/common/few_codes.h"
 #include "kernels/common/tile_output.h"
 
 namespace lowbit {
@@ -32,6 +33,7 @@ struct DigitPacking {
   size_t digit_bytes;         // written per run and digit
   int planes;                 // bits of a code; those above are ignored
   uint8_t flip;               // XORed to every code: makes signed codes unsigned
+  bool transposed;            // the order of the codes (BitserialEngine::transposed_codes)
 };
 
 // Consecutive output channels computed together: `vectors` SIMD vectors, the last one perhaps not full.
@@ -59,7 +61,7 @@ struct BitserialBlock {
   BitOp op;
   // The digits of the input pixel at the upper left end of each window; and where the units of K lie from
   // there.
-  const uint8_t* const* pixels;
+  const uint8_t* const* pixels;  // up to a multiple of BitserialEngine::tile_rows the last one again
   size_t pixel_count;
   const uint32_t* offsets;  // [digits][units]
   size_t units;
@@ -72,6 +74,13 @@ struct BitserialBlock {
   // each.
   const int32_t* const* bias_rows;
   const int32_t* bias;
+  // Whether the sums of all counts times their factors, in units of the least factor, surely lie within
+  // FewCodes::kLargestSum. Then, where the engine and the epilogue have it, the epilogue of such sums, or
+  // null. The limits are per pixel or for all, as the biases are, which are not given then.
+  bool terms_fit_words;
+  const FewCodesView* few_codes;
+  const int16_t* const* limit_rows;
+  const int16_t* limits;
   TileOutput output;
 };
 
@@ -84,14 +93,24 @@ struct BitserialEngine {
   int digit_planes;  // 1 or 2
   size_t codes_per_byte;  // of a digit
   bool has_masked;        // whether BitOp::kMasked is implemented
-  // For the cost model, measured on Zen 5 (benchmarks/pairs.py).
-  double products_per_cycle;  // of a plane and a digit
-  double fetch_cycles;        // per bit of K, pass, pixel and panel, where fetching the digits shows
-  double outputs_per_cycle;   // started and finished
-  double sums_per_cycle;      // outputs scaled between two passes
-  double code_cycles;         // packing a code takes these
-  double digit_cycles;        // and these for each digit
-  int tile_rows;              // pixels of the widest tile
+  bool has_few_codes;     // whether BitserialBlock::few_codes is read
+  // Of every so many whole codes of a run, a multiple of 8 or 0, code i has its bit at (i % m) * 8 + i / m
+  // with m an eighth of them: packing then shifts vectors instead of bits. The others follow in order.
+  size_t transposed_codes;
+  size_t block_bytes;  // of packed digits, which all panels read
+  // For the cost model, on x86 measured on Zen 5 (benchmarks/pairs.py).
+  double products_per_cycle;   // of a plane and a digit
+  double fetch_cycles;         // per bit of K, pass, pixel and panel, where fetching the digits shows
+  double outputs_per_cycle;    // started and finished
+  double few_codes_per_cycle;  // the same where few_codes is read
+  double sums_per_cycle;       // outputs scaled between two passes
+  double code_cycles;          // packing a code takes these
+  double digit_cycles;         // and these for each digit
+  double call_cycles;          // beside all that
+  // Pixels of the widest tile, and of the least one that is as fast for its size. Where the digits of a pixel
+  // are rows of a tile as well: pixels times digits, 3 of which take the rows of 4.
+  int tile_rows, least_rows;
+  bool digits_are_rows;
   void (*pack)(const DigitPacking& packing);
   void (*run)(const BitserialBlock& block);
 
@@ -101,9 +120,5 @@ struct BitserialEngine {
   constexpr size_t UnitWeightBytes() const { return unit_bits / 8; }
   constexpr size_t UnitDigitBytes() const { return unit_bits / codes_per_byte; }
 };
-
-// Defined in bitserial_<isa>.cc.
-extern const BitserialEngine kBitserialScalar, kBitserialSse41, kBitserialAvx2, kBitserialAvx512Vnni,
-    kBitserialAvx512Popcnt;
 
 }  // namespace lowbit

@@ -1,0 +1,823 @@
+// The portable half of the bit-serial kernels (AP-BIT of Feng et al., "APNN-TC", SC 2021, sections 3 and 4):
+// bit planes, addressing, the split into tasks, and the algebra that turns every pair of encodings into
+// population counts.
+//
+// Algebra. An activation code u of q bits is a sum of bit planes, u = sum_t 2^t u_t with u_t in {0, 1};
+// signed codes get their top bit flipped first, which adds 2^(q-1). Its value is v(x) = a u + b:
+//
+//   unsigned   a = 1, b = -zero_point
+//   signed     a = 1, b = -zero_point - 2^(q-1)
+//   bipolar    a = 2, b = -1
+//
+// so that for one output, all sums running over the products of its window,
+//
+//   sum v(w) v(x)  =  b sum v(w)  +  a sum_t 2^t sum v(w) u_t .
+//
+// The first term is a constant of the channel. The inner sum of the second one is counted in one of three
+// ways, whichever needs the fewest instructions for the values (zero points included) that the weights really
+// have:
+//
+//   xor      v(w) = 2w - 1                    sum v(w) u_t = popc(w) - popc(w ^ u_t)
+//   masked   v(w) = (2w - 1) m, ternary       sum v(w) u_t = popc(w & m) - popc((w ^ u_t) & m)
+//   and      v(w) = sum_s f_s w_s             sum v(w) u_t = sum_s f_s popc(w_s & u_t)
+//
+// with f_s = 2^s, or -2^s where all values are at most 0, the sign turned around in the top plane where the
+// values have both signs. In the first two, popc(w & m) is a constant of the channel too. So no case needs
+// the sums of the activations that a correction 2 popc(w & u) - popc(u) would: the operator (XOR or AND)
+// follows the weights, and the encoding of x changes nothing but constants and the factor a. Bipolar x
+// bipolar comes out as K - 2 popc(w ^ x), as it must.
+//
+// Padding. A tap outside the image contributes 0. It reads the zero point of x, whose v(x) is 0. Bipolar
+// codes have no zero: such a tap reads 0, the value -1, and its weights are added to the bias of the pixels
+// that miss it, one bias per set of missing taps.
+//
+// Addressing. Each block of output pixels first packs the input pixels below it, each once however many taps
+// read it, padding included. The window of a pixel is then a list of units (a few bytes of bits) at fixed
+// distances from its upper left end:
+//
+//   pixels   the planes of one input pixel and group lie together, each filled up to whole units
+//   rows     few channels: the bits of a whole row form one plane, and a kernel row of kernel_w * channels
+//            bits is read across the pixels
+#include "kernels/common/bitserial.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "core/packed_weights.h"
+#include "core/plan_cache.h"
+#include "kernels/common/bitserial_bits.h"
+#include "kernels/common/few_codes.h"
+#include "kernels/common/workspace.h"
+
+namespace lowbit {
+namespace {
+
+// ---- how weights become planes
+
+struct WeightPlan {
+  BitOp op = BitOp::kAnd;
+  int planes = 1;
+  bool negated = false;   // kAnd: the planes are those of -v
+  bool has_sign = false;  // kAnd: the top plane counts with the other sign
+
+  // The bits of value v: bit s is the one in plane s; kMasked: bit 0 is w, bit 1 is m.
+  uint8_t Bits(int32_t v) const {
+    if (op == BitOp::kAnd) return static_cast<uint8_t>(negated ? -v : v);
+    return static_cast<uint8_t>((v > 0 ? 1 : 0) | (v != 0 ? 2 : 0));
+  }
+  int32_t Factor(int plane) const {
+    const bool minus = negated != (has_sign && plane == planes - 1);
+    return (minus ? -1 : 1) * (1 << plane);
+  }
+};
+
+bool Padded(const ConvGeometry& g) {
+  return g.pad_top != 0 || g.pad_left != 0 || g.pad_bottom != 0 || g.pad_right != 0;
+}
+
+// A bipolar operand is corrected for each set of missing taps, of which there are at most as many as taps.
+constexpr int64_t kMaxPaddedTaps = 1024;
+
+static_assert(kMaxBitPlanes <= kFewWeightBits, "the rows read ConvSpec::weight_values");
+
+int BitsOf(int32_t v) { return static_cast<int>(std::bit_width(static_cast<uint32_t>(v))); }
+
+WeightPlan PlanWeights(const ValueRange& range, bool has_masked) {
+  WeightPlan plan;
+  const bool within_one = range.lo >= -1 && range.hi <= 1;
+  if (within_one && !range.has_zero) {
+    plan.op = BitOp::kXor;
+  } else if (within_one && range.lo < 0 && range.hi > 0 && has_masked) {
+    plan.op = BitOp::kMasked;
+  } else if (range.lo >= 0 || range.hi <= 0) {
+    plan.negated = range.lo < 0;
+    plan.planes = std::max(1, BitsOf(std::max(range.hi, -range.lo)));
+  } else {
+    // Two's complement of v holds [-2^n, 2^n - 1], that of -v holds [-(2^n - 1), 2^n].
+    const int plain = std::max(BitsOf(range.hi), BitsOf(-range.lo - 1));
+    const int negated = std::max(BitsOf(-range.lo), BitsOf(range.hi - 1));
+    plan.negated = negated < plain;
+    plan.has_sign = true;
+    plan.planes = 1 + std::min(plain, negated);
+  }
+  return plan;
+}
+
+int32_t XFactor(const ConvSpec& spec) { return spec.x.encoding == Encoding::kBipolar ? 2 : 1; }
+
+// In the order of a Horner scheme, with the last one that counts nothing.
+std::vector<BitserialPass> ListPasses(const ConvSpec& spec, const WeightPlan& plan,
+                                      const BitserialEngine& engine) {
+  std::vector<BitserialPass> passes;
+  for (int s = 0; s < plan.planes; ++s) {
+    const int32_t w_factor = plan.op == BitOp::kAnd ? plan.Factor(s) : -1;
+    for (int t = 0; t < spec.x.bits; t += engine.digit_planes) {
+      const int planes = std::min(engine.digit_planes, spec.x.bits - t);
+      passes.push_back({static_cast<size_t>(s), static_cast<size_t>(t / engine.digit_planes), planes,
+                        XFactor(spec) * (1 << t) * w_factor, 0, false});
+    }
+  }
+  std::stable_sort(passes.begin(), passes.end(), [](const BitserialPass& a, const BitserialPass& b) {
+    return std::pair(std::abs(a.factor), a.factor) > std::pair(std::abs(b.factor), b.factor);
+  });
+  passes.push_back({0, 0, 0, 1, 0, false});  // what is left of the last factor
+  for (size_t i = 1; i < passes.size(); ++i) {
+    const int32_t before = passes[i - 1].factor, now = passes[i].factor;
+    passes[i].shift = BitsOf(std::abs(before)) - BitsOf(std::abs(now));
+    passes[i].negate = (before < 0) != (now < 0);
+  }
+  return passes;
+}
+
+int64_t LargestCount(const BitserialPass& pass, int64_t k) { return ((1 << pass.digit_planes) - 1) * k; }
+
+// The least factor, in magnitude: a divisor of all others.
+int32_t UnitOf(const std::vector<BitserialPass>& passes) { return passes[passes.size() - 2].factor; }
+
+// In units of the least factor, as are those of the following function.
+bool SumsFitWords(const std::vector<BitserialPass>& passes, int64_t k) {
+  const int32_t unit = UnitOf(passes);
+  int64_t largest = 0;
+  for (const BitserialPass& pass : passes) largest += std::abs(pass.factor / unit) * LargestCount(pass, k);
+  return largest <= std::numeric_limits<int16_t>::max();
+}
+
+bool TermsFitWords(const std::vector<BitserialPass>& passes, int64_t k) {
+  const int32_t unit = UnitOf(passes);
+  int64_t raised = 0, lowered = 0;
+  for (const BitserialPass& pass : passes) {
+    const int32_t factor = pass.factor / unit;
+    (factor > 0 ? raised : lowered) += std::abs(factor) * LargestCount(pass, k);
+  }
+  return std::max(raised, lowered) <= FewCodes::kLargestSum;
+}
+
+// Whether sums in 16 bits meet an epilogue there.
+bool HasFewCodes(const ConvSpec& spec, const BitserialEngine& engine,
+                 const std::vector<BitserialPass>& passes) {
+  return engine.has_few_codes && FewCodes::Represents(spec.epilogue) &&
+         TermsFitWords(passes, spec.geometry.K());
+}
+
+// ---- where the bits of a window lie
+
+// One dimension of the window: an input position is packed if an output reads it. With a single tap,
+// positions between the strides are left out.
+struct Axis {
+  int64_t kernel = 1, stride = 1, dilation = 1, pad = 0;
+
+  int64_t PackedStep() const {
+    return kernel == 1 ? stride : 1;
+  }  // from one packed position to the next, in x
+  int64_t Stride() const { return kernel == 1 ? 1 : stride; }  // of outputs, in packed positions
+  size_t Span(size_t outputs) const {
+    return (outputs - 1) * static_cast<size_t>(Stride()) + static_cast<size_t>((kernel - 1) * dilation) + 1;
+  }
+};
+
+Axis Vertical(const ConvGeometry& g) { return {g.kernel_h, g.stride_h, g.dilation_h, g.pad_top}; }
+Axis Horizontal(const ConvGeometry& g) { return {g.kernel_w, g.stride_w, g.dilation_w, g.pad_left}; }
+
+// What depends on the node alone.
+struct WindowLayout {
+  bool rows = false;        // the addressing
+  size_t segments = 0;      // taps, or kernel rows
+  size_t segment_bits = 0;  // used in each
+  size_t segment_units = 0;
+  size_t digit_bytes = 0;  // of a pixel and group; addressing `rows`: of a pixel
+  size_t pixel_pitch = 0;  // from one packed pixel to the next
+  size_t strips = 1;       // addressing `rows`: one per digit; a pixel has pixel_pitch bytes in each
+  size_t units() const { return segments * segment_units; }
+};
+
+WindowLayout PlanWindow(const ConvGeometry& g, int x_bits, const WeightPlan& weights,
+                        const BitserialEngine& engine) {
+  const size_t unit_bits = engine.unit_bits, digits = engine.DigitCount(x_bits);
+  const size_t group_in = static_cast<size_t>(g.GroupIn()), kernel_w = static_cast<size_t>(g.kernel_w);
+  WindowLayout w;
+  w.segments = static_cast<size_t>(g.Taps());
+  w.segment_bits = group_in;
+  w.segment_units = DivideUp(group_in, unit_bits);
+  w.digit_bytes = w.segment_units * engine.UnitDigitBytes();
+  w.pixel_pitch = digits * static_cast<size_t>(g.group) * w.digit_bytes;
+
+  // XOR counts what lies behind the kernel row in its last unit.
+  const size_t row_bits = kernel_w * group_in;
+  const bool exact = weights.op != BitOp::kXor || row_bits % unit_bits == 0;
+  const size_t row_units = DivideUp(row_bits, unit_bits);
+  if (g.group == 1 && g.dilation_w == 1 && group_in % engine.codes_per_byte == 0 && exact &&
+      row_units < kernel_w * w.segment_units) {
+    w.rows = true;
+    w.segments = static_cast<size_t>(g.kernel_h);
+    w.segment_bits = row_bits;
+    w.segment_units = row_units;
+    w.digit_bytes = w.pixel_pitch = group_in / engine.codes_per_byte;
+    w.strips = digits;
+  }
+  return w;
+}
+
+// Whether the codes of a run lie in the engine's own order; a kernel row is read across pixels, in theirs.
+bool IsTransposed(const WindowLayout& w, const BitserialEngine& engine) {
+  return engine.transposed_codes != 0 && !w.rows;
+}
+
+// Where the bit of code i of a run of `codes` lies.
+size_t BitPlace(const WindowLayout& w, const BitserialEngine& engine, size_t i, size_t codes) {
+  const size_t size = engine.transposed_codes;
+  if (!IsTransposed(w, engine) || i >= codes / size * size) return i;
+  const size_t first = i / size * size, width = size / 8;
+  return first + (i - first) % width * 8 + (i - first) / width;
+}
+
+// How a block of output rows and columns is packed.
+struct PackedBlock {
+  size_t rows = 0, columns = 0;  // packed input positions
+  size_t digit_pitch = 0;        // from one digit to the next
+  size_t row_pitch = 0;
+  size_t bytes = 0;
+};
+
+PackedBlock PlanPacked(const ConvGeometry& g, const WindowLayout& w, const BitserialEngine& engine,
+                       size_t rows, size_t columns) {
+  PackedBlock p;
+  p.rows = Vertical(g).Span(rows);
+  p.columns = Horizontal(g).Span(columns);
+  // The last unit of a kernel row may reach behind the last pixel.
+  const size_t strip = RoundUp(p.columns * w.pixel_pitch + engine.UnitDigitBytes(), 8);
+  p.digit_pitch = w.rows ? strip : w.digit_bytes;
+  p.row_pitch = w.rows ? w.strips * strip : p.columns * w.pixel_pitch;
+  p.bytes = p.rows * p.row_pitch;
+  return p;
+}
+
+// ---- how the output is cut into blocks
+
+// Packed bits of one block, at most. Engines ask for fewer, that stay in a cache together with a panel of
+// weights; the window of a single output may need more than that.
+constexpr size_t kPackedBytes = 128 * 1024;
+constexpr size_t kMaxBlockPixels = 1024;
+// A small layer is cut into more blocks than that requires, for the threads; not below this many pixels,
+// where a block's tiles no longer share the weights well.
+constexpr size_t kMinSharedPixels = 48;
+
+struct BlockGrid {
+  size_t rows = 0, columns = 0;  // of outputs, per block
+  size_t row_blocks = 0, column_blocks = 0, blocks = 0;
+  PackedBlock packed;
+  size_t pixels() const { return rows * columns; }
+};
+
+template <class BytesOf>
+BlockGrid CutBlocks(const ConvShape& s, size_t wanted_blocks, size_t block_bytes, const BytesOf& bytes_of) {
+  BlockGrid grid;
+  const size_t out_h = static_cast<size_t>(s.out_h), out_w = static_cast<size_t>(s.out_w);
+  const size_t total = static_cast<size_t>(s.OutPixels());
+  const size_t limit =
+      std::clamp(DivideUp(total, std::max<size_t>(wanted_blocks, 1)), kMinSharedPixels, kMaxBlockPixels);
+  grid.columns = std::min(out_w, limit);
+  while (grid.columns > 1 && bytes_of(1, grid.columns) > block_bytes)
+    grid.columns = DivideUp(grid.columns, 2);
+  grid.column_blocks = DivideUp(out_w, grid.columns);
+  grid.columns = DivideUp(out_w, grid.column_blocks);
+  grid.rows = 1;
+  if (grid.column_blocks == 1) {
+    while (grid.rows < out_h && (grid.rows + 1) * out_w <= limit &&
+           bytes_of(grid.rows + 1, out_w) <= block_bytes)
+      ++grid.rows;
+  }
+  grid.row_blocks = DivideUp(out_h, grid.rows);
+  grid.rows = DivideUp(out_h, grid.row_blocks);
+  grid.blocks = static_cast<size_t>(s.batch) * grid.row_blocks * grid.column_blocks;
+  return grid;
+}
+
+// ---- what depends on the shape
+
+// The outputs of one dimension, sorted by the taps of theirs that lie inside the image: [first, end).
+struct TapClasses {
+  std::vector<std::pair<int64_t, int64_t>> ranges;
+  std::vector<uint32_t> of_output;
+
+  TapClasses(const Axis& axis, int64_t in, int64_t out) {
+    for (int64_t o = 0; o < out; ++o) {
+      const int64_t start = o * axis.stride - axis.pad;
+      int64_t first = 0, end = axis.kernel;
+      while (first < end && start + first * axis.dilation < 0) ++first;
+      while (end > first && start + (end - 1) * axis.dilation >= in) --end;
+      const std::pair<int64_t, int64_t> range = {first, end};
+      auto it = std::find(ranges.begin(), ranges.end(), range);
+      if (it == ranges.end()) it = ranges.insert(ranges.end(), range);
+      of_output.push_back(static_cast<uint32_t>(it - ranges.begin()));
+    }
+  }
+};
+
+struct ShapePlan {
+  ConvShape shape;  // flattened
+  BlockGrid grid;
+  std::vector<uint32_t> offsets;  // [digits][units]
+  // Bipolar x with padding: a bias per class of rows and class of columns.
+  std::vector<uint32_t> row_class, column_class;
+  size_t column_classes = 0;
+  std::vector<int32_t> class_bias;    // [row classes][column classes][channels + padding]
+  std::vector<int16_t> class_limits;  // of these biases, where the kernel has few codes
+};
+
+// ---- the kernel
+
+struct Estimate {
+  double packing = 0;   // cycles to pack every input position once
+  double products = 0;  // cycles for all counts, and for what is done once per output
+};
+
+struct Rows {
+  double computed = 0;  // of tiles, for all pixels
+  double passes = 0;    // over such a row, for the planes of the weights and what digits are no rows
+};
+
+Rows CountRows(const BitserialEngine& engine, size_t pixels, size_t digits, size_t planes) {
+  const auto tile = static_cast<size_t>(engine.tile_rows), least = static_cast<size_t>(engine.least_rows);
+  if (!engine.digits_are_rows) {
+    const size_t rest = pixels % tile;
+    return {static_cast<double>(pixels - rest + (rest == 0 ? 0 : std::max(rest, least))),
+            static_cast<double>(planes * digits)};
+  }
+  const size_t rows = std::bit_ceil(digits);
+  return {static_cast<double>(RoundUp(pixels * rows, least)), static_cast<double>(planes)};
+}
+
+Estimate EstimateCycles(const ConvGeometry& g, const WindowLayout& w, const WeightPlan& weights, int x_bits,
+                        bool few_codes, const BitserialEngine& engine, const ConvShape& shape) {
+  const Axis vertical = Vertical(g), horizontal = Horizontal(g);
+  const double outputs = static_cast<double>(shape.OutPixels());
+  const double positions = std::min(static_cast<double>(shape.batch * shape.in_h * shape.in_w),
+                                    outputs * static_cast<double>(vertical.Span(1) * horizontal.Span(1)));
+  const size_t lanes = static_cast<size_t>(engine.lanes);
+  const double channels =
+      static_cast<double>(static_cast<size_t>(g.group) * RoundUp(static_cast<size_t>(g.GroupOut()), lanes));
+  const double digits = static_cast<double>(engine.DigitCount(x_bits));
+  const Rows rows = CountRows(engine, static_cast<size_t>(shape.OutPixels()), engine.DigitCount(x_bits),
+                              static_cast<size_t>(weights.planes));
+  const double sums = static_cast<double>(weights.planes) * digits;
+  const double k = static_cast<double>(w.units() * engine.unit_bits);
+  const double operations = weights.op == BitOp::kMasked ? 4.0 / 3.0 : 1.0;
+  Estimate e;
+  const size_t codes = RoundUp(static_cast<size_t>(g.in_channels), engine.unit_bits);
+  e.packing = positions * static_cast<double>(codes) * (engine.code_cycles + digits * engine.digit_cycles);
+  const double panels = std::ceil(channels / static_cast<double>(lanes) / engine.max_vectors);
+  e.products = rows.computed * rows.passes * k *
+                   (channels * operations / engine.products_per_cycle + panels * engine.fetch_cycles) +
+               outputs * channels *
+                   (1 / (few_codes ? engine.few_codes_per_cycle : engine.outputs_per_cycle) +
+                    sums / engine.sums_per_cycle);
+  return e;
+}
+
+class BitserialKernel final : public ConvKernel {
+ public:
+  BitserialKernel(const ConvSpec& spec, const BitserialEngine& engine);
+
+  void Run(const ConvArgs& args, ThreadPool& pool) const override;
+  size_t WorkspaceBytes(const ConvShape& shape) const override {
+    return shape.OutPixels() == 0 ? 0 : PlanScratch(GridOf(Flatten(geometry_, shape))).bytes;
+  }
+  size_t PackedBytes() const override {
+    return weights_->size() + epilogue_.Bytes() + (few_codes_ ? few_codes_->Bytes() : 0);
+  }
+
+ private:
+  // The parts of a thread's scratch memory, as offsets.
+  struct Scratch {
+    size_t packed = 0, pixels = 0, bias_rows = 0, limit_rows = 0, bytes = 0;
+  };
+
+  bool FoldConstants(const ConvSpec& spec);
+  void PackWeights(const ConvSpec& spec);
+  void PackPadding(const ConvSpec& spec);
+
+  std::shared_ptr<const ShapePlan> PlanOf(const ConvShape& shape) const {
+    return plans_.Get(shape, [&] { return MakePlan(shape); });
+  }
+  ShapePlan MakePlan(const ConvShape& shape) const;
+  BlockGrid GridOf(const ConvShape& flattened) const;
+  size_t PaddedPixels(size_t count) const { return RoundUp(count, static_cast<size_t>(engine_.tile_rows)); }
+  void AddClassBiases(ShapePlan& plan) const;
+  Scratch PlanScratch(const BlockGrid& grid) const;
+  void PackBlock(const ConvArgs& args, const ShapePlan& plan, int64_t image, size_t row, size_t column,
+                 uint8_t* packed) const;
+  void PackRun(const uint8_t* x, size_t count, size_t digit_pitch, uint8_t* to) const;
+  void PadRun(size_t first, size_t end, size_t digit_pitch, uint8_t* row) const;
+
+  const ConvGeometry geometry_;
+  const BitserialEngine& engine_;
+  const int x_bits_;
+  WeightPlan plan_;
+  WindowLayout window_;
+  EpilogueTables epilogue_;
+  const std::vector<BitserialPass> passes_;
+  const bool sums_fit_words_, terms_fit_words_;
+  std::optional<FewCodes> few_codes_;
+  FewCodesView few_codes_view_{};
+  std::vector<int16_t> limits_;
+  std::vector<int32_t> bias_;  // [out_channels + padding], constants folded in
+  std::vector<int32_t>
+      tap_sums_;  // [taps][out_channels] of weight values; empty where padding needs no correction
+  uint8_t x_flip_ = 0;
+  std::vector<uint8_t> pad_pixel_;  // packed: [strips][pixel_pitch]
+  PackedWeights weights_;
+  std::vector<BitserialPanel> panels_;
+  mutable PlanCache<ConvShape, ShapePlan> plans_;
+};
+
+BitserialKernel::BitserialKernel(const ConvSpec& spec, const BitserialEngine& engine)
+    : geometry_(spec.geometry),
+      engine_(engine),
+      x_bits_(spec.x.bits),
+      plan_(PlanWeights(spec.weight_values, engine.has_masked)),
+      window_(PlanWindow(spec.geometry, spec.x.bits, plan_, engine)),
+      epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)),
+      passes_(ListPasses(spec, plan_, engine)),
+      sums_fit_words_(SumsFitWords(passes_, spec.geometry.K())),
+      terms_fit_words_(TermsFitWords(passes_, spec.geometry.K())) {
+  const bool constants_fit = FoldConstants(spec);
+  if (constants_fit && HasFewCodes(spec, engine, passes_)) {
+    few_codes_.emplace(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels), UnitOf(passes_));
+    few_codes_view_ = few_codes_->view();
+    limits_ = few_codes_->Limits(bias_.data());
+  }
+  PackWeights(spec);
+  PackPadding(spec);
+}
+
+// Whether the constants are numbers of 32 bits, and not only modulo 2^32.
+bool BitserialKernel::FoldConstants(const ConvSpec& spec) {
+  const ConvGeometry& g = geometry_;
+  const size_t channels = static_cast<size_t>(g.out_channels);
+  const bool bipolar = spec.x.encoding == Encoding::kBipolar;
+  x_flip_ = spec.x.encoding == Encoding::kSigned ? static_cast<uint8_t>(1 << (x_bits_ - 1)) : 0;
+  const int64_t b = bipolar ? -1 : -int64_t{spec.x_zero_point} - x_flip_;
+  const int64_t ones = XFactor(spec) * ((1 << x_bits_) - 1);  // a sum_t 2^t
+  if (bipolar && Padded(g)) tap_sums_.resize(static_cast<size_t>(g.Taps()) * channels);
+
+  bias_.assign(channels + kEpiloguePadding, 0);
+  bool fit = true;
+  std::vector<int64_t> largest(channels);
+  for (size_t c = 0; c < channels; ++c) {
+    int64_t sum = 0, magnitude = 0, positive = 0;
+    int64_t index = static_cast<int64_t>(c) * g.K();
+    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
+      int64_t tap_sum = 0;
+      for (int64_t i = 0; i < g.GroupIn(); ++i, ++index) {
+        const int32_t v = spec.WeightValue(static_cast<int64_t>(c), index);
+        tap_sum += v;
+        magnitude += std::abs(v);
+        positive += v > 0;
+      }
+      sum += tap_sum;
+      if (!tap_sums_.empty())
+        tap_sums_[static_cast<size_t>(tap) * channels + c] = static_cast<int32_t>(tap_sum);
+    }
+    const int64_t constant = spec.bias[c] + b * sum + (plan_.op == BitOp::kAnd ? 0 : ones * positive);
+    bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(constant));  // wraps as the sums do
+    fit = fit && constant == bias_[c];
+    largest[c] = 256 * magnitude + std::abs(static_cast<int64_t>(spec.bias[c]));  // |v(x)| <= 256
+  }
+  epilogue_.LimitAccumulators(largest);
+  return fit;
+}
+
+void BitserialKernel::PackWeights(const ConvSpec& spec) {
+  const ConvGeometry& g = geometry_;
+  const size_t lanes = static_cast<size_t>(engine_.lanes), unit = engine_.UnitWeightBytes();
+  const size_t planes = static_cast<size_t>(plan_.planes), operands = plan_.op == BitOp::kMasked ? 2 : 1;
+  const size_t group_out = static_cast<size_t>(g.GroupOut()), k = static_cast<size_t>(g.K());
+  std::vector<size_t> offsets;
+  size_t bytes = 0;
+  for (size_t group = 0; group < static_cast<size_t>(g.group); ++group) {
+    const size_t vectors = DivideUp(group_out, lanes);
+    const size_t count = DivideUp(vectors, static_cast<size_t>(engine_.max_vectors));
+    size_t vector = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const size_t width = vectors / count + (i < vectors % count ? 1 : 0);
+      BitserialPanel panel{};
+      panel.channel = group * group_out + vector * lanes;
+      panel.count = std::min(width * lanes, group_out - vector * lanes);
+      panel.x_offset = group * engine_.DigitCount(x_bits_) * window_.digit_bytes;
+      panel.vectors = static_cast<int>(width);
+      panels_.push_back(panel);
+      offsets.push_back(bytes);
+      bytes += planes * window_.units() * operands * width * lanes * unit;
+      vector += width;
+    }
+  }
+
+  AlignedBytes packed(bytes);
+  const size_t step = static_cast<size_t>(engine_.lane_step);
+  const size_t segment_weights = k / window_.segments, segment_bytes = window_.segment_units * unit;
+  std::vector<uint8_t> bits(
+      RoundUp(segment_weights, 8));  // of the values of a segment; zeros behind the last one
+  for (size_t p = 0; p < panels_.size(); ++p) {
+    const BitserialPanel& panel = panels_[p];
+    const size_t width = static_cast<size_t>(panel.vectors) * lanes;
+    const size_t plane_bytes = window_.units() * operands * width * unit;
+    for (size_t lane = 0; lane < panel.count; ++lane) {
+      const size_t channel = panel.channel + lane, stepped = lane % lanes * step;
+      const size_t place = lane / lanes * lanes + stepped % lanes + stepped / lanes;
+      for (size_t segment = 0; segment < window_.segments; ++segment) {
+        const size_t first = channel * k + segment * segment_weights;
+        for (size_t i = 0; i < segment_weights; ++i) {
+          bits[BitPlace(window_, engine_, i, segment_weights)] =
+              plan_.Bits(spec.WeightValue(static_cast<int64_t>(channel), static_cast<int64_t>(first + i)));
+        }
+        for (size_t i = 0; i < bits.size(); i += 8) {
+          const size_t byte = segment * segment_bytes + i / 8;
+          uint8_t* to =
+              packed.data() + offsets[p] + (byte / unit * operands * width + place) * unit + byte % unit;
+          for (size_t s = 0; s < planes; ++s) to[s * plane_bytes] = GatherBit(&bits[i], static_cast<int>(s));
+          if (operands == 2) to[width * unit] = GatherBit(&bits[i], 1);
+        }
+      }
+    }
+  }
+  weights_ = ShareWeights(std::move(packed));
+  for (size_t p = 0; p < panels_.size(); ++p) panels_[p].weights = weights_->data() + offsets[p];
+}
+
+void BitserialKernel::PackPadding(const ConvSpec& spec) {
+  const uint8_t code = spec.x.encoding == Encoding::kBipolar ? 0 : static_cast<uint8_t>(spec.x_zero_point);
+  const std::vector<uint8_t> codes(static_cast<size_t>(geometry_.in_channels), code);
+  pad_pixel_.resize(window_.strips * window_.pixel_pitch);
+  PackRun(codes.data(), 1, window_.rows ? window_.pixel_pitch : window_.digit_bytes, pad_pixel_.data());
+}
+
+// `count` pixels that are neighbours in x (addressing `pixels`: in the packed order too).
+void BitserialKernel::PackRun(const uint8_t* x, size_t count, size_t digit_pitch, uint8_t* to) const {
+  const size_t channels = static_cast<size_t>(geometry_.in_channels);
+  if (window_.rows) {
+    const size_t bytes = count * window_.pixel_pitch;
+    engine_.pack({x, 1, 0, count * channels, to, 0, digit_pitch, bytes, x_bits_, x_flip_, false});
+    return;
+  }
+  const size_t groups = static_cast<size_t>(geometry_.group), group_in = channels / groups;
+  const size_t runs = count * groups, pitch = window_.pixel_pitch / groups, bytes = window_.digit_bytes;
+  const bool transposed = IsTransposed(window_, engine_);
+  // One digit, no bits left over, and the order of the codes does not end with a run: one run.
+  if (pitch == bytes && bytes * engine_.codes_per_byte == group_in &&
+      (!transposed || group_in % engine_.transposed_codes == 0)) {
+    engine_.pack({x, 1, 0, runs * group_in, to, 0, digit_pitch, runs * bytes, x_bits_, x_flip_, transposed});
+    return;
+  }
+  engine_.pack({x, runs, group_in, group_in, to, pitch, digit_pitch, bytes, x_bits_, x_flip_, transposed});
+}
+
+// Packed positions [first, end) of a row, outside the image.
+void BitserialKernel::PadRun(size_t first, size_t end, size_t digit_pitch, uint8_t* row) const {
+  const size_t pitch = window_.pixel_pitch;
+  for (size_t strip = 0; strip < window_.strips; ++strip) {
+    for (size_t i = first; i < end; ++i)
+      std::memcpy(row + strip * digit_pitch + i * pitch, pad_pixel_.data() + strip * pitch, pitch);
+  }
+}
+
+void BitserialKernel::PackBlock(const ConvArgs& args, const ShapePlan& plan, int64_t image, size_t row,
+                                size_t column, uint8_t* packed) const {
+  const ConvGeometry& g = geometry_;
+  const Axis vertical = Vertical(g), horizontal = Horizontal(g);
+  const ConvShape& s = plan.shape;
+  const PackedBlock& block = plan.grid.packed;
+  const int64_t step = horizontal.PackedStep(), columns = static_cast<int64_t>(block.columns);
+  const int64_t first_y = static_cast<int64_t>(row) * g.stride_h - g.pad_top;
+  const int64_t first_x = static_cast<int64_t>(column) * g.stride_w - g.pad_left;
+  // Packed columns [begin, end) lie in the image.
+  const int64_t begin = std::clamp<int64_t>((step - 1 - first_x) / step, 0, columns);
+  const int64_t end = std::clamp<int64_t>((s.in_w - 1 - first_x + step) / step, begin, columns);
+  const uint8_t* x = static_cast<const uint8_t*>(args.x);
+  for (size_t r = 0; r < block.rows; ++r) {
+    uint8_t* to = packed + r * block.row_pitch;
+    const int64_t y = first_y + static_cast<int64_t>(r) * vertical.PackedStep();
+    if (y < 0 || y >= s.in_h || begin == end) {
+      PadRun(0, block.columns, block.digit_pitch, to);
+      continue;
+    }
+    const uint8_t* from = x + ((image * s.in_h + y) * s.in_w + first_x + begin * step) * g.in_channels;
+    uint8_t* first = to + static_cast<size_t>(begin) * window_.pixel_pitch;
+    if (step == 1) {
+      PackRun(from, static_cast<size_t>(end - begin), block.digit_pitch, first);
+    } else {
+      for (int64_t i = begin; i < end; ++i, from += step * g.in_channels, first += window_.pixel_pitch)
+        PackRun(from, 1, block.digit_pitch, first);
+    }
+    PadRun(0, static_cast<size_t>(begin), block.digit_pitch, to);
+    PadRun(static_cast<size_t>(end), block.columns, block.digit_pitch, to);
+  }
+}
+
+BlockGrid BitserialKernel::GridOf(const ConvShape& flattened) const {
+  const double cycles =
+      EstimateCycles(geometry_, window_, plan_, x_bits_, few_codes_.has_value(), engine_, flattened).products;
+  const auto wanted = static_cast<size_t>(std::min(cycles / kTaskCycles, kFewTasks));
+  const auto packed = [&](size_t rows, size_t columns) {
+    return PlanPacked(geometry_, window_, engine_, rows, columns);
+  };
+  BlockGrid grid = CutBlocks(flattened, DivideUp(wanted, panels_.size()), engine_.block_bytes,
+                             [&](size_t rows, size_t columns) { return packed(rows, columns).bytes; });
+  grid.packed = packed(grid.rows, grid.columns);
+  return grid;
+}
+
+ShapePlan BitserialKernel::MakePlan(const ConvShape& whole) const {
+  const ConvGeometry& g = geometry_;
+  ShapePlan plan;
+  plan.shape = Flatten(g, whole);
+  plan.grid = GridOf(plan.shape);
+
+  const PackedBlock& block = plan.grid.packed;
+  const size_t tap_w = window_.rows ? 1 : static_cast<size_t>(g.kernel_w);
+  for (size_t digit = 0; digit < engine_.DigitCount(x_bits_); ++digit) {
+    for (size_t segment = 0; segment < window_.segments; ++segment) {
+      const size_t y = segment / tap_w * static_cast<size_t>(g.dilation_h);
+      const size_t x = segment % tap_w * static_cast<size_t>(g.dilation_w);
+      const size_t start = y * block.row_pitch + x * window_.pixel_pitch + digit * block.digit_pitch;
+      for (size_t u = 0; u < window_.segment_units; ++u)
+        plan.offsets.push_back(static_cast<uint32_t>(start + u * engine_.UnitDigitBytes()));
+    }
+  }
+  if (!tap_sums_.empty()) AddClassBiases(plan);
+  return plan;
+}
+
+void BitserialKernel::AddClassBiases(ShapePlan& plan) const {
+  const ConvGeometry& g = geometry_;
+  const TapClasses rows(Vertical(g), plan.shape.in_h, plan.shape.out_h);
+  const TapClasses columns(Horizontal(g), plan.shape.in_w, plan.shape.out_w);
+  plan.row_class = rows.of_output;
+  plan.column_class = columns.of_output;
+  plan.column_classes = columns.ranges.size();
+  const size_t channels = static_cast<size_t>(g.out_channels);
+  for (const auto& [first_y, end_y] : rows.ranges) {
+    for (const auto& [first_x, end_x] : columns.ranges) {
+      const size_t start = plan.class_bias.size();
+      plan.class_bias.insert(plan.class_bias.end(), bias_.begin(), bias_.end());
+      int32_t* bias = plan.class_bias.data() + start;
+      for (int64_t y = 0; y < g.kernel_h; ++y) {
+        for (int64_t x = 0; x < g.kernel_w; ++x) {
+          if (y >= first_y && y < end_y && x >= first_x && x < end_x) continue;
+          const int32_t* sums = tap_sums_.data() + static_cast<size_t>(y * g.kernel_w + x) * channels;
+          for (size_t c = 0; c < channels; ++c)
+            bias[c] = static_cast<int32_t>(static_cast<uint32_t>(bias[c]) + static_cast<uint32_t>(sums[c]));
+        }
+      }
+      if (!few_codes_) continue;
+      const std::vector<int16_t> limits = few_codes_->Limits(bias);
+      plan.class_limits.insert(plan.class_limits.end(), limits.begin(), limits.end());
+    }
+  }
+}
+
+// Tiles may read what belongs to pixels behind the last one: the same again.
+template <class T>
+void Repeat(T** of_pixels, size_t count, size_t padded) {
+  std::fill(of_pixels + count, of_pixels + padded, of_pixels[count - 1]);
+}
+
+BitserialKernel::Scratch BitserialKernel::PlanScratch(const BlockGrid& grid) const {
+  ScratchLayout layout;
+  const size_t pixels = PaddedPixels(grid.pixels());
+  Scratch scratch;
+  scratch.packed = layout.Take(grid.packed.bytes);
+  scratch.pixels = layout.Take(pixels * sizeof(void*));
+  scratch.bias_rows = layout.Take(tap_sums_.empty() || few_codes_ ? 0 : pixels * sizeof(void*));
+  scratch.limit_rows = layout.Take(tap_sums_.empty() || !few_codes_ ? 0 : pixels * sizeof(void*));
+  scratch.bytes = layout.bytes();
+  return scratch;
+}
+
+void BitserialKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
+  if (args.shape.OutPixels() == 0) return;
+  const std::shared_ptr<const ShapePlan> shared = PlanOf(args.shape);
+  const ShapePlan& plan = *shared;
+  const ConvShape& shape = plan.shape;
+  const BlockGrid& grid = plan.grid;
+  const Scratch parts = PlanScratch(grid);
+
+  // Blocks of pixels are dealt out first. Every task of a block that is split by panels packs it again; such
+  // a task is large enough for that to be a twentieth of its work.
+  const Estimate estimate =
+      EstimateCycles(geometry_, window_, plan_, x_bits_, few_codes_.has_value(), engine_, shape);
+  const double blocks = static_cast<double>(grid.blocks);
+  const size_t pixel_tasks =
+      std::clamp(static_cast<size_t>(estimate.products / kTaskCycles), size_t{1}, grid.blocks);
+  const double least = std::max(kTaskCycles, 20 * estimate.packing / blocks);
+  const size_t panel_tasks =
+      std::clamp(static_cast<size_t>(estimate.products / blocks / least), size_t{1}, panels_.size());
+
+  const TaskSplit split = {grid.blocks, pixel_tasks, panels_.size(), panel_tasks};
+  pool.ParallelFor(split.tasks(), [&](size_t task) {
+    const auto [first_block, end_block, first_panel, end_panel] = split[task];
+
+    uint8_t* scratch = ThreadScratch(parts.bytes);
+    uint8_t* packed = scratch + parts.packed;
+    auto** pixels = reinterpret_cast<const uint8_t**>(scratch + parts.pixels);
+    auto** bias_rows = reinterpret_cast<const int32_t**>(scratch + parts.bias_rows);
+    auto** limit_rows = reinterpret_cast<const int16_t**>(scratch + parts.limit_rows);
+
+    BitserialBlock block{};
+    block.op = plan_.op;
+    block.pixels = pixels;
+    block.offsets = plan.offsets.data();
+    block.units = window_.units();
+    block.passes = passes_.data();
+    block.pass_count = passes_.size() - 1;
+    block.sums_fit_words = sums_fit_words_;
+    block.terms_fit_words = terms_fit_words_;
+    block.panels = panels_.data() + first_panel;
+    block.panel_count = end_panel - first_panel;
+    block.bias_rows = tap_sums_.empty() || few_codes_ ? nullptr : bias_rows;
+    block.bias = bias_.data();
+    block.few_codes = few_codes_ ? &few_codes_view_ : nullptr;
+    block.limit_rows = few_codes_ && !tap_sums_.empty() ? limit_rows : nullptr;
+    block.limits = limits_.data();
+    block.output = {&epilogue_.view(), 0, 1, static_cast<const uint8_t*>(args.residual), args.y};
+    const size_t stride_h = static_cast<size_t>(Vertical(geometry_).Stride()) * grid.packed.row_pitch;
+    const size_t stride_w = static_cast<size_t>(Horizontal(geometry_).Stride()) * window_.pixel_pitch;
+    for (size_t i = first_block; i < end_block; ++i) {
+      const size_t column = i % grid.column_blocks * grid.columns;
+      const size_t row = i / grid.column_blocks % grid.row_blocks * grid.rows;
+      const auto image = static_cast<int64_t>(i / grid.column_blocks / grid.row_blocks);
+      const size_t rows = std::min(grid.rows, static_cast<size_t>(shape.out_h) - row);
+      const size_t columns = std::min(grid.columns, static_cast<size_t>(shape.out_w) - column);
+      PackBlock(args, plan, image, row, column, packed);
+      const size_t count = rows * columns;
+      for (size_t r = 0; r < rows; ++r) {
+        const uint8_t* pixel = packed + r * stride_h;
+        for (size_t c = 0; c < columns; ++c, pixel += stride_w) pixels[r * columns + c] = pixel;
+      }
+      if (!tap_sums_.empty()) {
+        // The bias of each pixel, or what follows from it.
+        const auto set = [&](auto** to, const auto* tables, size_t size) {
+          for (size_t r = 0; r < rows; ++r) {
+            const auto* table = tables + plan.row_class[row + r] * plan.column_classes * size;
+            const uint32_t* column_class = plan.column_class.data() + column;
+            for (size_t c = 0; c < columns; ++c) to[r * columns + c] = table + column_class[c] * size;
+          }
+          Repeat(to, count, PaddedPixels(count));
+        };
+        if (few_codes_) {
+          set(limit_rows, plan.class_limits.data(), few_codes_->LimitsSize());
+        } else {
+          set(bias_rows, plan.class_bias.data(), bias_.size());
+        }
+      }
+      Repeat(pixels, count, PaddedPixels(count));
+      block.pixel_count = count;
+      block.output.first_pixel = static_cast<size_t>(
+          (image * shape.out_h + static_cast<int64_t>(row)) * shape.out_w + static_cast<int64_t>(column));
+      engine_.run(block);
+    }
+  });
+}
+
+// ---- the table rows
+
+// More products of planes than this are slower than any int8 kernel, by far.
+constexpr int kMaxPasses = 16;
+
+}  // namespace
+
+std::string BitserialRefusal(const ConvSpec& spec, const BitserialEngine& engine) {
+  const ConvGeometry& g = spec.geometry;
+  if (g.IsDepthwise()) return "depthwise: a channel's bits share nothing";
+  if (spec.x.encoding == Encoding::kBipolar && Padded(g) && g.Taps() > kMaxPaddedTaps)
+    return "bipolar activations with padding and a window of more than 1024 taps";
+  const WeightPlan weights = PlanWeights(spec.weight_values, engine.has_masked);
+  if (weights.planes * spec.x.bits > kMaxPasses) return "more than 16 products of bit planes";
+  const WindowLayout w = PlanWindow(g, spec.x.bits, weights, engine);
+  // Bounded before they are multiplied: one row and one column of a huge dilated window may overflow.
+  const Axis vertical = Vertical(g), horizontal = Horizontal(g);
+  if (vertical.Span(1) > kPackedBytes || horizontal.Span(1) > kPackedBytes || w.pixel_pitch > kPackedBytes ||
+      w.units() > kPackedBytes || vertical.Span(1) * horizontal.Span(1) > kPackedBytes ||
+      PlanPacked(g, w, engine, 1, 1).bytes > kPackedBytes) {
+    return "kernel window exceeds the workspace";
+  }
+  return {};
+}
+
+double BitserialCycles(const ConvSpec& spec, const ConvShape& shape, const BitserialEngine& engine) {
+  const WeightPlan weights = PlanWeights(spec.weight_values, engine.has_masked);
+  const WindowLayout w = PlanWindow(spec.geometry, spec.x.bits, weights, engine);
+  const bool few_codes = HasFewCodes(spec, engine, ListPasses(spec, weights, engine));
+  const Estimate e = EstimateCycles(spec.geometry, w, weights, spec.x.bits, few_codes, engine, shape);
+  return engine.call_cycles + e.packing + e.products;
+}
+
+std::unique_ptr<ConvKernel> MakeBitserialKernel(const ConvSpec& spec, const BitserialEngine& engine) {
+  return std::make_unique<BitserialKernel>(spec, engine);
+}
+
+}  // namespace lowbit

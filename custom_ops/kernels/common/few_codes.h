@@ -1,0 +1,58 @@
+// Epilogues whose outputs take few values, as comparisons in 16 bits: for kernels that have a sum A of an
+// output in 16 bits, with bias + unit * A the accumulator.
+//
+// Every epilogue without a residual is monotone in its accumulator: each of its operations is. So a code of
+// lo..lo+n is known from n comparisons of A with limits that are found when the node is created, by asking
+// the epilogue itself (EpilogueCode), and nothing is left to round. With `count` of A > limit[k] true the
+// code is (start + count) ^ flip:
+//
+//   rising in A   code = lo + count          start = lo, flip = 0
+//   falling       code = lo + n - count      start = -(lo + n + 1), flip = -1, for ~x = -x - 1
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/conv.h"
+
+namespace lowbit {
+
+// Above this many comparisons the general epilogue takes less. (Modelled Cortex-A53: 2 vectors of 8 sums and
+// a comparison are about 5 cycles, requantizing the 16 outputs about 30.)
+inline constexpr int32_t kMaxFewCodeLimits = 3;
+
+struct FewCodesView {
+  size_t count;                 // of limits per channel, 1..kMaxFewCodeLimits
+  size_t pitch;                 // from one limit of a channel to its next one
+  const uint8_t *start, *flip;  // [channels + padding]
+};
+
+class FewCodes {
+ public:
+  // A lies within +-kLargestSum.
+  static constexpr int32_t kLargestSum = 32767;
+
+  static bool Represents(const Epilogue& epilogue);
+
+  // Represents(epilogue).
+  FewCodes(const Epilogue& epilogue, size_t channels, int32_t unit);
+
+  FewCodesView view() const { return {count_, pitch_, start_.data(), flip_.data()}; }
+  // The limits for accumulators bias[channel] + unit * A: [count][pitch], in ascending order of codes.
+  std::vector<int16_t> Limits(const int32_t* bias) const;
+  size_t LimitsSize() const { return count_ * pitch_; }
+  size_t Bytes() const { return start_.size() + flip_.size() + LimitsSize() * sizeof(int16_t); }
+
+ private:
+  int32_t CodeOf(size_t channel, int64_t accumulator) const;
+  bool Falls(size_t channel) const { return flip_[channel] != 0; }
+  int32_t Least(size_t channel) const;
+
+  Epilogue epilogue_;
+  size_t channels_, count_, pitch_;
+  int32_t unit_;
+  std::vector<uint8_t> start_, flip_;
+};
+
+}  // namespace lowbit
