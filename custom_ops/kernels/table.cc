@@ -7,6 +7,7 @@
 #include "core/selection.h"
 #include "kernels/reference/conv_reference.h"
 #if LOWBIT_ARM
+#include "kernels/arm/bitserial.h"
 #include "kernels/arm/depthwise.h"
 #include "kernels/arm/elementwise.h"
 #include "kernels/arm/gemm.h"
@@ -41,6 +42,7 @@ std::vector<KernelRow> BuildTable() {
   if constexpr (HasKernels("arm/depthwise")) add(ArmDepthwiseRows());
   if constexpr (HasKernels("arm/gemm")) add(ArmGemmRows());
   if constexpr (HasKernels("arm/winograd")) add(ArmWinogradRows());
+  if constexpr (HasKernels("arm/bitserial")) add(ArmBitserialRows());
 #endif
   return rows;
 }
@@ -60,6 +62,8 @@ std::span<const KernelInfo> KernelsElsewhere() {
 #define LOWBIT_ARM_GEMM(scheme, name, algorithm, isa, x_bits, w_bits, note) \
   {name, "conv", algorithm, isa, x_bits, w_bits, note},
 #define LOWBIT_ARM_WINOGRAD LOWBIT_ARM_GEMM
+#define LOWBIT_ARM_BITSERIAL(name, algorithm, isa, x_bits, w_bits, note) \
+  {name, "conv", algorithm, isa, x_bits, w_bits, note},
 #define LOWBIT_ARM_DEPTHWISE LOWBIT_ARM_GEMM
 #include "kernels/arm/rows.inc"
   };

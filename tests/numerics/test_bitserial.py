@@ -152,6 +152,37 @@ def test_geometry(name, row):
 
 
 @pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("x", [(1, "bipolar"), (1, "unsigned"), (2, "signed"), (3, "unsigned")], ids=str)
+@pytest.mark.parametrize("w", [(1, "bipolar"), (2, "signed")], ids=str)
+@given(seed=SEEDS)
+def test_few_output_codes(w, x, row, seed):
+    """Outputs of few codes, whose epilogue may be comparisons of 16-bit sums."""
+    rng = np.random.default_rng(seed)
+    out, count = int(rng.choice([3, 16, 21, 40])), int(rng.integers(1, 5))
+    shape = (int(rng.integers(1, 3)), 5, int(rng.integers(1, 8)), int(rng.choice([8, 19, 64, 100])))
+    bits, encoding = int(rng.choice([3, 8])), str(rng.choice(["unsigned", "signed"]))
+    low, high = random_nodes.code_range(bits, encoding)
+    least = int(rng.integers(low, high - count + 1))
+    attrs: dict[str, Any] = {"y_bits": bits, "y_encoding": encoding}
+    if rng.random() < 0.5:
+        attrs |= {"epilogue": "requantize", "y_min": [least], "y_max": [least + count]}
+        zero = np.int32(rng.integers(low, high + 1))
+        epilogue = [np.float32(2.0 ** rng.integers(-4, 5)), zero]
+    else:
+        attrs["epilogue"] = "thresholds"
+        reach = int(rng.choice([10, 300, 40000]))
+        falls = rng.random(out) < 0.5
+        steps = np.sort(rng.integers(-reach, reach + 1, (out, count)), axis=1)
+        steps[falls] = steps[falls, ::-1]
+        direction = np.where(falls, -1, 1).astype(np.int32)
+        base = rng.integers(low, high - count + 1, out).astype(np.int32)
+        epilogue = [None, None, steps.astype(np.int32), base, direction]
+    some = node(rng, x=x, w=w, shape=shape, out=out, **attrs)
+    some.inputs += epilogue
+    assert check(row, some)
+
+
+@pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("code", ["low", "high"])
 def test_largest_sums(code, row):
     rng = np.random.default_rng(1)
