@@ -30,7 +30,7 @@ endif
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint format docs wheel wheel-cuda bench setup headers clean distclean
+.PHONY: help demo test lint format docs wheel wheel-aarch64 wheel-cuda bench setup headers clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -39,7 +39,8 @@ help:
 	@echo "make lint      ruff, mypy, clang-format, clang-tidy"
 	@echo "make format    rewrite the C++ sources with clang-format, fix what ruff can"
 	@echo "make docs      regenerate the generated pages of docs/ and the tables of README.md"
-	@echo "make wheel     build a wheel and an sdist into dist/; wheel-cuda: the one with liblowbit_cuda, for every GPU"
+	@echo "make wheel     build a wheel and an sdist into dist/; wheel-cuda: the one with liblowbit_cuda, for every GPU;"
+	@echo "               wheel-aarch64: cross-build the one for 64-bit ARM Linux, and the library alone"
 	@echo "make bench     run the benchmarks into benchmarks/results/"
 	@echo "make headers   fetch the ONNX Runtime headers if the system has none new enough; prints their folder"
 	@echo "make clean     remove build outputs; distclean also removes .venv and .cache"
@@ -69,6 +70,9 @@ wheel-cuda: $(INSTALLED)
 	$(PY) -m pip install --quiet --retries 5 build
 	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" CUDACXX="$$(tools/setup.sh nvcc)" \
 	  $(PY) -m build --wheel --outdir dist ep/cuda/wheel
+
+wheel-aarch64: $(INSTALLED)
+	$(PY) tools/wheel_aarch64.py
 
 bench: $(INSTALLED)
 	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m pip install --quiet --retries 5 \

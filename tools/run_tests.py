@@ -415,6 +415,27 @@ def arm() -> Outcome:
     return Outcome(skipped=missing) if missing else arm_tests(ARM_PROCESSORS)
 
 
+def aarch64_sessions() -> Outcome:
+    """Sessions of real networks in the aarch64 onnxruntime, with the wheel for it, under an emulator."""
+    missing = arm_tools(install=True)
+    if missing:
+        return Outcome(skipped=missing)
+    folder = BUILD / "aarch64-wheel" / "dist"
+    # With the definitions of arm_tests: the compiler's cache has most of the objects.
+    build: Command = [
+        sys.executable,
+        "tools/wheel_aarch64.py",
+        "--outdir",
+        folder,
+        "--define",
+        "LOWBIT_WERROR=ON",
+    ]
+    if not run(build, **cached_compiler()):
+        return Outcome(failed=1)
+    (wheel,) = folder.glob("*.whl")
+    return pytest("aarch64", "tests/aarch64", LOWBIT_AARCH64_WHEEL=str(wheel))
+
+
 def mobile_example() -> Outcome:
     """examples/mobile with the static library, compiled for ARM and run under an emulator."""
     missing = arm_tools(install=True)
@@ -475,6 +496,7 @@ FULL: list[tuple[str, Callable[[], Outcome]]] = [
     ("clang", clang_build),
     ("CUDA", cuda_build),
     ("ARM", arm),
+    ("sessions on aarch64", aarch64_sessions),
     ("mobile example on aarch64", mobile_example),
     (f"onnxruntime {OLDEST_ONNXRUNTIME}", oldest_onnxruntime),
     (f"onnxruntime {NEWEST_ONNXRUNTIME}", newest_onnxruntime),

@@ -10,24 +10,13 @@ from pathlib import Path
 
 import onnxruntime
 
+from tools.aarch64_python import CPUINFO
+
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "aarch64"
 TRIPLE = "aarch64-linux-gnu"
 COMPILER = f"{TRIPLE}-g++"
 PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux2014_aarch64")
-
-# ONNX Runtime asks this file for the kind of core, and does not survive an answer about an x86 CPU.
-CPUINFO = """\
-processor	: 0
-BogoMIPS	: 100.00
-Features	: fp asimd evtstrm crc32 cpuid
-CPU implementer	: 0x41
-CPU architecture: 8
-CPU variant	: 0x0
-CPU part	: 0xd03
-CPU revision	: 4
-
-"""
 
 
 def missing() -> str | None:
