@@ -33,38 +33,63 @@ void Finish(const TileOutput& output, const GemmSums& s) {
   for (; p < s.pixels; ++p) FinishPixels<1, kVectors>(output, s, p);
 }
 
-template <int kPixels>
-LOWBIT_ALWAYS_INLINE inline void Load8(const int32_t* sums, size_t pitch, int32x4_t (&acc)[kPixels][2]) {
-#pragma GCC unroll 4
-  for (int p = 0; p < kPixels; ++p) {
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) acc[p][v] = vld1q_s32(sums + static_cast<size_t>(p) * pitch + v * 4);
-  }
-}
-
-// 8 channels by Requantize8 or RequantizeResidual8.
-template <class Requantize>
+// 8 channels by Requantize8 or RequantizeResidual8, kMost pixels at a time. kPitch: of the sums where it is
+// known, which spares the addresses, else 0.
+template <class Requantize, int kMost, size_t kPitch>
 void FinishRequantize8(const TileOutput& output, const GemmSums& s, size_t channel) {
   const EpilogueView& e = *output.epilogue;
   const Requantize requantize(e, e.scale + s.channel + channel);
   const size_t pitch = output.pixel_step * e.channels;
-  size_t index = output.first_pixel * e.channels + s.pixel * pitch + s.channel + channel;
+  const size_t index = output.first_pixel * e.channels + s.pixel * pitch + s.channel + channel;
+  const size_t sums_pitch = kPitch != 0 ? kPitch : s.pitch;
   const int32_t* sums = s.sums + channel;
-  uint8_t* const y = static_cast<uint8_t*>(output.y);
+  uint8_t* y = static_cast<uint8_t*>(output.y) + index;
+  const uint8_t* residual = e.has_residual ? output.residual + index : nullptr;
   const auto finish = [&]<int kPixels>() LOWBIT_ALWAYS_INLINE {
     int32x4_t acc[kPixels][2];
-    Load8<kPixels>(sums, s.pitch, acc);
-    if constexpr (std::is_same_v<Requantize, Requantize8>) {
-      requantize.template Store<kPixels>(acc, y + index, pitch);
-    } else {
-      requantize.template Store<kPixels>(acc, output.residual + index, y + index, pitch);
+#pragma GCC unroll 8
+    for (int p = 0; p < kPixels; ++p) {
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) acc[p][v] = vld1q_s32(sums + static_cast<size_t>(p) * sums_pitch + v * 4);
     }
-    sums += kPixels * s.pitch;
-    index += kPixels * pitch;
+    if constexpr (std::is_same_v<Requantize, Requantize8>) {
+      requantize.template Store<kPixels>(acc, y, pitch);
+    } else {
+      requantize.template Store<kPixels>(acc, residual, y, pitch);
+      residual += kPixels * pitch;
+    }
+    sums += kPixels * sums_pitch;
+    y += kPixels * pitch;
   };
   size_t left = s.pixels;
-  for (; left >= 4; left -= 4) finish.template operator()<4>();
+  for (; left >= kMost; left -= kMost) finish.template operator()<kMost>();
+  if constexpr (kMost > 4) {
+    if (left >= 4) {
+      finish.template operator()<4>();
+      left -= 4;
+    }
+  }
   for (; left > 0; --left) finish.template operator()<1>();
+}
+
+template <class Requantize, int kMost>
+void FinishRequantize(const TileOutput& output, const GemmSums& s) {
+  for (size_t c = 0; c < s.count; c += 8) {
+    switch (s.pitch) {
+      case 8:
+        FinishRequantize8<Requantize, kMost, 8>(output, s, c);
+        break;
+      case 16:
+        FinishRequantize8<Requantize, kMost, 16>(output, s, c);
+        break;
+      case 32:
+        FinishRequantize8<Requantize, kMost, 32>(output, s, c);
+        break;
+      default:
+        FinishRequantize8<Requantize, kMost, 0>(output, s, c);
+        break;
+    }
+  }
 }
 
 constexpr size_t kMaxChannels = 16;
@@ -95,13 +120,9 @@ void AddRowSums(const GemmSums& s, const int32_t* row_sums, const int32_t* weigh
 
 void FinishSums(const TileOutput& output, const GemmSums& s) {
   const EpilogueView& e = *output.epilogue;
-  if (s.count % 8 == 0 && e.pack_clips && !e.has_residual) {
-    for (size_t c = 0; c < s.count; c += 8) FinishRequantize8<Requantize8>(output, s, c);
-    return;
-  }
-  if (s.count % 8 == 0 && RequantizeResidual8::Takes(e)) {
-    for (size_t c = 0; c < s.count; c += 8) FinishRequantize8<RequantizeResidual8>(output, s, c);
-    return;
+  if (s.count % 8 == 0) {
+    if (e.pack_clips && !e.has_residual) return FinishRequantize<Requantize8, 8>(output, s);
+    if (RequantizeResidual8::Takes(e)) return FinishRequantize<RequantizeResidual8, 4>(output, s);
   }
   for (size_t c = 0; c < s.count; c += kMaxChannels) {
     GemmSums part = s;

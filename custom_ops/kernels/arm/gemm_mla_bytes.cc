@@ -30,6 +30,7 @@ struct Run {
   const uint8_t* x;
   const uint8_t* w;
   size_t pairs, flush;
+  GemmBegin begin;
   int32_t* sums;
 };
 
@@ -38,16 +39,17 @@ struct Run {
 #define LOWBIT_FLUSH(LOW, HIGH, SUM)                      \
   "saddw v" LOW ".8h, v" LOW ".8h, v" SUM ".8b\n"         \
   "saddw2 v" HIGH ".8h, v" HIGH ".8h, v" SUM ".16b\n"
-// Two vectors of 16-bit sums to their 32-bit sums.
-#define LOWBIT_WIDEN(SUM0, SUM1, AT0, AT1)      \
-  "ldp q0, q1, [%[sums], #" AT0 "]\n"           \
-  "ldp q2, q3, [%[sums], #" AT1 "]\n"           \
+// Two vectors of 16-bit sums to their 32-bit sums, which were <FROM> behind those of the pixel's first channel.
+#define LOWBIT_WIDEN(SUM0, SUM1, FROM0, FROM1, AT0, AT1) \
+  "ldp q0, q1, [%[from], #" FROM0 "]\n"         \
+  "ldp q2, q3, [%[from], #" FROM1 "]\n"         \
   "saddw v0.4s, v0.4s, v" SUM0 ".4h\n"          \
   "saddw2 v1.4s, v1.4s, v" SUM0 ".8h\n"         \
   "saddw v2.4s, v2.4s, v" SUM1 ".4h\n"          \
   "saddw2 v3.4s, v3.4s, v" SUM1 ".8h\n"         \
   "stp q0, q1, [%[sums], #" AT0 "]\n"           \
   "stp q2, q3, [%[sums], #" AT1 "]\n"
+#define LOWBIT_NEXT_PIXEL "add %[from], %[from], %[pitch]\n"
 #define LOWBIT_DECREMENT "subs %[count], %[count], #1\n"
 #define LOWBIT_COUNT                       \
   "cmp %[left], %[flush]\n"                \
@@ -66,6 +68,7 @@ struct Run {
 #define LOWBIT_STEP_B(OP) LOWBIT_STEP(OP, "1", "8", "9", "10", "11", "0", "v4.16b, v5.16b, v6.16b, v7.16b")
 void Multiply16(const Run& run) {
   const uint8_t *w = run.w, *x = run.x;
+  const int32_t* from = run.begin.from;
   size_t left = run.pairs, count = 0;
   asm volatile(
       "ldr q0, [%[w]], #16\n"
@@ -88,10 +91,12 @@ void Multiply16(const Run& run) {
       LOWBIT_FLUSH("16", "17", "12") LOWBIT_FLUSH("18", "19", "13") LOWBIT_FLUSH("20", "21", "14")
       LOWBIT_FLUSH("22", "23", "15")
       "cbnz %[left], 1b\n"  //
-      LOWBIT_WIDEN("16", "17", "0", "32") LOWBIT_WIDEN("18", "19", "64", "96")
-      LOWBIT_WIDEN("20", "21", "128", "160") LOWBIT_WIDEN("22", "23", "192", "224")
-      : [w] "+&r"(w), [x] "+&r"(x), [left] "+&r"(left), [count] "+&r"(count)
-      : [sums] "r"(run.sums), [flush] "r"(run.flush)
+      LOWBIT_WIDEN("16", "17", "0", "32", "0", "32") LOWBIT_NEXT_PIXEL
+      LOWBIT_WIDEN("18", "19", "0", "32", "64", "96") LOWBIT_NEXT_PIXEL
+      LOWBIT_WIDEN("20", "21", "0", "32", "128", "160") LOWBIT_NEXT_PIXEL
+      LOWBIT_WIDEN("22", "23", "0", "32", "192", "224")
+      : [w] "+&r"(w), [x] "+&r"(x), [from] "+&r"(from), [left] "+&r"(left), [count] "+&r"(count)
+      : [sums] "r"(run.sums), [pitch] "r"(run.begin.pitch), [flush] "r"(run.flush)
       : "cc", "memory", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13",
         "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23");
 }
@@ -113,6 +118,7 @@ void Multiply16(const Run& run) {
 #define LOWBIT_STEP_B(OP) LOWBIT_STEP(OP, "2", "3")
 void Multiply32(const Run& run) {
   const uint8_t *w = run.w, *x = run.x;
+  const int32_t* from = run.begin.from;
   size_t left = run.pairs, count = 0;
   asm volatile(
       "ldp q0, q1, [%[w]], #32\n"
@@ -145,12 +151,16 @@ void Multiply32(const Run& run) {
       LOWBIT_FLUSH("22", "23", "11") LOWBIT_FLUSH("24", "25", "12") LOWBIT_FLUSH("26", "27", "13")
       LOWBIT_FLUSH("28", "29", "14") LOWBIT_FLUSH("30", "31", "15")
       "cbnz %[left], 1b\n"  //
-      LOWBIT_WIDEN("16", "17", "0", "32") LOWBIT_WIDEN("18", "19", "64", "96")
-      LOWBIT_WIDEN("20", "21", "128", "160") LOWBIT_WIDEN("22", "23", "192", "224")
-      LOWBIT_WIDEN("24", "25", "256", "288") LOWBIT_WIDEN("26", "27", "320", "352")
-      LOWBIT_WIDEN("28", "29", "384", "416") LOWBIT_WIDEN("30", "31", "448", "480")
-      : [w] "+&r"(w), [x] "+&r"(x), [left] "+&r"(left), [count] "+&r"(count)
-      : [sums] "r"(run.sums), [flush] "r"(run.flush)
+      LOWBIT_WIDEN("16", "17", "0", "32", "0", "32")
+      LOWBIT_WIDEN("18", "19", "64", "96", "64", "96") LOWBIT_NEXT_PIXEL
+      LOWBIT_WIDEN("20", "21", "0", "32", "128", "160")
+      LOWBIT_WIDEN("22", "23", "64", "96", "192", "224") LOWBIT_NEXT_PIXEL
+      LOWBIT_WIDEN("24", "25", "0", "32", "256", "288")
+      LOWBIT_WIDEN("26", "27", "64", "96", "320", "352") LOWBIT_NEXT_PIXEL
+      LOWBIT_WIDEN("28", "29", "0", "32", "384", "416")
+      LOWBIT_WIDEN("30", "31", "64", "96", "448", "480")
+      : [w] "+&r"(w), [x] "+&r"(x), [from] "+&r"(from), [left] "+&r"(left), [count] "+&r"(count)
+      : [sums] "r"(run.sums), [pitch] "r"(run.begin.pitch), [flush] "r"(run.flush)
       : "cc", "memory", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13",
         "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28",
         "v29", "v30", "v31");
@@ -160,9 +170,11 @@ void Multiply32(const Run& run) {
 template <size_t kChannels, void (*kMultiply)(const Run&)>
 void Tile(const GemmTile& t) {
   const size_t pairs = t.steps / 2, flush = t.flush / 2, most = kFlushesPerWidening * flush;
+  GemmBegin begin(t, kChannels);
   for (size_t done = 0; done < pairs; done += most) {
-    kMultiply(
-        {t.x + done * 2 * kPixels, t.w + done * 2 * kChannels, std::min(most, pairs - done), flush, t.sums});
+    kMultiply({t.x + done * 2 * kPixels, t.w + done * 2 * kChannels, std::min(most, pairs - done), flush,
+               begin, t.sums});
+    begin = GemmBegin(t.sums, kChannels);
   }
 }
 

@@ -55,6 +55,7 @@ struct Step {
 void Tile8(const GemmTile& tile) {
   const auto* w = reinterpret_cast<const int16_t*>(tile.w);
   const auto* x = reinterpret_cast<const int16_t*>(tile.x);
+  GemmBegin begin(tile, kChannels);
   for (size_t left = tile.steps; left > 0;) {
     int16x8_t s[kPixels];
 #pragma GCC unroll 8
@@ -79,10 +80,12 @@ void Tile8(const GemmTile& tile) {
     }
 #pragma GCC unroll 8
     for (int p = 0; p < kPixels; ++p) {
+      const int32_t* from = begin.Of(static_cast<size_t>(p));
       int32_t* sums = tile.sums + static_cast<size_t>(p) * kChannels;
-      vst1q_s32(sums, vaddw_s16(vld1q_s32(sums), vget_low_s16(s[p])));
-      vst1q_s32(sums + 4, vaddw_high_s16(vld1q_s32(sums + 4), s[p]));
+      vst1q_s32(sums, vaddw_s16(vld1q_s32(from), vget_low_s16(s[p])));
+      vst1q_s32(sums + 4, vaddw_high_s16(vld1q_s32(from + 4), s[p]));
     }
+    begin = GemmBegin(tile.sums, kChannels);
   }
 }
 
@@ -164,11 +167,16 @@ void Tile8(const GemmTile& tile) {
   "stp q2, q3, [%[sums], #" AT1 "]\n"                     \
   "stp q4, q5, [%[sums], #" AT2 "]\n"                     \
   "stp q6, q7, [%[sums], #" AT3 "]\n"
+// The same of one pixel where 32-bit sums begin at the bias, in v0 and v1; v<A> and v<B> are free.
+#define LOWBIT_BIAS(A, B, D)               \
+  "saddw v" A ".4s, v0.4s, v" D ".4h\n"    \
+  "saddw2 v" B ".4s, v1.4s, v" D ".8h\n"
+#define LOWBIT_STORE(A, B, AT) "stp q" A ", q" B ", [%[sums], #" AT "]\n"
 // clang-format on
 
 // At most kFlushesPerWidening flushes.
 inline void Tile12Of(const int16_t* w, const int16_t* x8, const int16_t* x4, size_t steps, size_t flush,
-                     int32_t* sums) {
+                     const int32_t* bias, int32_t* sums) {
   size_t count = std::min(steps, flush), left = steps - count;
   uint64_t high;
   // clang-format off
@@ -189,11 +197,27 @@ inline void Tile12Of(const int16_t* w, const int16_t* x8, const int16_t* x4, siz
       "movi v30.2d, #0\n"
       "movi v31.2d, #0\n"
       LOWBIT_RUNS
+      "cbz %[bias], 6f\n"
+      "ldp q0, q1, [%[bias]]\n"
+      LOWBIT_BIAS("2", "3", "20") LOWBIT_BIAS("4", "5", "21") LOWBIT_STORE("2", "3", "0")
+      LOWBIT_BIAS("6", "7", "22") LOWBIT_STORE("4", "5", "32")
+      LOWBIT_BIAS("2", "3", "23") LOWBIT_STORE("6", "7", "64")
+      LOWBIT_BIAS("4", "5", "24") LOWBIT_STORE("2", "3", "96")
+      LOWBIT_BIAS("6", "7", "25") LOWBIT_STORE("4", "5", "128")
+      LOWBIT_BIAS("2", "3", "26") LOWBIT_STORE("6", "7", "160")
+      LOWBIT_BIAS("4", "5", "27") LOWBIT_STORE("2", "3", "192")
+      LOWBIT_BIAS("6", "7", "28") LOWBIT_STORE("4", "5", "224")
+      LOWBIT_BIAS("2", "3", "29") LOWBIT_STORE("6", "7", "256")
+      LOWBIT_BIAS("4", "5", "30") LOWBIT_STORE("2", "3", "288")
+      LOWBIT_BIAS("6", "7", "31") LOWBIT_STORE("4", "5", "320") LOWBIT_STORE("6", "7", "352")
+      "b 7f\n"
+      "6:\n"
       LOWBIT_WIDEN("20", "21", "22", "23", "0", "32", "64", "96")
       LOWBIT_WIDEN("24", "25", "26", "27", "128", "160", "192", "224")
       LOWBIT_WIDEN("28", "29", "30", "31", "256", "288", "320", "352")
+      "7:\n"
       : [w] "+&r"(w), [x8] "+&r"(x8), [x4] "+&r"(x4), [count] "+&r"(count), [left] "+&r"(left), [high] "=&r"(high)
-      : [flush] "r"(flush), [sums] "r"(sums)
+      : [flush] "r"(flush), [bias] "r"(bias), [sums] "r"(sums)
       : "cc", "memory", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14",
         "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30",
         "v31");
@@ -207,7 +231,7 @@ void Tile12(const GemmTile& tile) {
   const size_t most = kFlushesPerWidening * tile.flush;
   for (size_t done = 0; done < tile.steps; done += most) {
     Tile12Of(w + 8 * done, x8 + 8 * done, x4 + 4 * done, std::min(most, tile.steps - done), tile.flush,
-             tile.sums);
+             done == 0 ? tile.bias : nullptr, tile.sums);
   }
 }
 
@@ -238,7 +262,8 @@ void Tile12(const GemmTile& tile) {
   "srsra v23.8h, v11.8h, #8\n"             \
   "cbz %[count], 9f\n"
 
-inline void Tile4Of(const int16_t* w, const int16_t* x, size_t steps, size_t flush, int32_t* sums) {
+inline void Tile4Of(const int16_t* w, const int16_t* x, size_t steps, size_t flush, const int32_t* bias,
+                    int32_t* sums) {
   size_t count = std::min(steps, flush), left = steps - count;
   asm volatile(
       "ldr q0, [%[w]], #16\n"
@@ -248,9 +273,17 @@ inline void Tile4Of(const int16_t* w, const int16_t* x, size_t steps, size_t flu
       "movi v22.2d, #0\n"
       "movi v23.2d, #0\n"
       LOWBIT_RUNS
+      "cbz %[bias], 6f\n"
+      "ldp q0, q1, [%[bias]]\n"
+      LOWBIT_BIAS("2", "3", "20") LOWBIT_BIAS("4", "5", "21") LOWBIT_STORE("2", "3", "0")
+      LOWBIT_BIAS("6", "7", "22") LOWBIT_STORE("4", "5", "32")
+      LOWBIT_BIAS("2", "3", "23") LOWBIT_STORE("6", "7", "64") LOWBIT_STORE("2", "3", "96")
+      "b 7f\n"
+      "6:\n"
       LOWBIT_WIDEN("20", "21", "22", "23", "0", "32", "64", "96")
+      "7:\n"
       : [w] "+&r"(w), [x] "+&r"(x), [count] "+&r"(count), [left] "+&r"(left)
-      : [flush] "r"(flush), [sums] "r"(sums)
+      : [flush] "r"(flush), [bias] "r"(bias), [sums] "r"(sums)
       : "cc", "memory", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v20", "v21", "v22",
         "v23");
 }
@@ -261,7 +294,8 @@ void Tile4(const GemmTile& tile) {
   const auto* x = reinterpret_cast<const int16_t*>(tile.x);
   const size_t most = kFlushesPerWidening * tile.flush;
   for (size_t done = 0; done < tile.steps; done += most) {
-    Tile4Of(w + 8 * done, x + 4 * done, std::min(most, tile.steps - done), tile.flush, tile.sums);
+    Tile4Of(w + 8 * done, x + 4 * done, std::min(most, tile.steps - done), tile.flush,
+            done == 0 ? tile.bias : nullptr, tile.sums);
   }
 }
 

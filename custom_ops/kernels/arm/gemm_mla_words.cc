@@ -62,6 +62,16 @@ constexpr size_t kMaxFlush = 8192;
 // the additions of the next sums run side by side.
 #define LOWBIT_LOAD(A, B, AT) "ldp q" A ", q" B ", [%[sums], #" AT "]\n"
 #define LOWBIT_STORE(A, B, AT) "stp q" A ", q" B ", [%[sums], #" AT "]\n"
+// The same where the sums begin at the bias, which is in v6..v9; v10..v13 are free.
+#define LOWBIT_BIAS(A, B, LOW, HIGH, SUM)                \
+  "saddw v" A ".4s, v" LOW ".4s, v" SUM ".4h\n"          \
+  "saddw2 v" B ".4s, v" HIGH ".4s, v" SUM ".8h\n"
+#define LOWBIT_LOAD_BIAS           \
+  "ldp q6, q7, [%[bias]]\n"        \
+  "ldp q8, q9, [%[bias], #32]\n"
+#define LOWBIT_BEGIN_PIXEL(SUM0, SUM1, AT0, AT1)                                       \
+  LOWBIT_BIAS("10", "11", "6", "7", SUM0) LOWBIT_BIAS("12", "13", "8", "9", SUM1)      \
+  LOWBIT_STORE("10", "11", AT0) LOWBIT_STORE("12", "13", AT1)
 #define LOWBIT_ADD(A, B, SUM)                          \
   "saddw v" A ".4s, v" A ".4s, v" SUM ".4h\n"          \
   "saddw2 v" B ".4s, v" B ".4s, v" SUM ".8h\n"
@@ -85,6 +95,7 @@ constexpr size_t kMaxFlush = 8192;
 
 void Tile8(const GemmTile& t) {
   const uint8_t *w = t.w, *x = t.x;
+  const int32_t* bias = t.bias;
   size_t left = t.steps / 2, count = 0;
   const size_t flush = t.flush / 2;
   uint64_t high = 0;
@@ -102,10 +113,22 @@ void Tile8(const GemmTile& t) {
       "2:\n"  //
       LOWBIT_STEP_A("mla") LOWBIT_DECREMENT LOWBIT_STEP_B("mla")
       "b.ne 2b\n"
-      "3:\n"  //
+      "3:\n"
+      "cbz %[bias], 4f\n"  //
+      LOWBIT_LOAD_BIAS
+      LOWBIT_BEGIN_PIXEL("16", "17", "0", "32") LOWBIT_BEGIN_PIXEL("18", "19", "64", "96")
+      LOWBIT_BEGIN_PIXEL("20", "21", "128", "160") LOWBIT_BEGIN_PIXEL("22", "23", "192", "224")
+      LOWBIT_BEGIN_PIXEL("24", "25", "256", "288") LOWBIT_BEGIN_PIXEL("26", "27", "320", "352")
+      LOWBIT_BEGIN_PIXEL("28", "29", "384", "416") LOWBIT_BEGIN_PIXEL("30", "31", "448", "480")
+      "mov %[bias], xzr\n"
+      "cbnz %[left], 1b\n"
+      "b 5f\n"
+      "4:\n"  //
       LOWBIT_FLUSH
       "cbnz %[left], 1b\n"
-      : [w] "+&r"(w), [x] "+&r"(x), [left] "+&r"(left), [count] "+&r"(count), [high] "+&r"(high)
+      "5:\n"
+      : [w] "+&r"(w), [x] "+&r"(x), [left] "+&r"(left), [count] "+&r"(count), [high] "+&r"(high),
+        [bias] "+&r"(bias)
       : [sums] "r"(t.sums), [flush] "r"(flush)
       : "cc", "memory", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13",
         "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30",
@@ -127,6 +150,7 @@ void Tile8(const GemmTile& t) {
 #define LOWBIT_STEP_B(OP) LOWBIT_STEP(OP, "3", "4", "5", "0", "1", "2")
 void Tile4(const GemmTile& t) {
   const uint8_t *w = t.w, *x = t.x;
+  const int32_t* bias = t.bias;
   size_t left = t.steps / 2, count = 0;
   const size_t flush = t.flush / 2;
   asm volatile(
@@ -141,7 +165,15 @@ void Tile4(const GemmTile& t) {
       "2:\n"  //
       LOWBIT_STEP_A("mla") LOWBIT_DECREMENT LOWBIT_STEP_B("mla")
       "b.ne 2b\n"
-      "3:\n"  //
+      "3:\n"
+      "cbz %[bias], 4f\n"  //
+      LOWBIT_LOAD_BIAS
+      LOWBIT_BEGIN_PIXEL("16", "17", "0", "32") LOWBIT_BEGIN_PIXEL("18", "19", "64", "96")
+      LOWBIT_BEGIN_PIXEL("20", "21", "128", "160") LOWBIT_BEGIN_PIXEL("22", "23", "192", "224")
+      "mov %[bias], xzr\n"
+      "cbnz %[left], 1b\n"
+      "b 5f\n"
+      "4:\n"  //
       LOWBIT_LOAD("6", "7", "0") LOWBIT_LOAD("8", "9", "32") LOWBIT_ADD("6", "7", "16")
       LOWBIT_LOAD("10", "11", "64") LOWBIT_STORE("6", "7", "0") LOWBIT_ADD("8", "9", "17")
       LOWBIT_LOAD("12", "13", "96") LOWBIT_STORE("8", "9", "32") LOWBIT_ADD("10", "11", "18")
@@ -151,7 +183,8 @@ void Tile4(const GemmTile& t) {
       LOWBIT_LOAD("12", "13", "224") LOWBIT_STORE("8", "9", "160") LOWBIT_ADD("10", "11", "22")
       LOWBIT_STORE("10", "11", "192") LOWBIT_ADD("12", "13", "23") LOWBIT_STORE("12", "13", "224")
       "cbnz %[left], 1b\n"
-      : [w] "+&r"(w), [x] "+&r"(x), [left] "+&r"(left), [count] "+&r"(count)
+      "5:\n"
+      : [w] "+&r"(w), [x] "+&r"(x), [left] "+&r"(left), [count] "+&r"(count), [bias] "+&r"(bias)
       : [sums] "r"(t.sums), [flush] "r"(flush)
       : "cc", "memory", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13",
         "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23");

@@ -22,8 +22,6 @@
 // A new scheme is a file gemm_<name>[_dotprod|_i8mm].cc that defines a GemmScheme, and a row in gemm.cc.
 #pragma once
 
-#include <arm_neon.h>
-
 #include <cstddef>
 #include <cstdint>
 
@@ -69,24 +67,34 @@ struct GemmTile {
 
 using GemmTileFunction = void (*)(const GemmTile& tile);
 
-// Of kTile, which adds one tile's products to `sums`. kStepBytes: x' of a pixel and step.
+// Of kTile, which computes one tile. kStepBytes: x' of a pixel and step.
 template <size_t kChannels, size_t kPixels, size_t kStepBytes, GemmTileFunction kTile>
 void EachTile(const GemmTile& tiles) {
   GemmTile tile = tiles;
-  int32x4_t bias[kChannels / 4];
-  for (size_t c = 0; c < kChannels / 4; ++c)
-    bias[c] = tiles.bias != nullptr ? vld1q_s32(tiles.bias + 4 * c) : vdupq_n_s32(0);
+  tile.count = 1;
   for (size_t i = 0; i < tiles.count; ++i) {
-    if (tiles.bias != nullptr) {
-      for (size_t p = 0; p < kPixels; ++p) {
-        for (size_t c = 0; c < kChannels / 4; ++c) vst1q_s32(tile.sums + p * kChannels + 4 * c, bias[c]);
-      }
-    }
     kTile(tile);
     tile.x += kPixels * kStepBytes * tile.steps;
     tile.sums += kPixels * kChannels;
   }
 }
+
+// Where the sums of a tile begin: of the next pixel `pitch` bytes behind.
+struct GemmBegin {
+  const int32_t* from;
+  ptrdiff_t pitch;
+  // What was added up so far goes on.
+  GemmBegin(const int32_t* sums, size_t channels)
+      : from(sums), pitch(static_cast<ptrdiff_t>(channels * sizeof(int32_t))) {}
+  GemmBegin(const GemmTile& t, size_t channels) : GemmBegin(t.sums, channels) {
+    if (t.bias == nullptr) return;
+    from = t.bias;
+    pitch = 0;
+  }
+  const int32_t* Of(size_t pixel) const {
+    return from + static_cast<ptrdiff_t>(pixel) * pitch / static_cast<ptrdiff_t>(sizeof(int32_t));
+  }
+};
 
 inline constexpr int kGemmTileSizes = 3;
 constexpr size_t GemmTilePixels(int size) { return 4 * (static_cast<size_t>(size) + 1); }

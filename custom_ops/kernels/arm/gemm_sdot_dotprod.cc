@@ -21,10 +21,19 @@ void Tile(const GemmTile& t) {
   const auto* x8 = reinterpret_cast<const int8_t*>(t.x);
   const int8_t* x4 = x8 + (kPixels >= 8 ? t.steps * 32 : 0);
   int32x4_t acc[kPixels][2];
+  if (t.bias != nullptr) {
+    const int32x4_t bias[2] = {vld1q_s32(t.bias), vld1q_s32(t.bias + 4)};
 #pragma GCC unroll 12
-  for (int p = 0; p < kPixels; ++p) {
-    acc[p][0] = vld1q_s32(t.sums + p * 8);
-    acc[p][1] = vld1q_s32(t.sums + p * 8 + 4);
+    for (int p = 0; p < kPixels; ++p) {
+      acc[p][0] = bias[0];
+      acc[p][1] = bias[1];
+    }
+  } else {
+#pragma GCC unroll 12
+    for (int p = 0; p < kPixels; ++p) {
+      acc[p][0] = vld1q_s32(t.sums + p * 8);
+      acc[p][1] = vld1q_s32(t.sums + p * 8 + 4);
+    }
   }
   // Pixels p .. p + 3, those of one vector.
   const auto dot = [&](int32x4_t(*to)[2], int8x16_t w0, int8x16_t w1, int8x16_t x)

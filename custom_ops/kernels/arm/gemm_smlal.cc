@@ -49,14 +49,20 @@ void Tile(const GemmTile& t) {
   const uint8_t *w = t.w, *x = t.x;
   size_t left = t.steps / 2, count = 0;
   const size_t flush = t.flush / 2;
+  GemmBegin begin(t, kChannels);
   asm volatile(
-      "ldp q18, q19, [%[sums]]\n"
-      "ldp q20, q21, [%[sums], #32]\n"
-      "ldp q22, q23, [%[sums], #64]\n"
-      "ldp q24, q25, [%[sums], #96]\n"
-      "ldp q26, q27, [%[sums], #128]\n"
-      "ldp q28, q29, [%[sums], #160]\n"
-      "ldp q30, q31, [%[sums], #192]\n"
+      "ldp q18, q19, [%[from]]\n"
+      "ldp q20, q21, [%[from], #32]\n"
+      "add %[from], %[from], %[pitch]\n"
+      "ldp q22, q23, [%[from]]\n"
+      "ldp q24, q25, [%[from], #32]\n"
+      "add %[from], %[from], %[pitch]\n"
+      "ldp q26, q27, [%[from]]\n"
+      "ldp q28, q29, [%[from], #32]\n"
+      "add %[from], %[from], %[pitch]\n"
+      "ldp q30, q31, [%[from]]\n"
+      "ldp q6, q7, [%[from], #32]\n"
+      "stp q6, q7, [%[sums], #224]\n"
       "ldr q0, [%[w]], #16\n"
       "ld4r {v2.16b, v3.16b, v4.16b, v5.16b}, [%[x]], #4\n"
       "1:\n"
@@ -82,8 +88,8 @@ void Tile(const GemmTile& t) {
       "stp q26, q27, [%[sums], #128]\n"
       "stp q28, q29, [%[sums], #160]\n"
       "stp q30, q31, [%[sums], #192]\n"
-      : [w] "+&r"(w), [x] "+&r"(x), [left] "+&r"(left), [count] "+&r"(count)
-      : [sums] "r"(t.sums), [flush] "r"(flush)
+      : [w] "+&r"(w), [x] "+&r"(x), [from] "+&r"(begin.from), [left] "+&r"(left), [count] "+&r"(count)
+      : [sums] "r"(t.sums), [pitch] "r"(begin.pitch), [flush] "r"(flush)
       : "cc", "memory", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13",
         "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28",
         "v29", "v30", "v31");

@@ -16,13 +16,13 @@ namespace {
 
 constexpr size_t kChannels = 8;
 
+// The first halves of two vectors, and the second ones.
 inline int32x4_t LowHalves(int32x4_t a, int32x4_t b) {
   return vreinterpretq_s32_s64(vzip1q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b)));
 }
 inline int32x4_t HighHalves(int32x4_t a, int32x4_t b) {
   return vreinterpretq_s32_s64(vzip2q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b)));
 }
-inline void AddTo(int32_t* sums, int32x4_t v) { vst1q_s32(sums, vaddq_s32(vld1q_s32(sums), v)); }
 
 template <int kPixels>
 void Tile(const GemmTile& t) {
@@ -31,8 +31,10 @@ void Tile(const GemmTile& t) {
   int32x4_t acc[kPixels / 2][4];
 #pragma GCC unroll 4
   for (int p = 0; p < kPixels / 2; ++p) {
+    const int32_t* even = t.bias != nullptr ? t.bias : t.sums + static_cast<size_t>(2 * p) * kChannels;
+    const int32_t* odd = t.bias != nullptr ? t.bias : even + kChannels;
 #pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) acc[p][c] = vdupq_n_s32(0);
+    for (int c = 0; c < 4; ++c) acc[p][c] = vcombine_s32(vld1_s32(even + 2 * c), vld1_s32(odd + 2 * c));
   }
   for (size_t s = 0; s < t.steps; ++s) {
     int8x16_t rows[kPixels / 2], columns[4];
@@ -51,10 +53,10 @@ void Tile(const GemmTile& t) {
 #pragma GCC unroll 4
   for (int p = 0; p < kPixels / 2; ++p) {
     int32_t* even = t.sums + static_cast<size_t>(2 * p) * kChannels;
-    AddTo(even, LowHalves(acc[p][0], acc[p][1]));
-    AddTo(even + 4, LowHalves(acc[p][2], acc[p][3]));
-    AddTo(even + 8, HighHalves(acc[p][0], acc[p][1]));
-    AddTo(even + 12, HighHalves(acc[p][2], acc[p][3]));
+    vst1q_s32(even, LowHalves(acc[p][0], acc[p][1]));
+    vst1q_s32(even + 4, LowHalves(acc[p][2], acc[p][3]));
+    vst1q_s32(even + 8, HighHalves(acc[p][0], acc[p][1]));
+    vst1q_s32(even + 12, HighHalves(acc[p][2], acc[p][3]));
   }
 }
 

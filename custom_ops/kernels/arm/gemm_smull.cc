@@ -147,9 +147,9 @@ constexpr size_t kMaxFlush = 4096;
   "b.ne 1b\n"
 
 #define LOWBIT_OPERANDS                                                                                              \
-  : [w] "+&r"(w), [x] "+&r"(x), [sums] "+&r"(sums), [from] "+&r"(from), [count] "+&r"(count), [quads] "=&r"(quads),  \
+  : [w] "+&r"(w), [x] "+&r"(x), [sums] "+&r"(sums), [from] "+&r"(begin.from), [count] "+&r"(count), [quads] "=&r"(quads),  \
     [high0] "=&r"(high0), [high1] "=&r"(high1), [high2] "=&r"(high2), [high3] "=&r"(high3)                           \
-  : [w_begin] "r"(t.w), [bias] "r"(bias), [pitch] "r"(pitch), [all_quads] "r"(t.steps / 2)                           \
+  : [w_begin] "r"(t.w), [bias] "r"(bias), [pitch] "r"(begin.pitch), [all_quads] "r"(t.steps / 2)                           \
   : LOWBIT_CLOBBERS
 
 // Runs of one product, or of two. Without a bias the sums of one tile go on.
@@ -157,9 +157,8 @@ template <bool kSingles>
 void Multiply16(const GemmTile& t) {
   const uint8_t *w = t.w, *x = t.x;
   int32_t* sums = t.sums;
-  const int32_t* const bias = t.bias != nullptr ? t.bias : sums;
-  const int32_t* from = bias;
-  const ptrdiff_t pitch = t.bias != nullptr ? 0 : kChannels16 * sizeof(int32_t);
+  GemmBegin begin(t, kChannels16);
+  const int32_t* const bias = begin.from;
   size_t count = t.count, quads;
   uint64_t high0, high1, high2, high3;
   if constexpr (kSingles) {
@@ -213,10 +212,13 @@ void Tiles16(const GemmTile& t) {
   "sadalp v30.4s, v16.8h\n"                      \
   "sadalp v31.4s, v17.8h\n"
 #define LOWBIT_LOAD                                 \
-  "ldp q24, q25, [%[sums], #0]\n"                   \
-  "ldp q26, q27, [%[sums], #32]\n"                  \
-  "ldp q28, q29, [%[sums], #64]\n"                  \
-  "ldp q30, q31, [%[sums], #96]\n"                  \
+  "ldp q24, q25, [%[from]]\n"                       \
+  "add %[from], %[from], %[pitch]\n"                \
+  "ldp q26, q27, [%[from]]\n"                       \
+  "add %[from], %[from], %[pitch]\n"                \
+  "ldp q28, q29, [%[from]]\n"                       \
+  "add %[from], %[from], %[pitch]\n"                \
+  "ldp q30, q31, [%[from]]\n"                       \
   "ldr q0, [%[w]], #16\n"                           \
   "ld4r {v1.8h, v2.8h, v3.8h, v4.8h}, [%[x]], #8\n"
 #define LOWBIT_STORE               \
@@ -228,6 +230,7 @@ void Tiles16(const GemmTile& t) {
 // One product a flush.
 void TileOfSingles(const GemmTile& t) {
   const uint8_t *w = t.w, *x = t.x;
+  GemmBegin begin(t, kChannels8);
   size_t pairs = t.steps / 2;
   uint64_t high;
   asm volatile(
@@ -240,14 +243,15 @@ void TileOfSingles(const GemmTile& t) {
       "subs %[pairs], %[pairs], #1\n"
       "b.ne 1b\n"
       LOWBIT_STORE
-      : [w] "+&r"(w), [x] "+&r"(x), [pairs] "+&r"(pairs), [high] "=&r"(high)
-      : [sums] "r"(t.sums)
+      : [w] "+&r"(w), [x] "+&r"(x), [from] "+&r"(begin.from), [pairs] "+&r"(pairs), [high] "=&r"(high)
+      : [sums] "r"(t.sums), [pitch] "r"(begin.pitch)
       : LOWBIT_CLOBBERS);
 }
 
 // An even number of products a flush; steps come in pairs because K is a multiple of 4.
 void TileOfPairs(const GemmTile& t) {
   const uint8_t *w = t.w, *x = t.x;
+  GemmBegin begin(t, kChannels8);
   const size_t flush = t.flush / 2;
   size_t count = std::min(t.steps / 2, flush), left = t.steps / 2 - count;
   uint64_t high;
@@ -268,8 +272,9 @@ void TileOfPairs(const GemmTile& t) {
                    "sub %[left], %[left], %[count]\n")
       "cbnz %[count], 1b\n"
       LOWBIT_STORE
-      : [w] "+&r"(w), [x] "+&r"(x), [left] "+&r"(left), [count] "+&r"(count), [high] "=&r"(high)
-      : [sums] "r"(t.sums), [flush] "r"(flush)
+      : [w] "+&r"(w), [x] "+&r"(x), [from] "+&r"(begin.from), [left] "+&r"(left), [count] "+&r"(count),
+        [high] "=&r"(high)
+      : [sums] "r"(t.sums), [pitch] "r"(begin.pitch), [flush] "r"(flush)
       : LOWBIT_CLOBBERS);
 }
 // clang-format on

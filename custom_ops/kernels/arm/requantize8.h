@@ -1,6 +1,6 @@
 // The common ends of a tile: requantizers that clip bytes (EpilogueView::pack_clips), of 8 channels, without
 // and with a residual. RequantizeTile with everything that is constant in registers, and with the work of
-// four pixels side by side, because in-order cores wait for every result.
+// several pixels side by side, because in-order cores wait for every result.
 #pragma once
 
 #include <arm_neon.h>
@@ -20,12 +20,12 @@ template <int kPixels>
 LOWBIT_ALWAYS_INLINE inline void StoreClipped8(const int32x4_t (&codes)[kPixels][2],
                                                const Neon::PackRange& range, uint8_t* y, size_t y_pitch) {
   uint8x16_t packed[(kPixels + 1) / 2];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int p = 0; p < kPixels; p += 2) {
     const int next = p + 1 < kPixels ? p + 1 : p;
     packed[p / 2] = Neon::PackClipped(codes[p][0], codes[p][1], codes[next][0], codes[next][1], range);
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int p = 0; p < kPixels; ++p) {
     const uint8x16_t two = packed[p / 2];
     vst1_u8(y + static_cast<size_t>(p) * y_pitch, p % 2 == 0 ? vget_low_u8(two) : vget_high_u8(two));
@@ -44,18 +44,18 @@ struct Requantize8 {
   template <int kPixels>
   LOWBIT_ALWAYS_INLINE void Store(const int32x4_t (&acc)[kPixels][2], uint8_t* y, size_t y_pitch) const {
     float32x4_t values[kPixels][2];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int p = 0; p < kPixels; ++p) {
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) values[p][v] = vcvtq_f32_s32(acc[p][v]);
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int p = 0; p < kPixels; ++p) {
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) values[p][v] = vmulq_f32(values[p][v], scale[v]);
     }
     int32x4_t codes[kPixels][2];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int p = 0; p < kPixels; ++p) {
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) codes[p][v] = vcvtnq_s32_f32(values[p][v]);
@@ -96,7 +96,7 @@ struct RequantizeResidual8 {
                                   size_t y_pitch) const {
     float32x4_t inner[kPixels][2], sum[kPixels][2], quotient[kPixels][2];
     const auto each = [](auto&& step) LOWBIT_ALWAYS_INLINE {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int p = 0; p < kPixels; ++p) {
 #pragma GCC unroll 2
         for (int v = 0; v < 2; ++v) step(p, v);
@@ -108,7 +108,7 @@ struct RequantizeResidual8 {
     each([&](int p, int v) LOWBIT_ALWAYS_INLINE { inner[p][v] = vminnmq_f32(inner[p][v], hi); });
     each([&](int p, int v) LOWBIT_ALWAYS_INLINE { inner[p][v] = vrndnq_f32(inner[p][v]); });
     each([&](int p, int v) LOWBIT_ALWAYS_INLINE { inner[p][v] = vmulq_f32(inner[p][v], inner_scale); });
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int p = 0; p < kPixels; ++p) {
       const uint8x8_t r = veor_u8(vld1_u8(residual + static_cast<size_t>(p) * y_pitch), residual_flip);
       const int16x8_t d = vreinterpretq_s16_u16(vsubl_u8(r, residual_zero));
