@@ -8,14 +8,19 @@
 // steps, make the widening addition the accumulation: a 16-bit sum grows by 16 a step at most and holds
 // kMaxUnits of them, all of K for most nodes.
 //
+// Ternary weights (BitOp::kMasked) are two bit matrices, p where they are 1 and n where they are -1, and the
+// bits that are counted are those of x ? n : p, one instruction (BSL) as well. It overwrites x, so every
+// vector of weights gets an x of its own.
+//
 // The rows of a tile are pixels or, where activations have more than one bit, the planes of fewer pixels: two
 // or four rows each, which are scaled and added when all is counted. A plane of weights is a pass over the
 // tile.
 //
-// Registers (v16 and up as the compiler assigns them): 16 sums, two vectors of weights, two pairs of rows
-// that take turns, two products. On in-order cores results are ready after four cycles: rows are taken in
-// pairs, so that four products are under way, and what the next pair needs is loaded and replicated between
-// them. Vectors are loaded in halves as in gemm_mla_pairs.cc.
+// Registers: 16 sums, as the compiler assigns them, the weights of a unit in v0..v3, x and products in the
+// others up to v11. On in-order cores results are ready after four cycles: rows are taken in pairs, so that
+// four products are under way, and what the next pair needs is loaded and replicated between them. All loads
+// are to general registers. On a Cortex-A53 those pair with instructions on vectors, and two 64-bit moves to
+// vector registers take the cycle of one such instruction, where a load of a vector would take two.
 #include <arm_neon.h>
 
 #include <algorithm>
@@ -31,13 +36,16 @@ namespace lowbit {
 namespace {
 
 constexpr int kVectors = 2, kLanes = 8;
-constexpr size_t kChannels = kVectors * kLanes, kUnitBytes = 2, kUnitWeights = kChannels * kUnitBytes;
+constexpr size_t kChannels = kVectors * kLanes, kUnitBytes = 2;
+template <BitOp kOp>
+constexpr size_t kUnitWeights = (kOp == BitOp::kMasked ? 2 : 1) * kChannels * kUnitBytes;
 constexpr int kTileRows = 8;
 constexpr size_t kMaxUnits = 65535 / (8 * kUnitBytes);
 
 // clang-format off
-// Products of two rows, XA and XB, with both vectors of weights, added to the sums A0 and A1, B0 and B1. The
-// bits of the next two rows, LOAD_A and LOAD_B, become NEXT_A and NEXT_B. Beside them scalar instructions.
+// EOR and AND: products of two rows, XA and XB, with both vectors of weights, added to the sums A0 and A1, B0
+// and B1. The bits of the next two rows, LOAD_A and LOAD_B, become NEXT_A and NEXT_B. Beside them scalar
+// instructions.
 #define LOWBIT_ROWS(OP, XA, XB, LOAD_A, LOAD_B, NEXT_A, NEXT_B, A0, A1, B0, B1, S0, S1, S2, S3, S4, S5) \
   OP " v2.16b, v" XA ".16b, v0.16b\n"                     \
   "ldrh w10, [" LOAD_A ", x15]\n"                         \
@@ -89,7 +97,7 @@ constexpr size_t kMaxUnits = 65535 / (8 * kUnitBytes);
 #define LOWBIT_IS_LAST "subs %[units], %[units], #1\n"
 #define LOWBIT_STEP "cset x14, ne\n"
 #define LOWBIT_NEXT_OFFSET "add %[offsets], %[offsets], x14, lsl #2\n"
-#define LOWBIT_NEXT_WEIGHTS "add %[w], %[w], x14, lsl #5\n"
+#define LOWBIT_NEXT_WEIGHTS(SHIFT) "add %[w], %[w], x14, lsl #" SHIFT "\n"
 #define LOWBIT_LOAD_OFFSET "ldr w15, [%[offsets]]\n"
 #define LOWBIT_ADD_SHIFT "add x15, x15, %[shift]\n"
 // The rows' addresses, x2 to x9, of pixels with one digit, two, or four, whose upper ones may be the same.
@@ -125,7 +133,89 @@ constexpr size_t kMaxUnits = 65535 / (8 * kUnitBytes);
   "add x3, x2, %[digit1]\n"                               \
   "add x4, x3, %[digit1]\n"                               \
   "add x5, x2, %[digit3]\n"
-#define LOWBIT_BEGIN                                      \
+// BSL: the same, with a second copy of x in XA2 and XB2.
+#define LOWBIT_SELECT_ROWS(XA, XB, XA2, XB2, LOAD_A, LOAD_B, NEXT_A, NEXT_B, NEXT_A2, NEXT_B2, A0, A1, B0, B1, \
+                           S0, S1, S2, S3, S4, S5)        \
+  "bsl v" XA ".16b, v2.16b, v0.16b\n"                     \
+  "ldrh w10, [" LOAD_A ", x15]\n"                         \
+  "bsl v" XB ".16b, v2.16b, v0.16b\n"                     \
+  "ldrh w11, [" LOAD_B ", x15]\n"                         \
+  "bsl v" XA2 ".16b, v3.16b, v1.16b\n"                    \
+  S0                                                      \
+  "bsl v" XB2 ".16b, v3.16b, v1.16b\n"                    \
+  S1                                                      \
+  "cnt v" XA ".16b, v" XA ".16b\n"                        \
+  S2                                                      \
+  "cnt v" XB ".16b, v" XB ".16b\n"                        \
+  S3                                                      \
+  "dup v" NEXT_A ".8h, w10\n"                             \
+  "dup v" NEXT_B ".8h, w11\n"                             \
+  "cnt v" XA2 ".16b, v" XA2 ".16b\n"                      \
+  S4                                                      \
+  "cnt v" XB2 ".16b, v" XB2 ".16b\n"                      \
+  "dup v" NEXT_A2 ".8h, w10\n"                            \
+  "dup v" NEXT_B2 ".8h, w11\n"                            \
+  "uadalp " A0 ".8h, v" XA ".16b\n"                       \
+  "uadalp " B0 ".8h, v" XB ".16b\n"                       \
+  S5                                                      \
+  "uadalp " A1 ".8h, v" XA2 ".16b\n"                      \
+  "uadalp " B1 ".8h, v" XB2 ".16b\n"
+#define LOWBIT_SELECT_LAST_ROWS(XA, XB, XA2, XB2, LOAD_A, LOAD_B, NEXT_A, NEXT_B, NEXT_A2, NEXT_B2, A0, A1, B0, B1) \
+  "bsl v" XA ".16b, v2.16b, v0.16b\n"                     \
+  "ldrh w10, [" LOAD_A ", x15]\n"                         \
+  "bsl v" XB ".16b, v2.16b, v0.16b\n"                     \
+  "ldrh w11, [" LOAD_B ", x15]\n"                         \
+  "bsl v" XA2 ".16b, v3.16b, v1.16b\n"                    \
+  "ldp x12, x13, [%[w]]\n"                                \
+  "bsl v" XB2 ".16b, v3.16b, v1.16b\n"                    \
+  "ldp x14, x17, [%[w], #16]\n"                           \
+  "cnt v" XA ".16b, v" XA ".16b\n"                        \
+  "ldp x16, x19, [%[w], #32]\n"                           \
+  "cnt v" XB ".16b, v" XB ".16b\n"                        \
+  "ldp x20, x21, [%[w], #48]\n"                           \
+  "fmov d0, x12\n"                                        \
+  "fmov d1, x14\n"                                        \
+  "cnt v" XA2 ".16b, v" XA2 ".16b\n"                      \
+  "cnt v" XB2 ".16b, v" XB2 ".16b\n"                      \
+  "fmov d2, x16\n"                                        \
+  "fmov d3, x20\n"                                        \
+  "dup v" NEXT_A ".8h, w10\n"                             \
+  "dup v" NEXT_B ".8h, w11\n"                             \
+  "dup v" NEXT_A2 ".8h, w10\n"                            \
+  "dup v" NEXT_B2 ".8h, w11\n"                            \
+  "ins v0.d[1], x13\n"                                    \
+  "ins v1.d[1], x17\n"                                    \
+  "ins v2.d[1], x19\n"                                    \
+  "ins v3.d[1], x21\n"                                    \
+  "uadalp " A0 ".8h, v" XA ".16b\n"                       \
+  "uadalp " B0 ".8h, v" XB ".16b\n"                       \
+  "uadalp " A1 ".8h, v" XA2 ".16b\n"                      \
+  "uadalp " B1 ".8h, v" XB2 ".16b\n"
+#define LOWBIT_SELECT_BEGIN                               \
+  "ldr w15, [%[offsets]]\n"                               \
+  "ldp q0, q1, [%[w]]\n"                                  \
+  LOWBIT_ADD_SHIFT                                        \
+  "ldrh w10, [x2, x15]\n"                                 \
+  "ldrh w11, [x3, x15]\n"                                 \
+  "ldp q2, q3, [%[w], #32]\n"                             \
+  "dup v4.8h, w10\n"                                      \
+  "dup v5.8h, w11\n"                                      \
+  "dup v6.8h, w10\n"                                      \
+  "dup v7.8h, w11\n"
+// Both by the same names: pairs of rows that take turns with their registers, the last of which is an odd one.
+#define LOWBIT_SELECT_EVEN(OP, LOAD_A, LOAD_B, ...) \
+  LOWBIT_SELECT_ROWS("4", "5", "6", "7", LOAD_A, LOAD_B, "8", "9", "10", "11", __VA_ARGS__)
+#define LOWBIT_SELECT_ODD(OP, LOAD_A, LOAD_B, ...) \
+  LOWBIT_SELECT_ROWS("8", "9", "10", "11", LOAD_A, LOAD_B, "4", "5", "6", "7", __VA_ARGS__)
+#define LOWBIT_SELECT_LAST(OP, LOAD_A, LOAD_B, ...) \
+  LOWBIT_SELECT_LAST_ROWS("8", "9", "10", "11", LOAD_A, LOAD_B, "4", "5", "6", "7", __VA_ARGS__)
+#define LOWBIT_SELECT_NEXT_WEIGHTS LOWBIT_NEXT_WEIGHTS("6")
+#define LOWBIT_LOGIC_EVEN(OP, LOAD_A, LOAD_B, ...) LOWBIT_ROWS(OP, "4", "5", LOAD_A, LOAD_B, "6", "7", __VA_ARGS__)
+#define LOWBIT_LOGIC_ODD(OP, LOAD_A, LOAD_B, ...) LOWBIT_ROWS(OP, "6", "7", LOAD_A, LOAD_B, "4", "5", __VA_ARGS__)
+#define LOWBIT_LOGIC_LAST(OP, LOAD_A, LOAD_B, ...) \
+  LOWBIT_LAST_ROWS(OP, "6", "7", LOAD_A, LOAD_B, "4", "5", __VA_ARGS__)
+#define LOWBIT_LOGIC_NEXT_WEIGHTS LOWBIT_NEXT_WEIGHTS("5")
+#define LOWBIT_LOGIC_BEGIN                                \
   "ldr w15, [%[offsets]]\n"                               \
   "ldp x12, x13, [%[w]]\n"                                \
   "ldp x14, x17, [%[w], #16]\n"                           \
@@ -143,21 +233,21 @@ constexpr size_t kMaxUnits = 65535 / (8 * kUnitBytes);
   "movi %[" B "].2d, #0\n"                                \
   "movi %[" C "].2d, #0\n"                                \
   "movi %[" D "].2d, #0\n"
-#define LOWBIT_COUNT_8(OP, ROWS)                                                                         \
+#define LOWBIT_COUNT_8(KIND, OP, ADDRESSES)                                                              \
   asm volatile(                                                                                          \
-      ROWS                                                                                               \
+      ADDRESSES                                                                                          \
       LOWBIT_ZERO("a0", "a1", "b0", "b1")                                                                \
       LOWBIT_ZERO("c0", "c1", "d0", "d1")                                                                \
-      LOWBIT_BEGIN                                                                                       \
+      LOWBIT_##KIND##_BEGIN                                                                              \
       LOWBIT_ZERO("e0", "e1", "f0", "f1")                                                                \
       LOWBIT_ZERO("g0", "g1", "h0", "h1")                                                                \
       "1:\n"                                                                                             \
-      LOWBIT_ROWS(OP, "4", "5", "x4", "x5", "6", "7", "%[a0]", "%[a1]", "%[b0]", "%[b1]", "", "", "", "", "", "") \
-      LOWBIT_ROWS(OP, "6", "7", "x6", "x7", "4", "5", "%[c0]", "%[c1]", "%[d0]", "%[d1]",                \
-                  LOWBIT_IS_LAST, LOWBIT_STEP, LOWBIT_NEXT_OFFSET, LOWBIT_NEXT_WEIGHTS, "", "")          \
-      LOWBIT_ROWS(OP, "4", "5", "x8", "x9", "6", "7", "%[e0]", "%[e1]", "%[f0]", "%[f1]",                \
-                  LOWBIT_LOAD_OFFSET, "", "", "", "", LOWBIT_ADD_SHIFT)                                  \
-      LOWBIT_LAST_ROWS(OP, "6", "7", "x2", "x3", "4", "5", "%[g0]", "%[g1]", "%[h0]", "%[h1]")           \
+      LOWBIT_##KIND##_EVEN(OP, "x4", "x5", "%[a0]", "%[a1]", "%[b0]", "%[b1]", "", "", "", "", "", "")   \
+      LOWBIT_##KIND##_ODD(OP, "x6", "x7", "%[c0]", "%[c1]", "%[d0]", "%[d1]", LOWBIT_IS_LAST,            \
+                          LOWBIT_STEP, LOWBIT_NEXT_OFFSET, LOWBIT_##KIND##_NEXT_WEIGHTS, "", "")         \
+      LOWBIT_##KIND##_EVEN(OP, "x8", "x9", "%[e0]", "%[e1]", "%[f0]", "%[f1]", LOWBIT_LOAD_OFFSET, "",   \
+                           "", "", "", LOWBIT_ADD_SHIFT)                                                 \
+      LOWBIT_##KIND##_LAST(OP, "x2", "x3", "%[g0]", "%[g1]", "%[h0]", "%[h1]")                           \
       "b.ne 1b\n"                                                                                        \
       : [a0] "=&w"(c[0][0]), [a1] "=&w"(c[0][1]), [b0] "=&w"(c[1][0]), [b1] "=&w"(c[1][1]),              \
         [c0] "=&w"(c[2][0]), [c1] "=&w"(c[2][1]), [d0] "=&w"(c[3][0]), [d1] "=&w"(c[3][1]),              \
@@ -165,26 +255,36 @@ constexpr size_t kMaxUnits = 65535 / (8 * kUnitBytes);
         [g0] "=&w"(c[6][0]), [g1] "=&w"(c[6][1]), [h0] "=&w"(c[7][0]), [h1] "=&w"(c[7][1]),              \
         [offsets] "+&r"(offsets), [w] "+&r"(w), [units] "+&r"(units)                                     \
       : [pixels] "r"(pixels), [digit1] "r"(digit1), [digit3] "r"(digit3), [shift] "r"(shift)             \
-      : LOWBIT_CLOBBERED)
-#define LOWBIT_COUNT_4(OP, ROWS)                                                                         \
+      : LOWBIT_##KIND##_CLOBBERED)
+#define LOWBIT_COUNT_4(KIND, OP, ADDRESSES)                                                              \
   asm volatile(                                                                                          \
-      ROWS                                                                                               \
+      ADDRESSES                                                                                          \
       LOWBIT_ZERO("a0", "a1", "b0", "b1")                                                                \
-      LOWBIT_BEGIN                                                                                       \
+      LOWBIT_##KIND##_BEGIN                                                                              \
       LOWBIT_ZERO("c0", "c1", "d0", "d1")                                                                \
       "1:\n"                                                                                             \
-      LOWBIT_ROWS(OP, "4", "5", "x4", "x5", "6", "7", "%[a0]", "%[a1]", "%[b0]", "%[b1]",                \
-                  LOWBIT_IS_LAST, LOWBIT_STEP, LOWBIT_NEXT_OFFSET, LOWBIT_NEXT_WEIGHTS, LOWBIT_LOAD_OFFSET, LOWBIT_ADD_SHIFT) \
-      LOWBIT_LAST_ROWS(OP, "6", "7", "x2", "x3", "4", "5", "%[c0]", "%[c1]", "%[d0]", "%[d1]")           \
+      LOWBIT_##KIND##_EVEN(OP, "x4", "x5", "%[a0]", "%[a1]", "%[b0]", "%[b1]", LOWBIT_IS_LAST,           \
+                           LOWBIT_STEP, LOWBIT_NEXT_OFFSET, LOWBIT_##KIND##_NEXT_WEIGHTS,                \
+                           LOWBIT_LOAD_OFFSET, LOWBIT_ADD_SHIFT)                                         \
+      LOWBIT_##KIND##_LAST(OP, "x2", "x3", "%[c0]", "%[c1]", "%[d0]", "%[d1]")                           \
       "b.ne 1b\n"                                                                                        \
       : [a0] "=&w"(c[0][0]), [a1] "=&w"(c[0][1]), [b0] "=&w"(c[1][0]), [b1] "=&w"(c[1][1]),              \
         [c0] "=&w"(c[2][0]), [c1] "=&w"(c[2][1]), [d0] "=&w"(c[3][0]), [d1] "=&w"(c[3][1]),              \
         [offsets] "+&r"(offsets), [w] "+&r"(w), [units] "+&r"(units)                                     \
       : [pixels] "r"(pixels), [digit1] "r"(digit1), [digit3] "r"(digit3), [shift] "r"(shift)             \
-      : LOWBIT_CLOBBERED)
-#define LOWBIT_CLOBBERED                                                                                 \
+      : LOWBIT_##KIND##_CLOBBERED)
+#define LOWBIT_LOGIC_CLOBBERED                                                                           \
   "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14", "x15", "x17",       \
       "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "cc", "memory"
+#define LOWBIT_SELECT_CLOBBERED                                                                          \
+  "x16", "x19", "x20", "x21", "v8", "v9", "v10", "v11", LOWBIT_LOGIC_CLOBBERED
+#define LOWBIT_COUNT(KIND, OP)                                                            \
+  if constexpr (kRows == 8 && kDigits == 1) LOWBIT_COUNT_8(KIND, OP, LOWBIT_8_ROWS_1);    \
+  if constexpr (kRows == 8 && kDigits == 2) LOWBIT_COUNT_8(KIND, OP, LOWBIT_8_ROWS_2);    \
+  if constexpr (kRows == 8 && kDigits == 4) LOWBIT_COUNT_8(KIND, OP, LOWBIT_8_ROWS_4);    \
+  if constexpr (kRows == 4 && kDigits == 1) LOWBIT_COUNT_4(KIND, OP, LOWBIT_4_ROWS_1);    \
+  if constexpr (kRows == 4 && kDigits == 2) LOWBIT_COUNT_4(KIND, OP, LOWBIT_4_ROWS_2);    \
+  if constexpr (kRows == 4 && kDigits == 4) LOWBIT_COUNT_4(KIND, OP, LOWBIT_4_ROWS_4)
 // clang-format on
 
 // Where the rows of a tile are: `shift` behind `pixels` the first digit, then that many bytes to the second
@@ -202,19 +302,11 @@ LOWBIT_ALWAYS_INLINE inline void Count(const Rows& rows, const uint32_t* offsets
   const uint8_t* const* pixels = rows.pixels;
   const size_t shift = rows.shift, digit1 = rows.digit1, digit3 = rows.digit3;
   if constexpr (kOp == BitOp::kAnd) {
-    if constexpr (kRows == 8 && kDigits == 1) LOWBIT_COUNT_8("and", LOWBIT_8_ROWS_1);
-    if constexpr (kRows == 8 && kDigits == 2) LOWBIT_COUNT_8("and", LOWBIT_8_ROWS_2);
-    if constexpr (kRows == 8 && kDigits == 4) LOWBIT_COUNT_8("and", LOWBIT_8_ROWS_4);
-    if constexpr (kRows == 4 && kDigits == 1) LOWBIT_COUNT_4("and", LOWBIT_4_ROWS_1);
-    if constexpr (kRows == 4 && kDigits == 2) LOWBIT_COUNT_4("and", LOWBIT_4_ROWS_2);
-    if constexpr (kRows == 4 && kDigits == 4) LOWBIT_COUNT_4("and", LOWBIT_4_ROWS_4);
+    LOWBIT_COUNT(LOGIC, "and");
+  } else if constexpr (kOp == BitOp::kXor) {
+    LOWBIT_COUNT(LOGIC, "eor");
   } else {
-    if constexpr (kRows == 8 && kDigits == 1) LOWBIT_COUNT_8("eor", LOWBIT_8_ROWS_1);
-    if constexpr (kRows == 8 && kDigits == 2) LOWBIT_COUNT_8("eor", LOWBIT_8_ROWS_2);
-    if constexpr (kRows == 8 && kDigits == 4) LOWBIT_COUNT_8("eor", LOWBIT_8_ROWS_4);
-    if constexpr (kRows == 4 && kDigits == 1) LOWBIT_COUNT_4("eor", LOWBIT_4_ROWS_1);
-    if constexpr (kRows == 4 && kDigits == 2) LOWBIT_COUNT_4("eor", LOWBIT_4_ROWS_2);
-    if constexpr (kRows == 4 && kDigits == 4) LOWBIT_COUNT_4("eor", LOWBIT_4_ROWS_4);
+    LOWBIT_COUNT(SELECT, "bsl");
   }
 }
 
@@ -416,7 +508,7 @@ LOWBIT_ALWAYS_INLINE inline void WordsTile(const BitserialBlock& b, const Passes
   Count<kOp, kDigits, kRows>(rows, b.offsets, w, b.units, counts);
   Scale<kDigits, kRows, true>(counts, passes.factors[0], sums);
   for (int plane = 1; plane < passes.planes; ++plane) {
-    w += b.units * kUnitWeights;
+    w += b.units * kUnitWeights<kOp>;
     Count<kOp, kDigits, kRows>(rows, b.offsets, w, b.units, counts);
     Scale<kDigits, kRows, false>(counts, passes.factors[plane], sums);
   }
@@ -457,7 +549,7 @@ void AnyTile(const BitserialBlock& b, const BitserialPanel& panel, const Passes&
       const size_t units = std::min(kMaxUnits, b.units - unit);
       uint16x8_t counts[kRows][kVectors];
       Count<kOp, kDigits, kRows>(rows, b.offsets + unit, w, units, counts);
-      w += units * kUnitWeights;
+      w += units * kUnitWeights<kOp>;
       alignas(16) uint16_t stored[kRows][kChannels];
 #pragma GCC unroll 8
       for (int row = 0; row < kRows; ++row) {
@@ -509,7 +601,14 @@ void RunPanels(const BitserialBlock& b) {
 }
 
 void RunBlock(const BitserialBlock& b) {
-  b.op == BitOp::kAnd ? RunPanels<BitOp::kAnd>(b) : RunPanels<BitOp::kXor>(b);
+  switch (b.op) {
+    case BitOp::kAnd:
+      return RunPanels<BitOp::kAnd>(b);
+    case BitOp::kXor:
+      return RunPanels<BitOp::kXor>(b);
+    case BitOp::kMasked:
+      return RunPanels<BitOp::kMasked>(b);
+  }
 }
 
 // ---- packing
@@ -644,7 +743,9 @@ constexpr BitserialEngine kEngine = {.lanes = kChannels,
                                      .unit_bits = 8 * kUnitBytes,
                                      .digit_planes = 1,
                                      .codes_per_byte = 8,
-                                     .has_masked = false,
+                                     .has_masked = true,
+                                     .masks_by_selection = true,
+                                     .masked_operations = 60.0 / 54.0,
                                      .has_few_codes = true,
                                      .transposed_codes = kRun,
                                      .block_bytes = 16 * 1024,  // half of the L1 of a Cortex-A53

@@ -64,11 +64,12 @@ struct WeightPlan {
   int planes = 1;
   bool negated = false;   // kAnd: the planes are those of -v
   bool has_sign = false;  // kAnd: the top plane counts with the other sign
+  bool selects = false;   // kMasked: BitserialEngine::masks_by_selection
 
-  // The bits of value v: bit s is the one in plane s; kMasked: bit 0 is w, bit 1 is m.
+  // The bits of value v: bit s is the one in plane s; kMasked: bit 0 is w, bit 1 is m or, to select, n.
   uint8_t Bits(int32_t v) const {
     if (op == BitOp::kAnd) return static_cast<uint8_t>(negated ? -v : v);
-    return static_cast<uint8_t>((v > 0 ? 1 : 0) | (v != 0 ? 2 : 0));
+    return static_cast<uint8_t>((v > 0 ? 1 : 0) | ((selects ? v < 0 : v != 0) ? 2 : 0));
   }
   int32_t Factor(int plane) const {
     const bool minus = negated != (has_sign && plane == planes - 1);
@@ -87,13 +88,14 @@ static_assert(kMaxBitPlanes <= kFewWeightBits, "the rows read ConvSpec::weight_v
 
 int BitsOf(int32_t v) { return static_cast<int>(std::bit_width(static_cast<uint32_t>(v))); }
 
-WeightPlan PlanWeights(const ValueRange& range, bool has_masked) {
+WeightPlan PlanWeights(const ValueRange& range, const BitserialEngine& engine) {
   WeightPlan plan;
   const bool within_one = range.lo >= -1 && range.hi <= 1;
   if (within_one && !range.has_zero) {
     plan.op = BitOp::kXor;
-  } else if (within_one && range.lo < 0 && range.hi > 0 && has_masked) {
+  } else if (within_one && range.lo < 0 && range.hi > 0 && engine.has_masked) {
     plan.op = BitOp::kMasked;
+    plan.selects = engine.masks_by_selection;
   } else if (range.lo >= 0 || range.hi <= 0) {
     plan.negated = range.lo < 0;
     plan.planes = std::max(1, BitsOf(std::max(range.hi, -range.lo)));
@@ -366,7 +368,7 @@ Estimate EstimateCycles(const ConvGeometry& g, const WindowLayout& w, const Weig
                               static_cast<size_t>(weights.planes));
   const double sums = static_cast<double>(weights.planes) * digits;
   const double k = static_cast<double>(w.units() * engine.unit_bits);
-  const double operations = weights.op == BitOp::kMasked ? 4.0 / 3.0 : 1.0;
+  const double operations = weights.op == BitOp::kMasked ? engine.masked_operations : 1.0;
   Estimate e;
   const size_t codes = RoundUp(static_cast<size_t>(g.in_channels), engine.unit_bits);
   e.packing = positions * static_cast<double>(codes) * (engine.code_cycles + digits * engine.digit_cycles);
@@ -439,7 +441,7 @@ BitserialKernel::BitserialKernel(const ConvSpec& spec, const BitserialEngine& en
     : geometry_(spec.geometry),
       engine_(engine),
       x_bits_(spec.x.bits),
-      plan_(PlanWeights(spec.weight_values, engine.has_masked)),
+      plan_(PlanWeights(spec.weight_values, engine)),
       window_(PlanWindow(spec.geometry, spec.x.bits, plan_, engine)),
       epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)),
       passes_(ListPasses(spec, plan_, engine)),
@@ -795,7 +797,7 @@ std::string BitserialRefusal(const ConvSpec& spec, const BitserialEngine& engine
   if (g.IsDepthwise()) return "depthwise: a channel's bits share nothing";
   if (spec.x.encoding == Encoding::kBipolar && Padded(g) && g.Taps() > kMaxPaddedTaps)
     return "bipolar activations with padding and a window of more than 1024 taps";
-  const WeightPlan weights = PlanWeights(spec.weight_values, engine.has_masked);
+  const WeightPlan weights = PlanWeights(spec.weight_values, engine);
   if (weights.planes * spec.x.bits > kMaxPasses) return "more than 16 products of bit planes";
   const WindowLayout w = PlanWindow(g, spec.x.bits, weights, engine);
   // Bounded before they are multiplied: one row and one column of a huge dilated window may overflow.
@@ -809,7 +811,7 @@ std::string BitserialRefusal(const ConvSpec& spec, const BitserialEngine& engine
 }
 
 double BitserialCycles(const ConvSpec& spec, const ConvShape& shape, const BitserialEngine& engine) {
-  const WeightPlan weights = PlanWeights(spec.weight_values, engine.has_masked);
+  const WeightPlan weights = PlanWeights(spec.weight_values, engine);
   const WindowLayout w = PlanWindow(spec.geometry, spec.x.bits, weights, engine);
   const bool few_codes = HasFewCodes(spec, engine, ListPasses(spec, weights, engine));
   const Estimate e = EstimateCycles(spec.geometry, w, weights, spec.x.bits, few_codes, engine, shape);

@@ -18,7 +18,7 @@ inline constexpr int kMaxBitPlanes = 4;
 enum class BitOp : uint8_t {
   kAnd,     // w & x
   kXor,     // w ^ x
-  kMasked,  // (w ^ x) & m: a plane of weights is two bit matrices, w and m
+  kMasked,  // (w ^ x) & m: a plane of weights is two bit matrices, w and m, or w & m and ~w & m (p and n)
 };
 
 // Codes of x on their way into digits. A digit is one bit plane, or two neighbouring ones, as the engine
@@ -91,9 +91,11 @@ struct BitserialEngine {
   int max_vectors;   // of a panel
   size_t unit_bits;  // of K that a lane takes at a time
   int digit_planes;  // 1 or 2
-  size_t codes_per_byte;  // of a digit
-  bool has_masked;        // whether BitOp::kMasked is implemented
-  bool has_few_codes;     // whether BitserialBlock::few_codes is read
+  size_t codes_per_byte;     // of a digit
+  bool has_masked;           // whether BitOp::kMasked is implemented
+  bool masks_by_selection;   // as x ? n : p instead of (w ^ x) & m
+  double masked_operations;  // what it costs, relative to the others
+  bool has_few_codes;        // whether BitserialBlock::few_codes is read
   // Of every so many whole codes of a run, a multiple of 8 or 0, code i has its bit at (i % m) * 8 + i / m
   // with m an eighth of them: packing then shifts vectors instead of bits. The others follow in order.
   size_t transposed_codes;

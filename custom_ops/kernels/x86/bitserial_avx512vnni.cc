@@ -38,6 +38,8 @@ const BitserialEngine kBitserialAvx512Vnni = {.lanes = Nibbles<Nibbles512>::kVec
                                               .digit_planes = 2,
                                               .codes_per_byte = 4,
                                               .has_masked = false,
+                                              .masks_by_selection = false,
+                                              .masked_operations = 0.0,
                                               .has_few_codes = false,
                                               .transposed_codes = 0,
                                               .block_bytes = kBitserialBlockBytes,

@@ -30,6 +30,8 @@ const BitserialEngine kBitserialSse41 = {.lanes = Nibbles<Nibbles128>::kVectorBy
                                          .digit_planes = 2,
                                          .codes_per_byte = 4,
                                          .has_masked = false,
+                                         .masks_by_selection = false,
+                                         .masked_operations = 0.0,
                                          .has_few_codes = false,
                                          .transposed_codes = 0,
                                          .block_bytes = kBitserialBlockBytes,
