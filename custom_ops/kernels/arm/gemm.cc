@@ -601,13 +601,18 @@ std::string Refuse(const ConvSpec& spec) {
 }
 
 // Cycles of a call, of a tile and of an output beside their products, of packing a code and of unpacking a
-// weight, into words or else; modelled Cortex-A53.
-constexpr double kCallCycles = 500, kTileCycles = 200, kOutputCycles = 5, kPackCycles = 0.7,
-                 kUnpackWordCycles = 0.5, kUnpackCycles = 0.35;
+// weight, into words or else; modelled Cortex-A53 and A72.
+struct FixedCycles {
+  double call, tile, output, pack, unpack_word, unpack;
+};
+constexpr FixedCycles kInOrderCycles = {500, 45, 3, 0.6, 0.5, 0.35};
+constexpr FixedCycles kOutOfOrderCycles = {500, 25, 1.8, 0.3, 0.25, 0.2};
 
 template <const GemmScheme& kScheme>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const ConvGeometry& g = spec.geometry;
+  const Pipeline pipeline = MachinePipeline();
+  const FixedCycles& cycles = pipeline == Pipeline::kInOrder ? kInOrderCycles : kOutOfOrderCycles;
   const double panels = static_cast<double>(static_cast<size_t>(g.group) *
                                             DivideUp(static_cast<size_t>(g.GroupOut()), kScheme.channels));
   const auto total = static_cast<size_t>(shape.OutPixels());
@@ -619,14 +624,14 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const GemmOperands ranges = RangesOf(spec);
   const size_t flush = std::max(kScheme.flush(ranges), size_t{1});
   const bool unpacks = GemmPanelUnpackFor(kScheme.form, GemmPanelBits(ranges.w_lo, ranges.w_hi)) != nullptr;
-  const double unpack = !unpacks ? 0 : kScheme.form == GemmForm::kWords ? kUnpackWordCycles : kUnpackCycles;
+  const double unpack = !unpacks ? 0 : kScheme.form == GemmForm::kWords ? cycles.unpack_word : cycles.unpack;
   const size_t block = std::max(PackedPixels(kScheme, static_cast<size_t>(k)), largest);
-  return kCallCycles +
+  return cycles.call +
          static_cast<double>(DivideUp(total, block)) * panels * static_cast<double>(kScheme.channels) * k *
              unpack +
-         outputs * k / kScheme.macs_per_cycle(MachinePipeline(), flush) +
-         panels * static_cast<double>(DivideUp(total, largest)) * kTileCycles + outputs * kOutputCycles +
-         pixels * static_cast<double>(g.group) * k * kPackCycles;
+         outputs * k / kScheme.macs_per_cycle(pipeline, flush) +
+         panels * static_cast<double>(DivideUp(total, largest)) * cycles.tile + outputs * cycles.output +
+         pixels * static_cast<double>(g.group) * k * cycles.pack;
 }
 
 template <const GemmScheme& kScheme>

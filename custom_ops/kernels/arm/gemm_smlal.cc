@@ -105,7 +105,7 @@ size_t Flush(const GemmOperands& operands) {
 // Cortex-A53). Without the loads on A72.
 double MacsPerCycle(Pipeline pipeline, size_t flush) {
   const auto n = static_cast<double>(flush);
-  return 64.0 / (pipeline == Pipeline::kInOrder ? 12.0 + 22.0 / n : 8.0 + 12.0 / n);
+  return 64.0 / (pipeline == Pipeline::kInOrder ? 12.0 + 22.0 / n : 8.1 + 12.0 / n);
 }
 
 }  // namespace

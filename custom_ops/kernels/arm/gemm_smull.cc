@@ -291,7 +291,7 @@ size_t Flush(const GemmOperands& operands) {
 // Of 256 products: 32 multiplications, 16 SADALP, or 32 where one product is a run, and loads of 9 cycles
 // (modelled Cortex-A53). On A72 the loads and SADALP run beside the multiplications.
 double MacsPerCycle16(Pipeline pipeline, size_t flush) {
-  if (pipeline == Pipeline::kOutOfOrder) return 7.8;
+  if (pipeline == Pipeline::kOutOfOrder) return 7.95;
   return 256.0 / (flush == 1 ? 73.0 : 57.0);
 }
 

@@ -17,6 +17,7 @@
 #include "core/selection.h"
 #include "core/status.h"
 #include "kernels/arm/gemm_finish.h"
+#include "kernels/arm/pipeline.h"
 #include "kernels/arm/winograd_scheme.h"
 #include "kernels/common/epilogue_tables.h"
 #include "kernels/common/workspace.h"
@@ -515,6 +516,10 @@ void WinogradKernel::FinishBlock(const Task& task, size_t first, size_t count, c
   }
 }
 
+const WinogradCycles& CyclesOn(const WinogradScheme& scheme) {
+  return MachinePipeline() == Pipeline::kInOrder ? scheme.in_order : scheme.out_of_order;
+}
+
 // Cycles of a call, and of a group of tiles' products beside their multiplications; modelled Cortex-A53.
 constexpr double kCallCycles = 500, kProductCycles = 60;
 
@@ -529,15 +534,16 @@ double Cycles(const ConvSpec& spec, const WinogradScheme& scheme, const ConvShap
   const auto panels = static_cast<double>(PanelsOf(g, scheme)),
              blocks = static_cast<double>(InputBlocks(g, scheme));
   const auto chunks = static_cast<double>(TotalChunks(spec, scheme));
-  const double steps = groups8 * scheme.product8_cycles + groups4 * scheme.product4_cycles;
+  const WinogradCycles& cycles = CyclesOn(scheme);
+  const double steps = groups8 * cycles.product8 + groups4 * cycles.product4;
   const Division division = Divide(scheme, InputBlocks(g, scheme), MostSumBytes(scheme));
   const double slices = chunks + panels * static_cast<double>((InputBlocks(g, scheme) - 1) / division.slice);
   const double products = static_cast<double>(scheme.Points()) *
                           (panels * blocks * steps + slices * (groups8 + groups4) * kProductCycles);
-  const double weights = static_cast<double>(PlanTiles(scheme, division.tiles, shape).blocks) * panels *
-                         blocks * scheme.weights_cycles;
-  const double inputs = static_cast<double>(g.group) * blocks * scheme.input_cycles;
-  const double outputs = chunks * scheme.output_cycles + panels * scheme.finish_cycles;
+  const double weights =
+      static_cast<double>(PlanTiles(scheme, division.tiles, shape).blocks) * panels * blocks * cycles.weights;
+  const double inputs = static_cast<double>(g.group) * blocks * cycles.input;
+  const double outputs = chunks * cycles.output + panels * cycles.finish;
   return kCallCycles + products + weights + static_cast<double>(tiles) * (inputs + outputs);
 }
 
@@ -548,9 +554,9 @@ void WinogradKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const Scratch layout = PlanScratch(plan);
   // Blocks are dealt out first; a task of a block that is split by panels transforms its inputs again, which
   // must remain a small part of its work.
-  const double inputs = static_cast<double>(plan.tiles * blocks_) * scheme_.input_cycles;
+  const double inputs = static_cast<double>(plan.tiles * blocks_) * CyclesOn(scheme_).input;
   const double products = static_cast<double>(plan.tiles * blocks_ * panels_.size() * scheme_.Points()) *
-                          scheme_.product8_cycles / 8;
+                          CyclesOn(scheme_).product8 / 8;
   const size_t pixel_tasks = std::clamp(
       static_cast<size_t>(static_cast<double>(plan.blocks) * products / kTaskCycles), size_t{1}, plan.blocks);
   const size_t few = DivideUp(static_cast<size_t>(kFewTasks), plan.blocks);

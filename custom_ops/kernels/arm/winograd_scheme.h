@@ -103,6 +103,12 @@ struct WinogradOutput {
   size_t channel, y_row_pitch;
 };
 
+// Modelled cycles of one block's products, for 4 and for 8 tiles; of transforming one block's weights, and
+// its inputs of one tile; of one tile's outputs of a chunk, and of finishing them.
+struct WinogradCycles {
+  double product4, product8, weights, input, output, finish;
+};
+
 struct WinogradScheme {
   size_t tile;      // m
   size_t channels;  // of a panel: 8 or 16
@@ -122,9 +128,7 @@ struct WinogradScheme {
   void (*product4)(const WinogradProduct& product);
   void (*product8)(const WinogradProduct& product);
   void (*output)(const WinogradOutput& output);
-  // Modelled cycles (Cortex-A53) of one block's products, for 4 and for 8 tiles; of transforming one block's
-  // weights, and its inputs of one tile; of one tile's outputs of a chunk, and of finishing them.
-  double product4_cycles, product8_cycles, weights_cycles, input_cycles, output_cycles, finish_cycles;
+  WinogradCycles in_order, out_of_order;
 
   constexpr size_t Window() const { return tile + 2; }
   constexpr size_t Points() const { return Window() * Window(); }

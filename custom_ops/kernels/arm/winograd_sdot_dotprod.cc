@@ -184,12 +184,8 @@ const WinogradScheme kWinogradSdot = {
     .product4 = &Product<4>,
     .product8 = &Product<8>,
     .output = &Output,
-    .product4_cycles = 20,
-    .product8_cycles = 36,
-    .weights_cycles = 300,
-    .input_cycles = 40,
-    .output_cycles = 60,
-    .finish_cycles = 30,
+    .in_order = {20, 36, 300, 40, 60, 30},
+    .out_of_order = {20, 36, 300, 40, 60, 30},
 };
 
 }  // namespace lowbit
