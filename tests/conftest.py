@@ -28,8 +28,11 @@ FULL = os.environ.get("LOWBIT_FULL", "") not in ("", "0")
 # No deadline: tests never judge time. Derandomized, so that a failure in CI is the same failure at home; the
 # full run looks at other examples and prints how to repeat what it finds.
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=40)
-hypothesis.settings.register_profile("full", deadline=None, max_examples=80, print_blob=True)
-hypothesis.settings.load_profile("full" if FULL else "default")
+hypothesis.settings.register_profile("full", deadline=None, max_examples=60, print_blob=True)
+# A sanitizer looks at every access of an example: what it finds, it finds in few.
+hypothesis.settings.register_profile("sanitized", deadline=None, derandomize=True, max_examples=10)
+_PROFILE = "sanitized" if os.environ.get("LOWBIT_SANITIZED") else "full" if FULL else "default"
+hypothesis.settings.load_profile(_PROFILE)
 
 
 def pytest_report_header() -> str:

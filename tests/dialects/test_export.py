@@ -104,7 +104,7 @@ def test_random_networks(target: str, part: int, seeds) -> None:
 
 
 @pytest.mark.parametrize("target", ["qonnx", "qdq"])
-@pytest.mark.parametrize("name", [n for n in CASES if not CASES[n].left][::3] if FULL else SOME_CASES)
+@pytest.mark.parametrize("name", [n for n in CASES if not CASES[n].left][::4] if FULL else SOME_CASES)
 def test_constructs(target: str, name: str, seeds) -> None:
     require_native()
     for seed in seeds(1):

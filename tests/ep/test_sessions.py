@@ -41,7 +41,7 @@ def test_shared_models(devices, shared_models: Path, device: str, name: str) -> 
 
 
 # tests/dialects/test_regions.py takes them all, on the CPU device.
-@pytest.mark.parametrize("name", [name for i, name in enumerate(CASES) if i % (2 if FULL else 4) == 1])
+@pytest.mark.parametrize("name", [name for i, name in enumerate(CASES) if i % (3 if FULL else 4) == 1])
 def test_every_dialect_on_the_fake_device(devices, name: str) -> None:
     built = CASES[name].build(0)
     with warnings.catch_warnings():

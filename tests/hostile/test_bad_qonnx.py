@@ -241,7 +241,7 @@ def _row(op: str, count: int) -> onnx.ModelProto:
 _LONGEST = ("Relu", "Quant", "constant")
 # Python's own limit of recursion is 1,000. onnx-ir 1.1 looks every initializer up in the list of all inputs
 # before it asks onnx for shapes, which takes the square of time: 1.6 of 14 s at 2,000 quantizers.
-_LONG = 4_000 if FULL else 1_100
+_LONG = 3_000 if FULL else 1_100
 
 
 @pytest.mark.parametrize("op", ["Relu", "Sigmoid", "Mul", "Quant", "Transpose", "MaxPool", "constant"])
