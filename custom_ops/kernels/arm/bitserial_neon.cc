@@ -38,7 +38,7 @@ namespace {
 constexpr int kVectors = 2, kLanes = 8;
 constexpr size_t kChannels = kVectors * kLanes, kUnitBytes = 2;
 template <BitOp kOp>
-constexpr size_t kUnitWeights = (kOp == BitOp::kMasked ? 2 : 1) * kChannels * kUnitBytes;
+constexpr size_t kUnitWeights = (kOp == BitOp::kMasked ? 2 : 1) * kChannels* kUnitBytes;
 constexpr int kTileRows = 8;
 constexpr size_t kMaxUnits = 65535 / (8 * kUnitBytes);
 

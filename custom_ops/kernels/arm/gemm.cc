@@ -523,6 +523,7 @@ void GemmKernel::RunBlock(const Task& task, size_t first, size_t count, size_t f
             tile.x = packed_chunk + (pixel + at) * codes * code_bytes;
             tile.sums = sums + at * scheme_.channels;
             tile.count = std::max((pixels - at) / tile_pixels, size_t{1});
+            tile.pixels = std::min(tile.count * tile_pixels, pixels - at);
             scheme_.tile[size](tile);
             at += tile.count * tile_pixels;
           }

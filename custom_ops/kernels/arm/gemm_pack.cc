@@ -12,21 +12,23 @@
 namespace lowbit {
 namespace {
 
-// The offset in all lanes of LoadMapped: of bytes or (pairs) of halfwords.
+// What LoadMapped subtracts in all lanes: from bytes, or (pairs) from halfwords.
 template <GemmForm kForm>
 inline uint8x16_t OffsetLanes(GemmXMap map) {
   // A pair (b0 ^ flip) + 256 (b1 ^ flip) becomes x0 + 256 x1 when the offset is subtracted from both.
   if constexpr (kForm == GemmForm::kPairs)
     return vreinterpretq_u8_u16(vdupq_n_u16(static_cast<uint16_t>(257u * map.offset)));
-  return vdupq_n_u8(map.offset);
+  // b ^ 0x80 = b - 0x80 modulo 2^8.
+  return vdupq_n_u8(static_cast<uint8_t>(map.offset + map.flip));
 }
 
 // 16 codes as x', words still as bytes.
 template <GemmForm kForm>
 inline uint8x16_t LoadMapped(const uint8_t* from, uint8x16_t flip, uint8x16_t offset) {
-  const uint8x16_t bytes = veorq_u8(vld1q_u8(from), flip);
+  const uint8x16_t bytes = vld1q_u8(from);
   if constexpr (kForm == GemmForm::kPairs)
-    return vreinterpretq_u8_u16(vsubq_u16(vreinterpretq_u16_u8(bytes), vreinterpretq_u16_u8(offset)));
+    return vreinterpretq_u8_u16(
+        vsubq_u16(vreinterpretq_u16_u8(veorq_u8(bytes, flip)), vreinterpretq_u16_u8(offset)));
   return vsubq_u8(bytes, offset);
 }
 

@@ -62,7 +62,8 @@ struct GemmTile {
   size_t flush;         // steps between two flushes, at least 1
   const int32_t* bias;  // null: the products are added to `sums`
   int32_t* sums;
-  size_t count;  // of tiles, at least 1
+  size_t count;   // of tiles, at least 1
+  size_t pixels;  // that exist; sums of others, at the end of the last tile, may be left out
 };
 
 using GemmTileFunction = void (*)(const GemmTile& tile);
@@ -73,6 +74,8 @@ void EachTile(const GemmTile& tiles) {
   GemmTile tile = tiles;
   tile.count = 1;
   for (size_t i = 0; i < tiles.count; ++i) {
+    const size_t left = tiles.pixels - i * kPixels;
+    tile.pixels = left < kPixels ? left : kPixels;
     kTile(tile);
     tile.x += kPixels * kStepBytes * tile.steps;
     tile.sums += kPixels * kChannels;

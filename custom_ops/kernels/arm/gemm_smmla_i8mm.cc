@@ -24,7 +24,8 @@ inline int32x4_t HighHalves(int32x4_t a, int32x4_t b) {
   return vreinterpretq_s32_s64(vzip2q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b)));
 }
 
-template <int kPixels>
+// The first kPixels of kStored pixels.
+template <int kPixels, int kStored>
 void Tile(const GemmTile& t) {
   const auto* w = reinterpret_cast<const int8_t*>(t.w);
   const auto* x = reinterpret_cast<const int8_t*>(t.x);
@@ -43,7 +44,7 @@ void Tile(const GemmTile& t) {
 #pragma GCC unroll 4
     for (int p = 0; p < kPixels / 2; ++p) rows[p] = vld1q_s8(x + p * 16);
     w += 64;
-    x += kPixels * 8;
+    x += kStored * 8;
 #pragma GCC unroll 4
     for (int p = 0; p < kPixels / 2; ++p) {
 #pragma GCC unroll 4
@@ -60,6 +61,8 @@ void Tile(const GemmTile& t) {
   }
 }
 
+void Tile4(const GemmTile& t) { return t.pixels <= 2 ? Tile<2, 4>(t) : Tile<4, 4>(t); }
+
 size_t Flush(const GemmOperands&) { return 1; }
 
 // Two SMMLA a cycle, each of 32 products, on half of the loop's instructions' slots (modelled Neoverse V1).
@@ -73,6 +76,6 @@ const GemmScheme kGemmSmmla = {kChannels,
                                GemmForm::kBytes,
                                &Flush,
                                &MacsPerCycle,
-                               {&EachTile<kChannels, 4, 8, &Tile<4>>, &EachTile<kChannels, 8, 8, &Tile<8>>}};
+                               {&EachTile<kChannels, 4, 8, &Tile4>, &EachTile<kChannels, 8, 8, &Tile<8, 8>>}};
 
 }  // namespace lowbit

@@ -16,10 +16,13 @@
 //   a
 //                            time, and of four k everything that 16 vectors of 32-bit sums leave room for.
 //   4 pixels x 8 channels    Longer runs: 8 vectors of 16-bit sums and 8 of 32-bit sums.
+#include <arm_neon.h>
+
 #include <algorithm>
 #include <cstdint>
 
 #include "kernels/arm/gemm_scheme.h"
+#include "kernels/common/inline.h"
 
 namespace lowbit {
 namespace {
@@ -169,16 +172,59 @@ void Multiply16(const GemmTile& t) {
 }
 // clang-format on
 
-void Tiles16(const GemmTile& t) {
-  const auto multiply = t.flush == 1 ? &Multiply16<true> : &Multiply16<false>;
-  if (t.bias != nullptr) return multiply(t);
-  GemmTile tile = t;
-  tile.count = 1;
-  for (size_t i = 0; i < t.count; ++i) {
-    multiply(tile);
-    tile.x += kPixels * 2 * t.steps;
-    tile.sums += kPixels * kChannels16;
+// The first pixel of a tile.
+template <bool kSingles>
+void Pixel16(const GemmTile& t) {
+  const auto *w = reinterpret_cast<const int8_t*>(t.w), *x = reinterpret_cast<const int8_t*>(t.x);
+  const int32_t* from = GemmBegin(t, kChannels16).from;
+  int32x4_t sums[4];
+  for (int v = 0; v < 4; ++v) sums[v] = vld1q_s32(from + 4 * v);
+  const auto add = [&](const int16x8_t(&products)[4]) LOWBIT_ALWAYS_INLINE {
+    for (int v = 0; v < 4; ++v) sums[v] = vpadalq_s16(sums[v], products[v]);
+  };
+  for (size_t quads = t.steps / 2; quads > 0; --quads, w += 4 * kChannels16, x += 4 * kPixels) {
+    // Two k of the pixel in all lanes; the next two are behind those of the other pixels.
+    const auto pair = [&](size_t at) LOWBIT_ALWAYS_INLINE {
+      return vreinterpretq_s8_s16(vld1q_dup_s16(reinterpret_cast<const int16_t*>(x + at)));
+    };
+    const int8x16_t x0 = pair(0), x1 = pair(2 * kPixels), w0 = vld1q_s8(w), w1 = vld1q_s8(w + 16),
+                    w2 = vld1q_s8(w + 32), w3 = vld1q_s8(w + 48);
+    int16x8_t products[4] = {vmull_s8(vget_low_s8(w0), vget_low_s8(x0)), vmull_high_s8(w0, x0),
+                             vmull_s8(vget_low_s8(w1), vget_low_s8(x0)), vmull_high_s8(w1, x0)};
+    if constexpr (kSingles) {
+      add(products);
+      for (auto& product : products) product = vdupq_n_s16(0);
+    }
+    products[0] = vmlal_s8(products[0], vget_low_s8(w2), vget_low_s8(x1));
+    products[1] = vmlal_high_s8(products[1], w2, x1);
+    products[2] = vmlal_s8(products[2], vget_low_s8(w3), vget_low_s8(x1));
+    products[3] = vmlal_high_s8(products[3], w3, x1);
+    add(products);
   }
+  for (int v = 0; v < 4; ++v) vst1q_s32(t.sums + 4 * v, sums[v]);
+}
+
+void Tiles16(const GemmTile& t) {
+  const bool singles = t.flush == 1;
+  const auto multiply = singles ? &Multiply16<true> : &Multiply16<false>;
+  // A last tile of one pixel: images of 7 x 7 have one.
+  const size_t rest = t.pixels % kPixels == 1 ? 1 : 0;
+  GemmTile tile = t;
+  if (t.bias != nullptr) {
+    tile.count = t.count - rest;
+    if (tile.count > 0) multiply(tile);
+  } else {
+    tile.count = 1;
+    for (size_t i = 0; i < t.count - rest; ++i) {
+      tile.x = t.x + i * kPixels * 2 * t.steps;
+      tile.sums = t.sums + i * kPixels * kChannels16;
+      multiply(tile);
+    }
+  }
+  if (rest == 0) return;
+  tile.x = t.x + (t.count - 1) * kPixels * 2 * t.steps;
+  tile.sums = t.sums + (t.count - 1) * kPixels * kChannels16;
+  (singles ? &Pixel16<true> : &Pixel16<false>)(tile);
 }
 
 // 8 channels. Step A has its weights in v0 and the pixels in v1..v4, step B in v5 and v6..v9; 16-bit sums are
