@@ -120,6 +120,24 @@ def test_kernel_rows_across_pixels(channels, x, row):
                 assert check(row, node(rng, x=x, w=w, shape=shape, kernel=kernel, **attrs), threads=2)
 
 
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("x", operands(BITS), ids=str)
+@pytest.mark.parametrize("channels", [63, 64, 65, 100, 128, 192, 330])
+def test_packing_of_many_channels(channels, x, row):
+    """Whole vectors of codes and what is left of them, an odd number of runs, runs that lie apart in x."""
+    rng = np.random.default_rng(channels)
+    for kernel, strides, pads, group in (
+        ((1, 1), [1, 1], [0, 0, 0, 0], 1),
+        ((1, 1), [2, 3], [0, 0, 0, 0], 1),
+        ((1, 1), [2, 2], [1, 1, 0, 0], 2),
+        ((3, 3), [1, 1], [1, 1, 1, 1], 1),
+        ((1, 3), [1, 2], [0, 1, 0, 1], 2),
+    ):
+        attrs = {"kernel": kernel, "strides": strides, "pads": pads, "group": group, "out": 5 * group}
+        for w in ((1, "bipolar"), (2, "signed")):
+            assert check(row, node(rng, x=x, w=w, shape=(1, 5, 7, channels * group), **attrs))
+
+
 # name -> (arguments of `node`)
 GEOMETRY: dict[str, dict[str, Any]] = {
     "windows wholly in the padding": {"shape": (1, 2, 2, 8), "kernel": (2, 2), "pads": [3, 3, 3, 3]},

@@ -615,20 +615,30 @@ void RunBlock(const BitserialBlock& b) {
 
 // 64 codes as 8 vectors of 8: in a transposed run bit j of a plane's byte i is that of code 8 j + i, so bytes
 // are merged as they are. SLI (shift left and insert) puts a vector above the bits that the ones before it
-// left. Two such runs at a time fill 128-bit vectors.
+// left. Two such runs fill 128-bit vectors.
 constexpr size_t kRun = 64, kRunBytes = kRun / 8;
+
+// By way of a general register, which in-order cores load beside other work.
+inline uint64x1_t LoadEight(const uint8_t* p) {
+  uint64_t codes;
+  std::memcpy(&codes, p, sizeof(codes));
+  asm("" : "+r"(codes));
+  return vcreate_u64(codes);
+}
 
 struct Runs {
   uint8x16_t row[8];
-  Runs(const uint8_t* a, const uint8_t* b) {
+
+  LOWBIT_ALWAYS_INLINE Runs(const uint8_t* a, const uint8_t* b) {
 #pragma GCC unroll 8
-    for (size_t j = 0; j < 8; ++j) row[j] = vcombine_u8(vld1_u8(a + 8 * j), vld1_u8(b + 8 * j));
+    for (size_t j = 0; j < 8; ++j)
+      row[j] = vreinterpretq_u8_u64(vcombine_u64(LoadEight(a + 8 * j), LoadEight(b + 8 * j)));
   }
 
   // Bit `plane` of all codes.
   template <int kPlane>
-  uint8x16_t Plane() const {
-    const auto shifted = [&](int j) {
+  LOWBIT_ALWAYS_INLINE uint8x16_t Plane() const {
+    const auto shifted = [&](int j) LOWBIT_ALWAYS_INLINE {
       if constexpr (kPlane == 0) {
         return row[j];
       } else {
@@ -641,7 +651,7 @@ struct Runs {
   }
 
   // Both bits of two: fields of two bits are merged first.
-  void TwoPlanes(uint8x16_t& low, uint8x16_t& high) const {
+  LOWBIT_ALWAYS_INLINE void TwoPlanes(uint8x16_t& low, uint8x16_t& high) const {
     const uint8x16_t even = vsliq_n_u8(vsliq_n_u8(row[0], row[2], 2), vsliq_n_u8(row[4], row[6], 2), 4),
                      odd = vsliq_n_u8(vsliq_n_u8(row[1], row[3], 2), vsliq_n_u8(row[5], row[7], 2), 4);
     const uint8x16_t fields = vdupq_n_u8(0x55);
@@ -650,33 +660,86 @@ struct Runs {
   }
 };
 
-// The flip of a code is that of its top plane.
-struct RunPacker {
-  const DigitPacking& packing;
-  uint8x16_t flip[kMaxBitPlanes];
+// Goes from one run to the next, through all rows of a packing.
+class RunCursor {
+ public:
+  RunCursor(const DigitPacking& p, size_t runs)
+      : x(p.x),
+        digits(p.digits),
+        runs_(runs),
+        x_wrap_(p.x_pitch - (runs - 1) * kRun),
+        digits_wrap_(p.pitch - (runs - 1) * kRunBytes) {}
 
-  explicit RunPacker(const DigitPacking& p) : packing(p) {
-    for (int plane = 0; plane < kMaxBitPlanes; ++plane)
-      flip[plane] = vdupq_n_u8((p.flip >> plane & 1) != 0 ? 0xff : 0);
+  LOWBIT_ALWAYS_INLINE void Advance() {
+    const bool wraps = ++run_ == runs_;
+    x += wraps ? x_wrap_ : kRun;
+    digits += wraps ? digits_wrap_ : kRunBytes;
+    run_ = wraps ? 0 : run_;
   }
 
-  void Pack(const uint8_t* a, const uint8_t* b, uint8_t* to_a, uint8_t* to_b) const {
-    const Runs runs(a, b);
-    const auto store = [&](int plane, uint8x16_t bits) LOWBIT_ALWAYS_INLINE {
-      bits = veorq_u8(bits, flip[plane]);
-      const size_t at = static_cast<size_t>(plane) * packing.digit_pitch;
-      vst1_u8(to_b + at, vget_high_u8(bits));
-      vst1_u8(to_a + at, vget_low_u8(bits));
-    };
-    if (packing.planes == 1) return store(0, runs.Plane<0>());
-    uint8x16_t low, high;
-    runs.TwoPlanes(low, high);
-    store(0, low);
-    store(1, high);
-    if (packing.planes > 2) store(2, runs.Plane<2>());
-    if (packing.planes > 3) store(3, runs.Plane<3>());
-  }
+  const uint8_t* x;
+  uint8_t* digits;
+
+ private:
+  const size_t runs_, x_wrap_, digits_wrap_;
+  size_t run_ = 0;
 };
+
+// Packs 2 kPairs runs at a time, which may be of neighbouring rows, as long as there are so many; `left` is
+// what is left of them. The flip of a code is that of its top plane.
+template <int kPlanes, int kPairs>
+void PackRuns(const DigitPacking& p, RunCursor& cursor, size_t& left) {
+  uint8x16_t flip[kPlanes];
+#pragma GCC unroll 4
+  for (int plane = 0; plane < kPlanes; ++plane)
+    flip[plane] = vdupq_n_u8((p.flip >> plane & 1) != 0 ? 0xff : 0);
+  const size_t pitch = p.digit_pitch;
+  for (; left >= 2 * kPairs; left -= 2 * kPairs) {
+    const uint8_t* x[2 * kPairs];
+    uint8_t* to[2 * kPairs];
+#pragma GCC unroll 4
+    for (int i = 0; i < 2 * kPairs; ++i, cursor.Advance()) {
+      x[i] = cursor.x;
+      to[i] = cursor.digits;
+    }
+    uint8x16_t bits[kPairs][kPlanes];
+#pragma GCC unroll 2
+    for (int i = 0; i < kPairs; ++i) {
+      const Runs runs(x[2 * i], x[2 * i + 1]);
+      if constexpr (kPlanes == 1) {
+        bits[i][0] = runs.Plane<0>();
+      } else {
+        runs.TwoPlanes(bits[i][0], bits[i][1]);
+      }
+      if constexpr (kPlanes > 2) bits[i][2] = runs.Plane<2>();
+      if constexpr (kPlanes > 3) bits[i][3] = runs.Plane<3>();
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < kPairs; ++i) {
+#pragma GCC unroll 4
+      for (int plane = 0; plane < kPlanes; ++plane) {
+        const uint8x16_t flipped = veorq_u8(bits[i][plane], flip[plane]);
+        vst1_u8(to[2 * i] + static_cast<size_t>(plane) * pitch, vget_low_u8(flipped));
+        vst1_u8(to[2 * i + 1] + static_cast<size_t>(plane) * pitch, vget_high_u8(flipped));
+      }
+    }
+  }
+}
+
+template <int kPlanes>
+void PackAllRuns(const DigitPacking& p, size_t runs) {
+  RunCursor cursor(p, runs);
+  size_t left = p.rows * runs;
+  PackRuns<kPlanes, 2>(p, cursor, left);
+  PackRuns<kPlanes, 1>(p, cursor, left);
+  if (left == 0) return;
+  // The last one, together with itself.
+  const DigitPacking last = {cursor.x,      2,         0,       kRun,   cursor.digits, 0,
+                             p.digit_pitch, kRunBytes, kPlanes, p.flip, true};
+  RunCursor twice(last, 1);
+  left = 2;
+  PackRuns<kPlanes, 1>(last, twice, left);
+}
 
 // Up to 16 codes to two bytes, in order.
 uint16_t PackInOrder(const uint8_t* x, size_t codes, uint8_t flip, int plane) {
@@ -699,29 +762,10 @@ uint16_t PackInOrder(const uint8_t* x, size_t codes, uint8_t flip, int plane) {
 void Pack(const DigitPacking& p) {
   const size_t runs = p.transposed ? p.codes / kRun : 0;
   if (runs > 0) {
-    const RunPacker packer(p);
-    // Two runs, which may be of neighbouring rows; an odd last one twice.
-    const uint8_t* x = p.x;
-    uint8_t* to = p.digits;
-    size_t run = 0, left = p.rows * runs;
-    const auto next = [&] {
-      if (++run < runs) {
-        x += kRun;
-        to += kRunBytes;
-      } else {
-        run = 0;
-        x += p.x_pitch - (runs - 1) * kRun;
-        to += p.pitch - (runs - 1) * kRunBytes;
-      }
-    };
-    while (left > 0) {
-      const uint8_t* a = x;
-      uint8_t* to_a = to;
-      if (left > 1) next();
-      packer.Pack(a, x, to_a, to);
-      left -= std::min(left, size_t{2});
-      if (left > 0) next();
-    }
+    if (p.planes == 1) PackAllRuns<1>(p, runs);
+    if (p.planes == 2) PackAllRuns<2>(p, runs);
+    if (p.planes == 3) PackAllRuns<3>(p, runs);
+    if (p.planes == 4) PackAllRuns<4>(p, runs);
   }
   if (runs * kRunBytes == p.digit_bytes) return;
   for (size_t row = 0; row < p.rows; ++row) {
@@ -755,8 +799,8 @@ constexpr BitserialEngine kEngine = {.lanes = kChannels,
                                      .outputs_per_cycle = 0.42,
                                      .few_codes_per_cycle = 10.0,
                                      .sums_per_cycle = 0.77,
-                                     .code_cycles = 0.35,
-                                     .digit_cycles = 0.2,
+                                     .code_cycles = 0.25,
+                                     .digit_cycles = 0.15,
                                      .call_cycles = 500,
                                      .tile_rows = kTileRows,
                                      .least_rows = kTileRows / 2,
@@ -772,6 +816,7 @@ constexpr BitserialEngine OutOfOrder() {
   engine.sums_per_cycle = 1.5;
   engine.code_cycles = 0.2;
   engine.digit_cycles = 0.1;
+  engine.masked_operations = 1.6;
   return engine;
 }
 

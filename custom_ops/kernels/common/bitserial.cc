@@ -413,7 +413,7 @@ class BitserialKernel final : public ConvKernel {
   Scratch PlanScratch(const BlockGrid& grid) const;
   void PackBlock(const ConvArgs& args, const ShapePlan& plan, int64_t image, size_t row, size_t column,
                  uint8_t* packed) const;
-  void PackRun(const uint8_t* x, size_t count, size_t digit_pitch, uint8_t* to) const;
+  void PackRun(const uint8_t* x, size_t count, size_t x_step, size_t digit_pitch, uint8_t* to) const;
   void PadRun(size_t first, size_t end, size_t digit_pitch, uint8_t* row) const;
 
   const ConvGeometry geometry_;
@@ -555,11 +555,13 @@ void BitserialKernel::PackPadding(const ConvSpec& spec) {
   const uint8_t code = spec.x.encoding == Encoding::kBipolar ? 0 : static_cast<uint8_t>(spec.x_zero_point);
   const std::vector<uint8_t> codes(static_cast<size_t>(geometry_.in_channels), code);
   pad_pixel_.resize(window_.strips * window_.pixel_pitch);
-  PackRun(codes.data(), 1, window_.rows ? window_.pixel_pitch : window_.digit_bytes, pad_pixel_.data());
+  PackRun(codes.data(), 1, codes.size(), window_.rows ? window_.pixel_pitch : window_.digit_bytes,
+          pad_pixel_.data());
 }
 
-// `count` pixels that are neighbours in x (addressing `pixels`: in the packed order too).
-void BitserialKernel::PackRun(const uint8_t* x, size_t count, size_t digit_pitch, uint8_t* to) const {
+// `count` pixels that lie x_step bytes apart, with the addressing `rows` side by side.
+void BitserialKernel::PackRun(const uint8_t* x, size_t count, size_t x_step, size_t digit_pitch,
+                              uint8_t* to) const {
   const size_t channels = static_cast<size_t>(geometry_.in_channels);
   if (window_.rows) {
     const size_t bytes = count * window_.pixel_pitch;
@@ -567,15 +569,26 @@ void BitserialKernel::PackRun(const uint8_t* x, size_t count, size_t digit_pitch
     return;
   }
   const size_t groups = static_cast<size_t>(geometry_.group), group_in = channels / groups;
-  const size_t runs = count * groups, pitch = window_.pixel_pitch / groups, bytes = window_.digit_bytes;
+  const size_t pitch = window_.pixel_pitch / groups, bytes = window_.digit_bytes;
   const bool transposed = IsTransposed(window_, engine_);
+  const auto pack_runs = [&](const uint8_t* from, size_t runs, size_t x_pitch, uint8_t* digits) {
+    engine_.pack(
+        {from, runs, x_pitch, group_in, digits, pitch, digit_pitch, bytes, x_bits_, x_flip_, transposed});
+  };
+  if (x_step != channels) {
+    if (groups == 1) return pack_runs(x, count, x_step, to);
+    for (size_t i = 0; i < count; ++i)
+      pack_runs(x + i * x_step, groups, group_in, to + i * window_.pixel_pitch);
+    return;
+  }
   // One digit, no bits left over, and the order of the codes does not end with a run: one run.
+  const size_t runs = count * groups;
   if (pitch == bytes && bytes * engine_.codes_per_byte == group_in &&
       (!transposed || group_in % engine_.transposed_codes == 0)) {
     engine_.pack({x, 1, 0, runs * group_in, to, 0, digit_pitch, runs * bytes, x_bits_, x_flip_, transposed});
     return;
   }
-  engine_.pack({x, runs, group_in, group_in, to, pitch, digit_pitch, bytes, x_bits_, x_flip_, transposed});
+  pack_runs(x, runs, group_in, to);
 }
 
 // Packed positions [first, end) of a row, outside the image.
@@ -609,12 +622,8 @@ void BitserialKernel::PackBlock(const ConvArgs& args, const ShapePlan& plan, int
     }
     const uint8_t* from = x + ((image * s.in_h + y) * s.in_w + first_x + begin * step) * g.in_channels;
     uint8_t* first = to + static_cast<size_t>(begin) * window_.pixel_pitch;
-    if (step == 1) {
-      PackRun(from, static_cast<size_t>(end - begin), block.digit_pitch, first);
-    } else {
-      for (int64_t i = begin; i < end; ++i, from += step * g.in_channels, first += window_.pixel_pitch)
-        PackRun(from, 1, block.digit_pitch, first);
-    }
+    PackRun(from, static_cast<size_t>(end - begin), static_cast<size_t>(step * g.in_channels),
+            block.digit_pitch, first);
     PadRun(0, static_cast<size_t>(begin), block.digit_pitch, to);
     PadRun(static_cast<size_t>(end), block.columns, block.digit_pitch, to);
   }
