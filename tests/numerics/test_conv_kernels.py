@@ -287,6 +287,27 @@ def test_channels_1_to_70(row):
         check(row, conv(channels, [1, 1, 1, channels], 71 - channels, [1, 1]))
 
 
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("products", [514, 1026, 2052, 16390])
+def test_long_windows(products, row):
+    """Around the chunks in which long windows are multiplied, for weights of every width they are held in."""
+    for w_bits, x_bits, pixels in ((1, 2, 13), (2, 2, 49), (4, 4, 27), (8, 8, 26)):
+        node = conv(products, [1, 1, pixels, products], 19, [1, 1], w_bits=w_bits, x_bits=x_bits)
+        check(row, node, threads=2)
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("w_bits", [2, 4, 8])
+def test_zero_points_that_move_weights_out_of_their_bits(w_bits, row):
+    """Panels hold weights less their least value, 0 included, which fills them up."""
+    rng = np.random.default_rng(w_bits)
+    low, high = random_nodes.code_range(w_bits, "signed")
+    for zeros in ([low - 1, high + 1], [high, high], [low, low], [-9, 3], [0, 0]):
+        node = conv(w_bits, [1, 5, 7, 18], 37, [3, 3], w_bits=w_bits, x_bits=2, pads=[1, 1, 1, 1])
+        node.inputs[5] = np.clip(rng.choice(zeros, 37), low, high).astype(np.int32)
+        check(row, node)
+
+
 # name -> (input shape, output channels, kernel, attributes)
 EDGES: dict[str, tuple[list[int], int, list[int], dict[str, Any]]] = {
     "one pixel, all padding but one tap": ([1, 1, 1, 5], 9, [3, 3], {"pads": [1, 1, 1, 1]}),
