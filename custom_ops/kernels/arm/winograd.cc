@@ -28,8 +28,6 @@ namespace {
 // Of a thread's scratch memory.
 constexpr size_t kScratchBytes = 256 * 1024;
 constexpr size_t kMaxBlockTiles = 40;
-// Of the transformed weights of a slice.
-constexpr size_t kSliceBytes = 72 * 1024;
 // Between the arrays of two points, so that 36 of them do not meet in the same sets of a cache.
 constexpr size_t kPointPadding = 64;
 
@@ -47,25 +45,15 @@ SumBytes MostSumBytes(const WinogradScheme& scheme) {
   return {outputs * sizeof(int32_t), scheme.chunks_per_widening > 1 ? outputs * sizeof(int16_t) : 0};
 }
 
-// How the scratch memory of a thread is divided: blocks of input channels whose weights are transformed at a
-// time, and tiles of a block; 0 where not even four fit.
-struct Division {
-  size_t slice = 0, tiles = 0;
-};
-Division Divide(const WinogradScheme& scheme, size_t blocks, const SumBytes& sums) {
+// Tiles of a block, where the weights of `slice` blocks of input channels are transformed at a time.
+size_t LargestBlock(const WinogradScheme& scheme, size_t blocks, size_t slice, const SumBytes& sums) {
   const size_t points = scheme.Points();
   // Besides: a pixel outside the image, the last channels of a window, padding.
-  const size_t fixed =
-      blocks * scheme.block + points * (scheme.block + 3 * kPointPadding) + 2 * kWinogradOverread + 10 * 64;
+  const size_t fixed = blocks * scheme.block + points * (scheme.block + 3 * kPointPadding) +
+                       2 * kWinogradOverread + 10 * 64 + points * slice * BlockWeights(scheme);
   const size_t tile = points * (blocks * kWinogradBlockBytes + kWinogradProductBytes) + sums.wide +
                       sums.narrow + sizeof(WinogradDirect);
-  for (size_t slice = std::min(blocks, kSliceBytes / (points * BlockWeights(scheme))); slice > 0;
-       slice /= 2) {
-    const size_t taken = fixed + points * slice * BlockWeights(scheme);
-    if (taken + 4 * tile > kScratchBytes) continue;
-    return {slice, std::min((kScratchBytes - taken) / tile / 4 * 4, kMaxBlockTiles)};
-  }
-  return {};
+  return fixed >= kScratchBytes ? 0 : std::min((kScratchBytes - fixed) / tile / 4 * 4, kMaxBlockTiles);
 }
 
 size_t InputBlocks(const ConvGeometry& g, const WinogradScheme& scheme) {
@@ -195,21 +183,43 @@ struct Panel {
   std::vector<Chunk> chunks;
 };
 
-// How the tiles of one shape are cut.
+const WinogradCycles& CyclesOn(const WinogradScheme& scheme) {
+  return MachinePipeline() == Pipeline::kInOrder ? scheme.in_order : scheme.out_of_order;
+}
+
+// How the tiles of one shape are cut, and the input channels.
 struct TilePlan {
-  size_t rows, columns;  // of tiles, in an image
-  size_t step, blocks;   // tiles from block to block
-  size_t tiles;          // of the largest block, the last
+  size_t rows = 0, columns = 0;  // of tiles, in an image
+  size_t step = 0, blocks = 0;   // tiles from block to block
+  size_t tiles = 0;              // of the largest block, the last
+  size_t slice = 0;              // blocks of input channels, whose weights are transformed at a time
 };
-TilePlan PlanTiles(const WinogradScheme& scheme, size_t limit, const ConvShape& shape) {
+// Large slices leave room for few tiles, and for every block of tiles the weights are transformed again; for
+// every slice the sums of its products are loaded and stored.
+TilePlan PlanTiles(const WinogradScheme& scheme, size_t blocks, const SumBytes& sums,
+                   const ConvShape& shape) {
   TilePlan plan;
   plan.rows = DivideUp(static_cast<size_t>(shape.out_h), scheme.tile);
   plan.columns = DivideUp(static_cast<size_t>(shape.out_w), scheme.tile);
-  const size_t total = static_cast<size_t>(shape.batch) * plan.rows * plan.columns;
-  // Whole groups of 8 tiles; what is left belongs to the last block where it has room.
-  plan.step = limit >= 8 ? limit / 8 * 8 : limit;
-  plan.blocks = total <= limit ? 1 : 1 + DivideUp(total - limit, plan.step);
-  plan.tiles = std::min(RoundUp(std::max(total, size_t{1}), 4), limit);
+  const size_t total = std::max(static_cast<size_t>(shape.batch) * plan.rows * plan.columns, size_t{1});
+  const WinogradCycles& cycles = CyclesOn(scheme);
+  double least = 0;
+  for (size_t slices = 1, limit = 0; slices <= blocks && limit < std::min(total, kMaxBlockTiles); ++slices) {
+    const size_t slice = DivideUp(blocks, slices);
+    limit = LargestBlock(scheme, blocks, slice, sums);
+    if (limit == 0) continue;
+    // Whole groups of 8 tiles; what is left belongs to the last block where it has room.
+    const size_t step = limit >= 8 ? limit / 8 * 8 : limit;
+    const size_t tile_blocks = total <= limit ? 1 : 1 + DivideUp(total - limit, step);
+    const double cost = static_cast<double>(tile_blocks * blocks) * cycles.weights +
+                        static_cast<double>(slices * DivideUp(total, 8) * scheme.Points()) * cycles.sums;
+    if (plan.slice != 0 && cost >= least) continue;
+    least = cost;
+    plan.slice = slice;
+    plan.step = step;
+    plan.blocks = tile_blocks;
+    plan.tiles = std::min(RoundUp(total, 4), limit);
+  }
   return plan;
 }
 
@@ -225,7 +235,7 @@ class WinogradKernel final : public ConvKernel {
 
   void Run(const ConvArgs& args, ThreadPool& pool) const override;
   size_t WorkspaceBytes(const ConvShape& shape) const override {
-    return PlanScratch(PlanTiles(scheme_, division_.tiles, shape)).bytes;
+    return PlanScratch(PlanTiles(scheme_, blocks_, sums_, shape)).bytes;
   }
   size_t PackedBytes() const override;
 
@@ -277,7 +287,6 @@ class WinogradKernel final : public ConvKernel {
   PackedWeights taps_;
   std::vector<Panel> panels_;
   SumBytes sums_{};
-  Division division_;
 };
 
 WinogradKernel::WinogradKernel(const ConvSpec& spec, const WinogradScheme& scheme)
@@ -330,7 +339,6 @@ WinogradKernel::WinogradKernel(const ConvSpec& spec, const WinogradScheme& schem
     if (panel.chunks.size() > 1) sums_.narrow = most.narrow;
     if (panel.chunks.size() > scheme.chunks_per_widening || !FinishesDirectly(panel)) sums_.wide = most.wide;
   }
-  division_ = Divide(scheme, blocks_, sums_);
 }
 
 // `to` is zeroed, for the channels that fill up blocks and panels.
@@ -363,7 +371,7 @@ size_t WinogradKernel::PackedBytes() const {
 Scratch WinogradKernel::PlanScratch(const TilePlan& plan) const {
   Scratch s;
   s.input_pitch = plan.tiles * blocks_ * kWinogradBlockBytes + kPointPadding;
-  s.weight_pitch = division_.slice * BlockWeights(scheme_) + kPointPadding;
+  s.weight_pitch = plan.slice * BlockWeights(scheme_) + kPointPadding;
   s.product_pitch = plan.tiles * kWinogradProductBytes + kPointPadding;
   ScratchLayout layout;
   s.pad_pixel = layout.Take(blocks_ * scheme_.block);
@@ -482,7 +490,7 @@ void WinogradKernel::MultiplySlice(const Task& task, size_t count, const Panel& 
 
 void WinogradKernel::MultiplyBlock(const Task& task, size_t count, const Panel& panel, bool direct) const {
   for (const Chunk& chunk : panel.chunks) {
-    const size_t blocks = chunk.end - chunk.first, slices = DivideUp(blocks, division_.slice);
+    const size_t blocks = chunk.end - chunk.first, slices = DivideUp(blocks, task.plan.slice);
     for (size_t slice = 0; slice < slices; ++slice) {
       MultiplySlice(task, count, panel, chunk.first + blocks * slice / slices,
                     chunk.first + blocks * (slice + 1) / slices, slice > 0);
@@ -516,12 +524,8 @@ void WinogradKernel::FinishBlock(const Task& task, size_t first, size_t count, c
   }
 }
 
-const WinogradCycles& CyclesOn(const WinogradScheme& scheme) {
-  return MachinePipeline() == Pipeline::kInOrder ? scheme.in_order : scheme.out_of_order;
-}
-
-// Cycles of a call, and of a group of tiles' products beside their multiplications; modelled Cortex-A53.
-constexpr double kCallCycles = 500, kProductCycles = 60;
+// Of a call.
+constexpr double kCallCycles = 500;
 
 double Cycles(const ConvSpec& spec, const WinogradScheme& scheme, const ConvShape& shape) {
   const ConvGeometry& g = spec.geometry;
@@ -536,19 +540,19 @@ double Cycles(const ConvSpec& spec, const WinogradScheme& scheme, const ConvShap
   const auto chunks = static_cast<double>(TotalChunks(spec, scheme));
   const WinogradCycles& cycles = CyclesOn(scheme);
   const double steps = groups8 * cycles.product8 + groups4 * cycles.product4;
-  const Division division = Divide(scheme, InputBlocks(g, scheme), MostSumBytes(scheme));
-  const double slices = chunks + panels * static_cast<double>((InputBlocks(g, scheme) - 1) / division.slice);
+  const TilePlan plan = PlanTiles(scheme, InputBlocks(g, scheme), MostSumBytes(scheme), shape);
+  const double slices =
+      std::max(chunks, panels * static_cast<double>(DivideUp(InputBlocks(g, scheme), plan.slice)));
   const double products = static_cast<double>(scheme.Points()) *
-                          (panels * blocks * steps + slices * (groups8 + groups4) * kProductCycles);
-  const double weights =
-      static_cast<double>(PlanTiles(scheme, division.tiles, shape).blocks) * panels * blocks * cycles.weights;
+                          (panels * blocks * steps + slices * (groups8 + groups4) * cycles.sums);
+  const double weights = static_cast<double>(plan.blocks) * panels * blocks * cycles.weights;
   const double inputs = static_cast<double>(g.group) * blocks * cycles.input;
   const double outputs = chunks * cycles.output + panels * cycles.finish;
   return kCallCycles + products + weights + static_cast<double>(tiles) * (inputs + outputs);
 }
 
 void WinogradKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
-  const TilePlan plan = PlanTiles(scheme_, division_.tiles, args.shape);
+  const TilePlan plan = PlanTiles(scheme_, blocks_, sums_, args.shape);
   const size_t total = static_cast<size_t>(args.shape.batch) * plan.rows * plan.columns;
   if (total == 0) return;
   const Scratch layout = PlanScratch(plan);
@@ -640,7 +644,7 @@ std::string Refuse(const ConvSpec& spec) {
       g.dilation_w != 1)
     return "only 3x3 kernels of stride and dilation 1";
   if (spec.x.encoding == Encoding::kBipolar) return "bipolar activations have no code for the padding";
-  if (Divide(kScheme, InputBlocks(g, kScheme), MostSumBytes(kScheme)).tiles == 0)
+  if (LargestBlock(kScheme, InputBlocks(g, kScheme), 1, MostSumBytes(kScheme)) == 0)
     return "the transformed inputs of four tiles exceed the workspace";
   if (!WeightsAreBytes(spec)) return "weights exceed 8 bits";
   if (!TransformsFit(spec, kScheme))

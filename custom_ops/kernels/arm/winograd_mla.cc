@@ -411,8 +411,8 @@ const WinogradScheme kWinogradMla = {
     .product4 = &Product4,
     .product8 = &Product8,
     .output = &Output,
-    .in_order = {86, 153, 2260, 470, 700, 570},
-    .out_of_order = {130, 256, 1240, 260, 385, 310},
+    .in_order = {86, 153, 2260, 470, 700, 570, 90},
+    .out_of_order = {130, 256, 1240, 260, 385, 310, 60},
 };
 
 }  // namespace lowbit

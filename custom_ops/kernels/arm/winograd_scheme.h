@@ -104,9 +104,10 @@ struct WinogradOutput {
 };
 
 // Modelled cycles of one block's products, for 4 and for 8 tiles; of transforming one block's weights, and
-// its inputs of one tile; of one tile's outputs of a chunk, and of finishing them.
+// its inputs of one tile; of one tile's outputs of a chunk, and of finishing them; of a product's sums,
+// loaded and stored.
 struct WinogradCycles {
-  double product4, product8, weights, input, output, finish;
+  double product4, product8, weights, input, output, finish, sums;
 };
 
 struct WinogradScheme {

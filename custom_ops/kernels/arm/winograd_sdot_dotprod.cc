@@ -184,8 +184,8 @@ const WinogradScheme kWinogradSdot = {
     .product4 = &Product<4>,
     .product8 = &Product<8>,
     .output = &Output,
-    .in_order = {20, 36, 300, 40, 60, 30},
-    .out_of_order = {20, 36, 300, 40, 60, 30},
+    .in_order = {20, 36, 300, 40, 60, 30, 60},
+    .out_of_order = {20, 36, 300, 40, 60, 30, 60},
 };
 
 }  // namespace lowbit

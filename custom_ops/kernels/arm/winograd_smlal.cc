@@ -345,8 +345,8 @@ const WinogradScheme kWinogradSmlal = {
     .product4 = &Product4,
     .product8 = &Product8,
     .output = &Output,
-    .in_order = {79, 147, 1030, 496, 700, 200},
-    .out_of_order = {66, 131, 570, 270, 385, 110},
+    .in_order = {79, 147, 1030, 496, 700, 200, 90},
+    .out_of_order = {66, 131, 570, 270, 385, 110, 60},
 };
 
 }  // namespace lowbit
