@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <limits>
 #include <sstream>
@@ -111,15 +112,35 @@ void AddApart(const std::vector<cuda::ConvConfig>& candidates,
   }
 }
 
+// Whom the tuner tells what it measured: the file that LOWBIT_TUNE_LOG names, for those who fit the cost
+// model. A line each, with key, configuration and microseconds: "chosen" for the cost model's choice and
+// "alone" for the others, in rows of equals, the fastest first; "region" where it is the time of the whole
+// region, without key and configuration before the first trial.
+class TuneLog {
+ public:
+  TuneLog() {
+    const char* const path = std::getenv("LOWBIT_TUNE_LOG");
+    if (path != nullptr && *path != '\0') file_.open(path, std::ios::app);
+  }
+
+  bool IsWanted() const { return file_.is_open(); }
+  void Add(const char* what, const std::string& key, const std::string& configuration, double microseconds) {
+    if (IsWanted()) file_ << what << '\t' << key << '\t' << configuration << '\t' << microseconds << '\n';
+  }
+
+ private:
+  std::ofstream file_;
+};
+
 // The configurations that come close to the fastest, which is the first: a guess at what neighbours can make
-// good, and what a user's patience allows.
-std::vector<cuda::ConvConfig> CloseToFastest(
-    const std::vector<std::pair<double, cuda::ConvConfig>>& ranking) {
-  constexpr double kClose = 1.25;
-  constexpr size_t kMost = 10;
+// good, and what a user's patience allows. A log wants to know of others as well.
+std::vector<cuda::ConvConfig> CloseToFastest(const std::vector<std::pair<double, cuda::ConvConfig>>& ranking,
+                                             bool is_logged) {
+  const double at_most = is_logged ? 1.6 : 1.25;
+  const size_t most = is_logged ? 24 : 10;
   std::vector<cuda::ConvConfig> close;
   for (const auto& [time, config] : ranking) {
-    if (time <= kClose * ranking.front().first && close.size() < kMost) close.push_back(config);
+    if (time <= at_most * ranking.front().first && close.size() < most) close.push_back(config);
   }
   return close;
 }
@@ -299,6 +320,9 @@ bool Tuner::IsFiled(const std::string& key) {
 cuda::ConvConfig Tuner::MeasureAndKeep(const std::string& key, const cuda::ConvChoice& choice,
                                        const Plans& plans) {
   Ranking ranking = Measure(choice, plans);
+  TuneLog log;
+  for (const auto& [time, config] : ranking)
+    log.Add(config == choice.configs.front() ? "chosen" : "alone", key, config.Text(), time);
   const cuda::ConvConfig chosen = ranking.front().second;
   {
     const std::lock_guard lock(mutex_);
@@ -383,12 +407,13 @@ void Tuner::TuneTogether(RegionPlan& plan) {
     }
     std::map<std::string, std::vector<size_t>> guessed = GuessedChains(plan);
     if (fresh.empty() && guessed.empty()) return;
+    TuneLog log;
     std::vector<Trials> trials;
     std::vector<TunedSteps> tuned;
     for (auto& [key, steps] : StepsByKey(plan)) {
       const auto ranking = fresh.find(key);
       if (ranking == fresh.end()) continue;
-      trials.push_back({key, CloseToFastest(ranking->second), {}});
+      trials.push_back({key, CloseToFastest(ranking->second, log.IsWanted()), {}});
       tuned.push_back({std::move(steps), trials.back().convs.size()});
     }
     // Convolutions are tuned apart before chains are tried.
@@ -404,9 +429,12 @@ void Tuner::TuneTogether(RegionPlan& plan) {
     const std::lock_guard lock(shared_.measuring);
     const DeviceScope scope(device_->Ordinal());
     const RegionTimer timer(plan, device_, use_graph_);
+    std::string tried_key, tried;
     const auto plan_again = [&](const TunedSteps& group, size_t step,
                                 size_t choice) -> std::shared_ptr<const StepPlan> {
       const Trials& of_group = trials[static_cast<size_t>(&group - tuned.data())];
+      tried_key = of_group.key;
+      tried = of_group.Text(choice);
       if (group.together) {
         if (choice == 0) return nullptr;
         const cuda::ConvChain& chain = static_cast<const CudaChainPlan&>(*chains[step]).Chain();
@@ -416,8 +444,14 @@ void Tuner::TuneTogether(RegionPlan& plan) {
       trial.config = of_group.convs[choice];
       return PlanOnTrial(plan.steps[step], trial);
     };
-    const RegionTime time = [&](const RegionPlan& trial) { return timer.Microseconds(trial); };
+    const RegionTime time = [&](const RegionPlan& trial) {
+      const double microseconds = timer.Microseconds(trial);
+      log.Add("region", tried_key, tried, microseconds);
+      return microseconds;
+    };
     TuneRegion(plan, std::span(tuned).first(alone), plan_again, time, kPatience);
+    tried_key.clear();
+    tried.clear();
     TuneRegion(plan, std::span(tuned).subspan(alone), plan_again, time, kPatience);
     for (size_t i = 0; i < trials.size(); ++i) {
       // What was measured alone is worth keeping without a trial; that a chain is none was not measured.

@@ -303,6 +303,11 @@ int SharedBytes(const GemmProblem& problem, const ConvConfig& config) {
 
 namespace {
 
+// What follows a kernel starts early on multiprocessors that this one leaves alone. In clocks.
+double EstimateBusy(int64_t blocks, const Device& device) {
+  return 970 * std::min(1.0, static_cast<double>(blocks) / device.multiprocessors);
+}
+
 double EstimateResident(const GemmProblem& problem, const ConvConfig& config, const Device& device) {
   const int64_t blocks = PersistentBlocks(problem, config, device),
                 columns = CeilDiv(problem.n, config.tile_n);
@@ -310,47 +315,47 @@ double EstimateResident(const GemmProblem& problem, const ConvConfig& config, co
   const double at_once = static_cast<double>(CeilDiv(blocks * columns, device.multiprocessors));
   const double k_tiles = static_cast<double>(KTiles(problem)), tile_n = config.tile_n;
   // Its weights, and for every tile a round of latencies, the rounding of all blocks' codes, the products.
-  // Fitted with EstimateTeam to ResNet-50's 1x1 convolutions at batch 16 and 128: within 10 % on average.
-  const double tile = 1060 + at_once * (problem.residual ? 9 : 5.05) * tile_n + 217 * k_tiles;
-  return (3210 + 2.45 * k_tiles * tile_n + tiles * tile) / kClocksPerMicrosecond;
+  const double start = 3300 + 1.77 * k_tiles * tile_n;
+  const double tile = 1090 + at_once * (problem.residual ? 9.03 : 3.22) * tile_n + 284 * k_tiles;
+  return (EstimateBusy(blocks * columns, device) + start + tiles * tile) / kClocksPerMicrosecond;
 }
 
-// Fitted to ResNet-50's 1x1 convolutions at batch 8, 16 and 128: within 13 % on average.
 double EstimateTeam(const GemmProblem& problem, const ConvConfig& config, const Device& device) {
-  const int64_t groups = config.tile_m / 64,
-                each = CeilDiv(TeamTiles(problem, config), PersistentBlocks(problem, config, device));
+  const int64_t groups = config.tile_m / 64, blocks = PersistentBlocks(problem, config, device),
+                each = CeilDiv(TeamTiles(problem, config), blocks);
   const double k_tiles = static_cast<double>(KTiles(problem)), tile_n = config.tile_n;
   // The weights and the first tiles; then every round of latencies, or what all tiles together take, the less
   // the more warpgroups and tiles ahead hide each other's latencies.
-  const double start = 1465 + 2.55 * k_tiles * tile_n;
-  double round = 1150 + 99 * k_tiles + (problem.residual ? 21.7 : 12.3) * tile_n;
-  if (config.stages == groups) round += 700;  // nothing is fetched ahead
+  const double start = 86.6 + 3.92 * k_tiles * tile_n;
+  double round = 1870 + 38.9 * k_tiles + (problem.residual ? 20.7 : 6.7) * tile_n;
+  if (config.stages == groups) round += 382;  // nothing is fetched ahead
   const double hiding =
-      1 + 1 / static_cast<double>(groups) + 0.2 * static_cast<double>(groups) / config.stages;
+      1 + 1 / static_cast<double>(groups) + 0.423 * static_cast<double>(groups) / config.stages;
   const double work =
-      static_cast<double>(each) * (150 * k_tiles + (problem.residual ? 8.1 : 4.5) * tile_n) * hiding;
-  return (start + std::max(static_cast<double>(CeilDiv(each, groups)) * round, work)) / kClocksPerMicrosecond;
+      static_cast<double>(each) * (92.9 * k_tiles + (problem.residual ? 6.09 : 4.45) * tile_n) * hiding;
+  return (EstimateBusy(blocks, device) + start +
+          std::max(static_cast<double>(CeilDiv(each, groups)) * round, work)) /
+         kClocksPerMicrosecond;
 }
 
-// Fitted to ResNet-50's and DenseNet-121's 3x3 convolutions at batch 1, 16 and 128: within 11 % on average.
 double EstimateHalo(const GemmProblem& problem, const ConvConfig& config, const Device& device) {
   const int64_t blocks = PersistentBlocks(problem, config, device), patch_tiles = config.tile_m / 64,
-                each = CeilDiv(problem.halo.tiles, blocks);
-  const double at_once =
-      static_cast<double>(CeilDiv(blocks * CeilDiv(problem.n, config.tile_n), device.multiprocessors));
+                each = CeilDiv(problem.halo.tiles, blocks), columns = CeilDiv(problem.n, config.tile_n);
+  const double at_once = static_cast<double>(CeilDiv(blocks * columns, device.multiprocessors));
   const double k_tiles = static_cast<double>(KTiles(problem)), tile_n = config.tile_n;
   const double slot =
       static_cast<double>(problem.halo.channels / problem.halo.slab * HaloPlaneBytes(problem, config));
   // The weights and the first patch; then every patch's round of latencies, or what all tiles together take.
-  const double start = 2245 + at_once * (k_tiles * tile_n + slot / 267);
-  const double rounds = static_cast<double>(CeilDiv(each, patch_tiles)) * (2225 + 2.38 * k_tiles * tile_n);
-  const double work =
-      at_once * static_cast<double>(each) * (172 + 1.84 * tile_n + 2.52 * k_tiles * std::max(tile_n, 48.0));
-  return (start + std::max(rounds, work)) / kClocksPerMicrosecond;
+  const double start = 1860 + at_once * (0.227 * k_tiles * tile_n + slot / 88.9);
+  const double rounds = static_cast<double>(CeilDiv(each, patch_tiles)) * (1590 + 3.16 * k_tiles * tile_n);
+  const double tile =
+      165 + 3.79 * tile_n + 1.67 * k_tiles * std::max(tile_n, 48.0) + (problem.residual ? 1.72 * tile_n : 0);
+  const double work = at_once * static_cast<double>(each) * tile;
+  return (EstimateBusy(blocks * columns, device) + start + std::max(rounds, work)) / kClocksPerMicrosecond;
 }
 
-// Fitted to ResNet-50's 3x3 convolutions at batch 1 to 128. Operands are read in shared memory, and weights
-// written there, at 128 bytes a clock; or a warpgroup's own products and barriers take longer.
+// Operands are read in shared memory, and weights written there, at 128 bytes a clock; or a warpgroup's own
+// products and barriers take longer, or the latency of the weights that are on their way.
 double EstimateWindows(const GemmProblem& problem, const ConvConfig& config, const Device& device) {
   const int64_t blocks =
       CeilDiv(problem.halo.tiles, config.tile_m / 64) * CeilDiv(problem.n, config.tile_n) * config.splits;
@@ -362,9 +367,10 @@ double EstimateWindows(const GemmProblem& problem, const ConvConfig& config, con
                waves = static_cast<double>(CeilDiv(each, fit));
   const double tiles = config.tile_m / 64, tile_n = config.tile_n;
   const double count = static_cast<double>(CeilDiv(KTiles(problem), config.splits));
-  const double work = count * std::max(at_once * (tiles * (64 + tile_n) + tile_n), 220 + tiles * tile_n);
-  double clocks = waves * (3720 + work);
-  if (config.splits > 1) clocks += at_once * tiles * 64 * tile_n * 0.337;
+  const double alone = 184 + 1870.0 / config.stages + tiles * tile_n;
+  const double work = count * std::max(at_once * (tiles * (64 + tile_n) + tile_n), alone);
+  double clocks = EstimateBusy(blocks, device) + waves * (171 + work);
+  if (config.splits > 1) clocks += at_once * tiles * 64 * tile_n * 0.313;
   return clocks / kClocksPerMicrosecond;
 }
 
@@ -378,10 +384,11 @@ double EstimateVector(const GemmProblem& problem, const Device& device) {
 
 }  // namespace
 
-// In clocks. The constants of tile kernels were fitted to 5,600 measurements on one H200: the
-// configurations of 53 layers of ResNet-18, ResNet-50, DenseNet-121 and MobileNetV2 at batch 1, 16 and 128,
-// each in a row of equals. What was minimized is what a choice costs: on average it is within 5 %, 3 % and
-// 1 % of the fastest there, within 21 % at worst. Elsewhere, and on other GPUs, the tuner is the judge.
+// In clocks. The constants of all kernels but kVector's were fitted to what the tuner measured on one H200
+// (LOWBIT_TUNE_LOG) in ResNet-18, ResNet-50, DenseNet-121 and MobileNetV2 at batch 1, 4, 16 and 128: the
+// times of configurations in rows of equals and of the networks that have them. What was minimized is what a
+// choice costs its network, and how far estimates are off. Elsewhere, and on other GPUs, the tuner is the
+// judge.
 double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config, const Device& device) {
   if (config.algorithm == Algorithm::kPlain) {
     const double products = static_cast<double>(problem.m * problem.n * problem.groups) * problem.k;
@@ -405,50 +412,63 @@ double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config
       wgmma ? config.tile_m * 2 + (config.producers ? 128 : 0) : (outputs >= 8192 ? 256 : 128);
   const int by_registers = config.tile_n >= 256 ? 1 : outputs >= 16384 ? 2 : 16;
   const int by_shared = (device.shared_bytes + 5120) / (SharedBytes(problem, config) + 1500);
-  const double at_once = static_cast<double>(
-      std::clamp<int64_t>(std::min({by_shared, 2048 / threads, by_registers}), 1, per_multiprocessor));
+  const int64_t fit = std::max(1, std::min({by_shared, 2048 / threads, by_registers}));
+  const double at_once = static_cast<double>(std::clamp<int64_t>(per_multiprocessor, 1, fit));
   const double exact_waves = static_cast<double>(per_multiprocessor) / at_once;
-  const double waves = 1 + 1.055 * (exact_waves - 1) + 0.37 * (std::ceil(exact_waves) - exact_waves);
+  const double waves = 1 + 1.36 * (exact_waves - 1) + 0.847 * (std::ceil(exact_waves) - exact_waves);
+  // Blocks that have a multiprocessor each may still crowd on those that the kernel before leaves first.
+  double crowding = 1;
+  if (fit > 1 && per_multiprocessor == 1 && !config.apart) {
+    const double share = static_cast<double>(blocks) / device.multiprocessors;
+    crowding += 0.579 * share * share;
+  }
 
   // One tile of k: issuing its copies, multiplying, its bytes, or the latency of a round of all stages.
   const double bytes = (tile_m + tile_n / config.multicast) * kTileK;
-  const double issue = (wgmma ? 3.8 : 12.4) * tile_m;
-  const double multiply = outputs * 256 / (wgmma ? (tile_n < 64 ? 5450 : 9900) : 1775);
-  double tile = std::max({issue, at_once * multiply, at_once * bytes / 67});
-  if (k_tiles > config.stages) tile = std::max(tile, (wgmma ? 650.0 : 3210.0) / config.stages);
-  if (wgmma) tile += config.producers ? 231 : 422;
-  if (multicast) tile += 286;
-  const double start = (wgmma ? 1600 : 2430) + at_once * bytes / 71;
-  const double finish = outputs / config.splits * (problem.residual ? 0.146 : 0.081);
-  double clocks = waves * (start + static_cast<double>(k_tiles) * tile + at_once * finish);
+  const double issue = (wgmma ? 2.3 : 7.76) * tile_m;
+  const double multiply = outputs * 256 / (wgmma ? (tile_n < 64 ? 2170 : 17500) : 4980);
+  double tile = std::max({issue, at_once * multiply, at_once * bytes / 105});
+  if (k_tiles > config.stages) tile = std::max(tile, (wgmma ? 1380.0 : 2040.0) / config.stages);
+  if (wgmma) tile += config.producers ? 140 : 117;
+  if (multicast) tile += 128;
+  const double start = (wgmma ? 1480 : 2230) + at_once * bytes / 219;
+  const double round = !problem.requantizes ? 1.35 : problem.residual ? 0.226 : 0.12;
+  const double finish = outputs / config.splits * round;
+  double clocks = waves * (start + crowding * static_cast<double>(k_tiles) * tile + at_once * finish);
   if (config.splits > 1) {
     // The exchange, or a second kernel and the way through memory.
-    clocks += 560 + at_once * outputs * 0.39;
-    if (config.splits > 8) clocks += 1260;
+    clocks += 372 + at_once * outputs * 0.257;
+    if (config.splits > 8) clocks += 978;
     if (config.split == Split::kWorkspace) clocks += 1500;
   }
-  if (multicast) clocks += 690;
-  if (config.tile_n >= 256) clocks += 480;
+  if (multicast) clocks += 159;
+  if (config.tile_n >= 256) clocks += 184;
+  // What it keeps from starting early, or from being started early: its place on the multiprocessors that it
+  // has, and those; a warpgroup more to get going.
+  const int held = std::max(SharedBytes(problem, config), config.apart ? ApartBytes(device) : 0);
+  clocks += EstimateBusy(blocks, device) + 2030 * std::min(1.0, at_once * held / device.shared_bytes);
+  if (config.producers) clocks += 256;
   return clocks / kClocksPerMicrosecond;
 }
 
 namespace {
 
-// The same configurations, blocks apart, at the end: alone they are as fast. Only where a kernel runs long
-// does the room that its blocks take cost less than the crowding: in ResNet-50 they lose 2 % for all layers
-// at batch 1, where a kernel takes 3 us, and win 4 % at batch 16.
+// The same configurations, blocks apart, at the end: in a row of equals, where the tuner begins, they are as
+// fast. First only where that has the best estimate of all.
 void AddApart(const GemmProblem& problem, const Device& device,
               const std::vector<std::pair<double, ConvConfig>>& ranked, std::vector<ConvConfig>& out) {
-  constexpr double kLong = 4;
   if (device.capability < 90) return;
-  for (const auto& [estimate, config] : ranked) {
+  double best = ranked.empty() ? 0 : ranked.front().first;
+  for (const auto& [ignored, config] : ranked) {
     if (config.algorithm != Algorithm::kMma && config.algorithm != Algorithm::kWgmma) continue;
     const int64_t blocks = CeilDiv(problem.m, config.tile_m) * CeilDiv(problem.n, config.tile_n) *
                            problem.groups * config.splits;
     if (blocks > device.multiprocessors || SharedBytes(problem, config) >= ApartBytes(device)) continue;
     ConvConfig apart = config;
     apart.apart = true;
-    const bool first = &config == &ranked.front().second && estimate > kLong;
+    const double with_room = EstimateMicroseconds(problem, apart, device);
+    const bool first = with_room < best;
+    if (first) best = with_room;
     out.insert(first ? out.begin() : out.end(), apart);
   }
 }
@@ -549,14 +569,13 @@ int PersistentBlocks(const PairProblem& problem, const ConvConfig& config, const
   return static_cast<int>(CeilDiv(tiles, CeilDiv(tiles, most)));
 }
 
-// Fitted to the pairs of ResNet-50 and ResNet-18 at batch 1, 16 and 128 on an H200: what it chooses is within
-// 3 % of the fastest configuration on average, 11 % at worst.
+// Fitted as those of single convolutions, to the pairs of ResNet-50 and ResNet-18.
 double EstimateMicroseconds(const PairProblem& problem, const ConvConfig& config, const Device& device) {
   if (config.algorithm == Algorithm::kSeparate) {
     const auto best = [&](const GemmProblem& each) {
       return EstimateMicroseconds(each, RankConfigs(each, device).front(), device);
     };
-    return best(problem.first) + best(problem.second);
+    return kUnlikeNeighbours * (best(problem.first) + best(problem.second));
   }
   const int64_t blocks = PersistentBlocks(problem, config, device),
                 columns = CeilDiv(problem.second.n, config.tile_n);
@@ -567,9 +586,11 @@ double EstimateMicroseconds(const PairProblem& problem, const ConvConfig& config
   const double bytes = (tile_m + (config.keeps_weights ? 0 : tile_n)) * kTileK * k_tiles;
   // All blocks' tiles at once: their bytes, the rounding of their codes, their products; or one after the
   // other a block's latencies.
-  const double work = at_once * (bytes / 86 + 0.2 * outputs + 70 * k_tiles),
-               latency = (432 + 219.0 / config.stages) * k_tiles + 0.255 * outputs;
-  const double start = 3170 + (config.keeps_weights ? 1.88 * k_tiles * tile_n : 0);
+  const double work = at_once * (bytes / 89.1 + 0.314 * outputs + 46.3 * k_tiles),
+               latency = (433 + 622.0 / config.stages) * k_tiles + 0.322 * outputs;
+  const double start = 2170 +
+                       328 * std::min(1.0, at_once * SharedBytes(problem, config) / device.shared_bytes) +
+                       (config.keeps_weights ? 2.31 * k_tiles * tile_n : 0);
   return (start + tiles * std::max(work, latency)) / kClocksPerMicrosecond;
 }
 

@@ -32,6 +32,9 @@ struct GemmProblem {
 
 // Estimated microseconds on `device`; 0 for kernels that are never worth less than all others.
 double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config, const Device& device);
+// Two kernels in turns take this many times what they take in rows of equals, which is what estimates are of:
+// one kernel in their place is compared with that.
+inline constexpr double kUnlikeNeighbours = 1.2;
 
 // The configurations that fit the device, the cheapest estimate first; the plain kernel last.
 std::vector<ConvConfig> RankConfigs(const GemmProblem& problem, const Device& device);
