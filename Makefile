@@ -71,7 +71,7 @@ wheel-cuda: $(INSTALLED)
 	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" CUDACXX="$$(tools/setup.sh nvcc)" \
 	  $(PY) -m build --wheel --outdir dist ep/cuda/wheel
 
-wheel-aarch64: $(INSTALLED)
+wheel-aarch64: $(TOOLS_READY)
 	$(PY) tools/wheel_aarch64.py
 
 bench: $(INSTALLED)

@@ -75,10 +75,28 @@ def extension_suffix() -> str:
     return there
 
 
-def check_headers() -> None:
+def header_options() -> list[str]:
+    """What the compiler needs to be told beside the include folder of this Python.
+
+    Debian's pyconfig.h includes that of the machine it is compiled for: we give it this machine's.
+    """
+    include = Path(sysconfig.get_path("include"))
+    here, there = (
+        include.parent / triple / include.name / "pyconfig.h"
+        for triple in (str(sysconfig.get_config_var("MULTIARCH")), TRIPLE)
+    )
+    if there.exists() or not here.exists():
+        return []
+    given = BUILD / "include" / TRIPLE / include.name
+    given.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(here, given)
+    return [f"-isystem{BUILD / 'include'}"]
+
+
+def check_headers(options: Sequence[str]) -> None:
     """Refuses headers whose pyconfig.h says of types what is not so on ARM."""
     include = sysconfig.get_path("include")
-    words = [f"{TRIPLE}-g++", "-std=c++20", "-fsyntax-only", "-x", "c++", f"-I{include}", "-"]
+    words = [f"{TRIPLE}-g++", "-std=c++20", "-fsyntax-only", "-x", "c++", f"-I{include}", *options, "-"]
     done = subprocess.run(words, input=CHECK, text=True, capture_output=True, check=False)
     if done.returncode != 0:
         raise WheelError(f"the headers in {include} do not serve for ARM:\n{done.stderr}")
@@ -159,7 +177,10 @@ def make(outdir: Path, settings: Sequence[str]) -> Path:
     setup = str(ROOT / "tools" / "setup.sh")
     run([setup, "program", f"{TRIPLE}-g++", f"g++-{TRIPLE}"])
     run([sys.executable, "-m", "pip", "install", "--quiet", "--retries", "5", "wheel"])
-    check_headers()
+    options = header_options()
+    check_headers(options)
+    if options:
+        settings = [f"CMAKE_CXX_FLAGS={shlex.join(options)}", *settings]
     with tempfile.TemporaryDirectory() as folder:
         wheel = build(Path(folder), settings)
         unpacked = Path(folder) / "unpacked"

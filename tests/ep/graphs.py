@@ -16,7 +16,8 @@ DYNAMIC: tuple[int | str, ...] = ("N", CHANNELS, "H", "W")
 class Chain:
     """A float graph of one tensor after the other, quantized convolutions among it."""
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int = CHANNELS) -> None:
+        self.channels = channels
         self.rng = np.random.default_rng(0)
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
@@ -42,7 +43,7 @@ class Chain:
 
     def conv(self, x: str) -> str:
         """A quantized 3x3 convolution that keeps the size, with its input and output on grids."""
-        weights = self.rng.integers(-128, 128, (CHANNELS, CHANNELS, 3, 3)).astype(np.int8)
+        weights = self.rng.integers(-128, 128, (self.channels, self.channels, 3, 3)).astype(np.int8)
         weights_grid = [self.const(np.float32(0.004), "scale"), self.const(np.int8(0), "zero")]
         w = self.node("DequantizeLinear", [self.const(weights, "weights"), *weights_grid])
         y = self.node("Conv", [self.quantized(x, 0.02), w], pads=[1, 1, 1, 1], kernel_shape=[3, 3])
@@ -60,7 +61,7 @@ class Chain:
 
 def chain(*pieces: str, shape: Sequence[int | str] = DYNAMIC, converted: bool = True) -> onnx.ModelProto:
     """x through the pieces: "conv", or a unary float op."""
-    graph, y = Chain(), "x"
+    graph, y = Chain(shape[1] if isinstance(shape[1], int) else CHANNELS), "x"
     for piece in pieces:
         y = graph.conv(y) if piece == "conv" else graph.node(piece, [y])
     return graph.model([y], shape, converted)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import warnings
 from pathlib import Path
 
@@ -226,6 +228,45 @@ def test_constants_that_no_lowbit_op_knows(devices, device: str, dtype: type, ca
     assert count_regions(devices, model, device, capfd) == 1
     x = {"x": images(1, 3, 5, 5)}
     assert_same(devices.session(model, device).run(None, x), lowbit_session(model).run(None, x))
+
+
+class Mallinfo2(ctypes.Structure):
+    """Glibc's struct: what its allocator says about itself."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def heap_in_use() -> int:
+    """Bytes that the C library's allocator has given out and not got back; skips where it does not tell."""
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if ask is None:
+        pytest.skip("the C library has no mallinfo2 (glibc 2.33)")
+    ask.restype = Mallinfo2
+    gc.collect()
+    found = ask()
+    return found.hblkhd + found.uordblks  # mapped blocks, and those of the heap
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_session_holds_weights_once(devices, device: str, tmp_path: Path) -> None:
+    """Packed, by the region; what the model brought is freed. (Each of a node's own custom op keeps both.)"""
+    channels, convs = 256, 8
+    path = tmp_path / "model.onnx"
+    onnx.save(chain(*["conv"] * convs, shape=("N", channels, "H", "W")), path)
+    weights = convs * channels * channels * 9
+    devices.session(chain("conv"), device)  # what only the first session allocates
+    before = heap_in_use()
+    session = devices.session(path, device)
+    held = heap_in_use() - before
+    assert held < 1.5 * weights, f"{held / weights:.2f} times the weights"
+    x = images(1, channels, 4, 4)
+    assert_same(session.run(None, {"x": x}), lowbit_session(path).run(None, {"x": x}))
 
 
 @pytest.mark.parametrize("device", DEVICES)
