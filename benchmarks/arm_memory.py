@@ -7,7 +7,7 @@ python benchmarks/arm_memory.py [--network resnet50] [--bits w8a8,w4a4,w2a2] [--
 Each session is a process of its own, aarch64 onnxruntime under qemu-user. The emulator is told to keep the
 memory of the program it runs in one range of addresses, so the pages of that range (/proc/PID/smaps) are
 those that the program would have on a board; the emulator's own, its translated code above all, lie outside
-and do not count. The peak is the largest of samples every few milliseconds: emulated code is slow enough.
+and do not count. The peak is the largest of samples every 50 ms: emulated code is slow enough for that.
 `--cpus host` measures this machine's own Python the same way, beside what the kernel says the peak was.
 """
 
@@ -19,6 +19,7 @@ import re
 import select
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +28,7 @@ from typing import IO
 import lowbit
 import onnxruntime as ort
 from networks import built, converted
-from results import ROOT, Table, write
+from results import ROOT, Cell, Table, write
 
 PROGRAM = Path(__file__).with_name("arm") / "session.py"
 PYTHON = ROOT / "tools" / "aarch64_python.py"
@@ -35,7 +36,7 @@ LIBRARY = ROOT / ".cache" / "aarch64" / "python" / "lowbit" / "lowbit" / "liblow
 HOST = "host"
 # Where the emulated program's addresses lie in the emulator's, and how many of them there are.
 BASE, SIZE = 1 << 45, 1 << 36
-SECONDS_BETWEEN_SAMPLES = 0.005
+SECONDS_BETWEEN_SAMPLES = 0.05
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Measured:
-    """A session's process: before the session, its peak, when it was made, after a run."""
+    """A session's process: before it, its peak, when it was made, after a run, less what was free then."""
 
     subject: str
     cpu: str
@@ -66,6 +67,7 @@ class Measured:
     peak: Memory
     opened: Memory
     ran: Memory
+    trimmed: Memory
     kernel_peak: int | None
 
 
@@ -107,10 +109,10 @@ def measure(subject: Subject, cpu: str) -> Measured:
         kernel_peak = stages.pop("kernel peak", None)
     if process.returncode != 0:
         raise RuntimeError(f"{subject.name} on {cpu} ended with {process.returncode}")
-    found = [stages[name] for name in ("ready", "open", "ran")]
+    found = [stages[name] for name in ("ready", "open", "ran", "trimmed")]
     size = subject.path.stat().st_size
     hwm = kernel_peak.resident if kernel_peak is not None and cpu == HOST else None
-    return Measured(subject.name, cpu, size, found[0], peak, found[1], found[2], hwm)
+    return Measured(subject.name, cpu, size, found[0], peak, *found[1:], hwm)
 
 
 def watch(pid: int, asked: IO[str], told: IO[str], low: int, high: int) -> tuple[dict[str, Memory], Memory]:
@@ -131,6 +133,13 @@ def watch(pid: int, asked: IO[str], told: IO[str], low: int, high: int) -> tuple
             stages["kernel peak"] = Memory(high_water, 0)
             asked.write("\n")
             asked.flush()
+
+
+def isa(cpu: str) -> str:
+    """The level of instructions that lowbit finds there."""
+    python = [sys.executable] if cpu == HOST else [sys.executable, str(PYTHON), "run", "--cpu", cpu]
+    words = [*python, "-c", "from lowbit import _native; print(_native.default_isa())"]
+    return subprocess.run(words, check=True, text=True, capture_output=True).stdout.strip()
 
 
 def optimized(source: Path) -> Path:
@@ -159,13 +168,13 @@ def subjects(network: str, pairs: list[str]) -> list[Subject]:
 
 def table(cpu: str, rows: list[Measured]) -> Table:
     """Megabytes of 10^6 bytes."""
-    columns = ["session", "file MB", "peak MB", "of it the session's", "to stock QDQ", "after a run MB"]
+    columns = ["session", "file MB", "peak MB", "of it the session's", "to stock QDQ", "in use MB"]
     out = Table(cpu, columns)
     ours = [row.peak.resident - row.before.resident for row in rows]
     for row, session in zip(rows, ours, strict=True):
         cells = [row.file_bytes, row.peak.resident, session]
-        after = row.ran.resident - row.before.resident
-        out.rows.append([row.subject, *(n / 1e6 for n in cells), session / ours[0], after / 1e6])
+        used = row.trimmed.resident - row.before.resident
+        out.rows.append([row.subject, *(n / 1e6 for n in cells), session / ours[0], used / 1e6])
     return out
 
 
@@ -177,24 +186,26 @@ def main() -> None:
     parser.add_argument("--network", default="resnet50")
     parser.add_argument("--bits", default="w8a8,w4a4,w2a2")
     parser.add_argument("--cpus", default="cortex-a53", help="of qemu, separated by spaces; `host`: none")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default: 2)")
     parser.add_argument("--name", default="arm_memory", help="name of the results file")
     options = parser.parse_args()
-    tables, raw = [], []
-    listed = subjects(options.network, options.bits.split(","))
-    for cpu in options.cpus.split():
-        rows = []
-        for subject in listed:
-            rows.append(measure(subject, cpu))
-            print(rows[-1], flush=True)
-        tables.append(table(cpu, rows))
-        raw += [asdict(row) for row in rows]
+    listed, cpus = subjects(options.network, options.bits.split(",")), options.cpus.split()
+    with ThreadPoolExecutor(options.jobs) as pool:
+        cases = [(subject, cpu) for cpu in cpus for subject in listed]
+        rows = list(pool.map(lambda case: measure(*case), cases))
+    levels = {cpu: isa(cpu) for cpu in cpus}
+    tables = [table(f"{cpu} ({levels[cpu]})", [row for row in rows if row.cpu == cpu]) for cpu in cpus]
+    emulated = [cpu for cpu in cpus if cpu != HOST]
+    machine: dict[str, Cell] = {"isa": ", ".join(levels.values())}
+    if emulated:
+        machine |= {"cpu": f"{' and '.join(emulated)} emulated", "cores": 1, "system": "Linux aarch64"}
     emulator = subprocess.run(["qemu-aarch64", "--version"], check=True, text=True, capture_output=True)
     notes = [
         f"{options.network}, batch 1, 224x224, seeded weights; one thread. Each session is made from a file "
         "and run once, in a process of its own.",
         "peak MB: the most resident pages of the program, with Python's and libraries', not the emulator's.",
-        "Of it the session's: less what the process held when Python and onnxruntime were loaded. After "
-        "a run: the same, of what stays.",
+        "Of it the session's: less what the process held when Python and onnxruntime were loaded. In "
+        "use: the same after a run and `malloc_trim(0)`, which gives back what the C library holds free.",
         "QDQ: as `quantize_static` writes it, fused when the session is made. QOperator: fused beforehand.",
         "cpu: custom ops; cpu-ep: the execution provider.",
         "The form of packed weights is that of the kernels which the CPU's level of instructions gets.",
@@ -206,7 +217,8 @@ def main() -> None:
         f"Memory of sessions on 64-bit ARM: {options.network}",
         tables,
         notes,
-        raw,
+        [asdict(row) for row in rows],
+        machine=machine,
         versions=versions,
     )
 

@@ -1,12 +1,14 @@
 """A process with one session, which tells how far it is: `python session.py MODEL DEVICE LIBRARY`.
 
 DEVICE is `stock` (ONNX Runtime alone), `cpu` (lowbit's custom ops) or `cpu-ep` (its execution provider);
-LIBRARY is liblowbit. Prints `ready` before the session, `open` after it was made, `ran` after a run; behind
-each it waits for a line, so that whoever measures its memory can look. One thread, ONNX Runtime's own API.
+LIBRARY is liblowbit. Prints `ready` before the session, `open` after it was made, `ran` after a run, and
+`trimmed` after the C library was asked to give back what is free; behind each it waits for a line, so that
+whoever measures its memory can look. One thread, ONNX Runtime's own API.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 
 import numpy as np
@@ -37,6 +39,8 @@ def main() -> None:
     stage("open")
     session.run(None, {session.get_inputs()[0].name: feed})
     stage("ran")
+    ctypes.CDLL(None).malloc_trim(0)
+    stage("trimmed")
 
 
 if __name__ == "__main__":
