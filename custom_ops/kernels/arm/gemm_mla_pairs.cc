@@ -289,13 +289,46 @@ inline void Tile4Of(const int16_t* w, const int16_t* x, size_t steps, size_t flu
 }
 // clang-format on
 
+// The same for the first of 4 pixels: a block's last one may be alone.
+// clang-format off
+#undef LOWBIT_STEP
+#undef LOWBIT_FLUSH
+#define LOWBIT_STEP(OP, W, X, NEXT_W, NEXT_X)  \
+  OP " v8.8h, v" W ".8h, v" X ".h[0]\n"        \
+  "ldr q" NEXT_W ", [%[w]], #16\n"             \
+  "ldr d" NEXT_X ", [%[x]], #8\n"              \
+  "subs %[count], %[count], #1\n"
+#define LOWBIT_FLUSH                       \
+  "srsra v20.8h, v8.8h, #8\n"              \
+  "cmp %[left], %[flush]\n"                \
+  "csel %[count], %[left], %[flush], lo\n" \
+  "sub %[left], %[left], %[count]\n"       \
+  "cbz %[count], 9f\n"
+
+inline void PixelOf(const int16_t* w, const int16_t* x, size_t steps, size_t flush, const int32_t* bias,
+                    int32_t* sums) {
+  size_t count = std::min(steps, flush), left = steps - count;
+  const int32_t* from = bias != nullptr ? bias : sums;
+  asm volatile(
+      "ldr q0, [%[w]], #16\n"
+      "ldr d1, [%[x]], #8\n"
+      "movi v20.2d, #0\n"
+      LOWBIT_RUNS
+      "ldp q0, q1, [%[from]]\n"
+      LOWBIT_BIAS("2", "3", "20") LOWBIT_STORE("2", "3", "0")
+      : [w] "+&r"(w), [x] "+&r"(x), [count] "+&r"(count), [left] "+&r"(left)
+      : [flush] "r"(flush), [from] "r"(from), [sums] "r"(sums)
+      : "cc", "memory", "v0", "v1", "v2", "v3", "v4", "v8", "v20");
+}
+// clang-format on
+
 void Tile4(const GemmTile& tile) {
   const auto* w = reinterpret_cast<const int16_t*>(tile.w);
   const auto* x = reinterpret_cast<const int16_t*>(tile.x);
   const size_t most = kFlushesPerWidening * tile.flush;
   for (size_t done = 0; done < tile.steps; done += most) {
-    Tile4Of(w + 8 * done, x + 4 * done, std::min(most, tile.steps - done), tile.flush,
-            done == 0 ? tile.bias : nullptr, tile.sums);
+    (tile.pixels == 1 ? &PixelOf : &Tile4Of)(w + 8 * done, x + 4 * done, std::min(most, tile.steps - done),
+                                             tile.flush, done == 0 ? tile.bias : nullptr, tile.sums);
   }
 }
 

@@ -35,6 +35,49 @@ constexpr size_t kMaxFlush = 4096;
       "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27",   \
       "v28", "v29", "v30", "v31"
 
+// The first pixel of a tile: a block's last one may be alone, as in images of 7 x 7.
+template <size_t kChannels, bool kSingles>
+void Pixel(const GemmTile& t) {
+  constexpr int kVectors = kChannels / 4;
+  const auto *w = reinterpret_cast<const int8_t*>(t.w), *x = reinterpret_cast<const int8_t*>(t.x);
+  const int32_t* from = GemmBegin(t, kChannels).from;
+  int32x4_t sums[kVectors];
+  for (int v = 0; v < kVectors; ++v) sums[v] = vld1q_s32(from + 4 * v);
+  const size_t run = std::max(t.flush / 2, size_t{1});
+  for (size_t left = t.steps / 2; left > 0;) {
+    int16x8_t products[kVectors];
+    for (auto& product : products) product = vdupq_n_s16(0);
+    const auto multiply = [&](int8x16_t pair, const int8x16_t* weights) LOWBIT_ALWAYS_INLINE {
+      for (int v = 0; v < kVectors; v += 2) {
+        products[v] = vmlal_s8(products[v], vget_low_s8(weights[v / 2]), vget_low_s8(pair));
+        products[v + 1] = vmlal_high_s8(products[v + 1], weights[v / 2], pair);
+      }
+    };
+    const auto add = [&]() LOWBIT_ALWAYS_INLINE {
+      for (int v = 0; v < kVectors; ++v) sums[v] = vpadalq_s16(sums[v], products[v]);
+    };
+    const size_t quads = std::min(run, left);
+    left -= quads;
+    for (size_t i = 0; i < quads; ++i, w += 4 * kChannels, x += 4 * kPixels) {
+      // Two k of the pixel, in all lanes; the next two are behind those of the other pixels.
+      const auto pair = [&](size_t at) LOWBIT_ALWAYS_INLINE {
+        return vreinterpretq_s8_s16(vld1q_dup_s16(reinterpret_cast<const int16_t*>(x + at)));
+      };
+      const int8x16_t first = pair(0), second = pair(2 * kPixels);
+      int8x16_t weights[kVectors];
+      for (int v = 0; v < kVectors; ++v) weights[v] = vld1q_s8(w + 16 * v);
+      multiply(first, weights);
+      if constexpr (kSingles) {
+        add();
+        for (auto& product : products) product = vdupq_n_s16(0);
+      }
+      multiply(second, weights + kVectors / 2);
+    }
+    add();
+  }
+  for (int v = 0; v < kVectors; ++v) vst1q_s32(t.sums + 4 * v, sums[v]);
+}
+
 // 16 channels. Of four k, the first two have the pixels in v0..v3 and the weights in v8 and v9, the other two
 // v4..v7 and v10 and v11. 16-bit sums are v12..v15, 32-bit sums v16..v31, four a pixel. The operands of the
 // next four k are loaded as soon as the last pixel has used their registers. On in-order cores every load
@@ -172,42 +215,9 @@ void Multiply16(const GemmTile& t) {
 }
 // clang-format on
 
-// The first pixel of a tile.
-template <bool kSingles>
-void Pixel16(const GemmTile& t) {
-  const auto *w = reinterpret_cast<const int8_t*>(t.w), *x = reinterpret_cast<const int8_t*>(t.x);
-  const int32_t* from = GemmBegin(t, kChannels16).from;
-  int32x4_t sums[4];
-  for (int v = 0; v < 4; ++v) sums[v] = vld1q_s32(from + 4 * v);
-  const auto add = [&](const int16x8_t(&products)[4]) LOWBIT_ALWAYS_INLINE {
-    for (int v = 0; v < 4; ++v) sums[v] = vpadalq_s16(sums[v], products[v]);
-  };
-  for (size_t quads = t.steps / 2; quads > 0; --quads, w += 4 * kChannels16, x += 4 * kPixels) {
-    // Two k of the pixel in all lanes; the next two are behind those of the other pixels.
-    const auto pair = [&](size_t at) LOWBIT_ALWAYS_INLINE {
-      return vreinterpretq_s8_s16(vld1q_dup_s16(reinterpret_cast<const int16_t*>(x + at)));
-    };
-    const int8x16_t x0 = pair(0), x1 = pair(2 * kPixels), w0 = vld1q_s8(w), w1 = vld1q_s8(w + 16),
-                    w2 = vld1q_s8(w + 32), w3 = vld1q_s8(w + 48);
-    int16x8_t products[4] = {vmull_s8(vget_low_s8(w0), vget_low_s8(x0)), vmull_high_s8(w0, x0),
-                             vmull_s8(vget_low_s8(w1), vget_low_s8(x0)), vmull_high_s8(w1, x0)};
-    if constexpr (kSingles) {
-      add(products);
-      for (auto& product : products) product = vdupq_n_s16(0);
-    }
-    products[0] = vmlal_s8(products[0], vget_low_s8(w2), vget_low_s8(x1));
-    products[1] = vmlal_high_s8(products[1], w2, x1);
-    products[2] = vmlal_s8(products[2], vget_low_s8(w3), vget_low_s8(x1));
-    products[3] = vmlal_high_s8(products[3], w3, x1);
-    add(products);
-  }
-  for (int v = 0; v < 4; ++v) vst1q_s32(t.sums + 4 * v, sums[v]);
-}
-
 void Tiles16(const GemmTile& t) {
   const bool singles = t.flush == 1;
   const auto multiply = singles ? &Multiply16<true> : &Multiply16<false>;
-  // A last tile of one pixel: images of 7 x 7 have one.
   const size_t rest = t.pixels % kPixels == 1 ? 1 : 0;
   GemmTile tile = t;
   if (t.bias != nullptr) {
@@ -224,7 +234,7 @@ void Tiles16(const GemmTile& t) {
   if (rest == 0) return;
   tile.x = t.x + (t.count - 1) * kPixels * 2 * t.steps;
   tile.sums = t.sums + (t.count - 1) * kPixels * kChannels16;
-  (singles ? &Pixel16<true> : &Pixel16<false>)(tile);
+  (singles ? &Pixel<kChannels16, true> : &Pixel<kChannels16, false>)(tile);
 }
 
 // 8 channels. Step A has its weights in v0 and the pixels in v1..v4, step B in v5 and v6..v9; 16-bit sums are
@@ -326,8 +336,9 @@ void TileOfPairs(const GemmTile& t) {
 // clang-format on
 
 void Tile8(const GemmTile& t) {
-  if (t.flush == 1) return TileOfSingles(t);
-  TileOfPairs(t);
+  const bool one = t.pixels == 1;
+  if (t.flush == 1) return one ? Pixel<kChannels8, true>(t) : TileOfSingles(t);
+  return one ? Pixel<kChannels8, false>(t) : TileOfPairs(t);
 }
 
 size_t Flush(const GemmOperands& operands) {
