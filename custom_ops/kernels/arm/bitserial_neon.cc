@@ -26,6 +26,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/arm/bitserial_engines.h"
 #include "kernels/arm/gemm_finish.h"
@@ -38,8 +39,9 @@ namespace {
 constexpr int kVectors = 2, kLanes = 8;
 constexpr size_t kChannels = kVectors * kLanes, kUnitBytes = 2;
 template <BitOp kOp>
-constexpr size_t kUnitWeights = (kOp == BitOp::kMasked ? 2 : 1) * kChannels* kUnitBytes;
+constexpr size_t kUnitWeights = (kOp == BitOp::kMasked ? 2 : 1) * kChannels * kUnitBytes;
 constexpr int kTileRows = 8;
+constexpr int kFewCodesDigits = 2;  // at most, of pixels whose tiles end in few codes
 constexpr size_t kMaxUnits = 65535 / (8 * kUnitBytes);
 
 // clang-format off
@@ -170,7 +172,7 @@ constexpr size_t kMaxUnits = 65535 / (8 * kUnitBytes);
   "bsl v" XB2 ".16b, v3.16b, v1.16b\n"                    \
   "ldp x14, x17, [%[w], #16]\n"                           \
   "cnt v" XA ".16b, v" XA ".16b\n"                        \
-  "ldp x16, x19, [%[w], #32]\n"                           \
+  "ldp x16, x22, [%[w], #32]\n"                           \
   "cnt v" XB ".16b, v" XB ".16b\n"                        \
   "ldp x20, x21, [%[w], #48]\n"                           \
   "fmov d0, x12\n"                                        \
@@ -185,7 +187,7 @@ constexpr size_t kMaxUnits = 65535 / (8 * kUnitBytes);
   "dup v" NEXT_B2 ".8h, w11\n"                            \
   "ins v0.d[1], x13\n"                                    \
   "ins v1.d[1], x17\n"                                    \
-  "ins v2.d[1], x19\n"                                    \
+  "ins v2.d[1], x22\n"                                    \
   "ins v3.d[1], x21\n"                                    \
   "uadalp " A0 ".8h, v" XA ".16b\n"                       \
   "uadalp " B0 ".8h, v" XB ".16b\n"                       \
@@ -277,7 +279,7 @@ constexpr size_t kMaxUnits = 65535 / (8 * kUnitBytes);
   "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14", "x15", "x17",       \
       "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "cc", "memory"
 #define LOWBIT_SELECT_CLOBBERED                                                                          \
-  "x16", "x19", "x20", "x21", "v8", "v9", "v10", "v11", LOWBIT_LOGIC_CLOBBERED
+  "x16", "x22", "x20", "x21", "v8", "v9", "v10", "v11", LOWBIT_LOGIC_CLOBBERED
 #define LOWBIT_COUNT(KIND, OP)                                                            \
   if constexpr (kRows == 8 && kDigits == 1) LOWBIT_COUNT_8(KIND, OP, LOWBIT_8_ROWS_1);    \
   if constexpr (kRows == 8 && kDigits == 2) LOWBIT_COUNT_8(KIND, OP, LOWBIT_8_ROWS_2);    \
@@ -337,7 +339,6 @@ struct Passes {
 // pixels from `pixel` on, of which `left` exist, or more than all
 
 // Few codes. The limits of the first comparison and what follows from the counts stay in registers.
-template <bool kOwnLimits>
 class FewCodesEnd {
  public:
   FewCodesEnd(const BitserialBlock& b, const BitserialPanel& panel, const Passes&)
@@ -357,7 +358,11 @@ class FewCodesEnd {
   template <int kPixels>
   LOWBIT_ALWAYS_INLINE void Finish(const int16x8_t (*sums)[kVectors], size_t pixel, size_t left) const {
     int16x8_t exceeded[kPixels][kVectors];
-    CountExceeded<kPixels>(sums, pixel, exceeded);
+    if (limit_rows_ == nullptr) {
+      CountExceeded<false, kPixels>(sums, pixel, exceeded);
+    } else {
+      CountExceeded<true, kPixels>(sums, pixel, exceeded);
+    }
     uint8x16_t codes[kPixels];
 #pragma GCC unroll 4
     for (int p = 0; p < kPixels; ++p)
@@ -386,7 +391,7 @@ class FewCodesEnd {
   }
 
   // Minus the number of limits that are.
-  template <int kPixels>
+  template <bool kOwnLimits, int kPixels>
   LOWBIT_ALWAYS_INLINE void CountExceeded(const int16x8_t (*sums)[kVectors], size_t pixel,
                                           int16x8_t (&exceeded)[kPixels][kVectors]) const {
 #pragma GCC unroll 4
@@ -534,68 +539,66 @@ void RunWords(const BitserialBlock& b, const BitserialPanel& panel, const Passes
 
 // ---- any sums and any epilogue
 
-template <BitOp kOp, int kDigits, int kRows>
-void AnyTile(const BitserialBlock& b, const BitserialPanel& panel, const Passes& passes, size_t pixel) {
-  constexpr size_t kPixels = kRows / kDigits;
-  const Rows rows{b.pixels + pixel, panel.x_offset, passes.digit1, passes.digit3};
-  alignas(64) int32_t sums[kPixels][kChannels];
-  for (size_t p = 0; p < kPixels; ++p) {
-    for (size_t c = 0; c < kChannels; c += 4)
-      vst1q_s32(&sums[p][c], LoadBias(b, pixel + p, panel.channel + c));
-  }
-  const uint8_t* w = panel.weights;
-  for (int plane = 0; plane < passes.planes; ++plane) {
-    for (size_t unit = 0; unit < b.units; unit += kMaxUnits) {
-      const size_t units = std::min(kMaxUnits, b.units - unit);
-      uint16x8_t counts[kRows][kVectors];
-      Count<kOp, kDigits, kRows>(rows, b.offsets + unit, w, units, counts);
-      w += units * kUnitWeights<kOp>;
-      alignas(16) uint16_t stored[kRows][kChannels];
+// One digit after the other.
+template <BitOp kOp>
+void RunAny(const BitserialBlock& b, const BitserialPanel& panel, const Passes& passes) {
+  constexpr size_t kPixels = kTileRows;
+  for (size_t pixel = 0; pixel < b.pixel_count; pixel += kPixels) {
+    alignas(64) int32_t sums[kPixels][kChannels];
+    for (size_t p = 0; p < kPixels; ++p) {
+      for (size_t c = 0; c < kChannels; c += 4)
+        vst1q_s32(&sums[p][c], LoadBias(b, pixel + p, panel.channel + c));
+    }
+    const uint8_t* w = panel.weights;
+    for (int plane = 0; plane < passes.planes; ++plane) {
+      for (size_t unit = 0; unit < b.units; unit += kMaxUnits) {
+        const size_t units = std::min(kMaxUnits, b.units - unit);
+        for (int digit = 0; digit < passes.digits; ++digit) {
+          uint16x8_t counts[kTileRows][kVectors];
+          Count<kOp, 1, kTileRows>(
+              {b.pixels + pixel, panel.x_offset + static_cast<size_t>(digit) * passes.digit1, 0, 0},
+              b.offsets + unit, w, units, counts);
+          alignas(16) uint16_t stored[kPixels][kChannels];
 #pragma GCC unroll 8
-      for (int row = 0; row < kRows; ++row) {
-        for (int v = 0; v < kVectors; ++v) vst1q_u16(&stored[row][v * kLanes], counts[row][v]);
-      }
-      for (size_t row = 0; row < kRows; ++row) {
-        const int32_t factor = passes.unit * passes.factors[plane][row % kDigits];
-        int32_t* to = sums[row / kDigits];
-        for (size_t c = 0; c < kChannels; c += 4) {
-          const int32x4_t count = vreinterpretq_s32_u32(vmovl_u16(vld1_u16(&stored[row][c])));
-          vst1q_s32(to + c, vmlaq_n_s32(vld1q_s32(to + c), count, factor));
+          for (int p = 0; p < kTileRows; ++p) {
+            for (int v = 0; v < kVectors; ++v) vst1q_u16(&stored[p][v * kLanes], counts[p][v]);
+          }
+          const int32_t factor = passes.unit * passes.factors[plane][digit];
+          for (size_t p = 0; p < kPixels; ++p) {
+            for (size_t c = 0; c < kChannels; c += 4) {
+              const int32x4_t count = vreinterpretq_s32_u32(vmovl_u16(vld1_u16(&stored[p][c])));
+              vst1q_s32(&sums[p][c], vmlaq_n_s32(vld1q_s32(&sums[p][c]), count, factor));
+            }
+          }
         }
+        w += units * kUnitWeights<kOp>;
       }
     }
+    FinishSums(b.output, {&sums[0][0], kChannels, pixel, std::min(kPixels, b.pixel_count - pixel),
+                          panel.channel, panel.count});
   }
-  FinishSums(b.output, {&sums[0][0], kChannels, pixel, std::min(kPixels, b.pixel_count - pixel),
-                        panel.channel, panel.count});
-}
-
-template <BitOp kOp, int kDigits>
-void RunAny(const BitserialBlock& b, const BitserialPanel& panel, const Passes& passes) {
-  constexpr size_t kPixels = kTileRows / kDigits;
-  for (size_t pixel = 0; pixel < b.pixel_count; pixel += kPixels)
-    AnyTile<kOp, kDigits, kTileRows>(b, panel, passes, pixel);
 }
 
 // ---- blocks
 
-template <BitOp kOp, int kDigits>
-void RunPanel(const BitserialBlock& b, const BitserialPanel& panel, const Passes& passes) {
-  if (!b.terms_fit_words) return RunAny<kOp, kDigits>(b, panel, passes);
-  if (b.few_codes == nullptr) return RunWords<WordsEnd, kOp, kDigits>(b, panel, passes);
-  if (b.limit_rows == nullptr) return RunWords<FewCodesEnd<false>, kOp, kDigits>(b, panel, passes);
-  RunWords<FewCodesEnd<true>, kOp, kDigits>(b, panel, passes);
+template <class End, BitOp kOp>
+void RunWordsPanel(const BitserialBlock& b, const BitserialPanel& panel, const Passes& passes) {
+  if (passes.digits == 1) return RunWords<End, kOp, 1>(b, panel, passes);
+  if (passes.digits == 2) return RunWords<End, kOp, 2>(b, panel, passes);
+  if constexpr (!std::is_same_v<End, FewCodesEnd>) RunWords<End, kOp, 4>(b, panel, passes);
 }
 
 template <BitOp kOp>
 void RunPanels(const BitserialBlock& b) {
   const Passes passes(b);
   for (size_t p = 0; p < b.panel_count; ++p) {
-    if (passes.digits == 1) {
-      RunPanel<kOp, 1>(b, b.panels[p], passes);
-    } else if (passes.digits == 2) {
-      RunPanel<kOp, 2>(b, b.panels[p], passes);
+    const BitserialPanel& panel = b.panels[p];
+    if (b.few_codes != nullptr) {
+      RunWordsPanel<FewCodesEnd, kOp>(b, panel, passes);
+    } else if (b.terms_fit_words) {
+      RunWordsPanel<WordsEnd, kOp>(b, panel, passes);
     } else {
-      RunPanel<kOp, 4>(b, b.panels[p], passes);
+      RunAny<kOp>(b, panel, passes);
     }
   }
 }
@@ -667,8 +670,8 @@ class RunCursor {
       : x(p.x),
         digits(p.digits),
         runs_(runs),
-        x_wrap_(p.x_pitch - (runs - 1) * kRun),
-        digits_wrap_(p.pitch - (runs - 1) * kRunBytes) {}
+        x_wrap_(p.rows > 1 ? p.x_pitch - (runs - 1) * kRun : kRun),
+        digits_wrap_(p.rows > 1 ? p.pitch - (runs - 1) * kRunBytes : kRunBytes) {}
 
   LOWBIT_ALWAYS_INLINE void Advance() {
     const bool wraps = ++run_ == runs_;
@@ -790,7 +793,7 @@ constexpr BitserialEngine kEngine = {.lanes = kChannels,
                                      .has_masked = true,
                                      .masks_by_selection = true,
                                      .masked_operations = 60.0 / 54.0,
-                                     .has_few_codes = true,
+                                     .few_codes_bits = kFewCodesDigits,
                                      .transposed_codes = kRun,
                                      .block_bytes = 16 * 1024,  // half of the L1 of a Cortex-A53
                                                                 // Modelled Cortex-A53.

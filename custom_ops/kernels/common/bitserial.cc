@@ -162,7 +162,7 @@ bool TermsFitWords(const std::vector<BitserialPass>& passes, int64_t k) {
 // Whether sums in 16 bits meet an epilogue there.
 bool HasFewCodes(const ConvSpec& spec, const BitserialEngine& engine,
                  const std::vector<BitserialPass>& passes) {
-  return engine.has_few_codes && FewCodes::Represents(spec.epilogue) &&
+  return spec.x.bits <= engine.few_codes_bits && FewCodes::Represents(spec.epilogue) &&
          TermsFitWords(passes, spec.geometry.K());
 }
 

@@ -40,7 +40,7 @@ const BitserialEngine kBitserialAvx512Vnni = {.lanes = Nibbles<Nibbles512>::kVec
                                               .has_masked = false,
                                               .masks_by_selection = false,
                                               .masked_operations = 0.0,
-                                              .has_few_codes = false,
+                                              .few_codes_bits = 0,
                                               .transposed_codes = 0,
                                               .block_bytes = kBitserialBlockBytes,
                                               .products_per_cycle = 426.0,

@@ -32,7 +32,7 @@ const BitserialEngine kBitserialSse41 = {.lanes = Nibbles<Nibbles128>::kVectorBy
                                          .has_masked = false,
                                          .masks_by_selection = false,
                                          .masked_operations = 0.0,
-                                         .has_few_codes = false,
+                                         .few_codes_bits = 0,
                                          .transposed_codes = 0,
                                          .block_bytes = kBitserialBlockBytes,
                                          .products_per_cycle = 75.0,
