@@ -41,7 +41,7 @@ namespace {
 
 // Of a thread's scratch memory: the packed windows of a block, and the sums of the panels that multiply one
 // chunk of them. Together with the gathered rows and a chunk's weights, half of L1, below 256 KiB.
-constexpr size_t kPackedBytes = 128 * 1024, kSumBytes = 48 * 1024, kChunkBytes = 16 * 1024;
+constexpr size_t kPackedBytes = 176 * 1024, kSumBytes = 48 * 1024, kChunkBytes = 16 * 1024;
 constexpr size_t kMaxBlockPixels = 240;
 // What is called and finished at once, where K is in one chunk: a multiple of every tile.
 constexpr size_t kGroupPixels = 48;
