@@ -444,10 +444,17 @@ uint8_t* GemmKernel::PackDirect(const Task& task, const Window* windows, int row
   const size_t code_bytes = static_cast<size_t>(rows) * CodeBytes(scheme_.form);
   const GemmPackFunction pack = rows == 8 ? packer_.rows8 : packer_.rows4;
   std::array<const uint8_t*, 8> from;
-  for (size_t at = begin; at < std::min(end, k);) {
-    const size_t tap = at / channels, first = at % channels;
+  // Not divided for every tap: of a 1x1 convolution of few channels that would be a part of the packing.
+  int64_t ky = 0, kx = 0;
+  size_t first = 0;
+  if (begin > 0) {
+    const auto tap = static_cast<int64_t>(begin / channels);
+    ky = tap / g.kernel_w;
+    kx = tap % g.kernel_w;
+    first = begin % channels;
+  }
+  for (size_t at = begin; at < std::min(end, k); first = 0) {
     const size_t bytes = std::min(channels - first, std::min(end, k) - at);
-    const int64_t ky = static_cast<int64_t>(tap) / g.kernel_w, kx = static_cast<int64_t>(tap) % g.kernel_w;
     for (int r = 0; r < rows; ++r) {
       const int64_t iy = windows[r].y + ky * g.dilation_h, ix = windows[r].x + kx * g.dilation_w;
       const bool inside = iy >= 0 && iy < s.in_h && ix >= 0 && ix < s.in_w;
@@ -458,6 +465,10 @@ uint8_t* GemmKernel::PackDirect(const Task& task, const Window* windows, int row
     pack(from.data(), bytes, x_map_, to);
     to += bytes * code_bytes;
     at += bytes;
+    if (++kx == g.kernel_w) {
+      kx = 0;
+      ++ky;
+    }
   }
   if (end > k) {
     std::memset(to, 0, (end - k) * code_bytes);
