@@ -43,7 +43,8 @@ void Pixel(const GemmTile& t) {
   const int32_t* from = GemmBegin(t, kChannels).from;
   int32x4_t sums[kVectors];
   for (int v = 0; v < kVectors; ++v) sums[v] = vld1q_s32(from + 4 * v);
-  const size_t run = std::max(t.flush / 2, size_t{1});
+  // Long runs come to the narrow tile.
+  const size_t run = kChannels == kChannels16 ? 1 : std::max(t.flush / 2, size_t{1});
   for (size_t left = t.steps / 2; left > 0;) {
     int16x8_t products[kVectors];
     for (auto& product : products) product = vdupq_n_s16(0);
