@@ -36,9 +36,6 @@ __device__ __forceinline__ void SendBox(uint32_t remote, uint32_t shared, uint32
       "r"(shared), "n"(kChainBoxBytes), "r"(remote_barrier)
       : "memory");
 }
-__device__ __forceinline__ void ArriveRemotely(uint32_t remote_barrier) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
-}
 
 // Adds the products of all boxes with 64 channels of `weights`, whose next 128 bytes of k lie tile_bytes
 // further.

@@ -32,9 +32,11 @@ inline FastDivisor MakeDivisor(int64_t divisor) {
 // where it does so once the zero point is added; any others.
 enum class Rounding : int { kAny, kFromZero, kUnsignedBytes, kSignedBytes, kAllBytes };
 
-// How residuals are added: where two multiplications and one rounding give the same (FitSum); by a division,
-// the zero point being the lowest of 256 codes, which the conversion to bytes clips by itself; any others.
-enum class Addition : int { kAny, kFromLowest, kOnLine };
+// How residuals are added: where two multiplications and one rounding give the same (FitSum); where a
+// multiplication by 1 / y_scale in two parts does (InvertScale), the zero point being the lowest of 256
+// codes, which the conversion to bytes clips by itself, the residuals' zero point their lowest code or not;
+// any others, by a division.
+enum class Addition : int { kAny, kFromLowest, kBothFromLowest, kOnLine };
 
 struct EpilogueParams {
   int kind = 0;  // EpilogueKind
@@ -57,6 +59,8 @@ struct EpilogueParams {
   // For residuals added four at a time: 1 / y_scale; 2^23 and the zero point of the codes as they lie in the
   // low bits of a float.
   float y_inverse = 1, residual_offset = 0;
+  // Addition::kFromLowest, kBothFromLowest: what y_inverse lacks; 2^23 times residual_scale, negative.
+  float y_inverse_rest = 0, residual_start = 0;
   // Inner codes as RoundedUnit has them: what takes rounded sums and codes there, the unit of lo, the code
   // less the zero point that a unit of 0 is.
   float unit_offset = 0, code_unit_offset = 0, unit_lo = 0, unit_zero = 0;

@@ -60,10 +60,16 @@ __device__ __forceinline__ int AddResidual(const EpilogueParams& e, int inner, i
 // What makes unsigned codes, 128 more, of four signed ones and the reverse.
 __device__ __forceinline__ unsigned SignFlip(bool is_signed) { return is_signed ? 0x80808080u : 0u; }
 
-// Byte i of `codes` as float, less `offset`: 2^23 + code has the code in its low bits. Exact.
+// 2^23 and byte i of `codes`, which is the low bits.
+template <int kByte>
+__device__ __forceinline__ float CodeFrom23(unsigned codes) {
+  return __uint_as_float(__byte_perm(codes, 0x4B000000u, 0x7540 + kByte));
+}
+
+// Byte i of `codes` as float, less `offset`, 2^23 included. Exact.
 template <int kByte>
 __device__ __forceinline__ float CodeToFloat(unsigned codes, float offset) {
-  return __fsub_rn(__uint_as_float(__byte_perm(codes, 0x4B000000u, 0x7540 + kByte)), offset);
+  return __fsub_rn(CodeFrom23<kByte>(codes), offset);
 }
 
 // clip(rint(v), 0, 255) of four values, one to a byte; of NaN 0. From sm_90 on one instruction converts,
@@ -114,14 +120,21 @@ __device__ __forceinline__ float CodeToUnit(const EpilogueParams& e, unsigned co
   return __fsub_rn(__uint_as_float(__byte_perm(codes, 0x47000000u, 0x7540 + kByte)), e.code_unit_offset);
 }
 
-// (a * inner_scale + r * residual_scale) / y_scale: a the inner code less its zero point, r from byte kByte
-// of `residual`, whose signed codes have become unsigned ones. The division is Markstein's sequence, the
-// correctly rounded quotient where the host found fast_division (no overflow, no subnormal number).
-template <int kByte>
+// (a * inner_scale + r * residual_scale) / y_scale, or what rounds to the same code: a the inner code less
+// its zero point, r from byte kByte of `residual`, whose signed codes have become unsigned ones. The division
+// of kAny is Markstein's sequence, the correctly rounded quotient where the host found that nothing overflows
+// or is subnormal.
+template <Addition kAddition, int kByte>
 __device__ __forceinline__ float Sum(const EpilogueParams& e, float unit, unsigned residual) {
   const float a = __fmaf_rn(unit, 256.0f, e.unit_zero);  // exact
-  const float r = CodeToFloat<kByte>(residual, e.residual_offset);
-  const float v = __fadd_rn(__fmul_rn(a, e.inner_scale), __fmul_rn(r, e.residual_scale));
+  float r;
+  if constexpr (kAddition == Addition::kBothFromLowest) {  // of an exact product and a power of two times it
+    r = __fmaf_rn(CodeFrom23<kByte>(residual), e.residual_scale, e.residual_start);
+  } else {
+    r = __fmul_rn(CodeToFloat<kByte>(residual, e.residual_offset), e.residual_scale);
+  }
+  const float v = __fadd_rn(__fmul_rn(a, e.inner_scale), r);
+  if constexpr (kAddition != Addition::kAny) return __fmaf_rn(v, e.y_inverse, __fmul_rn(v, e.y_inverse_rest));
   const float near = __fmul_rn(v, e.y_inverse);
   return __fmaf_rn(__fmaf_rn(-near, e.y_scale, v), e.y_inverse, near);
 }
@@ -145,17 +158,16 @@ __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float
     return UnsignedBytes(SumOnLine<0>(e, inner.x, residual), SumOnLine<1>(e, inner.y, residual),
                          SumOnLine<2>(e, inner.z, residual), SumOnLine<3>(e, inner.w, residual)) ^
            SignFlip(e.y_lo < 0);
-  } else if constexpr (kAddition == Addition::kFromLowest) {
-    return UnsignedBytes(Sum<0>(e, inner.x, residual), Sum<1>(e, inner.y, residual),
-                         Sum<2>(e, inner.z, residual), Sum<3>(e, inner.w, residual)) ^
-           SignFlip(e.y_lo < 0);
   } else {
+    const float4 sum =
+        make_float4(Sum<kAddition, 0>(e, inner.x, residual), Sum<kAddition, 1>(e, inner.y, residual),
+                    Sum<kAddition, 2>(e, inner.z, residual), Sum<kAddition, 3>(e, inner.w, residual));
+    if constexpr (kAddition != Addition::kAny)
+      return UnsignedBytes(sum.x, sum.y, sum.z, sum.w) ^ SignFlip(e.y_lo < 0);
     const float lo = static_cast<float>(e.y_lo - e.y_zero_point),
                 hi = static_cast<float>(e.y_hi - e.y_zero_point);
-    return AddZeroPoint(JoinBytes(RoundedByte(Sum<0>(e, inner.x, residual), lo, hi),
-                                  RoundedByte(Sum<1>(e, inner.y, residual), lo, hi),
-                                  RoundedByte(Sum<2>(e, inner.z, residual), lo, hi),
-                                  RoundedByte(Sum<3>(e, inner.w, residual), lo, hi)),
+    return AddZeroPoint(JoinBytes(RoundedByte(sum.x, lo, hi), RoundedByte(sum.y, lo, hi),
+                                  RoundedByte(sum.z, lo, hi), RoundedByte(sum.w, lo, hi)),
                         e.y_zero_point);
   }
 }
@@ -171,6 +183,8 @@ __device__ __forceinline__ unsigned AddResiduals(const EpilogueParams& e, unsign
       return AddFour<Addition::kOnLine>(e, units, residual);
     case Addition::kFromLowest:
       return AddFour<Addition::kFromLowest>(e, units, residual);
+    case Addition::kBothFromLowest:
+      return AddFour<Addition::kBothFromLowest>(e, units, residual);
     default:
       return AddFour<Addition::kAny>(e, units, residual);
   }
@@ -249,6 +263,10 @@ __device__ __forceinline__ void WithAddition(const EpilogueParams& e, const F& f
     case Addition::kFromLowest:
       return f([&](const int4& v, const float4& scale, unsigned residual) {
         return RequantizeAndAdd<Addition::kFromLowest>(e, v, scale, residual);
+      });
+    case Addition::kBothFromLowest:
+      return f([&](const int4& v, const float4& scale, unsigned residual) {
+        return RequantizeAndAdd<Addition::kBothFromLowest>(e, v, scale, residual);
       });
     case Addition::kOnLine:
       return f([&](const int4& v, const float4& scale, unsigned residual) {

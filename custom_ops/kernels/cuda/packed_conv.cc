@@ -551,7 +551,11 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   if (e.kind == EpilogueKind::kRequantize) p.rounding = RoundingOf(e);
   p.byte_offset = static_cast<float>(e.zero_point - e.lo) - 12582912.0f;
   if (e.has_residual && divides_fast_) {
-    if (e.y_zero_point == e.y_lo && e.y_hi - e.y_lo == 255) p.addition = Addition::kFromLowest;
+    p.residual_start = -0x1p23f * e.residual_scale;
+    if (const auto inverse = InvertScale(e)) {
+      p.addition = p.residual_offset == 0x1p23f ? Addition::kBothFromLowest : Addition::kFromLowest;
+      p.y_inverse_rest = inverse->rest;
+    }
     if (const auto line = FitSum(e)) {
       p.addition = Addition::kOnLine;
       p.unit_gain = 256 * line->inner_gain;

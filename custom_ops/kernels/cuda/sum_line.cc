@@ -49,6 +49,11 @@ bool Holds(const SumLine& line, const std::vector<Pair>& pairs) {
   });
 }
 
+// The largest size of a sum on its way, in codes.
+double LargestSum(const Epilogue& e) {
+  return 256.0 * (e.inner_scale / e.y_scale) + 256.0 * (e.residual_scale / e.y_scale) + 256.0;
+}
+
 float Moved(float v, int steps) {
   for (; steps > 0; --steps) v = std::nextafter(v, HUGE_VALF);
   for (; steps < 0; ++steps) v = std::nextafter(v, 0.0f);
@@ -60,9 +65,9 @@ float Moved(float v, int steps) {
 std::optional<SumLine> FitSum(const Epilogue& e) {
   if (e.y_hi - e.y_lo != 255 || e.hi - e.lo > 255) return std::nullopt;
   const float inner_gain = e.inner_scale / e.y_scale, residual_gain = e.residual_scale / e.y_scale;
-  // The largest size of a sum on its way. Both ways of adding stay within 2^-20 of it from the exact sum:
-  // each rounding adds 2^-24 at most, a gain that moves (kMostSteps + 1) * 2^-23.
-  const double size = 256.0 * inner_gain + 256.0 * residual_gain + 256.0;
+  // Both ways of adding stay within 2^-20 of the largest sum from the exact one: each rounding adds 2^-24 at
+  // most, a gain that moves (kMostSteps + 1) * 2^-23.
+  const double size = LargestSum(e);
   if (!(size < 0x1p14)) return std::nullopt;
   const std::vector<Pair> pairs = PairsNearTies(e, size * 0x1p-19);
   // The smallest moves first.
@@ -79,6 +84,23 @@ std::optional<SumLine> FitSum(const Epilogue& e) {
     }
   }
   return std::nullopt;
+}
+
+std::optional<Inverse> InvertScale(const Epilogue& e) {
+  if (e.y_zero_point != e.y_lo || e.y_hi - e.y_lo != 255 || e.hi - e.lo > 255) return std::nullopt;
+  const double size = LargestSum(e);
+  if (!(size < 0x1p14)) return std::nullopt;
+  Inverse inverse{1.0f / e.y_scale, 0};
+  inverse.rest = static_cast<float>(1.0 / static_cast<double>(e.y_scale) - static_cast<double>(inverse.near));
+  // Both ways round four times at most.
+  const std::vector<Pair> pairs = PairsNearTies(e, size * 0x1p-21);
+  const bool holds = std::all_of(pairs.begin(), pairs.end(), [&](const Pair& pair) {
+    const float a = pair.inner + static_cast<float>(e.hi - 256 - e.zero_point),
+                sum = a * e.inner_scale + pair.residual * e.residual_scale,
+                code = std::fma(sum, inverse.near, sum * inverse.rest);
+    return static_cast<int32_t>(std::clamp(std::rint(code), 0.0f, 255.0f)) == pair.code;
+  });
+  return holds ? std::optional(inverse) : std::nullopt;
 }
 
 }  // namespace lowbit::cuda

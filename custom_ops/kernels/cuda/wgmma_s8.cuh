@@ -1,7 +1,7 @@
 // wgmma on int8 for the tile widths in use: d[64 x kN] += a[64 x 32] * b[kN x 32]^T by a warpgroup, both
 // operands in shared memory in 128-byte swizzled rows of k. Thread t holds d[4 j + {0, 1}] = row
 // t / 32 * 16 + t % 32 / 4, columns 8 j + t % 4 * 2 + {0, 1}, and d[4 j + {2, 3}] eight rows below: the
-// fragment of mma.sync. Only for sm_90a. Besides, the bulk copy that fetches packed weights.
+// fragment of mma.sync. Only for sm_90a. Besides, the bulk copies that fetch packed weights.
 #pragma once
 
 #include <cstdint>
@@ -46,6 +46,21 @@ __device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, in
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
       "l"(global), "r"(bytes), "r"(barrier)
       : "memory");
+}
+// To the same address in the blocks of the cluster whose ranks are bits of `blocks`, each counts the bytes at
+// its own barrier.
+__device__ __forceinline__ void BulkCopyToBlocks(uint32_t shared, const void* global, int bytes,
+                                                 uint32_t barrier, uint32_t blocks) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
+      "[%3], "
+      "%4;" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(blocks))
+      : "memory");
+}
+// At a barrier of another block of the cluster.
+__device__ __forceinline__ void ArriveRemotely(uint32_t remote_barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
 }
 #define LOWBIT_SUMS_4(i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
 #define LOWBIT_SUMS_16(i) LOWBIT_SUMS_4(i), LOWBIT_SUMS_4(i + 4), LOWBIT_SUMS_4(i + 8), LOWBIT_SUMS_4(i + 12)

@@ -575,6 +575,44 @@ void TestSums() {
   Expect(!FitSum(narrow).has_value(), "fewer than 256 codes are clipped elsewhere");
 }
 
+// Scales in proportion, as those of networks that were made with few digits: many sums tie.
+void TestInverses() {
+  std::mt19937 random(4);
+  const auto scale = [&](int least) { return static_cast<float>(least + random() % 99) / 5100.0f; };
+  constexpr int kNodes = 60;
+  int found = 0, no_line = 0;
+  for (int node = 0; node < kNodes; ++node) {
+    Epilogue e = AddingEpilogue(random);
+    e.y_zero_point = e.y_lo;
+    e.inner_scale = scale(100);
+    e.residual_scale = scale(100);
+    e.y_scale = scale(120);
+    no_line += FitSum(e).has_value() ? 0 : 1;
+    const auto inverse = InvertScale(e);
+    if (!inverse.has_value()) continue;
+    ++found;
+    int wrong = 0;
+    const int32_t first = e.residual_signed ? -128 : 0;
+    for (int32_t q = e.lo; q <= e.hi; ++q) {
+      for (int32_t r = first; r < first + 256; ++r) {
+        const float sum = static_cast<float>(q - e.zero_point) * e.inner_scale +
+                          static_cast<float>(r - e.residual_zero_point) * e.residual_scale;
+        const float code = std::rint(std::fma(sum, inverse->near, sum * inverse->rest));
+        wrong += e.y_lo + static_cast<int32_t>(std::clamp(code, 0.0f, 255.0f)) ==
+                         EpilogueCode(e, q - e.zero_point, 0, r)
+                     ? 0
+                     : 1;
+      }
+    }
+    Expect(wrong == 0, std::to_string(wrong) + " pairs of codes have other sums by the inverse");
+  }
+  Expect(found > kNodes * 3 / 4, "most sums have an inverse: " + std::to_string(found));
+  Expect(no_line > kNodes / 4, "some of them no line: " + std::to_string(no_line));
+  Epilogue other = AddingEpilogue(random);
+  other.y_zero_point = other.y_lo + 1;
+  Expect(!InvertScale(other).has_value(), "a zero point that is not the lowest code");
+}
+
 void TestArchitectures() {
   const char* const wheel = "75-real,80-real,86-real,89-real,90a-real,100-real,120";
   struct {
@@ -612,6 +650,7 @@ int main() {
   lowbit::cuda::TestChainedPairs();
   lowbit::cuda::TestDivisions();
   lowbit::cuda::TestSums();
+  lowbit::cuda::TestInverses();
   for (const lowbit::cuda::Case& c : lowbit::cuda::Cases()) lowbit::cuda::CheckCase(c);
   return lowbit::ReportFailures();
 }
