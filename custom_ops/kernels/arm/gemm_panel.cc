@@ -62,8 +62,7 @@ void Unpack(const uint8_t* panel, size_t codes, int32_t least, uint8_t* to) {
     for (int i = 0; i < kVectors; ++i, to += kCodes * CodeBytes(kForm)) {
       [&]<int... kPart>(std::integer_sequence<int, kPart...>) LOWBIT_ALWAYS_INLINE {
         (Store<kForm, kBits>(Part<kBits, kPart>(v[i]), offset, to + kPart * kVector * CodeBytes(kForm)), ...);
-      }
-      (std::make_integer_sequence<int, 8 / kBits>());
+      }(std::make_integer_sequence<int, 8 / kBits>());
     }
   }
 }

@@ -37,16 +37,16 @@ void Tile(const GemmTile& t) {
   }
   // Pixels p .. p + 3, those of one vector.
   const auto dot = [&](int32x4_t(*to)[2], int8x16_t w0, int8x16_t w1, int8x16_t x)
-      __attribute__((always_inline)) {
-    to[0][0] = vdotq_laneq_s32(to[0][0], w0, x, 0);
-    to[0][1] = vdotq_laneq_s32(to[0][1], w1, x, 0);
-    to[1][0] = vdotq_laneq_s32(to[1][0], w0, x, 1);
-    to[1][1] = vdotq_laneq_s32(to[1][1], w1, x, 1);
-    to[2][0] = vdotq_laneq_s32(to[2][0], w0, x, 2);
-    to[2][1] = vdotq_laneq_s32(to[2][1], w1, x, 2);
-    to[3][0] = vdotq_laneq_s32(to[3][0], w0, x, 3);
-    to[3][1] = vdotq_laneq_s32(to[3][1], w1, x, 3);
-  };
+                       __attribute__((always_inline)) {
+                         to[0][0] = vdotq_laneq_s32(to[0][0], w0, x, 0);
+                         to[0][1] = vdotq_laneq_s32(to[0][1], w1, x, 0);
+                         to[1][0] = vdotq_laneq_s32(to[1][0], w0, x, 1);
+                         to[1][1] = vdotq_laneq_s32(to[1][1], w1, x, 1);
+                         to[2][0] = vdotq_laneq_s32(to[2][0], w0, x, 2);
+                         to[2][1] = vdotq_laneq_s32(to[2][1], w1, x, 2);
+                         to[3][0] = vdotq_laneq_s32(to[3][0], w0, x, 3);
+                         to[3][1] = vdotq_laneq_s32(to[3][1], w1, x, 3);
+                       };
   for (size_t s = 0; s < t.steps; ++s) {
     const int8x16_t w0 = vld1q_s8(w), w1 = vld1q_s8(w + 16);
     w += 32;
