@@ -67,5 +67,5 @@ def shared_models() -> Path:
 
 @pytest.fixture(scope="session")
 def seeds():
-    """`seeds(n)` -> range of n seeds, four times as many in the full run."""
-    return lambda count: range(count * 4 if FULL else count)
+    """`seeds(n)` -> range of n seeds, twice as many in the full run."""
+    return lambda count: range(count * 2 if FULL else count)
