@@ -20,6 +20,7 @@ namespace lowbit::cuda {
 namespace {
 
 constexpr int kGroup = 128, kTileM = 64;
+constexpr int kConstantsBarrier = 15;  // behind those of the warpgroups
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap& map) {
@@ -69,14 +70,29 @@ __global__ void __launch_bounds__(MaxTeamGroups(kTileN) * kGroup + 64, 1)
 
   const bool fetches_pixels = warp == groups * 4 && lane == 0,
              fetches_residuals = warp == groups * 4 + 1 && lane == 0;
-  if (fetches_pixels) {
-    PrefetchMap(x_map);
-    for (int slot = 0; slot < slots; ++slot) {
+  if (lane == 0) {  // every warp makes a few barriers: each takes a while
+    const int warps = groups * 4 + 2;
+    for (int slot = warp; slot < slots; slot += warps) {
       InitBarrier(pixels_full(slot), 1);
       InitBarrier(pixels_free(slot), 4);  // every warp of a group
+      InitBarrier(residuals_full(slot), 1);
+      InitBarrier(codes_free(slot), 1);
     }
-    for (int column = 0; column < columns; ++column) InitBarrier(weights_full(column), 1);
+    if (warps - 1 - warp < columns) InitBarrier(weights_full(warps - 1 - warp), 1);
     FenceBarrierInit();
+  }
+  if (fetches_pixels) {
+    PrefetchMap(x_map);
+  } else if (fetches_residuals) {
+    PrefetchMap(residual_map);
+    PrefetchMap(y_map);
+  } else if (group < columns) {  // no fewer groups than columns
+    at.n0 = (column0 + group) * kTileN;
+    states[group].template FetchConstants<kGroup>(p, at, thread);
+    CommitCopies();
+  }
+  __syncthreads();  // all barriers are there
+  if (fetches_residuals) {
     // The weights are this kernel's own: they may be fetched before the predecessor is done.
     for (int column = 0; column < columns; ++column) {
       at.n0 = (column0 + column) * kTileN;
@@ -86,21 +102,7 @@ __global__ void __launch_bounds__(MaxTeamGroups(kTileN) * kGroup + 64, 1)
                  weights_full(column));
       }
     }
-  } else if (fetches_residuals) {
-    PrefetchMap(residual_map);
-    PrefetchMap(y_map);
-    for (int slot = 0; slot < slots; ++slot) {
-      InitBarrier(residuals_full(slot), 1);
-      InitBarrier(codes_free(slot), 1);
-    }
-    FenceBarrierInit();
-  } else if (group < columns) {  // no fewer groups than columns
-    at.n0 = (column0 + group) * kTileN;
-    states[group].template FetchConstants<kGroup>(p, at, thread);
-    CommitCopies();
-    WaitForCopies<0>();
   }
-  __syncthreads();
   WaitForPredecessors();
 
   // What belongs to the tiles of the line, into the slots in turn.
@@ -135,6 +137,8 @@ __global__ void __launch_bounds__(MaxTeamGroups(kTileN) * kGroup + 64, 1)
     }
     return;
   }
+  WaitForCopies<0>();
+  asm volatile("bar.sync %0, %1;" ::"n"(kConstantsBarrier), "r"(groups * kGroup) : "memory");
 
   const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;
   const int swizzle = CodesSwizzle<kTileN>(row);

@@ -46,22 +46,25 @@ __global__ void __launch_bounds__(kTileM * 2 + 32, 1)
   const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
   const int count = at.k_end - at.k_begin;
   // This block's part of K: the taps of one slab after the other.
-  const int taps = p.kernel_h * p.kernel_w, first_slab = at.k_begin / taps,
+  const bool split = p.splits > 1;
+  const int taps = p.kernel_h * p.kernel_w, first_slab = split ? at.k_begin / taps : 0,
             first_tap = at.k_begin - first_slab * taps;
-  const int slabs = (at.k_end - 1) / taps - first_slab + 1;
+  const int slabs = split ? (at.k_end - 1) / taps - first_slab + 1 : h.slabs;
   const int line0 = Divide(at.m0, h.by_pitch);
   const int lines = Divide(at.m0 + kTileM - 1 + h.reach, h.by_pitch) - line0 + 1;
 
-  if (thread < stages) {
-    InitBarrier(full(thread), 1);
-    InitBarrier(empty(thread), kConsumers / 32);
+  if (lane == 0) {  // every warp makes a few barriers: each takes a while
+    constexpr int kWarps = kConsumers / 32 + 1;
+    for (int stage = warp; stage < stages; stage += kWarps) {
+      InitBarrier(full(stage), 1);
+      InitBarrier(empty(stage), kConsumers / 32);
+    }
+    for (int slab = kWarps - 1 - warp; slab < slabs; slab += kWarps) InitBarrier(slab_full(slab), 1);
     FenceBarrierInit();
-  } else if (thread >= 32 && thread < 32 + slabs) {
-    InitBarrier(slab_full(thread - 32), 1);
-    FenceBarrierInit();
-    ArriveExpecting(slab_full(thread - 32), lines * h.pitch * kRowBytes);
+    for (int slab = kWarps - 1 - warp; slab < slabs; slab += kWarps)
+      ArriveExpecting(slab_full(slab), lines * h.pitch * kRowBytes);
   }
-  const bool split = p.splits > 1;
+  if (thread == 32) PrefetchMap(map);
   if (split) state.BeginCluster(kTileM);
   __syncthreads();
 
@@ -90,7 +93,6 @@ __global__ void __launch_bounds__(kTileM * 2 + 32, 1)
     return;
   }
 
-  if (thread == 0) PrefetchMap(map);
   state.template FetchConstants<kConsumers>(p, at, thread);
   WaitForPredecessors();
   if (lane == 0) {  // every row of the patch, slab by slab
