@@ -59,6 +59,9 @@ struct EpilogueParams {
   // For residuals added four at a time: 1 / y_scale; 2^23 and the zero point of the codes as they lie in the
   // low bits of a float.
   float y_inverse = 1, residual_offset = 0;
+  // 2^23 as a float. Not in the code: the instruction that puts a byte below it takes one immediate operand,
+  // which the place of the byte then is; else four places were to be kept in registers.
+  uint32_t high_bytes = 0x4B000000u;
   // Addition::kFromLowest, kBothFromLowest: what y_inverse lacks; 2^23 times residual_scale, negative.
   float y_inverse_rest = 0, residual_start = 0;
   // Inner codes as RoundedUnit has them: what takes rounded sums and codes there, the unit of lo, the code

@@ -62,14 +62,14 @@ __device__ __forceinline__ unsigned SignFlip(bool is_signed) { return is_signed 
 
 // 2^23 and byte i of `codes`, which is the low bits.
 template <int kByte>
-__device__ __forceinline__ float CodeFrom23(unsigned codes) {
-  return __uint_as_float(__byte_perm(codes, 0x4B000000u, 0x7540 + kByte));
+__device__ __forceinline__ float CodeFrom23(const EpilogueParams& e, unsigned codes) {
+  return __uint_as_float(__byte_perm(codes, e.high_bytes, 0x7540 + kByte));
 }
 
 // Byte i of `codes` as float, less `offset`, 2^23 included. Exact.
 template <int kByte>
-__device__ __forceinline__ float CodeToFloat(unsigned codes, float offset) {
-  return __fsub_rn(CodeFrom23<kByte>(codes), offset);
+__device__ __forceinline__ float CodeToFloat(const EpilogueParams& e, unsigned codes, float offset) {
+  return __fsub_rn(CodeFrom23<kByte>(e, codes), offset);
 }
 
 // clip(rint(v), 0, 255) of four values, one to a byte; of NaN 0. From sm_90 on one instruction converts,
@@ -129,9 +129,9 @@ __device__ __forceinline__ float Sum(const EpilogueParams& e, float unit, unsign
   const float a = __fmaf_rn(unit, 256.0f, e.unit_zero);  // exact
   float r;
   if constexpr (kAddition == Addition::kBothFromLowest) {  // of an exact product and a power of two times it
-    r = __fmaf_rn(CodeFrom23<kByte>(residual), e.residual_scale, e.residual_start);
+    r = __fmaf_rn(CodeFrom23<kByte>(e, residual), e.residual_scale, e.residual_start);
   } else {
-    r = __fmul_rn(CodeToFloat<kByte>(residual, e.residual_offset), e.residual_scale);
+    r = __fmul_rn(CodeToFloat<kByte>(e, residual, e.residual_offset), e.residual_scale);
   }
   const float v = __fadd_rn(__fmul_rn(a, e.inner_scale), r);
   if constexpr (kAddition != Addition::kAny) return __fmaf_rn(v, e.y_inverse, __fmul_rn(v, e.y_inverse_rest));
@@ -142,7 +142,7 @@ __device__ __forceinline__ float Sum(const EpilogueParams& e, float unit, unsign
 // The same code, less y_lo and not yet rounded, for nodes that the host found fit (FitSum).
 template <int kByte>
 __device__ __forceinline__ float SumOnLine(const EpilogueParams& e, float unit, unsigned residual) {
-  const float r = CodeToFloat<kByte>(residual, e.residual_offset);
+  const float r = CodeToFloat<kByte>(e, residual, e.residual_offset);
   return __fmaf_rn(unit, e.unit_gain, __fmaf_rn(r, e.residual_gain, e.sum_offset));
 }
 
