@@ -212,7 +212,7 @@ def built(folder: Path, *targets: str) -> Command:
 
 def ctest(folder: Path, *options: str) -> Command:
     """The command that runs the C++ tests of a build."""
-    return [tool("ctest"), "--test-dir", folder, "--output-on-failure", *options]
+    return [tool("ctest"), "--test-dir", folder, "--output-on-failure", "--parallel", JOBS, *options]
 
 
 def cached_compiler() -> dict[str, str]:
