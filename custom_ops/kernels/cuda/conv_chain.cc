@@ -146,13 +146,10 @@ bool ChainPays(const ConvChain& chain) {
   const std::vector<ChainConfig> candidates = CandidateChains(chain);
   if (candidates.empty()) return false;
   const Device& device = chain.first->On();
-  const auto alone = [&](const auto& problem) {
-    return EstimateMicroseconds(problem, RankConfigs(problem, device).front(), device);
-  };
-  const double first =
-      chain.residuals != nullptr ? alone(PairOf(chain)) : alone(chain.first->Problem(chain.shape));
+  const double first = chain.residuals != nullptr ? EstimateOfBest(PairOf(chain), device)
+                                                  : EstimateOfBest(chain.first->Problem(chain.shape), device);
   return EstimateChain(ParamsOf(chain, candidates.front())) <
-         kUnlikeNeighbours * (first + alone(chain.second->Problem(SecondShape(chain))));
+         kUnlikeNeighbours * (first + EstimateOfBest(chain.second->Problem(SecondShape(chain)), device));
 }
 
 class ChainPlan {

@@ -38,21 +38,16 @@ struct RingPlace {
 
 // Walks along the tiles of both products: which product, which of its tiles, which tap and channels that is.
 struct ProductWalk {
-  int product = 0, k = 0, channel = 0, dx = 0, dy = 0;
+  int product = 0, k = 0;
+  TapWalk tap;
 
   __device__ __forceinline__ void Step(const ConvParams& first, const ConvParams& second) {
     const ConvParams& p = product == 0 ? first : second;
     if (++k == p.k_tiles) {
       *this = {1 - product};
-      return;
+    } else {
+      tap.Step(p);
     }
-    channel += kRowBytes;
-    if (channel < p.channels) return;
-    channel = 0;
-    dx += p.dilation_w;
-    if (dx < p.kernel_w * p.dilation_w) return;
-    dx = 0;
-    dy += p.dilation_h;
   }
 };
 #endif
@@ -133,9 +128,9 @@ __global__ void __launch_bounds__(kTileM * 2 + 32)
         if (!keeps) load_weights(walk, target + kBytesA, barrier);
       }
       if (walk.product == 0) {
-        PixelCopy(target, first_map, walk.channel, first_pixel, walk.dx, walk.dy, barrier);
+        PixelCopy(target, first_map, walk.tap.channel, first_pixel, walk.tap.dx, walk.tap.dy, barrier);
       } else {
-        PixelCopy(target, second_map, walk.channel, second_pixel, walk.dx, walk.dy, barrier);
+        PixelCopy(target, second_map, walk.tap.channel, second_pixel, walk.tap.dx, walk.tap.dy, barrier);
       }
       place.Step(stages);
       walk.Step(first, second);

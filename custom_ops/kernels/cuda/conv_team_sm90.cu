@@ -22,12 +22,6 @@ namespace {
 constexpr int kGroup = 128, kTileM = 64;
 constexpr int kConstantsBarrier = 15;  // behind those of the warpgroups
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-__device__ __forceinline__ void PrefetchMap(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-#endif
-
 // Behind the warpgroups two warps fetch: pixels; residuals.
 template <int kTileN, bool kSigned>
 __global__ void __launch_bounds__(MaxTeamGroups(kTileN) * kGroup + 64, 1)

@@ -1,11 +1,13 @@
 // Implicit-precomp GEMM on wgmma, for Hopper (sm_90a): both operands from shared memory. Activations come by
-// cp.async (a gather) from a warpgroup of producers, a weight tile by one bulk copy, since it is packed in
-// the very order of shared memory. A consuming warpgroup sums 64 x kTileN outputs. Each stage has an mbarrier
-// that counts what arrives in it and one that counts the warps that are done with it.
+// cp.async (a gather) from a warpgroup of producers, or as one box that the tensor memory accelerator fetches
+// for a single thread, where it can; a weight tile by one bulk copy, since it is packed in the very order of
+// shared memory. A consuming warpgroup sums 64 x kTileN outputs. Each stage has an mbarrier that counts what
+// arrives in it and one that counts the warps that are done with it.
 #include "kernels/cuda/conv_tile.cuh"
 #include "kernels/cuda/heuristic.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/tensor_maps.cuh"
 #include "kernels/cuda/wgmma_s8.cuh"
 
 namespace lowbit::cuda {
@@ -25,13 +27,16 @@ __device__ __forceinline__ void ArriveAfterCopies(uint32_t barrier) {
 }
 #endif
 
-// Consumers first: kTileM * 2 threads, a warpgroup for every 64 rows. Then the producers; without any, all
-// tiles fit into the stages and the consumers fetch them before they start.
-template <int kTileM, int kTileN, bool kSigned, int kProducers>
-__global__ void __launch_bounds__(kTileM * 2 + kProducers)
-    ConvWgmma(const __grid_constant__ ConvParams p, bool cluster) {
+// How many threads fetch: a warpgroup gathers, or one thread of a warp fetches boxes.
+constexpr int kGatherers = 128, kBoxFetchers = 32;
+
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int kConsumers = kTileM * 2, kLoaders = kProducers > 0 ? kProducers : kConsumers;
+// Consumers first: kTileM * 2 threads, a warpgroup for every 64 rows. Then the producers; without any, all
+// tiles fit into the stages and the consumers fetch them before they start. `map`: for kBoxFetchers.
+template <int kTileM, int kTileN, bool kSigned, int kProducers>
+__device__ __forceinline__ void SumTiles(const ConvParams& p, bool cluster, const CUtensorMap* map) {
+  constexpr bool kBoxes = kProducers == kBoxFetchers;
+  constexpr int kConsumers = kTileM * 2, kLoaders = kProducers == kGatherers ? kGatherers : kConsumers;
   constexpr int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes, kBytes = kBytesA + kBytesB;
   extern __shared__ uint8_t unaligned[];
   __shared__ BlockState<kTileN> state;
@@ -49,10 +54,11 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
 
   const int stages = p.stages;
   if (thread < stages) {
-    // A producer's copies arrive by themselves, its stores (of fill) with an arrival of their own; the
-    // weights bring one more. A stage is free when every consuming warp of every block it is filled for says
-    // so.
-    InitBarrier(full(thread), (PaddingOf(p) == Padding::kFill ? 2 : 1) * kLoaders + 1);
+    // A gatherer's copies arrive by themselves, its stores (of fill) with an arrival of their own; the
+    // weights bring one more, which is that of a box too. A stage is free when every consuming warp of every
+    // block it is filled for says so.
+    const int arrivals = kBoxes ? 1 : (PaddingOf(p) == Padding::kFill ? 2 : 1) * kLoaders + 1;
+    InitBarrier(full(thread), arrivals);
     InitBarrier(empty(thread), kConsumers / 32 * p.multicast);
     FenceBarrierInit();
   }
@@ -117,7 +123,40 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
         return load_all(PaddingTag<Padding::kFill>());
     }
   };
-  if constexpr (kProducers > 0) {
+  if constexpr (kBoxes) {
+    const auto load_boxes = [&] {
+      const auto load_weights_of = [&](int i, int stage) {
+        ArriveExpecting(full(stage), kBytes);
+        BulkCopy(tiles + stage * kBytes + kBytesA, at.Weights(p, at.k_begin + i), kBytesB, full(stage));
+      };
+      const int first = min(count, stages);
+      for (int i = 0; i < first; ++i) load_weights_of(i, i);
+      const PixelPlace place = FirstPixel(p, at.m0);
+      TapWalk walk(p, at.k_begin);
+      WaitForPredecessors();
+      int stage = 0;
+      uint32_t parity = 0;
+      for (int i = 0; i < count; ++i) {
+        if (i >= first) {
+          WaitBarrier(empty(stage), parity);
+          load_weights_of(i, stage);
+        }
+        PixelCopy(tiles + stage * kBytes, *map, walk.channel, place, walk.dx, walk.dy, full(stage));
+        walk.Step(p);
+        if (++stage == stages) {
+          stage = 0;
+          parity ^= i >= first ? 1 : 0;
+        }
+      }
+    };
+    if (thread >= kConsumers) {
+      if (thread == kConsumers) load_boxes();
+      WaitForPredecessors();
+      LetSuccessorsStart();
+      return;
+    }
+    state.template FetchConstants<kConsumers>(p, at, thread);
+  } else if constexpr (kProducers > 0) {
     if (thread >= kConsumers) {
       load(thread - kConsumers);
       LetSuccessorsStart();
@@ -147,7 +186,7 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
     WaitBarrier(full(stage), parity);
-    FenceAsyncProxy();  // cp.async wrote through the generic proxy, wgmma reads through the async one
+    if (!kBoxes) FenceAsyncProxy();  // cp.async wrote through the generic proxy, wgmma reads the async one
     const uint32_t tile = tiles + stage * kBytes;
     const uint64_t a = MatrixDescriptor(tile + thread / 128 * 64 * kRowBytes);
     const uint64_t b = MatrixDescriptor(tile + kBytesA);
@@ -176,7 +215,34 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
   const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;
   FinishTile<kTileM, kTileN, kConsumers>(p, at, shared, state, cluster,
                                          [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); });
+}
 #endif
+
+template <int kTileM, int kTileN, bool kSigned, int kProducers>
+__global__ void __launch_bounds__(kTileM * 2 + kProducers)
+    ConvWgmma(const __grid_constant__ ConvParams p, bool cluster) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  SumTiles<kTileM, kTileN, kSigned, kProducers>(p, cluster, nullptr);
+#endif
+}
+
+template <int kTileM, int kTileN, bool kSigned>
+__global__ void __launch_bounds__(kTileM * 2 + kBoxFetchers)
+    ConvBoxes(const __grid_constant__ ConvParams p, bool cluster, const __grid_constant__ CUtensorMap map) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  if (threadIdx.x == 0) PrefetchMap(map);
+  SumTiles<kTileM, kTileN, kSigned, kBoxFetchers>(p, cluster, &map);
+#endif
+}
+
+template <int kTileM, int kTileN>
+cudaError_t LaunchBoxes(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
+  constexpr int kThreads = kTileM * 2 + kBoxFetchers;
+  CUtensorMap map;
+  const cudaError_t error = EncodePixels(p, kTileM, &map);
+  if (error != cudaSuccess) return error;
+  return options.x_signed ? LaunchTiled<ConvBoxes<kTileM, kTileN, true>>(p, config, options, kThreads, map)
+                          : LaunchTiled<ConvBoxes<kTileM, kTileN, false>>(p, config, options, kThreads, map);
 }
 
 template <int kTileM, int kTileN, int kProducers>
@@ -189,7 +255,10 @@ cudaError_t LaunchWith(const ConvParams& p, const ConvConfig& config, const Laun
 
 template <int kTileM, int kTileN>
 cudaError_t LaunchTile(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
-  return config.producers ? LaunchWith<kTileM, kTileN, 128>(p, config, options)
+  if constexpr (kTileN <= kMostBoxColumns) {
+    if (config.boxes) return LaunchBoxes<kTileM, kTileN>(p, config, options);
+  }
+  return config.producers ? LaunchWith<kTileM, kTileN, kGatherers>(p, config, options)
                           : LaunchWith<kTileM, kTileN, 0>(p, config, options);
 }
 

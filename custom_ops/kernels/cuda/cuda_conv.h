@@ -69,8 +69,9 @@ struct ConvConfig {
   int stages = 0;  // tiles in flight; kWindows: of weights
   int splits = 1;
   bool producers =
-      false;          // kWgmma: a warpgroup of its own fetches tiles; else all of a block's tiles fit at once
-  int multicast = 1;  // blocks of neighbouring pixels that fetch their weights together, as a cluster
+      false;  // kWgmma: a warpgroup of its own fetches tiles; else all of a block's tiles fit at once
+  bool boxes = false;  // kWgmma: one thread fetches tiles, those of pixels by TMA
+  int multicast = 1;   // blocks of neighbouring pixels that fetch their weights together, as a cluster
   Split split = Split::kCluster;
   // Takes so much shared memory that a multiprocessor has one block at a time: where kernels overlap, blocks
   // otherwise share those that the kernel before leaves first, while others idle.

@@ -20,11 +20,6 @@ __device__ __forceinline__ void RowCopy(uint32_t shared, const CUtensorMap& map,
       : "memory");
 }
 
-// Brings the map itself near before it is used.
-__device__ __forceinline__ void PrefetchMap(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 // The output of each place of a tile.
 struct PixelsOfPlaces {
   const ConvParams& p;

@@ -81,12 +81,15 @@ void AddSplits(const GemmProblem& problem, const Device& device, ConvConfig conf
     for (const int s : stages) {
       config.stages = s;
       config.split = splits == 1 || device.capability >= 90 ? Split::kCluster : Split::kWorkspace;
+      // Where boxes can be fetched, they are: no other way was faster by more than some percent (ResNet-50).
+      config.boxes = wgmma && problem.boxes && config.tile_n <= kMostBoxColumns;
       for (const bool producers : {false, true}) {
         // Without producers all tiles are in flight at once; with them two tiles are too few to gain.
-        if (producers ? !wgmma || per_split < 3 : wgmma && s < per_split) continue;
+        if (producers ? !wgmma || per_split < 3 || config.boxes : wgmma && s < per_split && !config.boxes)
+          continue;
         config.producers = producers;
         for (config.multicast = 1; config.multicast <= 2; ++config.multicast) {
-          const bool pairs = wgmma && splits == 1 && problem.m > config.tile_m;
+          const bool pairs = wgmma && splits == 1 && problem.m > config.tile_m && !config.boxes;
           if (config.multicast == 1 || pairs) {
             if (Fits(problem, config, device)) out.push_back(config);
           }
@@ -104,6 +107,7 @@ std::string ConvConfig::Text() const {
   if (tile_m > 0) text.append("_").append(std::to_string(tile_m)).append("x").append(std::to_string(tile_n));
   if (stages > 0) text += "_stages" + std::to_string(stages);
   if (producers) text += "_producers";
+  if (boxes) text += "_boxes";
   if (splits > 1) text += (split == Split::kCluster ? "_cluster" : "_split") + std::to_string(splits);
   if (multicast > 1) text += "_multicast" + std::to_string(multicast);
   if (apart) text += "_apart";
@@ -382,6 +386,24 @@ double EstimateVector(const GemmProblem& problem, const Device& device) {
   return (1100 + rounds * (600 + 300 * rows) + bytes / 40) / kClocksPerMicrosecond;
 }
 
+// What the tile kernels cost, in clocks: of kMma, and of kWgmma by how it fetches pixels.
+struct TileCosts {
+  double issue;              // of a row of a tile's copies
+  double narrow_rate, rate;  // products a clock, for tile_n below 64 and from there on
+  double bytes, latency;     // bytes a clock on the way; a round of all stages
+  double step, start, first_bytes;
+  double wave, part_of_wave, crowding;
+  double round, round_and_add;  // of an output
+  double exchange, exchanged_output;
+  double held;
+};
+constexpr TileCosts kMmaCosts{7.76, 4980,  4980,  105,  2040,  0,   2230,  219,
+                              1.36, 0.847, 0.579, 0.12, 0.226, 372, 0.257, 2030};
+constexpr TileCosts kGatherCosts{2.3,  2170,  17500, 105,  1380,  117, 1480,  219,
+                                 1.36, 0.847, 0.579, 0.12, 0.226, 372, 0.257, 2030};
+constexpr TileCosts kBoxCosts{0,    8000,  17500, 111,   900,   210, 1580,  539,
+                              1.22, 0.753, 0.115, 0.108, 0.188, 177, 0.413, 475};
+
 }  // namespace
 
 // In clocks. The constants of all kernels but kVector's were fitted to what the tuner measured on one H200
@@ -401,43 +423,48 @@ double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config
   if (config.algorithm == Algorithm::kTeam) return EstimateTeam(problem, config, device);
   if (config.algorithm == Algorithm::kVector) return EstimateVector(problem, device);
   const bool wgmma = config.algorithm == Algorithm::kWgmma, multicast = config.multicast > 1;
+  const TileCosts& cost = !wgmma ? kMmaCosts : config.boxes ? kBoxCosts : kGatherCosts;
   const double tile_m = config.tile_m, tile_n = config.tile_n, outputs = tile_m * tile_n;
   const int64_t m_tiles = CeilDiv(CeilDiv(problem.m, config.tile_m), config.multicast) * config.multicast;
   const int64_t blocks = m_tiles * CeilDiv(problem.n, config.tile_n) * problem.groups * config.splits;
-  const int64_t per_multiprocessor = CeilDiv(blocks, device.multiprocessors);
+  // Clusters of more than two blocks that share no multiprocessor leave some over.
+  const bool leaves_over = config.apart && config.splits > 2;
+  const int64_t per_multiprocessor =
+      CeilDiv(blocks, leaves_over ? device.multiprocessors * 7 / 8 : device.multiprocessors);
   const int64_t k_tiles = CeilDiv(KTiles(problem), config.splits);
 
   // How many blocks of a multiprocessor run at once, and in how many waves.
-  const int threads =
-      wgmma ? config.tile_m * 2 + (config.producers ? 128 : 0) : (outputs >= 8192 ? 256 : 128);
+  const int producers = config.producers ? 128 : config.boxes ? 32 : 0;
+  const int threads = wgmma ? config.tile_m * 2 + producers : (outputs >= 8192 ? 256 : 128);
   const int by_registers = config.tile_n >= 256 ? 1 : outputs >= 16384 ? 2 : 16;
   const int by_shared = (device.shared_bytes + 5120) / (SharedBytes(problem, config) + 1500);
-  const int64_t fit = std::max(1, std::min({by_shared, 2048 / threads, by_registers}));
+  const int64_t fit = config.apart ? 1 : std::max(1, std::min({by_shared, 2048 / threads, by_registers}));
   const double at_once = static_cast<double>(std::clamp<int64_t>(per_multiprocessor, 1, fit));
   const double exact_waves = static_cast<double>(per_multiprocessor) / at_once;
-  const double waves = 1 + 1.36 * (exact_waves - 1) + 0.847 * (std::ceil(exact_waves) - exact_waves);
+  const double waves =
+      1 + cost.wave * (exact_waves - 1) + cost.part_of_wave * (std::ceil(exact_waves) - exact_waves);
   // Blocks that have a multiprocessor each may still crowd on those that the kernel before leaves first.
   double crowding = 1;
-  if (fit > 1 && per_multiprocessor == 1 && !config.apart) {
+  if (fit > 1 && per_multiprocessor == 1) {
     const double share = static_cast<double>(blocks) / device.multiprocessors;
-    crowding += 0.579 * share * share;
+    crowding += cost.crowding * share * share;
   }
 
   // One tile of k: issuing its copies, multiplying, its bytes, or the latency of a round of all stages.
   const double bytes = (tile_m + tile_n / config.multicast) * kTileK;
-  const double issue = (wgmma ? 2.3 : 7.76) * tile_m;
-  const double multiply = outputs * 256 / (wgmma ? (tile_n < 64 ? 2170 : 17500) : 4980);
-  double tile = std::max({issue, at_once * multiply, at_once * bytes / 105});
-  if (k_tiles > config.stages) tile = std::max(tile, (wgmma ? 1380.0 : 2040.0) / config.stages);
-  if (wgmma) tile += config.producers ? 140 : 117;
+  const double multiply = outputs * 256 / (tile_n < 64 ? cost.narrow_rate : cost.rate);
+  double tile = std::max({cost.issue * tile_m, at_once * multiply, at_once * bytes / cost.bytes});
+  if (k_tiles > config.stages) tile = std::max(tile, cost.latency / config.stages);
+  tile += cost.step;
+  if (config.producers) tile += 23;
   if (multicast) tile += 128;
-  const double start = (wgmma ? 1480 : 2230) + at_once * bytes / 219;
-  const double round = !problem.requantizes ? 1.35 : problem.residual ? 0.226 : 0.12;
+  const double start = cost.start + at_once * bytes / cost.first_bytes;
+  const double round = !problem.requantizes ? 1.35 : problem.residual ? cost.round_and_add : cost.round;
   const double finish = outputs / config.splits * round;
   double clocks = waves * (start + crowding * static_cast<double>(k_tiles) * tile + at_once * finish);
   if (config.splits > 1) {
     // The exchange, or a second kernel and the way through memory.
-    clocks += 372 + at_once * outputs * 0.257;
+    clocks += cost.exchange + at_once * outputs * cost.exchanged_output;
     if (config.splits > 8) clocks += 978;
     if (config.split == Split::kWorkspace) clocks += 1500;
   }
@@ -446,7 +473,7 @@ double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config
   // What it keeps from starting early, or from being started early: its place on the multiprocessors that it
   // has, and those; a warpgroup more to get going.
   const int held = std::max(SharedBytes(problem, config), config.apart ? ApartBytes(device) : 0);
-  clocks += EstimateBusy(blocks, device) + 2030 * std::min(1.0, at_once * held / device.shared_bytes);
+  clocks += EstimateBusy(blocks, device) + cost.held * std::min(1.0, at_once * held / device.shared_bytes);
   if (config.producers) clocks += 256;
   return clocks / kClocksPerMicrosecond;
 }
@@ -454,7 +481,7 @@ double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config
 namespace {
 
 // The same configurations, blocks apart, at the end: in a row of equals, where the tuner begins, they are as
-// fast. First only where that has the best estimate of all.
+// fast. First only where that has clearly the best estimate of all.
 void AddApart(const GemmProblem& problem, const Device& device,
               const std::vector<std::pair<double, ConvConfig>>& ranked, std::vector<ConvConfig>& out) {
   if (device.capability < 90) return;
@@ -467,7 +494,7 @@ void AddApart(const GemmProblem& problem, const Device& device,
     ConvConfig apart = config;
     apart.apart = true;
     const double with_room = EstimateMicroseconds(problem, apart, device);
-    const bool first = with_room < best;
+    const bool first = with_room < 0.95 * best;
     if (first) best = with_room;
     out.insert(first ? out.begin() : out.end(), apart);
   }
@@ -532,9 +559,10 @@ int64_t PairBlocksAtOnce(const PairProblem& problem, const ConvConfig& config, c
 }
 
 void AddPairs(const PairProblem& problem, const Device& device, std::vector<ConvConfig>& out) {
-  const bool fits = problem.first.boxes && problem.second.boxes && problem.second.residual &&
-                    !problem.first.residual && problem.second.m > 0 && problem.first.m == problem.second.m &&
-                    problem.first.n == problem.second.n;
+  const auto loads_and_rounds = [](const GemmProblem& each) { return each.boxes && each.requantizes; };
+  const bool fits = loads_and_rounds(problem.first) && loads_and_rounds(problem.second) &&
+                    problem.second.residual && !problem.first.residual && problem.second.m > 0 &&
+                    problem.first.m == problem.second.m && problem.first.n == problem.second.n;
   if (!fits || device.capability != 90) return;
   for (const Tile& tile : kPairTiles) {
     if (CeilDiv(problem.second.n, tile.n) > 65535) continue;
@@ -572,10 +600,8 @@ int PersistentBlocks(const PairProblem& problem, const ConvConfig& config, const
 // Fitted as those of single convolutions, to the pairs of ResNet-50 and ResNet-18.
 double EstimateMicroseconds(const PairProblem& problem, const ConvConfig& config, const Device& device) {
   if (config.algorithm == Algorithm::kSeparate) {
-    const auto best = [&](const GemmProblem& each) {
-      return EstimateMicroseconds(each, RankConfigs(each, device).front(), device);
-    };
-    return kUnlikeNeighbours * (best(problem.first) + best(problem.second));
+    return kUnlikeNeighbours *
+           (EstimateOfBest(problem.first, device) + EstimateOfBest(problem.second, device));
   }
   const int64_t blocks = PersistentBlocks(problem, config, device),
                 columns = CeilDiv(problem.second.n, config.tile_n);

@@ -34,7 +34,7 @@ struct GemmProblem {
 double EstimateMicroseconds(const GemmProblem& problem, const ConvConfig& config, const Device& device);
 // Two kernels in turns take this many times what they take in rows of equals, which is what estimates are of:
 // one kernel in their place is compared with that.
-inline constexpr double kUnlikeNeighbours = 1.2;
+inline constexpr double kUnlikeNeighbours = 1.3;
 
 // The configurations that fit the device, the cheapest estimate first; the plain kernel last.
 std::vector<ConvConfig> RankConfigs(const GemmProblem& problem, const Device& device);
@@ -56,6 +56,12 @@ std::vector<ConvConfig> RankConfigs(const PairProblem& problem, const Device& de
 int SharedBytes(const PairProblem& problem, const ConvConfig& config);
 int PersistentBlocks(const PairProblem& problem, const ConvConfig& config, const Device& device);
 
+// Of the configuration that the cost model chooses.
+template <typename Problem>
+double EstimateOfBest(const Problem& problem, const Device& device) {
+  return EstimateMicroseconds(problem, RankConfigs(problem, device).front(), device);
+}
+
 // Rows of a patch of Algorithm::kHalo or kWindows, and the bytes of one of its slabs.
 int HaloRows(const GemmProblem& problem, const ConvConfig& config);
 int HaloPlaneBytes(const GemmProblem& problem, const ConvConfig& config);
@@ -71,7 +77,8 @@ int TeamColumns(const GemmProblem& problem, const ConvConfig& config);
 int PersistentBlocks(const GemmProblem& problem, const ConvConfig& config, const Device& device);
 
 inline constexpr int kTileK = 128;
-inline constexpr int kMaxPairStages = 6;  // of Algorithm::kPair
+inline constexpr int kMostBoxColumns = 128;  // tile_n where ConvConfig::boxes
+inline constexpr int kMaxPairStages = 6;     // of Algorithm::kPair
 // Of Algorithm::kVector.
 inline constexpr int kMaxVectorRows = 4;
 

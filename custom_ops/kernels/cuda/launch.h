@@ -30,9 +30,10 @@ inline void* DriverFunction(const char* name) {
   return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? entry : nullptr;
 }
 
-template <auto kKernel>
+// `more`: what the kernel takes besides.
+template <auto kKernel, typename... More>
 cudaError_t LaunchTiled(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options,
-                        int threads) {
+                        int threads, const More&... more) {
   const cudaError_t error = PrepareKernel<kKernel>(options.device);
   if (error != cudaSuccess) return error;
   const bool cluster = config.splits > 1 && config.split == Split::kCluster;
@@ -47,7 +48,7 @@ cudaError_t LaunchTiled(const ConvParams& p, const ConvConfig& config, const Lau
   shape.val.clusterDim.z = static_cast<unsigned>(cluster ? config.splits : 1);
   const int attributes = cluster || p.multicast > 1 ? 1 : 0;
   return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), &shape, attributes}, kKernel, grid,
-                                  dim3(static_cast<unsigned>(threads)), p, cluster);
+                                  dim3(static_cast<unsigned>(threads)), p, cluster, more...);
 }
 
 }  // namespace lowbit::cuda

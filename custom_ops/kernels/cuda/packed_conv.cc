@@ -273,8 +273,8 @@ GemmProblem PackedConv::Problem(const ConvShape& shape) const {
   problem.requantizes = requantizes && (depthwise_ || geometry_.GroupOut() % 16 == 0);
   problem.residual = epilogue_.has_residual;
   const ConvGeometry& g = geometry_;
-  problem.boxes = problem.tiled && problem.requantizes && boxes_;
-  problem.streams = problem.boxes && g.Taps() == 1 && !IsPadded(g);
+  problem.boxes = problem.tiled && boxes_;
+  problem.streams = problem.boxes && problem.requantizes && g.Taps() == 1 && !IsPadded(g);
   SetHalo(shape, problem);
   problem.depthwise = depthwise_ && !has_w_zero_;
   problem.vector = problem.tiled && vector16_ && !repacks_ && !has_w_zero_ && g.group == 1 && g.Taps() == 1 &&
@@ -552,15 +552,14 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   p.byte_offset = static_cast<float>(e.zero_point - e.lo) - 12582912.0f;
   if (e.has_residual && divides_fast_) {
     p.residual_start = -0x1p23f * e.residual_scale;
-    if (const auto inverse = InvertScale(e)) {
-      p.addition = p.residual_offset == 0x1p23f ? Addition::kBothFromLowest : Addition::kFromLowest;
-      p.y_inverse_rest = inverse->rest;
-    }
     if (const auto line = FitSum(e)) {
       p.addition = Addition::kOnLine;
       p.unit_gain = 256 * line->inner_gain;
       p.residual_gain = line->residual_gain;
       p.sum_offset = line->offset;
+    } else if (const auto inverse = InvertScale(e)) {
+      p.addition = p.residual_offset == 0x1p23f ? Addition::kBothFromLowest : Addition::kFromLowest;
+      p.y_inverse_rest = inverse->rest;
     }
   }
   p.y_lo = e.y_lo;

@@ -148,6 +148,15 @@ __device__ __forceinline__ void StoreToCluster(uint32_t remote, const int4& v, u
 #endif
 }
 
+// Brings a map of the tensor memory accelerator (CUtensorMap), a parameter of the kernel, near before it is
+// used.
+template <typename Map>
+__device__ __forceinline__ void PrefetchMap(const Map& map) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+#endif
+}
+
 __device__ __forceinline__ void InitBarrier(uint32_t barrier, int arrivals) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");

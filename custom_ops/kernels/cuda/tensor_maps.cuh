@@ -26,6 +26,29 @@ __device__ __forceinline__ PixelPlace FirstPixel(const Params& p, int m) {
   return {ox * p.stride_w - p.pad_left, oy * p.stride_h - p.pad_top, n};
 }
 
+// Walks along the tiles of k: the channels that a box has, the tap that is dx columns and dy rows into the
+// windows. Tiles do not reach into a second tap.
+struct TapWalk {
+  int channel = 0, dx = 0, dy = 0;
+
+  TapWalk() = default;
+  __device__ __forceinline__ TapWalk(const ConvParams& p, int k_tile) {
+    const int tap = Divide(k_tile * kRowBytes, p.by_channels), ty = Divide(tap, p.by_kernel_w);
+    channel = k_tile * kRowBytes - tap * p.channels;
+    dx = (tap - ty * p.kernel_w) * p.dilation_w;
+    dy = ty * p.dilation_h;
+  }
+  __device__ __forceinline__ void Step(const ConvParams& p) {
+    channel += kRowBytes;
+    if (channel < p.channels) return;
+    channel = 0;
+    dx += p.dilation_w;
+    if (dx < p.kernel_w * p.dilation_w) return;
+    dx = 0;
+    dy += p.dilation_h;
+  }
+};
+
 // A box of `map`: the pixels of consecutive outputs from the one at `at` on, dx columns and dy rows into
 // their windows, the channels of a row of the box from c on.
 __device__ __forceinline__ void PixelCopy(uint32_t shared, const CUtensorMap& map, int c,
