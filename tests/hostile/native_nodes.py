@@ -5,6 +5,7 @@ The child prints a case's name before it tries and the outcome after, so that a 
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import os
@@ -514,6 +515,8 @@ def _fuzzed(seed: int, count: int) -> Iterator[tuple[str, bytes, dict[str, np.nd
 def main() -> None:
     """`LIBRARY sound | broken START STOP | fuzz SEED COUNT`: a line before and a line after each case."""
     library, what, *numbers = sys.argv[1:]
+    # Held: the last session of a library unloads it, and to load it again takes longer than most cases.
+    ctypes.CDLL(library)
     runs: Iterator[tuple[str, bytes, dict[str, np.ndarray]]]
     if what == "fuzz":
         runs = _fuzzed(int(numbers[0]), int(numbers[1]))
