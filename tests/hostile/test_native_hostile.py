@@ -14,7 +14,7 @@ from tests.hostile import native_nodes
 from tests.support import lowbit_library, require_native
 
 ROOT = Path(__file__).resolve().parents[2]
-BATCH = 60
+BATCH = 150
 NAMES = [name for name, _ in native_nodes.cases()]
 
 

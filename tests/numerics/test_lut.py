@@ -17,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lowbit.ops import pack
 
+from tests.conftest import SANITIZED
 from tests.numerics import random_nodes
+from tests.numerics.expected import by_reference
 from tests.numerics.random_nodes import Node, code_range, codes, zero_point
 from tests.support import require_native
 
@@ -41,7 +43,7 @@ rows = pytest.mark.parametrize("row", ISA)
 def check(row: str, node: Node, threads: int = 1) -> None:
     """Compares one row with the reference."""
     arguments = (node.op_type, node.attrs, node.inputs)
-    expected = native.run(*arguments, reference=True)
+    expected = by_reference(node)
     got = native.run(*arguments, isa=ISA[row], kernel=row, threads=threads)
     differ = ~((got == expected) | ((got != got) & (expected != expected)))
     assert not differ.any(), f"{row}: {differ.sum()} of {differ.size} elements differ: {node}"
@@ -189,7 +191,7 @@ def test_edge_geometry(name, row):
         (("unsigned", 6), ("unsigned", 2)),
         (("bipolar", 1), ("bipolar", 1)),
     ]
-    for seed, (x, w) in enumerate(pairs):
+    for seed, (x, w) in enumerate(pairs[:2] if SANITIZED else pairs):
         check(row, conv(seed, shape, out, kernel, x=x, w=w, **attrs), threads=1 + seed % 3)
 
 
