@@ -9,7 +9,7 @@ from tests.hostile.campaign import outcomes_of
 from tests.support import require_native
 
 
-@pytest.mark.parametrize("part", range(4 if FULL else 1))
+@pytest.mark.parametrize("part", range(2 if FULL else 1))
 def test_qonnx_mutants(part: int) -> None:
     require_native()
     count = 150 if FULL else 60

@@ -31,17 +31,16 @@ ROUNDING_OPS = [
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_dialect_verifies(name, seeds):
-    for seed in seeds(1):
-        built = CASES[name].build(seed)
-        result = lowbit.convert(built.model, verify=False)
-        if not any(node.domain == ops.DOMAIN for node in result.model.graph.node):
-            continue
-        report = lowbit.verify(result.model, built.model, data=built.feed(0, **built.sizes[0]))
-        bad = [(n.op_type, n.name, n.wrong, n.unexplained, n.note) for n in report.nodes if not n.ok]
-        assert report.ok, bad
-        runs = not any("not compared" in note for note in report.notes)
-        assert report.total("equal") > 0 or not runs, "something was compared"
+def test_every_dialect_verifies(name):
+    built = CASES[name].build(0)
+    result = lowbit.convert(built.model, verify=False)
+    if not any(node.domain == ops.DOMAIN for node in result.model.graph.node):
+        pytest.skip("nothing of it becomes a lowbit node")
+    report = lowbit.verify(result.model, built.model, data=built.feed(0, **built.sizes[0]))
+    bad = [(n.op_type, n.name, n.wrong, n.unexplained, n.note) for n in report.nodes if not n.ok]
+    assert report.ok, bad
+    runs = not any("not compared" in note for note in report.notes)
+    assert report.total("equal") > 0 or not runs, "something was compared"
 
 
 @pytest.mark.parametrize("op_type", ROUNDING_OPS)
