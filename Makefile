@@ -23,6 +23,8 @@ export CMAKE_CXX_COMPILER_LAUNCHER := ccache
 export CCACHE_DIR := $(CURDIR)/.cache/ccache
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
+# To the cache, the same compiler by another name is another: scikit-build and CMake would each look for one.
+export CXX
 endif
 endif
 

@@ -224,7 +224,7 @@ def cached_compiler() -> dict[str, str]:
     if not run(["tools/setup.sh", "program", "ccache", "ccache"]):
         return {}
     return {
-        # To the cache, the same compiler by another name is another; scikit-build says g++, CMake alone c++.
+        # To the cache, the same compiler by another name is another: the Makefile names one for all builds.
         "CXX": os.environ.get("CXX") or gcc() or "c++",
         "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
         "CCACHE_DIR": str(ROOT / ".cache/ccache"),

@@ -75,10 +75,12 @@ def extension_suffix() -> str:
     return there
 
 
-def header_options() -> list[str]:
-    """What the compiler needs to be told beside the include folder of this Python.
+def python_headers() -> Path:
+    """The include folder of this Python, for the cross compiler.
 
-    Debian's pyconfig.h includes that of the machine it is compiled for: we give it this machine's.
+    Debian's pyconfig.h includes that of the machine it is compiled for: a copy of the folder has this
+    machine's. Only the extension module sees it, so that all else is compiled as without Python, and a
+    compiler cache knows it.
     """
     include = Path(sysconfig.get_path("include"))
     here, there = (
@@ -86,23 +88,22 @@ def header_options() -> list[str]:
         for triple in (str(sysconfig.get_config_var("MULTIARCH")), TRIPLE)
     )
     if there.exists() or not here.exists():
-        return []
-    given = BUILD / "include" / TRIPLE / include.name
-    given.mkdir(parents=True, exist_ok=True)
+        return include
+    given = BUILD / "include" / include.name
+    shutil.copytree(include, given, dirs_exist_ok=True)
     shutil.copy2(here, given)
-    return [f"-isystem{BUILD / 'include'}"]
+    return given
 
 
-def check_headers(options: Sequence[str]) -> None:
+def check_headers(include: Path) -> None:
     """Refuses headers whose pyconfig.h says of types what is not so on ARM."""
-    include = sysconfig.get_path("include")
-    words = [f"{TRIPLE}-g++", "-std=c++20", "-fsyntax-only", "-x", "c++", f"-I{include}", *options, "-"]
+    words = [f"{TRIPLE}-g++", "-std=c++20", "-fsyntax-only", "-x", "c++", f"-I{include}", "-"]
     done = subprocess.run(words, input=CHECK, text=True, capture_output=True, check=False)
     if done.returncode != 0:
         raise WheelError(f"the headers in {include} do not serve for ARM:\n{done.stderr}")
 
 
-def build(folder: Path, settings: Sequence[str]) -> Path:
+def build(folder: Path, include: Path, settings: Sequence[str]) -> Path:
     """The wheel as the compiler leaves it, with a tag that promises nothing about glibc."""
     import pybind11
 
@@ -110,6 +111,7 @@ def build(folder: Path, settings: Sequence[str]) -> Path:
         "CMAKE_TOOLCHAIN_FILE": TOOLCHAIN,
         "LOWBIT_CUDA": "OFF",
         "PYBIND11_USE_CROSSCOMPILING": "ON",
+        "Python_INCLUDE_DIR": include,
         # CMake looks for packages below the cross compiler's own root.
         "pybind11_DIR": pybind11.get_cmake_dir(),
     }
@@ -177,12 +179,10 @@ def make(outdir: Path, settings: Sequence[str]) -> Path:
     setup = str(ROOT / "tools" / "setup.sh")
     run([setup, "program", f"{TRIPLE}-g++", f"g++-{TRIPLE}"])
     run([sys.executable, "-m", "pip", "install", "--quiet", "--retries", "5", "wheel"])
-    options = header_options()
-    check_headers(options)
-    if options:
-        settings = [f"CMAKE_CXX_FLAGS={shlex.join(options)}", *settings]
+    include = python_headers()
+    check_headers(include)
     with tempfile.TemporaryDirectory() as folder:
-        wheel = build(Path(folder), settings)
+        wheel = build(Path(folder), include, settings)
         unpacked = Path(folder) / "unpacked"
         newest = check(wheel, unpacked)
         wheel = tagged(wheel, f"manylinux_2_{newest}_aarch64", outdir)
