@@ -51,7 +51,7 @@ void DeviceTransfer::CopyOne(const OrtValue* from, OrtValue* to, void* stream) c
   Check(Api().GetTensorData(from, &source));
   Check(Api().GetTensorMutableData(to, &target));
   Device* neighbour = Owner(from_memory);
-  if (neighbour != nullptr && neighbour != device && device->Owns(to_memory)) {
+  if (neighbour != nullptr && neighbour != device) {  // so `device` owns the target
     device->CopyFrom(*neighbour, target, source, bytes);
     return;
   }
