@@ -24,14 +24,13 @@ from tests.conftest import FULL
 from tests.dialects.test_shared_models import evaluation_set
 from tests.dialects.test_shared_qonnx import preprocessed
 from tests.support import require_native
+from tools import aarch64_python
 
 require_native()
 import lowbit  # noqa: E402
 from lowbit.ops import DOMAIN  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
-PYTHON = ROOT / "tools" / "aarch64_python.py"
-CANNOT = 3  # that script's exit status where this machine lacks something
+PYTHON = aarch64_python.__file__
 ISA = {"cortex-a53": "neon", "cortex-a76": "dotprod", "max,sve=off,sme=off": "i8mm"}
 CPUS = [cpu for cpu, isa in ISA.items() if FULL or isa != "dotprod"]
 MODELS = [
@@ -96,10 +95,10 @@ def networks(shared_models: Path, tmp_path_factory) -> dict[str, Network]:
 
 
 @pytest.fixture(scope="module")
-def python() -> Path:
+def python() -> str:
     """Python for ARM with onnxruntime and the wheel; its script runs it."""
     done = subprocess.run([sys.executable, PYTHON, "setup", WHEEL], text=True, stderr=subprocess.PIPE)
-    if done.returncode == CANNOT:
+    if done.returncode == aarch64_python.CANNOT:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr
     return PYTHON
@@ -115,7 +114,7 @@ class There:
 
 
 @pytest.fixture(scope="module")
-def there(python: Path, networks: dict[str, Network], tmp_path_factory) -> dict[str, There]:
+def there(python: str, networks: dict[str, Network], tmp_path_factory) -> dict[str, There]:
     """Every model on every device of every CPU; the CPUs are emulated side by side."""
     jobs = [(source, device) for source in MODELS for device in DEVICES]
     running = {}
@@ -154,9 +153,8 @@ def test_the_wheel_is_what_runs(cpu: str, there) -> None:
     assert facts["onnxruntime"] == onnxruntime.__version__
     assert facts["version"] == lowbit.__version__
     assert facts["isa"] == ISA[cpu]
-    site = ROOT / ".cache" / "aarch64" / "python" / "lowbit"
-    assert Path(facts["package"]) == site / "lowbit"
-    assert Path(facts["library"]) == site / "lowbit" / "liblowbit.so"
+    assert Path(facts["package"]) == aarch64_python.LOWBIT / "lowbit"
+    assert Path(facts["library"]) == aarch64_python.LOWBIT / "lowbit" / "liblowbit.so"
 
 
 @pytest.mark.parametrize("device", DEVICES)
