@@ -105,32 +105,33 @@ def measure(subject: Subject, cpu: str) -> Measured:
     with process:
         assert process.stdin is not None
         assert process.stdout is not None
-        stages, peak = watch(process.pid, process.stdin, process.stdout, low, high)
-        kernel_peak = stages.pop("kernel peak", None)
+        stages, peak, kernel_peak = watch(process.pid, process.stdin, process.stdout, low, high)
     if process.returncode != 0:
         raise RuntimeError(f"{subject.name} on {cpu} ended with {process.returncode}")
     found = [stages[name] for name in ("ready", "open", "ran", "trimmed")]
     size = subject.path.stat().st_size
-    hwm = kernel_peak.resident if kernel_peak is not None and cpu == HOST else None
-    return Measured(subject.name, cpu, size, found[0], peak, *found[1:], hwm)
+    # Of an emulated program the kernel sees the emulator.
+    return Measured(subject.name, cpu, size, found[0], peak, *found[1:], kernel_peak if cpu == HOST else None)
 
 
-def watch(pid: int, asked: IO[str], told: IO[str], low: int, high: int) -> tuple[dict[str, Memory], Memory]:
-    """Samples a process until it ends: what it held at each stage it told of, and its peak."""
+def watch(
+    pid: int, asked: IO[str], told: IO[str], low: int, high: int
+) -> tuple[dict[str, Memory], Memory, int | None]:
+    """Samples a process until it ends: what it held at each stage it told of, its peak, and the kernel's."""
     stages: dict[str, Memory] = {}
     peak = Memory(0, 0)
+    kernel_peak = None
     while True:
         spoke, _, _ = select.select([told], [], [], SECONDS_BETWEEN_SAMPLES)
         line = told.readline() if spoke else None
         if line == "":
-            return stages, peak
+            return stages, peak, kernel_peak
         now = memory(pid, low, high)
         peak = larger(peak, now)
         if line:
             stages[line.strip()] = now
             status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-            high_water = int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) * 1024
-            stages["kernel peak"] = Memory(high_water, 0)
+            kernel_peak = int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) * 1024
             asked.write("\n")
             asked.flush()
 
