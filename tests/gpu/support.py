@@ -43,13 +43,13 @@ def why_no_gpu() -> str:
 
 
 def gpu_options(
-    options: Mapping[str, str] | None = None, config: Mapping[str, str] | None = None
+    options: Mapping[str, str] | None = None, config: Mapping[str, str] | None = None, *, gpu: int = 0
 ) -> ort.SessionOptions:
     session = ort.SessionOptions()
     session.log_severity_level = 2
     for key, value in (config or {}).items():
         session.add_session_config_entry(key, value)
-    session.add_provider_for_devices(gpu_devices()[:1], dict(options or {}))
+    session.add_provider_for_devices([gpu_devices()[gpu]], dict(options or {}))
     return session
 
 
@@ -61,14 +61,18 @@ def gpu_session(
     model: onnx.ModelProto | str | Path,
     options: Mapping[str, str] | None = None,
     config: Mapping[str, str] | None = None,
+    *,
+    gpu: int = 0,
 ) -> ort.InferenceSession:
-    """A session on the first GPU; nodes that the GPU leaves run on the CPU."""
-    return ort.InferenceSession(source_of(model), gpu_options(options, config), enable_fallback=0)
+    """A session on a GPU, the first one unless told; nodes that the GPU leaves run on the CPU."""
+    return ort.InferenceSession(source_of(model), gpu_options(options, config, gpu=gpu), enable_fallback=0)
 
 
-def whole_on_gpu(model: onnx.ModelProto | str | Path, **options: str) -> ort.InferenceSession:
+def whole_on_gpu(
+    model: onnx.ModelProto | str | Path, *, gpu: int = 0, **options: str
+) -> ort.InferenceSession:
     """As `gpu_session`, but no node may be left for the CPU."""
-    return gpu_session(model, options, dict([NO_FALLBACK]))
+    return gpu_session(model, options, dict([NO_FALLBACK]), gpu=gpu)
 
 
 def assert_equal(got: list[np.ndarray], want: list[np.ndarray], what: str) -> None:

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from tests.gpu.support import NVIDIA, PROVIDER, gpu_devices
+from tests.gpu.support import NVIDIA, PROVIDER, gpu_devices, gpu_options, whole_on_gpu
 from tests.support import lowbit_session
 
 SEED = 5
@@ -21,16 +21,6 @@ def several() -> None:
     count = len(gpu_devices())
     if count < 2:
         pytest.skip(f"needs two GPUs, found {count}")
-
-
-def session_on(
-    model: onnx.ModelProto | str | Path, gpu: int, options: dict[str, str] | None = None
-) -> ort.InferenceSession:
-    made = ort.SessionOptions()
-    made.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    made.add_provider_for_devices([gpu_devices()[gpu]], options or {})
-    source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
-    return ort.InferenceSession(source, made, enable_fallback=0)
 
 
 def images(batch: int, seed: int = SEED) -> np.ndarray:
@@ -46,7 +36,7 @@ def test_every_gpu_computes_the_same(model: onnx.ModelProto, options: dict[str, 
     x = images(3)
     (expected,) = lowbit_session(model).run(None, {"input": x})
     for gpu in range(len(gpu_devices())):
-        session = session_on(model, gpu, {**options, "cache_dir": str(tmp_path)})
+        session = whole_on_gpu(model, gpu=gpu, cache_dir=str(tmp_path), **options)
         for _ in range(3):
             np.testing.assert_array_equal(session.run(None, {"input": x})[0], expected)
 
@@ -55,7 +45,7 @@ def test_every_gpu_computes_the_same(model: onnx.ModelProto, options: dict[str, 
 def test_tensors_of_another_gpu_are_copied(model: onnx.ModelProto, gpu: int) -> None:
     x = images(2)
     (expected,) = lowbit_session(model).run(None, {"input": x})
-    session = session_on(model, gpu)
+    session = whole_on_gpu(model, gpu=gpu)
     there = tensor(x, 1 - gpu), tensor(np.full_like(expected, np.nan), 1 - gpu)
     binding = session.io_binding()
     binding.bind_ortvalue_input("input", there[0])
@@ -69,7 +59,7 @@ def test_torch_tensors_of_the_second_gpu(model: onnx.ModelProto) -> None:
     torch = pytest.importorskip("torch")
     x = images(2)
     (expected,) = lowbit_session(model).run(None, {"input": x})
-    session = session_on(model, 1)
+    session = whole_on_gpu(model, gpu=1)
     given = torch.from_numpy(x).to("cuda:1")
     result = torch.full(expected.shape, float("nan"), device="cuda:1")
     torch.cuda.synchronize("cuda:1")
@@ -85,7 +75,7 @@ def test_threads_on_all_gpus_at_once(model: onnx.ModelProto) -> None:
     alone = lowbit_session(model)
     feeds = [images(1 + i % 3, seed=i) for i in range(6)]
     expected = [alone.run(None, {"input": feed})[0] for feed in feeds]
-    sessions = [session_on(model, gpu) for gpu in range(len(gpu_devices()))]
+    sessions = [whole_on_gpu(model, gpu=gpu) for gpu in range(len(gpu_devices()))]
     wrong: list[str] = []
 
     def work(first: int) -> None:
@@ -109,11 +99,11 @@ def test_a_model_compiled_on_one_gpu_opens_on_another(model: onnx.ModelProto, tm
         pytest.skip(f"the GPUs differ: {names}")
     x = images(2)
     (expected,) = lowbit_session(model).run(None, {"input": x})
-    options = ort.SessionOptions()
-    options.add_provider_for_devices([gpu_devices()[0]], {})
     compiled = tmp_path / "compiled.onnx"
-    compiler = ort.ModelCompiler(options, model.SerializeToString(), embed_compiled_data_into_model=True)
+    compiler = ort.ModelCompiler(
+        gpu_options(), model.SerializeToString(), embed_compiled_data_into_model=True
+    )
     compiler.compile_to_file(str(compiled))
-    session = session_on(compiled, 1)
+    session = whole_on_gpu(compiled, gpu=1)
     assert PROVIDER in session.get_providers()
     np.testing.assert_array_equal(session.run(None, {"input": x})[0], expected)
