@@ -6,6 +6,8 @@
 #include <limits>
 #include <numeric>
 
+#include "core/status.h"
+
 namespace lowbit {
 namespace {
 
@@ -28,7 +30,10 @@ bool AllEqual(const std::vector<T>& values) {
   return std::all_of(values.begin(), values.end(), [&](T v) { return v == values.front(); });
 }
 
-int64_t Period(int64_t channels) { return channels * ((kMinPeriod + channels - 1) / channels); }
+int64_t Period(int64_t channels) {
+  Require(channels >= 1, "an element-wise node has ", channels, " channels, expected 1 or more");
+  return channels * ((kMinPeriod + channels - 1) / channels);
+}
 
 constexpr size_t kCodes = 256;
 constexpr int64_t kMaxLineChannels = 8192;  // FitLine holds 256 bytes per channel three times
