@@ -221,8 +221,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     }
   };
   const auto sync_team = [&] {
-    const int barrier = p.team_groups == 1 ? 1 + group : 1 + kMaxChainGroups + team;
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(p.team_groups * kGroup) : "memory");
+    SyncThreads(p.team_groups == 1 ? 1 + group : 1 + kMaxChainGroups + team, p.team_groups * kGroup);
   };
 
   if (threadIdx.x == 0) {

@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(MaxTeamGroups(kTileN) * kGroup + 64, 1)
     return;
   }
   WaitForCopies<0>();
-  asm volatile("bar.sync %0, %1;" ::"n"(kConstantsBarrier), "r"(groups * kGroup) : "memory");
+  SyncThreads(kConstantsBarrier, groups * kGroup);
 
   const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;
   const int swizzle = CodesSwizzle<kTileN>(row);

@@ -71,14 +71,14 @@ __device__ __forceinline__ void SumTiles(const ConvParams& p, bool cluster, cons
   const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
   const int count = at.k_end - at.k_begin;
 
-  // The weights of a tile, by one thread. Blocks of a cluster with multicast have the same: each fetches its
-  // share for all. A block that is sent a copy or told of a free stage waits for it, hence may leave on its
-  // own.
+  // The weights of a tile, by one thread, which announces a box of pixels too. Blocks of a cluster with
+  // multicast have the same: each fetches its share for all. A block that is sent a copy or told of a free
+  // stage waits for it, hence may leave on its own.
   const auto load_weights = [&](int i, int stage) {
     const uint32_t target = tiles + stage * kBytes + kBytesA;
     const uint8_t* const source = at.Weights(p, at.k_begin + i);
-    ArriveExpecting(full(stage), kBytesB);
-    if (p.multicast == 1) {
+    ArriveExpecting(full(stage), kBoxes ? kBytes : kBytesB);
+    if (kBoxes || p.multicast == 1) {
       BulkCopy(target, source, kBytesB, full(stage));
     } else {
       const int share = kBytesB / p.multicast, rank = static_cast<int>(blockIdx.x) % p.multicast;
@@ -125,12 +125,8 @@ __device__ __forceinline__ void SumTiles(const ConvParams& p, bool cluster, cons
   };
   if constexpr (kBoxes) {
     const auto load_boxes = [&] {
-      const auto load_weights_of = [&](int i, int stage) {
-        ArriveExpecting(full(stage), kBytes);
-        BulkCopy(tiles + stage * kBytes + kBytesA, at.Weights(p, at.k_begin + i), kBytesB, full(stage));
-      };
       const int first = min(count, stages);
-      for (int i = 0; i < first; ++i) load_weights_of(i, i);
+      for (int i = 0; i < first; ++i) load_weights(i, i);
       const PixelPlace place = FirstPixel(p, at.m0);
       TapWalk walk(p, at.k_begin);
       WaitForPredecessors();
@@ -139,7 +135,7 @@ __device__ __forceinline__ void SumTiles(const ConvParams& p, bool cluster, cons
       for (int i = 0; i < count; ++i) {
         if (i >= first) {
           WaitBarrier(empty(stage), parity);
-          load_weights_of(i, stage);
+          load_weights(i, stage);
         }
         PixelCopy(tiles + stage * kBytes, *map, walk.channel, place, walk.dx, walk.dy, full(stage));
         walk.Step(p);

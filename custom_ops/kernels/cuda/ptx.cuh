@@ -64,6 +64,11 @@ __device__ __forceinline__ void SyncThreads(int barrier = 1) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
 
+// The same of as many threads as are known at run time.
+__device__ __forceinline__ void SyncThreads(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // Keeps the compiler from computing the value again at every use.
 template <typename T>
 __device__ __forceinline__ void KeepInRegister(T& value) {
