@@ -49,7 +49,7 @@ enum class Algorithm : uint8_t {
   kWindows,    // the same, but weights pass through; K may be split
   kImage,      // up to 4 input channels: mma.sync over a patch of the image in shared memory
   kDepthwise,  // dp4a, 16 channels a thread
-  kVector,     // dp4a, a warp an output channel: products of few rows
+  kVector,     // mma, a block eight output channels: products of few rows
   // Of a ResidualPair alone.
   kPair,      // both products on wgmma (sm_90a), their tiles one ring of stages, fetched by TMA
   kSeparate,  // a kernel each

@@ -378,12 +378,12 @@ double EstimateWindows(const GemmProblem& problem, const ConvConfig& config, con
   return clocks / kClocksPerMicrosecond;
 }
 
-// Round trips for x and, past the first 2 KB of a row, for the weights; the weights' bytes. Within a third of
-// what an H200 takes for 64..4096 channels of 256..9216 bytes.
+// Round trips for x and, past the first 2 KB of a row, for the weights; the bytes of x, which every block
+// reads, and of the weights.
 double EstimateVector(const GemmProblem& problem, const Device& device) {
   const double rounds = static_cast<double>(CeilDiv(problem.k, 2048)), rows = static_cast<double>(problem.m);
   const double bytes = static_cast<double>(problem.n * problem.k) / device.multiprocessors;
-  return (1100 + rounds * (600 + 300 * rows) + bytes / 40) / kClocksPerMicrosecond;
+  return (1100 + rounds * (800 + 32 * rows) + bytes / 40) / kClocksPerMicrosecond;
 }
 
 // What the tile kernels cost, in clocks: of kMma, and of kWgmma by how it fetches pixels. Those of boxes were

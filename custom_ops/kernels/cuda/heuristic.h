@@ -80,6 +80,6 @@ inline constexpr int kTileK = 128;
 inline constexpr int kMostBoxColumns = 128;  // tile_n where ConvConfig::boxes
 inline constexpr int kMaxPairStages = 6;     // of Algorithm::kPair
 // Of Algorithm::kVector.
-inline constexpr int kMaxVectorRows = 4;
+inline constexpr int kMaxVectorRows = 16;
 
 }  // namespace lowbit::cuda

@@ -109,7 +109,7 @@ class Generator : public cuda::Draws {
       g.in_channels = Int(1, 700);
       g.out_channels = Int(1, 300);
     } else if (kind == "few rows") {
-      s = {Int(1, 5), 1, 1, 0, 0};
+      s = {Int(1, 18), 1, 1, 0, 0};
       g.in_channels = 16 * Int(1, 300);
       g.out_channels = Int(1, 300);
     } else {
