@@ -11,7 +11,7 @@ namespace lowbit::cuda {
 namespace {
 
 constexpr int kTilePixels = 64;
-constexpr int kStateBytes = 2 * kChainBox * 4 + 16;  // of a box's multipliers and biases, BlockState
+constexpr int kStateBytes = 3 * kChainBox * 4 + 16;  // of a box's constants, BlockState
 
 int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 

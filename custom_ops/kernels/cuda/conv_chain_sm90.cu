@@ -75,16 +75,17 @@ struct ThreadCodes {
     }
   }
 
-  // requantize(sums, scale, the code before) of all of them.
+  // requantize(sums, scale, start, the code before) of all of them.
   template <typename Requantize>
   __device__ __forceinline__ void Finish(const BlockState<kChainBox>& state, const int (&sums)[kChainBox / 2],
                                          int column, const Requantize& requantize) {
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
-      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column + i * 16);
+      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column + i * 16),
+                   start = *reinterpret_cast<const float4*>(state.start + column + i * 16);
       const int* const v = sums + 8 * i;
-      top[i] = requantize(make_int4(v[0], v[1], v[4], v[5]), scale, top[i]);
-      bottom[i] = requantize(make_int4(v[2], v[3], v[6], v[7]), scale, bottom[i]);
+      top[i] = requantize(make_int4(v[0], v[1], v[4], v[5]), scale, start, top[i]);
+      bottom[i] = requantize(make_int4(v[2], v[3], v[6], v[7]), scale, start, bottom[i]);
     }
   }
 };
@@ -96,21 +97,12 @@ template <bool kMayAdd>
 __device__ __forceinline__ void FinishBox(const EpilogueParams& e, const BlockState<kChainBox>& state,
                                           const int (&sums)[kChainBox / 2], int column, int swizzle,
                                           unsigned* row) {
-  const auto finish = [&](const auto& requantize) {
+  WithEpilogue<kMayAdd>(e, [&](const auto& requantize) {
     ThreadCodes codes;
     if (kMayAdd && e.has_residual)
       codes.ForEach(row, column, swizzle, [](unsigned& code, const unsigned* word) { code = *word; });
     codes.Finish(state, sums, column, requantize);
     codes.ForEach(row, column, swizzle, [](unsigned code, unsigned* word) { *word = code; });
-  };
-  if constexpr (kMayAdd) {
-    if (e.has_residual) {
-      WithAddition(e, finish);
-      return;
-    }
-  }
-  WithRounding(e, [&](const auto& requantize) {
-    finish([&](const int4& v, const float4& scale, unsigned) { return requantize(v, scale); });
   });
 }
 
@@ -118,17 +110,15 @@ __device__ __forceinline__ void FinishBox(const EpilogueParams& e, const BlockSt
 __device__ __forceinline__ void RoundToResiduals(const EpilogueParams& e, const BlockState<kChainBox>& state,
                                                  const int (&sums)[kChainBox / 2], int column,
                                                  ThreadCodes& residuals) {
-  WithRounding(e, [&](const auto& requantize) {
-    residuals.Finish(state, sums, column,
-                     [&](const int4& v, const float4& scale, unsigned) { return requantize(v, scale); });
-  });
+  WithEpilogue<false>(e, [&](const auto& requantize) { residuals.Finish(state, sums, column, requantize); });
 }
 
 // Rounds sums and adds residuals.
 __device__ __forceinline__ void AddToResiduals(const EpilogueParams& e, const BlockState<kChainBox>& state,
                                                const int (&sums)[kChainBox / 2], int column, int swizzle,
                                                unsigned* row, ThreadCodes& residuals) {
-  WithAddition(e, [&](const auto& requantize) {
+  __builtin_assume(e.has_residual);
+  WithEpilogue(e, [&](const auto& requantize) {
     residuals.Finish(state, sums, column, requantize);
     residuals.ForEach(row, column, swizzle, [](unsigned code, unsigned* word) { *word = code; });
   });
@@ -259,6 +249,8 @@ __global__ void __launch_bounds__(kMostThreads, 1)
       const int n = first_box * kChainBox + i;
       CopyAsync<4>(SharedAddress(&to[i / kChainBox].bias[i % kChainBox]), product.epilogue.bias + n);
       CopyAsync<4>(SharedAddress(&to[i / kChainBox].scale[i % kChainBox]), product.epilogue.scale + n);
+      if (product.epilogue.start != nullptr)
+        CopyAsync<4>(SharedAddress(&to[i / kChainBox].start[i % kChainBox]), product.epilogue.start + n);
     }
   };
   fetch_constants(p.first, y_first, states);

@@ -38,13 +38,20 @@ enum class Rounding : int { kAny, kFromZero, kUnsignedBytes, kSignedBytes, kAllB
 // any others, by a division.
 enum class Addition : int { kAny, kFromLowest, kBothFromLowest, kOnLine };
 
+// What a sum of products is once the bias is in it: an integer; or the bits of a float, 1.5 * 2^23 + sum, or
+// 2^23 + sum where sums below 0 are clipped to it. Floats of that size count one by one, so that the bits are
+// those of the number plus the sum, and nothing but the bias has to begin there (PackedConv::SumFormOf).
+enum class SumForm : int { kInteger, kFloat, kFloatFromZero };
+
 struct EpilogueParams {
   int kind = 0;  // EpilogueKind
   bool quantized_output = true;
   bool has_residual = false, residual_signed = false;
   int out_channels = 0;
-  const int32_t* bias = nullptr;  // [out_channels], the constant part of the zero points folded in
-  const float* scale = nullptr;   // [out_channels], multiplier or acc_scale
+  const int32_t* bias = nullptr;     // [out_channels], the constant part of the zero points folded in
+  SumForm sums = SumForm::kInteger;  // else the bits are in the bias, too
+  const float* start = nullptr;      // [out_channels], kFloatFromZero: -2^23 * scale
+  const float* scale = nullptr;      // [out_channels], multiplier or acc_scale
   Rounding rounding = Rounding::kAny;
   float byte_offset = 0;            // Rounding::kAllBytes: the zero point less lo and the magic number
   const int32_t* w_zero = nullptr;  // [out_channels], null when all are 0; x_sums then has the pixel sums
@@ -68,8 +75,9 @@ struct EpilogueParams {
   // less the zero point that a unit of 0 is.
   float unit_offset = 0, code_unit_offset = 0, unit_lo = 0, unit_zero = 0;
   Addition addition = Addition::kAny;
-  // Addition::kOnLine
+  // Addition::kOnLine. residual_bits: the bytes that make a float of a residual.
   float unit_gain = 0, residual_gain = 0, sum_offset = 0;
+  uint32_t residual_bits = 0;
   int residual_zero_point = 0;
   int y_zero_point = 0, y_lo = 0, y_hi = 0;
   // The codes leave as float32.

@@ -191,7 +191,8 @@ template <int kTileN>
 struct BlockState {
   alignas(16) float scale[kTileN];
   alignas(16) int bias[kTileN];
-  uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
+  alignas(16) float start[kTileN];  // SumForm::kFloatFromZero
+  uint64_t exchange;                // mbarrier: the sums that the blocks of a cluster send each other
 
   // Multipliers and biases of the tile's channels: copies that count with the block's first tile.
   // By kThreads threads.
@@ -201,6 +202,7 @@ struct BlockState {
     for (int n = thread; n < kTileN && at.n0 + n < p.n; n += kThreads) {
       CopyAsync<4>(SharedAddress(bias + n), p.epilogue.bias + channel + n);
       CopyAsync<4>(SharedAddress(scale + n), p.epilogue.scale + channel + n);
+      if (p.epilogue.start != nullptr) CopyAsync<4>(SharedAddress(start + n), p.epilogue.start + channel + n);
     }
   }
 
@@ -216,19 +218,30 @@ struct BlockState {
 };
 
 // The sums of a fragment of wgmma, which are those of mma.sync, begin with the biases; `column` is the
-// thread's first.
+// thread's first. With `mask` 0 they begin with 0.
 template <int kTileN>
 __device__ __forceinline__ void BeginWithBias(const BlockState<kTileN>& state, int column,
-                                              int (&sums)[kTileN / 2]) {
+                                              int (&sums)[kTileN / 2], int mask = ~0) {
 #pragma unroll
   for (int j = 0; j < kTileN / 16; ++j) {
     const int4 bias = *reinterpret_cast<const int4*>(state.bias + column + j * 16);
     int* const v = sums + 8 * j;
-    v[0] = v[2] = bias.x;
-    v[1] = v[3] = bias.y;
-    v[4] = v[6] = bias.z;
-    v[5] = v[7] = bias.w;
+    v[0] = v[2] = bias.x & mask;
+    v[1] = v[3] = bias.y & mask;
+    v[4] = v[6] = bias.z & mask;
+    v[5] = v[7] = bias.w & mask;
   }
+}
+
+// The same for a tile that FinishTile finishes with kBiased, from constants that this thread committed: with
+// 0 where the sums of other blocks come to these. By the first kThreads threads. (A branch would define the
+// sums twice, and ptxas would make wgmma wait for itself.)
+template <int kThreads, int kTileN>
+__device__ __forceinline__ void BeginSums(const ConvParams& p, const BlockState<kTileN>& state, int column,
+                                          int (&sums)[kTileN / 2]) {
+  WaitForCopies<0>();
+  SyncThreads<kThreads>();
+  BeginWithBias(state, column, sums, p.in_registers ? ~0 : 0);
 }
 
 // The `each` of FinishTile for such sums.
@@ -294,38 +307,32 @@ __device__ __forceinline__ void FetchResiduals(const ConvParams& p, const TilePo
 template <bool kBiased, int kBelow, int kTileN, typename Each, typename WordAt>
 __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, const BlockState<kTileN>& state,
                                                     const Each& each, const WordAt& word_at) {
-  const auto finish = [&](const auto& requantize) {
+  WithEpilogue(e, [&](const auto& requantize) {
     each([&](int row, int column, const int4& top, const int4& bottom) {
-      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
+      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
+                   start = *reinterpret_cast<const float4*>(state.start + column);
       unsigned* const out = word_at(row, column);
       if constexpr (kBiased) {
-        *out = requantize(top, scale, *out);
-        out[kBelow] = requantize(bottom, scale, out[kBelow]);
+        *out = requantize(top, scale, start, *out);
+        out[kBelow] = requantize(bottom, scale, start, out[kBelow]);
       } else {
         const int4 bias = *reinterpret_cast<const int4*>(state.bias + column);
-        *out = requantize(Plus(top, bias), scale, *out);
-        out[kBelow] = requantize(Plus(bottom, bias), scale, out[kBelow]);
+        *out = requantize(Plus(top, bias), scale, start, *out);
+        out[kBelow] = requantize(Plus(bottom, bias), scale, start, out[kBelow]);
       }
     });
-  };
-  if (e.has_residual) {
-    WithAddition(e, finish);
-    return;
-  }
-  WithRounding(e, [&](const auto& requantize) {
-    finish([&](const int4& sums, const float4& scale, unsigned) { return requantize(sums, scale); });
   });
 }
 
 // Requantizes sums in registers. The codes go through shared memory, in the place of the residuals where
 // there are any, to be stored 16 at a time.
-template <int kTileM, int kTileN, int kThreads, typename Each, typename PixelOf>
+template <int kTileM, int kTileN, int kThreads, bool kBiased, typename Each, typename PixelOf>
 __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const TilePosition& at,
                                                   uint8_t* shared, BlockState<kTileN>& state,
                                                   const Each& each, const PixelOf& pixel_of) {
   constexpr int kStride = kTileN + 16;
   uint8_t* const staging = shared + p.staging_offset;
-  RequantizeFragments<false, 8 * kStride / 4>(p.epilogue, state, each, [&](int row, int column) {
+  RequantizeFragments<kBiased, 8 * kStride / 4>(p.epilogue, state, each, [&](int row, int column) {
     return reinterpret_cast<unsigned*>(staging + row * kStride + column);
   });
   SyncThreads<kThreads>();
@@ -342,13 +349,14 @@ __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const Til
 // neighbouring channels (InterleavedRow in packed_conv.cc). `shared` is the block's dynamic shared memory,
 // its tiles are free by now (all threads are past a barrier). With `cluster`, the blocks of a cluster have
 // summed parts of K.
-// `pixel_of(row)` is the output pixel of a row, negative where there is none.
-template <int kTileM, int kTileN, int kThreads, typename Each, typename PixelOf>
+// `pixel_of(row)` is the output pixel of a row, negative where there is none. kBiased: where
+// ConvParams::in_registers, the sums began with the biases.
+template <int kTileM, int kTileN, int kThreads, bool kBiased = false, typename Each, typename PixelOf>
 __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePosition& at, uint8_t* shared,
                                            BlockState<kTileN>& state, bool cluster, const Each& each,
                                            const PixelOf& pixel_of) {
   if (p.in_registers) {
-    FinishInRegisters<kTileM, kTileN, kThreads>(p, at, shared, state, each, pixel_of);
+    FinishInRegisters<kTileM, kTileN, kThreads, kBiased>(p, at, shared, state, each, pixel_of);
     return;
   }
   if (p.splits > 1 && !cluster) {
@@ -451,10 +459,11 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
   }
 }
 
-template <int kTileM, int kTileN, int kThreads, typename Each>
+template <int kTileM, int kTileN, int kThreads, bool kBiased = false, typename Each>
 __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePosition& at, uint8_t* shared,
                                            BlockState<kTileN>& state, bool cluster, const Each& each) {
-  FinishTile<kTileM, kTileN, kThreads>(p, at, shared, state, cluster, each, PixelsInOrder{at.m0, p.m});
+  FinishTile<kTileM, kTileN, kThreads, kBiased>(p, at, shared, state, cluster, each,
+                                                PixelsInOrder{at.m0, p.m});
 }
 
 }  // namespace lowbit::cuda

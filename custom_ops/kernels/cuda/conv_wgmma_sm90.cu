@@ -123,6 +123,10 @@ __device__ __forceinline__ void SumTiles(const ConvParams& p, bool cluster, cons
         return load_all(PaddingTag<Padding::kFill>());
     }
   };
+  const auto fetch_constants = [&] {
+    state.template FetchConstants<kConsumers>(p, at, thread);
+    CommitCopies();
+  };
   if constexpr (kBoxes) {
     const auto load_boxes = [&] {
       const int first = min(count, stages);
@@ -151,23 +155,25 @@ __device__ __forceinline__ void SumTiles(const ConvParams& p, bool cluster, cons
       LetSuccessorsStart();
       return;
     }
-    state.template FetchConstants<kConsumers>(p, at, thread);
+    fetch_constants();
   } else if constexpr (kProducers > 0) {
     if (thread >= kConsumers) {
       load(thread - kConsumers);
       LetSuccessorsStart();
       return;
     }
-    state.template FetchConstants<kConsumers>(p, at, thread);
+    fetch_constants();
   } else {
-    state.template FetchConstants<kConsumers>(p, at, thread);
+    fetch_constants();
     load(thread);
   }
 
   WaitForPredecessors();
   FetchResiduals<kTileM, kTileN, kConsumers>(p, at, shared, thread, PixelsInOrder{at.m0, p.m});
 
-  int sums[kTileN / 2] = {};
+  const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;
+  int sums[kTileN / 2];
+  BeginSums<kConsumers>(p, state, column, sums);
   HoldRegisters(sums);
   int stage = 0, previous = 0;
   uint32_t parity = 0;
@@ -208,9 +214,8 @@ __device__ __forceinline__ void SumTiles(const ConvParams& p, bool cluster, cons
   WaitForCopies<0>();  // the constants, the residuals
   SyncThreads<kConsumers>();
 
-  const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;
-  FinishTile<kTileM, kTileN, kConsumers>(p, at, shared, state, cluster,
-                                         [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); });
+  FinishTile<kTileM, kTileN, kConsumers, true>(
+      p, at, shared, state, cluster, [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); });
 }
 #endif
 

@@ -94,6 +94,7 @@ __global__ void __launch_bounds__(kTileM * 2 + 32, 1)
   }
 
   state.template FetchConstants<kConsumers>(p, at, thread);
+  CommitCopies();
   WaitForPredecessors();
   if (lane == 0) {  // every row of the patch, slab by slab
     for (int slab = 0; slab < slabs; ++slab) {
@@ -108,7 +109,9 @@ __global__ void __launch_bounds__(kTileM * 2 + 32, 1)
   const PixelsOfPlaces pixel_of{p, h, at.m0};
   FetchResiduals<kTileM, kTileN, kConsumers>(p, at, shared, thread, pixel_of);
 
-  int sums[kTileN / 2] = {};
+  const int row = warp * 16 + lane / 4, column = lane % 4 * 4;
+  int sums[kTileN / 2];
+  BeginSums<kConsumers>(p, state, column, sums);
   HoldRegisters(sums);
   // h.step counts from the first slab of all.
   const uint32_t source = MatrixPart(patch) + (at.m0 + warp / 4 * 64 - line0 * h.pitch) * (kRowBytes / 16) -
@@ -147,8 +150,7 @@ __global__ void __launch_bounds__(kTileM * 2 + 32, 1)
   WaitForCopies<0>();  // the constants, the residuals
   SyncThreads<kConsumers>();
 
-  const int row = warp * 16 + lane / 4, column = lane % 4 * 4;
-  FinishTile<kTileM, kTileN, kConsumers>(
+  FinishTile<kTileM, kTileN, kConsumers, true>(
       p, at, shared, state, split, [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); },
       pixel_of);
 #endif

@@ -139,10 +139,11 @@ __device__ __forceinline__ float Sum(const EpilogueParams& e, float unit, unsign
   return __fmaf_rn(__fmaf_rn(-near, e.y_scale, v), e.y_inverse, near);
 }
 
-// The same code, less y_lo and not yet rounded, for nodes that the host found fit (FitSum).
+// The same code, less y_lo and not yet rounded, for nodes that the host found fit (FitSum): the residual is
+// the second byte of a float of 2^15, where it counts whole numbers.
 template <int kByte>
 __device__ __forceinline__ float SumOnLine(const EpilogueParams& e, float unit, unsigned residual) {
-  const float r = CodeToFloat<kByte>(e, residual, e.residual_offset);
+  const float r = __uint_as_float(__byte_perm(residual, e.residual_bits, 0x7604 + (kByte << 4)));
   return __fmaf_rn(unit, e.unit_gain, __fmaf_rn(r, e.residual_gain, e.sum_offset));
 }
 
@@ -150,20 +151,21 @@ __device__ __forceinline__ unsigned AddZeroPoint(unsigned codes, int zero_point)
   return zero_point == 0 ? codes : __vadd4(codes, static_cast<unsigned>(zero_point & 255) * 0x01010101u);
 }
 
-// Four inner codes (RoundedUnit) and four residuals to four codes.
-template <Addition kAddition>
+// Four inner codes (RoundedUnit) and four residuals to four codes. kUnsigned: neither residuals nor codes
+// have a sign.
+template <Addition kAddition, bool kUnsigned = false>
 __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float4& inner, unsigned residual) {
-  residual ^= SignFlip(e.residual_signed);
+  if constexpr (!kUnsigned) residual ^= SignFlip(e.residual_signed);
+  const unsigned flip = kUnsigned ? 0 : SignFlip(e.y_lo < 0);
   if constexpr (kAddition == Addition::kOnLine) {  // 256 codes, from 0 or -128 on
     return UnsignedBytes(SumOnLine<0>(e, inner.x, residual), SumOnLine<1>(e, inner.y, residual),
                          SumOnLine<2>(e, inner.z, residual), SumOnLine<3>(e, inner.w, residual)) ^
-           SignFlip(e.y_lo < 0);
+           flip;
   } else {
     const float4 sum =
         make_float4(Sum<kAddition, 0>(e, inner.x, residual), Sum<kAddition, 1>(e, inner.y, residual),
                     Sum<kAddition, 2>(e, inner.z, residual), Sum<kAddition, 3>(e, inner.w, residual));
-    if constexpr (kAddition != Addition::kAny)
-      return UnsignedBytes(sum.x, sum.y, sum.z, sum.w) ^ SignFlip(e.y_lo < 0);
+    if constexpr (kAddition != Addition::kAny) return UnsignedBytes(sum.x, sum.y, sum.z, sum.w) ^ flip;
     const float lo = static_cast<float>(e.y_lo - e.y_zero_point),
                 hi = static_cast<float>(e.y_hi - e.y_zero_point);
     return AddZeroPoint(JoinBytes(RoundedByte(sum.x, lo, hi), RoundedByte(sum.y, lo, hi),
@@ -196,13 +198,22 @@ __device__ __forceinline__ float4 Scaled(const int4& sums, const float4& scale) 
       __fmul_rn(static_cast<float>(sums.z), scale.z), __fmul_rn(static_cast<float>(sums.w), scale.w));
 }
 
+// The same of sums that are SumForm::kFloat.
+__device__ __forceinline__ float4 ScaledFloats(const int4& sums, const float4& scale) {
+  const auto scaled = [](int sum, float by) {
+    return __fmul_rn(__fsub_rn(__int_as_float(sum), 12582912.0f), by);
+  };
+  return make_float4(scaled(sums.x, scale.x), scaled(sums.y, scale.y), scaled(sums.z, scale.z),
+                     scaled(sums.w, scale.w));
+}
+
 // Requantizes four sums, the bias included, and adds four residuals: both roundings without a pause in
-// memory.
-template <Addition kAddition>
+// memory. kFloats: sums are SumForm::kFloat, and no code has a sign.
+template <Addition kAddition, bool kFloats = false>
 __device__ __forceinline__ unsigned RequantizeAndAdd(const EpilogueParams& e, const int4& sums,
                                                      const float4& scale, unsigned residual) {
-  const float4 v = Scaled(sums, scale);
-  return AddFour<kAddition>(
+  const float4 v = kFloats ? ScaledFloats(sums, scale) : Scaled(sums, scale);
+  return AddFour<kAddition, kFloats>(
       e, make_float4(RoundedUnit(e, v.x), RoundedUnit(e, v.y), RoundedUnit(e, v.z), RoundedUnit(e, v.w)),
       residual);
 }
@@ -229,7 +240,18 @@ __device__ __forceinline__ unsigned Requantize(const EpilogueParams& e, const in
                       e.zero_point);
 }
 
-// f(requantize), where requantize(sums, scale) is the Requantize that fits the node.
+// Four sums that are SumForm::kFloatFromZero to four of 256 codes from 0 on. The product of the float less
+// what it began with is that of the sum, rounded once: 2^23 times the scale is exact. Below 0, where floats
+// are nearer to each other, it is negative.
+__device__ __forceinline__ unsigned RequantizeFloats(const int4& sums, const float4& scale,
+                                                     const float4& start) {
+  return UnsignedBytes(__fmaf_rn(__int_as_float(sums.x), scale.x, start.x),
+                       __fmaf_rn(__int_as_float(sums.y), scale.y, start.y),
+                       __fmaf_rn(__int_as_float(sums.z), scale.z, start.z),
+                       __fmaf_rn(__int_as_float(sums.w), scale.w, start.w));
+}
+
+// f(requantize), where requantize(sums, scale) is the Requantize that fits the node, whose sums are integers.
 template <typename F>
 __device__ __forceinline__ void WithRounding(const EpilogueParams& e, const F& f) {
   switch (e.rounding) {
@@ -260,19 +282,52 @@ __device__ __forceinline__ void WithAddition(const EpilogueParams& e, const F& f
       return f([&](const int4& v, const float4& scale, unsigned residual) {
         return RequantizeAndAdd<Addition::kAny>(e, v, scale, residual);
       });
+    case Addition::kBothFromLowest:
+      if (e.sums == SumForm::kFloat) {
+        return f([&](const int4& v, const float4& scale, unsigned residual) {
+          return RequantizeAndAdd<Addition::kBothFromLowest, true>(e, v, scale, residual);
+        });
+      }
+      [[fallthrough]];
     case Addition::kFromLowest:
       return f([&](const int4& v, const float4& scale, unsigned residual) {
         return RequantizeAndAdd<Addition::kFromLowest>(e, v, scale, residual);
       });
-    case Addition::kBothFromLowest:
-      return f([&](const int4& v, const float4& scale, unsigned residual) {
-        return RequantizeAndAdd<Addition::kBothFromLowest>(e, v, scale, residual);
-      });
     case Addition::kOnLine:
+      if (e.sums == SumForm::kFloat) {
+        return f([&](const int4& v, const float4& scale, unsigned residual) {
+          return RequantizeAndAdd<Addition::kOnLine, true>(e, v, scale, residual);
+        });
+      }
       return f([&](const int4& v, const float4& scale, unsigned residual) {
         return RequantizeAndAdd<Addition::kOnLine>(e, v, scale, residual);
       });
   }
+}
+
+// f(requantize), where requantize(sums, scale, start, residual) takes four sums of any form to the node's
+// codes. Not kMayAdd: there are no residuals.
+template <bool kMayAdd = true, typename F>
+__device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f) {
+  if constexpr (kMayAdd) {
+    if (e.has_residual) {
+      WithAddition(e, [&](const auto& add) {
+        f([&](const int4& v, const float4& scale, const float4&, unsigned residual) {
+          return add(v, scale, residual);
+        });
+      });
+      return;
+    }
+  }
+  if (e.sums == SumForm::kFloatFromZero) {
+    f([](const int4& v, const float4& scale, const float4& start, unsigned) {
+      return RequantizeFloats(v, scale, start);
+    });
+    return;
+  }
+  WithRounding(e, [&](const auto& requantize) {
+    f([&](const int4& v, const float4& scale, const float4&, unsigned) { return requantize(v, scale); });
+  });
 }
 
 __device__ __forceinline__ int ThresholdCode(const EpilogueParams& e, int acc, int c) {

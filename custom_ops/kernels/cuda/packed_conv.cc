@@ -24,6 +24,7 @@ struct Int8Weights {
   std::vector<int8_t> values;  // logical order of ConvSpec::weights
   std::vector<int32_t> zero;   // [out_channels]
   std::vector<int64_t> sum;    // [out_channels]
+  std::vector<int64_t> above;  // [out_channels], of those above 0
 };
 
 // Lays constants out one after the other; an offset stands for each until they are uploaded together. With an
@@ -67,7 +68,7 @@ namespace {
 
 // The first constant of every node, so that an image says what cannot be told from the node without weights.
 struct ImageHeader {
-  uint32_t magic = 0x3143424C, has_w_zero = 0;  // "LBC1"
+  uint32_t magic = 0x3243424C, has_w_zero = 0, sum_form = 0;  // "LBC2"
 };
 
 ImageHeader ReadHeader(std::span<const uint8_t> image) {
@@ -76,7 +77,8 @@ ImageHeader ReadHeader(std::span<const uint8_t> image) {
   Require(image.size() >= sizeof header, "the packed node has ", image.size(), " bytes, expected at least ",
           sizeof header);
   std::memcpy(&header, image.data(), sizeof header);
-  Require(header.magic == expected.magic && header.has_w_zero <= 1,
+  Require(header.magic == expected.magic && header.has_w_zero <= 1 &&
+              header.sum_form <= static_cast<uint32_t>(SumForm::kFloatFromZero),
           "the packed node does not begin with the mark of this version; compile the model again");
   return header;
 }
@@ -87,6 +89,7 @@ Int8Weights ToInt8(const ConvSpec& spec) {
   out.values.resize(static_cast<size_t>(channels * k));
   out.zero.assign(static_cast<size_t>(channels), 0);
   out.sum.assign(static_cast<size_t>(channels), 0);
+  out.above.assign(static_cast<size_t>(channels), 0);
   for (int64_t c = 0; c < channels; ++c) {
     int32_t lowest = 0, highest = 0;
     for (int64_t i = 0; i < k; ++i) {
@@ -103,6 +106,7 @@ Int8Weights ToInt8(const ConvSpec& spec) {
       const int32_t value = spec.WeightValue(c, c * k + i) - shift;
       out.values[static_cast<size_t>(c * k + i)] = static_cast<int8_t>(value);
       out.sum[static_cast<size_t>(c)] += value;
+      out.above[static_cast<size_t>(c)] += std::max(value, 0);
     }
   }
   return out;
@@ -176,6 +180,21 @@ bool IsPadded(const ConvGeometry& g) {
   return g.pad_top != 0 || g.pad_left != 0 || g.pad_bottom != 0 || g.pad_right != 0;
 }
 
+// RequantizeFragments takes sums of any form.
+bool EndsInFragments(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kMma:
+    case Algorithm::kWgmma:
+    case Algorithm::kResident:
+    case Algorithm::kTeam:
+    case Algorithm::kHalo:
+    case Algorithm::kWindows:
+      return true;
+    default:
+      return false;
+  }
+}
+
 // Multipliers that are no numbers would need lower bounds other than 0.
 Rounding RoundingOf(const Epilogue& e) {
   if (!std::all_of(e.multiplier.begin(), e.multiplier.end(), IsNormal)) return Rounding::kAny;
@@ -224,6 +243,13 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
   k_tiles_ = RoundUp(g.Taps() * channels_, kTileK) / kTileK;
   repacks_ = x_.encoding == Encoding::kBipolar || channels_ != g.GroupIn();
 
+  SetEpilogue(spec.epilogue);
+  if (dequantized) {
+    epilogue_.dequantizes = true;
+    epilogue_.output_signed = dequantized->is_signed;
+    epilogue_.output_scale = dequantized->scale;
+    epilogue_.output_zero_point = dequantized->zero_point;
+  }
   Int8Weights weights;
   ImageHeader header;
   if (image.empty()) {
@@ -232,24 +258,20 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
     weights = ToInt8(spec);
     header.has_w_zero =
         std::any_of(weights.zero.begin(), weights.zero.end(), [](int32_t z) { return z != 0; }) ? 1 : 0;
+    has_w_zero_ = header.has_w_zero != 0;
+    header.sum_form = static_cast<uint32_t>(SumFormOf(spec, weights));
   } else {
     header = ReadHeader(image);
     weights.zero.resize(static_cast<size_t>(g.out_channels));
     weights.sum.resize(static_cast<size_t>(g.out_channels));
   }
   has_w_zero_ = header.has_w_zero != 0;
+  sum_form_ = static_cast<SumForm>(header.sum_form);
 
   ConstantBuilder builder(image);
   builder.Add(sizeof header, [&](uint8_t* to) { std::memcpy(to, &header, sizeof header); });
   AddWeights(weights, builder);
   AddEpilogue(spec, weights, builder);
-  SetEpilogue(spec.epilogue);
-  if (dequantized) {
-    epilogue_.dequantizes = true;
-    epilogue_.output_signed = dequantized->is_signed;
-    epilogue_.output_scale = dequantized->scale;
-    epilogue_.output_zero_point = dequantized->zero_point;
-  }
   const std::span<const uint8_t> bytes = builder.Bytes();
   DeviceGuard guard(device.ordinal);
   memory_.Upload(bytes.data(), bytes.size());
@@ -398,6 +420,12 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config) cons
   const GemmProblem problem = Problem(s);
   p.in_registers = problem.requantizes && config.splits == 1;
   p.requantizes_fours = problem.requantizes;
+  if (p.in_registers && sum_form_ != SumForm::kInteger && EndsInFragments(config.algorithm)) {
+    p.epilogue.sums = sum_form_;
+    p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(at_.float_bias));
+    if (sum_form_ == SumForm::kFloatFromZero)
+      p.epilogue.start = reinterpret_cast<const float*>(memory_.At(at_.start));
+  }
   p.dequantizes_fours = epilogue_.kind == static_cast<int>(EpilogueKind::kFloat) && !has_w_zero_ &&
                         !epilogue_.has_residual && epilogue_.tail_count == 0 && geometry_.GroupOut() % 4 == 0;
   p.shared_bytes = std::max(SharedBytes(problem, config), config.apart ? ApartBytes(device_) : 0);
@@ -494,23 +522,75 @@ void PackedConv::AddWeights(const Int8Weights& weights, ConstantBuilder& builder
   }
 }
 
-void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights, ConstantBuilder& builder) {
-  const Epilogue& e = spec.epilogue;
-  Require(e.tail.size() <= kMaxTailSteps, "the tail has ", e.tail.size(), " steps, expected at most ",
-          kMaxTailSteps);
+std::vector<int32_t> PackedConv::FoldedBias(const ConvSpec& spec, const Int8Weights& weights) const {
   std::vector<int32_t> bias(spec.bias);
-  const bool folds = tiled_ || image_ || depthwise_;
-  for (size_t c = 0; folds && c < bias.size(); ++c) {
+  if (!tiled_ && !image_ && !depthwise_) return bias;
+  for (size_t c = 0; c < bias.size(); ++c) {
     // Modulo 2^32, as every sum of the kernels.
     bias[c] = static_cast<int32_t>(static_cast<uint32_t>(bias[c]) -
                                    static_cast<uint32_t>(TileZero()) * static_cast<uint32_t>(weights.sum[c]));
   }
+  return bias;
+}
+
+// Let f be the float whose bits are those of 2^23 (1.5 * 2^23) plus a sum. As long as the sum stays in
+// 0 .. 2^23 (-2^22 .. 2^22) f is 2^23 (1.5 * 2^23) plus the sum. f rises with the sum everywhere as long as
+// its bits are those of a positive normal number, hence beyond it is enough that codes are clipped there: at
+// 2^23 (2^22) by the upper bound, times multipliers that are large enough; below 0 (-2^22) by the lower one.
+SumForm PackedConv::SumFormOf(const ConvSpec& spec, const Int8Weights& weights) const {
+  const Epilogue& e = spec.epilogue;
+  const bool adds = e.has_residual;
+  const bool fits =
+      adds ? !e.residual_signed && e.y_lo == 0 &&
+                 (epilogue_.addition == Addition::kOnLine || epilogue_.addition == Addition::kBothFromLowest)
+           : epilogue_.rounding == Rounding::kUnsignedBytes && e.lo == 0;
+  if (!tiled_ || has_w_zero_ || e.kind != EpilogueKind::kRequantize || !e.quantized_output ||
+      epilogue_.dequantizes || !fits || !std::all_of(e.multiplier.begin(), e.multiplier.end(), IsNormal)) {
+    return SumForm::kInteger;
+  }
+  constexpr int64_t kMost = int64_t{1} << 29;  // either float is further from what is no normal number
+  constexpr double kClipped = 512;             // codes lie nearer to each other
+  const double exact = adds ? 0x1p22 : 0x1p23;
+  const int64_t lowest = Bipolar()   ? -1
+                         : XSigned() ? -128
+                                     : 0,
+                highest = Bipolar()   ? 1
+                          : XSigned() ? 127
+                                      : 255;
+  const std::vector<int32_t> bias = FoldedBias(spec, weights);
+  for (size_t c = 0; c < bias.size(); ++c) {
+    const int64_t above = weights.above[c], below = weights.sum[c] - above;
+    const int64_t least = bias[c] + lowest * above + highest * below,
+                  most = bias[c] + highest * above + lowest * below;
+    if (least < -kMost || most > kMost) return SumForm::kInteger;
+    const auto size = static_cast<double>(adds ? std::max(-least, most) : most);
+    if (size >= exact && exact * static_cast<double>(e.multiplier[c]) < kClipped) return SumForm::kInteger;
+  }
+  return adds ? SumForm::kFloat : SumForm::kFloatFromZero;
+}
+
+void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights, ConstantBuilder& builder) {
+  const Epilogue& e = spec.epilogue;
+  Require(e.tail.size() <= kMaxTailSteps, "the tail has ", e.tail.size(), " steps, expected at most ",
+          kMaxTailSteps);
+  const std::vector<int32_t> bias = FoldedBias(spec, weights);
   // Thresholds have none; kernels read it all the same.
   std::vector<float> scale = e.kind == EpilogueKind::kRequantize ? e.multiplier : e.acc_scale;
   scale.resize(static_cast<size_t>(geometry_.out_channels));
   plain_bias_at_ = builder.Add(spec.bias);
+  std::vector<int32_t> float_bias;
+  std::vector<float> start;
+  if (sum_form_ != SumForm::kInteger) {
+    float_bias = bias;
+    for (int32_t& b : float_bias) b += sum_form_ == SumForm::kFloat ? 0x4B400000 : 0x4B000000;
+  }
+  if (sum_form_ == SumForm::kFloatFromZero) {
+    for (const float s : scale) start.push_back(-0x1p23f * s);
+  }
   at_ = {builder.Add(bias),
          builder.Add(scale),
+         builder.Add(float_bias),
+         builder.Add(start),
          has_w_zero_ ? builder.Add(weights.zero) : ConstantBuilder::kAbsent,
          builder.Add(e.thresholds),
          builder.Add(e.base),
@@ -557,6 +637,8 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
       p.unit_gain = 256 * line->inner_gain;
       p.residual_gain = line->residual_gain;
       p.sum_offset = line->offset;
+      static_assert(SumLine::kResidual == 0x1p15f);
+      p.residual_bits = 0x47000000u + static_cast<uint32_t>(line->low);
     } else if (const auto inverse = InvertScale(e)) {
       p.addition = p.residual_offset == 0x1p23f ? Addition::kBothFromLowest : Addition::kFromLowest;
       p.y_inverse_rest = inverse->rest;

@@ -55,7 +55,7 @@ class PackedConv {
 
  private:
   struct Offsets {
-    size_t bias, scale, w_zero, thresholds, base, dir, tail_bias, tail_scale, tail_shift;
+    size_t bias, scale, float_bias, start, w_zero, thresholds, base, dir, tail_bias, tail_scale, tail_shift;
   };
 
   int64_t HaloImageRows(const ConvShape& shape) const;
@@ -63,6 +63,9 @@ class PackedConv {
   int PatchOffset() const;  // in the shared memory of Algorithm::kImage
   int PatchBytes() const;
   void AddWeights(const Int8Weights& weights, ConstantBuilder& builder);
+  std::vector<int32_t> FoldedBias(const ConvSpec& spec, const Int8Weights& weights) const;
+  // The form that sums of these weights may have, whatever bytes the input holds. After SetEpilogue.
+  SumForm SumFormOf(const ConvSpec& spec, const Int8Weights& weights) const;
   void AddEpilogue(const ConvSpec& spec, const Int8Weights& weights, ConstantBuilder& builder);
   void SetEpilogue(const Epilogue& epilogue);
   void ResolveEpilogue();
@@ -76,6 +79,7 @@ class PackedConv {
   int64_t channels_ = 0, n_padded_ = 0, k_tiles_ = 0;
   size_t weights_at_ = 0, few_at_ = 0, plain_bias_at_ = 0;  // few_at_: for images, for depthwise
   Offsets at_ = {};
+  SumForm sum_form_ = SumForm::kInteger;
   EpilogueParams epilogue_;
   DeviceMemory memory_;
 };

@@ -10,11 +10,13 @@
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kMostSteps = 4;  // a gain moves by so many units in the last place
+constexpr int kMostSteps = 4;    // a gain moves by so many units in the last place
+constexpr size_t kMostLows = 4;  // so many of 256 are tried
 
 struct Pair {
-  float inner, residual;
-  int32_t code;  // less y_lo
+  float inner, residual;  // less the zero points, but inner from hi - 256 on
+  int32_t lowest;         // the residual less the lowest one
+  int32_t code;           // less y_lo
 };
 
 int32_t CodeOf(const Epilogue& e, int32_t q, int32_t r) {
@@ -35,18 +37,41 @@ std::vector<Pair> PairsNearTies(const Epilogue& e, double tolerance) {
       const double sum = inner + (r - e.residual_zero_point) * residual_gain;
       if (sum < 0 || sum > 255 || std::fabs(sum - std::floor(sum) - 0.5) > tolerance) continue;
       pairs.push_back({static_cast<float>(q - e.hi + 256), static_cast<float>(r - e.residual_zero_point),
-                       CodeOf(e, q, r)});
+                       r - first, CodeOf(e, q, r)});
     }
   }
   return pairs;
 }
 
 bool Holds(const SumLine& line, const std::vector<Pair>& pairs) {
+  const float start = SumLine::kResidual + static_cast<float>(line.low) / 256;
   return std::all_of(pairs.begin(), pairs.end(), [&](const Pair& pair) {
-    const float sum =
-        std::fma(pair.inner, line.inner_gain, std::fma(pair.residual, line.residual_gain, line.offset));
+    const float residual = start + static_cast<float>(pair.lowest),
+                sum = std::fma(pair.inner, line.inner_gain,
+                               std::fma(residual, line.residual_gain, line.offset));
     return static_cast<int32_t>(std::clamp(std::rint(sum), 0.0f, 255.0f)) == pair.code;
   });
+}
+
+// Lines of these gains, those first whose offset and low byte come nearest to what they stand for, the sum of
+// the pair (hi - 256, lowest residual): within `most`. The next float of an offset is 2^-8 gains away or
+// fewer; low bytes step by 2^-8 gains, so that of 256 one comes within some 2^-16 gains, unless gains are
+// next to powers of 2.
+std::vector<SumLine> NearestLines(const Epilogue& e, float inner_gain, float residual_gain, double most) {
+  const int32_t lowest = e.residual_signed ? -128 : 0;
+  const double sum = e.y_zero_point - e.y_lo + (e.hi - 256 - e.zero_point) * static_cast<double>(inner_gain) +
+                     (lowest - e.residual_zero_point) * static_cast<double>(residual_gain);
+  std::vector<std::pair<double, SumLine>> lines;
+  for (int low = 0; low < 256; ++low) {
+    const double offset = sum - (SumLine::kResidual + low / 256.0) * static_cast<double>(residual_gain);
+    const SumLine line{inner_gain, residual_gain, static_cast<float>(offset), low};
+    const double distance = std::fabs(static_cast<double>(line.offset) - offset);
+    if (distance <= most) lines.emplace_back(distance, line);
+  }
+  std::sort(lines.begin(), lines.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<SumLine> out;
+  for (size_t i = 0; i < std::min(lines.size(), kMostLows); ++i) out.push_back(lines[i].second);
+  return out;
 }
 
 // The largest size of a sum on its way, in codes.
@@ -66,7 +91,7 @@ std::optional<SumLine> FitSum(const Epilogue& e) {
   if (e.y_hi - e.y_lo != 255 || e.hi - e.lo > 255) return std::nullopt;
   const float inner_gain = e.inner_scale / e.y_scale, residual_gain = e.residual_scale / e.y_scale;
   // Both ways of adding stay within 2^-20 of the largest sum from the exact one: each rounding adds 2^-24 at
-  // most, a gain that moves (kMostSteps + 1) * 2^-23.
+  // most, a gain that moves (kMostSteps + 1) * 2^-23, an offset 2^-24.
   const double size = LargestSum(e);
   if (!(size < 0x1p14)) return std::nullopt;
   const std::vector<Pair> pairs = PairsNearTies(e, size * 0x1p-19);
@@ -76,10 +101,11 @@ std::optional<SumLine> FitSum(const Epilogue& e) {
       const int rest = moves - std::abs(first);
       if (rest > kMostSteps) continue;
       for (const int second : {rest, -rest}) {
-        SumLine moved{Moved(inner_gain, first), Moved(residual_gain, second), 0};
-        moved.offset = static_cast<float>(
-            e.y_zero_point - e.y_lo + (e.hi - 256 - e.zero_point) * static_cast<double>(moved.inner_gain));
-        if (Holds(moved, pairs)) return moved;
+        const std::vector<SumLine> lines =
+            NearestLines(e, Moved(inner_gain, first), Moved(residual_gain, second), size * 0x1p-24);
+        const auto found =
+            std::find_if(lines.begin(), lines.end(), [&](const SumLine& line) { return Holds(line, pairs); });
+        if (found != lines.end()) return *found;
       }
     }
   }

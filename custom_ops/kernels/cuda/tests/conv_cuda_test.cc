@@ -308,6 +308,7 @@ class Generator : public cuda::Draws {
     if (spec.x.encoding != Encoding::kBipolar && Coin(0.6)) spec.x_zero_point = Code(spec.x);
     spec.weights = Codes(spec.w, g.out_channels * g.K());
     const int64_t mode = Int(0, 3);
+    const bool extreme = Coin(0.2);  // sums as large as they get
     for (int64_t c = 0; c < g.out_channels; ++c) {
       int32_t zero = 0;
       if (spec.w.encoding != Encoding::kBipolar) {
@@ -315,6 +316,10 @@ class Generator : public cuda::Draws {
         if (mode == 1) zero = (spec.w.MinCode() + spec.w.MaxCode() + 1) / 2;
       }
       spec.w_zero_point.push_back(zero);
+      if (extreme && Coin()) {
+        std::fill_n(spec.weights.begin() + c * g.K(), g.K(),
+                    static_cast<uint8_t>(Coin() ? spec.w.MaxCode() : spec.w.MinCode()));
+      }
       spec.bias.push_back(static_cast<int32_t>(Coin(0.8) ? Int(-5000, 5000) : 0));
     }
   }

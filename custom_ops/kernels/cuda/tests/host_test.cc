@@ -560,9 +560,10 @@ void TestSums() {
     const int32_t first = e.residual_signed ? -128 : 0;
     for (int32_t q = e.lo; q <= e.hi; ++q) {
       for (int32_t r = first; r < first + 256; ++r) {
-        const float sum = std::fma(
-            static_cast<float>(q - e.hi + 256), line->inner_gain,
-            std::fma(static_cast<float>(r - e.residual_zero_point), line->residual_gain, line->offset));
+        const float residual =
+            SumLine::kResidual + static_cast<float>(line->low) / 256 + static_cast<float>(r - first);
+        const float sum = std::fma(static_cast<float>(q - e.hi + 256), line->inner_gain,
+                                   std::fma(residual, line->residual_gain, line->offset));
         const int32_t code = e.y_lo + static_cast<int32_t>(std::clamp(std::rint(sum), 0.0f, 255.0f));
         wrong += code == EpilogueCode(e, q - e.zero_point, 0, r) ? 0 : 1;
       }
@@ -573,6 +574,41 @@ void TestSums() {
   Epilogue narrow = AddingEpilogue(random);
   narrow.y_hi = narrow.y_lo + 15;
   Expect(!FitSum(narrow).has_value(), "fewer than 256 codes are clipped elsewhere");
+}
+
+// Sums of one channel, of weights `w` and codes of a byte, as they reach the epilogue of a tile kernel.
+SumForm FormOf(ConvSpec spec, int8_t w, int32_t bias, float multiplier) {
+  std::fill(spec.weights.begin(), spec.weights.end(), static_cast<uint8_t>(w));
+  spec.bias[5] = bias;
+  spec.epilogue.multiplier[5] = multiplier;
+  const PackedConv conv(spec, DeviceOf(90, 132, 227), {});
+  const ConvParams p = conv.Params({1, 8, 8, 8, 8}, {Algorithm::kWgmma, 64, 32, 1});
+  const ConvConfig split{Algorithm::kWgmma, 64, 32, 1, 2};
+  Expect(conv.Params({1, 8, 8, 8, 8}, split).epilogue.sums == SumForm::kInteger,
+         "sums that others come to are integers");
+  return p.epilogue.sums;
+}
+
+// 256 products of 127 and 255 are 98048 less than 2^23, of 64 and 255 16384 less than 2^22.
+void TestSumForms() {
+  const ConvSpec plain = Pointwise(256, 32, false), adding = Pointwise(256, 32, true);
+  constexpr float kSmall = 0x1p-20f, kLarge = 0x1p-12f;  // the latter clips what is not exact
+  Expect(FormOf(plain, 127, 98047, kSmall) == SumForm::kFloatFromZero, "sums below 2^23 are floats");
+  Expect(FormOf(plain, 127, 98048, kSmall) == SumForm::kInteger, "a sum of 2^23 is no float");
+  Expect(FormOf(plain, 127, 98048, kLarge) == SumForm::kFloatFromZero, "but one that is clipped");
+  Expect(FormOf(plain, -128, -98048, kSmall) == SumForm::kFloatFromZero, "negative sums are clipped");
+  Expect(FormOf(plain, 127, 1 << 30, kLarge) == SumForm::kInteger, "bits of floats end");
+  Expect(FormOf(plain, -128, -(1 << 30), kLarge) == SumForm::kInteger, "bits of floats begin");
+  Expect(FormOf(plain, 1, 0, INFINITY) == SumForm::kInteger, "multipliers are normal numbers");
+  Expect(FormOf(adding, 64, 16383, kSmall) == SumForm::kFloat, "sums below 2^22 are floats of any sign");
+  Expect(FormOf(adding, 64, 16384, kSmall) == SumForm::kInteger, "a sum of 2^22 is none");
+  Expect(FormOf(adding, -64, -16384, kSmall) == SumForm::kInteger, "nor is the negative one");
+  Expect(FormOf(adding, -64, -16384, 2 * kLarge) == SumForm::kFloat, "but one that is clipped");
+  ConvSpec few_codes = plain, is_signed = adding;
+  few_codes.epilogue.hi = 15;
+  is_signed.epilogue.residual_signed = true;
+  Expect(FormOf(few_codes, 1, 0, kLarge) == SumForm::kInteger, "fewer codes are clipped elsewhere");
+  Expect(FormOf(is_signed, 1, 0, kLarge) == SumForm::kInteger, "signed residuals are flipped elsewhere");
 }
 
 // Scales in proportion, as those of networks that were made with few digits: many sums tie.
@@ -650,6 +686,7 @@ int main() {
   lowbit::cuda::TestChainedPairs();
   lowbit::cuda::TestDivisions();
   lowbit::cuda::TestSums();
+  lowbit::cuda::TestSumForms();
   lowbit::cuda::TestInverses();
   for (const lowbit::cuda::Case& c : lowbit::cuda::Cases()) lowbit::cuda::CheckCase(c);
   return lowbit::ReportFailures();
