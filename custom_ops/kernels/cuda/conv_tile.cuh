@@ -409,6 +409,7 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
   if (p.requantizes_fours) {
     const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
     const unsigned zero_points = static_cast<unsigned>(e.zero_point & 255) * 0x01010101u;
+    const bool of_bytes = e.rounding == Rounding::kUnsignedBytes && !e.has_residual;
     for (int u = static_cast<int>(threadIdx.x); u < rows * (kTileN / 4); u += kThreads) {
       const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_of(first_row + row);
       if (m < 0 || at.n0 + column >= p.n) continue;
@@ -424,9 +425,13 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
         total = Plus(total, v);
       }
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
-      unsigned codes = RoundedBytes(total, scale, lo, hi);
-      codes = __vadd4(codes, zero_points);
-      if (e.has_residual) codes = AddResiduals(e, codes, residual);
+      unsigned codes;
+      if (of_bytes) {
+        codes = Requantize<Rounding::kUnsignedBytes>(e, total, scale);
+      } else {
+        codes = __vadd4(RoundedBytes(total, scale, lo, hi), zero_points);
+        if (e.has_residual) codes = AddResiduals(e, codes, residual);
+      }
       *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes;
     }
     return;
