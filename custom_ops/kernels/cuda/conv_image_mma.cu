@@ -20,9 +20,9 @@ constexpr int kThreads = 128, kTileRows = 8, kTileColumns = 16, kTileM = kTileRo
 // clamped first (NaN to the lower side, as in core/epilogue.h); Markstein's sequence is then the correctly
 // rounded quotient where the host found fast_division.
 __device__ __forceinline__ unsigned QuantizedByte(const ImageParams& image, int channel, float v) {
-  const float scale = image.scale[channel], inverse = image.inverse[channel];
+  const float scale = image.rounding.scale[channel], inverse = image.rounding.inverse[channel];
   float quotient = 0;
-  if (image.fast_division) {
+  if (image.rounding.fast_division) {
     v = fminf(fmaxf(v, -1024.0f * scale), 1024.0f * scale);
     const float near = __fmul_rn(v, inverse);
     quotient = __fmaf_rn(__fmaf_rn(-near, scale, v), inverse, near);

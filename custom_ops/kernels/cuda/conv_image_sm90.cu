@@ -11,6 +11,7 @@
 #include "kernels/cuda/conv_tile.cuh"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/pixel_rounding.cuh"
 #include "kernels/cuda/wgmma_s8.cuh"
 
 namespace lowbit::cuda {
@@ -21,12 +22,6 @@ template <int kTileN>
 constexpr int kBlocks = kTileN == 32 ? 3 : 2;  // of a multiprocessor: what registers allow
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// B without swizzle: 8 rows of 16 bytes lie together, 128 bytes further the next 16 bytes of k, 256 bytes
-// further the next eight rows.
-__device__ __forceinline__ uint64_t PlainDescriptor(uint32_t shared) {
-  return (static_cast<uint64_t>(shared & 0x3FFFF) >> 4) | uint64_t{128 >> 4} << 16 | uint64_t{256 >> 4} << 32;
-}
-
 // The row of B that one of the tile's channels stands in: thread t of four holds columns 8 j + 2 t + {0, 1}
 // of the product; they are the channels kTileN / 4 * t + 2 j + {0, 1}.
 template <int kTileN>
@@ -84,14 +79,9 @@ __device__ __forceinline__ unsigned QuantizePixel(const ImageParams& image, cons
   unsigned four = image.codes_add;
 #pragma unroll
   for (int c = 0; c < kChannels; ++c) {
-    // NaN becomes the lower bound, as in core/epilogue.h; Markstein's sequence is the correctly rounded
-    // quotient.
-    const float clipped = fminf(fmaxf(v[c], image.low[c]), image.high[c]);
-    const float near = __fmul_rn(clipped, image.inverse[c]);
-    const float quotient = __fmaf_rn(__fmaf_rn(-near, image.scale[c], clipped), image.inverse[c], near);
-    four += __float_as_uint(__fadd_rn(quotient, 12582912.0f)) << (8 * c);
+    four += RoundedPixel(image.rounding, c, v[c]) << (8 * c);
   }
-  return four ^ image.codes_flip;
+  return four ^ image.rounding.flip;
 }
 
 // kRows: rows of taps that are multiplied, kernel_h or more.
@@ -266,9 +256,9 @@ cudaError_t LaunchChannels(const ConvParams& p, const ImageParams& image, const 
 }  // namespace
 
 bool FitsPlanes(const ConvParams& p, const ImageParams& image, const Device& device) {
-  return device.capability == 90 && p.in_registers && !p.epilogue.has_residual && image.fast_division &&
-         p.kernel_h <= kMaxPlaneRows && p.in_w % 4 == 0 && image.patch_rows * image.units_x <= kThreads &&
-         reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
+  return device.capability == 90 && p.in_registers && !p.epilogue.has_residual &&
+         image.rounding.fast_division && p.kernel_h <= kMaxPlaneRows && p.in_w % 4 == 0 &&
+         image.patch_rows * image.units_x <= kThreads && reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
 }
 
 cudaError_t LaunchPlanes(const ConvParams& params, const ImageParams& image, const ConvConfig& config,

@@ -91,22 +91,29 @@ enum class ImageSource : int { kCodes, kPlanes, kPixels };  // NHWC codes, NCHW 
 inline constexpr int kMaxImageChannels = 4, kMaxImageTaps = 8;
 inline constexpr int kMaxPlaneRows = 7;  // of taps, for LaunchPlanes
 
+// The quantizer of float pixels, by channel.
+struct PixelRounding {
+  float scale[kMaxImageChannels] = {}, inverse[kMaxImageChannels] = {};
+  float low[kMaxImageChannels] = {}, high[kMaxImageChannels] = {};  // clip bounds as floats
+  // What turns a rounded float's bits into its code, 128 more where codes are signed; four of them are
+  // flipped back at once.
+  uint32_t add[kMaxImageChannels] = {}, flip = 0;
+  bool fast_division = false;  // of all channels
+};
+
 struct ImageParams {
   int in_channels = 0, tiles_x = 0, tiles_y = 0, tiles = 0;
   FastDivisor by_columns;
   int patch_rows = 0, patch_columns = 0;  // pixels that a block's outputs read
   int patch_offset = 0;                   // in shared memory, behind the weights
-  // The quantizer of float pixels, by channel.
-  bool fast_division = false;
-  float scale[kMaxImageChannels] = {}, inverse[kMaxImageChannels] = {};
+  // The quantizer of float pixels.
+  PixelRounding rounding;
   int zero_point[kMaxImageChannels] = {};
   int lo = 0, hi = 0;
   // LaunchPlanes: patches in units of four pixels, whose first lies `shift` pixels left of the first tap's.
   int units_x = 0, shift = 0, patch_bytes = 0;
   FastDivisor by_units, by_tiles_x, by_tiles_y;
-  // Clip bounds as floats; what turns the sum of rounded floats, each a byte further, into codes.
-  float low[kMaxImageChannels] = {}, high[kMaxImageChannels] = {};
-  uint32_t codes_add = 0, codes_flip = 0;
+  uint32_t codes_add = 0;  // PixelRounding::add of all channels, each a byte further
 };
 
 inline constexpr int kMaxHaloRows = 32, kMaxHaloWeights = 40;

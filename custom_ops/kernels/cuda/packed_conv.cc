@@ -15,6 +15,7 @@
 #include <functional>
 #include <utility>
 
+#include "kernels/cuda/pool_params.h"
 #include "kernels/cuda/sum_line.h"
 
 namespace lowbit::cuda {
@@ -157,6 +158,32 @@ void PackImage(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
   }
 }
 
+// [channels in tiles][order][half of its slots][step of k32][B], B being blocks of eight rows of 16 bytes,
+// for the first and the second half of k. Thread t of four multiplies the cells of column t of a window: the
+// words of a half's two slots one after the other, each step one from the first half of k and one from the
+// second.
+void PackCells(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
+  const int64_t channels = g.in_channels, tile_bytes = channels * kCellChannelBytes;
+  for (int64_t c = 0; c < g.out_channels; ++c) {
+    // Thread t holds columns 8 j + 2 t + {0, 1} of the product; they are the channels 16 t + 2 j + {0, 1}.
+    const int64_t own = kPoolTileN / 4, in_tile = c % kPoolTileN;
+    const int64_t row = in_tile % own / 2 * 8 + in_tile / own * 2 + in_tile % 2;
+    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
+      const int64_t y = tap / g.kernel_w + g.pad_top % 2, x = tap % g.kernel_w + g.pad_left % 2;
+      for (int order = 0; order < kCellOrders; ++order) {
+        const int64_t slot = (y / 2 + order) % kCellTaps;
+        for (int64_t i = 0; i < channels; ++i) {
+          const int64_t byte = (y % 2 * 2 + x % 2) * channels + i, word = slot % 2 * channels + byte / 4;
+          const int64_t step = (order * 2 + slot / 2) * channels + word / 2;
+          out[c / kPoolTileN * tile_bytes + step * kCellMatrixBytes + row / 8 * 256 + word % 2 * 128 +
+              row % 8 * 16 + x / 2 * 4 + byte % 4] =
+              static_cast<uint8_t>(w.values[static_cast<size_t>((c * g.Taps() + tap) * channels + i)]);
+        }
+      }
+    }
+  }
+}
+
 // [kernel_h][taps of a row in fours][channels][4]
 void PackDepthwise(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
   const int64_t fours = RoundUp(g.kernel_w, 4) / 4;
@@ -206,10 +233,40 @@ Rounding RoundingOf(const Epilogue& e) {
 
 }  // namespace
 
+// Rounds, adds and clips what rises with the sums, each as float or int32. Neither 0 times infinity nor a
+// product that is no number is among it.
+bool Rises(const Epilogue& e) {
+  return e.kind == EpilogueKind::kRequantize && e.quantized_output && !e.has_residual &&
+         std::all_of(e.multiplier.begin(), e.multiplier.end(), IsNormal);
+}
+
+PixelRounding RoundingOf(const PixelQuantizer& quantizer) {
+  PixelRounding rounding;
+  std::copy(quantizer.scale.begin(), quantizer.scale.end(), rounding.scale);
+  rounding.fast_division = std::all_of(quantizer.scale.begin(), quantizer.scale.end(), IsNormal);
+  const bool is_signed = quantizer.lo < 0;
+  rounding.flip = is_signed ? 0x80808080u : 0u;
+  for (size_t c = 0; c < quantizer.scale.size(); ++c) {
+    const int32_t zero = quantizer.zero_point[c];
+    rounding.inverse[c] = 1.0f / quantizer.scale[c];
+    // Rounding puts these products, quotients of which are at most 255 in size, back on the codes.
+    rounding.low[c] = static_cast<float>(quantizer.lo - zero) * quantizer.scale[c];
+    rounding.high[c] = static_cast<float>(quantizer.hi - zero) * quantizer.scale[c];
+    rounding.add[c] = static_cast<uint32_t>(zero + (is_signed ? 128 : 0)) - 0x4B400000u;
+  }
+  return rounding;
+}
+
 bool PackedConv::FitsImage(const ConvGeometry& g, const OperandType& x) {
   return !g.transposed && g.group == 1 && g.in_channels <= kMaxImageChannels && g.kernel_w <= kMaxImageTaps &&
          g.kernel_h <= 16 && g.dilation_h == 1 && g.dilation_w == 1 && g.stride_h <= 4 && g.stride_w <= 4 &&
          g.pad_top < 4096 && g.pad_left < 4096 && x.encoding != Encoding::kBipolar;
+}
+
+bool PackedConv::FitsCells(const ConvGeometry& g, const OperandType& x) {
+  constexpr int64_t kPixels = 2 * kCellTaps;
+  return FitsImage(g, x) && g.stride_h == 2 && g.stride_w == 2 && g.kernel_h + g.pad_top % 2 <= kPixels &&
+         g.kernel_w + g.pad_left % 2 <= kPixels && g.out_channels % 16 == 0;
 }
 
 // Tensor maps step up to 8 pixels and know no padding but zeros; they read the input itself, not a repacked
@@ -235,6 +292,7 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
            (g.kernel_h - 1) * g.dilation_h < 4096 && (g.kernel_w - 1) * g.dilation_w < 4096 &&
            std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) < 4096;
   image_ = FitsImage(g, x_);
+  cells_ = device.capability == 90 && FitsCells(g, x_);
   depthwise_ = g.IsDepthwise() && !g.transposed && g.group % 16 == 0 && x_.encoding != Encoding::kBipolar;
   vector16_ = g.GroupIn() % 16 == 0;
   boxes_ = FitsBoxes(spec);
@@ -267,6 +325,7 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
   }
   has_w_zero_ = header.has_w_zero != 0;
   sum_form_ = static_cast<SumForm>(header.sum_form);
+  rises_ = !has_w_zero_ && !dequantized && Rises(spec.epilogue);
 
   ConstantBuilder builder(image);
   builder.Add(sizeof header, [&](uint8_t* to) { std::memcpy(to, &header, sizeof header); });
@@ -515,6 +574,11 @@ void PackedConv::AddWeights(const Int8Weights& weights, ConstantBuilder& builder
   if (image_) {
     few_at_ = builder.Add(g.kernel_h * RoundUp(g.out_channels, kImageColumns) * 32,
                           [&](uint8_t* to) { PackImage(g, weights, to); });
+  }
+  if (cells_) {
+    cells_at_ =
+        builder.Add(RoundUp(g.out_channels, kPoolTileN) / kPoolTileN * g.in_channels * kCellChannelBytes,
+                    [&](uint8_t* to) { PackCells(g, weights, to); });
   }
   if (depthwise_) {
     few_at_ = builder.Add(g.kernel_h * RoundUp(g.kernel_w, 4) * g.out_channels,

@@ -21,6 +21,10 @@ inline int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) 
 // Whether Markstein's division by `scale` is exact: nothing overflows, no subnormal number loses bits.
 inline bool IsNormal(float scale) { return scale > 0x1p-60f && scale < 0x1p60f; }
 
+PixelRounding RoundingOf(const PixelQuantizer& quantizer);
+// Whether a larger sum never gives a smaller code.
+bool Rises(const Epilogue& epilogue);
+
 struct Int8Weights;
 class ConstantBuilder;
 
@@ -41,6 +45,8 @@ class PackedConv {
   int32_t TileZero() const { return Bipolar() ? 0 : x_zero_; }
 
   static bool FitsImage(const ConvGeometry& geometry, const OperandType& x);
+  // Whether windows lie in cells as conv_pool.h has them.
+  static bool FitsCells(const ConvGeometry& geometry, const OperandType& x);
   // Whether the tensor memory accelerator can fetch what the taps of pixels read.
   static bool FitsBoxes(const ConvSpec& spec);
 
@@ -51,6 +57,9 @@ class PackedConv {
   HaloParams Halo(const ConvShape& shape, const ConvConfig& config) const;
   // What Algorithm::kImage needs besides; the quantizer is the caller's.
   ImageParams Image(const ConvShape& shape) const;
+  // The weights of cells; nullptr where there are none or the codes may not rise with the sums.
+  const uint8_t* CellWeights() const { return cells_ && rises_ ? memory_.At(cells_at_) : nullptr; }
+  const EpilogueParams& EpilogueOf() const { return epilogue_; }
   std::vector<uint8_t> Bytes() const;
 
  private:
@@ -75,9 +84,10 @@ class PackedConv {
   int32_t x_zero_;
   Device device_;
   bool tiled_ = false, image_ = false, depthwise_ = false, vector16_ = false, boxes_ = false,
-       repacks_ = false, has_w_zero_ = false, divides_fast_ = true;
+       repacks_ = false, has_w_zero_ = false, divides_fast_ = true, cells_ = false, rises_ = false;
   int64_t channels_ = 0, n_padded_ = 0, k_tiles_ = 0;
-  size_t weights_at_ = 0, few_at_ = 0, plain_bias_at_ = 0;  // few_at_: for images, for depthwise
+  size_t weights_at_ = 0, few_at_ = 0, cells_at_ = 0,
+         plain_bias_at_ = 0;  // few_at_: for images, for depthwise
   Offsets at_ = {};
   SumForm sum_form_ = SumForm::kInteger;
   EpilogueParams epilogue_;

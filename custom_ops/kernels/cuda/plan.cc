@@ -52,21 +52,11 @@ class ConvPlan {
   // Floats are fed in place of codes.
   void Quantize(const PixelQuantizer& quantizer) {
     source_ = quantizer.planes ? ImageSource::kPlanes : ImageSource::kPixels;
-    std::copy(quantizer.scale.begin(), quantizer.scale.end(), image_.scale);
     std::copy(quantizer.zero_point.begin(), quantizer.zero_point.end(), image_.zero_point);
-    image_.fast_division = std::all_of(quantizer.scale.begin(), quantizer.scale.end(), IsNormal);
     image_.lo = quantizer.lo;
     image_.hi = quantizer.hi;
-    image_.codes_flip = quantizer.lo < 0 ? 0x80808080u : 0u;
-    for (size_t c = 0; c < quantizer.scale.size(); ++c) {
-      const int32_t zero = quantizer.zero_point[c];
-      image_.inverse[c] = 1.0f / quantizer.scale[c];
-      // Rounding puts these products, quotients of which are at most 255 in size, back on the codes.
-      image_.low[c] = static_cast<float>(quantizer.lo - zero) * quantizer.scale[c];
-      image_.high[c] = static_cast<float>(quantizer.hi - zero) * quantizer.scale[c];
-      const auto add = static_cast<uint32_t>(zero + (quantizer.lo < 0 ? 128 : 0)) - 0x4B400000u;
-      image_.codes_add += add << (8 * c);
-    }
+    image_.rounding = RoundingOf(quantizer);
+    for (size_t c = 0; c < quantizer.scale.size(); ++c) image_.codes_add += image_.rounding.add[c] << (8 * c);
   }
 
   const ConvConfig& Config() const { return config_; }

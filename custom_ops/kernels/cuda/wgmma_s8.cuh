@@ -26,6 +26,12 @@ __device__ __forceinline__ uint64_t MatrixDescriptor(uint32_t shared) {
   return SlabDescriptor<128>(MatrixPart(shared));
 }
 
+// B without swizzle: 8 rows of 16 bytes lie together, 128 bytes further the next 16 bytes of k, 256 bytes
+// further the next eight rows.
+__device__ __forceinline__ uint64_t PlainDescriptor(uint32_t shared) {
+  return (static_cast<uint64_t>(shared & 0x3FFFF) >> 4) | uint64_t{128 >> 4} << 16 | uint64_t{256 >> 4} << 32;
+}
+
 __device__ __forceinline__ void WgmmaFence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void WgmmaCommit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -176,43 +182,43 @@ struct Wgmma<256, kSigned> {
   }
 };
 
-// As Wgmma::Multiply, a in registers: the fragment of mma.sync.
-template <bool kSigned>
+// As Wgmma::Multiply, a in registers: the fragment of mma.sync. Without kAdds, d need not be set before.
+template <bool kSigned, bool kAdds = true>
 __device__ __forceinline__ void MultiplyRows(int (&d)[16], const unsigned (&a)[4], uint64_t b) {
   if constexpr (kSigned) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-        "}, {%16, %17, %18, %19}, %20, 1;"
+        "}, {%16, %17, %18, %19}, %20, %21;"
         : LOWBIT_SUMS_16(0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0));
   } else {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-        "}, {%16, %17, %18, %19}, %20, 1;"
+        "}, {%16, %17, %18, %19}, %20, %21;"
         : LOWBIT_SUMS_16(0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0));
   }
 }
-template <bool kSigned>
+template <bool kSigned, bool kAdds = true>
 __device__ __forceinline__ void MultiplyRows(int (&d)[32], const unsigned (&a)[4], uint64_t b) {
   if constexpr (kSigned) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, 1;"
+        "}, {%32, %33, %34, %35}, %36, %37;"
         : LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0));
   } else {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, 1;"
+        "}, {%32, %33, %34, %35}, %36, %37;"
         : LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0));
   }
 }
 

@@ -24,6 +24,7 @@
 #include "core/epilogue.h"
 #include "core/status.h"
 #include "kernels/cuda/conv_chain.h"
+#include "kernels/cuda/conv_pool.h"
 #include "kernels/cuda/cuda_conv.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/tests/draws.h"
@@ -60,6 +61,13 @@ struct Node {
 struct Pair {
   ConvSpec first, second;
   cuda::PairShapes shapes;
+};
+
+// A network's first convolution and the pooling behind it.
+struct PooledNode {
+  Node conv;
+  Window window;
+  int64_t pooled_h = 0, pooled_w = 0;
 };
 
 // Two in a row; the residuals of the first may be made by a third one.
@@ -238,6 +246,53 @@ class Generator : public cuda::Draws {
     pair.second.epilogue.residual_signed = pair.first.epilogue.y_signed;
     pair.second.epilogue.residual_zero_point = pair.first.epilogue.zero_point;
     return pair;
+  }
+
+  // Windows of 3x3 and stride 2 over what a stem of stride 2 makes, of any parity and padding. The last ones
+  // may reach beyond the image.
+  PooledNode MakePooled() {
+    PooledNode pooled;
+    Node& node = pooled.conv;
+    do {
+      node = Make("stem");
+    } while (node.spec.x.encoding == Encoding::kBipolar);
+    ConvSpec& spec = node.spec;
+    ConvGeometry& g = spec.geometry;
+    ConvShape& s = node.shape;
+    node.kind = "pooled";
+    s.batch = Int(1, 3);
+    s.in_h = Coin(0.2) ? Int(1, 12) : Int(12, 90);
+    s.in_w = Coin(0.2) ? Int(1, 12) : Coin() ? 2 * Int(10, 70) : Int(20, 140);
+    g.stride_h = g.stride_w = 2;
+    g.out_channels = 16 * Int(1, 9);
+    g.kernel_h = Coin() ? 7 : Int(1, 7);
+    g.kernel_w = Coin() ? 7 : Int(1, 7);
+    for (int64_t* const pad : {&g.pad_top, &g.pad_left, &g.pad_bottom, &g.pad_right}) *pad = Int(0, 3);
+    if (g.pad_top % 2 == 0 && Coin(0.2)) g.kernel_h = 8;
+    if (g.pad_left % 2 == 0 && Coin(0.2)) g.kernel_w = 8;
+    const auto out = [](int64_t in, int64_t kernel, int64_t before, int64_t& after) {
+      after = std::max(after, kernel - in - before);
+      return (in + before + after - kernel) / 2 + 1;
+    };
+    s.out_h = out(s.in_h, g.kernel_h, g.pad_top, g.pad_bottom);
+    s.out_w = out(s.in_w, g.kernel_w, g.pad_left, g.pad_right);
+    do {
+      ConvSpec fresh;
+      fresh.geometry = g;
+      spec = std::move(fresh);
+      Operands(spec);
+    } while (spec.x.encoding == Encoding::kBipolar);
+    if (Coin(0.9)) spec.w_zero_point.assign(spec.w_zero_point.size(), 0);
+    RequantizesFor(spec, [](const Epilogue& e) { return !e.has_residual; });
+    pooled.window.kernel = {3, 3};
+    pooled.window.stride = {2, 2};
+    for (int64_t& pad : pooled.window.pad_begin) pad = Int(0, 1);
+    const auto windows = [&](int64_t in, int64_t pad) {
+      return Int(1, std::max<int64_t>(1, (in + pad + 1) / 2));
+    };
+    pooled.pooled_h = windows(s.out_h, pooled.window.pad_begin[0]);
+    pooled.pooled_w = windows(s.out_w, pooled.window.pad_begin[1]);
+    return pooled;
   }
 
   // 1x1 convolutions, the second of which reads what the first makes.
@@ -471,10 +526,11 @@ void Run(const std::function<void(cuda::Queue&, bool)>& launch, Way way, bool ov
 
 // The quantizer and the floats that become a node's input: NaN, infinities and ties among them.
 cuda::PixelQuantizer MakePixels(const ConvSpec& spec, const ConvShape& s, Generator& generator,
-                                std::vector<float>& floats, std::vector<uint8_t>& codes) {
+                                std::vector<float>& floats, std::vector<uint8_t>& codes,
+                                bool planes = false) {
   const int64_t channels = spec.geometry.in_channels, plane = s.in_h * s.in_w;
   cuda::PixelQuantizer quantizer;
-  quantizer.planes = generator.Coin(0.7);
+  quantizer.planes = planes || generator.Coin(0.7);
   quantizer.lo = spec.x.MinCode();
   quantizer.hi = spec.x.MaxCode();
   for (int64_t c = 0; c < channels; ++c) {
@@ -790,6 +846,90 @@ bool TestChain(Generator& generator, const cuda::Device& device, std::map<std::s
   return equal;
 }
 
+std::vector<uint8_t> MaxPool(const PooledNode& pooled, const std::vector<uint8_t>& codes) {
+  const ConvShape& s = pooled.conv.shape;
+  const int64_t channels = pooled.conv.spec.geometry.out_channels;
+  const bool is_signed = pooled.conv.spec.epilogue.y_signed;
+  std::vector<uint8_t> y;
+  for (int64_t i = 0; i < s.batch * pooled.pooled_h * pooled.pooled_w * channels; ++i) {
+    const int64_t c = i % channels, column = i / channels % pooled.pooled_w,
+                  line = i / channels / pooled.pooled_w, row = line % pooled.pooled_h,
+                  image = line / pooled.pooled_h;
+    int largest = -1000;
+    for (int64_t tap = 0; tap < 9; ++tap) {
+      const int64_t oy = 2 * row - pooled.window.pad_begin[0] + tap / 3,
+                    ox = 2 * column - pooled.window.pad_begin[1] + tap % 3;
+      if (oy < 0 || oy >= s.out_h || ox < 0 || ox >= s.out_w) continue;
+      const uint8_t code = codes[static_cast<size_t>(((image * s.out_h + oy) * s.out_w + ox) * channels + c)];
+      largest = std::max(largest, is_signed ? static_cast<int>(static_cast<int8_t>(code)) : int{code});
+    }
+    y.push_back(static_cast<uint8_t>(largest));
+  }
+  return y;
+}
+
+// Returns whether a convolution and its pooling in one launch agree; true where they are two.
+bool TestPooled(Generator& generator, const cuda::Device& device, std::map<std::string, Counts>& by) {
+  const PooledNode node = generator.MakePooled();
+  const ConvSpec& spec = node.conv.spec;
+  const ConvShape& s = node.conv.shape;
+  const ConvGeometry& g = spec.geometry;
+  std::vector<uint8_t> x(static_cast<size_t>(s.batch * s.in_h * s.in_w * g.in_channels)),
+      codes(static_cast<size_t>(s.OutPixels() * g.out_channels));
+  std::vector<float> floats;
+  cuda::PixelQuantizer quantizer = MakePixels(spec, s, generator, floats, x, true);
+  Threads pool;
+  ReferenceRows()[0].create(spec)->Run({s, x.data(), nullptr, codes.data()}, pool);
+  const std::vector<uint8_t> expected = MaxPool(node, codes);
+
+  cuda::PooledConv pooled{
+      cuda::PackConv(spec, device), quantizer, s, node.window, node.pooled_h, node.pooled_w};
+  if (generator.Coin(0.3)) {  // as a compiled model brings it
+    ConvSpec lean = spec;
+    lean.weights.clear();
+    pooled.conv = cuda::PackConv(lean, device, cuda::SavePacked(*pooled.conv));
+  }
+  Counts& counts = by[cuda::Pools(pooled) ? "conv_pool" : "conv_pool refuses"];
+  ++counts.runs;
+  if (!cuda::Pools(pooled)) return true;
+  const auto rows = static_cast<int>(node.pooled_h);
+  const auto plan =
+      generator.Coin()
+          ? cuda::PlanPooled(pooled)
+          : cuda::PlanPooled(pooled, cuda::SplitRows(rows, static_cast<int>(generator.Int(1, rows))));
+  constexpr size_t guard = 256;
+  std::vector<uint8_t> found(expected.size() + guard);
+  // The floats may begin anywhere.
+  const auto shift = static_cast<size_t>(generator.Coin(0.7) ? 0 : generator.Int(1, 3));
+  DeviceBuffer device_x((floats.size() + shift) * 4), device_y(found.size()),
+      elsewhere(std::max(floats.size() * 4, found.size()));
+  float* const from = static_cast<float*>(device_x.Get()) + shift;
+  Check(cudaMemcpy(from, floats.data(), floats.size() * 4, cudaMemcpyHostToDevice), "copy x");
+  Check(cudaMemset(device_y.Get(), 0xA5, found.size()), "poison");
+  const bool overlap = generator.Coin();
+  Run(
+      [&](cuda::Queue& queue, bool moved) {
+        cuda::LaunchPooled(*plan, moved ? elsewhere.Get() : from, moved ? elsewhere.Get() : device_y.Get(),
+                           queue);
+      },
+      generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}), overlap);
+  SynchronizeOrExit(cuda::PlanText(*plan));
+  Check(cudaMemcpy(found.data(), device_y.Get(), found.size(), cudaMemcpyDeviceToHost), "copy y");
+  const auto differs =
+      std::mismatch(expected.begin(), expected.end(), found.begin()).first - expected.begin();
+  const bool overran = std::any_of(found.begin() + static_cast<int64_t>(expected.size()), found.end(),
+                                   [](uint8_t b) { return b != 0xA5; });
+  if (differs == static_cast<int64_t>(expected.size()) && !overran) return true;
+  ++counts.wrong_runs;
+  std::cout << "WRONG " << cuda::PlanText(*plan) << (overlap ? " overlap" : "") << ": first " << differs
+            << " of " << expected.size() << (overran ? ", guard bytes overwritten" : "") << "; x " << s.batch
+            << "x" << s.in_h << "x" << s.in_w << "x" << g.in_channels << " -> " << s.out_h << "x" << s.out_w
+            << "x" << g.out_channels << " -> " << node.pooled_h << "x" << node.pooled_w << " kernel "
+            << g.kernel_h << "x" << g.kernel_w << " pads " << g.pad_top << " " << g.pad_left << ", "
+            << node.window.pad_begin[0] << " " << node.window.pad_begin[1] << " shift " << shift << "\n";
+  return false;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -817,6 +957,9 @@ int main(int argc, char** argv) {
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {
         if (!TestChain(generator, device, by, most, text)) ++wrong;
       }
+    }
+    for (int64_t i = 0; (only_kind.empty() || only_kind == "pooled") && i < per_class; ++i, ++nodes) {
+      if (!TestPooled(generator, device, by)) ++wrong;
     }
     for (const auto& [name, counts] : by) {
       std::cout << name << ": " << counts.runs << " runs, " << counts.wrong_runs << " wrong\n";

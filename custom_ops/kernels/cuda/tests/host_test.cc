@@ -16,8 +16,10 @@
 #include "kernels/cuda/architectures.h"
 #include "kernels/cuda/chain_params.h"
 #include "kernels/cuda/conv_chain.h"
+#include "kernels/cuda/conv_pool.h"
 #include "kernels/cuda/heuristic.h"
 #include "kernels/cuda/packed_conv.h"
+#include "kernels/cuda/pool_params.h"
 #include "kernels/cuda/sum_line.h"
 #include "tests/expect.h"
 
@@ -522,6 +524,84 @@ void CheckCase(const Case& c) {
   Expect(Throws([&] { PackedConv(bare, packed.On(), cut); }), "a packed node that is cut short is refused");
 }
 
+// ---- weights of cells, strips of pooled rows
+
+ConvSpec StemSpec(std::mt19937& random) {
+  ConvSpec spec;
+  ConvGeometry& g = spec.geometry;
+  g.in_channels = 1 + random() % 4;
+  g.out_channels = 16 * (1 + random() % 8);
+  g.stride_h = g.stride_w = 2;
+  g.pad_top = random() % 4;
+  g.pad_left = random() % 4;
+  g.kernel_h = 1 + random() % (8 - g.pad_top % 2);
+  g.kernel_w = 1 + random() % (8 - g.pad_left % 2);
+  spec.x = {8, Encoding::kUnsigned};
+  spec.w = {8, Encoding::kSigned};
+  const auto channels = static_cast<size_t>(g.out_channels);
+  spec.weights.resize(channels * static_cast<size_t>(g.K()));
+  for (uint8_t& code : spec.weights) code = static_cast<uint8_t>(random());
+  spec.w_zero_point.assign(channels, 0);
+  spec.bias.assign(channels, 0);
+  spec.epilogue.multiplier.assign(channels, 0.01f);
+  return spec;
+}
+
+// What the rows of cells in the registers' slots are multiplied with, as conv_pool_sm90.cu has it.
+void TestCells() {
+  std::mt19937 random(11);
+  constexpr int kNodes = 40;
+  for (int node = 0; node < kNodes; ++node) {
+    const ConvSpec spec = StemSpec(random);
+    const ConvGeometry& g = spec.geometry;
+    const PackedConv packed(spec, DeviceOf(90, 132, 228), {});
+    const uint8_t* const weights = packed.CellWeights();
+    Expect(weights != nullptr, "a stem has weights of cells");
+    if (weights == nullptr) continue;
+    const int64_t channels = g.in_channels;
+    int wrong = 0;
+    for (int order = 0; order < kCellTaps; ++order) {
+      for (int64_t c = 0; c < g.out_channels; ++c) {
+        const int64_t own = c % kPoolTileN % 16, row = own / 2 * 8 + c % kPoolTileN / 16 * 2 + own % 2;
+        for (int64_t i = 0; i < kCellTaps * kCellTaps * 4 * channels; ++i) {
+          const int64_t byte = i % (4 * channels), t = i / (4 * channels) % kCellTaps,
+                        slot = i / (4 * channels) / kCellTaps, word = slot % 2 * channels + byte / 4,
+                        half = (slot / 2 + order / 2) % 2,
+                        matrix = (order % 2 * 2 + half) * channels + word / 2;
+          const auto found = static_cast<int8_t>(
+              weights[c / kPoolTileN * channels * kCellChannelBytes + matrix * kCellMatrixBytes +
+                      row / 8 * 256 + word % 2 * 128 + row % 8 * 16 + t * 4 + byte % 4]);
+          const int64_t pixel = byte / channels, cell_row = (slot + kCellTaps - order) % kCellTaps,
+                        y = 2 * cell_row + pixel / 2 - g.pad_top % 2, x = 2 * t + pixel % 2 - g.pad_left % 2;
+          const bool inside = y >= 0 && y < g.kernel_h && x >= 0 && x < g.kernel_w;
+          const int expected =
+              inside ? spec.WeightValue(c, c * g.K() + (y * g.kernel_w + x) * channels + byte % channels) : 0;
+          wrong += found == expected ? 0 : 1;
+        }
+      }
+    }
+    Expect(wrong == 0, std::to_string(wrong) + " weights of cells are not where the kernel reads them");
+  }
+}
+
+void TestStrips() {
+  std::mt19937 random(12);
+  for (const int64_t batch : {1, 2, 7, 16, 128, 1000}) {
+    const auto packed = std::make_shared<const PackedConv>(StemSpec(random), DeviceOf(90, 132, 228),
+                                                           std::span<const uint8_t>());
+    const ConvShape shape = InferConvShape(packed->Geometry(), batch, 100, 240);
+    const PooledConv pooled{packed, {}, shape, {}, (shape.out_h + 1) / 2, (shape.out_w + 1) / 2};
+    const PoolStrips strips = ChooseStrips(pooled);
+    Expect(strips.strips >= 1 && strips.rows >= 1, "no strip is empty");
+    Expect(strips.strips * strips.rows + strips.longer == pooled.pooled_h && strips.longer < strips.strips,
+           "strips make up the image");
+  }
+  ConvSpec falling = StemSpec(random);
+  falling.epilogue.multiplier.front() = -1.0f;
+  Expect(PackedConv(falling, DeviceOf(90, 132, 228), {}).CellWeights() == nullptr,
+         "codes that fall with their sums are not pooled before they are rounded");
+}
+
 // ---- the second rounding on a line
 
 Epilogue AddingEpilogue(std::mt19937& random) {
@@ -688,6 +768,8 @@ int main() {
   lowbit::cuda::TestSums();
   lowbit::cuda::TestSumForms();
   lowbit::cuda::TestInverses();
+  lowbit::cuda::TestCells();
+  lowbit::cuda::TestStrips();
   for (const lowbit::cuda::Case& c : lowbit::cuda::Cases()) lowbit::cuda::CheckCase(c);
   return lowbit::ReportFailures();
 }
