@@ -75,24 +75,12 @@ class CudaBackend final : public Backend {
     }
   }
 
-  bool Fuses(const Graph& graph, const Node& first, const Node& second) const override {
-    if (reference_ || !IsLowBit(first) || !IsLowBit(second)) return false;
-    const bool is_residual = second.inputs[0] != first.outputs[0];
-    if (is_residual ? !IsConv(first) || !IsConv(second)
-                    : first.op != "LowBitQuantize" && second.op != "LowBitDequantize") {
-      return false;
-    }
+  bool Fuses(const Graph& graph, std::span<const Node* const> nodes, const Node& next) const override {
+    if (reference_ || !IsLowBit(*nodes[0]) || !IsLowBit(next)) return false;
     try {
-      const NodeSpec a = Decode(graph, first, Weights::kMayBeMissing),
-                     b = Decode(graph, second, Weights::kMayBeMissing);
-      if (is_residual) return FusesResidual(std::get_if<MatmulNode>(&a), std::get_if<MatmulNode>(&b));
-      const auto* const quantize = std::get_if<QuantizeNode>(&a);
-      const auto* const conv = std::get_if<MatmulNode>(&b);
-      if (quantize != nullptr && conv != nullptr)
-        return cuda::FusesQuantize(*quantize, *conv, device_->Properties());
-      const auto* const matmul = std::get_if<MatmulNode>(&a);
-      const auto* const dequantize = std::get_if<DequantizeNode>(&b);
-      return matmul != nullptr && dequantize != nullptr && cuda::FusesDequantize(*matmul, *dequantize);
+      return nodes.size() == 1   ? FusesPair(graph, *nodes[0], next)
+             : nodes.size() == 2 ? FusesPool(graph, *nodes[0], *nodes[1], next)
+                                 : false;
     } catch (const Error&) {
       return false;  // CreateStep says why
     }
@@ -106,6 +94,7 @@ class CudaBackend final : public Backend {
         return nodes[1]->op == "LowBitDequantize" ? CreateDequantized(graph, *nodes[0], *nodes[1], packed)
                                                   : CreateResidualPair(graph, *nodes[0], *nodes[1], packed);
       }
+      if (nodes.size() == 3) return CreatePooled(graph, *nodes[0], *nodes[1], *nodes[2], packed);
       return IsLowBit(*nodes[0]) ? CreateLowBit(graph, *nodes[0], packed) : CreateStandard(graph, *nodes[0]);
     };
     try {
@@ -172,6 +161,33 @@ class CudaBackend final : public Backend {
   void AdoptTunedChoices(const std::string& text) override { tuner_->Adopt(text); }
 
  private:
+  bool FusesPair(const Graph& graph, const Node& first, const Node& second) const {
+    const bool is_residual = second.inputs[0] != first.outputs[0];
+    if (is_residual ? !IsConv(first) || !IsConv(second)
+                    : first.op != "LowBitQuantize" && second.op != "LowBitDequantize") {
+      return false;
+    }
+    const NodeSpec a = Decode(graph, first, Weights::kMayBeMissing),
+                   b = Decode(graph, second, Weights::kMayBeMissing);
+    if (is_residual) return FusesResidual(std::get_if<MatmulNode>(&a), std::get_if<MatmulNode>(&b));
+    const auto* const quantize = std::get_if<QuantizeNode>(&a);
+    const auto* const conv = std::get_if<MatmulNode>(&b);
+    if (quantize != nullptr && conv != nullptr)
+      return cuda::FusesQuantize(*quantize, *conv, device_->Properties());
+    const auto* const matmul = std::get_if<MatmulNode>(&a);
+    const auto* const dequantize = std::get_if<DequantizeNode>(&b);
+    return matmul != nullptr && dequantize != nullptr && cuda::FusesDequantize(*matmul, *dequantize);
+  }
+
+  bool FusesPool(const Graph& graph, const Node& first, const Node& second, const Node& third) const {
+    if (first.op != "LowBitQuantize" || third.op != "LowBitMaxPool") return false;
+    const NodeSpec a = Decode(graph, first), b = Decode(graph, second, Weights::kMayBeMissing),
+                   c = Decode(graph, third);
+    const auto* const conv = std::get_if<MatmulNode>(&b);
+    return conv != nullptr &&
+           cuda::FusesPool(std::get<QuantizeNode>(a), *conv, std::get<MaxPoolNode>(c), device_->Properties());
+  }
+
   bool FusesResidual(const MatmulNode* first, const MatmulNode* second) const {
     return first != nullptr && second != nullptr &&
            cuda::FusesResidual(*first, *second, device_->Properties());
@@ -220,24 +236,54 @@ class CudaBackend final : public Backend {
         });
   }
 
+  std::unique_ptr<cuda::PackedNode> PackQuantized(const QuantizeNode& quantize, const MatmulNode& matmul,
+                                                  std::span<const uint8_t> packed) {
+    const cuda::Device& device = device_->Properties();
+    if (auto fused = cuda::PackQuantizedConv(quantize, matmul, device, {}, packed)) return fused;
+    return std::make_unique<PackedPair>(
+        cuda::PackNode(quantize, device),
+        cuda::PackMatmul(matmul, device, tuner_->ChooserFor(matmul.conv), packed),
+        [quantize](const TensorShape& x) { return OutputOf(NodeSpec(quantize), std::span(&x, 1)); });
+  }
+
   std::unique_ptr<Step> CreateQuantized(const Graph& graph, const Node& first, const Node& second,
                                         std::span<const uint8_t> packed) {
     NodeSpec quantize = Decode(graph, first), conv = Decode(graph, second, NeededBeside(packed));
-    const auto& matmul = std::get<MatmulNode>(conv);
-    const cuda::Device& device = device_->Properties();
-    auto packed_node = cuda::PackQuantizedConv(std::get<QuantizeNode>(quantize), matmul, device, {}, packed);
-    if (packed_node == nullptr) {
-      packed_node = std::make_unique<PackedPair>(
-          cuda::PackNode(quantize, device),
-          cuda::PackMatmul(matmul, device, tuner_->ChooserFor(matmul.conv), packed),
-          [quantize](const TensorShape& x) { return OutputOf(quantize, std::span(&x, 1)); });
-    }
+    auto packed_node = PackQuantized(std::get<QuantizeNode>(quantize), std::get<MatmulNode>(conv), packed);
     DropWeights(conv);
     return std::make_unique<CudaStep>(
         std::move(packed_node),
         [quantize = std::move(quantize), conv = std::move(conv)](std::span<const TensorShape> fed) {
           return OutputOfPair(quantize, conv, fed);
         });
+  }
+
+  std::unique_ptr<Step> CreatePooled(const Graph& graph, const Node& first, const Node& second,
+                                     const Node& third, std::span<const uint8_t> packed) {
+    NodeSpec quantize = Decode(graph, first), conv = Decode(graph, second, NeededBeside(packed)),
+             pool = Decode(graph, third);
+    const auto& grid = std::get<QuantizeNode>(quantize);
+    const auto& matmul = std::get<MatmulNode>(conv);
+    const auto& window = std::get<MaxPoolNode>(pool);
+    const cuda::Device& device = device_->Properties();
+    auto packed_node = cuda::PackPooledConv(grid, matmul, window, device, packed);
+    std::unique_ptr<cuda::PackedNode> apart;
+    if (packed_node == nullptr) apart = PackQuantized(grid, matmul, packed);
+    DropWeights(conv);
+    const auto convolved = [quantize = std::move(quantize),
+                            conv = std::move(conv)](std::span<const TensorShape> fed) {
+      return OutputOfPair(quantize, conv, fed);
+    };
+    if (packed_node == nullptr) {
+      packed_node = std::make_unique<PackedPair>(
+          std::move(apart), cuda::PackNode(pool, device),
+          [convolved](const TensorShape& x) { return convolved(std::span(&x, 1)); });
+    }
+    return std::make_unique<CudaStep>(std::move(packed_node),
+                                      [convolved, pool = std::move(pool)](std::span<const TensorShape> fed) {
+                                        const TensorShape codes = convolved(fed);
+                                        return OutputOf(pool, std::span(&codes, 1));
+                                      });
   }
 
   std::unique_ptr<Step> CreateResidualPair(const Graph& graph, const Node& first, const Node& second,

@@ -23,7 +23,11 @@ class PackedPair final : public cuda::PackedNode {
 
   std::shared_ptr<const cuda::NodePlan> Plan(std::span<const TensorShape> fed,
                                              const TensorShape& y) const override;
-  std::vector<uint8_t> Packed() const override { return second_->Packed(); }
+  // One of the two packs something.
+  std::vector<uint8_t> Packed() const override {
+    std::vector<uint8_t> packed = first_->Packed();
+    return packed.empty() ? second_->Packed() : packed;
+  }
 
  private:
   const std::unique_ptr<cuda::PackedNode> first_, second_;

@@ -78,14 +78,15 @@ class Backend {
   // `graph`. Never throws. Nodes that only give their input other dims (Reshape and its kin, see lower.h) are
   // not asked about: they become no step at all.
   virtual std::optional<std::string> Refusal(const Graph& graph, const Node& node) const = 0;
-  // Whether `first` and `second`, the only node that reads what `first` makes, and once, may become one step.
-  virtual bool Fuses(const Graph& graph, const Node& first, const Node& second) const {
-    (void)graph, (void)first, (void)second;
+  // Whether `nodes`, one or several that Fuses accepted before, and `next`, the only node that reads what the
+  // last of them makes, and once, may become one step.
+  virtual bool Fuses(const Graph& graph, std::span<const Node* const> nodes, const Node& next) const {
+    (void)graph, (void)nodes, (void)next;
     return false;
   }
-  // One step of one node, or of two that Fuses accepted: it is fed what the first is fed, then what else the
-  // second is. `packed` is what Step::Packed of the same nodes gave, or empty; the constants that it replaces
-  // may then be without data. Throws Error, without the node's name.
+  // One step of one node, or of several that Fuses accepted: it is fed what the first is fed, then what else
+  // each other one is. `packed` is what Step::Packed of the same nodes gave, or empty; the constants that it
+  // replaces may then be without data. Throws Error, without the node's name.
   virtual std::unique_ptr<Step> CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                            std::span<const uint8_t> packed) = 0;
   // A step that copies the one tensor it is fed.

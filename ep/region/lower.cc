@@ -54,7 +54,7 @@ class Lowering {
   std::vector<LoweredOp> Run() {
     ProducersOf(graph_);
     FindNeeded();
-    FindPairs();
+    FindGroups();
     std::vector<LoweredOp> ops;
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       if (IsLive(graph_.nodes[n]) && !taken_[n]) ops.push_back(LowerNode(n));
@@ -87,21 +87,29 @@ class Lowering {
     }
   }
 
-  void FindPairs() {
+  // The nodes that become one step with `n` as its last one so far, in order.
+  std::vector<const Node*> GroupOf(size_t n) const {
+    std::vector<const Node*> nodes;
+    for (; n != kNoNode; n = fused_with_[n]) nodes.push_back(&graph_.nodes[n]);
+    std::reverse(nodes.begin(), nodes.end());
+    return nodes;
+  }
+
+  void FindGroups() {
     taken_.assign(graph_.nodes.size(), false);
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
-      if (!IsLive(node) || fused_with_[n] != kNoNode || node.outputs.size() != 1) continue;
+      if (!IsLive(node) || node.outputs.size() != 1) continue;
       const size_t value = static_cast<size_t>(node.outputs[0]), reader = reader_[value];
       if (reads_[value] != 1 || reader == kNoNode || fused_with_[reader] != kNoNode) continue;
-      const Node& second = graph_.nodes[reader];
-      if (NamesReshape(node) || NamesReshape(second) || !backend_.Fuses(graph_, node, second)) continue;
+      const Node& next = graph_.nodes[reader];
+      if (NamesReshape(node) || NamesReshape(next) || !backend_.Fuses(graph_, GroupOf(n), next)) continue;
       fused_with_[reader] = n;
       taken_[n] = true;
     }
   }
 
-  // Appends what a run feeds to the node; `made` is what it gets from the node that it is fused with.
+  // Appends what a run feeds to the node; `made` is what it gets from the node before it in its group.
   void AppendFed(const Node& node, std::span<const size_t> fed, ValueId made,
                  std::vector<ValueId>& out) const {
     for (const size_t i : fed) {
@@ -126,13 +134,7 @@ class Lowering {
 
   LoweredOp LowerNode(size_t n) const {
     LoweredOp op;
-    if (fused_with_[n] == kNoNode) {
-      AppendNode(graph_.nodes[n], kAbsent, op);
-      return op;
-    }
-    const Node& first = graph_.nodes[fused_with_[n]];
-    AppendNode(first, kAbsent, op);
-    AppendNode(graph_.nodes[n], first.outputs[0], op);
+    for (const Node* const node : GroupOf(n)) AppendNode(*node, op.output, op);
     return op;
   }
 

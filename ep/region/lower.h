@@ -1,5 +1,5 @@
 // From the nodes of a region to the operations that remain: nodes nobody needs are dropped, reshapes only
-// rename memory, pairs that a back end fuses become one.
+// rename memory, those that a back end fuses become one.
 #pragma once
 
 #include <optional>
@@ -32,7 +32,7 @@ StandardNode ReadStandard(const Graph& graph, const Node& node);
 bool NamesReshape(const Node& node);
 
 struct LoweredOp {
-  std::vector<const Node*> nodes;    // one, or a fused pair
+  std::vector<const Node*> nodes;    // one, or several that are fused
   std::optional<ReshapeOp> reshape;  // where it is set, `output` lies where `fed[0]` does
   std::vector<ValueId> fed;
   ValueId output = kAbsent;

@@ -49,7 +49,7 @@ struct RegionPlan {
 
 class Program {
  public:
-  // Lowers `graph`: reshapes vanish, pairs fuse where the backend can, everything else becomes a step;
+  // Lowers `graph`: reshapes vanish, nodes fuse where the backend can, everything else becomes a step;
   // constants are packed and uploaded. `packed[i]` as CreateStep takes it, by step, or empty. Throws Error
   // naming the node.
   static std::shared_ptr<Program> Compile(const Graph& graph, std::shared_ptr<Backend> backend,

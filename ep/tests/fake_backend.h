@@ -136,8 +136,9 @@ class FakeBackend : public Backend {
     if (ops.contains(node.op)) return std::nullopt;
     return node.op + " is not for this back end";
   }
-  bool Fuses(const Graph&, const Node& first, const Node& second) const override {
-    return fuses && first.op == "LowBitLookup" && (second.op == "LowBitLookup" || second.op == "LowBitAdd");
+  bool Fuses(const Graph&, std::span<const Node* const> nodes, const Node& next) const override {
+    return fuses && nodes.size() == 1 && nodes[0]->op == "LowBitLookup" &&
+           (next.op == "LowBitLookup" || next.op == "LowBitAdd");
   }
   std::unique_ptr<Step> CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                    std::span<const uint8_t> packed) override;

@@ -339,8 +339,31 @@ void TestFusion() {
 // ---- instances
 
 struct FusesAll final : FakeBackend {
-  bool Fuses(const Graph&, const Node&, const Node&) const override { return true; }
+  bool Fuses(const Graph&, std::span<const Node* const> nodes, const Node&) const override {
+    return nodes.size() < most;
+  }
+  size_t most = 2;  // nodes of a step
 };
+
+void TestFusionOfSeveral() {
+  const Chain chain;
+  Graph graph = chain.builder.graph;
+  FusesAll backend;
+  for (const size_t most : {1, 2, 3, 4}) {
+    backend.most = most;
+    const std::vector<LoweredOp> ops = Lower(graph, backend);
+    const size_t nodes = graph.nodes.size();
+    Expect(ops.size() == (nodes + most - 1) / most, "as many nodes a step as the back end fuses");
+    size_t next = 0;
+    for (const LoweredOp& op : ops) {
+      Expect(op.fed == std::vector<ValueId>{graph.nodes[next].inputs[0]}, "fed what its first node is");
+      for (const Node* const node : op.nodes) Expect(node == &graph.nodes[next++], "in order");
+      Expect(op.output == graph.nodes[next - 1].outputs[0], "makes what its last node does");
+    }
+  }
+  graph.outputs.push_back(graph.nodes[1].outputs[0]);
+  Expect(Lower(graph, backend).front().nodes.size() == 2, "what is read elsewhere is made");
+}
 
 void TestFusionThroughAnyInput() {
   std::mt19937 random(5);
@@ -885,6 +908,7 @@ int main() {
   TestDamagedGraphs();
   TestFusion();
   TestFusionThroughAnyInput();
+  TestFusionOfSeveral();
   TestPlansAreBounded();
   TestTuning();
   TestProgramMayDieBeforeItsPlans();

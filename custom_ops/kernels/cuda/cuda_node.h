@@ -86,5 +86,12 @@ bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const D
 std::unique_ptr<PackedNode> PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& conv,
                                               const Device& device, ConvChooser choose,
                                               std::span<const uint8_t> packed = {});
+// Both, and the LowBitMaxPool that alone reads the convolution, as one kernel at the shapes that have one;
+// nullptr as of PackQuantizedConv.
+bool FusesPool(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPoolNode& pool,
+               const Device& device);
+std::unique_ptr<PackedNode> PackPooledConv(const QuantizeNode& quantize, const MatmulNode& conv,
+                                           const MaxPoolNode& pool, const Device& device,
+                                           std::span<const uint8_t> packed = {});
 
 }  // namespace lowbit::cuda

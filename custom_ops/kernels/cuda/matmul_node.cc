@@ -6,6 +6,7 @@
 
 #include "core/status.h"
 #include "kernels/cuda/conv_chain.h"
+#include "kernels/cuda/conv_pool.h"
 #include "kernels/cuda/cuda_node.h"
 #include "kernels/cuda/packed_conv.h"
 
@@ -88,21 +89,22 @@ class PackedMatmul final : public PackedNode {
   std::shared_ptr<const PackedConv> conv_;
 };
 
-// The residuals lie in the workspace, before what either launch needs.
+// What the first makes lies in the workspace, before what either launch needs. The second is fed it last.
 class SeparatePlan final : public NodePlan {
  public:
   SeparatePlan(std::shared_ptr<const NodePlan> first, std::shared_ptr<const NodePlan> second,
-               int64_t residual_bytes)
+               int64_t between_bytes)
       : first_(std::move(first)),
         second_(std::move(second)),
-        scratch_at_(static_cast<size_t>(RoundUp(residual_bytes, 256))) {}
+        scratch_at_(static_cast<size_t>(RoundUp(between_bytes, 256))) {}
 
   size_t WorkspaceBytes() const override {
     return scratch_at_ + std::max(first_->WorkspaceBytes(), second_->WorkspaceBytes());
   }
   void Launch(std::span<const void* const> fed, void* y, void* workspace, Queue& queue) const override {
     void* const scratch = static_cast<uint8_t*>(workspace) + scratch_at_;
-    const void* const second_fed[] = {fed[1], workspace};
+    std::vector<const void*> second_fed(fed.begin() + 1, fed.end());
+    second_fed.push_back(workspace);
     first_->Launch(fed.first(1), workspace, scratch, queue);
     second_->Launch(second_fed, y, scratch, queue);
   }
@@ -205,14 +207,19 @@ class PackedPixels final : public PackedNode {
     }
   }
 
-  std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed, const TensorShape&) const override {
+  ConvShape ShapeOf(std::span<const TensorShape> fed) const {
     Require(!fed.empty() && fed[0].dims.size() == 4, "an image was expected, of rank 4");
     const std::vector<int64_t>& dims = fed[0].dims;
     const size_t first = quantizer_.planes ? 2 : 1;
     Require(dims[quantizer_.planes ? 1 : 3] == geometry_.in_channels, "the image has ",
             dims[quantizer_.planes ? 1 : 3], " channels, expected ", geometry_.in_channels);
-    const ConvShape shape = InferConvShape(geometry_, dims[0], dims[first], dims[first + 1]);
-    return std::make_shared<const MatmulPlan>(PlanPixels(conv_, shape, quantizer_), has_residual_);
+    return InferConvShape(geometry_, dims[0], dims[first], dims[first + 1]);
+  }
+  const PixelQuantizer& GridOf() const { return quantizer_; }
+  const std::shared_ptr<const PackedConv>& Conv() const { return conv_; }
+
+  std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed, const TensorShape&) const override {
+    return std::make_shared<const MatmulPlan>(PlanPixels(conv_, ShapeOf(fed), quantizer_), has_residual_);
   }
   std::vector<uint8_t> Packed() const override { return SavePacked(*conv_); }
 
@@ -222,6 +229,55 @@ class PackedPixels final : public PackedNode {
   PixelQuantizer quantizer_;
   std::shared_ptr<const PackedConv> conv_;
 };
+
+class PooledNodePlan final : public NodePlan {
+ public:
+  explicit PooledNodePlan(std::shared_ptr<const PooledPlan> plan) : plan_(std::move(plan)) {}
+
+  void Launch(std::span<const void* const> fed, void* y, void*, Queue& queue) const override {
+    LaunchPooled(*plan_, fed[0], y, queue);
+  }
+  std::string Text() const override { return PlanText(*plan_); }
+
+ private:
+  std::shared_ptr<const PooledPlan> plan_;
+};
+
+// Floats in, the largest codes of windows out.
+class PackedPooledPixels final : public PackedNode {
+ public:
+  PackedPooledPixels(PackedPixels pixels, const MatmulNode& conv, const MaxPoolNode& pool,
+                     const Device& device)
+      : pixels_(std::move(pixels)),
+        window_(pool.window),
+        y_type_(conv.conv.epilogue.y_signed ? ElementType::kInt8 : ElementType::kUInt8),
+        pool_(PackNode(pool, device)) {}
+
+  std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed,
+                                       const TensorShape& y) const override {
+    const ConvShape shape = pixels_.ShapeOf(fed);
+    const PooledConv pooled{pixels_.Conv(), pixels_.GridOf(), shape, window_, y.dims.at(1), y.dims.at(2)};
+    if (Pools(pooled)) return std::make_shared<const PooledNodePlan>(PlanPooled(pooled));
+    const TensorShape between{y_type_, {shape.batch, shape.out_h, shape.out_w, y.dims.at(3)}};
+    return std::make_shared<const SeparatePlan>(
+        pixels_.Plan(fed, between), pool_->Plan(std::span(&between, 1), y), ElementCount(between.dims));
+  }
+  std::vector<uint8_t> Packed() const override { return pixels_.Packed(); }
+
+ private:
+  PackedPixels pixels_;
+  Window window_;
+  ElementType y_type_;
+  std::unique_ptr<PackedNode> pool_;
+};
+
+// nullptr for weights whose zero points leave int8: they need sums of codes.
+std::shared_ptr<const PackedConv> PackImageConv(const MatmulNode& conv, const Device& device,
+                                                std::span<const uint8_t> packed) {
+  auto constants = PackConv(conv.conv, device, packed);
+  const std::vector<ConvConfig> candidates = CandidateConfigs(*constants, {1, 64, 64, 1, 1});
+  return candidates.front().algorithm == Algorithm::kImage ? constants : nullptr;
+}
 
 }  // namespace
 
@@ -277,11 +333,24 @@ std::unique_ptr<PackedNode> PackQuantizedConv(const QuantizeNode& quantize, cons
                                               const Device& device, ConvChooser,
                                               std::span<const uint8_t> packed) {
   if (!FusesQuantize(quantize, conv, device)) return nullptr;
-  auto constants = PackConv(conv.conv, device, packed);
-  // Weights whose zero points leave int8 need sums of codes: two kernels then.
-  const std::vector<ConvConfig> candidates = CandidateConfigs(*constants, {1, 64, 64, 1, 1});
-  if (candidates.front().algorithm != Algorithm::kImage) return nullptr;
+  auto constants = PackImageConv(conv, device, packed);
+  if (constants == nullptr) return nullptr;
   return std::make_unique<PackedPixels>(quantize, conv, std::move(constants));
+}
+
+bool FusesPool(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPoolNode& pool,
+               const Device& device) {
+  return FusesQuantize(quantize, conv, device) && quantize.to_channels_last &&
+         FitsPooling(conv.conv, pool, device);
+}
+
+std::unique_ptr<PackedNode> PackPooledConv(const QuantizeNode& quantize, const MatmulNode& conv,
+                                           const MaxPoolNode& pool, const Device& device,
+                                           std::span<const uint8_t> packed) {
+  auto constants = PackImageConv(conv, device, packed);
+  if (constants == nullptr) return nullptr;
+  return std::make_unique<PackedPooledPixels>(PackedPixels(quantize, conv, std::move(constants)), conv, pool,
+                                              device);
 }
 
 // Products alone: the large outputs of convolutions take the faster epilogues that end in codes.

@@ -82,8 +82,8 @@ class FakeBackend final : public Backend {
   std::optional<std::string> Refusal(const Graph& graph, const Node& node) const override {
     return cpu_->Refusal(graph, node);
   }
-  bool Fuses(const Graph& graph, const Node& first, const Node& second) const override {
-    return cpu_->Fuses(graph, first, second);
+  bool Fuses(const Graph& graph, std::span<const Node* const> nodes, const Node& next) const override {
+    return cpu_->Fuses(graph, nodes, next);
   }
   std::unique_ptr<Step> CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                    std::span<const uint8_t> packed) override {
