@@ -31,21 +31,32 @@ namespace lowbit::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kWarpColumns = kPoolTileColumns / 4;
 // A pair of rows of cells is what a row of pooled pixels needs besides what the one before did. A block's
 // columns need 61 cells of a row, each thread has one of the pair.
 constexpr int kRowCells = 64, kPairs = 4;
 static_assert(2 * kPoolTileColumns + 2 + kCellTaps - 1 <= kRowCells);
-constexpr int kLowest = std::numeric_limits<int>::min();
 
 // Pairs of rows of cells whose floats are on their way.
 constexpr int kStages = 3;
 
+// From cell to cell: odd, without bank conflicts.
+template <int kChannels>
+constexpr int kCellWords = kChannels | 1;
+// Of a pair of rows of cells.
+template <int kChannels>
+constexpr int kFloatBytes = kThreads * 4 * kChannels * 4;
+template <int kChannels>
+constexpr int kSharedBytes = kChannels * kCellChannelBytes + kStages * kFloatBytes<kChannels> +
+                             kPairs * 2 * kRowCells * kCellWords<kChannels> * 4;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+constexpr int kWarpColumns = kPoolTileColumns / 4;
+constexpr int kLowest = std::numeric_limits<int>::min();
+constexpr unsigned kAllInside = 15;  // the pixels of a cell
+
 // The codes of a cell, each rounded from a value within the clip bounds: as integers in the low bits of
 // floats they are added up, a byte apart, with all that is constant. `rows`: two pixels of each channel, then
 // those of the row below, kThreads apart. `inside`: a bit for each pixel that the image has.
-constexpr unsigned kAllInside = 15;
-
 template <int kChannels>
 __device__ __forceinline__ void QuantizeCell(const PooledParams& p, const float2* rows, unsigned inside,
                                              unsigned* to) {
@@ -86,16 +97,6 @@ __device__ __forceinline__ int ReadThreadIndex() {
   return thread;
 }
 
-// From cell to cell: odd, without bank conflicts.
-template <int kChannels>
-constexpr int kCellWords = kChannels | 1;
-// Of a pair of rows of cells.
-template <int kChannels>
-constexpr int kFloatBytes = kThreads * 4 * kChannels * 4;
-template <int kChannels>
-constexpr int kSharedBytes = kChannels * kCellChannelBytes + kStages * kFloatBytes<kChannels> +
-                             kPairs * 2 * kRowCells * kCellWords<kChannels> * 4;
-
 __device__ __forceinline__ void SetAll(int (&sums)[kPoolTileN / 2], int value) {
 #pragma unroll
   for (int& sum : sums) sum = value;
@@ -106,6 +107,7 @@ __device__ __forceinline__ void TakeLargest(int (&largest)[kPoolTileN / 2],
 #pragma unroll
   for (int i = 0; i < kPoolTileN / 2; ++i) largest[i] = max(largest[i], sums[i]);
 }
+#endif
 
 template <int kChannels, bool kSigned>
 __global__ void __launch_bounds__(kThreads, kPoolBlocks - kChannels / 4)
