@@ -252,6 +252,7 @@ cudaError_t LaunchPair(const ConvParams& first, bool first_signed, const ConvPar
   if (is(64, 64)) return LaunchTile<64, 64>(first, first_signed, second, options);
   if (is(64, 128)) return LaunchTile<64, 128>(first, first_signed, second, options);
   if (is(128, 128)) return LaunchTile<128, 128>(first, first_signed, second, options);
+  if (is(192, 128)) return LaunchTile<192, 128>(first, first_signed, second, options);
   return cudaErrorInvalidValue;
 }
 

@@ -555,7 +555,7 @@ std::vector<ConvConfig> RankConfigs(const GemmProblem& problem, const Device& de
 
 namespace {
 
-constexpr Tile kPairTiles[] = {{64, 32}, {64, 64}, {64, 128}, {128, 128}};
+constexpr Tile kPairTiles[] = {{64, 32}, {64, 64}, {64, 128}, {128, 128}, {192, 128}};
 
 int64_t KTiles(const PairProblem& problem) { return KTiles(problem.first) + KTiles(problem.second); }
 
