@@ -86,12 +86,21 @@ bool Applies(const ConvChain& chain) {
   if (device.capability != 90 || !unit_stride(b) || a.out_channels != b.in_channels) return false;
   const GemmProblem first = chain.first->Problem(chain.shape),
                     second = chain.second->Problem(SecondShape(chain));
-  if (!first.streams || !second.streams || second.residual || first.m == 0 || first.n == 0 || second.n == 0)
+  // Weights of more channels are larger than the shared memory of the largest cluster, and ParamsOf counts in
+  // int.
+  const auto is_small = [](const GemmProblem& each) {
+    constexpr int64_t kMostChannels = 1 << 14;
+    return each.k <= kMostChannels && each.n <= kMostChannels;
+  };
+  if (!first.streams || !second.streams || second.residual || first.m == 0 || first.n == 0 || second.n == 0 ||
+      !is_small(first) || !is_small(second)) {
     return false;
+  }
   if (chain.residuals == nullptr) return unit_stride(a);
   const GemmProblem residuals = chain.residuals->Problem(chain.residuals_shape);
-  return residuals.streams && !residuals.residual && first.residual && residuals.m == first.m &&
-         residuals.n == first.n && chain.residuals->XSigned() == chain.first->XSigned();
+  return residuals.streams && is_small(residuals) && !residuals.residual && first.residual &&
+         residuals.m == first.m && residuals.n == first.n &&
+         chain.residuals->XSigned() == chain.first->XSigned();
 }
 
 // In clocks, fitted to what chains in place of two kernels cost ResNet-50 and MobileNetV2 on one H200, batch
