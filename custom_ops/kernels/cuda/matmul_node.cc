@@ -89,7 +89,8 @@ class PackedMatmul final : public PackedNode {
   std::shared_ptr<const PackedConv> conv_;
 };
 
-// What the first makes lies in the workspace, before what either launch needs. The second is fed it last.
+// What the first makes lies in the workspace, before what either launch needs. The second is fed it last,
+// behind one other tensor where there is one.
 class SeparatePlan final : public NodePlan {
  public:
   SeparatePlan(std::shared_ptr<const NodePlan> first, std::shared_ptr<const NodePlan> second,
@@ -103,10 +104,9 @@ class SeparatePlan final : public NodePlan {
   }
   void Launch(std::span<const void* const> fed, void* y, void* workspace, Queue& queue) const override {
     void* const scratch = static_cast<uint8_t*>(workspace) + scratch_at_;
-    std::vector<const void*> second_fed(fed.begin() + 1, fed.end());
-    second_fed.push_back(workspace);
+    const void* const second_fed[] = {fed.back(), workspace};
     first_->Launch(fed.first(1), workspace, scratch, queue);
-    second_->Launch(second_fed, y, scratch, queue);
+    second_->Launch(std::span(second_fed).last(fed.size()), y, scratch, queue);
   }
   std::string Text() const override { return first_->Text() + " + " + second_->Text(); }
 

@@ -222,9 +222,13 @@ bool EndsInFragments(Algorithm algorithm) {
   }
 }
 
+bool HasNormalMultipliers(const Epilogue& e) {
+  return std::all_of(e.multiplier.begin(), e.multiplier.end(), IsNormal);
+}
+
 // Multipliers that are no numbers would need lower bounds other than 0.
 Rounding RoundingOf(const Epilogue& e) {
-  if (!std::all_of(e.multiplier.begin(), e.multiplier.end(), IsNormal)) return Rounding::kAny;
+  if (!HasNormalMultipliers(e)) return Rounding::kAny;
   const int32_t lo = e.lo - e.zero_point, hi = e.hi - e.zero_point;
   if (lo == 0) return hi == 255 ? Rounding::kUnsignedBytes : Rounding::kFromZero;
   if (hi - lo != 255) return Rounding::kAny;
@@ -237,7 +241,7 @@ Rounding RoundingOf(const Epilogue& e) {
 // product that is no number is among it.
 bool Rises(const Epilogue& e) {
   return e.kind == EpilogueKind::kRequantize && e.quantized_output && !e.has_residual &&
-         std::all_of(e.multiplier.begin(), e.multiplier.end(), IsNormal);
+         HasNormalMultipliers(e);
 }
 
 PixelRounding RoundingOf(const PixelQuantizer& quantizer) {
@@ -309,28 +313,30 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
     epilogue_.output_zero_point = dequantized->zero_point;
   }
   Int8Weights weights;
+  std::vector<int32_t> bias;  // of the kernels but the plain one
   ImageHeader header;
   if (image.empty()) {
     Require(static_cast<int64_t>(spec.weights.size()) == g.out_channels * g.K(), "the node has ",
             spec.weights.size(), " weights, expected ", g.out_channels * g.K());
     weights = ToInt8(spec);
-    header.has_w_zero =
-        std::any_of(weights.zero.begin(), weights.zero.end(), [](int32_t z) { return z != 0; }) ? 1 : 0;
-    has_w_zero_ = header.has_w_zero != 0;
-    header.sum_form = static_cast<uint32_t>(SumFormOf(spec, weights));
+    has_w_zero_ = std::any_of(weights.zero.begin(), weights.zero.end(), [](int32_t z) { return z != 0; });
+    bias = FoldedBias(spec, weights);
+    sum_form_ = SumFormOf(spec.epilogue, weights, bias);
+    header.has_w_zero = has_w_zero_ ? 1 : 0;
+    header.sum_form = static_cast<uint32_t>(sum_form_);
   } else {
     header = ReadHeader(image);
     weights.zero.resize(static_cast<size_t>(g.out_channels));
-    weights.sum.resize(static_cast<size_t>(g.out_channels));
+    bias.resize(spec.bias.size());
+    has_w_zero_ = header.has_w_zero != 0;
+    sum_form_ = static_cast<SumForm>(header.sum_form);
   }
-  has_w_zero_ = header.has_w_zero != 0;
-  sum_form_ = static_cast<SumForm>(header.sum_form);
   rises_ = !has_w_zero_ && !dequantized && Rises(spec.epilogue);
 
   ConstantBuilder builder(image);
   builder.Add(sizeof header, [&](uint8_t* to) { std::memcpy(to, &header, sizeof header); });
   AddWeights(weights, builder);
-  AddEpilogue(spec, weights, builder);
+  AddEpilogue(spec, weights, bias, builder);
   const std::span<const uint8_t> bytes = builder.Bytes();
   DeviceGuard guard(device.ordinal);
   memory_.Upload(bytes.data(), bytes.size());
@@ -601,15 +607,15 @@ std::vector<int32_t> PackedConv::FoldedBias(const ConvSpec& spec, const Int8Weig
 // 0 .. 2^23 (-2^22 .. 2^22) f is 2^23 (1.5 * 2^23) plus the sum. f rises with the sum everywhere as long as
 // its bits are those of a positive normal number, hence beyond it is enough that codes are clipped there: at
 // 2^23 (2^22) by the upper bound, times multipliers that are large enough; below 0 (-2^22) by the lower one.
-SumForm PackedConv::SumFormOf(const ConvSpec& spec, const Int8Weights& weights) const {
-  const Epilogue& e = spec.epilogue;
+SumForm PackedConv::SumFormOf(const Epilogue& e, const Int8Weights& weights,
+                              const std::vector<int32_t>& bias) const {
   const bool adds = e.has_residual;
   const bool fits =
       adds ? !e.residual_signed && e.y_lo == 0 &&
                  (epilogue_.addition == Addition::kOnLine || epilogue_.addition == Addition::kBothFromLowest)
            : epilogue_.rounding == Rounding::kUnsignedBytes && e.lo == 0;
   if (!tiled_ || has_w_zero_ || e.kind != EpilogueKind::kRequantize || !e.quantized_output ||
-      epilogue_.dequantizes || !fits || !std::all_of(e.multiplier.begin(), e.multiplier.end(), IsNormal)) {
+      epilogue_.dequantizes || !fits || !HasNormalMultipliers(e)) {
     return SumForm::kInteger;
   }
   constexpr int64_t kMost = int64_t{1} << 29;  // either float is further from what is no normal number
@@ -621,7 +627,6 @@ SumForm PackedConv::SumFormOf(const ConvSpec& spec, const Int8Weights& weights) 
                 highest = Bipolar()   ? 1
                           : XSigned() ? 127
                                       : 255;
-  const std::vector<int32_t> bias = FoldedBias(spec, weights);
   for (size_t c = 0; c < bias.size(); ++c) {
     const int64_t above = weights.above[c], below = weights.sum[c] - above;
     const int64_t least = bias[c] + lowest * above + highest * below,
@@ -633,11 +638,11 @@ SumForm PackedConv::SumFormOf(const ConvSpec& spec, const Int8Weights& weights) 
   return adds ? SumForm::kFloat : SumForm::kFloatFromZero;
 }
 
-void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights, ConstantBuilder& builder) {
+void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights,
+                             const std::vector<int32_t>& bias, ConstantBuilder& builder) {
   const Epilogue& e = spec.epilogue;
   Require(e.tail.size() <= kMaxTailSteps, "the tail has ", e.tail.size(), " steps, expected at most ",
           kMaxTailSteps);
-  const std::vector<int32_t> bias = FoldedBias(spec, weights);
   // Thresholds have none; kernels read it all the same.
   std::vector<float> scale = e.kind == EpilogueKind::kRequantize ? e.multiplier : e.acc_scale;
   scale.resize(static_cast<size_t>(geometry_.out_channels));

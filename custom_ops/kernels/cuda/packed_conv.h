@@ -74,8 +74,9 @@ class PackedConv {
   void AddWeights(const Int8Weights& weights, ConstantBuilder& builder);
   std::vector<int32_t> FoldedBias(const ConvSpec& spec, const Int8Weights& weights) const;
   // The form that sums of these weights may have, whatever bytes the input holds. After SetEpilogue.
-  SumForm SumFormOf(const ConvSpec& spec, const Int8Weights& weights) const;
-  void AddEpilogue(const ConvSpec& spec, const Int8Weights& weights, ConstantBuilder& builder);
+  SumForm SumFormOf(const Epilogue& e, const Int8Weights& weights, const std::vector<int32_t>& bias) const;
+  void AddEpilogue(const ConvSpec& spec, const Int8Weights& weights, const std::vector<int32_t>& bias,
+                   ConstantBuilder& builder);
   void SetEpilogue(const Epilogue& epilogue);
   void ResolveEpilogue();
 
