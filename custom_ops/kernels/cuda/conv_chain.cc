@@ -173,10 +173,7 @@ class ChainPlan {
   void Launch(const void* x, const void* added, void* y, void* z, Queue& queue) const {
     const Device& device = chain_.first->On();
     DeviceGuard guard(device.ordinal);
-    for (const void* const pointer : {x, added, static_cast<const void*>(y), static_cast<const void*>(z)}) {
-      Require(reinterpret_cast<uintptr_t>(pointer) % 16 == 0,
-              "tensors of a convolution on the GPU begin at multiples of 16 bytes; copy the tensor to one");
-    }
+    RequireAligned({x, added, y, z});
     ChainParams p = params_;
     p.first.pixels.x = static_cast<const uint8_t*>(x);
     (p.makes_residuals ? p.residuals.pixels.x : p.residual) = static_cast<const uint8_t*>(added);

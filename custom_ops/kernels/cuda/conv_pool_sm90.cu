@@ -400,8 +400,7 @@ class PooledPlan {
   void Launch(const void* x, void* y, Queue& queue) const {
     if (params_.images == 0) return;
     DeviceGuard guard(conv_->On().ordinal);
-    Require(reinterpret_cast<uintptr_t>(y) % 16 == 0,
-            "tensors of a convolution on the GPU begin at multiples of 16 bytes; copy the tensor to one");
+    RequireAligned({y});
     PooledParams p = params_;
     p.x = static_cast<const float*>(x);
     p.y = static_cast<uint8_t*>(y);

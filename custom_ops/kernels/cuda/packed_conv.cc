@@ -261,6 +261,13 @@ PixelRounding RoundingOf(const PixelQuantizer& quantizer) {
   return rounding;
 }
 
+void RequireAligned(std::initializer_list<const void*> tensors) {
+  for (const void* const tensor : tensors) {
+    Require(reinterpret_cast<uintptr_t>(tensor) % 16 == 0,
+            "tensors of a convolution on the GPU begin at multiples of 16 bytes; copy the tensor to one");
+  }
+}
+
 bool PackedConv::FitsImage(const ConvGeometry& g, const OperandType& x) {
   return !g.transposed && g.group == 1 && g.in_channels <= kMaxImageChannels && g.kernel_w <= kMaxImageTaps &&
          g.kernel_h <= 16 && g.dilation_h == 1 && g.dilation_w == 1 && g.stride_h <= 4 && g.stride_w <= 4 &&

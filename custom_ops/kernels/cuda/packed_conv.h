@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <vector>
 
@@ -22,6 +23,8 @@ inline int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) 
 inline bool IsNormal(float scale) { return scale > 0x1p-60f && scale < 0x1p60f; }
 
 PixelRounding RoundingOf(const PixelQuantizer& quantizer);
+// Throws Error where a tensor that kernels copy 16 bytes at a time begins elsewhere; null is none.
+void RequireAligned(std::initializer_list<const void*> tensors);
 // Whether a larger sum never gives a smaller code.
 bool Rises(const Epilogue& epilogue);
 

@@ -36,10 +36,7 @@ class PairPlan {
     DeviceGuard guard(device.ordinal);
     LaunchOptions options{queue, device};
     options.x_signed = pair_.second->XSigned();
-    for (const void* pointer : {first_x, second_x, static_cast<const void*>(y)}) {
-      Require(reinterpret_cast<uintptr_t>(pointer) % 16 == 0,
-              "tensors of a convolution on the GPU begin at multiples of 16 bytes; copy the tensor to one");
-    }
+    RequireAligned({first_x, second_x, y});
     ConvParams first = first_, second = second_;
     first.x = static_cast<const uint8_t*>(first_x);
     second.x = static_cast<const uint8_t*>(second_x);

@@ -67,9 +67,7 @@ class ConvPlan {
     DeviceGuard guard(conv_->On().ordinal);
     LaunchOptions options{queue, conv_->On()};
     options.x_signed = conv_->XSigned();
-    const auto aligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; };
-    Require((config_.algorithm == Algorithm::kImage || aligned(x)) && aligned(residual) && aligned(y),
-            "tensors of a convolution on the GPU begin at multiples of 16 bytes; copy the tensor to one");
+    RequireAligned({config_.algorithm == Algorithm::kImage ? nullptr : x, residual, y});
     ConvParams p = params_;
     p.x = static_cast<const uint8_t*>(x);
     p.residual = residual;
