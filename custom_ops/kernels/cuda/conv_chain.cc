@@ -15,9 +15,9 @@ constexpr int kStateBytes = 3 * kChainBox * 4 + 16;  // of a box's constants, Bl
 
 int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 
-ChainProduct ProductOf(const PackedConv& conv, const ConvShape& shape, int ranks) {
+ChainProduct ProductOf(const PackedConv& conv, const ConvShape& shape, int ranks, bool may_be_floats) {
   // What depends on no configuration.
-  const ConvParams p = conv.Params(shape, {Algorithm::kResident, kTilePixels, kChainBox, 2});
+  const ConvParams p = conv.Params(shape, {Algorithm::kResident, kTilePixels, kChainBox, 2}, may_be_floats);
   ChainProduct product;
   product.weights = p.weights;
   product.n = p.n;
@@ -51,10 +51,17 @@ PairProblem PairOf(const ConvChain& chain) {
 // Everything but the pointers of a launch.
 ChainParams ParamsOf(const ConvChain& chain, const ChainConfig& config) {
   ChainParams p;
-  p.first = ProductOf(*chain.first, chain.shape, config.ranks);
-  p.second = ProductOf(*chain.second, SecondShape(chain), config.ranks);
+  const auto set_products = [&](bool may_be_floats) {
+    p.first = ProductOf(*chain.first, chain.shape, config.ranks, may_be_floats);
+    p.second = ProductOf(*chain.second, SecondShape(chain), config.ranks, may_be_floats);
+  };
+  set_products(true);
+  // The kernel takes floats of both or of none.
+  if (p.first.epilogue.sums == SumForm::kInteger || p.second.epilogue.sums == SumForm::kInteger)
+    set_products(false);
   p.makes_residuals = chain.residuals != nullptr;
-  if (p.makes_residuals) p.residuals = ProductOf(*chain.residuals, chain.residuals_shape, config.ranks);
+  if (p.makes_residuals)
+    p.residuals = ProductOf(*chain.residuals, chain.residuals_shape, config.ranks, false);
   p.m = static_cast<int>(chain.shape.OutPixels());
   p.tiles = CeilDiv(p.m, kTilePixels);
   p.ranks = config.ranks;

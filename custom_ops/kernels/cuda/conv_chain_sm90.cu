@@ -93,11 +93,11 @@ struct ThreadCodes {
 // Rounds a thread's sums. The codes go where `row` begins, in the place of residuals where there are any. All
 // of these are read before the first code is written, so that the words do not wait for each other. kMayAdd:
 // there may be residuals.
-template <bool kMayAdd>
+template <Finish kFinish, bool kMayAdd>
 __device__ __forceinline__ void FinishBox(const EpilogueParams& e, const BlockState<kChainBox>& state,
                                           const int (&sums)[kChainBox / 2], int column, int swizzle,
                                           unsigned* row) {
-  WithEpilogue<kMayAdd>(e, [&](const auto& requantize) {
+  WithEpilogue<kFinish, kMayAdd>(e, [&](const auto& requantize) {
     ThreadCodes codes;
     if (kMayAdd && e.has_residual)
       codes.ForEach(row, column, swizzle, [](unsigned& code, const unsigned* word) { code = *word; });
@@ -110,23 +110,26 @@ __device__ __forceinline__ void FinishBox(const EpilogueParams& e, const BlockSt
 __device__ __forceinline__ void RoundToResiduals(const EpilogueParams& e, const BlockState<kChainBox>& state,
                                                  const int (&sums)[kChainBox / 2], int column,
                                                  ThreadCodes& residuals) {
-  WithEpilogue<false>(e, [&](const auto& requantize) { residuals.Finish(state, sums, column, requantize); });
+  WithEpilogue<Finish::kIntegers, false>(
+      e, [&](const auto& requantize) { residuals.Finish(state, sums, column, requantize); });
 }
 
 // Rounds sums and adds residuals.
+template <Finish kFinish>
 __device__ __forceinline__ void AddToResiduals(const EpilogueParams& e, const BlockState<kChainBox>& state,
                                                const int (&sums)[kChainBox / 2], int column, int swizzle,
                                                unsigned* row, ThreadCodes& residuals) {
   __builtin_assume(e.has_residual);
-  WithEpilogue(e, [&](const auto& requantize) {
+  WithEpilogue<kFinish>(e, [&](const auto& requantize) {
     residuals.Finish(state, sums, column, requantize);
     residuals.ForEach(row, column, swizzle, [](unsigned code, unsigned* word) { *word = code; });
   });
 }
 #endif
 
-// kPair: there is a product that makes the residuals; residual_map is then that of what it reads.
-template <bool kXSigned, bool kYSigned, bool kCluster, bool kPair>
+// kPair: there is a product that makes the residuals; residual_map is then that of what it reads. kFinish: of
+// the first; the second's sums are floats where the first's are, those of residuals never.
+template <bool kXSigned, bool kYSigned, bool kCluster, bool kPair, Finish kFinish>
 __global__ void __launch_bounds__(kMostThreads, 1)
     ConvChain(const __grid_constant__ ChainParams p, const __grid_constant__ CUtensorMap x_map,
               const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
@@ -298,10 +301,10 @@ __global__ void __launch_bounds__(kMostThreads, 1)
       BeginWithBias(states[i], column, sums);
       Multiply<kXSigned>(p.first.k_boxes, x_at, weights1 + i * kChainBox * kRowBytes, bytes1, sums);
       if constexpr (kPair) {
-        AddToResiduals(p.first.epilogue, states[i], sums, column, swizzle, out, residuals);
+        AddToResiduals<kFinish>(p.first.epilogue, states[i], sums, column, swizzle, out, residuals);
       } else {
         if (adds) WaitBarrier(full, parity);
-        FinishBox<true>(p.first.epilogue, states[i], sums, column, swizzle, out);
+        FinishBox<kFinish, true>(p.first.epilogue, states[i], sums, column, swizzle, out);
       }
       publish();
       if (stores) StoreCodes(y_map, box * kChainBox, tile * 64, y_at + box * kChainBoxBytes);
@@ -357,7 +360,9 @@ __global__ void __launch_bounds__(kMostThreads, 1)
       BeginWithBias(state, column, sums);
       Multiply<kYSigned>(p.second.k_boxes, y_at, weights2 + i * kChainBox * kRowBytes, bytes2, sums);
       if (i + p.team_groups >= z_own) release_y();
-      FinishBox<false>(p.second.epilogue, state, sums, column, swizzle, words(z_boxes + i * kChainBoxBytes));
+      constexpr Finish kSecond = kFinish == Finish::kIntegers ? kFinish : Finish::kFloatsFromZero;
+      FinishBox<kSecond, false>(p.second.epilogue, state, sums, column, swizzle,
+                                words(z_boxes + i * kChainBoxBytes));
       publish();
       if (stores) StoreCodes(z_map, (z_first + i) * kChainBox, tile * 64, z_at + i * kChainBoxBytes);
     }
@@ -377,9 +382,9 @@ cudaError_t EncodeBoxes(const void* codes, int channels, int pixels, CUtensorMap
   return EncodeCodes<kChainBox>(p, codes, map);
 }
 
-template <bool kXSigned, bool kYSigned, bool kCluster, bool kPair>
+template <bool kXSigned, bool kYSigned, bool kCluster, bool kPair, Finish kFinish>
 cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
-  constexpr auto kKernel = ConvChain<kXSigned, kYSigned, kCluster, kPair>;
+  constexpr auto kKernel = ConvChain<kXSigned, kYSigned, kCluster, kPair, kFinish>;
   cudaError_t error = PrepareKernel<kKernel>(options.device);
   CUtensorMap x_map, residual_map, y_map, z_map;
   if constexpr (kPair) {
@@ -404,29 +409,48 @@ cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
                                   residual_map, y_map, z_map);
 }
 
-template <bool kXSigned, bool kYSigned, bool kCluster>
+template <bool kXSigned, bool kYSigned, bool kCluster, Finish kFinish>
 cudaError_t LaunchPairOrNot(const ChainParams& p, const LaunchOptions& options) {
-  return p.makes_residuals ? LaunchWith<kXSigned, kYSigned, kCluster, true>(p, options)
-                           : LaunchWith<kXSigned, kYSigned, kCluster, false>(p, options);
+  if constexpr (kFinish != Finish::kFloatsFromZero) {
+    if (p.makes_residuals) return LaunchWith<kXSigned, kYSigned, kCluster, true, kFinish>(p, options);
+  }
+  return LaunchWith<kXSigned, kYSigned, kCluster, false, kFinish>(p, options);
 }
 
-template <bool kXSigned, bool kYSigned>
+template <bool kXSigned, bool kYSigned, Finish kFinish>
 cudaError_t LaunchRanks(const ChainParams& p, const LaunchOptions& options) {
-  return p.ranks > 1 ? LaunchPairOrNot<kXSigned, kYSigned, true>(p, options)
-                     : LaunchPairOrNot<kXSigned, kYSigned, false>(p, options);
+  return p.ranks > 1 ? LaunchPairOrNot<kXSigned, kYSigned, true, kFinish>(p, options)
+                     : LaunchPairOrNot<kXSigned, kYSigned, false, kFinish>(p, options);
 }
 
 }  // namespace
 
 cudaError_t LaunchChain(const ChainParams& p, const LaunchOptions& options) {
+  const Finish first = FinishOf(p.first.epilogue), second = FinishOf(p.second.epilogue);
+  const bool integers = first == Finish::kIntegers, has_signs = p.x_signed || p.y_signed;
   if (p.teams * p.team_groups > kMaxChainGroups || p.first.n_boxes > kMaxChainBoxes ||
-      p.team_groups > p.first.own_boxes) {
+      p.team_groups > p.first.own_boxes || (has_signs && !integers) ||
+      second != (integers ? Finish::kIntegers : Finish::kFloatsFromZero) ||
+      (p.makes_residuals && first == Finish::kFloatsFromZero)) {
     return cudaErrorInvalidValue;
   }
-  if (p.x_signed) {
-    return p.y_signed ? LaunchRanks<true, true>(p, options) : LaunchRanks<true, false>(p, options);
+  if (has_signs) {
+    if (!p.x_signed) return LaunchRanks<false, true, Finish::kIntegers>(p, options);
+    return p.y_signed ? LaunchRanks<true, true, Finish::kIntegers>(p, options)
+                      : LaunchRanks<true, false, Finish::kIntegers>(p, options);
   }
-  return p.y_signed ? LaunchRanks<false, true>(p, options) : LaunchRanks<false, false>(p, options);
+  switch (first) {
+    case Finish::kIntegers:
+      return LaunchRanks<false, false, Finish::kIntegers>(p, options);
+    case Finish::kFloatsFromZero:
+      return LaunchRanks<false, false, Finish::kFloatsFromZero>(p, options);
+    case Finish::kFloatsOnLine:
+      return LaunchRanks<false, false, Finish::kFloatsOnLine>(p, options);
+    case Finish::kFloatsFromLowest:
+      return LaunchRanks<false, false, Finish::kFloatsFromLowest>(p, options);
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 }  // namespace lowbit::cuda

@@ -20,7 +20,7 @@ namespace {
 constexpr int kGroup = 128, kMaxSlots = 2;
 
 // Warpgroups take tiles in turn, each rounds and stores by itself while others multiply.
-template <int kTileN, int kSlab, bool kSigned>
+template <int kTileN, int kSlab, bool kSigned, Finish kFinish>
 __global__ void __launch_bounds__(MaxHaloTiles(kTileN) * kGroup + 32, 1)
     ConvHalo(const __grid_constant__ ConvParams p, const __grid_constant__ HaloParams h,
              const __grid_constant__ CUtensorMap map) {
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(MaxHaloTiles(kTileN) * kGroup + 32, 1)
       WaitForCopies<0>();
       SyncThreads<kGroup>(group + 1);
     }
-    RequantizeFragments<true, 8 * kStride / 4>(
+    RequantizeFragments<kFinish, true, 8 * kStride / 4>(
         p.epilogue, state, [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); },
         [&](int at_row, int at_column) {
           return reinterpret_cast<unsigned*>(codes + at_row * kStride + at_column);
@@ -188,10 +188,10 @@ __global__ void __launch_bounds__(MaxHaloTiles(kTileN) * kGroup + 32, 1)
 #endif
 }
 
-template <int kTileN, int kSlab, bool kSigned>
+template <int kTileN, int kSlab, bool kSigned, Finish kFinish>
 cudaError_t LaunchWith(const ConvParams& p, const HaloParams& h, const ConvConfig& config,
                        const LaunchOptions& options) {
-  constexpr auto kKernel = ConvHalo<kTileN, kSlab, kSigned>;
+  constexpr auto kKernel = ConvHalo<kTileN, kSlab, kSigned, kFinish>;
   cudaError_t error = PrepareKernel<kKernel>(options.device);
   CUtensorMap map;
   if (error == cudaSuccess) error = EncodeRows(p, h, &map);
@@ -204,8 +204,9 @@ cudaError_t LaunchWith(const ConvParams& p, const HaloParams& h, const ConvConfi
 template <int kTileN, int kSlab>
 cudaError_t LaunchSlab(const ConvParams& p, const HaloParams& h, const ConvConfig& config,
                        const LaunchOptions& options) {
-  return options.x_signed ? LaunchWith<kTileN, kSlab, true>(p, h, config, options)
-                          : LaunchWith<kTileN, kSlab, false>(p, h, config, options);
+  return WithFinish<false>(p, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+    return LaunchWith<kTileN, kSlab, kSigned, kFinish>(p, h, config, options);
+  });
 }
 
 }  // namespace

@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kTileM * 2 + 32)
   const auto round = [&](bool adds, const EpilogueParams& e, const BlockState<kTileN>& state,
                          const int (&sums)[kTileN / 2]) {
     __builtin_assume(e.has_residual == adds);
-    RequantizeFragments<true, 8 * kTileN / 4>(
+    RequantizeFragments<Finish::kIntegers, true, 8 * kTileN / 4>(
         e, state, [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); }, word_at);
   };
 

@@ -20,7 +20,7 @@ constexpr int kThreads = 128, kTileM = 64, kMaxSlots = 4;
 constexpr int kPixelThread = 0,
               kCodeThread = 32;  // which threads fetch pixels; fetch residuals and store codes
 
-template <int kTileN, bool kSigned>
+template <int kTileN, bool kSigned, Finish kFinish>
 __global__ void __launch_bounds__(kThreads, 4)
     ConvResident(const __grid_constant__ ConvParams p, const __grid_constant__ CUtensorMap x_map,
                  const __grid_constant__ CUtensorMap residual_map,
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     __syncwarp();
     if (p.epilogue.has_residual) WaitBarrier(residuals_full(buffer), buffer_parity);
     uint8_t* const rows = shared + p.staging_offset + buffer * kBytesY + row * kTileN;
-    RequantizeFragments<true, 8 * kTileN / 4>(
+    RequantizeFragments<kFinish, true, 8 * kTileN / 4>(
         p.epilogue, state, [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); },
         [&](int, int at_column) { return reinterpret_cast<unsigned*>(rows + (at_column ^ swizzle)); });
     FenceAsyncProxy();
@@ -137,9 +137,9 @@ __global__ void __launch_bounds__(kThreads, 4)
 #endif
 }
 
-template <int kTileN, bool kSigned>
+template <int kTileN, bool kSigned, Finish kFinish>
 cudaError_t LaunchWith(const ConvParams& p, const LaunchOptions& options) {
-  constexpr auto kKernel = ConvResident<kTileN, kSigned>;
+  constexpr auto kKernel = ConvResident<kTileN, kSigned, kFinish>;
   cudaError_t error = PrepareKernel<kKernel>(options.device);
   CUtensorMap x_map, residual_map, y_map;
   if (error == cudaSuccess) error = EncodePixels(p, kTileM, &x_map);
@@ -157,10 +157,10 @@ cudaError_t LaunchWith(const ConvParams& p, const LaunchOptions& options) {
 
 cudaError_t LaunchResident(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
   if (p.stages < 1 || p.stages > kMaxSlots) return cudaErrorInvalidValue;
-  if (config.tile_n == 64) {
-    return options.x_signed ? LaunchWith<64, true>(p, options) : LaunchWith<64, false>(p, options);
-  }
-  return options.x_signed ? LaunchWith<128, true>(p, options) : LaunchWith<128, false>(p, options);
+  return WithFinish<false>(p, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+    return config.tile_n == 64 ? LaunchWith<64, kSigned, kFinish>(p, options)
+                               : LaunchWith<128, kSigned, kFinish>(p, options);
+  });
 }
 
 }  // namespace lowbit::cuda

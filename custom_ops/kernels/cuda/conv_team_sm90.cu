@@ -23,7 +23,7 @@ constexpr int kGroup = 128, kTileM = 64;
 constexpr int kConstantsBarrier = 15;  // behind those of the warpgroups
 
 // Behind the warpgroups two warps fetch: pixels; residuals.
-template <int kTileN, bool kSigned>
+template <int kTileN, bool kSigned, Finish kFinish>
 __global__ void __launch_bounds__(MaxTeamGroups(kTileN) * kGroup + 64, 1)
     ConvTeam(const __grid_constant__ ConvParams p, const __grid_constant__ CUtensorMap x_map,
              const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map) {
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(MaxTeamGroups(kTileN) * kGroup + 64, 1)
       WaitBarrier(codes_free(slot), parity ^ 1);
     }
     uint8_t* const rows = shared + p.staging_offset + slot * kBytesY + row * kTileN;
-    RequantizeFragments<true, 8 * kTileN / 4>(
+    RequantizeFragments<kFinish, true, 8 * kTileN / 4>(
         p.epilogue, state, [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); },
         [&](int, int at_column) { return reinterpret_cast<unsigned*>(rows + (at_column ^ swizzle)); });
     FenceAsyncProxy();
@@ -193,9 +193,9 @@ __global__ void __launch_bounds__(MaxTeamGroups(kTileN) * kGroup + 64, 1)
 #endif
 }
 
-template <int kTileN, bool kSigned>
+template <int kTileN, bool kSigned, Finish kFinish>
 cudaError_t LaunchWith(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
-  constexpr auto kKernel = ConvTeam<kTileN, kSigned>;
+  constexpr auto kKernel = ConvTeam<kTileN, kSigned, kFinish>;
   cudaError_t error = PrepareKernel<kKernel>(options.device);
   CUtensorMap x_map, residual_map, y_map;
   if (error == cudaSuccess) error = EncodePixels(p, kTileM, &x_map);
@@ -218,12 +218,10 @@ cudaError_t LaunchTeam(const ConvParams& p, const ConvConfig& config, const Laun
       p.stages % groups != 0 || p.stages > kMaxTeamSlots) {
     return cudaErrorInvalidValue;
   }
-  if (config.tile_n == 64) {
-    return options.x_signed ? LaunchWith<64, true>(p, config, options)
-                            : LaunchWith<64, false>(p, config, options);
-  }
-  return options.x_signed ? LaunchWith<128, true>(p, config, options)
-                          : LaunchWith<128, false>(p, config, options);
+  return WithFinish<false>(p, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+    return config.tile_n == 64 ? LaunchWith<64, kSigned, kFinish>(p, config, options)
+                               : LaunchWith<128, kSigned, kFinish>(p, config, options);
+  });
 }
 
 }  // namespace lowbit::cuda

@@ -236,12 +236,13 @@ __device__ __forceinline__ void BeginWithBias(const BlockState<kTileN>& state, i
 // The same for a tile that FinishTile finishes with kBiased, from constants that this thread committed: with
 // 0 where the sums of other blocks come to these. By the first kThreads threads. (A branch would define the
 // sums twice, and ptxas would make wgmma wait for itself.)
-template <int kThreads, int kTileN>
+template <int kThreads, Finish kFinish, int kTileN>
 __device__ __forceinline__ void BeginSums(const ConvParams& p, const BlockState<kTileN>& state, int column,
                                           int (&sums)[kTileN / 2]) {
   WaitForCopies<0>();
   SyncThreads<kThreads>();
-  BeginWithBias(state, column, sums, p.in_registers ? ~0 : 0);
+  const bool biased = kFinish == Finish::kAny ? p.in_registers : kFinish != Finish::kThroughMemory;
+  BeginWithBias(state, column, sums, biased ? ~0 : 0);
 }
 
 // The `each` of FinishTile for such sums.
@@ -304,10 +305,10 @@ __device__ __forceinline__ void FetchResiduals(const ConvParams& p, const TilePo
 // Requantizes sums in registers, those that `each` (see FinishTile) enumerates. `word_at(row, column)` is
 // where four codes go in shared memory, in the place of four residuals where there are any; those of the row
 // eight below go kBelow words further. kBiased: the sums began with the biases.
-template <bool kBiased, int kBelow, int kTileN, typename Each, typename WordAt>
+template <Finish kFinish, bool kBiased, int kBelow, int kTileN, typename Each, typename WordAt>
 __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, const BlockState<kTileN>& state,
                                                     const Each& each, const WordAt& word_at) {
-  WithEpilogue(e, [&](const auto& requantize) {
+  WithEpilogue<kFinish>(e, [&](const auto& requantize) {
     each([&](int row, int column, const int4& top, const int4& bottom) {
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
                    start = *reinterpret_cast<const float4*>(state.start + column);
@@ -326,13 +327,13 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
 
 // Requantizes sums in registers. The codes go through shared memory, in the place of the residuals where
 // there are any, to be stored 16 at a time.
-template <int kTileM, int kTileN, int kThreads, bool kBiased, typename Each, typename PixelOf>
+template <int kTileM, int kTileN, int kThreads, bool kBiased, Finish kFinish, typename Each, typename PixelOf>
 __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const TilePosition& at,
                                                   uint8_t* shared, BlockState<kTileN>& state,
                                                   const Each& each, const PixelOf& pixel_of) {
   constexpr int kStride = kTileN + 16;
   uint8_t* const staging = shared + p.staging_offset;
-  RequantizeFragments<kBiased, 8 * kStride / 4>(p.epilogue, state, each, [&](int row, int column) {
+  RequantizeFragments<kFinish, kBiased, 8 * kStride / 4>(p.epilogue, state, each, [&](int row, int column) {
     return reinterpret_cast<unsigned*>(staging + row * kStride + column);
   });
   SyncThreads<kThreads>();
@@ -351,13 +352,16 @@ __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const Til
 // summed parts of K.
 // `pixel_of(row)` is the output pixel of a row, negative where there is none. kBiased: where
 // ConvParams::in_registers, the sums began with the biases.
-template <int kTileM, int kTileN, int kThreads, bool kBiased = false, typename Each, typename PixelOf>
+template <int kTileM, int kTileN, int kThreads, bool kBiased = false, Finish kFinish = Finish::kAny,
+          typename Each, typename PixelOf>
 __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePosition& at, uint8_t* shared,
                                            BlockState<kTileN>& state, bool cluster, const Each& each,
                                            const PixelOf& pixel_of) {
-  if (p.in_registers) {
-    FinishInRegisters<kTileM, kTileN, kThreads, kBiased>(p, at, shared, state, each, pixel_of);
-    return;
+  if constexpr (kFinish != Finish::kThroughMemory) {
+    if (kFinish != Finish::kAny || p.in_registers) {
+      FinishInRegisters<kTileM, kTileN, kThreads, kBiased, kFinish>(p, at, shared, state, each, pixel_of);
+      return;
+    }
   }
   if (p.splits > 1 && !cluster) {
     int32_t* partial = p.partial + (static_cast<int64_t>(at.split) * p.groups + at.group) * p.m * p.n;
@@ -464,11 +468,12 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
   }
 }
 
-template <int kTileM, int kTileN, int kThreads, bool kBiased = false, typename Each>
+template <int kTileM, int kTileN, int kThreads, bool kBiased = false, Finish kFinish = Finish::kAny,
+          typename Each>
 __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePosition& at, uint8_t* shared,
                                            BlockState<kTileN>& state, bool cluster, const Each& each) {
-  FinishTile<kTileM, kTileN, kThreads, kBiased>(p, at, shared, state, cluster, each,
-                                                PixelsInOrder{at.m0, p.m});
+  FinishTile<kTileM, kTileN, kThreads, kBiased, kFinish>(p, at, shared, state, cluster, each,
+                                                         PixelsInOrder{at.m0, p.m});
 }
 
 }  // namespace lowbit::cuda

@@ -33,7 +33,7 @@ constexpr int kGatherers = 128, kBoxFetchers = 32;
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Consumers first: kTileM * 2 threads, a warpgroup for every 64 rows. Then the producers; without any, all
 // tiles fit into the stages and the consumers fetch them before they start. `map`: for kBoxFetchers.
-template <int kTileM, int kTileN, bool kSigned, int kProducers>
+template <int kTileM, int kTileN, bool kSigned, int kProducers, Finish kFinish>
 __device__ __forceinline__ void SumTiles(const ConvParams& p, bool cluster, const CUtensorMap* map) {
   constexpr bool kBoxes = kProducers == kBoxFetchers;
   constexpr int kConsumers = kTileM * 2, kLoaders = kProducers == kGatherers ? kGatherers : kConsumers;
@@ -173,7 +173,7 @@ __device__ __forceinline__ void SumTiles(const ConvParams& p, bool cluster, cons
 
   const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;
   int sums[kTileN / 2];
-  BeginSums<kConsumers>(p, state, column, sums);
+  BeginSums<kConsumers, kFinish>(p, state, column, sums);
   HoldRegisters(sums);
   int stage = 0, previous = 0;
   uint32_t parity = 0;
@@ -214,7 +214,7 @@ __device__ __forceinline__ void SumTiles(const ConvParams& p, bool cluster, cons
   WaitForCopies<0>();  // the constants, the residuals
   SyncThreads<kConsumers>();
 
-  FinishTile<kTileM, kTileN, kConsumers, true>(
+  FinishTile<kTileM, kTileN, kConsumers, true, kFinish>(
       p, at, shared, state, cluster, [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); });
 }
 #endif
@@ -223,16 +223,16 @@ template <int kTileM, int kTileN, bool kSigned, int kProducers>
 __global__ void __launch_bounds__(kTileM * 2 + kProducers)
     ConvWgmma(const __grid_constant__ ConvParams p, bool cluster) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  SumTiles<kTileM, kTileN, kSigned, kProducers>(p, cluster, nullptr);
+  SumTiles<kTileM, kTileN, kSigned, kProducers, Finish::kAny>(p, cluster, nullptr);
 #endif
 }
 
-template <int kTileM, int kTileN, bool kSigned>
+template <int kTileM, int kTileN, bool kSigned, Finish kFinish>
 __global__ void __launch_bounds__(kTileM * 2 + kBoxFetchers)
     ConvBoxes(const __grid_constant__ ConvParams p, bool cluster, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   if (threadIdx.x == 0) PrefetchMap(map);
-  SumTiles<kTileM, kTileN, kSigned, kBoxFetchers>(p, cluster, &map);
+  SumTiles<kTileM, kTileN, kSigned, kBoxFetchers, kFinish>(p, cluster, &map);
 #endif
 }
 
@@ -242,8 +242,9 @@ cudaError_t LaunchBoxes(const ConvParams& p, const ConvConfig& config, const Lau
   CUtensorMap map;
   const cudaError_t error = EncodePixels(p, kTileM, &map);
   if (error != cudaSuccess) return error;
-  return options.x_signed ? LaunchTiled<ConvBoxes<kTileM, kTileN, true>>(p, config, options, kThreads, map)
-                          : LaunchTiled<ConvBoxes<kTileM, kTileN, false>>(p, config, options, kThreads, map);
+  return WithFinish<true>(p, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+    return LaunchTiled<ConvBoxes<kTileM, kTileN, kSigned, kFinish>>(p, config, options, kThreads, map);
+  });
 }
 
 template <int kTileM, int kTileN, int kProducers>

@@ -20,7 +20,7 @@ namespace lowbit::cuda {
 namespace {
 
 // A warpgroup for every 64 places, then a warp that fetches weights.
-template <int kTileM, int kTileN, bool kSigned>
+template <int kTileM, int kTileN, bool kSigned, Finish kFinish>
 __global__ void __launch_bounds__(kTileM * 2 + 32, 1)
     ConvWindows(const __grid_constant__ ConvParams p, const __grid_constant__ HaloParams h,
                 const __grid_constant__ CUtensorMap map) {
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kTileM * 2 + 32, 1)
 
   const int row = warp * 16 + lane / 4, column = lane % 4 * 4;
   int sums[kTileN / 2];
-  BeginSums<kConsumers>(p, state, column, sums);
+  BeginSums<kConsumers, kFinish>(p, state, column, sums);
   HoldRegisters(sums);
   // h.step counts from the first slab of all.
   const uint32_t source = MatrixPart(patch) + (at.m0 + warp / 4 * 64 - line0 * h.pitch) * (kRowBytes / 16) -
@@ -150,15 +150,15 @@ __global__ void __launch_bounds__(kTileM * 2 + 32, 1)
   WaitForCopies<0>();  // the constants, the residuals
   SyncThreads<kConsumers>();
 
-  FinishTile<kTileM, kTileN, kConsumers, true>(
+  FinishTile<kTileM, kTileN, kConsumers, true, kFinish>(
       p, at, shared, state, split, [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); },
       pixel_of);
 #endif
 }
 
-template <int kTileM, int kTileN, bool kSigned>
+template <int kTileM, int kTileN, bool kSigned, Finish kFinish>
 cudaError_t LaunchWith(const ConvParams& p, const HaloParams& h, const LaunchOptions& options) {
-  constexpr auto kKernel = ConvWindows<kTileM, kTileN, kSigned>;
+  constexpr auto kKernel = ConvWindows<kTileM, kTileN, kSigned, kFinish>;
   cudaError_t error = PrepareKernel<kKernel>(options.device);
   CUtensorMap map;
   if (error == cudaSuccess) error = EncodeRows(p, h, &map);
@@ -175,8 +175,9 @@ cudaError_t LaunchWith(const ConvParams& p, const HaloParams& h, const LaunchOpt
 
 template <int kTileM, int kTileN>
 cudaError_t LaunchTile(const ConvParams& p, const HaloParams& h, const LaunchOptions& options) {
-  return options.x_signed ? LaunchWith<kTileM, kTileN, true>(p, h, options)
-                          : LaunchWith<kTileM, kTileN, false>(p, h, options);
+  return WithFinish<true>(p, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+    return LaunchWith<kTileM, kTileN, kSigned, kFinish>(p, h, options);
+  });
 }
 
 }  // namespace

@@ -274,8 +274,9 @@ __device__ __forceinline__ void WithRounding(const EpilogueParams& e, const F& f
   }
 }
 
-// f(add), where add(sums, scale, residual) is the RequantizeAndAdd that fits the node.
-template <typename F>
+// f(add), where add(sums, scale, residual) is the RequantizeAndAdd that fits the node. kMayBeFloats: sums may
+// be SumForm::kFloat.
+template <bool kMayBeFloats, typename F>
 __device__ __forceinline__ void WithAddition(const EpilogueParams& e, const F& f) {
   switch (e.addition) {
     case Addition::kAny:
@@ -283,7 +284,7 @@ __device__ __forceinline__ void WithAddition(const EpilogueParams& e, const F& f
         return RequantizeAndAdd<Addition::kAny>(e, v, scale, residual);
       });
     case Addition::kBothFromLowest:
-      if (e.sums == SumForm::kFloat) {
+      if (kMayBeFloats && e.sums == SumForm::kFloat) {
         return f([&](const int4& v, const float4& scale, unsigned residual) {
           return RequantizeAndAdd<Addition::kBothFromLowest, true>(e, v, scale, residual);
         });
@@ -294,7 +295,7 @@ __device__ __forceinline__ void WithAddition(const EpilogueParams& e, const F& f
         return RequantizeAndAdd<Addition::kFromLowest>(e, v, scale, residual);
       });
     case Addition::kOnLine:
-      if (e.sums == SumForm::kFloat) {
+      if (kMayBeFloats && e.sums == SumForm::kFloat) {
         return f([&](const int4& v, const float4& scale, unsigned residual) {
           return RequantizeAndAdd<Addition::kOnLine, true>(e, v, scale, residual);
         });
@@ -307,27 +308,39 @@ __device__ __forceinline__ void WithAddition(const EpilogueParams& e, const F& f
 
 // f(requantize), where requantize(sums, scale, start, residual) takes four sums of any form to the node's
 // codes. Not kMayAdd: there are no residuals.
-template <bool kMayAdd = true, typename F>
+template <Finish kFinish, bool kMayAdd = true, typename F>
 __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f) {
-  if constexpr (kMayAdd) {
-    if (e.has_residual) {
-      WithAddition(e, [&](const auto& add) {
-        f([&](const int4& v, const float4& scale, const float4&, unsigned residual) {
-          return add(v, scale, residual);
-        });
-      });
-      return;
-    }
-  }
-  if (e.sums == SumForm::kFloatFromZero) {
+  static_assert(kFinish != Finish::kThroughMemory);
+  constexpr bool kIsAny = kFinish == Finish::kAny;
+  const auto adding = [&](const auto& add) {
+    f([&](const int4& v, const float4& scale, const float4&, unsigned residual) {
+      return add(v, scale, residual);
+    });
+  };
+  const auto from_zero = [&] {
     f([](const int4& v, const float4& scale, const float4& start, unsigned) {
       return RequantizeFloats(v, scale, start);
     });
-    return;
+  };
+  if constexpr (kFinish == Finish::kFloatsFromZero) {
+    from_zero();
+  } else if constexpr (kFinish == Finish::kFloatsOnLine) {
+    adding([&](const int4& v, const float4& scale, unsigned residual) {
+      return RequantizeAndAdd<Addition::kOnLine, true>(e, v, scale, residual);
+    });
+  } else if constexpr (kFinish == Finish::kFloatsFromLowest) {
+    adding([&](const int4& v, const float4& scale, unsigned residual) {
+      return RequantizeAndAdd<Addition::kBothFromLowest, true>(e, v, scale, residual);
+    });
+  } else if (kMayAdd && e.has_residual) {
+    WithAddition<kIsAny>(e, adding);
+  } else if (kIsAny && e.sums == SumForm::kFloatFromZero) {
+    from_zero();
+  } else {
+    WithRounding(e, [&](const auto& requantize) {
+      f([&](const int4& v, const float4& scale, const float4&, unsigned) { return requantize(v, scale); });
+    });
   }
-  WithRounding(e, [&](const auto& requantize) {
-    f([&](const int4& v, const float4& scale, const float4&, unsigned) { return requantize(v, scale); });
-  });
 }
 
 __device__ __forceinline__ int ThresholdCode(const EpilogueParams& e, int acc, int c) {

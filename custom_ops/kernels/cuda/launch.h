@@ -30,6 +30,35 @@ inline void* DriverFunction(const char* name) {
   return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? entry : nullptr;
 }
 
+// f<kSigned, kFinish>() for the instance of a kernel that fits a node; sums are floats only where the input
+// has no sign (PackedConv::Params). kMayLeave: there are instances whose sums leave the registers.
+template <bool kMayLeave, typename F>
+cudaError_t WithFinish(const ConvParams& p, bool x_signed, const F& f) {
+  if constexpr (kMayLeave) {
+    if (!p.in_registers) {
+      return x_signed ? f.template operator()<true, Finish::kThroughMemory>()
+                      : f.template operator()<false, Finish::kThroughMemory>();
+    }
+  }
+  const Finish finish = FinishOf(p.epilogue);
+  if (x_signed) {
+    return finish == Finish::kIntegers ? f.template operator()<true, Finish::kIntegers>()
+                                       : cudaErrorInvalidValue;
+  }
+  switch (finish) {
+    case Finish::kIntegers:
+      return f.template operator()<false, Finish::kIntegers>();
+    case Finish::kFloatsFromZero:
+      return f.template operator()<false, Finish::kFloatsFromZero>();
+    case Finish::kFloatsOnLine:
+      return f.template operator()<false, Finish::kFloatsOnLine>();
+    case Finish::kFloatsFromLowest:
+      return f.template operator()<false, Finish::kFloatsFromLowest>();
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
 // `more`: what the kernel takes besides.
 template <auto kKernel, typename... More>
 cudaError_t LaunchTiled(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options,

@@ -443,7 +443,7 @@ HaloParams PackedConv::Halo(const ConvShape& s, const ConvConfig& config) const 
   return h;
 }
 
-ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config) const {
+ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool may_be_floats) const {
   const ConvGeometry& g = geometry_;
   const bool plain = config.algorithm == Algorithm::kPlain;
   const auto narrow = [](int64_t v) { return static_cast<int>(v); };
@@ -492,7 +492,11 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config) cons
   const GemmProblem problem = Problem(s);
   p.in_registers = problem.requantizes && config.splits == 1;
   p.requantizes_fours = problem.requantizes;
-  if (p.in_registers && sum_form_ != SumForm::kInteger && EndsInFragments(config.algorithm)) {
+  // Kernels have no instances for floats of signed inputs (WithFinish): these networks' codes have signs,
+  // too.
+  const bool is_signed = XSigned() || Bipolar();
+  if (may_be_floats && p.in_registers && sum_form_ != SumForm::kInteger && !is_signed &&
+      EndsInFragments(config.algorithm)) {
     p.epilogue.sums = sum_form_;
     p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(at_.float_bias));
     if (sum_form_ == SumForm::kFloatFromZero)

@@ -54,8 +54,8 @@ class PackedConv {
   static bool FitsBoxes(const ConvSpec& spec);
 
   GemmProblem Problem(const ConvShape& shape) const;
-  // Everything but the pointers of a launch.
-  ConvParams Params(const ConvShape& shape, const ConvConfig& config) const;
+  // Everything but the pointers of a launch. `may_be_floats`: sums may have another form than integers.
+  ConvParams Params(const ConvShape& shape, const ConvConfig& config, bool may_be_floats = true) const;
   // What Algorithm::kHalo and kWindows need besides.
   HaloParams Halo(const ConvShape& shape, const ConvConfig& config) const;
   // What Algorithm::kImage needs besides; the quantizer is the caller's.
