@@ -50,7 +50,16 @@ const char* cudaGetErrorString(cudaError_t) { return "the host's memory is exhau
 
 namespace lowbit::cuda {
 
-cudaError_t LaunchChain(const ChainParams&, const LaunchOptions&) { return cudaErrorNotSupported; }
+namespace {
+
+ChainParams launched_chain;  // the last one
+
+}  // namespace
+
+cudaError_t LaunchChain(const ChainParams& params, const LaunchOptions&) {
+  launched_chain = params;
+  return cudaSuccess;
+}
 
 namespace {
 
@@ -656,6 +665,53 @@ void TestSums() {
   Expect(!FitSum(narrow).has_value(), "fewer than 256 codes are clipped elsewhere");
 }
 
+// How the kernel of a chain finishes its products: the residuals', where there are any, the first and the
+// second.
+std::vector<Finish> FinishesOf(const ConvChain& chain) {
+  const auto plan = PlanChain(chain, CandidateChains(chain).front());
+  Queue queue(nullptr);
+  LaunchChain(*plan, nullptr, nullptr, nullptr, nullptr, queue);
+  std::vector<Finish> finishes;
+  if (launched_chain.makes_residuals) finishes.push_back(FinishOf(launched_chain.residuals.epilogue));
+  finishes.push_back(FinishOf(launched_chain.first.epilogue));
+  finishes.push_back(FinishOf(launched_chain.second.epilogue));
+  return finishes;
+}
+
+// The kernel has instances for floats of both convolutions of a chain and for integers of all, and residuals
+// that it makes are integers.
+void TestFinishesOfChains() {
+  using enum Finish;
+  const Device hopper = DeviceOf(90, 132, 228);
+  const ConvSpec plain = Pointwise(64, 256, false), second = Pointwise(256, 64, false);
+  ConvSpec adding = Pointwise(64, 256, true), few_codes = second, is_signed = second, signed_x = plain;
+  few_codes.epilogue.hi = 15;
+  is_signed.x.encoding = signed_x.x.encoding = Encoding::kSigned;
+  const auto of = [&](const ConvSpec& a, const ConvSpec& b) {
+    return FinishesOf(ChainOf(a, b, 16, 28, hopper));
+  };
+  Expect(of(plain, second) == std::vector{kFloatsFromZero, kFloatsFromZero}, "floats of both");
+  Expect(of(adding, second) == std::vector{kFloatsOnLine, kFloatsFromZero}, "residuals on a line");
+  Expect(of(plain, few_codes) == std::vector{kIntegers, kIntegers}, "the second's are integers");
+  Expect(of(adding, is_signed) == std::vector{kIntegers, kIntegers}, "codes between have a sign");
+  Expect(of(signed_x, second) == std::vector{kIntegers, kIntegers}, "codes before have a sign");
+  Expect(FinishesOf(ChainOfPair(plain, adding, second, 16, 28, hopper)) ==
+             std::vector{kIntegers, kFloatsOnLine, kFloatsFromZero},
+         "residuals that are made are integers");
+  // Scales of few digits, whose sums often tie, until there is no line.
+  std::mt19937 random(5);
+  const auto scale = [&] { return static_cast<float>(50 + random() % 99) / 5100.0f; };
+  Finish first = kFloatsOnLine;
+  for (int draws = 0; first == kFloatsOnLine && draws < 500; ++draws) {
+    adding.epilogue.inner_scale = scale();
+    adding.epilogue.residual_scale = scale();
+    adding.epilogue.y_scale = scale();
+    const Addition addition = ChainOf(adding, second, 16, 28, hopper).first->EpilogueOf().addition;
+    if (addition == Addition::kBothFromLowest) first = of(adding, second)[0];
+  }
+  Expect(first == kFloatsFromLowest, "residuals that no line has");
+}
+
 // Sums of one channel, of weights `w` and codes of a byte, as they reach the epilogue of a tile kernel.
 SumForm FormOf(ConvSpec spec, int8_t w, int32_t bias, float multiplier) {
   std::fill(spec.weights.begin(), spec.weights.end(), static_cast<uint8_t>(w));
@@ -666,6 +722,12 @@ SumForm FormOf(ConvSpec spec, int8_t w, int32_t bias, float multiplier) {
   const ConvConfig split{Algorithm::kWgmma, 64, 32, 1, 2};
   Expect(conv.Params({1, 8, 8, 8, 8}, split).epilogue.sums == SumForm::kInteger,
          "sums that others come to are integers");
+  ConvSpec signed_x = spec;
+  signed_x.x.encoding = Encoding::kSigned;
+  const PackedConv of_signed(signed_x, DeviceOf(90, 132, 227), {});
+  Expect(FinishOf(of_signed.Params({1, 8, 8, 8, 8}, {Algorithm::kWgmma, 64, 32, 1}).epilogue) ==
+             Finish::kIntegers,
+         "sums of codes with a sign are integers");
   return p.epilogue.sums;
 }
 
@@ -767,6 +829,7 @@ int main() {
   lowbit::cuda::TestDivisions();
   lowbit::cuda::TestSums();
   lowbit::cuda::TestSumForms();
+  lowbit::cuda::TestFinishesOfChains();
   lowbit::cuda::TestInverses();
   lowbit::cuda::TestCells();
   lowbit::cuda::TestStrips();
