@@ -392,8 +392,8 @@ std::map<std::string, std::vector<size_t>> Tuner::StepsByKey(const RegionPlan& p
 }
 
 void Tuner::TuneTogether(RegionPlan& plan) {
-  // For configurations, and again for chains. ResNet-50 takes 4 s at batch 1, DenseNet-121 all of the former.
-  constexpr std::chrono::seconds kPatience{20};
+  // For configurations, for those of neighbours, and for chains.
+  constexpr std::chrono::seconds kPatience{20}, kPatienceForNeighbours{10};
   try {
     std::map<std::string, Ranking> fresh;
     {
@@ -415,6 +415,8 @@ void Tuner::TuneTogether(RegionPlan& plan) {
       if (ranking == fresh.end()) continue;
       trials.push_back({key, CloseToFastest(ranking->second, log.IsWanted()), {}});
       tuned.push_back({std::move(steps), trials.back().convs.size()});
+      for (const cuda::ConvConfig& config : trials.back().convs)
+        tuned.back().kernels.push_back(config.Kernel());
     }
     // Convolutions are tuned apart before chains are tried.
     const size_t alone = tuned.size();
@@ -449,10 +451,14 @@ void Tuner::TuneTogether(RegionPlan& plan) {
       log.Add("region", tried_key, tried, microseconds);
       return microseconds;
     };
-    TuneRegion(plan, std::span(tuned).first(alone), plan_again, time, kPatience);
+    const std::span convs = std::span(tuned).first(alone), pairs = std::span(tuned).subspan(alone);
+    TuneRegion(plan, convs, plan_again, time, kPatience);
+    TuneNeighbours(
+        plan, convs, plan_again, [&](const RegionPlan& trial) { return timer.Microseconds(trial); },
+        kPatienceForNeighbours);
     tried_key.clear();
     tried.clear();
-    TuneRegion(plan, std::span(tuned).subspan(alone), plan_again, time, kPatience);
+    TuneRegion(plan, pairs, plan_again, time, kPatience);
     for (size_t i = 0; i < trials.size(); ++i) {
       // What was measured alone is worth keeping without a trial; that a chain is none was not measured.
       if (tuned[i].together && tuned[i].tried == 0) continue;

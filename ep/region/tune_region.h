@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "ep/region/program.h"
@@ -22,6 +23,8 @@ struct TunedSteps {
   // Of each step and the next one together: what PlannedStep::with_next is to be, null where they are apart.
   bool together = false;
   size_t tried = 0;  // how often another choice was tried: 0 where patience ended before
+  // Names of the kernels that the choices run, for TuneNeighbours.
+  std::vector<std::string> kernels = {};
 };
 
 // The step's plan with a configuration of its group.
@@ -35,5 +38,11 @@ using RegionTime = std::function<double(const RegionPlan&)>;
 // than it has. Throws what the functions throw; `plan` is then as it was.
 void TuneRegion(RegionPlan& plan, std::span<TunedSteps> groups, const PlanAgain& plan_again,
                 const RegionTime& time, std::chrono::seconds patience);
+
+// The same for two groups at a time of which a step follows one of the other's: gives both the same kernel,
+// with the first choice of each that runs it, where that is faster. A processor that fetches instructions
+// anew with every kernel keeps them for the second, so that neither choice need pay by itself.
+void TuneNeighbours(RegionPlan& plan, std::span<TunedSteps> groups, const PlanAgain& plan_again,
+                    const RegionTime& time, std::chrono::seconds patience);
 
 }  // namespace lowbit::ep

@@ -79,6 +79,9 @@ struct ConvConfig {
   bool keeps_weights = false;  // kPair: all weights of a block's channels stay in shared memory
 
   std::string Text() const;
+  // A name for the kernel function: of nodes that are finished alike, configurations of one name run the same
+  // instructions.
+  std::string Kernel() const;
   bool operator==(const ConvConfig&) const = default;
 };
 
