@@ -515,24 +515,31 @@ FULL: list[tuple[str, Callable[[], Outcome]]] = [
 ]
 
 
+def cpu_seconds() -> float:
+    """Of all commands that were run, and of what they ran."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def run_steps(steps: list[tuple[str, Callable[[], Outcome]]]) -> int:
     """Runs every step, prints a table of them and the closing line; returns the exit status."""
-    results: list[tuple[str, Outcome, float]] = []
+    results: list[tuple[str, Outcome, float, float]] = []
     for name, step in steps:
         print(f"\n=== {name}", flush=True)
-        start = time.monotonic()
+        start, cpu_start = time.monotonic(), cpu_seconds()
         try:
             outcome = step()
         except Exception as error:  # a step that cannot even start is a failure, and the others still run
             print(f"{type(error).__name__}: {error}")
             outcome = Outcome(failed=1)
-        results.append((name, outcome, time.monotonic() - start))
+        results.append((name, outcome, time.monotonic() - start, cpu_seconds() - cpu_start))
     print("\n=== summary")
-    for name, outcome, seconds in results:
+    for name, outcome, seconds, cpu in results:
         state = f"skipped: {outcome.skipped}" if outcome.skipped else "FAILED" if outcome.failed else "ok"
-        print(f"{name:32} {seconds:6.0f} s  {outcome.passed:6} passed {outcome.failed:4} failed  {state}")
-    passed = sum(outcome.passed for _, outcome, _ in results)
-    failed = sum(outcome.failed for _, outcome, _ in results)
+        counts = f"{outcome.passed:6} passed {outcome.failed:4} failed"
+        print(f"{name:32} {seconds:6.0f} s {cpu:6.0f} s of CPU  {counts}  {state}")
+    passed = sum(outcome.passed for _, outcome, _, _ in results)
+    failed = sum(outcome.failed for _, outcome, _, _ in results)
     closing = f"{passed} passed, {failed} failed"
     (REPORTS / "summary.txt").write_text(closing + "\n")
     print(closing, flush=True)

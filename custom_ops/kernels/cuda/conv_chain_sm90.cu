@@ -201,15 +201,17 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   };
   // What comes into the boxes of y: residuals from memory, and codes from the other blocks.
   const auto expect_boxes = [&](int of_tile) {
-    if (!kCluster && !adds) return;
+    if constexpr (kCluster || !kPair) {
+      if (!kCluster && !adds) return;
 #pragma unroll 1
-    for (int box = member; box < p.first.n_boxes; box += p.team_groups) {
-      const uint32_t full = boxes_full + box * 8;
-      if (!is_own(box)) {
-        if (z_own > 0) ArriveExpecting(full, kChainBoxBytes);
-      } else if (adds) {
-        ArriveExpecting(full, kChainBoxBytes);
-        CodesCopy(y_at + box * kChainBoxBytes, residual_map, box * kChainBox, of_tile * 64, full);
+      for (int box = member; box < p.first.n_boxes; box += p.team_groups) {
+        const uint32_t full = boxes_full + box * 8;
+        if (!is_own(box)) {
+          if (z_own > 0) ArriveExpecting(full, kChainBoxBytes);
+        } else if (adds) {
+          ArriveExpecting(full, kChainBoxBytes);
+          CodesCopy(y_at + box * kChainBoxBytes, residual_map, box * kChainBox, of_tile * 64, full);
+        }
       }
     }
   };
