@@ -415,8 +415,6 @@ void Tuner::TuneTogether(RegionPlan& plan) {
       if (ranking == fresh.end()) continue;
       trials.push_back({key, CloseToFastest(ranking->second, log.IsWanted()), {}});
       tuned.push_back({std::move(steps), trials.back().convs.size()});
-      for (const cuda::ConvConfig& config : trials.back().convs)
-        tuned.back().kernels.push_back(config.Kernel());
     }
     // Convolutions are tuned apart before chains are tried.
     const size_t alone = tuned.size();
@@ -453,9 +451,12 @@ void Tuner::TuneTogether(RegionPlan& plan) {
     };
     const std::span convs = std::span(tuned).first(alone), pairs = std::span(tuned).subspan(alone);
     TuneRegion(plan, convs, plan_again, time, kPatience);
+    const auto kernel_of = [&](const TunedSteps& group, size_t choice) {
+      return trials[static_cast<size_t>(&group - tuned.data())].convs[choice].Kernel();
+    };
     TuneNeighbours(
-        plan, convs, plan_again, [&](const RegionPlan& trial) { return timer.Microseconds(trial); },
-        kPatienceForNeighbours);
+        plan, convs, kernel_of, plan_again,
+        [&](const RegionPlan& trial) { return timer.Microseconds(trial); }, kPatienceForNeighbours);
     tried_key.clear();
     tried.clear();
     TuneRegion(plan, pairs, plan_again, time, kPatience);

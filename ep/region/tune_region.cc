@@ -76,16 +76,18 @@ class Descent {
 };
 
 // Of each kernel that both groups can run, the first choices that do; not what both run already.
-std::vector<std::array<Move, 2>> SameKernel(TunedSteps& a, TunedSteps& b) {
-  std::vector<std::array<Move, 2>> moves;
-  const auto first = [](const TunedSteps& group, const std::string& kernel) {
-    return static_cast<size_t>(std::find(group.kernels.begin(), group.kernels.end(), kernel) -
-                               group.kernels.begin());
+std::vector<std::array<Move, 2>> SameKernel(TunedSteps& a, TunedSteps& b, const KernelOf& kernel_of) {
+  const auto first_choices = [&](const TunedSteps& group) {
+    std::map<std::string, size_t> first;
+    for (size_t choice = 0; choice < group.choices; ++choice) first.emplace(kernel_of(group, choice), choice);
+    return first;
   };
-  for (size_t i = 0; i < a.kernels.size(); ++i) {
-    const size_t j = first(b, a.kernels[i]);
-    if (first(a, a.kernels[i]) == i && j < b.kernels.size() && (i != a.chosen || j != b.chosen))
-      moves.push_back({Move{&a, i}, Move{&b, j}});
+  const auto of_b = first_choices(b);
+  std::vector<std::array<Move, 2>> moves;
+  for (const auto& [kernel, choice] : first_choices(a)) {
+    const auto other = of_b.find(kernel);
+    if (other != of_b.end() && (choice != a.chosen || other->second != b.chosen))
+      moves.push_back({Move{&a, choice}, Move{&b, other->second}});
   }
   return moves;
 }
@@ -110,8 +112,8 @@ void TuneRegion(RegionPlan& plan, std::span<TunedSteps> groups, const PlanAgain&
   plan.steps = std::move(descent).Steps();
 }
 
-void TuneNeighbours(RegionPlan& plan, std::span<TunedSteps> groups, const PlanAgain& plan_again,
-                    const RegionTime& time, std::chrono::seconds patience) {
+void TuneNeighbours(RegionPlan& plan, std::span<TunedSteps> groups, const KernelOf& kernel_of,
+                    const PlanAgain& plan_again, const RegionTime& time, std::chrono::seconds patience) {
   using Clock = std::chrono::steady_clock;
   std::map<size_t, TunedSteps*> group_of;  // by step
   for (TunedSteps& group : groups) {
@@ -129,7 +131,7 @@ void TuneNeighbours(RegionPlan& plan, std::span<TunedSteps> groups, const PlanAg
   const auto deadline = Clock::now() + patience;
   Descent descent(plan, plan_again, time);
   for (const auto& [a, b] : neighbours) {
-    for (const auto& moves : SameKernel(*a, *b)) {
+    for (const auto& moves : SameKernel(*a, *b, kernel_of)) {
       if (Clock::now() < deadline) descent.Try(moves);
     }
   }

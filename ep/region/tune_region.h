@@ -23,13 +23,13 @@ struct TunedSteps {
   // Of each step and the next one together: what PlannedStep::with_next is to be, null where they are apart.
   bool together = false;
   size_t tried = 0;  // how often another choice was tried: 0 where patience ended before
-  // Names of the kernels that the choices run, for TuneNeighbours.
-  std::vector<std::string> kernels = {};
 };
 
 // The step's plan with a configuration of its group.
 using PlanAgain =
     std::function<std::shared_ptr<const StepPlan>(const TunedSteps& group, size_t step, size_t choice)>;
+// A name for the kernel that a choice runs.
+using KernelOf = std::function<std::string(const TunedSteps& group, size_t choice)>;
 // Any unit.
 using RegionTime = std::function<double(const RegionPlan&)>;
 
@@ -42,7 +42,7 @@ void TuneRegion(RegionPlan& plan, std::span<TunedSteps> groups, const PlanAgain&
 // The same for two groups at a time of which a step follows one of the other's: gives both the same kernel,
 // with the first choice of each that runs it, where that is faster. A processor that fetches instructions
 // anew with every kernel keeps them for the second, so that neither choice need pay by itself.
-void TuneNeighbours(RegionPlan& plan, std::span<TunedSteps> groups, const PlanAgain& plan_again,
-                    const RegionTime& time, std::chrono::seconds patience);
+void TuneNeighbours(RegionPlan& plan, std::span<TunedSteps> groups, const KernelOf& kernel_of,
+                    const PlanAgain& plan_again, const RegionTime& time, std::chrono::seconds patience);
 
 }  // namespace lowbit::ep

@@ -12,6 +12,7 @@
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pixel_rounding.cuh"
+#include "kernels/cuda/weight_rows.h"
 #include "kernels/cuda/wgmma_s8.cuh"
 
 namespace lowbit::cuda {
@@ -22,14 +23,6 @@ template <int kTileN>
 constexpr int kBlocks = kTileN == 32 ? 3 : 2;  // of a multiprocessor: what registers allow
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// The row of B that one of the tile's channels stands in: thread t of four holds columns 8 j + 2 t + {0, 1}
-// of the product; they are the channels kTileN / 4 * t + 2 j + {0, 1}.
-template <int kTileN>
-__device__ __forceinline__ int RowOfChannel(int channel) {
-  constexpr int kOwn = kTileN / 4;
-  return channel % kOwn / 2 * 8 + channel / kOwn * 2 + channel % 2;
-}
-
 // The weights of all rows of taps from PackImage's order to B's; rows of taps past the window are 0.
 template <int kTileN, int kRows>
 __device__ __forceinline__ void LoadWeights(const ConvParams& p, int n0, uint8_t* to) {
@@ -37,7 +30,7 @@ __device__ __forceinline__ void LoadWeights(const ConvParams& p, int n0, uint8_t
     const int ky = i / (kTileN * 2), packed = i / 2 % kTileN, pair = i % 2;
     // PackImage's row 16 a + 8 b + 2 q + e is channel 16 a + 4 q + 2 b + e.
     const int channel = packed / 16 * 16 + packed % 8 / 2 * 4 + packed / 8 % 2 * 2 + packed % 2;
-    const int row = RowOfChannel<kTileN>(channel);
+    const int row = RowOfNeighbours<kTileN>(channel);
     uint4 v = {};
     if (ky < p.kernel_h) {
       v = *reinterpret_cast<const uint4*>(

@@ -18,6 +18,7 @@
 #include "kernels/cuda/conv_params.h"
 #include "kernels/cuda/device_epilogue.cuh"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/weight_rows.h"
 
 namespace lowbit::cuda {
 
@@ -26,11 +27,6 @@ inline constexpr int kRowBytes = 128;
 __device__ __forceinline__ int Divide(int n, const FastDivisor& d) {
   return static_cast<int>((__umulhi(static_cast<uint32_t>(n), d.multiplier) + static_cast<uint32_t>(n)) >>
                           d.shift);
-}
-
-// Where channel n of a group lies among the rows of B (packed_conv.cc).
-__device__ __forceinline__ int InterleavedRow(int n) {
-  return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2;
 }
 
 // Walks along a row of A in steps of a tile: where a column's tap is, and which channel of it.
@@ -347,7 +343,7 @@ __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const Til
 // Finishes a tile. `each(f)` calls f(row, column, top, bottom) for every four neighbouring columns that this
 // thread has summed, `top` in `row` and `bottom` eight rows below. In a fragment of mma a thread has two
 // neighbouring rows of B in each eight; the weights are packed so that those of two eights are four
-// neighbouring channels (InterleavedRow in packed_conv.cc). `shared` is the block's dynamic shared memory,
+// neighbouring channels (InterleavedRow). `shared` is the block's dynamic shared memory,
 // its tiles are free by now (all threads are past a barrier). With `cluster`, the blocks of a cluster have
 // summed parts of K.
 // `pixel_of(row)` is the output pixel of a row, negative where there is none. kBiased: where

@@ -17,16 +17,9 @@
 
 #include "kernels/cuda/pool_params.h"
 #include "kernels/cuda/sum_line.h"
+#include "kernels/cuda/weight_layouts.h"
 
 namespace lowbit::cuda {
-
-// Weights as int8 and the zero points that stay outside of them.
-struct Int8Weights {
-  std::vector<int8_t> values;  // logical order of ConvSpec::weights
-  std::vector<int32_t> zero;   // [out_channels]
-  std::vector<int64_t> sum;    // [out_channels]
-  std::vector<int64_t> above;  // [out_channels], of those above 0
-};
 
 // Lays constants out one after the other; an offset stands for each until they are uploaded together. With an
 // image of all of them, nothing is filled in: the image is what is uploaded.
@@ -82,118 +75,6 @@ ImageHeader ReadHeader(std::span<const uint8_t> image) {
               header.sum_form <= static_cast<uint32_t>(SumForm::kFloatFromZero),
           "the packed node does not begin with the mark of this version; compile the model again");
   return header;
-}
-
-Int8Weights ToInt8(const ConvSpec& spec) {
-  const int64_t channels = spec.geometry.out_channels, k = spec.geometry.K();
-  Int8Weights out;
-  out.values.resize(static_cast<size_t>(channels * k));
-  out.zero.assign(static_cast<size_t>(channels), 0);
-  out.sum.assign(static_cast<size_t>(channels), 0);
-  out.above.assign(static_cast<size_t>(channels), 0);
-  for (int64_t c = 0; c < channels; ++c) {
-    int32_t lowest = 0, highest = 0;
-    for (int64_t i = 0; i < k; ++i) {
-      lowest = std::min(lowest, spec.WeightValue(c, c * k + i));
-      highest = std::max(highest, spec.WeightValue(c, c * k + i));
-    }
-    int32_t shift = 0;
-    if (lowest < -128 || highest > 127) {
-      // Codes span at most 256 values: all of them less 128, or as they are, fit.
-      shift = (spec.w.encoding == Encoding::kUnsigned ? 128 : 0) - spec.w_zero_point[static_cast<size_t>(c)];
-      out.zero[static_cast<size_t>(c)] = -shift;
-    }
-    for (int64_t i = 0; i < k; ++i) {
-      const int32_t value = spec.WeightValue(c, c * k + i) - shift;
-      out.values[static_cast<size_t>(c * k + i)] = static_cast<int8_t>(value);
-      out.sum[static_cast<size_t>(c)] += value;
-      out.above[static_cast<size_t>(c)] += std::max(value, 0);
-    }
-  }
-  return out;
-}
-
-// [out_channels][taps][channels]
-void PackRows(const ConvGeometry& g, const Int8Weights& w, int64_t channels, uint8_t* out) {
-  for (int64_t row = 0; row < g.out_channels * g.Taps(); ++row) {
-    std::memcpy(out + row * channels, w.values.data() + row * g.GroupIn(), static_cast<size_t>(g.GroupIn()));
-  }
-}
-
-// Where channel n lies among the rows of B: within 16, channels 4 q + {0, 1} are rows 2 q + {0, 1} and
-// channels 4 q + {2, 3} rows 8 + 2 q + {0, 1}. FinishTile has four neighbouring channels in a thread thereby.
-int64_t InterleavedRow(int64_t n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }
-
-// [group][k / 128][n_padded][128], the 16-byte chunk c of row r at position c ^ (r % 8).
-void PackTiles(const ConvGeometry& g, const Int8Weights& w, int64_t channels, int64_t n_padded,
-               uint8_t* out) {
-  const int64_t k_tiles = RoundUp(g.Taps() * channels, kTileK) / kTileK;
-  for (int64_t c = 0; c < g.out_channels; ++c) {
-    const int64_t group = c / g.GroupOut(), r = InterleavedRow(c % g.GroupOut());
-    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
-      for (int64_t i = 0; i < g.GroupIn(); ++i) {
-        const int64_t k = tap * channels + i, chunk = k % kTileK / 16;
-        const int64_t row = (group * k_tiles + k / kTileK) * n_padded + r;
-        out[row * kTileK + ((chunk ^ (r % 8)) * 16) + k % 16] =
-            static_cast<uint8_t>(w.values[static_cast<size_t>((c * g.Taps() + tap) * g.GroupIn() + i)]);
-      }
-    }
-  }
-}
-
-// Along n: whole blocks of the widest image kernel.
-constexpr int64_t kImageColumns = 64;
-
-// [kernel_h][channels in eights][lane][8]: lane 4 r + t has row r of the eight (InterleavedRow), the four
-// channels of tap t and of tap 4 + t.
-void PackImage(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
-  const int64_t eights = RoundUp(g.out_channels, kImageColumns) / 8;
-  for (int64_t c = 0; c < g.out_channels; ++c) {
-    const int64_t row = InterleavedRow(c);
-    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
-      const int64_t ky = tap / g.kernel_w, kx = tap % g.kernel_w, lane = row % 8 * 4 + kx % 4;
-      std::memcpy(out + ((ky * eights + row / 8) * 32 + lane) * 8 + kx / 4 * 4,
-                  w.values.data() + (c * g.Taps() + tap) * g.in_channels, static_cast<size_t>(g.in_channels));
-    }
-  }
-}
-
-// [channels in tiles][order][half of its slots][step of k32][B], B being blocks of eight rows of 16 bytes,
-// for the first and the second half of k. Thread t of four multiplies the cells of column t of a window: the
-// words of a half's two slots one after the other, each step one from the first half of k and one from the
-// second.
-void PackCells(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
-  const int64_t channels = g.in_channels, tile_bytes = channels * kCellChannelBytes;
-  for (int64_t c = 0; c < g.out_channels; ++c) {
-    // Thread t holds columns 8 j + 2 t + {0, 1} of the product; they are the channels 16 t + 2 j + {0, 1}.
-    const int64_t own = kPoolTileN / 4, in_tile = c % kPoolTileN;
-    const int64_t row = in_tile % own / 2 * 8 + in_tile / own * 2 + in_tile % 2;
-    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
-      const int64_t y = tap / g.kernel_w + g.pad_top % 2, x = tap % g.kernel_w + g.pad_left % 2;
-      for (int order = 0; order < kCellOrders; ++order) {
-        const int64_t slot = (y / 2 + order) % kCellTaps;
-        for (int64_t i = 0; i < channels; ++i) {
-          const int64_t byte = (y % 2 * 2 + x % 2) * channels + i, word = slot % 2 * channels + byte / 4;
-          const int64_t step = (order * 2 + slot / 2) * channels + word / 2;
-          out[c / kPoolTileN * tile_bytes + step * kCellMatrixBytes + row / 8 * 256 + word % 2 * 128 +
-              row % 8 * 16 + x / 2 * 4 + byte % 4] =
-              static_cast<uint8_t>(w.values[static_cast<size_t>((c * g.Taps() + tap) * channels + i)]);
-        }
-      }
-    }
-  }
-}
-
-// [kernel_h][taps of a row in fours][channels][4]
-void PackDepthwise(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
-  const int64_t fours = RoundUp(g.kernel_w, 4) / 4;
-  for (int64_t c = 0; c < g.out_channels; ++c) {
-    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
-      const int64_t ky = tap / g.kernel_w, kx = tap % g.kernel_w;
-      out[((ky * fours + kx / 4) * g.out_channels + c) * 4 + kx % 4] =
-          static_cast<uint8_t>(w.values[static_cast<size_t>(c * g.Taps() + tap)]);
-    }
-  }
 }
 
 // AddResiduals' conditions: nothing overflows, no subnormal number loses bits, sums stay below 2^21 steps.
