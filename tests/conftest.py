@@ -39,8 +39,8 @@ _PROFILE = "sanitized" if SANITIZED else "full" if FULL else "default"
 hypothesis.settings.load_profile(_PROFILE)
 
 
-# Of the grids of tests/numerics (operands, widths, geometries, kernels) every so manieth test runs under a
-# sanitizer; each kernel has hundreds of them.
+# Under a sanitizer one of so many tests runs, of those in the grids of tests/numerics (operands, widths,
+# geometries, kernels); each kernel has hundreds of them.
 SANITIZED_SHARE = 3
 
 

@@ -75,16 +75,18 @@ class Descent {
   std::vector<size_t> scratch_;  // by step
 };
 
-// Of each kernel that both groups can run, the first choices that do; not what both run already.
+// Of each kernel that both groups can run, the choices that do: those in use, else the first ones. Not what
+// both run already.
 std::vector<std::array<Move, 2>> SameKernel(TunedSteps& a, TunedSteps& b, const KernelOf& kernel_of) {
-  const auto first_choices = [&](const TunedSteps& group) {
-    std::map<std::string, size_t> first;
-    for (size_t choice = 0; choice < group.choices; ++choice) first.emplace(kernel_of(group, choice), choice);
-    return first;
+  const auto choices = [&](const TunedSteps& group) {
+    std::map<std::string, size_t> by_kernel = {{kernel_of(group, group.chosen), group.chosen}};
+    for (size_t choice = 0; choice < group.choices; ++choice)
+      by_kernel.emplace(kernel_of(group, choice), choice);
+    return by_kernel;
   };
-  const auto of_b = first_choices(b);
+  const auto of_b = choices(b);
   std::vector<std::array<Move, 2>> moves;
-  for (const auto& [kernel, choice] : first_choices(a)) {
+  for (const auto& [kernel, choice] : choices(a)) {
     const auto other = of_b.find(kernel);
     if (other != of_b.end() && (choice != a.chosen || other->second != b.chosen))
       moves.push_back({Move{&a, choice}, Move{&b, other->second}});

@@ -40,8 +40,8 @@ void TuneRegion(RegionPlan& plan, std::span<TunedSteps> groups, const PlanAgain&
                 const RegionTime& time, std::chrono::seconds patience);
 
 // The same for two groups at a time of which a step follows one of the other's: gives both the same kernel,
-// with the first choice of each that runs it, where that is faster. A processor that fetches instructions
-// anew with every kernel keeps them for the second, so that neither choice need pay by itself.
+// with the choices in use or the first ones that run it, where that is faster. A processor that fetches
+// instructions anew with every kernel keeps them for the second, so that neither choice need pay by itself.
 void TuneNeighbours(RegionPlan& plan, std::span<TunedSteps> groups, const KernelOf& kernel_of,
                     const PlanAgain& plan_again, const RegionTime& time, std::chrono::seconds patience);
 
