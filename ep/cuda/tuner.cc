@@ -430,9 +430,12 @@ void Tuner::TuneTogether(RegionPlan& plan) {
     const DeviceScope scope(device_->Ordinal());
     const RegionTimer timer(plan, device_, use_graph_);
     std::string tried_key, tried;
+    const auto trials_of = [&](const TunedSteps& group) -> const Trials& {
+      return trials[static_cast<size_t>(&group - tuned.data())];
+    };
     const auto plan_again = [&](const TunedSteps& group, size_t step,
                                 size_t choice) -> std::shared_ptr<const StepPlan> {
-      const Trials& of_group = trials[static_cast<size_t>(&group - tuned.data())];
+      const Trials& of_group = trials_of(group);
       tried_key = of_group.key;
       tried = of_group.Text(choice);
       if (group.together) {
@@ -452,7 +455,7 @@ void Tuner::TuneTogether(RegionPlan& plan) {
     const std::span convs = std::span(tuned).first(alone), pairs = std::span(tuned).subspan(alone);
     TuneRegion(plan, convs, plan_again, time, kPatience);
     const auto kernel_of = [&](const TunedSteps& group, size_t choice) {
-      return trials[static_cast<size_t>(&group - tuned.data())].convs[choice].Kernel();
+      return trials_of(group).convs[choice].Kernel();
     };
     TuneNeighbours(
         plan, convs, kernel_of, plan_again,

@@ -57,8 +57,10 @@ ChainParams ParamsOf(const ConvChain& chain, const ChainConfig& config) {
   };
   set_products(true);
   // The kernel takes floats of both or of none.
-  if (p.first.epilogue.sums == SumForm::kInteger || p.second.epilogue.sums == SumForm::kInteger)
-    set_products(false);
+  const auto has_integers = [](const ChainProduct& product) {
+    return product.epilogue.sums == SumForm::kInteger;
+  };
+  if (has_integers(p.first) != has_integers(p.second)) set_products(false);
   p.makes_residuals = chain.residuals != nullptr;
   if (p.makes_residuals)
     p.residuals = ProductOf(*chain.residuals, chain.residuals_shape, config.ranks, false);

@@ -429,30 +429,21 @@ cudaError_t LaunchRanks(const ChainParams& p, const LaunchOptions& options) {
 
 cudaError_t LaunchChain(const ChainParams& p, const LaunchOptions& options) {
   const Finish first = FinishOf(p.first.epilogue), second = FinishOf(p.second.epilogue);
-  const bool integers = first == Finish::kIntegers, has_signs = p.x_signed || p.y_signed;
+  const Finish of_both = first == Finish::kIntegers ? first : Finish::kFloatsFromZero;
   if (p.teams * p.team_groups > kMaxChainGroups || p.first.n_boxes > kMaxChainBoxes ||
-      p.team_groups > p.first.own_boxes || (has_signs && !integers) ||
-      second != (integers ? Finish::kIntegers : Finish::kFloatsFromZero) ||
+      p.team_groups > p.first.own_boxes || second != of_both ||
       (p.makes_residuals && first == Finish::kFloatsFromZero)) {
     return cudaErrorInvalidValue;
   }
-  if (has_signs) {
-    if (!p.x_signed) return LaunchRanks<false, true, Finish::kIntegers>(p, options);
-    return p.y_signed ? LaunchRanks<true, true, Finish::kIntegers>(p, options)
-                      : LaunchRanks<true, false, Finish::kIntegers>(p, options);
-  }
-  switch (first) {
-    case Finish::kIntegers:
-      return LaunchRanks<false, false, Finish::kIntegers>(p, options);
-    case Finish::kFloatsFromZero:
-      return LaunchRanks<false, false, Finish::kFloatsFromZero>(p, options);
-    case Finish::kFloatsOnLine:
-      return LaunchRanks<false, false, Finish::kFloatsOnLine>(p, options);
-    case Finish::kFloatsFromLowest:
-      return LaunchRanks<false, false, Finish::kFloatsFromLowest>(p, options);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return WithFinish<false>(first, p.x_signed || p.y_signed, [&]<bool kSigned, Finish kFinish>() {
+    if constexpr (kSigned) {
+      if (!p.x_signed) return LaunchRanks<false, true, kFinish>(p, options);
+      return p.y_signed ? LaunchRanks<true, true, kFinish>(p, options)
+                        : LaunchRanks<true, false, kFinish>(p, options);
+    } else {
+      return LaunchRanks<false, false, kFinish>(p, options);
+    }
+  });
 }
 
 }  // namespace lowbit::cuda

@@ -204,7 +204,7 @@ cudaError_t LaunchWith(const ConvParams& p, const HaloParams& h, const ConvConfi
 template <int kTileN, int kSlab>
 cudaError_t LaunchSlab(const ConvParams& p, const HaloParams& h, const ConvConfig& config,
                        const LaunchOptions& options) {
-  return WithFinish<false>(p, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+  return WithFinish<false>(FinishOf(p.epilogue), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
     return LaunchWith<kTileN, kSlab, kSigned, kFinish>(p, h, config, options);
   });
 }

@@ -211,4 +211,8 @@ struct ConvParams {
   FastDivisor by_column;
 };
 
+inline Finish FinishOf(const ConvParams& p) {
+  return p.in_registers ? FinishOf(p.epilogue) : Finish::kThroughMemory;
+}
+
 }  // namespace lowbit::cuda

@@ -157,7 +157,7 @@ cudaError_t LaunchWith(const ConvParams& p, const LaunchOptions& options) {
 
 cudaError_t LaunchResident(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
   if (p.stages < 1 || p.stages > kMaxSlots) return cudaErrorInvalidValue;
-  return WithFinish<false>(p, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+  return WithFinish<false>(FinishOf(p.epilogue), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
     return config.tile_n == 64 ? LaunchWith<64, kSigned, kFinish>(p, options)
                                : LaunchWith<128, kSigned, kFinish>(p, options);
   });

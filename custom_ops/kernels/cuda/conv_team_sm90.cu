@@ -218,7 +218,7 @@ cudaError_t LaunchTeam(const ConvParams& p, const ConvConfig& config, const Laun
       p.stages % groups != 0 || p.stages > kMaxTeamSlots) {
     return cudaErrorInvalidValue;
   }
-  return WithFinish<false>(p, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+  return WithFinish<false>(FinishOf(p.epilogue), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
     return config.tile_n == 64 ? LaunchWith<64, kSigned, kFinish>(p, config, options)
                                : LaunchWith<128, kSigned, kFinish>(p, config, options);
   });

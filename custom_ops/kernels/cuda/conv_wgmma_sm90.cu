@@ -242,7 +242,7 @@ cudaError_t LaunchBoxes(const ConvParams& p, const ConvConfig& config, const Lau
   CUtensorMap map;
   const cudaError_t error = EncodePixels(p, kTileM, &map);
   if (error != cudaSuccess) return error;
-  return WithFinish<true>(p, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+  return WithFinish<true>(FinishOf(p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
     return LaunchTiled<ConvBoxes<kTileM, kTileN, kSigned, kFinish>>(p, config, options, kThreads, map);
   });
 }

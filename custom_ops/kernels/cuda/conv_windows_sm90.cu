@@ -175,7 +175,7 @@ cudaError_t LaunchWith(const ConvParams& p, const HaloParams& h, const LaunchOpt
 
 template <int kTileM, int kTileN>
 cudaError_t LaunchTile(const ConvParams& p, const HaloParams& h, const LaunchOptions& options) {
-  return WithFinish<true>(p, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+  return WithFinish<true>(FinishOf(p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
     return LaunchWith<kTileM, kTileN, kSigned, kFinish>(p, h, options);
   });
 }

@@ -30,24 +30,19 @@ inline void* DriverFunction(const char* name) {
   return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? entry : nullptr;
 }
 
-// f<kSigned, kFinish>() for the instance of a kernel that fits a node; sums are floats only where the input
-// has no sign (PackedConv::Params). kMayLeave: there are instances whose sums leave the registers.
+// f<kSigned, kFinish>() for the instance of a kernel that finishes sums so; they are floats only where no
+// input has a sign (PackedConv::SumFormOf). kMayLeave: there are instances whose sums leave the registers.
 template <bool kMayLeave, typename F>
-cudaError_t WithFinish(const ConvParams& p, bool x_signed, const F& f) {
+cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
+  const auto of_any_input = [&]<Finish kFinish>() {
+    return is_signed ? f.template operator()<true, kFinish>() : f.template operator()<false, kFinish>();
+  };
   if constexpr (kMayLeave) {
-    if (!p.in_registers) {
-      return x_signed ? f.template operator()<true, Finish::kThroughMemory>()
-                      : f.template operator()<false, Finish::kThroughMemory>();
-    }
+    if (finish == Finish::kThroughMemory) return of_any_input.template operator()<Finish::kThroughMemory>();
   }
-  const Finish finish = FinishOf(p.epilogue);
-  if (x_signed) {
-    return finish == Finish::kIntegers ? f.template operator()<true, Finish::kIntegers>()
-                                       : cudaErrorInvalidValue;
-  }
+  if (finish == Finish::kIntegers) return of_any_input.template operator()<Finish::kIntegers>();
+  if (is_signed) return cudaErrorInvalidValue;
   switch (finish) {
-    case Finish::kIntegers:
-      return f.template operator()<false, Finish::kIntegers>();
     case Finish::kFloatsFromZero:
       return f.template operator()<false, Finish::kFloatsFromZero>();
     case Finish::kFloatsOnLine:

@@ -373,10 +373,7 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
   const GemmProblem problem = Problem(s);
   p.in_registers = problem.requantizes && config.splits == 1;
   p.requantizes_fours = problem.requantizes;
-  // Kernels have no instances for floats of signed inputs (WithFinish): these networks' codes have signs,
-  // too.
-  const bool is_signed = XSigned() || Bipolar();
-  if (may_be_floats && p.in_registers && sum_form_ != SumForm::kInteger && !is_signed &&
+  if (may_be_floats && p.in_registers && sum_form_ != SumForm::kInteger &&
       EndsInFragments(config.algorithm)) {
     p.epilogue.sums = sum_form_;
     p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(at_.float_bias));
@@ -506,23 +503,19 @@ SumForm PackedConv::SumFormOf(const Epilogue& e, const Int8Weights& weights,
       adds ? !e.residual_signed && e.y_lo == 0 &&
                  (epilogue_.addition == Addition::kOnLine || epilogue_.addition == Addition::kBothFromLowest)
            : epilogue_.rounding == Rounding::kUnsignedBytes && e.lo == 0;
-  if (!tiled_ || has_w_zero_ || e.kind != EpilogueKind::kRequantize || !e.quantized_output ||
-      epilogue_.dequantizes || !fits || !HasNormalMultipliers(e)) {
+  // Kernels have no instances for floats of inputs with signs (WithFinish): these networks' codes have signs,
+  // too, and do not fit either.
+  if (XSigned() || Bipolar() || !tiled_ || has_w_zero_ || e.kind != EpilogueKind::kRequantize ||
+      !e.quantized_output || epilogue_.dequantizes || !fits || !HasNormalMultipliers(e)) {
     return SumForm::kInteger;
   }
   constexpr int64_t kMost = int64_t{1} << 29;  // either float is further from what is no normal number
   constexpr double kClipped = 512;             // codes lie nearer to each other
   const double exact = adds ? 0x1p22 : 0x1p23;
-  const int64_t lowest = Bipolar()   ? -1
-                         : XSigned() ? -128
-                                     : 0,
-                highest = Bipolar()   ? 1
-                          : XSigned() ? 127
-                                      : 255;
+  constexpr int64_t kHighest = 255;  // of a byte; the lowest is 0
   for (size_t c = 0; c < bias.size(); ++c) {
     const int64_t above = weights.above[c], below = weights.sum[c] - above;
-    const int64_t least = bias[c] + lowest * above + highest * below,
-                  most = bias[c] + highest * above + lowest * below;
+    const int64_t least = bias[c] + kHighest * below, most = bias[c] + kHighest * above;
     if (least < -kMost || most > kMost) return SumForm::kInteger;
     const auto size = static_cast<double>(adds ? std::max(-least, most) : most);
     if (size >= exact && exact * static_cast<double>(e.multiplier[c]) < kClipped) return SumForm::kInteger;
