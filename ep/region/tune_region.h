@@ -8,7 +8,6 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "ep/region/program.h"
@@ -28,8 +27,6 @@ struct TunedSteps {
 // The step's plan with a configuration of its group.
 using PlanAgain =
     std::function<std::shared_ptr<const StepPlan>(const TunedSteps& group, size_t step, size_t choice)>;
-// A name for the kernel that a choice runs.
-using KernelOf = std::function<std::string(const TunedSteps& group, size_t choice)>;
 // Any unit.
 using RegionTime = std::function<double(const RegionPlan&)>;
 
@@ -38,11 +35,5 @@ using RegionTime = std::function<double(const RegionPlan&)>;
 // than it has. Throws what the functions throw; `plan` is then as it was.
 void TuneRegion(RegionPlan& plan, std::span<TunedSteps> groups, const PlanAgain& plan_again,
                 const RegionTime& time, std::chrono::seconds patience);
-
-// The same for two groups at a time of which a step follows one of the other's: gives both the same kernel,
-// with the choices in use or the first ones that run it, where that is faster. A processor that fetches
-// instructions anew with every kernel keeps them for the second, so that neither choice need pay by itself.
-void TuneNeighbours(RegionPlan& plan, std::span<TunedSteps> groups, const KernelOf& kernel_of,
-                    const PlanAgain& plan_again, const RegionTime& time, std::chrono::seconds patience);
 
 }  // namespace lowbit::ep

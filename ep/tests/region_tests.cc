@@ -492,42 +492,6 @@ void TestTuning() {
          "steps that are faster together go together");
 }
 
-// Five steps in four groups. Each choice costs its number, neighbours gain 5 where both run `b` and 3 where
-// they run another kernel both.
-void TestTuningOfNeighbours() {
-  RegionPlan plan;
-  for (size_t i = 0; i < 5; ++i) plan.steps.emplace_back().plan = std::make_shared<ChoicePlan>(0, size_t{64});
-  std::vector<TunedSteps> groups = {{{0}, 3}, {{1}, 3}, {{2, 3}, 2}, {{4}, 1}};
-  const std::vector<std::string> kernels[] = {{"a", "b", "b"}, {"c", "d", "b"}, {"d", "c"}, {"e"}};
-  const auto kernel_of = [&](const TunedSteps& group, size_t choice) {
-    return kernels[&group - groups.data()][choice];
-  };
-  const auto kernel_at = [&](const RegionPlan& of, size_t step) {
-    const size_t group = step < 2 ? step : step < 4 ? 2 : 3;
-    return kernels[group][static_cast<const ChoicePlan&>(*of.steps[step].plan).choice];
-  };
-  int timed = 0;
-  const auto time = [&](const RegionPlan& of) {
-    ++timed;
-    double sum = 100;
-    for (size_t i = 0; i < of.steps.size(); ++i) {
-      sum += static_cast<double>(static_cast<const ChoicePlan&>(*of.steps[i].plan).choice);
-      if (i > 0 && kernel_at(of, i) == kernel_at(of, i - 1)) sum -= kernel_at(of, i) == "b" ? 5 : 3;
-    }
-    return sum;
-  };
-  const auto plan_again = [](const TunedSteps&, size_t, size_t choice) {
-    return std::make_shared<const ChoicePlan>(choice, size_t{64});
-  };
-  TuneNeighbours(plan, groups, kernel_of, plan_again, time, std::chrono::seconds(0));
-  Expect(timed == 1 && groups[0].chosen == 0, "no patience, nothing tried");
-  // At the beginning two steps run `d`: 97. `b` in the first two: 95. `c` or `d` in three others: 96 or 97.
-  TuneNeighbours(plan, groups, kernel_of, plan_again, time, std::chrono::seconds(60));
-  Expect(groups[0].chosen == 1 && groups[1].chosen == 2, "two choices that pay together");
-  Expect(groups[2].chosen == 0 && groups[3].chosen == 0, "what costs more than it gains stays");
-  Expect(kernel_at(plan, 0) == "b" && kernel_at(plan, 1) == "b" && time(plan) == 95, "the plan has them");
-}
-
 void TestProgramMayDieBeforeItsPlans() {
   auto fake = std::make_shared<FakeBackend>();
   std::shared_ptr<const RegionPlan> plan;
@@ -947,7 +911,6 @@ int main() {
   TestFusionOfSeveral();
   TestPlansAreBounded();
   TestTuning();
-  TestTuningOfNeighbours();
   TestProgramMayDieBeforeItsPlans();
   TestInstanceOrder();
   TestInstancesThatCannotBeCreated();

@@ -79,9 +79,6 @@ struct ConvConfig {
   bool keeps_weights = false;  // kPair: all weights of a block's channels stay in shared memory
 
   std::string Text() const;
-  // A name for the kernel function: of nodes that are finished alike, configurations of one name run the same
-  // instructions.
-  std::string Kernel() const;
   bool operator==(const ConvConfig&) const = default;
 };
 

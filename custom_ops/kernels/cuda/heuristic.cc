@@ -115,16 +115,6 @@ std::string ConvConfig::Text() const {
   return text;
 }
 
-std::string ConvConfig::Kernel() const {
-  ConvConfig kernel{algorithm, tile_m, tile_n};
-  // The number of their warpgroups is no constant.
-  if (algorithm == Algorithm::kTeam || algorithm == Algorithm::kHalo) kernel.tile_m = 64;
-  kernel.producers = producers;
-  kernel.boxes = boxes;
-  kernel.splits = splits > 1 ? 2 : 1;  // Finish::kThroughMemory
-  return kernel.Text();
-}
-
 int ApartBytes(const Device& device) {
   const int all = device.shared_bytes + 5 * 1024;  // of a multiprocessor; each block reserves 1024
   return all / 2 - 1024;
