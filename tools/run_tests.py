@@ -41,6 +41,7 @@ WHOLE_MODELS = ("tests/smoke", "tests/models/test_digits.py", "tests/models/test
 # of the others what shares the most with the rest.
 CUDA_TESTED = "90a-real"
 CUDA_OLDER = "80-real"
+CUDA_EMULATED = ("lowbit_emulated_cuda_test", "lowbit_emulated_cuda_node_test")
 CUDA_OLDER_FILES = ("conv_mma.cu", "conv_plain.cu", "affine.cu", "binary.cu")
 # The processors that ARM kernels are tested on, and for each the tests of the kernels that need what it is
 # the first to have. Without the extensions that lowbit does not use, `max` is quicker to emulate.
@@ -352,7 +353,10 @@ def quick_cuda(nvcc: str) -> list[str]:
 
 
 def cuda_build() -> Outcome:
-    """liblowbit_cuda for one generation of GPUs, a part of it for an older one, and what needs no GPU."""
+    """liblowbit_cuda for one generation of GPUs, a part of it for an older one, and what needs no GPU.
+
+    The kernels run on an emulated one (custom_ops/kernels/cuda/emulator).
+    """
     found = subprocess.run(
         ["tools/setup.sh", "nvcc"], cwd=ROOT, check=False, text=True, stdout=subprocess.PIPE
     )
@@ -366,8 +370,8 @@ def cuda_build() -> Outcome:
     library = folder / "ep/cuda/liblowbit_cuda.so"
     return checked(
         configure(folder, *settings, f"-DCMAKE_CUDA_ARCHITECTURES={CUDA_TESTED}"),
-        built(folder, "lowbit_cuda", "lowbit_cuda_host_test"),
-        ctest(folder, "-R", "lowbit_cuda_host_test"),
+        built(folder, "lowbit_cuda", "lowbit_cuda_host_test", *CUDA_EMULATED),
+        ctest(folder, "-R", "lowbit_cuda_host_test|lowbit_emulated_cuda"),
         # It loads where there is neither a driver nor a toolkit.
         [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(library)!r}).LowBitCreateCudaEpFactory"],
         configure(older, *settings, f"-DCMAKE_CUDA_ARCHITECTURES={CUDA_OLDER}"),

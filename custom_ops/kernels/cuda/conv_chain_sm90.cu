@@ -28,15 +28,6 @@ namespace {
 constexpr int kGroup = 128, kMostThreads = kMaxChainGroups * kGroup;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// A box to the same place in another block of the cluster.
-__device__ __forceinline__ void SendBox(uint32_t remote, uint32_t shared, uint32_t remote_barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          remote),
-      "r"(shared), "n"(kChainBoxBytes), "r"(remote_barrier)
-      : "memory");
-}
-
 // Adds the products of all boxes with 64 channels of `weights`, whose next 128 bytes of k lie tile_bytes
 // further.
 template <bool kSigned>
@@ -136,7 +127,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
               const __grid_constant__ CUtensorMap z_map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using State = BlockState<kChainBox>;
-  extern __shared__ uint8_t unaligned[];
+  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ __align__(8) uint64_t barriers[2 + kMaxChainGroups * (2 + kMaxChainBoxes)];
 
   // From one lane: equal in all of a warp, so that addresses are computed once for all.
@@ -314,7 +305,8 @@ __global__ void __launch_bounds__(kMostThreads, 1)
         const uint32_t from = y_at + box * kChainBoxBytes;
 #pragma unroll 1
         for (int to = 0; to < readers; ++to) {
-          if (to != rank) SendBox(ClusterAddress(from, to), from, ClusterAddress(full, to));
+          if (to != rank)
+            SendToCluster<kChainBoxBytes>(ClusterAddress(from, to), from, ClusterAddress(full, to));
         }
       }
     }

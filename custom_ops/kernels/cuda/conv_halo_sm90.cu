@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(MaxHaloTiles(kTileN) * kGroup + 32, 1)
              const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kBytesB = kTileN * kRowBytes, kSteps = kRowBytes / kSlab;
-  extern __shared__ uint8_t unaligned[];
+  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ BlockState<kTileN> state;
   __shared__ __align__(8) uint64_t barriers[kMaxHaloWeights + kMaxSlots * (kMaxHaloRows + 1)];
 

@@ -96,7 +96,7 @@ template <int kTileN, ImageSource kSource, int kChannels, bool kSigned>
 __global__ void __launch_bounds__(kThreads, 4)
     ConvImage(const __grid_constant__ ConvParams p, const __grid_constant__ ImageParams image) {
   constexpr int kBlocksN = kTileN / 8;
-  extern __shared__ __align__(128) uint8_t shared[];
+  LOWBIT_DYNAMIC_SHARED(shared, 128);
   __shared__ BlockState<kTileN> state;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);

@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
     ConvPlanes(const __grid_constant__ ConvParams p, const __grid_constant__ ImageParams image) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kOwn = kTileN / 4, kStride = kOwn + 4;  // channels of a thread; without bank conflicts
-  extern __shared__ __align__(128) uint8_t shared[];
+  LOWBIT_DYNAMIC_SHARED(shared, 128);
   __shared__ __align__(16) int biases[4 * kStride];
   __shared__ __align__(16) float multipliers[4 * kStride];
   const EpilogueParams& e = p.epilogue;

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
   constexpr int kBlocksM = kWarpM / 16, kBlocksN = kWarpN / 8;
   constexpr int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes;
   static_assert(kBlocksN % 2 == 0 && kBytesB % (kThreads * 16) == 0 && kThreads >= kTileN);
-  extern __shared__ __align__(128) uint8_t shared[];
+  LOWBIT_DYNAMIC_SHARED(shared, 128);
   __shared__ BlockState<kTileN> state;
 
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kTileM * 2 + 32)
              const __grid_constant__ CUtensorMap y_map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kConsumers = kTileM * 2, kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes;
-  extern __shared__ uint8_t unaligned[];
+  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ BlockState<kTileN> states[2];
   __shared__ __align__(8) uint64_t barriers[2 * kMaxPairStages + 1];
 

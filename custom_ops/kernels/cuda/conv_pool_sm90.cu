@@ -90,13 +90,6 @@ __device__ __forceinline__ void QuantizeCell(const PooledParams& p, const float2
   for (int w = 0; w < kChannels; ++w) to[w] = words[w];
 }
 
-// The thread's index, read again at every call: registers are short, and what follows from it is cheap.
-__device__ __forceinline__ int ReadThreadIndex() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
-}
-
 __device__ __forceinline__ void SetAll(int (&sums)[kPoolTileN / 2], int value) {
 #pragma unroll
   for (int& sum : sums) sum = value;
@@ -116,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, kPoolBlocks - kChannels / 4)
   constexpr int kPlace = kCellWords<kChannels>, kRowWords = kRowCells * kPlace;
   constexpr int kOwn = kPoolTileN / 4, kStride = kOwn + 4;  // channels of a thread; without bank conflicts
   constexpr int kWeightBytes = kChannels * kCellChannelBytes;
-  extern __shared__ __align__(128) uint8_t shared[];  // weights, floats, cells
+  LOWBIT_DYNAMIC_SHARED(shared, 128);  // weights, floats, cells
   float2* const floats = reinterpret_cast<float2*>(shared + kWeightBytes);
   unsigned* const cells =
       reinterpret_cast<unsigned*>(shared + kWeightBytes + kStages * kFloatBytes<kChannels>);

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads, 4)
                  const __grid_constant__ CUtensorMap y_map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes, kBytesY = kTileM * kTileN;
-  extern __shared__ uint8_t unaligned[];
+  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ BlockState<kTileN> state;
   __shared__ __align__(8) uint64_t barriers[kMaxSlots + 3];
 

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(MaxTeamGroups(kTileN) * kGroup + 64, 1)
              const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes, kBytesY = kTileM * kTileN;
-  extern __shared__ uint8_t unaligned[];
+  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ BlockState<kTileN> states[2];  // of the two columns
   __shared__ __align__(8) uint64_t barriers[4 * kMaxTeamSlots + 2];
 

@@ -20,13 +20,6 @@ struct PaddingTag {
   static constexpr Padding kValue = kPadding;
 };
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// This thread's arrival once its copies up to here are done.
-__device__ __forceinline__ void ArriveAfterCopies(uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-#endif
-
 // How many threads fetch: a warpgroup gathers, or one thread of a warp fetches boxes.
 constexpr int kGatherers = 128, kBoxFetchers = 32;
 
@@ -38,7 +31,7 @@ __device__ __forceinline__ void SumTiles(const ConvParams& p, bool cluster, cons
   constexpr bool kBoxes = kProducers == kBoxFetchers;
   constexpr int kConsumers = kTileM * 2, kLoaders = kProducers == kGatherers ? kGatherers : kConsumers;
   constexpr int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes, kBytes = kBytesA + kBytesB;
-  extern __shared__ uint8_t unaligned[];
+  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ BlockState<kTileN> state;
   __shared__ __align__(8) uint64_t barriers[2 * kMaxStages];
 

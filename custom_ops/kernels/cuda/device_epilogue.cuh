@@ -6,6 +6,7 @@
 
 #include "core/conv.h"
 #include "kernels/cuda/conv_params.h"
+#include "kernels/cuda/ptx.cuh"
 
 namespace lowbit::cuda {
 
@@ -76,12 +77,7 @@ __device__ __forceinline__ float CodeToFloat(const EpilogueParams& e, unsigned c
 // clips and joins two.
 __device__ __forceinline__ unsigned UnsignedBytes(float v0, float v1, float v2, float v3) {
 #if __CUDA_ARCH__ >= 900
-  const int q0 = __float2int_rn(v0), q1 = __float2int_rn(v1), q2 = __float2int_rn(v2),
-            q3 = __float2int_rn(v3);
-  unsigned bytes = 0;
-  asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %0;" : "+r"(bytes) : "r"(q3), "r"(q2));
-  asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %0;" : "+r"(bytes) : "r"(q1), "r"(q0));
-  return bytes;
+  return PackUnsigned(__float2int_rn(v0), __float2int_rn(v1), __float2int_rn(v2), __float2int_rn(v3));
 #else
   return JoinBytes(RoundedByte(v0, 0, 255), RoundedByte(v1, 0, 255), RoundedByte(v2, 0, 255),
                    RoundedByte(v3, 0, 255));
@@ -91,12 +87,7 @@ __device__ __forceinline__ unsigned UnsignedBytes(float v0, float v1, float v2, 
 // The same with the bounds -128 and 127, not for NaN.
 __device__ __forceinline__ unsigned SignedBytes(float v0, float v1, float v2, float v3) {
 #if __CUDA_ARCH__ >= 900
-  const int q0 = __float2int_rn(v0), q1 = __float2int_rn(v1), q2 = __float2int_rn(v2),
-            q3 = __float2int_rn(v3);
-  unsigned bytes = 0;
-  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %0;" : "+r"(bytes) : "r"(q3), "r"(q2));
-  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %0;" : "+r"(bytes) : "r"(q1), "r"(q0));
-  return bytes;
+  return PackSigned(__float2int_rn(v0), __float2int_rn(v1), __float2int_rn(v2), __float2int_rn(v3));
 #else
   return JoinBytes(RoundedByte(v0, -128, 127), RoundedByte(v1, -128, 127), RoundedByte(v2, -128, 127),
                    RoundedByte(v3, -128, 127));
@@ -107,11 +98,7 @@ __device__ __forceinline__ unsigned SignedBytes(float v0, float v1, float v2, fl
 // nothing, being the saturation of the very addition that takes the number out of the magic one's low bits.
 // Neither rounds anything: where |v| leaves 2^22 and with it whole numbers, q is clipped. NaN saturates to 0.
 __device__ __forceinline__ float RoundedUnit(const EpilogueParams& e, float v) {
-  float unit;
-  asm("fma.rn.sat.f32 %0, %1, 0f3B800000, %2;"  // 2^-8
-      : "=f"(unit)
-      : "f"(__fadd_rn(v, 12582912.0f)), "f"(e.unit_offset));
-  return fmaxf(unit, e.unit_lo);
+  return fmaxf(Saturated256th(__fadd_rn(v, 12582912.0f), e.unit_offset), e.unit_lo);
 }
 
 // The same from byte kByte of `codes`: 2^15 + code / 256 has the code in its low bits.

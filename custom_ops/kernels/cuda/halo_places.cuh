@@ -10,16 +10,6 @@
 namespace lowbit::cuda {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// A box of `map`: a row of pixels from (w, h, n) on, a slab of channels from c on. What lies outside is 0.
-__device__ __forceinline__ void RowCopy(uint32_t shared, const CUtensorMap& map, int c, int w, int h, int n,
-                                        uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
-      "%5, %6}], [%2];" ::"r"(shared),
-      "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n)
-      : "memory");
-}
-
 // The output of each place of a tile.
 struct PixelsOfPlaces {
   const ConvParams& p;

@@ -3,6 +3,12 @@
 
 #include <cstdint>
 
+// The shared memory that a launch asks for besides a kernel's own variables. A macro, since ptxas takes other
+// registers for a pointer that a function returns.
+#define LOWBIT_DYNAMIC_SHARED(name, alignment) \
+  extern __shared__ __align__(alignment)       \
+  uint8_t name[]
+
 namespace lowbit::cuda {
 
 __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
@@ -99,6 +105,36 @@ __device__ __forceinline__ int DotFour(int x, int w, int sum) {
   } else {
     asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(out) : "r"(x), "r"(w), "r"(sum));
   }
+  return out;
+}
+
+// The thread's index, read again at every call: where registers are short, what follows from it is cheap.
+__device__ __forceinline__ int ReadThreadIndex() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
+#if __CUDA_ARCH__ >= 900
+// The four clipped to 0..255, or to -128..127, one to a byte.
+__device__ __forceinline__ unsigned PackUnsigned(int q0, int q1, int q2, int q3) {
+  unsigned bytes = 0;
+  asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %0;" : "+r"(bytes) : "r"(q3), "r"(q2));
+  asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %0;" : "+r"(bytes) : "r"(q1), "r"(q0));
+  return bytes;
+}
+__device__ __forceinline__ unsigned PackSigned(int q0, int q1, int q2, int q3) {
+  unsigned bytes = 0;
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %0;" : "+r"(bytes) : "r"(q3), "r"(q2));
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %0;" : "+r"(bytes) : "r"(q1), "r"(q0));
+  return bytes;
+}
+#endif
+
+// v * 2^-8 + offset, rounded once and clipped to 0..1; of NaN 0.
+__device__ __forceinline__ float Saturated256th(float v, float offset) {
+  float out;
+  asm("fma.rn.sat.f32 %0, %1, 0f3B800000, %2;" : "=f"(out) : "f"(v), "f"(offset));
   return out;
 }
 
@@ -203,5 +239,93 @@ __device__ __forceinline__ void WaitBarrier(uint32_t barrier, uint32_t parity) {
       : "memory");
 #endif
 }
+// This thread's arrival once its copies (CopyAsync) up to here are done.
+__device__ __forceinline__ void ArriveAfterCopies(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Asynchronous copies of whole runs and boxes; the bytes count at a barrier.
+__device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, int bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+// To the same address in the blocks of the cluster whose ranks are bits of `blocks`, each counts the bytes at
+// its own barrier.
+__device__ __forceinline__ void BulkCopyToBlocks(uint32_t shared, const void* global, int bytes,
+                                                 uint32_t barrier, uint32_t blocks) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
+      "[%3], "
+      "%4;" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(blocks))
+      : "memory");
+}
+// At a barrier of another block of the cluster.
+__device__ __forceinline__ void ArriveRemotely(uint32_t remote_barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
+}
+// kBytes of shared memory to another block of the cluster; they count at a barrier there.
+template <int kBytes>
+__device__ __forceinline__ void SendToCluster(uint32_t remote, uint32_t shared, uint32_t remote_barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          remote),
+      "r"(shared), "n"(kBytes), "r"(remote_barrier)
+      : "memory");
+}
+
+// Of tensor maps (CUtensorMap). What lies outside the tensor is read as 0 and not written.
+// A box along the pixels of consecutive windows, from the one whose first pixel is (w, h, n) on: those that
+// lie dx columns and dy rows into the windows, the channels of a row of the box from c on.
+template <typename Map>
+__device__ __forceinline__ void WindowCopy(uint32_t shared, const Map& map, int c, int w, int h, int n,
+                                           int dx, int dy, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+      "%4, "
+      "%5, %6}], [%2], {%7, %8};" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"(static_cast<uint16_t>(dx)),
+      "h"(static_cast<uint16_t>(dy))
+      : "memory");
+}
+// A row of pixels from (w, h, n) on, a slab of channels from c on.
+template <typename Map>
+__device__ __forceinline__ void RowCopy(uint32_t shared, const Map& map, int c, int w, int h, int n,
+                                        uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+      "%5, %6}], [%2];" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n)
+      : "memory");
+}
+// 64 pixels from m on, the channels of a tile from c on.
+template <typename Map>
+__device__ __forceinline__ void CodesCopy(uint32_t shared, const Map& map, int c, int m, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+      "%4}], [%2];" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(c), "r"(m)
+      : "memory");
+}
+template <typename Map>
+__device__ __forceinline__ void StoreCodes(const Map& map, int c, int m, uint32_t shared) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
+               "r"(shared), "r"(c), "r"(m)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until at most kPending of this thread's stores have still to read shared memory.
+template <int kPending>
+__device__ __forceinline__ void WaitForStoresToRead() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+// Until this thread's stores are done.
+__device__ __forceinline__ void WaitForStores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+#endif
 
 }  // namespace lowbit::cuda

@@ -53,37 +53,8 @@ struct TapWalk {
 // their windows, the channels of a row of the box from c on.
 __device__ __forceinline__ void PixelCopy(uint32_t shared, const CUtensorMap& map, int c,
                                           const PixelPlace& at, int dx, int dy, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
-      "%4, "
-      "%5, %6}], [%2], {%7, %8};" ::"r"(shared),
-      "l"(&map), "r"(barrier), "r"(c), "r"(at.w), "r"(at.h), "r"(at.n), "h"(static_cast<uint16_t>(dx)),
-      "h"(static_cast<uint16_t>(dy))
-      : "memory");
+  WindowCopy(shared, map, c, at.w, at.h, at.n, dx, dy, barrier);
 }
-
-// A box of `map`: 64 pixels from m on, the channels of a tile from c on.
-__device__ __forceinline__ void CodesCopy(uint32_t shared, const CUtensorMap& map, int c, int m,
-                                          uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
-      "%4}], [%2];" ::"r"(shared),
-      "l"(&map), "r"(barrier), "r"(c), "r"(m)
-      : "memory");
-}
-__device__ __forceinline__ void StoreCodes(const CUtensorMap& map, int c, int m, uint32_t shared) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
-               "r"(shared), "r"(c), "r"(m)
-               : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-// Until at most kPending of this thread's stores have still to read shared memory.
-template <int kPending>
-__device__ __forceinline__ void WaitForStoresToRead() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
-}
-// Until this thread's stores are done.
-__device__ __forceinline__ void WaitForStores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // What moves the 16-byte chunks of a row of a box of codes: exchanged by the bits of the row, of its half or
 // quarter where two or four rows share 128 bytes.

@@ -1,36 +1,14 @@
 // wgmma on int8 for the tile widths in use: d[64 x kN] += a[64 x 32] * b[kN x 32]^T by a warpgroup, both
 // operands in shared memory in 128-byte swizzled rows of k. Thread t holds d[4 j + {0, 1}] = row
 // t / 32 * 16 + t % 32 / 4, columns 8 j + t % 4 * 2 + {0, 1}, and d[4 j + {2, 3}] eight rows below: the
-// fragment of mma.sync. Only for sm_90a. Besides, the bulk copies that fetch packed weights.
+// fragment of mma.sync. Only for sm_90a.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/cuda/matrix_descriptors.cuh"
+
 namespace lowbit::cuda {
-
-// The low half of a descriptor, which moves with the address: 1 for 16 bytes.
-__device__ __forceinline__ uint32_t MatrixPart(uint32_t shared) { return (shared & 0x3FFFF) >> 4 | 1u << 16; }
-
-// The descriptor of rows of kBytes bytes, swizzled in 128 or 64 bytes. The first row may lie anywhere in the
-// pattern, which follows from the addresses.
-template <int kBytes>
-__device__ __forceinline__ uint64_t SlabDescriptor(uint32_t part) {
-  static_assert(kBytes == 128 || kBytes == 64);
-  constexpr uint32_t kHigh = (kBytes * 8 >> 4) | (kBytes == 128 ? 1u : 2u) << 30;
-  return static_cast<uint64_t>(kHigh) << 32 | part;
-}
-
-// Matrix descriptor of rows of 128 bytes: start address, 1024 bytes from eight rows to the next eight,
-// 128-byte swizzle. Adding 2 moves 32 bytes along k.
-__device__ __forceinline__ uint64_t MatrixDescriptor(uint32_t shared) {
-  return SlabDescriptor<128>(MatrixPart(shared));
-}
-
-// B without swizzle: 8 rows of 16 bytes lie together, 128 bytes further the next 16 bytes of k, 256 bytes
-// further the next eight rows.
-__device__ __forceinline__ uint64_t PlainDescriptor(uint32_t shared) {
-  return (static_cast<uint64_t>(shared & 0x3FFFF) >> 4) | uint64_t{128 >> 4} << 16 | uint64_t{256 >> 4} << 32;
-}
 
 __device__ __forceinline__ void WgmmaFence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void WgmmaCommit() {
@@ -46,27 +24,6 @@ template <int kCount>
 __device__ __forceinline__ void HoldRegisters(int (&sums)[kCount]) {
 #pragma unroll
   for (int j = 0; j < kCount; ++j) asm volatile("" : "+r"(sums[j])::"memory");
-}
-__device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, int bytes, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
-      "l"(global), "r"(bytes), "r"(barrier)
-      : "memory");
-}
-// To the same address in the blocks of the cluster whose ranks are bits of `blocks`, each counts the bytes at
-// its own barrier.
-__device__ __forceinline__ void BulkCopyToBlocks(uint32_t shared, const void* global, int bytes,
-                                                 uint32_t barrier, uint32_t blocks) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
-      "[%3], "
-      "%4;" ::"r"(shared),
-      "l"(global), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(blocks))
-      : "memory");
-}
-// At a barrier of another block of the cluster.
-__device__ __forceinline__ void ArriveRemotely(uint32_t remote_barrier) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
 }
 #define LOWBIT_SUMS_4(i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
 #define LOWBIT_SUMS_16(i) LOWBIT_SUMS_4(i), LOWBIT_SUMS_4(i + 4), LOWBIT_SUMS_4(i + 8), LOWBIT_SUMS_4(i + 12)

@@ -1,0 +1,99 @@
+#include "kernels/cuda/emulator/products.h"
+
+#include <array>
+#include <cstring>
+
+#include "kernels/cuda/emulator/shared_memory.h"
+
+namespace lowbit::cuda::emulator {
+namespace {
+
+constexpr int kChunk = 16;
+
+// A 32-byte row of a matrix in shared memory, by its descriptor.
+void LoadRow(uint64_t descriptor, int row, uint8_t (&out)[kWarp]) {
+  constexpr uint64_t kField = 0x3FFF;
+  const auto field = [&](int bit) { return static_cast<int>(descriptor >> bit & kField) * kChunk; };
+  const int leading = field(16), stride = field(32), layout = static_cast<int>(descriptor >> 62);
+  const int place = field(0) - static_cast<int>(kWindowAddress % (1u << kDescriptorBits));
+  uint8_t* const first = current->block->window + place;
+  if (first < current->block->shared || first >= current->block->shared + current->block->shared_bytes)
+    Fail("the matrix of a wgmma lies outside of dynamic shared memory");
+  constexpr int kSpans[] = {0, 128, 64, 32};
+  const int span = kSpans[layout];
+  for (int chunk = 0; chunk < kWarp / kChunk; ++chunk) {
+    uint8_t* const plain = first + row / 8 * stride +
+                           (span == 0 ? row % 8 * kChunk + chunk * leading : row % 8 * span + chunk * kChunk);
+    std::memcpy(out + chunk * kChunk, Swizzled(plain, span), kChunk);
+  }
+}
+
+template <typename A>
+int SumOfProducts(const uint8_t (&a)[kWarp], const uint8_t (&b)[kWarp]) {
+  int sum = 0;
+  for (int k = 0; k < kWarp; ++k) sum += static_cast<int>(static_cast<A>(a[k])) * static_cast<int8_t>(b[k]);
+  return sum;
+}
+
+// Sums wrap, as the GPU's do.
+void AddProducts(bool is_signed, const uint8_t (&a)[kWarp], const uint8_t (&b)[kWarp], int& sum) {
+  const int products = is_signed ? SumOfProducts<int8_t>(a, b) : SumOfProducts<uint8_t>(a, b);
+  sum = static_cast<int>(static_cast<unsigned>(sum) + static_cast<unsigned>(products));
+}
+
+void MultiplyNow(const Product& p) {
+  const int thread = current->number % 128, row = thread / kWarp * 16 + thread % kWarp / 4;
+  uint8_t a[2][kWarp];
+  for (int half = 0; half < 2; ++half) {
+    if (p.has_rows) {
+      std::memcpy(a[half], p.rows[half], kWarp);
+    } else {
+      LoadRow(p.a, row + 8 * half, a[half]);
+    }
+  }
+  for (int column = 0; column < p.n / 4; ++column) {
+    uint8_t b[kWarp];
+    LoadRow(p.b, column / 2 * 8 + thread % 4 * 2 + column % 2, b);
+    for (int half = 0; half < 2; ++half) {
+      int& sum = p.sums[column / 2 * 4 + half * 2 + column % 2];
+      if (!p.adds) sum = 0;
+      AddProducts(p.is_signed, a[half], b, sum);
+    }
+  }
+}
+
+}  // namespace
+
+void Multiply(const Product& product) {
+  if (current->block->cluster->eager) {
+    MultiplyNow(product);
+  } else {
+    current->products.Add([product] { MultiplyNow(product); });
+  }
+}
+
+void GatherRows(const unsigned (&a)[4], uint8_t (&rows)[2][kWarp]) {
+  const auto shown = Exchange(std::array{a[0], a[1], a[2], a[3]});
+  const int first = current->number % kWarp / 4 * 4;
+  for (int lane = 0; lane < 4; ++lane) {
+    const std::array<unsigned, 4> of = shown[first + lane];
+    for (size_t i = 0; i < of.size(); ++i) std::memcpy(&rows[i % 2][i / 2 * 16 + lane * 4], &of[i], 4);
+  }
+}
+
+void MultiplyFragments(bool is_signed, int (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  uint8_t rows[2][kWarp], column[kWarp];
+  GatherRows(a, rows);
+  const auto shown = Exchange(std::array{b0, b1});
+  for (int i = 0; i < 2; ++i) {
+    const int first = (current->number % 4 * 2 + i) * 4;
+    for (int lane = 0; lane < 4; ++lane) {
+      const std::array<unsigned, 2> words = shown[first + lane];
+      std::memcpy(&column[lane * 4], &words[0], 4);
+      std::memcpy(&column[16 + lane * 4], &words[1], 4);
+    }
+    for (int half = 0; half < 2; ++half) AddProducts(is_signed, rows[half], column, c[half * 2 + i]);
+  }
+}
+
+}  // namespace lowbit::cuda::emulator
