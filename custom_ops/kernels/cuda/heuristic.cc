@@ -359,7 +359,8 @@ double EstimateHalo(const GemmProblem& problem, const ConvConfig& config, const 
 }
 
 // Operands are read in shared memory, and weights written there, at 128 bytes a clock; or a warpgroup's own
-// products and barriers take longer, or the latency of the weights that are on their way.
+// products and barriers take longer, or the latency of the weights that are on their way. The rounding
+// of its codes does not grow with K: layers of 9 to 36 steps tell it from what a step takes.
 double EstimateWindows(const GemmProblem& problem, const ConvConfig& config, const Device& device) {
   const int64_t blocks =
       CeilDiv(problem.halo.tiles, config.tile_m / 64) * CeilDiv(problem.n, config.tile_n) * config.splits;
@@ -371,10 +372,11 @@ double EstimateWindows(const GemmProblem& problem, const ConvConfig& config, con
                waves = static_cast<double>(CeilDiv(each, fit));
   const double tiles = config.tile_m / 64, tile_n = config.tile_n;
   const double count = static_cast<double>(CeilDiv(KTiles(problem), config.splits));
-  const double alone = 184 + 1870.0 / config.stages + tiles * tile_n;
+  const double alone = 86 + 300.0 / config.stages + tiles * tile_n;
   const double work = count * std::max(at_once * (tiles * (64 + tile_n) + tile_n), alone);
-  double clocks = EstimateBusy(blocks, device) + waves * (171 + work);
-  if (config.splits > 1) clocks += at_once * tiles * 64 * tile_n * 0.313;
+  const double outputs = tiles * 64 * tile_n;
+  double clocks = EstimateBusy(blocks, device) + waves * (880 + 0.4 * outputs + work);
+  if (config.splits > 1) clocks += 304 + at_once * outputs * 0.313;
   return clocks / kClocksPerMicrosecond;
 }
 
@@ -394,7 +396,8 @@ double EstimateVector(const GemmProblem& problem, const Device& device) {
 }
 
 // What the tile kernels cost, in clocks: of kMma, and of kWgmma by how it fetches pixels. Those of boxes were
-// fitted to ResNet-50 in rows of equals at batch 1 and 16 alone.
+// fitted to ResNet-50 in rows of equals at batch 1 and 16 alone; what a step takes, the latency of a round
+// and what held shared memory costs, to all networks and batch sizes: 8 stages seldom pay where 4 do.
 struct TileCosts {
   double issue;              // of a row of a tile's copies
   double narrow_rate, rate;  // products a clock, for tile_n below 64 and from there on
@@ -409,8 +412,8 @@ constexpr TileCosts kMmaCosts{7.76, 4980,  4980,  105,  2040,  0,   2230,  219,
                               1.36, 0.847, 0.579, 0.12, 0.226, 372, 0.257, 2030};
 constexpr TileCosts kGatherCosts{2.3,  2170,  17500, 105,  1380,  117, 1480,  219,
                                  1.36, 0.847, 0.579, 0.12, 0.226, 372, 0.257, 2030};
-constexpr TileCosts kBoxCosts{0,    8000,  17500, 111,   900,   210, 1580,  539,
-                              1.22, 0.753, 0.115, 0.108, 0.188, 177, 0.413, 475};
+constexpr TileCosts kBoxCosts{0,    8000,  17500, 111,   522,   99,  1580,  539,
+                              1.22, 0.753, 0.115, 0.108, 0.188, 177, 0.413, 840};
 
 }  // namespace
 
@@ -619,10 +622,12 @@ double EstimateMicroseconds(const PairProblem& problem, const ConvConfig& config
                outputs = tile_m * tile_n;
   const double bytes = (tile_m + (config.keeps_weights ? 0 : tile_n)) * kTileK * k_tiles;
   // All blocks' tiles at once: their bytes, the rounding of their codes, their products; or one after the
-  // other a block's latencies.
-  const double work = at_once * (bytes / 89.1 + 0.314 * outputs + 46.3 * k_tiles),
-               latency = (433 + 622.0 / config.stages) * k_tiles + 0.322 * outputs;
-  const double start = 2170 +
+  // other a block's latencies, in which its warpgroups round 64 rows each at the same time.
+  const double work = at_once * (bytes / 150 + 0.2 * outputs + 46.3 * k_tiles),
+               latency = (433 + 622.0 / config.stages) * k_tiles + 0.322 * 64 * tile_n;
+  // Tiles of 128 channels cost ResNet-50 2 to 6 us a pair more at batch 1 to 16 than rows of equals say.
+  const double wide = config.tile_n > 64 ? 3500 : 0;
+  const double start = 2170 + wide +
                        328 * std::min(1.0, at_once * SharedBytes(problem, config) / device.shared_bytes) +
                        (config.keeps_weights ? 2.31 * k_tiles * tile_n : 0);
   return (start + tiles * std::max(work, latency)) / kClocksPerMicrosecond;
