@@ -306,7 +306,6 @@ void Run(const Launch& launch) {
         for (unsigned rank = 0; rank < blocks; ++rank) {
           Block& block = cluster.blocks[rank];
           block.index = {x + rank % size.x, y + rank / size.x % size.y, z + rank / size.x / size.y};
-          block.rank = static_cast<int>(rank);
           block.cluster = &cluster;
         }
         runner.Run(cluster, launch);

@@ -101,7 +101,6 @@ struct Block {
     alignas(16) uint8_t slots[2][kWarp][kExchangeBytes];
   };
   uint3 index = {0, 0, 0};
-  int rank = 0;
   Cluster* cluster = nullptr;
   uint8_t* window = nullptr;  // what addresses of shared memory are relative to
   uint8_t* shared = nullptr;  // dynamic shared memory

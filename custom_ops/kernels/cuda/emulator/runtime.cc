@@ -39,7 +39,6 @@ CUresult Encode(CUtensorMap* map, int rank, void* base, const cuuint64_t* sizes,
   constexpr uint64_t kAlignment = 16;
   if (reinterpret_cast<uintptr_t>(base) % kAlignment != 0) return CUDA_ERROR_INVALID_VALUE;
   out.base = static_cast<uint8_t*>(base);
-  out.rank = rank;
   for (int i = 0; i < 4; ++i) {
     if (i < rank && (sizes[i] == 0 || sizes[i] > (uint64_t{1} << 31))) return CUDA_ERROR_INVALID_VALUE;
     out.sizes[i] = i < rank ? static_cast<int>(sizes[i]) : 1;

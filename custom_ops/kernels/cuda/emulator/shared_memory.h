@@ -35,7 +35,7 @@ struct TensorMap {
   int64_t strides[3];  // of dims 1 to 3
   int sizes[4], box[4], steps[4];
   int lower[2], upper[2];  // of the first pixels of windows (im2col): columns, rows
-  int rank, swizzle;       // the swizzle's span in bytes, 0: none
+  int swizzle;             // its span in bytes, 0: none
 };
 // A box at `at` from the tensor to shared memory, or back.
 void LoadBox(const TensorMap& map, const int (&at)[4], uint8_t* shared);
