@@ -41,8 +41,9 @@ WHOLE_MODELS = ("tests/smoke", "tests/models/test_digits.py", "tests/models/test
 # of the others what shares the most with the rest.
 CUDA_TESTED = "90a-real"
 CUDA_OLDER = "80-real"
-CUDA_EMULATED = ("lowbit_emulated_cuda_test", "lowbit_emulated_cuda_node_test")
 CUDA_OLDER_FILES = ("conv_mma.cu", "conv_plain.cu", "affine.cu", "binary.cu")
+# All of them on a GPU that is emulated here.
+CUDA_EMULATED = ("lowbit_emulated_cuda_test", "lowbit_emulated_cuda_node_test")
 # The processors that ARM kernels are tested on, and for each the tests of the kernels that need what it is
 # the first to have. Without the extensions that lowbit does not use, `max` is quicker to emulate.
 ARM_PROCESSORS = {

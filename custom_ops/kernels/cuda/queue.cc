@@ -24,7 +24,8 @@ cudaError_t LastNode(cudaStream_t stream, cudaGraphNode_t* node) {
 
 }  // namespace
 
-cudaError_t Queue::Enqueue(const void* kernel, dim3 grid, dim3 block, const Extras& extras, void** args) {
+cudaError_t Queue::Enqueue(const KernelHandle& kernel, dim3 grid, dim3 block, const Extras& extras,
+                           void** args) {
   if (updated_ != nullptr) {
     if (next_ == updated_->size()) return cudaErrorInvalidValue;
     cudaKernelNodeParams params = {};

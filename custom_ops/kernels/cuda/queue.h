@@ -21,6 +21,8 @@
 
 #include <vector>
 
+#include "kernels/cuda/kernel_handle.h"
+
 namespace lowbit::cuda {
 
 // The kernel nodes that one step of a captured region became, in the order of their launches.
@@ -62,13 +64,13 @@ class Queue {
                          const Args&... args) {
     const auto launch = [&](const Params&... params) {
       void* pointers[] = {const_cast<void*>(static_cast<const void*>(&params))...};
-      return Enqueue(reinterpret_cast<const void*>(kernel), grid, block, extras, pointers);
+      return Enqueue(HandleOf(kernel), grid, block, extras, pointers);
     };
     return launch(args...);
   }
 
  private:
-  cudaError_t Enqueue(const void* kernel, dim3 grid, dim3 block, const Extras& extras, void** args);
+  cudaError_t Enqueue(const KernelHandle& kernel, dim3 grid, dim3 block, const Extras& extras, void** args);
 
   cudaStream_t stream_;
   bool overlap_;

@@ -2,7 +2,7 @@
 // as fibers. It computes what the machine of the PTX manual computes, in an order that is legal there, and
 // knows nothing of time.
 //
-// The headers under include/ take the place of those of kernels/cuda that hold PTX or launch kernels;
+// The headers under include/ take the place of those of kernels/cuda that hold PTX or name kernels;
 // language.h brings what CUDA C++ adds to C++.
 //
 // What it finds: wrong elements, deadlocks, arrivals that a barrier does not expect, misaligned bulk copies,
@@ -131,6 +131,16 @@ struct Launch {
 };
 // Runs a grid to its end.
 void Run(const Launch& launch);
+
+// Asynchronous work of the thread that runs: done now, or when it is waited for.
+template <typename Function>
+void Issue(AsyncGroups& groups, const Function& work) {
+  if (current->block->cluster->eager) {
+    work();
+  } else {
+    groups.Add(work);
+  }
+}
 
 // Ends the program: the kernel does what the machine forbids.
 [[noreturn]] void Fail(const char* what);

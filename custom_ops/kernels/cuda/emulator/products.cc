@@ -8,8 +8,6 @@
 namespace lowbit::cuda::emulator {
 namespace {
 
-constexpr int kChunk = 16;
-
 // A 32-byte row of a matrix in shared memory, by its descriptor.
 void LoadRow(uint64_t descriptor, int row, uint8_t (&out)[kWarp]) {
   constexpr uint64_t kField = 0x3FFF;
@@ -65,11 +63,7 @@ void MultiplyNow(const Product& p) {
 }  // namespace
 
 void Multiply(const Product& product) {
-  if (current->block->cluster->eager) {
-    MultiplyNow(product);
-  } else {
-    current->products.Add([product] { MultiplyNow(product); });
-  }
+  Issue(current->products, [product] { MultiplyNow(product); });
 }
 
 void GatherRows(const unsigned (&a)[4], uint8_t (&rows)[2][kWarp]) {

@@ -1,8 +1,7 @@
 // As much of the CUDA runtime as the tests of kernels use, for one emulated H200. Memory of the device is the
 // program's own.
-#include "kernels/cuda/emulator/runtime.h"
-
 #include <cuda.h>
+#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -11,7 +10,9 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/cuda/emulator/machine.h"
 #include "kernels/cuda/emulator/shared_memory.h"
+#include "kernels/cuda/queue.h"
 
 namespace emulator = lowbit::cuda::emulator;
 
@@ -92,11 +93,8 @@ CUresult EncodeIm2col(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, vo
   return Encode(map, 4, base, sizes, strides, swizzle, out);
 }
 
-}  // namespace
-
-namespace lowbit::cuda::emulator {
-
-bool IsValid(const Launch& launch) {
+// Whether a GPU would take it.
+bool IsValid(const emulator::Launch& launch) {
   const size_t cluster = Volume(launch.cluster);
   return Volume(launch.grid) > 0 && launch.grid.y < 65536 && launch.grid.z < 65536 &&
          Volume(launch.block) > 0 && Volume(launch.block) <= kMostThreads &&
@@ -105,22 +103,43 @@ bool IsValid(const Launch& launch) {
          launch.grid.z % launch.cluster.z == 0;
 }
 
-cudaGraphNode_t Enqueue(Launch launch) {
+// Runs the launch, or adds it to the graph that is being captured: its node, or null.
+cudaGraphNode_t RunOrCapture(emulator::Launch launch) {
   if (captured == nullptr) {
-    Run(launch);
+    emulator::Run(launch);
     return nullptr;
   }
   captured->nodes.push_back(std::make_unique<CUgraphNode_st>(CUgraphNode_st{std::move(launch)}));
   return captured->nodes.back().get();
 }
 
-void SetNode(cudaGraphExec_t executable, cudaGraphNode_t node, Launch launch) {
-  for (auto& [of, what] : executable->launches) {
-    if (of == node) what = std::move(launch);
+}  // namespace
+
+namespace lowbit::cuda {
+
+cudaError_t Queue::Enqueue(const KernelHandle& kernel, dim3 grid, dim3 block, const Extras& extras,
+                           void** args) {
+  emulator::Launch launch = {grid, block, dim3(1, 1, 1), extras.shared_bytes, kernel(args)};
+  for (int i = 0; i < extras.attribute_count; ++i) {
+    if (extras.attributes[i].id != cudaLaunchAttributeClusterDimension) continue;
+    const auto& size = extras.attributes[i].val.clusterDim;
+    launch.cluster = dim3(size.x, size.y, size.z);
   }
+  if (!IsValid(launch)) return cudaErrorInvalidConfiguration;
+  if (updated_ != nullptr) {
+    if (next_ == updated_->size()) return cudaErrorInvalidValue;
+    const cudaGraphNode_t node = (*updated_)[next_++];
+    for (auto& [of, what] : executable_->launches) {
+      if (of == node) what = std::move(launch);
+    }
+    return cudaSuccess;
+  }
+  const cudaGraphNode_t node = RunOrCapture(std::move(launch));
+  if (recorded_ != nullptr) recorded_->push_back(node);
+  return cudaSuccess;
 }
 
-}  // namespace lowbit::cuda::emulator
+}  // namespace lowbit::cuda
 
 extern "C" {
 

@@ -9,7 +9,7 @@ namespace lowbit::cuda::emulator {
 namespace {
 
 constexpr uint32_t kPlaceMask = (1u << kRankShift) - 1;
-constexpr int kChunk = 16, kLine = 128;
+constexpr int kBoxAlignment = 128;
 
 // The fields of an mbarrier.
 struct Mbarrier {
@@ -68,7 +68,8 @@ void LoadLine(const TensorMap& map, const uint8_t* line, int first, uint8_t* sha
 }
 
 void CheckBox(const uint8_t* shared) {
-  if (reinterpret_cast<uintptr_t>(shared) % 128 != 0) Fail("a box in shared memory at no multiple of 128");
+  if (reinterpret_cast<uintptr_t>(shared) % kBoxAlignment != 0)
+    Fail("a box in shared memory at no multiple of 128");
 }
 
 }  // namespace

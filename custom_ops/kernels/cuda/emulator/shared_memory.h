@@ -12,6 +12,8 @@ namespace lowbit::cuda::emulator {
 constexpr uint32_t kRankShift = 26, kWindowAddress = (1u << (kRankShift - 1)) + 1024;
 // Addresses in matrix descriptors have as many bits.
 constexpr int kDescriptorBits = 18;
+// What swizzles exchange, in bytes.
+constexpr int kChunk = 16;
 
 // Addresses of shared memory as instructions have them: the place relative to the dynamic shared memory of a
 // block, and in the highest bits which block of the cluster, 0 for the thread's own.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -15,6 +16,7 @@
 namespace lowbit::cuda {
 
 inline uint32_t SharedAddress(const void* pointer) { return emulator::AddressOf(pointer); }
+
 template <int kBytes>
 void StoreShared(uint32_t shared, uint32_t word) {
   for (int i = 0; i < kBytes; i += 4) std::memcpy(emulator::PointerTo(shared) + i, &word, 4);
@@ -27,18 +29,13 @@ void CopyAsyncOrZero(uint32_t shared, const void* global, bool copy) {
   if (reinterpret_cast<uintptr_t>(to) % kBytes != 0 ||
       (copy && reinterpret_cast<uintptr_t>(global) % kBytes != 0))
     emulator::Fail("a misaligned asynchronous copy");
-  const auto work = [=] {
+  emulator::Issue(emulator::current->copies, [=] {
     if (copy) {
       std::memcpy(to, global, kBytes);
     } else {
       std::memset(to, 0, kBytes);
     }
-  };
-  if (emulator::current->block->cluster->eager) {
-    work();
-  } else {
-    emulator::current->copies.Add(work);
-  }
+  });
 }
 template <int kBytes, bool kCached = false>
 void CopyAsync(uint32_t shared, const void* global) {
@@ -189,9 +186,8 @@ void CodesCopy(uint32_t shared, const Map& map, int c, int m, uint32_t barrier) 
 template <typename Map>
 void StoreCodes(const Map& map, int c, int m, uint32_t shared) {
   uint8_t* const from = emulator::PointerTo(shared);
-  const auto store = [=, to = emulator::Read(map)] { emulator::StoreBox(to, {c, m, 0, 0}, from); };
-  if (emulator::current->block->cluster->eager) return store();
-  emulator::current->stores.Add(store);
+  emulator::Issue(emulator::current->stores,
+                  [=, to = emulator::Read(map)] { emulator::StoreBox(to, {c, m, 0, 0}, from); });
   emulator::current->stores.Commit();
 }
 template <int kPending>

@@ -1,0 +1,13 @@
+// A kernel as the CUDA runtime names it.
+#pragma once
+
+namespace lowbit::cuda {
+
+using KernelHandle = const void*;
+
+template <typename... Params>
+KernelHandle HandleOf(void (*kernel)(Params...)) {
+  return reinterpret_cast<const void*>(kernel);
+}
+
+}  // namespace lowbit::cuda
