@@ -168,7 +168,11 @@ def commands_page(group: click.Group) -> str:
     Written from the commands' parameters, not from their help text, whose layout depends on click's version.
     """
     context = click.Context(group, info_name="lowbit")
-    parts = [NOTICE, "# Commands\n\n`python -m lowbit` is the same as `lowbit`.\n"]
+    parts = [
+        NOTICE,
+        "# Commands\n\n`python -m lowbit` is the same as `lowbit`. `-v`, `-q` and `--format` stand in front "
+        "of the command or behind it.\n",
+    ]
     parts += [inspect.cleandoc(group.epilog or "") + "\n"]
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -202,7 +206,7 @@ def option_default(option: click.Option) -> str:
 
 
 def results() -> str:
-    """README: what benchmarks/results holds; whole networks as one table a file, single layers as links."""
+    """README: what benchmarks/results holds; whole networks as one table a file, long pages as links."""
     files = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
     if not files:
         return "Not measured yet.\n"
@@ -210,7 +214,7 @@ def results() -> str:
     for path in files:
         result = json.loads(path.read_text())
         page = f"benchmarks/results/{path.stem}.md"
-        if "layers" in path.stem or "pairs" in path.stem:
+        if any(word in path.stem for word in ("layers", "pairs", "zoo", "fuzzing")):
             parts.append(f"{result['title']}: [{page}]({page})\n")
             continue
         machine = result["machine"]

@@ -263,6 +263,11 @@ def all_tests() -> Outcome:
     return pytest("tests", *parallel(), LOWBIT_FULL="1", **fake_device())
 
 
+def zoo_selection() -> Outcome:
+    """Some of the zoo's networks in some configurations: they convert, and no element is wrong."""
+    return checked([sys.executable, ROOT / "benchmarks" / "zoo.py", "--quick"])
+
+
 def each_isa_level() -> Outcome:
     """Sessions of whole models with LOWBIT_ISA capped at each level of this machine but the best.
 
@@ -506,6 +511,7 @@ FULL: list[tuple[str, Callable[[], Outcome]]] = [
     ("generated docs are current", docs_current),
     ("C++ tests", cxx_tests),
     ("tests", all_tests),
+    ("a minute of the zoo", zoo_selection),
     ("every ISA level", each_isa_level),
     ("AddressSanitizer and UBSan", address_sanitizer),
     ("ThreadSanitizer", thread_sanitizer),

@@ -25,8 +25,8 @@ import numpy as np
 
 from lowbit.binding import bind, queued_seconds
 from lowbit.devices import canonical, has_own_memory
-from lowbit.errors import LowBitError, ModelError
-from lowbit.session import for_device, is_ready, open_session, prepare
+from lowbit.errors import LowBitError, ModelError, RefusedError, raise_if_out_of_memory
+from lowbit.session import for_device, is_ready, open_session, prepare, refusal_of, run_session
 
 if (
     TYPE_CHECKING
@@ -161,7 +161,7 @@ def bench(
                for path, subject in zip(paths, subjects, strict=True)]  # fmt: skip
 
     with pinned(pin):
-        runs = [subject.bound_run() for subject in subjects]
+        runs = [_bound_run(subject, paths) for subject in subjects]
         pause = PAUSE_SECONDS if threads > 1 else 0.0
         for timing, seconds in zip(timings, take_turns(runs, rounds, progress, pause), strict=True):
             timing.runs = len(seconds)
@@ -176,6 +176,18 @@ def bench(
                 timing.nodes = _profile(subject)
     other = timings[1] if len(timings) > 1 else None
     return BenchReport(timings[0], other, threads, rounds, list(pin))
+
+
+def _bound_run(subject: Subject, paths: Sequence[str]) -> Callable[[], None]:
+    """:meth:`Subject.bound_run`; of a model that is refused it tells whether the other one is, too."""
+    try:
+        return subject.bound_run()
+    except RefusedError as error:
+        for other in (path for path in paths if path != subject.path):
+            reason = refusal_of(other)
+            told = f"it loads {other}" if reason is None else f"it refuses {other}, too: {reason}"
+            raise ModelError(f"{error}; {told}") from error
+        raise
 
 
 @dataclass(frozen=True)
@@ -204,12 +216,13 @@ class Subject:
 
         A model that is not lowbit's runs on the CPU, unless ``convert`` asks to convert it for the device.
         """
-        from lowbit.feeds import load_model, random_feeds
+        from lowbit.feeds import random_feeds
+        from lowbit.model_file import load_proto, stored_bytes
         from lowbit.ops import DOMAIN
         from lowbit.standard import needs_standard_form, standard_form
 
-        model = load_model(path, external_data=False)
-        file_bytes = os.path.getsize(path) + _external_bytes(path, model)
+        model = load_proto(path, external_data=False)
+        file_bytes = stored_bytes(path, model)
         if device != "cpu" and convert and not is_ready(model):
             ready = for_device(path)
             if ready is not path:
@@ -219,7 +232,7 @@ class Subject:
             device = "cpu"
         if needs_standard_form(model):
             # What its users run today: every quantizer as float operations.
-            model = standard_form(load_model(path))
+            model = standard_form(load_proto(path))
             path = _temporary_file(model, "standard_form.onnx")
         return cls(
             path,
@@ -245,17 +258,41 @@ class Subject:
         return open_session(self.path, options, self.device)
 
     def bound_run(self) -> Callable[[], None]:
-        """A function that runs the model once on inputs and outputs bound beforehand."""
+        """A function that runs the model once on inputs and outputs bound beforehand.
+
+        Raises:
+            ModelError: if it does not run.
+        """
         opened = self.open()
+        run_session(opened, self.feed)
         if has_own_memory(self.device):
             on_device = bind(opened, self.feed, self.device)
             return lambda: opened.run_with_iobinding(on_device)
         binding = opened.io_binding()
         for name, value in self.feed.items():
             binding.bind_cpu_input(name, np.ascontiguousarray(value))
-        for output in opened.get_outputs():
-            binding.bind_output(output.name)
-        return lambda: opened.run_with_iobinding(binding)
+        names = [output.name for output in opened.get_outputs()]
+
+        def bind_outputs() -> None:
+            for name in names:
+                binding.bind_output(name)
+
+        def run() -> None:
+            opened.run_with_iobinding(binding)
+
+        def run_with_new_outputs() -> None:
+            bind_outputs()
+            run()
+
+        bind_outputs()
+        run()
+        try:
+            run()
+        except RuntimeError:
+            # ONNX Runtime holds the outputs of a run before against the shapes that the model states for
+            # them, which are wrong here; new ones it takes as they come.
+            return run_with_new_outputs
+        return run
 
     def queued_ms(self) -> float | None:
         """Milliseconds per run of runs that are queued on a GPU; None for a CPU, where nothing is queued."""
@@ -287,19 +324,6 @@ def _options(threads: int, lowbit: bool, device: str) -> onnxruntime.SessionOpti
     if lowbit:
         prepare(options, device, None)
     return options
-
-
-def _external_bytes(path: str, model: onnx.ModelProto) -> int:
-    """The size of the external data files that a model names."""
-    folder = os.path.dirname(os.path.abspath(path))
-    locations = {
-        entry.value
-        for init in model.graph.initializer
-        for entry in init.external_data
-        if entry.key == "location"
-    }
-    files = [os.path.join(folder, location) for location in locations]
-    return sum(os.path.getsize(file) for file in files if os.path.isfile(file))
 
 
 def take_turns(
@@ -388,6 +412,7 @@ def fresh_process(subject: Subject) -> tuple[float, int]:
             done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
             if done.returncode:
                 reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+                raise_if_out_of_memory(RuntimeError(reason))
                 raise ModelError(f"{subject.path}: failed in a fresh process: {reason}")
             results.append(json.loads(done.stdout))
     return (

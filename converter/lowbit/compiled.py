@@ -8,7 +8,6 @@ model: it is the one that runs everywhere.
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from lowbit.atomic import check_writable, write_atomically
+from lowbit.atomic import check_writable, temporary_folder, write_atomically
 from lowbit.devices import canonical, has_own_memory
-from lowbit.errors import LowBitError, ModelError, OutputError
+from lowbit.errors import LowBitError, ModelError, OutputError, raise_if_out_of_memory
 from lowbit.feeds import as_proto, random_feeds
 from lowbit.session import for_device, one_line, prepare, run_session, session, source_of
 
@@ -106,8 +105,8 @@ def compile(
     try:
         # Compiled data is named after the model and found beside it, so the whole appears under its final
         # name in a folder of its own, from which it moves.
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.absolute().parent) as folder:
-            written = Path(folder) / target.name
+        with temporary_folder(target) as folder:
+            written = folder / target.name
             _compile(ready, written, place, external, provider_options)
             report = _check(ready, written, place, shapes or {}, provider_options)
             report.output, report.files = str(target), _move_all(written, target, overwrite=overwrite)
@@ -152,6 +151,7 @@ def _compile(
         )  # fmt: skip
         compiler.compile_to_file(str(written))
     except Exception as error:  # ONNX Runtime's classes share no base below Exception
+        raise_if_out_of_memory(error)
         raise ModelError(f"{name}: cannot be compiled for device '{device}': {one_line(error)}") from error
 
 

@@ -17,8 +17,8 @@ _PAIR = ("QuantizeLinear", "DequantizeLinear")
 _STANDARD = ("", "ai.onnx", "com.microsoft")
 
 MOVES = (
-    "Identity", "Cast", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Slice", "Split",
-    "Gather", "Concat", "Pad", "MaxPool", "Resize", "DepthToSpace", "SpaceToDepth",
+    "Identity", "Cast", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Tile", "Slice",
+    "Split", "Gather", "Concat", "Pad", "MaxPool", "Resize", "DepthToSpace", "SpaceToDepth",
 )  # fmt: skip
 """Ops that exporters put between a quantizer and the op it is meant for. They hand codes on as they are."""
 
@@ -74,6 +74,13 @@ def dialect_of(nodes: Iterable[onnx.NodeProto], graph: Neighbours) -> str | None
     return _strongest(own | around)
 
 
+def is_quantized_op(domain: str, op_type: str) -> bool:
+    """Whether an operator belongs to a dialect of quantized ONNX, lowbit's own among them."""
+    if domain in (DOMAIN, *quark.DOMAINS, *qonnx.DOMAINS):
+        return True
+    return domain in _STANDARD and (op_type in _PAIR or op_type.startswith(_OPERATORS))
+
+
 def dialects_of(model: onnx.ModelProto) -> set[str]:
     """The dialects that a model's nodes speak, its functions' nodes included; none: nothing is quantized."""
     graph = Neighbours(model.graph)
@@ -91,7 +98,7 @@ def _words(node: onnx.NodeProto, graph: Neighbours) -> Iterator[str]:
         yield "lowbit"
     elif node.domain in quark.DOMAINS:
         yield "Quark"
-    elif node.domain in qonnx.DOMAINS:
+    elif node.domain in qonnx.DOMAINS or qonnx.is_quantizer(node):
         yield "QONNX"
     elif node.domain not in _STANDARD:
         return

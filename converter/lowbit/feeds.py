@@ -14,7 +14,8 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from lowbit.errors import LowBitError, ModelError
+from lowbit.errors import LowBitError
+from lowbit.model_file import in_known_version, is_external, load_proto, require_own_data
 from lowbit.ops.codes import code_range, output_range
 
 if TYPE_CHECKING:
@@ -190,7 +191,11 @@ def _quantizer_range(model: onnx.ModelProto, name: str) -> tuple[float, float] |
     is_lowbit = quantizer.op_type == "LowBitQuantize"
     low, high = _lowbit_range(quantizer) if is_lowbit else _code_range(model, quantizer.output[0], zero.dtype)
     centre = zero.astype(np.float64)
-    return float(((low - centre) * scale).min()), float(((high - centre) * scale).max())
+    ends = np.concatenate([np.ravel((end - centre) * scale) for end in (low, high)])
+    lowest, highest = float(ends.min()), float(ends.max())
+    largest = float(np.finfo(np.float32).max)
+    # A scale that means nothing (NaN, infinite) says nothing about the input either.
+    return (lowest, highest) if -largest <= lowest and highest <= largest else None
 
 
 def _lowbit_range(node: onnx.NodeProto) -> tuple[int, int]:
@@ -212,11 +217,13 @@ def _code_range(model: onnx.ModelProto, codes: str, dtype: np.dtype[Any]) -> tup
 
 
 def constant_values(model: onnx.ModelProto, names: set[str] | None = None) -> dict[str, Array]:
-    """The values of initializers and Constant nodes of the main graph: all, or those of ``names``."""
+    """The values of initializers and Constant nodes of the main graph: all, or those of ``names``.
+
+    Data that lie in a file and were not loaded are left out.
+    """
     values = {}
     for init in model.graph.initializer:
-        loaded = init.data_location != TensorProto.EXTERNAL
-        if loaded and (names is None or init.name in names):
+        if not is_external(init) and (names is None or init.name in names):
             values[init.name] = numpy_helper.to_array(init)
     for node in model.graph.node:
         if node.op_type == "Constant" and (names is None or node.output[0] in names):
@@ -226,9 +233,9 @@ def constant_values(model: onnx.ModelProto, names: set[str] | None = None) -> di
 
 
 def _constant(attribute: onnx.AttributeProto) -> Array | None:
-    """The value that a Constant node's attribute holds; None for strings and sparse tensors."""
+    """The value that a Constant node's attribute holds; None for strings, sparse tensors, unloaded data."""
     if attribute.name == "value":
-        return numpy_helper.to_array(attribute.t)
+        return None if is_external(attribute.t) else numpy_helper.to_array(attribute.t)
     for prefix, dtype in (("value_float", np.float32), ("value_int", np.int64)):
         if attribute.name.startswith(prefix):
             return np.asarray(onnx.helper.get_attribute_value(attribute), dtype)
@@ -236,26 +243,18 @@ def _constant(attribute: onnx.AttributeProto) -> Array | None:
 
 
 def as_proto(model: Model) -> onnx.ModelProto:
-    """The ModelProto of a path, of itself, or of a conversion's result."""
-    if isinstance(model, onnx.ModelProto):
-        return model
+    """The ModelProto of a path, of itself, or of a conversion's result; all its data are in memory.
+
+    Raises:
+        ModelError: if the file is no model, its external data cannot be loaded or, of a ModelProto, lie in a
+            file; if the model is of a newer lowbit.
+    """
     if isinstance(model, (str, os.PathLike)):
-        return load_model(model)
-    return model.model
-
-
-def load_model(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.ModelProto:
-    """Reads a model, with its external data or without; every way this can fail is one ModelError."""
-    name = os.fspath(path)
-    if not os.path.isfile(name):
-        raise ModelError(f"{name}: no such file")
-    try:
-        model = onnx.load(name, load_external_data=external_data)
-    except Exception as error:  # protobuf's DecodeError, a missing external file, a bad offset, ...
-        raise ModelError(f"{name}: not a readable ONNX model: {' '.join(str(error).split())}") from error
-    if not model.graph.node and not model.graph.output:
-        raise ModelError(f"{name}: not an ONNX model, or an empty one: it has no nodes and no outputs")
-    return model
+        return in_known_version(load_proto(model), os.fspath(model))
+    proto = model if isinstance(model, onnx.ModelProto) else model.model
+    label = proto.graph.name or "the model"
+    require_own_data(proto, label)
+    return in_known_version(proto, label)
 
 
 @contextlib.contextmanager

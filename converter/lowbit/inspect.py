@@ -14,13 +14,17 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
+from lowbit.advice import Advice, Work, advise
 from lowbit.devices import canonical, ep_device, has_own_memory
 from lowbit.dialects import MOVES, Neighbours, dialect_of
-from lowbit.errors import LowBitError
+from lowbit.errors import LowBitError, RefusedError
 from lowbit.feeds import Model, as_file, as_proto, model_inputs
+from lowbit.graph.schemas import attributes_of
+from lowbit.model_file import stored_bytes
 from lowbit.ops import DOMAIN
 from lowbit.placement import place as placed
-from lowbit.report import NodeReport, Result
+from lowbit.report import NodeReport, ReasonGroup, Result, group_reasons
+from lowbit.session import told_apart
 from lowbit.tensors import (
     Shape,
     StoredWeights,
@@ -153,7 +157,7 @@ class InspectReport:
 
     Attributes:
         kind: ``lowbit``: a converted model; ``source``: an unconverted one, seen through a dry conversion.
-        bytes: size of the file, or of the proto.
+        bytes: size of the file and of its external data, or of the proto.
         model: the file's name, or the graph's.
         isa: the instruction set that kernels were chosen for.
         threads: as many as measured choices were looked up for; None: those for the most threads.
@@ -165,6 +169,8 @@ class InspectReport:
         assumed: inputs with symbolic sizes other than the batch, and the typical ones taken for them.
         nodes: in the order of the model.
         warnings: what the user should know beyond that.
+        remark: one sentence about a model in which there is nothing to convert.
+        advice: what to change in an unconverted model so that more of it converts.
     """
 
     kind: str
@@ -180,6 +186,13 @@ class InspectReport:
     assumed: dict[str, list[int]] = field(default_factory=dict)
     nodes: list[NodeInfo] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    remark: str | None = None
+    advice: list[Advice] = field(default_factory=list)
+
+    @property
+    def reasons(self) -> list[ReasonGroup]:
+        """Why nodes stay with ONNX Runtime or have no kernel, the reason of most nodes first."""
+        return group_reasons((node.name, node.op_type, node.why) for node in self.nodes if node.why)
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -204,7 +217,8 @@ class InspectReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for ``--format json``."""
-        return {"schema": SCHEMA, **asdict(self), "totals": self.totals}
+        reasons = [asdict(group) for group in self.reasons]
+        return {"schema": SCHEMA, **asdict(self), "reasons": reasons, "totals": self.totals}
 
 
 def _counts(words: Any) -> dict[str, int]:
@@ -247,8 +261,12 @@ def inspect(
         from lowbit.convert import convert
 
         given = Path(model) if isinstance(model, (str, os.PathLike)) else proto
-        result = convert(given, input_quant=input_quant)
-        return describe_conversion(model, result, shapes=shapes, isa=isa, threads=threads, device=place)
+        result = convert(given, all_regions=place not in (None, "cpu"), input_quant=input_quant)
+        report = describe_conversion(model, result, shapes=shapes, isa=isa, threads=threads, device=place)
+        work = {info.name: Work(info.macs, info.is_float) for info in report.nodes if info.macs}
+        stated = [input_quant] if isinstance(input_quant, str) else input_quant
+        report.advice = advise(proto, result.report, work, stated)
+        return report
     report = _blank("lowbit", model, proto, isa, threads)
     report.nodes = _nodes_of(proto, report, shapes or {})
     if place is not None:
@@ -282,9 +300,13 @@ def describe_conversion(
     report = _blank("source", model, proto, isa, threads)
     report.converted_bytes = result.model.ByteSize()
     report.warnings += result.report.warnings
+    report.remark = result.report.remark
     made = {info.name: info for info in _nodes_of(result.model, report, shapes or {})}
     if device is not None:
-        _place(report, list(made.values()), result, device, shapes)
+        try:
+            _place(report, list(made.values()), result, device, shapes)
+        except RefusedError as error:
+            raise told_apart(error, report.model or "the model", model) from error
     facts = _SourceFacts(proto, result.report.nodes)
     for entry in result.report.nodes:
         info = NodeInfo(entry.name, entry.op_type)
@@ -372,7 +394,7 @@ def _blank(
     from lowbit import _native
 
     if isinstance(model, (str, os.PathLike)):
-        name, size = os.path.basename(os.fspath(model)), os.path.getsize(model)
+        name, size = os.path.basename(os.fspath(model)), stored_bytes(model)
     else:
         name, size = proto.graph.name, proto.ByteSize()
     return InspectReport(
@@ -471,8 +493,7 @@ def _describe_lowbit(
         return
     info.lowbit_op = node.op_type
     attrs = {attribute["name"]: attribute["default"] for attribute in schema["attributes"]}
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    given = {name: value.decode() if isinstance(value, bytes) else value for name, value in given.items()}
+    given = attributes_of(node)
     attrs |= given
 
     def operand(name: str, value: str | None) -> str | None:
@@ -500,11 +521,15 @@ def _describe_lowbit(
         info.weight_bytes = None if packed is None else int(packed.size)
         info.macs = lowbit_macs(node, attrs, tensors)
         info.bit_ops = _bit_ops(info)
+    if node.op_type == "LowBitMatMul":
+        info.macs = lowbit_macs(node, attrs, tensors)
+        info.bit_ops = _bit_ops(info)
     _choose_kernel(info, node, given, tensors, report)
 
 
 def _bit_ops(info: NodeInfo) -> int | None:
-    x, w = operand_bits(info.x), operand_bits(info.w)
+    both = [info.x, info.w] if info.w is not None or info.x is None else info.x.split("+")
+    x, w = map(operand_bits, both if len(both) == 2 else (None, None))
     return None if info.macs is None or x is None or w is None else info.macs * x * w
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lowbit.errors import ModelError
+from lowbit.errors import ModelError, RefusedError, raise_if_out_of_memory
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -72,8 +72,11 @@ def place(path: str, device: str, shapes: Mapping[str, list[int]] | None = None)
     )
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise_if_out_of_memory(RuntimeError(reason))
         reason = (reason.partition(": ")[2] or reason).removeprefix(f"{path}: ")
-        raise ModelError(f"{path}: does not open on device '{device}': {reason}")
+        message = f"{path}: does not open on device '{device}': {reason}"
+        _, refused, said = reason.partition("ONNX Runtime refuses it: ")
+        raise RefusedError(message, said) if refused else ModelError(message)
     found = Placement(**json.loads(done.stdout))
     found.reasons, found.kernels = reasons_in(done.stderr), kernels_in(done.stderr)
     return found
@@ -108,7 +111,8 @@ def child_main() -> None:
     import onnxruntime
 
     from lowbit.errors import LowBitError
-    from lowbit.feeds import load_model, random_feeds
+    from lowbit.feeds import random_feeds
+    from lowbit.model_file import load_proto
     from lowbit.session import session
 
     path, device, shapes = sys.argv[1:4]
@@ -119,4 +123,4 @@ def child_main() -> None:
     regions, elsewhere = assignments(opened)
     print(json.dumps({"regions": regions, "elsewhere": elsewhere}))
     with contextlib.suppress(LowBitError):  # sizes that nobody gave: placed, but not planned
-        opened.run(None, random_feeds(load_model(path, external_data=False), shapes=json.loads(shapes)))
+        opened.run(None, random_feeds(load_proto(path, external_data=False), shapes=json.loads(shapes)))

@@ -54,15 +54,21 @@ class Place:
         return np.ascontiguousarray(value, self.dtype)
 
 
+def _has_record(model: onnx.ModelProto) -> bool:
+    return any(entry.key == KEY for entry in model.metadata_props)
+
+
 def read_places(converted: onnx.ModelProto, original: onnx.ModelProto) -> dict[str, Place]:
     """The values of a converted model that have a counterpart in its original.
 
     Those that the record lists, and what lowbit nodes read of the inputs and of nodes that the converter left
-    alone, which keep their names.
+    alone, which keep their names. None of a model of which nothing was converted.
 
     Raises:
         ModelError: if the model carries no record, or one that does not fit ``original``.
     """
+    if not any(node.domain == DOMAIN for node in converted.graph.node) and not _has_record(converted):
+        return {}
     try:
         values = _record(converted)["values"]
         places = {
@@ -86,15 +92,22 @@ def read_places(converted: onnx.ModelProto, original: onnx.ModelProto) -> dict[s
     read = {name for node in converted.graph.node if node.domain == DOMAIN for name in node.input}
     known = {**{name: Place(name) for name in made & read & there - set(places)}, **known}
     types = _element_types(converted)
-    return {
-        name: replace(place, dtype=types.get(name)) for name, place in known.items()
-    }
+    return {name: replace(place, dtype=types.get(name)) for name, place in known.items()}
 
 
 def other_source(converted: onnx.ModelProto, path: str | os.PathLike[str]) -> bool:
     """Whether the file at ``path`` is another one than the model was converted from."""
     expected = _record(converted).get("source", {}).get("sha256")
     return bool(expected) and hashlib.sha256(Path(path).read_bytes()).hexdigest() != expected
+
+
+def source_file(converted: onnx.ModelProto) -> str | None:
+    """The name of the file that a model was converted from; None for any other model."""
+    try:
+        name = _record(converted).get("source", {}).get("file")
+    except (ModelError, ValueError, AttributeError):  # a damaged record says nothing
+        return None
+    return name if isinstance(name, str) and name == os.path.basename(name) else None
 
 
 def _record(converted: onnx.ModelProto) -> dict[str, Any]:

@@ -17,8 +17,10 @@ from importlib import resources
 import jinja2
 from markupsafe import Markup
 
+from lowbit.advice import FLOAT_RATIO
 from lowbit.inspect import InspectReport, NodeInfo, operand_bits, refusals_by_reason
 from lowbit.tensors import shape_text
+from lowbit.text import printable
 
 _OUTCOMES = {"converted": "lowbit", "kept": "stays", "absorbed": "absorbed", "added": "added"}
 
@@ -117,11 +119,17 @@ def render(report: InspectReport) -> str:
         kernels=_kernels(report),
         has_cycles=any(node.cycles is not None for node in report.nodes),
         version=_version(),
+        float_ratio=FLOAT_RATIO,
         style=style,
         script=script,
         style_hash=_hash(style),
         script_hash=_hash(script),
     )
+
+
+def _finalize(value: object) -> object:
+    """What a name holds appears, as in a terminal; nothing in it turns the text around it."""
+    return printable(value, keep="\n") if type(value) is str else value
 
 
 @functools.cache
@@ -132,6 +140,7 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        finalize=_finalize,
     )
     environment.filters.update(
         si=si,
@@ -139,6 +148,7 @@ def _template() -> jinja2.Template:
         short=short,
         dims=lambda shape: "\u00d7".join("?" if dim is None else str(dim) for dim in shape) or "scalar",
         percent=lambda share: f"{share:.1%}",
+        capitalize_first=lambda text: text[:1].upper() + text[1:],
     )
     return environment.get_template("report.html.j2")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowbit.devices import canonical, ep_device, get_library_path
-from lowbit.errors import LowBitError, ModelError
+from lowbit.errors import LowBitError, ModelError, RefusedError, raise_if_out_of_memory
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _PLACED = "lowbit.device"
 """The session entry that says which device SessionOptions hold: they cannot be asked."""
+
+_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
+"""The session entry that tells ONNX Runtime where the external data of a model in memory lie."""
 
 
 def register(sess_options: onnxruntime.SessionOptions) -> None:
@@ -42,7 +45,9 @@ def session(
 
     Args:
         model: a path, the bytes of a model, a ModelProto, or the result of :func:`lowbit.convert`. Only a
-            path lets ONNX Runtime find external data, and the files beside a compiled model.
+            path lets ONNX Runtime find external data, and the files beside a compiled model; a model in
+            memory with external data is refused unless ``sess_options`` name their folder
+            (``session.model_external_initializers_file_folder_path``).
         device: "cpu"; "cuda" or "cuda:1" for an NVIDIA GPU; "cpu-ep" for the execution provider on the CPU.
             :func:`lowbit.devices` tells what there is.
         threads: intra-op threads of this session; None leaves what ``sess_options`` says.
@@ -54,7 +59,8 @@ def session(
         A plain ``onnxruntime.InferenceSession``.
 
     Raises:
-        ModelError: if the file is missing, cannot be converted, or ONNX Runtime refuses the model.
+        ModelError: if the file is missing, cannot be converted, or ONNX Runtime refuses the model (then a
+            RefusedError, which tells the refusal of a conversion from that of the model itself).
         LowBitError: for a device that cannot be used, with the reason; for a thread count below 1.
     """
     import onnxruntime
@@ -72,7 +78,13 @@ def session(
     try:
         if threads is not None:
             options.intra_op_num_threads = threads
-        return open_session(model if place == "cpu" else for_device(model), options, place)
+        ready = model if place == "cpu" else for_device(model)
+        try:
+            return open_session(ready, options, place)
+        except RefusedError as error:
+            if ready is model:
+                raise
+            raise told_apart(error, source_of(model)[1], model) from error
     finally:
         options.intra_op_num_threads = before
 
@@ -117,6 +129,8 @@ def open_session(
     import onnxruntime
 
     source, name = source_of(model)
+    if isinstance(source, bytes) and not _entry(options, _DATA_FOLDER):
+        _require_own_data(source, name)
     # Without providers ONNX Runtime takes those of the options. It would answer a failure of theirs by
     # running everything on the CPU, with a line on stdout.
     where: dict[str, Any] = (
@@ -129,13 +143,66 @@ def open_session(
     except Exception as error:
         if not _from_onnxruntime(error):
             raise
+        raise_if_out_of_memory(error)
         text = one_line(error)
         if device == "cpu" and "EPContext" in text:
             raise ModelError(
                 f"{name}: it is compiled for an execution provider; open it with the device that it was "
                 "compiled for (such as 'cuda'), or open the model that it was made from"
             ) from error
-        raise ModelError(f"{name}: ONNX Runtime refuses it: {text}") from error
+        raise RefusedError(f"{name}: ONNX Runtime refuses it: {text}", text) from error
+
+
+def told_apart(error: RefusedError, converted: str, original: Any) -> ModelError:
+    """The refusal of a converted model, with whether ONNX Runtime refuses its original as well.
+
+    Args:
+        error: the refusal.
+        converted: how to call the converted model.
+        original: what it was made from: whatever :func:`session` takes.
+    """
+    message = f"{converted}: ONNX Runtime refuses the converted model: {error.reason}"
+    reason = refusal_of(original)
+    if reason is not None:
+        return ModelError(f"{message}; it refuses the original, too: {reason}")
+    return ModelError(
+        f"{message}; it loads the original, so that the conversion is at fault: convert it again with this "
+        "lowbit, and report it if that does not help"
+    )
+
+
+def refusal_of(model: Any) -> str | None:
+    """Why ONNX Runtime does not load a model, in stock form where it knows no other; None if it does."""
+    import onnxruntime
+
+    from lowbit.feeds import as_proto
+    from lowbit.standard import needs_standard_form, standard_form
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    prepare(options, "cpu", None)
+    try:
+        foreign = _read(model)
+        if foreign is not None and needs_standard_form(foreign):
+            model = standard_form(as_proto(model))
+        open_session(model, options)
+    except RefusedError as error:
+        return error.reason
+    except LowBitError as error:
+        return str(error)
+    return None
+
+
+def _require_own_data(data: bytes, name: str) -> None:
+    """Refuses a model in memory with external data, which ONNX Runtime looks for in the current folder."""
+    if b"location" not in data:  # the key by which a tensor names its file: mostly there is nothing to parse
+        return
+    proto = _parsed(data)
+    if proto is not None:
+        from lowbit.model_file import require_own_data
+
+        require_own_data(proto, name)
 
 
 def for_device(model: Any) -> Any:
@@ -158,7 +225,8 @@ def for_device(model: Any) -> Any:
         return model
     from lowbit.convert import convert
 
-    result = convert(Path(model) if isinstance(model, (str, os.PathLike)) else proto)
+    given = Path(model) if isinstance(model, (str, os.PathLike)) else proto
+    result = convert(given, all_regions=True)
     if not is_ready(result.model):
         left = (*result.report.islands, *result.report.kept)
         why = next((f": {node.reason}" for node in left if node.reason), "")
@@ -189,16 +257,21 @@ def _holds_lowbit(graph: onnx.GraphProto) -> bool:
 def _read(model: Any) -> onnx.ModelProto | None:
     """The model without its external data; None for what is no ONNX file, which ONNX Runtime shall judge."""
     if isinstance(model, (str, os.PathLike)):
-        from lowbit.feeds import load_model
+        from lowbit.model_file import load_proto
 
-        return None if os.fspath(model).endswith(".ort") else load_model(model, external_data=False)
+        return None if os.fspath(model).endswith(".ort") else load_proto(model, external_data=False)
     if not isinstance(model, (bytes, bytearray)):
         return model if hasattr(model, "graph") else None
+    return _parsed(bytes(model))
+
+
+def _parsed(data: bytes) -> onnx.ModelProto | None:
     import onnx
 
     try:
-        return onnx.load_model_from_string(bytes(model))
-    except Exception:  # protobuf's DecodeError, which differs between its implementations
+        return onnx.load_model_from_string(data)
+    except Exception as error:  # protobuf's DecodeError, which differs between its implementations
+        raise_if_out_of_memory(error)
         return None
 
 
@@ -212,6 +285,7 @@ def run_session(
     except Exception as error:
         if not _from_onnxruntime(error):
             raise
+        raise_if_out_of_memory(error)
         raise ModelError(f"ONNX Runtime does not run it: {one_line(error)}") from error
 
 

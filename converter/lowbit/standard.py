@@ -18,7 +18,8 @@ from lowbit.graph.quantizers import add_definitions
 
 def needs_standard_form(model: onnx.ModelProto) -> bool:
     """Whether a model speaks a dialect that ONNX Runtime does not load."""
-    return any(node.domain in (*qonnx.DOMAINS, *quark.DOMAINS) for node in model.graph.node)
+    foreign = (*qonnx.DOMAINS, *quark.DOMAINS)
+    return qonnx.speaks(model) or any(node.domain in foreign for node in model.graph.node)
 
 
 def standard_form(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -30,6 +31,8 @@ def standard_form(model: onnx.ModelProto) -> onnx.ModelProto:
     if not needs_standard_form(model):
         return model
     read = load_model(model).model
+    if read.functions:
+        InlinePass()(read)
     drop_overridable_initializers(read.graph)
     to_standard(read)
     RemoveUnusedNodesPass()(read)

@@ -201,6 +201,9 @@ def lowbit_macs(node: onnx.NodeProto, attrs: Mapping[str, Any], tensors: Tensors
     y = tensors.sizes(node.output[0])
     if "in_features" in attrs:
         return None if y is None else math.prod(y) * int(attrs["in_features"])
+    if node.op_type == "LowBitMatMul":
+        a = tensors.sizes(node.input[0])
+        return None if a is None or y is None else math.prod(y) * a[(attrs["a_perm"] or [-1])[-1]]
     taps = int(np.prod(attrs["kernel_shape"]))
     if node.op_type == "LowBitConvTranspose":
         x = tensors.sizes(node.input[0])

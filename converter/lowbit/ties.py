@@ -9,6 +9,7 @@ number in float64 and a bound on the error of any sensible float32 evaluation: n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from lowbit.ops import DEFINITIONS
 from lowbit.ops.codes import Array, values
 from lowbit.ops.conv import convolve, weight_values
 from lowbit.ops.conv_transpose import convolve_transposed
+from lowbit.ops.resize import axis_taps, blend, positions
 from lowbit.ops.windows import Windows
 
 Reals = npt.NDArray[np.float64]
@@ -49,6 +51,24 @@ class Chain:
             near = np.abs(steps - np.floor(steps) - 0.5) <= self.error / self.step
         inner: npt.NDArray[np.bool_] = np.asarray(self.extra_steps > 0)
         return ((apart <= 1) & near) | (inner & (apart <= 1 + np.ceil(self.extra_steps)))
+
+
+@dataclass
+class Nudged(Chain):
+    """The real result behind inner roundings: each may fall the other way where it meets a tie."""
+
+    others: Sequence[Reals] = ()  # the result with inner roundings nudged up or down
+
+    def explains(self, got: Array, expected: Array) -> npt.NDArray[np.bool_]:
+        """Where the difference is that of a tie, of the last rounding or of those before it."""
+        near = super().explains(got, expected)
+        if self.step is None or not self.others:
+            return near
+        apart = np.abs(got.astype(np.float64) - expected.astype(np.float64))
+        codes = np.rint(self.value / self.step)
+        moved = np.max([np.abs(np.rint(other / self.step) - codes) for other in self.others], axis=0)
+        explained: npt.NDArray[np.bool_] = near | (apart <= moved)
+        return explained
 
 
 @dataclass
@@ -82,15 +102,21 @@ def chain(op_type: str, attrs: Attributes, inputs: Sequence[Array | None]) -> Ch
     formulas: dict[str, Callable[..., Chain]] = {
         "LowBitAdd": _add,
         "LowBitMul": _mul,
+        "LowBitMatMul": _mat_mul,
         "LowBitAffine": _affine,
         "LowBitAveragePool": _average_pool,
         "LowBitGlobalAveragePool": _global_average_pool,
+        "LowBitNormalization": _normalization,
         "LowBitConcat": _concat,
+        "LowBitResize": _resize,
+        "LowBitSoftmax": _softmax,
         "LowBitRequantize": _requantize,
         "LowBitQuantize": _quantize,
         "LowBitThreshold": _threshold,
         "LowBitDequantize": _dequantize,
     }
+    if op_type == "LowBitResize" and attrs.get("mode", "nearest") == "nearest":
+        return None
     return formulas[op_type](attrs, *inputs) if op_type in formulas else None
 
 
@@ -241,6 +267,25 @@ def _mul(
     return Chain(value, _ulps(8, value, y_scale=y_scale, y_zero_point=y_zero_point), _step(y_scale))
 
 
+def _mat_mul(
+    attrs: Attributes,
+    a: Array,
+    a_scale: Array,
+    a_zero_point: Array,
+    b: Array,
+    b_scale: Array,
+    b_zero_point: Array,
+    y_scale: Array | None = None,
+    y_zero_point: Array | None = None,
+) -> Chain:
+    left, right = _real(a, a_scale, a_zero_point), _real(b, b_scale, b_zero_point)
+    left = left.transpose(attrs["a_perm"]) if attrs.get("a_perm") else left
+    right = right.transpose(attrs["b_perm"]) if attrs.get("b_perm") else right
+    size = np.abs(left) @ np.abs(right)
+    error = _ulps(left.shape[-1] + 3, size, y_scale=y_scale, y_zero_point=y_zero_point)
+    return Chain(left @ right, error, _step(y_scale))
+
+
 def _affine(
     attrs: Attributes,
     x: Array,
@@ -296,12 +341,94 @@ def _global_average_pool(
     return Chain(real.mean(axis=axes, keepdims=keep), error, _step(y_scale))
 
 
+def _normalization(
+    attrs: Attributes,
+    x: Array,
+    x_scale: Array,
+    x_zero_point: Array,
+    gamma: Array,
+    beta: Array,
+    y_scale: Array | None = None,
+    y_zero_point: Array | None = None,
+) -> Chain:
+    first = attrs.get("axis", -1) % x.ndim
+    normalized, epsilon = x.shape[first:], float(np.float32(attrs.get("epsilon", 1e-5)))
+    whole = (*x.shape[:first], math.prod(normalized[:-1]), attrs.get("groups", 1), -1)
+    real, over = _real(x, x_scale, x_zero_point).reshape(whole), (-3, -1)
+    count = real.shape[-3] * real.shape[-1]
+    mean, variance = real.mean(over, keepdims=True), real.var(over, keepdims=True) + epsilon
+    deviation = np.sqrt(variance)
+    # Sums of n terms are off by n roundings; E[x^2] - E[x]^2, as some runtimes have it, by those of E[x^2].
+    off_mean = (count + 3) * ROUNDING * np.abs(real).mean(over, keepdims=True)
+    off_variance = 2 * (count + 3) * ROUNDING * (real * real).mean(over, keepdims=True)
+    centred = (real - mean) / deviation
+    off = (off_mean + 2 * ROUNDING * (np.abs(real) + np.abs(mean))) / deviation
+    off = off + np.abs(centred) * (off_variance / (2 * variance) + 4 * ROUNDING)
+    factor, summand = (_per_element(array, normalized) for array in (gamma, beta))
+    product = centred.reshape(x.shape) * factor
+    error = off.reshape(x.shape) * np.abs(factor)
+    error = error + _ulps(4, product, summand, y_scale=y_scale, y_zero_point=y_zero_point)
+    return Chain(product + summand, error, _step(y_scale))
+
+
+def _per_element(array: Array, normalized: tuple[int, ...]) -> Reals:
+    flat: Reals = array.astype(np.float64).reshape(-1)
+    return flat if flat.size in (1, normalized[-1]) else flat.reshape(normalized)
+
+
 def _concat(
     attrs: Attributes, x_scales: Array, x_zero_points: Array, y_scale: Array, y_zero_point: Array, *x: Array
 ) -> Chain:
     parts = [_real(*part) for part in zip(x, x_scales, x_zero_points, strict=True)]
     value = np.concatenate(parts, axis=attrs["axis"])
     return Chain(value, _ulps(4, value, y_scale=y_scale, y_zero_point=y_zero_point), _step(y_scale))
+
+
+def _resize(
+    attrs: Attributes,
+    x: Array,
+    x_scale: Array,
+    x_zero_point: Array | None,
+    y_scale: Array,
+    y_zero_point: Array | None = None,
+) -> Chain:
+    zero_point = np.zeros((), np.int32) if x_zero_point is None else x_zero_point
+    y_zero = np.zeros((), np.int32) if y_zero_point is None else y_zero_point
+    value = _real(x, x_scale, zero_point)
+    # The terms of a formula that takes the zero point off at the end.
+    size = np.abs(value) + np.abs(zero_point * x_scale.astype(np.float64))
+    drift, count = np.zeros(x.shape), 4
+    cubic = attrs["mode"] == "cubic"
+    steep = 1 + abs(attrs.get("cubic_coeff_a", -0.75)) if cubic else 1.0
+    for axis, length in enumerate(x.shape[1:-1], start=1):
+        indices, weights = axis_taps(attrs, axis - 1, length)
+        # A position is a few roundings off, and a weight by that times its slope and its own roundings.
+        unsure = ROUNDING * steep * (12 * (np.abs(positions(attrs, axis - 1, length)) + 1) + 100 * cubic)
+        drift = blend(drift, axis, indices, np.abs(weights))
+        drift = drift + blend(size, axis, indices, np.broadcast_to(unsure, weights.shape))
+        value, size = blend(value, axis, indices, weights), blend(size, axis, indices, np.abs(weights))
+        count += 2 * len(indices)
+    return Chain(value, _ulps(count, size, y_scale=y_scale, y_zero_point=y_zero) + drift, _step(y_scale))
+
+
+def _softmax(
+    attrs: Attributes,
+    x: Array,
+    x_scale: Array,
+    x_zero_point: Array,
+    table: Array,
+    y_scale: Array,
+    y_zero_point: Array,
+) -> Chain:
+    axis = attrs.get("axis", -1)
+    codes = values(x, 0)
+    entries = table.astype(np.float64)[np.max(codes, axis=axis, keepdims=True, initial=-128) - codes]
+    share = entries / np.maximum(entries.sum(axis=axis, keepdims=True), 1.0)
+    # An entry is half a unit of 2^-24 from exp, which stock takes of numbers that have been rounded, and the
+    # sum of a row of them is rounded at every step.
+    reach = float(np.max(np.abs(_real(x, x_scale, x_zero_point)), initial=0.0))
+    error = _ulps(2 * x.shape[axis] + 24 + 4 * reach, share, y_scale=y_scale, y_zero_point=y_zero_point)
+    return Chain(share, error + ROUNDING, _step(y_scale))
 
 
 def _requantize(

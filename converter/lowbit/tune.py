@@ -19,10 +19,11 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
-from lowbit.atomic import write_atomically
+from lowbit.atomic import check_writable, write_atomically
 from lowbit.devices import canonical, has_own_memory
 from lowbit.errors import LowBitError, OutputError
 from lowbit.feeds import Model, as_proto
+from lowbit.graph.schemas import attributes_of
 from lowbit.ops import DOMAIN
 from lowbit.ops.codes import code_range
 from lowbit.tensors import Tensors, read_tensors
@@ -176,6 +177,7 @@ def tune(
 
         proto = convert(Path(model) if isinstance(model, (str, os.PathLike)) else proto).model
     count = _cpus() if threads is None else threads
+    _require_cache(cache_path())  # before minutes of measuring
     report = TuneReport(str(cache_path()), isa or _native.default_isa(), count)
     try:
         problems = list(_problems(proto, shapes or {}, report))
@@ -235,7 +237,7 @@ def _problems(
             continue
         entry = NodeTuning(node.name or f"{node.op_type} of {node.output[0]}", node.op_type)
         report.nodes.append(entry)
-        attrs = {a.name: _attribute(a) for a in node.attribute}
+        attrs = attributes_of(node)
         inputs: list[Array | None] = []
         for i, name in enumerate(node.input):
             if name in tensors.constants or not name:
@@ -255,11 +257,6 @@ def _problems(
         limit = candidates[0]["cycles"] * FARTHEST_ESTIMATE
         kernels = [each["kernel"] for each in candidates if each["cycles"] <= limit]
         yield _Problem(entry, attrs, inputs, plan["tune_key"], kernels[:MOST_CANDIDATES])
-
-
-def _attribute(attribute: onnx.AttributeProto) -> Any:
-    value = helper.get_attribute_value(attribute)
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _codes(rng: np.random.Generator, name: str, tensors: Tensors, attrs: Mapping[str, Any]) -> Array | None:
@@ -329,12 +326,7 @@ def keep(entries: Entries) -> list[str]:
 
     path = cache_path()
     warnings: list[str] = []
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"{path.parent}: cannot be created: {error.strerror or error}; set LOWBIT_CACHE_DIR"
-        ) from error
+    _require_cache(path)
     with _locked(path.parent):
         merged: Entries = {}
         try:
@@ -348,6 +340,20 @@ def keep(entries: Entries) -> list[str]:
         text = _native.format_tune_cache([(*key, kernel) for key, kernel in merged.items()])
         write_atomically(path, lambda temporary: _write(temporary, text), overwrite=True)
     return warnings
+
+
+def _require_cache(path: Path) -> None:
+    """Makes the folder of the file and checks that the file can be read and written; a pipe would wait."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"{path.parent}: cannot be created: {error.strerror or error}; set LOWBIT_CACHE_DIR"
+        ) from error
+    try:
+        check_writable(path, overwrite=True)
+    except OutputError as error:
+        raise OutputError(f"{error}, or set LOWBIT_CACHE_DIR, where measured choices are kept") from error
 
 
 def clear() -> list[Path]:

@@ -31,12 +31,14 @@ from onnx import helper
 
 from lowbit import ties
 from lowbit.devices import canonical
-from lowbit.errors import LowBitError, ModelError
+from lowbit.errors import LowBitError, ModelError, RefusedError
+from lowbit.export.writer import captured
 from lowbit.feeds import Model, as_proto, batches, constant_values, load_samples, random_feeds
+from lowbit.graph.schemas import attributes_of
 from lowbit.ops import DOMAIN, evaluate
 from lowbit.placement import RECORD, assignments
 from lowbit.provenance import Place, other_source, read_places
-from lowbit.session import open_session, run_session, session
+from lowbit.session import open_session, run_session, session, told_apart
 from lowbit.standard import needs_standard_form, standard_form, written_out
 from lowbit.stock import Stock, exact_options, expose
 
@@ -56,7 +58,8 @@ class NodeCheck:
     name: str
     op_type: str
     source: str | None  # the value of the original that it was compared with
-    elements: int = 0
+    runs: int = 0
+    elements: int = 0  # of all its outputs; 0 where they are empty
     wrong: int = 0  # differ from the numpy definition
     equal: int = 0  # equal to the original's value
     near_tie: int = 0  # differ within float32 rounding; for codes that means one step, at a tie
@@ -66,7 +69,7 @@ class NodeCheck:
     @property
     def ok(self) -> bool:
         """The node was run, no element contradicts its definition, and none the original."""
-        return self.elements > 0 and not self.wrong and not self.unexplained
+        return self.runs > 0 and not self.wrong and not self.unexplained
 
 
 @dataclass
@@ -165,7 +168,11 @@ def verify(
             "ONNX Runtime does not load the original; it was compared with its quantizers as float operations"
         )
     place = canonical(device)
-    report = _compare(converted, original, mapping, feeds, threads, place, progress, notes, optimize=True)
+    try:
+        report = _compare(converted, original, mapping, feeds, threads, place, progress, notes, optimize=True)
+    except RefusedError as error:  # of the converted model: the original's is a note
+        name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else converted.graph.name
+        raise told_apart(error, name, original) from error
     if report.ok:
         return report
     notes.append(
@@ -231,6 +238,8 @@ class _Local:
         self.threads, self.device = threads, device
         self.constants = constant_values(converted)
         self.producer = {name: node for node in converted.graph.node for name in node.output}
+        stated = (*converted.graph.value_info, *converted.graph.output)
+        self.types = {value.name: value.type.tensor_type.elem_type for value in stated}
         self.nodes = [node for node in converted.graph.node if node.domain == DOMAIN]
         self.checks = {node.output[0]: self._new_check(node) for node in self.nodes}
         self.session: onnxruntime.InferenceSession | None = None
@@ -280,6 +289,7 @@ class _Local:
         values: Mapping[str, Array],
     ) -> None:
         check, attrs = self.checks[node.output[0]], attributes_of(node)
+        check.runs += 1
         check.elements += got.size
         definition = evaluate(node.op_type, attrs, inputs)
         same_form = definition.shape == got.shape and definition.dtype == got.dtype
@@ -327,17 +337,18 @@ class _Local:
         piece = _between(self.written, before.source, codes, after.source)
         if piece is None:
             return None
-        model, scale = piece
+        model, scale, inner = piece
         try:
             opened = open_session(model, exact_options(self.threads, optimize=False))
-            (real,) = run_session(opened, {before.source: codes}).values()
+            results = [run_session(opened, {before.source: codes, **nudges}) for nudges in _nudges(inner)]
         except ModelError:  # an odd piece of graph explains nothing; the differences are then unexplained
             return None
-        value = np.asarray(real, np.float64)
+        reals = [np.asarray(real, np.float64) for result in results for real in result.values()]
         if after.perm is not None:
-            value = value.transpose(after.perm)
+            reals = [real.transpose(after.perm) for real in reals]
+        value, *others = reals
         error = 16 * ties.ROUNDING * np.maximum(np.abs(value), scale)
-        return ties.Chain(value, error, np.asarray(scale, np.float64))
+        return ties.Nudged(value, error, np.asarray(scale, np.float64), others=others)
 
     def _value(self, name: str, known: dict[str, Array]) -> Array:
         """A value of the converted model, the original's where it has one, otherwise computed from those."""
@@ -348,23 +359,25 @@ class _Local:
         node = self.producer.get(name)
         if node is None:
             raise LowBitError(f"its input '{name}' has no counterpart in the original")
-        inputs = [self._value(i, known) if i else None for i in node.input]
         if node.domain == DOMAIN:
+            inputs = [self._value(i, known) if i else None for i in node.input]
             known[name] = evaluate(node.op_type, attributes_of(node), inputs)
         else:
-            known.update(self._run_standard(node, inputs))
+            read = sorted(({i for i in node.input if i} | captured(node)) - set(self.constants))
+            known.update(self._run_standard(node, {i: self._value(i, known) for i in read}))
         return known[name]
 
-    def _run_standard(self, node: onnx.NodeProto, inputs: list[Array | None]) -> dict[str, Array]:
-        """One node of ONNX Runtime's own between lowbit nodes."""
-        given = {name: value for name, value in zip(node.input, inputs, strict=True) if value is not None}
+    def _run_standard(self, node: onnx.NodeProto, given: Mapping[str, Array]) -> dict[str, Array]:
+        """One node of ONNX Runtime's own between lowbit nodes, on what it reads that is not constant."""
         key = node.output[0]
         if key not in self.small:
+            constant = sorted(({i for i in node.input if i} | captured(node)) & set(self.constants))
             graph = helper.make_graph(
                 [node],
                 "one_node",
                 [_value_info(name, value) for name, value in given.items()],
                 [onnx.ValueInfoProto(name=name) for name in node.output if name],
+                [onnx.numpy_helper.from_array(self.constants[name], name) for name in constant],
             )
             model = helper.make_model(graph, opset_imports=list(self.model.opset_import))
             model.ir_version = self.model.ir_version
@@ -386,7 +399,7 @@ class _Local:
             copies,
             "lowbit_nodes",
             [_value_info(name, value) for name, value in fed.items()],
-            [onnx.ValueInfoProto(name=node.output[0]) for node in copies],
+            [self._output_info(node.output[0]) for node in nodes],
             [onnx.numpy_helper.from_array(self.constants[name], name) for name in sorted(used)],
         )
         model = helper.make_model(graph, opset_imports=list(self.model.opset_import))
@@ -400,17 +413,24 @@ class _Local:
         self.left = [node.name for node in nodes if node.name in left]
         return opened
 
-
-def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    """The attributes of a node as Python values."""
-    values = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
+    def _output_info(self, name: str) -> onnx.ValueInfoProto:
+        """A node's output under its own name; ONNX Runtime does not tell our ops of a scalar's type."""
+        info = onnx.ValueInfoProto(name=name + SUFFIX)
+        stated = self.types.get(name)
+        if stated:
+            info.type.tensor_type.elem_type = stated
+        return info
 
 
 def _between(
     model: onnx.ModelProto, start: str, codes: Array, end: str
-) -> tuple[onnx.ModelProto, float] | None:
-    """The nodes from the codes ``start`` to the float that the quantizer of ``end`` rounds, and its scale."""
+) -> tuple[onnx.ModelProto, float, dict[str, float]] | None:
+    """The nodes from the codes ``start`` to the float that the quantizer of ``end`` rounds.
+
+    Returns:
+        A model of them, the scale of that quantizer, and the scales of the quantizers between: by the name of
+        an input of the model that is added to what such a quantizer rounds.
+    """
     producer = {name: node for node in model.graph.node for name in node.output}
     quantizer = producer.get(end)
     while quantizer is not None and quantizer.op_type == "Clip":  # QCDQ bounds behind the quantizer
@@ -426,18 +446,42 @@ def _between(
         if name and name != start and name not in between and name in producer:
             between.add(name)
             pending.extend(producer[name].input)
-    nodes = [node for node in model.graph.node if between.intersection(node.output)]
+    nodes: list[onnx.NodeProto] = []
+    inner: dict[str, float] = {}
+    for node in model.graph.node:
+        if not between.intersection(node.output):
+            continue
+        step = constant_values(model, {node.input[1]}) if node.op_type == "QuantizeLinear" else {}
+        if step:
+            nudge, nudged = f"{node.output[0]}/nudge", onnx.NodeProto()
+            inner[nudge] = float(next(iter(step.values())).max())
+            nodes.append(helper.make_node("Add", [node.input[0], nudge], [f"{nudge}d"]))
+            nudged.CopyFrom(node)
+            nudged.input[0] = f"{nudge}d"
+            node = nudged
+        nodes.append(node)
     used = {name for node in nodes for name in node.input}
     graph = helper.make_graph(
         nodes,
         "between",
-        [_value_info(start, codes)],
+        [_value_info(start, codes), *(_value_info(name, np.zeros((), np.float32)) for name in inner)],
         [onnx.ValueInfoProto(name=real)],
         [init for init in model.graph.initializer if init.name in used],
     )
     piece = helper.make_model(graph, opset_imports=list(model.opset_import))
     piece.ir_version = model.ir_version
-    return piece, float(scale.max())
+    return piece, float(scale.max()), inner
+
+
+def _nudges(inner: Mapping[str, float]) -> list[dict[str, Array]]:
+    """What to add to what inner quantizers round: nothing, then a rounding error, to each and to all."""
+    error = 16 * ties.ROUNDING * 256  # of the largest code
+    groups = [{name} for name in inner] + ([set(inner)] if len(inner) > 1 else [])
+    signs: list[tuple[set[str], float]] = [(set(), 0.0), *((g, s * error) for g in groups for s in (1, -1))]
+    return [
+        {name: np.asarray(sign * step if name in group else 0, np.float32) for name, step in inner.items()}
+        for group, sign in signs
+    ]
 
 
 def _value_info(name: str, value: Array) -> onnx.ValueInfoProto:
@@ -471,11 +515,26 @@ class _Whole:
             if name in produced and name not in self.outputs and name != place.source
         }
         exposed, self.renamed = expose(converted, sorted(self.places))
-        self.session = session(exposed, device=device, sess_options=exact_options(threads))
+        self.exposed, self.threads, self.device = exposed, threads, device
+        self.session: onnxruntime.InferenceSession | None = None
+
+    def _run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """What all outputs hold; without ONNX Runtime's optimizer where that breaks nodes that stay."""
+        if self.session is not None:
+            return run_session(self.session, feed)
+        try:
+            self.session = session(
+                self.exposed, device=self.device, sess_options=exact_options(self.threads)
+            )
+            return run_session(self.session, feed)
+        except ModelError:
+            options = exact_options(self.threads, optimize=False)
+            self.session = session(self.exposed, device=self.device, sess_options=options)
+            return run_session(self.session, feed)
 
     def check(self, feed: Mapping[str, Array], values: Mapping[str, Array], report: VerifyReport) -> None:
         """Adds one sample to the report."""
-        results = run_session(self.session, feed)
+        results = self._run(feed)
         for name, got in results.items():
             inner = self.renamed.get(name, name)
             place = self.places.get(inner)

@@ -99,6 +99,16 @@ struct GlobalAverageSpec {
   Quantizer quantizer;  // its scale is ignored
 };
 
+// LowBitNormalization: v = f32(f32(f32(f32(x - x_zero_point) - mean) * gain) * gamma) + beta.
+struct NormalizationSpec {
+  bool x_signed = false;
+  int32_t x_zero_point = 0;
+  Quantizer quantizer;
+  bool fast_is_exact = false;
+};
+// Elements to a mean: n * (sum of squares) then fits int64.
+inline constexpr int64_t kMaxNormalized = int64_t{1} << 23;
+
 // LowBitThreshold: y = base[c] + #{k : dir[c] * x >= thresholds[c][k]}.
 struct ThresholdSpec {
   int64_t count = 0;              // thresholds of a channel
@@ -164,8 +174,32 @@ struct ElementwiseKernels {
                            int64_t y_stride);
   // `rows` pixels of spec.channels contiguous floats.
   void (*threshold_rows)(const ThresholdSpec& spec, const float* x, int64_t rows, uint8_t* y);
+
+  // LowBitResize: weighted sums, the first of `taps` (1, 2 or 4) first. Every array of floats has room for
+  // kBlendPadding more than are said, which may be read and overwritten.
+  // y[i] = sum over k of weights[k] * f32(rows[k][i] - x_zero_point).
+  void (*blend_codes)(bool x_signed, int32_t x_zero_point, const uint8_t* const* rows, const float* weights,
+                      int taps, int64_t count, float* y);
+  // y[i] = sum over k of weights[k] * rows[k][i].
+  void (*blend_rows)(const float* const* rows, const float* weights, int taps, int64_t count, float* y);
+  // The same for pixels of `channels` floats: tap k of pixel p begins at x + places[p * taps + k].
+  void (*blend_pixels)(const float* x, const int64_t* places, const float* weights, int taps, int64_t pixels,
+                       int64_t channels, float* y);
+  // |x[i] * multiplier| < 2^22 or the reference: clip(rint(x * multiplier) + zero_point, lo, hi).
+  void (*scale_floats)(const Quantizer& quantizer, const float* x, float multiplier, int64_t count,
+                       uint8_t* y);
+  // The sum of codes and of their squares; at most kMaxNormalized of them.
+  void (*sum_squares)(const uint8_t* x, bool is_signed, int64_t count, int64_t* sum, int64_t* square);
+  // The same down every channel of `pixels` rows.
+  void (*sum_pixel_squares)(const uint8_t* x, bool is_signed, int64_t pixels, int64_t pixel_stride,
+                            int64_t channels, int64_t* sums, int64_t* squares);
+  // mean and gain are one number each where `uniform`, else one per element, as gamma and beta; a vector may
+  // be loaded at any element of them.
+  void (*normalize)(const NormalizationSpec& spec, const uint8_t* x, const float* mean, const float* gain,
+                    bool uniform, const float* gamma, const float* beta, void* y, int64_t count);
 };
 
+inline constexpr int64_t kBlendPadding = 16;                // the lanes of the widest vectors
 inline constexpr int64_t kMaxSumPixels = int64_t{1} << 23;  // 255 * 2^23 < 2^31
 
 // A chain of six float operations on an 8-bit code, rounded to a code, is a staircase that a single

@@ -120,16 +120,50 @@ Dim BroadcastDim(const Node& node, const Dim& a, const Dim& b) {
   return {};
 }
 
+Dims BroadcastShapes(const Node& node, const Dims& a, const Dims& b) {
+  Dims y(std::max(a.size(), b.size()));
+  const Dim one{1, {}};
+  for (size_t i = 1; i <= y.size(); ++i) {
+    const Dim& da = i <= a.size() ? a[a.size() - i] : one;
+    const Dim& db = i <= b.size() ? b[b.size() - i] : one;
+    y[y.size() - i] = BroadcastDim(node, da, db);
+  }
+  return y;
+}
+
 Shape InferBroadcast(const Node& node) {
   const Shape &a = node.inputs[node.Index("a")], &b = node.inputs[node.Index("b")];
   if (!a || !b) return std::nullopt;
-  Dims y(std::max(a->size(), b->size()));
-  const Dim one{1, {}};
-  for (size_t i = 1; i <= y.size(); ++i) {
-    const Dim& da = i <= a->size() ? (*a)[a->size() - i] : one;
-    const Dim& db = i <= b->size() ? (*b)[b->size() - i] : one;
-    y[y.size() - i] = BroadcastDim(node, da, db);
+  return BroadcastShapes(node, *a, *b);
+}
+
+// The dims of an operand of LowBitMatMul, permuted.
+Dims PermutedDims(const Node& node, const char* input, const char* attribute) {
+  const Dims& given = *node.inputs[node.Index(input)];
+  const std::vector<int64_t>& permutation = node.attributes.Ints(attribute);
+  Require(given.size() >= 2, node.schema.name, ": input '", input, "' has rank ", given.size(),
+          ", expected at least 2");
+  if (permutation.empty()) return given;
+  Require(permutation.size() == given.size(), node.schema.name, ": attribute '", attribute, "' permutes ",
+          permutation.size(), " dims, input '", input, "' has rank ", given.size());
+  Dims dims;
+  for (const int64_t axis : permutation) {
+    Require(axis >= 0 && axis < static_cast<int64_t>(given.size()), node.schema.name, ": attribute '",
+            attribute, "' holds ", axis);
+    dims.push_back(given[static_cast<size_t>(axis)]);
   }
+  return dims;
+}
+
+Shape InferMatMul(const Node& node) {
+  if (!node.inputs[node.Index("a")] || !node.inputs[node.Index("b")]) return std::nullopt;
+  Dims a = PermutedDims(node, "a", "a_perm"), b = PermutedDims(node, "b", "b_perm");
+  const Dim &rows = a[a.size() - 2], &columns = b.back(), &a_depth = a.back(), &b_depth = b[b.size() - 2];
+  Require(!a_depth.value || !b_depth.value || *a_depth.value == *b_depth.value, node.schema.name, ": ",
+          a_depth.value.value_or(0), " columns of a meet ", b_depth.value.value_or(0), " rows of b");
+  Dims y = BroadcastShapes(node, {a.begin(), a.end() - 2}, {b.begin(), b.end() - 2});
+  y.push_back(rows);
+  y.push_back(columns);
   return y;
 }
 
@@ -188,6 +222,14 @@ Shape InferConcat(const Node& node) {
   return y;
 }
 
+Shape InferNormalization(const Node& node) {
+  if (!node.X()) return std::nullopt;
+  const int64_t rank = static_cast<int64_t>(node.X()->size());
+  Require(rank >= 1, node.schema.name, ": x is a scalar, expected rank 1 or more");
+  node.attributes.Int("axis", -rank, rank - 1);
+  return node.X();
+}
+
 Shape InferResize(const Node& node) {
   if (!node.X()) return std::nullopt;
   const Dims& x = *node.X();
@@ -219,9 +261,16 @@ Shape InferResize(const Node& node) {
   return y;
 }
 
+Shape InferSoftmax(const Node& node) {
+  if (!node.X()) return std::nullopt;
+  const int64_t rank = static_cast<int64_t>(node.X()->size());
+  Require(rank >= 1, node.schema.name, ": x is a scalar");
+  static_cast<void>(node.attributes.Int("axis", -rank, rank - 1));
+  return node.X();
+}
+
 bool HasAttribute(const OpSchema& schema, std::string_view name) {
-  return std::any_of(schema.attributes.begin(), schema.attributes.end(),
-                     [&](const AttributeSchema& a) { return name == a.name; });
+  return FindAttribute(schema, name) != nullptr;
 }
 
 Shape InferDepthToSpace(const Node& node) {
@@ -268,12 +317,15 @@ const std::map<std::string_view, InferFunction>& InferFunctions() {
       {"LowBitLookup", InferSameShape},
       {"LowBitAdd", InferBroadcast},
       {"LowBitMul", InferBroadcast},
+      {"LowBitMatMul", InferMatMul},
       {"LowBitMaxPool", InferPool},
       {"LowBitAveragePool", InferPool},
       {"LowBitGlobalAveragePool", InferGlobalPool},
       {"LowBitConcat", InferConcat},
+      {"LowBitNormalization", InferNormalization},
       {"LowBitResize", InferResize},
       {"LowBitDepthToSpace", InferDepthToSpace},
+      {"LowBitSoftmax", InferSoftmax},
       {"LowBitRequantize", InferSameShape},
       {"LowBitQuantize", InferMovedChannels},
       {"LowBitThreshold", InferMovedChannels},
@@ -295,8 +347,10 @@ bool WritesFloat(const Node& node) {
 
 ElementType InferType(const Node& node) {
   if (WritesFloat(node)) return ElementType::kFloat;
-  // Ops that only move codes have no y_encoding: their output is stored as their input.
-  const char* encoding = HasAttribute(node.schema, "y_encoding") ? "y_encoding" : "x_encoding";
+  // Ops that only move codes have no y_encoding, or do not read it: their output is stored as their input.
+  const bool moves =
+      std::string_view(node.schema.name) == "LowBitResize" && node.attributes.String("mode") == "nearest";
+  const char* encoding = !moves && HasAttribute(node.schema, "y_encoding") ? "y_encoding" : "x_encoding";
   return StorageOf(node.attributes.EncodingOf(encoding));
 }
 

@@ -176,28 +176,41 @@ const ConstTensor& NodeReader::Constant(std::string_view input, ElementType type
   return tensor;
 }
 
+// One element counts as a scalar whatever its dims are.
+template <typename T>
+std::vector<T> NodeReader::ElementsOf(std::string_view input, ElementType type, int64_t count,
+                                      size_t rank) const {
+  const ConstTensor& tensor = Constant(input, type);
+  Require(ElementCount(tensor.shape) == count && (count == 1 || tensor.shape.size() == rank), op(),
+          ": input '", input, "' has shape ", ShapeText(tensor.shape), ", expected ", count, " elements",
+          rank == 1 ? " along one dim" : "");
+  return Copy<T>(tensor, count);
+}
+
+template <typename T>
+std::vector<T> NodeReader::BroadcastOf(std::string_view input, ElementType type, int64_t count) const {
+  const bool one = ElementCount(Constant(input, type).shape) == 1;
+  std::vector<T> elements = ElementsOf<T>(input, type, one ? 1 : count, 1);
+  return one ? Broadcast(std::move(elements), count) : elements;
+}
+
 std::vector<float> NodeReader::FloatsOf(std::string_view input, int64_t count) const {
-  const ConstTensor& tensor = Constant(input, ElementType::kFloat);
-  Require(ElementCount(tensor.shape) == count, op(), ": input '", input, "' has shape ",
-          ShapeText(tensor.shape), ", expected ", count, " elements");
-  return Copy<float>(tensor, count);
+  return ElementsOf<float>(input, ElementType::kFloat, count, 1);
 }
-
 std::vector<int32_t> NodeReader::Int32sOf(std::string_view input, int64_t count) const {
-  const ConstTensor& tensor = Constant(input, ElementType::kInt32);
-  Require(ElementCount(tensor.shape) == count, op(), ": input '", input, "' has shape ",
-          ShapeText(tensor.shape), ", expected ", count, " elements");
-  return Copy<int32_t>(tensor, count);
+  return ElementsOf<int32_t>(input, ElementType::kInt32, count, 1);
 }
-
+std::vector<float> NodeReader::MatrixOfFloats(std::string_view input, int64_t count) const {
+  return ElementsOf<float>(input, ElementType::kFloat, count, 2);
+}
+std::vector<int32_t> NodeReader::MatrixOfInt32s(std::string_view input, int64_t count) const {
+  return ElementsOf<int32_t>(input, ElementType::kInt32, count, 2);
+}
 std::vector<float> NodeReader::BroadcastFloatsOf(std::string_view input, int64_t count) const {
-  const bool one = ElementCount(Constant(input, ElementType::kFloat).shape) == 1;
-  return one ? Broadcast(FloatsOf(input, 1), count) : FloatsOf(input, count);
+  return BroadcastOf<float>(input, ElementType::kFloat, count);
 }
-
 std::vector<int32_t> NodeReader::BroadcastInt32sOf(std::string_view input, int64_t count) const {
-  const bool one = ElementCount(Constant(input, ElementType::kInt32).shape) == 1;
-  return one ? Broadcast(Int32sOf(input, 1), count) : Int32sOf(input, count);
+  return BroadcastOf<int32_t>(input, ElementType::kInt32, count);
 }
 
 float NodeReader::ScaleOf(std::string_view input) const {

@@ -80,9 +80,12 @@ class NodeReader : public AttributeReader {
   }
   // The tensor of a present constant input, its data checked to be there.
   const ConstTensor& Constant(std::string_view input, ElementType type) const;
-  // All elements; exactly `count` of them.
+  // All elements; exactly `count` of them, along one dim where there are several.
   std::vector<float> FloatsOf(std::string_view input, int64_t count) const;
   std::vector<int32_t> Int32sOf(std::string_view input, int64_t count) const;
+  // All elements of a matrix; exactly `count` of them.
+  std::vector<float> MatrixOfFloats(std::string_view input, int64_t count) const;
+  std::vector<int32_t> MatrixOfInt32s(std::string_view input, int64_t count) const;
   // As above, one element standing for all.
   std::vector<float> BroadcastFloatsOf(std::string_view input, int64_t count) const;
   std::vector<int32_t> BroadcastInt32sOf(std::string_view input, int64_t count) const;
@@ -95,6 +98,11 @@ class NodeReader : public AttributeReader {
   void CheckZeroPoint(std::string_view input, int32_t value, OperandType type) const;
 
  private:
+  template <typename T>
+  std::vector<T> ElementsOf(std::string_view input, ElementType type, int64_t count, size_t rank) const;
+  template <typename T>
+  std::vector<T> BroadcastOf(std::string_view input, ElementType type, int64_t count) const;
+
   const OpSchema& schema_;
   std::span<const std::optional<ConstTensor>> constants_;
   const std::vector<bool>& present_;

@@ -38,12 +38,15 @@ constexpr NamedDecoder kDecoders[] = {
     LOWBIT_DECODER("LowBitLookup", DecodeLookup),
     LOWBIT_DECODER("LowBitAdd", DecodeAdd),
     LOWBIT_DECODER("LowBitMul", DecodeMul),
+    LOWBIT_DECODER("LowBitMatMul", DecodeFedMatmul),
     LOWBIT_DECODER("LowBitMaxPool", DecodeMaxPool),
     LOWBIT_DECODER("LowBitAveragePool", DecodeAveragePool),
     LOWBIT_DECODER("LowBitGlobalAveragePool", DecodeGlobalAveragePool),
     LOWBIT_DECODER("LowBitConcat", DecodeConcat),
+    LOWBIT_DECODER("LowBitNormalization", DecodeNormalization),
     LOWBIT_DECODER("LowBitResize", DecodeResize),
     LOWBIT_DECODER("LowBitDepthToSpace", DecodeDepthToSpace),
+    LOWBIT_DECODER("LowBitSoftmax", DecodeSoftmax),
     LOWBIT_DECODER("LowBitRequantize", DecodeRequantize),
     LOWBIT_DECODER("LowBitQuantize", DecodeQuantize),
     LOWBIT_DECODER("LowBitThreshold", DecodeThreshold),
@@ -87,6 +90,10 @@ TensorShape Output(const MatmulNode& node, std::span<const FedShape> fed) {
 }
 
 TensorShape Output(const BinaryNode& node, std::span<const FedShape> fed) {
+  return {OutputTypeOf(node), OutputDims(node, Needed(fed, 0, "a"), Needed(fed, 1, "b"))};
+}
+
+TensorShape Output(const FedMatmulNode& node, std::span<const FedShape> fed) {
   return {OutputTypeOf(node), OutputDims(node, Needed(fed, 0, "a"), Needed(fed, 1, "b"))};
 }
 

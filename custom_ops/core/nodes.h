@@ -15,6 +15,7 @@
 
 #include "core/conv.h"
 #include "core/elementwise.h"
+#include "core/fed_matmul.h"
 #include "core/node_reader.h"
 #include "core/schema.h"
 #include "core/types.h"
@@ -52,6 +53,12 @@ struct BinaryNode {
   BinarySpec spec;
 };
 
+// LowBitMatMul with numpy broadcasting of the dims before the last two. Fed: a, b.
+struct FedMatmulNode {
+  FedMatmulSpec spec;
+  std::vector<size_t> a_permutation, b_permutation;  // of the dims as fed; empty: none
+};
+
 // LowBitMaxPool. Fed: x.
 struct MaxPoolNode {
   bool is_signed = false;
@@ -77,7 +84,7 @@ struct GlobalAveragePoolNode {
 // LowBitConcat. Fed: the tensors to join.
 struct ConcatNode {
   struct Part {
-    bool copied = false;  // its grid is the output's
+    bool copied = false;  // its grid is the output's, which has no bounds of its own
     AffineSpec spec;
   };
   std::vector<Part> parts;
@@ -87,10 +94,32 @@ struct ConcatNode {
   size_t Axis(size_t rank) const;  // throws where tensors of that rank have no such axis
 };
 
+// LowBitNormalization. Fed: x.
+struct NormalizationNode {
+  NormalizationSpec spec;
+  float x_scale = 1, epsilon = 0;
+  int64_t axis = -1, groups = 1;   // the dims from `axis` on are normalized, the last one in groups
+  std::vector<float> gamma, beta;  // of one length: 1, the channels, or (one group) all normalized elements
+};
+
 // LowBitResize. Fed: x.
 struct ResizeNode {
-  enum class Coordinates : uint8_t { kHalfPixel, kPytorchHalfPixel, kAlignCorners, kAsymmetric };
+  enum class Mode : uint8_t { kNearest, kLinear, kCubic };
+  enum class Coordinates : uint8_t {
+    kHalfPixel,
+    kPytorchHalfPixel,
+    kAlignCorners,
+    kAsymmetric,
+    kHalfPixelSymmetric
+  };
   enum class Nearest : uint8_t { kRoundPreferFloor, kRoundPreferCeil, kFloor, kCeil };
+  // The input indices whose weighted sum every output index along one dim is: `count` for each.
+  struct Taps {
+    int count = 1;
+    std::vector<int64_t> indices;
+    std::vector<float> weights;
+  };
+  Mode mode = Mode::kNearest;
   bool is_signed = false;
   std::vector<float> scales;
   std::vector<int64_t> sizes;  // used when scales is empty
@@ -101,6 +130,15 @@ struct ResizeNode {
   // The input index that every output index along spatial dim `i` copies, for `in` input and `out` output
   // indices, as OutputOf gives them.
   std::vector<int64_t> SourceIndices(size_t i, int64_t in, int64_t out) const;
+
+  // Of the modes that compute: y = clip(rint(sum * multiplier) + zero point, lo, hi), the sum over weights
+  // times f32(x - x_zero_point).
+  float cubic_coeff_a = -0.75f;
+  bool exclude_outside = false;
+  int32_t x_zero_point = 0;
+  float multiplier = 1;  // x_scale / y_scale
+  Quantizer quantizer;   // its scale is in the multiplier
+  Taps TapsOf(size_t i, int64_t in, int64_t out) const;
 };
 
 // LowBitDepthToSpace. Fed: x.
@@ -108,6 +146,17 @@ struct DepthToSpaceNode {
   int64_t block = 1;
   bool channels_first = false;  // CRD: channel c * block^2 + i * block + j; else DCR: (i * block + j) * C + c
   bool is_signed = false;
+};
+
+// LowBitSoftmax. Fed: x.
+struct SoftmaxNode {
+  bool x_signed = false;
+  int64_t axis = -1;           // negative: counted from the end
+  std::vector<int32_t> table;  // [256], indexed by the distance from the largest code of the row
+  Quantizer quantizer;
+
+  static constexpr int32_t kMaxEntry = 1 << 24;  // exact in float32
+  size_t Axis(size_t rank) const;                // throws where a tensor of that rank has no such axis
 };
 
 // LowBitQuantize. Fed: x, float32.
@@ -129,9 +178,10 @@ struct DequantizeNode {
   bool to_channels_first = false;
 };
 
-using NodeSpec = std::variant<MatmulNode, AffineNode, LookupNode, BinaryNode, MaxPoolNode, AveragePoolNode,
-                              GlobalAveragePoolNode, ConcatNode, ResizeNode, DepthToSpaceNode, QuantizeNode,
-                              ThresholdNode, DequantizeNode>;
+using NodeSpec =
+    std::variant<MatmulNode, AffineNode, LookupNode, BinaryNode, FedMatmulNode, MaxPoolNode, AveragePoolNode,
+                 GlobalAveragePoolNode, ConcatNode, NormalizationNode, ResizeNode, DepthToSpaceNode,
+                 SoftmaxNode, QuantizeNode, ThresholdNode, DequantizeNode>;
 
 // Whether a matmul must bring its weights. A compiled model keeps them packed, elsewhere.
 enum class Weights : uint8_t { kNeeded, kMayBeMissing };

@@ -19,12 +19,15 @@ consteval bool HasNode(MatmulNode*) {
 consteval bool HasNode(AffineNode*) { return HasOp("LowBitAffine") || HasOp("LowBitRequantize"); }
 consteval bool HasNode(LookupNode*) { return HasOp("LowBitLookup"); }
 consteval bool HasNode(BinaryNode*) { return HasOp("LowBitAdd") || HasOp("LowBitMul"); }
+consteval bool HasNode(FedMatmulNode*) { return HasOp("LowBitMatMul"); }
 consteval bool HasNode(MaxPoolNode*) { return HasOp("LowBitMaxPool"); }
 consteval bool HasNode(AveragePoolNode*) { return HasOp("LowBitAveragePool"); }
 consteval bool HasNode(GlobalAveragePoolNode*) { return HasOp("LowBitGlobalAveragePool"); }
 consteval bool HasNode(ConcatNode*) { return HasOp("LowBitConcat"); }
+consteval bool HasNode(NormalizationNode*) { return HasOp("LowBitNormalization"); }
 consteval bool HasNode(ResizeNode*) { return HasOp("LowBitResize"); }
 consteval bool HasNode(DepthToSpaceNode*) { return HasOp("LowBitDepthToSpace"); }
+consteval bool HasNode(SoftmaxNode*) { return HasOp("LowBitSoftmax"); }
 consteval bool HasNode(QuantizeNode*) { return HasOp("LowBitQuantize"); }
 consteval bool HasNode(ThresholdNode*) { return HasOp("LowBitThreshold"); }
 consteval bool HasNode(DequantizeNode*) { return HasOp("LowBitDequantize"); }

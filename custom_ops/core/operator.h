@@ -26,7 +26,9 @@ struct OperatorOptions {
   // May be empty, and may turn out wrong at run time.
   std::vector<int64_t> x_shape;
   bool tuned = true;  // take kernels that were measured (core/tune_cache.h) where there are any
-  int threads = 0;    // that will run the node; 0: not known
+  // The codes of x are known to have the bits that a matrix product states: nobody need look at every run.
+  bool x_has_stated_bits = false;
+  int threads = 0;  // that will run the node; 0: not known
   // Hears what the user should know though the node is created. Without it, stderr does.
   std::function<void(const std::string&)> warn;
 };

@@ -50,10 +50,11 @@ void AddOutputRange(std::vector<AttributeSchema>& out) {
 
 std::vector<AttributeSchema> MatmulAttributes() {
   std::vector<AttributeSchema> out;
-  AddOperand(out, "x_bits", "x_encoding",
-             "Bit width of the activation codes, 1..8. A promise of the producer: codes "
-             "outside the range give unspecified (never unsafe) results.",
-             "`unsigned` (uint8 tensor), `signed` (int8 tensor) or `bipolar` (uint8, value 2q-1, 1 bit).");
+  AddOperand(
+      out, "x_bits", "x_encoding",
+      "Bit width of the activation codes, 1..8. Of a stored byte that many low bits are read, in two's "
+      "complement for signed codes. A node of ai.lowbit that may make other codes is refused.",
+      "`unsigned` (uint8 tensor), `signed` (int8 tensor) or `bipolar` (uint8, value 2q-1, 1 bit).");
   AddOperand(out, "w_bits", "w_encoding", "Bit width of the packed weight codes, 1..8.",
              "`unsigned`, `signed` (two's complement in w_bits bits) or `bipolar` (value 2q-1, 1 bit).");
   AddOutputRange(out);
@@ -142,6 +143,42 @@ each operation rounded once, `rint` half to even, NaN counts as `y_min`:
   `clip(rint(v / y_scale) + y_zero_point, y_min, y_max)`; without y_scale the float32 value is the output.
 
 The accumulator must not leave int32 for any codes in range; a node whose weights could is refused.
+)";
+
+constexpr const char* kResizeDefinition = R"(
+ONNX Resize of the spatial dims. Positions are float32, each operation rounded once, from the left; `o` is an output
+index, `scale` the one given or `f32(out / in)`:
+
+- `half_pixel`: `(o + 0.5) / scale - 0.5`; `pytorch_half_pixel` the same, 0 where out is 1;
+- `align_corners`: `o * (in - 1) / (out - 1)`, 0 where out is 1;
+- `asymmetric`: `o / scale`, with sizes `o * in / out`;
+- `half_pixel_symmetric`: `f32(begin + (o + 0.5) / scale - 0.5)`, this sum in float64 as in ONNX Runtime, with
+  `begin = in / 2 * (1 - out / (scale * in))`.
+
+In mode `nearest` codes are copied: scale and zero point stay, and the node has no other input than x.
+
+In the modes `linear` and `cubic` every dim in turn, the first one first, becomes a sum over its taps, the first tap
+first, of a float32 weight times the number that the dim before gives; the first dim takes `f32(x - x_zero_point)`.
+Every product and every sum is rounded once. Then `y = clip(rint(v * f32(x_scale / y_scale)) + y_zero_point, y_min,
+y_max)`, NaN counts as y_min.
+
+- `linear`: p is the position, clipped to [0, in - 1], `i = floor(p)`, `f = p - i`; the taps are i and
+  `min(i + 1, in - 1)`, their weights `1 - f` and `f`.
+- `cubic`: `i = floor(p)`, `f = p - i`, `g = 1 - f`, a is cubic_coeff_a; the taps are i - 1 .. i + 2, those outside
+  the image moved to its edge, and their weights, from the left and with `t = f + 1`, `u = g + 1`:
+  `((a * t - 5 * a) * t + 8 * a) * t - 4 * a`, `((a + 2) * f - (a + 3)) * f * f + 1`,
+  `((a + 2) * g - (a + 3)) * g * g + 1`, `((a * u - 5 * a) * u + 8 * a) * u - 4 * a`. With exclude_outside the weight of
+  a tap outside is 0, and every weight is divided by the sum of the four.
+)";
+
+constexpr const char* kSoftmaxDefinition = R"(
+With `m` the largest code of a row along the axis:
+
+    e = table[m - x]                     S = sum of e over the row, exact
+    g = f32(1 / f32(f32(S) * y_scale))   y = clip(rint(f32(e) * g) + y_zero_point, y_min, y_max)
+
+The table says what the function is; the converter writes `rint(exp(-d * x_scale) * 2^24)`. x_scale and x_zero_point
+tell what the codes stand for, nothing else reads them. NaN counts as y_min.
 )";
 
 std::vector<OpSchema> BuildSchemas() {
@@ -263,6 +300,29 @@ std::vector<OpSchema> BuildSchemas() {
              "`y = clip(rint(v / y_scale) + y_zero_point, y_min, y_max)`, or v itself without y_scale."),
          binary_inputs, Doc("The broadcast shape."), kCodesOrFloat, binary()});
 
+  if constexpr (HasOp("LowBitMatMul")) {
+    auto matmul = binary();
+    matmul.push_back(Optional("a_perm", Ints{},
+                              "The product reads a with its dims permuted so, as ONNX's Transpose has it; "
+                              "empty: as they are."));
+    matmul.push_back(Optional("b_perm", Ints{}, "The same for b."));
+    auto matmul_inputs = binary_inputs;
+    matmul_inputs[0].doc = Doc("Codes, rank 2 or more.");
+    matmul_inputs[3].doc =
+        Doc("Codes, rank 2 or more; the dims before the last two broadcast with those of a.");
+    ops.push_back(
+        {"LowBitMatMul", Doc("Matrix product of two quantized tensors, both fed, with one rounding."),
+         Doc("`A` is a with its dims permuted by a_perm, `B` is b with b_perm. `acc[m, n] = sum over k of "
+             "(A[m, k] - a_zero_point) * (B[k, n] - b_zero_point)`, exact int32; `m = f32(f32(a_scale * "
+             "b_scale) / y_scale)`, `y = clip(rint(f32(acc) * m) + y_zero_point, y_min, y_max)`; without "
+             "y_scale `y = f32(acc) * f32(a_scale * b_scale)`. More products in a sum than int32 surely "
+             "holds "
+             "are refused when the node runs: 33025 with zero points at the end of the codes, 131072 in "
+             "their "
+             "middle."),
+         matmul_inputs, Doc("[..., rows of A, columns of B]"), kCodesOrFloat, matmul});
+  }
+
   std::vector<AttributeSchema> max_pool = {Optional(
       "x_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8); y has the same.")};
   AddWindow(max_pool, true);
@@ -320,7 +380,8 @@ std::vector<OpSchema> BuildSchemas() {
          Doc("Concatenation of quantized tensors, each requantized to the output's parameters."),
          Doc("`y = clip(rint((f32(x_i - x_zero_points[i]) * x_scales[i]) / y_scale) + y_zero_point, "
              "y_min, y_max)`; "
-             "an input whose scale, zero point and encoding are the output's is copied."),
+             "an input whose scale, zero point and encoding are the output's is copied "
+             "unless y_min or y_max is given."),
          {Constant("x_scales", kFloat, "[n]."),
           Constant("x_zero_points", kInt32, "[n]."),
           y_scale,
@@ -330,25 +391,57 @@ std::vector<OpSchema> BuildSchemas() {
          kCodes,
          concat});
 
+  auto normalization = unary();
+  normalization.push_back(Optional("axis", int64_t{-1},
+                                   "The dims of x from `axis` on are normalized together; may be negative."));
+  normalization.push_back(Optional("groups", int64_t{1},
+                                   "Parts of the last of these dims, the channels, each with a mean and a "
+                                   "variance of its own."));
+  normalization.push_back(Optional("epsilon", 1e-5f, "Added to the variance, above 0."));
+  if constexpr (HasOp("LowBitNormalization"))
+    ops.push_back(
+        {"LowBitNormalization",
+         Doc("Layer, group and instance normalization of codes, channels last, rounded once."),
+         Doc("Over the n elements q of a part, `S1 = sum of (q - x_zero_point)` and `S2 = sum of (q - "
+             "x_zero_point)^2`, exact. Once per part, in float64, each operation rounded once: `mean = "
+             "f32(S1 / "
+             "n)`, `gain = f32(x_scale / sqrt(x_scale * x_scale * (n * S2 - S1 * S1) / (n * n) + epsilon))`, "
+             "`n * S2 - S1 * S1` an exact integer. Then in float32 `v = f32(f32(f32(f32(q - x_zero_point) - "
+             "mean) * gain) * gamma) + beta`; `y = clip(rint(v / y_scale) + y_zero_point, y_min, y_max)`, or "
+             "v "
+             "itself without y_scale. n is at most 2^23."),
+         {x, x_scale, x_zero,
+          Constant("gamma", kFloat,
+                   "One element, one per channel (last dim), or, in one group, one per normalized element."),
+          Constant("beta", kFloat, "As gamma."), optional_y_scale, optional_y_zero},
+         Doc("Shape of x."),
+         kCodesOrFloat,
+         normalization});
+
+  std::vector<AttributeSchema> resize = {
+      Optional("x_encoding", std::string("unsigned"),
+               "`unsigned` (uint8) or `signed` (int8); y the same in mode nearest."),
+      Optional("scales", Floats{}, "One per spatial dim; output size floor(size * scale)."),
+      Optional("sizes", Ints{}, "Output size per spatial dim; used when scales is empty."),
+      Optional("coordinate_transformation_mode", std::string("half_pixel"),
+               "half_pixel, pytorch_half_pixel, align_corners, asymmetric or half_pixel_symmetric."),
+      Optional("nearest_mode", std::string("round_prefer_floor"),
+               "round_prefer_floor, round_prefer_ceil, floor or ceil."),
+      Optional("mode", std::string("nearest"), "nearest, linear or cubic."),
+      Optional("cubic_coeff_a", -0.75f, "The a of mode cubic, within -16..16."),
+      Optional("exclude_outside", int64_t{0}, "1, in mode cubic: taps outside the image have no weight.")};
+  AddOutputRange(resize);
   if constexpr (HasOp("LowBitResize"))
     ops.push_back({"LowBitResize",
-                   Doc("Nearest-neighbour resize of codes, channels last."),
-                   Doc("ONNX Resize, mode nearest, of the spatial dims; codes are copied, so scale and zero "
-                       "point stay. "
-                       "Positions are "
-                       "float32, each operation rounded once; with sizes, `asymmetric` positions are `o * "
-                       "size / out_size`."),
-                   {x},
+                   Doc("Resize of codes, channels last."),
+                   Doc(kResizeDefinition),
+                   {x, OptionalConstant("x_scale", kFloat, "Scalar; in the modes that compute."),
+                    OptionalConstant("x_zero_point", kInt32, "Scalar; absent: 0."),
+                    OptionalConstant("y_scale", kFloat, "Scalar; in the modes that compute."),
+                    OptionalConstant("y_zero_point", kInt32, "Scalar; absent: 0.")},
                    Doc("[N, D1.., C]"),
                    kCodes,
-                   {Optional("x_encoding", std::string("unsigned"),
-                             "`unsigned` (uint8) or `signed` (int8); y the same."),
-                    Optional("scales", Floats{}, "One per spatial dim; output size floor(size * scale)."),
-                    Optional("sizes", Ints{}, "Output size per spatial dim; used when scales is empty."),
-                    Optional("coordinate_transformation_mode", std::string("half_pixel"),
-                             "half_pixel, pytorch_half_pixel, align_corners or asymmetric."),
-                    Optional("nearest_mode", std::string("round_prefer_floor"),
-                             "round_prefer_floor, round_prefer_ceil, floor or ceil.")}});
+                   resize});
 
   if constexpr (HasOp("LowBitDepthToSpace"))
     ops.push_back({"LowBitDepthToSpace",
@@ -362,6 +455,20 @@ std::vector<OpSchema> BuildSchemas() {
                              "`unsigned` (uint8) or `signed` (int8); y the same."),
                     Required("blocksize", AttributeKind::kInt, "x has C * blocksize^2 channels."),
                     Optional("mode", std::string("DCR"), "DCR or CRD.")}});
+
+  auto softmax = unary();
+  softmax.push_back(
+      Optional("axis", int64_t{-1}, "The axis of x whose entries add up to 1; may be negative."));
+  if constexpr (HasOp("LowBitSoftmax"))
+    ops.push_back(
+        {"LowBitSoftmax",
+         Doc("Softmax between two quantized tensors."),
+         Doc(kSoftmaxDefinition),
+         {x, x_scale, x_zero, Constant("table", kInt32, "[256], each within 0..2^24, the first at least 1."),
+          y_scale, y_zero},
+         Doc("Shape of x."),
+         kCodes,
+         softmax});
 
   if constexpr (HasOp("LowBitRequantize"))
     ops.push_back(
@@ -427,6 +534,13 @@ std::vector<OpSchema> BuildSchemas() {
   return ops;
 }
 
+void RequireKnownVersion(const OpSchema& schema, const AttributeValue& value) {
+  const int64_t* version = std::get_if<int64_t>(&value);
+  Require(version != nullptr, schema.name, ": attribute '", kNeedsVersion, "' is not an int");
+  Require(*version <= kDomainVersion, schema.name, ": the node needs version ", *version, " of the op set ",
+          kDomain, ", this lowbit knows version ", kDomainVersion, "; update lowbit");
+}
+
 }  // namespace
 
 std::span<const OpSchema> OpSchemas() {
@@ -442,17 +556,23 @@ const OpSchema* FindOpSchema(std::string_view name) {
   return it == schemas.end() ? nullptr : &*it;
 }
 
+const AttributeSchema* FindAttribute(const OpSchema& schema, std::string_view name) {
+  const auto it = std::find_if(schema.attributes.begin(), schema.attributes.end(),
+                               [&](const AttributeSchema& a) { return a.name == name; });
+  return it == schema.attributes.end() ? nullptr : &*it;
+}
+
 AttributeMap CompleteAttributes(const OpSchema& schema, const AttributeMap& given) {
   static constexpr const char* kKindNames[] = {"an int", "a float", "a string", "a list of ints",
                                                "a list of floats"};
   AttributeMap out;
   for (const auto& [name, value] : given) {
-    const auto it = std::find_if(schema.attributes.begin(), schema.attributes.end(),
-                                 [&, &key = name](const AttributeSchema& a) { return key == a.name; });
-    Require(it != schema.attributes.end(), schema.name, ": unknown attribute '", name,
-            "'. The file may come from a newer lowbit; update lowbit");
-    Require(value.index() == static_cast<size_t>(it->kind), schema.name, ": attribute '", name, "' must be ",
-            kKindNames[static_cast<size_t>(it->kind)], ", got ", kKindNames[value.index()]);
+    if (name == kNeedsVersion) RequireKnownVersion(schema, value);
+    const AttributeSchema* attribute = FindAttribute(schema, name);
+    if (attribute == nullptr) continue;
+    const auto kind = static_cast<size_t>(attribute->kind);
+    Require(value.index() == kind, schema.name, ": attribute '", name, "' must be ", kKindNames[kind],
+            ", got ", kKindNames[value.index()]);
     out.emplace(name, value);
   }
   for (const auto& attribute : schema.attributes) {

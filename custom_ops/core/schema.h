@@ -18,6 +18,10 @@ namespace lowbit {
 
 inline constexpr const char* kDomain = "ai.lowbit";
 inline constexpr int kDomainVersion = 1;
+// An attribute that an op does not have is ignored, however a node is run: ONNX Runtime does not tell custom
+// ops about it. So a newer lowbit whose node means something else without its new attributes adds this int,
+// the version of the op set that knows them.
+inline constexpr const char* kNeedsVersion = "needs_version";
 
 enum class AttributeKind : uint8_t { kInt, kFloat, kString, kInts, kFloats };
 
@@ -63,7 +67,11 @@ struct OpSchema {
 std::span<const OpSchema> OpSchemas();
 const OpSchema* FindOpSchema(std::string_view name);
 
-// Checks names, kinds and required ones against the schema and fills in the defaults. Throws Error.
+// Null for an attribute that the op does not have.
+const AttributeSchema* FindAttribute(const OpSchema& schema, std::string_view name);
+
+// The attributes that the op has, kinds and required ones checked, defaults filled in. Throws Error, also for
+// a node that needs a newer version of the op set.
 AttributeMap CompleteAttributes(const OpSchema& schema, const AttributeMap& given);
 
 // A dimension during shape inference: a number, a symbol, or unknown (neither).

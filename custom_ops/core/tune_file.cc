@@ -221,6 +221,9 @@ void TuneFile::Add(const std::string& path, const TuneEntries& entries) {
   const std::string text = FormatTuneFile(origin_, all);
   std::error_code error;
   fs::create_directories(fs::path(path).parent_path(), error);
+  Require(!fs::exists(path, error) || fs::is_regular_file(path, error),
+          "lowbit: measured kernel choices cannot be kept: ", path,
+          " is no regular file; remove it or set LOWBIT_CACHE_DIR");
   // No other writer's: of those in this process none has its object here, of the others none this nanosecond
   // too. (std::random_device would make the library need glibc 2.36.)
   const auto now = std::chrono::system_clock::now().time_since_epoch().count();

@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "core/elementwise.h"
+#include "core/fed_matmul.h"
 #include "core/kernel_table.h"
 #include "core/selection.h"
 #include "kernels/reference/conv_reference.h"
@@ -17,6 +18,7 @@
 #include "kernels/x86/bitserial.h"
 #include "kernels/x86/depthwise.h"
 #include "kernels/x86/elementwise.h"
+#include "kernels/x86/fed_matmul.h"
 #include "kernels/x86/igemm.h"
 #include "kernels/x86/lut.h"
 #endif
@@ -81,6 +83,13 @@ const ElementwiseKernels& ElementwiseFor([[maybe_unused]] Isa isa) {
   if (Includes(isa, Isa::kNeon)) return ElementwiseNeon();
 #endif
   return ElementwiseReference();
+}
+
+std::unique_ptr<FedMatmulKernel> FedMatmulFor(const FedMatmulSpec& spec, [[maybe_unused]] Isa isa) {
+#if LOWBIT_X86
+  if (Includes(isa, Isa::kSse41)) return FedMatmulX86(spec, isa);
+#endif
+  return FedMatmulReference(spec);
 }
 
 }  // namespace lowbit

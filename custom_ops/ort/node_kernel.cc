@@ -39,6 +39,10 @@ std::string OutputName(const OrtKernelInfo* info, size_t i) {
       [&](char* out, size_t* size) { return Api().KernelInfo_GetOutputName(info, i, out, size); });
 }
 
+std::string NodeName(const OrtKernelInfo* info) {
+  return ReadText([&](char* out, size_t* size) { return Api().KernelInfo_GetNodeName(info, out, size); });
+}
+
 std::string InputName(const OrtKernelInfo* info, size_t i) {
   return ReadText([&](char* out, size_t* size) { return Api().KernelInfo_GetInputName(info, i, out, size); });
 }
@@ -101,24 +105,10 @@ bool IsEmptyList(const AttributeValue& value) {
   return (ints != nullptr && ints->empty()) || (floats != nullptr && floats->empty());
 }
 
-// ONNX Runtime neither lists a node's attributes nor says which version of the op set its file states, so an
-// attribute of a newer lowbit would be overlooked here. A writer whose node means something else without its
-// new attributes therefore adds the int `needs_version`, the version of the op set that knows them.
-constexpr const char* kNeedsVersion = "needs_version";
-
-void CheckVersion(const OrtKernelInfo* info) {
-  int64_t version = kDomainVersion;
-  const Owned<OrtStatus> unread(Api().KernelInfoGetAttribute_int64(info, kNeedsVersion, &version));
-  Require(unread == nullptr || !HoldsAnotherKind(info, kNeedsVersion), "attribute '", kNeedsVersion,
-          "' is not an int");
-  Require(version <= kDomainVersion, "the node needs version ", version, " of the op set ", kDomain,
-          ", this lowbit knows version ", kDomainVersion, "; update lowbit");
-}
-
+// ONNX Runtime does not list a node's attributes, so each one that the op has is asked for.
 AttributeMap ReadAttributes(const OrtKernelInfo* info, const OpSchema& schema) {
-  CheckVersion(info);
   AttributeMap out;
-  for (const AttributeSchema& attribute : schema.attributes) {
+  const auto read = [&](const AttributeSchema& attribute) {
     try {
       AttributeValue value = ReadAttribute(info, attribute);
       Require(!IsEmptyList(value) || !HoldsAnotherKind(info, attribute.name),
@@ -127,7 +117,9 @@ AttributeMap ReadAttributes(const OrtKernelInfo* info, const OpSchema& schema) {
     } catch (const Error& e) {
       if (!SaysAbsent(e.what())) Fail("attribute '", attribute.name, "': ", e.what());
     }
-  }
+  };
+  for (const AttributeSchema& attribute : schema.attributes) read(attribute);
+  read({kNeedsVersion, AttributeKind::kInt, false, int64_t{0}, ""});
   return out;
 }
 
@@ -243,19 +235,34 @@ void PrintPlan(const std::string& where, const OperatorPlan& plan, const std::ve
   std::fputs(line.c_str(), stderr);
 }
 
+// Tells the nodes behind this one what codes it makes, and the options what those before it said of x.
+void ExchangeCodes(const OrtKernelInfo* info, const NodeSpec& node, const std::vector<size_t>& fed,
+                   SessionCodes& session, OperatorOptions& options) {
+  std::vector<std::optional<MadeCodes>> codes;
+  codes.reserve(fed.size());
+  for (const size_t i : fed) codes.push_back(session.Find(InputName(info, i)));
+  if (const auto* const matmul = std::get_if<MatmulNode>(&node)) {
+    options.x_has_stated_bits = HoldsStatedBits(*matmul, codes.at(0));
+    if (!codes[0] && matmul->conv.x.bits < 8)
+      session.AddReader(InputName(info, fed[0]), NodeName(info), *matmul);
+  }
+  session.Add(OutputName(info, 0), CodesMadeBy(node, codes));
+}
+
 }  // namespace
 
 NodeKernel::NodeKernel(const OpSchema& schema, const OrtKernelInfo* info) {
-  const std::string node =
-      ReadText([&](char* out, size_t* size) { return Api().KernelInfo_GetNodeName(info, out, size); });
-  where_ = "lowbit: node '" + node + "' (" + schema.name + "): ";
+  where_ = "lowbit: node '" + NodeName(info) + "' (" + schema.name + "): ";
   try {
     CheckOneOutput(info);
     Inputs inputs = ReadInputs(info, schema);
     OperatorOptions options = ReadOptions(info);
     Require(inputs.present[0], "input '", schema.inputs[0].name, "' is missing");
     options.x_shape = InputInfo(info, inputs.fed.empty() ? 0 : inputs.fed[0]).shape;
-    op_ = CreateOperator(schema, ReadAttributes(info, schema), inputs.constants, inputs.present, options);
+    NodeSpec spec = DecodeNode(schema, ReadAttributes(info, schema), inputs.constants, inputs.present);
+    session_codes_ = SessionCodes::Of(info);
+    ExchangeCodes(info, spec, inputs.fed, *session_codes_, options);
+    op_ = CreateOperator(std::move(spec), options);
     // ONNX Runtime allocates the output by the type that the graph states, so this must hold before anything
     // runs.
     const ONNXTensorElementDataType declared = OutputInfo(info, 0).type;

@@ -7,6 +7,7 @@
 
 #include "core/operator.h"
 #include "ort/ort_api.h"
+#include "ort/session_codes.h"
 
 namespace lowbit::ort {
 
@@ -22,6 +23,7 @@ class NodeKernel {
   std::string where_;        // "lowbit: node 'name' (Op): ", the beginning of every error
   std::vector<size_t> fed_;  // inputs read at every call; the others are constant or absent
   size_t input_count_;
+  std::shared_ptr<SessionCodes> session_codes_;  // held for the nodes that are created later
   std::unique_ptr<Operator> op_;
 };
 

@@ -145,10 +145,7 @@ AttributeMap AttributesFrom(const OpSchema& schema, const py::dict& given) {
   AttributeMap out;
   for (const auto& [key, value] : given) {
     const std::string name = py::cast<std::string>(key);
-    const AttributeSchema* found = nullptr;
-    for (const AttributeSchema& attribute : schema.attributes) {
-      if (name == attribute.name) found = &attribute;
-    }
+    const AttributeSchema* found = FindAttribute(schema, name);
     Require(found != nullptr, schema.name, ": unknown attribute '", name, "'");
     out.emplace(name, AttributeFrom(*found, value));
   }
@@ -219,15 +216,18 @@ struct Node {
   std::unique_ptr<Operator> op;
 };
 
-// `x_shape` is what a model states of input 0's shape, -1 where it does not; empty: all of it.
+// `x_shape` is what a model states of input 0's shape, -1 where it does not; empty: all of it. Who measures
+// kernels says that x has the stated bits, so that nothing else takes time.
 Node MakeNode(const std::string& name, const py::dict& attributes, const py::list& inputs,
               const std::optional<std::string>& isa, const std::optional<std::string>& kernel, bool reference,
-              size_t threads = 0, const std::optional<std::vector<int64_t>>& x_shape = std::nullopt) {
+              size_t threads = 0, const std::optional<std::vector<int64_t>>& x_shape = std::nullopt,
+              bool x_has_stated_bits = false) {
   const OpSchema& schema = SchemaOf(name);
   Node node{FeedsFrom(schema, inputs), nullptr};
   const AttributeMap map = AttributesFrom(schema, attributes);
   OperatorOptions options = OptionsFrom(isa, kernel, reference, node.feeds);
   options.threads = static_cast<int>(threads);
+  options.x_has_stated_bits = x_has_stated_bits;
   if (x_shape) options.x_shape = *x_shape;
   node.op = CreateOperator(schema, map, node.feeds.constants, node.feeds.present, options);
   return node;
@@ -293,7 +293,7 @@ py::array_t<double> Time(const std::string& op, const py::dict& attributes, cons
                          const std::optional<std::string>& isa, const std::optional<std::string>& kernel,
                          bool reference, size_t threads, size_t repeats) {
   CheckThreads(threads);
-  const Node node = MakeNode(op, attributes, inputs, isa, kernel, reference, threads);
+  const Node node = MakeNode(op, attributes, inputs, isa, kernel, reference, threads, std::nullopt, true);
   py::array y = MakeOutput(node);
   void* data = y.mutable_data();
   py::array_t<double> seconds(static_cast<py::ssize_t>(repeats));
@@ -317,7 +317,7 @@ py::array_t<double> Race(const std::vector<Runner>& runners, const std::optional
   std::vector<Node> nodes;
   std::vector<py::array> outputs;
   for (const auto& [op, attributes, inputs, kernel] : runners) {
-    nodes.push_back(MakeNode(op, attributes, inputs, isa, kernel, false, threads));
+    nodes.push_back(MakeNode(op, attributes, inputs, isa, kernel, false, threads, std::nullopt, true));
     outputs.push_back(MakeOutput(nodes.back()));
   }
   std::vector<void*> ys;

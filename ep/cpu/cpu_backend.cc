@@ -162,6 +162,7 @@ class CpuBackend final : public Backend {
     options.tuned = options_.tuned;
     options.threads = options_.threads;
     options.warn = options_.warn;
+    options.x_has_stated_bits = node.x_has_stated_bits;
     if (!inputs.fed.empty()) {
       const auto x = static_cast<size_t>(node.inputs[inputs.fed[0]]);
       options.x_shape = graph.values[x].dims.value_or(std::vector<int64_t>());
@@ -170,6 +171,7 @@ class CpuBackend final : public Backend {
     return std::make_unique<OperatorStep>(std::move(op), inputs.present.size(), std::move(inputs.fed));
   }
 
+  bool LooksAtCodes() const override { return true; }
   std::unique_ptr<Step> CreateCopy() override { return std::make_unique<CopyStep>(); }
 
   DeviceConstant Upload(const ConstTensor& tensor) override {

@@ -37,6 +37,20 @@ NodeSpec Decode(const Graph& graph, const Node& node, Weights weights = Weights:
   return DecodeNode(*inputs.schema, inputs.attributes, inputs.constants, inputs.present, weights);
 }
 
+// Why a node that means something has no kernel here.
+std::optional<std::string> WithoutKernel(const NodeSpec& node) {
+  if (std::holds_alternative<FedMatmulNode>(node)) return "LowBitMatMul has no kernel for GPUs yet";
+  if (std::holds_alternative<NormalizationNode>(node)) {
+    return "LowBitNormalization has no kernel for GPUs yet";
+  }
+  if (std::holds_alternative<SoftmaxNode>(node)) return "LowBitSoftmax has no kernel for GPUs yet";
+  const auto* const resize = std::get_if<ResizeNode>(&node);
+  if (resize != nullptr && resize->mode != ResizeNode::Mode::kNearest) {
+    return "LowBitResize has a kernel for GPUs in mode nearest alone";
+  }
+  return std::nullopt;
+}
+
 Weights NeededBeside(std::span<const uint8_t> packed) {
   return packed.empty() ? Weights::kNeeded : Weights::kMayBeMissing;
 }
@@ -65,7 +79,7 @@ class CudaBackend final : public Backend {
   std::optional<std::string> Refusal(const Graph& graph, const Node& node) const override {
     try {
       if (IsLowBit(node)) {
-        static_cast<void>(Decode(graph, node));
+        return WithoutKernel(Decode(graph, node));
       } else {
         static_cast<void>(ReadStandard(graph, node));
       }
@@ -195,6 +209,8 @@ class CudaBackend final : public Backend {
 
   std::unique_ptr<Step> CreateLowBit(const Graph& graph, const Node& node, std::span<const uint8_t> packed) {
     NodeSpec spec = Decode(graph, node, NeededBeside(packed));
+    // Partitioning refuses such nodes, but a compiled model may hold what no partitioning has seen.
+    if (const std::optional<std::string> reason = WithoutKernel(spec)) Fail(*reason);
     std::unique_ptr<cuda::PackedNode> packed_node;
     std::string key;
     if (const auto* const matmul = std::get_if<MatmulNode>(&spec)) {

@@ -8,6 +8,7 @@
 #include "core/schema.h"
 #include "ep/ort/context_model.h"
 #include "ep/ort/graph_reader.h"
+#include "ep/region/codes.h"
 #include "ep/region/partition.h"
 
 namespace lowbit::ep {
@@ -68,8 +69,8 @@ void TellRegion(const Graph& graph, const std::vector<size_t>& region, Report& r
 
 }  // namespace
 
-void ClaimNodes(const OrtGraph* graph, const Backend& backend, const Logger& logger,
-                std::set<std::string>& told, OrtEpGraphSupportInfo* claims) {
+std::string ClaimNodes(const OrtGraph* graph, const Backend& backend, const Logger& logger,
+                       std::set<std::string>& told, OrtEpGraphSupportInfo* claims) {
   const ReadGraphResult read = ReadGraph(graph);
   Report report(logger, told);
   for (size_t i = 0; i < read.nodes.size(); ++i) {
@@ -90,6 +91,7 @@ void ClaimNodes(const OrtGraph* graph, const Backend& backend, const Logger& log
     report.Info("lowbit: " + Where(node) + " stays with ONNX Runtime: " + left.reason);
   }
   TellAboutUnconverted(read.graph, report);
+  return CodesFault(read.graph);
 }
 
 }  // namespace lowbit::ep

@@ -10,8 +10,9 @@
 namespace lowbit::ep {
 
 // Claims every region that `backend` runs and every EPContext node of this provider. ONNX Runtime asks again
-// after each round of fusing; `told` holds what was logged already.
-void ClaimNodes(const OrtGraph* graph, const Backend& backend, const Logger& logger,
-                std::set<std::string>& told, OrtEpGraphSupportInfo* claims);
+// after each round of fusing; `told` holds what was logged already. Returns why the model can never run,
+// where that takes more than one region to see; empty: nothing does.
+std::string ClaimNodes(const OrtGraph* graph, const Backend& backend, const Logger& logger,
+                       std::set<std::string>& told, OrtEpGraphSupportInfo* claims);
 
 }  // namespace lowbit::ep

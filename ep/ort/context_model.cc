@@ -145,8 +145,10 @@ bool IsContextNode(const Node& node) {
 std::vector<uint8_t> ReadContext(const OrtNode* node, const fs::path& model_file,
                                  const ContextSettings& settings) {
   std::vector<uint8_t> context = ReadBytes(node, kContextAttribute);
-  const AttributeMap attributes = ReadAttributes(node, kContextAttribute);
-  const int64_t* embed = Find<int64_t>(attributes, "embed_mode");
+  constexpr std::string_view kEmbedMode = "embed_mode";
+  const AttributeMap attributes =
+      ReadAttributes(node, [&](std::string_view attribute) { return attribute == kEmbedMode; });
+  const int64_t* embed = Find<int64_t>(attributes, kEmbedMode);
   if (embed == nullptr || *embed != 0) return context;  // 1 is the op's default
   return ReadFile(BesideModel({context.begin(), context.end()}, model_file, settings));
 }

@@ -218,7 +218,11 @@ class Reader {
       return node;
     }
     try {
-      node.attributes = ReadAttributes(from, kContextAttribute);  // large, and read when it is compiled
+      const OpSchema* schema = node.domain == kDomain ? FindOpSchema(node.op) : nullptr;
+      node.attributes = ReadAttributes(from, [&](std::string_view attribute) {
+        if (schema == nullptr) return attribute != kContextAttribute;  // large, and read when it is compiled
+        return attribute == kNeedsVersion || FindAttribute(*schema, attribute) != nullptr;
+      });
     } catch (const Error& e) {
       if (!node.barred) node.barred = e.what();
     }
@@ -258,7 +262,7 @@ class Reader {
 
 ReadGraphResult ReadGraph(const OrtGraph* graph) { return Reader().Read(graph); }
 
-AttributeMap ReadAttributes(const OrtNode* node, std::string_view except) {
+AttributeMap ReadAttributes(const OrtNode* node, const std::function<bool(std::string_view)>& wanted) {
   const std::vector<const OrtOpAttr*> attributes = ReadList<const OrtOpAttr*>(
       [&](size_t* count) { return Api().Node_GetNumAttributes(node, count); },
       [&](const OrtOpAttr** list, size_t count) { return Api().Node_GetAttributes(node, list, count); });
@@ -266,7 +270,7 @@ AttributeMap ReadAttributes(const OrtNode* node, std::string_view except) {
   for (const OrtOpAttr* attribute : attributes) {
     const char* name = nullptr;
     Check(Api().OpAttr_GetName(attribute, &name));
-    if (name == except) continue;
+    if (!wanted(name)) continue;
     try {
       out.emplace(name, ReadAttribute(attribute));
     } catch (const Error& e) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -25,8 +26,9 @@ struct ReadGraphResult {
 // Throws Error.
 ReadGraphResult ReadGraph(const OrtGraph* graph);
 
-// The attributes of one node but `except`; throws Error for those of a kind that AttributeMap does not hold.
-AttributeMap ReadAttributes(const OrtNode* node, std::string_view except = "");
+// The attributes of one node whose names are `wanted`; throws Error for those of a kind that AttributeMap
+// does not hold.
+AttributeMap ReadAttributes(const OrtNode* node, const std::function<bool(std::string_view)>& wanted);
 
 // The bytes of a string attribute; throws Error where the node has none of the name.
 std::vector<uint8_t> ReadBytes(const OrtNode* node, const char* attribute);

@@ -148,7 +148,8 @@ void Provider::Claim(const OrtGraph* graph, OrtEpGraphSupportInfo* claims) {
     logger_.Info("lowbit: the nodes of a subgraph are written to the context model as they are");
     return;
   }
-  ClaimNodes(graph, *backend_, logger_, told_, claims);
+  const std::string fault = ClaimNodes(graph, *backend_, logger_, told_, claims);
+  if (fault_.empty()) fault_ = fault;
 }
 
 Provider::Compiled Provider::CompileRegion(const OrtGraph* graph, const OrtNode* fused,
@@ -187,6 +188,7 @@ Provider::Compiled Provider::CompileRegion(const OrtGraph* graph, const OrtNode*
 
 void Provider::CompileAll(const OrtGraph** graphs, const OrtNode** fused, size_t count,
                           OrtNodeComputeInfo** infos, OrtNode** context_nodes) {
+  Require(fault_.empty(), fault_);  // ONNX Runtime takes no errors from GetCapability
   ContextWriter writer(context_);
   const bool writes = context_.enabled && context_nodes != nullptr;
   std::vector<Compiled> compiled;

@@ -43,6 +43,7 @@ class Provider final : public OrtEp {
   std::shared_ptr<Backend> backend_;
   std::string fingerprint_;
   std::set<std::string> told_;
+  std::string fault_;  // why the model can never run
 };
 
 }  // namespace lowbit::ep

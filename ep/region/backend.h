@@ -89,6 +89,9 @@ class Backend {
   // replaces may then be without data. Throws Error, without the node's name.
   virtual std::unique_ptr<Step> CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                            std::span<const uint8_t> packed) = 0;
+  // Whether the steps of matrix products look at the codes of an x that is not known to have the stated bits
+  // (Node::x_has_stated_bits). Where they do not, a table stands before them.
+  virtual bool LooksAtCodes() const { return false; }
   // A step that copies the one tensor it is fed.
   virtual std::unique_ptr<Step> CreateCopy() = 0;
   // Two steps in a row, the second of which is fed what the first makes and nothing else, as one launch with

@@ -14,6 +14,7 @@
 #include "core/packed_weights.h"
 #include "core/status.h"
 #include "ep/region/bytes.h"
+#include "ep/region/codes.h"
 #include "ep/region/lower.h"
 
 namespace lowbit::ep {
@@ -41,15 +42,16 @@ uint64_t Checksum(std::span<const uint8_t> bytes) {
 
 // ---- writing
 
-// The values whose data nobody needs: packed bytes stand for them, or only nodes that were dropped read them.
+// The values whose data nobody needs: packed bytes stand for them, or no node reads them.
 std::vector<bool> ReplacedValues(const Graph& graph, const Backend& backend,
                                  std::span<const std::vector<uint8_t>> packed) {
   std::vector<bool> replaced(graph.values.size(), true);
   for (const ValueId id : graph.outputs) replaced[static_cast<size_t>(id)] = false;
   size_t step = 0;
   for (const LoweredOp& op : Lower(graph, backend)) {
-    const bool is_packed = !op.reshape && !packed[step].empty();
-    if (!op.reshape) ++step;
+    const bool is_step = !op.reshape && op.is_needed;
+    const bool is_packed = is_step && !packed[step].empty();
+    if (is_step) ++step;
     for (const Node* node : op.nodes) {
       const std::vector<size_t> without =
           is_packed ? backend.PackedInputs(graph, *node) : std::vector<size_t>();
@@ -225,7 +227,8 @@ std::shared_ptr<Program> Load(std::span<const uint8_t> bytes, const std::shared_
 
 }  // namespace
 
-std::vector<uint8_t> SaveCompiled(const Graph& graph, const Program& program, const Backend& backend) {
+std::vector<uint8_t> SaveCompiled(const Graph& given, const Program& program, const Backend& backend) {
+  const Graph graph = WithStatedCodes(given, backend);  // as the program was made of
   const std::vector<std::vector<uint8_t>> packed = program.Packed();
   const std::vector<bool> replaced = ReplacedValues(graph, backend, packed);
   ByteWriter out;

@@ -38,6 +38,7 @@ struct Node {
   AttributeMap attributes;
   std::vector<ValueId> inputs, outputs;  // what a node's subgraphs capture stands behind its own inputs
   std::optional<std::string> barred;     // why no region may take it, whatever the back end says
+  bool x_has_stated_bits = false;        // proven by ep/region/codes.h; a matrix product of 8 bits needs none
 };
 
 struct Graph {

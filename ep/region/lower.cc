@@ -20,17 +20,6 @@ void RequireOneOutput(const Node& node) {
           " outputs that are used, expected the first alone");
 }
 
-// A writer whose node means something else without attributes of a newer lowbit adds the int `needs_version`.
-void TakeNeedsVersion(AttributeMap& attributes) {
-  const auto it = attributes.find("needs_version");
-  if (it == attributes.end()) return;
-  const int64_t* version = std::get_if<int64_t>(&it->second);
-  Require(version != nullptr, "attribute 'needs_version' is not an int");
-  Require(*version <= kDomainVersion, "the node needs version ", *version, " of the op set ", kDomain,
-          ", this lowbit knows version ", kDomainVersion, "; update lowbit");
-  attributes.erase(it);
-}
-
 // Runs `read`, whose errors do not name the node.
 template <typename Read>
 auto Named(const Node& node, Read&& read) {
@@ -57,7 +46,9 @@ class Lowering {
     FindGroups();
     std::vector<LoweredOp> ops;
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
-      if (IsLive(graph_.nodes[n]) && !taken_[n]) ops.push_back(LowerNode(n));
+      if (taken_[n]) continue;
+      ops.push_back(LowerNode(n));
+      ops.back().is_needed = IsLive(graph_.nodes[n]);
     }
     return ops;
   }
@@ -77,10 +68,10 @@ class Lowering {
     }
     for (size_t n = graph_.nodes.size(); n-- > 0;) {
       const Node& node = graph_.nodes[n];
-      if (!IsLive(node)) continue;
+      const bool is_live = IsLive(node);
       for (const ValueId id : node.inputs) {
         if (id == kAbsent) continue;
-        needed_[static_cast<size_t>(id)] = true;
+        if (is_live) needed_[static_cast<size_t>(id)] = true;
         ++reads_[static_cast<size_t>(id)];
         reader_[static_cast<size_t>(id)] = n;
       }
@@ -156,7 +147,6 @@ LowBitInputs ReadLowBit(const Graph& graph, const Node& node) {
           "; update lowbit if the file is newer");
   RequireOneOutput(node);
   out.attributes = node.attributes;
-  TakeNeedsVersion(out.attributes);
 
   const std::vector<InputSchema>& inputs = out.schema->inputs;
   Require(node.inputs.size() <= inputs.size() || inputs.back().variadic, "it has ", node.inputs.size(),

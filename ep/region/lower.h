@@ -1,5 +1,6 @@
-// From the nodes of a region to the operations that remain: nodes nobody needs are dropped, reshapes only
-// rename memory, those that a back end fuses become one.
+// From the nodes of a region to the operations that remain: reshapes only rename memory, those that a back
+// end fuses become one, and those that nobody needs do nothing. (ONNX Runtime runs such nodes, and refuses
+// models by them: what they are fed is still checked.)
 #pragma once
 
 #include <optional>
@@ -36,6 +37,7 @@ struct LoweredOp {
   std::optional<ReshapeOp> reshape;  // where it is set, `output` lies where `fed[0]` does
   std::vector<ValueId> fed;
   ValueId output = kAbsent;
+  bool is_needed = true;  // where it is not, `nodes` is one node
 };
 
 // In an order in which they can run. Throws Error, naming the node.

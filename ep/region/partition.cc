@@ -8,8 +8,8 @@
 // 2. That may cut where no cut is needed (a short branch gets a depth before the node that joins it with a
 // long one).
 //    Neighbours are merged wherever no other path leads from one to the other.
-// 3. Regions without a lowbit node are given up, and reshapes at a region's rim which would cost a copy
-// there.
+// 3. Regions without a lowbit node are given up, regions that nobody reads from, and reshapes at a region's
+// rim which would cost a copy there.
 #include "ep/region/partition.h"
 
 #include <algorithm>
@@ -106,6 +106,7 @@ class Partitioner {
     while (Spend(graph_.nodes.size()) && MergeNeighbours()) {
     }
     GiveUpRegionsWithoutLowBit();
+    GiveUpUnreadRegions();
     TrimRims();
     return Collect();
   }
@@ -241,6 +242,22 @@ class Partitioner {
     const std::vector<size_t>& readers = edges_.readers(value);
     return edges_.IsGraphOutput(value) ||
            std::any_of(readers.begin(), readers.end(), [&](size_t reader) { return !SameRegion(reader, n); });
+  }
+
+  // ONNX Runtime never runs a node without outputs, so a region that nobody reads from would hide that one of
+  // its nodes cannot run.
+  void GiveUpUnreadRegions() {
+    std::vector<bool> is_read(graph_.nodes.size());
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const std::vector<ValueId>& made = graph_.nodes[n].outputs;
+      if (std::any_of(made.begin(), made.end(),
+                      [&](ValueId id) { return id != kAbsent && IsNeededOutside(id, n); })) {
+        is_read[sets_.Of(n)] = true;
+      }
+    }
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (IsClaimed(n) && !is_read[sets_.Of(n)]) reasons_[n] = "nobody reads what its region makes";
+    }
   }
 
   // Whether reshape `n` of the region makes something that the region would have to copy, though ONNX Runtime

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/status.h"
+#include "ep/region/codes.h"
 #include "ep/region/instance_pool.h"
 #include "ep/region/lower.h"
 #include "ep/region/region_plan.h"
@@ -87,6 +88,18 @@ std::string NameOf(const LoweredOp& op) {
   return name;
 }
 
+// The output of a node that no step runs.
+std::function<TensorShape(std::span<const TensorShape>)> ShapeFunction(const Graph& graph, const Node& node) {
+  if (node.domain != kDomain) {
+    return
+        [spec = ReadStandard(graph, node)](std::span<const TensorShape> fed) { return OutputOf(spec, fed); };
+  }
+  const LowBitInputs inputs = ReadLowBit(graph, node);
+  NodeSpec spec = DecodeNode(*inputs.schema, inputs.attributes, inputs.constants, inputs.present);
+  if (auto* const matmul = std::get_if<MatmulNode>(&spec)) std::vector<uint8_t>().swap(matmul->conv.weights);
+  return [spec = std::move(spec)](std::span<const TensorShape> fed) { return OutputOf(spec, fed); };
+}
+
 class Compiler {
  public:
   Compiler(const Graph& graph, std::shared_ptr<Backend> backend,
@@ -99,8 +112,8 @@ class Compiler {
     region_->values = graph_.values.size();
     region_->inputs = graph_.inputs;
     std::vector<LoweredOp> ops = Lower(graph_, *region_->backend);
-    const auto steps = static_cast<size_t>(
-        std::count_if(ops.begin(), ops.end(), [](const LoweredOp& op) { return !op.reshape; }));
+    const auto steps = static_cast<size_t>(std::count_if(
+        ops.begin(), ops.end(), [](const LoweredOp& op) { return !op.reshape && op.is_needed; }));
     Require(packed_.empty() || packed_.size() == steps, "the region has ", steps,
             " steps, the compiled model holds packed bytes for ", packed_.size(),
             "; compile it again, with the options of this session");
@@ -118,9 +131,24 @@ class Compiler {
   void AddOp(LoweredOp& op) {
     const std::string name = NameOf(op);
     try {
-      for (const ValueId id : op.fed) Upload(id);
-      std::unique_ptr<Step> step = op.reshape ? nullptr : CreateStep(op);
-      region_->ops.push_back({name, std::move(op.reshape), std::move(step), std::move(op.fed), op.output});
+      for (const ValueId id : op.fed) {
+        if (op.is_needed) {
+          Upload(id);
+        } else {
+          Describe(id);
+        }
+      }
+      CompiledRegion::Op& made = region_->ops.emplace_back();
+      made.name = name;
+      made.output_type = graph_.values[static_cast<size_t>(op.output)].type;
+      if (!op.is_needed) {
+        made.shape = ShapeFunction(graph_, *op.nodes[0]);
+      } else if (!op.reshape) {
+        made.step = CreateStep(op);
+      }
+      made.reshape = std::move(op.reshape);
+      made.fed = std::move(op.fed);
+      made.output = op.output;
     } catch (const Error& e) {
       Fail(name, ": ", e.what());
     }
@@ -132,10 +160,22 @@ class Compiler {
     return region_->backend->CreateStep(graph_, op.nodes, packed);
   }
 
-  void Upload(ValueId id) {
+  // What shapes need of a constant.
+  void Describe(ValueId id) {
     const Value& value = graph_.values[static_cast<size_t>(id)];
+    CheckGiven(value);
+    if (value.constant)
+      region_->described.emplace_back(id, TensorShape{value.constant->type, value.constant->shape});
+  }
+
+  static void CheckGiven(const Value& value) {
     Require(value.constant || !value.IsGiven(), "'", value.name,
             "' is no input of the region, and its value is no initializer of a type that lowbit ops know");
+  }
+
+  void Upload(ValueId id) {
+    const Value& value = graph_.values[static_cast<size_t>(id)];
+    CheckGiven(value);
     if (!value.constant || uploaded_[static_cast<size_t>(id)]) return;
     const ConstTensor& tensor = *value.constant;
     Require(tensor.data != nullptr || ElementCount(tensor.shape) == 0, "initializer '", value.name,
@@ -155,7 +195,8 @@ class Compiler {
 
 std::shared_ptr<Program> Program::Compile(const Graph& graph, std::shared_ptr<Backend> backend,
                                           std::span<const std::span<const uint8_t>> packed) {
-  return std::make_shared<CompiledProgram>(Compiler(graph, std::move(backend), packed).Compile());
+  const Graph stated = WithStatedCodes(graph, *backend);
+  return std::make_shared<CompiledProgram>(Compiler(stated, std::move(backend), packed).Compile());
 }
 
 }  // namespace lowbit::ep

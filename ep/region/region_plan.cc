@@ -55,6 +55,7 @@ class Planner {
 
   // What is there before the first step. An initializer that is an input as well counts as an initializer.
   void PlaceGiven() {
+    for (const auto& [id, shape] : region_->described) Describe(id, shape, id);
     for (size_t i = 0; i < region_->inputs.size(); ++i) {
       const ValueId id = region_->inputs[i];
       Describe(id, plan_.inputs[i], id);
@@ -80,9 +81,12 @@ class Planner {
         const std::vector<TensorShape> fed = FedShapes(op);
         if (op.reshape) {
           Describe(op.output, OutputOf(StandardNode(*op.reshape), fed), storage_[At(op.fed[0])]);
-        } else {
-          Describe(op.output, op.step->Output(fed), op.output);
+          continue;
         }
+        const TensorShape y = op.step != nullptr ? op.step->Output(fed) : op.shape(fed);
+        Require(!op.output_type || y.type == *op.output_type, "the graph declares an output of type ",
+                TypeName(op.output_type.value_or(y.type)), ", the node makes ", TypeName(y.type));
+        Describe(op.output, y, op.output);
       } catch (const Error& e) {
         Fail(op.name, ": ", e.what());
       }
@@ -145,7 +149,7 @@ class Planner {
   std::vector<const CompiledRegion::Op*> LastReaders() const {
     std::vector<const CompiledRegion::Op*> last(region_->values);
     for (const CompiledRegion::Op& op : region_->ops) {
-      if (op.reshape) continue;
+      if (op.step == nullptr) continue;
       for (const ValueId id : op.fed) last[Root(id)] = &op;
     }
     return last;
@@ -170,7 +174,7 @@ class Planner {
     const std::vector<const CompiledRegion::Op*> last_readers = LastReaders();
     const CompiledRegion::Op* before = nullptr;  // of the last step, where that goes with no other yet
     for (const CompiledRegion::Op& op : region_->ops) {
-      if (op.reshape || IsEmpty(op.output)) continue;
+      if (op.step == nullptr || IsEmpty(op.output)) continue;
       PlaceOver(op, last_readers);
       try {
         AddStep(op.name, *op.step, op.fed, FedShapes(op), Use(op.output));

@@ -1,10 +1,12 @@
 // The part of a compiled region that no shape changes, and the plans that are made of it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/standard_nodes.h"
@@ -20,8 +22,11 @@ struct CompiledRegion {
     std::string name;                  // "node 'name' (Op)"
     std::optional<ReshapeOp> reshape;  // no step: `output` lies where fed[0] does
     std::unique_ptr<Step> step;
+    // No step and no reshape: nobody needs the output, whose shape only says whether the node could run.
+    std::function<TensorShape(std::span<const TensorShape>)> shape;
     std::vector<ValueId> fed;
     ValueId output = kAbsent;
+    std::optional<ElementType> output_type;  // as the model declares it
   };
   struct Constant {
     ValueId value = kAbsent;
@@ -38,6 +43,7 @@ struct CompiledRegion {
   std::vector<Op> ops;
   std::unique_ptr<Step> copy;
   std::vector<Constant> constants;
+  std::vector<std::pair<ValueId, TensorShape>> described;  // constants that only shapes need
   std::vector<ValueId> inputs;
   std::vector<Output> outputs;
   size_t values = 0;

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "ep/cpu/cpu_backend.h"
+#include "ep/region/codes.h"
 #include "ep/region/compiled_model.h"
 #include "ep/region/memory_plan.h"
 #include "ep/region/partition.h"
@@ -281,7 +282,7 @@ void TestErrorsNameTheNode() {
   builder.graph.values[static_cast<size_t>(builder.graph.outputs[0])].type = ElementType::kFloat;
   const auto wrong = Program::Compile(builder.graph, CreateCpuBackend({}));
   const std::vector<TensorShape> shapes = {sound, sound};
-  Expect(Contains(ErrorOf([&] { wrong->PlanFor(shapes); }), "the model declares float32"),
+  Expect(Contains(ErrorOf([&] { wrong->PlanFor(shapes); }), "declares an output of type float32"),
          "ONNX Runtime would allocate the output by the type that the model declares");
 }
 
@@ -309,6 +310,11 @@ void TestDamagedGraphs() {
   graph = chain.builder.graph;
   graph.nodes[0].attributes["needs_version"] = int64_t{99};
   Expect(Contains(compile(graph), "update lowbit"), "a node of a newer lowbit");
+  graph.nodes[0].attributes["needs_version"] = std::string("1");
+  Expect(Contains(compile(graph), "is not an int"), "a version that is no number");
+  graph = chain.builder.graph;
+  graph.nodes[0].attributes["hint"] = int64_t{99};
+  Expect(compile(graph).empty(), "an attribute that only a newer lowbit knows");
   graph = chain.builder.graph;
   graph.outputs.push_back(kAbsent);
   Expect(!compile(graph).empty(), "an output that is no value");
@@ -638,6 +644,76 @@ void TestForeignCompiledModels() {
   Expect(Contains(load({}), "no compiled region"), "no bytes at all");
 }
 
+// ---- nodes that nobody needs, codes and the bits that are stated for them
+
+void TestUnneededNodes() {
+  GraphBuilder builder;
+  const ValueId x = builder.AddInput(), y = builder.AddInput(), looked_up = builder.Lookup(x, 1);
+  builder.Add(builder.Lookup(looked_up, 2), y);  // nobody reads it
+  builder.graph.outputs = {looked_up};
+  const auto backend = std::make_shared<FakeBackend>();
+  const auto program = Program::Compile(builder.graph, backend);
+  const auto bytes = SaveCompiled(builder.graph, *program, *backend);
+  const auto loaded = LoadCompiled(bytes, backend);
+  const TensorShape fits{ElementType::kUInt8, {2, 3}}, odd{ElementType::kUInt8, {2, 4}};
+  for (const auto& each : {program, loaded}) {
+    Expect(each->Packed().size() == 1 && each->PlanFor(std::array{fits, fits})->steps.size() == 1,
+           "what nobody needs makes no step");
+    Expect(Contains(ErrorOf([&] { each->PlanFor(std::array{fits, odd}); }), "(LowBitAdd)"),
+           "it is refused all the same where it could not run");
+  }
+}
+
+// x, in `made` bits where that is not 0, into a product that reads `read` bits.
+GraphBuilder GraphOfCodes(int64_t made, int64_t read) {
+  GraphBuilder builder;
+  const ValueId scale = builder.AddConstant(ElementType::kFloat, std::vector<float>{1}, {}),
+                zero = builder.AddConstant(ElementType::kInt32, std::vector<int32_t>{0}, {}),
+                weights = builder.AddConstant(ElementType::kUInt8, std::vector<uint8_t>{1, 2, 3, 4}, {4});
+  ValueId x = builder.AddInput();
+  if (made != 0) {
+    x = builder.AddNode("LowBitRequantize", kDomain, {x, scale, zero, scale, zero}, {{"y_bits", made}});
+  }
+  const AttributeMap product = {{"x_bits", read}, {"in_features", int64_t{4}}, {"out_features", int64_t{1}}};
+  const std::vector<ValueId> inputs = {x, weights, scale, zero, scale, zero, kAbsent, scale, zero};
+  builder.graph.outputs = {builder.AddNode("LowBitGemm", kDomain, inputs, product)};
+  return builder;
+}
+
+void TestStatedCodes() {
+  FakeBackend backend;
+  const auto nodes = [&](const Graph& graph) { return WithStatedCodes(graph, backend).nodes; };
+  const GraphBuilder proven = GraphOfCodes(2, 3), open = GraphOfCodes(0, 3), bytes = GraphOfCodes(0, 8),
+                     wide = GraphOfCodes(4, 3);
+  Expect(nodes(proven.graph).size() == 2 && nodes(proven.graph)[1].x_has_stated_bits,
+         "fewer bits than are read");
+  Expect(nodes(bytes.graph).size() == 1, "every byte is an 8-bit code");
+
+  const Graph limited = WithStatedCodes(open.graph, backend);
+  Expect(limited.nodes.size() == 2 && limited.nodes[0].op == "LowBitLookup" &&
+             limited.nodes[1].inputs[0] == limited.nodes[0].outputs[0],
+         "a table before what is fed");
+  const Graph again = WithStatedCodes(limited, backend);
+  Expect(again.nodes.size() == 2 && again.nodes[1].x_has_stated_bits, "a second time changes nothing");
+
+  Expect(
+      Contains(ErrorOf([&] { nodes(wide.graph); }), "(LowBitGemm): LowBitGemm: the node that makes x states"),
+      "more bits than are read");
+  Expect(CodesFault(wide.graph) == ErrorOf([&] { nodes(wide.graph); }) && CodesFault(open.graph).empty(),
+         "the same reason");
+
+  Graph damaged = open.graph;
+  damaged.nodes[0].inputs[0] = 99;
+  Expect(!ErrorOf([&] { nodes(damaged); }).empty(), "ids of no value");
+
+  const auto cpu = CreateCpuBackend({});
+  const std::vector<uint8_t> wild = {255, 8, 7, 129};
+  Tensor x({ElementType::kUInt8, {1, 4}});
+  x.bytes = wild;
+  const auto y = RunProgram(*Program::Compile(open.graph, cpu), {x});
+  Expect(y.at(0).bytes.at(0) == 7 * 1 + 0 * 2 + 7 * 3 + 1 * 4, "low bits are read");
+}
+
 // A small graph with every kind of thing that the format holds.
 GraphBuilder GraphOfAllKinds() {
   GraphBuilder builder;
@@ -792,6 +868,17 @@ void TestSmallPartitions() {
   }
   {
     GraphBuilder g;
+    const ValueId x = g.AddInput(), zero = g.AddConstant(Tensor({ElementType::kUInt8, {1}}));
+    g.graph.outputs = {g.Lookup(x, 0)};
+    g.Lookup(g.Lookup(zero, 1), 2);
+    const Partition partition = PartitionOf(g.graph);
+    Expect(partition.regions == Regions{{0}}, "a region that nobody reads from would never run");
+    Expect(Contains(partition.left.at(0).reason, "nobody reads"), "the reason says so");
+    g.Foreign({g.graph.nodes.back().outputs[0]});
+    Expect(PartitionOf(g.graph).regions == Regions{{0}, {1, 2}}, "a reader counts whatever reads it");
+  }
+  {
+    GraphBuilder g;
     const ValueId y = g.AddNode("Softmax", "", {g.Lookup(g.AddInput(), 0)});
     g.graph.outputs = {y};
     Expect(PartitionOf(g.graph).regions == Regions{{0, 1}}, "standard nodes beside a lowbit node are taken");
@@ -919,6 +1006,8 @@ int main() {
   TestCompiledModels();
   TestForeignCompiledModels();
   TestDamagedCompiledModels();
+  TestUnneededNodes();
+  TestStatedCodes();
   TestSmallPartitions();
   TestReshapesAtRims();
   TestRandomPartitions();

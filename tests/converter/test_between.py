@@ -58,6 +58,23 @@ def test_concat_brings_every_tensor_to_one_grid(axis: int) -> None:
     converts(build, "LowBitConcat")
 
 
+@pytest.mark.parametrize("kind", ["u8", "s8"])
+@pytest.mark.parametrize("bits", [6, 8])
+def test_concat_clips_codes_that_are_on_its_grid_already(kind: str, bits: int) -> None:
+    """A Clip narrows codes that would otherwise be copied, also to what a bit width implies."""
+
+    def build(g: Graph) -> None:
+        a, aq = image(g, kind=kind)
+        codes = g.q(g.node("Concat", [a, a], axis=1), aq)
+        low = -(1 << (bits - 2)) if kind == "s8" else 0
+        bounds = [low, low + (1 << (bits - 1)) - 1] if bits == 8 else [low * 2, low * 2 + (1 << bits) - 1]
+        dtype = np.int8 if kind == "s8" else np.uint8
+        codes = g.node("Clip", [codes, *(g.const(np.array(b, dtype)) for b in bounds)])
+        output(g, g.dq(codes, aq), 2, 8, 6, 6)
+
+    converts(build, "LowBitConcat")
+
+
 def test_concat_without_quantizer_joins_codes_of_one_grid() -> None:
     def build(g: Graph) -> None:
         x, xq = image(g)
@@ -170,13 +187,54 @@ def test_resize_copies_codes(options) -> None:
     converts(build, "LowBitConv", "LowBitResize", "LowBitConv")
 
 
-def test_linear_resize_is_refused() -> None:
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_resize_between_two_grids(mode: str) -> None:
     def build(g: Graph) -> None:
+        x, _ = image(g, kind="s8")
+        y = g.node("Resize", [x, "", g.floats([1, 1, 2, 0.7])], mode=mode)
+        output(g, g.qdq(y, g.act(0.05)), 2, 4, 12, 4)
+
+    attributes = converts(build, "LowBitResize").attributes("LowBitResize")
+    assert attributes["mode"] == mode
+    assert "nearest_mode" not in attributes
+
+
+@pytest.mark.parametrize(("options", "reason"), [
+    ({"antialias": 1}, "antialias"),
+    ({"coordinate_transformation_mode": "tf_crop_and_resize"}, "tf_crop_and_resize is not supported"),
+    ({"cubic_coeff_a": -99.0, "mode": "cubic"}, "cubic_coeff_a"),
+])  # fmt: skip
+def test_resize_that_stays_says_why(options, reason) -> None:
+    def build(g: Graph) -> None:
+        g.opset = 19
         x, xq = image(g)
-        y = g.node("Resize", [x, "", g.floats([1, 1, 2, 2])], mode="linear")
+        roi = g.floats([0, 0, 0, 0, 1, 1, 1, 1])
+        y = g.node("Resize", [x, roi, g.floats([1, 1, 2, 2])], **{"mode": "linear", **options})
         output(g, g.qdq(y, xq), 2, 4, 12, 12)
 
-    assert converted(build).ops["Resize"] == 1
+    refuses(build, "Resize", reason)
+
+
+@pytest.mark.parametrize("axis", [1, -1, 0])
+def test_softmax_between_quantizers(axis: int) -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        y = g.node("Softmax", [g.qdq(y, Quant(g.scale(0.1), yq.zero, yq.kind))], axis=axis)
+        output(g, g.qdq(y, g.act(1 / 256, zero=0)), 2, 5, 4, 4)
+
+    attributes = converts(build, "LowBitConv", "LowBitSoftmax").attributes("LowBitSoftmax")
+    assert attributes.get("axis", -1) == {1: 3, -1: 2, 0: 0}[axis]
+
+
+def test_softmax_of_all_dims_from_an_axis_on_stays() -> None:
+    """What axis means before opset 13."""
+
+    def build(g: Graph) -> None:
+        g.opset = 12
+        x, _ = image(g)
+        output(g, g.qdq(g.node("Softmax", [x]), g.act(1 / 256, zero=0)), 2, 4, 6, 6)
+
+    assert "Softmax" in converted(build).ops
 
 
 def test_pairs_on_another_grid_round_twice() -> None:

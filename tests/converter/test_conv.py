@@ -205,3 +205,48 @@ def test_refusals_name_what_they_found() -> None:
     refuses(float_input, "Conv", "input is not quantized")
     refuses(channel_scales, "Conv", "one scale per channel")
     refuses(large_sums, "Conv", r"2169795000.*67000 products.*int32")
+
+
+def _conv_with_bias(codes: object, zero_point: object, op_type: str = "Conv"):
+    """A product whose int32 bias has a zero point of its own."""
+
+    def build(g: Graph) -> None:
+        wq = g.weight_quant(None)
+        if op_type == "Gemm":
+            xq = g.act(0.03)
+            x = g.qdq(g.input((2, 36), step=float(xq.scale)), xq)
+            weight = g.weight(g.codes((36, 5)), wq)
+        else:
+            x, xq = image(g)
+            weight = g.weight(g.codes((4, 5, 3, 3) if op_type == "ConvTranspose" else (5, 4, 3, 3)), wq)
+        bq = Quant(np.float32(xq.scale * wq.scale), np.asarray(zero_point, np.int32), "s32")
+        bias = g.dq(g.const(as_tensor(np.full(5, codes), "s32", "")), bq)
+        y = g.node(op_type, [x, weight, bias])
+        output(g, g.qdq(y, g.after(xq, wq, 36)), *([2, 5] if op_type == "Gemm" else [2, 5, "h", "w"]))
+
+    return build
+
+
+@pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose", "Gemm"])
+@pytest.mark.parametrize(("codes", "zero_point"), [(-(2**31), 1), (2**31 - 1, -1), (2**31 - 1, -(2**31))])
+def test_bias_that_leaves_int32_less_its_zero_point_stays(op_type: str, codes: int, zero_point: int) -> None:
+    """ONNX Runtime wraps around there; no kernel of lowbit could follow."""
+    refuses(_conv_with_bias(codes, zero_point, op_type), op_type, "less its zero point leaves int32")
+
+
+@pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose", "Gemm"])
+def test_bias_with_a_zero_point_inside_int32(op_type: str) -> None:
+    result = converted(_conv_with_bias(900, -77, op_type))
+    assert op_type not in result.ops
+    result.assert_equal()
+
+
+def test_added_constant_that_leaves_int32_less_its_zero_point_stays() -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g), bias=False)
+        bq = Quant(np.float32(2.0**-20), np.asarray(7, np.int32), "s32")
+        shift = g.dq(g.const(as_tensor(np.full((5, 1, 1), -(2**31) + 3), "s32", "")), bq)
+        output(g, g.qdq(g.node("Add", [y, shift]), yq), 2, 5, 4, 4)
+
+    result = converted(build)
+    assert "Add" in result.ops, "stock ONNX Runtime decides what this means"

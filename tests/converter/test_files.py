@@ -11,8 +11,9 @@ from lowbit.graph.check import check_converted
 from onnx import numpy_helper
 
 from tests.converter.graphs import conv, converted, image, output
+from tests.dialects.graphs import CASES
 from tests.dialects.graphs.builder import Graph
-from tests.support import lowbit_session
+from tests.support import interface, lowbit_session
 
 
 def small(g: Graph) -> None:
@@ -65,6 +66,25 @@ def test_report_says_what_became_of_every_node() -> None:
     (entry,) = (n for n in report.nodes if n.op_type == "Conv")
     assert entry.into == entry.name
     assert report.to_dict()["nodes"][0].keys() == {"name", "op_type", "action", "into", "reason", "details"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ort_quantizer.u8_activations_s8_weights",
+        "ort_quantizer.codes_are_an_output_too",
+        "qoperator.conv_codes_in_and_out",
+    ],
+)  # fmt: skip
+def test_an_output_that_is_listed_twice(name: str) -> None:
+    """The interface stays, in names and order, whatever the output becomes."""
+    model = CASES[name].build(1).model
+    model.graph.output.extend([*model.graph.output, model.graph.output[0]])
+    result = lowbit.convert(model)
+    assert result.report.converted
+    assert interface(result.model) == interface(model)
+    names = [value.name for value in lowbit_session(result.model).get_outputs()]
+    assert names == [value.name for value in model.graph.output]
 
 
 def test_strict_accepts_a_model_that_converts_whole() -> None:

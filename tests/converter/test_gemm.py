@@ -46,6 +46,23 @@ def test_matmul_of_any_rank_and_the_bias_behind_it() -> None:
     assert "tail" not in converts(build, "LowBitGemm").attributes("LowBitGemm")
 
 
+def test_batch_normalization_of_another_axis_than_the_products_channels_stays() -> None:
+    """A BatchNormalization has its channels along axis 1, a MatMul of rank 3 along axis 2."""
+
+    def build(g: Graph) -> None:
+        xq = g.act(0.03)
+        x = g.qdq(g.input((2, 5, 8)), xq)
+        wq = g.weight_quant(5, axis=1)
+        y = g.node("MatMul", [x, g.weight(g.codes((8, 5)), wq)])
+        parameters = [g.floats(g.rng.uniform(0.5, 1.5, 5)) for _ in range(4)]
+        y = g.node("BatchNormalization", [y, *parameters])
+        output(g, g.qdq(y, g.after(xq, wq, 8)), 2, 5, 5)
+
+    result = converted(build)
+    assert result.ops["BatchNormalization"] == 1
+    result.assert_equal()
+
+
 def test_constant_that_adds_a_dimension_is_not_a_bias() -> None:
     def build(g: Graph) -> None:
         x, xq = rows(g, 3, 20)
@@ -96,7 +113,7 @@ def test_refusals_name_what_they_found() -> None:
     def two_activations(g: Graph) -> None:
         a, aq = rows(g, 3, 20)
         b, _ = rows(g, 20, 7)
-        output(g, g.qdq(g.node("MatMul", [a, b]), aq), 3, 7)
+        output(g, g.qdq(g.node("Gemm", [a, b]), aq), 3, 7)
 
     def scale_per_row(g: Graph) -> None:
         x, xq = rows(g, 3, 20)
@@ -105,7 +122,7 @@ def test_refusals_name_what_they_found() -> None:
         output(g, g.qdq(y, xq), 3, 7)
 
     refuses(transposed, "Gemm", "transA=1")
-    refuses(two_activations, "MatMul", "weights are not constant")
+    refuses(two_activations, "Gemm", "weights are not constant")
     refuses(scale_per_row, "MatMul", r"axis 0; expected per output \(1\)")
 
 

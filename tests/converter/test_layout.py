@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.converter.graphs import conv, converted, converts, image, output
-from tests.dialects.graphs.builder import Graph, Quant
+from tests.converter.graphs import conv, converted, converts, image, output, refuses
+from tests.dialects.graphs.builder import TYPES, Graph, Quant, as_tensor
 
 
 def between_convolutions(move, channels: int = 5):
@@ -22,6 +22,25 @@ def between_convolutions(move, channels: int = 5):
         output(g, g.qdq(z, zq), "n", 5, "h", "w")
 
     return build
+
+
+def test_tokens_stay_in_rows_between_matrix_products() -> None:
+    """The map of a convolution becomes tokens as it is stored, and nothing is transposed behind it."""
+
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g), out=8)
+        y = g.node("Reshape", [g.qdq(y, yq), g.ints([2, 8, 16])])
+        y = g.node("Transpose", [y], perm=[0, 2, 1])
+        wq = g.weight_quant(8, axis=1)
+        for _ in range(3):
+            z = g.qdq(g.node("MatMul", [y, g.weight(g.codes((8, 8)), wq)]), yq)
+            bias = g.dq(g.const(as_tensor(g.codes((8,), "u8"), "u8", "")), yq)
+            z = g.qdq(g.node("Add", [bias, g.qdq(g.node("Sigmoid", [z]), yq)]), yq)
+            y = g.qdq(g.node("Add", [y, z]), yq)
+        output(g, y, 2, 16, 8)
+
+    products = ["LowBitGemm", "LowBitLookup", "LowBitAdd", "LowBitAdd"] * 3
+    converts(build, "LowBitConv", "Reshape", *products)
 
 
 def test_slice() -> None:
@@ -38,6 +57,163 @@ def test_split() -> None:
 
     result = converts(between_convolutions(move, channels=3), "LowBitConv", "Split", "LowBitConv")
     assert result.attributes("Split")["axis"] == 3
+
+
+MOVES = {
+    "Gather": (lambda g, y: g.node("Gather", [y, g.ints([4, 0, 1])], axis=1), 3),
+    "Tile": (lambda g, y: g.node("Tile", [y, g.ints([1, 2, 1, 3])]), 10),
+    "Expand": (lambda g, y: g.node("Expand", [y, g.ints([2, 5, 4, 4])]), 5),
+    "ReduceMax": (lambda g, y: g.node("ReduceMax", [y], axes=[-3]), 1),
+    "ReduceMin": (lambda g, y: g.node("ReduceMin", [y], axes=[2, 3]), 5),
+}
+
+
+@pytest.mark.parametrize("op", MOVES)
+def test_ops_that_move_codes_or_choose_among_them(op: str) -> None:
+    move, channels = MOVES[op]
+    converts(between_convolutions(move, channels), "LowBitConv", op, "LowBitConv")
+
+
+def test_space_to_depth_is_no_node_that_onnxruntime_lacks() -> None:
+    def move(g: Graph, y: str) -> str:
+        return g.node("SpaceToDepth", [y], blocksize=2)
+
+    result = converts(
+        between_convolutions(move, 20), "LowBitConv", "Reshape", "Transpose", "Reshape", "LowBitConv"
+    )
+    assert result.attributes("Transpose")["perm"] == [0, 1, 3, 2, 4]
+
+
+def shuffled(g: Graph, y: str, quant: Quant, groups: int, sizes: list[int], whole: list[int]) -> str:
+    """A shuffle of the channels of [N, C, ..], with a pair behind each of its nodes."""
+    y = g.qdq(g.node("Reshape", [y, g.ints([sizes[0], groups, *sizes[1:]])]), quant)
+    spatial = range(3, len(sizes) + 1)
+    y = g.qdq(g.node("Transpose", [y], perm=[0, 2, 1, *spatial]), quant)
+    return g.qdq(g.node("Reshape", [y, g.ints(whole)]), quant)
+
+
+@pytest.mark.parametrize("groups", [2, 3, 8])
+@pytest.mark.parametrize("batch", [2, "batch"])
+def test_shuffle_of_channels_keeps_them_last(groups: int, batch: int | str) -> None:
+    """A Transpose of the image to [N, C, H, W] and back takes longer than the convolutions around it."""
+
+    def build(g: Graph) -> None:
+        quant = g.act(0.03)
+        x = g.qdq(g.input((batch, 4, 6, 6), step=float(quant.scale)), quant)
+        y, yq = conv(g, x, quant, out=24)
+        first = -1 if batch == "batch" else 2
+        y = shuffled(g, g.qdq(y, yq), yq, groups, [first, 24 // groups, 4, 4], [first, 24, 4, 4])
+        z, zq = conv(g, y, yq, channels=24, kernel=1)
+        output(g, g.qdq(z, zq), batch, 5, 4, 4)
+
+    result = converts(build, "LowBitConv", "Reshape", "Transpose", "Reshape", "LowBitConv")
+    assert result.attributes("Transpose")["perm"] == [0, 1, 2, 4, 3]
+
+
+def test_shuffle_of_the_channels_of_sequences_of_any_length() -> None:
+    def product(g: Graph, x: str, xq: Quant, channels: int) -> tuple[str, Quant]:
+        wq = g.weight_quant(6)
+        y = g.node("Conv", [x, g.weight(g.codes((6, channels, 1), low=-127), wq)])
+        return y, g.after(xq, wq, channels)
+
+    def build(g: Graph) -> None:
+        quant = g.act(0.03)
+        y, yq = product(g, g.qdq(g.input(("n", 4, "l"), step=float(quant.scale)), quant), quant, 4)
+        z, zq = product(g, shuffled(g, g.qdq(y, yq), yq, 2, [0, 3, -1], [0, 6, -1]), yq, 6)
+        output(g, g.qdq(z, zq), "n", 6, "l")
+
+    result = converts(build, "LowBitConv", "Reshape", "Transpose", "Reshape", "LowBitConv")
+    assert result.attributes("Transpose")["perm"] == [0, 1, 3, 2]
+
+
+def test_sub_pixels_become_an_image_channels_last() -> None:
+    """A DepthToSpace as older exporters write it: one Transpose, of six axes."""
+
+    def move(g: Graph, y: str) -> str:
+        y = g.node("Reshape", [y, g.ints([2, 3, 2, 2, 4, 4])])
+        y = g.node("Transpose", [y], perm=[0, 1, 4, 2, 5, 3])
+        return g.node("Reshape", [y, g.ints([2, 3, 8, 8])])
+
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g), out=12)
+        z, zq = conv(g, move(g, g.qdq(y, yq)), yq, channels=3, kernel=1)
+        output(g, g.qdq(z, zq), 2, 5, 8, 8)
+
+    converts(build, "LowBitConv", "Reshape", "Transpose", "Reshape", "LowBitConv")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([2, 6, 4, 4], [2, 6, 16]),
+        ([2, 6, 4, 4], [2, 24, 4]),
+        ([2, 6, 4, 4], [12, 4, 4]),
+        ([2, 6, 4, 4], [2, 3, 32]),
+        ([2, 6, 4, 4], [1, 2, 1, 6, 2, 2, 4, 1]),
+        ([2, 6, 4, 4], [4, 3, 8, 2]),
+        ([2, 6, 4, 4], [192]),
+        (["n", 6, 4, 4], [0, 6, -1]),
+        (["n", 6, 4, 4], [-1, 2, 4, 4]),
+        (["n", 6, "h", 4], [0, 2, 3, -1, 4]),
+        (["n", 6, "h", "w"], [0, 0, -1]),
+        (["n", 6, 1, 1], [-1, 6, 1]),
+    ],
+)
+def test_reshapes_of_an_image_stored_channels_last(before: list[int | str], after: list[int]) -> None:
+    """Axes that are split or joined alone, across each other, with sizes that only the run knows."""
+
+    def build(g: Graph) -> None:
+        quant = g.act(0.03)
+        x = g.qdq(g.input((before[0], 4, *before[2:]), step=float(quant.scale)), quant)
+        y, yq = conv(g, x, quant, out=6, kernel=1)
+        y = g.qdq(g.node("Reshape", [g.qdq(y, yq), g.ints(after)]), yq)
+        output(
+            g, g.qdq(g.node("Sigmoid", [y]), g.act(1 / 256, zero=0)), *(f"d{i}" for i in range(len(after)))
+        )
+
+    result = converted(build)
+    assert result.ops["LowBitLookup"] == 1
+    result.assert_equal()
+
+
+def test_codes_that_onnxruntime_cannot_move_stay_real_numbers() -> None:
+    """Codes of 4 bits in a type of their own, and a SpaceToDepth that Reshape cannot say."""
+
+    def narrow(g: Graph) -> None:
+        g.opset = 21
+        quant = g.act(0.3, "u4")
+        x = g.qdq(g.input((2, 4, 6, 6)), quant)
+        output(g, g.node("Tile", [x, g.ints([1, 1, 2, 1])]), 2, 4, 12, 6)
+
+    def wild(g: Graph) -> None:
+        quant = g.act(0.03)
+        x = g.qdq(g.input((1, 3, "height", "width")), quant)
+        output(g, g.qdq(g.node("SpaceToDepth", [x], blocksize=1), quant), 1, 3, "height", "width")
+
+    for build in (narrow, wild):
+        result = converted(build)
+        (moved,) = (n for n in result.result.model.graph.node if n.op_type in ("Tile", "SpaceToDepth"))
+        (maker,) = (n for n in result.result.model.graph.node if moved.input[0] in n.output)
+        assert maker.op_type in ("DequantizeLinear", "LowBitDequantize")
+        result.assert_equal()
+
+
+def test_arg_max_reads_codes_in_their_own_layout() -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        y = g.node("ArgMax", [g.qdq(y, Quant(yq.scale * 32, yq.zero, yq.kind))], axis=1, keepdims=0)
+        g.output(y, (2, 4, 4), onnx.TensorProto.INT64)
+
+    assert converts(build, "LowBitConv", "Cast", "ArgMax").attributes("ArgMax")["axis"] == 3
+
+
+def test_arg_max_of_channels_with_scales_of_their_own_stays() -> None:
+    def build(g: Graph) -> None:
+        quant = Quant(g.scale(0.03, 4), np.full(4, 121), "u8", 1)
+        x = g.qdq(g.input((2, 4, 6, 6)), quant)
+        g.output(g.node("ArgMax", [x], axis=1), (2, 1, 6, 6), onnx.TensorProto.INT64)
+
+    refuses(build, "ArgMax", "one scale per channel").assert_equal()
 
 
 def test_pad_with_another_value_than_zero_is_its_code() -> None:
@@ -96,6 +272,18 @@ def test_codes_at_the_edges_keep_type_and_layout(kind: str) -> None:
         g.output(g.q(y, yq), (2, 5, 4, 4), element)
 
     converts(build, "Transpose", "LowBitConv", "Transpose")
+
+
+def test_codes_and_their_transpose_are_two_tensors() -> None:
+    """Both stand for one stored tensor, in two orders of axes; each output gets its own."""
+
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        codes = g.q(y, yq)
+        output(g, g.node("Transpose", [g.dq(codes, yq)], perm=[0, 1, 3, 2]), 2, 5, 4, 4)
+        g.output(codes, (2, 5, 4, 4), TYPES[yq.kind][0])
+
+    converted(build).assert_equal()
 
 
 def test_signed_codes_inside_are_stored_unsigned() -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -76,3 +79,21 @@ def test_the_bound_holds(codes, x_zero, x, bias) -> None:
     sums = (x.astype(np.int64) - x_zero) @ codes.T.astype(np.int64) + bias
     if sums.max() > 2**31 - 1 or sums.min() < -(2**31):
         assert isinstance(bound, Refusal)
+
+
+@pytest.mark.parametrize(("room", "fits"), [(2 * 200, True), (2 * 200 - 1, False)])
+def test_the_bound_is_that_of_the_native_code(room, fits) -> None:
+    """A huge bias, as a quantizer clips it for weights near 0: signs that cancel count for neither."""
+    bias, zero = 2**31 - 1 - room, 55
+    weights = Weights(np.array([[1, -1]], np.int8), ONE, np.zeros((), np.int32))
+    grid = Grid(ONE, np.asarray(zero, np.int32))
+    bound = check_accumulator(weights, CodeRange.of(DataType.UINT8), grid, np.array([bias], np.int64))
+    assert (bound is None) == fits
+
+    native = require_native()
+    packed = native.pack_weights(weights.codes, 8)
+    parameters = [ONE, np.asarray(zero, np.int32), ONE, np.zeros((), np.int32), np.array([bias], np.int32)]
+    inputs = [np.zeros((1, 2), np.uint8), packed, *parameters, ONE, np.zeros((), np.int32)]
+    attributes = {"in_features": 2, "out_features": 1, "w_encoding": "signed"}
+    with contextlib.nullcontext() if fits else pytest.raises(native.LowBitError, match="may reach"):
+        native.run("LowBitGemm", attributes, inputs)

@@ -2,13 +2,14 @@
 
 The meaning of a graph is its nodes in order, in float32, each operation rounded once, except that every sum
 of products of codes is taken exactly (https://onnx.ai/onnx/operators for the operators; the formulas are
-those of the op pages in docs/ops). Two regions have formulas of their own, because the integer sum is rounded
-once only:
+those of the op pages in docs/ops). Three kinds of regions have formulas of their own, because a sum is
+rounded once only:
 
 - Conv, ConvTranspose, Gemm or MatMul on codes, with no bias or an integer bias on its own grid, in front of a
   QuantizeLinear (Relu, Clip and pure data movement may stand between):
   `clip(rint(f32(acc) * m[c]) + z, lo, hi)` with `m = f32(f32(sx * sw) / sy)`;
-- a mean over all pixels in front of a QuantizeLinear: the same with `m = f32(sx / f32(sy * f32(pixels)))`.
+- a mean over all pixels in front of a QuantizeLinear: the same with `m = f32(sx / f32(sy * f32(pixels)))`;
+- a Softmax, or a Resize that computes, between codes and a QuantizeLinear: those of docs/numerics.md.
 
 Nothing here is shared with the converter or with `lowbit.ops`. Operators without arithmetic of their own
 (data movement, elementwise float operations) run in ONNX Runtime, one node at a time, without optimizations.
@@ -45,7 +46,7 @@ _CONTAINERS = {
 # Operators that move elements without changing them: they commute with rounding.
 _MOVES = {
     "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Split", "Gather",
-    "Expand", "DepthToSpace", "SpaceToDepth", "Dropout",
+    "Expand", "Tile", "DepthToSpace", "SpaceToDepth", "Dropout",
 }  # fmt: skip
 
 
@@ -75,6 +76,23 @@ class Sum:
         else:
             multiplier = (self.scale / y_scale).astype(F32)
         return _to_code(np.rint(self.acc.astype(F32) * multiplier) + y_zero.astype(F32), low, high)
+
+
+@dataclass(frozen=True)
+class Share(Sum):
+    """exp of the distances from a row's largest number, in units of 2^-24; `scale` holds the rows' sums."""
+
+    def codes(self, y_scale: np.ndarray, y_zero: np.ndarray, low, high) -> np.ndarray:
+        multiplier = F32(1) / (self.scale.astype(F32) * y_scale)
+        return _to_code(np.rint(self.acc.astype(F32) * multiplier) + y_zero.astype(F32), low, high)
+
+
+@dataclass(frozen=True)
+class Blend(Sum):
+    """Numbers of an image, `acc` in units of its scale, that a Resize has put together in float32."""
+
+    def codes(self, y_scale: np.ndarray, y_zero: np.ndarray, low, high) -> np.ndarray:
+        return _to_code(np.rint(self.acc * (self.scale / y_scale)) + y_zero.astype(F32), low, high)
 
 
 @dataclass(frozen=True)
@@ -171,7 +189,7 @@ class Oracle:
         moved = node.op_type in _MOVES
         if uniform and not moved:
             moved = (
-                node.op_type in ("MaxPool", "Relu")
+                node.op_type in ("MaxPool", "ReduceMax", "ReduceMin", "Relu")
                 or self._is_nearest(node, attributes)
                 or self._pads_zero(node, inputs, attributes)
             )
@@ -499,6 +517,76 @@ class Oracle:
             arrays = [None if v is None else v.array for v in inputs]
             return [Value(a, helper.np_dtype_to_tensor_dtype(a.dtype)) for a in self._plain(node, arrays)]
         return [self._mean(inputs[0], axes, bool(attributes.get("keepdims", 1)))]
+
+    def _Softmax(self, node, inputs, attributes) -> list[Value]:
+        x, grid = inputs[0], inputs[0].grid
+        (real,) = self._plain(node, [x.array])
+        axis = attributes.get("axis", -1)
+        if grid is None or grid.scale.ndim or self.opset < 13:
+            return [Value(real, TensorProto.FLOAT)]
+        distance = grid.codes.max(axis=axis, keepdims=True) - grid.codes
+        parts = np.rint(np.exp(-distance * grid.scale.astype(np.float64)) * (1 << 24)).astype(np.int64)
+        total = np.broadcast_to(parts.sum(axis=axis, keepdims=True), parts.shape)
+        return [Value(real, TensorProto.FLOAT, sum=Share(parts, total))]
+
+    def _Resize(self, node, inputs, attributes) -> list[Value]:
+        arrays = [None if v is None else v.array for v in inputs]
+        (real,) = self._plain(node, arrays)
+        value = Value(real, helper.np_dtype_to_tensor_dtype(real.dtype))
+        grid, mode = inputs[0].grid, attributes.get("mode", b"nearest").decode()
+        if mode == "nearest" or grid is None or grid.scale.ndim or attributes.get("antialias", 0):
+            return self._carry_grid(node, inputs, attributes, [value])
+        scales = arrays[2] if len(arrays) > 2 and arrays[2] is not None and arrays[2].size else None
+        numbers = grid.codes.astype(F32)
+        for axis in range(2, real.ndim):
+            out, size = real.shape[axis], numbers.shape[axis]
+            scale = None if scales is None else F32(scales[axis])
+            taps = [self._taps(o, size, out, scale, mode, attributes) for o in range(out)]
+            lines = []
+            for line in taps:
+                terms = [numbers.take(min(max(i, 0), size - 1), axis) * w for i, w in line]
+                lines.append(functools.reduce(np.add, terms))
+            numbers = np.stack(lines, axis)
+        return [replace(value, sum=Blend(numbers, grid.scale))]
+
+    @staticmethod
+    def _taps(o: int, size: int, out: int, scale, mode: str, attributes) -> list[tuple[int, np.float32]]:
+        """Which pixels an output index of a Resize reads, and with which weights."""
+        kind = attributes.get("coordinate_transformation_mode", b"half_pixel").decode()
+        ratio = F32(out) / F32(size) if scale is None else scale
+        half, one = F32(0.5), F32(1)
+        if kind == "asymmetric":
+            p = F32(o) * F32(size) / F32(out) if scale is None else F32(o) / ratio
+        elif kind == "align_corners":
+            p = F32(o) * F32(size - 1) / F32(out - 1) if out > 1 else F32(0)
+        elif kind == "pytorch_half_pixel" and out == 1:
+            p = F32(0)
+        elif kind == "half_pixel_symmetric":
+            begin = F32(size) / F32(2) * (one - F32(out) / (ratio * F32(size)))
+            p = F32(float(begin) + (o + 0.5) / float(ratio) - 0.5)
+        else:
+            p = (F32(o) + half) / ratio - half
+        if mode == "linear":
+            p = min(max(p, F32(0)), F32(size - 1))
+        first = int(np.floor(p))
+        f = p - F32(first)
+        if mode == "linear":
+            return [(first, one - f), (first + 1, f)]
+        a = F32(attributes.get("cubic_coeff_a", -0.75))
+        weights = []
+        for distance in (f + one, f, one - f, one - f + one):
+            if len(weights) in (1, 2):
+                near = (a + F32(2)) * distance - (a + F32(3))
+                weights.append(near * distance * distance + one)
+            else:
+                far = (a * distance - F32(5) * a) * distance + F32(8) * a
+                weights.append(far * distance - F32(4) * a)
+        indices = range(first - 1, first + 3)
+        if attributes.get("exclude_outside", 0):
+            weights = [w if 0 <= i < size else F32(0) for i, w in zip(indices, weights, strict=True)]
+            total = functools.reduce(np.add, weights)
+            weights = [w / total for w in weights]
+        return list(zip(indices, weights, strict=True))
 
     def _BatchNormalization(self, node, inputs, attributes) -> list[Value]:
         x, gamma, beta, mean, variance = (v.array for v in inputs[:5])

@@ -101,6 +101,62 @@ def test_weights_take_their_bits() -> None:
     assert sizes[2] < sizes[4] < sizes[8]
 
 
+# -- the same operators in ONNX's own domain, as early exports of Brevitas have them
+
+
+def _early(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for node in all_nodes(copy.graph):
+        node.domain = ""
+    left = [entry for entry in copy.opset_import if not entry.domain]
+    del copy.opset_import[:]
+    copy.opset_import.extend(left)
+    return copy
+
+
+EARLY = ["between_relu", "bipolar", "trunc_v1", "trunc_v1_round", "trunc_v2", "multithreshold_signed",
+         "sixteen_bit_activation", "brevitas_domain_not_imported"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in EARLY if name in CASES])
+def test_default_domain(name: str) -> None:
+    """Nothing but the domain differs, so that the conversion is the same and what stays loads."""
+    built = CASES[name].build(1)
+    early = _early(built.model)
+    source = early.SerializeToString(deterministic=True)
+    result, expected = lowbit.convert(early), lowbit.convert(built.model)
+    assert early.SerializeToString(deterministic=True) == source, "the input model was changed"
+    assert result.model.graph == expected.model.graph
+    assert [n.reason for n in result.report.nodes] == [n.reason for n in expected.report.nodes]
+    assert interface(result.model) == interface(early)
+    lowbit_session(result.model).run(None, built.feed())
+
+
+def test_default_domain_at_the_command_line(tmp_path) -> None:
+    """Each command reads such a file; ``run`` and ``verify`` have it in standard ops."""
+    require_native()
+    built = CASES["trunc_v1"].build(1)
+    source, target, outputs = (str(tmp_path / name) for name in ("model.onnx", "out.onnx", "outputs.npz"))
+    onnx.save(_early(built.model), source)
+    done = CliRunner().invoke(cli, ["convert", source, "-o", target])
+    assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(cli, ["verify", target, "--against", source, "-n", "1"])
+    assert done.exit_code == 0, done.output
+    assert "verified" in done.stdout
+    done = CliRunner().invoke(cli, ["inspect", source])
+    assert done.exit_code == 0, done.output
+    assert "QONNX (" in done.stdout
+    feeds = built.feed()
+    np.savez(tmp_path / "feeds.npz", **feeds)
+    done = CliRunner().invoke(cli, ["run", source, "--input", str(tmp_path / "feeds.npz"), "-o", outputs])
+    assert done.exit_code == 0, done.output
+    assert "standard ops" in done.stderr
+    (meant,) = qonnx_oracle.run(built.model, feeds)
+    (ours,) = np.load(outputs).values()
+    np.testing.assert_allclose(ours, meant, rtol=1e-5, atol=1e-5 * np.abs(meant).max())
+
+
 # -- a quantizer that the user states for a float input
 
 

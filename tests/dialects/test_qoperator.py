@@ -175,13 +175,12 @@ def test_network_saved_by_onnx_runtimes_optimizer(name: str, tmp_path, shared_mo
     ("name", "operator", "reason"),
     [
         ("gemm_bias_per_row", "QGemm", "C has the shape"),
-        ("matmul_of_activations", "QLinearMatMul", "not constant"),
         ("conv_three_dimensions", "QLinearConv", "spatial dims"),
         ("sum_leaves_int32", "QLinearConv", "int32"),
         ("conv_integer_as_such", "ConvInteger", "int32 result"),
         ("dynamic_quantization", "MatMulInteger", "run time"),
         ("dynamic_quantization", "DynamicQuantizeLinear", "run time"),
-        ("softmax_stays", "QLinearSoftmax", "no integer form"),
+        ("softmax_stays", "QLinearSoftmax", "fixed point"),
         ("where_stays", "QLinearWhere", "no integer form"),
     ],
 )

@@ -186,6 +186,21 @@ def binary(op: str) -> Node:
     return Node(op, BINARY, {}, constants, feeds)
 
 
+def mat_mul(**attributes: Any) -> Node:
+    """[2, 6, 4] x [5, 4] turned."""
+    node = binary("LowBitMatMul")
+    node.attributes = {"b_perm": [1, 0], **attributes}
+    node.feeds = {"a": np.ones((2, 6, 4), np.uint8), "b": np.ones((5, 4), np.uint8)}
+    return node
+
+
+def normalization(**attributes: Any) -> Node:
+    node = unary("LowBitNormalization", **attributes)
+    node.order = [*UNARY[:3], "gamma", "beta", *UNARY[3:]]
+    node.constants |= {"gamma": np.ones(4, F32), "beta": F32(0)}
+    return node
+
+
 def max_pool(**attributes: Any) -> Node:
     feeds = {"x": np.ones((1, 6, 6, 4), np.uint8)}
     return Node("LowBitMaxPool", ["x"], {"kernel_shape": [2, 2], **attributes}, {}, feeds)
@@ -206,6 +221,18 @@ def concat(**attributes: Any) -> Node:
 def resize(**attributes: Any) -> Node:
     feeds = {"x": np.ones((1, 6, 6, 4), np.uint8)}
     return Node("LowBitResize", ["x"], attributes or {"scales": [2.0, 2.0]}, {}, feeds)
+
+
+def blend(**attributes: Any) -> Node:
+    """A Resize that computes."""
+    return unary("LowBitResize", **{"mode": "linear", "scales": [2.0, 2.0], **attributes})
+
+
+def softmax(**attributes: Any) -> Node:
+    node = unary("LowBitSoftmax", **attributes)
+    node.order = ["x", "x_scale", "x_zero_point", "table", "y_scale", "y_zero_point"]
+    node.constants["table"] = np.arange(256, dtype=I32)[::-1].copy()
+    return node
 
 
 def depth_to_space(**attributes: Any) -> Node:
@@ -252,12 +279,17 @@ SOUND: dict[str, Callable[[], Node]] = {
     "lookup": lookup,
     "add": lambda: binary("LowBitAdd"),
     "mul": lambda: binary("LowBitMul"),
+    "mat_mul": mat_mul,
+    "normalization": normalization,
     "max_pool": max_pool,
     "average_pool": lambda: unary("LowBitAveragePool", kernel_shape=[2, 2]),
     "global_average_pool": lambda: unary("LowBitGlobalAveragePool"),
     "concat": concat,
     "resize": resize,
     "depth_to_space": depth_to_space,
+    "blend": blend,
+    "cubic": lambda: blend(mode="cubic", exclude_outside=1),
+    "softmax": softmax,
     "requantize": lambda: unary("LowBitRequantize"),
     "quantize": quantize,
     "threshold": threshold,
@@ -316,6 +348,15 @@ def _attribute_cases() -> Iterator[tuple[str, Node]]:
             f"conv_transpose: output_padding {value}",
             _set(SOUND["conv_transpose"](), "output_padding", [value] * 2),
         )
+    for axis in (4, -5, HUGE, -HUGE):
+        yield f"normalization: axis {axis}", normalization(axis=axis)
+    for groups in (0, -1, 3, 5, HUGE):
+        yield f"normalization: groups {groups}", normalization(groups=groups)
+    for epsilon in (0.0, -1.0, float("nan"), float("inf")):
+        yield f"normalization: epsilon {epsilon}", normalization(epsilon=epsilon)
+    yield "normalization: epsilon too small", _set(normalization(epsilon=1e-40), x_scale=F32(1e30))
+    for perm in ([0, 0], [1, 2], [-1, 0], [HUGE, 0], [0], [2, 0, 1], list(range(100))):
+        yield f"mat_mul: b_perm {perm[:9]}", mat_mul(b_perm=perm)
     yield "max_pool: window larger than the image", _set(max_pool(), "kernel_shape", [50, 50])
     for value in (4, -5, HUGE):
         yield f"concat: axis {value}", concat(axis=value)
@@ -326,6 +367,15 @@ def _attribute_cases() -> Iterator[tuple[str, Node]]:
     for sizes in ([0, 4], [-1, 4], [HUGE, HUGE], [4]):
         yield f"resize: sizes {sizes}", resize(sizes=sizes)
     yield "resize: unknown mode", resize(scales=[2.0, 2.0], nearest_mode="furthest")
+    yield "resize: another mode", resize(scales=[2.0, 2.0], mode="area")
+    yield "resize: linear without scales", resize(scales=[2.0, 2.0], mode="linear")
+    yield "resize: nearest with scales", blend(mode="nearest")
+    yield "resize: linear that excludes", blend(exclude_outside=1)
+    yield "resize: x_scale absent", _set(blend(), x_scale=None, x_zero_point=None)
+    for value in (float("nan"), float("inf"), 17.0):
+        yield f"resize: cubic_coeff_a {value}", blend(mode="cubic", cubic_coeff_a=value)
+    for value in (4, -5, HUGE):
+        yield f"softmax: axis {value}", softmax(axis=value)
     yield "tail: unknown step", _set(with_tail(), "tail", "bias,jump")
     yield "tail: step twice", _set(with_tail(), "tail", "relu,relu")
     yield "tail: residual step alone", _set(with_tail(), "tail", "residual")
@@ -361,6 +411,8 @@ def _constant_cases() -> Iterator[tuple[str, Node]]:
         "mul",
         "average_pool",
         "global_average_pool",
+        "mat_mul",
+        "normalization",
         "requantize",
         "quantize",
         "dequantize",
@@ -384,8 +436,18 @@ def _constant_cases() -> Iterator[tuple[str, Node]]:
     yield "tail_bias too short", _set(with_tail(), tail_bias=np.ones(5, F32))
     yield "tail_scale absent", _set(with_tail(), tail_scale=None)
     yield "tail_shift inf", _set(with_tail(), tail_shift=np.full(6, np.inf, F32))
+    yield "softmax: table that begins with 0", _set(softmax(), table=np.zeros(256, I32))
+    yield "softmax: table of 255", _set(softmax(), table=np.ones(255, I32))
+    yield "softmax: table of bytes", _set(softmax(), table=np.ones(256, np.uint8))
+    for value in (-1, 2**24 + 1, -(2**31), 2**31 - 1):
+        table = np.where(np.arange(256) == 9, value, 1).astype(I32)
+        yield f"softmax: entry {value}", _set(softmax(), table=table)
     yield "table of 255", _set(lookup(), table=np.zeros(255, np.uint8))
     yield "table of 3 channels", _set(lookup(), table=np.zeros((3, 256), np.uint8))
+    for gamma in (np.ones(3, F32), np.ones(0, F32), np.ones(144, F32), np.full(4, np.inf, F32), F32(1e38)):
+        yield f"normalization: gamma {gamma}", _set(normalization(), gamma=gamma)
+    yield "normalization: beta of 2", _set(normalization(), beta=np.ones(2, F32))
+    yield "mat_mul: product of scales overflows", _set(mat_mul(), a_scale=F32(1e30), b_scale=F32(1e30))
     yield "affine of 3 channels", _set(affine(), scale=np.ones(3, F32))
     yield "concat scales too few", _set(concat(), x_scales=np.ones(1, F32))
     yield "concat scale NaN", _set(concat(), x_scales=np.full(2, np.nan, F32))
@@ -417,20 +479,30 @@ def _feed_cases() -> Iterator[tuple[str, Node]]:
     for shape in ((1, 5, 5, 5), (1, 5, 4, 6), (2, 5, 5, 6), (5, 5, 6), (), (1, 1, 1, 6)):
         yield f"residual of shape {list(shape)}", fed("conv_residual", residual=np.ones(shape, np.uint8))
     yield "residual of another type", fed("conv_residual", residual=np.ones((1, 5, 5, 6), np.int8))
-    for base in ("conv", "gemm", "lookup", "max_pool", "requantize", "resize", "global_average_pool"):
+    for base in (
+        *("conv", "gemm", "lookup", "max_pool", "requantize", "resize", "global_average_pool"),
+        *("blend", "softmax"),
+    ):
         x = SOUND[base]().feeds["x"]
         yield f"{base}: x signed", fed(base, x=x.astype(np.int8))
         yield f"{base}: x float", fed(base, x=x.astype(F32))
     for base in ("add", "mul"):
         yield f"{base}: no broadcast", fed(base, b=np.ones((1, 6, 6, 3), np.uint8))
         yield f"{base}: b float", fed(base, b=np.ones((1, 6, 6, 4), F32))
+    for shape in ((), (4,), (5, 3), (3, 5, 4), (0, 0)):
+        yield f"mat_mul: b of shape {list(shape)}", fed("mat_mul", b=np.ones(shape, np.uint8))
+    yield "mat_mul: no broadcast", _set(fed("mat_mul", b=np.ones((3, 4, 5), np.uint8)), "b_perm", [0, 1, 2])
+    yield "mat_mul: b signed", fed("mat_mul", b=np.ones((5, 4), np.int8))
+    for k in (42_000, 100_000):
+        long = fed("mat_mul", a=np.ones((1, k), np.uint8), b=np.ones((1, k), np.uint8))
+        yield f"mat_mul: {k} products", long
     yield "concat: other rank", fed("concat", q=np.ones((6, 4), np.uint8))
     yield "concat: other size", fed("concat", q=np.ones((1, 6, 5, 4), np.uint8))
     yield "concat: scalar", fed("concat", q=np.ones((), np.uint8))
     yield "quantize: codes", fed("quantize", x=np.ones((1, 4, 6, 6), np.uint8))
     yield "quantize: a vector", fed("quantize", x=np.ones(4, F32))
     yield "dequantize: a vector", fed("dequantize", x=np.ones(4, np.uint8))
-    for base in ("resize", "global_average_pool"):
+    for base in ("resize", "blend", "global_average_pool"):
         yield f"{base}: a vector", fed(base, x=np.ones(4, np.uint8))
     for base in SOUND:
         node = SOUND[base]()
@@ -463,12 +535,20 @@ def cases() -> Iterator[tuple[str, Node]]:
 
 
 def sound_cases() -> Iterator[tuple[str, Node]]:
-    """Every op as it should be, and without a single image."""
+    """Every op as it should be, without a single image, with attributes of a newer lowbit."""
     for name, make in SOUND.items():
         yield name, make()
         empty = make()
         empty.feeds = {feed: value[:0] for feed, value in empty.feeds.items()}
         yield f"{name}: no images", empty
+        yield f"{name}: ignored attributes", with_unknown_attributes(make())
+
+
+def with_unknown_attributes(node: Node) -> Node:
+    """A node that says more than its op knows, and that it does without being understood."""
+    more = {"hint": "fast", "hints": [0.5, 1.5], "hint_tensor": numpy_helper.from_array(np.zeros(3, F32))}
+    node.attributes |= {**more, "needs_version": 1}
+    return node
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -160,39 +159,6 @@ def test_operator_of_an_unknown_domain_stays(model) -> None:
     kept = next(n for n in result.report.kept if n.name == "sharpen")
     assert kept.reason
     assert not any(n.op_type == "Conv" for n in result.model.graph.node)
-
-
-def test_newer_lowbit_model(tmp_path, model) -> None:
-    """A file of a later version of the domain is refused by name."""
-    model.opset_import.append(helper.make_opsetid("ai.lowbit", 1000))
-    model.graph.node.append(helper.make_node("LowBitLookup", ["input0"], ["z"], domain="ai.lowbit"))
-    refuse(_save(tmp_path, model), "lowbit")
-
-
-def test_missing_external_data(tmp_path, model) -> None:
-    path = tmp_path / "model.onnx"
-    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
-    (tmp_path / "weights.bin").unlink()
-    refuse(path, "weights.bin", command=True)
-
-
-def test_short_external_data(tmp_path, model) -> None:
-    path = tmp_path / "model.onnx"
-    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
-    os.truncate(tmp_path / "weights.bin", 10)
-    refuse(path)
-
-
-def test_external_data_outside_the_folder(tmp_path, model) -> None:
-    """A path that climbs out of the model's folder is refused, whatever lies there."""
-    folder = tmp_path / "inner"
-    folder.mkdir()
-    (tmp_path / "secret.bin").write_bytes(bytes(5000))
-    tensor = _weight(model)
-    tensor.ClearField("raw_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value="../secret.bin")
-    refuse(_save(folder, model), r"secret\.bin|external")
 
 
 def test_weight_shorter_than_its_shape(tmp_path, model) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import time
@@ -12,6 +14,10 @@ from pathlib import Path
 
 import onnx
 import pytest
+from click.testing import CliRunner
+from lowbit.atomic import temporary_folder, write_atomically
+from lowbit.cli import cli as lowbit_command
+from lowbit.tune import cache_path, keep
 
 from tests.dialects.graphs import CASES
 from tests.hostile.test_bad_models import assert_one_clear_error, cli
@@ -73,6 +79,152 @@ def test_output_exists(source, tmp_path) -> None:
     done = cli("convert", source, "-o", target, "--overwrite")
     assert done.returncode == 0, done.stderr
     onnx.load(target)
+
+
+def _make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+def _make_device(path: Path) -> None:
+    """A node like /dev/null, in a temporary folder."""
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("only root makes device nodes")
+
+
+def _make_link_to_a_fifo(path: Path) -> None:
+    os.mkfifo(path.with_name("fifo"))
+    path.symlink_to("fifo")
+
+
+SPECIAL = (_make_fifo, _make_socket, _make_device, _make_link_to_a_fifo)
+
+
+@pytest.fixture(params=SPECIAL, ids=lambda make: make.__name__.removeprefix("_make_"))
+def special(request, tmp_path) -> Path:
+    """Something that is no file, under the name of a file."""
+    path = tmp_path / "special" / "out.onnx"
+    path.parent.mkdir()
+    request.param(path)
+    return path
+
+
+def test_what_is_no_file_is_never_replaced(source, special) -> None:
+    """By no function that writes, whatever --overwrite says, at once and without waiting for a reader."""
+    before = special.lstat()
+    converted = lowbit.convert(source).model
+    for attempt in (
+        lambda: write_atomically(special, lambda path: path.write_bytes(b"x"), overwrite=True),
+        lambda: lowbit.convert(source, special, overwrite=True),
+        lambda: lowbit.convert(source, special),
+        lambda: lowbit.export(converted, special, to="qdq", overwrite=True),
+        lambda: lowbit.compile(converted, special, device="cpu-ep", overwrite=True),
+        lambda: lowbit.export_mobile(converted, special, overwrite=True),
+    ):
+        with pytest.raises(lowbit.OutputError) as caught:
+            attempt()
+        assert_one_clear_error(str(caught.value), "pipe|socket|device|is a file|is a link")
+    for arguments in (
+        ("run", source, "--random", "-o", special, "--overwrite"),
+        ("inspect", source, "--report", special, "--overwrite"),
+        ("convert", source, "-o", special.with_name("fine.onnx"), "--report", special, "--overwrite"),
+    ):
+        result = CliRunner().invoke(lowbit_command, [str(argument) for argument in arguments])
+        assert result.exit_code == 2, result.output
+        assert_one_clear_error(result.output, "pipe|socket|device")
+    after = special.lstat()
+    assert (after.st_ino, after.st_mode, after.st_rdev) == (before.st_ino, before.st_mode, before.st_rdev)
+    assert not [path for path in special.parent.iterdir() if path.name.startswith(".")]
+
+
+def test_measured_choices_are_not_kept_in_what_is_no_file(source, special, monkeypatch) -> None:
+    """Neither read, which would wait for a writer, nor replaced; a session does without them."""
+    monkeypatch.setenv("LOWBIT_CACHE_DIR", str(special.parent))
+    cache = special.rename(cache_path())
+    before = cache.lstat()
+    converted = lowbit.convert(source).model
+    with pytest.raises(lowbit.OutputError, match=r"(pipe|socket|device), .*LOWBIT_CACHE_DIR"):
+        lowbit.tune(converted)
+    with pytest.raises(lowbit.OutputError, match=r"pipe|socket|device"):
+        keep({("key", 1): "kernel"})
+    lowbit.session(converted)
+    assert cache.lstat().st_mode == before.st_mode
+
+
+def test_what_appears_meanwhile_is_not_replaced(tmp_path) -> None:
+    target = tmp_path / "out.onnx"
+
+    def write(path: Path) -> None:
+        path.write_bytes(b"x")
+        os.mkfifo(target)
+
+    with pytest.raises(lowbit.OutputError, match="is a pipe"):
+        write_atomically(target, write, overwrite=True)
+    assert target.is_fifo()
+
+
+def test_a_link_is_followed(source, tmp_path) -> None:
+    real, link = tmp_path / "real.onnx", tmp_path / "link.onnx"
+    real.write_text("old")
+    link.symlink_to("real.onnx")
+    lowbit.convert(source, link, overwrite=True)
+    assert link.is_symlink()
+    onnx.load(real)
+    link.unlink()
+    link.symlink_to(source)
+    with pytest.raises(lowbit.OutputError, match="this is the input"):
+        lowbit.convert(source, link, overwrite=True)
+
+
+def test_other_threads_keep_their_umask(source, tmp_path, monkeypatch) -> None:
+    """Files get the modes that the process gives to new ones; its umask is never touched for that."""
+    before = os.umask(0o027)
+    try:
+        monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("the umask of the whole process was set"))
+        lowbit.convert(source, tmp_path / "out.onnx")
+        lowbit.compile(source, tmp_path / "compiled.onnx", device="cpu-ep", external=True)
+        folder = lowbit.export_mobile(tmp_path / "out.onnx", tmp_path / "mobile").folder
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob("*.onnx")}
+        modes |= {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+        assert set(modes.values()) == {0o640}, modes
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o750
+    finally:
+        monkeypatch.undo()
+        os.umask(before)
+
+
+KILLED = """
+import os, signal, sys, lowbit, lowbit.compiled, lowbit.mobile
+module, name = sys.argv[1:3]
+setattr(sys.modules[module], name, lambda *given, **more: os.kill(os.getpid(), signal.SIGKILL))
+if module == "lowbit.compiled":
+    lowbit.compile(*sys.argv[3:5], device="cpu-ep")
+else:
+    lowbit.export_mobile(*sys.argv[3:5])
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "moment"), [("lowbit.compiled", "_check"), ("lowbit.mobile", "_verified")]
+)
+def test_what_a_killed_process_leaves_goes_with_the_next_run(source, tmp_path, module, moment) -> None:
+    lowbit.convert(source, tmp_path / "model.onnx")
+    folder = tmp_path / "out"
+    folder.mkdir()
+    arguments = [module, moment, tmp_path / "model.onnx", folder / "made.onnx"]
+    done = subprocess.run([sys.executable, "-c", KILLED, *map(str, arguments)], timeout=300, check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = folder.iterdir()
+    assert any(left.iterdir()), "it was killed in the middle"
+    with temporary_folder(folder / "other") as working:
+        lowbit.convert(source, folder / "next.onnx")
+        assert sorted(path.name for path in folder.iterdir()) == sorted([working.name, "next.onnx"])
 
 
 def test_folder_without_permission(source) -> None:

@@ -154,9 +154,19 @@ def test_wide_activations_stay_in_float(model, bits: int) -> None:
     np.testing.assert_allclose(ours, meant, rtol=1e-5, atol=1e-5 * np.abs(meant).max())
 
 
-def test_quantizer_in_a_subgraph(model) -> None:
-    """ONNX Runtime could not run it there either."""
+@pytest.mark.parametrize("op_type", ["Quant", "MultiThreshold"])
+def test_quantizer_in_a_subgraph(model, op_type: str) -> None:
+    """Nothing is converted there, but what ONNX Runtime could not run is written in standard ops."""
     node = _activation_quant(model)
+    if op_type == "MultiThreshold":
+        thresholds = numpy_helper.from_array(np.array([[0.5, 1.5, 2.5]], np.float32), "thresholds")
+        model.graph.initializer.append(thresholds)
+        made = helper.make_node(
+            op_type, [node.input[0], "thresholds"], list(node.output), node.name, domain=node.domain
+        )
+        node.CopyFrom(made)
+    feeds = CASES["between_relu"].build(1).feed()
+    meant = qonnx_oracle.run(model, feeds)
     inner = onnx.NodeProto()
     inner.CopyFrom(node)
     output = helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)
@@ -164,8 +174,16 @@ def test_quantizer_in_a_subgraph(model) -> None:
     branch = helper.make_graph([inner], "branch", [], [output])
     model.graph.initializer.append(numpy_helper.from_array(np.asarray(True), "always"))
     outer = helper.make_node("If", ["always"], list(node.output), then_branch=branch, else_branch=branch)
+    outer.name = "branches"
     node.CopyFrom(outer)
-    _refuse(model, inner, "subgraph")
+    result = lowbit.convert(model)
+    kept = next(entry for entry in result.report.kept if entry.name == "branches")
+    assert op_type in kept.reason
+    assert "subgraph" in kept.reason
+    with pytest.raises(lowbit.UnsupportedError, match="subgraph"):
+        lowbit.convert(model, strict=True)
+    for ours, expected in zip(lowbit_session(result.model).run(None, feeds), meant, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
 # -- MultiThreshold

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from lowbit.ops import pack
+from lowbit.ops.softmax import softmax_table
 
 MATMULS = ("LowBitConv", "APConv", "LowBitConvTranspose", "LowBitGemm", "APGemm")
 CHANNELS = (1, 2, 3, 4, 5, 7, 8, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65)
@@ -346,6 +347,65 @@ def _binary(op_type: str, rng: np.random.Generator) -> Node:
     return Node(op_type, {"a_encoding": a_encoding, "b_encoding": b_encoding, **attrs}, inputs)
 
 
+def mat_mul(rng: np.random.Generator, m: int, k: int, n: int, lead: Any = (), ties: bool = True) -> Node:
+    """[*lead, m, k] x [*lead, k, n], a leading dim perhaps broadcast, stored in any order of axes."""
+    attrs, quantizer = _maybe_float(rng, ties)
+    if quantizer:
+        quantizer[0] = quantizer[0] * np.float32(2 ** (k.bit_length() // 2))
+    operands: list[np.ndarray | None] = []
+    for side, matrix in (("a", (m, k)), ("b", (k, n))):
+        encoding, *grid = _quantized(rng, ties)
+        batch = list(lead)
+        if batch and rng.random() < 0.3:
+            batch[int(rng.integers(len(batch)))] = 1
+        if batch and rng.random() < 0.2:
+            del batch[0]
+        shape = (*batch, *matrix)
+        attrs[f"{side}_encoding"] = encoding
+        stored = codes(rng, shape, 8, encoding)
+        if rng.random() < 0.6:
+            order = [int(axis) for axis in rng.permutation(len(shape))]
+            stored, attrs[f"{side}_perm"] = (
+                np.ascontiguousarray(stored.transpose(order)),
+                [order.index(axis) for axis in range(len(shape))],
+            )
+        operands += [stored, *grid]
+    return Node("LowBitMatMul", attrs, [*operands, *quantizer])
+
+
+def _random_mat_mul(rng: np.random.Generator) -> Node:
+    m, k, n = (int(rng.choice([*CHANNELS, 66, 130])) for _ in range(3))
+    lead = _ints(rng, int(rng.integers(0, 3)), 1, 3)
+    return mat_mul(rng, m, k, n, lead, ties=bool(rng.random() < 0.5))
+
+
+def normalization(rng: np.random.Generator, shape: Any, axis: int, groups: int, ties: bool = True) -> Node:
+    """Normalized values lie around 0 with a deviation of 1, times gamma."""
+    encoding, x_scale, x_zero = _quantized(rng, ties)
+    attrs, quantizer = _maybe_float(rng, ties)
+    first = axis % len(shape)
+    lengths = [1, shape[-1], *([int(np.prod(shape[first:]))] if groups == 1 else [])]
+    factors = [
+        np.asarray(rng.integers(-8, 9, max(int(rng.choice(lengths)), 1)) * 0.25, np.float32) for _ in range(2)
+    ]
+    if len(factors[0]) != len(factors[1]):  # one of them may be a scalar, else they are alike
+        factors[int(rng.integers(2))] = np.asarray(1.5, np.float32)
+    attrs |= {"x_encoding": encoding, "axis": axis, "groups": groups}
+    if rng.random() < 0.5:
+        attrs["epsilon"] = float(10.0 ** rng.integers(-12, 1))
+    x = codes(rng, shape, 8, encoding)
+    if rng.random() < 0.1:
+        x[...] = x.reshape(-1)[0] if x.size else 0  # no variance
+    return Node("LowBitNormalization", attrs, [x, x_scale, x_zero, *factors, *quantizer])
+
+
+def _random_normalization(rng: np.random.Generator) -> Node:
+    shape = _image(rng)
+    axis = int(rng.integers(-len(shape), len(shape)))
+    groups = int(rng.choice([g for g in range(1, shape[-1] + 1) if shape[-1] % g == 0]))
+    return normalization(rng, shape, axis, groups, ties=bool(rng.random() < 0.5))
+
+
 def _window(rng: np.random.Generator, dilated: bool) -> tuple[list[int], dict[str, Any]]:
     shape = _image(rng, least=3)
     spatial = len(shape) - 2
@@ -395,7 +455,9 @@ def _concat(rng: np.random.Generator) -> Node:
         part[axis] = int(rng.choice(CHANNELS))
         bits = 8
         if rng.random() < 0.3:  # the output's own parameters: copied
-            encoding, x_scale, x_zero, bits = attrs["y_encoding"], y_scale, y_zero, attrs["y_bits"]
+            encoding, x_scale, x_zero = attrs["y_encoding"], y_scale, y_zero
+        if (encoding, x_scale, x_zero) == (attrs["y_encoding"], y_scale, y_zero):  # by chance, too
+            bits = attrs["y_bits"]
         encodings.append(encoding)
         scales.append(x_scale)
         zeros.append(x_zero)
@@ -405,20 +467,53 @@ def _concat(rng: np.random.Generator) -> Node:
 
 
 def _resize(rng: np.random.Generator) -> Node:
-    shape = _image(rng)
+    shape, ties = _image(rng), bool(rng.random() < 0.5)
+    coordinates = [
+        *("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"),
+        "half_pixel_symmetric",
+    ]
     attrs: dict[str, Any] = {
         "x_encoding": _encoding(rng),
-        "coordinate_transformation_mode": str(
-            rng.choice(["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"])
-        ),
+        "coordinate_transformation_mode": str(rng.choice(coordinates)),
         "nearest_mode": str(rng.choice(["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])),
+        "mode": str(rng.choice(["nearest", "linear", "cubic"])),
     }
+    if attrs["mode"] == "cubic":
+        attrs |= {
+            "cubic_coeff_a": float(rng.choice([-0.75, -0.5])),
+            "exclude_outside": int(rng.integers(0, 2)),
+        }
     spatial = len(shape) - 2
     if rng.random() < 0.5:
         attrs["scales"] = [float(rng.choice([1.0, 1.5, 2.0, 3.0])) for _ in range(spatial)]
     else:
         attrs["sizes"] = _ints(rng, spatial, 1, 17)
-    return Node("LowBitResize", attrs, [codes(rng, shape, 8, attrs["x_encoding"])])
+    x = codes(rng, shape, 8, attrs["x_encoding"])
+    if attrs["mode"] == "nearest":
+        return Node("LowBitResize", attrs, [x])
+    range_attrs, y_zero = output(rng)
+    zero = zero_point(rng, 8, attrs["x_encoding"])
+    grids = [scale(rng, ties, -5, -2), zero, scale(rng, ties, -5, -2), y_zero]
+    return Node("LowBitResize", attrs | range_attrs, [x, *grids])
+
+
+def _softmax(rng: np.random.Generator) -> Node:
+    ties, encoding = bool(rng.random() < 0.5), _encoding(rng)
+    shape = _ints(rng, int(rng.integers(1, 5)), 1, 9)
+    axis = int(rng.integers(-len(shape), len(shape)))
+    if rng.random() < 0.2:  # beyond the rows whose entries are kept
+        shape[axis] = int(rng.integers(1000, 1200))
+    attrs, y_zero = output(rng)
+    x_scale = scale(rng, ties, -7, 1)
+    inputs = [
+        codes(rng, shape, 8, encoding),
+        x_scale,
+        zero_point(rng, 8, encoding),
+        softmax_table(float(x_scale)),
+        scale(rng, ties, -11, -6),
+        y_zero,
+    ]
+    return Node("LowBitSoftmax", attrs | {"axis": axis, "x_encoding": encoding}, inputs)
 
 
 def _depth_to_space(rng: np.random.Generator) -> Node:
@@ -491,12 +586,15 @@ _MAKERS = {
     "LowBitLookup": _lookup,
     "LowBitAdd": lambda rng: _binary("LowBitAdd", rng),
     "LowBitMul": lambda rng: _binary("LowBitMul", rng),
+    "LowBitMatMul": _random_mat_mul,
     "LowBitMaxPool": _max_pool,
     "LowBitAveragePool": _average_pool,
     "LowBitGlobalAveragePool": _global_average_pool,
     "LowBitConcat": _concat,
+    "LowBitNormalization": _random_normalization,
     "LowBitResize": _resize,
     "LowBitDepthToSpace": _depth_to_space,
+    "LowBitSoftmax": _softmax,
     "LowBitRequantize": _requantize,
     "LowBitQuantize": _quantize,
     "LowBitThreshold": _threshold,

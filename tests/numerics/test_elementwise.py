@@ -258,17 +258,48 @@ def resize(rng: Rng) -> Node:
     attrs: dict[str, Any] = {
         "x_encoding": enc,
         "coordinate_transformation_mode": pick(
-            rng, "half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"
+            rng, "half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric"
         ),
         "nearest_mode": pick(rng, "round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
+        "mode": pick(rng, "nearest", "linear", "cubic"),
     }
+    if attrs["mode"] != "nearest" and rng.integers(4) == 0 and len(shape) == 4:  # three spatial dims
+        shape = (*shape[:3], int(rng.integers(1, 5)), shape[3])
+    if attrs["mode"] == "cubic":
+        attrs |= {"exclude_outside": int(rng.integers(2)), "cubic_coeff_a": pick(rng, -0.75, -0.5, 9.0)}
     if rng.integers(2):
         attrs["sizes"] = [int(v) for v in rng.integers(1, 20, len(shape) - 2)]
     else:
         attrs["scales"] = [
             float(pick(rng, 1.0, 1.5, 2.0, 3.0, 2.3, *([0.5, 0.3] if s > 3 else []))) for s in shape[1:-1]
         ]
-    return "LowBitResize", attrs, [codes(rng, shape, enc)]
+    x = codes(rng, shape, enc)
+    if attrs["mode"] == "nearest":
+        return "LowBitResize", attrs, [x]
+    attrs |= output_range(rng)
+    # A scale far too small makes numbers that no fast kernel converts.
+    y_scale = scalar(1e-9) if rng.integers(10) == 0 else scalar(scale(rng))
+    y_zero = integer(zero_point(rng, attrs["y_encoding"], bits=attrs["y_bits"]))
+    zeros = integer(zero_point(rng, enc))
+    return "LowBitResize", attrs, [x, scalar(scale(rng)), zeros, y_scale, y_zero]
+
+
+def softmax(rng: Rng) -> Node:
+    """Any table, any axis, rows on both sides of the length up to which a kernel keeps their entries."""
+    enc, shape = encoding(rng), list(image(rng, largest=9))
+    axis = int(rng.integers(-len(shape), len(shape)))
+    shape[axis] = int(pick(rng, shape[axis], shape[axis], 1024, 1025))
+    if shape[axis] > 1000:
+        shape = [min(size, 3) if size < 1000 else size for size in shape]
+    table = rng.integers(0, 2**24 + 1, 256).astype(np.int32)
+    table[0] = pick(rng, 1, 2**24)
+    attrs = output_range(rng) | {"axis": axis, "x_encoding": enc}
+    y_zero = integer(zero_point(rng, attrs["y_encoding"], bits=attrs["y_bits"]))
+    # 2^-22 and below is what the fast kernels leave to the reference.
+    y_scale = scalar(pick(rng, 1 / 256, 1 / 255, 2.0**-10, 1e-8, 3.0))
+    x = codes(rng, tuple(shape), enc)
+    zeros = integer(zero_point(rng, enc))
+    return "LowBitSoftmax", attrs, [x, scalar(scale(rng)), zeros, table, y_scale, y_zero]
 
 
 def depth_to_space(rng: Rng) -> Node:
@@ -360,6 +391,7 @@ OPS = {
     "concat": concat,
     "resize": resize,
     "depth_to_space": depth_to_space,
+    "softmax": softmax,
     "requantize": requantize,
     "quantize": quantize,
     "threshold": threshold,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -14,7 +15,8 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from lowbit.cli import COMMANDS, cli
-from onnx import numpy_helper
+from lowbit.errors import RefusedError
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.tools.conftest import qdq_conv
 
@@ -82,6 +84,63 @@ def test_convert_reports_every_node(source, tmp_path):
     text = run("convert", source, "-o", output, "--overwrite").stdout
     assert "converted" in text
     assert "size" in text
+
+
+def test_a_float_model_is_told_so_in_one_sentence(tmp_path):
+    """What to do, instead of a reason for each node; nothing is wrong with the file either."""
+    model = save(float_model(), tmp_path / "float.onnx")
+    output = tmp_path / "out.onnx"
+    printed = run("convert", model, "-o", output).stdout
+    assert printed.startswith(f"{model}: nothing in this model is quantized")
+    assert "quantize_static" in printed
+    assert len(printed.splitlines()) == 3, "with the size and the file"
+    report = run_json("convert", model, "-o", output, "--overwrite")["report"]
+    assert "nothing in this model is quantized" in report["remark"]
+    shown = run("inspect", model).stdout
+    assert shown.count("quantize_static") == 1
+    assert "its weights are not quantized" not in shown
+    assert "its weights are not quantized" in run("inspect", model, "-v").stdout
+    (refusal,) = run("convert", model, "-o", tmp_path / "strict.onnx", "--strict", code=3).stderr.splitlines()
+    assert "nothing in this model is quantized" in refusal
+    assert not (tmp_path / "strict.onnx").exists()
+
+
+def float_model() -> onnx.ModelProto:
+    """Five convolutions, each behind a Relu."""
+    nodes = []
+    for i in range(5):
+        nodes.append(helper.make_node("Relu", [f"x{i}"], [f"r{i}"], f"relu{i}"))
+        nodes.append(helper.make_node("Conv", [f"r{i}", "w"], [f"x{i + 1}"], f"conv{i}"))
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 4, 4]) for name in ("x0", "x5")]
+    weights = numpy_helper.from_array(np.ones((3, 3, 1, 1), np.float32), "w")
+    graph = helper.make_graph(nodes, "float", ends[:1], ends[1:], [weights])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_converted_model_is_told_so(converted, tmp_path):
+    output = tmp_path / "again.onnx"
+    printed = run("convert", converted, "-o", output, "--strict").stdout
+    assert printed.startswith(f"{converted}: lowbit converted this model already")
+    assert len(printed.splitlines()) == 3
+    assert list(onnx.load(output).graph.node) == list(onnx.load(converted).graph.node)
+
+
+def test_a_quantized_model_without_a_converted_node_is_told_so(tmp_path):
+    model = save(qdq_conv(weight_is_input=True), tmp_path / "m.onnx")
+    printed = run("convert", model, "-o", tmp_path / "out.onnx").stdout
+    assert "nothing was converted" in printed
+    assert "its weights are not constant" in printed
+
+
+def test_sizes_count_external_data(source, tmp_path):
+    model = tmp_path / "model.onnx"
+    proto = onnx.load(source)
+    onnx.save(proto, model, save_as_external_data=True, location="model.data", size_threshold=0)
+    size = model.stat().st_size + (tmp_path / "model.data").stat().st_size
+    assert size > 1.5 * model.stat().st_size
+    output = tmp_path / "out.onnx"
+    assert run_json("convert", model, "-o", output)["bytes_before"] == size
+    assert run_json("inspect", model)["bytes"] == size
 
 
 @pytest.mark.parametrize("suffix", [".html", ".json"])
@@ -166,6 +225,7 @@ def test_verify_accepts_what_convert_wrote(converted, source):
         "name",
         "op_type",
         "source",
+        "runs",
         "elements",
         "wrong",
         "equal",
@@ -224,6 +284,32 @@ def test_bench_of_one_model_prints_a_table(converted):
     assert "peak memory" in text
 
 
+@pytest.mark.parametrize("dims", [[1], ["a", "b", "c"], [1, 5]])
+def test_bench_of_a_model_that_states_a_wrong_shape_of_its_output(dims, tmp_path):
+    """ONNX Runtime runs it, but not a second time into the same memory; nor can it infer the right shape."""
+    model = qdq_conv()
+    graph, real = model.graph, model.graph.output[0].name
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["largest"], keepdims=0),
+        helper.make_node("Greater", ["largest", "least"], ["yes"]),
+        helper.make_node("Cast", ["yes"], ["one"], to=TensorProto.INT64),
+        helper.make_node("Add", ["one", "ones"], ["count"]),
+        helper.make_node("Slice", ["shape", "zeros", "count"], ["first"]),  # the first two
+        helper.make_node("Reshape", [real, "first"], ["flat"]),
+    ]
+    graph.node.extend(nodes)
+    constants = {"least": np.float32(-1e9), "ones": [1], "zeros": [0], "shape": [1, -1, 1]}
+    graph.initializer.extend(numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items())
+    del graph.output[:]
+    graph.output.append(helper.make_tensor_value_info("flat", TensorProto.FLOAT, dims))
+    source, converted = tmp_path / "source.onnx", tmp_path / "converted.onnx"
+    onnx.save(model, source)
+    lowbit.convert(source, converted)
+    report = run_json("bench", converted, "--against", source, "--rounds", "1", "--profile")
+    assert report["ratios"]["time"] > 0
+    run("verify", converted, "--against", source, "-n", "1")
+
+
 # ---- what goes wrong
 
 LACKING = "missing external data"
@@ -266,6 +352,57 @@ def test_an_unusable_model_is_one_line_and_exit_code_2(command, kind, source, co
     assert "Traceback" not in result.stderr
     assert "defect" not in result.stderr, result.stderr
     assert sorted(tmp_path.iterdir()) == before, "nothing was left behind"
+
+
+def with_unknown_node(path, folder) -> str:
+    """A copy of a model that ONNX Runtime refuses."""
+    model = onnx.load(path)
+    model.graph.node.append(helper.make_node("NoSuchOp", [model.graph.input[0].name], ["nobody"], "odd"))
+    return save(model, folder / f"refused_{path.name}")
+
+
+@pytest.mark.parametrize("original_too", [False, True])
+def test_a_refused_conversion_is_told_from_a_refused_original(source, converted, tmp_path, original_too):
+    model = with_unknown_node(converted, tmp_path)
+    original = with_unknown_node(source, tmp_path) if original_too else source
+    (told,) = run("verify", model, "--against", original, code=2).stderr.splitlines()
+    assert f"{model}: ONNX Runtime refuses the converted model: " in told
+    assert ("it refuses the original, too: " if original_too else "it loads the original, so that") in told
+    (told,) = run("bench", model, "--against", original, "--rounds", "1", code=2).stderr.splitlines()
+    assert f"{model}: ONNX Runtime refuses it" in told
+    assert (f"it refuses {original}, too: " if original_too else f"it loads {original}") in told
+
+
+def test_run_asks_the_original_where_it_lies_beside_the_model(source, converted, tmp_path):
+    model = with_unknown_node(converted, tmp_path)
+    assert f"it was converted from {source.name}" in run("run", model, "--random", code=2).stderr
+    beside = tmp_path / source.name
+    beside.write_bytes(source.read_bytes())
+    assert "it loads the original, so that" in run("run", model, "--random", code=2).stderr
+    beside.write_bytes(b"another file")
+    assert f"it was converted from {source.name}" in run("run", model, "--random", code=2).stderr
+    refused = with_unknown_node(source, tmp_path)
+    assert "the original" not in run("run", refused, "--random", code=2).stderr
+
+
+@pytest.mark.parametrize("command", ["run", "inspect"])
+def test_a_device_that_refuses_a_conversion_in_memory(command, source, monkeypatch):
+    """What is refused is not the file that the user gave, and the message says so."""
+    sessions, inspecting = (importlib.import_module(f"lowbit.{name}") for name in ("session", "inspect"))
+
+    def refuse(*_arguments, **_options):
+        raise RefusedError("model: ONNX Runtime refuses it: no such luck", "no such luck")
+
+    opened = sessions.open_session
+
+    def refuse_the_device(model, options, device="cpu", **more):
+        return refuse() if device != "cpu" else opened(model, options, device, **more)
+
+    monkeypatch.setattr(sessions, "open_session", refuse_the_device)
+    monkeypatch.setattr(inspecting, "placed", refuse)
+    arguments = [source, "--random"] if command == "run" else [source]
+    told = run(command, *arguments, "--device", "cpu-ep", code=2).stderr
+    assert "ONNX Runtime refuses the converted model: no such luck; it loads the original" in told
 
 
 def test_verbose_shows_the_traceback(tmp_path):
@@ -405,8 +542,81 @@ def test_an_interrupted_conversion_leaves_nothing(source, tmp_path, number, code
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
-    assert "Traceback" not in errors
+    assert errors == f"lowbit: {'interrupted' if code == 130 else 'terminated'}\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_during_native_code_leaves_nothing(source, tmp_path):
+    """The main thread never comes back to Python, as in a session that takes minutes to open."""
+    program = (
+        "import ctypes, os, signal, tempfile\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def fsync(descriptor):\n"
+        "    global folder\n"
+        f"    folder = tempfile.TemporaryDirectory(dir={str(tmp_path)!r})\n"
+        "    print('written', flush=True)\n"
+        "    mutex = ctypes.create_string_buffer(64)\n"
+        "    for _ in range(2):\n"
+        "        ctypes.CDLL(None).pthread_mutex_lock(mutex)\n"
+        "os.fsync = fsync\n"
+        "from lowbit.cli import main\n"
+        "main()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "convert", str(source), "-o", str(tmp_path / "out.onnx")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "written\n"
+    assert len(list(tmp_path.iterdir())) == 2, "the temporary file and folder"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "lowbit: interrupted\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_at_the_terminal_is_one_message(converted, tmp_path):
+    """Ctrl-C reaches the processes that a command started, too."""
+    program = (
+        "import subprocess\n"
+        "from lowbit.cli import main\n"
+        "run = subprocess.run\n"
+        "def tell(*arguments, **options):\n"
+        "    print('started', flush=True)\n"
+        "    return run(*arguments, **options)\n"
+        "subprocess.run = tell\n"
+        "main()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "bench", str(converted), "--rounds", "1"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    os.killpg(process.pid, signal.SIGINT)
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert errors == "lowbit: interrupted\n"
+    assert printed == ""
+    left = [path.name for path in tmp_path.iterdir() if path.name != ".ses"]  # a file of ONNX Runtime's own
+    assert left == []
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_options_of_all_commands_stand_on_either_side(place, source, tmp_path):
+    def call(*options: str, code: int = 0):
+        command, *rest = ["inspect", source]
+        return run(*options, command, *rest, code=code) if place == "before" else run(
+            command, *rest, *options, code=code)  # fmt: skip
+
+    assert json.loads(call("--format", "json").stdout)["kind"] == "source"
+    assert "rather than" in call("-v").stdout
+    assert run("--format", "json", "inspect", "--format", "table", source).stdout.startswith("model")
+    source = tmp_path / "missing.onnx"
+    assert "Traceback" in call("-v", code=2).stderr
+    assert "Traceback" not in call("-q", code=2).stderr
 
 
 def test_a_closed_pipe_is_no_error(converted):

@@ -77,3 +77,15 @@ def test_samples_are_cut_into_batches(tmp_path):
         list(batches({"x": np.zeros((3, 8, 8))}, model))
     with pytest.raises(LowBitError, match="less than one batch"):
         list(batches({"x": np.zeros((0, 3, 8, 8))}, model))
+
+
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, -0.5, 0.0, 3e38])
+def test_a_scale_that_means_nothing_says_nothing_about_the_input(scale, tmp_path):
+    """Such a quantizer stays; the model runs as ONNX Runtime runs it, on ordinary numbers."""
+    model = qdq_conv()
+    (tensor,) = (t for t in model.graph.initializer if t.name == "xs")
+    tensor.CopyFrom(numpy_helper.from_array(np.asarray(scale, np.float32), "xs"))
+    assert np.all(np.isfinite(random_feeds(model)["x"]))
+    onnx.save(model, tmp_path / "source.onnx")
+    lowbit.convert(tmp_path / "source.onnx", tmp_path / "out.onnx")
+    assert lowbit.verify(tmp_path / "out.onnx", tmp_path / "source.onnx", samples=1).ok

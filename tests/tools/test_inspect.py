@@ -9,6 +9,7 @@ import importlib
 import json
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import lowbit
@@ -16,6 +17,7 @@ import numpy as np
 import onnx
 import pytest
 from lowbit.inspect import Candidate, InspectReport, NodeInfo, Refused, inspect, operand_bits
+from lowbit.report import group_reasons
 from lowbit.report_html import render, short, si, size
 from lowbit.tensors import StoredWeights, read_tensors, standard_macs
 from onnx import TensorProto, helper, numpy_helper
@@ -30,7 +32,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "inspect.md"
 # The contract of `lowbit inspect --format json`. Fields may be added here; none may go.
 REPORT_FIELDS = {
     "schema", "kind", "bytes", "model", "isa", "threads", "converted_bytes", "inputs", "outputs", "assumed",
-    "nodes", "warnings", "totals", "device", "regions",
+    "nodes", "warnings", "totals", "device", "regions", "reasons", "remark", "advice",
 }  # fmt: skip
 NODE_FIELDS = {
     "name", "op_type", "dialect", "lowbit_op", "x", "w", "y", "epilogue", "input_shape", "output_shape",
@@ -60,6 +62,59 @@ def rename(model: onnx.ModelProto, old: str, new: str) -> onnx.ModelProto:
 
 
 # ---- as data
+
+
+def test_a_reason_may_hold_any_sign():
+    """A dim without a name is a question mark, which stands for no number."""
+    reasons = ["its dim is ?", "its dim is 5", "its dim is 6"]
+    groups = group_reasons([(f"n{i}", "Add", reason) for i, reason in enumerate(reasons)])
+    assert [(group.reason, group.nodes) for group in groups] == [
+        ("its dim is ..", ["n1", "n2"]),
+        ("its dim is ?", ["n0"]),
+    ]
+
+
+def test_reasons_stand_once_with_their_nodes():
+    groups = group_reasons([
+        ("a", "Conv", "its scale 0.5 has the shape [3, 1]"),
+        ("b", "Relu", "'x' is not quantized"),
+        ("c", "Conv", "its scale -1.5e-3 has the shape [3, 1]"),
+        ("d", "Conv", "its scale 2 has the shape [64]"),
+        ("e", "Relu", "'x' is not quantized"),
+        *((f"q{i}", "QuantizeLinear", "it stands at the edge") for i in range(9)),
+    ])  # fmt: skip
+    assert [(group.reason, group.ops, group.nodes) for group in groups] == [
+        ("its scale .. has the shape [..]", {"Conv": 3}, ["a", "c", "d"]),
+        ("'x' is not quantized", {"Relu": 2}, ["b", "e"]),
+        ("it stands at the edge", {"QuantizeLinear": 9}, [f"q{i}" for i in range(9)]),
+    ]
+
+
+def test_reasons_are_counted_in_the_table_and_on_the_page(tmp_path):
+    """One row for many nodes; -v has them all, and the page names them where it is opened."""
+    model = many_kept()
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    kept = [node["name"] for node in run_json("inspect", path)["nodes"] if node["action"] == "kept"]
+    assert len(kept) == 20
+    for command in (["inspect", path], ["convert", path, "-o", tmp_path / "o.onnx", "--overwrite"]):
+        counted = run(*command).stdout
+        assert re.search(r"^\s*20 +20 Sin ", counted, re.MULTILINE), counted
+        assert len(counted.splitlines()) < 30
+        assert all(name in run(*command, "-v").stdout for name in kept)
+    page = render(inspect(model))
+    section = page[page.index("Why nodes stay") : page.index('<section aria-label="Nodes">')]
+    assert "20 Sin" in section
+    assert all(name in section for name in kept)
+
+
+def many_kept() -> onnx.ModelProto:
+    """A quantized convolution with a tail of nodes that lowbit has no form of."""
+    model = qdq_conv()
+    names = ["y", *(f"sin_{i}" for i in range(20))]
+    model.graph.node.extend(helper.make_node("Sin", [x], [y], y) for x, y in pairwise(names))
+    model.graph.output[0].name = names[-1]
+    return model
 
 
 def test_the_schema_is_the_documented_one(source, converted):

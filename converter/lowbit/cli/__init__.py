@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import signal
-import sys
-from types import FrameType
 
 import click
 
 import lowbit
+from lowbit.cli.interrupt import prompt_interrupts
 
 COMMANDS = ("sys", "inspect", "convert", "export", "tune", "compile", "run", "verify", "bench")
 
@@ -31,19 +29,17 @@ class _Commands(click.Group):
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 ok, 1 a check failed, 2 usage or unusable input, 3 cannot be said exactly (convert "
-    "--strict, export).",
+    "--strict, export), 130 interrupted.",
 )
 @click.version_option(lowbit.__version__, prog_name="lowbit")
-def cli() -> None:
+@click.option("-v", "--verbose", is_flag=True, help="As after the subcommand.")
+@click.option("-q", "--quiet", is_flag=True, help="As after the subcommand.")
+@click.option("--format", type=click.Choice(["table", "json"]), help="As after the subcommand, which wins.")
+def cli(verbose: bool, quiet: bool, format: str | None) -> None:
     """Run quantized ONNX models at 1 to 8 bits inside ONNX Runtime."""
 
 
 def main() -> None:
     """Entry point of the installed command."""
-    signal.signal(signal.SIGTERM, _terminated)
-    cli(prog_name="lowbit")
-
-
-def _terminated(signum: int, frame: FrameType | None) -> None:
-    """Ends like Ctrl-C does: temporary files are removed on the way out."""
-    sys.exit(128 + signum)
+    with prompt_interrupts():
+        cli(prog_name="lowbit")

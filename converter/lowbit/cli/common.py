@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
+from click.core import ParameterSource
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from lowbit.errors import LowBitError, UnsupportedError
+from lowbit.errors import LowBitError, UnsupportedError, is_out_of_memory
+from lowbit.text import printable
+
+if TYPE_CHECKING:
+    from lowbit.report import ReasonGroup
 
 CHECK_FAILED = 1
 UNUSABLE = 2
 UNSUPPORTED = 3
-INTERRUPTED = 130
 
 COLUMN_GAP = 3
 CELL_WIDTH = 56
@@ -43,8 +48,8 @@ class Out:
 
     def __post_init__(self) -> None:
         """Consoles that follow the terminal, or a fixed width where there is none."""
-        self.stdout = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-        self.stderr = Console(stderr=True, highlight=False)
+        self.stdout = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+        self.stderr = Console(stderr=True, highlight=False, emoji=False)
 
     @property
     def as_json(self) -> bool:
@@ -57,12 +62,12 @@ class Out:
 
     def print(self, text: str = "") -> None:
         """Prints a line of the result, with rich markup."""
-        self.stdout.print(text, soft_wrap=True)
+        self.stdout.print(printable(text, keep="\n"), soft_wrap=True)
 
     def note(self, text: str) -> None:
         """Prints a remark to stderr unless -q is given."""
         if self.verbosity >= 0:
-            self.stderr.print(text, soft_wrap=True, markup=False)
+            self.stderr.print(printable(text, keep="\n"), soft_wrap=True, markup=False)
 
     def table(
         self,
@@ -87,11 +92,12 @@ class Out:
             if sum(widths[i] + COLUMN_GAP for i in shown) > self.stdout.width:
                 shown = [i for i in shown if columns[i] != name]
         table = Table(
-            box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold"
-        )
+            box=box.SIMPLE_HEAD, pad_edge=False, title=title and _plain(title), title_justify="left",
+            title_style="bold",
+        )  # fmt: skip
         for i in shown:
             justify: Literal["left", "right"] = "right" if columns[i].endswith(">") else "left"
-            table.add_column(columns[i].rstrip(">"), justify=justify, overflow="fold")
+            table.add_column(_plain(columns[i].rstrip(">")), justify=justify, overflow="fold")
         for row in cells:
             table.add_row(*(escape(row[i]) for i in shown))
         self.stdout.print(table)
@@ -101,12 +107,12 @@ class Out:
         given = [(name, value) for name, value in rows if value is not None]
         width = max((len(name) for name, _ in given), default=0)
         for name, value in given:
-            self.print(f"[bold]{name:<{width}}[/bold]  {escape(str(value))}")
+            self.print(f"[bold]{_plain(f'{name:<{width}}')}[/bold]  {_plain(str(value))}")
 
     def status(self, what: str) -> contextlib.AbstractContextManager[object]:
         """Shows a spinner on stderr while the body runs, if stderr is a terminal."""
         silent = not self.stderr.is_terminal or self.verbosity < 0
-        return contextlib.nullcontext() if silent else self.stderr.status(what)
+        return contextlib.nullcontext() if silent else self.stderr.status(_plain(what))
 
     @contextlib.contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
@@ -114,14 +120,19 @@ class Out:
         silent = not self.stderr.is_terminal or self.verbosity < 0
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, console=self.stderr, transient=True, disable=silent) as progress:
-            task = progress.add_task(what, total=None)
+            task = progress.add_task(_plain(what), total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _plain(text: str) -> str:
+    """Text for rich that shows as it is: neither markup nor control characters."""
+    return escape(printable(text))
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else printable(str(value))
     # Some exporters join the names of everything a node was fused from; its two ends tell it apart.
     return (
         text
@@ -134,30 +145,38 @@ class Command(click.Command):
     """A subcommand whose every failure is one line on stderr and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command with ``out`` made from -q, -v and --format."""
-        quiet, verbose = ctx.params.pop("quiet"), ctx.params.pop("verbose")
-        out = Out(ctx.params.pop("format", "table"), 1 if verbose else -1 if quiet else 0)
+        """Runs the command with ``out`` made from -q, -v and --format, given to it or in front of it."""
+        before = ctx.parent.params if ctx.parent is not None else {}
+        verbose, quiet = (ctx.params.pop(name) or before.get(name) for name in ("verbose", "quiet"))
+        form = ctx.params.pop("format")
+        if ctx.get_parameter_source("format") == ParameterSource.DEFAULT:
+            form = before.get("format") or form
+        out = Out(form, 1 if verbose else -1 if quiet else 0)
         ctx.params["out"] = out
         try:
             with _warnings_as_remarks(out):
                 return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, SystemExit):
             raise
-        except KeyboardInterrupt:
-            _fail(out, "interrupted", INTERRUPTED)
         except BrokenPipeError:  # the reader of our stdout, such as `head`, has seen enough
             sys.stderr.close()
             sys.exit(0)
         except LowBitError as error:
             _fail(out, str(error), UNSUPPORTED if isinstance(error, UnsupportedError) else UNUSABLE)
         except Exception as error:
-            message = f"{type(error).__name__}: {error}; this is a defect of lowbit, -v shows where"
-            _fail(out, message, UNUSABLE)
+            what = f"{type(error).__name__}: {error}"
+            if is_out_of_memory(error):
+                _fail(out, f"out of memory ({what}); free some, or use a machine with more", UNUSABLE)
+            _fail(out, f"{what}; this is a defect of lowbit, -v shows where", UNUSABLE)
 
 
 @contextlib.contextmanager
 def _warnings_as_remarks(out: Out) -> Iterator[None]:
-    """Shows what Python programs get as a RuntimeWarning in one line, without the code that it came from."""
+    """Shows what Python programs get as a RuntimeWarning in one line, without the code that it came from.
+
+    What other packages log (onnx_ir: names of a broken model) becomes a remark as well.
+    """
+    last_resort, logging.lastResort = logging.lastResort, _Remarks(out)
     with warnings.catch_warnings():
         show = warnings.showwarning
 
@@ -168,13 +187,28 @@ def _warnings_as_remarks(out: Out) -> Iterator[None]:
                 show(message, category, *where, **more)
 
         warnings.showwarning = remark
-        yield
+        try:
+            yield
+        finally:
+            logging.lastResort = last_resort
+
+
+class _Remarks(logging.StreamHandler):  # type: ignore[type-arg]  # generic to the checker alone
+    """The handler of records that no handler was set up for."""
+
+    def __init__(self, out: Out) -> None:
+        super().__init__()
+        self.setLevel(logging.WARNING)
+        self.out = out
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.out.note(f"warning: {record.getMessage()}")
 
 
 def _fail(out: Out, message: str, code: int) -> None:
     if out.verbosity > 0:
-        traceback.print_exc()
-    click.echo(f"lowbit: {' '.join(message.split())}", err=True)
+        click.echo(printable(traceback.format_exc(), keep="\n"), err=True, nl=False)
+    click.echo(f"lowbit: {printable(' '.join(message.split()))}", err=True)
     sys.exit(code)
 
 
@@ -259,6 +293,16 @@ def write_report(path: Path, document: Any, page: Callable[[], str], *, overwrit
         temporary.write_text(text, encoding="utf-8")
 
     write_atomically(path, write, overwrite=overwrite)
+
+
+STAY = "why they stay with ONNX Runtime"
+
+
+def print_reasons(out: Out, groups: Sequence[ReasonGroup], why: str = STAY) -> None:
+    """Prints a row for each reason, with how many nodes it holds for; ``why`` is what they are reasons of."""
+    rows = [(len(group.nodes), group.counted, group.reason, group.nodes[0]) for group in groups]
+    columns = ["nodes>", "ops", why, "such as"]
+    out.table(columns, rows, optional=("such as",))
 
 
 def megabytes(size: int) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from rich.markup import escape
 
 from lowbit.cli.common import (
     MODEL,
@@ -15,10 +16,14 @@ from lowbit.cli.common import (
     megabytes,
     model_argument,
     overwrite_option,
+    print_reasons,
     report_option,
     subcommand,
     write_report,
 )
+
+if TYPE_CHECKING:
+    from lowbit.report import Report
 
 
 @subcommand("convert")
@@ -27,6 +32,7 @@ from lowbit.cli.common import (
 @click.option("--strict", is_flag=True, help="Refuse (exit code 3) unless every quantized node converts.")
 @click.option("--round-bias", is_flag=True, help="Round float biases to int32; the report lists them.")
 @click.option("--ap", is_flag=True, help="Write APConv and APGemm everywhere, not only for 1-bit operands.")
+@click.option("--all", "all_regions", is_flag=True, help="Convert also what gains nothing on a CPU.")
 @input_quant_option
 @report_option
 @overwrite_option
@@ -37,17 +43,21 @@ def command(
     strict: bool,
     round_bias: bool,
     ap: bool,
+    all_regions: bool,
     input_quant: tuple[str, ...],
     report_file: Path | None,
     overwrite: bool,
 ) -> None:
     """Convert a quantized MODEL to a lowbit model.
 
-    Numbers never change: what cannot be computed exactly stays as it is and is listed with its reason.
+    Numbers never change: what cannot be computed exactly stays as it is, and its reason is told (with -v that
+    of every node). Where nothing can be converted, or nothing is quantized, the command says so and writes
+    the model as it was (exit code 0; --strict refuses with 3).
     """
     from lowbit.atomic import check_writable
     from lowbit.convert import convert
     from lowbit.inspect import describe_conversion
+    from lowbit.model_file import stored_bytes
     from lowbit.report_html import render
 
     if report_file is not None:
@@ -59,46 +69,51 @@ def command(
             strict=strict,
             round_bias=round_bias,
             ap=ap,
+            all_regions=all_regions,
             input_quant=input_quant,
             overwrite=overwrite,
         )
     summary = {
         "model": str(model),
         "output": str(output),
-        "bytes_before": model.stat().st_size,
-        "bytes_after": output.stat().st_size,
+        "bytes_before": stored_bytes(model),
+        "bytes_after": stored_bytes(output),
         "report": result.report.to_dict(),
     }
     if out.as_json:
         out.json(summary)
     else:
-        _print(out, summary)
+        _print(out, summary, result.report)
     if report_file is not None:
         write_report(
             report_file, summary, lambda: render(describe_conversion(model, result)), overwrite=overwrite
         )
 
 
-def _print(out: Out, summary: dict[str, Any]) -> None:
-    nodes = summary["report"]["nodes"]
+def _print(out: Out, summary: dict[str, Any], report: Report) -> None:
     before, after = summary["bytes_before"], summary["bytes_after"]
     by_action: dict[str, Counter[str]] = {"converted": Counter(), "absorbed": Counter(), "kept": Counter()}
-    for node in nodes:
-        by_action[node["action"]][node["op_type"]] += 1
+    for node in report.nodes:
+        by_action[node.action][node.op_type] += 1
+    if report.remark or not report.converted:
+        why = report.remark or "nothing was converted; the output is the model as it was"
+        out.print(escape(f"{summary['model']}: {why}"))
+    counted = [
+        (action, f"{counts.total()}  ({', '.join(f'{n} {op}' for op, n in counts.most_common())})")
+        for action, counts in by_action.items()
+        if counts and not report.remark
+    ]
     out.facts(
         [
-            *(
-                (action, f"{counts.total()}  ({', '.join(f'{n} {op}' for op, n in counts.most_common())})")
-                for action, counts in by_action.items()
-                if counts
-            ),
+            *counted,
             ("size", f"{megabytes(before)} -> {megabytes(after)} ({after / max(before, 1):.0%})"),
             ("written", summary["output"]),
         ]
     )
-    kept = [node for node in nodes if node["action"] == "kept"]
-    if kept:
-        rows = [(node["name"], node["op_type"], node["reason"]) for node in kept]
+    if out.verbosity > 0:
+        rows = [(node.name, node.op_type, node.reason) for node in report.kept]
         out.table(["node", "op", "why it stays with ONNX Runtime"], rows)
-    for warning in summary["report"]["warnings"]:
+    elif not report.remark and report.kept:
+        print_reasons(out, report.reasons)
+    for warning in report.warnings:
         out.note(f"warning: {warning}")

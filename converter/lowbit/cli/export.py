@@ -33,9 +33,10 @@ def command(
 ) -> None:
     """Write a lowbit MODEL for other tools.
 
-    Every element stays. QONNX can say every node; QDQ, which any ONNX Runtime runs, cannot count thresholds:
-    such a model is refused (exit code 3), with its nodes. Mobile is a folder for apps with a minimal build of
-    ONNX Runtime: the model as .ort files, the ops that it needs, and the commands that build both libraries.
+    Every element stays. QDQ, which any ONNX Runtime runs, cannot count thresholds; QONNX can, but has no
+    words for a Softmax or a computing Resize of codes. A model that the target cannot say is refused
+    (exit code 3), with its nodes. Mobile is a folder for apps with a minimal build of ONNX Runtime: the
+    model as .ort files, the ops that it needs, and the commands that build both libraries.
     """
     if to == "mobile":
         if sub_byte:
@@ -45,14 +46,15 @@ def command(
     if shapes:
         raise click.UsageError("--shape is for --to mobile, which runs the model")
     from lowbit.export import export
+    from lowbit.model_file import stored_bytes
 
     with out.status(f"exporting {model.name}"):
         result = export(model, output, to=to, sub_byte=sub_byte, overwrite=overwrite)
     summary = {
         "model": str(model),
         "output": str(output),
-        "bytes_before": model.stat().st_size,
-        "bytes_after": output.stat().st_size,
+        "bytes_before": stored_bytes(model),
+        "bytes_after": stored_bytes(output),
         **result.to_dict(),
     }
     if out.as_json:

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.markup import escape
 
 from lowbit.cli.common import (
+    STAY,
     Out,
     device_option,
     input_quant_option,
     megabytes,
     model_argument,
     overwrite_option,
+    print_reasons,
     report_option,
     shape_option,
     subcommand,
@@ -50,10 +53,10 @@ def command(
     """Show every node of MODEL: dialect, operands, work, kernel and the reasons.
 
     A model that is not converted yet is converted in memory; every node then shows what it becomes, or why it
-    would stay with ONNX Runtime. With -v also the nodes that others absorb, and the kernels that were not
-    chosen. The report in HTML is one page that needs nothing else: a plot of bits and cost along the network
-    and a table of its nodes. With --device the model is opened there, and every node tells whether it runs
-    there or why it stays with ONNX Runtime on the CPU.
+    would stay with ONNX Runtime. With -v also the nodes that others absorb, the reason of every node that
+    stays, and the kernels that were not chosen. The report in HTML is one page that needs nothing else: a
+    plot of bits and cost along the network and a table of its nodes. With --device the model is opened there,
+    and every node tells whether it runs there or why it stays with ONNX Runtime on the CPU.
     """
     from lowbit.atomic import check_writable
     from lowbit.feeds import parse_shapes
@@ -92,9 +95,11 @@ def _print(out: Out, model: Path, report: InspectReport) -> None:
             ("outputs", "; ".join(report.outputs)),
         ]
     )
-    nodes = report.nodes
-    if out.verbosity <= 0:  # Q, DQ and the like say nothing on their own
-        nodes = [node for node in nodes if node.action != "absorbed"]
+    if report.remark:
+        out.print(escape(report.remark))
+    nodes, reasons = report.nodes, report.reasons
+    if out.verbosity <= 0:
+        nodes = [node for node in nodes if _says_something(node)]
     columns = ["node", "op", "dialect", "becomes", "codes", "epilogue", "input", "output", "M MACs>",
                "M bit-ops>", "kB before>", "kB>", "kernel", "runs on", "why"]  # fmt: skip
     narrow = (
@@ -108,10 +113,23 @@ def _print(out: Out, model: Path, report: InspectReport) -> None:
         "output",
         "becomes",
     )
-    out.table(columns, [_row(node, source) for node in nodes], optional=narrow)
+    rows = [_row(node, source) for node in nodes]
+    if out.verbosity <= 0:  # reasons follow, each once
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    if rows:
+        out.table(columns, rows, optional=narrow)
     if out.verbosity > 0:
         _print_choices(out, report)
+    elif reasons and not report.remark:
+        print_reasons(out, reasons, STAY if source else "why they stay, or no kernel is known")
     _print_totals(out, report)
+
+
+def _says_something(node: NodeInfo) -> bool:
+    """Whether a node has a row of its own: no absorbed one, nor one of which only its reason is known."""
+    if node.action == "kept":
+        return node.macs is not None or node.why is None
+    return node.action != "absorbed"
 
 
 def _row(node: NodeInfo, source: bool) -> tuple[object, ...]:
@@ -172,6 +190,8 @@ def _refusals(node: NodeInfo) -> str:
 
 
 def _print_totals(out: Out, report: InspectReport) -> None:
+    from lowbit.advice import FLOAT_RATIO
+
     totals = report.totals
     macs = f"{totals['macs'] / 1e6:,.1f} million"
     if totals["float_macs"]:
@@ -188,6 +208,15 @@ def _print_totals(out: Out, report: InspectReport) -> None:
             ("weights", weights),
         ]
     )
+    if report.advice:
+        out.print()
+        out.print("[bold]advice[/bold] (each was tried on a copy with made-up scales)")
+        for advice in report.advice:
+            out.print(escape(f"- {advice.text}"))
+        out.note(
+            "advice: times are estimated from multiply-adds alone, one on 8-bit codes at "
+            f"{FLOAT_RATIO} of a float one (measured on whole networks); real scales come from calibrating"
+        )
     for warning in report.warnings:
         out.note(f"warning: {warning}")
 

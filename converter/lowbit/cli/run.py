@@ -20,7 +20,7 @@ from lowbit.cli.common import (
     subcommand,
     threads_option,
 )
-from lowbit.errors import LowBitError
+from lowbit.errors import LowBitError, RefusedError
 
 if TYPE_CHECKING:
     import onnx
@@ -54,16 +54,20 @@ def command(
     On another device than the CPU a quantized MODEL that was not converted yet is converted in memory.
     """
     from lowbit.atomic import check_writable, write_atomically
-    from lowbit.feeds import load_model, parse_shapes, random_feeds
+    from lowbit.feeds import parse_shapes, random_feeds
+    from lowbit.model_file import load_proto
     from lowbit.session import run_session, session
 
     if bool(inputs) == random:
         raise click.UsageError("give either --input or --random")
     if output is not None:
         check_writable(output, overwrite=overwrite, inputs=(model,))
-    proto = load_model(model, external_data=False)
+    proto = load_proto(model, external_data=False)
     feeds = random_feeds(proto, seed, parse_shapes(shapes)) if random else _feeds(inputs, proto)
-    opened = session(model, device=device, threads=threads)
+    try:
+        opened = session(_runnable(out, model, proto, device), device=device, threads=threads)
+    except RefusedError as error:
+        raise _told_apart(error, model, proto) from error
     results = run_session(opened, feeds)
     if output is not None:
         write_atomically(output, lambda path: _save(path, results), overwrite=overwrite)
@@ -79,6 +83,33 @@ def command(
     )  # fmt: skip
     if output is not None:
         out.note(f"written: {output}")
+
+
+def _runnable(out: Out, path: Path, model: onnx.ModelProto, device: str) -> Path | onnx.ModelProto:
+    """The model as ONNX Runtime can load it on the CPU; every other device has it converted."""
+    from lowbit.model_file import load_proto
+    from lowbit.standard import needs_standard_form, standard_form
+
+    if device != "cpu" or not needs_standard_form(model):
+        return path
+    out.note(f"{path}: ONNX Runtime does not load its quantizers; they run written in standard ops")
+    return standard_form(load_proto(path))
+
+
+def _told_apart(error: RefusedError, path: Path, model: onnx.ModelProto) -> LowBitError:
+    """The refusal of a converted model, with what its original says where that lies beside it."""
+    from lowbit.provenance import other_source, source_file
+    from lowbit.session import told_apart
+
+    name = source_file(model)
+    if name is None:
+        return error
+    original = path.parent / name
+    if original.is_file() and not other_source(model, original):
+        return told_apart(error, str(path), original)
+    return LowBitError(
+        f"{error}; it was converted from {name}: `lowbit run` of that file tells whether that is refused, too"
+    )
 
 
 def _feeds(inputs: tuple[str, ...], proto: onnx.ModelProto) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from lowbit.atomic import check_writable, write_atomically
-from lowbit.errors import LowBitError, ModelError
+from lowbit.errors import LowBitError, ModelError, raise_if_out_of_memory
 from lowbit.export.exporter import Exporter, places_of
 from lowbit.export.qdq import QdqExporter, weight_opset
 from lowbit.export.qonnx import QonnxExporter
@@ -78,7 +78,8 @@ def export(
     Args:
         model: a lowbit model, a file or a proto.
         output: where to write the result.
-        to: ``qonnx``, which can say every node, or ``qdq``, which can say those that have no thresholds.
+        to: ``qonnx``, which can say all but LowBitSoftmax and a LowBitResize that computes, or ``qdq``, which
+            can say those that have no thresholds.
         sub_byte: with ``qdq``, store weights of up to 4 and 2 bits in ONNX's types of that width (opsets 21
             and 25), which not every ONNX Runtime runs; otherwise all codes take a byte.
         overwrite: replace ``output`` if it exists.
@@ -142,6 +143,7 @@ def _for_narrow_weights(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     try:
         raised = onnx.version_converter.convert_version(model, wanted)
     except Exception as error:  # the version converter's exceptions are of many kinds
+        raise_if_out_of_memory(error)
         raise ModelError(
             f"{label}: cannot be brought to opset {wanted}, which has weights of {min(widths)} bits: "
             f"{str(error).strip().splitlines()[0]}; export without --sub-byte"

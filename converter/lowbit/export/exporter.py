@@ -12,6 +12,7 @@ implements the abstract methods; each op of ``ai.lowbit`` is one method here.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +35,13 @@ from lowbit.provenance import KEY
 MOVERS = frozenset({
     "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad", "Gather", "Concat",
     "DepthToSpace", "SpaceToDepth", "Identity", "MaxPool", "Resize", "Expand", "Tile",
+    "ReduceMax", "ReduceMin",
 })  # fmt: skip
 """Standard ops that give elements of their inputs, so that they may run on whatever carries codes."""
+
+
+_HALF_PIXEL_SYMMETRIC = 19
+"""The first opset whose Resize has coordinates of that name."""
 
 
 def channels_first(rank: int) -> Order:
@@ -60,6 +66,7 @@ class Exporter(Writer, ABC):
     """One export. Subclasses say how codes are carried."""
 
     target: ClassVar[str]
+    other: ClassVar[str]  # the target that says some of what this one cannot
 
     def __init__(self, model: onnx.ModelProto, places: Mapping[str, Mapping[str, Any]]) -> None:
         """Takes a lowbit model apart.
@@ -101,7 +108,7 @@ class Exporter(Writer, ABC):
             more = f" and {len(refused) - 10} more" if len(refused) > 10 else ""
             raise UnsupportedError(
                 f"{self.target} cannot say {len(refused)} of {len(lowbit_nodes)} nodes exactly, export with "
-                f"--to qonnx, which can: {told}{more}"
+                f"--to {self.other}: {told}{more}"
             )
         self.prepare(lowbit_nodes)
         for value in self.model.graph.input:
@@ -219,6 +226,14 @@ class Exporter(Writer, ABC):
     @abstractmethod
     def product_codes(self, node: Node, codes: Codes, value: str) -> None:
         """``clip(rint(f32(acc) * m[c]) + zero_point, low, high)``, ``m = f32(f32(sx * sw) / sy)``."""
+
+    @abstractmethod
+    def fed_operand(self, node: Node, side: str, order: Order) -> str:
+        """Operand ``a`` or ``b`` of a LowBitMatMul, so that :meth:`fed_scale` brings the sum to its scale."""
+
+    @abstractmethod
+    def fed_scale(self, node: Node, real: str, codes: Codes | None) -> None:
+        """The end of a LowBitMatMul: codes as in :meth:`product_codes`, or the float32 number itself."""
 
     @abstractmethod
     def thresholds(self, node: Node) -> None:
@@ -438,6 +453,20 @@ class Exporter(Writer, ABC):
         real = self.node("Add" if node.op_type == "LowBitAdd" else "Mul", reals, main=True)
         self._end(node, real, order)
 
+    def fed_product(self, node: Node) -> None:
+        """LowBitMatMul."""
+        operands = []
+        for side in "ab":
+            permutation = node.attributes[f"{side}_perm"]
+            order = tuple(permutation) or identity(self.rank(node.inputs[side]))
+            operands.append(self.fed_operand(node, side, order))
+        real = self.node("MatMul", operands, main=True)
+        self.fed_scale(node, real, Codes.of(node) if "y_scale" in node.inputs else None)
+
+    def fed_rank(self, node: Node) -> int:
+        """The rank of a LowBitMatMul's output."""
+        return max(self.rank(node.inputs[side]) for side in "ab")
+
     def quantize_node(self, node: Node) -> None:
         """LowBitQuantize."""
         tensor, order = self.entrance(node)
@@ -482,7 +511,9 @@ class Exporter(Writer, ABC):
         value = node.inputs["x"]
         rank = self.rank(value)
         order = channels_first(rank)
-        x = self.carried(value, order)
+        attributes = node.attributes
+        copies = attributes["mode"] == "nearest"
+        x = self.carried(value, order) if copies else self._real_x(node, order)
         scales, sizes = node.attributes["scales"], node.attributes["sizes"]
         if len(scales):
             inputs = [x, "", self.constant(np.array([1, 1, *scales], np.float32))]
@@ -496,17 +527,76 @@ class Exporter(Writer, ABC):
                 front = self.node("Slice", [shape, *ends])
                 whole = self.node("Concat", [front, self.constant(np.array(sizes, np.int64))], axis=0)
             inputs = [x, "", "", whole]
+        told = {"nearest": ("nearest_mode",), "cubic": ("cubic_coeff_a", "exclude_outside")}
+        names = ("mode", "coordinate_transformation_mode", *told.get(attributes["mode"], ()))
+        if attributes["coordinate_transformation_mode"] == "half_pixel_symmetric":
+            self.opset = max(self.opset, _HALF_PIXEL_SYMMETRIC)
         y = self.node(
             "Resize",
             inputs,
             main=True,
-            output=self.name_for(node.output),
-            mode="nearest",
-            coordinate_transformation_mode=node.attributes["coordinate_transformation_mode"],
-            nearest_mode=node.attributes["nearest_mode"],
+            output=self.name_for(node.output) if copies else None,
+            **{name: attributes[name] for name in names},
         )
+        if not copies:
+            self.quantize(y, Codes.of(node), node.output, order)
+            return
         self.define(node.output, y, order)
         self.moved(value, node.output)
+
+    def softmax(self, node: Node) -> None:
+        """LowBitSoftmax."""
+        order = self.order_of(node.inputs["x"])
+        axis = order.index(node.attributes["axis"] % len(order))
+        real = self.node("Softmax", [self._real_x(node, order)], main=True, axis=axis)
+        self.quantize(real, Codes.of(node), node.output, order)
+
+    def normalization(self, node: Node) -> None:
+        """LowBitNormalization, as the float operators that it was made from; they sum floats, not codes."""
+        value, groups = node.inputs["x"], int(node.attributes["groups"])
+        rank, epsilon = self.rank(value), node.attributes["epsilon"]
+        axis = node.attributes["axis"] % rank
+        gamma, beta = node.need("gamma").reshape(-1), node.need("beta").reshape(-1)
+        if groups == 1:
+            order = identity(rank)
+            real = self._real_x(node, order)
+            if max(gamma.size, beta.size) > 1:
+                sizes = self.dims(value)[axis:]
+                gamma, beta = (_over(array, sizes) for array in (gamma, beta))
+            self._end(node, self._layer_norm(real, axis - rank, gamma, beta, epsilon), order)
+            return
+        order = (*range(axis), rank - 1, *range(axis, rank - 1))
+        sizes = self.dims(value)
+        channels = sizes[-1] or max(gamma.size, groups)
+        real = self._real_x(node, order)
+        gamma, beta = (np.broadcast_to(array, (channels,)).copy() for array in (gamma, beta))
+        if groups == channels and axis == 1 and rank > 2:
+            factors = [self.constant(gamma), self.constant(beta)]
+            real = self.node("InstanceNormalization", [real, *factors], main=True, epsilon=epsilon)
+        else:  # what GroupNormalization is before opset 21, whose factors are per channel
+            if axis != 1 and None in sizes:
+                raise UnsupportedError(f"{node.op_type} '{node.name}': groups of a tensor of unknown sizes")
+            lead = 0 if axis == 1 else math.prod(size or 0 for size in sizes[:axis])
+            shape = self.node("Shape", [real])
+            parts = self.node("Reshape", [real, self.constant(np.array([lead, groups, -1], np.int64))])
+            ones, zeros = (self.constant(np.full(groups, v, np.float32)) for v in (1, 0))
+            parts = self.node("InstanceNormalization", [parts, ones, zeros], main=True, epsilon=epsilon)
+            real = self.node("Reshape", [parts, shape])
+            real = self.scaled(real, self.channelwise(gamma, order))
+            real = self.shifted(real, self.channelwise(beta, order))
+        self._end(node, real, order)
+
+    def _layer_norm(self, real: str, axis: int, gamma: Array, beta: Array, epsilon: float) -> str:
+        """LayerNormalization over the axes from one on, written out before opset 17."""
+        if self.opset >= 17:
+            factors = [self.constant(np.atleast_1d(array)) for array in (gamma, beta)]
+            return self.node("LayerNormalization", [real, *factors], main=True, axis=axis, epsilon=epsilon)
+        axes = list(range(axis, 0))
+        centred = self.node("Sub", [real, self.node("ReduceMean", [real], axes=axes, keepdims=1)])
+        variance = self.node("ReduceMean", [self.node("Mul", [centred, centred])], axes=axes, keepdims=1)
+        deviation = self.node("Sqrt", [self.shifted(variance, np.float32(epsilon))])
+        normal = self.node("Div", [centred, deviation], main=True)
+        return self.shifted(self.scaled(normal, gamma), beta)
 
     def depth_to_space(self, node: Node) -> None:
         """LowBitDepthToSpace."""
@@ -693,17 +783,29 @@ class Exporter(Writer, ABC):
         "LowBitLookup": lambda self, node: self.lookup(node),
         "LowBitAdd": binary,
         "LowBitMul": binary,
+        "LowBitMatMul": fed_product,
         "LowBitMaxPool": max_pool,
         "LowBitAveragePool": average_pool,
         "LowBitGlobalAveragePool": lambda self, node: self.global_average_pool(node),
         "LowBitConcat": lambda self, node: self.concat(node),
+        "LowBitNormalization": normalization,
         "LowBitResize": resize,
+        "LowBitSoftmax": softmax,
         "LowBitRequantize": lambda self, node: self.requantize(node),
         "LowBitQuantize": quantize_node,
         "LowBitThreshold": lambda self, node: self.threshold(node),
         "LowBitDequantize": dequantize_node,
         "LowBitDepthToSpace": depth_to_space,
     }
+
+
+def _over(array: Array, sizes: Sequence[int | None]) -> Array:
+    """One number, one per channel, or one per element of the last axes, so that it broadcasts with them."""
+    return (
+        array
+        if array.size in (1, sizes[-1]) or None in sizes
+        else array.reshape([size or 0 for size in sizes])
+    )
 
 
 def _types_and_shapes(model: onnx.ModelProto) -> tuple[dict[str, int], dict[str, list[int | None]]]:

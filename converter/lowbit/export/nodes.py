@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
 
-from lowbit.graph.schemas import signatures
+from lowbit.graph.schemas import attributes_of, signatures
 from lowbit.ops.codes import Array, Floats, Ints, code_range, output_range, unpack
 
 PRODUCTS = ("LowBitConv", "APConv", "LowBitConvTranspose", "LowBitGemm", "APGemm")
@@ -43,11 +42,7 @@ class Node:
     def read(cls, proto: onnx.NodeProto, constants: Mapping[str, Array]) -> Node:
         """A node of domain ``ai.lowbit``."""
         signature = signatures()[proto.op_type]
-        given = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
-        attributes = {
-            **signature.defaults,
-            **{name: value.decode() if isinstance(value, bytes) else value for name, value in given.items()},
-        }
+        attributes = {**signature.defaults, **attributes_of(proto)}
         many = list(proto.input)[len(signature.inputs) - 1 :] if proto.op_type == "LowBitConcat" else []
         inputs = {k: name for k, name in zip(signature.inputs, proto.input, strict=False) if name}
         return cls(proto.name, proto.op_type, attributes, inputs, many, proto.output[0], constants)

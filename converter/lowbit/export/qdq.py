@@ -21,6 +21,7 @@ from lowbit.export.fit import Line, fit_thresholds
 from lowbit.export.nodes import Codes, Node, Weights
 from lowbit.graph.lowering import Order, identity
 from lowbit.ops.codes import Array, code_range, storage
+from lowbit.ops.softmax import softmax_table
 
 THRESHOLDS = "it counts thresholds that no QuantizeLinear gives"
 
@@ -28,7 +29,7 @@ THRESHOLDS = "it counts thresholds that no QuantizeLinear gives"
 class QdqExporter(Exporter):
     """See the module."""
 
-    target = "qdq"
+    target, other = "qdq", "qonnx"
 
     def __init__(
         self, model: onnx.ModelProto, places: Mapping[str, Mapping[str, Any]], *, sub_byte: bool = False
@@ -55,6 +56,12 @@ class QdqExporter(Exporter):
             if line is None:
                 return THRESHOLDS
             self._lines[node.output] = line
+        if node.op_type == "LowBitSoftmax" and np.any(
+            node.need("table") != softmax_table(float(node.need("x_scale").reshape(())))
+        ):
+            return "its table is another function than exp"
+        if node.attributes.get("mode") == "cubic" and self.rank(node.inputs["x"]) != 4:
+            return "ONNX Runtime has no cubic Resize but that of 2-D images"
         for value, _, zero_point in node.data:
             low, high = (-128, 127) if self.is_signed(value) else (0, 255)
             if np.any(zero_point < low) or np.any(zero_point > high):
@@ -137,6 +144,20 @@ class QdqExporter(Exporter):
         told = super().tail_steps(node, steps)
         idle = {"relu", "clip"} | (set() if np.any(_or_zero(node.array("tail_bias"))) else {"bias"})
         return ["nothing", *told] if "y_scale" in node.inputs and set(told) <= idle else told
+
+    def fed_operand(self, node: Node, side: str, order: Order) -> str:
+        """DequantizeLinear."""
+        scale, zero_point = node.need(f"{side}_scale"), node.need(f"{side}_zero_point")
+        encoding = node.attributes[f"{side}_encoding"]
+        return self.dequantize(node.inputs[side], encoding, scale, zero_point, order)
+
+    def fed_scale(self, node: Node, real: str, codes: Codes | None) -> None:
+        """QuantizeLinear behind a MatMul of codes means the multiplier."""
+        order = identity(self.fed_rank(node))
+        if codes is None:
+            self.define(node.output, real, order)
+        else:
+            self.quantize(real, codes, node.output, order)
 
     def thresholds(self, node: Node) -> None:
         """The product on a line, then QuantizeLinear of scale 1."""

@@ -69,7 +69,15 @@ CODES = Meaning(1, 0)
 class QonnxExporter(Exporter):
     """See the module."""
 
-    target = "qonnx"
+    target, other = "qonnx", "qdq"
+
+    def refusal(self, node: Node) -> str | None:
+        """What a float op between two quantizers means here depends on who runs it."""
+        if node.op_type == "LowBitSoftmax":
+            return "no chain of float operations has its exact sum"
+        if node.op_type == "LowBitResize" and node.attributes["mode"] != "nearest":
+            return f"the order in which a {node.attributes['mode']} Resize adds up is left open"
+        return None
 
     def prepare(self, nodes: Sequence[Node]) -> None:
         """Finds out how every tensor of codes is best carried: as its first reader wants it."""
@@ -347,6 +355,21 @@ class QonnxExporter(Exporter):
         acc, order = self._accumulator(node)
         multiplier = node.real_scale / codes.scale
         self._round(self.scaled(acc, self.channelwise(multiplier, order)), codes, value, order)
+
+    def fed_operand(self, node: Node, side: str, order: Order) -> str:
+        """The integers that are multiplied."""
+        meaning = Meaning.of(node.attributes[f"{side}_encoding"], node.need(f"{side}_zero_point"))
+        assert meaning is not None, "one zero point for all"
+        return self.integers(node.inputs[side], meaning, order)
+
+    def fed_scale(self, node: Node, real: str, codes: Codes | None) -> None:
+        """The sum times one number."""
+        order = identity(self.fed_rank(node))
+        scale = node.need("a_scale") * node.need("b_scale")
+        if codes is None:
+            self.define(node.output, self.scaled(real, scale), order)
+        else:
+            self._round(self.scaled(real, scale / codes.scale), codes, node.output, order)
 
     # ---- thresholds
 

@@ -12,7 +12,8 @@ from lowbit.graph.attributes import get_int
 from lowbit.graph.constants import Array, add_initializer, constant
 from lowbit.graph.evaluate import constants_of, run_unoptimized
 from lowbit.graph.normal_form import ELEMENTWISE
-from lowbit.graph.reasons import Refusal
+from lowbit.graph.reasons import Refusal, has_to_stay
+from lowbit.graph.shapes import Dim, dims_told
 
 _FOLDED = ELEMENTWISE | {
     "Cast", "Concat", "Flatten", "Gather", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Reshape",
@@ -23,17 +24,21 @@ _FOLDED = ELEMENTWISE | {
 _MAX_ELEMENTS = 1 << 24
 
 
-def fold_expressions(graph: ir.Graph) -> None:
+def fold_expressions(graph: ir.Graph, *, most: int = _MAX_ELEMENTS) -> None:
     """Replaces nodes on constants by what ONNX Runtime computes from them. Graph outputs are left alone.
 
-    The shape of a tensor counts as a constant where it is static; a Reshape whose new shape repeats a dim of
+    The shape of a tensor counts as a constant where it is static; a Reshape whose new shape repeats dims of
     its input and is constant besides gets a constant shape too.
+
+    Args:
+        graph: the graph; its shapes have been inferred.
+        most: elements up to which constants are folded.
     """
     _fold_shapes(graph)
     folded: dict[ir.Value, None] = {}
     nodes: list[ir.Node] = []
     for node in graph:
-        if _foldable(node, folded):
+        if _foldable(node, folded, most):
             nodes.append(node)
             folded.update(dict.fromkeys(node.outputs))
     inside = set(nodes)
@@ -60,8 +65,8 @@ def _fold_shapes(graph: ir.Graph) -> None:
             graph.remove(node, safe=True)
 
 
-def _foldable(node: ir.Node, folded: dict[ir.Value, None]) -> bool:
-    if node.domain != "" or node.op_type not in _FOLDED or not node.inputs:
+def _foldable(node: ir.Node, folded: dict[ir.Value, None], most: int) -> bool:
+    if has_to_stay(node) or node.domain != "" or node.op_type not in _FOLDED or not node.inputs:
         return False
     if any(output.is_graph_output() for output in node.outputs):
         return False
@@ -73,7 +78,7 @@ def _foldable(node: ir.Node, folded: dict[ir.Value, None]) -> bool:
         size = int(np.prod(np.broadcast_shapes(*sizes), dtype=np.float64))
     except ValueError:  # no broadcasting op, or one that ONNX Runtime will refuse
         size = int(sum(np.prod(shape, dtype=np.float64) for shape in sizes))
-    return size <= _MAX_ELEMENTS
+    return size <= most
 
 
 def _evaluate(graph: ir.Graph, nodes: Sequence[ir.Node], wanted: Sequence[ir.Value]) -> Sequence[Array]:
@@ -92,36 +97,24 @@ def _evaluate(graph: ir.Graph, nodes: Sequence[ir.Node], wanted: Sequence[ir.Val
 def _copy_dims(graph: ir.Graph) -> None:
     """Writes ``x.reshape(x.shape[0], -1)`` with a 0, ONNX's word for "as in the input", for the first dim."""
     for node in graph:
-        if node.op_type != "Reshape" or node.domain != "" or len(node.inputs) < 2:
-            continue
-        if get_int(node, "allowzero", 0) or constant(node.inputs[1]) is not None:
+        if node.op_type != "Reshape" or node.domain != "" or len(node.inputs) < 2 or has_to_stay(node):
             continue
         source, shape = node.inputs
-        parts = shape.producer() if shape is not None else None
-        if parts is None or parts.op_type != "Concat" or parts.domain != "" or source is None:
+        if get_int(node, "allowzero", 0) or constant(shape) is not None or shape is None or source is None:
             continue
-        dims = [_dim(part, source, i) for i, part in enumerate(parts.inputs)]
-        if all(dim is not None for dim in dims):
-            name = f"{parts.outputs[0].name}.folded"
-            node.replace_input_with(1, add_initializer(graph, name, np.array(dims, np.int64)))
+        told = dims_told(shape)
+        dims = [] if told is None else [_as_in(source, dim, place) for place, dim in enumerate(told)]
+        if dims and None not in dims:
+            node.replace_input_with(
+                1, add_initializer(graph, f"{shape.name}.folded", np.array(dims, np.int64))
+            )
 
 
-def _dim(part: ir.Value | None, source: ir.Value, index: int) -> int | None:
-    """One dim of a new shape: a constant, or 0 where it is the source's own dim at that place."""
-    array = constant(part)
-    if array is not None:
-        return int(array.reshape(-1)[0]) if array.size == 1 else None
-    node = None if part is None else part.producer()
-    while node is not None and node.domain == "" and node.op_type in ("Unsqueeze", "Cast", "Squeeze"):
-        node = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if node is None or node.domain != "" or node.op_type != "Gather" or get_int(node, "axis", 0) != 0:
-        return None
-    position, shape = constant(node.inputs[1]), node.inputs[0].producer() if node.inputs[0] else None
-    if position is None or position.size != 1 or shape is None or shape.op_type != "Shape":
-        return None
-    if int(position.reshape(())) != index or not _same_dim(shape.inputs[0], source, index):
-        return None
-    return 0
+def _as_in(source: ir.Value, dim: int | Dim, place: int) -> int | None:
+    """What says a dim of a new shape: its number, or 0 where it is the source's own dim at that place."""
+    if isinstance(dim, int):
+        return dim
+    return 0 if dim.axis == place and _same_dim(dim.tensor, source, place) else None
 
 
 def _same_dim(a: ir.Value | None, b: ir.Value, index: int) -> bool:

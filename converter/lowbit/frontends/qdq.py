@@ -7,48 +7,80 @@ codes, pairs on the other side of an op that moves values.
 
 from __future__ import annotations
 
-import onnx_ir as ir
-from onnx_ir.passes.common import (
-    IdentityEliminationPass,
-    LiftConstantsToInitializersPass,
-)
+import functools
 
+import onnx_ir as ir
+from onnx_ir.passes.common import LiftConstantsToInitializersPass
+
+from lowbit.frontends.expressions import fold_expressions
 from lowbit.graph.attributes import get_int
 from lowbit.graph.constants import constant
 from lowbit.graph.fold import fold_constants
+from lowbit.graph.lowering import remove_unused_nodes
 from lowbit.graph.moves import move_onto_codes
 from lowbit.graph.normal_form import NormalForm, Quantization, is_dequantize, is_op, is_quantize
 from lowbit.graph.quantization import CODE_TYPES
+from lowbit.graph.questions import ask_codes
+from lowbit.graph.reasons import for_each, has_to_stay
 from lowbit.graph.shapes import infer_shapes
+
+_SMALL = 256
+"""Elements of the constants that are computed here: shapes and scales. ONNX Runtime folds the others."""
 
 
 def normalize(model: ir.Model) -> None:
     """Brings a model into normal form, in place. Its meaning and its interface stay."""
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    infer_shapes(model)
-    IdentityEliminationPass()(model)
+    infer_shapes(model, anew=True)
+    for_each(model.graph, functools.partial(_drop_identity, model.graph))
     fold_constants(model.graph)
-    _drop_code_casts(model.graph)
+    fold_expressions(model.graph, most=_SMALL)
+    for_each(model.graph, functools.partial(_drop_code_cast, model.graph))
     _merge_quantizers(model.graph)
+    ask_codes(model.graph)
+    remove_unused_nodes(model)  # what nobody reads is no reader of anything
     move_onto_codes(model.graph)
+    ask_codes(model.graph)  # of what has become codes by moving
     fold_constants(model.graph)
+    remove_unused_nodes(model)
 
 
-def _drop_code_casts(graph: ir.Graph) -> None:
+def _drop_identity(graph: ir.Graph, node: ir.Node) -> None:
+    """Removes an Identity of the main graph.
+
+    Those of subgraphs stay: there one may be how a branch returns a tensor of the graph around it. An output
+    of the model takes the place of what it is equal to, unless that has a name which the user knows.
+    """
+    source, output = (node.inputs[0] if node.inputs else None), node.outputs[0]
+    if not is_op(node, "Identity") or source is None:
+        return
+    if output.is_graph_output():
+        if source.is_graph_input() or source.is_graph_output() or source.is_initializer():
+            return
+        name, output.name = output.name, f"{output.name}.dropped"
+        source.name = name
+    if source.type is None:
+        source.type = output.type
+    if source.shape is None:
+        source.shape = output.shape
+    output.replace_all_uses_with(source, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+
+
+def _drop_code_cast(graph: ir.Graph, node: ir.Node) -> None:
     """Reads codes before a Cast to a wider integer type in front of DequantizeLinear: the same numbers."""
-    for node in list(graph):
-        if not is_op(node, "Cast") or node.inputs[0] is None or node.outputs[0].is_graph_output():
-            continue
-        source, target = node.inputs[0], get_int(node, "to", 0)
-        wider = (ir.DataType.INT32, ir.DataType.INT8, ir.DataType.UINT8)
-        widens = target in wider and _contains(ir.DataType(target), source)
-        readers = node.outputs[0].consumers()
-        if widens and readers and all(_reads_as_codes(reader) for reader in readers):
-            for reader in readers:
-                if len(reader.inputs) > 2:
-                    reader.replace_input_with(2, None)  # a zero of the wider type
-            node.outputs[0].replace_all_uses_with(source)
-            graph.remove(node, safe=True)
+    if not is_op(node, "Cast") or node.inputs[0] is None or node.outputs[0].is_graph_output():
+        return
+    source, target = node.inputs[0], get_int(node, "to", 0)
+    wider = (ir.DataType.INT32, ir.DataType.INT8, ir.DataType.UINT8)
+    widens = target in wider and _contains(ir.DataType(target), source)
+    readers = node.outputs[0].consumers()
+    if widens and readers and all(_reads_as_codes(reader) for reader in readers):
+        for reader in readers:
+            if len(reader.inputs) > 2:
+                reader.replace_input_with(2, None)  # a zero of the wider type
+        node.outputs[0].replace_all_uses_with(source)
+        graph.remove(node, safe=True)
 
 
 def _contains(target: ir.DataType, source: ir.Value) -> bool:
@@ -70,7 +102,8 @@ def _merge_quantizers(graph: ir.Graph) -> None:
     form = NormalForm(graph)
     kept: dict[ir.Value, list[Quantization]] = {}
     for node in list(graph):
-        quantization = form.quantization(node.outputs[0]) if is_quantize(node) else None
+        wanted = is_quantize(node) and not has_to_stay(node)
+        quantization = form.quantization(node.outputs[0]) if wanted else None
         if not isinstance(quantization, Quantization):
             continue
         others = kept.setdefault(quantization.source, [])

@@ -12,16 +12,18 @@ codes and a DequantizeLinear. What has no codes of at most 8 bits (wider quantiz
 codes) is written out in standard ops instead, with the reason, so that ONNX Runtime can run it.
 
 The definitions are those of the qonnx package: custom_op/general/{intquant,bipolar_quant,trunc,
-multithreshold}.py.
+multithreshold}.py. Early exports of Brevitas have the same operators in ONNX's own domain, which has none of
+these names; :func:`qualified` moves them into QONNX's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableSequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
@@ -30,13 +32,16 @@ from lowbit.frontends.expressions import fold_expressions
 from lowbit.graph.attributes import get_float, get_int, get_string
 from lowbit.graph.constants import Array, add_initializer, constant
 from lowbit.graph.fold import fold_constants
+from lowbit.graph.lowering import graphs_of
 from lowbit.graph.quantization import CODE_TYPES
 from lowbit.graph.quantizers import ROUNDINGS, Law, is_law, quantizer
 from lowbit.graph.reasons import REASON
 from lowbit.graph.shapes import infer_shapes
 
 DOMAINS = frozenset({"qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general", "finn"})
-"""The domains under which the operators are found."""
+"""The domains under which the operators are found, ONNX's own apart."""
+
+_DOMAIN = "qonnx.custom_op.general"
 
 Floats = npt.NDArray[np.float32]
 
@@ -44,14 +49,59 @@ _MAX_BITS = 32
 _EXPORT = "export the model again from the tool that made it"
 
 
-def speaks(model: ir.Model) -> bool:
+def speaks(model: ir.Model | onnx.ModelProto) -> bool:
     """Whether a model holds one of the dialect's quantizers."""
-    return any(is_quantizer(node) for node in model.graph.all_nodes())
+    nodes = _nodes_of(model) if isinstance(model, onnx.ModelProto) else model.graph.all_nodes()
+    return any(is_quantizer(node) for node in nodes)
 
 
-def is_quantizer(node: ir.Node) -> bool:
+def is_quantizer(node: ir.Node | onnx.NodeProto) -> bool:
     """Whether a node is one of the dialect's quantizers."""
-    return node.domain in DOMAINS and node.op_type in _REWRITES
+    if node.op_type not in _REWRITES:
+        return False
+    return node.domain in DOMAINS or (node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type, ""))
+
+
+def qualified(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A model whose quantizers of ONNX's own domain stand in QONNX's, where ONNX's checker lets them pass.
+
+    Args:
+        proto: a model; it stays as it is.
+
+    Returns:
+        The model itself if it has no such quantizer, else a copy.
+    """
+
+    def is_early(node: onnx.NodeProto) -> bool:
+        return node.domain not in DOMAINS and is_quantizer(node)
+
+    if not any(is_early(node) for node in _nodes_of(proto)):
+        return proto
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for node in _nodes_of(copy):
+        if is_early(node):
+            node.domain = _DOMAIN
+    for function in copy.functions:
+        _import(function.opset_import)
+    _import(copy.opset_import)
+    return copy
+
+
+def _import(opsets: MutableSequence[onnx.OperatorSetIdProto]) -> None:
+    if all(entry.domain != _DOMAIN for entry in opsets):
+        opsets.append(onnx.helper.make_opsetid(_DOMAIN, 1))
+
+
+def _nodes_of(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a model, those of subgraphs and functions included."""
+    left = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
+    while left:
+        node = left.pop()
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                left.extend(graph.node)
 
 
 def normalize(model: ir.Model) -> None:
@@ -63,17 +113,28 @@ def normalize(model: ir.Model) -> None:
     """
     if not speaks(model):
         return
-    for node in model.graph.all_nodes():
-        if is_quantizer(node) and node.graph is not model.graph:
-            raise _bad(node, "stands in a subgraph (of If, Loop or Scan)", "it in the main graph", _EXPORT)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     infer_shapes(model, keeps_shape=is_quantizer)
     fold_expressions(model.graph)
     fold_constants(model.graph)
     for node in list(model.graph):
         if is_quantizer(node):
-            _REWRITES[node.op_type](node, _Maker(model.graph, node))
+            _rewrite(node)
+            continue
+        hidden = [inner for graph in graphs_of(node) for inner in graph.all_nodes() if is_quantizer(inner)]
+        for inner in hidden:
+            _rewrite(inner)
+        if hidden:
+            node.meta[REASON] = (
+                f"its subgraph holds {len(hidden)} quantizers, such as {hidden[0].op_type} "
+                f"'{_name(hidden[0])}'; lowbit converts nothing in there, they are written in standard ops"
+            )
     infer_shapes(model)
+
+
+def _rewrite(node: ir.Node) -> None:
+    assert isinstance(node.graph, ir.Graph)
+    _REWRITES[node.op_type](node, _Maker(node.graph, node))
 
 
 # Quantizers as plain data ---------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ What an operator means:
   (QLinearAdd, QLinearMul, the pools) and differ from it, and from each other on different machines, by one
   step where the exact result lies at a tie.
 
-An operator that no rule takes (a product of two activations, QLinearSoftmax, QLinearWhere) becomes one node
-again (:func:`restore`) and stays with ONNX Runtime as the model has it.
+An operator that no rule takes (QLinearSoftmax, QLinearWhere) becomes one node again (:func:`restore`) and
+stays with ONNX Runtime as the model has it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lowbit.graph.attributes import get_float, get_int, get_ints
 from lowbit.graph.constants import Array, add_initializer, constant
 from lowbit.graph.normal_form import CODE_MOVERS, is_dequantize, is_op, rank_of
 from lowbit.graph.opsets import quantizer_domain
-from lowbit.graph.reasons import REASON
+from lowbit.graph.reasons import REASON, has_to_stay, working_on
 from lowbit.graph.shapes import infer_shapes
 
 _GROUP = "lowbit.qoperator"
@@ -46,7 +46,7 @@ def normalize(model: ir.Model) -> None:
     for node in model.graph:
         if (node.domain, node.op_type) in _LEFT_ALONE:
             node.meta[REASON] = _LEFT_ALONE[node.domain, node.op_type]
-    waiting = [node for node in model.graph if _expander(node) is not None]
+    waiting = [node for node in model.graph if _expander(node) is not None and not has_to_stay(node)]
     if not waiting:
         return
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
@@ -76,7 +76,8 @@ def restore(graph: ir.Graph, covered: set[ir.Node], reasons: Mapping[ir.Node, st
     for node in list(graph):
         group = node.meta.get(_GROUP)
         if isinstance(group, _Group) and not covered.issuperset(group.work) and group.intact(graph):
-            group.restore(graph, next((reasons[n] for n in group.nodes if n in reasons), None))
+            with working_on(node):
+                group.restore(graph, next((reasons[n] for n in group.nodes if n in reasons), None))
             changed = True
     return changed
 
@@ -183,17 +184,18 @@ def _expand(graph: ir.Graph, node: ir.Node, taken: set[str | None]) -> bool:
     expander = _expander(node)
     assert expander is not None
     writer = _Writer(graph, node, taken)
-    try:
-        expander(writer)
-    except _WaitsError:
-        writer.discard()
-        return False
-    except _StaysError as error:
-        writer.discard()
-        node.meta[REASON] = str(error)
+    with working_on(node):
+        try:
+            expander(writer)
+        except _WaitsError:
+            writer.discard()
+            return False
+        except _StaysError as error:
+            writer.discard()
+            node.meta[REASON] = str(error)
+            return True
+        writer.finish()
         return True
-    writer.finish()
-    return True
 
 
 class _Writer:

@@ -7,6 +7,7 @@ definition of its op in every element; the whole model must pass ONNX's checker 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,15 +16,17 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from lowbit.errors import ModelError
+from lowbit.errors import CheckError, ModelError, OptimizerError, raise_if_out_of_memory
 from lowbit.graph.constants import Array
 from lowbit.graph.load import run_checker
-from lowbit.graph.schemas import DOMAIN, signatures
+from lowbit.graph.schemas import DOMAIN, attributes_of, signatures
 
 _WORK = 20_000_000
 """Products that the numpy definition of one convolution may take: a fraction of a second."""
 _WEIGHTS = 200_000
 """Weights that it may unpack."""
+_ROOM = 9
+"""Entries of a dim where nothing asks for more."""
 _ROWS = 16
 """Output channels that are compared where all of them would take longer."""
 _KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN)
@@ -36,32 +39,51 @@ _BINARY = ("LowBitAdd", "LowBitMul")
 _PRODUCTS = ("LowBitConv", "APConv", "LowBitConvTranspose", "LowBitGemm", "APGemm")
 
 
-def check_converted(proto: onnx.ModelProto) -> None:
+def check_converted(
+    proto: onnx.ModelProto,
+    outputs: Sequence[onnx.ValueInfoProto] = (),
+    source: onnx.ModelProto | None = None,
+) -> None:
     """Checks a converted model.
 
+    Args:
+        proto: the model.
+        outputs: what inference knows of its outputs, of which the model may say less.
+        source: the model that it was made of, which tells what is no fault of the conversion.
+
     Raises:
-        ModelError: names the node that differs or what the checker or ONNX Runtime says.
+        CheckError: names the nodes that differ, or that the checker or ONNX Runtime complains about.
+        ModelError: if ONNX Runtime refuses the source, too.
     """
-    run_checker(proto, "the converted model")
-    check_nodes(proto)
-    _check_loads(proto)
+    try:
+        run_checker(proto, "the converted model")
+    except ModelError as error:
+        raise CheckError(str(error), _named_in(str(error), proto)) from error
+    check_nodes(proto, outputs)
+    _check_loads(proto, source)
 
 
-def check_nodes(proto: onnx.ModelProto) -> None:
+def check_nodes(proto: onnx.ModelProto, outputs: Sequence[onnx.ValueInfoProto] = ()) -> None:
     """Runs every lowbit node on random codes against the definition of its op.
 
+    Args:
+        proto: the model.
+        outputs: what inference knows of its outputs, of which the model may say less.
+
     Raises:
-        ModelError: names the first node that differs.
+        CheckError: names the first node that differs.
     """
     graph = proto.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
+    known = (*graph.input, *graph.value_info, *graph.output, *outputs)
     dims = {
         info.name: [d.dim_value if d.dim_value > 0 else None for d in info.type.tensor_type.shape.dim]
-        for info in (*graph.input, *graph.value_info, *graph.output)
+        for info in known
+        if info.type.tensor_type.HasField("shape")
     }
     types = {
         info.name: onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
-        for info in (*graph.input, *graph.value_info, *graph.output)
+        for info in known
         if info.type.tensor_type.elem_type in _FED
     }
     random = np.random.default_rng(0)
@@ -90,11 +112,10 @@ class _Node:
         dims: Mapping[str, list[int | None]],
         types: Mapping[str, np.dtype[Any]],
     ) -> _Node:
-        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         return cls(
             node.name,
             node.op_type,
-            {k: v.decode() if isinstance(v, bytes) else v for k, v in attributes.items()},
+            attributes_of(node),
             [numpy_helper.to_array(constants[i]) if i in constants else None for i in node.input],
             [dims.get(i) for i in node.input],
             [types.get(i) for i in node.input],
@@ -120,65 +141,150 @@ def _check_node(node: _Node, random: np.random.Generator) -> None:
         attributes, defining, rows = _first_rows(node, inputs, actual)
         expected = ops.evaluate(node.op_type, attributes, defining)
     except ValueError as error:  # LowBitError, or the native module's own error type
-        raise ModelError(f"{node.op_type} '{node.name}': {error}") from error
+        raise CheckError(f"{node.op_type} '{node.name}': {error}", [node.name]) from error
     compared = actual if rows is None else actual[..., :rows]
     if compared.shape != expected.shape or compared.dtype != expected.dtype:
-        raise ModelError(
+        raise CheckError(
             f"{node.op_type} '{node.name}': the kernel gives {compared.dtype} {list(compared.shape)}, "
-            f"the definition {expected.dtype} {list(expected.shape)}"
+            f"the definition {expected.dtype} {list(expected.shape)}",
+            [node.name],
         )
     different = int(np.count_nonzero(compared != expected))
     if different:
-        raise ModelError(
+        raise CheckError(
             f"{node.op_type} '{node.name}': {different} of {compared.size} elements differ from the "
-            "definition of the op on random codes; please report this"
+            "definition of the op on random codes; please report this",
+            [node.name],
         )
 
 
 def _feed(node: _Node, random: np.random.Generator) -> list[Array | None]:
     """Random values for the inputs that are not constant, on a small image."""
     inputs = list(node.constants)
-    shape_of_y: list[int] | None = None
-    for i, name in enumerate(node.names):
-        dims = node.dims[i]
-        if inputs[i] is not None or dims is None:
-            continue
-        shape = _small_shape(node, name, dims)
+    shapes = _small_shapes(node)
+    for i, shape in shapes.items():
+        name, dtype = node.names[i], node.types[i] or np.dtype(np.uint8)
         if name == "residual":
-            assert shape_of_y is not None
-            shape = shape_of_y
-        dtype = node.types[i] or np.dtype(np.uint8)
+            shape = _output_shape(node, shapes[0])
         if dtype.kind == "f":
             inputs[i] = random.normal(scale=_spread(node), size=shape).astype(np.float32)
         else:
             low, high = _codes(node, name, dtype)
             inputs[i] = random.integers(low, high + 1, size=shape).astype(dtype)
-        if name == "x" and node.op_type in _PRODUCTS:
-            shape_of_y = _output_shape(node, shape)
     return inputs
+
+
+def _small_shapes(node: _Node) -> dict[int, list[int]]:
+    """Shapes of the operands, by position, that fit together; batch and image are cut to a few windows."""
+    given = {i: dims for i, dims in enumerate(node.dims) if dims is not None and node.constants[i] is None}
+    if node.op_type in _BINARY:
+        return _broadcast_shapes(given, _fixed_shapes(node))
+    if node.op_type == "LowBitConcat":
+        return _joined_shapes(node, given)
+    if node.op_type == "LowBitMatMul":
+        return _multiplied_shapes(node, given)
+    return {i: _small_shape(node, node.names[i], dims) for i, dims in given.items()}
+
+
+def _fixed_shapes(node: _Node) -> dict[int, tuple[int, ...]]:
+    """The shapes of constant operands of a binary op, by position."""
+    operands = enumerate(zip(node.names, node.constants, strict=True))
+    return {i: array.shape for i, (name, array) in operands if array is not None and name in ("a", "b")}
+
+
+def _broadcast_shapes(
+    given: Mapping[int, Sequence[int | None]], fixed: Mapping[int, Sequence[int | None]]
+) -> dict[int, list[int]]:
+    """Operands that numpy broadcasts, constants among them; unknown dims are what the other operand's are."""
+
+    def size(axis: int) -> int:
+        """What a dim, counted from the end, is where it is not 1."""
+        constant = [shape[-axis] or 1 for shape in fixed.values() if len(shape) >= axis]
+        stated = [min(dims[-axis] or 1, _ROOM) for dims in given.values() if len(dims) >= axis]
+        return next((dim for dim in (*constant, *stated) if dim != 1), _ROOM)
+
+    return {
+        i: [1 if dim == 1 else size(len(dims) - axis) for axis, dim in enumerate(dims)]
+        for i, dims in given.items()
+    }
+
+
+def _multiplied_shapes(node: _Node, given: Mapping[int, Sequence[int | None]]) -> dict[int, list[int]]:
+    """Operands of a product of matrices: columns of one are rows of the other, the dims before broadcast."""
+    fixed = _fixed_shapes(node)
+    known: dict[int, Sequence[int | None]] = dict(sorted({**given, **fixed}.items()))
+    perms = {i: list(node.get(f"{node.names[i]}_perm") or range(len(dims))) for i, dims in known.items()}
+    matrices = {i: [dims[axis] for axis in perms[i]] for i, dims in known.items()}
+    a, b = matrices.values()
+    inner = a[-1] or b[-2] or _ROOM
+    ends = dict(zip(matrices, ([a[-2], inner], [inner, b[-1]]), strict=True))
+    stacks = {i: dims[:-2] for i, dims in matrices.items()}
+    before = _broadcast_shapes({i: stacks[i] for i in given}, {i: stacks[i] for i in fixed})
+    shapes = {}
+    for i, stack in before.items():
+        dims = [*stack, *(dim or _ROOM for dim in ends[i])]
+        cut = dims if fixed else [min(dim, _ROOM) for dim in dims]
+        shapes[i] = [cut[perms[i].index(axis)] for axis in range(len(cut))]
+    return shapes
+
+
+def _joined_shapes(node: _Node, given: Mapping[int, Sequence[int | None]]) -> dict[int, list[int]]:
+    """Operands of a Concat, which have all dims but one in common: a constant's, where one is joined."""
+    rank = max(len(dims) for dims in given.values())
+    joined = node.get("axis") % rank
+    operands = zip(node.names, node.constants, strict=True)
+    constants = [array.shape for name, array in operands if array is not None and name == "x"]
+
+    def size(axis: int) -> int:
+        stated = [min(dims[axis] or 1, _ROOM) for dims in given.values() if dims[axis] is not None]
+        return next(iter((*(shape[axis] for shape in constants), *stated)), _ROOM)
+
+    return {
+        i: [min(dim or _ROOM, _ROOM) if axis == joined else size(axis) for axis, dim in enumerate(dims)]
+        for i, dims in given.items()
+    }
 
 
 def _small_shape(node: _Node, name: str, dims: Sequence[int | None]) -> list[int]:
     """The shape of an operand, its batch and image cut down to a few windows."""
     if node.op_type in ("LowBitGemm", "APGemm") and name == "x":
-        axis = node.get("axis") % len(dims)
-        return [2] * axis + [int(dim or 1) for dim in dims[axis:]]
+        return _rows_of_features(node, dims)
+    if node.op_type == "LowBitNormalization":
+        return _normalized_shape(node, dims)
     kernel, dilations = node.get("kernel_shape") or [], node.get("dilations") or []
     extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations or [1] * len(kernel), strict=True)]
     channels = 1 if node.get("to_channels_last", 0) else len(dims) - 1
     fixed = _channels(node)
     shape = []
     for axis, dim in enumerate(dims):
-        room = extents[axis - 1] + 5 if 0 < axis <= len(extents) else 9
+        room = extents[axis - 1] + 5 if 0 < axis <= len(extents) else _ROOM
         shape.append(fixed if axis == channels and fixed else min(dim or room, room))
     if "blocksize" in node.attributes:
         shape[channels] = int(dims[channels] or node.get("blocksize") ** 2)
-    for array in node.constants if node.op_type in _BINARY else ():
-        # A constant operand fixes the dims along which it varies.
-        if array is not None and array.ndim:
-            for axis in range(1, min(array.ndim, len(shape)) + 1):
-                shape[-axis] = array.shape[-axis] if array.shape[-axis] > 1 else shape[-axis]
     return shape
+
+
+def _rows_of_features(node: _Node, dims: Sequence[int | None]) -> list[int]:
+    """A few rows of a matrix product's features; where their dims are unknown, the last of those has them."""
+    axis = node.get("axis") % len(dims)
+    features, left = list(dims[axis:]), int(node.get("in_features"))
+    for dim in features:
+        left = max(left // (dim or 1), 1)
+    for i in reversed(range(len(features))):
+        if features[i] is None:
+            features[i], left = left, 1
+    return [2] * axis + [int(dim or 1) for dim in features]
+
+
+def _normalized_shape(node: _Node, dims: Sequence[int | None]) -> list[int]:
+    """All channels; of the dims before them a few, unless every element has factors of its own."""
+    factors = max(array.size for array in node.constants[3:5] if array is not None)
+    channels = int(dims[-1] or max(factors, int(node.get("groups"))))
+    axis = node.get("axis") % len(dims)
+    lead = [min(dim or _ROOM, _ROOM) for dim in dims[:-1]]
+    if factors > channels:
+        lead[axis:] = [int(dim or 1) for dim in dims[axis:-1]]
+    return [*lead, channels]
 
 
 def _channels(node: _Node) -> int | None:
@@ -249,30 +355,85 @@ def _first_rows(
     return node.attributes | {key: _ROWS}, cut, _ROWS
 
 
-def _check_loads(proto: onnx.ModelProto) -> None:
-    """Opens a session and runs it once, unless the model needs a library of its user's as well."""
-    import onnxruntime
+def _check_loads(proto: onnx.ModelProto, source: onnx.ModelProto | None) -> None:
+    """Opens a session and runs it once, unless the model needs a library of its user's as well.
 
-    if any(node.domain not in _KNOWN_DOMAINS for node in proto.graph.node):
+    The sizes that it runs with are made up where the model leaves them open: if the source does not run
+    with them either, they are none that the model can have.
+    """
+    failed = refusal_of(proto, run=True)
+    if failed is None:
+        _check_optimized(proto, source)
         return
+    refused, comparable = refusal_of(proto), source is not None and _speaks_standard(source)
+    if refused is not None:
+        of_source = refusal_of(source) if source is not None and comparable else None
+        if of_source is not None:
+            raise ModelError(f"ONNX Runtime refuses the model, before and after conversion: {of_source}")
+        raise CheckError(f"ONNX Runtime refuses the converted model: {refused}", _named_in(refused, proto))
+    if source is None or not comparable or refusal_of(source, run=True) is None:
+        raise CheckError(f"ONNX Runtime does not run the converted model: {failed}", _named_in(failed, proto))
+
+
+def _check_optimized(proto: onnx.ModelProto, source: onnx.ModelProto | None) -> None:
+    """Opens a session as users do, where quantizers stay: what its optimizer fuses it cannot always run.
+
+    Around nodes that became ours it may fuse what it left alone in the original. Without an original that it
+    opens so, there is nothing to hold the model to.
+    """
+    stay = any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node)
+    if source is None or not stay:
+        return
+    failed = refusal_of(proto, run=True, optimized=True)
+    if failed is None or not _speaks_standard(source):
+        return
+    if refusal_of(source, run=True, optimized=True) is not None:
+        return
+    message = f"ONNX Runtime's optimizer breaks nodes that stay: {failed}"
+    raise OptimizerError(message, _named_in(failed, proto))
+
+
+def refusal_of(proto: onnx.ModelProto, *, run: bool = False, optimized: bool = False) -> str | None:
+    """Why ONNX Runtime does not load a model, with lowbit's ops in reach; None if it does.
+
+    Args:
+        proto: the model; one that needs a library of its user's is not tried.
+        run: whether it has to run on zeros, too.
+        optimized: whether its optimizer takes part.
+    """
+    import onnxruntime
 
     from lowbit.devices import get_library_path
 
+    if not _speaks_standard(proto):
+        return None
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    # What ONNX Runtime makes of nodes that stay is not ours to judge: it fuses some that it then cannot run.
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.register_custom_ops_library(str(get_library_path()))
     try:
         session = onnxruntime.InferenceSession(
             proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
-        feeds = _whole_feed(proto)
+        feeds = _whole_feed(proto) if run else None
         if feeds is not None:
             session.run(None, feeds)
     except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
-        raise ModelError(f"ONNX Runtime refuses the converted model: {str(error).splitlines()[0]}") from error
+        raise_if_out_of_memory(error)
+        return str(error).splitlines()[0]
+    return None
+
+
+def _speaks_standard(proto: onnx.ModelProto) -> bool:
+    return all(node.domain in _KNOWN_DOMAINS for node in proto.graph.node)
+
+
+def _named_in(message: str, proto: onnx.ModelProto) -> list[str]:
+    """The nodes that a message of ONNX's or of ONNX Runtime's is about: (name), 'name' or "name"."""
+    words = set(re.findall(r"(?<=\()[^()]+(?=\))|(?<=')[^']+(?=')|(?<=\")[^\"]+(?=\")", message))
+    return [node.name for node in proto.graph.node if node.name in words]
 
 
 def _whole_feed(proto: onnx.ModelProto) -> dict[str, Array] | None:

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from lowbit.errors import raise_if_out_of_memory
 from lowbit.graph.constants import Array
 from lowbit.graph.quantization import CODE_TYPES
 from lowbit.graph.quantizers import DOMAIN, definition, is_law
@@ -84,5 +85,6 @@ def run_unoptimized(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[
         )
         results: list[Array] = session.run(None, dict(feeds))
     except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
+        raise_if_out_of_memory(error)
         return Refusal(f"ONNX Runtime does not run it: {str(error).splitlines()[0]}")
     return results

@@ -7,6 +7,7 @@ real numbers, but lowbit wants the codes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -15,29 +16,30 @@ import onnx_ir as ir
 from lowbit.graph.attributes import get_int, get_ints
 from lowbit.graph.constants import Array, constant, integers
 from lowbit.graph.normal_form import Quantization, clip_bounds, is_op, is_quantize, read_quantize
+from lowbit.graph.reasons import for_each
 
 
 def fold_constants(graph: ir.Graph) -> None:
     """Replaces nodes on constants by initializers, front to back. Graph outputs are left alone."""
-    for node in list(graph):
-        if any(output.is_graph_output() for output in node.outputs) or len(node.outputs) != 1:
-            continue
-        try:
-            folded = _fold(node)
-        except (
-            IndexError,
-            ValueError,
-        ):  # axes or shapes that do not fit: the node stays, for others to refuse
-            continue
-        if folded is None:
-            continue
-        array, dtype = folded
-        output = node.outputs[0]
-        tensor = ir.tensor(np.array(array, order="C"), dtype=dtype, name=output.name)
-        value = ir.val(output.name, dtype, array.shape, const_value=tensor)
-        output.replace_all_uses_with(value)
-        graph.remove(node, safe=True)
-        graph.register_initializer(value)
+    for_each(graph, functools.partial(_replace_by_constant, graph))
+
+
+def _replace_by_constant(graph: ir.Graph, node: ir.Node) -> None:
+    if any(output.is_graph_output() for output in node.outputs) or len(node.outputs) != 1:
+        return
+    try:
+        folded = _fold(node)
+    except (IndexError, ValueError):  # axes or shapes that do not fit: the node stays, for others to refuse
+        return
+    if folded is None:
+        return
+    array, dtype = folded
+    output = node.outputs[0]
+    tensor = ir.tensor(np.array(array, order="C"), dtype=dtype, name=output.name)
+    value = ir.val(output.name, dtype, array.shape, const_value=tensor)
+    output.replace_all_uses_with(value)
+    graph.remove(node, safe=True)
+    graph.register_initializer(value)
 
 
 def _fold(node: ir.Node) -> tuple[Array, ir.DataType] | None:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
 from onnx_ir.passes.common import TopologicalSortPass
 
-from lowbit.errors import ModelError
+from lowbit.errors import ModelError, raise_if_out_of_memory
 from lowbit.frontends import qonnx
 from lowbit.graph.opsets import complete_imports, raise_opset
-from lowbit.graph.schemas import DOMAIN, VERSION
+from lowbit.graph.schemas import DOMAIN, has_attribute
+from lowbit.model_file import (
+    check_whole,
+    in_known_version,
+    load_external_data,
+    parse_model,
+    read_file,
+    require_own_data,
+    tensors_of,
+)
 
 SUPPORTED_IR = 13
 SUPPORTED_OPSETS = range(7, onnx.defs.onnx_opset_version() + 1)
@@ -24,7 +32,9 @@ _AS_IT_IS = 10
 
 _TOLERATED = (
     "Field 'shape' of 'type' is required but missing",
+    "Field 'type' of 'value_info' is required but missing",
     "Nodes in a graph must be topologically sorted",
+    "No Op registered for",  # ONNX Runtime knows LayerNormalization, say, at every opset
 )
 
 
@@ -36,11 +46,17 @@ class Source:
         model: the graph; independent of what was given, so that it can be rewritten.
         sha256: of the file, or of the serialized proto.
         path: the file; None for a proto.
+        proto: what the graph was read from, with all its data.
     """
 
     model: ir.Model
     sha256: str
     path: Path | None
+    proto: onnx.ModelProto
+
+    def again(self) -> Source:
+        """The model as it was given, once more: the graph of this one may have been rewritten by now."""
+        return replace(self, model=_read_graph(self.proto, str(self.path or "the given model")))
 
 
 def load_model(model: str | Path | onnx.ModelProto) -> Source:
@@ -57,38 +73,36 @@ def load_model(model: str | Path | onnx.ModelProto) -> Source:
     """
     if isinstance(model, onnx.ModelProto):
         proto, path, label = model, None, "the given model"
+        check_whole(proto, label)
+        require_own_data(proto, label)
         digest = hashlib.sha256(proto.SerializeToString()).hexdigest()
     else:
         path = Path(model)
         label = str(path)
-        data = _read(path)
+        data = read_file(path)
         digest = hashlib.sha256(data).hexdigest()
-        proto = onnx.ModelProto()
-        try:
-            proto.ParseFromString(data)
-        except (DecodeError, UnicodeDecodeError) as error:  # the second: protobuf in pure Python
-            raise ModelError(f"{label}: not an ONNX file, or a truncated one ({len(data)} bytes)") from error
-    if not proto.HasField("graph") or not proto.opset_import:
-        raise ModelError(
-            f"{label}: not an ONNX model: it has no graph or no opset; is it a whole .onnx file?"
-        )
+        proto = parse_model(data, label)
+        load_external_data(proto, path.parent, label)
     if any(node.op_type == "EPContext" for node in proto.graph.node):
         raise ModelError(
             f"{label}: it is compiled for one kind of device (EPContext); use the model that it was made from"
         )
-    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer):
-        proto = _with_external_data(proto, path, label)
-    proto = complete_imports(proto, qonnx.DOMAINS)
+    proto = complete_imports(qonnx.qualified(in_known_version(proto, label)), qonnx.DOMAINS)
     _check(proto, label)
+    return Source(_read_graph(proto, label), digest, path, proto)
+
+
+def _read_graph(proto: onnx.ModelProto, label: str) -> ir.Model:
     try:
         graph = ir.from_proto(proto)
     except Exception as error:  # the reader meets contradictions with exceptions of many kinds
+        raise_if_out_of_memory(error)
         raise ModelError(f"{label}: contradicts itself: {str(error).splitlines()[0]}") from error
     _sort(graph, label)
     _check_inputs(graph, label)
     if graph.graph.opset_imports.get("", _AS_IT_IS) < _AS_IT_IS or qonnx.speaks(graph):
         graph = raise_opset(graph, label)
-    return Source(graph, digest, path)
+    return graph
 
 
 def drop_overridable_initializers(graph: ir.Graph) -> int:
@@ -139,33 +153,6 @@ def _check_inputs(model: ir.Model, label: str) -> None:
                 raise ModelError(f"{label}: {node.op_type} '{name}' lacks its input '{formal.name}'")
 
 
-def _read(path: Path) -> bytes:
-    if not path.exists():
-        raise ModelError(f"{path}: no such file")
-    if path.is_dir():
-        raise ModelError(f"{path}: is a folder, expected an .onnx file")
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if not data:
-        raise ModelError(f"{path}: is empty, expected an .onnx file")
-    return data
-
-
-def _with_external_data(proto: onnx.ModelProto, path: Path | None, label: str) -> onnx.ModelProto:
-    """A copy of the model that holds the data of its external tensors."""
-    if path is None:
-        raise ModelError(f"{label}: has external data; give the path of its file instead of the proto")
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    try:
-        onnx.load_external_data_for_model(copy, str(path.parent))
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise ModelError(f"{label}: its external data cannot be read: {error}") from error
-    return copy
-
-
 def _check(proto: onnx.ModelProto, label: str) -> None:
     opsets = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
     opset = opsets.get("ai.onnx")
@@ -176,31 +163,26 @@ def _check(proto: onnx.ModelProto, label: str) -> None:
             f"{label}: uses opset {opset}; lowbit reads {SUPPORTED_OPSETS.start} to "
             f"{SUPPORTED_OPSETS.stop - 1}. Export it again with one of those, or use onnx.version_converter"
         )
-    if opsets.get(DOMAIN, VERSION) > VERSION:
-        raise ModelError(
-            f"{label}: uses version {opsets[DOMAIN]} of {DOMAIN}, this lowbit knows version {VERSION}; "
-            "update lowbit"
-        )
     for value in proto.graph.input:
         dims = value.type.tensor_type.shape.dim
         if any(dim.dim_value < 0 for dim in dims):
             raise ModelError(f"{label}: input '{value.name}' has the shape {[dim.dim_value for dim in dims]}")
-    for tensor in proto.graph.initializer:
-        _check_tensor(tensor, label)
+    for where, tensor in tensors_of(proto):
+        _check_tensor(where, tensor, label)
     run_checker(proto, label)
 
 
 def run_checker(proto: onnx.ModelProto, label: str) -> None:
     """Runs ONNX's checker.
 
-    It asks for the shapes of outputs and for nodes in order, which ONNX Runtime does not need, and it
-    does not take 2 GB and more.
+    It asks for the types and shapes of outputs and for nodes in order, which ONNX Runtime does not need, and
+    it does not take 2 GB and more.
 
     Raises:
         ModelError: with the checker's first complaint.
     """
     try:
-        onnx.checker.check_model(proto)
+        onnx.checker.check_model(_without_unknown_attributes(proto))
     except onnx.checker.ValidationError as error:
         message = str(error).strip()
         if not any(text in message for text in _TOLERATED):
@@ -210,22 +192,39 @@ def run_checker(proto: onnx.ModelProto, label: str) -> None:
             raise ModelError(f"{label}: {error}") from error
 
 
-def _check_tensor(tensor: onnx.TensorProto, label: str) -> None:
+def _without_unknown_attributes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A model whose lowbit nodes have no attributes that are ignored, for a checker that refuses them.
+
+    It does so once lowbit's ops are registered with it. The model itself where there are none.
+    """
+    if not any(node.domain == DOMAIN and _unknown_attributes(node) for node in proto.graph.node):
+        return proto
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for node in copy.graph.node:
+        for attribute in _unknown_attributes(node) if node.domain == DOMAIN else ():
+            node.attribute.remove(attribute)
+    return copy
+
+
+def _unknown_attributes(node: onnx.NodeProto) -> list[onnx.AttributeProto]:
+    return [attribute for attribute in node.attribute if not has_attribute(node, attribute.name)]
+
+
+def _check_tensor(where: str, tensor: onnx.TensorProto, label: str) -> None:
     if any(dim < 0 for dim in tensor.dims):
-        raise ModelError(f"{label}: initializer '{tensor.name}' has the shape {list(tensor.dims)}")
+        raise ModelError(f"{label}: {where} has the shape {list(tensor.dims)}")
     try:
         dtype = ir.DataType(tensor.data_type)
     except ValueError as error:
-        raise ModelError(
-            f"{label}: initializer '{tensor.name}' has the unknown type {tensor.data_type}"
-        ) from error
+        raise ModelError(f"{label}: {where} has the unknown type {tensor.data_type}") from error
     if dtype == ir.DataType.UNDEFINED:
-        raise ModelError(f"{label}: initializer '{tensor.name}' has no element type")
+        raise ModelError(f"{label}: {where} has no element type")
     if not tensor.HasField("raw_data") or dtype == ir.DataType.STRING:
         return
     expected = math.ceil(math.prod(tensor.dims) * dtype.bitwidth / 8)
     if len(tensor.raw_data) != expected:
         raise ModelError(
-            f"{label}: initializer '{tensor.name}' of shape {list(tensor.dims)} needs {expected} bytes, "
+            f"{label}: {where} of shape {list(tensor.dims)} needs {expected} bytes, "
             f"the file has {len(tensor.raw_data)}"
         )

@@ -11,13 +11,15 @@ brought back into it, by :meth:`Lowering.original_codes` and :meth:`Lowering.ori
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from lowbit.graph.attributes import get_int
 from lowbit.graph.constants import Array, add_initializer, constant
 from lowbit.graph.normal_form import (
     ELEMENTWISE,
@@ -29,8 +31,13 @@ from lowbit.graph.normal_form import (
     is_quantizer,
 )
 from lowbit.graph.quantization import CODE_TYPES, Grid, bits_of
+from lowbit.graph.questions import is_question
+from lowbit.graph.reasons import Refusal, StepError
 from lowbit.graph.schemas import DOMAIN, VERSION, signatures
 from lowbit.report import Report
+
+WRITTEN_FOR = "lowbit.written_for"
+"""Key of a new node's ``meta`` for the nodes of the model for which it was written."""
 
 Order = tuple[int, ...]
 """How a tensor is stored: stored axis k holds axis ``order[k]`` of the model's tensor."""
@@ -102,18 +109,29 @@ class StoredReal:
 class Lowering:
     """The output graph in the making. Rules use it to read stored tensors and to write nodes."""
 
-    def __init__(self, graph: ir.Graph, form: NormalForm, report: Report, *, ap: bool = False):
+    def __init__(
+        self,
+        graph: ir.Graph,
+        form: NormalForm,
+        report: Report,
+        *,
+        ap: bool = False,
+        units: Set[ir.Node] = frozenset(),
+    ):
+        """``units`` are nodes that ONNX Runtime fuses with quantizers of the standard around them."""
         self.graph = graph
         self.form = form
         self.report = report
         self.ap = ap
+        self.units = units
         self.anchor: ir.Node | None = None
+        self.written_for: tuple[ir.Node, ...] = ()
         self.provenance: dict[str, dict[str, Any]] = {}
         self.origins: dict[str, list[str]] = {}
         self.kept: set[ir.Node] = set()
         self._codes: dict[ir.Value, Stored] = {}
-        self._reordered: dict[tuple[ir.Value, Order], Stored] = {}
-        self._shifted: dict[ir.Value, Stored] = {}
+        self._reordered: dict[tuple[ir.Value, Order, Order], Stored] = {}
+        self._shifted: dict[tuple[ir.Value, Order], Stored] = {}
         self._reals: dict[ir.Value, StoredReal] = {}
         self._originals: dict[ir.Value, ir.Value] = {}
         self._scalars: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
@@ -346,19 +364,32 @@ class Lowering:
         """How new codes are best stored: ``(offset, signed)``.
 
         The x86 kernels multiply unsigned activations with signed weights, so signed codes are shifted into
-        the unsigned range of their bit width. Codes that the user of the model sees keep their type.
+        the unsigned range of their bit width. Codes that the user of the model, or only nodes that stay, see
+        keep their type.
 
         Args:
             codes: the tensor in the model.
             low: smallest code that occurs.
             high: largest.
         """
-        if codes.is_graph_output():
+        if codes.is_graph_output() or self._stays_read(codes):
             return 0, CODE_TYPES[self._code_type(codes)][0] < 0
-        quantization = self.form.quantization(codes)
+        quantization = self.form.quantization(codes, half=True)
         zero_points = quantization.grid.zero_point if isinstance(quantization, Quantization) else np.zeros(1)
         low, high = min(low, int(zero_points.min())), max(high, int(zero_points.max()))
         return (0 if low >= 0 else 1 << (bits_of(low, high, signed=True) - 1)), False
+
+    def _stays_read(self, codes: ir.Value) -> bool:
+        """Whether all readers of codes are DequantizeLinear nodes that stay."""
+        readers = codes.consumers()
+        return bool(readers) and all(
+            is_dequantize(node)
+            and (
+                not self.units.isdisjoint(node.outputs[0].consumers())
+                or isinstance(self.form.dequantization(node.outputs[0]), Refusal)
+            )
+            for node in readers
+        )
 
     def range_attributes(
         self, low: int, high: int, *, signed: bool, prefix: str = "y", bits_for: Sequence[int] = ()
@@ -425,7 +456,7 @@ class Lowering:
         An elementwise node between tensors that are stored in another order of axes works in that order.
         """
         self.kept.add(node)
-        if self._keep_in_order(node):
+        if self._keep_in_order(node) or self._keep_question(node):
             return
         inner = [n for graph in graphs_of(node) for n in graph.all_nodes()]
         for user in (node, *inner):
@@ -445,12 +476,18 @@ class Lowering:
     def finish_outputs(self) -> None:
         """Gives every graph output its value under its own name."""
         self.anchor = None
+        finished: dict[ir.Value, ir.Value] = {}
         for i, value in enumerate(self.graph.outputs):
-            original = self.original(value)
+            if value in finished:  # a model may list an output twice
+                self.graph.outputs[i] = finished[value]
+                continue
+            producer = value.producer()
+            self.written_for = () if producer is None else (producer,)
+            original = finished[value] = self.original(value)
             if original is value:
                 continue
             if original.is_graph_input() or original.is_graph_output() or original.is_initializer():
-                original = self.standard(
+                original = finished[value] = self.standard(
                     "Identity", [original], {}, value, original.dtype or ir.DataType.FLOAT
                 )
             name = value.name
@@ -462,6 +499,17 @@ class Lowering:
             original.doc_string = value.doc_string
             original.metadata_props.update(value.metadata_props)
             self.graph.outputs[i] = original
+
+    def check_replaced(self) -> None:
+        """Checks that every node that regions stand for is gone; unused nodes have been removed.
+
+        Raises:
+            StepError: if one is left, which then is computed twice: something reads it that nobody asked for.
+        """
+        for node in self.graph:
+            if WRITTEN_FOR not in node.meta and node not in self.kept:
+                cause = RuntimeError(f"{node.op_type} '{node.name}' is computed beside what took its place")
+                raise StepError((node,), cause)
 
     def _keep_in_order(self, node: ir.Node) -> bool:
         """Repeats an elementwise node on float tensors as they are stored; False if it is not that simple."""
@@ -485,6 +533,29 @@ class Lowering:
         dtype = output.dtype or ir.DataType.FLOAT
         moved = self.standard(node.op_type, inputs, node.attributes, output, dtype, order=order)
         self.define_real(output, StoredReal(moved, order))
+        return True
+
+    def _keep_question(self, node: ir.Node) -> bool:
+        """Answers a Shape or Size from the stored tensor, whose dims are the same in another order."""
+        value = node.inputs[0] if is_question(node) else None
+        stored = None if value is None else self._codes.get(value) or self._reals.get(value)
+        if value is None or stored is None or (isinstance(stored, Stored) and stored.flattened is not None):
+            return False
+        order, rank = stored.order, len(stored.order)
+        if is_op(node, "Size") or order == identity(rank):
+            node.replace_input_with(0, stored.value)
+            return True
+        answer = node.outputs[0]
+        asked = range(rank)[slice(get_int(node, "start", 0), get_int(node, "end", rank))]
+        dims = self.standard(
+            "Shape", [stored.value], {}, answer, ir.DataType.INT64, order=identity(1), shape=[rank]
+        )
+        positions = self.constant(answer, "axes", np.array([order.index(axis) for axis in asked], np.int64))
+        node.op_type = "Gather"
+        node.attributes.clear()
+        node.resize_inputs(2)
+        node.replace_input_with(0, dims)
+        node.replace_input_with(1, positions)
         return True
 
     # Layout ----------------------------------------------------------------------------------------------
@@ -532,7 +603,8 @@ class Lowering:
 
     def _shift(self, value: ir.Value, stored: Stored) -> Stored:
         """Bipolar codes as unsigned ones of 2 bits with an offset, for readers that know zero points."""
-        if stored.value not in self._shifted:
+        key = (stored.value, stored.order)  # a Transpose is another order of the same stored tensor
+        if key not in self._shifted:
             table = np.array([0, 2] * 128, np.uint8)
             shifted = self.node(
                 "LowBitLookup",
@@ -542,14 +614,12 @@ class Lowering:
                 ir.DataType.UINT8,
                 stored.order,
             )
-            self._shifted[stored.value] = replace(
-                stored, value=shifted, offset=1, low=0, high=2, bipolar=False
-            )
-            self._remember(shifted, value, self._shifted[stored.value])
-        return self._shifted[stored.value]
+            self._shifted[key] = replace(stored, value=shifted, offset=1, low=0, high=2, bipolar=False)
+            self._remember(shifted, value, self._shifted[key])
+        return self._shifted[key]
 
     def _reorder(self, value: ir.Value, stored: Stored, order: Order) -> Stored:
-        key = (stored.value, order)
+        key = (stored.value, stored.order, order)
         if key not in self._reordered:
             tensor = self._transposed(stored.value, stored.order, order, value)
             self._reordered[key] = replace(stored, value=tensor, order=order)
@@ -603,6 +673,7 @@ class Lowering:
         self._insert(ir.node(op_type, list(inputs), attributes, outputs=outputs, name=self._node_name(name)))
 
     def _insert(self, node: ir.Node) -> None:
+        node.meta[WRITTEN_FOR] = self.written_for
         if self.anchor is None:
             self.graph.append(node)
         else:
@@ -669,6 +740,24 @@ class CodesOutput:
         return Stored(value, order, self.offset, self.signed, self.low, self.high, bipolar=self.bipolar)
 
 
+def name_uniquely(graph: ir.Graph, taken: Collection[str]) -> None:
+    """Gives nodes other names where two have the same, which ONNX Runtime refuses.
+
+    Args:
+        graph: the output graph.
+        taken: the names by which the metadata knows lowbit nodes; those keep them.
+    """
+    used: set[str] = set(taken)
+    for node in graph:
+        if not node.name or node.domain == DOMAIN:
+            continue
+        name, count = node.name, 1
+        while node.name in used:
+            count += 1
+            node.name = f"{name}.{count}"
+        used.add(node.name)
+
+
 def graphs_of(node: ir.Node) -> list[ir.Graph]:
     """The subgraphs of a node: bodies of If, Loop, Scan."""
     graphs: list[ir.Graph] = []
@@ -678,3 +767,29 @@ def graphs_of(node: ir.Node) -> list[ir.Graph]:
         elif attribute.type == ir.AttributeType.GRAPHS:
             graphs.extend(attribute.as_graphs())
     return graphs
+
+
+def inputs_of(node: ir.Node) -> Iterator[ir.Value]:
+    """What a node reads, what its subgraphs capture included."""
+    yield from (value for value in node.inputs if value is not None)
+    for graph in graphs_of(node):
+        for inner in graph.all_nodes():
+            yield from (value for value in inner.inputs if value is not None)
+        yield from graph.outputs
+
+
+def remove_unused_nodes(model: ir.Model) -> None:
+    """Removes the nodes of the main graph that nothing needs, and lets go what their subgraphs captured.
+
+    The pass of onnx_ir leaves a removed node's subgraphs among the readers of what they captured.
+    """
+    needed: set[ir.Value] = set(model.graph.outputs)
+    for node in reversed(model.graph):
+        if any(output in needed for output in node.outputs):
+            needed.update(inputs_of(node))
+            continue
+        for graph in graphs_of(node):
+            for inner in graph.all_nodes():
+                for index in range(len(inner.inputs)):
+                    inner.replace_input_with(index, None)
+    RemoveUnusedNodesPass()(model)

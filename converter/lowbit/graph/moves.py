@@ -10,9 +10,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_float, get_ints, get_string
+from lowbit.graph.attributes import get_float, get_int, get_ints, get_string
 from lowbit.graph.constants import add_initializer, constant, scalar
 from lowbit.graph.normal_form import (
+    CODE_CHOOSERS,
     CODE_MOVERS,
     Dequantization,
     NormalForm,
@@ -24,14 +25,24 @@ from lowbit.graph.normal_form import (
     is_quantizer,
     rank_of,
 )
-from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid, dequantize_array, quantize_scalar
+from lowbit.graph.opsets import has_code_kernel
+from lowbit.graph.quantization import (
+    CODE_TYPES,
+    CodeRange,
+    Grid,
+    dequantize_array,
+    quantize_scalar,
+    survives_half,
+)
 from lowbit.graph.quantizers import is_law
-from lowbit.graph.reasons import Refusal
-from lowbit.graph.windows import read_max_pool, read_resize
+from lowbit.graph.reasons import Refusal, for_each, has_to_stay
+from lowbit.graph.reductions import read_reduction
+from lowbit.graph.windows import read_max_pool, read_resize, read_space_to_depth
 
 _READERS = (
     *("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool"),
-    *("ReduceMean", "MaxPool", "Resize"),
+    *("ReduceMean", "MaxPool", "Resize", "Softmax"),
+    *("LayerNormalization", "GroupNormalization", "InstanceNormalization"),
 )
 """Ops that have a region on codes, so that their input is worth being codes."""
 
@@ -39,7 +50,8 @@ _READERS = (
 def move_onto_codes(graph: ir.Graph) -> None:
     """Turns ``op(DQ(q))`` into ``DQ(op(q))``, ``Q(op(x))`` into ``op(Q(x))`` and ``Q(DQ(q))`` into ``q``."""
     ranges: dict[ir.Value, CodeRange | None] = {}
-    for node in list(graph):
+
+    def down(node: ir.Node) -> None:
         if is_op(node, *CODE_MOVERS):
             _sink_dequantize(graph, node, ranges)
         elif is_op(node, "Concat"):
@@ -48,24 +60,34 @@ def move_onto_codes(graph: ir.Graph) -> None:
             _close_clip(graph, node)
         elif is_quantize(node):
             _drop_pair(graph, node)
-    for node in list(reversed(graph)):
+
+    def up(node: ir.Node) -> None:
         quantizer: ir.Node | None = node if is_quantizer(node) else None
         while quantizer is not None:
             quantizer = _raise_quantize(graph, quantizer)
 
+    for_each(graph, down)
+    for_each(reversed(graph), up)
+
 
 def _sink_dequantize(graph: ir.Graph, node: ir.Node, ranges: dict[ir.Value, CodeRange | None]) -> None:
     form = NormalForm(graph, ranges)
-    read = form.dequantization(node.inputs[0])
+    read = form.dequantization(node.inputs[0], half=True)
     if not isinstance(read, Dequantization) or read.codes.dtype not in CODE_TYPES:
         return
+    if read.half and _pads_with_value(node):
+        return
+    if has_to_stay(read.node):
+        return
     code_range = form.code_range(read.codes)
-    if code_range is None or not moves_exactly(node):
+    if code_range is None or not moves_exactly(node, code_range.dtype):
+        return
+    if not _may_hold(graph, node, code_range.dtype):
         return
     grid = _moved_grid(node, read.grid)
     if grid is None:
         return
-    inputs: list[ir.Value | None] = [read.codes, *node.inputs[1:]]
+    inputs: list[ir.Value | None] = [read.codes, *_parameters(node)]
     if _pads_with_value(node):
         code = _pad_code(node, read.grid, code_range, exact=not _rounded_to(form, node.outputs[0], read.grid))
         if code is None:
@@ -80,24 +102,27 @@ def _sink_dequantize(graph: ir.Graph, node: ir.Node, ranges: dict[ir.Value, Code
 
 def _sink_dequantize_below_concat(graph: ir.Graph, node: ir.Node) -> None:
     """A Concat of tensors on one grid whose result no quantizer rounds joins codes."""
-    if any(is_quantize(user) for user in node.outputs[0].consumers()):
-        return
     form = NormalForm(graph)
-    reads = [form.dequantization(value) for value in node.inputs]
+    reads = [form.dequantization(value, half=True) for value in node.inputs]
     first = reads[0]
     if not isinstance(first, Dequantization) or not first.grid.per_tensor:
+        return
+    if not first.half and any(is_quantize(user) for user in node.outputs[0].consumers()):
         return
     dtype = first.codes.dtype
     for read in reads:
         if (
             not isinstance(read, Dequantization)
             or not read.grid.equals(first.grid)
+            or read.half != first.half
             or read.codes.dtype != dtype
         ):
             return
         if constant(read.codes) is None and form.code_range(read.codes) is None:
             return
     assert dtype is not None
+    if rank_of(node.outputs[0]) is None and not has_code_kernel(graph, node, dtype):
+        return
     inputs: list[ir.Value | None] = [read.codes for read in reads if isinstance(read, Dequantization)]
     moved = _on_codes(graph, node, inputs, dtype)
     _dequantize_behind(graph, moved, first.node, moved.outputs[0], node.outputs[0], first.grid)
@@ -108,11 +133,11 @@ def _drop_pair(graph: ir.Graph, node: ir.Node) -> None:
     """Removes a QuantizeLinear of a DequantizeLinear with the same grid: its codes are the codes before.
 
     ``rint(f32(f32(q - z) * s) / s)`` is q - z exactly: the two roundings move a quotient of at most 255 by
-    less than 2^-13.
+    less than 2^-13. Where real numbers are float16, every code is tried.
     """
     form = NormalForm(graph)
-    quantization = form.quantization(node.outputs[0])
-    read = form.dequantization(node.inputs[0])
+    quantization = form.quantization(node.outputs[0], half=True)
+    read = form.dequantization(node.inputs[0], half=True)
     if not isinstance(quantization, Quantization) or not isinstance(read, Dequantization):
         return
     code_range = form.code_range(read.codes)
@@ -121,11 +146,16 @@ def _drop_pair(graph: ir.Graph, node: ir.Node) -> None:
         code_range is None
         or code_range.dtype != quantization.range.dtype
         or not read.grid.equals(quantization.grid)
+        or read.half != quantization.half
         or output.is_graph_output()
+        or (read.half and not survives_half(read.grid, code_range))
     ):
         return
-    for clip in [user for user in output.consumers() if is_op(user, "Clip")]:
-        clipped = form.quantization(clip.outputs[0])
+    clips = [user for user in output.consumers() if is_op(user, "Clip")]
+    if any(clip.graph is not graph for clip in clips):
+        return
+    for clip in clips:
+        clipped = form.quantization(clip.outputs[0], half=True)
         if not isinstance(clipped, Quantization):
             return
         if clipped.range.low > code_range.low or clipped.range.high < code_range.high:
@@ -198,7 +228,7 @@ def _raise_quantize(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
     """Rewrites ``Q(op(x))`` to ``op(Q(x))`` where nobody else reads op(x).
 
     What stands between the two and works on every element alike, and a Clip on the codes behind Q, go along.
-    MaxPool, which compares elements, commutes with everything that rises.
+    An op that compares elements, such as MaxPool, commutes with everything that rises.
 
     Returns:
         The quantizer at its new place; None if it stays.
@@ -208,9 +238,11 @@ def _raise_quantize(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
     users = codes.consumers()
     rounding = [node]
     if len(users) == 1 and is_op(users[0], "Clip") and not codes.is_graph_output():
+        if users[0].graph is not graph:
+            return None
         rounding.append(users[0])
         codes = users[0].outputs[0]
-    quantization = form.quantization(codes)
+    quantization = form.quantization(codes, half=True)
     if not isinstance(quantization, Quantization) or not quantization.grid.per_tensor:
         return None
     if quantization.law is not None and not quantization.law.uniform:
@@ -219,22 +251,26 @@ def _raise_quantize(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
     op = None if moved is None else moved.producer()
     if op is None or op.graph is not graph or len(op.outputs) != 1 or not is_op(op, *CODE_MOVERS):
         return None
+    if any(map(has_to_stay, (op, *between, *rounding))):
+        return None
     source = op.inputs[0]
     if source is None or constant(source) is not None or is_dequantize(source.producer()):
         return None
-    if not form.used_once(source) or not moves_exactly(op) or (between and _pads_with_value(op)):
+    if not form.used_once(source) or (between and _pads_with_value(op)):
         return None
-    if is_op(op, "MaxPool") and not all(map(_rises, between)):
+    if not moves_exactly(op, quantization.range.dtype) or not _may_hold(graph, op, quantization.range.dtype):
+        return None
+    if is_op(op, *CODE_CHOOSERS) and not all(map(_rises, between)):
         return None
     if between and rank_of(op.outputs[0]) != rank_of(quantization.source):
         return None  # a constant gives the result more dims
-    if _pads_with_value(op) and quantization.range.bipolar:
+    if _pads_with_value(op) and (quantization.range.bipolar or quantization.half):
         return None
 
     code_range = quantization.range
     value = source
     for step in (*between, *rounding):
-        dtype = ir.DataType.FLOAT if step in between else code_range.dtype
+        dtype = source.dtype or ir.DataType.FLOAT if step in between else code_range.dtype
         output = ir.val(f"{step.outputs[0].name}.raised", dtype, source.shape)
         output.meta["lowbit.made"] = True
         path = _path(step)
@@ -249,7 +285,7 @@ def _raise_quantize(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
         raised.meta.update(step.meta)
         graph.insert_before(op, raised)
         value = output
-    inputs = [value, *op.inputs[1:]]
+    inputs = [value, *_parameters(op)]
     if _pads_with_value(op):
         code = _pad_code(op, quantization.grid, code_range, exact=False)
         assert code is not None
@@ -331,18 +367,41 @@ def _behind(value: ir.Value, count: int) -> ir.Value:
     return value
 
 
-def moves_exactly(node: ir.Node) -> bool:
-    """Whether an op of :data:`CODE_MOVERS` moves codes as it moves real numbers, and runs on codes."""
+def moves_exactly(node: ir.Node, dtype: ir.DataType) -> bool:
+    """Whether an op of :data:`CODE_MOVERS` moves codes as it moves real numbers, and runs on codes of a type.
+
+    An op may stay on codes where no lowbit node reads them, so that ONNX Runtime must have a kernel for them.
+    """
+    if is_op(node, "SpaceToDepth", "Gather", "Tile", "Expand", "ReduceMax", "ReduceMin"):
+        if dtype not in (ir.DataType.UINT8, ir.DataType.INT8):
+            return False
+        if is_op(node, "SpaceToDepth"):
+            return not isinstance(read_space_to_depth(node), Refusal)
+        return not is_op(node, *CODE_CHOOSERS) or not isinstance(read_reduction(node), Refusal)
     if is_op(node, "MaxPool"):
         return not isinstance(read_max_pool(node), Refusal)
     if is_op(node, "Resize"):
-        return not isinstance(read_resize(node), Refusal)
+        return get_string(node, "mode", "nearest") == "nearest" and not isinstance(read_resize(node), Refusal)
     if is_op(node, "DepthToSpace"):
         return node.inputs[0] is not None and rank_of(node.inputs[0]) == 4
     if is_op(node, "Pad"):
         # Before opset 11 the pads are attributes; those models keep their Pad on real numbers.
         return "pads" not in node.attributes and (not _pads_with_value(node) or _pad_real(node) is not None)
     return True
+
+
+def _may_hold(graph: ir.Graph, node: ir.Node, dtype: ir.DataType) -> bool:
+    """Whether an op of :data:`CODE_MOVERS` may work on codes of a type.
+
+    Where ONNX Runtime has no such kernel a region has to take the op. None is refused whose ranks are known
+    and whose parameters are constants.
+    """
+    if has_code_kernel(graph, node, dtype):
+        return True
+    ranks = (rank_of(value) for value in (node.inputs[0], *node.outputs) if value is not None)
+    return None not in ranks and all(
+        constant(value) is not None for value in node.inputs[1:] if value is not None
+    )
 
 
 def _moved_grid(node: ir.Node, grid: Grid) -> Grid | None:
@@ -353,7 +412,20 @@ def _moved_grid(node: ir.Node, grid: Grid) -> Grid | None:
         rank = None if node.inputs[0] is None else rank_of(node.inputs[0])
         perm = get_ints(node, "perm") or (None if rank is None else list(range(rank))[::-1])
         return None if perm is None or grid.axis not in perm else grid.with_axis(perm.index(grid.axis))
+    if is_op(node, "Gather"):
+        return _gathered_grid(node, grid, grid.axis)
     return grid if is_op(node, "MaxPool", "Resize") and grid.axis == 1 else None
+
+
+def _gathered_grid(node: ir.Node, grid: Grid, channels: int) -> Grid | None:
+    """The grid behind a Gather from a tensor whose axis ``channels`` has one scale per entry."""
+    data, indices = node.inputs[0], node.inputs[1]
+    if data is None or data.shape is None or indices is None or indices.shape is None:
+        return None
+    axis = get_int(node, "axis", 0) % len(data.shape)
+    if axis == channels:
+        return None
+    return grid if channels < axis else grid.with_axis(channels + len(indices.shape) - 1)
 
 
 def _on_codes(graph: ir.Graph, node: ir.Node, inputs: list[ir.Value | None], dtype: ir.DataType) -> ir.Node:
@@ -379,7 +451,7 @@ def _dequantize_behind(
     graph: ir.Graph, moved: ir.Node, pattern: ir.Node, codes: ir.Value, real: ir.Value, grid: Grid
 ) -> None:
     """A DequantizeLinear like ``pattern`` that takes the place of a float value."""
-    output = ir.val(f"{real.name}.real", ir.DataType.FLOAT, real.shape)
+    output = ir.val(f"{real.name}.real", pattern.outputs[0].dtype or ir.DataType.FLOAT, real.shape)
     attributes = dict(pattern.attributes)
     if grid.axis is not None:
         attributes["axis"] = ir.AttrInt64("axis", grid.axis)
@@ -389,7 +461,7 @@ def _dequantize_behind(
         [codes, *pattern.inputs[1:]],
         attributes,
         outputs=[output],
-        name=f"{moved.name}.DequantizeLinear",
+        name=f"{real.name}.DequantizeLinear",
     )
     graph.insert_after(moved, node)
     name, real.name = real.name, f"{real.name}.moved"
@@ -397,6 +469,14 @@ def _dequantize_behind(
         output.type = real.type
     real.replace_all_uses_with(output, replace_graph_outputs=True)
     output.name = name
+
+
+def _parameters(node: ir.Node) -> list[ir.Value | None]:
+    """The inputs of an op that say how it moves; a real number that a Pad of another mode ignores is none."""
+    given = list(node.inputs[1:])
+    if is_op(node, "Pad") and not _pads_with_value(node) and len(given) > 1:
+        given[1] = None
+    return given
 
 
 def _pads_with_value(node: ir.Node) -> bool:

@@ -13,6 +13,7 @@ the nodes around it stay as they are.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ import onnx_ir as ir
 
 from lowbit.graph.attributes import get_int
 from lowbit.graph.constants import Array, constant, scalar
-from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid
+from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid, differences
 from lowbit.graph.quantizers import Law, is_law, read_law
 from lowbit.graph.reasons import Refusal
 
@@ -28,18 +29,32 @@ _DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 CODE_MOVERS = frozenset({
     "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad", "MaxPool",
-    "Resize", "DepthToSpace",
+    "Resize", "DepthToSpace", "SpaceToDepth", "Gather", "Tile", "Expand", "ReduceMax", "ReduceMin",
 })  # fmt: skip
 """Ops whose output holds elements of their first input, so that they may run on codes."""
+
+CODE_CHOOSERS = ("MaxPool", "ReduceMax", "ReduceMin")
+"""Those of them that choose elements by their size, so that only what rises may move across them."""
 
 ELEMENTWISE = frozenset({
     "Abs", "Acos", "Acosh", "Add", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Celu", "Clip", "Cos", "Cosh",
     "Div", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu",
     "Log", "Max", "Min", "Mish", "Mul", "Neg", "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu",
-    "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub", "Tan", "Tanh",
+    "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub", "Swish", "Tan", "Tanh",
     "ThresholdedRelu",
 })  # fmt: skip
 """Ops that compute every element of their output from the same element of their inputs."""
+
+
+HALF = (
+    "it computes in float16, which rounds after every operation, as integer sums do not; "
+    "export the model with float32 around its quantizers"
+)
+"""Why quantizers of float16 tensors are no grids to most rules.
+
+Only what moves codes, or is a function of one code, can read them, by asking for ``half``: it computes
+nothing but what the graph's own nodes say.
+"""
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,7 @@ class Quantization:
         range: the codes that can occur.
         nodes: QuantizeLinear, and the Clip if there is one.
         law: how the codes follow from the source where a frontend wrote it; None for QuantizeLinear.
+        half: whether source and scale are float16, see :data:`HALF`.
     """
 
     source: ir.Value
@@ -61,6 +77,7 @@ class Quantization:
     range: CodeRange
     nodes: tuple[ir.Node, ...]
     law: Law | None = None
+    half: bool = False
 
     @property
     def linear(self) -> bool:
@@ -76,11 +93,13 @@ class Dequantization:
         codes: uint8, int8, or an element type below a byte; int32 too where they are constant.
         grid: the grid that the reader gives them.
         node: the DequantizeLinear.
+        half: whether scale and result are float16, see :data:`HALF`.
     """
 
     codes: ir.Value
     grid: Grid
     node: ir.Node
+    half: bool = False
 
 
 def is_op(node: ir.Node | None, *op_types: str) -> bool:
@@ -130,10 +149,15 @@ def read_grid(node: ir.Node, tensor: ir.Value, dtype: ir.DataType) -> Grid | Ref
         return Refusal("its scale is computed at run time; lowbit needs a constant")
     if get_int(node, "block_size", 0) != 0:
         return Refusal(f"blocked quantization (block_size={get_int(node, 'block_size', 0)}) is not supported")
+    real = node.outputs[0] if is_dequantize(node) else node.inputs[0]
+    if scale.dtype == np.float16 and real is not None and real.dtype == ir.DataType.FLOAT16:
+        scale = scale.astype(np.float32)
     if scale.dtype != np.float32:
         return Refusal(f"its scale is {scale.dtype}; lowbit computes in float32")
     if not np.all(np.isfinite(scale)) or np.any(scale <= 0):
         return Refusal(f"its scale must be finite and positive, got {_first_bad(scale)}")
+    if np.any(scale < np.finfo(np.float32).tiny):
+        return Refusal(f"its scale {scale.min()} is subnormal; quotients by it overflow float32")
     if np.any(scale > np.finfo(np.float32).max / 512):
         return Refusal(f"its scale {scale.max()} is so large that codes would overflow float32")
     zero_input = node.inputs[2] if len(node.inputs) > 2 else None
@@ -175,14 +199,17 @@ def read_grid(node: ir.Node, tensor: ir.Value, dtype: ir.DataType) -> Grid | Ref
     )
 
 
-def read_quantize(node: ir.Node) -> Quantization | Refusal:
-    """What a QuantizeLinear says."""
+def read_quantize(node: ir.Node, *, half: bool = False) -> Quantization | Refusal:
+    """What a QuantizeLinear says; one of float16 speaks only to those who ask for ``half``."""
     source, codes = node.inputs[0], node.outputs[0]
     assert source is not None
     dtype = _code_type(node, codes)
     if dtype not in CODE_TYPES:
         return Refusal(f"codes of type {dtype} are not supported; lowbit has 1 to 8 bit integers")
-    if source.dtype not in (None, ir.DataType.FLOAT):
+    is_half = source.dtype == ir.DataType.FLOAT16
+    if is_half and not half:
+        return Refusal(HALF)
+    if source.dtype not in (None, ir.DataType.FLOAT) and not is_half:
         return Refusal(f"it quantizes {source.dtype}; lowbit computes in float32")
     if get_int(node, "precision", 0) not in (0, int(ir.DataType.FLOAT)):
         return Refusal("it asks for another precision than float32")
@@ -190,25 +217,44 @@ def read_quantize(node: ir.Node) -> Quantization | Refusal:
     grid = read_grid(node, source, dtype)
     if isinstance(grid, Refusal):
         return grid
-    return Quantization(source, codes, grid, CodeRange.of(dtype), (node,))
+    return Quantization(source, codes, grid, CodeRange.of(dtype), (node,), half=is_half)
 
 
-def read_dequantize(node: ir.Node) -> Dequantization | Refusal:
-    """What a DequantizeLinear says."""
+def read_dequantize(node: ir.Node, *, half: bool = False) -> Dequantization | Refusal:
+    """What a DequantizeLinear says; one of float16 speaks only to those who ask for ``half``."""
     codes, real = node.inputs[0], node.outputs[0]
     assert codes is not None
     dtype = _code_type(node, codes) if codes.dtype is None else codes.dtype
     if dtype not in CODE_TYPES and not (dtype == ir.DataType.INT32 and constant(codes) is not None):
         return Refusal(f"codes of type {dtype} are not supported; lowbit has 1 to 8 bit integers")
-    if real.dtype not in (None, ir.DataType.FLOAT):
+    is_half = real.dtype == ir.DataType.FLOAT16
+    if is_half and not half:
+        return Refusal(HALF)
+    if real.dtype not in (None, ir.DataType.FLOAT) and not is_half:
         return Refusal(f"it gives {real.dtype}; lowbit computes in float32")
     assert dtype is not None
     grid = read_grid(node, codes, dtype)
-    return grid if isinstance(grid, Refusal) else Dequantization(codes, grid, node)
+    if isinstance(grid, Refusal):
+        return grid
+    array = constant(codes)
+    if dtype == ir.DataType.INT32 and array is not None and _wraps(array, grid):
+        return Refusal(
+            f"'{codes.name}' less its zero point leaves int32, where ONNX Runtime wraps around in silence"
+        )
+    return Dequantization(codes, grid, node, is_half)
+
+
+def _wraps(codes: Array, grid: Grid) -> bool:
+    """Whether ``code - zero_point`` leaves int32 anywhere."""
+    if not codes.size or not np.any(grid.zero_point):
+        return False
+    exact = differences(codes, grid)
+    info = np.iinfo(np.int32)
+    return bool(exact.min() < info.min or exact.max() > info.max)
 
 
 def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
-    """The constant bounds of a Clip (or Relu); None where one is computed at run time.
+    """The constant bounds of a Clip (or Relu); None where one is computed at run time, or is no number.
 
     Both forms of Clip are read: bounds as inputs (since opset 11) and as attributes.
     """
@@ -224,7 +270,7 @@ def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
             bounds[i] = float(value)
         elif name in node.attributes:
             bounds[i] = node.attributes[name].as_float()
-    return bounds[0], bounds[1]
+    return None if any(map(math.isnan, bounds)) else (bounds[0], bounds[1])
 
 
 class NormalForm:
@@ -240,20 +286,23 @@ class NormalForm:
         self._dequantizations: dict[ir.Value, Dequantization | Refusal | None] = {}
         self._ranges: dict[ir.Value, CodeRange | None] = {} if ranges is None else ranges
 
-    def quantization(self, codes: ir.Value) -> Quantization | Refusal | None:
-        """How a value came to be codes; None if no QuantizeLinear made it."""
+    def quantization(self, codes: ir.Value, *, half: bool = False) -> Quantization | Refusal | None:
+        """How a value came to be codes; None if no QuantizeLinear made it. See :data:`HALF`."""
         if codes not in self._quantizations:
             self._quantizations[codes] = self._read_quantization(codes)
-        return self._quantizations[codes]
+        read = self._quantizations[codes]
+        return Refusal(HALF) if isinstance(read, Quantization) and read.half and not half else read
 
-    def dequantization(self, real: ir.Value | None) -> Dequantization | Refusal | None:
-        """The codes behind a float value; None if it is no DequantizeLinear's output."""
+    def dequantization(self, real: ir.Value | None, *, half: bool = False) -> Dequantization | Refusal | None:
+        """The codes behind a float value; None if it is no DequantizeLinear's output. See :data:`HALF`."""
         if real is None:
             return None
         if real not in self._dequantizations:
             node = real.producer()
-            self._dequantizations[real] = read_dequantize(node) if node and is_dequantize(node) else None
-        return self._dequantizations[real]
+            made = node is not None and is_dequantize(node)
+            self._dequantizations[real] = read_dequantize(node, half=True) if node and made else None
+        read = self._dequantizations[real]
+        return Refusal(HALF) if isinstance(read, Dequantization) and read.half and not half else read
 
     def code_range(self, codes: ir.Value) -> CodeRange | None:
         """The codes that can occur in a value; None if it does not hold codes of a known type."""
@@ -271,7 +320,9 @@ class NormalForm:
     def _range_sources(self, codes: ir.Value) -> list[ir.Value]:
         """The values whose ranges are still unknown and from which that of a value follows."""
         node = codes.producer()
-        if codes in self._ranges or node is None or isinstance(self.quantization(codes), Quantization):
+        if codes in self._ranges or node is None:
+            return []
+        if isinstance(self.quantization(codes, half=True), Quantization):
             return []
         given = node.inputs if is_op(node, "Concat") else node.inputs[:1] if is_op(node, *CODE_MOVERS) else ()
         return [value for value in given if value is not None and value not in self._ranges]
@@ -303,16 +354,16 @@ class NormalForm:
         if node is None:
             return None
         if is_quantize(node):
-            return read_quantize(node)
+            return read_quantize(node, half=True)
         if is_law(node):
             return _read_law(node)
         if is_op(node, "Clip") and node.inputs[0] is not None and is_quantize(node.inputs[0].producer()):
-            inner = self.quantization(node.inputs[0])
+            inner = self.quantization(node.inputs[0], half=True)
             bounds = clip_bounds(node)
             if not isinstance(inner, Quantization):
                 return inner
             if bounds is None:
-                return Refusal("the bounds of the Clip on its codes are computed at run time")
+                return Refusal("the bounds of the Clip on its codes are computed at run time, or no numbers")
             low, high = (max(-512, min(512, bound)) for bound in bounds)
             return Quantization(
                 inner.source,
@@ -320,11 +371,12 @@ class NormalForm:
                 inner.grid,
                 inner.range.clipped(int(low), int(high)),
                 (*inner.nodes, node),
+                half=inner.half,
             )
         return None
 
     def _read_range(self, codes: ir.Value) -> CodeRange | None:
-        quantization = self.quantization(codes)
+        quantization = self.quantization(codes, half=True)
         if isinstance(quantization, Quantization):
             return quantization.range
         node = codes.producer()

@@ -1,16 +1,18 @@
-"""Old files: bringing a graph to an opset in which the normal form can be written."""
+"""What depends on a model's opset: which ops run on codes, how an old file gets a normal form."""
 
 from __future__ import annotations
 
 import onnx
 import onnx_ir as ir
 
-from lowbit.errors import ModelError
+from lowbit.errors import ModelError, raise_if_out_of_memory
 
 NORMAL_FORM_OPSET = 13
 """The first opset whose DequantizeLinear has an axis."""
 
 _NORMAL_FORM_IR = 7
+_DEPTH_TO_SPACE_OPSET = 11
+"""Before it ONNX Runtime has a DepthToSpace of float32 alone, whatever the standard says."""
 
 
 def complete_imports(proto: onnx.ModelProto, domains: frozenset[str]) -> onnx.ModelProto:
@@ -48,6 +50,28 @@ def quantizer_domain(graph: ir.Graph, *, per_channel: bool) -> str:
     return "com.microsoft"
 
 
+def has_code_kernel(graph: ir.Graph, node: ir.Node, dtype: ir.DataType) -> bool:
+    """Whether ONNX Runtime can run one of ONNX's ops on codes, in the version that a graph imports.
+
+    Args:
+        graph: the graph.
+        node: the op, whose first input holds the codes.
+        dtype: their type. Of those below a byte it can transpose tensors only.
+    """
+    if dtype.bitwidth < 8:
+        return node.op_type == "Transpose"
+    opset = graph.opset_imports.get("", NORMAL_FORM_OPSET)
+    if node.op_type == "DepthToSpace":
+        return opset >= _DEPTH_TO_SPACE_OPSET
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return False
+    constraints = {entry.type_param_str: entry.allowed_type_strs for entry in schema.type_constraints}
+    formal = schema.inputs[0].type_str
+    return f"tensor({dtype.name.lower()})" in constraints.get(formal, [formal])
+
+
 def raise_opset(model: ir.Model, label: str) -> ir.Model:
     """Rewrites a model to :data:`NORMAL_FORM_OPSET` if it is older.
 
@@ -66,6 +90,7 @@ def raise_opset(model: ir.Model, label: str) -> ir.Model:
         raised.ir_version = max(raised.ir_version, _NORMAL_FORM_IR)
         result = ir.from_proto(raised)
     except Exception as error:  # the version converter's exceptions are of many kinds
+        raise_if_out_of_memory(error)
         raise ModelError(
             f"{label}: uses opset {opset} and cannot be brought to opset {NORMAL_FORM_OPSET}: "
             f"{str(error).strip().splitlines()[0]}; export it with opset {NORMAL_FORM_OPSET} or newer"

@@ -8,6 +8,7 @@ in the converter except where a docstring says so.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -120,6 +121,27 @@ def quantize_scalar(value: float, grid: Grid, low: int, high: int) -> int:
     return int(min(max(shifted, low), high))
 
 
+def differences(codes: npt.NDArray[np.integer], grid: Grid) -> npt.NDArray[np.int64]:
+    """``code - zero_point``, exact; arguments as in :func:`dequantize_array`."""
+    exact: npt.NDArray[np.int64] = codes.astype(np.int64) - _along(grid.axis, grid.zero_point, codes.ndim)
+    return exact
+
+
+def survives_half(grid: Grid, codes: CodeRange) -> bool:
+    """Whether every code is itself again after DequantizeLinear and QuantizeLinear in float16.
+
+    DequantizeLinear rounds its product to float16 once. QuantizeLinear divides in float32 in ONNX Runtime and
+    in float16 by the letter of ONNX: both must find the code, which they do unless products overflow.
+    """
+    scale, zero_point = grid.scale.reshape(-1, 1), grid.zero_point.reshape(-1, 1)
+    given = np.arange(codes.low, codes.high + 1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        reals = ((given - zero_point).astype(np.float32) * scale).astype(np.float16)
+        quotients = (reals.astype(np.float32) / scale, (reals / scale.astype(np.float16)).astype(np.float32))
+        found = [np.rint(quotient) + zero_point for quotient in quotients]
+    return all(np.array_equal(each, np.broadcast_to(given, each.shape)) for each in found)
+
+
 def dequantize_array(codes: npt.NDArray[np.integer], grid: Grid) -> npt.NDArray[np.float32]:
     """``f32(code - zero_point) * scale``, as DequantizeLinear defines it.
 
@@ -130,11 +152,11 @@ def dequantize_array(codes: npt.NDArray[np.integer], grid: Grid) -> npt.NDArray[
     Returns:
         float32 of the shape of ``codes``.
     """
-    scale, zero_point = grid.scale, grid.zero_point
-    if grid.axis is not None:
-        shape = [1] * codes.ndim
-        shape[grid.axis] = -1
-        scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
-    difference = codes.astype(np.int64) - zero_point
-    result: npt.NDArray[np.float32] = difference.astype(np.float32) * scale
+    scale = _along(grid.axis, grid.scale, codes.ndim)
+    result: npt.NDArray[np.float32] = differences(codes, grid).astype(np.float32) * scale
     return result
+
+
+def _along(axis: int | None, parameters: npt.NDArray[Any], rank: int) -> npt.NDArray[Any]:
+    """Parameters in a shape that broadcasts along their axis of a tensor."""
+    return parameters if axis is None else parameters.reshape([-1 if i == axis else 1 for i in range(rank)])

@@ -198,9 +198,7 @@ def quantizer(
 def add_definitions(model: ir.Model) -> None:
     """Gives a model the bodies of the quantizers that are left in it, so that they can be inlined."""
     for op_type in sorted({node.op_type for node in model.graph.all_nodes() if is_law(node)}):
-        function = ir.serde.deserialize_function(
-            definition(op_type, model.graph.opset_imports.get("", 13))
-        )
+        function = ir.serde.deserialize_function(definition(op_type, model.graph.opset_imports.get("", 13)))
         model.functions[function.identifier()] = function
 
 

@@ -19,6 +19,7 @@ say that. Every step here is an equation in float32, since multiplying or dividi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +45,7 @@ from lowbit.graph.normal_form import (
 from lowbit.graph.opsets import quantizer_domain
 from lowbit.graph.quantization import CODE_TYPES, Grid
 from lowbit.graph.quantizers import is_law, read_law
-from lowbit.graph.reasons import Refusal
+from lowbit.graph.reasons import Refusal, for_each
 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _LARGEST = np.finfo(np.float32).max / 512
@@ -62,9 +63,8 @@ def absorb_scales(graph: ir.Graph) -> None:
         (is_quantize, _match_reader),
     )
     for concerns, step in steps:
-        for node in list(graph):
-            if concerns(node):
-                step(graph, node)
+        concerned = [node for node in graph if concerns(node)]
+        for_each(concerned, functools.partial(step, graph))
 
 
 # Laws -----------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def _dequantize(
     assert dtype is not None
     grid = _grid(scale, read.grid, axis)
     inputs = [read.codes, add_initializer(graph, f"{name}.scale", grid.scale)]
-    if dtype != ir.DataType.INT32:  # which has no zero point
+    if dtype != ir.DataType.INT32 or np.any(grid.zero_point):  # an int32 mostly has none
         inputs.append(add_initializer(graph, f"{name}.zero_point", grid.zero_point.astype(dtype.numpy())))
     attributes = {} if grid.axis is None else {"axis": grid.axis}
     domain = quantizer_domain(graph, per_channel=grid.axis is not None)

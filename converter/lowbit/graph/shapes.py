@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from lowbit.errors import ModelError
-from lowbit.graph.normal_form import is_dequantize, is_quantize
+from lowbit.graph.attributes import get_int
+from lowbit.graph.constants import constant, integers
+from lowbit.graph.normal_form import is_dequantize, is_op, is_quantize
 from lowbit.graph.quantizers import is_law
 
+_ROUNDS = 4
+"""How often inference starts again from what it does not see itself; one shape may depend on another."""
+_NO_END = 2**31 - 1
+"""From here on, the end of a Slice is the end of the axis."""
+_INTEGERS = (int(ir.DataType.INT32), int(ir.DataType.INT64))
 
-def infer_shapes(model: ir.Model, *, keeps_shape: Callable[[ir.Node], bool] = lambda _: False) -> None:
+
+def infer_shapes(
+    model: ir.Model, *, keeps_shape: Callable[[ir.Node], bool] = lambda _: False, anew: bool = False
+) -> None:
     """Fills in the shapes and types that follow from the inputs; dynamic dims stay dynamic.
 
     Where inference fails the model is left without the shapes, and rules say what they miss.
@@ -22,10 +33,87 @@ def infer_shapes(model: ir.Model, *, keeps_shape: Callable[[ir.Node], bool] = la
     Args:
         model: the model.
         keeps_shape: tells the nodes of foreign domains whose output is like their first input.
+        anew: believe what the model declares of its intermediate tensors only where nothing else is known, as
+            ONNX Runtime does: whoever edits a model may leave old shapes behind.
 
     Raises:
         ModelError: if a node computes another type than the model declares for its output.
     """
+    declared = _forget(model.graph) if anew else {}
+    for _ in range(_ROUNDS):
+        _infer_once(model, keeps_shape)
+        told, remembered = _tell_reshapes(model.graph), _remember(declared)
+        declared = {}
+        if not told and not remembered:
+            break
+    _doubt_slices(model.graph)
+
+
+def _doubt_slices(graph: ir.Graph) -> None:
+    """Forgets the names of dynamic dims that a Slice may have shortened.
+
+    ONNX's inference gives the result of ``x[0:1]`` the same name for its first dim as ``x`` has, and from
+    there it spreads; equal names must mean equal sizes.
+    """
+    doubted = set()
+    for node in graph:
+        source = node.inputs[0] if node.op_type == "Slice" and node.domain == "" else None
+        if source is None:
+            continue
+        before, after = source.shape, node.outputs[0].shape
+        if before is None or after is None or len(before) != len(after):
+            continue
+        for axis, (was, dim) in enumerate(zip(before, after, strict=True)):
+            if not isinstance(dim, int) and was == dim and not _keeps_axis(node, axis, len(before)):
+                doubted.add(dim.value)
+    doubted.discard(None)
+    for output in (output for node in graph for output in node.outputs if doubted):
+        dims = list(output.shape or ())
+        kept = [dim if isinstance(dim, int) or dim.value not in doubted else None for dim in dims]
+        if kept != dims:
+            output.shape = ir.Shape(kept)
+
+
+def _keeps_axis(node: ir.Node, axis: int, rank: int) -> bool:
+    """Whether a Slice certainly leaves an axis whole."""
+    starts, ends = integers(node.inputs[1]), integers(node.inputs[2])
+    axes = integers(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] is not None else None
+    steps = integers(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] is not None else None
+    if starts is None or ends is None:
+        return False
+    axes = list(range(len(starts))) if axes is None else [a % rank for a in axes]
+    steps = [1] * len(starts) if steps is None else steps
+    return all(
+        start == 0 and end >= _NO_END and step == 1
+        for start, end, each, step in zip(starts, ends, axes, steps, strict=False)
+        if each == axis
+    )
+
+
+def _forget(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
+    """Takes the declared shapes off the results of ONNX's own ops."""
+    declared = {}
+    for node in graph:
+        for output in node.outputs if node.domain in ("", "ai.onnx") else ():
+            if output.shape is not None:
+                declared[output], output.shape = output.shape, None
+    return declared
+
+
+def _remember(declared: Mapping[ir.Value, ir.Shape]) -> bool:
+    """Puts declared shapes back where inference knows less; tells whether there are any."""
+    news = False
+    for value, shape in declared.items():
+        if value.shape is None:
+            value.shape, news = shape, True
+        elif len(value.shape) == len(shape):
+            dims = [dim if _is_known(dim) else said for dim, said in zip(value.shape, shape, strict=True)]
+            if any(map(_is_known, dims)) and dims != list(value.shape):
+                value.shape, news = ir.Shape(dims), True
+    return news
+
+
+def _infer_once(model: ir.Model, keeps_shape: Callable[[ir.Node], bool]) -> None:
     outputs = [value for node in model.graph for value in node.outputs]
     declared = {value: value.dtype for value in outputs if value.dtype is not None}
     logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
@@ -51,7 +139,7 @@ def _posing(model: ir.Model, keeps_shape: Callable[[ir.Node], bool]) -> Iterator
             posing.append((node, node.op_type, 3))
         elif is_law(node):
             posing.append((node, "Cast", 1))
-        elif keeps_shape(node):
+        elif keeps_shape(node) or is_op(node, "GroupNormalization"):  # a function that ONNX does not infer
             posing.append((node, "Identity", 1))
     own = [(node, node.domain, node.op_type, tuple(node.inputs)) for node, _, _ in posing]
     for node, op_type, inputs in posing:
@@ -65,3 +153,107 @@ def _posing(model: ir.Model, keeps_shape: Callable[[ir.Node], bool]) -> Iterator
             node.resize_inputs(len(given))
             for index, value in enumerate(given):
                 node.replace_input_with(index, value)
+
+
+def _tell_reshapes(graph: ir.Graph) -> bool:
+    """Gives results of Reshape what is known of their new shape, of which ONNX's inference sees little.
+
+    Returns:
+        Whether that is news.
+    """
+    news = False
+    for node in graph:
+        shape = node.inputs[1] if node.op_type == "Reshape" and len(node.inputs) > 1 else None
+        if shape is None or node.domain != "" or constant(shape) is not None:
+            continue
+        output, source = node.outputs[0], node.inputs[0]
+        dims = _new_dims(node, source, shape)
+        before = None if output.shape is None else list(output.shape)
+        if dims is None or (before is not None and len(before) != len(dims)):
+            continue
+        known = [_is_known(dim) for dim in dims]
+        if before is None or any(now and not _is_known(dim) for now, dim in zip(known, before, strict=True)):
+            output.shape = ir.Shape(
+                [
+                    dim if now or before is None else before[axis]
+                    for axis, (dim, now) in enumerate(zip(dims, known, strict=True))
+                ]
+            )
+            if output.type is None and source is not None:
+                output.type = source.type
+            news = True
+    return news
+
+
+def _new_dims(
+    node: ir.Node, source: ir.Value | None, shape: ir.Value
+) -> list[int | ir.SymbolicDim | None] | None:
+    """What is known of the dims that a Reshape gives; None if not even their number."""
+    told = dims_told(shape)
+    if told is None:
+        count = shape.shape[0] if shape.shape is not None and len(shape.shape) == 1 else None
+        return [None] * count if isinstance(count, int) else None
+    dims: list[int | ir.SymbolicDim | None] = []
+    for place, dim in enumerate(told):
+        if isinstance(dim, Dim):
+            assert dim.tensor.shape is not None
+            dims.append(dim.tensor.shape[dim.axis])
+        elif dim == 0 and not get_int(node, "allowzero", 0):
+            inside = source is not None and source.shape is not None and place < len(source.shape)
+            dims.append(source.shape[place] if inside and source is not None and source.shape else None)
+        else:
+            dims.append(dim if dim >= 0 else None)
+    return dims
+
+
+def _is_known(dim: int | ir.SymbolicDim | None) -> bool:
+    return isinstance(dim, int) or (dim is not None and dim.value is not None)
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A dim of a tensor that is known when the model runs."""
+
+    tensor: ir.Value
+    axis: int
+
+
+_DEEPEST = 12
+"""Nodes in a row through which the dims of a shape are followed."""
+
+
+def dims_told(value: ir.Value | None, depth: int = 0) -> list[int | Dim] | None:
+    """A vector (or number) of integers as numbers and dims of tensors; None if made of anything else."""
+    array = constant(value)
+    if array is not None:
+        few = array.ndim < 2 and array.dtype.kind in "iu"
+        return [int(number) for number in array.reshape(-1)] if few else None
+    node = None if value is None else value.producer()
+    if node is None or node.domain != "" or depth == _DEEPEST or not node.inputs:
+        return None
+    if node.op_type == "Shape":
+        tensor = node.inputs[0]
+        if tensor is None or tensor.shape is None:
+            return None
+        all_dims = [d if isinstance(d, int) else Dim(tensor, i) for i, d in enumerate(tensor.shape)]
+        return all_dims[slice(get_int(node, "start", 0), get_int(node, "end", len(all_dims)))]
+    if node.op_type == "Concat":
+        parts = [dims_told(part, depth + 1) for part in node.inputs]
+        return None if None in parts else [dim for part in parts for dim in part or ()]
+    given = dims_told(node.inputs[0], depth + 1)
+    if given is None:
+        return None
+    if node.op_type in ("Cast", "Identity", "Squeeze", "Unsqueeze"):
+        to_integer = node.op_type != "Cast" or get_int(node, "to", 0) in _INTEGERS
+        return given if to_integer else None
+    if node.op_type == "Gather" and get_int(node, "axis", 0) == 0:
+        places = integers(node.inputs[1])
+        inside = places is not None and all(-len(given) <= place < len(given) for place in places)
+        return [given[place] for place in places or ()] if inside else None
+    if node.op_type == "Slice" and len(node.inputs) > 2:
+        start, end = integers(node.inputs[1]), integers(node.inputs[2])
+        steps = integers(node.inputs[4]) if len(node.inputs) > 4 else [1]
+        if start is None or end is None or len(start) != 1 or len(end) != 1:
+            return None
+        return given[start[0] : end[0]] if steps == [1] else None
+    return None

@@ -13,7 +13,11 @@ from lowbit.graph.constants import constant, integers
 from lowbit.graph.normal_form import dims_of
 from lowbit.graph.reasons import Refusal
 
-_COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
+_COORDINATES = (
+    *("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"),
+    "half_pixel_symmetric",
+)
+_LARGEST_COEFFICIENT = 16
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,10 @@ def read_window(node: ir.Node, kernel: Sequence[int], spatial: Sequence[int | No
             pads[i], pads[dims + i] = before, total - before
     elif auto_pad not in ("NOTSET", ""):
         return Refusal(f"auto_pad {auto_pad} is not known")
+    for i, size in enumerate(spatial if node.op_type != "ConvTranspose" else ()):
+        extent = (kernel[i] - 1) * dilations[i] + 1
+        if size is not None and extent > size + pads[i] + pads[dims + i]:
+            return Refusal(f"its window of {extent} pixels does not fit into {size} and their padding")
     return Window(tuple(kernel), tuple(strides), tuple(pads), tuple(dilations))
 
 
@@ -142,14 +150,14 @@ def read_max_pool(node: ir.Node) -> Window | Refusal:
 
 
 def read_resize(node: ir.Node) -> dict[str, Any] | Refusal:
-    """The attributes of LowBitResize for a Resize that copies elements."""
-    if get_string(node, "mode", "nearest") != "nearest":
-        return Refusal(
-            f"mode {get_string(node, 'mode', 'nearest')} is not supported; only nearest copies codes"
-        )
+    """The attributes of LowBitResize for a Resize of the spatial dims, whatever its mode."""
+    kind = get_string(node, "mode", "nearest")
+    if kind not in ("nearest", "linear", "cubic"):
+        return Refusal(f"mode {kind} is not supported")
+    ranks = (3, 4) if kind == "nearest" else (3, 4, 5)
     source = node.inputs[0]
-    if source is None or source.shape is None or len(source.shape) not in (3, 4):
-        return Refusal("its input must have the rank 3 or 4")
+    if source is None or source.shape is None or len(source.shape) not in ranks:
+        return Refusal(f"its input must have the rank {' or '.join(map(str, ranks))}")
     rank = len(source.shape)
     old = len(node.inputs) == 2 and node.version is not None and node.version < 11
     mode = get_string(node, "coordinate_transformation_mode", "asymmetric" if old else "half_pixel")
@@ -158,14 +166,19 @@ def read_resize(node: ir.Node) -> dict[str, Any] | Refusal:
         return Refusal(f"coordinate_transformation_mode {mode} is not supported")
     if get_string(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
         return Refusal("keep_aspect_ratio_policy is not supported")
-    if (
-        get_int(node, "antialias", 0)
-        or get_int(node, "exclude_outside", 0)
-        or get_float(node, "extrapolation_value", 0.0)
-    ):
-        return Refusal("antialias, exclude_outside and extrapolation are not supported")
+    if get_int(node, "antialias", 0) or get_float(node, "extrapolation_value", 0.0):
+        return Refusal("antialias and extrapolation are not supported")
+    exclude = get_int(node, "exclude_outside", 0)
+    if exclude and kind != "cubic":
+        return Refusal(f"exclude_outside is not supported in mode {kind}")
     axes = [axis % rank for axis in get_ints(node, "axes", range(rank)) or []]
-    out: dict[str, Any] = {"coordinate_transformation_mode": mode, "nearest_mode": nearest}
+    out: dict[str, Any] = {"mode": kind, "coordinate_transformation_mode": mode}
+    if kind == "nearest":
+        out["nearest_mode"] = nearest
+    if kind == "cubic":
+        out |= {"cubic_coeff_a": get_float(node, "cubic_coeff_a", -0.75), "exclude_outside": exclude}
+        if not abs(out["cubic_coeff_a"]) <= _LARGEST_COEFFICIENT:
+            return Refusal(f"its cubic_coeff_a {out['cubic_coeff_a']} is beyond {_LARGEST_COEFFICIENT}")
 
     scales_input = node.inputs[1 if old else 2] if len(node.inputs) > (1 if old else 2) else None
     scales = constant(scales_input)
@@ -184,3 +197,19 @@ def read_resize(node: ir.Node) -> dict[str, Any] | Refusal:
     if any(axis not in by_axis_size for axis in range(2, rank)):
         return Refusal("it gives sizes for some of the spatial dims only")
     return out | {"sizes": [by_axis_size[axis] for axis in range(2, rank)]}
+
+
+def read_space_to_depth(node: ir.Node) -> int | Refusal:
+    """The block size of a SpaceToDepth that can be written as Reshape, Transpose, Reshape.
+
+    ONNX Runtime has no kernel of the op itself for codes in all of its versions.
+    """
+    source, block = node.inputs[0], get_int(node, "blocksize", 0)
+    if source is None or source.shape is None or len(source.shape) != 4:
+        return Refusal("its input must have the rank 4")
+    _, channels, height, width = dims_of(source)
+    if [channels, height, width].count(None) > 1:
+        return Refusal("more than one of its channels, height and width are dynamic")
+    if block < 1 or any(size is not None and size % block for size in (height, width)):
+        return Refusal(f"its block size {block} does not divide its input {[height, width]}")
+    return block

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lowbit.atomic import temporary_folder
 from lowbit.errors import LowBitError, ModelError, OutputError
 from lowbit.feeds import random_feeds
 from lowbit.graph.load import load_model
@@ -156,8 +156,8 @@ def export_mobile(
     feed = _feed(proto, seed, shapes)
     stem = source.path.name.removesuffix(".onnx") if source.path else proto.graph.name or "model"
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.absolute().parent) as beside:
-            staged = Path(beside) / "export"
+        with temporary_folder(target) as beside:
+            staged = beside / "export"
             staged.mkdir()
             models = {style: staged / f"{stem}{ending}" for style, ending in STYLES.items()}
             for style, path in models.items():

@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+from lowbit.atomic import EARLIER
 from lowbit.errors import OutputError
 
 MANIFEST = "manifest.json"
@@ -74,7 +75,7 @@ def appear(staged: Path, folder: Path, *, overwrite: bool) -> None:
     if not folder.exists():
         staged.rename(folder)
         return
-    earlier = staged.parent / "earlier"  # removed with the temporary folder
+    earlier = staged.parent / EARLIER  # removed with the temporary folder
     folder.rename(earlier)
     try:
         staged.rename(folder)

@@ -9,6 +9,7 @@ defaults too.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,15 +25,19 @@ from lowbit.ops.conv import low_bit_conv
 from lowbit.ops.conv_transpose import low_bit_conv_transpose
 from lowbit.ops.depth_to_space import low_bit_depth_to_space
 from lowbit.ops.dequantize import low_bit_dequantize
+from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.gemm import low_bit_gemm
 from lowbit.ops.global_average_pool import low_bit_global_average_pool
 from lowbit.ops.lookup import low_bit_lookup
+from lowbit.ops.mat_mul import low_bit_mat_mul
 from lowbit.ops.max_pool import low_bit_max_pool
 from lowbit.ops.mul import low_bit_mul
+from lowbit.ops.normalization import low_bit_normalization
 from lowbit.ops.quantize import low_bit_quantize
 from lowbit.ops.registration import DOMAIN, register_schemas
 from lowbit.ops.requantize import low_bit_requantize
 from lowbit.ops.resize import low_bit_resize
+from lowbit.ops.softmax import low_bit_softmax
 from lowbit.ops.threshold import low_bit_threshold
 
 __all__ = ["DEFINITIONS", "DOMAIN", "evaluate", "pack", "register_schemas", "unpack"]
@@ -47,12 +52,15 @@ DEFINITIONS: dict[str, Callable[..., Array]] = {
     "LowBitLookup": low_bit_lookup,
     "LowBitAdd": low_bit_add,
     "LowBitMul": low_bit_mul,
+    "LowBitMatMul": low_bit_mat_mul,
     "LowBitMaxPool": low_bit_max_pool,
     "LowBitAveragePool": low_bit_average_pool,
     "LowBitGlobalAveragePool": low_bit_global_average_pool,
     "LowBitConcat": low_bit_concat,
+    "LowBitNormalization": low_bit_normalization,
     "LowBitResize": low_bit_resize,
     "LowBitDepthToSpace": low_bit_depth_to_space,
+    "LowBitSoftmax": low_bit_softmax,
     "LowBitRequantize": low_bit_requantize,
     "LowBitQuantize": low_bit_quantize,
     "LowBitThreshold": low_bit_threshold,
@@ -67,7 +75,8 @@ def evaluate(op_type: str, attrs: Mapping[str, Any], inputs: Sequence[Array | No
         op_type: an op of ``ai.lowbit``, such as "LowBitConv".
         attrs: its attributes; those left out have the schema's defaults.
         inputs: one array per schema input in order, None where an optional one is absent; trailing ones may
-            be left out. Codes are uint8 or int8, zero points and biases int32, scales float32.
+            be left out. Codes are uint8 or int8, zero points and biases int32, scales float32. As in the
+            kernels, a scale, a zero point or a bias of one element may have any dims.
 
     Returns:
         The output: uint8 or int8 codes, or float32.
@@ -85,6 +94,28 @@ def evaluate(op_type: str, attrs: Mapping[str, Any], inputs: Sequence[Array | No
                 f"{op_type}: input {i} is {array.dtype}; expected uint8, int8, int32 or float32"
             )
     try:
-        return DEFINITIONS[op_type](*arrays, **attrs)
+        return DEFINITIONS[op_type](*_with_dims_of_one(op_type, arrays), **attrs)
     except TypeError as error:  # too many inputs, an unknown attribute, a missing required one
         raise LowBitError(f"{op_type}: {error}") from error
+
+
+_DIMS_OF_ONE: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(["scale", "point"], ()),
+    **dict.fromkeys(["scales", "points", "bias", "shift", "base", "dir"], (1,)),
+}
+"""The dims of a parameter of one element in the definitions, by the last word of its name."""
+
+
+def _with_dims_of_one(op_type: str, inputs: list[Array | None]) -> list[Array | None]:
+    """The inputs, with parameters of one element in the dims that the definitions expect of them."""
+    names = [*inspect.signature(DEFINITIONS[op_type]).parameters]
+    if "epilogue_inputs" in names:
+        fields = [*inspect.signature(Epilogue).parameters]
+        names[names.index("epilogue_inputs") :] = fields[fields.index("bias") :]
+    words = [name.rpartition("_")[2] for name in names] + [""] * len(inputs)  # the last input may be variadic
+    return [
+        array.reshape(_DIMS_OF_ONE[word])
+        if array is not None and array.size == 1 and word in _DIMS_OF_ONE
+        else array
+        for word, array in zip(words, inputs, strict=False)
+    ]

@@ -45,6 +45,15 @@ def output_range(bits: int, encoding: str, low: Sequence[int], high: Sequence[in
     return (low[0] if len(low) else smallest), (high[0] if len(high) else largest)
 
 
+def low_bits(codes: Array, bits: int, encoding: str) -> Codes:
+    """The codes that an operand of ``bits`` bits reads: the low bits of every stored byte.
+
+    In two's complement for ``signed``. Codes inside the range of the operand stay as they are.
+    """
+    mask, flip = (1 << bits) - 1, 1 << (bits - 1) if encoding == "signed" else 0
+    return (((codes.astype(np.int64) + flip) & mask) - flip).astype(codes.dtype)
+
+
 def values(codes: Array, zero_point: Array | int, encoding: str = "unsigned") -> Ints:
     """The integer values that codes stand for: ``q - zero_point``, or ``2q - 1`` for bipolar codes.
 

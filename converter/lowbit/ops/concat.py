@@ -25,13 +25,15 @@ def low_bit_concat(
     """Every input requantized as LowBitRequantize does, then side by side along ``axis``.
 
     ``clip(rint((f32(x_i - x_zero_points[i]) * x_scales[i]) / y_scale) + y_zero_point, y_min, y_max)``; an
-    input whose scale, zero point and encoding are the output's is copied.
+    input whose scale, zero point and encoding are the output's is copied unless y_min or y_max is given.
     """
     low, high = output_range(y_bits, y_encoding, y_min, y_max)
     encodings = x_encodings.split(",") if x_encodings else ["unsigned"] * len(x)
+    clipped = bool(len(y_min) or len(y_max))
     parts = []
     for codes, scale, zero_point, encoding in zip(x, x_scales, x_zero_points, encodings, strict=True):
-        if scale == y_scale and zero_point == y_zero_point and encoding == y_encoding:
+        same_grid = scale == y_scale and zero_point == y_zero_point and encoding == y_encoding
+        if same_grid and not clipped:
             parts.append(codes)
         else:
             parts.append(

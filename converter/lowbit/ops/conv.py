@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.ops.codes import Array, Ints, unpack, values
+from lowbit.ops.codes import Array, Ints, low_bits, unpack, values
 from lowbit.ops.epilogue import Epilogue
 
 
@@ -51,7 +51,8 @@ def low_bit_conv(
     weights = weight_values(
         w, w_zero_point, out_channels, kernel_shape, in_channels // group, w_bits, w_encoding
     )
-    acc = convolve(values(x, x_zero_point, x_encoding), weights, strides, pads, dilations, group)
+    activations = values(low_bits(x, x_bits, x_encoding), x_zero_point, x_encoding)
+    acc = convolve(activations, weights, strides, pads, dilations, group)
     return Epilogue(x_scale, w_scale, *epilogue_inputs, **epilogue).apply(acc)
 
 
@@ -119,4 +120,4 @@ def grouped_product(pixels: Ints, weights: Ints, group: int) -> Ints:
     )  # [g, P, I]
     right = weights.reshape(group, -1, weights.shape[-1]).transpose(0, 2, 1).astype(np.float64)  # [g, I, O]
     product: npt.NDArray[np.float64] = left @ right
-    return product.transpose(1, 0, 2).reshape(*lead, -1).astype(np.int64)
+    return product.transpose(1, 0, 2).reshape(*lead, weights.shape[0]).astype(np.int64)

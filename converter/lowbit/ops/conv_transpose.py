@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.ops.codes import Array, Ints, values
+from lowbit.ops.codes import Array, Ints, low_bits, values
 from lowbit.ops.conv import grouped_product, weight_values
 from lowbit.ops.epilogue import Epilogue
 
@@ -45,9 +45,8 @@ def low_bit_conv_transpose(
     weights = weight_values(
         w, w_zero_point, out_channels, kernel_shape, in_channels // group, w_bits, w_encoding
     )
-    acc = convolve_transposed(
-        values(x, x_zero_point, x_encoding), weights, strides, pads, dilations, output_padding, group
-    )
+    activations = values(low_bits(x, x_bits, x_encoding), x_zero_point, x_encoding)
+    acc = convolve_transposed(activations, weights, strides, pads, dilations, output_padding, group)
     return Epilogue(x_scale, w_scale, *epilogue_inputs, **epilogue).apply(acc)
 
 

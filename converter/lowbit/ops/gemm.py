@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.ops.codes import Array, values
+from lowbit.ops.codes import Array, low_bits, values
 from lowbit.ops.conv import grouped_product, weight_values
 from lowbit.ops.epilogue import Epilogue
 
@@ -40,7 +40,8 @@ def low_bit_gemm(
         codes or float32 [M.., out_features].
     """
     lead = x.shape[:axis] if axis >= 0 else x.shape[: x.ndim + axis]
-    rows = values(x, x_zero_point, x_encoding).reshape(*lead, in_features)
+    activations = values(low_bits(x, x_bits, x_encoding), x_zero_point, x_encoding)
+    rows = activations.reshape(*lead, in_features)
     weights = weight_values(w, w_zero_point, out_features, [1], in_features, w_bits, w_encoding)[:, 0]
     acc = grouped_product(rows, weights, group=1).astype(np.int64)
     return Epilogue(x_scale, w_scale, *epilogue_inputs, **epilogue).apply(acc)

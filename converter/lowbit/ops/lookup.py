@@ -14,9 +14,9 @@ def low_bit_lookup(
 
     Args:
         x: codes, any shape.
-        table: uint8 [256], or [C, 256] where row c serves channel c (last dim); its bytes are the output
-            codes' bytes.
+        table: uint8 [256], or [C, 256] where row c serves channel c (last dim; one row serves all); its bytes
+            are the output codes' bytes.
     """
     byte = x.view(np.uint8).astype(np.int64)
-    y = table[byte] if table.ndim == 1 else table[np.arange(x.shape[-1]), byte]
+    y = table.reshape(-1)[byte] if table.size == 256 else table[np.arange(x.shape[-1]), byte]
     return y.view(storage(y_encoding))

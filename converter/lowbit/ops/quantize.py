@@ -31,5 +31,5 @@ def low_bit_quantize(
     real = np.moveaxis(x, 1, -1) if to_channels_last else x
     with np.errstate(all="ignore"):
         return codes.quantize(
-            np.ascontiguousarray(real, np.float32), y_scale, y_zero_point, low, high, y_encoding
+            np.asarray(real, np.float32), y_scale, y_zero_point, low, high, y_encoding
         )

@@ -13,16 +13,21 @@ from lowbit.graph.reasons import Refusal
 Floats = npt.NDArray[np.float32]
 
 
-def fold_batch_normalization(node: ir.Node, channels: int | None = None) -> tuple[Floats, Floats] | Refusal:
+def fold_batch_normalization(
+    node: ir.Node, channels: int | None = None, axis: int = 1
+) -> tuple[Floats, Floats] | Refusal:
     """A BatchNormalization as ``y = x * scale + shift``, each [C].
 
     Args:
         node: the node.
         channels: how many there must be, where that is known.
+        axis: the axis along which the reader has its channels; a BatchNormalization's is always 1.
 
     ``inv = 1 / sqrt(var + eps); scale = gamma * inv; shift = beta - mean * scale`` in float32, computed here
     once and for all targets.
     """
+    if axis != 1:
+        return Refusal(f"its BatchNormalization is along axis 1, its channels along axis {axis}")
     arrays = [constant(value) for value in node.inputs[1:5]]
     if any(array is None or array.dtype != np.float32 for array in arrays):
         return Refusal("the parameters of its BatchNormalization are not float32 constants")

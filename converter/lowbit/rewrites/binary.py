@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 
@@ -14,6 +15,26 @@ from lowbit.graph.reasons import Refusal
 from lowbit.rewrites.clipped import Clipped, clipped_at
 from lowbit.rewrites.operands import Activation, read_activation
 from lowbit.rewrites.rule import Context, Region
+
+_BY_ROWS = ("LowBitGemm", "APGemm", "LowBitMatMul", "LowBitNormalization")
+"""Ops that write the model's own order of axes, features last."""
+_ELEMENTWISE = ("LowBitAdd", "LowBitMul", "LowBitAffine", "LowBitLookup", "LowBitRequantize")
+_FAR = 6
+"""Elementwise ops between a product and an addition, at most: bias, activation, scale."""
+
+
+def _in_rows(value: ir.Value) -> bool:
+    """Whether a stored tensor was written by rows, elementwise ops behind that aside."""
+    for _ in range(_FAR):
+        maker = value.producer()
+        if maker is None or maker.op_type not in _ELEMENTWISE:
+            break
+        fed = [given for given in maker.inputs if given is not None and given.producer() is not None]
+        if not fed:
+            return False
+        value = fed[0]
+    maker = value.producer()
+    return maker is not None and maker.op_type in _BY_ROWS
 
 
 @dataclass
@@ -41,6 +62,10 @@ class BinaryRegion(Region):
         rank = max(lowering.rank(self.a.codes), lowering.rank(self.b.codes))
         order = self._order(lowering, rank)
         a, b = (self._read(lowering, operand, order) for operand in (self.a, self.b))
+        return self.write(lowering, a, b, order)
+
+    def write(self, lowering: Lowering, a: Stored, b: Stored, order: Order, **geometry: Any) -> ir.Value:
+        """Writes the node for two stored operands, its output in an order of axes."""
         output, attributes = self.clipped.output(lowering)
         value = lowering.node(
             self.op_type,
@@ -53,7 +78,7 @@ class BinaryRegion(Region):
                 "b_zero_point": lowering.zero_point(b, self.b.grid),
                 **(output.inputs if output else {}),
             },
-            {"a_encoding": a.encoding, "b_encoding": b.encoding, **attributes},
+            {"a_encoding": a.encoding, "b_encoding": b.encoding, **geometry, **attributes},
             self.clipped.result,
             output.dtype if output else ir.DataType.FLOAT,
             order,
@@ -63,13 +88,18 @@ class BinaryRegion(Region):
         return value
 
     def _order(self, lowering: Lowering, rank: int) -> Order:
-        """Channels last if an operand of full rank is stored so, else as in the model."""
+        """As both operands of full rank are stored; else channels last if one of them is.
+
+        What a matrix product or a normalization wrote stays in the model's order, which the next one reads.
+        """
         full = [
             x.codes for x in (self.a, self.b) if lowering.rank(x.codes) == rank and constant(x.codes) is None
         ]
         orders = {lowering.plain(codes).order for codes in full}
         if len(orders) == 1:
             return orders.pop()
+        if any(_in_rows(lowering.plain(codes).value) for codes in full):
+            return identity(rank)
         return channels_last(rank) if channels_last(rank) in orders else identity(rank)
 
     def _read(self, lowering: Lowering, operand: Activation, order: Order) -> Stored:

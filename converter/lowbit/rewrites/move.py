@@ -9,8 +9,10 @@ from typing import Any
 
 import onnx_ir as ir
 
+from lowbit.graph.constants import is_known
 from lowbit.graph.lowering import Lowering, Stored
 from lowbit.graph.normal_form import NormalForm, is_op, rank_of
+from lowbit.graph.opsets import has_code_kernel
 from lowbit.graph.reasons import Refusal
 from lowbit.rewrites.rule import Context, Region
 
@@ -49,9 +51,20 @@ class MoveRegion(Region):
         """The codes that are moved."""
         return [self.source]
 
+    @property
+    def reals(self) -> list[ir.Value]:
+        """What something else computes and says how they are moved: a new shape, where to cut."""
+        return [value for value in self.core.inputs[1:] if value is not None and not is_known(value)]
+
     def emit(self, lowering: Lowering) -> ir.Value | None:
-        """Moves the stored tensor; codes that no lowbit node makes or reads stay with the node as it is."""
-        if self.unread and lowering.is_original(self.source):
+        """Moves the stored tensor; codes that no lowbit node makes or reads stay with the node as it is.
+
+        That is, where ONNX Runtime has such a node for their type.
+        """
+        code_range = lowering.form.code_range(self.source)
+        assert code_range is not None, "a move of codes"
+        runs = has_code_kernel(lowering.graph, self.core, code_range.dtype)
+        if self.unread and runs and lowering.is_original(self.source):
             lowering.keep(self.core)
             return None
         return self.move(lowering)

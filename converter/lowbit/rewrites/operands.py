@@ -46,7 +46,7 @@ def read_activation(
         return Refusal(f"the DequantizeLinear of its {what}: {dequantization.reason}")
     codes = dequantization.codes
     code_range = form.code_range(codes)
-    quantization = form.quantization(codes)
+    quantization = form.quantization(codes, half=True)
     if isinstance(quantization, Refusal):
         return Refusal(f"the QuantizeLinear of its {what}: {quantization.reason}")
     if code_range is None or code_range.dtype not in CODE_TYPES:

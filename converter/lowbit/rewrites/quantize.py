@@ -77,8 +77,15 @@ class EntranceRegion(Region):
 class QuantizeRegion(EntranceRegion):
     """Rounding to a grid."""
 
-    def emit(self, lowering: Lowering) -> ir.Value:
-        """Writes the node, which moves the channels last on the way where its readers want that."""
+    def emit(self, lowering: Lowering) -> ir.Value | None:
+        """Writes the node, which moves the channels last on the way where its readers want that.
+
+        Behind a node that ONNX Runtime fuses with its quantizer, that stays.
+        """
+        if self.source.producer() in lowering.units:
+            for node in self.nodes:
+                lowering.keep(node)
+            return None
         x = lowering.real(self.source)
         rank = len(x.order)
         grid = self.quantization.grid

@@ -9,7 +9,7 @@ numbers; or None when it is about something else.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -28,11 +28,13 @@ class Context:
         round_bias: whether a bias off the accumulator's grid may be rounded onto it.
         wanted: the codes that regions found so far read. Sinks are visited back to front, so that the readers
             of a tensor are known before its maker.
+        aside: cores of regions that are not to be converted, see :mod:`lowbit.rewrites.guard`.
     """
 
     form: NormalForm
     round_bias: bool
     wanted: set[ir.Value]
+    aside: Set[ir.Node] = frozenset()
 
 
 class Region(ABC):

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from lowbit.graph.attributes import get_ints
 from lowbit.graph.lowering import Lowering
+from lowbit.graph.normal_form import rank_of
 from lowbit.graph.reasons import Refusal
 from lowbit.rewrites.move import MoveRegion, moves_codes
 from lowbit.rewrites.rule import Context, Region
@@ -34,4 +35,8 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     rank = len(sink.outputs[0].shape or ())
     perm = get_ints(sink, "perm", range(rank)[::-1])
     assert perm is not None
+    source = sink.inputs[0]
+    assert source is not None
+    if sorted(perm) != list(range(rank_of(source) or 0)):
+        return Refusal(f"its perm {list(perm)} does not fit a tensor of rank {rank_of(source)}")
     return TransposeRegion(sink, unread, perm)

@@ -178,11 +178,23 @@ def accumulator_bounds(
 def check_accumulator(
     weights: Weights, codes: CodeRange, grid: Grid, bias: npt.NDArray[np.int64] | None
 ) -> Refusal | None:
-    """Proves that no accumulator leaves int32; arguments as in :func:`accumulator_bounds`."""
-    lowest, highest = accumulator_bounds(weights, codes, grid, bias)
-    if highest.max(initial=0) > INT32_MAX or lowest.min(initial=0) < -INT32_MAX - 1:
+    """Proves that no accumulator leaves int32, by the bound of the native code, which refuses the others.
+
+    It knows the bits of the codes, not which of them occur, and adds magnitudes: no sum is larger than
+    max |x - z| * sum |w| + |bias|. Arguments as in :func:`accumulator_bounds`.
+    """
+    low, high = codes.low, codes.high
+    if not codes.bipolar:
+        zeros = grid.zero_point.reshape(-1).tolist()
+        signed = low < 0
+        bits = bits_of(min(low, *zeros), max(high, *zeros), signed=signed)
+        low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    largest = max(int(grid.zero_point.max()) - low, high - int(grid.zero_point.min()))
+    sums = np.abs(weights.values).sum(axis=1, dtype=np.int64) * largest
+    highest = (sums if bias is None else sums + np.abs(bias)).max(initial=0)
+    if highest > INT32_MAX:
         return Refusal(
-            f"its accumulator can reach [{lowest.min()}, {highest.max()}] over {weights.codes.shape[1]} "
-            "products, which does not fit int32"
+            f"its accumulator can reach {highest} over {weights.codes.shape[1]} products, which does not fit "
+            "int32"
         )
     return None

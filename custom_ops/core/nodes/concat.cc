@@ -36,13 +36,15 @@ ConcatNode DecodeConcat(const NodeReader& node) {
   const std::vector<int32_t> zero_points = node.Int32sOf("x_zero_points", static_cast<int64_t>(count));
   const Quantizer quantizer = ReadQuantizer(node);
 
+  // Without bounds of its own the output's codes are those of its inputs, which their producers bound.
+  const bool clipped = !node.Ints("y_min").empty() || !node.Ints("y_max").empty();
   std::vector<ConcatNode::Part> parts(count);
   for (size_t i = 0; i < count; ++i) {
     Require(std::isfinite(scales[i]) && scales[i] > 0, node.op(), ": input 'x_scales' holds ", scales[i],
             ", expected finite scales > 0");
     node.CheckZeroPoint("x_zero_points", zero_points[i], Storage(is_signed[i]));
     AffineSpec& spec = parts[i].spec;
-    parts[i].copied = scales[i] == quantizer.scale && zero_points[i] == quantizer.zero_point &&
+    parts[i].copied = !clipped && scales[i] == quantizer.scale && zero_points[i] == quantizer.zero_point &&
                       is_signed[i] == quantizer.is_signed;
     spec.x_signed = is_signed[i];
     spec.x_scale = {scales[i]};

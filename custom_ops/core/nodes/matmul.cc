@@ -199,7 +199,8 @@ void ParseThresholds(const NodeReader& node, Epilogue& e, int64_t channels) {
   Require(shape.size() == 2 && shape[0] == channels && shape[1] >= 1 && shape[1] <= 255, node.op(),
           ": input 'thresholds' has shape ", ShapeText(shape), ", expected [", channels, ", 1..255]");
   e.threshold_count = shape[1];
-  e.thresholds = node.Int32sOf("thresholds", CheckedProduct(channels, shape[1], "the number of thresholds"));
+  e.thresholds =
+      node.MatrixOfInt32s("thresholds", CheckedProduct(channels, shape[1], "the number of thresholds"));
   e.base = node.Int32sOf("threshold_base", channels);
   e.dir = node.Int32sOf("threshold_dir", channels);
   const OperandType y = node.Operand("y_bits", "y_encoding");

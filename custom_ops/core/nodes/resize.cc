@@ -1,5 +1,6 @@
-// LowBitResize: nearest neighbour, codes are copied.
+// LowBitResize: where every output index reads the image, and with which weights.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <optional>
 #include <string>
@@ -24,6 +25,11 @@ float SourcePosition(ResizeNode::Coordinates mode, float o, std::optional<float>
     case ResizeNode::Coordinates::kPytorchHalfPixel:
       if (out <= 1) return 0.0f;
       break;
+    case ResizeNode::Coordinates::kHalfPixelSymmetric: {
+      const float length = static_cast<float>(in);
+      const double begin = length / 2.0f * (1.0f - static_cast<float>(out) / (scale * length));
+      return static_cast<float>(begin + (o + 0.5) / static_cast<double>(scale) - 0.5);
+    }
     case ResizeNode::Coordinates::kHalfPixel:
       break;
   }
@@ -53,6 +59,30 @@ int64_t SourceIndex(ResizeNode::Nearest mode, float position, int64_t in) {
   return std::clamp<int64_t>(static_cast<int64_t>(chosen), 0, in - 1);
 }
 
+// Indices from far outside the image would not fit an int64.
+float Bounded(float position, int64_t in) {
+  const float limit = static_cast<float>(in) + 4.0f;
+  return position > -4.0f ? std::min(position, limit) : -4.0f;
+}
+
+using Weights4 = std::array<float, 4>;
+
+Weights4 CubicWeights(float a, float f) {
+  const float g = 1.0f - f, t = f + 1.0f, u = g + 1.0f;
+  const auto outer = [a](float d) { return ((a * d - 5.0f * a) * d + 8.0f * a) * d - 4.0f * a; };
+  const auto inner = [a](float d) { return ((a + 2.0f) * d - (a + 3.0f)) * d * d + 1.0f; };
+  return {outer(t), inner(f), inner(g), outer(u)};
+}
+
+// Taps outside the image lose their weight to the others.
+void Exclude(int64_t first, int64_t in, Weights4& weights) {
+  for (int64_t k = 0; k < 4; ++k) {
+    if (first + k < 0 || first + k >= in) weights[static_cast<size_t>(k)] = 0.0f;
+  }
+  const float sum = ((weights[0] + weights[1]) + weights[2]) + weights[3];
+  for (float& weight : weights) weight = weight / sum;
+}
+
 template <size_t kCount>
 size_t Choice(const NodeReader& node, const char* attribute, const char* const (&names)[kCount]) {
   const std::string& value = node.String(attribute);
@@ -67,10 +97,14 @@ size_t Choice(const NodeReader& node, const char* attribute, const char* const (
 }  // namespace
 
 ResizeNode DecodeResize(const NodeReader& node) {
-  constexpr const char* kCoordinates[] = {"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"};
+  constexpr const char* kModes[] = {"nearest", "linear", "cubic"};
+  constexpr const char* kCoordinates[] = {"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric",
+                                          "half_pixel_symmetric"};
   constexpr const char* kNearest[] = {"round_prefer_floor", "round_prefer_ceil", "floor", "ceil"};
   ResizeNode out;
-  out.is_signed = node.EncodingOf("x_encoding") == Encoding::kSigned;
+  const OperandType x = ReadCodes(node, "x_encoding");
+  out.mode = static_cast<ResizeNode::Mode>(Choice(node, "mode", kModes));
+  out.is_signed = x.encoding == Encoding::kSigned;
   out.scales = node.Floats("scales");
   out.sizes = node.Ints("sizes");
   out.coordinates =
@@ -85,6 +119,27 @@ ResizeNode DecodeResize(const NodeReader& node) {
     Require(size >= 1 && size <= kMaxAttribute, node.op(), ": attribute 'sizes' holds ", size,
             ", expected 1..", kMaxAttribute);
   }
+  out.cubic_coeff_a = node.Float("cubic_coeff_a");
+  out.exclude_outside = node.Flag("exclude_outside");
+  if (out.mode == ResizeNode::Mode::kNearest) {
+    for (const char* input : {"x_scale", "x_zero_point", "y_scale", "y_zero_point"}) {
+      Require(!node.Present(input), node.op(), ": input '", input,
+              "' is given in mode nearest, which copies");
+    }
+    return out;
+  }
+  constexpr float kMaxCoefficient = 16.0f;  // keeps weights and their sums finite
+  Require(std::fabs(out.cubic_coeff_a) <= kMaxCoefficient, node.op(), ": attribute 'cubic_coeff_a' is ",
+          out.cubic_coeff_a, ", expected -", kMaxCoefficient, "..", kMaxCoefficient);
+  Require(!out.exclude_outside || out.mode == ResizeNode::Mode::kCubic, node.op(),
+          ": attribute 'exclude_outside' is 1, which mode cubic alone can do");
+  Require(out.Spatial() <= 3, node.op(), ": ", out.Spatial(), " spatial dims, expected at most 3 in mode ",
+          kModes[static_cast<size_t>(out.mode)]);
+  Require(node.Present("x_scale") && node.Present("y_scale"), node.op(),
+          ": x_scale and y_scale are needed in mode ", kModes[static_cast<size_t>(out.mode)]);
+  out.x_zero_point = node.ZeroPointOf("x_zero_point", x);
+  out.quantizer = ReadQuantizer(node);
+  out.multiplier = node.ScaleOf("x_scale") / out.quantizer.scale;
   return out;
 }
 
@@ -97,6 +152,35 @@ std::vector<int64_t> ResizeNode::SourceIndices(size_t i, int64_t in, int64_t out
     indices[static_cast<size_t>(o)] = SourceIndex(nearest, position, in);
   }
   return indices;
+}
+
+ResizeNode::Taps ResizeNode::TapsOf(size_t i, int64_t in, int64_t out) const {
+  std::optional<float> scale;
+  if (!scales.empty()) scale = scales[i];
+  Taps taps;
+  taps.count = mode == Mode::kCubic ? 4 : 2;
+  taps.indices.reserve(static_cast<size_t>(out * taps.count));
+  taps.weights.reserve(taps.indices.capacity());
+  const auto add = [&](int64_t index, float weight) {
+    taps.indices.push_back(std::clamp<int64_t>(index, 0, in - 1));
+    taps.weights.push_back(weight);
+  };
+  for (int64_t o = 0; o < out; ++o) {
+    const float exact = SourcePosition(coordinates, static_cast<float>(o), scale, in, out);
+    if (mode == Mode::kLinear) {
+      const float p = exact > 0.0f ? std::min(exact, static_cast<float>(in - 1)) : 0.0f;
+      const float below = std::floor(p), f = p - below;
+      add(static_cast<int64_t>(below), 1.0f - f);
+      add(static_cast<int64_t>(below) + 1, f);
+      continue;
+    }
+    const float p = Bounded(exact, in), below = std::floor(p);
+    const int64_t first = static_cast<int64_t>(below) - 1;
+    Weights4 weights = CubicWeights(cubic_coeff_a, p - below);
+    if (exclude_outside) Exclude(first, in, weights);
+    for (int64_t k = 0; k < 4; ++k) add(first + k, weights[static_cast<size_t>(k)]);
+  }
+  return taps;
 }
 
 std::vector<int64_t> OutputDims(const ResizeNode& node, const FedShape& x) {

@@ -82,6 +82,10 @@ std::vector<int64_t> StandardReader::ConstantInts(size_t index, std::string_view
   Require(inputs_[index].constant_ints.has_value(), op_, ": input '", name,
           "' is computed by the model, expected constant integers; simplify the model with its input shapes "
           "fixed");
+  // As ONNX Runtime's own kernels, which refuse most others when they run.
+  const auto& dims = inputs_[index].dims;
+  Require(!dims || dims->size() == 1, op_, ": input '", name, "' has rank ", dims ? dims->size() : 0,
+          ", expected a vector");
   return *inputs_[index].constant_ints;
 }
 

@@ -156,24 +156,33 @@ Window WithPads(const Window& given, AutoPad auto_pad, View x) {
   return window;
 }
 
-Dims WindowedDims(const Window& window, bool ceil_mode, View x, int64_t channels) {
-  Dims y = {x[0], channels};
-  for (size_t i = 2; i < x.size(); ++i) {
-    y.push_back(WindowOutputSize(window, static_cast<int>(WindowIndex(window, i)), x[i], ceil_mode));
-  }
-  return y;
+// As in ONNX Runtime, whose division truncates: a window that is larger than the padded image by less than a
+// stride still gives one pixel, by less than two strides none.
+int64_t PoolOutputSize(const Window& window, int i, int64_t size, bool ceil_mode) {
+  const auto d = static_cast<size_t>(i);
+  const int64_t span = size + window.pad_begin[d] + window.pad_end[d] - window.Extent(i);
+  return span < 0 && span > -2 * window.stride[d] ? span / window.stride[d] + 1
+                                                  : WindowOutputSize(window, i, size, ceil_mode);
 }
 
 Dims OutputDims(const FloatConvOp& op, View x) {
   const Window window = WindowOf(op, x);
   Require(x[1] == op.in_channels, "x has shape ", ShapeText(x), ", expected ", op.in_channels, " channels");
-  return WindowedDims(window, false, x, op.out_channels);
+  Dims y = {x[0], op.out_channels};
+  for (size_t i = 2; i < x.size(); ++i) {
+    y.push_back(WindowOutputSize(window, static_cast<int>(WindowIndex(window, i)), x[i], false));
+  }
+  return y;
 }
 
 Dims OutputDims(const FloatPoolOp& op, View x) {
   if (op.kind == FloatPoolOp::Kind::kMax || op.kind == FloatPoolOp::Kind::kAverage) {
     const Window window = WindowOf(op, x);
-    return WindowedDims(window, op.ceil_mode, x, x[1]);
+    Dims y = {x[0], x[1]};
+    for (size_t i = 2; i < x.size(); ++i) {
+      y.push_back(PoolOutputSize(window, static_cast<int>(WindowIndex(window, i)), x[i], op.ceil_mode));
+    }
+    return y;
   }
   Require(x.size() >= 3, "x has shape ", ShapeText(x), ", expected rank 3 or more");
   Require(BoundedCount(x.subspan(2)) >= 1, "x has shape ", ShapeText(x), ", expected at least one pixel");

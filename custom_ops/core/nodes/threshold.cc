@@ -47,7 +47,7 @@ ThresholdNode DecodeThreshold(const NodeReader& node) {
     Require(dir == 1 || dir == -1, node.op(), ": input 'dir' holds ", dir, ", expected +1 or -1");
     spec.dir.push_back(static_cast<float>(dir));
   }
-  const std::vector<float> rows = node.FloatsOf("thresholds", shape[0] * shape[1]);
+  const std::vector<float> rows = node.MatrixOfFloats("thresholds", shape[0] * shape[1]);
   spec.thresholds.resize(static_cast<size_t>(spec.channels * spec.count));
   for (size_t i = 0; i < spec.thresholds.size(); ++i) {
     const size_t c = i / static_cast<size_t>(spec.count);

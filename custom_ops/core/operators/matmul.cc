@@ -1,13 +1,16 @@
 // Running a node of the matmul family: shapes in, kernel call out.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdio>
 #include <utility>
 
 #include "core/kernel_table.h"
 #include "core/nodes/matmul_shape.h"
+#include "core/operators/elementwise_common.h"
 #include "core/operators/factories.h"
 #include "core/selection.h"
+#include "core/stated_codes.h"
 #include "core/status.h"
 #include "core/tune_cache.h"
 
@@ -31,8 +34,10 @@ size_t InputIndex(const char* op, std::string_view input) {
 
 class MatmulOperator final : public Operator {
  public:
-  explicit MatmulOperator(const MatmulNode& node)
-      : op_(node.op), shape_(node), residual_index_(InputIndex(node.op, "residual")) {}
+  MatmulOperator(const MatmulNode& node, bool x_has_stated_bits)
+      : op_(node.op), shape_(node), residual_index_(InputIndex(node.op, "residual")) {
+    if (!x_has_stated_bits && node.conv.x.bits < 8) low_bits_.emplace(node.conv.x);
+  }
 
   void SetKernel(const KernelChoice& choice, const std::string& tune_key,
                  std::unique_ptr<ConvKernel> kernel) {
@@ -87,7 +92,8 @@ class MatmulOperator final : public Operator {
     const ConvShape shape = Resolve(inputs);
     if (shape.batch == 0) return;
     const void* residual = shape_.has_residual() ? inputs[residual_index_]->data : nullptr;
-    kernel_->Run({shape, inputs[0]->data, residual, y}, pool);
+    std::vector<uint8_t> copy;
+    kernel_->Run({shape, WithStatedBits(*inputs[0], copy, pool), residual, y}, pool);
   }
 
   OperatorPlan Plan(Tensors inputs) const override {
@@ -110,10 +116,29 @@ class MatmulOperator final : public Operator {
     return shape_.Images(view(inputs[0], x), view(inputs[residual_index_], residual));
   }
 
+  // The codes of x, or `copy` with the low bits of their bytes where some have more than are stated.
+  const void* WithStatedBits(const ConstTensor& x, std::vector<uint8_t>& copy, ThreadPool& pool) const {
+    if (!low_bits_) return x.data;
+    const auto count = static_cast<size_t>(ElementCount(x.shape));
+    const std::span<const uint8_t> codes(static_cast<const uint8_t*>(x.data), count);
+    std::atomic<bool> holds = true;
+    ParallelRanges(pool, static_cast<int64_t>(count), 1, [&](int64_t begin, int64_t end) {
+      if (!AreLowBits(codes.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
+                      *low_bits_))
+        holds = false;
+    });
+    if (holds) return x.data;
+    copy.resize(count);
+    std::transform(codes.begin(), codes.end(), copy.begin(),
+                   [&](uint8_t byte) { return low_bits_->Of(byte); });
+    return copy.data();
+  }
+
   const char* op_;
   MatmulShape shape_;
   size_t residual_index_;
-  OperatorPlan plan_;  // without the sizes, which depend on the shape
+  std::optional<LowBits> low_bits_;  // of x, where nothing proves that its bytes hold no others
+  OperatorPlan plan_;                // without the sizes, which depend on the shape
   std::unique_ptr<ConvKernel> kernel_;
 };
 
@@ -146,7 +171,7 @@ void Warn(const OperatorOptions& options, const std::string& warning) {
 std::unique_ptr<Operator> MakeOperator(const MatmulNode& node, const OperatorOptions& options) {
   const ConvSpec& spec = node.conv;
   Require(!spec.weights.empty(), node.op, ": the node has no weights");
-  auto op = std::make_unique<MatmulOperator>(node);
+  auto op = std::make_unique<MatmulOperator>(node, options.x_has_stated_bits);
   const ConvShape typical = op->TypicalShape(options.x_shape);
   const std::string only = options.use_reference ? ReferenceKernelFor(spec) : options.kernel;
   std::string key, tuned;

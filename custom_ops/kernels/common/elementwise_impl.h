@@ -808,6 +808,222 @@ void DequantizePlanes(bool x_signed, int32_t x_zero_point, float x_scale, const 
   }
 }
 
+// ---- LowBitResize ----
+
+// fn.operator()<taps>()
+template <class Fn>
+inline void SpecializeTaps(int taps, const Fn& fn) {
+  if (taps == 1) return fn.template operator()<1>();
+  if (taps == 2) return fn.template operator()<2>();
+  fn.template operator()<4>();
+}
+
+// The products and sums of one vector; number(k) is that of tap k. No multiply-add: each rounds once.
+template <class S, int kTaps, class Number>
+LOWBIT_ALWAYS_INLINE inline typename S::F BlendTaps(const typename S::F (&weights)[kTaps],
+                                                    const Number& number) {
+  auto sum = S::MulF(weights[0], number(0));
+  for (int k = 1; k < kTaps; ++k) sum = S::AddF(sum, S::MulF(weights[k], number(k)));
+  return sum;
+}
+
+template <class S, bool kSigned, int kTaps>
+void BlendCodesImpl(int32_t x_zero_point, const uint8_t* const* rows, const float* weights, int64_t count,
+                    float* y) {
+  const auto zero_point = S::Set(x_zero_point);
+  typename S::F w[kTaps];
+  for (int k = 0; k < kTaps; ++k) w[k] = S::SetF(weights[k]);
+  const auto number = [&](const uint8_t* x) LOWBIT_ALWAYS_INLINE {
+    return S::ToFloat(S::Sub(LoadCodes<S, kSigned>(x), zero_point));
+  };
+  int64_t i = 0;
+  for (; i + S::kLanes <= count; i += S::kLanes) {
+    S::StoreF(y + i, BlendTaps<S>(w, [&](int k) LOWBIT_ALWAYS_INLINE { return number(rows[k] + i); }));
+  }
+  if (i == count) return;
+  S::StoreF(y + i, BlendTaps<S>(w, [&](int k) LOWBIT_ALWAYS_INLINE {
+              return number(PartialBytes<S>(rows[k] + i, count - i).bytes);
+            }));
+}
+
+template <class S>
+void BlendCodes(bool x_signed, int32_t x_zero_point, const uint8_t* const* rows, const float* weights,
+                int taps, int64_t count, float* y) {
+  SpecializeTaps(taps, [&]<int kTaps>() {
+    if (x_signed) {
+      BlendCodesImpl<S, true, kTaps>(x_zero_point, rows, weights, count, y);
+    } else {
+      BlendCodesImpl<S, false, kTaps>(x_zero_point, rows, weights, count, y);
+    }
+  });
+}
+
+template <class S>
+void BlendRows(const float* const* rows, const float* weights, int taps, int64_t count, float* y) {
+  SpecializeTaps(taps, [&]<int kTaps>() {
+    typename S::F w[kTaps];
+    for (int k = 0; k < kTaps; ++k) w[k] = S::SetF(weights[k]);
+    for (int64_t i = 0; i < count; i += S::kLanes) {
+      S::StoreF(y + i, BlendTaps<S>(w, [&](int k) LOWBIT_ALWAYS_INLINE { return S::LoadF(rows[k] + i); }));
+    }
+  });
+}
+
+// What a pixel's last vector writes too much, the next pixel writes again. For one or two channels single
+// floats are faster than vectors that are mostly thrown away.
+template <class S>
+void BlendPixels(const float* x, const int64_t* places, const float* weights, int taps, int64_t pixels,
+                 int64_t channels, float* y) {
+  SpecializeTaps(taps, [&]<int kTaps>() {
+    if (channels <= 2) {
+      for (int64_t p = 0; p < pixels; ++p, places += kTaps, weights += kTaps) {
+        for (int64_t c = 0; c < channels; ++c) {
+          float sum = weights[0] * x[places[0] + c];
+          for (int k = 1; k < kTaps; ++k) sum += weights[k] * x[places[k] + c];
+          *y++ = sum;
+        }
+      }
+      return;
+    }
+    for (int64_t p = 0; p < pixels; ++p, places += kTaps, weights += kTaps, y += channels) {
+      typename S::F w[kTaps];
+      for (int k = 0; k < kTaps; ++k) w[k] = S::SetF(weights[k]);
+      for (int64_t c = 0; c < channels; c += S::kLanes) {
+        S::StoreF(y + c,
+                  BlendTaps<S>(w, [&](int k) LOWBIT_ALWAYS_INLINE { return S::LoadF(x + places[k] + c); }));
+      }
+    }
+  });
+}
+
+template <class S>
+void ScaleFloats(const Quantizer& quantizer, const float* x, float multiplier, int64_t count, uint8_t* y) {
+  const ByteOutput<S> output(quantizer, quantizer.zero_point);
+  const auto m = S::SetF(multiplier);
+  ForFloats<S>(x, count, y, [&]<int N>(int64_t, const float* from, uint8_t* to) LOWBIT_ALWAYS_INLINE {
+    typename S::I rounded[N];
+    for (int i = 0; i < N; ++i) rounded[i] = S::RoundToInt(S::MulF(S::LoadF(from + i * S::kLanes), m));
+    output.Store(rounded, to);
+  });
+}
+
+// ---- LowBitNormalization ----
+
+// Squares of codes are at most 2^16: so many of them fit 32 bits. The loops are left to the compiler, which
+// has the flags of this level.
+inline constexpr int64_t kSquaresInWord = 1 << 15;
+
+template <class Code>
+void SumSquaresOf(const uint8_t* bytes, int64_t count, int64_t* sum, int64_t* square) {
+  const Code* x = reinterpret_cast<const Code*>(bytes);
+  int64_t sums = 0, squares = 0;
+  for (int64_t begin = 0; begin < count; begin += kSquaresInWord) {
+    const int64_t end = Min(begin + kSquaresInWord, count);
+    int32_t part = 0;
+    uint32_t square_part = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const int32_t code = x[i];
+      part += code;
+      square_part += static_cast<uint32_t>(code * code);
+    }
+    sums += part;
+    squares += square_part;
+  }
+  *sum = sums;
+  *square = squares;
+}
+
+template <class S>
+void SumSquares(const uint8_t* x, bool is_signed, int64_t count, int64_t* sum, int64_t* square) {
+  if (is_signed) {
+    SumSquaresOf<int8_t>(x, count, sum, square);
+  } else {
+    SumSquaresOf<uint8_t>(x, count, sum, square);
+  }
+}
+
+template <class Code>
+void SumPixelSquaresOf(const uint8_t* bytes, int64_t pixels, int64_t pixel_stride, int64_t channels,
+                       int64_t* sums, int64_t* squares) {
+  constexpr int64_t kBlock = 64;
+  for (int64_t first = 0; first < channels; first += kBlock) {
+    const int64_t width = Min(kBlock, channels - first);
+    for (int64_t c = 0; c < width; ++c) sums[first + c] = squares[first + c] = 0;
+    for (int64_t begin = 0; begin < pixels; begin += kSquaresInWord) {
+      const int64_t end = Min(begin + kSquaresInWord, pixels);
+      int32_t part[kBlock] = {};
+      uint32_t square_part[kBlock] = {};
+      const auto add = [&](const Code* x, int64_t count) LOWBIT_ALWAYS_INLINE {
+        for (int64_t c = 0; c < count; ++c) {
+          const int32_t code = x[c];
+          part[c] += code;
+          square_part[c] += static_cast<uint32_t>(code * code);
+        }
+      };
+      const Code* x = reinterpret_cast<const Code*>(bytes) + begin * pixel_stride + first;
+      if (width == kBlock) {
+        for (int64_t p = begin; p < end; ++p, x += pixel_stride) add(x, kBlock);
+      } else {
+        for (int64_t p = begin; p < end; ++p, x += pixel_stride) add(x, width);
+      }
+      for (int64_t c = 0; c < width; ++c) {
+        sums[first + c] += part[c];
+        squares[first + c] += square_part[c];
+      }
+    }
+  }
+}
+
+template <class S>
+void SumPixelSquares(const uint8_t* x, bool is_signed, int64_t pixels, int64_t pixel_stride, int64_t channels,
+                     int64_t* sums, int64_t* squares) {
+  if (is_signed) {
+    SumPixelSquaresOf<int8_t>(x, pixels, pixel_stride, channels, sums, squares);
+  } else {
+    SumPixelSquaresOf<uint8_t>(x, pixels, pixel_stride, channels, sums, squares);
+  }
+}
+
+template <class S, bool kSigned, bool kUniform, bool kQuantized>
+void NormalizeImpl(const NormalizationSpec& spec, const uint8_t* x, const float* mean, const float* gain,
+                   const float* gamma, const float* beta, uint8_t* y, int64_t count) {
+  const UniformOutput<S, kQuantized> output(spec.quantizer);
+  constexpr int64_t kSize = kQuantized ? 1 : 4;
+  const auto zero = S::Set(spec.x_zero_point);
+  const auto one_mean = S::SetF(mean[0]), one_gain = S::SetF(gain[0]);
+  const auto block = [&]<int N>(int64_t at, const uint8_t* from, uint8_t* to) LOWBIT_ALWAYS_INLINE {
+    typename S::F v[N];
+    for (int i = 0; i < N; ++i) {
+      const int64_t k = at + i * S::kLanes;
+      const auto code = S::ToFloat(S::Sub(LoadCodes<S, kSigned>(from + i * S::kLanes), zero));
+      const auto centred = S::SubF(code, kUniform ? one_mean : S::LoadF(mean + k));
+      const auto normal = S::MulF(centred, kUniform ? one_gain : S::LoadF(gain + k));
+      v[i] = S::AddF(S::MulF(normal, S::LoadF(gamma + k)), S::LoadF(beta + k));
+    }
+    output.Store(v, to);
+  };
+  ForBlocks<S>(
+      count,
+      [&]<int N>(int64_t i) LOWBIT_ALWAYS_INLINE { block.template operator()<N>(i, x + i, y + i * kSize); },
+      [&](int64_t i, int64_t n) LOWBIT_ALWAYS_INLINE {
+        const PartialBytes<S> part(x + i, n);
+        uint8_t out[S::kLanes * kSize];
+        block.template operator()<1>(i, part.bytes, out);
+        std::memcpy(y + i * kSize, out, static_cast<size_t>(n * kSize));
+      });
+}
+
+template <class S>
+void Normalize(const NormalizationSpec& spec, const uint8_t* x, const float* mean, const float* gain,
+               bool uniform, const float* gamma, const float* beta, void* y, int64_t count) {
+  Specialize(
+      [&]<bool kSigned, bool kUniform, bool kQuantized>() {
+        NormalizeImpl<S, kSigned, kUniform, kQuantized>(spec, x, mean, gain, gamma, beta,
+                                                        static_cast<uint8_t*>(y), count);
+      },
+      spec.x_signed, uniform, spec.quantizer.quantized);
+}
+
 // The table of a level. A minimal build has the functions of its ops alone; nobody calls the others.
 template <class S>
 constexpr ElementwiseKernels MakeKernels(const char* name) {
@@ -819,18 +1035,29 @@ constexpr ElementwiseKernels MakeKernels(const char* name) {
   }
   if constexpr (HasOp("LowBitConcat")) kernels.copy_rows = CopyRows<S>;
   if constexpr (HasOp("LowBitAdd") || HasOp("LowBitMul")) kernels.binary = Binary<S>;
-  if constexpr (HasOp("LowBitLookup")) kernels.lookup = Lookup<S>;
+  if constexpr (HasOp("LowBitLookup") || HasOp("LowBitSoftmax")) kernels.lookup = Lookup<S>;
   if constexpr (HasOp("LowBitMaxPool")) kernels.max_taps = MaxTaps<S>;
   if constexpr (HasOp("LowBitAveragePool")) kernels.average_taps = AverageTaps<S>;
-  if constexpr (HasOp("LowBitGlobalAveragePool")) {
-    kernels.sum_pixels = SumPixels<S>;
+  if constexpr (HasOp("LowBitGlobalAveragePool")) kernels.sum_pixels = SumPixels<S>;
+  if constexpr (HasOp("LowBitGlobalAveragePool") || HasOp("LowBitSoftmax")) {
     kernels.scale_sums = ScaleSums<S>;
   }
+  if constexpr (HasOp("LowBitResize")) {
+    kernels.blend_codes = BlendCodes<S>;
+    kernels.blend_rows = BlendRows<S>;
+    kernels.blend_pixels = BlendPixels<S>;
+  }
+  if constexpr (HasOp("LowBitResize") || HasOp("LowBitSoftmax")) kernels.scale_floats = ScaleFloats<S>;
   if constexpr (HasOp("LowBitQuantize")) kernels.quantize_planes = QuantizePlanes<S>;
   if constexpr (HasOp("LowBitDequantize")) kernels.dequantize_planes = DequantizePlanes<S>;
   if constexpr (HasOp("LowBitThreshold")) {
     kernels.threshold_planes = ThresholdPlanes<S>;
     kernels.threshold_rows = ThresholdRows<S>;
+  }
+  if constexpr (HasOp("LowBitNormalization")) {
+    kernels.sum_squares = SumSquares<S>;
+    kernels.sum_pixel_squares = SumPixelSquares<S>;
+    kernels.normalize = Normalize<S>;
   }
   return kernels;
 }

@@ -46,12 +46,17 @@ struct NodePacker {
   Packed operator()(const AffineNode& node) const { return PackAffine(node.spec, device); }
   Packed operator()(const LookupNode& node) const { return PackLookup(node, device); }
   Packed operator()(const BinaryNode& node) const { return PackBinary(node); }
+  Packed operator()(const FedMatmulNode&) const { Fail("LowBitMatMul has no kernel for GPUs yet"); }
   Packed operator()(const MaxPoolNode& node) const { return PackMaxPool(node); }
   Packed operator()(const AveragePoolNode& node) const { return PackAveragePool(node); }
   Packed operator()(const GlobalAveragePoolNode& node) const { return PackGlobalAveragePool(node, device); }
   Packed operator()(const ConcatNode& node) const { return PackConcat(node); }
+  Packed operator()(const NormalizationNode&) const {
+    Fail("LowBitNormalization has no kernel for GPUs yet");
+  }
   Packed operator()(const ResizeNode& node) const { return PackResize(node, device); }
   Packed operator()(const DepthToSpaceNode& node) const { return PackDepthToSpace(node); }
+  Packed operator()(const SoftmaxNode&) const { Fail("LowBitSoftmax has no kernel for GPUs yet"); }
   Packed operator()(const QuantizeNode& node) const { return PackQuantize(node, device); }
   Packed operator()(const ThresholdNode& node) const { return PackThreshold(node, device); }
   Packed operator()(const DequantizeNode& node) const { return PackDequantize(node, device); }

@@ -155,12 +155,75 @@ void ThresholdRows(const ThresholdSpec& spec, const float* x, int64_t rows, uint
   for (int64_t i = 0; i < rows * spec.channels; ++i) y[i] = CountThresholds(spec, i % spec.channels, x[i]);
 }
 
+template <class Number>
+float Blend(const float* weights, int taps, const Number& number) {
+  float sum = weights[0] * number(0);
+  for (int k = 1; k < taps; ++k) sum += weights[k] * number(k);
+  return sum;
+}
+
+void BlendCodes(bool x_signed, int32_t x_zero_point, const uint8_t* const* rows, const float* weights,
+                int taps, int64_t count, float* y) {
+  for (int64_t i = 0; i < count; ++i) {
+    y[i] = Blend(weights, taps,
+                 [&](int k) { return static_cast<float>(Code(rows[k], i, x_signed) - x_zero_point); });
+  }
+}
+
+void BlendRows(const float* const* rows, const float* weights, int taps, int64_t count, float* y) {
+  for (int64_t i = 0; i < count; ++i) y[i] = Blend(weights, taps, [&](int k) { return rows[k][i]; });
+}
+
+void BlendPixels(const float* x, const int64_t* places, const float* weights, int taps, int64_t pixels,
+                 int64_t channels, float* y) {
+  for (int64_t p = 0; p < pixels; ++p) {
+    for (int64_t c = 0; c < channels; ++c) {
+      y[p * channels + c] =
+          Blend(weights + p * taps, taps, [&](int k) { return x[places[p * taps + k] + c]; });
+    }
+  }
+}
+
+void ScaleFloats(const Quantizer& quantizer, const float* x, float multiplier, int64_t count, uint8_t* y) {
+  for (int64_t i = 0; i < count; ++i) {
+    y[i] = RoundAndClip(x[i] * multiplier, quantizer.zero_point, quantizer);
+  }
+}
+
+void SumPixelSquares(const uint8_t* x, bool is_signed, int64_t pixels, int64_t pixel_stride, int64_t channels,
+                     int64_t* sums, int64_t* squares) {
+  std::fill(sums, sums + channels, 0);
+  std::fill(squares, squares + channels, 0);
+  for (int64_t p = 0; p < pixels; ++p) {
+    for (int64_t c = 0; c < channels; ++c) {
+      const int64_t code = Code(x + p * pixel_stride, c, is_signed);
+      sums[c] += code;
+      squares[c] += code * code;
+    }
+  }
+}
+
+void SumSquares(const uint8_t* x, bool is_signed, int64_t count, int64_t* sum, int64_t* square) {
+  SumPixelSquares(x, is_signed, count, 1, 1, sum, square);
+}
+
+void Normalize(const NormalizationSpec& spec, const uint8_t* x, const float* mean, const float* gain,
+               bool uniform, const float* gamma, const float* beta, void* y, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t m = uniform ? 0 : i;
+    const float centred = static_cast<float>(Code(x, i, spec.x_signed) - spec.x_zero_point) - mean[m];
+    const float v = centred * gain[m] * gamma[i] + beta[i];
+    Store(v, spec.quantizer.scale, spec.quantizer.zero_point, spec.quantizer, y, i);
+  }
+}
+
 }  // namespace
 
 const ElementwiseKernels& ElementwiseReference() {
   static constexpr ElementwiseKernels kernels = {
-      "reference", Affine,    CopyRows,       Binary,           Lookup,          MaxTaps,      AverageTaps,
-      SumPixels,   ScaleSums, QuantizePlanes, DequantizePlanes, ThresholdPlanes, ThresholdRows};
+      "reference", Affine,      CopyRows,       Binary,           Lookup,          MaxTaps,       AverageTaps,
+      SumPixels,   ScaleSums,   QuantizePlanes, DequantizePlanes, ThresholdPlanes, ThresholdRows, BlendCodes,
+      BlendRows,   BlendPixels, ScaleFloats,    SumSquares,       SumPixelSquares, Normalize};
   return kernels;
 }
 

@@ -21,7 +21,16 @@ struct Avx512Vnni : Avx512 {
 
 }  // namespace
 
-const IgemmEngine kIgemmAvx512Vnni = {
-    16, Avx512Vnni::kMaxVectors, WeightLayout::kBytes, false, 121.0, 6.4, 6, 3.5, &Run<Avx512Vnni>};
+const IgemmEngine kIgemmAvx512Vnni = {16,
+                                      Avx512Vnni::kMaxVectors,
+                                      WeightLayout::kBytes,
+                                      false,
+                                      121.0,
+                                      6.4,
+                                      6,
+                                      3.5,
+                                      &Run<Avx512Vnni>,
+                                      &SumWeights<Avx512Vnni>,
+                                      &SumRows<Avx512Vnni>};
 
 }  // namespace lowbit

@@ -20,7 +20,16 @@ struct AvxVnni : Avx2 {
 
 }  // namespace
 
-const IgemmEngine kIgemmAvxVnni = {8,   AvxVnni::kMaxVectors, WeightLayout::kBytes, false, 59.5, 4.8, 6,
-                                   3.5, &Run<AvxVnni>};
+const IgemmEngine kIgemmAvxVnni = {8,
+                                   AvxVnni::kMaxVectors,
+                                   WeightLayout::kBytes,
+                                   false,
+                                   59.5,
+                                   4.8,
+                                   6,
+                                   3.5,
+                                   &Run<AvxVnni>,
+                                   &SumWeights<AvxVnni>,
+                                   &SumRows<AvxVnni>};
 
 }  // namespace lowbit

@@ -40,8 +40,9 @@ struct IgemmBlock {
   // acc += row_sums[group * pitch + pixel] * row_sum_weight[c]; null where no channel needs it
   const int32_t* row_sums;
   const int32_t* row_sum_weight;
-  int32_t x_shift;          // added to each byte of x modulo 256 (four times the same byte)
-  size_t groups_per_flush;  // 16-bit accumulators only: groups whose products their sum surely holds
+  const int32_t* pixel_bias;  // [pixels], added to every accumulator of the pixel; or null
+  int32_t x_shift;            // added to each byte of x modulo 256 (four times the same byte)
+  size_t groups_per_flush;    // 16-bit accumulators only: groups whose products their sum surely holds
   TileOutput output;
 };
 
@@ -58,6 +59,11 @@ struct IgemmEngine {
   int tile_rows;
   double least_rows;
   void (*run)(const IgemmBlock& block);
+  // For operands that are only known when the node runs. sums[c] = sum of the packed weights of channel c
+  // over `groups` groups of a panel of `vectors` vectors; sums[r] = sum of (x + x_shift) modulo 256 over the
+  // `bytes` bytes at rows[r], null where the layout needs none.
+  void (*sum_weights)(const int8_t* weights, size_t groups, size_t vectors, int32_t* sums);
+  void (*sum_rows)(const uint8_t* const* rows, size_t count, size_t bytes, uint8_t x_shift, int32_t* sums);
 };
 
 // Defined in igemm_<isa>.cc.

@@ -87,8 +87,16 @@ __attribute__((noinline)) void AddRowSums(const TileArgs& t, int32_t* sums, size
 
 // Writes the outputs of a tile whose accumulators are in registers. The common cases stay there.
 template <class S, int MR, int NV>
-inline __attribute__((always_inline)) void FinishTile(const TileArgs& t, const typename S::I (&acc)[MR][NV]) {
+inline __attribute__((always_inline)) void FinishTile(const TileArgs& t, typename S::I (&acc)[MR][NV]) {
   const IgemmBlock& b = *t.block;
+  if (b.pixel_bias) {
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) {
+      const auto bias = S::Set(b.pixel_bias[t.pixel + r]);
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) acc[r][v] = S::Add(acc[r][v], bias);
+    }
+  }
   const size_t channel = t.panel->channel, count = t.panel->count;
   if (!b.row_sums) return FinishRegisters<S, MR, NV>(b.output, t.pixel, channel, count, acc);
   alignas(64) int32_t sums[MR * NV * S::kLanes];
@@ -272,6 +280,44 @@ void RunBlock(const IgemmBlock& b) {
       if (panel.vectors == 3) RunPanel<S, 3, kShift>(b, panel);
       if (panel.vectors == 4) RunPanel<S, 4, kShift>(b, panel);
     }
+  }
+}
+
+// A pixel of ones through one panel; 32-bit sums only.
+template <class S>
+void SumWeights(const int8_t* weights, size_t groups, size_t vectors, int32_t* sums) {
+  const typename S::Bytes ones = S::Prepare(S::Set(0x01010101));
+  for (size_t v = 0; v < vectors; ++v) {
+    typename S::I sum = S::Set(0);
+    const int8_t* w = weights + v * S::kWeightBytes;
+    for (size_t g = 0; g < groups; ++g, w += vectors * S::kWeightBytes) {
+      sum = S::Dot(sum, ones, S::LoadWeights(w));
+    }
+    S::Store(sums + v * S::kLanes, sum);
+  }
+}
+
+// Pixels against weights of one, kLanes groups at a time; for weights stored as bytes.
+template <class S>
+void SumRows(const uint8_t* const* rows, size_t count, size_t bytes, uint8_t x_shift, int32_t* sums) {
+  const typename S::I shift = S::Set(static_cast<int32_t>(x_shift * 0x01010101u)), ones = S::Set(0x01010101);
+  constexpr size_t kStep = S::kLanes * 4;
+  for (size_t r = 0; r < count; ++r) {
+    const uint8_t* x = rows[r];
+    typename S::I sum = S::Set(0);
+    size_t i = 0;
+    for (; i + kStep <= bytes; i += kStep) sum = S::Dot(sum, S::AddBytes(S::Load(x + i), shift), ones);
+    if (i < bytes) {
+      alignas(64) uint8_t rest[kStep];
+      std::memset(rest, -x_shift, kStep);  // a byte that the shift makes zero
+      std::memcpy(rest, x + i, bytes - i);
+      sum = S::Dot(sum, S::AddBytes(S::Load(rest), shift), ones);
+    }
+    alignas(64) int32_t lanes[S::kLanes];
+    S::Store(lanes, sum);
+    int32_t total = 0;
+    for (int lane = 0; lane < S::kLanes; ++lane) total += lanes[lane];
+    sums[r] = total;
   }
 }
 

@@ -228,6 +228,23 @@ void TestImages() {
       spec.SourceIndices(0, 3, 6) == Ints({0, 0, 1, 1, 2, 2}) && spec.SourceIndices(1, 4, 2) == Ints({0, 2}),
       "where its pixels come from");
 
+  const NodeSpec blend = Builder("LowBitResize")
+                             .Feed("x")
+                             .Floats("x_scale", {0.5f})
+                             .Ints("x_zero_point", {3})
+                             .Floats("y_scale", {0.25f})
+                             .Set("scales", std::vector<float>{2.0f, 2.0f})
+                             .Set("mode", std::string("linear"))
+                             .Set("y_encoding", std::string("signed"))
+                             .Decode();
+  Expect(Gives(blend, {Codes({1, 2, 3, 4})}, Signed({1, 4, 6, 4})), "codes of a type of their own");
+  const auto& computed = std::get<ResizeNode>(blend);
+  const ResizeNode::Taps taps = computed.TapsOf(0, 2, 4);
+  Expect(computed.multiplier == 2.0f && taps.count == 2, "one multiplier, two taps");
+  Expect(taps.indices == Ints({0, 1, 0, 1, 0, 1, 1, 1}) &&
+             taps.weights == std::vector<float>({1, 0, 0.75f, 0.25f, 0.25f, 0.75f, 1, 0}),
+         "the pixels around a position, the edge beyond it");
+
   const NodeSpec blocks = Builder("LowBitDepthToSpace").Feed("x").Set("blocksize", int64_t{2}).Decode();
   Expect(Gives(blocks, {Codes({1, 3, 4, 8})}, Codes({1, 6, 8, 2})), "channels become pixels");
   const int64_t most = std::numeric_limits<int64_t>::max();

@@ -265,8 +265,21 @@ void TestPools() {
       {"kernel_shape", Ints{3, 3}}, {"strides", Ints{2, 2}}, {"ceil_mode", int64_t{1}}};
   const StandardNode pool = DecodeStandard("MaxPool", 12, attributes, Inputs{Fed()});
   Expect(DimsOf(pool, Floats({1, 5, 6, 7})) == Ints({1, 5, 3, 3}), "MaxPool");
-  Expect(Refuses(pool, {Floats({6})}) && Refuses(pool, {Floats({})}) && Refuses(pool, {Floats({1, 5, 1, 7})}),
-         "rank and size");
+  Expect(Refuses(pool, {Floats({6})}) && Refuses(pool, {Floats({})}), "rank");
+  for (const char* const op : {"MaxPool", "AveragePool"}) {
+    const auto height = [&](int64_t kernel, int64_t stride) {
+      return DecodeStandard(
+          op, 12,
+          {{"kernel_shape", Ints{kernel, 1}}, {"strides", Ints{stride, 1}}, {"ceil_mode", int64_t{0}}},
+          Inputs{Fed()});
+    };
+    const auto one = Floats({1, 5, 1, 7});
+    Expect(DimsOf(height(3, 3), one) == Ints({1, 5, 1, 7}) &&
+               DimsOf(height(2, 1), one) == Ints({1, 5, 0, 7}) &&
+               DimsOf(height(4, 2), one) == Ints({1, 5, 0, 7}) && Refuses(height(3, 1), {one}) &&
+               Refuses(height(5, 2), {one}),
+           "a window larger than the image gives what it gives in ONNX Runtime");
+  }
   const StandardNode whole = DecodeStandard("GlobalAveragePool", 1, {}, Inputs{Fed()});
   Expect(DimsOf(whole, Floats({2, 5, 6, 7, 8})) == Ints({2, 5, 1, 1, 1}), "a global pool");
   Expect(Refuses(whole, {Floats({2, 5})}) && Refuses(whole, {Floats({2, 5, 0})}), "of no pixels");

@@ -156,13 +156,28 @@ def matmul_integer_bias(g: Graph) -> None:
     g.output(g.qdq(y, g.after(xq, wq, 16)), (2, 5, 12))
 
 
-@case(left={"MatMul": "constant|weight|initializer"})
+@case(stock_equal=True)
 def matmul_of_two_activations(g: Graph) -> None:
     """Attention scores: neither operand is constant."""
     a, aq = quantized_input(g, (2, 4, 8))
     b, bq = quantized_input(g, (2, 8, 5))
     y = g.node("MatMul", [a, b])
     g.output(g.qdq(y, g.after(aq, bq, 8)), (2, 4, 5))
+
+
+@case()
+def attention_heads(g: Graph) -> None:
+    """One projection, its heads turned, q x k^T and its product with v; the last one stays float."""
+    x, xq = quantized_input(g, ("N", 6, 8))
+    w, wq = gemm_weight(g, 8, 8)
+    yq = g.after(xq, wq, 8)
+    y = g.qdq(g.node("MatMul", [x, w]), yq)
+    heads = g.qdq(g.node("Reshape", [y, g.ints([0, 6, 2, 4])]), yq)
+    q = g.node("Transpose", [heads], perm=[0, 2, 1, 3])
+    k = g.node("Transpose", [heads], perm=[0, 2, 3, 1])
+    sq = g.after(yq, yq, 4)
+    scores = g.qdq(g.node("MatMul", [q, k]), sq)
+    g.output(g.node("MatMul", [scores, q]), ("N", 2, 6, 4))
 
 
 @case(stock_equal=True)
@@ -220,11 +235,12 @@ def _register_unary() -> None:
     for op, attributes, opset in [
         ("LeakyRelu", {"alpha": 0.1}, 13), ("HardSwish", {}, 14), ("HardSigmoid", {"alpha": 0.2}, 13),
         ("Sigmoid", {}, 13), ("Tanh", {}, 13), ("Elu", {}, 13), ("Relu", {}, 13), ("Abs", {}, 13), ("Neg", {},
-        13),
+        13), ("Swish", {"alpha": 1.2}, 24),
     ]:  # fmt: skip
 
         def build(g: Graph, op=op, attributes=attributes, opset=opset) -> None:
             g.opset = opset
+            g.ir_version = 11 if opset > 22 else g.ir_version
             _unary(op, **attributes)(g)
 
         build.__name__ = f"between_{op.lower()}"
@@ -489,6 +505,177 @@ def between_depth_to_space(g: Graph) -> None:
         return g.qdq(g.node("DepthToSpace", [y], blocksize=2), yq), yq, 2, 16, 16
 
     _sandwich(g, between, channels=8)
+
+
+@case()
+def between_space_to_depth(g: Graph) -> None:
+    """SpaceToDepth of 8-bit codes, for which ONNX Runtime has no kernel in its older versions."""
+
+    def between(y, yq):
+        return g.qdq(g.node("SpaceToDepth", [y], blocksize=2), yq), yq, 24, 4, 4
+
+    _sandwich(g, between)
+
+
+@case()
+def space_to_depth_of_an_image_of_any_size(g: Graph) -> None:
+    """YOLO's focus: the batch and one side are dynamic. One image on top of itself has an even height."""
+    x, xq = quantized_input(g, ("N", 3, "height", 6))
+    y = g.node("SpaceToDepth", [g.node("Concat", [x, x], axis=2)], blocksize=2)
+    y, _ = conv_layer(g, g.qdq(y, xq), xq, (4, 12, 1, 1))
+    g.output(y, ("N", 4, "height", 3))
+
+
+@case()
+def between_gather(g: Graph) -> None:
+    """Channels in another order, rows by a matrix of indices, and one column of them."""
+
+    def between(y, yq):
+        y = g.qdq(g.node("Gather", [y, g.ints([5, 0, 0, -1, 3])], axis=1), yq)
+        y = g.qdq(g.node("Gather", [y, g.ints([[0, 1], [7, -2], [3, 3]])], axis=2), yq)
+        return g.qdq(g.node("Gather", [y, g.ints(1)], axis=3), yq), yq, 5, 3, 8
+
+    _sandwich(g, between)
+
+
+@case()
+def gather_by_indices_that_are_fed(g: Graph) -> None:
+    """An embedding: constant codes, one scale per column, and indices that nobody knows before."""
+    index = g.input((2, 4), "s32", name="index")
+    g.feeds[index] = lambda rng, dims: rng.integers(0, 20, dims).astype(np.int32)
+    wq = g.weight_quant(16, axis=1)
+    words = g.node("Gather", [g.weight(g.codes((20, 16)), wq), index], axis=0)
+    out = g.act(0.05)
+    w, second = gemm_weight(g, 16, 10, per_channel=False)
+    y = g.node("MatMul", [g.qdq(words, out), w])
+    g.output(g.qdq(y, g.after(out, second, 16)), (2, 4, 10))
+
+
+@case()
+def between_tile_and_expand(g: Graph) -> None:
+    """Along the axes that the layout moves, and an Expand that adds a dim."""
+
+    def between(y, yq):
+        y = g.qdq(g.node("Tile", [y, g.ints([1, 2, 1, 3])]), yq)
+        y = g.node("Slice", [y, g.ints([3]), g.ints([4]), g.ints([2])])
+        y = g.qdq(g.node("Expand", [y, g.ints([5, 24])]), yq)
+        y = g.node("Expand", [g.qdq(y, yq), g.ints([1, 1, 1, 1, 1])])
+        return g.qdq(g.node("Squeeze", [y, g.ints([0])]), yq), yq, 12, 5, 24
+
+    _sandwich(g, between)
+
+
+@case()
+def repeats_and_shapes_that_are_fed(g: Graph) -> None:
+    x, xq = quantized_input(g, (1, 3, 4, 4))
+    y, yq = conv_layer(g, x, xq, (6, 3, 1, 1))
+    repeats = g.node("Cast", [g.input((4,), "s32", name="repeats")], to=TensorProto.INT64)
+    shape = g.node("Cast", [g.input((4,), "s32", name="shape")], to=TensorProto.INT64)
+    g.feeds["repeats"] = lambda rng, _: np.array([1, 1, 2, 1], np.int32)
+    g.feeds["shape"] = lambda rng, _: np.array([3, 6, 8, 4], np.int32)
+    y = g.qdq(g.node("Expand", [g.qdq(g.node("Tile", [y, repeats]), yq), shape]), yq)
+    z, _ = conv_layer(g, y, yq, (4, 6, 1, 1))
+    g.output(z, ("many", 4, "tall", "wide"))
+
+
+@case()
+def between_reductions_to_extremes(g: Graph) -> None:
+    """ReduceMax over the channels; the least of every column; the greatest of all pixels, the dims gone."""
+
+    def between(y, yq):
+        most = g.qdq(g.node("ReduceMax", [y], axes=[1]), yq)
+        least = g.qdq(g.node("ReduceMin", [y], axes=[-2], keepdims=0), yq)
+        out = g.act(float(yq.scale) * 2)
+        y = g.qdq(g.node("Add", [most, g.node("Unsqueeze", [least, g.ints([2])])]), out)
+        peak = g.qdq(g.node("ReduceMax", [y], axes=[2, 3], keepdims=0), out)
+        return g.node("Unsqueeze", [peak, g.ints([2, 3])]), out, 6, 1, 1
+
+    _sandwich(g, between)
+
+
+@case()
+def reduce_max_with_its_axes_as_input(g: Graph) -> None:
+    g.opset = 18
+
+    def between(y, yq):
+        y = g.node("ReduceMax", [g.node("Relu", [y]), g.ints([1])])
+        y = g.qdq(y, yq)
+        return g.qdq(g.node("ReduceMax", [y, ""], noop_with_empty_axes=1), yq), yq, 1, 8, 8
+
+    _sandwich(g, between)
+
+
+@case()
+def between_softmax_over_channels(g: Graph) -> None:
+    def between(y, yq):
+        shares = g.act(1 / 256, zero=0)
+        y = g.qdq(y, Quant(g.scale(0.08), yq.zero, yq.kind))
+        return g.qdq(g.node("Softmax", [y], axis=1), shares), shares, 6, 8, 8
+
+    _sandwich(g, between)
+
+
+@case()
+def softmax_over_positions(g: Graph) -> None:
+    """The bins of a distribution focal loss: rows of 16 that lie in the middle, and signed codes behind."""
+
+    def between(y, yq):
+        y = g.qdq(y, Quant(g.scale(0.05), yq.zero, yq.kind))
+        y = g.node("Reshape", [y, g.ints([1, 4, 16, 6])])
+        out = Quant(g.scale(1 / 128), np.asarray(-128), "s8")
+        y = g.qdq(g.node("Clip", [g.node("Softmax", [y], axis=2), g.floats(0), g.floats(0.9)]), out)
+        y = g.node("Reshape", [y, g.ints([1, 6, 8, 8])])
+        return g.qdq(y, out), out, 6, 8, 8
+
+    _sandwich(g, between)
+
+
+@case()
+def between_resize_linear(g: Graph) -> None:
+    """Two grids, a Relu, sizes that are no multiple; then back on the grid, by scales."""
+
+    def between(y, yq):
+        y = g.node("Resize", [y, "", "", g.ints([1, 6, 13, 5])], mode="linear")
+        out = g.act(float(yq.scale) * 0.7, "s8")
+        y = g.qdq(g.node("Relu", [y]), out)
+        modes = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
+        return g.qdq(g.node("Resize", [y, "", g.floats([1, 1, 0.7, 2])], **modes), out), out, 6, 9, 10
+
+    _sandwich(g, between)
+
+
+@case()
+def between_resize_cubic(g: Graph) -> None:
+    def between(y, yq):
+        modes = {"mode": "cubic", "coordinate_transformation_mode": "pytorch_half_pixel"}
+        y = g.qdq(g.node("Resize", [y, "", g.floats([1, 1, 1.5, 2])], **modes), yq)
+        modes = {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1}
+        return g.qdq(g.node("Resize", [y, "", "", g.ints([1, 6, 5, 11])], **modes), yq), yq, 6, 5, 11
+
+    _sandwich(g, between)
+
+
+@case()
+def resize_linear_of_dynamic_images(g: Graph) -> None:
+    """Batch and sizes of every feed; 1-D behind a Squeeze. Weights are thirds: halves make ties."""
+    x, xq = quantized_input(g, ("N", 3, "H", 1))
+    y, yq = conv_layer(g, x, xq, (4, 3, 1, 1))
+    thirds = {"mode": "linear", "coordinate_transformation_mode": "asymmetric"}
+    y = g.node("Resize", [y, "", g.floats([1, 1, 1.5, 1])], **thirds)
+    y = g.node("Squeeze", [g.qdq(y, yq), g.ints([3])])
+    y = g.qdq(g.node("Resize", [y, "", g.floats([1, 1, 1.5])], **thirds), yq)
+    g.output(y, ("N", 4, "out"))
+
+
+@case(stays=("Add",))
+def places_of_extremes(g: Graph) -> None:
+    """ArgMax over the classes, ArgMin along rows, the last of equal ones; equal codes abound."""
+    x, xq = quantized_input(g, ("N", 3, 8, 8))
+    y, yq = conv_layer(g, x, xq, (6, 3, 3, 3))
+    y = g.qdq(y, Quant(yq.scale * 32, yq.zero, yq.kind))
+    g.output(g.node("ArgMax", [y], axis=1, keepdims=0), ("N", 6, 6), TensorProto.INT64)
+    g.output(g.node("ArgMin", [y], axis=-1, select_last_index=1), ("N", 6, 6, 1), TensorProto.INT64)
+    g.output(g.node("Add", [g.node("ArgMax", [y], axis=1), g.ints(1)]), ("N", 1, 6, 6), TensorProto.INT64)
 
 
 @case()

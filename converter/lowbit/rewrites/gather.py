@@ -1,0 +1,68 @@
+"""Gather of codes, with its axis rewritten to where it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from lowbit.graph.attributes import get_int
+from lowbit.graph.lowering import Lowering, Order
+from lowbit.graph.normal_form import rank_of
+from lowbit.graph.reasons import Refusal
+from lowbit.rewrites.move import MoveRegion, moves_codes, stored_type
+from lowbit.rewrites.rule import Context, Region
+
+
+@dataclass
+class GatherRegion(MoveRegion):
+    """A Gather along an axis, whose place the dims of the indices take."""
+
+    axis: int
+    indices: ir.Value
+    index_rank: int
+
+    def move(self, lowering: Lowering) -> ir.Value:
+        """Writes the op on the stored tensor."""
+        output = self.core.outputs[0]
+        stored = lowering.plain(self.source, bipolar=True)
+        order = tuple(self._order(stored.order))
+        value = lowering.standard(
+            "Gather",
+            [stored.value, lowering.original(self.indices)],
+            {"axis": stored.axis(self.axis)},
+            output,
+            stored_type(stored),
+            order=order,
+        )
+        lowering.define_codes(output, replace(stored, value=value, order=order))
+        return value
+
+    @property
+    def reals(self) -> list[ir.Value]:
+        """The indices, which something else computes."""
+        return [self.indices]
+
+    def _order(self, order: Order) -> Iterator[int]:
+        """The axes of the output as they are stored."""
+        for axis in order:
+            if axis == self.axis:
+                yield from range(axis, axis + self.index_rank)
+            else:
+                yield axis if axis < self.axis else axis + self.index_rank - 1
+
+
+def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
+    """See the module."""
+    unread = moves_codes(context, sink, "Gather")
+    if unread is None or isinstance(unread, Refusal):
+        return unread
+    source, indices = sink.inputs[0], sink.inputs[1]
+    assert source is not None
+    assert indices is not None
+    rank, index_rank = rank_of(source), rank_of(indices)
+    assert rank is not None
+    if index_rank is None:
+        return Refusal("the rank of its indices is unknown")
+    return GatherRegion(sink, unread, get_int(sink, "axis", 0) % rank, indices, index_rank)

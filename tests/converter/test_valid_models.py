@@ -1,0 +1,324 @@
+"""Valid models that an assumption of the converter once refused: each converts, and computes what it says."""
+
+from __future__ import annotations
+
+import lowbit
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tests.converter.graphs import Converted, conv, converted, image, output
+from tests.dialects.graphs.builder import Graph, Quant
+from tests.support import lowbit_session, stock_run
+
+
+def agrees(build, **sizes: int) -> Converted:
+    """Converts a graph and compares it with stock ONNX Runtime, unoptimized, which follows the graph."""
+    result = converted(build)
+    feeds = result.built.feed(**sizes)
+    ours = lowbit_session(result.result.model).run(None, feeds)
+    for mine, stock in zip(ours, stock_run(result.built.model, feeds, optimize=False), strict=True):
+        assert mine.dtype == stock.dtype
+        np.testing.assert_array_equal(mine, stock)
+    return result
+
+
+def subgraph(name: str, nodes: list[onnx.NodeProto], result: str) -> onnx.GraphProto:
+    info = helper.make_tensor_value_info(result, TensorProto.FLOAT, None)
+    return helper.make_graph(nodes, name, [], [info])
+
+
+def test_branches_of_an_if_return_tensors_of_the_graph_around_them() -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        y = g.qdq(g.node("Identity", [y]), yq)
+        condition = g.node("Greater", [g.input((1,), name="condition"), g.floats([0.0])])
+        branches = {
+            "then_branch": subgraph("then", [helper.make_node("Identity", [y], ["then_y"])], "then_y"),
+            "else_branch": subgraph("else", [helper.make_node("Relu", [y], ["else_y"])], "else_y"),
+        }
+        z, zq = conv(g, g.qdq(g.node("If", [condition], **branches), yq), yq, channels=5)
+        output(g, g.qdq(z, zq), 2, 5, 2, 2)
+
+    assert agrees(build).ops["LowBitConv"] == 2
+
+
+def test_clips_on_codes_in_a_branch_stay_there() -> None:
+    """A subgraph reads the codes of a pair that moving would drop, or rounds what a move makes."""
+
+    def build(g: Graph) -> None:
+        x, quant = image(g)
+        x = g.node("MaxPool", [x], kernel_shape=[2, 2])
+        codes = g.q(x, quant)
+        low, high = g.const(np.uint8(100)), g.const(np.uint8(120))
+        clip = helper.make_node("Clip", [codes, low, high], ["clipped"])
+        branch = helper.make_graph(
+            [clip, helper.make_node("Cast", ["clipped"], ["then_y"], to=1)], "then", [],
+            [helper.make_tensor_value_info("then_y", TensorProto.FLOAT, None)],
+        )  # fmt: skip
+        other = subgraph("else", [helper.make_node("Relu", [g.dq(codes, quant)], ["else_y"])], "else_y")
+        condition = g.node("Greater", [g.input((1,), name="condition"), g.floats([0.0])])
+        output(g, g.node("If", [condition], then_branch=branch, else_branch=other), 2, 4, 5, 5)
+
+    agrees(build)
+
+
+def test_loops_and_their_captured_codes() -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        codes = g.q(y, yq)
+        y = g.dq(codes, yq)
+        values = [
+            helper.make_tensor_value_info(name, element, [])
+            for name, element in (("i", 7), ("go", 9), ("go_on", 9))
+        ]
+        carried = [helper.make_tensor_value_info(name, 1, [2, 5, 4, 4]) for name in ("a", "b")]
+        nodes = [
+            helper.make_node("Identity", ["go"], ["go_on"]),
+            helper.make_node("Cast", [codes], ["as_float"], to=1),
+            helper.make_node("Add", ["a", "as_float"], ["b"]),
+        ]
+        body = helper.make_graph(nodes, "body", [*values[:2], carried[0]], [values[2], carried[1]])
+        output(g, g.node("Loop", [g.ints(3), "", y], body=body), 2, 5, 4, 4)
+
+    assert agrees(build).ops["LowBitConv"] == 1
+
+
+@pytest.mark.parametrize("said", ["no shape", "no type"])
+def test_outputs_that_say_little(said: str) -> None:
+    """The codes that a Gemm, an Add and a Concat read are outputs of the model at the same time."""
+
+    def build(g: Graph) -> None:
+        quant = g.act(0.03, "s8")
+        a, b = (g.q(g.input((3, 8)), quant) for _ in range(2))
+        a, b = (g.dq(codes, quant) for codes in (a, b))
+        total = g.act(0.05, "s8")
+        codes = [
+            g.q(g.node("Add", [a, b]), total),
+            g.q(g.node("Concat", [a, b], axis=1), total),
+        ]
+        weights = [g.weight(g.codes((n, 4), low=-127), g.weight_quant(4, axis=1)) for n in (8, 16)]
+        products = [g.node("MatMul", [g.dq(c, total), w]) for c, w in zip(codes, weights, strict=True)]
+        ends = [g.q(product, g.act(2.0)) for product in products]
+        for value, element in (*((c, 3) for c in codes), *((e, 2) for e in ends)):
+            if said == "no type":
+                g.outputs.append(onnx.ValueInfoProto(name=value))
+            else:
+                g.outputs.append(helper.make_tensor_value_info(value, element, None))
+
+    result = agrees(build)
+    assert result.ops["LowBitGemm"] == 2
+    for info, given in zip(result.result.model.graph.output, result.built.model.graph.output, strict=True):
+        assert info == given
+
+
+def test_a_quantizer_per_channel_behind_a_pair_per_tensor() -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        y = g.qdq(y, yq)
+        channels = Quant(g.scale(0.05, 5), np.array([3, 100, 128, 0, 255]), "u8", 1)
+        output(g, g.qdq(y, channels), 2, 5, 4, 4)
+        output(g, g.qdq(g.node("Relu", [y]), channels), 2, 5, 4, 4)
+
+    result = agrees(build)
+    assert result.ops["LowBitRequantize"] == 1
+
+
+@pytest.mark.parametrize(
+    "place", ["before a convolution", "before a pair", "behind a convolution", "on codes"]
+)
+def test_a_clip_between_no_numbers(place: str) -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        real = y if place == "behind a convolution" else g.qdq(y, yq)
+        if place == "on codes":
+            real = g.dq(g.node("Clip", [g.q(y, yq), g.const(np.uint8(9)), ""]), yq)
+        real = g.node("Clip", [real, g.floats(np.nan), g.floats(0.5)])
+        z, zq = conv(g, real if place == "before a convolution" else g.qdq(real, yq), yq, channels=5)
+        output(g, g.qdq(z, zq), 2, 5, 2, 2)
+
+    agrees(build)
+
+
+@pytest.mark.parametrize("opset", [10, 11, 12])
+@pytest.mark.parametrize("op_type", ["MaxPool", "DepthToSpace", "Flatten", "Squeeze", "Slice", "Resize"])
+@pytest.mark.parametrize("where", ["behind a pair", "before a pair", "between pairs"])
+def test_moves_of_codes_that_old_opsets_do_not_have(op_type: str, opset: int, where: str) -> None:
+    def build(g: Graph) -> None:
+        g.opset, g.ir_version = opset, {10: 5, 11: 6, 12: 7}[opset]
+        x, quant = g.input((1, 4, 6, 6)), g.act(0.03, "s8")
+        x = x if where == "before a pair" else g.qdq(x, quant)
+        parameters = {
+            "MaxPool": {"kernel_shape": [2, 2]},
+            "DepthToSpace": {"blocksize": 2},
+            "Squeeze": {"axes": [0]},
+            "Resize": {"mode": "nearest"},
+        }
+        operands = {"Slice": [g.ints([1]), g.ints([3])], "Resize": [g.floats([1, 1, 2, 2])]}
+        if opset > 10:
+            operands["Resize"] = [g.floats(np.zeros(0)), *operands["Resize"]]
+        y = g.node(op_type, [x, *operands.get(op_type, ())], **parameters.get(op_type, {}))
+        y = y if where == "behind a pair" else g.qdq(y, quant)
+        g.outputs.append(helper.make_tensor_value_info(y, TensorProto.FLOAT, None))
+
+    agrees(build)
+
+
+@pytest.mark.parametrize(
+    "op_type", ["Flatten", "Reshape", "Transpose", "Squeeze", "MaxPool", "Concat", "Pad"]
+)
+@pytest.mark.parametrize("of", ["an input", "a convolution"])
+def test_moves_of_codes_below_a_byte(op_type: str, of: str) -> None:
+    """ONNX Runtime has no kernel for most of them."""
+
+    def build(g: Graph) -> None:
+        g.opset, g.ir_version = 21, 10
+        quant = g.act(0.3, "u4", zero="low")
+        x = g.input((1, 5, 4, 4)) if of == "an input" else conv(g, *image(g))[0]
+        x = g.qdq(x, quant)
+        parameters = {"MaxPool": {"kernel_shape": [2, 2]}, "Concat": {"axis": 1}}
+        rows = 1 if of == "an input" else 2
+        operands = {
+            "Reshape": [g.ints([rows, -1])],
+            "Squeeze": [g.ints([0])] if of == "an input" else [],
+            "Concat": [x],
+            "Pad": [g.ints([0, 0, 1, 1, 0, 0, 1, 1])],
+        }
+        y = g.node(op_type, [x, *operands.get(op_type, ())], **parameters.get(op_type, {}))
+        g.outputs.append(helper.make_tensor_value_info(y, TensorProto.FLOAT, None))
+
+    agrees(build)
+
+
+@pytest.mark.parametrize("mode", ["edge", "reflect"])
+def test_pads_that_repeat_codes_and_state_a_value_all_the_same(mode: str) -> None:
+    def build(g: Graph) -> None:
+        x, quant = image(g)
+        pads = [0, 0, 1, 1, 0, 0, 1, 1]
+        output(g, g.node("Pad", [x, g.ints(pads), g.floats(1.0)], mode=mode), 2, 4, 8, 8)
+        raised = g.node("Pad", [g.input((2, 4, 6, 6)), g.ints(pads), g.floats(1.0)], mode=mode)
+        output(g, g.qdq(raised, quant), 2, 4, 8, 8)
+
+    agrees(build)
+
+
+def of_unknown_size(g: Graph, x: str, *size: int) -> str:
+    """A tensor of which inference knows the rank alone: it is cut at an end that is fed."""
+    ends = g.input((len(size),), "s32", name="ends")
+    g.feeds["ends"] = lambda rng, dims: np.array(size, np.int32)
+    axes = [g.const(np.array(values, np.int32)) for values in ([0] * len(size), range(len(size)))]
+    return g.node("Slice", [x, axes[0], ends, axes[1]])
+
+
+def test_products_whose_features_have_no_stated_size() -> None:
+    """What ``x.view(x.size(0), -1)`` comes to where inference knows neither the batch nor the features."""
+
+    def build(g: Graph) -> None:
+        quant = g.act(0.03)
+        x = of_unknown_size(g, g.qdq(g.input((4, 90)), quant), 3, 80)
+        y = g.node(
+            "MatMul", [g.qdq(x, quant), g.weight(g.codes((80, 7), low=-127), g.weight_quant(7, axis=1))]
+        )
+        output(g, g.qdq(y, g.act(1.0)), 3, 7)
+
+    assert agrees(build).ops["LowBitGemm"] == 1
+
+
+@pytest.mark.parametrize("op_type", ["Concat", "Add", "Mul"])
+def test_operands_of_which_inference_knows_different_dims(op_type: str) -> None:
+    """A recognizer's branches: [?, ?, ?, ?] beside [?, 1, ?, ?] are one shape when the model runs."""
+
+    def build(g: Graph) -> None:
+        quant = g.act(0.03)
+        a, b = (g.qdq(g.input((2, 1, "h", "w")), quant) for _ in range(2))
+        a = of_unknown_size(g, a, 2, 1, 4, 6)
+        y = g.node(op_type, [g.qdq(a, quant), b], **({"axis": 3} if op_type == "Concat" else {}))
+        output(g, g.qdq(y, g.act(0.05)), 2, 1, "h", "w2")
+
+    assert agrees(build, h=4, w=6).ops[f"LowBit{op_type}"] == 1
+
+
+def test_a_constant_operand_states_the_dims_of_a_concat() -> None:
+    """Frames shifted in time: zeros are joined, of more elements than the check would choose."""
+
+    def build(g: Graph) -> None:
+        quant = g.act(0.03)
+        x = g.qdq(g.input((2, 3, 4, 12, 14)), quant)
+        zero = g.dq(g.const(np.full((2, 1, 4, 12, 14), quant.zero, np.uint8)), quant)
+        y, z = g.node("Concat", [x, zero], axis=1), g.node("Concat", [zero, x], axis=-4)
+        total = g.node("Add", [g.qdq(y, quant), g.qdq(z, quant)])
+        output(g, g.qdq(total, g.act(0.05)), 2, 4, 4, 12, 14)
+
+    assert agrees(build).ops["LowBitConcat"] == 2
+
+
+def test_a_product_of_two_tensors_of_which_inference_knows_different_dims() -> None:
+    """Attention of a detector: the columns of one are the rows of the other, whatever inference knows."""
+
+    def build(g: Graph) -> None:
+        quant = g.act(0.03)
+        a = g.qdq(g.input((1, 4, 20, 32)), quant)
+        b = g.node("Transpose", [g.qdq(g.input((1, 4, 20, 40)), quant)], perm=[0, 1, 3, 2])
+        b = of_unknown_size(g, b, 1, 4, 32, 20)
+        y = g.node("MatMul", [a, g.qdq(b, quant)])
+        output(g, g.qdq(y, g.act(1.0)), 1, 4, 20, 20)
+
+    assert agrees(build).ops["LowBitMatMul"] == 1
+
+
+def test_old_shapes_of_an_edited_model_are_not_believed() -> None:
+    """Whoever took a pool out of a model left the shapes behind it as they were."""
+
+    def build(g: Graph) -> None:
+        x, quant = image(g, channels=1)
+        y = g.qdq(g.node("Transpose", [x], perm=[0, 2, 3, 1]), quant)
+        z, zq = conv(g, g.node("Transpose", [y], perm=[0, 3, 1, 2]), quant, channels=1)
+        output(g, g.qdq(z, zq), 2, 5, 4, 4)
+
+    built = converted(build).built
+    model = onnx.shape_inference.infer_shapes(built.model)
+    for info in model.graph.value_info:
+        for dim in info.type.tensor_type.shape.dim:
+            dim.dim_value = 3 if dim.dim_value == 6 else dim.dim_value
+    feeds = built.feed()
+    (ours,) = lowbit_session(lowbit.convert(model).model).run(None, feeds)
+    np.testing.assert_array_equal(ours, stock_run(built.model, feeds, optimize=False)[0])
+
+
+def test_a_dead_branch_reads_nothing() -> None:
+    """An If that nothing needs goes, and what its branches captured has one reader less."""
+
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        branches = {
+            f"{which}_branch": subgraph(which, [helper.make_node("Relu", [y], [which])], which)
+            for which in ("then", "else")
+        }
+        g.node("If", [g.const(np.array(True))], **branches)
+        output(g, g.qdq(y, yq), 2, 5, 4, 4)
+
+    assert agrees(build).ops == {"LowBitQuantize": 1, "LowBitConv": 1, "LowBitDequantize": 1}
+
+
+def test_node_names_are_unique_where_a_move_has_several_results() -> None:
+    def build(g: Graph) -> None:
+        x, _ = image(g)
+        for part in g.node("Split", [x, g.ints([2, 2])], outputs=2, axis=1):
+            output(g, g.node("Sin", [part]), 2, 2, 6, 6)
+
+    names = [node.name for node in agrees(build).result.model.graph.node]
+    assert len(names) == len(set(names))
+
+
+def test_a_converted_model_has_no_name_twice_whatever_the_source_says() -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        output(g, g.qdq(g.node("Sin", [g.node("Cos", [g.qdq(y, yq)])]), yq), 2, 5, 4, 4)
+        for node in g.nodes:
+            node.name = "same"
+
+    result = converted(build)
+    names = [node.name for node in result.result.model.graph.node]
+    assert len(names) == len(set(names))
+    lowbit_session(result.result.model)
