@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -31,6 +31,52 @@ MOVING_OPS = (
 """Ops whose output holds the codes of their first input, in its type."""
 
 
+class Observed:
+    """A model in ONNX Runtime with values inside it as further outputs, in the first form that runs.
+
+    Further outputs change what the optimizer fuses, and without it ONNX Runtime misses kernels: either can
+    make a model fail that runs as it is. So a model is opened with them and optimized, with them as written,
+    and at last as it is, when only its outputs are to be had.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        wanted: set[str],
+        open_form: Callable[[onnx.ModelProto, onnxruntime.SessionOptions], onnxruntime.InferenceSession],
+        threads: int | None,
+        *,
+        optimize: bool = True,
+    ) -> None:
+        """Exposes the values ``wanted`` besides the outputs; without ``optimize`` only as written."""
+        outputs = {value.name for value in model.graph.output}
+        produced = {name for node in model.graph.node for name in node.output}
+        exposed, self.renamed = expose(model, sorted((wanted & produced) - outputs))
+        self.forms = [(exposed, True), (exposed, False), (model, True)] if optimize else [(exposed, False)]
+        self.open_form, self.threads = open_form, threads
+        self.session: onnxruntime.InferenceSession | None = None
+        self.failed: list[ModelError] = []  # why, for each form that did not run
+
+    def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """The wanted values and the outputs, by their names in the model.
+
+        Raises:
+            ModelError: of the last form, where none runs.
+        """
+        while True:
+            model, optimize = self.forms[len(self.failed)]
+            try:
+                if self.session is None:
+                    self.session = self.open_form(model, exact_options(self.threads, optimize=optimize))
+                values = run_session(self.session, feed)
+                return {self.renamed.get(name, name): value for name, value in values.items()}
+            except ModelError as error:
+                if len(self.failed) + 1 == len(self.forms):
+                    raise
+                self.failed.append(error)
+                self.session = None
+
+
 class Stock:
     """A model as ONNX Runtime runs it today, at full optimization if it can.
 
@@ -48,39 +94,35 @@ class Stock:
         optimize: bool = True,
     ) -> None:
         """Exposes the values ``wanted`` besides the outputs."""
-        outputs = {value.name for value in model.graph.output}
-        produced = {name for node in model.graph.node for name in node.output}
-        self.model, self.renamed = expose(model, sorted((wanted & produced) - outputs))
-        self.threads, self.notes = threads, notes
-        self.session: onnxruntime.InferenceSession | None = None
-        self.optimize = optimize
+        self.observed = Observed(model, wanted, open_session, threads, optimize=optimize)
+        self.notes = notes
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """The inputs, the wanted values and the outputs, by their names in the model.
 
-        Only the inputs where ONNX Runtime does not run the model at all; a note says so.
+        Only inputs and outputs where ONNX Runtime runs the model as it is alone, only the inputs where it
+        does not run it at all; a note says so.
         """
         try:
-            return self._run(feed)
+            values = self.observed.run(feed)
         except ModelError as error:
-            # Refused at loading, or by a kernel that does not take what the optimizer fused into it.
-            if self.optimize:
-                self._note(f"compared without optimization, convolutions in float, because: {error}")
-                self.session, self.optimize = None, False
-                return self.run(feed)
             self._note(f"not compared, nodes are checked against their definitions only, because: {error}")
             return dict(feed)
+        failed = self.observed.failed
+        if len(failed) == 1:
+            # Refused at loading, or by a kernel that does not take what the optimizer fused into it.
+            self._note(f"compared without optimization, convolutions in float, because: {failed[0]}")
+        elif failed:
+            self._note(
+                "its inner values are not to be had, outputs alone are compared with it and nodes with their "
+                f"definitions, because: {failed[-1]}"
+            )
+        return {**feed, **values}
 
     def _note(self, text: str) -> None:
         note = f"stock ONNX Runtime: {text}"
         if note not in self.notes:
             self.notes.append(note)
-
-    def _run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
-        if self.session is None:
-            self.session = open_session(self.model, exact_options(self.threads, optimize=self.optimize))
-        values = run_session(self.session, feed)
-        return {**feed, **{self.renamed.get(name, name): value for name, value in values.items()}}
 
 
 def exact_options(threads: int | None = None, *, optimize: bool = True) -> onnxruntime.SessionOptions:

@@ -30,6 +30,4 @@ def low_bit_quantize(
     low, high = codes.output_range(y_bits, y_encoding, y_min, y_max)
     real = np.moveaxis(x, 1, -1) if to_channels_last else x
     with np.errstate(all="ignore"):
-        return codes.quantize(
-            np.asarray(real, np.float32), y_scale, y_zero_point, low, high, y_encoding
-        )
+        return codes.quantize(np.asarray(real, np.float32), y_scale, y_zero_point, low, high, y_encoding)
