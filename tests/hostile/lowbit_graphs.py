@@ -118,7 +118,8 @@ class Graph:
         ]
 
         def info(value: Value, open_dims: bool) -> onnx.ValueInfoProto:
-            shape = ["N" if open_dims and i == 0 else size for i, size in enumerate(value.shape)]
+            # ONNX Runtime plans its memory by the names: one name, one size.
+            shape = [f"N{size}" if open_dims and i == 0 else size for i, size in enumerate(value.shape)]
             return helper.make_tensor_value_info(value.name, TYPES[value.dtype], shape)
 
         open_dims = self.rng.random() < 0.3
