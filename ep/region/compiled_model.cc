@@ -146,6 +146,10 @@ Value ReadValue(ByteReader& in) {
   value.name = in.Text();
   value.type = ReadOptional(in, [&] { return in.Member(ElementType::kFloat); });
   value.dims = ReadOptional(in, [&] { return in.List<int64_t>(); });
+  for (const int64_t dim : value.dims.value_or(std::vector<int64_t>())) {
+    Require(dim >= -1 && dim <= kMaxPixels, "'", value.name, "' has a dim of ", dim, ", expected -1..",
+            kMaxPixels);
+  }
   value.constant = ReadOptional(in, [&] { return ReadConstant(in); });
   value.constant_ints = ReadOptional(in, [&] { return in.List<int64_t>(); });
   value.is_outer = in.Flag();

@@ -766,12 +766,26 @@ void DamageCompiledModels(const std::shared_ptr<Backend>& backend) {
   }
 }
 
+// Which back end reads a stated size is its own affair; whether a region is sound is not.
+void RefuseLargeDims(const std::shared_ptr<Backend>& backend) {
+  GraphBuilder builder = GraphOfAllKinds();
+  const auto program = Program::Compile(builder.graph, backend);
+  for (const int64_t dim : {int64_t{1} << 31, int64_t{-2}}) {
+    builder.graph.values[static_cast<size_t>(builder.graph.inputs[0])].dims = {{2, dim}};
+    const auto bytes = SaveCompiled(builder.graph, *program, *backend);
+    Expect(Contains(UseCompiled(bytes, backend), "has a dim of " + std::to_string(dim)),
+           "a dim out of range");
+  }
+}
+
 void TestDamagedCompiledModels() {
   const auto fake = std::make_shared<FakeBackend>();
   fake->ops.insert("LowBitResize");
   DamageCompiledModels(fake);
   Expect(fake->faults == 0, "damaged models plan their memory as sound ones do");
   DamageCompiledModels(CreateCpuBackend({}));
+  RefuseLargeDims(fake);
+  RefuseLargeDims(CreateCpuBackend({}));
 }
 
 // ---- partitions
