@@ -40,7 +40,7 @@ help:
 	@echo "make test      the tests; FULL=1 adds sanitizers, lint, every ISA level, CUDA, other onnxruntime versions"
 	@echo "make lint      ruff, mypy, clang-format, clang-tidy"
 	@echo "make format    rewrite the C++ sources with clang-format, fix what ruff can"
-	@echo "make docs      regenerate the generated pages of docs/ and the tables of README.md"
+	@echo "make docs      regenerate the generated pages of docs/, the results index, the README's table and picture"
 	@echo "make wheel     build a wheel and an sdist into dist/; wheel-cuda: the one with liblowbit_cuda, for every GPU;"
 	@echo "               wheel-aarch64: cross-build the one for 64-bit ARM Linux, and the library alone"
 	@echo "make bench     run the benchmarks into benchmarks/results/"

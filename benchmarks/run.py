@@ -21,7 +21,7 @@ RUNS = [
         "--networks",
         "resnet50",
         "--bits",
-        "w8a8,w4a8,w4a4,w2a8,w2a2",
+        "w8a8,w4a8,w4a4,w2a8,w2a2,w1a2,w1a1",
         "--name",
         "resnet50_bits_1t",
     ],

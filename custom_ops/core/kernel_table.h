@@ -16,7 +16,7 @@ namespace lowbit {
 struct KernelInfo {
   const char* name;       // algorithm_bits_tile_isa, also the name of its file
   const char* op;         // "conv" (and gemm), "conv_transpose"
-  const char* algorithm;  // reference, igemm, depthwise, bitserial, lut, winograd
+  const char* algorithm;  // reference, igemm, depthwise, bitserial, lut, smlal, mla, winograd
   Isa isa;                // the level it needs
   int x_bits_max, w_bits_max;
   const char* note;  // one line for the support matrix: what it is good at

@@ -12,7 +12,8 @@ import pytest
 from tests.support import require_native
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])
+FOLDERS = ("docs", "examples", "benchmarks")
+PAGES = sorted([*ROOT.glob("*.md"), *(page for name in FOLDERS for page in (ROOT / name).rglob("*.md"))])
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -42,5 +43,5 @@ def test_every_page_is_reachable_from_the_readme() -> None:
             for target in LINK.findall(page.read_text())
             if "://" not in target
         ]
-    docs = set((ROOT / "docs").rglob("*.md"))
-    assert not docs - seen
+    pages = {page for name in ("docs", "benchmarks") for page in (ROOT / name).rglob("*.md")}
+    assert not pages - seen

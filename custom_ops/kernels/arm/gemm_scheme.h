@@ -19,7 +19,7 @@
 //   Flushes    Narrow accumulators are widened every `flush` steps. A scheme computes that number from the
 //              values that really meet (GemmOperands), with a proof, and refuses the node with 0.
 //
-// A new scheme is a file gemm_<name>[_dotprod|_i8mm].cc that defines a GemmScheme, and a row in gemm.cc.
+// A new scheme is a file gemm_<name>[_dotprod|_i8mm].cc that defines a GemmScheme, and a row in rows.inc.
 #pragma once
 
 #include <cstddef>
