@@ -51,6 +51,32 @@ def test_slice() -> None:
     assert result.constant("Slice", 3).tolist() == [3, 2]
 
 
+def test_channels_shifted_along_time_stay_last() -> None:
+    """A temporal shift: what is joined is stored in one order, and the constant among it follows."""
+
+    def build(g: Graph) -> None:
+        quant = g.act(0.03)
+        x = g.qdq(g.input((4, 4, 6, 6), step=float(quant.scale)), quant)
+        y, yq = conv(g, x, quant, out=8)
+        y = g.qdq(g.node("Reshape", [g.qdq(y, yq), g.ints([1, 4, 8, 4, 4])]), yq)
+
+        def cut(value: str, axis: int, start: int, end: int) -> str:
+            given = [value, g.ints([start]), g.ints([end]), g.ints([axis])]
+            return g.qdq(g.node("Slice", given), yq)
+
+        zeros = np.full((1, 1, 2, 4, 4), yq.zero, np.uint8)
+        empty = g.dq(g.const(zeros), yq)
+        later, earlier, rest = cut(cut(y, 1, 1, 4), 2, 0, 2), cut(cut(y, 1, 0, 3), 2, 2, 4), cut(y, 2, 4, 8)
+        parts = [g.node("Concat", [later, empty], axis=1), g.node("Concat", [empty, earlier], axis=1)]
+        y = g.node("Concat", [*(g.qdq(part, yq) for part in parts), rest], axis=2)
+        y = g.qdq(g.node("Reshape", [g.qdq(y, yq), g.ints([4, 8, 4, 4])]), yq)
+        z, zq = conv(g, y, yq, channels=8, kernel=1)
+        output(g, g.qdq(z, zq), 4, 5, 4, 4)
+
+    moves = ["Reshape", *["Slice"] * 5, *["LowBitConcat"] * 3, "Reshape"]
+    converts(build, "LowBitConv", *moves, "LowBitConv")
+
+
 def test_split() -> None:
     def move(g: Graph, y: str) -> str:
         return g.node("Split", [y, g.ints([2, 3])], outputs=2, axis=1)[1]

@@ -234,7 +234,7 @@ def concat(rng: Rng) -> Node:
     for _ in range(count):
         same = rng.integers(2) == 0  # the output's own grid: copied
         enc = attrs["y_encoding"] if same else encoding(rng)
-        shape[axis] = int(pick(rng, 1, 2, 5, 16, 32, 33, 64, 70))
+        shape[axis] = int(pick(rng, 1, 2, 3, 5, 12, 16, 20, 32, 33, 40, 64, 70, 300))
         encodings.append(enc)
         x_scales.append(y_scale if same else scale(rng))
         x_zeros.append(y_zero if same else zero_point(rng, enc))
@@ -416,6 +416,18 @@ def test_every_level_equals_the_definition(op: str, seed: int) -> None:
     assert_same(native.run(name, attrs, inputs, reference=True), expected, "reference")
     for isa in native.isa_levels():
         assert_same(native.run(name, attrs, inputs, isa=isa, threads=2), expected, isa)
+
+
+@pytest.mark.parametrize("isa", native.isa_levels())
+@pytest.mark.parametrize("width", [1, 3, 17, 255])
+def test_many_short_rows_are_joined(isa: str, width: int) -> None:
+    """More rows than a block of the scratch memory holds, beside copied ones, over several tasks."""
+    rng = np.random.default_rng(width)
+    parts = [codes(rng, (1, 5000, n), "unsigned") for n in (width, 2, width)]
+    scales, zeros = np.float32([0.1, 0.05, 0.03]), np.int32([7, 2, 250])
+    node = [scales, zeros, scalar(0.05), integer(2), *parts]
+    joined = native.run("LowBitConcat", {"axis": 2}, node, isa=isa, threads=2)
+    assert_same(joined, ops.evaluate("LowBitConcat", {"axis": 2}, node), isa)
 
 
 @pytest.mark.parametrize("isa", native.isa_levels())

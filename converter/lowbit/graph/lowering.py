@@ -629,11 +629,15 @@ class Lowering:
     def _transposed(self, tensor: ir.Value, order: Order, wanted: Order, source: ir.Value) -> ir.Value:
         """A stored tensor in another order of axes.
 
-        Where only dims of size 1 move, a Reshape does; else a Transpose, which the report lists.
+        A constant is written in it; elsewhere a Reshape does where only dims of size 1 move, and a Transpose,
+        which the report lists, where others do.
         """
         if order == wanted:
             return tensor
         perm = [order.index(axis) for axis in wanted]
+        array = constant(tensor)
+        if array is not None:
+            return self.constant(source, "reordered", array.transpose(perm))
         assert tensor.dtype is not None
         assert tensor.shape is not None
         dims = list(tensor.shape)

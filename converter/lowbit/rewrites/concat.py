@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.attributes import get_int
-from lowbit.graph.lowering import CodesOutput, Lowering, Order, Stored, channels_last
+from lowbit.graph.constants import constant
+from lowbit.graph.lowering import CodesOutput, Lowering, Order, Stored, channels_last, identity
 from lowbit.graph.normal_form import Quantization, is_op, rank_of
 from lowbit.graph.opsets import has_code_kernel
 from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid
@@ -86,9 +88,12 @@ class ConcatRegion(Region):
         return value
 
     def _order(self, lowering: Lowering) -> Order:
-        orders = {lowering.plain(codes).order for codes in self.codes}
+        """As most operands are stored, channels last among them; constants are stored as the others are."""
+        orders = Counter(lowering.plain(codes).order for codes in self.codes if constant(codes) is None)
         rank = lowering.rank(self.result)
-        return orders.pop() if len(orders) == 1 else channels_last(rank)
+        if len(orders) > 1 and channels_last(rank) in orders:
+            return channels_last(rank)
+        return max(orders, key=orders.__getitem__, default=identity(rank))
 
 
 def _bounds(copied: list[Stored], output: CodesOutput, *, all_copied: bool) -> dict[str, Any]:

@@ -358,8 +358,21 @@ void CopyRows(const uint8_t* x, uint8_t* y, int64_t rows, int64_t width, int64_t
     std::memcpy(y, x, static_cast<size_t>(rows * width));
     return;
   }
-  if (width == 32) {  // the growth rate of DenseNet: too short for a call per row
-    for (int64_t r = 0; r < rows; ++r) std::memcpy(y + r * y_stride, x + r * 32, 32);
+  const auto overlapping = [&]<int kWord>() {
+    if (width < kWord || kWord >= S::kBytes) return false;
+    for (int64_t r = 0; r < rows; ++r) {
+      const uint8_t* from = x + r * width;
+      uint8_t* to = y + r * y_stride;
+      std::memcpy(to, from, kWord);
+      if (width > kWord) std::memcpy(to + width - kWord, from + width - kWord, kWord);
+    }
+    return true;
+  };
+  // Rows shorter than a vector are one or two words; a call of memcpy for each would take most of the time.
+  if (width < S::kBytes) {
+    static_cast<void>(overlapping.template operator()<32>() || overlapping.template operator()<16>() ||
+                      overlapping.template operator()<8>() || overlapping.template operator()<4>() ||
+                      overlapping.template operator()<2>() || overlapping.template operator()<1>());
     return;
   }
   for (int64_t r = 0; r < rows; ++r) CopyBytes<S>(x + r * width, y + r * y_stride, width);
