@@ -225,7 +225,7 @@ def speed(network: str, configuration: str, rounds: int = 4) -> Record:
     """Medians of stock int8, the float network and lowbit on every device, in turns, one thread."""
     models = Models(network)
     path = models.path(configuration)
-    stock = models.path(STOCK_INT8) if configuration in ("int4", "qcdq", "qonnx") else path
+    stock = models.path(STOCK_INT8) if configuration in zoo_quantize.FEWER_BITS else path
     record: Record = {"failures": []}
     failures: list[Record] = record["failures"]
     converted = models.folder / f"{configuration}.lowbit.onnx"

@@ -54,6 +54,7 @@ CONFIGURATIONS = {
     "qoperator": "QOperator, uint8 activations, int8 weights per channel",
     "qcdq": "QCDQ, 4-bit activations and weights",
     "qonnx": "QONNX, 3-bit activations without zero points, 4-bit weights",
+    "qonnx_zero_points": "QONNX, unsigned 4-bit activations with zero points, 4-bit weights",
     "dynamic": "dynamic quantization, int8 weights",
 }
 """Name -> what it is. The last one converts nothing: it must stay as it is."""
@@ -63,7 +64,10 @@ DEFAULT = [name for name in CONFIGURATIONS if name != "dynamic"]
 STOCK_INT8 = "u8s8"
 """The configuration that users of ONNX Runtime compare with, whatever the number of bits."""
 
-_LOW_BITS = {"qcdq": (4, 4), "qonnx": (3, 4)}
+_LOW_BITS = {"qcdq": (4, 4), "qonnx": (3, 4), "qonnx_zero_points": (4, 4)}
+
+FEWER_BITS = ("int4", *_LOW_BITS)
+"""The configurations with fewer bits than the one that their times are compared with."""
 
 
 def input_feeds(model: onnx.ModelProto, shapes: Shapes, seed: int) -> dict[str, Array]:
@@ -118,8 +122,12 @@ def quantize(exported: Path, prepared: Path, configuration: str, target: Path, s
         stock = target.with_name(f"{STOCK_INT8}.onnx")
         if not stock.exists():
             quantize(exported, prepared, STOCK_INT8, stock, shapes)
-        write = write_qcdq if configuration == "qcdq" else write_qonnx
-        onnx.save(write(onnx.load(stock), *_LOW_BITS[configuration]), target)
+        bits, source = _LOW_BITS[configuration], onnx.load(stock)
+        if configuration == "qcdq":
+            written = write_qcdq(source, *bits)
+        else:
+            written = write_qonnx(source, *bits, zero_points=configuration == "qonnx_zero_points")
+        onnx.save(written, target)
         return
     source = exported if configuration == "u8u8" else prepared
     if configuration == "dynamic":
@@ -220,10 +228,13 @@ def write_qcdq(model: onnx.ModelProto, a_bits: int, w_bits: int) -> onnx.ModelPr
     return out.finish()
 
 
-def write_qonnx(model: onnx.ModelProto, a_bits: int, w_bits: int) -> onnx.ModelProto:
-    """Every quantizer as a Quant node, as Brevitas exports it by default; biases with 32 bits.
+def write_qonnx(
+    model: onnx.ModelProto, a_bits: int, w_bits: int, *, zero_points: bool = False
+) -> onnx.ModelProto:
+    """Every quantizer as a Quant node, as Brevitas exports it; biases with 32 bits.
 
-    What is never negative has unsigned codes, everything else signed ones, and nothing a zero point.
+    By default what is never negative has unsigned codes, everything else signed ones, and nothing a zero
+    point. With ``zero_points`` all activations have unsigned codes over their own range.
     """
     quantizers = _Quantizers(model, a_bits, w_bits)
     out, zero = _Rewriter(model, "qonnx"), np.zeros((), np.float32)
@@ -232,8 +243,12 @@ def write_qonnx(model: onnx.ModelProto, a_bits: int, w_bits: int) -> onnx.ModelP
             continue
         if node.op_type == "DequantizeLinear" and node.input[0] in quantizers.pairs:
             source = quantizers.pairs[node.input[0]]
-            scale, signed = quantizers.symmetric(source, a_bits)
-            out.quant(source.input[0], scale, zero, a_bits, node.output[0], signed=signed)
+            if zero_points:
+                scale, shift = quantizers.activation(source)
+                shift, signed = shift.astype(np.float32), 0
+            else:
+                (scale, signed), shift = quantizers.symmetric(source, a_bits), zero
+            out.quant(source.input[0], scale, shift, a_bits, node.output[0], signed=signed)
         elif _is_constant(node, quantizers):
             codes, scale = quantizers.constants[node.input[0]], quantizers.constants[node.input[1]]
             bits = 32

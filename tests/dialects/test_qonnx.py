@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from onnx import helper
 
 from tests.conftest import FULL
 from tests.dialects import qonnx_oracle
@@ -226,3 +227,58 @@ def test_input_quant_on_the_command_line(tmp_path) -> None:
 def test_input_quant_that_makes_no_sense(stated: str, message: str) -> None:
     with pytest.raises(lowbit.LowBitError, match=re.escape(message)):
         lowbit.convert(CASES["float_images"].build(0).model, input_quant=stated)
+
+
+# -- zero points, which a quantizer adds before it rounds
+
+
+def _between_quantizers(op: str, scales: tuple[float, float, float], zero: int) -> onnx.ModelProto:
+    """An op between asymmetric quantizers of 4 bits: two operands, or one."""
+
+    def constant(name: str, value: float) -> str:
+        initializers.append(onnx.numpy_helper.from_array(np.float32(value), name))
+        return name
+
+    initializers: list[onnx.TensorProto] = []
+    nodes = []
+    for name, source, scale in zip(("qa", "qb", "z"), ("a", "b", "y"), scales, strict=True):
+        given = [source, constant(f"{name}_s", scale), constant(f"{name}_z", zero), constant(f"{name}_b", 4)]
+        attributes = {"signed": 0, "narrow": 0, "rounding_mode": "ROUND", "domain": "qonnx.custom_op.general"}
+        nodes.append(helper.make_node("Quant", given, [name], name=name, **attributes))
+    attributes = {"axis": 1} if op == "Concat" else {}
+    operands = ["qa"] if op == "GlobalAveragePool" else ["qa", "qb"]
+    nodes.insert(2, helper.make_node(op, operands, ["y"], name=op, **attributes))
+    shape, channels = [1, 6, 4, 4], {"Concat": 12}.get(op, 6)
+    shapes = {"a": shape, "b": shape, "z": [1, channels, *([1, 1] if len(operands) == 1 else shape[2:])]}
+    values = {
+        k: helper.make_tensor_value_info(k, onnx.TensorProto.FLOAT, shape) for k, shape in shapes.items()
+    }
+    graph = helper.make_graph(nodes, op, [values["a"], values["b"]], [values["z"]], initializers)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("qonnx.custom_op.general", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+@pytest.mark.parametrize("op", ["Add", "Mul", "Concat", "GlobalAveragePool"])
+@pytest.mark.parametrize("zero", [6, 7])
+def test_ops_between_quantizers_with_zero_points(op: str, zero: int) -> None:
+    """They round as QuantizeLinear does wherever no result is a tie, which is tried on all codes."""
+    model = _between_quantizers(op, (0.11, 0.0713, 0.193), zero)
+    result = lowbit.convert(model)
+    assert f"LowBit{op}" in {node.op_type for node in result.model.graph.node}, result.report.kept
+    session, rng = lowbit_session(result.model), np.random.default_rng(zero)
+    for _ in range(3):
+        feeds = {name: rng.normal(0, 0.6, (1, 6, 4, 4)).astype(np.float32) for name in "ab"}
+        (meant,) = qonnx_oracle.run(model, feeds)
+        assert np.array_equal(session.run(None, feeds)[0], meant)
+
+
+@pytest.mark.parametrize("op", ["Add", "Mul", "GlobalAveragePool"])
+def test_ties_with_an_odd_zero_point_stay(op: str) -> None:
+    """With scales of powers of two half of the results are ties, which go to the other code."""
+    model = _between_quantizers(op, (0.5, 0.5, 1.0), 7)
+    result = lowbit.convert(model)
+    (kept,) = (node for node in result.report.kept if node.op_type == op)
+    assert "rounds in another way than QuantizeLinear" in kept.reason
+    feeds = {name: np.random.default_rng(1).normal(0, 2, (1, 6, 4, 4)).astype(np.float32) for name in "ab"}
+    (meant,) = qonnx_oracle.run(model, feeds)
+    assert np.array_equal(lowbit_session(result.model).run(None, feeds)[0], meant)

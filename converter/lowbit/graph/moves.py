@@ -34,7 +34,7 @@ from lowbit.graph.quantization import (
     quantize_scalar,
     survives_half,
 )
-from lowbit.graph.quantizers import is_law
+from lowbit.graph.quantizers import Law, is_law
 from lowbit.graph.reasons import Refusal, for_each, has_to_stay
 from lowbit.graph.reductions import read_reduction
 from lowbit.graph.windows import read_max_pool, read_resize, read_space_to_depth
@@ -58,7 +58,7 @@ def move_onto_codes(graph: ir.Graph) -> None:
             _sink_dequantize_below_concat(graph, node)
         elif is_op(node, "Relu", "Clip"):
             _close_clip(graph, node)
-        elif is_quantize(node):
+        elif is_quantizer(node):
             _drop_pair(graph, node)
 
     def up(node: ir.Node) -> None:
@@ -130,10 +130,10 @@ def _sink_dequantize_below_concat(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _drop_pair(graph: ir.Graph, node: ir.Node) -> None:
-    """Removes a QuantizeLinear of a DequantizeLinear with the same grid: its codes are the codes before.
+    """Removes a quantizer of a DequantizeLinear with the same grid: its codes are the codes before.
 
     ``rint(f32(f32(q - z) * s) / s)`` is q - z exactly: the two roundings move a quotient of at most 255 by
-    less than 2^-13. Where real numbers are float16, every code is tried.
+    less than 2^-13. Where real numbers are float16, or QONNX rounds them, every code is tried.
     """
     form = NormalForm(graph)
     quantization = form.quantization(node.outputs[0], half=True)
@@ -149,6 +149,7 @@ def _drop_pair(graph: ir.Graph, node: ir.Node) -> None:
         or read.half != quantization.half
         or output.is_graph_output()
         or (read.half and not survives_half(read.grid, code_range))
+        or (quantization.law is not None and not _survives_law(quantization.law, read.grid, code_range))
     ):
         return
     clips = [user for user in output.consumers() if is_op(user, "Clip")]
@@ -171,6 +172,12 @@ def _drop_pair(graph: ir.Graph, node: ir.Node) -> None:
         codes.name = name
         codes.meta["lowbit.named"] = True
     graph.remove(node, safe=True)
+
+
+def _survives_law(law: Law, grid: Grid, codes: CodeRange) -> bool:
+    """Whether every code is itself again after DequantizeLinear and a quantizer of QONNX."""
+    given = np.arange(codes.low, codes.high + 1)
+    return grid.per_tensor and law.uniform and np.array_equal(law.codes(dequantize_array(given, grid)), given)
 
 
 def _close_clip(graph: ir.Graph, node: ir.Node) -> None:

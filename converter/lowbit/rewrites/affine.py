@@ -13,8 +13,8 @@ from lowbit.graph.attributes import get_int
 from lowbit.graph.normal_form import dims_of, is_op
 from lowbit.graph.reasons import Refusal
 from lowbit.rewrites.batch_normalization import fold_batch_normalization
-from lowbit.rewrites.clipped import clipped_at
-from lowbit.rewrites.operands import is_constant, per_channel, read_activation, real_constant
+from lowbit.rewrites.clipped import Clipped, clipped_at, real_numbers
+from lowbit.rewrites.operands import Activation, is_constant, per_channel, read_activation, real_constant
 from lowbit.rewrites.rule import Context, Region
 from lowbit.rewrites.unary import UnaryRegion
 
@@ -39,7 +39,7 @@ class AffineRegion(UnaryRegion):
 
 def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     """See the module."""
-    clipped = clipped_at(context.form, sink, ("BatchNormalization", "Mul", "Add"))
+    clipped = clipped_at(context.form, sink, ("BatchNormalization", "Mul", "Add"), laws=True)
     if clipped is None:
         return None
     node = clipped.core
@@ -54,23 +54,31 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     x = read_activation(context.form, node.inputs[path], f"input {path}")
     if isinstance(x, Refusal):
         return x
-    if clipped.quantization is None:
-        return Refusal("no QuantizeLinear follows it")
+    folded = fold_batch_normalization(node) if is_op(node, "BatchNormalization") else None
+    if isinstance(folded, Refusal):
+        return folded
+    if (unquantized := clipped.unquantized()) is not None:
+        return unquantized
+    assert clipped.quantization is not None
     if not clipped.quantization.grid.per_tensor:
         return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
     dims = dims_of(x.codes)
     if len(dims) < 2:
         return Refusal(f"its input has rank {len(dims)}; expected [N, C, ..]")
-    if is_op(node, "BatchNormalization"):
-        folded = fold_batch_normalization(node)
-        if isinstance(folded, Refusal):
-            return folded
-        return AffineRegion(x, clipped, clipped.nodes, *folded)
+    if folded is not None:
+        return _region(x, clipped, *folded)
     array = real_constant(context.form, node.inputs[1 - path])
     channels = dims[1]
     constants = None if array is None or channels is None else per_channel(array, len(dims), 1, channels)
     if constants is None:
         return Refusal("its constant operand is not one number per channel")
     if is_op(node, "Mul"):
-        return AffineRegion(x, clipped, clipped.nodes, constants, np.zeros_like(constants))
-    return AffineRegion(x, clipped, clipped.nodes, np.ones_like(constants), constants)
+        return _region(x, clipped, constants, np.zeros_like(constants))
+    return _region(x, clipped, np.ones_like(constants), constants)
+
+
+def _region(
+    x: Activation, clipped: Clipped, scale: npt.NDArray[np.float32], shift: npt.NDArray[np.float32]
+) -> Region | Refusal:
+    reals = real_numbers(x)[:, None] * scale + shift
+    return clipped.refuse_rounding(reals) or AffineRegion(x, clipped, clipped.nodes, scale, shift)

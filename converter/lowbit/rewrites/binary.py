@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.constants import constant
 from lowbit.graph.lowering import Lowering, Order, Stored, channels_last, identity
 from lowbit.graph.normal_form import rank_of
 from lowbit.graph.reasons import Refusal
-from lowbit.rewrites.clipped import Clipped, clipped_at
+from lowbit.rewrites.clipped import Clipped, clipped_at, real_numbers
 from lowbit.rewrites.operands import Activation, read_activation
 from lowbit.rewrites.rule import Context, Region
 
@@ -131,7 +132,7 @@ class BinaryRegion(Region):
 
 def match_binary(context: Context, sink: ir.Node, onnx_op: str, op_type: str) -> Region | Refusal | None:
     """A binary op between two quantized tensors, with a quantizer behind it."""
-    clipped = clipped_at(context.form, sink, (onnx_op,))
+    clipped = clipped_at(context.form, sink, (onnx_op,), laws=True)
     if clipped is None:
         return None
     a = read_activation(context.form, clipped.core.inputs[0], "operand 0")
@@ -141,10 +142,15 @@ def match_binary(context: Context, sink: ir.Node, onnx_op: str, op_type: str) ->
             return operand
     assert isinstance(a, Activation)
     assert isinstance(b, Activation)
-    if clipped.quantization is None:
-        return Refusal("no QuantizeLinear follows it")
+    if (unquantized := clipped.unquantized()) is not None:
+        return unquantized
+    assert clipped.quantization is not None
     if not clipped.quantization.grid.per_tensor:
         return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
     if max(rank_of(a.codes) or 0, rank_of(b.codes) or 0) == 0:
         return Refusal("both operands are scalars")
+    pairs = np.meshgrid(real_numbers(a), real_numbers(b))
+    refusal = clipped.refuse_rounding(np.add(*pairs) if onnx_op == "Add" else np.multiply(*pairs))
+    if refusal is not None:
+        return refusal
     return BinaryRegion(op_type, clipped, a, b, clipped.nodes)

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
+from lowbit.graph.constants import constant
 from lowbit.graph.lowering import CodesOutput, Lowering, Order, StoredReal
 from lowbit.graph.normal_form import NormalForm, Quantization, clip_bounds
+from lowbit.graph.quantization import dequantize_array
+from lowbit.graph.quantizers import is_law
+from lowbit.graph.reasons import Refusal
+from lowbit.ops.codes import saturate
 from lowbit.rewrites.chain import chain_at
 from lowbit.rewrites.epilogue import Bounds
+from lowbit.rewrites.operands import Activation
+
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,43 @@ class Clipped:
     quantization: Quantization | None
     result: ir.Value
 
+    def refuse_rounding(self, reals: Floats, *, divided: bool = False) -> Refusal | None:
+        """A refusal where the quantizer gives another code than QuantizeLinear for a number it can meet.
+
+        A quantizer of QONNX adds its zero point before it rounds, QuantizeLinear behind it, which is another
+        code at a tie, or where the addition makes one.
+
+        Args:
+            reals: every result that the core can have.
+            divided: whether these are divided by the quantizer's scale, as the node computes that.
+        """
+        quantization = self.quantization
+        if quantization is None or quantization.linear:
+            return None
+        law, grid = quantization.law, quantization.grid
+        if law is None or law.op_type != "QuantizeRound" or not law.uniform:
+            return Refusal(OTHER_ROUNDING)
+        with np.errstate(over="ignore"):
+            quotients = np.unique(reals if divided else reals / grid.scale)
+            ends = np.array([self.bounds.low, self.bounds.high], np.float32) / grid.scale
+        low, high = self.bounds.codes(quantization)
+        encoding = "signed" if quantization.range.low < 0 else "unsigned"
+        linear = saturate(np.rint(quotients), grid.zero_point, low, high, encoding)
+        own = replace(law, scale=np.ones((), np.float32)).codes(np.clip(quotients, *ends))
+        different = int(np.count_nonzero(linear != own))
+        if not different:
+            return None
+        return Refusal(
+            f"{OTHER_ROUNDING}: {different} of its {quotients.size} possible results get other codes"
+        )
+
+    def unquantized(self) -> Refusal | None:
+        """A refusal where the result stays float, for ops that lowbit has between codes alone."""
+        if self.quantization is not None:
+            return None
+        readers = self.result.consumers()
+        return Refusal(OTHER_ROUNDING if any(map(is_law, readers)) else "no QuantizeLinear follows it")
+
     def output(self, lowering: Lowering) -> tuple[CodesOutput | None, dict[str, object]]:
         """The storage of the output (None for float32) and the attributes that bound it."""
         if self.quantization is None:
@@ -45,15 +92,28 @@ class Clipped:
             lowering.define_codes(self.result, output.stored(value, order))
 
 
-def clipped_at(form: NormalForm, sink: ir.Node, cores: Sequence[str]) -> Clipped | None:
+OTHER_ROUNDING = "its quantizer rounds in another way than QuantizeLinear"
+
+
+def real_numbers(operand: Activation) -> Floats:
+    """Every real number that an operand of one grid can have."""
+    array = constant(operand.codes)
+    codes = np.arange(operand.range.low, operand.range.high + 1) if array is None else np.unique(array)
+    return dequantize_array(codes, operand.grid)
+
+
+def clipped_at(
+    form: NormalForm, sink: ir.Node, cores: Sequence[str], *, laws: bool = False
+) -> Clipped | None:
     """The core that ends in a node.
 
     Args:
         form: the graph.
         sink: a quantizer, or the core itself where its result stays float.
         cores: op types.
+        laws: whether the caller asks :meth:`Clipped.refuse_rounding`, so that any quantizer may end it.
     """
-    chain = chain_at(form, sink, cores)
+    chain = chain_at(form, sink, cores, laws=laws)
     if chain is None or (chain.quantization is None and chain.links):
         return None
     bounds = Bounds()

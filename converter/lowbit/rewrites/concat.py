@@ -17,7 +17,7 @@ from lowbit.graph.normal_form import Quantization, is_op, rank_of
 from lowbit.graph.opsets import has_code_kernel
 from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid
 from lowbit.graph.reasons import Refusal
-from lowbit.rewrites.clipped import clipped_at
+from lowbit.rewrites.clipped import clipped_at, real_numbers
 from lowbit.rewrites.epilogue import Bounds
 from lowbit.rewrites.operands import Activation, read_activation
 from lowbit.rewrites.rule import Context, Region
@@ -128,7 +128,7 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
         axis = get_int(sink, "axis", 0) % rank
         return ConcatRegion(sink, [sink], operands, axis, sink.outputs[0], None, Bounds(), union)
 
-    clipped = clipped_at(form, sink, ("Concat",))
+    clipped = clipped_at(form, sink, ("Concat",), laws=True)
     if clipped is None:
         return None
     operands = []
@@ -137,10 +137,14 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
         if isinstance(activation, Refusal):
             return activation
         operands.append(activation)
-    if clipped.quantization is None:
-        return Refusal("no QuantizeLinear follows it")
+    if (unquantized := clipped.unquantized()) is not None:
+        return unquantized
+    assert clipped.quantization is not None
     if not clipped.quantization.grid.per_tensor:
         return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
+    refusal = clipped.refuse_rounding(np.concatenate([real_numbers(operand) for operand in operands]))
+    if refusal is not None:
+        return refusal
     rank = rank_of(operands[0].codes)
     assert rank is not None
     return ConcatRegion(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.attributes import get_int, get_ints
 from lowbit.graph.constants import integers
 from lowbit.graph.lowering import Lowering, Order, Stored, channels_last, identity
-from lowbit.graph.normal_form import is_op, rank_of
+from lowbit.graph.normal_form import dims_of, is_op, rank_of
 from lowbit.graph.reasons import Refusal
-from lowbit.rewrites.clipped import clipped_at
-from lowbit.rewrites.operands import read_activation
+from lowbit.rewrites.clipped import OTHER_ROUNDING, Clipped, clipped_at
+from lowbit.rewrites.operands import Activation, read_activation
 from lowbit.rewrites.rule import Context, Region
 from lowbit.rewrites.unary import UnaryRegion
 
@@ -47,7 +50,7 @@ class GlobalAveragePoolRegion(UnaryRegion):
 
 def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     """See the module."""
-    clipped = clipped_at(context.form, sink, ("GlobalAveragePool", "ReduceMean"))
+    clipped = clipped_at(context.form, sink, ("GlobalAveragePool", "ReduceMean"), laws=True)
     if clipped is None:
         return None
     node = clipped.core
@@ -71,4 +74,23 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
             return Refusal(f"it reduces axes {axes}; expected all spatial ones, {list(range(2, rank))}")
     if clipped.quantization is not None and not clipped.quantization.grid.per_tensor:
         return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
-    return GlobalAveragePoolRegion(x, clipped, clipped.nodes, keepdims, order)
+    pixels = [dims_of(x.codes)[axis] for axis in order[1:-1]]
+    region = GlobalAveragePoolRegion(x, clipped, clipped.nodes, keepdims, order)
+    return _refuse_rounding(clipped, x, pixels) or region
+
+
+_MOST_SUMS = 1 << 22
+"""Sums beyond which it is not tried whether each is rounded as QuantizeLinear rounds it."""
+
+
+def _refuse_rounding(clipped: Clipped, x: Activation, sizes: Sequence[int | None]) -> Refusal | None:
+    """A refusal where the quantizer and the node round a sum of codes in two ways."""
+    quantization = clipped.quantization
+    if quantization is None or quantization.linear:
+        return None
+    pixels = math.prod(size or 0 for size in sizes)
+    low, high = (pixels * (end - int(x.grid.zero_point)) for end in (x.range.low, x.range.high))
+    if not 0 < high - low <= _MOST_SUMS:
+        return Refusal(OTHER_ROUNDING)
+    multiplier = x.grid.scale / (quantization.grid.scale * np.float32(pixels))
+    return clipped.refuse_rounding(np.arange(low, high + 1).astype(np.float32) * multiplier, divided=True)

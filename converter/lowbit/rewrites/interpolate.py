@@ -40,8 +40,9 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     geometry = read_resize(clipped.core)
     if isinstance(geometry, Refusal):
         return geometry
-    if clipped.quantization is None:
-        return Refusal("no QuantizeLinear follows it")
+    if (unquantized := clipped.unquantized()) is not None:
+        return unquantized
+    assert clipped.quantization is not None
     if not clipped.quantization.grid.per_tensor:
         return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
     return InterpolateRegion(x, clipped, clipped.nodes, geometry)

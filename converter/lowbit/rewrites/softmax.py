@@ -61,8 +61,9 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     x = read_activation(context.form, clipped.core.inputs[0], "input")
     if isinstance(x, Refusal):
         return x
-    if clipped.quantization is None:
-        return Refusal("no QuantizeLinear follows it")
+    if (unquantized := clipped.unquantized()) is not None:
+        return unquantized
+    assert clipped.quantization is not None
     if not clipped.quantization.grid.per_tensor:
         return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
     axis = _axis(clipped.core, dims_of(x.codes))
