@@ -32,7 +32,7 @@ endif
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint format docs wheel wheel-aarch64 wheel-cuda bench setup headers clean distclean
+.PHONY: help demo test lint format docs site wheel wheel-aarch64 wheel-cuda bench setup headers clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -41,6 +41,7 @@ help:
 	@echo "make lint      ruff, mypy, clang-format, clang-tidy"
 	@echo "make format    rewrite the C++ sources with clang-format, fix what ruff can"
 	@echo "make docs      regenerate the generated pages of docs/, the results index, the README's table and picture"
+	@echo "make site      the documentation as a site: build/site/html/index.html"
 	@echo "make wheel     build a wheel and an sdist into dist/; wheel-cuda: the one with liblowbit_cuda, for every GPU;"
 	@echo "               wheel-aarch64: cross-build the one for 64-bit ARM Linux, and the library alone"
 	@echo "make bench     run the benchmarks into benchmarks/results/"
@@ -62,6 +63,11 @@ format: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(PY) tools/generate_docs.py
+
+site: $(INSTALLED)
+	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m pip install --quiet --retries 5 \
+	  --no-build-isolation --config-settings=build-dir=build/editable --editable '.[docs]'
+	$(PY) tools/build_site.py
 
 wheel: $(INSTALLED)
 	$(PY) -m pip install --quiet --retries 5 build

@@ -5,6 +5,7 @@
 | docs/ops/*.md | the op schemas (custom_ops/core/schema.cc) |
 | docs/kernels.md | the kernel table (custom_ops/kernels/table.cc) |
 | docs/commands.md | the command line's own help |
+| docs/api.md | the docstrings of the Python package |
 | the options in docs/execution-provider.md | the options' table (custom_ops/core/provider_options.cc) |
 | the table, the picture and the zoo in README.md, benchmarks/results/index.md | benchmarks/results/*.json |
 """
@@ -21,6 +22,7 @@ from typing import Any
 
 import click
 import lowbit._native as native
+from api_reference import reference
 from lowbit.cli import cli as lowbit_command
 from result_pages import RESULTS, THEMES, chart, claims, index, recorded, table, zoo
 
@@ -229,6 +231,7 @@ def generate() -> dict[Path, str]:
         docs / "ops" / "index.md": op_index(ops),
         docs / "kernels.md": kernel_page(kernels),
         docs / "commands.md": commands_page(lowbit_command),
+        docs / "api.md": f"{NOTICE}\n{reference()}",
         ROOT / "README.md": readme,
         RESULTS / "index.md": f"{NOTICE}\n{index()}",
         **{

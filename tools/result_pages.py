@@ -248,7 +248,7 @@ def panels() -> list[Panel]:
 
 def chart(theme: Theme) -> str:
     """An SVG of the panels, one under the other."""
-    width, left, step, bar = 640, 190, 22, 14
+    width, left, step, bar = 640, 200, 22, 14
     room = width - left - 80
     y, out = 26, []
     out.append(f'<text x="0" y="{y - 6}" font-weight="600">ResNet-50 at batch 1: shorter is faster</text>')

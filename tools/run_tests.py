@@ -243,6 +243,11 @@ def docs_current() -> Outcome:
     return checked([sys.executable, "tools/generate_docs.py", "--check"])
 
 
+def site() -> Outcome:
+    """The documentation builds as a site, every link and anchor in it leads somewhere, nothing is fetched."""
+    return checked([sys.executable, "tools/build_site.py"]) if install_extra("docs") else Outcome(failed=1)
+
+
 def cxx_tests() -> Outcome:
     """The C++ tests, and the fake device that tests/ep run on, beside what `make` has built."""
     return checked(
@@ -509,6 +514,7 @@ def wheel_from_sdist() -> Outcome:
 FULL: list[tuple[str, Callable[[], Outcome]]] = [
     *LINT,
     ("generated docs are current", docs_current),
+    ("documentation as a site", site),
     ("C++ tests", cxx_tests),
     ("tests", all_tests),
     ("a minute of the zoo", zoo_selection),

@@ -24,6 +24,33 @@ def test_generated_pages_are_current() -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+def test_the_reference_of_python_says_what_docstrings_say() -> None:
+    require_native()
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        from tools import api_reference
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+
+    def shown(value: int) -> None:
+        """Does it, see :func:`lowbit.convert`.
+
+        Args:
+            value: how much;
+                at most ``3``.
+
+        Raises:
+            ValueError: else.
+        """
+
+    text = api_reference.document(shown)
+    assert "see `lowbit.convert`." in text
+    assert "| `value` | how much; at most `3`. |" in text
+    assert "| `ValueError` | else. |" in text
+    with pytest.raises(ValueError, match="has no docstring"):
+        api_reference.document(lambda: None)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     targets = [target for target in LINK.findall(page.read_text()) if "://" not in target]
