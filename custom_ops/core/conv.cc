@@ -14,11 +14,11 @@ constexpr int64_t kMaxElements = (int64_t{1} << 31) - 1;
 
 Window WindowOf(const ConvGeometry& g) {
   Window window;
-  window.kernel = {g.kernel_h, g.kernel_w};
-  window.stride = {g.stride_h, g.stride_w};
-  window.dilation = {g.dilation_h, g.dilation_w};
-  window.pad_begin = {g.pad_top, g.pad_left};
-  window.pad_end = {g.pad_bottom, g.pad_right};
+  window.kernel = {g.kernel_d, g.kernel_h, g.kernel_w};
+  window.stride = {g.stride_d, g.stride_h, g.stride_w};
+  window.dilation = {g.dilation_d, g.dilation_h, g.dilation_w};
+  window.pad_begin = {g.pad_front, g.pad_top, g.pad_left};
+  window.pad_end = {g.pad_back, g.pad_bottom, g.pad_right};
   return window;
 }
 
@@ -47,16 +47,17 @@ ValueRange RangeOfWeights(const ConvSpec& spec) {
   return range;
 }
 
-ConvShape InferConvShape(const ConvGeometry& g, int64_t batch, int64_t in_h, int64_t in_w) {
-  Require(batch >= 0 && in_h >= 1 && in_w >= 1, "x is ", batch, " images of ", in_h, " x ", in_w,
-          " pixels, expected at least one pixel");
+ConvShape InferConvShape(const ConvGeometry& g, int64_t batch, int64_t in_h, int64_t in_w, int64_t in_d) {
+  Require(batch >= 0 && in_d >= 1 && in_h >= 1 && in_w >= 1, "x is ", batch, " images of ", in_d, " x ", in_h,
+          " x ", in_w, " pixels, expected at least one pixel");
   const Window window = WindowOf(g);
-  ConvShape shape{batch, in_h, in_w, 0, 0};
-  shape.out_h = g.transposed ? TransposedOutputSize(window, 0, in_h, g.output_pad_h)
-                             : WindowOutputSize(window, 0, in_h, false);
-  shape.out_w = g.transposed ? TransposedOutputSize(window, 1, in_w, g.output_pad_w)
-                             : WindowOutputSize(window, 1, in_w, false);
-  const int64_t dims[] = {batch, shape.out_h, shape.out_w, g.out_channels};
+  ConvShape shape{batch, in_h, in_w, 0, 0, in_d, 0};
+  shape.out_d = WindowOutputSize(window, 0, in_d, false);
+  shape.out_h = g.transposed ? TransposedOutputSize(window, 1, in_h, g.output_pad_h)
+                             : WindowOutputSize(window, 1, in_h, false);
+  shape.out_w = g.transposed ? TransposedOutputSize(window, 2, in_w, g.output_pad_w)
+                             : WindowOutputSize(window, 2, in_w, false);
+  const int64_t dims[] = {batch, shape.out_d, shape.out_h, shape.out_w, g.out_channels};
   Require(ElementCount(dims) <= kMaxElements, "the output ", ShapeText(dims), " has more than ", kMaxElements,
           " elements");
   return shape;

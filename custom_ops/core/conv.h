@@ -1,6 +1,7 @@
 // Convolution as plain data: what is computed (ConvSpec), on which shape (ConvShape), from which memory
 // (ConvArgs). Gemm is a convolution with a 1x1 kernel over a [rows, 1, 1, K] image; 1-D convolution has
-// height 1.
+// height 1, 2-D convolution depth 1. A 3-D one whose window is flat is a 2-D one (VolumeLayout,
+// core/nodes.h).
 #pragma once
 
 #include <cstdint>
@@ -22,24 +23,35 @@ struct ConvGeometry {
   int64_t stride_h = 1, stride_w = 1;
   int64_t dilation_h = 1, dilation_w = 1;
   int64_t pad_top = 0, pad_left = 0, pad_bottom = 0, pad_right = 0;
+  int64_t kernel_d = 1, stride_d = 1, dilation_d = 1, pad_front = 0, pad_back = 0;
   bool transposed = false;
   int64_t output_pad_h = 0, output_pad_w = 0;  // transposed only
 
   int64_t GroupIn() const { return in_channels / group; }
   int64_t GroupOut() const { return out_channels / group; }
-  int64_t Taps() const { return kernel_h * kernel_w; }
+  int64_t Taps() const { return kernel_d * kernel_h * kernel_w; }
+  // Whether planes of a volume are convolved one by one, as the images of a batch are.
+  bool IsPlanar() const { return kernel_d == 1 && stride_d == 1 && pad_front == 0 && pad_back == 0; }
+  // Whether the pixels of a plane are convolved one by one, along the depth.
+  bool IsColumnar() const {
+    return kernel_h == 1 && kernel_w == 1 && stride_h == 1 && stride_w == 1 && pad_top == 0 &&
+           pad_left == 0 && pad_bottom == 0 && pad_right == 0;
+  }
   int64_t K() const { return Taps() * GroupIn(); }  // products summed into one output
   bool IsDepthwise() const { return group == in_channels && GroupOut() == 1 && group > 1; }
 };
 
 struct ConvShape {
   int64_t batch = 0, in_h = 0, in_w = 0, out_h = 0, out_w = 0;
-  int64_t OutPixels() const { return batch * out_h * out_w; }
+  int64_t in_d = 1, out_d = 1;
+  int64_t OutPlanes() const { return batch * out_d; }
+  int64_t OutPixels() const { return OutPlanes() * out_h * out_w; }
   bool operator==(const ConvShape&) const = default;
 };
 
 // Throws Error where the output would be empty in a way ONNX forbids or a size overflows.
-ConvShape InferConvShape(const ConvGeometry& geometry, int64_t batch, int64_t in_h, int64_t in_w);
+ConvShape InferConvShape(const ConvGeometry& geometry, int64_t batch, int64_t in_h, int64_t in_w,
+                         int64_t in_d = 1);
 
 // The four epilogues of the numeric contract (docs/numerics.md). All arithmetic is float32, each operation
 // rounded once and never contracted; rint rounds half to even.
@@ -99,9 +111,9 @@ struct ConvSpec {
   ConvGeometry geometry;
   OperandType x, w;
   int32_t x_zero_point = 0;
-  // Weight codes, logical order [out_channels][kernel_h][kernel_w][in_channels / group], one code per byte
-  // (two's complement for signed codes, so that int8_t(code) is the code; uint8 for unsigned and bipolar
-  // ones).
+  // Weight codes, logical order [out_channels][kernel_d][kernel_h][kernel_w][in_channels / group], one code
+  // per byte (two's complement for signed codes, so that int8_t(code) is the code; uint8 for unsigned and
+  // bipolar ones).
   std::vector<uint8_t> weights;
   ValueRange weight_values;  // where w.bits <= kFewWeightBits; read once, for all that choose a kernel
   std::vector<int32_t> w_zero_point;  // [out_channels]
@@ -124,9 +136,9 @@ ValueRange RangeOfWeights(const ConvSpec& spec);
 
 struct ConvArgs {
   ConvShape shape;
-  const void* x = nullptr;         // codes, NHWC, uint8 or int8 by ConvSpec::x.encoding
+  const void* x = nullptr;         // codes, N(D)HWC, uint8 or int8 by ConvSpec::x.encoding
   const void* residual = nullptr;  // codes, shape of y, or null
-  void* y = nullptr;               // NHWC codes (uint8/int8) or float32
+  void* y = nullptr;               // N(D)HWC codes (uint8/int8) or float32
 };
 
 // A kernel that owns its packed weights. Run is re-entrant: all mutable state is on the stack, in

@@ -84,11 +84,12 @@ struct AverageSpec {
 };
 inline constexpr int64_t kMaxFastDivisor = 4096;
 
-// The part of a pooling window that lies inside the image: `rows` x `columns` taps of `channels` codes each.
+// The part of a pooling window that lies inside the image: `planes` x `rows` x `columns` taps of `channels`
+// codes each.
 struct Taps {
   const uint8_t* origin = nullptr;
-  int64_t rows = 0, columns = 0;
-  int64_t row_stride = 0, column_stride = 0;  // bytes
+  int64_t planes = 1, rows = 0, columns = 0;
+  int64_t plane_stride = 0, row_stride = 0, column_stride = 0;  // bytes
   int64_t channels = 0;
 };
 

@@ -56,7 +56,7 @@ Dims MapSpatial(const Node& node, const Window& window, const Dim& channels, boo
   RequireRank(node, x, static_cast<size_t>(window.spatial) + 2);
   Dims y = {x[0]};
   for (int s = 0; s < window.spatial; ++s) {
-    const int i = s + 2 - window.spatial;
+    const int i = s + kMaxSpatial - window.spatial;
     const size_t d = static_cast<size_t>(i), axis = static_cast<size_t>(s) + 1;
     const int64_t extra = output_padding.empty() ? 0 : output_padding[static_cast<size_t>(s)];
     const bool same =
@@ -77,6 +77,8 @@ Shape InferConv(const Node& node) {
   Require(!channels.value || *channels.value == in_channels, node.schema.name, ": x has ",
           channels.value.value_or(0), " channels, attribute 'in_channels' says ", in_channels);
   const Window window = ReadWindow(node.attributes, true);
+  Require(!transposed || window.spatial < 3, node.schema.name, ": attribute 'kernel_shape' has ",
+          window.spatial, " numbers, expected 1 or 2");
   const std::vector<int64_t> padding =
       transposed ? node.attributes.Ints("output_padding") : std::vector<int64_t>{};
   Require(padding.empty() || static_cast<int>(padding.size()) == window.spatial, node.schema.name,

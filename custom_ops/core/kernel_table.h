@@ -28,6 +28,7 @@ struct KernelRow : KernelInfo {
   // Estimated core cycles for one image; selection takes the smallest. Pure; may be a rough model.
   double (*cost)(const ConvSpec& spec, const ConvShape& shape);
   std::unique_ptr<ConvKernel> (*create)(const ConvSpec& spec);
+  bool volumes = false;  // whether windows may be several planes deep
 };
 
 std::span<const KernelRow> ConvKernelTable();

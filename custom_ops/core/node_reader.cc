@@ -21,17 +21,17 @@ std::vector<T> Broadcast(std::vector<T> one, int64_t count) {
   return std::vector<T>(static_cast<size_t>(count), one[0]);
 }
 
-std::array<int64_t, 2> SpatialPair(const AttributeReader& attributes, std::string_view name, int spatial,
-                                   int64_t fallback) {
+SpatialNumbers ReadSpatial(const AttributeReader& attributes, std::string_view name, int spatial,
+                           int64_t fallback) {
   const std::vector<int64_t>& values = attributes.Ints(name);
-  std::array<int64_t, 2> out{1, 1};
+  SpatialNumbers out{1, 1, 1};
   Require(values.empty() || static_cast<int>(values.size()) == spatial, attributes.op(), ": attribute '",
           name, "' has ", values.size(), " numbers, expected ", spatial, " as in kernel_shape");
   for (int i = 0; i < spatial; ++i) {
     const int64_t value = values.empty() ? fallback : values[static_cast<size_t>(i)];
     Require(value >= 1 && value <= kMaxAttribute, attributes.op(), ": attribute '", name, "' holds ", value,
             ", expected 1..", kMaxAttribute);
-    out[static_cast<size_t>(i + 2 - spatial)] = value;
+    out[static_cast<size_t>(i + kMaxSpatial - spatial)] = value;
   }
   return out;
 }
@@ -97,13 +97,13 @@ OperandType AttributeReader::Operand(std::string_view bits, std::string_view enc
 
 Window ReadWindow(const AttributeReader& attributes, bool dilations) {
   const size_t spatial = attributes.Ints("kernel_shape").size();
-  Require(spatial == 1 || spatial == 2, attributes.op(), ": attribute 'kernel_shape' has ", spatial,
-          " numbers, expected 1 or 2");
+  Require(spatial >= 1 && spatial <= kMaxSpatial, attributes.op(), ": attribute 'kernel_shape' has ", spatial,
+          " numbers, expected 1..", kMaxSpatial);
   Window window;
   window.spatial = static_cast<int>(spatial);
-  window.kernel = SpatialPair(attributes, "kernel_shape", window.spatial, 1);
-  window.stride = SpatialPair(attributes, "strides", window.spatial, 1);
-  if (dilations) window.dilation = SpatialPair(attributes, "dilations", window.spatial, 1);
+  window.kernel = ReadSpatial(attributes, "kernel_shape", window.spatial, 1);
+  window.stride = ReadSpatial(attributes, "strides", window.spatial, 1);
+  if (dilations) window.dilation = ReadSpatial(attributes, "dilations", window.spatial, 1);
 
   const std::vector<int64_t>& pads = attributes.Ints("pads");
   Require(pads.empty() || pads.size() == 2 * spatial, attributes.op(), ": attribute 'pads' has ", pads.size(),
@@ -112,7 +112,7 @@ Window ReadWindow(const AttributeReader& attributes, bool dilations) {
     Require(pads[i] >= 0 && pads[i] <= kMaxAttribute, attributes.op(), ": attribute 'pads' holds ", pads[i],
             ", expected 0..", kMaxAttribute);
     auto& side = i < spatial ? window.pad_begin : window.pad_end;
-    side[i % spatial + 2 - spatial] = pads[i];
+    side[i % spatial + kMaxSpatial - spatial] = pads[i];
   }
   return window;
 }

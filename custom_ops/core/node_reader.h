@@ -46,11 +46,13 @@ class AttributeReader {
   AttributeMap attributes_;
 };
 
-// Kernel, strides, dilations and pads of a sliding window, index 0 the height. One spatial dim leaves the
-// height at 1.
+// Kernel, strides, dilations and pads of a sliding window: depth, height, width. Fewer spatial dims leave the
+// first ones at 1.
+inline constexpr int kMaxSpatial = 3;
+using SpatialNumbers = std::array<int64_t, kMaxSpatial>;
 struct Window {
   int spatial = 2;
-  std::array<int64_t, 2> kernel{1, 1}, stride{1, 1}, dilation{1, 1}, pad_begin{0, 0}, pad_end{0, 0};
+  SpatialNumbers kernel{1, 1, 1}, stride{1, 1, 1}, dilation{1, 1, 1}, pad_begin{}, pad_end{};
 
   int64_t Extent(int i) const {
     return dilation[i] * (kernel[i] - 1) + 1;

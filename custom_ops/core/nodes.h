@@ -23,10 +23,19 @@
 namespace lowbit {
 
 // How the dims of x and y of a matrix product map to images.
+// How a 3-D convolution over [N, D, H, W, C] becomes one over images. A window of one plane, or of one pixel
+// in every plane, is a 2-D window: then every kernel applies.
+enum class VolumeLayout : uint8_t {
+  kWhole,    // N volumes of D planes
+  kPlanes,   // N * D images of H x W
+  kColumns,  // N images of height D and width H * W
+};
+
 struct MatmulLayout {
-  int spatial = 2;       // 1 or 2 for convolutions: x is [N, D1.., C]
+  int spatial = 2;       // 1, 2 or 3 for convolutions: x is [N, D1.., C]
   bool is_gemm = false;  // x is flattened from `axis` on: rows are images of one pixel
   int64_t axis = -1;
+  VolumeLayout volume = VolumeLayout::kWhole;  // of 3 spatial dims
 };
 
 // LowBitConv, APConv, LowBitConvTranspose, LowBitGemm, APGemm. Fed: x, and the residual where there is one.

@@ -115,7 +115,8 @@ std::vector<InputSchema> MatmulInputs() {
 }
 
 void AddWindow(std::vector<AttributeSchema>& out, bool dilations) {
-  out.push_back(Required("kernel_shape", AttributeKind::kInts, "Spatial kernel size, 1 or 2 numbers."));
+  out.push_back(Required("kernel_shape", AttributeKind::kInts,
+                         "Spatial kernel size, one number per spatial dim: 1, 2 or 3 (depth first)."));
   out.push_back(Optional("strides", Ints{}, "One per spatial dim; empty: 1."));
   out.push_back(Optional("pads", Ints{}, "Begins, then ends, as in ONNX; empty: 0."));
   if (dilations) out.push_back(Optional("dilations", Ints{}, "One per spatial dim; empty: 1."));
@@ -196,7 +197,7 @@ std::vector<OpSchema> BuildSchemas() {
   };
   if constexpr (HasOp("LowBitConv"))
     add_conv("LowBitConv",
-             Doc("1-D or 2-D convolution of 1..8-bit codes, channels last, with a fused epilogue."));
+             Doc("1-D, 2-D or 3-D convolution of 1..8-bit codes, channels last, with a fused epilogue."));
   if constexpr (HasOp("APConv"))
     add_conv("APConv",
              Doc("The same op as LowBitConv under the name that the arbitrary-precision papers use; written "

@@ -18,6 +18,7 @@ std::string RefusalReason(const KernelRow& row, const ConvSpec& spec, Isa isa) {
   if (!MachineHas(row.isa)) return std::string("this machine has no ") + IsaName(row.isa);
   if (spec.x.bits > row.x_bits_max) return std::to_string(spec.x.bits) + "-bit activations";
   if (spec.w.bits > row.w_bits_max) return std::to_string(spec.w.bits) + "-bit weights";
+  if (!spec.geometry.IsPlanar() && !row.volumes) return "images only, no volumes";
   return row.refuse == nullptr ? std::string() : row.refuse(spec);
 }
 

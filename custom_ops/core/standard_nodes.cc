@@ -291,17 +291,17 @@ AutoPad ReadAutoPad(const StandardReader& node) {
   Fail(node.op(), ": attribute 'auto_pad' is '", text, "', expected NOTSET, VALID, SAME_UPPER or SAME_LOWER");
 }
 
-std::array<int64_t, 2> SpatialPair(const StandardReader& node, std::string_view name,
-                                   const std::vector<int64_t>& values, size_t spatial) {
+SpatialNumbers ReadSpatial(const StandardReader& node, std::string_view name,
+                           const std::vector<int64_t>& values, size_t spatial) {
   Require(values.empty() || values.size() == spatial, node.op(), ": attribute '", name, "' has ",
           values.size(), " numbers, expected ", spatial);
-  std::array<int64_t, 2> pair{1, 1};
+  SpatialNumbers numbers{1, 1, 1};
   for (size_t i = 0; i < values.size(); ++i) {
     Require(values[i] >= 1 && values[i] <= kMaxAttribute, node.op(), ": attribute '", name, "' holds ",
             values[i], ", expected 1..", kMaxAttribute);
-    pair[i + 2 - spatial] = values[i];
+    numbers[i + kMaxSpatial - spatial] = values[i];
   }
-  return pair;
+  return numbers;
 }
 
 Window ReadWindow(const StandardReader& node, const std::vector<int64_t>& kernel) {
@@ -309,9 +309,9 @@ Window ReadWindow(const StandardReader& node, const std::vector<int64_t>& kernel
   Require(spatial == 1 || spatial == 2, node.op(), " with ", spatial, " spatial dims, expected 1 or 2");
   Window window;
   window.spatial = static_cast<int>(spatial);
-  window.kernel = SpatialPair(node, "kernel_shape", kernel, spatial);
-  window.stride = SpatialPair(node, "strides", node.Ints("strides"), spatial);
-  window.dilation = SpatialPair(node, "dilations", node.Ints("dilations"), spatial);
+  window.kernel = ReadSpatial(node, "kernel_shape", kernel, spatial);
+  window.stride = ReadSpatial(node, "strides", node.Ints("strides"), spatial);
+  window.dilation = ReadSpatial(node, "dilations", node.Ints("dilations"), spatial);
   const std::vector<int64_t> pads = node.Ints("pads");
   if (node.String("auto_pad", "NOTSET") != "NOTSET") return window;  // then pads mean nothing
   Require(pads.empty() || pads.size() == 2 * spatial, node.op(), ": attribute 'pads' has ", pads.size(),
@@ -319,7 +319,7 @@ Window ReadWindow(const StandardReader& node, const std::vector<int64_t>& kernel
   for (size_t i = 0; i < pads.size(); ++i) {
     Require(pads[i] >= 0 && pads[i] <= kMaxAttribute, node.op(), ": attribute 'pads' holds ", pads[i],
             ", expected 0..", kMaxAttribute);
-    (i < spatial ? window.pad_begin : window.pad_end)[i % spatial + 2 - spatial] = pads[i];
+    (i < spatial ? window.pad_begin : window.pad_end)[i % spatial + kMaxSpatial - spatial] = pads[i];
   }
   return window;
 }
@@ -362,18 +362,18 @@ StandardNode DecodePool(const StandardReader& node) {
   op.ceil_mode = node.Flag("ceil_mode");
   if (kKind == FloatPoolOp::Kind::kAverage) {
     op.count_include_pad = node.Flag("count_include_pad");
-    Require(op.window.dilation == std::array<int64_t, 2>{1, 1}, node.op(),
+    Require(op.window.dilation == SpatialNumbers{1, 1, 1}, node.op(),
             " with dilations, lowbit averages without them");
   } else {
     node.Ignore("storage_order");  // of the second output, the indices
   }
   // As in ONNX Runtime: an undilated window always meets the image.
-  for (size_t d = 0; d < 2; ++d) {
+  for (size_t d = kMaxSpatial - static_cast<size_t>(op.window.spatial); d < kMaxSpatial; ++d) {
     const int64_t pad = std::max(op.window.pad_begin[d], op.window.pad_end[d]);
     Require(pad < op.window.kernel[d], node.op(), ": attribute 'pads' holds ", pad,
             ", expected less than the kernel's size ", op.window.kernel[d]);
   }
-  CheckedProduct(op.window.kernel[0], op.window.kernel[1], "kernel_shape");
+  CheckedProduct(op.window.kernel[1], op.window.kernel[2], "kernel_shape");
   return op;
 }
 

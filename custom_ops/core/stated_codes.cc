@@ -59,7 +59,7 @@ Codes Made(const LookupNode& node, Fed) {
 Codes Made(const MaxPoolNode& node, Fed fed) {
   Codes made = First(fed);
   // A dilated window may have no tap inside the image, which gives the lowest code of the storage.
-  if (made && node.is_signed && node.window.dilation != std::array<int64_t, 2>{1, 1})
+  if (made && node.is_signed && node.window.dilation != SpatialNumbers{1, 1, 1})
     made = MadeCodes{-128, made->hi, false};
   return made;
 }

@@ -90,6 +90,10 @@ std::string DescribeForTuning(const ConvSpec& spec, std::string_view shape, bool
              g.group, " k", g.kernel_h, "x", g.kernel_w, " s", g.stride_h, "x", g.stride_w, " d",
              g.dilation_h, "x", g.dilation_w, " p", g.pad_top, ",", g.pad_left, ",", g.pad_bottom, ",",
              g.pad_right);
+  if (!g.IsPlanar()) {
+    AppendText(key, " depth k", g.kernel_d, " s", g.stride_d, " d", g.dilation_d, " p", g.pad_front, ",",
+               g.pad_back);
+  }
   if (g.transposed) AppendText(key, " op", g.output_pad_h, ",", g.output_pad_w);
   AppendText(key, " x=", EncodingName(spec.x.encoding), spec.x.bits, spec.x_zero_point != 0 ? "z" : "",
              " w=", EncodingName(spec.w.encoding), spec.w.bits, AnyNonZero(spec.w_zero_point) ? "z" : "");

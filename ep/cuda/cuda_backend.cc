@@ -44,6 +44,14 @@ std::optional<std::string> WithoutKernel(const NodeSpec& node) {
     return "LowBitNormalization has no kernel for GPUs yet";
   }
   if (std::holds_alternative<SoftmaxNode>(node)) return "LowBitSoftmax has no kernel for GPUs yet";
+  const auto* const matmul = std::get_if<MatmulNode>(&node);
+  if (matmul != nullptr && matmul->layout.spatial == 3) return "3-D convolutions have no kernel for GPUs yet";
+  const auto* const max_pool = std::get_if<MaxPoolNode>(&node);
+  const auto* const average_pool = std::get_if<AveragePoolNode>(&node);
+  if ((max_pool != nullptr && max_pool->window.spatial == 3) ||
+      (average_pool != nullptr && average_pool->window.spatial == 3)) {
+    return "3-D pools have no kernel for GPUs yet";
+  }
   const auto* const resize = std::get_if<ResizeNode>(&node);
   if (resize != nullptr && resize->mode != ResizeNode::Mode::kNearest) {
     return "LowBitResize has a kernel for GPUs in mode nearest alone";

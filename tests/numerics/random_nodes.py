@@ -126,8 +126,11 @@ def _matmul(
         attrs["out_features"] = out
         rows = k
     else:
-        kind = kind or str(rng.choice(["dense", "pointwise", "grouped", "depthwise", "stem", "one_d"]))
-        spatial = 1 if kind == "one_d" else 2
+        kinds = ["dense", "pointwise", "grouped", "depthwise", "stem", "one_d"]
+        if op_type != "LowBitConvTranspose":
+            kinds += ["volume", "planes", "columns"]
+        kind = kind or str(rng.choice(kinds))
+        spatial = {"one_d": 1, "volume": 3, "planes": 3, "columns": 3}.get(kind, 2)
         group = 1
         cin, out = int(rng.choice(CHANNELS)), int(rng.choice(CHANNELS))
         if kind == "grouped":
@@ -144,6 +147,15 @@ def _matmul(
         attrs |= {"in_channels": cin, "out_channels": out, "kernel_shape": kernel, "group": group}
         attrs["strides"] = _ints(rng, spatial, 1, 3)
         attrs["dilations"] = _ints(rng, spatial, 1, 2)
+        if kind == "volume" and rng.random() < 0.4:
+            group = int(rng.choice([2, 3, 4]))
+            multiple = 1 if rng.random() < 0.5 else int(rng.integers(1, 10))
+            cin, out = group * multiple, group * int(rng.integers(1, 10))
+            attrs |= {"in_channels": cin, "out_channels": out, "group": group}
+        if kind == "planes":  # the window is one plane deep
+            kernel[0], attrs["strides"][0] = 1, 1
+        if kind == "columns":  # the window is one pixel of every plane
+            kernel[1:], attrs["strides"][1:] = [1, 1], [1, 1]
         if kind == "3x3":  # of stride 1
             kernel[:], attrs["strides"], attrs["dilations"] = [3, 3], [1, 1], [1, 1]
         reach = [d * (k - 1) for d, k in zip(attrs["dilations"], kernel, strict=True)]
@@ -160,7 +172,10 @@ def _matmul(
                 attrs["pads"] = [0] * (2 * spatial)
         else:
             attrs["pads"] = _ints(rng, 2 * spatial, 0, 3)
-            sizes = [max(1, r + 1 - attrs["pads"][d] - attrs["pads"][spatial + d]) + int(rng.integers(0, 8))
+            flat = {"planes": (0,), "columns": (1, 2)}.get(kind, ())
+            for d in flat:
+                attrs["pads"][d] = attrs["pads"][spatial + d] = 0
+            sizes = [max(1, r + 1 - attrs["pads"][d] - attrs["pads"][spatial + d]) + int(rng.integers(0, 8 if spatial < 3 else 4))
                      for d, r in enumerate(reach)]  # fmt: skip
         shape = [int(rng.integers(1, 3)), *sizes, cin]
         rows = int(np.prod(kernel)) * (cin // group)
@@ -293,10 +308,11 @@ def _output_shape(op_type: str, attrs: dict[str, Any], shape: list[int], out: in
     return [shape[0], *sizes, out]
 
 
-def _image(rng: np.random.Generator, least: int = 1) -> list[int]:
+def _image(rng: np.random.Generator, least: int = 1, most_dims: int = 2) -> list[int]:
+    dims = int(rng.integers(1, most_dims + 1))
     return [
         int(rng.integers(1, 3)),
-        *_ints(rng, int(rng.integers(1, 3)), least, 9),
+        *_ints(rng, dims, least, 9 if dims < 3 else 5),
         int(rng.choice(CHANNELS)),
     ]
 
@@ -407,7 +423,7 @@ def _random_normalization(rng: np.random.Generator) -> Node:
 
 
 def _window(rng: np.random.Generator, dilated: bool) -> tuple[list[int], dict[str, Any]]:
-    shape = _image(rng, least=3)
+    shape = _image(rng, least=3, most_dims=3)
     spatial = len(shape) - 2
     kernel = [int(rng.integers(1, min(3, size) + 1)) for size in shape[1:-1]]
     attrs: dict[str, Any] = {"kernel_shape": kernel, "strides": _ints(rng, spatial, 1, 3)}
@@ -434,7 +450,7 @@ def _average_pool(rng: np.random.Generator) -> Node:
 
 
 def _global_average_pool(rng: np.random.Generator) -> Node:
-    ties, shape = bool(rng.random() < 0.5), _image(rng)
+    ties, shape = bool(rng.random() < 0.5), _image(rng, most_dims=3)
     encoding, x_scale, x_zero = _quantized(rng, ties)
     attrs, quantizer = _maybe_float(rng, ties)
     attrs |= {"x_encoding": encoding, "keepdims": int(rng.integers(0, 2))}

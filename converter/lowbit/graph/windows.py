@@ -53,8 +53,8 @@ def read_window(node: ir.Node, kernel: Sequence[int], spatial: Sequence[int | No
         The window with explicit pads.
     """
     dims = len(kernel)
-    if dims not in (1, 2):
-        return Refusal(f"it has {dims} spatial dims; lowbit has 1 and 2")
+    if dims not in (1, 2, 3):
+        return Refusal(f"it has {dims} spatial dims; lowbit has 1 to 3")
     declared = get_ints(node, "kernel_shape")
     if declared is not None and declared != list(kernel):
         return Refusal(f"its kernel_shape is {declared}, but its weights have {list(kernel)}")

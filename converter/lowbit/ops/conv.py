@@ -1,4 +1,4 @@
-"""LowBitConv and APConv: 1-D or 2-D convolution of codes, channels last."""
+"""LowBitConv and APConv: 1-D, 2-D or 3-D convolution of codes, channels last."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ def _match(context: Context, candidate: Candidate) -> Region | Refusal:
     if isinstance(codes_grid, Refusal):
         return codes_grid
     codes, grid = codes_grid
-    if codes.ndim not in (3, 4):
-        return Refusal(f"it has {codes.ndim - 2} spatial dims; lowbit has 1 and 2")
+    if codes.ndim not in (3, 4, 5):
+        return Refusal(f"it has {codes.ndim - 2} spatial dims; lowbit has 1 to 3")
     group = get_int(node, "group", 1)
     out_channels, in_channels = codes.shape[0], codes.shape[1] * group
     if group < 1 or out_channels % group:

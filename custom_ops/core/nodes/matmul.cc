@@ -1,9 +1,11 @@
 // The nodes that sum products of codes: LowBitConv, LowBitConvTranspose, LowBitGemm and their AP names.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <string_view>
+#include <utility>
 
 #include "core/nodes/node_kinds.h"
 #include "core/packing.h"
@@ -18,7 +20,8 @@ OperandType StorageType(Encoding encoding) { return {8, encoding}; }
 
 void ParseWeights(const NodeReader& node, ConvSpec& spec) {
   const int64_t rows = spec.geometry.out_channels;
-  const int64_t taps = CheckedProduct(spec.geometry.kernel_h, spec.geometry.kernel_w, "the kernel's size");
+  const ConvGeometry& g = spec.geometry;
+  const int64_t taps = ElementCount(std::array{g.kernel_d, g.kernel_h, g.kernel_w});
   const int64_t k = CheckedProduct(taps, spec.geometry.GroupIn(), "the length of a weight row");
   // Before anything of that size is allocated, the initializer must really be that long.
   const int64_t bits = CheckedProduct(k, spec.w.bits, "the bits of a weight row");
@@ -305,11 +308,13 @@ ConvSpec ParseMatmul(const NodeReader& node, const ConvGeometry& geometry) {
 ConvGeometry ParseConvGeometry(const AttributeReader& attributes, bool transposed) {
   ConvGeometry g;
   const Window window = ReadWindow(attributes, true);
-  g.kernel_h = window.kernel[0], g.kernel_w = window.kernel[1];
-  g.stride_h = window.stride[0], g.stride_w = window.stride[1];
-  g.dilation_h = window.dilation[0], g.dilation_w = window.dilation[1];
-  g.pad_top = window.pad_begin[0], g.pad_left = window.pad_begin[1];
-  g.pad_bottom = window.pad_end[0], g.pad_right = window.pad_end[1];
+  Require(!transposed || window.spatial < 3, attributes.op(), ": attribute 'kernel_shape' has ",
+          window.spatial, " numbers, expected 1 or 2");
+  g.kernel_d = window.kernel[0], g.kernel_h = window.kernel[1], g.kernel_w = window.kernel[2];
+  g.stride_d = window.stride[0], g.stride_h = window.stride[1], g.stride_w = window.stride[2];
+  g.dilation_d = window.dilation[0], g.dilation_h = window.dilation[1], g.dilation_w = window.dilation[2];
+  g.pad_front = window.pad_begin[0], g.pad_top = window.pad_begin[1], g.pad_left = window.pad_begin[2];
+  g.pad_back = window.pad_end[0], g.pad_bottom = window.pad_end[1], g.pad_right = window.pad_end[2];
 
   g.in_channels = attributes.Int("in_channels", 1, kMaxAttribute);
   g.out_channels = attributes.Int("out_channels", 1, kMaxAttribute);
@@ -333,10 +338,26 @@ int SpatialDims(const AttributeReader& attributes) {
   return static_cast<int>(attributes.Ints("kernel_shape").size());
 }
 
+// Turns the geometry of columns into that of images.
+VolumeLayout FlattenVolume(ConvGeometry& g) {
+  if (g.IsPlanar()) return VolumeLayout::kPlanes;
+  if (!g.IsColumnar()) return VolumeLayout::kWhole;
+  g.kernel_h = std::exchange(g.kernel_d, 1);
+  g.stride_h = std::exchange(g.stride_d, 1);
+  g.dilation_h = std::exchange(g.dilation_d, 1);
+  g.dilation_w = 1;
+  g.pad_top = std::exchange(g.pad_front, 0);
+  g.pad_bottom = std::exchange(g.pad_back, 0);
+  return VolumeLayout::kColumns;
+}
+
 }  // namespace
 
 MatmulNode DecodeConv(const NodeReader& node) {
-  return {node.op(), ParseMatmul(node, ParseConvGeometry(node, false)), {.spatial = SpatialDims(node)}};
+  ConvGeometry g = ParseConvGeometry(node, false);
+  MatmulLayout layout{.spatial = SpatialDims(node)};
+  if (layout.spatial == 3) layout.volume = FlattenVolume(g);
+  return {node.op(), ParseMatmul(node, g), layout};
 }
 
 MatmulNode DecodeConvTranspose(const NodeReader& node) {

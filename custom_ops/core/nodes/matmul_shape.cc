@@ -1,5 +1,7 @@
 #include "core/nodes/matmul_shape.h"
 
+#include <algorithm>
+
 #include "core/status.h"
 
 namespace lowbit {
@@ -29,8 +31,17 @@ ConvShape MatmulShape::Images(const FedShape* x, const FedShape* residual) const
 
 std::vector<int64_t> MatmulShape::OutputDims(std::span<const int64_t> x, const ConvShape& images) const {
   if (!layout_.is_gemm) {
-    if (layout_.spatial == 1) return {images.batch, images.out_w, geometry_.out_channels};
-    return {images.batch, images.out_h, images.out_w, geometry_.out_channels};
+    const int64_t channels = geometry_.out_channels;
+    if (layout_.spatial == 1) return {images.batch, images.out_w, channels};
+    if (layout_.spatial == 2) return {images.batch, images.out_h, images.out_w, channels};
+    switch (layout_.volume) {
+      case VolumeLayout::kWhole:
+        return {images.batch, images.out_d, images.out_h, images.out_w, channels};
+      case VolumeLayout::kPlanes:
+        return {x[0], x[1], images.out_h, images.out_w, channels};
+      case VolumeLayout::kColumns:
+        return {images.batch, images.out_h, x[2], x[3], channels};
+    }
   }
   std::vector<int64_t> y = ToVector(x.first(static_cast<size_t>(GemmAxis(x))));
   y.push_back(geometry_.out_channels);
@@ -57,24 +68,28 @@ ConvShape MatmulShape::ImageShape(std::span<const int64_t> x) const {
   const size_t rank = static_cast<size_t>(layout_.spatial) + 2;
   Require(x.size() == rank && x.back() == geometry_.in_channels, op_, ": x has shape ", ShapeText(x),
           ", expected rank ", rank, " with ", geometry_.in_channels, " channels last");
-  return InferConvShape(geometry_, x[0], layout_.spatial == 1 ? 1 : x[1], x[rank - 2]);
+  if (layout_.spatial == 1) return InferConvShape(geometry_, x[0], 1, x[1]);
+  if (layout_.spatial == 2) return InferConvShape(geometry_, x[0], x[1], x[2]);
+  Require(x[1] >= 1 && x[2] >= 1 && x[3] >= 1, op_, ": x has shape ", ShapeText(x),
+          ", expected at least one pixel");
+  switch (layout_.volume) {
+    case VolumeLayout::kPlanes:
+      return InferConvShape(geometry_, CheckedProduct(x[0], x[1], "the number of planes"), x[2], x[3]);
+    case VolumeLayout::kColumns:
+      return InferConvShape(geometry_, x[0], x[1], CheckedProduct(x[2], x[3], "the pixels of a plane"));
+    case VolumeLayout::kWhole:
+      break;
+  }
+  return InferConvShape(geometry_, x[0], x[2], x[3], x[1]);
 }
 
 void MatmulShape::CheckResidual(const FedShape& residual, const ConvShape& shape,
                                 std::span<const int64_t> x) const {
   Require(residual.type == residual_type_, op_,
           ": the residual's element type is not the one residual_encoding says");
-  const std::span<const int64_t> r = residual.dims;
-  bool same = r.size() == (layout_.is_gemm ? static_cast<size_t>(GemmAxis(x)) + 1 : x.size());
-  same = same && r.back() == geometry_.out_channels;
-  if (layout_.is_gemm) {
-    for (size_t i = 0; same && i + 1 < r.size(); ++i) same = r[i] == x[i];
-  } else {
-    same = same && r[0] == shape.batch && r[r.size() - 2] == shape.out_w;
-    same = same && (layout_.spatial == 1 || r[1] == shape.out_h);
-  }
-  Require(same, op_, ": the residual has shape ", ShapeText(r), ", expected the output's: ", shape.batch,
-          " x ", shape.out_h, " x ", shape.out_w, " x ", geometry_.out_channels);
+  const std::vector<int64_t> y = OutputDims(x, shape);
+  Require(std::ranges::equal(residual.dims, y), op_, ": the residual has shape ", ShapeText(residual.dims),
+          ", expected the output's, ", ShapeText(y));
 }
 
 }  // namespace lowbit

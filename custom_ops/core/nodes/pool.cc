@@ -11,12 +11,12 @@ namespace {
 // an undilated window always meets the image and its average is never 0 / 0.
 Window ReadPoolWindow(const NodeReader& node, bool dilations) {
   const Window window = ReadWindow(node, dilations);
-  for (size_t d = 0; d < 2; ++d) {
+  for (size_t d = kMaxSpatial - static_cast<size_t>(window.spatial); d < kMaxSpatial; ++d) {
     Require(std::max(window.pad_begin[d], window.pad_end[d]) < window.kernel[d], node.op(),
             ": attribute 'pads' holds ", std::max(window.pad_begin[d], window.pad_end[d]),
             ", expected less than the kernel's size ", window.kernel[d]);
   }
-  CheckedProduct(window.kernel[0], window.kernel[1], "kernel_shape");
+  ElementCount(window.kernel);  // throws where the number of taps overflows
   return window;
 }
 
@@ -26,7 +26,7 @@ std::vector<int64_t> PoolOutputDims(const Window& window, bool ceil_mode, std::s
   std::vector<int64_t> y = ToVector(x);
   for (size_t i = 1; i <= spatial; ++i) {
     Require(x[i] >= 1, "x has shape ", ShapeText(x), ", expected at least one pixel");
-    y[i] = WindowOutputSize(window, static_cast<int>(i + 1 - spatial), x[i], ceil_mode);
+    y[i] = WindowOutputSize(window, static_cast<int>(i - 1 + kMaxSpatial - spatial), x[i], ceil_mode);
   }
   BoundedCount(y);
   return y;
@@ -49,8 +49,8 @@ AveragePoolNode DecodeAveragePool(const NodeReader& node) {
   spec.quantizer = ReadQuantizer(node);
   const Window window = ReadPoolWindow(node, false);
   const double x_scale = static_cast<double>(spec.x_scale);
-  spec.fast_is_exact = window.kernel[0] * window.kernel[1] <= kMaxFastDivisor &&
-                       FastIsExact(spec.quantizer, 256.0 * x_scale, x_scale);
+  spec.fast_is_exact =
+      ElementCount(window.kernel) <= kMaxFastDivisor && FastIsExact(spec.quantizer, 256.0 * x_scale, x_scale);
   return {spec, window, node.Flag("ceil_mode"), node.Flag("count_include_pad")};
 }
 

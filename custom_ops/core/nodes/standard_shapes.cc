@@ -139,7 +139,9 @@ void CheckImage(const Window& window, View x) {
 }
 
 // The place of dim `i` of an image in a window's arrays.
-size_t WindowIndex(const Window& window, size_t i) { return i - static_cast<size_t>(window.spatial); }
+size_t WindowIndex(const Window& window, size_t i) {
+  return i - 2 + kMaxSpatial - static_cast<size_t>(window.spatial);
+}
 
 Window WithPads(const Window& given, AutoPad auto_pad, View x) {
   CheckImage(given, x);

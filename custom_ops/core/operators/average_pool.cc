@@ -22,12 +22,12 @@ class AveragePoolOperator final : public Operator {
     const int64_t pixel_bytes = pool_shape.channels * static_cast<int64_t>(ElementSize(OutputType()));
     const auto rows = [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
-        const PoolShape::Span span = pool_shape.RowSpan(row);
-        const uint8_t* image_row = pool_shape.ImageRow(FedBytes(inputs, 0), row, span);
+        const PoolShape::RowSpans spans = pool_shape.RowSpan(row);
+        const uint8_t* image_row = pool_shape.ImageRow(FedBytes(inputs, 0), row, spans);
         for (int64_t column = 0; column < pool_shape.out_w; ++column) {
-          const Taps taps = pool_shape.TapsOf(image_row, span, column);
-          const int64_t divisor =
-              node_.count_include_pad ? pool_shape.PaddedTaps(row, column) : taps.rows * taps.columns;
+          const Taps taps = pool_shape.TapsOf(image_row, spans, column);
+          const int64_t divisor = node_.count_include_pad ? pool_shape.PaddedTaps(row, column)
+                                                          : taps.planes * taps.rows * taps.columns;
           kernels_.average_taps(node_.spec, taps, divisor,
                                 static_cast<uint8_t*>(y) + (row * pool_shape.out_w + column) * pixel_bytes);
         }

@@ -1,6 +1,5 @@
 // Running a node of the matmul family: shapes in, kernel call out.
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdio>
 #include <utility>
@@ -50,8 +49,9 @@ class MatmulOperator final : public Operator {
     kernel_ = std::move(kernel);
   }
 
-  // What the model states of the images: batch (rows of a Gemm), height, width; -1 where it does not.
-  std::array<int64_t, 3> StatedShape(const std::vector<int64_t>& x_shape) const {
+  // What the model states of the images: batch (rows of a Gemm), height, width, of volumes the depth too; -1
+  // where it does not.
+  std::vector<int64_t> StatedShape(const std::vector<int64_t>& x_shape) const {
     const auto dim = [](int64_t size) { return size > 0 ? size : int64_t{-1}; };
     const MatmulLayout& layout = shape_.layout();
     if (layout.is_gemm) {
@@ -63,13 +63,25 @@ class MatmulOperator final : public Operator {
       return {known ? ElementCount({x_shape.begin(), end}) : -1, 1, 1};
     }
     const size_t rank = static_cast<size_t>(layout.spatial) + 2;
-    if (x_shape.size() != rank) return {-1, layout.spatial == 1 ? 1 : -1, -1};
-    return {dim(x_shape[0]), layout.spatial == 1 ? 1 : dim(x_shape[1]), dim(x_shape[rank - 2])};
+    std::vector<int64_t> x(rank, -1);
+    if (x_shape.size() == rank) std::transform(x_shape.begin(), x_shape.end(), x.begin(), dim);
+    const auto both = [](int64_t a, int64_t b) { return a > 0 && b > 0 ? a * b : int64_t{-1}; };
+    if (layout.spatial == 1) return {x[0], 1, x[1]};
+    if (layout.spatial == 2) return {x[0], x[1], x[2]};
+    switch (layout.volume) {
+      case VolumeLayout::kPlanes:
+        return {both(x[0], x[1]), x[2], x[3]};
+      case VolumeLayout::kColumns:
+        return {x[0], x[1], both(x[2], x[3])};
+      case VolumeLayout::kWhole:
+        break;
+    }
+    return {x[0], x[2], x[3], x[1]};
   }
 
   // A shape like those that will be fed: what is known at creation, typical sizes for the rest.
   ConvShape TypicalShape(const std::vector<int64_t>& x_shape) const {
-    const std::array<int64_t, 3> stated = StatedShape(x_shape);
+    const std::vector<int64_t> stated = StatedShape(x_shape);
     if (shape_.layout().is_gemm) return {std::clamp(stated[0], int64_t{1}, kMaxTypicalRows), 1, 1, 1, 1};
     const auto size = [&](int64_t known, int64_t least) {
       return known > 0 ? known : std::max(kTypicalPixels, least);
@@ -78,7 +90,9 @@ class MatmulOperator final : public Operator {
     const ConvGeometry& g = shape_.geometry();
     const int64_t least_w = g.transposed ? g.pad_left + g.pad_right + 1 : g.dilation_w * (g.kernel_w - 1) + 1;
     const int64_t least_h = g.transposed ? g.pad_top + g.pad_bottom + 1 : g.dilation_h * (g.kernel_h - 1) + 1;
-    return InferConvShape(g, 1, size(stated[1], least_h), size(stated[2], least_w));
+    const int64_t least_d = g.dilation_d * (g.kernel_d - 1) + 1;
+    const int64_t depth = stated.size() == 4 ? size(stated[3], least_d) : 1;
+    return InferConvShape(g, 1, size(stated[1], least_h), size(stated[2], least_w), depth);
   }
 
   std::vector<int64_t> OutputShape(Tensors inputs) const override {
@@ -143,7 +157,7 @@ class MatmulOperator final : public Operator {
 };
 
 // "1x28x28", with ? where the model leaves a size open. For tuning, which minimal builds lack.
-[[maybe_unused]] std::string StatedText(const std::array<int64_t, 3>& stated) {
+[[maybe_unused]] std::string StatedText(const std::vector<int64_t>& stated) {
   std::string text;
   for (const int64_t size : stated) {
     if (!text.empty()) text += 'x';

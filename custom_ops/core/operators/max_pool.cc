@@ -22,10 +22,10 @@ class MaxPoolOperator final : public Operator {
     const int64_t row_bytes = pool_shape.out_w * pool_shape.channels;
     const auto rows = [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
-        const PoolShape::Span span = pool_shape.RowSpan(row);
-        const uint8_t* image_row = pool_shape.ImageRow(FedBytes(inputs, 0), row, span);
+        const PoolShape::RowSpans spans = pool_shape.RowSpan(row);
+        const uint8_t* image_row = pool_shape.ImageRow(FedBytes(inputs, 0), row, spans);
         for (int64_t column = 0; column < pool_shape.out_w; ++column) {
-          const Taps taps = pool_shape.TapsOf(image_row, span, column);
+          const Taps taps = pool_shape.TapsOf(image_row, spans, column);
           kernels_.max_taps(taps, node_.is_signed,
                             static_cast<uint8_t*>(y) + row * row_bytes + column * pool_shape.channels);
         }

@@ -149,34 +149,38 @@ class GemmKernel final : public ConvKernel {
   // The window of an output pixel: its image, and where it begins.
   struct Window {
     const uint8_t* image;
-    int64_t y, x;
+    int64_t z, y, x;
   };
   // Goes from pixel to pixel without divisions.
   class OutputPixel {
    public:
     OutputPixel(const ConvGeometry& g, const ConvArgs& args, const ConvShape& s, size_t pixel)
-        : geometry_(g), shape_(s), image_bytes_(s.in_h * s.in_w * g.in_channels) {
+        : geometry_(g), shape_(s), image_bytes_(s.in_d * s.in_h * s.in_w * g.in_channels) {
       const auto p = static_cast<int64_t>(pixel);
       x_ = p % s.out_w;
       y_ = p / s.out_w % s.out_h;
-      image_ = static_cast<const uint8_t*>(args.x) + p / s.out_w / s.out_h * image_bytes_;
+      const int64_t plane = p / s.out_w / s.out_h;
+      z_ = plane % s.out_d;
+      image_ = static_cast<const uint8_t*>(args.x) + plane / s.out_d * image_bytes_;
     }
     Window window() const {
-      return {image_, y_ * geometry_.stride_h - geometry_.pad_top,
-              x_ * geometry_.stride_w - geometry_.pad_left};
+      return {image_, z_ * geometry_.stride_d - geometry_.pad_front,
+              y_ * geometry_.stride_h - geometry_.pad_top, x_ * geometry_.stride_w - geometry_.pad_left};
     }
     void Advance() {
       if (++x_ < shape_.out_w) return;
       x_ = 0;
       if (++y_ < shape_.out_h) return;
       y_ = 0;
+      if (++z_ < shape_.out_d) return;
+      z_ = 0;
       image_ += image_bytes_;
     }
 
    private:
     const ConvGeometry& geometry_;
     const ConvShape& shape_;
-    int64_t image_bytes_, x_, y_;
+    int64_t image_bytes_, x_, y_, z_;
     const uint8_t* image_;
   };
   // What one task works with.
@@ -389,19 +393,21 @@ void GemmKernel::GatherWindow(const ConvShape& s, const Window& window, size_t g
   for (auto k = static_cast<int64_t>(begin); k < last;) {
     const int64_t run = k / run_bytes, from = k - run * run_bytes;
     const int64_t until = std::min(run_bytes, from + last - k);
-    const int64_t ky = whole_rows ? run : run / g.kernel_w, kx = whole_rows ? 0 : run % g.kernel_w;
-    const int64_t iy = window.y + ky * g.dilation_h, ix = window.x + kx * g.dilation_w;
+    const int64_t row = whole_rows ? run : run / g.kernel_w, kx = whole_rows ? 0 : run % g.kernel_w;
+    const int64_t kz = row / g.kernel_h, ky = row % g.kernel_h;
+    const int64_t iz = window.z + kz * g.dilation_d, iy = window.y + ky * g.dilation_h,
+                  ix = window.x + kx * g.dilation_w;
     // Bytes [first, past) of the run lie in the image.
     int64_t first = until, past = until;
-    if (iy >= 0 && iy < s.in_h && ix < s.in_w && ix > -run_taps) {
+    if (iz >= 0 && iz < s.in_d && iy >= 0 && iy < s.in_h && ix < s.in_w && ix > -run_taps) {
       first = std::clamp(-ix * channels, from, until);
       past = std::clamp(std::min(run_taps, s.in_w - ix) * channels, first, until);
     }
     std::memset(to, pad_byte_, static_cast<size_t>(first - from));
     to += first - from;
     if (first < past) {
-      const uint8_t* source =
-          window.image + (iy * s.in_w + ix) * g.in_channels + static_cast<int64_t>(group) * channels + first;
+      const uint8_t* source = window.image + ((iz * s.in_h + iy) * s.in_w + ix) * g.in_channels +
+                              static_cast<int64_t>(group) * channels + first;
       if (bipolar_) {
         for (int64_t i = 0; i < past - first; ++i) to[i] = static_cast<uint8_t>(2 * source[i] - 1);
       } else {
@@ -445,29 +451,35 @@ uint8_t* GemmKernel::PackDirect(const Task& task, const Window* windows, int row
   const GemmPackFunction pack = rows == 8 ? packer_.rows8 : packer_.rows4;
   std::array<const uint8_t*, 8> from;
   // Not divided for every tap: of a 1x1 convolution of few channels that would be a part of the packing.
-  int64_t ky = 0, kx = 0;
+  int64_t kz = 0, ky = 0, kx = 0;
   size_t first = 0;
   if (begin > 0) {
     const auto tap = static_cast<int64_t>(begin / channels);
-    ky = tap / g.kernel_w;
+    kz = tap / g.kernel_w / g.kernel_h;
+    ky = tap / g.kernel_w % g.kernel_h;
     kx = tap % g.kernel_w;
     first = begin % channels;
   }
   for (size_t at = begin; at < std::min(end, k); first = 0) {
     const size_t bytes = std::min(channels - first, std::min(end, k) - at);
     for (int r = 0; r < rows; ++r) {
-      const int64_t iy = windows[r].y + ky * g.dilation_h, ix = windows[r].x + kx * g.dilation_w;
-      const bool inside = iy >= 0 && iy < s.in_h && ix >= 0 && ix < s.in_w;
-      from[static_cast<size_t>(r)] =
-          inside ? windows[r].image + (iy * s.in_w + ix) * g.in_channels + group * channels + first
-                 : task.pad_row;
+      const int64_t iz = windows[r].z + kz * g.dilation_d, iy = windows[r].y + ky * g.dilation_h,
+                    ix = windows[r].x + kx * g.dilation_w;
+      const bool inside = iz >= 0 && iz < s.in_d && iy >= 0 && iy < s.in_h && ix >= 0 && ix < s.in_w;
+      from[static_cast<size_t>(r)] = inside ? windows[r].image +
+                                                  ((iz * s.in_h + iy) * s.in_w + ix) * g.in_channels +
+                                                  group * channels + first
+                                            : task.pad_row;
     }
     pack(from.data(), bytes, x_map_, to);
     to += bytes * code_bytes;
     at += bytes;
     if (++kx == g.kernel_w) {
       kx = 0;
-      ++ky;
+      if (++ky == g.kernel_h) {
+        ky = 0;
+        ++kz;
+      }
     }
   }
   if (end > k) {
@@ -653,7 +665,7 @@ std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
 
 template <const GemmScheme& kScheme>
 KernelRow Row(const KernelInfo& info) {
-  return {info, &Refuse<kScheme>, &Cost<kScheme>, &Create<kScheme>};
+  return {info, &Refuse<kScheme>, &Cost<kScheme>, &Create<kScheme>, true};
 }
 
 }  // namespace

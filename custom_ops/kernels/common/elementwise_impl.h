@@ -391,18 +391,18 @@ void Lookup(const uint8_t* table, const uint8_t* x, uint8_t* y, int64_t count) {
 template <class S, bool kSigned, class Load>
 LOWBIT_ALWAYS_INLINE inline typename S::I MaxOfTaps(const Taps& taps, const Load& load) {
   auto largest = S::SetB(kSigned ? 0x80 : 0);
-  for (int64_t row = 0; row < taps.rows; ++row) {
-    const uint8_t* tap = taps.origin + row * taps.row_stride;
-    const auto max = [](typename S::I a, typename S::I b) {
-      return kSigned ? S::MaxS8(a, b) : S::MaxU8(a, b);
-    };
-    if (taps.columns == 3) {  // the usual 3x3 window: independent of the loop's branches
-      const auto pair = max(load(tap), load(tap + taps.column_stride));
-      largest = max(largest, max(pair, load(tap + 2 * taps.column_stride)));
-      continue;
-    }
-    for (int64_t column = 0; column < taps.columns; ++column, tap += taps.column_stride) {
-      largest = max(largest, load(tap));
+  const auto max = [](typename S::I a, typename S::I b) { return kSigned ? S::MaxS8(a, b) : S::MaxU8(a, b); };
+  for (int64_t plane = 0; plane < taps.planes; ++plane) {
+    for (int64_t row = 0; row < taps.rows; ++row) {
+      const uint8_t* tap = taps.origin + plane * taps.plane_stride + row * taps.row_stride;
+      if (taps.columns == 3) {  // the usual 3x3 window: independent of the loop's branches
+        const auto pair = max(load(tap), load(tap + taps.column_stride));
+        largest = max(largest, max(pair, load(tap + 2 * taps.column_stride)));
+        continue;
+      }
+      for (int64_t column = 0; column < taps.columns; ++column, tap += taps.column_stride) {
+        largest = max(largest, load(tap));
+      }
     }
   }
   return largest;
@@ -452,16 +452,19 @@ void AverageTapsImpl(const AverageSpec& spec, const Taps& taps, int64_t divisor,
   const auto count = S::SetF(n), inverse = S::SetF(1.0f / n);
   constexpr int64_t kSize = kQuantized ? 1 : 4;
 
-  // The order of the additions is part of the definition: columns from the top, then columns from the left.
+  // The order of the additions is part of the definition: columns from the top, of the
+  // first plane first, then columns from the left.
   const auto block = [&]<int N>(const auto& load, uint8_t* to) LOWBIT_ALWAYS_INLINE {
     typename S::F sum[N];
     for (int i = 0; i < N; ++i) sum[i] = S::SetF(0);
     for (int64_t column = 0; column < taps.columns; ++column) {
-      const uint8_t* tap = taps.origin + column * taps.column_stride;
       typename S::F column_sum[N];
       for (int i = 0; i < N; ++i) column_sum[i] = S::SetF(0);
-      for (int64_t row = 0; row < taps.rows; ++row, tap += taps.row_stride) {
-        for (int i = 0; i < N; ++i) column_sum[i] = S::AddF(column_sum[i], load(tap, i * S::kLanes));
+      for (int64_t plane = 0; plane < taps.planes; ++plane) {
+        const uint8_t* tap = taps.origin + plane * taps.plane_stride + column * taps.column_stride;
+        for (int64_t row = 0; row < taps.rows; ++row, tap += taps.row_stride) {
+          for (int i = 0; i < N; ++i) column_sum[i] = S::AddF(column_sum[i], load(tap, i * S::kLanes));
+        }
       }
       for (int i = 0; i < N; ++i) sum[i] = S::AddF(sum[i], column_sum[i]);
     }

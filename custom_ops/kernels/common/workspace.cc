@@ -13,8 +13,8 @@ uint8_t* ThreadScratch(size_t bytes) {
 }
 
 ConvShape Flatten(const ConvGeometry& g, const ConvShape& s) {
-  const bool pointwise = g.Taps() == 1 && g.stride_h == 1 && g.stride_w == 1 && g.pad_top == 0 &&
-                         g.pad_left == 0 && g.pad_bottom == 0 && g.pad_right == 0;
+  const bool pointwise = g.Taps() == 1 && g.IsPlanar() && g.stride_h == 1 && g.stride_w == 1 &&
+                         g.pad_top == 0 && g.pad_left == 0 && g.pad_bottom == 0 && g.pad_right == 0;
   if (!pointwise) return s;
   const int64_t pixels = s.batch * s.in_h * s.in_w;
   return {1, 1, pixels, 1, pixels};

@@ -369,8 +369,8 @@ class PooledPlan {
     params_.pooled_w = narrow(pooled.pooled_w);
     params_.lead_rows = narrow((g.pad_top + 1) / 2);
     params_.lead_columns = narrow((g.pad_left + 1) / 2);
-    params_.pool_top = narrow(pooled.window.pad_begin[0]);
-    params_.pool_left = narrow(pooled.window.pad_begin[1]);
+    params_.pool_top = narrow(pooled.window.pad_begin[1]);
+    params_.pool_left = narrow(pooled.window.pad_begin[2]);
     params_.tiles_x = (params_.pooled_w + kPoolTileColumns - 1) / kPoolTileColumns;
     params_.images = narrow(s.batch);
     params_.by_tiles_x = MakeDivisor(params_.tiles_x);

@@ -17,6 +17,7 @@ ConvShape ImagesOf(const ConvGeometry& geometry, const MatmulLayout& layout,
                    const std::vector<int64_t>& dims) {
   const int64_t rank = static_cast<int64_t>(dims.size());
   if (!layout.is_gemm) {
+    Require(layout.spatial < 3, "3-D convolutions have no kernel for GPUs yet");
     Require(rank == layout.spatial + 2 && dims.back() == geometry.in_channels, "x has rank ", rank, " and ",
             dims.empty() ? 0 : dims.back(), " channels last, expected rank ", layout.spatial + 2, " and ",
             geometry.in_channels, " channels");

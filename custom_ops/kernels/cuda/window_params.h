@@ -47,14 +47,14 @@ inline std::array<WindowDim, 2> WindowDims(const Window& window, const int64_t* 
   std::array<WindowDim, 2> out;
   const auto spatial = static_cast<size_t>(window.spatial);
   for (size_t i = 0; i < spatial; ++i) {
-    const size_t d = i + 2 - spatial;
-    out[d] = {window.kernel[d],
-              window.stride[d],
-              window.dilation[d],
-              window.pad_begin[d],
-              window.pad_end[d],
-              x[i],
-              y[i]};
+    const size_t d = i + kMaxSpatial - spatial;
+    out[d - 1] = {window.kernel[d],
+                  window.stride[d],
+                  window.dilation[d],
+                  window.pad_begin[d],
+                  window.pad_end[d],
+                  x[i],
+                  y[i]};
   }
   return out;
 }

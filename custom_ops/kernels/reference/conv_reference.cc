@@ -11,10 +11,10 @@ class ReferenceConv final : public ConvKernel {
 
   void Run(const ConvArgs& args, ThreadPool& pool) const override {
     const ConvShape& s = args.shape;
-    pool.ParallelFor(static_cast<size_t>(s.batch * s.out_h), [&](size_t row) {
-      const int64_t n = static_cast<int64_t>(row) / s.out_h, oy = static_cast<int64_t>(row) % s.out_h;
+    pool.ParallelFor(static_cast<size_t>(s.OutPlanes() * s.out_h), [&](size_t row) {
+      const int64_t plane = static_cast<int64_t>(row) / s.out_h, oy = static_cast<int64_t>(row) % s.out_h;
       for (int64_t ox = 0; ox < s.out_w; ++ox) {
-        for (int64_t c = 0; c < spec_.geometry.out_channels; ++c) Store(args, n, oy, ox, c);
+        for (int64_t c = 0; c < spec_.geometry.out_channels; ++c) Store(args, plane, oy, ox, c);
       }
     });
   }
@@ -52,22 +52,23 @@ class ReferenceConv final : public ConvKernel {
 
   // The sum is taken in int64; for codes inside their range it fits int32 (proved when the node was parsed),
   // for others it wraps, as it would in any kernel.
-  int32_t Accumulate(const ConvArgs& args, int64_t n, int64_t oy, int64_t ox, int64_t c) const {
+  int32_t Accumulate(const ConvArgs& args, int64_t plane, int64_t oy, int64_t ox, int64_t c) const {
     const ConvGeometry& g = spec_.geometry;
     const ConvShape& s = args.shape;
     const int64_t first_channel = c / g.GroupOut() * g.GroupIn();
     int64_t acc = spec_.bias[static_cast<size_t>(c)];
-    for (int64_t ty = 0; ty < g.kernel_h; ++ty) {
+    const int64_t n = plane / s.out_d, oz = plane % s.out_d;
+    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
+      const int64_t tx = tap % g.kernel_w, ty = tap / g.kernel_w % g.kernel_h,
+                    tz = tap / g.kernel_w / g.kernel_h;
+      const int64_t iz = g.IsPlanar() ? oz : oz * g.stride_d + tz * g.dilation_d - g.pad_front;
       const int64_t iy = InputPixel(oy, ty, g.stride_h, g.dilation_h, g.pad_top, s.in_h);
-      if (iy < 0) continue;
-      for (int64_t tx = 0; tx < g.kernel_w; ++tx) {
-        const int64_t ix = InputPixel(ox, tx, g.stride_w, g.dilation_w, g.pad_left, s.in_w);
-        if (ix < 0) continue;
-        const int64_t x = ((n * s.in_h + iy) * s.in_w + ix) * g.in_channels + first_channel;
-        const int64_t w = (c * g.Taps() + ty * g.kernel_w + tx) * g.GroupIn();
-        for (int64_t i = 0; i < g.GroupIn(); ++i) {
-          acc += ActivationValue(args.x, x + i) * spec_.WeightValue(c, w + i);
-        }
+      const int64_t ix = InputPixel(ox, tx, g.stride_w, g.dilation_w, g.pad_left, s.in_w);
+      if (iz < 0 || iz >= s.in_d || iy < 0 || ix < 0) continue;
+      const int64_t x = (((n * s.in_d + iz) * s.in_h + iy) * s.in_w + ix) * g.in_channels + first_channel;
+      const int64_t w = (c * g.Taps() + tap) * g.GroupIn();
+      for (int64_t i = 0; i < g.GroupIn(); ++i) {
+        acc += ActivationValue(args.x, x + i) * spec_.WeightValue(c, w + i);
       }
     }
     return static_cast<int32_t>(acc);
@@ -79,11 +80,11 @@ class ReferenceConv final : public ConvKernel {
                                           : int32_t{static_cast<const uint8_t*>(residual)[index]};
   }
 
-  void Store(const ConvArgs& args, int64_t n, int64_t oy, int64_t ox, int64_t c) const {
+  void Store(const ConvArgs& args, int64_t plane, int64_t oy, int64_t ox, int64_t c) const {
     const ConvShape& s = args.shape;
     const Epilogue& e = spec_.epilogue;
-    const int64_t index = ((n * s.out_h + oy) * s.out_w + ox) * spec_.geometry.out_channels + c;
-    const int32_t acc = Accumulate(args, n, oy, ox, c), residual = ResidualCode(args.residual, index);
+    const int64_t index = ((plane * s.out_h + oy) * s.out_w + ox) * spec_.geometry.out_channels + c;
+    const int32_t acc = Accumulate(args, plane, oy, ox, c), residual = ResidualCode(args.residual, index);
     if (!e.quantized_output) {
       static_cast<float*>(args.y)[index] = EpilogueFloat(e, acc, c, residual);
     } else {
@@ -100,7 +101,8 @@ std::string Accept(const ConvSpec&) { return {}; }
 // About ten cycles a product: never chosen where another kernel applies.
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const ConvGeometry& g = spec.geometry;
-  return 10.0 * static_cast<double>(shape.out_h * shape.out_w) * static_cast<double>(g.out_channels * g.K());
+  return 10.0 * static_cast<double>(shape.out_d * shape.out_h * shape.out_w) *
+         static_cast<double>(g.out_channels * g.K());
 }
 
 std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) { return std::make_unique<ReferenceConv>(spec); }
@@ -109,7 +111,8 @@ constexpr KernelRow kRows[] = {
     {{"conv_reference", "conv", "reference", Isa::kScalar, 8, 8, "the definition in plain loops, every node"},
      Accept,
      Cost,
-     Create},
+     Create,
+     true},
     {{"conv_transpose_reference", "conv_transpose", "reference", Isa::kScalar, 8, 8,
       "the definition in plain loops, every node"},
      Accept,

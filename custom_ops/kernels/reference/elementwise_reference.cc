@@ -62,12 +62,17 @@ void Lookup(const uint8_t* table, const uint8_t* x, uint8_t* y, int64_t count) {
   for (int64_t i = 0; i < count; ++i) y[i] = table[x[i]];
 }
 
+// Where a row of taps lies, the rows of all planes counted through.
+int64_t RowOffset(const Taps& taps, int64_t row) {
+  return row / taps.rows * taps.plane_stride + row % taps.rows * taps.row_stride;
+}
+
 void MaxTaps(const Taps& taps, bool is_signed, uint8_t* y) {
   for (int64_t c = 0; c < taps.channels; ++c) {
     int32_t largest = is_signed ? -128 : 0;  // also the value of a window without any tap inside the image
-    for (int64_t row = 0; row < taps.rows; ++row) {
+    for (int64_t row = 0; row < taps.planes * taps.rows; ++row) {
       for (int64_t column = 0; column < taps.columns; ++column) {
-        const int64_t tap = row * taps.row_stride + column * taps.column_stride;
+        const int64_t tap = RowOffset(taps, row) + column * taps.column_stride;
         largest = std::max(largest, Code(taps.origin + tap, c, is_signed));
       }
     }
@@ -80,8 +85,8 @@ void AverageTaps(const AverageSpec& spec, const Taps& taps, int64_t divisor, voi
     float sum = 0;
     for (int64_t column = 0; column < taps.columns; ++column) {
       float column_sum = 0;
-      for (int64_t row = 0; row < taps.rows; ++row) {
-        const int64_t tap = row * taps.row_stride + column * taps.column_stride;
+      for (int64_t row = 0; row < taps.planes * taps.rows; ++row) {
+        const int64_t tap = RowOffset(taps, row) + column * taps.column_stride;
         const int32_t code = Code(taps.origin + tap, c, spec.x_signed);
         column_sum += static_cast<float>(code - spec.x_zero_point) * spec.x_scale;
       }

@@ -10,7 +10,8 @@
 //         last bytes.
 //   rows  few channels and a wide kernel (the first layer of a network): the rows of x that a block of pixels
 //         needs are copied once into a band, with their padding, and a segment is a whole kernel row of
-//         kernel_w * channels bytes. A 7x7 kernel on 3 channels then multiplies 7 * 24 bytes per pixel
+//         kernel_w * channels bytes. Of a window several planes deep, the rows of each plane follow those of
+//         the one before. A 7x7 kernel on 3 channels then multiplies 7 * 24 bytes per pixel
 //         instead of 49 * 4.
 //
 // Bipolar activations are copied into a band as well, where code q becomes u = 2q with zero point 1: 2q - 1 =
@@ -67,10 +68,10 @@ WindowLayout PlanWindow(const ConvGeometry& g, int lanes, bool merge_groups, boo
   const int64_t span_h = (g.kernel_h - 1) * g.dilation_h + 1;
   if (allow_rows && g.group == 1 && g.dilation_w == 1 && g.kernel_w > 1 &&
       (g.in_channels < kBandMaxChannels || copy_all) &&
-      span_h * g.kernel_w * g.in_channels * 4 <= static_cast<int64_t>(kBandBytes)) {
+      g.kernel_d * span_h * g.kernel_w * g.in_channels * 4 <= static_cast<int64_t>(kBandBytes)) {
     w.addressing = Addressing::kRows;
     w.copied = true;
-    w.segments = static_cast<size_t>(g.kernel_h);
+    w.segments = static_cast<size_t>(g.kernel_d * g.kernel_h);
     w.segment_bytes = static_cast<size_t>(g.kernel_w * g.in_channels);
   } else {
     if (merge_groups) w.merged = static_cast<size_t>(std::clamp<int64_t>(lanes / g.GroupOut(), 1, g.group));
@@ -94,9 +95,14 @@ size_t BandPitch(const ConvGeometry& g, const WindowLayout& w, size_t columns) {
   return RoundUp(std::max(pixels * channels, last * channels + w.reach), 16);
 }
 
-size_t BandRows(const ConvGeometry& g, size_t rows) {
+// Of one plane; of a deep window a band holds the rows of every plane that it sees.
+size_t BandPlaneRows(const ConvGeometry& g, size_t rows) {
   return (rows - 1) * static_cast<size_t>(g.stride_h) + static_cast<size_t>((g.kernel_h - 1) * g.dilation_h) +
          1;
+}
+
+size_t BandRows(const ConvGeometry& g, size_t rows) {
+  return static_cast<size_t>(g.kernel_d) * BandPlaneRows(g, rows);
 }
 
 // Whether the band of a single output pixel fits. Its sides are bounded before they are multiplied: a dilated
@@ -104,7 +110,7 @@ size_t BandRows(const ConvGeometry& g, size_t rows) {
 bool BandFits(const ConvGeometry& g, const WindowLayout& w) {
   constexpr int64_t kLimit = static_cast<int64_t>(kBandBytes);
   const int64_t span_h = (g.kernel_h - 1) * g.dilation_h + 1, span_w = (g.kernel_w - 1) * g.dilation_w + 1;
-  return span_h <= kLimit && span_w <= kLimit && g.in_channels <= kLimit &&
+  return g.kernel_d <= kLimit && span_h <= kLimit && span_w <= kLimit && g.in_channels <= kLimit &&
          BandPitch(g, w, 1) * BandRows(g, 1) <= kBandBytes;
 }
 
@@ -164,7 +170,7 @@ BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const ConvSha
     while (grid.rows < out_h && (grid.rows + 1) * out_w <= limit && fits(grid.rows + 1, out_w)) ++grid.rows;
   }
   grid.row_blocks = DivideUp(out_h, grid.rows);
-  grid.blocks = static_cast<size_t>(s.batch) * grid.row_blocks * grid.column_blocks;
+  grid.blocks = static_cast<size_t>(s.OutPlanes()) * grid.row_blocks * grid.column_blocks;
   grid.pixels = grid.rows * grid.columns;
   if (w.copied) {
     grid.band_pitch = BandPitch(g, w, grid.columns);
@@ -418,28 +424,33 @@ void IgemmKernel::PointAtTaps(const ConvArgs& args, const ConvShape& shape, size
   for (size_t p = 0; p < count;) {
     const int64_t pixel = static_cast<int64_t>(first + p);
     const int64_t ox = pixel % shape.out_w, oy = pixel / shape.out_w % shape.out_h;
-    const int64_t image = pixel / shape.out_w / shape.out_h;
+    const int64_t plane = pixel / shape.out_w / shape.out_h;
     const int64_t run = std::min(shape.out_w - ox, static_cast<int64_t>(count - p));
     const uint8_t** out = rows + p;
-    for (int64_t ky = 0; ky < g.kernel_h; ++ky) {
-      const int64_t iy = oy * g.stride_h - g.pad_top + ky * g.dilation_h;
-      const bool inside = iy >= 0 && iy < shape.in_h;
-      for (int64_t kx = 0; kx < g.kernel_w; ++kx, out += pitch) {
-        // ix = (ox + i) * stride - pad + kx * dilation lies in [0, in_w) for i in [begin, end).
-        const int64_t ix = ox * g.stride_w - g.pad_left + kx * g.dilation_w;
-        int64_t begin = 0, end = 0;
-        if (inside) {
-          if (ix < 0) begin = std::min(run, (-ix + g.stride_w - 1) / g.stride_w);
-          if (ix < shape.in_w) end = std::min(run, (shape.in_w - 1 - ix) / g.stride_w + 1);
-          end = std::max(begin, end);
+    const int64_t volume = plane / shape.out_d, top = oy * g.stride_h - g.pad_top;
+    const int64_t front = plane % shape.out_d * g.stride_d - g.pad_front;
+    for (int64_t kz = 0; kz < g.kernel_d; ++kz) {
+      const int64_t iz = front + kz * g.dilation_d;
+      for (int64_t ky = 0; ky < g.kernel_h; ++ky) {
+        const int64_t iy = top + ky * g.dilation_h;
+        const bool inside = iz >= 0 && iz < shape.in_d && iy >= 0 && iy < shape.in_h;
+        const int64_t in_row = (volume * shape.in_d + iz) * shape.in_h + iy;
+        for (int64_t kx = 0; kx < g.kernel_w; ++kx, out += pitch) {
+          // ix = (ox + i) * stride - pad + kx * dilation lies in [0, in_w) for i in [begin, end).
+          const int64_t ix = ox * g.stride_w - g.pad_left + kx * g.dilation_w;
+          int64_t begin = 0, end = 0;
+          if (inside) {
+            if (ix < 0) begin = std::min(run, (-ix + g.stride_w - 1) / g.stride_w);
+            if (ix < shape.in_w) end = std::min(run, (shape.in_w - 1 - ix) / g.stride_w + 1);
+            end = std::max(begin, end);
+          }
+          for (int64_t i = 0; i < begin; ++i) out[i] = pad_row;
+          if (begin < end) {
+            const uint8_t* from = x + (in_row * shape.in_w + ix + begin * g.stride_w) * channels;
+            for (int64_t i = begin; i < end; ++i) out[i] = from + (i - begin) * step;
+          }
+          for (int64_t i = end; i < run; ++i) out[i] = pad_row;
         }
-        for (int64_t i = 0; i < begin; ++i) out[i] = pad_row;
-        if (begin < end) {
-          const uint8_t* from =
-              x + ((image * shape.in_h + iy) * shape.in_w + ix + begin * g.stride_w) * channels;
-          for (int64_t i = begin; i < end; ++i) out[i] = from + (i - begin) * step;
-        }
-        for (int64_t i = end; i < run; ++i) out[i] = pad_row;
       }
     }
     p += static_cast<size_t>(run);
@@ -447,7 +458,7 @@ void IgemmKernel::PointAtTaps(const ConvArgs& args, const ConvShape& shape, size
 
   // Over-reads behind the tensor: such pointers lie in its last `reach` bytes, of which `tail` gets a copy.
   if (window_.reach <= static_cast<size_t>(channels)) return;
-  const size_t size = static_cast<size_t>(shape.batch * shape.in_h * shape.in_w * channels);
+  const size_t size = static_cast<size_t>(shape.batch * shape.in_d * shape.in_h * shape.in_w * channels);
   const size_t copied = std::min(size, window_.reach);
   const uintptr_t end = reinterpret_cast<uintptr_t>(x) + size,
                   last_safe = end - std::min(size, window_.reach);
@@ -472,7 +483,7 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
   const ConvGeometry& g = geometry_;
   const size_t column_block = block % grid.column_blocks,
                row_block = block / grid.column_blocks % grid.row_blocks;
-  const int64_t image = static_cast<int64_t>(block / grid.column_blocks / grid.row_blocks);
+  const int64_t plane = static_cast<int64_t>(block / grid.column_blocks / grid.row_blocks);
   const int64_t oy = static_cast<int64_t>(row_block * grid.rows),
                 ox = static_cast<int64_t>(column_block * grid.columns);
   const int64_t out_rows = std::min(static_cast<int64_t>(grid.rows), shape.out_h - oy);
@@ -485,30 +496,34 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
   const int64_t begin =
       std::clamp<int64_t>(-ix, 0, in_columns);  // columns [begin, end) of the band are in the image
   const int64_t end = std::clamp<int64_t>(shape.in_w - ix, begin, in_columns);
-  const uint8_t* x = static_cast<const uint8_t*>(args.x) + image * shape.in_h * shape.in_w * channels;
-  for (int64_t r = 0; r < in_rows; ++r) {
-    uint8_t* to = band + static_cast<size_t>(r) * grid.band_pitch;
-    if (iy + r < 0 || iy + r >= shape.in_h || begin == end) {
+  const auto plane_rows = static_cast<int64_t>(BandPlaneRows(g, grid.rows));
+  const uint8_t* x = static_cast<const uint8_t*>(args.x) +
+                     plane / shape.out_d * shape.in_d * shape.in_h * shape.in_w * channels;
+  for (int64_t i = 0; i < g.kernel_d * in_rows; ++i) {
+    const int64_t kz = i / in_rows, r = i % in_rows;
+    const int64_t iz = plane % shape.out_d * g.stride_d - g.pad_front + kz * g.dilation_d;
+    uint8_t* to = band + static_cast<size_t>(kz * plane_rows + r) * grid.band_pitch;
+    if (iz < 0 || iz >= shape.in_d || iy + r < 0 || iy + r >= shape.in_h || begin == end) {
       std::memset(to, pad_byte_, static_cast<size_t>(in_columns * channels));
       continue;
     }
     std::memset(to, pad_byte_, static_cast<size_t>(begin * channels));
-    const uint8_t* from = x + ((iy + r) * shape.in_w + ix + begin) * channels;
+    const uint8_t* from = x + ((iz * shape.in_h + iy + r) * shape.in_w + ix + begin) * channels;
     const int64_t bytes = (end - begin) * channels;
     if (doubles_) {
-      for (int64_t i = 0; i < bytes; ++i) to[begin * channels + i] = static_cast<uint8_t>(2 * from[i]);
+      for (int64_t b = 0; b < bytes; ++b) to[begin * channels + b] = static_cast<uint8_t>(2 * from[b]);
     } else {
       std::memcpy(to + begin * channels, from, static_cast<size_t>(bytes));
     }
     std::memset(to + end * channels, pad_byte_, static_cast<size_t>((in_columns - end) * channels));
   }
   const int64_t segments_per_row = window_.addressing == Addressing::kRows ? 1 : g.kernel_w;
-  for (int64_t ky = 0; ky < g.kernel_h; ++ky) {
+  for (int64_t row = 0; row < g.kernel_d * g.kernel_h; ++row) {
+    const int64_t first = row / g.kernel_h * plane_rows + row % g.kernel_h * g.dilation_h;
     for (int64_t kx = 0; kx < segments_per_row; ++kx) {
-      const uint8_t** out = rows + static_cast<size_t>(ky * segments_per_row + kx) * grid.pixels;
+      const uint8_t** out = rows + static_cast<size_t>(row * segments_per_row + kx) * grid.pixels;
       for (int64_t r = 0; r < out_rows; ++r) {
-        const uint8_t* from = band +
-                              static_cast<size_t>(r * g.stride_h + ky * g.dilation_h) * grid.band_pitch +
+        const uint8_t* from = band + static_cast<size_t>(first + r * g.stride_h) * grid.band_pitch +
                               kx * g.dilation_w * channels;
         for (int64_t c = 0; c < out_columns; ++c) *out++ = from + c * g.stride_w * channels;
       }
@@ -750,7 +765,7 @@ std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
 
 template <const IgemmEngine& kEngine>
 KernelRow Row(const char* name, const char* op, Isa isa, const char* note) {
-  return {{name, op, "igemm", isa, 8, 8, note}, &Refuse<kEngine>, &Cost<kEngine>, &Create<kEngine>};
+  return {{name, op, "igemm", isa, 8, 8, note}, &Refuse<kEngine>, &Cost<kEngine>, &Create<kEngine>, true};
 }
 
 }  // namespace

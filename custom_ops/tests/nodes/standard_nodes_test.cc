@@ -241,8 +241,8 @@ void TestConv() {
   const Ints x = {1, 3, 8, 7};
   const Window up = WindowOf(std::get<FloatConvOp>(upper), x),
                low = WindowOf(std::get<FloatConvOp>(lower), x);
-  Expect(up.pad_begin[0] == 0 && up.pad_end[0] == 1 && up.pad_begin[1] == 1 && up.pad_end[1] == 1 &&
-             low.pad_begin[0] == 1 && low.pad_end[0] == 0,
+  Expect(up.pad_begin[1] == 0 && up.pad_end[1] == 1 && up.pad_begin[2] == 1 && up.pad_end[2] == 1 &&
+             low.pad_begin[1] == 1 && low.pad_end[1] == 0,
          "auto_pad shares the pads out");
   Expect(DimsOf(upper, Floats(x)) == Ints({1, 2, 4, 4}), "SAME divides by the stride");
   const StandardNode line = DecodeStandard("Conv", 1, {}, Inputs{Fed(), Constant(w, {6, 3, 3})});

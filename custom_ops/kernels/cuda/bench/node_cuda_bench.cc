@@ -76,9 +76,9 @@ BinaryNode Add() {
 
 MaxPoolNode MaxPool() {
   MaxPoolNode node;
-  node.window.kernel = {3, 3};
-  node.window.stride = {2, 2};
-  node.window.pad_begin = node.window.pad_end = {1, 1};
+  node.window.kernel = {1, 3, 3};
+  node.window.stride = {1, 2, 2};
+  node.window.pad_begin = node.window.pad_end = {0, 1, 1};
   return node;
 }
 
@@ -86,7 +86,7 @@ AveragePoolNode AveragePool() {
   AveragePoolNode node;
   node.spec.x_scale = 0.02f;
   node.spec.quantizer = Grid();
-  node.window.kernel = node.window.stride = {2, 2};
+  node.window.kernel = node.window.stride = {1, 2, 2};
   return node;
 }
 

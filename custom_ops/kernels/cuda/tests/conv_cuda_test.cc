@@ -284,14 +284,14 @@ class Generator : public cuda::Draws {
     } while (spec.x.encoding == Encoding::kBipolar);
     if (Coin(0.9)) spec.w_zero_point.assign(spec.w_zero_point.size(), 0);
     RequantizesFor(spec, [](const Epilogue& e) { return !e.has_residual; });
-    pooled.window.kernel = {3, 3};
-    pooled.window.stride = {2, 2};
-    for (int64_t& pad : pooled.window.pad_begin) pad = Int(0, 1);
+    pooled.window.kernel = {1, 3, 3};
+    pooled.window.stride = {1, 2, 2};
+    for (const size_t d : {1, 2}) pooled.window.pad_begin[d] = Int(0, 1);
     const auto windows = [&](int64_t in, int64_t pad) {
       return Int(1, std::max<int64_t>(1, (in + pad + 1) / 2));
     };
-    pooled.pooled_h = windows(s.out_h, pooled.window.pad_begin[0]);
-    pooled.pooled_w = windows(s.out_w, pooled.window.pad_begin[1]);
+    pooled.pooled_h = windows(s.out_h, pooled.window.pad_begin[1]);
+    pooled.pooled_w = windows(s.out_w, pooled.window.pad_begin[2]);
     return pooled;
   }
 
@@ -857,8 +857,8 @@ std::vector<uint8_t> MaxPool(const PooledNode& pooled, const std::vector<uint8_t
                   image = line / pooled.pooled_h;
     int largest = -1000;
     for (int64_t tap = 0; tap < 9; ++tap) {
-      const int64_t oy = 2 * row - pooled.window.pad_begin[0] + tap / 3,
-                    ox = 2 * column - pooled.window.pad_begin[1] + tap % 3;
+      const int64_t oy = 2 * row - pooled.window.pad_begin[1] + tap / 3,
+                    ox = 2 * column - pooled.window.pad_begin[2] + tap % 3;
       if (oy < 0 || oy >= s.out_h || ox < 0 || ox >= s.out_w) continue;
       const uint8_t code = codes[static_cast<size_t>(((image * s.out_h + oy) * s.out_w + ox) * channels + c)];
       largest = std::max(largest, is_signed ? static_cast<int>(static_cast<int8_t>(code)) : int{code});
@@ -926,7 +926,7 @@ bool TestPooled(Generator& generator, const cuda::Device& device, std::map<std::
             << "x" << s.in_h << "x" << s.in_w << "x" << g.in_channels << " -> " << s.out_h << "x" << s.out_w
             << "x" << g.out_channels << " -> " << node.pooled_h << "x" << node.pooled_w << " kernel "
             << g.kernel_h << "x" << g.kernel_w << " pads " << g.pad_top << " " << g.pad_left << ", "
-            << node.window.pad_begin[0] << " " << node.window.pad_begin[1] << " shift " << shift << "\n";
+            << node.window.pad_begin[1] << " " << node.window.pad_begin[2] << " shift " << shift << "\n";
   return false;
 }
 

@@ -143,7 +143,7 @@ Window DrawWindow(Draw& draw, bool dilates) {
   Window w;
   w.spatial = draw.Coin(0.8) ? 2 : 1;
   const bool common = draw.Coin(0.4);
-  for (size_t d = w.spatial == 2 ? 0 : 1; d < 2; ++d) {
+  for (size_t d = w.spatial == 2 ? 1 : 2; d < kMaxSpatial; ++d) {
     w.kernel[d] = common ? 3 : draw.Int(1, 5);
     w.stride[d] = common ? 2 : draw.Int(1, 4);
     w.dilation[d] = dilates && !common && draw.Coin(0.4) ? draw.Int(1, 9) : 1;

@@ -319,7 +319,7 @@ Case MakeGemm(Draw& draw) {
 Window DrawWindow(Draw& draw, int64_t most) {
   Window w;
   w.spatial = draw.Coin(0.8) ? 2 : 1;
-  for (size_t d = w.spatial == 2 ? 0 : 1; d < 2; ++d) {
+  for (size_t d = w.spatial == 2 ? 1 : 2; d < kMaxSpatial; ++d) {
     w.kernel[d] = draw.Int(1, most);
     w.stride[d] = draw.Int(1, 3);
     w.dilation[d] = draw.Coin(0.7) ? 1 : draw.Int(2, 3);
@@ -344,12 +344,12 @@ int64_t ForEachTap(const Window& w, const Dims& x, const Dims& index,
   const int64_t in_h = flat ? 1 : x[width - 1], in_w = x[width];
   const int64_t oy = flat ? 0 : index[width - 1], ox = index[width];
   int64_t padded = 0;
-  for (int64_t i = 0; i < w.kernel[0]; ++i) {
-    for (int64_t j = 0; j < w.kernel[1]; ++j) {
-      const int64_t y = oy * w.stride[0] + i * w.dilation[0] - w.pad_begin[0];
-      const int64_t column = ox * w.stride[1] + j * w.dilation[1] - w.pad_begin[1];
-      if (y < in_h + w.pad_end[0] && column < in_w + w.pad_end[1]) ++padded;
-      if (y >= 0 && y < in_h && column >= 0 && column < in_w) fn(y * in_w + column, i * w.kernel[1] + j);
+  for (int64_t i = 0; i < w.kernel[1]; ++i) {
+    for (int64_t j = 0; j < w.kernel[2]; ++j) {
+      const int64_t y = oy * w.stride[1] + i * w.dilation[1] - w.pad_begin[1];
+      const int64_t column = ox * w.stride[2] + j * w.dilation[2] - w.pad_begin[2];
+      if (y < in_h + w.pad_end[1] && column < in_w + w.pad_end[2]) ++padded;
+      if (y >= 0 && y < in_h && column >= 0 && column < in_w) fn(y * in_w + column, i * w.kernel[2] + j);
     }
   }
   return padded;
@@ -367,7 +367,7 @@ Case MakeConv(Draw& draw) {
     op.auto_pad = draw.Coin() ? AutoPad::kSameUpper : AutoPad::kSameLower;
     op.window.pad_begin = op.window.pad_end = {0, 0};
   }
-  const int64_t group_in = op.in_channels / op.group, taps = op.window.kernel[0] * op.window.kernel[1];
+  const int64_t group_in = op.in_channels / op.group, taps = op.window.kernel[1] * op.window.kernel[2];
   op.weights = Reals(draw, op.out_channels * group_in * taps);
   if (draw.Coin()) op.bias = Reals(draw, op.out_channels);
   FeedReals(c, draw, PlanesShape(draw, op.in_channels, op.window.spatial));
