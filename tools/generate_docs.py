@@ -113,6 +113,8 @@ def kernel_page(rows: Sequence[Mapping[str, Any]]) -> str:
         "inspect` names the kernel of each node, `LOWBIT_ISA` caps the instruction set.\n\n"
         "Convolutions and matrix products are listed here. Elementwise operations, pooling and layout "
         "changes have one path per instruction set and nothing to choose from.\n\n"
+        "A 3-D convolution whose window is one plane deep, or one pixel wide and high, is a 2-D one to all "
+        "of them. Deeper windows are computed by all algorithms but bitserial, lut and winograd.\n\n"
         + support_matrix(rows)
         + table(
             ["Kernel", "Op", "Algorithm", "Needs", "Activation bits", "Weight bits", "Good at"],

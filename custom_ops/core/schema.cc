@@ -205,6 +205,10 @@ std::vector<OpSchema> BuildSchemas() {
                  "is bipolar or the user asks for it. Either name may run any kernel."));
 
   auto transpose_attributes = conv_attributes;
+  for (AttributeSchema& attribute : transpose_attributes) {
+    if (std::string_view(attribute.name) == "kernel_shape")
+      attribute.doc = Doc("Spatial kernel size, 1 or 2 numbers.");
+  }
   transpose_attributes.push_back(Optional("output_padding", Ints{}, "One per spatial dim; empty: 0."));
   if constexpr (HasOp("LowBitConvTranspose"))
     ops.push_back(

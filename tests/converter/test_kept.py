@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.converter.graphs import conv, converted, image, output
-from tests.dialects.graphs.blocks import conv_layer, quantized_input
+from tests.dialects.graphs.blocks import quantized_input
 from tests.dialects.graphs.builder import Graph, Quant
 from tests.support import lowbit_session, session_options, stock_run
 
@@ -39,19 +39,6 @@ def outer_conv(g: Graph, x: str, xq: Quant, channels: int = 4) -> tuple[str, Qua
 
 
 # The form that ONNX Runtime fuses -------------------------------------------------------------------------
-
-
-def three_dimensional(g: Graph) -> None:
-    """Conv3d with a Relu and a residual, and a classifier behind them."""
-    x, xq = quantized_input(g, (1, 4, 4, 6, 6))
-    relu = [lambda v: g.node("Relu", [v])]
-    a, aq = conv_layer(g, x, xq, (4, 4, 3, 3, 3), pads=[1] * 6, then=relu, y_zero="low")
-    b, bq = conv_layer(g, a, aq, (4, 4, 3, 3, 3), pads=[1] * 6)
-    y = g.qdq(g.node("Add", [b, x]), bq)
-    y = g.qdq(g.node("GlobalAveragePool", [y]), bq)
-    y = g.node("Reshape", [y, g.ints([1, 4, 1, 1])])
-    z, zq = conv(g, y, bq, kernel=1)
-    output(g, g.qdq(z, zq), 1, 5, 1, 1)
 
 
 def behind_and_before_convolutions(g: Graph) -> None:
@@ -89,7 +76,6 @@ def softmax(g: Graph) -> None:
 @pytest.mark.parametrize(
     ("build", "op_type", "fused"),
     [
-        (three_dimensional, "Conv", "QLinearConv"),
         (behind_and_before_convolutions, "Conv", "QLinearConv"),
         (signed, "Where", "QLinearWhere"),
         (without_quantizer, "MatMul", "MatMulIntegerToFloat"),

@@ -466,7 +466,7 @@ class Oracle:
 
     # -- sums of floats
     def _AveragePool(self, node, inputs, attributes) -> list[Value]:
-        """Columns from the top, then columns from the left, float32; one division."""
+        """Columns from the front and the top, then columns from the left, float32; one division."""
         x = inputs[0].array
         rank = x.ndim - 2
         kernel = attributes["kernel_shape"]
@@ -486,11 +486,10 @@ class Oracle:
             return array[(..., *where)]
 
         total = count = np.zeros(1, F32)
-        columns = range(kernel[1]) if rank == 2 else [None]
-        for column in columns:
+        for column in range(kernel[-1]):
             part = np.zeros(1, F32)
-            for row in range(kernel[0]):
-                tap = (row,) if column is None else (row, column)
+            for row in np.ndindex(*kernel[:-1]):
+                tap = (*row, column)
                 part = part + window(padded, tap)
                 count = count + window(inside, tap)
             total = total + part

@@ -147,6 +147,21 @@ def conv_1d() -> Node:
     return node
 
 
+def conv_3d(**attributes: Any) -> Node:
+    """[1, 3, 4, 5, 4] -> [1, 3, 4, 5, 6], 3x3x3."""
+    node = conv(kernel_shape=[3, 3, 3], pads=[1] * 6, **attributes)
+    node.constants["w"] = np.arange(6 * 54, dtype=np.uint32).astype(np.uint8)
+    node.feeds = {"x": np.ones((1, 3, 4, 5, 4), np.uint8)}
+    return node
+
+
+def volume(node: Node) -> Node:
+    """A pool, of volumes."""
+    node.attributes["kernel_shape"] = [2, 2, 2]
+    node.feeds = {name: np.ones((1, 3, 4, 5, 4), x.dtype) for name, x in node.feeds.items()}
+    return node
+
+
 def cropped_transpose() -> Node:
     """Pads that leave nothing of a small image; sizes are open, so the node must wait for the real one."""
     node = conv("LowBitConvTranspose", pads=[20] * 4)
@@ -270,6 +285,7 @@ SOUND: dict[str, Callable[[], Node]] = {
     "conv_transpose": lambda: conv("LowBitConvTranspose"),
     "conv_transpose_cropped": cropped_transpose,
     "conv_1d": conv_1d,
+    "conv_3d": conv_3d,
     "conv_residual": with_residual,
     "conv_thresholds": with_thresholds,
     "conv_tail": with_tail,
@@ -283,6 +299,8 @@ SOUND: dict[str, Callable[[], Node]] = {
     "normalization": normalization,
     "max_pool": max_pool,
     "average_pool": lambda: unary("LowBitAveragePool", kernel_shape=[2, 2]),
+    "max_pool_3d": lambda: volume(max_pool()),
+    "average_pool_3d": lambda: volume(unary("LowBitAveragePool")),
     "global_average_pool": lambda: unary("LowBitGlobalAveragePool"),
     "concat": concat,
     "resize": resize,
@@ -340,6 +358,27 @@ def _attribute_cases() -> Iterator[tuple[str, Node]]:
             yield f"{base}: {name} of length 5", _set(SOUND[base](), name, [1] * 5)
         yield f"{base}: strides 0", _set(SOUND[base](), "strides", [0, 0])
         yield f"{base}: kernel 0", _set(SOUND[base](), "kernel_shape", [0, 3])
+    for base in ("conv_3d", "max_pool_3d", "average_pool_3d"):
+        for name in ("kernel_shape", "strides", "pads"):
+            count = 6 if name == "pads" else 3
+            for value in (0, -1, HUGE, 2**31, 2**30, 2**21):
+                # No pads are sound, and so is a stride that leaves one pixel.
+                if (name, value) == ("pads", 0) or (name == "strides" and value in (2**30, 2**21)):
+                    continue
+                for d in range(count):
+                    numbers = [1] * count
+                    numbers[d] = value
+                    yield f"{base}: {name} {numbers}", _set(SOUND[base](), name, numbers)
+                yield f"{base}: all {name} {value}", _set(SOUND[base](), name, [value] * count)
+            yield f"{base}: {name} of length 4", _set(SOUND[base](), name, [1] * 4)
+        fed = SOUND[base]()
+        fed.feeds = {"x": np.ones((1, 4, 5, 4), np.uint8)}
+        yield f"{base}: an image", fed
+    for value in (0, -1, HUGE, 10**6, 2**30):
+        yield f"conv_3d: dilations {value}", conv_3d(dilations=[value, 1, 1])
+        yield f"max_pool_3d: dilations {value}", _set(SOUND["max_pool_3d"](), "dilations", [value] * 3)
+    three = conv("LowBitConvTranspose", kernel_shape=[3, 3, 3], pads=[1] * 6)
+    yield "conv_transpose: three spatial dims", three
     for base in ("conv", "max_pool"):
         for value in (0, -1, HUGE, 10**6):
             yield f"{base}: dilations {value}", _set(SOUND[base](), "dilations", [value, value])

@@ -149,8 +149,9 @@ def _matmul(
         attrs["dilations"] = _ints(rng, spatial, 1, 2)
         if kind == "volume" and rng.random() < 0.4:
             group = int(rng.choice([2, 3, 4]))
-            multiple = 1 if rng.random() < 0.5 else int(rng.integers(1, 10))
-            cin, out = group * multiple, group * int(rng.integers(1, 10))
+            cin, out = group * int(rng.integers(1, 10)), group * int(rng.integers(1, 10))
+            if rng.random() < 0.5:
+                group = cin = out = int(rng.choice(CHANNELS))
             attrs |= {"in_channels": cin, "out_channels": out, "group": group}
         if kind == "planes":  # the window is one plane deep
             kernel[0], attrs["strides"][0] = 1, 1
@@ -175,8 +176,9 @@ def _matmul(
             flat = {"planes": (0,), "columns": (1, 2)}.get(kind, ())
             for d in flat:
                 attrs["pads"][d] = attrs["pads"][spatial + d] = 0
-            sizes = [max(1, r + 1 - attrs["pads"][d] - attrs["pads"][spatial + d]) + int(rng.integers(0, 8 if spatial < 3 else 4))
-                     for d, r in enumerate(reach)]  # fmt: skip
+            more = _ints(rng, spatial, 0, 7 if spatial < 3 else 3)
+            least = [r + 1 - attrs["pads"][d] - attrs["pads"][spatial + d] for d, r in enumerate(reach)]
+            sizes = [max(1, size) + extra for size, extra in zip(least, more, strict=True)]
         shape = [int(rng.integers(1, 3)), *sizes, cin]
         rows = int(np.prod(kernel)) * (cin // group)
 

@@ -94,8 +94,7 @@ def _form(node: onnx.NodeProto) -> str:
     given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     attributes = {**signature.defaults, **given}
     words = [_codes(attributes, "x"), _codes(attributes, "w")]
-    kernel = attributes.get("kernel_shape") or [1]  # a Gemm has none
-    strides = attributes.get("strides") or [1] * len(kernel)
+    kernel, strides = _image_window(attributes)
     words += ["x".join(map(str, kernel)), "stride", "x".join(map(str, strides))]
     group = attributes.get("group", 1)
     if group > 1:
@@ -106,6 +105,23 @@ def _form(node: onnx.NodeProto) -> str:
     if len(node.input) > residual and node.input[residual]:
         words.append("residual")
     return " ".join(words)
+
+
+def _image_window(attributes: dict[str, Any]) -> tuple[list[int], list[int]]:
+    """Kernel and strides of the convolution over images that runs; a Gemm has none.
+
+    As in the native code, a window of one plane or of one pixel in every plane is a 2-D window.
+    """
+    kernel: list[int] = list(attributes.get("kernel_shape") or [1])
+    strides: list[int] = list(attributes.get("strides") or [1] * len(kernel))
+    if len(kernel) < 3:
+        return kernel, strides
+    pads = attributes.get("pads") or [0] * 6
+    if kernel[0] == strides[0] == 1 and not (pads[0] or pads[3]):
+        return kernel[1:], strides[1:]
+    if kernel[1:] == strides[1:] == [1, 1] and not any(pads[1:3]) and not any(pads[4:]):
+        return [kernel[0], 1], [strides[0], 1]
+    return kernel, strides
 
 
 def _codes(attributes: dict[str, Any], operand: str) -> str:

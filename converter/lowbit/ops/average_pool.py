@@ -31,9 +31,10 @@ def low_bit_average_pool(
 ) -> Array:
     """``v = (sum over w of (sum over h of f32(x - x_zero_point) * x_scale)) / f32(n)``, then quantized.
 
-    The order of the float32 sums is part of the meaning: each column from the top, of volumes the planes from
-    the front, then the columns from the left. n counts the taps inside the image, with ``count_include_pad`` those in the padding too (never those
-    that ``ceil_mode`` reaches beyond the padding). 1-D images are one row.
+    The order of the float32 sums is part of the meaning: each column from the top, of volumes plane by plane
+    from the front, then the columns from the left. n counts the taps inside the image, with
+    ``count_include_pad`` those in the padding too (never those that ``ceil_mode`` reaches beyond the
+    padding). 1-D images are one row.
     """
     windows = Windows.of(x, kernel_shape, strides, (), pads, ceil_mode)
     real = windows.padded(dequantize(x, x_scale, x_zero_point), 0)  # what lies outside adds a real zero

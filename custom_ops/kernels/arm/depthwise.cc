@@ -48,7 +48,7 @@ double Cycles(const ConvGeometry& g, const ConvShape& s, const DepthwiseForm& fo
       static_cast<double>(DivideUp(static_cast<size_t>(s.out_w), static_cast<size_t>(kDepthwisePixels)));
   const auto lines = static_cast<double>(LineCount(g)), products = static_cast<double>(8 * LineWidth(g));
   const double finish = kTileCycles * static_cast<double>(form.channels) / 8;
-  return static_cast<double>(s.batch * s.out_h) * blocks *
+  return static_cast<double>(s.OutPlanes() * s.out_h) * blocks *
          (kRowCycles + tiles * (finish + lines * (kLineCycles + products)));
 }
 
@@ -124,7 +124,7 @@ DepthwiseKernel::DepthwiseKernel(const ConvSpec& spec, const DepthwiseForm& form
 }
 
 void DepthwiseKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
-  const int64_t rows = args.shape.batch * args.shape.out_h;
+  const int64_t rows = args.shape.OutPlanes() * args.shape.out_h;
   if (rows == 0 || args.shape.out_w == 0) return;
   const double row_cycles = Cycles(geometry_, args.shape, form_) / static_cast<double>(rows);
   const auto grain = std::max<int64_t>(1, static_cast<int64_t>(kTaskCycles / row_cycles));
@@ -137,15 +137,19 @@ void DepthwiseKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
 void DepthwiseKernel::RunRow(const ConvArgs& args, int64_t row) const {
   const ConvShape& s = args.shape;
   const ConvGeometry& g = geometry_;
-  const int64_t image = row / s.out_h, top = row % s.out_h * g.stride_h - g.pad_top;
-  const auto* x = static_cast<const uint8_t*>(args.x) + image * s.in_h * s.in_w * g.in_channels;
+  const int64_t plane = row / s.out_h, top = row % s.out_h * g.stride_h - g.pad_top;
+  const int64_t front = plane % s.out_d * g.stride_d - g.pad_front;
+  const auto* x =
+      static_cast<const uint8_t*>(args.x) + plane / s.out_d * s.in_d * s.in_h * s.in_w * g.in_channels;
   std::array<DepthwiseLine, kMaxLines> lines;
   const int64_t width = LineWidth(g), count = LineCount(g), in_a_row = g.kernel_w / width;
   for (int64_t l = 0; l < count; ++l) {
-    const int64_t y = top + l / in_a_row * g.dilation_h;
-    const bool inside = y >= 0 && y < s.in_h;
+    const int64_t kernel_row = l / in_a_row;
+    const int64_t z = front + kernel_row / g.kernel_h * g.dilation_d;
+    const int64_t y = top + kernel_row % g.kernel_h * g.dilation_h;
+    const bool inside = z >= 0 && z < s.in_d && y >= 0 && y < s.in_h;
     DepthwiseLine& line = lines[static_cast<size_t>(l)];
-    line.row = inside ? x + y * s.in_w * g.in_channels : pad_pixel_.data();
+    line.row = inside ? x + (z * s.in_h + y) * s.in_w * g.in_channels : pad_pixel_.data();
     line.step = inside ? g.in_channels : 0;
     line.left = l % in_a_row * g.dilation_w - g.pad_left;
   }
@@ -206,7 +210,7 @@ std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
 
 template <const DepthwiseForm& kForm>
 KernelRow Row(const KernelInfo& info) {
-  return {info, &Refuse<kForm>, &Cost<kForm>, &Create<kForm>};
+  return {info, &Refuse<kForm>, &Cost<kForm>, &Create<kForm>, true};
 }
 
 }  // namespace

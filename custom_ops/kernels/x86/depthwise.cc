@@ -25,9 +25,9 @@ constexpr int64_t kQuad = 4;
 // About 2 us at 4 GHz: handing a task to a spinning thread of ONNX Runtime's pool costs well below 1 us.
 constexpr double kCyclesPerTask = 8000;
 
-// Three columns next to each other and at most three rows: the sliding kernels of a row.
+// Three columns next to each other and at most three rows of one plane: the sliding kernels of a row.
 bool SlidesAlongRow(const ConvGeometry& g) {
-  return g.kernel_w == 3 && g.dilation_w == 1 && g.kernel_h <= 3 && g.stride_w <= 2;
+  return g.IsPlanar() && g.kernel_w == 3 && g.dilation_w == 1 && g.kernel_h <= 3 && g.stride_w <= 2;
 }
 
 int32_t XFlip(const ConvSpec& spec) { return spec.x.encoding == Encoding::kSigned ? 128 : 0; }
@@ -198,7 +198,7 @@ double Cycles(const ConvGeometry& g, int64_t blocks, bool wide) {
 
 void DepthwiseKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const ConvShape& s = args.shape;
-  const int64_t rows = s.batch * s.out_h;
+  const int64_t rows = s.OutPlanes() * s.out_h;
   const double row_cycles =
       static_cast<double>(s.out_w) * Cycles(geometry_, static_cast<int64_t>(blocks_.size()), false);
   const int64_t grain =
@@ -240,31 +240,35 @@ void DepthwiseKernel::RunRow(const ConvArgs& args, int64_t row) const {
 void DepthwiseKernel::RunPixels(const ConvArgs& args, int64_t row) const {
   const ConvShape& s = args.shape;
   const ConvGeometry& g = geometry_;
-  const int64_t image = row / s.out_h, top = row % s.out_h * g.stride_h - g.pad_top;
-  const auto* x = static_cast<const uint8_t*>(args.x) + image * s.in_h * s.in_w * g.in_channels;
+  const int64_t plane = row / s.out_h, top = row % s.out_h * g.stride_h - g.pad_top;
+  const int64_t front = plane % s.out_d * g.stride_d - g.pad_front;
+  const auto* x =
+      static_cast<const uint8_t*>(args.x) + plane / s.out_d * s.in_d * s.in_h * s.in_w * g.in_channels;
   // Where each tap lies relative to the window's corner. Taps that a quad has beyond the window read the
   // corner: their weight is 0.
-  std::array<int64_t, kMaxTaps> down, right, offset;
+  std::array<int64_t, kMaxTaps> behind, down, right, offset;
   for (size_t i = 0; i < taps_.size(); ++i) {
     const int64_t tap = std::max<int64_t>(taps_[i], 0);
-    down[i] = tap / g.kernel_w * g.dilation_h;
+    behind[i] = tap / g.kernel_w / g.kernel_h * g.dilation_d;
+    down[i] = tap / g.kernel_w % g.kernel_h * g.dilation_h;
     right[i] = tap % g.kernel_w * g.dilation_w;
-    offset[i] = (down[i] * s.in_w + right[i]) * g.in_channels;
+    offset[i] = ((behind[i] * s.in_h + down[i]) * s.in_w + right[i]) * g.in_channels;
   }
+  const int64_t depth = (g.kernel_d - 1) * g.dilation_d;
   const int64_t height = (g.kernel_h - 1) * g.dilation_h, width = (g.kernel_w - 1) * g.dilation_w;
-  const bool row_inside = top >= 0 && top + height < s.in_h;
+  const bool row_inside = front >= 0 && front + depth < s.in_d && top >= 0 && top + height < s.in_h;
 
   std::array<const uint8_t*, kMaxTaps> pointers;
   for (int64_t ox = 0; ox < s.out_w; ++ox) {
     const int64_t left = ox * g.stride_w - g.pad_left;
     if (row_inside && left >= 0 && left + width < s.in_w) {
-      const uint8_t* corner = x + (top * s.in_w + left) * g.in_channels;
+      const uint8_t* corner = x + ((front * s.in_h + top) * s.in_w + left) * g.in_channels;
       for (size_t i = 0; i < taps_.size(); ++i) pointers[i] = corner + offset[i];
     } else {
       for (size_t i = 0; i < taps_.size(); ++i) {
-        const int64_t iy = top + down[i], ix = left + right[i];
-        const bool inside = iy >= 0 && iy < s.in_h && ix >= 0 && ix < s.in_w;
-        pointers[i] = inside ? x + (iy * s.in_w + ix) * g.in_channels : pad_pixel_.data();
+        const int64_t iz = front + behind[i], iy = top + down[i], ix = left + right[i];
+        const bool inside = iz >= 0 && iz < s.in_d && iy >= 0 && iy < s.in_h && ix >= 0 && ix < s.in_w;
+        pointers[i] = inside ? x + ((iz * s.in_h + iy) * s.in_w + ix) * g.in_channels : pad_pixel_.data();
       }
     }
     for (size_t b = 0; b < blocks_.size(); ++b) {
@@ -296,7 +300,7 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const ConvGeometry& g = spec.geometry;
   const auto width = static_cast<int64_t>(kEngine->kernels[0][0]->channels);
   const int64_t blocks = (g.in_channels + width - 1) / width;
-  return static_cast<double>(shape.out_h * shape.out_w) *
+  return static_cast<double>(shape.out_d * shape.out_h * shape.out_w) *
          Cycles(g, blocks, kEngine->products == DepthwiseProducts::kWide);
 }
 
@@ -307,7 +311,8 @@ std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
 
 template <const DepthwiseEngine* kEngine>
 constexpr KernelRow Row(const char* name, Isa isa, const char* note) {
-  return {{name, "conv", "depthwise", isa, 8, 8, note}, Refuse<kEngine>, Cost<kEngine>, Create<kEngine>};
+  return {
+      {name, "conv", "depthwise", isa, 8, 8, note}, Refuse<kEngine>, Cost<kEngine>, Create<kEngine>, true};
 }
 
 }  // namespace
