@@ -34,6 +34,7 @@ from layers import LAYERS, Layer, Pair, Problem
 from results import ROOT, Cell, Table, write
 
 PROGRAMS = Path(__file__).with_name("arm")
+PAPERS = Path(__file__).with_name("papers.json")
 BENCH = ROOT / "build" / "aarch64" / "custom_ops" / "lowbit_arm_bench"
 PEERS = {"ncnn": "ncnn", "onnxruntime": "ONNX Runtime"}
 LETTERS = {"unsigned": "u", "signed": "s", "bipolar": "b"}
@@ -241,6 +242,23 @@ def losing(
     return out
 
 
+def paper_says(network: str) -> list[str]:
+    """A sentence with what the ICPP 2020 paper states of the layers of a network; none of other networks."""
+    stated = json.loads(PAPERS.read_text(encoding="utf-8"))["icpp2020"]
+    figure = {"resnet50_v1": "figure 7", "densenet121_sampled": "figure 14"}.get(network)
+    if figure is None:
+        return []
+    means = ", ".join(
+        f"{bits} bits {found['mean']:.2f}" + (f" ({found['wins']} layers)" if "wins" in found else "")
+        for bits, found in stated[figure].items()
+        if bits.isdigit()
+    )
+    return [
+        "The ICPP 2020 paper measured on a Raspberry Pi 3B, over the ncnn of its time, as mean of the layers "
+        f"that win: {means}."
+    ]
+
+
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(
@@ -290,6 +308,7 @@ def main() -> None:
         else "Caches were not simulated.",
         "Space overhead: int8 input and what the kernel keeps between runs, over int8 input and int8 "
         "weights; of a session, the model's tensor of packed bits besides, which ONNX Runtime keeps.",
+        *paper_says(options.network),
         *[sentence for model in models for sentence in losing(layers, measured, names, model)],
     ]
     write(

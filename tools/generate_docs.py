@@ -8,6 +8,7 @@
 | docs/api.md | the docstrings of the Python package |
 | the options in docs/execution-provider.md | the options' table (custom_ops/core/provider_options.cc) |
 | the table, the picture and the zoo in README.md, benchmarks/results/index.md | benchmarks/results/*.json |
+| the tables in docs/papers.md | the same, and benchmarks/papers.json |
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import click
 import lowbit._native as native
 from api_reference import reference
 from lowbit.cli import cli as lowbit_command
+from paper_pages import BLOCKS
 from result_pages import RESULTS, THEMES, chart, claims, index, recorded, table, zoo
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -226,6 +228,9 @@ def generate() -> dict[Path, str]:
     readme = (ROOT / "README.md").read_text()
     for name, content in (("comparison", claims()), ("zoo", zoo())):
         readme = replace_block(readme, name, content)
+    papers = (docs / "papers.md").read_text()
+    for name, write in BLOCKS.items():
+        papers = replace_block(papers, name, write())
     provider = docs / "execution-provider.md"
     return {
         provider: replace_block(provider.read_text(), "options", option_table(native.ep_options())),
@@ -235,6 +240,7 @@ def generate() -> dict[Path, str]:
         docs / "commands.md": commands_page(lowbit_command),
         docs / "api.md": f"{NOTICE}\n{reference()}",
         ROOT / "README.md": readme,
+        docs / "papers.md": papers,
         RESULTS / "index.md": f"{NOTICE}\n{index()}",
         **{
             path.with_suffix(".md"): f"{NOTICE}\n{recorded(path)}" for path in RESULTS.glob("recorded_*.json")

@@ -243,6 +243,11 @@ def docs_current() -> Outcome:
     return checked([sys.executable, "tools/generate_docs.py", "--check"])
 
 
+def docs_without_drift() -> Outcome:
+    """Links, files and commands that pages and comments name exist; the README keeps its budget."""
+    return checked([sys.executable, "tools/check_docs.py"])
+
+
 def site() -> Outcome:
     """The documentation builds as a site, every link and anchor in it leads somewhere, nothing is fetched."""
     return checked([sys.executable, "tools/build_site.py"]) if install_extra("docs") else Outcome(failed=1)
@@ -514,6 +519,7 @@ def wheel_from_sdist() -> Outcome:
 FULL: list[tuple[str, Callable[[], Outcome]]] = [
     *LINT,
     ("generated docs are current", docs_current),
+    ("docs without drift", docs_without_drift),
     ("documentation as a site", site),
     ("C++ tests", cxx_tests),
     ("tests", all_tests),

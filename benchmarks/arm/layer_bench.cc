@@ -1,5 +1,5 @@
 // Runs convolutions one after the other, each once to warm up and once in a marked region, for tools that
-// cost programs under emulation (benchmarks/arm/run.py), or that count on a machine.
+// cost programs under emulation (benchmarks/arm_layers.py), or that count on a machine.
 //
 //   lowbit_arm_bench [--check] CASE...
 //

@@ -63,3 +63,13 @@ def test_the_index_names_every_results_file_once() -> None:
     linked = re.findall(r"^### .*\((\w+\.md)\)$", result_pages.index(), flags=re.MULTILINE)
     pages = {path.name for path in RESULTS.glob("*.md")} - {"index.md"}
     assert sorted(linked) == sorted(pages)
+
+
+def test_speed_ups_are_averaged_over_the_layers_that_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(result_pages.__file__).parent))
+    from tools import paper_pages
+
+    assert paper_pages.winners([2.0, 1.0, 0.5, 1.5]) == "2 of 4, 1.75"
+    assert paper_pages.winners([0.5]) == "0 of 1"
+    assert paper_pages.stated("figure 7", "2") == "17 of 19, 1.60"
+    assert [len(paper_pages.gpu_rows(batch)) for batch in (1, 16)] == [19, 19]
