@@ -245,6 +245,38 @@ def test_a_tie_inside_a_table_is_explained():
     assert report.ok
 
 
+@pytest.mark.parametrize("signed", [0, 1])
+def test_no_code_is_demanded_of_what_is_no_number(signed):
+    """0 / 0 in front of a Quant: stock casts NaN to an integer, which no standard defines."""
+    constants = {"scale": np.float32(0.5), "zero": np.float32(0), "bits": np.float32(3)}
+    domain = "qonnx.custom_op.general"
+
+    def quant(source: str, output: str) -> onnx.NodeProto:
+        attributes = {"signed": signed, "narrow": 0, "rounding_mode": "ROUND", "domain": domain}
+        return helper.make_node("Quant", [source, "scale", "zero", "bits"], [output], output, **attributes)
+
+    nodes = [
+        helper.make_node("Div", ["x", "x"], ["ratio"]),
+        quant("ratio", "q"),
+        helper.make_node("MaxPool", ["q"], ["pooled"], kernel_shape=[1, 1]),
+        quant("pooled", "y"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "not_a_number",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 2, 4, 4])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 2, 4, 4])],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(domain, 1)]
+    source = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    x = np.where(np.arange(32) % 3 == 0, 0, 1).astype(np.float32).reshape(1, 2, 4, 4)
+    report = lowbit.verify(lowbit.convert(source, all_regions=True), source, data={"x": x})
+    quantizers = [node for node in report.nodes if node.op_type in ("LowBitQuantize", "LowBitThreshold")]
+    assert quantizers
+    assert all(node.ok for node in quantizers), quantizers
+
+
 def test_a_node_that_onnx_runtime_runs_in_one_form_of_the_graph_alone():
     """A cubic Resize of uint8 has a kernel only where the optimizer put a Transpose in front of it."""
     rng = np.random.default_rng(0)
