@@ -199,6 +199,45 @@ def test_operator_stays_what_it_was(name: str, operator: str, reason: str) -> No
     assert reason in entry.reason
 
 
+@pytest.mark.parametrize(
+    "op", ["QLinearSoftmax", "QLinearSigmoid", "QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearWhere"]
+)
+def test_codes_of_an_operator_that_stays_are_known(op: str) -> None:
+    """One scale is of no use to lowbit; the product behind the operator reads uint8 codes all the same."""
+    require_native()
+    constants = {
+        "far": np.float32(1e36),
+        "s": np.float32(0.1),
+        "z": np.uint8(3),
+        "yes": np.ones((1, 6), bool),
+    }
+    constants["w"] = np.random.default_rng(1).integers(0, 255, (6, 4)).astype(np.uint8)
+    far, near = ["x", "far", "z"], ["x", "s", "z"]
+    inputs = {
+        "QLinearSoftmax": [*far, "s", "z"],
+        "QLinearSigmoid": [*far, "s", "z"],
+        "QLinearConcat": ["s", "z", *near, *far],
+        "QLinearWhere": ["yes", *near, *far, "s", "z"],
+    }.get(op, [*near, *far, "s", "z"])
+    attributes = {"QLinearSoftmax": {"axis": -1, "opset": 13}, "QLinearConcat": {"axis": 0}}.get(op, {})
+    nodes = [
+        helper.make_node(op, inputs, ["c"], op, domain="com.microsoft", **attributes),
+        helper.make_node("QLinearMatMul", ["c", "s", "z", "w", "s", "z", "s", "z"], ["y"], "product"),
+    ]
+    rows = 4 if op == "QLinearConcat" else 2
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.UINT8, shape)
+        for name, shape in (("x", [2, 6]), ("y", [rows, 4]))
+    )
+    tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "stays", [x], [y], tensors)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    result = lowbit.convert(helper.make_model(graph, opset_imports=opsets, ir_version=8), all_regions=True)
+    kept = {node.op_type.rpartition(".")[2]: node.reason for node in result.report.kept}
+    assert set(kept) == {op}
+    assert "near the ends of float32" in kept[op]
+
+
 def test_omitted_zero_point_of_a_kept_operator_is_written() -> None:
     """ONNX Runtime aborts on a QLinearLeakyRelu with four inputs; what lowbit writes has five."""
     require_native()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -130,21 +130,40 @@ def _infer_once(model: ir.Model, keeps_shape: Callable[[ir.Node], bool]) -> None
             raise ModelError(f"'{value.name}' is declared as {dtype}, but its node computes {value.dtype}")
 
 
+_QLINEAR: dict[str, tuple[str, Sequence[int]]] = {
+    "QLinearSoftmax": ("Identity", (0,)),
+    "QLinearSigmoid": ("Identity", (0,)),
+    "QLinearLeakyRelu": ("Identity", (0,)),
+    "QLinearAdd": ("Add", (0, 3)),
+    "QLinearMul": ("Mul", (0, 3)),
+    "QLinearWhere": ("Where", (0, 1, 4)),
+    "QLinearConcat": ("Concat", range(2, 1 << 16, 3)),
+}
+"""Operators of ONNX Runtime that may stay as they are: the op of which each is the quantized form, and where the
+tensors of codes stand among its inputs. Codes in and codes out have one type."""
+
+
 @contextmanager
 def _posing(model: ir.Model, keeps_shape: Callable[[ir.Node], bool]) -> Iterator[None]:
     """Lets nodes unknown to ONNX pose as standard ones with the same effect on shapes and types."""
-    posing = []
+    posing: list[tuple[ir.Node, str, Sequence[int]]] = []
     for node in model.graph.all_nodes():
         if node.domain == "com.microsoft" and (is_quantize(node) or is_dequantize(node)):
-            posing.append((node, node.op_type, 3))
+            posing.append((node, node.op_type, range(3)))
+        elif node.domain == "com.microsoft" and node.op_type in _QLINEAR:
+            op_type, places = _QLINEAR[node.op_type]
+            posing.append((node, op_type, places))
         elif is_law(node):
-            posing.append((node, "Cast", 1))
+            posing.append((node, "Cast", (0,)))
         elif keeps_shape(node) or is_op(node, "GroupNormalization"):  # a function that ONNX does not infer
-            posing.append((node, "Identity", 1))
+            posing.append((node, "Identity", (0,)))
     own = [(node, node.domain, node.op_type, tuple(node.inputs)) for node, _, _ in posing]
-    for node, op_type, inputs in posing:
+    for node, op_type, places in posing:
         node.domain, node.op_type = "", op_type
-        node.resize_inputs(min(inputs, len(node.inputs)))
+        taken = [node.inputs[place] for place in places if place < len(node.inputs)]
+        node.resize_inputs(len(taken))
+        for index, value in enumerate(taken):
+            node.replace_input_with(index, value)
     try:
         yield
     finally:
