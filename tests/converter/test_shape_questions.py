@@ -80,6 +80,28 @@ def test_shuffle_of_channels_of_an_image_of_any_size() -> None:
     assert result.ops["LowBitConcat"] == 1
 
 
+@pytest.mark.parametrize("open_dim", ["channels", "group"])
+def test_shuffle_of_channels_that_leaves_a_dim_open(open_dim: str) -> None:
+    """[n, 2, -1, h, w] and [n, -1, h, w]: the channels follow from the others, and stay last."""
+
+    def build(g: Graph) -> None:
+        y, yq = convolution(g, "n", 4, 6, 6)
+        real = g.qdq(g.node("Relu", [y]), yq)
+        joined = g.qdq(g.node("Concat", [real, real], axis=1), yq)
+        n, h, w = (dim(g, g.node("Shape", [joined]), axis) for axis in (0, 2, 3))
+        each = -1 if open_dim == "group" else 5
+        groups = g.node("Concat", [n, g.ints([2]), g.ints([each]), h, w], axis=0)
+        split = g.qdq(g.node("Reshape", [joined, groups]), yq)
+        moved = g.qdq(g.node("Transpose", [split], perm=[0, 2, 1, 3, 4]), yq)
+        n, h, w = (dim(g, g.node("Shape", [moved]), axis) for axis in (0, 3, 4))
+        whole = g.node("Reshape", [moved, g.node("Concat", [n, g.ints([-1]), h, w], axis=0)])
+        z, zq = conv(g, g.qdq(whole, yq), yq, channels=10)
+        output(g, g.qdq(z, zq), "n", 5, 4, 4)
+
+    result = alone(build)
+    assert result.ops["Transpose"] == 1, result.result.report.warnings
+
+
 @pytest.mark.parametrize(("start", "end"), [(None, None), (1, None), (None, -1), (-2, 9), (3, 1)])
 def test_part_of_a_shape_of_codes_stored_channels_last(start: int | None, end: int | None) -> None:
     def build(g: Graph) -> None:
@@ -225,3 +247,17 @@ def test_the_batch_of_a_slice_is_not_the_batch_of_the_whole() -> None:
         output(g, g.node("Reshape", [x, size]), "a", "b")
 
     alone(build, floats=("DequantizeLinear", "QuantizeLinear"))
+
+
+def test_the_batch_of_a_slice_does_not_tell_an_open_dim() -> None:
+    """[n, 4, 6, 6] reshaped to [1, -1]: ONNX's inference calls the 1 n, and 144 would be left over."""
+
+    def build(g: Graph) -> None:
+        quant = g.act(0.03)
+        x = g.qdq(g.input(("n", 4, 6, 6), step=float(quant.scale)), quant)
+        first = g.node("Slice", [x, g.ints([0]), g.ints([1]), g.ints([0])])
+        size = g.node("Concat", [dim(g, g.node("Shape", [first]), 0), g.ints([-1])], axis=0)
+        rows = g.qdq(g.node("Reshape", [x, size]), quant)
+        output(g, g.qdq(g.node("Sigmoid", [rows]), g.act(1 / 256, zero=0)), "a", "b")
+
+    alone(build)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,6 +49,13 @@ def infer_shapes(
         if not told and not remembered:
             break
     _doubt_slices(model.graph)
+    for _ in range(_ROUNDS):
+        # Names that a Slice may have made wrong must not tell a number.
+        if not _tell_open_dims(model.graph):
+            break
+        _infer_once(model, keeps_shape)
+        _tell_reshapes(model.graph)
+        _doubt_slices(model.graph)
 
 
 def _doubt_slices(graph: ir.Graph) -> None:
@@ -139,8 +148,8 @@ _QLINEAR: dict[str, tuple[str, Sequence[int]]] = {
     "QLinearWhere": ("Where", (0, 1, 4)),
     "QLinearConcat": ("Concat", range(2, 1 << 16, 3)),
 }
-"""Operators of ONNX Runtime that may stay as they are: the op of which each is the quantized form, and where the
-tensors of codes stand among its inputs. Codes in and codes out have one type."""
+"""Operators of ONNX Runtime that may stay as they are: the op of which each is the quantized form, and where
+the tensors of codes stand among its inputs. Codes in and codes out have one type."""
 
 
 @contextmanager
@@ -202,6 +211,68 @@ def _tell_reshapes(graph: ir.Graph) -> bool:
                 output.type = source.type
             news = True
     return news
+
+
+def _tell_open_dims(graph: ir.Graph) -> bool:
+    """Gives the one dim that a Reshape leaves open the size that the others leave over.
+
+    A dynamic dim that stands on both sides cancels: [n, 2, c, h, w] reshaped to [n, -1, h, w] has 2 * c
+    channels, whatever n is.
+
+    Returns:
+        Whether that is news.
+    """
+    news = False
+    for node in graph:
+        source, shape = node.inputs[:2] if is_op(node, "Reshape") and len(node.inputs) > 1 else (None, None)
+        told = dims_told(shape)
+        output = node.outputs[0]
+        if source is None or source.shape is None or shape is None or told is None or told.count(-1) != 1:
+            continue
+        place = told.index(-1)
+        if output.shape is not None and (
+            len(output.shape) != len(told) or isinstance(output.shape[place], int)
+        ):
+            continue
+        if 0 in told and get_int(node, "allowzero", 0):
+            continue
+        dims = _new_dims(node, source, shape)
+        assert dims is not None
+        before = [_named(source, axis) for axis in range(len(source.shape))]
+        others = [_named_dim(source, axis, dim) for axis, dim in enumerate(told) if axis != place]
+        open_dim = _left_over(before, others)
+        if open_dim is None:
+            continue
+        dims[place] = open_dim
+        output.shape = ir.Shape(dims)
+        if output.type is None:
+            output.type = source.type
+        news = True
+    return news
+
+
+def _named(tensor: ir.Value, axis: int) -> int | str | None:
+    """A dim as a number or a name; None for an axis that the tensor does not have."""
+    if tensor.shape is None or axis >= len(tensor.shape):
+        return None
+    dim = tensor.shape[axis]
+    return dim if isinstance(dim, int) else dim.value or f"{tensor.name} {axis}"
+
+
+def _named_dim(source: ir.Value, place: int, dim: int | Dim) -> int | str | None:
+    """The same of a dim of a new shape, at its place."""
+    if isinstance(dim, Dim):
+        return _named(dim.tensor, dim.axis)
+    return dim if dim != 0 else _named(source, place)
+
+
+def _left_over(before: Sequence[int | str | None], others: Sequence[int | str | None]) -> int | None:
+    """The number that ``before`` has beyond ``others`` as products; None if there is no such number."""
+    if None in before or None in others or 0 in before or 0 in others:
+        return None
+    names = [Counter(dim for dim in dims if isinstance(dim, str)) for dims in (before, others)]
+    sizes = [math.prod(dim for dim in dims if isinstance(dim, int)) for dims in (before, others)]
+    return sizes[0] // sizes[1] if names[0] == names[1] and sizes[0] % sizes[1] == 0 else None
 
 
 def _new_dims(
