@@ -249,6 +249,25 @@ def test_the_batch_of_a_slice_is_not_the_batch_of_the_whole() -> None:
     alone(build, floats=("DequantizeLinear", "QuantizeLinear"))
 
 
+def test_a_long_row_of_reshapes_by_computed_sizes() -> None:
+    """Each asks for the size of what the one before made, in int32 as Paddle does, which hides the rank."""
+
+    def build(g: Graph) -> None:
+        y, yq = convolution(g, "n", 4, 6, 6)
+        real = g.qdq(y, yq)
+        for sizes in [(5, 36), (5, 6, 6)] * 4:
+            asked = g.node("Cast", [g.node("Shape", [real])], to=TensorProto.INT32)
+            n = g.node("Slice", [asked, g.ints([0]), g.ints([1]), g.ints([0])])
+            known = [g.node("Cast", [g.ints([size])], to=TensorProto.INT32) for size in sizes]
+            size = g.node("Cast", [g.node("Concat", [n, *known], axis=0)], to=TensorProto.INT64)
+            real = g.qdq(g.node("Sigmoid", [g.qdq(g.node("Reshape", [real, size]), yq)]), yq)
+        z, zq = conv(g, real, yq, channels=5)
+        output(g, g.qdq(z, zq), "n", 5, 4, 4)
+
+    result = alone(build)
+    assert result.ops["LowBitConv"] == 2
+
+
 def test_the_batch_of_a_slice_does_not_tell_an_open_dim() -> None:
     """[n, 4, 6, 6] reshaped to [1, -1]: ONNX's inference calls the 1 n, and 144 would be left over."""
 

@@ -18,8 +18,6 @@ from lowbit.graph.constants import constant, integers
 from lowbit.graph.normal_form import is_dequantize, is_op, is_quantize
 from lowbit.graph.quantizers import is_law
 
-_ROUNDS = 4
-"""How often inference starts again from what it does not see itself; one shape may depend on another."""
 _NO_END = 2**31 - 1
 """From here on, the end of a Slice is the end of the axis."""
 _INTEGERS = (int(ir.DataType.INT32), int(ir.DataType.INT64))
@@ -42,14 +40,16 @@ def infer_shapes(
         ModelError: if a node computes another type than the model declares for its output.
     """
     declared = _forget(model.graph) if anew else {}
-    for _ in range(_ROUNDS):
+    # One shape may depend on another: every round tells at least one Reshape more, until none is left.
+    rounds = 2 + sum(node.op_type == "Reshape" for node in model.graph)
+    for _ in range(rounds):
         _infer_once(model, keeps_shape)
         told, remembered = _tell_reshapes(model.graph), _remember(declared)
         declared = {}
         if not told and not remembered:
             break
     _doubt_slices(model.graph)
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         # Names that a Slice may have made wrong must not tell a number.
         if not _tell_open_dims(model.graph):
             break
