@@ -41,9 +41,9 @@ WHOLE_MODELS = ("tests/smoke", "tests/models/test_digits.py", "tests/models/test
 # of the others what shares the most with the rest.
 CUDA_TESTED = "90a-real"
 CUDA_OLDER = "80-real"
-CUDA_OLDER_FILES = ("conv_mma.cu", "conv_plain.cu", "affine.cu", "binary.cu")
+CUDA_OLDER_FILES = ("conv/tiles_mma.cu", "conv/plain_dp4a.cu", "nodes/affine.cu", "nodes/binary.cu")
 # All of them on a GPU that is emulated here.
-CUDA_EMULATED = ("lowbit_emulated_cuda_test", "lowbit_emulated_cuda_node_test")
+CUDA_EMULATED = ("lowbit_emulated_cuda_test", "lowbit_emulated_cuda_node_test", "lowbit_cuda_choices_test")
 # The processors that ARM kernels are tested on, and for each the tests of the kernels that need what it is
 # the first to have. Without the extensions that lowbit does not use, `max` is quicker to emulate.
 ARM_PROCESSORS = {
@@ -387,7 +387,7 @@ def cuda_build() -> Outcome:
     return checked(
         configure(folder, *settings, f"-DCMAKE_CUDA_ARCHITECTURES={CUDA_TESTED}"),
         built(folder, "lowbit_cuda", "lowbit_cuda_host_test", *CUDA_EMULATED),
-        ctest(folder, "-R", "lowbit_cuda_host_test|lowbit_emulated_cuda"),
+        ctest(folder, "-R", "lowbit_cuda_host_test|lowbit_cuda_choices_test|lowbit_emulated_cuda"),
         # It loads where there is neither a driver nor a toolkit.
         [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(library)!r}).LowBitCreateCudaEpFactory"],
         configure(older, *settings, f"-DCMAKE_CUDA_ARCHITECTURES={CUDA_OLDER}"),

@@ -11,7 +11,7 @@
 #include "core/status.h"
 #include "ep/cuda/cuda_call.h"
 #include "ep/cuda/graph_instance.h"
-#include "ep/cuda/packed_pair.h"
+#include "ep/cuda/packed_sequence.h"
 #include "ep/cuda/steps.h"
 #include "ep/cuda/tuner.h"
 #include "ep/region/lower.h"
@@ -63,7 +63,8 @@ Weights NeededBeside(std::span<const uint8_t> packed) {
   return packed.empty() ? Weights::kNeeded : Weights::kMayBeMissing;
 }
 
-TensorShape OutputOfPair(const NodeSpec& first, const NodeSpec& second, std::span<const TensorShape> fed) {
+TensorShape OutputOfSequence(const NodeSpec& first, const NodeSpec& second,
+                             std::span<const TensorShape> fed) {
   std::vector<TensorShape> between(fed.begin(), fed.end());
   between.at(0) = OutputOf(first, fed.first(1));
   return OutputOf(second, between);
@@ -177,7 +178,7 @@ class CudaBackend final : public Backend {
   std::string Fingerprint() const override {
     return "cuda sm_" + std::to_string(device_->Properties().capability) + ", " +
            CudaTuneOrigin(device_->Properties()).build +
-           (reference_ ? ", reference" : "");  // it fuses no pairs
+           (reference_ ? ", reference" : "");  // it fuses nothing
   }
   std::string TunedChoices() const override { return tuner_->Choices(); }
   void AdoptTunedChoices(const std::string& text) override { tuner_->Adopt(text); }
@@ -264,7 +265,7 @@ class CudaBackend final : public Backend {
                                                   std::span<const uint8_t> packed) {
     const cuda::Device& device = device_->Properties();
     if (auto fused = cuda::PackQuantizedConv(quantize, matmul, device, {}, packed)) return fused;
-    return std::make_unique<PackedPair>(
+    return std::make_unique<PackedSequence>(
         cuda::PackNode(quantize, device),
         cuda::PackMatmul(matmul, device, tuner_->ChooserFor(matmul.conv), packed),
         [quantize](const TensorShape& x) { return OutputOf(NodeSpec(quantize), std::span(&x, 1)); });
@@ -278,7 +279,7 @@ class CudaBackend final : public Backend {
     return std::make_unique<CudaStep>(
         std::move(packed_node),
         [quantize = std::move(quantize), conv = std::move(conv)](std::span<const TensorShape> fed) {
-          return OutputOfPair(quantize, conv, fed);
+          return OutputOfSequence(quantize, conv, fed);
         });
   }
 
@@ -296,10 +297,10 @@ class CudaBackend final : public Backend {
     DropWeights(conv);
     const auto convolved = [quantize = std::move(quantize),
                             conv = std::move(conv)](std::span<const TensorShape> fed) {
-      return OutputOfPair(quantize, conv, fed);
+      return OutputOfSequence(quantize, conv, fed);
     };
     if (packed_node == nullptr) {
-      packed_node = std::make_unique<PackedPair>(
+      packed_node = std::make_unique<PackedSequence>(
           std::move(apart), cuda::PackNode(pool, device),
           [convolved](const TensorShape& x) { return convolved(std::span(&x, 1)); });
     }

@@ -9,7 +9,7 @@
 
 #include "ep/cuda/runtime.h"
 #include "ep/region/program.h"
-#include "kernels/cuda/queue.h"
+#include "kernels/cuda/device/queue.h"
 
 namespace lowbit::ep {
 

@@ -10,7 +10,7 @@
 
 #include "ep/cuda/arena.h"
 #include "ep/ort/device_runtime.h"
-#include "kernels/cuda/cuda_conv.h"
+#include "kernels/cuda/conv/cuda_conv.h"
 
 namespace lowbit::ep {
 

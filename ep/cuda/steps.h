@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "ep/region/backend.h"
-#include "kernels/cuda/conv_chain.h"
-#include "kernels/cuda/cuda_node.h"
+#include "kernels/cuda/fused/chain.h"
+#include "kernels/cuda/nodes/cuda_node.h"
 
 namespace lowbit::ep {
 

@@ -208,10 +208,10 @@ cuda::ConvChooser Tuner::ChooserFor(const ConvSpec& spec, bool dequantized) {
   return Chooser((dequantized ? "dequantized, " : "") + DescribeForTuning(spec, "", false));
 }
 
-cuda::PairChoosers Tuner::ChoosersFor(const ConvSpec& first, const ConvSpec& second) {
-  return {
-      Chooser("pair, " + DescribeForTuning(first, "", false) + ", " + DescribeForTuning(second, "", false)),
-      ChooserFor(first), ChooserFor(second)};
+cuda::ResidualPairChoosers Tuner::ChoosersFor(const ConvSpec& first, const ConvSpec& second) {
+  return {Chooser("residual pair, " + DescribeForTuning(first, "", false) + ", " +
+                  DescribeForTuning(second, "", false)),
+          ChooserFor(first), ChooserFor(second)};
 }
 
 cuda::ConvChooser Tuner::Chooser(std::string node) {

@@ -18,7 +18,7 @@
 #include "ep/cuda/runtime.h"
 #include "ep/cuda/steps.h"
 #include "ep/region/program.h"
-#include "kernels/cuda/cuda_node.h"
+#include "kernels/cuda/nodes/cuda_node.h"
 
 namespace lowbit::ep {
 
@@ -31,7 +31,7 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
 
   // The choosers of one convolution, and of two in one step.
   cuda::ConvChooser ChooserFor(const ConvSpec& spec, bool dequantized = false);
-  cuda::PairChoosers ChoosersFor(const ConvSpec& first, const ConvSpec& second);
+  cuda::ResidualPairChoosers ChoosersFor(const ConvSpec& first, const ConvSpec& second);
 
   // Two convolutions in a row as one launch, where that is possible and, as far as is known, faster; else
   // nullptr.

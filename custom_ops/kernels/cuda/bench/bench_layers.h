@@ -8,7 +8,7 @@
 #include <random>
 
 #include "core/conv.h"
-#include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/device/memory.h"
 
 namespace lowbit::cuda {
 
@@ -44,11 +44,11 @@ inline constexpr Layer kLayers[] = {
 
 // Where a ResNet's block adds its shortcut, as the converter orders the two: the codes of the first
 // convolution are the residuals of the second.
-struct PairOfLayers {
+struct ResidualPairOfLayers {
   const char* name;
   Layer first, second;
 };
-inline constexpr PairOfLayers kPairs[] = {
+inline constexpr ResidualPairOfLayers kResidualPairs[] = {
     {"ResNet-50 stage 1", {"", 64, 56, 256, 1, 1, 0, 1, {}, {}}, {"", 64, 56, 256, 1, 1, 0, 1, {}, {}}},
     {"ResNet-50 stage 2", {"", 128, 28, 512, 1, 1, 0, 1, {}, {}}, {"", 256, 56, 512, 1, 2, 0, 1, {}, {}}},
     {"ResNet-50 stage 3", {"", 256, 14, 1024, 1, 1, 0, 1, {}, {}}, {"", 512, 28, 1024, 1, 2, 0, 1, {}, {}}},

@@ -20,7 +20,7 @@
 
 #include "kernels/cuda/bench/bench_layers.h"
 #include "kernels/cuda/bench/graph_timer.h"
-#include "kernels/cuda/cuda_conv.h"
+#include "kernels/cuda/conv/cuda_conv.h"
 
 namespace {
 

@@ -23,9 +23,9 @@
 #include "core/status.h"
 #include "kernels/cuda/bench/bench_layers.h"
 #include "kernels/cuda/bench/graph_timer.h"
-#include "kernels/cuda/cuda_conv.h"
-#include "kernels/cuda/heuristic.h"
-#include "kernels/cuda/packed_conv.h"
+#include "kernels/cuda/conv/cuda_conv.h"
+#include "kernels/cuda/conv/packed_conv.h"
+#include "kernels/cuda/conv/select.h"
 
 namespace {
 
@@ -191,9 +191,9 @@ class Extras {
 };
 
 // Two convolutions whose outputs are added, as a kernel each and as one.
-class PairBench {
+class ResidualPairBench {
  public:
-  PairBench(const cuda::Device& device, const GraphTimer& timer, std::ostream& csv)
+  ResidualPairBench(const cuda::Device& device, const GraphTimer& timer, std::ostream& csv)
       : device_(device), timer_(timer), csv_(csv) {}
 
   void Table() {
@@ -201,7 +201,7 @@ class PairBench {
         << "## Convolutions of a block whose outputs are added\n\n| pair | batch | a kernel each, tuned | "
         << "one kernel, tuned | chosen | tuned configuration | chosen configuration |\n"
         << "| --- | --- | --- | --- | --- | --- | --- |\n";
-    for (const PairOfLayers& pair : kPairs) {
+    for (const ResidualPairOfLayers& pair : kResidualPairs) {
       for (const int64_t batch : {1, 16, 128}) Row(pair, batch);
     }
     std::cout << "\n";
@@ -232,8 +232,8 @@ class PairBench {
     Check(cudaMemcpy(buffer.Get(), codes.data(), bytes, cudaMemcpyHostToDevice), "copy x");
   }
 
-  void Row(const PairOfLayers& layers, int64_t batch) {
-    const PairShapes shapes{ShapeOf(layers.first, batch), ShapeOf(layers.second, batch)};
+  void Row(const ResidualPairOfLayers& layers, int64_t batch) {
+    const ResidualPairShapes shapes{ShapeOf(layers.first, batch), ShapeOf(layers.second, batch)};
     const size_t outputs = static_cast<size_t>(shapes.second.OutPixels() * layers.second.out);
     const DeviceBuffer first_x(InputBytes(layers.first, batch)), second_x(InputBytes(layers.second, batch)),
         between(outputs), y(outputs), workspace(kWorkspaceBytes);
@@ -266,8 +266,8 @@ class PairBench {
     });
     const std::vector<uint8_t> expected = Download(y, outputs);
 
-    const std::vector<ConvConfig> configs = PairConfigs(pair, shapes);
-    const PairProblem problem{pair.first->Problem(shapes.first), pair.second->Problem(shapes.second)};
+    const std::vector<ConvConfig> configs = ResidualPairConfigs(pair, shapes);
+    const ResidualPairProblem problem{pair.first->Problem(shapes.first), pair.second->Problem(shapes.second)};
     double best = 1e9, chosen = each;
     std::string config;
     for (const ConvConfig& candidate : configs) {
@@ -279,7 +279,7 @@ class PairBench {
         csv_ << "," << each << "\n";
         continue;
       }
-      const auto plan = PlanPair(pair, shapes, candidate);
+      const auto plan = PlanResidualPair(pair, shapes, candidate);
       Check(cudaMemset(y.Get(), 0xA5, outputs), "poison");
       const double time = Time(
           [&](Queue& queue) { LaunchResidualPair(*plan, first_x.Get(), second_x.Get(), y.Get(), queue); });
@@ -350,7 +350,7 @@ int main(int argc, char** argv) {
       csv.open(pairs_path);
       csv << "pair,batch,config,tile_m,tile_n,stages,kept,estimate,us\n";
       std::cout << std::fixed << std::setprecision(2);
-      PairBench(device, timer, csv).Table();
+      ResidualPairBench(device, timer, csv).Table();
       return 0;
     }
     if (!csv_path.empty()) {
@@ -448,7 +448,7 @@ int main(int argc, char** argv) {
     if (only_layer.empty() && only_config.empty()) {
       RunExtras(device, timer);
       std::ofstream none;
-      PairBench(device, timer, none).Table();
+      ResidualPairBench(device, timer, none).Table();
     }
     return 0;
   } catch (const std::exception& error) {

@@ -9,8 +9,8 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/cuda/device_memory.h"
-#include "kernels/cuda/queue.h"
+#include "kernels/cuda/device/memory.h"
+#include "kernels/cuda/device/queue.h"
 
 namespace lowbit::cuda {
 

@@ -14,8 +14,8 @@
 
 #include "core/status.h"
 #include "kernels/cuda/bench/graph_timer.h"
-#include "kernels/cuda/cuda_node.h"
-#include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/device/memory.h"
+#include "kernels/cuda/nodes/cuda_node.h"
 
 namespace lowbit::cuda {
 namespace {

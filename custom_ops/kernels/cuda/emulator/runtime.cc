@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/cuda/device/queue.h"
 #include "kernels/cuda/emulator/machine.h"
 #include "kernels/cuda/emulator/shared_memory.h"
-#include "kernels/cuda/queue.h"
 
 namespace emulator = lowbit::cuda::emulator;
 

@@ -23,10 +23,10 @@
 
 #include "core/epilogue.h"
 #include "core/status.h"
-#include "kernels/cuda/conv_chain.h"
-#include "kernels/cuda/conv_pool.h"
-#include "kernels/cuda/cuda_conv.h"
-#include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/conv/cuda_conv.h"
+#include "kernels/cuda/device/memory.h"
+#include "kernels/cuda/fused/chain.h"
+#include "kernels/cuda/fused/stem_pool.h"
 #include "kernels/cuda/tests/draws.h"
 #include "kernels/reference/conv_reference.h"
 
@@ -58,9 +58,9 @@ struct Node {
 };
 
 // A convolution whose residuals another one makes.
-struct Pair {
+struct ResidualPairCase {
   ConvSpec first, second;
-  cuda::PairShapes shapes;
+  cuda::ResidualPairShapes shapes;
 };
 
 // A network's first convolution and the pooling behind it.
@@ -197,8 +197,8 @@ class Generator : public cuda::Draws {
   }
 
   // Two convolutions of as many outputs: 1x1 ones, or windows over whole tiles of channels.
-  Pair MakePair() {
-    Pair pair;
+  ResidualPairCase MakeResidualPair() {
+    ResidualPairCase pair;
     const int64_t batch = Int(1, 3), out_channels = 16 * Int(1, 20);
     const int64_t out_h = Coin(0.2) ? Int(40, 90) : Int(1, 20), out_w = Coin(0.2) ? Int(40, 90) : Int(1, 20);
     for (const bool is_second : {false, true}) {
@@ -232,7 +232,7 @@ class Generator : public cuda::Draws {
       s = {batch, 0, 0, out_h, out_w};
       s.in_h = in(out_h, g.kernel_h, g.stride_h, g.dilation_h, g.pad_top, g.pad_bottom);
       s.in_w = in(out_w, g.kernel_w, g.stride_w, g.dilation_w, g.pad_left, g.pad_right);
-      if (g.pad_bottom < 0 || g.pad_right < 0) return MakePair();
+      if (g.pad_bottom < 0 || g.pad_right < 0) return MakeResidualPair();
       do {
         Operands(spec);
       } while (spec.x.encoding == Encoding::kBipolar);
@@ -681,8 +681,8 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
 }
 
 // Both products in one kernel against one after the other.
-bool TestPair(const Pair& pair, Generator& generator, const cuda::Device& device,
-              std::map<std::string, Counts>& by, size_t most, const std::string& text) {
+bool TestResidualPair(const ResidualPairCase& pair, Generator& generator, const cuda::Device& device,
+                      std::map<std::string, Counts>& by, size_t most, const std::string& text) {
   const auto [first_shape, second_shape] = pair.shapes;
   const int64_t outputs = second_shape.OutPixels() * pair.second.geometry.out_channels;
   constexpr size_t guard = 256;
@@ -700,9 +700,9 @@ bool TestPair(const Pair& pair, Generator& generator, const cuda::Device& device
       ->Run({second_shape, second_x.data(), between.data(), expected.data()}, pool);
 
   const cuda::ResidualPair packed{cuda::PackConv(pair.first, device), cuda::PackConv(pair.second, device)};
-  std::vector<cuda::ConvConfig> configs = cuda::PairConfigs(packed, pair.shapes);
+  std::vector<cuda::ConvConfig> configs = cuda::ResidualPairConfigs(packed, pair.shapes);
   std::erase_if(configs, [&](const auto& c) {
-    return c.algorithm != cuda::Algorithm::kPair || c.Text().find(text) == std::string::npos;
+    return c.algorithm != cuda::Algorithm::kResidualPair || c.Text().find(text) == std::string::npos;
   });
   while (configs.size() > most) {
     configs.erase(configs.begin() + generator.Int(0, static_cast<int64_t>(configs.size()) - 1));
@@ -713,7 +713,7 @@ bool TestPair(const Pair& pair, Generator& generator, const cuda::Device& device
   Check(cudaMemcpy(device_second.Get(), second_x.data(), second_x.size(), cudaMemcpyHostToDevice), "copy x");
   bool equal = true;
   for (const cuda::ConvConfig& config : configs) {
-    const auto plan = cuda::PlanPair(packed, pair.shapes, config);
+    const auto plan = cuda::PlanResidualPair(packed, pair.shapes, config);
     Check(cudaMemset(device_y.Get(), 0xA5, y_bytes + guard), "poison");
     const auto launch = [&](cuda::Queue& queue, bool moved) {
       cuda::LaunchResidualPair(*plan, device_first.Get(), moved ? elsewhere.Get() : device_second.Get(),
@@ -951,7 +951,7 @@ int main(int argc, char** argv) {
       }
     }
     for (int64_t i = 0; (only_kind.empty() || only_kind == "pair") && i < per_class; ++i, ++nodes) {
-      if (!TestPair(generator.MakePair(), generator, device, by, most, text)) ++wrong;
+      if (!TestResidualPair(generator.MakeResidualPair(), generator, device, by, most, text)) ++wrong;
     }
     if (only_kind.empty() || only_kind == "chain") {
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {

@@ -13,14 +13,14 @@
 #include <vector>
 
 #include "core/epilogue.h"
-#include "kernels/cuda/architectures.h"
-#include "kernels/cuda/chain_params.h"
-#include "kernels/cuda/conv_chain.h"
-#include "kernels/cuda/conv_pool.h"
-#include "kernels/cuda/heuristic.h"
-#include "kernels/cuda/packed_conv.h"
-#include "kernels/cuda/pool_params.h"
-#include "kernels/cuda/sum_line.h"
+#include "kernels/cuda/conv/packed_conv.h"
+#include "kernels/cuda/conv/select.h"
+#include "kernels/cuda/conv/sum_line.h"
+#include "kernels/cuda/device/architectures.h"
+#include "kernels/cuda/fused/chain.h"
+#include "kernels/cuda/fused/chain_params.h"
+#include "kernels/cuda/fused/stem_pool.h"
+#include "kernels/cuda/fused/stem_pool_params.h"
 #include "tests/expect.h"
 
 // NOLINTBEGIN(readability-inconsistent-declaration-parameter-name)
@@ -142,7 +142,7 @@ void TestRanking() {
   }
 }
 
-void CheckPairRanking(const PairProblem& problem, const Device& device) {
+void CheckResidualPairRanking(const ResidualPairProblem& problem, const Device& device) {
   const std::vector<ConvConfig> ranked = RankConfigs(problem, device);
   double before = 0;
   int separate = 0;
@@ -156,7 +156,8 @@ void CheckPairRanking(const PairProblem& problem, const Device& device) {
       ++separate;
       continue;
     }
-    Expect(config.algorithm == Algorithm::kPair && device.capability == 90, "wgmma is sm_90a's alone");
+    Expect(config.algorithm == Algorithm::kResidualPair && device.capability == 90,
+           "wgmma is sm_90a's alone");
     Expect(SharedBytes(problem, config) <= device.shared_bytes, config.Text() + " fits " + device.name);
     const int64_t tiles = (problem.second.m + config.tile_m - 1) / config.tile_m;
     const int blocks = PersistentBlocks(problem, config, device);
@@ -168,7 +169,7 @@ void CheckPairRanking(const PairProblem& problem, const Device& device) {
   Expect((ranked.size() > 1) == fits, "one kernel where it applies");
 }
 
-void TestPairRanking() {
+void TestResidualPairRanking() {
   for (const Device& device : Devices()) {
     for (const int64_t m : {1, 49, 196, 3136, 401408}) {
       for (const int64_t n : {16, 64, 256, 2048}) {
@@ -177,10 +178,10 @@ void TestPairRanking() {
               second{.m = m, .n = n, .k = 256, .tiled = true, .residual = true, .boxes = true};
           GemmProblem no_boxes = first, no_residual = second;
           no_boxes.boxes = no_residual.residual = false;
-          CheckPairRanking({first, second}, device);
-          CheckPairRanking({no_boxes, second}, device);
-          CheckPairRanking({first, no_residual}, device);
-          CheckPairRanking({second, second}, device);
+          CheckResidualPairRanking({first, second}, device);
+          CheckResidualPairRanking({no_boxes, second}, device);
+          CheckResidualPairRanking({first, no_residual}, device);
+          CheckResidualPairRanking({second, second}, device);
         }
       }
     }
@@ -217,8 +218,8 @@ ConvChain ChainOf(const ConvSpec& first, const ConvSpec& second, int64_t batch, 
 }
 
 // The same where `residuals` makes those of `first`; `size` is that of the outputs.
-ConvChain ChainOfPair(const ConvSpec& residuals, const ConvSpec& first, const ConvSpec& second, int64_t batch,
-                      int64_t size, const Device& device) {
+ConvChain ChainOfThree(const ConvSpec& residuals, const ConvSpec& first, const ConvSpec& second,
+                       int64_t batch, int64_t size, const Device& device) {
   ConvChain chain = ChainOf(first, second, batch, size, device);
   const auto shape = [&](const ConvGeometry& g) -> ConvShape {
     return {batch, size * g.stride_h, size * g.stride_w, size, size};
@@ -273,13 +274,13 @@ void TestChains() {
   Expect(!applies(first, floats), "an output that is no code");
 }
 
-void TestChainedPairs() {
+void TestChainsOfThree() {
   const ConvSpec residuals = Pointwise(128, 512, false), first = Pointwise(256, 512, true, 2),
                  second = Pointwise(512, 128, false);
   const Device& hopper = *std::find_if(Devices().begin(), Devices().end(),
                                        [](const Device& device) { return device.capability == 90; });
   const auto applies = [&](const ConvSpec& a, const ConvSpec& b, const ConvSpec& c) {
-    return !CandidateChains(ChainOfPair(a, b, c, 16, 28, hopper)).empty();
+    return !CandidateChains(ChainOfThree(a, b, c, 16, 28, hopper)).empty();
   };
   Expect(applies(residuals, first, second), "a pair with a stride");
   Expect(applies(Pointwise(128, 512, false, 3), first, second), "two strides");
@@ -292,8 +293,8 @@ void TestChainedPairs() {
   Expect(!applies(is_signed, first, second), "codes of two signs");
   for (const Device& device : Devices()) {
     for (const int64_t batch : {1, 16, 128}) {
-      const ConvChain chain = ChainOfPair(Pointwise(64, 256, false), Pointwise(64, 256, true),
-                                          Pointwise(256, 64, false), batch, 56, device);
+      const ConvChain chain = ChainOfThree(Pointwise(64, 256, false), Pointwise(64, 256, true),
+                                           Pointwise(256, 64, false), batch, 56, device);
       const std::vector<ChainConfig> candidates = CandidateChains(chain);
       Expect(candidates.empty() == (device.capability != 90), device.name + ": a pair and the next");
       Expect(batch != 16 || device.capability != 90 || ChainPays(chain), "is worth a launch for both");
@@ -556,7 +557,7 @@ ConvSpec StemSpec(std::mt19937& random) {
   return spec;
 }
 
-// What the rows of cells in the registers' slots are multiplied with, as conv_pool_sm90.cu has it.
+// What the rows of cells in the registers' slots are multiplied with, as fused/stem_pool_sm90.cu has it.
 void TestCells() {
   std::mt19937 random(11);
   constexpr int kNodes = 40;
@@ -571,14 +572,14 @@ void TestCells() {
     int wrong = 0;
     for (int order = 0; order < kCellTaps; ++order) {
       for (int64_t c = 0; c < g.out_channels; ++c) {
-        const int64_t own = c % kPoolTileN % 16, row = own / 2 * 8 + c % kPoolTileN / 16 * 2 + own % 2;
+        const int64_t own = c % kCellTileN % 16, row = own / 2 * 8 + c % kCellTileN / 16 * 2 + own % 2;
         for (int64_t i = 0; i < kCellTaps * kCellTaps * 4 * channels; ++i) {
           const int64_t byte = i % (4 * channels), t = i / (4 * channels) % kCellTaps,
                         slot = i / (4 * channels) / kCellTaps, word = slot % 2 * channels + byte / 4,
                         half = (slot / 2 + order / 2) % 2,
                         matrix = (order % 2 * 2 + half) * channels + word / 2;
           const auto found = static_cast<int8_t>(
-              weights[c / kPoolTileN * channels * kCellChannelBytes + matrix * kCellMatrixBytes +
+              weights[c / kCellTileN * channels * kCellChannelBytes + matrix * kCellMatrixBytes +
                       row / 8 * 256 + word % 2 * 128 + row % 8 * 16 + t * 4 + byte % 4]);
           const int64_t pixel = byte / channels, cell_row = (slot + kCellTaps - order) % kCellTaps,
                         y = 2 * cell_row + pixel / 2 - g.pad_top % 2, x = 2 * t + pixel % 2 - g.pad_left % 2;
@@ -695,7 +696,7 @@ void TestFinishesOfChains() {
   Expect(of(plain, few_codes) == std::vector{kIntegers, kIntegers}, "the second's are integers");
   Expect(of(adding, is_signed) == std::vector{kIntegers, kIntegers}, "codes between have a sign");
   Expect(of(signed_x, second) == std::vector{kIntegers, kIntegers}, "codes before have a sign");
-  Expect(FinishesOf(ChainOfPair(plain, adding, second, 16, 28, hopper)) ==
+  Expect(FinishesOf(ChainOfThree(plain, adding, second, 16, 28, hopper)) ==
              std::vector{kIntegers, kFloatsOnLine, kFloatsFromZero},
          "residuals that are made are integers");
   // Scales of few digits, whose sums often tie, until there is no line.
@@ -823,9 +824,9 @@ void TestArchitectures() {
 int main() {
   lowbit::cuda::TestArchitectures();
   lowbit::cuda::TestRanking();
-  lowbit::cuda::TestPairRanking();
+  lowbit::cuda::TestResidualPairRanking();
   lowbit::cuda::TestChains();
-  lowbit::cuda::TestChainedPairs();
+  lowbit::cuda::TestChainsOfThree();
   lowbit::cuda::TestDivisions();
   lowbit::cuda::TestSums();
   lowbit::cuda::TestSumForms();

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "core/status.h"
-#include "kernels/cuda/cuda_node.h"
-#include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/device/memory.h"
+#include "kernels/cuda/nodes/cuda_node.h"
 #include "kernels/cuda/tests/node_cases.h"
 
 namespace lowbit::cuda::test {

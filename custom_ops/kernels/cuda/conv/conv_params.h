@@ -1,0 +1,202 @@
+// What a kernel receives: plain data, passed by value, so that the whole node reads from constant memory.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device/fast_divisor.h"
+
+namespace lowbit::cuda {
+
+inline constexpr int kMaxTailSteps = 8;
+// Tiles of weights may be read, never used, past the last channel.
+inline constexpr int kWeightSlackRows = 256;
+
+// How requantized sums become bytes, by the bounds less the zero point: from 0 to less than 255; from 0 to
+// 255 and from -128 to 127, where the conversion to bytes clips by itself; any others that span 256 codes,
+// where it does so once the zero point is added; any others.
+enum class Rounding : int { kAny, kFromZero, kUnsignedBytes, kSignedBytes, kAllBytes };
+
+// How residuals are added: where two multiplications and one rounding give the same (FitSum); where a
+// multiplication by 1 / y_scale in two parts does (InvertScale), the zero point being the lowest of 256
+// codes, which the conversion to bytes clips by itself, the residuals' zero point their lowest code or not;
+// any others, by a division.
+enum class Addition : int { kAny, kFromLowest, kBothFromLowest, kOnLine };
+
+// What a sum of products is once the bias is in it: an integer; or the bits of a float, 1.5 * 2^23 + sum, or
+// 2^23 + sum where sums below 0 are clipped to it. Floats of that size count one by one, so that the bits are
+// those of the number plus the sum, and nothing but the bias has to begin there (PackedConv::SumFormOf).
+enum class SumForm : int { kInteger, kFloat, kFloatFromZero };
+
+// How an instance of a kernel finishes its sums: whatever the node says; not in registers
+// (ConvParams::in_registers); in registers, from integers; from SumForm::kFloatFromZero; from kFloat,
+// residuals added as Addition::kOnLine or kBothFromLowest has it.
+//
+// An instance for each, not a branch: a multiprocessor that runs another kernel than before fetches its
+// instructions anew, the branches not taken too. That takes 0.8 to 1.4 us of each kernel of a network on an
+// H200.
+enum class Finish : int {
+  kAny,
+  kThroughMemory,
+  kIntegers,
+  kFloatsFromZero,
+  kFloatsOnLine,
+  kFloatsFromLowest
+};
+
+struct EpilogueParams {
+  int kind = 0;  // EpilogueKind
+  bool quantized_output = true;
+  bool has_residual = false, residual_signed = false;
+  int out_channels = 0;
+  const int32_t* bias = nullptr;     // [out_channels], the constant part of the zero points folded in
+  SumForm sums = SumForm::kInteger;  // else the bits are in the bias, too
+  const float* start = nullptr;      // [out_channels], kFloatFromZero: -2^23 * scale
+  const float* scale = nullptr;      // [out_channels], multiplier or acc_scale
+  Rounding rounding = Rounding::kAny;
+  float byte_offset = 0;            // Rounding::kAllBytes: the zero point less lo and the magic number
+  const int32_t* w_zero = nullptr;  // [out_channels], null when all are 0; x_sums then has the pixel sums
+  int zero_point = 0, lo = 0, hi = 0;
+  const int32_t *thresholds = nullptr, *base = nullptr, *dir = nullptr;
+  int threshold_count = 0;
+  int tail_count = 0;
+  uint8_t tail[kMaxTailSteps] = {};  // TailStep
+  const float *tail_bias = nullptr, *tail_scale = nullptr, *tail_shift = nullptr;
+  float clip_min = 0, clip_max = 0;
+  float residual_scale = 1, inner_scale = 1, y_scale = 1;
+  // For residuals added four at a time: 1 / y_scale; 2^23 and the zero point of the codes as they lie in the
+  // low bits of a float.
+  float y_inverse = 1, residual_offset = 0;
+  // 2^23 as a float. Not in the code: the instruction that puts a byte below it takes one immediate operand,
+  // which the place of the byte then is; else four places were to be kept in registers.
+  uint32_t high_bytes = 0x4B000000u;
+  // Addition::kFromLowest, kBothFromLowest: what y_inverse lacks; 2^23 times residual_scale, negative.
+  float y_inverse_rest = 0, residual_start = 0;
+  // Inner codes as RoundedUnit has them: what takes rounded sums and codes there, the unit of lo, the code
+  // less the zero point that a unit of 0 is.
+  float unit_offset = 0, code_unit_offset = 0, unit_lo = 0, unit_zero = 0;
+  Addition addition = Addition::kAny;
+  // Addition::kOnLine. residual_bits: the bytes that make a float of a residual.
+  float unit_gain = 0, residual_gain = 0, sum_offset = 0;
+  uint32_t residual_bits = 0;
+  int residual_zero_point = 0;
+  int y_zero_point = 0, y_lo = 0, y_hi = 0;
+  // The codes leave as float32.
+  bool dequantizes = false, output_signed = false;
+  float output_scale = 1;
+  int output_zero_point = 0;
+};
+
+// Of sums that are finished in registers.
+inline Finish FinishOf(const EpilogueParams& e) {
+  switch (e.sums) {
+    case SumForm::kInteger:
+      return Finish::kIntegers;
+    case SumForm::kFloatFromZero:
+      return Finish::kFloatsFromZero;
+    case SumForm::kFloat:
+      return e.addition == Addition::kOnLine ? Finish::kFloatsOnLine : Finish::kFloatsFromLowest;
+  }
+  return Finish::kAny;
+}
+
+// Where an image kernel reads its pixels.
+enum class ImageSource : int { kCodes, kPlanes, kPixels };  // NHWC codes, NCHW floats, NHWC floats
+inline constexpr int kMaxImageChannels = 4, kMaxImageTaps = 8;
+inline constexpr int kMaxPlaneRows = 7;  // of taps, for LaunchPlanes
+
+// The quantizer of float pixels, by channel.
+struct PixelRounding {
+  float scale[kMaxImageChannels] = {}, inverse[kMaxImageChannels] = {};
+  float low[kMaxImageChannels] = {}, high[kMaxImageChannels] = {};  // clip bounds as floats
+  // What turns a rounded float's bits into its code, 128 more where codes are signed; four of them are
+  // flipped back at once.
+  uint32_t add[kMaxImageChannels] = {}, flip = 0;
+  bool fast_division = false;  // of all channels
+};
+
+struct ImageParams {
+  int in_channels = 0, tiles_x = 0, tiles_y = 0, tiles = 0;
+  FastDivisor by_columns;
+  int patch_rows = 0, patch_columns = 0;  // pixels that a block's outputs read
+  int patch_offset = 0;                   // in shared memory, behind the weights
+  // The quantizer of float pixels.
+  PixelRounding rounding;
+  int zero_point[kMaxImageChannels] = {};
+  int lo = 0, hi = 0;
+  // LaunchPlanes: patches in units of four pixels, whose first lies `shift` pixels left of the first tap's.
+  int units_x = 0, shift = 0, patch_bytes = 0;
+  FastDivisor by_units, by_tiles_x, by_tiles_y;
+  uint32_t codes_add = 0;  // PixelRounding::add of all channels, each a byte further
+};
+
+inline constexpr int kMaxHaloRows = 32, kMaxHaloWeights = 40;
+// Of Algorithm::kWindows: tiles of weights, how many of them at once, slabs of a patch.
+inline constexpr int kMaxWindowWeights = 2 * kMaxHaloWeights, kMaxWindowStages = 8, kMaxWindowSlabs = 16;
+// Tiles of a patch, one for each warpgroup: as many as registers allow.
+constexpr int MaxHaloTiles(int tile_n) { return tile_n > 64 ? 4 : 6; }
+
+// Of Algorithm::kTeam: slots of a block, and warpgroups, as many as registers allow.
+inline constexpr int kMaxTeamSlots = 8;
+constexpr int MaxTeamGroups(int tile_n) { return tile_n > 64 ? 4 : 6; }
+
+// The line of places of Algorithm::kHalo and kWindows: every row of an image takes `pitch` places, every
+// image `image_rows` rows, padding included. A place is that of an output and of its window's first pixel.
+struct HaloParams {
+  int pitch = 0, image_rows = 0, images = 0;
+  int reach = 0;                           // places from the first tap of a window to its last
+  int slab = 0, slabs = 0;                 // channels that lie together: 64 or 128
+  int tiles = 0;                           // of 64 places
+  int patch_rows = 0;                      // what a block fetches at once, at most
+  int plane_bytes = 0;                     // of a slab of a patch
+  int block_tiles = 0, longer_blocks = 0;  // each block's tiles; the first ones have one more
+  FastDivisor by_pitch, by_rows;
+  // From a window's first tap to each (tap, slab), in 16 bytes of shared memory; kWindows: (slab, tap).
+  int steps = 0, step[2 * kMaxHaloWeights] = {};
+};
+
+struct ConvParams {
+  const uint8_t* x = nullptr;        // codes, or the repacked input in the workspace
+  const uint8_t* weights = nullptr;  // tile kernels: [group][k / 128][n_padded][128], swizzled; plain: rows
+  bool weights_in_tiles = true;      // for the plain kernel, which reads both
+  const void* residual = nullptr;
+  void* y = nullptr;
+  int32_t* partial = nullptr;           // [splits][groups][m][n], Split::kWorkspace
+  const int32_t* x_sums = nullptr;      // [groups][m]
+  int m = 0, n = 0, k = 0, groups = 1;  // k: bytes of one row, n: channels of one group
+  bool in_registers = false;            // the epilogue runs on the sums in registers
+  bool requantizes_fours = false;       // else the same on four sums from shared memory, else one at a time
+  bool dequantizes_fours = false;       // sums times scales as floats, four at a time
+  int staging_offset = 0;               // where finished codes wait in dynamic shared memory
+  int shared_bytes = 0,
+      exchange_offset = 0;  // dynamic shared memory; where the blocks of a cluster meet in it
+  int n_padded = 0, n_tiles = 0, k_tiles = 0, splits = 1, split_shift = 0, stages = 0, multicast = 1;
+  // Algorithm::kResident, kHalo and kResidualPair: blocks along m; kTeam: all blocks. kResident, kTeam and
+  // kResidualPair: the input's pixels are the output's, one by one.
+  int persistent_blocks = 0;
+  bool flat = false;
+  bool keeps_weights = false;  // kResidualPair: for all of a block's tiles, else fetched with every tile
+  int channels = 0;            // bytes per tap: the channels of a group as stored
+  int pixel_bytes = 0;         // bytes from pixel to pixel
+  int in_h = 0, in_w = 0, stride_h = 1, stride_w = 1, pad_top = 0, pad_left = 0;
+  int kernel_h = 1, kernel_w = 1, dilation_h = 1, dilation_w = 1, out_h = 0, out_w = 0;
+  bool transposed = false;
+  // Steps of an offset: to the next tap past this one's last channel, besides to the next row of taps past
+  // this one's last; that of the position with the latter.
+  int tap_step = 0, tap_row_step = 0, tap_row_position = 0;
+  bool all_inside = false;    // no tap of any pixel is outside the image
+  int32_t last_position = 0;  // 65536 * (in_h - 1) + in_w - 1
+  uint32_t fill = 0;          // four times the code that stands for real zero
+  int x_mul = 1, x_zero = 0;  // plain kernel: v(x) = x_mul * q - x_zero
+  FastDivisor by_image, by_row, by_channels, by_kernel_w, by_fours;  // the last: fours of pixels in a row
+  EpilogueParams epilogue;
+  // Algorithm::kTeam: columns of channels whose weights a block may keep; each block's tiles, the first ones
+  // have one more; tiles of a column.
+  int weight_columns = 1, block_tiles = 0, longer_blocks = 0;
+  FastDivisor by_column;
+};
+
+inline Finish FinishOf(const ConvParams& p) {
+  return p.in_registers ? FinishOf(p.epilogue) : Finish::kThroughMemory;
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,475 @@
+// What the implicit-precomp GEMM kernels share: which bytes of the input make up a tile of the matrix that is
+// never formed, and how a block's sums become outputs.
+//
+//   A  [m, k]  row = output pixel, column = (tap, channel): gathered from the NHWC input
+//   B  [n, k]  row = output channel: packed in tile order when the node was loaded
+//
+// Offsets are precomputed (paper, section 4.2) in a form that needs no memory: that of an output pixel's
+// first tap once per block, that of a column by steps from tile to tile, whose sizes ConvParams has. Their
+// sum is the address. A tap outside the image is ConvParams::fill, the code of real zero, so that padding
+// needs no correction. Rows past the last pixel repeat it: they are never stored.
+//
+// In shared memory a tile row is 128 bytes, its 16-byte chunk c lies at chunk position c ^ (row % 8): the
+// order that ldmatrix reads without bank conflicts and that wgmma calls 128-byte swizzle.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/conv/conv_params.h"
+#include "kernels/cuda/conv/device_epilogue.cuh"
+#include "kernels/cuda/conv/weight_rows.h"
+#include "kernels/cuda/device/ptx.cuh"
+
+namespace lowbit::cuda {
+
+inline constexpr int kRowBytes = 128;
+
+__device__ __forceinline__ int Divide(int n, const FastDivisor& d) {
+  return static_cast<int>((__umulhi(static_cast<uint32_t>(n), d.multiplier) + static_cast<uint32_t>(n)) >>
+                          d.shift);
+}
+
+// Walks along a row of A in steps of a tile: where a column's tap is, and which channel of it.
+class ColumnWalk {
+ public:
+  __device__ __forceinline__ void Start(const ConvParams& p, int k) {
+    // Kept in registers: a load from constant memory at every step takes longer than all the rest.
+    left_ = p.k - k;
+    channels_ = p.channels;
+    KeepInRegister(channels_);
+    const int tap = Divide(k, p.by_channels);
+    channel_ = k - tap * p.channels;
+    const int ty = Divide(tap, p.by_kernel_w);
+    tx_ = tap - ty * p.kernel_w;
+    offset = (ty * p.dilation_h * p.in_w + tx_ * p.dilation_w) * p.pixel_bytes + channel_;
+    position = ty * p.dilation_h * 65536 + tx_ * p.dilation_w;
+  }
+  __device__ __forceinline__ bool Ended() const { return left_ <= 0; }
+  __device__ __forceinline__ void Step(const ConvParams& p) {
+    left_ -= kRowBytes;
+    channel_ += kRowBytes;
+    offset += kRowBytes;
+    while (channel_ >= channels_) {
+      channel_ -= channels_;
+      offset += p.tap_step;
+      position += p.dilation_w;
+      if (++tx_ == p.kernel_w) {
+        tx_ = 0;
+        offset += p.tap_row_step;
+        position += p.tap_row_position;
+      }
+    }
+  }
+
+  int offset, position;  // bytes from the first tap's pixel; 65536 * y + x from it
+
+ private:
+  int left_, channels_, channel_, tx_;
+};
+
+// What lies outside the image: nothing is, zeros that a copy can write, another code that it cannot.
+enum class Padding { kNone, kZero, kFill };
+
+__device__ __forceinline__ Padding PaddingOf(const ConvParams& p) {
+  return p.all_inside ? Padding::kNone : p.fill == 0 ? Padding::kZero : Padding::kFill;
+}
+
+// Loads A tiles, one after the other. Thread t of kThreads copies chunk t % 8 of the rows t / 8,
+// t / 8 + kThreads / 8, ...
+template <int kTileM, int kThreads, int kVectorBytes>
+class ActivationLoader {
+ public:
+  static constexpr int kRowStep = kThreads / 8, kRows = kTileM / kRowStep;
+  static constexpr int kParts = 16 / kVectorBytes;
+  static_assert(kRows * kRowStep == kTileM && kRowStep % 8 == 0);
+
+  __device__ __forceinline__ ActivationLoader(const ConvParams& p, int thread, int m0, int group, int k_tile)
+      : p_(p) {
+    const int chunk = thread % 8;
+    last_position_ = p.last_position;
+    KeepInRegister(last_position_);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      walk_[part].Start(p, k_tile * kRowBytes + chunk * 16 + part * kVectorBytes);
+    }
+    shared_offset_ = (thread / 8) * kRowBytes + ((chunk ^ (thread / 8 % 8)) << 4);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int m = min(m0 + thread / 8 + i * kRowStep, p.m - 1);
+      const int image = Divide(m, p.by_image), rest = m - image * static_cast<int>(p.by_image.divisor);
+      const int oy = Divide(rest, p.by_row), ox = rest - oy * static_cast<int>(p.by_row.divisor);
+      const int iy = oy * p.stride_h - p.pad_top, ix = ox * p.stride_w - p.pad_left;
+      position_[i] = iy * 65536 + ix;
+      offset_[i] = ((image * p.in_h + iy) * p.in_w + ix) * p.pixel_bytes + group * p.channels;
+    }
+  }
+
+  // The next tile, into shared memory at `shared`.
+  __device__ __forceinline__ void Load(uint32_t shared) {
+    switch (PaddingOf(p_)) {
+      case Padding::kNone:
+        return Load<Padding::kNone>(shared);
+      case Padding::kZero:
+        return Load<Padding::kZero>(shared);
+      case Padding::kFill:
+        return Load<Padding::kFill>(shared);
+    }
+  }
+  template <Padding kPadding>
+  __device__ __forceinline__ void Load(uint32_t shared) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      // Past k: whatever lies in shared memory, its weights are 0.
+      if (!walk_[part].Ended()) {
+        LoadColumn<kPadding>(walk_[part], shared + shared_offset_ + part * kVectorBytes);
+      }
+      walk_[part].Step(p_);
+    }
+  }
+
+ private:
+  // Whether both halves of position + column.position, as integers y * 65536 + x, lie in the image: the sum
+  // and its distance from the last pixel have no negative half. (A negative x borrows from y, but shows
+  // itself.)
+  __device__ __forceinline__ bool Inside(int i, const ColumnWalk& column) const {
+    const int at = position_[i] + column.position;
+    return ((at | (last_position_ - at)) & 0x80008000) == 0;
+  }
+
+  // The taps of a window read the same pixels again and again: worth the L1 cache.
+  template <Padding kPadding>
+  __device__ __forceinline__ void LoadColumn(const ColumnWalk& column, uint32_t target) const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i, target += kRowStep * kRowBytes) {
+      const uint8_t* const source = p_.x + (offset_[i] + column.offset);
+      if constexpr (kPadding == Padding::kNone) {
+        CopyAsync<kVectorBytes>(target, source);
+      } else if constexpr (kPadding == Padding::kZero) {
+        CopyAsyncOrZero<kVectorBytes>(target, source, Inside(i, column));
+      } else if (Inside(i, column)) {
+        CopyAsync<kVectorBytes, true>(target, source);
+      } else {
+        StoreShared<kVectorBytes>(target, p_.fill);
+      }
+    }
+  }
+
+  const ConvParams& p_;
+  ColumnWalk walk_[kParts];
+  int shared_offset_, last_position_;
+  int position_[kRows], offset_[kRows];
+};
+
+// Where a block's tile lies, and which part of K it sums.
+struct TilePosition {
+  int m0, n0, group, split, k_begin, k_end;
+
+  template <int kTileM, int kTileN>
+  static __device__ __forceinline__ TilePosition Of(const ConvParams& p) {
+    TilePosition at;
+    at.m0 = static_cast<int>(blockIdx.x) * kTileM;
+    at.group = p.groups == 1 ? 0 : static_cast<int>(blockIdx.y) / p.n_tiles;
+    at.n0 = (static_cast<int>(blockIdx.y) - at.group * p.n_tiles) * kTileN;
+    at.split = static_cast<int>(blockIdx.z);
+    at.k_begin = p.k_tiles * at.split >> p.split_shift;
+    at.k_end = p.k_tiles * (at.split + 1) >> p.split_shift;
+    return at;
+  }
+
+  // The weight tile of k_tile: consecutive rows of 128 bytes.
+  __device__ __forceinline__ const uint8_t* Weights(const ConvParams& p, int k_tile) const {
+    return p.weights + ((static_cast<int64_t>(group) * p.k_tiles + k_tile) * p.n_padded + n0) * kRowBytes;
+  }
+};
+
+// A block's static shared memory.
+template <int kTileN>
+struct BlockState {
+  alignas(16) float scale[kTileN];
+  alignas(16) int bias[kTileN];
+  alignas(16) float start[kTileN];  // SumForm::kFloatFromZero
+  uint64_t exchange;                // mbarrier: the sums that the blocks of a cluster send each other
+
+  // Multipliers and biases of the tile's channels: copies that count with the block's first tile.
+  // By kThreads threads.
+  template <int kThreads>
+  __device__ __forceinline__ void FetchConstants(const ConvParams& p, const TilePosition& at, int thread) {
+    const int channel = at.group * p.n + at.n0;
+    for (int n = thread; n < kTileN && at.n0 + n < p.n; n += kThreads) {
+      CopyAsync<4>(SharedAddress(bias + n), p.epilogue.bias + channel + n);
+      CopyAsync<4>(SharedAddress(scale + n), p.epilogue.scale + channel + n);
+      if (p.epilogue.start != nullptr) CopyAsync<4>(SharedAddress(start + n), p.epilogue.start + channel + n);
+    }
+  }
+
+  // FinishTile waits for the other blocks' part in this.
+  __device__ __forceinline__ void BeginCluster(int tile_m) {
+    if (threadIdx.x == 0) {
+      InitBarrier(SharedAddress(&exchange), 1);
+      FenceBarrierInit();
+      ArriveExpecting(SharedAddress(&exchange), tile_m * kTileN * 4);
+    }
+    ClusterArrive();
+  }
+};
+
+// The sums of a fragment of wgmma, which are those of mma.sync, begin with the biases; `column` is the
+// thread's first. With `mask` 0 they begin with 0.
+template <int kTileN>
+__device__ __forceinline__ void BeginWithBias(const BlockState<kTileN>& state, int column,
+                                              int (&sums)[kTileN / 2], int mask = ~0) {
+#pragma unroll
+  for (int j = 0; j < kTileN / 16; ++j) {
+    const int4 bias = *reinterpret_cast<const int4*>(state.bias + column + j * 16);
+    int* const v = sums + 8 * j;
+    v[0] = v[2] = bias.x & mask;
+    v[1] = v[3] = bias.y & mask;
+    v[4] = v[6] = bias.z & mask;
+    v[5] = v[7] = bias.w & mask;
+  }
+}
+
+// The same for a tile that FinishTile finishes with kBiased, from constants that this thread committed: with
+// 0 where the sums of other blocks come to these. By the first kThreads threads. (A branch would define the
+// sums twice, and ptxas would make wgmma wait for itself.)
+template <int kThreads, Finish kFinish, int kTileN>
+__device__ __forceinline__ void BeginSums(const ConvParams& p, const BlockState<kTileN>& state, int column,
+                                          int (&sums)[kTileN / 2]) {
+  WaitForCopies<0>();
+  SyncThreads<kThreads>();
+  const bool biased = kFinish == Finish::kAny ? p.in_registers : kFinish != Finish::kThroughMemory;
+  BeginWithBias(state, column, sums, biased ? ~0 : 0);
+}
+
+// The `each` of FinishTile for such sums.
+template <int kTileN, typename F>
+__device__ __forceinline__ void ForEachFour(const int (&sums)[kTileN / 2], int row, int column, const F& f) {
+#pragma unroll
+  for (int j = 0; j < kTileN / 16; ++j) {
+    const int* const v = sums + 8 * j;
+    f(row, column + j * 16, make_int4(v[0], v[1], v[4], v[5]), make_int4(v[2], v[3], v[6], v[7]));
+  }
+}
+
+// Finishing is the work of the first kThreads threads of a block, the others are gone.
+
+// The 16-byte chunks of a tile of codes that one of kThreads threads moves. In shared memory a padded stride
+// avoids bank conflicts.
+template <int kTileM, int kTileN, int kThreads, typename PixelOf>
+struct Chunks {
+  static constexpr int kStride = kTileN + 16, kInRow = kTileN / 16, kCount = kTileM * kInRow / kThreads;
+  static_assert(kCount * kThreads == kTileM * kInRow);
+
+  const ConvParams& p;
+  const TilePosition& at;
+  const PixelOf& pixel_of;
+  int thread;
+
+  // f(offset in the staged tile, index of the first element of y).
+  template <typename F>
+  __device__ __forceinline__ void ForEach(const F& f) const {
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      const int row = (thread + u * kThreads) / kInRow, column = (thread + u * kThreads) % kInRow * 16;
+      const int pixel = pixel_of(row);
+      if (pixel < 0 || at.n0 + column >= p.n) continue;
+      // Outputs are fewer than 2^31.
+      f(row * kStride + column,
+        static_cast<unsigned>(pixel * p.epilogue.out_channels + at.group * p.n + at.n0 + column));
+    }
+  }
+};
+
+// The rows of a tile as consecutive pixels.
+struct PixelsInOrder {
+  int m0, m;
+  __device__ __forceinline__ int operator()(int row) const { return m0 + row < m ? m0 + row : -1; }
+};
+
+// The residuals of a tile that FinishInRegisters will add, into where its codes will be staged: copies that
+// are on their way while the block multiplies. The caller waits for them.
+template <int kTileM, int kTileN, int kThreads, typename PixelOf>
+__device__ __forceinline__ void FetchResiduals(const ConvParams& p, const TilePosition& at, uint8_t* shared,
+                                               int thread, const PixelOf& pixel_of) {
+  if (!p.in_registers || !p.epilogue.has_residual) return;
+  const uint32_t staging = SharedAddress(shared + p.staging_offset);
+  const uint8_t* const residual = static_cast<const uint8_t*>(p.residual);
+  Chunks<kTileM, kTileN, kThreads, PixelOf>{p, at, pixel_of, thread}.ForEach(
+      [&](int offset, unsigned index) { CopyAsync<16>(staging + offset, residual + index); });
+}
+
+// Requantizes sums in registers, those that `each` (see FinishTile) enumerates. `word_at(row, column)` is
+// where four codes go in shared memory, in the place of four residuals where there are any; those of the row
+// eight below go kBelow words further. kBiased: the sums began with the biases.
+template <Finish kFinish, bool kBiased, int kBelow, int kTileN, typename Each, typename WordAt>
+__device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, const BlockState<kTileN>& state,
+                                                    const Each& each, const WordAt& word_at) {
+  WithEpilogue<kFinish>(e, [&](const auto& requantize) {
+    each([&](int row, int column, const int4& top, const int4& bottom) {
+      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
+                   start = *reinterpret_cast<const float4*>(state.start + column);
+      unsigned* const out = word_at(row, column);
+      if constexpr (kBiased) {
+        *out = requantize(top, scale, start, *out);
+        out[kBelow] = requantize(bottom, scale, start, out[kBelow]);
+      } else {
+        const int4 bias = *reinterpret_cast<const int4*>(state.bias + column);
+        *out = requantize(Plus(top, bias), scale, start, *out);
+        out[kBelow] = requantize(Plus(bottom, bias), scale, start, out[kBelow]);
+      }
+    });
+  });
+}
+
+// Requantizes sums in registers. The codes go through shared memory, in the place of the residuals where
+// there are any, to be stored 16 at a time.
+template <int kTileM, int kTileN, int kThreads, bool kBiased, Finish kFinish, typename Each, typename PixelOf>
+__device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const TilePosition& at,
+                                                  uint8_t* shared, BlockState<kTileN>& state,
+                                                  const Each& each, const PixelOf& pixel_of) {
+  constexpr int kStride = kTileN + 16;
+  uint8_t* const staging = shared + p.staging_offset;
+  RequantizeFragments<kFinish, kBiased, 8 * kStride / 4>(p.epilogue, state, each, [&](int row, int column) {
+    return reinterpret_cast<unsigned*>(staging + row * kStride + column);
+  });
+  SyncThreads<kThreads>();
+  Chunks<kTileM, kTileN, kThreads, PixelOf>{p, at, pixel_of, static_cast<int>(threadIdx.x)}.ForEach(
+      [&](int offset, unsigned index) {
+        *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) =
+            *reinterpret_cast<const uint4*>(staging + offset);
+      });
+}
+
+// Finishes a tile. `each(f)` calls f(row, column, top, bottom) for every four neighbouring columns that this
+// thread has summed, `top` in `row` and `bottom` eight rows below. In a fragment of mma a thread has two
+// neighbouring rows of B in each eight; the weights are packed so that those of two eights are four
+// neighbouring channels (InterleavedRow). `shared` is the block's dynamic shared memory,
+// its tiles are free by now (all threads are past a barrier). With `cluster`, the blocks of a cluster have
+// summed parts of K.
+// `pixel_of(row)` is the output pixel of a row, negative where there is none. kBiased: where
+// ConvParams::in_registers, the sums began with the biases.
+template <int kTileM, int kTileN, int kThreads, bool kBiased = false, Finish kFinish = Finish::kAny,
+          typename Each, typename PixelOf>
+__device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePosition& at, uint8_t* shared,
+                                           BlockState<kTileN>& state, bool cluster, const Each& each,
+                                           const PixelOf& pixel_of) {
+  if constexpr (kFinish != Finish::kThroughMemory) {
+    if (kFinish != Finish::kAny || p.in_registers) {
+      FinishInRegisters<kTileM, kTileN, kThreads, kBiased, kFinish>(p, at, shared, state, each, pixel_of);
+      return;
+    }
+  }
+  if (p.splits > 1 && !cluster) {
+    int32_t* partial = p.partial + (static_cast<int64_t>(at.split) * p.groups + at.group) * p.m * p.n;
+    const auto store = [&](int row, int column, const int4& sums) {
+      const int pixel = pixel_of(row), count = pixel >= 0 ? p.n - at.n0 - column : 0;
+      int32_t* const out = partial + static_cast<int64_t>(pixel) * p.n + at.n0 + column;
+      if (count > 0) out[0] = sums.x;
+      if (count > 1) out[1] = sums.y;
+      if (count > 2) out[2] = sums.z;
+      if (count > 3) out[3] = sums.w;
+    };
+    each([&](int row, int column, const int4& top, const int4& bottom) {
+      store(row, column, top);
+      store(row + 8, column, bottom);
+    });
+    return;
+  }
+
+  // Sums go through shared memory. In a cluster every block finishes its share of the rows: the others send
+  // it their sums of these rows, into an area of their own, since it may still be using its tiles. Integers:
+  // the order of addition does not matter.
+  constexpr int kStride = kTileN + 8;
+  const int rows = kTileM / p.splits, first_row = rows * at.split;
+  int* const sums = reinterpret_cast<int*>(shared + p.exchange_offset);
+  if (cluster) {
+    ClusterWait();                       // every block has started
+    const int shift = 31 - __clz(rows);  // a power of 2
+    const uint32_t area = SharedAddress(sums) + at.split * rows * kStride * 4;
+    const auto send = [&](int row, int column, const int4& v) {
+      const int owner = row >> shift;
+      StoreToCluster(ClusterAddress(area + ((row - owner * rows) * kStride + column) * 4, owner), v,
+                     ClusterAddress(SharedAddress(&state.exchange), owner));
+    };
+    each([&](int row, int column, const int4& top, const int4& bottom) {
+      send(row, column, top);
+      send(row + 8, column, bottom);
+    });
+    WaitBarrier(SharedAddress(&state.exchange), 0);
+  } else {
+    each([&](int row, int column, const int4& top, const int4& bottom) {
+      *reinterpret_cast<int4*>(sums + row * kStride + column) = top;
+      *reinterpret_cast<int4*>(sums + (row + 8) * kStride + column) = bottom;
+    });
+    SyncThreads<kThreads>();
+  }
+
+  const EpilogueParams& e = p.epilogue;
+  const int channel0 = at.group * p.n + at.n0;
+  if (p.requantizes_fours) {
+    const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
+    const unsigned zero_points = static_cast<unsigned>(e.zero_point & 255) * 0x01010101u;
+    const bool of_bytes = e.rounding == Rounding::kUnsignedBytes && !e.has_residual;
+    for (int u = static_cast<int>(threadIdx.x); u < rows * (kTileN / 4); u += kThreads) {
+      const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_of(first_row + row);
+      if (m < 0 || at.n0 + column >= p.n) continue;
+      const int64_t index = static_cast<int64_t>(m) * e.out_channels + channel0 + column;
+      unsigned residual = 0;
+      if (e.has_residual) {
+        residual = *reinterpret_cast<const unsigned*>(static_cast<const uint8_t*>(p.residual) + index);
+      }
+      int4 total = *reinterpret_cast<const int4*>(state.bias + column);
+#pragma unroll 4
+      for (int i = 0; i < p.splits; ++i) {
+        const int4 v = *reinterpret_cast<const int4*>(sums + (i * rows + row) * kStride + column);
+        total = Plus(total, v);
+      }
+      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
+      unsigned codes;
+      if (of_bytes) {
+        codes = Requantize<Rounding::kUnsignedBytes>(e, total, scale);
+      } else {
+        codes = __vadd4(RoundedBytes(total, scale, lo, hi), zero_points);
+        if (e.has_residual) codes = AddResiduals(e, codes, residual);
+      }
+      *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes;
+    }
+    return;
+  }
+  if (p.dequantizes_fours) {
+    for (int u = static_cast<int>(threadIdx.x); u < rows * (kTileN / 4); u += kThreads) {
+      const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_of(first_row + row);
+      if (m < 0 || at.n0 + column >= p.n) continue;
+      int4 total = *reinterpret_cast<const int4*>(state.bias + column);
+      for (int i = 0; i < p.splits; ++i) {
+        total = Plus(total, *reinterpret_cast<const int4*>(sums + (i * rows + row) * kStride + column));
+      }
+      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
+      float* const out =
+          static_cast<float*>(p.y) + static_cast<int64_t>(m) * e.out_channels + channel0 + column;
+      *reinterpret_cast<float4*>(out) = make_float4(
+          __fmul_rn(static_cast<float>(total.x), scale.x), __fmul_rn(static_cast<float>(total.y), scale.y),
+          __fmul_rn(static_cast<float>(total.z), scale.z), __fmul_rn(static_cast<float>(total.w), scale.w));
+    }
+    return;
+  }
+  for (int u = static_cast<int>(threadIdx.x); u < rows * kTileN; u += kThreads) {
+    const int row = u / kTileN, column = u % kTileN, m = pixel_of(first_row + row);
+    if (m < 0 || at.n0 + column >= p.n) continue;
+    int total = 0;
+    for (int i = 0; i < p.splits; ++i) total += sums[(i * rows + row) * kStride + column];
+    const int x_sum = e.w_zero != nullptr ? p.x_sums[static_cast<int64_t>(at.group) * p.m + m] : 0;
+    FinishOne(e, p.residual, p.y, m, channel0 + column, total, state.bias[column], state.scale[column],
+              x_sum);
+  }
+}
+
+template <int kTileM, int kTileN, int kThreads, bool kBiased = false, Finish kFinish = Finish::kAny,
+          typename Each>
+__device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePosition& at, uint8_t* shared,
+                                           BlockState<kTileN>& state, bool cluster, const Each& each) {
+  FinishTile<kTileM, kTileN, kThreads, kBiased, kFinish>(p, at, shared, state, cluster, each,
+                                                         PixelsInOrder{at.m0, p.m});
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,144 @@
+// Convolution and Gemm nodes on NVIDIA GPUs: constants packed once per device (PackedConv), a plan per shape
+// (ConvPlan), a launch that only enqueues kernels. No ONNX Runtime; the execution provider is a thin caller.
+//
+// Activations are NHWC codes (uint8 or int8, bipolar {0,1} as uint8), one byte each; outputs are codes or
+// float32. Every algorithm equals kernels/reference in every element.
+//
+// Not there yet: bits below 8 are unpacked to int8 when the weights are packed (no nibbles or bit planes in
+// memory); ConvTranspose and convolutions of few channels a group run the plain kernel only, depthwise ones
+// too where their channels are no multiple of 16. Run so far on an H200 alone: the kernels of sm_80 as they
+// choose with that capability, those of sm_75 as PTX compiled by the driver; sm_86, 89, 100 and 120 were only
+// compiled.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/conv.h"
+#include "kernels/cuda/device/device.h"
+#include "kernels/cuda/device/queue.h"
+
+namespace lowbit::cuda {
+
+enum class Algorithm : uint8_t {
+  kPlain,      // one thread per output, dp4a: the GPU's own reference, every node
+  kMma,        // implicit-precomp GEMM, mma.sync (sm_75 and later)
+  kWgmma,      // implicit-precomp GEMM, wgmma from shared memory (sm_90a)
+  kResident,   // 1x1 on wgmma (sm_90a): blocks keep their weights and stay for many tiles, fetched by TMA
+  kTeam,       // 1x1 on wgmma (sm_90a): as kResident, a block's warpgroups share its weights
+  kHalo,       // stride 1 on wgmma (sm_90a): blocks keep their weights and patches of the input
+  kWindows,    // the same, but weights pass through; K may be split
+  kImage,      // up to 4 input channels: mma.sync over a patch of the image in shared memory
+  kDepthwise,  // dp4a, 16 channels a thread
+  kVector,     // mma, a block eight output channels: products of few rows
+  // Of a ResidualPair alone.
+  kResidualPair,  // both products on wgmma (sm_90a), their tiles one ring of stages, fetched by TMA
+  kSeparate,      // a kernel each
+};
+
+// How the sum over K is spread over blocks, where split > 1.
+enum class Split : uint8_t {
+  kCluster,    // one cluster per tile; its blocks add through distributed shared memory (sm_90 and later)
+  kWorkspace,  // int32 partial sums in the workspace, added in a fixed order by a second kernel
+};
+
+// A printable choice of kernel and tile. Tile sizes are bytes of shared memory along pixels (m) and output
+// channels (n); along k every tile is 128 bytes.
+struct ConvConfig {
+  Algorithm algorithm = Algorithm::kPlain;
+  int tile_m = 0, tile_n = 0;
+  int stages = 0;  // tiles in flight; kWindows: of weights
+  int splits = 1;
+  bool producers =
+      false;  // kWgmma: a warpgroup of its own fetches tiles; else all of a block's tiles fit at once
+  bool boxes = false;  // kWgmma: one thread fetches tiles, those of pixels by TMA
+  int multicast = 1;   // blocks of neighbouring pixels that fetch their weights together, as a cluster
+  Split split = Split::kCluster;
+  // Takes so much shared memory that a multiprocessor has one block at a time: where kernels overlap, blocks
+  // otherwise share those that the kernel before leaves first, while others idle.
+  bool apart = false;
+  bool keeps_weights = false;  // kResidualPair: all weights of a block's channels stay in shared memory
+
+  std::string Text() const;
+  bool operator==(const ConvConfig&) const = default;
+};
+
+// The constants of a node in one device's memory: weights in tile order, epilogue tables. Immutable, shared
+// by the plans of every shape.
+class PackedConv;
+// Codes that leave a node as float32, as LowBitDequantize makes them.
+struct CodeGrid {
+  bool is_signed = false;
+  float scale = 1;
+  int32_t zero_point = 0;
+};
+// `packed`: what SavePacked gave for the same node; spec.weights may be empty then. `dequantized`: the grid
+// of the node's codes, where its output is to be float32. Throws Error.
+std::shared_ptr<const PackedConv> PackConv(const ConvSpec& spec, const Device& device,
+                                           std::span<const uint8_t> packed = {},
+                                           const std::optional<CodeGrid>& dequantized = std::nullopt);
+std::vector<uint8_t> SavePacked(const PackedConv& conv);
+
+// Every configuration that computes this node exactly on this device, the cost model's choice first.
+std::vector<ConvConfig> CandidateConfigs(const PackedConv& conv, const ConvShape& shape);
+
+class ConvPlan;
+// Throws Error where `config` is none of the candidates or the shape is none of the node's.
+std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
+                                         const std::optional<ConvConfig>& config = std::nullopt);
+std::shared_ptr<const ConvPlan> PlanConv(const ConvSpec& spec, const ConvShape& shape, const Device& device);
+
+// Floats in place of codes: what quantizes them on the way into an Algorithm::kImage kernel.
+struct PixelQuantizer {
+  bool planes = true;  // NCHW; else NHWC
+  std::vector<float> scale;
+  std::vector<int32_t> zero_point;  // both by channel
+  int32_t lo = 0, hi = 255;
+};
+// Whether nodes of this geometry have such a kernel; PlanPixels throws Error where not.
+bool FitsPixels(const ConvSpec& spec);
+std::shared_ptr<const ConvPlan> PlanPixels(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
+                                           const PixelQuantizer& quantizer);
+
+const ConvConfig& PlanConfig(const ConvPlan& plan);
+size_t PlanWorkspaceBytes(const ConvPlan& plan);
+
+// Enqueues the node; re-entrant, and legal during graph capture. `x`, `residual` and `y` are device pointers
+// aligned to 16 bytes (the `x` of an Algorithm::kImage kernel to its elements), `workspace` has
+// PlanWorkspaceBytes bytes (null when that is 0) aligned to 256 and belongs to this launch until it is done.
+// `y` may lie where the residuals do.
+void LaunchConv(const ConvPlan& plan, const void* x, const void* residual, void* y, void* workspace,
+                Queue& queue);
+
+// Two convolutions, the codes of the first one the residuals of the second and read by nobody else.
+struct ResidualPair {
+  std::shared_ptr<const PackedConv> first, second;
+};
+struct ResidualPairShapes {
+  ConvShape first, second;
+};
+// Every configuration that computes both in one kernel exactly on this device, and Algorithm::kSeparate; the
+// cost model's choice first.
+std::vector<ConvConfig> ResidualPairConfigs(const ResidualPair& pair, const ResidualPairShapes& shapes);
+
+class ResidualPairPlan;
+// Throws Error where `config` is none of the first kind.
+std::shared_ptr<const ResidualPairPlan> PlanResidualPair(const ResidualPair& pair,
+                                                         const ResidualPairShapes& shapes,
+                                                         const ConvConfig& config);
+// As LaunchConv, without a workspace.
+void LaunchResidualPair(const ResidualPairPlan& plan, const void* first_x, const void* second_x, void* y,
+                        Queue& queue);
+
+// For benchmarks: plans the `limit` most promising candidates, asks `measure` for the time of each (any
+// unit), returns the fastest. Caching is the caller's.
+ConvConfig TuneConv(const std::shared_ptr<const PackedConv>& conv, const ConvShape& shape,
+                    const std::function<double(const ConvPlan&)>& measure, size_t limit = 64);
+
+}  // namespace lowbit::cuda

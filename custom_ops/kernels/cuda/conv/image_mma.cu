@@ -1,0 +1,225 @@
+// A network's first convolution: up to 4 channels, windows up to 8 wide, on mma.sync. Neither an image with
+// padded channels nor the quantized image ever lies in memory: a block reads the patch that its 8 x 16
+// outputs need (codes, or floats that it quantizes), 4 bytes a pixel in shared memory. A row of a window is
+// then 32 consecutive bytes (its 8 taps; weights of taps past the window and of missing channels are 0): one
+// step of k32.
+#include <algorithm>
+#include <type_traits>
+
+#include "kernels/cuda/conv/conv_tile.cuh"
+#include "kernels/cuda/conv/kernels.h"
+#include "kernels/cuda/device/mma_s8.cuh"
+
+namespace lowbit::cuda {
+namespace {
+
+constexpr int kThreads = 128, kTileRows = 8, kTileColumns = 16, kTileM = kTileRows * kTileColumns;
+
+// clip(rint(v / scale) + zero_point, lo, hi). Beyond 1024 steps every code is clipped, so that v may be
+// clamped first (NaN to the lower side, as in core/epilogue.h); Markstein's sequence is then the correctly
+// rounded quotient where the host found fast_division.
+__device__ __forceinline__ unsigned QuantizedByte(const ImageParams& image, int channel, float v) {
+  const float scale = image.rounding.scale[channel], inverse = image.rounding.inverse[channel];
+  float quotient = 0;
+  if (image.rounding.fast_division) {
+    v = fminf(fmaxf(v, -1024.0f * scale), 1024.0f * scale);
+    const float near = __fmul_rn(v, inverse);
+    quotient = __fmaf_rn(__fmaf_rn(-near, scale, v), inverse, near);
+  } else {
+    quotient = __fdiv_rn(v, scale);
+  }
+  return static_cast<unsigned>(RoundToCode(quotient, image.zero_point[channel], image.lo, image.hi)) & 255u;
+}
+
+// What channels are read as.
+template <ImageSource kSource>
+using Raw = std::conditional_t<kSource == ImageSource::kCodes, uint8_t, float>;
+
+// kChannels is 3 for three channels, 4 for any other number.
+template <ImageSource kSource, int kChannels>
+__device__ __forceinline__ void Fetch(const ConvParams& p, const ImageParams& image, int n, int y, int x,
+                                      Raw<kSource> (&raw)[kChannels]) {
+  const Raw<kSource>* const from = reinterpret_cast<const Raw<kSource>*>(p.x);
+  const int channels = kChannels == 3 ? 3 : image.in_channels;
+  const int plane = p.in_h * p.in_w, pixel = y * p.in_w + x;
+  const int64_t first = static_cast<int64_t>(n) * channels * plane;
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) {
+    const int at = kSource == ImageSource::kPlanes ? c * plane + pixel : pixel * channels + c;
+    raw[c] = kChannels == 3 || c < channels ? from[first + at] : Raw<kSource>{};
+  }
+}
+
+// Four codes in a word; the weights of missing channels are 0.
+template <ImageSource kSource, int kChannels>
+__device__ __forceinline__ unsigned Pack(const ImageParams& image, const Raw<kSource> (&raw)[kChannels]) {
+  unsigned four = 0;
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) {
+    if constexpr (kSource == ImageSource::kCodes) {
+      four |= static_cast<unsigned>(raw[c]) << (8 * c);
+    } else {
+      four |= QuantizedByte(image, c, raw[c]) << (8 * c);
+    }
+  }
+  return four;
+}
+
+// The patch whose first pixel is (y0, x0); several pixels of a thread are on their way at once.
+template <ImageSource kSource, int kChannels>
+__device__ __forceinline__ void LoadPatch(const ConvParams& p, const ImageParams& image, int n, int y0,
+                                          int x0, unsigned* patch) {
+  constexpr int kAtOnce = 4;
+  const int thread = static_cast<int>(threadIdx.x), columns = image.patch_columns,
+            pixels = image.patch_rows * columns;
+  for (int first = thread; first < pixels; first += kAtOnce * kThreads) {
+    Raw<kSource> raw[kAtOnce][kChannels];
+    bool inside[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int i = first + u * kThreads, row = Divide(i, image.by_columns);
+      const int y = y0 + row, x = x0 + i - row * columns;
+      inside[u] = i < pixels && y >= 0 && y < p.in_h && x >= 0 && x < p.in_w;
+      if (inside[u]) Fetch<kSource, kChannels>(p, image, n, y, x, raw[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int i = first + u * kThreads;
+      if (i < pixels) patch[i] = inside[u] ? Pack<kSource, kChannels>(image, raw[u]) : p.fill;
+    }
+  }
+}
+
+// A block stays for several tiles, with its weights in shared memory.
+template <int kTileN, ImageSource kSource, int kChannels, bool kSigned>
+__global__ void __launch_bounds__(kThreads, 4)
+    ConvImage(const __grid_constant__ ConvParams p, const __grid_constant__ ImageParams image) {
+  constexpr int kBlocksN = kTileN / 8;
+  LOWBIT_DYNAMIC_SHARED(shared, 128);
+  __shared__ BlockState<kTileN> state;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
+  LetSuccessorsStart();
+  state.template FetchConstants<kThreads>(p, at, thread);
+  // Weights of a row of taps: eight channels after the other, in the order of fragments.
+  const uint32_t weights = SharedAddress(shared);
+  for (int i = thread; i < p.kernel_h * kTileN * 2; i += kThreads) {
+    const int row = i / (kTileN * 2), rest = i % (kTileN * 2);
+    CopyAsync<16>(weights + i * 16,
+                  p.weights + (static_cast<int64_t>(row) * p.n_padded + at.n0) * 32 + rest * 16);
+  }
+  CommitCopies();
+  WaitForPredecessors();
+
+  unsigned* const patch = reinterpret_cast<unsigned*>(shared + image.patch_offset);
+  const int group = lane / 4, t = lane % 4;
+  const uint2* const fragments = reinterpret_cast<const uint2*>(shared) + lane;
+  for (int tile = static_cast<int>(blockIdx.x); tile < image.tiles; tile += static_cast<int>(gridDim.x)) {
+    const int row_of_tiles = tile / image.tiles_x, n = row_of_tiles / image.tiles_y;
+    const int oy0 = (row_of_tiles - n * image.tiles_y) * kTileRows,
+              ox0 = (tile - row_of_tiles * image.tiles_x) * kTileColumns;
+    LoadPatch<kSource, kChannels>(p, image, n, oy0 * p.stride_h - p.pad_top, ox0 * p.stride_w - p.pad_left,
+                                  patch);
+    WaitForCopies<0>();
+    __syncthreads();
+
+    // A warp sums two rows of 16 outputs.
+    int sums[2][kBlocksN][4] = {};
+    for (int ky = 0; ky < p.kernel_h; ++ky) {
+      unsigned a[2][4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const unsigned* const row =
+            patch + ((warp * 2 + i) * p.stride_h + ky) * image.patch_columns + group * p.stride_w + t;
+        a[i][0] = row[0];
+        a[i][1] = row[8 * p.stride_w];
+        a[i][2] = row[4];
+        a[i][3] = row[8 * p.stride_w + 4];
+      }
+#pragma unroll
+      for (int j = 0; j < kBlocksN; ++j) {
+        const uint2 b = fragments[(ky * kBlocksN + j) * 32];
+        Multiply<kSigned>(sums[0][j], a[0], b.x, b.y);
+        Multiply<kSigned>(sums[1][j], a[1], b.x, b.y);
+      }
+    }
+    __syncthreads();  // sums may overwrite the patch
+
+    const auto pixel_of = [&](int row) {
+      const int oy = oy0 + row / kTileColumns, ox = ox0 + row % kTileColumns;
+      return oy < p.out_h && ox < p.out_w ? (n * p.out_h + oy) * p.out_w + ox : -1;
+    };
+    if (p.epilogue.has_residual) {
+      FetchResiduals<kTileM, kTileN, kThreads>(p, at, shared + image.patch_offset, thread, pixel_of);
+      CommitCopies();
+      WaitForCopies<0>();
+      __syncthreads();
+    }
+    FinishTile<kTileM, kTileN, kThreads>(
+        p, at, shared + image.patch_offset, state, false,
+        [&](const auto& f) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int j = 0; j < kBlocksN; j += 2) {
+              const auto &left = sums[i][j], &right = sums[i][j + 1];
+              f(warp * 32 + i * 16 + group, j * 8 + t * 4, make_int4(left[0], left[1], right[0], right[1]),
+                make_int4(left[2], left[3], right[2], right[3]));
+            }
+          }
+        },
+        pixel_of);
+    __syncthreads();  // the next patch may overwrite what was staged
+  }
+}
+
+template <int kTileN, ImageSource kSource, int kChannels, bool kSigned>
+cudaError_t LaunchWith(const ConvParams& p, const ImageParams& image, const LaunchOptions& options) {
+  constexpr auto kKernel = ConvImage<kTileN, kSource, kChannels, kSigned>;
+  const cudaError_t error = PrepareKernel<kKernel>(options.device);
+  if (error != cudaSuccess) return error;
+  // As many tiles for every block.
+  const int most = std::max(1, options.device.multiprocessors * 4 / p.n_tiles);
+  const int per_block = (image.tiles + most - 1) / most;
+  const dim3 grid(static_cast<unsigned>((image.tiles + per_block - 1) / per_block),
+                  static_cast<unsigned>(p.n_tiles));
+  return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), nullptr, 0}, kKernel, grid,
+                                  dim3(kThreads), p, image);
+}
+
+template <int kTileN, ImageSource kSource, bool kSigned>
+cudaError_t LaunchChannels(const ConvParams& p, const ImageParams& image, const LaunchOptions& options) {
+  return image.in_channels == 3 ? LaunchWith<kTileN, kSource, 3, kSigned>(p, image, options)
+                                : LaunchWith<kTileN, kSource, 4, kSigned>(p, image, options);
+}
+
+template <int kTileN, ImageSource kSource>
+cudaError_t LaunchTile(const ConvParams& p, const ImageParams& image, const LaunchOptions& options) {
+  return options.x_signed ? LaunchChannels<kTileN, kSource, true>(p, image, options)
+                          : LaunchChannels<kTileN, kSource, false>(p, image, options);
+}
+
+template <ImageSource kSource>
+cudaError_t LaunchSource(const ConvParams& p, const ImageParams& image, int tile_n,
+                         const LaunchOptions& options) {
+  return tile_n == 32 ? LaunchTile<32, kSource>(p, image, options)
+                      : LaunchTile<64, kSource>(p, image, options);
+}
+
+}  // namespace
+
+cudaError_t LaunchImage(const ConvParams& p, const ImageParams& image, ImageSource source,
+                        const ConvConfig& config, const LaunchOptions& options) {
+  switch (source) {
+    case ImageSource::kCodes:
+      return LaunchSource<ImageSource::kCodes>(p, image, config.tile_n, options);
+    case ImageSource::kPlanes:
+      if (FitsPlanes(p, image, options.device)) return LaunchPlanes(p, image, config, options);
+      return LaunchSource<ImageSource::kPlanes>(p, image, config.tile_n, options);
+    case ImageSource::kPixels:
+      return LaunchSource<ImageSource::kPixels>(p, image, config.tile_n, options);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,268 @@
+// A network's first convolution from float planes on wgmma, for Hopper (sm_90a): the same patches as
+// image_mma.cu, where
+// - planes are read four pixels at a time, two tiles ahead; the next tile's patch is quantized while this
+//   one's products are under way;
+// - a quantizer's clip bounds are applied to the float and its zero points are added to all channels of a
+//   pixel at once: seven instructions a channel, packing included;
+// - pixels go from the patch into registers as rows of A; the channels of B's rows are in such an order that
+//   a thread holds as many neighbouring ones as it stores at once, which need no way through shared memory.
+#include <algorithm>
+
+#include "kernels/cuda/conv/conv_tile.cuh"
+#include "kernels/cuda/conv/kernels.h"
+#include "kernels/cuda/conv/pixel_rounding.cuh"
+#include "kernels/cuda/conv/weight_rows.h"
+#include "kernels/cuda/device/wgmma_s8.cuh"
+
+namespace lowbit::cuda {
+namespace {
+
+constexpr int kThreads = 256, kTileRows = 8, kTileColumns = 16;
+template <int kTileN>
+constexpr int kBlocks = kTileN == 32 ? 3 : 2;  // of a multiprocessor: what registers allow
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// The weights of all rows of taps from PackImage's order to B's; rows of taps past the window are 0.
+template <int kTileN, int kRows>
+__device__ __forceinline__ void LoadWeights(const ConvParams& p, int n0, uint8_t* to) {
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * kTileN * 2; i += kThreads) {
+    const int ky = i / (kTileN * 2), packed = i / 2 % kTileN, half = i % 2;
+    // PackImage's row 16 a + 8 b + 2 q + e is channel 16 a + 4 q + 2 b + e.
+    const int channel = packed / 16 * 16 + packed % 8 / 2 * 4 + packed / 8 % 2 * 2 + packed % 2;
+    const int row = RowOfNeighbours<kTileN>(channel);
+    uint4 v = {};
+    if (ky < p.kernel_h) {
+      v = *reinterpret_cast<const uint4*>(
+          p.weights + (static_cast<int64_t>(ky) * p.n_padded + n0 + packed) * 32 + half * 16);
+    }
+    uint8_t* const out = to + ky * kTileN * 32 + row / 8 * 256 + row % 8 * 16 + half * 8;
+    *reinterpret_cast<uint2*>(out) = make_uint2(v.x, v.z);
+    *reinterpret_cast<uint2*>(out + 128) = make_uint2(v.y, v.w);
+  }
+}
+#endif
+
+template <int kWords>
+__device__ __forceinline__ void StoreCodes(uint8_t* y, const unsigned (&codes)[kWords]) {
+  if constexpr (kWords == 4) {
+    *reinterpret_cast<uint4*>(y) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
+  } else {
+    static_assert(kWords == 2);
+    *reinterpret_cast<uint2*>(y) = make_uint2(codes[0], codes[1]);
+  }
+}
+
+// Where a tile's first output lies.
+struct TileOrigin {
+  int n, row, column;
+
+  __device__ __forceinline__ TileOrigin(int tile, const ImageParams& image) {
+    const int row_of_tiles = Divide(tile, image.by_tiles_x);
+    n = Divide(row_of_tiles, image.by_tiles_y);
+    row = (row_of_tiles - n * image.tiles_y) * kTileRows;
+    column = (tile - row_of_tiles * image.tiles_x) * kTileColumns;
+  }
+};
+
+// Four codes of a pixel, each rounded from a value within the clip bounds: as integers in the low bits of
+// floats they are added up, a byte apart, with all that is constant. Signed codes are 128 more until the end.
+template <int kChannels>
+__device__ __forceinline__ unsigned QuantizePixel(const ImageParams& image, const float (&v)[kChannels]) {
+  unsigned four = image.codes_add;
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) {
+    four += RoundedPixel(image.rounding, c, v[c]) << (8 * c);
+  }
+  return four ^ image.rounding.flip;
+}
+
+// kRows: rows of taps that are multiplied, kernel_h or more.
+template <int kTileN, int kChannels, int kRows, bool kSigned>
+__global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
+    ConvPlanes(const __grid_constant__ ConvParams p, const __grid_constant__ ImageParams image) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr int kOwn = kTileN / 4, kStride = kOwn + 4;  // channels of a thread; without bank conflicts
+  LOWBIT_DYNAMIC_SHARED(shared, 128);
+  __shared__ __align__(16) int biases[4 * kStride];
+  __shared__ __align__(16) float multipliers[4 * kStride];
+  const EpilogueParams& e = p.epilogue;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, group = thread % 32 / 4,
+            t = thread % 4;
+  const int n0 = static_cast<int>(blockIdx.y) * kTileN, channel = n0 + t * kOwn;
+  if (thread < kTileN && n0 + thread < p.n) {
+    const int at = thread / kOwn * kStride + thread % kOwn;
+    biases[at] = e.bias[n0 + thread];
+    multipliers[at] = e.scale[n0 + thread];
+  }
+  LoadWeights<kTileN, kRows>(p, n0, shared);
+  FenceAsyncProxy();  // wgmma reads them
+  const uint64_t weights = PlainDescriptor(SharedAddress(shared));
+
+  // A thread's four pixels of every patch.
+  const int channels = kChannels == 3 ? 3 : image.in_channels, plane = p.in_h * p.in_w;
+  const int unit_row = Divide(thread, image.by_units), unit_column = (thread - unit_row * image.units_x) * 4;
+  const bool has_unit = unit_row < image.patch_rows;
+  float4 raw[kChannels] = {};
+  bool inside = false;
+  const auto load = [&](int tile) {
+    const TileOrigin origin(tile, image);
+    const int y = origin.row * p.stride_h - p.pad_top + unit_row,
+              x = origin.column * p.stride_w - p.pad_left - image.shift + unit_column;
+    inside = has_unit && y >= 0 && y < p.in_h && x >= 0 && x < p.in_w;
+    if (!inside) return;
+    const float* const from = reinterpret_cast<const float*>(p.x) +
+                              static_cast<int64_t>(origin.n) * channels * plane + (y * p.in_w + x);
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
+      if (kChannels == 3 || c < channels) raw[c] = *reinterpret_cast<const float4*>(from + c * plane);
+    }
+  };
+  const auto quantize = [&](uint8_t* patch) {
+    if (!has_unit) return;
+    uint4 fours = make_uint4(p.fill, p.fill, p.fill, p.fill);
+    if (inside) {
+      const auto pixel = [&](auto part) {
+        float v[kChannels];
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c) v[c] = raw[c].*part;
+        return QuantizePixel<kChannels>(image, v);
+      };
+      fours = make_uint4(pixel(&float4::x), pixel(&float4::y), pixel(&float4::z), pixel(&float4::w));
+    }
+    reinterpret_cast<uint4*>(patch)[thread] = fours;
+  };
+
+  const int step = static_cast<int>(gridDim.x);
+  int tile = static_cast<int>(blockIdx.x);
+  // A grid of blocks with several tiles fills the multiprocessors: the next kernel's blocks take the places
+  // of those that end. A smaller one would leave them room to crowd in, it waits for its products.
+  // (ResNet-50's stem and max pooling in turns: early 15.2 us and late 16.3 at batch 16, but 5.0 and 3.9 at
+  // batch 1.)
+  if (step < image.tiles) LetSuccessorsStart();
+  WaitForPredecessors();
+  load(tile);
+  uint8_t *patch = shared + image.patch_offset, *next_patch = patch + image.patch_bytes;
+  quantize(patch);
+  if (tile + step < image.tiles) load(tile + step);
+  __syncthreads();
+  // By way of shared memory: rounding would wait for pixels as long as it might have to wait for these.
+  float4 scales[kOwn / 4];
+#pragma unroll
+  for (int i = 0; i < kOwn / 4; ++i) {
+    scales[i] = *reinterpret_cast<const float4*>(multipliers + t * kStride + 4 * i);
+  }
+#pragma unroll 1
+  for (; tile < image.tiles; tile += step) {
+    // A warp's 16 outputs of a row.
+    int sums[kTileN / 2];
+#pragma unroll
+    for (int i = 0; i < kOwn; i += 4) {
+      const int4 bias = *reinterpret_cast<const int4*>(biases + t * kStride + i);
+      sums[2 * i] = sums[2 * i + 2] = bias.x;
+      sums[2 * i + 1] = sums[2 * i + 3] = bias.y;
+      sums[2 * i + 4] = sums[2 * i + 6] = bias.z;
+      sums[2 * i + 5] = sums[2 * i + 7] = bias.w;
+    }
+    unsigned a[kRows][4];
+    const unsigned* row = reinterpret_cast<const unsigned*>(patch) + warp * p.stride_h * image.units_x * 4 +
+                          image.shift + group * p.stride_w + t;
+#pragma unroll
+    for (int ky = 0; ky < kRows; ++ky, row += image.units_x * 4) {
+      a[ky][0] = row[0];
+      a[ky][1] = row[8 * p.stride_w];
+      a[ky][2] = row[4];
+      a[ky][3] = row[8 * p.stride_w + 4];
+    }
+    HoldRegisters(sums);
+    WgmmaFence();
+#pragma unroll
+    for (int ky = 0; ky < kRows; ++ky) MultiplyRows<kSigned>(sums, a[ky], weights + ky * (kTileN * 32 >> 4));
+    WgmmaCommit();
+    // Meanwhile the next patch, and the floats of the one after it.
+    if (tile + step < image.tiles) {
+      quantize(next_patch);
+      if (tile + 2 * step < image.tiles) load(tile + 2 * step);
+    } else {
+      LetSuccessorsStart();
+    }
+    WgmmaWait<0>();
+    HoldRegisters(sums);
+
+    unsigned codes[2][kOwn / 4];  // of a pixel and the one eight further
+    WithRounding(e, [&](const auto& requantize) {
+#pragma unroll
+      for (int i = 0; i < kOwn / 4; ++i) {
+        const int* const s = sums + 8 * i;
+        codes[0][i] = requantize(make_int4(s[0], s[1], s[4], s[5]), scales[i]);
+        codes[1][i] = requantize(make_int4(s[2], s[3], s[6], s[7]), scales[i]);
+      }
+    });
+    const TileOrigin origin(tile, image);
+    const int oy = origin.row + warp, ox = origin.column + group;
+    if (oy < p.out_h && channel < p.n) {
+      uint8_t* const y = static_cast<uint8_t*>(p.y) +
+                         static_cast<unsigned>(((origin.n * p.out_h + oy) * p.out_w + ox) * p.n + channel);
+      if (ox < p.out_w) StoreCodes(y, codes[0]);
+      if (ox + 8 < p.out_w) StoreCodes(y + 8 * p.n, codes[1]);
+    }
+    uint8_t* const last = patch;
+    patch = next_patch;
+    next_patch = last;
+    __syncthreads();  // the next patch is there; this one's place is free
+  }
+#endif
+}
+
+template <int kTileN, int kChannels, int kRows, bool kSigned>
+cudaError_t LaunchWith(const ConvParams& p, const ImageParams& image, const LaunchOptions& options) {
+  constexpr auto kKernel = ConvPlanes<kTileN, kChannels, kRows, kSigned>;
+  const cudaError_t error = PrepareKernel<kKernel>(options.device);
+  if (error != cudaSuccess) return error;
+  // As many tiles for every block.
+  const int most = std::max(1, options.device.multiprocessors * kBlocks<kTileN> / p.n_tiles);
+  const int per_block = (image.tiles + most - 1) / most;
+  const dim3 grid(static_cast<unsigned>((image.tiles + per_block - 1) / per_block),
+                  static_cast<unsigned>(p.n_tiles));
+  return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), nullptr, 0}, kKernel, grid,
+                                  dim3(kThreads), p, image);
+}
+
+template <int kTileN, int kChannels, int kRows>
+cudaError_t LaunchSigned(const ConvParams& p, const ImageParams& image, const LaunchOptions& options) {
+  return options.x_signed ? LaunchWith<kTileN, kChannels, kRows, true>(p, image, options)
+                          : LaunchWith<kTileN, kChannels, kRows, false>(p, image, options);
+}
+
+template <int kTileN, int kChannels>
+cudaError_t LaunchRows(const ConvParams& p, const ImageParams& image, const LaunchOptions& options) {
+  return p.kernel_h <= 3 ? LaunchSigned<kTileN, kChannels, 3>(p, image, options)
+                         : LaunchSigned<kTileN, kChannels, kMaxPlaneRows>(p, image, options);
+}
+
+template <int kTileN>
+cudaError_t LaunchChannels(const ConvParams& p, const ImageParams& image, const LaunchOptions& options) {
+  return image.in_channels == 3 ? LaunchRows<kTileN, 3>(p, image, options)
+                                : LaunchRows<kTileN, 4>(p, image, options);
+}
+
+}  // namespace
+
+bool FitsPlanes(const ConvParams& p, const ImageParams& image, const Device& device) {
+  return device.capability == 90 && p.in_registers && !p.epilogue.has_residual &&
+         image.rounding.fast_division && p.kernel_h <= kMaxPlaneRows && p.in_w % 4 == 0 &&
+         image.patch_rows * image.units_x <= kThreads && reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
+}
+
+cudaError_t LaunchPlanes(const ConvParams& params, const ImageParams& image, const ConvConfig& config,
+                         const LaunchOptions& options) {
+  ConvParams p = params;
+  const int rows = p.kernel_h <= 3 ? 3 : kMaxPlaneRows;
+  ImageParams planes = image;
+  planes.patch_offset = rows * config.tile_n * 32;
+  planes.patch_bytes = (7 * p.stride_h + rows) * image.units_x * 16;
+  p.shared_bytes = planes.patch_offset + 2 * planes.patch_bytes;
+  return config.tile_n == 32 ? LaunchChannels<32>(p, planes, options)
+                             : LaunchChannels<64>(p, planes, options);
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,99 @@
+// What the tensor memory accelerator fetches and stores for convolutions on Hopper (sm_90a): boxes of the
+// input's pixels, which walk along the pixels that a tap of neighbouring outputs reads, and boxes of output
+// codes.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/conv/conv_tile.cuh"
+#include "kernels/cuda/device/tensor_maps.h"
+
+namespace lowbit::cuda {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Where the windows of outputs begin in the input: column, row, image.
+struct PixelPlace {
+  int w, h, n;
+};
+
+// That of output m. Params: ConvParams, or what has its fields.
+template <typename Params>
+__device__ __forceinline__ PixelPlace FirstPixel(const Params& p, int m) {
+  if (p.flat) return {m, 0, 0};
+  const int n = Divide(m, p.by_image), rest = m - n * static_cast<int>(p.by_image.divisor);
+  const int oy = Divide(rest, p.by_row), ox = rest - oy * static_cast<int>(p.by_row.divisor);
+  return {ox * p.stride_w - p.pad_left, oy * p.stride_h - p.pad_top, n};
+}
+
+// Walks along the tiles of k: the channels that a box has, the tap that is dx columns and dy rows into the
+// windows. Tiles do not reach into a second tap.
+struct TapWalk {
+  int channel = 0, dx = 0, dy = 0;
+
+  TapWalk() = default;
+  __device__ __forceinline__ TapWalk(const ConvParams& p, int k_tile) {
+    const int tap = Divide(k_tile * kRowBytes, p.by_channels), ty = Divide(tap, p.by_kernel_w);
+    channel = k_tile * kRowBytes - tap * p.channels;
+    dx = (tap - ty * p.kernel_w) * p.dilation_w;
+    dy = ty * p.dilation_h;
+  }
+  __device__ __forceinline__ void Step(const ConvParams& p) {
+    channel += kRowBytes;
+    if (channel < p.channels) return;
+    channel = 0;
+    dx += p.dilation_w;
+    if (dx < p.kernel_w * p.dilation_w) return;
+    dx = 0;
+    dy += p.dilation_h;
+  }
+};
+
+// A box of `map`: the pixels of consecutive outputs from the one at `at` on, dx columns and dy rows into
+// their windows, the channels of a row of the box from c on.
+__device__ __forceinline__ void PixelCopy(uint32_t shared, const CUtensorMap& map, int c,
+                                          const PixelPlace& at, int dx, int dy, uint32_t barrier) {
+  WindowCopy(shared, map, c, at.w, at.h, at.n, dx, dy, barrier);
+}
+
+// What moves the 16-byte chunks of a row of a box of codes: exchanged by the bits of the row, of its half or
+// quarter where two or four rows share 128 bytes.
+template <int kTileN>
+__device__ __forceinline__ int CodesSwizzle(int row) {
+  static_assert(kTileN == 128 || kTileN == 64 || kTileN == 32);
+  return (kTileN == 128 ? row % 8 : kTileN == 64 ? row / 2 % 4 : row / 4 % 2) * 16;
+}
+#endif
+
+// The input in boxes of `pixels` pixels and kBytes channels, 128 or 64. They walk along the pixels that the
+// first taps of outputs' windows read, in steps of the strides, from image to image; where those are all
+// pixels, along one long row. What lies outside the image, and channels past the last, are read as 0.
+template <int kBytes = kRowBytes, typename Params>
+cudaError_t EncodePixels(const Params& p, int pixels, CUtensorMap* map) {
+  static_assert(kBytes == 128 || kBytes == 64);
+  const auto wide = [](int v) { return static_cast<cuuint64_t>(v); };
+  const int in_w = p.flat ? p.m : p.in_w, in_h = p.flat ? 1 : p.in_h, out_w = p.flat ? p.m : p.out_w,
+            out_h = p.flat ? 1 : p.out_h;
+  const int batch = p.flat ? 1 : p.m / (p.out_h * p.out_w);
+  const cuuint64_t sizes[] = {wide(p.pixel_bytes), wide(in_w), wide(in_h), wide(batch)};
+  const cuuint64_t strides[] = {wide(p.pixel_bytes), wide(p.pixel_bytes) * wide(in_w),
+                                wide(p.pixel_bytes) * wide(in_w) * wide(in_h)};
+  const int lower[] = {-p.pad_left, -p.pad_top};
+  const int upper[] = {(out_w - 1) * p.stride_w - p.pad_left - in_w + 1,
+                       (out_h - 1) * p.stride_h - p.pad_top - in_h + 1};
+  const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(p.stride_w), static_cast<cuuint32_t>(p.stride_h), 1};
+  return EncodeWindows(map, p.x, sizes, strides, lower, upper, kBytes, static_cast<cuuint32_t>(pixels),
+                       steps);
+}
+
+// Codes of outputs in boxes of 64 pixels and kTileN channels. What lies past the last of either is neither
+// read nor written.
+template <int kTileN>
+cudaError_t EncodeCodes(const ConvParams& p, const void* codes, CUtensorMap* map) {
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(p.n), static_cast<cuuint64_t>(p.m)};
+  const cuuint32_t box[] = {kTileN, 64};
+  return EncodeBoxes(map, codes, sizes, sizes, box);
+}
+
+}  // namespace lowbit::cuda

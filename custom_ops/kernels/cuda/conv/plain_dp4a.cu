@@ -1,0 +1,168 @@
+// The GPU's own reference: one thread sums one output with dp4a, every node. Its values take no shortcut
+// through padding codes or folded zero points. Besides it the small kernels around the tile kernels: input
+// repacking, pixel sums, the reduction of split sums.
+#include <algorithm>
+
+#include "kernels/cuda/conv/conv_tile.cuh"
+#include "kernels/cuda/conv/device_epilogue.cuh"
+#include "kernels/cuda/conv/kernels.h"
+#include "kernels/cuda/device/ptx.cuh"
+
+namespace lowbit::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+// Which input pixel tap t of output o reads in one dimension; -1: none.
+__device__ __forceinline__ int InputPixel(bool transposed, int o, int t, int stride, int dilation, int pad,
+                                          int size) {
+  int i = o * stride + t * dilation - pad;
+  if (transposed) {
+    const int scaled = o + pad - t * dilation;
+    if (scaled < 0 || scaled % stride != 0) return -1;
+    i = scaled / stride;
+  }
+  return i >= 0 && i < size ? i : -1;
+}
+
+// Four weights of channel n of a group, of `tap`, from channel i on: in the tiles of the tile kernels, or in
+// rows [taps][channels rounded up to 4].
+__device__ __forceinline__ int Weights(const ConvParams& p, int group, int n, int tap, int i) {
+  const int padded = (p.channels + 3) / 4 * 4, k = tap * padded + i;
+  if (!p.weights_in_tiles) {
+    const int64_t row = static_cast<int64_t>(group) * p.n + n;
+    return *reinterpret_cast<const int*>(p.weights + row * p.kernel_h * p.kernel_w * padded + k);
+  }
+  const int r = InterleavedRow(n);
+  const int64_t row = (static_cast<int64_t>(group) * p.k_tiles + k / 128) * p.n_padded + r;
+  return *reinterpret_cast<const int*>(p.weights + row * 128 + ((k % 128 / 16 ^ r % 8) * 16) + k % 16);
+}
+
+// With v(x) = x_mul q - x_zero and
+// v(w) = w - w_zero, the sum over the taps inside the image is
+//   x_mul S(q w) - x_zero S(w) - w_zero S(v(x)).
+// The last factor is the x_sum of FinishOne.
+template <bool kSigned>
+__global__ void __launch_bounds__(kThreads) ConvPlain(const __grid_constant__ ConvParams p) {
+  WaitForPredecessors();
+  LetSuccessorsStart();
+  const int out_channels = p.epilogue.out_channels;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (index >= static_cast<int64_t>(p.m) * out_channels) return;
+  const int pixel = static_cast<int>(index / out_channels), c = static_cast<int>(index % out_channels);
+  const int group = c / p.n;
+  const int image = pixel / (p.out_h * p.out_w), oy = pixel / p.out_w % p.out_h, ox = pixel % p.out_w;
+  const bool words = p.channels % 4 == 0;
+  int products = 0, x_sum = 0, w_sum = 0, count = 0;
+  for (int ty = 0; ty < p.kernel_h; ++ty) {
+    const int iy = InputPixel(p.transposed, oy, ty, p.stride_h, p.dilation_h, p.pad_top, p.in_h);
+    if (iy < 0) continue;
+    for (int tx = 0; tx < p.kernel_w; ++tx) {
+      const int ix = InputPixel(p.transposed, ox, tx, p.stride_w, p.dilation_w, p.pad_left, p.in_w);
+      if (ix < 0) continue;
+      const uint8_t* x = p.x + (static_cast<int64_t>(image * p.in_h + iy) * p.in_w + ix) * p.pixel_bytes +
+                         group * p.channels;
+      for (int i = 0; i < p.channels; i += 4) {
+        int four = 0;
+        if (words) {
+          four = *reinterpret_cast<const int*>(x + i);
+        } else {
+          for (int j = 0; j < 4 && i + j < p.channels; ++j) four |= static_cast<int>(x[i + j]) << (8 * j);
+        }
+        const int weights = Weights(p, group, c - group * p.n, ty * p.kernel_w + tx, i);
+        products = DotFour<kSigned>(four, weights, products);
+        x_sum = DotFour<kSigned>(four, 0x01010101, x_sum);
+        w_sum = DotFour<true>(weights, 0x01010101, w_sum);
+      }
+      count += p.channels;
+    }
+  }
+  FinishOne(p.epilogue, p.residual, p.y, pixel, c, p.x_mul * products - p.x_zero * w_sum, p.epilogue.bias[c],
+            p.epilogue.scale[c], p.x_mul * x_sum - p.x_zero * count);
+}
+
+__global__ void __launch_bounds__(kThreads) Reduce(const __grid_constant__ ConvParams p) {
+  LetSuccessorsStart();
+  WaitForPredecessors();
+  const int64_t outputs = static_cast<int64_t>(p.groups) * p.m * p.n;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (index >= outputs) return;
+  const int64_t row = index / p.n;  // group * m + pixel
+  const int group = static_cast<int>(row / p.m), pixel = static_cast<int>(row % p.m);
+  const int channel = group * p.n + static_cast<int>(index % p.n);
+  int sum = 0;
+  for (int s = 0; s < p.splits; ++s) sum += p.partial[s * outputs + index];
+  const int x_sum = p.epilogue.w_zero != nullptr ? p.x_sums[row] : 0;
+  FinishOne(p.epilogue, p.residual, p.y, pixel, channel, sum, p.epilogue.bias[channel],
+            p.epilogue.scale[channel], x_sum);
+}
+
+__global__ void __launch_bounds__(kThreads) Repack(const __grid_constant__ RepackParams p) {
+  LetSuccessorsStart();
+  WaitForPredecessors();
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;  // of 4 bytes of y
+  const int words = p.groups * p.channels / 4;
+  if (index >= p.pixels * words) return;
+  const int64_t pixel = index / words;
+  const int column = static_cast<int>(index % words) * 4, group = column / p.channels,
+            c = column % p.channels;
+  const uint8_t* x = p.x + (pixel * p.groups + group) * p.group_in + c;
+  unsigned four = 0;
+  for (int i = 0; i < 4 && c + i < p.group_in; ++i) {
+    four |= static_cast<unsigned>((p.mul * static_cast<int>(x[i]) - p.sub) & 255) << (8 * i);
+  }
+  reinterpret_cast<unsigned*>(p.y)[index] = four;
+}
+
+// A warp a pixel and group.
+template <bool kSigned>
+__global__ void __launch_bounds__(kThreads)
+    PixelSums(const __grid_constant__ ConvParams p, int group_in, int zero, int32_t* x_sums) {
+  LetSuccessorsStart();
+  WaitForPredecessors();
+  const int64_t row = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (row >= static_cast<int64_t>(p.groups) * p.m) return;
+  const int group = static_cast<int>(row / p.m), pixel = static_cast<int>(row % p.m);
+  const int image = pixel / (p.out_h * p.out_w), oy = pixel / p.out_w % p.out_h, ox = pixel % p.out_w;
+  int sum = 0;
+  for (int t = 0; t < p.kernel_h * p.kernel_w; ++t) {
+    const int iy = oy * p.stride_h - p.pad_top + t / p.kernel_w * p.dilation_h;
+    const int ix = ox * p.stride_w - p.pad_left + t % p.kernel_w * p.dilation_w;
+    if (iy < 0 || iy >= p.in_h || ix < 0 || ix >= p.in_w) continue;
+    const uint8_t* x =
+        p.x + (static_cast<int64_t>(image * p.in_h + iy) * p.in_w + ix) * p.pixel_bytes + group * p.channels;
+    for (int i = lane; i < group_in; i += 32) {
+      sum += (kSigned ? static_cast<int>(static_cast<int8_t>(x[i])) : static_cast<int>(x[i])) - zero;
+    }
+  }
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+  if (lane == 0) x_sums[row] = sum;
+}
+
+dim3 Blocks(int64_t threads) { return dim3(static_cast<unsigned>((threads + kThreads - 1) / kThreads)); }
+
+}  // namespace
+
+cudaError_t LaunchPlain(const ConvParams& p, const LaunchOptions& options) {
+  const int64_t threads = static_cast<int64_t>(p.m) * p.epilogue.out_channels;
+  return options.x_signed ? options.queue.Launch(ConvPlain<true>, Blocks(threads), kThreads, p)
+                          : options.queue.Launch(ConvPlain<false>, Blocks(threads), kThreads, p);
+}
+
+cudaError_t LaunchReduce(const ConvParams& p, const LaunchOptions& options) {
+  return options.queue.Launch(Reduce, Blocks(static_cast<int64_t>(p.groups) * p.m * p.n), kThreads, p);
+}
+
+cudaError_t LaunchRepack(const RepackParams& p, const LaunchOptions& options) {
+  return options.queue.Launch(Repack, Blocks(p.pixels * p.groups * p.channels / 4), kThreads, p);
+}
+
+cudaError_t LaunchPixelSums(const ConvParams& p, int group_in, int zero, int32_t* x_sums,
+                            const LaunchOptions& options) {
+  const int64_t threads = static_cast<int64_t>(p.groups) * p.m * 32;
+  const auto kernel = options.x_signed ? PixelSums<true> : PixelSums<false>;
+  return options.queue.Launch(kernel, Blocks(threads), kThreads, p, group_in, zero, x_sums);
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,144 @@
+// Implicit-precomp GEMM on mma.sync: sm_80 and later with m16n8k32 and cp.async stages, sm_75 with m8n8k16
+// and plain copies. A warp sums kTileM / kWarpsM x kTileN / kWarpsN outputs.
+#include "kernels/cuda/conv/conv_tile.cuh"
+#include "kernels/cuda/conv/kernels.h"
+#include "kernels/cuda/conv/select.h"
+#include "kernels/cuda/device/mma_s8.cuh"
+
+namespace lowbit::cuda {
+namespace {
+
+template <int kTileM, int kTileN, int kWarpsM, int kWarpsN, int kStages, bool kSigned, int kVectorBytes>
+__global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
+    ConvMma(const __grid_constant__ ConvParams p, bool cluster) {
+  constexpr int kThreads = kWarpsM * kWarpsN * 32;
+  constexpr int kWarpM = kTileM / kWarpsM, kWarpN = kTileN / kWarpsN;
+  constexpr int kBlocksM = kWarpM / 16, kBlocksN = kWarpN / 8;
+  constexpr int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes;
+  static_assert(kBlocksN % 2 == 0 && kBytesB % (kThreads * 16) == 0 && kThreads >= kTileN);
+  LOWBIT_DYNAMIC_SHARED(shared, 128);
+  __shared__ BlockState<kTileN> state;
+
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
+  const uint32_t tiles = SharedAddress(shared);
+  ActivationLoader<kTileM, kThreads, kVectorBytes> activations(p, thread, at.m0, at.group, at.k_begin);
+  if (cluster) state.BeginCluster(kTileM);
+  state.template FetchConstants<kThreads>(p, at, thread);
+
+  const auto load_weights = [&](int k_tile, int stage) {
+    const uint8_t* source = at.Weights(p, k_tile) + thread * 16;
+    const uint32_t target = tiles + stage * (kBytesA + kBytesB) + kBytesA + thread * 16;
+#pragma unroll
+    for (int i = 0; i < kBytesB; i += kThreads * 16) CopyAsync<16>(target + i, source + i);
+  };
+
+  // The weights are this kernel's own: they may be fetched before the predecessor is done. They count to the
+  // first group of copies.
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) {
+    if (at.k_begin + s < at.k_end) load_weights(at.k_begin + s, s);
+  }
+  WaitForPredecessors();
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) {
+    if (at.k_begin + s < at.k_end) activations.Load(tiles + s * (kBytesA + kBytesB));
+    CommitCopies();
+  }
+
+  // They count with the first tile of the loop below.
+  FetchResiduals<kTileM, kTileN, kThreads>(p, at, shared, thread, PixelsInOrder{at.m0, p.m});
+
+  int c[kBlocksM][kBlocksN][4] = {};
+  const int row_a = warp / kWarpsN * kWarpM + lane % 16,
+            row_b = warp % kWarpsN * kWarpN + lane / 16 * 8 + lane % 8;
+  const int half_a = lane / 16, half_b = lane / 8 % 2;  // which 16 of the 32 bytes of k this lane addresses
+  int stage = 0;
+  for (int k_tile = at.k_begin; k_tile < at.k_end; ++k_tile) {
+    WaitForCopies<kStages - 2>();
+    __syncthreads();
+    const int next = k_tile + kStages - 1;
+    if (next < at.k_end) {
+      const int target =
+          stage == 0 ? kStages - 1 : stage - 1;  // read in the last iteration, free since the barrier
+      load_weights(next, target);
+      activations.Load(tiles + target * (kBytesA + kBytesB));
+    }
+    CommitCopies();
+    const uint32_t tile_a = tiles + stage * (kBytesA + kBytesB), tile_b = tile_a + kBytesA;
+    const int steps = min(4, (p.k - k_tile * kRowBytes + 31) / 32);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      if (step >= steps) break;
+      unsigned a[kBlocksM][4], b[kBlocksN / 2][4];
+#pragma unroll
+      for (int i = 0; i < kBlocksM; ++i) {
+        const int row = row_a + i * 16;
+        LoadMatrices(tile_a + row * kRowBytes + (((step * 2 + half_a) ^ (row % 8)) << 4), a[i]);
+      }
+#pragma unroll
+      for (int j = 0; j < kBlocksN / 2; ++j) {
+        const int row = row_b + j * 16;
+        LoadMatrices(tile_b + row * kRowBytes + (((step * 2 + half_b) ^ (row % 8)) << 4), b[j]);
+      }
+#pragma unroll
+      for (int i = 0; i < kBlocksM; ++i) {
+#pragma unroll
+        for (int j = 0; j < kBlocksN; ++j) {
+          Multiply<kSigned>(c[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+        }
+      }
+    }
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+  LetSuccessorsStart();
+  WaitForCopies<0>();
+  __syncthreads();
+
+  const int out_row = warp / kWarpsN * kWarpM + lane / 4, out_column = warp % kWarpsN * kWarpN + lane % 4 * 4;
+  FinishTile<kTileM, kTileN, kThreads>(p, at, shared, state, cluster, [&](const auto& f) {
+#pragma unroll
+    for (int i = 0; i < kBlocksM; ++i) {
+#pragma unroll
+      for (int j = 0; j < kBlocksN; j += 2) {
+        const auto &left = c[i][j], &right = c[i][j + 1];
+        f(out_row + i * 16, out_column + j * 8, make_int4(left[0], left[1], right[0], right[1]),
+          make_int4(left[2], left[3], right[2], right[3]));
+      }
+    }
+  });
+}
+
+template <int kTileM, int kTileN, int kWarpsM, int kWarpsN>
+cudaError_t LaunchTile(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
+  constexpr int kStages = 3, kThreads = kWarpsM * kWarpsN * 32;
+  if (!options.vector16) {
+    // Few channels: the gather dominates, one tile is enough.
+    if constexpr (kTileM == 64 && kTileN == 64) {
+      return options.x_signed ? LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, true, 4>>(
+                                    p, config, options, kThreads)
+                              : LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, false, 4>>(
+                                    p, config, options, kThreads);
+    } else {
+      return cudaErrorInvalidValue;
+    }
+  }
+  return options.x_signed ? LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, true, 16>>(
+                                p, config, options, kThreads)
+                          : LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, false, 16>>(
+                                p, config, options, kThreads);
+}
+
+}  // namespace
+
+cudaError_t LaunchMma(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
+  const auto is = [&](int m, int n) { return config.tile_m == m && config.tile_n == n; };
+  if (is(32, 64)) return LaunchTile<32, 64, 2, 2>(p, config, options);
+  if (is(64, 32)) return LaunchTile<64, 32, 4, 1>(p, config, options);
+  if (is(64, 64)) return LaunchTile<64, 64, 2, 2>(p, config, options);
+  if (is(128, 64)) return LaunchTile<128, 64, 4, 2>(p, config, options);
+  if (is(128, 128)) return LaunchTile<128, 128, 2, 4>(p, config, options);
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,107 @@
+#include "kernels/cuda/conv/weight_layouts.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cuda/conv/cell_weights.h"
+#include "kernels/cuda/conv/packed_conv.h"
+#include "kernels/cuda/conv/select.h"
+#include "kernels/cuda/conv/weight_rows.h"
+
+namespace lowbit::cuda {
+
+Int8Weights ToInt8(const ConvSpec& spec) {
+  const int64_t channels = spec.geometry.out_channels, k = spec.geometry.K();
+  Int8Weights out;
+  out.values.resize(static_cast<size_t>(channels * k));
+  out.zero.assign(static_cast<size_t>(channels), 0);
+  out.sum.assign(static_cast<size_t>(channels), 0);
+  out.above.assign(static_cast<size_t>(channels), 0);
+  for (int64_t c = 0; c < channels; ++c) {
+    int32_t lowest = 0, highest = 0;
+    for (int64_t i = 0; i < k; ++i) {
+      lowest = std::min(lowest, spec.WeightValue(c, c * k + i));
+      highest = std::max(highest, spec.WeightValue(c, c * k + i));
+    }
+    int32_t shift = 0;
+    if (lowest < -128 || highest > 127) {
+      // Codes span at most 256 values: all of them less 128, or as they are, fit.
+      shift = (spec.w.encoding == Encoding::kUnsigned ? 128 : 0) - spec.w_zero_point[static_cast<size_t>(c)];
+      out.zero[static_cast<size_t>(c)] = -shift;
+    }
+    for (int64_t i = 0; i < k; ++i) {
+      const int32_t value = spec.WeightValue(c, c * k + i) - shift;
+      out.values[static_cast<size_t>(c * k + i)] = static_cast<int8_t>(value);
+      out.sum[static_cast<size_t>(c)] += value;
+      out.above[static_cast<size_t>(c)] += std::max(value, 0);
+    }
+  }
+  return out;
+}
+
+void PackRows(const ConvGeometry& g, const Int8Weights& w, int64_t channels, uint8_t* out) {
+  for (int64_t row = 0; row < g.out_channels * g.Taps(); ++row) {
+    std::memcpy(out + row * channels, w.values.data() + row * g.GroupIn(), static_cast<size_t>(g.GroupIn()));
+  }
+}
+
+void PackTiles(const ConvGeometry& g, const Int8Weights& w, int64_t channels, int64_t n_padded,
+               uint8_t* out) {
+  const int64_t k_tiles = RoundUp(g.Taps() * channels, kTileK) / kTileK;
+  for (int64_t c = 0; c < g.out_channels; ++c) {
+    const int64_t group = c / g.GroupOut(), r = InterleavedRow(static_cast<int>(c % g.GroupOut()));
+    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
+      for (int64_t i = 0; i < g.GroupIn(); ++i) {
+        const int64_t k = tap * channels + i, chunk = k % kTileK / 16;
+        const int64_t row = (group * k_tiles + k / kTileK) * n_padded + r;
+        out[row * kTileK + ((chunk ^ (r % 8)) * 16) + k % 16] =
+            static_cast<uint8_t>(w.values[static_cast<size_t>((c * g.Taps() + tap) * g.GroupIn() + i)]);
+      }
+    }
+  }
+}
+
+void PackImage(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
+  const int64_t eights = RoundUp(g.out_channels, kImageColumns) / 8;
+  for (int64_t c = 0; c < g.out_channels; ++c) {
+    const int64_t row = InterleavedRow(static_cast<int>(c));
+    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
+      const int64_t ky = tap / g.kernel_w, kx = tap % g.kernel_w, lane = row % 8 * 4 + kx % 4;
+      std::memcpy(out + ((ky * eights + row / 8) * 32 + lane) * 8 + kx / 4 * 4,
+                  w.values.data() + (c * g.Taps() + tap) * g.in_channels, static_cast<size_t>(g.in_channels));
+    }
+  }
+}
+
+void PackCells(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
+  const int64_t channels = g.in_channels, tile_bytes = channels * kCellChannelBytes;
+  for (int64_t c = 0; c < g.out_channels; ++c) {
+    const int64_t row = RowOfNeighbours<kCellTileN>(static_cast<int>(c % kCellTileN));
+    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
+      const int64_t y = tap / g.kernel_w + g.pad_top % 2, x = tap % g.kernel_w + g.pad_left % 2;
+      for (int order = 0; order < kCellOrders; ++order) {
+        const int64_t slot = (y / 2 + order) % kCellTaps;
+        for (int64_t i = 0; i < channels; ++i) {
+          const int64_t byte = (y % 2 * 2 + x % 2) * channels + i, word = slot % 2 * channels + byte / 4;
+          const int64_t step = (order * 2 + slot / 2) * channels + word / 2;
+          out[c / kCellTileN * tile_bytes + step * kCellMatrixBytes + row / 8 * 256 + word % 2 * 128 +
+              row % 8 * 16 + x / 2 * 4 + byte % 4] =
+              static_cast<uint8_t>(w.values[static_cast<size_t>((c * g.Taps() + tap) * channels + i)]);
+        }
+      }
+    }
+  }
+}
+
+void PackDepthwise(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
+  const int64_t fours = RoundUp(g.kernel_w, 4) / 4;
+  for (int64_t c = 0; c < g.out_channels; ++c) {
+    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
+      const int64_t ky = tap / g.kernel_w, kx = tap % g.kernel_w;
+      out[((ky * fours + kx / 4) * g.out_channels + c) * 4 + kx % 4] =
+          static_cast<uint8_t>(w.values[static_cast<size_t>(c * g.Taps() + tap)]);
+    }
+  }
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,196 @@
+// Convolutions of stride 1 on wgmma, for Hopper (sm_90a), whose weights do not fit beside the pixels or take
+// longer to fetch than to use. As in halo_sm90.cu a block reads every pixel once, into a patch that
+// stays in shared memory; tiles of weights pass through a ring of stages. Blocks of a cluster may sum over
+// other channels of the input (splits); they add up through distributed shared memory.
+//
+//   patch             slab by slab, each of 128 channels   [line of places][128]
+//   ring of weights   slab by slab, its taps               [kTileN][128]
+//
+// On an H200 a tile of weights takes about 220 clocks of barriers and issue besides its products; several
+// blocks of a multiprocessor hide them, hence few stages. Not worth their code: weights that one block
+// fetches for others of a cluster (multicast: 0.5 us slower and more for ResNet-50's layers at batch 16), and
+// windows with a stride, their pixels sorted by column and row modulo the stride (slower than implicit GEMM).
+#include "kernels/cuda/conv/halo_places.cuh"
+#include "kernels/cuda/conv/kernels.h"
+#include "kernels/cuda/conv/select.h"
+#include "kernels/cuda/device/wgmma_s8.cuh"
+
+namespace lowbit::cuda {
+namespace {
+
+// A warpgroup for every 64 places, then a warp that fetches weights.
+template <int kTileM, int kTileN, bool kSigned, Finish kFinish>
+__global__ void __launch_bounds__(kTileM * 2 + 32, 1)
+    ConvWindows(const __grid_constant__ ConvParams p, const __grid_constant__ HaloParams h,
+                const __grid_constant__ CUtensorMap map) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr int kConsumers = kTileM * 2, kBytesB = kTileN * kRowBytes;
+  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
+  __shared__ BlockState<kTileN> state;
+  __shared__ __align__(8) uint64_t barriers[2 * kMaxWindowStages + kMaxWindowSlabs];
+
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  // From one lane: equal in all of a warp, so that addresses are computed once for all.
+  const int warp = __shfl_sync(~0u, thread / 32, 0);
+  // Swizzled tiles start at multiples of 1024 bytes (SharedBytes has room for that).
+  const uint32_t ring = (SharedAddress(unaligned) + 1023) & ~1023u;
+  uint8_t* const shared = unaligned + (ring - SharedAddress(unaligned));
+  const uint32_t patch = ring + p.stages * kBytesB;
+  const uint32_t barriers_at = SharedAddress(barriers);
+  const auto full = [&](int stage) { return barriers_at + stage * 8; };
+  const auto empty = [&](int stage) { return barriers_at + (kMaxWindowStages + stage) * 8; };
+  const auto slab_full = [&](int slab) { return barriers_at + (2 * kMaxWindowStages + slab) * 8; };
+
+  const int stages = p.stages;
+  const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
+  const int count = at.k_end - at.k_begin;
+  // This block's part of K: the taps of one slab after the other.
+  const bool split = p.splits > 1;
+  const int taps = p.kernel_h * p.kernel_w, first_slab = split ? at.k_begin / taps : 0,
+            first_tap = at.k_begin - first_slab * taps;
+  const int slabs = split ? (at.k_end - 1) / taps - first_slab + 1 : h.slabs;
+  const int line0 = Divide(at.m0, h.by_pitch);
+  const int lines = Divide(at.m0 + kTileM - 1 + h.reach, h.by_pitch) - line0 + 1;
+
+  if (lane == 0) {  // every warp makes a few barriers: each takes a while
+    constexpr int kWarps = kConsumers / 32 + 1;
+    for (int stage = warp; stage < stages; stage += kWarps) {
+      InitBarrier(full(stage), 1);
+      InitBarrier(empty(stage), kConsumers / 32);
+    }
+    for (int slab = kWarps - 1 - warp; slab < slabs; slab += kWarps) InitBarrier(slab_full(slab), 1);
+    FenceBarrierInit();
+    for (int slab = kWarps - 1 - warp; slab < slabs; slab += kWarps)
+      ArriveExpecting(slab_full(slab), lines * h.pitch * kRowBytes);
+  }
+  if (thread == 32) PrefetchMap(map);
+  if (split) state.BeginCluster(kTileM);
+  __syncthreads();
+
+  if (warp == kConsumers / 32) {
+    if (lane == 0) {
+      int tap = first_tap, tile = first_tap * h.slabs + first_slab, stage = 0;
+      uint32_t parity = 0;
+      for (int i = 0; i < count; ++i) {
+        if (i >= stages) WaitBarrier(empty(stage), parity);
+        ArriveExpecting(full(stage), kBytesB);
+        BulkCopy(ring + stage * kBytesB, at.Weights(p, tile), kBytesB, full(stage));
+        tile += h.slabs;
+        if (++tap == taps) {
+          tap = 0;
+          tile -= p.k_tiles - 1;
+        }
+        if (++stage == stages) {
+          stage = 0;
+          parity ^= i >= stages ? 1 : 0;
+        }
+      }
+    }
+    __syncwarp();
+    WaitForPredecessors();
+    LetSuccessorsStart();
+    return;
+  }
+
+  state.template FetchConstants<kConsumers>(p, at, thread);
+  CommitCopies();
+  WaitForPredecessors();
+  if (lane == 0) {  // every row of the patch, slab by slab
+    for (int slab = 0; slab < slabs; ++slab) {
+      for (int row = warp; row < lines; row += kConsumers / 32) {
+        const int line = line0 + row, image = Divide(line, h.by_rows), y = line - image * h.image_rows;
+        RowCopy(patch + slab * h.plane_bytes + row * h.pitch * kRowBytes, map,
+                (first_slab + slab) * kRowBytes, -p.pad_left, y - p.pad_top, image, slab_full(slab));
+      }
+    }
+  }
+  __syncwarp();
+  const PixelsOfPlaces pixel_of{p, h, at.m0};
+  FetchResiduals<kTileM, kTileN, kConsumers>(p, at, shared, thread, pixel_of);
+
+  const int row = warp * 16 + lane / 4, column = lane % 4 * 4;
+  int sums[kTileN / 2];
+  BeginSums<kConsumers, kFinish>(p, state, column, sums);
+  HoldRegisters(sums);
+  // h.step counts from the first slab of all.
+  const uint32_t source = MatrixPart(patch) + (at.m0 + warp / 4 * 64 - line0 * h.pitch) * (kRowBytes / 16) -
+                          first_slab * (h.plane_bytes / 16);
+  int stage = 0, previous = 0, slab = 0, tap = first_tap;
+  uint32_t parity = 0;
+  WaitBarrier(slab_full(0), 0);
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    if (tap == taps) {
+      tap = 0;
+      WaitBarrier(slab_full(++slab), 0);
+    }
+    ++tap;
+    const uint64_t a = SlabDescriptor<kRowBytes>(source + h.step[at.k_begin + i]);
+    const uint64_t b = MatrixDescriptor(ring + stage * kBytesB);
+    WaitBarrier(full(stage), parity);
+    HoldRegisters(sums);
+    WgmmaFence();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) Wgmma<kTileN, kSigned>::Multiply(sums, a + 2 * step, b + 2 * step);
+    WgmmaCommit();
+    WgmmaWait<1>();
+    // Only a stage that will be filled again: nobody waits for the others.
+    if (lane == 0 && i > 0 && i - 1 + stages < count) Arrive(empty(previous));
+    previous = stage;
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  LetSuccessorsStart();
+  WgmmaWait<0>();
+  HoldRegisters(sums);
+  CommitCopies();
+  WaitForCopies<0>();  // the constants, the residuals
+  SyncThreads<kConsumers>();
+
+  FinishTile<kTileM, kTileN, kConsumers, true, kFinish>(
+      p, at, shared, state, split, [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); },
+      pixel_of);
+#endif
+}
+
+template <int kTileM, int kTileN, bool kSigned, Finish kFinish>
+cudaError_t LaunchWith(const ConvParams& p, const HaloParams& h, const LaunchOptions& options) {
+  constexpr auto kKernel = ConvWindows<kTileM, kTileN, kSigned, kFinish>;
+  cudaError_t error = PrepareKernel<kKernel>(options.device);
+  CUtensorMap map;
+  if (error == cudaSuccess) error = EncodeRows(p, h, &map);
+  if (error != cudaSuccess) return error;
+  const dim3 grid(static_cast<unsigned>((h.tiles * 64 + kTileM - 1) / kTileM),
+                  static_cast<unsigned>(p.n_tiles), static_cast<unsigned>(p.splits));
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = cluster.val.clusterDim.y = 1;
+  cluster.val.clusterDim.z = static_cast<unsigned>(p.splits);
+  return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), &cluster, p.splits > 1 ? 1 : 0},
+                                  kKernel, grid, dim3(kTileM * 2 + 32), p, h, map);
+}
+
+template <int kTileM, int kTileN>
+cudaError_t LaunchTile(const ConvParams& p, const HaloParams& h, const LaunchOptions& options) {
+  return WithFinish<true>(FinishOf(p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+    return LaunchWith<kTileM, kTileN, kSigned, kFinish>(p, h, options);
+  });
+}
+
+}  // namespace
+
+cudaError_t LaunchWindows(const ConvParams& p, const HaloParams& h, const ConvConfig& config,
+                          const LaunchOptions& options) {
+  const auto is = [&](int m, int n) { return config.tile_m == m && config.tile_n == n; };
+  if (p.stages < 1 || p.stages > kMaxWindowStages || h.steps > kMaxWindowWeights)
+    return cudaErrorInvalidValue;
+  if (is(64, 64)) return LaunchTile<64, 64>(p, h, options);
+  if (is(64, 128)) return LaunchTile<64, 128>(p, h, options);
+  if (is(128, 64)) return LaunchTile<128, 64>(p, h, options);
+  if (is(128, 128)) return LaunchTile<128, 128>(p, h, options);
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,22 @@
+// What kernels are chosen by: a GPU as numbers.
+#pragma once
+
+#include <string>
+
+namespace lowbit::cuda {
+
+struct Device {
+  int ordinal = 0;
+  // 10 * major + minor, 90 on Hopper. That of the code that runs there, which is what kernels are chosen by.
+  int capability = 0;
+  int hardware = 0;  // that of the GPU itself
+  int multiprocessors = 0;
+  int shared_bytes = 0;  // largest dynamic shared memory of a block
+  std::string name;
+
+  // Throws Error where there is no such GPU, one below compute capability 7.5, or one that this build has no
+  // code for.
+  static Device Query(int ordinal);
+};
+
+}  // namespace lowbit::cuda

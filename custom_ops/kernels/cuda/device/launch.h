@@ -1,0 +1,36 @@
+// What a kernel needs before its first launch, and functions of the driver.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "kernels/cuda/device/device.h"
+
+namespace lowbit::cuda {
+
+// Lets `kKernel` use all shared memory of the device, and clusters of any size; once for each device.
+template <auto kKernel>
+cudaError_t PrepareKernel(const Device& device) {
+  static std::atomic<uint64_t> prepared{0};
+  const uint64_t bit = uint64_t{1} << device.ordinal % 64;
+  if (device.ordinal < 64 && (prepared.load(std::memory_order_acquire) & bit) != 0) return cudaSuccess;
+  cudaError_t error =
+      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
+  if (error == cudaSuccess && device.capability >= 90) {
+    error = cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  if (error == cudaSuccess) prepared.fetch_or(bit, std::memory_order_release);
+  return error;
+}
+
+// A function of the driver, found at run time: the library must load where there is no driver.
+inline void* DriverFunction(const char* name) {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found);
+  return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? entry : nullptr;
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,39 @@
+// The emulated GPU's ../../../../../device/wgmma_s8.cuh.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device/matrix_descriptors.cuh"
+#include "kernels/cuda/emulator/products.h"
+
+namespace lowbit::cuda {
+
+// All of these take the threads of a warp together (.sync.aligned): one that is past the wait may speak for
+// the warp.
+inline void WgmmaFence() { __syncwarp(); }
+inline void WgmmaCommit() { emulator::current->products.Commit(); }
+template <int kPending>
+void WgmmaWait() {
+  emulator::current->products.DoAllBut(kPending);
+  __syncwarp();
+}
+template <int kCount>
+void HoldRegisters(int (&)[kCount]) {}
+
+template <int kN, bool kSigned>
+struct Wgmma {
+  static void Multiply(int (&d)[kN / 2], uint64_t a, uint64_t b) {
+    emulator::Multiply({.sums = d, .n = kN, .is_signed = kSigned, .adds = true, .a = a, .b = b});
+  }
+};
+
+template <bool kSigned, bool kAdds = true, int kCount>
+void MultiplyRows(int (&d)[kCount], const unsigned (&a)[4], uint64_t b) {
+  emulator::Product product = {
+      .sums = d, .n = 2 * kCount, .is_signed = kSigned, .adds = kAdds, .a = 0, .b = b};
+  product.has_rows = true;
+  emulator::GatherRows(a, product.rows);
+  emulator::Multiply(product);
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,210 @@
+#include "kernels/cuda/fused/chain.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/status.h"
+#include "kernels/cuda/conv/packed_conv.h"
+#include "kernels/cuda/fused/chain_params.h"
+
+namespace lowbit::cuda {
+namespace {
+
+constexpr int kTilePixels = 64;
+constexpr int kStateBytes = 3 * kChainBox * 4 + 16;  // of a box's constants, BlockState
+
+int CeilDiv(int a, int b) { return (a + b - 1) / b; }
+
+ChainProduct ProductOf(const PackedConv& conv, const ConvShape& shape, int ranks, bool may_be_floats) {
+  // What depends on no configuration.
+  const ConvParams p = conv.Params(shape, {Algorithm::kResident, kTilePixels, kChainBox, 2}, may_be_floats);
+  ChainProduct product;
+  product.weights = p.weights;
+  product.n = p.n;
+  product.n_padded = p.n_padded;
+  product.k = p.k;
+  product.k_tiles = p.k_tiles;
+  product.k_boxes = CeilDiv(p.k, kChainBox);
+  product.n_boxes = CeilDiv(p.n, kChainBox);
+  product.own_boxes = CeilDiv(product.n_boxes, ranks);
+  product.pixels = {nullptr, p.m,        p.flat,     p.pixel_bytes, p.in_h,     p.in_w,     p.out_h,
+                    p.out_w, p.stride_h, p.stride_w, p.pad_top,     p.pad_left, p.by_image, p.by_row};
+  product.epilogue = p.epilogue;
+  return product;
+}
+
+// Those of a block, tiles of k wide.
+int WeightBoxes(const ChainParams& p) {
+  return (p.residuals.k_tiles + p.first.k_tiles) * p.first.own_boxes + p.second.k_tiles * p.second.own_boxes;
+}
+
+// Of the pixels that the first convolution makes.
+ConvShape SecondShape(const ConvChain& chain) {
+  const ConvShape& s = chain.shape;
+  return {s.batch, s.out_h, s.out_w, s.out_h, s.out_w};
+}
+
+ResidualPairProblem ResidualPairOf(const ConvChain& chain) {
+  return {chain.residuals->Problem(chain.residuals_shape), chain.first->Problem(chain.shape)};
+}
+
+// Everything but the pointers of a launch.
+ChainParams ParamsOf(const ConvChain& chain, const ChainConfig& config) {
+  ChainParams p;
+  const auto set_products = [&](bool may_be_floats) {
+    p.first = ProductOf(*chain.first, chain.shape, config.ranks, may_be_floats);
+    p.second = ProductOf(*chain.second, SecondShape(chain), config.ranks, may_be_floats);
+  };
+  set_products(true);
+  // The kernel takes floats of both or of none.
+  const auto has_integers = [](const ChainProduct& product) {
+    return product.epilogue.sums == SumForm::kInteger;
+  };
+  if (has_integers(p.first) != has_integers(p.second)) set_products(false);
+  p.makes_residuals = chain.residuals != nullptr;
+  if (p.makes_residuals)
+    p.residuals = ProductOf(*chain.residuals, chain.residuals_shape, config.ranks, false);
+  p.m = static_cast<int>(chain.shape.OutPixels());
+  p.tiles = CeilDiv(p.m, kTilePixels);
+  p.ranks = config.ranks;
+  p.teams = config.teams;
+  p.team_groups = config.groups;
+  p.x_signed = chain.first->XSigned();
+  p.y_signed = chain.second->XSigned();
+  p.team_bytes =
+      (p.residuals.k_boxes + p.first.k_boxes + p.first.n_boxes + p.second.own_boxes) * kChainBoxBytes;
+  p.shared_bytes = 1024 + WeightBoxes(p) * kChainBox * kTileK + p.teams * p.team_bytes +
+                   (p.residuals.own_boxes + p.first.own_boxes + p.second.own_boxes) * kStateBytes;
+  p.clusters = std::clamp(chain.first->On().multiprocessors / p.ranks, 1, std::max(1, p.tiles));
+  return p;
+}
+
+bool Fits(const ChainParams& p, const Device& device) {
+  // How many large clusters a GPU has room for at once depends on which of its parts are whole: they are for
+  // few tiles, where blocks idle anyway.
+  const bool has_room = p.ranks <= 2 || p.tiles * p.ranks <= device.multiprocessors / 2;
+  return has_room && p.first.n_boxes % p.ranks == 0 && p.first.n_boxes <= kMaxChainBoxes &&
+         p.team_groups <= p.first.own_boxes && p.teams * p.team_groups <= kMaxChainGroups &&
+         p.shared_bytes <= device.shared_bytes;
+}
+
+bool Applies(const ConvChain& chain) {
+  const Device& device = chain.first->On();
+  const ConvGeometry &a = chain.first->Geometry(), &b = chain.second->Geometry();
+  const auto unit_stride = [](const ConvGeometry& g) { return g.stride_h == 1 && g.stride_w == 1; };
+  if (device.capability != 90 || !unit_stride(b) || a.out_channels != b.in_channels) return false;
+  const GemmProblem first = chain.first->Problem(chain.shape),
+                    second = chain.second->Problem(SecondShape(chain));
+  // Weights of more channels are larger than the shared memory of the largest cluster, and ParamsOf counts in
+  // int.
+  const auto is_small = [](const GemmProblem& each) {
+    constexpr int64_t kMostChannels = 1 << 14;
+    return each.k <= kMostChannels && each.n <= kMostChannels;
+  };
+  if (!first.streams || !second.streams || second.residual || first.m == 0 || first.n == 0 || second.n == 0 ||
+      !is_small(first) || !is_small(second)) {
+    return false;
+  }
+  if (chain.residuals == nullptr) return unit_stride(a);
+  const GemmProblem residuals = chain.residuals->Problem(chain.residuals_shape);
+  return residuals.streams && is_small(residuals) && !residuals.residual && first.residual &&
+         residuals.m == first.m && residuals.n == first.n &&
+         chain.residuals->XSigned() == chain.first->XSigned();
+}
+
+// In clocks, fitted to what chains in place of two kernels cost ResNet-50 and MobileNetV2 on one H200, batch
+// 1 to 128 (EstimateMicroseconds). What making residuals adds: to ResNet-50's stages 1 and 2 at batch 16.
+double EstimateChain(const ChainParams& p) {
+  constexpr double kClocksPerMicrosecond = 1.7e3;
+  const int teams = std::min(p.teams, CeilDiv(p.tiles, p.clusters)),
+            y_rounds = CeilDiv(p.first.own_boxes, p.team_groups),
+            z_rounds = CeilDiv(p.second.own_boxes, p.team_groups);
+  const int weight_rows = WeightBoxes(p) * kChainBox;
+  // What a tile takes by itself; what it takes of a multiprocessor that others share.
+  const int k_boxes = p.residuals.k_boxes + p.first.k_boxes;
+  const double latency = 3840 + ((p.makes_residuals ? 2460 : 1460) + 25.7 * k_boxes) * y_rounds +
+                         (303 + 94.9 * p.first.n_boxes) * z_rounds + (p.ranks > 1 ? 279 : 0);
+  const double work = (p.makes_residuals ? 599.0 : 499.0) * p.first.own_boxes + 326.0 * k_boxes +
+                      85.9 * (p.first.n_boxes - p.first.own_boxes);
+  const double rounds = CeilDiv(p.tiles, p.clusters * teams);
+  return (5.4 * weight_rows + rounds * std::max(latency, teams * work)) / kClocksPerMicrosecond;
+}
+
+}  // namespace
+
+std::string ChainConfig::Text() const {
+  std::string text = "chain_" + std::to_string(teams) + "x" + std::to_string(groups);
+  if (ranks > 1) text += "_cluster" + std::to_string(ranks);
+  return text;
+}
+
+std::vector<ChainConfig> CandidateChains(const ConvChain& chain) {
+  if (!Applies(chain)) return {};
+  std::vector<std::pair<double, ChainConfig>> ranked;
+  for (const int ranks : {1, 2, 4, 8}) {
+    for (int groups = 4; groups >= 1; --groups) {  // of equals the one with more
+      for (int teams = 1; teams * groups <= kMaxChainGroups; ++teams) {
+        const ChainConfig config{ranks, teams, groups};
+        const ChainParams p = ParamsOf(chain, config);
+        // Teams without a tile only take room.
+        if (!Fits(p, chain.first->On()) || (teams > 1 && (teams - 1) * p.clusters >= p.tiles)) continue;
+        ranked.emplace_back(EstimateChain(p), config);
+      }
+    }
+  }
+  std::stable_sort(ranked.begin(), ranked.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  constexpr size_t kMost = 8;
+  std::vector<ChainConfig> out;
+  for (size_t i = 0; i < std::min(kMost, ranked.size()); ++i) out.push_back(ranked[i].second);
+  return out;
+}
+
+bool ChainPays(const ConvChain& chain) {
+  const std::vector<ChainConfig> candidates = CandidateChains(chain);
+  if (candidates.empty()) return false;
+  const Device& device = chain.first->On();
+  const double first = chain.residuals != nullptr ? EstimateOfBest(ResidualPairOf(chain), device)
+                                                  : EstimateOfBest(chain.first->Problem(chain.shape), device);
+  return EstimateChain(ParamsOf(chain, candidates.front())) <
+         kUnlikeNeighbours * (first + EstimateOfBest(chain.second->Problem(SecondShape(chain)), device));
+}
+
+class ChainPlan {
+ public:
+  ChainPlan(ConvChain chain, const ChainConfig& config)
+      : chain_(std::move(chain)), config_(config), params_(ParamsOf(chain_, config)) {
+    Require(Applies(chain_) && Fits(params_, chain_.first->On()), "configuration ", config.Text(),
+            " does not apply to these two convolutions");
+  }
+
+  const ChainConfig& Config() const { return config_; }
+  void Launch(const void* x, const void* added, void* y, void* z, Queue& queue) const {
+    const Device& device = chain_.first->On();
+    DeviceGuard guard(device.ordinal);
+    RequireAligned({x, added, y, z});
+    ChainParams p = params_;
+    p.first.pixels.x = static_cast<const uint8_t*>(x);
+    (p.makes_residuals ? p.residuals.pixels.x : p.residual) = static_cast<const uint8_t*>(added);
+    p.y = y;
+    p.z = z;
+    Check(cuda::LaunchChain(p, LaunchOptions{queue, device}), "launching two convolutions");
+  }
+
+ private:
+  ConvChain chain_;
+  ChainConfig config_;
+  ChainParams params_;
+};
+
+std::shared_ptr<const ChainPlan> PlanChain(const ConvChain& chain, const ChainConfig& config) {
+  return std::make_shared<const ChainPlan>(chain, config);
+}
+
+const ChainConfig& PlanConfig(const ChainPlan& plan) { return plan.Config(); }
+
+void LaunchChain(const ChainPlan& plan, const void* x, const void* added, void* y, void* z, Queue& queue) {
+  plan.Launch(x, added, y, z, queue);
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,50 @@
+// What the kernel of two chained 1x1 convolutions (chain.h) receives.
+#pragma once
+
+#include "kernels/cuda/conv/conv_params.h"
+#include "kernels/cuda/conv/kernels.h"
+
+namespace lowbit::cuda {
+
+// Channels that lie together in shared memory: a box of 64 pixels and 64 channels.
+inline constexpr int kChainBox = 64, kChainBoxBytes = 64 * kChainBox;
+inline constexpr int kMaxChainBoxes = 16, kMaxChainGroups = 7;
+
+// The input's pixels that the outputs of a 1x1 convolution read, as ConvParams has them.
+struct ChainPixels {
+  const uint8_t* x = nullptr;
+  int m = 0;
+  bool flat = false;
+  int pixel_bytes = 0;
+  int in_h = 0, in_w = 0, out_h = 0, out_w = 0, stride_h = 1, stride_w = 1, pad_top = 0, pad_left = 0;
+  FastDivisor by_image, by_row;
+};
+
+struct ChainProduct {
+  const uint8_t* weights = nullptr;  // as ConvParams has them
+  int n = 0, n_padded = 0, k = 0;
+  int k_tiles = 0, k_boxes = 0, n_boxes = 0;
+  int own_boxes = 0;   // of n_boxes, those of a block of a cluster, at most
+  ChainPixels pixels;  // not of the second
+  EpilogueParams epilogue;
+};
+
+struct ChainParams {
+  ChainProduct first, second;
+  // Where the residuals of the first are no tensor: the product that makes them, of as many outputs.
+  bool makes_residuals = false;
+  ChainProduct residuals;
+  int m = 0, tiles = 0;
+  // Blocks that share tiles, as a cluster.
+  int ranks = 1;
+  // A block's warpgroups, and how many of them share a tile.
+  int teams = 1, team_groups = 1;
+  int team_bytes = 0, shared_bytes = 0, clusters = 0;
+  bool x_signed = false, y_signed = false;
+  const uint8_t* residual = nullptr;
+  void *y = nullptr, *z = nullptr;
+};
+
+cudaError_t LaunchChain(const ChainParams& params, const LaunchOptions& options);
+
+}  // namespace lowbit::cuda

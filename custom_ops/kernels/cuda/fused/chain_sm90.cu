@@ -1,0 +1,441 @@
+// Two 1x1 convolutions on wgmma, for Hopper (sm_90a), the second of which reads what the first writes: what
+// the first makes of 64 pixels stays in shared memory, from where it is stored and at once multiplied with
+// the weights of the second. A block keeps both sets of weights and stays for many tiles.
+//
+// Tiles belong to teams of a warpgroup or more, which work side by side and wait for each other nowhere: one
+// multiplies while another rounds. All activations lie in boxes of 64 pixels and 64 channels, the unit of
+// work of a warpgroup:
+//   box i of y   products over x | residuals there, codes in their place | store
+//   all boxes of y are there
+//   box i of z   products over y | all products over y are done, fetch the next tile's residuals | codes |
+//   store
+// Where another convolution makes the residuals, they are no tensor: a thread rounds that product to the four
+// codes whose sums it has itself, and adds the next product to them,
+//   box i of y   products over the other's x, products over x | codes in registers | codes | store
+//
+// For few tiles, or weights that are too many for one block, the blocks of a cluster share tiles: each makes
+// some of the boxes of y and of z with the weights of these alone, and sends the former to the blocks that
+// make boxes of z.
+#include "kernels/cuda/conv/conv_tile.cuh"
+#include "kernels/cuda/conv/launch.h"
+#include "kernels/cuda/conv/pixel_boxes.cuh"
+#include "kernels/cuda/device/wgmma_s8.cuh"
+#include "kernels/cuda/fused/chain_params.h"
+
+namespace lowbit::cuda {
+namespace {
+
+constexpr int kGroup = 128, kMostThreads = kMaxChainGroups * kGroup;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Adds the products of all boxes with 64 channels of `weights`, whose next 128 bytes of k lie tile_bytes
+// further.
+template <bool kSigned>
+__device__ __forceinline__ void Multiply(int k_boxes, uint32_t boxes, uint32_t weights, int tile_bytes,
+                                         int (&sums)[kChainBox / 2]) {
+  uint32_t a = MatrixPart(boxes), b = MatrixPart(weights);
+  const uint32_t next_tile = tile_bytes / 16 - 4;
+  int box = 0;
+#pragma unroll 1
+  do {  // there is one at least
+    HoldRegisters(sums);
+    WgmmaFence();
+    Wgmma<kChainBox, kSigned>::Multiply(sums, SlabDescriptor<64>(a), SlabDescriptor<kRowBytes>(b));
+    Wgmma<kChainBox, kSigned>::Multiply(sums, SlabDescriptor<64>(a + 2), SlabDescriptor<kRowBytes>(b + 2));
+    a += kChainBoxBytes / 16;
+    b += box % 2 == 0 ? 4 : next_tile;
+    WgmmaCommit();
+  } while (++box < k_boxes);
+  WgmmaWait<0>();
+  HoldRegisters(sums);
+}
+
+// A thread's codes of a box, four to a word: of its row and of the one eight rows below.
+struct ThreadCodes {
+  static constexpr int kFours = kChainBox / 16, kBelow = 8 * kChainBox / 4;
+  unsigned top[kFours] = {}, bottom[kFours] = {};
+
+  // f(word, its place in shared memory); `row` is where the thread's row begins.
+  template <typename F>
+  __device__ __forceinline__ void ForEach(unsigned* row, int column, int swizzle, const F& f) {
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      unsigned* const word = row + ((column + i * 16) ^ swizzle) / 4;
+      f(top[i], word);
+      f(bottom[i], word + kBelow);
+    }
+  }
+
+  // requantize(sums, scale, start, the code before) of all of them.
+  template <typename Requantize>
+  __device__ __forceinline__ void Finish(const BlockState<kChainBox>& state, const int (&sums)[kChainBox / 2],
+                                         int column, const Requantize& requantize) {
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column + i * 16),
+                   start = *reinterpret_cast<const float4*>(state.start + column + i * 16);
+      const int* const v = sums + 8 * i;
+      top[i] = requantize(make_int4(v[0], v[1], v[4], v[5]), scale, start, top[i]);
+      bottom[i] = requantize(make_int4(v[2], v[3], v[6], v[7]), scale, start, bottom[i]);
+    }
+  }
+};
+
+// Rounds a thread's sums. The codes go where `row` begins, in the place of residuals where there are any. All
+// of these are read before the first code is written, so that the words do not wait for each other. kMayAdd:
+// there may be residuals.
+template <Finish kFinish, bool kMayAdd>
+__device__ __forceinline__ void FinishBox(const EpilogueParams& e, const BlockState<kChainBox>& state,
+                                          const int (&sums)[kChainBox / 2], int column, int swizzle,
+                                          unsigned* row) {
+  WithEpilogue<kFinish, kMayAdd>(e, [&](const auto& requantize) {
+    ThreadCodes codes;
+    if (kMayAdd && e.has_residual)
+      codes.ForEach(row, column, swizzle, [](unsigned& code, const unsigned* word) { code = *word; });
+    codes.Finish(state, sums, column, requantize);
+    codes.ForEach(row, column, swizzle, [](unsigned code, unsigned* word) { *word = code; });
+  });
+}
+
+// Rounds sums to residuals.
+__device__ __forceinline__ void RoundToResiduals(const EpilogueParams& e, const BlockState<kChainBox>& state,
+                                                 const int (&sums)[kChainBox / 2], int column,
+                                                 ThreadCodes& residuals) {
+  WithEpilogue<Finish::kIntegers, false>(
+      e, [&](const auto& requantize) { residuals.Finish(state, sums, column, requantize); });
+}
+
+// Rounds sums and adds residuals.
+template <Finish kFinish>
+__device__ __forceinline__ void AddToResiduals(const EpilogueParams& e, const BlockState<kChainBox>& state,
+                                               const int (&sums)[kChainBox / 2], int column, int swizzle,
+                                               unsigned* row, ThreadCodes& residuals) {
+  __builtin_assume(e.has_residual);
+  WithEpilogue<kFinish>(e, [&](const auto& requantize) {
+    residuals.Finish(state, sums, column, requantize);
+    residuals.ForEach(row, column, swizzle, [](unsigned code, unsigned* word) { *word = code; });
+  });
+}
+#endif
+
+// kMakesResiduals: there is a product that makes the residuals; residual_map is then that of what it reads.
+// kFinish: of the first; the second's sums are floats where the first's are, those of residuals never.
+template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish>
+__global__ void __launch_bounds__(kMostThreads, 1)
+    ConvChain(const __grid_constant__ ChainParams p, const __grid_constant__ CUtensorMap x_map,
+              const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
+              const __grid_constant__ CUtensorMap z_map) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using State = BlockState<kChainBox>;
+  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
+  __shared__ __align__(8) uint64_t barriers[2 + kMaxChainGroups * (2 + kMaxChainBoxes)];
+
+  // From one lane: equal in all of a warp, so that addresses are computed once for all.
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroup, 0);
+  const int thread = static_cast<int>(threadIdx.x) % kGroup;
+  const int team = group / p.team_groups, member = group - team * p.team_groups;
+  const int cluster = kCluster ? static_cast<int>(blockIdx.x) / p.ranks : static_cast<int>(blockIdx.x),
+            rank = kCluster ? static_cast<int>(blockIdx.x) - cluster * p.ranks : 0;
+  // The boxes that this block makes, its own weights' rows and the bytes of a tile of k.
+  const int y_first = rank * p.first.own_boxes, z_first = rank * p.second.own_boxes,
+            z_own = kCluster ? max(0, min(p.second.own_boxes, p.second.n_boxes - z_first)) : p.second.n_boxes;
+  const int bytes1 = min(p.first.own_boxes * kChainBox, p.first.n_padded - y_first * kChainBox) * kRowBytes,
+            bytes2 = min(z_own * kChainBox, p.second.n_padded - z_first * kChainBox) * kRowBytes;
+  // The blocks that read boxes of y come first.
+  const int readers = kCluster ? (p.second.n_boxes + p.second.own_boxes - 1) / p.second.own_boxes : 1;
+
+  // The residuals' product has no tiles of weights and boxes where there is none.
+  const int y_k_tiles = p.residuals.k_tiles + p.first.k_tiles;
+  const uint32_t weights0 = (SharedAddress(unaligned) + 1023) & ~1023u;
+  uint8_t* const shared = unaligned + (weights0 - SharedAddress(unaligned));
+  const int weight_bytes =
+      (y_k_tiles * p.first.own_boxes + p.second.k_tiles * p.second.own_boxes) * kChainBox * kRowBytes;
+  const uint32_t weights1 = weights0 + p.residuals.k_tiles * p.first.own_boxes * kChainBox * kRowBytes,
+                 weights2 = weights0 + y_k_tiles * p.first.own_boxes * kChainBox * kRowBytes;
+  State* const states = reinterpret_cast<State*>(shared + weight_bytes + p.teams * p.team_bytes);
+  uint8_t* const y_boxes = shared + weight_bytes + team * p.team_bytes;
+  uint8_t* const z_boxes = y_boxes + p.first.n_boxes * kChainBoxBytes;
+  const uint32_t y_at = SharedAddress(y_boxes), z_at = SharedAddress(z_boxes),
+                 x0_at = z_at + p.second.own_boxes * kChainBoxBytes,
+                 x_at = x0_at + p.residuals.k_boxes * kChainBoxBytes;
+  const uint32_t weights_full = SharedAddress(barriers);
+  const uint32_t x_full = weights_full + 16 + team * (2 + kMaxChainBoxes) * 8, y_free = x_full + 8,
+                 boxes_full = y_free + 8;
+  const int step = p.clusters * p.teams;
+  int tile = cluster + p.clusters * team;
+  // Threads of a warpgroup, of different warps so that they do not wait for each other: what fetches x;
+  // fetches residuals and stores codes; sends codes to the other blocks.
+  const bool fetches = thread == 0, stores = thread == 32, sends = thread == 64;
+  const bool adds = !kMakesResiduals && p.first.epilogue.has_residual;
+  const auto is_own = [&](int box) {
+    return !kCluster || (box >= y_first && box < y_first + p.first.own_boxes);
+  };
+
+  const auto fetch_x = [&](int of_tile) {
+    ArriveExpecting(x_full, (p.residuals.k_boxes + p.first.k_boxes) * kChainBoxBytes);
+    if constexpr (kMakesResiduals) {
+      const auto fetch = [&](const ChainProduct& product, const CUtensorMap& map, uint32_t to) {
+        const PixelPlace at = FirstPixel(product.pixels, of_tile * 64);
+#pragma unroll 1
+        for (int box = 0; box < product.k_boxes; ++box) {
+          PixelCopy(to + box * kChainBoxBytes, map, box * kChainBox, at, 0, 0, x_full);
+        }
+      };
+      fetch(p.residuals, residual_map, x0_at);
+      fetch(p.first, x_map, x_at);
+    } else {
+#pragma unroll 1
+      for (int box = 0; box < p.first.k_boxes; ++box) {
+        CodesCopy(x_at + box * kChainBoxBytes, x_map, box * kChainBox, of_tile * 64, x_full);
+      }
+    }
+  };
+  // What comes into the boxes of y: residuals from memory, and codes from the other blocks.
+  const auto expect_boxes = [&](int of_tile) {
+    if constexpr (kCluster || !kMakesResiduals) {
+      if (!kCluster && !adds) return;
+#pragma unroll 1
+      for (int box = member; box < p.first.n_boxes; box += p.team_groups) {
+        const uint32_t full = boxes_full + box * 8;
+        if (!is_own(box)) {
+          if (z_own > 0) ArriveExpecting(full, kChainBoxBytes);
+        } else if (adds) {
+          ArriveExpecting(full, kChainBoxBytes);
+          CodesCopy(y_at + box * kChainBoxBytes, residual_map, box * kChainBox, of_tile * 64, full);
+        }
+      }
+    }
+  };
+  const auto sync_team = [&] {
+    SyncThreads(p.team_groups == 1 ? 1 + group : 1 + kMaxChainGroups + team, p.team_groups * kGroup);
+  };
+
+  if (threadIdx.x == 0) {
+    InitBarrier(weights_full, 1);
+    InitBarrier(weights_full + 8, 1);
+    for (int t = 0; t < p.teams; ++t) {
+      const uint32_t of_team = weights_full + 16 + t * (2 + kMaxChainBoxes) * 8;
+      InitBarrier(of_team, 1);
+      InitBarrier(of_team + 8, max(1, readers - (z_own > 0 ? 1 : 0)));
+      for (int box = 0; box < p.first.n_boxes; ++box) InitBarrier(of_team + 16 + box * 8, 1);
+    }
+    FenceBarrierInit();
+    // The weights are this kernel's own: they may be fetched before the predecessor is done.
+    ArriveExpecting(weights_full, y_k_tiles * bytes1);
+    const auto fetch_weights = [&](const ChainProduct& product, uint32_t to) {
+      for (int k = 0; k < product.k_tiles; ++k) {
+        BulkCopy(to + k * bytes1, product.weights + (k * product.n_padded + y_first * kChainBox) * kRowBytes,
+                 bytes1, weights_full);
+      }
+    };
+    if (kMakesResiduals) fetch_weights(p.residuals, weights0);
+    fetch_weights(p.first, weights1);
+    if (z_own > 0) {
+      ArriveExpecting(weights_full + 8, p.second.k_tiles * bytes2);
+      for (int k = 0; k < p.second.k_tiles; ++k) {
+        BulkCopy(weights2 + k * bytes2,
+                 p.second.weights + (k * p.second.n_padded + z_first * kChainBox) * kRowBytes, bytes2,
+                 weights_full + 8);
+      }
+    }
+  }
+  const auto fetch_constants = [&](const ChainProduct& product, int first_box, State* to) {
+    const int count = min(product.own_boxes * kChainBox, product.n - first_box * kChainBox);
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
+      const int n = first_box * kChainBox + i;
+      CopyAsync<4>(SharedAddress(&to[i / kChainBox].bias[i % kChainBox]), product.epilogue.bias + n);
+      CopyAsync<4>(SharedAddress(&to[i / kChainBox].scale[i % kChainBox]), product.epilogue.scale + n);
+      if (product.epilogue.start != nullptr)
+        CopyAsync<4>(SharedAddress(&to[i / kChainBox].start[i % kChainBox]), product.epilogue.start + n);
+    }
+  };
+  fetch_constants(p.first, y_first, states);
+  fetch_constants(p.second, z_first, states + p.first.own_boxes);
+  State* const residual_states = states + p.first.own_boxes + p.second.own_boxes;
+  if (kMakesResiduals) fetch_constants(p.residuals, y_first, residual_states);
+  CommitCopies();
+  __syncwarp();
+  if constexpr (kCluster) ClusterArrive();
+  WaitForPredecessors();
+  __syncthreads();  // all barriers are there
+  if (fetches && member == 0 && tile < p.tiles) fetch_x(tile);
+  if (stores && tile < p.tiles) expect_boxes(tile);
+  __syncwarp();
+  if constexpr (kCluster) ClusterWait();  // those of the other blocks, too
+  WaitForCopies<0>();
+  __syncthreads();  // all constants are
+
+  const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;
+  const int swizzle = CodesSwizzle<kChainBox>(row);
+  // Makes the codes of a box known to what stores, sends and multiplies them.
+  const auto publish = [&] {
+    FenceAsyncProxy();
+    SyncThreads<kGroup>(1 + group);
+  };
+  const auto words = [&](uint8_t* box) { return reinterpret_cast<unsigned*>(box + row * kChainBox); };
+  uint32_t parity = 0;
+#pragma unroll 1
+  for (; tile < p.tiles; tile += step, parity ^= 1) {
+    const bool last = tile + step >= p.tiles;
+    WaitBarrier(weights_full, 0);
+    WaitBarrier(x_full, parity);
+#pragma unroll 1
+    for (int i = member; i < p.first.own_boxes; i += p.team_groups) {
+      const int box = y_first + i;
+      const uint32_t full = boxes_full + box * 8;
+      unsigned* const out = words(y_boxes + box * kChainBoxBytes);
+      int sums[kChainBox / 2];
+      ThreadCodes residuals;
+      if constexpr (kMakesResiduals) {
+        BeginWithBias(residual_states[i], column, sums);
+        Multiply<kXSigned>(p.residuals.k_boxes, x0_at, weights0 + i * kChainBox * kRowBytes, bytes1, sums);
+        RoundToResiduals(p.residuals.epilogue, residual_states[i], sums, column, residuals);
+      }
+      BeginWithBias(states[i], column, sums);
+      Multiply<kXSigned>(p.first.k_boxes, x_at, weights1 + i * kChainBox * kRowBytes, bytes1, sums);
+      if constexpr (kMakesResiduals) {
+        AddToResiduals<kFinish>(p.first.epilogue, states[i], sums, column, swizzle, out, residuals);
+      } else {
+        if (adds) WaitBarrier(full, parity);
+        FinishBox<kFinish, true>(p.first.epilogue, states[i], sums, column, swizzle, out);
+      }
+      publish();
+      if (stores) StoreCodes(y_map, box * kChainBox, tile * 64, y_at + box * kChainBoxBytes);
+      if (kCluster && sends) {
+        const uint32_t from = y_at + box * kChainBoxBytes;
+#pragma unroll 1
+        for (int to = 0; to < readers; ++to) {
+          if (to != rank)
+            SendToCluster<kChainBoxBytes>(ClusterAddress(from, to), from, ClusterAddress(full, to));
+        }
+      }
+    }
+    // What was stored before the last of these, the former tile's z, has been read.
+    if (stores) WaitForStoresToRead<1>();
+    sync_team();
+    if (last) {
+      LetSuccessorsStart();
+    } else if (fetches && member == 0) {
+      fetch_x(tile + step);
+    }
+    __syncwarp();
+    // Nobody reads this block's y any more: it may be overwritten.
+    const auto next_boxes = [&] {
+      if (stores && !last) expect_boxes(tile + step);
+      __syncwarp();
+    };
+    const auto release_y = [&] {
+      if (stores) WaitForStoresToRead<0>();
+      sync_team();
+      if constexpr (!kCluster) {
+        next_boxes();
+      } else if (sends && member == 0 && z_own > 0) {
+#pragma unroll 1
+        for (int to = 0; to < p.ranks; ++to) {
+          if (to != rank) ArriveRemotely(ClusterAddress(y_free, to));
+        }
+      }
+      __syncwarp();
+    };
+    if (z_own > 0) {
+      WaitBarrier(weights_full + 8, 0);
+      if constexpr (kCluster) {
+#pragma unroll 1
+        for (int box = 0; box < p.first.n_boxes; ++box) {
+          if (!is_own(box)) WaitBarrier(boxes_full + box * 8, parity);
+        }
+      }
+    }
+    if (member >= z_own) release_y();
+#pragma unroll 1
+    for (int i = member; i < z_own; i += p.team_groups) {
+      const State& state = states[p.first.own_boxes + i];
+      int sums[kChainBox / 2];
+      BeginWithBias(state, column, sums);
+      Multiply<kYSigned>(p.second.k_boxes, y_at, weights2 + i * kChainBox * kRowBytes, bytes2, sums);
+      if (i + p.team_groups >= z_own) release_y();
+      constexpr Finish kSecond = kFinish == Finish::kIntegers ? kFinish : Finish::kFloatsFromZero;
+      FinishBox<kSecond, false>(p.second.epilogue, state, sums, column, swizzle,
+                                words(z_boxes + i * kChainBoxBytes));
+      publish();
+      if (stores) StoreCodes(z_map, (z_first + i) * kChainBox, tile * 64, z_at + i * kChainBoxBytes);
+    }
+    if constexpr (kCluster) {
+      if (readers > (z_own > 0 ? 1 : 0)) WaitBarrier(y_free, parity);
+      next_boxes();
+    }
+  }
+  if (stores) WaitForStores();
+#endif
+}
+
+cudaError_t EncodeBoxes(const void* codes, int channels, int pixels, CUtensorMap* map) {
+  ConvParams p;
+  p.n = channels;
+  p.m = pixels;
+  return EncodeCodes<kChainBox>(p, codes, map);
+}
+
+template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish>
+cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
+  constexpr auto kKernel = ConvChain<kXSigned, kYSigned, kCluster, kMakesResiduals, kFinish>;
+  cudaError_t error = PrepareKernel<kKernel>(options.device);
+  CUtensorMap x_map, residual_map, y_map, z_map;
+  if constexpr (kMakesResiduals) {
+    if (error == cudaSuccess) error = EncodePixels<kChainBox>(p.first.pixels, 64, &x_map);
+    if (error == cudaSuccess) error = EncodePixels<kChainBox>(p.residuals.pixels, 64, &residual_map);
+  } else {
+    if (error == cudaSuccess) error = EncodeBoxes(p.first.pixels.x, p.first.k, p.m, &x_map);
+    if (error == cudaSuccess) {
+      error = EncodeBoxes(p.first.epilogue.has_residual ? p.residual : p.y, p.first.n, p.m, &residual_map);
+    }
+  }
+  if (error == cudaSuccess) error = EncodeBoxes(p.y, p.first.n, p.m, &y_map);
+  if (error == cudaSuccess) error = EncodeBoxes(p.z, p.second.n, p.m, &z_map);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute shape = {};
+  shape.id = cudaLaunchAttributeClusterDimension;
+  shape.val.clusterDim.x = static_cast<unsigned>(p.ranks);
+  shape.val.clusterDim.y = shape.val.clusterDim.z = 1;
+  return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), &shape, p.ranks > 1 ? 1 : 0}, kKernel,
+                                  dim3(static_cast<unsigned>(p.clusters * p.ranks)),
+                                  dim3(static_cast<unsigned>(p.teams * p.team_groups * kGroup)), p, x_map,
+                                  residual_map, y_map, z_map);
+}
+
+template <bool kXSigned, bool kYSigned, bool kCluster, Finish kFinish>
+cudaError_t LaunchMaker(const ChainParams& p, const LaunchOptions& options) {
+  if constexpr (kFinish != Finish::kFloatsFromZero) {
+    if (p.makes_residuals) return LaunchWith<kXSigned, kYSigned, kCluster, true, kFinish>(p, options);
+  }
+  return LaunchWith<kXSigned, kYSigned, kCluster, false, kFinish>(p, options);
+}
+
+template <bool kXSigned, bool kYSigned, Finish kFinish>
+cudaError_t LaunchRanks(const ChainParams& p, const LaunchOptions& options) {
+  return p.ranks > 1 ? LaunchMaker<kXSigned, kYSigned, true, kFinish>(p, options)
+                     : LaunchMaker<kXSigned, kYSigned, false, kFinish>(p, options);
+}
+
+}  // namespace
+
+cudaError_t LaunchChain(const ChainParams& p, const LaunchOptions& options) {
+  const Finish first = FinishOf(p.first.epilogue), second = FinishOf(p.second.epilogue);
+  const Finish of_both = first == Finish::kIntegers ? first : Finish::kFloatsFromZero;
+  if (p.teams * p.team_groups > kMaxChainGroups || p.first.n_boxes > kMaxChainBoxes ||
+      p.team_groups > p.first.own_boxes || second != of_both ||
+      (p.makes_residuals && first == Finish::kFloatsFromZero)) {
+    return cudaErrorInvalidValue;
+  }
+  return WithFinish<false>(first, p.x_signed || p.y_signed, [&]<bool kSigned, Finish kFinish>() {
+    if constexpr (kSigned) {
+      if (!p.x_signed) return LaunchRanks<false, true, kFinish>(p, options);
+      return p.y_signed ? LaunchRanks<true, true, kFinish>(p, options)
+                        : LaunchRanks<true, false, kFinish>(p, options);
+    } else {
+      return LaunchRanks<false, false, kFinish>(p, options);
+    }
+  });
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,49 @@
+#include "kernels/cuda/fused/stem_pool.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/conv/packed_conv.h"
+#include "kernels/cuda/fused/stem_pool_params.h"
+
+namespace lowbit::cuda {
+
+PoolStrips SplitRows(int rows, int strips) { return {strips, rows / strips, rows % strips}; }
+
+bool FitsPooling(const ConvSpec& conv, const MaxPoolNode& pool, const Device& device) {
+  const Window& w = pool.window;
+  const auto all = [](const SpatialNumbers& values, int64_t value) {
+    return values[1] == value && values[2] == value;
+  };
+  return device.capability == 90 && PackedConv::FitsCells(conv.geometry, conv.x) && Rises(conv.epilogue) &&
+         pool.is_signed == conv.epilogue.y_signed && w.spatial == 2 && all(w.kernel, 3) && all(w.stride, 2) &&
+         all(w.dilation, 1) && w.pad_begin[1] <= 1 && w.pad_begin[2] <= 1;
+}
+
+bool Pools(const PooledConv& pooled) {
+  const ConvShape& s = pooled.shape;
+  const ConvGeometry& g = pooled.conv->Geometry();
+  // Every window holds an output of the convolution.
+  const auto reaches = [&](size_t d, int64_t in, int64_t out) {
+    return out > 0 && 2 * (out - 1) - pooled.window.pad_begin[d] < in;
+  };
+  constexpr int64_t kMostPixels = int64_t{1} << 14;  // of a side
+  return pooled.conv->CellWeights() != nullptr && RoundingOf(pooled.quantizer).fast_division &&
+         pooled.quantizer.planes && std::max(s.in_h, s.in_w) < kMostPixels &&
+         std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) < kMostPixels &&
+         reaches(1, s.out_h, pooled.pooled_h) && reaches(2, s.out_w, pooled.pooled_w) &&
+         s.OutPixels() * g.out_channels <= kMaxBytes;
+}
+
+PoolStrips ChooseStrips(const PooledConv& pooled) {
+  const int rows = static_cast<int>(pooled.pooled_h);
+  const int64_t columns = (pooled.pooled_w + kPoolTileColumns - 1) / kPoolTileColumns;
+  const int64_t tiles =
+      pooled.shape.batch * columns * ((pooled.conv->Geometry().out_channels + kCellTileN - 1) / kCellTileN);
+  // All blocks at once.
+  const int64_t slots =
+      int64_t{kPoolBlocks - pooled.conv->Geometry().in_channels / 4} * pooled.conv->On().multiprocessors;
+  const int strips = static_cast<int>(std::clamp<int64_t>(slots / std::max<int64_t>(1, tiles), 1, rows));
+  return SplitRows(rows, strips);
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,424 @@
+// The kernel of stem_pool.h on wgmma (sm_90a).
+//
+// A block makes 28 columns of pooled pixels and walks down a strip of their rows. Every pixel of its input is
+// quantized once, as a part of a cell (cell_weights.h), and a thread reads every cell once into the registers
+// of A, where four rows of cells take turns: the next row of the convolution needs one new one.
+//
+// A warp's 16 rows of A are 8 pairs of neighbouring columns of the convolution, of which thread 4 g + t has
+// the first one's sums above and the second one's below: columns 2 c and 2 c + 1, where the pooled pixel c is
+// also to see column 2 c - 1, which thread 4 (g - 1) + t has. (With the pooling's padding; without, all three
+// lie one further.) So the first of 8 pairs only helps the second, and a warp makes 7 pooled pixels. A pair's
+// rows of sums are kept as running maxima; the last one of a window is the first one of the next.
+//
+// Columns outside the convolution's output are replaced by the nearest one inside, which lies in the same
+// window; rows outside take no part. Sums have their bias added after the maximum was taken: they are less
+// than 2^23, and with it they are inside int32, as of every node.
+//
+// While products are under way a warp rounds the row of pooled pixels before, or quantizes cells of the next.
+#include <limits>
+#include <type_traits>
+
+#include "core/status.h"
+#include "kernels/cuda/conv/conv_tile.cuh"
+#include "kernels/cuda/conv/launch.h"
+#include "kernels/cuda/conv/packed_conv.h"
+#include "kernels/cuda/conv/pixel_rounding.cuh"
+#include "kernels/cuda/device/wgmma_s8.cuh"
+#include "kernels/cuda/fused/stem_pool.h"
+#include "kernels/cuda/fused/stem_pool_params.h"
+
+namespace lowbit::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+// A double row of cells is what a row of pooled pixels needs besides what the one before did. A block's
+// columns need 61 cells of a row, each thread has one of it.
+constexpr int kRowCells = 64, kDoubleRows = 4;
+static_assert(2 * kPoolTileColumns + 2 + kCellTaps - 1 <= kRowCells);
+
+// Double rows of cells whose floats are on their way.
+constexpr int kStages = 3;
+
+// From cell to cell: odd, without bank conflicts.
+template <int kChannels>
+constexpr int kCellWords = kChannels | 1;
+// These are of a double row of cells.
+template <int kChannels>
+constexpr int kFloatBytes = kThreads * 4 * kChannels * 4;
+template <int kChannels>
+constexpr int kSharedBytes = kChannels * kCellChannelBytes + kStages * kFloatBytes<kChannels> +
+                             kDoubleRows * 2 * kRowCells * kCellWords<kChannels> * 4;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+constexpr int kWarpColumns = kPoolTileColumns / 4;
+constexpr int kLowest = std::numeric_limits<int>::min();
+constexpr unsigned kAllInside = 15;  // the pixels of a cell
+
+// The codes of a cell, each rounded from a value within the clip bounds: as integers in the low bits of
+// floats they are added up, a byte apart, with all that is constant. `rows`: two pixels of each channel, then
+// those of the row below, kThreads apart. `inside`: a bit for each pixel that the image has.
+template <int kChannels>
+__device__ __forceinline__ void QuantizeCell(const PooledParams& p, const float2* rows, unsigned inside,
+                                             unsigned* to) {
+  float2 v[2 * kChannels];
+#pragma unroll
+  for (int i = 0; i < 2 * kChannels; ++i) v[i] = rows[i * kThreads];
+  unsigned words[kChannels];
+#pragma unroll
+  for (int w = 0; w < kChannels; ++w) words[w] = p.add[w];
+#pragma unroll
+  for (int byte = 0; byte < 4 * kChannels; ++byte) {
+    const int pixel = byte / kChannels, c = byte % kChannels;
+    const float2 pair = v[pixel / 2 * kChannels + c];
+    words[byte / 4] += RoundedPixel(p.rounding, c, pixel % 2 == 0 ? pair.x : pair.y) << (8 * (byte % 4));
+  }
+#pragma unroll
+  for (int w = 0; w < kChannels; ++w) words[w] ^= p.rounding.flip;
+  if (inside != kAllInside) {
+#pragma unroll
+    for (int w = 0; w < kChannels; ++w) {
+      unsigned kept = 0;
+#pragma unroll
+      for (int byte = 0; byte < 4; ++byte) {
+        const int pixel = (4 * w + byte) / kChannels;
+        if ((inside >> pixel & 1) != 0) kept |= 255u << (8 * byte);
+      }
+      words[w] = (words[w] & kept) | (p.fill & ~kept);
+    }
+  }
+#pragma unroll
+  for (int w = 0; w < kChannels; ++w) to[w] = words[w];
+}
+
+__device__ __forceinline__ void SetAll(int (&sums)[kCellTileN / 2], int value) {
+#pragma unroll
+  for (int& sum : sums) sum = value;
+}
+
+__device__ __forceinline__ void TakeLargest(int (&largest)[kCellTileN / 2],
+                                            const int (&sums)[kCellTileN / 2]) {
+#pragma unroll
+  for (int i = 0; i < kCellTileN / 2; ++i) largest[i] = max(largest[i], sums[i]);
+}
+#endif
+
+template <int kChannels, bool kSigned>
+__global__ void __launch_bounds__(kThreads, kPoolBlocks - kChannels / 4)
+    ConvPool(const __grid_constant__ PooledParams p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr int kPlace = kCellWords<kChannels>, kRowWords = kRowCells * kPlace;
+  constexpr int kOwn = kCellTileN / 4, kStride = kOwn + 4;  // channels of a thread; without bank conflicts
+  constexpr int kWeightBytes = kChannels * kCellChannelBytes;
+  LOWBIT_DYNAMIC_SHARED(shared, 128);  // weights, floats, cells
+  float2* const floats = reinterpret_cast<float2*>(shared + kWeightBytes);
+  unsigned* const cells =
+      reinterpret_cast<unsigned*>(shared + kWeightBytes + kStages * kFloatBytes<kChannels>);
+  __shared__ __align__(16) int biases[4 * kStride];
+  __shared__ __align__(16) float multipliers[4 * kStride];
+  __shared__ __align__(8) uint64_t barriers[2];  // weights are there; the next double row of cells is
+  const EpilogueParams& e = p.epilogue;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, group = thread % 32 / 4,
+            t = thread % 4;
+  const int n0 = static_cast<int>(blockIdx.y) * kCellTileN, channel = n0 + t * kOwn;
+  const uint32_t barrier = SharedAddress(barriers), next = SharedAddress(barriers + 1);
+  if (thread == 0) {
+    InitBarrier(barrier, 1);
+    InitBarrier(next, kThreads / 32);
+    FenceBarrierInit();
+    ArriveExpecting(barrier, kWeightBytes);
+    BulkCopy(SharedAddress(shared), p.weights + static_cast<int64_t>(blockIdx.y) * kWeightBytes, kWeightBytes,
+             barrier);
+  }
+  if (thread < kCellTileN && n0 + thread < p.n) {
+    const int at = thread / kOwn * kStride + thread % kOwn;
+    biases[at] = e.bias[n0 + thread];
+    multipliers[at] = e.scale[n0 + thread];
+  }
+
+  const int image = Divide(static_cast<int>(blockIdx.x), p.by_tiles_x),
+            tile_column = (static_cast<int>(blockIdx.x) - image * p.tiles_x) * kPoolTileColumns,
+            strip = static_cast<int>(blockIdx.z);
+  const int rows = p.strip_rows + (strip < p.longer_strips ? 1 : 0),
+            first = strip * p.strip_rows + min(strip, p.longer_strips);
+  // Of the convolution, where the block begins: the last row of the window before, the first of its pairs.
+  const int first_row = 2 * first - p.pool_top, first_column = 2 * tile_column - 1 - p.pool_left;
+
+  // The thread's cell of each double row: its floats come past the registers, several of them ahead,
+  // and nobody else reads them.
+  const int x = 2 * (first_column - p.lead_columns + thread % kRowCells),
+            top = 2 * (first_row - p.lead_rows + thread / kRowCells);
+  const auto is_inside = [](int i, int size) {
+    return static_cast<unsigned>(i) < static_cast<unsigned>(size);
+  };
+  const bool has_left = is_inside(x, p.in_w), has_right = is_inside(x + 1, p.in_w);
+  const unsigned columns = (has_left ? 1u : 0u) | (has_right ? 2u : 0u);
+  const int plane = p.in_h * p.in_w, double_rows = rows + 2;
+  const float* const planes = p.x + static_cast<int64_t>(image) * kChannels * plane;
+  int from = top * p.in_w + x;
+  int loaded = 0, load_stage = 0, stage = 0;
+  const auto load = [&] {
+    if (loaded < double_rows) {
+      const uint32_t to = SharedAddress(floats + load_stage * 2 * kChannels * kThreads + ReadThreadIndex());
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const bool has_row = is_inside(top + 4 * loaded + i, p.in_h);
+        const float* const row = planes + from + i * p.in_w;
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c) {
+          const uint32_t place = to + (i * kChannels + c) * kThreads * static_cast<int>(sizeof(float2));
+          if (p.in_twos) {
+            CopyAsyncOrZero<8>(place, row + c * plane, has_row && has_left);
+          } else {
+            CopyAsyncOrZero<4>(place, row + c * plane, has_row && has_left);
+            CopyAsyncOrZero<4>(place + 4, row + c * plane + 1, has_row && has_right);
+          }
+        }
+      }
+    }
+    CommitCopies();
+    ++loaded;
+    from += 4 * p.in_w;
+    load_stage = load_stage + 1 < kStages ? load_stage + 1 : 0;
+  };
+  const auto quantize = [&](int double_row) {
+    WaitForCopies<kStages - 1>();
+    const int own = ReadThreadIndex();
+    const int y = top + 4 * double_row;
+    const unsigned inside =
+        (is_inside(y, p.in_h) ? columns : 0u) | (is_inside(y + 1, p.in_h) ? columns << 2 : 0u);
+    QuantizeCell<kChannels>(
+        p, floats + stage * 2 * kChannels * kThreads + own, inside,
+        cells + (double_row % kDoubleRows * 2 + own / kRowCells) * kRowWords + own % kRowCells * kPlace);
+    stage = stage + 1 < kStages ? stage + 1 : 0;
+    load();
+  };
+  if (p.is_early) LetSuccessorsStart();
+  WaitForPredecessors();
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) load();
+  constexpr int kFirstDoubleRows = 3;
+#pragma unroll
+  for (int i = 0; i < kFirstDoubleRows; ++i) quantize(i);
+  __syncthreads();
+
+  // Cells of the columns that the thread's sums above and below belong to.
+  const auto place = [&](int i) {
+    const int column = first_column + 2 * (warp * kWarpColumns + group) + i;
+    return (min(max(column, 0), p.out_w - 1) - first_column + t) * kPlace;
+  };
+  const unsigned *const above = cells + place(0), *const below = cells + place(1);
+  unsigned a[2][kChannels][4];
+  const auto fetch = [&](auto slot_, int row) {  // of cells, in shared memory
+    constexpr int kSlot = decltype(slot_)::value;
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+      const int word = kSlot % 2 * kChannels + i;
+      a[kSlot / 2][word / 2][word % 2 * 2] = above[row * kRowWords + i];
+      a[kSlot / 2][word / 2][word % 2 * 2 + 1] = below[row * kRowWords + i];
+    }
+  };
+  const uint64_t matrices = PlainDescriptor(SharedAddress(shared));
+  const auto multiply = [&](auto order_, int (&sums)[kCellTileN / 2]) {
+    constexpr int kOrder = decltype(order_)::value;
+    const auto step = [&](auto half_, int i) {
+      constexpr int kHalf = decltype(half_)::value;
+      const int matrix = (kOrder % 2 * 2 + (kHalf + kOrder / 2) % 2) * kChannels + i;
+      // The high half never changes.
+      const uint64_t b = (matrices & ~uint64_t{0xFFFFFFFF}) |
+                         (static_cast<uint32_t>(matrices) + matrix * (kCellMatrixBytes >> 4));
+      if (kHalf == 0 && i == 0) {
+        MultiplyRows<kSigned, false>(sums, a[kHalf][i], b);
+      } else {
+        MultiplyRows<kSigned>(sums, a[kHalf][i], b);
+      }
+    };
+    HoldRegisters(sums);
+    WgmmaFence();
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) step(std::integral_constant<int, 0>{}, i);
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) step(std::integral_constant<int, 1>{}, i);
+    WgmmaCommit();
+  };
+  // The largest sums of windows, with the bias.
+  int4 windows[kOwn / 4];
+  const auto take_windows = [&](const int (&largest)[kCellTileN / 2]) {
+    const int own = ReadThreadIndex() % 4;
+#pragma unroll
+    for (int i = 0; i < kOwn / 4; ++i) {
+      const auto of_window = [&](int j) {
+        const int right = largest[8 * i + j + 2];
+        return __vimax3_s32(largest[8 * i + j], right, __shfl_up_sync(~0u, right, 4));
+      };
+      windows[i] = Plus(make_int4(of_window(0), of_window(1), of_window(4), of_window(5)),
+                        *reinterpret_cast<const int4*>(biases + own * kStride + 4 * i));
+    }
+  };
+  const int column = tile_column + warp * kWarpColumns + group - 1;
+  const bool stores = group > 0 && column < p.pooled_w && channel < p.n;
+  unsigned at = static_cast<unsigned>(((image * p.pooled_h + first) * p.pooled_w + column) * p.n + channel);
+  const auto store = [&] {
+    const int own = ReadThreadIndex() % 4;
+    unsigned codes[kOwn / 4];
+    WithRounding(e, [&](const auto& requantize) {
+#pragma unroll
+      for (int i = 0; i < kOwn / 4; ++i) {
+        codes[i] =
+            requantize(windows[i], *reinterpret_cast<const float4*>(multipliers + own * kStride + 4 * i));
+      }
+    });
+    if (stores) *reinterpret_cast<uint4*>(p.y + at) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
+    at += static_cast<unsigned>(p.pooled_w * p.n);
+  };
+
+  int upper[kCellTileN / 2], lower[kCellTileN / 2];
+  fetch(std::integral_constant<int, 0>{}, 0);
+  fetch(std::integral_constant<int, 1>{}, 1);
+  fetch(std::integral_constant<int, 2>{}, 2);
+  fetch(std::integral_constant<int, 3>{}, 3);
+  WaitBarrier(barrier, 0);
+  multiply(std::integral_constant<int, 0>{}, upper);
+  WgmmaWait<0>();
+  HoldRegisters(upper);
+  if (first_row < 0) SetAll(upper, kLowest);
+
+  // A row of pooled pixels: `largest` are the sums of its window's first row, `sums` become those of its
+  // last.
+  const auto pool_row = [&](auto order_, int row, int (&largest)[kCellTileN / 2],
+                            int (&sums)[kCellTileN / 2]) {
+    constexpr int kOrder = decltype(order_)::value;
+    const int double_row = (row + 2) % kDoubleRows, middle = first_row + 2 * row + 1;
+    if (row > 0) WaitBarrier(next, (row - 1) % 2);
+    fetch(std::integral_constant<int, (kOrder + 3) % kCellTaps>{}, 2 * double_row);
+    multiply(order_, sums);
+    if (row > 0) store();  // the row before
+    WgmmaWait<0>();
+    HoldRegisters(sums);
+    if (middle < p.out_h) TakeLargest(largest, sums);
+    fetch(std::integral_constant<int, kOrder>{}, 2 * double_row + 1);
+    multiply(std::integral_constant<int, (kOrder + 1) % kCellTaps>{}, sums);
+    if (row + 1 < rows) {
+      quantize(row + kFirstDoubleRows);
+      __syncwarp();  // its cells are there, and it has fetched those of this double row
+      if (thread % 32 == 0) Arrive(next);
+    } else {
+      LetSuccessorsStart();
+    }
+    WgmmaWait<0>();
+    HoldRegisters(sums);
+    if (middle + 1 < p.out_h) TakeLargest(largest, sums);  // else it is the strip's last row
+    take_windows(largest);
+  };
+#pragma unroll 1
+  for (int row = 0; row < rows; row += 2) {
+    pool_row(std::integral_constant<int, 1>{}, row, upper, lower);
+    if (row + 1 >= rows) break;
+    pool_row(std::integral_constant<int, 3>{}, row + 1, lower, upper);
+  }
+  store();
+#endif
+}
+
+template <int kChannels, bool kSigned>
+cudaError_t LaunchWith(const PooledParams& p, const Device& device, Queue& queue) {
+  constexpr auto kKernel = ConvPool<kChannels, kSigned>;
+  const cudaError_t error = PrepareKernel<kKernel>(device);
+  if (error != cudaSuccess) return error;
+  const dim3 grid(static_cast<unsigned>(p.images * p.tiles_x),
+                  static_cast<unsigned>((p.n + kCellTileN - 1) / kCellTileN),
+                  static_cast<unsigned>(p.strips));
+  return queue.LaunchWith({static_cast<size_t>(kSharedBytes<kChannels>), nullptr, 0}, kKernel, grid,
+                          dim3(kThreads), p);
+}
+
+template <int kChannels>
+cudaError_t LaunchSigned(const PooledParams& p, bool x_signed, const Device& device, Queue& queue) {
+  return x_signed ? LaunchWith<kChannels, true>(p, device, queue)
+                  : LaunchWith<kChannels, false>(p, device, queue);
+}
+
+cudaError_t LaunchChannels(const PooledParams& p, int channels, bool x_signed, const Device& device,
+                           Queue& queue) {
+  switch (channels) {
+    case 1:
+      return LaunchSigned<1>(p, x_signed, device, queue);
+    case 2:
+      return LaunchSigned<2>(p, x_signed, device, queue);
+    case 3:
+      return LaunchSigned<3>(p, x_signed, device, queue);
+    default:
+      return LaunchSigned<4>(p, x_signed, device, queue);
+  }
+}
+
+}  // namespace
+
+class PooledPlan {
+ public:
+  PooledPlan(const PooledConv& pooled, const PoolStrips& strips) : conv_(pooled.conv) {
+    const ConvGeometry& g = conv_->Geometry();
+    const ConvShape& s = pooled.shape;
+    const auto narrow = [](int64_t v) { return static_cast<int>(v); };
+    params_.weights = conv_->CellWeights();
+    params_.n = narrow(g.out_channels);
+    params_.in_h = narrow(s.in_h);
+    params_.in_w = narrow(s.in_w);
+    params_.out_h = narrow(s.out_h);
+    params_.out_w = narrow(s.out_w);
+    params_.pooled_h = narrow(pooled.pooled_h);
+    params_.pooled_w = narrow(pooled.pooled_w);
+    params_.lead_rows = narrow((g.pad_top + 1) / 2);
+    params_.lead_columns = narrow((g.pad_left + 1) / 2);
+    params_.pool_top = narrow(pooled.window.pad_begin[1]);
+    params_.pool_left = narrow(pooled.window.pad_begin[2]);
+    params_.tiles_x = (params_.pooled_w + kPoolTileColumns - 1) / kPoolTileColumns;
+    params_.images = narrow(s.batch);
+    params_.by_tiles_x = MakeDivisor(params_.tiles_x);
+    params_.strips = strips.strips;
+    params_.strip_rows = strips.rows;
+    params_.longer_strips = strips.longer;
+    params_.fill = static_cast<uint32_t>(conv_->TileZero() & 255) * 0x01010101u;
+    params_.rounding = RoundingOf(pooled.quantizer);
+    const int channels = narrow(g.in_channels);
+    for (int byte = 0; byte < 4 * channels; ++byte) {
+      params_.add[byte / 4] += params_.rounding.add[byte % channels] << (8 * (byte % 4));
+    }
+    params_.epilogue = conv_->EpilogueOf();
+    const int blocks = params_.images * params_.tiles_x * params_.strips;
+    params_.is_early = blocks >= 2 * conv_->On().multiprocessors;
+  }
+
+  std::string Text() const { return "conv_pool_strips" + std::to_string(params_.strips); }
+
+  void Launch(const void* x, void* y, Queue& queue) const {
+    if (params_.images == 0) return;
+    DeviceGuard guard(conv_->On().ordinal);
+    RequireAligned({y});
+    PooledParams p = params_;
+    p.x = static_cast<const float*>(x);
+    p.y = static_cast<uint8_t*>(y);
+    p.in_twos = p.in_w % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 8 == 0;
+    const auto channels = static_cast<int>(conv_->Geometry().in_channels);
+    Check(LaunchChannels(p, channels, conv_->XSigned(), conv_->On(), queue),
+          "launching a pooled convolution");
+  }
+
+ private:
+  std::shared_ptr<const PackedConv> conv_;
+  PooledParams params_;
+};
+
+std::shared_ptr<const PooledPlan> PlanPooled(const PooledConv& pooled, const PoolStrips& strips) {
+  Require(Pools(pooled), "this convolution and this pooling have no kernel for both");
+  return std::make_shared<const PooledPlan>(pooled, strips);
+}
+
+std::shared_ptr<const PooledPlan> PlanPooled(const PooledConv& pooled) {
+  return PlanPooled(pooled, ChooseStrips(pooled));
+}
+
+std::string PlanText(const PooledPlan& plan) { return plan.Text(); }
+
+void LaunchPooled(const PooledPlan& plan, const void* x, void* y, Queue& queue) { plan.Launch(x, y, queue); }
+
+}  // namespace lowbit::cuda

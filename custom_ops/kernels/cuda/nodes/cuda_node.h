@@ -1,0 +1,97 @@
+// Nodes on NVIDIA GPUs behind one face: constants packed once per device (PackedNode), all that depends on
+// the shapes worked out once per shape (NodePlan), a launch that only enqueues kernels. No ONNX Runtime; the
+// execution provider (ep/cuda) is a thin caller. Every kernel equals core/operators in every element.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/nodes.h"
+#include "core/standard_nodes.h"
+#include "kernels/cuda/conv/cuda_conv.h"
+#include "kernels/cuda/device/queue.h"
+
+namespace lowbit::cuda {
+
+class NodePlan {
+ public:
+  virtual ~NodePlan() = default;
+  // Scratch memory of one launch, which belongs to it until it is done; a multiple of 256.
+  virtual size_t WorkspaceBytes() const { return 0; }
+  // Enqueues the node; re-entrant, legal during capture, the same sequence of launches at every call. Fed
+  // tensors and `y` are device pointers aligned to their elements at least (those inside a region to 256),
+  // dense, `workspace` is aligned to 256. Throws Error.
+  virtual void Launch(std::span<const void* const> fed, void* y, void* workspace, Queue& queue) const = 0;
+  // The kernel and its tile, for the printed plan.
+  virtual std::string Text() const = 0;
+};
+
+class PackedNode {
+ public:
+  virtual ~PackedNode() = default;
+  // `fed` as OutputOf(node, fed) accepted it, `y` what it returned. Throws Error where a size is too large.
+  virtual std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed,
+                                               const TensorShape& y) const = 0;
+  // A fed tensor that `y` may overwrite where they are of one size: every element is read before the same one
+  // of `y` is written, by the thread or the block that writes it, and by no other.
+  virtual std::optional<size_t> Overwrites() const { return std::nullopt; }
+  // The packed constants as bytes, from which the node can be made again without its weights; empty: it packs
+  // nothing worth keeping.
+  virtual std::vector<uint8_t> Packed() const { return {}; }
+};
+
+// Every node but the matrix products (PackMatmul); nullptr never. Throws Error.
+std::unique_ptr<PackedNode> PackNode(const NodeSpec& node, const Device& device);
+std::unique_ptr<PackedNode> PackStandard(const StandardNode& node, const Device& device);
+// One fed tensor, copied to an output of as many bytes.
+std::unique_ptr<PackedNode> PackCopy(const Device& device);
+
+// Batch and image of the input: what a choice depends on beside the node.
+std::string ShapeText(const ConvShape& shape);
+// What a configuration is chosen among for a shape that is met first.
+struct ConvChoice {
+  std::string shape;
+  std::vector<ConvConfig> configs;  // the cost model's choice first
+  std::function<std::shared_ptr<const NodePlan>(const ConvConfig&)> plan;
+  std::vector<TensorShape> fed;
+  TensorShape y;
+};
+// Called while a plan is made. Empty: the cost model's choice.
+using ConvChooser = std::function<ConvConfig(const ConvChoice& choice)>;
+// `packed`: what Packed() of the same node gave, or empty; the weights may be missing then. Throws Error.
+std::unique_ptr<PackedNode> PackMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
+                                       std::span<const uint8_t> packed = {});
+// A matrix product and the LowBitDequantize that alone reads it, as one kernel to float32.
+bool FusesDequantize(const MatmulNode& matmul, const DequantizeNode& dequantize);
+std::unique_ptr<PackedNode> PackDequantizedMatmul(const MatmulNode& matmul, const DequantizeNode& dequantize,
+                                                  const Device& device, ConvChooser choose,
+                                                  std::span<const uint8_t> packed = {});
+// Two convolutions, the first of which makes the residuals of the second, which alone reads them. Fed: what
+// the first reads, what the second does. At each shape they are one kernel or two, as `both` chooses; the
+// other choosers are for the latter.
+struct ResidualPairChoosers {
+  ConvChooser both, first, second;
+};
+bool FusesResidual(const MatmulNode& first, const MatmulNode& second, const Device& device);
+std::unique_ptr<PackedNode> PackResidualPair(const MatmulNode& first, const MatmulNode& second,
+                                             const Device& device, const ResidualPairChoosers& choosers,
+                                             std::span<const uint8_t> packed = {});
+// LowBitQuantize and the convolution that alone reads it, as one kernel from the float32 image; nullptr where
+// this pair has no fused kernel, which FusesQuantize says before, but for weights with rare zero points.
+bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const Device& device);
+std::unique_ptr<PackedNode> PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& conv,
+                                              const Device& device, ConvChooser choose,
+                                              std::span<const uint8_t> packed = {});
+// Both, and the LowBitMaxPool that alone reads the convolution, as one kernel at the shapes that have one;
+// nullptr as of PackQuantizedConv.
+bool FusesPool(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPoolNode& pool,
+               const Device& device);
+std::unique_ptr<PackedNode> PackPooledConv(const QuantizeNode& quantize, const MatmulNode& conv,
+                                           const MaxPoolNode& pool, const Device& device,
+                                           std::span<const uint8_t> packed = {});
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,378 @@
+// Matrix products of the node family as nodes: dims to images, packed constants, a plan per shape.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "core/status.h"
+#include "kernels/cuda/conv/packed_conv.h"
+#include "kernels/cuda/fused/chain.h"
+#include "kernels/cuda/fused/stem_pool.h"
+#include "kernels/cuda/nodes/cuda_node.h"
+
+namespace lowbit::cuda {
+namespace {
+
+ConvShape ImagesOf(const ConvGeometry& geometry, const MatmulLayout& layout,
+                   const std::vector<int64_t>& dims) {
+  const int64_t rank = static_cast<int64_t>(dims.size());
+  if (!layout.is_gemm) {
+    Require(layout.spatial < 3, "3-D convolutions have no kernel for GPUs yet");
+    Require(rank == layout.spatial + 2 && dims.back() == geometry.in_channels, "x has rank ", rank, " and ",
+            dims.empty() ? 0 : dims.back(), " channels last, expected rank ", layout.spatial + 2, " and ",
+            geometry.in_channels, " channels");
+    return InferConvShape(geometry, dims[0], layout.spatial == 1 ? 1 : dims[1],
+                          dims[static_cast<size_t>(rank) - 2]);
+  }
+  const int64_t axis = layout.axis < 0 ? layout.axis + rank : layout.axis;
+  Require(axis >= 0 && axis < rank, "attribute 'axis' is ", layout.axis, ", x has rank ", rank);
+  const std::span<const int64_t> all = dims;
+  const int64_t k = ElementCount(all.subspan(static_cast<size_t>(axis)));
+  Require(k == geometry.in_channels, "the dims of x from ", axis, " on hold ", k, " features, expected ",
+          geometry.in_channels);
+  return InferConvShape(geometry, ElementCount(all.first(static_cast<size_t>(axis))), 1, 1);
+}
+
+class MatmulPlan final : public NodePlan {
+ public:
+  MatmulPlan(std::shared_ptr<const ConvPlan> plan, bool has_residual)
+      : plan_(std::move(plan)), has_residual_(has_residual) {}
+
+  size_t WorkspaceBytes() const override { return PlanWorkspaceBytes(*plan_); }
+  void Launch(std::span<const void* const> fed, void* y, void* workspace, Queue& queue) const override {
+    const size_t expected = has_residual_ ? 2 : 1;
+    Require(fed.size() == expected, "a convolution was fed ", fed.size(), " tensors, expected ", expected);
+    LaunchConv(*plan_, fed[0], has_residual_ ? fed[1] : nullptr, y, workspace, queue);
+  }
+  std::string Text() const override { return PlanConfig(*plan_).Text(); }
+
+ private:
+  std::shared_ptr<const ConvPlan> plan_;
+  bool has_residual_;
+};
+
+class PackedMatmul final : public PackedNode {
+ public:
+  PackedMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
+               std::span<const uint8_t> packed, const std::optional<CodeGrid>& dequantized = std::nullopt)
+      : geometry_(node.conv.geometry),
+        layout_(node.layout),
+        has_residual_(node.conv.epilogue.has_residual),
+        choose_(std::move(choose)),
+        conv_(PackConv(node.conv, device, packed, dequantized)) {}
+
+  ConvShape ShapeOf(const TensorShape& x) const { return ImagesOf(geometry_, layout_, x.dims); }
+  const std::shared_ptr<const PackedConv>& Conv() const { return conv_; }
+
+  std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed,
+                                       const TensorShape& y) const override {
+    Require(!fed.empty(), "a convolution was fed no tensor");
+    const ConvShape shape = ShapeOf(fed[0]);
+    const auto plan = [&](const std::optional<ConvConfig>& config) -> std::shared_ptr<const NodePlan> {
+      return std::make_shared<const MatmulPlan>(PlanConv(conv_, shape, config), has_residual_);
+    };
+    // Nothing to compute, nothing to choose.
+    if (!choose_ || shape.OutPixels() == 0) return plan(std::nullopt);
+    return plan(
+        choose_({ShapeText(shape), CandidateConfigs(*conv_, shape), plan, {fed.begin(), fed.end()}, y}));
+  }
+  // A tile's residuals are read by the block that stores its codes, before it does.
+  std::optional<size_t> Overwrites() const override {
+    return has_residual_ ? std::optional<size_t>(1) : std::nullopt;
+  }
+  std::vector<uint8_t> Packed() const override { return SavePacked(*conv_); }
+
+ private:
+  ConvGeometry geometry_;
+  MatmulLayout layout_;
+  bool has_residual_;
+  ConvChooser choose_;
+  std::shared_ptr<const PackedConv> conv_;
+};
+
+// What the first makes lies in the workspace, before what either launch needs. The second is fed it last,
+// behind one other tensor where there is one.
+class SeparatePlan final : public NodePlan {
+ public:
+  SeparatePlan(std::shared_ptr<const NodePlan> first, std::shared_ptr<const NodePlan> second,
+               int64_t between_bytes)
+      : first_(std::move(first)),
+        second_(std::move(second)),
+        scratch_at_(static_cast<size_t>(RoundUp(between_bytes, 256))) {}
+
+  size_t WorkspaceBytes() const override {
+    return scratch_at_ + std::max(first_->WorkspaceBytes(), second_->WorkspaceBytes());
+  }
+  void Launch(std::span<const void* const> fed, void* y, void* workspace, Queue& queue) const override {
+    void* const scratch = static_cast<uint8_t*>(workspace) + scratch_at_;
+    const void* const second_fed[] = {fed.back(), workspace};
+    first_->Launch(fed.first(1), workspace, scratch, queue);
+    second_->Launch(std::span(second_fed).last(fed.size()), y, scratch, queue);
+  }
+  std::string Text() const override { return first_->Text() + " + " + second_->Text(); }
+
+ private:
+  std::shared_ptr<const NodePlan> first_, second_;
+  size_t scratch_at_;
+};
+
+class FusedPlan final : public NodePlan {
+ public:
+  FusedPlan(std::shared_ptr<const ResidualPairPlan> plan, std::string text)
+      : plan_(std::move(plan)), text_(std::move(text)) {}
+
+  void Launch(std::span<const void* const> fed, void* y, void*, Queue& queue) const override {
+    LaunchResidualPair(*plan_, fed[0], fed[1], y, queue);
+  }
+  std::string Text() const override { return text_; }
+
+ private:
+  std::shared_ptr<const ResidualPairPlan> plan_;
+  std::string text_;
+};
+
+// Packed: how many bytes the first node packed, those, the second's.
+class PackedResidualPair final : public PackedNode {
+ public:
+  PackedResidualPair(const MatmulNode& first, const MatmulNode& second, const Device& device,
+                     const ResidualPairChoosers& choosers, std::span<const uint8_t> packed)
+      : choose_(choosers.both),
+        first_(first, device, choosers.first, Part(packed, true)),
+        second_(second, device, choosers.second, Part(packed, false)) {}
+
+  std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed,
+                                       const TensorShape& y) const override {
+    Require(fed.size() == 2, "two convolutions in one were fed ", fed.size(), " tensors, expected 2");
+    const ResidualPairShapes shapes{first_.ShapeOf(fed[0]), second_.ShapeOf(fed[1])};
+    const ResidualPair pair{first_.Conv(), second_.Conv()};
+    // The first node's output has the dims of the second's.
+    const TensorShape second_fed[] = {fed[1], y};
+    const auto plan = [&](const ConvConfig& config) -> std::shared_ptr<const NodePlan> {
+      if (config.algorithm == Algorithm::kResidualPair)
+        return std::make_shared<const FusedPlan>(PlanResidualPair(pair, shapes, config), config.Text());
+      return std::make_shared<const SeparatePlan>(first_.Plan(fed.first(1), y), second_.Plan(second_fed, y),
+                                                  ElementCount(y.dims));
+    };
+    const std::vector<ConvConfig> configs = ResidualPairConfigs(pair, shapes);
+    if (!choose_) return plan(configs.front());
+    return plan(choose_({ShapeText(shapes.first) + "+" + ShapeText(shapes.second),
+                         configs,
+                         plan,
+                         {fed.begin(), fed.end()},
+                         y}));
+  }
+
+  const PackedMatmul& First() const { return first_; }
+  const PackedMatmul& Second() const { return second_; }
+  std::vector<uint8_t> Packed() const override {
+    const std::vector<uint8_t> first = first_.Packed(), second = second_.Packed();
+    const uint64_t first_bytes = first.size();
+    std::vector<uint8_t> both(sizeof first_bytes + first.size() + second.size());
+    std::memcpy(both.data(), &first_bytes, sizeof first_bytes);
+    std::copy(second.begin(), second.end(),
+              std::copy(first.begin(), first.end(), both.begin() + sizeof first_bytes));
+    return both;
+  }
+
+ private:
+  static std::span<const uint8_t> Part(std::span<const uint8_t> packed, bool is_first) {
+    if (packed.empty()) return {};
+    uint64_t first_bytes = 0;
+    Require(packed.size() > sizeof first_bytes, "the packed nodes have ", packed.size(), " bytes, too few");
+    std::memcpy(&first_bytes, packed.data(), sizeof first_bytes);
+    const std::span<const uint8_t> both = packed.subspan(sizeof first_bytes);
+    Require(first_bytes > 0 && first_bytes < both.size(), "the packed nodes have ", both.size(),
+            " bytes, the first of them ", first_bytes, "; compile the model again");
+    const auto count = static_cast<size_t>(first_bytes);
+    return is_first ? both.first(count) : both.subspan(count);
+  }
+
+  ConvChooser choose_;
+  PackedMatmul first_, second_;
+};
+
+// Floats in, quantized on the way into the convolution.
+class PackedPixels final : public PackedNode {
+ public:
+  PackedPixels(const QuantizeNode& quantize, const MatmulNode& node, std::shared_ptr<const PackedConv> conv)
+      : geometry_(node.conv.geometry),
+        has_residual_(node.conv.epilogue.has_residual),
+        conv_(std::move(conv)) {
+    quantizer_.planes = quantize.to_channels_last;
+    quantizer_.lo = quantize.grids.front().lo;
+    quantizer_.hi = quantize.grids.front().hi;
+    for (size_t c = 0; c < static_cast<size_t>(geometry_.in_channels); ++c) {
+      const Quantizer& grid = quantize.grids[quantize.grids.size() == 1 ? 0 : c];
+      quantizer_.scale.push_back(grid.scale);
+      quantizer_.zero_point.push_back(grid.zero_point);
+    }
+  }
+
+  ConvShape ShapeOf(std::span<const TensorShape> fed) const {
+    Require(!fed.empty() && fed[0].dims.size() == 4, "an image was expected, of rank 4");
+    const std::vector<int64_t>& dims = fed[0].dims;
+    const size_t first = quantizer_.planes ? 2 : 1;
+    Require(dims[quantizer_.planes ? 1 : 3] == geometry_.in_channels, "the image has ",
+            dims[quantizer_.planes ? 1 : 3], " channels, expected ", geometry_.in_channels);
+    return InferConvShape(geometry_, dims[0], dims[first], dims[first + 1]);
+  }
+  const PixelQuantizer& GridOf() const { return quantizer_; }
+  const std::shared_ptr<const PackedConv>& Conv() const { return conv_; }
+
+  std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed, const TensorShape&) const override {
+    return std::make_shared<const MatmulPlan>(PlanPixels(conv_, ShapeOf(fed), quantizer_), has_residual_);
+  }
+  std::vector<uint8_t> Packed() const override { return SavePacked(*conv_); }
+
+ private:
+  ConvGeometry geometry_;
+  bool has_residual_;
+  PixelQuantizer quantizer_;
+  std::shared_ptr<const PackedConv> conv_;
+};
+
+class PooledNodePlan final : public NodePlan {
+ public:
+  explicit PooledNodePlan(std::shared_ptr<const PooledPlan> plan) : plan_(std::move(plan)) {}
+
+  void Launch(std::span<const void* const> fed, void* y, void*, Queue& queue) const override {
+    LaunchPooled(*plan_, fed[0], y, queue);
+  }
+  std::string Text() const override { return PlanText(*plan_); }
+
+ private:
+  std::shared_ptr<const PooledPlan> plan_;
+};
+
+// Floats in, the largest codes of windows out.
+class PackedPooledPixels final : public PackedNode {
+ public:
+  PackedPooledPixels(PackedPixels pixels, const MatmulNode& conv, const MaxPoolNode& pool,
+                     const Device& device)
+      : pixels_(std::move(pixels)),
+        window_(pool.window),
+        y_type_(conv.conv.epilogue.y_signed ? ElementType::kInt8 : ElementType::kUInt8),
+        pool_(PackNode(pool, device)) {}
+
+  std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed,
+                                       const TensorShape& y) const override {
+    const ConvShape shape = pixels_.ShapeOf(fed);
+    const PooledConv pooled{pixels_.Conv(), pixels_.GridOf(), shape, window_, y.dims.at(1), y.dims.at(2)};
+    if (Pools(pooled)) return std::make_shared<const PooledNodePlan>(PlanPooled(pooled));
+    const TensorShape between{y_type_, {shape.batch, shape.out_h, shape.out_w, y.dims.at(3)}};
+    return std::make_shared<const SeparatePlan>(
+        pixels_.Plan(fed, between), pool_->Plan(std::span(&between, 1), y), ElementCount(between.dims));
+  }
+  std::vector<uint8_t> Packed() const override { return pixels_.Packed(); }
+
+ private:
+  PackedPixels pixels_;
+  Window window_;
+  ElementType y_type_;
+  std::unique_ptr<PackedNode> pool_;
+};
+
+// nullptr for weights whose zero points leave int8: they need sums of codes.
+std::shared_ptr<const PackedConv> PackImageConv(const MatmulNode& conv, const Device& device,
+                                                std::span<const uint8_t> packed) {
+  auto constants = PackConv(conv.conv, device, packed);
+  const std::vector<ConvConfig> candidates = CandidateConfigs(*constants, {1, 64, 64, 1, 1});
+  return candidates.front().algorithm == Algorithm::kImage ? constants : nullptr;
+}
+
+}  // namespace
+
+std::string ShapeText(const ConvShape& shape) {
+  return std::to_string(shape.batch) + "x" + std::to_string(shape.in_h) + "x" + std::to_string(shape.in_w);
+}
+
+// Whether a shape has a kernel for both, ResidualPairConfigs says.
+bool FusesResidual(const MatmulNode& first, const MatmulNode& second, const Device& device) {
+  const auto fits = [](const MatmulNode& node) {
+    const Epilogue& e = node.conv.epilogue;
+    return !node.layout.is_gemm && e.kind == EpilogueKind::kRequantize && e.quantized_output &&
+           node.conv.geometry.out_channels % 16 == 0 && PackedConv::FitsBoxes(node.conv);
+  };
+  return device.capability == 90 && fits(first) && fits(second) && !first.conv.epilogue.has_residual &&
+         second.conv.epilogue.has_residual;
+}
+
+std::unique_ptr<PackedNode> PackResidualPair(const MatmulNode& first, const MatmulNode& second,
+                                             const Device& device, const ResidualPairChoosers& choosers,
+                                             std::span<const uint8_t> packed) {
+  return std::make_unique<PackedResidualPair>(first, second, device, choosers, packed);
+}
+
+std::optional<ConvChain> FindChain(const PackedNode& first, std::span<const TensorShape> first_fed,
+                                   const PackedNode& second, std::span<const TensorShape> second_fed) {
+  const auto* const second_matmul = dynamic_cast<const PackedMatmul*>(&second);
+  if (second_matmul == nullptr || second_fed.empty()) return std::nullopt;
+  ConvChain chain;
+  chain.second = second_matmul->Conv();
+  const auto* const pair = dynamic_cast<const PackedResidualPair*>(&first);
+  const auto* const matmul = pair != nullptr ? &pair->Second() : dynamic_cast<const PackedMatmul*>(&first);
+  if (matmul == nullptr || first_fed.size() < (pair != nullptr ? 2 : 1)) return std::nullopt;
+  if (pair != nullptr) {
+    chain.residuals = pair->First().Conv();
+    chain.residuals_shape = pair->First().ShapeOf(first_fed[0]);
+  }
+  chain.first = matmul->Conv();
+  chain.shape = matmul->ShapeOf(first_fed[pair != nullptr ? 1 : 0]);
+  // Pixels are what counts: a product behind a convolution may see them as rows.
+  if (chain.shape.OutPixels() != second_matmul->ShapeOf(second_fed[0]).OutPixels()) return std::nullopt;
+  return chain;
+}
+
+bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const Device&) {
+  const size_t grids = quantize.grids.size();
+  return !conv.layout.is_gemm && conv.layout.spatial == 2 && FitsPixels(conv.conv) &&
+         (grids == 1 || grids == static_cast<size_t>(conv.conv.geometry.in_channels)) &&
+         quantize.grids.front().is_signed == (conv.conv.x.encoding == Encoding::kSigned);
+}
+
+std::unique_ptr<PackedNode> PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& conv,
+                                              const Device& device, ConvChooser,
+                                              std::span<const uint8_t> packed) {
+  if (!FusesQuantize(quantize, conv, device)) return nullptr;
+  auto constants = PackImageConv(conv, device, packed);
+  if (constants == nullptr) return nullptr;
+  return std::make_unique<PackedPixels>(quantize, conv, std::move(constants));
+}
+
+bool FusesPool(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPoolNode& pool,
+               const Device& device) {
+  return FusesQuantize(quantize, conv, device) && quantize.to_channels_last &&
+         FitsPooling(conv.conv, pool, device);
+}
+
+std::unique_ptr<PackedNode> PackPooledConv(const QuantizeNode& quantize, const MatmulNode& conv,
+                                           const MaxPoolNode& pool, const Device& device,
+                                           std::span<const uint8_t> packed) {
+  auto constants = PackImageConv(conv, device, packed);
+  if (constants == nullptr) return nullptr;
+  return std::make_unique<PackedPooledPixels>(PackedPixels(quantize, conv, std::move(constants)), conv, pool,
+                                              device);
+}
+
+// Products alone: the large outputs of convolutions take the faster epilogues that end in codes.
+bool FusesDequantize(const MatmulNode& matmul, const DequantizeNode& dequantize) {
+  const AffineSpec& grid = dequantize.spec;
+  return matmul.layout.is_gemm && matmul.conv.epilogue.quantized_output && grid.channels == 1 &&
+         !grid.has_affine && !grid.quantizer.quantized && !dequantize.to_channels_first;
+}
+
+std::unique_ptr<PackedNode> PackDequantizedMatmul(const MatmulNode& matmul, const DequantizeNode& dequantize,
+                                                  const Device& device, ConvChooser choose,
+                                                  std::span<const uint8_t> packed) {
+  const AffineSpec& grid = dequantize.spec;
+  return std::make_unique<PackedMatmul>(
+      matmul, device, std::move(choose), packed,
+      CodeGrid{grid.x_signed, grid.x_scale.front(), grid.x_zero_point.front()});
+}
+
+std::unique_ptr<PackedNode> PackMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
+                                       std::span<const uint8_t> packed) {
+  return std::make_unique<PackedMatmul>(node, device, std::move(choose), packed);
+}
+
+}  // namespace lowbit::cuda
