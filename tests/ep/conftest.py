@@ -8,6 +8,7 @@ after it was freed, or hands it a host pointer, is counted.
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import os
 from collections.abc import Iterator, Mapping
@@ -89,9 +90,19 @@ class Devices:
         return ort.OrtValue.ortvalue_from_numpy(value, "gpu", device, VENDOR)
 
 
+@functools.cache
+def registered_devices() -> Devices:
+    """The one registration of a process with the fake device.
+
+    ONNX Runtime takes memory of a device from whichever registration of it came first; a second one would be
+    handed pointers that it does not know.
+    """
+    return Devices(fake_library())
+
+
 @pytest.fixture(scope="session")
 def registered() -> Devices:
-    return Devices(fake_library())
+    return registered_devices()
 
 
 @pytest.fixture

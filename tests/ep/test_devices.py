@@ -38,6 +38,7 @@ def test_every_device_is_offered_under_one_name(devices) -> None:
     found = [device for device in ort.get_ep_devices() if device.ep_name == EP]
     names = [device.ep_metadata["device"] for device in found]
     assert names[-3:] == ["cpu", "fake:0", "fake:1"]
+    assert names.count("fake:0") == 1, "a second registration would not know the memory of the first"
     assert {device.ep_metadata["version"] for device in found} == {lowbit.__version__}
     assert found[-1].ep_metadata["description"] == "fake device 1"
 

@@ -420,11 +420,21 @@ def _register_provider() -> None:
     ort.register_execution_provider_library("lowbit_fuzzed", lowbit.get_library_path())
 
 
+def _offered() -> dict[str | None, ort.OrtEpDevice]:
+    mine = [each for each in ort.get_ep_devices() if each.ep_name == "LowBitExecutionProvider"]
+    return {each.ep_metadata.get("device"): each for each in mine}
+
+
 def provider_device(name: str) -> ort.OrtEpDevice:
-    """The provider's device: "cpu" of its metadata for "cpu-ep", else as named ("cuda:0", "fake:0")."""
-    _register_provider()
+    """The provider's device: "cpu" of its metadata for "cpu-ep", else as named ("cuda:0", "fake:0").
+
+    Whoever has registered the provider with a device offers it; a second registration would share its state.
+    """
     wanted = {"cpu-ep": "cpu", "cuda": "cuda:0"}.get(name, name)
-    found = {each.ep_metadata.get("device"): each for each in ort.get_ep_devices()}
+    found = _offered()
+    if wanted not in found:
+        _register_provider()
+        found = _offered()
     if wanted not in found:
         raise SystemExit(f"no device {wanted}; the provider offers {sorted(filter(None, found))}")
     return found[wanted]

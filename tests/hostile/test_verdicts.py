@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.ep.conftest import fake_library
+from tests.ep.conftest import registered_devices
 from tests.hostile import campaign, native_nodes
 from tests.support import require_native
 
@@ -25,12 +25,8 @@ X = np.random.default_rng(0).integers(0, 256, (2, 5, 5, 4)).astype(np.uint8)
 @pytest.fixture(scope="module")
 def sessions() -> list[Sessions]:
     """Custom ops alone, and both devices of the provider that are found everywhere."""
-    os.environ["LOWBIT_CUDA_LIBRARY"] = str(fake_library())
-    os.environ["LOWBIT_FAKE_DELAY_US"] = "0"
-    try:
-        return [Sessions(device) for device in ("cpu", "cpu-ep", "fake:0")]
-    finally:
-        del os.environ["LOWBIT_CUDA_LIBRARY"], os.environ["LOWBIT_FAKE_DELAY_US"]
+    registered_devices()
+    return [Sessions(device) for device in ("cpu", "cpu-ep", "fake:0")]
 
 
 class Model:
