@@ -100,14 +100,47 @@ def test_ops_that_move_codes_or_choose_among_them(op: str) -> None:
     converts(between_convolutions(move, channels), "LowBitConv", op, "LowBitConv")
 
 
-def test_space_to_depth_is_no_node_that_onnxruntime_lacks() -> None:
-    def move(g: Graph, y: str) -> str:
-        return g.node("SpaceToDepth", [y], blocksize=2)
+@pytest.mark.parametrize("kind", ["u8", "s8"])
+def test_space_to_depth_is_rows_side_by_side(kind: str) -> None:
+    """No node that ONNX Runtime lacks on codes, and no Transpose, which copies short runs one by one."""
 
-    result = converts(
-        between_convolutions(move, 20), "LowBitConv", "Reshape", "Transpose", "Reshape", "LowBitConv"
-    )
-    assert result.attributes("Transpose")["perm"] == [0, 1, 3, 2, 4]
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g, size=8, kind=kind))
+        y = g.qdq(g.node("SpaceToDepth", [g.qdq(y, yq)], blocksize=3), yq)
+        z, zq = conv(g, y, yq, channels=45, kernel=1)
+        output(g, g.qdq(z, zq), "n", 5, "h", "w")
+
+    converts(build, "LowBitConv", "Reshape", *["Slice"] * 3, "LowBitConcat", "Reshape", "LowBitConv")
+
+
+def test_space_to_depth_of_an_image_reads_it_channels_last() -> None:
+    """The focus of a detector: the quantizer of the image moves its channels."""
+
+    def build(g: Graph) -> None:
+        x, quant = image(g, channels=3, size=8)
+        y = g.qdq(g.node("SpaceToDepth", [x], blocksize=2), quant)
+        z, zq = conv(g, y, quant, channels=12)
+        output(g, g.qdq(z, zq), "n", 5, "h", "w")
+
+    converts(build, "Reshape", "Slice", "Slice", "LowBitConcat", "Reshape", "LowBitConv")
+
+
+@pytest.mark.parametrize("channels", [3, 16])
+@pytest.mark.parametrize("pairs", [1, 2])
+def test_space_to_depth_alone_moves_codes_of_many_channels(channels: int, pairs: int) -> None:
+    """Of few channels it stays in float, which is faster, and says so."""
+
+    def build(g: Graph) -> None:
+        quant = g.act(0.03)
+        x = g.input((2, channels, 6, 6), step=float(quant.scale))
+        y = g.node("SpaceToDepth", [g.qdq(x, quant) if pairs == 2 else x], blocksize=2)
+        output(g, g.qdq(y, quant), 2, 4 * channels, 3, 3)
+
+    result = converted(build)
+    result.assert_equal()
+    assert ("SpaceToDepth" in result.ops) == (channels == 3)
+    if channels == 3:
+        assert "stands alone" in result.reason("SpaceToDepth")
 
 
 def shuffled(g: Graph, y: str, quant: Quant, groups: int, sizes: list[int], whole: list[int]) -> str:

@@ -29,6 +29,7 @@ _SPATIAL = (
     "GlobalAveragePool",
     "BatchNormalization",
     "Resize",
+    "SpaceToDepth",
 )
 _BINARY = ("Add", "Mul", "Sub", "Div", "PRelu")
 _PASSING = (

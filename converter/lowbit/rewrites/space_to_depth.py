@@ -1,8 +1,10 @@
-"""SpaceToDepth of codes, channels last: a Reshape, a Transpose and a Reshape."""
+"""SpaceToDepth of codes, channels last: the rows of pixels at one place of their blocks, side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -26,10 +28,11 @@ class SpaceToDepthRegion(MoveRegion):
         return self.move(lowering)
 
     def move(self, lowering: Lowering) -> ir.Value:
-        """Writes the three nodes.
+        """Writes a Reshape, a Slice for every row of a block, a LowBitConcat and a Reshape.
 
-        [N, H, W, C] is [N, H/b, b, W/b, b * C], whose middle dims change places; pixel (i, j) of a block
-        gives the channels from (i * b + j) * C on.
+        [N, H, W, C] is [N, H/b, b, W/b, b * C]; row i of a block gives the channels from i * b * C on. A
+        Transpose of the middle dims says the same in one node, but ONNX Runtime's copies runs of b * C bytes
+        one by one: for 3 channels it took three times as long (one core of an AMD EPYC), for 32 a tenth more.
         """
         output, block = self.core.outputs[0], self.block
         stored = lowering.channels_last(self.source, bipolar=True)
@@ -47,17 +50,35 @@ class SpaceToDepthRegion(MoveRegion):
             dtype,
             shape=[batch, rows, block, columns, depth],
         )
-        turned = lowering.standard(
-            "Transpose",
-            [blocks],
-            {"perm": [0, 1, 3, 2, 4]},
+        parts = [self._row(lowering, blocks, row, [batch, rows, 1, columns, depth]) for row in range(block)]
+        channels = None if depth is None else depth * block
+        ranges = lowering.range_attributes(stored.low, stored.high, signed=stored.signed)
+        joined = lowering.node(
+            "LowBitConcat",
+            {
+                # On one grid codes are copied, whatever they mean.
+                "x_scales": np.ones(block, np.float32),
+                "x_zero_points": np.zeros(block, np.int32),
+                "y_scale": np.float32(1),
+                "y_zero_point": np.int32(0),
+                "x": parts,
+            },
+            {
+                "axis": 4,
+                "x_encodings": ",".join([stored.byte_encoding] * block) if stored.signed else "",
+                "y_bits": ranges["y_bits"],
+                "y_encoding": ranges["y_encoding"],
+            },
             output,
             dtype,
-            shape=[batch, rows, columns, block, depth],
+            stored.order,
+            shape=[batch, rows, 1, columns, channels],
+            origins=self.nodes,
         )
+        shape = [0, 0, *(-1 if size is None else size for size in (columns, channels))]
         value = lowering.standard(
             "Reshape",
-            [turned, lowering.constant(output, "shape", np.array([0, 0, 0, -1], np.int64))],
+            [joined, lowering.constant(output, "shape", np.array(shape, np.int64))],
             {},
             output,
             dtype,
@@ -65,6 +86,19 @@ class SpaceToDepthRegion(MoveRegion):
         )
         lowering.define_codes(output, replace(stored, value=value))
         return value
+
+    def _row(self, lowering: Lowering, blocks: ir.Value, row: int, shape: Sequence[Any]) -> ir.Value:
+        """One row of every block: [N, H/b, 1, W/b, b * C]."""
+        output = self.core.outputs[0]
+        given = {"starts": [row], "ends": [row + 1], "axes": [2]}
+        inputs: list[ir.Value | None] = [blocks]
+        if lowering.graph.opset_imports.get("", 13) >= 10:
+            inputs += [
+                lowering.constant(output, name, np.array(places, np.int64)) for name, places in given.items()
+            ]
+            given = {}
+        assert blocks.dtype is not None
+        return lowering.standard("Slice", inputs, given, output, blocks.dtype, shape=shape)
 
 
 def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
