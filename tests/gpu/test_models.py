@@ -100,6 +100,8 @@ def has_gpu_kernel(node: onnx.NodeProto) -> bool:
     """What ep/cuda/cuda_backend.cc says of ops and modes that have none yet."""
     if node.op_type == "LowBitResize":
         return all(a.s == b"nearest" for a in node.attribute if a.name == "mode")
+    if any(len(a.ints) == 3 for a in node.attribute if a.name == "kernel_shape"):
+        return False
     return node.op_type not in ("LowBitMatMul", "LowBitNormalization", "LowBitSoftmax")
 
 

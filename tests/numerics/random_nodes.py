@@ -311,9 +311,9 @@ def _output_shape(op_type: str, attrs: dict[str, Any], shape: list[int], out: in
 
 
 def _image(rng: np.random.Generator, least: int = 1, most_dims: int = 2) -> list[int]:
-    dims = int(rng.integers(1, most_dims + 1))
+    batch, dims = int(rng.integers(1, 3)), int(rng.integers(1, most_dims + 1))
     return [
-        int(rng.integers(1, 3)),
+        batch,
         *_ints(rng, dims, least, 9 if dims < 3 else 5),
         int(rng.choice(CHANNELS)),
     ]
