@@ -86,11 +86,11 @@ def scale_from_the_outside(g: Graph) -> None:
     g.output(g.node("Conv", [x, g.weight(g.codes((4, 4, 3, 3)), g.weight_quant(4))]), (1, 4, 4, 4))
 
 
-@case(left={"Conv": "(?i)3-?d|dim|rank|spatial"})
-def three_dimensional(g: Graph) -> None:
-    x, xq = quantized_input(g, (1, 2, 5, 5, 5))
-    y, _ = conv_layer(g, x, xq, (3, 2, 3, 3, 3))
-    g.output(y, (1, 3, 3, 3, 3))
+@case(left={"ConvTranspose": "3 spatial dims"})
+def transposed_volume(g: Graph) -> None:
+    x, xq = quantized_input(g, (1, 2, 3, 3, 3))
+    y, _ = conv_layer(g, x, xq, (2, 3, 2, 2, 2), transposed=True)
+    g.output(y, (1, 3, 4, 4, 4))
 
 
 @case(left={"Conv": "(?i)axis|channel"})
