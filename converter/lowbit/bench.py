@@ -270,7 +270,7 @@ class Subject:
             return lambda: opened.run_with_iobinding(on_device)
         binding = opened.io_binding()
         for name, value in self.feed.items():
-            binding.bind_cpu_input(name, np.ascontiguousarray(value))
+            binding.bind_cpu_input(name, np.asarray(value, order="C"))
         names = [output.name for output in opened.get_outputs()]
 
         def bind_outputs() -> None:

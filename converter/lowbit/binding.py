@@ -45,7 +45,7 @@ def bind(
     results = opened.run(None, dict(feed))
     binding = opened.io_binding()
     for name, value in feed.items():
-        binding.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value), *where))
+        binding.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy(np.asarray(value, order="C"), *where))
     for output, value in zip(opened.get_outputs(), results, strict=True):
         buffer = OrtValue.ortvalue_from_shape_and_type(value.shape, value.dtype, *where)
         binding.bind_ortvalue_output(output.name, buffer)

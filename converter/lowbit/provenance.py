@@ -51,7 +51,7 @@ class Place:
             value = value > 0
         if self.offset:  # signed codes as unsigned ones: the same real numbers on the u8 side
             value = value.astype(np.int16) + self.offset
-        return np.ascontiguousarray(value, self.dtype)
+        return np.asarray(value, self.dtype, order="C")  # which leaves a scalar one
 
 
 def _has_record(model: onnx.ModelProto) -> bool:

@@ -50,12 +50,12 @@ class Chain:
         apart = np.abs(got.astype(np.float64) - expected.astype(np.float64))
         if self.step is None:
             return apart <= self.error
-        steps = self.value / self.step
+        steps, off = self.value / self.step, self.error / self.step
         with np.errstate(invalid="ignore"):  # infinite inputs are near no tie
-            near = np.abs(steps - np.floor(steps) - 0.5) <= self.error / self.step
+            ties = np.floor(steps + off - 0.5) - np.ceil(steps - off - 0.5) + 1
+            near: npt.NDArray[np.bool_] = apart <= ties
         inner: npt.NDArray[np.bool_] = np.asarray(self.extra_steps > 0)
-        explained: npt.NDArray[np.bool_] = (apart <= 1) & near
-        return explained | (inner & (apart <= 1 + np.ceil(self.extra_steps))) | np.isnan(self.value)
+        return near | (inner & (apart <= 1 + np.ceil(self.extra_steps))) | np.isnan(self.value)
 
 
 @dataclass

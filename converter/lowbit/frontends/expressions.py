@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_int
+from lowbit.graph.attributes import get_flag, get_int
 from lowbit.graph.constants import Array, add_initializer, constant
 from lowbit.graph.evaluate import constants_of, run_unoptimized
 from lowbit.graph.normal_form import ELEMENTWISE
@@ -100,7 +100,9 @@ def _copy_dims(graph: ir.Graph) -> None:
         if node.op_type != "Reshape" or node.domain != "" or len(node.inputs) < 2 or has_to_stay(node):
             continue
         source, shape = node.inputs
-        if get_int(node, "allowzero", 0) or constant(shape) is not None or shape is None or source is None:
+        if get_flag(node, "allowzero", default=False) or constant(shape) is not None:
+            continue
+        if shape is None or source is None:
             continue
         told = dims_told(shape)
         dims = [] if told is None else [_as_in(source, dim, place) for place, dim in enumerate(told)]

@@ -20,6 +20,20 @@ def get_int(node: ir.Node, name: str, default: int) -> int:
     return int(_read(node, name, default, ir.Attr.as_int, "an integer"))
 
 
+def get_flag(node: ir.Node, name: str, *, default: bool) -> bool:
+    """An integer attribute that is a switch: 1 is on, any other number off, as ONNX Runtime has it.
+
+    Its ``count_include_pad``, ``transA``, ``transB``, ``exclude_outside``, ``antialias`` and
+    ``training_mode`` are no such switches: of those only 0 is off.
+    """
+    return get_int(node, name, int(default)) == 1
+
+
+def from_front(axis: int, rank: int) -> int | None:
+    """An axis counted from the front; None where a tensor of that rank has no such axis."""
+    return axis % rank if -rank <= axis < rank else None
+
+
 def get_float(node: ir.Node, name: str, default: float) -> float:
     """A float attribute."""
     return float(_read(node, name, default, ir.Attr.as_float, "a float"))

@@ -30,6 +30,10 @@ _ROOM = 9
 _ROWS = 16
 """Output channels that are compared where all of them would take longer."""
 _KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN)
+_BATCHES = (1, 2, 3, 4)
+"""Sizes that are tried of a batch left open; a Reshape to constants may bind it."""
+_UNEQUAL = "attempting to re-use buffer"
+"""What ONNX Runtime says where two dims of one name differ: such sizes are none that the model can have."""
 _FED = (onnx.TensorProto.UINT8, onnx.TensorProto.INT8, onnx.TensorProto.FLOAT)
 _PER_CHANNEL = (
     *("scale", "shift", "table", "thresholds"),
@@ -361,44 +365,66 @@ def _check_loads(proto: onnx.ModelProto, source: onnx.ModelProto | None) -> None
     The sizes that it runs with are made up where the model leaves them open: if the source does not run
     with them either, they are none that the model can have.
     """
-    failed = refusal_of(proto, run=True)
-    if failed is None:
-        _check_optimized(proto, source)
-        return
-    refused, comparable = refusal_of(proto), source is not None and _speaks_standard(source)
+    original = source if source is not None and _speaks_standard(source) else None
+    failed = refusal_of(proto, batch=1)
+    refused = None if failed is None else refusal_of(proto)
     if refused is not None:
-        of_source = refusal_of(source) if source is not None and comparable else None
+        of_source = None if original is None else refusal_of(original)
         if of_source is not None:
             raise ModelError(f"ONNX Runtime refuses the model, before and after conversion: {of_source}")
         raise CheckError(f"ONNX Runtime refuses the converted model: {refused}", _named_in(refused, proto))
-    if source is None or not comparable or refusal_of(source, run=True) is None:
-        raise CheckError(f"ONNX Runtime does not run the converted model: {failed}", _named_in(failed, proto))
+    impossible = None
+    for batch in _BATCHES if _has_open_batch(proto) else _BATCHES[:1]:
+        failed = failed if batch == 1 else refusal_of(proto, batch=batch)
+        if failed is not None and (original is None or refusal_of(original, batch=batch) is None):
+            impossible = failed
+            if _UNEQUAL not in failed or not _has_open_batch(proto):
+                break
+            continue
+        _check_optimized(proto, original, batch, hidden=failed is not None)
+        if failed is None:
+            return
+    if impossible is not None:
+        message = f"ONNX Runtime does not run the converted model: {impossible}"
+        raise CheckError(message, _named_in(impossible, proto))
 
 
-def _check_optimized(proto: onnx.ModelProto, source: onnx.ModelProto | None) -> None:
-    """Opens a session as users do, where quantizers stay: what its optimizer fuses it cannot always run.
+def _has_open_batch(proto: onnx.ModelProto) -> bool:
+    dims = [info.type.tensor_type.shape.dim for info in proto.graph.input]
+    return any(len(each) > 0 and not each[0].HasField("dim_value") for each in dims)
 
-    Around nodes that became ours it may fuse what it left alone in the original. Without an original that it
-    opens so, there is nothing to hold the model to.
+
+def _check_optimized(
+    proto: onnx.ModelProto, source: onnx.ModelProto | None, batch: int, *, hidden: bool
+) -> None:
+    """Opens a session as users do: what its optimizer fuses ONNX Runtime cannot always run.
+
+    Around quantizers that stay it may fuse what it left alone in the original; and it may have hidden a node
+    of the original that does not run, which it no longer does. Without an original that it opens so, there is
+    nothing to hold the model to.
+
+    Args:
+        proto: the converted model.
+        source: the original.
+        batch: the size of the batch to run with.
+        hidden: whether the original runs only so.
     """
     stay = any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node)
-    if source is None or not stay:
+    if source is None or not (stay or hidden):
         return
-    failed = refusal_of(proto, run=True, optimized=True)
-    if failed is None or not _speaks_standard(source):
-        return
-    if refusal_of(source, run=True, optimized=True) is not None:
+    failed = refusal_of(proto, batch=batch, optimized=True)
+    if failed is None or refusal_of(source, batch=batch, optimized=True) is not None:
         return
     message = f"ONNX Runtime's optimizer breaks nodes that stay: {failed}"
     raise OptimizerError(message, _named_in(failed, proto))
 
 
-def refusal_of(proto: onnx.ModelProto, *, run: bool = False, optimized: bool = False) -> str | None:
+def refusal_of(proto: onnx.ModelProto, *, batch: int | None = None, optimized: bool = False) -> str | None:
     """Why ONNX Runtime does not load a model, with lowbit's ops in reach; None if it does.
 
     Args:
         proto: the model; one that needs a library of its user's is not tried.
-        run: whether it has to run on zeros, too.
+        batch: None, or the size of the batch with which it has to run on zeros, too.
         optimized: whether its optimizer takes part.
     """
     import onnxruntime
@@ -417,7 +443,7 @@ def refusal_of(proto: onnx.ModelProto, *, run: bool = False, optimized: bool = F
         session = onnxruntime.InferenceSession(
             proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
-        feeds = _whole_feed(proto) if run else None
+        feeds = None if batch is None else _whole_feed(proto, batch)
         if feeds is not None:
             session.run(None, feeds)
     except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
@@ -436,8 +462,8 @@ def _named_in(message: str, proto: onnx.ModelProto) -> list[str]:
     return [node.name for node in proto.graph.node if node.name in words]
 
 
-def _whole_feed(proto: onnx.ModelProto) -> dict[str, Array] | None:
-    """Zeros for all inputs with the batch at 1; None where a size or a type is in the way."""
+def _whole_feed(proto: onnx.ModelProto, batch: int) -> dict[str, Array] | None:
+    """Zeros for all inputs, with a size for a batch left open; None where a size or a type is in the way."""
     feeds = {}
     constants = {tensor.name for tensor in proto.graph.initializer}
     for info in proto.graph.input:
@@ -447,7 +473,7 @@ def _whole_feed(proto: onnx.ModelProto) -> dict[str, Array] | None:
         dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
         if tensor.elem_type not in _FED or not dims or None in dims[1:]:
             return None
-        shape = [1 if dim is None else dim for dim in dims]
+        shape = [batch if dim is None else dim for dim in dims]
         if math.prod(shape) > _WORK:
             return None
         feeds[info.name] = np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_int, get_ints
+from lowbit.graph.attributes import get_flag, get_int, get_ints
 from lowbit.graph.constants import Array, constant, integers
 from lowbit.graph.normal_form import Quantization, clip_bounds, is_op, is_quantize, read_quantize
 from lowbit.graph.reasons import for_each
@@ -89,7 +89,7 @@ def _reshape(node: ir.Node, array: Array) -> Array | None:
     target = integers(node.inputs[1]) if len(node.inputs) > 1 else get_ints(node, "shape")
     if target is None:
         return None
-    if not get_int(node, "allowzero", 0):
+    if not get_flag(node, "allowzero", default=False):
         target = [array.shape[i] if dim == 0 else dim for i, dim in enumerate(target)]
     return array.reshape(target)
 

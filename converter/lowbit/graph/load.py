@@ -33,6 +33,7 @@ _AS_IT_IS = 10
 _TOLERATED = (
     "Field 'shape' of 'type' is required but missing",
     "Field 'type' of 'value_info' is required but missing",
+    "Field 'elem_type' of 'type' is required but missing",
     "Nodes in a graph must be topologically sorted",
     "No Op registered for",  # ONNX Runtime knows LayerNormalization, say, at every opset
 )
@@ -98,6 +99,9 @@ def _read_graph(proto: onnx.ModelProto, label: str) -> ir.Model:
     except Exception as error:  # the reader meets contradictions with exceptions of many kinds
         raise_if_out_of_memory(error)
         raise ModelError(f"{label}: contradicts itself: {str(error).splitlines()[0]}") from error
+    for output in graph.graph.outputs:
+        if output.dtype == ir.DataType.UNDEFINED:
+            output.type = None
     _sort(graph, label)
     _check_inputs(graph, label)
     if graph.graph.opset_imports.get("", _AS_IT_IS) < _AS_IT_IS or qonnx.speaks(graph):
@@ -167,6 +171,8 @@ def _check(proto: onnx.ModelProto, label: str) -> None:
         dims = value.type.tensor_type.shape.dim
         if any(dim.dim_value < 0 for dim in dims):
             raise ModelError(f"{label}: input '{value.name}' has the shape {[dim.dim_value for dim in dims]}")
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type:
+            raise ModelError(f"{label}: input '{value.name}' has no element type")
     for where, tensor in tensors_of(proto):
         _check_tensor(where, tensor, label)
     run_checker(proto, label)

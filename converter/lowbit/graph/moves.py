@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_float, get_int, get_ints, get_string
+from lowbit.graph.attributes import from_front, get_float, get_int, get_ints, get_string
 from lowbit.graph.constants import add_initializer, constant, scalar
 from lowbit.graph.normal_form import (
     CODE_CHOOSERS,
@@ -468,8 +468,8 @@ def _gathered_grid(node: ir.Node, grid: Grid, channels: int) -> Grid | None:
     data, indices = node.inputs[0], node.inputs[1]
     if data is None or data.shape is None or indices is None or indices.shape is None:
         return None
-    axis = get_int(node, "axis", 0) % len(data.shape)
-    if axis == channels:
+    axis = from_front(get_int(node, "axis", 0), len(data.shape))
+    if axis is None or axis == channels:
         return None
     return grid if channels < axis else grid.with_axis(channels + len(indices.shape) - 1)
 

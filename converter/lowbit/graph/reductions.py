@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_int, get_ints
+from lowbit.graph.attributes import from_front, get_flag, get_ints
 from lowbit.graph.constants import integers
 from lowbit.graph.normal_form import rank_of
 from lowbit.graph.reasons import Refusal
@@ -41,5 +41,9 @@ def read_reduction(node: ir.Node) -> Reduction | Refusal:
         if axes is None:
             return Refusal("its axes are computed at run time")
     if not axes:
-        axes = [] if get_int(node, "noop_with_empty_axes", 0) else list(range(rank))
-    return Reduction(tuple(sorted({axis % rank for axis in axes})), bool(get_int(node, "keepdims", 1)))
+        axes = [] if get_flag(node, "noop_with_empty_axes", default=False) else list(range(rank))
+    reduced = {from_front(axis, rank) for axis in axes}
+    if None in reduced:
+        return Refusal(f"it reduces the axes {axes} of a tensor of rank {rank}")
+    kept = get_flag(node, "keepdims", default=True)
+    return Reduction(tuple(sorted(axis for axis in reduced if axis is not None)), kept)

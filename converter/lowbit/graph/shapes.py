@@ -13,10 +13,12 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from lowbit.errors import ModelError
-from lowbit.graph.attributes import get_int
+from lowbit.graph.attributes import get_flag, get_int, get_ints, get_string
 from lowbit.graph.constants import constant, integers
+from lowbit.graph.lowering import graphs_of
 from lowbit.graph.normal_form import is_dequantize, is_op, is_quantize
 from lowbit.graph.quantizers import is_law
+from lowbit.ops.windows import Windows
 
 _NO_END = 2**31 - 1
 """From here on, the end of a Slice is the end of the axis."""
@@ -39,23 +41,97 @@ def infer_shapes(
     Raises:
         ModelError: if a node computes another type than the model declares for its output.
     """
-    declared = _forget(model.graph) if anew else {}
-    # One shape may depend on another: every round tells at least one Reshape more, until none is left.
-    rounds = 2 + sum(node.op_type == "Reshape" for node in model.graph)
+    declared, types = _forget(model.graph) if anew else ({}, {})
+    branches = _forget_branches(model.graph) if anew else {}
+    declared |= branches
+    pools = _rounding_pools(model.graph)
+    # One shape may depend on another: every round tells of one Reshape or pool more, until none is left.
+    rounds = 2 + len(pools) + sum(node.op_type == "Reshape" for node in model.graph)
     for _ in range(rounds):
         _infer_once(model, keeps_shape)
-        told, remembered = _tell_reshapes(model.graph), _remember(declared)
-        declared = {}
-        if not told and not remembered:
+        _compare_types(types)
+        if _correct_pools(model.graph, pools) or _tell_reshapes(model.graph):
+            continue  # what a model declares is believed last
+        if not _remember(declared):
             break
+        declared = {}
+    _remember(declared)
     _doubt_slices(model.graph)
     for _ in range(rounds):
         # Names that a Slice may have made wrong must not tell a number.
         if not _tell_open_dims(model.graph):
             break
         _infer_once(model, keeps_shape)
+        while _correct_pools(model.graph, pools):
+            _infer_once(model, keeps_shape)
         _tell_reshapes(model.graph)
         _doubt_slices(model.graph)
+    for value, shape in branches.items():
+        value.shape = shape
+
+
+def _rounding_pools(graph: ir.Graph) -> list[ir.Node]:
+    """The pools of a graph that say something about rounding their size up."""
+    pools = (node for node in graph if is_op(node, "MaxPool", "AveragePool", "LpPool"))
+    return [node for node in pools if get_int(node, "ceil_mode", 0)]
+
+
+def _correct_pools(graph: ir.Graph, pools: list[ir.Node]) -> bool:
+    """Gives pools that round their size up the one that they have, and forgets what followed from another.
+
+    Before opset 22 ONNX's inference counts a last window that starts behind the image, which is never
+    computed, and since then takes any ``ceil_mode`` but 0 for 1. Pools of a known size leave the list.
+
+    Returns:
+        Whether there was a wrong size.
+    """
+    wrong = False
+    for node in tuple(pools):
+        output, sizes = node.outputs[0], _pooled_sizes(node)
+        if output.shape is None or sizes is None:
+            continue
+        pools.remove(node)
+        if list(output.shape[2:]) != sizes:
+            output.shape, wrong = ir.Shape([*output.shape[:2], *sizes]), True
+            _forget_behind(graph, output)
+    return wrong
+
+
+def _pooled_sizes(node: ir.Node) -> list[int] | None:
+    """The spatial dims of a pool's output; None where those of its input are not known."""
+    source, kernel = node.inputs[0], get_ints(node, "kernel_shape") or []
+    if source is None or source.shape is None or len(source.shape) != 2 + len(kernel):
+        return None
+    dims, image = len(kernel), [dim for dim in source.shape[2:] if isinstance(dim, int)]
+    strides = get_ints(node, "strides") or [1] * dims
+    dilations = get_ints(node, "dilations") or [1] * dims
+    pads = get_ints(node, "pads") or [0] * (2 * dims)
+    auto_pad = get_string(node, "auto_pad", "NOTSET")
+    if len(image) != dims or len(pads) != 2 * dims or min(len(strides), len(dilations)) != dims:
+        return None
+    if min((*strides, *kernel), default=1) < 1:
+        return None
+    if auto_pad.startswith("SAME"):
+        return [-(-size // stride) for size, stride in zip(image, strides, strict=True)]
+    if auto_pad == "VALID":
+        pads = [0] * (2 * dims)
+    windows = Windows(image, kernel, strides, dilations, pads, get_flag(node, "ceil_mode", default=False))
+    return [max(windows.output_size(d), 0) for d in range(dims)]
+
+
+def _forget_behind(graph: ir.Graph, value: ir.Value) -> None:
+    """Takes the shapes off all that is computed from a value."""
+    outer = {inner: node for node in graph.all_nodes() for inner in graphs_of(node)}
+    waiting = [value]
+    while waiting:
+        behind = waiting.pop()
+        readers = list(behind.consumers())
+        if behind.is_graph_output() and behind.graph in outer:
+            readers.append(outer[behind.graph])
+        known = [output for node in readers for output in node.outputs if output.shape is not None]
+        for output in known:
+            output.shape = None
+        waiting.extend(known)
 
 
 def _doubt_slices(graph: ir.Graph) -> None:
@@ -99,14 +175,42 @@ def _keeps_axis(node: ir.Node, axis: int, rank: int) -> bool:
     )
 
 
-def _forget(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
-    """Takes the declared shapes off the results of ONNX's own ops."""
-    declared = {}
+def _forget(graph: ir.Graph) -> tuple[dict[ir.Value, ir.Shape], dict[ir.Value, ir.TypeProtocol]]:
+    """Takes the declared shapes and types off the results of ONNX's own ops."""
+    shapes, types = {}, {}
     for node in graph:
         for output in node.outputs if node.domain in ("", "ai.onnx") else ():
             if output.shape is not None:
-                declared[output], output.shape = output.shape, None
-    return declared
+                shapes[output], output.shape = output.shape, None
+            if output.type is not None:
+                types[output], output.type = output.type, None
+    return shapes, types
+
+
+def _forget_branches(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
+    """Takes their shapes off the outputs of subgraphs, which ONNX Runtime believes no more than others."""
+    stated = {}
+    for node in graph.all_nodes():
+        for output in (output for inner in graphs_of(node) for output in inner.outputs):
+            if output.shape is not None:
+                stated[output], output.shape = output.shape, None
+    return stated
+
+
+def _compare_types(declared: dict[ir.Value, ir.TypeProtocol]) -> None:
+    """Believes declared types where inference knows none, and empties the list of them.
+
+    Raises:
+        ModelError: if a node computes another type than the model declares for its output.
+    """
+    for value, declaration in declared.items():
+        if value.type is None:
+            value.type = declaration
+        elif value.dtype != declaration.dtype:
+            raise ModelError(
+                f"'{value.name}' is declared as {declaration.dtype}, but its node computes {value.dtype}"
+            )
+    declared.clear()
 
 
 def _remember(declared: Mapping[ir.Value, ir.Shape]) -> bool:
@@ -288,7 +392,7 @@ def _new_dims(
         if isinstance(dim, Dim):
             assert dim.tensor.shape is not None
             dims.append(dim.tensor.shape[dim.axis])
-        elif dim == 0 and not get_int(node, "allowzero", 0):
+        elif dim == 0 and not get_flag(node, "allowzero", default=False):
             inside = source is not None and source.shape is not None and place < len(source.shape)
             dims.append(source.shape[place] if inside and source is not None and source.shape else None)
         else:

@@ -168,7 +168,7 @@ def read_resize(node: ir.Node) -> dict[str, Any] | Refusal:
         return Refusal("keep_aspect_ratio_policy is not supported")
     if get_int(node, "antialias", 0) or get_float(node, "extrapolation_value", 0.0):
         return Refusal("antialias and extrapolation are not supported")
-    exclude = get_int(node, "exclude_outside", 0)
+    exclude = int(get_int(node, "exclude_outside", 0) != 0)
     if exclude and kind != "cubic":
         return Refusal(f"exclude_outside is not supported in mode {kind}")
     axes = [axis % rank for axis in get_ints(node, "axes", range(rank)) or []]

@@ -151,9 +151,13 @@ def _ask(context: Context, node: ir.Node, failed: Failed) -> Region | list[Refus
             if left is not None:
                 refusals.append(Refusal(f"'{left.name}', which belongs to it, has to stay"))
                 continue
-            unknown = [v.name for v in (*found.codes, *found.reals, *node.outputs) if v.shape is None]
+            held = (*found.codes, *found.reals, *node.outputs)
+            unknown = [v.name for v in held if v.shape is None]
+            empty = [v.name for v in held if v.shape is not None and 0 in v.shape]
             if found.core in context.aside:
                 found = Refusal(GAINS_NOTHING)
+            elif empty:
+                found = Refusal(f"'{empty[0]}' has no elements")
             elif not unknown:
                 return found
             else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_int
+from lowbit.graph.attributes import from_front, get_flag, get_int
 from lowbit.graph.lowering import Lowering, StoredReal
 from lowbit.graph.normal_form import is_op, rank_of
 from lowbit.graph.reasons import Refusal
@@ -77,6 +77,8 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     if isinstance(x, Refusal):
         return x
     rank = rank_of(x.codes)
-    if not rank:
-        return Refusal("its input is a scalar")
-    return ArgExtremumRegion(sink, x, get_int(sink, "axis", 0) % rank, bool(get_int(sink, "keepdims", 1)))
+    assert rank is not None
+    axis = from_front(get_int(sink, "axis", 0), rank)
+    if axis is None:
+        return Refusal(f"its input, of rank {rank}, has no axis {get_int(sink, 'axis', 0)}")
+    return ArgExtremumRegion(sink, x, axis, get_flag(sink, "keepdims", default=True))

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_int, get_ints
+from lowbit.graph.attributes import get_flag, get_int, get_ints
 from lowbit.graph.normal_form import dims_of
 from lowbit.graph.reasons import Refusal
 from lowbit.graph.windows import Window, read_window
@@ -59,6 +59,6 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
         clipped,
         clipped.nodes,
         window,
-        get_int(node, "ceil_mode", 0),
-        get_int(node, "count_include_pad", 0),
+        int(get_flag(node, "ceil_mode", default=False)),
+        int(get_int(node, "count_include_pad", 0) != 0),
     )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_int
+from lowbit.graph.attributes import from_front, get_int
 from lowbit.graph.constants import constant
 from lowbit.graph.lowering import CodesOutput, Lowering, Order, Stored, channels_last, identity
 from lowbit.graph.normal_form import Quantization, is_op, rank_of
@@ -125,7 +125,9 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
             for value, code_range in zip(sink.inputs, ranges, strict=True)
             if value is not None and code_range is not None
         ]
-        axis = get_int(sink, "axis", 0) % rank
+        axis = from_front(get_int(sink, "axis", 0), rank)
+        if axis is None:
+            return _no_axis(sink, rank)
         return ConcatRegion(sink, [sink], operands, axis, sink.outputs[0], None, Bounds(), union)
 
     clipped = clipped_at(form, sink, ("Concat",), laws=True)
@@ -147,16 +149,23 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
         return refusal
     rank = rank_of(operands[0].codes)
     assert rank is not None
+    axis = from_front(get_int(clipped.core, "axis", 0), rank)
+    if axis is None:
+        return _no_axis(clipped.core, rank)
     return ConcatRegion(
         clipped.core,
         clipped.nodes,
         operands,
-        get_int(clipped.core, "axis", 0) % rank,
+        axis,
         clipped.result,
         clipped.quantization,
         clipped.bounds,
         clipped.quantization.range,
     )
+
+
+def _no_axis(node: ir.Node, rank: int) -> Refusal:
+    return Refusal(f"its operands, of rank {rank}, have no axis {get_int(node, 'axis', 0)}")
 
 
 def _is_made(value: ir.Value | None) -> bool:

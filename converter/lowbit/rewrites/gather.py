@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_int
+from lowbit.graph.attributes import from_front, get_int
 from lowbit.graph.lowering import Lowering, Order
 from lowbit.graph.normal_form import rank_of
 from lowbit.graph.reasons import Refusal
@@ -65,4 +65,7 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     assert rank is not None
     if index_rank is None:
         return Refusal("the rank of its indices is unknown")
-    return GatherRegion(sink, unread, get_int(sink, "axis", 0) % rank, indices, index_rank)
+    axis = from_front(get_int(sink, "axis", 0), rank)
+    if axis is None:
+        return Refusal(f"its input, of rank {rank}, has no axis {get_int(sink, 'axis', 0)}")
+    return GatherRegion(sink, unread, axis, indices, index_rank)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_int, get_ints
+from lowbit.graph.attributes import from_front, get_flag, get_ints
 from lowbit.graph.constants import integers
 from lowbit.graph.lowering import Lowering, Order, Stored, channels_last, identity
 from lowbit.graph.normal_form import dims_of, is_op, rank_of
@@ -63,14 +63,12 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
         return Refusal(f"its input has rank {rank}; expected [N, C, D1..]")
     keepdims, order = 1, channels_last(rank)
     if is_op(node, "ReduceMean"):
-        keepdims = get_int(node, "keepdims", 1)
-        if keepdims not in (0, 1):
-            return Refusal(f"its keepdims is {keepdims}; expected 0 or 1")
+        keepdims = int(get_flag(node, "keepdims", default=True))
         axes = integers(node.inputs[1]) if len(node.inputs) > 1 else get_ints(node, "axes")
-        reduced = sorted(axis % rank for axis in axes or [])
-        if reduced == list(range(1, rank - 1)):
+        reduced = {from_front(axis, rank) for axis in axes or []}
+        if reduced == set(range(1, rank - 1)):
             order = identity(rank)
-        elif reduced != list(range(2, rank)):
+        elif reduced != set(range(2, rank)):
             return Refusal(f"it reduces axes {axes}; expected all spatial ones, {list(range(2, rank))}")
     if clipped.quantization is not None and not clipped.quantization.grid.per_tensor:
         return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_int
+from lowbit.graph.attributes import get_flag
 from lowbit.graph.reasons import Refusal
 from lowbit.graph.windows import read_max_pool
 from lowbit.rewrites.move import SpatialMoveRegion, moves_codes
@@ -25,5 +25,5 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     window = read_max_pool(sink)
     if isinstance(window, Refusal):
         return window
-    geometry = {**window.attributes(), "ceil_mode": get_int(sink, "ceil_mode", 0)}
+    geometry = {**window.attributes(), "ceil_mode": int(get_flag(sink, "ceil_mode", default=False))}
     return SpatialMoveRegion(sink, False, "LowBitMaxPool", geometry)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_float, get_int, get_ints
+from lowbit.graph.attributes import from_front, get_flag, get_float, get_int, get_ints
 from lowbit.graph.constants import Array, integers, scalar
 from lowbit.graph.lowering import Lowering, Order, Stored, channels_last, identity
 from lowbit.graph.normal_form import Dequantization, dims_of, is_op, rank_of
@@ -133,9 +133,10 @@ def _read_op(context: Context, node: ir.Node, x: Activation) -> _Geometry | Refu
     beta = factors[1] if len(factors) > 1 and factors[1] is not None else np.zeros((), np.float32)
     epsilon = get_float(node, "epsilon", 1e-5)
     if is_op(node, "LayerNormalization"):
-        axis = get_int(node, "axis", -1)
-        axis = axis if axis < 0 else axis - rank
-        return _along(x, identity(rank), axis, gamma, beta, epsilon)
+        axis = from_front(get_int(node, "axis", -1), rank)
+        if axis is None:
+            return Refusal(f"its input, of rank {rank}, has no axis {get_int(node, 'axis', -1)}")
+        return _along(x, identity(rank), axis - rank, gamma, beta, epsilon)
     if rank < 3:
         return Refusal(f"its input has rank {rank}; expected [N, C, D1..]")
     channels = dims_of(x.codes)[1]
@@ -304,7 +305,8 @@ def _with_constant(context: Context, node: ir.Node) -> tuple[ir.Node, Array] | N
 
 def _axes(node: ir.Node, rank: int) -> tuple[int, ...] | None:
     """The axes of a ReduceMean that keeps its dims, ascending."""
-    if get_int(node, "keepdims", 1) != 1:
+    if not get_flag(node, "keepdims", default=True):
         return None
     given = integers(node.inputs[1]) if len(node.inputs) > 1 else get_ints(node, "axes")
-    return tuple(sorted(axis % rank for axis in given)) if given else None
+    counted = {from_front(axis, rank) for axis in given or ()}
+    return None if None in counted or not counted else tuple(sorted(a for a in counted if a is not None))

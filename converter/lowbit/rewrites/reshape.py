@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_int
+from lowbit.graph.attributes import get_flag, get_int
 from lowbit.graph.constants import integers
 from lowbit.graph.lowering import Lowering, Order, identity
 from lowbit.graph.normal_form import dims_of, is_op
@@ -155,7 +155,11 @@ def _flattens(node: ir.Node) -> int | None:
         # Flatten also joins the dims before its axis; only axis 1 leaves them alone.
         return 1 if get_int(node, "axis", 1) == 1 and len(dims) > 1 else None
     target = integers(node.inputs[1])
-    if target is None or not 1 < len(target) < len(dims) or (0 in target and get_int(node, "allowzero", 0)):
+    if (
+        target is None
+        or not 1 < len(target) < len(dims)
+        or (0 in target and get_flag(node, "allowzero", default=False))
+    ):
         return None
     axis = len(target) - 1
     features = dims[axis:]

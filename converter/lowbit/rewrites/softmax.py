@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from lowbit.frontends.qoperator import may_return
-from lowbit.graph.attributes import get_int
+from lowbit.graph.attributes import from_front, get_int
 from lowbit.graph.lowering import Lowering, Stored
 from lowbit.graph.normal_form import dims_of
 from lowbit.graph.reasons import Refusal
@@ -72,12 +72,12 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
 
 def _axis(node: ir.Node, dims: list[int | None]) -> int | Refusal:
     """The axis of a Softmax, counted from the front."""
-    if not dims:
-        return Refusal("its input is a scalar")
     assert node.graph is not None
-    if node.graph.opset_imports.get("", _ONE_AXIS) >= _ONE_AXIS:
-        return get_int(node, "axis", -1) % len(dims)
-    axis = get_int(node, "axis", 1) % len(dims)
-    if any(dim != 1 for dim in dims[axis + 1 :]):
+    one_axis = node.graph.opset_imports.get("", _ONE_AXIS) >= _ONE_AXIS
+    stated = get_int(node, "axis", -1 if one_axis else 1)
+    axis = from_front(stated, len(dims))
+    if axis is None:
+        return Refusal(f"its input, of rank {len(dims)}, has no axis {stated}")
+    if not one_axis and any(dim != 1 for dim in dims[axis + 1 :]):
         return Refusal(f"before opset {_ONE_AXIS} its rows run over all dims from axis {axis} on")
     return axis

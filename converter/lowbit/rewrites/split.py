@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_int
+from lowbit.graph.attributes import from_front, get_int
 from lowbit.graph.lowering import Lowering
 from lowbit.graph.normal_form import rank_of
 from lowbit.graph.reasons import Refusal
@@ -45,4 +45,7 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     assert sink.inputs[0] is not None
     rank = rank_of(sink.inputs[0])
     assert rank is not None
-    return SplitRegion(sink, unread, get_int(sink, "axis", 0) % rank)
+    axis = from_front(get_int(sink, "axis", 0), rank)
+    if axis is None:
+        return Refusal(f"its input, of rank {rank}, has no axis {get_int(sink, 'axis', 0)}")
+    return SplitRegion(sink, unread, axis)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_ints
+from lowbit.graph.attributes import from_front, get_ints
 from lowbit.graph.constants import integers
 from lowbit.graph.lowering import Lowering
 from lowbit.graph.normal_form import dims_of, is_op
@@ -69,5 +69,8 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
         if axes is None:
             return Refusal("its axes are computed at run time")
         rank = len((source if op_type == "Squeeze" else output).shape or ())
-        return SqueezeRegion(sink, unread, [axis % rank for axis in axes])
+        counted = [from_front(axis, rank) for axis in axes]
+        if None in counted:
+            return Refusal(f"its axes are {axes}, of a tensor of rank {rank}")
+        return SqueezeRegion(sink, unread, [axis for axis in counted if axis is not None])
     return None
