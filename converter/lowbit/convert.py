@@ -137,7 +137,11 @@ def _convert_once(
     outputs = [ir.to_proto(value) for value in model.graph.outputs]
     _restore_interface(model.graph, interface)
     _write_metadata(source, model, lowering, options, names)
-    return Attempt(_serialize(model), report, outputs)
+    proto = _serialize(model)
+    # ONNX Runtime takes the type of a lowbit node of which it knows no rank from here.
+    untyped = {info.name for info in proto.graph.output if not info.HasField("type")}
+    proto.graph.value_info.extend(info for info in outputs if info.name in untyped and info.HasField("type"))
+    return Attempt(proto, report, outputs)
 
 
 def _interface(graph: ir.Graph) -> list[tuple[ir.TypeProtocol | None, ir.Shape | None]]:

@@ -239,7 +239,7 @@ class _Local:
         self.threads, self.device = threads, device
         self.constants = constant_values(converted)
         self.producer = {name: node for node in converted.graph.node for name in node.output}
-        stated = (*converted.graph.value_info, *converted.graph.output)
+        stated = (*converted.graph.output, *converted.graph.value_info)  # an output may say nothing
         self.types = {value.name: value.type.tensor_type.elem_type for value in stated}
         self.nodes = [node for node in converted.graph.node if node.domain == DOMAIN]
         self.checks = {node.output[0]: self._new_check(node) for node in self.nodes}

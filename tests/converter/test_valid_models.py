@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import lowbit
 import numpy as np
 import onnx
@@ -111,6 +113,18 @@ def test_outputs_that_say_little(said: str) -> None:
     assert result.ops["LowBitGemm"] == 2
     for info, given in zip(result.result.model.graph.output, result.built.model.graph.output, strict=True):
         assert info == given
+
+
+def test_a_constant_as_output_without_an_element_type() -> None:
+    def build(g: Graph) -> None:
+        x, quant = image(g)
+        y, yq = conv(g, x, quant)
+        output(g, g.qdq(y, yq), 2, 5, 4, 4)
+        g.constants = "node"
+        g.outputs.append(onnx.ValueInfoProto(name=g.floats([1.0, 2.0])))
+        g.outputs[-1].type.tensor_type.SetInParent()
+
+    assert agrees(build).ops["LowBitConv"] == 1
 
 
 def test_a_quantizer_per_channel_behind_a_pair_per_tensor() -> None:
@@ -322,3 +336,173 @@ def test_a_converted_model_has_no_name_twice_whatever_the_source_says() -> None:
     names = [node.name for node in result.result.model.graph.node]
     assert len(names) == len(set(names))
     lowbit_session(result.result.model)
+
+
+def rounding_pool(g: Graph, op: str, dims: int) -> str:
+    """A pool whose last window would start behind its image of 8 pixels, quantized: ONNX infers 5 pixels."""
+    quant = g.act(0.03)
+    x = g.qdq(g.input((2, 4, *[8] * dims), step=float(quant.scale)), quant)
+    pooled = g.node(op, [x], kernel_shape=[1] * dims, strides=[2] * dims, ceil_mode=1)
+    return g.qdq(pooled, g.act(0.04))
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_pools_have_no_window_behind_their_image(op: str, dims: int) -> None:
+    def build(g: Graph) -> None:
+        x = rounding_pool(g, op, dims)
+        shape = g.node(
+            "Concat", [g.node("Gather", [g.node("Shape", [x]), g.ints([0])]), g.ints([-1])], axis=0
+        )
+        rows = g.qdq(g.node("Reshape", [x, shape]), g.act(0.05))
+        columns = g.node("Transpose", [g.node("Flatten", [rows], axis=0)], perm=[1, 0])
+        output(g, g.node("Where", [g.const(np.ones((4**dims * 8, 1), bool)), columns, g.floats(0.0)]), "n", 1)
+
+    agrees(build)
+
+
+@pytest.mark.parametrize("value", [-1, 0, 1, 2])
+def test_switches_have_one_number_for_on(value: int) -> None:
+    """ONNX Runtime takes 1 alone for on, but of ``count_include_pad`` 0 alone for off."""
+
+    def build(g: Graph) -> None:
+        x, quant = image(g, size=5)
+        largest = g.node("ReduceMax", [x], axes=[2, 3], keepdims=value)
+        mean = g.node("ReduceMean", [x], axes=[2, 3], keepdims=value)
+        pools = [
+            g.node("MaxPool", [x], kernel_shape=[2, 2], strides=[2, 2], ceil_mode=value),
+            g.node("AveragePool", [x], kernel_shape=[2, 2], strides=[2, 2], ceil_mode=value),
+            g.node("AveragePool", [x], kernel_shape=[2, 2], pads=[1, 0, 1, 0], count_include_pad=value),
+        ]
+        for made in (largest, mean, *pools):
+            g.outputs.append(helper.make_tensor_value_info(g.qdq(made, quant), TensorProto.FLOAT, None))
+        places = g.node("ArgMax", [x], axis=1, keepdims=value)
+        g.outputs.append(helper.make_tensor_value_info(places, TensorProto.INT64, None))
+
+    agrees(build)
+
+
+def _axis_of_scalars(g: Graph, x: str, quant: Quant) -> str:
+    scalars = [g.node("ReduceMean", [x], keepdims=0) for _ in range(2)]
+    return g.node("Concat", [g.qdq(scalar, quant) for scalar in scalars], axis=0)
+
+
+def _axis_of_a_scalar(g: Graph, x: str, quant: Quant) -> str:
+    return g.node("Squeeze", [g.qdq(g.node("ReduceMean", [x], keepdims=0), quant), g.ints([0])])
+
+
+def _axis_behind_the_last(op: str, **attributes: object) -> Callable[[Graph, str, Quant], str]:
+    def make(g: Graph, x: str, quant: Quant) -> str:
+        return g.node(op, [g.qdq(g.node("Relu", [x]), quant)], **attributes)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _axis_of_scalars,
+        _axis_of_a_scalar,
+        _axis_behind_the_last("ReduceMax", axes=[4]),
+        _axis_behind_the_last("ReduceMean", axes=[2, 7]),
+        _axis_behind_the_last("Softmax", axis=4),
+        _axis_behind_the_last("ArgMax", axis=-5),
+        _axis_behind_the_last("Split", axis=4),
+    ],
+)
+def test_axes_that_a_tensor_does_not_have(make: Callable[[Graph, str, Quant], str]) -> None:
+    """No rule fails at them; ONNX Runtime refuses the source."""
+
+    def build(g: Graph) -> None:
+        x, quant = image(g)
+        g.outputs.append(onnx.ValueInfoProto(name=g.qdq(make(g, x, quant), quant)))
+
+    with pytest.raises(lowbit.ModelError, match="refuses the model, before and after conversion"):
+        converted(build)
+
+
+@pytest.mark.parametrize("declared", ["rank", "type"])
+def test_a_declaration_that_contradicts_the_graph(declared: str) -> None:
+    def build(g: Graph) -> None:
+        x, quant = image(g)
+        joined = g.node("Concat", [g.q(g.node("ReduceMax", [x], axes=[3]), quant)] * 2, axis=0)
+        if declared == "type":
+            output(g, joined, "n", "m")
+            return
+        rows = g.node("Reshape", [x, g.node("Shape", [g.floats(np.zeros(6))])])
+        codes = g.q(rows, quant)
+        g.output(codes, ["a", "b", "c", "d"], TensorProto.UINT8)
+        largest = g.node("ReduceMax", [g.dq(codes, quant)], axes=[3])
+        output(g, g.qdq(largest, quant), "a", "b", "c", "d")
+
+    with pytest.raises(lowbit.ModelError, match=r"declared as FLOAT|refuses the model, before and after"):
+        converted(build)
+
+
+def test_tensors_without_elements() -> None:
+    """No window fits, a scale makes no pixel, a Slice leaves no image: the nodes there stay."""
+
+    def build(g: Graph) -> None:
+        x, quant = image(g, size=2)
+        pooled = g.qdq(g.node("MaxPool", [x], kernel_shape=[3, 3]), quant)
+        y, yq = conv(g, pooled, quant, kernel=1, pads=[1, 1, 1, 1])
+        pixel = g.qdq(g.node("GlobalAveragePool", [x]), quant)
+        half = g.node("Resize", [pixel, "", g.floats([1, 1, 0.5, 1])], mode="nearest")
+        nothing = g.qdq(g.node("Slice", [x, g.ints([2]), g.ints([9]), g.ints([0])]), quant)
+        factors = [g.floats(np.ones(4)), g.floats(np.zeros(4))]
+        normal = g.node("InstanceNormalization", [nothing, *factors])
+        for made, q in ((y, yq), (half, quant), (normal, quant)):
+            g.outputs.append(helper.make_tensor_value_info(g.qdq(made, q), TensorProto.FLOAT, None))
+
+    agrees(build)
+
+
+def test_branches_state_what_no_longer_holds() -> None:
+    """Somebody removed a convolution to 6 channels in front of them."""
+
+    def build(g: Graph) -> None:
+        g.opset, g.ir_version = 18, 8
+        x, quant = image(g)
+        inner = [helper.make_node(op, [x], [op]) for op in ("Relu", "Identity")]
+        branches = {
+            f"{side}_branch": helper.make_graph(
+                [node], side, [], [helper.make_tensor_value_info(node.op_type, 1, [2, 6, 6, 6])]
+            )
+            for side, node in zip(("then", "else"), inner, strict=True)
+        }
+        branched = g.node("If", [g.const(np.asarray(False))], **branches)
+        summed = g.node("ReduceSum", [branched, g.ints([3])])
+        squeezed = helper.make_node("Squeeze", [summed, g.ints([3])], ["squeezed"])
+        sides = [helper.make_graph([squeezed], s, [], [onnx.ValueInfoProto(name="squeezed")]) for s in "ab"]
+        y = g.node("If", [g.const(np.asarray(True))], then_branch=sides[0], else_branch=sides[1])
+        g.outputs.append(helper.make_tensor_value_info(g.qdq(y, quant), TensorProto.FLOAT, None))
+
+    agrees(build)
+
+
+def test_a_scalar_is_compared_as_a_scalar() -> None:
+    """An Add aligns it with an image of another order of axes by an Unsqueeze and a Transpose."""
+
+    def build(g: Graph) -> None:
+        x, quant = image(g)
+        mean = g.qdq(g.node("ReduceMean", [x], keepdims=0), quant)
+        y, yq = conv(g, x, quant)
+        output(g, g.qdq(g.node("Add", [mean, g.qdq(y, yq)]), yq), 2, 5, 4, 4)
+
+    result = agrees(build)
+    report = lowbit.verify(result.result.model, result.built.model, data=result.built.feed())
+    assert all(node.runs for node in report.nodes), [node.note for node in report.nodes]
+    assert report.ok
+
+
+def test_the_code_of_a_scalar_as_an_output_without_a_type() -> None:
+    """ONNX Runtime knows no type of the node that makes it unless the model tells."""
+
+    def build(g: Graph) -> None:
+        x, quant = image(g)
+        code = g.q(g.node("ReduceMean", [x], keepdims=0), quant)
+        g.outputs.append(onnx.ValueInfoProto(name=code))
+        output(g, g.qdq(g.node("Sigmoid", [g.dq(code, quant)]), g.act(0.01)))
+
+    result = agrees(build)
+    assert lowbit.verify(result.result.model, result.built.model, data=result.built.feed()).ok

@@ -463,7 +463,13 @@ def _named_in(message: str, proto: onnx.ModelProto) -> list[str]:
 
 
 def _whole_feed(proto: onnx.ModelProto, batch: int) -> dict[str, Array] | None:
-    """Zeros for all inputs, with a size for a batch left open; None where a size or a type is in the way."""
+    """Zeros for all inputs, with a size for a batch left open; None where a size or a type is in the way.
+
+    Tensors without elements are in the way, too: InstanceNormalization of ONNX Runtime dies of one.
+    """
+    known = (info.type.tensor_type.shape.dim for info in proto.graph.value_info)
+    if any(dim.HasField("dim_value") and not dim.dim_value for dims in known for dim in dims):
+        return None
     feeds = {}
     constants = {tensor.name for tensor in proto.graph.initializer}
     for info in proto.graph.input:
