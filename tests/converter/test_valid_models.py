@@ -421,6 +421,19 @@ def test_axes_that_a_tensor_does_not_have(make: Callable[[Graph, str, Quant], st
         converted(build)
 
 
+def test_an_axis_that_inference_does_not_count() -> None:
+    """Before opset 11 ONNX's inference passes over negative axes, of which ONNX Runtime takes notice."""
+
+    def build(g: Graph) -> None:
+        g.opset = 10
+        y, quant = conv(g, *image(g))
+        rows = g.node("MaxPool", [g.qdq(y, quant)], kernel_shape=[1, 4])
+        squeezed = g.qdq(g.node("Squeeze", [rows], axes=[-1]), quant)
+        g.outputs.append(helper.make_tensor_value_info(squeezed, TensorProto.FLOAT, None))
+
+    agrees(build)
+
+
 @pytest.mark.parametrize("declared", ["rank", "type"])
 def test_a_declaration_that_contradicts_the_graph(declared: str) -> None:
     def build(g: Graph) -> None:

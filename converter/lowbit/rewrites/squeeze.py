@@ -68,9 +68,10 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
             axes = [axis for axis, dim in enumerate(dims) if dim == 1]
         if axes is None:
             return Refusal("its axes are computed at run time")
-        rank = len((source if op_type == "Squeeze" else output).shape or ())
-        counted = [from_front(axis, rank) for axis in axes]
-        if None in counted:
-            return Refusal(f"its axes are {axes}, of a tensor of rank {rank}")
-        return SqueezeRegion(sink, unread, [axis for axis in counted if axis is not None])
+        fewer, more = (output, source) if op_type == "Squeeze" else (source, output)
+        rank = Lowering.rank(more)
+        counted = {from_front(axis, rank) for axis in axes}
+        if None in counted or Lowering.rank(fewer) + len(counted) != rank:
+            return Refusal(f"its axes {axes} do not fit the shape that its output is said to have")
+        return SqueezeRegion(sink, unread, sorted(axis for axis in counted if axis is not None))
     return None
