@@ -8,11 +8,12 @@ from typing import Any
 import lowbit
 import lowbit.graph.check
 import lowbit.ops
+import numpy as np
 import onnx
 import pytest
 from lowbit import attempts
 from lowbit.attempts import STRICT_CHECKS
-from lowbit.errors import CheckError
+from lowbit.errors import CheckError, OptimizerError
 from lowbit.graph.reasons import StepError, has_to_stay
 from lowbit.rewrites import conv as conv_rule
 from lowbit.rewrites.apply import attach_report
@@ -222,3 +223,39 @@ def test_what_onnxruntimes_optimizer_breaks_is_taken_back() -> None:
     result = lowbit.convert(source.model)
     assert any("ONNX Runtime's optimizer breaks" in warning for warning in result.report.warnings)
     lowbit_session(result.model).run(None, source.feeds[0])
+
+
+def test_what_onnxruntimes_optimizer_hides_has_to_stay_hidden() -> None:
+    """It drops the first of two Reshapes, of which one that does not fit may then run."""
+
+    def reshapes(*between: onnx.NodeProto) -> onnx.ModelProto:
+        shapes = {"other": [2, 7], "fitting": [3, 4]}
+        nodes = [
+            helper.make_node("Reshape", ["x", "other"], ["a"], name="hidden"),
+            *between,
+            helper.make_node("Reshape", [between[0].output[0] if between else "a", "fitting"], ["y"]),
+        ]
+        graph = helper.make_graph(
+            nodes, "reshapes", [helper.make_tensor_value_info("x", 1, [12])],
+            [helper.make_tensor_value_info("y", 1, [3, 4])],
+            [onnx.numpy_helper.from_array(np.array(v, np.int64), name) for name, v in shapes.items()],
+        )  # fmt: skip
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+
+    source, kept_apart = reshapes(), reshapes(helper.make_node("Relu", ["a"], ["b"], name="relu"))
+    lowbit.graph.check.check_converted(source, source=source)
+    with pytest.raises(OptimizerError, match="hidden"):
+        lowbit.graph.check.check_converted(kept_apart, source=source)
+
+
+def test_a_batch_that_the_model_binds() -> None:
+    """One slope for each of three images; with a batch of 1 it depends on who reuses whose buffer."""
+
+    def model(*, quantized: bool) -> onnx.ModelProto:
+        g = Graph("slopes", 1)
+        x = g.qdq(g.node("Unsqueeze", [g.input(("n", 8)), g.ints([0])]), g.act(0.03))
+        y = g.node("PRelu", [x, g.floats([[-0.5], [0.5], [2.0]])])
+        output(g, g.qdq(y, g.act(0.05)) if quantized else y, 1, "n", 8)
+        return g.proto()
+
+    lowbit.graph.check.check_converted(model(quantized=True), source=model(quantized=False))

@@ -310,3 +310,16 @@ def test_a_node_that_onnx_runtime_runs_in_one_form_of_the_graph_alone():
     report = lowbit.verify(result, model, data=feed)
     assert report.ok
     assert [(check.runs, check.wrong) for check in report.nodes] == [(1, 0), (1, 0)]
+
+
+def test_an_error_of_several_steps_explains_as_many():
+    """One element, whose mean it is: formulas that take it off at the end cancel numbers 1e5 steps large."""
+    x, one = np.full((1, 1, 1), 4, np.uint8), np.ones(1, np.float32)
+    inputs = [x, np.float32(0.25), np.int32(255), one, 0 * one, np.float32(2e-4), np.int32(128)]
+    chain = ties.chain("LowBitNormalization", {"axis": 1}, inputs)
+    assert chain is not None
+    tie_count = float(np.max(chain.error / chain.step)) * 2
+    assert tie_count > 2
+    code = np.zeros((1, 1, 1), np.uint8)
+    assert chain.explains(code + 2, code).all()
+    assert not chain.explains(code + int(tie_count) + 2, code).any()
