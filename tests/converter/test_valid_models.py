@@ -519,3 +519,18 @@ def test_the_code_of_a_scalar_as_an_output_without_a_type() -> None:
 
     result = agrees(build)
     assert lowbit.verify(result.result.model, result.built.model, data=result.built.feed()).ok
+
+
+def test_a_shape_that_is_stated_of_real_numbers_alone() -> None:
+    """Before opset 12 there is no MaxPool of codes, which becomes a lowbit node where ranks are known."""
+
+    def build(g: Graph) -> None:
+        g.opset = 11
+        x, quant = image(g)
+        sizes = g.node("Cast", [g.input(("rank",), "s32", name="sizes")], to=7)
+        g.feeds["sizes"] = lambda rng, dims: np.array([2, 4, 6, 6], np.int32)
+        y = g.qdq(g.node("Reshape", [x, sizes]), quant)
+        output(g, y, 2, 4, 6, 6)
+        output(g, g.qdq(g.node("MaxPool", [y], kernel_shape=[2, 2]), quant), 2, 4, 5, 5)
+
+    agrees(build, rank=4)

@@ -16,7 +16,9 @@ from lowbit.graph.schemas import signatures
 from lowbit.provenance import KEY
 from onnx import helper, numpy_helper
 
+from tests.converter.graphs import image, output
 from tests.dialects.graphs import CASES
+from tests.dialects.graphs.builder import Built, Graph
 from tests.numerics import random_nodes
 from tests.support import require_native
 from tests.tools.conftest import qdq_conv
@@ -323,3 +325,16 @@ def test_an_error_of_several_steps_explains_as_many():
     code = np.zeros((1, 1, 1), np.uint8)
     assert chain.explains(code + 2, code).all()
     assert not chain.explains(code + int(tie_count) + 2, code).any()
+
+
+def test_a_quantizer_that_was_moved_is_compared_behind_the_move():
+    g = Graph("moved", 1)
+    x, quant = image(g)
+    y = g.node("Resize", [x, "", g.floats([1, 1, 1.5, 1.5])], mode="linear")
+    y = g.node("Transpose", [g.node("Reshape", [y, g.ints([2, 4, 81])])], perm=[0, 2, 1])
+    output(g, g.qdq(y, quant), 2, 81, 4)
+    built = Built(g.proto(), g.feeds, 1)
+    result = lowbit.convert(built.model)
+    report = lowbit.verify(result.model, built.model, data=built.feed())
+    assert report.ok
+    assert not [node.note for node in report.nodes if node.note]

@@ -83,6 +83,8 @@ def _sink_dequantize(graph: ir.Graph, node: ir.Node, ranges: dict[ir.Value, Code
     code_range = form.code_range(read.codes)
     if code_range is None or not moves_exactly(node, code_range.dtype):
         return
+    if read.codes.shape is None and node.inputs[0] is not None:
+        read.codes.shape = node.inputs[0].shape  # which the model may declare of the real numbers alone
     if not _may_hold(graph, node, code_range.dtype):
         return
     grid = _moved_grid(node, read.grid)
@@ -305,7 +307,7 @@ def _raise_quantize(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
     name, codes.name = codes.name, f"{codes.name}.replaced"
     codes.replace_all_uses_with(new, replace_graph_outputs=True)
     new.name = name
-    new.meta["lowbit.named"] = True
+    new.meta["lowbit.named"] = "lowbit.made" not in codes.meta or codes.meta.get("lowbit.named", False)
     for old in (*reversed(rounding), *reversed(between), op):
         graph.remove(old, safe=True)
     return next(user for user in _behind(source, len(between)).consumers() if is_quantizer(user))
