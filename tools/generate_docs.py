@@ -3,7 +3,7 @@
 | what | from |
 | --- | --- |
 | docs/ops/*.md | the op schemas (custom_ops/core/schema.cc) |
-| docs/kernels.md | the kernel table (custom_ops/kernels/table.cc) |
+| docs/kernels.md | the kernel tables (custom_ops/kernels/table.cc and its cuda) |
 | docs/commands.md | the command line's own help |
 | docs/api.md | the docstrings of the Python package |
 | the options in docs/execution-provider.md | the options' table (custom_ops/core/provider_options.cc) |
@@ -14,8 +14,12 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import dataclasses
 import difflib
 import inspect
+import itertools
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -133,7 +137,133 @@ def kernel_page(rows: Sequence[Mapping[str, Any]]) -> str:
                 for row in rows
             ],
         )
+        + cuda_section()
     )
+
+
+CUDA = ROOT / "custom_ops/kernels/cuda"
+
+
+@dataclasses.dataclass(frozen=True)
+class CudaRow:
+    """A row of the GPU's tables, as its source has it."""
+
+    name: str
+    needs: str
+    note: str
+    sources: tuple[Path, ...]  # its kernels
+
+
+def cuda_rows(folder: str) -> list[CudaRow]:
+    """The rows of kernels/cuda/`folder`, in the order of its table.cc, or else of its files."""
+    row = re.compile(
+        r"^const (?:ConvRow|KernelInfo) (k\w+) = \{+([^;]*?)\}",
+        re.MULTILINE | re.DOTALL,
+    )
+    rows: dict[str, CudaRow] = {}
+    for file in sorted((CUDA / folder).glob("*.cc")):
+        kernels = sorted((CUDA / folder).glob(f"{file.stem}_*.cu"))
+        for name, text in row.findall(file.read_text()):
+            literals = re.findall(r'"(?:[^"\\]|\\.)*"', text)
+            words = [ast.literal_eval(literal) for literal in literals]
+            # A row that needs an instruction set of its own has the kernels that are named by it.
+            own = [kernel for kernel in kernels if kernel.stem.endswith("sm90") == (words[1] == "sm_90a")]
+            sources = kernels if file.stem == "image" else own
+            rows[name] = CudaRow(words[0], words[1], "".join(words[2:]), tuple(sources))
+    listed = CUDA / folder / "table.cc"
+    order = re.findall(r"&(k\w+Row)", listed.read_text()) if listed.exists() else list(rows)
+    missing = set(rows) ^ set(order)
+    if missing or not rows:
+        raise ValueError(f"{folder}: rows and table.cc differ in {sorted(missing)}")
+    return [rows[name] for name in order]
+
+
+def opening_comment(source: Path) -> str:
+    """What a source's first comment says, in Markdown: lines that are indented further are a picture."""
+    lines = itertools.takewhile(lambda line: line.startswith("//"), source.read_text().splitlines())
+    out: list[str] = []
+    is_picture = False
+    for line in (line[2:].removeprefix(" ") for line in lines):
+        draws = line.startswith("  ") and not (out and out[-1].startswith("- "))
+        if draws != is_picture:
+            out += ["```"] if is_picture else ["", "```text"]
+            is_picture = draws
+        if line.startswith("- ") and out and not out[-1].startswith(("- ", "  ")) and out[-1]:
+            out.append("")
+        out.append(line.strip() if not draws else line[2:])
+    text = "\n".join([*out, "```"] if is_picture else out)
+    # A paragraph, or an item of a list, is a line.
+    parts = re.split(r"(```text\n.*?\n```)", text, flags=re.DOTALL)
+    return "\n\n".join(
+        part if part.startswith("```") else re.sub(r"(?<!\n)\n(?![\n-])", " ", part.strip())
+        for part in parts
+        if part.strip()
+    )
+
+
+def fusion_table() -> str:
+    """Which nodes become one step on a GPU (ep/cuda/fusions.cc)."""
+    source = (ROOT / "ep/cuda/fusions.cc").read_text()
+    _, _, rows = source.partition("kFusions[] = {")
+    found = re.findall(r'\{"([^"]+)",\s*"([^"]+)",\s*(k\w+)', rows)
+    parts = {
+        "kQuantize": "LowBitQuantize",
+        "kConv": "LowBitConv",
+        "kGemm": "LowBitGemm",
+    }
+    parts |= {"kMaxPool": "LowBitMaxPool", "kDequantize": "LowBitDequantize"}
+
+    def nodes(pattern: str) -> str:
+        text = re.search(rf"PatternNode {pattern}\[\] = (.*?);", source, re.DOTALL)
+        if text is None:
+            raise ValueError(f"ep/cuda/fusions.cc has no pattern {pattern}")
+        each = re.findall(r"\{Part::(\w+)(?:, Reads::(\w+))?\}", text[1])
+        names = [f"`{parts[part]}`" + (" (as residual)" if reads else "") for part, reads in each]
+        return ", ".join(names)
+
+    if not found:
+        raise ValueError("ep/cuda/fusions.cc has no table of fusions")
+    return (
+        "These nodes become one step, where each is the only one that reads the one before:\n\n"
+        + table(
+            ["Step", "Nodes", "What it is"],
+            [(name, nodes(k), note) for name, note, k in found],
+        )
+        + "\nTwo steps in a row become a `chain` where the cost model or the tuner finds it faster. "
+        "The kernels of all these:"
+    )
+
+
+def cuda_section() -> str:
+    """The GPU's two tables and what their kernels do."""
+    text = (
+        "\n## On NVIDIA GPUs\n\n"
+        "A row is a family of kernels that is configured by the size of its tiles and more; a printed plan "
+        "names row and configuration (`halo_192x64_stages2`: tiles of 192 pixels and 64 channels, 2 slots of "
+        "patches). `sm_75` rows run on every GPU from that generation on, `sm_90a` rows on Hopper alone. The "
+        "cost model ranks the configurations of all rows that apply to a layer, the "
+        "[tuner](tuning.md) measures them.\n\n"
+    )
+    for title, folder, what in (
+        (
+            "Convolutions and matrix products",
+            "conv",
+            "Of equal estimates the first row is taken.",
+        ),
+        ("Several nodes at once", "fused", fusion_table()),
+    ):
+        rows = cuda_rows(folder)
+        text += f"### {title}\n\n{what}\n\n"
+        text += table(
+            ["Row", "Needs", "Good at"],
+            [(f"`{r.name}`", r.needs, r.note) for r in rows],
+        )
+        for row in rows:
+            comments = [opening_comment(source) for source in row.sources]
+            if comments:
+                text += f"\n#### `{row.name}`\n\n" + "\n\n".join(comments) + "\n"
+        text += "\n"
+    return text.rstrip() + "\n"
 
 
 def up_to(bits: int) -> str:

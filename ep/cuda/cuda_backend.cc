@@ -10,8 +10,8 @@
 #include "core/standard_nodes.h"
 #include "core/status.h"
 #include "ep/cuda/cuda_call.h"
+#include "ep/cuda/fusions.h"
 #include "ep/cuda/graph_instance.h"
-#include "ep/cuda/packed_sequence.h"
 #include "ep/cuda/steps.h"
 #include "ep/cuda/tuner.h"
 #include "ep/region/lower.h"
@@ -24,8 +24,6 @@ namespace {
 constexpr size_t kMaxInstances = 4;
 
 bool IsLowBit(const Node& node) { return node.domain == kDomain; }
-bool IsConv(const Node& node) { return node.op == "LowBitConv" || node.op == "APConv"; }
-
 // Without their weights only nodes that were packed before can be made.
 NodeSpec Decode(const Graph& graph, const Node& node, Weights weights = Weights::kNeeded) {
   LowBitInputs inputs = ReadLowBit(graph, node);
@@ -63,18 +61,15 @@ Weights NeededBeside(std::span<const uint8_t> packed) {
   return packed.empty() ? Weights::kNeeded : Weights::kMayBeMissing;
 }
 
-TensorShape OutputOfSequence(const NodeSpec& first, const NodeSpec& second,
-                             std::span<const TensorShape> fed) {
-  std::vector<TensorShape> between(fed.begin(), fed.end());
-  between.at(0) = OutputOf(first, fed.first(1));
-  return OutputOf(second, between);
-}
-
-// The same where the second reads the first's output as its residual.
-TensorShape OutputOfResidualPair(const NodeSpec& first, const NodeSpec& second,
-                                 std::span<const TensorShape> fed) {
-  const std::array second_fed = {fed[1], OutputOf(first, fed.first(1))};
-  return OutputOf(second, second_fed);
+// The nodes as patterns see them.
+std::vector<FusedNode> AsFused(std::span<const Node* const> nodes) {
+  std::vector<FusedNode> out;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (!IsLowBit(*nodes[i])) return {};
+    const bool is_first_input = i == 0 || nodes[i]->inputs[0] == nodes[i - 1]->outputs[0];
+    out.push_back({nodes[i]->op, is_first_input ? Reads::kInput : Reads::kResidual});
+  }
+  return out;
 }
 
 class CudaBackend final : public Backend {
@@ -99,11 +94,13 @@ class CudaBackend final : public Backend {
   }
 
   bool Fuses(const Graph& graph, std::span<const Node* const> nodes, const Node& next) const override {
-    if (reference_ || !IsLowBit(*nodes[0]) || !IsLowBit(next)) return false;
+    if (reference_) return false;
+    std::vector<const Node*> all(nodes.begin(), nodes.end());
+    all.push_back(&next);
+    const Fusion* const fusion = FindFusion(AsFused(all));
+    if (fusion == nullptr) return false;
     try {
-      return nodes.size() == 1   ? FusesPair(graph, *nodes[0], next)
-             : nodes.size() == 2 ? FusesPool(graph, *nodes[0], *nodes[1], next)
-                                 : false;
+      return fusion->fits(DecodeAll(graph, all, Weights::kMayBeMissing), device_->Properties());
     } catch (const Error&) {
       return false;  // CreateStep says why
     }
@@ -112,12 +109,9 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Step> CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                    std::span<const uint8_t> packed) override {
     const auto create = [&] {
-      if (nodes.size() == 2) {
-        if (nodes[0]->op == "LowBitQuantize") return CreateQuantized(graph, *nodes[0], *nodes[1], packed);
-        return nodes[1]->op == "LowBitDequantize" ? CreateDequantized(graph, *nodes[0], *nodes[1], packed)
-                                                  : CreateResidualPair(graph, *nodes[0], *nodes[1], packed);
-      }
-      if (nodes.size() == 3) return CreatePooled(graph, *nodes[0], *nodes[1], *nodes[2], packed);
+      if (const Fusion* const fusion = FindFusion(AsFused(nodes)))
+        return CreateFused(graph, nodes, *fusion, packed);
+      Require(nodes.size() == 1, "no step is of these ", nodes.size(), " nodes; compile the model again");
       return IsLowBit(*nodes[0]) ? CreateLowBit(graph, *nodes[0], packed) : CreateStandard(graph, *nodes[0]);
     };
     try {
@@ -184,36 +178,30 @@ class CudaBackend final : public Backend {
   void AdoptTunedChoices(const std::string& text) override { tuner_->Adopt(text); }
 
  private:
-  bool FusesPair(const Graph& graph, const Node& first, const Node& second) const {
-    const bool is_residual = second.inputs[0] != first.outputs[0];
-    if (is_residual ? !IsConv(first) || !IsConv(second)
-                    : first.op != "LowBitQuantize" && second.op != "LowBitDequantize") {
-      return false;
+  static std::vector<NodeSpec> DecodeAll(const Graph& graph, std::span<const Node* const> nodes,
+                                         Weights weights) {
+    std::vector<NodeSpec> specs;
+    for (const Node* const node : nodes) specs.push_back(Decode(graph, *node, weights));
+    return specs;
+  }
+
+  std::unique_ptr<Step> CreateFused(const Graph& graph, std::span<const Node* const> nodes,
+                                    const Fusion& fusion, std::span<const uint8_t> packed) {
+    std::vector<NodeSpec> specs = DecodeAll(graph, nodes, NeededBeside(packed));
+    auto packed_node = fusion.pack(specs, device_->Properties(), *tuner_, packed);
+    // Tuning tells chains by it.
+    std::string key;
+    for (NodeSpec& spec : specs) {
+      if (const auto* const matmul = std::get_if<MatmulNode>(&spec))
+        key += (key.empty() ? "" : ", ") + DescribeForTuning(matmul->conv, "", false);
+      DropWeights(spec);
     }
-    const NodeSpec a = Decode(graph, first, Weights::kMayBeMissing),
-                   b = Decode(graph, second, Weights::kMayBeMissing);
-    if (is_residual) return FusesResidual(std::get_if<MatmulNode>(&a), std::get_if<MatmulNode>(&b));
-    const auto* const quantize = std::get_if<QuantizeNode>(&a);
-    const auto* const conv = std::get_if<MatmulNode>(&b);
-    if (quantize != nullptr && conv != nullptr)
-      return cuda::FusesQuantize(*quantize, *conv, device_->Properties());
-    const auto* const matmul = std::get_if<MatmulNode>(&a);
-    const auto* const dequantize = std::get_if<DequantizeNode>(&b);
-    return matmul != nullptr && dequantize != nullptr && cuda::FusesDequantize(*matmul, *dequantize);
-  }
-
-  bool FusesPool(const Graph& graph, const Node& first, const Node& second, const Node& third) const {
-    if (first.op != "LowBitQuantize" || third.op != "LowBitMaxPool") return false;
-    const NodeSpec a = Decode(graph, first), b = Decode(graph, second, Weights::kMayBeMissing),
-                   c = Decode(graph, third);
-    const auto* const conv = std::get_if<MatmulNode>(&b);
-    return conv != nullptr &&
-           cuda::FusesPool(std::get<QuantizeNode>(a), *conv, std::get<MaxPoolNode>(c), device_->Properties());
-  }
-
-  bool FusesResidual(const MatmulNode* first, const MatmulNode* second) const {
-    return first != nullptr && second != nullptr &&
-           cuda::FusesResidual(*first, *second, device_->Properties());
+    return std::make_unique<CudaStep>(
+        std::move(packed_node),
+        [specs = std::move(specs), &fusion](std::span<const TensorShape> fed) {
+          return OutputOfFused(specs, fusion, fed);
+        },
+        std::move(key));
   }
 
   std::unique_ptr<Step> CreateLowBit(const Graph& graph, const Node& node, std::span<const uint8_t> packed) {
@@ -243,90 +231,6 @@ class CudaBackend final : public Backend {
     return std::make_unique<CudaStep>(
         std::move(packed_node),
         [spec = std::move(spec)](std::span<const TensorShape> fed) { return OutputOf(spec, fed); });
-  }
-
-  std::unique_ptr<Step> CreateDequantized(const Graph& graph, const Node& first, const Node& second,
-                                          std::span<const uint8_t> packed) {
-    NodeSpec product = Decode(graph, first, NeededBeside(packed)), dequantize = Decode(graph, second);
-    const auto& matmul = std::get<MatmulNode>(product);
-    auto packed_node =
-        cuda::PackDequantizedMatmul(matmul, std::get<DequantizeNode>(dequantize), device_->Properties(),
-                                    tuner_->ChooserFor(matmul.conv, true), packed);
-    DropWeights(product);
-    return std::make_unique<CudaStep>(
-        std::move(packed_node),
-        [product = std::move(product), dequantize = std::move(dequantize)](std::span<const TensorShape> fed) {
-          const TensorShape codes = OutputOf(product, fed);
-          return OutputOf(dequantize, std::span(&codes, 1));
-        });
-  }
-
-  std::unique_ptr<cuda::PackedNode> PackQuantized(const QuantizeNode& quantize, const MatmulNode& matmul,
-                                                  std::span<const uint8_t> packed) {
-    const cuda::Device& device = device_->Properties();
-    if (auto fused = cuda::PackQuantizedConv(quantize, matmul, device, {}, packed)) return fused;
-    return std::make_unique<PackedSequence>(
-        cuda::PackNode(quantize, device),
-        cuda::PackMatmul(matmul, device, tuner_->ChooserFor(matmul.conv), packed),
-        [quantize](const TensorShape& x) { return OutputOf(NodeSpec(quantize), std::span(&x, 1)); });
-  }
-
-  std::unique_ptr<Step> CreateQuantized(const Graph& graph, const Node& first, const Node& second,
-                                        std::span<const uint8_t> packed) {
-    NodeSpec quantize = Decode(graph, first), conv = Decode(graph, second, NeededBeside(packed));
-    auto packed_node = PackQuantized(std::get<QuantizeNode>(quantize), std::get<MatmulNode>(conv), packed);
-    DropWeights(conv);
-    return std::make_unique<CudaStep>(
-        std::move(packed_node),
-        [quantize = std::move(quantize), conv = std::move(conv)](std::span<const TensorShape> fed) {
-          return OutputOfSequence(quantize, conv, fed);
-        });
-  }
-
-  std::unique_ptr<Step> CreatePooled(const Graph& graph, const Node& first, const Node& second,
-                                     const Node& third, std::span<const uint8_t> packed) {
-    NodeSpec quantize = Decode(graph, first), conv = Decode(graph, second, NeededBeside(packed)),
-             pool = Decode(graph, third);
-    const auto& grid = std::get<QuantizeNode>(quantize);
-    const auto& matmul = std::get<MatmulNode>(conv);
-    const auto& window = std::get<MaxPoolNode>(pool);
-    const cuda::Device& device = device_->Properties();
-    auto packed_node = cuda::PackPooledConv(grid, matmul, window, device, packed);
-    std::unique_ptr<cuda::PackedNode> apart;
-    if (packed_node == nullptr) apart = PackQuantized(grid, matmul, packed);
-    DropWeights(conv);
-    const auto convolved = [quantize = std::move(quantize),
-                            conv = std::move(conv)](std::span<const TensorShape> fed) {
-      return OutputOfSequence(quantize, conv, fed);
-    };
-    if (packed_node == nullptr) {
-      packed_node = std::make_unique<PackedSequence>(
-          std::move(apart), cuda::PackNode(pool, device),
-          [convolved](const TensorShape& x) { return convolved(std::span(&x, 1)); });
-    }
-    return std::make_unique<CudaStep>(std::move(packed_node),
-                                      [convolved, pool = std::move(pool)](std::span<const TensorShape> fed) {
-                                        const TensorShape codes = convolved(fed);
-                                        return OutputOf(pool, std::span(&codes, 1));
-                                      });
-  }
-
-  std::unique_ptr<Step> CreateResidualPair(const Graph& graph, const Node& first, const Node& second,
-                                           std::span<const uint8_t> packed) {
-    NodeSpec a = Decode(graph, first, NeededBeside(packed)), b = Decode(graph, second, NeededBeside(packed));
-    const auto &a_matmul = std::get<MatmulNode>(a), &b_matmul = std::get<MatmulNode>(b);
-    auto packed_node = cuda::PackResidualPair(a_matmul, b_matmul, device_->Properties(),
-                                              tuner_->ChoosersFor(a_matmul.conv, b_matmul.conv), packed);
-    std::string key =
-        DescribeForTuning(a_matmul.conv, "", false) + ", " + DescribeForTuning(b_matmul.conv, "", false);
-    DropWeights(a);
-    DropWeights(b);
-    return std::make_unique<CudaStep>(
-        std::move(packed_node),
-        [a = std::move(a), b = std::move(b)](std::span<const TensorShape> fed) {
-          return OutputOfResidualPair(a, b, fed);
-        },
-        std::move(key));
   }
 
   // They are on the device; shapes need only the geometry.

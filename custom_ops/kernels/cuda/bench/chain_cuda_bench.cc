@@ -119,8 +119,7 @@ class ChainBench {
     const ConvShape shape = ShapeOf(layer, batch_);
     const auto packed = PackConv(MakeSpec(layer, random_), device_);
     configs_[layer.name] = TuneConv(packed, shape, [&](const ConvPlan& plan) {
-      if (PlanConfig(plan).algorithm == Algorithm::kPlain || PlanWorkspaceBytes(plan) > kWorkspaceBytes)
-        return 1e9;
+      if (PlanConfig(plan).kernel == &PlainKernel() || PlanWorkspaceBytes(plan) > kWorkspaceBytes) return 1e9;
       const std::shared_ptr<const ConvPlan> borrowed(std::shared_ptr<void>(), &plan);
       return Event(Equal(borrowed, kNodes));
     });

@@ -26,6 +26,8 @@
 #include "kernels/cuda/conv/cuda_conv.h"
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/conv/select.h"
+#include "kernels/cuda/fused/quantized_conv.h"
+#include "kernels/cuda/fused/residual_pair.h"
 
 namespace {
 
@@ -119,7 +121,7 @@ class Extras {
     const auto packed = cuda::PackConv(spec, device_);
     const auto measure = [&](const cuda::ConvPlan& plan, int replays) {
       if (cuda::PlanWorkspaceBytes(plan) > kWorkspaceBytes) return 1e9;
-      const bool plain = cuda::PlanConfig(plan).algorithm == cuda::Algorithm::kPlain;
+      const bool plain = cuda::PlanConfig(plan).kernel == &cuda::PlainKernel();
       return Microseconds(timer_, plan, device_x.Get(), device_y.Get(), workspace.Get(), true, plain ? 4 : 40,
                           replays, variant.residual ? device_r.Get() : nullptr);
     };
@@ -253,7 +255,7 @@ class ResidualPairBench {
                           const auto& launch) {
       return PlanConv(
           conv, shape, TuneConv(conv, shape, [&](const ConvPlan& plan) {
-            if (PlanConfig(plan).algorithm == Algorithm::kPlain || PlanWorkspaceBytes(plan) > kWorkspaceBytes)
+            if (PlanConfig(plan).kernel == &PlainKernel() || PlanWorkspaceBytes(plan) > kWorkspaceBytes)
               return 1e9;
             return Time([&](Queue& queue) { launch(plan, queue); });
           }));
@@ -275,7 +277,7 @@ class ResidualPairBench {
       csv_ << layers.name << "," << batch << "," << candidate.Text() << "," << candidate.tile_m << ","
            << candidate.tile_n << "," << candidate.stages << "," << candidate.keeps_weights << ","
            << estimate;
-      if (candidate.algorithm == Algorithm::kSeparate) {
+      if (candidate.kernel == &kSeparateKernels) {
         csv_ << "," << each << "\n";
         continue;
       }
@@ -398,13 +400,13 @@ int main(int argc, char** argv) {
           const std::string what = std::string(layer.name) + " " + cuda::PlanConfig(plan).Text();
           Check(cudaMemset(device_y.Get(), 0xA5, static_cast<size_t>(shape.OutPixels() * layer.out)),
                 "poison");
-          const bool plain = cuda::PlanConfig(plan).algorithm == cuda::Algorithm::kPlain;
+          const bool plain = cuda::PlanConfig(plan).kernel == &cuda::PlainKernel();
           const double time = Microseconds(timer, plan, device_x.Get(), device_y.Get(), workspace.Get(),
                                            overlap, plain ? 4 : 40, replays);
           CheckSamples(spec, shape, x, device_y.Get(), random, what);
           return time;
         };
-        const cuda::GemmProblem problem = packed->Problem(shape);
+        const cuda::ConvProblem problem = packed->Problem(shape);
         const cuda::ConvConfig tuned = cuda::TuneConv(
             packed, shape,
             [&](const cuda::ConvPlan& plan) {

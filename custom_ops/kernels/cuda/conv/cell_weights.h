@@ -1,6 +1,8 @@
 // Windows of stride 2 as cells of the image, and how large their packed weights are.
 #pragma once
 
+#include "kernels/cuda/conv/weight_layouts.h"
+
 namespace lowbit::cuda {
 
 // The image is cells of 2 x 2 pixels. With both strides 2, a window begins at the same place of a cell for
@@ -17,5 +19,9 @@ inline constexpr int kCellMatrixBytes = kCellTileN * 32;
 inline constexpr int kCellOrders = 2;
 // Of a tile's weights, for every channel of the image.
 inline constexpr int kCellChannelBytes = kCellOrders * 2 * kCellMatrixBytes;
+
+extern const WeightLayout kCellWeights;
+// Whether windows lie in cells.
+bool FitsCells(const ConvGeometry& g, const OperandType& x);
 
 }  // namespace lowbit::cuda

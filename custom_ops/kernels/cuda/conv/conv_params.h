@@ -8,6 +8,8 @@
 namespace lowbit::cuda {
 
 inline constexpr int kMaxTailSteps = 8;
+// Bytes of a tile along K.
+inline constexpr int kTileK = 128;
 // Tiles of weights may be read, never used, past the last channel.
 inline constexpr int kWeightSlackRows = 256;
 
@@ -99,10 +101,7 @@ inline Finish FinishOf(const EpilogueParams& e) {
   return Finish::kAny;
 }
 
-// Where an image kernel reads its pixels.
-enum class ImageSource : int { kCodes, kPlanes, kPixels };  // NHWC codes, NCHW floats, NHWC floats
-inline constexpr int kMaxImageChannels = 4, kMaxImageTaps = 8;
-inline constexpr int kMaxPlaneRows = 7;  // of taps, for LaunchPlanes
+inline constexpr int kMaxImageChannels = 4;
 
 // The quantizer of float pixels, by channel.
 struct PixelRounding {
@@ -112,46 +111,6 @@ struct PixelRounding {
   // flipped back at once.
   uint32_t add[kMaxImageChannels] = {}, flip = 0;
   bool fast_division = false;  // of all channels
-};
-
-struct ImageParams {
-  int in_channels = 0, tiles_x = 0, tiles_y = 0, tiles = 0;
-  FastDivisor by_columns;
-  int patch_rows = 0, patch_columns = 0;  // pixels that a block's outputs read
-  int patch_offset = 0;                   // in shared memory, behind the weights
-  // The quantizer of float pixels.
-  PixelRounding rounding;
-  int zero_point[kMaxImageChannels] = {};
-  int lo = 0, hi = 0;
-  // LaunchPlanes: patches in units of four pixels, whose first lies `shift` pixels left of the first tap's.
-  int units_x = 0, shift = 0, patch_bytes = 0;
-  FastDivisor by_units, by_tiles_x, by_tiles_y;
-  uint32_t codes_add = 0;  // PixelRounding::add of all channels, each a byte further
-};
-
-inline constexpr int kMaxHaloRows = 32, kMaxHaloWeights = 40;
-// Of Algorithm::kWindows: tiles of weights, how many of them at once, slabs of a patch.
-inline constexpr int kMaxWindowWeights = 2 * kMaxHaloWeights, kMaxWindowStages = 8, kMaxWindowSlabs = 16;
-// Tiles of a patch, one for each warpgroup: as many as registers allow.
-constexpr int MaxHaloTiles(int tile_n) { return tile_n > 64 ? 4 : 6; }
-
-// Of Algorithm::kTeam: slots of a block, and warpgroups, as many as registers allow.
-inline constexpr int kMaxTeamSlots = 8;
-constexpr int MaxTeamGroups(int tile_n) { return tile_n > 64 ? 4 : 6; }
-
-// The line of places of Algorithm::kHalo and kWindows: every row of an image takes `pitch` places, every
-// image `image_rows` rows, padding included. A place is that of an output and of its window's first pixel.
-struct HaloParams {
-  int pitch = 0, image_rows = 0, images = 0;
-  int reach = 0;                           // places from the first tap of a window to its last
-  int slab = 0, slabs = 0;                 // channels that lie together: 64 or 128
-  int tiles = 0;                           // of 64 places
-  int patch_rows = 0;                      // what a block fetches at once, at most
-  int plane_bytes = 0;                     // of a slab of a patch
-  int block_tiles = 0, longer_blocks = 0;  // each block's tiles; the first ones have one more
-  FastDivisor by_pitch, by_rows;
-  // From a window's first tap to each (tap, slab), in 16 bytes of shared memory; kWindows: (slab, tap).
-  int steps = 0, step[2 * kMaxHaloWeights] = {};
 };
 
 struct ConvParams {
@@ -170,11 +129,11 @@ struct ConvParams {
   int shared_bytes = 0,
       exchange_offset = 0;  // dynamic shared memory; where the blocks of a cluster meet in it
   int n_padded = 0, n_tiles = 0, k_tiles = 0, splits = 1, split_shift = 0, stages = 0, multicast = 1;
-  // Algorithm::kResident, kHalo and kResidualPair: blocks along m; kTeam: all blocks. kResident, kTeam and
-  // kResidualPair: the input's pixels are the output's, one by one.
+  // Resident, halo and residual pair: blocks along m; team: all blocks. Resident, team and residual pair: the
+  // input's pixels are the output's, one by one.
   int persistent_blocks = 0;
   bool flat = false;
-  bool keeps_weights = false;  // kResidualPair: for all of a block's tiles, else fetched with every tile
+  bool keeps_weights = false;  // residual pair: for all of a block's tiles, else fetched with every tile
   int channels = 0;            // bytes per tap: the channels of a group as stored
   int pixel_bytes = 0;         // bytes from pixel to pixel
   int in_h = 0, in_w = 0, stride_h = 1, stride_w = 1, pad_top = 0, pad_left = 0;
@@ -189,7 +148,7 @@ struct ConvParams {
   int x_mul = 1, x_zero = 0;  // plain kernel: v(x) = x_mul * q - x_zero
   FastDivisor by_image, by_row, by_channels, by_kernel_w, by_fours;  // the last: fours of pixels in a row
   EpilogueParams epilogue;
-  // Algorithm::kTeam: columns of channels whose weights a block may keep; each block's tiles, the first ones
+  // Team: columns of channels whose weights a block may keep; each block's tiles, the first ones
   // have one more; tiles of a column.
   int weight_columns = 1, block_tiles = 0, longer_blocks = 0;
   FastDivisor by_column;

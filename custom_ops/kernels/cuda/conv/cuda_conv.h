@@ -26,21 +26,14 @@
 
 namespace lowbit::cuda {
 
-enum class Algorithm : uint8_t {
-  kPlain,      // one thread per output, dp4a: the GPU's own reference, every node
-  kMma,        // implicit-precomp GEMM, mma.sync (sm_75 and later)
-  kWgmma,      // implicit-precomp GEMM, wgmma from shared memory (sm_90a)
-  kResident,   // 1x1 on wgmma (sm_90a): blocks keep their weights and stay for many tiles, fetched by TMA
-  kTeam,       // 1x1 on wgmma (sm_90a): as kResident, a block's warpgroups share its weights
-  kHalo,       // stride 1 on wgmma (sm_90a): blocks keep their weights and patches of the input
-  kWindows,    // the same, but weights pass through; K may be split
-  kImage,      // up to 4 input channels: mma.sync over a patch of the image in shared memory
-  kDepthwise,  // dp4a, 16 channels a thread
-  kVector,     // mma, a block eight output channels: products of few rows
-  // Of a ResidualPair alone.
-  kResidualPair,  // both products on wgmma (sm_90a), their tiles one ring of stages, fetched by TMA
-  kSeparate,      // a kernel each
+// What there is to say about a kernel, or about a family that is configured by tiles.
+struct KernelInfo {
+  const char* name;   // of its configurations: "halo"
+  const char* needs;  // the instruction set: "sm_75" and later, "sm_90a" alone
+  const char* note;   // one line for the documentation: what it is good at
 };
+// One thread per output: the GPU's own reference, which computes every node.
+const KernelInfo& PlainKernel();
 
 // How the sum over K is spread over blocks, where split > 1.
 enum class Split : uint8_t {
@@ -51,19 +44,19 @@ enum class Split : uint8_t {
 // A printable choice of kernel and tile. Tile sizes are bytes of shared memory along pixels (m) and output
 // channels (n); along k every tile is 128 bytes.
 struct ConvConfig {
-  Algorithm algorithm = Algorithm::kPlain;
+  const KernelInfo* kernel = &PlainKernel();
   int tile_m = 0, tile_n = 0;
-  int stages = 0;  // tiles in flight; kWindows: of weights
+  int stages = 0;  // tiles in flight; windows: of weights
   int splits = 1;
-  bool producers =
-      false;  // kWgmma: a warpgroup of its own fetches tiles; else all of a block's tiles fit at once
-  bool boxes = false;  // kWgmma: one thread fetches tiles, those of pixels by TMA
+  // wgmma: a warpgroup of its own fetches tiles; else all of a block's tiles fit at once.
+  bool producers = false;
+  bool boxes = false;  // wgmma: one thread fetches tiles, those of pixels by TMA
   int multicast = 1;   // blocks of neighbouring pixels that fetch their weights together, as a cluster
   Split split = Split::kCluster;
   // Takes so much shared memory that a multiprocessor has one block at a time: where kernels overlap, blocks
   // otherwise share those that the kernel before leaves first, while others idle.
   bool apart = false;
-  bool keeps_weights = false;  // kResidualPair: all weights of a block's channels stay in shared memory
+  bool keeps_weights = false;  // residual pair: all weights of a block's channels stay in shared memory
 
   std::string Text() const;
   bool operator==(const ConvConfig&) const = default;
@@ -94,47 +87,15 @@ std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv,
                                          const std::optional<ConvConfig>& config = std::nullopt);
 std::shared_ptr<const ConvPlan> PlanConv(const ConvSpec& spec, const ConvShape& shape, const Device& device);
 
-// Floats in place of codes: what quantizes them on the way into an Algorithm::kImage kernel.
-struct PixelQuantizer {
-  bool planes = true;  // NCHW; else NHWC
-  std::vector<float> scale;
-  std::vector<int32_t> zero_point;  // both by channel
-  int32_t lo = 0, hi = 255;
-};
-// Whether nodes of this geometry have such a kernel; PlanPixels throws Error where not.
-bool FitsPixels(const ConvSpec& spec);
-std::shared_ptr<const ConvPlan> PlanPixels(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
-                                           const PixelQuantizer& quantizer);
-
 const ConvConfig& PlanConfig(const ConvPlan& plan);
 size_t PlanWorkspaceBytes(const ConvPlan& plan);
 
 // Enqueues the node; re-entrant, and legal during graph capture. `x`, `residual` and `y` are device pointers
-// aligned to 16 bytes (the `x` of an Algorithm::kImage kernel to its elements), `workspace` has
+// aligned to 16 bytes (the `x` of an image kernel to its elements), `workspace` has
 // PlanWorkspaceBytes bytes (null when that is 0) aligned to 256 and belongs to this launch until it is done.
 // `y` may lie where the residuals do.
 void LaunchConv(const ConvPlan& plan, const void* x, const void* residual, void* y, void* workspace,
                 Queue& queue);
-
-// Two convolutions, the codes of the first one the residuals of the second and read by nobody else.
-struct ResidualPair {
-  std::shared_ptr<const PackedConv> first, second;
-};
-struct ResidualPairShapes {
-  ConvShape first, second;
-};
-// Every configuration that computes both in one kernel exactly on this device, and Algorithm::kSeparate; the
-// cost model's choice first.
-std::vector<ConvConfig> ResidualPairConfigs(const ResidualPair& pair, const ResidualPairShapes& shapes);
-
-class ResidualPairPlan;
-// Throws Error where `config` is none of the first kind.
-std::shared_ptr<const ResidualPairPlan> PlanResidualPair(const ResidualPair& pair,
-                                                         const ResidualPairShapes& shapes,
-                                                         const ConvConfig& config);
-// As LaunchConv, without a workspace.
-void LaunchResidualPair(const ResidualPairPlan& plan, const void* first_x, const void* second_x, void* y,
-                        Queue& queue);
 
 // For benchmarks: plans the `limit` most promising candidates, asks `measure` for the time of each (any
 // unit), returns the fastest. Caching is the caller's.

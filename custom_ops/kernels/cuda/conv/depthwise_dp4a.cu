@@ -1,7 +1,7 @@
 // Depthwise convolution: a thread sums 16 neighbouring channels of one output pixel with dp4a. Four taps
 // along a row are four times 16 bytes; transposed in registers, each word holds the four taps of one channel.
 #include "kernels/cuda/conv/conv_tile.cuh"
-#include "kernels/cuda/conv/kernels.h"
+#include "kernels/cuda/conv/depthwise.h"
 #include "kernels/cuda/device/ptx.cuh"
 
 namespace lowbit::cuda {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/conv/conv_tile.cuh"
+#include "kernels/cuda/conv/halo.h"
 #include "kernels/cuda/device/tensor_maps.h"
 
 namespace lowbit::cuda {

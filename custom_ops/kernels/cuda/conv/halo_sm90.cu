@@ -8,9 +8,8 @@
 // image), a tile is 64 places in a row, some of them without an output, and the operand that a tap sees is
 // the same 64 rows of shared memory shifted by a constant: nothing is copied for it. wgmma takes any row as
 // the first, as the swizzle follows from the address.
+#include "kernels/cuda/conv/halo.h"
 #include "kernels/cuda/conv/halo_places.cuh"
-#include "kernels/cuda/conv/kernels.h"
-#include "kernels/cuda/conv/select.h"
 #include "kernels/cuda/device/wgmma_s8.cuh"
 
 namespace lowbit::cuda {

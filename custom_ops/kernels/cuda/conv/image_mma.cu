@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/conv/conv_tile.cuh"
-#include "kernels/cuda/conv/kernels.h"
+#include "kernels/cuda/conv/image.h"
 #include "kernels/cuda/device/mma_s8.cuh"
 
 namespace lowbit::cuda {

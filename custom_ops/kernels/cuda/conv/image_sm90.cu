@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/conv/conv_tile.cuh"
-#include "kernels/cuda/conv/kernels.h"
+#include "kernels/cuda/conv/image.h"
 #include "kernels/cuda/conv/pixel_rounding.cuh"
 #include "kernels/cuda/conv/weight_rows.h"
 #include "kernels/cuda/device/wgmma_s8.cuh"

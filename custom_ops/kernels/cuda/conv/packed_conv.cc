@@ -16,6 +16,8 @@
 #include <utility>
 
 #include "kernels/cuda/conv/cell_weights.h"
+#include "kernels/cuda/conv/depthwise.h"
+#include "kernels/cuda/conv/select.h"
 #include "kernels/cuda/conv/sum_line.h"
 #include "kernels/cuda/conv/weight_layouts.h"
 
@@ -84,25 +86,6 @@ bool DividesFast(const Epilogue& e) {
              static_cast<double>(e.y_scale) * 0x1p20;
 }
 
-bool IsPadded(const ConvGeometry& g) {
-  return g.pad_top != 0 || g.pad_left != 0 || g.pad_bottom != 0 || g.pad_right != 0;
-}
-
-// RequantizeFragments takes sums of any form.
-bool EndsInFragments(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kMma:
-    case Algorithm::kWgmma:
-    case Algorithm::kResident:
-    case Algorithm::kTeam:
-    case Algorithm::kHalo:
-    case Algorithm::kWindows:
-      return true;
-    default:
-      return false;
-  }
-}
-
 bool HasNormalMultipliers(const Epilogue& e) {
   return std::all_of(e.multiplier.begin(), e.multiplier.end(), IsNormal);
 }
@@ -125,23 +108,6 @@ bool Rises(const Epilogue& e) {
          HasNormalMultipliers(e);
 }
 
-PixelRounding RoundingOf(const PixelQuantizer& quantizer) {
-  PixelRounding rounding;
-  std::copy(quantizer.scale.begin(), quantizer.scale.end(), rounding.scale);
-  rounding.fast_division = std::all_of(quantizer.scale.begin(), quantizer.scale.end(), IsNormal);
-  const bool is_signed = quantizer.lo < 0;
-  rounding.flip = is_signed ? 0x80808080u : 0u;
-  for (size_t c = 0; c < quantizer.scale.size(); ++c) {
-    const int32_t zero = quantizer.zero_point[c];
-    rounding.inverse[c] = 1.0f / quantizer.scale[c];
-    // Rounding puts these products, quotients of which are at most 255 in size, back on the codes.
-    rounding.low[c] = static_cast<float>(quantizer.lo - zero) * quantizer.scale[c];
-    rounding.high[c] = static_cast<float>(quantizer.hi - zero) * quantizer.scale[c];
-    rounding.add[c] = static_cast<uint32_t>(zero + (is_signed ? 128 : 0)) - 0x4B400000u;
-  }
-  return rounding;
-}
-
 void RequireAligned(std::initializer_list<const void*> tensors) {
   for (const void* const tensor : tensors) {
     Require(reinterpret_cast<uintptr_t>(tensor) % 16 == 0,
@@ -149,25 +115,14 @@ void RequireAligned(std::initializer_list<const void*> tensors) {
   }
 }
 
-bool PackedConv::FitsImage(const ConvGeometry& g, const OperandType& x) {
-  return !g.transposed && g.group == 1 && g.in_channels <= kMaxImageChannels && g.kernel_w <= kMaxImageTaps &&
-         g.kernel_h <= 16 && g.dilation_h == 1 && g.dilation_w == 1 && g.stride_h <= 4 && g.stride_w <= 4 &&
-         g.pad_top < 4096 && g.pad_left < 4096 && x.encoding != Encoding::kBipolar;
-}
-
-bool PackedConv::FitsCells(const ConvGeometry& g, const OperandType& x) {
-  constexpr int64_t kPixels = 2 * kCellTaps;
-  return FitsImage(g, x) && g.stride_h == 2 && g.stride_w == 2 && g.kernel_h + g.pad_top % 2 <= kPixels &&
-         g.kernel_w + g.pad_left % 2 <= kPixels && g.out_channels % 16 == 0;
-}
-
 // Tensor maps step up to 8 pixels and know no padding but zeros; they read the input itself, not a repacked
 // one. The bounds of boxes are bytes. Of windows, a tile along k lies in one tap.
 bool PackedConv::FitsBoxes(const ConvSpec& spec) {
   const ConvGeometry& g = spec.geometry;
   constexpr int64_t kMostReach = 64;
+  const bool is_padded = std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) > 0;
   return !g.transposed && g.group == 1 && g.in_channels % 16 == 0 && spec.x.encoding != Encoding::kBipolar &&
-         (g.Taps() == 1 || g.in_channels % kTileK == 0) && (!IsPadded(g) || spec.x_zero_point == 0) &&
+         (g.Taps() == 1 || g.in_channels % kTileK == 0) && (!is_padded || spec.x_zero_point == 0) &&
          g.stride_h <= 8 && g.stride_w <= 8 && (g.kernel_h - 1) * g.dilation_h <= kMostReach &&
          (g.kernel_w - 1) * g.dilation_w <= kMostReach &&
          std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) <= kMostReach;
@@ -183,9 +138,9 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
   tiled_ = !g.transposed && (g.group == 1 || (g.GroupIn() >= 16 && g.GroupOut() >= 16)) &&
            (g.kernel_h - 1) * g.dilation_h < 4096 && (g.kernel_w - 1) * g.dilation_w < 4096 &&
            std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) < 4096;
-  image_ = FitsImage(g, x_);
-  cells_ = device.capability == 90 && FitsCells(g, x_);
-  depthwise_ = g.IsDepthwise() && !g.transposed && g.group % 16 == 0 && x_.encoding != Encoding::kBipolar;
+  for (const WeightLayout* const layout : WeightLayouts()) {
+    if (layout->applies(g, x_, device)) own_weights_at_.emplace_back(layout, 0);
+  }
   vector16_ = g.GroupIn() % 16 == 0;
   boxes_ = FitsBoxes(spec);
   channels_ = RoundUp(g.GroupIn(), 4);
@@ -236,97 +191,54 @@ std::vector<uint8_t> PackedConv::Bytes() const {
   return memory_.Download();
 }
 
-GemmProblem PackedConv::Problem(const ConvShape& shape) const {
-  GemmProblem problem{shape.OutPixels(), geometry_.GroupOut(), geometry_.Taps() * channels_, geometry_.group};
+const uint8_t* PackedConv::WeightsIn(const WeightLayout& layout) const {
+  for (const auto& [each, at] : own_weights_at_) {
+    if (each == &layout) return memory_.At(at);
+  }
+  Fail("the node is not packed in this order");
+}
+
+const uint8_t* PackedConv::CellWeights() const {
+  return rises_ && kCellWeights.applies(geometry_, x_, device_) ? WeightsIn(kCellWeights) : nullptr;
+}
+
+ConvProblem PackedConv::Problem(const ConvShape& shape) const {
+  const ConvGeometry& g = geometry_;
+  ConvProblem problem{shape.OutPixels(), g.GroupOut(), g.Taps() * channels_, g.group};
+  problem.geometry = g;
+  problem.shape = shape;
+  problem.x = x_;
+  problem.channels = channels_;
+  problem.repacks = repacks_;
+  problem.has_w_zero = has_w_zero_;
+  problem.zero = TileZero();
   problem.tiled = tiled_ && std::max(shape.in_h, shape.in_w) < 8192 &&
-                  shape.batch * shape.in_h * shape.in_w * geometry_.group * channels_ <= kMaxBytes;
+                  shape.batch * shape.in_h * shape.in_w * g.group * channels_ <= kMaxBytes;
   problem.vector16 = vector16_;
   // The tables by channel hold for any kernel, x_sums for the tile kernels alone.
   const bool requantizes = epilogue_.kind == static_cast<int>(EpilogueKind::kRequantize) &&
                            epilogue_.quantized_output && !epilogue_.dequantizes && !has_w_zero_ &&
                            divides_fast_;
-  problem.requantizes = requantizes && (depthwise_ || geometry_.GroupOut() % 16 == 0);
+  // A run of 16 channels has one group, or is one of channels that are groups each.
+  problem.requantizes = requantizes && (kDepthwiseWeights.applies(g, x_, device_) || g.GroupOut() % 16 == 0);
   problem.residual = epilogue_.has_residual;
-  const ConvGeometry& g = geometry_;
   problem.boxes = problem.tiled && boxes_;
-  problem.streams = problem.boxes && problem.requantizes && g.Taps() == 1 && !IsPadded(g);
-  SetHalo(shape, problem);
-  problem.depthwise = depthwise_ && !has_w_zero_;
-  problem.vector = problem.tiled && vector16_ && !repacks_ && !has_w_zero_ && g.group == 1 && g.Taps() == 1 &&
-                   !IsPadded(g) && shape.in_h == shape.out_h && shape.in_w == shape.out_w &&
-                   problem.m <= kMaxVectorRows;
-  // Its places within one image are 31-bit numbers.
-  problem.image = image_ && !has_w_zero_ && shape.in_h <= kMaxBytes && shape.in_w <= kMaxBytes &&
-                  shape.in_h * shape.in_w <= kMaxBytes / kMaxImageChannels;
-  if (problem.image) {
-    problem.image_weight_bytes = PatchOffset();
-    problem.image_patch_bytes = PatchBytes();
-  }
+  problem.streams = problem.boxes && problem.requantizes && g.Taps() == 1 && !problem.IsPadded();
   return problem;
 }
 
-// Rows in shared memory begin at multiples of 128 bytes. A window that leaves a row on the right ends in the
-// padding on the left of the next one.
-void PackedConv::SetHalo(const ConvShape& s, GemmProblem& problem) const {
-  const ConvGeometry& g = geometry_;
-  const int64_t slab = channels_ % 128 == 0 ? 128 : 64, step = 128 / slab;
-  if (!problem.tiled || !problem.requantizes || g.group != 1 || repacks_ || channels_ % 64 != 0 ||
-      g.Taps() == 1 || g.stride_h != 1 || g.stride_w != 1 || s.OutPixels() * s.in_h * s.in_w == 0) {
-    return;
-  }
-  const int64_t reach_h = (g.kernel_h - 1) * g.dilation_h, reach_w = (g.kernel_w - 1) * g.dilation_w;
-  const int64_t pitch =
-      RoundUp(std::max({s.in_w + g.pad_left, s.out_w + reach_w - g.pad_left, s.out_w}), step);
-  const int64_t places = s.batch * HaloImageRows(s) * pitch;
-  if (pitch > 256 || places > kMaxBytes - 4096 || (IsPadded(g) && TileZero() != 0)) return;
-  problem.halo.tiles = (places + 63) / 64;
-  problem.halo.pitch = static_cast<int>(pitch);
-  problem.halo.reach = static_cast<int>(reach_h * pitch + reach_w);
-  problem.halo.slab = static_cast<int>(slab);
-  problem.halo.channels = static_cast<int>(channels_);
-}
-
-int64_t PackedConv::HaloImageRows(const ConvShape& s) const {
-  const ConvGeometry& g = geometry_;
-  return std::max({s.in_h + g.pad_top, s.out_h + (g.kernel_h - 1) * g.dilation_h - g.pad_top, s.out_h});
-}
-
-HaloParams PackedConv::Halo(const ConvShape& s, const ConvConfig& config) const {
-  const GemmProblem problem = Problem(s);
-  HaloParams h;
-  h.pitch = problem.halo.pitch;
-  h.image_rows = static_cast<int>(HaloImageRows(s));
-  h.images = static_cast<int>(s.batch);
-  h.reach = problem.halo.reach;
-  h.slab = problem.halo.slab;
-  h.slabs = problem.halo.channels / problem.halo.slab;
-  h.tiles = static_cast<int>(problem.halo.tiles);
-  h.patch_rows = HaloRows(problem, config);
-  h.plane_bytes = HaloPlaneBytes(problem, config);
-  const bool windows = config.algorithm == Algorithm::kWindows;
-  if (!windows) {
-    const int blocks = PersistentBlocks(problem, config, device_);
-    h.block_tiles = h.tiles / blocks;
-    h.longer_blocks = h.tiles % blocks;
-  }
-  const int taps = static_cast<int>(geometry_.Taps());
-  h.steps = taps * h.slabs;
-  for (int tap = 0; tap < taps; ++tap) {
-    const int64_t place = tap / geometry_.kernel_w * geometry_.dilation_h * h.pitch +
-                          tap % geometry_.kernel_w * geometry_.dilation_w;
-    for (int slab = 0; slab < h.slabs; ++slab) {
-      h.step[windows ? slab * taps + tap : tap * h.slabs + slab] =
-          static_cast<int>(place * h.slab + slab * h.plane_bytes) / 16;
-    }
-  }
-  h.by_pitch = MakeDivisor(h.pitch);
-  h.by_rows = MakeDivisor(h.image_rows);
-  return h;
+ConvParams PackedConv::ReferenceParams(ConvParams p) const {
+  p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(plain_bias_at_));
+  p.channels = static_cast<int>(geometry_.GroupIn());
+  p.pixel_bytes = static_cast<int>(geometry_.in_channels);
+  p.x_mul = Bipolar() ? 2 : 1;
+  p.x_zero = Bipolar() ? 1 : x_zero_;
+  return p;
 }
 
 ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool may_be_floats) const {
   const ConvGeometry& g = geometry_;
-  const bool plain = config.algorithm == Algorithm::kPlain;
+  const ConvRow& row = RowOf(config);
   const auto narrow = [](int64_t v) { return static_cast<int>(v); };
   ConvParams p;
   p.epilogue = epilogue_;
@@ -350,18 +262,8 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
   p.weights_in_tiles = tiled_;
   p.k_tiles = narrow(k_tiles_);
   p.n_padded = narrow(n_padded_);
-  if (plain) {
-    p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(plain_bias_at_));
-    p.channels = narrow(g.GroupIn());
-    p.pixel_bytes = narrow(g.in_channels);
-    p.x_mul = Bipolar() ? 2 : 1;
-    p.x_zero = Bipolar() ? 1 : x_zero_;
-    return p;
-  }
-  if (config.algorithm == Algorithm::kImage || config.algorithm == Algorithm::kDepthwise) {
-    p.weights = memory_.At(few_at_);
-  }
-  if (config.algorithm == Algorithm::kImage) p.n_padded = narrow(RoundUp(g.out_channels, kImageColumns));
+  if (row.traits.is_reference) return ReferenceParams(p);
+  if (row.weights != nullptr) p.weights = WeightsIn(*row.weights);
   p.channels = narrow(channels_);
   p.pixel_bytes = narrow(channels_ * g.group);
   p.k = narrow(g.Taps() * channels_);
@@ -370,11 +272,10 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
   while ((1 << p.split_shift) < p.splits) ++p.split_shift;  // a power of 2
   p.stages = config.stages;
   p.multicast = config.multicast;
-  const GemmProblem problem = Problem(s);
+  const ConvProblem problem = Problem(s);
   p.in_registers = problem.requantizes && config.splits == 1;
   p.requantizes_fours = problem.requantizes;
-  if (may_be_floats && p.in_registers && sum_form_ != SumForm::kInteger &&
-      EndsInFragments(config.algorithm)) {
+  if (may_be_floats && p.in_registers && sum_form_ != SumForm::kInteger && row.traits.takes_floats) {
     p.epilogue.sums = sum_form_;
     p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(at_.float_bias));
     if (sum_form_ == SumForm::kFloatFromZero)
@@ -382,37 +283,11 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
   }
   p.dequantizes_fours = epilogue_.kind == static_cast<int>(EpilogueKind::kFloat) && !has_w_zero_ &&
                         !epilogue_.has_residual && epilogue_.tail_count == 0 && geometry_.GroupOut() % 4 == 0;
-  p.shared_bytes = std::max(SharedBytes(problem, config), config.apart ? ApartBytes(device_) : 0);
-  // Unsplit sums may overwrite the tiles.
-  p.exchange_offset = config.splits > 1 ? TileBytes(config) : 0;
-  const bool on_tiles = config.algorithm == Algorithm::kMma || config.algorithm == Algorithm::kWgmma;
-  p.staging_offset = on_tiles && problem.residual ? TileBytes(config) : 0;
-  if (config.algorithm == Algorithm::kResident) {
-    p.staging_offset = p.k_tiles * (config.tile_n + config.stages * config.tile_m) * kTileK;
-    p.persistent_blocks = PersistentBlocks(problem, config, device_);
-  }
-  if (config.algorithm == Algorithm::kTeam) {
-    const int tiles = narrow((s.OutPixels() + 63) / 64);
-    p.persistent_blocks = PersistentBlocks(problem, config, device_);
-    p.block_tiles = tiles * p.n_tiles / p.persistent_blocks;
-    p.longer_blocks = tiles * p.n_tiles % p.persistent_blocks;
-    p.weight_columns = TeamColumns(problem, config);
-    p.by_column = MakeDivisor(std::max(1, tiles));
-    p.staging_offset = SharedBytes(problem, config) - 1024 - config.stages * 64 * config.tile_n;
-  }
-  p.flat = g.Taps() == 1 && g.stride_h == 1 && g.stride_w == 1 && !IsPadded(g);
-  if (config.algorithm == Algorithm::kHalo) {
-    p.staging_offset = SharedBytes(problem, config) - 1024 - config.tile_m * (config.tile_n + 16);
-    p.persistent_blocks = PersistentBlocks(problem, config, device_);
-  }
-  if (config.algorithm == Algorithm::kWindows) {  // codes or sums lie behind weights and pixels
-    p.staging_offset = p.exchange_offset = config.stages * config.tile_n * kTileK +
-                                           WindowSlabs(problem, config) * HaloPlaneBytes(problem, config);
-  }
+  p.shared_bytes = std::max(row.shared_bytes(problem, config), config.apart ? ApartBytes(device_) : 0);
+  p.flat = g.Taps() == 1 && g.stride_h == 1 && g.stride_w == 1 && !problem.IsPadded();
   p.by_image = MakeDivisor(std::max<int64_t>(1, s.out_h * s.out_w));
   p.by_row = MakeDivisor(std::max<int64_t>(1, s.out_w));
-  // Depthwise: runs of 16 channels.
-  p.by_channels = MakeDivisor(config.algorithm == Algorithm::kDepthwise ? g.group / 16 : channels_);
+  p.by_channels = MakeDivisor(channels_);
   p.by_kernel_w = MakeDivisor(g.kernel_w);
   p.by_fours = MakeDivisor((std::max<int64_t>(1, s.out_w) + 3) / 4);
   // Taps that are never inside may overflow; their offsets are never used.
@@ -424,37 +299,8 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
   p.all_inside = g.pad_top == 0 && g.pad_left == 0 &&
                  (s.out_h - 1) * g.stride_h + (g.kernel_h - 1) * g.dilation_h < s.in_h &&
                  (s.out_w - 1) * g.stride_w + (g.kernel_w - 1) * g.dilation_w < s.in_w;
+  if (row.complete != nullptr) row.complete(problem, config, device_, p);
   return p;
-}
-
-int PackedConv::PatchOffset() const {
-  return static_cast<int>(geometry_.kernel_h * std::min(RoundUp(geometry_.out_channels, 32), kImageColumns) *
-                          32);
-}
-
-// A block's 8 x 16 outputs; a row of taps counts as kMaxImageTaps.
-int PackedConv::PatchBytes() const {
-  const ConvGeometry& g = geometry_;
-  return static_cast<int>((7 * g.stride_h + g.kernel_h) * (15 * g.stride_w + kMaxImageTaps) * 4);
-}
-
-ImageParams PackedConv::Image(const ConvShape& s) const {
-  const ConvGeometry& g = geometry_;
-  ImageParams image;
-  image.in_channels = static_cast<int>(g.in_channels);
-  image.tiles_x = static_cast<int>((s.out_w + 15) / 16);
-  image.tiles_y = static_cast<int>((s.out_h + 7) / 8);
-  image.patch_rows = static_cast<int>(7 * g.stride_h + g.kernel_h);
-  image.patch_columns = static_cast<int>(15 * g.stride_w + kMaxImageTaps);
-  image.by_columns = MakeDivisor(image.patch_columns);
-  image.tiles = static_cast<int>(s.batch) * image.tiles_x * image.tiles_y;
-  image.patch_offset = PatchOffset();
-  image.shift = static_cast<int>((4 - g.pad_left % 4) % 4);
-  image.units_x = (image.shift + image.patch_columns + 3) / 4;
-  image.by_units = MakeDivisor(image.units_x);
-  image.by_tiles_x = MakeDivisor(std::max(1, image.tiles_x));
-  image.by_tiles_y = MakeDivisor(std::max(1, image.tiles_y));
-  return image;
 }
 
 void PackedConv::AddWeights(const Int8Weights& weights, ConstantBuilder& builder) {
@@ -466,24 +312,13 @@ void PackedConv::AddWeights(const Int8Weights& weights, ConstantBuilder& builder
     weights_at_ = builder.Add(g.out_channels * g.Taps() * channels_,
                               [&](uint8_t* to) { PackRows(g, weights, channels_, to); });
   }
-  if (image_) {
-    few_at_ = builder.Add(g.kernel_h * RoundUp(g.out_channels, kImageColumns) * 32,
-                          [&](uint8_t* to) { PackImage(g, weights, to); });
-  }
-  if (cells_) {
-    cells_at_ =
-        builder.Add(RoundUp(g.out_channels, kCellTileN) / kCellTileN * g.in_channels * kCellChannelBytes,
-                    [&](uint8_t* to) { PackCells(g, weights, to); });
-  }
-  if (depthwise_) {
-    few_at_ = builder.Add(g.kernel_h * RoundUp(g.kernel_w, 4) * g.out_channels,
-                          [&](uint8_t* to) { PackDepthwise(g, weights, to); });
-  }
+  for (auto& [layout, at] : own_weights_at_)
+    at = builder.Add(layout->bytes(g), [&](uint8_t* to) { layout->pack(g, weights, to); });
 }
 
 std::vector<int32_t> PackedConv::FoldedBias(const ConvSpec& spec, const Int8Weights& weights) const {
   std::vector<int32_t> bias(spec.bias);
-  if (!tiled_ && !image_ && !depthwise_) return bias;
+  if (!tiled_ && own_weights_at_.empty()) return bias;
   for (size_t c = 0; c < bias.size(); ++c) {
     // Modulo 2^32, as every sum of the kernels.
     bias[c] = static_cast<int32_t>(static_cast<uint32_t>(bias[c]) -

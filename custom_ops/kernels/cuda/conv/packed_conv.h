@@ -6,23 +6,19 @@
 #include <cstdint>
 #include <initializer_list>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/conv/conv_params.h"
+#include "kernels/cuda/conv/conv_row.h"
 #include "kernels/cuda/conv/cuda_conv.h"
-#include "kernels/cuda/conv/select.h"
 #include "kernels/cuda/device/memory.h"
 
 namespace lowbit::cuda {
 
-inline constexpr int64_t kMaxBytes = std::numeric_limits<int32_t>::max();
-
-inline int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
-
 // Whether Markstein's division by `scale` is exact: nothing overflows, no subnormal number loses bits.
 inline bool IsNormal(float scale) { return scale > 0x1p-60f && scale < 0x1p60f; }
 
-PixelRounding RoundingOf(const PixelQuantizer& quantizer);
 // Throws Error where a tensor that kernels copy 16 bytes at a time begins elsewhere; null is none.
 void RequireAligned(std::initializer_list<const void*> tensors);
 // Whether a larger sum never gives a smaller code.
@@ -47,21 +43,14 @@ class PackedConv {
   // The code of real zero as the tile kernels see the input.
   int32_t TileZero() const { return Bipolar() ? 0 : x_zero_; }
 
-  static bool FitsImage(const ConvGeometry& geometry, const OperandType& x);
-  // Whether windows lie in cells as cell_weights.h has them.
-  static bool FitsCells(const ConvGeometry& geometry, const OperandType& x);
   // Whether the tensor memory accelerator can fetch what the taps of pixels read.
   static bool FitsBoxes(const ConvSpec& spec);
 
-  GemmProblem Problem(const ConvShape& shape) const;
+  ConvProblem Problem(const ConvShape& shape) const;
   // Everything but the pointers of a launch. `may_be_floats`: sums may have another form than integers.
   ConvParams Params(const ConvShape& shape, const ConvConfig& config, bool may_be_floats = true) const;
-  // What Algorithm::kHalo and kWindows need besides.
-  HaloParams Halo(const ConvShape& shape, const ConvConfig& config) const;
-  // What Algorithm::kImage needs besides; the quantizer is the caller's.
-  ImageParams Image(const ConvShape& shape) const;
   // The weights of cells; nullptr where there are none or the codes may not rise with the sums.
-  const uint8_t* CellWeights() const { return cells_ && rises_ ? memory_.At(cells_at_) : nullptr; }
+  const uint8_t* CellWeights() const;
   const EpilogueParams& EpilogueOf() const { return epilogue_; }
   std::vector<uint8_t> Bytes() const;
 
@@ -70,10 +59,9 @@ class PackedConv {
     size_t bias, scale, float_bias, start, w_zero, thresholds, base, dir, tail_bias, tail_scale, tail_shift;
   };
 
-  int64_t HaloImageRows(const ConvShape& shape) const;
-  void SetHalo(const ConvShape& shape, GemmProblem& problem) const;
-  int PatchOffset() const;  // in the shared memory of Algorithm::kImage
-  int PatchBytes() const;
+  // Of a layout that the node has.
+  const uint8_t* WeightsIn(const WeightLayout& layout) const;
+  ConvParams ReferenceParams(ConvParams p) const;
   void AddWeights(const Int8Weights& weights, ConstantBuilder& builder);
   std::vector<int32_t> FoldedBias(const ConvSpec& spec, const Int8Weights& weights) const;
   // The form that sums of these weights may have, whatever bytes the input holds. After SetEpilogue.
@@ -87,11 +75,11 @@ class PackedConv {
   OperandType x_;
   int32_t x_zero_;
   Device device_;
-  bool tiled_ = false, image_ = false, depthwise_ = false, vector16_ = false, boxes_ = false,
-       repacks_ = false, has_w_zero_ = false, divides_fast_ = true, cells_ = false, rises_ = false;
+  bool tiled_ = false, vector16_ = false, boxes_ = false, repacks_ = false, has_w_zero_ = false,
+       divides_fast_ = true, rises_ = false;
   int64_t channels_ = 0, n_padded_ = 0, k_tiles_ = 0;
-  size_t weights_at_ = 0, few_at_ = 0, cells_at_ = 0,
-         plain_bias_at_ = 0;  // few_at_: for images, for depthwise
+  size_t weights_at_ = 0, plain_bias_at_ = 0;
+  std::vector<std::pair<const WeightLayout*, size_t>> own_weights_at_;
   Offsets at_ = {};
   SumForm sum_form_ = SumForm::kInteger;
   EpilogueParams epilogue_;

@@ -5,7 +5,7 @@
 
 #include "kernels/cuda/conv/conv_tile.cuh"
 #include "kernels/cuda/conv/device_epilogue.cuh"
-#include "kernels/cuda/conv/kernels.h"
+#include "kernels/cuda/conv/plain.h"
 #include "kernels/cuda/device/ptx.cuh"
 
 namespace lowbit::cuda {

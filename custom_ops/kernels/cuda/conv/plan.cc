@@ -1,22 +1,28 @@
 // Plans and launches.
+#include "kernels/cuda/conv/plan.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "core/status.h"
 #include "kernels/cuda/conv/cuda_conv.h"
-#include "kernels/cuda/conv/kernels.h"
 #include "kernels/cuda/conv/packed_conv.h"
+#include "kernels/cuda/conv/plain.h"
+#include "kernels/cuda/conv/select.h"
 
 namespace lowbit::cuda {
 
 class ConvPlan {
  public:
-  ConvPlan(std::shared_ptr<const PackedConv> conv, const ConvShape& shape, const ConvConfig& config)
-      : conv_(std::move(conv)), shape_(shape), config_(config), params_(conv_->Params(shape, config)) {
-    if (config.algorithm == Algorithm::kHalo || config.algorithm == Algorithm::kWindows)
-      halo_ = conv_->Halo(shape, config);
-    if (config.algorithm == Algorithm::kImage) image_ = conv_->Image(shape);
-    if (!OnTiles()) return;
+  ConvPlan(std::shared_ptr<const PackedConv> conv, const ConvShape& shape, const ConvConfig& config,
+           ConvLauncher launcher)
+      : conv_(std::move(conv)),
+        shape_(shape),
+        config_(config),
+        traits_(RowOf(config).traits),
+        params_(conv_->Params(shape, config)),
+        launcher_(std::move(launcher)) {
+    if (!traits_.has_passes) return;
     const auto reserve = [&](int64_t bytes) {
       const size_t at = workspace_;
       workspace_ += static_cast<size_t>(RoundUp(bytes, 256));
@@ -29,16 +35,6 @@ class ConvPlan {
     }
   }
 
-  // Floats are fed in place of codes.
-  void Quantize(const PixelQuantizer& quantizer) {
-    source_ = quantizer.planes ? ImageSource::kPlanes : ImageSource::kPixels;
-    std::copy(quantizer.zero_point.begin(), quantizer.zero_point.end(), image_.zero_point);
-    image_.lo = quantizer.lo;
-    image_.hi = quantizer.hi;
-    image_.rounding = RoundingOf(quantizer);
-    for (size_t c = 0; c < quantizer.scale.size(); ++c) image_.codes_add += image_.rounding.add[c] << (8 * c);
-  }
-
   const ConvConfig& Config() const { return config_; }
   size_t WorkspaceBytes() const { return workspace_; }
 
@@ -47,13 +43,13 @@ class ConvPlan {
     DeviceGuard guard(conv_->On().ordinal);
     LaunchOptions options{queue, conv_->On()};
     options.x_signed = conv_->XSigned();
-    RequireAligned({config_.algorithm == Algorithm::kImage ? nullptr : x, residual, y});
+    RequireAligned({traits_.reads_elements ? nullptr : x, residual, y});
     ConvParams p = params_;
     p.x = static_cast<const uint8_t*>(x);
     p.residual = residual;
     p.y = y;
-    if (!OnTiles()) {
-      Check(LaunchFew(p, options), "launching a convolution");
+    if (!traits_.has_passes) {
+      Check(launcher_(p, options), "launching a convolution");
       return;
     }
     uint8_t* const scratch = static_cast<uint8_t*>(workspace);
@@ -82,47 +78,19 @@ class ConvPlan {
     if (config_.splits > 1 && config_.split == Split::kWorkspace) {
       p.partial = reinterpret_cast<int32_t*>(scratch + partial_at_);
     }
-    Check(LaunchTiles(p, options), "launching a convolution");
+    Check(launcher_(p, options), "launching a convolution");
     if (p.partial != nullptr) Check(LaunchReduce(p, options), "launching a reduction");
   }
 
  private:
-  bool OnTiles() const {
-    return config_.algorithm == Algorithm::kMma || config_.algorithm == Algorithm::kWgmma;
-  }
-  cudaError_t LaunchFew(const ConvParams& p, const LaunchOptions& options) const {
-    switch (config_.algorithm) {
-      case Algorithm::kImage:
-        return LaunchImage(p, image_, source_, config_, options);
-      case Algorithm::kDepthwise:
-        return LaunchDepthwise(p, options);
-      case Algorithm::kVector:
-        return LaunchVector(p, options);
-      case Algorithm::kResident:
-        return LaunchResident(p, config_, options);
-      case Algorithm::kTeam:
-        return LaunchTeam(p, config_, options);
-      case Algorithm::kHalo:
-        return LaunchHalo(p, halo_, config_, options);
-      case Algorithm::kWindows:
-        return LaunchWindows(p, halo_, config_, options);
-      default:
-        return LaunchPlain(p, options);
-    }
-  }
-  cudaError_t LaunchTiles(const ConvParams& p, const LaunchOptions& options) const {
-    return config_.algorithm == Algorithm::kWgmma ? LaunchWgmma(p, config_, options)
-                                                  : LaunchMma(p, config_, options);
-  }
   int64_t InPixels() const { return shape_.batch * shape_.in_h * shape_.in_w; }
 
   std::shared_ptr<const PackedConv> conv_;
   ConvShape shape_;
   ConvConfig config_;
+  ConvTraits traits_;
   ConvParams params_;
-  HaloParams halo_;
-  ImageParams image_;
-  ImageSource source_ = ImageSource::kCodes;
+  ConvLauncher launcher_;
   size_t workspace_ = 0, x_at_ = 0, sums_at_ = 0, partial_at_ = 0;
 };
 
@@ -138,44 +106,31 @@ std::vector<ConvConfig> CandidateConfigs(const PackedConv& conv, const ConvShape
   return RankConfigs(conv.Problem(shape), conv.On());
 }
 
-namespace {
-
-void CheckSize(const ConvGeometry& geometry, const ConvShape& shape) {
+void RequireSize(const PackedConv& conv, const ConvShape& shape) {
+  const ConvGeometry& geometry = conv.Geometry();
   Require(shape.OutPixels() <= kMaxBytes && shape.OutPixels() * geometry.out_channels <= kMaxBytes,
           "the output of ", shape.OutPixels(), " pixels and ", geometry.out_channels,
           " channels is too large for the GPU kernels");
 }
 
-}  // namespace
-
-bool FitsPixels(const ConvSpec& spec) { return PackedConv::FitsImage(spec.geometry, spec.x); }
-
-std::shared_ptr<const ConvPlan> PlanPixels(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
-                                           const PixelQuantizer& quantizer) {
-  CheckSize(conv->Geometry(), shape);
-  const size_t channels = static_cast<size_t>(conv->Geometry().in_channels);
-  Require(quantizer.scale.size() == channels && quantizer.zero_point.size() == channels, "the quantizer has ",
-          quantizer.scale.size(), " channels, expected ", channels);
-  const std::vector<ConvConfig> candidates = CandidateConfigs(*conv, shape);
-  const auto found = std::find_if(candidates.begin(), candidates.end(),
-                                  [](const ConvConfig& c) { return c.algorithm == Algorithm::kImage; });
-  Require(found != candidates.end(),
-          "there is no kernel that quantizes the input of this convolution, an image of ", shape.in_h, " x ",
-          shape.in_w);
-  auto plan = std::make_shared<ConvPlan>(std::move(conv), shape, *found);
-  plan->Quantize(quantizer);
-  return plan;
+std::shared_ptr<const ConvPlan> MakePlan(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
+                                         const ConvConfig& config, ConvLauncher launcher) {
+  return std::make_shared<const ConvPlan>(std::move(conv), shape, config, std::move(launcher));
 }
 
 std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
                                          const std::optional<ConvConfig>& config) {
-  CheckSize(conv->Geometry(), shape);
+  RequireSize(*conv, shape);
   const std::vector<ConvConfig> candidates = CandidateConfigs(*conv, shape);
-  if (config.has_value()) {
-    Require(std::find(candidates.begin(), candidates.end(), *config) != candidates.end(), "configuration ",
-            config->Text(), " does not apply to this node, for example ", candidates.front().Text(), " does");
+  const ConvProblem problem = conv->Problem(shape);
+  if (config && std::find(candidates.begin(), candidates.end(), *config) == candidates.end()) {
+    const std::string reason = RowOf(*config).refuse(problem, conv->On());
+    Fail("configuration ", config->Text(), " does not apply to this node", reason.empty() ? "" : ": ", reason,
+         "; for example ", candidates.front().Text(), " does");
   }
-  return std::make_shared<const ConvPlan>(std::move(conv), shape, config.value_or(candidates.front()));
+  const ConvConfig& chosen = config.has_value() ? *config : candidates.front();
+  ConvLauncher launcher = RowOf(chosen).launcher(problem, chosen, conv->On());
+  return MakePlan(std::move(conv), shape, chosen, std::move(launcher));
 }
 
 std::shared_ptr<const ConvPlan> PlanConv(const ConvSpec& spec, const ConvShape& shape, const Device& device) {

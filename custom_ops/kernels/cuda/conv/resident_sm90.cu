@@ -7,9 +7,8 @@
 //   tile i     products | residuals i there, codes i in their place | store i
 //   tile i + 1 products, store i has read its buffer, fetch residuals i + 2 into it | ...
 #include "kernels/cuda/conv/conv_tile.cuh"
-#include "kernels/cuda/conv/kernels.h"
 #include "kernels/cuda/conv/pixel_boxes.cuh"
-#include "kernels/cuda/conv/select.h"
+#include "kernels/cuda/conv/resident.h"
 #include "kernels/cuda/device/wgmma_s8.cuh"
 
 namespace lowbit::cuda {

@@ -10,9 +10,8 @@
 // Every warpgroup has slots of its own, in turn, so that it sees all phases of their barriers: one that saw
 // only some could take a phase for the one two later.
 #include "kernels/cuda/conv/conv_tile.cuh"
-#include "kernels/cuda/conv/kernels.h"
 #include "kernels/cuda/conv/pixel_boxes.cuh"
-#include "kernels/cuda/conv/select.h"
+#include "kernels/cuda/conv/team.h"
 #include "kernels/cuda/device/wgmma_s8.cuh"
 
 namespace lowbit::cuda {

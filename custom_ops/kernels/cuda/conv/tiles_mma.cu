@@ -1,8 +1,7 @@
 // Implicit-precomp GEMM on mma.sync: sm_80 and later with m16n8k32 and cp.async stages, sm_75 with m8n8k16
 // and plain copies. A warp sums kTileM / kWarpsM x kTileN / kWarpsN outputs.
 #include "kernels/cuda/conv/conv_tile.cuh"
-#include "kernels/cuda/conv/kernels.h"
-#include "kernels/cuda/conv/select.h"
+#include "kernels/cuda/conv/tiles.h"
 #include "kernels/cuda/device/mma_s8.cuh"
 
 namespace lowbit::cuda {

@@ -4,9 +4,8 @@
 // shared memory. A consuming warpgroup sums 64 x kTileN outputs. Each stage has an mbarrier that counts what
 // arrives in it and one that counts the warps that are done with it.
 #include "kernels/cuda/conv/conv_tile.cuh"
-#include "kernels/cuda/conv/kernels.h"
 #include "kernels/cuda/conv/pixel_boxes.cuh"
-#include "kernels/cuda/conv/select.h"
+#include "kernels/cuda/conv/tiles.h"
 #include "kernels/cuda/device/wgmma_s8.cuh"
 
 namespace lowbit::cuda {

@@ -10,8 +10,7 @@
 //   lanes of a row 0 | 1 | 2 | 3     0 | 1 | 2 | 3
 //   product        1122 1122 ...
 #include "kernels/cuda/conv/conv_tile.cuh"
-#include "kernels/cuda/conv/kernels.h"
-#include "kernels/cuda/conv/select.h"
+#include "kernels/cuda/conv/vector.h"
 #include "kernels/cuda/device/mma_s8.cuh"
 #include "kernels/cuda/device/ptx.cuh"
 

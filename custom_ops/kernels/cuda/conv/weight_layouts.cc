@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/cuda/conv/cell_weights.h"
-#include "kernels/cuda/conv/packed_conv.h"
-#include "kernels/cuda/conv/select.h"
+#include "kernels/cuda/conv/conv_params.h"
 #include "kernels/cuda/conv/weight_rows.h"
 
 namespace lowbit::cuda {
@@ -57,49 +55,6 @@ void PackTiles(const ConvGeometry& g, const Int8Weights& w, int64_t channels, in
         out[row * kTileK + ((chunk ^ (r % 8)) * 16) + k % 16] =
             static_cast<uint8_t>(w.values[static_cast<size_t>((c * g.Taps() + tap) * g.GroupIn() + i)]);
       }
-    }
-  }
-}
-
-void PackImage(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
-  const int64_t eights = RoundUp(g.out_channels, kImageColumns) / 8;
-  for (int64_t c = 0; c < g.out_channels; ++c) {
-    const int64_t row = InterleavedRow(static_cast<int>(c));
-    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
-      const int64_t ky = tap / g.kernel_w, kx = tap % g.kernel_w, lane = row % 8 * 4 + kx % 4;
-      std::memcpy(out + ((ky * eights + row / 8) * 32 + lane) * 8 + kx / 4 * 4,
-                  w.values.data() + (c * g.Taps() + tap) * g.in_channels, static_cast<size_t>(g.in_channels));
-    }
-  }
-}
-
-void PackCells(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
-  const int64_t channels = g.in_channels, tile_bytes = channels * kCellChannelBytes;
-  for (int64_t c = 0; c < g.out_channels; ++c) {
-    const int64_t row = RowOfNeighbours<kCellTileN>(static_cast<int>(c % kCellTileN));
-    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
-      const int64_t y = tap / g.kernel_w + g.pad_top % 2, x = tap % g.kernel_w + g.pad_left % 2;
-      for (int order = 0; order < kCellOrders; ++order) {
-        const int64_t slot = (y / 2 + order) % kCellTaps;
-        for (int64_t i = 0; i < channels; ++i) {
-          const int64_t byte = (y % 2 * 2 + x % 2) * channels + i, word = slot % 2 * channels + byte / 4;
-          const int64_t step = (order * 2 + slot / 2) * channels + word / 2;
-          out[c / kCellTileN * tile_bytes + step * kCellMatrixBytes + row / 8 * 256 + word % 2 * 128 +
-              row % 8 * 16 + x / 2 * 4 + byte % 4] =
-              static_cast<uint8_t>(w.values[static_cast<size_t>((c * g.Taps() + tap) * channels + i)]);
-        }
-      }
-    }
-  }
-}
-
-void PackDepthwise(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
-  const int64_t fours = RoundUp(g.kernel_w, 4) / 4;
-  for (int64_t c = 0; c < g.out_channels; ++c) {
-    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
-      const int64_t ky = tap / g.kernel_w, kx = tap % g.kernel_w;
-      out[((ky * fours + kx / 4) * g.out_channels + c) * 4 + kx % 4] =
-          static_cast<uint8_t>(w.values[static_cast<size_t>(c * g.Taps() + tap)]);
     }
   }
 }

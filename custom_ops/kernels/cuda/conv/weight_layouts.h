@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "core/conv.h"
+#include "kernels/cuda/device/device.h"
 
 namespace lowbit::cuda {
 
@@ -18,25 +20,25 @@ struct Int8Weights {
 
 Int8Weights ToInt8(const ConvSpec& spec);
 
-// Along n: whole blocks of the widest image kernel.
-inline constexpr int64_t kImageColumns = 64;
+// Everything that kernels count is below.
+inline constexpr int64_t kMaxBytes = std::numeric_limits<int32_t>::max();
 
-// `out` comes filled with 0, which stays where a layout has room for more than the weights. `channels`: bytes
-// of a tap, as the input has them.
+inline int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+// Weights in the order of a family of kernels, packed besides those that the tile kernels read wherever it
+// applies.
+struct WeightLayout {
+  bool (*applies)(const ConvGeometry& g, const OperandType& x, const Device& device);
+  int64_t (*bytes)(const ConvGeometry& g);
+  // `out` comes filled with 0, which stays where the layout has room for more than the weights.
+  void (*pack)(const ConvGeometry& g, const Int8Weights& w, uint8_t* out);
+};
+
+// The same of the orders that all nodes have one of. `channels`: bytes of a tap, as the input has them.
 
 // [out_channels][taps][channels]
 void PackRows(const ConvGeometry& g, const Int8Weights& w, int64_t channels, uint8_t* out);
 // [group][k / 128][n_padded][128], the 16-byte chunk c of row r at position c ^ (r % 8).
 void PackTiles(const ConvGeometry& g, const Int8Weights& w, int64_t channels, int64_t n_padded, uint8_t* out);
-// [kernel_h][channels in eights][lane][8]: lane 4 r + t has row r of the eight (InterleavedRow), the four
-// channels of tap t and of tap 4 + t.
-void PackImage(const ConvGeometry& g, const Int8Weights& w, uint8_t* out);
-// [channels in tiles][order][half of its slots][step of k32][B], B being blocks of eight rows of 16 bytes,
-// for the first and the second half of k. Thread t of four multiplies the cells of column t of a window: the
-// words of a half's two slots one after the other, each step one from the first half of k and one from the
-// second.
-void PackCells(const ConvGeometry& g, const Int8Weights& w, uint8_t* out);
-// [kernel_h][taps of a row in fours][channels][4]
-void PackDepthwise(const ConvGeometry& g, const Int8Weights& w, uint8_t* out);
 
 }  // namespace lowbit::cuda

@@ -11,8 +11,7 @@
 // fetches for others of a cluster (multicast: 0.5 us slower and more for ResNet-50's layers at batch 16), and
 // windows with a stride, their pixels sorted by column and row modulo the stride (slower than implicit GEMM).
 #include "kernels/cuda/conv/halo_places.cuh"
-#include "kernels/cuda/conv/kernels.h"
-#include "kernels/cuda/conv/select.h"
+#include "kernels/cuda/conv/windows.h"
 #include "kernels/cuda/device/wgmma_s8.cuh"
 
 namespace lowbit::cuda {

@@ -5,9 +5,16 @@
 
 #include "core/status.h"
 #include "kernels/cuda/conv/packed_conv.h"
+#include "kernels/cuda/conv/resident.h"
+#include "kernels/cuda/conv/select.h"
 #include "kernels/cuda/fused/chain_params.h"
+#include "kernels/cuda/fused/residual_pair.h"
 
 namespace lowbit::cuda {
+
+const KernelInfo kChainKernel = {"chain", "sm_90a",
+                                 "two 1x1 layers in a row, and what makes the first one's residuals"};
+
 namespace {
 
 constexpr int kTilePixels = 64;
@@ -17,7 +24,7 @@ int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 
 ChainProduct ProductOf(const PackedConv& conv, const ConvShape& shape, int ranks, bool may_be_floats) {
   // What depends on no configuration.
-  const ConvParams p = conv.Params(shape, {Algorithm::kResident, kTilePixels, kChainBox, 2}, may_be_floats);
+  const ConvParams p = conv.Params(shape, {&kResidentRow, kTilePixels, kChainBox, 2}, may_be_floats);
   ChainProduct product;
   product.weights = p.weights;
   product.n = p.n;
@@ -93,11 +100,11 @@ bool Applies(const ConvChain& chain) {
   const ConvGeometry &a = chain.first->Geometry(), &b = chain.second->Geometry();
   const auto unit_stride = [](const ConvGeometry& g) { return g.stride_h == 1 && g.stride_w == 1; };
   if (device.capability != 90 || !unit_stride(b) || a.out_channels != b.in_channels) return false;
-  const GemmProblem first = chain.first->Problem(chain.shape),
+  const ConvProblem first = chain.first->Problem(chain.shape),
                     second = chain.second->Problem(SecondShape(chain));
   // Weights of more channels are larger than the shared memory of the largest cluster, and ParamsOf counts in
   // int.
-  const auto is_small = [](const GemmProblem& each) {
+  const auto is_small = [](const ConvProblem& each) {
     constexpr int64_t kMostChannels = 1 << 14;
     return each.k <= kMostChannels && each.n <= kMostChannels;
   };
@@ -106,7 +113,7 @@ bool Applies(const ConvChain& chain) {
     return false;
   }
   if (chain.residuals == nullptr) return unit_stride(a);
-  const GemmProblem residuals = chain.residuals->Problem(chain.residuals_shape);
+  const ConvProblem residuals = chain.residuals->Problem(chain.residuals_shape);
   return residuals.streams && is_small(residuals) && !residuals.residual && first.residual &&
          residuals.m == first.m && residuals.n == first.n &&
          chain.residuals->XSigned() == chain.first->XSigned();
@@ -115,7 +122,6 @@ bool Applies(const ConvChain& chain) {
 // In clocks, fitted to what chains in place of two kernels cost ResNet-50 and MobileNetV2 on one H200, batch
 // 1 to 128 (EstimateMicroseconds). What making residuals adds: to ResNet-50's stages 1 and 2 at batch 16.
 double EstimateChain(const ChainParams& p) {
-  constexpr double kClocksPerMicrosecond = 1.7e3;
   const int teams = std::min(p.teams, CeilDiv(p.tiles, p.clusters)),
             y_rounds = CeilDiv(p.first.own_boxes, p.team_groups),
             z_rounds = CeilDiv(p.second.own_boxes, p.team_groups);
@@ -133,7 +139,8 @@ double EstimateChain(const ChainParams& p) {
 }  // namespace
 
 std::string ChainConfig::Text() const {
-  std::string text = "chain_" + std::to_string(teams) + "x" + std::to_string(groups);
+  std::string text =
+      std::string(kChainKernel.name) + "_" + std::to_string(teams) + "x" + std::to_string(groups);
   if (ranks > 1) text += "_cluster" + std::to_string(ranks);
   return text;
 }

@@ -18,6 +18,8 @@ namespace lowbit::cuda {
 
 class PackedNode;
 
+extern const KernelInfo kChainKernel;
+
 struct ConvChain {
   std::shared_ptr<const PackedConv> first, second;
   ConvShape shape;                              // of the first

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/conv/conv_params.h"
-#include "kernels/cuda/conv/kernels.h"
+#include "kernels/cuda/conv/launch.h"
 
 namespace lowbit::cuda {
 

@@ -11,10 +11,9 @@
 // through the tiles of both products, and of the block's next tile, without a pause. Several blocks share a
 // multiprocessor, so that one multiplies while others round.
 #include "kernels/cuda/conv/conv_tile.cuh"
-#include "kernels/cuda/conv/kernels.h"
 #include "kernels/cuda/conv/pixel_boxes.cuh"
-#include "kernels/cuda/conv/select.h"
 #include "kernels/cuda/device/wgmma_s8.cuh"
+#include "kernels/cuda/fused/residual_pair.h"
 
 namespace lowbit::cuda {
 namespace {

@@ -7,6 +7,9 @@
 
 namespace lowbit::cuda {
 
+const KernelInfo kStemPoolKernel = {
+    "conv_pool", "sm_90a", "a network's first layer from float planes, and the max pooling behind it"};
+
 PoolStrips SplitRows(int rows, int strips) { return {strips, rows / strips, rows % strips}; }
 
 bool FitsPooling(const ConvSpec& conv, const MaxPoolNode& pool, const Device& device) {
@@ -14,7 +17,7 @@ bool FitsPooling(const ConvSpec& conv, const MaxPoolNode& pool, const Device& de
   const auto all = [](const SpatialNumbers& values, int64_t value) {
     return values[1] == value && values[2] == value;
   };
-  return device.capability == 90 && PackedConv::FitsCells(conv.geometry, conv.x) && Rises(conv.epilogue) &&
+  return device.capability == 90 && FitsCells(conv.geometry, conv.x) && Rises(conv.epilogue) &&
          pool.is_signed == conv.epilogue.y_signed && w.spatial == 2 && all(w.kernel, 3) && all(w.stride, 2) &&
          all(w.dilation, 1) && w.pad_begin[1] <= 1 && w.pad_begin[2] <= 1;
 }

@@ -9,9 +9,11 @@
 #include <string>
 
 #include "core/nodes.h"
-#include "kernels/cuda/conv/cuda_conv.h"
+#include "kernels/cuda/conv/image.h"
 
 namespace lowbit::cuda {
+
+extern const KernelInfo kStemPoolKernel;
 
 struct PooledConv {
   std::shared_ptr<const PackedConv> conv;

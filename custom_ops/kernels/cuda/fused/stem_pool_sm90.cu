@@ -1,4 +1,4 @@
-// The kernel of stem_pool.h on wgmma (sm_90a).
+// A network's first convolution and the max pooling behind it (stem_pool.h) on wgmma, for Hopper (sm_90a).
 //
 // A block makes 28 columns of pooled pixels and walks down a strip of their rows. Every pixel of its input is
 // quantized once, as a part of a cell (cell_weights.h), and a thread reads every cell once into the registers
@@ -388,7 +388,9 @@ class PooledPlan {
     params_.is_early = blocks >= 2 * conv_->On().multiprocessors;
   }
 
-  std::string Text() const { return "conv_pool_strips" + std::to_string(params_.strips); }
+  std::string Text() const {
+    return std::string(kStemPoolKernel.name) + "_strips" + std::to_string(params_.strips);
+  }
 
   void Launch(const void* x, void* y, Queue& queue) const {
     if (params_.images == 0) return;

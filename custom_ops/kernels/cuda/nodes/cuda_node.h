@@ -30,6 +30,15 @@ class NodePlan {
   virtual std::string Text() const = 0;
 };
 
+// A convolution at a shape, and what makes its residuals where that is a part of the same node: what two
+// nodes in a row are to a chain (fused/chain.h).
+struct ChainLink {
+  std::shared_ptr<const PackedConv> conv;
+  ConvShape shape;
+  std::shared_ptr<const PackedConv> residuals;
+  ConvShape residuals_shape = {};
+};
+
 class PackedNode {
  public:
   virtual ~PackedNode() = default;
@@ -39,6 +48,11 @@ class PackedNode {
   // A fed tensor that `y` may overwrite where they are of one size: every element is read before the same one
   // of `y` is written, by the thread or the block that writes it, and by no other.
   virtual std::optional<size_t> Overwrites() const { return std::nullopt; }
+  // Nothing where the node is no convolution.
+  virtual std::optional<ChainLink> Link(std::span<const TensorShape> fed) const {
+    static_cast<void>(fed);
+    return std::nullopt;
+  }
   // The packed constants as bytes, from which the node can be made again without its weights; empty: it packs
   // nothing worth keeping.
   virtual std::vector<uint8_t> Packed() const { return {}; }
@@ -84,8 +98,7 @@ std::unique_ptr<PackedNode> PackResidualPair(const MatmulNode& first, const Matm
 // this pair has no fused kernel, which FusesQuantize says before, but for weights with rare zero points.
 bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const Device& device);
 std::unique_ptr<PackedNode> PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& conv,
-                                              const Device& device, ConvChooser choose,
-                                              std::span<const uint8_t> packed = {});
+                                              const Device& device, std::span<const uint8_t> packed = {});
 // Both, and the LowBitMaxPool that alone reads the convolution, as one kernel at the shapes that have one;
 // nullptr as of PackQuantizedConv.
 bool FusesPool(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPoolNode& pool,

@@ -7,6 +7,8 @@
 #include "core/status.h"
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/fused/chain.h"
+#include "kernels/cuda/fused/quantized_conv.h"
+#include "kernels/cuda/fused/residual_pair.h"
 #include "kernels/cuda/fused/stem_pool.h"
 #include "kernels/cuda/nodes/cuda_node.h"
 
@@ -75,6 +77,10 @@ class PackedMatmul final : public PackedNode {
     if (!choose_ || shape.OutPixels() == 0) return plan(std::nullopt);
     return plan(
         choose_({ShapeText(shape), CandidateConfigs(*conv_, shape), plan, {fed.begin(), fed.end()}, y}));
+  }
+  std::optional<ChainLink> Link(std::span<const TensorShape> fed) const override {
+    if (fed.empty()) return std::nullopt;
+    return ChainLink{conv_, ShapeOf(fed[0]), nullptr};
   }
   // A tile's residuals are read by the block that stores its codes, before it does.
   std::optional<size_t> Overwrites() const override {
@@ -148,7 +154,7 @@ class PackedResidualPair final : public PackedNode {
     // The first node's output has the dims of the second's.
     const TensorShape second_fed[] = {fed[1], y};
     const auto plan = [&](const ConvConfig& config) -> std::shared_ptr<const NodePlan> {
-      if (config.algorithm == Algorithm::kResidualPair)
+      if (config.kernel == &kResidualPairKernel)
         return std::make_shared<const FusedPlan>(PlanResidualPair(pair, shapes, config), config.Text());
       return std::make_shared<const SeparatePlan>(first_.Plan(fed.first(1), y), second_.Plan(second_fed, y),
                                                   ElementCount(y.dims));
@@ -162,8 +168,10 @@ class PackedResidualPair final : public PackedNode {
                          y}));
   }
 
-  const PackedMatmul& First() const { return first_; }
-  const PackedMatmul& Second() const { return second_; }
+  std::optional<ChainLink> Link(std::span<const TensorShape> fed) const override {
+    if (fed.size() < 2) return std::nullopt;
+    return ChainLink{second_.Conv(), second_.ShapeOf(fed[1]), first_.Conv(), first_.ShapeOf(fed[0])};
+  }
   std::vector<uint8_t> Packed() const override {
     const std::vector<uint8_t> first = first_.Packed(), second = second_.Packed();
     const uint64_t first_bytes = first.size();
@@ -276,8 +284,7 @@ class PackedPooledPixels final : public PackedNode {
 std::shared_ptr<const PackedConv> PackImageConv(const MatmulNode& conv, const Device& device,
                                                 std::span<const uint8_t> packed) {
   auto constants = PackConv(conv.conv, device, packed);
-  const std::vector<ConvConfig> candidates = CandidateConfigs(*constants, {1, 64, 64, 1, 1});
-  return candidates.front().algorithm == Algorithm::kImage ? constants : nullptr;
+  return FitsPixels(*constants) ? constants : nullptr;
 }
 
 }  // namespace
@@ -305,22 +312,11 @@ std::unique_ptr<PackedNode> PackResidualPair(const MatmulNode& first, const Matm
 
 std::optional<ConvChain> FindChain(const PackedNode& first, std::span<const TensorShape> first_fed,
                                    const PackedNode& second, std::span<const TensorShape> second_fed) {
-  const auto* const second_matmul = dynamic_cast<const PackedMatmul*>(&second);
-  if (second_matmul == nullptr || second_fed.empty()) return std::nullopt;
-  ConvChain chain;
-  chain.second = second_matmul->Conv();
-  const auto* const pair = dynamic_cast<const PackedResidualPair*>(&first);
-  const auto* const matmul = pair != nullptr ? &pair->Second() : dynamic_cast<const PackedMatmul*>(&first);
-  if (matmul == nullptr || first_fed.size() < (pair != nullptr ? 2 : 1)) return std::nullopt;
-  if (pair != nullptr) {
-    chain.residuals = pair->First().Conv();
-    chain.residuals_shape = pair->First().ShapeOf(first_fed[0]);
-  }
-  chain.first = matmul->Conv();
-  chain.shape = matmul->ShapeOf(first_fed[pair != nullptr ? 1 : 0]);
+  const std::optional<ChainLink> made = first.Link(first_fed), read = second.Link(second_fed);
+  if (!made || !read || read->residuals != nullptr) return std::nullopt;
   // Pixels are what counts: a product behind a convolution may see them as rows.
-  if (chain.shape.OutPixels() != second_matmul->ShapeOf(second_fed[0]).OutPixels()) return std::nullopt;
-  return chain;
+  if (made->shape.OutPixels() != read->shape.OutPixels()) return std::nullopt;
+  return ConvChain{made->conv, read->conv, made->shape, made->residuals, made->residuals_shape};
 }
 
 bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const Device&) {
@@ -331,8 +327,7 @@ bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const D
 }
 
 std::unique_ptr<PackedNode> PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& conv,
-                                              const Device& device, ConvChooser,
-                                              std::span<const uint8_t> packed) {
+                                              const Device& device, std::span<const uint8_t> packed) {
   if (!FusesQuantize(quantize, conv, device)) return nullptr;
   auto constants = PackImageConv(conv, device, packed);
   if (constants == nullptr) return nullptr;

@@ -18,6 +18,7 @@
 
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/fused/chain.h"
+#include "kernels/cuda/fused/residual_pair.h"
 
 namespace lowbit::cuda {
 namespace {

@@ -23,9 +23,13 @@
 
 #include "core/epilogue.h"
 #include "core/status.h"
+#include "kernels/cuda/conv/conv_row.h"
 #include "kernels/cuda/conv/cuda_conv.h"
+#include "kernels/cuda/conv/image.h"
 #include "kernels/cuda/device/memory.h"
 #include "kernels/cuda/fused/chain.h"
+#include "kernels/cuda/fused/quantized_conv.h"
+#include "kernels/cuda/fused/residual_pair.h"
 #include "kernels/cuda/fused/stem_pool.h"
 #include "kernels/cuda/tests/draws.h"
 #include "kernels/reference/conv_reference.h"
@@ -622,8 +626,8 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
   std::vector<std::shared_ptr<const cuda::ConvPlan>> plans;
   for (const auto& config : configs) plans.push_back(cuda::PlanConv(packed, s, config));
   const size_t from_codes = plans.size();
-  const bool has_image = std::any_of(configs.begin(), configs.end(),
-                                     [](const auto& c) { return c.algorithm == cuda::Algorithm::kImage; });
+  const bool has_image =
+      std::any_of(configs.begin(), configs.end(), [](const auto& c) { return c.kernel == &cuda::kImageRow; });
   if (quantizer.has_value() && has_image) plans.push_back(cuda::PlanPixels(packed, s, *quantizer));
   for (size_t i = 0; i < plans.size(); ++i) {
     const auto& plan = plans[i];
@@ -702,7 +706,7 @@ bool TestResidualPair(const ResidualPairCase& pair, Generator& generator, const 
   const cuda::ResidualPair packed{cuda::PackConv(pair.first, device), cuda::PackConv(pair.second, device)};
   std::vector<cuda::ConvConfig> configs = cuda::ResidualPairConfigs(packed, pair.shapes);
   std::erase_if(configs, [&](const auto& c) {
-    return c.algorithm != cuda::Algorithm::kResidualPair || c.Text().find(text) == std::string::npos;
+    return c.kernel != &cuda::kResidualPairKernel || c.Text().find(text) == std::string::npos;
   });
   while (configs.size() > most) {
     configs.erase(configs.begin() + generator.Int(0, static_cast<int64_t>(configs.size()) - 1));

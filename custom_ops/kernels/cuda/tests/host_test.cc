@@ -1,8 +1,6 @@
 // What convolutions on GPUs compute before any kernel runs, tested without a GPU: the order of packed
-// weights, the offsets of taps, divisions by constants, the ranking of tiles. The GPU's memory is the host's
-// here.
-#include <cuda_runtime_api.h>
-
+// weights, the offsets of taps, divisions by constants, the ranking of tiles. The GPU is the
+// emulated one.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -10,43 +8,23 @@
 #include <random>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/epilogue.h"
+#include "kernels/cuda/conv/cell_weights.h"
+#include "kernels/cuda/conv/halo.h"
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/conv/select.h"
 #include "kernels/cuda/conv/sum_line.h"
+#include "kernels/cuda/conv/tiles.h"
 #include "kernels/cuda/device/architectures.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/chain_params.h"
+#include "kernels/cuda/fused/residual_pair.h"
 #include "kernels/cuda/fused/stem_pool.h"
 #include "kernels/cuda/fused/stem_pool_params.h"
 #include "tests/expect.h"
-
-// NOLINTBEGIN(readability-inconsistent-declaration-parameter-name)
-extern "C" {
-cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
-  return cudaSuccess;
-}
-cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-cudaError_t cudaMalloc(void** memory, size_t bytes) {
-  *memory = std::malloc(bytes);
-  return *memory == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
-}
-cudaError_t cudaFree(void* memory) {
-  std::free(memory);
-  return cudaSuccess;
-}
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
-  std::memcpy(to, from, bytes);
-  return cudaSuccess;
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
-const char* cudaGetErrorString(cudaError_t) { return "the host's memory is exhausted"; }
-}
-// NOLINTEND(readability-inconsistent-declaration-parameter-name)
 
 namespace lowbit::cuda {
 
@@ -82,7 +60,7 @@ const std::vector<Device>& Devices() {
 
 // ---- the ranking
 
-void CheckRanking(const GemmProblem& problem, const Device& device) {
+void CheckRanking(const ConvProblem& problem, const Device& device) {
   const std::vector<ConvConfig> ranked = RankConfigs(problem, device);
   Expect(!ranked.empty() && ranked.back() == ConvConfig{}, "the plain kernel is the last resort");
   Expect(problem.tiled ? ranked.size() > 1 : ranked.size() == 1, "tiles where they apply");
@@ -90,14 +68,12 @@ void CheckRanking(const GemmProblem& problem, const Device& device) {
   std::set<std::string> names;
   for (const ConvConfig& config : ranked) {
     Expect(names.insert(config.Text()).second, "a configuration has a name of its own: " + config.Text());
-    if (config.algorithm == Algorithm::kPlain || config.apart) continue;
+    if (config.kernel == &PlainKernel() || config.apart) continue;
     const double estimate = EstimateMicroseconds(problem, config, device);
     Expect(estimate > 0 && estimate >= before, "the cheapest estimate comes first");
     before = estimate;
     Expect(SharedBytes(problem, config) <= device.shared_bytes, config.Text() + " fits " + device.name);
-    Expect((config.algorithm != Algorithm::kWgmma && config.algorithm != Algorithm::kHalo &&
-            config.algorithm != Algorithm::kWindows) ||
-               device.capability == 90,
+    Expect(std::string_view(config.kernel->needs) != "sm_90a" || device.capability == 90,
            "wgmma is sm_90a's alone");
     Expect(config.splits == 1 || config.split == Split::kWorkspace || device.capability >= 90,
            "clusters exist from sm_90 on");
@@ -119,26 +95,41 @@ void TestRanking() {
       }
     }
     CheckRanking({.m = 12544, .n = 64, .k = 196, .tiled = true, .vector16 = false}, device);
-    const GemmProblem empty{.m = 0, .n = 256, .k = 64, .tiled = true, .boxes = true, .streams = true};
+    const ConvProblem empty{.m = 0, .n = 256, .k = 64, .tiled = true, .boxes = true, .streams = true};
     Expect(!RankConfigs(empty, device).empty(), "no pixels are no trouble");
     CheckRanking({.m = 784, .n = 16, .k = 144, .groups = 32, .tiled = true}, device);
     // ResNet-50's 3x3 convolutions as lines of places.
     for (const int64_t batch : {1, 16, 128}) {
       for (const int size : {56, 28, 14, 7}) {
-        const int channels = 64 * 56 / size, slab = channels == 64 ? 64 : 128;
-        const int pitch = size == 56 ? 58 : size + 1;
-        CheckRanking({.m = batch * size * size,
-                      .n = channels,
-                      .k = 9 * channels,
-                      .tiled = true,
-                      .halo = {.tiles = (batch * (size + 1) * pitch + 63) / 64,
-                               .pitch = pitch,
-                               .reach = 2 * pitch + 2,
-                               .slab = slab,
-                               .channels = channels}},
-                     device);
+        const int channels = 64 * 56 / size;
+        ConvProblem problem{.m = batch * size * size, .n = channels, .k = 9 * channels, .tiled = true};
+        problem.geometry.in_channels = problem.geometry.out_channels = problem.channels = channels;
+        problem.geometry.kernel_h = problem.geometry.kernel_w = 3;
+        problem.geometry.pad_top = problem.geometry.pad_left = 1;
+        problem.geometry.pad_bottom = problem.geometry.pad_right = 1;
+        problem.shape = {batch, size, size, size, size};
+        CheckRanking(problem, device);
+        Expect(kHaloRow.refuse(problem, device).empty() == (device.capability == 90), "a line of places");
       }
     }
+  }
+}
+
+// Names, and what a reader is told where a row does not apply.
+void TestRows() {
+  std::set<std::string_view> names = {kChainKernel.name, kResidualPairKernel.name, kSeparateKernels.name,
+                                      kStemPoolKernel.name};
+  const size_t fused = names.size();
+  for (const ConvRow* const row : ConvTable()) names.insert(row->name);
+  Expect(names.size() == fused + ConvTable().size(), "every kernel has a name of its own");
+  Expect(ConvTable().back()->traits.is_reference, "the last row computes every node");
+  ConvProblem strided{.m = 49, .n = 64, .k = 576, .tiled = true};
+  strided.geometry.kernel_h = strided.geometry.kernel_w = 3;
+  strided.geometry.stride_h = strided.geometry.stride_w = 2;
+  for (const Device& device : Devices()) {
+    const bool is_hopper = device.capability == 90;
+    Expect(kHaloRow.refuse(strided, device) == (is_hopper ? "a stride" : "needs sm_90a"), device.name);
+    Expect(kMmaRow.refuse(strided, device).empty(), "the tile kernels have strides");
   }
 }
 
@@ -152,12 +143,11 @@ void CheckResidualPairRanking(const ResidualPairProblem& problem, const Device& 
     const double estimate = EstimateMicroseconds(problem, config, device);
     Expect(estimate > 0 && estimate >= before, "the cheapest estimate comes first");
     before = estimate;
-    if (config.algorithm == Algorithm::kSeparate) {
+    if (config.kernel == &kSeparateKernels) {
       ++separate;
       continue;
     }
-    Expect(config.algorithm == Algorithm::kResidualPair && device.capability == 90,
-           "wgmma is sm_90a's alone");
+    Expect(config.kernel == &kResidualPairKernel && device.capability == 90, "wgmma is sm_90a's alone");
     Expect(SharedBytes(problem, config) <= device.shared_bytes, config.Text() + " fits " + device.name);
     const int64_t tiles = (problem.second.m + config.tile_m - 1) / config.tile_m;
     const int blocks = PersistentBlocks(problem, config, device);
@@ -174,9 +164,9 @@ void TestResidualPairRanking() {
     for (const int64_t m : {1, 49, 196, 3136, 401408}) {
       for (const int64_t n : {16, 64, 256, 2048}) {
         for (const int64_t k : {16, 128, 4608}) {
-          const GemmProblem first{.m = m, .n = n, .k = k, .tiled = true, .boxes = true},
+          const ConvProblem first{.m = m, .n = n, .k = k, .tiled = true, .boxes = true},
               second{.m = m, .n = n, .k = 256, .tiled = true, .residual = true, .boxes = true};
-          GemmProblem no_boxes = first, no_residual = second;
+          ConvProblem no_boxes = first, no_residual = second;
           no_boxes.boxes = no_residual.residual = false;
           CheckResidualPairRanking({first, second}, device);
           CheckResidualPairRanking({no_boxes, second}, device);
@@ -506,7 +496,7 @@ void CheckCase(const Case& c) {
   for (uint8_t& code : x) code = static_cast<uint8_t>(random());
 
   const PackedConv packed(spec, DeviceOf(80, 108, 164), {});
-  const GemmProblem problem = packed.Problem(shape);
+  const ConvProblem problem = packed.Problem(shape);
   Expect(problem.tiled, std::string(c.name) + ": tile kernels apply");
   const std::vector<ConvConfig> ranked = RankConfigs(problem, packed.On());
   const ConvParams p = packed.Params(
@@ -719,15 +709,14 @@ SumForm FormOf(ConvSpec spec, int8_t w, int32_t bias, float multiplier) {
   spec.bias[5] = bias;
   spec.epilogue.multiplier[5] = multiplier;
   const PackedConv conv(spec, DeviceOf(90, 132, 227), {});
-  const ConvParams p = conv.Params({1, 8, 8, 8, 8}, {Algorithm::kWgmma, 64, 32, 1});
-  const ConvConfig split{Algorithm::kWgmma, 64, 32, 1, 2};
+  const ConvParams p = conv.Params({1, 8, 8, 8, 8}, {&kWgmmaRow, 64, 32, 1});
+  const ConvConfig split{&kWgmmaRow, 64, 32, 1, 2};
   Expect(conv.Params({1, 8, 8, 8, 8}, split).epilogue.sums == SumForm::kInteger,
          "sums that others come to are integers");
   ConvSpec signed_x = spec;
   signed_x.x.encoding = Encoding::kSigned;
   const PackedConv of_signed(signed_x, DeviceOf(90, 132, 227), {});
-  Expect(FinishOf(of_signed.Params({1, 8, 8, 8, 8}, {Algorithm::kWgmma, 64, 32, 1}).epilogue) ==
-             Finish::kIntegers,
+  Expect(FinishOf(of_signed.Params({1, 8, 8, 8, 8}, {&kWgmmaRow, 64, 32, 1}).epilogue) == Finish::kIntegers,
          "sums of codes with a sign are integers");
   return p.epilogue.sums;
 }
@@ -823,6 +812,7 @@ void TestArchitectures() {
 
 int main() {
   lowbit::cuda::TestArchitectures();
+  lowbit::cuda::TestRows();
   lowbit::cuda::TestRanking();
   lowbit::cuda::TestResidualPairRanking();
   lowbit::cuda::TestChains();

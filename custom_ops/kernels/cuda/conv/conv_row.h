@@ -1,0 +1,104 @@
+// One row per family of convolution kernels: all that the rest of the library knows of one. Ranking, packing,
+// plans, tests and the documentation read the table.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/conv/cuda_conv.h"
+#include "kernels/cuda/conv/launch.h"
+#include "kernels/cuda/conv/weight_layouts.h"
+
+namespace lowbit::cuda {
+
+// A convolution as packed, at one shape. The kernels see `groups` matrix products [m, k] x [k, n] of bytes.
+struct ConvProblem {
+  int64_t m = 0, n = 0, k = 0, groups = 1;
+  bool tiled = false;       // the tile kernels apply at all (PackedConv says why not)
+  bool requantizes = true;  // the epilogue has a fast path: in registers, where K is not split
+  bool vector16 = true;     // channels come in runs of 16 bytes, else of 4
+  bool residual = false;    // fetched while the block multiplies
+  bool boxes = false;       // the tensor memory accelerator can fetch the pixels of every tap
+  bool streams = false;     // a 1x1 convolution whose outputs' pixels are the input's or a part of them
+  // What these products are of.
+  ConvGeometry geometry = {};
+  ConvShape shape = {};
+  OperandType x = {8, Encoding::kUnsigned};
+  int64_t channels = 0;     // bytes per tap
+  bool repacks = false;     // the tile kernels read a copy of the input
+  bool has_w_zero = false;  // sums of pixels are added (EpilogueParams::w_zero)
+  int32_t zero = 0;         // the code of real zero as the tile kernels see the input
+
+  int64_t KTiles() const { return (k + kTileK - 1) / kTileK; }
+  // Whether taps may lie outside the image.
+  bool IsPadded() const {
+    const ConvGeometry& g = geometry;
+    return g.pad_top != 0 || g.pad_left != 0 || g.pad_bottom != 0 || g.pad_right != 0;
+  }
+};
+
+// Enqueues a kernel whose parameters are complete.
+using ConvLauncher = std::function<cudaError_t(const ConvParams& params, const LaunchOptions& options)>;
+
+struct ConvTraits {
+  bool takes_floats = false;  // sums of any form (SumForm)
+  // The input is repacked, pixels are summed and parts of K are added around it where a node needs that.
+  bool has_passes = false;
+  bool may_stand_apart = false;  // ConvConfig::apart
+  bool is_reference = false;     // reads codes, zero points and bias as the node has them
+  bool reads_elements = false;   // the input may begin anywhere, not at multiples of 16 bytes alone
+};
+
+// Functions are pure but for the launcher that they return. `config` is one of the row's own.
+struct ConvRow : KernelInfo {
+  // Empty: the kernel computes this node exactly on this device, in some configuration. Otherwise the reason
+  // why it does not apply.
+  std::string (*refuse)(const ConvProblem& problem, const Device& device);
+  // Appends the configurations that are worth a trial and fit the device.
+  void (*add_candidates)(const ConvProblem& problem, const Device& device, std::vector<ConvConfig>& out);
+  // Dynamic shared memory of a block.
+  int (*shared_bytes)(const ConvProblem& problem, const ConvConfig& config);
+  // The cost model; 0 for kernels that are never worth less than all others.
+  double (*microseconds)(const ConvProblem& problem, const ConvConfig& config, const Device& device);
+  // Fills in what no other family has; nullptr: there is nothing.
+  void (*complete)(const ConvProblem& problem, const ConvConfig& config, const Device& device,
+                   ConvParams& params);
+  ConvLauncher (*launcher)(const ConvProblem& problem, const ConvConfig& config, const Device& device);
+  // Its weights, where they do not lie as all tile kernels read them.
+  const WeightLayout* weights = nullptr;
+  ConvTraits traits = {};
+};
+
+// The rows, those first that are tried first; the last one computes every node.
+std::span<const ConvRow* const> ConvTable();
+// The row of a configuration. Throws Error where it is another kernel's than a convolution's.
+const ConvRow& RowOf(const ConvConfig& config);
+// What nodes are packed in besides what the tile kernels read.
+std::span<const WeightLayout* const> WeightLayouts();
+
+// What the cost models of all rows share.
+
+inline constexpr double kClocksPerMicrosecond = 1.7e3;
+inline constexpr int64_t kMaxColumns = 65535;  // of a grid, in tiles of channels
+// Two kernels in turns take this many times what they take in rows of equals, which is what estimates are of:
+// one kernel in their place is compared with that.
+inline constexpr double kUnlikeNeighbours = 1.3;
+
+struct Tile {
+  int m, n;
+};
+
+inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// What follows a kernel starts early on multiprocessors that this one leaves alone. In clocks.
+inline double EstimateBusy(int64_t blocks, const Device& device) {
+  const double share = static_cast<double>(blocks) / device.multiprocessors;
+  return 970 * (share < 1 ? share : 1.0);
+}
+
+}  // namespace lowbit::cuda

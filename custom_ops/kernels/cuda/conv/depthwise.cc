@@ -1,0 +1,65 @@
+#include "kernels/cuda/conv/depthwise.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/conv/conv_row.h"
+
+namespace lowbit::cuda {
+namespace {
+
+constexpr int kRun = 16;  // channels of a thread
+
+bool Applies(const ConvGeometry& g, const OperandType& x, const Device&) {
+  return g.IsDepthwise() && !g.transposed && g.group % kRun == 0 && x.encoding != Encoding::kBipolar;
+}
+
+int64_t WeightBytes(const ConvGeometry& g) { return g.kernel_h * RoundUp(g.kernel_w, 4) * g.out_channels; }
+
+// [kernel_h][taps of a row in fours][channels][4]
+void PackDepthwise(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
+  const int64_t fours = RoundUp(g.kernel_w, 4) / 4;
+  for (int64_t c = 0; c < g.out_channels; ++c) {
+    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
+      const int64_t ky = tap / g.kernel_w, kx = tap % g.kernel_w;
+      out[((ky * fours + kx / 4) * g.out_channels + c) * 4 + kx % 4] =
+          static_cast<uint8_t>(w.values[static_cast<size_t>(c * g.Taps() + tap)]);
+    }
+  }
+}
+
+std::string Refuse(const ConvProblem& problem, const Device& device) {
+  if (!problem.geometry.IsDepthwise()) return "not a depthwise convolution";
+  if (!Applies(problem.geometry, problem.x, device))
+    return "transposed, bipolar codes, or channels in no runs of 16";
+  return problem.has_w_zero ? "zero points of weights that leave int8" : "";
+}
+
+void AddCandidates(const ConvProblem&, const Device&, std::vector<ConvConfig>& out) {
+  out.push_back({&kDepthwiseRow});
+}
+
+int SharedBytesOf(const ConvProblem&, const ConvConfig&) { return 0; }
+
+// It is taken wherever it applies.
+double Microseconds(const ConvProblem&, const ConvConfig&, const Device&) { return 0; }
+
+void Complete(const ConvProblem& problem, const ConvConfig&, const Device&, ConvParams& p) {
+  p.by_channels = MakeDivisor(problem.geometry.group / kRun);
+}
+
+ConvLauncher Launcher(const ConvProblem&, const ConvConfig&, const Device&) { return LaunchDepthwise; }
+
+}  // namespace
+
+const WeightLayout kDepthwiseWeights = {Applies, WeightBytes, PackDepthwise};
+
+const ConvRow kDepthwiseRow = {{"depthwise", "sm_75", "depthwise layers: dp4a, 16 channels a thread"},
+                               Refuse,
+                               AddCandidates,
+                               SharedBytesOf,
+                               Microseconds,
+                               Complete,
+                               Launcher,
+                               &kDepthwiseWeights};
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,166 @@
+#include "kernels/cuda/conv/halo.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/conv/conv_row.h"
+
+namespace lowbit::cuda {
+
+std::string RefuseLine(const ConvProblem& problem, const Device& device) {
+  const ConvGeometry& g = problem.geometry;
+  const ConvShape& s = problem.shape;
+  if (device.capability != 90) return "needs sm_90a";
+  if (!problem.tiled || !problem.requantizes) return "codes are not rounded in registers";
+  if (g.Taps() == 1) return "a window of one tap";
+  if (g.stride_h != 1 || g.stride_w != 1) return "a stride";
+  if (g.group != 1 || problem.repacks || problem.channels % 64 != 0) return "channels are no multiple of 64";
+  if (problem.IsPadded() && problem.zero != 0) return "padding that is not 0";
+  if (s.OutPixels() * s.in_h * s.in_w == 0) return "no pixels";
+  const HaloLine line = LineOf(problem);
+  return line.pitch <= 256 && s.batch * line.image_rows * line.pitch <= kMaxBytes - 4096
+             ? ""
+             : "an image of more than 256 columns, or of more places than 31 bits count";
+}
+
+// Rows in shared memory begin at multiples of 128 bytes. A window that leaves a row on the right ends in the
+// padding on the left of the next one.
+HaloLine LineOf(const ConvProblem& problem) {
+  const ConvGeometry& g = problem.geometry;
+  const ConvShape& s = problem.shape;
+  const int64_t slab = problem.channels % 128 == 0 ? 128 : 64, step = 128 / slab;
+  const int64_t reach_h = (g.kernel_h - 1) * g.dilation_h, reach_w = (g.kernel_w - 1) * g.dilation_w;
+  const int64_t pitch =
+      RoundUp(std::max({s.in_w + g.pad_left, s.out_w + reach_w - g.pad_left, s.out_w}), step);
+  const int64_t image_rows = std::max({s.in_h + g.pad_top, s.out_h + reach_h - g.pad_top, s.out_h});
+  HaloLine line;
+  line.tiles = (s.batch * image_rows * pitch + 63) / 64;
+  line.pitch = static_cast<int>(std::min(pitch, kMaxBytes));
+  line.image_rows = static_cast<int>(std::min(image_rows, kMaxBytes));
+  line.reach = static_cast<int>(std::min(reach_h * pitch + reach_w, kMaxBytes));
+  line.slab = static_cast<int>(slab);
+  line.slabs = static_cast<int>(problem.channels / slab);
+  return line;
+}
+
+HaloParams HaloParamsOf(const ConvProblem& problem, int tile_m, bool slabs_first) {
+  const ConvGeometry& g = problem.geometry;
+  const HaloLine line = LineOf(problem);
+  HaloParams h;
+  h.pitch = line.pitch;
+  h.image_rows = line.image_rows;
+  h.images = static_cast<int>(problem.shape.batch);
+  h.reach = line.reach;
+  h.slab = line.slab;
+  h.slabs = line.slabs;
+  h.tiles = static_cast<int>(line.tiles);
+  h.patch_rows = line.Rows(tile_m);
+  h.plane_bytes = line.PlaneBytes(tile_m);
+  const int taps = static_cast<int>(g.Taps());
+  h.steps = taps * h.slabs;
+  for (int tap = 0; tap < taps; ++tap) {
+    const int64_t place = tap / g.kernel_w * g.dilation_h * h.pitch + tap % g.kernel_w * g.dilation_w;
+    for (int slab = 0; slab < h.slabs; ++slab) {
+      h.step[slabs_first ? slab * taps + tap : tap * h.slabs + slab] =
+          static_cast<int>(place * h.slab + slab * h.plane_bytes) / 16;
+    }
+  }
+  h.by_pitch = MakeDivisor(h.pitch);
+  h.by_rows = MakeDivisor(h.image_rows);
+  return h;
+}
+
+namespace {
+
+std::string Refuse(const ConvProblem& problem, const Device& device) {
+  if (std::string reason = RefuseLine(problem, device); !reason.empty()) return reason;
+  return problem.KTiles() > kMaxHaloWeights ? "weights of more than 40 tiles along K" : "";
+}
+
+int SharedBytesOf(const ConvProblem& problem, const ConvConfig& config) {
+  const HaloLine line = LineOf(problem);
+  const int64_t slot = int64_t{line.slabs} * line.PlaneBytes(config.tile_m);
+  return static_cast<int>(1024 + problem.KTiles() * config.tile_n * kTileK + config.stages * slot +
+                          config.tile_m * (config.tile_n + 16));
+}
+
+// How many blocks share a multiprocessor.
+int BlocksAtOnce(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
+  const int registers = config.tile_n > 64 ? 96 : config.tile_n > 32 ? 64 : 48;
+  const int by_registers = 65536 / (registers * (config.tile_m * 2 + 32));
+  const int by_shared = (device.shared_bytes + 5120) / (SharedBytesOf(problem, config) + 3100);
+  return std::max(1, std::min({by_registers, by_shared, 4}));
+}
+
+// Along m: as many as run at once, each with as many tiles or one less; with one slot, one for every patch.
+int Blocks(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
+  const int64_t patches = CeilDiv(LineOf(problem).tiles, config.tile_m / 64);
+  const int64_t most = int64_t{BlocksAtOnce(problem, config, device)} * device.multiprocessors /
+                       CeilDiv(problem.n, config.tile_n);
+  return static_cast<int>(config.stages == 1 ? patches : std::clamp<int64_t>(most, 1, patches));
+}
+
+// One slot where every block has one patch, else two: the next patch is fetched while one is multiplied.
+void AddCandidates(const ConvProblem& problem, const Device& device, std::vector<ConvConfig>& out) {
+  const HaloLine line = LineOf(problem);
+  for (const int tile_n : {32, 64, 128}) {
+    const int64_t columns = CeilDiv(problem.n, tile_n);
+    if (columns > kMaxColumns || (tile_n > 32 && problem.n <= tile_n / 2)) continue;
+    for (int tiles = 1; tiles <= MaxHaloTiles(tile_n); ++tiles) {
+      for (const int slots : {1, 2}) {
+        const ConvConfig config{&kHaloRow, 64 * tiles, tile_n, slots};
+        if (line.Rows(config.tile_m) > kMaxHaloRows || SharedBytesOf(problem, config) > device.shared_bytes)
+          continue;
+        const int64_t patches = CeilDiv(line.tiles, tiles),
+                      at_once = int64_t{BlocksAtOnce(problem, config, device)} * device.multiprocessors;
+        if (slots == 1 ? patches * columns <= at_once : Blocks(problem, config, device) < patches)
+          out.push_back(config);
+      }
+    }
+  }
+}
+
+double Microseconds(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
+  const HaloLine line = LineOf(problem);
+  const int64_t blocks = Blocks(problem, config, device), patch_tiles = config.tile_m / 64,
+                each = CeilDiv(line.tiles, blocks), columns = CeilDiv(problem.n, config.tile_n);
+  const double at_once = static_cast<double>(CeilDiv(blocks * columns, device.multiprocessors));
+  const double k_tiles = static_cast<double>(problem.KTiles()), tile_n = config.tile_n;
+  const double slot = static_cast<double>(line.slabs * line.PlaneBytes(config.tile_m));
+  // The weights and the first patch; then every patch's round of latencies, or what all tiles together take.
+  const double start = 1860 + at_once * (0.227 * k_tiles * tile_n + slot / 88.9);
+  const double rounds = static_cast<double>(CeilDiv(each, patch_tiles)) * (1590 + 3.16 * k_tiles * tile_n);
+  const double tile =
+      165 + 3.79 * tile_n + 1.67 * k_tiles * std::max(tile_n, 48.0) + (problem.residual ? 1.72 * tile_n : 0);
+  const double work = at_once * static_cast<double>(each) * tile;
+  return (EstimateBusy(blocks * columns, device) + start + std::max(rounds, work)) / kClocksPerMicrosecond;
+}
+
+void Complete(const ConvProblem& problem, const ConvConfig& config, const Device& device, ConvParams& p) {
+  p.staging_offset = SharedBytesOf(problem, config) - 1024 - config.tile_m * (config.tile_n + 16);
+  p.persistent_blocks = Blocks(problem, config, device);
+}
+
+ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
+  HaloParams halo = HaloParamsOf(problem, config.tile_m, false);
+  const int blocks = Blocks(problem, config, device);
+  halo.block_tiles = halo.tiles / blocks;
+  halo.longer_blocks = halo.tiles % blocks;
+  return [halo, config](const ConvParams& p, const LaunchOptions& options) {
+    return LaunchHalo(p, halo, config, options);
+  };
+}
+
+}  // namespace
+
+const ConvRow kHaloRow = {
+    {"halo", "sm_90a", "stride 1, few weights: wgmma, blocks keep their weights and patches of the input"},
+    Refuse,
+    AddCandidates,
+    SharedBytesOf,
+    Microseconds,
+    Complete,
+    Launcher,
+    nullptr,
+    {.takes_floats = true}};
+
+}  // namespace lowbit::cuda

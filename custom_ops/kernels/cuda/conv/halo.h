@@ -1,0 +1,54 @@
+// Convolutions of stride 1 on wgmma (sm_90a): blocks keep their weights and patches of the input. And the
+// line of places that halo and windows lay an image out in.
+#pragma once
+
+#include "kernels/cuda/conv/launch.h"
+
+namespace lowbit::cuda {
+
+struct ConvRow;
+
+extern const ConvRow kHaloRow;
+
+inline constexpr int kMaxHaloRows = 32, kMaxHaloWeights = 40;
+// Tiles of a patch, one for each warpgroup: as many as registers allow.
+constexpr int MaxHaloTiles(int tile_n) { return tile_n > 64 ? 4 : 6; }
+
+// The line of places: every row of an image takes `pitch` places, every image `image_rows` rows, padding
+// included. A place is that of an output and of its window's first pixel.
+struct HaloParams {
+  int pitch = 0, image_rows = 0, images = 0;
+  int reach = 0;                           // places from the first tap of a window to its last
+  int slab = 0, slabs = 0;                 // channels that lie together: 64 or 128
+  int tiles = 0;                           // of 64 places
+  int patch_rows = 0;                      // what a block fetches at once, at most
+  int plane_bytes = 0;                     // of a slab of a patch
+  int block_tiles = 0, longer_blocks = 0;  // each block's tiles; the first ones have one more
+  FastDivisor by_pitch, by_rows;
+  // From a window's first tap to each (tap, slab), in 16 bytes of shared memory; windows: (slab, tap).
+  int steps = 0, step[2 * kMaxHaloWeights] = {};
+};
+
+// The line as cost models need it.
+struct HaloLine {
+  int64_t tiles = 0;
+  int pitch = 0, image_rows = 0, reach = 0, slab = 0, slabs = 0;
+
+  // Rows of a patch for tile_m outputs, and the bytes of one of its slabs.
+  int Rows(int tile_m) const { return (pitch - 1 + tile_m - 1 + reach) / pitch + 1; }
+  int PlaneBytes(int tile_m) const { return (Rows(tile_m) * pitch * slab + 1023) / 1024 * 1024; }
+};
+
+struct ConvProblem;
+// Why a problem has no such line, or empty.
+std::string RefuseLine(const ConvProblem& problem, const Device& device);
+// That of a problem that RefuseLine does not refuse.
+HaloLine LineOf(const ConvProblem& problem);
+// What does not depend on how tiles are spread over blocks. slabs_first: `step` has the taps of a slab in a
+// row.
+HaloParams HaloParamsOf(const ConvProblem& problem, int tile_m, bool slabs_first);
+
+cudaError_t LaunchHalo(const ConvParams& params, const HaloParams& halo, const ConvConfig& config,
+                       const LaunchOptions& options);
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,18 @@
+// 1x1 convolutions on wgmma (sm_90a): as resident, but the warpgroups of a block share its weights.
+#pragma once
+
+#include "kernels/cuda/conv/launch.h"
+
+namespace lowbit::cuda {
+
+struct ConvRow;
+
+extern const ConvRow kTeamRow;
+
+// Slots of a block, and warpgroups, as many as registers allow.
+inline constexpr int kMaxTeamSlots = 8;
+constexpr int MaxTeamGroups(int tile_n) { return tile_n > 64 ? 4 : 6; }
+
+cudaError_t LaunchTeam(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,19 @@
+// Implicit GEMM over tiles of the input and the weights, of any convolution: mma.sync (sm_75 and later),
+// wgmma from shared memory (sm_90a). K may be split over a cluster, or over blocks that add through the
+// workspace.
+#pragma once
+
+#include "kernels/cuda/conv/launch.h"
+
+namespace lowbit::cuda {
+
+struct ConvRow;
+
+extern const ConvRow kMmaRow, kWgmmaRow;
+
+inline constexpr int kMostBoxColumns = 128;  // tile_n where ConvConfig::boxes
+
+cudaError_t LaunchMma(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
+cudaError_t LaunchWgmma(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,45 @@
+#include "kernels/cuda/fused/quantized_conv.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/status.h"
+#include "kernels/cuda/conv/packed_conv.h"
+#include "kernels/cuda/conv/plan.h"
+
+namespace lowbit::cuda {
+
+bool FitsPixels(const ConvSpec& spec) { return FitsImage(spec.geometry, spec.x); }
+
+bool FitsPixels(const PackedConv& conv) {
+  return kImageRow.refuse(conv.Problem({1, 64, 64, 1, 1}), conv.On()).empty();
+}
+
+std::shared_ptr<const ConvPlan> PlanPixels(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
+                                           const PixelQuantizer& quantizer) {
+  RequireSize(*conv, shape);
+  const size_t channels = static_cast<size_t>(conv->Geometry().in_channels);
+  Require(quantizer.scale.size() == channels && quantizer.zero_point.size() == channels, "the quantizer has ",
+          quantizer.scale.size(), " channels, expected ", channels);
+  const ConvProblem problem = conv->Problem(shape);
+  std::vector<ConvConfig> candidates;
+  if (kImageRow.refuse(problem, conv->On()).empty())
+    kImageRow.add_candidates(problem, conv->On(), candidates);
+  Require(!candidates.empty(),
+          "there is no kernel that quantizes the input of this convolution, an image of ", shape.in_h, " x ",
+          shape.in_w);
+  ImageParams image = ImageParamsOf(problem.geometry, shape);
+  std::copy(quantizer.zero_point.begin(), quantizer.zero_point.end(), image.zero_point);
+  image.lo = quantizer.lo;
+  image.hi = quantizer.hi;
+  image.rounding = RoundingOf(quantizer);
+  for (size_t i = 0; i < channels; ++i) image.codes_add += image.rounding.add[i] << (8 * i);
+  const ImageSource source = quantizer.planes ? ImageSource::kPlanes : ImageSource::kPixels;
+  const ConvConfig& config = candidates.front();
+  return MakePlan(std::move(conv), shape, config,
+                  [image, source, config](const ConvParams& p, const LaunchOptions& options) {
+                    return LaunchImage(p, image, source, config, options);
+                  });
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,51 @@
+// Two convolutions in one kernel, the codes of the first one the residuals of the second and read by nobody
+// else: where a residual network's block adds its shortcut.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels/cuda/conv/conv_row.h"
+
+namespace lowbit::cuda {
+
+extern const KernelInfo kResidualPairKernel, kSeparateKernels;
+
+inline constexpr int kMaxResidualPairStages = 6;
+
+struct ResidualPair {
+  std::shared_ptr<const PackedConv> first, second;
+};
+struct ResidualPairShapes {
+  ConvShape first, second;
+};
+// Every configuration that computes both in one kernel exactly on this device, and kSeparateKernels; the
+// cost model's choice first.
+std::vector<ConvConfig> ResidualPairConfigs(const ResidualPair& pair, const ResidualPairShapes& shapes);
+
+class ResidualPairPlan;
+// Throws Error where `config` is none of the first kind.
+std::shared_ptr<const ResidualPairPlan> PlanResidualPair(const ResidualPair& pair,
+                                                         const ResidualPairShapes& shapes,
+                                                         const ConvConfig& config);
+// As LaunchConv, without a workspace.
+void LaunchResidualPair(const ResidualPairPlan& plan, const void* first_x, const void* second_x, void* y,
+                        Queue& queue);
+
+// What the cost model knows.
+struct ResidualPairProblem {
+  ConvProblem first, second;
+};
+double EstimateMicroseconds(const ResidualPairProblem& problem, const ConvConfig& config,
+                            const Device& device);
+// Those of kResidualPairKernel that fit the device and kSeparateKernels, the cheapest estimate first.
+std::vector<ConvConfig> RankConfigs(const ResidualPairProblem& problem, const Device& device);
+double EstimateOfBest(const ResidualPairProblem& problem, const Device& device);
+int SharedBytes(const ResidualPairProblem& problem, const ConvConfig& config);
+int PersistentBlocks(const ResidualPairProblem& problem, const ConvConfig& config, const Device& device);
+
+// `x_signed` of the options is that of the second.
+cudaError_t LaunchResidualPair(const ConvParams& first, bool first_signed, const ConvParams& second,
+                               const ConvConfig& config, const LaunchOptions& options);
+
+}  // namespace lowbit::cuda

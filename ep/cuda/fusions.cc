@@ -1,0 +1,146 @@
+#include "ep/cuda/fusions.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "core/node_reader.h"
+#include "core/status.h"
+#include "ep/cuda/packed_sequence.h"
+
+namespace lowbit::ep {
+namespace {
+
+const MatmulNode& ProductOf(const NodeSpec& spec) { return std::get<MatmulNode>(spec); }
+
+bool Is(Part part, std::string_view op) {
+  switch (part) {
+    case Part::kQuantize:
+      return op == "LowBitQuantize";
+    case Part::kConv:
+      return op == "LowBitConv" || op == "APConv";
+    case Part::kGemm:
+      return op == "LowBitGemm" || op == "APGemm";
+    case Part::kMaxPool:
+      return op == "LowBitMaxPool";
+    case Part::kDequantize:
+      return op == "LowBitDequantize";
+  }
+  return false;
+}
+
+size_t FedCount(const NodeSpec& spec) {
+  const auto* const product = std::get_if<MatmulNode>(&spec);
+  return product != nullptr && product->conv.epilogue.has_residual ? 2 : 1;
+}
+
+// Shapes need only the geometry.
+NodeSpec WithoutWeights(MatmulNode product) {
+  std::vector<uint8_t>().swap(product.conv.weights);
+  return product;
+}
+
+// ---- residual pair
+
+bool FitsResidualPair(Specs specs, const cuda::Device& device) {
+  return cuda::FusesResidual(ProductOf(specs[0]), ProductOf(specs[1]), device);
+}
+
+std::unique_ptr<cuda::PackedNode> PackResidualPair(Specs specs, const cuda::Device& device, Tuner& tuner,
+                                                   std::span<const uint8_t> packed) {
+  const MatmulNode &first = ProductOf(specs[0]), &second = ProductOf(specs[1]);
+  return cuda::PackResidualPair(first, second, device, tuner.ChoosersFor(first.conv, second.conv), packed);
+}
+
+// ---- quantize + convolution
+
+bool FitsQuantized(Specs specs, const cuda::Device& device) {
+  return cuda::FusesQuantize(std::get<QuantizeNode>(specs[0]), ProductOf(specs[1]), device);
+}
+
+std::unique_ptr<cuda::PackedNode> PackQuantized(Specs specs, const cuda::Device& device, Tuner& tuner,
+                                                std::span<const uint8_t> packed) {
+  const auto& quantize = std::get<QuantizeNode>(specs[0]);
+  const MatmulNode& conv = ProductOf(specs[1]);
+  if (auto fused = cuda::PackQuantizedConv(quantize, conv, device, packed)) return fused;
+  return std::make_unique<PackedSequence>(
+      cuda::PackNode(specs[0], device), cuda::PackMatmul(conv, device, tuner.ChooserFor(conv.conv), packed),
+      [first = specs[0]](const TensorShape& x) { return OutputOf(first, std::span(&x, 1)); });
+}
+
+// ---- quantize + convolution + max pooling
+
+bool FitsPooled(Specs specs, const cuda::Device& device) {
+  return cuda::FusesPool(std::get<QuantizeNode>(specs[0]), ProductOf(specs[1]),
+                         std::get<MaxPoolNode>(specs[2]), device);
+}
+
+std::unique_ptr<cuda::PackedNode> PackPooled(Specs specs, const cuda::Device& device, Tuner& tuner,
+                                             std::span<const uint8_t> packed) {
+  const auto& quantize = std::get<QuantizeNode>(specs[0]);
+  const MatmulNode& conv = ProductOf(specs[1]);
+  if (auto fused = cuda::PackPooledConv(quantize, conv, std::get<MaxPoolNode>(specs[2]), device, packed))
+    return fused;
+  auto convolved = [quantize = specs[0], geometry = WithoutWeights(conv)](const TensorShape& x) {
+    const TensorShape codes = OutputOf(quantize, std::span(&x, 1));
+    return OutputOf(geometry, std::span(&codes, 1));
+  };
+  return std::make_unique<PackedSequence>(PackQuantized(specs.first(2), device, tuner, packed),
+                                          cuda::PackNode(specs[2], device), std::move(convolved));
+}
+
+// ---- product + dequantize
+
+bool FitsDequantized(Specs specs, const cuda::Device&) {
+  return cuda::FusesDequantize(ProductOf(specs[0]), std::get<DequantizeNode>(specs[1]));
+}
+
+std::unique_ptr<cuda::PackedNode> PackDequantized(Specs specs, const cuda::Device& device, Tuner& tuner,
+                                                  std::span<const uint8_t> packed) {
+  const MatmulNode& product = ProductOf(specs[0]);
+  return cuda::PackDequantizedMatmul(product, std::get<DequantizeNode>(specs[1]), device,
+                                     tuner.ChooserFor(product.conv, true), packed);
+}
+
+constexpr PatternNode kResidualPair[] = {{Part::kConv}, {Part::kConv, Reads::kResidual}};
+constexpr PatternNode kQuantized[] = {{Part::kQuantize}, {Part::kConv}};
+constexpr PatternNode kPooled[] = {{Part::kQuantize}, {Part::kConv}, {Part::kMaxPool}};
+constexpr PatternNode kDequantized[] = {{Part::kGemm}, {Part::kDequantize}};
+
+// Steps grow by a node at a time: the first nodes of a longer pattern are one of their own.
+constexpr Fusion kFusions[] = {
+    {"residual pair", "a shortcut's convolution and the one that adds its codes", kResidualPair,
+     FitsResidualPair, PackResidualPair},
+    {"quantized convolution", "a network's first layer from float pixels", kQuantized, FitsQuantized,
+     PackQuantized},
+    {"pooled stem", "the same and the max pooling behind it", kPooled, FitsPooled, PackPooled},
+    {"dequantized product", "a network's last layer to float32", kDequantized, FitsDequantized,
+     PackDequantized},
+};
+
+}  // namespace
+
+const Fusion* FindFusion(std::span<const FusedNode> nodes) {
+  const auto found = std::find_if(std::begin(kFusions), std::end(kFusions), [&](const Fusion& fusion) {
+    return std::equal(nodes.begin(), nodes.end(), fusion.nodes.begin(), fusion.nodes.end(),
+                      [](const FusedNode& node, const PatternNode& pattern) {
+                        return Is(pattern.part, node.op) && node.reads == pattern.reads;
+                      });
+  });
+  return found == std::end(kFusions) ? nullptr : &*found;
+}
+
+TensorShape OutputOfFused(Specs specs, const Fusion& fusion, std::span<const TensorShape> fed) {
+  TensorShape made;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const size_t count = FedCount(specs[i]) - (i > 0 ? 1 : 0);
+    Require(count <= fed.size(), fusion.name, " was fed too few tensors");
+    std::vector<TensorShape> own(fed.begin(), fed.begin() + static_cast<std::ptrdiff_t>(count));
+    fed = fed.subspan(count);
+    if (i > 0) own.insert(fusion.nodes[i].reads == Reads::kInput ? own.begin() : own.end(), std::move(made));
+    made = OutputOf(specs[i], own);
+  }
+  return made;
+}
+
+}  // namespace lowbit::ep

@@ -1,0 +1,53 @@
+// Which nodes, in which order, become one step: the table of patterns. Kernels know no graph; what they
+// compute and at which shapes, kernels/cuda/fused says.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "core/nodes.h"
+#include "ep/cuda/tuner.h"
+#include "kernels/cuda/nodes/cuda_node.h"
+
+namespace lowbit::ep {
+
+// What a node of a pattern is.
+enum class Part : uint8_t { kQuantize, kConv, kGemm, kMaxPool, kDequantize };
+
+// How it reads what the one before it makes: first, or as its residuals, which it is fed behind its input.
+enum class Reads : uint8_t { kInput, kResidual };
+
+struct PatternNode {
+  Part part;
+  Reads reads = Reads::kInput;  // nothing of the first
+};
+
+// The nodes of a step, decoded, in their order.
+using Specs = std::span<const NodeSpec>;
+
+struct Fusion {
+  const char* name;
+  const char* note;  // one line for the documentation
+  std::span<const PatternNode> nodes;
+  // Whether the nodes, which are those of the pattern, have a kernel for all of them, at some shape.
+  bool (*fits)(Specs specs, const cuda::Device& device);
+  // The step. `packed`: as of Backend::CreateStep. Throws Error.
+  std::unique_ptr<cuda::PackedNode> (*pack)(Specs specs, const cuda::Device& device, Tuner& tuner,
+                                            std::span<const uint8_t> packed);
+};
+
+// A node as patterns see it.
+struct FusedNode {
+  std::string_view op;
+  Reads reads = Reads::kInput;
+};
+// The fusion of these very nodes; nullptr where there is none. fits is not asked.
+const Fusion* FindFusion(std::span<const FusedNode> nodes);
+
+// What the last node makes, where the first is fed `fed`, then what else each other one is.
+TensorShape OutputOfFused(Specs specs, const Fusion& fusion, std::span<const TensorShape> fed);
+
+}  // namespace lowbit::ep
