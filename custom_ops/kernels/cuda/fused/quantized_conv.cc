@@ -9,11 +9,20 @@
 
 namespace lowbit::cuda {
 
+namespace {
+
+// The image kernel's configurations, where it applies.
+std::vector<ConvConfig> ConfigsOf(const PackedConv& conv, const ConvProblem& problem) {
+  std::vector<ConvConfig> configs;
+  if (kImageRow.refuse(problem, conv.On()).empty()) kImageRow.add_candidates(problem, conv.On(), configs);
+  return configs;
+}
+
+}  // namespace
+
 bool FitsPixels(const ConvSpec& spec) { return FitsImage(spec.geometry, spec.x); }
 
-bool FitsPixels(const PackedConv& conv) {
-  return kImageRow.refuse(conv.Problem({1, 64, 64, 1, 1}), conv.On()).empty();
-}
+bool FitsPixels(const PackedConv& conv) { return !ConfigsOf(conv, conv.Problem({1, 64, 64, 1, 1})).empty(); }
 
 std::shared_ptr<const ConvPlan> PlanPixels(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
                                            const PixelQuantizer& quantizer) {
@@ -22,9 +31,7 @@ std::shared_ptr<const ConvPlan> PlanPixels(std::shared_ptr<const PackedConv> con
   Require(quantizer.scale.size() == channels && quantizer.zero_point.size() == channels, "the quantizer has ",
           quantizer.scale.size(), " channels, expected ", channels);
   const ConvProblem problem = conv->Problem(shape);
-  std::vector<ConvConfig> candidates;
-  if (kImageRow.refuse(problem, conv->On()).empty())
-    kImageRow.add_candidates(problem, conv->On(), candidates);
+  const std::vector<ConvConfig> candidates = ConfigsOf(*conv, problem);
   Require(!candidates.empty(),
           "there is no kernel that quantizes the input of this convolution, an image of ", shape.in_h, " x ",
           shape.in_w);

@@ -21,6 +21,7 @@
 #include "kernels/cuda/device/architectures.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/chain_params.h"
+#include "kernels/cuda/fused/quantized_conv.h"
 #include "kernels/cuda/fused/residual_pair.h"
 #include "kernels/cuda/fused/stem_pool.h"
 #include "kernels/cuda/fused/stem_pool_params.h"
@@ -131,6 +132,26 @@ void TestRows() {
     Expect(kHaloRow.refuse(strided, device) == (is_hopper ? "a stride" : "needs sm_90a"), device.name);
     Expect(kMmaRow.refuse(strided, device).empty(), "the tile kernels have strides");
   }
+}
+
+// A first layer whose block takes more shared memory than a T4 has is no kernel of pixels there.
+void TestPixels() {
+  ConvSpec spec;
+  spec.geometry.in_channels = 3;
+  spec.geometry.out_channels = 64;
+  spec.geometry.kernel_h = 16;
+  spec.geometry.kernel_w = 8;
+  spec.x = {8, Encoding::kUnsigned};
+  spec.w = {8, Encoding::kSigned};
+  spec.weights.assign(static_cast<size_t>(64 * spec.geometry.K()), 1);
+  spec.w_zero_point.assign(64, 0);
+  spec.bias.assign(64, 0);
+  spec.epilogue.kind = EpilogueKind::kFloat;
+  spec.epilogue.quantized_output = false;
+  spec.epilogue.acc_scale.assign(64, 0.01f);
+  Expect(FitsPixels(spec), "the geometry is that of an image");
+  for (const Device& device : Devices())
+    Expect(FitsPixels(PackedConv(spec, device, {})) == (device.capability != 75), "pixels on " + device.name);
 }
 
 void CheckResidualPairRanking(const ResidualPairProblem& problem, const Device& device) {
@@ -814,6 +835,7 @@ int main() {
   lowbit::cuda::TestArchitectures();
   lowbit::cuda::TestRows();
   lowbit::cuda::TestRanking();
+  lowbit::cuda::TestPixels();
   lowbit::cuda::TestResidualPairRanking();
   lowbit::cuda::TestChains();
   lowbit::cuda::TestChainsOfThree();
