@@ -534,3 +534,18 @@ def test_a_shape_that_is_stated_of_real_numbers_alone() -> None:
         output(g, g.qdq(g.node("MaxPool", [y], kernel_shape=[2, 2]), quant), 2, 4, 5, 5)
 
     agrees(build, rank=4)
+
+
+def test_an_operator_that_the_next_opset_has_anew() -> None:
+    """ONNX's checker calls GroupNormalization deprecated at opset 18, where ONNX Runtime runs it."""
+
+    def build(g: Graph) -> None:
+        g.opset = 18
+        x, quant = image(g)
+        factors = [g.floats(np.ones(2)), g.floats(np.zeros(2))]
+        normal = g.node("GroupNormalization", [x, *factors], num_groups=2)
+        output(g, g.qdq(normal, g.act(0.02)), 2, 4, 6, 6)
+        y, yq = conv(g, x, quant)
+        output(g, g.qdq(y, yq), 2, 5, 4, 4)
+
+    assert converted(build).ops["LowBitConv"] == 1
