@@ -434,6 +434,17 @@ def test_an_axis_that_inference_does_not_count() -> None:
     agrees(build)
 
 
+def test_axes_as_an_input_before_their_opset() -> None:
+    def build(g: Graph) -> None:
+        x, quant = image(g)
+        y, yq = conv(g, x, quant)
+        largest = g.qdq(g.node("ReduceMax", [g.qdq(y, yq), g.ints([2])], keepdims=0), yq)
+        g.outputs.append(onnx.ValueInfoProto(name=g.node("MaxPool", [largest], kernel_shape=[2])))
+
+    with pytest.raises(lowbit.ModelError, match="refuses the model, before and after conversion"):
+        converted(build)
+
+
 @pytest.mark.parametrize("declared", ["rank", "type"])
 def test_a_declaration_that_contradicts_the_graph(declared: str) -> None:
     def build(g: Graph) -> None:

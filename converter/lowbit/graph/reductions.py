@@ -13,6 +13,8 @@ from lowbit.graph.reasons import Refusal
 
 _FIRST_ON_CODES = 12
 """The first opset whose ReduceMax and ReduceMin take uint8 and int8."""
+AXES_AS_INPUT = 18
+"""The first opset whose ReduceMax and ReduceMin take their axes as an input."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ def read_reduction(node: ir.Node) -> Reduction | Refusal:
         return Refusal(f"before opset {_FIRST_ON_CODES} it takes no codes")
     axes = get_ints(node, "axes")
     if len(node.inputs) > 1 and node.inputs[1] is not None:
+        if node.graph is not None and node.graph.opset_imports.get("", AXES_AS_INPUT) < AXES_AS_INPUT:
+            return Refusal(f"before opset {AXES_AS_INPUT} its axes are no input")
         axes = integers(node.inputs[1])
         if axes is None:
             return Refusal("its axes are computed at run time")

@@ -12,12 +12,9 @@ import onnx_ir as ir
 
 from lowbit.graph.lowering import Lowering
 from lowbit.graph.reasons import Refusal
-from lowbit.graph.reductions import Reduction, read_reduction
+from lowbit.graph.reductions import AXES_AS_INPUT, Reduction, read_reduction
 from lowbit.rewrites.move import MoveRegion, moves_codes, stored_type
 from lowbit.rewrites.rule import Context, Region
-
-_AXES_AS_INPUT = 18
-"""The first opset whose ReduceMax and ReduceMin take their axes as an input."""
 
 
 @dataclass
@@ -40,7 +37,7 @@ class ExtremumRegion(MoveRegion):
         places = sorted(stored.axis(axis) for axis in axes)
         inputs: list[ir.Value | None] = [stored.value]
         attributes: dict[str, int | list[int]] = {"keepdims": int(self.reduction.keepdims)}
-        if lowering.graph.opset_imports.get("", 13) < _AXES_AS_INPUT:
+        if lowering.graph.opset_imports.get("", 13) < AXES_AS_INPUT:
             attributes["axes"] = places
         else:
             inputs.append(lowering.constant(output, "axes", np.array(places, np.int64)))
