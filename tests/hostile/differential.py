@@ -170,7 +170,9 @@ def _compare(
             return f"FAILED: unexplained: {node.op_type} '{node.name}': {node.unexplained} of {node.elements}"
         if not node.runs:
             return f"FAILED: not compared: {node.op_type} '{node.name}': {node.note}"
-    if report.total("near_tie"):
+    # The induction below is about the run whose codes were compared; to expose them changes what stock fuses.
+    agreed = report.outputs and all(output.equal == output.elements for output in report.outputs)
+    if report.total("near_tie") or agreed:
         return None
     return _differing(pairs)
 
