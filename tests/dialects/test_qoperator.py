@@ -175,7 +175,6 @@ def test_network_saved_by_onnx_runtimes_optimizer(name: str, tmp_path, shared_mo
     ("name", "operator", "reason"),
     [
         ("gemm_bias_per_row", "QGemm", "C has the shape"),
-        ("conv_three_dimensions", "QLinearConv", "spatial dims"),
         ("sum_leaves_int32", "QLinearConv", "int32"),
         ("conv_integer_as_such", "ConvInteger", "int32 result"),
         ("dynamic_quantization", "MatMulInteger", "run time"),

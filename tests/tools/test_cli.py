@@ -579,8 +579,9 @@ def test_an_interrupt_during_native_code_leaves_nothing(source, tmp_path):
 def test_an_interrupt_at_the_terminal_is_one_message(converted, tmp_path):
     """Ctrl-C reaches the processes that a command started, too."""
     program = (
-        "import subprocess\n"
+        "import signal, subprocess\n"
         "from lowbit.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background shells ignore it
         "run = subprocess.run\n"
         "def tell(*arguments, **options):\n"
         "    print('started', flush=True)\n"

@@ -374,7 +374,7 @@ def where_stays(g: Graph) -> None:
     _finish(g, y, yq, (1, 4, 6, 6))
 
 
-@case(stays=("QLinearConv",))
+@case()
 def conv_three_dimensions(g: Graph) -> None:
     x, xq = _codes_input(g, (1, 2, 5, 5, 5))
     y, yq = _conv(g, x, xq, (3, 2, 3, 3, 3))
@@ -401,14 +401,14 @@ def attention(g: Graph) -> None:
 @case(stays=("QLinearConv",))
 def kept_around_converted(g: Graph) -> None:
     """Two operators in a row that stay, then one that converts, then one that stays again."""
-    x, xq = _codes_input(g, (1, 2, 3, 4, 4))
-    y, yq = _conv(g, x, xq, (2, 2, 1, 1, 1), per_channel=False)
-    y, yq = _conv(g, y, yq, (2, 2, 1, 1, 1), bias=False)
+    x, xq = _codes_input(g, (1, 2, 1, 3, 4, 4))  # of four spatial dims
+    y, yq = _conv(g, x, xq, (2, 2, 1, 1, 1, 1), per_channel=False)
+    y, yq = _conv(g, y, yq, (2, 2, 1, 1, 1, 1), bias=False)
     y = g.node("Reshape", [y, g.ints([1, 6, 4, 4])])
     y, yq = _conv(g, y, yq, (6, 6, 3, 3), pads=[1, 1, 1, 1])
-    y = g.node("Reshape", [y, g.ints([1, 2, 3, 4, 4])])
-    y, yq = _conv(g, y, yq, (3, 2, 2, 1, 1))
-    _finish(g, y, yq, (1, 3, 2, 4, 4))
+    y = g.node("Reshape", [y, g.ints([1, 2, 1, 3, 4, 4])])
+    y, yq = _conv(g, y, yq, (3, 2, 1, 2, 1, 1))
+    _finish(g, y, yq, (1, 3, 1, 2, 4, 4))
 
 
 @case(ties_differ=True)
