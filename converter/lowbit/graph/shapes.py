@@ -206,11 +206,14 @@ def _compare_types(declared: dict[ir.Value, ir.TypeProtocol]) -> None:
     for value, declaration in declared.items():
         if value.type is None:
             value.type = declaration
-        elif value.dtype != declaration.dtype:
-            raise ModelError(
-                f"'{value.name}' is declared as {declaration.dtype}, but its node computes {value.dtype}"
-            )
+        else:
+            _compare_type(value, declaration.dtype)
     declared.clear()
+
+
+def _compare_type(value: ir.Value, declared: ir.DataType) -> None:
+    if value.dtype != declared:
+        raise ModelError(f"'{value.name}' is declared as {declared}, but its node computes {value.dtype}")
 
 
 def _remember(declared: Mapping[ir.Value, ir.Shape]) -> bool:
@@ -239,8 +242,7 @@ def _infer_once(model: ir.Model, keeps_shape: Callable[[ir.Node], bool]) -> None
         logger.setLevel(level)
         del model.graph.inputs[inputs:]  # a failed pass leaves initializers behind that it lent to the inputs
     for value, dtype in declared.items():
-        if value.dtype != dtype:
-            raise ModelError(f"'{value.name}' is declared as {dtype}, but its node computes {value.dtype}")
+        _compare_type(value, dtype)
 
 
 _QLINEAR: dict[str, tuple[str, Sequence[int]]] = {

@@ -57,11 +57,8 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     folded = fold_batch_normalization(node) if is_op(node, "BatchNormalization") else None
     if isinstance(folded, Refusal):
         return folded
-    if (unquantized := clipped.unquantized()) is not None:
-        return unquantized
-    assert clipped.quantization is not None
-    if not clipped.quantization.grid.per_tensor:
-        return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
+    if (refusal := clipped.refuse_output(codes_alone=True)) is not None:
+        return refusal
     dims = dims_of(x.codes)
     if len(dims) < 2:
         return Refusal(f"its input has rank {len(dims)}; expected [N, C, ..]")

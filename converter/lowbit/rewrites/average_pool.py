@@ -52,8 +52,8 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
         return window
     if any(dilation != 1 for dilation in window.dilations):
         return Refusal(f"dilations {list(window.dilations)} are not supported")
-    if clipped.quantization is not None and not clipped.quantization.grid.per_tensor:
-        return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
+    if (refusal := clipped.refuse_output()) is not None:
+        return refusal
     return AveragePoolRegion(
         x,
         clipped,

@@ -130,23 +130,26 @@ class BinaryRegion(Region):
         return Stored(turned, order, stored.offset, stored.signed, stored.low, stored.high)
 
 
+def read_operands(context: Context, node: ir.Node) -> tuple[Activation, Activation] | Refusal:
+    """Both operands of a node, each a quantized tensor."""
+    a = read_activation(context.form, node.inputs[0], "operand 0")
+    if isinstance(a, Refusal):
+        return a
+    b = read_activation(context.form, node.inputs[1], "operand 1")
+    return b if isinstance(b, Refusal) else (a, b)
+
+
 def match_binary(context: Context, sink: ir.Node, onnx_op: str, op_type: str) -> Region | Refusal | None:
     """A binary op between two quantized tensors, with a quantizer behind it."""
     clipped = clipped_at(context.form, sink, (onnx_op,), laws=True)
     if clipped is None:
         return None
-    a = read_activation(context.form, clipped.core.inputs[0], "operand 0")
-    b = read_activation(context.form, clipped.core.inputs[1], "operand 1")
-    for operand in (a, b):
-        if isinstance(operand, Refusal):
-            return operand
-    assert isinstance(a, Activation)
-    assert isinstance(b, Activation)
-    if (unquantized := clipped.unquantized()) is not None:
-        return unquantized
-    assert clipped.quantization is not None
-    if not clipped.quantization.grid.per_tensor:
-        return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
+    operands = read_operands(context, clipped.core)
+    if isinstance(operands, Refusal):
+        return operands
+    a, b = operands
+    if (refusal := clipped.refuse_output(codes_alone=True)) is not None:
+        return refusal
     if max(rank_of(a.codes) or 0, rank_of(b.codes) or 0) == 0:
         return Refusal("both operands are scalars")
     pairs = np.meshgrid(real_numbers(a), real_numbers(b))

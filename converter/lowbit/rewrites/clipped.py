@@ -17,7 +17,7 @@ from lowbit.graph.quantizers import is_law
 from lowbit.graph.reasons import Refusal
 from lowbit.ops.codes import saturate
 from lowbit.rewrites.chain import chain_at
-from lowbit.rewrites.epilogue import Bounds
+from lowbit.rewrites.epilogue import Bounds, refuse_per_channel
 from lowbit.rewrites.operands import Activation
 
 Floats = npt.NDArray[np.float32]
@@ -71,9 +71,15 @@ class Clipped:
             f"{OTHER_ROUNDING}: {different} of its {quotients.size} possible results get other codes"
         )
 
-    def unquantized(self) -> Refusal | None:
-        """A refusal where the result stays float, for ops that lowbit has between codes alone."""
+    def refuse_output(self, *, codes_alone: bool = False) -> Refusal | None:
+        """A refusal where the result is none that lowbit writes.
+
+        Args:
+            codes_alone: whether lowbit has the op between codes alone, not with a float result.
+        """
         if self.quantization is not None:
+            return refuse_per_channel(self.quantization)
+        if not codes_alone:
             return None
         readers = self.result.consumers()
         return Refusal(OTHER_ROUNDING if any(map(is_law, readers)) else "no QuantizeLinear follows it")

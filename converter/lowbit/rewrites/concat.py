@@ -139,11 +139,9 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
         if isinstance(activation, Refusal):
             return activation
         operands.append(activation)
-    if (unquantized := clipped.unquantized()) is not None:
-        return unquantized
+    if (refusal := clipped.refuse_output(codes_alone=True)) is not None:
+        return refusal
     assert clipped.quantization is not None
-    if not clipped.quantization.grid.per_tensor:
-        return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
     refusal = clipped.refuse_rounding(np.concatenate([real_numbers(operand) for operand in operands]))
     if refusal is not None:
         return refusal

@@ -251,6 +251,13 @@ def _with_multiplier(
     return replace(epilogue, bounds=shifted, quantization=plain, multiplier=multiplier)
 
 
+def refuse_per_channel(quantization: Quantization) -> Refusal | None:
+    """A refusal where an output has a scale per channel."""
+    if quantization.grid.per_tensor:
+        return None
+    return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
+
+
 def with_residual(
     form: NormalForm, inner: Epilogue, residual: ir.Value | None, bounds: Bounds, quantization: Quantization
 ) -> Epilogue | Refusal:
@@ -265,8 +272,8 @@ def with_residual(
     """
     if inner.kind != "requantize" or inner.residual is not None or inner.multiplier is not None:
         return Refusal("the convolution before it does not end in a plain quantizer")
-    if not quantization.grid.per_tensor:
-        return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
+    if (refusal := refuse_per_channel(quantization)) is not None:
+        return refusal
     activation = read_activation(form, residual, "residual operand")
     if isinstance(activation, Refusal):
         return activation

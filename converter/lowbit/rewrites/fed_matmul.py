@@ -9,9 +9,9 @@ from lowbit.graph.lowering import Lowering, Stored, identity
 from lowbit.graph.normal_form import dims_of, rank_of
 from lowbit.graph.quantization import CODE_TYPES
 from lowbit.graph.reasons import Refusal
-from lowbit.rewrites.binary import BinaryRegion
+from lowbit.rewrites.binary import BinaryRegion, read_operands
 from lowbit.rewrites.clipped import Clipped, clipped_at
-from lowbit.rewrites.operands import Activation, is_constant, read_activation
+from lowbit.rewrites.operands import Activation, is_constant
 from lowbit.rewrites.rule import Context, Region
 from lowbit.rewrites.weights import INT32_MAX
 
@@ -37,17 +37,14 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     clipped = clipped_at(context.form, sink, ("MatMul",))
     if clipped is None or _has_weights(clipped.core):
         return None
-    a = read_activation(context.form, clipped.core.inputs[0], "operand 0")
-    b = read_activation(context.form, clipped.core.inputs[1], "operand 1")
-    for operand in (a, b):
-        if isinstance(operand, Refusal):
-            return operand
-    assert isinstance(a, Activation)
-    assert isinstance(b, Activation)
+    operands = read_operands(context, clipped.core)
+    if isinstance(operands, Refusal):
+        return operands
+    a, b = operands
     if min(rank_of(a.codes) or 0, rank_of(b.codes) or 0) < 2:
         return Refusal("one of its operands is a vector; LowBitMatMul multiplies matrices")
-    if clipped.quantization is not None and not clipped.quantization.grid.per_tensor:
-        return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
+    if (refusal := clipped.refuse_output()) is not None:
+        return refusal
     return _check_sums(clipped, a, b) or FedMatMulRegion("LowBitMatMul", clipped, a, b, clipped.nodes)
 
 

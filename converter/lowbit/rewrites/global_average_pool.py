@@ -70,8 +70,8 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
             order = identity(rank)
         elif reduced != set(range(2, rank)):
             return Refusal(f"it reduces axes {axes}; expected all spatial ones, {list(range(2, rank))}")
-    if clipped.quantization is not None and not clipped.quantization.grid.per_tensor:
-        return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
+    if (refusal := clipped.refuse_output()) is not None:
+        return refusal
     pixels = [dims_of(x.codes)[axis] for axis in order[1:-1]]
     region = GlobalAveragePoolRegion(x, clipped, clipped.nodes, keepdims, order)
     return _refuse_rounding(clipped, x, pixels) or region

@@ -40,9 +40,6 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     geometry = read_resize(clipped.core)
     if isinstance(geometry, Refusal):
         return geometry
-    if (unquantized := clipped.unquantized()) is not None:
-        return unquantized
-    assert clipped.quantization is not None
-    if not clipped.quantization.grid.per_tensor:
-        return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
+    if (refusal := clipped.refuse_output(codes_alone=True)) is not None:
+        return refusal
     return InterpolateRegion(x, clipped, clipped.nodes, geometry)

@@ -93,8 +93,8 @@ def _region(
     x = read_activation(context.form, value, "input")
     if isinstance(x, Refusal):
         return x
-    if clipped.quantization is not None and not clipped.quantization.grid.per_tensor:
-        return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
+    if (refusal := clipped.refuse_output()) is not None:
+        return refusal
     geometry: _Geometry | Refusal = read(context, clipped.core, x)
     if isinstance(geometry, Refusal):
         return geometry

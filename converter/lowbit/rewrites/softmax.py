@@ -61,11 +61,8 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     x = read_activation(context.form, clipped.core.inputs[0], "input")
     if isinstance(x, Refusal):
         return x
-    if (unquantized := clipped.unquantized()) is not None:
-        return unquantized
-    assert clipped.quantization is not None
-    if not clipped.quantization.grid.per_tensor:
-        return Refusal("its output has one scale per channel; lowbit needs one scale per activation tensor")
+    if (refusal := clipped.refuse_output(codes_alone=True)) is not None:
+        return refusal
     axis = _axis(clipped.core, dims_of(x.codes))
     return axis if isinstance(axis, Refusal) else SoftmaxRegion(x, clipped, clipped.nodes, axis)
 
