@@ -427,6 +427,20 @@ def maps_of(g: GraphBuilder, x: str, height: int, width: int) -> str:
     return reshape(g, transpose(g, x, 0, 2, 1), n, c, height, width)
 
 
+def two_convs(g: GraphBuilder, x: str, out: int) -> str:
+    """Two convolutions 3x3 with Relu, the block of a U-Net."""
+    return conv(g, conv(g, x, out, act="relu"), out, act="relu")
+
+
+def contracting_path(g: GraphBuilder, x: str, widths: Sequence[int]) -> tuple[str, list[str]]:
+    """The first half of a U-Net: blocks with pools between them; the last map and those before the pools."""
+    skipped = []
+    for out in widths[:-1]:
+        skipped.append(two_convs(g, x, out))
+        x = max_pool(g, skipped[-1])
+    return two_convs(g, x, widths[-1]), skipped
+
+
 def inverted_residual(
     g: GraphBuilder,
     x: str,

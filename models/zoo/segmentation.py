@@ -8,6 +8,7 @@ from ..graph import GraphBuilder
 from .layers import attention as attend
 from .layers import (
     average_pool,
+    contracting_path,
     conv,
     deconv,
     depthwise,
@@ -22,6 +23,7 @@ from .layers import (
     resize_like,
     tokens_of,
     transpose,
+    two_convs,
 )
 
 
@@ -41,48 +43,34 @@ def _features(g: GraphBuilder, x: str, width: int, *, dilated: bool = False) -> 
 
 def unet(g: GraphBuilder) -> list[str]:
     """U-Net (Ronneberger et al. 2015), width 0.25: ConvTranspose and Concat with the skipped maps."""
-    x, skipped = g.input([1, 1, 96, 96]), []
-    for out in (16, 32, 64, 128):
-        x = conv(g, conv(g, x, out, act="relu"), out, act="relu")
-        if out < 128:
-            skipped.append(x)
-            x = max_pool(g, x)
+    x, skipped = contracting_path(g, g.input([1, 1, 96, 96]), (16, 32, 64, 128))
     for y in reversed(skipped):
         out = g.shape(y)[1]
         x = g.concat([y, deconv(g, x, out, 2, pad=0)])
-        x = conv(g, conv(g, x, out, act="relu"), out, act="relu")
+        x = two_convs(g, x, out)
     return [conv(g, x, 1, 1, act="sigmoid")]
 
 
 def unet_bilinear(g: GraphBuilder) -> list[str]:
     """U-Net, width 0.25, with bilinear Resize to the skipped map's size, a free image size."""
-    x, skipped = g.input([1, 3, 64, 64], free={0: "batch", 2: "height", 3: "width"}), []
-    for out in (16, 32, 64):
-        x = conv(g, conv(g, x, out, act="relu"), out, act="relu")
-        if out < 64:
-            skipped.append(x)
-            x = max_pool(g, x)
+    x = g.input([1, 3, 64, 64], free={0: "batch", 2: "height", 3: "width"})
+    x, skipped = contracting_path(g, x, (16, 32, 64))
     for y in reversed(skipped):
         out = g.shape(y)[1]
         x = g.concat([resize_like(g, x, y, coordinates="align_corners"), y])
-        x = conv(g, conv(g, x, out, act="relu"), out, act="relu")
+        x = two_convs(g, x, out)
     return [conv(g, x, 4, 1)]
 
 
 def attention_unet(g: GraphBuilder) -> list[str]:
     """Attention U-Net (Oktay et al. 2018), width 0.25: skipped maps times a gate of one channel."""
-    x, skipped = g.input([1, 1, 64, 64]), []
-    for out in (16, 32, 64):
-        x = conv(g, conv(g, x, out, act="relu"), out, act="relu")
-        if out < 64:
-            skipped.append(x)
-            x = max_pool(g, x)
+    x, skipped = contracting_path(g, g.input([1, 1, 64, 64]), (16, 32, 64))
     for y in reversed(skipped):
         out = g.shape(y)[1]
         x = conv(g, resize(g, x), out, act="relu")
         gate = g.relu(g.add(conv(g, x, out // 2, 1), conv(g, y, out // 2, 1)))
         gated = g.node("Mul", [y, conv(g, gate, 1, 1, act="sigmoid")])
-        x = conv(g, conv(g, g.concat([gated, x]), out, act="relu"), out, act="relu")
+        x = two_convs(g, g.concat([gated, x]), out)
     return [conv(g, x, 2, 1)]
 
 

@@ -6,6 +6,7 @@ from ..graph import GraphBuilder
 from .layers import (
     average_pool,
     classify,
+    contracting_path,
     conv,
     deconv,
     linear,
@@ -69,12 +70,7 @@ def x3d(g: GraphBuilder) -> list[str]:
 
 def unet_3d(g: GraphBuilder) -> list[str]:
     """3-D U-Net (Cicek et al. 2016), width 0.25, 16x32x32 voxels: ConvTranspose of three dims."""
-    x, skipped = g.input([1, 1, 16, 32, 32]), []
-    for out in (8, 16, 32):
-        x = conv(g, conv(g, x, out, act="relu"), out, act="relu")
-        if out < 32:
-            skipped.append(x)
-            x = max_pool(g, x)
+    x, skipped = contracting_path(g, g.input([1, 1, 16, 32, 32]), (8, 16, 32))
     for y in reversed(skipped):
         out = g.shape(y)[1]
         x = conv(g, g.concat([deconv(g, x, 2 * out, 2, pad=0), y]), out, act="relu")
