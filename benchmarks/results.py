@@ -106,7 +106,9 @@ def _command() -> str:
             next(words, None)
         elif not word.startswith(tuple(f"{option}=" for option in left_out)):
             kept.append(word)
-    return shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *kept])
+    module = sys.modules["__main__"].__spec__  # of `python -m`
+    called = [os.path.relpath(sys.argv[0], ROOT)] if module is None else ["-m", module.name]
+    return shlex.join(["python", *called, *kept])
 
 
 def _rounded(value: Any) -> Any:
