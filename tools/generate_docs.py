@@ -163,12 +163,13 @@ def cuda_rows(folder: str) -> list[CudaRow]:
     rows: dict[str, CudaRow] = {}
     for file in sorted((CUDA / folder).glob("*.cc")):
         kernels = sorted((CUDA / folder).glob(f"{file.stem}_*.cu"))
-        for name, text in row.findall(file.read_text()):
+        found = row.findall(file.read_text())
+        for name, text in found:
             literals = re.findall(r'"(?:[^"\\]|\\.)*"', text)
             words = [ast.literal_eval(literal) for literal in literals]
-            # A row that needs an instruction set of its own has the kernels that are named by it.
+            # Of two rows each has the kernels that are named by its instruction set.
             own = [kernel for kernel in kernels if kernel.stem.endswith("sm90") == (words[1] == "sm_90a")]
-            sources = kernels if file.stem == "image" else own
+            sources = own if len(found) > 1 else kernels
             rows[name] = CudaRow(words[0], words[1], "".join(words[2:]), tuple(sources))
     listed = CUDA / folder / "table.cc"
     order = re.findall(r"&(k\w+Row)", listed.read_text()) if listed.exists() else list(rows)
