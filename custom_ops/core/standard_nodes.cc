@@ -55,6 +55,9 @@ template <ReshapeOp::Kind kKind>
 StandardNode DecodeSqueeze(const StandardReader& node) {
   node.RequireInputs(2);
   node.TypeOf(0);
+  // To onnx an input without a name says nothing; ONNX Runtime refuses the node, so that lowbit does.
+  Require(node.version() < 13 || node.InputCount() < 2 || node.Present(1), node.op(),
+          ": input 'axes' has no name");
   ReshapeOp op{kKind, node.AttributeOrInput("axes", 1, 13), true, 0};
   CheckAxes(node, op.dims);
   Require(kKind == ReshapeOp::Kind::kSqueeze || !op.dims.empty(), node.op(), ": 'axes' is missing");

@@ -86,7 +86,7 @@ def test_split() -> None:
 
 
 MOVES = {
-    "Gather": (lambda g, y: g.node("Gather", [y, g.ints([4, 0, 1])], axis=1), 3),
+    "Gather": (lambda g, y: g.node("Gather", [y, g.ints([3, 0, 1])], axis=2), 5),
     "Tile": (lambda g, y: g.node("Tile", [y, g.ints([1, 2, 1, 3])]), 10),
     "Expand": (lambda g, y: g.node("Expand", [y, g.ints([2, 5, 4, 4])]), 5),
     "ReduceMax": (lambda g, y: g.node("ReduceMax", [y], axes=[-3]), 1),
@@ -141,6 +141,40 @@ def test_space_to_depth_alone_moves_codes_of_many_channels(channels: int, pairs:
     assert ("SpaceToDepth" in result.ops) == (channels == 3)
     if channels == 3:
         assert "stands alone" in result.reason("SpaceToDepth")
+
+
+@pytest.mark.parametrize("axis", [1, -3])
+def test_channels_in_another_order_are_an_order_of_the_weights(axis: int) -> None:
+    """The optimizer leaves such a Gather of a detector's first Slices. A Pad is part of the window."""
+
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g), out=4)
+        y = g.node("Pad", [g.qdq(y, yq), g.ints([0, 0, 1, 1, 0, 0, 1, 1])])
+        y = g.node("Gather", [y, g.ints([2, -4, 3, 1])], axis=axis)
+        z, zq = conv(g, y, yq)
+        output(g, g.qdq(z, zq), "n", 5, "h", "w")
+
+    converts(build, "LowBitConv", "LowBitConv")
+
+
+@pytest.mark.parametrize(
+    "indices", [[2, 0, 3, 3], [0, 1, 2], [[3, 2, 1, 0]]], ids=["twice", "fewer", "of rank 2"]
+)
+def test_channels_that_are_no_order_are_gathered(indices: list[object]) -> None:
+    """Along the last axis ONNX Runtime copies bytes one by one, hence the Transposes."""
+
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g), out=4)
+        y = g.node("Gather", [g.qdq(y, yq), g.ints(indices)], axis=1)
+        if isinstance(indices[0], list):
+            y = g.node("Squeeze", [y, g.ints([1])])
+        z, zq = conv(g, y, yq, channels=len(np.ravel(indices)), kernel=1)
+        output(g, g.qdq(z, zq), "n", 5, "h", "w")
+
+    result = converted(build)
+    result.assert_equal()
+    assert "Gather" in result.ops
+    assert result.attributes("Gather")["axis"] == 1
 
 
 def shuffled(g: Graph, y: str, quant: Quant, groups: int, sizes: list[int], whole: list[int]) -> str:

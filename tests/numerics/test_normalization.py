@@ -100,3 +100,14 @@ def test_onnx_runtime_differs_within_the_bound(op: str, seeds) -> None:
         differ = ours != stock
         assert not (differ & ~chain.explains(ours, stock)).any(), seed
         assert differ.mean() < 0.1
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dims", [(0, 3, 4), (2, 0, 4)])
+def test_no_codes_have_no_moments(dims: tuple[int, ...], groups: int) -> None:
+    x = np.zeros(dims, np.uint8)
+    scale, zero, one = np.float32(0.1), np.int32(3), np.ones(1, np.float32)
+    y = ops.evaluate(
+        "LowBitNormalization", {"axis": 1, "groups": groups}, [x, scale, zero, one, one, scale, zero]
+    )
+    assert y.shape == dims

@@ -38,7 +38,13 @@ def low_bit_normalization(
     """
     first = axis % x.ndim
     lead, normalized = x.shape[:first], x.shape[first:]
-    parts = values(x, x_zero_point).reshape(*lead, math.prod(normalized[:-1]), groups, -1)
+    shape = (
+        *lead,
+        math.prod(normalized[:-1]),
+        groups,
+        normalized[-1] // groups,
+    )
+    parts = values(x, x_zero_point).reshape(shape)
     count = parts.shape[-3] * parts.shape[-1]
     over = (-3, -1)
     total = parts.sum(over, keepdims=True)

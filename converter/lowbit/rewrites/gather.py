@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from lowbit.graph.attributes import from_front, get_int
-from lowbit.graph.lowering import Lowering, Order
-from lowbit.graph.normal_form import rank_of
+from lowbit.graph.lowering import Lowering, Order, identity
+from lowbit.graph.normal_form import dims_of, rank_of
 from lowbit.graph.reasons import Refusal
 from lowbit.rewrites.move import MoveRegion, moves_codes, stored_type
 from lowbit.rewrites.rule import Context, Region
@@ -27,6 +28,8 @@ class GatherRegion(MoveRegion):
         """Writes the op on the stored tensor."""
         output = self.core.outputs[0]
         stored = lowering.plain(self.source, bipolar=True)
+        if stored.axis(self.axis) == len(stored.order) - 1 and self._takes_many():
+            stored = lowering.codes_in(self.source, identity(len(stored.order)), bipolar=True)
         order = tuple(self._order(stored.order))
         value = lowering.standard(
             "Gather",
@@ -38,6 +41,16 @@ class GatherRegion(MoveRegion):
         )
         lowering.define_codes(output, replace(stored, value=value, order=order))
         return value
+
+    def _takes_many(self) -> bool:
+        """Whether ONNX Runtime gathers sooner along another axis than the last, a Transpose included.
+
+        Along the last axis it copies bytes one by one: 8.7 ns each on one core of an AMD EPYC, where a
+        Transpose takes about 1 ns for a byte of the whole tensor.
+        """
+        taken = [size for size in dims_of(self.indices) if size != 1]
+        (channels,) = dims_of(self.source)[self.axis : self.axis + 1]
+        return channels is None or None in taken or 8 * math.prod(size or 0 for size in taken) > channels
 
     @property
     def reals(self) -> list[ir.Value]:

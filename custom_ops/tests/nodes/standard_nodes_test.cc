@@ -84,6 +84,7 @@ void TestSqueeze() {
   }
   Expect(Refuses(now, {Floats({2, 3, 1})}) && Refuses(now, {Floats({1})}), "a dim above 1, an axis twice");
   Expect(Refuses("Squeeze", 13, {{"axes", Ints{0}}}, {Fed()}), "an attribute of an older op set");
+  Expect(Refuses("Squeeze", 13, {}, {Fed(), StandardInput{}}), "axes without a name, as ONNX Runtime");
   const StandardNode wide = DecodeStandard("Unsqueeze", 13, {}, Inputs{Fed(), Constant(Ints{0, -1})});
   Expect(DimsOf(wide, Floats({3})) == Ints({1, 3, 1}), "Unsqueeze counts in the output");
   Expect(
