@@ -228,7 +228,7 @@ def fusion_table() -> str:
         "These nodes become one step, where each is the only one that reads the one before:\n\n"
         + table(
             ["Step", "Nodes", "What it is"],
-            [(name, nodes(k), note) for name, note, k in found],
+            [(f"`{name}`", nodes(k), note) for name, note, k in found],
         )
         + "\nTwo steps in a row become a `chain` where the cost model or the tuner finds it faster. "
         "The kernels of all these:"

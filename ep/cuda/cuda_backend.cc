@@ -251,6 +251,7 @@ class CudaBackend final : public Backend {
 }  // namespace
 
 std::shared_ptr<Backend> CreateCudaBackend(std::shared_ptr<CudaDevice> device, const EpOptions& options) {
+  RequireKnownKernels();
   return std::make_shared<CudaBackend>(std::move(device), options);
 }
 

@@ -7,6 +7,7 @@
 #include "core/node_reader.h"
 #include "core/status.h"
 #include "ep/cuda/packed_sequence.h"
+#include "kernels/cuda/left_out.h"
 
 namespace lowbit::ep {
 namespace {
@@ -109,16 +110,21 @@ constexpr PatternNode kDequantized[] = {{Part::kGemm}, {Part::kDequantize}};
 
 // Steps grow by a node at a time: the first nodes of a longer pattern are one of their own.
 constexpr Fusion kFusions[] = {
-    {"residual pair", "a shortcut's convolution and the one that adds its codes", kResidualPair,
+    {"residual_pair", "a shortcut's convolution and the one that adds its codes", kResidualPair,
      FitsResidualPair, PackResidualPair},
-    {"quantized convolution", "a network's first layer from float pixels", kQuantized, FitsQuantized,
-     PackQuantized},
-    {"pooled stem", "the same and the max pooling behind it", kPooled, FitsPooled, PackPooled},
-    {"dequantized product", "a network's last layer to float32", kDequantized, FitsDequantized,
+    {"quantized_conv", "a network's first layer from float pixels", kQuantized, FitsQuantized, PackQuantized},
+    {"pooled_stem", "the same and the max pooling behind it", kPooled, FitsPooled, PackPooled},
+    {"dequantized_product", "a network's last layer to float32", kDequantized, FitsDequantized,
      PackDequantized},
 };
 
 }  // namespace
+
+void RequireKnownKernels() {
+  std::vector<const char*> names;
+  for (const Fusion& fusion : kFusions) names.push_back(fusion.name);
+  cuda::RequireKnownNames(cuda::LeftOutHere(), names);
+}
 
 const Fusion* FindFusion(std::span<const FusedNode> nodes) {
   const auto found = std::find_if(std::begin(kFusions), std::end(kFusions), [&](const Fusion& fusion) {
@@ -127,7 +133,7 @@ const Fusion* FindFusion(std::span<const FusedNode> nodes) {
                         return Is(pattern.part, node.op) && node.reads == pattern.reads;
                       });
   });
-  return found == std::end(kFusions) ? nullptr : &*found;
+  return found == std::end(kFusions) || cuda::IsLeftOut(found->name) ? nullptr : &*found;
 }
 
 TensorShape OutputOfFused(Specs specs, const Fusion& fusion, std::span<const TensorShape> fed) {

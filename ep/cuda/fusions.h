@@ -29,7 +29,7 @@ struct PatternNode {
 using Specs = std::span<const NodeSpec>;
 
 struct Fusion {
-  const char* name;
+  const char* name;  // one word, by which LOWBIT_CUDA_WITHOUT leaves it out
   const char* note;  // one line for the documentation
   std::span<const PatternNode> nodes;
   // Whether the nodes, which are those of the pattern, have a kernel for all of them, at some shape.
@@ -44,7 +44,9 @@ struct FusedNode {
   std::string_view op;
   Reads reads = Reads::kInput;
 };
-// The fusion of these very nodes; nullptr where there is none. fits is not asked.
+// Throws Error where LOWBIT_CUDA_WITHOUT names what is no kernel, option or fusion (kernels/cuda/left_out.h).
+void RequireKnownKernels();
+// The fusion of these very nodes; nullptr where there is none or it is left out. fits is not asked.
 const Fusion* FindFusion(std::span<const FusedNode> nodes);
 
 // What the last node makes, where the first is fed `fed`, then what else each other one is.

@@ -15,6 +15,7 @@
 #include "ep/cuda/region_timer.h"
 #include "ep/cuda/stopwatch.h"
 #include "ep/region/tune_region.h"
+#include "kernels/cuda/left_out.h"
 
 namespace lowbit::ep {
 namespace {
@@ -181,7 +182,7 @@ TuneOrigin CudaTuneOrigin(const cuda::Device& device) {
   return {
       PrintableOnly(device.name + ", sm_" + std::to_string(device.capability) + ", " +
                     std::to_string(device.multiprocessors) + " multiprocessors, driver " + DriverVersion()),
-      std::string("lowbit ") + LOWBIT_VERSION + ", kernels " + LOWBIT_CUDA_KERNELS};
+      std::string("lowbit ") + LOWBIT_VERSION + ", kernels " + LOWBIT_CUDA_KERNELS + cuda::LeftOutText()};
 }
 
 Tuner::Shared& Tuner::SharedOf(const TuneOrigin& origin) {

@@ -21,6 +21,7 @@
 #include "kernels/cuda/bench/bench_layers.h"
 #include "kernels/cuda/bench/graph_timer.h"
 #include "kernels/cuda/conv/cuda_conv.h"
+#include "kernels/cuda/left_out.h"
 
 namespace {
 
@@ -191,6 +192,7 @@ class ChainBench {
 
 int main() {
   try {
+    RequireKnownNames(LeftOutHere());
     const Device device = Device::Query(0);
     std::cout << "# Convolutions in a row on the GPU\n\n"
               << device.name << "\n\n"

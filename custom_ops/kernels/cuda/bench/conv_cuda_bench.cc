@@ -28,6 +28,7 @@
 #include "kernels/cuda/conv/select.h"
 #include "kernels/cuda/fused/quantized_conv.h"
 #include "kernels/cuda/fused/residual_pair.h"
+#include "kernels/cuda/left_out.h"
 
 namespace {
 
@@ -331,6 +332,7 @@ void RunExtras(const cuda::Device& device, const GraphTimer& timer) {
 
 int main(int argc, char** argv) {
   try {
+    RequireKnownNames(LeftOutHere());
     std::string only_layer, only_batch, only_config, csv_path, pairs_path, commit = "?", date = "?";
     size_t limit = 64;
     for (int i = 1; i + 1 < argc; i += 2) {

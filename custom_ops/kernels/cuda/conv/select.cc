@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/left_out.h"
+
 namespace lowbit::cuda {
 namespace {
 
@@ -10,7 +12,7 @@ namespace {
 // fast. First only where that has clearly the best estimate of all.
 void AddApart(const ConvProblem& problem, const Device& device, const std::vector<double>& estimates,
               std::vector<ConvConfig>& out) {
-  if (device.capability < 90) return;
+  if (device.capability < 90 || IsLeftOut("apart")) return;
   double best = estimates.empty() ? 0 : estimates.front();
   const std::vector<ConvConfig> ranked = out;
   for (const ConvConfig& config : ranked) {
@@ -60,12 +62,34 @@ double EstimateMicroseconds(const ConvProblem& problem, const ConvConfig& config
   return RowOf(config).microseconds(problem, config, device);
 }
 
+std::span<const ConvOption> ConvOptions() {
+  static constexpr ConvOption kOptions[] = {
+      {"apart", [](const ConvConfig& config) { return config.apart; }},
+      {"boxes", [](const ConvConfig& config) { return config.boxes; }},
+      {"cluster",
+       [](const ConvConfig& config) { return config.splits > 1 && config.split == Split::kCluster; }},
+      {"kept", [](const ConvConfig& config) { return config.keeps_weights; }},
+      {"multicast", [](const ConvConfig& config) { return config.multicast > 1; }},
+      {"producers", [](const ConvConfig& config) { return config.producers; }},
+      {"split",
+       [](const ConvConfig& config) { return config.splits > 1 && config.split == Split::kWorkspace; }}};
+  return kOptions;
+}
+
+bool IsLeftOut(const ConvConfig& config) {
+  return IsLeftOut(config.kernel->name) ||
+         std::any_of(ConvOptions().begin(), ConvOptions().end(), [&](const ConvOption& option) {
+           return option.is_in(config) && IsLeftOut(option.name);
+         });
+}
+
 std::vector<ConvConfig> RankConfigs(const ConvProblem& problem, const Device& device) {
   std::vector<ConvConfig> out;
   for (const ConvRow* const row : ConvTable()) {
     if (!row->traits.is_reference && row->refuse(problem, device).empty())
       row->add_candidates(problem, device, out);
   }
+  std::erase_if(out, [](const ConvConfig& config) { return IsLeftOut(config); });
   const std::vector<double> estimates = SortByEstimate(
       [&](const ConvConfig& config) { return EstimateMicroseconds(problem, config, device); }, out);
   AddApart(problem, device, estimates, out);

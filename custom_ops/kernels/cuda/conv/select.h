@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,7 +15,18 @@ namespace lowbit::cuda {
 // Estimated microseconds on `device`; 0 for kernels that are never worth less than all others.
 double EstimateMicroseconds(const ConvProblem& problem, const ConvConfig& config, const Device& device);
 
-// The configurations that fit the device, the cheapest estimate first; the plain kernel last.
+// What a configuration does besides, by the word of its text that says so: the candidates without it are a
+// choice of their own, so that it can be left out (left_out.h).
+struct ConvOption {
+  const char* name;
+  bool (*is_in)(const ConvConfig& config);
+};
+std::span<const ConvOption> ConvOptions();
+// Whether the configuration's kernel or one of its options is.
+bool IsLeftOut(const ConvConfig& config);
+
+// The configurations that fit the device, the cheapest estimate first; the plain kernel last. None is left
+// out.
 std::vector<ConvConfig> RankConfigs(const ConvProblem& problem, const Device& device);
 
 // Dynamic shared memory of a block.

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/cuda/conv/select.h"
+#include "kernels/cuda/left_out.h"
 
 namespace lowbit::cuda {
 namespace {
@@ -62,7 +63,7 @@ void AddSplits(const ConvProblem& problem, const Device& device, ConvConfig conf
       config.stages = s;
       config.split = splits == 1 || device.capability >= 90 ? Split::kCluster : Split::kWorkspace;
       // Where boxes can be fetched, they are: no other way was faster by more than some percent (ResNet-50).
-      config.boxes = wgmma && problem.boxes && config.tile_n <= kMostBoxColumns;
+      config.boxes = wgmma && problem.boxes && config.tile_n <= kMostBoxColumns && !IsLeftOut("boxes");
       for (const bool producers : {false, true}) {
         // Without producers all tiles are in flight at once; with them two tiles are too few to gain.
         if (producers ? !wgmma || per_split < 3 || config.boxes : wgmma && s < per_split && !config.boxes)

@@ -9,6 +9,7 @@
 #include "kernels/cuda/conv/select.h"
 #include "kernels/cuda/fused/chain_params.h"
 #include "kernels/cuda/fused/residual_pair.h"
+#include "kernels/cuda/left_out.h"
 
 namespace lowbit::cuda {
 
@@ -146,9 +147,10 @@ std::string ChainConfig::Text() const {
 }
 
 std::vector<ChainConfig> CandidateChains(const ConvChain& chain) {
-  if (!Applies(chain)) return {};
+  if (IsLeftOut(kChainKernel.name) || !Applies(chain)) return {};
   std::vector<std::pair<double, ChainConfig>> ranked;
   for (const int ranks : {1, 2, 4, 8}) {
+    if (ranks > 1 && IsLeftOut("cluster")) break;
     for (int groups = 4; groups >= 1; --groups) {  // of equals the one with more
       for (int teams = 1; teams * groups <= kMaxChainGroups; ++teams) {
         const ChainConfig config{ranks, teams, groups};

@@ -51,7 +51,7 @@ void AddCandidates(const ResidualPairProblem& problem, const Device& device, std
       for (const int stages : {3, 4, kMaxResidualPairStages}) {
         ConvConfig config{&kResidualPairKernel, tile.m, tile.n, stages};
         config.keeps_weights = keeps;
-        if (SharedBytes(problem, config) > device.shared_bytes) continue;
+        if (IsLeftOut(config) || SharedBytes(problem, config) > device.shared_bytes) continue;
         const int64_t each =
             CeilDiv(CeilDiv(problem.second.m, tile.m), PersistentBlocks(problem, config, device));
         // Weights are kept for the next tile; a ring is no longer than what goes through it.

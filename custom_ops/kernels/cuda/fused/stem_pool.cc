@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/fused/stem_pool_params.h"
+#include "kernels/cuda/left_out.h"
 
 namespace lowbit::cuda {
 
@@ -30,8 +31,9 @@ bool Pools(const PooledConv& pooled) {
     return out > 0 && 2 * (out - 1) - pooled.window.pad_begin[d] < in;
   };
   constexpr int64_t kMostPixels = int64_t{1} << 14;  // of a side
-  return pooled.conv->CellWeights() != nullptr && RoundingOf(pooled.quantizer).fast_division &&
-         pooled.quantizer.planes && std::max(s.in_h, s.in_w) < kMostPixels &&
+  return !IsLeftOut(kStemPoolKernel.name) && pooled.conv->CellWeights() != nullptr &&
+         RoundingOf(pooled.quantizer).fast_division && pooled.quantizer.planes &&
+         std::max(s.in_h, s.in_w) < kMostPixels &&
          std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) < kMostPixels &&
          reaches(1, s.out_h, pooled.pooled_h) && reaches(2, s.out_w, pooled.pooled_w) &&
          s.OutPixels() * g.out_channels <= kMaxBytes;

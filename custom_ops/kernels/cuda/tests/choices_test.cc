@@ -2,13 +2,17 @@
 // that it chose before (untuned_choices.txt): a change of the model is seen, and nothing else may be one.
 //
 // lowbit_cuda_choices_test FILE    compares; prints what the model chooses now where that differs
+// lowbit_cuda_choices_test FILE ROW    with ROW left out: every layer has another kernel
 // lowbit_cuda_choices_test         prints the text of the file
 // lowbit_cuda_choices_test all     prints every candidate in its order with its launch parameters
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <set>
 #include <span>
@@ -19,6 +23,7 @@
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/residual_pair.h"
+#include "tests/expect.h"
 
 namespace lowbit::cuda {
 namespace {
@@ -239,7 +244,30 @@ std::string Choices() {
   return text.str();
 }
 
+// How many choices of a text are of a row.
+int64_t CountOf(const std::string& row, const std::string& choices) {
+  std::istringstream words(choices);
+  return std::count_if(std::istream_iterator<std::string>(words), {},
+                       [&](const std::string& word) { return word == row || word.starts_with(row + "_"); });
+}
+
+// `now`: the choices while LOWBIT_CUDA_WITHOUT names the row.
+int WithoutRow(const std::string& row, const std::string& before, const std::string& now) {
+  Expect(CountOf(row, before) > 0, "the row is chosen where it is not left out: " + row);
+  Expect(CountOf(row, now) == 0, "the row is left out: " + row);
+  std::istringstream lines(now);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t colon = line.rfind(':');
+    if (colon == std::string::npos) continue;  // a network's name
+    std::istringstream words(line.substr(colon + 1));
+    const auto choices = std::distance(std::istream_iterator<std::string>(words), {});
+    Expect(choices == std::ssize(kBatches), "a choice for every batch size: " + line);
+  }
+  return ReportFailures();
+}
+
 int Run(int argc, char** argv) {
+  if (argc > 2) ::setenv("LOWBIT_CUDA_WITHOUT", argv[2], 1);
   const std::string now = Choices();
   if (argc < 2) {
     std::fputs(now.c_str(), stdout);
@@ -248,6 +276,7 @@ int Run(int argc, char** argv) {
   std::ifstream file(argv[1]);
   std::ostringstream before;
   before << file.rdbuf();
+  if (argc > 2) return WithoutRow(argv[2], before.str(), now);
   if (before.str() == now) return 0;
   std::fprintf(stderr, "the untuned choices are not those of %s; where they should be, write them there:\n%s",
                argv[1], now.c_str());

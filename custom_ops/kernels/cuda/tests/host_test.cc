@@ -25,6 +25,7 @@
 #include "kernels/cuda/fused/residual_pair.h"
 #include "kernels/cuda/fused/stem_pool.h"
 #include "kernels/cuda/fused/stem_pool_params.h"
+#include "kernels/cuda/left_out.h"
 #include "tests/expect.h"
 
 namespace lowbit::cuda {
@@ -132,6 +133,28 @@ void TestRows() {
     Expect(kHaloRow.refuse(strided, device) == (is_hopper ? "a stride" : "needs sm_90a"), device.name);
     Expect(kMmaRow.refuse(strided, device).empty(), "the tile kernels have strides");
   }
+}
+
+void TestNamesLeftOut() {
+  Expect(ParseLeftOut("").empty() && ParseLeftOut(" , ").empty(), "nothing is left out");
+  Expect(ParseLeftOut("halo, team,,halo") == LeftOut{"halo", "team"}, "names between commas");
+  const char* const patterns[] = {"residual_pair"};
+  RequireKnownNames({"halo", "chain", "pair", "conv_pool", "multicast", "residual_pair"}, patterns);
+  const auto message = [&](const LeftOut& names) -> std::string {
+    try {
+      RequireKnownNames(names, patterns);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  const std::string unknown = message({"halo", "hallo"});
+  Expect(unknown.find("names 'hallo', expected some of ") != std::string::npos &&
+             unknown.find("residual_pair") != std::string::npos,
+         "an error lists what there is: " + unknown);
+  Expect(message({"plain"}).find("what no other kernel does") != std::string::npos, "the last resort stays");
+  Expect(message({"separate"}).find("names 'separate'") != std::string::npos, "two launches stay");
+  Expect(LeftOutText().empty() && !IsLeftOut("halo"), "nothing is left out here");
 }
 
 // A first layer whose block takes more shared memory than a T4 has is no kernel of pixels there.
@@ -834,6 +857,7 @@ void TestArchitectures() {
 int main() {
   lowbit::cuda::TestArchitectures();
   lowbit::cuda::TestRows();
+  lowbit::cuda::TestNamesLeftOut();
   lowbit::cuda::TestRanking();
   lowbit::cuda::TestPixels();
   lowbit::cuda::TestResidualPairRanking();
