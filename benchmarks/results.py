@@ -85,7 +85,7 @@ def write(
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "versions": {package: version for package, version in found.items() if version},
         "command": _command(),
-        "commit": commit or _commit(),
+        "commit": commit or commit_here(),
         "notes": list(notes),
         "tables": [_rounded(asdict(table)) for table in tables],
         "raw": _rounded(raw),
@@ -99,7 +99,10 @@ def write(
 
 def _command() -> str:
     """What was called, less the options that do not change what is measured."""
-    words, left_out = iter(sys.argv[1:]), ("--out", "--commit", "--cost-tool", "--setup", "--bench")
+    words, left_out = (
+        iter(sys.argv[1:]),
+        ("--out", "--commit", "--cost-tool", "--setup", "--bench", "--state"),
+    )
     kept = []
     for word in words:
         if word in left_out:
@@ -145,7 +148,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str:
+def commit_here() -> str:
     """The commit that was measured, with a + where a file that matters to speed differs from it."""
     watched = ["custom_ops", "ep", "converter", "models"]
     try:

@@ -118,6 +118,35 @@ def test_a_compiled_model_is_for_its_device(environment, converted, tmp_path):
     assert "compile it again" in text
 
 
+def test_kernels_are_left_out_in_turns(environment, tmp_path):
+    """gpu_rows.py goes on where an earlier run stopped."""
+    source = save(qdq_conv(), tmp_path / "model.onnx")
+    model = onnx.load(source)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "N"
+    save(model, source)
+    command = [sys.executable, str(ROOT / "benchmarks/gpu_rows.py"), "--device", "fake:0", "--rounds", "2"]
+    command += ["--networks", "", "--model", f"conv={source}", "--batches", "1,2", "--commit", "none"]
+    command += ["--out", str(tmp_path), "--state", str(tmp_path / "state.json")]
+
+    def rows(*more: str) -> dict:
+        done = subprocess.run([*command, *more], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads((tmp_path / "gpu_rows.json").read_text())
+
+    stopped = rows("--without", "halo", "--seconds", "0")
+    assert stopped["raw"] == {}
+    assert "2 pairs of network and batch size are left" in stopped["notes"][-1]
+    first = rows("--without", "halo")
+    # The fake device has one kernel: its plan does not change.
+    assert first["tables"][0]["rows"][1] == ["halo", "0 of 2", "-", "-", "not chosen"]
+    more = rows("--without", "halo,team")
+    for place, found in more["raw"].items():
+        assert list(found["names"]) == ["nothing", "halo", "team"]
+        assert found["names"]["nothing"] == first["raw"][place]["names"]["nothing"]
+        assert len(found["names"]["nothing"]["rounds"]) == 2
+
+
 def test_the_benchmarks_run(environment, tmp_path):
     """Briefly; what they measure here means nothing."""
     for script, more in (

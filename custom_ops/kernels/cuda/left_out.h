@@ -1,5 +1,5 @@
 // The kernels that LOWBIT_CUDA_WITHOUT=name,.. takes out of every choice, so that what each is worth can be
-// measured. A name is that of a row, of a kernel of several nodes, or of an option
+// measured (benchmarks/gpu_rows.py). A name is that of a row, of a kernel of several nodes, or of an option
 // of configurations.
 #pragma once
 
