@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 from gpu_networks import Network, Subject, source_of
-from lowbit.devices import canonical
+from lowbit.sessions.devices import canonical
 from results import WORK, Table
 
 CLEARLY = 0.997

@@ -30,8 +30,8 @@ import onnx
 import onnxruntime as ort
 from gpu_networks import facts_of
 from layers import LAYERS, Layer, Pair, Problem
-from lowbit.binding import memory_of, queued_seconds
-from lowbit.devices import canonical
+from lowbit.sessions.binding import memory_of, queued_seconds
+from lowbit.sessions.devices import canonical
 from onnx import TensorProto, helper, numpy_helper
 from results import RESULTS, Table, write
 

@@ -34,11 +34,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
-from lowbit.binding import bind, queued_seconds
-from lowbit.devices import canonical
-from lowbit.feeds import model_inputs
 from lowbit.models import build, save
 from lowbit.models.calibration import images
+from lowbit.proto.feeds import model_inputs
+from lowbit.sessions.binding import bind, queued_seconds
+from lowbit.sessions.devices import canonical
 from results import RESULTS, WORK, Table, write
 
 NETWORKS = ("resnet18", "resnet50", "mobilenetv2", "densenet121")

@@ -30,7 +30,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 from lowbit import _native
-from lowbit.bench import pinned, take_turns
+from lowbit.measure.bench import pinned, take_turns
 from onnx import TensorProto, helper, numpy_helper
 from results import Table, write
 

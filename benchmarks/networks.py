@@ -26,7 +26,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 import openvino_peer
-from lowbit.bench import PAUSE_SECONDS, Subject, fresh_process, pinned, take_turns
+from lowbit.measure.bench import PAUSE_SECONDS, Subject, fresh_process, pinned, take_turns
 from lowbit.models import NETWORKS, build, save
 from lowbit.models.calibration import images
 from results import WORK, Table, write

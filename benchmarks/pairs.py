@@ -21,7 +21,7 @@ import numpy as np
 import peaks
 from layers import LAYERS, Layer, Pair, Problem
 from lowbit import _native
-from lowbit.bench import pinned
+from lowbit.measure.bench import pinned
 from results import Table, write
 
 ALL_PAIRS = [f"w{w}a{a}" for w in range(1, 9) for a in range(1, 9)]

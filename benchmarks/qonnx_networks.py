@@ -3,8 +3,8 @@
 python benchmarks/qonnx_networks.py FOLDER      a folder of .onnx files, such as one of the QONNX model zoo
 
 Stock ONNX Runtime does not load QONNX. What its users run instead is the network with every quantizer
-expanded to Div, Round, Clip and Mul (`lowbit.standard`): ONNX Runtime folds the weights' quantizers into
-constants and computes all convolutions in float32. Every run compares the outputs of both.
+expanded to Div, Round, Clip and Mul (`lowbit.frontends.standard_ops`): ONNX Runtime folds the weights'
+quantizers into constants and computes all convolutions in float32. Every run compares the outputs of both.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
-from lowbit.bench import pinned, take_turns
-from lowbit.feeds import random_feeds
-from lowbit.standard import standard_form
+from lowbit.frontends.standard_ops import standard_form
+from lowbit.measure.bench import pinned, take_turns
+from lowbit.proto.feeds import random_feeds
 from results import Table, write
 
 Array = npt.NDArray[Any]

@@ -41,11 +41,11 @@ import onnx
 import onnxruntime as ort
 import zoo_packages
 import zoo_quantize
-from lowbit.bench import Subject, pinned, take_turns
 from lowbit.errors import LowBitError
+from lowbit.frontends.standard_ops import standard_form
+from lowbit.measure.bench import Subject, pinned, take_turns
 from lowbit.models import zoo
-from lowbit.session import is_ready
-from lowbit.standard import standard_form
+from lowbit.sessions.session import is_ready
 from results import ROOT, Cell, Table, write
 from zoo_quantize import CONFIGURATIONS, DEFAULT, STOCK_INT8
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from lowbit.feeds import random_feeds
+from lowbit.proto.feeds import random_feeds
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import (
     CalibrationDataReader,

@@ -17,7 +17,7 @@ import lowbit
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
-from lowbit.bench import Subject, fresh_process, pinned, take_turns
+from lowbit.measure.bench import Subject, fresh_process, pinned, take_turns
 from rich.console import Console
 from rich.table import Table
 

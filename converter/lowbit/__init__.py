@@ -13,21 +13,21 @@ from __future__ import annotations
 
 import importlib
 import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lowbit.bench import bench
-    from lowbit.compiled import compile
-    from lowbit.convert import convert
-    from lowbit.devices import devices, get_ep_name, get_ep_names, get_library_path
+    from lowbit.checking.verify import verify
+    from lowbit.conversion.convert import convert
+    from lowbit.deploy.compile import compile
+    from lowbit.deploy.mobile import export_mobile
     from lowbit.errors import LowBitError, ModelError, OutputError, UnsupportedError
-    from lowbit.export import export
-    from lowbit.inspect import inspect
-    from lowbit.mobile import export_mobile
-    from lowbit.session import session
-    from lowbit.tune import tune
-    from lowbit.verify import verify
+    from lowbit.exporters.export import export
+    from lowbit.inspection.inspect import inspect
+    from lowbit.library import get_ep_name, get_ep_names, get_library_path
+    from lowbit.measure.bench import bench
+    from lowbit.measure.tune import tune
+    from lowbit.sessions.devices import devices
+    from lowbit.sessions.session import session
 
 __all__ = [
     "LowBitError",
@@ -55,19 +55,19 @@ _HOME = {
     "ModelError": "errors",
     "OutputError": "errors",
     "UnsupportedError": "errors",
-    "bench": "bench",
-    "compile": "compiled",
-    "convert": "convert",
-    "devices": "devices",
-    "export": "export",
-    "export_mobile": "mobile",
-    "get_ep_name": "devices",
-    "get_ep_names": "devices",
-    "get_library_path": "devices",
-    "inspect": "inspect",
-    "session": "session",
-    "tune": "tune",
-    "verify": "verify",
+    "bench": "measure.bench",
+    "compile": "deploy.compile",
+    "convert": "conversion.convert",
+    "devices": "sessions.devices",
+    "export": "exporters.export",
+    "export_mobile": "deploy.mobile",
+    "get_ep_name": "library",
+    "get_ep_names": "library",
+    "get_library_path": "library",
+    "inspect": "inspection.inspect",
+    "session": "sessions.session",
+    "tune": "measure.tune",
+    "verify": "checking.verify",
 }
 
 
@@ -92,23 +92,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'lowbit' has no attribute {name!r}")
     setattr(sys.modules[__name__], name, value)
     return value
-
-
-class _Package(ModuleType):
-    """Keeps ``lowbit.session`` the function.
-
-    The import system binds a submodule to its package as soon as it is loaded, so ``from lowbit.session
-    import ...`` anywhere would turn ``lowbit.session`` into the module of the same name. Modules stay
-    reachable by ``from lowbit.session import ...``.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType) and _HOME.get(name) == name:
-            value = getattr(value, name)
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

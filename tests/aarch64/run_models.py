@@ -17,7 +17,7 @@ import lowbit
 import numpy as np
 import onnxruntime
 from lowbit import _native
-from lowbit.placement import RECORD, assignments
+from lowbit.sessions.placement import RECORD, assignments
 
 
 def run(job: dict[str, str]) -> list[int]:

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lowbit.mobile.operators import forms_of
+from lowbit.deploy.operators import forms_of
 from onnx import helper
 
 from tests.converter.graphs import Converted, converted, converts, output, refuses

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import lowbit
-import lowbit.graph.check
 import lowbit.ops
 import numpy as np
 import onnx
 import pytest
-from lowbit import attempts
-from lowbit.attempts import STRICT_CHECKS
+from lowbit.conversion import attempts, check, convert
+from lowbit.conversion.attempts import STRICT_CHECKS
 from lowbit.errors import CheckError, OptimizerError
 from lowbit.graph.reasons import StepError, has_to_stay
 from lowbit.rewrites import conv as conv_rule
@@ -24,7 +22,6 @@ from tests.dialects.graphs.builder import Graph
 from tests.hostile.random_sources import random_source
 from tests.support import lowbit_session
 
-CONVERSION = importlib.import_module("lowbit.convert")
 FAILING = 7
 """Output channels of the convolution that fails."""
 
@@ -105,13 +102,13 @@ def test_a_node_that_onnx_runtime_refuses(lenient) -> None:
     def fault(node: Any) -> None:
         node.op_type = "LowBitNothing"
 
-    lenient.setattr(lowbit.graph.check, "check_nodes", lambda *_: None)
+    lenient.setattr(check, "check_nodes", lambda *_: None)
     break_emit(lenient, fault)
     converts_the_rest("ONNX Runtime refuses the converted model")
 
 
 def test_a_failure_that_names_no_node_is_searched_for(lenient) -> None:
-    name = CONVERSION.name_uniquely
+    name = convert.name_uniquely
 
     def broken(graph: Any, taken: Any) -> None:
         sizes = [node.attributes["out_channels"].value for node in graph if node.op_type == "LowBitConv"]
@@ -119,7 +116,7 @@ def test_a_failure_that_names_no_node_is_searched_for(lenient) -> None:
             raise RuntimeError("something is wrong")
         name(graph, taken)
 
-    lenient.setattr(CONVERSION, "name_uniquely", broken)
+    lenient.setattr(convert, "name_uniquely", broken)
     result = converted(three_convolutions)
     assert result.ops["LowBitConv"] == 2
     assert any("RuntimeError: something is wrong" in w for w in result.result.report.warnings)
@@ -128,15 +125,15 @@ def test_a_failure_that_names_no_node_is_searched_for(lenient) -> None:
 
 def test_a_failure_far_from_the_node_that_is_named(lenient) -> None:
     """The circle of nodes that stay grows until the cause is in it."""
-    check = lowbit.graph.check.check_converted
+    holds = check.check_converted
 
     def broken(proto: onnx.ModelProto, *others: Any) -> None:
         nodes = list(proto.graph.node)
         if any(a.name == "out_channels" and a.i == FAILING for node in nodes for a in node.attribute):
             raise CheckError("it is somewhere here", [[n for n in nodes if "Conv" in n.op_type][-1].name])
-        check(proto, *others)
+        holds(proto, *others)
 
-    lenient.setattr(lowbit.graph.check, "check_converted", broken)
+    lenient.setattr(check, "check_converted", broken)
     result = converted(three_convolutions)
     assert result.ops["LowBitConv"] == 1
     assert any("nodes around it" in w for w in result.result.report.warnings)
@@ -147,7 +144,7 @@ def test_where_nothing_holds_the_model_comes_back_as_it_was(lenient) -> None:
     def broken(graph: Any, taken: Any) -> None:
         raise RuntimeError("nothing works")
 
-    lenient.setattr(CONVERSION, "name_uniquely", broken)
+    lenient.setattr(convert, "name_uniquely", broken)
     result = converted(three_convolutions)
     assert [n.op_type for n in result.result.model.graph.node] == [
         n.op_type for n in result.built.model.graph.node
@@ -174,7 +171,7 @@ def test_attempts_are_bounded(lenient) -> None:
             y = g.node("Neg", [y])
         output(g, y, 2, 4, 6, 6)
 
-    lenient.setattr(CONVERSION, "_convert_once", broken)
+    lenient.setattr(convert, "_convert_once", broken)
     result = converted(chain)
     assert count == attempts.MOST_ATTEMPTS
     assert "nothing was converted" in result.result.report.warnings[-1]
@@ -243,9 +240,9 @@ def test_what_onnxruntimes_optimizer_hides_has_to_stay_hidden() -> None:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
 
     source, kept_apart = reshapes(), reshapes(helper.make_node("Relu", ["a"], ["b"], name="relu"))
-    lowbit.graph.check.check_converted(source, source=source)
+    check.check_converted(source, source=source)
     with pytest.raises(OptimizerError, match="hidden"):
-        lowbit.graph.check.check_converted(kept_apart, source=source)
+        check.check_converted(kept_apart, source=source)
 
 
 def test_a_batch_that_the_model_binds() -> None:
@@ -258,4 +255,4 @@ def test_a_batch_that_the_model_binds() -> None:
         output(g, g.qdq(y, g.act(0.05)) if quantized else y, 1, "n", 8)
         return g.proto()
 
-    lowbit.graph.check.check_converted(model(quantized=True), source=model(quantized=False))
+    check.check_converted(model(quantized=True), source=model(quantized=False))

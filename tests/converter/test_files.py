@@ -6,8 +6,8 @@ import lowbit
 import numpy as np
 import onnx
 import pytest
-from lowbit.atomic import write_atomically
-from lowbit.graph.check import check_converted
+from lowbit.conversion.check import check_converted
+from lowbit.proto.atomic import write_atomically
 from onnx import numpy_helper
 
 from tests.converter.graphs import conv, converted, image, output

@@ -181,7 +181,7 @@ def test_operators_that_gain_nothing_come_back_as_they_were() -> None:
 
 
 def test_for_a_device_everything_converts() -> None:
-    from lowbit.session import for_device
+    from lowbit.sessions.session import for_device
 
     model = for_device(converted(between(_add)).built.model).model
     assert any(node.op_type == "LowBitAdd" for node in model.graph.node)

@@ -25,7 +25,7 @@ from tests.support import interface, lowbit_session, require_native, stock_run
 
 lowbit = pytest.importorskip("lowbit")
 
-from lowbit import ties  # noqa: E402
+from lowbit.ops import ties  # noqa: E402
 
 ORACLES = {"qonnx": qonnx_oracle.run, "qdq": oracle.run}
 QONNX = "qonnx.custom_op.general"

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from lowbit.feeds import random_feeds
+from lowbit.proto.feeds import random_feeds
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.conftest import FULL

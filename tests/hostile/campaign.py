@@ -253,7 +253,7 @@ class State:
 
 
 def machine_text(device: str) -> str:
-    from lowbit.sysinfo import sysinfo
+    from lowbit.inspection.sysinfo import sysinfo
 
     facts = sysinfo()
     machine = facts["machine"]

@@ -25,9 +25,9 @@ from pathlib import Path
 import lowbit
 import numpy as np
 import onnx
-from lowbit.attempts import STRICT_CHECKS
-from lowbit.session import open_session, run_session
-from lowbit.stock import exact_options, expose
+from lowbit.checking.inner_values import exact_options, expose
+from lowbit.conversion.attempts import STRICT_CHECKS
+from lowbit.sessions.session import open_session, run_session
 
 from tests.hostile.campaign import oracle_begins, oracle_done
 from tests.hostile.random_sources import random_source

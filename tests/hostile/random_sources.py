@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from lowbit.export.writer import captured
+from lowbit.exporters.writer import captured
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.dialects.graphs.builder import TYPES, as_tensor

@@ -15,9 +15,9 @@ from pathlib import Path
 import onnx
 import pytest
 from click.testing import CliRunner
-from lowbit.atomic import temporary_folder, write_atomically
 from lowbit.cli import cli as lowbit_command
-from lowbit.tune import cache_path, keep
+from lowbit.measure.tune import cache_path, keep
+from lowbit.proto.atomic import temporary_folder, write_atomically
 
 from tests.dialects.graphs import CASES
 from tests.hostile.test_bad_models import assert_one_clear_error, cli
@@ -200,10 +200,10 @@ def test_other_threads_keep_their_umask(source, tmp_path, monkeypatch) -> None:
 
 
 KILLED = """
-import os, signal, sys, lowbit, lowbit.compiled, lowbit.mobile
+import os, signal, sys, lowbit, lowbit.deploy.compile, lowbit.deploy.mobile
 module, name = sys.argv[1:3]
 setattr(sys.modules[module], name, lambda *given, **more: os.kill(os.getpid(), signal.SIGKILL))
-if module == "lowbit.compiled":
+if module == "lowbit.deploy.compile":
     lowbit.compile(*sys.argv[3:5], device="cpu-ep")
 else:
     lowbit.export_mobile(*sys.argv[3:5])
@@ -211,7 +211,7 @@ else:
 
 
 @pytest.mark.parametrize(
-    ("module", "moment"), [("lowbit.compiled", "_check"), ("lowbit.mobile", "_verified")]
+    ("module", "moment"), [("lowbit.deploy.compile", "_check"), ("lowbit.deploy.mobile", "_verified")]
 )
 def test_what_a_killed_process_leaves_goes_with_the_next_run(source, tmp_path, module, moment) -> None:
     lowbit.convert(source, tmp_path / "model.onnx")

@@ -9,7 +9,7 @@ import lowbit
 import numpy as np
 import onnx
 import pytest
-from lowbit.feeds import as_proto, random_feeds
+from lowbit.proto.feeds import as_proto, random_feeds
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.dialects.graphs import CASES

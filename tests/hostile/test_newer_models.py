@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from lowbit.feeds import random_feeds
+from lowbit.proto.feeds import random_feeds
 from onnx import helper, numpy_helper
 
 from tests.dialects.graphs import CASES

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from lowbit.errors import is_out_of_memory
-from lowbit.session import open_session, run_session
+from lowbit.sessions.session import open_session, run_session
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.conftest import SANITIZED
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(SANITIZED, reason="a sanitizer's own memory coun
 # What a conversion needs once is loaded and used before the limit, which is then about the model alone.
 LIMITED = """
 import resource, sys
-import lowbit, lowbit.cli.convert, lowbit.inspect, lowbit.report_html
+import lowbit, lowbit.cli.convert, lowbit.inspection.inspect, lowbit.inspection.report_html
 from lowbit.cli import cli
 small, megabytes, *arguments = sys.argv[1:]
 lowbit.convert(small)

@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from lowbit.feeds import random_feeds
 from lowbit.models import zoo
 from lowbit.models.graph import GraphBuilder
 from lowbit.models.zoo import layers
+from lowbit.proto.feeds import random_feeds
 
 # One of each family; `benchmarks/zoo.py` runs all of them.
 SMALL = [

@@ -9,7 +9,8 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lowbit import ops, ties
+from lowbit import ops
+from lowbit.ops import ties
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.softmax import softmax_table
 from onnx import TensorProto, helper, numpy_helper

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from lowbit import ops, ties
+from lowbit import ops
+from lowbit.ops import ties
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.numerics import random_nodes

@@ -15,7 +15,7 @@ from tests.support import FLOAT_MATMULS, all_nodes, lowbit_session, require_nati
 
 require_native()
 import lowbit  # noqa: E402
-from lowbit.binding import bind, queued_seconds  # noqa: E402
+from lowbit.sessions.binding import bind, queued_seconds  # noqa: E402
 
 STOCK_EQUAL = sorted(name for name, case in CASES.items() if case.stock_equal)
 OLDEST = (1, 24)

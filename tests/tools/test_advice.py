@@ -6,7 +6,7 @@ import lowbit
 import numpy as np
 import onnx
 import pytest
-from lowbit.inspect import inspect
+from lowbit.inspection.inspect import inspect
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.support import require_native

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -16,6 +15,8 @@ import pytest
 from click.testing import CliRunner
 from lowbit.cli import COMMANDS, cli
 from lowbit.errors import RefusedError
+from lowbit.inspection import inspect as inspecting
+from lowbit.sessions import session as sessions
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.tools.conftest import qdq_conv
@@ -199,7 +200,7 @@ def test_run_random_and_from_files(converted, source, tmp_path):
     assert {"name", "dtype", "shape", "min", "max", "mean", "top1"} == set(first[0])
 
     name = onnx.load(converted).graph.input[0].name
-    from lowbit.feeds import random_feeds
+    from lowbit.proto.feeds import random_feeds
 
     feed = random_feeds(onnx.load(converted), seed=3)
     np.save(tmp_path / "x.npy", feed[name])
@@ -240,7 +241,7 @@ def test_verify_accepts_what_convert_wrote(converted, source):
 
 def test_verify_takes_samples_from_a_file(converted, source, tmp_path):
     name = onnx.load(converted).graph.input[0].name
-    from lowbit.feeds import random_feeds
+    from lowbit.proto.feeds import random_feeds
 
     feeds = [random_feeds(onnx.load(converted), seed=seed)[name] for seed in range(4)]
     np.savez(tmp_path / "data.npz", **{name: np.concatenate(feeds)})
@@ -388,7 +389,6 @@ def test_run_asks_the_original_where_it_lies_beside_the_model(source, converted,
 @pytest.mark.parametrize("command", ["run", "inspect"])
 def test_a_device_that_refuses_a_conversion_in_memory(command, source, monkeypatch):
     """What is refused is not the file that the user gave, and the message says so."""
-    sessions, inspecting = (importlib.import_module(f"lowbit.{name}") for name in ("session", "inspect"))
 
     def refuse(*_arguments, **_options):
         raise RefusedError("model: ONNX Runtime refuses it: no such luck", "no such luck")

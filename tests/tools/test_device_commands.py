@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 import subprocess
 import sys
@@ -13,18 +12,18 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from lowbit.binding import bind, queued_seconds
-from lowbit.devices import ep_devices
+from lowbit.checking import verify
 from lowbit.errors import LowBitError, ModelError
-from lowbit.feeds import random_feeds
-from lowbit.placement import place
+from lowbit.proto.feeds import random_feeds
+from lowbit.sessions.binding import bind, queued_seconds
+from lowbit.sessions.devices import ep_devices
+from lowbit.sessions.placement import place
 from onnx import helper
 
 from tests.tools.conftest import qdq_conv
 from tests.tools.test_cli import run, run_json, save
 
 EP = "LowBitExecutionProvider"
-verify_module = importlib.import_module("lowbit.verify")  # the package has a function of this name
 
 
 def outputs(model, device: str, feed, **more):
@@ -180,13 +179,13 @@ def test_bench_of_a_model_beside_itself_converts_the_first_alone(source):
 
 def test_verify_tells_which_nodes_the_device_left(source, converted, monkeypatch):
     assert not lowbit.verify(converted, source, device="cpu-ep").notes
-    real = verify_module.assignments
+    real = verify.assignments
 
     def turned_around(opened):
         regions, elsewhere = real(opened)
         return [elsewhere], [name for region in regions for name in region]
 
-    monkeypatch.setattr(verify_module, "assignments", turned_around)
+    monkeypatch.setattr(verify, "assignments", turned_around)
     report = lowbit.verify(converted, source, device="cpu-ep")
     assert report.ok
     (note,) = report.notes

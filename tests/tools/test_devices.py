@@ -12,11 +12,11 @@ import lowbit
 import onnx
 import onnxruntime as ort
 import pytest
-from lowbit.devices import canonical, ep_device, register_ep
 from lowbit.errors import LowBitError, ModelError
-from lowbit.feeds import shapes_of_batches
-from lowbit.placement import kernels_in, reasons_in
-from lowbit.session import for_device, open_session, prepare
+from lowbit.proto.feeds import shapes_of_batches
+from lowbit.sessions.devices import canonical, ep_device, register_ep
+from lowbit.sessions.placement import kernels_in, reasons_in
+from lowbit.sessions.session import for_device, open_session, prepare
 from onnx import TensorProto, helper
 
 from tests.ep.test_sessions import within

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lowbit.dialects import DIALECTS, Neighbours, dialect_of
+from lowbit.frontends.dialects import DIALECTS, Neighbours, dialect_of
 from onnx import TensorProto, helper
 
 QONNX = "qonnx.custom_op.general"

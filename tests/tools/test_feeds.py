@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from lowbit.errors import LowBitError
-from lowbit.feeds import batches, load_samples, parse_shapes, random_feeds
+from lowbit.proto.feeds import batches, load_samples, parse_shapes, random_feeds
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.tools.conftest import qdq_conv

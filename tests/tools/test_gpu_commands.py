@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from lowbit.feeds import random_feeds
+from lowbit.proto.feeds import random_feeds
 
 from tests.ep.conftest import fake_library
 from tests.tools.conftest import qdq_conv

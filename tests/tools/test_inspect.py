@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
-import importlib
 import json
 import re
 from html.parser import HTMLParser
@@ -16,10 +15,11 @@ import lowbit
 import numpy as np
 import onnx
 import pytest
-from lowbit.inspect import Candidate, InspectReport, NodeInfo, Refused, inspect, operand_bits
-from lowbit.report import group_reasons
-from lowbit.report_html import render, short, si, size
-from lowbit.tensors import StoredWeights, read_tensors, standard_macs
+from lowbit.inspection.inspect import Candidate, InspectReport, NodeInfo, Refused, inspect, operand_bits
+from lowbit.inspection.report_html import render, short, si, size
+from lowbit.measure import tune as tuner
+from lowbit.proto.report import group_reasons
+from lowbit.proto.tensors import StoredWeights, read_tensors, standard_macs
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.dialects.graphs import CASES, qonnx
@@ -466,7 +466,6 @@ def test_every_text_of_a_report_is_escaped():
 
 def test_a_measured_choice_is_told(monkeypatch, tmp_path):
     """Another kernel than the cheapest by its estimate was measured to be the fastest."""
-    tuner = importlib.import_module("lowbit.tune")
     path = tmp_path / "m.onnx"
     lowbit.convert(qdq_conv(dynamic=True), path)
     before = next(node for node in inspect(path).nodes if node.macs)

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from lowbit import mobile
-from lowbit.feeds import random_feeds
-from lowbit.mobile.operators import forms_of
+from lowbit.deploy import mobile
+from lowbit.deploy.operators import forms_of
+from lowbit.proto.feeds import random_feeds
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.support import lowbit_library, require_native

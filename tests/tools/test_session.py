@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from lowbit.errors import LowBitError, ModelError
-from lowbit.feeds import random_feeds
+from lowbit.proto.feeds import random_feeds
 
 
 def test_every_form_of_a_model_opens(converted, source):
@@ -66,12 +66,13 @@ def test_what_cannot_open_says_why(converted, tmp_path):
 
 def test_public_names_are_functions_whatever_was_imported_before():
     code = """
-import lowbit.session, lowbit.devices, lowbit.compiled, lowbit.verify, lowbit.inspect
-import lowbit.bench, lowbit.convert
-from lowbit.session import register
+import importlib, pkgutil, types
 import lowbit
-for name in ("session", "verify", "inspect", "bench", "convert", "devices", "compile", "get_library_path"):
-    assert callable(getattr(lowbit, name)), name
+assert not {module.name for module in pkgutil.iter_modules(lowbit.__path__)} & set(lowbit.__all__)
+for home in lowbit._HOME.values():
+    importlib.import_module(f"lowbit.{home}")
+for name in lowbit.__all__:
+    assert not isinstance(getattr(lowbit, name), types.ModuleType), name
 assert set(lowbit.__all__) <= set(dir(lowbit))
 """
     subprocess.run([sys.executable, "-c", code], check=True)

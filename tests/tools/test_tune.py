@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -19,13 +18,13 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from lowbit.cli import cli
+from lowbit.measure import tune as tuner
 
 from tests.numerics import random_nodes
 from tests.support import require_native
 from tests.tools.conftest import qdq_conv
 
 native = require_native()
-tuner = importlib.import_module("lowbit.tune")  # the package shows the function of that name
 
 
 @pytest.fixture(autouse=True)
@@ -316,8 +315,8 @@ def test_a_full_disk_leaves_the_old_file_and_one_error(cache):
     tuner.keep({("key", 1): "kernel"})
     before = cache.read_bytes()
     code = (
-        "import importlib, resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))\n"
-        "tuner = importlib.import_module('lowbit.tune')\n"
+        "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))\n"
+        "from lowbit.measure import tune as tuner\n"
         "try: tuner.keep({(f'key {i}', 1): 'kernel' for i in range(100)})\n"
         "except tuner.OutputError as error: print(error)"
     )

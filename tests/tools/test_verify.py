@@ -10,10 +10,11 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lowbit import ops, ties
+from lowbit import ops
 from lowbit.errors import ModelError
-from lowbit.graph.schemas import signatures
-from lowbit.provenance import KEY
+from lowbit.ops import ties
+from lowbit.proto.provenance import KEY
+from lowbit.schemas import signatures
 from onnx import helper, numpy_helper
 
 from tests.converter.graphs import image, output

@@ -6,7 +6,7 @@ import importlib
 
 import click
 
-import lowbit
+from lowbit import __version__
 from lowbit.cli.interrupt import prompt_interrupts
 
 COMMANDS = ("sys", "inspect", "convert", "export", "tune", "compile", "run", "verify", "bench")
@@ -31,7 +31,7 @@ class _Commands(click.Group):
     epilog="Exit codes: 0 ok, 1 a check failed, 2 usage or unusable input, 3 cannot be said exactly (convert "
     "--strict, export), 130 interrupted.",
 )
-@click.version_option(lowbit.__version__, prog_name="lowbit")
+@click.version_option(__version__, prog_name="lowbit")
 @click.option("-v", "--verbose", is_flag=True, help="As after the subcommand.")
 @click.option("-q", "--quiet", is_flag=True, help="As after the subcommand.")
 @click.option("--format", type=click.Choice(["table", "json"]), help="As after the subcommand, which wins.")

@@ -19,7 +19,7 @@ from lowbit.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from lowbit.bench import BenchReport
+    from lowbit.measure.bench import BenchReport
 
 
 @subcommand("bench")
@@ -52,8 +52,8 @@ def command(
     disturbs both. With --device, MODEL runs there, converted in memory if need be; the other one runs there
     too if it is a lowbit model, and in stock ONNX Runtime on the CPU otherwise.
     """
-    from lowbit.bench import bench
-    from lowbit.feeds import parse_shapes
+    from lowbit.measure.bench import bench
+    from lowbit.proto.feeds import parse_shapes
 
     try:
         cpus = [int(cpu) for cpu in pin.split(",") if cpu]

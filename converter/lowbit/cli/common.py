@@ -25,7 +25,7 @@ from lowbit.errors import LowBitError, UnsupportedError, is_out_of_memory
 from lowbit.text import printable
 
 if TYPE_CHECKING:
-    from lowbit.report import ReasonGroup
+    from lowbit.proto.report import ReasonGroup
 
 CHECK_FAILED = 1
 UNUSABLE = 2
@@ -285,7 +285,7 @@ def parse_batches(text: str) -> list[int]:
 
 def write_report(path: Path, document: Any, page: Callable[[], str], *, overwrite: bool) -> None:
     """Writes a report as JSON or, under any other suffix, as an HTML page; whole or not at all."""
-    from lowbit.atomic import write_atomically
+    from lowbit.proto.atomic import write_atomically
 
     text = json.dumps(document, indent=2) if path.suffix == ".json" else page()
 

@@ -44,8 +44,8 @@ def command(
     --batch measures first. It is opened and compared with MODEL before it appears. It runs on that kind of
     device with this release of lowbit and is refused elsewhere, so keep MODEL.
     """
-    from lowbit.compiled import compile
-    from lowbit.feeds import parse_shapes
+    from lowbit.deploy.compile import compile
+    from lowbit.proto.feeds import parse_shapes
 
     batches = parse_batches(batch)
     with out.status(f"compiling {model.name}"):

@@ -23,7 +23,7 @@ from lowbit.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from lowbit.report import Report
+    from lowbit.proto.report import Report
 
 
 @subcommand("convert")
@@ -54,11 +54,11 @@ def command(
     of every node). Where nothing can be converted, or nothing is quantized, the command says so and writes
     the model as it was (exit code 0; --strict refuses with 3).
     """
-    from lowbit.atomic import check_writable
-    from lowbit.convert import convert
-    from lowbit.inspect import describe_conversion
-    from lowbit.model_file import stored_bytes
-    from lowbit.report_html import render
+    from lowbit.conversion.convert import convert
+    from lowbit.inspection.inspect import describe_conversion
+    from lowbit.inspection.report_html import render
+    from lowbit.proto.atomic import check_writable
+    from lowbit.proto.model_file import stored_bytes
 
     if report_file is not None:
         check_writable(report_file, overwrite=overwrite, inputs=(model,))

@@ -11,8 +11,8 @@ import click
 from lowbit.cli.common import Out, megabytes, model_argument, overwrite_option, shape_option, subcommand
 
 if TYPE_CHECKING:
-    from lowbit.export import ExportResult
-    from lowbit.mobile import MobileExport
+    from lowbit.deploy.mobile import MobileExport
+    from lowbit.exporters.export import ExportResult
 
 
 @subcommand("export")
@@ -45,8 +45,8 @@ def command(
         return
     if shapes:
         raise click.UsageError("--shape is for --to mobile, which runs the model")
-    from lowbit.export import export
-    from lowbit.model_file import stored_bytes
+    from lowbit.exporters.export import export
+    from lowbit.proto.model_file import stored_bytes
 
     with out.status(f"exporting {model.name}"):
         result = export(model, output, to=to, sub_byte=sub_byte, overwrite=overwrite)
@@ -85,8 +85,8 @@ def _print(out: Out, summary: dict[str, Any], result: ExportResult) -> None:
 
 
 def _mobile(out: Out, model: Path, folder: Path, shapes: tuple[str, ...], *, overwrite: bool) -> None:
-    from lowbit.feeds import parse_shapes
-    from lowbit.mobile import export_mobile
+    from lowbit.deploy.mobile import export_mobile
+    from lowbit.proto.feeds import parse_shapes
 
     with out.status(f"exporting {model.name}"):
         export = export_mobile(model, folder, shapes=parse_shapes(shapes), overwrite=overwrite)

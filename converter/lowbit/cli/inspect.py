@@ -27,7 +27,7 @@ from lowbit.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from lowbit.inspect import InspectReport, NodeInfo
+    from lowbit.inspection.inspect import InspectReport, NodeInfo
 
 
 @subcommand("inspect")
@@ -58,10 +58,10 @@ def command(
     plot of bits and cost along the network and a table of its nodes. With --device the model is opened there,
     and every node tells whether it runs there or why it stays with ONNX Runtime on the CPU.
     """
-    from lowbit.atomic import check_writable
-    from lowbit.feeds import parse_shapes
-    from lowbit.inspect import inspect
-    from lowbit.report_html import render
+    from lowbit.inspection.inspect import inspect
+    from lowbit.inspection.report_html import render
+    from lowbit.proto.atomic import check_writable
+    from lowbit.proto.feeds import parse_shapes
 
     if report_file is not None:
         check_writable(report_file, overwrite=overwrite, inputs=(model,))
@@ -79,7 +79,7 @@ def command(
 
 
 def _print(out: Out, model: Path, report: InspectReport) -> None:
-    from lowbit.devices import has_own_memory
+    from lowbit.sessions.devices import has_own_memory
 
     source = report.kind == "source"
     on_gpu = report.device is not None and has_own_memory(report.device)
@@ -133,7 +133,7 @@ def _says_something(node: NodeInfo) -> bool:
 
 
 def _row(node: NodeInfo, source: bool) -> tuple[object, ...]:
-    from lowbit.tensors import shape_text
+    from lowbit.proto.tensors import shape_text
 
     epilogue = None if node.epilogue == "requantize" else node.epilogue  # the ordinary one
     shapes = [None if shape is None else shape_text(shape) for shape in (node.input_shape, node.output_shape)]
@@ -184,13 +184,13 @@ def _print_choices(out: Out, report: InspectReport) -> None:
 
 
 def _refusals(node: NodeInfo) -> str:
-    from lowbit.inspect import refusals_by_reason
+    from lowbit.inspection.inspect import refusals_by_reason
 
     return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in refusals_by_reason(node))
 
 
 def _print_totals(out: Out, report: InspectReport) -> None:
-    from lowbit.advice import FLOAT_RATIO
+    from lowbit.inspection.advice import FLOAT_RATIO
 
     totals = report.totals
     macs = f"{totals['macs'] / 1e6:,.1f} million"

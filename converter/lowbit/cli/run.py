@@ -53,10 +53,10 @@ def command(
 
     On another device than the CPU a quantized MODEL that was not converted yet is converted in memory.
     """
-    from lowbit.atomic import check_writable, write_atomically
-    from lowbit.feeds import parse_shapes, random_feeds
-    from lowbit.model_file import load_proto
-    from lowbit.session import run_session, session
+    from lowbit.proto.atomic import check_writable, write_atomically
+    from lowbit.proto.feeds import parse_shapes, random_feeds
+    from lowbit.proto.model_file import load_proto
+    from lowbit.sessions.session import run_session, session
 
     if bool(inputs) == random:
         raise click.UsageError("give either --input or --random")
@@ -87,8 +87,8 @@ def command(
 
 def _runnable(out: Out, path: Path, model: onnx.ModelProto, device: str) -> Path | onnx.ModelProto:
     """The model as ONNX Runtime can load it on the CPU; every other device has it converted."""
-    from lowbit.model_file import load_proto
-    from lowbit.standard import needs_standard_form, standard_form
+    from lowbit.frontends.standard_ops import needs_standard_form, standard_form
+    from lowbit.proto.model_file import load_proto
 
     if device != "cpu" or not needs_standard_form(model):
         return path
@@ -98,8 +98,8 @@ def _runnable(out: Out, path: Path, model: onnx.ModelProto, device: str) -> Path
 
 def _told_apart(error: RefusedError, path: Path, model: onnx.ModelProto) -> LowBitError:
     """The refusal of a converted model, with what its original says where that lies beside it."""
-    from lowbit.provenance import other_source, source_file
-    from lowbit.session import told_apart
+    from lowbit.proto.provenance import other_source, source_file
+    from lowbit.sessions.session import told_apart
 
     name = source_file(model)
     if name is None:
@@ -113,7 +113,7 @@ def _told_apart(error: RefusedError, path: Path, model: onnx.ModelProto) -> LowB
 
 
 def _feeds(inputs: tuple[str, ...], proto: onnx.ModelProto) -> dict[str, Any]:
-    from lowbit.feeds import load_samples, model_inputs
+    from lowbit.proto.feeds import load_samples, model_inputs
 
     names = list(model_inputs(proto))
     feeds: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from lowbit.cli.common import Out, subcommand
 @subcommand("sys")
 def command(out: Out) -> None:
     """Show versions, the library, devices, instruction sets and kernels."""
-    from lowbit.sysinfo import sysinfo
+    from lowbit.inspection.sysinfo import sysinfo
 
     info = sysinfo()
     if out.as_json:

@@ -19,8 +19,8 @@ from lowbit.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from lowbit.device_tune import DeviceTuneReport
-    from lowbit.tune import TuneReport
+    from lowbit.measure.device_tune import DeviceTuneReport
+    from lowbit.measure.tune import TuneReport
 
 
 @subcommand("tune")
@@ -48,10 +48,9 @@ def command(
     With --device cuda the execution provider measures the tile configurations of its kernels, in one run for
     each batch size.
     """
-    from lowbit import tune
-    from lowbit.feeds import parse_shapes
-    from lowbit.tune import TuneReport
-    from lowbit.tune import clear as clear_files
+    from lowbit.measure.tune import TuneReport, tune
+    from lowbit.measure.tune import clear as clear_files
+    from lowbit.proto.feeds import parse_shapes
 
     batches = parse_batches(batch)
     if model is None and not clear:

@@ -21,7 +21,7 @@ from lowbit.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from lowbit.verify import VerifyReport
+    from lowbit.checking.verify import VerifyReport
 
 
 @subcommand("verify")
@@ -54,8 +54,8 @@ def command(
     tie. Whole-model agreement is shown beside it. With --device MODEL runs there, and must equal the same
     definitions. Exit code 1: something is wrong or unexplained.
     """
-    from lowbit.feeds import parse_shapes
-    from lowbit.verify import verify
+    from lowbit.checking.verify import verify
+    from lowbit.proto.feeds import parse_shapes
 
     with out.progress("verifying") as progress:
         report = verify(model, against, data=data, samples=samples, seed=seed, shapes=parse_shapes(shapes),

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from lowbit.errors import ModelError
 from lowbit.graph.constants import add_initializer
 from lowbit.graph.quantizers import quantizer
-from lowbit.report import Report
+from lowbit.proto.report import Report
 
 _SYNTAX = "[NAME:]scale=1/255,bits=8,unsigned[,zero_point=0]"
 

@@ -15,14 +15,14 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass
 from lowbit.frontends.expressions import fold_expressions
 from lowbit.graph.attributes import get_int
 from lowbit.graph.constants import constant
-from lowbit.graph.fold import fold_constants
-from lowbit.graph.lowering import remove_unused_nodes
-from lowbit.graph.moves import move_onto_codes
 from lowbit.graph.normal_form import NormalForm, Quantization, is_dequantize, is_op, is_quantize
 from lowbit.graph.quantization import CODE_TYPES
-from lowbit.graph.questions import ask_codes
 from lowbit.graph.reasons import for_each, has_to_stay
 from lowbit.graph.shapes import infer_shapes
+from lowbit.graph.subgraphs import remove_unused_nodes
+from lowbit.passes.fold import fold_constants
+from lowbit.passes.moves import move_onto_codes
+from lowbit.passes.questions import ask_codes
 
 _SMALL = 256
 """Elements of the constants that are computed here: shapes and scales. ONNX Runtime folds the others."""

@@ -31,12 +31,12 @@ from lowbit.errors import ModelError
 from lowbit.frontends.expressions import fold_expressions
 from lowbit.graph.attributes import get_float, get_int, get_string
 from lowbit.graph.constants import Array, add_initializer, constant
-from lowbit.graph.fold import fold_constants
-from lowbit.graph.lowering import graphs_of
 from lowbit.graph.quantization import CODE_TYPES
 from lowbit.graph.quantizers import ROUNDINGS, Law, is_law, quantizer
 from lowbit.graph.reasons import REASON
 from lowbit.graph.shapes import infer_shapes
+from lowbit.graph.subgraphs import graphs_of
+from lowbit.passes.fold import fold_constants
 
 DOMAINS = frozenset({"qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general", "finn"})
 """The domains under which the operators are found, ONNX's own apart."""

@@ -29,12 +29,11 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass
 from lowbit.errors import ModelError
 from lowbit.graph.attributes import get_float, get_int, get_ints
 from lowbit.graph.constants import Array, add_initializer, constant
-from lowbit.graph.normal_form import CODE_MOVERS, is_dequantize, is_op, rank_of
+from lowbit.graph.normal_form import CODE_MOVERS, WRITTEN_OUT, is_dequantize, is_op, rank_of
 from lowbit.graph.opsets import quantizer_domain
 from lowbit.graph.reasons import REASON, has_to_stay, working_on
 from lowbit.graph.shapes import infer_shapes
 
-_GROUP = "lowbit.qoperator"
 _MICROSOFT = "com.microsoft"
 
 _ROUNDS = 8
@@ -74,17 +73,12 @@ def restore(graph: ir.Graph, covered: set[ir.Node], reasons: Mapping[ir.Node, st
     """
     changed = False
     for node in list(graph):
-        group = node.meta.get(_GROUP)
+        group = node.meta.get(WRITTEN_OUT)
         if isinstance(group, _Group) and not covered.issuperset(group.work) and group.intact(graph):
             with working_on(node):
                 group.restore(graph, next((reasons[n] for n in group.nodes if n in reasons), None))
             changed = True
     return changed
-
-
-def may_return(node: ir.Node) -> bool:
-    """Whether a node is the float form of an operator that comes back where no rule takes it."""
-    return _GROUP in node.meta
 
 
 @dataclass
@@ -268,7 +262,7 @@ class _Writer:
         """The float operator; its name and its entry in the report are the original's."""
         node = self._write("", op_type, inputs, attributes, name=self.node.name)
         node.meta.update(self.node.meta)
-        node.meta[_GROUP] = self.group
+        node.meta[WRITTEN_OUT] = self.group
         return node.outputs[0]
 
     def further(

@@ -1,1 +1,1 @@
-"""The graph side of the converter: loading, the normal form, and the lowering of regions to lowbit nodes."""
+"""The normal form: a graph whose tensors carry quantization facts, and what can be read from it."""

@@ -56,6 +56,9 @@ Only what moves codes, or is a function of one code, can read them, by asking fo
 nothing but what the graph's own nodes say.
 """
 
+WRITTEN_OUT = "lowbit.written_out"
+"""Key of a node's ``meta`` for the operator that a frontend wrote out as this node and others."""
+
 
 @dataclass(frozen=True)
 class Quantization:
@@ -120,6 +123,11 @@ def is_dequantize(node: ir.Node | None) -> bool:
 def is_quantizer(node: ir.Node | None) -> bool:
     """A node from real numbers to codes: QuantizeLinear, or what only a frontend can say."""
     return is_quantize(node) or is_law(node)
+
+
+def may_return(node: ir.Node) -> bool:
+    """Whether a node is the float form of an operator that comes back where no rule takes it."""
+    return WRITTEN_OUT in node.meta
 
 
 def rank_of(value: ir.Value) -> int | None:

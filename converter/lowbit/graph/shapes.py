@@ -15,9 +15,9 @@ from onnx_ir.passes.common import ShapeInferencePass
 from lowbit.errors import ModelError
 from lowbit.graph.attributes import get_flag, get_int, get_ints, get_string
 from lowbit.graph.constants import constant, integers
-from lowbit.graph.lowering import graphs_of
 from lowbit.graph.normal_form import is_dequantize, is_op, is_quantize
 from lowbit.graph.quantizers import is_law
+from lowbit.graph.subgraphs import graphs_of
 from lowbit.ops.windows import Windows
 
 _NO_END = 2**31 - 1

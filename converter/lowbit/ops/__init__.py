@@ -34,11 +34,12 @@ from lowbit.ops.max_pool import low_bit_max_pool
 from lowbit.ops.mul import low_bit_mul
 from lowbit.ops.normalization import low_bit_normalization
 from lowbit.ops.quantize import low_bit_quantize
-from lowbit.ops.registration import DOMAIN, register_schemas
+from lowbit.ops.registration import register_schemas
 from lowbit.ops.requantize import low_bit_requantize
 from lowbit.ops.resize import low_bit_resize
 from lowbit.ops.softmax import low_bit_softmax
 from lowbit.ops.threshold import low_bit_threshold
+from lowbit.schemas import DOMAIN
 
 __all__ = ["DEFINITIONS", "DOMAIN", "evaluate", "pack", "register_schemas", "unpack"]
 

@@ -8,8 +8,7 @@ from typing import Any
 import onnx
 from onnx import defs, shape_inference
 
-DOMAIN = "ai.lowbit"
-VERSION = 1
+from lowbit.schemas import DOMAIN, VERSION
 
 _TYPES = {
     "codes": ["tensor(uint8)", "tensor(int8)"],

@@ -6,18 +6,19 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
-from lowbit.dialects import is_quantized_op
 from lowbit.errors import LowBitError, raise_if_out_of_memory
 from lowbit.frontends import qoperator
-from lowbit.graph.lowering import Lowering, graphs_of, inputs_of
+from lowbit.frontends.dialects import is_quantized_op
 from lowbit.graph.normal_form import NormalForm, is_dequantize, is_op, is_quantizer
 from lowbit.graph.reasons import REASON, STAYS, Refusal, has_to_stay, working_on
-from lowbit.graph.schemas import DOMAIN
+from lowbit.graph.subgraphs import graphs_of, inputs_of
 from lowbit.graph.units import find_units
-from lowbit.report import NodeReport, Report
+from lowbit.lowering.lowering import Lowering
+from lowbit.proto.report import NodeReport, Report
 from lowbit.rewrites import RULES, quantize
 from lowbit.rewrites.guard import GAINS_NOTHING, worthless_regions
 from lowbit.rewrites.rule import Context, Region
+from lowbit.schemas import DOMAIN
 
 _REPORT = "lowbit.report"
 POSITION = "lowbit.position"

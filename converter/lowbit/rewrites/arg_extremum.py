@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from lowbit.graph.attributes import from_front, get_flag, get_int
-from lowbit.graph.lowering import Lowering, StoredReal
 from lowbit.graph.normal_form import is_op, rank_of
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import StoredReal
 from lowbit.rewrites.operands import Activation, read_activation
 from lowbit.rewrites.rule import Context, Region
 

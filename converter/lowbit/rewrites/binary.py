@@ -10,9 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.constants import constant
-from lowbit.graph.lowering import Lowering, Order, Stored, channels_last, identity
 from lowbit.graph.normal_form import rank_of
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import Order, Stored, channels_last, identity
 from lowbit.rewrites.clipped import Clipped, clipped_at, real_numbers
 from lowbit.rewrites.operands import Activation, read_activation
 from lowbit.rewrites.rule import Context, Region

@@ -10,11 +10,12 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from lowbit.graph.constants import constant
-from lowbit.graph.lowering import CodesOutput, Lowering, Order, StoredReal
 from lowbit.graph.normal_form import NormalForm, Quantization, clip_bounds
 from lowbit.graph.quantization import dequantize_array
 from lowbit.graph.quantizers import is_law
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import CodesOutput, Order, StoredReal
 from lowbit.ops.codes import saturate
 from lowbit.rewrites.chain import chain_at
 from lowbit.rewrites.epilogue import Bounds, refuse_per_channel

@@ -12,11 +12,12 @@ import onnx_ir as ir
 
 from lowbit.graph.attributes import from_front, get_int
 from lowbit.graph.constants import constant
-from lowbit.graph.lowering import CodesOutput, Lowering, Order, Stored, channels_last, identity
 from lowbit.graph.normal_form import Quantization, is_op, rank_of
 from lowbit.graph.opsets import has_code_kernel
 from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import CodesOutput, Order, Stored, channels_last, identity
 from lowbit.rewrites.clipped import clipped_at, real_numbers
 from lowbit.rewrites.epilogue import Bounds
 from lowbit.rewrites.operands import Activation, read_activation

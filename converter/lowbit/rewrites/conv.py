@@ -10,11 +10,12 @@ import onnx_ir as ir
 
 from lowbit.graph.attributes import get_int, get_string
 from lowbit.graph.constants import Array, constant, scalar
-from lowbit.graph.lowering import Lowering, Order, Stored, channels_last
 from lowbit.graph.normal_form import NormalForm, dims_of, is_op, rank_of
 from lowbit.graph.quantization import Grid
 from lowbit.graph.reasons import Refusal
 from lowbit.graph.windows import Window, read_window
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import Order, Stored, channels_last
 from lowbit.rewrites.epilogue import same_shape
 from lowbit.rewrites.matmul import Candidate, Product, ProductRegion, finish, first_region
 from lowbit.rewrites.operands import Activation, read_activation

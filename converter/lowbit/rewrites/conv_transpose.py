@@ -9,10 +9,11 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.attributes import get_int, get_ints
-from lowbit.graph.lowering import Lowering, Stored
 from lowbit.graph.normal_form import dims_of
 from lowbit.graph.reasons import Refusal
 from lowbit.graph.windows import read_transposed_window
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import Stored
 from lowbit.rewrites.conv import ConvRegion
 from lowbit.rewrites.epilogue import same_shape
 from lowbit.rewrites.matmul import Candidate, Product, finish, first_region

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from lowbit.graph.constants import constant
-from lowbit.graph.lowering import Lowering, StoredReal, channels_last, identity
 from lowbit.graph.normal_form import Dequantization, is_dequantize, rank_of
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import StoredReal, channels_last, identity
 from lowbit.rewrites.rule import Context, Region
 
 

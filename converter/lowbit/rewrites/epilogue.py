@@ -22,10 +22,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from lowbit.graph.constants import constant
-from lowbit.graph.lowering import CodesOutput, Lowering, Order
 from lowbit.graph.normal_form import Dequantization, NormalForm, Quantization, clip_bounds, is_op
 from lowbit.graph.quantization import Grid, quantize_scalar
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import CodesOutput, Order
 from lowbit.rewrites.batch_normalization import fold_batch_normalization
 from lowbit.rewrites.chain import Chain, Link
 from lowbit.rewrites.operands import Activation, per_channel, read_activation, real_constant

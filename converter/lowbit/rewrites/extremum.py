@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.lowering import Lowering
 from lowbit.graph.reasons import Refusal
 from lowbit.graph.reductions import AXES_AS_INPUT, Reduction, read_reduction
+from lowbit.lowering.lowering import Lowering
 from lowbit.rewrites.move import MoveRegion, moves_codes, stored_type
 from lowbit.rewrites.rule import Context, Region
 

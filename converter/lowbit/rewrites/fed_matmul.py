@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.lowering import Lowering, Stored, identity
 from lowbit.graph.normal_form import dims_of, rank_of
 from lowbit.graph.quantization import CODE_TYPES
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import Stored, identity
 from lowbit.rewrites.binary import BinaryRegion, read_operands
 from lowbit.rewrites.clipped import Clipped, clipped_at
 from lowbit.rewrites.operands import Activation, is_constant

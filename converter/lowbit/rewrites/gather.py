@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from lowbit.graph.attributes import from_front, get_int
-from lowbit.graph.lowering import Lowering, Order, identity
 from lowbit.graph.normal_form import dims_of, rank_of
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import Order, identity
 from lowbit.rewrites.move import MoveRegion, moves_codes, stored_type
 from lowbit.rewrites.rule import Context, Region
 

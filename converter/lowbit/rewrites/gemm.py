@@ -10,9 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.attributes import get_float, get_int
-from lowbit.graph.lowering import Lowering, Order, Stored, identity
 from lowbit.graph.normal_form import dims_of, is_op
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import Order, Stored, identity
 from lowbit.rewrites.epilogue import same_shape
 from lowbit.rewrites.matmul import Candidate, Product, ProductRegion, finish, first_region
 from lowbit.rewrites.operands import read_activation

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from lowbit.graph.constants import is_known
 from lowbit.graph.normal_form import dims_of, is_dequantize, is_op, is_quantize, is_quantizer
 from lowbit.graph.opsets import has_code_kernel
-from lowbit.graph.questions import is_question
+from lowbit.passes.questions import is_question
 from lowbit.rewrites.dequantize import DequantizeRegion
 from lowbit.rewrites.quantize import EntranceRegion
 from lowbit.rewrites.rule import Region

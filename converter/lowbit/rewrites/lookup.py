@@ -17,7 +17,6 @@ import onnx_ir as ir
 
 from lowbit.graph.constants import constant
 from lowbit.graph.evaluate import evaluate_nodes
-from lowbit.graph.lowering import Lowering, Stored
 from lowbit.graph.normal_form import (
     ELEMENTWISE,
     Dequantization,
@@ -31,6 +30,8 @@ from lowbit.graph.normal_form import (
 )
 from lowbit.graph.quantization import CODE_TYPES, CodeRange
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import Stored
 from lowbit.rewrites.chain import quantization_at
 from lowbit.rewrites.rule import Context, Region
 

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from lowbit.graph.lowering import Lowering, Order, Stored, StoredReal
 from lowbit.graph.normal_form import Quantization, clip_bounds
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import Order, Stored, StoredReal
 from lowbit.rewrites.chain import Chain, chain_at
 from lowbit.rewrites.epilogue import Bias, Bounds, Epilogue, read_bias, read_epilogue, with_residual
 from lowbit.rewrites.operands import Activation

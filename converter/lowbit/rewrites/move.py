@@ -10,10 +10,11 @@ from typing import Any
 import onnx_ir as ir
 
 from lowbit.graph.constants import is_known
-from lowbit.graph.lowering import Lowering, Stored
 from lowbit.graph.normal_form import NormalForm, is_op, rank_of
 from lowbit.graph.opsets import has_code_kernel
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import Stored
 from lowbit.rewrites.rule import Context, Region
 
 

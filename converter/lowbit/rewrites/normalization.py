@@ -15,9 +15,10 @@ import onnx_ir as ir
 
 from lowbit.graph.attributes import from_front, get_flag, get_float, get_int, get_ints
 from lowbit.graph.constants import Array, integers, scalar
-from lowbit.graph.lowering import Lowering, Order, Stored, channels_last, identity
 from lowbit.graph.normal_form import Dequantization, dims_of, is_op, rank_of
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import Order, Stored, channels_last, identity
 from lowbit.rewrites.clipped import Clipped, clipped_at
 from lowbit.rewrites.operands import Activation, read_activation, real_constant
 from lowbit.rewrites.rule import Context, Region

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from lowbit.graph.constants import constant
-from lowbit.graph.lowering import Lowering, channels_last, identity
 from lowbit.graph.normal_form import (
     Quantization,
     is_dequantize,
@@ -17,6 +16,8 @@ from lowbit.graph.normal_form import (
     rank_of,
 )
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import channels_last, identity
 from lowbit.rewrites.chain import quantization_at
 from lowbit.rewrites.rule import Context, Region
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from lowbit.graph.lowering import Lowering
 from lowbit.graph.normal_form import Quantization, clip_bounds, is_op
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
 from lowbit.rewrites.chain import quantization_at
 from lowbit.rewrites.epilogue import Bounds
 from lowbit.rewrites.operands import Activation, read_activation

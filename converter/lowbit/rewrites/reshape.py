@@ -16,9 +16,10 @@ import onnx_ir as ir
 
 from lowbit.graph.attributes import get_flag, get_int
 from lowbit.graph.constants import integers
-from lowbit.graph.lowering import Lowering, Order, identity
 from lowbit.graph.normal_form import dims_of, is_op
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import Order, identity
 from lowbit.rewrites.move import MoveRegion, moves_codes, stored_type
 from lowbit.rewrites.rule import Context, Region
 

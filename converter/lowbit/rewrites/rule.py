@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from lowbit.graph.lowering import Lowering
 from lowbit.graph.normal_form import NormalForm
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
 
 
 @dataclass(frozen=True)

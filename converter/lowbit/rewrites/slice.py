@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from lowbit.graph.attributes import get_ints
 from lowbit.graph.constants import integers
-from lowbit.graph.lowering import Lowering
 from lowbit.graph.normal_form import rank_of
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
 from lowbit.rewrites.move import MoveRegion, moves_codes, stored_type
 from lowbit.rewrites.rule import Context, Region
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from lowbit.frontends.qoperator import may_return
 from lowbit.graph.attributes import from_front, get_int
-from lowbit.graph.lowering import Lowering, Stored
-from lowbit.graph.normal_form import dims_of
+from lowbit.graph.normal_form import dims_of, may_return
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import Stored
 from lowbit.ops.softmax import softmax_table
 from lowbit.rewrites.clipped import clipped_at
 from lowbit.rewrites.operands import read_activation

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.lowering import Lowering
 from lowbit.graph.normal_form import dims_of
 from lowbit.graph.reasons import Refusal
 from lowbit.graph.windows import read_space_to_depth
+from lowbit.lowering.lowering import Lowering
 from lowbit.rewrites.move import MoveRegion, moves_codes, stored_type
 from lowbit.rewrites.rule import Context, Region
 

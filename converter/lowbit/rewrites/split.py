@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from lowbit.graph.attributes import from_front, get_int
-from lowbit.graph.lowering import Lowering
 from lowbit.graph.normal_form import rank_of
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
 from lowbit.rewrites.move import MoveRegion, moves_codes, stored_type
 from lowbit.rewrites.rule import Context, Region
 

@@ -8,9 +8,9 @@ import onnx_ir as ir
 
 from lowbit.graph.attributes import from_front, get_ints
 from lowbit.graph.constants import integers
-from lowbit.graph.lowering import Lowering
 from lowbit.graph.normal_form import dims_of, is_op
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
 from lowbit.rewrites.move import MoveRegion, moves_codes, stored_type
 from lowbit.rewrites.rule import Context, Region
 

@@ -16,10 +16,11 @@ import onnx_ir as ir
 
 from lowbit.graph.attributes import get_int
 from lowbit.graph.constants import constant
-from lowbit.graph.lowering import Lowering, Stored
 from lowbit.graph.normal_form import dims_of, is_op, rank_of
 from lowbit.graph.quantization import CODE_TYPES, CodeRange
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import Stored
 from lowbit.rewrites.lookup import by_stored_byte
 from lowbit.rewrites.rule import Context, Region
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from lowbit.graph.lowering import Lowering, channels_last, identity
 from lowbit.graph.normal_form import NormalForm, Quantization, dims_of, rank_of
 from lowbit.graph.quantizers import is_law
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import channels_last, identity
 from lowbit.rewrites.chain import Link, chain_paths, quantization_at
 from lowbit.rewrites.quantize import NO_READER, EntranceRegion, wants_channels_last
 from lowbit.rewrites.rule import Context, Region

@@ -8,9 +8,10 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.constants import integers
-from lowbit.graph.lowering import Lowering, identity
 from lowbit.graph.normal_form import rank_of
 from lowbit.graph.reasons import Refusal
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import identity
 from lowbit.rewrites.move import MoveRegion, moves_codes, stored_type
 from lowbit.rewrites.rule import Context, Region
 

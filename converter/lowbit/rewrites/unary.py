@@ -9,7 +9,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from lowbit.graph.lowering import Lowering, Order, Stored, channels_last
+from lowbit.lowering.lowering import Lowering
+from lowbit.lowering.stored import Order, Stored, channels_last
 from lowbit.rewrites.clipped import Clipped
 from lowbit.rewrites.operands import Activation
 from lowbit.rewrites.rule import Region

@@ -1,0 +1,1 @@
+"""Does a converted model compute what its original says?"""

@@ -1,0 +1,1 @@
+"""Models made ready for where they run: compiled for a device, packed for a phone."""

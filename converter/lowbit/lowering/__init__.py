@@ -1,0 +1,1 @@
+"""Lowering: the output graph, into which regions write lowbit nodes."""

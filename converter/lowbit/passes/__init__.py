@@ -1,0 +1,1 @@
+"""Passes: steps on the normal form that change how it is written, and no number."""

@@ -1,0 +1,195 @@
+"""The library, its execution provider, and the devices that it offers on this machine.
+
+| device | what runs there |
+| --- | --- |
+| cpu | every lowbit node as an operator of its own on ONNX Runtime's CPU provider |
+| cpu-ep | the execution provider on the CPU: whole regions compiled into one node |
+| cuda:0 | the execution provider on the first NVIDIA GPU; ``cuda`` is short for it |
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import threading
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from lowbit.errors import LowBitError
+from lowbit.library import get_ep_name, get_library_path
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+_NAME = re.compile(r"cpu|cpu-ep|cuda|[a-z]+:(0|[1-9]\d{0,3})")
+_OPENING = re.compile(r"^(lowbit: )?(no \w+ device can be used: )?")
+_OLDEST_API = 24
+_lock = threading.Lock()
+
+SPELLINGS = "'cpu', 'cpu-ep', 'cuda' or 'cuda:N'"
+
+_HOST = ("cpu", "cpu-ep")
+
+
+@dataclass(frozen=True)
+class Device:
+    """What ``device=`` of :func:`lowbit.session` takes.
+
+    Attributes:
+        name: "cpu", "cpu-ep", "cuda:0", "cuda:1" ...; "cuda" where no GPU can be used.
+        description: the hardware.
+        reason: why it cannot be used; None where it can.
+    """
+
+    name: str
+    description: str
+    reason: str | None = None
+
+    def to_dict(self) -> dict[str, str | None]:
+        """Plain data for ``--format json``."""
+        return asdict(self)
+
+
+def canonical(device: str) -> str:
+    """A device name in its full form: "cuda" is "cuda:0".
+
+    Raises:
+        LowBitError: for anything that is no name of a device.
+    """
+    found = _NAME.fullmatch(device) if isinstance(device, str) else None
+    if found is None:
+        raise _no_name(device)
+    return "cuda:0" if device == "cuda" else device
+
+
+def _no_name(device: object) -> LowBitError:
+    return LowBitError(
+        f"device must be {SPELLINGS} with the number of a GPU, got {device!r}; `lowbit sys` lists the "
+        "devices of this machine"
+    )
+
+
+def has_own_memory(device: str) -> bool:
+    """Whether a device, by its name in full, is a GPU."""
+    return device not in _HOST
+
+
+def cpu_name() -> str:
+    """What the system calls the CPU."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def devices() -> list[Device]:
+    """Every device, those that cannot be used with the reason. Registers the execution provider.
+
+    Never raises for what a machine lacks: an installation without the native part, or an ONNX Runtime without
+    plugin execution providers, shows as a reason.
+    """
+    found = [Device("cpu", cpu_name())]
+    try:
+        offered = ep_devices()
+    except LowBitError as error:
+        return [*found, Device("cpu-ep", cpu_name(), str(error)), Device("cuda", "NVIDIA GPU", str(error))]
+    for name, each in offered.items():
+        found.append(Device(name, each.ep_metadata.get("description") or cpu_name()))
+    reason = _why_no_gpu(offered)
+    if reason is not None:
+        found.append(Device("cuda", "NVIDIA GPU", reason))
+    return found
+
+
+def ep_devices() -> dict[str, onnxruntime.OrtEpDevice]:
+    """What the execution provider offers, by name: "cpu-ep", "cuda:0" ...
+
+    Raises:
+        LowBitError: if it cannot be registered.
+    """
+    import onnxruntime
+
+    register_ep()
+    offered = {}
+    for each in onnxruntime.get_ep_devices():
+        name = each.ep_metadata.get("device", "")
+        if each.ep_name == get_ep_name() and name:
+            offered["cpu-ep" if name == "cpu" else name] = each
+    return offered
+
+
+def ep_device(device: str) -> onnxruntime.OrtEpDevice:
+    """The device of this canonical name as ONNX Runtime knows it.
+
+    Raises:
+        LowBitError: if it cannot be used, with the reason.
+    """
+    offered = ep_devices()
+    if device in offered:
+        return offered[device]
+    kinds = {"cuda", *(name.partition(":")[0] for name in offered if has_own_memory(name))}
+    if has_own_memory(device) and device.partition(":")[0] not in kinds:
+        raise _no_name(device)
+    usable = ", ".join(name for name in offered if has_own_memory(name))
+    reason = _why_no_gpu(offered)
+    there = f"there is {usable}" if usable else "no GPU can be used"
+    raise LowBitError(f"device '{device}': {there}{f': {reason}' if reason else ''}")
+
+
+def register_ep() -> None:
+    """Makes the execution provider known to ONNX Runtime; once per process, however often it is called.
+
+    Raises:
+        LowBitError: if this ONNX Runtime has no plugin execution providers, or refuses the library.
+    """
+    import onnxruntime
+
+    _require_api(onnxruntime.__version__)
+    path = get_library_path()
+    with _lock:
+        # The program, or another package, may have registered the library under a name of its own.
+        if any(each.ep_name == get_ep_name() for each in onnxruntime.get_ep_devices()):
+            return
+        try:
+            onnxruntime.register_execution_provider_library(get_ep_name(), path)
+        except Exception as error:  # ONNX Runtime's classes share no base below Exception
+            raise LowBitError(
+                f"ONNX Runtime {onnxruntime.__version__} does not take the execution provider of {path}: "
+                + " ".join(str(error).split())
+            ) from error
+
+
+def _require_api(version: str) -> None:
+    api = offered_api(version)
+    if api is not None and api < _OLDEST_API:
+        raise LowBitError(
+            f"the execution provider needs onnxruntime 1.{_OLDEST_API} or newer, this is {version}; update "
+            "it or use device 'cpu'"
+        )
+
+
+def offered_api(version: str | None = None) -> int | None:
+    """The C API of an ONNX Runtime, the installed one by default (release 1.N offers API N)."""
+    try:
+        return int((version or metadata.version("onnxruntime")).split(".")[1])
+    except (metadata.PackageNotFoundError, IndexError, ValueError):
+        return None
+
+
+def required_api() -> int:
+    """The C API that the library requires."""
+    return _OLDEST_API
+
+
+def _why_no_gpu(offered: dict[str, Any]) -> str | None:
+    """Why a GPU, or one of several, cannot be used, as the library says; None where nothing is in the way."""
+    told = [each.ep_metadata.get("cuda_unavailable") for each in offered.values()]
+    reason = next((_OPENING.sub("", text) for text in told if text), None)
+    if reason is None and not any(name.startswith("cuda:") for name in offered):
+        return "the library gives no reason; set LOWBIT_CUDA_LIBRARY to the path of liblowbit_cuda"
+    return reason

@@ -1,0 +1,328 @@
+"""Sessions: a plain ``onnxruntime.InferenceSession`` that knows the ``ai.lowbit`` ops, on any device."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lowbit.errors import LowBitError, ModelError, RefusedError, raise_if_out_of_memory
+from lowbit.library import get_library_path
+from lowbit.sessions.devices import canonical, ep_device
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import onnx
+    import onnxruntime
+
+    from lowbit.proto.report import Result
+
+_PLACED = "lowbit.device"
+"""The session entry that says which device SessionOptions hold: they cannot be asked."""
+
+_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
+"""The session entry that tells ONNX Runtime where the external data of a model in memory lie."""
+
+
+def register(sess_options: onnxruntime.SessionOptions) -> None:
+    """Registers the custom ops in ``sess_options``; harmless if they already are."""
+    sess_options.register_custom_ops_library(get_library_path())
+
+
+def session(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto | Result,
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+    sess_options: onnxruntime.SessionOptions | None = None,
+    provider_options: Mapping[str, str | int | bool] | None = None,
+) -> onnxruntime.InferenceSession:
+    """Opens a model in ONNX Runtime with the ``ai.lowbit`` ops.
+
+    On "cpu" a model that was not converted runs as it is, in stock ONNX Runtime. On every other device one
+    whose quantizers are not lowbit's yet is converted in memory first; nothing else can run there.
+
+    Args:
+        model: a path, the bytes of a model, a ModelProto, or the result of :func:`lowbit.convert`. Only a
+            path lets ONNX Runtime find external data, and the files beside a compiled model; a model in
+            memory with external data is refused unless ``sess_options`` name their folder
+            (``session.model_external_initializers_file_folder_path``).
+        device: "cpu"; "cuda" or "cuda:1" for an NVIDIA GPU; "cpu-ep" for the execution provider on the CPU.
+            :func:`lowbit.devices` tells what there is.
+        threads: intra-op threads of this session; None leaves what ``sess_options`` says.
+        sess_options: your own options. They keep every setting. What lasts is that the custom ops, or the
+            device, are added to them, once, however many sessions they serve.
+        provider_options: options of the execution provider, see docs/execution-provider.md; none on "cpu".
+
+    Returns:
+        A plain ``onnxruntime.InferenceSession``.
+
+    Raises:
+        ModelError: if the file is missing, cannot be converted, or ONNX Runtime refuses the model (then a
+            RefusedError, which tells the refusal of a conversion from that of the model itself).
+        LowBitError: for a device that cannot be used, with the reason; for a thread count below 1.
+    """
+    import onnxruntime
+
+    place = canonical(device)
+    if threads is not None and threads < 1:
+        raise LowBitError(f"threads must be at least 1, got {threads}")
+
+    options = onnxruntime.SessionOptions() if sess_options is None else sess_options
+    if sess_options is None and threads is not None:
+        # Kernels are measured for a number of threads, which ONNX Runtime does not tell its nodes.
+        options.add_session_config_entry("lowbit.threads", str(threads))
+    prepare(options, place, provider_options)
+    before = options.intra_op_num_threads
+    try:
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        ready = model if place == "cpu" else for_device(model)
+        try:
+            return open_session(ready, options, place)
+        except RefusedError as error:
+            if ready is model:
+                raise
+            raise told_apart(error, source_of(model)[1], model) from error
+    finally:
+        options.intra_op_num_threads = before
+
+
+def prepare(
+    options: onnxruntime.SessionOptions, device: str, provider_options: Mapping[str, str | int | bool] | None
+) -> None:
+    """Registers the device or, for "cpu", the custom ops alone.
+
+    The execution provider brings the custom ops with it.
+
+    Raises:
+        LowBitError: if the device cannot be used, or the options hold another one already.
+    """
+    given = {key: str(int(value)) if isinstance(value, bool) else str(value)
+             for key, value in (provider_options or {}).items()}  # fmt: skip
+    if device == "cpu" and given:
+        raise LowBitError(
+            f"provider_options ({', '.join(given)}) are for the execution provider; device 'cpu' runs "
+            "custom ops without it"
+        )
+    wanted = f"{device} {sorted(given.items())}" if given else device
+    held = _entry(options, _PLACED)
+    if held not in (None, wanted):
+        raise LowBitError(
+            f"these SessionOptions are set up for device {held} already, got {wanted}; make new ones for it"
+        )
+    if device == "cpu":
+        register(options)
+    elif held is None:
+        options.add_provider_for_devices([ep_device(device)], given)
+        options.add_session_config_entry(_PLACED, wanted)
+
+
+def open_session(
+    model: Any, options: onnxruntime.SessionOptions, device: str = "cpu", *, without: Sequence[str] = ()
+) -> onnxruntime.InferenceSession:
+    """``onnxruntime.InferenceSession`` whose errors are one ModelError; ``options`` hold the device.
+
+    ``without`` names optimizers of ONNX Runtime that are not to run.
+    """
+    import onnxruntime
+
+    source, name = source_of(model)
+    if isinstance(source, bytes) and not _entry(options, _DATA_FOLDER):
+        _require_own_data(source, name)
+    # Without providers ONNX Runtime takes those of the options. It would answer a failure of theirs by
+    # running everything on the CPU, with a line on stdout.
+    where: dict[str, Any] = (
+        {"providers": ["CPUExecutionProvider"]} if device == "cpu" else {"enable_fallback": 0}
+    )
+    if without:
+        where["disabled_optimizers"] = list(without)
+    try:
+        return onnxruntime.InferenceSession(source, options, **where)
+    except Exception as error:
+        if not _from_onnxruntime(error):
+            raise
+        raise_if_out_of_memory(error)
+        text = one_line(error)
+        if device == "cpu" and "EPContext" in text:
+            raise ModelError(
+                f"{name}: it is compiled for an execution provider; open it with the device that it was "
+                "compiled for (such as 'cuda'), or open the model that it was made from"
+            ) from error
+        raise RefusedError(f"{name}: ONNX Runtime refuses it: {text}", text) from error
+
+
+def told_apart(error: RefusedError, converted: str, original: Any) -> ModelError:
+    """The refusal of a converted model, with whether ONNX Runtime refuses its original as well.
+
+    Args:
+        error: the refusal.
+        converted: how to call the converted model.
+        original: what it was made from: whatever :func:`session` takes.
+    """
+    message = f"{converted}: ONNX Runtime refuses the converted model: {error.reason}"
+    reason = refusal_of(original)
+    if reason is not None:
+        return ModelError(f"{message}; it refuses the original, too: {reason}")
+    return ModelError(
+        f"{message}; it loads the original, so that the conversion is at fault: convert it again with this "
+        "lowbit, and report it if that does not help"
+    )
+
+
+def refusal_of(model: Any) -> str | None:
+    """Why ONNX Runtime does not load a model, in stock form where it knows no other; None if it does."""
+    import onnxruntime
+
+    from lowbit.frontends.standard_ops import needs_standard_form, standard_form
+    from lowbit.proto.feeds import as_proto
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    prepare(options, "cpu", None)
+    try:
+        foreign = _read(model)
+        if foreign is not None and needs_standard_form(foreign):
+            model = standard_form(as_proto(model))
+        open_session(model, options)
+    except RefusedError as error:
+        return error.reason
+    except LowBitError as error:
+        return str(error)
+    return None
+
+
+def _require_own_data(data: bytes, name: str) -> None:
+    """Refuses a model in memory with external data, which ONNX Runtime looks for in the current folder."""
+    if b"location" not in data:  # the key by which a tensor names its file: mostly there is nothing to parse
+        return
+    proto = _parsed(data)
+    if proto is not None:
+        from lowbit.proto.model_file import require_own_data
+
+        require_own_data(proto, name)
+
+
+def for_device(model: Any) -> Any:
+    """What the execution provider can run of a model: converted in memory unless that was done already.
+
+    A model that holds lowbit nodes, or is compiled, is returned as it was given, so that a path stays a path.
+
+    Raises:
+        ModelError: if it cannot be read or converted.
+    """
+    if hasattr(model, "report"):  # a Result of lowbit.convert
+        return model
+    proto = _read(model)
+    if proto is None or is_ready(proto):
+        return model
+    from lowbit.frontends.dialects import dialects_of
+
+    if not dialects_of(proto):
+        _stays("nothing in this model is quantized")
+        return model
+    from lowbit.conversion.convert import convert
+
+    given = Path(model) if isinstance(model, (str, os.PathLike)) else proto
+    result = convert(given, all_regions=True)
+    if not is_ready(result.model):
+        left = (*result.report.islands, *result.report.kept)
+        why = next((f": {node.reason}" for node in left if node.reason), "")
+        _stays(f"nothing in this model could be converted{why}")
+    return result
+
+
+def _stays(why: str) -> None:
+    warnings.warn(f"{why}; it runs on the CPU as ONNX Runtime runs it", RuntimeWarning, stacklevel=4)
+
+
+def is_ready(proto: onnx.ModelProto) -> bool:
+    """Whether a model holds lowbit nodes, or regions that were compiled from them, subgraphs included."""
+    return _holds_lowbit(proto.graph)
+
+
+def _holds_lowbit(graph: onnx.GraphProto) -> bool:
+    from lowbit.ops import DOMAIN
+
+    return any(
+        node.domain == DOMAIN
+        or node.op_type == "EPContext"
+        or any(_holds_lowbit(attribute.g) for attribute in node.attribute if attribute.HasField("g"))
+        for node in graph.node
+    )
+
+
+def _read(model: Any) -> onnx.ModelProto | None:
+    """The model without its external data; None for what is no ONNX file, which ONNX Runtime shall judge."""
+    if isinstance(model, (str, os.PathLike)):
+        from lowbit.proto.model_file import load_proto
+
+        return None if os.fspath(model).endswith(".ort") else load_proto(model, external_data=False)
+    if not isinstance(model, (bytes, bytearray)):
+        return model if hasattr(model, "graph") else None
+    return _parsed(bytes(model))
+
+
+def _parsed(data: bytes) -> onnx.ModelProto | None:
+    import onnx
+
+    try:
+        return onnx.load_model_from_string(data)
+    except Exception as error:  # protobuf's DecodeError, which differs between its implementations
+        raise_if_out_of_memory(error)
+        return None
+
+
+def run_session(
+    opened: onnxruntime.InferenceSession, feed: Mapping[str, npt.NDArray[Any]]
+) -> dict[str, npt.NDArray[Any]]:
+    """All outputs by name, and ONNX Runtime's errors (a wrong dtype, rank or size) as one ModelError."""
+    names = [str(value.name) for value in opened.get_outputs()]
+    try:
+        return dict(zip(names, opened.run(names, dict(feed)), strict=True))
+    except Exception as error:
+        if not _from_onnxruntime(error):
+            raise
+        raise_if_out_of_memory(error)
+        raise ModelError(f"ONNX Runtime does not run it: {one_line(error)}") from error
+
+
+def _from_onnxruntime(error: Exception) -> bool:
+    """Whether ONNX Runtime raised it: its classes share no base below Exception, and some are builtins."""
+    return type(error).__module__.startswith("onnxruntime") or isinstance(error, (RuntimeError, ValueError))
+
+
+def source_of(model: Any) -> tuple[str | bytes, str]:
+    """What InferenceSession takes, and how to call it in messages."""
+    if isinstance(model, (str, os.PathLike)):
+        path = os.fspath(model)
+        if not os.path.isfile(path):
+            raise ModelError(f"{path}: no such file")
+        return path, path
+    if isinstance(model, (bytes, bytearray)):
+        return bytes(model), "the model"
+    proto = getattr(model, "model", model)  # a Result holds its ModelProto in .model
+    if not hasattr(proto, "SerializeToString"):
+        raise LowBitError(
+            f"model must be a path, bytes, a ModelProto or a Result, got {type(model).__name__}"
+        )
+    name = proto.graph.name or "the model"
+    try:
+        return proto.SerializeToString(), name
+    except ValueError as error:  # 2 GB
+        raise ModelError(f"{name}: too large to be opened from memory: {one_line(error)}") from error
+
+
+def _entry(options: onnxruntime.SessionOptions, key: str) -> str | None:
+    try:
+        return str(options.get_session_config_entry(key))
+    except RuntimeError:  # there is none
+        return None
+
+
+def one_line(error: Exception) -> str:
+    """The message of an error, as part of a sentence."""
+    return " ".join(str(error).split())

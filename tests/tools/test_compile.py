@@ -1,0 +1,126 @@
+"""Compiled models (EPContext), through the execution provider's CPU device."""
+
+from __future__ import annotations
+
+import lowbit
+import numpy as np
+import onnx
+import pytest
+from lowbit.deploy import compile as compiler
+from lowbit.errors import LowBitError, ModelError, OutputError
+from lowbit.measure import device_tune
+from lowbit.proto.feeds import random_feeds
+from onnx import TensorProto, helper
+
+from tests.tools.test_cli import run, run_json
+from tests.tools.test_device_commands import outputs, with_erf_behind
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_compiled_model_computes_the_same(source, converted, tmp_path, external):
+    output = tmp_path / "compiled.onnx"
+    report = lowbit.compile(source, output, device="cpu-ep", external=external)
+    assert report.compared
+    assert report.regions == 1
+    assert not report.left
+    assert sorted(report.files) == sorted(str(path) for path in tmp_path.iterdir())
+    assert len(report.files) == 1 + external
+    assert {node.op_type for node in onnx.load(output).graph.node} == {"EPContext"}
+    feed = random_feeds(onnx.load(source))
+    np.testing.assert_array_equal(outputs(output, "cpu-ep", feed)[0], outputs(converted, "cpu", feed)[0])
+
+
+def test_compiled_data_is_found_from_another_folder(converted, tmp_path, monkeypatch):
+    folder = tmp_path / "deep"
+    folder.mkdir()
+    lowbit.compile(converted, folder / "compiled.onnx", device="cpu-ep", external=True)
+    moved = tmp_path / "moved"
+    folder.rename(moved)
+    monkeypatch.chdir(moved)
+    feed = random_feeds(onnx.load(converted))
+    for path in ("compiled.onnx", moved / "compiled.onnx"):
+        np.testing.assert_array_equal(outputs(path, "cpu-ep", feed)[0], outputs(converted, "cpu", feed)[0])
+    next(path for path in moved.iterdir() if path.name != "compiled.onnx").unlink()
+    with pytest.raises(ModelError, match=r"compiled\.onnx"):
+        lowbit.session(moved / "compiled.onnx", device="cpu-ep")
+
+
+def test_what_stays_with_onnxruntime_stays_in_a_compiled_model(tmp_path):
+    report = lowbit.compile(with_erf_behind(), tmp_path / "compiled.onnx", device="cpu-ep")
+    assert report.regions == 1
+    assert report.left == ["erf"]
+
+
+def test_batches_are_measured_into_the_cache_that_is_read(converted, tmp_path, monkeypatch):
+    class MeasuredError(Exception):
+        pass
+
+    def tune_device(model, device, *, cache, batches, shapes):
+        raise MeasuredError(device, cache, batches)
+
+    monkeypatch.setattr(device_tune, "tune_device", tune_device)
+    with pytest.raises(MeasuredError) as caught:
+        lowbit.compile(
+            converted, tmp_path / "compiled.onnx", batches=[4], provider_options={"cache_dir": "/elsewhere"}
+        )
+    assert caught.value.args == ("cuda:0", "/elsewhere", [4])
+
+
+def test_the_command_compiles(converted, tmp_path):
+    output = tmp_path / "compiled.onnx"
+    assert "1" in run("compile", converted, "-o", output, "--device", "cpu-ep").stdout
+    report = run_json("compile", converted, "-o", output, "--device", "cpu-ep", "--overwrite")
+    assert report["output"] == str(output)
+    assert report["regions"] == 1
+
+
+def test_commands_that_need_the_nodes_refuse_a_compiled_model(converted, source, tmp_path):
+    output = tmp_path / "compiled.onnx"
+    lowbit.compile(converted, output, device="cpu-ep")
+    for command in (["convert", output, "-o", tmp_path / "x.onnx"], ["inspect", output], ["tune", output]):
+        assert "use the model that it was made from" in run(*command, code=2).stderr
+    assert "'cuda'), or open the model that it was made from" in run("run", output, "--random", code=2).stderr
+    with pytest.raises(ModelError, match="compiled for an execution provider; open it with the device"):
+        lowbit.session(output)
+    assert run_json("verify", output, "--against", source, "--device", "cpu-ep")["ok"]
+    assert run_json("bench", output, "--device", "cpu-ep", "--rounds", 1)["model"]["device"] == "cpu-ep"
+
+
+def test_what_cannot_be_compiled_says_why(converted, tmp_path):
+    output = tmp_path / "compiled.onnx"
+    with pytest.raises(LowBitError, match="device 'cpu' runs custom ops"):
+        lowbit.compile(converted, output, device="cpu")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "floats", [x], [y])
+    floats = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    with (
+        pytest.warns(RuntimeWarning, match="nothing in this model is quantized"),
+        pytest.raises(ModelError, match="floats: cannot be compiled for device 'cpu-ep'"),
+    ):
+        lowbit.compile(floats, output, device="cpu-ep")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(OutputError, match=r"such as compiled\.onnx"):
+        lowbit.compile(converted, tmp_path / "compiled", device="cpu-ep")
+    lowbit.compile(converted, output, device="cpu-ep")
+    with pytest.raises(OutputError, match="exists already"):
+        lowbit.compile(converted, output, device="cpu-ep")
+    with pytest.raises(ModelError, match="compiled already"):
+        lowbit.compile(output, tmp_path / "again.onnx", device="cpu-ep")
+    with pytest.raises(OutputError, match="is the input"):
+        lowbit.compile(output, output, device="cpu-ep", overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["compiled.onnx"]
+
+
+def test_a_result_that_differs_is_not_written(converted, tmp_path, monkeypatch):
+    original = compiler.run_session
+    calls = []
+
+    def second_is_wrong(opened, feed):
+        values = original(opened, feed)
+        calls.append(opened)
+        return {name: value + (len(calls) == 2) for name, value in values.items()}
+
+    monkeypatch.setattr(compiler, "run_session", second_is_wrong)
+    with pytest.raises(ModelError, match="differs"):
+        lowbit.compile(converted, tmp_path / "compiled.onnx", device="cpu-ep")
+    assert not list(tmp_path.iterdir())
