@@ -214,6 +214,18 @@ def test_sizes_that_the_model_never_has_prove_nothing() -> None:
     assert converted(build).ops["LowBitConv"] == 1
 
 
+def test_sizes_without_a_pixel_prove_nothing() -> None:
+    """The images of a batch are its pixels: of one ONNX Runtime makes no element, and lowbit refuses it."""
+
+    def build(g: Graph) -> None:
+        quant = g.act(0.03)
+        x = g.qdq(g.input(("n", 5, 2), step=float(quant.scale)), quant)
+        y = g.qdq(g.node("Transpose", [x], perm=[2, 1, 0]), quant)
+        output(g, g.qdq(g.node("AveragePool", [y], kernel_shape=[2]), quant), 2, 5, "m")
+
+    assert converted(build).ops["LowBitAveragePool"] == 1
+
+
 def test_what_onnxruntimes_optimizer_breaks_is_taken_back() -> None:
     """It fuses a GlobalAveragePool on grids per channel whose neighbours became ours, which then fails."""
     source = random_source(301573)

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from tests.converter.graphs import Converted, conv, converted, image, output
 from tests.dialects.graphs.builder import Graph, Quant
+from tests.hostile.random_sources import random_source
 from tests.support import lowbit_session, stock_run
 
 
@@ -408,6 +409,7 @@ def _axis_behind_the_last(op: str, **attributes: object) -> Callable[[Graph, str
         _axis_behind_the_last("Softmax", axis=4),
         _axis_behind_the_last("ArgMax", axis=-5),
         _axis_behind_the_last("Split", axis=4),
+        lambda g, x, quant: g.node("MaxPool", [x], kernel_shape=[1]),
     ],
 )
 def test_axes_that_a_tensor_does_not_have(make: Callable[[Graph, str, Quant], str]) -> None:
@@ -434,12 +436,16 @@ def test_an_axis_that_inference_does_not_count() -> None:
     agrees(build)
 
 
-def test_axes_as_an_input_before_their_opset() -> None:
+@pytest.mark.parametrize("op_type", ["ReduceMax", "ReduceMean"])
+def test_axes_as_an_input_before_their_opset(op_type: str) -> None:
     def build(g: Graph) -> None:
         x, quant = image(g)
         y, yq = conv(g, x, quant)
-        largest = g.qdq(g.node("ReduceMax", [g.qdq(y, yq), g.ints([2])], keepdims=0), yq)
-        g.outputs.append(onnx.ValueInfoProto(name=g.node("MaxPool", [largest], kernel_shape=[2])))
+        axes = g.ints([2] if op_type == "ReduceMax" else [2, 3])
+        reduced = g.qdq(g.node(op_type, [g.qdq(y, yq), axes], keepdims=0), yq)
+        if op_type == "ReduceMax":
+            reduced = g.node("MaxPool", [reduced], kernel_shape=[2])
+        g.outputs.append(onnx.ValueInfoProto(name=reduced))
 
     with pytest.raises(lowbit.ModelError, match="refuses the model, before and after conversion"):
         converted(build)
@@ -461,6 +467,13 @@ def test_a_declaration_that_contradicts_the_graph(declared: str) -> None:
 
     with pytest.raises(lowbit.ModelError, match=r"declared as FLOAT|refuses the model, before and after"):
         converted(build)
+
+
+@pytest.mark.parametrize("seed", [122134, 124709])
+def test_a_move_that_is_declared_to_change_the_rank(seed: int) -> None:
+    """A pool of a number, a Slice of a row that is an output of rank 4: no rule believes it."""
+    with pytest.raises(lowbit.ModelError):
+        lowbit.convert(random_source(seed).model)
 
 
 def test_tensors_without_elements() -> None:
@@ -560,3 +573,26 @@ def test_an_operator_that_the_next_opset_has_anew() -> None:
         output(g, g.qdq(y, yq), 2, 5, 4, 4)
 
     assert converted(build).ops["LowBitConv"] == 1
+
+
+def test_no_codes_are_moved_where_onnxruntime_has_no_kernel_for_codes() -> None:
+    def build(g: Graph) -> None:
+        g.opset = 10
+        x, _ = image(g)
+        nothing = g.node("Slice", [x, g.ints([-3]), g.ints([-3]), g.ints([3])])
+        output(g, g.node("DepthToSpace", [nothing], blocksize=2), 2, 1, 12, 0)
+
+    agrees(build)
+
+
+def test_an_image_cut_out_of_a_batch_has_a_size_of_its_own() -> None:
+    """A Reshape to the sizes of its input is not told so: ONNX Runtime would take 1 image and n for equal."""
+
+    def build(g: Graph) -> None:
+        g.opset = 10
+        x = g.input(("n", 4, 9))
+        same = g.node("Reshape", [x, g.node("Shape", [x])])
+        first = g.qdq(g.node("Slice", [same, g.ints([0]), g.ints([1]), g.ints([0])]), g.act(0.03))
+        output(g, g.qdq(g.node("Sub", [first, x]), g.act(0.05)), "a", "b", "c")
+
+    agrees(build, n=2)

@@ -950,6 +950,8 @@ def wrap_in_branch(model: onnx.ModelProto, rng: np.random.Generator) -> str:
         i for i, n in enumerate(model.graph.node)
         if len(n.output) == 1 and n.op_type not in ("If", "Loop", "Constant")
     ]  # fmt: skip
+    if not found:
+        return "nothing to move into a branch"
     at = _choose(rng, found)
     node = model.graph.node[at]
     branches = []

@@ -13,7 +13,7 @@ from lowbit.graph.constants import Array, add_initializer, constant
 from lowbit.graph.evaluate import constants_of, run_unoptimized
 from lowbit.graph.normal_form import ELEMENTWISE
 from lowbit.graph.reasons import Refusal, has_to_stay
-from lowbit.graph.shapes import Dim, dims_told
+from lowbit.graph.shapes import Dim, dims_told, may_cut
 
 _FOLDED = ELEMENTWISE | {
     "Cast", "Concat", "Flatten", "Gather", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Reshape",
@@ -106,7 +106,12 @@ def _copy_dims(graph: ir.Graph) -> None:
             continue
         told = dims_told(shape)
         dims = [] if told is None else [_as_in(source, dim, place) for place, dim in enumerate(told)]
-        if dims and None not in dims:
+        # A 0 tells ONNX Runtime the dim's name; a Slice of it would then have the name, but not the size.
+        if (
+            dims
+            and None not in dims
+            and not any(dim == 0 and may_cut(graph, place) for place, dim in enumerate(dims))
+        ):
             node.replace_input_with(
                 1, add_initializer(graph, f"{shape.name}.folded", np.array(dims, np.int64))
             )

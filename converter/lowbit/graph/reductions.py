@@ -14,7 +14,7 @@ from lowbit.graph.reasons import Refusal
 _FIRST_ON_CODES = 12
 """The first opset whose ReduceMax and ReduceMin take uint8 and int8."""
 AXES_AS_INPUT = 18
-"""The first opset whose ReduceMax and ReduceMin take their axes as an input."""
+"""The first opset whose ReduceMax, ReduceMin and ReduceMean take their axes as an input."""
 
 
 @dataclass(frozen=True)

@@ -159,8 +159,20 @@ def _doubt_slices(graph: ir.Graph) -> None:
             output.shape = ir.Shape(kept)
 
 
+def may_cut(graph: ir.Graph, axis: int) -> bool:
+    """Whether a Slice of a tensor of several dims may shorten an axis: ONNX's inference keeps its name."""
+    for node in graph:
+        source = node.inputs[0] if node.op_type == "Slice" and node.domain == "" else None
+        rank = None if source is None or source.shape is None else len(source.shape)
+        if rank is not None and rank > max(1, axis) and not _keeps_axis(node, axis, rank):
+            return True
+    return False
+
+
 def _keeps_axis(node: ir.Node, axis: int, rank: int) -> bool:
-    """Whether a Slice certainly leaves an axis whole."""
+    """Whether a Slice certainly leaves an axis whole; one before opset 10, which has attributes, never."""
+    if len(node.inputs) < 3:
+        return False
     starts, ends = integers(node.inputs[1]), integers(node.inputs[2])
     axes = integers(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] is not None else None
     steps = integers(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] is not None else None

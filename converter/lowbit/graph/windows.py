@@ -61,6 +61,8 @@ def read_window(node: ir.Node, kernel: Sequence[int], spatial: Sequence[int | No
     strides = get_ints(node, "strides") or [1] * dims
     dilations = get_ints(node, "dilations") or [1] * dims
     pads = get_ints(node, "pads") or [0] * (2 * dims)
+    if len(spatial) != dims:
+        return Refusal(f"its window has {dims} dims, its input has rank {2 + len(spatial)}")
     if len(strides) != dims or len(dilations) != dims or len(pads) != 2 * dims:
         return Refusal("its strides, dilations or pads do not fit its kernel_shape")
     if any(number < 1 for number in (*kernel, *strides, *dilations)):

@@ -405,13 +405,13 @@ def moves_exactly(node: ir.Node, dtype: ir.DataType) -> bool:
 def _may_hold(graph: ir.Graph, node: ir.Node, dtype: ir.DataType) -> bool:
     """Whether an op of :data:`CODE_MOVERS` may work on codes of a type.
 
-    Where ONNX Runtime has no such kernel a region has to take the op. None is refused whose ranks are known
-    and whose parameters are constants.
+    Where ONNX Runtime has no such kernel a region has to take the op. None is refused whose ranks are known,
+    whose tensors have elements and whose parameters are constants.
     """
     if has_code_kernel(graph, node, dtype):
         return True
-    ranks = (rank_of(value) for value in (node.inputs[0], *node.outputs) if value is not None)
-    return None not in ranks and all(
+    moved = [value.shape for value in (node.inputs[0], *node.outputs) if value is not None]
+    return not any(shape is None or 0 in shape for shape in moved) and all(
         constant(value) is not None for value in node.inputs[1:] if value is not None
     )
 

@@ -14,6 +14,7 @@ from lowbit.graph.attributes import from_front, get_flag, get_ints
 from lowbit.graph.constants import integers
 from lowbit.graph.normal_form import dims_of, is_op, rank_of
 from lowbit.graph.reasons import Refusal
+from lowbit.graph.reductions import AXES_AS_INPUT
 from lowbit.lowering.lowering import Lowering
 from lowbit.lowering.stored import Order, Stored, channels_last, identity
 from lowbit.rewrites.clipped import OTHER_ROUNDING, Clipped, clipped_at
@@ -65,6 +66,9 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     keepdims, order = 1, channels_last(rank)
     if is_op(node, "ReduceMean"):
         keepdims = int(get_flag(node, "keepdims", default=True))
+        opset = context.form.graph.opset_imports.get("", AXES_AS_INPUT)
+        if len(node.inputs) > 1 and opset < AXES_AS_INPUT:
+            return Refusal(f"before opset {AXES_AS_INPUT} its axes are no input")
         axes = integers(node.inputs[1]) if len(node.inputs) > 1 else get_ints(node, "axes")
         reduced = {from_front(axis, rank) for axis in axes or []}
         if reduced == set(range(1, rank - 1)):

@@ -104,6 +104,11 @@ class SpatialMoveRegion(MoveRegion):
         return value
 
 
+_KEEPS_RANK = (
+    "MaxPool", "Resize", "DepthToSpace", "SpaceToDepth", "Transpose", "Pad", "Slice", "Split", "Tile",
+)  # fmt: skip
+
+
 def stored_type(stored: Stored) -> ir.DataType:
     """Element type of a stored tensor."""
     return ir.DataType.INT8 if stored.signed else ir.DataType.UINT8
@@ -118,8 +123,11 @@ def moves_codes(context: Context, sink: ir.Node, op_type: str) -> bool | Refusal
     """
     if not is_op(sink, op_type) or not holds_codes(context.form, sink.inputs[0]):
         return None
-    if sink.inputs[0] is None or rank_of(sink.inputs[0]) is None or rank_of(sink.outputs[0]) is None:
+    rank = None if sink.inputs[0] is None else rank_of(sink.inputs[0])
+    if rank is None or rank_of(sink.outputs[0]) is None:
         return Refusal("the rank of its codes is unknown")
+    if op_type in _KEEPS_RANK and rank_of(sink.outputs[0]) != rank:
+        return Refusal(f"it is declared to make rank {rank_of(sink.outputs[0])} of rank {rank}")
     return not any(output in context.wanted for output in sink.outputs)
 
 
