@@ -129,13 +129,12 @@ struct ConvParams {
   int shared_bytes = 0,
       exchange_offset = 0;  // dynamic shared memory; where the blocks of a cluster meet in it
   int n_padded = 0, n_tiles = 0, k_tiles = 0, splits = 1, split_shift = 0, stages = 0, multicast = 1;
-  // Resident, halo and residual pair: blocks along m; team: all blocks. Resident, team and residual pair: the
-  // input's pixels are the output's, one by one.
+  // Resident, halo and residual pair: blocks along m. Resident, team and residual pair: the input's pixels
+  // are the output's, one by one.
   int persistent_blocks = 0;
   bool flat = false;
-  bool keeps_weights = false;  // residual pair: for all of a block's tiles, else fetched with every tile
-  int channels = 0;            // bytes per tap: the channels of a group as stored
-  int pixel_bytes = 0;         // bytes from pixel to pixel
+  int channels = 0;     // bytes per tap: the channels of a group as stored
+  int pixel_bytes = 0;  // bytes from pixel to pixel
   int in_h = 0, in_w = 0, stride_h = 1, stride_w = 1, pad_top = 0, pad_left = 0;
   int kernel_h = 1, kernel_w = 1, dilation_h = 1, dilation_w = 1, out_h = 0, out_w = 0;
   bool transposed = false;
@@ -148,11 +147,14 @@ struct ConvParams {
   int x_mul = 1, x_zero = 0;  // plain kernel: v(x) = x_mul * q - x_zero
   FastDivisor by_image, by_row, by_channels, by_kernel_w, by_fours;  // the last: fours of pixels in a row
   EpilogueParams epilogue;
-  // Team: columns of channels whose weights a block may keep; each block's tiles, the first ones
-  // have one more; tiles of a column.
-  int weight_columns = 1, block_tiles = 0, longer_blocks = 0;
-  FastDivisor by_column;
 };
+
+// How blocks share the tiles of a line, neighbours each: as many as the others, or one more.
+struct TileShares {
+  int blocks = 1, tiles = 0, longer = 0;  // tiles of each; how many of the first blocks have one more
+};
+
+inline TileShares ShareTiles(int tiles, int blocks) { return {blocks, tiles / blocks, tiles % blocks}; }
 
 inline Finish FinishOf(const ConvParams& p) {
   return p.in_registers ? FinishOf(p.epilogue) : Finish::kThroughMemory;

@@ -29,6 +29,15 @@ __device__ __forceinline__ int Divide(int n, const FastDivisor& d) {
                           d.shift);
 }
 
+// Tiles of a line, from `first` on, `last` excluded.
+struct TileRange {
+  int first, last;
+
+  __device__ __forceinline__ TileRange(const TileShares& shares, int block)
+      : first(block * shares.tiles + min(block, shares.longer)),
+        last(first + shares.tiles + (block < shares.longer ? 1 : 0)) {}
+};
+
 // Walks along a row of A in steps of a tile: where a column's tap is, and which channel of it.
 class ColumnWalk {
  public:
@@ -74,6 +83,19 @@ __device__ __forceinline__ Padding PaddingOf(const ConvParams& p) {
   return p.all_inside ? Padding::kNone : p.fill == 0 ? Padding::kZero : Padding::kFill;
 }
 
+// f<kPadding>() for what lies outside the image.
+template <typename F>
+__device__ __forceinline__ void WithPadding(const ConvParams& p, const F& f) {
+  switch (PaddingOf(p)) {
+    case Padding::kNone:
+      return f.template operator()<Padding::kNone>();
+    case Padding::kZero:
+      return f.template operator()<Padding::kZero>();
+    case Padding::kFill:
+      return f.template operator()<Padding::kFill>();
+  }
+}
+
 // Loads A tiles, one after the other. Thread t of kThreads copies chunk t % 8 of the rows t / 8,
 // t / 8 + kThreads / 8, ...
 template <int kTileM, int kThreads, int kVectorBytes>
@@ -106,14 +128,7 @@ class ActivationLoader {
 
   // The next tile, into shared memory at `shared`.
   __device__ __forceinline__ void Load(uint32_t shared) {
-    switch (PaddingOf(p_)) {
-      case Padding::kNone:
-        return Load<Padding::kNone>(shared);
-      case Padding::kZero:
-        return Load<Padding::kZero>(shared);
-      case Padding::kFill:
-        return Load<Padding::kFill>(shared);
-    }
+    WithPadding(p_, [&]<Padding kPadding>() { Load<kPadding>(shared); });
   }
   template <Padding kPadding>
   __device__ __forceinline__ void Load(uint32_t shared) {
@@ -180,6 +195,15 @@ struct TilePosition {
   __device__ __forceinline__ const uint8_t* Weights(const ConvParams& p, int k_tile) const {
     return p.weights + ((static_cast<int64_t>(group) * p.k_tiles + k_tile) * p.n_padded + n0) * kRowBytes;
   }
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  // Those of kTileN channels and all of k, by one thread.
+  template <int kTileN>
+  __device__ __forceinline__ void FetchWeights(const ConvParams& p, uint32_t shared, uint32_t barrier) const {
+    ArriveExpecting(barrier, p.k_tiles * kTileN * kRowBytes);
+    for (int k = 0; k < p.k_tiles; ++k)
+      BulkCopy(shared + k * kTileN * kRowBytes, Weights(p, k), kTileN * kRowBytes, barrier);
+  }
+#endif
 };
 
 // A block's static shared memory.
@@ -322,22 +346,22 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
 }
 
 // Requantizes sums in registers. The codes go through shared memory, in the place of the residuals where
-// there are any, to be stored 16 at a time.
+// there are any, to be stored 16 at a time. By kThreads threads that meet at `barrier`, this is `thread`.
 template <int kTileM, int kTileN, int kThreads, bool kBiased, Finish kFinish, typename Each, typename PixelOf>
 __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const TilePosition& at,
-                                                  uint8_t* shared, BlockState<kTileN>& state,
-                                                  const Each& each, const PixelOf& pixel_of) {
+                                                  uint8_t* shared, const BlockState<kTileN>& state,
+                                                  int thread, int barrier, const Each& each,
+                                                  const PixelOf& pixel_of) {
   constexpr int kStride = kTileN + 16;
   uint8_t* const staging = shared + p.staging_offset;
   RequantizeFragments<kFinish, kBiased, 8 * kStride / 4>(p.epilogue, state, each, [&](int row, int column) {
     return reinterpret_cast<unsigned*>(staging + row * kStride + column);
   });
-  SyncThreads<kThreads>();
-  Chunks<kTileM, kTileN, kThreads, PixelOf>{p, at, pixel_of, static_cast<int>(threadIdx.x)}.ForEach(
-      [&](int offset, unsigned index) {
-        *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) =
-            *reinterpret_cast<const uint4*>(staging + offset);
-      });
+  SyncThreads<kThreads>(barrier);
+  Chunks<kTileM, kTileN, kThreads, PixelOf>{p, at, pixel_of, thread}.ForEach([&](int offset, unsigned index) {
+    *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) =
+        *reinterpret_cast<const uint4*>(staging + offset);
+  });
 }
 
 // Finishes a tile. `each(f)` calls f(row, column, top, bottom) for every four neighbouring columns that this
@@ -355,7 +379,8 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
                                            const PixelOf& pixel_of) {
   if constexpr (kFinish != Finish::kThroughMemory) {
     if (kFinish != Finish::kAny || p.in_registers) {
-      FinishInRegisters<kTileM, kTileN, kThreads, kBiased, kFinish>(p, at, shared, state, each, pixel_of);
+      FinishInRegisters<kTileM, kTileN, kThreads, kBiased, kFinish>(
+          p, at, shared, state, static_cast<int>(threadIdx.x), 1, each, pixel_of);
       return;
     }
   }

@@ -135,16 +135,13 @@ double Microseconds(const ConvProblem& problem, const ConvConfig& config, const 
   return (EstimateBusy(blocks * columns, device) + start + std::max(rounds, work)) / kClocksPerMicrosecond;
 }
 
-void Complete(const ConvProblem& problem, const ConvConfig& config, const Device& device, ConvParams& p) {
+void Complete(const ConvProblem& problem, const ConvConfig& config, const Device&, ConvParams& p) {
   p.staging_offset = SharedBytesOf(problem, config) - 1024 - config.tile_m * (config.tile_n + 16);
-  p.persistent_blocks = Blocks(problem, config, device);
 }
 
 ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
   HaloParams halo = HaloParamsOf(problem, config.tile_m, false);
-  const int blocks = Blocks(problem, config, device);
-  halo.block_tiles = halo.tiles / blocks;
-  halo.longer_blocks = halo.tiles % blocks;
+  halo.shares = ShareTiles(halo.tiles, Blocks(problem, config, device));
   return [halo, config](const ConvParams& p, const LaunchOptions& options) {
     return LaunchHalo(p, halo, config, options);
   };

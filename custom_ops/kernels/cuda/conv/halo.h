@@ -18,12 +18,12 @@ constexpr int MaxHaloTiles(int tile_n) { return tile_n > 64 ? 4 : 6; }
 // included. A place is that of an output and of its window's first pixel.
 struct HaloParams {
   int pitch = 0, image_rows = 0, images = 0;
-  int reach = 0;                           // places from the first tap of a window to its last
-  int slab = 0, slabs = 0;                 // channels that lie together: 64 or 128
-  int tiles = 0;                           // of 64 places
-  int patch_rows = 0;                      // what a block fetches at once, at most
-  int plane_bytes = 0;                     // of a slab of a patch
-  int block_tiles = 0, longer_blocks = 0;  // each block's tiles; the first ones have one more
+  int reach = 0;            // places from the first tap of a window to its last
+  int slab = 0, slabs = 0;  // channels that lie together: 64 or 128
+  int tiles = 0;            // of 64 places
+  int patch_rows = 0;       // what a block fetches at once, at most
+  int plane_bytes = 0;      // of a slab of a patch
+  TileShares shares;
   FastDivisor by_pitch, by_rows;
   // From a window's first tap to each (tap, slab), in 16 bytes of shared memory; windows: (slab, tap).
   int steps = 0, step[2 * kMaxHaloWeights] = {};

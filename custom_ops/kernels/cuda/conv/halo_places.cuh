@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/conv/conv_tile.cuh"
 #include "kernels/cuda/conv/halo.h"
+#include "kernels/cuda/device/pipeline.cuh"
 #include "kernels/cuda/device/tensor_maps.h"
 
 namespace lowbit::cuda {

@@ -8,128 +8,146 @@
 // image), a tile is 64 places in a row, some of them without an output, and the operand that a tap sees is
 // the same 64 rows of shared memory shifted by a constant: nothing is copied for it. wgmma takes any row as
 // the first, as the swizzle follows from the address.
-#include "kernels/cuda/conv/halo.h"
 #include "kernels/cuda/conv/halo_places.cuh"
-#include "kernels/cuda/device/wgmma_s8.cuh"
 
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kGroup = 128, kMaxSlots = 2;
+constexpr int kMaxSlots = 2;
 
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Warpgroups take tiles in turn, each rounds and stores by itself while others multiply.
 template <int kTileN, int kSlab, bool kSigned, Finish kFinish>
-__global__ void __launch_bounds__(MaxHaloTiles(kTileN) * kGroup + 32, 1)
-    ConvHalo(const __grid_constant__ ConvParams p, const __grid_constant__ HaloParams h,
-             const __grid_constant__ CUtensorMap map) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int kBytesB = kTileN * kRowBytes, kSteps = kRowBytes / kSlab;
-  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
-  __shared__ BlockState<kTileN> state;
-  __shared__ __align__(8) uint64_t barriers[kMaxHaloWeights + kMaxSlots * (kMaxHaloRows + 1)];
+struct Halo {
+  static constexpr int kSums = kTileN / 2, kBytesB = kTileN * kRowBytes, kSteps = kRowBytes / kSlab,
+                       kStride = kTileN + 16;
+  struct Static {
+    BlockState<kTileN> state;
+    alignas(8) uint64_t barriers[kMaxHaloWeights + kMaxSlots * (kMaxHaloRows + 1)];
+  };
 
-  // From one lane: equal in all of a warp, so that addresses are computed once for all.
-  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), group = warp / 4;
+  const ConvParams& p;
+  const HaloParams& h;
+  const CUtensorMap& map;
+  Static& fixed;
+  SharedTiles weights;  // then slots for patches
+
+  ThreadPlace own = {};
   const int warps = static_cast<int>(blockDim.x) / 32, groups = warps / 4;
-  const int thread = static_cast<int>(threadIdx.x) % kGroup, lane = thread % 32;
-  // Swizzled tiles start at multiples of 1024 bytes (SharedBytes has room for that).
-  const uint32_t weights = (SharedAddress(unaligned) + 1023) & ~1023u;
-  uint8_t* const shared = unaligned + (weights - SharedAddress(unaligned));
-  const uint32_t slots = weights + p.k_tiles * kBytesB;
+  const uint32_t slots = weights.at + p.k_tiles * kBytesB;
   const int slot_bytes = h.slabs * h.plane_bytes;
-  const uint32_t barriers_at = SharedAddress(barriers);
-  const auto weights_full = [&](int k) { return barriers_at + k * 8; };
-  const auto row_full = [&](int slot, int row) {
-    return barriers_at + (kMaxHaloWeights + slot * kMaxHaloRows + row) * 8;
-  };
-  const auto empty = [&](int slot) {
-    return barriers_at + (kMaxHaloWeights + kMaxSlots * kMaxHaloRows + slot) * 8;
-  };
-  const TilePosition at = TilePosition::Of<64, kTileN>(p);
-  // This block's tiles: as many as the others have, or one more.
-  const int block = static_cast<int>(blockIdx.x), first = block * h.block_tiles + min(block, h.longer_blocks),
-            last = first + h.block_tiles + (block < h.longer_blocks ? 1 : 0);
-  const int patches = (last - first + groups - 1) / groups;
-  const auto first_line = [&](int patch) { return Divide((first + patch * groups) * 64, h.by_pitch); };
+  const Barriers weights_full = {SharedAddress(fixed.barriers)}, rows_full = {weights_full(kMaxHaloWeights)},
+                 empty = {rows_full(kMaxSlots * kMaxHaloRows)};
 
-  // Every `step`th row of a patch from `row` on, by one thread.
-  const auto load = [&](int patch, int slot, int row, int step) {
-    const int to = min(first + (patch + 1) * groups, last), line0 = first_line(patch);
+  const TilePosition at = TilePosition::Of<64, kTileN>(p);
+  const TileRange tiles = {h.shares, static_cast<int>(blockIdx.x)};
+  const int patches = (tiles.last - tiles.first + groups - 1) / groups;
+
+  // Where a consumer is.
+  const int row = own.thread / 32 * 16 + own.lane / 4, column = own.lane % 4 * 4;
+  uint8_t* const area = weights.data + own.group * 64 * kStride;
+  int patch = 0, tile = tiles.first + own.group, weights_ready = 0;
+  RingPlace place = {};
+
+  __device__ __forceinline__ uint32_t RowFull(int slot, int i) const {
+    return rows_full(slot * kMaxHaloRows + i);
+  }
+  __device__ __forceinline__ int FirstLine(int of_patch) const {
+    return Divide((tiles.first + of_patch * groups) * 64, h.by_pitch);
+  }
+
+  // Every `step`th row of a patch from `i` on, by one thread.
+  __device__ __forceinline__ void FetchRows(int of_patch, int slot, int i, int step) const {
+    const int to = min(tiles.first + (of_patch + 1) * groups, tiles.last), line0 = FirstLine(of_patch);
     const int lines = Divide(to * 64 - 1 + h.reach, h.by_pitch) - line0 + 1;
 #pragma unroll 1
-    for (; row < h.patch_rows; row += step) {
-      const uint32_t barrier = row_full(slot, row);
-      ArriveExpecting(barrier, row < lines ? h.slabs * h.pitch * kSlab : 0);
-      if (row >= lines) continue;
-      const int line = line0 + row, image = Divide(line, h.by_rows), y = line - image * h.image_rows;
-      const uint32_t target = slots + slot * slot_bytes + row * h.pitch * kSlab;
+    for (; i < h.patch_rows; i += step) {
+      const uint32_t full = RowFull(slot, i);
+      ArriveExpecting(full, i < lines ? h.slabs * h.pitch * kSlab : 0);
+      if (i >= lines) continue;
+      const int line = line0 + i, image = Divide(line, h.by_rows), y = line - image * h.image_rows;
+      const uint32_t target = slots + slot * slot_bytes + i * h.pitch * kSlab;
 #pragma unroll 1
       for (int slab = 0; slab < h.slabs; ++slab) {
-        RowCopy(target + slab * h.plane_bytes, map, slab * kSlab, -p.pad_left, y - p.pad_top, image, barrier);
+        RowCopy(target + slab * h.plane_bytes, map, slab * kSlab, -p.pad_left, y - p.pad_top, image, full);
       }
     }
-  };
+  }
 
-  if (group == groups - 1) state.template FetchConstants<kGroup>(p, at, thread);
-  CommitCopies();
   // The last warp fetches weights, this kernel's own, before the predecessor is done; the others the first
   // patches. The two go side by side where there is nothing to wait for.
-  if (group == groups) {
-    if (lane == 0) {
-      for (int k = 0; k < p.k_tiles; ++k) InitBarrier(weights_full(k), 1);
-      // Every warp is done with every tile of a patch.
-      for (int slot = 0; slot < p.stages; ++slot) InitBarrier(empty(slot), 4 * groups);
+  __device__ __forceinline__ void SetUp() const {
+    if (own.group == groups - 1) fixed.state.template FetchConstants<kWarpgroup>(p, at, own.thread);
+    CommitCopies();
+    if (own.group == groups) {
+      if (own.lane == 0) {
+        for (int k = 0; k < p.k_tiles; ++k) InitBarrier(weights_full(k), 1);
+        // Every warp is done with every tile of a patch.
+        for (int slot = 0; slot < p.stages; ++slot) InitBarrier(empty(slot), 4 * groups);
+        FenceBarrierInit();
+        for (int k = 0; k < p.k_tiles; ++k) {
+          ArriveExpecting(weights_full(k), kBytesB);
+          BulkCopy(weights.at + k * kBytesB, at.Weights(p, k), kBytesB, weights_full(k));
+        }
+      }
+    } else if (own.lane == 0) {
+      for (int slot = 0; slot < p.stages; ++slot) {
+        for (int i = own.warp; i < h.patch_rows; i += warps - 1) InitBarrier(RowFull(slot, i), 1);
+      }
       FenceBarrierInit();
-      for (int k = 0; k < p.k_tiles; ++k) {
-        ArriveExpecting(weights_full(k), kBytesB);
-        BulkCopy(weights + k * kBytesB, at.Weights(p, k), kBytesB, weights_full(k));
-      }
+      if (own.warp == 0) PrefetchMap(map);
+      WaitForPredecessors();
+      for (int slot = 0; slot < min(p.stages, patches); ++slot) FetchRows(slot, slot, own.warp, warps - 1);
     }
-  } else if (lane == 0) {
-    for (int slot = 0; slot < p.stages; ++slot) {
-      for (int row = warp; row < h.patch_rows; row += warps - 1) InitBarrier(row_full(slot, row), 1);
-    }
-    FenceBarrierInit();
-    if (warp == 0) PrefetchMap(map);
+    __syncwarp();
+    WaitForCopies<0>();
     WaitForPredecessors();
-    for (int slot = 0; slot < min(p.stages, patches); ++slot) load(slot, slot, warp, warps - 1);
   }
-  __syncwarp();
-  WaitForCopies<0>();
-  WaitForPredecessors();
-  __syncthreads();
 
-  if (group == groups) {  // the last warp fetches further patches
-    int slot = 0;
-    uint32_t parity = 0;
-    for (int patch = p.stages; patch < patches; ++patch) {
-      WaitBarrier(empty(slot), parity);
-      load(patch, slot, lane, 32);
+  // The last warp fetches further patches.
+  __device__ __forceinline__ bool Loads() const { return own.group == groups; }
+  __device__ __forceinline__ void Load() const {
+    RingPlace to;
+    for (int i = p.stages; i < patches; ++i, to.Step(p.stages)) {
+      WaitBarrier(empty(to.stage), to.parity);
+      FetchRows(i, to.stage, own.lane, 32);
       __syncwarp();
-      if (++slot == p.stages) {
-        slot = 0;
-        parity ^= 1;
-      }
     }
-    return;
   }
-  constexpr int kStride = kTileN + 16;
-  uint8_t* const area = shared + group * 64 * kStride;
-  uint8_t* const codes = area + p.staging_offset;
-  const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;
-  int slot = 0, weights_ready = 0;
-  uint32_t parity = 0;
-#pragma unroll 1
-  for (int patch = 0, tile = first + group; tile < last; ++patch, tile += groups) {
-    const PixelsOfPlaces pixel_of{p, h, tile * 64};
-    const int line0 = first_line(patch), end = Divide(tile * 64 + 63 + h.reach, h.by_pitch) - line0;
-#pragma unroll 1
-    for (int i = 0; i <= end; ++i) WaitBarrier(row_full(slot, i), parity);
 
-    int sums[kTileN / 2];
-    BeginWithBias(state, column, sums);
-    const uint32_t source = MatrixPart(slots + slot * slot_bytes + (tile * 64 - line0 * h.pitch) * kSlab);
-    uint32_t b = MatrixPart(weights);
+  __device__ __forceinline__ void Begin() const {}
+  __device__ __forceinline__ bool HasTile() const { return tile < tiles.last; }
+  __device__ __forceinline__ void Step() {
+    ++patch;
+    tile += groups;
+    place.Step(p.stages);
+  }
+  __device__ __forceinline__ void End() const {}
+
+  __device__ __forceinline__ void Multiply(int (&sums)[kSums]) {
+    const int line0 = FirstLine(patch), end = Divide(tile * 64 + 63 + h.reach, h.by_pitch) - line0;
+#pragma unroll 1
+    for (int i = 0; i <= end; ++i) WaitBarrier(RowFull(place.stage, i), place.parity);
+    BeginWithBias(fixed.state, column, sums);
+    AddTaps(MatrixPart(slots + place.stage * slot_bytes + (tile * 64 - line0 * h.pitch) * kSlab), sums);
+    if (patch + 1 >= patches) LetSuccessorsStart();
+    SyncThreads<kWarpgroup>(own.group + 1);  // the last tile's codes are out of the way
+    FetchResiduals<64, kTileN, kWarpgroup>(p, at, area, own.thread, PixelsOfPlaces{p, h, tile * 64});
+    CommitCopies();
+    WgmmaWait<0>();
+    HoldRegisters(sums);
+    if (patch + p.stages < patches) {
+      // No phase of a barrier passes unseen.
+#pragma unroll 1
+      for (int i = end + 1; i < h.patch_rows; ++i) WaitBarrier(RowFull(place.stage, i), place.parity);
+      __syncwarp();
+      if (own.lane == 0) Arrive(empty(place.stage));
+    }
+  }
+
+  // The products of all taps with the pixels at `source`, under way.
+  __device__ __forceinline__ void AddTaps(uint32_t source, int (&sums)[kSums]) {
+    uint32_t b = MatrixPart(weights.at);
     HoldRegisters(sums);
 #pragma unroll 1
     for (int k = 0; k < p.k_tiles; ++k, b += kBytesB / 16) {
@@ -150,39 +168,29 @@ __global__ void __launch_bounds__(MaxHaloTiles(kTileN) * kGroup + 32, 1)
       }
     }
     WgmmaCommit();
-    if (patch + 1 >= patches) LetSuccessorsStart();
-    SyncThreads<kGroup>(group + 1);  // the last tile's codes are out of the way
-    FetchResiduals<64, kTileN, kGroup>(p, at, area, thread, pixel_of);
-    CommitCopies();
-    WgmmaWait<0>();
-    HoldRegisters(sums);
-    if (patch + p.stages < patches) {
-      // No phase of a barrier passes unseen.
-#pragma unroll 1
-      for (int i = end + 1; i < h.patch_rows; ++i) WaitBarrier(row_full(slot, i), parity);
-      __syncwarp();
-      if (lane == 0) Arrive(empty(slot));
-    }
+  }
+
+  __device__ __forceinline__ void Finish(const int (&sums)[kSums]) const {
     if (p.epilogue.has_residual) {
       WaitForCopies<0>();
-      SyncThreads<kGroup>(group + 1);
+      SyncThreads<kWarpgroup>(own.group + 1);
     }
-    RequantizeFragments<kFinish, true, 8 * kStride / 4>(
-        p.epilogue, state, [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); },
-        [&](int at_row, int at_column) {
-          return reinterpret_cast<unsigned*>(codes + at_row * kStride + at_column);
-        });
-    SyncThreads<kGroup>(group + 1);
-    Chunks<64, kTileN, kGroup, PixelsOfPlaces>{p, at, pixel_of, thread}.ForEach(
-        [&](int offset, unsigned index) {
-          *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) =
-              *reinterpret_cast<const uint4*>(codes + offset);
-        });
-    if (++slot == p.stages) {
-      slot = 0;
-      parity ^= 1;
-    }
+    FinishInRegisters<64, kTileN, kWarpgroup, true, kFinish>(
+        p, at, area, fixed.state, own.thread, own.group + 1,
+        [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); }, PixelsOfPlaces{p, h, tile * 64});
   }
+};
+#endif
+
+template <int kTileN, int kSlab, bool kSigned, Finish kFinish>
+__global__ void __launch_bounds__(MaxHaloTiles(kTileN) * 128 + 32, 1)
+    ConvHalo(const __grid_constant__ ConvParams p, const __grid_constant__ HaloParams h,
+             const __grid_constant__ CUtensorMap map) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using Pipeline = Halo<kTileN, kSlab, kSigned, kFinish>;
+  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
+  __shared__ typename Pipeline::Static fixed;
+  RunPipeline(Pipeline{p, h, map, fixed, SharedTiles(unaligned)});
 #endif
 }
 
@@ -194,9 +202,9 @@ cudaError_t LaunchWith(const ConvParams& p, const HaloParams& h, const ConvConfi
   CUtensorMap map;
   if (error == cudaSuccess) error = EncodeRows(p, h, &map);
   if (error != cudaSuccess) return error;
-  const dim3 grid(static_cast<unsigned>(p.persistent_blocks), static_cast<unsigned>(p.n_tiles));
+  const dim3 grid(static_cast<unsigned>(h.shares.blocks), static_cast<unsigned>(p.n_tiles));
   return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), nullptr, 0}, kKernel, grid,
-                                  dim3(static_cast<unsigned>(config.tile_m / 64 * kGroup + 32)), p, h, map);
+                                  dim3(static_cast<unsigned>(config.tile_m / 64 * 128 + 32)), p, h, map);
 }
 
 template <int kTileN, int kSlab>

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/conv/conv_tile.cuh"
+#include "kernels/cuda/device/pipeline.cuh"
 #include "kernels/cuda/device/tensor_maps.h"
 
 namespace lowbit::cuda {
@@ -57,6 +58,16 @@ __device__ __forceinline__ void PixelCopy(uint32_t shared, const CUtensorMap& ma
   WindowCopy(shared, map, c, at.w, at.h, at.n, dx, dy, barrier);
 }
 
+// All channels of 64 pixels of a 1x1 convolution, those of outputs from m on, in boxes behind each other.
+__device__ __forceinline__ void StreamCopy(uint32_t shared, const CUtensorMap& map, const ConvParams& p,
+                                           int m, uint32_t barrier) {
+  const PixelPlace first = FirstPixel(p, m);
+  ArriveExpecting(barrier, p.k_tiles * 64 * kRowBytes);
+  for (int k = 0; k < p.k_tiles; ++k) {
+    PixelCopy(shared + k * 64 * kRowBytes, map, k * kRowBytes, first, 0, 0, barrier);
+  }
+}
+
 // What moves the 16-byte chunks of a row of a box of codes: exchanged by the bits of the row, of its half or
 // quarter where two or four rows share 128 bytes.
 template <int kTileN>
@@ -64,7 +75,33 @@ __device__ __forceinline__ int CodesSwizzle(int row) {
   static_assert(kTileN == 128 || kTileN == 64 || kTileN == 32);
   return (kTileN == 128 ? row % 8 : kTileN == 64 ? row / 2 % 4 : row / 4 % 2) * 16;
 }
+
+// Where a thread of a warpgroup finds the outputs whose sums it has, in a tile of 64 pixels: the first one's
+// row and column, and their codes in a box of the tile.
+template <int kTileN>
+struct OwnCodes {
+  int row, column, swizzle;
+
+  __device__ __forceinline__ explicit OwnCodes(int thread)
+      : row(thread / 32 * 16 + thread % 32 / 4), column(thread % 4 * 4), swizzle(CodesSwizzle<kTileN>(row)) {}
+
+  // Rounds sums that began with the biases to codes in the box at `box`, in the place of residuals where
+  // there are any. They may be stored behind FenceAsyncProxy and a barrier.
+  template <Finish kFinish>
+  __device__ __forceinline__ void Round(const EpilogueParams& e, const BlockState<kTileN>& state,
+                                        const int (&sums)[kTileN / 2], uint8_t* box) const {
+    uint8_t* const rows = box + row * kTileN;
+    RequantizeFragments<kFinish, true, 8 * kTileN / 4>(
+        e, state, [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); },
+        [&](int, int at_column) { return reinterpret_cast<unsigned*>(rows + (at_column ^ swizzle)); });
+  }
+};
 #endif
+
+// What 1x1 convolutions read and write whose pixels are all there.
+struct StreamMaps {
+  CUtensorMap x, residual, y;
+};
 
 // The input in boxes of `pixels` pixels and kBytes channels, 128 or 64. They walk along the pixels that the
 // first taps of outputs' windows read, in steps of the strides, from image to image; where those are all
@@ -94,6 +131,16 @@ cudaError_t EncodeCodes(const ConvParams& p, const void* codes, CUtensorMap* map
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(p.n), static_cast<cuuint64_t>(p.m)};
   const cuuint32_t box[] = {kTileN, 64};
   return EncodeBoxes(map, codes, sizes, sizes, box);
+}
+
+template <int kTileN>
+cudaError_t EncodeStreams(const ConvParams& p, StreamMaps* maps) {
+  cudaError_t error = EncodePixels(p, 64, &maps->x);
+  if (error == cudaSuccess) error = EncodeCodes<kTileN>(p, p.y, &maps->y);
+  if (error == cudaSuccess) {
+    error = EncodeCodes<kTileN>(p, p.epilogue.has_residual ? p.residual : p.y, &maps->residual);
+  }
+  return error;
 }
 
 }  // namespace lowbit::cuda

@@ -70,19 +70,17 @@ double Microseconds(const ConvProblem& problem, const ConvConfig& config, const 
          kClocksPerMicrosecond;
 }
 
-void Complete(const ConvProblem& problem, const ConvConfig& config, const Device& device, ConvParams& p) {
-  const int tiles = static_cast<int>(CeilDiv(problem.m, 64));
-  p.persistent_blocks = Blocks(problem, config, device);
-  p.block_tiles = tiles * p.n_tiles / p.persistent_blocks;
-  p.longer_blocks = tiles * p.n_tiles % p.persistent_blocks;
-  p.weight_columns = Columns(problem, config);
-  p.by_column = MakeDivisor(std::max(1, tiles));
+void Complete(const ConvProblem& problem, const ConvConfig& config, const Device&, ConvParams& p) {
   p.staging_offset = SharedBytesOf(problem, config) - 1024 - config.stages * 64 * config.tile_n;
 }
 
-ConvLauncher Launcher(const ConvProblem&, const ConvConfig& config, const Device&) {
-  return
-      [config](const ConvParams& p, const LaunchOptions& options) { return LaunchTeam(p, config, options); };
+ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
+  const TeamParams team = {
+      ShareTiles(static_cast<int>(Tiles(problem, config)), Blocks(problem, config, device)),
+      Columns(problem, config), MakeDivisor(std::max<int64_t>(1, CeilDiv(problem.m, 64)))};
+  return [team, config](const ConvParams& p, const LaunchOptions& options) {
+    return LaunchTeam(p, team, config, options);
+  };
 }
 
 }  // namespace

@@ -3,20 +3,13 @@
 // for a single thread, where it can; a weight tile by one bulk copy, since it is packed in the very order of
 // shared memory. A consuming warpgroup sums 64 x kTileN outputs. Each stage has an mbarrier that counts what
 // arrives in it and one that counts the warps that are done with it.
-#include "kernels/cuda/conv/conv_tile.cuh"
 #include "kernels/cuda/conv/pixel_boxes.cuh"
 #include "kernels/cuda/conv/tiles.h"
-#include "kernels/cuda/device/wgmma_s8.cuh"
 
 namespace lowbit::cuda {
 namespace {
 
 constexpr int kMaxStages = 8;
-
-template <Padding kPadding>
-struct PaddingTag {
-  static constexpr Padding kValue = kPadding;
-};
 
 // How many threads fetch: a warpgroup gathers, or one thread of a warp fetches boxes.
 constexpr int kGatherers = 128, kBoxFetchers = 32;
@@ -25,196 +18,165 @@ constexpr int kGatherers = 128, kBoxFetchers = 32;
 // Consumers first: kTileM * 2 threads, a warpgroup for every 64 rows. Then the producers; without any, all
 // tiles fit into the stages and the consumers fetch them before they start. `map`: for kBoxFetchers.
 template <int kTileM, int kTileN, bool kSigned, int kProducers, Finish kFinish>
-__device__ __forceinline__ void SumTiles(const ConvParams& p, bool cluster, const CUtensorMap* map) {
-  constexpr bool kBoxes = kProducers == kBoxFetchers;
-  constexpr int kConsumers = kTileM * 2, kLoaders = kProducers == kGatherers ? kGatherers : kConsumers;
-  constexpr int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes, kBytes = kBytesA + kBytesB;
-  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
-  __shared__ BlockState<kTileN> state;
-  __shared__ __align__(8) uint64_t barriers[2 * kMaxStages];
+struct Tiles {
+  static constexpr bool kBoxes = kProducers == kBoxFetchers;
+  static constexpr int kSums = kTileN / 2, kConsumers = kTileM * 2,
+                       kLoaders = kProducers == kGatherers ? kGatherers : kConsumers;
+  static constexpr int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes, kBytes = kBytesA + kBytesB;
+  using StageRing = Ring<kMaxStages>;
+  struct Static {
+    BlockState<kTileN> state;
+    alignas(8) uint64_t barriers[StageRing::kBarriers];
+  };
+
+  const ConvParams& p;
+  const bool cluster;
+  const CUtensorMap* map;
+  Static& fixed;
+  SharedTiles tiles;  // stages: pixels, weights
 
   const int thread = static_cast<int>(threadIdx.x);
-  // Swizzled tiles start at multiples of 1024 bytes (SharedBytes has room for that).
-  uint32_t tiles = (SharedAddress(unaligned) + 1023) & ~1023u;
-  uint8_t* const shared = unaligned + (tiles - SharedAddress(unaligned));
-  KeepInRegister(tiles);
-  uint32_t barriers_at = SharedAddress(barriers);
-  KeepInRegister(barriers_at);
-  const auto full = [&](int stage) { return barriers_at + stage * 8; };
-  const auto empty = [&](int stage) { return barriers_at + (kMaxStages + stage) * 8; };
-
-  const int stages = p.stages;
-  if (thread < stages) {
-    // A gatherer's copies arrive by themselves, its stores (of fill) with an arrival of their own; the
-    // weights bring one more, which is that of a box too. A stage is free when every consuming warp of every
-    // block it is filled for says so.
-    const int arrivals = kBoxes ? 1 : (PaddingOf(p) == Padding::kFill ? 2 : 1) * kLoaders + 1;
-    InitBarrier(full(thread), arrivals);
-    InitBarrier(empty(thread), kConsumers / 32 * p.multicast);
-    FenceBarrierInit();
-  }
-  if (cluster) state.BeginCluster(kTileM);
-  __syncthreads();
-  if (p.multicast > 1) {  // nobody copies into a block whose barriers are not there
-    ClusterArrive();
-    ClusterWait();
-  }
+  StageRing ring = {SharedAddress(fixed.barriers), p.stages};
   const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
   const int count = at.k_end - at.k_begin;
+  const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;
+
+  __device__ __forceinline__ void SetUp() {
+    KeepInRegister(tiles.at);
+    KeepInRegister(ring.barriers);
+    if (thread < ring.stages) {
+      // A gatherer's copies arrive by themselves, its stores (of fill) with an arrival of their own; the
+      // weights bring one more, which is that of a box too. A stage is free when every consuming warp of
+      // every block it is filled for says so.
+      const int arrivals = kBoxes ? 1 : (PaddingOf(p) == Padding::kFill ? 2 : 1) * kLoaders + 1;
+      ring.MakeBarriers(thread, arrivals, kConsumers / 32 * p.multicast);
+      FenceBarrierInit();
+    }
+    if (cluster) fixed.state.BeginCluster(kTileM);
+    if (p.multicast > 1) {  // nobody copies into a block whose barriers are not there
+      __syncthreads();
+      ClusterArrive();
+      ClusterWait();
+    }
+  }
 
   // The weights of a tile, by one thread, which announces a box of pixels too. Blocks of a cluster with
   // multicast have the same: each fetches its share for all. A block that is sent a copy or told of a free
   // stage waits for it, hence may leave on its own.
-  const auto load_weights = [&](int i, int stage) {
-    const uint32_t target = tiles + stage * kBytes + kBytesA;
+  __device__ __forceinline__ void FetchWeights(int i, int stage) const {
+    const uint32_t target = tiles.at + stage * kBytes + kBytesA, full = ring.full(stage);
     const uint8_t* const source = at.Weights(p, at.k_begin + i);
-    ArriveExpecting(full(stage), kBoxes ? kBytes : kBytesB);
+    ArriveExpecting(full, kBoxes ? kBytes : kBytesB);
     if (kBoxes || p.multicast == 1) {
-      BulkCopy(target, source, kBytesB, full(stage));
+      BulkCopy(target, source, kBytesB, full);
     } else {
       const int share = kBytesB / p.multicast, rank = static_cast<int>(blockIdx.x) % p.multicast;
-      BulkCopyToBlocks(target + rank * share, source + rank * share, share, full(stage),
-                       (1u << p.multicast) - 1);
+      BulkCopyToBlocks(target + rank * share, source + rank * share, share, full, (1u << p.multicast) - 1);
     }
-  };
-  const auto load = [&](int loader) {
-    // The first weights are this kernel's own: they may be fetched before the predecessor is done.
-    const int first = min(count, stages);
-    if (loader == 0) {
-      for (int i = 0; i < first; ++i) load_weights(i, i);
-    }
+  }
+  // The first weights may be fetched before the predecessor is done.
+  __device__ __forceinline__ void FetchFirstWeights() const {
+    for (int i = 0; i < min(count, ring.stages); ++i) FetchWeights(i, i);
+  }
+
+  __device__ __forceinline__ void FetchBoxes() const {
+    FetchFirstWeights();
+    const PixelPlace place = FirstPixel(p, at.m0);
+    TapWalk walk(p, at.k_begin);
+    WaitForPredecessors();
+    ring.Fill(count, [&](int i, int stage) {
+      if (i >= ring.stages) FetchWeights(i, stage);
+      PixelCopy(tiles.at + stage * kBytes, *map, walk.channel, place, walk.dx, walk.dy, ring.full(stage));
+      walk.Step(p);
+    });
+  }
+
+  __device__ __forceinline__ void Gather(int loader) const {
+    if (loader == 0) FetchFirstWeights();
     ActivationLoader<kTileM, kLoaders, 16> activations(p, loader, at.m0, at.group, at.k_begin);
     WaitForPredecessors();
-    const auto load_all = [&](auto padding) {
-      int stage = 0;
-      uint32_t parity = 0;
-      for (int i = 0; i < count; ++i) {
-        if (i >= first) {
-          WaitBarrier(empty(stage), parity);
-          if (loader == 0) load_weights(i, stage);
-        }
-        activations.template Load<decltype(padding)::kValue>(tiles + stage * kBytes);
-        if constexpr (decltype(padding)::kValue == Padding::kFill) {
+    WithPadding(p, [&]<Padding kPadding>() {
+      ring.Fill(count, [&](int i, int stage) {
+        if (i >= ring.stages && loader == 0) FetchWeights(i, stage);
+        activations.template Load<kPadding>(tiles.at + stage * kBytes);
+        if constexpr (kPadding == Padding::kFill) {
           FenceAsyncProxy();
-          Arrive(full(stage));
+          Arrive(ring.full(stage));
         }
-        ArriveAfterCopies(full(stage));
-        if (++stage == stages) {
-          stage = 0;
-          parity ^= i >= first ? 1 : 0;
-        }
-      }
-    };
-    switch (PaddingOf(p)) {
-      case Padding::kNone:
-        return load_all(PaddingTag<Padding::kNone>());
-      case Padding::kZero:
-        return load_all(PaddingTag<Padding::kZero>());
-      case Padding::kFill:
-        return load_all(PaddingTag<Padding::kFill>());
+        ArriveAfterCopies(ring.full(stage));
+      });
+    });
+  }
+
+  __device__ __forceinline__ bool Loads() const { return kProducers > 0 && thread >= kConsumers; }
+  __device__ __forceinline__ void Load() const {
+    if constexpr (kBoxes) {
+      if (thread == kConsumers) FetchBoxes();
+      WaitForPredecessors();
+    } else {
+      Gather(thread - kConsumers);
     }
-  };
-  const auto fetch_constants = [&] {
-    state.template FetchConstants<kConsumers>(p, at, thread);
+    LetSuccessorsStart();
+  }
+
+  __device__ __forceinline__ void Begin() {
+    fixed.state.template FetchConstants<kConsumers>(p, at, thread);
     CommitCopies();
-  };
-  if constexpr (kBoxes) {
-    const auto load_boxes = [&] {
-      const int first = min(count, stages);
-      for (int i = 0; i < first; ++i) load_weights(i, i);
-      const PixelPlace place = FirstPixel(p, at.m0);
-      TapWalk walk(p, at.k_begin);
-      WaitForPredecessors();
-      int stage = 0;
-      uint32_t parity = 0;
-      for (int i = 0; i < count; ++i) {
-        if (i >= first) {
-          WaitBarrier(empty(stage), parity);
-          load_weights(i, stage);
-        }
-        PixelCopy(tiles + stage * kBytes, *map, walk.channel, place, walk.dx, walk.dy, full(stage));
-        walk.Step(p);
-        if (++stage == stages) {
-          stage = 0;
-          parity ^= i >= first ? 1 : 0;
-        }
-      }
-    };
-    if (thread >= kConsumers) {
-      if (thread == kConsumers) load_boxes();
-      WaitForPredecessors();
-      LetSuccessorsStart();
-      return;
-    }
-    fetch_constants();
-  } else if constexpr (kProducers > 0) {
-    if (thread >= kConsumers) {
-      load(thread - kConsumers);
-      LetSuccessorsStart();
-      return;
-    }
-    fetch_constants();
-  } else {
-    fetch_constants();
-    load(thread);
+    if constexpr (kProducers == 0) Gather(thread);
+    WaitForPredecessors();
+    FetchResiduals<kTileM, kTileN, kConsumers>(p, at, tiles.data, thread, PixelsInOrder{at.m0, p.m});
   }
 
-  WaitForPredecessors();
-  FetchResiduals<kTileM, kTileN, kConsumers>(p, at, shared, thread, PixelsInOrder{at.m0, p.m});
-
-  const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;
-  int sums[kTileN / 2];
-  BeginSums<kConsumers, kFinish>(p, state, column, sums);
-  HoldRegisters(sums);
-  int stage = 0, previous = 0;
-  uint32_t parity = 0;
   // This warp is done with the stage.
-  const auto release = [&](int freed) {
+  __device__ __forceinline__ void Release(int stage) const {
     if (p.multicast == 1) {
-      if (thread % 32 == 0) Arrive(empty(freed));
+      if (thread % 32 == 0) Arrive(ring.empty(stage));
     } else if (thread % 32 < p.multicast) {
-      ArriveRemotely(ClusterAddress(empty(freed), thread % 32));
-    }
-  };
-#pragma unroll 1
-  for (int i = 0; i < count; ++i) {
-    WaitBarrier(full(stage), parity);
-    if (!kBoxes) FenceAsyncProxy();  // cp.async wrote through the generic proxy, wgmma reads the async one
-    const uint32_t tile = tiles + stage * kBytes;
-    const uint64_t a = MatrixDescriptor(tile + thread / 128 * 64 * kRowBytes);
-    const uint64_t b = MatrixDescriptor(tile + kBytesA);
-    HoldRegisters(sums);
-    WgmmaFence();
-    // Columns past k hold whatever lay in shared memory: their weights are 0.
-#pragma unroll
-    for (int step = 0; step < 4; ++step) Wgmma<kTileN, kSigned>::Multiply(sums, a + 2 * step, b + 2 * step);
-    WgmmaCommit();
-    WgmmaWait<1>();
-    // Only a stage that will be filled again: nobody waits for the others.
-    if (i > 0 && i - 1 + stages < count) release(previous);
-    previous = stage;
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
+      ArriveRemotely(ClusterAddress(ring.empty(stage), thread % 32));
     }
   }
-  LetSuccessorsStart();
-  WgmmaWait<0>();
-  HoldRegisters(sums);
-  CommitCopies();
-  WaitForCopies<0>();  // the constants, the residuals
-  SyncThreads<kConsumers>();
 
-  FinishTile<kTileM, kTileN, kConsumers, true, kFinish>(
-      p, at, shared, state, cluster, [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); });
-}
+  __device__ __forceinline__ void Multiply(int (&sums)[kSums]) const {
+    BeginSums<kConsumers, kFinish>(p, fixed.state, column, sums);
+    HoldRegisters(sums);
+    const uint32_t a = MatrixPart(tiles.at + thread / 128 * 64 * kRowBytes),
+                   b = MatrixPart(tiles.at + kBytesA);
+    RingPlace place;
+    ring.template Drain<Wgmma<kTileN, kSigned>, !kBoxes>(
+        place, count, sums,
+        [&](int, int stage) -> Operands {
+          // Columns past k hold whatever lay in shared memory: their weights are 0.
+          const uint32_t tile = stage * (kBytes / 16);
+          return {SlabDescriptor<kRowBytes>(a + tile), SlabDescriptor<kRowBytes>(b + tile)};
+        },
+        [&](int i, int stage) {
+          // Only a stage that will be filled again: nobody waits for the others.
+          if (i + ring.stages < count) Release(stage);
+        });
+    LetSuccessorsStart();
+    WgmmaWait<0>();
+    HoldRegisters(sums);
+  }
+
+  __device__ __forceinline__ void Finish(const int (&sums)[kSums]) const {
+    CommitCopies();
+    WaitForCopies<0>();  // the constants, the residuals
+    SyncThreads<kConsumers>();
+    FinishTile<kTileM, kTileN, kConsumers, true, kFinish>(
+        p, at, tiles.data, fixed.state, cluster,
+        [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); });
+  }
+};
 #endif
 
 template <int kTileM, int kTileN, bool kSigned, int kProducers>
 __global__ void __launch_bounds__(kTileM * 2 + kProducers)
     ConvWgmma(const __grid_constant__ ConvParams p, bool cluster) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  SumTiles<kTileM, kTileN, kSigned, kProducers, Finish::kAny>(p, cluster, nullptr);
+  using Pipeline = Tiles<kTileM, kTileN, kSigned, kProducers, Finish::kAny>;
+  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
+  __shared__ typename Pipeline::Static fixed;
+  RunPipeline(Pipeline{p, cluster, nullptr, fixed, SharedTiles(unaligned)});
 #endif
 }
 
@@ -223,7 +185,10 @@ __global__ void __launch_bounds__(kTileM * 2 + kBoxFetchers)
     ConvBoxes(const __grid_constant__ ConvParams p, bool cluster, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   if (threadIdx.x == 0) PrefetchMap(map);
-  SumTiles<kTileM, kTileN, kSigned, kBoxFetchers, kFinish>(p, cluster, &map);
+  using Pipeline = Tiles<kTileM, kTileN, kSigned, kBoxFetchers, kFinish>;
+  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
+  __shared__ typename Pipeline::Static fixed;
+  RunPipeline(Pipeline{p, cluster, &map, fixed, SharedTiles(unaligned)});
 #endif
 }
 

@@ -12,35 +12,34 @@
 // windows with a stride, their pixels sorted by column and row modulo the stride (slower than implicit GEMM).
 #include "kernels/cuda/conv/halo_places.cuh"
 #include "kernels/cuda/conv/windows.h"
-#include "kernels/cuda/device/wgmma_s8.cuh"
 
 namespace lowbit::cuda {
 namespace {
 
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // A warpgroup for every 64 places, then a warp that fetches weights.
 template <int kTileM, int kTileN, bool kSigned, Finish kFinish>
-__global__ void __launch_bounds__(kTileM * 2 + 32, 1)
-    ConvWindows(const __grid_constant__ ConvParams p, const __grid_constant__ HaloParams h,
-                const __grid_constant__ CUtensorMap map) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int kConsumers = kTileM * 2, kBytesB = kTileN * kRowBytes;
-  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
-  __shared__ BlockState<kTileN> state;
-  __shared__ __align__(8) uint64_t barriers[2 * kMaxWindowStages + kMaxWindowSlabs];
+struct Windows {
+  static constexpr int kSums = kTileN / 2, kConsumers = kTileM * 2, kWarps = kConsumers / 32 + 1,
+                       kBytesB = kTileN * kRowBytes;
+  using StageRing = Ring<kMaxWindowStages>;
+  struct Static {
+    BlockState<kTileN> state;
+    alignas(8) uint64_t barriers[StageRing::kBarriers + kMaxWindowSlabs];
+  };
 
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  // From one lane: equal in all of a warp, so that addresses are computed once for all.
-  const int warp = __shfl_sync(~0u, thread / 32, 0);
-  // Swizzled tiles start at multiples of 1024 bytes (SharedBytes has room for that).
-  const uint32_t ring = (SharedAddress(unaligned) + 1023) & ~1023u;
-  uint8_t* const shared = unaligned + (ring - SharedAddress(unaligned));
-  const uint32_t patch = ring + p.stages * kBytesB;
-  const uint32_t barriers_at = SharedAddress(barriers);
-  const auto full = [&](int stage) { return barriers_at + stage * 8; };
-  const auto empty = [&](int stage) { return barriers_at + (kMaxWindowStages + stage) * 8; };
-  const auto slab_full = [&](int slab) { return barriers_at + (2 * kMaxWindowStages + slab) * 8; };
+  const ConvParams& p;
+  const HaloParams& h;
+  const CUtensorMap& map;
+  Static& fixed;
+  SharedTiles stages;
 
-  const int stages = p.stages;
+  ThreadPlace own = {};
+  const int thread = static_cast<int>(threadIdx.x);
+  const StageRing ring = {SharedAddress(fixed.barriers), p.stages};
+  const Barriers slab_full = {ring.barriers + StageRing::kBarriers * 8};
+  const uint32_t patch = stages.at + p.stages * kBytesB;
+
   const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
   const int count = at.k_end - at.k_begin;
   // This block's part of K: the taps of one slab after the other.
@@ -50,107 +49,111 @@ __global__ void __launch_bounds__(kTileM * 2 + 32, 1)
   const int slabs = split ? (at.k_end - 1) / taps - first_slab + 1 : h.slabs;
   const int line0 = Divide(at.m0, h.by_pitch);
   const int lines = Divide(at.m0 + kTileM - 1 + h.reach, h.by_pitch) - line0 + 1;
+  const PixelsOfPlaces pixel_of = {p, h, at.m0};
+  const int row = own.warp * 16 + own.lane / 4, column = own.lane % 4 * 4;
 
-  if (lane == 0) {  // every warp makes a few barriers: each takes a while
-    constexpr int kWarps = kConsumers / 32 + 1;
-    for (int stage = warp; stage < stages; stage += kWarps) {
-      InitBarrier(full(stage), 1);
-      InitBarrier(empty(stage), kConsumers / 32);
+  __device__ __forceinline__ void SetUp() {
+    KeepInRegister(stages.at);
+    if (own.lane == 0) {  // every warp makes a few barriers: each takes a while
+      const int first = kWarps - 1 - own.warp;
+      for (int stage = own.warp; stage < ring.stages; stage += kWarps)
+        ring.MakeBarriers(stage, 1, kConsumers / 32);
+      for (int slab = first; slab < slabs; slab += kWarps) InitBarrier(slab_full(slab), 1);
+      FenceBarrierInit();
+      for (int slab = first; slab < slabs; slab += kWarps)
+        ArriveExpecting(slab_full(slab), lines * h.pitch * kRowBytes);
     }
-    for (int slab = kWarps - 1 - warp; slab < slabs; slab += kWarps) InitBarrier(slab_full(slab), 1);
-    FenceBarrierInit();
-    for (int slab = kWarps - 1 - warp; slab < slabs; slab += kWarps)
-      ArriveExpecting(slab_full(slab), lines * h.pitch * kRowBytes);
+    if (thread == 32) PrefetchMap(map);
+    if (split) fixed.state.BeginCluster(kTileM);
   }
-  if (thread == 32) PrefetchMap(map);
-  if (split) state.BeginCluster(kTileM);
-  __syncthreads();
 
-  if (warp == kConsumers / 32) {
-    if (lane == 0) {
-      int tap = first_tap, tile = first_tap * h.slabs + first_slab, stage = 0;
-      uint32_t parity = 0;
-      for (int i = 0; i < count; ++i) {
-        if (i >= stages) WaitBarrier(empty(stage), parity);
-        ArriveExpecting(full(stage), kBytesB);
-        BulkCopy(ring + stage * kBytesB, at.Weights(p, tile), kBytesB, full(stage));
+  __device__ __forceinline__ bool Loads() const { return own.warp == kConsumers / 32; }
+  __device__ __forceinline__ void Load() const {
+    if (own.lane == 0) {
+      int tap = first_tap, tile = first_tap * h.slabs + first_slab;
+      ring.Fill(count, [&](int, int stage) {
+        ArriveExpecting(ring.full(stage), kBytesB);
+        BulkCopy(stages.at + stage * kBytesB, at.Weights(p, tile), kBytesB, ring.full(stage));
         tile += h.slabs;
         if (++tap == taps) {
           tap = 0;
           tile -= p.k_tiles - 1;
         }
-        if (++stage == stages) {
-          stage = 0;
-          parity ^= i >= stages ? 1 : 0;
-        }
-      }
+      });
     }
     __syncwarp();
     WaitForPredecessors();
     LetSuccessorsStart();
-    return;
   }
 
-  state.template FetchConstants<kConsumers>(p, at, thread);
-  CommitCopies();
-  WaitForPredecessors();
-  if (lane == 0) {  // every row of the patch, slab by slab
-    for (int slab = 0; slab < slabs; ++slab) {
-      for (int row = warp; row < lines; row += kConsumers / 32) {
-        const int line = line0 + row, image = Divide(line, h.by_rows), y = line - image * h.image_rows;
-        RowCopy(patch + slab * h.plane_bytes + row * h.pitch * kRowBytes, map,
-                (first_slab + slab) * kRowBytes, -p.pad_left, y - p.pad_top, image, slab_full(slab));
+  __device__ __forceinline__ void Begin() {
+    fixed.state.template FetchConstants<kConsumers>(p, at, thread);
+    CommitCopies();
+    WaitForPredecessors();
+    if (own.lane == 0) {  // every row of the patch, slab by slab
+      for (int slab = 0; slab < slabs; ++slab) {
+        for (int i = own.warp; i < lines; i += kConsumers / 32) {
+          const int line = line0 + i, image = Divide(line, h.by_rows), y = line - image * h.image_rows;
+          RowCopy(patch + slab * h.plane_bytes + i * h.pitch * kRowBytes, map,
+                  (first_slab + slab) * kRowBytes, -p.pad_left, y - p.pad_top, image, slab_full(slab));
+        }
       }
     }
+    __syncwarp();
+    FetchResiduals<kTileM, kTileN, kConsumers>(p, at, stages.data, thread, pixel_of);
   }
-  __syncwarp();
-  const PixelsOfPlaces pixel_of{p, h, at.m0};
-  FetchResiduals<kTileM, kTileN, kConsumers>(p, at, shared, thread, pixel_of);
 
-  const int row = warp * 16 + lane / 4, column = lane % 4 * 4;
-  int sums[kTileN / 2];
-  BeginSums<kConsumers, kFinish>(p, state, column, sums);
-  HoldRegisters(sums);
-  // h.step counts from the first slab of all.
-  const uint32_t source = MatrixPart(patch) + (at.m0 + warp / 4 * 64 - line0 * h.pitch) * (kRowBytes / 16) -
-                          first_slab * (h.plane_bytes / 16);
-  int stage = 0, previous = 0, slab = 0, tap = first_tap;
-  uint32_t parity = 0;
-  WaitBarrier(slab_full(0), 0);
-#pragma unroll 1
-  for (int i = 0; i < count; ++i) {
-    if (tap == taps) {
-      tap = 0;
-      WaitBarrier(slab_full(++slab), 0);
-    }
-    ++tap;
-    const uint64_t a = SlabDescriptor<kRowBytes>(source + h.step[at.k_begin + i]);
-    const uint64_t b = MatrixDescriptor(ring + stage * kBytesB);
-    WaitBarrier(full(stage), parity);
+  __device__ __forceinline__ void Multiply(int (&sums)[kSums]) const {
+    BeginSums<kConsumers, kFinish>(p, fixed.state, column, sums);
     HoldRegisters(sums);
-    WgmmaFence();
-#pragma unroll
-    for (int step = 0; step < 4; ++step) Wgmma<kTileN, kSigned>::Multiply(sums, a + 2 * step, b + 2 * step);
-    WgmmaCommit();
-    WgmmaWait<1>();
-    // Only a stage that will be filled again: nobody waits for the others.
-    if (lane == 0 && i > 0 && i - 1 + stages < count) Arrive(empty(previous));
-    previous = stage;
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
+    // h.step counts from the first slab of all.
+    const uint32_t b = MatrixPart(stages.at);
+    const uint32_t source = MatrixPart(patch) +
+                            (at.m0 + own.warp / 4 * 64 - line0 * h.pitch) * (kRowBytes / 16) -
+                            first_slab * (h.plane_bytes / 16);
+    int slab = 0, tap = first_tap;
+    WaitBarrier(slab_full(0), 0);
+    RingPlace place;
+    ring.template Drain<Wgmma<kTileN, kSigned>>(
+        place, count, sums,
+        [&](int i, int stage) -> Operands {
+          if (tap == taps) {
+            tap = 0;
+            WaitBarrier(slab_full(++slab), 0);
+          }
+          ++tap;
+          return {SlabDescriptor<kRowBytes>(source + h.step[at.k_begin + i]),
+                  SlabDescriptor<kRowBytes>(b + stage * (kBytesB / 16))};
+        },
+        [&](int i, int stage) {
+          // Only a stage that will be filled again: nobody waits for the others.
+          if (own.lane == 0 && i + ring.stages < count) Arrive(ring.empty(stage));
+        });
+    LetSuccessorsStart();
+    WgmmaWait<0>();
+    HoldRegisters(sums);
   }
-  LetSuccessorsStart();
-  WgmmaWait<0>();
-  HoldRegisters(sums);
-  CommitCopies();
-  WaitForCopies<0>();  // the constants, the residuals
-  SyncThreads<kConsumers>();
 
-  FinishTile<kTileM, kTileN, kConsumers, true, kFinish>(
-      p, at, shared, state, split, [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); },
-      pixel_of);
+  __device__ __forceinline__ void Finish(const int (&sums)[kSums]) const {
+    CommitCopies();
+    WaitForCopies<0>();  // the constants, the residuals
+    SyncThreads<kConsumers>();
+    FinishTile<kTileM, kTileN, kConsumers, true, kFinish>(
+        p, at, stages.data, fixed.state, split,
+        [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); }, pixel_of);
+  }
+};
+#endif
+
+template <int kTileM, int kTileN, bool kSigned, Finish kFinish>
+__global__ void __launch_bounds__(kTileM * 2 + 32, 1)
+    ConvWindows(const __grid_constant__ ConvParams p, const __grid_constant__ HaloParams h,
+                const __grid_constant__ CUtensorMap map) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using Pipeline = Windows<kTileM, kTileN, kSigned, kFinish>;
+  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
+  __shared__ typename Pipeline::Static fixed;
+  RunPipeline(Pipeline{p, h, map, fixed, SharedTiles(unaligned)});
 #endif
 }
 

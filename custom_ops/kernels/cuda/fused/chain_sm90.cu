@@ -16,23 +16,23 @@
 // For few tiles, or weights that are too many for one block, the blocks of a cluster share tiles: each makes
 // some of the boxes of y and of z with the weights of these alone, and sends the former to the blocks that
 // make boxes of z.
-#include "kernels/cuda/conv/conv_tile.cuh"
 #include "kernels/cuda/conv/launch.h"
 #include "kernels/cuda/conv/pixel_boxes.cuh"
-#include "kernels/cuda/device/wgmma_s8.cuh"
 #include "kernels/cuda/fused/chain_params.h"
 
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kGroup = 128, kMostThreads = kMaxChainGroups * kGroup;
+struct ChainMaps {
+  CUtensorMap x, residual, y, z;
+};
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Adds the products of all boxes with 64 channels of `weights`, whose next 128 bytes of k lie tile_bytes
 // further.
 template <bool kSigned>
-__device__ __forceinline__ void Multiply(int k_boxes, uint32_t boxes, uint32_t weights, int tile_bytes,
-                                         int (&sums)[kChainBox / 2]) {
+__device__ __forceinline__ void MultiplyBoxes(int k_boxes, uint32_t boxes, uint32_t weights, int tile_bytes,
+                                              int (&sums)[kChainBox / 2]) {
   uint32_t a = MatrixPart(boxes), b = MatrixPart(weights);
   const uint32_t next_tile = tile_bytes / 16 - 4;
   int box = 0;
@@ -116,23 +116,24 @@ __device__ __forceinline__ void AddToResiduals(const EpilogueParams& e, const Bl
     residuals.ForEach(row, column, swizzle, [](unsigned code, unsigned* word) { *word = code; });
   });
 }
-#endif
 
-// kMakesResiduals: there is a product that makes the residuals; residual_map is then that of what it reads.
-// kFinish: of the first; the second's sums are floats where the first's are, those of residuals never.
+// kMakesResiduals: there is a product that makes the residuals; the map of residuals is then that of what it
+// reads. kFinish: of the first; the second's sums are floats where the first's are, those of residuals never.
 template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish>
-__global__ void __launch_bounds__(kMostThreads, 1)
-    ConvChain(const __grid_constant__ ChainParams p, const __grid_constant__ CUtensorMap x_map,
-              const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
-              const __grid_constant__ CUtensorMap z_map) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+struct Chain {
   using State = BlockState<kChainBox>;
-  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
-  __shared__ __align__(8) uint64_t barriers[2 + kMaxChainGroups * (2 + kMaxChainBoxes)];
+  static constexpr int kTeamBarriers = 2 + kMaxChainBoxes, kTileBytes = kChainBox * kRowBytes;
+  struct Static {
+    alignas(8) uint64_t barriers[2 + kMaxChainGroups * kTeamBarriers];
+  };
 
-  // From one lane: equal in all of a warp, so that addresses are computed once for all.
-  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroup, 0);
-  const int thread = static_cast<int>(threadIdx.x) % kGroup;
+  const ChainParams& p;
+  const ChainMaps& maps;
+  Static& fixed;
+  SharedTiles weights;  // of residuals, first and second; then the teams' boxes, then constants
+
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int team = group / p.team_groups, member = group - team * p.team_groups;
   const int cluster = kCluster ? static_cast<int>(blockIdx.x) / p.ranks : static_cast<int>(blockIdx.x),
             rank = kCluster ? static_cast<int>(blockIdx.x) - cluster * p.ranks : 0;
@@ -146,226 +147,259 @@ __global__ void __launch_bounds__(kMostThreads, 1)
 
   // The residuals' product has no tiles of weights and boxes where there is none.
   const int y_k_tiles = p.residuals.k_tiles + p.first.k_tiles;
-  const uint32_t weights0 = (SharedAddress(unaligned) + 1023) & ~1023u;
-  uint8_t* const shared = unaligned + (weights0 - SharedAddress(unaligned));
   const int weight_bytes =
-      (y_k_tiles * p.first.own_boxes + p.second.k_tiles * p.second.own_boxes) * kChainBox * kRowBytes;
-  const uint32_t weights1 = weights0 + p.residuals.k_tiles * p.first.own_boxes * kChainBox * kRowBytes,
-                 weights2 = weights0 + y_k_tiles * p.first.own_boxes * kChainBox * kRowBytes;
-  State* const states = reinterpret_cast<State*>(shared + weight_bytes + p.teams * p.team_bytes);
-  uint8_t* const y_boxes = shared + weight_bytes + team * p.team_bytes;
+      (y_k_tiles * p.first.own_boxes + p.second.k_tiles * p.second.own_boxes) * kTileBytes;
+  const uint32_t weights0 = weights.at,
+                 weights1 = weights0 + p.residuals.k_tiles * p.first.own_boxes * kTileBytes,
+                 weights2 = weights0 + y_k_tiles * p.first.own_boxes * kTileBytes;
+  State* const states = reinterpret_cast<State*>(weights.data + weight_bytes + p.teams * p.team_bytes);
+  State* const z_states = states + p.first.own_boxes;
+  State* const residual_states = z_states + p.second.own_boxes;
+  uint8_t* const y_boxes = weights.data + weight_bytes + team * p.team_bytes;
   uint8_t* const z_boxes = y_boxes + p.first.n_boxes * kChainBoxBytes;
   const uint32_t y_at = SharedAddress(y_boxes), z_at = SharedAddress(z_boxes),
                  x0_at = z_at + p.second.own_boxes * kChainBoxBytes,
                  x_at = x0_at + p.residuals.k_boxes * kChainBoxBytes;
-  const uint32_t weights_full = SharedAddress(barriers);
-  const uint32_t x_full = weights_full + 16 + team * (2 + kMaxChainBoxes) * 8, y_free = x_full + 8,
-                 boxes_full = y_free + 8;
-  const int step = p.clusters * p.teams;
-  int tile = cluster + p.clusters * team;
+  const uint32_t weights_full = SharedAddress(fixed.barriers);
+  const uint32_t x_full = weights_full + 16 + team * kTeamBarriers * 8, y_free = x_full + 8;
+  const Barriers boxes_full = {y_free + 8};
+
   // Threads of a warpgroup, of different warps so that they do not wait for each other: what fetches x;
   // fetches residuals and stores codes; sends codes to the other blocks.
   const bool fetches = thread == 0, stores = thread == 32, sends = thread == 64;
   const bool adds = !kMakesResiduals && p.first.epilogue.has_residual;
-  const auto is_own = [&](int box) {
-    return !kCluster || (box >= y_first && box < y_first + p.first.own_boxes);
-  };
+  const int step = p.clusters * p.teams;
+  int tile = cluster + p.clusters * team;
+  uint32_t parity = 0;
+  OwnCodes<kChainBox> mine{thread};
 
-  const auto fetch_x = [&](int of_tile) {
+  __device__ __forceinline__ bool IsOwn(int box) const {
+    return !kCluster || (box >= y_first && box < y_first + p.first.own_boxes);
+  }
+  __device__ __forceinline__ bool IsLast() const { return tile + step >= p.tiles; }
+  __device__ __forceinline__ unsigned* Words(uint8_t* box) const {
+    return reinterpret_cast<unsigned*>(box + mine.row * kChainBox);
+  }
+
+  __device__ __forceinline__ void FetchPixels(const ChainProduct& product, const CUtensorMap& map,
+                                              uint32_t to, int of_tile) const {
+    const PixelPlace at = FirstPixel(product.pixels, of_tile * 64);
+#pragma unroll 1
+    for (int box = 0; box < product.k_boxes; ++box) {
+      PixelCopy(to + box * kChainBoxBytes, map, box * kChainBox, at, 0, 0, x_full);
+    }
+  }
+  __device__ __forceinline__ void FetchX(int of_tile) const {
     ArriveExpecting(x_full, (p.residuals.k_boxes + p.first.k_boxes) * kChainBoxBytes);
     if constexpr (kMakesResiduals) {
-      const auto fetch = [&](const ChainProduct& product, const CUtensorMap& map, uint32_t to) {
-        const PixelPlace at = FirstPixel(product.pixels, of_tile * 64);
-#pragma unroll 1
-        for (int box = 0; box < product.k_boxes; ++box) {
-          PixelCopy(to + box * kChainBoxBytes, map, box * kChainBox, at, 0, 0, x_full);
-        }
-      };
-      fetch(p.residuals, residual_map, x0_at);
-      fetch(p.first, x_map, x_at);
+      FetchPixels(p.residuals, maps.residual, x0_at, of_tile);
+      FetchPixels(p.first, maps.x, x_at, of_tile);
     } else {
 #pragma unroll 1
       for (int box = 0; box < p.first.k_boxes; ++box) {
-        CodesCopy(x_at + box * kChainBoxBytes, x_map, box * kChainBox, of_tile * 64, x_full);
+        CodesCopy(x_at + box * kChainBoxBytes, maps.x, box * kChainBox, of_tile * 64, x_full);
       }
     }
-  };
+  }
   // What comes into the boxes of y: residuals from memory, and codes from the other blocks.
-  const auto expect_boxes = [&](int of_tile) {
+  __device__ __forceinline__ void ExpectBoxes(int of_tile) const {
     if constexpr (kCluster || !kMakesResiduals) {
       if (!kCluster && !adds) return;
 #pragma unroll 1
       for (int box = member; box < p.first.n_boxes; box += p.team_groups) {
-        const uint32_t full = boxes_full + box * 8;
-        if (!is_own(box)) {
+        const uint32_t full = boxes_full(box);
+        if (!IsOwn(box)) {
           if (z_own > 0) ArriveExpecting(full, kChainBoxBytes);
         } else if (adds) {
           ArriveExpecting(full, kChainBoxBytes);
-          CodesCopy(y_at + box * kChainBoxBytes, residual_map, box * kChainBox, of_tile * 64, full);
+          CodesCopy(y_at + box * kChainBoxBytes, maps.residual, box * kChainBox, of_tile * 64, full);
         }
-      }
-    }
-  };
-  const auto sync_team = [&] {
-    SyncThreads(p.team_groups == 1 ? 1 + group : 1 + kMaxChainGroups + team, p.team_groups * kGroup);
-  };
-
-  if (threadIdx.x == 0) {
-    InitBarrier(weights_full, 1);
-    InitBarrier(weights_full + 8, 1);
-    for (int t = 0; t < p.teams; ++t) {
-      const uint32_t of_team = weights_full + 16 + t * (2 + kMaxChainBoxes) * 8;
-      InitBarrier(of_team, 1);
-      InitBarrier(of_team + 8, max(1, readers - (z_own > 0 ? 1 : 0)));
-      for (int box = 0; box < p.first.n_boxes; ++box) InitBarrier(of_team + 16 + box * 8, 1);
-    }
-    FenceBarrierInit();
-    // The weights are this kernel's own: they may be fetched before the predecessor is done.
-    ArriveExpecting(weights_full, y_k_tiles * bytes1);
-    const auto fetch_weights = [&](const ChainProduct& product, uint32_t to) {
-      for (int k = 0; k < product.k_tiles; ++k) {
-        BulkCopy(to + k * bytes1, product.weights + (k * product.n_padded + y_first * kChainBox) * kRowBytes,
-                 bytes1, weights_full);
-      }
-    };
-    if (kMakesResiduals) fetch_weights(p.residuals, weights0);
-    fetch_weights(p.first, weights1);
-    if (z_own > 0) {
-      ArriveExpecting(weights_full + 8, p.second.k_tiles * bytes2);
-      for (int k = 0; k < p.second.k_tiles; ++k) {
-        BulkCopy(weights2 + k * bytes2,
-                 p.second.weights + (k * p.second.n_padded + z_first * kChainBox) * kRowBytes, bytes2,
-                 weights_full + 8);
       }
     }
   }
-  const auto fetch_constants = [&](const ChainProduct& product, int first_box, State* to) {
+  __device__ __forceinline__ void ExpectNextBoxes() const {
+    if (stores && !IsLast()) ExpectBoxes(tile + step);
+    __syncwarp();
+  }
+  __device__ __forceinline__ void SyncTeam() const {
+    SyncThreads(p.team_groups == 1 ? 1 + group : 1 + kMaxChainGroups + team, p.team_groups * kWarpgroup);
+  }
+
+  __device__ __forceinline__ void MakeBarriers() const {
+    InitBarrier(weights_full, 1);
+    InitBarrier(weights_full + 8, 1);
+    for (int t = 0; t < p.teams; ++t) {
+      const Barriers of_team = {weights_full + 16 + t * kTeamBarriers * 8};
+      InitBarrier(of_team(0), 1);
+      InitBarrier(of_team(1), max(1, readers - (z_own > 0 ? 1 : 0)));
+      for (int box = 0; box < p.first.n_boxes; ++box) InitBarrier(of_team(2 + box), 1);
+    }
+    FenceBarrierInit();
+  }
+  // Those of the block's boxes, `bytes` of each tile of k.
+  __device__ __forceinline__ void FetchWeights(const ChainProduct& product, int first_box, int bytes,
+                                               uint32_t to, uint32_t full) const {
+    for (int k = 0; k < product.k_tiles; ++k) {
+      BulkCopy(to + k * bytes, product.weights + (k * product.n_padded + first_box * kChainBox) * kRowBytes,
+               bytes, full);
+    }
+  }
+  __device__ __forceinline__ void FetchConstants(const ChainProduct& product, int first_box,
+                                                 State* to) const {
     const int count = min(product.own_boxes * kChainBox, product.n - first_box * kChainBox);
     for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
       const int n = first_box * kChainBox + i;
-      CopyAsync<4>(SharedAddress(&to[i / kChainBox].bias[i % kChainBox]), product.epilogue.bias + n);
-      CopyAsync<4>(SharedAddress(&to[i / kChainBox].scale[i % kChainBox]), product.epilogue.scale + n);
+      State& state = to[i / kChainBox];
+      CopyAsync<4>(SharedAddress(&state.bias[i % kChainBox]), product.epilogue.bias + n);
+      CopyAsync<4>(SharedAddress(&state.scale[i % kChainBox]), product.epilogue.scale + n);
       if (product.epilogue.start != nullptr)
-        CopyAsync<4>(SharedAddress(&to[i / kChainBox].start[i % kChainBox]), product.epilogue.start + n);
+        CopyAsync<4>(SharedAddress(&state.start[i % kChainBox]), product.epilogue.start + n);
     }
-  };
-  fetch_constants(p.first, y_first, states);
-  fetch_constants(p.second, z_first, states + p.first.own_boxes);
-  State* const residual_states = states + p.first.own_boxes + p.second.own_boxes;
-  if (kMakesResiduals) fetch_constants(p.residuals, y_first, residual_states);
-  CommitCopies();
-  __syncwarp();
-  if constexpr (kCluster) ClusterArrive();
-  WaitForPredecessors();
-  __syncthreads();  // all barriers are there
-  if (fetches && member == 0 && tile < p.tiles) fetch_x(tile);
-  if (stores && tile < p.tiles) expect_boxes(tile);
-  __syncwarp();
-  if constexpr (kCluster) ClusterWait();  // those of the other blocks, too
-  WaitForCopies<0>();
-  __syncthreads();  // all constants are
+  }
 
-  const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;
-  const int swizzle = CodesSwizzle<kChainBox>(row);
+  __device__ __forceinline__ void SetUp() const {
+    if (threadIdx.x == 0) {
+      MakeBarriers();
+      ArriveExpecting(weights_full, y_k_tiles * bytes1);
+      if (kMakesResiduals) FetchWeights(p.residuals, y_first, bytes1, weights0, weights_full);
+      FetchWeights(p.first, y_first, bytes1, weights1, weights_full);
+      if (z_own > 0) {
+        ArriveExpecting(weights_full + 8, p.second.k_tiles * bytes2);
+        FetchWeights(p.second, z_first, bytes2, weights2, weights_full + 8);
+      }
+    }
+    FetchConstants(p.first, y_first, states);
+    FetchConstants(p.second, z_first, z_states);
+    if (kMakesResiduals) FetchConstants(p.residuals, y_first, residual_states);
+    CommitCopies();
+    __syncwarp();
+    if constexpr (kCluster) ClusterArrive();
+    WaitForPredecessors();
+  }
+
+  __device__ __forceinline__ void Begin() const {
+    if (fetches && member == 0 && tile < p.tiles) FetchX(tile);
+    if (stores && tile < p.tiles) ExpectBoxes(tile);
+    __syncwarp();
+    if constexpr (kCluster) ClusterWait();  // those of the other blocks, too
+    WaitForCopies<0>();
+    __syncthreads();  // all constants are
+  }
+  __device__ __forceinline__ bool HasTile() const { return tile < p.tiles; }
+  __device__ __forceinline__ void Step() {
+    tile += step;
+    parity ^= 1;
+  }
+  __device__ __forceinline__ void End() const {
+    if (stores) WaitForStores();
+  }
+
   // Makes the codes of a box known to what stores, sends and multiplies them.
-  const auto publish = [&] {
+  __device__ __forceinline__ void Publish() const {
     FenceAsyncProxy();
-    SyncThreads<kGroup>(1 + group);
-  };
-  const auto words = [&](uint8_t* box) { return reinterpret_cast<unsigned*>(box + row * kChainBox); };
-  uint32_t parity = 0;
+    SyncThreads<kWarpgroup>(1 + group);
+  }
+
+  // Box i of those that this block makes.
+  __device__ __forceinline__ void MakeY(int i) const {
+    const int box = y_first + i;
+    unsigned* const out = Words(y_boxes + box * kChainBoxBytes);
+    int sums[kChainBox / 2];
+    ThreadCodes residuals;
+    if constexpr (kMakesResiduals) {
+      BeginWithBias(residual_states[i], mine.column, sums);
+      MultiplyBoxes<kXSigned>(p.residuals.k_boxes, x0_at, weights0 + i * kTileBytes, bytes1, sums);
+      RoundToResiduals(p.residuals.epilogue, residual_states[i], sums, mine.column, residuals);
+    }
+    BeginWithBias(states[i], mine.column, sums);
+    MultiplyBoxes<kXSigned>(p.first.k_boxes, x_at, weights1 + i * kTileBytes, bytes1, sums);
+    if constexpr (kMakesResiduals) {
+      AddToResiduals<kFinish>(p.first.epilogue, states[i], sums, mine.column, mine.swizzle, out, residuals);
+    } else {
+      if (adds) WaitBarrier(boxes_full(box), parity);
+      FinishBox<kFinish, true>(p.first.epilogue, states[i], sums, mine.column, mine.swizzle, out);
+    }
+    Publish();
+    const uint32_t from = y_at + box * kChainBoxBytes;
+    if (stores) StoreCodes(maps.y, box * kChainBox, tile * 64, from);
+    if (kCluster && sends) {
 #pragma unroll 1
-  for (; tile < p.tiles; tile += step, parity ^= 1) {
-    const bool last = tile + step >= p.tiles;
+      for (int to = 0; to < readers; ++to) {
+        if (to != rank)
+          SendToCluster<kChainBoxBytes>(ClusterAddress(from, to), from, ClusterAddress(boxes_full(box), to));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void MakeZ(int i) const {
+    int sums[kChainBox / 2];
+    BeginWithBias(z_states[i], mine.column, sums);
+    MultiplyBoxes<kYSigned>(p.second.k_boxes, y_at, weights2 + i * kTileBytes, bytes2, sums);
+    if (i + p.team_groups >= z_own) ReleaseY();
+    constexpr Finish kSecond = kFinish == Finish::kIntegers ? kFinish : Finish::kFloatsFromZero;
+    FinishBox<kSecond, false>(p.second.epilogue, z_states[i], sums, mine.column, mine.swizzle,
+                              Words(z_boxes + i * kChainBoxBytes));
+    Publish();
+    if (stores) StoreCodes(maps.z, (z_first + i) * kChainBox, tile * 64, z_at + i * kChainBoxBytes);
+  }
+
+  // Nobody of the team reads this block's y any more: it may be overwritten.
+  __device__ __forceinline__ void ReleaseY() const {
+    if (stores) WaitForStoresToRead<0>();
+    SyncTeam();
+    if constexpr (!kCluster) {
+      ExpectNextBoxes();
+    } else if (sends && member == 0 && z_own > 0) {
+#pragma unroll 1
+      for (int to = 0; to < p.ranks; ++to) {
+        if (to != rank) ArriveRemotely(ClusterAddress(y_free, to));
+      }
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void MakeTile() const {
     WaitBarrier(weights_full, 0);
     WaitBarrier(x_full, parity);
 #pragma unroll 1
-    for (int i = member; i < p.first.own_boxes; i += p.team_groups) {
-      const int box = y_first + i;
-      const uint32_t full = boxes_full + box * 8;
-      unsigned* const out = words(y_boxes + box * kChainBoxBytes);
-      int sums[kChainBox / 2];
-      ThreadCodes residuals;
-      if constexpr (kMakesResiduals) {
-        BeginWithBias(residual_states[i], column, sums);
-        Multiply<kXSigned>(p.residuals.k_boxes, x0_at, weights0 + i * kChainBox * kRowBytes, bytes1, sums);
-        RoundToResiduals(p.residuals.epilogue, residual_states[i], sums, column, residuals);
-      }
-      BeginWithBias(states[i], column, sums);
-      Multiply<kXSigned>(p.first.k_boxes, x_at, weights1 + i * kChainBox * kRowBytes, bytes1, sums);
-      if constexpr (kMakesResiduals) {
-        AddToResiduals<kFinish>(p.first.epilogue, states[i], sums, column, swizzle, out, residuals);
-      } else {
-        if (adds) WaitBarrier(full, parity);
-        FinishBox<kFinish, true>(p.first.epilogue, states[i], sums, column, swizzle, out);
-      }
-      publish();
-      if (stores) StoreCodes(y_map, box * kChainBox, tile * 64, y_at + box * kChainBoxBytes);
-      if (kCluster && sends) {
-        const uint32_t from = y_at + box * kChainBoxBytes;
-#pragma unroll 1
-        for (int to = 0; to < readers; ++to) {
-          if (to != rank)
-            SendToCluster<kChainBoxBytes>(ClusterAddress(from, to), from, ClusterAddress(full, to));
-        }
-      }
-    }
+    for (int i = member; i < p.first.own_boxes; i += p.team_groups) MakeY(i);
     // What was stored before the last of these, the former tile's z, has been read.
     if (stores) WaitForStoresToRead<1>();
-    sync_team();
-    if (last) {
+    SyncTeam();
+    if (IsLast()) {
       LetSuccessorsStart();
     } else if (fetches && member == 0) {
-      fetch_x(tile + step);
+      FetchX(tile + step);
     }
     __syncwarp();
-    // Nobody reads this block's y any more: it may be overwritten.
-    const auto next_boxes = [&] {
-      if (stores && !last) expect_boxes(tile + step);
-      __syncwarp();
-    };
-    const auto release_y = [&] {
-      if (stores) WaitForStoresToRead<0>();
-      sync_team();
-      if constexpr (!kCluster) {
-        next_boxes();
-      } else if (sends && member == 0 && z_own > 0) {
-#pragma unroll 1
-        for (int to = 0; to < p.ranks; ++to) {
-          if (to != rank) ArriveRemotely(ClusterAddress(y_free, to));
-        }
-      }
-      __syncwarp();
-    };
     if (z_own > 0) {
       WaitBarrier(weights_full + 8, 0);
       if constexpr (kCluster) {
 #pragma unroll 1
         for (int box = 0; box < p.first.n_boxes; ++box) {
-          if (!is_own(box)) WaitBarrier(boxes_full + box * 8, parity);
+          if (!IsOwn(box)) WaitBarrier(boxes_full(box), parity);
         }
       }
     }
-    if (member >= z_own) release_y();
+    if (member >= z_own) ReleaseY();
 #pragma unroll 1
-    for (int i = member; i < z_own; i += p.team_groups) {
-      const State& state = states[p.first.own_boxes + i];
-      int sums[kChainBox / 2];
-      BeginWithBias(state, column, sums);
-      Multiply<kYSigned>(p.second.k_boxes, y_at, weights2 + i * kChainBox * kRowBytes, bytes2, sums);
-      if (i + p.team_groups >= z_own) release_y();
-      constexpr Finish kSecond = kFinish == Finish::kIntegers ? kFinish : Finish::kFloatsFromZero;
-      FinishBox<kSecond, false>(p.second.epilogue, state, sums, column, swizzle,
-                                words(z_boxes + i * kChainBoxBytes));
-      publish();
-      if (stores) StoreCodes(z_map, (z_first + i) * kChainBox, tile * 64, z_at + i * kChainBoxBytes);
-    }
+    for (int i = member; i < z_own; i += p.team_groups) MakeZ(i);
     if constexpr (kCluster) {
       if (readers > (z_own > 0 ? 1 : 0)) WaitBarrier(y_free, parity);
-      next_boxes();
+      ExpectNextBoxes();
     }
   }
-  if (stores) WaitForStores();
+};
+#endif
+
+template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish>
+__global__ void __launch_bounds__(kMaxChainGroups * 128, 1)
+    ConvChain(const __grid_constant__ ChainParams p, const __grid_constant__ ChainMaps maps) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using Pipeline = Chain<kXSigned, kYSigned, kCluster, kMakesResiduals, kFinish>;
+  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
+  __shared__ typename Pipeline::Static fixed;
+  RunPipeline(Pipeline{p, maps, fixed, SharedTiles(unaligned)});
 #endif
 }
 
@@ -380,18 +414,18 @@ template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Fin
 cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
   constexpr auto kKernel = ConvChain<kXSigned, kYSigned, kCluster, kMakesResiduals, kFinish>;
   cudaError_t error = PrepareKernel<kKernel>(options.device);
-  CUtensorMap x_map, residual_map, y_map, z_map;
+  ChainMaps maps;
   if constexpr (kMakesResiduals) {
-    if (error == cudaSuccess) error = EncodePixels<kChainBox>(p.first.pixels, 64, &x_map);
-    if (error == cudaSuccess) error = EncodePixels<kChainBox>(p.residuals.pixels, 64, &residual_map);
+    if (error == cudaSuccess) error = EncodePixels<kChainBox>(p.first.pixels, 64, &maps.x);
+    if (error == cudaSuccess) error = EncodePixels<kChainBox>(p.residuals.pixels, 64, &maps.residual);
   } else {
-    if (error == cudaSuccess) error = EncodeBoxes(p.first.pixels.x, p.first.k, p.m, &x_map);
+    if (error == cudaSuccess) error = EncodeBoxes(p.first.pixels.x, p.first.k, p.m, &maps.x);
     if (error == cudaSuccess) {
-      error = EncodeBoxes(p.first.epilogue.has_residual ? p.residual : p.y, p.first.n, p.m, &residual_map);
+      error = EncodeBoxes(p.first.epilogue.has_residual ? p.residual : p.y, p.first.n, p.m, &maps.residual);
     }
   }
-  if (error == cudaSuccess) error = EncodeBoxes(p.y, p.first.n, p.m, &y_map);
-  if (error == cudaSuccess) error = EncodeBoxes(p.z, p.second.n, p.m, &z_map);
+  if (error == cudaSuccess) error = EncodeBoxes(p.y, p.first.n, p.m, &maps.y);
+  if (error == cudaSuccess) error = EncodeBoxes(p.z, p.second.n, p.m, &maps.z);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute shape = {};
   shape.id = cudaLaunchAttributeClusterDimension;
@@ -399,8 +433,7 @@ cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
   shape.val.clusterDim.y = shape.val.clusterDim.z = 1;
   return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), &shape, p.ranks > 1 ? 1 : 0}, kKernel,
                                   dim3(static_cast<unsigned>(p.clusters * p.ranks)),
-                                  dim3(static_cast<unsigned>(p.teams * p.team_groups * kGroup)), p, x_map,
-                                  residual_map, y_map, z_map);
+                                  dim3(static_cast<unsigned>(p.teams * p.team_groups * 128)), p, maps);
 }
 
 template <bool kXSigned, bool kYSigned, bool kCluster, Finish kFinish>

@@ -125,7 +125,6 @@ class ResidualPairPlan {
         first_(ParamsOf(*pair.first, shapes.first, config)),
         second_(ParamsOf(*pair.second, shapes.second, config)) {
     const ResidualPairProblem problem = ProblemOf(pair, shapes);
-    second_.keeps_weights = config.keeps_weights;
     second_.persistent_blocks = PersistentBlocks(problem, config, pair.second->On());
     second_.shared_bytes = SharedBytes(problem, config);
     second_.staging_offset = second_.shared_bytes - 1024 - config.tile_m * config.tile_n;

@@ -10,30 +10,17 @@
 // A ring of stages, each a tile of pixels (and of weights, where these do not stay in shared memory), runs
 // through the tiles of both products, and of the block's next tile, without a pause. Several blocks share a
 // multiprocessor, so that one multiplies while others round.
-#include "kernels/cuda/conv/conv_tile.cuh"
 #include "kernels/cuda/conv/pixel_boxes.cuh"
-#include "kernels/cuda/device/wgmma_s8.cuh"
 #include "kernels/cuda/fused/residual_pair.h"
 
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kGroup = 128;
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// A place in the ring of stages.
-struct RingPlace {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void Step(int stages) {
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
+struct PairMaps {
+  CUtensorMap first, second, y;
 };
 
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Walks along the tiles of both products: which product, which of its tiles, which tap and channels that is.
 struct ProductWalk {
   int product = 0, k = 0;
@@ -48,196 +35,191 @@ struct ProductWalk {
     }
   }
 };
-#endif
 
-// Consumers first, a warpgroup for every 64 rows; then a warp whose first thread fetches.
+// Consumers first, a warpgroup for every 64 rows; then a warp whose first thread fetches. `keeps`: a block
+// keeps its weights for all of its tiles, else they come with every tile.
 template <int kTileM, int kTileN, bool kFirstSigned, bool kSecondSigned>
-__global__ void __launch_bounds__(kTileM * 2 + 32)
-    ConvPair(const __grid_constant__ ConvParams first, const __grid_constant__ ConvParams second,
-             const __grid_constant__ CUtensorMap first_map, const __grid_constant__ CUtensorMap second_map,
-             const __grid_constant__ CUtensorMap y_map) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int kConsumers = kTileM * 2, kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes;
-  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
-  __shared__ BlockState<kTileN> states[2];
-  __shared__ __align__(8) uint64_t barriers[2 * kMaxResidualPairStages + 1];
+struct Pair {
+  static constexpr int kSums = kTileN / 2, kConsumers = kTileM * 2, kBytesA = kTileM * kRowBytes,
+                       kBytesB = kTileN * kRowBytes;
+  using StageRing = Ring<kMaxResidualPairStages>;
+  struct Static {
+    BlockState<kTileN> states[2];
+    alignas(8) uint64_t barriers[StageRing::kBarriers + 1];
+  };
 
-  const int thread = static_cast<int>(threadIdx.x);
-  const bool keeps = second.keeps_weights;
-  const int stages = second.stages, k_tiles = first.k_tiles + second.k_tiles;
-  // Swizzled tiles start at multiples of 1024 bytes (SharedBytes has room for that).
-  const uint32_t weights = (SharedAddress(unaligned) + 1023) & ~1023u;
-  uint8_t* const shared = unaligned + (weights - SharedAddress(unaligned));
-  const uint32_t ring = weights + (keeps ? k_tiles * kBytesB : 0);
-  const int stage_bytes = kBytesA + (keeps ? 0 : kBytesB);
-  uint32_t barriers_at = SharedAddress(barriers);
-  KeepInRegister(barriers_at);
-  const uint32_t weights_full = barriers_at + 2 * kMaxResidualPairStages * 8;
-  const auto full = [&](int stage) { return barriers_at + stage * 8; };
-  const auto empty = [&](int stage) { return barriers_at + (kMaxResidualPairStages + stage) * 8; };
+  const ConvParams& first;
+  const ConvParams& second;
+  const bool keeps;
+  const PairMaps& maps;
+  Static& fixed;
+  SharedTiles weights;  // then the stages
+
+  const int thread = static_cast<int>(threadIdx.x), group = thread / kWarpgroup;
+  const int k_tiles = first.k_tiles + second.k_tiles, stage_bytes = kBytesA + (keeps ? 0 : kBytesB);
+  const uint32_t stages = weights.at + (keeps ? k_tiles * kBytesB : 0);
+  StageRing ring = {SharedAddress(fixed.barriers), second.stages};
+
   const TilePosition at = TilePosition::Of<kTileM, kTileN>(second);
   const int step = static_cast<int>(gridDim.x) * kTileM;
+  int m = at.m0;
+  RingPlace place = {};
+  OwnCodes<kTileN> mine{thread % kWarpgroup};
+  const int codes_at = second.staging_offset + group * 64 * kTileN;
+  const bool stores = thread % kWarpgroup == 0;
 
-  if (thread < stages) {
-    InitBarrier(full(thread), 1);
-    InitBarrier(empty(thread), kConsumers / 32);
-    if (thread == 0) InitBarrier(weights_full, 1);
+  __device__ __forceinline__ uint32_t WeightsFull() const { return ring.barriers + StageRing::kBarriers * 8; }
+
+  __device__ __forceinline__ void SetUp() {
+    KeepInRegister(ring.barriers);
+    if (thread >= ring.stages) return;
+    ring.MakeBarriers(thread, 1, kConsumers / 32);
+    if (thread == 0) InitBarrier(WeightsFull(), 1);
     FenceBarrierInit();
   }
-  __syncthreads();
 
-  if (thread >= kConsumers) {
-    if (thread > kConsumers) {
-      WaitForPredecessors();
-      return;
-    }
-    const auto load_weights = [&](const ProductWalk& walk, uint32_t target, uint32_t barrier) {
-      BulkCopy(target, at.Weights(walk.product == 0 ? first : second, walk.k), kBytesB, barrier);
-    };
-    // Weights are this kernel's own: they may be fetched before the predecessor is done.
+  __device__ __forceinline__ void FetchWeights(const ProductWalk& walk, uint32_t target,
+                                               uint32_t barrier) const {
+    BulkCopy(target, at.Weights(walk.product == 0 ? first : second, walk.k), kBytesB, barrier);
+  }
+  __device__ __forceinline__ void Fetch() const {
     const int tiles = (second.m - at.m0 + step - 1) / step, count = tiles * k_tiles,
-              ahead = keeps ? 0 : min(count, stages);
+              ahead = keeps ? 0 : min(count, ring.stages);
     ProductWalk walk;
     if (keeps) {
-      ArriveExpecting(weights_full, k_tiles * kBytesB);
+      ArriveExpecting(WeightsFull(), k_tiles * kBytesB);
       for (int i = 0; i < k_tiles; ++i, walk.Step(first, second))
-        load_weights(walk, weights + i * kBytesB, weights_full);
+        FetchWeights(walk, weights.at + i * kBytesB, WeightsFull());
     }
     for (int i = 0; i < ahead; ++i, walk.Step(first, second)) {
-      ArriveExpecting(full(i), stage_bytes);
-      load_weights(walk, ring + i * stage_bytes + kBytesA, full(i));
+      ArriveExpecting(ring.full(i), stage_bytes);
+      FetchWeights(walk, stages + i * stage_bytes + kBytesA, ring.full(i));
     }
     WaitForPredecessors();
     walk = {};
-    RingPlace place;
     PixelPlace first_pixel = {}, second_pixel = {};
-    int m = at.m0;
-#pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      const uint32_t target = ring + place.stage * stage_bytes, barrier = full(place.stage);
+    int next = at.m0;
+    ring.Fill(count, [&](int i, int stage) {
+      const uint32_t target = stages + stage * stage_bytes, full = ring.full(stage);
       if (walk.product == 0 && walk.k == 0) {
-        first_pixel = FirstPixel(first, m);
-        second_pixel = FirstPixel(second, m);
-        m += step;
+        first_pixel = FirstPixel(first, next);
+        second_pixel = FirstPixel(second, next);
+        next += step;
       }
       if (i >= ahead) {
-        WaitBarrier(empty(place.stage), place.parity ^ 1);
-        ArriveExpecting(barrier, stage_bytes);
-        if (!keeps) load_weights(walk, target + kBytesA, barrier);
+        ArriveExpecting(full, stage_bytes);
+        if (!keeps) FetchWeights(walk, target + kBytesA, full);
       }
       if (walk.product == 0) {
-        PixelCopy(target, first_map, walk.tap.channel, first_pixel, walk.tap.dx, walk.tap.dy, barrier);
+        PixelCopy(target, maps.first, walk.tap.channel, first_pixel, walk.tap.dx, walk.tap.dy, full);
       } else {
-        PixelCopy(target, second_map, walk.tap.channel, second_pixel, walk.tap.dx, walk.tap.dy, barrier);
+        PixelCopy(target, maps.second, walk.tap.channel, second_pixel, walk.tap.dx, walk.tap.dy, full);
       }
-      place.Step(stages);
       walk.Step(first, second);
-    }
-    LetSuccessorsStart();
-    return;
+    });
   }
 
-  states[0].template FetchConstants<kConsumers>(first, at, thread);
-  states[1].template FetchConstants<kConsumers>(second, at, thread);
-  CommitCopies();
-  WaitForPredecessors();
-  WaitForCopies<0>();
-  SyncThreads<kConsumers>();
-  if (keeps) WaitBarrier(weights_full, 0);
+  __device__ __forceinline__ bool Loads() const { return thread >= kConsumers; }
+  __device__ __forceinline__ void Load() const {
+    if (thread > kConsumers) return WaitForPredecessors();
+    Fetch();
+    LetSuccessorsStart();
+  }
 
-  const int group = thread / kGroup, group_barrier = 2 + group;
-  const int row = thread % kGroup / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;
-  const int codes_at = second.staging_offset + group * 64 * kTileN;
-  uint8_t* const rows = shared + codes_at + row * kTileN;
-  const int swizzle = CodesSwizzle<kTileN>(row);
-  const auto word_at = [&](int, int at_column) {
-    return reinterpret_cast<unsigned*>(rows + (at_column ^ swizzle));
-  };
-  const bool stores = thread % kGroup == 0;
+  __device__ __forceinline__ void Begin() {
+    fixed.states[0].template FetchConstants<kConsumers>(first, at, thread);
+    fixed.states[1].template FetchConstants<kConsumers>(second, at, thread);
+    CommitCopies();
+    WaitForPredecessors();
+    WaitForCopies<0>();
+    SyncThreads<kConsumers>();
+    if (keeps) WaitBarrier(WeightsFull(), 0);
+  }
+  __device__ __forceinline__ bool HasTile() const { return m < second.m; }
+  __device__ __forceinline__ void Step() { m += step; }
 
-  RingPlace place;
-  const auto release = [&](int stage) {
-    if (thread % 32 == 0) Arrive(empty(stage));
-  };
-  const auto multiply = [&]<bool kSigned>(Wgmma<kTileN, kSigned>, const ConvParams& p, uint32_t kept,
-                                          int (&sums)[kTileN / 2]) {
-    using Product = Wgmma<kTileN, kSigned>;
-    int previous = 0;
-#pragma unroll 1
-    for (int k = 0; k < p.k_tiles; ++k) {
-      WaitBarrier(full(place.stage), place.parity);
-      const uint32_t tile = ring + place.stage * stage_bytes;
-      const uint64_t a = MatrixDescriptor(tile + group * 64 * kRowBytes),
-                     b = MatrixDescriptor(keeps ? kept + k * kBytesB : tile + kBytesA);
-      HoldRegisters(sums);
-      WgmmaFence();
-      Product::Multiply(sums, a, b);
-      Product::Multiply(sums, a + 2, b + 2);
-      if (k * kRowBytes + 64 < p.k) {  // channels past the last read 0
-        Product::Multiply(sums, a + 4, b + 4);
-        Product::Multiply(sums, a + 6, b + 6);
-      }
-      WgmmaCommit();
-      if (k > 0) {
-        WgmmaWait<1>();
-        release(previous);
-      }
-      previous = place.stage;
-      place.Step(stages);
-    }
+  // One of the two products; its weights are at `kept` where they stay.
+  template <bool kSigned>
+  __device__ __forceinline__ void MultiplyOne(const ConvParams& p, const BlockState<kTileN>& state,
+                                              uint32_t kept, int (&sums)[kSums]) {
+    BeginWithBias(state, mine.column, sums);
+    const auto release = [&](int, int stage) {
+      if (thread % 32 == 0) Arrive(ring.empty(stage));
+    };
+    const int last = ring.template Drain<Wgmma<kTileN, kSigned>>(
+        place, p.k_tiles, sums,
+        [&](int k, int stage) -> Operands {
+          const uint32_t tile = stages + stage * stage_bytes;
+          return {MatrixDescriptor(tile + group * 64 * kRowBytes),
+                  MatrixDescriptor(keeps ? kept + k * kBytesB : tile + kBytesA), k * kRowBytes + 64 < p.k};
+        },
+        release);
     WgmmaWait<0>();
     HoldRegisters(sums);
-    release(previous);
-  };
-  const auto round = [&](bool adds, const EpilogueParams& e, const BlockState<kTileN>& state,
-                         const int (&sums)[kTileN / 2]) {
-    __builtin_assume(e.has_residual == adds);
-    RequantizeFragments<Finish::kIntegers, true, 8 * kTileN / 4>(
-        e, state, [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); }, word_at);
-  };
-
-#pragma unroll 1
-  for (int m = at.m0; m < second.m; m += step) {
-    int sums[kTileN / 2];
-    BeginWithBias(states[0], column, sums);
-    multiply(Wgmma<kTileN, kFirstSigned>(), first, weights, sums);
-    if (stores) WaitForStoresToRead<0>();  // the codes of the tile before
-    SyncThreads<kGroup>(group_barrier);
-    round(false, first.epilogue, states[0], sums);
-    BeginWithBias(states[1], column, sums);
-    multiply(Wgmma<kTileN, kSecondSigned>(), second, weights + first.k_tiles * kBytesB, sums);
-    round(true, second.epilogue, states[1], sums);
-    FenceAsyncProxy();
-    SyncThreads<kGroup>(group_barrier);  // all codes are there
-    if (stores) StoreCodes(y_map, at.n0, m + group * 64, weights + codes_at);
+    release(0, last);
   }
-  if (stores) WaitForStores();
+  template <bool kAdds>
+  __device__ __forceinline__ void Round(const ConvParams& p, const BlockState<kTileN>& state,
+                                        const int (&sums)[kSums]) const {
+    __builtin_assume(p.epilogue.has_residual == kAdds);
+    mine.template Round<Finish::kIntegers>(p.epilogue, state, sums, weights.data + codes_at);
+  }
+
+  __device__ __forceinline__ void Multiply(int (&sums)[kSums]) {
+    MultiplyOne<kFirstSigned>(first, fixed.states[0], weights.at, sums);
+    if (stores) WaitForStoresToRead<0>();  // the codes of the tile before
+    SyncThreads<kWarpgroup>(2 + group);
+    Round<false>(first, fixed.states[0], sums);
+    MultiplyOne<kSecondSigned>(second, fixed.states[1], weights.at + first.k_tiles * kBytesB, sums);
+  }
+  __device__ __forceinline__ void Finish(const int (&sums)[kSums]) const {
+    Round<true>(second, fixed.states[1], sums);
+    FenceAsyncProxy();
+    SyncThreads<kWarpgroup>(2 + group);  // all codes are there
+    if (stores) StoreCodes(maps.y, at.n0, m + group * 64, weights.at + codes_at);
+  }
+  __device__ __forceinline__ void End() const {
+    if (stores) WaitForStores();
+  }
+};
+#endif
+
+template <int kTileM, int kTileN, bool kFirstSigned, bool kSecondSigned>
+__global__ void __launch_bounds__(kTileM * 2 + 32)
+    ConvPair(const __grid_constant__ ConvParams first, const __grid_constant__ ConvParams second, bool keeps,
+             const __grid_constant__ PairMaps maps) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using Pipeline = Pair<kTileM, kTileN, kFirstSigned, kSecondSigned>;
+  LOWBIT_DYNAMIC_SHARED(unaligned, 1);
+  __shared__ typename Pipeline::Static fixed;
+  RunPipeline(Pipeline{first, second, keeps, maps, fixed, SharedTiles(unaligned)});
 #endif
 }
 
 template <int kTileM, int kTileN, bool kFirstSigned, bool kSecondSigned>
-cudaError_t LaunchWith(const ConvParams& first, const ConvParams& second, const LaunchOptions& options) {
+cudaError_t LaunchWith(const ConvParams& first, const ConvParams& second, bool keeps,
+                       const LaunchOptions& options) {
   constexpr auto kKernel = ConvPair<kTileM, kTileN, kFirstSigned, kSecondSigned>;
   cudaError_t error = PrepareKernel<kKernel>(options.device);
-  CUtensorMap first_map, second_map, y_map;
-  if (error == cudaSuccess) error = EncodePixels(first, kTileM, &first_map);
-  if (error == cudaSuccess) error = EncodePixels(second, kTileM, &second_map);
-  if (error == cudaSuccess) error = EncodeCodes<kTileN>(second, second.y, &y_map);
+  PairMaps maps;
+  if (error == cudaSuccess) error = EncodePixels(first, kTileM, &maps.first);
+  if (error == cudaSuccess) error = EncodePixels(second, kTileM, &maps.second);
+  if (error == cudaSuccess) error = EncodeCodes<kTileN>(second, second.y, &maps.y);
   if (error != cudaSuccess) return error;
   const dim3 grid(static_cast<unsigned>(second.persistent_blocks), static_cast<unsigned>(second.n_tiles));
   return options.queue.LaunchWith({static_cast<size_t>(second.shared_bytes), nullptr, 0}, kKernel, grid,
-                                  dim3(kTileM * 2 + 32), first, second, first_map, second_map, y_map);
+                                  dim3(kTileM * 2 + 32), first, second, keeps, maps);
 }
 
 template <int kTileM, int kTileN>
-cudaError_t LaunchTile(const ConvParams& first, bool first_signed, const ConvParams& second,
+cudaError_t LaunchTile(const ConvParams& first, bool first_signed, const ConvParams& second, bool keeps,
                        const LaunchOptions& options) {
   if (first_signed) {
-    return options.x_signed ? LaunchWith<kTileM, kTileN, true, true>(first, second, options)
-                            : LaunchWith<kTileM, kTileN, true, false>(first, second, options);
+    return options.x_signed ? LaunchWith<kTileM, kTileN, true, true>(first, second, keeps, options)
+                            : LaunchWith<kTileM, kTileN, true, false>(first, second, keeps, options);
   }
-  return options.x_signed ? LaunchWith<kTileM, kTileN, false, true>(first, second, options)
-                          : LaunchWith<kTileM, kTileN, false, false>(first, second, options);
+  return options.x_signed ? LaunchWith<kTileM, kTileN, false, true>(first, second, keeps, options)
+                          : LaunchWith<kTileM, kTileN, false, false>(first, second, keeps, options);
 }
 
 }  // namespace
@@ -245,12 +227,15 @@ cudaError_t LaunchTile(const ConvParams& first, bool first_signed, const ConvPar
 cudaError_t LaunchResidualPair(const ConvParams& first, bool first_signed, const ConvParams& second,
                                const ConvConfig& config, const LaunchOptions& options) {
   if (second.stages < 1 || second.stages > kMaxResidualPairStages) return cudaErrorInvalidValue;
+  const auto launch = [&](const auto& tile) {
+    return tile(first, first_signed, second, config.keeps_weights, options);
+  };
   const auto is = [&](int m, int n) { return config.tile_m == m && config.tile_n == n; };
-  if (is(64, 32)) return LaunchTile<64, 32>(first, first_signed, second, options);
-  if (is(64, 64)) return LaunchTile<64, 64>(first, first_signed, second, options);
-  if (is(64, 128)) return LaunchTile<64, 128>(first, first_signed, second, options);
-  if (is(128, 128)) return LaunchTile<128, 128>(first, first_signed, second, options);
-  if (is(192, 128)) return LaunchTile<192, 128>(first, first_signed, second, options);
+  if (is(64, 32)) return launch(LaunchTile<64, 32>);
+  if (is(64, 64)) return launch(LaunchTile<64, 64>);
+  if (is(64, 128)) return launch(LaunchTile<64, 128>);
+  if (is(128, 128)) return launch(LaunchTile<128, 128>);
+  if (is(192, 128)) return launch(LaunchTile<192, 128>);
   return cudaErrorInvalidValue;
 }
 
