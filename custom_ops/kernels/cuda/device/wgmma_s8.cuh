@@ -27,158 +27,70 @@ __device__ __forceinline__ void HoldRegisters(int (&sums)[kCount]) {
 }
 #define LOWBIT_SUMS_4(i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
 #define LOWBIT_SUMS_16(i) LOWBIT_SUMS_4(i), LOWBIT_SUMS_4(i + 4), LOWBIT_SUMS_4(i + 8), LOWBIT_SUMS_4(i + 12)
+#define LOWBIT_SUMS_64(i) \
+  LOWBIT_SUMS_16(i), LOWBIT_SUMS_16(i + 16), LOWBIT_SUMS_16(i + 32), LOWBIT_SUMS_16(i + 48)
+// As many operands of an instruction.
+#define LOWBIT_OPERANDS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define LOWBIT_OPERANDS_32 \
+  LOWBIT_OPERANDS_16       \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define LOWBIT_OPERANDS_64                                                             \
+  LOWBIT_OPERANDS_32                                                                   \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define LOWBIT_OPERANDS_128                                                                      \
+  LOWBIT_OPERANDS_64                                                                             \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+// d += a * b^T: the operands of a, b and what scales d follow those of d, `sums`; then what they are.
+#define LOWBIT_WGMMA(n, sums, operands, ...)                                                      \
+  if constexpr (kSigned) {                                                                        \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.s8 {" sums "}, " operands ";" \
+                 : __VA_ARGS__);                                                                  \
+  } else {                                                                                        \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.u8.s8 {" sums "}, " operands ";" \
+                 : __VA_ARGS__);                                                                  \
+  }
 
 template <int kN, bool kSigned>
-struct Wgmma;
-
-template <bool kSigned>
-struct Wgmma<32, kSigned> {
-  static __device__ __forceinline__ void Multiply(int (&d)[16], uint64_t a, uint64_t b) {
-    if constexpr (kSigned) {
-      asm volatile(
-          "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 {"
-          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-          "}, %16, %17, 1;"
-          : LOWBIT_SUMS_16(0)
-          : "l"(a), "l"(b));
+struct Wgmma {
+  static __device__ __forceinline__ void Multiply(int (&d)[kN / 2], uint64_t a, uint64_t b) {
+    if constexpr (kN == 32) {
+      LOWBIT_WGMMA(32, LOWBIT_OPERANDS_16, "%16, %17, 1", LOWBIT_SUMS_16(0) : "l"(a), "l"(b))
+    } else if constexpr (kN == 64) {
+      LOWBIT_WGMMA(64, LOWBIT_OPERANDS_32, "%32, %33, 1", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16) : "l"(a),
+                   "l"(b))
+    } else if constexpr (kN == 128) {
+      LOWBIT_WGMMA(128, LOWBIT_OPERANDS_64, "%64, %65, 1", LOWBIT_SUMS_64(0) : "l"(a), "l"(b))
     } else {
-      asm volatile(
-          "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 {"
-          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-          "}, %16, %17, 1;"
-          : LOWBIT_SUMS_16(0)
-          : "l"(a), "l"(b));
-    }
-  }
-};
-
-template <bool kSigned>
-struct Wgmma<64, kSigned> {
-  static __device__ __forceinline__ void Multiply(int (&d)[32], uint64_t a, uint64_t b) {
-    if constexpr (kSigned) {
-      asm volatile(
-          "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {"
-          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-          "}, %32, %33, 1;"
-          : LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16)
-          : "l"(a), "l"(b));
-    } else {
-      asm volatile(
-          "wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 {"
-          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-          "}, %32, %33, 1;"
-          : LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16)
-          : "l"(a), "l"(b));
-    }
-  }
-};
-
-template <bool kSigned>
-struct Wgmma<128, kSigned> {
-  static __device__ __forceinline__ void Multiply(int (&d)[64], uint64_t a, uint64_t b) {
-    if constexpr (kSigned) {
-      asm volatile(
-          "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {"
-          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-          "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-          "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-          "}, %64, %65, 1;"
-          : LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16), LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48)
-          : "l"(a), "l"(b));
-    } else {
-      asm volatile(
-          "wgmma.mma_async.sync.aligned.m64n128k32.s32.u8.s8 {"
-          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-          "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-          "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-          "}, %64, %65, 1;"
-          : LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16), LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48)
-          : "l"(a), "l"(b));
-    }
-  }
-};
-
-template <bool kSigned>
-struct Wgmma<256, kSigned> {
-  static __device__ __forceinline__ void Multiply(int (&d)[128], uint64_t a, uint64_t b) {
-    if constexpr (kSigned) {
-      asm volatile(
-          "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {"
-          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-          "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-          "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-          "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-          "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-          "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-          "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-          "}, %128, %129, 1;"
-          : LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16), LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48), LOWBIT_SUMS_16(64),
-            LOWBIT_SUMS_16(80), LOWBIT_SUMS_16(96), LOWBIT_SUMS_16(112)
-          : "l"(a), "l"(b));
-    } else {
-      asm volatile(
-          "wgmma.mma_async.sync.aligned.m64n256k32.s32.u8.s8 {"
-          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-          "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-          "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-          "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-          "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-          "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-          "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-          "}, %128, %129, 1;"
-          : LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16), LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48), LOWBIT_SUMS_16(64),
-            LOWBIT_SUMS_16(80), LOWBIT_SUMS_16(96), LOWBIT_SUMS_16(112)
-          : "l"(a), "l"(b));
+      static_assert(kN == 256);
+      LOWBIT_WGMMA(256, LOWBIT_OPERANDS_128, "%128, %129, 1", LOWBIT_SUMS_64(0), LOWBIT_SUMS_64(64) : "l"(a),
+                   "l"(b))
     }
   }
 };
 
 // As Wgmma::Multiply, a in registers: the fragment of mma.sync. Without kAdds, d need not be set before.
-template <bool kSigned, bool kAdds = true>
-__device__ __forceinline__ void MultiplyRows(int (&d)[16], const unsigned (&a)[4], uint64_t b) {
-  if constexpr (kSigned) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-        "}, {%16, %17, %18, %19}, %20, %21;"
-        : LOWBIT_SUMS_16(0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0));
+template <bool kSigned, bool kAdds = true, int kSums>
+__device__ __forceinline__ void MultiplyRows(int (&d)[kSums], const unsigned (&a)[4], uint64_t b) {
+  if constexpr (kSums == 16) {
+    LOWBIT_WGMMA(32, LOWBIT_OPERANDS_16, "{%16, %17, %18, %19}, %20, %21", LOWBIT_SUMS_16(0) : "r"(a[0]),
+                 "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0))
   } else {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-        "}, {%16, %17, %18, %19}, %20, %21;"
-        : LOWBIT_SUMS_16(0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0));
-  }
-}
-template <bool kSigned, bool kAdds = true>
-__device__ __forceinline__ void MultiplyRows(int (&d)[32], const unsigned (&a)[4], uint64_t b) {
-  if constexpr (kSigned) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, %37;"
-        : LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0));
-  } else {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, %37;"
-        : LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0));
+    static_assert(kSums == 32);
+    LOWBIT_WGMMA(64, LOWBIT_OPERANDS_32, "{%32, %33, %34, %35}, %36, %37", LOWBIT_SUMS_16(0),
+                 LOWBIT_SUMS_16(16) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0))
   }
 }
 
+#undef LOWBIT_WGMMA
+#undef LOWBIT_OPERANDS_128
+#undef LOWBIT_OPERANDS_64
+#undef LOWBIT_OPERANDS_32
+#undef LOWBIT_OPERANDS_16
+#undef LOWBIT_SUMS_64
 #undef LOWBIT_SUMS_16
 #undef LOWBIT_SUMS_4
 
