@@ -100,40 +100,35 @@ __device__ __forceinline__ void TakeLargest(int (&largest)[kCellTileN / 2],
 #pragma unroll
   for (int i = 0; i < kCellTileN / 2; ++i) largest[i] = max(largest[i], sums[i]);
 }
-#endif
 
+// A block. It has its own loop, not that of pipeline.cuh: what comes from memory are a thread's own floats,
+// which wait for nobody else; what is shared are cells, of which a row is multiplied while the next is
+// quantized by the same threads.
 template <int kChannels, bool kSigned>
-__global__ void __launch_bounds__(kThreads, kPoolBlocks - kChannels / 4)
-    ConvPool(const __grid_constant__ PooledParams p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int kPlace = kCellWords<kChannels>, kRowWords = kRowCells * kPlace;
-  constexpr int kOwn = kCellTileN / 4, kStride = kOwn + 4;  // channels of a thread; without bank conflicts
-  constexpr int kWeightBytes = kChannels * kCellChannelBytes;
-  LOWBIT_DYNAMIC_SHARED(shared, 128);  // weights, floats, cells
+struct Pool {
+  static constexpr int kPlace = kCellWords<kChannels>, kRowWords = kRowCells * kPlace;
+  static constexpr int kOwn = kCellTileN / 4,
+                       kStride = kOwn + 4;  // channels of a thread; without bank conflicts
+  static constexpr int kWeightBytes = kChannels * kCellChannelBytes, kFirstDoubleRows = 3;
+  using Sums = int[kCellTileN / 2];
+  template <int kValue>
+  using Constant = std::integral_constant<int, kValue>;
+  struct Static {
+    alignas(16) int biases[4 * kStride];
+    alignas(16) float multipliers[4 * kStride];
+    alignas(8) uint64_t barriers[2];  // weights are there; the next double row of cells is
+  };
+
+  const PooledParams& p;
+  uint8_t* const shared;  // weights, floats, cells
+  Static& fixed;
   float2* const floats = reinterpret_cast<float2*>(shared + kWeightBytes);
   unsigned* const cells =
       reinterpret_cast<unsigned*>(shared + kWeightBytes + kStages * kFloatBytes<kChannels>);
-  __shared__ __align__(16) int biases[4 * kStride];
-  __shared__ __align__(16) float multipliers[4 * kStride];
-  __shared__ __align__(8) uint64_t barriers[2];  // weights are there; the next double row of cells is
-  const EpilogueParams& e = p.epilogue;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, group = thread % 32 / 4,
             t = thread % 4;
   const int n0 = static_cast<int>(blockIdx.y) * kCellTileN, channel = n0 + t * kOwn;
-  const uint32_t barrier = SharedAddress(barriers), next = SharedAddress(barriers + 1);
-  if (thread == 0) {
-    InitBarrier(barrier, 1);
-    InitBarrier(next, kThreads / 32);
-    FenceBarrierInit();
-    ArriveExpecting(barrier, kWeightBytes);
-    BulkCopy(SharedAddress(shared), p.weights + static_cast<int64_t>(blockIdx.y) * kWeightBytes, kWeightBytes,
-             barrier);
-  }
-  if (thread < kCellTileN && n0 + thread < p.n) {
-    const int at = thread / kOwn * kStride + thread % kOwn;
-    biases[at] = e.bias[n0 + thread];
-    multipliers[at] = e.scale[n0 + thread];
-  }
+  const uint32_t barrier = SharedAddress(fixed.barriers), next = SharedAddress(fixed.barriers + 1);
 
   const int image = Divide(static_cast<int>(blockIdx.x), p.by_tiles_x),
             tile_column = (static_cast<int>(blockIdx.x) - image * p.tiles_x) * kPoolTileColumns,
@@ -147,21 +142,55 @@ __global__ void __launch_bounds__(kThreads, kPoolBlocks - kChannels / 4)
   // and nobody else reads them.
   const int x = 2 * (first_column - p.lead_columns + thread % kRowCells),
             top = 2 * (first_row - p.lead_rows + thread / kRowCells);
-  const auto is_inside = [](int i, int size) {
-    return static_cast<unsigned>(i) < static_cast<unsigned>(size);
-  };
-  const bool has_left = is_inside(x, p.in_w), has_right = is_inside(x + 1, p.in_w);
-  const unsigned columns = (has_left ? 1u : 0u) | (has_right ? 2u : 0u);
-  const int plane = p.in_h * p.in_w, double_rows = rows + 2;
+  unsigned columns = (IsInside(x, p.in_w) ? 1u : 0u) | (IsInside(x + 1, p.in_w) ? 2u : 0u);
+  const int plane = p.in_h * p.in_w;
   const float* const planes = p.x + static_cast<int64_t>(image) * kChannels * plane;
   int from = top * p.in_w + x;
   int loaded = 0, load_stage = 0, stage = 0;
-  const auto load = [&] {
-    if (loaded < double_rows) {
+
+  // Cells of the columns that the thread's sums above and below belong to, and what it has of them as A.
+  const unsigned *above = nullptr, *below = nullptr;
+  unsigned a[2][kChannels][4];
+  const uint64_t matrices = PlainDescriptor(SharedAddress(shared));
+  int4 windows[kOwn / 4];  // the largest sums of windows, with the bias
+  bool stores = false;
+  unsigned at = 0;  // where the next row of codes goes
+
+  __device__ __forceinline__ Pool(const PooledParams& params, uint8_t* dynamic, Static& own)
+      : p(params), shared(dynamic), fixed(own) {}
+
+  static __device__ __forceinline__ bool IsInside(int i, int size) {
+    return static_cast<unsigned>(i) < static_cast<unsigned>(size);
+  }
+  __device__ __forceinline__ int Place(int i) const {
+    const int of_pair = first_column + 2 * (warp * kWarpColumns + group) + i;
+    return (min(max(of_pair, 0), p.out_w - 1) - first_column + t) * kPlace;
+  }
+
+  __device__ __forceinline__ void SetUp() const {
+    if (thread == 0) {
+      InitBarrier(barrier, 1);
+      InitBarrier(next, kThreads / 32);
+      FenceBarrierInit();
+      ArriveExpecting(barrier, kWeightBytes);
+      BulkCopy(SharedAddress(shared), p.weights + static_cast<int64_t>(blockIdx.y) * kWeightBytes,
+               kWeightBytes, barrier);
+    }
+    if (thread < kCellTileN && n0 + thread < p.n) {
+      const int to = thread / kOwn * kStride + thread % kOwn;
+      fixed.biases[to] = p.epilogue.bias[n0 + thread];
+      fixed.multipliers[to] = p.epilogue.scale[n0 + thread];
+    }
+  }
+
+  // Begins to fetch the floats of the next double row.
+  __device__ __forceinline__ void Load() {
+    if (loaded < rows + 2) {  // a double row for each and those of the first window
       const uint32_t to = SharedAddress(floats + load_stage * 2 * kChannels * kThreads + ReadThreadIndex());
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const bool has_row = is_inside(top + 4 * loaded + i, p.in_h);
+        const bool has_row = IsInside(top + 4 * loaded + i, p.in_h), has_left = (columns & 1) != 0,
+                   has_right = (columns & 2) != 0;
         const float* const row = planes + from + i * p.in_w;
 #pragma unroll
         for (int c = 0; c < kChannels; ++c) {
@@ -179,49 +208,34 @@ __global__ void __launch_bounds__(kThreads, kPoolBlocks - kChannels / 4)
     ++loaded;
     from += 4 * p.in_w;
     load_stage = load_stage + 1 < kStages ? load_stage + 1 : 0;
-  };
-  const auto quantize = [&](int double_row) {
+  }
+  __device__ __forceinline__ void Quantize(int double_row) {
     WaitForCopies<kStages - 1>();
     const int own = ReadThreadIndex();
     const int y = top + 4 * double_row;
     const unsigned inside =
-        (is_inside(y, p.in_h) ? columns : 0u) | (is_inside(y + 1, p.in_h) ? columns << 2 : 0u);
+        (IsInside(y, p.in_h) ? columns : 0u) | (IsInside(y + 1, p.in_h) ? columns << 2 : 0u);
     QuantizeCell<kChannels>(
         p, floats + stage * 2 * kChannels * kThreads + own, inside,
         cells + (double_row % kDoubleRows * 2 + own / kRowCells) * kRowWords + own % kRowCells * kPlace);
     stage = stage + 1 < kStages ? stage + 1 : 0;
-    load();
-  };
-  if (p.is_early) LetSuccessorsStart();
-  WaitForPredecessors();
-#pragma unroll
-  for (int i = 0; i < kStages; ++i) load();
-  constexpr int kFirstDoubleRows = 3;
-#pragma unroll
-  for (int i = 0; i < kFirstDoubleRows; ++i) quantize(i);
-  __syncthreads();
+    Load();
+  }
 
-  // Cells of the columns that the thread's sums above and below belong to.
-  const auto place = [&](int i) {
-    const int column = first_column + 2 * (warp * kWarpColumns + group) + i;
-    return (min(max(column, 0), p.out_w - 1) - first_column + t) * kPlace;
-  };
-  const unsigned *const above = cells + place(0), *const below = cells + place(1);
-  unsigned a[2][kChannels][4];
-  const auto fetch = [&](auto slot_, int row) {  // of cells, in shared memory
-    constexpr int kSlot = decltype(slot_)::value;
+  // A row of cells, from shared memory.
+  template <int kSlot>
+  __device__ __forceinline__ void Fetch(int row) {
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) {
       const int word = kSlot % 2 * kChannels + i;
       a[kSlot / 2][word / 2][word % 2 * 2] = above[row * kRowWords + i];
       a[kSlot / 2][word / 2][word % 2 * 2 + 1] = below[row * kRowWords + i];
     }
-  };
-  const uint64_t matrices = PlainDescriptor(SharedAddress(shared));
-  const auto multiply = [&](auto order_, int (&sums)[kCellTileN / 2]) {
-    constexpr int kOrder = decltype(order_)::value;
-    const auto step = [&](auto half_, int i) {
-      constexpr int kHalf = decltype(half_)::value;
+  }
+  // The products of a row of the convolution, under way. kOrder: how far the four rows of cells have turned.
+  template <int kOrder>
+  __device__ __forceinline__ void Multiply(Sums& sums) {
+    const auto step = [&]<int kHalf>(Constant<kHalf>, int i) {
       const int matrix = (kOrder % 2 * 2 + (kHalf + kOrder / 2) % 2) * kChannels + i;
       // The high half never changes.
       const uint64_t b = (matrices & ~uint64_t{0xFFFFFFFF}) |
@@ -235,14 +249,17 @@ __global__ void __launch_bounds__(kThreads, kPoolBlocks - kChannels / 4)
     HoldRegisters(sums);
     WgmmaFence();
 #pragma unroll
-    for (int i = 0; i < kChannels; ++i) step(std::integral_constant<int, 0>{}, i);
+    for (int i = 0; i < kChannels; ++i) step(Constant<0>{}, i);
 #pragma unroll
-    for (int i = 0; i < kChannels; ++i) step(std::integral_constant<int, 1>{}, i);
+    for (int i = 0; i < kChannels; ++i) step(Constant<1>{}, i);
     WgmmaCommit();
-  };
-  // The largest sums of windows, with the bias.
-  int4 windows[kOwn / 4];
-  const auto take_windows = [&](const int (&largest)[kCellTileN / 2]) {
+  }
+  static __device__ __forceinline__ void WaitForProducts(Sums& sums) {
+    WgmmaWait<0>();
+    HoldRegisters(sums);
+  }
+
+  __device__ __forceinline__ void TakeWindows(const Sums& largest) {
     const int own = ReadThreadIndex() % 4;
 #pragma unroll
     for (int i = 0; i < kOwn / 4; ++i) {
@@ -251,71 +268,91 @@ __global__ void __launch_bounds__(kThreads, kPoolBlocks - kChannels / 4)
         return __vimax3_s32(largest[8 * i + j], right, __shfl_up_sync(~0u, right, 4));
       };
       windows[i] = Plus(make_int4(of_window(0), of_window(1), of_window(4), of_window(5)),
-                        *reinterpret_cast<const int4*>(biases + own * kStride + 4 * i));
+                        *reinterpret_cast<const int4*>(fixed.biases + own * kStride + 4 * i));
     }
-  };
-  const int column = tile_column + warp * kWarpColumns + group - 1;
-  const bool stores = group > 0 && column < p.pooled_w && channel < p.n;
-  unsigned at = static_cast<unsigned>(((image * p.pooled_h + first) * p.pooled_w + column) * p.n + channel);
-  const auto store = [&] {
+  }
+  __device__ __forceinline__ void Store() {
     const int own = ReadThreadIndex() % 4;
     unsigned codes[kOwn / 4];
-    WithRounding(e, [&](const auto& requantize) {
+    WithRounding(p.epilogue, [&](const auto& requantize) {
 #pragma unroll
       for (int i = 0; i < kOwn / 4; ++i) {
-        codes[i] =
-            requantize(windows[i], *reinterpret_cast<const float4*>(multipliers + own * kStride + 4 * i));
+        codes[i] = requantize(windows[i],
+                              *reinterpret_cast<const float4*>(fixed.multipliers + own * kStride + 4 * i));
       }
     });
     if (stores) *reinterpret_cast<uint4*>(p.y + at) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
     at += static_cast<unsigned>(p.pooled_w * p.n);
-  };
-
-  int upper[kCellTileN / 2], lower[kCellTileN / 2];
-  fetch(std::integral_constant<int, 0>{}, 0);
-  fetch(std::integral_constant<int, 1>{}, 1);
-  fetch(std::integral_constant<int, 2>{}, 2);
-  fetch(std::integral_constant<int, 3>{}, 3);
-  WaitBarrier(barrier, 0);
-  multiply(std::integral_constant<int, 0>{}, upper);
-  WgmmaWait<0>();
-  HoldRegisters(upper);
-  if (first_row < 0) SetAll(upper, kLowest);
+  }
 
   // A row of pooled pixels: `largest` are the sums of its window's first row, `sums` become those of its
   // last.
-  const auto pool_row = [&](auto order_, int row, int (&largest)[kCellTileN / 2],
-                            int (&sums)[kCellTileN / 2]) {
-    constexpr int kOrder = decltype(order_)::value;
+  template <int kOrder>
+  __device__ __forceinline__ void PoolRow(int row, Sums& largest, Sums& sums) {
     const int double_row = (row + 2) % kDoubleRows, middle = first_row + 2 * row + 1;
     if (row > 0) WaitBarrier(next, (row - 1) % 2);
-    fetch(std::integral_constant<int, (kOrder + 3) % kCellTaps>{}, 2 * double_row);
-    multiply(order_, sums);
-    if (row > 0) store();  // the row before
-    WgmmaWait<0>();
-    HoldRegisters(sums);
+    Fetch<(kOrder + 3) % kCellTaps>(2 * double_row);
+    Multiply<kOrder>(sums);
+    if (row > 0) Store();  // the row before
+    WaitForProducts(sums);
     if (middle < p.out_h) TakeLargest(largest, sums);
-    fetch(std::integral_constant<int, kOrder>{}, 2 * double_row + 1);
-    multiply(std::integral_constant<int, (kOrder + 1) % kCellTaps>{}, sums);
+    Fetch<kOrder>(2 * double_row + 1);
+    Multiply<(kOrder + 1) % kCellTaps>(sums);
     if (row + 1 < rows) {
-      quantize(row + kFirstDoubleRows);
+      Quantize(row + kFirstDoubleRows);
       __syncwarp();  // its cells are there, and it has fetched those of this double row
       if (thread % 32 == 0) Arrive(next);
     } else {
       LetSuccessorsStart();
     }
-    WgmmaWait<0>();
-    HoldRegisters(sums);
+    WaitForProducts(sums);
     if (middle + 1 < p.out_h) TakeLargest(largest, sums);  // else it is the strip's last row
-    take_windows(largest);
-  };
-#pragma unroll 1
-  for (int row = 0; row < rows; row += 2) {
-    pool_row(std::integral_constant<int, 1>{}, row, upper, lower);
-    if (row + 1 >= rows) break;
-    pool_row(std::integral_constant<int, 3>{}, row + 1, lower, upper);
+    TakeWindows(largest);
   }
-  store();
+
+  __device__ __forceinline__ void Run() {
+    SetUp();
+    KeepInRegister(columns);  // one value, not its bits besides
+    if (p.is_early) LetSuccessorsStart();
+    WaitForPredecessors();
+#pragma unroll
+    for (int i = 0; i < kStages; ++i) Load();
+#pragma unroll
+    for (int i = 0; i < kFirstDoubleRows; ++i) Quantize(i);
+    __syncthreads();
+    above = cells + Place(0);
+    below = cells + Place(1);
+    const int column = tile_column + warp * kWarpColumns + group - 1;
+    stores = group > 0 && column < p.pooled_w && channel < p.n;
+    at = static_cast<unsigned>(((image * p.pooled_h + first) * p.pooled_w + column) * p.n + channel);
+
+    int upper[kCellTileN / 2], lower[kCellTileN / 2];
+    Fetch<0>(0);
+    Fetch<1>(1);
+    Fetch<2>(2);
+    Fetch<3>(3);
+    WaitBarrier(barrier, 0);
+    Multiply<0>(upper);
+    WaitForProducts(upper);
+    if (first_row < 0) SetAll(upper, kLowest);
+#pragma unroll 1
+    for (int row = 0; row < rows; row += 2) {
+      PoolRow<1>(row, upper, lower);
+      if (row + 1 >= rows) break;
+      PoolRow<3>(row + 1, lower, upper);
+    }
+    Store();
+  }
+};
+#endif
+
+template <int kChannels, bool kSigned>
+__global__ void __launch_bounds__(kThreads, kPoolBlocks - kChannels / 4)
+    ConvPool(const __grid_constant__ PooledParams p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  LOWBIT_DYNAMIC_SHARED(shared, 128);
+  __shared__ typename Pool<kChannels, kSigned>::Static fixed;
+  Pool<kChannels, kSigned>(p, shared, fixed).Run();
 #endif
 }
 
