@@ -6,6 +6,7 @@
 | docs/kernels.md | the kernel tables (custom_ops/kernels/table.cc and its cuda) |
 | docs/commands.md | the command line's own help |
 | docs/api.md | the docstrings of the Python package |
+| docs/pictures/kernel-*.svg | tools/kernel_pictures.py |
 | the options in docs/execution-provider.md | the options' table (custom_ops/core/provider_options.cc) |
 | the table, the picture and the zoo in README.md, benchmarks/results/index.md | benchmarks/results/*.json |
 | the tables in docs/papers.md | the same, and benchmarks/papers.json |
@@ -28,6 +29,7 @@ from typing import Any
 import click
 import lowbit._native as native
 from api_reference import reference
+from kernel_pictures import FAMILIES, PLACES, pictures
 from lowbit.cli import cli as lowbit_command
 from paper_pages import BLOCKS
 from result_pages import RESULTS, THEMES, chart, claims, index, recorded, table, zoo
@@ -235,6 +237,17 @@ def fusion_table() -> str:
     )
 
 
+def family_parts(name: str) -> list[str]:
+    """The paragraph and the pictures of a row that has them."""
+    family = FAMILIES.get(name)
+    if family is None:
+        return []
+    parts = [family.text, f"![{family.title}](pictures/kernel-{name}.svg)"]
+    if name == "halo":
+        parts += [PLACES, "![The line of places](pictures/kernel-places.svg)"]
+    return parts
+
+
 def cuda_section() -> str:
     """The GPU's two tables and what their kernels do."""
     text = (
@@ -244,6 +257,10 @@ def cuda_section() -> str:
         "patches). `sm_75` rows run on every GPU from that generation on, `sm_90a` rows on Hopper alone. The "
         "cost model ranks the configurations of all rows that apply to a layer, the "
         "[tuner](tuning.md) measures them.\n\n"
+        "Each picture shows what a block holds and what it does at the same time, from left to right; how "
+        "long something takes is not to scale. A block runs on one multiprocessor; a warpgroup is four of "
+        "its warps, which multiply 64 pixels together; blocks of a cluster read each other's shared "
+        "memory.\n\n"
     )
     for title, folder, what in (
         (
@@ -260,9 +277,9 @@ def cuda_section() -> str:
             [(f"`{r.name}`", r.needs, r.note) for r in rows],
         )
         for row in rows:
-            comments = [opening_comment(source) for source in row.sources]
-            if comments:
-                text += f"\n#### `{row.name}`\n\n" + "\n\n".join(comments) + "\n"
+            parts = [*family_parts(row.name), *(opening_comment(source) for source in row.sources)]
+            if parts:
+                text += f"\n#### `{row.name}`\n\n" + "\n\n".join(parts) + "\n"
         text += "\n"
     return text.rstrip() + "\n"
 
@@ -377,6 +394,7 @@ def generate() -> dict[Path, str]:
             path.with_suffix(".md"): f"{NOTICE}\n{recorded(path)}" for path in RESULTS.glob("recorded_*.json")
         },
         **{docs / "pictures" / f"resnet50-{name}.svg": chart(theme) for name, theme in THEMES.items()},
+        **{docs / "pictures" / f"{name}.svg": svg for name, svg in pictures().items()},
     }
 
 
