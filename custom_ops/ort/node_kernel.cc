@@ -2,12 +2,12 @@
 
 #include <charconv>
 #include <cstdio>
-#include <mutex>
 #include <string_view>
 #include <utility>
 #include <variant>
 
 #include "core/node_reader.h"
+#include "core/plan_output.h"
 #include "core/status.h"
 #include "ort/context_thread_pool.h"
 
@@ -226,13 +226,22 @@ OperatorOptions ReadOptions(const OrtKernelInfo* info) {
   return options;
 }
 
-void PrintPlan(const std::string& where, const OperatorPlan& plan, const std::vector<int64_t>& x_shape) {
-  static std::mutex mutex;  // sessions may be created in several threads
-  const std::lock_guard lock(mutex);
+std::string PlanText(const std::string& where, const OperatorPlan& plan,
+                     const std::vector<int64_t>& x_shape) {
   std::string line;
   AppendText(line, where, plan.kernel, plan.tuned ? " (measured)" : "", ", x ", ShapeText(x_shape),
              ", packed ", plan.packed_bytes, " bytes, workspace ", plan.workspace_bytes, " bytes a thread\n");
-  std::fputs(line.c_str(), stderr);
+  return line;
+}
+
+std::string PlanJson(const std::string& name, const char* op, const OperatorPlan& plan,
+                     const std::vector<int64_t>& x_shape) {
+  std::string line;
+  AppendText(line, "{\"lowbit\": \"node\", \"name\": ", JsonString(name), ", \"op\": ", JsonString(op),
+             ", \"kernel\": ", JsonString(plan.kernel), ", \"measured\": ", plan.tuned ? "true" : "false",
+             ", \"x\": ", ShapeText(x_shape), ", \"packed_bytes\": ", plan.packed_bytes,
+             ", \"workspace_bytes\": ", plan.workspace_bytes, "}\n");
+  return line;
 }
 
 // Tells the nodes behind this one what codes it makes, and the options what those before it said of x.
@@ -270,9 +279,12 @@ NodeKernel::NodeKernel(const OpSchema& schema, const OrtKernelInfo* info) {
             static_cast<int>(declared), ", the node makes ", static_cast<int>(ToOrt(op_->OutputType())));
     fed_ = std::move(inputs.fed);
     input_count_ = inputs.present.size();
-    if (EnvironmentFlag("LOWBIT_PRINT_PLAN")) {
-      const std::vector<std::optional<ConstTensor>> nothing_fed(input_count_);
-      PrintPlan(where_, op_->Plan(nothing_fed), options.x_shape);
+    if (const PlanOutput asked = AskedPlanOutput(); asked != PlanOutput::kNone) {
+      const OperatorPlan plan = op_->Plan(std::vector<std::optional<ConstTensor>>(input_count_));
+      const std::string line = asked == PlanOutput::kJson
+                                   ? PlanJson(NodeName(info), schema.name, plan, options.x_shape)
+                                   : PlanText(where_, plan, options.x_shape);
+      std::fputs(line.c_str(), stderr);  // at once: sessions may be created in several threads
     }
   } catch (const std::bad_alloc&) {
     throw;

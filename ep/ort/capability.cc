@@ -1,10 +1,12 @@
 #include "ep/ort/capability.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "core/plan_output.h"
 #include "core/schema.h"
 #include "ep/ort/context_model.h"
 #include "ep/ort/graph_reader.h"
@@ -41,6 +43,14 @@ class Report {
   void Info(const std::string& line) {
     if (logger_.TakesInfo() && told_.insert(line).second) logger_.Info(line);
   }
+  void Left(const Node& node, const std::string& reason) {
+    Info("lowbit: " + Where(node) + " stays with ONNX Runtime: " + reason);
+    if (!prints_) return;
+    const std::string line = "{\"lowbit\": \"left\", \"name\": " + JsonString(node.name) +
+                             ", \"op\": " + JsonString(node.op) + ", \"reason\": " + JsonString(reason) +
+                             "}\n";
+    if (told_.insert(line).second) std::fputs(line.c_str(), stderr);
+  }
   void Warning(const std::string& line) {
     if (told_.insert(line).second) logger_.Warning(line);
   }
@@ -48,6 +58,7 @@ class Report {
  private:
   const Logger& logger_;
   std::set<std::string>& told_;
+  const bool prints_ = AskedPlanOutput() == PlanOutput::kJson;
 };
 
 void TellAboutUnconverted(const Graph& graph, Report& report) {
@@ -88,7 +99,7 @@ std::string ClaimNodes(const OrtGraph* graph, const Backend& backend, const Logg
   for (const Partition::Left& left : partition.left) {
     const Node& node = read.graph.nodes[left.node];
     if (node.barred == kFused || IsContextNode(node)) continue;
-    report.Info("lowbit: " + Where(node) + " stays with ONNX Runtime: " + left.reason);
+    report.Left(node, left.reason);
   }
   TellAboutUnconverted(read.graph, report);
   return CodesFault(read.graph);

@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <utility>
 
+#include "core/plan_output.h"
 #include "core/status.h"
 #include "ep/region/codes.h"
 #include "ep/region/instance_pool.h"
@@ -29,9 +28,11 @@ struct ReadyPlan : RegionPlan {
   mutable InstancePool instances;
 };
 
-bool PrintsPlans() {
-  const char* text = std::getenv("LOWBIT_PRINT_PLAN");
-  return text != nullptr && *text != '\0' && std::strcmp(text, "0") != 0;
+void Print(const RegionPlan& plan) {
+  const PlanOutput asked = AskedPlanOutput();
+  if (asked == PlanOutput::kNone) return;
+  const std::string text = asked == PlanOutput::kJson ? plan.Json() : "lowbit: " + plan.Text();
+  std::fputs(text.c_str(), stderr);  // at once: runs may plan in several threads
 }
 
 class CompiledProgram final : public Program {
@@ -43,7 +44,7 @@ class CompiledProgram final : public Program {
       RegionPlan made = MakePlan(region_, inputs);
       region_->backend->Tune(made);
       auto plan = std::make_shared<const ReadyPlan>(std::move(made), *region_->backend);
-      if (PrintsPlans()) std::fputs(("lowbit: " + plan->Text()).c_str(), stderr);
+      Print(*plan);
       return plan;
     });
   }
@@ -140,6 +141,7 @@ class Compiler {
       }
       CompiledRegion::Op& made = region_->ops.emplace_back();
       made.name = name;
+      for (const Node* node : op.nodes) made.nodes.push_back(node->name);
       made.output_type = graph_.values[static_cast<size_t>(op.output)].type;
       if (!op.is_needed) {
         made.shape = ShapeFunction(graph_, *op.nodes[0]);

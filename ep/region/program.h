@@ -24,7 +24,8 @@ struct Location {
 };
 
 struct PlannedStep {
-  std::string_view name;  // "node 'name' (Op)", as errors begin
+  std::string_view name;               // "node 'name' (Op)", as errors begin
+  std::span<const std::string> nodes;  // the names alone; none where an output of the region is copied
   const Step* step = nullptr;
   std::shared_ptr<const StepPlan> plan;
   std::vector<Location> fed;
@@ -45,6 +46,7 @@ struct RegionPlan {
   size_t workspace_bytes = 0;
   std::vector<DeviceConstant> constants;
   std::string Text() const;  // a line per step
+  std::string Json() const;  // one line, an object
 };
 
 class Program {

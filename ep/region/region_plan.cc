@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/node_reader.h"
+#include "core/plan_output.h"
 #include "core/status.h"
 #include "ep/region/memory_plan.h"
 
@@ -129,10 +130,12 @@ class Planner {
     return {Location::Kind::kWorkspace, *index};
   }
 
-  void AddStep(std::string_view name, const Step& step, std::span<const ValueId> fed,
-               std::span<const TensorShape> fed_shapes, const Location& output) {
+  void AddStep(std::string_view name, std::span<const std::string> nodes, const Step& step,
+               std::span<const ValueId> fed, std::span<const TensorShape> fed_shapes,
+               const Location& output) {
     PlannedStep planned;
     planned.name = name;
+    planned.nodes = nodes;
     planned.step = &step;
     planned.plan = step.Plan(fed_shapes);
     planned.fed_shapes.assign(fed_shapes.begin(), fed_shapes.end());
@@ -177,7 +180,7 @@ class Planner {
       if (op.step == nullptr || IsEmpty(op.output)) continue;
       PlaceOver(op, last_readers);
       try {
-        AddStep(op.name, *op.step, op.fed, FedShapes(op), Use(op.output));
+        AddStep(op.name, op.nodes, *op.step, op.fed, FedShapes(op), Use(op.output));
         before = before != nullptr && PutTogether(*before, op) ? nullptr : &op;
       } catch (const Error& e) {
         Fail(op.name, ": ", e.what());
@@ -203,7 +206,7 @@ class Planner {
       if (IsEmpty(output.value)) continue;
       const std::array fed = {output.value};
       const std::array fed_shapes = {shapes_[At(output.value)]};
-      AddStep(output.name, *region_->copy, fed, fed_shapes, OutputLocation(o));
+      AddStep(output.name, {}, *region_->copy, fed, fed_shapes, OutputLocation(o));
     }
   }
 
@@ -235,6 +238,13 @@ std::string PlaceText(const Location& place) {
   return kKinds[static_cast<size_t>(place.kind)] + std::to_string(place.at);
 }
 
+// The kernel of a step, or the one that does it together with the step before or behind it.
+std::string KernelText(const std::vector<PlannedStep>& steps, size_t i) {
+  if (steps[i].with_next != nullptr) return steps[i].with_next->Text() + " with the next";
+  if (i > 0 && steps[i - 1].with_next != nullptr) return steps[i - 1].with_next->Text() + " with the last";
+  return steps[i].plan->Text();
+}
+
 }  // namespace
 
 RegionPlan MakePlan(std::shared_ptr<const CompiledRegion> region, std::span<const TensorShape> inputs) {
@@ -244,18 +254,28 @@ RegionPlan MakePlan(std::shared_ptr<const CompiledRegion> region, std::span<cons
 std::string RegionPlan::Text() const {
   std::ostringstream text;
   text << "region of " << steps.size() << " steps, workspace " << workspace_bytes << " bytes\n";
-  const StepPlan* together = nullptr;  // of the step before and this one
-  for (const PlannedStep& step : steps) {
-    if (together == nullptr) together = step.with_next.get();
-    text << "  " << step.name << ": " << (together != nullptr ? together : step.plan.get())->Text()
-         << (step.with_next != nullptr ? " with the next"
-             : together != nullptr     ? " with the last"
-                                       : "")
-         << ", from";
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const PlannedStep& step = steps[i];
+    text << "  " << step.name << ": " << KernelText(steps, i) << ", from";
     for (const Location& fed : step.fed) text << ' ' << PlaceText(fed);
     text << " to " << PlaceText(step.output) << '\n';
-    if (step.with_next == nullptr) together = nullptr;
   }
+  return text.str();
+}
+
+std::string RegionPlan::Json() const {
+  std::ostringstream text;
+  text << "{\"lowbit\": \"region\", \"workspace_bytes\": " << workspace_bytes << ", \"steps\": [";
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const PlannedStep& step = steps[i];
+    text << (i == 0 ? "" : ", ") << "{\"nodes\": [";
+    for (size_t n = 0; n < step.nodes.size(); ++n) text << (n == 0 ? "" : ", ") << JsonString(step.nodes[n]);
+    text << "], \"kernel\": " << JsonString(KernelText(steps, i)) << ", \"from\": [";
+    for (size_t f = 0; f < step.fed.size(); ++f)
+      text << (f == 0 ? "" : ", ") << JsonString(PlaceText(step.fed[f]));
+    text << "], \"to\": " << JsonString(PlaceText(step.output)) << '}';
+  }
+  text << "]}\n";
   return text.str();
 }
 

@@ -20,6 +20,7 @@ namespace lowbit::ep {
 struct CompiledRegion {
   struct Op {
     std::string name;                  // "node 'name' (Op)"
+    std::vector<std::string> nodes;    // the names alone
     std::optional<ReshapeOp> reshape;  // no step: `output` lies where fed[0] does
     std::unique_ptr<Step> step;
     // No step and no reshape: nobody needs the output, whose shape only says whether the node could run.

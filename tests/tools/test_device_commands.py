@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -125,6 +126,78 @@ def test_placement_tells_regions_and_reasons(tmp_path):
     assert where["erf"] == ("cpu", found.reasons["erf"])
     assert report.totals["runs_on"] == {"cpu-ep": len(found.taken), "cpu": 1}
     assert "erf" in run("inspect", path, "--device", "cpu-ep").stdout
+
+
+HOSTILE_NAME = 'a "b"\\ (c): d, from e\n{"lowbit": "left", ü 𝄞'
+
+
+def printed_objects(err):
+    """What lowbit prints as JSON, beside warnings of ONNX Runtime."""
+    lines = [line for line in err.splitlines() if line.startswith('{"lowbit": ')]
+    assert all(line.isascii() for line in lines)
+    return [json.loads(line) for line in lines]
+
+
+def printed_plans(model, device, feed, monkeypatch, capfd):
+    """Text and JSON of what a session with one run prints."""
+    told = []
+    for form in ("1", "json"):
+        monkeypatch.setenv("LOWBIT_PRINT_PLAN", form)
+        capfd.readouterr()
+        outputs(model, device, feed)
+        told.append(capfd.readouterr().err)
+    return told[0], printed_objects(told[1])
+
+
+def test_plans_are_printed_as_json_too(tmp_path, monkeypatch, capfd):
+    model = with_erf_behind()
+    for node in model.graph.node:
+        node.name = HOSTILE_NAME + node.name
+    feed = random_feeds(model)
+    text, told = printed_plans(model, "cpu-ep", feed, monkeypatch, capfd)
+    *left, region = told
+    assert [(each["lowbit"], each["name"], each["op"]) for each in left] == [
+        ("left", HOSTILE_NAME + "erf", "Erf")
+    ]
+    assert region["lowbit"] == "region"
+    assert f"region of {len(region['steps'])} steps, workspace {region['workspace_bytes']} bytes" in text
+    for step in region["steps"]:
+        assert f": {step['kernel']}, from {' '.join(step['from'])} to {step['to']}\n" in text
+    lowbit_nodes = [node for node in model.graph.node if node.domain == "ai.lowbit"]
+    assert {name for step in region["steps"] for name in step["nodes"]} == {n.name for n in lowbit_nodes}
+
+    text, told = printed_plans(model, "cpu", feed, monkeypatch, capfd)
+    assert [(each["lowbit"], each["name"], each["op"]) for each in told] == [
+        ("node", node.name, node.op_type) for node in lowbit_nodes
+    ]
+    for each in told:
+        assert (
+            f"'{each['name']}' ({each['op']}): {each['kernel']}, x {each['x']}, "
+            f"packed {each['packed_bytes']} bytes, workspace {each['workspace_bytes']} bytes a thread\n"
+        ) in text
+
+    onnx.save(model, tmp_path / "model.onnx")
+    found = place(str(tmp_path / "model.onnx"), "cpu-ep")
+    assert found.reasons.keys() == {HOSTILE_NAME + "erf"}
+    assert found.kernels.keys() == found.taken
+
+
+@pytest.mark.parametrize("form", ["", "0"])
+def test_no_plan_is_printed_unasked(form, monkeypatch, capfd):
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", form)
+    model = with_erf_behind()
+    outputs(model, "cpu-ep", random_feeds(model))
+    assert "lowbit" not in capfd.readouterr().err
+
+
+def test_names_that_are_no_utf8_are_printed_as_json(monkeypatch, capfd):
+    model = with_erf_behind()
+    model.graph.node[-1].name = "erf!!!!!"
+    data = model.SerializeToString().replace(b"erf!!!!!", b"erf\xff\xc0\xaf\xed\xa0")
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
+    lowbit.session(data, device="cpu-ep")
+    left = [told for told in printed_objects(capfd.readouterr().err) if told["lowbit"] == "left"]
+    assert [told["name"] for told in left] == ["erf" + "\ufffd" * 5]
 
 
 def test_placement_of_an_unconverted_model(source):

@@ -15,7 +15,7 @@ import pytest
 from lowbit.errors import LowBitError, ModelError
 from lowbit.proto.feeds import shapes_of_batches
 from lowbit.sessions.devices import canonical, ep_device, register_ep
-from lowbit.sessions.placement import kernels_in, reasons_in
+from lowbit.sessions.placement import reasons_and_kernels
 from lowbit.sessions.session import for_device, open_session, prepare
 from onnx import TensorProto, helper
 
@@ -291,24 +291,16 @@ def test_batches_replace_the_first_dim():
         shapes_of_batches(model, [4, 0])
 
 
-def test_reasons_are_read_from_the_log():
-    log = (
-        "2026-01-01 [I:onnxruntime:, capability.cc:40 Log] lowbit: region of 3 nodes, from 'a' to 'b'\n"
-        "2026-01-01 [I:onnxruntime:, capability.cc:44 Log] lowbit: node 'conv (1)/x' (LowBitConv) stays with "
-        "ONNX Runtime: y is int32: expected codes \n"
-        "lowbit: node 's' (ai.x.Softmax) stays with ONNX Runtime: no lowbit node beside it"
+def test_what_is_printed_as_json_is_read_among_other_lines():
+    printed = (
+        "2026-01-01 [W:onnxruntime:, graph.cc:40 Log] lowbit: node 'x' (Y) stays with ONNX Runtime: no\n"
+        '{"lowbit": "left", "name": "conv (1)/x", "op": "LowBitConv", "reason": "y is int32"}\n'
+        '{"lowbit": "node", "name": "cpu", "op": "LowBitConv", "kernel": "igemm", "measured": false}\n'
+        '{"lowbit": "region", "workspace_bytes": 64, "steps": ['
+        '{"nodes": ["a", "b"], "kernel": "wgmma, split 2", "from": ["external 0"], "to": "workspace 0"}, '
+        '{"nodes": [], "kernel": "copy", "from": ["workspace 0"], "to": "external 1"}]}\n'
+        '{"other": "json"}\n'
     )
-    assert reasons_in(log) == {
-        "conv (1)/x": "y is int32: expected codes",
-        "s": "no lowbit node beside it",
-    }
-
-
-def test_kernels_are_read_from_the_printed_plan():
-    text = (
-        "lowbit: node 'conv' (LowBitConv): igemm, x [1, 8, 8, 3], packed 96 bytes\n"
-        "lowbit: region of 2 steps, workspace 64 bytes\n"
-        "  node 'conv (1)' (LowBitConv): wgmma_64x64, split 2, from external 0 to workspace 0\n"
-        "  node 'out' (LowBitDequantize): dequantize, from workspace 0 to external 1\n"
-    )
-    assert kernels_in(text) == {"conv (1)": "wgmma_64x64, split 2", "out": "dequantize"}
+    reasons, kernels = reasons_and_kernels(printed)
+    assert reasons == {"conv (1)/x": "y is int32"}
+    assert kernels == {"a": "wgmma, split 2"}

@@ -1,8 +1,8 @@
 """Which nodes of a model the execution provider takes, with which kernels, and why it leaves the others.
 
-ONNX Runtime tells a session's owner who got which node; why not is in the log alone, and the kernels are in
-the plan that LOWBIT_PRINT_PLAN prints. Both go to the standard error of the process, so the session is opened
-in a process of its own, whose output nobody else writes to.
+ONNX Runtime tells a session's owner who got which node. Why not, and the kernels, are what
+``LOWBIT_PRINT_PLAN=json`` prints on the standard error of the process, so the session is opened in a process
+of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -22,12 +21,11 @@ from lowbit.errors import ModelError, RefusedError, raise_if_out_of_memory
 if TYPE_CHECKING:
     import onnxruntime
 
-_LEFT = re.compile(r"lowbit: node '(?P<name>.*?)' \((?P<op>[^()]*)\) stays with ONNX Runtime: (?P<why>.*)")
-_STEP = re.compile(r"^  node '(?P<name>.*?)' \([^()]*\).*?: (?P<kernel>.*?), from ", re.MULTILINE)
 RECORD = "session.record_ep_graph_assignment_info"
 """The session entry, "1", that :func:`assignments` needs."""
 
-_INFO = 1
+_PRINTED = '{"lowbit": '
+"""How each line begins that ``LOWBIT_PRINT_PLAN=json`` prints."""
 
 
 @dataclass
@@ -66,7 +64,7 @@ def place(path: str, device: str, shapes: Mapping[str, list[int]] | None = None)
     """
     command = [sys.executable, "-c", "from lowbit.sessions.placement import child_main; child_main()"]
     arguments = [path, device, json.dumps(dict(shapes or {}))]
-    environment = {**os.environ, "LOWBIT_PRINT_PLAN": "1"}
+    environment = {**os.environ, "LOWBIT_PRINT_PLAN": "json"}
     done = subprocess.run(
         [*command, *arguments], env=environment, capture_output=True, text=True, check=False
     )
@@ -78,7 +76,7 @@ def place(path: str, device: str, shapes: Mapping[str, list[int]] | None = None)
         _, refused, said = reason.partition("ONNX Runtime refuses it: ")
         raise RefusedError(message, said) if refused else ModelError(message)
     found = Placement(**json.loads(done.stdout))
-    found.reasons, found.kernels = reasons_in(done.stderr), kernels_in(done.stderr)
+    found.reasons, found.kernels = reasons_and_kernels(done.stderr)
     return found
 
 
@@ -96,14 +94,24 @@ def assignments(opened: onnxruntime.InferenceSession) -> tuple[list[list[str]], 
     return regions, elsewhere
 
 
-def reasons_in(log: str) -> dict[str, str]:
-    """Node name -> why it was left, from what the execution provider logs at level INFO."""
-    return {found["name"]: found["why"].strip() for found in _LEFT.finditer(log)}
+def reasons_and_kernels(printed: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Reads what ``LOWBIT_PRINT_PLAN=json`` prints, among whatever else is printed.
 
-
-def kernels_in(text: str) -> dict[str, str]:
-    """Node name -> kernel, from the plans of regions that LOWBIT_PRINT_PLAN prints."""
-    return {found["name"]: found["kernel"] for found in _STEP.finditer(text)}
+    Returns:
+        Node name -> why it was left; and node name -> kernel, of a step of several nodes under the first
+        one's name.
+    """
+    reasons: dict[str, str] = {}
+    kernels: dict[str, str] = {}
+    for line in printed.splitlines():
+        if not line.startswith(_PRINTED):
+            continue
+        told = json.loads(line)
+        if told["lowbit"] == "left":
+            reasons[told["name"]] = told["reason"]
+        elif told["lowbit"] == "region":
+            kernels.update((step["nodes"][0], step["kernel"]) for step in told["steps"] if step["nodes"])
+    return reasons, kernels
 
 
 def child_main() -> None:
@@ -117,7 +125,6 @@ def child_main() -> None:
 
     path, device, shapes = sys.argv[1:4]
     sess_options = onnxruntime.SessionOptions()
-    sess_options.log_severity_level = _INFO
     sess_options.add_session_config_entry(RECORD, "1")
     opened = session(path, device=device, sess_options=sess_options)
     regions, elsewhere = assignments(opened)
