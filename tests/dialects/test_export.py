@@ -25,7 +25,6 @@ from tests.support import interface, lowbit_session, require_native, stock_run
 
 lowbit = pytest.importorskip("lowbit")
 
-from lowbit.ops import ties  # noqa: E402
 
 ORACLES = {"qonnx": qonnx_oracle.run, "qdq": oracle.run}
 QONNX = "qonnx.custom_op.general"
@@ -215,7 +214,7 @@ def _ops() -> list[str]:
 @pytest.mark.parametrize("op_type", _ops())
 def test_single_nodes(target: str, op_type: str, seeds) -> None:
     require_native()
-    from lowbit import _native
+    from lowbit import _native, ops
 
     if op_type not in {schema["name"] for schema in _native.schemas()}:
         pytest.skip(f"the native module has no {op_type}")
@@ -233,7 +232,7 @@ def test_single_nodes(target: str, op_type: str, seeds) -> None:
             same |= np.moveaxis(nan, 1, -1) if node.attrs.get("to_channels_last") else nan
         if op_type == "LowBitNormalization":  # float operators, which sum in another order
             with np.errstate(all="ignore"):
-                chain = ties.chain(op_type, node.attrs, node.inputs)
+                chain = ops.chain(op_type, node.attrs, node.inputs)
             assert chain is not None
             same |= chain.explains(got, expected)
         assert same.all(), f"seed {seed}: {(~same).sum()} of {same.size} differ: {node}"

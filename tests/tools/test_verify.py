@@ -52,7 +52,7 @@ def test_the_definition_lies_at_the_real_number(op_type, seed):
     """float64 rounded once gives the definition's code, but for ties within the stated bound."""
     node = random_nodes.make(op_type, np.random.default_rng(seed))
     with np.errstate(all="ignore"):
-        chain = ties.chain(node.op_type, node.attrs, node.inputs)
+        chain = ops.chain(node.op_type, node.attrs, node.inputs)
     y = ops.evaluate(node.op_type, node.attrs, node.inputs)
     if node.attrs.get("mode") == "nearest":
         assert chain is None
@@ -90,7 +90,7 @@ def test_a_step_away_from_a_tie_is_not_explained(op_type, seeds):
         rng = np.random.default_rng(seed)
         epilogue = {"epilogue": "requantize"} if op_type == "LowBitConv" else {}
         node = random_nodes.make(op_type, rng, **epilogue)
-        chain = ties.chain(node.op_type, node.attrs, node.inputs)
+        chain = ops.chain(node.op_type, node.attrs, node.inputs)
         y = ops.evaluate(node.op_type, node.attrs, node.inputs)
         if chain is None or chain.step is None:
             continue
@@ -320,7 +320,7 @@ def test_an_error_of_several_steps_explains_as_many():
     """One element, whose mean it is: formulas that take it off at the end cancel numbers 1e5 steps large."""
     x, one = np.full((1, 1, 1), 4, np.uint8), np.ones(1, np.float32)
     inputs = [x, np.float32(0.25), np.int32(255), one, 0 * one, np.float32(2e-4), np.int32(128)]
-    chain = ties.chain("LowBitNormalization", {"axis": 1}, inputs)
+    chain = ops.chain("LowBitNormalization", {"axis": 1}, inputs)
     assert chain is not None
     tie_count = float(np.max(chain.error / chain.step)) * 2
     assert tie_count > 2

@@ -35,7 +35,7 @@ from lowbit.checking.inner_values import Observed, Stock, exact_options
 from lowbit.errors import LowBitError, ModelError, RefusedError
 from lowbit.exporters.writer import captured
 from lowbit.frontends.standard_ops import needs_standard_form, standard_form, written_out
-from lowbit.ops import DOMAIN, evaluate, ties
+from lowbit.ops import DOMAIN, chain, evaluate, ties
 from lowbit.proto.feeds import Model, as_proto, batches, constant_values, load_samples, random_feeds
 from lowbit.proto.provenance import Place, other_source, read_places
 from lowbit.schemas import attributes_of
@@ -348,7 +348,7 @@ class _Local:
         if node.op_type == "LowBitLookup":
             return self._lookup_chain(node, values)
         with np.errstate(all="ignore"):
-            return ties.chain(node.op_type, attrs, inputs)
+            return chain(node.op_type, attrs, inputs)
 
     def _lookup_chain(self, node: onnx.NodeProto, values: Mapping[str, Array]) -> ties.Chain | None:
         """The real numbers behind a table: the original nodes between its two quantizers, unoptimized."""

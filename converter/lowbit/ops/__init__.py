@@ -16,32 +16,33 @@ from typing import Any
 import numpy as np
 
 from lowbit.errors import LowBitError
-from lowbit.ops.add import low_bit_add
-from lowbit.ops.affine import low_bit_affine
-from lowbit.ops.average_pool import low_bit_average_pool
+from lowbit.ops.add import add_chain, low_bit_add
+from lowbit.ops.affine import affine_chain, low_bit_affine
+from lowbit.ops.average_pool import average_pool_chain, low_bit_average_pool
 from lowbit.ops.codes import Array, pack, unpack
-from lowbit.ops.concat import low_bit_concat
-from lowbit.ops.conv import low_bit_conv
-from lowbit.ops.conv_transpose import low_bit_conv_transpose
+from lowbit.ops.concat import concat_chain, low_bit_concat
+from lowbit.ops.conv import conv_chain, low_bit_conv
+from lowbit.ops.conv_transpose import conv_transpose_chain, low_bit_conv_transpose
 from lowbit.ops.depth_to_space import low_bit_depth_to_space
-from lowbit.ops.dequantize import low_bit_dequantize
+from lowbit.ops.dequantize import dequantize_chain, low_bit_dequantize
 from lowbit.ops.epilogue import Epilogue
-from lowbit.ops.gemm import low_bit_gemm
-from lowbit.ops.global_average_pool import low_bit_global_average_pool
+from lowbit.ops.gemm import gemm_chain, low_bit_gemm
+from lowbit.ops.global_average_pool import global_average_pool_chain, low_bit_global_average_pool
 from lowbit.ops.lookup import low_bit_lookup
-from lowbit.ops.mat_mul import low_bit_mat_mul
+from lowbit.ops.mat_mul import low_bit_mat_mul, mat_mul_chain
 from lowbit.ops.max_pool import low_bit_max_pool
-from lowbit.ops.mul import low_bit_mul
-from lowbit.ops.normalization import low_bit_normalization
-from lowbit.ops.quantize import low_bit_quantize
+from lowbit.ops.mul import low_bit_mul, mul_chain
+from lowbit.ops.normalization import low_bit_normalization, normalization_chain
+from lowbit.ops.quantize import low_bit_quantize, quantize_chain
 from lowbit.ops.registration import register_schemas
-from lowbit.ops.requantize import low_bit_requantize
-from lowbit.ops.resize import low_bit_resize
-from lowbit.ops.softmax import low_bit_softmax
-from lowbit.ops.threshold import low_bit_threshold
+from lowbit.ops.requantize import low_bit_requantize, requantize_chain
+from lowbit.ops.resize import low_bit_resize, resize_chain
+from lowbit.ops.softmax import low_bit_softmax, softmax_chain
+from lowbit.ops.threshold import low_bit_threshold, threshold_chain
+from lowbit.ops.ties import Chain
 from lowbit.schemas import DOMAIN
 
-__all__ = ["DEFINITIONS", "DOMAIN", "evaluate", "pack", "register_schemas", "unpack"]
+__all__ = ["CHAINS", "DEFINITIONS", "DOMAIN", "chain", "evaluate", "pack", "register_schemas", "unpack"]
 
 DEFINITIONS: dict[str, Callable[..., Array]] = {
     "LowBitConv": low_bit_conv,
@@ -67,6 +68,29 @@ DEFINITIONS: dict[str, Callable[..., Array]] = {
     "LowBitThreshold": low_bit_threshold,
     "LowBitDequantize": low_bit_dequantize,
 }
+
+CHAINS: dict[str, Callable[..., Chain | None]] = {
+    "LowBitConv": conv_chain,
+    "APConv": conv_chain,
+    "LowBitConvTranspose": conv_transpose_chain,
+    "LowBitGemm": gemm_chain,
+    "APGemm": gemm_chain,
+    "LowBitAffine": affine_chain,
+    "LowBitAdd": add_chain,
+    "LowBitMul": mul_chain,
+    "LowBitMatMul": mat_mul_chain,
+    "LowBitAveragePool": average_pool_chain,
+    "LowBitGlobalAveragePool": global_average_pool_chain,
+    "LowBitConcat": concat_chain,
+    "LowBitNormalization": normalization_chain,
+    "LowBitResize": resize_chain,
+    "LowBitSoftmax": softmax_chain,
+    "LowBitRequantize": requantize_chain,
+    "LowBitQuantize": quantize_chain,
+    "LowBitThreshold": threshold_chain,
+    "LowBitDequantize": dequantize_chain,
+}
+"""The real result of every op that rounds; the others only move codes."""
 
 
 def evaluate(op_type: str, attrs: Mapping[str, Any], inputs: Sequence[Array | None]) -> Array:
@@ -98,6 +122,25 @@ def evaluate(op_type: str, attrs: Mapping[str, Any], inputs: Sequence[Array | No
         return DEFINITIONS[op_type](*_with_dims_of_one(op_type, arrays), **attrs)
     except TypeError as error:  # too many inputs, an unknown attribute, a missing required one
         raise LowBitError(f"{op_type}: {error}") from error
+
+
+def chain(op_type: str, attrs: Mapping[str, Any], inputs: Sequence[Array | None]) -> Chain | None:
+    """The real result of a node, and how far a float32 evaluation may be from it, see :mod:`lowbit.ops.ties`.
+
+    Args:
+        op_type: an op of ``ai.lowbit``.
+        attrs: its attributes.
+        inputs: one array per schema input in order, None where an optional one is absent.
+
+    Returns:
+        None for nodes that only move codes, where nothing explains a difference.
+
+    Raises:
+        KeyError: for an op that there is not.
+    """
+    if op_type not in DEFINITIONS:
+        raise KeyError(op_type)
+    return CHAINS[op_type](attrs, *inputs) if op_type in CHAINS else None
 
 
 _DIMS_OF_ONE: dict[str, tuple[int, ...]] = {

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from lowbit.ops.codes import Array, dequantize, quantize_or_float
+from lowbit.ops.ties import Attributes, Chain, real_values, step_of, ulps
 
 
 def low_bit_add(
@@ -30,3 +33,21 @@ def low_bit_add(
     """
     real = dequantize(a, a_scale, a_zero_point) + dequantize(b, b_scale, b_zero_point)
     return quantize_or_float(real, y_scale, y_zero_point, y_bits, y_encoding, y_min, y_max)
+
+
+def add_chain(
+    attrs: Attributes,
+    a: Array,
+    a_scale: Array,
+    a_zero_point: Array,
+    b: Array,
+    b_scale: Array,
+    b_zero_point: Array,
+    y_scale: Array | None = None,
+    y_zero_point: Array | None = None,
+) -> Chain:
+    """The exact sum; QLinearAdd rounds terms of its own, those of both zero points among them."""
+    left, right = real_values(a, a_scale, a_zero_point), real_values(b, b_scale, b_zero_point)
+    zeros = np.abs(a_zero_point * a_scale) + np.abs(b_zero_point * b_scale)  # terms of QLinearAdd's formula
+    error = ulps(8, left, right, zeros, y_scale=y_scale, y_zero_point=y_zero_point)
+    return Chain(left + right, error, step_of(y_scale))

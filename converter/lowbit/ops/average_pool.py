@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lowbit.ops.codes import Array, Floats, dequantize, quantize_or_float
+from lowbit.ops.ties import Attributes, Chain, real_values, step_of, ulps
 from lowbit.ops.windows import Windows
 
 
@@ -49,3 +50,28 @@ def low_bit_average_pool(
     with np.errstate(all="ignore"):
         average = total / windows.tap_counts(bool(count_include_pad))
         return quantize_or_float(average, y_scale, y_zero_point, y_bits, y_encoding, y_min, y_max)
+
+
+def average_pool_chain(
+    attrs: Attributes,
+    x: Array,
+    x_scale: Array,
+    x_zero_point: Array,
+    y_scale: Array | None = None,
+    y_zero_point: Array | None = None,
+) -> Chain:
+    """The exact average of each window."""
+    windows = Windows.of(
+        x,
+        attrs["kernel_shape"],
+        attrs.get("strides", ()),
+        (),
+        attrs.get("pads", ()),
+        attrs.get("ceil_mode", 0),
+    )
+    real = windows.padded(real_values(x, x_scale, x_zero_point), 0)
+    taps = windows.tap_counts(bool(attrs.get("count_include_pad", 0))).astype(np.float64)
+    value = np.add.reduce([seen for _, seen in windows.taps(real)]) / taps
+    size = np.add.reduce([seen for _, seen in windows.taps(np.abs(real))]) / taps
+    count = int(np.prod(attrs["kernel_shape"])) + 4
+    return Chain(value, ulps(count, size, y_scale=y_scale, y_zero_point=y_zero_point), step_of(y_scale))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lowbit.ops.codes import Array, dequantize, output_range, quantize
+from lowbit.ops.ties import Attributes, Chain, real_values, step_of, ulps
 
 
 def low_bit_concat(
@@ -40,3 +41,12 @@ def low_bit_concat(
                 quantize(dequantize(codes, scale, zero_point), y_scale, y_zero_point, low, high, y_encoding)
             )
     return np.concatenate(parts, axis=axis)
+
+
+def concat_chain(
+    attrs: Attributes, x_scales: Array, x_zero_points: Array, y_scale: Array, y_zero_point: Array, *x: Array
+) -> Chain:
+    """The real numbers side by side."""
+    parts = [real_values(*part) for part in zip(x, x_scales, x_zero_points, strict=True)]
+    value = np.concatenate(parts, axis=attrs["axis"])
+    return Chain(value, ulps(4, value, y_scale=y_scale, y_zero_point=y_zero_point), step_of(y_scale))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.ops.codes import Array, Ints, low_bits, unpack, values
-from lowbit.ops.epilogue import Epilogue
+from lowbit.ops.epilogue import Epilogue, Operands, epilogue_chain
+from lowbit.ops.ties import Attributes, Chain, Reals
 
 
 def low_bit_conv(
@@ -121,3 +122,43 @@ def grouped_product(pixels: Ints, weights: Ints, group: int) -> Ints:
     right = weights.reshape(group, -1, weights.shape[-1]).transpose(0, 2, 1).astype(np.float64)  # [g, I, O]
     product: npt.NDArray[np.float64] = left @ right
     return product.transpose(1, 0, 2).reshape(*lead, weights.shape[0]).astype(np.int64)
+
+
+def conv_chain(attrs: Attributes, *inputs: Array | None) -> Chain:
+    """The real result of the node, see :func:`product_chain`."""
+    group = attrs.get("group", 1)
+    geometry = (attrs.get("strides", ()), attrs.get("pads", ()), attrs.get("dilations", ()))
+    return product_chain(
+        attrs,
+        inputs,
+        attrs["out_channels"],
+        attrs["kernel_shape"],
+        attrs["in_channels"] // group,
+        lambda x, w: convolve(x, w, *geometry, group),
+    )
+
+
+def product_chain(
+    attrs: Attributes,
+    inputs: Sequence[Array | None],
+    out: int,
+    kernel: Sequence[int],
+    depth: int,
+    product: Callable[[Ints, Ints], Ints | Reals],
+) -> Chain:
+    """The real result of a convolution or matrix product.
+
+    Args:
+        attrs: its attributes.
+        inputs: its inputs.
+        out: output channels.
+        kernel: sizes of the kernel.
+        depth: input channels that one output channel reads.
+        product: the integer sums of the values of x and of weights [out, kernel.., depth].
+    """
+    given = Operands(inputs)
+    x = values(given["x"], given["x_zero_point"], attrs.get("x_encoding", "unsigned"))
+    bits, encoding = attrs.get("w_bits", 8), attrs.get("w_encoding", "unsigned")
+    w = weight_values(given["w"], given["w_zero_point"], out, kernel, depth, bits, encoding)
+    total, magnitude = product(x, w).astype(np.float64), product(np.abs(x), np.abs(w)).astype(np.float64)
+    return epilogue_chain(attrs, given, total, magnitude, depth * int(np.prod(kernel)))

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from lowbit.ops.codes import Array, Ints, low_bits, values
-from lowbit.ops.conv import grouped_product, weight_values
+from lowbit.ops.conv import grouped_product, product_chain, weight_values
 from lowbit.ops.epilogue import Epilogue
+from lowbit.ops.ties import Attributes, Chain
 
 
 def low_bit_conv_transpose(
@@ -86,3 +87,17 @@ def convolve_transposed(
         acc[:, *reached] += grouped_product(x, at, group)
     inside: tuple[Any, ...] = tuple(slice(pads[d], full[d] - pads[spatial + d]) for d in range(spatial))
     return acc[:, *inside]
+
+
+def conv_transpose_chain(attrs: Attributes, *inputs: Array | None) -> Chain:
+    """The real result of the node, see :func:`lowbit.ops.conv.product_chain`."""
+    group = attrs.get("group", 1)
+    geometry = (attrs.get("strides", ()), attrs.get("pads", ()), attrs.get("dilations", ()))
+    return product_chain(
+        attrs,
+        inputs,
+        attrs["out_channels"],
+        attrs["kernel_shape"],
+        attrs["in_channels"] // group,
+        lambda x, w: convolve_transposed(x, w, *geometry, attrs.get("output_padding", ()), group),
+    )

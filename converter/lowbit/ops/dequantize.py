@@ -6,6 +6,7 @@ import numpy as np
 
 from lowbit.ops import codes
 from lowbit.ops.codes import Array
+from lowbit.ops.ties import Attributes, Chain, real_values, ulps
 
 
 def low_bit_dequantize(
@@ -23,3 +24,10 @@ def low_bit_dequantize(
     """
     real = codes.dequantize(x, x_scale, x_zero_point)
     return np.ascontiguousarray(np.moveaxis(real, -1, 1)) if to_channels_first else real
+
+
+def dequantize_chain(attrs: Attributes, x: Array, x_scale: Array, x_zero_point: Array) -> Chain:
+    """The exact product with the scale."""
+    value = real_values(x, x_scale, x_zero_point)
+    value = np.moveaxis(value, -1, 1) if attrs.get("to_channels_first") else value
+    return Chain(value, ulps(2, value), None)

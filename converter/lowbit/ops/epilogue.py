@@ -7,14 +7,17 @@ whose output attributes are the fields of :class:`Epilogue`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 
 import numpy as np
 
 from lowbit.errors import LowBitError
 from lowbit.ops.codes import Array, Floats, Ints, dequantize, output_range, quantize, saturate, storage
+from lowbit.ops.ties import ROUNDING, Attributes, Chain, Count, Reals, reachable, real_values, step_of, ulps
 
 INT32 = np.iinfo(np.int32)
+
+_OPERANDS = ("x", "w", "x_scale", "x_zero_point", "w_scale", "w_zero_point")
 
 
 @dataclass(frozen=True)
@@ -149,3 +152,88 @@ def _given(value: Array | None, name: str) -> Array:
 
 def _or_zero(value: Array | None) -> Array:
     return np.zeros((), np.int32) if value is None else value
+
+
+class Operands:
+    """The inputs of a convolution or matrix product by their names in the schema."""
+
+    def __init__(self, inputs: Sequence[Array | None]):
+        own = [each.name for each in fields(Epilogue) if not each.kw_only and each.name not in _OPERANDS]
+        self._given = dict(zip((*_OPERANDS, *own), inputs, strict=False))
+
+    def get(self, name: str) -> Array | None:
+        """An input; None where it is absent."""
+        return self._given.get(name)
+
+    def __getitem__(self, name: str) -> Array:
+        """An input; 0 where it is absent."""
+        value = self.get(name)
+        return np.zeros((), np.int32) if value is None else value
+
+
+def epilogue_chain(attrs: Attributes, given: Operands, total: Reals, magnitude: Reals, terms: int) -> Chain:
+    """The real result of the node.
+
+    Args:
+        attrs: its attributes.
+        given: its inputs.
+        total: the integer sums without bias.
+        magnitude: the sums of their absolute terms.
+        terms: how many terms one has.
+    """
+    if attrs.get("epilogue") == "thresholds":
+        thresholds = reachable(given["thresholds"].astype(np.float64), 2.0**31 - 1)
+        bias = given["bias"].astype(np.float64)
+        # A float bias inside the chain is as large as the thresholds that it moves.
+        size = magnitude + np.abs(bias) + np.nanmax(np.abs(thresholds), axis=1, initial=0.0)
+        middle = thresholds - 0.5 * given["threshold_dir"].reshape(-1, 1)
+        return Count(total + bias, (terms + 8) * ROUNDING * size, None, ties=middle, between=0.5)
+    scale = given["x_scale"].astype(np.float64) * given["w_scale"].astype(np.float64)
+    bias = given["bias"].astype(np.float64)
+    value, size, count = (total + bias) * scale, (magnitude + np.abs(bias)) * scale, terms + 3
+    residual = None
+    if given.get("residual") is not None:
+        residual = real_values(given["residual"], given["residual_scale"], given["residual_zero_point"])
+        residual_size = np.abs(residual) + np.abs(given["residual_zero_point"] * given["residual_scale"])
+
+    y_scale = given.get("y_scale")
+    kind = attrs.get("epilogue", "requantize")
+    if kind == "requantize" and residual is not None:
+        # The inner code may itself have been rounded the other way: that moves the sum by one inner step.
+        inner_scale = given["inner_scale"].astype(np.float64)
+        inner = Chain(value, count * ROUNDING * size, inner_scale)
+        steps = inner.value / inner_scale
+        flips = np.abs(steps - np.floor(steps) - 0.5) <= inner.error / inner_scale
+        low, high = _inner_range(attrs)
+        zero = given["inner_zero_point"].astype(np.float64)
+        code = np.clip(np.rint(steps) + zero, low, high)
+        value = (code - zero) * inner_scale + residual
+        size = np.abs((code - zero) * inner_scale) + np.abs(zero * inner_scale) + residual_size
+        error = ulps(8, size, y_scale=y_scale, y_zero_point=given.get("y_zero_point"))
+        return Chain(value, error, step_of(y_scale), np.where(flips, inner_scale / given["y_scale"], 0.0))
+    off_grid = np.zeros(())
+    if kind == "tail":
+        for step in filter(None, str(attrs.get("tail", "")).split(",")):
+            count += 2
+            if step == "bias":
+                bias = given["tail_bias"].astype(np.float64)
+                # Where ONNX Runtime fuses a float bias it rounds it to the accumulator's grid.
+                off_grid = off_grid + np.abs(bias - np.rint(bias / scale) * scale)
+                value, size = value + bias, size + np.abs(bias)
+            elif step == "affine":
+                factor, shift = given["tail_scale"].astype(np.float64), given["tail_shift"].astype(np.float64)
+                value, size = value * factor + shift, size * np.abs(factor) + np.abs(shift)
+                off_grid = off_grid * np.abs(factor)
+            elif step == "residual" and residual is not None:
+                value, size = value + residual, size + residual_size
+            elif step == "relu":
+                value = np.maximum(value, 0)
+            elif step == "clip":
+                value = np.clip(value, attrs.get("clip_min", 0.0), attrs.get("clip_max", 0.0))
+    return Chain(value, count * ROUNDING * size + off_grid, step_of(y_scale))
+
+
+def _inner_range(attrs: Attributes) -> tuple[int, int]:
+    low, high = (-128, 127) if attrs.get("inner_encoding") == "signed" else (0, 255)
+    (first,), (last,) = attrs.get("inner_min") or [low], attrs.get("inner_max") or [high]
+    return first, last

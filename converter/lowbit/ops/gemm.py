@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.ops.codes import Array, low_bits, values
-from lowbit.ops.conv import grouped_product, weight_values
+from lowbit.ops.codes import Array, Ints, low_bits, values
+from lowbit.ops.conv import grouped_product, product_chain, weight_values
 from lowbit.ops.epilogue import Epilogue
+from lowbit.ops.ties import Attributes, Chain, Reals
 
 
 def low_bit_gemm(
@@ -45,3 +46,15 @@ def low_bit_gemm(
     weights = weight_values(w, w_zero_point, out_features, [1], in_features, w_bits, w_encoding)[:, 0]
     acc = grouped_product(rows, weights, group=1).astype(np.int64)
     return Epilogue(x_scale, w_scale, *epilogue_inputs, **epilogue).apply(acc)
+
+
+def gemm_chain(attrs: Attributes, *inputs: Array | None) -> Chain:
+    """The real result of the node, see :func:`lowbit.ops.conv.product_chain`."""
+    depth = attrs["in_features"]
+
+    def product(x: Ints, w: Ints) -> Reals:
+        axis = attrs.get("axis", -1) % x.ndim
+        rows = x.reshape(*x.shape[:axis], depth)
+        return np.asarray(rows.astype(np.float64) @ w[:, 0].T.astype(np.float64))
+
+    return product_chain(attrs, inputs, attrs["out_features"], [1], depth, product)

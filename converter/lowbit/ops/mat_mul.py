@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lowbit.ops.codes import Array, output_range, saturate, values
+from lowbit.ops.ties import Attributes, Chain, real_values, step_of, ulps
 
 
 def low_bit_mat_mul(
@@ -46,3 +47,23 @@ def low_bit_mat_mul(
     low, high = output_range(y_bits, y_encoding, y_min, y_max)
     rounded = np.rint(total * (scale / y_scale))
     return saturate(rounded, 0 if y_zero_point is None else y_zero_point, low, high, y_encoding)
+
+
+def mat_mul_chain(
+    attrs: Attributes,
+    a: Array,
+    a_scale: Array,
+    a_zero_point: Array,
+    b: Array,
+    b_scale: Array,
+    b_zero_point: Array,
+    y_scale: Array | None = None,
+    y_zero_point: Array | None = None,
+) -> Chain:
+    """The exact matrix product, whose terms the error follows."""
+    left, right = real_values(a, a_scale, a_zero_point), real_values(b, b_scale, b_zero_point)
+    left = left.transpose(attrs["a_perm"]) if attrs.get("a_perm") else left
+    right = right.transpose(attrs["b_perm"]) if attrs.get("b_perm") else right
+    size = np.abs(left) @ np.abs(right)
+    error = ulps(left.shape[-1] + 3, size, y_scale=y_scale, y_zero_point=y_zero_point)
+    return Chain(left @ right, error, step_of(y_scale))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lowbit.ops.codes import Array, quantize_or_float, values
+from lowbit.ops.ties import ROUNDING, Attributes, Chain, real_values, step_of, ulps
 
 
 def low_bit_normalization(
@@ -63,3 +64,34 @@ def _spread(array: Array, normalized: tuple[int, ...]) -> Array:
     """One number, one per channel, or one per normalized element, as something that broadcasts with x."""
     flat = array.astype(np.float32).reshape(-1)
     return flat if flat.size in (1, normalized[-1]) else flat.reshape(normalized)
+
+
+def normalization_chain(
+    attrs: Attributes,
+    x: Array,
+    x_scale: Array,
+    x_zero_point: Array,
+    gamma: Array,
+    beta: Array,
+    y_scale: Array | None = None,
+    y_zero_point: Array | None = None,
+) -> Chain:
+    """The exact normalization; the errors of mean and variance are those of their sums."""
+    first = attrs.get("axis", -1) % x.ndim
+    normalized, epsilon = x.shape[first:], float(np.float32(attrs.get("epsilon", 1e-5)))
+    whole = (*x.shape[:first], math.prod(normalized[:-1]), attrs.get("groups", 1), -1)
+    real, over = real_values(x, x_scale, x_zero_point).reshape(whole), (-3, -1)
+    count = real.shape[-3] * real.shape[-1]
+    mean, variance = real.mean(over, keepdims=True), real.var(over, keepdims=True) + epsilon
+    deviation = np.sqrt(variance)
+    # Sums of n terms are off by n roundings; E[x^2] - E[x]^2, as some runtimes have it, by those of E[x^2].
+    off_mean = (count + 3) * ROUNDING * np.abs(real).mean(over, keepdims=True)
+    off_variance = 2 * (count + 3) * ROUNDING * (real * real).mean(over, keepdims=True)
+    centred = (real - mean) / deviation
+    off = (off_mean + 2 * ROUNDING * (np.abs(real) + np.abs(mean))) / deviation
+    off = off + np.abs(centred) * (off_variance / (2 * variance) + 4 * ROUNDING)
+    factor, summand = (_spread(array, normalized) for array in (gamma, beta))
+    product = centred.reshape(x.shape) * factor
+    error = off.reshape(x.shape) * np.abs(factor)
+    error = error + ulps(4, product, summand, y_scale=y_scale, y_zero_point=y_zero_point)
+    return Chain(product + summand, error, step_of(y_scale))

@@ -8,6 +8,7 @@ import numpy as np
 
 from lowbit.ops import codes
 from lowbit.ops.codes import Array
+from lowbit.ops.ties import Attributes, Chain, step_of, ulps
 
 
 def low_bit_quantize(
@@ -31,3 +32,9 @@ def low_bit_quantize(
     real = np.moveaxis(x, 1, -1) if to_channels_last else x
     with np.errstate(all="ignore"):
         return codes.quantize(np.asarray(real, np.float32), y_scale, y_zero_point, low, high, y_encoding)
+
+
+def quantize_chain(attrs: Attributes, x: Array, y_scale: Array, y_zero_point: Array) -> Chain:
+    """The numbers themselves, before the division by y_scale."""
+    value = (np.moveaxis(x, 1, -1) if attrs.get("to_channels_last") else x).astype(np.float64)
+    return Chain(value, ulps(2, value), step_of(y_scale))

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from lowbit.errors import LowBitError
 from lowbit.ops.codes import Array, Floats, output_range, saturate, values
+from lowbit.ops.ties import ROUNDING, Attributes, Chain, real_values, step_of, ulps
 
 _MODES = ("nearest", "linear", "cubic")
 
@@ -200,3 +201,33 @@ def nearest(position: Floats, mode: str) -> npt.NDArray[np.int64]:
     if mode not in chosen:
         raise LowBitError(f"nearest_mode must be one of {', '.join(chosen)}, got '{mode}'")
     return chosen[mode].astype(np.int64)
+
+
+def resize_chain(
+    attrs: Attributes,
+    x: Array,
+    x_scale: Array | None = None,
+    x_zero_point: Array | None = None,
+    y_scale: Array | None = None,
+    y_zero_point: Array | None = None,
+) -> Chain | None:
+    """The exact blend of pixels; None for ``nearest``, which only moves codes."""
+    if attrs.get("mode", "nearest") == "nearest" or x_scale is None:
+        return None
+    zero_point = np.zeros((), np.int32) if x_zero_point is None else x_zero_point
+    y_zero = np.zeros((), np.int32) if y_zero_point is None else y_zero_point
+    value = real_values(x, x_scale, zero_point)
+    # The terms of a formula that takes the zero point off at the end.
+    size = np.abs(value) + np.abs(zero_point * x_scale.astype(np.float64))
+    drift, count = np.zeros(x.shape), 4
+    cubic = attrs["mode"] == "cubic"
+    steep = 1 + abs(attrs.get("cubic_coeff_a", -0.75)) if cubic else 1.0
+    for axis, length in enumerate(x.shape[1:-1], start=1):
+        indices, weights = axis_taps(attrs, axis - 1, length)
+        # A position is a few roundings off, and a weight by that times its slope and its own roundings.
+        unsure = ROUNDING * steep * (12 * (np.abs(positions(attrs, axis - 1, length)) + 1) + 100 * cubic)
+        drift = blend(drift, axis, indices, np.abs(weights))
+        drift = drift + blend(size, axis, indices, np.broadcast_to(unsure, weights.shape))
+        value, size = blend(value, axis, indices, weights), blend(size, axis, indices, np.abs(weights))
+        count += 2 * len(indices)
+    return Chain(value, ulps(count, size, y_scale=y_scale, y_zero_point=y_zero) + drift, step_of(y_scale))

@@ -6,6 +6,7 @@ import numpy as np
 
 from lowbit.ops import codes
 from lowbit.ops.codes import Array
+from lowbit.ops.ties import ROUNDING, Attributes, Chain, Count, reachable
 
 
 def low_bit_threshold(
@@ -38,3 +39,11 @@ def low_bit_threshold(
     for k in range(rows.shape[1]):
         y += directed >= rows[:, k]
     return y.reshape(real.shape).astype(codes.storage(y_encoding))
+
+
+def threshold_chain(attrs: Attributes, x: Array, thresholds: Array, base: Array, direction: Array) -> Chain:
+    """The numbers themselves, which ties are the thresholds of."""
+    value = (np.moveaxis(x, 1, -1) if attrs.get("to_channels_last") else x).astype(np.float64)
+    rows = reachable(thresholds.astype(np.float64), np.inf)
+    error = np.broadcast_to(8 * ROUNDING * np.nanmax(np.abs(rows), axis=1, initial=0.0), value.shape)
+    return Count(value, error, None, ties=rows)
