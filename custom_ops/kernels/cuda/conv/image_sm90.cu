@@ -64,6 +64,31 @@ struct TileOrigin {
   }
 };
 
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Rounds a warp's sums of 16 outputs of a row, and stores the codes: a thread's, from `channel` on, of a
+// pixel and of the one eight further.
+template <int kTileN>
+__device__ __forceinline__ void FinishTile(const ConvParams& p, const TileOrigin& origin, int warp,
+                                           int channel, const float4 (&scales)[kTileN / 16],
+                                           const int (&sums)[kTileN / 2]) {
+  unsigned codes[2][kTileN / 16];
+  WithRounding(p.epilogue, [&](const auto& requantize) {
+#pragma unroll
+    for (int i = 0; i < kTileN / 16; ++i) {
+      const int* const s = sums + 8 * i;
+      codes[0][i] = requantize(make_int4(s[0], s[1], s[4], s[5]), scales[i]);
+      codes[1][i] = requantize(make_int4(s[2], s[3], s[6], s[7]), scales[i]);
+    }
+  });
+  const int oy = origin.row + warp, ox = origin.column + static_cast<int>(threadIdx.x) % 32 / 4;
+  if (oy >= p.out_h || channel >= p.n) return;
+  uint8_t* const y = static_cast<uint8_t*>(p.y) +
+                     static_cast<unsigned>(((origin.n * p.out_h + oy) * p.out_w + ox) * p.n + channel);
+  if (ox < p.out_w) StoreCodes(y, codes[0]);
+  if (ox + 8 < p.out_w) StoreCodes(y + 8 * p.n, codes[1]);
+}
+#endif
+
 // Four codes of a pixel, each rounded from a value within the clip bounds: as integers in the low bits of
 // floats they are added up, a byte apart, with all that is constant. Signed codes are 128 more until the end.
 template <int kChannels>
@@ -188,23 +213,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
     WgmmaWait<0>();
     HoldRegisters(sums);
 
-    unsigned codes[2][kOwn / 4];  // of a pixel and the one eight further
-    WithRounding(e, [&](const auto& requantize) {
-#pragma unroll
-      for (int i = 0; i < kOwn / 4; ++i) {
-        const int* const s = sums + 8 * i;
-        codes[0][i] = requantize(make_int4(s[0], s[1], s[4], s[5]), scales[i]);
-        codes[1][i] = requantize(make_int4(s[2], s[3], s[6], s[7]), scales[i]);
-      }
-    });
-    const TileOrigin origin(tile, image);
-    const int oy = origin.row + warp, ox = origin.column + group;
-    if (oy < p.out_h && channel < p.n) {
-      uint8_t* const y = static_cast<uint8_t*>(p.y) +
-                         static_cast<unsigned>(((origin.n * p.out_h + oy) * p.out_w + ox) * p.n + channel);
-      if (ox < p.out_w) StoreCodes(y, codes[0]);
-      if (ox + 8 < p.out_w) StoreCodes(y + 8 * p.n, codes[1]);
-    }
+    FinishTile<kTileN>(p, TileOrigin(tile, image), warp, channel, scales, sums);
     uint8_t* const last = patch;
     patch = next_patch;
     next_patch = last;

@@ -44,7 +44,11 @@ struct Resident {
 
   // The tile whose first pixel is m, by one thread. Pixels past the last are never stored.
   __device__ __forceinline__ void FetchPixels(int m, int slot) const {
-    StreamCopy(slots + slot * slot_bytes, maps.x, p, m, full(slot));
+    const PixelPlace first = FirstPixel(p, m);
+    ArriveExpecting(full(slot), slot_bytes);
+    for (int k = 0; k < p.k_tiles; ++k) {
+      PixelCopy(slots + slot * slot_bytes + k * kBytesA, maps.x, k * kRowBytes, first, 0, 0, full(slot));
+    }
   }
   __device__ __forceinline__ void FetchCodes(int m, int to) const {
     ArriveExpecting(residuals_full(to), kBytesY);
