@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "core/isa.h"
+#include "core/cpu/isa.h"
 #include "core/status.h"
 #include "ep/cpu/cpu_backend.h"
 #include "ep/ort/factory.h"

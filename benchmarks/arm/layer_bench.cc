@@ -30,8 +30,8 @@
 #include <vector>
 
 #include "core/conv.h"
-#include "core/isa.h"
-#include "core/kernel_table.h"
+#include "core/cpu/isa.h"
+#include "core/cpu/kernel_table.h"
 #include "core/status.h"
 #include "core/thread_pool.h"
 

@@ -1,7 +1,6 @@
-// Convolution as plain data: what is computed (ConvSpec), on which shape (ConvShape), from which memory
-// (ConvArgs). Gemm is a convolution with a 1x1 kernel over a [rows, 1, 1, K] image; 1-D convolution has
-// height 1, 2-D convolution depth 1. A 3-D one whose window is flat is a 2-D one (VolumeLayout,
-// core/nodes.h).
+// Convolution as plain data: what is computed (ConvSpec), on which shape (ConvShape). Gemm is a convolution with
+// a 1x1 kernel over a [rows, 1, 1, K] image; 1-D convolution has height 1, 2-D convolution depth 1. A 3-D one
+// whose window is flat is a 2-D one (VolumeLayout, core/nodes.h).
 #pragma once
 
 #include <cstdint>
@@ -10,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "core/thread_pool.h"
 #include "core/types.h"
 
 namespace lowbit {
@@ -133,25 +131,5 @@ struct ConvSpec {
 };
 
 ValueRange RangeOfWeights(const ConvSpec& spec);
-
-struct ConvArgs {
-  ConvShape shape;
-  const void* x = nullptr;         // codes, N(D)HWC, uint8 or int8 by ConvSpec::x.encoding
-  const void* residual = nullptr;  // codes, shape of y, or null
-  void* y = nullptr;               // N(D)HWC codes (uint8/int8) or float32
-};
-
-// A kernel that owns its packed weights. Run is re-entrant: all mutable state is on the stack, in
-// thread-local scratch memory, or in a locked cache.
-class ConvKernel {
- public:
-  virtual ~ConvKernel() = default;
-  virtual void Run(const ConvArgs& args, ThreadPool& pool) const = 0;
-  // Scratch bytes one thread may hold while it runs this shape; at most kMaxWorkspaceBytes.
-  virtual size_t WorkspaceBytes(const ConvShape& shape) const = 0;
-  virtual size_t PackedBytes() const = 0;
-};
-
-inline constexpr size_t kMaxWorkspaceBytes = 512 * 1024;
 
 }  // namespace lowbit

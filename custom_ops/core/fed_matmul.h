@@ -1,19 +1,14 @@
-// The product of two fed tensors of codes (LowBitMatMul) as plain data, and the kernels that compute it. The
-// operator resolves shapes, permutations and broadcasting into strides; a kernel sees batches of matrices.
+// The product of two fed tensors of codes (LowBitMatMul) as plain data. The operator resolves shapes,
+// permutations and broadcasting into strides; a kernel sees batches of matrices.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "core/conv.h"
 #include "core/elementwise.h"
-#include "core/isa.h"
-#include "core/thread_pool.h"
 
 namespace lowbit {
 
@@ -43,21 +38,5 @@ struct FedMatmulShape {
   std::vector<std::pair<int64_t, int64_t>> batches;  // where the matrices begin in a and in b
   int64_t a_bytes = 0, b_bytes = 0;                  // of the whole tensors
 };
-
-class FedMatmulKernel {
- public:
-  virtual ~FedMatmulKernel() = default;
-  virtual std::string Name() const = 0;
-  // shape.k is at most MaxProducts; m, n and the number of batches are at least 1.
-  virtual void Run(const FedMatmulShape& shape, const uint8_t* a, const uint8_t* b, void* y,
-                   ThreadPool& pool) const = 0;
-};
-
-std::unique_ptr<FedMatmulKernel> FedMatmulReference(const FedMatmulSpec& spec);
-// The best kernel that `isa` includes.
-std::unique_ptr<FedMatmulKernel> FedMatmulFor(const FedMatmulSpec& spec, Isa isa);
-
-// The part of the epilogue's definition that the kernels share with convolutions, for `channels` columns.
-Epilogue EpilogueOf(const FedMatmulSpec& spec, int64_t channels);
 
 }  // namespace lowbit

@@ -1,6 +1,6 @@
 // Nodes as plain data: what a node computes, decoded and validated, without a word about who computes it. The
-// operators (core/operators) run them on CPUs; the execution provider's back ends lower them to kernels of
-// their own.
+// operators (core/cpu/operators) run them on CPUs; the execution provider's back ends lower them to kernels
+// of their own.
 //
 // Tensors that a model feeds at run time are "fed"; every other input is a constant and part of the node.
 // Arrays per channel have as many entries as their spec says channels, or one per row of the weights; what

@@ -1,5 +1,5 @@
 // The file of measured choices: which kernel was the fastest for which node. One format for every kind of
-// machine; what runs the kernels (core/tune_cache.h for CPUs, ep/cuda/tuner.h for GPUs) says whose
+// machine; what runs the kernels (core/cpu/tune_cache.h for CPUs, ep/cuda/tuner.h for GPUs) says whose
 // measurements it wants.
 //
 // A file belongs to one kind of machine and one build of lowbit: its name is a hash of both, its header

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <iterator>
 
-#include "core/elementwise.h"
-#include "core/fed_matmul.h"
-#include "core/kernel_table.h"
+#include "core/cpu/elementwise_kernels.h"
+#include "core/cpu/fed_matmul_kernel.h"
+#include "core/cpu/kernel_table.h"
 #include "core/selection.h"
 #include "kernels/reference/conv_reference.h"
 #if LOWBIT_ARM

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "core/operator.h"
+#include "core/cpu/operator.h"
 #include "ort/ort_api.h"
 #include "ort/session_codes.h"
 

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "core/operator.h"
+#include "core/cpu/operator.h"
 #include "core/types.h"
 
 namespace lowbit::ort {

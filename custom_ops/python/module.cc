@@ -11,15 +11,15 @@
 #include <tuple>
 #include <vector>
 
-#include "core/isa.h"
-#include "core/kernel_table.h"
+#include "core/cpu/isa.h"
+#include "core/cpu/kernel_table.h"
+#include "core/cpu/operator.h"
+#include "core/cpu/tune_cache.h"
 #include "core/node_reader.h"
-#include "core/operator.h"
 #include "core/packing.h"
 #include "core/provider_options.h"
 #include "core/schema.h"
 #include "core/status.h"
-#include "core/tune_cache.h"
 #include "python/std_thread_pool.h"
 
 namespace py = pybind11;

@@ -11,13 +11,13 @@
 #include <thread>
 #include <vector>
 
+#include "core/cpu/isa.h"
+#include "core/cpu/tune_cache.h"
 #include "core/guarded_body.h"
-#include "core/isa.h"
 #include "core/packed_weights.h"
 #include "core/packing.h"
 #include "core/plan_cache.h"
 #include "core/status.h"
-#include "core/tune_cache.h"
 #include "tests/expect.h"
 
 namespace lowbit {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/isa.h"
+#include "core/cpu/isa.h"
 #include "core/node_reader.h"
 #include "core/packed_weights.h"
 #include "core/status.h"

@@ -7,7 +7,7 @@
 
 #include "core/node_reader.h"
 #include "core/nodes.h"
-#include "core/standard_nodes.h"
+#include "core/nodes/standard_nodes.h"
 #include "core/status.h"
 #include "ep/cuda/cuda_call.h"
 #include "ep/cuda/fusions.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/operator.h"
+#include "core/cpu/operator.h"
 #include "core/schema.h"
 #include "core/types.h"
 

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "core/operator.h"
-#include "core/standard_nodes.h"
+#include "core/cpu/operator.h"
+#include "core/nodes/standard_nodes.h"
 #include "ep/region/backend.h"
 #include "ep/region/graph.h"
 

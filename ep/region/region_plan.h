@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/standard_nodes.h"
+#include "core/nodes/standard_nodes.h"
 #include "ep/region/backend.h"
 #include "ep/region/graph.h"
 #include "ep/region/program.h"

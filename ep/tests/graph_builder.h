@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "core/isa.h"
-#include "core/operator.h"
+#include "core/cpu/isa.h"
+#include "core/cpu/operator.h"
 #include "core/packed_weights.h"
 #include "core/status.h"
 #include "core/thread_pool.h"

@@ -15,8 +15,8 @@
 #include <thread>
 #include <vector>
 
-#include "core/isa.h"
-#include "core/operator.h"
+#include "core/cpu/isa.h"
+#include "core/cpu/operator.h"
 #include "core/schema.h"
 #include "core/thread_pool.h"
 

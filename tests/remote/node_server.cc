@@ -16,9 +16,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/isa.h"
-#include "core/kernel_table.h"
-#include "core/operator.h"
+#include "core/cpu/isa.h"
+#include "core/cpu/kernel_table.h"
+#include "core/cpu/operator.h"
 #include "core/schema.h"
 #include "core/status.h"
 #include "python/std_thread_pool.h"

@@ -2,7 +2,7 @@
 
 A session chooses the kernel of a convolution or matrix product by estimated cost. :func:`tune` measures the
 candidates at the model's own shapes and keeps the winners in a file that every later session reads, whichever
-model it opens. The file's form and what a session makes of it are in ``custom_ops/core/tune_cache.h``.
+model it opens. The file's form and what a session makes of it are in ``custom_ops/core/cpu/tune_cache.h``.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/standard_nodes.h"
+#include "core/nodes/standard_nodes.h"
 
 namespace lowbit {
 

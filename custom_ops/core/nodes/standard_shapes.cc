@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "core/nodes/node_kinds.h"
-#include "core/standard_nodes.h"
+#include "core/nodes/standard_nodes.h"
 #include "core/status.h"
 
 namespace lowbit {

@@ -1,7 +1,7 @@
 // The elementwise kernel table of ARM.
 #pragma once
 
-#include "core/elementwise.h"
+#include "core/cpu/elementwise_kernels.h"
 
 namespace lowbit {
 

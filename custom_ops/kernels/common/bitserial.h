@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "core/conv.h"
+#include "core/cpu/kernel_table.h"
 #include "kernels/common/bitserial_block.h"
 
 namespace lowbit {

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/elementwise.h"
+#include "core/cpu/elementwise_kernels.h"
 #include "core/selection.h"
 #include "kernels/common/inline.h"
 

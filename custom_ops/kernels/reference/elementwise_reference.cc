@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "core/elementwise.h"
+#include "core/cpu/elementwise_kernels.h"
 
 namespace lowbit {
 namespace {

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/cpu/fed_matmul_kernel.h"
 #include "core/epilogue.h"
-#include "core/fed_matmul.h"
 
 namespace lowbit {
 namespace {

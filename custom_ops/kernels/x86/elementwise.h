@@ -1,7 +1,7 @@
 // The elementwise kernel tables of the x86 levels.
 #pragma once
 
-#include "core/elementwise.h"
+#include "core/cpu/elementwise_kernels.h"
 
 namespace lowbit {
 

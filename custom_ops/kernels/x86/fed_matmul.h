@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "core/fed_matmul.h"
+#include "core/cpu/fed_matmul_kernel.h"
 
 namespace lowbit {
 

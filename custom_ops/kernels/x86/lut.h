@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "core/kernel_table.h"
+#include "core/cpu/kernel_table.h"
 
 namespace lowbit {
 

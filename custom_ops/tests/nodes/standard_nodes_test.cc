@@ -1,5 +1,5 @@
 // Decoding and shapes of ONNX's own nodes, op set by op set.
-#include "core/standard_nodes.h"
+#include "core/nodes/standard_nodes.h"
 
 #include <cmath>
 #include <limits>

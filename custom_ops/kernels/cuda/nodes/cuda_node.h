@@ -1,6 +1,6 @@
 // Nodes on NVIDIA GPUs behind one face: constants packed once per device (PackedNode), all that depends on
 // the shapes worked out once per shape (NodePlan), a launch that only enqueues kernels. No ONNX Runtime; the
-// execution provider (ep/cuda) is a thin caller. Every kernel equals core/operators in every element.
+// execution provider (ep/cuda) is a thin caller. Every kernel equals core/cpu/operators in every element.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/nodes.h"
-#include "core/standard_nodes.h"
+#include "core/nodes/standard_nodes.h"
 #include "kernels/cuda/conv/cuda_conv.h"
 #include "kernels/cuda/device/queue.h"
 

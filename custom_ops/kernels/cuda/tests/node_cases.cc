@@ -4,7 +4,7 @@
 #include <functional>
 #include <map>
 
-#include "core/operator.h"
+#include "core/cpu/operator.h"
 #include "core/status.h"
 
 namespace lowbit::cuda::test {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/nodes.h"
-#include "core/standard_nodes.h"
+#include "core/nodes/standard_nodes.h"
 #include "kernels/cuda/tests/draws.h"
 
 namespace lowbit::cuda::test {

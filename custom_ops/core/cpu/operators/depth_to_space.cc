@@ -1,8 +1,8 @@
 // LowBitDepthToSpace: blocks of channels become blocks of pixels; codes only move.
 #include <cstring>
 
-#include "core/operators/elementwise_common.h"
-#include "core/operators/factories.h"
+#include "core/cpu/operators/elementwise_common.h"
+#include "core/cpu/operators/factories.h"
 
 namespace lowbit {
 namespace {

@@ -1,8 +1,8 @@
 // LowBitAffine and LowBitRequantize: one number in, one number out, per channel.
 #include <utility>
 
-#include "core/operators/elementwise_common.h"
-#include "core/operators/factories.h"
+#include "core/cpu/operators/elementwise_common.h"
+#include "core/cpu/operators/factories.h"
 
 namespace lowbit {
 namespace {

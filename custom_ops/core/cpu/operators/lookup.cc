@@ -1,8 +1,8 @@
 // LowBitLookup: a 256-entry table, for all channels or one per channel.
 #include <utility>
 
-#include "core/operators/elementwise_common.h"
-#include "core/operators/factories.h"
+#include "core/cpu/operators/elementwise_common.h"
+#include "core/cpu/operators/factories.h"
 
 namespace lowbit {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "core/operators/elementwise_common.h"
-#include "core/operators/factories.h"
+#include "core/cpu/operators/elementwise_common.h"
+#include "core/cpu/operators/factories.h"
 
 namespace lowbit {
 namespace {

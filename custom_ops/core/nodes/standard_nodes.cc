@@ -1,4 +1,4 @@
-#include "core/standard_nodes.h"
+#include "core/nodes/standard_nodes.h"
 
 #include <algorithm>
 #include <cmath>

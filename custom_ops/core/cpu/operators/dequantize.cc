@@ -1,8 +1,8 @@
 // LowBitDequantize: codes to float32, optionally moving channels first.
 #include <algorithm>
 
-#include "core/operators/elementwise_common.h"
-#include "core/operators/factories.h"
+#include "core/cpu/operators/elementwise_common.h"
+#include "core/cpu/operators/factories.h"
 
 namespace lowbit {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "core/elementwise.h"
+#include "core/cpu/elementwise_kernels.h"
 #include "core/node_reader.h"
 
 namespace lowbit {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/isa.h"
+#include "core/cpu/isa.h"
 #include "core/nodes.h"
 #include "core/schema.h"
 #include "core/thread_pool.h"
@@ -25,7 +25,7 @@ struct OperatorOptions {
   // Shape of input 0 as far as the model states it (-1: not), so that a kernel is chosen for the right size.
   // May be empty, and may turn out wrong at run time.
   std::vector<int64_t> x_shape;
-  bool tuned = true;  // take kernels that were measured (core/tune_cache.h) where there are any
+  bool tuned = true;  // take kernels that were measured (core/cpu/tune_cache.h) where there are any
   // The codes of x are known to have the bits that a matrix product states: nobody need look at every run.
   bool x_has_stated_bits = false;
   int threads = 0;  // that will run the node; 0: not known

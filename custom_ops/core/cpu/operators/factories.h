@@ -4,8 +4,8 @@
 
 #include <memory>
 
+#include "core/cpu/operator.h"
 #include "core/nodes.h"
-#include "core/operator.h"
 
 namespace lowbit {
 

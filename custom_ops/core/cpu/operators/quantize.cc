@@ -1,8 +1,8 @@
 // LowBitQuantize: float32 to codes, optionally moving channels last.
 #include <algorithm>
 
-#include "core/operators/elementwise_common.h"
-#include "core/operators/factories.h"
+#include "core/cpu/operators/elementwise_common.h"
+#include "core/cpu/operators/factories.h"
 
 namespace lowbit {
 namespace {

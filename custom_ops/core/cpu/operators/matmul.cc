@@ -4,14 +4,14 @@
 #include <cstdio>
 #include <utility>
 
-#include "core/kernel_table.h"
+#include "core/cpu/kernel_table.h"
+#include "core/cpu/operators/elementwise_common.h"
+#include "core/cpu/operators/factories.h"
+#include "core/cpu/tune_cache.h"
 #include "core/nodes/matmul_shape.h"
-#include "core/operators/elementwise_common.h"
-#include "core/operators/factories.h"
 #include "core/selection.h"
 #include "core/stated_codes.h"
 #include "core/status.h"
-#include "core/tune_cache.h"
 
 namespace lowbit {
 namespace {

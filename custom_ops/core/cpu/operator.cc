@@ -1,10 +1,10 @@
-#include "core/operator.h"
+#include "core/cpu/operator.h"
 
 #include <type_traits>
 #include <utility>
 #include <variant>
 
-#include "core/operators/factories.h"
+#include "core/cpu/operators/factories.h"
 #include "core/selection.h"
 #include "core/status.h"
 

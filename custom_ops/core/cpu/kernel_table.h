@@ -8,9 +8,31 @@
 #include <vector>
 
 #include "core/conv.h"
-#include "core/isa.h"
+#include "core/cpu/isa.h"
+#include "core/thread_pool.h"
 
 namespace lowbit {
+
+// One run: on which shape, from which memory.
+struct ConvArgs {
+  ConvShape shape;
+  const void* x = nullptr;         // codes, N(D)HWC, uint8 or int8 by ConvSpec::x.encoding
+  const void* residual = nullptr;  // codes, shape of y, or null
+  void* y = nullptr;               // N(D)HWC codes (uint8/int8) or float32
+};
+
+// A kernel that owns its packed weights. Run is re-entrant: all mutable state is on the stack, in
+// thread-local scratch memory, or in a locked cache.
+class ConvKernel {
+ public:
+  virtual ~ConvKernel() = default;
+  virtual void Run(const ConvArgs& args, ThreadPool& pool) const = 0;
+  // Scratch bytes one thread may hold while it runs this shape; at most kMaxWorkspaceBytes.
+  virtual size_t WorkspaceBytes(const ConvShape& shape) const = 0;
+  virtual size_t PackedBytes() const = 0;
+};
+
+inline constexpr size_t kMaxWorkspaceBytes = 512 * 1024;
 
 // What there is to say about a kernel.
 struct KernelInfo {
@@ -44,7 +66,7 @@ struct KernelCandidate {
 
 struct KernelChoice {
   const KernelRow* row = nullptr;
-  bool tuned = false;                       // taken because it was measured (core/tune_cache.h)
+  bool tuned = false;                       // taken because it was measured (core/cpu/tune_cache.h)
   std::vector<KernelCandidate> candidates;  // the rows that apply, the cheapest first
   std::vector<std::string> refused;         // "name: reason" of the rows that do not apply
 };

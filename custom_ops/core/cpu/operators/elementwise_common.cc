@@ -1,4 +1,4 @@
-#include "core/operators/elementwise_common.h"
+#include "core/cpu/operators/elementwise_common.h"
 
 #include <algorithm>
 

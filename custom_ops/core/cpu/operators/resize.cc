@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/operators/elementwise_common.h"
-#include "core/operators/factories.h"
+#include "core/cpu/operators/elementwise_common.h"
+#include "core/cpu/operators/factories.h"
 
 namespace lowbit {
 namespace {

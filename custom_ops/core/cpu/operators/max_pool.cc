@@ -1,7 +1,7 @@
 // LowBitMaxPool.
-#include "core/operators/elementwise_common.h"
-#include "core/operators/factories.h"
-#include "core/operators/pool_shape.h"
+#include "core/cpu/operators/elementwise_common.h"
+#include "core/cpu/operators/factories.h"
+#include "core/cpu/operators/pool_shape.h"
 
 namespace lowbit {
 namespace {

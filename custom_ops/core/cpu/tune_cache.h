@@ -1,6 +1,6 @@
 // Measured kernel choices of CPUs, kept between processes. `lowbit tune` writes the file (core/tune_file.h),
 // every session reads it when it creates its nodes. The kernel that an entry names is taken where the kernel
-// table has it and its row accepts the node (core/select.cc).
+// table has it and its row accepts the node (core/cpu/select.cc).
 #pragma once
 
 #include <functional>
@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "core/conv.h"
-#include "core/isa.h"
+#include "core/cpu/isa.h"
 #include "core/tune_file.h"
 
 namespace lowbit {

@@ -1,8 +1,7 @@
 // LowBitMatMul.
-#include "core/fed_matmul.h"
-
-#include "core/operators/elementwise_common.h"
-#include "core/operators/factories.h"
+#include "core/cpu/fed_matmul_kernel.h"
+#include "core/cpu/operators/elementwise_common.h"
+#include "core/cpu/operators/factories.h"
 
 namespace lowbit {
 namespace {

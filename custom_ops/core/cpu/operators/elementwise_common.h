@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "core/elementwise.h"
+#include "core/cpu/elementwise_kernels.h"
+#include "core/cpu/operator.h"
 #include "core/nodes/node_kinds.h"
-#include "core/operator.h"
 
 namespace lowbit {
 

@@ -1,9 +1,9 @@
-#include "core/tune_cache.h"
+#include "core/cpu/tune_cache.h"
 
 #include <iterator>
 #include <limits>
 
-#include "core/kernel_table.h"
+#include "core/cpu/kernel_table.h"
 
 namespace lowbit {
 namespace {

@@ -1,6 +1,6 @@
 // LowBitAdd and LowBitMul with numpy broadcasting.
-#include "core/operators/elementwise_common.h"
-#include "core/operators/factories.h"
+#include "core/cpu/operators/elementwise_common.h"
+#include "core/cpu/operators/factories.h"
 
 namespace lowbit {
 namespace {

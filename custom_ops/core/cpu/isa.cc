@@ -1,4 +1,4 @@
-#include "core/isa.h"
+#include "core/cpu/isa.h"
 
 #include <algorithm>
 #include <array>

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "core/kernel_table.h"
+#include "core/cpu/kernel_table.h"
 #include "core/status.h"
 
 namespace lowbit {
