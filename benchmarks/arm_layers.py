@@ -113,7 +113,7 @@ class CostTool:
         return self.run([str(python), str(PROGRAMS / script), *arguments], regions)
 
     def versions(self) -> dict[str, str]:
-        """Of the peers' wheels and of the emulator."""
+        """Versions of the peers' wheels and of the emulator."""
         found = {}
         for package in PEERS:
             folders = list((self.setup / "site").glob(f"{package}-*.dist-info"))

@@ -110,7 +110,7 @@ def measure(subject: Subject, cpu: str) -> Measured:
         raise RuntimeError(f"{subject.name} on {cpu} ended with {process.returncode}")
     found = [stages[name] for name in ("ready", "open", "ran", "trimmed")]
     size = subject.path.stat().st_size
-    # Of an emulated program the kernel sees the emulator.
+    # The kernel sees the emulator, not the program that it emulates.
     return Measured(subject.name, cpu, size, found[0], peak, *found[1:], kernel_peak if cpu == HOST else None)
 
 

@@ -36,7 +36,7 @@ LOG = "LOWBIT_TUNE_LOG"
 
 @dataclass(frozen=True)
 class Choice:
-    """Of one convolution, or two with one output: the cost model's configuration beside the fastest."""
+    """The cost model's configuration beside the fastest, for one convolution or two with one output."""
 
     what: str
     chosen: str
@@ -78,7 +78,7 @@ def read(lines: Iterable[str]) -> list[Choice]:
 
 
 def _differences(trials: list[tuple[str, str, float]], in_use: dict[str, str]) -> dict[str, dict[str, float]]:
-    """Of the region's time, between configurations of a convolution and the first one that was in use.
+    """Differences of the region's time, between configurations of a convolution and the first one in use.
 
     `in_use`: the first ones. What the tuner did is done again: it goes on with what is clearly faster.
     """

@@ -121,7 +121,7 @@ def ask(code: str) -> str:
 
 
 def version() -> str:
-    """Of the language, such as 3.11."""
+    """The version of the language, such as 3.11."""
     return ask("import sys; print('%d.%d' % sys.version_info[:2])")
 
 

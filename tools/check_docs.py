@@ -65,7 +65,7 @@ class Repository:
         return {"/".join(each[start:]) for each in parts for start in range(len(each))}
 
     def text(self, file: str) -> str:
-        """Of a file."""
+        """What a file says."""
         return (self.root / file).read_text(encoding="utf-8")
 
     def pages(self) -> list[str]:

@@ -169,7 +169,7 @@ def cuda_rows(folder: str) -> list[CudaRow]:
         for name, text in found:
             literals = re.findall(r'"(?:[^"\\]|\\.)*"', text)
             words = [ast.literal_eval(literal) for literal in literals]
-            # Of two rows each has the kernels that are named by its instruction set.
+            # Where there are two rows, each has the kernels that are named by its instruction set.
             own = [kernel for kernel in kernels if kernel.stem.endswith("sm90") == (words[1] == "sm_90a")]
             sources = own if len(found) > 1 else kernels
             rows[name] = CudaRow(words[0], words[1], "".join(words[2:]), tuple(sources))

@@ -31,7 +31,7 @@ BUILD = ROOT / "build"
 REPORTS = BUILD / "reports"
 JOBS = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 OLDEST_ONNXRUNTIME = "1.24"
-NEWEST_ONNXRUNTIME = "1.31"
+NEWEST_ONNXRUNTIME = "1.32"
 
 # Tests that touch every op and kernel but are quick enough to repeat under a sanitizer.
 NUMERICS = "tests/numerics"

@@ -140,7 +140,7 @@ struct ResizeNode {
   // indices, as OutputOf gives them.
   std::vector<int64_t> SourceIndices(size_t i, int64_t in, int64_t out) const;
 
-  // Of the modes that compute: y = clip(rint(sum * multiplier) + zero point, lo, hi), the sum over weights
+  // The modes that compute: y = clip(rint(sum * multiplier) + zero point, lo, hi), the sum over weights
   // times f32(x - x_zero_point).
   float cubic_coeff_a = -0.75f;
   bool exclude_outside = false;

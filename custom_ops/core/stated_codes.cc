@@ -21,7 +21,7 @@ Codes Counted(const std::vector<int32_t>& base, int64_t count) {
   return MadeCodes{*lo, *hi + static_cast<int32_t>(count), true};
 }
 
-// Of a kind that is not named below nothing is known, which is always right.
+// Nothing is known of a kind that is not named below, which is always right.
 template <typename Node>
 Codes Made(const Node&, Fed) {
   return std::nullopt;

@@ -15,7 +15,7 @@ class RegionTimer {
   // `use_graph`: as the session runs.
   RegionTimer(const RegionPlan& plan, std::shared_ptr<CudaDevice> device, bool use_graph);
 
-  // Of a run: the median of some. Throws Error.
+  // The time of a run, the median of some. Throws Error.
   double Microseconds(const RegionPlan& plan) const;
 
  private:

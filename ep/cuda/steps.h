@@ -29,7 +29,7 @@ class CudaStepPlan final : public StepPlan {
   const std::shared_ptr<const cuda::NodePlan> node_;
 };
 
-// Of a convolution, or the pair of one and that which makes its residuals, and the convolution that follows,
+// A convolution, or the pair of one and that which makes its residuals, and the convolution that follows run
 // as one launch.
 class CudaChainPlan final : public StepPlan {
  public:

@@ -28,7 +28,7 @@ class Stopwatch {
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
 
-// Of at least one number, which it reorders.
+// Takes at least one number, and reorders them.
 double Median(std::vector<double>& numbers);
 
 // Random codes, or floats from -1 to 1: kernels take less power, and run faster, on zeros. int32 gets zeros:

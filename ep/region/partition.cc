@@ -1,15 +1,13 @@
 // How regions are found.
 //
 // 1. Nodes that the back end runs, and reshapes, are "claimed". Every claimed node gets a depth: how many
-// times a
-//    path that leads to it has to leave the claimed nodes and come back. Along a path the depth never falls,
-//    and it rises on the way through a node that is not claimed. So no path leaves a set of claimed nodes of
-//    equal depth and comes back, and those that hang together are convex regions.
+//    times a path that leads to it has to leave the claimed nodes and come back. Along a path the depth never
+//    falls, and it rises on the way through a node that is not claimed. So no path leaves a set of claimed
+//    nodes of equal depth and comes back, and those that hang together are convex regions.
 // 2. That may cut where no cut is needed (a short branch gets a depth before the node that joins it with a
-// long one).
-//    Neighbours are merged wherever no other path leads from one to the other.
+//    long one). Neighbours are merged wherever no other path leads from one to the other.
 // 3. Regions without a lowbit node are given up, regions that nobody reads from, and reshapes at a region's
-// rim which would cost a copy there.
+//    rim which would cost a copy there.
 #include "ep/region/partition.h"
 
 #include <algorithm>

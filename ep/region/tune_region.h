@@ -19,7 +19,7 @@ struct TunedSteps {
   std::vector<size_t> steps;
   size_t choices = 1;  // configurations to try
   size_t chosen = 0;   // the one in use
-  // Of each step and the next one together: what PlannedStep::with_next is to be, null where they are apart.
+  // A choice is what PlannedStep::with_next of each step is to be: null where it and the next one are apart.
   bool together = false;
   size_t tried = 0;  // how often another choice was tried: 0 where patience ended before
 };

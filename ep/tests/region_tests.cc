@@ -17,8 +17,8 @@
 namespace lowbit::ep {
 namespace {
 
-// Of many rounds of one kind every tenth under a sanitizer: nothing is optimized and every access checked,
-// and what it finds in one round it finds in most.
+// Under a sanitizer every tenth of many rounds of one kind is run: nothing is optimized and every access is
+// checked, and what it finds in one round it finds in most.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr size_t kSparse = 10;
 #else

@@ -128,7 +128,7 @@ def test_space_to_depth_of_an_image_reads_it_channels_last() -> None:
 @pytest.mark.parametrize("channels", [3, 16])
 @pytest.mark.parametrize("pairs", [1, 2])
 def test_space_to_depth_alone_moves_codes_of_many_channels(channels: int, pairs: int) -> None:
-    """Of few channels it stays in float, which is faster, and says so."""
+    """A node of few channels stays in float, which is faster, and says so."""
 
     def build(g: Graph) -> None:
         quant = g.act(0.03)

@@ -229,7 +229,7 @@ def test_bad_scale(model, which: str, value: float) -> None:
 def test_zero_point_of_another_type(model) -> None:
     conv = _node(model, "Conv")
     dq = next(n for n in model.graph.node if n.output[0] == conv.input[0])
-    # Of its own: QuantizeLinear shares the tensor, and changed there as well it would be consistent.
+    # A tensor of its own: QuantizeLinear shares the other, and changed there as well it would be consistent.
     model.graph.initializer.append(numpy_helper.from_array(np.asarray(5, np.int8), "other_zero_point"))
     dq.input[2] = "other_zero_point"
     _refuse_or_leave(model, r"zero.?point|type")

@@ -146,7 +146,7 @@ def test_a_tensor_in_front_of_a_relu_stays():
 
 
 def test_gains_are_shares_of_the_network():
-    """Of three equal convolutions one is float: a third of the work; in time 1 of 1 + 2 * .44, less .44."""
+    """One of three equal convolutions is float: a third of the work; in time 1 of 1 + 2 * .44, less .44."""
     (advice,) = inspect(network(("f_w",))).advice
     assert advice.macs == 4 * 4 * 9 * 64
     assert advice.macs_share == pytest.approx(1 / 3)

@@ -245,7 +245,7 @@ def _inlined(model: ir.Model) -> ir.Model:
 
 
 def _links_between(graph: ir.Graph) -> dict[int, set[int]]:
-    """Of every node of a model, by its position, the nodes that it reads from and that read from it."""
+    """The nodes that every node of a model reads from and that read from it, all by their positions."""
     positions = {node: position for position, node in enumerate(graph)}
     links: dict[int, set[int]] = {position: set() for position in positions.values()}
     for node, position in positions.items():

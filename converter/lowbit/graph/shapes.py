@@ -352,7 +352,7 @@ def _tell_open_dims(graph: ir.Graph) -> bool:
             len(output.shape) != len(told) or isinstance(output.shape[place], int)
         ):
             continue
-        if 0 in told and get_int(node, "allowzero", 0):
+        if 0 in told and get_flag(node, "allowzero", default=False):
             continue
         dims = _new_dims(node, source, shape)
         assert dims is not None

@@ -28,7 +28,7 @@ _FLOAT_OUTPUT = ("ArgMax", "Gemm", "MatMul")
 
 
 def find_units(nodes: Iterable[ir.Node]) -> set[ir.Node]:
-    """Of nodes that stay, those that ONNX Runtime fuses with the quantizers around them.
+    """Those nodes, of some that stay, that ONNX Runtime fuses with the quantizers around them.
 
     A Relu or Clip in front of a QuantizeLinear belongs to the unit: it is dropped where the codes clip, too.
     """

@@ -383,7 +383,7 @@ class _SourceFacts:
         return dialect_of(self._regions.get(entry.into or "", alone), self._neighbours)
 
     def weight_bytes(self, entry: NodeReport) -> int | None:
-        """Of the weights in the file."""
+        """How many bytes the node's weights take in the file; None where the node is not known."""
         node = self._node(entry)
         return None if node is None else self._weights.bytes_of(node)
 

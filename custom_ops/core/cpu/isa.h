@@ -29,7 +29,7 @@ enum class Isa : uint8_t {
 };
 
 const char* IsaName(Isa isa);
-// Of the levels of the architecture this is built for; the others' names are unknown.
+// Knows the levels of the architecture this is built for; the others' names are unknown.
 std::optional<Isa> IsaFromName(std::string_view name);
 // Their names, as a list for messages.
 std::string IsaNames();

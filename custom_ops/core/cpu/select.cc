@@ -22,7 +22,7 @@ std::string RefusalReason(const KernelRow& row, const ConvSpec& spec, Isa isa) {
   return row.refuse == nullptr ? std::string() : row.refuse(spec);
 }
 
-// Of rows that cost the same, the one of the higher instruction set comes first, then the one that the table
+// Where rows cost the same, the one of the higher instruction set comes first, then the one that the table
 // names first.
 bool Precedes(const KernelCandidate& a, const KernelCandidate& b) {
   return a.cycles != b.cycles ? a.cycles < b.cycles : a.row->isa > b.row->isa;

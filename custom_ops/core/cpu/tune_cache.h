@@ -17,7 +17,7 @@ namespace lowbit {
 // does not).
 std::string TuneKey(const ConvSpec& spec, std::string_view shape, Isa isa);
 
-// Of this machine and build; both throw Error.
+// The file belongs to this machine and build; both throw Error.
 std::string FormatTuneCache(const TuneEntries& entries);
 TuneEntries ParseTuneCache(std::string_view text);
 std::string TuneCachePath();

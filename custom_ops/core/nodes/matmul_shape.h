@@ -20,7 +20,7 @@ class MatmulShape {
 
   // Checks everything about the fed tensors; null ones are missing. Throws Error.
   ConvShape Images(const FedShape* x, const FedShape* residual) const;
-  // Of an x that Images accepted.
+  // The caller has had `x` accepted by Images.
   std::vector<int64_t> OutputDims(std::span<const int64_t> x, const ConvShape& images) const;
 
  private:

@@ -47,7 +47,7 @@ using DepthwiseRun = void (*)(const DepthwiseBlock& block, const DepthwiseRow& r
 //   bytes   int8 x', int8 weights, int16 sums of a whole window, where they cannot overflow
 struct DepthwiseForm {
   size_t channels;
-  // Of a line of `width` taps (1, 3 or 5) at `stride`; width 1 takes any stride.
+  // Computes a line of `width` taps (1, 3 or 5) at `stride`; width 1 takes any stride.
   DepthwiseRun (*run)(int64_t width, int64_t stride, bool x_signed, bool offset);
 };
 

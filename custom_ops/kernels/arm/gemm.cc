@@ -39,7 +39,7 @@
 namespace lowbit {
 namespace {
 
-// Of a thread's scratch memory: the packed windows of a block, and the sums of the panels that multiply one
+// A thread's scratch memory holds the packed windows of a block, and the sums of the panels that multiply one
 // chunk of them. Together with the gathered rows and a chunk's weights, half of L1, below 256 KiB.
 constexpr size_t kPackedBytes = 176 * 1024, kSumBytes = 48 * 1024, kChunkBytes = 16 * 1024;
 constexpr size_t kMaxBlockPixels = 240;

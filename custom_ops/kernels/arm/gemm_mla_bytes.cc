@@ -183,7 +183,7 @@ size_t Flush(const GemmOperands& operands) {
   return LongestSafeRun(operands, 1, INT8_MIN, INT8_MAX, kMaxFlush) / 2 * 2;
 }
 
-// Of 64 products a step: 4 multiplications, loads of 4 cycles, 8 SADDW a flush; of 128 products: 8, 6 and 16
+// A step of 64 products takes 4 multiplications, loads of 4 cycles, 8 SADDW a flush; one of 128: 8, 6 and 16
 // (modelled Cortex-A53). On A72 a multiplication takes two cycles.
 double MacsPerCycle16(Pipeline pipeline, size_t flush) {
   const auto n = static_cast<double>(flush);

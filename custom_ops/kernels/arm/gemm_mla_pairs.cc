@@ -337,7 +337,7 @@ size_t Flush(const GemmOperands& operands) {
   return std::min(both, LongestSafeRun(operands, 2, -128, 127, kMaxFlush));
 }
 
-// Of 192 products a step of 12 pixels: 12 multiplications, loads of 3 cycles; 12 SRSRA and 2 branches a flush
+// A step of 12 pixels, 192 products, takes 12 multiplications, loads of 3 cycles; a flush 12 SRSRA, 2 jumps
 // (modelled Cortex-A53). On A72 a multiplication takes two cycles, and the loads run beside it.
 double MacsPerCycle(Pipeline pipeline, size_t flush) {
   const auto n = static_cast<double>(flush);

@@ -196,7 +196,7 @@ size_t Flush(const GemmOperands& operands) {
   return LongestSafeRun(operands, 1, INT16_MIN, INT16_MAX, kMaxFlush) / 2 * 2;
 }
 
-// Of 128 products a step: 16 multiplications and loads of 3 cycles; a flush is 16 times 8 cycles of loads and
+// A step of 128 products takes 16 multiplications, loads of 3 cycles; a flush: 16 times 8 cycles of loads and
 // stores (modelled Cortex-A53). On A72 a multiplication takes two cycles.
 double MacsPerCycle(Pipeline pipeline, size_t flush) {
   const auto n = static_cast<double>(flush);

@@ -68,7 +68,7 @@ struct GemmTile {
 
 using GemmTileFunction = void (*)(const GemmTile& tile);
 
-// Of kTile, which computes one tile. kStepBytes: x' of a pixel and step.
+// Calls kTile, which computes one tile, for each of them. kStepBytes: x' of a pixel and step.
 template <size_t kChannels, size_t kPixels, size_t kStepBytes, GemmTileFunction kTile>
 void EachTile(const GemmTile& tiles) {
   GemmTile tile = tiles;

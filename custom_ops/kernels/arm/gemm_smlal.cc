@@ -101,7 +101,7 @@ size_t Flush(const GemmOperands& operands) {
   return LongestSafeRun(operands, 1, INT16_MIN, INT16_MAX, kMaxFlush) / 2 * 2;
 }
 
-// Of 64 products a step: 8 multiplications, loads of 4 cycles; 16 SADDW, a load and a store a flush (modelled
+// A step of 64 products takes 8 multiplications, loads of 4 cycles; a flush 16 SADDW, load, store (modelled
 // Cortex-A53). Without the loads on A72.
 double MacsPerCycle(Pipeline pipeline, size_t flush) {
   const auto n = static_cast<double>(flush);

@@ -12,9 +12,9 @@
 //
 // There are two tiles, in assembly: compilers copy the registers that LD4R fills, and spill.
 //
-//   4 pixels x 16 channels   Runs of one or two products. A run's 16-bit sums are temporary, four vectors at
-//   a
-//                            time, and of four k everything that 16 vectors of 32-bit sums leave room for.
+//   4 pixels x 16 channels   Runs of one or two products. A run's 16-bit sums are temporary, four vectors
+//                            at a time, and of four k everything that 16 vectors of 32-bit sums leave
+//                            room for.
 //   4 pixels x 8 channels    Longer runs: 8 vectors of 16-bit sums and 8 of 32-bit sums.
 #include <arm_neon.h>
 
@@ -346,14 +346,14 @@ size_t Flush(const GemmOperands& operands) {
   return LongestSafeRun(operands, 2, INT16_MIN, INT16_MAX, kMaxFlush);
 }
 
-// Of 256 products: 32 multiplications, 16 SADALP, or 32 where one product is a run, and loads of 9 cycles
+// 256 products take 32 multiplications, 16 SADALP, or 32 where one product is a run, and loads of 9 cycles
 // (modelled Cortex-A53). On A72 the loads and SADALP run beside the multiplications.
 double MacsPerCycle16(Pipeline pipeline, size_t flush) {
   if (pipeline == Pipeline::kOutOfOrder) return 7.95;
   return 256.0 / (flush == 1 ? 73.0 : 57.0);
 }
 
-// Of 64 products a step: 8 multiplications, loads of 4 cycles, and 8 SADALP a flush (modelled Cortex-A53);
+// A step of 64 products takes 8 multiplications, loads of 4 cycles, a flush 8 SADALP (modelled Cortex-A53);
 // without the loads on A72.
 double MacsPerCycle8(Pipeline pipeline, size_t flush) {
   const double products = flush == 1 ? 1.0 : static_cast<double>(flush / 2 * 2);

@@ -39,7 +39,7 @@ bool InOrder(uint64_t midr) {
   });
 }
 
-// Of core `index`, as Linux tells it; 0 where it does not.
+// The identification (MIDR) of core `index`, as Linux tells it; 0 where it does not.
 uint64_t ListedMidr(int index) {
   const std::string path =
       "/sys/devices/system/cpu/cpu" + std::to_string(index) + "/regs/identification/midr_el1";
@@ -51,7 +51,7 @@ uint64_t ListedMidr(int index) {
   return midr;
 }
 
-// Of the core that runs this; Linux emulates the read, and says so in HWCAP_CPUID.
+// The identification of the core that runs this; Linux emulates the read, and says so in HWCAP_CPUID.
 uint64_t OwnMidr() {
   if ((getauxval(AT_HWCAP) >> 11 & 1) == 0) return 0;
   uint64_t midr = 0;

@@ -8,8 +8,8 @@ namespace lowbit {
 
 enum class Pipeline : uint8_t {
   // Cortex-A53, A55, A510: two instructions a cycle in program order, one of them on 128-bit vectors.
-  // Products
-  // in 16-bit lanes are as fast as widening ones, and loads and replications cost what they displace.
+  // Products in 16-bit lanes are as fast as widening ones, and loads and replications cost what they
+  // displace.
   kInOrder,
   // Cortex-A72, A76, Neoverse and all others: loads are free beside products. On A72 a widening product takes
   // one cycle, MLA on a 128-bit vector two.

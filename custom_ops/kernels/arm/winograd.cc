@@ -25,7 +25,7 @@
 namespace lowbit {
 namespace {
 
-// Of a thread's scratch memory.
+// The scratch memory of a thread.
 constexpr size_t kScratchBytes = 256 * 1024;
 constexpr size_t kMaxBlockTiles = 40;
 // Between the arrays of two points, so that 36 of them do not meet in the same sets of a cache.
@@ -275,7 +275,7 @@ class WinogradKernel final : public ConvKernel {
   static size_t GroupSize(size_t count, size_t at) { return count - at > 4 ? 8 : 4; }
   // Bytes of one block of input channels of a panel, as held.
   size_t BlockTaps() const { return 9 * scheme_.block * scheme_.channels / (four_bits_ ? 2 : 1); }
-  // Of the sums of a block, [4 rows][tile][4 pixels][panel].
+  // Elements of a row in the sums of a block, [4 rows][tile][4 pixels][panel].
   size_t SumRow(const TilePlan& plan) const { return plan.tiles * scheme_.tile * scheme_.channels; }
 
   const ConvGeometry geometry_;
@@ -524,7 +524,7 @@ void WinogradKernel::FinishBlock(const Task& task, size_t first, size_t count, c
   }
 }
 
-// Of a call.
+// What a call costs before it computes.
 constexpr double kCallCycles = 500;
 
 double Cycles(const ConvSpec& spec, const WinogradScheme& scheme, const ConvShape& shape) {

@@ -96,7 +96,7 @@ struct WinogradOutput {
   const int32_t* base;  // [panel], the value of the sums so far; null: what they hold
   int32_t* sums;
   size_t row_pitch;  // of the sums and their narrow form, in elements
-  // Of each tile, where the last outputs go straight to y: a requantizer that clips bytes
+  // One per tile, where the last outputs go straight to y: a requantizer that clips bytes
   // (EpilogueView::pack_clips), a whole panel. Null: into the sums.
   const WinogradDirect* direct;
   const EpilogueView* epilogue;
@@ -116,7 +116,7 @@ struct WinogradScheme {
   // Operands: bytes of a transformed value, signed; channels of a block; and how many of them stand side by
   // side in the weights, [block][channels / unit][panel][unit].
   size_t code_bytes, block, unit;
-  // Of x, u signed and about symmetric instead of unsigned.
+  // Transformed inputs are signed and about symmetric, as the u of the files' derivations, not unsigned.
   bool signed_inputs;
   int bits;  // outputs of a chunk are recovered modulo 2^bits
   size_t chunks_per_widening;

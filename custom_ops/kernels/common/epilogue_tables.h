@@ -3,8 +3,8 @@
 //
 //   EpilogueTables   owns the arrays; built once per kernel in portable code
 //   EpilogueView     what a kernel reads; no std:: types, because files compiled for one ISA must not
-//   instantiate
-//                    inline library functions that the linker could then use on other machines
+//                    instantiate inline library functions that the linker could then use on other
+//                    machines
 //   epilogue.h       the arithmetic, templated over the vector width
 #pragma once
 

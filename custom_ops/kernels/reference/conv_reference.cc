@@ -36,9 +36,9 @@ class ReferenceConv final : public ConvKernel {
     return 0;
   }
 
-  // Which input pixel tap t of output pixel o reads, in one spatial dimension; -1: none, the tap contributes
-  // 0. Forward: i = o * stride + t * dilation - pad. Transposed: the i with i * stride + t * dilation - pad
-  // == o.
+  // Which input pixel tap t of output pixel o reads, in one spatial dimension; -1: none, the tap contributes 0.
+  //   Forward:     i = o * stride + t * dilation - pad.
+  //   Transposed:  the i with  i * stride + t * dilation - pad == o.
   int64_t InputPixel(int64_t o, int64_t t, int64_t stride, int64_t dilation, int64_t pad,
                      int64_t size) const {
     int64_t i = o * stride + t * dilation - pad;

@@ -94,7 +94,7 @@ class FedMatmul final : public FedMatmulKernel {
     size_t groups = 0, runs = 0, run_columns = 0, row_parts = 0, part_rows = 0;
   };
   size_t Lanes() const { return static_cast<size_t>(engine_.lanes); }
-  // Of one column in one group.
+  // The bytes of one column in one group.
   size_t GroupBytes() const { return engine_.layout == WeightLayout::kWords ? 8 : 4; }
 
   Split Plan(const FedMatmulShape& s) const;

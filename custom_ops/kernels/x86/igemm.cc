@@ -3,20 +3,19 @@
 //
 // Addressing. The window of an output pixel is cut into segments, runs of consecutive bytes of x:
 //
-//   taps  one segment per tap, the channels of one input pixel, read in place. A tap outside the image points
-//   at a
-//         row of zero points. A segment whose length is no multiple of 4 reads into the next pixel, against
-//         zero weights; where that would leave the tensor, the pointer is moved to a copy of the tensor's
-//         last bytes.
+//   taps  one segment per tap, the channels of one input pixel, read in place. A tap outside the image
+//         points at a row of zero points. A segment whose length is no multiple of 4 reads into the next
+//         pixel, against zero weights; where that would leave the tensor, the pointer is moved to a copy of
+//         the tensor's last bytes.
 //   rows  few channels and a wide kernel (the first layer of a network): the rows of x that a block of pixels
 //         needs are copied once into a band, with their padding, and a segment is a whole kernel row of
 //         kernel_w * channels bytes. Of a window several planes deep, the rows of each plane follow those of
-//         the one before. A 7x7 kernel on 3 channels then multiplies 7 * 24 bytes per pixel
-//         instead of 49 * 4.
+//         the one before. A 7x7 kernel on 3 channels then multiplies 7 * 24 bytes per pixel instead of
+//         49 * 4.
 //
-// Bipolar activations are copied into a band as well, where code q becomes u = 2q with zero point 1: 2q - 1 =
-// u - 1. The padding has a code then, 1, and everything else is an ordinary convolution of 2-bit codes. The
-// copy costs a byte or two of every pixel against its out_channels * taps / 2 products.
+// Bipolar activations are copied into a band as well, where code q becomes u = 2q with zero point 1:
+// 2q - 1 = u - 1. The padding has a code then, 1, and everything else is an ordinary convolution of 2-bit
+// codes. The copy costs a byte or two of every pixel against its out_channels * taps / 2 products.
 //
 // Convolution groups smaller than a vector are packed side by side into one block-diagonal panel, so that the
 // outputs of several groups fill a vector.
@@ -95,7 +94,7 @@ size_t BandPitch(const ConvGeometry& g, const WindowLayout& w, size_t columns) {
   return RoundUp(std::max(pixels * channels, last * channels + w.reach), 16);
 }
 
-// Of one plane; of a deep window a band holds the rows of every plane that it sees.
+// The rows of one plane; a band of a deep window holds those of every plane that it sees.
 size_t BandPlaneRows(const ConvGeometry& g, size_t rows) {
   return (rows - 1) * static_cast<size_t>(g.stride_h) + static_cast<size_t>((g.kernel_h - 1) * g.dilation_h) +
          1;
@@ -211,7 +210,7 @@ class IgemmKernel final : public ConvKernel {
   ConvShape Shape(const ConvShape& whole) const {
     return output_.interleaved ? output_.Own(whole) : Flatten(geometry_, whole);
   }
-  // Of one core, for all products.
+  // The cycles of one core, for all products.
   double Cycles(const ConvShape& shape) const {
     return static_cast<double>(shape.OutPixels()) * static_cast<double>(geometry_.out_channels) *
            static_cast<double>(geometry_.K()) / engine_.macs_per_cycle;

@@ -4,8 +4,9 @@
 //   input bytes) of a whole panel is contiguous; the four bytes of x are broadcast to all lanes:
 //
 //        x, pixel r   [x0 x1 x2 x3]  ->  broadcast  [x0 x1 x2 x3 | x0 x1 x2 x3 | x0 x1 x2 x3 | ...]
-//        weights, vector v           ->             [ channel 0  |  channel 1  |  channel 2  | ...]   4 x
-//        int8 each acc[r][v] (int32 lanes)     +=             [  sum of 4  |   sum of 4  |   sum of 4  | ...]
+//        weights, vector v           ->             [ channel 0  |  channel 1  |  channel 2  | ...]
+//                                                     4 x int8 each
+//        acc[r][v] (int32 lanes)     +=             [  sum of 4  |   sum of 4  |   sum of 4  | ...]
 //
 //   Per k-group: NV loads of weights, MR broadcasts, MR * NV dot products. There is no im2col: the window of
 //   a pixel is a list of `segments` (taps, or whole kernel rows), each a pointer to consecutive bytes of x
@@ -13,24 +14,22 @@
 //
 // Accumulators start at the bias, into which the zero points are folded:
 //
-//     sum (x - zx)(w - zw)  over the window,  w' = w - zw - s  stored as int8  (s = 0 unless w - zw needs 9
-//     bits)
-//   = sum x w'  +  s * sum x  -  zx * sum (w - zw)
+//     sum (x - zx)(w - zw)
+//   = sum x w'  +  s * sum x  -  zx * sum (w - zw)     over the window,  w' = w - zw - s  stored as int8
 //     ^ tile       ^ row sums    ^ constant: in the bias
 //
-// which holds for padded taps too, because they read zx. Signed x of b bits is used as x + 2^(b-1), with zx +
-// 2^(b-1).
+// where s = 0 unless w - zw needs 9 bits. It holds for padded taps too, because they read zx. Signed x of b
+// bits is used as x + 2^(b-1), with zx + 2^(b-1).
 //
 // Without vpdpbusd there are two ways to multiply, and every node takes the first that is exact for its
 // weights:
 //
 //   narrow  vpmaddubsw, u8 x s8 -> sums of two products in int16, which saturate. Accumulators stay 16 bits
-//   wide for
-//           as many k-groups as cannot overflow (igemm.cc derives that number from the packed weights), then
-//           they are widened and added to 32-bit sums in memory: two instructions per eight products of a
-//           lane and a bit.
+//           wide for as many k-groups as cannot overflow (igemm.cc derives that number from the packed
+//           weights), then they are widened and added to 32-bit sums in memory: two instructions per eight
+//           products of a lane and a bit.
 //   wide    vpmaddwd on the even and the odd bytes of x, weights stored as int16: four instructions, always
-//   exact.
+//           exact.
 #pragma once
 
 #include <cstddef>

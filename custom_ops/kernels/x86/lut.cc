@@ -230,7 +230,7 @@ class LutKernel final : public ConvKernel {
   }
   Workspace Plan(const BlockGrid& grid) const;
   bool NeedsSums() const { return !row_sum_weight_.empty(); }
-  // Of the channels of a pixel in the padding, in one group.
+  // The sum over the channels of a pixel in the padding, in one group.
   int32_t PaddingSum() const { return static_cast<int32_t>(geometry_.GroupIn()) * pad_value_; }
   // The row of input that tap row `ky` reads for output row `oy`; -1: none.
   int64_t InputRow(const ConvShape& shape, int64_t oy, int64_t ky) const {

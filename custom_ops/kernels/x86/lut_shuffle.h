@@ -9,8 +9,7 @@
 //                     `odd`, the high bytes, and `all`, the whole words, modulo 2^16; the low bytes are
 //                     all - 256 odd.
 //     2-bit weights   Bytes 2j and 2j + 1 belong to the two planes of channel j, and vpmaddubsw adds them
-//     with
-//                     the planes' weights; the channels 8..15 have indices of their own.
+//                     with the planes' weights; the channels 8..15 have indices of their own.
 //
 // LookupsPerWord in lut.cc says how many look-ups the words hold.
 #pragma once

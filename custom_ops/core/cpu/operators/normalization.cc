@@ -73,7 +73,7 @@ class NormalizationOperator final : public Operator {
     return static_cast<uint8_t*>(y) + element * static_cast<int64_t>(ElementSize(OutputType()));
   }
 
-  // Of codes; exact until the one conversion each to float64.
+  // The moments of codes are exact until the one conversion each to float64.
   Moments MomentsOf(const Sums& codes, int64_t count) const {
     const int64_t zero = node_.spec.x_zero_point;
     const int64_t sum = codes.sum - count * zero;

@@ -5,9 +5,9 @@
 //   alone     20 equal nodes, as the layers' benchmark has them
 //   weights   20 nodes with weights of their own
 //   outputs   20 nodes that write to tensors of their own
-//   chain     20 nodes, each reading what its predecessor wrote (same number of bytes in and out, or the
-//   larger) both      chain and weights 1, 10, 40 the whole graph of that many equal nodes; event time / wall
-//   time where many graphs are queued
+//   chain     20 nodes, each reading what its predecessor wrote (same number of bytes in and out, or the larger)
+//   both      chain and weights
+//   1, 10, 40 the whole graph of that many equal nodes; event time / wall time where many graphs are queued
 // Then the 48 convolutions of ResNet-50's blocks as one chain, with and without weights of their own and
 // residuals, beside the sum of their times alone.
 #include <algorithm>

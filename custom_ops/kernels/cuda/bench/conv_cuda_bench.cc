@@ -217,7 +217,7 @@ class ResidualPairBench {
     const int64_t out = (layer.size + 2 * layer.pad - layer.kernel) / layer.stride + 1;
     return {batch, layer.size, layer.size, out, out};
   }
-  // Of a row of equals.
+  // The time of one launch in a graph of kNodes equal ones.
   double Time(const GraphTimer::Launches& launch) const {
     return timer_.Microseconds(
                [&](Queue& queue) {

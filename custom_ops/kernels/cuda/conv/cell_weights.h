@@ -17,7 +17,7 @@ inline constexpr int kCellMatrixBytes = kCellTileN * 32;
 // row of cells instead of the first, so that the weights are in another order: rows of cells 0 1 2 3, 3 0 1
 // 2, 2 3 0 1, 1 2 3 0. The latter two are the halves of the former two, exchanged.
 inline constexpr int kCellOrders = 2;
-// Of a tile's weights, for every channel of the image.
+// The bytes of a tile's weights, for every channel of the image.
 inline constexpr int kCellChannelBytes = kCellOrders * 2 * kCellMatrixBytes;
 
 extern const WeightLayout kCellWeights;

@@ -88,7 +88,7 @@ struct EpilogueParams {
   int output_zero_point = 0;
 };
 
-// Of sums that are finished in registers.
+// How sums are finished in registers.
 inline Finish FinishOf(const EpilogueParams& e) {
   switch (e.sums) {
     case SumForm::kInteger:

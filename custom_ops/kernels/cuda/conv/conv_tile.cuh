@@ -367,9 +367,8 @@ __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const Til
 // Finishes a tile. `each(f)` calls f(row, column, top, bottom) for every four neighbouring columns that this
 // thread has summed, `top` in `row` and `bottom` eight rows below. In a fragment of mma a thread has two
 // neighbouring rows of B in each eight; the weights are packed so that those of two eights are four
-// neighbouring channels (InterleavedRow). `shared` is the block's dynamic shared memory,
-// its tiles are free by now (all threads are past a barrier). With `cluster`, the blocks of a cluster have
-// summed parts of K.
+// neighbouring channels (InterleavedRow). `shared` is the block's dynamic shared memory, its tiles are free
+// by now (all threads are past a barrier). With `cluster`, the blocks of a cluster have summed parts of K.
 // `pixel_of(row)` is the output pixel of a row, negative where there is none. kBiased: where
 // ConvParams::in_registers, the sums began with the biases.
 template <int kTileM, int kTileN, int kThreads, bool kBiased = false, Finish kFinish = Finish::kAny,

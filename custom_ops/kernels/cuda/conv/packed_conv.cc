@@ -3,8 +3,8 @@
 // The tile kernels sum products of bytes. Let w' be the packed weight (int8), q the activation's code and
 // z_x, z_w the zero points that are left; with padding taps reading the code z_x,
 //   sum over the taps in the image of (q - z_x)(w' - z_w)
-//     = S(q w') - z_x S(w') - z_w x_sum,   S over all taps, x_sum = sum over the taps in the image of (q -
-//     z_x)
+//     = S(q w') - z_x S(w') - z_w x_sum,
+// where S sums over all taps, and x_sum = sum over the taps in the image of (q - z_x).
 // The middle term depends on the channel alone and is folded into the bias. The last one is there only where
 // w - z_w leaves int8: everywhere else z_w is subtracted while packing. Bipolar activations are repacked to
 // {-1, +1}, whose padding is 0.

@@ -59,7 +59,7 @@ class PackedConv {
     size_t bias, scale, float_bias, start, w_zero, thresholds, base, dir, tail_bias, tail_scale, tail_shift;
   };
 
-  // Of a layout that the node has.
+  // The layout is one that the node has.
   const uint8_t* WeightsIn(const WeightLayout& layout) const;
   ConvParams ReferenceParams(ConvParams p) const;
   void AddWeights(const Int8Weights& weights, ConstantBuilder& builder);

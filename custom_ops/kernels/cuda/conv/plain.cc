@@ -1,7 +1,5 @@
 #include "kernels/cuda/conv/plain.h"
 
-#include <algorithm>
-
 #include "kernels/cuda/conv/conv_row.h"
 
 namespace lowbit::cuda {

@@ -34,7 +34,7 @@ int SharedBytes(const ConvProblem& problem, const ConvConfig& config);
 // That of which two blocks do not fit a multiprocessor (ConvConfig::apart).
 int ApartBytes(const Device& device);
 
-// Of the configuration that the cost model chooses.
+// The estimate of the configuration that the cost model chooses.
 double EstimateOfBest(const ConvProblem& problem, const Device& device);
 
 // Sorts configurations by `estimate(config)`; equal ones stay in their order. Returns the estimates, in the

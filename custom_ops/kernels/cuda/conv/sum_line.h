@@ -1,11 +1,10 @@
 // The second rounding of a convolution with a residual, in fewer operations. Both codes are bytes, so that
-//   clip(rint((q - hi + 256) * inner_gain + ((2^15 + low / 256 + r) * residual_gain + offset)), 0, 255) +
-//   y_lo,
-// hi the largest q, r less the lowest code, each multiplication and its addition rounded once, can be held
+//   y_lo + clip(rint((q - hi + 256) * inner_gain + ((2^15 + low / 256 + r) * residual_gain + offset)), 0, 255)
+// with hi the largest q, r less the lowest code, each multiplication and its addition rounded once, can be held
 // against the contract's arithmetic (core/epilogue.cc) in all 65,536 pairs. What r is added to is a float
 // whose second byte is r; its lowest byte takes the place of the bits of `offset`, a number as large as 2^15
 // gains, that lie below a float's. And so can
-//   clip(rint(v * near + v * rest), 0, 255) + y_lo
+//   y_lo + clip(rint(v * near + v * rest), 0, 255)
 // of the contract's v, the last product rounded first, where no line has the sums that are ties.
 #pragma once
 
@@ -19,7 +18,7 @@ struct SumLine {
   float inner_gain, residual_gain, offset;
   int low;  // of 256
 
-  // Of the residual 0.
+  // What stands for the residual 0.
   static constexpr float kResidual = 0x1p15f;
 };
 

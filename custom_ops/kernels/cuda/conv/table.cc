@@ -15,7 +15,7 @@
 namespace lowbit::cuda {
 
 std::span<const ConvRow* const> ConvTable() {
-  // Of configurations with equal estimates the first one is taken.
+  // Where configurations have equal estimates, the first one is taken.
   static constexpr const ConvRow* kRows[] = {&kDepthwiseRow, &kImageRow, &kVectorRow,  &kResidentRow,
                                              &kTeamRow,      &kHaloRow,  &kWindowsRow, &kWgmmaRow,
                                              &kMmaRow,       &kPlainRow};

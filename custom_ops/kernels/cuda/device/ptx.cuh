@@ -279,7 +279,7 @@ __device__ __forceinline__ void SendToCluster(uint32_t remote, uint32_t shared, 
       : "memory");
 }
 
-// Of tensor maps (CUtensorMap). What lies outside the tensor is read as 0 and not written.
+// Copies by tensor maps (CUtensorMap): what lies outside the tensor is read as 0 and not written.
 // A box along the pixels of consecutive windows, from the one whose first pixel is (w, h, n) on: those that
 // lie dx columns and dy rows into the windows, the channels of a row of the box from c on.
 template <typename Map>

@@ -6,9 +6,9 @@
 // before it in a captured chain, still runs (programmatic dependent launch). Every thread of every kernel of
 // this library calls WaitForPredecessors (device/ptx.cuh), or waits at a barrier for one that did, before its
 // first access to memory but the node's own constants, which nothing writes after packing, and before its
-// first return. So
-//   1. what a kernel reads or writes, it reads or writes after its predecessor is complete and flushed;
-//   2. the predecessor completed only after its own wait, hence after *its* predecessor, and so on: when a
+// first return. Two things follow.
+//   1. What a kernel reads or writes, it reads or writes after its predecessor is complete and flushed.
+//   2. The predecessor completed only after its own wait, hence after *its* predecessor, and so on: when a
 //      kernel's wait returns, all kernels before it are complete. It may therefore overwrite what any of them
 //      read (a buffer that the memory plan gives to a new tensor), and read what any of them wrote.
 // A kernel that returned early without waiting would break the chain in 2 for all that follow.

@@ -264,7 +264,7 @@ class Runner {
 
   std::vector<std::unique_ptr<Worker>> workers_;
   std::binary_semaphore all_ended_{0};
-  // Of whose turn it is.
+  // What the worker whose turn it is reads and writes.
   bool preparing_ = false, ends_ = false;
   std::ptrdiff_t idle_ = 0;  // blocks that could not go on, one after the other
   Cluster* cluster_ = nullptr;

@@ -156,7 +156,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   std::strcpy(properties->name, "emulated H200");
   properties->major = 9;
   properties->minor = 0;
-  // Of few, each gets many tiles even of a small tensor.
+  // Where there are few multiprocessors, each gets many tiles even of a small tensor.
   const char* const asked = std::getenv("LOWBIT_EMULATED_MULTIPROCESSORS");
   properties->multiProcessorCount = asked == nullptr ? 132 : std::max(1, std::atoi(asked));
   properties->sharedMemPerBlockOptin = kSharedBytes;

@@ -46,7 +46,7 @@ int WeightBoxes(const ChainParams& p) {
   return (p.residuals.k_tiles + p.first.k_tiles) * p.first.own_boxes + p.second.k_tiles * p.second.own_boxes;
 }
 
-// Of the pixels that the first convolution makes.
+// The second convolution's shape: its input is the pixels that the first one makes.
 ConvShape SecondShape(const ConvChain& chain) {
   const ConvShape& s = chain.shape;
   return {s.batch, s.out_h, s.out_w, s.out_h, s.out_w};

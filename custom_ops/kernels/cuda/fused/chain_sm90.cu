@@ -7,8 +7,7 @@
 // work of a warpgroup:
 //   box i of y   products over x | residuals there, codes in their place | store
 //   all boxes of y are there
-//   box i of z   products over y | all products over y are done, fetch the next tile's residuals | codes |
-//   store
+//   box i of z   products over y | when all are done, fetch the next tile's residuals | codes | store
 // Where another convolution makes the residuals, they are no tensor: a thread rounds that product to the four
 // codes whose sums it has itself, and adds the next product to them,
 //   box i of y   products over the other's x, products over x | codes in registers | codes | store

@@ -10,7 +10,7 @@ namespace lowbit::cuda {
 
 // Columns of pooled pixels of a block.
 inline constexpr int kPoolTileColumns = 28;
-// Of a multiprocessor, as registers allow; one less for four channels.
+// Blocks of a multiprocessor, as registers allow; one less for four channels.
 inline constexpr int kPoolBlocks = 4;
 struct PooledParams {
   const float* x = nullptr;  // planes

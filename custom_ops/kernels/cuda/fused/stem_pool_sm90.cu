@@ -135,7 +135,7 @@ struct Pool {
             strip = static_cast<int>(blockIdx.z);
   const int rows = p.strip_rows + (strip < p.longer_strips ? 1 : 0),
             first = strip * p.strip_rows + min(strip, p.longer_strips);
-  // Of the convolution, where the block begins: the last row of the window before, the first of its pairs.
+  // Where the block begins in the convolution: the last row of the window before, the first of its pairs.
   const int first_row = 2 * first - p.pool_top, first_column = 2 * tile_column - 1 - p.pool_left;
 
   // The thread's cell of each double row: its floats come past the registers, several of them ahead,
