@@ -1,0 +1,407 @@
+"""The steps of a full test run: what each one builds, runs and counts.
+
+LINT and FULL list them in the order in which tools/run_tests.py takes them.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from test_commands import (
+    BUILD,
+    JOBS,
+    PIP_INSTALL,
+    ROOT,
+    Command,
+    Outcome,
+    built,
+    cached_compiler,
+    checked,
+    configure,
+    ctest,
+    gcc,
+    install_extra,
+    install_variant,
+    ort_headers,
+    parallel,
+    pytest,
+    run,
+    tool,
+)
+
+OLDEST_ONNXRUNTIME = "1.24"
+NEWEST_ONNXRUNTIME = "1.32"
+
+# Tests that touch every op and kernel but are quick enough to repeat under a sanitizer.
+NUMERICS = "tests/numerics"
+# Sessions of whole models, quick enough to repeat at every ISA level.
+WHOLE_MODELS = ("tests/smoke", "tests/models/test_digits.py", "tests/models/test_networks.py")
+# Both instruction back ends of the CUDA kernels, without compiling everything seven times: all for wgmma, and
+# of the others what shares the most with the rest.
+CUDA_TESTED = "90a-real"
+CUDA_OLDER = "80-real"
+CUDA_OLDER_FILES = ("conv/tiles_mma.cu", "conv/plain_dp4a.cu", "nodes/affine.cu", "nodes/binary.cu")
+# All of them on a GPU that is emulated here.
+CUDA_EMULATED = ("lowbit_emulated_cuda_test", "lowbit_emulated_cuda_node_test", "lowbit_cuda_choices_test")
+# The processors that ARM kernels are tested on, and for each the tests of the kernels that need what it is
+# the first to have. Without the extensions that lowbit does not use, `max` is quicker to emulate.
+ARM_PROCESSORS = {
+    "cortex-a53": "neon or refuse_little or every_level",
+    "cortex-a76": "dotprod",
+    "max,sve=off,sme=off": "i8mm or refuse_little",
+}
+ARM_SHORT = {"cortex-a53": "neon and (edge or extreme)"}
+# What `make` builds for the editable install; the C++ tests are built from the same objects.
+EDITABLE = BUILD / "editable"
+
+Step = tuple[str, Callable[[], Outcome]]
+
+
+def cxx_files() -> list[Path]:
+    """The C++ and CUDA sources and headers of the repository."""
+    folders = [ROOT / "custom_ops", ROOT / "ep", ROOT / "tests", ROOT / "examples"]
+    endings = ("*.cc", "*.h", "*.cu", "*.cuh")
+    return sorted(path for folder in folders for ending in endings for path in folder.rglob(ending))
+
+
+def ruff() -> Outcome:
+    """Style and common mistakes of the Python files."""
+    return checked([sys.executable, "-m", "ruff", "check", "."])
+
+
+def mypy() -> Outcome:
+    """Types of the Python package."""
+    return checked([sys.executable, "-m", "mypy"])
+
+
+def clang_format() -> Outcome:
+    """Layout of the C++ files."""
+    return checked([tool("clang-format"), "--dry-run", "--Werror", *cxx_files()])
+
+
+def clang_tidy() -> Outcome:
+    """Checks of .clang-tidy over everything but kernels: core, operators, ONNX Runtime wrapper, provider.
+
+    The x86 and ARM kernels are left out: intrinsics make the checks slow and noisy, and the kernels' tests
+    compare every element with the reference.
+    """
+    database, depth = BUILD / "tidy", len(ROOT.parts)
+    sources = [
+        path
+        for path in cxx_files()
+        if path.suffix == ".cc"
+        and path.parts[depth] in ("custom_ops", "ep")
+        and not {"x86", "arm"} & set(path.parts)
+    ]
+    tidy: list[str | Path] = [sys.executable, tool("run-clang-tidy.py"), "-p", database, "-j", JOBS, "-quiet"]
+    tidy += ["-clang-tidy-binary", tool("clang-tidy"), "-warnings-as-errors=*"]
+    tidy += [f"^{path}$" for path in sources]
+    return checked(configure(database), tidy, ORT_INCLUDE_DIR=ort_headers())
+
+
+LINT: list[Step] = [
+    ("ruff", ruff),
+    ("mypy", mypy),
+    ("clang-format", clang_format),
+    ("clang-tidy", clang_tidy),
+]
+
+
+def docs_current() -> Outcome:
+    """The generated pages say what the code says."""
+    return checked([sys.executable, "tools/generate_docs.py", "--check"])
+
+
+def docs_without_drift() -> Outcome:
+    """Links, files and commands that pages and comments name exist; the README keeps its budget."""
+    return checked([sys.executable, "tools/check_docs.py"])
+
+
+def site() -> Outcome:
+    """The documentation builds as a site, every link and anchor in it leads somewhere, nothing is fetched."""
+    return checked([sys.executable, "tools/build_site.py"]) if install_extra("docs") else Outcome(failed=1)
+
+
+def cxx_tests() -> Outcome:
+    """The C++ tests, and the fake device that tests/ep run on, beside what `make` has built."""
+    return checked(
+        [tool("cmake"), "-S", ROOT, "-B", EDITABLE, "-DLOWBIT_TESTS=ON"],
+        built(EDITABLE),
+        ctest(EDITABLE),
+        ORT_INCLUDE_DIR=ort_headers(),
+    )
+
+
+def fake_device() -> dict[str, str]:
+    """Names the fake device of the editable install; other builds may hold a sanitizer's."""
+    return {"LOWBIT_FAKE_DEVICE": str(EDITABLE / "ep/liblowbit_fake_device.so")}
+
+
+def all_tests() -> Outcome:
+    """Every Python test, with more seeds."""
+    return pytest("tests", *parallel(), LOWBIT_FULL="1", **fake_device())
+
+
+def zoo_selection() -> Outcome:
+    """Some of the zoo's networks in some configurations: they convert, and no element is wrong."""
+    return checked([sys.executable, ROOT / "benchmarks" / "zoo.py", "--quick"])
+
+
+def each_isa_level() -> Outcome:
+    """Sessions of whole models with LOWBIT_ISA capped at each level of this machine but the best.
+
+    The best is no cap. tests/numerics name the level of every kernel they run: one run has seen all levels.
+    """
+    import lowbit._native
+
+    total = Outcome()
+    present = list(lowbit._native.isa_levels())
+    for level in ("scalar", "sse41", "avx2", "avxvnni", "avx512vnni", "avx512popcnt"):
+        if level not in present:
+            print(f"skipped: LOWBIT_ISA={level}: this machine does not have it")
+            continue
+        if level == present[-1]:
+            continue
+        one = pytest(f"isa-{level}", *parallel(), *WHOLE_MODELS, LOWBIT_ISA=level)
+        total.passed += one.passed
+        total.failed += one.failed
+    return total
+
+
+def runtime_library(compiler: str, name: str) -> str:
+    """Full path of a library of the compiler, such as libasan.so."""
+    return subprocess.run(
+        [compiler, f"-print-file-name={name}"], check=True, text=True, capture_output=True
+    ).stdout.strip()
+
+
+def address_sanitizer() -> Outcome:
+    """ASan and UBSan: the C++ tests, numerics and hostile models against an instrumented build."""
+    compiler = gcc()
+    if compiler is None:
+        return Outcome(
+            skipped="g++ is not installed (clang's sanitizer runtime cannot be preloaded the same way)"
+        )
+    site = install_variant("asan", "LOWBIT_SANITIZE=address;undefined", "LOWBIT_TESTS=ON", CXX=compiler)
+    if site is None or not run(ctest(BUILD / "asan/cmake")):
+        return Outcome(failed=1)
+    libraries = [runtime_library(compiler, name) for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")]
+    return pytest(
+        "asan",
+        *parallel(),
+        NUMERICS,
+        "tests/hostile",
+        LOWBIT_SITE=str(site),
+        LD_PRELOAD=":".join(libraries),
+        # python and onnxruntime are not instrumented: their leaks and allocator pairs are not ours to judge.
+        ASAN_OPTIONS="detect_leaks=0:alloc_dealloc_mismatch=0:abort_on_error=1",
+        UBSAN_OPTIONS="print_stacktrace=1",
+        LOWBIT_SANITIZED="1",
+    )
+
+
+def thread_sanitizer() -> Outcome:
+    """TSan: operators that share packed weights, 8 threads on 2 sets of them, and programs of regions."""
+    folder = BUILD / "tsan"
+    return checked(
+        configure(folder, "-DLOWBIT_SANITIZE=thread", "-DLOWBIT_PYTHON=OFF", "-DLOWBIT_TESTS=ON"),
+        built(folder, "lowbit_concurrency_test", "lowbit_region_tests"),
+        ctest(folder, "-R", "lowbit_concurrency_test|lowbit_region_tests"),
+        ORT_INCLUDE_DIR=ort_headers(),
+        TSAN_OPTIONS="halt_on_error=1",
+    )
+
+
+def clang_build() -> Outcome:
+    """The core, the provider and the library compile with clang, without warnings."""
+    if not run(["tools/setup.sh", "program", "clang++", "clang"]):
+        return Outcome(skipped="clang++ is not installed and could not be")
+    folder = BUILD / "clang"
+    # CMake has no flags for this type of build: nothing is run, and warnings do not depend on the optimizer.
+    quick = "-DCMAKE_BUILD_TYPE=Unoptimized"
+    return checked(
+        configure(folder, quick, "-DCMAKE_CXX_COMPILER=clang++", "-DLOWBIT_WERROR=ON"),
+        built(folder, "lowbit"),
+        ORT_INCLUDE_DIR=ort_headers(),
+    )
+
+
+def quick_cuda(nvcc: str) -> list[str]:
+    """What has device code compiled without most optimizations, where this nvcc can: no GPU runs it here."""
+    known = subprocess.run([nvcc, "--help"], check=True, text=True, capture_output=True).stdout
+    return ["-DCMAKE_CUDA_FLAGS=--Ofast-compile=max"] if "--Ofast-compile" in known else []
+
+
+def cuda_build() -> Outcome:
+    """liblowbit_cuda for one generation of GPUs, a part of it for an older one, and what needs no GPU.
+
+    The kernels run on an emulated one (custom_ops/kernels/cuda/emulator).
+    """
+    found = subprocess.run(
+        ["tools/setup.sh", "nvcc"], cwd=ROOT, check=False, text=True, stdout=subprocess.PIPE
+    )
+    if found.returncode != 0:
+        return Outcome(skipped="nvcc is not installed and could not be fetched")
+    folder, older = BUILD / "cuda", BUILD / "cuda-older"
+    settings = ["-DLOWBIT_CUDA=ON", "-DLOWBIT_PYTHON=OFF", "-DLOWBIT_TESTS=ON"]
+    nvcc = found.stdout.strip()
+    settings += [f"-DCMAKE_CUDA_COMPILER={nvcc}", *quick_cuda(nvcc)]
+    objects = "custom_ops/kernels/cuda/CMakeFiles/lowbit_cuda_kernels.dir"
+    library = folder / "ep/cuda/liblowbit_cuda.so"
+    return checked(
+        configure(folder, *settings, f"-DCMAKE_CUDA_ARCHITECTURES={CUDA_TESTED}"),
+        built(folder, "lowbit_cuda", "lowbit_cuda_host_test", *CUDA_EMULATED),
+        ctest(folder, "-R", "lowbit_cuda_host_test|lowbit_cuda_choices_test|lowbit_emulated_cuda"),
+        # It loads where there is neither a driver nor a toolkit.
+        [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(library)!r}).LowBitCreateCudaEpFactory"],
+        configure(older, *settings, f"-DCMAKE_CUDA_ARCHITECTURES={CUDA_OLDER}"),
+        built(older, *(f"{objects}/{file}.o" for file in CUDA_OLDER_FILES)),
+        ORT_INCLUDE_DIR=ort_headers(),
+        **cached_compiler(),
+    )
+
+
+def arm_tools(*, install: bool) -> str | None:
+    """None when the cross compiler and the emulator are there; else what is missing."""
+    programs = {"aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu", "qemu-aarch64": "qemu-user"}
+    for program, package in programs.items():
+        if install and not run(["tools/setup.sh", "program", program, package]):
+            return f"{program} is not installed and could not be"
+        if shutil.which(program) is None:
+            return f"{program} is not installed"
+    return None
+
+
+def arm_tests(processors: dict[str, str]) -> Outcome:
+    """Kernels compiled for ARM, on emulated processors, against the reference kernel of this machine.
+
+    `processors` names for each the tests to run, as pytest's option -k does.
+    """
+    folder = BUILD / "aarch64"
+    options = [f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake/aarch64-linux-gnu.cmake'}", "-DLOWBIT_PYTHON=OFF"]
+    options += ["-DLOWBIT_TESTS=ON", "-DLOWBIT_WERROR=ON"]
+    build = built(folder, "lowbit_node_server", "lowbit_unit_tests", "lowbit_node_tests")
+    headers = {"ORT_INCLUDE_DIR": ort_headers()}
+    if not (run(configure(folder, *options), **headers) and run(build, **headers)):
+        return Outcome(failed=1)
+    total = Outcome()
+    server = shlex.join(["qemu-aarch64", str(folder / "custom_ops/lowbit_node_server")])
+    kernels = ("conv_kernels", "winograd", "depthwise", "elementwise")
+    files = (f"{NUMERICS}/test_{each}.py" for each in kernels)
+    tests = (*parallel(), *files, "-k")
+    for processor, chosen in processors.items():
+        emulated = {"QEMU_CPU": processor, "QEMU_LD_PREFIX": "/usr/aarch64-linux-gnu"}
+        for one in (
+            checked(ctest(folder, "-R", "lowbit_(unit|node)_tests"), **emulated),
+            pytest(f"arm-{processor.split(',')[0]}", *tests, chosen, LOWBIT_REMOTE=server, **emulated),
+        ):
+            total.passed += one.passed
+            total.failed += one.failed
+    return total
+
+
+def arm() -> Outcome:
+    """Every ARM kernel on a processor of each instruction set."""
+    missing = arm_tools(install=True)
+    return Outcome(skipped=missing) if missing else arm_tests(ARM_PROCESSORS)
+
+
+def aarch64_sessions() -> Outcome:
+    """Sessions of real networks in the aarch64 onnxruntime, with the wheel for it, under an emulator."""
+    missing = arm_tools(install=True)
+    if missing:
+        return Outcome(skipped=missing)
+    # Its packages come while the compiler works; what goes wrong there the tests will say.
+    fetching = subprocess.Popen([sys.executable, "tools/aarch64_python.py", "setup"], cwd=ROOT)
+    folder = BUILD / "aarch64-wheel" / "dist"
+    # With the definitions of arm_tests: the compiler's cache has most of the objects.
+    build: Command = [
+        sys.executable,
+        "tools/wheel_aarch64.py",
+        "--outdir",
+        folder,
+        "--define",
+        "LOWBIT_WERROR=ON",
+    ]
+    succeeded = run(build, **cached_compiler())
+    fetching.wait()
+    if not succeeded:
+        return Outcome(failed=1)
+    (wheel,) = folder.glob("*.whl")
+    return pytest("aarch64", "tests/aarch64", LOWBIT_AARCH64_WHEEL=str(wheel))
+
+
+def mobile_example() -> Outcome:
+    """examples/mobile with the static library, compiled for ARM and run under an emulator."""
+    missing = arm_tools(install=True)
+    if missing:
+        return Outcome(skipped=missing)
+    return pytest(
+        "mobile", "tests/mobile", LOWBIT_AARCH64="1", ORT_INCLUDE_DIR=ort_headers(), **cached_compiler()
+    )
+
+
+def onnxruntime_version(version: str) -> Outcome:
+    """The smoke tests against one onnxruntime, laid over the virtual environment's."""
+    site = BUILD / f"onnxruntime-{version}"
+    install = [*PIP_INSTALL, "--no-deps", "--target", str(site), f"onnxruntime=={version}.*"]
+    if not site.exists() and not run(install):
+        shutil.rmtree(site, ignore_errors=True)
+        return Outcome(skipped=f"no onnxruntime {version}.* to install for this Python and platform")
+    return pytest(f"onnxruntime-{version}", *parallel(), "tests/smoke", PYTHONPATH=str(site))
+
+
+def oldest_onnxruntime() -> Outcome:
+    """The smoke tests against the oldest supported onnxruntime."""
+    return onnxruntime_version(OLDEST_ONNXRUNTIME)
+
+
+def newest_onnxruntime() -> Outcome:
+    """The smoke tests against the newest onnxruntime known to work."""
+    return onnxruntime_version(NEWEST_ONNXRUNTIME)
+
+
+def wheel_from_sdist() -> Outcome:
+    """An sdist, a wheel from it with build isolation, and a fresh environment that has only the wheel."""
+    folder = BUILD / "wheel"
+    shutil.rmtree(folder, ignore_errors=True)
+    environment, unpacked = folder / "venv", folder / "unpacked"
+    unpacked.mkdir(parents=True)
+    build: Command = [sys.executable, "-m", "build", "--outdir", folder, "."]
+    # It unpacks the sdist below the repository, where the compiler's cache knows its files.
+    if not run(build, ORT_INCLUDE_DIR=ort_headers(), TMPDIR=str(unpacked), **cached_compiler()):
+        return Outcome(failed=1)
+    (wheel,) = folder.glob("*.whl")
+    python = environment / "bin/python"
+    return checked(
+        [sys.executable, "-m", "venv", environment],
+        [python, *PIP_INSTALL[1:], f"{wheel}[test]"],
+        [python, "-m", "pytest", "-q", "-rs", "tests/smoke", "tests/packaging"],
+    )
+
+
+FULL: list[Step] = [
+    *LINT,
+    ("generated docs are current", docs_current),
+    ("docs without drift", docs_without_drift),
+    ("documentation as a site", site),
+    ("C++ tests", cxx_tests),
+    ("tests", all_tests),
+    ("a minute of the zoo", zoo_selection),
+    ("every ISA level", each_isa_level),
+    ("AddressSanitizer and UBSan", address_sanitizer),
+    ("ThreadSanitizer", thread_sanitizer),
+    ("clang", clang_build),
+    ("CUDA", cuda_build),
+    ("ARM", arm),
+    ("sessions on aarch64", aarch64_sessions),
+    ("mobile example on aarch64", mobile_example),
+    (f"onnxruntime {OLDEST_ONNXRUNTIME}", oldest_onnxruntime),
+    (f"onnxruntime {NEWEST_ONNXRUNTIME}", newest_onnxruntime),
+    ("wheel from sdist", wheel_from_sdist),
+]
