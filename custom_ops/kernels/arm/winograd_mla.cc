@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/arm/winograd_product.h"
 #include "kernels/arm/winograd_scheme.h"
 #include "kernels/arm/winograd_transform.h"
 
@@ -176,11 +177,8 @@ void Output(const WinogradOutput& out) {
   return out.first ? OutputFirst<true>(out) : OutputFirst<false>(out);
 }
 
-// The products. Registers: v0..v7 8 channels of a tile each, v8..v15 four steps' weights, v16..v31 sums. A
-// step multiplies one channel of every tile with its 16 weights, which were loaded two steps ahead; the next
-// block's channels take the place of this one's behind their last use. For the in-order cores a 128-bit load
-// is LDR D, which issues alone or beside an INS, then LDR X beside a multiplication, and two loads later the
-// INS.
+// The products, in the frame of winograd_product.h. Weights are v8..v15, those of four steps: a step multiplies a
+// channel with 16 weights, which were loaded two steps ahead.
 //
 // clang-format off
 #define LOWBIT_TILE(x, s0, s1, w0, w1, k)                 \
@@ -192,7 +190,6 @@ void Output(const WinogradOutput& out) {
 #define LOWBIT_LOW(done, t, next, from, offset) \
   "mov v" #done ".d[1], %[" #t "]\n"            \
   "ldr d" #next ", [%[" #from "], #" #offset "]\n"
-#define LOWBIT_HIGH(t, from, offset) "ldr %[" #t "], [%[" #from "], #" #offset "]\n"
 
 // One of the steps 0..6 for 8 tiles; d0 and d1 are completed, n0 and n1 loaded from bytes at0 and at1 of
 // `from`, whose upper halves are 8 bytes further.
@@ -218,177 +215,56 @@ void Output(const WinogradOutput& out) {
   LOWBIT_TILE(2, 20, 21, w0, w1, k)                                   \
   LOWBIT_TILE(3, 22, 23, w0, w1, k)
 
-#define LOWBIT_ZERO(n) "movi d" #n ", #0\n"
-#define LOWBIT_CLOBBERS                                                                                              \
-  "cc", "memory", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14",     \
-      "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", \
-      "v31"
+#define LOWBIT_FIRST_WEIGHTS "ldp q8, q9, [%[w]]\n ldp q10, q11, [%[w], #32]\n"
 
-void Product8(const WinogradProduct& p) {
-  const uint8_t *x = p.x, *w = p.w, *next_x, *next_w;
-  uint8_t* to = p.to;
-  const ptrdiff_t blocks = static_cast<ptrdiff_t>(p.blocks), x_block = 128, w_block = 256;
-  // From an item's last block to the next item.
-  const ptrdiff_t x_jump = p.x_step - (blocks - 1) * x_block, w_jump = p.w_step - (blocks - 1) * w_block;
-  ptrdiff_t left, x_end, w_end;
-  size_t count = p.count;
-  uint64_t a, b;
-  const uint64_t adds = p.adds ? 1 : 0;
-  asm volatile(
-      "ldp q0, q1, [%[x], #0]\n ldp q2, q3, [%[x], #32]\n"
-      "ldp q4, q5, [%[x], #64]\n ldp q6, q7, [%[x], #96]\n"
-      "ldp q8, q9, [%[w]]\n ldp q10, q11, [%[w], #32]\n"
-      LOWBIT_HIGH(a, x, 104)
-      "0:\n"
-      "cbnz %[adds], 2f\n"
-      LOWBIT_ZERO(16) LOWBIT_ZERO(17) LOWBIT_ZERO(18) LOWBIT_ZERO(19) LOWBIT_ZERO(20) LOWBIT_ZERO(21)
-      LOWBIT_ZERO(22) LOWBIT_ZERO(23) LOWBIT_ZERO(24) LOWBIT_ZERO(25) LOWBIT_ZERO(26) LOWBIT_ZERO(27)
-      LOWBIT_ZERO(28) LOWBIT_ZERO(29) LOWBIT_ZERO(30) LOWBIT_ZERO(31)
-      "b 3f\n"
-      "2:\n"
-      "ldp q16, q17, [%[to], #0]\n ldp q18, q19, [%[to], #32]\n"
-      "ldp q20, q21, [%[to], #64]\n ldp q22, q23, [%[to], #96]\n"
-      "ldp q24, q25, [%[to], #128]\n ldp q26, q27, [%[to], #160]\n"
-      "ldp q28, q29, [%[to], #192]\n ldp q30, q31, [%[to], #224]\n"
-      "3:\n"
-      "cmp %[count], #1\n"
-      "csel %[x_end], %[x_block], %[x_jump], eq\n"
-      "csel %[w_end], %[w_block], %[w_jump], eq\n"
-      "mov %[left], %[blocks]\n"
-      "1:\n"
-      LOWBIT_HIGH(b, x, 120)
-      "subs %[left], %[left], #1\n"
-      LOWBIT_STEP8(0, 8, 9, 6, 7, 12, 13, w, 64, 72, 80, 88)
-      "csel %[next_x], %[x_end], %[x_block], eq\n"
-      LOWBIT_STEP8(1, 10, 11, 12, 13, 14, 15, w, 96, 104, 112, 120)
-      "csel %[next_w], %[w_end], %[w_block], eq\n"
-      LOWBIT_STEP8(2, 12, 13, 14, 15, 8, 9, w, 128, 136, 144, 152)
-      "add %[next_x], %[x], %[next_x]\n"
-      LOWBIT_STEP8(3, 14, 15, 8, 9, 10, 11, w, 160, 168, 176, 184)
-      "add %[next_w], %[w], %[next_w]\n"
-      LOWBIT_STEP8(4, 8, 9, 10, 11, 12, 13, w, 192, 200, 208, 216)
-      LOWBIT_STEP8(5, 10, 11, 12, 13, 14, 15, w, 224, 232, 240, 248)
-      LOWBIT_STEP8(6, 12, 13, 14, 15, 8, 9, next_w, 0, 8, 16, 24)
-      // The last step: the weights of the next block's second step, and its channels.
-      LOWBIT_FIRST(0, 16, 14, 7)
-      LOWBIT_LOW(8, a, 10, next_w, 32)
-      LOWBIT_FIRST(0, 17, 15, 7) LOWBIT_HIGH(a, next_w, 40)
-      LOWBIT_LOW(9, b, 0, next_x, 0)
-      LOWBIT_FIRST(1, 18, 14, 7) LOWBIT_HIGH(b, next_x, 8)
-      LOWBIT_LOW(10, a, 11, next_w, 48)
-      LOWBIT_FIRST(1, 19, 15, 7) LOWBIT_HIGH(a, next_w, 56)
-      LOWBIT_LOW(0, b, 1, next_x, 16)
-      "mov %[w], %[next_w]\n"
-      LOWBIT_FIRST(2, 20, 14, 7) LOWBIT_HIGH(b, next_x, 24)
-      LOWBIT_FIRST(2, 21, 15, 7)
-      LOWBIT_LOW(11, a, 2, next_x, 32)
-      "mov %[x], %[next_x]\n"
-      LOWBIT_FIRST(3, 22, 14, 7) LOWBIT_HIGH(a, next_x, 40)
-      LOWBIT_FIRST(3, 23, 15, 7)
-      LOWBIT_LOW(1, b, 3, next_x, 48)
-      LOWBIT_FIRST(4, 24, 14, 7) LOWBIT_HIGH(b, next_x, 56)
-      LOWBIT_FIRST(4, 25, 15, 7)
-      LOWBIT_LOW(2, a, 4, next_x, 64)
-      LOWBIT_FIRST(5, 26, 14, 7) LOWBIT_HIGH(a, next_x, 72)
-      LOWBIT_FIRST(5, 27, 15, 7)
-      LOWBIT_LOW(3, b, 5, next_x, 80)
-      LOWBIT_FIRST(6, 28, 14, 7) LOWBIT_HIGH(b, next_x, 88)
-      LOWBIT_FIRST(6, 29, 15, 7)
-      LOWBIT_LOW(4, a, 6, next_x, 96)
-      LOWBIT_FIRST(7, 30, 14, 7) LOWBIT_HIGH(a, next_x, 104)
-      LOWBIT_FIRST(7, 31, 15, 7)
-      LOWBIT_LOW(5, b, 7, next_x, 112)
-      "b.ne 1b\n"
-      "stp q16, q17, [%[to], #0]\n"
-      "stp q18, q19, [%[to], #32]\n"
-      "stp q20, q21, [%[to], #64]\n"
-      "stp q22, q23, [%[to], #96]\n"
-      "stp q24, q25, [%[to], #128]\n"
-      "stp q26, q27, [%[to], #160]\n"
-      "stp q28, q29, [%[to], #192]\n"
-      "stp q30, q31, [%[to], #224]\n"
-      "add %[to], %[to], %[to_step]\n"
-      "subs %[count], %[count], #1\n"
-      "b.ne 0b\n"
-      : [x] "+&r"(x), [w] "+&r"(w), [next_x] "=&r"(next_x), [next_w] "=&r"(next_w), [to] "+&r"(to), [left] "=&r"(left),
-        [count] "+&r"(count), [x_end] "=&r"(x_end), [w_end] "=&r"(w_end), [a] "=&r"(a), [b] "=&r"(b)
-      : [blocks] "r"(blocks), [x_block] "r"(x_block), [w_block] "r"(w_block), [x_jump] "r"(x_jump), [w_jump] "r"(w_jump),
-        [to_step] "r"(p.to_step), [adds] "r"(adds)
-      : LOWBIT_CLOBBERS);
-}
+// The last step: the weights of the next block's second step, and its channels.
+#define LOWBIT_LAST4                                                                                             \
+  LOWBIT_FIRST(0, 16, 14, 7)                                                                                     \
+  LOWBIT_LOW(8, a, 10, next_w, 32)                                                                               \
+  LOWBIT_FIRST(0, 17, 15, 7) LOWBIT_HIGH(a, next_w, 40)                                                          \
+  LOWBIT_LOW(9, b, 0, next_x, 0)                                                                                 \
+  LOWBIT_FIRST(1, 18, 14, 7) LOWBIT_HIGH(b, next_x, 8)                                                           \
+  LOWBIT_LOW(10, a, 11, next_w, 48)                                                                              \
+  LOWBIT_FIRST(1, 19, 15, 7) LOWBIT_HIGH(a, next_w, 56)                                                          \
+  LOWBIT_LOW(0, b, 1, next_x, 16)                                                                                \
+  "mov %[w], %[next_w]\n"                                                                                        \
+  LOWBIT_FIRST(2, 20, 14, 7) LOWBIT_HIGH(b, next_x, 24)                                                          \
+  LOWBIT_FIRST(2, 21, 15, 7)                                                                                     \
+  LOWBIT_LOW(11, a, 2, next_x, 32)                                                                               \
+  "mov %[x], %[next_x]\n"                                                                                        \
+  LOWBIT_FIRST(3, 22, 14, 7) LOWBIT_HIGH(a, next_x, 40)                                                          \
+  LOWBIT_FIRST(3, 23, 15, 7)                                                                                     \
+  LOWBIT_LOW(1, b, 3, next_x, 48)
+#define LOWBIT_LAST8                                                                                             \
+  LOWBIT_LAST4                                                                                                   \
+  LOWBIT_FIRST(4, 24, 14, 7) LOWBIT_HIGH(b, next_x, 56)                                                          \
+  LOWBIT_FIRST(4, 25, 15, 7)                                                                                     \
+  LOWBIT_LOW(2, a, 4, next_x, 64)                                                                                \
+  LOWBIT_FIRST(5, 26, 14, 7) LOWBIT_HIGH(a, next_x, 72)                                                          \
+  LOWBIT_FIRST(5, 27, 15, 7)                                                                                     \
+  LOWBIT_LOW(3, b, 5, next_x, 80)                                                                                \
+  LOWBIT_FIRST(6, 28, 14, 7) LOWBIT_HIGH(b, next_x, 88)                                                          \
+  LOWBIT_FIRST(6, 29, 15, 7)                                                                                     \
+  LOWBIT_LOW(4, a, 6, next_x, 96)                                                                                \
+  LOWBIT_FIRST(7, 30, 14, 7) LOWBIT_HIGH(a, next_x, 104)                                                         \
+  LOWBIT_FIRST(7, 31, 15, 7)                                                                                     \
+  LOWBIT_LOW(5, b, 7, next_x, 112)
 
-void Product4(const WinogradProduct& p) {
-  const uint8_t *x = p.x, *w = p.w, *next_x, *next_w;
-  uint8_t* to = p.to;
-  const ptrdiff_t blocks = static_cast<ptrdiff_t>(p.blocks), x_block = 64, w_block = 256;
-  // From an item's last block to the next item.
-  const ptrdiff_t x_jump = p.x_step - (blocks - 1) * x_block, w_jump = p.w_step - (blocks - 1) * w_block;
-  ptrdiff_t left, x_end, w_end;
-  size_t count = p.count;
-  uint64_t a, b;
-  const uint64_t adds = p.adds ? 1 : 0;
-  asm volatile(
-      "ldp q0, q1, [%[x], #0]\n ldp q2, q3, [%[x], #32]\n"
-      "ldp q8, q9, [%[w]]\n ldp q10, q11, [%[w], #32]\n"
-      LOWBIT_HIGH(a, x, 40)
-      "0:\n"
-      "cbnz %[adds], 2f\n"
-      LOWBIT_ZERO(16) LOWBIT_ZERO(17) LOWBIT_ZERO(18) LOWBIT_ZERO(19) LOWBIT_ZERO(20) LOWBIT_ZERO(21)
-      LOWBIT_ZERO(22) LOWBIT_ZERO(23)
-      "b 3f\n"
-      "2:\n"
-      "ldp q16, q17, [%[to], #0]\n ldp q18, q19, [%[to], #32]\n"
-      "ldp q20, q21, [%[to], #64]\n ldp q22, q23, [%[to], #96]\n"
-      "3:\n"
-      "cmp %[count], #1\n"
-      "csel %[x_end], %[x_block], %[x_jump], eq\n"
-      "csel %[w_end], %[w_block], %[w_jump], eq\n"
-      "mov %[left], %[blocks]\n"
-      "1:\n"
-      LOWBIT_HIGH(b, x, 56)
-      "subs %[left], %[left], #1\n"
-      LOWBIT_STEP4(0, 8, 9, 2, 3, 12, 13, w, 64, 72, 80, 88)
-      "csel %[next_x], %[x_end], %[x_block], eq\n"
-      LOWBIT_STEP4(1, 10, 11, 12, 13, 14, 15, w, 96, 104, 112, 120)
-      "csel %[next_w], %[w_end], %[w_block], eq\n"
-      LOWBIT_STEP4(2, 12, 13, 14, 15, 8, 9, w, 128, 136, 144, 152)
-      "add %[next_x], %[x], %[next_x]\n"
-      LOWBIT_STEP4(3, 14, 15, 8, 9, 10, 11, w, 160, 168, 176, 184)
-      "add %[next_w], %[w], %[next_w]\n"
-      LOWBIT_STEP4(4, 8, 9, 10, 11, 12, 13, w, 192, 200, 208, 216)
-      LOWBIT_STEP4(5, 10, 11, 12, 13, 14, 15, w, 224, 232, 240, 248)
-      LOWBIT_STEP4(6, 12, 13, 14, 15, 8, 9, next_w, 0, 8, 16, 24)
-      // The last step: the weights of the next block's second step, and its channels.
-      LOWBIT_FIRST(0, 16, 14, 7)
-      LOWBIT_LOW(8, a, 10, next_w, 32)
-      LOWBIT_FIRST(0, 17, 15, 7) LOWBIT_HIGH(a, next_w, 40)
-      LOWBIT_LOW(9, b, 0, next_x, 0)
-      LOWBIT_FIRST(1, 18, 14, 7) LOWBIT_HIGH(b, next_x, 8)
-      LOWBIT_LOW(10, a, 11, next_w, 48)
-      LOWBIT_FIRST(1, 19, 15, 7) LOWBIT_HIGH(a, next_w, 56)
-      LOWBIT_LOW(0, b, 1, next_x, 16)
-      "mov %[w], %[next_w]\n"
-      LOWBIT_FIRST(2, 20, 14, 7) LOWBIT_HIGH(b, next_x, 24)
-      LOWBIT_FIRST(2, 21, 15, 7)
-      LOWBIT_LOW(11, a, 2, next_x, 32)
-      "mov %[x], %[next_x]\n"
-      LOWBIT_FIRST(3, 22, 14, 7) LOWBIT_HIGH(a, next_x, 40)
-      LOWBIT_FIRST(3, 23, 15, 7)
-      LOWBIT_LOW(1, b, 3, next_x, 48)
-      "b.ne 1b\n"
-      "stp q16, q17, [%[to], #0]\n"
-      "stp q18, q19, [%[to], #32]\n"
-      "stp q20, q21, [%[to], #64]\n"
-      "stp q22, q23, [%[to], #96]\n"
-      "add %[to], %[to], %[to_step]\n"
-      "subs %[count], %[count], #1\n"
-      "b.ne 0b\n"
-      : [x] "+&r"(x), [w] "+&r"(w), [next_x] "=&r"(next_x), [next_w] "=&r"(next_w), [to] "+&r"(to), [left] "=&r"(left),
-        [count] "+&r"(count), [x_end] "=&r"(x_end), [w_end] "=&r"(w_end), [a] "=&r"(a), [b] "=&r"(b)
-      : [blocks] "r"(blocks), [x_block] "r"(x_block), [w_block] "r"(w_block), [x_jump] "r"(x_jump), [w_jump] "r"(w_jump),
-        [to_step] "r"(p.to_step), [adds] "r"(adds)
-      : LOWBIT_CLOBBERS);
-}
+// d0 and d1: the vectors of channels whose upper halves are in a and b.
+#define LOWBIT_STEPS(STEP, d0, d1, last)                                                                         \
+  LOWBIT_BLOCK(STEP(0, 8, 9, d0, d1, 12, 13, w, 64, 72, 80, 88),                                                 \
+  STEP(1, 10, 11, 12, 13, 14, 15, w, 96, 104, 112, 120),                                                         \
+  STEP(2, 12, 13, 14, 15, 8, 9, w, 128, 136, 144, 152),                                                          \
+  STEP(3, 14, 15, 8, 9, 10, 11, w, 160, 168, 176, 184),                                                          \
+  STEP(4, 8, 9, 10, 11, 12, 13, w, 192, 200, 208, 216),                                                          \
+  STEP(5, 10, 11, 12, 13, 14, 15, w, 224, 232, 240, 248),                                                        \
+  STEP(6, 12, 13, 14, 15, 8, 9, next_w, 0, 8, 16, 24),                                                           \
+  last)
+#define LOWBIT_STEPS4 LOWBIT_STEPS(LOWBIT_STEP4, 2, 3, LOWBIT_LAST4)
+#define LOWBIT_STEPS8 LOWBIT_STEPS(LOWBIT_STEP8, 6, 7, LOWBIT_LAST8)
+
+LOWBIT_PRODUCT(Product8, 8, 256, "v12", "v13", "v14", "v15")
+LOWBIT_PRODUCT(Product4, 4, 256, "v12", "v13", "v14", "v15")
 // clang-format on
 
 }  // namespace
@@ -411,8 +287,20 @@ const WinogradScheme kWinogradMla = {
     .product4 = &Product4,
     .product8 = &Product8,
     .output = &Output,
-    .in_order = {86, 153, 2260, 470, 700, 570, 90},
-    .out_of_order = {130, 256, 1240, 260, 385, 310, 60},
+    .in_order = {.product4 = 86,
+                 .product8 = 153,
+                 .weights = 2260,
+                 .input = 470,
+                 .output = 700,
+                 .finish = 570,
+                 .sums = 90},
+    .out_of_order = {.product4 = 130,
+                     .product8 = 256,
+                     .weights = 1240,
+                     .input = 260,
+                     .output = 385,
+                     .finish = 310,
+                     .sums = 60},
 };
 
 }  // namespace lowbit

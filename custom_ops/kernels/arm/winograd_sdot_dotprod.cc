@@ -184,8 +184,10 @@ const WinogradScheme kWinogradSdot = {
     .product4 = &Product<4>,
     .product8 = &Product<8>,
     .output = &Output,
-    .in_order = {20, 36, 300, 40, 60, 30, 60},
-    .out_of_order = {20, 36, 300, 40, 60, 30, 60},
+    .in_order =
+        {.product4 = 20, .product8 = 36, .weights = 300, .input = 40, .output = 60, .finish = 30, .sums = 60},
+    .out_of_order =
+        {.product4 = 20, .product8 = 36, .weights = 300, .input = 40, .output = 60, .finish = 30, .sums = 60},
 };
 
 }  // namespace lowbit

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "kernels/arm/winograd_product.h"
 #include "kernels/arm/winograd_scheme.h"
 #include "kernels/arm/winograd_transform.h"
 
@@ -119,10 +120,8 @@ void Output(const WinogradOutput& out) {
   return out.direct != nullptr ? OutputDirect<true>(out) : OutputDirect<false>(out);
 }
 
-// The products. Registers: v0..v7 8 channels of a tile each, v8..v11 four steps' weights, v16..v31 sums. A
-// step multiplies one channel of every tile with its 8 weights, which were loaded three steps ahead; the next
-// block's channels take the place of this one's behind their last use. 128-bit loads are in three parts as in
-// winograd_mla.cc.
+// The products, in the frame of winograd_product.h. Weights are v8..v11, those of four steps: a step multiplies a
+// channel with 8 weights, which were loaded three steps ahead.
 //
 // clang-format off
 #define LOWBIT_FIRST(x, s, w, k)  "smlal v" #s ".4s, v" #w ".4h, v" #x ".h[" #k "]\n"
@@ -130,7 +129,6 @@ void Output(const WinogradOutput& out) {
 #define LOWBIT_TILE(x, s0, s1, w, k) LOWBIT_FIRST(x, s0, w, k) LOWBIT_SECOND(x, s1, w, k)
 #define LOWBIT_INSERT(done, t) "mov v" #done ".d[1], %[" #t "]\n"
 #define LOWBIT_LOW(next, from, offset) "ldr d" #next ", [%[" #from "], #" #offset "]\n"
-#define LOWBIT_HIGH(t, from, offset) "ldr %[" #t "], [%[" #from "], #" #offset "]\n"
 
 // One of the steps 0..6 for 8 tiles: `insert` completes what was loaded two loads ago through t, v`next` is
 // loaded from byte `at` of `from`; `late` is a second insertion.
@@ -155,174 +153,55 @@ void Output(const WinogradOutput& out) {
   LOWBIT_TILE(2, 20, 21, wk, k)                                                        \
   LOWBIT_TILE(3, 22, 23, wk, k)
 
-#define LOWBIT_ZERO(n) "movi d" #n ", #0\n"
-#define LOWBIT_CLOBBERS                                                                                              \
-  "cc", "memory", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v16", "v17", "v18",     \
-      "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31"
+#define LOWBIT_FIRST_WEIGHTS "ldp q8, q9, [%[w]]\n ldr q10, [%[w], #32]\n"
 
-void Product8(const WinogradProduct& p) {
-  const uint8_t *x = p.x, *w = p.w, *next_x, *next_w;
-  uint8_t* to = p.to;
-  const ptrdiff_t blocks = static_cast<ptrdiff_t>(p.blocks), x_block = 128, w_block = 128;
-  // From an item's last block to the next item.
-  const ptrdiff_t x_jump = p.x_step - (blocks - 1) * x_block, w_jump = p.w_step - (blocks - 1) * w_block;
-  ptrdiff_t left, x_end, w_end;
-  size_t count = p.count;
-  uint64_t a, b;
-  const uint64_t adds = p.adds ? 1 : 0;
-  asm volatile(
-      "ldp q0, q1, [%[x], #0]\n ldp q2, q3, [%[x], #32]\n"
-      "ldp q4, q5, [%[x], #64]\n ldp q6, q7, [%[x], #96]\n"
-      "ldp q8, q9, [%[w]]\n ldr q10, [%[w], #32]\n"
-      LOWBIT_HIGH(a, x, 104)
-      "0:\n"
-      "cbnz %[adds], 2f\n"
-      LOWBIT_ZERO(16) LOWBIT_ZERO(17) LOWBIT_ZERO(18) LOWBIT_ZERO(19) LOWBIT_ZERO(20) LOWBIT_ZERO(21)
-      LOWBIT_ZERO(22) LOWBIT_ZERO(23) LOWBIT_ZERO(24) LOWBIT_ZERO(25) LOWBIT_ZERO(26) LOWBIT_ZERO(27)
-      LOWBIT_ZERO(28) LOWBIT_ZERO(29) LOWBIT_ZERO(30) LOWBIT_ZERO(31)
-      "b 3f\n"
-      "2:\n"
-      "ldp q16, q17, [%[to], #0]\n ldp q18, q19, [%[to], #32]\n"
-      "ldp q20, q21, [%[to], #64]\n ldp q22, q23, [%[to], #96]\n"
-      "ldp q24, q25, [%[to], #128]\n ldp q26, q27, [%[to], #160]\n"
-      "ldp q28, q29, [%[to], #192]\n ldp q30, q31, [%[to], #224]\n"
-      "3:\n"
-      "cmp %[count], #1\n"
-      "csel %[x_end], %[x_block], %[x_jump], eq\n"
-      "csel %[w_end], %[w_block], %[w_jump], eq\n"
-      "mov %[left], %[blocks]\n"
-      "1:\n"
-      LOWBIT_HIGH(b, x, 120)
-      "subs %[left], %[left], #1\n"
-      LOWBIT_STEP8(0, 8, LOWBIT_INSERT(6, a), a, 11, w, 48, 56, LOWBIT_INSERT(7, b))
-      "csel %[next_x], %[x_end], %[x_block], eq\n"
-      LOWBIT_STEP8(1, 9, "", b, 8, w, 64, 72, "")
-      "csel %[next_w], %[w_end], %[w_block], eq\n"
-      LOWBIT_STEP8(2, 10, LOWBIT_INSERT(11, a), a, 9, w, 80, 88, "")
-      "add %[next_x], %[x], %[next_x]\n"
-      LOWBIT_STEP8(3, 11, LOWBIT_INSERT(8, b), b, 10, w, 96, 104, "")
-      "add %[next_w], %[w], %[next_w]\n"
-      LOWBIT_STEP8(4, 8, LOWBIT_INSERT(9, a), a, 11, w, 112, 120, "")
-      LOWBIT_STEP8(5, 9, LOWBIT_INSERT(10, b), b, 8, next_w, 0, 8, "")
-      LOWBIT_STEP8(6, 10, LOWBIT_INSERT(11, a), a, 9, next_w, 16, 24, "")
-      // The last step: the weights of the next block's third step, and its channels.
-      LOWBIT_FIRST(0, 16, 11, 7)
-      LOWBIT_INSERT(8, b) LOWBIT_LOW(10, next_w, 32)
-      LOWBIT_SECOND(0, 17, 11, 7) LOWBIT_HIGH(b, next_w, 40)
-      LOWBIT_INSERT(9, a) LOWBIT_LOW(0, next_x, 0)
-      LOWBIT_FIRST(1, 18, 11, 7) LOWBIT_HIGH(a, next_x, 8)
-      LOWBIT_SECOND(1, 19, 11, 7)
-      LOWBIT_INSERT(10, b) LOWBIT_LOW(1, next_x, 16)
-      "mov %[w], %[next_w]\n"
-      LOWBIT_FIRST(2, 20, 11, 7) LOWBIT_HIGH(b, next_x, 24)
-      LOWBIT_SECOND(2, 21, 11, 7)
-      LOWBIT_INSERT(0, a) LOWBIT_LOW(2, next_x, 32)
-      "mov %[x], %[next_x]\n"
-      LOWBIT_FIRST(3, 22, 11, 7) LOWBIT_HIGH(a, next_x, 40)
-      LOWBIT_SECOND(3, 23, 11, 7)
-      LOWBIT_INSERT(1, b) LOWBIT_LOW(3, next_x, 48)
-      LOWBIT_FIRST(4, 24, 11, 7) LOWBIT_HIGH(b, next_x, 56)
-      LOWBIT_SECOND(4, 25, 11, 7)
-      LOWBIT_INSERT(2, a) LOWBIT_LOW(4, next_x, 64)
-      LOWBIT_FIRST(5, 26, 11, 7) LOWBIT_HIGH(a, next_x, 72)
-      LOWBIT_SECOND(5, 27, 11, 7)
-      LOWBIT_INSERT(3, b) LOWBIT_LOW(5, next_x, 80)
-      LOWBIT_FIRST(6, 28, 11, 7) LOWBIT_HIGH(b, next_x, 88)
-      LOWBIT_SECOND(6, 29, 11, 7)
-      LOWBIT_INSERT(4, a) LOWBIT_LOW(6, next_x, 96)
-      LOWBIT_FIRST(7, 30, 11, 7) LOWBIT_HIGH(a, next_x, 104)
-      LOWBIT_SECOND(7, 31, 11, 7)
-      LOWBIT_INSERT(5, b) LOWBIT_LOW(7, next_x, 112)
-      "b.ne 1b\n"
-      "stp q16, q17, [%[to], #0]\n"
-      "stp q18, q19, [%[to], #32]\n"
-      "stp q20, q21, [%[to], #64]\n"
-      "stp q22, q23, [%[to], #96]\n"
-      "stp q24, q25, [%[to], #128]\n"
-      "stp q26, q27, [%[to], #160]\n"
-      "stp q28, q29, [%[to], #192]\n"
-      "stp q30, q31, [%[to], #224]\n"
-      "add %[to], %[to], %[to_step]\n"
-      "subs %[count], %[count], #1\n"
-      "b.ne 0b\n"
-      : [x] "+&r"(x), [w] "+&r"(w), [next_x] "=&r"(next_x), [next_w] "=&r"(next_w), [to] "+&r"(to), [left] "=&r"(left),
-        [count] "+&r"(count), [x_end] "=&r"(x_end), [w_end] "=&r"(w_end), [a] "=&r"(a), [b] "=&r"(b)
-      : [blocks] "r"(blocks), [x_block] "r"(x_block), [w_block] "r"(w_block), [x_jump] "r"(x_jump), [w_jump] "r"(w_jump),
-        [to_step] "r"(p.to_step), [adds] "r"(adds)
-      : LOWBIT_CLOBBERS);
-}
+// The last step: the weights of the next block's third step, and its channels.
+#define LOWBIT_LAST4                                                                                             \
+  LOWBIT_FIRST(0, 16, 11, 7)                                                                                     \
+  LOWBIT_INSERT(8, b) LOWBIT_LOW(10, next_w, 32)                                                                 \
+  LOWBIT_SECOND(0, 17, 11, 7) LOWBIT_HIGH(b, next_w, 40)                                                         \
+  LOWBIT_INSERT(9, a) LOWBIT_LOW(0, next_x, 0)                                                                   \
+  LOWBIT_FIRST(1, 18, 11, 7) LOWBIT_HIGH(a, next_x, 8)                                                           \
+  LOWBIT_SECOND(1, 19, 11, 7)                                                                                    \
+  LOWBIT_INSERT(10, b) LOWBIT_LOW(1, next_x, 16)                                                                 \
+  "mov %[w], %[next_w]\n"                                                                                        \
+  LOWBIT_FIRST(2, 20, 11, 7) LOWBIT_HIGH(b, next_x, 24)                                                          \
+  LOWBIT_SECOND(2, 21, 11, 7)                                                                                    \
+  LOWBIT_INSERT(0, a) LOWBIT_LOW(2, next_x, 32)                                                                  \
+  "mov %[x], %[next_x]\n"                                                                                        \
+  LOWBIT_FIRST(3, 22, 11, 7) LOWBIT_HIGH(a, next_x, 40)                                                          \
+  LOWBIT_SECOND(3, 23, 11, 7)                                                                                    \
+  LOWBIT_INSERT(1, b) LOWBIT_LOW(3, next_x, 48)
+#define LOWBIT_LAST8                                                                                             \
+  LOWBIT_LAST4                                                                                                   \
+  LOWBIT_FIRST(4, 24, 11, 7) LOWBIT_HIGH(b, next_x, 56)                                                          \
+  LOWBIT_SECOND(4, 25, 11, 7)                                                                                    \
+  LOWBIT_INSERT(2, a) LOWBIT_LOW(4, next_x, 64)                                                                  \
+  LOWBIT_FIRST(5, 26, 11, 7) LOWBIT_HIGH(a, next_x, 72)                                                          \
+  LOWBIT_SECOND(5, 27, 11, 7)                                                                                    \
+  LOWBIT_INSERT(3, b) LOWBIT_LOW(5, next_x, 80)                                                                  \
+  LOWBIT_FIRST(6, 28, 11, 7) LOWBIT_HIGH(b, next_x, 88)                                                          \
+  LOWBIT_SECOND(6, 29, 11, 7)                                                                                    \
+  LOWBIT_INSERT(4, a) LOWBIT_LOW(6, next_x, 96)                                                                  \
+  LOWBIT_FIRST(7, 30, 11, 7) LOWBIT_HIGH(a, next_x, 104)                                                         \
+  LOWBIT_SECOND(7, 31, 11, 7)                                                                                    \
+  LOWBIT_INSERT(5, b) LOWBIT_LOW(7, next_x, 112)
 
-void Product4(const WinogradProduct& p) {
-  const uint8_t *x = p.x, *w = p.w, *next_x, *next_w;
-  uint8_t* to = p.to;
-  const ptrdiff_t blocks = static_cast<ptrdiff_t>(p.blocks), x_block = 64, w_block = 128;
-  // From an item's last block to the next item.
-  const ptrdiff_t x_jump = p.x_step - (blocks - 1) * x_block, w_jump = p.w_step - (blocks - 1) * w_block;
-  ptrdiff_t left, x_end, w_end;
-  size_t count = p.count;
-  uint64_t a, b;
-  const uint64_t adds = p.adds ? 1 : 0;
-  asm volatile(
-      "ldp q0, q1, [%[x], #0]\n ldp q2, q3, [%[x], #32]\n"
-      "ldp q8, q9, [%[w]]\n ldr q10, [%[w], #32]\n"
-      LOWBIT_HIGH(a, x, 40)
-      "0:\n"
-      "cbnz %[adds], 2f\n"
-      LOWBIT_ZERO(16) LOWBIT_ZERO(17) LOWBIT_ZERO(18) LOWBIT_ZERO(19) LOWBIT_ZERO(20) LOWBIT_ZERO(21)
-      LOWBIT_ZERO(22) LOWBIT_ZERO(23)
-      "b 3f\n"
-      "2:\n"
-      "ldp q16, q17, [%[to], #0]\n ldp q18, q19, [%[to], #32]\n"
-      "ldp q20, q21, [%[to], #64]\n ldp q22, q23, [%[to], #96]\n"
-      "3:\n"
-      "cmp %[count], #1\n"
-      "csel %[x_end], %[x_block], %[x_jump], eq\n"
-      "csel %[w_end], %[w_block], %[w_jump], eq\n"
-      "mov %[left], %[blocks]\n"
-      "1:\n"
-      LOWBIT_HIGH(b, x, 56)
-      "subs %[left], %[left], #1\n"
-      LOWBIT_STEP4(0, 8, LOWBIT_INSERT(2, a), a, 11, w, 48, 56, LOWBIT_INSERT(3, b))
-      "csel %[next_x], %[x_end], %[x_block], eq\n"
-      LOWBIT_STEP4(1, 9, "", b, 8, w, 64, 72, "")
-      "csel %[next_w], %[w_end], %[w_block], eq\n"
-      LOWBIT_STEP4(2, 10, LOWBIT_INSERT(11, a), a, 9, w, 80, 88, "")
-      "add %[next_x], %[x], %[next_x]\n"
-      LOWBIT_STEP4(3, 11, LOWBIT_INSERT(8, b), b, 10, w, 96, 104, "")
-      "add %[next_w], %[w], %[next_w]\n"
-      LOWBIT_STEP4(4, 8, LOWBIT_INSERT(9, a), a, 11, w, 112, 120, "")
-      LOWBIT_STEP4(5, 9, LOWBIT_INSERT(10, b), b, 8, next_w, 0, 8, "")
-      LOWBIT_STEP4(6, 10, LOWBIT_INSERT(11, a), a, 9, next_w, 16, 24, "")
-      // The last step: the weights of the next block's third step, and its channels.
-      LOWBIT_FIRST(0, 16, 11, 7)
-      LOWBIT_INSERT(8, b) LOWBIT_LOW(10, next_w, 32)
-      LOWBIT_SECOND(0, 17, 11, 7) LOWBIT_HIGH(b, next_w, 40)
-      LOWBIT_INSERT(9, a) LOWBIT_LOW(0, next_x, 0)
-      LOWBIT_FIRST(1, 18, 11, 7) LOWBIT_HIGH(a, next_x, 8)
-      LOWBIT_SECOND(1, 19, 11, 7)
-      LOWBIT_INSERT(10, b) LOWBIT_LOW(1, next_x, 16)
-      "mov %[w], %[next_w]\n"
-      LOWBIT_FIRST(2, 20, 11, 7) LOWBIT_HIGH(b, next_x, 24)
-      LOWBIT_SECOND(2, 21, 11, 7)
-      LOWBIT_INSERT(0, a) LOWBIT_LOW(2, next_x, 32)
-      "mov %[x], %[next_x]\n"
-      LOWBIT_FIRST(3, 22, 11, 7) LOWBIT_HIGH(a, next_x, 40)
-      LOWBIT_SECOND(3, 23, 11, 7)
-      LOWBIT_INSERT(1, b) LOWBIT_LOW(3, next_x, 48)
-      "b.ne 1b\n"
-      "stp q16, q17, [%[to], #0]\n"
-      "stp q18, q19, [%[to], #32]\n"
-      "stp q20, q21, [%[to], #64]\n"
-      "stp q22, q23, [%[to], #96]\n"
-      "add %[to], %[to], %[to_step]\n"
-      "subs %[count], %[count], #1\n"
-      "b.ne 0b\n"
-      : [x] "+&r"(x), [w] "+&r"(w), [next_x] "=&r"(next_x), [next_w] "=&r"(next_w), [to] "+&r"(to), [left] "=&r"(left),
-        [count] "+&r"(count), [x_end] "=&r"(x_end), [w_end] "=&r"(w_end), [a] "=&r"(a), [b] "=&r"(b)
-      : [blocks] "r"(blocks), [x_block] "r"(x_block), [w_block] "r"(w_block), [x_jump] "r"(x_jump), [w_jump] "r"(w_jump),
-        [to_step] "r"(p.to_step), [adds] "r"(adds)
-      : LOWBIT_CLOBBERS);
-}
+// d0 and d1: the vectors of channels whose upper halves are in a and b.
+#define LOWBIT_STEPS(STEP, d0, d1, last)                                                                         \
+  LOWBIT_BLOCK(STEP(0, 8, LOWBIT_INSERT(d0, a), a, 11, w, 48, 56, LOWBIT_INSERT(d1, b)),                         \
+  STEP(1, 9, "", b, 8, w, 64, 72, ""),                                                                           \
+  STEP(2, 10, LOWBIT_INSERT(11, a), a, 9, w, 80, 88, ""),                                                        \
+  STEP(3, 11, LOWBIT_INSERT(8, b), b, 10, w, 96, 104, ""),                                                       \
+  STEP(4, 8, LOWBIT_INSERT(9, a), a, 11, w, 112, 120, ""),                                                       \
+  STEP(5, 9, LOWBIT_INSERT(10, b), b, 8, next_w, 0, 8, ""),                                                      \
+  STEP(6, 10, LOWBIT_INSERT(11, a), a, 9, next_w, 16, 24, ""),                                                   \
+  last)
+#define LOWBIT_STEPS4 LOWBIT_STEPS(LOWBIT_STEP4, 2, 3, LOWBIT_LAST4)
+#define LOWBIT_STEPS8 LOWBIT_STEPS(LOWBIT_STEP8, 6, 7, LOWBIT_LAST8)
+
+LOWBIT_PRODUCT(Product8, 8, 128)
+LOWBIT_PRODUCT(Product4, 4, 128)
 // clang-format on
 
 }  // namespace
@@ -345,8 +224,20 @@ const WinogradScheme kWinogradSmlal = {
     .product4 = &Product4,
     .product8 = &Product8,
     .output = &Output,
-    .in_order = {79, 147, 1030, 496, 700, 200, 90},
-    .out_of_order = {66, 131, 570, 270, 385, 110, 60},
+    .in_order = {.product4 = 79,
+                 .product8 = 147,
+                 .weights = 1030,
+                 .input = 496,
+                 .output = 700,
+                 .finish = 200,
+                 .sums = 90},
+    .out_of_order = {.product4 = 66,
+                     .product8 = 131,
+                     .weights = 570,
+                     .input = 270,
+                     .output = 385,
+                     .finish = 110,
+                     .sums = 60},
 };
 
 }  // namespace lowbit
