@@ -21,13 +21,13 @@ AttributeSchema Optional(const char* name, AttributeValue value, const char* doc
 }
 
 InputSchema Data(const char* name, const char* doc) {
-  return {name, TypeRule::kCodes, false, false, false, kMinimal ? "" : doc};
+  return {.name = name, .type = TypeRule::kCodes, .doc = kMinimal ? "" : doc};
 }
 InputSchema Constant(const char* name, TypeRule type, const char* doc) {
-  return {name, type, true, false, false, kMinimal ? "" : doc};
+  return {.name = name, .type = type, .constant = true, .doc = kMinimal ? "" : doc};
 }
 InputSchema OptionalConstant(const char* name, TypeRule type, const char* doc) {
-  return {name, type, true, true, false, kMinimal ? "" : doc};
+  return {.name = name, .type = type, .constant = true, .optional = true, .doc = kMinimal ? "" : doc};
 }
 
 // Attributes that say how the codes of one operand are stored and bounded.
@@ -103,8 +103,10 @@ std::vector<InputSchema> MatmulInputs() {
       OptionalConstant("tail_bias", kFloat, "[out_channels], step `bias`."),
       OptionalConstant("tail_scale", kFloat, "[out_channels], step `affine`."),
       OptionalConstant("tail_shift", kFloat, "[out_channels], step `affine`."),
-      {"residual", kCodes, false, true, false,
-       "Codes of the shape of y, added in float32 before the last rounding."},
+      {.name = "residual",
+       .type = kCodes,
+       .optional = true,
+       .doc = "Codes of the shape of y, added in float32 before the last rounding."},
       OptionalConstant("residual_scale", kFloat, "Scalar."),
       OptionalConstant("residual_zero_point", kInt32, "Scalar."),
       OptionalConstant("inner_scale", kFloat,
@@ -391,7 +393,7 @@ std::vector<OpSchema> BuildSchemas() {
           Constant("x_zero_points", kInt32, "[n]."),
           y_scale,
           y_zero,
-          {"x", kCodes, false, false, true, "n tensors of codes."}},
+          {.name = "x", .type = kCodes, .variadic = true, .doc = "n tensors of codes."}},
          Doc("Concatenated along axis."),
          kCodes,
          concat});
@@ -495,7 +497,7 @@ std::vector<OpSchema> BuildSchemas() {
                    Doc("QuantizeLinear that can also move channels last."),
                    Doc("`y = clip(rint(x / y_scale) + y_zero_point, y_min, y_max)`, real float32 division, "
                        "NaN gives y_min."),
-                   {{"x", kFloat, false, false, false, "float32."},
+                   {{.name = "x", .type = kFloat, .doc = "float32."},
                     Constant("y_scale", kFloat, "Scalar or [C]."),
                     Constant("y_zero_point", kInt32, "Scalar or [C].")},
                    Doc("Codes, channels last when to_channels_last is set."),
@@ -516,7 +518,7 @@ std::vector<OpSchema> BuildSchemas() {
              "thresholds that x reaches, -1 those that it does not exceed. NaN gives base. Channels c are "
              "the last "
              "dim of y."),
-         {{"x", kFloat, false, false, false, "float32."},
+         {{.name = "x", .type = kFloat, .doc = "float32."},
           Constant("thresholds", kFloat,
                    "[C, n] or [1, n], n in 1..255, each row sorted so that dir[c] * T[c,k] ascends. An "
                    "infinity is a threshold that every number reaches, or none but itself; NaN is refused."),

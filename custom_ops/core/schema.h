@@ -48,10 +48,10 @@ enum class TypeRule : uint8_t {
 struct InputSchema {
   const char* name;
   TypeRule type;
-  bool constant;  // must be an initializer (or a Constant node): read once at kernel creation
-  bool optional;
-  bool variadic;  // last input only
-  const char* doc;
+  bool constant = false;  // must be an initializer (or a Constant node): read once at kernel creation
+  bool optional = false;
+  bool variadic = false;  // last input only
+  const char* doc = "";
 };
 
 struct OpSchema {

@@ -629,8 +629,10 @@ std::string Refuse(const ConvSpec& spec) {
 struct FixedCycles {
   double call, tile, output, pack, unpack_word, unpack;
 };
-constexpr FixedCycles kInOrderCycles = {500, 45, 3, 0.6, 0.5, 0.35};
-constexpr FixedCycles kOutOfOrderCycles = {500, 25, 1.8, 0.3, 0.25, 0.2};
+constexpr FixedCycles kInOrderCycles = {
+    .call = 500, .tile = 45, .output = 3, .pack = 0.6, .unpack_word = 0.5, .unpack = 0.35};
+constexpr FixedCycles kOutOfOrderCycles = {
+    .call = 500, .tile = 25, .output = 1.8, .pack = 0.3, .unpack_word = 0.25, .unpack = 0.2};
 
 template <const GemmScheme& kScheme>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {

@@ -197,8 +197,22 @@ double MacsPerCycle32(Pipeline pipeline, size_t flush) {
 }  // namespace
 
 const GemmScheme kGemmMlaBytes16 = {
-    16, 1, 2, GemmForm::kBytes, &Flush, &MacsPerCycle16, {&EachTile<16, 4, 1, &Tile<16, &Multiply16>>}};
+    .channels = 16,
+    .unit = 1,
+    .k_multiple = 2,
+    .form = GemmForm::kBytes,
+    .flush = &Flush,
+    .macs_per_cycle = &MacsPerCycle16,
+    .tile = {&EachTile<16, 4, 1, &Tile<16, &Multiply16>>},
+};
 const GemmScheme kGemmMlaBytes32 = {
-    32, 1, 2, GemmForm::kBytes, &Flush, &MacsPerCycle32, {&EachTile<32, 4, 1, &Tile<32, &Multiply32>>}};
+    .channels = 32,
+    .unit = 1,
+    .k_multiple = 2,
+    .form = GemmForm::kBytes,
+    .flush = &Flush,
+    .macs_per_cycle = &MacsPerCycle32,
+    .tile = {&EachTile<32, 4, 1, &Tile<32, &Multiply32>>},
+};
 
 }  // namespace lowbit

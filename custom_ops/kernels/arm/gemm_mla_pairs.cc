@@ -346,13 +346,15 @@ double MacsPerCycle(Pipeline pipeline, size_t flush) {
 
 }  // namespace
 
-const GemmScheme kGemmMlaPairs = {kChannels,
-                                  2,
-                                  2,
-                                  GemmForm::kPairs,
-                                  &Flush,
-                                  &MacsPerCycle,
-                                  {&EachTile<kChannels, 4, 2, &Tile4>, &EachTile<kChannels, 8, 2, &Tile8>,
-                                   &EachTile<kChannels, 12, 2, &Tile12>}};
+const GemmScheme kGemmMlaPairs = {
+    .channels = kChannels,
+    .unit = 2,
+    .k_multiple = 2,
+    .form = GemmForm::kPairs,
+    .flush = &Flush,
+    .macs_per_cycle = &MacsPerCycle,
+    .tile = {&EachTile<kChannels, 4, 2, &Tile4>, &EachTile<kChannels, 8, 2, &Tile8>,
+             &EachTile<kChannels, 12, 2, &Tile12>},
+};
 
 }  // namespace lowbit

@@ -205,12 +205,14 @@ double MacsPerCycle(Pipeline pipeline, size_t flush) {
 
 }  // namespace
 
-const GemmScheme kGemmMlaWords = {16,
-                                  1,
-                                  2,
-                                  GemmForm::kWords,
-                                  &Flush,
-                                  &MacsPerCycle,
-                                  {&EachTile<16, 4, 2, &Tile4>, &EachTile<16, 8, 2, &Tile8>, nullptr}};
+const GemmScheme kGemmMlaWords = {
+    .channels = 16,
+    .unit = 1,
+    .k_multiple = 2,
+    .form = GemmForm::kWords,
+    .flush = &Flush,
+    .macs_per_cycle = &MacsPerCycle,
+    .tile = {&EachTile<16, 4, 2, &Tile4>, &EachTile<16, 8, 2, &Tile8>, nullptr},
+};
 
 }  // namespace lowbit

@@ -100,13 +100,15 @@ double MacsPerCycle(Pipeline, size_t) { return 32; }
 
 }  // namespace
 
-const GemmScheme kGemmSdot = {kChannels,
-                              4,
-                              4,
-                              GemmForm::kBytes,
-                              &Flush,
-                              &MacsPerCycle,
-                              {&EachTile<kChannels, 4, 4, &Tile4>, &EachTile<kChannels, 8, 4, &Tile<8>>,
-                               &EachTile<kChannels, 12, 4, &Tile<12>>}};
+const GemmScheme kGemmSdot = {
+    .channels = kChannels,
+    .unit = 4,
+    .k_multiple = 4,
+    .form = GemmForm::kBytes,
+    .flush = &Flush,
+    .macs_per_cycle = &MacsPerCycle,
+    .tile = {&EachTile<kChannels, 4, 4, &Tile4>, &EachTile<kChannels, 8, 4, &Tile<8>>,
+             &EachTile<kChannels, 12, 4, &Tile<12>>},
+};
 
 }  // namespace lowbit

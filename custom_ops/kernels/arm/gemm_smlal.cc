@@ -110,12 +110,14 @@ double MacsPerCycle(Pipeline pipeline, size_t flush) {
 
 }  // namespace
 
-const GemmScheme kGemmSmlal = {kChannels,
-                               1,
-                               2,
-                               GemmForm::kBytes,
-                               &Flush,
-                               &MacsPerCycle,
-                               {&EachTile<kChannels, 4, 1, &Tile>, nullptr, nullptr}};
+const GemmScheme kGemmSmlal = {
+    .channels = kChannels,
+    .unit = 1,
+    .k_multiple = 2,
+    .form = GemmForm::kBytes,
+    .flush = &Flush,
+    .macs_per_cycle = &MacsPerCycle,
+    .tile = {&EachTile<kChannels, 4, 1, &Tile>, nullptr, nullptr},
+};
 
 }  // namespace lowbit

@@ -70,12 +70,14 @@ double MacsPerCycle(Pipeline, size_t) { return 100; }
 
 }  // namespace
 
-const GemmScheme kGemmSmmla = {kChannels,
-                               8,
-                               8,
-                               GemmForm::kBytes,
-                               &Flush,
-                               &MacsPerCycle,
-                               {&EachTile<kChannels, 4, 8, &Tile4>, &EachTile<kChannels, 8, 8, &Tile<8, 8>>}};
+const GemmScheme kGemmSmmla = {
+    .channels = kChannels,
+    .unit = 8,
+    .k_multiple = 8,
+    .form = GemmForm::kBytes,
+    .flush = &Flush,
+    .macs_per_cycle = &MacsPerCycle,
+    .tile = {&EachTile<kChannels, 4, 8, &Tile4>, &EachTile<kChannels, 8, 8, &Tile<8, 8>>},
+};
 
 }  // namespace lowbit

@@ -362,8 +362,23 @@ double MacsPerCycle8(Pipeline pipeline, size_t flush) {
 
 }  // namespace
 
-const GemmScheme kGemmSmull16 = {kChannels16, 2, 4, GemmForm::kBytes, &Flush, &MacsPerCycle16, {&Tiles16}};
+const GemmScheme kGemmSmull16 = {
+    .channels = kChannels16,
+    .unit = 2,
+    .k_multiple = 4,
+    .form = GemmForm::kBytes,
+    .flush = &Flush,
+    .macs_per_cycle = &MacsPerCycle16,
+    .tile = {&Tiles16},
+};
 const GemmScheme kGemmSmull8 = {
-    kChannels8, 2, 4, GemmForm::kBytes, &Flush, &MacsPerCycle8, {&EachTile<kChannels8, kPixels, 2, &Tile8>}};
+    .channels = kChannels8,
+    .unit = 2,
+    .k_multiple = 4,
+    .form = GemmForm::kBytes,
+    .flush = &Flush,
+    .macs_per_cycle = &MacsPerCycle8,
+    .tile = {&EachTile<kChannels8, kPixels, 2, &Tile8>},
+};
 
 }  // namespace lowbit

@@ -3,18 +3,31 @@
 #include "kernels/x86/simd_avx2.h"
 
 namespace lowbit {
-const IgemmEngine kIgemmAvx2Narrow = {8, 2,   WeightLayout::kBytes,  true,    50.5,   1.7,
-                                      6, 1.5, &Run<NarrowDot<Avx2>>, nullptr, nullptr};
-const IgemmEngine kIgemmAvx2Wide = {8,
-                                    2,
-                                    WeightLayout::kWords,
-                                    false,
-                                    23.5,
-                                    2.5,
-                                    4,
-                                    1.5,
-                                    &Run<WideDot<Avx2>>,
-                                    &SumWeights<WideDot<Avx2>>,
-                                    nullptr};
+const IgemmEngine kIgemmAvx2Narrow = {
+    .lanes = 8,
+    .max_vectors = 2,
+    .layout = WeightLayout::kBytes,
+    .narrow = true,
+    .macs_per_cycle = 50.5,
+    .outputs_per_cycle = 1.7,
+    .tile_rows = 6,
+    .least_rows = 1.5,
+    .run = &Run<NarrowDot<Avx2>>,
+    .sum_weights = nullptr,
+    .sum_rows = nullptr,
+};
+const IgemmEngine kIgemmAvx2Wide = {
+    .lanes = 8,
+    .max_vectors = 2,
+    .layout = WeightLayout::kWords,
+    .narrow = false,
+    .macs_per_cycle = 23.5,
+    .outputs_per_cycle = 2.5,
+    .tile_rows = 4,
+    .least_rows = 1.5,
+    .run = &Run<WideDot<Avx2>>,
+    .sum_weights = &SumWeights<WideDot<Avx2>>,
+    .sum_rows = nullptr,
+};
 
 }  // namespace lowbit

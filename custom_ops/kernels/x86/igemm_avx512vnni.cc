@@ -21,16 +21,18 @@ struct Avx512Vnni : Avx512 {
 
 }  // namespace
 
-const IgemmEngine kIgemmAvx512Vnni = {16,
-                                      Avx512Vnni::kMaxVectors,
-                                      WeightLayout::kBytes,
-                                      false,
-                                      121.0,
-                                      6.4,
-                                      6,
-                                      3.5,
-                                      &Run<Avx512Vnni>,
-                                      &SumWeights<Avx512Vnni>,
-                                      &SumRows<Avx512Vnni>};
+const IgemmEngine kIgemmAvx512Vnni = {
+    .lanes = 16,
+    .max_vectors = Avx512Vnni::kMaxVectors,
+    .layout = WeightLayout::kBytes,
+    .narrow = false,
+    .macs_per_cycle = 121.0,
+    .outputs_per_cycle = 6.4,
+    .tile_rows = 6,
+    .least_rows = 3.5,
+    .run = &Run<Avx512Vnni>,
+    .sum_weights = &SumWeights<Avx512Vnni>,
+    .sum_rows = &SumRows<Avx512Vnni>,
+};
 
 }  // namespace lowbit

@@ -20,16 +20,18 @@ struct AvxVnni : Avx2 {
 
 }  // namespace
 
-const IgemmEngine kIgemmAvxVnni = {8,
-                                   AvxVnni::kMaxVectors,
-                                   WeightLayout::kBytes,
-                                   false,
-                                   59.5,
-                                   4.8,
-                                   6,
-                                   3.5,
-                                   &Run<AvxVnni>,
-                                   &SumWeights<AvxVnni>,
-                                   &SumRows<AvxVnni>};
+const IgemmEngine kIgemmAvxVnni = {
+    .lanes = 8,
+    .max_vectors = AvxVnni::kMaxVectors,
+    .layout = WeightLayout::kBytes,
+    .narrow = false,
+    .macs_per_cycle = 59.5,
+    .outputs_per_cycle = 4.8,
+    .tile_rows = 6,
+    .least_rows = 3.5,
+    .run = &Run<AvxVnni>,
+    .sum_weights = &SumWeights<AvxVnni>,
+    .sum_rows = &SumRows<AvxVnni>,
+};
 
 }  // namespace lowbit

@@ -3,18 +3,31 @@
 #include "kernels/x86/simd_sse41.h"
 
 namespace lowbit {
-const IgemmEngine kIgemmSse41Narrow = {4, 2,   WeightLayout::kBytes,   true,    21.0,   0.9,
-                                       6, 1.0, &Run<NarrowDot<Sse41>>, nullptr, nullptr};
-const IgemmEngine kIgemmSse41Wide = {4,
-                                     2,
-                                     WeightLayout::kWords,
-                                     false,
-                                     10.0,
-                                     1.2,
-                                     4,
-                                     1.0,
-                                     &Run<WideDot<Sse41>>,
-                                     &SumWeights<WideDot<Sse41>>,
-                                     nullptr};
+const IgemmEngine kIgemmSse41Narrow = {
+    .lanes = 4,
+    .max_vectors = 2,
+    .layout = WeightLayout::kBytes,
+    .narrow = true,
+    .macs_per_cycle = 21.0,
+    .outputs_per_cycle = 0.9,
+    .tile_rows = 6,
+    .least_rows = 1.0,
+    .run = &Run<NarrowDot<Sse41>>,
+    .sum_weights = nullptr,
+    .sum_rows = nullptr,
+};
+const IgemmEngine kIgemmSse41Wide = {
+    .lanes = 4,
+    .max_vectors = 2,
+    .layout = WeightLayout::kWords,
+    .narrow = false,
+    .macs_per_cycle = 10.0,
+    .outputs_per_cycle = 1.2,
+    .tile_rows = 4,
+    .least_rows = 1.0,
+    .run = &Run<WideDot<Sse41>>,
+    .sum_weights = &SumWeights<WideDot<Sse41>>,
+    .sum_rows = nullptr,
+};
 
 }  // namespace lowbit
