@@ -215,6 +215,62 @@ inline __attribute__((always_inline)) void RequantizeTile(const EpilogueView& e,
                                   });
 }
 
+// A tail. Each step runs over the whole tile before the next one, so that the tile stays in registers and no
+// step is looked up twice. The codes are clipped as floats: of a tail no bound on its values is known.
+template <class S, int MR, int NV, bool kPartial>
+inline __attribute__((always_inline)) void TailTile(const EpilogueView& e, const typename S::I (&acc)[MR][NV],
+                                                    size_t channel, size_t count, const uint8_t* residual,
+                                                    uint8_t* y, size_t pitch) {
+  const EpilogueView view = e;
+  typename S::F values[MR * NV];
+  const auto for_all = [&](const auto& step) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v)
+        step(values[r * NV + v], r, channel + static_cast<size_t>(v) * S::kLanes, v);
+    }
+  };
+  for_all([&](auto& value, int r, size_t c, int v) __attribute__((always_inline)) {
+    value = S::MulF(S::ToFloat(acc[r][v]), S::LoadF(view.scale + c));
+  });
+  for (size_t i = 0; i < view.tail_count; ++i) {
+    switch (view.tail[i]) {
+      case TailStep::kBias:
+        for_all([&](auto& value, int, size_t c, int)
+                    __attribute__((always_inline)) { value = S::AddF(value, S::LoadF(view.tail_bias + c)); });
+        break;
+      case TailStep::kAffine:
+        for_all([&](auto& value, int, size_t c, int) __attribute__((always_inline)) {
+          value = S::AddF(S::MulF(value, S::LoadF(view.tail_scale + c)), S::LoadF(view.tail_shift + c));
+        });
+        break;
+      case TailStep::kResidual:
+        for_all([&](auto& value, int r, size_t, int v) __attribute__((always_inline)) {
+          value = S::AddF(value, ResidualTerm<S>(view, residual + r * pitch + v * S::kLanes));
+        });
+        break;
+      case TailStep::kRelu:
+        for_all([&](auto& value, int, size_t, int)
+                    __attribute__((always_inline)) { value = S::MaxF(S::SetF(0), value); });
+        break;
+      case TailStep::kClip:
+        for_all([&](auto& value, int, size_t, int) __attribute__((always_inline)) {
+          value = S::MinF(S::SetF(view.clip_max), S::MaxF(S::SetF(view.clip_min), value));
+        });
+        break;
+    }
+  }
+  StoreCodes<S, MR, NV, kPartial>(
+      view, count, y, pitch, [&](int i, typename S::I(&codes)[4]) __attribute__((always_inline)) {
+        for (int j = 0; j < 4; ++j) {
+          const auto value = values[i + j < MR * NV ? i + j : 0];
+          codes[j] = S::RoundToInt(
+              S::MinF(S::MaxF(DivideByYScale<S>(view, value), S::SetF(view.y_lo)), S::SetF(view.y_hi)));
+        }
+      });
+}
+
 // Thresholds. A vector of them is loaded once for all pixels of the tile, whose codes take the place of their
 // accumulators.
 template <class S, int MR, int NV, bool kPartial>

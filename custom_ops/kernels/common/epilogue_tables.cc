@@ -79,6 +79,10 @@ EpilogueTables::EpilogueTables(const Epilogue& e, size_t channels) {
     v.tail_shift = Padded(e.tail_shift, channels);
     v.clip_min = e.clip_min;
     v.clip_max = e.clip_max;
+    v.pack_flip = e.y_signed ? 0x80 : 0;
+    v.pack_zero = static_cast<int16_t>(e.y_zero_point + v.pack_flip);
+    v.pack_lo = static_cast<uint8_t>(e.y_lo + v.pack_flip);
+    v.pack_hi = static_cast<uint8_t>(e.y_hi + v.pack_flip);
   }
 }
 

@@ -48,6 +48,11 @@ inline __attribute__((always_inline)) void FinishRegisters(const TileOutput& out
     if (!partial) return ThresholdTile<S, MR, NV, false>(e, acc, channel, count, y, pitch);
     return ThresholdTile<S, MR, NV, true>(e, acc, channel, count, y, pitch);
   }
+  if (e.kind == EpilogueKind::kTail && e.quantized_output) {
+    const uint8_t* residual = e.has_residual ? out.residual + index : nullptr;
+    if (!partial) return TailTile<S, MR, NV, false>(e, acc, channel, count, residual, y, pitch);
+    if (residual == nullptr) return TailTile<S, MR, NV, true>(e, acc, channel, count, nullptr, y, pitch);
+  }
   if (e.pack_clips) {
     const float* scale = e.scale + channel;
     if (!e.has_residual) {

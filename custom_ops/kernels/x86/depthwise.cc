@@ -131,6 +131,7 @@ void DepthwiseKernel::Pack(const ConvSpec& spec, DepthwiseProducts products,
   scale_.resize(lanes);
 
   const Epilogue& e = spec.epilogue;
+  std::vector<int64_t> largest(static_cast<size_t>(geometry_.out_channels));
   bool plain = e.kind == EpilogueKind::kRequantize && !e.has_residual;
   size_t first = 0;  // lane of the block
   for (const BlockPlan& p : plan) {
@@ -159,6 +160,7 @@ void DepthwiseKernel::Pack(const ConvSpec& spec, DepthwiseProducts products,
       }
       const size_t slot = first + j * (width / 4) + place;
       init_[slot] = spec.bias[c] - (spec.x_zero_point + XFlip(spec)) * sum;
+      largest[c] = std::abs(static_cast<int64_t>(spec.bias[c])) + 255 * static_cast<int64_t>(magnitude);
       if (plain) {
         scale_[slot] = e.multiplier[c];
         plain = ProductsFitInt32(spec, channel, magnitude);
@@ -167,6 +169,7 @@ void DepthwiseKernel::Pack(const ConvSpec& spec, DepthwiseProducts products,
     first += width;
   }
   weights_ = ShareWeights(std::move(packed));
+  epilogue_.LimitAccumulators(largest);
 
   first = 0;
   for (const BlockPlan& p : plan) {

@@ -2,8 +2,8 @@
 // The order of channels inside vectors is explained in depthwise_block.h.
 #pragma once
 
-#include "kernels/common/epilogue.h"
 #include "kernels/common/inline.h"
+#include "kernels/common/tile_finish.h"
 #include "kernels/x86/depthwise_block.h"
 
 namespace lowbit {
@@ -81,20 +81,14 @@ struct PlainEpilogue {
   }
 };
 
-// Any other epilogue: accumulators in the order of the channels, then vector by vector.
+// Any other epilogue.
 template <class S>
-void StoreGeneral(const DepthwiseBlock& block, const typename S::I (&acc)[4], size_t pixel,
-                  const uint8_t* residual, void* y) {
-  alignas(64) int32_t sums[S::kBytes];
-  for (int j = 0; j < 4; ++j) S::StoreLanes(sums + 4 * j, acc[j]);
-  const EpilogueView& e = *block.epilogue;
-  const size_t first = pixel * e.channels + block.channel;
-  uint8_t* out = static_cast<uint8_t*>(y) + first * (e.quantized_output ? 1 : 4);
-  for (size_t i = 0; i < S::kBytes; i += S::kLanes) {
-    FinishVector<S>(e, S::Load(sums + i), block.channel + i,
-                    residual != nullptr ? residual + first + i : nullptr,
-                    out + i * (e.quantized_output ? 1 : 4));
-  }
+LOWBIT_ALWAYS_INLINE inline void StoreGeneral(const DepthwiseBlock& block, const typename S::I (&acc)[4],
+                                              size_t pixel, const uint8_t* residual, void* y) {
+  typename S::I ordered[1][4] = {{acc[0], acc[1], acc[2], acc[3]}};
+  S::OrderChannels(ordered[0]);
+  const TileOutput out = {block.epilogue, 0, 1, residual, y};
+  FinishRegisters<S, 1, 4>(out, pixel, block.channel, S::kBytes, ordered);
 }
 
 template <class S>

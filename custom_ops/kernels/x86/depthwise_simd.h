@@ -25,8 +25,9 @@ struct Depthwise128 : Sse41 {
   static I AddSaturated16(I a, I b) { return _mm_adds_epi16(a, b); }
   static I MaxU8(I a, I b) { return _mm_max_epu8(a, b); }
   static I MinU8(I a, I b) { return _mm_min_epu8(a, b); }
-  // Lane l to p + 16 l.
-  static void StoreLanes(int32_t* p, I v) { Store(p, v); }
+  // From the order of depthwise_block.h to that of the channels: lane l of vector j becomes 128-bit lane 4 l
+  // + j.
+  static void OrderChannels(I (&)[4]) {}
 };
 
 #ifdef __AVX2__
@@ -42,9 +43,13 @@ struct Depthwise256 : Avx2 {
   static I AddSaturated16(I a, I b) { return _mm256_adds_epi16(a, b); }
   static I MaxU8(I a, I b) { return _mm256_max_epu8(a, b); }
   static I MinU8(I a, I b) { return _mm256_min_epu8(a, b); }
-  static void StoreLanes(int32_t* p, I v) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(v));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 16), _mm256_extracti128_si256(v, 1));
+  static void OrderChannels(I (&v)[4]) {
+    const I low = _mm256_permute2x128_si256(v[2], v[3], 0x20),
+            high = _mm256_permute2x128_si256(v[0], v[1], 0x31);
+    v[0] = _mm256_permute2x128_si256(v[0], v[1], 0x20);
+    v[3] = _mm256_permute2x128_si256(v[2], v[3], 0x31);
+    v[1] = low;
+    v[2] = high;
   }
 };
 #endif
@@ -65,11 +70,13 @@ struct Depthwise512 : Avx512 {
   static I AddSaturated16(I a, I b) { return _mm512_adds_epi16(a, b); }
   static I MaxU8(I a, I b) { return _mm512_max_epu8(a, b); }
   static I MinU8(I a, I b) { return _mm512_min_epu8(a, b); }
-  static void StoreLanes(int32_t* p, I v) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_castsi512_si128(v));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 16), _mm512_extracti32x4_epi32(v, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 32), _mm512_extracti32x4_epi32(v, 2));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 48), _mm512_extracti32x4_epi32(v, 3));
+  static void OrderChannels(I (&v)[4]) {  // a 4 x 4 transposition of lanes
+    const I a = _mm512_shuffle_i32x4(v[0], v[1], 0x44), b = _mm512_shuffle_i32x4(v[2], v[3], 0x44),
+            c = _mm512_shuffle_i32x4(v[0], v[1], 0xee), d = _mm512_shuffle_i32x4(v[2], v[3], 0xee);
+    v[0] = _mm512_shuffle_i32x4(a, b, 0x88);
+    v[1] = _mm512_shuffle_i32x4(a, b, 0xdd);
+    v[2] = _mm512_shuffle_i32x4(c, d, 0x88);
+    v[3] = _mm512_shuffle_i32x4(c, d, 0xdd);
   }
 };
 #endif

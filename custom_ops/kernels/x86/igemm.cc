@@ -226,7 +226,10 @@ class IgemmKernel final : public ConvKernel {
                                static_cast<int64_t>(column) * output_.step_w + output_.first_w);
   }
   void PackWeights(const ConvSpec& spec);
+  void LoadWeights(const ConvSpec& spec, size_t channel, ChannelWeights& weights) const;
   void PackChannel(const int16_t* stored, size_t channel, const IgemmPanel& panel, uint8_t* out) const;
+  // Segments of x: half of those of the weights where these are split.
+  size_t Taps() const { return window_.segments / (splits_ ? 2 : 1); }
   size_t RowSumGroups() const { return row_sum_weight_.empty() ? 0 : static_cast<size_t>(geometry_.group); }
 
   void PointAtTaps(const ConvArgs& args, const ConvShape& shape, size_t first, size_t count, size_t pitch,
@@ -243,6 +246,7 @@ class IgemmKernel final : public ConvKernel {
   const bool doubles_;   // bipolar activations: the band holds twice the codes
   uint8_t x_shift_ = 0;  // added to every byte of x: makes signed codes unsigned
   size_t groups_per_flush_ = 0;
+  bool splits_ = false;   // weight values of 9 bits are two weights each (LoadWeights)
   uint8_t pad_byte_ = 0;  // the code of a tap outside the image, as stored in x
   PackedWeights weights_;
   std::vector<IgemmPanel> panels_;
@@ -331,11 +335,17 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
     bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(spec.bias[c] - zero * weights.sum));
   }
   epilogue_.LimitAccumulators(largest);
-  if (std::any_of(shift.begin(), shift.end(), [](int32_t s) { return s != 0; })) {
-    row_sum_weight_ = shift;
-    row_sum_weight_.resize(channels + kEpiloguePadding);
+  const bool bytes_do = std::all_of(shift.begin(), shift.end(), [](int32_t s) { return s == 0; });
+  if (!bytes_do && engine_.layout == WeightLayout::kBytes) {
+    // 255, the one value that is no sum of two signed bytes, has a shift of 128.
+    splits_ = g.group > 1 && !engine_.narrow && *std::max_element(shift.begin(), shift.end()) < 128;
+    if (!splits_) {
+      row_sum_weight_ = shift;
+      row_sum_weight_.resize(channels + kEpiloguePadding);
+    }
   }
   window_ = PlanWindow(g, engine_.lanes, row_sum_weight_.empty(), !output_.interleaved, doubles_);
+  if (splits_) window_.segments *= 2;
   if (engine_.narrow) groups_per_flush_ = GroupsPerFlush(spec, window_);
 
   // Panels: the channels of each (merged) group in runs of nearly equal width.
@@ -367,13 +377,32 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
   AlignedBytes packed(bytes);
   for (size_t p = 0; p < panels_.size(); ++p) {
     for (size_t c = panels_[p].channel; c < panels_[p].channel + panels_[p].count; ++c) {
-      weights.Load(spec, c);
+      LoadWeights(spec, c, weights);
       PackChannel(weights.stored.data(), c, panels_[p], packed.data() + offsets[p]);
     }
   }
   weights_ = ShareWeights(std::move(packed));
   for (size_t p = 0; p < panels_.size(); ++p) {
     panels_[p].weights = reinterpret_cast<const int8_t*>(weights_->data()) + offsets[p];
+  }
+}
+
+// Weight values, codes less their zero point, need 9 bits at times. Where weights are words they have them.
+// Bytes hold v - shift, and shift * (sum of the pixel's x) is added to the sums; but in a panel of several
+// convolution groups that sum differs by channel. There v is a + b, a the nearest byte, and K is twice as
+// long: the bytes of x are multiplied by all a, then again by all b.
+void IgemmKernel::LoadWeights(const ConvSpec& spec, size_t channel, ChannelWeights& weights) const {
+  weights.Load(spec, channel);
+  if (!row_sum_weight_.empty()) return;
+  std::vector<int16_t>& stored = weights.stored;
+  for (int16_t& value : stored) value = static_cast<int16_t>(value + weights.shift);
+  if (!splits_) return;
+  const size_t k = stored.size();
+  stored.resize(2 * k);
+  for (size_t i = 0; i < k; ++i) {
+    const int16_t nearest = std::clamp<int16_t>(stored[i], -128, 127);
+    stored[k + i] = static_cast<int16_t>(stored[i] - nearest);
+    stored[i] = nearest;
   }
 }
 
@@ -462,7 +491,7 @@ void IgemmKernel::PointAtTaps(const ConvArgs& args, const ConvShape& shape, size
   const uintptr_t end = reinterpret_cast<uintptr_t>(x) + size,
                   last_safe = end - std::min(size, window_.reach);
   bool have_tail = false;
-  for (size_t i = 0; i < window_.segments; ++i) {
+  for (size_t i = 0; i < Taps(); ++i) {
     for (size_t p = 0; p < count; ++p) {
       const uintptr_t address = reinterpret_cast<uintptr_t>(rows[i * pitch + p]);
       if (address >= end || address < last_safe || address + window_.reach <= end) continue;
@@ -601,6 +630,7 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
         PointAtTaps(args, shape, first, block.pixels, grid.pixels, scratch + ws.pad_row, scratch + ws.tail,
                     rows);
       }
+      if (splits_) std::copy_n(rows, Taps() * grid.pixels, rows + Taps() * grid.pixels);
       if (!row_sum_weight_.empty()) {
         int32_t* sums = reinterpret_cast<int32_t*>(scratch + ws.row_sums);
         SumRows(block, sums);

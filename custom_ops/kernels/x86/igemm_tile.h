@@ -71,19 +71,6 @@ inline int32_t LoadGroup(const uint8_t* p) {
   return v;
 }
 
-// The correction by row sums, for `rows` pixels of `vectors` vectors of accumulators.
-template <class S>
-__attribute__((noinline)) void AddRowSums(const TileArgs& t, int32_t* sums, size_t rows, size_t vectors) {
-  const IgemmBlock& b = *t.block;
-  for (size_t r = 0; r < rows; ++r) {
-    const auto sum = S::Set(b.row_sums[t.panel->group * b.pitch + t.pixel + r]);
-    for (size_t i = 0; i < vectors; ++i, sums += S::kLanes) {
-      const auto weight = S::Load(b.row_sum_weight + t.panel->channel + i * S::kLanes);
-      S::Store(sums, S::Add(S::Load(sums), S::Mul(sum, weight)));
-    }
-  }
-}
-
 // Writes the outputs of a tile whose accumulators are in registers. The common cases stay there.
 template <class S, int MR, int NV>
 inline __attribute__((always_inline)) void FinishTile(const TileArgs& t, typename S::I (&acc)[MR][NV]) {
@@ -96,12 +83,18 @@ inline __attribute__((always_inline)) void FinishTile(const TileArgs& t, typenam
       for (int v = 0; v < NV; ++v) acc[r][v] = S::Add(acc[r][v], bias);
     }
   }
-  const size_t channel = t.panel->channel, count = t.panel->count;
-  if (!b.row_sums) return FinishRegisters<S, MR, NV>(b.output, t.pixel, channel, count, acc);
-  alignas(64) int32_t sums[MR * NV * S::kLanes];
-  StoreTile<S, MR, NV>(sums, acc);
-  AddRowSums<S>(t, sums, MR, NV);
-  FinishMemory<S>(b.output, t.pixel, channel, count, sums, MR, NV);
+  if (b.row_sums) {
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) {
+      const auto sum = S::Set(b.row_sums[t.panel->group * b.pitch + t.pixel + r]);
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) {
+        const auto weight = S::Load(b.row_sum_weight + t.panel->channel + v * S::kLanes);
+        acc[r][v] = S::Add(acc[r][v], S::Mul(sum, weight));
+      }
+    }
+  }
+  FinishRegisters<S, MR, NV>(b.output, t.pixel, t.panel->channel, t.panel->count, acc);
 }
 
 // 32-bit dot products (vpdpbusd; or vpmaddwd on words): S::Dot(acc, x, weights) adds four products per lane.
