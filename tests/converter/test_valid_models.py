@@ -596,3 +596,17 @@ def test_an_image_cut_out_of_a_batch_has_a_size_of_its_own() -> None:
         output(g, g.qdq(g.node("Sub", [first, x]), g.act(0.05)), "a", "b", "c")
 
     agrees(build, n=2)
+
+
+def test_codes_far_from_the_zero_point_that_reads_them() -> None:
+    """A Clip leaves one code, -14, stored in 5 bits; its reader's zero point is none of those."""
+
+    def build(g: Graph) -> None:
+        x, _ = image(g, kind="s8")
+        row = g.q(g.node("Exp", [x]), Quant(np.float32(0.15), np.int8(0), "s8"))
+        bounds = [g.const(np.int8(code)) for code in (-82, -14)]
+        output(
+            g, g.dq(g.node("Clip", [row, *bounds]), Quant(np.float32(0.25), np.int8(-74), "s8")), 2, 4, 6, 6
+        )
+
+    agrees(build)

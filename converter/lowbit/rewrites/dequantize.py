@@ -9,9 +9,11 @@ import onnx_ir as ir
 
 from lowbit.graph.constants import constant
 from lowbit.graph.normal_form import Dequantization, is_dequantize, rank_of
+from lowbit.graph.quantization import CODE_TYPES
 from lowbit.graph.reasons import Refusal
 from lowbit.lowering.lowering import Lowering
 from lowbit.lowering.stored import StoredReal, channels_last, identity
+from lowbit.rewrites.move import stored_type
 from lowbit.rewrites.rule import Context, Region
 
 
@@ -45,6 +47,10 @@ class DequantizeRegion(Region):
             return None
         rank = lowering.rank(codes)
         x = lowering.plain(codes)
+        low, high = CODE_TYPES[stored_type(x)]
+        if not low <= lowering.zero_point(x, grid) <= high:  # codes of a Clip, of which only some occur
+            lowering.keep(self.core)
+            return None
         move = x.order == channels_last(rank) and x.order != identity(rank)
         if not move and x.order != identity(rank):
             x = lowering.codes_in(codes, identity(rank))

@@ -50,19 +50,19 @@ Dims Flattened(View x, int64_t axis) {
   return {BoundedCount(x.first(first)), BoundedCount(x.subspan(first))};
 }
 
-// Marks the dims that `axes` name, each once.
-std::vector<bool> Marked(const Dims& axes, size_t rank) {
+// Marks the dims that `axes` name.
+std::vector<bool> Marked(const Dims& axes, size_t rank, bool each_once) {
   std::vector<bool> marked(rank);
   for (const int64_t axis : axes) {
     const size_t at = AxisOf(axis, rank);
-    Require(!marked[at], "axis ", axis, " stands twice in ", ShapeText(axes));
+    Require(!each_once || !marked[at], "axis ", axis, " stands twice in ", ShapeText(axes));
     marked[at] = true;
   }
   return marked;
 }
 
 Dims Squeezed(View x, const Dims& axes) {
-  const std::vector<bool> marked = Marked(axes, x.size());
+  const std::vector<bool> marked = Marked(axes, x.size(), false);  // as ONNX Runtime, where one stands twice
   Dims y;
   for (size_t i = 0; i < x.size(); ++i) {
     const bool drop = axes.empty() ? x[i] == 1 : marked[i];
@@ -73,7 +73,7 @@ Dims Squeezed(View x, const Dims& axes) {
 }
 
 Dims Unsqueezed(View x, const Dims& axes) {
-  const std::vector<bool> marked = Marked(axes, x.size() + axes.size());
+  const std::vector<bool> marked = Marked(axes, x.size() + axes.size(), true);
   Dims y;
   for (size_t i = 0, from = 0; i < marked.size(); ++i) y.push_back(marked[i] ? 1 : x[from++]);
   return y;

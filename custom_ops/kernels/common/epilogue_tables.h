@@ -42,7 +42,8 @@ struct EpilogueView {
   float y_scale = 1, y_reciprocal = 1, y_lo = 0, y_hi = 0;
   int32_t y_zero_point = 0;
 
-  // pack_clips, thresholds and tails: zero point and bounds of y, 128 higher where y is signed (flip is then 0x80).
+  // pack_clips, thresholds and tails: zero point and bounds of y, 128 higher where y is signed (flip is then
+  // 0x80).
   int16_t pack_zero = 0;
   uint8_t pack_lo = 0, pack_hi = 255, pack_flip = 0;
 

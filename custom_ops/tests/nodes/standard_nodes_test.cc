@@ -82,7 +82,8 @@ void TestSqueeze() {
   for (const StandardNode& node : {old, now, all}) {
     Expect(DimsOf(node, Floats({1, 3, 1})) == Ints({3}), "Squeeze by attribute, by input, of all");
   }
-  Expect(Refuses(now, {Floats({2, 3, 1})}) && Refuses(now, {Floats({1})}), "a dim above 1, an axis twice");
+  Expect(Refuses(now, {Floats({2, 3, 1})}), "a dim above 1");
+  Expect(DimsOf(now, Floats({1})).empty(), "an axis twice, as ONNX Runtime");
   Expect(Refuses("Squeeze", 13, {{"axes", Ints{0}}}, {Fed()}), "an attribute of an older op set");
   Expect(Refuses("Squeeze", 13, {}, {Fed(), StandardInput{}}), "axes without a name, as ONNX Runtime");
   const StandardNode wide = DecodeStandard("Unsqueeze", 13, {}, Inputs{Fed(), Constant(Ints{0, -1})});
