@@ -157,9 +157,9 @@ class CudaRow:
 
 
 def cuda_rows(folder: str) -> list[CudaRow]:
-    """The rows of kernels/cuda/`folder`, in the order of its table.cc, or else of its files."""
+    """The rows of kernels/cuda/`folder`, in the order of its table.cc."""
     row = re.compile(
-        r"^const (?:ConvRow|KernelInfo) (k\w+) = \{+([^;]*?)\}",
+        r"^const (?:ConvRow|FusedRow<\w+>) (k\w+) = \{+([^;]*?)\}",
         re.MULTILINE | re.DOTALL,
     )
     rows: dict[str, CudaRow] = {}
@@ -173,8 +173,7 @@ def cuda_rows(folder: str) -> list[CudaRow]:
             own = [kernel for kernel in kernels if kernel.stem.endswith("sm90") == (words[1] == "sm_90a")]
             sources = own if len(found) > 1 else kernels
             rows[name] = CudaRow(words[0], words[1], "".join(words[2:]), tuple(sources))
-    listed = CUDA / folder / "table.cc"
-    order = re.findall(r"&(k\w+Row)", listed.read_text()) if listed.exists() else list(rows)
+    order = re.findall(r"&(k\w+(?:Row|Kernel))\b", (CUDA / folder / "table.cc").read_text())
     missing = set(rows) ^ set(order)
     if missing or not rows:
         raise ValueError(f"{folder}: rows and table.cc differ in {sorted(missing)}")

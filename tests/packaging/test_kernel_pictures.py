@@ -19,8 +19,7 @@ def test_every_row_has_a_picture(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(kernel_pictures.__file__).parent))
     docs = importlib.import_module("generate_docs")
     rows = {row.name for folder in ("conv", "fused") for row in docs.cuda_rows(folder)}
-    # mma has that of wgmma; two kernels apart are no kernel.
-    assert rows - set(FAMILIES) == {"mma", "separate"}
+    assert rows - set(FAMILIES) == {"mma"}  # has that of wgmma
     assert not set(FAMILIES) - rows
 
 

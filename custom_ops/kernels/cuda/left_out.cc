@@ -5,9 +5,7 @@
 
 #include "core/status.h"
 #include "kernels/cuda/conv/select.h"
-#include "kernels/cuda/fused/chain.h"
-#include "kernels/cuda/fused/residual_pair.h"
-#include "kernels/cuda/fused/stem_pool.h"
+#include "kernels/cuda/fused/fused_row.h"
 
 namespace lowbit::cuda {
 namespace {
@@ -41,8 +39,7 @@ void RequireKnownNames(const LeftOut& names, std::span<const char* const> patter
             "', which computes what no other kernel does; leave it in");
     if (!row->traits.is_reference) known.insert(row->name);
   }
-  for (const KernelInfo* const kernel : {&kChainKernel, &kResidualPairKernel, &kStemPoolKernel})
-    known.insert(kernel->name);
+  for (const KernelInfo* const row : FusedTable()) known.insert(row->name);
   for (const ConvOption& option : ConvOptions()) known.insert(option.name);
   for (const std::string& name : names)
     Require(known.contains(name), kVariable, " names '", name, "', expected some of ", Joined(known, ", "));

@@ -9,12 +9,8 @@
 #include "kernels/cuda/conv/select.h"
 #include "kernels/cuda/fused/chain_params.h"
 #include "kernels/cuda/fused/residual_pair.h"
-#include "kernels/cuda/left_out.h"
 
 namespace lowbit::cuda {
-
-const KernelInfo kChainKernel = {"chain", "sm_90a",
-                                 "two 1x1 layers in a row, and what makes the first one's residuals"};
 
 namespace {
 
@@ -96,11 +92,12 @@ bool Fits(const ChainParams& p, const Device& device) {
          p.shared_bytes <= device.shared_bytes;
 }
 
-bool Applies(const ConvChain& chain) {
-  const Device& device = chain.first->On();
+std::string Refuse(const ConvChain& chain, const Device& device) {
   const ConvGeometry &a = chain.first->Geometry(), &b = chain.second->Geometry();
   const auto unit_stride = [](const ConvGeometry& g) { return g.stride_h == 1 && g.stride_w == 1; };
-  if (device.capability != 90 || !unit_stride(b) || a.out_channels != b.in_channels) return false;
+  if (device.capability != 90) return "needs sm_90a";
+  if (!unit_stride(b)) return "a stride of the second convolution";
+  if (a.out_channels != b.in_channels) return "the second convolution reads other channels than there are";
   const ConvProblem first = chain.first->Problem(chain.shape),
                     second = chain.second->Problem(SecondShape(chain));
   // Weights of more channels are larger than the shared memory of the largest cluster, and ParamsOf counts in
@@ -109,15 +106,16 @@ bool Applies(const ConvChain& chain) {
     constexpr int64_t kMostChannels = 1 << 14;
     return each.k <= kMostChannels && each.n <= kMostChannels;
   };
-  if (!first.streams || !second.streams || second.residual || first.m == 0 || first.n == 0 || second.n == 0 ||
-      !is_small(first) || !is_small(second)) {
-    return false;
-  }
-  if (chain.residuals == nullptr) return unit_stride(a);
+  if (!first.streams || !second.streams) return "not 1x1 convolutions whose codes are rounded in registers";
+  if (second.residual) return "residuals of the second convolution";
+  if (first.m == 0 || first.n == 0 || second.n == 0) return "no pixels or channels";
+  if (!is_small(first) || !is_small(second)) return "more than 16384 channels";
+  if (chain.residuals == nullptr) return unit_stride(a) ? "" : "a stride of the first convolution";
   const ConvProblem residuals = chain.residuals->Problem(chain.residuals_shape);
-  return residuals.streams && is_small(residuals) && !residuals.residual && first.residual &&
-         residuals.m == first.m && residuals.n == first.n &&
-         chain.residuals->XSigned() == chain.first->XSigned();
+  const bool fits = residuals.streams && is_small(residuals) && !residuals.residual && first.residual &&
+                    residuals.m == first.m && residuals.n == first.n &&
+                    chain.residuals->XSigned() == chain.first->XSigned();
+  return fits ? "" : "the residuals' convolution does not fit that which adds them";
 }
 
 // In clocks, fitted to what chains in place of two kernels cost ResNet-50 and MobileNetV2 on one H200, batch
@@ -137,7 +135,16 @@ double EstimateChain(const ChainParams& p) {
   return (5.4 * weight_rows + rounds * std::max(latency, teams * work)) / kClocksPerMicrosecond;
 }
 
+double EstimateOfBest(const ConvChain& chain, const Device&) {
+  return EstimateChain(ParamsOf(chain, CandidateChains(chain).front()));
+}
+
 }  // namespace
+
+const FusedRow<ConvChain> kChainKernel = {
+    {"chain", "sm_90a", "two 1x1 layers in a row, and what makes the first one's residuals"},
+    Refuse,
+    EstimateOfBest};
 
 std::string ChainConfig::Text() const {
   std::string text =
@@ -147,7 +154,7 @@ std::string ChainConfig::Text() const {
 }
 
 std::vector<ChainConfig> CandidateChains(const ConvChain& chain) {
-  if (IsLeftOut(kChainKernel.name) || !Applies(chain)) return {};
+  if (!kChainKernel.Applies(chain, chain.first->On())) return {};
   std::vector<std::pair<double, ChainConfig>> ranked;
   for (const int ranks : {1, 2, 4, 8}) {
     if (ranks > 1 && IsLeftOut("cluster")) break;
@@ -170,12 +177,11 @@ std::vector<ChainConfig> CandidateChains(const ConvChain& chain) {
 }
 
 bool ChainPays(const ConvChain& chain) {
-  const std::vector<ChainConfig> candidates = CandidateChains(chain);
-  if (candidates.empty()) return false;
+  if (CandidateChains(chain).empty()) return false;
   const Device& device = chain.first->On();
   const double first = chain.residuals != nullptr ? EstimateOfBest(ResidualPairOf(chain), device)
                                                   : EstimateOfBest(chain.first->Problem(chain.shape), device);
-  return EstimateChain(ParamsOf(chain, candidates.front())) <
+  return kChainKernel.microseconds(chain, device) <
          kUnlikeNeighbours * (first + EstimateOfBest(chain.second->Problem(SecondShape(chain)), device));
 }
 
@@ -183,8 +189,10 @@ class ChainPlan {
  public:
   ChainPlan(ConvChain chain, const ChainConfig& config)
       : chain_(std::move(chain)), config_(config), params_(ParamsOf(chain_, config)) {
-    Require(Applies(chain_) && Fits(params_, chain_.first->On()), "configuration ", config.Text(),
-            " does not apply to these two convolutions");
+    const Device& device = chain_.first->On();
+    const std::string reason = kChainKernel.refuse(chain_, device);
+    Require(reason.empty() && Fits(params_, device), "configuration ", config.Text(),
+            " does not apply to these two convolutions", reason.empty() ? "" : ": ", reason);
   }
 
   const ChainConfig& Config() const { return config_; }

@@ -13,12 +13,11 @@
 
 #include "core/nodes.h"
 #include "kernels/cuda/conv/cuda_conv.h"
+#include "kernels/cuda/fused/fused_row.h"
 
 namespace lowbit::cuda {
 
 class PackedNode;
-
-extern const KernelInfo kChainKernel;
 
 struct ConvChain {
   std::shared_ptr<const PackedConv> first, second;
@@ -26,6 +25,7 @@ struct ConvChain {
   std::shared_ptr<const PackedConv> residuals;  // what makes those of the first, or nullptr
   ConvShape residuals_shape = {};
 };
+extern const FusedRow<ConvChain> kChainKernel;
 // The chain that two nodes are, the second of which is fed the output of the first; nullopt where they are
 // other nodes than convolutions, the first maybe two of them (PackResidualPair), or do not fit each other.
 std::optional<ConvChain> FindChain(const PackedNode& first, std::span<const TensorShape> first_fed,

@@ -10,9 +10,6 @@
 
 namespace lowbit::cuda {
 
-const KernelInfo kResidualPairKernel = {
-    "pair", "sm_90a",
-    "a block's shortcut and its last convolution: both products on wgmma, their tiles one ring of stages"};
 const KernelInfo kSeparateKernels = {"separate", "sm_75", "the same as a kernel each"};
 
 namespace {
@@ -39,12 +36,19 @@ int64_t BlocksAtOnce(const ResidualPairProblem& problem, const ConvConfig& confi
                     65536 / (registers * (config.tile_m * 2 + 32)));
 }
 
-void AddCandidates(const ResidualPairProblem& problem, const Device& device, std::vector<ConvConfig>& out) {
+std::string Refuse(const ResidualPairProblem& problem, const Device& device) {
   const auto loads_and_rounds = [](const ConvProblem& each) { return each.boxes && each.requantizes; };
-  const bool fits = loads_and_rounds(problem.first) && loads_and_rounds(problem.second) &&
-                    problem.second.residual && !problem.first.residual && problem.second.m > 0 &&
-                    problem.first.m == problem.second.m && problem.first.n == problem.second.n;
-  if (!fits || device.capability != 90) return;
+  if (device.capability != 90) return "needs sm_90a";
+  if (!loads_and_rounds(problem.first) || !loads_and_rounds(problem.second))
+    return "pixels that are no boxes, or codes that are not rounded in registers";
+  if (!problem.second.residual || problem.first.residual) return "residuals of another than the second alone";
+  if (problem.second.m == 0) return "no pixels";
+  const bool fits = problem.first.m == problem.second.m && problem.first.n == problem.second.n;
+  return fits ? "" : "outputs of two sizes";
+}
+
+void AddCandidates(const ResidualPairProblem& problem, const Device& device, std::vector<ConvConfig>& out) {
+  if (!kResidualPairKernel.Applies(problem, device)) return;
   for (const Tile& tile : kTiles) {
     if (CeilDiv(problem.second.n, tile.n) > kMaxColumns) continue;
     for (const bool keeps : {false, true}) {
@@ -104,6 +108,18 @@ double EstimateMicroseconds(const ResidualPairProblem& problem, const ConvConfig
   return (start + tiles * std::max(work, latency)) / kClocksPerMicrosecond;
 }
 
+namespace {
+
+double EstimateOfPair(const ResidualPairProblem& problem, const Device& device) {
+  std::vector<ConvConfig> configs;
+  AddCandidates(problem, device, configs);
+  return SortByEstimate(
+             [&](const ConvConfig& config) { return EstimateMicroseconds(problem, config, device); }, configs)
+      .front();
+}
+
+}  // namespace
+
 std::vector<ConvConfig> RankConfigs(const ResidualPairProblem& problem, const Device& device) {
   std::vector<ConvConfig> out;
   AddCandidates(problem, device, out);
@@ -112,6 +128,12 @@ std::vector<ConvConfig> RankConfigs(const ResidualPairProblem& problem, const De
                  out);
   return out;
 }
+
+const FusedRow<ResidualPairProblem> kResidualPairKernel = {
+    {"pair", "sm_90a",
+     "a block's shortcut and its last convolution: both products on wgmma, their tiles one ring of stages"},
+    Refuse,
+    EstimateOfPair};
 
 double EstimateOfBest(const ResidualPairProblem& problem, const Device& device) {
   return EstimateMicroseconds(problem, RankConfigs(problem, device).front(), device);
@@ -159,9 +181,11 @@ std::shared_ptr<const ResidualPairPlan> PlanResidualPair(const ResidualPair& pai
                                                          const ResidualPairShapes& shapes,
                                                          const ConvConfig& config) {
   const std::vector<ConvConfig> configs = ResidualPairConfigs(pair, shapes);
+  const std::string reason = kResidualPairKernel.refuse(ProblemOf(pair, shapes), pair.second->On());
   Require(config.kernel == &kResidualPairKernel &&
               std::find(configs.begin(), configs.end(), config) != configs.end(),
-          "configuration ", config.Text(), " does not apply to these two nodes");
+          "configuration ", config.Text(), " does not apply to these two nodes", reason.empty() ? "" : ": ",
+          reason);
   return std::make_shared<const ResidualPairPlan>(pair, shapes, config);
 }
 

@@ -6,10 +6,11 @@
 #include <vector>
 
 #include "kernels/cuda/conv/conv_row.h"
+#include "kernels/cuda/fused/fused_row.h"
 
 namespace lowbit::cuda {
 
-extern const KernelInfo kResidualPairKernel, kSeparateKernels;
+extern const KernelInfo kSeparateKernels;  // in place of the row
 
 inline constexpr int kMaxResidualPairStages = 6;
 
@@ -36,6 +37,7 @@ void LaunchResidualPair(const ResidualPairPlan& plan, const void* first_x, const
 struct ResidualPairProblem {
   ConvProblem first, second;
 };
+extern const FusedRow<ResidualPairProblem> kResidualPairKernel;
 double EstimateMicroseconds(const ResidualPairProblem& problem, const ConvConfig& config,
                             const Device& device);
 // Those of kResidualPairKernel that fit the device and kSeparateKernels, the cheapest estimate first.

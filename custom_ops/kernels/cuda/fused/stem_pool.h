@@ -10,10 +10,9 @@
 
 #include "core/nodes.h"
 #include "kernels/cuda/conv/image.h"
+#include "kernels/cuda/fused/fused_row.h"
 
 namespace lowbit::cuda {
-
-extern const KernelInfo kStemPoolKernel;
 
 struct PooledConv {
   std::shared_ptr<const PackedConv> conv;
@@ -22,6 +21,7 @@ struct PooledConv {
   Window window;  // of the pooling
   int64_t pooled_h = 0, pooled_w = 0;
 };
+extern const FusedRow<PooledConv> kStemPoolKernel;
 
 // Whether the kernel computes these nodes at some shape.
 bool FitsPooling(const ConvSpec& conv, const MaxPoolNode& pool, const Device& device);

@@ -119,11 +119,10 @@ void TestRanking() {
 
 // Names, and what a reader is told where a row does not apply.
 void TestRows() {
-  std::set<std::string_view> names = {kChainKernel.name, kResidualPairKernel.name, kSeparateKernels.name,
-                                      kStemPoolKernel.name};
-  const size_t fused = names.size();
+  std::set<std::string_view> names = {kSeparateKernels.name};
+  for (const KernelInfo* const row : FusedTable()) names.insert(row->name);
   for (const ConvRow* const row : ConvTable()) names.insert(row->name);
-  Expect(names.size() == fused + ConvTable().size(), "every kernel has a name of its own");
+  Expect(names.size() == 1 + FusedTable().size() + ConvTable().size(), "every kernel has a name of its own");
   Expect(ConvTable().back()->traits.is_reference, "the last row computes every node");
   ConvProblem strided{.m = 49, .n = 64, .k = 576, .tiled = true};
   strided.geometry.kernel_h = strided.geometry.kernel_w = 3;
@@ -198,6 +197,7 @@ void CheckResidualPairRanking(const ResidualPairProblem& problem, const Device& 
     Expect(blocks >= 1 && blocks <= tiles, "every block has a tile");
   }
   Expect(separate == 1, "two kernels are always a choice");
+  Expect((ranked.size() > 1) == kResidualPairKernel.refuse(problem, device).empty(), "or there is a reason");
   const bool fits = problem.first.boxes && problem.second.boxes && !problem.first.residual &&
                     problem.second.residual && device.capability == 90;
   Expect((ranked.size() > 1) == fits, "one kernel where it applies");
@@ -300,6 +300,13 @@ void TestChains() {
   Expect(!applies(Pointwise(64, 256, true, 2), second) && !applies(first, Pointwise(256, 64, false, 2)),
          "strides");
   Expect(!applies(first, Pointwise(256, 64, true)), "residuals of the second");
+  const auto reason = [&](const ConvSpec& a, const ConvSpec& b) {
+    return kChainKernel.refuse(ChainOf(a, b, 16, 56, hopper), hopper);
+  };
+  Expect(reason(first, second).empty(), "a chain that applies has no reason not to");
+  Expect(reason(Pointwise(64, 256, true, 2), second) == "a stride of the first convolution", "the first's");
+  Expect(reason(first, Pointwise(256, 64, true)) == "residuals of the second convolution", "the second's");
+  Expect(kChainKernel.microseconds(ChainOf(first, second, 16, 56, hopper), hopper) > 0, "it takes time");
   Expect(!applies(first, Pointwise(128, 64, false)), "channels that do not fit");
   ConvSpec floats = second;
   floats.epilogue.kind = EpilogueKind::kFloat;
