@@ -37,8 +37,8 @@ import lowbit
 import numpy as np
 import onnx
 from gpu_networks import NETWORKS, Network, Subject, facts_of, source_of
-from lowbit.binding import queued_seconds
-from lowbit.devices import canonical
+from lowbit.sessions.binding import queued_seconds
+from lowbit.sessions.devices import canonical
 from results import RESULTS, WORK, Cell, Table, commit_here, write
 
 ROWS = ("resident", "team", "halo", "windows", "wgmma", "chain", "pair", "conv_pool")
