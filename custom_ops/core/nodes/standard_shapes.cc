@@ -51,7 +51,7 @@ Dims Flattened(View x, int64_t axis) {
 }
 
 // Marks the dims that `axes` name.
-std::vector<bool> Marked(const Dims& axes, size_t rank, bool each_once) {
+std::vector<bool> Marked(const Dims& axes, size_t rank, bool each_once = true) {
   std::vector<bool> marked(rank);
   for (const int64_t axis : axes) {
     const size_t at = AxisOf(axis, rank);
@@ -73,7 +73,7 @@ Dims Squeezed(View x, const Dims& axes) {
 }
 
 Dims Unsqueezed(View x, const Dims& axes) {
-  const std::vector<bool> marked = Marked(axes, x.size() + axes.size(), true);
+  const std::vector<bool> marked = Marked(axes, x.size() + axes.size());
   Dims y;
   for (size_t i = 0, from = 0; i < marked.size(); ++i) y.push_back(marked[i] ? 1 : x[from++]);
   return y;
