@@ -48,7 +48,8 @@ class DequantizeRegion(Region):
         rank = lowering.rank(codes)
         x = lowering.plain(codes)
         low, high = CODE_TYPES[stored_type(x)]
-        if not low <= lowering.zero_point(x, grid) <= high:  # codes of a Clip, of which only some occur
+        zero = lowering.zero_point(x, grid)
+        if zero.min() < low or high < zero.max():  # codes of a Clip, of which only some occur
             lowering.keep(self.core)
             return None
         move = x.order == channels_last(rank) and x.order != identity(rank)
