@@ -246,9 +246,11 @@ inline __attribute__((always_inline)) void TailTile(const EpilogueView& e, const
         });
         break;
       case TailStep::kResidual:
-        for_all([&](auto& value, int r, size_t, int v) __attribute__((always_inline)) {
-          value = S::AddF(value, ResidualTerm<S>(view, residual + r * pitch + v * S::kLanes));
-        });
+        if constexpr (!kPartial) {  // a partial tile has none: whole vectors of it are read
+          for_all([&](auto& value, int r, size_t, int v) __attribute__((always_inline)) {
+            value = S::AddF(value, ResidualTerm<S>(view, residual + r * pitch + v * S::kLanes));
+          });
+        }
         break;
       case TailStep::kRelu:
         for_all([&](auto& value, int, size_t, int)
