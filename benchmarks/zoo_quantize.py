@@ -7,6 +7,7 @@ quantizer keeps its range and gets coarser, then it is written as those exporter
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,11 +102,14 @@ class _Samples(CalibrationDataReader):  # type: ignore[misc]
 
 def prepare(source: Path, target: Path) -> None:
     """ONNX Runtime's preprocessing, without its symbolic shape inference where that fails."""
-    for skip in (False, True):
-        with contextlib.suppress(Exception):
-            quant_pre_process(str(source), str(target), skip_symbolic_shape=skip)
-            return
-    quant_pre_process(str(source), str(target), skip_symbolic_shape=True, skip_onnx_shape=True)
+    paths = str(source.resolve()), str(target.resolve())
+    # Where that inference fails it leaves its intermediate files in the current folder.
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for skip in (False, True):
+            with contextlib.suppress(Exception):
+                quant_pre_process(*paths, skip_symbolic_shape=skip)
+                return
+        quant_pre_process(*paths, skip_symbolic_shape=True, skip_onnx_shape=True)
 
 
 def quantize(exported: Path, prepared: Path, configuration: str, target: Path, shapes: Shapes) -> None:
