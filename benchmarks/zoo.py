@@ -437,7 +437,7 @@ def report(state: State, name: str, networks: Iterable[str], configurations: Seq
     main = Table(
         "Networks",
         ["network", "family", "configurations", "quantized nodes converted", "of", "elements", "wrong",
-         "unexplained", "near ties", "slowest cpu", "slowest cpu-ep", "cuda", "float", "failures"],
+         "unexplained", "near ties", "slowest cpu", "slowest cpu-ep", "cuda", "float", "commands", "failures"],
     )  # fmt: skip
     failed = Table("Failures", ["network", "configuration", "what"])
     unusable = Table("Not usable in stock ONNX Runtime", ["network", "configuration", "why"])
@@ -470,6 +470,7 @@ def report(state: State, name: str, networks: Iterable[str], configurations: Seq
                         reasons.update(record.get("reasons", {}))
                         for reason in record.get("reasons", {}):
                             where[reason].add(network)
+                seen["commands"] += len(record.get("exit", {}))
                 for device, ratio in record.get("ratios", {}).items():
                     slowest[device] = max(slowest.get(device, 0.0), ratio)
                     ratios[configuration, device].append(ratio)
@@ -477,7 +478,8 @@ def report(state: State, name: str, networks: Iterable[str], configurations: Seq
             counters = ("converted", "quantized", "elements", "wrong", "unexplained", "near_tie")
             counts = [seen[counter] for counter in counters]
             times: list[Cell] = [slowest.get(d, "") for d in ("cpu", "cpu-ep", "cuda", "float")]
-            main.rows.append([network, family, seen["checked"], *counts, *times, seen["failures"]])
+            ends: list[Cell] = [seen["commands"] or "", seen["failures"]]
+            main.rows.append([network, family, seen["checked"], *counts, *times, *ends])
     tables = [main, _configurations(totals, ratios), _reasons(reasons, where)]
     tables += [table for table in (failed, unusable) if table.rows]
     notes = [
@@ -489,6 +491,8 @@ def report(state: State, name: str, networks: Iterable[str], configurations: Seq
         "wrong: other than the definition; unexplained: other than stock's by more than a tie.",
         "Times: medians over those of stock int8 (of the same file; of `u8s8` for fewer bits), one thread, "
         "in turns, the slowest configuration; measured again, four times as long, where above 1.",
+        "Commands that were run on u8s8: convert, inspect, verify, run, bench, export to QONNX and to QDQ; one "
+        "that ends otherwise than it should is a failure.",
     ]
     write(name, "The zoo", tables, notes, raw)
     return len(failed.rows)

@@ -244,66 +244,6 @@ FAMILIES = {
             ),
         ],
     ),
-    "resident": Family(
-        "resident: a small block keeps its weights for many tiles",
-        "For 1x1 layers of many pixels. A block of one warpgroup keeps its channels' weights in shared "
-        "memory and walks over tiles of 64 pixels, which arrive while earlier ones are finished; several "
-        "such blocks share a multiprocessor, one multiplies while another rounds. "
-        "`resident_64x128_stages2`: 64 pixels, 128 channels, 2 slots of pixels.",
-        "shared memory of a block: codes take the place of their residuals",
-        [
-            Group("fetched once", [Cell("weights", "weights", 1.8)]),
-            Group("slot 0", [Cell("pixels i", "pixels", 1.4)]),
-            Group("slot 1", [Cell("pixels i + 1", "pixels", 1.4)]),
-            Group("buffer 0", [Cell("res. i, codes i", "codes", 1.7)]),
-            Group("buffer 1", [Cell("res. i + 1", "codes", 1.7)]),
-        ],
-        [
-            Lane(
-                "a thread fetches",
-                [
-                    Bar(0, 1.4, "weights", "weights"),
-                    *row("pixels", ["tile 0", "tile 1"], start=1.4, length=1.2),
-                    *row("pixels", ["tile 2", "tile 3"], start=4.6, length=1.2, gap=1.9),
-                ],
-            ),
-            Lane(
-                "another one",
-                [
-                    Bar(1.6, 1.2, "codes", "res. 0"),
-                    Bar(4.4, 1.2, "codes", "res. 1"),
-                    Bar(6.1, 1.2, "codes", "store 0"),
-                    Bar(7.6, 1.2, "codes", "res. 2"),
-                    Bar(9.2, 1.2, "codes", "store 1"),
-                ],
-            ),
-            Lane(
-                "its warpgroup",
-                turns(
-                    2.8,
-                    [
-                        ("products", 1.6, "tile 0"),
-                        ("codes", 1.6, "add, round"),
-                        ("products", 1.6, "tile 1"),
-                        ("codes", 1.6, "add, round"),
-                        ("products", 1.6, "tile 2"),
-                    ],
-                ),
-            ),
-            Lane(
-                "a block beside it",
-                turns(
-                    4.4,
-                    [
-                        ("products", 1.6, "tile 0"),
-                        ("codes", 1.6, "add, round"),
-                        ("products", 1.6, "tile 1"),
-                        ("codes", 1.6, "add, round"),
-                    ],
-                ),
-            ),
-        ],
-    ),
     "image": Family(
         "image: a patch of the picture, four bytes a pixel",
         "For a network's first layer. A block reads the patch of the image that 8 x 16 outputs need, and "

@@ -25,21 +25,23 @@ def test_every_kernel_of_hopper_alone_is_measured(gpu_rows, monkeypatch):
         assert f"`{name}`" in docs.fusion_table()
 
 
-def place(gpu_rows, **rounds: list[float]) -> dict:
+def place(**rounds: list[float]) -> dict:
     names = {name: {"rounds": values, "base": [100.0] * 3} for name, values in rounds.items()}
     return {"network": "net", "batch": 1, "tuning": "off", "us": [100.0] * 3, "names": names}
 
 
-def test_a_name_is_worth_what_it_costs_beyond_its_spread(gpu_rows):
+def test_a_name_is_worth_what_it_costs_beyond_the_error(gpu_rows):
+    nothing = [100, 100, 100]
     places = {
-        "a": place(gpu_rows, nothing=[100, 100, 100], halo=[103, 103.5, 104], team=[101, 104, 98], apart=[]),
-        "b": place(gpu_rows, nothing=[99, 100, 101], halo=[100, 100, 100], team=[], apart=[]),
+        "a": place(nothing=nothing, halo=[103, 103.5, 104], team=[101, 104, 98], kept=[101] * 3, apart=[]),
+        "b": place(nothing=[102.5] * 3, halo=nothing, team=[], kept=[103] * 3, apart=[]),
     }
-    verdicts, costs = gpu_rows.tables(places, ["nothing", "halo", "team", "apart"])
+    verdicts, costs = gpu_rows.tables(places, ["nothing", "halo", "team", "kept", "apart"])
     assert verdicts.rows == [
-        ["nothing", "2 of 2", "+0.0", "0.0", "-"],
+        ["nothing", "2 of 2", "+2.5", "0.0", "-"],
         ["halo", "2 of 2", "+3.5", "0.5", "worth it"],
         ["team", "1 of 2", "+1.0", "3.0", "under 1 %"],
+        ["kept", "2 of 2", "+1.0", "0.0", "worth it"],
         ["apart", "0 of 2", "-", "-", "not chosen"],
     ]
     assert costs.rows[2] == ["halo", "+3.5 ± 0.5", "+0.0 ± 0.0"]

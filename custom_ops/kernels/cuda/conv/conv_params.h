@@ -128,13 +128,11 @@ struct ConvParams {
   int staging_offset = 0;               // where finished codes wait in dynamic shared memory
   int shared_bytes = 0,
       exchange_offset = 0;  // dynamic shared memory; where the blocks of a cluster meet in it
-  int n_padded = 0, n_tiles = 0, k_tiles = 0, splits = 1, split_shift = 0, stages = 0, multicast = 1;
-  // Resident, halo and residual pair: blocks along m. Resident, team and residual pair: the input's pixels
-  // are the output's, one by one.
-  int persistent_blocks = 0;
-  bool flat = false;
-  int channels = 0;     // bytes per tap: the channels of a group as stored
-  int pixel_bytes = 0;  // bytes from pixel to pixel
+  int n_padded = 0, n_tiles = 0, k_tiles = 0, splits = 1, split_shift = 0, stages = 0;
+  int persistent_blocks = 0;  // residual pair: blocks along m
+  bool flat = false;          // the input's pixels are the output's, one by one
+  int channels = 0;           // bytes per tap: the channels of a group as stored
+  int pixel_bytes = 0;        // bytes from pixel to pixel
   int in_h = 0, in_w = 0, stride_h = 1, stride_w = 1, pad_top = 0, pad_left = 0;
   int kernel_h = 1, kernel_w = 1, dilation_h = 1, dilation_w = 1, out_h = 0, out_w = 0;
   bool transposed = false;

@@ -55,7 +55,7 @@ struct ConvTraits {
 };
 
 // Functions are pure but for the launcher that they return. `config` is one of the row's own.
-struct ConvRow : KernelInfo {
+struct ConvFamily {
   // Empty: the kernel computes this node exactly on this device, in some configuration. Otherwise the reason
   // why it does not apply.
   std::string (*refuse)(const ConvProblem& problem, const Device& device);
@@ -67,12 +67,14 @@ struct ConvRow : KernelInfo {
   double (*microseconds)(const ConvProblem& problem, const ConvConfig& config, const Device& device);
   // Fills in what no other family has; nullptr: there is nothing.
   void (*complete)(const ConvProblem& problem, const ConvConfig& config, const Device& device,
-                   ConvParams& params);
+                   ConvParams& params) = nullptr;
   ConvLauncher (*launcher)(const ConvProblem& problem, const ConvConfig& config, const Device& device);
   // Its weights, where they do not lie as all tile kernels read them.
   const WeightLayout* weights = nullptr;
   ConvTraits traits = {};
 };
+
+struct ConvRow : KernelInfo, ConvFamily {};
 
 // The rows, those first that are tried first; the last one computes every node.
 std::span<const ConvRow* const> ConvTable();

@@ -51,7 +51,6 @@ struct ConvConfig {
   // wgmma: a warpgroup of its own fetches tiles; else all of a block's tiles fit at once.
   bool producers = false;
   bool boxes = false;  // wgmma: one thread fetches tiles, those of pixels by TMA
-  int multicast = 1;   // blocks of neighbouring pixels that fetch their weights together, as a cluster
   Split split = Split::kCluster;
   // Takes so much shared memory that a multiprocessor has one block at a time: where kernels overlap, blocks
   // otherwise share those that the kernel before leaves first, while others idle.

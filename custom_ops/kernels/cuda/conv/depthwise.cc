@@ -54,12 +54,12 @@ ConvLauncher Launcher(const ConvProblem&, const ConvConfig&, const Device&) { re
 const WeightLayout kDepthwiseWeights = {Applies, WeightBytes, PackDepthwise};
 
 const ConvRow kDepthwiseRow = {{"depthwise", "sm_75", "depthwise layers: dp4a, 16 channels a thread"},
-                               Refuse,
-                               AddCandidates,
-                               SharedBytesOf,
-                               Microseconds,
-                               Complete,
-                               Launcher,
-                               &kDepthwiseWeights};
+                               {.refuse = Refuse,
+                                .add_candidates = AddCandidates,
+                                .shared_bytes = SharedBytesOf,
+                                .microseconds = Microseconds,
+                                .complete = Complete,
+                                .launcher = Launcher,
+                                .weights = &kDepthwiseWeights}};
 
 }  // namespace lowbit::cuda

@@ -151,13 +151,12 @@ ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, cons
 
 const ConvRow kHaloRow = {
     {"halo", "sm_90a", "stride 1, few weights: wgmma, blocks keep their weights and patches of the input"},
-    Refuse,
-    AddCandidates,
-    SharedBytesOf,
-    Microseconds,
-    Complete,
-    Launcher,
-    nullptr,
-    {.takes_floats = true}};
+    {.refuse = Refuse,
+     .add_candidates = AddCandidates,
+     .shared_bytes = SharedBytesOf,
+     .microseconds = Microseconds,
+     .complete = Complete,
+     .launcher = Launcher,
+     .traits = {.takes_floats = true}}};
 
 }  // namespace lowbit::cuda

@@ -127,13 +127,13 @@ const WeightLayout kImageWeights = {Applies, WeightBytes, PackImage};
 
 const ConvRow kImageRow = {
     {"image", "sm_75", "a network's first layer, up to 4 channels: a patch of the image in shared memory"},
-    Refuse,
-    AddCandidates,
-    SharedBytesOf,
-    Microseconds,
-    Complete,
-    Launcher,
-    &kImageWeights,
-    {.reads_elements = true}};
+    {.refuse = Refuse,
+     .add_candidates = AddCandidates,
+     .shared_bytes = SharedBytesOf,
+     .microseconds = Microseconds,
+     .complete = Complete,
+     .launcher = Launcher,
+     .weights = &kImageWeights,
+     .traits = {.reads_elements = true}}};
 
 }  // namespace lowbit::cuda

@@ -45,18 +45,14 @@ cudaError_t LaunchTiled(const ConvParams& p, const ConvConfig& config, const Lau
   const cudaError_t error = PrepareKernel<kKernel>(options.device);
   if (error != cudaSuccess) return error;
   const bool cluster = config.splits > 1 && config.split == Split::kCluster;
-  // Whole clusters: tiles past the last row compute nothing that is stored.
-  const int m_tiles = (p.m + config.tile_m - 1) / config.tile_m;
-  const dim3 grid(static_cast<unsigned>((m_tiles + p.multicast - 1) / p.multicast * p.multicast),
+  const dim3 grid(static_cast<unsigned>((p.m + config.tile_m - 1) / config.tile_m),
                   static_cast<unsigned>(p.n_tiles * p.groups), static_cast<unsigned>(p.splits));
   cudaLaunchAttribute shape = {};
   shape.id = cudaLaunchAttributeClusterDimension;
-  shape.val.clusterDim.x = static_cast<unsigned>(p.multicast);
-  shape.val.clusterDim.y = 1;
-  shape.val.clusterDim.z = static_cast<unsigned>(cluster ? config.splits : 1);
-  const int attributes = cluster || p.multicast > 1 ? 1 : 0;
-  return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), &shape, attributes}, kKernel, grid,
-                                  dim3(static_cast<unsigned>(threads)), p, cluster, more...);
+  shape.val.clusterDim.x = shape.val.clusterDim.y = 1;
+  shape.val.clusterDim.z = static_cast<unsigned>(config.splits);
+  return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), &shape, cluster ? 1 : 0}, kKernel,
+                                  grid, dim3(static_cast<unsigned>(threads)), p, cluster, more...);
 }
 
 }  // namespace lowbit::cuda

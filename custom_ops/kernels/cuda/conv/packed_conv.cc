@@ -271,7 +271,6 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
   p.splits = config.splits;
   while ((1 << p.split_shift) < p.splits) ++p.split_shift;  // a power of 2
   p.stages = config.stages;
-  p.multicast = config.multicast;
   const ConvProblem problem = Problem(s);
   p.in_registers = problem.requantizes && config.splits == 1;
   p.requantizes_fours = problem.requantizes;

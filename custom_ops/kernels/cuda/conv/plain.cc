@@ -22,13 +22,11 @@ ConvLauncher Launcher(const ConvProblem&, const ConvConfig&, const Device&) { re
 
 const ConvRow kPlainRow = {
     {"plain", "sm_75", "the GPU's own reference, every node: dp4a, one thread per output"},
-    Refuse,
-    AddCandidates,
-    SharedBytesOf,
-    Microseconds,
-    nullptr,
-    Launcher,
-    nullptr,
-    {.is_reference = true}};
+    {.refuse = Refuse,
+     .add_candidates = AddCandidates,
+     .shared_bytes = SharedBytesOf,
+     .microseconds = Microseconds,
+     .launcher = Launcher,
+     .traits = {.is_reference = true}}};
 
 }  // namespace lowbit::cuda

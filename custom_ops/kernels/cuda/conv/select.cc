@@ -38,7 +38,6 @@ std::string ConvConfig::Text() const {
   if (producers) text += "_producers";
   if (boxes) text += "_boxes";
   if (splits > 1) text += (split == Split::kCluster ? "_cluster" : "_split") + std::to_string(splits);
-  if (multicast > 1) text += "_multicast" + std::to_string(multicast);
   if (apart) text += "_apart";
   if (keeps_weights) text += "_kept";
   return text;
@@ -69,7 +68,6 @@ std::span<const ConvOption> ConvOptions() {
       {"cluster",
        [](const ConvConfig& config) { return config.splits > 1 && config.split == Split::kCluster; }},
       {"kept", [](const ConvConfig& config) { return config.keeps_weights; }},
-      {"multicast", [](const ConvConfig& config) { return config.multicast > 1; }},
       {"producers", [](const ConvConfig& config) { return config.producers; }},
       {"split",
        [](const ConvConfig& config) { return config.splits > 1 && config.split == Split::kWorkspace; }}};

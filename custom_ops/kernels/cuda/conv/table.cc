@@ -6,7 +6,6 @@
 #include "kernels/cuda/conv/halo.h"
 #include "kernels/cuda/conv/image.h"
 #include "kernels/cuda/conv/plain.h"
-#include "kernels/cuda/conv/resident.h"
 #include "kernels/cuda/conv/team.h"
 #include "kernels/cuda/conv/tiles.h"
 #include "kernels/cuda/conv/vector.h"
@@ -16,9 +15,8 @@ namespace lowbit::cuda {
 
 std::span<const ConvRow* const> ConvTable() {
   // Where configurations have equal estimates, the first one is taken.
-  static constexpr const ConvRow* kRows[] = {&kDepthwiseRow, &kImageRow, &kVectorRow,  &kResidentRow,
-                                             &kTeamRow,      &kHaloRow,  &kWindowsRow, &kWgmmaRow,
-                                             &kMmaRow,       &kPlainRow};
+  static constexpr const ConvRow* kRows[] = {&kDepthwiseRow, &kImageRow, &kVectorRow, &kTeamRow, &kHaloRow,
+                                             &kWindowsRow,   &kWgmmaRow, &kMmaRow,    &kPlainRow};
   return kRows;
 }
 

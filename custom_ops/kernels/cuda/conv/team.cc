@@ -87,13 +87,12 @@ ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, cons
 
 const ConvRow kTeamRow = {
     {"team", "sm_90a", "1x1 layers: wgmma, the warpgroups of a block share its weights"},
-    Refuse,
-    AddCandidates,
-    SharedBytesOf,
-    Microseconds,
-    Complete,
-    Launcher,
-    nullptr,
-    {.takes_floats = true}};
+    {.refuse = Refuse,
+     .add_candidates = AddCandidates,
+     .shared_bytes = SharedBytesOf,
+     .microseconds = Microseconds,
+     .complete = Complete,
+     .launcher = Launcher,
+     .traits = {.takes_floats = true}}};
 
 }  // namespace lowbit::cuda

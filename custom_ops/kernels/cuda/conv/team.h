@@ -1,4 +1,4 @@
-// 1x1 convolutions on wgmma (sm_90a): as resident, but the warpgroups of a block share its weights.
+// 1x1 convolutions on wgmma (sm_90a): the warpgroups of a block share its weights.
 #pragma once
 
 #include "kernels/cuda/conv/launch.h"

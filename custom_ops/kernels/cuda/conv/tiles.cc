@@ -69,14 +69,8 @@ void AddSplits(const ConvProblem& problem, const Device& device, ConvConfig conf
         if (producers ? !wgmma || per_split < 3 || config.boxes : wgmma && s < per_split && !config.boxes)
           continue;
         config.producers = producers;
-        for (config.multicast = 1; config.multicast <= 2; ++config.multicast) {
-          const bool may_share = wgmma && splits == 1 && problem.m > config.tile_m && !config.boxes;
-          if (config.multicast == 1 || may_share) {
-            if (Fits(problem, config, device)) out.push_back(config);
-          }
-        }
+        if (Fits(problem, config, device)) out.push_back(config);
       }
-      config.multicast = 1;
     }
   }
 }
@@ -153,11 +147,11 @@ constexpr TileCosts kBoxCosts{.issue = 0,
 
 // In clocks.
 double Microseconds(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
-  const bool wgmma = IsWgmma(config), multicast = config.multicast > 1;
+  const bool wgmma = IsWgmma(config);
   const TileCosts& cost = !wgmma ? kMmaCosts : config.boxes ? kBoxCosts : kGatherCosts;
   const double tile_m = config.tile_m, tile_n = config.tile_n, outputs = tile_m * tile_n;
-  const int64_t m_tiles = CeilDiv(CeilDiv(problem.m, config.tile_m), config.multicast) * config.multicast;
-  const int64_t blocks = m_tiles * CeilDiv(problem.n, config.tile_n) * problem.groups * config.splits;
+  const int64_t blocks =
+      CeilDiv(problem.m, config.tile_m) * CeilDiv(problem.n, config.tile_n) * problem.groups * config.splits;
   // Clusters of more than two blocks that share no multiprocessor leave some over.
   const bool leaves_over = config.apart && config.splits > 2;
   const int64_t per_multiprocessor =
@@ -182,13 +176,12 @@ double Microseconds(const ConvProblem& problem, const ConvConfig& config, const 
   }
 
   // One tile of k: issuing its copies, multiplying, its bytes, or the latency of a round of all stages.
-  const double bytes = (tile_m + tile_n / config.multicast) * kTileK;
+  const double bytes = (tile_m + tile_n) * kTileK;
   const double multiply = outputs * 256 / (tile_n < 64 ? cost.narrow_rate : cost.rate);
   double tile = std::max({cost.issue * tile_m, at_once * multiply, at_once * bytes / cost.bytes});
   if (k_tiles > config.stages) tile = std::max(tile, cost.latency / config.stages);
   tile += cost.step;
   if (config.producers) tile += 23;
-  if (multicast) tile += 128;
   const double start = cost.start + at_once * bytes / cost.first_bytes;
   const double round = !problem.requantizes ? 1.35 : problem.residual ? cost.round_and_add : cost.round;
   const double finish = outputs / config.splits * round;
@@ -199,7 +192,6 @@ double Microseconds(const ConvProblem& problem, const ConvConfig& config, const 
     if (config.splits > 8) clocks += 978;
     if (config.split == Split::kWorkspace) clocks += 1500;
   }
-  if (multicast) clocks += 159;
   if (config.tile_n >= 256) clocks += 184;
   // What it keeps from starting early, or from being started early: its place on the multiprocessors that it
   // has, and those; a warpgroup more to get going.
@@ -228,23 +220,21 @@ ConvLauncher WgmmaLauncher(const ConvProblem&, const ConvConfig& config, const D
 }  // namespace
 
 const ConvRow kMmaRow = {{"mma", "sm_75", "any layer but transposed ones: implicit GEMM on mma.sync"},
-                         RefuseMma,
-                         AddMma,
-                         SharedBytesOf,
-                         Microseconds,
-                         Complete,
-                         MmaLauncher,
-                         nullptr,
-                         kTraits};
+                         {.refuse = RefuseMma,
+                          .add_candidates = AddMma,
+                          .shared_bytes = SharedBytesOf,
+                          .microseconds = Microseconds,
+                          .complete = Complete,
+                          .launcher = MmaLauncher,
+                          .traits = kTraits}};
 const ConvRow kWgmmaRow = {
     {"wgmma", "sm_90a", "any layer of 16 channels and more: implicit GEMM on wgmma from shared memory"},
-    RefuseWgmma,
-    AddWgmma,
-    SharedBytesOf,
-    Microseconds,
-    Complete,
-    WgmmaLauncher,
-    nullptr,
-    kTraits};
+    {.refuse = RefuseWgmma,
+     .add_candidates = AddWgmma,
+     .shared_bytes = SharedBytesOf,
+     .microseconds = Microseconds,
+     .complete = Complete,
+     .launcher = WgmmaLauncher,
+     .traits = kTraits}};
 
 }  // namespace lowbit::cuda

@@ -46,33 +46,19 @@ struct Tiles {
     KeepInRegister(ring.barriers);
     if (thread < ring.stages) {
       // A gatherer's copies arrive by themselves, its stores (of fill) with an arrival of their own; the
-      // weights bring one more, which is that of a box too. A stage is free when every consuming warp of
-      // every block it is filled for says so.
+      // weights bring one more, which is that of a box too. A stage is free when every consuming warp says
+      // so.
       const int arrivals = kBoxes ? 1 : (PaddingOf(p) == Padding::kFill ? 2 : 1) * kLoaders + 1;
-      ring.MakeBarriers(thread, arrivals, kConsumers / 32 * p.multicast);
+      ring.MakeBarriers(thread, arrivals, kConsumers / 32);
       FenceBarrierInit();
     }
     if (cluster) fixed.state.BeginCluster(kTileM);
-    if (p.multicast > 1) {  // nobody copies into a block whose barriers are not there
-      __syncthreads();
-      ClusterArrive();
-      ClusterWait();
-    }
   }
 
-  // The weights of a tile, by one thread, which announces a box of pixels too. Blocks of a cluster with
-  // multicast have the same: each fetches its share for all. A block that is sent a copy or told of a free
-  // stage waits for it, hence may leave on its own.
+  // The weights of a tile, by one thread, which announces a box of pixels too.
   __device__ __forceinline__ void FetchWeights(int i, int stage) const {
-    const uint32_t target = tiles.at + stage * kBytes + kBytesA, full = ring.full(stage);
-    const uint8_t* const source = at.Weights(p, at.k_begin + i);
-    ArriveExpecting(full, kBoxes ? kBytes : kBytesB);
-    if (kBoxes || p.multicast == 1) {
-      BulkCopy(target, source, kBytesB, full);
-    } else {
-      const int share = kBytesB / p.multicast, rank = static_cast<int>(blockIdx.x) % p.multicast;
-      BulkCopyToBlocks(target + rank * share, source + rank * share, share, full, (1u << p.multicast) - 1);
-    }
+    ArriveExpecting(ring.full(stage), kBoxes ? kBytes : kBytesB);
+    BulkCopy(tiles.at + stage * kBytes + kBytesA, at.Weights(p, at.k_begin + i), kBytesB, ring.full(stage));
   }
   // The first weights may be fetched before the predecessor is done.
   __device__ __forceinline__ void FetchFirstWeights() const {
@@ -127,15 +113,6 @@ struct Tiles {
     FetchResiduals<kTileM, kTileN, kConsumers>(p, at, tiles.data, thread, PixelsInOrder{at.m0, p.m});
   }
 
-  // This warp is done with the stage.
-  __device__ __forceinline__ void Release(int stage) const {
-    if (p.multicast == 1) {
-      if (thread % 32 == 0) Arrive(ring.empty(stage));
-    } else if (thread % 32 < p.multicast) {
-      ArriveRemotely(ClusterAddress(ring.empty(stage), thread % 32));
-    }
-  }
-
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) const {
     BeginSums<kConsumers, kFinish>(p, fixed.state, column, sums);
     HoldRegisters(sums);
@@ -151,7 +128,7 @@ struct Tiles {
         },
         [&](int i, int stage) {
           // Only a stage that will be filled again: nobody waits for the others.
-          if (i + ring.stages < count) Release(stage);
+          if (i + ring.stages < count && thread % 32 == 0) Arrive(ring.empty(stage));
         });
     LetSuccessorsStart();
     WgmmaWait<0>();

@@ -43,11 +43,10 @@ ConvLauncher Launcher(const ConvProblem&, const ConvConfig&, const Device&) { re
 
 const ConvRow kVectorRow = {
     {"vector", "sm_75", "products of up to 16 rows: mma.sync, a block eight channels"},
-    Refuse,
-    AddCandidates,
-    SharedBytesOf,
-    Microseconds,
-    nullptr,
-    Launcher};
+    {.refuse = Refuse,
+     .add_candidates = AddCandidates,
+     .shared_bytes = SharedBytesOf,
+     .microseconds = Microseconds,
+     .launcher = Launcher}};
 
 }  // namespace lowbit::cuda

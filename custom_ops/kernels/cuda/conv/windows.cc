@@ -99,13 +99,12 @@ ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, cons
 
 const ConvRow kWindowsRow = {
     {"windows", "sm_90a", "stride 1, many weights: wgmma, patches of the input stay, weights pass through"},
-    Refuse,
-    AddCandidates,
-    SharedBytesOf,
-    Microseconds,
-    Complete,
-    Launcher,
-    nullptr,
-    {.takes_floats = true}};
+    {.refuse = Refuse,
+     .add_candidates = AddCandidates,
+     .shared_bytes = SharedBytesOf,
+     .microseconds = Microseconds,
+     .complete = Complete,
+     .launcher = Launcher,
+     .traits = {.takes_floats = true}}};
 
 }  // namespace lowbit::cuda

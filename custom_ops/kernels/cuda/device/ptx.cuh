@@ -254,17 +254,6 @@ __device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, in
       "l"(global), "r"(bytes), "r"(barrier)
       : "memory");
 }
-// To the same address in the blocks of the cluster whose ranks are bits of `blocks`, each counts the bytes at
-// its own barrier.
-__device__ __forceinline__ void BulkCopyToBlocks(uint32_t shared, const void* global, int bytes,
-                                                 uint32_t barrier, uint32_t blocks) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
-      "[%3], "
-      "%4;" ::"r"(shared),
-      "l"(global), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(blocks))
-      : "memory");
-}
 // At a barrier of another block of the cluster.
 __device__ __forceinline__ void ArriveRemotely(uint32_t remote_barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");

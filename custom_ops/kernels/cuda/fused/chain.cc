@@ -5,8 +5,8 @@
 
 #include "core/status.h"
 #include "kernels/cuda/conv/packed_conv.h"
-#include "kernels/cuda/conv/resident.h"
 #include "kernels/cuda/conv/select.h"
+#include "kernels/cuda/conv/tiles.h"
 #include "kernels/cuda/fused/chain_params.h"
 #include "kernels/cuda/fused/residual_pair.h"
 
@@ -21,7 +21,7 @@ int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 
 ChainProduct ProductOf(const PackedConv& conv, const ConvShape& shape, int ranks, bool may_be_floats) {
   // What depends on no configuration.
-  const ConvParams p = conv.Params(shape, {&kResidentRow, kTilePixels, kChainBox, 2}, may_be_floats);
+  const ConvParams p = conv.Params(shape, {&kWgmmaRow, kTilePixels, kChainBox, 2}, may_be_floats);
   ChainProduct product;
   product.weights = p.weights;
   product.n = p.n;

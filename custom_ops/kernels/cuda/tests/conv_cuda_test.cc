@@ -652,8 +652,7 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
                                              : config.Text().substr(0, config.Text().find("_stages")) +
                                                    (config.splits == 1                      ? ""
                                                     : config.split == cuda::Split::kCluster ? " cluster"
-                                                                                            : " workspace") +
-                                                   (config.multicast > 1 ? " multicast" : "")];
+                                                                                            : " workspace")];
     ++counts.runs;
     int64_t wrong = 0, first = -1;
     if (std::memcmp(expected.data(), found.data(), y_bytes) != 0) {

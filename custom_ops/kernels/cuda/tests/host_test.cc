@@ -138,7 +138,7 @@ void TestNamesLeftOut() {
   Expect(ParseLeftOut("").empty() && ParseLeftOut(" , ").empty(), "nothing is left out");
   Expect(ParseLeftOut("halo, team,,halo") == LeftOut{"halo", "team"}, "names between commas");
   const char* const patterns[] = {"residual_pair"};
-  RequireKnownNames({"halo", "chain", "pair", "conv_pool", "multicast", "residual_pair"}, patterns);
+  RequireKnownNames({"halo", "chain", "pair", "conv_pool", "kept", "residual_pair"}, patterns);
   const auto message = [&](const LeftOut& names) -> std::string {
     try {
       RequireKnownNames(names, patterns);

@@ -144,14 +144,6 @@ inline void Bulk(uint8_t* to, const void* from, int bytes, uint8_t* barrier) {
 inline void BulkCopy(uint32_t shared, const void* global, int bytes, uint32_t barrier) {
   emulator::Bulk(emulator::PointerTo(shared), global, bytes, emulator::PointerTo(barrier));
 }
-inline void BulkCopyToBlocks(uint32_t shared, const void* global, int bytes, uint32_t barrier,
-                             uint32_t blocks) {
-  for (uint32_t rank = 0; blocks >> rank != 0; ++rank) {
-    if ((blocks >> rank & 1) == 0) continue;
-    emulator::Bulk(emulator::PointerTo(ClusterAddress(shared, rank)), global, bytes,
-                   emulator::PointerTo(ClusterAddress(barrier, rank)));
-  }
-}
 template <int kBytes>
 void SendToCluster(uint32_t remote, uint32_t shared, uint32_t remote_barrier) {
   emulator::Bulk(emulator::PointerTo(remote), emulator::PointerTo(shared), kBytes,
