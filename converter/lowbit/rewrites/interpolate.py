@@ -11,6 +11,7 @@ from lowbit.graph.attributes import get_string
 from lowbit.graph.reasons import Refusal
 from lowbit.graph.windows import read_resize
 from lowbit.rewrites.clipped import clipped_at
+from lowbit.rewrites.move import holds_codes
 from lowbit.rewrites.operands import read_activation
 from lowbit.rewrites.rule import Context, Region
 from lowbit.rewrites.unary import UnaryRegion
@@ -33,6 +34,8 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     """See the module."""
     clipped = clipped_at(context.form, sink, ("Resize",))
     if clipped is None or get_string(clipped.core, "mode", "nearest") == "nearest":
+        return None
+    if holds_codes(context.form, clipped.core.inputs[0]):
         return None
     x = read_activation(context.form, clipped.core.inputs[0], "input")
     if isinstance(x, Refusal):
