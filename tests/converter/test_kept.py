@@ -93,6 +93,23 @@ def test_nodes_that_stay_are_fused_as_before(
     result.assert_equal()
 
 
+def test_scales_per_channel_keep_an_operator_in_float() -> None:
+    """ONNX Runtime would fuse them into an operator that refuses them when it runs, at any size."""
+
+    def build(g: Graph) -> None:
+        scales = Quant(np.float32([0.02, 0.03, 0.04]), np.zeros(3, np.int8), "s8", axis=1)
+        grid = Quant(np.float32(0.03), np.asarray(0), "s8")
+        x = g.qdq(g.input(("n", 3, "h", "w")), scales)
+        x = g.qdq(g.node("GlobalAveragePool", [x]), grid)
+        y, yq = conv(g, x, grid, channels=3, kernel=1)
+        output(g, g.qdq(y, yq), "n", 5, 1, 1)
+
+    result = converted(build)
+    assert result.ops["GlobalAveragePool"] == 1
+    feed = {name: np.ones((2, 3, 4, 5), np.float32) for name in result.built.feeds}
+    lowbit_session(result.result.model).run(None, feed)
+
+
 # The guard ------------------------------------------------------------------------------------------------
 
 

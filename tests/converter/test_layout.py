@@ -460,10 +460,11 @@ def _cubic_resize_of_codes(opset: int, numbers: str, bounds: tuple[int, int] | N
 
     given = {"scales": ["scales"], "sizes": ["empty", "sizes"], "image": ["", "image"]}[numbers]
     axes = {"axes": [3, 2]} if numbers == "image" else {}
+    bounded = "c" if bounds else "a"
     nodes = [
         conv("x", "a", 0),
         *([helper.make_node("Clip", ["a", "bound0", "bound1"], ["c"], "c")] if bounds else []),
-        helper.make_node("Resize", ["c" if bounds else "a", "empty", *given], ["b"], "b", mode="cubic", **axes),
+        helper.make_node("Resize", [bounded, "empty", *given], ["b"], "b", mode="cubic", **axes),
         conv("b", "y", 1),
     ]
     used = {name for node in nodes for name in node.input}

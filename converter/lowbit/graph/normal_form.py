@@ -416,7 +416,7 @@ def _read_law(node: ir.Node) -> Quantization | Refusal:
 
 
 def _leaves_range(node: ir.Node) -> bool:
-    """Whether a Resize of codes gives others than its input holds: cubic curves overshoot, outside is filled."""
+    """Whether a Resize of codes gives others than its input holds: overshoots, or a number for outside."""
     if not is_op(node, "Resize"):
         return False
     outside = get_string(node, "coordinate_transformation_mode", "") == "tf_crop_and_resize"
