@@ -180,7 +180,9 @@ def read_grid(node: ir.Node, tensor: ir.Value, dtype: ir.DataType) -> Grid | Ref
     if scale.size == 1 and zero_point.size == 1:
         return Grid(scale.reshape(()), zero_point.reshape(()).astype(np.int32))
 
-    axis, rank = get_int(node, "axis", 1), rank_of(tensor)
+    rank = rank_of(tensor)
+    # A vector has one axis; exporters leave it out for a bias, which ONNX Runtime takes in a QLinearConv.
+    axis = get_int(node, "axis", 0 if rank == 1 and is_dequantize(node) else 1)
     if scale.ndim > 1:
         axes = [i for i, size in enumerate(scale.shape) if size != 1]
         if len(axes) != 1 or scale.ndim != rank:
