@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from lowbit.sessions.session import for_device
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.converter.graphs import conv, converted, image, output
@@ -181,6 +182,30 @@ def test_without_neighbours_that_stay_everything_converts() -> None:
     assert converted(build).ops["LowBitAdd"] == 1
 
 
+@pytest.mark.parametrize(
+    ("op", "shape", "stays"),
+    [
+        ("GlobalAveragePool", (1, 8, 3, 4, 4), True),
+        ("GlobalAveragePool", (1, 8, 6, 6), True),
+        ("AveragePool", (1, 3, 6, 6), True),
+        ("AveragePool", (1, 4, 6, 6), False),
+    ],
+)
+def test_pools_alone_stay_where_the_layout_costs_more(op: str, shape: tuple[int, ...], stays: bool) -> None:
+    def build(g: Graph) -> None:
+        quant = g.act(0.03)
+        x = g.qdq(g.input(shape, step=float(quant.scale)), quant)
+        window = {"kernel_shape": [2, 2]} if op == "AveragePool" else {}
+        output(g, g.qdq(g.node(op, [x], **window), quant), *"ncdhw"[: len(shape)])
+
+    result = converted(build)
+    assert result.ops[op] == stays
+    assert result.ops[f"LowBit{op}"] == (not stays)
+    on_cpu = for_device(result.built.model, everything=False).model
+    assert any(node.domain == "ai.lowbit" for node in on_cpu.graph.node) == (not stays)
+    assert converted(build, all_regions=True).ops[f"LowBit{op}"] == 1
+
+
 def test_operators_that_gain_nothing_come_back_as_they_were() -> None:
     """QLinearAdd between nodes that stay, in the operator form."""
 
@@ -198,8 +223,6 @@ def test_operators_that_gain_nothing_come_back_as_they_were() -> None:
 
 
 def test_for_a_device_everything_converts() -> None:
-    from lowbit.sessions.session import for_device
-
     model = for_device(converted(between(_add)).built.model).model
     assert any(node.op_type == "LowBitAdd" for node in model.graph.node)
 
