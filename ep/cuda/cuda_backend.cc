@@ -57,6 +57,11 @@ std::optional<std::string> WithoutKernel(const NodeSpec& node) {
   return std::nullopt;
 }
 
+// Partitioning refuses such nodes, but a compiled model may hold what no partitioning has seen.
+void RequireKernel(const NodeSpec& node) {
+  if (const std::optional<std::string> reason = WithoutKernel(node)) Fail(*reason);
+}
+
 Weights NeededBeside(std::span<const uint8_t> packed) {
   return packed.empty() ? Weights::kNeeded : Weights::kMayBeMissing;
 }
@@ -188,6 +193,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Step> CreateFused(const Graph& graph, std::span<const Node* const> nodes,
                                     const Fusion& fusion, std::span<const uint8_t> packed) {
     std::vector<NodeSpec> specs = DecodeAll(graph, nodes, NeededBeside(packed));
+    for (const NodeSpec& spec : specs) RequireKernel(spec);
     auto packed_node = fusion.pack(specs, device_->Properties(), *tuner_, packed);
     // Tuning tells chains by it.
     std::string key;
@@ -206,8 +212,7 @@ class CudaBackend final : public Backend {
 
   std::unique_ptr<Step> CreateLowBit(const Graph& graph, const Node& node, std::span<const uint8_t> packed) {
     NodeSpec spec = Decode(graph, node, NeededBeside(packed));
-    // Partitioning refuses such nodes, but a compiled model may hold what no partitioning has seen.
-    if (const std::optional<std::string> reason = WithoutKernel(spec)) Fail(*reason);
+    RequireKernel(spec);
     std::unique_ptr<cuda::PackedNode> packed_node;
     std::string key;
     if (const auto* const matmul = std::get_if<MatmulNode>(&spec)) {

@@ -5,6 +5,7 @@ import pytest
 
 from tests.converter.graphs import conv, converted, converts, image, output, refuses
 from tests.dialects.graphs.builder import Graph, Quant, as_tensor
+from tests.support import lowbit_session, stock_run
 
 
 def test_integer_bias_and_quantizer_become_requantize() -> None:
@@ -250,3 +251,22 @@ def test_added_constant_that_leaves_int32_less_its_zero_point_stays() -> None:
 
     result = converted(build)
     assert "Add" in result.ops, "stock ONNX Runtime decides what this means"
+
+
+def test_a_bias_whose_scales_name_no_axis() -> None:
+    """The default is axis 1, which a vector does not have; ONNX Runtime runs it fused into a QLinearConv."""
+
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        output(g, g.qdq(y, yq), 2, 5, 4, 4)
+        bias = next(n for n in g.nodes if n.op_type == "Conv").input[2]
+        (reader,) = (n for n in g.nodes if n.output[0] == bias)
+        assert [a.name for a in reader.attribute] == ["axis"]
+        reader.ClearField("attribute")
+
+    result = converted(build)
+    assert result.ops["LowBitConv"] == 1
+    assert "tail" not in result.attributes("LowBitConv")
+    feeds = result.built.feed()
+    (ours,) = lowbit_session(result.result.model).run(None, feeds)
+    np.testing.assert_array_equal(ours, stock_run(result.built.model, feeds)[0])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.converter.graphs import conv, converted, converts, image, output
-from tests.dialects.graphs.builder import Graph, Quant
+from tests.dialects.graphs.builder import Graph, Quant, as_tensor
 
 NARROW = {"HardSigmoid": {"alpha": 0.3}, "LeakyRelu": {"alpha": 0.1}, "Sigmoid": {}, "Tanh": {}, "Abs": {}}
 
@@ -72,6 +72,19 @@ def test_batch_normalization_of_codes() -> None:
         output(g, g.qdq(y, Quant(g.scale(0.05), np.asarray(5), "u8")), 2, 4, 6, 6)
 
     assert converts(build, "LowBitAffine").attributes("LowBitAffine")["y_min"] == [5]
+
+
+def test_batch_normalization_whose_gamma_is_quantized() -> None:
+    """ONNX Runtime's quantizer takes a gamma that was not folded into a convolution for weights."""
+
+    def build(g: Graph) -> None:
+        x, _ = image(g)
+        gamma = g.dq(g.const(as_tensor(g.codes((4,)), "s8", "")), g.act(0.01, "s8"))
+        parameters = [gamma, *(g.floats(g.rng.uniform(0.5, 1.5, 4)) for _ in range(3))]
+        y = g.node("BatchNormalization", [x, *parameters])
+        output(g, g.qdq(y, g.act(0.05)), 2, 4, 6, 6)
+
+    converts(build, "LowBitAffine")
 
 
 @pytest.mark.parametrize("op", ["Mul", "Add"])

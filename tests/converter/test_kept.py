@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from lowbit.sessions.session import for_device
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.converter.graphs import conv, converted, image, output
@@ -93,6 +94,23 @@ def test_nodes_that_stay_are_fused_as_before(
     result.assert_equal()
 
 
+def test_scales_per_channel_keep_an_operator_in_float() -> None:
+    """ONNX Runtime would fuse them into an operator that refuses them when it runs, at any size."""
+
+    def build(g: Graph) -> None:
+        scales = Quant(np.float32([0.02, 0.03, 0.04]), np.zeros(3, np.int8), "s8", axis=1)
+        grid = Quant(np.float32(0.03), np.asarray(0), "s8")
+        x = g.qdq(g.input(("n", 3, "h", "w")), scales)
+        x = g.qdq(g.node("GlobalAveragePool", [x]), grid)
+        y, yq = conv(g, x, grid, channels=3, kernel=1)
+        output(g, g.qdq(y, yq), "n", 5, 1, 1)
+
+    result = converted(build)
+    assert result.ops["GlobalAveragePool"] == 1
+    feed = {name: np.ones((2, 3, 4, 5), np.float32) for name in result.built.feeds}
+    lowbit_session(result.result.model).run(None, feed)
+
+
 # The guard ------------------------------------------------------------------------------------------------
 
 
@@ -164,6 +182,30 @@ def test_without_neighbours_that_stay_everything_converts() -> None:
     assert converted(build).ops["LowBitAdd"] == 1
 
 
+@pytest.mark.parametrize(
+    ("op", "shape", "stays"),
+    [
+        ("GlobalAveragePool", (1, 8, 3, 4, 4), True),
+        ("GlobalAveragePool", (1, 8, 6, 6), True),
+        ("AveragePool", (1, 3, 6, 6), True),
+        ("AveragePool", (1, 4, 6, 6), False),
+    ],
+)
+def test_pools_alone_stay_where_the_layout_costs_more(op: str, shape: tuple[int, ...], stays: bool) -> None:
+    def build(g: Graph) -> None:
+        quant = g.act(0.03)
+        x = g.qdq(g.input(shape, step=float(quant.scale)), quant)
+        window = {"kernel_shape": [2, 2]} if op == "AveragePool" else {}
+        output(g, g.qdq(g.node(op, [x], **window), quant), *"ncdhw"[: len(shape)])
+
+    result = converted(build)
+    assert result.ops[op] == stays
+    assert result.ops[f"LowBit{op}"] == (not stays)
+    on_cpu = for_device(result.built.model, everything=False).model
+    assert any(node.domain == "ai.lowbit" for node in on_cpu.graph.node) == (not stays)
+    assert converted(build, all_regions=True).ops[f"LowBit{op}"] == 1
+
+
 def test_operators_that_gain_nothing_come_back_as_they_were() -> None:
     """QLinearAdd between nodes that stay, in the operator form."""
 
@@ -181,8 +223,6 @@ def test_operators_that_gain_nothing_come_back_as_they_were() -> None:
 
 
 def test_for_a_device_everything_converts() -> None:
-    from lowbit.sessions.session import for_device
-
     model = for_device(converted(between(_add)).built.model).model
     assert any(node.op_type == "LowBitAdd" for node in model.graph.node)
 

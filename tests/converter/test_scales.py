@@ -31,11 +31,11 @@ def per_channel(g: Graph, about: float) -> str:
 
 
 def finish(g: Graph, real: str, scale: np.ndarray, seed: int, rank: int = 4) -> tuple[list, Built]:
-    """A quantizer, the conversion, and its comparison with what the graph means."""
+    """A quantizer, the conversion of all of it, and its comparison with what the graph means."""
     y = Quant(np.asarray(scale, np.float32), np.asarray(11), "u8")
     g.output(g.dq(g.q(real, y), y), [None] * rank)
     built = Built(g.proto(), g.feeds, seed)
-    result = lowbit.convert(built.model)
+    result = lowbit.convert(built.model, all_regions=True)
     feeds = built.feed()
     (ours,) = lowbit_session(result.model).run(None, feeds)
     (meant,) = oracle.run(built.model, feeds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import lowbit
 import numpy as np
@@ -114,6 +115,28 @@ def test_outputs_that_say_little(said: str) -> None:
     assert result.ops["LowBitGemm"] == 2
     for info, given in zip(result.result.model.graph.output, result.built.model.graph.output, strict=True):
         assert info == given
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_negative_dims_are_open(as_file: bool, tmp_path: Path) -> None:
+    """Exporters of PaddlePaddle write -1."""
+
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        output(g, g.qdq(y, yq), 2, 5, 4, 4)
+
+    built = converted(build).built
+    model = onnx.ModelProto()
+    model.CopyFrom(built.model)
+    for info in (*model.graph.input, *model.graph.output):
+        for axis in (0, 2, 3):
+            info.type.tensor_type.shape.dim[axis].dim_value = -1
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    source = path if as_file else model
+    result = lowbit.convert(source)
+    assert not result.report.kept
+    assert lowbit.verify(result, source, data=built.feed()).ok
 
 
 def test_a_constant_as_output_without_an_element_type() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from lowbit.rewrites.clipped import OTHER_ROUNDING
 from onnx import helper
 
 from tests.conftest import FULL
@@ -232,6 +233,14 @@ def test_input_quant_that_makes_no_sense(stated: str, message: str) -> None:
 # -- zero points, which a quantizer adds before it rounds
 
 
+_ONE_OPERAND: dict[str, tuple[dict[str, object], list[int]]] = {
+    "GlobalAveragePool": ({}, [1, 6, 1, 1]),
+    "AveragePool": ({"kernel_shape": [3, 3], "pads": [0, 1, 1, 0]}, [1, 6, 3, 3]),
+    "Resize": ({"mode": "linear"}, [1, 6, 8, 8]),
+}
+"""Attributes and the shape of the result."""
+
+
 def _between_quantizers(op: str, scales: tuple[float, float, float], zero: int) -> onnx.ModelProto:
     """An op between asymmetric quantizers of 4 bits: two operands, or one."""
 
@@ -245,11 +254,15 @@ def _between_quantizers(op: str, scales: tuple[float, float, float], zero: int) 
         given = [source, constant(f"{name}_s", scale), constant(f"{name}_z", zero), constant(f"{name}_b", 4)]
         attributes = {"signed": 0, "narrow": 0, "rounding_mode": "ROUND", "domain": "qonnx.custom_op.general"}
         nodes.append(helper.make_node("Quant", given, [name], name=name, **attributes))
-    attributes = {"axis": 1} if op == "Concat" else {}
-    operands = ["qa"] if op == "GlobalAveragePool" else ["qa", "qb"]
+    two = {"axis": 1} if op == "Concat" else {}, [1, 12 if op == "Concat" else 6, 4, 4]
+    attributes, result = _ONE_OPERAND.get(op, two)
+    operands = ["qa"] if op in _ONE_OPERAND else ["qa", "qb"]
+    if op == "Resize":
+        initializers.append(onnx.numpy_helper.from_array(np.float32([1, 1, 2, 2]), "sizes"))
+        operands += ["", "sizes"]
     nodes.insert(2, helper.make_node(op, operands, ["y"], name=op, **attributes))
-    shape, channels = [1, 6, 4, 4], {"Concat": 12}.get(op, 6)
-    shapes = {"a": shape, "b": shape, "z": [1, channels, *([1, 1] if len(operands) == 1 else shape[2:])]}
+    shape = [1, 6, 4, 4]
+    shapes = {"a": shape, "b": shape, "z": result}
     values = {
         k: helper.make_tensor_value_info(k, onnx.TensorProto.FLOAT, shape) for k, shape in shapes.items()
     }
@@ -258,7 +271,7 @@ def _between_quantizers(op: str, scales: tuple[float, float, float], zero: int) 
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
-@pytest.mark.parametrize("op", ["Add", "Mul", "Concat", "GlobalAveragePool"])
+@pytest.mark.parametrize("op", ["Add", "Mul", "Concat", "MatMul", *_ONE_OPERAND])
 @pytest.mark.parametrize("zero", [6, 7])
 def test_ops_between_quantizers_with_zero_points(op: str, zero: int) -> None:
     """They round as QuantizeLinear does wherever no result is a tie, which is tried on all codes."""
@@ -272,13 +285,18 @@ def test_ops_between_quantizers_with_zero_points(op: str, zero: int) -> None:
         assert np.array_equal(session.run(None, feeds)[0], meant)
 
 
-@pytest.mark.parametrize("op", ["Add", "Mul", "GlobalAveragePool"])
+@pytest.mark.parametrize("op", ["Add", "Mul", "MatMul", *_ONE_OPERAND])
 def test_ties_with_an_odd_zero_point_stay(op: str) -> None:
-    """With scales of powers of two half of the results are ties, which go to the other code."""
+    """With scales of powers of two many results are ties, which go to the other code.
+
+    A product or a pool then gives real numbers, and its quantizer stays.
+    """
     model = _between_quantizers(op, (0.5, 0.5, 1.0), 7)
     result = lowbit.convert(model)
-    (kept,) = (node for node in result.report.kept if node.op_type == op)
-    assert "rounds in another way than QuantizeLinear" in kept.reason
+    kept = {node.name: node.reason for node in result.report.kept}
+    assert "z" in kept
+    assert (op not in kept) == (op in ("MatMul", "AveragePool"))
+    assert "rounds in another way than QuantizeLinear" in kept.get(op, OTHER_ROUNDING)
     feeds = {name: np.random.default_rng(1).normal(0, 2, (1, 6, 4, 4)).astype(np.float32) for name in "ab"}
     (meant,) = qonnx_oracle.run(model, feeds)
     assert np.array_equal(lowbit_session(result.model).run(None, feeds)[0], meant)

@@ -9,8 +9,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from onnx import helper, numpy_helper
 
 from tests.gpu.support import assert_equal, gpu_options, gpu_session
+from tests.hostile.context_mutants import Region
 from tests.support import lowbit_session, require_native
 
 require_native()
@@ -74,3 +76,43 @@ def test_foreign_and_damaged_contexts_are_refused(case, tmp_path: Path) -> None:
         context_bytes(model).s = bad
         with pytest.raises(Exception, match="compile"):
             gpu_session(model)
+
+
+def test_a_pair_of_volumes_in_a_region_said_to_be_of_the_gpu(tmp_path: Path) -> None:
+    """No partitioning has seen it; two convolutions that would be fused are refused like one."""
+    kinds = {"x_bits": 8, "w_bits": 8, "y_bits": 8, "in_channels": 16, "out_channels": 16}
+    window = {"kernel_shape": [2, 2, 2], "domain": "ai.lowbit"}
+    rng = np.random.default_rng(0)
+    constants = {
+        "scale": np.float32(0.01),
+        "zero": np.int32(0),
+        "w": rng.integers(0, 256, 16 * 16 * 8).astype(np.uint8),
+    }
+    product = ["scale", "zero", "scale", "zero", "", "scale", "zero"]
+    shortcut = helper.make_node("LowBitConv", ["x", "w", *product], ["r"], "r", **kinds, **window)
+    residual = ["", "", "", "", "", "", "r", "scale", "zero", "scale", "zero"]
+    adding = helper.make_node("LowBitConv", ["x", "w", *product, *residual], ["y"], "y", **kinds, **window)
+    graph = helper.make_graph(
+        [shortcut, adding],
+        "volumes",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, [1, 4, 4, 4, 16])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.UINT8, [1, 3, 3, 3, 16])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.lowbit", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    lowbit.compile(model, tmp_path / "cpu.onnx", device="cpu-ep")
+    volumes = onnx.load(tmp_path / "cpu.onnx")
+    del model.graph.node[1:], model.graph.output[:]
+    flat = onnx.load_from_string(model.SerializeToString())
+    attributes = {a.name: a for a in flat.graph.node[0].attribute}
+    attributes["kernel_shape"].ints[:] = [2, 4]
+    del flat.graph.input[0].type.tensor_type.shape.dim[1]
+    flat.graph.output.append(helper.make_tensor_value_info("r", onnx.TensorProto.UINT8, None))
+    (tmp_path / "flat.onnx").write_bytes(flat.SerializeToString())
+    compile_model(tmp_path / "flat.onnx", tmp_path / "gpu.onnx")
+    here = Region.of(context_bytes(onnx.load(tmp_path / "gpu.onnx")).s).fingerprint
+    changed = context_bytes(volumes)
+    changed.s = Region.of(changed.s).said_to_be_of(here).blob()
+    with pytest.raises(Exception, match="3-D convolutions have no kernel for GPUs"):
+        gpu_session(volumes)

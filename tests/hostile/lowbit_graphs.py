@@ -43,7 +43,13 @@ class Value:
 
     @property
     def is_image(self) -> bool:
-        return len(self.shape) == 4
+        """Whether it is an image or a volume, channels last or first."""
+        return len(self.shape) in (4, 5)
+
+    @property
+    def spatial(self) -> range:
+        """The axes between the batch and the channels."""
+        return range(1, len(self.shape) - 1)
 
 
 class Graph:
@@ -88,7 +94,10 @@ class Graph:
     def add_input(self) -> Value:
         rng = self.rng
         bits = rng.choice([0, 0, 0, *BITS])
-        shape = [rng.choice([1, 1, 2]), rng.randint(1, 6), rng.randint(1, 6), rng.choice(CHANNELS)]
+        spatial = [rng.randint(1, 6), rng.randint(1, 6)]
+        if rng.random() < 0.2:
+            spatial = [rng.randint(1, 4) for _ in range(3)]
+        shape = [rng.choice([1, 1, 2]), *spatial, rng.choice(CHANNELS)]
         value = Value(f"x{len(self.inputs)}", shape, bits, bool(bits) and rng.random() < 0.5)
         self.inputs.append(value)
         self.values.append(value)
@@ -169,7 +178,8 @@ def _float_add(g: Graph, x: Value) -> None:
 
 
 def _matmul(g: Graph, x: Value) -> None:
-    kind = g.rng.choice(["conv", "conv", "conv", "transpose", "gemm"]) if x.is_image else "gemm"
+    kinds = ["conv", "conv", "conv", *(["transpose"] if len(x.shape) == 4 else []), "gemm"]
+    kind = g.rng.choice(kinds) if x.is_image else "gemm"
     out = g.rng.choice(CHANNELS)
     w_bits = g.rng.choice(BITS)
     w_encoding = "bipolar" if w_bits == 1 and g.rng.random() < 0.5 else g.rng.choice(["signed", "unsigned"])
@@ -189,16 +199,16 @@ def _matmul(g: Graph, x: Value) -> None:
         cin, group = x.shape[-1], 1
         if g.rng.random() < 0.25:
             group, out = cin, cin
-        kernel, stride = [g.rng.choice([1, 3]) for _ in range(2)], [g.rng.choice([1, 1, 2]) for _ in range(2)]
+        kernel, stride = ([g.rng.choice(sizes) for _ in x.spatial] for sizes in ([1, 3], [1, 1, 2]))
         pads = [size // 2 for size in kernel] * 2
         attributes |= {"in_channels": cin, "out_channels": out, "kernel_shape": kernel, "group": group,
                        "strides": stride, "pads": pads}  # fmt: skip
-        k = kernel[0] * kernel[1] * (cin // group)
+        k = int(np.prod(kernel)) * (cin // group)
         if kind == "conv":
-            sizes = [(x.shape[1 + d] - 1) // stride[d] + 1 for d in range(2)]
+            sizes = [(x.shape[1 + d] - 1) // step + 1 for d, step in enumerate(stride)]
             op = g.rng.choice(["LowBitConv", "APConv"])
         else:
-            sizes = [(x.shape[1 + d] - 1) * stride[d] + 1 for d in range(2)]
+            sizes = [(x.shape[1 + d] - 1) * step + 1 for d, step in enumerate(stride)]
             op = "LowBitConvTranspose"
         shape = [x.shape[0], *sizes, out]
     inputs = [x.name, g.const(g.arrays.integers(0, 256, out * ((k * w_bits + 7) // 8)).astype(np.uint8))]
@@ -276,9 +286,10 @@ def _binary(g: Graph, x: Value) -> None:
 def _pool(g: Graph, x: Value) -> None:
     if not x.is_image:
         return _unary(g, x)
-    kernel = [g.rng.randint(1, min(3, size)) for size in x.shape[1:3]]
-    stride = [g.rng.choice([1, 2]) for _ in range(2)]
-    shape = [x.shape[0], *((x.shape[1 + d] - kernel[d]) // stride[d] + 1 for d in range(2)), x.shape[3]]
+    kernel = [g.rng.randint(1, min(3, x.shape[axis])) for axis in x.spatial]
+    stride = [g.rng.choice([1, 2]) for _ in x.spatial]
+    sizes = [(x.shape[1 + d] - size) // stride[d] + 1 for d, size in enumerate(kernel)]
+    shape = [x.shape[0], *sizes, x.shape[-1]]
     window = {"kernel_shape": kernel, "strides": stride, "x_encoding": x.encoding}
     kind = g.rng.choice(["max", "average", "global"])
     if kind == "max":
@@ -289,8 +300,8 @@ def _pool(g: Graph, x: Value) -> None:
     if kind == "average":
         g.node("LowBitAveragePool", inputs, shape, bits, signed, **window, **attributes)
     else:
-        g.node("LowBitGlobalAveragePool", inputs, [x.shape[0], 1, 1, x.shape[3]], bits, signed,
-               x_encoding=x.encoding, **attributes)  # fmt: skip
+        g.node("LowBitGlobalAveragePool", inputs, [x.shape[0], *(1 for _ in x.spatial), x.shape[-1]],
+               bits, signed, x_encoding=x.encoding, **attributes)  # fmt: skip
     return None
 
 
@@ -307,7 +318,7 @@ def _concat(g: Graph, x: Value) -> None:
 
 
 def _resize(g: Graph, x: Value) -> None:
-    if not x.is_image or max(x.shape[1:3]) > 8:
+    if len(x.shape) != 4 or max(x.shape[1:3]) > 8:
         return _unary(g, x)
     if x.shape[3] % 4 == 0 and g.rng.random() < 0.5:
         shape = [x.shape[0], 2 * x.shape[1], 2 * x.shape[2], x.shape[3] // 4]
@@ -322,7 +333,7 @@ def _resize(g: Graph, x: Value) -> None:
 def _dequantize(g: Graph, x: Value) -> None:
     shape, first = list(x.shape), int(x.is_image and g.rng.random() < 0.4)
     if first:
-        shape = [shape[0], shape[3], *shape[1:3]]
+        shape = [shape[0], shape[-1], *shape[1:-1]]
     inputs = [x.name, g.const(g.scale()), g.const(g.zero(8, x.signed))]
     g.node("LowBitDequantize", inputs, shape, 0, False, x_encoding=x.encoding, to_channels_first=first)
 

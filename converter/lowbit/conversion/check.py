@@ -399,9 +399,9 @@ def _check_optimized(
 ) -> None:
     """Opens a session as users do: what its optimizer fuses ONNX Runtime cannot always run.
 
-    Around quantizers that stay it may fuse what it left alone in the original; and it may have hidden a node
-    of the original that does not run, which it no longer does. Without an original that it opens so, there is
-    nothing to hold the model to.
+    Behind a DequantizeLinear that stays it may fuse what it left alone in the original; and it may have
+    hidden a node of the original that does not run, which it no longer does. Without an original that it
+    opens so, there is nothing to hold the model to.
 
     Args:
         proto: the converted model.
@@ -409,14 +409,19 @@ def _check_optimized(
         batch: the size of the batch to run with.
         hidden: whether the original runs only so.
     """
-    stay = any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node)
-    if source is None or not (stay or hidden):
+    if source is None or not (_reads_real_codes(proto) or hidden):
         return
     failed = refusal_of(proto, batch=batch, optimized=True)
     if failed is None or refusal_of(source, batch=batch, optimized=True) is not None:
         return
     message = f"ONNX Runtime's optimizer breaks nodes that stay: {failed}"
     raise OptimizerError(message, _named_in(failed, proto))
+
+
+def _reads_real_codes(proto: onnx.ModelProto) -> bool:
+    """Whether a node of ONNX Runtime's own reads what a DequantizeLinear of its own gives."""
+    real = {node.output[0] for node in proto.graph.node if node.op_type == "DequantizeLinear"}
+    return any(not real.isdisjoint(node.input) for node in proto.graph.node if node.domain != DOMAIN)
 
 
 def refusal_of(proto: onnx.ModelProto, *, batch: int | None = None, optimized: bool = False) -> str | None:

@@ -22,6 +22,7 @@ from lowbit.proto.model_file import (
     read_file,
     require_own_data,
     tensors_of,
+    with_open_dims,
 )
 from lowbit.schemas import DOMAIN, has_attribute
 
@@ -74,7 +75,7 @@ def load_model(model: str | Path | onnx.ModelProto) -> Source:
         ModelError: if there is no file, it is no ONNX model, or it contradicts itself.
     """
     if isinstance(model, onnx.ModelProto):
-        proto, path, label = model, None, "the given model"
+        proto, path, label = with_open_dims(model), None, "the given model"
         check_whole(proto, label)
         require_own_data(proto, label)
         digest = hashlib.sha256(proto.SerializeToString()).hexdigest()
@@ -169,9 +170,6 @@ def _check(proto: onnx.ModelProto, label: str) -> None:
             f"{SUPPORTED_OPSETS.stop - 1}. Export it again with one of those, or use onnx.version_converter"
         )
     for value in proto.graph.input:
-        dims = value.type.tensor_type.shape.dim
-        if any(dim.dim_value < 0 for dim in dims):
-            raise ModelError(f"{label}: input '{value.name}' has the shape {[dim.dim_value for dim in dims]}")
         if value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type:
             raise ModelError(f"{label}: input '{value.name}' has no element type")
     for where, tensor in tensors_of(proto):

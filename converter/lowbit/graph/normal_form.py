@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_int
+from lowbit.graph.attributes import get_int, get_string
 from lowbit.graph.constants import Array, constant, scalar
 from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid, differences
 from lowbit.graph.quantizers import Law, is_law, read_law
@@ -180,7 +180,9 @@ def read_grid(node: ir.Node, tensor: ir.Value, dtype: ir.DataType) -> Grid | Ref
     if scale.size == 1 and zero_point.size == 1:
         return Grid(scale.reshape(()), zero_point.reshape(()).astype(np.int32))
 
-    axis, rank = get_int(node, "axis", 1), rank_of(tensor)
+    rank = rank_of(tensor)
+    # A vector has one axis; exporters leave it out for a bias, which ONNX Runtime takes in a QLinearConv.
+    axis = get_int(node, "axis", 0 if rank == 1 and is_dequantize(node) else 1)
     if scale.ndim > 1:
         axes = [i for i, size in enumerate(scale.shape) if size != 1]
         if len(axes) != 1 or scale.ndim != rank:
@@ -390,6 +392,8 @@ class NormalForm:
         node = codes.producer()
         if node is not None and is_op(node, *CODE_MOVERS) and node.inputs[0] is not None:
             moved = self.code_range(node.inputs[0])
+            if moved is not None and _leaves_range(node):
+                return CodeRange.of(moved.dtype)
             if moved is None or not is_op(node, "Pad"):
                 return moved
             fill = _pad_value(node)
@@ -411,6 +415,14 @@ def _read_law(node: ir.Node) -> Quantization | Refusal:
         return read
     law, grid, code_range = read
     return Quantization(source, node.outputs[0], grid, code_range, (node,), law)
+
+
+def _leaves_range(node: ir.Node) -> bool:
+    """Whether a Resize of codes gives others than its input holds: overshoots, or a number for outside."""
+    if not is_op(node, "Resize"):
+        return False
+    outside = get_string(node, "coordinate_transformation_mode", "") == "tf_crop_and_resize"
+    return outside or get_string(node, "mode", "nearest") == "cubic"
 
 
 def _pad_value(node: ir.Node) -> int | None:

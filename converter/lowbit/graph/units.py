@@ -3,6 +3,9 @@
 It fuses ``DequantizeLinear -> op -> QuantizeLinear`` into one integer operator (QLinearConv), or drops the
 pairs around an op that moves values. It looks for nodes of ONNX's own; a lowbit node in the place of one of
 them would leave the operator in float. So the quantizers next to such a unit stay as the model has them.
+
+Activations with one scale per channel are fused too, by mistake: no kernel takes them. There a lowbit node in
+the place of a quantizer is what lets the operator run.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from lowbit.graph.constants import constant, is_known
 from lowbit.graph.normal_form import is_dequantize, is_op, is_quantize
 
 _OPERANDS: dict[str, tuple[int, ...] | None] = {
@@ -28,7 +32,7 @@ _FLOAT_OUTPUT = ("ArgMax", "Gemm", "MatMul")
 
 
 def find_units(nodes: Iterable[ir.Node]) -> set[ir.Node]:
-    """Those nodes, of some that stay, that ONNX Runtime fuses with the quantizers around them.
+    """Those nodes, of some that stay, that ONNX Runtime fuses with the quantizers around them, and runs so.
 
     A Relu or Clip in front of a QuantizeLinear belongs to the unit: it is dropped where the codes clip, too.
     """
@@ -45,16 +49,26 @@ def _reads_codes(node: ir.Node) -> bool:
     operands = _OPERANDS[node.op_type]
     chosen = node.inputs if operands is None else [node.inputs[i] for i in operands if i < len(node.inputs)]
     given = [value.producer() for value in chosen if value is not None]
-    return bool(given) and all(maker is not None and is_dequantize(maker) for maker in given)
+    return bool(given) and all(
+        maker is not None and is_dequantize(maker) and (is_known(maker.inputs[0]) or _has_one_scale(maker))
+        for maker in given
+    )
+
+
+def _has_one_scale(quantizer: ir.Node) -> bool:
+    scale = constant(quantizer.inputs[1])
+    return scale is None or scale.size == 1
 
 
 def _behind(node: ir.Node) -> list[ir.Node] | None:
     """What stands between a node and the quantizers that read it; None if ONNX Runtime does not fuse it."""
-    if is_op(node, *_FLOAT_OUTPUT):
-        return _clips(node)
     ends = _clips(node)
     outputs = ends[-1].outputs if ends else node.outputs
-    return ends if all(_only_quantized(output) for output in outputs) else None
+    readers = [user for output in outputs for user in output.consumers() if is_quantize(user)]
+    if not all(_has_one_scale(reader) for reader in readers):
+        return None
+    fused = is_op(node, *_FLOAT_OUTPUT) or all(_only_quantized(output) for output in outputs)
+    return ends if fused else None
 
 
 def _clips(node: ir.Node) -> list[ir.Node]:

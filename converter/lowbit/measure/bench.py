@@ -224,7 +224,7 @@ class Subject:
         model = load_proto(path, external_data=False)
         file_bytes = stored_bytes(path, model)
         if device != "cpu" and convert and not is_ready(model):
-            ready = for_device(path)
+            ready = for_device(path, everything=has_own_memory(device))
             if ready is not path:
                 model = ready.model
                 path = _temporary_file(model, "converted.onnx")

@@ -16,7 +16,13 @@ from onnx import TensorProto, numpy_helper
 
 from lowbit.errors import LowBitError
 from lowbit.ops.codes import code_range, output_range
-from lowbit.proto.model_file import in_known_version, is_external, load_proto, require_own_data
+from lowbit.proto.model_file import (
+    in_known_version,
+    is_external,
+    load_proto,
+    require_own_data,
+    with_open_dims,
+)
 
 if TYPE_CHECKING:
     from lowbit.proto.report import Result
@@ -251,7 +257,7 @@ def as_proto(model: Model) -> onnx.ModelProto:
     """
     if isinstance(model, (str, os.PathLike)):
         return in_known_version(load_proto(model), os.fspath(model))
-    proto = model if isinstance(model, onnx.ModelProto) else model.model
+    proto = with_open_dims(model if isinstance(model, onnx.ModelProto) else model.model)
     label = proto.graph.name or "the model"
     require_own_data(proto, label)
     return in_known_version(proto, label)

@@ -50,7 +50,7 @@ def read_file(path: Path) -> bytes:
 
 
 def parse_model(data: bytes, label: str) -> onnx.ModelProto:
-    """The model that bytes hold; the data of external tensors are not loaded.
+    """The model that bytes hold, in the form of :func:`with_open_dims`; external data are not loaded.
 
     Raises:
         ModelError: if the bytes are no ONNX model.
@@ -62,7 +62,30 @@ def parse_model(data: bytes, label: str) -> onnx.ModelProto:
         raise_if_out_of_memory(error)
         raise ModelError(f"{label}: not an ONNX file, or a truncated one ({len(data)} bytes)") from error
     check_whole(model, label)
-    return model
+    return with_open_dims(model)
+
+
+def with_open_dims(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model that leaves dims open where it says that they are negative.
+
+    Exporters of PaddlePaddle write -1, and ONNX Runtime reads it so; inference would compute with the number.
+
+    Returns:
+        The model itself, or a copy where such dims are stated.
+    """
+    if not any(dim.dim_value < 0 for dim in _stated_dims(model)):
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for dim in _stated_dims(copy):
+        if dim.dim_value < 0:
+            dim.ClearField("dim_value")
+    return copy
+
+
+def _stated_dims(model: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
+    for info in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        yield from info.type.tensor_type.shape.dim
 
 
 def check_whole(model: onnx.ModelProto, label: str) -> None:

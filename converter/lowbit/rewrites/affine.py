@@ -54,7 +54,7 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     x = read_activation(context.form, node.inputs[path], f"input {path}")
     if isinstance(x, Refusal):
         return x
-    folded = fold_batch_normalization(node) if is_op(node, "BatchNormalization") else None
+    folded = fold_batch_normalization(context.form, node) if is_op(node, "BatchNormalization") else None
     if isinstance(folded, Refusal):
         return folded
     if (refusal := clipped.refuse_output(codes_alone=True)) is not None:

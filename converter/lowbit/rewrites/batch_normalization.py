@@ -7,18 +7,20 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from lowbit.graph.attributes import get_float
-from lowbit.graph.constants import constant
+from lowbit.graph.normal_form import NormalForm
 from lowbit.graph.reasons import Refusal
+from lowbit.rewrites.operands import real_constant
 
 Floats = npt.NDArray[np.float32]
 
 
 def fold_batch_normalization(
-    node: ir.Node, channels: int | None = None, axis: int = 1
+    form: NormalForm, node: ir.Node, channels: int | None = None, axis: int = 1
 ) -> tuple[Floats, Floats] | Refusal:
     """A BatchNormalization as ``y = x * scale + shift``, each [C].
 
     Args:
+        form: the graph.
         node: the node.
         channels: how many there must be, where that is known.
         axis: the axis along which the reader has its channels; a BatchNormalization's is always 1.
@@ -28,8 +30,8 @@ def fold_batch_normalization(
     """
     if axis != 1:
         return Refusal(f"its BatchNormalization is along axis 1, its channels along axis {axis}")
-    arrays = [constant(value) for value in node.inputs[1:5]]
-    if any(array is None or array.dtype != np.float32 for array in arrays):
+    arrays = [real_constant(form, value) for value in node.inputs[1:5]]
+    if any(array is None for array in arrays):
         return Refusal("the parameters of its BatchNormalization are not float32 constants")
     gamma, beta, mean, variance = (np.asarray(array, np.float32) for array in arrays)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -42,14 +42,18 @@ class Clipped:
     quantization: Quantization | None
     result: ir.Value
 
-    def refuse_rounding(self, reals: Floats, *, divided: bool = False) -> Refusal | None:
+    def refuse_rounding(
+        self, reals: Floats, most: Floats | None = None, *, divided: bool = False
+    ) -> Refusal | None:
         """A refusal where the quantizer gives another code than QuantizeLinear for a number it can meet.
 
         A quantizer of QONNX adds its zero point before it rounds, QuantizeLinear behind it, which is another
         code at a tie, or where the addition makes one.
 
         Args:
-            reals: every result that the core can have.
+            reals: every result that the core can have; where ``most`` is given, the least that it can be.
+            most: the most that each can be. Codes never fall where numbers rise: where both ends have one
+                code, all between have it.
             divided: whether these are divided by the quantizer's scale, as the node computes that.
         """
         quantization = self.quantization
@@ -58,18 +62,19 @@ class Clipped:
         law, grid = quantization.law, quantization.grid
         if law is None or law.op_type != "QuantizeRound" or not law.uniform:
             return Refusal(OTHER_ROUNDING)
+        results = np.stack([reals.reshape(-1), *([] if most is None else [most.reshape(-1)])])
         with np.errstate(over="ignore"):
-            quotients = np.unique(reals if divided else reals / grid.scale)
+            quotients = np.unique(results if divided else results / grid.scale, axis=1)
             ends = np.array([self.bounds.low, self.bounds.high], np.float32) / grid.scale
         low, high = self.bounds.codes(quantization)
         encoding = "signed" if quantization.range.low < 0 else "unsigned"
         linear = saturate(np.rint(quotients), grid.zero_point, low, high, encoding)
         own = replace(law, scale=np.ones((), np.float32)).codes(np.clip(quotients, *ends))
-        different = int(np.count_nonzero(linear != own))
+        different = int(np.count_nonzero(np.any((linear != linear[0]) | (own != linear[0]), axis=0)))
         if not different:
             return None
         return Refusal(
-            f"{OTHER_ROUNDING}: {different} of its {quotients.size} possible results get other codes"
+            f"{OTHER_ROUNDING}: {different} of its {quotients.shape[1]} possible results get other codes"
         )
 
     def refuse_output(self, *, codes_alone: bool = False) -> Refusal | None:
@@ -99,6 +104,8 @@ class Clipped:
             lowering.define_codes(self.result, output.stored(value, order))
 
 
+MOST_RESULTS = 1 << 22
+"""Results beyond which it is not tried whether each is rounded as QuantizeLinear rounds it."""
 OTHER_ROUNDING = "its quantizer rounds in another way than QuantizeLinear"
 
 

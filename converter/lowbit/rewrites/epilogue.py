@@ -312,7 +312,7 @@ def _extend(
         return replace(epilogue, steps=(*epilogue.steps, step), clip=clip)
 
     if is_op(node, "BatchNormalization"):
-        folded = fold_batch_normalization(node, channels, axis)
+        folded = fold_batch_normalization(form, node, channels, axis)
         return folded if isinstance(folded, Refusal) else _add_affine(epilogue, *folded)
 
     if not (is_op(node, "Add", "Mul") or (is_op(node, "Sub") and link.path == 0)):

@@ -11,7 +11,7 @@ from lowbit.graph.reasons import Refusal
 from lowbit.lowering.lowering import Lowering
 from lowbit.lowering.stored import Stored, identity
 from lowbit.rewrites.binary import BinaryRegion, read_operands
-from lowbit.rewrites.clipped import Clipped, clipped_at
+from lowbit.rewrites.clipped import MOST_RESULTS, OTHER_ROUNDING, Clipped, clipped_at
 from lowbit.rewrites.operands import Activation, is_constant
 from lowbit.rewrites.rule import Context, Region
 from lowbit.rewrites.weights import INT32_MAX
@@ -35,7 +35,7 @@ def _permutation(stored: Stored) -> list[int]:
 
 def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     """See the module."""
-    clipped = clipped_at(context.form, sink, ("MatMul",))
+    clipped = clipped_at(context.form, sink, ("MatMul",), laws=True)
     if clipped is None or _has_weights(clipped.core):
         return None
     operands = read_operands(context, clipped.core)
@@ -71,7 +71,14 @@ def _check_sums(clipped: Clipped, a: Activation, b: Activation) -> Refusal | Non
     largest = [_largest_value(operand) for operand in (a, b)]
     if products * largest[0] * largest[1] > INT32_MAX:
         return Refusal(f"a sum of its {products} products may leave int32")
-    return None
+    if clipped.quantization is None or clipped.quantization.linear:
+        return None
+    ends = [[int(end - x.grid.zero_point) for end in (x.range.low, x.range.high)] for x in (a, b)]
+    corners = [products * left * right for left in ends[0] for right in ends[1]]
+    if not 0 < max(corners) - min(corners) <= MOST_RESULTS:
+        return Refusal(OTHER_ROUNDING)
+    sums = np.arange(min(corners), max(corners) + 1).astype(np.float32)
+    return clipped.refuse_rounding(sums * scale, divided=True)
 
 
 def _largest_value(operand: Activation) -> int:

@@ -17,7 +17,7 @@ from lowbit.graph.reasons import Refusal
 from lowbit.graph.reductions import AXES_AS_INPUT
 from lowbit.lowering.lowering import Lowering
 from lowbit.lowering.stored import Order, Stored, channels_last, identity
-from lowbit.rewrites.clipped import OTHER_ROUNDING, Clipped, clipped_at
+from lowbit.rewrites.clipped import MOST_RESULTS, OTHER_ROUNDING, Clipped, clipped_at
 from lowbit.rewrites.operands import Activation, read_activation
 from lowbit.rewrites.rule import Context, Region
 from lowbit.rewrites.unary import UnaryRegion
@@ -82,10 +82,6 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     return _refuse_rounding(clipped, x, pixels) or region
 
 
-_MOST_SUMS = 1 << 22
-"""Sums beyond which it is not tried whether each is rounded as QuantizeLinear rounds it."""
-
-
 def _refuse_rounding(clipped: Clipped, x: Activation, sizes: Sequence[int | None]) -> Refusal | None:
     """A refusal where the quantizer and the node round a sum of codes in two ways."""
     quantization = clipped.quantization
@@ -93,7 +89,7 @@ def _refuse_rounding(clipped: Clipped, x: Activation, sizes: Sequence[int | None
         return None
     pixels = math.prod(size or 0 for size in sizes)
     low, high = (pixels * (end - int(x.grid.zero_point)) for end in (x.range.low, x.range.high))
-    if not 0 < high - low <= _MOST_SUMS:
+    if not 0 < high - low <= MOST_RESULTS:
         return Refusal(OTHER_ROUNDING)
     multiplier = x.grid.scale / (quantization.grid.scale * np.float32(pixels))
     return clipped.refuse_rounding(np.arange(low, high + 1).astype(np.float32) * multiplier, divided=True)

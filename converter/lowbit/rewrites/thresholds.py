@@ -127,7 +127,7 @@ def read_step(form: NormalForm, link: Link, channels: int, rank: int, axis: int)
             return Refusal("a Cast to another type than float32 follows it")
         return lambda v: v
     if is_op(node, "BatchNormalization"):
-        folded = fold_batch_normalization(node, channels, axis)
+        folded = fold_batch_normalization(form, node, channels, axis)
         if isinstance(folded, Refusal):
             return folded
         scale, shift = folded[0].reshape(-1, 1), folded[1].reshape(-1, 1)

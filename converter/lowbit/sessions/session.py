@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lowbit.errors import LowBitError, ModelError, RefusedError, raise_if_out_of_memory
 from lowbit.library import get_library_path
-from lowbit.sessions.devices import canonical, ep_device
+from lowbit.sessions.devices import canonical, ep_device, has_own_memory
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -79,7 +79,7 @@ def session(
     try:
         if threads is not None:
             options.intra_op_num_threads = threads
-        ready = model if place == "cpu" else for_device(model)
+        ready = model if place == "cpu" else for_device(model, everything=has_own_memory(place))
         try:
             return open_session(ready, options, place)
         except RefusedError as error:
@@ -206,10 +206,14 @@ def _require_own_data(data: bytes, name: str) -> None:
         require_own_data(proto, name)
 
 
-def for_device(model: Any) -> Any:
+def for_device(model: Any, *, everything: bool = True) -> Any:
     """What the execution provider can run of a model: converted in memory unless that was done already.
 
     A model that holds lowbit nodes, or is compiled, is returned as it was given, so that a path stays a path.
+
+    Args:
+        model: the model.
+        everything: whether what gains nothing on a CPU is converted, too.
 
     Raises:
         ModelError: if it cannot be read or converted.
@@ -227,7 +231,7 @@ def for_device(model: Any) -> Any:
     from lowbit.conversion.convert import convert
 
     given = Path(model) if isinstance(model, (str, os.PathLike)) else proto
-    result = convert(given, all_regions=True)
+    result = convert(given, all_regions=everything)
     if not is_ready(result.model):
         left = (*result.report.islands, *result.report.kept)
         why = next((f": {node.reason}" for node in left if node.reason), "")

@@ -150,11 +150,32 @@ LOWBIT_ALWAYS_INLINE inline void ForBlocks(int64_t count, const Block& block, co
   if (i < count) rest(i, count - i);
 }
 
-// kLanes bytes, of which the first n come from x.
+template <class Word>
+LOWBIT_ALWAYS_INLINE inline uint64_t ReadWord(const uint8_t* x) {
+  Word word;
+  std::memcpy(&word, x, sizeof(word));
+  return word;
+}
+
+// kLanes bytes, of which the first n >= 1 come from x. They are put together in registers, of two reads that
+// overlap: to copy n bytes is a call, whose single writes a read of all of them then waits for.
 template <class S>
 struct PartialBytes {
-  PartialBytes(const uint8_t* x, int64_t n) { std::memcpy(bytes, x, static_cast<size_t>(n)); }
-  uint8_t bytes[S::kLanes] = {};
+  PartialBytes(const uint8_t* x, int64_t n) {
+    static_assert(S::kLanes <= 16);
+    using Words = uint64_t __attribute__((vector_size(16)));
+    Words words = {};
+    if (n > 8) {
+      words = Words{ReadWord<uint64_t>(x), ReadWord<uint64_t>(x + n - 8) >> (8 * (16 - n))};
+    } else if (n >= 4) {
+      words[0] = ReadWord<uint32_t>(x) | ReadWord<uint32_t>(x + n - 4) << (8 * (n - 4));
+    } else {
+      const int64_t middle = n / 2, last = n - 1;
+      words[0] = x[0] | uint64_t{x[middle]} << (8 * middle) | uint64_t{x[last]} << (8 * last);
+    }
+    std::memcpy(bytes, &words, sizeof(bytes));
+  }
+  uint8_t bytes[S::kLanes];
 };
 
 // ---- LowBitAffine, LowBitRequantize, LowBitDequantize ----
@@ -478,6 +499,13 @@ void AverageTapsImpl(const AverageSpec& spec, const Taps& taps, int64_t divisor,
                                      y + c * kSize);
       },
       [&](int64_t c, int64_t rest) LOWBIT_ALWAYS_INLINE {
+        if (c > 0) {  // the last channels once more, some of them for the second time
+          c = taps.channels - S::kLanes;
+          block.template operator()<1>([&](const uint8_t* tap, int64_t)
+                                           LOWBIT_ALWAYS_INLINE { return dequantize(tap + c); },
+                                       y + c * kSize);
+          return;
+        }
         uint8_t out[S::kLanes * kSize];
         block.template operator()<1>(
             [&](const uint8_t* tap, int64_t)
