@@ -26,6 +26,9 @@ export CCACHE_NOHASHDIR := 1
 # To the cache, the same compiler by another name is another: scikit-build and CMake would each look for one.
 export CXX
 endif
+# pip would compile all of scipy and sympy (30 s of CPU); Python compiles what is imported. (0 switches --no-compile on: pip
+# reads the value as that of --compile.)
+export PIP_NO_COMPILE := 0
 endif
 
 # Tools of the virtual environment (cmake, ninja, clang-format ...) come first.
