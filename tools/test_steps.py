@@ -376,6 +376,7 @@ def wheel_from_sdist() -> Outcome:
     )
 
 
+# What has many processes of its own comes last, so that no step of a single one is left to end alone.
 FULL: list[Step] = [
     *LINT,
     ("generated docs are current", docs_current),
@@ -383,17 +384,17 @@ FULL: list[Step] = [
     ("documentation as a site", site),
     ("C++ tests", cxx_tests),
     ("tests", all_tests),
-    ("a minute of the zoo", zoo_selection),
-    ("every ISA level", each_isa_level),
-    ("AddressSanitizer and UBSan", address_sanitizer),
-    ("clang and ThreadSanitizer", clang_and_threads),
-    ("CUDA", cuda_build),
+    ("wheel from sdist", wheel_from_sdist),
     ("ARM", arm),
     ("sessions on aarch64", aarch64_sessions),
     ("mobile example on aarch64", mobile_example),
+    ("a minute of the zoo", zoo_selection),
     (f"onnxruntime {OLDEST_ONNXRUNTIME}", oldest_onnxruntime),
     (f"onnxruntime {NEWEST_ONNXRUNTIME}", newest_onnxruntime),
-    ("wheel from sdist", wheel_from_sdist),
+    ("every ISA level", each_isa_level),
+    ("AddressSanitizer and UBSan", address_sanitizer),
+    ("CUDA", cuda_build),
+    ("clang and ThreadSanitizer", clang_and_threads),
 ]
 
 AFTER: dict[str, tuple[str, ...]] = {
