@@ -26,11 +26,17 @@ export CCACHE_NOHASHDIR := 1
 # To the cache, the same compiler by another name is another: scikit-build and CMake would each look for one.
 export CXX
 endif
+# pip would compile all of scipy and sympy (30 s of CPU); Python compiles what is imported. (0 switches --no-compile on: pip
+# reads the value as that of --compile.)
+export PIP_NO_COMPILE := 0
 endif
 
 # Tools of the virtual environment (cmake, ninja, clang-format ...) come first.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Images of containers like to set it. The tests run hundreds of processes that import the package, and compiling its
+# sources takes each of them longer (3 s) than what it is there for (1 s).
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint format docs site wheel wheel-aarch64 wheel-cuda bench setup headers clean distclean
 .DELETE_ON_ERROR:

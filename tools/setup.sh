@@ -3,6 +3,7 @@
 #
 #   tools/setup.sh venv DIR    a virtual environment with the build tools (cmake, ninja, ... from PyPI)
 #   tools/setup.sh program NAME PACKAGE   makes sure that a program is there
+#   tools/setup.sh clang       makes sure that clang++ is there, with its ThreadSanitizer
 #   tools/setup.sh headers     prints the ONNX Runtime include folder to build with; fetches it into .cache if needed
 #   tools/setup.sh nvcc        prints the CUDA compiler to build liblowbit_cuda with; fetches it from PyPI into .cache if needed
 #
@@ -21,6 +22,7 @@ apt_install() {
     die "$2. Install the Debian package '$1' (as root: apt-get install $1) or its like, then run make again."
   fi
   say "$2: installing the Debian package $1"
+  exec 9> /tmp/lowbit-setup.lock && flock 9  # apt-get fails where another one runs, such as that of a test beside this one
   if [ "$apt_updated" = no ]; then apt-get -qq -o Acquire::Retries=3 update; apt_updated=yes; fi
   DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends -o Acquire::Retries=3 install "$1" >&2
 }
@@ -59,6 +61,20 @@ setup_venv() {
   # shellcheck disable=SC2046  # one word per requirement is meant
   "$venv/bin/python" -m pip install --quiet --retries 5 cmake ninja \
     $("$venv/bin/python" -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
+}
+
+has_thread_sanitizer() {
+  local dir status=0
+  dir=$(mktemp -d)
+  echo 'int main() {}' > "$dir/probe.cc"
+  clang++ -fsanitize=thread "$dir/probe.cc" -o "$dir/probe" 2> /dev/null || status=1
+  rm -rf "$dir"
+  return $status
+}
+
+setup_clang() {
+  command -v clang++ > /dev/null || apt_install clang "no clang++ found"
+  has_thread_sanitizer || apt_install libclang-rt-dev "clang++ has no ThreadSanitizer"
 }
 
 ort_headers() {
@@ -114,8 +130,9 @@ find_nvcc() {
 
 case "${1:-}" in
   venv) setup_venv "${2:?venv needs a folder}" ;;
+  clang) setup_clang ;;
   headers) ort_headers ;;
   nvcc) find_nvcc ;;
   program) command -v "$2" > /dev/null || apt_install "$3" "no $2 found" ;;
-  *) sed -n '2,8p' "$0" >&2; exit 2 ;;
+  *) sed -n '2,9p' "$0" >&2; exit 2 ;;
 esac

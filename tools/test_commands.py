@@ -64,12 +64,12 @@ def parallel() -> list[str]:
     return ["-n", JOBS] if JOBS != "1" else []
 
 
-def install_extra(extra: str) -> bool:
-    """Installs the packages of one of pyproject.toml's extras that are missing."""
+def install_extras(*extras: str) -> bool:
+    """Installs the packages of some of pyproject.toml's extras that are missing."""
     with open(ROOT / "pyproject.toml", "rb") as file:
-        packages = tomllib.load(file)["project"]["optional-dependencies"][extra]
-    wanted = [package for package in packages if not package.startswith("lowbit[")]
-    return run([*PIP_INSTALL, *wanted])
+        groups = tomllib.load(file)["project"]["optional-dependencies"]
+    packages = [package for extra in extras for package in groups[extra]]
+    return run([*PIP_INSTALL, *(package for package in packages if not package.startswith("lowbit["))])
 
 
 def tool(name: str) -> str:

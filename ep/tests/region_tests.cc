@@ -19,7 +19,7 @@ namespace {
 
 // Under a sanitizer every tenth of many rounds of one kind is run: nothing is optimized and every access is
 // checked, and what it finds in one round it finds in most.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef LOWBIT_SANITIZED
 constexpr size_t kSparse = 10;
 #else
 constexpr size_t kSparse = 1;

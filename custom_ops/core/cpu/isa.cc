@@ -165,8 +165,8 @@ Isa ReadDefaultIsa() {
   return BestLevelUpTo(*cap);
 }
 
-// What the text of a CPU's name may hold.
-std::string Printable(std::string text) {
+// What the text of a CPU's name may hold; a build for other processors reads none.
+[[maybe_unused]] std::string Printable(std::string text) {
   std::replace_if(text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
   text.erase(0, text.find_first_not_of(' '));
   text.erase(text.find_last_not_of(' ') + 1);
