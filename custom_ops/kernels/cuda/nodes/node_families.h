@@ -1,4 +1,4 @@
-// One factory per kind of node, beside its kernels; node.cc dispatches to them.
+// One overload per kind of node, beside its kernels; node.cc dispatches to them.
 #pragma once
 
 #include <memory>
@@ -7,35 +7,38 @@
 
 namespace lowbit::cuda {
 
+using PackedNodePtr = std::unique_ptr<PackedNode>;
+
 // affine.cu
-std::unique_ptr<PackedNode> PackAffine(const AffineSpec& spec, const Device& device);
-std::unique_ptr<PackedNode> PackLookup(const LookupNode& node, const Device& device);
+PackedNodePtr Pack(const AffineNode& node, const Device& device);
+PackedNodePtr Pack(const LookupNode& node, const Device& device);
 // binary.cu
-std::unique_ptr<PackedNode> PackBinary(const BinaryNode& node);
-std::unique_ptr<PackedNode> PackFloatBinary(const FloatBinaryOp& op);
+PackedNodePtr Pack(const BinaryNode& node, const Device& device);
+PackedNodePtr Pack(const FloatBinaryOp& op, const Device& device);
 // pool.cu
-std::unique_ptr<PackedNode> PackMaxPool(const MaxPoolNode& node);
-std::unique_ptr<PackedNode> PackAveragePool(const AveragePoolNode& node);
-std::unique_ptr<PackedNode> PackGlobalAveragePool(const GlobalAveragePoolNode& node, const Device& device);
+PackedNodePtr Pack(const MaxPoolNode& node, const Device& device);
+PackedNodePtr Pack(const AveragePoolNode& node, const Device& device);
+PackedNodePtr Pack(const GlobalAveragePoolNode& node, const Device& device);
 // concat.cu
-std::unique_ptr<PackedNode> PackConcat(const ConcatNode& node);
-std::unique_ptr<PackedNode> PackJoin(const JoinOp& op);
+PackedNodePtr Pack(const ConcatNode& node, const Device& device);
+PackedNodePtr Pack(const JoinOp& op, const Device& device);
 // move.cu
-std::unique_ptr<PackedNode> PackResize(const ResizeNode& node, const Device& device);
-std::unique_ptr<PackedNode> PackDepthToSpace(const DepthToSpaceNode& node);
-std::unique_ptr<PackedNode> PackTranspose(const TransposeOp& op);
-std::unique_ptr<PackedNode> PackSlice(const SliceOp& op);
-std::unique_ptr<PackedNode> PackPad(const PadOp& op);
+PackedNodePtr Pack(const ReshapeOp& op, const Device& device);
+PackedNodePtr Pack(const ResizeNode& node, const Device& device);
+PackedNodePtr Pack(const DepthToSpaceNode& node, const Device& device);
+PackedNodePtr Pack(const TransposeOp& op, const Device& device);
+PackedNodePtr Pack(const SliceOp& op, const Device& device);
+PackedNodePtr Pack(const PadOp& op, const Device& device);
 // quantize.cu
-std::unique_ptr<PackedNode> PackQuantize(const QuantizeNode& node, const Device& device);
-std::unique_ptr<PackedNode> PackThreshold(const ThresholdNode& node, const Device& device);
-std::unique_ptr<PackedNode> PackDequantize(const DequantizeNode& node, const Device& device);
+PackedNodePtr Pack(const QuantizeNode& node, const Device& device);
+PackedNodePtr Pack(const ThresholdNode& node, const Device& device);
+PackedNodePtr Pack(const DequantizeNode& node, const Device& device);
 // float_ops.cu
-std::unique_ptr<PackedNode> PackSoftmax(const SoftmaxOp& op);
-std::unique_ptr<PackedNode> PackUnary(const UnaryOp& op);
-std::unique_ptr<PackedNode> PackFloatPool(const FloatPoolOp& op);
+PackedNodePtr Pack(const SoftmaxOp& op, const Device& device);
+PackedNodePtr Pack(const UnaryOp& op, const Device& device);
+PackedNodePtr Pack(const FloatPoolOp& op, const Device& device);
 // float_product.cu
-std::unique_ptr<PackedNode> PackFloatGemm(const FloatGemmOp& op, const Device& device);
-std::unique_ptr<PackedNode> PackFloatConv(const FloatConvOp& op, const Device& device);
+PackedNodePtr Pack(const FloatGemmOp& op, const Device& device);
+PackedNodePtr Pack(const FloatConvOp& op, const Device& device);
 
 }  // namespace lowbit::cuda

@@ -1,26 +1,25 @@
 // LowBitMaxPool, LowBitAveragePool, LowBitGlobalAveragePool, channels last.
 #include <algorithm>
 
-#include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/nodes/codes.cuh"
-#include "kernels/cuda/nodes/node_families.h"
 #include "kernels/cuda/nodes/node_support.h"
-#include "kernels/cuda/nodes/pool_params.h"
+#include "kernels/cuda/nodes/pool_window.cuh"
 
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kPoolThreads = 128;
 
 struct PoolParams {
   const uint8_t* x = nullptr;
   void* y = nullptr;
-  unsigned vectors = 0, channels = 0;
+  unsigned count = 0, channels = 0;            // count: vectors of y
   FastDivisor by_vectors, by_out_w, by_out_h;  // of a pixel, a row, an image
   WindowDim h, w;
   // AveragePool alone
   bool count_include_pad = false;
   CodeReader reader;
+  uint32_t zero = 0;  // four times the zero point
   float x_scale = 1;
   Divider divider;
   CodeRounder rounder;
@@ -33,14 +32,40 @@ struct Output {
 
 template <int kBytes>
 __device__ __forceinline__ Output OutputOfThread(const PoolParams& p, unsigned index) {
-  Output out;
-  out.pixel = Quotient(index, p.by_vectors);
-  out.channel = (index - out.pixel * p.by_vectors.divisor) * kBytes;
-  const unsigned line = Quotient(out.pixel, p.by_out_w);
-  out.column = out.pixel - line * p.by_out_w.divisor;
-  out.image = Quotient(line, p.by_out_h);
-  out.row = line - out.image * p.by_out_h.divisor;
-  return out;
+  const auto [pixel, vector] = Divided(index, p.by_vectors);
+  const auto [line, column] = Divided(pixel, p.by_out_w);
+  const auto [image, row] = Divided(line, p.by_out_h);
+  return {pixel, image, row, column, vector * kBytes};
+}
+
+// The codes of an undilated window of kSide rows and columns, their loads all in flight at once; `outside`
+// where there is no pixel.
+template <int kBytes, int kSide>
+__device__ __forceinline__ void LoadWindow(const PoolParams& p, const Output& o, const Codes<kBytes>& outside,
+                                           Codes<kBytes> (&taps)[kSide][kSide]) {
+  const int height = static_cast<int>(p.h.in), width = static_cast<int>(p.w.in);
+  const int top = static_cast<int>(o.row) * static_cast<int>(p.h.stride) - static_cast<int>(p.h.pad_begin);
+  const int left =
+      static_cast<int>(o.column) * static_cast<int>(p.w.stride) - static_cast<int>(p.w.pad_begin);
+  const int64_t first = (static_cast<int64_t>(o.image) * height + top) * width + left;
+#pragma unroll
+  for (int i = 0; i < kSide; ++i) {
+#pragma unroll
+    for (int j = 0; j < kSide; ++j) {
+      const int y = top + i, x = left + j;
+      const bool inside = y >= 0 && y < height && x >= 0 && x < width;
+      taps[i][j] =
+          inside ? LoadCodes<kBytes>(p.x + (first + i * width + j) * p.channels + o.channel) : outside;
+    }
+  }
+}
+
+// One tap of any window.
+template <int kBytes>
+__device__ __forceinline__ Codes<kBytes> LoadTap(const PoolParams& p, const Output& o, int64_t row,
+                                                 int64_t column) {
+  const int64_t pixel = (static_cast<int64_t>(o.image) * p.h.in + row) * p.w.in + column;
+  return LoadCodes<kBytes>(p.x + pixel * p.channels + o.channel);
 }
 
 // The largest codes so far. A 16-bit maximum orders by its high byte first, so codes 1 and 3 of a word can
@@ -74,44 +99,28 @@ struct Largest {
   }
 };
 
-// kSide 2 or 3: an undilated window of that many rows and columns, its loads all in flight at once; 0: any.
+// kSide 2 or 3: an undilated window of that many rows and columns; 0: any.
 template <int kBytes, bool kSigned, int kSide>
-__global__ void __launch_bounds__(kThreads) MaxPool(const __grid_constant__ PoolParams p) {
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const unsigned index = blockIdx.x * kThreads + threadIdx.x;
-  if (index >= p.vectors) return;
+__global__ void __launch_bounds__(kPoolThreads) MaxPool(const __grid_constant__ PoolParams p) {
+  const unsigned index = StartThread<kPoolThreads>();
+  if (index >= p.count) return;
   const Output o = OutputOfThread<kBytes>(p, index);
   Largest<kBytes, kSigned> largest;
   if constexpr (kSide > 0) {
-    const int height = static_cast<int>(p.h.in), width = static_cast<int>(p.w.in);
-    const int top = static_cast<int>(o.row) * static_cast<int>(p.h.stride) - static_cast<int>(p.h.pad_begin);
-    const int left =
-        static_cast<int>(o.column) * static_cast<int>(p.w.stride) - static_cast<int>(p.w.pad_begin);
-    const int64_t first = (static_cast<int64_t>(o.image) * height + top) * width + left;
-    Codes<kBytes> taps[kSide * kSide];
-    const Codes<kBytes> lowest = Largest<kBytes, kSigned>().Result();
+    Codes<kBytes> taps[kSide][kSide];
+    LoadWindow(p, o, largest.Result(), taps);
 #pragma unroll
-    for (int t = 0; t < kSide * kSide; ++t) {
-      const int y = top + t / kSide, x = left + t % kSide;
-      const int64_t pixel = first + (t / kSide) * width + t % kSide;
-      const bool inside = y >= 0 && y < height && x >= 0 && x < width;
-      taps[t] = inside ? LoadCodes<kBytes>(p.x + pixel * p.channels + o.channel) : lowest;
-    }
-#pragma unroll
-    for (int t = 0; t < kSide * kSide; ++t) largest.Add(taps[t]);
+    for (int t = 0; t < kSide * kSide; ++t) largest.Add(taps[t / kSide][t % kSide]);
   } else {
     const WindowDim::Span rows = p.h.Inside(o.row), columns = p.w.Inside(o.column);
     for (int64_t i = 0; i < rows.count; ++i) {
-      const int64_t line = static_cast<int64_t>(o.image) * p.h.in + rows.first + i * p.h.dilation;
       for (int64_t j = 0; j < columns.count; ++j) {
-        const int64_t pixel = line * p.w.in + columns.first + j * p.w.dilation;
-        largest.Add(LoadCodes<kBytes>(p.x + pixel * p.channels + o.channel));
+        largest.Add(LoadTap<kBytes>(p, o, rows.first + i * p.h.dilation, columns.first + j * p.w.dilation));
       }
     }
   }
-  StoreCodes<kBytes>(static_cast<uint8_t*>(p.y) + static_cast<int64_t>(o.pixel) * p.channels + o.channel,
-                     largest.Result());
+  StoreCodes(static_cast<uint8_t*>(p.y) + static_cast<int64_t>(o.pixel) * p.channels + o.channel,
+             largest.Result());
 }
 
 // The sums of a thread's channels. Float32, in the definition's order: down each column, then the columns
@@ -120,10 +129,10 @@ template <int kBytes>
 struct ColumnSums {
   float sum[kBytes] = {}, column[kBytes] = {};
 
-  __device__ __forceinline__ void Add(const PoolParams& p, unsigned flipped) {
+  __device__ __forceinline__ void Add(const PoolParams& p, const Codes<kBytes>& codes) {
 #pragma unroll
     for (int c = 0; c < kBytes; ++c) {
-      column[c] = __fadd_rn(column[c], __fmul_rn(CodeValue(flipped, c, p.reader), p.x_scale));
+      column[c] = __fadd_rn(column[c], __fmul_rn(CodeValue(codes, c, p.reader), p.x_scale));
     }
   }
   __device__ __forceinline__ void EndColumn() {
@@ -135,39 +144,29 @@ struct ColumnSums {
   }
 };
 
-template <int kBytes>
-__device__ __forceinline__ unsigned LoadTap(const PoolParams& p, const Output& o, int64_t line,
-                                            int64_t column) {
-  const int64_t pixel = (static_cast<int64_t>(o.image) * p.h.in + line) * p.w.in + column;
-  return LoadCodes<kBytes>(p.x + pixel * p.channels + o.channel).w[0] ^ p.reader.flip;
-}
-
-template <int kBytes, int kSide>
-__device__ __forceinline__ ColumnSums<kBytes> SumTaps(const PoolParams& p, const Output& o,
-                                                      const WindowDim::Span& rows,
-                                                      const WindowDim::Span& columns) {
+// kSide as in MaxPool.
+template <int kBytes, bool kFast, bool kFloat, int kSide>
+__global__ void __launch_bounds__(kPoolThreads) AveragePool(const __grid_constant__ PoolParams p) {
+  const unsigned index = StartThread<kPoolThreads>();
+  if (index >= p.count) return;
+  const Output o = OutputOfThread<kBytes>(p, index);
+  WindowDim::Span rows, columns;
   ColumnSums<kBytes> sums;
-  if (rows.count == 0) return sums;
   if constexpr (kSide > 0) {
-    unsigned taps[kSide][kSide];
+    rows = p.h.InsideSmall(static_cast<int>(o.row));
+    columns = p.w.InsideSmall(static_cast<int>(o.column));
+    // A tap outside counts as the zero point, whose value leaves every sum as it is.
+    Codes<kBytes> taps[kSide][kSide];
+    LoadWindow(p, o, Splat<kBytes>(p.zero), taps);
 #pragma unroll
     for (int j = 0; j < kSide; ++j) {
 #pragma unroll
-      for (int i = 0; i < kSide; ++i) {
-        if (i < rows.count && j < columns.count) {
-          taps[i][j] = LoadTap<kBytes>(p, o, rows.first + i, columns.first + j);
-        }
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kSide; ++j) {
-#pragma unroll
-      for (int i = 0; i < kSide; ++i) {
-        if (i < rows.count && j < columns.count) sums.Add(p, taps[i][j]);
-      }
+      for (int i = 0; i < kSide; ++i) sums.Add(p, taps[i][j]);
       sums.EndColumn();
     }
   } else {
+    rows = p.h.Inside(o.row);
+    columns = p.w.Inside(o.column);
     for (int64_t j = 0; j < columns.count; ++j) {
       for (int64_t i = 0; i < rows.count; ++i) {
         sums.Add(p, LoadTap<kBytes>(p, o, rows.first + i, columns.first + j));
@@ -175,51 +174,29 @@ __device__ __forceinline__ ColumnSums<kBytes> SumTaps(const PoolParams& p, const
       sums.EndColumn();
     }
   }
-  return sums;
-}
-
-// kSide as in MaxPool.
-template <int kBytes, bool kFast, bool kFloat, int kSide>
-__global__ void __launch_bounds__(kThreads) AveragePool(const __grid_constant__ PoolParams p) {
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const unsigned index = blockIdx.x * kThreads + threadIdx.x;
-  if (index >= p.vectors) return;
-  const Output o = OutputOfThread<kBytes>(p, index);
-  const WindowDim::Span rows = kSide > 0 ? p.h.InsideSmall(static_cast<int>(o.row)) : p.h.Inside(o.row);
-  const WindowDim::Span columns =
-      kSide > 0 ? p.w.InsideSmall(static_cast<int>(o.column)) : p.w.Inside(o.column);
-  const ColumnSums<kBytes> sums = SumTaps<kBytes, kSide>(p, o, rows, columns);
-  const int64_t taps = columns.count == 0 ? 0 : rows.count * columns.count;
-  const float divisor =
-      static_cast<float>(p.count_include_pad ? p.h.Padded(o.row) * p.w.Padded(o.column) : taps);
+  const int64_t taps =
+      p.count_include_pad ? p.h.Padded(o.row) * p.w.Padded(o.column) : rows.count * columns.count;
+  const auto value = [&](int c) { return __fdiv_rn(sums.sum[c], static_cast<float>(taps)); };
   const int64_t at = static_cast<int64_t>(o.pixel) * p.channels + o.channel;
-  unsigned code[kBytes];
+  if constexpr (kFloat) {
 #pragma unroll
-  for (int c = 0; c < kBytes; ++c) {
-    const float v = __fdiv_rn(sums.sum[c], divisor);
-    if constexpr (kFloat) {
-      static_cast<float*>(p.y)[at + c] = v;
-    } else {
-      code[c] = RoundedCode(Divide<kFast>(v, p.divider), p.rounder);
-    }
-  }
-  if constexpr (!kFloat) {
-    StoreCodes<kBytes>(static_cast<uint8_t*>(p.y) + at, Codes<kBytes>{{PackCodes(code, p.rounder)}});
+    for (int c = 0; c < kBytes; ++c) static_cast<float*>(p.y)[at + c] = value(c);
+  } else {
+    StoreCodes(static_cast<uint8_t*>(p.y) + at,
+               RoundCodes<kBytes>(p.rounder, [&](int c) { return Divide<kFast>(value(c), p.divider); }));
   }
 }
 
 // A block sums a slab of 16 vectors of channels: 16 threads side by side, 16 of those groups taking turns
 // with the pixels. Integer sums are exact in any order. Many pixels and few channels are split over several
 // blocks, whose sums a second kernel adds.
-constexpr int kSumThreads = 256;
 constexpr int kLanes = 16;
 
 struct GlobalParams {
   const uint8_t* x = nullptr;
   void* y = nullptr;
-  int32_t* partial = nullptr;  // [splits][images * channels]
-  unsigned pixels = 0, channels = 0, images = 0;
+  int32_t* partial = nullptr;                                // [splits][count]
+  unsigned count = 0, pixels = 0, channels = 0, images = 0;  // count: images * channels
   unsigned slabs = 0, splits = 1, pixels_per_split = 0;
   bool is_signed = false, quantized = true;
   int32_t zero_sum = 0;  // pixels * x_zero_point
@@ -230,8 +207,7 @@ struct GlobalParams {
 __device__ __forceinline__ void FinishGlobal(const GlobalParams& p, int64_t at, int sum) {
   const float v = __fmul_rn(static_cast<float>(sum - p.zero_sum), p.multiplier);
   if (p.quantized) {
-    const unsigned code[1] = {RoundedCode(v, p.rounder)};
-    static_cast<uint8_t*>(p.y)[at] = static_cast<uint8_t>(PackCodes(code, p.rounder));
+    StoreCodes(static_cast<uint8_t*>(p.y) + at, RoundCodes<1>(p.rounder, [&](int) { return v; }));
   } else {
     static_cast<float*>(p.y)[at] = v;
   }
@@ -245,7 +221,7 @@ __device__ __forceinline__ void AddBytes(int word, int (&sums)[4]) {
 }
 
 template <int kBytes, bool kSigned>
-__global__ void __launch_bounds__(kSumThreads) GlobalSum(const __grid_constant__ GlobalParams p) {
+__global__ void __launch_bounds__(kThreads) GlobalSum(const __grid_constant__ GlobalParams p) {
   __shared__ int sums_of[kLanes][kLanes * kBytes + 1];
   LetSuccessorsStart();
   WaitForPredecessors();
@@ -280,24 +256,22 @@ __global__ void __launch_bounds__(kSumThreads) GlobalSum(const __grid_constant__
   for (int i = 0; i < kLanes; ++i) sum += sums_of[i][threadIdx.x];
   const int64_t at = static_cast<int64_t>(image) * p.channels + own;
   if (p.splits > 1) {
-    p.partial[static_cast<int64_t>(split) * p.images * p.channels + at] = sum;
+    p.partial[static_cast<int64_t>(split) * p.count + at] = sum;
   } else {
     FinishGlobal(p, at, sum);
   }
 }
 
-__global__ void __launch_bounds__(kSumThreads) GlobalFinish(const __grid_constant__ GlobalParams p) {
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x;
-  const int64_t count = static_cast<int64_t>(p.images) * p.channels;
-  if (at >= count) return;
+__global__ void __launch_bounds__(kThreads) GlobalFinish(const __grid_constant__ GlobalParams p) {
+  const unsigned at = StartThread();
+  if (at >= p.count) return;
+  const int32_t* partial = p.partial + at;
   int sum = 0;
   constexpr unsigned kAtOnce = 16;
   for (unsigned first = 0; first < p.splits; first += kAtOnce) {
 #pragma unroll
     for (unsigned i = 0; i < kAtOnce; ++i) {
-      if (first + i < p.splits) sum += p.partial[(first + i) * count + at];
+      if (first + i < p.splits) sum += partial[static_cast<int64_t>(first + i) * p.count];
     }
   }
   FinishGlobal(p, at, sum);
@@ -309,19 +283,20 @@ PoolParams PoolGeometry(const Window& window, const TensorShape& x, const Tensor
   p.h = dims[0];
   p.w = dims[1];
   p.channels = static_cast<unsigned>(x.dims.back());
-  p.vectors = static_cast<unsigned>(CountOf(y.dims));
+  p.count = static_cast<unsigned>(CountOf(y.dims));
   p.by_out_w = MakeDivisor(p.w.out);
   p.by_out_h = MakeDivisor(p.h.out);
   return p;
 }
 
 // `p` as PoolGeometry made it, in vectors of `unit` channels.
-void SetUnit(PoolParams& p, int unit) {
-  p.vectors /= static_cast<unsigned>(unit);
+PoolParams InVectors(PoolParams p, int unit) {
+  p.count /= static_cast<unsigned>(unit);
   p.by_vectors = MakeDivisor(p.channels / static_cast<unsigned>(unit));
+  return p;
 }
 
-// The side of a square window that MaxPool has unrolled, or 0.
+// The side of a square window that the kernels have unrolled, or 0.
 int UnrolledSide(const PoolParams& p) {
   constexpr int64_t kSmall = 1 << 14;
   for (const WindowDim* d : {&p.h, &p.w}) {
@@ -330,50 +305,12 @@ int UnrolledSide(const PoolParams& p) {
   return p.h.kernel == p.w.kernel && (p.h.kernel == 2 || p.h.kernel == 3) ? static_cast<int>(p.h.kernel) : 0;
 }
 
-void LaunchMaxPool(PoolParams p, bool is_signed, int side, Queue& queue) {
-  cudaError_t error = cudaSuccess;
-  const int unit = std::min(CommonUnit({p.x, p.y}), CommonUnit(p.channels));
-  SetUnit(p, unit);
-  WithBool(is_signed, [&](auto is_signed_) {
-    WithInt<16, 4, 1>(unit, [&](auto bytes) {
-      constexpr int kBytes = decltype(bytes)::value;
-      constexpr bool kSigned = decltype(is_signed_)::value;
-      const dim3 grid = GridFor(p.vectors, kThreads);
-      error = side == 3   ? queue.Launch(MaxPool<kBytes, kSigned, 3>, grid, dim3(kThreads), p)
-              : side == 2 ? queue.Launch(MaxPool<kBytes, kSigned, 2>, grid, dim3(kThreads), p)
-                          : queue.Launch(MaxPool<kBytes, kSigned, 0>, grid, dim3(kThreads), p);
-    });
-  });
-  CheckLaunch(error, "max_pool");
-}
-
-template <int kBytes, int kSide>
-cudaError_t LaunchAverage(const PoolParams& p, bool quantized, bool fast, Queue& queue) {
-  const dim3 grid = GridFor(p.vectors, kThreads);
-  return !quantized ? queue.Launch(AveragePool<kBytes, true, true, kSide>, grid, dim3(kThreads), p)
-         : fast     ? queue.Launch(AveragePool<kBytes, true, false, kSide>, grid, dim3(kThreads), p)
-                    : queue.Launch(AveragePool<kBytes, false, false, kSide>, grid, dim3(kThreads), p);
-}
-
-void LaunchAveragePool(PoolParams p, bool quantized, bool fast, int side, Queue& queue) {
-  cudaError_t error = cudaSuccess;
-  int unit = std::min({4, CommonUnit({p.x}), CommonUnit(p.channels)});
-  if (quantized) unit = std::min(unit, CommonUnit({p.y}));
-  SetUnit(p, unit);
-  WithInt<4, 1>(unit, [&](auto bytes) {
-    WithInt<3, 2, 0>(side, [&](auto side_) {
-      error = LaunchAverage<decltype(bytes)::value, decltype(side_)::value>(p, quantized, fast, queue);
-    });
-  });
-  CheckLaunch(error, "average_pool");
-}
-
-GlobalParams GlobalGeometry(const GlobalAveragePoolNode& node, const TensorShape& x) {
+GlobalParams GlobalGeometry(const GlobalAveragePoolNode& node, const TensorShape& x, const TensorShape& y) {
   GlobalParams p;
-  const int64_t count = CountOf(x.dims);
+  p.count = static_cast<unsigned>(CountOf(y.dims));
   p.images = static_cast<unsigned>(x.dims.front());
   p.channels = static_cast<unsigned>(x.dims.back());
-  p.pixels = static_cast<unsigned>(count / std::max<int64_t>(1, int64_t{p.images} * p.channels));
+  p.pixels = static_cast<unsigned>(CountOf(x.dims) / std::max<int64_t>(1, p.count));
   p.is_signed = node.spec.x_signed;
   p.quantized = node.spec.quantizer.quantized;
   p.rounder = MakeRounder(node.spec.quantizer);
@@ -392,81 +329,79 @@ void SplitPixels(GlobalParams& p, int multiprocessors) {
   p.pixels_per_split = (p.pixels + p.splits - 1) / p.splits;
 }
 
-void LaunchGlobal(GlobalParams p, Queue& queue) {
+void LaunchGlobal(const Run& run, GlobalParams p) {
   const int unit = std::min({4, CommonUnit({p.x}), CommonUnit(p.channels)});
-  p.slabs = (p.channels + kLanes * static_cast<unsigned>(unit) - 1) / (kLanes * static_cast<unsigned>(unit));
+  p.slabs = BlocksFor(p.channels, kLanes * unit);
+  p.partial = static_cast<int32_t*>(run.workspace);
   const int64_t blocks = int64_t{p.slabs} * p.images * p.splits;
   Require(blocks < int64_t{1} << 31, "a global average of ", p.images, " images is too large");
-  cudaError_t error = cudaSuccess;
-  WithInt<4, 1>(unit, [&](auto bytes) {
-    constexpr int kBytes = decltype(bytes)::value;
-    const dim3 grid(static_cast<unsigned>(blocks));
-    error = p.is_signed ? queue.Launch(GlobalSum<kBytes, true>, grid, dim3(kSumThreads), p)
-                        : queue.Launch(GlobalSum<kBytes, false>, grid, dim3(kSumThreads), p);
-  });
-  CheckLaunch(error, "global_average_pool");
-  if (p.splits == 1) return;
-  const dim3 grid = GridFor(int64_t{p.images} * p.channels, kSumThreads);
-  CheckLaunch(queue.Launch(GlobalFinish, grid, dim3(kSumThreads), p), "global_average_pool");
+  std::visit(
+      [&](auto bytes, auto is_signed) {
+        run.Launch(GlobalSum<bytes, is_signed>, dim3(static_cast<unsigned>(blocks)), kThreads, p);
+      },
+      OneOf<4, 1>(unit), OneOf(p.is_signed));
+  if (p.splits > 1) run.LaunchFor(p.count, GlobalFinish, kThreads, p);
+}
+
+// What a plan's text says of a number that is not always there.
+std::string Suffix(const char* name, int64_t number, bool present) {
+  return present ? name + std::to_string(number) : std::string();
 }
 
 }  // namespace
 
-std::unique_ptr<PackedNode> PackMaxPool(const MaxPoolNode& node) {
+PackedNodePtr Pack(const MaxPoolNode& node, const Device&) {
   return MakeNode([window = node.window, is_signed = node.is_signed](Shapes fed, const TensorShape& y) {
     const PoolParams geometry = PoolGeometry(window, fed[0], y);
     const int side = UnrolledSide(geometry);
-    return MakePlan("max_pool" + (side > 0 ? "_side" + std::to_string(side) : std::string()),
-                    [geometry, is_signed, side](Fed from, void* to, void*, Queue& queue) {
-                      if (geometry.vectors == 0) return;
-                      PoolParams p = geometry;
-                      p.x = static_cast<const uint8_t*>(from[0]);
-                      p.y = to;
-                      LaunchMaxPool(p, is_signed, side, queue);
-                    });
+    const auto launch = [=](const Run& run, const PoolParams& p) {
+      const int unit = std::min(CommonUnit({p.x, p.y}), CommonUnit(p.channels));
+      const PoolParams vectors = InVectors(p, unit);
+      std::visit(
+          [&](auto bytes, auto signed_, auto side_) {
+            run.LaunchFor(vectors.count, MaxPool<bytes, signed_, side_>, kPoolThreads, vectors);
+          },
+          OneOf<16, 4, 1>(unit), OneOf(is_signed), OneOf<3, 2, 0>(side));
+    };
+    return MakeKernelPlan("max_pool" + Suffix("_side", side, side > 0), geometry, launch);
   });
 }
 
-std::unique_ptr<PackedNode> PackAveragePool(const AveragePoolNode& node) {
+PackedNodePtr Pack(const AveragePoolNode& node, const Device&) {
   return MakeNode([node](Shapes fed, const TensorShape& y) {
     const AverageSpec& spec = node.spec;
     PoolParams geometry = PoolGeometry(node.window, fed[0], y);
     geometry.count_include_pad = node.count_include_pad;
     geometry.reader = MakeReader(spec.x_signed, spec.x_zero_point);
+    geometry.zero = static_cast<uint8_t>(spec.x_zero_point) * 0x01010101u;
     geometry.x_scale = spec.x_scale;
     geometry.divider = MakeDivider(spec.quantizer.scale);
     geometry.rounder = MakeRounder(spec.quantizer);
     // An average is at most as large as the largest value, but for the roundings of its sum.
     const bool fast = FastDivisionIsExact(spec.quantizer.scale, 512.0 * static_cast<double>(spec.x_scale));
-    return MakePlan("average_pool", [geometry, quantized = spec.quantizer.quantized, fast,
-                                     side = UnrolledSide(geometry)](Fed from, void* to, void*, Queue& queue) {
-      if (geometry.vectors == 0) return;
-      PoolParams p = geometry;
-      p.x = static_cast<const uint8_t*>(from[0]);
-      p.y = to;
-      LaunchAveragePool(p, quantized, fast, side, queue);
-    });
+    const auto launch = [=, quantized = spec.quantizer.quantized](const Run& run, const PoolParams& p) {
+      int unit = std::min({4, CommonUnit({p.x}), CommonUnit(p.channels)});
+      if (quantized) unit = std::min(unit, CommonUnit({p.y}));
+      const PoolParams vectors = InVectors(p, unit);
+      std::visit(
+          [&](auto bytes, auto fast_, auto float_, auto side) {
+            // Floats are not divided once more.
+            run.LaunchFor(vectors.count, AveragePool < bytes, fast_ || float_, float_, side >, kPoolThreads,
+                          vectors);
+          },
+          OneOf<4, 1>(unit), OneOf(fast), OneOf(!quantized), OneOf<3, 2, 0>(UnrolledSide(p)));
+    };
+    return MakeKernelPlan("average_pool", geometry, launch);
   });
 }
 
-std::unique_ptr<PackedNode> PackGlobalAveragePool(const GlobalAveragePoolNode& node, const Device& device) {
-  return MakeNode([node, multiprocessors = device.multiprocessors](Shapes fed, const TensorShape&) {
-    GlobalParams geometry = GlobalGeometry(node, fed[0]);
+PackedNodePtr Pack(const GlobalAveragePoolNode& node, const Device& device) {
+  return MakeNode([node, multiprocessors = device.multiprocessors](Shapes fed, const TensorShape& y) {
+    GlobalParams geometry = GlobalGeometry(node, fed[0], y);
     SplitPixels(geometry, multiprocessors);
-    const size_t partial =
-        geometry.splits == 1 ? 0 : size_t{geometry.splits} * geometry.images * geometry.channels * 4;
-    return MakePlan(
-        "global_average_pool" +
-            (geometry.splits > 1 ? "_splits" + std::to_string(geometry.splits) : std::string()),
-        [geometry](Fed from, void* to, void* workspace, Queue& queue) {
-          if (geometry.images == 0 || geometry.channels == 0) return;
-          GlobalParams p = geometry;
-          p.x = static_cast<const uint8_t*>(from[0]);
-          p.y = to;
-          p.partial = static_cast<int32_t*>(workspace);
-          LaunchGlobal(p, queue);
-        },
-        (partial + 255) / 256 * 256);
+    const size_t partial = geometry.splits == 1 ? 0 : size_t{geometry.splits} * geometry.count * 4;
+    return MakeKernelPlan("global_average_pool" + Suffix("_splits", geometry.splits, geometry.splits > 1),
+                          geometry, LaunchGlobal, (partial + 255) / 256 * 256);
   });
 }
 

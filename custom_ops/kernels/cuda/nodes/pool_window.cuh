@@ -1,11 +1,10 @@
-// Sliding windows of pools as kernels see them.
+// Sliding windows of pools and float convolutions.
 #pragma once
 
 #include <array>
 #include <cstdint>
 
 #include "core/node_reader.h"
-#include "kernels/cuda/device/fast_divisor.h"
 
 namespace lowbit::cuda {
 
@@ -14,7 +13,6 @@ struct WindowDim {
   int64_t kernel = 1, stride = 1, dilation = 1, pad_begin = 0, pad_end = 0;
   int64_t in = 1, out = 1;
 
-#ifdef __CUDACC__
   // Taps of output `o` that lie inside the image: the first one's pixel, and how many.
   struct Span {
     int64_t first, count;
@@ -39,7 +37,6 @@ struct WindowDim {
     const int64_t reached = (room + dilation - 1) / dilation;
     return kernel < reached ? kernel : reached;
   }
-#endif
 };
 
 // Index 0 the height. `x` and `y` hold the spatial dims alone, one or two of them.
