@@ -39,10 +39,7 @@ struct GridNumbers {
 // Which of these numbers differ between channels: none, scale and shift, any.
 enum class Differ : uint8_t { kNone, kAffine, kAll };
 
-struct AffineParams {
-  const uint8_t* x = nullptr;
-  void* y = nullptr;
-  unsigned count = 0;    // elements
+struct AffineParams : Tensors<uint8_t, void> {
   unsigned threads = 0;  // a multiple of `width`
   FastDivisor width;     // vectors of a pixel
   uint32_t flip = 0;
@@ -127,11 +124,9 @@ __global__ void __launch_bounds__(kThreads) Affine(const __grid_constant__ Affin
   }
 }
 
-struct LookupParams {
-  const uint8_t* x = nullptr;
-  uint8_t* y = nullptr;
+struct LookupParams : Tensors<uint8_t, uint8_t> {
   const uint8_t* table = nullptr;  // [channels, kCodes]
-  unsigned count = 0, channels = 1, pixels = 0;
+  unsigned channels = 1, pixels = 0;
   unsigned slabs = 1;
   int lane_shift = 0;  // 2^lane_shift threads serve a pixel's part of a slab
 };
@@ -188,18 +183,6 @@ ChannelGrid GridOf(const AffineSpec& spec, size_t c) {
   return g;
 }
 
-bool FastDivisionIsExact(const AffineSpec& spec) {
-  for (size_t c = 0; c < static_cast<size_t>(spec.channels); ++c) {
-    double max_abs = 256.0 * static_cast<double>(spec.x_scale[c]);
-    if (spec.has_affine) {
-      max_abs = max_abs * std::fabs(static_cast<double>(spec.scale[c])) +
-                std::fabs(static_cast<double>(spec.shift[c]));
-    }
-    if (!cuda::FastDivisionIsExact(spec.y_scale[c], max_abs)) return false;
-  }
-  return true;
-}
-
 // What the node makes of every code of a channel, the lowest code first, less the zero point.
 std::array<float, kCodes> StairsOf(const AffineSpec& spec, size_t c, const CodeRounder& rounder) {
   std::array<float, kCodes> out;
@@ -216,7 +199,7 @@ std::array<float, kCodes> StairsOf(const AffineSpec& spec, size_t c, const CodeR
   return out;
 }
 
-// Finds gain and offset (scale and shift of the result) that give the same codes for all inputs. Where the
+// Finds gain and offset, scale and shift of the result, that give the same codes for all inputs. Where the
 // float chain and the exact line fall on different sides of a rounding boundary, moving the line by a few
 // units in the last place puts it on the right side; more than one boundary is seldom that close.
 std::optional<ChannelGrid> LineOf(const AffineSpec& spec, size_t c) {
@@ -228,7 +211,8 @@ std::optional<ChannelGrid> LineOf(const AffineSpec& spec, size_t c) {
       ((spec.has_affine ? spec.shift[c] : 0.0f) - slope * spec.x_zero_point[c]) / spec.y_scale[c];
   const double unit = 0x1p-25 * std::max(256.0 * std::fabs(gain), std::fabs(offset));
   const int lowest = spec.x_signed ? -128 : 0;
-  g.bias = MakeReader(spec.x_signed, 0).bias;
+  // A line needs nothing else, which should not differ between channels, then.
+  g = {.bias = MakeReader(spec.x_signed, 0).bias, .rounder = g.rounder};
   g.scale = static_cast<float>(gain);
   for (const int nudge : {0, 1, -1, 2, -2, 4, -4, 8, -8, 16, -16, 32, -32}) {
     g.shift = static_cast<float>(offset + nudge * unit);
@@ -246,11 +230,7 @@ std::optional<ChannelGrid> LineOf(const AffineSpec& spec, size_t c) {
 // The lines of all channels, or nothing.
 std::vector<ChannelGrid> LinesOf(const AffineSpec& spec) {
   std::vector<ChannelGrid> out;
-  const auto zero_points = spec.y_zero_point.begin();
-  if (!spec.quantizer.quantized || !FastDivisionIsExact(spec)) return out;
-  if (std::any_of(zero_points, zero_points + spec.channels, [&](int32_t z) { return z != *zero_points; })) {
-    return out;
-  }
+  if (!spec.quantizer.quantized || !FastIsExact(spec)) return out;
   for (size_t c = 0; c < static_cast<size_t>(spec.channels); ++c) {
     const std::optional<ChannelGrid> line = LineOf(spec, c);
     if (!line) return {};
@@ -280,29 +260,22 @@ Differ DifferenceOf(const std::vector<uint32_t>& numbers, size_t channels) {
 template <AffineKind kKind, bool kFloat, Differ kDiffer>
 void LaunchAffine(const Run& run, AffineParams p) {
   constexpr bool kOneGrid = kDiffer == Differ::kNone;
+  constexpr int kMost = kOneGrid && !kFloat ? 16 : 4, kRepeat = kOneGrid ? 1 : 4;
   int unit = std::min(CommonUnit({p.x}), kFloat ? CommonUnit({p.y}) / 4 : CommonUnit({p.y}));
-  unit = kOneGrid ? SpreadUnit(unit, p.count) : std::min({unit, CommonUnit(p.channels), 4});
-  const auto launch = [&](auto bytes) {
-    if constexpr (kOneGrid) {
-      p.threads = (p.count + bytes - 1) / bytes;
-      run.LaunchFor(p.threads, Affine<bytes, kKind, kFloat, kDiffer, 1>, kThreads, p);
-    } else {
-      constexpr int kRepeat = 4;
-      const int64_t vectors = p.count / bytes, width = p.channels / bytes, pixels = vectors / width;
-      p.width = MakeDivisor(width);
-      const bool repeats = vectors > kOneWave;
-      p.threads = static_cast<unsigned>(repeats ? (pixels + kRepeat - 1) / kRepeat * width : vectors);
-      run.LaunchFor(
-          p.threads,
-          repeats ? Affine<bytes, kKind, kFloat, kDiffer, kRepeat> : Affine<bytes, kKind, kFloat, kDiffer, 1>,
-          kThreads, p);
-    }
-  };
-  if constexpr (kOneGrid && !kFloat) {
-    std::visit(launch, OneOf<16, 4, 1>(unit));
-  } else {
-    std::visit(launch, OneOf<4, 1>(unit));
-  }
+  unit = kOneGrid ? SpreadUnit(unit, p.count) : std::min(unit, CommonUnit(p.channels));
+  std::visit(
+      [&](auto bytes) {
+        constexpr int kBytes = std::min<int>(bytes, kMost);
+        const int64_t vectors = BlocksFor(p.count, kBytes), width = kOneGrid ? 1 : p.channels / kBytes;
+        const bool repeats = !kOneGrid && vectors > kOneWave;
+        p.width = MakeDivisor(width);
+        p.threads = static_cast<unsigned>(repeats ? BlocksFor(vectors / width, kRepeat) * width : vectors);
+        run.LaunchFor(p.threads,
+                      repeats ? Affine<kBytes, kKind, kFloat, kDiffer, kRepeat>
+                              : Affine<kBytes, kKind, kFloat, kDiffer, 1>,
+                      kThreads, p);
+      },
+      OneOf<16, 4, 1>(std::min(unit, kMost)));
 }
 
 void LaunchLookup(const Run& run, LookupParams p) {
@@ -326,49 +299,38 @@ void LaunchLookup(const Run& run, LookupParams p) {
 PackedNodePtr Pack(const AffineNode& node, const Device& device) {
   const AffineSpec& spec = node.spec;
   std::vector<ChannelGrid> grids = LinesOf(spec);
-  const bool to_float = !spec.quantizer.quantized;
-  const AffineKind kind = !grids.empty()              ? AffineKind::kLine
-                          : FastDivisionIsExact(spec) ? AffineKind::kFast
-                                                      : AffineKind::kExact;
+  const AffineKind kind = !grids.empty()      ? AffineKind::kLine
+                          : FastIsExact(spec) ? AffineKind::kFast
+                                              : AffineKind::kExact;
   for (size_t c = grids.size(); c < static_cast<size_t>(spec.channels); ++c) grids.push_back(GridOf(spec, c));
+  const std::vector<uint32_t> numbers = NumbersOf(grids);
+  const Differ differ = DifferenceOf(numbers, grids.size());
   AffineParams shared;
   shared.flip = MakeReader(spec.x_signed, 0).flip;
   shared.has_affine = spec.has_affine || kind == AffineKind::kLine;
   shared.grid = grids.front();
   shared.channels = static_cast<unsigned>(spec.channels);
-  const std::vector<uint32_t> numbers = NumbersOf(grids);
-  Differ differ = DifferenceOf(numbers, grids.size());
-  // A line needs no other numbers, and floats have too few kernels for a choice.
-  if (differ != Differ::kNone && (kind == AffineKind::kLine || to_float)) {
-    differ = to_float ? Differ::kAll : Differ::kAffine;
-  }
   NodeConstants constants;
   if (differ != Differ::kNone) constants.Add(numbers, shared.numbers);
   const auto memory = constants.Upload(device);
-  const auto launch = [=](const Run& run, const AffineParams& p) {
-    const auto of_kind = [&](auto kind_, auto differ_) {
-      constexpr bool kLine = kind_ == AffineKind::kLine;
-      constexpr Differ kCodesDiffer = kLine && differ_ == Differ::kAll ? Differ::kAffine : differ_;
-      LaunchAffine<kind_, false, kCodesDiffer>(run, p);
-    };
-    if (!to_float) {
-      std::visit(of_kind, OneOf<AffineKind::kExact, AffineKind::kFast, AffineKind::kLine>(kind),
-                 OneOf<Differ::kNone, Differ::kAffine, Differ::kAll>(differ));
-    } else if (differ == Differ::kNone) {
-      LaunchAffine<AffineKind::kExact, true, Differ::kNone>(run, p);
-    } else {
-      LaunchAffine<AffineKind::kExact, true, Differ::kAll>(run, p);
-    }
+  const auto launch = [kind, differ, to_float = !spec.quantizer.quantized](const Run& run,
+                                                                           const AffineParams& p) {
+    std::visit(
+        [&](auto kind_, auto float_, auto differ_) {
+          // Floats are not divided.
+          LaunchAffine<float_ ? AffineKind::kExact : kind_, float_, differ_>(run, p);
+        },
+        OneOf<AffineKind::kExact, AffineKind::kFast, AffineKind::kLine>(kind), OneOf(to_float),
+        OneOf<Differ::kNone, Differ::kAffine, Differ::kAll>(differ));
   };
   const std::string text = std::string(spec.channels > 1 ? "affine_channels" : "affine_flat") +
                            (kind == AffineKind::kLine ? "_line" : "");
-  return MakeNode(
-      [=](Shapes, const TensorShape& y) {
-        AffineParams geometry = shared;
-        geometry.count = static_cast<unsigned>(CountOf(y.dims));
-        return MakeKernelPlan(text, geometry, launch);
-      },
-      memory);
+  const auto plan = [=](Shapes, const TensorShape& y) {
+    AffineParams geometry = shared;
+    geometry.count = static_cast<unsigned>(CountOf(y.dims));
+    return MakeKernelPlan(text, geometry, launch);
+  };
+  return MakeNode(plan, memory);
 }
 
 PackedNodePtr Pack(const LookupNode& node, const Device& device) {

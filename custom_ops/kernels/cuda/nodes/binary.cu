@@ -200,7 +200,7 @@ PackedNodePtr Pack(const BinaryNode& node, const Device&) {
   shared.rounder = MakeRounder(spec.quantizer);
   const bool mul = spec.kind == BinaryKind::kMul, to_float = !spec.quantizer.quantized;
   const double a = 256.0 * static_cast<double>(spec.a_scale), b = 256.0 * static_cast<double>(spec.b_scale);
-  const bool fast = FastDivisionIsExact(spec.quantizer.scale, mul ? a * b : a + b);
+  const bool fast = FastIsExact(spec.quantizer, mul ? a * b : a + b, 1.0);
   return MakeNode([=](Shapes fed, const TensorShape& y) {
     const Levels levels = LevelsOf(fed, y);
     const bool empty = CountOf(y.dims) == 0;

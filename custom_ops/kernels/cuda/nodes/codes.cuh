@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/elementwise.h"
 #include "kernels/cuda/device/fast_divisor.h"
@@ -12,6 +13,14 @@ namespace lowbit::cuda {
 
 // Threads of a block, where a kernel has no reason for another number.
 constexpr int kThreads = 256;
+
+// What the parameters of kernels begin with that make one tensor of `count` elements from another.
+template <typename X, typename Y>
+struct Tensors {
+  const X* x = nullptr;
+  Y* y = nullptr;
+  unsigned count = 0;
+};
 
 // How a kernel begins that reads nothing before its predecessors have ended. Returns the thread's number.
 template <int kBlock = kThreads>
@@ -33,6 +42,7 @@ __device__ __forceinline__ Division Divided(unsigned n, const FastDivisor& d) {
 // kBytes codes (16, 4 or 1) as words.
 template <int kBytes>
 struct Codes {
+  using Vector = std::conditional_t<kBytes == 16, uint4, unsigned>;
   static constexpr int kWords = (kBytes + 3) / 4;
   static constexpr int kPerWord = kBytes < 4 ? kBytes : 4;
   unsigned w[kWords];
@@ -43,24 +53,18 @@ struct Codes {
 // Aligned to kBytes.
 template <int kBytes>
 __device__ __forceinline__ Codes<kBytes> LoadCodes(const uint8_t* x) {
-  if constexpr (kBytes == 16) {
-    const uint4 v = *reinterpret_cast<const uint4*>(x);
-    return {{v.x, v.y, v.z, v.w}};
-  } else if constexpr (kBytes == 4) {
-    return {{*reinterpret_cast<const unsigned*>(x)}};
-  } else {
-    return {{*x}};
-  }
+  using Vector = typename Codes<kBytes>::Vector;
+  if constexpr (kBytes == 1) return {{*x}};
+  return __builtin_bit_cast(Codes<kBytes>, *reinterpret_cast<const Vector*>(x));
 }
 
 template <int kBytes>
 __device__ __forceinline__ void StoreCodes(uint8_t* y, const Codes<kBytes>& codes) {
-  if constexpr (kBytes == 16) {
-    *reinterpret_cast<uint4*>(y) = make_uint4(codes.w[0], codes.w[1], codes.w[2], codes.w[3]);
-  } else if constexpr (kBytes == 4) {
-    *reinterpret_cast<unsigned*>(y) = codes.w[0];
-  } else {
+  using Vector = typename Codes<kBytes>::Vector;
+  if constexpr (kBytes == 1) {
     *y = static_cast<uint8_t>(codes.w[0]);
+  } else {
+    *reinterpret_cast<Vector*>(y) = __builtin_bit_cast(Vector, codes);
   }
 }
 
@@ -143,13 +147,8 @@ struct Divider {
 };
 inline Divider MakeDivider(float scale) { return {scale, 1.0f / scale}; }
 
-// The condition of FastIsExact (core/elementwise.h), for one scale and any |v| <= max_abs that is no NaN.
-inline bool FastDivisionIsExact(float scale, double max_abs) {
-  return scale >= 0x1p-60f && scale <= 0x1p60f && max_abs < 0x1p22 * static_cast<double>(scale);
-}
-
 // v / scale, rounded once. kFast: by Markstein's sequence, which is exact under the condition of
-// FastDivisionIsExact.
+// FastIsExact (core/elementwise.h).
 template <bool kFast>
 __device__ __forceinline__ float Divide(float v, const Divider& d) {
   if constexpr (kFast) {

@@ -52,45 +52,31 @@ __global__ void __launch_bounds__(kThreads) Join(const __grid_constant__ JoinPar
   StoreCodes(p.y + (static_cast<int64_t>(row) * p.y_row + part.y_first + column) * kBytes, codes);
 }
 
-// What a plan keeps of one input.
-struct PlannedPart {
-  int64_t row_bytes = 0;
-  bool copied = true;
-  CodeReader reader;
-  float x_scale = 1;
-};
-
 struct JoinPlan {
-  int64_t rows = 0, y_row_bytes = 0;
-  std::vector<PlannedPart> parts;
+  JoinParams shared;  // without parts
   bool fast = true;
-  Divider divider;
-  CodeRounder rounder;
+  int64_t rows = 0, y_row_bytes = 0;
+  std::vector<JoinedPart> parts;
+  std::vector<int64_t> row_bytes;  // of each
 };
 
 // Parts [first, first + kMaxParts) of the plan, whose rows begin at byte `offset` of y's.
 void LaunchParts(const Run& run, const JoinPlan& plan, size_t first, int64_t& offset, int unit) {
-  JoinParams p;
+  JoinParams p = plan.shared;
   p.y = static_cast<uint8_t*>(run.y);
   p.y_row = static_cast<unsigned>(plan.y_row_bytes / unit);
-  p.divider = plan.divider;
-  p.rounder = plan.rounder;
   unsigned blocks = 0;
   for (size_t i = first; i < std::min(plan.parts.size(), first + kMaxParts); ++i) {
-    const PlannedPart& planned = plan.parts[i];
-    const int64_t width = planned.row_bytes / unit;
+    const int64_t width = plan.row_bytes[i] / unit;
     if (width == 0) continue;
-    JoinedPart& part = p.part[p.parts++];
+    JoinedPart& part = p.part[p.parts++] = plan.parts[i];
     part.x = static_cast<const uint8_t*>(run.fed[i]);
     part.first_block = blocks;
     part.units = static_cast<unsigned>(plan.rows * width);
     part.y_first = static_cast<unsigned>(offset / unit);
-    part.copied = planned.copied;
     part.width = MakeDivisor(width);
-    part.reader = planned.reader;
-    part.x_scale = planned.x_scale;
     blocks += BlocksFor(part.units, kThreads);
-    offset += planned.row_bytes;
+    offset += plan.row_bytes[i];
   }
   if (p.parts == 0) return;
   std::visit([&](auto bytes, auto fast) { run.Launch(Join<bytes, fast>, dim3(blocks), kThreads, p); },
@@ -104,12 +90,12 @@ NodePlanPtr PlanJoin(JoinPlan plan, Shapes fed, const TensorShape& y, int64_t ax
   };
   plan.rows = CountOf(std::span(y.dims).first(begin));
   plan.y_row_bytes = row_bytes(y);
-  for (size_t i = 0; i < plan.parts.size(); ++i) plan.parts[i].row_bytes = row_bytes(fed[i]);
-  return MakePlan("concat_parts" + std::to_string(plan.parts.size()), [plan](const Run& run) {
+  for (const TensorShape& shape : fed) plan.row_bytes.push_back(row_bytes(shape));
+  return MakePlan("concat_parts" + std::to_string(fed.size()), [plan](const Run& run) {
     if (plan.rows == 0 || plan.y_row_bytes == 0) return;
     int unit = CommonUnit({run.y});
     for (size_t i = 0; i < plan.parts.size(); ++i) {
-      unit = std::min({unit, CommonUnit({run.fed[i]}), CommonUnit(plan.parts[i].row_bytes)});
+      unit = std::min({unit, CommonUnit({run.fed[i]}), CommonUnit(plan.row_bytes[i])});
     }
     int64_t offset = 0;
     for (size_t i = 0; i < plan.parts.size(); i += kMaxParts) LaunchParts(run, plan, i, offset, unit);
@@ -120,13 +106,15 @@ NodePlanPtr PlanJoin(JoinPlan plan, Shapes fed, const TensorShape& y, int64_t ax
 
 PackedNodePtr Pack(const ConcatNode& node, const Device&) {
   JoinPlan plan;
-  plan.divider = MakeDivider(node.quantizer.scale);
-  plan.rounder = MakeRounder(node.quantizer);
+  plan.shared.divider = MakeDivider(node.quantizer.scale);
+  plan.shared.rounder = MakeRounder(node.quantizer);
   for (const auto& [copied, spec] : node.parts) {
-    const float x_scale = spec.x_scale.front();
-    plan.parts.push_back({0, copied, MakeReader(spec.x_signed, spec.x_zero_point.front()), x_scale});
-    plan.fast = plan.fast &&
-                (copied || FastDivisionIsExact(node.quantizer.scale, 256.0 * static_cast<double>(x_scale)));
+    JoinedPart& part = plan.parts.emplace_back();
+    part.copied = copied;
+    part.reader = MakeReader(spec.x_signed, spec.x_zero_point.front());
+    part.x_scale = spec.x_scale.front();
+    const double max_abs = 256.0 * static_cast<double>(part.x_scale);
+    plan.fast = plan.fast && (copied || FastIsExact(node.quantizer, max_abs, 1.0));
   }
   return MakeNode(
       [plan, axis = node.axis](Shapes fed, const TensorShape& y) { return PlanJoin(plan, fed, y, axis); });

@@ -13,10 +13,7 @@ namespace {
 
 constexpr int kWarp = 32;
 
-struct UnaryParams {
-  const float* x = nullptr;
-  float* y = nullptr;
-  unsigned count = 0;
+struct UnaryParams : Tensors<float, float> {
   UnaryOp op;
 };
 
@@ -84,10 +81,7 @@ __device__ __forceinline__ float CombineGroup(float v, const Combine& combine) {
   return v;
 }
 
-struct SoftmaxParams {
-  const float* x = nullptr;
-  float* y = nullptr;
-  unsigned count = 0;
+struct SoftmaxParams : Tensors<float, float> {
   unsigned rows = 0, size = 0;  // softmax runs over `size` elements
   FastDivisor inner;            // which lie this far apart
   bool log = false;
@@ -118,34 +112,29 @@ __global__ void __launch_bounds__(kThreads) Softmax(const __grid_constant__ Soft
   }
 }
 
-struct FloatPoolParams {
-  const float* x = nullptr;
-  float* y = nullptr;
-  unsigned count = 0;   // outputs
+struct FloatPoolParams : Tensors<float, float> {
   unsigned pixels = 0;  // of a plane of x
-  FastDivisor by_out_w, by_out_h;
-  WindowDim h, w;
+  Windows windows;
   bool max = true, count_include_pad = false;
 };
 
 __global__ void __launch_bounds__(kThreads) FloatPool(const __grid_constant__ FloatPoolParams p) {
   const unsigned index = StartThread();
   if (index >= p.count) return;
-  const auto [line, column] = Divided(index, p.by_out_w);
-  const auto [plane, row] = Divided(line, p.by_out_h);
-  const WindowDim::Span rows = p.h.Inside(row), columns = p.w.Inside(column);
+  const WindowDim &h = p.windows.h, &w = p.windows.w;
+  const auto [plane, row, column] = p.windows.PlaceOf(index);
+  const WindowDim::Span rows = h.Inside(row), columns = w.Inside(column);
   const float* x = p.x + static_cast<int64_t>(plane) * p.pixels;
   float result = p.max ? -FLT_MAX : 0.0f;
   for (int64_t i = 0; i < rows.count; ++i) {
-    const float* from = x + (rows.first + i * p.h.dilation) * p.w.in + columns.first;
+    const float* from = x + (rows.first + i * h.dilation) * w.in + columns.first;
     for (int64_t j = 0; j < columns.count; ++j) {
-      const float v = from[j * p.w.dilation];
+      const float v = from[j * w.dilation];
       result = p.max ? Larger()(result, v) : __fadd_rn(result, v);
     }
   }
   if (!p.max) {
-    const int64_t taps =
-        p.count_include_pad ? p.h.Padded(row) * p.w.Padded(column) : rows.count * columns.count;
+    const int64_t taps = p.count_include_pad ? h.Padded(row) * w.Padded(column) : rows.count * columns.count;
     result = __fdiv_rn(result, static_cast<float>(taps));
   }
   p.y[index] = result;
@@ -192,13 +181,7 @@ NodePlanPtr PlanFloatPool(const FloatPoolOp& op, const TensorShape& x, const Ten
   geometry.count_include_pad = op.count_include_pad;
   geometry.count = static_cast<unsigned>(CountOf(y.dims));
   geometry.pixels = static_cast<unsigned>(CountOf(std::span(x.dims).subspan(2)));
-  if (!global) {
-    const auto dims = WindowDims(WindowOf(op, x.dims), x.dims.data() + 2, y.dims.data() + 2);
-    geometry.h = dims[0];
-    geometry.w = dims[1];
-    geometry.by_out_h = MakeDivisor(std::max<int64_t>(1, geometry.h.out));
-    geometry.by_out_w = MakeDivisor(std::max<int64_t>(1, geometry.w.out));
-  }
+  if (!global) geometry.windows = WindowsOf(WindowOf(op, x.dims), x.dims.data() + 2, y.dims.data() + 2);
   const auto launch = [global](const Run& run, const FloatPoolParams& p) {
     if (!global) return run.LaunchFor(p.count, FloatPool, kThreads, p);
     run.LaunchFor(int64_t{p.count} * kWarp, FloatGlobalPool, kThreads, p);
@@ -214,7 +197,7 @@ PackedNodePtr Pack(const SoftmaxOp& op, const Device&) {
 
 PackedNodePtr Pack(const UnaryOp& op, const Device&) {
   return MakeNode([op](Shapes, const TensorShape& y) {
-    const UnaryParams geometry{nullptr, nullptr, static_cast<unsigned>(CountOf(y.dims)), op};
+    const UnaryParams geometry{{.count = static_cast<unsigned>(CountOf(y.dims))}, op};
     return MakeKernelPlan("unary", geometry, [](const Run& run, const UnaryParams& p) {
       if (CommonUnit({p.x, p.y}) < 16) return run.LaunchFor(p.count, Unary<1>, kThreads, p);
       run.LaunchFor(BlocksFor(p.count, 4), Unary<4>, kThreads, p);

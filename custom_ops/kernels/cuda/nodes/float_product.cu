@@ -13,20 +13,17 @@ constexpr int kSide = 16;   // threads along either side of a tile
 constexpr int kDepth = 16;  // steps along k that a tile holds
 constexpr int kWarp = 32;
 
-struct ProductParams {
-  const float* x = nullptr;
+struct ProductParams : Tensors<float, float> {
   const float* weights = nullptr;  // [groups][rows][k]
   const float* bias = nullptr;     // [groups][rows], or null
-  float* y = nullptr;
-  unsigned count = 0;  // elements of y
   int rows = 0, columns = 0, k = 0;
   // Gemm: element k of column j is x[j * column_step + k * k_step], and of y row i of column j is
   // y[j * rows + i].
   int64_t column_step = 0, k_step = 1;
   // Conv
   int channels = 0, groups = 1;  // channels of a group
-  WindowDim h, w;
-  FastDivisor by_pixels, by_out_w, by_taps, by_kernel_w;
+  Windows windows;
+  FastDivisor by_pixels, by_taps, by_kernel_w;
 };
 
 struct GemmSource {
@@ -47,19 +44,19 @@ struct ConvSource {
   int64_t top, left;
 
   __device__ __forceinline__ ConvSource(const ProductParams& params, int group, int j) : p(params) {
-    const auto pixel = static_cast<unsigned>(min(j, p.columns - 1));
-    const auto [n, inside] = Divided(pixel, p.by_pixels);
-    const auto [row, out_x] = Divided(inside, p.by_out_w);
-    top = row * p.h.stride - p.h.pad_begin;
-    left = out_x * p.w.stride - p.w.pad_begin;
-    image = p.x + (static_cast<int64_t>(n) * p.groups + group) * p.channels * p.h.in * p.w.in;
+    const WindowDim &h = p.windows.h, &w = p.windows.w;
+    const auto [n, row, out_x] = p.windows.PlaceOf(static_cast<unsigned>(min(j, p.columns - 1)));
+    top = row * h.stride - h.pad_begin;
+    left = out_x * w.stride - w.pad_begin;
+    image = p.x + (static_cast<int64_t>(n) * p.groups + group) * p.channels * h.in * w.in;
   }
   __device__ __forceinline__ float operator()(int k) const {
     const auto [channel, tap] = Divided(static_cast<unsigned>(k), p.by_taps);
     const auto [ty, tx] = Divided(tap, p.by_kernel_w);
-    const int64_t y = top + ty * p.h.dilation, x = left + tx * p.w.dilation;
-    if (y < 0 || y >= p.h.in || x < 0 || x >= p.w.in) return 0.0f;
-    return image[(channel * p.h.in + y) * p.w.in + x];
+    const WindowDim &h = p.windows.h, &w = p.windows.w;
+    const int64_t y = top + ty * h.dilation, x = left + tx * w.dilation;
+    if (y < 0 || y >= h.in || x < 0 || x >= w.in) return 0.0f;
+    return image[(channel * h.in + y) * w.in + x];
   }
   __device__ static __forceinline__ int64_t Target(const ProductParams& p, int group, int i, int j) {
     const auto [n, pixel] = Divided(static_cast<unsigned>(j), p.by_pixels);
@@ -248,16 +245,14 @@ PackedNodePtr Pack(const FloatConvOp& op, const Device& device) {
   window.weights.clear();
   window.bias.clear();
   const auto geometry_of = [window](ProductParams& p, const TensorShape& x, const TensorShape& y) {
-    const auto dims = WindowDims(WindowOf(window, x.dims), x.dims.data() + 2, y.dims.data() + 2);
-    p.h = dims[0];
-    p.w = dims[1];
-    const int64_t pixels = p.h.out * p.w.out, taps = p.h.kernel * p.w.kernel;
+    p.windows = WindowsOf(WindowOf(window, x.dims), x.dims.data() + 2, y.dims.data() + 2);
+    const WindowDim &h = p.windows.h, &w = p.windows.w;
+    const int64_t pixels = h.out * w.out, taps = h.kernel * w.kernel;
     p.columns = Checked(x.dims[0] * pixels, "pixels");
     p.k = Checked(p.channels * taps, "sums of length");
     p.by_pixels = MakeDivisor(std::max<int64_t>(1, pixels));
-    p.by_out_w = MakeDivisor(std::max<int64_t>(1, p.w.out));
     p.by_taps = MakeDivisor(taps);
-    p.by_kernel_w = MakeDivisor(p.w.kernel);
+    p.by_kernel_w = MakeDivisor(w.kernel);
   };
   return MakeProduct("float_conv", shared, op.weights, op.bias, device, geometry_of, LaunchConv);
 }

@@ -30,31 +30,23 @@ __global__ void __launch_bounds__(kThreads) Copy(const __grid_constant__ CopyPar
   StoreCodes(p.y + at, LoadCodes<kBytes>(p.x + at, valid), valid);
 }
 
-// How index o of one dim of y moves through x: by o / divisor steps of `stride` elements, or to table[o].
-// Steps may be negative; unsigned sums wrap to the same offsets.
+// How index o of one dim of y moves through x: by o steps of `stride` elements, or to table[o]. Steps may be
+// negative; unsigned sums wrap to the same offsets.
 struct GatherDim {
-  FastDivisor size, divisor;
+  FastDivisor size;
   unsigned stride = 0;
   const int32_t* table = nullptr;             // elements from the dim's beginning
   unsigned inside_begin = 0, inside_end = 0;  // other indices are padding
 };
 
-struct GatherParams {
-  const uint8_t* x = nullptr;
-  uint8_t* y = nullptr;
-  unsigned count = 0;  // vectors of y
-  int element = 1;     // bytes
+struct GatherParams : Tensors<uint8_t, uint8_t> {  // count: vectors of y
+  int element = 1;                                 // bytes
   int dims = 0;
   bool pads = false;
   unsigned base = 0;        // elements
   uint32_t fill = 0;        // four bytes of padding
   GatherDim dim[kMaxDims];  // innermost first, which counts vectors
 };
-
-__device__ __forceinline__ unsigned StepsOf(const GatherDim& d, unsigned index) {
-  if (d.table != nullptr) return static_cast<unsigned>(d.table[index]);
-  return (d.divisor.divisor == 1 ? index : Divided(index, d.divisor).quotient) * d.stride;
-}
 
 template <int kBytes, int kDims>
 __global__ void __launch_bounds__(kThreads) Gather(const __grid_constant__ GatherParams p) {
@@ -68,7 +60,7 @@ __global__ void __launch_bounds__(kThreads) Gather(const __grid_constant__ Gathe
     const GatherDim& d = p.dim[i];
     const auto [next, index] = Divided(rest, d.size);
     rest = next;
-    offset += StepsOf(d, index);
+    offset += d.table != nullptr ? static_cast<unsigned>(d.table[index]) : index * d.stride;
     if (p.pads) inside = inside && index >= d.inside_begin && index < d.inside_end;
   }
   Codes<kBytes> codes = Splat<kBytes>(p.fill);
@@ -77,13 +69,10 @@ __global__ void __launch_bounds__(kThreads) Gather(const __grid_constant__ Gathe
 }
 
 // y[.., j, .., i] = x[.., i, .., j]: `i` is innermost in y, `j` in x.
-struct TileParams {
-  const void* x = nullptr;
-  void* y = nullptr;
-  unsigned count = 0;                  // tiles
-  unsigned rows = 0, columns = 0;      // sizes of j and of i
-  int64_t x_stride = 0, y_stride = 0;  // elements from i to i + 1 in x, from j to j + 1 in y
-  FastDivisor by_rows, by_columns;     // tiles along j and along i
+struct TileParams : Tensors<void, void> {  // count: tiles
+  unsigned rows = 0, columns = 0;          // sizes of j and of i
+  int64_t x_stride = 0, y_stride = 0;      // elements from i to i + 1 in x, from j to j + 1 in y
+  FastDivisor by_rows, by_columns;         // tiles along j and along i
   int outer_dims = 0;
   FastDivisor size[kMaxDims];
   int64_t x_step[kMaxDims] = {}, y_step[kMaxDims] = {};
@@ -122,24 +111,22 @@ __global__ void __launch_bounds__(kThreads) TransposeTiles(const __grid_constant
 struct MovedDim {
   int64_t size = 1, stride = 0;  // elements
   int64_t inside_begin = 0, inside_end = 0;
-  int64_t divisor = 1;
   std::vector<int32_t> table;  // elements; empty: by stride
 
-  bool Plain() const { return divisor == 1 && table.empty(); }
   bool Whole() const { return inside_begin == 0 && inside_end == size; }
 };
 
-MovedDim Moved(int64_t size, int64_t stride) { return {size, stride, 0, size, 1, {}}; }
+MovedDim Moved(int64_t size, int64_t stride) { return {size, stride, 0, size, {}}; }
 
 // Merges neighbours through which x moves as through one dim. Only the outer one may be padded.
 std::vector<MovedDim> Merge(const std::vector<MovedDim>& dims) {
   std::vector<MovedDim> out;
   for (const MovedDim& d : dims) {
     if (d.size == 1 && d.Whole() && d.table.empty()) continue;
-    if (!out.empty() && out.back().Plain() && d.Plain() && d.Whole() &&
+    if (!out.empty() && out.back().table.empty() && d.table.empty() && d.Whole() &&
         out.back().stride == d.stride * d.size) {
       MovedDim& outer = out.back();
-      outer = {outer.size * d.size, d.stride, outer.inside_begin * d.size, outer.inside_end * d.size, 1, {}};
+      outer = {outer.size * d.size, d.stride, outer.inside_begin * d.size, outer.inside_end * d.size, {}};
     } else {
       out.push_back(d);
     }
@@ -174,7 +161,7 @@ bool Divides(const Move& move, int unit) {
   const auto whole = [&](int64_t elements) { return elements * move.element % unit == 0; };
   const MovedDim& inner = move.dims.back();
   if (unit == move.element) return true;
-  if (unit < move.element || inner.stride != 1 || !inner.Plain()) return false;
+  if (unit < move.element || inner.stride != 1 || !inner.table.empty()) return false;
   if (!whole(inner.size) || !whole(inner.inside_begin) || !whole(inner.inside_end) || !whole(move.base)) {
     return false;
   }
@@ -195,7 +182,6 @@ GatherParams GatherOf(const Move& move) {
     const MovedDim& from = move.dims[i];
     GatherDim& to = p.dim[p.dims++];
     to.size = MakeDivisor(from.size);
-    to.divisor = MakeDivisor(from.divisor);
     to.stride = static_cast<unsigned>(from.stride);
     to.inside_begin = static_cast<unsigned>(from.inside_begin);
     to.inside_end = static_cast<unsigned>(from.inside_end);
@@ -264,7 +250,7 @@ NodePlanPtr PlanGather(const Move& move, const Device& device) {
     inner.inside_end /= elements;
     std::visit(
         [&](auto bytes) {
-          constexpr int kFewDims = 4;
+          constexpr int kFewDims = 5;
           run.LaunchFor(p.count, p.dims <= kFewDims ? Gather<bytes, kFewDims> : Gather<bytes, kMaxDims>,
                         kThreads, p);
         },
@@ -279,34 +265,34 @@ NodePlanPtr PlanMove(Move move, const Device& device) {
           " dims that cannot be merged, expected at most ", kMaxDims);
   if (move.count == 0) return MakePlan(move.name + "_gather", [](const Run&) {});
   const bool plain = std::all_of(move.dims.begin(), move.dims.end(),
-                                 [](const MovedDim& d) { return d.Plain() && d.Whole(); });
+                                 [](const MovedDim& d) { return d.table.empty() && d.Whole(); });
   const std::optional<size_t> row = plain && move.base == 0 ? TiledRow(move) : std::nullopt;
   return row ? PlanTiles(move, *row) : PlanGather(move, device);
 }
 
-// The divisor d where source[o] is o / d throughout, 0 where there is none.
-int64_t DivisorOf(const std::vector<int64_t>& source) {
-  const auto next = std::find_if(source.begin(), source.end(), [](int64_t s) { return s != 0; });
-  const int64_t divisor = next - source.begin();
-  for (size_t o = 0; o < source.size(); ++o) {
-    if (divisor == 0 || source[o] != static_cast<int64_t>(o) / divisor) return 0;
+// Appends the dim of y whose index o reads index source[o] of a dim of x. Where that is o / d, it is a dim of x
+// and one of d that stands still.
+void AppendResized(Move& move, const std::vector<int64_t>& source, int64_t x_size, int64_t stride) {
+  const auto y_size = static_cast<int64_t>(source.size()), times = std::max<int64_t>(1, y_size / x_size);
+  bool repeats = x_size * times == y_size;
+  for (int64_t o = 0; repeats && o < y_size; ++o) repeats = source[static_cast<size_t>(o)] == o / times;
+  if (repeats) {
+    move.dims.push_back(Moved(x_size, stride));
+    move.dims.push_back(Moved(times, 0));
+    return;
   }
-  return divisor;
+  MovedDim& dim = move.dims.emplace_back(Moved(y_size, 0));
+  for (const int64_t s : source) dim.table.push_back(static_cast<int32_t>(s * stride));
 }
 
 Move MoveOf(const ResizeNode& node, const TensorShape& x, const TensorShape& y) {
   Move move = MoveTo("resize", x, y);
   for (size_t i = 0; move.count > 0 && i < x.dims.size(); ++i) {
-    MovedDim dim = Moved(y.dims[i], x.dims[i] == 1 ? 0 : move.strides[i]);
     if (i > 0 && i + 1 < x.dims.size() && x.dims[i] != 1) {
-      const std::vector<int64_t> source = node.SourceIndices(i - 1, x.dims[i], y.dims[i]);
-      const int64_t divisor = DivisorOf(source);
-      dim.divisor = std::max<int64_t>(1, divisor);
-      for (size_t o = 0; divisor == 0 && o < source.size(); ++o) {
-        dim.table.push_back(static_cast<int32_t>(source[o] * move.strides[i]));
-      }
+      AppendResized(move, node.SourceIndices(i - 1, x.dims[i], y.dims[i]), x.dims[i], move.strides[i]);
+    } else {
+      move.dims.push_back(Moved(y.dims[i], x.dims[i] == 1 ? 0 : move.strides[i]));
     }
-    move.dims.push_back(std::move(dim));
   }
   return move;
 }

@@ -10,12 +10,10 @@ namespace {
 
 constexpr int kPoolThreads = 128;
 
-struct PoolParams {
-  const uint8_t* x = nullptr;
-  void* y = nullptr;
-  unsigned count = 0, channels = 0;            // count: vectors of y
-  FastDivisor by_vectors, by_out_w, by_out_h;  // of a pixel, a row, an image
-  WindowDim h, w;
+struct PoolParams : Tensors<uint8_t, void> {
+  unsigned channels = 0;
+  FastDivisor by_vectors;  // of a pixel; then `count` counts vectors
+  Windows windows;
   // AveragePool alone
   bool count_include_pad = false;
   CodeReader reader;
@@ -25,29 +23,31 @@ struct PoolParams {
   CodeRounder rounder;
 };
 
-// Which output a thread makes.
+// Which output a thread makes: the place of a pixel and, in elements, that of a vector in x's and y's pixels.
 struct Output {
-  unsigned pixel, image, row, column, channel;
+  Windows::Place at;
+  unsigned channel;
+  int64_t y;
 };
 
 template <int kBytes>
 __device__ __forceinline__ Output OutputOfThread(const PoolParams& p, unsigned index) {
   const auto [pixel, vector] = Divided(index, p.by_vectors);
-  const auto [line, column] = Divided(pixel, p.by_out_w);
-  const auto [image, row] = Divided(line, p.by_out_h);
-  return {pixel, image, row, column, vector * kBytes};
+  const unsigned channel = vector * kBytes;
+  return {p.windows.PlaceOf(pixel), channel, static_cast<int64_t>(pixel) * p.channels + channel};
 }
 
 // The codes of an undilated window of kSide rows and columns, their loads all in flight at once; `outside`
-// where there is no pixel.
+// where there is no pixel. Returns how many there are.
 template <int kBytes, int kSide>
-__device__ __forceinline__ void LoadWindow(const PoolParams& p, const Output& o, const Codes<kBytes>& outside,
-                                           Codes<kBytes> (&taps)[kSide][kSide]) {
-  const int height = static_cast<int>(p.h.in), width = static_cast<int>(p.w.in);
-  const int top = static_cast<int>(o.row) * static_cast<int>(p.h.stride) - static_cast<int>(p.h.pad_begin);
-  const int left =
-      static_cast<int>(o.column) * static_cast<int>(p.w.stride) - static_cast<int>(p.w.pad_begin);
-  const int64_t first = (static_cast<int64_t>(o.image) * height + top) * width + left;
+__device__ __forceinline__ int LoadWindow(const PoolParams& p, const Output& o, const Codes<kBytes>& outside,
+                                          Codes<kBytes> (&taps)[kSide][kSide]) {
+  const WindowDim &h = p.windows.h, &w = p.windows.w;
+  const int height = static_cast<int>(h.in), width = static_cast<int>(w.in);
+  const int top = static_cast<int>(o.at.row) * static_cast<int>(h.stride) - static_cast<int>(h.pad_begin);
+  const int left = static_cast<int>(o.at.column) * static_cast<int>(w.stride) - static_cast<int>(w.pad_begin);
+  const int64_t first = (static_cast<int64_t>(o.at.plane) * height + top) * width + left;
+  int count = 0;
 #pragma unroll
   for (int i = 0; i < kSide; ++i) {
 #pragma unroll
@@ -56,15 +56,17 @@ __device__ __forceinline__ void LoadWindow(const PoolParams& p, const Output& o,
       const bool inside = y >= 0 && y < height && x >= 0 && x < width;
       taps[i][j] =
           inside ? LoadCodes<kBytes>(p.x + (first + i * width + j) * p.channels + o.channel) : outside;
+      count += inside ? 1 : 0;
     }
   }
+  return count;
 }
 
 // One tap of any window.
 template <int kBytes>
 __device__ __forceinline__ Codes<kBytes> LoadTap(const PoolParams& p, const Output& o, int64_t row,
                                                  int64_t column) {
-  const int64_t pixel = (static_cast<int64_t>(o.image) * p.h.in + row) * p.w.in + column;
+  const int64_t pixel = (o.at.plane * p.windows.h.in + row) * p.windows.w.in + column;
   return LoadCodes<kBytes>(p.x + pixel * p.channels + o.channel);
 }
 
@@ -112,15 +114,15 @@ __global__ void __launch_bounds__(kPoolThreads) MaxPool(const __grid_constant__ 
 #pragma unroll
     for (int t = 0; t < kSide * kSide; ++t) largest.Add(taps[t / kSide][t % kSide]);
   } else {
-    const WindowDim::Span rows = p.h.Inside(o.row), columns = p.w.Inside(o.column);
+    const WindowDim &h = p.windows.h, &w = p.windows.w;
+    const WindowDim::Span rows = h.Inside(o.at.row), columns = w.Inside(o.at.column);
     for (int64_t i = 0; i < rows.count; ++i) {
       for (int64_t j = 0; j < columns.count; ++j) {
-        largest.Add(LoadTap<kBytes>(p, o, rows.first + i * p.h.dilation, columns.first + j * p.w.dilation));
+        largest.Add(LoadTap<kBytes>(p, o, rows.first + i * h.dilation, columns.first + j * w.dilation));
       }
     }
   }
-  StoreCodes(static_cast<uint8_t*>(p.y) + static_cast<int64_t>(o.pixel) * p.channels + o.channel,
-             largest.Result());
+  StoreCodes(static_cast<uint8_t*>(p.y) + o.y, largest.Result());
 }
 
 // The sums of a thread's channels. Float32, in the definition's order: down each column, then the columns
@@ -150,23 +152,22 @@ __global__ void __launch_bounds__(kPoolThreads) AveragePool(const __grid_constan
   const unsigned index = StartThread<kPoolThreads>();
   if (index >= p.count) return;
   const Output o = OutputOfThread<kBytes>(p, index);
-  WindowDim::Span rows, columns;
   ColumnSums<kBytes> sums;
+  int64_t taps;
   if constexpr (kSide > 0) {
-    rows = p.h.InsideSmall(static_cast<int>(o.row));
-    columns = p.w.InsideSmall(static_cast<int>(o.column));
     // A tap outside counts as the zero point, whose value leaves every sum as it is.
-    Codes<kBytes> taps[kSide][kSide];
-    LoadWindow(p, o, Splat<kBytes>(p.zero), taps);
+    Codes<kBytes> codes[kSide][kSide];
+    taps = LoadWindow(p, o, Splat<kBytes>(p.zero), codes);
 #pragma unroll
     for (int j = 0; j < kSide; ++j) {
 #pragma unroll
-      for (int i = 0; i < kSide; ++i) sums.Add(p, taps[i][j]);
+      for (int i = 0; i < kSide; ++i) sums.Add(p, codes[i][j]);
       sums.EndColumn();
     }
   } else {
-    rows = p.h.Inside(o.row);
-    columns = p.w.Inside(o.column);
+    const WindowDim &h = p.windows.h, &w = p.windows.w;
+    const WindowDim::Span rows = h.Inside(o.at.row), columns = w.Inside(o.at.column);
+    taps = rows.count * columns.count;
     for (int64_t j = 0; j < columns.count; ++j) {
       for (int64_t i = 0; i < rows.count; ++i) {
         sums.Add(p, LoadTap<kBytes>(p, o, rows.first + i, columns.first + j));
@@ -174,15 +175,13 @@ __global__ void __launch_bounds__(kPoolThreads) AveragePool(const __grid_constan
       sums.EndColumn();
     }
   }
-  const int64_t taps =
-      p.count_include_pad ? p.h.Padded(o.row) * p.w.Padded(o.column) : rows.count * columns.count;
+  if (p.count_include_pad) taps = p.windows.h.Padded(o.at.row) * p.windows.w.Padded(o.at.column);
   const auto value = [&](int c) { return __fdiv_rn(sums.sum[c], static_cast<float>(taps)); };
-  const int64_t at = static_cast<int64_t>(o.pixel) * p.channels + o.channel;
   if constexpr (kFloat) {
 #pragma unroll
-    for (int c = 0; c < kBytes; ++c) static_cast<float*>(p.y)[at + c] = value(c);
+    for (int c = 0; c < kBytes; ++c) static_cast<float*>(p.y)[o.y + c] = value(c);
   } else {
-    StoreCodes(static_cast<uint8_t*>(p.y) + at,
+    StoreCodes(static_cast<uint8_t*>(p.y) + o.y,
                RoundCodes<kBytes>(p.rounder, [&](int c) { return Divide<kFast>(value(c), p.divider); }));
   }
 }
@@ -192,11 +191,9 @@ __global__ void __launch_bounds__(kPoolThreads) AveragePool(const __grid_constan
 // blocks, whose sums a second kernel adds.
 constexpr int kLanes = 16;
 
-struct GlobalParams {
-  const uint8_t* x = nullptr;
-  void* y = nullptr;
-  int32_t* partial = nullptr;                                // [splits][count]
-  unsigned count = 0, pixels = 0, channels = 0, images = 0;  // count: images * channels
+struct GlobalParams : Tensors<uint8_t, void> {  // count: images * channels
+  int32_t* partial = nullptr;                   // [splits][count]
+  unsigned pixels = 0, channels = 0, images = 0;
   unsigned slabs = 0, splits = 1, pixels_per_split = 0;
   bool is_signed = false, quantized = true;
   int32_t zero_sum = 0;  // pixels * x_zero_point
@@ -279,13 +276,9 @@ __global__ void __launch_bounds__(kThreads) GlobalFinish(const __grid_constant__
 
 PoolParams PoolGeometry(const Window& window, const TensorShape& x, const TensorShape& y) {
   PoolParams p;
-  const auto dims = WindowDims(window, x.dims.data() + 1, y.dims.data() + 1);
-  p.h = dims[0];
-  p.w = dims[1];
+  p.windows = WindowsOf(window, x.dims.data() + 1, y.dims.data() + 1);
   p.channels = static_cast<unsigned>(x.dims.back());
   p.count = static_cast<unsigned>(CountOf(y.dims));
-  p.by_out_w = MakeDivisor(p.w.out);
-  p.by_out_h = MakeDivisor(p.h.out);
   return p;
 }
 
@@ -297,12 +290,13 @@ PoolParams InVectors(PoolParams p, int unit) {
 }
 
 // The side of a square window that the kernels have unrolled, or 0.
-int UnrolledSide(const PoolParams& p) {
+int UnrolledSide(const Windows& windows) {
   constexpr int64_t kSmall = 1 << 14;
-  for (const WindowDim* d : {&p.h, &p.w}) {
+  const int64_t side = windows.h.kernel;
+  for (const WindowDim* d : {&windows.h, &windows.w}) {
     if (d->dilation != 1 || d->in > kSmall || d->out > kSmall || d->stride > kSmall) return 0;
   }
-  return p.h.kernel == p.w.kernel && (p.h.kernel == 2 || p.h.kernel == 3) ? static_cast<int>(p.h.kernel) : 0;
+  return side == windows.w.kernel && (side == 2 || side == 3) ? static_cast<int>(side) : 0;
 }
 
 GlobalParams GlobalGeometry(const GlobalAveragePoolNode& node, const TensorShape& x, const TensorShape& y) {
@@ -353,7 +347,7 @@ std::string Suffix(const char* name, int64_t number, bool present) {
 PackedNodePtr Pack(const MaxPoolNode& node, const Device&) {
   return MakeNode([window = node.window, is_signed = node.is_signed](Shapes fed, const TensorShape& y) {
     const PoolParams geometry = PoolGeometry(window, fed[0], y);
-    const int side = UnrolledSide(geometry);
+    const int side = UnrolledSide(geometry.windows);
     const auto launch = [=](const Run& run, const PoolParams& p) {
       const int unit = std::min(CommonUnit({p.x, p.y}), CommonUnit(p.channels));
       const PoolParams vectors = InVectors(p, unit);
@@ -378,7 +372,7 @@ PackedNodePtr Pack(const AveragePoolNode& node, const Device&) {
     geometry.divider = MakeDivider(spec.quantizer.scale);
     geometry.rounder = MakeRounder(spec.quantizer);
     // An average is at most as large as the largest value, but for the roundings of its sum.
-    const bool fast = FastDivisionIsExact(spec.quantizer.scale, 512.0 * static_cast<double>(spec.x_scale));
+    const bool fast = FastIsExact(spec.quantizer, 512.0 * static_cast<double>(spec.x_scale), 1.0);
     const auto launch = [=, quantized = spec.quantizer.quantized](const Run& run, const PoolParams& p) {
       int unit = std::min({4, CommonUnit({p.x}), CommonUnit(p.channels)});
       if (quantized) unit = std::min(unit, CommonUnit({p.y}));
@@ -389,7 +383,7 @@ PackedNodePtr Pack(const AveragePoolNode& node, const Device&) {
             run.LaunchFor(vectors.count, AveragePool < bytes, fast_ || float_, float_, side >, kPoolThreads,
                           vectors);
           },
-          OneOf<4, 1>(unit), OneOf(fast), OneOf(!quantized), OneOf<3, 2, 0>(UnrolledSide(p)));
+          OneOf<4, 1>(unit), OneOf(fast), OneOf(!quantized), OneOf<3, 2, 0>(UnrolledSide(p.windows)));
     };
     return MakeKernelPlan("average_pool", geometry, launch);
   });

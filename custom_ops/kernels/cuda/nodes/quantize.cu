@@ -70,10 +70,7 @@ struct DequantizeMap {
 };
 
 template <typename Map>
-struct FlatParams {
-  const float* x = nullptr;
-  uint8_t* y = nullptr;
-  unsigned count = 0;
+struct FlatParams : Tensors<float, uint8_t> {
   FastDivisor channels;
   Map map;
 };
@@ -377,7 +374,7 @@ PackedNodePtr Pack(const QuantizeNode& node, const Device& device) {
   bool fast = true;
   for (const Quantizer& q : node.grids) {
     grids.push_back({MakeDivider(q.scale), MakeRounder(q), 1024 * q.scale});
-    fast = fast && FastDivisionIsExact(q.scale, 1024 * static_cast<double>(q.scale));
+    fast = fast && FastIsExact(q, 1024 * static_cast<double>(q.scale), 1.0);
   }
   const bool per_channel = grids.size() > 1;
   const QuantizerGrid* uploaded = nullptr;
