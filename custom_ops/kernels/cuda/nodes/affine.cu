@@ -4,7 +4,6 @@
 // Numbers per channel cost more than the codes' own traffic. A thread therefore keeps those of its four
 // channels in registers, loaded before the predecessor has ended, and walks along pixels.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <optional>
 
@@ -183,46 +182,40 @@ ChannelGrid GridOf(const AffineSpec& spec, size_t c) {
   return g;
 }
 
-// What the node makes of every code of a channel, the lowest code first, less the zero point.
-std::array<float, kCodes> StairsOf(const AffineSpec& spec, size_t c, const CodeRounder& rounder) {
-  std::array<float, kCodes> out;
-  const int lowest = spec.x_signed ? -128 : 0;
-  for (int i = 0; i < kCodes; ++i) {
-    float v = static_cast<float>(lowest + i - spec.x_zero_point[c]) * spec.x_scale[c];
-    if (spec.has_affine) {
-      const float scaled = v * spec.scale[c];
-      v = scaled + spec.shift[c];
-    }
-    out[static_cast<size_t>(i)] =
-        std::min(std::max(std::nearbyint(v / spec.y_scale[c]), rounder.lo), rounder.hi);
+// What a channel makes of a code before it rounds to the output's.
+float StairOf(const AffineSpec& spec, size_t c, int code) {
+  float v = static_cast<float>(code - spec.x_zero_point[c]) * spec.x_scale[c];
+  if (spec.has_affine) {
+    v = v * spec.scale[c];
+    v = v + spec.shift[c];
   }
-  return out;
+  return v / spec.y_scale[c];
 }
 
 // Finds gain and offset, scale and shift of the result, that give the same codes for all inputs. Where the
 // float chain and the exact line fall on different sides of a rounding boundary, moving the line by a few
 // units in the last place puts it on the right side; more than one boundary is seldom that close.
 std::optional<ChannelGrid> LineOf(const AffineSpec& spec, size_t c) {
-  ChannelGrid g = GridOf(spec, c);
-  const std::array<float, kCodes> stairs = StairsOf(spec, c, g.rounder);
   const double slope = static_cast<double>(spec.x_scale[c]) * (spec.has_affine ? spec.scale[c] : 1.0f);
   const double gain = slope / spec.y_scale[c];
   const double offset =
       ((spec.has_affine ? spec.shift[c] : 0.0f) - slope * spec.x_zero_point[c]) / spec.y_scale[c];
   const double unit = 0x1p-25 * std::max(256.0 * std::fabs(gain), std::fabs(offset));
-  const int lowest = spec.x_signed ? -128 : 0;
-  // A line needs nothing else, which should not differ between channels, then.
-  g = {.bias = MakeReader(spec.x_signed, 0).bias, .rounder = g.rounder};
+  // The other numbers of a line's grid are not read, and equal in all channels, so that none is loaded.
+  ChannelGrid g;
   g.scale = static_cast<float>(gain);
+  g.bias = MakeReader(spec.x_signed, 0).bias;
+  g.rounder = GridOf(spec, c).rounder;
+  const auto rounded = [&](float v) {
+    return std::min(std::max(std::nearbyint(v), g.rounder.lo), g.rounder.hi);
+  };
+  const int lowest = spec.x_signed ? -128 : 0, end = lowest + kCodes;
   for (const int nudge : {0, 1, -1, 2, -2, 4, -4, 8, -8, 16, -16, 32, -32}) {
     g.shift = static_cast<float>(offset + nudge * unit);
-    bool equal = true;
-    for (int i = 0; equal && i < kCodes; ++i) {
-      const float v = std::fma(g.scale, static_cast<float>(lowest + i), g.shift);
-      const float code = std::nearbyint(std::min(std::max(v, g.rounder.lo), g.rounder.hi));
-      equal = code == stairs[static_cast<size_t>(i)];
-    }
-    if (equal) return g;
+    const auto line = [&](int code) { return std::fma(g.scale, static_cast<float>(code), g.shift); };
+    int code = lowest;
+    while (code < end && rounded(line(code)) == rounded(StairOf(spec, c, code))) ++code;
+    if (code == end) return g;
   }
   return std::nullopt;
 }
@@ -279,19 +272,18 @@ void LaunchAffine(const Run& run, AffineParams p) {
 }
 
 void LaunchLookup(const Run& run, LookupParams p) {
-  int unit = CommonUnit({p.x, p.y});
+  const int unit = CommonUnit({p.x, p.y}), channels_unit = std::min({unit, CommonUnit(p.channels), 4});
   if (p.channels == 1) {
     return std::visit(
         [&](auto bytes) { run.LaunchFor(BlocksFor(p.count, bytes), LookupFlat<bytes>, kThreads, p); },
         OneOf<16, 4, 1>(unit));
   }
-  unit = std::min({unit, CommonUnit(p.channels), 4});
-  const int width = std::min<int>(kSlab, static_cast<int>(p.channels)) / unit;
+  const int width = std::min<int>(kSlab, static_cast<int>(p.channels)) / channels_unit;
   while ((1 << p.lane_shift) < width) ++p.lane_shift;
-  const int64_t blocks = (p.pixels + int64_t{kSlabPixels} - 1) / kSlabPixels * p.slabs;
+  const int64_t blocks = int64_t{BlocksFor(p.pixels, kSlabPixels)} * p.slabs;
   Require(blocks < int64_t{1} << 31, "a table look-up of ", p.channels, " channels is too large");
   const dim3 grid(static_cast<unsigned>(blocks));
-  run.Launch(unit == 4 ? LookupChannels<4> : LookupChannels<1>, grid, kThreads, p);
+  run.Launch(channels_unit == 4 ? LookupChannels<4> : LookupChannels<1>, grid, kThreads, p);
 }
 
 }  // namespace

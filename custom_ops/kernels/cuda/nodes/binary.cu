@@ -177,7 +177,8 @@ void LaunchCodes(const Run& run, BinaryParams p, const Levels& levels, bool mul,
       [&](auto bytes, auto mul_, auto fast_, auto float_) {
         // Floats are not divided, and stored one at a time.
         constexpr int kBytes = float_ ? 1 : bytes;
-        run.LaunchFor(p.nest.vectors, BinaryCodes < kBytes, mul_, fast_ || float_, float_ >, kThreads, p);
+        constexpr bool kFast = fast_ || float_;
+        run.LaunchFor(p.nest.vectors, BinaryCodes<kBytes, mul_, kFast, float_>, kThreads, p);
       },
       OneOf<16, 4, 1>(unit), OneOf(mul), OneOf(fast), OneOf(to_float));
 }

@@ -163,12 +163,14 @@ class PackedResidualPair final : public PackedNode {
   PackedMatmul first_, second_;
 };
 
-// Floats in, quantized on the way into the convolution.
+// Floats in, quantized on the way into the convolution. Out come its codes, or the largest ones of windows.
 class PackedPixels final : public PackedNode {
  public:
-  PackedPixels(const QuantizeNode& quantize, const MatmulNode& node, std::shared_ptr<const PackedConv> conv)
+  PackedPixels(const QuantizeNode& quantize, const MatmulNode& node, const MaxPoolNode* pool,
+               const Device& device, std::shared_ptr<const PackedConv> conv)
       : geometry_(node.conv.geometry),
         has_residual_(node.conv.epilogue.has_residual),
+        type_(node.conv.epilogue.y_signed ? ElementType::kInt8 : ElementType::kUInt8),
         conv_(std::move(conv)) {
     quantizer_.planes = quantize.to_channels_last;
     quantizer_.lo = quantize.grids.front().lo;
@@ -178,8 +180,27 @@ class PackedPixels final : public PackedNode {
       quantizer_.scale.push_back(grid.scale);
       quantizer_.zero_point.push_back(grid.zero_point);
     }
+    if (pool == nullptr) return;
+    window_ = pool->window;
+    pool_ = PackNode(*pool, device);
   }
 
+  NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
+    const ConvShape shape = ShapeOf(fed);
+    if (pool_ == nullptr) return PlanOf(PlanPixels(conv_, shape, quantizer_), has_residual_);
+    const PooledConv pooled{conv_, quantizer_, shape, window_, y.dims.at(1), y.dims.at(2)};
+    if (Pools(pooled)) {
+      const std::shared_ptr<const PooledPlan> plan = PlanPooled(pooled);
+      return MakePlan(PlanText(*plan),
+                      [plan](const Run& run) { LaunchPooled(*plan, run.fed[0], run.y, run.queue); });
+    }
+    const TensorShape between{type_, {shape.batch, shape.out_h, shape.out_w, y.dims.at(3)}};
+    return PlanInTurn(PlanOf(PlanPixels(conv_, shape, quantizer_), has_residual_),
+                      pool_->Plan(std::span(&between, 1), y), ElementCount(between.dims));
+  }
+  std::vector<uint8_t> Packed() const override { return SavePacked(*conv_); }
+
+ private:
   ConvShape ShapeOf(Shapes fed) const {
     Require(!fed.empty() && fed[0].dims.size() == 4, "an image was expected, of rank 4");
     const std::vector<int64_t>& dims = fed[0].dims;
@@ -188,57 +209,22 @@ class PackedPixels final : public PackedNode {
             dims[quantizer_.planes ? 1 : 3], " channels, expected ", geometry_.in_channels);
     return InferConvShape(geometry_, dims[0], dims[first], dims[first + 1]);
   }
-  const PixelQuantizer& GridOf() const { return quantizer_; }
-  const std::shared_ptr<const PackedConv>& Conv() const { return conv_; }
 
-  NodePlanPtr Plan(Shapes fed, const TensorShape&) const override {
-    return PlanOf(PlanPixels(conv_, ShapeOf(fed), quantizer_), has_residual_);
-  }
-  std::vector<uint8_t> Packed() const override { return SavePacked(*conv_); }
-
- private:
   ConvGeometry geometry_;
   bool has_residual_;
+  ElementType type_;
   PixelQuantizer quantizer_;
   std::shared_ptr<const PackedConv> conv_;
-};
-
-// Floats in, the largest codes of windows out.
-class PackedPooledPixels final : public PackedNode {
- public:
-  PackedPooledPixels(PackedPixels pixels, const MatmulNode& conv, const MaxPoolNode& pool,
-                     const Device& device)
-      : pixels_(std::move(pixels)),
-        window_(pool.window),
-        y_type_(conv.conv.epilogue.y_signed ? ElementType::kInt8 : ElementType::kUInt8),
-        pool_(PackNode(pool, device)) {}
-
-  NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
-    const ConvShape shape = pixels_.ShapeOf(fed);
-    const PooledConv pooled{pixels_.Conv(), pixels_.GridOf(), shape, window_, y.dims.at(1), y.dims.at(2)};
-    if (Pools(pooled)) {
-      const std::shared_ptr<const PooledPlan> plan = PlanPooled(pooled);
-      return MakePlan(PlanText(*plan),
-                      [plan](const Run& run) { LaunchPooled(*plan, run.fed[0], run.y, run.queue); });
-    }
-    const TensorShape between{y_type_, {shape.batch, shape.out_h, shape.out_w, y.dims.at(3)}};
-    return PlanInTurn(pixels_.Plan(fed, between), pool_->Plan(std::span(&between, 1), y),
-                      ElementCount(between.dims));
-  }
-  std::vector<uint8_t> Packed() const override { return pixels_.Packed(); }
-
- private:
-  PackedPixels pixels_;
   Window window_;
-  ElementType y_type_;
-  std::unique_ptr<PackedNode> pool_;
+  PackedNodePtr pool_;  // for the shapes that have no kernel for both; null where nothing is pooled
 };
 
 // nullptr for weights whose zero points leave int8: they need sums of codes.
-std::shared_ptr<const PackedConv> PackImageConv(const MatmulNode& conv, const Device& device,
-                                                std::span<const uint8_t> packed) {
+PackedNodePtr PackPixels(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPoolNode* pool,
+                         const Device& device, std::span<const uint8_t> packed) {
   auto constants = PackConv(conv.conv, device, packed);
-  return FitsPixels(*constants) ? constants : nullptr;
+  if (!FitsPixels(*constants)) return nullptr;
+  return std::make_unique<PackedPixels>(quantize, conv, pool, device, std::move(constants));
 }
 
 }  // namespace
@@ -281,10 +267,8 @@ bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const D
 
 PackedNodePtr PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& conv, const Device& device,
                                 std::span<const uint8_t> packed) {
-  if (!FusesQuantize(quantize, conv, device)) return nullptr;
-  auto constants = PackImageConv(conv, device, packed);
-  if (constants == nullptr) return nullptr;
-  return std::make_unique<PackedPixels>(quantize, conv, std::move(constants));
+  return FusesQuantize(quantize, conv, device) ? PackPixels(quantize, conv, nullptr, device, packed)
+                                               : nullptr;
 }
 
 bool FusesPool(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPoolNode& pool,
@@ -295,10 +279,7 @@ bool FusesPool(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPo
 
 PackedNodePtr PackPooledConv(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPoolNode& pool,
                              const Device& device, std::span<const uint8_t> packed) {
-  auto constants = PackImageConv(conv, device, packed);
-  if (constants == nullptr) return nullptr;
-  return std::make_unique<PackedPooledPixels>(PackedPixels(quantize, conv, std::move(constants)), conv, pool,
-                                              device);
+  return PackPixels(quantize, conv, &pool, device, packed);
 }
 
 // Products alone: the large outputs of convolutions take the faster epilogues that end in codes.

@@ -1,4 +1,4 @@
-// What the host sides of the nodes share: plans and nodes from functions, constants in the device's memory,
+// The families of nodes, and what their host sides share: plans and nodes from functions, constants in the device's memory,
 // launches, numbers that become template arguments.
 #pragma once
 
@@ -16,12 +16,45 @@
 #include "core/status.h"
 #include "kernels/cuda/device/memory.h"
 #include "kernels/cuda/nodes/cuda_node.h"
-#include "kernels/cuda/nodes/node_families.h"
 
 namespace lowbit::cuda {
 
 using Shapes = std::span<const TensorShape>;
 using NodePlanPtr = std::shared_ptr<const NodePlan>;
+using PackedNodePtr = std::unique_ptr<PackedNode>;
+
+// One overload per kind of node, beside its kernels; node.cc dispatches to them.
+// affine.cu
+PackedNodePtr Pack(const AffineNode& node, const Device& device);
+PackedNodePtr Pack(const LookupNode& node, const Device& device);
+// binary.cu
+PackedNodePtr Pack(const BinaryNode& node, const Device& device);
+PackedNodePtr Pack(const FloatBinaryOp& op, const Device& device);
+// pool.cu
+PackedNodePtr Pack(const MaxPoolNode& node, const Device& device);
+PackedNodePtr Pack(const AveragePoolNode& node, const Device& device);
+PackedNodePtr Pack(const GlobalAveragePoolNode& node, const Device& device);
+// concat.cu
+PackedNodePtr Pack(const ConcatNode& node, const Device& device);
+PackedNodePtr Pack(const JoinOp& op, const Device& device);
+// move.cu
+PackedNodePtr Pack(const ReshapeOp& op, const Device& device);
+PackedNodePtr Pack(const ResizeNode& node, const Device& device);
+PackedNodePtr Pack(const DepthToSpaceNode& node, const Device& device);
+PackedNodePtr Pack(const TransposeOp& op, const Device& device);
+PackedNodePtr Pack(const SliceOp& op, const Device& device);
+PackedNodePtr Pack(const PadOp& op, const Device& device);
+// quantize.cu
+PackedNodePtr Pack(const QuantizeNode& node, const Device& device);
+PackedNodePtr Pack(const ThresholdNode& node, const Device& device);
+PackedNodePtr Pack(const DequantizeNode& node, const Device& device);
+// float_ops.cu
+PackedNodePtr Pack(const SoftmaxOp& op, const Device& device);
+PackedNodePtr Pack(const UnaryOp& op, const Device& device);
+PackedNodePtr Pack(const FloatPoolOp& op, const Device& device);
+// float_product.cu
+PackedNodePtr Pack(const FloatGemmOp& op, const Device& device);
+PackedNodePtr Pack(const FloatConvOp& op, const Device& device);
 
 // Blocks of `threads` for `work` threads.
 inline unsigned BlocksFor(int64_t work, int threads) {

@@ -299,28 +299,26 @@ int UnrolledSide(const Windows& windows) {
   return side == windows.w.kernel && (side == 2 || side == 3) ? static_cast<int>(side) : 0;
 }
 
-GlobalParams GlobalGeometry(const GlobalAveragePoolNode& node, const TensorShape& x, const TensorShape& y) {
+GlobalParams GlobalGeometry(const GlobalAveragePoolNode& node, const TensorShape& x, const TensorShape& y,
+                            int multiprocessors) {
   GlobalParams p;
   p.count = static_cast<unsigned>(CountOf(y.dims));
   p.images = static_cast<unsigned>(x.dims.front());
   p.channels = static_cast<unsigned>(x.dims.back());
   p.pixels = static_cast<unsigned>(CountOf(x.dims) / std::max<int64_t>(1, p.count));
+  const Quantizer& quantizer = node.spec.quantizer;
   p.is_signed = node.spec.x_signed;
-  p.quantized = node.spec.quantizer.quantized;
-  p.rounder = MakeRounder(node.spec.quantizer);
+  p.quantized = quantizer.quantized;
+  p.rounder = MakeRounder(quantizer);
   p.zero_sum = static_cast<int32_t>(p.pixels) * node.x_zero_point;
   const float pixels = static_cast<float>(p.pixels);
-  p.multiplier = p.quantized ? node.x_scale / (node.spec.quantizer.scale * pixels) : node.x_scale / pixels;
+  p.multiplier = node.x_scale / (p.quantized ? quantizer.scale * pixels : pixels);
+  // Split so that every multiprocessor has work, but a thread at least 32 pixels.
+  const int64_t blocks = std::max<int64_t>(1, int64_t{p.images} * BlocksFor(p.channels, 4 * kLanes));
+  const int64_t wanted = std::max<int64_t>(1, 2 * multiprocessors / blocks);
+  p.splits = static_cast<unsigned>(std::min<int64_t>(wanted, std::max(1u, BlocksFor(p.pixels, 32 * kLanes))));
+  p.pixels_per_split = BlocksFor(p.pixels, static_cast<int>(p.splits));
   return p;
-}
-
-// Splits the pixels so that every multiprocessor has work, but leaves a thread at least 32 pixels.
-void SplitPixels(GlobalParams& p, int multiprocessors) {
-  constexpr unsigned kLeast = 32 * kLanes;
-  const int64_t blocks = int64_t{p.images} * ((p.channels + 4 * kLanes - 1) / (4 * kLanes));
-  const int64_t wanted = std::max<int64_t>(1, 2 * multiprocessors / std::max<int64_t>(1, blocks));
-  p.splits = static_cast<unsigned>(std::min<int64_t>(wanted, std::max(1u, (p.pixels + kLeast - 1) / kLeast)));
-  p.pixels_per_split = (p.pixels + p.splits - 1) / p.splits;
 }
 
 void LaunchGlobal(const Run& run, GlobalParams p) {
@@ -379,9 +377,8 @@ PackedNodePtr Pack(const AveragePoolNode& node, const Device&) {
       const PoolParams vectors = InVectors(p, unit);
       std::visit(
           [&](auto bytes, auto fast_, auto float_, auto side) {
-            // Floats are not divided once more.
-            run.LaunchFor(vectors.count, AveragePool < bytes, fast_ || float_, float_, side >, kPoolThreads,
-                          vectors);
+            constexpr bool kFast = fast_ || float_;  // floats are not divided once more
+            run.LaunchFor(vectors.count, AveragePool<bytes, kFast, float_, side>, kPoolThreads, vectors);
           },
           OneOf<4, 1>(unit), OneOf(fast), OneOf(!quantized), OneOf<3, 2, 0>(UnrolledSide(p.windows)));
     };
@@ -391,8 +388,7 @@ PackedNodePtr Pack(const AveragePoolNode& node, const Device&) {
 
 PackedNodePtr Pack(const GlobalAveragePoolNode& node, const Device& device) {
   return MakeNode([node, multiprocessors = device.multiprocessors](Shapes fed, const TensorShape& y) {
-    GlobalParams geometry = GlobalGeometry(node, fed[0], y);
-    SplitPixels(geometry, multiprocessors);
+    const GlobalParams geometry = GlobalGeometry(node, fed[0], y, multiprocessors);
     const size_t partial = geometry.splits == 1 ? 0 : size_t{geometry.splits} * geometry.count * 4;
     return MakeKernelPlan("global_average_pool" + Suffix("_splits", geometry.splits, geometry.splits > 1),
                           geometry, LaunchGlobal, (partial + 255) / 256 * 256);
