@@ -23,65 +23,20 @@ struct PoolParams : Tensors<uint8_t, void> {
   CodeRounder rounder;
 };
 
-// Which output a thread makes: the place of a pixel and, in elements, that of a vector in x's and y's pixels.
-struct Output {
-  Windows::Place at;
-  unsigned channel;
-  int64_t y;
-};
-
-template <int kBytes>
-__device__ __forceinline__ Output OutputOfThread(const PoolParams& p, unsigned index) {
-  const auto [pixel, vector] = Divided(index, p.by_vectors);
-  const unsigned channel = vector * kBytes;
-  return {p.windows.PlaceOf(pixel), channel, static_cast<int64_t>(pixel) * p.channels + channel};
-}
-
-// The codes of an undilated window of kSide rows and columns, their loads all in flight at once; `outside`
-// where there is no pixel. Returns how many there are.
-template <int kBytes, int kSide>
-__device__ __forceinline__ int LoadWindow(const PoolParams& p, const Output& o, const Codes<kBytes>& outside,
-                                          Codes<kBytes> (&taps)[kSide][kSide]) {
-  const WindowDim &h = p.windows.h, &w = p.windows.w;
-  const int height = static_cast<int>(h.in), width = static_cast<int>(w.in);
-  const int top = static_cast<int>(o.at.row) * static_cast<int>(h.stride) - static_cast<int>(h.pad_begin);
-  const int left = static_cast<int>(o.at.column) * static_cast<int>(w.stride) - static_cast<int>(w.pad_begin);
-  const int64_t first = (static_cast<int64_t>(o.at.plane) * height + top) * width + left;
-  int count = 0;
-#pragma unroll
-  for (int i = 0; i < kSide; ++i) {
-#pragma unroll
-    for (int j = 0; j < kSide; ++j) {
-      const int y = top + i, x = left + j;
-      const bool inside = y >= 0 && y < height && x >= 0 && x < width;
-      taps[i][j] =
-          inside ? LoadCodes<kBytes>(p.x + (first + i * width + j) * p.channels + o.channel) : outside;
-      count += inside ? 1 : 0;
-    }
-  }
-  return count;
-}
-
-// One tap of any window.
-template <int kBytes>
-__device__ __forceinline__ Codes<kBytes> LoadTap(const PoolParams& p, const Output& o, int64_t row,
-                                                 int64_t column) {
-  const int64_t pixel = (o.at.plane * p.windows.h.in + row) * p.windows.w.in + column;
-  return LoadCodes<kBytes>(p.x + pixel * p.channels + o.channel);
-}
-
 // The largest codes so far. A 16-bit maximum orders by its high byte first, so codes 1 and 3 of a word can
 // stay in place, whatever is below them, and codes 0 and 2 are shifted there.
 template <int kBytes, bool kSigned>
 struct Largest {
-  static constexpr int kWords = Codes<kBytes>::kWords;
+  static constexpr int kCodes = kBytes, kWords = Codes<kBytes>::kWords;
+  static constexpr bool kDownColumns = false;
+  __device__ static __forceinline__ unsigned Outside(const PoolParams&) { return kSigned ? 0x80808080u : 0u; }
   unsigned even[kWords], odd[kWords];
 
   __device__ __forceinline__ Largest() {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) even[i] = odd[i] = kSigned ? 0x80008000u : 0u;
   }
-  __device__ __forceinline__ void Add(const Codes<kBytes>& codes) {
+  __device__ __forceinline__ void Add(const PoolParams&, const Codes<kBytes>& codes) {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
       if constexpr (kSigned) {
@@ -93,42 +48,23 @@ struct Largest {
       }
     }
   }
-  __device__ __forceinline__ Codes<kBytes> Result() const {
+  __device__ __forceinline__ void EndColumn() {}
+  __device__ __forceinline__ void Store(const PoolParams& p, int64_t at, int64_t) const {
     Codes<kBytes> out;
 #pragma unroll
     for (int i = 0; i < kWords; ++i) out.w[i] = __byte_perm(even[i], odd[i], 0x7351);
-    return out;
+    StoreCodes(static_cast<uint8_t*>(p.y) + at, out);
   }
 };
 
-// kSide 2 or 3: an undilated window of that many rows and columns; 0: any.
-template <int kBytes, bool kSigned, int kSide>
-__global__ void __launch_bounds__(kPoolThreads) MaxPool(const __grid_constant__ PoolParams p) {
-  const unsigned index = StartThread<kPoolThreads>();
-  if (index >= p.count) return;
-  const Output o = OutputOfThread<kBytes>(p, index);
-  Largest<kBytes, kSigned> largest;
-  if constexpr (kSide > 0) {
-    Codes<kBytes> taps[kSide][kSide];
-    LoadWindow(p, o, largest.Result(), taps);
-#pragma unroll
-    for (int t = 0; t < kSide * kSide; ++t) largest.Add(taps[t / kSide][t % kSide]);
-  } else {
-    const WindowDim &h = p.windows.h, &w = p.windows.w;
-    const WindowDim::Span rows = h.Inside(o.at.row), columns = w.Inside(o.at.column);
-    for (int64_t i = 0; i < rows.count; ++i) {
-      for (int64_t j = 0; j < columns.count; ++j) {
-        largest.Add(LoadTap<kBytes>(p, o, rows.first + i * h.dilation, columns.first + j * w.dilation));
-      }
-    }
-  }
-  StoreCodes(static_cast<uint8_t*>(p.y) + o.y, largest.Result());
-}
-
 // The sums of a thread's channels. Float32, in the definition's order: down each column, then the columns
 // from left to right.
-template <int kBytes>
-struct ColumnSums {
+template <int kBytes, bool kFast, bool kFloat>
+struct Average {
+  static constexpr int kCodes = kBytes;
+  static constexpr bool kDownColumns = true;
+  // The zero point's value, 0, leaves every sum as it is.
+  __device__ static __forceinline__ unsigned Outside(const PoolParams& p) { return p.zero; }
   float sum[kBytes] = {}, column[kBytes] = {};
 
   __device__ __forceinline__ void Add(const PoolParams& p, const Codes<kBytes>& codes) {
@@ -144,46 +80,66 @@ struct ColumnSums {
       column[c] = 0;
     }
   }
+  __device__ __forceinline__ void Store(const PoolParams& p, int64_t at, int64_t taps) const {
+    const auto value = [&](int c) { return __fdiv_rn(sum[c], static_cast<float>(taps)); };
+    const auto divided = [&](int c) { return Divide<kFast>(value(c), p.divider); };
+    if constexpr (!kFloat) {
+      return StoreCodes(static_cast<uint8_t*>(p.y) + at, RoundCodes<kBytes>(p.rounder, divided));
+    }
+#pragma unroll
+    for (int c = 0; c < kBytes; ++c) static_cast<float*>(p.y)[at + c] = value(c);
+  }
 };
 
-// kSide as in MaxPool.
-template <int kBytes, bool kFast, bool kFloat, int kSide>
-__global__ void __launch_bounds__(kPoolThreads) AveragePool(const __grid_constant__ PoolParams p) {
+// Sum: Largest or Average. kSide 2 or 3: an undilated window of that many rows and columns, its loads all in
+// flight at once; 0: any.
+template <typename Sum, int kSide>
+__global__ void __launch_bounds__(kPoolThreads) Pool(const __grid_constant__ PoolParams p) {
+  constexpr int kBytes = Sum::kCodes;
   const unsigned index = StartThread<kPoolThreads>();
   if (index >= p.count) return;
-  const Output o = OutputOfThread<kBytes>(p, index);
-  ColumnSums<kBytes> sums;
-  int64_t taps;
+  const auto [pixel, vector] = Divided(index, p.by_vectors);
+  const Windows::Place at = p.windows.PlaceOf(pixel);
+  const WindowDim &h = p.windows.h, &w = p.windows.w;
+  const unsigned channel = vector * kBytes;
+  Sum sum;
+  int64_t taps = 0;
   if constexpr (kSide > 0) {
-    // A tap outside counts as the zero point, whose value leaves every sum as it is.
-    Codes<kBytes> codes[kSide][kSide];
-    taps = LoadWindow(p, o, Splat<kBytes>(p.zero), codes);
+    const int height = static_cast<int>(h.in), width = static_cast<int>(w.in);
+    const int top = static_cast<int>(at.row) * static_cast<int>(h.stride) - static_cast<int>(h.pad_begin);
+    const int left = static_cast<int>(at.column) * static_cast<int>(w.stride) - static_cast<int>(w.pad_begin);
+    const int64_t first = (static_cast<int64_t>(at.plane) * height + top) * width + left;
+    Codes<kBytes> codes[kSide * kSide];
 #pragma unroll
-    for (int j = 0; j < kSide; ++j) {
+    for (int t = 0; t < kSide * kSide; ++t) {
+      const int i = Sum::kDownColumns ? t % kSide : t / kSide, j = Sum::kDownColumns ? t / kSide : t % kSide;
+      const bool inside = top + i >= 0 && top + i < height && left + j >= 0 && left + j < width;
+      const uint8_t* x = p.x + (first + i * width + j) * p.channels + channel;
+      codes[t] = inside ? LoadCodes<kBytes>(x) : Splat<kBytes>(Sum::Outside(p));
+      taps += inside ? 1 : 0;
+    }
 #pragma unroll
-      for (int i = 0; i < kSide; ++i) sums.Add(p, codes[i][j]);
-      sums.EndColumn();
+    for (int t = 0; t < kSide * kSide; ++t) {
+      sum.Add(p, codes[t]);
+      if (t % kSide == kSide - 1) sum.EndColumn();
     }
   } else {
-    const WindowDim &h = p.windows.h, &w = p.windows.w;
-    const WindowDim::Span rows = h.Inside(o.at.row), columns = w.Inside(o.at.column);
-    taps = rows.count * columns.count;
-    for (int64_t j = 0; j < columns.count; ++j) {
-      for (int64_t i = 0; i < rows.count; ++i) {
-        sums.Add(p, LoadTap<kBytes>(p, o, rows.first + i, columns.first + j));
+    const WindowDim::Span rows = h.Inside(at.row), columns = w.Inside(at.column);
+    const int64_t outer = Sum::kDownColumns ? columns.count : rows.count;
+    const int64_t inner = Sum::kDownColumns ? rows.count : columns.count;
+    taps = outer * inner;
+    for (int64_t o = 0; o < outer; ++o) {
+      for (int64_t i = 0; i < inner; ++i) {
+        const int64_t row = rows.first + (Sum::kDownColumns ? i : o) * h.dilation;
+        const int64_t column = columns.first + (Sum::kDownColumns ? o : i) * w.dilation;
+        const int64_t from = (at.plane * h.in + row) * w.in + column;
+        sum.Add(p, LoadCodes<kBytes>(p.x + from * p.channels + channel));
       }
-      sums.EndColumn();
+      sum.EndColumn();
     }
   }
-  if (p.count_include_pad) taps = p.windows.h.Padded(o.at.row) * p.windows.w.Padded(o.at.column);
-  const auto value = [&](int c) { return __fdiv_rn(sums.sum[c], static_cast<float>(taps)); };
-  if constexpr (kFloat) {
-#pragma unroll
-    for (int c = 0; c < kBytes; ++c) static_cast<float*>(p.y)[o.y + c] = value(c);
-  } else {
-    StoreCodes(static_cast<uint8_t*>(p.y) + o.y,
-               RoundCodes<kBytes>(p.rounder, [&](int c) { return Divide<kFast>(value(c), p.divider); }));
-  }
+  if (p.count_include_pad) taps = h.Padded(at.row) * w.Padded(at.column);
+  sum.Store(p, static_cast<int64_t>(pixel) * p.channels + channel, taps);
 }
 
 // A block sums a slab of 16 vectors of channels: 16 threads side by side, 16 of those groups taking turns
@@ -351,7 +307,7 @@ PackedNodePtr Pack(const MaxPoolNode& node, const Device&) {
       const PoolParams vectors = InVectors(p, unit);
       std::visit(
           [&](auto bytes, auto signed_, auto side_) {
-            run.LaunchFor(vectors.count, MaxPool<bytes, signed_, side_>, kPoolThreads, vectors);
+            run.LaunchFor(vectors.count, Pool<Largest<bytes, signed_>, side_>, kPoolThreads, vectors);
           },
           OneOf<16, 4, 1>(unit), OneOf(is_signed), OneOf<3, 2, 0>(side));
     };
@@ -378,7 +334,7 @@ PackedNodePtr Pack(const AveragePoolNode& node, const Device&) {
       std::visit(
           [&](auto bytes, auto fast_, auto float_, auto side) {
             constexpr bool kFast = fast_ || float_;  // floats are not divided once more
-            run.LaunchFor(vectors.count, AveragePool<bytes, kFast, float_, side>, kPoolThreads, vectors);
+            run.LaunchFor(vectors.count, Pool<Average<bytes, kFast, float_>, side>, kPoolThreads, vectors);
           },
           OneOf<4, 1>(unit), OneOf(fast), OneOf(!quantized), OneOf<3, 2, 0>(UnrolledSide(p.windows)));
     };

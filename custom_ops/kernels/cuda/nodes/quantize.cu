@@ -57,16 +57,8 @@ struct ThresholdMap {
 
 struct DequantizeMap {
   uint32_t flip = 0;
-  float bias = 0, scale = 1;
-  const float2* grids = nullptr;  // bias and scale per channel, or null
-
-  template <int kBytes>
-  __device__ __forceinline__ float operator()(const Codes<kBytes>& codes, int i, float2 grid) const {
-    return __fmul_rn(CodeValue(codes, i, {flip, grid.x}), grid.y);
-  }
-  __device__ __forceinline__ float2 GridOf(unsigned channel) const {
-    return grids != nullptr ? grids[channel] : make_float2(bias, scale);
-  }
+  float2 grid{};                  // bias and scale
+  const float2* grids = nullptr;  // per channel, or null
 };
 
 template <typename Map>
@@ -165,120 +157,90 @@ __device__ __forceinline__ void MoveTile(const PlaneTiles& t, const TileOrigin& 
   MoveRows<1, kToShared>(t, o, shared, tensor);
 }
 
-// Calls fn(c, pixel) for the items of a tile that this thread serves: four channels of kCount pixels each.
-template <int kCount, typename Fn>
-__device__ __forceinline__ void ForEachItem(const TileOrigin& o, const Fn& fn) {
-  constexpr unsigned kPerChannel = kTilePixels / kCount;
+// A thread's part of a tensor: kChannels planes, of which `channels` are there, at kPixels neighbouring pixels.
+// Their codes are words of four, `step` bytes apart, in the order of pixels and then channels.
+struct Part {
+  float* floats;
+  int64_t plane;  // floats from plane to plane
+  uint8_t* codes;
+  unsigned step;
+  unsigned channel, channels;  // the first one in the tensor
+};
+
+template <int kChannels, int kPixels, typename Map>
+__device__ __forceinline__ void MovePart(const Map& map, const Part& part) {
+  float v[kChannels][kPixels] = {};
 #pragma unroll
-  for (unsigned item = threadIdx.x; item < kPerChannel * kTileChannels / 4; item += kThreads) {
-    const unsigned c = item / kPerChannel * 4, pixel = item % kPerChannel * kCount;
-    if (c < o.channels && pixel < o.pixels) fn(c, pixel);
+  for (int c = 0; c < kChannels; ++c) {
+    if (c < part.channels) LoadFloats(part.floats + c * part.plane, v[c]);
+  }
+#pragma unroll
+  for (int word = 0; word < kPixels * kChannels / 4; ++word) {
+    const auto code = [&](int i) {
+      const unsigned at = 4 * word + i, c = at % kChannels;
+      return map(v[c][at / kChannels], part.channel + min(c, part.channels - 1));
+    };
+    StoreCodes(part.codes + word * part.step, MakeCodes<4>(code));
   }
 }
 
-template <typename Map, int kCount>
-__global__ void __launch_bounds__(kThreads) PlanesToCodes(const __grid_constant__ PlanesParams<Map> p) {
-  __shared__ __align__(16) uint8_t tile[kTileBytes];
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const PlaneTiles& t = p.tiles;
-  const TileOrigin o = OriginOf(t);
-  const float* x = p.floats + (static_cast<int64_t>(o.image) * t.channels + o.channel) * t.pixels + o.pixel;
-  ForEachItem<kCount>(o, [&](unsigned c, unsigned pixel) {
-    float v[4][kCount] = {};
+template <int kChannels, int kPixels>
+__device__ __forceinline__ void MovePart(const DequantizeMap& map, const Part& part) {
+  constexpr int kWords = kPixels * kChannels / 4;
+  Codes<4> words[kWords];
 #pragma unroll
-    for (unsigned i = 0; i < 4; ++i) {
-      if (c + i < o.channels) LoadFloats(x + static_cast<int64_t>(c + i) * t.pixels + pixel, v[i]);
-    }
+  for (int word = 0; word < kWords; ++word) words[word] = LoadCodes<4>(part.codes + word * part.step);
 #pragma unroll
-    for (unsigned j = 0; j < kCount; ++j) {
-      const auto code = [&](int i) {
-        return p.map(v[i][j], min(o.channel + c + static_cast<unsigned>(i), t.channels - 1));
-      };
-      StoreCodes(tile + (pixel + j) * t.pitch + c, MakeCodes<4>(code));
+  for (int c = 0; c < kChannels; ++c) {
+    if (c >= part.channels) break;
+    const float2 grid = map.grids != nullptr ? map.grids[part.channel + c] : map.grid;
+    float v[kPixels];
+#pragma unroll
+    for (int j = 0; j < kPixels; ++j) {
+      const int at = j * kChannels + c;
+      v[j] = __fmul_rn(CodeValue(words[at / 4], at % 4, {map.flip, grid.x}), grid.y);
     }
-  });
-  __syncthreads();
-  MoveTile<false>(t, o, tile, p.codes);
+    StoreFloats(part.floats + c * part.plane, v);
+  }
 }
 
-template <int kCount>
-__global__ void __launch_bounds__(kThreads)
-    CodesToPlanes(const __grid_constant__ PlanesParams<DequantizeMap> p) {
+// Through a tile of codes, in parts of four channels and kPixels pixels.
+template <typename Map, int kPixels>
+__global__ void __launch_bounds__(kThreads) MoveTiles(const __grid_constant__ PlanesParams<Map> p) {
   __shared__ __align__(16) uint8_t tile[kTileBytes];
   LetSuccessorsStart();
   WaitForPredecessors();
+  constexpr bool kToFloats = std::is_same_v<Map, DequantizeMap>;
   const PlaneTiles& t = p.tiles;
   const TileOrigin o = OriginOf(t);
-  MoveTile<true>(t, o, tile, p.codes);
-  __syncthreads();
-  float* y = p.floats + (static_cast<int64_t>(o.image) * t.channels + o.channel) * t.pixels + o.pixel;
-  ForEachItem<kCount>(o, [&](unsigned c, unsigned pixel) {
-    Codes<4> codes[kCount];
+  float* floats = p.floats + (static_cast<int64_t>(o.image) * t.channels + o.channel) * t.pixels + o.pixel;
+  if constexpr (kToFloats) {
+    MoveTile<true>(t, o, tile, p.codes);
+    __syncthreads();
+  }
+  constexpr unsigned kPerChannel = kTilePixels / kPixels;
 #pragma unroll
-    for (unsigned j = 0; j < kCount; ++j) codes[j] = LoadCodes<4>(tile + (pixel + j) * t.pitch + c);
-#pragma unroll
-    for (unsigned i = 0; i < 4; ++i) {
-      if (c + i >= o.channels) break;
-      const float2 grid = p.map.GridOf(o.channel + c + i);
-      float v[kCount];
-#pragma unroll
-      for (unsigned j = 0; j < kCount; ++j) v[j] = p.map(codes[j], static_cast<int>(i), grid);
-      StoreFloats(y + static_cast<int64_t>(c + i) * t.pixels + pixel, v);
-    }
-  });
+  for (unsigned i = threadIdx.x; i < kPerChannel * kTileChannels / 4; i += kThreads) {
+    const unsigned c = i / kPerChannel * 4, pixel = i % kPerChannel * kPixels;
+    if (c >= o.channels || pixel >= o.pixels) continue;
+    MovePart<4, kPixels>(p.map, {floats + static_cast<int64_t>(c) * t.pixels + pixel, t.pixels,
+                                 tile + pixel * t.pitch + c, t.pitch, o.channel + c, o.channels - c});
+  }
+  if constexpr (!kToFloats) {
+    __syncthreads();
+    MoveTile<false>(t, o, tile, p.codes);
+  }
 }
 
 // Few channels, a multiple of 4 pixels: a thread has all codes of four pixels.
-struct FourPixels {
-  unsigned number, image, pixel;
-};
-
-__device__ __forceinline__ FourPixels FourOfThread(const PlaneTiles& t) {
-  const unsigned number = StartThread<kFewThreads>();
-  const auto [image, inside] = Divided(number, t.by_pixel_tiles);
-  return {number, image, inside * 4};
-}
-
 template <typename Map, int kChannels>
-__global__ void __launch_bounds__(kFewThreads) FewPlanesToCodes(const __grid_constant__ PlanesParams<Map> p) {
-  const FourPixels four = FourOfThread(p.tiles);
-  if (four.image >= p.tiles.by_channel_tiles.divisor) return;
-  const float* x = p.floats + static_cast<int64_t>(four.image) * kChannels * p.tiles.pixels + four.pixel;
-  float v[kChannels][4];
-#pragma unroll
-  for (int c = 0; c < kChannels; ++c) LoadFloats(x + static_cast<int64_t>(c) * p.tiles.pixels, v[c]);
-  uint8_t* y = p.codes + static_cast<int64_t>(four.number) * (4 * kChannels);
-#pragma unroll
-  for (int byte = 0; byte < 4 * kChannels; byte += 4) {
-    const auto code = [&](int i) {
-      return p.map(v[(byte + i) % kChannels][(byte + i) / kChannels], (byte + i) % kChannels);
-    };
-    StoreCodes(y + byte, MakeCodes<4>(code));
-  }
-}
-
-template <int kChannels>
-__global__ void __launch_bounds__(kFewThreads)
-    FewCodesToPlanes(const __grid_constant__ PlanesParams<DequantizeMap> p) {
-  const FourPixels four = FourOfThread(p.tiles);
-  if (four.image >= p.tiles.by_channel_tiles.divisor) return;
-  float* y = p.floats + static_cast<int64_t>(four.image) * kChannels * p.tiles.pixels + four.pixel;
-  const uint8_t* x = p.codes + static_cast<int64_t>(four.number) * (4 * kChannels);
-  Codes<4> codes[kChannels];
-#pragma unroll
-  for (int i = 0; i < kChannels; ++i) codes[i] = LoadCodes<4>(x + 4 * i);
-#pragma unroll
-  for (int c = 0; c < kChannels; ++c) {
-    const float2 grid = p.map.GridOf(c);
-    float v[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int byte = j * kChannels + c;
-      v[j] = p.map(codes[byte / 4], byte % 4, grid);
-    }
-    StoreFloats(y + static_cast<int64_t>(c) * p.tiles.pixels, v);
-  }
+__global__ void __launch_bounds__(kFewThreads) MoveFew(const __grid_constant__ PlanesParams<Map> p) {
+  const unsigned four = StartThread<kFewThreads>();
+  const auto [image, inside] = Divided(four, p.tiles.by_pixel_tiles);
+  if (image >= p.tiles.by_channel_tiles.divisor) return;
+  float* floats = p.floats + static_cast<int64_t>(image) * kChannels * p.tiles.pixels + inside * 4;
+  uint8_t* codes = p.codes + static_cast<int64_t>(four) * (4 * kChannels);
+  MovePart<kChannels, 4>(p.map, {floats, p.tiles.pixels, codes, 4, 0, kChannels});
 }
 
 // What stands between the shapes and the kernels: [images, channels, pixels] floats against
@@ -319,10 +281,13 @@ void LaunchFlat(const Run& run, const FloatCodes& g, const Map& map, bool per_ch
   run.Launch(FlatToCodes<Map, 4, 4>, dim3(BlocksFor(vectors, 4 * kThreads)), kThreads, p);
 }
 
-// tiles(n): the kernel that moves n floats of a plane at a time; few(n): the one of n channels.
-template <typename Map, typename Tiles, typename Few>
-void LaunchPlanes(const Run& run, const FloatCodes& g, PlanesParams<Map> p, const Tiles& tiles,
-                  const Few& few) {
+template <typename Map>
+void LaunchPlanes(const Run& run, const FloatCodes& g, const Map& map, const void* floats,
+                  const void* codes) {
+  PlanesParams<Map> p;
+  p.floats = static_cast<float*>(const_cast<void*>(floats));
+  p.codes = static_cast<uint8_t*>(const_cast<void*>(codes));
+  p.map = map;
   PlaneTiles& t = p.tiles;
   t.pixels = static_cast<unsigned>(g.pixels);
   t.channels = static_cast<unsigned>(g.channels);
@@ -331,9 +296,9 @@ void LaunchPlanes(const Run& run, const FloatCodes& g, PlanesParams<Map> p, cons
     // Tiles of four pixels, and the images in place of channel tiles.
     t.by_pixel_tiles = MakeDivisor(g.pixels / 4);
     t.by_channel_tiles.divisor = static_cast<uint32_t>(g.images);
-    return std::visit(
-        [&](auto channels) { run.LaunchFor(g.images * (g.pixels / 4), few(channels), kFewThreads, p); },
-        OneOf<2, 3, 4>(static_cast<int>(g.channels)));
+    const int64_t threads = g.images * (g.pixels / 4);
+    return std::visit([&](auto channels) { run.LaunchFor(threads, MoveFew<Map, channels>, kFewThreads, p); },
+                      OneOf<2, 3, 4>(static_cast<int>(g.channels)));
   }
   const unsigned width = std::min(t.channels, static_cast<unsigned>(kTileChannels));
   t.pitch = ((width + 3) / 4 | 1u) * 4;
@@ -342,8 +307,7 @@ void LaunchPlanes(const Run& run, const FloatCodes& g, PlanesParams<Map> p, cons
   t.by_pixel_tiles = MakeDivisor((g.pixels + kTilePixels - 1) / kTilePixels);
   t.by_channel_tiles = MakeDivisor((g.channels + kTileChannels - 1) / kTileChannels);
   const int64_t blocks = g.images * t.by_pixel_tiles.divisor * t.by_channel_tiles.divisor;
-  std::visit([&](auto count) { run.Launch(tiles(count), dim3(static_cast<unsigned>(blocks)), kThreads, p); },
-             OneOf<4, 1>(fours ? 4 : 1));
+  run.Launch(fours ? MoveTiles<Map, 4> : MoveTiles<Map, 1>, dim3(static_cast<unsigned>(blocks)), kThreads, p);
 }
 
 // A node from its map and the constants that the map reads. `text` names the kernel.
@@ -355,13 +319,7 @@ PackedNodePtr MakeToCodes(const char* text, const Map& map, bool per_channel, bo
     return MakePlan(std::string(text) + (g.moves ? "_planes" : "_flat"), [=](const Run& run) {
       if (g.count == 0) return;
       if (!g.moves) return LaunchFlat(run, g, map, per_channel);
-      PlanesParams<Map> p;
-      p.floats = const_cast<float*>(static_cast<const float*>(run.fed[0]));
-      p.codes = static_cast<uint8_t*>(run.y);
-      p.map = map;
-      LaunchPlanes(
-          run, g, p, [](auto count) { return PlanesToCodes<Map, count>; },
-          [](auto channels) { return FewPlanesToCodes<Map, channels>; });
+      LaunchPlanes(run, g, map, run.fed[0], run.y);
     });
   };
   return MakeNode(plan, std::move(memory));
@@ -410,22 +368,15 @@ PackedNodePtr Pack(const DequantizeNode& node, const Device& device) {
   for (size_t c = 0; c < static_cast<size_t>(spec.channels); ++c) {
     grids.push_back({MakeReader(spec.x_signed, spec.x_zero_point[c]).bias, spec.x_scale[c]});
   }
-  DequantizeMap map{MakeReader(spec.x_signed, 0).flip, grids.front().x, grids.front().y};
+  DequantizeMap map{MakeReader(spec.x_signed, 0).flip, grids.front()};
   NodeConstants constants;
   if (grids.size() > 1 && node.to_channels_first) constants.Add(grids, map.grids);
   const auto memory = constants.Upload(device);
   const auto plan = [=, moves = node.to_channels_first](Shapes fed, const TensorShape& y) {
     const FloatCodes g = GeometryOf(fed[0], moves);
     if (!g.moves) return flat->Plan(fed, y);
-    return MakePlan("dequantize_planes", [=](const Run& run) {
-      PlanesParams<DequantizeMap> p;
-      p.floats = static_cast<float*>(run.y);
-      p.codes = const_cast<uint8_t*>(static_cast<const uint8_t*>(run.fed[0]));
-      p.map = map;
-      LaunchPlanes(
-          run, g, p, [](auto count) { return CodesToPlanes<count>; },
-          [](auto channels) { return FewCodesToPlanes<channels>; });
-    });
+    return MakePlan("dequantize_planes",
+                    [=](const Run& run) { LaunchPlanes(run, g, map, run.y, run.fed[0]); });
   };
   return MakeNode(plan, memory);
 }
