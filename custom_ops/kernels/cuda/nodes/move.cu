@@ -143,7 +143,6 @@ struct Move {
   int64_t count = 0;
   int element = 1;
   uint32_t fill = 0;
-  bool pads = false;
 };
 
 Move MoveTo(const char* name, const TensorShape& x, const TensorShape& y) {
@@ -158,35 +157,14 @@ Move MoveTo(const char* name, const TensorShape& x, const TensorShape& y) {
 
 // Whether y can be gathered in vectors of `unit` bytes.
 bool Divides(const Move& move, int unit) {
-  const auto whole = [&](int64_t elements) { return elements * move.element % unit == 0; };
   const MovedDim& inner = move.dims.back();
   if (unit == move.element) return true;
   if (unit < move.element || inner.stride != 1 || !inner.table.empty()) return false;
-  if (!whole(inner.size) || !whole(inner.inside_begin) || !whole(inner.inside_end) || !whole(move.base)) {
-    return false;
-  }
-  return std::all_of(move.dims.begin(), move.dims.end() - 1, [&](const MovedDim& d) {
-    return whole(d.stride) && std::all_of(d.table.begin(), d.table.end(), whole);
-  });
-}
-
-// In elements; a launch turns those of the innermost dim into vectors.
-GatherParams GatherOf(const Move& move) {
-  GatherParams p;
-  p.count = static_cast<unsigned>(move.count);
-  p.element = move.element;
-  p.base = static_cast<unsigned>(move.base);
-  p.fill = move.fill;
-  p.pads = move.pads;
-  for (size_t i = move.dims.size(); i-- > 0;) {
-    const MovedDim& from = move.dims[i];
-    GatherDim& to = p.dim[p.dims++];
-    to.size = MakeDivisor(from.size);
-    to.stride = static_cast<unsigned>(from.stride);
-    to.inside_begin = static_cast<unsigned>(from.inside_begin);
-    to.inside_end = static_cast<unsigned>(from.inside_end);
-  }
-  return p;
+  const auto whole = [&](int64_t elements) { return elements * move.element % unit == 0; };
+  return whole(inner.size) && whole(inner.inside_begin) && whole(inner.inside_end) && whole(move.base) &&
+         std::all_of(move.dims.begin(), move.dims.end() - 1, [&](const MovedDim& d) {
+           return whole(d.stride) && std::all_of(d.table.begin(), d.table.end(), whole);
+         });
 }
 
 // The dim of y that is innermost in x, where both it and y's innermost one fill tiles.
@@ -231,16 +209,28 @@ NodePlanPtr PlanTiles(const Move& move, size_t row) {
 }
 
 NodePlanPtr PlanGather(const Move& move, const Device& device) {
-  GatherParams geometry = GatherOf(move);
+  GatherParams geometry;  // in elements
+  geometry.count = static_cast<unsigned>(move.count);
+  geometry.element = move.element;
+  geometry.base = static_cast<unsigned>(move.base);
+  geometry.fill = move.fill;
   NodeConstants constants;
-  for (size_t i = 0; i < move.dims.size(); ++i) {
-    constants.Add(move.dims[move.dims.size() - 1 - i].table, geometry.dim[i].table);
+  for (size_t i = move.dims.size(); i-- > 0;) {
+    const MovedDim& from = move.dims[i];
+    GatherDim& to = geometry.dim[geometry.dims++];
+    to.size = MakeDivisor(from.size);
+    to.stride = static_cast<unsigned>(from.stride);
+    to.inside_begin = static_cast<unsigned>(from.inside_begin);
+    to.inside_end = static_cast<unsigned>(from.inside_end);
+    geometry.pads = geometry.pads || !from.Whole();
+    constants.Add(from.table, to.table);
   }
   const auto memory = constants.Upload(device);
   int most = 16;
   while (!Divides(move, most)) most /= 4;
   const auto launch = [most](const Run& run, GatherParams p) {
     const int unit = std::min(most, CommonUnit({p.x, p.y}));
+    // Vectors along the innermost dim.
     const auto elements = static_cast<unsigned>(unit / p.element);
     p.count /= elements;
     GatherDim& inner = p.dim[0];
@@ -329,7 +319,6 @@ Move MoveOf(const SliceOp& op, const TensorShape& x, const TensorShape& y) {
 
 Move MoveOf(const PadOp& op, const TensorShape& x, const TensorShape& y) {
   Move move = MoveTo("pad", x, y);
-  move.pads = true;
   for (size_t i = 0; i < 4; ++i) move.fill |= uint32_t{op.value[i % op.value.size()]} << (8 * i);
   const std::vector<PadWidth> widths = WidthsOf(op, x.dims.size());
   for (size_t i = 0; i < x.dims.size(); ++i) {
