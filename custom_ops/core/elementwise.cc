@@ -1,5 +1,7 @@
 #include "core/elementwise.h"
 
+#include <cmath>
+
 namespace lowbit {
 namespace {
 
@@ -14,6 +16,21 @@ bool FastIsExact(const Quantizer& quantizer, double max_abs, double x_scale) {
   if (!InRange(x_scale)) return false;
   if (!quantizer.quantized) return true;
   return InRange(quantizer.scale) && max_abs < kMaxQuotient * static_cast<double>(quantizer.scale);
+}
+
+bool FastIsExact(const AffineSpec& spec) {
+  for (size_t c = 0; c < static_cast<size_t>(spec.channels); ++c) {
+    const auto x_scale = static_cast<double>(spec.x_scale[c]);
+    double max_abs = 256.0 * x_scale;
+    if (spec.has_affine) {
+      max_abs = max_abs * std::fabs(static_cast<double>(spec.scale[c])) +
+                std::fabs(static_cast<double>(spec.shift[c]));
+    }
+    Quantizer quantizer = spec.quantizer;
+    quantizer.scale = spec.y_scale[c];
+    if (!FastIsExact(quantizer, max_abs, x_scale)) return false;
+  }
+  return true;
 }
 
 }  // namespace lowbit

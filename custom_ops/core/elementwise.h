@@ -52,6 +52,9 @@ struct AffineSpec {
   std::vector<float> line_gain, line_offset;
 };
 
+// FastIsExact for all channels of one.
+bool FastIsExact(const AffineSpec& spec);
+
 enum class BinaryKind : uint8_t { kAdd, kMul };
 
 // v = f32(a - a_zero_point) * a_scale (+ or *) f32(b - b_zero_point) * b_scale.

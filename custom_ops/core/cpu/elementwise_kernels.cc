@@ -52,18 +52,7 @@ void PrepareAffine(AffineSpec& spec) {
   spec.y_inverse.resize(spec.y_scale.size());
   std::transform(spec.y_scale.begin(), spec.y_scale.end(), spec.y_inverse.begin(),
                  [](float s) { return 1.0f / s; });
-
-  spec.fast_is_exact = true;
-  for (size_t c = 0; c < static_cast<size_t>(spec.channels); ++c) {
-    double max_abs = 256.0 * static_cast<double>(spec.x_scale[c]);
-    if (spec.has_affine) {
-      max_abs = max_abs * std::fabs(static_cast<double>(spec.scale[c])) +
-                std::fabs(static_cast<double>(spec.shift[c]));
-    }
-    Quantizer quantizer = spec.quantizer;
-    quantizer.scale = spec.y_scale[c];
-    if (!FastIsExact(quantizer, max_abs, static_cast<double>(spec.x_scale[c]))) spec.fast_is_exact = false;
-  }
+  spec.fast_is_exact = FastIsExact(spec);
 
   spec.period = Period(spec.channels);
   RepeatAndPad(spec.x_zero_point, spec.period);

@@ -4,20 +4,16 @@
 // Numbers per channel cost more than the codes' own traffic. A thread therefore keeps those of its four
 // channels in registers, loaded before the predecessor has ended, and walks along pixels.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <optional>
 
-#include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/nodes/codes.cuh"
-#include "kernels/cuda/nodes/node_families.h"
 #include "kernels/cuda/nodes/node_support.h"
 
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kTableSize = 256;
+constexpr int kCodes = 256;       // values of a code
 constexpr int kSlab = 64;         // channels whose tables a block holds
 constexpr int kSlabPixels = 256;  // pixels that amortize loading them
 
@@ -28,28 +24,28 @@ enum class AffineKind : uint8_t { kExact, kFast, kLine };
 // What happens to one channel's codes. For kLine, scale and shift are the line's and bias knows no zero
 // point.
 struct ChannelGrid {
-  float bias = 0, x_scale = 1, scale = 1, shift = 0;
-  float y_scale = 1, y_inverse = 1, lo = 0, hi = 0, magic = 0;
-  uint32_t odd = 0;
+  float scale = 1, shift = 0;
+  float bias = 0, x_scale = 1;
+  Divider divider;
+  CodeRounder rounder;
+};
+// The same as words, scale and shift first.
+constexpr int kNumbers = sizeof(ChannelGrid) / 4, kAffineNumbers = 2;
+struct GridNumbers {
+  uint32_t of[kNumbers];
 };
 
-// The same, an array per number, [channels].
-struct ChannelGrids {
-  const float *bias = nullptr, *x_scale = nullptr, *scale = nullptr, *shift = nullptr;
-  const float *y_scale = nullptr, *y_inverse = nullptr, *lo = nullptr, *hi = nullptr, *magic = nullptr;
-  const uint32_t* odd = nullptr;
-};
+// Which of these numbers differ between channels: none, scale and shift, any.
+enum class Differ : uint8_t { kNone, kAffine, kAll };
 
-struct AffineParams {
-  const uint8_t* x = nullptr;
-  void* y = nullptr;
-  unsigned count = 0;    // elements
+struct AffineParams : Tensors<uint8_t, void> {
   unsigned threads = 0;  // a multiple of `width`
   FastDivisor width;     // vectors of a pixel
   uint32_t flip = 0;
   bool has_affine = false;
-  ChannelGrid grid;  // of all channels
-  ChannelGrids grids;
+  ChannelGrid grid;                   // of the first channel
+  const uint32_t* numbers = nullptr;  // [kNumbers][channels]
+  unsigned channels = 1;
 };
 
 template <AffineKind kKind>
@@ -62,133 +58,80 @@ __device__ __forceinline__ float AffineValue(float v, bool has_affine, const Cha
 // The code in the low byte.
 template <AffineKind kKind>
 __device__ __forceinline__ unsigned AffineCode(float v, const ChannelGrid& g) {
-  if constexpr (kKind != AffineKind::kLine) {
-    v = Divide<kKind == AffineKind::kFast>(v, Divider{g.y_scale, g.y_inverse});
-  }
-  return RoundedCode(v, CodeRounder{g.lo, g.hi, g.magic, false}) + g.odd;
+  if constexpr (kKind != AffineKind::kLine) v = Divide<kKind == AffineKind::kFast>(v, g.divider);
+  return RoundedCode(v, g.rounder) + g.rounder.odd;
 }
 
-// One vector at element `at`; grids[i] is that of its i-th code, or grids[0] that of all.
-template <int kBytes, AffineKind kKind, bool kFloat, int kGrids>
-__device__ __forceinline__ void AffineVector(const AffineParams& p, const Codes<kBytes>& codes,
-                                             const ChannelGrid (&grids)[kGrids], unsigned at, int valid) {
-  float values[kBytes];
-#pragma unroll
-  for (int i = 0; i < kBytes; ++i) {
-    const ChannelGrid& g = grids[kGrids == 1 ? 0 : i];
-    values[i] =
-        AffineValue<kKind>(CodeValue(codes.w[i / 4] ^ p.flip, i % 4, {p.flip, g.bias}), p.has_affine, g);
-  }
-  if constexpr (!kFloat) {
-    constexpr int kPerWord = Codes<kBytes>::kPerWord;
-    Codes<kBytes> out;
-#pragma unroll
-    for (int w = 0; w < Codes<kBytes>::kWords; ++w) {
-      unsigned code[kPerWord];
-#pragma unroll
-      for (int i = 0; i < kPerWord; ++i) {
-        code[i] = AffineCode<kKind>(values[4 * w + i], grids[kGrids == 1 ? 0 : 4 * w + i]);
-      }
-      out.w[w] = PackBytes(code);
-    }
-    StoreCodes<kBytes>(static_cast<uint8_t*>(p.y) + at, out, valid);
-  } else {
-    float* y = static_cast<float*>(p.y) + at;
-    if constexpr (kBytes == 4) {
-      if (valid >= 4) {
-        *reinterpret_cast<float4*>(y) = make_float4(values[0], values[1], values[2], values[3]);
-        return;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kBytes; ++i) {
-      if (i < valid) y[i] = values[i];
-    }
-  }
-}
-
-template <int kBytes, AffineKind kKind, bool kFloat>
-__global__ void __launch_bounds__(kThreads) AffineFlat(const __grid_constant__ AffineParams p) {
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kBytes;
-  if (at >= p.count) return;
-  const int valid = static_cast<int>(min(static_cast<int64_t>(kBytes), p.count - at));
-  const ChannelGrid grid[1] = {p.grid};
-  AffineVector<kBytes, kKind, kFloat>(p, LoadCodes<kBytes>(p.x + at, valid), grid, static_cast<unsigned>(at),
-                                      valid);
-}
-
-// grids[i].*member = from[i], 16 bytes at a time.
-template <int kCount, typename T>
-__device__ __forceinline__ void LoadNumbers(const T* from, ChannelGrid (&grids)[kCount],
-                                            T ChannelGrid::* member) {
-  if constexpr (kCount == 4) {
-    const uint4 four = *reinterpret_cast<const uint4*>(from);
-    const T values[4] = {__builtin_bit_cast(T, four.x), __builtin_bit_cast(T, four.y),
-                         __builtin_bit_cast(T, four.z), __builtin_bit_cast(T, four.w)};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) grids[i].*member = values[i];
-  } else {
-    grids[0].*member = *from;
-  }
-}
-
-// kPerGrid: all numbers differ between channels, else scale and shift alone.
-template <bool kPerGrid, int kCount>
+// The grids of kCount channels from `first` on, each number of all of them at a time.
+template <Differ kDiffer, int kCount>
 __device__ __forceinline__ void LoadGrids(const AffineParams& p, unsigned first,
                                           ChannelGrid (&grids)[kCount]) {
+  GridNumbers numbers[kCount];
 #pragma unroll
-  for (ChannelGrid& g : grids) g = p.grid;
-  if (p.has_affine) {
-    LoadNumbers(p.grids.scale + first, grids, &ChannelGrid::scale);
-    LoadNumbers(p.grids.shift + first, grids, &ChannelGrid::shift);
+  for (GridNumbers& n : numbers) n = __builtin_bit_cast(GridNumbers, p.grid);
+#pragma unroll
+  for (unsigned k = 0; k < (kDiffer == Differ::kAll ? kNumbers : kAffineNumbers); ++k) {
+    if (k < kAffineNumbers && !p.has_affine) continue;
+    const auto* row = reinterpret_cast<const uint8_t*>(p.numbers + k * p.channels + first);
+    const Codes<4 * kCount> words = LoadCodes<4 * kCount>(row);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) numbers[i].of[k] = words.w[i];
   }
-  if constexpr (kPerGrid) {
-    LoadNumbers(p.grids.bias + first, grids, &ChannelGrid::bias);
-    LoadNumbers(p.grids.x_scale + first, grids, &ChannelGrid::x_scale);
-    LoadNumbers(p.grids.y_scale + first, grids, &ChannelGrid::y_scale);
-    LoadNumbers(p.grids.y_inverse + first, grids, &ChannelGrid::y_inverse);
-    LoadNumbers(p.grids.lo + first, grids, &ChannelGrid::lo);
-    LoadNumbers(p.grids.hi + first, grids, &ChannelGrid::hi);
-    LoadNumbers(p.grids.magic + first, grids, &ChannelGrid::magic);
-    LoadNumbers(p.grids.odd + first, grids, &ChannelGrid::odd);
-  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) grids[i] = __builtin_bit_cast(ChannelGrid, numbers[i]);
 }
 
-template <int kBytes, AffineKind kKind, bool kFloat, bool kPerGrid, int kRepeat>
-__global__ void __launch_bounds__(kThreads) AffineChannels(const __grid_constant__ AffineParams p) {
+// A vector of kBytes codes, kRepeat times; whole vectors where channels differ.
+template <int kBytes, AffineKind kKind, bool kFloat, Differ kDiffer, int kRepeat>
+__global__ void __launch_bounds__(kThreads) Affine(const __grid_constant__ AffineParams p) {
   LetSuccessorsStart();
+  constexpr bool kOneGrid = kDiffer == Differ::kNone;
   const unsigned thread = blockIdx.x * kThreads + threadIdx.x;
-  ChannelGrid grids[kBytes];
-  LoadGrids<kPerGrid>(p, (thread - Quotient(thread, p.width) * p.width.divisor) * kBytes, grids);
+  ChannelGrid grids[kOneGrid ? 1 : kBytes];
+  if constexpr (kOneGrid) {
+    grids[0] = p.grid;
+  } else {
+    LoadGrids<kDiffer>(p, Divided(thread, p.width).rest * kBytes, grids);
+  }
   WaitForPredecessors();
   if (thread >= p.threads) return;
+  const auto at_of = [&](int r) { return (static_cast<int64_t>(r) * p.threads + thread) * kBytes; };
+  const auto valid_of = [&](int64_t at) { return kOneGrid ? static_cast<int>(p.count - at) : kBytes; };
   Codes<kBytes> codes[kRepeat];
 #pragma unroll
   for (int r = 0; r < kRepeat; ++r) {
-    const int64_t at = (static_cast<int64_t>(r) * p.threads + thread) * kBytes;
-    if (at < p.count) codes[r] = LoadCodes<kBytes>(p.x + at);
+    const int64_t at = at_of(r);
+    if (at < p.count) codes[r] = LoadCodes<kBytes>(p.x + at, valid_of(at));
   }
 #pragma unroll
   for (int r = 0; r < kRepeat; ++r) {
-    const int64_t at = (static_cast<int64_t>(r) * p.threads + thread) * kBytes;
+    const int64_t at = at_of(r);
     if (at >= p.count) return;
-    AffineVector<kBytes, kKind, kFloat>(p, codes[r], grids, static_cast<unsigned>(at), kBytes);
+    const auto grid = [&](int i) -> const ChannelGrid& { return grids[kOneGrid ? 0 : i]; };
+    const auto value = [&](int i) {
+      return AffineValue<kKind>(CodeValue(codes[r], i, {p.flip, grid(i).bias}), p.has_affine, grid(i));
+    };
+    if constexpr (kFloat) {
+      float v[kBytes];
+#pragma unroll
+      for (int i = 0; i < kBytes; ++i) v[i] = value(i);
+      StoreFloats(static_cast<float*>(p.y) + at, v, valid_of(at));
+    } else {
+      const auto made = MakeCodes<kBytes>([&](int i) { return AffineCode<kKind>(value(i), grid(i)); });
+      StoreCodes(static_cast<uint8_t*>(p.y) + at, made, valid_of(at));
+    }
   }
 }
 
-struct LookupParams {
-  const uint8_t* x = nullptr;
-  uint8_t* y = nullptr;
-  const uint8_t* table = nullptr;  // [channels, 256]
-  unsigned count = 0, channels = 1, pixels = 0;
+struct LookupParams : Tensors<uint8_t, uint8_t> {
+  const uint8_t* table = nullptr;  // [channels, kCodes]
+  unsigned channels = 1, pixels = 0;
   unsigned slabs = 1;
   int lane_shift = 0;  // 2^lane_shift threads serve a pixel's part of a slab
 };
 
-__device__ __forceinline__ void LoadTables(const uint8_t* table, int tables, uint8_t* shared) {
-  for (int i = static_cast<int>(threadIdx.x); i < tables * (kTableSize / 16); i += kThreads) {
+__device__ __forceinline__ void LoadTables(const uint8_t* table, unsigned tables, uint8_t* shared) {
+  for (unsigned i = threadIdx.x; i < tables * (kCodes / 16); i += kThreads) {
     reinterpret_cast<uint4*>(shared)[i] = reinterpret_cast<const uint4*>(table)[i];
   }
   __syncthreads();
@@ -196,37 +139,27 @@ __device__ __forceinline__ void LoadTables(const uint8_t* table, int tables, uin
 
 template <int kBytes>
 __global__ void __launch_bounds__(kThreads) LookupFlat(const __grid_constant__ LookupParams p) {
-  __shared__ __align__(16) uint8_t table[kTableSize];
+  __shared__ __align__(16) uint8_t table[kCodes];
   LetSuccessorsStart();
   LoadTables(p.table, 1, table);
   WaitForPredecessors();
-  const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kBytes;
+  const unsigned at = (blockIdx.x * kThreads + threadIdx.x) * kBytes;
   if (at >= p.count) return;
-  const int valid = static_cast<int>(min(static_cast<int64_t>(kBytes), p.count - at));
-  Codes<kBytes> codes = LoadCodes<kBytes>(p.x + at, valid);
-#pragma unroll
-  for (int i = 0; i < kBytes; i += 4) {
-    unsigned word = 0;
-#pragma unroll
-    for (int j = 0; j < Codes<kBytes>::kPerWord; ++j) {
-      word |= static_cast<unsigned>(table[codes.w[i / 4] >> (8 * j) & 255u]) << (8 * j);
-    }
-    codes.w[i / 4] = word;
-  }
-  StoreCodes<kBytes>(p.y + at, codes, valid);
+  const int valid = static_cast<int>(p.count - at);
+  const Codes<kBytes> codes = LoadCodes<kBytes>(p.x + at, valid);
+  StoreCodes(p.y + at, MakeCodes<kBytes>([&](int i) -> unsigned { return table[codes[i]]; }), valid);
 }
 
 template <int kBytes>
 __global__ void __launch_bounds__(kThreads) LookupChannels(const __grid_constant__ LookupParams p) {
-  __shared__ __align__(16) uint8_t tables[kSlab * kTableSize];
+  __shared__ __align__(16) uint8_t tables[kSlab * kCodes];
   LetSuccessorsStart();
   const unsigned slab = blockIdx.x % p.slabs, first_channel = slab * kSlab;
   const unsigned width = min(static_cast<unsigned>(kSlab), p.channels - first_channel);
-  LoadTables(p.table + static_cast<size_t>(first_channel) * kTableSize, static_cast<int>(width), tables);
+  LoadTables(p.table + static_cast<size_t>(first_channel) * kCodes, width, tables);
   WaitForPredecessors();
   const unsigned lane = threadIdx.x & ((1u << p.lane_shift) - 1), c = lane * kBytes;
   if (c >= width) return;
-  const uint8_t* table = tables + c * kTableSize;
   const unsigned step = static_cast<unsigned>(kThreads) >> p.lane_shift;
   const unsigned begin = blockIdx.x / p.slabs * kSlabPixels + (threadIdx.x >> p.lane_shift);
   const unsigned end = min(p.pixels, blockIdx.x / p.slabs * kSlabPixels + kSlabPixels);
@@ -234,99 +167,64 @@ __global__ void __launch_bounds__(kThreads) LookupChannels(const __grid_constant
   for (unsigned pixel = begin; pixel < end; pixel += step) {
     const int64_t at = static_cast<int64_t>(pixel) * p.channels + first_channel + c;
     const Codes<kBytes> codes = LoadCodes<kBytes>(p.x + at);
-    Codes<kBytes> out = {};
-#pragma unroll
-    for (int i = 0; i < kBytes; ++i) {
-      out.w[0] |=
-          static_cast<unsigned>(table[i * kTableSize + static_cast<int>(codes.w[0] >> (8 * i) & 255u)])
-          << (8 * i);
-    }
-    StoreCodes<kBytes>(p.y + at, out);
+    const auto entry = [&](int i) -> unsigned { return tables[(c + i) * kCodes + codes[i]]; };
+    StoreCodes(p.y + at, MakeCodes<kBytes>(entry));
   }
 }
 
 ChannelGrid GridOf(const AffineSpec& spec, size_t c) {
-  const CodeReader reader = MakeReader(spec.x_signed, spec.x_zero_point[c]);
-  const Divider divider = MakeDivider(spec.y_scale[c]);
-  const CodeRounder rounder = MakeRounder(spec.y_zero_point[c], spec.quantizer.lo, spec.quantizer.hi);
   ChannelGrid g;
-  g.bias = reader.bias;
-  g.x_scale = spec.x_scale[c];
   if (spec.has_affine) g.scale = spec.scale[c], g.shift = spec.shift[c];
-  g.y_scale = divider.scale;
-  g.y_inverse = divider.inverse;
-  g.lo = rounder.lo;
-  g.hi = rounder.hi;
-  g.magic = rounder.magic;
-  g.odd = rounder.odd ? 1 : 0;
+  g.bias = MakeReader(spec.x_signed, spec.x_zero_point[c]).bias;
+  g.x_scale = spec.x_scale[c];
+  g.divider = MakeDivider(spec.y_scale[c]);
+  g.rounder = MakeRounder(spec.y_zero_point[c], spec.quantizer.lo, spec.quantizer.hi);
   return g;
 }
 
-bool FastDivisionIsExact(const AffineSpec& spec) {
-  for (size_t c = 0; c < static_cast<size_t>(spec.channels); ++c) {
-    double max_abs = 256.0 * static_cast<double>(spec.x_scale[c]);
-    if (spec.has_affine) {
-      max_abs = max_abs * std::fabs(static_cast<double>(spec.scale[c])) +
-                std::fabs(static_cast<double>(spec.shift[c]));
-    }
-    if (!cuda::FastDivisionIsExact(spec.y_scale[c], max_abs)) return false;
+// What a channel makes of a code before it rounds to the output's.
+float StairOf(const AffineSpec& spec, size_t c, int code) {
+  float v = static_cast<float>(code - spec.x_zero_point[c]) * spec.x_scale[c];
+  if (spec.has_affine) {
+    v = v * spec.scale[c];
+    v = v + spec.shift[c];
   }
-  return true;
+  return v / spec.y_scale[c];
 }
 
-constexpr int kCodes = 256;
-
-// What the node makes of every code of a channel, the lowest code first, less the zero point.
-std::array<float, kCodes> StairsOf(const AffineSpec& spec, size_t c, const ChannelGrid& g) {
-  std::array<float, kCodes> out;
-  const int lowest = spec.x_signed ? -128 : 0;
-  for (int i = 0; i < kCodes; ++i) {
-    float v = static_cast<float>(lowest + i - spec.x_zero_point[c]) * spec.x_scale[c];
-    if (spec.has_affine) {
-      const float scaled = v * spec.scale[c];
-      v = scaled + spec.shift[c];
-    }
-    out[static_cast<size_t>(i)] = std::min(std::max(std::nearbyint(v / spec.y_scale[c]), g.lo), g.hi);
-  }
-  return out;
-}
-
-// Finds gain and offset (scale and shift of the result) that give the same codes for all inputs. Where the
+// Finds gain and offset, scale and shift of the result, that give the same codes for all inputs. Where the
 // float chain and the exact line fall on different sides of a rounding boundary, moving the line by a few
 // units in the last place puts it on the right side; more than one boundary is seldom that close.
 std::optional<ChannelGrid> LineOf(const AffineSpec& spec, size_t c) {
-  ChannelGrid g = GridOf(spec, c);
-  const std::array<float, kCodes> stairs = StairsOf(spec, c, g);
   const double slope = static_cast<double>(spec.x_scale[c]) * (spec.has_affine ? spec.scale[c] : 1.0f);
   const double gain = slope / spec.y_scale[c];
   const double offset =
       ((spec.has_affine ? spec.shift[c] : 0.0f) - slope * spec.x_zero_point[c]) / spec.y_scale[c];
   const double unit = 0x1p-25 * std::max(256.0 * std::fabs(gain), std::fabs(offset));
-  const int lowest = spec.x_signed ? -128 : 0;
-  g.bias = MakeReader(spec.x_signed, 0).bias;
+  // The other numbers of a line's grid are not read, and equal in all channels, so that none is loaded.
+  ChannelGrid g;
   g.scale = static_cast<float>(gain);
+  g.bias = MakeReader(spec.x_signed, 0).bias;
+  g.rounder = GridOf(spec, c).rounder;
+  const auto rounded = [&](float v) {
+    return std::min(std::max(std::nearbyint(v), g.rounder.lo), g.rounder.hi);
+  };
+  const int lowest = spec.x_signed ? -128 : 0, end = lowest + kCodes;
   for (const int nudge : {0, 1, -1, 2, -2, 4, -4, 8, -8, 16, -16, 32, -32}) {
     g.shift = static_cast<float>(offset + nudge * unit);
-    bool equal = true;
-    for (int i = 0; equal && i < kCodes; ++i) {
-      const float v = std::fma(g.scale, static_cast<float>(lowest + i), g.shift);
-      equal = std::nearbyint(std::min(std::max(v, g.lo), g.hi)) == stairs[static_cast<size_t>(i)];
-    }
-    if (equal) return g;
+    const auto line = [&](int code) { return std::fma(g.scale, static_cast<float>(code), g.shift); };
+    int code = lowest;
+    while (code < end && rounded(line(code)) == rounded(StairOf(spec, c, code))) ++code;
+    if (code == end) return g;
   }
   return std::nullopt;
 }
 
 // The lines of all channels, or nothing.
 std::vector<ChannelGrid> LinesOf(const AffineSpec& spec) {
-  const auto channels = static_cast<size_t>(spec.channels);
   std::vector<ChannelGrid> out;
-  const auto zero_points = spec.y_zero_point.begin();
-  if (!spec.quantizer.quantized || !FastDivisionIsExact(spec)) return out;
-  if (std::any_of(zero_points, zero_points + spec.channels, [&](int32_t z) { return z != *zero_points; })) {
-    return out;
-  }
-  for (size_t c = 0; c < channels; ++c) {
+  if (!spec.quantizer.quantized || !FastIsExact(spec)) return out;
+  for (size_t c = 0; c < static_cast<size_t>(spec.channels); ++c) {
     const std::optional<ChannelGrid> line = LineOf(spec, c);
     if (!line) return {};
     out.push_back(*line);
@@ -334,190 +232,115 @@ std::vector<ChannelGrid> LinesOf(const AffineSpec& spec) {
   return out;
 }
 
-// What of a node its plans need.
-struct PackedAffine {
-  AffineParams params;
-  int64_t channels = 1;
-  AffineKind kind = AffineKind::kExact;
-  bool to_float = false;
-  bool per_grid = false;  // more than scale and shift differs between channels
-  std::shared_ptr<const DeviceMemory> memory;
-};
-
-void UploadGrids(PackedAffine& node, const std::vector<ChannelGrid>& grids, const Device& device) {
-  NodeConstants constants;
-  std::vector<std::function<void(const DeviceMemory&)>> resolve;
-  const auto add = [&]<typename T>(T ChannelGrid::* member, const T* ChannelGrids::* array, bool of_grid) {
-    std::vector<T> values;
-    for (const ChannelGrid& g : grids) values.push_back(g.*member);
-    const bool differs = std::any_of(values.begin(), values.end(), [&](T v) { return v != values[0]; });
-    node.per_grid = node.per_grid || (differs && of_grid);
-    const size_t offset = constants.Add(values);
-    resolve.push_back([&node, array, offset](const DeviceMemory& memory) {
-      node.params.grids.*array = reinterpret_cast<const T*>(memory.At(offset));
-    });
-  };
-  add(&ChannelGrid::bias, &ChannelGrids::bias, true);
-  add(&ChannelGrid::x_scale, &ChannelGrids::x_scale, true);
-  add(&ChannelGrid::scale, &ChannelGrids::scale, false);
-  add(&ChannelGrid::shift, &ChannelGrids::shift, false);
-  add(&ChannelGrid::y_scale, &ChannelGrids::y_scale, true);
-  add(&ChannelGrid::y_inverse, &ChannelGrids::y_inverse, true);
-  add(&ChannelGrid::lo, &ChannelGrids::lo, true);
-  add(&ChannelGrid::hi, &ChannelGrids::hi, true);
-  add(&ChannelGrid::magic, &ChannelGrids::magic, true);
-  add(&ChannelGrid::odd, &ChannelGrids::odd, true);
-  node.memory = UploadConstants(constants, device);
-  for (const auto& set : resolve) set(*node.memory);
-}
-
-template <typename Fn>
-void WithKind(AffineKind kind, const Fn& fn) {
-  switch (kind) {
-    case AffineKind::kExact:
-      return fn(std::integral_constant<AffineKind, AffineKind::kExact>{});
-    case AffineKind::kFast:
-      return fn(std::integral_constant<AffineKind, AffineKind::kFast>{});
-    case AffineKind::kLine:
-      return fn(std::integral_constant<AffineKind, AffineKind::kLine>{});
+// [kNumbers][channels]
+std::vector<uint32_t> NumbersOf(const std::vector<ChannelGrid>& grids) {
+  std::vector<uint32_t> out(kNumbers * grids.size());
+  for (size_t c = 0; c < grids.size(); ++c) {
+    const auto numbers = __builtin_bit_cast(GridNumbers, grids[c]);
+    for (size_t k = 0; k < kNumbers; ++k) out[k * grids.size() + c] = numbers.of[k];
   }
+  return out;
 }
 
-template <int kBytes, AffineKind kKind, bool kFloat>
-cudaError_t LaunchFlat(const AffineParams& p, Queue& queue) {
-  const dim3 grid = GridFor((p.count + int64_t{kBytes} - 1) / kBytes, kThreads);
-  return queue.Launch(AffineFlat<kBytes, kKind, kFloat>, grid, dim3(kThreads), p);
-}
-
-template <int kBytes, AffineKind kKind, bool kFloat, bool kPerGrid>
-cudaError_t LaunchChannels(AffineParams p, int64_t channels, Queue& queue) {
-  constexpr int kRepeat = 4;
-  const int64_t vectors = p.count / kBytes, width = channels / kBytes, pixels = vectors / width;
-  p.width = MakeDivisor(width);
-  const bool repeats = vectors > kOneWave;
-  p.threads = static_cast<unsigned>(repeats ? (pixels + kRepeat - 1) / kRepeat * width : vectors);
-  const dim3 grid = GridFor(p.threads, kThreads);
-  return repeats
-             ? queue.Launch(AffineChannels<kBytes, kKind, kFloat, kPerGrid, kRepeat>, grid, dim3(kThreads), p)
-             : queue.Launch(AffineChannels<kBytes, kKind, kFloat, kPerGrid, 1>, grid, dim3(kThreads), p);
-}
-
-cudaError_t LaunchFlat(const PackedAffine& node, const AffineParams& p, Queue& queue) {
-  cudaError_t error = cudaSuccess;
-  if (node.to_float) {
-    const int unit = CommonUnit({p.y}) < 16 ? 1 : std::min(4, CommonUnit({p.x}));
-    WithInt<4, 1>(unit, [&](auto bytes) {
-      error = LaunchFlat<decltype(bytes)::value, AffineKind::kExact, true>(p, queue);
-    });
-    return error;
+Differ DifferenceOf(const std::vector<uint32_t>& numbers, size_t channels) {
+  if (channels == 1) return Differ::kNone;
+  for (size_t i = kAffineNumbers * channels; i < numbers.size(); ++i) {
+    if (numbers[i] != numbers[i / channels * channels]) return Differ::kAll;
   }
-  WithKind(node.kind, [&](auto kind) {
-    WithInt<16, 4, 1>(SpreadUnit(CommonUnit({p.x, p.y}), p.count), [&](auto bytes) {
-      error = LaunchFlat<decltype(bytes)::value, decltype(kind)::value, false>(p, queue);
-    });
-  });
-  return error;
+  return Differ::kAffine;
 }
 
-cudaError_t LaunchChannels(const PackedAffine& node, const AffineParams& p, Queue& queue) {
-  cudaError_t error = cudaSuccess;
-  const int y_unit = node.to_float ? CommonUnit({p.y}) / 4 : CommonUnit({p.y});
-  const int unit = std::min({CommonUnit({p.x}), y_unit, CommonUnit(node.channels), 4});
-  WithInt<4, 1>(unit, [&](auto bytes) {
-    constexpr int kBytes = decltype(bytes)::value;
-    if (node.to_float) {
-      error = LaunchChannels<kBytes, AffineKind::kExact, true, true>(p, node.channels, queue);
-      return;
-    }
-    WithKind(node.kind, [&](auto kind) {
-      constexpr AffineKind kKind = decltype(kind)::value;
-      error = kKind == AffineKind::kLine || !node.per_grid
-                  ? LaunchChannels<kBytes, kKind, false, false>(p, node.channels, queue)
-                  : LaunchChannels<kBytes, kKind, false, true>(p, node.channels, queue);
-    });
-  });
-  return error;
+template <AffineKind kKind, bool kFloat, Differ kDiffer>
+void LaunchAffine(const Run& run, AffineParams p) {
+  constexpr bool kOneGrid = kDiffer == Differ::kNone;
+  constexpr int kMost = kOneGrid && !kFloat ? 16 : 4, kRepeat = kOneGrid ? 1 : 4;
+  int unit = std::min(CommonUnit({p.x}), kFloat ? CommonUnit({p.y}) / 4 : CommonUnit({p.y}));
+  unit = kOneGrid ? SpreadUnit(unit, p.count) : std::min(unit, CommonUnit(p.channels));
+  std::visit(
+      [&](auto bytes) {
+        constexpr int kBytes = std::min<int>(bytes, kMost);
+        const int64_t vectors = BlocksFor(p.count, kBytes), width = kOneGrid ? 1 : p.channels / kBytes;
+        const bool repeats = !kOneGrid && vectors > kOneWave;
+        p.width = MakeDivisor(width);
+        p.threads = static_cast<unsigned>(repeats ? BlocksFor(vectors / width, kRepeat) * width : vectors);
+        run.LaunchFor(p.threads,
+                      repeats ? Affine<kBytes, kKind, kFloat, kDiffer, kRepeat>
+                              : Affine<kBytes, kKind, kFloat, kDiffer, 1>,
+                      kThreads, p);
+      },
+      OneOf<16, 4, 1>(std::min(unit, kMost)));
 }
 
-LookupParams LookupGeometry(int64_t count, int64_t channels) {
-  LookupParams p;
-  p.count = static_cast<unsigned>(count);
-  p.channels = static_cast<unsigned>(channels);
-  p.pixels = static_cast<unsigned>(count / channels);
-  p.slabs = static_cast<unsigned>((channels + kSlab - 1) / kSlab);
-  return p;
-}
-
-cudaError_t LaunchLookup(LookupParams p, Queue& queue) {
-  cudaError_t error = cudaSuccess;
+void LaunchLookup(const Run& run, LookupParams p) {
+  const int unit = CommonUnit({p.x, p.y}), channels_unit = std::min({unit, CommonUnit(p.channels), 4});
   if (p.channels == 1) {
-    WithInt<16, 4, 1>(CommonUnit({p.x, p.y}), [&](auto bytes) {
-      constexpr int kBytes = decltype(bytes)::value;
-      error = queue.Launch(LookupFlat<kBytes>, GridFor((p.count + int64_t{kBytes} - 1) / kBytes, kThreads),
-                           dim3(kThreads), p);
-    });
-    return error;
+    return std::visit(
+        [&](auto bytes) { run.LaunchFor(BlocksFor(p.count, bytes), LookupFlat<bytes>, kThreads, p); },
+        OneOf<16, 4, 1>(unit));
   }
-  const int unit = std::min({CommonUnit({p.x, p.y}), CommonUnit(p.channels), 4});
-  const int width = std::min<int>(kSlab, static_cast<int>(p.channels)) / unit;
+  const int width = std::min<int>(kSlab, static_cast<int>(p.channels)) / channels_unit;
   while ((1 << p.lane_shift) < width) ++p.lane_shift;
-  const int64_t blocks = (p.pixels + int64_t{kSlabPixels} - 1) / kSlabPixels * p.slabs;
+  const int64_t blocks = int64_t{BlocksFor(p.pixels, kSlabPixels)} * p.slabs;
   Require(blocks < int64_t{1} << 31, "a table look-up of ", p.channels, " channels is too large");
-  WithInt<4, 1>(unit, [&](auto bytes) {
-    error = queue.Launch(LookupChannels<decltype(bytes)::value>, dim3(static_cast<unsigned>(blocks)),
-                         dim3(kThreads), p);
-  });
-  return error;
+  const dim3 grid(static_cast<unsigned>(blocks));
+  run.Launch(channels_unit == 4 ? LookupChannels<4> : LookupChannels<1>, grid, kThreads, p);
 }
 
 }  // namespace
 
-std::unique_ptr<PackedNode> PackAffine(const AffineSpec& spec, const Device& device) {
-  auto node = std::make_shared<PackedAffine>();
-  node->channels = spec.channels;
-  node->to_float = !spec.quantizer.quantized;
-  node->params.flip = MakeReader(spec.x_signed, 0).flip;
+PackedNodePtr Pack(const AffineNode& node, const Device& device) {
+  const AffineSpec& spec = node.spec;
   std::vector<ChannelGrid> grids = LinesOf(spec);
-  node->kind = !grids.empty()              ? AffineKind::kLine
-               : FastDivisionIsExact(spec) ? AffineKind::kFast
-                                           : AffineKind::kExact;
-  node->params.has_affine = spec.has_affine || node->kind == AffineKind::kLine;
+  const AffineKind kind = !grids.empty()      ? AffineKind::kLine
+                          : FastIsExact(spec) ? AffineKind::kFast
+                                              : AffineKind::kExact;
   for (size_t c = grids.size(); c < static_cast<size_t>(spec.channels); ++c) grids.push_back(GridOf(spec, c));
-  node->params.grid = grids.front();
-  if (spec.channels > 1) UploadGrids(*node, grids, device);
-  return MakeNode([node](Shapes, const TensorShape& y) {
-    const int64_t count = CountOf(y.dims);
-    return MakePlan(std::string(node->channels > 1 ? "affine_channels" : "affine_flat") +
-                        (node->kind == AffineKind::kLine ? "_line" : ""),
-                    [node, count](Fed fed, void* to, void*, Queue& queue) {
-                      if (count == 0) return;
-                      AffineParams p = node->params;
-                      p.x = static_cast<const uint8_t*>(fed[0]);
-                      p.y = to;
-                      p.count = static_cast<unsigned>(count);
-                      CheckLaunch(
-                          node->channels > 1 ? LaunchChannels(*node, p, queue) : LaunchFlat(*node, p, queue),
-                          "affine");
-                    });
-  });
+  const std::vector<uint32_t> numbers = NumbersOf(grids);
+  const Differ differ = DifferenceOf(numbers, grids.size());
+  AffineParams shared;
+  shared.flip = MakeReader(spec.x_signed, 0).flip;
+  shared.has_affine = spec.has_affine || kind == AffineKind::kLine;
+  shared.grid = grids.front();
+  shared.channels = static_cast<unsigned>(spec.channels);
+  NodeConstants constants;
+  if (differ != Differ::kNone) constants.Add(numbers, shared.numbers);
+  const auto memory = constants.Upload(device);
+  const auto launch = [kind, differ, to_float = !spec.quantizer.quantized](const Run& run,
+                                                                           const AffineParams& p) {
+    std::visit(
+        [&](auto kind_, auto float_, auto differ_) {
+          // Floats are not divided.
+          LaunchAffine<float_ ? AffineKind::kExact : kind_, float_, differ_>(run, p);
+        },
+        OneOf<AffineKind::kExact, AffineKind::kFast, AffineKind::kLine>(kind), OneOf(to_float),
+        OneOf<Differ::kNone, Differ::kAffine, Differ::kAll>(differ));
+  };
+  const std::string text = std::string(spec.channels > 1 ? "affine_channels" : "affine_flat") +
+                           (kind == AffineKind::kLine ? "_line" : "");
+  const auto plan = [=](Shapes, const TensorShape& y) {
+    AffineParams geometry = shared;
+    geometry.count = static_cast<unsigned>(CountOf(y.dims));
+    return MakeKernelPlan(text, geometry, launch);
+  };
+  return MakeNode(plan, memory);
 }
 
-std::unique_ptr<PackedNode> PackLookup(const LookupNode& node, const Device& device) {
+PackedNodePtr Pack(const LookupNode& node, const Device& device) {
+  LookupParams shared;
+  shared.channels = static_cast<unsigned>(node.channels);
+  shared.slabs = (shared.channels + kSlab - 1) / kSlab;
   NodeConstants constants;
-  constants.Add(node.table);
+  constants.Add(node.table, shared.table);
+  const auto memory = constants.Upload(device);
   return MakeNode(
-      [memory = UploadConstants(constants, device), channels = node.channels](Shapes, const TensorShape& y) {
-        const LookupParams geometry = LookupGeometry(CountOf(y.dims), channels);
-        return MakePlan(channels > 1 ? "lookup_channels" : "lookup_flat",
-                        [memory, geometry](Fed fed, void* to, void*, Queue& queue) {
-                          if (geometry.count == 0) return;
-                          LookupParams p = geometry;
-                          p.x = static_cast<const uint8_t*>(fed[0]);
-                          p.y = static_cast<uint8_t*>(to);
-                          p.table = memory->At(0);
-                          CheckLaunch(LaunchLookup(p, queue), "lookup");
-                        });
-      });
+      [=](Shapes, const TensorShape& y) {
+        LookupParams geometry = shared;
+        geometry.count = static_cast<unsigned>(CountOf(y.dims));
+        geometry.pixels = geometry.count / geometry.channels;
+        return MakeKernelPlan(geometry.channels > 1 ? "lookup_channels" : "lookup_flat", geometry,
+                              LaunchLookup);
+      },
+      memory);
 }
 
 }  // namespace lowbit::cuda

@@ -1,17 +1,13 @@
 // LowBitConcat and Concat: a row is everything from the axis on, and the rows of the inputs take turns. One
 // launch serves up to kMaxParts inputs; a block belongs to one of them.
 #include <algorithm>
-#include <array>
 
-#include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/nodes/codes.cuh"
-#include "kernels/cuda/nodes/node_families.h"
 #include "kernels/cuda/nodes/node_support.h"
 
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int kMaxParts = 56;  // what the 4 KB of a kernel's parameters hold
 
 // One input. Units are vectors of the launch's size.
@@ -36,22 +32,6 @@ struct JoinParams {
 static_assert(sizeof(JoinParams) <= 4096);
 
 template <int kBytes, bool kFast>
-__device__ __forceinline__ Codes<kBytes> Requantize(const JoinParams& p, const JoinedPart& part,
-                                                    Codes<kBytes> codes) {
-#pragma unroll
-  for (unsigned& word : codes.w) {
-    unsigned code[Codes<kBytes>::kPerWord];
-#pragma unroll
-    for (int i = 0; i < Codes<kBytes>::kPerWord; ++i) {
-      const float v = __fmul_rn(CodeValue(word ^ part.reader.flip, i, part.reader), part.x_scale);
-      code[i] = RoundedCode(Divide<kFast>(v, p.divider), p.rounder);
-    }
-    word = PackCodes(code, p.rounder);
-  }
-  return codes;
-}
-
-template <int kBytes, bool kFast>
 __global__ void __launch_bounds__(kThreads) Join(const __grid_constant__ JoinParams p) {
   LetSuccessorsStart();
   WaitForPredecessors();
@@ -62,73 +42,45 @@ __global__ void __launch_bounds__(kThreads) Join(const __grid_constant__ JoinPar
   const JoinedPart& part = p.part[index];
   const unsigned unit = (blockIdx.x - part.first_block) * kThreads + threadIdx.x;
   if (unit >= part.units) return;
-  const unsigned row = Quotient(unit, part.width), column = unit - row * part.width.divisor;
+  const auto [row, column] = Divided(unit, part.width);
   Codes<kBytes> codes = LoadCodes<kBytes>(part.x + static_cast<int64_t>(unit) * kBytes);
-  if (!part.copied) codes = Requantize<kBytes, kFast>(p, part, codes);
-  StoreCodes<kBytes>(p.y + (static_cast<int64_t>(row) * p.y_row + part.y_first + column) * kBytes, codes);
+  if (!part.copied) {
+    codes = RoundCodes<kBytes>(p.rounder, [&](int i) {
+      return Divide<kFast>(__fmul_rn(CodeValue(codes, i, part.reader), part.x_scale), p.divider);
+    });
+  }
+  StoreCodes(p.y + (static_cast<int64_t>(row) * p.y_row + part.y_first + column) * kBytes, codes);
 }
-
-// What a plan keeps of one input.
-struct PlannedPart {
-  int64_t row_bytes = 0;
-  bool copied = true;
-  CodeReader reader;
-  float x_scale = 1;
-};
 
 struct JoinPlan {
-  int64_t rows = 0, y_row_bytes = 0;
-  std::vector<PlannedPart> parts;
+  JoinParams shared;  // without parts
   bool fast = true;
-  Divider divider;
-  CodeRounder rounder;
+  int64_t rows = 0, y_row_bytes = 0;
+  std::vector<JoinedPart> parts;
+  std::vector<int64_t> row_bytes;  // of each
 };
 
-int UnitOf(const JoinPlan& plan, Fed from, const void* to) {
-  int unit = CommonUnit({to});
-  for (size_t i = 0; i < plan.parts.size(); ++i) {
-    unit = std::min({unit, CommonUnit({from[i]}), CommonUnit(plan.parts[i].row_bytes)});
-  }
-  return unit;
-}
-
-template <int kBytes>
-cudaError_t LaunchParts(const JoinParams& p, int64_t blocks, bool fast, Queue& queue) {
-  const dim3 grid(static_cast<unsigned>(blocks));
-  return fast ? queue.Launch(Join<kBytes, true>, grid, dim3(kThreads), p)
-              : queue.Launch(Join<kBytes, false>, grid, dim3(kThreads), p);
-}
-
 // Parts [first, first + kMaxParts) of the plan, whose rows begin at byte `offset` of y's.
-void LaunchParts(const JoinPlan& plan, size_t first, int64_t& offset, Fed from, void* to, int unit,
-                 Queue& queue) {
-  JoinParams p;
-  p.y = static_cast<uint8_t*>(to);
+void LaunchParts(const Run& run, const JoinPlan& plan, size_t first, int64_t& offset, int unit) {
+  JoinParams p = plan.shared;
+  p.y = static_cast<uint8_t*>(run.y);
   p.y_row = static_cast<unsigned>(plan.y_row_bytes / unit);
-  p.divider = plan.divider;
-  p.rounder = plan.rounder;
-  int64_t blocks = 0;
+  unsigned blocks = 0;
   for (size_t i = first; i < std::min(plan.parts.size(), first + kMaxParts); ++i) {
-    const PlannedPart& planned = plan.parts[i];
-    const int64_t width = planned.row_bytes / unit;
+    const int64_t width = plan.row_bytes[i] / unit;
     if (width == 0) continue;
-    JoinedPart& part = p.part[p.parts++];
-    part.x = static_cast<const uint8_t*>(from[i]);
-    part.first_block = static_cast<unsigned>(blocks);
+    JoinedPart& part = p.part[p.parts++] = plan.parts[i];
+    part.x = static_cast<const uint8_t*>(run.fed[i]);
+    part.first_block = blocks;
     part.units = static_cast<unsigned>(plan.rows * width);
     part.y_first = static_cast<unsigned>(offset / unit);
-    part.copied = planned.copied;
     part.width = MakeDivisor(width);
-    part.reader = planned.reader;
-    part.x_scale = planned.x_scale;
-    blocks += (int64_t{part.units} + kThreads - 1) / kThreads;
-    offset += planned.row_bytes;
+    blocks += BlocksFor(part.units, kThreads);
+    offset += plan.row_bytes[i];
   }
   if (p.parts == 0) return;
-  cudaError_t error = cudaSuccess;
-  WithInt<16, 4, 1>(
-      unit, [&](auto bytes) { error = LaunchParts<decltype(bytes)::value>(p, blocks, plan.fast, queue); });
-  CheckLaunch(error, "concat");
+  std::visit([&](auto bytes, auto fast) { run.Launch(Join<bytes, fast>, dim3(blocks), kThreads, p); },
+             OneOf<16, 4, 1>(unit), OneOf(plan.fast));
 }
 
 NodePlanPtr PlanJoin(JoinPlan plan, Shapes fed, const TensorShape& y, int64_t axis) {
@@ -138,36 +90,37 @@ NodePlanPtr PlanJoin(JoinPlan plan, Shapes fed, const TensorShape& y, int64_t ax
   };
   plan.rows = CountOf(std::span(y.dims).first(begin));
   plan.y_row_bytes = row_bytes(y);
-  for (size_t i = 0; i < plan.parts.size(); ++i) plan.parts[i].row_bytes = row_bytes(fed[i]);
-  std::string text = "concat_parts" + std::to_string(plan.parts.size());
-  return MakePlan(std::move(text), [plan = std::move(plan)](Fed from, void* to, void*, Queue& queue) {
+  for (const TensorShape& shape : fed) plan.row_bytes.push_back(row_bytes(shape));
+  return MakePlan("concat_parts" + std::to_string(fed.size()), [plan](const Run& run) {
     if (plan.rows == 0 || plan.y_row_bytes == 0) return;
-    const int unit = UnitOf(plan, from, to);
-    int64_t offset = 0;
-    for (size_t i = 0; i < plan.parts.size(); i += kMaxParts) {
-      LaunchParts(plan, i, offset, from, to, unit, queue);
+    int unit = CommonUnit({run.y});
+    for (size_t i = 0; i < plan.parts.size(); ++i) {
+      unit = std::min({unit, CommonUnit({run.fed[i]}), CommonUnit(plan.row_bytes[i])});
     }
+    int64_t offset = 0;
+    for (size_t i = 0; i < plan.parts.size(); i += kMaxParts) LaunchParts(run, plan, i, offset, unit);
   });
 }
 
 }  // namespace
 
-std::unique_ptr<PackedNode> PackConcat(const ConcatNode& node) {
+PackedNodePtr Pack(const ConcatNode& node, const Device&) {
   JoinPlan plan;
-  plan.divider = MakeDivider(node.quantizer.scale);
-  plan.rounder = MakeRounder(node.quantizer);
-  for (const ConcatNode::Part& part : node.parts) {
-    const float x_scale = part.spec.x_scale.front();
-    plan.parts.push_back(
-        {0, part.copied, MakeReader(part.spec.x_signed, part.spec.x_zero_point.front()), x_scale});
-    plan.fast = plan.fast && (part.copied || FastDivisionIsExact(node.quantizer.scale,
-                                                                 256.0 * static_cast<double>(x_scale)));
+  plan.shared.divider = MakeDivider(node.quantizer.scale);
+  plan.shared.rounder = MakeRounder(node.quantizer);
+  for (const auto& [copied, spec] : node.parts) {
+    JoinedPart& part = plan.parts.emplace_back();
+    part.copied = copied;
+    part.reader = MakeReader(spec.x_signed, spec.x_zero_point.front());
+    part.x_scale = spec.x_scale.front();
+    const double max_abs = 256.0 * static_cast<double>(part.x_scale);
+    plan.fast = plan.fast && (copied || FastIsExact(node.quantizer, max_abs, 1.0));
   }
   return MakeNode(
       [plan, axis = node.axis](Shapes fed, const TensorShape& y) { return PlanJoin(plan, fed, y, axis); });
 }
 
-std::unique_ptr<PackedNode> PackJoin(const JoinOp& op) {
+PackedNodePtr Pack(const JoinOp& op, const Device&) {
   return MakeNode([axis = op.axis](Shapes fed, const TensorShape& y) {
     JoinPlan plan;
     plan.parts.resize(fed.size());

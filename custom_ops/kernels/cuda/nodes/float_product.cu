@@ -1,35 +1,29 @@
 // Gemm, MatMul and Conv in float32, correct and plain: products of tiles in shared memory on the CUDA cores,
-// summed with fma. Rows are outputs (of the node or a group), columns are rows of A or
-// pixels.
+// summed with fma. Rows are outputs (of the node or a group), columns are rows of A or pixels.
 #include <algorithm>
 
-#include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/nodes/codes.cuh"
-#include "kernels/cuda/nodes/node_families.h"
 #include "kernels/cuda/nodes/node_support.h"
-#include "kernels/cuda/nodes/pool_params.h"
+#include "kernels/cuda/nodes/pool_window.cuh"
 
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int kSide = 16;   // threads along either side of a tile
 constexpr int kDepth = 16;  // steps along k that a tile holds
 constexpr int kWarp = 32;
 
-struct ProductParams {
-  const float* x = nullptr;
+struct ProductParams : Tensors<float, float> {
   const float* weights = nullptr;  // [groups][rows][k]
   const float* bias = nullptr;     // [groups][rows], or null
-  float* y = nullptr;
   int rows = 0, columns = 0, k = 0;
   // Gemm: element k of column j is x[j * column_step + k * k_step], and of y row i of column j is
   // y[j * rows + i].
   int64_t column_step = 0, k_step = 1;
   // Conv
   int channels = 0, groups = 1;  // channels of a group
-  WindowDim h, w;
-  FastDivisor by_pixels, by_out_w, by_taps, by_kernel_w;
+  Windows windows;
+  FastDivisor by_pixels, by_taps, by_kernel_w;
 };
 
 struct GemmSource {
@@ -50,24 +44,22 @@ struct ConvSource {
   int64_t top, left;
 
   __device__ __forceinline__ ConvSource(const ProductParams& params, int group, int j) : p(params) {
-    const auto pixel = static_cast<unsigned>(min(j, p.columns - 1));
-    const unsigned n = Quotient(pixel, p.by_pixels), inside = pixel - n * p.by_pixels.divisor;
-    const unsigned row = Quotient(inside, p.by_out_w);
-    top = row * p.h.stride - p.h.pad_begin;
-    left = (inside - row * p.by_out_w.divisor) * p.w.stride - p.w.pad_begin;
-    image = p.x + (static_cast<int64_t>(n) * p.groups + group) * p.channels * p.h.in * p.w.in;
+    const WindowDim &h = p.windows.h, &w = p.windows.w;
+    const auto [n, row, out_x] = p.windows.PlaceOf(static_cast<unsigned>(min(j, p.columns - 1)));
+    top = row * h.stride - h.pad_begin;
+    left = out_x * w.stride - w.pad_begin;
+    image = p.x + (static_cast<int64_t>(n) * p.groups + group) * p.channels * h.in * w.in;
   }
   __device__ __forceinline__ float operator()(int k) const {
-    const unsigned channel = Quotient(static_cast<unsigned>(k), p.by_taps);
-    const unsigned tap = static_cast<unsigned>(k) - channel * p.by_taps.divisor;
-    const unsigned ty = Quotient(tap, p.by_kernel_w), tx = tap - ty * p.by_kernel_w.divisor;
-    const int64_t y = top + ty * p.h.dilation, x = left + tx * p.w.dilation;
-    if (y < 0 || y >= p.h.in || x < 0 || x >= p.w.in) return 0.0f;
-    return image[(channel * p.h.in + y) * p.w.in + x];
+    const auto [channel, tap] = Divided(static_cast<unsigned>(k), p.by_taps);
+    const auto [ty, tx] = Divided(tap, p.by_kernel_w);
+    const WindowDim &h = p.windows.h, &w = p.windows.w;
+    const int64_t y = top + ty * h.dilation, x = left + tx * w.dilation;
+    if (y < 0 || y >= h.in || x < 0 || x >= w.in) return 0.0f;
+    return image[(channel * h.in + y) * w.in + x];
   }
   __device__ static __forceinline__ int64_t Target(const ProductParams& p, int group, int i, int j) {
-    const unsigned n = Quotient(static_cast<unsigned>(j), p.by_pixels);
-    const unsigned pixel = static_cast<unsigned>(j) - n * p.by_pixels.divisor;
+    const auto [n, pixel] = Divided(static_cast<unsigned>(j), p.by_pixels);
     return ((static_cast<int64_t>(n) * p.groups + group) * p.rows + i) * p.by_pixels.divisor + pixel;
   }
 };
@@ -130,9 +122,7 @@ __global__ void __launch_bounds__(kThreads) ProductTiles(const __grid_constant__
 
 // Few outputs of a group (depthwise): a thread sums one.
 __global__ void __launch_bounds__(kThreads) ConvNarrow(const __grid_constant__ ProductParams p) {
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const int j = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  const int j = static_cast<int>(StartThread());
   if (j >= p.columns) return;
   const int channel = static_cast<int>(blockIdx.y), group = channel / p.rows;
   const ConvSource source(p, group, j);
@@ -179,53 +169,32 @@ constexpr int64_t kMostGridRows = 65535;
 
 // Tiles of 64 x 64 where they fill the GPU, else of 32 x 32.
 template <typename Source>
-cudaError_t LaunchTiles(const ProductParams& p, int multiprocessors, Queue& queue) {
+void LaunchTiles(const Run& run, const ProductParams& p, int multiprocessors) {
   const auto grid = [&](int tile) {
-    return dim3(static_cast<unsigned>((int64_t{p.columns} + tile - 1) / tile),
-                static_cast<unsigned>((int64_t{p.rows} + tile - 1) / tile), static_cast<unsigned>(p.groups));
+    return dim3(BlocksFor(p.columns, tile), BlocksFor(p.rows, tile), static_cast<unsigned>(p.groups));
   };
   const dim3 large = grid(4 * kSide), small = grid(2 * kSide);
   const int64_t blocks = int64_t{large.x} * large.y * large.z;
   Require(large.z <= kMostGridRows && small.y <= kMostGridRows, "a float product of ", p.rows, " outputs in ",
           p.groups, " groups is too large");
-  return blocks >= multiprocessors ? queue.Launch(ProductTiles<Source, 4>, large, dim3(kThreads), p)
-                                   : queue.Launch(ProductTiles<Source, 2>, small, dim3(kThreads), p);
+  if (blocks >= multiprocessors) return run.Launch(ProductTiles<Source, 4>, large, kThreads, p);
+  run.Launch(ProductTiles<Source, 2>, small, kThreads, p);
 }
 
-cudaError_t LaunchGemm(const ProductParams& p, int multiprocessors, Queue& queue) {
+void LaunchGemm(const Run& run, const ProductParams& p, int multiprocessors) {
   constexpr int kNarrow = 32;
-  if (p.columns > kNarrow) return LaunchTiles<GemmSource>(p, multiprocessors, queue);
-  const dim3 grid(GridFor(p.rows, kThreads / kWarp).x,
-                  static_cast<unsigned>((p.columns + kColumns - 1) / kColumns));
-  return queue.Launch(GemmNarrow, grid, dim3(kThreads), p);
+  if (p.columns > kNarrow) return LaunchTiles<GemmSource>(run, p, multiprocessors);
+  const dim3 grid(BlocksFor(p.rows, kThreads / kWarp), BlocksFor(p.columns, kColumns));
+  run.Launch(GemmNarrow, grid, kThreads, p);
 }
 
-cudaError_t LaunchConv(const ProductParams& p, int multiprocessors, Queue& queue) {
+void LaunchConv(const Run& run, const ProductParams& p, int multiprocessors) {
   constexpr int kNarrow = 8;
   const int64_t outputs = int64_t{p.rows} * p.groups;
   if (p.groups == 1 || p.rows >= kNarrow || outputs > kMostGridRows) {
-    return LaunchTiles<ConvSource>(p, multiprocessors, queue);
+    return LaunchTiles<ConvSource>(run, p, multiprocessors);
   }
-  const dim3 grid(GridFor(p.columns, kThreads).x, static_cast<unsigned>(outputs));
-  return queue.Launch(ConvNarrow, grid, dim3(kThreads), p);
-}
-
-struct PackedProduct {
-  std::shared_ptr<const DeviceMemory> memory;
-  const float *weights = nullptr, *bias = nullptr;
-  int multiprocessors = 1;
-};
-
-PackedProduct Pack(const std::vector<float>& weights, const std::vector<float>& bias, const Device& device) {
-  NodeConstants constants;
-  const size_t weights_at = constants.Add(weights), bias_at = constants.Add(bias);
-  PackedProduct out;
-  out.multiprocessors = device.multiprocessors;
-  if (constants.Bytes().empty()) return out;
-  out.memory = UploadConstants(constants, device);
-  out.weights = reinterpret_cast<const float*>(out.memory->At(weights_at));
-  if (!bias.empty()) out.bias = reinterpret_cast<const float*>(out.memory->At(bias_at));
-  return out;
+  run.Launch(ConvNarrow, dim3(BlocksFor(p.columns, kThreads), static_cast<unsigned>(outputs)), kThreads, p);
 }
 
 int Checked(int64_t value, const char* what) {
@@ -234,65 +203,58 @@ int Checked(int64_t value, const char* what) {
   return static_cast<int>(value);
 }
 
-ProductParams ConvGeometryOf(const FloatConvOp& op, const TensorShape& x, const TensorShape& y) {
-  ProductParams p;
-  p.groups = Checked(op.group, "groups");
-  p.channels = Checked(op.in_channels / op.group, "channels");
-  p.rows = Checked(op.out_channels / op.group, "outputs");
-  const auto dims = WindowDims(WindowOf(op, x.dims), x.dims.data() + 2, y.dims.data() + 2);
-  p.h = dims[0];
-  p.w = dims[1];
-  const int64_t pixels = p.h.out * p.w.out, taps = p.h.kernel * p.w.kernel;
-  p.columns = Checked(x.dims[0] * pixels, "pixels");
-  p.k = Checked(p.channels * taps, "sums of length");
-  p.by_pixels = MakeDivisor(std::max<int64_t>(1, pixels));
-  p.by_out_w = MakeDivisor(std::max<int64_t>(1, p.w.out));
-  p.by_taps = MakeDivisor(taps);
-  p.by_kernel_w = MakeDivisor(p.w.kernel);
-  return p;
-}
-
-using ProductLaunch = cudaError_t (*)(const ProductParams& p, int multiprocessors, Queue& queue);
-
-NodePlanPtr PlanProduct(const char* name, ProductLaunch launch, const PackedProduct& packed,
-                        const ProductParams& geometry, int64_t count) {
-  return MakePlan(name, [=](Fed from, void* to, void*, Queue& queue) {
-    if (count == 0) return;
-    ProductParams p = geometry;
-    p.x = static_cast<const float*>(from[0]);
-    p.y = static_cast<float*>(to);
-    p.weights = packed.weights;
-    p.bias = packed.bias;
-    CheckLaunch(launch(p, packed.multiprocessors, queue), name);
-  });
+// A node of constants and what `geometry_of` adds to their parameters for tensors of given shapes.
+template <typename Geometry>
+PackedNodePtr MakeProduct(const char* name, ProductParams shared, const std::vector<float>& weights,
+                          const std::vector<float>& bias, const Device& device, const Geometry& geometry_of,
+                          void (*launch)(const Run& run, const ProductParams& p, int multiprocessors)) {
+  NodeConstants constants;
+  constants.Add(weights, shared.weights);
+  constants.Add(bias, shared.bias);
+  const auto memory = constants.Upload(device);
+  const auto plan = [=, multiprocessors = device.multiprocessors](Shapes fed, const TensorShape& y) {
+    ProductParams geometry = shared;
+    geometry.count = static_cast<unsigned>(CountOf(y.dims));
+    geometry_of(geometry, fed[0], y);
+    return MakeKernelPlan(name, geometry,
+                          [=](const Run& run, const ProductParams& p) { launch(run, p, multiprocessors); });
+  };
+  return MakeNode(plan, memory);
 }
 
 }  // namespace
 
-std::unique_ptr<PackedNode> PackFloatGemm(const FloatGemmOp& op, const Device& device) {
+PackedNodePtr Pack(const FloatGemmOp& op, const Device& device) {
   ProductParams shared;
   shared.rows = Checked(op.n, "n");
   shared.k = Checked(op.k, "k");
-  return MakeNode([packed = Pack(op.weights, op.bias, device), shared, transposed = op.transpose_a](
-                      Shapes, const TensorShape& y) {
-    ProductParams geometry = shared;
-    const int64_t count = CountOf(y.dims);
-    geometry.columns = shared.rows == 0 ? 0 : static_cast<int>(count / shared.rows);
-    geometry.column_step = transposed ? 1 : geometry.k;
-    geometry.k_step = transposed ? geometry.columns : 1;
-    return PlanProduct("float_gemm", LaunchGemm, packed, geometry, count);
-  });
+  const auto geometry_of = [transposed = op.transpose_a](ProductParams& p, const auto&, const auto&) {
+    p.columns = p.rows == 0 ? 0 : static_cast<int>(p.count) / p.rows;
+    p.column_step = transposed ? 1 : p.k;
+    p.k_step = transposed ? p.columns : 1;
+  };
+  return MakeProduct("float_gemm", shared, op.weights, op.bias, device, geometry_of, LaunchGemm);
 }
 
-std::unique_ptr<PackedNode> PackFloatConv(const FloatConvOp& op, const Device& device) {
-  FloatConvOp rest = op;  // what plans need: all but the constants
-  rest.weights.clear();
-  rest.bias.clear();
-  return MakeNode([packed = Pack(op.weights, op.bias, device), rest](Shapes fed, const TensorShape& y) {
-    const ProductParams geometry = ConvGeometryOf(rest, fed[0], y);
-    const int64_t count = CountOf(y.dims);
-    return PlanProduct("float_conv", LaunchConv, packed, geometry, count);
-  });
+PackedNodePtr Pack(const FloatConvOp& op, const Device& device) {
+  ProductParams shared;
+  shared.groups = Checked(op.group, "groups");
+  shared.channels = Checked(op.in_channels / op.group, "channels");
+  shared.rows = Checked(op.out_channels / op.group, "outputs");
+  FloatConvOp window = op;  // without what is uploaded
+  window.weights.clear();
+  window.bias.clear();
+  const auto geometry_of = [window](ProductParams& p, const TensorShape& x, const TensorShape& y) {
+    p.windows = WindowsOf(WindowOf(window, x.dims), x.dims.data() + 2, y.dims.data() + 2);
+    const WindowDim &h = p.windows.h, &w = p.windows.w;
+    const int64_t pixels = h.out * w.out, taps = h.kernel * w.kernel;
+    p.columns = Checked(x.dims[0] * pixels, "pixels");
+    p.k = Checked(p.channels * taps, "sums of length");
+    p.by_pixels = MakeDivisor(std::max<int64_t>(1, pixels));
+    p.by_taps = MakeDivisor(taps);
+    p.by_kernel_w = MakeDivisor(w.kernel);
+  };
+  return MakeProduct("float_conv", shared, op.weights, op.bias, device, geometry_of, LaunchConv);
 }
 
 }  // namespace lowbit::cuda

@@ -4,13 +4,12 @@
 #include <cstring>
 #include <utility>
 
-#include "core/status.h"
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/quantized_conv.h"
 #include "kernels/cuda/fused/residual_pair.h"
 #include "kernels/cuda/fused/stem_pool.h"
-#include "kernels/cuda/nodes/cuda_node.h"
+#include "kernels/cuda/nodes/node_support.h"
 
 namespace lowbit::cuda {
 namespace {
@@ -35,23 +34,29 @@ ConvShape ImagesOf(const ConvGeometry& geometry, const MatmulLayout& layout,
   return InferConvShape(geometry, ElementCount(all.first(static_cast<size_t>(axis))), 1, 1);
 }
 
-class MatmulPlan final : public NodePlan {
- public:
-  MatmulPlan(std::shared_ptr<const ConvPlan> plan, bool has_residual)
-      : plan_(std::move(plan)), has_residual_(has_residual) {}
+NodePlanPtr PlanOf(std::shared_ptr<const ConvPlan> plan, bool has_residual) {
+  const auto launch = [plan, has_residual](const Run& run) {
+    const size_t expected = has_residual ? 2 : 1;
+    Require(run.fed.size() == expected, "a convolution was fed ", run.fed.size(), " tensors, expected ",
+            expected);
+    LaunchConv(*plan, run.fed[0], has_residual ? run.fed[1] : nullptr, run.y, run.workspace, run.queue);
+  };
+  return MakePlan(PlanConfig(*plan).Text(), launch, PlanWorkspaceBytes(*plan));
+}
 
-  size_t WorkspaceBytes() const override { return PlanWorkspaceBytes(*plan_); }
-  void Launch(std::span<const void* const> fed, void* y, void* workspace, Queue& queue) const override {
-    const size_t expected = has_residual_ ? 2 : 1;
-    Require(fed.size() == expected, "a convolution was fed ", fed.size(), " tensors, expected ", expected);
-    LaunchConv(*plan_, fed[0], has_residual_ ? fed[1] : nullptr, y, workspace, queue);
-  }
-  std::string Text() const override { return PlanConfig(*plan_).Text(); }
-
- private:
-  std::shared_ptr<const ConvPlan> plan_;
-  bool has_residual_;
-};
+// What the first makes lies in the workspace, before what either launch needs. The second is fed it last,
+// behind one other tensor where there is one.
+NodePlanPtr PlanInTurn(const NodePlanPtr& first, const NodePlanPtr& second, int64_t between_bytes) {
+  const auto scratch_at = static_cast<size_t>(RoundUp(between_bytes, 256));
+  const auto launch = [first, second, scratch_at](const Run& run) {
+    void* const scratch = static_cast<uint8_t*>(run.workspace) + scratch_at;
+    const void* const second_fed[] = {run.fed.back(), run.workspace};
+    first->Launch(run.fed.first(1), run.workspace, scratch, run.queue);
+    second->Launch(std::span(second_fed).last(run.fed.size()), run.y, scratch, run.queue);
+  };
+  return MakePlan(first->Text() + " + " + second->Text(), launch,
+                  scratch_at + std::max(first->WorkspaceBytes(), second->WorkspaceBytes()));
+}
 
 class PackedMatmul final : public PackedNode {
  public:
@@ -66,19 +71,18 @@ class PackedMatmul final : public PackedNode {
   ConvShape ShapeOf(const TensorShape& x) const { return ImagesOf(geometry_, layout_, x.dims); }
   const std::shared_ptr<const PackedConv>& Conv() const { return conv_; }
 
-  std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed,
-                                       const TensorShape& y) const override {
+  NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
     Require(!fed.empty(), "a convolution was fed no tensor");
     const ConvShape shape = ShapeOf(fed[0]);
-    const auto plan = [&](const std::optional<ConvConfig>& config) -> std::shared_ptr<const NodePlan> {
-      return std::make_shared<const MatmulPlan>(PlanConv(conv_, shape, config), has_residual_);
+    const auto plan = [&](const std::optional<ConvConfig>& config) {
+      return PlanOf(PlanConv(conv_, shape, config), has_residual_);
     };
     // Nothing to compute, nothing to choose.
     if (!choose_ || shape.OutPixels() == 0) return plan(std::nullopt);
     return plan(
         choose_({ShapeText(shape), CandidateConfigs(*conv_, shape), plan, {fed.begin(), fed.end()}, y}));
   }
-  std::optional<ChainLink> Link(std::span<const TensorShape> fed) const override {
+  std::optional<ChainLink> Link(Shapes fed) const override {
     if (fed.empty()) return std::nullopt;
     return ChainLink{conv_, ShapeOf(fed[0]), nullptr};
   }
@@ -96,47 +100,6 @@ class PackedMatmul final : public PackedNode {
   std::shared_ptr<const PackedConv> conv_;
 };
 
-// What the first makes lies in the workspace, before what either launch needs. The second is fed it last,
-// behind one other tensor where there is one.
-class SeparatePlan final : public NodePlan {
- public:
-  SeparatePlan(std::shared_ptr<const NodePlan> first, std::shared_ptr<const NodePlan> second,
-               int64_t between_bytes)
-      : first_(std::move(first)),
-        second_(std::move(second)),
-        scratch_at_(static_cast<size_t>(RoundUp(between_bytes, 256))) {}
-
-  size_t WorkspaceBytes() const override {
-    return scratch_at_ + std::max(first_->WorkspaceBytes(), second_->WorkspaceBytes());
-  }
-  void Launch(std::span<const void* const> fed, void* y, void* workspace, Queue& queue) const override {
-    void* const scratch = static_cast<uint8_t*>(workspace) + scratch_at_;
-    const void* const second_fed[] = {fed.back(), workspace};
-    first_->Launch(fed.first(1), workspace, scratch, queue);
-    second_->Launch(std::span(second_fed).last(fed.size()), y, scratch, queue);
-  }
-  std::string Text() const override { return first_->Text() + " + " + second_->Text(); }
-
- private:
-  std::shared_ptr<const NodePlan> first_, second_;
-  size_t scratch_at_;
-};
-
-class FusedPlan final : public NodePlan {
- public:
-  FusedPlan(std::shared_ptr<const ResidualPairPlan> plan, std::string text)
-      : plan_(std::move(plan)), text_(std::move(text)) {}
-
-  void Launch(std::span<const void* const> fed, void* y, void*, Queue& queue) const override {
-    LaunchResidualPair(*plan_, fed[0], fed[1], y, queue);
-  }
-  std::string Text() const override { return text_; }
-
- private:
-  std::shared_ptr<const ResidualPairPlan> plan_;
-  std::string text_;
-};
-
 // Packed: how many bytes the first node packed, those, the second's.
 class PackedResidualPair final : public PackedNode {
  public:
@@ -146,18 +109,19 @@ class PackedResidualPair final : public PackedNode {
         first_(first, device, choosers.first, Part(packed, true)),
         second_(second, device, choosers.second, Part(packed, false)) {}
 
-  std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed,
-                                       const TensorShape& y) const override {
+  NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
     Require(fed.size() == 2, "two convolutions in one were fed ", fed.size(), " tensors, expected 2");
     const ResidualPairShapes shapes{first_.ShapeOf(fed[0]), second_.ShapeOf(fed[1])};
     const ResidualPair pair{first_.Conv(), second_.Conv()};
     // The first node's output has the dims of the second's.
     const TensorShape second_fed[] = {fed[1], y};
-    const auto plan = [&](const ConvConfig& config) -> std::shared_ptr<const NodePlan> {
-      if (config.kernel == &kResidualPairKernel)
-        return std::make_shared<const FusedPlan>(PlanResidualPair(pair, shapes, config), config.Text());
-      return std::make_shared<const SeparatePlan>(first_.Plan(fed.first(1), y), second_.Plan(second_fed, y),
-                                                  ElementCount(y.dims));
+    const auto plan = [&](const ConvConfig& config) {
+      if (config.kernel != &kResidualPairKernel) {
+        return PlanInTurn(first_.Plan(fed.first(1), y), second_.Plan(second_fed, y), ElementCount(y.dims));
+      }
+      return MakePlan(config.Text(), [fused = PlanResidualPair(pair, shapes, config)](const Run& run) {
+        LaunchResidualPair(*fused, run.fed[0], run.fed[1], run.y, run.queue);
+      });
     };
     const std::vector<ConvConfig> configs = ResidualPairConfigs(pair, shapes);
     if (!choose_) return plan(configs.front());
@@ -168,7 +132,7 @@ class PackedResidualPair final : public PackedNode {
                          y}));
   }
 
-  std::optional<ChainLink> Link(std::span<const TensorShape> fed) const override {
+  std::optional<ChainLink> Link(Shapes fed) const override {
     if (fed.size() < 2) return std::nullopt;
     return ChainLink{second_.Conv(), second_.ShapeOf(fed[1]), first_.Conv(), first_.ShapeOf(fed[0])};
   }
@@ -199,12 +163,14 @@ class PackedResidualPair final : public PackedNode {
   PackedMatmul first_, second_;
 };
 
-// Floats in, quantized on the way into the convolution.
+// Floats in, quantized on the way into the convolution. Out come its codes, or the largest ones of windows.
 class PackedPixels final : public PackedNode {
  public:
-  PackedPixels(const QuantizeNode& quantize, const MatmulNode& node, std::shared_ptr<const PackedConv> conv)
+  PackedPixels(const QuantizeNode& quantize, const MatmulNode& node, const MaxPoolNode* pool,
+               const Device& device, std::shared_ptr<const PackedConv> conv)
       : geometry_(node.conv.geometry),
         has_residual_(node.conv.epilogue.has_residual),
+        type_(node.conv.epilogue.y_signed ? ElementType::kInt8 : ElementType::kUInt8),
         conv_(std::move(conv)) {
     quantizer_.planes = quantize.to_channels_last;
     quantizer_.lo = quantize.grids.front().lo;
@@ -214,9 +180,28 @@ class PackedPixels final : public PackedNode {
       quantizer_.scale.push_back(grid.scale);
       quantizer_.zero_point.push_back(grid.zero_point);
     }
+    if (pool == nullptr) return;
+    window_ = pool->window;
+    pool_ = PackNode(*pool, device);
   }
 
-  ConvShape ShapeOf(std::span<const TensorShape> fed) const {
+  NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
+    const ConvShape shape = ShapeOf(fed);
+    if (pool_ == nullptr) return PlanOf(PlanPixels(conv_, shape, quantizer_), has_residual_);
+    const PooledConv pooled{conv_, quantizer_, shape, window_, y.dims.at(1), y.dims.at(2)};
+    if (Pools(pooled)) {
+      const std::shared_ptr<const PooledPlan> plan = PlanPooled(pooled);
+      return MakePlan(PlanText(*plan),
+                      [plan](const Run& run) { LaunchPooled(*plan, run.fed[0], run.y, run.queue); });
+    }
+    const TensorShape between{type_, {shape.batch, shape.out_h, shape.out_w, y.dims.at(3)}};
+    return PlanInTurn(PlanOf(PlanPixels(conv_, shape, quantizer_), has_residual_),
+                      pool_->Plan(std::span(&between, 1), y), ElementCount(between.dims));
+  }
+  std::vector<uint8_t> Packed() const override { return SavePacked(*conv_); }
+
+ private:
+  ConvShape ShapeOf(Shapes fed) const {
     Require(!fed.empty() && fed[0].dims.size() == 4, "an image was expected, of rank 4");
     const std::vector<int64_t>& dims = fed[0].dims;
     const size_t first = quantizer_.planes ? 2 : 1;
@@ -224,67 +209,22 @@ class PackedPixels final : public PackedNode {
             dims[quantizer_.planes ? 1 : 3], " channels, expected ", geometry_.in_channels);
     return InferConvShape(geometry_, dims[0], dims[first], dims[first + 1]);
   }
-  const PixelQuantizer& GridOf() const { return quantizer_; }
-  const std::shared_ptr<const PackedConv>& Conv() const { return conv_; }
 
-  std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed, const TensorShape&) const override {
-    return std::make_shared<const MatmulPlan>(PlanPixels(conv_, ShapeOf(fed), quantizer_), has_residual_);
-  }
-  std::vector<uint8_t> Packed() const override { return SavePacked(*conv_); }
-
- private:
   ConvGeometry geometry_;
   bool has_residual_;
+  ElementType type_;
   PixelQuantizer quantizer_;
   std::shared_ptr<const PackedConv> conv_;
-};
-
-class PooledNodePlan final : public NodePlan {
- public:
-  explicit PooledNodePlan(std::shared_ptr<const PooledPlan> plan) : plan_(std::move(plan)) {}
-
-  void Launch(std::span<const void* const> fed, void* y, void*, Queue& queue) const override {
-    LaunchPooled(*plan_, fed[0], y, queue);
-  }
-  std::string Text() const override { return PlanText(*plan_); }
-
- private:
-  std::shared_ptr<const PooledPlan> plan_;
-};
-
-// Floats in, the largest codes of windows out.
-class PackedPooledPixels final : public PackedNode {
- public:
-  PackedPooledPixels(PackedPixels pixels, const MatmulNode& conv, const MaxPoolNode& pool,
-                     const Device& device)
-      : pixels_(std::move(pixels)),
-        window_(pool.window),
-        y_type_(conv.conv.epilogue.y_signed ? ElementType::kInt8 : ElementType::kUInt8),
-        pool_(PackNode(pool, device)) {}
-
-  std::shared_ptr<const NodePlan> Plan(std::span<const TensorShape> fed,
-                                       const TensorShape& y) const override {
-    const ConvShape shape = pixels_.ShapeOf(fed);
-    const PooledConv pooled{pixels_.Conv(), pixels_.GridOf(), shape, window_, y.dims.at(1), y.dims.at(2)};
-    if (Pools(pooled)) return std::make_shared<const PooledNodePlan>(PlanPooled(pooled));
-    const TensorShape between{y_type_, {shape.batch, shape.out_h, shape.out_w, y.dims.at(3)}};
-    return std::make_shared<const SeparatePlan>(
-        pixels_.Plan(fed, between), pool_->Plan(std::span(&between, 1), y), ElementCount(between.dims));
-  }
-  std::vector<uint8_t> Packed() const override { return pixels_.Packed(); }
-
- private:
-  PackedPixels pixels_;
   Window window_;
-  ElementType y_type_;
-  std::unique_ptr<PackedNode> pool_;
+  PackedNodePtr pool_;  // for the shapes that have no kernel for both; null where nothing is pooled
 };
 
 // nullptr for weights whose zero points leave int8: they need sums of codes.
-std::shared_ptr<const PackedConv> PackImageConv(const MatmulNode& conv, const Device& device,
-                                                std::span<const uint8_t> packed) {
+PackedNodePtr PackPixels(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPoolNode* pool,
+                         const Device& device, std::span<const uint8_t> packed) {
   auto constants = PackConv(conv.conv, device, packed);
-  return FitsPixels(*constants) ? constants : nullptr;
+  if (!FitsPixels(*constants)) return nullptr;
+  return std::make_unique<PackedPixels>(quantize, conv, pool, device, std::move(constants));
 }
 
 }  // namespace
@@ -304,9 +244,8 @@ bool FusesResidual(const MatmulNode& first, const MatmulNode& second, const Devi
          second.conv.epilogue.has_residual;
 }
 
-std::unique_ptr<PackedNode> PackResidualPair(const MatmulNode& first, const MatmulNode& second,
-                                             const Device& device, const ResidualPairChoosers& choosers,
-                                             std::span<const uint8_t> packed) {
+PackedNodePtr PackResidualPair(const MatmulNode& first, const MatmulNode& second, const Device& device,
+                               const ResidualPairChoosers& choosers, std::span<const uint8_t> packed) {
   return std::make_unique<PackedResidualPair>(first, second, device, choosers, packed);
 }
 
@@ -326,12 +265,10 @@ bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const D
          quantize.grids.front().is_signed == (conv.conv.x.encoding == Encoding::kSigned);
 }
 
-std::unique_ptr<PackedNode> PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& conv,
-                                              const Device& device, std::span<const uint8_t> packed) {
-  if (!FusesQuantize(quantize, conv, device)) return nullptr;
-  auto constants = PackImageConv(conv, device, packed);
-  if (constants == nullptr) return nullptr;
-  return std::make_unique<PackedPixels>(quantize, conv, std::move(constants));
+PackedNodePtr PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& conv, const Device& device,
+                                std::span<const uint8_t> packed) {
+  return FusesQuantize(quantize, conv, device) ? PackPixels(quantize, conv, nullptr, device, packed)
+                                               : nullptr;
 }
 
 bool FusesPool(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPoolNode& pool,
@@ -340,13 +277,9 @@ bool FusesPool(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPo
          FitsPooling(conv.conv, pool, device);
 }
 
-std::unique_ptr<PackedNode> PackPooledConv(const QuantizeNode& quantize, const MatmulNode& conv,
-                                           const MaxPoolNode& pool, const Device& device,
-                                           std::span<const uint8_t> packed) {
-  auto constants = PackImageConv(conv, device, packed);
-  if (constants == nullptr) return nullptr;
-  return std::make_unique<PackedPooledPixels>(PackedPixels(quantize, conv, std::move(constants)), conv, pool,
-                                              device);
+PackedNodePtr PackPooledConv(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPoolNode& pool,
+                             const Device& device, std::span<const uint8_t> packed) {
+  return PackPixels(quantize, conv, &pool, device, packed);
 }
 
 // Products alone: the large outputs of convolutions take the faster epilogues that end in codes.
@@ -356,17 +289,17 @@ bool FusesDequantize(const MatmulNode& matmul, const DequantizeNode& dequantize)
          !grid.has_affine && !grid.quantizer.quantized && !dequantize.to_channels_first;
 }
 
-std::unique_ptr<PackedNode> PackDequantizedMatmul(const MatmulNode& matmul, const DequantizeNode& dequantize,
-                                                  const Device& device, ConvChooser choose,
-                                                  std::span<const uint8_t> packed) {
+PackedNodePtr PackDequantizedMatmul(const MatmulNode& matmul, const DequantizeNode& dequantize,
+                                    const Device& device, ConvChooser choose,
+                                    std::span<const uint8_t> packed) {
   const AffineSpec& grid = dequantize.spec;
   return std::make_unique<PackedMatmul>(
       matmul, device, std::move(choose), packed,
       CodeGrid{grid.x_signed, grid.x_scale.front(), grid.x_zero_point.front()});
 }
 
-std::unique_ptr<PackedNode> PackMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
-                                       std::span<const uint8_t> packed) {
+PackedNodePtr PackMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
+                         std::span<const uint8_t> packed) {
   return std::make_unique<PackedMatmul>(node, device, std::move(choose), packed);
 }
 

@@ -1,8 +1,4 @@
 // From nodes as plain data to their kernels.
-#include <algorithm>
-#include <numeric>
-
-#include "kernels/cuda/nodes/node_families.h"
 #include "kernels/cuda/nodes/node_support.h"
 
 namespace lowbit::cuda {
@@ -13,8 +9,8 @@ class FunctionPlan final : public NodePlan {
   FunctionPlan(std::string text, LaunchFunction launch, size_t workspace_bytes)
       : text_(std::move(text)), launch_(std::move(launch)), workspace_bytes_(workspace_bytes) {}
   size_t WorkspaceBytes() const override { return workspace_bytes_; }
-  void Launch(Fed fed, void* y, void* workspace, Queue& queue) const override {
-    launch_(fed, y, workspace, queue);
+  void Launch(std::span<const void* const> fed, void* y, void* workspace, Queue& queue) const override {
+    launch_({fed, y, workspace, queue, text_});
   }
   std::string Text() const override { return text_; }
 
@@ -26,53 +22,25 @@ class FunctionPlan final : public NodePlan {
 
 class FunctionNode final : public PackedNode {
  public:
-  explicit FunctionNode(PlanFunction plan) : plan_(std::move(plan)) {}
+  FunctionNode(PlanFunction plan, std::shared_ptr<const DeviceMemory> constants)
+      : plan_(std::move(plan)), constants_(std::move(constants)) {}
   NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
     for (const TensorShape& tensor : fed) CountOf(tensor.dims);
     CountOf(y.dims);
-    return plan_(fed, y);
+    return Hold(plan_(fed, y), constants_);
   }
 
  private:
   PlanFunction plan_;
+  std::shared_ptr<const DeviceMemory> constants_;
 };
 
-// One overload per kind of node, for std::visit.
-struct NodePacker {
-  using Packed = std::unique_ptr<PackedNode>;
-  const Device& device;
-
-  Packed operator()(const MatmulNode&) const { Fail("a matrix product is packed by PackMatmul"); }
-  Packed operator()(const AffineNode& node) const { return PackAffine(node.spec, device); }
-  Packed operator()(const LookupNode& node) const { return PackLookup(node, device); }
-  Packed operator()(const BinaryNode& node) const { return PackBinary(node); }
-  Packed operator()(const FedMatmulNode&) const { Fail("LowBitMatMul has no kernel for GPUs yet"); }
-  Packed operator()(const MaxPoolNode& node) const { return PackMaxPool(node); }
-  Packed operator()(const AveragePoolNode& node) const { return PackAveragePool(node); }
-  Packed operator()(const GlobalAveragePoolNode& node) const { return PackGlobalAveragePool(node, device); }
-  Packed operator()(const ConcatNode& node) const { return PackConcat(node); }
-  Packed operator()(const NormalizationNode&) const {
-    Fail("LowBitNormalization has no kernel for GPUs yet");
-  }
-  Packed operator()(const ResizeNode& node) const { return PackResize(node, device); }
-  Packed operator()(const DepthToSpaceNode& node) const { return PackDepthToSpace(node); }
-  Packed operator()(const SoftmaxNode&) const { Fail("LowBitSoftmax has no kernel for GPUs yet"); }
-  Packed operator()(const QuantizeNode& node) const { return PackQuantize(node, device); }
-  Packed operator()(const ThresholdNode& node) const { return PackThreshold(node, device); }
-  Packed operator()(const DequantizeNode& node) const { return PackDequantize(node, device); }
-
-  Packed operator()(const ReshapeOp&) const { return PackCopy(device); }
-  Packed operator()(const TransposeOp& op) const { return PackTranspose(op); }
-  Packed operator()(const SliceOp& op) const { return PackSlice(op); }
-  Packed operator()(const PadOp& op) const { return PackPad(op); }
-  Packed operator()(const JoinOp& op) const { return PackJoin(op); }
-  Packed operator()(const SoftmaxOp& op) const { return PackSoftmax(op); }
-  Packed operator()(const UnaryOp& op) const { return PackUnary(op); }
-  Packed operator()(const FloatBinaryOp& op) const { return PackFloatBinary(op); }
-  Packed operator()(const FloatGemmOp& op) const { return PackFloatGemm(op, device); }
-  Packed operator()(const FloatConvOp& op) const { return PackFloatConv(op, device); }
-  Packed operator()(const FloatPoolOp& op) const { return PackFloatPool(op); }
-};
+PackedNodePtr Pack(const MatmulNode&, const Device&) { Fail("a matrix product is packed by PackMatmul"); }
+PackedNodePtr Pack(const FedMatmulNode&, const Device&) { Fail("LowBitMatMul has no kernel for GPUs yet"); }
+PackedNodePtr Pack(const NormalizationNode&, const Device&) {
+  Fail("LowBitNormalization has no kernel for GPUs yet");
+}
+PackedNodePtr Pack(const SoftmaxNode&, const Device&) { Fail("LowBitSoftmax has no kernel for GPUs yet"); }
 
 }  // namespace
 
@@ -80,14 +48,23 @@ NodePlanPtr MakePlan(std::string text, LaunchFunction launch, size_t workspace_b
   return std::make_shared<FunctionPlan>(std::move(text), std::move(launch), workspace_bytes);
 }
 
-std::unique_ptr<PackedNode> MakeNode(PlanFunction plan) {
-  return std::make_unique<FunctionNode>(std::move(plan));
+NodePlanPtr Hold(NodePlanPtr plan, std::shared_ptr<const DeviceMemory> constants) {
+  if (constants == nullptr) return plan;
+  const auto both = std::make_shared<std::pair<NodePlanPtr, std::shared_ptr<const DeviceMemory>>>(
+      std::move(plan), std::move(constants));
+  return {both, both->first.get()};
 }
 
-std::shared_ptr<const DeviceMemory> UploadConstants(const NodeConstants& constants, const Device& device) {
+PackedNodePtr MakeNode(PlanFunction plan, std::shared_ptr<const DeviceMemory> constants) {
+  return std::make_unique<FunctionNode>(std::move(plan), std::move(constants));
+}
+
+std::shared_ptr<const DeviceMemory> NodeConstants::Upload(const Device& device) const {
+  if (bytes_.empty()) return nullptr;
   const DeviceGuard guard(device.ordinal);
   auto memory = std::make_shared<DeviceMemory>();
-  memory->Upload(constants.Bytes().data(), constants.Bytes().size());
+  memory->Upload(bytes_.data(), bytes_.size());
+  for (const auto& set : set_) set(*memory);
   return memory;
 }
 
@@ -104,12 +81,12 @@ int64_t CountOf(std::span<const int64_t> dims) {
   return count;
 }
 
-std::unique_ptr<PackedNode> PackNode(const NodeSpec& node, const Device& device) {
-  return std::visit(NodePacker{device}, node);
+PackedNodePtr PackNode(const NodeSpec& node, const Device& device) {
+  return std::visit([&](const auto& kind) { return Pack(kind, device); }, node);
 }
 
-std::unique_ptr<PackedNode> PackStandard(const StandardNode& node, const Device& device) {
-  return std::visit(NodePacker{device}, node);
+PackedNodePtr PackStandard(const StandardNode& node, const Device& device) {
+  return std::visit([&](const auto& kind) { return Pack(kind, device); }, node);
 }
 
 }  // namespace lowbit::cuda

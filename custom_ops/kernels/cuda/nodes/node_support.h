@@ -1,4 +1,5 @@
-// What the host sides of the kernels that are no convolutions share.
+// The families of nodes, and what their host sides share: plans and nodes from functions, constants in the device's memory,
+// launches, numbers that become template arguments.
 #pragma once
 
 #include <algorithm>
@@ -7,54 +8,129 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "core/status.h"
 #include "kernels/cuda/device/memory.h"
-#include "kernels/cuda/nodes/code_params.h"
 #include "kernels/cuda/nodes/cuda_node.h"
 
 namespace lowbit::cuda {
 
-using Fed = std::span<const void* const>;
 using Shapes = std::span<const TensorShape>;
 using NodePlanPtr = std::shared_ptr<const NodePlan>;
+using PackedNodePtr = std::unique_ptr<PackedNode>;
+
+// One overload per kind of node, beside its kernels; node.cc dispatches to them.
+// affine.cu
+PackedNodePtr Pack(const AffineNode& node, const Device& device);
+PackedNodePtr Pack(const LookupNode& node, const Device& device);
+// binary.cu
+PackedNodePtr Pack(const BinaryNode& node, const Device& device);
+PackedNodePtr Pack(const FloatBinaryOp& op, const Device& device);
+// pool.cu
+PackedNodePtr Pack(const MaxPoolNode& node, const Device& device);
+PackedNodePtr Pack(const AveragePoolNode& node, const Device& device);
+PackedNodePtr Pack(const GlobalAveragePoolNode& node, const Device& device);
+// concat.cu
+PackedNodePtr Pack(const ConcatNode& node, const Device& device);
+PackedNodePtr Pack(const JoinOp& op, const Device& device);
+// move.cu
+PackedNodePtr Pack(const ReshapeOp& op, const Device& device);
+PackedNodePtr Pack(const ResizeNode& node, const Device& device);
+PackedNodePtr Pack(const DepthToSpaceNode& node, const Device& device);
+PackedNodePtr Pack(const TransposeOp& op, const Device& device);
+PackedNodePtr Pack(const SliceOp& op, const Device& device);
+PackedNodePtr Pack(const PadOp& op, const Device& device);
+// quantize.cu
+PackedNodePtr Pack(const QuantizeNode& node, const Device& device);
+PackedNodePtr Pack(const ThresholdNode& node, const Device& device);
+PackedNodePtr Pack(const DequantizeNode& node, const Device& device);
+// float_ops.cu
+PackedNodePtr Pack(const SoftmaxOp& op, const Device& device);
+PackedNodePtr Pack(const UnaryOp& op, const Device& device);
+PackedNodePtr Pack(const FloatPoolOp& op, const Device& device);
+// float_product.cu
+PackedNodePtr Pack(const FloatGemmOp& op, const Device& device);
+PackedNodePtr Pack(const FloatConvOp& op, const Device& device);
+
+// Blocks of `threads` for `work` threads.
+inline unsigned BlocksFor(int64_t work, int threads) {
+  return static_cast<unsigned>((work + threads - 1) / threads);
+}
+
+// One launch of a plan: what it is fed, where its output goes, the queue that takes its kernels.
+struct Run {
+  std::span<const void* const> fed;
+  void* y;
+  void* workspace;
+  Queue& queue;
+  const std::string& plan;  // its text, for messages
+
+  template <typename Params>
+  void Launch(void (*kernel)(Params), dim3 grid, int threads, const Params& p) const {
+    const cudaError_t error = queue.Launch(kernel, grid, dim3(static_cast<unsigned>(threads)), p);
+    Require(error == cudaSuccess, "CUDA: launching ", plan, " failed: ", cudaGetErrorString(error));
+  }
+  // At least `work` threads.
+  template <typename Params>
+  void LaunchFor(int64_t work, void (*kernel)(Params), int threads, const Params& p) const {
+    Launch(kernel, dim3(BlocksFor(work, threads)), threads, p);
+  }
+};
 
 // A plan whose launch is a function.
-using LaunchFunction = std::function<void(Fed fed, void* y, void* workspace, Queue& queue)>;
+using LaunchFunction = std::function<void(const Run& run)>;
 NodePlanPtr MakePlan(std::string text, LaunchFunction launch, size_t workspace_bytes = 0);
 
-// A node whose plans are made by a function.
-using PlanFunction = std::function<NodePlanPtr(Shapes fed, const TensorShape& y)>;
-std::unique_ptr<PackedNode> MakeNode(PlanFunction plan);
+// The same for kernels that make a tensor of `count` elements at `y` from one at `x`, all members of their
+// parameters: `launch` gets those with the tensors of the run, and is not called where there is no element.
+template <typename Params, typename Launch>
+NodePlanPtr MakeKernelPlan(std::string text, const Params& geometry, Launch launch,
+                           size_t workspace_bytes = 0) {
+  const auto fill_in = [geometry, launch = std::move(launch)](const Run& run) {
+    if (geometry.count == 0) return;
+    Params p = geometry;
+    p.x = static_cast<decltype(p.x)>(run.fed[0]);
+    p.y = static_cast<decltype(p.y)>(run.y);
+    launch(run, p);
+  };
+  return MakePlan(std::move(text), LaunchFunction(fill_in), workspace_bytes);
+}
 
-// Collects a node's constants on the host; an offset, a multiple of 256, stands for each until they are
-// uploaded together.
+// Collects a node's constants on the host, to be uploaded together. Arrays are aligned to 256 bytes.
 class NodeConstants {
  public:
+  // Upload sets `pointer`, but for an empty array, of which it stays as it is.
   template <typename T>
-  size_t Add(const std::vector<T>& values) {
+  void Add(const std::vector<T>& values, const T*& pointer) {
+    if (values.empty()) return;
     const size_t offset = bytes_.size(), bytes = values.size() * sizeof(T);
     bytes_.resize(offset + (bytes + 255) / 256 * 256);
-    if (bytes > 0) std::memcpy(bytes_.data() + offset, values.data(), bytes);
-    return offset;
+    std::memcpy(bytes_.data() + offset, values.data(), bytes);
+    set_.push_back([&pointer, offset](const DeviceMemory& memory) {
+      pointer = reinterpret_cast<const T*>(memory.At(offset));
+    });
   }
-  const std::vector<uint8_t>& Bytes() const { return bytes_; }
+  // Whoever reads the constants holds the result.
+  std::shared_ptr<const DeviceMemory> Upload(const Device& device) const;
 
  private:
   std::vector<uint8_t> bytes_;
+  std::vector<std::function<void(const DeviceMemory&)>> set_;
 };
-// The plans that read the constants hold them.
-std::shared_ptr<const DeviceMemory> UploadConstants(const NodeConstants& constants, const Device& device);
+
+// The plan, which holds `constants` as long as it lives.
+NodePlanPtr Hold(NodePlanPtr plan, std::shared_ptr<const DeviceMemory> constants);
+
+// A node whose plans are made by a function. They hold its constants.
+using PlanFunction = std::function<NodePlanPtr(Shapes fed, const TensorShape& y)>;
+PackedNodePtr MakeNode(PlanFunction plan, std::shared_ptr<const DeviceMemory> constants = nullptr);
 
 // Kernels count elements in 31 bits and bytes in 64. Throws for tensors beyond.
 int64_t CountOf(std::span<const int64_t> dims);
-
-// Blocks of `threads` for `work` threads.
-inline dim3 GridFor(int64_t work, int threads) {
-  return dim3(static_cast<unsigned>((work + threads - 1) / threads));
-}
 
 // The largest of 16, 4 and 1 that divides all addresses; then all byte counts.
 inline int CommonUnit(std::initializer_list<const void*> pointers) {
@@ -72,19 +148,13 @@ inline int SpreadUnit(int unit, int64_t bytes) {
   return bytes / 16 < kOneWave / 2 ? std::min(unit, 4) : unit;
 }
 
-// Calls fn(std::integral_constant<bool, b>) for the value of `b`, so that it becomes a template argument.
-template <typename Fn>
-auto WithBool(bool b, const Fn& fn) {
-  return b ? fn(std::true_type{}) : fn(std::false_type{});
+// `value`, one of kValues, as a type: std::visit([&](auto unit) { .. Kernel<unit> .. }, OneOf<16, 4, 1>(n)).
+template <auto... kValues, typename T>
+std::variant<std::integral_constant<T, kValues>...> OneOf(T value) {
+  std::variant<std::integral_constant<T, kValues>...> out;
+  ((value == kValues ? static_cast<void>(out = std::integral_constant<T, kValues>{}) : void()), ...);
+  return out;
 }
-// The same with `value`, one of kValues.
-template <int... kValues, typename Fn>
-void WithInt(int value, const Fn& fn) {
-  ((value == kValues ? fn(std::integral_constant<int, kValues>{}) : void()), ...);
-}
-
-inline void CheckLaunch(cudaError_t error, const char* kernel) {
-  Require(error == cudaSuccess, "CUDA: launching ", kernel, " failed: ", cudaGetErrorString(error));
-}
+inline std::variant<std::false_type, std::true_type> OneOf(bool value) { return OneOf<false, true>(value); }
 
 }  // namespace lowbit::cuda

@@ -1,60 +1,42 @@
 // LowBitMaxPool, LowBitAveragePool, LowBitGlobalAveragePool, channels last.
 #include <algorithm>
 
-#include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/nodes/codes.cuh"
-#include "kernels/cuda/nodes/node_families.h"
 #include "kernels/cuda/nodes/node_support.h"
-#include "kernels/cuda/nodes/pool_params.h"
+#include "kernels/cuda/nodes/pool_window.cuh"
 
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kPoolThreads = 128;
 
-struct PoolParams {
-  const uint8_t* x = nullptr;
-  void* y = nullptr;
-  unsigned vectors = 0, channels = 0;
-  FastDivisor by_vectors, by_out_w, by_out_h;  // of a pixel, a row, an image
-  WindowDim h, w;
+struct PoolParams : Tensors<uint8_t, void> {
+  unsigned channels = 0;
+  FastDivisor by_vectors;  // of a pixel; then `count` counts vectors
+  Windows windows;
   // AveragePool alone
   bool count_include_pad = false;
   CodeReader reader;
+  uint32_t zero = 0;  // four times the zero point
   float x_scale = 1;
   Divider divider;
   CodeRounder rounder;
 };
 
-// Which output a thread makes.
-struct Output {
-  unsigned pixel, image, row, column, channel;
-};
-
-template <int kBytes>
-__device__ __forceinline__ Output OutputOfThread(const PoolParams& p, unsigned index) {
-  Output out;
-  out.pixel = Quotient(index, p.by_vectors);
-  out.channel = (index - out.pixel * p.by_vectors.divisor) * kBytes;
-  const unsigned line = Quotient(out.pixel, p.by_out_w);
-  out.column = out.pixel - line * p.by_out_w.divisor;
-  out.image = Quotient(line, p.by_out_h);
-  out.row = line - out.image * p.by_out_h.divisor;
-  return out;
-}
-
 // The largest codes so far. A 16-bit maximum orders by its high byte first, so codes 1 and 3 of a word can
 // stay in place, whatever is below them, and codes 0 and 2 are shifted there.
 template <int kBytes, bool kSigned>
 struct Largest {
-  static constexpr int kWords = Codes<kBytes>::kWords;
+  static constexpr int kCodes = kBytes, kWords = Codes<kBytes>::kWords;
+  static constexpr bool kDownColumns = false;
+  __device__ static __forceinline__ unsigned Outside(const PoolParams&) { return kSigned ? 0x80808080u : 0u; }
   unsigned even[kWords], odd[kWords];
 
   __device__ __forceinline__ Largest() {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) even[i] = odd[i] = kSigned ? 0x80008000u : 0u;
   }
-  __device__ __forceinline__ void Add(const Codes<kBytes>& codes) {
+  __device__ __forceinline__ void Add(const PoolParams&, const Codes<kBytes>& codes) {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
       if constexpr (kSigned) {
@@ -66,64 +48,29 @@ struct Largest {
       }
     }
   }
-  __device__ __forceinline__ Codes<kBytes> Result() const {
+  __device__ __forceinline__ void EndColumn() {}
+  __device__ __forceinline__ void Store(const PoolParams& p, int64_t at, int64_t) const {
     Codes<kBytes> out;
 #pragma unroll
     for (int i = 0; i < kWords; ++i) out.w[i] = __byte_perm(even[i], odd[i], 0x7351);
-    return out;
+    StoreCodes(static_cast<uint8_t*>(p.y) + at, out);
   }
 };
 
-// kSide 2 or 3: an undilated window of that many rows and columns, its loads all in flight at once; 0: any.
-template <int kBytes, bool kSigned, int kSide>
-__global__ void __launch_bounds__(kThreads) MaxPool(const __grid_constant__ PoolParams p) {
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const unsigned index = blockIdx.x * kThreads + threadIdx.x;
-  if (index >= p.vectors) return;
-  const Output o = OutputOfThread<kBytes>(p, index);
-  Largest<kBytes, kSigned> largest;
-  if constexpr (kSide > 0) {
-    const int height = static_cast<int>(p.h.in), width = static_cast<int>(p.w.in);
-    const int top = static_cast<int>(o.row) * static_cast<int>(p.h.stride) - static_cast<int>(p.h.pad_begin);
-    const int left =
-        static_cast<int>(o.column) * static_cast<int>(p.w.stride) - static_cast<int>(p.w.pad_begin);
-    const int64_t first = (static_cast<int64_t>(o.image) * height + top) * width + left;
-    Codes<kBytes> taps[kSide * kSide];
-    const Codes<kBytes> lowest = Largest<kBytes, kSigned>().Result();
-#pragma unroll
-    for (int t = 0; t < kSide * kSide; ++t) {
-      const int y = top + t / kSide, x = left + t % kSide;
-      const int64_t pixel = first + (t / kSide) * width + t % kSide;
-      const bool inside = y >= 0 && y < height && x >= 0 && x < width;
-      taps[t] = inside ? LoadCodes<kBytes>(p.x + pixel * p.channels + o.channel) : lowest;
-    }
-#pragma unroll
-    for (int t = 0; t < kSide * kSide; ++t) largest.Add(taps[t]);
-  } else {
-    const WindowDim::Span rows = p.h.Inside(o.row), columns = p.w.Inside(o.column);
-    for (int64_t i = 0; i < rows.count; ++i) {
-      const int64_t line = static_cast<int64_t>(o.image) * p.h.in + rows.first + i * p.h.dilation;
-      for (int64_t j = 0; j < columns.count; ++j) {
-        const int64_t pixel = line * p.w.in + columns.first + j * p.w.dilation;
-        largest.Add(LoadCodes<kBytes>(p.x + pixel * p.channels + o.channel));
-      }
-    }
-  }
-  StoreCodes<kBytes>(static_cast<uint8_t*>(p.y) + static_cast<int64_t>(o.pixel) * p.channels + o.channel,
-                     largest.Result());
-}
-
 // The sums of a thread's channels. Float32, in the definition's order: down each column, then the columns
 // from left to right.
-template <int kBytes>
-struct ColumnSums {
+template <int kBytes, bool kFast, bool kFloat>
+struct Average {
+  static constexpr int kCodes = kBytes;
+  static constexpr bool kDownColumns = true;
+  // The zero point's value, 0, leaves every sum as it is.
+  __device__ static __forceinline__ unsigned Outside(const PoolParams& p) { return p.zero; }
   float sum[kBytes] = {}, column[kBytes] = {};
 
-  __device__ __forceinline__ void Add(const PoolParams& p, unsigned flipped) {
+  __device__ __forceinline__ void Add(const PoolParams& p, const Codes<kBytes>& codes) {
 #pragma unroll
     for (int c = 0; c < kBytes; ++c) {
-      column[c] = __fadd_rn(column[c], __fmul_rn(CodeValue(flipped, c, p.reader), p.x_scale));
+      column[c] = __fadd_rn(column[c], __fmul_rn(CodeValue(codes, c, p.reader), p.x_scale));
     }
   }
   __device__ __forceinline__ void EndColumn() {
@@ -133,92 +80,75 @@ struct ColumnSums {
       column[c] = 0;
     }
   }
+  __device__ __forceinline__ void Store(const PoolParams& p, int64_t at, int64_t taps) const {
+    const auto value = [&](int c) { return __fdiv_rn(sum[c], static_cast<float>(taps)); };
+    const auto divided = [&](int c) { return Divide<kFast>(value(c), p.divider); };
+    if constexpr (!kFloat) {
+      return StoreCodes(static_cast<uint8_t*>(p.y) + at, RoundCodes<kBytes>(p.rounder, divided));
+    }
+#pragma unroll
+    for (int c = 0; c < kBytes; ++c) static_cast<float*>(p.y)[at + c] = value(c);
+  }
 };
 
-template <int kBytes>
-__device__ __forceinline__ unsigned LoadTap(const PoolParams& p, const Output& o, int64_t line,
-                                            int64_t column) {
-  const int64_t pixel = (static_cast<int64_t>(o.image) * p.h.in + line) * p.w.in + column;
-  return LoadCodes<kBytes>(p.x + pixel * p.channels + o.channel).w[0] ^ p.reader.flip;
-}
-
-template <int kBytes, int kSide>
-__device__ __forceinline__ ColumnSums<kBytes> SumTaps(const PoolParams& p, const Output& o,
-                                                      const WindowDim::Span& rows,
-                                                      const WindowDim::Span& columns) {
-  ColumnSums<kBytes> sums;
-  if (rows.count == 0) return sums;
+// Sum: Largest or Average. kSide 2 or 3: an undilated window of that many rows and columns, its loads all in
+// flight at once; 0: any.
+template <typename Sum, int kSide>
+__global__ void __launch_bounds__(kPoolThreads) Pool(const __grid_constant__ PoolParams p) {
+  constexpr int kBytes = Sum::kCodes;
+  const unsigned index = StartThread<kPoolThreads>();
+  if (index >= p.count) return;
+  const auto [pixel, vector] = Divided(index, p.by_vectors);
+  const Windows::Place at = p.windows.PlaceOf(pixel);
+  const WindowDim &h = p.windows.h, &w = p.windows.w;
+  const unsigned channel = vector * kBytes;
+  Sum sum;
+  int64_t taps = 0;
   if constexpr (kSide > 0) {
-    unsigned taps[kSide][kSide];
+    const int height = static_cast<int>(h.in), width = static_cast<int>(w.in);
+    const int top = static_cast<int>(at.row) * static_cast<int>(h.stride) - static_cast<int>(h.pad_begin);
+    const int left = static_cast<int>(at.column) * static_cast<int>(w.stride) - static_cast<int>(w.pad_begin);
+    const int64_t first = (static_cast<int64_t>(at.plane) * height + top) * width + left;
+    Codes<kBytes> codes[kSide * kSide];
 #pragma unroll
-    for (int j = 0; j < kSide; ++j) {
-#pragma unroll
-      for (int i = 0; i < kSide; ++i) {
-        if (i < rows.count && j < columns.count) {
-          taps[i][j] = LoadTap<kBytes>(p, o, rows.first + i, columns.first + j);
-        }
-      }
+    for (int t = 0; t < kSide * kSide; ++t) {
+      const int i = Sum::kDownColumns ? t % kSide : t / kSide, j = Sum::kDownColumns ? t / kSide : t % kSide;
+      const bool inside = top + i >= 0 && top + i < height && left + j >= 0 && left + j < width;
+      const uint8_t* x = p.x + (first + i * width + j) * p.channels + channel;
+      codes[t] = inside ? LoadCodes<kBytes>(x) : Splat<kBytes>(Sum::Outside(p));
+      taps += inside ? 1 : 0;
     }
 #pragma unroll
-    for (int j = 0; j < kSide; ++j) {
-#pragma unroll
-      for (int i = 0; i < kSide; ++i) {
-        if (i < rows.count && j < columns.count) sums.Add(p, taps[i][j]);
-      }
-      sums.EndColumn();
+    for (int t = 0; t < kSide * kSide; ++t) {
+      sum.Add(p, codes[t]);
+      if (t % kSide == kSide - 1) sum.EndColumn();
     }
   } else {
-    for (int64_t j = 0; j < columns.count; ++j) {
-      for (int64_t i = 0; i < rows.count; ++i) {
-        sums.Add(p, LoadTap<kBytes>(p, o, rows.first + i, columns.first + j));
+    const WindowDim::Span rows = h.Inside(at.row), columns = w.Inside(at.column);
+    const int64_t outer = Sum::kDownColumns ? columns.count : rows.count;
+    const int64_t inner = Sum::kDownColumns ? rows.count : columns.count;
+    taps = outer * inner;
+    for (int64_t o = 0; o < outer; ++o) {
+      for (int64_t i = 0; i < inner; ++i) {
+        const int64_t row = rows.first + (Sum::kDownColumns ? i : o) * h.dilation;
+        const int64_t column = columns.first + (Sum::kDownColumns ? o : i) * w.dilation;
+        const int64_t from = (at.plane * h.in + row) * w.in + column;
+        sum.Add(p, LoadCodes<kBytes>(p.x + from * p.channels + channel));
       }
-      sums.EndColumn();
+      sum.EndColumn();
     }
   }
-  return sums;
-}
-
-// kSide as in MaxPool.
-template <int kBytes, bool kFast, bool kFloat, int kSide>
-__global__ void __launch_bounds__(kThreads) AveragePool(const __grid_constant__ PoolParams p) {
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const unsigned index = blockIdx.x * kThreads + threadIdx.x;
-  if (index >= p.vectors) return;
-  const Output o = OutputOfThread<kBytes>(p, index);
-  const WindowDim::Span rows = kSide > 0 ? p.h.InsideSmall(static_cast<int>(o.row)) : p.h.Inside(o.row);
-  const WindowDim::Span columns =
-      kSide > 0 ? p.w.InsideSmall(static_cast<int>(o.column)) : p.w.Inside(o.column);
-  const ColumnSums<kBytes> sums = SumTaps<kBytes, kSide>(p, o, rows, columns);
-  const int64_t taps = columns.count == 0 ? 0 : rows.count * columns.count;
-  const float divisor =
-      static_cast<float>(p.count_include_pad ? p.h.Padded(o.row) * p.w.Padded(o.column) : taps);
-  const int64_t at = static_cast<int64_t>(o.pixel) * p.channels + o.channel;
-  unsigned code[kBytes];
-#pragma unroll
-  for (int c = 0; c < kBytes; ++c) {
-    const float v = __fdiv_rn(sums.sum[c], divisor);
-    if constexpr (kFloat) {
-      static_cast<float*>(p.y)[at + c] = v;
-    } else {
-      code[c] = RoundedCode(Divide<kFast>(v, p.divider), p.rounder);
-    }
-  }
-  if constexpr (!kFloat) {
-    StoreCodes<kBytes>(static_cast<uint8_t*>(p.y) + at, Codes<kBytes>{{PackCodes(code, p.rounder)}});
-  }
+  if (p.count_include_pad) taps = h.Padded(at.row) * w.Padded(at.column);
+  sum.Store(p, static_cast<int64_t>(pixel) * p.channels + channel, taps);
 }
 
 // A block sums a slab of 16 vectors of channels: 16 threads side by side, 16 of those groups taking turns
 // with the pixels. Integer sums are exact in any order. Many pixels and few channels are split over several
 // blocks, whose sums a second kernel adds.
-constexpr int kSumThreads = 256;
 constexpr int kLanes = 16;
 
-struct GlobalParams {
-  const uint8_t* x = nullptr;
-  void* y = nullptr;
-  int32_t* partial = nullptr;  // [splits][images * channels]
+struct GlobalParams : Tensors<uint8_t, void> {  // count: images * channels
+  int32_t* partial = nullptr;                   // [splits][count]
   unsigned pixels = 0, channels = 0, images = 0;
   unsigned slabs = 0, splits = 1, pixels_per_split = 0;
   bool is_signed = false, quantized = true;
@@ -230,8 +160,7 @@ struct GlobalParams {
 __device__ __forceinline__ void FinishGlobal(const GlobalParams& p, int64_t at, int sum) {
   const float v = __fmul_rn(static_cast<float>(sum - p.zero_sum), p.multiplier);
   if (p.quantized) {
-    const unsigned code[1] = {RoundedCode(v, p.rounder)};
-    static_cast<uint8_t*>(p.y)[at] = static_cast<uint8_t>(PackCodes(code, p.rounder));
+    StoreCodes(static_cast<uint8_t*>(p.y) + at, RoundCodes<1>(p.rounder, [&](int) { return v; }));
   } else {
     static_cast<float*>(p.y)[at] = v;
   }
@@ -245,7 +174,7 @@ __device__ __forceinline__ void AddBytes(int word, int (&sums)[4]) {
 }
 
 template <int kBytes, bool kSigned>
-__global__ void __launch_bounds__(kSumThreads) GlobalSum(const __grid_constant__ GlobalParams p) {
+__global__ void __launch_bounds__(kThreads) GlobalSum(const __grid_constant__ GlobalParams p) {
   __shared__ int sums_of[kLanes][kLanes * kBytes + 1];
   LetSuccessorsStart();
   WaitForPredecessors();
@@ -280,24 +209,22 @@ __global__ void __launch_bounds__(kSumThreads) GlobalSum(const __grid_constant__
   for (int i = 0; i < kLanes; ++i) sum += sums_of[i][threadIdx.x];
   const int64_t at = static_cast<int64_t>(image) * p.channels + own;
   if (p.splits > 1) {
-    p.partial[static_cast<int64_t>(split) * p.images * p.channels + at] = sum;
+    p.partial[static_cast<int64_t>(split) * p.count + at] = sum;
   } else {
     FinishGlobal(p, at, sum);
   }
 }
 
-__global__ void __launch_bounds__(kSumThreads) GlobalFinish(const __grid_constant__ GlobalParams p) {
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x;
-  const int64_t count = static_cast<int64_t>(p.images) * p.channels;
-  if (at >= count) return;
+__global__ void __launch_bounds__(kThreads) GlobalFinish(const __grid_constant__ GlobalParams p) {
+  const unsigned at = StartThread();
+  if (at >= p.count) return;
+  const int32_t* partial = p.partial + at;
   int sum = 0;
   constexpr unsigned kAtOnce = 16;
   for (unsigned first = 0; first < p.splits; first += kAtOnce) {
 #pragma unroll
     for (unsigned i = 0; i < kAtOnce; ++i) {
-      if (first + i < p.splits) sum += p.partial[(first + i) * count + at];
+      if (first + i < p.splits) sum += partial[static_cast<int64_t>(first + i) * p.count];
     }
   }
   FinishGlobal(p, at, sum);
@@ -305,168 +232,122 @@ __global__ void __launch_bounds__(kSumThreads) GlobalFinish(const __grid_constan
 
 PoolParams PoolGeometry(const Window& window, const TensorShape& x, const TensorShape& y) {
   PoolParams p;
-  const auto dims = WindowDims(window, x.dims.data() + 1, y.dims.data() + 1);
-  p.h = dims[0];
-  p.w = dims[1];
+  p.windows = WindowsOf(window, x.dims.data() + 1, y.dims.data() + 1);
   p.channels = static_cast<unsigned>(x.dims.back());
-  p.vectors = static_cast<unsigned>(CountOf(y.dims));
-  p.by_out_w = MakeDivisor(p.w.out);
-  p.by_out_h = MakeDivisor(p.h.out);
+  p.count = static_cast<unsigned>(CountOf(y.dims));
   return p;
 }
 
 // `p` as PoolGeometry made it, in vectors of `unit` channels.
-void SetUnit(PoolParams& p, int unit) {
-  p.vectors /= static_cast<unsigned>(unit);
+PoolParams InVectors(PoolParams p, int unit) {
+  p.count /= static_cast<unsigned>(unit);
   p.by_vectors = MakeDivisor(p.channels / static_cast<unsigned>(unit));
-}
-
-// The side of a square window that MaxPool has unrolled, or 0.
-int UnrolledSide(const PoolParams& p) {
-  constexpr int64_t kSmall = 1 << 14;
-  for (const WindowDim* d : {&p.h, &p.w}) {
-    if (d->dilation != 1 || d->in > kSmall || d->out > kSmall || d->stride > kSmall) return 0;
-  }
-  return p.h.kernel == p.w.kernel && (p.h.kernel == 2 || p.h.kernel == 3) ? static_cast<int>(p.h.kernel) : 0;
-}
-
-void LaunchMaxPool(PoolParams p, bool is_signed, int side, Queue& queue) {
-  cudaError_t error = cudaSuccess;
-  const int unit = std::min(CommonUnit({p.x, p.y}), CommonUnit(p.channels));
-  SetUnit(p, unit);
-  WithBool(is_signed, [&](auto is_signed_) {
-    WithInt<16, 4, 1>(unit, [&](auto bytes) {
-      constexpr int kBytes = decltype(bytes)::value;
-      constexpr bool kSigned = decltype(is_signed_)::value;
-      const dim3 grid = GridFor(p.vectors, kThreads);
-      error = side == 3   ? queue.Launch(MaxPool<kBytes, kSigned, 3>, grid, dim3(kThreads), p)
-              : side == 2 ? queue.Launch(MaxPool<kBytes, kSigned, 2>, grid, dim3(kThreads), p)
-                          : queue.Launch(MaxPool<kBytes, kSigned, 0>, grid, dim3(kThreads), p);
-    });
-  });
-  CheckLaunch(error, "max_pool");
-}
-
-template <int kBytes, int kSide>
-cudaError_t LaunchAverage(const PoolParams& p, bool quantized, bool fast, Queue& queue) {
-  const dim3 grid = GridFor(p.vectors, kThreads);
-  return !quantized ? queue.Launch(AveragePool<kBytes, true, true, kSide>, grid, dim3(kThreads), p)
-         : fast     ? queue.Launch(AveragePool<kBytes, true, false, kSide>, grid, dim3(kThreads), p)
-                    : queue.Launch(AveragePool<kBytes, false, false, kSide>, grid, dim3(kThreads), p);
-}
-
-void LaunchAveragePool(PoolParams p, bool quantized, bool fast, int side, Queue& queue) {
-  cudaError_t error = cudaSuccess;
-  int unit = std::min({4, CommonUnit({p.x}), CommonUnit(p.channels)});
-  if (quantized) unit = std::min(unit, CommonUnit({p.y}));
-  SetUnit(p, unit);
-  WithInt<4, 1>(unit, [&](auto bytes) {
-    WithInt<3, 2, 0>(side, [&](auto side_) {
-      error = LaunchAverage<decltype(bytes)::value, decltype(side_)::value>(p, quantized, fast, queue);
-    });
-  });
-  CheckLaunch(error, "average_pool");
-}
-
-GlobalParams GlobalGeometry(const GlobalAveragePoolNode& node, const TensorShape& x) {
-  GlobalParams p;
-  const int64_t count = CountOf(x.dims);
-  p.images = static_cast<unsigned>(x.dims.front());
-  p.channels = static_cast<unsigned>(x.dims.back());
-  p.pixels = static_cast<unsigned>(count / std::max<int64_t>(1, int64_t{p.images} * p.channels));
-  p.is_signed = node.spec.x_signed;
-  p.quantized = node.spec.quantizer.quantized;
-  p.rounder = MakeRounder(node.spec.quantizer);
-  p.zero_sum = static_cast<int32_t>(p.pixels) * node.x_zero_point;
-  const float pixels = static_cast<float>(p.pixels);
-  p.multiplier = p.quantized ? node.x_scale / (node.spec.quantizer.scale * pixels) : node.x_scale / pixels;
   return p;
 }
 
-// Splits the pixels so that every multiprocessor has work, but leaves a thread at least 32 pixels.
-void SplitPixels(GlobalParams& p, int multiprocessors) {
-  constexpr unsigned kLeast = 32 * kLanes;
-  const int64_t blocks = int64_t{p.images} * ((p.channels + 4 * kLanes - 1) / (4 * kLanes));
-  const int64_t wanted = std::max<int64_t>(1, 2 * multiprocessors / std::max<int64_t>(1, blocks));
-  p.splits = static_cast<unsigned>(std::min<int64_t>(wanted, std::max(1u, (p.pixels + kLeast - 1) / kLeast)));
-  p.pixels_per_split = (p.pixels + p.splits - 1) / p.splits;
+// The side of a square window that the kernels have unrolled, or 0.
+int UnrolledSide(const Windows& windows) {
+  constexpr int64_t kSmall = 1 << 14;
+  const int64_t side = windows.h.kernel;
+  for (const WindowDim* d : {&windows.h, &windows.w}) {
+    if (d->dilation != 1 || d->in > kSmall || d->out > kSmall || d->stride > kSmall) return 0;
+  }
+  return side == windows.w.kernel && (side == 2 || side == 3) ? static_cast<int>(side) : 0;
 }
 
-void LaunchGlobal(GlobalParams p, Queue& queue) {
+GlobalParams GlobalGeometry(const GlobalAveragePoolNode& node, const TensorShape& x, const TensorShape& y,
+                            int multiprocessors) {
+  GlobalParams p;
+  p.count = static_cast<unsigned>(CountOf(y.dims));
+  p.images = static_cast<unsigned>(x.dims.front());
+  p.channels = static_cast<unsigned>(x.dims.back());
+  p.pixels = static_cast<unsigned>(CountOf(x.dims) / std::max<int64_t>(1, p.count));
+  const Quantizer& quantizer = node.spec.quantizer;
+  p.is_signed = node.spec.x_signed;
+  p.quantized = quantizer.quantized;
+  p.rounder = MakeRounder(quantizer);
+  p.zero_sum = static_cast<int32_t>(p.pixels) * node.x_zero_point;
+  const float pixels = static_cast<float>(p.pixels);
+  p.multiplier = node.x_scale / (p.quantized ? quantizer.scale * pixels : pixels);
+  // Split so that every multiprocessor has work, but a thread at least 32 pixels.
+  const int64_t blocks = std::max<int64_t>(1, int64_t{p.images} * BlocksFor(p.channels, 4 * kLanes));
+  const int64_t wanted = std::max<int64_t>(1, 2 * multiprocessors / blocks);
+  p.splits = static_cast<unsigned>(std::min<int64_t>(wanted, std::max(1u, BlocksFor(p.pixels, 32 * kLanes))));
+  p.pixels_per_split = BlocksFor(p.pixels, static_cast<int>(p.splits));
+  return p;
+}
+
+void LaunchGlobal(const Run& run, GlobalParams p) {
   const int unit = std::min({4, CommonUnit({p.x}), CommonUnit(p.channels)});
-  p.slabs = (p.channels + kLanes * static_cast<unsigned>(unit) - 1) / (kLanes * static_cast<unsigned>(unit));
+  p.slabs = BlocksFor(p.channels, kLanes * unit);
+  p.partial = static_cast<int32_t*>(run.workspace);
   const int64_t blocks = int64_t{p.slabs} * p.images * p.splits;
   Require(blocks < int64_t{1} << 31, "a global average of ", p.images, " images is too large");
-  cudaError_t error = cudaSuccess;
-  WithInt<4, 1>(unit, [&](auto bytes) {
-    constexpr int kBytes = decltype(bytes)::value;
-    const dim3 grid(static_cast<unsigned>(blocks));
-    error = p.is_signed ? queue.Launch(GlobalSum<kBytes, true>, grid, dim3(kSumThreads), p)
-                        : queue.Launch(GlobalSum<kBytes, false>, grid, dim3(kSumThreads), p);
-  });
-  CheckLaunch(error, "global_average_pool");
-  if (p.splits == 1) return;
-  const dim3 grid = GridFor(int64_t{p.images} * p.channels, kSumThreads);
-  CheckLaunch(queue.Launch(GlobalFinish, grid, dim3(kSumThreads), p), "global_average_pool");
+  std::visit(
+      [&](auto bytes, auto is_signed) {
+        run.Launch(GlobalSum<bytes, is_signed>, dim3(static_cast<unsigned>(blocks)), kThreads, p);
+      },
+      OneOf<4, 1>(unit), OneOf(p.is_signed));
+  if (p.splits > 1) run.LaunchFor(p.count, GlobalFinish, kThreads, p);
+}
+
+// What a plan's text says of a number that is not always there.
+std::string Suffix(const char* name, int64_t number, bool present) {
+  return present ? name + std::to_string(number) : std::string();
 }
 
 }  // namespace
 
-std::unique_ptr<PackedNode> PackMaxPool(const MaxPoolNode& node) {
+PackedNodePtr Pack(const MaxPoolNode& node, const Device&) {
   return MakeNode([window = node.window, is_signed = node.is_signed](Shapes fed, const TensorShape& y) {
     const PoolParams geometry = PoolGeometry(window, fed[0], y);
-    const int side = UnrolledSide(geometry);
-    return MakePlan("max_pool" + (side > 0 ? "_side" + std::to_string(side) : std::string()),
-                    [geometry, is_signed, side](Fed from, void* to, void*, Queue& queue) {
-                      if (geometry.vectors == 0) return;
-                      PoolParams p = geometry;
-                      p.x = static_cast<const uint8_t*>(from[0]);
-                      p.y = to;
-                      LaunchMaxPool(p, is_signed, side, queue);
-                    });
+    const int side = UnrolledSide(geometry.windows);
+    const auto launch = [=](const Run& run, const PoolParams& p) {
+      const int unit = std::min(CommonUnit({p.x, p.y}), CommonUnit(p.channels));
+      const PoolParams vectors = InVectors(p, unit);
+      std::visit(
+          [&](auto bytes, auto signed_, auto side_) {
+            run.LaunchFor(vectors.count, Pool<Largest<bytes, signed_>, side_>, kPoolThreads, vectors);
+          },
+          OneOf<16, 4, 1>(unit), OneOf(is_signed), OneOf<3, 2, 0>(side));
+    };
+    return MakeKernelPlan("max_pool" + Suffix("_side", side, side > 0), geometry, launch);
   });
 }
 
-std::unique_ptr<PackedNode> PackAveragePool(const AveragePoolNode& node) {
+PackedNodePtr Pack(const AveragePoolNode& node, const Device&) {
   return MakeNode([node](Shapes fed, const TensorShape& y) {
     const AverageSpec& spec = node.spec;
     PoolParams geometry = PoolGeometry(node.window, fed[0], y);
     geometry.count_include_pad = node.count_include_pad;
     geometry.reader = MakeReader(spec.x_signed, spec.x_zero_point);
+    geometry.zero = static_cast<uint8_t>(spec.x_zero_point) * 0x01010101u;
     geometry.x_scale = spec.x_scale;
     geometry.divider = MakeDivider(spec.quantizer.scale);
     geometry.rounder = MakeRounder(spec.quantizer);
     // An average is at most as large as the largest value, but for the roundings of its sum.
-    const bool fast = FastDivisionIsExact(spec.quantizer.scale, 512.0 * static_cast<double>(spec.x_scale));
-    return MakePlan("average_pool", [geometry, quantized = spec.quantizer.quantized, fast,
-                                     side = UnrolledSide(geometry)](Fed from, void* to, void*, Queue& queue) {
-      if (geometry.vectors == 0) return;
-      PoolParams p = geometry;
-      p.x = static_cast<const uint8_t*>(from[0]);
-      p.y = to;
-      LaunchAveragePool(p, quantized, fast, side, queue);
-    });
+    const bool fast = FastIsExact(spec.quantizer, 512.0 * static_cast<double>(spec.x_scale), 1.0);
+    const auto launch = [=, quantized = spec.quantizer.quantized](const Run& run, const PoolParams& p) {
+      int unit = std::min({4, CommonUnit({p.x}), CommonUnit(p.channels)});
+      if (quantized) unit = std::min(unit, CommonUnit({p.y}));
+      const PoolParams vectors = InVectors(p, unit);
+      std::visit(
+          [&](auto bytes, auto fast_, auto float_, auto side) {
+            constexpr bool kFast = fast_ || float_;  // floats are not divided once more
+            run.LaunchFor(vectors.count, Pool<Average<bytes, kFast, float_>, side>, kPoolThreads, vectors);
+          },
+          OneOf<4, 1>(unit), OneOf(fast), OneOf(!quantized), OneOf<3, 2, 0>(UnrolledSide(p.windows)));
+    };
+    return MakeKernelPlan("average_pool", geometry, launch);
   });
 }
 
-std::unique_ptr<PackedNode> PackGlobalAveragePool(const GlobalAveragePoolNode& node, const Device& device) {
-  return MakeNode([node, multiprocessors = device.multiprocessors](Shapes fed, const TensorShape&) {
-    GlobalParams geometry = GlobalGeometry(node, fed[0]);
-    SplitPixels(geometry, multiprocessors);
-    const size_t partial =
-        geometry.splits == 1 ? 0 : size_t{geometry.splits} * geometry.images * geometry.channels * 4;
-    return MakePlan(
-        "global_average_pool" +
-            (geometry.splits > 1 ? "_splits" + std::to_string(geometry.splits) : std::string()),
-        [geometry](Fed from, void* to, void* workspace, Queue& queue) {
-          if (geometry.images == 0 || geometry.channels == 0) return;
-          GlobalParams p = geometry;
-          p.x = static_cast<const uint8_t*>(from[0]);
-          p.y = to;
-          p.partial = static_cast<int32_t*>(workspace);
-          LaunchGlobal(p, queue);
-        },
-        (partial + 255) / 256 * 256);
+PackedNodePtr Pack(const GlobalAveragePoolNode& node, const Device& device) {
+  return MakeNode([node, multiprocessors = device.multiprocessors](Shapes fed, const TensorShape& y) {
+    const GlobalParams geometry = GlobalGeometry(node, fed[0], y, multiprocessors);
+    const size_t partial = geometry.splits == 1 ? 0 : size_t{geometry.splits} * geometry.count * 4;
+    return MakeKernelPlan("global_average_pool" + Suffix("_splits", geometry.splits, geometry.splits > 1),
+                          geometry, LaunchGlobal, (partial + 255) / 256 * 256);
   });
 }
 

@@ -4,38 +4,33 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/nodes/codes.cuh"
-#include "kernels/cuda/nodes/node_families.h"
 #include "kernels/cuda/nodes/node_support.h"
 
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int kTileChannels = 64, kTilePixels = 64;
 constexpr int kTileBytes = kTilePixels * (kTileChannels + 4);
 constexpr int kFewThreads = 128;
 
 // LowBitQuantize of one channel.
 struct QuantizerGrid {
-  float scale = 1, inverse = 1;
+  Divider divider;
+  CodeRounder rounder;
   float limit = 1024;  // beyond +-limit every value has the same code as there
-  float lo = 0, hi = 255, magic = 0;
-  uint32_t odd = 0, unused = 0;
 };
 
-template <bool kFast>
+template <bool kFast, bool kPerChannel>
 struct QuantizeMap {
   QuantizerGrid grid;
-  const QuantizerGrid* grids = nullptr;  // per channel, or null
+  const QuantizerGrid* grids = nullptr;
 
   __device__ __forceinline__ unsigned operator()(float v, unsigned channel) const {
-    const QuantizerGrid g = grids != nullptr ? grids[channel] : grid;
+    const QuantizerGrid& g = kPerChannel ? grids[channel] : grid;
     // Divisions by Markstein's sequence need bounds; fmaxf takes the number where v is NaN.
     if constexpr (kFast) v = fminf(fmaxf(v, -g.limit), g.limit);
-    const float q = Divide<kFast>(v, Divider{g.scale, g.inverse});
-    return RoundedCode(q, CodeRounder{g.lo, g.hi, g.magic, false}) + g.odd;
+    return RoundedCode(Divide<kFast>(v, g.divider), g.rounder) + g.rounder.odd;
   }
 };
 
@@ -60,11 +55,14 @@ struct ThresholdMap {
   }
 };
 
+struct DequantizeMap {
+  uint32_t flip = 0;
+  float2 grid{};                  // bias and scale
+  const float2* grids = nullptr;  // per channel, or null
+};
+
 template <typename Map>
-struct FlatParams {
-  const float* x = nullptr;
-  uint8_t* y = nullptr;
-  unsigned count = 0;
+struct FlatParams : Tensors<float, uint8_t> {
   FastDivisor channels;
   Map map;
 };
@@ -74,35 +72,24 @@ template <typename Map, int kCount, int kRepeat>
 __global__ void __launch_bounds__(kThreads) FlatToCodes(const __grid_constant__ FlatParams<Map> p) {
   LetSuccessorsStart();
   WaitForPredecessors();
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kRepeat * kThreads + threadIdx.x) * kCount;
+  const unsigned first = (blockIdx.x * (kRepeat * kThreads) + threadIdx.x) * kCount;
+  constexpr unsigned kStep = kThreads * kCount;
   float v[kRepeat][kCount];
 #pragma unroll
-  for (int r = 0; r < kRepeat; ++r) {
-    const int64_t at = first + static_cast<int64_t>(r) * kThreads * kCount;
-    if constexpr (kCount == 4) {
-      if (at + 4 <= p.count) {
-        const float4 four = *reinterpret_cast<const float4*>(p.x + at);
-        v[r][0] = four.x, v[r][1] = four.y, v[r][2] = four.z, v[r][3] = four.w;
-        continue;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) v[r][i] = at + i < p.count ? p.x[at + i] : 0.0f;
+  for (unsigned r = 0; r < kRepeat; ++r) {
+    const unsigned at = first + r * kStep;
+    LoadFloats(p.x + at, v[r], static_cast<int>(p.count - at));
   }
 #pragma unroll
-  for (int r = 0; r < kRepeat; ++r) {
-    const int64_t at = first + static_cast<int64_t>(r) * kThreads * kCount;
+  for (unsigned r = 0; r < kRepeat; ++r) {
+    const unsigned at = first + r * kStep;
     if (at >= p.count) return;
-    const auto element = static_cast<unsigned>(at);
-    const unsigned c0 = element - Quotient(element, p.channels) * p.channels.divisor;
-    Codes<kCount> codes = {};
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      unsigned c = c0 + static_cast<unsigned>(i);
-      if (c >= p.channels.divisor) c -= p.channels.divisor;
-      codes.w[0] |= (p.map(v[r][i], c) & 255u) << (8 * i);
-    }
-    StoreCodes<kCount>(p.y + at, codes, static_cast<int>(min(static_cast<int64_t>(kCount), p.count - at)));
+    const unsigned c0 = Divided(at, p.channels).rest;
+    const auto code = [&](int i) {
+      const unsigned c = c0 + static_cast<unsigned>(i);
+      return p.map(v[r][i], c < p.channels.divisor ? c : c - p.channels.divisor);
+    };
+    StoreCodes(p.y + at, MakeCodes<kCount>(code), static_cast<int>(p.count - at));
   }
 }
 
@@ -114,26 +101,33 @@ struct PlaneTiles {
   FastDivisor by_pixel_tiles, by_channel_tiles;
 };
 
+// Codes and floats, either of which is x; `floats` is [images, channels, pixels], codes end with channels.
+template <typename Map>
+struct PlanesParams {
+  float* floats = nullptr;
+  uint8_t* codes = nullptr;
+  PlaneTiles tiles;
+  Map map;
+};
+
 struct TileOrigin {
   unsigned image, pixel, channel;
   unsigned pixels, channels;  // of this tile
 };
 
-__device__ __forceinline__ TileOrigin OriginOf(const PlaneTiles& t, unsigned block) {
-  TileOrigin o;
-  const unsigned rest = Quotient(block, t.by_channel_tiles);
-  o.channel = (block - rest * t.by_channel_tiles.divisor) * kTileChannels;
-  o.image = Quotient(rest, t.by_pixel_tiles);
-  o.pixel = (rest - o.image * t.by_pixel_tiles.divisor) * kTilePixels;
-  o.pixels = min(t.pixels - o.pixel, static_cast<unsigned>(kTilePixels));
-  o.channels = min(t.channels - o.channel, static_cast<unsigned>(kTileChannels));
-  return o;
+__device__ __forceinline__ TileOrigin OriginOf(const PlaneTiles& t) {
+  const auto [rest, channel_tile] = Divided(blockIdx.x, t.by_channel_tiles);
+  const auto [image, pixel_tile] = Divided(rest, t.by_pixel_tiles);
+  const unsigned pixel = pixel_tile * kTilePixels, channel = channel_tile * kTileChannels;
+  return {image, pixel, channel, min(t.pixels - pixel, static_cast<unsigned>(kTilePixels)),
+          min(t.channels - channel, static_cast<unsigned>(kTileChannels))};
 }
 
-// A tile's codes between shared memory and the tensor.
+// A tile's codes between shared memory and the tensor. Rows of a tile begin at words, not at 16 bytes.
 template <int kBytes, bool kToShared>
 __device__ __forceinline__ void MoveRows(const PlaneTiles& t, const TileOrigin& o, uint8_t* shared,
                                          uint8_t* tensor) {
+  constexpr int kStep = Codes<kBytes>::kPerWord;
   const unsigned column = (threadIdx.x & ((1u << t.row_shift) - 1)) * kBytes;
   if (column >= o.channels) return;
   uint8_t* global = tensor + (static_cast<int64_t>(o.image) * t.pixels + o.pixel) * t.channels + o.channel;
@@ -141,19 +135,17 @@ __device__ __forceinline__ void MoveRows(const PlaneTiles& t, const TileOrigin& 
        row += static_cast<unsigned>(kThreads) >> t.row_shift) {
     uint8_t* s = shared + row * t.pitch + column;
     uint8_t* g = global + static_cast<int64_t>(row) * t.channels + column;
-    // Rows of a tile begin at words, not at 16 bytes.
-    constexpr int kStep = kBytes < 4 ? kBytes : 4;
     Codes<kBytes> codes;
     if constexpr (kToShared) codes = LoadCodes<kBytes>(g);
 #pragma unroll
     for (int i = 0; i < Codes<kBytes>::kWords; ++i) {
       if constexpr (kToShared) {
-        StoreCodes<kStep>(s + 4 * i, Codes<kStep>{{codes.w[i]}});
+        StoreCodes<kStep>(s + 4 * i, {{codes.w[i]}});
       } else {
         codes.w[i] = LoadCodes<kStep>(s + 4 * i).w[0];
       }
     }
-    if constexpr (!kToShared) StoreCodes<kBytes>(g, codes);
+    if constexpr (!kToShared) StoreCodes(g, codes);
   }
 }
 
@@ -165,198 +157,90 @@ __device__ __forceinline__ void MoveTile(const PlaneTiles& t, const TileOrigin& 
   MoveRows<1, kToShared>(t, o, shared, tensor);
 }
 
-// kCount 4 or 1 neighbouring floats.
-template <int kCount>
-__device__ __forceinline__ void LoadFloats(const float* x, float (&v)[kCount]) {
-  if constexpr (kCount == 4) {
-    const float4 four = *reinterpret_cast<const float4*>(x);
-    v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
-  } else {
-    v[0] = *x;
-  }
-}
-
-template <typename Map>
-struct PlanesParams {
-  const float* x = nullptr;
-  uint8_t* y = nullptr;
-  PlaneTiles tiles;
-  Map map;
+// A thread's part of a tensor: kChannels planes, of which `channels` are there, at kPixels neighbouring pixels.
+// Their codes are words of four, `step` bytes apart, in the order of pixels and then channels.
+struct Part {
+  float* floats;
+  int64_t plane;  // floats from plane to plane
+  uint8_t* codes;
+  unsigned step;
+  unsigned channel, channels;  // the first one in the tensor
 };
 
-// x [images, channels, pixels]. A thread turns kCount pixels of four channels into words of a tile.
-template <typename Map, int kCount>
-__global__ void __launch_bounds__(kThreads) PlanesToCodes(const __grid_constant__ PlanesParams<Map> p) {
-  __shared__ __align__(16) uint8_t tile[kTileBytes];
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const PlaneTiles& t = p.tiles;
-  const TileOrigin o = OriginOf(t, blockIdx.x);
-  const float* x = p.x + (static_cast<int64_t>(o.image) * t.channels + o.channel) * t.pixels + o.pixel;
-  constexpr unsigned kPerChannel = kTilePixels / kCount;
-#pragma unroll
-  for (unsigned item = threadIdx.x; item < kPerChannel * kTileChannels / 4; item += kThreads) {
-    const unsigned c = item / kPerChannel * 4, pixel = item % kPerChannel * kCount;
-    if (c >= o.channels || pixel >= o.pixels) continue;
-    float v[4][kCount] = {};
-#pragma unroll
-    for (unsigned i = 0; i < 4; ++i) {
-      if (c + i < o.channels) LoadFloats<kCount>(x + static_cast<int64_t>(c + i) * t.pixels + pixel, v[i]);
-    }
-#pragma unroll
-    for (unsigned j = 0; j < kCount; ++j) {
-      unsigned code[4];
-#pragma unroll
-      for (unsigned i = 0; i < 4; ++i) code[i] = p.map(v[i][j], min(o.channel + c + i, t.channels - 1));
-      *reinterpret_cast<unsigned*>(tile + (pixel + j) * t.pitch + c) = PackBytes(code);
-    }
-  }
-  __syncthreads();
-  MoveTile<false>(t, o, tile, p.y);
-}
-
-// kChannels planes of few channels, a multiple of 4 pixels: a thread has all codes of four pixels.
-template <typename Map, int kChannels>
-__global__ void __launch_bounds__(kFewThreads) FewPlanesToCodes(const __grid_constant__ PlanesParams<Map> p) {
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const unsigned four = blockIdx.x * kFewThreads + threadIdx.x;
-  const unsigned image = Quotient(four, p.tiles.by_pixel_tiles);
-  if (image >= p.tiles.by_channel_tiles.divisor) return;
-  const unsigned pixel = (four - image * p.tiles.by_pixel_tiles.divisor) * 4;
-  const float* x = p.x + static_cast<int64_t>(image) * kChannels * p.tiles.pixels + pixel;
-  float v[kChannels][4];
-#pragma unroll
-  for (int c = 0; c < kChannels; ++c) LoadFloats<4>(x + static_cast<int64_t>(c) * p.tiles.pixels, v[c]);
-  unsigned* y = reinterpret_cast<unsigned*>(p.y) + static_cast<int64_t>(four) * kChannels;
-#pragma unroll
-  for (int word = 0; word < kChannels; ++word) {
-    unsigned code[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int byte = 4 * word + i;
-      code[i] = p.map(v[byte % kChannels][byte / kChannels], byte % kChannels);
-    }
-    y[word] = PackBytes(code);
-  }
-}
-
-struct DequantizeGrid {
-  float bias = 0, scale = 1;
-};
-
-struct CodesToPlanesParams {
-  const uint8_t* x = nullptr;
-  float* y = nullptr;
-  PlaneTiles tiles;
-  uint32_t flip = 0;
-  DequantizeGrid grid;
-  const DequantizeGrid* grids = nullptr;  // per channel, or null
-};
-
-__device__ __forceinline__ DequantizeGrid GridOf(const CodesToPlanesParams& p, unsigned channel) {
-  return p.grids != nullptr ? p.grids[channel] : p.grid;
-}
-
-template <int kCount>
-__device__ __forceinline__ void StoreFloats(float* y, const float (&v)[kCount]) {
-  if constexpr (kCount == 4) {
-    *reinterpret_cast<float4*>(y) = make_float4(v[0], v[1], v[2], v[3]);
-  } else {
-    *y = v[0];
-  }
-}
-
-template <int kCount>
-__global__ void __launch_bounds__(kThreads) CodesToPlanes(const __grid_constant__ CodesToPlanesParams p) {
-  __shared__ __align__(16) uint8_t tile[kTileBytes];
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const PlaneTiles& t = p.tiles;
-  const TileOrigin o = OriginOf(t, blockIdx.x);
-  MoveTile<true>(t, o, tile, const_cast<uint8_t*>(p.x));
-  __syncthreads();
-  float* y = p.y + (static_cast<int64_t>(o.image) * t.channels + o.channel) * t.pixels + o.pixel;
-  constexpr unsigned kPerChannel = kTilePixels / kCount;
-#pragma unroll
-  for (unsigned item = threadIdx.x; item < kPerChannel * kTileChannels / 4; item += kThreads) {
-    const unsigned c = item / kPerChannel * 4, pixel = item % kPerChannel * kCount;
-    if (c >= o.channels || pixel >= o.pixels) continue;
-    unsigned words[kCount];
-#pragma unroll
-    for (unsigned j = 0; j < kCount; ++j) {
-      words[j] = *reinterpret_cast<const unsigned*>(tile + (pixel + j) * t.pitch + c) ^ p.flip;
-    }
-#pragma unroll
-    for (unsigned i = 0; i < 4; ++i) {
-      if (c + i >= o.channels) break;
-      const DequantizeGrid g = GridOf(p, o.channel + c + i);
-      float v[kCount];
-#pragma unroll
-      for (unsigned j = 0; j < kCount; ++j) {
-        v[j] = __fmul_rn(CodeValue(words[j], static_cast<int>(i), {p.flip, g.bias}), g.scale);
-      }
-      StoreFloats<kCount>(y + static_cast<int64_t>(c + i) * t.pixels + pixel, v);
-    }
-  }
-}
-
-template <int kChannels>
-__global__ void __launch_bounds__(kFewThreads)
-    FewCodesToPlanes(const __grid_constant__ CodesToPlanesParams p) {
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const unsigned four = blockIdx.x * kFewThreads + threadIdx.x;
-  const unsigned image = Quotient(four, p.tiles.by_pixel_tiles);
-  if (image >= p.tiles.by_channel_tiles.divisor) return;
-  const unsigned pixel = (four - image * p.tiles.by_pixel_tiles.divisor) * 4;
-  const unsigned* x = reinterpret_cast<const unsigned*>(p.x) + static_cast<int64_t>(four) * kChannels;
-  unsigned words[kChannels];
-#pragma unroll
-  for (int i = 0; i < kChannels; ++i) words[i] = x[i] ^ p.flip;
-  float* y = p.y + static_cast<int64_t>(image) * kChannels * p.tiles.pixels + pixel;
+template <int kChannels, int kPixels, typename Map>
+__device__ __forceinline__ void MovePart(const Map& map, const Part& part) {
+  float v[kChannels][kPixels] = {};
 #pragma unroll
   for (int c = 0; c < kChannels; ++c) {
-    const DequantizeGrid g = GridOf(p, c);
-    float v[4];
+    if (c < part.channels) LoadFloats(part.floats + c * part.plane, v[c]);
+  }
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int byte = j * kChannels + c;
-      v[j] = __fmul_rn(CodeValue(words[byte / 4], byte % 4, {p.flip, g.bias}), g.scale);
-    }
-    StoreFloats<4>(y + static_cast<int64_t>(c) * p.tiles.pixels, v);
+  for (int word = 0; word < kPixels * kChannels / 4; ++word) {
+    const auto code = [&](int i) {
+      const unsigned at = 4 * word + i, c = at % kChannels;
+      return map(v[c][at / kChannels], part.channel + min(c, part.channels - 1));
+    };
+    StoreCodes(part.codes + word * part.step, MakeCodes<4>(code));
   }
 }
 
-struct Tiling {
-  PlaneTiles tiles;
-  int64_t blocks = 0;
-};
-
-// [images, pixels, channels] with the codes at `codes`.
-Tiling TilingOf(int64_t images, int64_t pixels, int64_t channels, const void* codes) {
-  Tiling out;
-  PlaneTiles& t = out.tiles;
-  t.pixels = static_cast<unsigned>(pixels);
-  t.channels = static_cast<unsigned>(channels);
-  const unsigned width = std::min(t.channels, static_cast<unsigned>(kTileChannels));
-  t.pitch = ((width + 3) / 4 | 1u) * 4;
-  t.unit = std::min(CommonUnit({codes}), CommonUnit(channels));
-  while ((1u << t.row_shift) < width / static_cast<unsigned>(t.unit)) ++t.row_shift;
-  t.by_pixel_tiles = MakeDivisor((pixels + kTilePixels - 1) / kTilePixels);
-  t.by_channel_tiles = MakeDivisor((channels + kTileChannels - 1) / kTileChannels);
-  out.blocks = images * t.by_pixel_tiles.divisor * t.by_channel_tiles.divisor;
-  return out;
+template <int kChannels, int kPixels>
+__device__ __forceinline__ void MovePart(const DequantizeMap& map, const Part& part) {
+  constexpr int kWords = kPixels * kChannels / 4;
+  Codes<4> words[kWords];
+#pragma unroll
+  for (int word = 0; word < kWords; ++word) words[word] = LoadCodes<4>(part.codes + word * part.step);
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) {
+    if (c >= part.channels) break;
+    const float2 grid = map.grids != nullptr ? map.grids[part.channel + c] : map.grid;
+    float v[kPixels];
+#pragma unroll
+    for (int j = 0; j < kPixels; ++j) {
+      const int at = j * kChannels + c;
+      v[j] = __fmul_rn(CodeValue(words[at / 4], at % 4, {map.flip, grid.x}), grid.y);
+    }
+    StoreFloats(part.floats + c * part.plane, v);
+  }
 }
 
-// The same for the kernels of few channels: tiles of four pixels, and the images in place of channel tiles.
-Tiling FewTilingOf(int64_t images, int64_t pixels) {
-  Tiling out;
-  out.tiles.pixels = static_cast<unsigned>(pixels);
-  out.tiles.by_pixel_tiles = MakeDivisor(pixels / 4);
-  out.tiles.by_channel_tiles.divisor = static_cast<uint32_t>(images);
-  out.blocks = GridFor(images * (pixels / 4), kFewThreads).x;
-  return out;
+// Through a tile of codes, in parts of four channels and kPixels pixels.
+template <typename Map, int kPixels>
+__global__ void __launch_bounds__(kThreads) MoveTiles(const __grid_constant__ PlanesParams<Map> p) {
+  __shared__ __align__(16) uint8_t tile[kTileBytes];
+  LetSuccessorsStart();
+  WaitForPredecessors();
+  constexpr bool kToFloats = std::is_same_v<Map, DequantizeMap>;
+  const PlaneTiles& t = p.tiles;
+  const TileOrigin o = OriginOf(t);
+  float* floats = p.floats + (static_cast<int64_t>(o.image) * t.channels + o.channel) * t.pixels + o.pixel;
+  if constexpr (kToFloats) {
+    MoveTile<true>(t, o, tile, p.codes);
+    __syncthreads();
+  }
+  constexpr unsigned kPerChannel = kTilePixels / kPixels;
+#pragma unroll
+  for (unsigned i = threadIdx.x; i < kPerChannel * kTileChannels / 4; i += kThreads) {
+    const unsigned c = i / kPerChannel * 4, pixel = i % kPerChannel * kPixels;
+    if (c >= o.channels || pixel >= o.pixels) continue;
+    MovePart<4, kPixels>(p.map, {floats + static_cast<int64_t>(c) * t.pixels + pixel, t.pixels,
+                                 tile + pixel * t.pitch + c, t.pitch, o.channel + c, o.channels - c});
+  }
+  if constexpr (!kToFloats) {
+    __syncthreads();
+    MoveTile<false>(t, o, tile, p.codes);
+  }
+}
+
+// Few channels, a multiple of 4 pixels: a thread has all codes of four pixels.
+template <typename Map, int kChannels>
+__global__ void __launch_bounds__(kFewThreads) MoveFew(const __grid_constant__ PlanesParams<Map> p) {
+  const unsigned four = StartThread<kFewThreads>();
+  const auto [image, inside] = Divided(four, p.tiles.by_pixel_tiles);
+  if (image >= p.tiles.by_channel_tiles.divisor) return;
+  float* floats = p.floats + static_cast<int64_t>(image) * kChannels * p.tiles.pixels + inside * 4;
+  uint8_t* codes = p.codes + static_cast<int64_t>(four) * (4 * kChannels);
+  MovePart<kChannels, 4>(p.map, {floats, p.tiles.pixels, codes, 4, 0, kChannels});
 }
 
 // What stands between the shapes and the kernels: [images, channels, pixels] floats against
@@ -381,162 +265,120 @@ FloatCodes GeometryOf(const TensorShape& codes, bool moves) {
 }
 
 template <typename Map>
-cudaError_t LaunchFlat(const FloatCodes& g, const Map& map, bool per_channel, const float* x, uint8_t* y,
-                       Queue& queue) {
+void LaunchFlat(const Run& run, const FloatCodes& g, const Map& map, bool per_channel) {
   FlatParams<Map> p;
-  p.x = x;
-  p.y = y;
+  p.x = static_cast<const float*>(run.fed[0]);
+  p.y = static_cast<uint8_t*>(run.y);
   p.count = static_cast<unsigned>(g.count);
   p.map = map;
   p.channels = MakeDivisor(g.channels);
   // With one or two channels, four values may reach a channel twice.
-  const bool fours = CommonUnit({x}) == 16 && CommonUnit({y}) >= 4 && (!per_channel || g.channels > 2);
-  if (!fours) {
-    return queue.Launch(FlatToCodes<Map, 1, 1>, GridFor(g.count, kThreads), dim3(kThreads), p);
-  }
+  const bool fours = CommonUnit({p.x}) == 16 && CommonUnit({p.y}) >= 4 && (!per_channel || g.channels > 2);
+  if (!fours) return run.LaunchFor(g.count, FlatToCodes<Map, 1, 1>, kThreads, p);
   if (!per_channel) p.channels = MakeDivisor(4);
   const int64_t vectors = (g.count + 3) / 4;
-  return g.count <= 4 * kOneWave
-             ? queue.Launch(FlatToCodes<Map, 4, 1>, GridFor(vectors, kThreads), dim3(kThreads), p)
-             : queue.Launch(FlatToCodes<Map, 4, 4>, GridFor(vectors, 4 * kThreads), dim3(kThreads), p);
-}
-
-// Whether the kernels of few channels serve; floats and codes aligned as they need it.
-bool IsFew(const FloatCodes& g, const void* floats, const void* codes) {
-  return g.channels <= 4 && g.pixels % 4 == 0 && CommonUnit({floats}) == 16 && CommonUnit({codes}) >= 4;
+  if (g.count <= 4 * kOneWave) return run.LaunchFor(vectors, FlatToCodes<Map, 4, 1>, kThreads, p);
+  run.Launch(FlatToCodes<Map, 4, 4>, dim3(BlocksFor(vectors, 4 * kThreads)), kThreads, p);
 }
 
 template <typename Map>
-cudaError_t LaunchToCodes(const FloatCodes& g, const Map& map, bool per_channel, const float* x, uint8_t* y,
-                          Queue& queue) {
-  if (!g.moves) return LaunchFlat(g, map, per_channel, x, y, queue);
-  const bool few = IsFew(g, x, y);
-  const Tiling tiling = few ? FewTilingOf(g.images, g.pixels) : TilingOf(g.images, g.pixels, g.channels, y);
-  const PlanesParams<Map> p{x, y, tiling.tiles, map};
-  const dim3 grid(static_cast<unsigned>(tiling.blocks));
-  if (!few) {
-    return CommonUnit({x}) == 16 && g.pixels % 4 == 0
-               ? queue.Launch(PlanesToCodes<Map, 4>, grid, dim3(kThreads), p)
-               : queue.Launch(PlanesToCodes<Map, 1>, grid, dim3(kThreads), p);
+void LaunchPlanes(const Run& run, const FloatCodes& g, const Map& map, const void* floats,
+                  const void* codes) {
+  PlanesParams<Map> p;
+  p.floats = static_cast<float*>(const_cast<void*>(floats));
+  p.codes = static_cast<uint8_t*>(const_cast<void*>(codes));
+  p.map = map;
+  PlaneTiles& t = p.tiles;
+  t.pixels = static_cast<unsigned>(g.pixels);
+  t.channels = static_cast<unsigned>(g.channels);
+  const bool fours = CommonUnit({p.floats}) == 16 && g.pixels % 4 == 0;
+  if (fours && g.channels <= 4 && CommonUnit({p.codes}) >= 4) {
+    // Tiles of four pixels, and the images in place of channel tiles.
+    t.by_pixel_tiles = MakeDivisor(g.pixels / 4);
+    t.by_channel_tiles.divisor = static_cast<uint32_t>(g.images);
+    const int64_t threads = g.images * (g.pixels / 4);
+    return std::visit([&](auto channels) { run.LaunchFor(threads, MoveFew<Map, channels>, kFewThreads, p); },
+                      OneOf<2, 3, 4>(static_cast<int>(g.channels)));
   }
-  cudaError_t error = cudaSuccess;
-  WithInt<2, 3, 4>(static_cast<int>(g.channels), [&](auto channels) {
-    error = queue.Launch(FewPlanesToCodes<Map, decltype(channels)::value>, grid, dim3(kFewThreads), p);
-  });
-  return error;
-}
-
-cudaError_t LaunchToPlanes(const FloatCodes& g, CodesToPlanesParams p, Queue& queue) {
-  const bool few = IsFew(g, p.y, p.x);
-  const Tiling tiling = few ? FewTilingOf(g.images, g.pixels) : TilingOf(g.images, g.pixels, g.channels, p.x);
-  p.tiles = tiling.tiles;
-  const dim3 grid(static_cast<unsigned>(tiling.blocks));
-  if (!few) {
-    return CommonUnit({p.y}) == 16 && g.pixels % 4 == 0
-               ? queue.Launch(CodesToPlanes<4>, grid, dim3(kThreads), p)
-               : queue.Launch(CodesToPlanes<1>, grid, dim3(kThreads), p);
-  }
-  cudaError_t error = cudaSuccess;
-  WithInt<2, 3, 4>(static_cast<int>(g.channels), [&](auto channels) {
-    error = queue.Launch(FewCodesToPlanes<decltype(channels)::value>, grid, dim3(kFewThreads), p);
-  });
-  return error;
-}
-
-QuantizerGrid GridOf(const Quantizer& q) {
-  const CodeRounder rounder = MakeRounder(q);
-  const Divider divider = MakeDivider(q.scale);
-  return {divider.scale, divider.inverse, 1024 * q.scale,       rounder.lo,
-          rounder.hi,    rounder.magic,   rounder.odd ? 1u : 0u};
+  const unsigned width = std::min(t.channels, static_cast<unsigned>(kTileChannels));
+  t.pitch = ((width + 3) / 4 | 1u) * 4;
+  t.unit = std::min(CommonUnit({p.codes}), CommonUnit(g.channels));
+  while ((1u << t.row_shift) < width / static_cast<unsigned>(t.unit)) ++t.row_shift;
+  t.by_pixel_tiles = MakeDivisor((g.pixels + kTilePixels - 1) / kTilePixels);
+  t.by_channel_tiles = MakeDivisor((g.channels + kTileChannels - 1) / kTileChannels);
+  const int64_t blocks = g.images * t.by_pixel_tiles.divisor * t.by_channel_tiles.divisor;
+  run.Launch(fours ? MoveTiles<Map, 4> : MoveTiles<Map, 1>, dim3(static_cast<unsigned>(blocks)), kThreads, p);
 }
 
 // A node from its map and the constants that the map reads. `text` names the kernel.
 template <typename Map>
-std::unique_ptr<PackedNode> MakeToCodes(const char* text, const Map& map, bool per_channel, bool moves,
-                                        std::shared_ptr<const DeviceMemory> memory) {
-  return MakeNode([=](Shapes, const TensorShape& y) {
+PackedNodePtr MakeToCodes(const char* text, const Map& map, bool per_channel, bool moves,
+                          std::shared_ptr<const DeviceMemory> memory) {
+  const auto plan = [=](Shapes, const TensorShape& y) {
     const FloatCodes g = GeometryOf(y, moves);
-    return MakePlan(std::string(text) + (g.moves ? "_planes" : "_flat"),
-                    [=](Fed from, void* to, void*, Queue& queue) {
-                      (void)memory;  // lives as long as its plans
-                      if (g.count == 0) return;
-                      CheckLaunch(LaunchToCodes(g, map, per_channel, static_cast<const float*>(from[0]),
-                                                static_cast<uint8_t*>(to), queue),
-                                  text);
-                    });
-  });
+    return MakePlan(std::string(text) + (g.moves ? "_planes" : "_flat"), [=](const Run& run) {
+      if (g.count == 0) return;
+      if (!g.moves) return LaunchFlat(run, g, map, per_channel);
+      LaunchPlanes(run, g, map, run.fed[0], run.y);
+    });
+  };
+  return MakeNode(plan, std::move(memory));
 }
 
 }  // namespace
 
-std::unique_ptr<PackedNode> PackQuantize(const QuantizeNode& node, const Device& device) {
+PackedNodePtr Pack(const QuantizeNode& node, const Device& device) {
   std::vector<QuantizerGrid> grids;
   bool fast = true;
   for (const Quantizer& q : node.grids) {
-    grids.push_back(GridOf(q));
-    fast = fast && FastDivisionIsExact(q.scale, 1024 * static_cast<double>(q.scale));
+    grids.push_back({MakeDivider(q.scale), MakeRounder(q), 1024 * q.scale});
+    fast = fast && FastIsExact(q, 1024 * static_cast<double>(q.scale), 1.0);
   }
   const bool per_channel = grids.size() > 1;
-  std::shared_ptr<const DeviceMemory> memory;
   const QuantizerGrid* uploaded = nullptr;
-  if (per_channel) {
-    NodeConstants constants;
-    constants.Add(grids);
-    memory = UploadConstants(constants, device);
-    uploaded = reinterpret_cast<const QuantizerGrid*>(memory->At(0));
-  }
-  return WithBool(fast, [&](auto fast_) {
-    const QuantizeMap<decltype(fast_)::value> map{grids.front(), uploaded};
-    return MakeToCodes("quantize", map, per_channel, node.to_channels_last, memory);
-  });
+  NodeConstants constants;
+  if (per_channel) constants.Add(grids, uploaded);
+  const auto memory = constants.Upload(device);
+  return std::visit(
+      [&](auto fast_, auto per_channel_) {
+        const QuantizeMap<fast_, per_channel_> map{grids.front(), uploaded};
+        return MakeToCodes("quantize", map, per_channel, node.to_channels_last, memory);
+      },
+      OneOf(fast), OneOf(per_channel));
 }
 
-std::unique_ptr<PackedNode> PackThreshold(const ThresholdNode& node, const Device& device) {
+PackedNodePtr Pack(const ThresholdNode& node, const Device& device) {
   const ThresholdSpec& spec = node.spec;
   const auto channels = static_cast<std::ptrdiff_t>(spec.channels);
-  NodeConstants constants;
-  const size_t rows = constants.Add(spec.thresholds);
-  const size_t dir = constants.Add(std::vector<float>(spec.dir.begin(), spec.dir.begin() + channels));
-  const size_t base = constants.Add(std::vector<int32_t>(spec.base.begin(), spec.base.begin() + channels));
-  const auto memory = UploadConstants(constants, device);
   ThresholdMap map;
-  map.rows = reinterpret_cast<const float*>(memory->At(rows));
-  map.dir = reinterpret_cast<const float*>(memory->At(dir));
-  map.base = reinterpret_cast<const int32_t*>(memory->At(base));
+  NodeConstants constants;
+  constants.Add(spec.thresholds, map.rows);
+  constants.Add(std::vector<float>(spec.dir.begin(), spec.dir.begin() + channels), map.dir);
+  constants.Add(std::vector<int32_t>(spec.base.begin(), spec.base.begin() + channels), map.base);
+  const auto memory = constants.Upload(device);
   map.count = static_cast<unsigned>(spec.count);
   map.per_channel = spec.channels > 1;
   return MakeToCodes("threshold", map, map.per_channel, node.to_channels_last, memory);
 }
 
-std::unique_ptr<PackedNode> PackDequantize(const DequantizeNode& node, const Device& device) {
+PackedNodePtr Pack(const DequantizeNode& node, const Device& device) {
   const AffineSpec& spec = node.spec;
-  if (!node.to_channels_first) return PackAffine(spec, device);
-  const std::shared_ptr<PackedNode> flat = PackAffine(spec, device);
-  std::vector<DequantizeGrid> grids;
+  std::shared_ptr<PackedNode> flat = Pack(AffineNode{spec}, device);
+  std::vector<float2> grids;
   for (size_t c = 0; c < static_cast<size_t>(spec.channels); ++c) {
     grids.push_back({MakeReader(spec.x_signed, spec.x_zero_point[c]).bias, spec.x_scale[c]});
   }
-  CodesToPlanesParams params;
-  params.flip = MakeReader(spec.x_signed, 0).flip;
-  params.grid = grids.front();
-  std::shared_ptr<const DeviceMemory> memory;
-  if (grids.size() > 1) {
-    NodeConstants constants;
-    constants.Add(grids);
-    memory = UploadConstants(constants, device);
-    params.grids = reinterpret_cast<const DequantizeGrid*>(memory->At(0));
-  }
-  return MakeNode([=](Shapes fed, const TensorShape& y) {
-    const FloatCodes g = GeometryOf(fed[0], true);
+  DequantizeMap map{MakeReader(spec.x_signed, 0).flip, grids.front()};
+  NodeConstants constants;
+  if (grids.size() > 1 && node.to_channels_first) constants.Add(grids, map.grids);
+  const auto memory = constants.Upload(device);
+  const auto plan = [=, moves = node.to_channels_first](Shapes fed, const TensorShape& y) {
+    const FloatCodes g = GeometryOf(fed[0], moves);
     if (!g.moves) return flat->Plan(fed, y);
-    return MakePlan("dequantize_planes", [=](Fed from, void* to, void*, Queue& queue) {
-      (void)memory;  // lives as long as its plans
-      CodesToPlanesParams p = params;
-      p.x = static_cast<const uint8_t*>(from[0]);
-      p.y = static_cast<float*>(to);
-      CheckLaunch(LaunchToPlanes(g, p, queue), "dequantize");
-    });
-  });
+    return MakePlan("dequantize_planes",
+                    [=](const Run& run) { LaunchPlanes(run, g, map, run.y, run.fed[0]); });
+  };
+  return MakeNode(plan, memory);
 }
 
 }  // namespace lowbit::cuda
