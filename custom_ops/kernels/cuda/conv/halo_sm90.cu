@@ -194,27 +194,6 @@ __global__ void __launch_bounds__(MaxHaloTiles(kTileN) * 128 + 32, 1)
 #endif
 }
 
-template <int kTileN, int kSlab, bool kSigned, Finish kFinish>
-cudaError_t LaunchWith(const ConvParams& p, const HaloParams& h, const ConvConfig& config,
-                       const LaunchOptions& options) {
-  constexpr auto kKernel = ConvHalo<kTileN, kSlab, kSigned, kFinish>;
-  cudaError_t error = PrepareKernel<kKernel>(options.device);
-  CUtensorMap map;
-  if (error == cudaSuccess) error = EncodeRows(p, h, &map);
-  if (error != cudaSuccess) return error;
-  const dim3 grid(static_cast<unsigned>(h.shares.blocks), static_cast<unsigned>(p.n_tiles));
-  return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), nullptr, 0}, kKernel, grid,
-                                  dim3(static_cast<unsigned>(config.tile_m / 64 * 128 + 32)), p, h, map);
-}
-
-template <int kTileN, int kSlab>
-cudaError_t LaunchSlab(const ConvParams& p, const HaloParams& h, const ConvConfig& config,
-                       const LaunchOptions& options) {
-  return WithFinish<false>(FinishOf(p.epilogue), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
-    return LaunchWith<kTileN, kSlab, kSigned, kFinish>(p, h, config, options);
-  });
-}
-
 }  // namespace
 
 cudaError_t LaunchHalo(const ConvParams& p, const HaloParams& h, const ConvConfig& config,
@@ -223,14 +202,19 @@ cudaError_t LaunchHalo(const ConvParams& p, const HaloParams& h, const ConvConfi
       config.tile_m / 64 > MaxHaloTiles(config.tile_n)) {
     return cudaErrorInvalidValue;
   }
-  const bool wide = h.slab == 128;
-  if (config.tile_n == 32) {
-    return wide ? LaunchSlab<32, 128>(p, h, config, options) : LaunchSlab<32, 64>(p, h, config, options);
-  }
-  if (config.tile_n == 64) {
-    return wide ? LaunchSlab<64, 128>(p, h, config, options) : LaunchSlab<64, 64>(p, h, config, options);
-  }
-  return wide ? LaunchSlab<128, 128>(p, h, config, options) : LaunchSlab<128, 64>(p, h, config, options);
+  CUtensorMap map;
+  const cudaError_t error = EncodeRows(p, h, &map);
+  if (error != cudaSuccess) return error;
+  return WithFinish<false>(FinishOf(p.epilogue), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+    return std::visit(
+        [&](auto tile_n, auto slab) {
+          return LaunchKernel<ConvHalo<tile_n, slab, kSigned, kFinish>>(
+              options,
+              {Dim(h.shares.blocks, p.n_tiles), config.tile_m / 64 * kWarpgroup + 32, p.shared_bytes}, p, h,
+              map);
+        },
+        OneOf<32, 64, 128>(config.tile_n), OneOf<64, 128>(h.slab));
+  });
 }
 
 }  // namespace lowbit::cuda

@@ -173,53 +173,24 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-template <int kTileN, ImageSource kSource, int kChannels, bool kSigned>
-cudaError_t LaunchWith(const ConvParams& p, const ImageParams& image, const LaunchOptions& options) {
-  constexpr auto kKernel = ConvImage<kTileN, kSource, kChannels, kSigned>;
-  const cudaError_t error = PrepareKernel<kKernel>(options.device);
-  if (error != cudaSuccess) return error;
-  // As many tiles for every block.
-  const int most = std::max(1, options.device.multiprocessors * 4 / p.n_tiles);
-  const int per_block = (image.tiles + most - 1) / most;
-  const dim3 grid(static_cast<unsigned>((image.tiles + per_block - 1) / per_block),
-                  static_cast<unsigned>(p.n_tiles));
-  return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), nullptr, 0}, kKernel, grid,
-                                  dim3(kThreads), p, image);
-}
-
-template <int kTileN, ImageSource kSource, bool kSigned>
-cudaError_t LaunchChannels(const ConvParams& p, const ImageParams& image, const LaunchOptions& options) {
-  return image.in_channels == 3 ? LaunchWith<kTileN, kSource, 3, kSigned>(p, image, options)
-                                : LaunchWith<kTileN, kSource, 4, kSigned>(p, image, options);
-}
-
-template <int kTileN, ImageSource kSource>
-cudaError_t LaunchTile(const ConvParams& p, const ImageParams& image, const LaunchOptions& options) {
-  return options.x_signed ? LaunchChannels<kTileN, kSource, true>(p, image, options)
-                          : LaunchChannels<kTileN, kSource, false>(p, image, options);
-}
-
-template <ImageSource kSource>
-cudaError_t LaunchSource(const ConvParams& p, const ImageParams& image, int tile_n,
-                         const LaunchOptions& options) {
-  return tile_n == 32 ? LaunchTile<32, kSource>(p, image, options)
-                      : LaunchTile<64, kSource>(p, image, options);
-}
-
 }  // namespace
 
 cudaError_t LaunchImage(const ConvParams& p, const ImageParams& image, ImageSource source,
                         const ConvConfig& config, const LaunchOptions& options) {
-  switch (source) {
-    case ImageSource::kCodes:
-      return LaunchSource<ImageSource::kCodes>(p, image, config.tile_n, options);
-    case ImageSource::kPlanes:
-      if (FitsPlanes(p, image, options.device)) return LaunchPlanes(p, image, config, options);
-      return LaunchSource<ImageSource::kPlanes>(p, image, config.tile_n, options);
-    case ImageSource::kPixels:
-      return LaunchSource<ImageSource::kPixels>(p, image, config.tile_n, options);
-  }
-  return cudaErrorInvalidValue;
+  if (source == ImageSource::kPlanes && FitsPlanes(p, image, options.device))
+    return LaunchPlanes(p, image, config, options);
+  return std::visit(
+      [&](auto tile_n, auto from, auto channels, auto is_signed) {
+        // As many tiles for every block.
+        const int most = std::max(1, options.device.multiprocessors * 4 / p.n_tiles);
+        const int per_block = (image.tiles + most - 1) / most;
+        return LaunchKernel<ConvImage<tile_n, from, channels, is_signed>>(
+            options, {Dim((image.tiles + per_block - 1) / per_block, p.n_tiles), kThreads, p.shared_bytes}, p,
+            image);
+      },
+      OneOf<32, 64>(config.tile_n),
+      OneOf<ImageSource::kCodes, ImageSource::kPlanes, ImageSource::kPixels>(source),
+      OneOf<4, 3>(image.in_channels), OneOf(options.x_signed));
 }
 
 }  // namespace lowbit::cuda

@@ -222,38 +222,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
 #endif
 }
 
-template <int kTileN, int kChannels, int kRows, bool kSigned>
-cudaError_t LaunchWith(const ConvParams& p, const ImageParams& image, const LaunchOptions& options) {
-  constexpr auto kKernel = ConvPlanes<kTileN, kChannels, kRows, kSigned>;
-  const cudaError_t error = PrepareKernel<kKernel>(options.device);
-  if (error != cudaSuccess) return error;
-  // As many tiles for every block.
-  const int most = std::max(1, options.device.multiprocessors * kBlocks<kTileN> / p.n_tiles);
-  const int per_block = (image.tiles + most - 1) / most;
-  const dim3 grid(static_cast<unsigned>((image.tiles + per_block - 1) / per_block),
-                  static_cast<unsigned>(p.n_tiles));
-  return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), nullptr, 0}, kKernel, grid,
-                                  dim3(kThreads), p, image);
-}
-
-template <int kTileN, int kChannels, int kRows>
-cudaError_t LaunchSigned(const ConvParams& p, const ImageParams& image, const LaunchOptions& options) {
-  return options.x_signed ? LaunchWith<kTileN, kChannels, kRows, true>(p, image, options)
-                          : LaunchWith<kTileN, kChannels, kRows, false>(p, image, options);
-}
-
-template <int kTileN, int kChannels>
-cudaError_t LaunchRows(const ConvParams& p, const ImageParams& image, const LaunchOptions& options) {
-  return p.kernel_h <= 3 ? LaunchSigned<kTileN, kChannels, 3>(p, image, options)
-                         : LaunchSigned<kTileN, kChannels, kMaxPlaneRows>(p, image, options);
-}
-
-template <int kTileN>
-cudaError_t LaunchChannels(const ConvParams& p, const ImageParams& image, const LaunchOptions& options) {
-  return image.in_channels == 3 ? LaunchRows<kTileN, 3>(p, image, options)
-                                : LaunchRows<kTileN, 4>(p, image, options);
-}
-
 }  // namespace
 
 bool FitsPlanes(const ConvParams& p, const ImageParams& image, const Device& device) {
@@ -270,8 +238,17 @@ cudaError_t LaunchPlanes(const ConvParams& params, const ImageParams& image, con
   planes.patch_offset = rows * config.tile_n * 32;
   planes.patch_bytes = (7 * p.stride_h + rows) * image.units_x * 16;
   p.shared_bytes = planes.patch_offset + 2 * planes.patch_bytes;
-  return config.tile_n == 32 ? LaunchChannels<32>(p, planes, options)
-                             : LaunchChannels<64>(p, planes, options);
+  return std::visit(
+      [&](auto tile_n, auto channels, auto tap_rows, auto is_signed) {
+        // As many tiles for every block.
+        const int most = std::max(1, options.device.multiprocessors * kBlocks<tile_n> / p.n_tiles);
+        const int per_block = (planes.tiles + most - 1) / most;
+        return LaunchKernel<ConvPlanes<tile_n, channels, tap_rows, is_signed>>(
+            options, {Dim((planes.tiles + per_block - 1) / per_block, p.n_tiles), kThreads, p.shared_bytes},
+            p, planes);
+      },
+      OneOf<32, 64>(config.tile_n), OneOf<4, 3>(image.in_channels), OneOf<3, kMaxPlaneRows>(rows),
+      OneOf(options.x_signed));
 }
 
 }  // namespace lowbit::cuda

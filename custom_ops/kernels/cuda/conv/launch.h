@@ -4,6 +4,7 @@
 #include "kernels/cuda/conv/conv_params.h"
 #include "kernels/cuda/conv/cuda_conv.h"
 #include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/device/one_of.h"
 
 namespace lowbit::cuda {
 
@@ -38,21 +39,42 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
   }
 }
 
+// What is launched: blocks, of how many threads, how much dynamic shared memory, how many of them a cluster.
+struct LaunchShape {
+  dim3 grid;
+  int threads;
+  int shared_bytes;
+  dim3 cluster = {1, 1, 1};
+};
+
+inline dim3 Dim(int x, int y = 1, int z = 1) {
+  return {static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)};
+}
+
+template <auto kKernel, typename... Params>
+cudaError_t LaunchKernel(const LaunchOptions& options, const LaunchShape& shape, const Params&... params) {
+  const cudaError_t error = PrepareKernel<kKernel>(options.device);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = shape.cluster.x;
+  cluster.val.clusterDim.y = shape.cluster.y;
+  cluster.val.clusterDim.z = shape.cluster.z;
+  const bool has_clusters = shape.cluster.x * shape.cluster.y * shape.cluster.z > 1;
+  return options.queue.LaunchWith({static_cast<size_t>(shape.shared_bytes), &cluster, has_clusters ? 1 : 0},
+                                  kKernel, shape.grid, Dim(shape.threads), params...);
+}
+
 // `more`: what the kernel takes besides.
 template <auto kKernel, typename... More>
 cudaError_t LaunchTiled(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options,
                         int threads, const More&... more) {
-  const cudaError_t error = PrepareKernel<kKernel>(options.device);
-  if (error != cudaSuccess) return error;
   const bool cluster = config.splits > 1 && config.split == Split::kCluster;
-  const dim3 grid(static_cast<unsigned>((p.m + config.tile_m - 1) / config.tile_m),
-                  static_cast<unsigned>(p.n_tiles * p.groups), static_cast<unsigned>(p.splits));
-  cudaLaunchAttribute shape = {};
-  shape.id = cudaLaunchAttributeClusterDimension;
-  shape.val.clusterDim.x = shape.val.clusterDim.y = 1;
-  shape.val.clusterDim.z = static_cast<unsigned>(config.splits);
-  return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), &shape, cluster ? 1 : 0}, kKernel,
-                                  grid, dim3(static_cast<unsigned>(threads)), p, cluster, more...);
+  const int m_tiles = (p.m + config.tile_m - 1) / config.tile_m;
+  return LaunchKernel<kKernel>(options,
+                               {Dim(m_tiles, p.n_tiles * p.groups, p.splits), threads, p.shared_bytes,
+                                Dim(1, 1, cluster ? config.splits : 1)},
+                               p, cluster, more...);
 }
 
 }  // namespace lowbit::cuda

@@ -174,19 +174,6 @@ __global__ void __launch_bounds__(MaxTeamGroups(kTileN) * 128 + 64, 1)
 #endif
 }
 
-template <int kTileN, bool kSigned, Finish kFinish>
-cudaError_t LaunchWith(const ConvParams& p, const TeamParams& team, const ConvConfig& config,
-                       const LaunchOptions& options) {
-  constexpr auto kKernel = ConvTeam<kTileN, kSigned, kFinish>;
-  cudaError_t error = PrepareKernel<kKernel>(options.device);
-  StreamMaps maps;
-  if (error == cudaSuccess) error = EncodeStreams<kTileN>(p, &maps);
-  if (error != cudaSuccess) return error;
-  const dim3 threads(static_cast<unsigned>(config.tile_m / kTileM * 128 + 64));
-  return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), nullptr, 0}, kKernel,
-                                  dim3(static_cast<unsigned>(team.shares.blocks)), threads, p, team, maps);
-}
-
 }  // namespace
 
 cudaError_t LaunchTeam(const ConvParams& p, const TeamParams& team, const ConvConfig& config,
@@ -197,8 +184,17 @@ cudaError_t LaunchTeam(const ConvParams& p, const TeamParams& team, const ConvCo
     return cudaErrorInvalidValue;
   }
   return WithFinish<false>(FinishOf(p.epilogue), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
-    return config.tile_n == 64 ? LaunchWith<64, kSigned, kFinish>(p, team, config, options)
-                               : LaunchWith<128, kSigned, kFinish>(p, team, config, options);
+    return std::visit(
+        [&](auto tile_n) {
+          StreamMaps maps;
+          const cudaError_t error = EncodeStreams<tile_n>(p, &maps);
+          return error != cudaSuccess
+                     ? error
+                     : LaunchKernel<ConvTeam<tile_n, kSigned, kFinish>>(
+                           options, {Dim(team.shares.blocks), groups * kWarpgroup + 64, p.shared_bytes}, p,
+                           team, maps);
+        },
+        OneOf<64, 128>(config.tile_n));
   });
 }
 

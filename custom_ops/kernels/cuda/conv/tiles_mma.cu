@@ -111,21 +111,16 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
 template <int kTileM, int kTileN, int kWarpsM, int kWarpsN>
 cudaError_t LaunchTile(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
   constexpr int kStages = 3, kThreads = kWarpsM * kWarpsN * 32;
-  if (!options.vector16) {
-    // Few channels: the gather dominates, one tile is enough.
-    if constexpr (kTileM == 64 && kTileN == 64) {
-      return options.x_signed ? LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, true, 4>>(
-                                    p, config, options, kThreads)
-                              : LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, false, 4>>(
-                                    p, config, options, kThreads);
-    } else {
-      return cudaErrorInvalidValue;
-    }
+  const auto launch = [&](auto is_signed, auto vector) {
+    return LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, is_signed, vector>>(
+        p, config, options, kThreads);
+  };
+  if constexpr (kTileM == 64 && kTileN == 64) {
+    return std::visit(launch, OneOf(options.x_signed), OneOf<16, 4>(options.vector16 ? 16 : 4));
+  } else {  // of few channels the gather dominates, one tile is enough
+    if (!options.vector16) return cudaErrorInvalidValue;
+    return std::visit(launch, OneOf(options.x_signed), OneOf<16>(16));
   }
-  return options.x_signed ? LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, true, 16>>(
-                                p, config, options, kThreads)
-                          : LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, false, 16>>(
-                                p, config, options, kThreads);
 }
 
 }  // namespace

@@ -170,31 +170,24 @@ __global__ void __launch_bounds__(kTileM * 2 + kBoxFetchers)
 }
 
 template <int kTileM, int kTileN>
-cudaError_t LaunchBoxes(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
-  constexpr int kThreads = kTileM * 2 + kBoxFetchers;
-  CUtensorMap map;
-  const cudaError_t error = EncodePixels(p, kTileM, &map);
-  if (error != cudaSuccess) return error;
-  return WithFinish<true>(FinishOf(p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
-    return LaunchTiled<ConvBoxes<kTileM, kTileN, kSigned, kFinish>>(p, config, options, kThreads, map);
-  });
-}
-
-template <int kTileM, int kTileN, int kProducers>
-cudaError_t LaunchWith(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
-  constexpr int kThreads = kTileM * 2 + kProducers;
-  return options.x_signed
-             ? LaunchTiled<ConvWgmma<kTileM, kTileN, true, kProducers>>(p, config, options, kThreads)
-             : LaunchTiled<ConvWgmma<kTileM, kTileN, false, kProducers>>(p, config, options, kThreads);
-}
-
-template <int kTileM, int kTileN>
 cudaError_t LaunchTile(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
   if constexpr (kTileN <= kMostBoxColumns) {
-    if (config.boxes) return LaunchBoxes<kTileM, kTileN>(p, config, options);
+    if (config.boxes) {
+      CUtensorMap map;
+      const cudaError_t error = EncodePixels(p, kTileM, &map);
+      if (error != cudaSuccess) return error;
+      return WithFinish<true>(FinishOf(p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+        return LaunchTiled<ConvBoxes<kTileM, kTileN, kSigned, kFinish>>(p, config, options,
+                                                                        kTileM * 2 + kBoxFetchers, map);
+      });
+    }
   }
-  return config.producers ? LaunchWith<kTileM, kTileN, kGatherers>(p, config, options)
-                          : LaunchWith<kTileM, kTileN, 0>(p, config, options);
+  return std::visit(
+      [&](auto is_signed, auto producers) {
+        return LaunchTiled<ConvWgmma<kTileM, kTileN, is_signed, producers>>(p, config, options,
+                                                                            kTileM * 2 + producers);
+      },
+      OneOf(options.x_signed), OneOf<0, kGatherers>(config.producers ? kGatherers : 0));
 }
 
 }  // namespace

@@ -95,18 +95,16 @@ __global__ void __launch_bounds__(kThreads) ConvVector(const __grid_constant__ C
   FinishOne(e, p.residual, p.y, pixel, channel, sum, bias, scale, 0);
 }
 
-template <int kRows>
-cudaError_t LaunchRows(const ConvParams& p, const LaunchOptions& options) {
-  const dim3 grid(static_cast<unsigned>((p.n + kChannels - 1) / kChannels));
-  return options.x_signed ? options.queue.Launch(ConvVector<kRows, true>, grid, kThreads, p)
-                          : options.queue.Launch(ConvVector<kRows, false>, grid, kThreads, p);
-}
-
 }  // namespace
 
 cudaError_t LaunchVector(const ConvParams& p, const LaunchOptions& options) {
   static_assert(kMaxVectorRows == 16);
-  return p.m <= 8 ? LaunchRows<8>(p, options) : LaunchRows<16>(p, options);
+  return std::visit(
+      [&](auto rows, auto is_signed) {
+        return options.queue.Launch(ConvVector<rows, is_signed>, Dim((p.n + kChannels - 1) / kChannels),
+                                    kThreads, p);
+      },
+      OneOf<8, 16>(p.m <= 8 ? 8 : 16), OneOf(options.x_signed));
 }
 
 }  // namespace lowbit::cuda

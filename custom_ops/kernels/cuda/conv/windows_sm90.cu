@@ -157,42 +157,26 @@ __global__ void __launch_bounds__(kTileM * 2 + 32, 1)
 #endif
 }
 
-template <int kTileM, int kTileN, bool kSigned, Finish kFinish>
-cudaError_t LaunchWith(const ConvParams& p, const HaloParams& h, const LaunchOptions& options) {
-  constexpr auto kKernel = ConvWindows<kTileM, kTileN, kSigned, kFinish>;
-  cudaError_t error = PrepareKernel<kKernel>(options.device);
-  CUtensorMap map;
-  if (error == cudaSuccess) error = EncodeRows(p, h, &map);
-  if (error != cudaSuccess) return error;
-  const dim3 grid(static_cast<unsigned>((h.tiles * 64 + kTileM - 1) / kTileM),
-                  static_cast<unsigned>(p.n_tiles), static_cast<unsigned>(p.splits));
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = cluster.val.clusterDim.y = 1;
-  cluster.val.clusterDim.z = static_cast<unsigned>(p.splits);
-  return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), &cluster, p.splits > 1 ? 1 : 0},
-                                  kKernel, grid, dim3(kTileM * 2 + 32), p, h, map);
-}
-
-template <int kTileM, int kTileN>
-cudaError_t LaunchTile(const ConvParams& p, const HaloParams& h, const LaunchOptions& options) {
-  return WithFinish<true>(FinishOf(p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
-    return LaunchWith<kTileM, kTileN, kSigned, kFinish>(p, h, options);
-  });
-}
-
 }  // namespace
 
 cudaError_t LaunchWindows(const ConvParams& p, const HaloParams& h, const ConvConfig& config,
                           const LaunchOptions& options) {
-  const auto is = [&](int m, int n) { return config.tile_m == m && config.tile_n == n; };
   if (p.stages < 1 || p.stages > kMaxWindowStages || h.steps > kMaxWindowWeights)
     return cudaErrorInvalidValue;
-  if (is(64, 64)) return LaunchTile<64, 64>(p, h, options);
-  if (is(64, 128)) return LaunchTile<64, 128>(p, h, options);
-  if (is(128, 64)) return LaunchTile<128, 64>(p, h, options);
-  if (is(128, 128)) return LaunchTile<128, 128>(p, h, options);
-  return cudaErrorInvalidValue;
+  CUtensorMap map;
+  const cudaError_t error = EncodeRows(p, h, &map);
+  if (error != cudaSuccess) return error;
+  return WithFinish<true>(FinishOf(p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+    return std::visit(
+        [&](auto tile_m, auto tile_n) {
+          return LaunchKernel<ConvWindows<tile_m, tile_n, kSigned, kFinish>>(
+              options,
+              {Dim((h.tiles * 64 + tile_m - 1) / tile_m, p.n_tiles, p.splits), tile_m * 2 + 32,
+               p.shared_bytes, Dim(1, 1, p.splits)},
+              p, h, map);
+        },
+        OneOf<64, 128>(config.tile_m), OneOf<64, 128>(config.tile_n));
+  });
 }
 
 }  // namespace lowbit::cuda

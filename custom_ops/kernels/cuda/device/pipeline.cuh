@@ -24,9 +24,9 @@
 
 namespace lowbit::cuda {
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 inline constexpr int kWarpgroup = 128;  // threads
 
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // The dynamic shared memory of a block from the first multiple of 1024 bytes on, where swizzled tiles may
 // start. (What a launch asks for has room for that.)
 struct SharedTiles {

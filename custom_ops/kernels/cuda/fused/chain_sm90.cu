@@ -411,14 +411,13 @@ cudaError_t EncodeBoxes(const void* codes, int channels, int pixels, CUtensorMap
 
 template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish>
 cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
-  constexpr auto kKernel = ConvChain<kXSigned, kYSigned, kCluster, kMakesResiduals, kFinish>;
-  cudaError_t error = PrepareKernel<kKernel>(options.device);
+  cudaError_t error = cudaSuccess;
   ChainMaps maps;
   if constexpr (kMakesResiduals) {
-    if (error == cudaSuccess) error = EncodePixels<kChainBox>(p.first.pixels, 64, &maps.x);
+    error = EncodePixels<kChainBox>(p.first.pixels, 64, &maps.x);
     if (error == cudaSuccess) error = EncodePixels<kChainBox>(p.residuals.pixels, 64, &maps.residual);
   } else {
-    if (error == cudaSuccess) error = EncodeBoxes(p.first.pixels.x, p.first.k, p.m, &maps.x);
+    error = EncodeBoxes(p.first.pixels.x, p.first.k, p.m, &maps.x);
     if (error == cudaSuccess) {
       error = EncodeBoxes(p.first.epilogue.has_residual ? p.residual : p.y, p.first.n, p.m, &maps.residual);
     }
@@ -426,13 +425,10 @@ cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
   if (error == cudaSuccess) error = EncodeBoxes(p.y, p.first.n, p.m, &maps.y);
   if (error == cudaSuccess) error = EncodeBoxes(p.z, p.second.n, p.m, &maps.z);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute shape = {};
-  shape.id = cudaLaunchAttributeClusterDimension;
-  shape.val.clusterDim.x = static_cast<unsigned>(p.ranks);
-  shape.val.clusterDim.y = shape.val.clusterDim.z = 1;
-  return options.queue.LaunchWith({static_cast<size_t>(p.shared_bytes), &shape, p.ranks > 1 ? 1 : 0}, kKernel,
-                                  dim3(static_cast<unsigned>(p.clusters * p.ranks)),
-                                  dim3(static_cast<unsigned>(p.teams * p.team_groups * 128)), p, maps);
+  return LaunchKernel<ConvChain<kXSigned, kYSigned, kCluster, kMakesResiduals, kFinish>>(
+      options,
+      {Dim(p.clusters * p.ranks), p.teams * p.team_groups * kWarpgroup, p.shared_bytes, Dim(p.ranks)}, p,
+      maps);
 }
 
 template <bool kXSigned, bool kYSigned, bool kCluster, Finish kFinish>

@@ -196,30 +196,21 @@ __global__ void __launch_bounds__(kTileM * 2 + 32)
 #endif
 }
 
-template <int kTileM, int kTileN, bool kFirstSigned, bool kSecondSigned>
-cudaError_t LaunchWith(const ConvParams& first, const ConvParams& second, bool keeps,
-                       const LaunchOptions& options) {
-  constexpr auto kKernel = ConvPair<kTileM, kTileN, kFirstSigned, kSecondSigned>;
-  cudaError_t error = PrepareKernel<kKernel>(options.device);
-  PairMaps maps;
-  if (error == cudaSuccess) error = EncodePixels(first, kTileM, &maps.first);
-  if (error == cudaSuccess) error = EncodePixels(second, kTileM, &maps.second);
-  if (error == cudaSuccess) error = EncodeCodes<kTileN>(second, second.y, &maps.y);
-  if (error != cudaSuccess) return error;
-  const dim3 grid(static_cast<unsigned>(second.persistent_blocks), static_cast<unsigned>(second.n_tiles));
-  return options.queue.LaunchWith({static_cast<size_t>(second.shared_bytes), nullptr, 0}, kKernel, grid,
-                                  dim3(kTileM * 2 + 32), first, second, keeps, maps);
-}
-
 template <int kTileM, int kTileN>
 cudaError_t LaunchTile(const ConvParams& first, bool first_signed, const ConvParams& second, bool keeps,
                        const LaunchOptions& options) {
-  if (first_signed) {
-    return options.x_signed ? LaunchWith<kTileM, kTileN, true, true>(first, second, keeps, options)
-                            : LaunchWith<kTileM, kTileN, true, false>(first, second, keeps, options);
-  }
-  return options.x_signed ? LaunchWith<kTileM, kTileN, false, true>(first, second, keeps, options)
-                          : LaunchWith<kTileM, kTileN, false, false>(first, second, keeps, options);
+  PairMaps maps;
+  cudaError_t error = EncodePixels(first, kTileM, &maps.first);
+  if (error == cudaSuccess) error = EncodePixels(second, kTileM, &maps.second);
+  if (error == cudaSuccess) error = EncodeCodes<kTileN>(second, second.y, &maps.y);
+  if (error != cudaSuccess) return error;
+  return std::visit(
+      [&](auto is_first_signed, auto is_second_signed) {
+        return LaunchKernel<ConvPair<kTileM, kTileN, is_first_signed, is_second_signed>>(
+            options, {Dim(second.persistent_blocks, second.n_tiles), kTileM * 2 + 32, second.shared_bytes},
+            first, second, keeps, maps);
+      },
+      OneOf(first_signed), OneOf(options.x_signed));
 }
 
 }  // namespace

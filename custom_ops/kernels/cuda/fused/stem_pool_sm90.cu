@@ -356,36 +356,16 @@ __global__ void __launch_bounds__(kThreads, kPoolBlocks - kChannels / 4)
 #endif
 }
 
-template <int kChannels, bool kSigned>
-cudaError_t LaunchWith(const PooledParams& p, const Device& device, Queue& queue) {
-  constexpr auto kKernel = ConvPool<kChannels, kSigned>;
-  const cudaError_t error = PrepareKernel<kKernel>(device);
-  if (error != cudaSuccess) return error;
-  const dim3 grid(static_cast<unsigned>(p.images * p.tiles_x),
-                  static_cast<unsigned>((p.n + kCellTileN - 1) / kCellTileN),
-                  static_cast<unsigned>(p.strips));
-  return queue.LaunchWith({static_cast<size_t>(kSharedBytes<kChannels>), nullptr, 0}, kKernel, grid,
-                          dim3(kThreads), p);
-}
-
-template <int kChannels>
-cudaError_t LaunchSigned(const PooledParams& p, bool x_signed, const Device& device, Queue& queue) {
-  return x_signed ? LaunchWith<kChannels, true>(p, device, queue)
-                  : LaunchWith<kChannels, false>(p, device, queue);
-}
-
-cudaError_t LaunchChannels(const PooledParams& p, int channels, bool x_signed, const Device& device,
-                           Queue& queue) {
-  switch (channels) {
-    case 1:
-      return LaunchSigned<1>(p, x_signed, device, queue);
-    case 2:
-      return LaunchSigned<2>(p, x_signed, device, queue);
-    case 3:
-      return LaunchSigned<3>(p, x_signed, device, queue);
-    default:
-      return LaunchSigned<4>(p, x_signed, device, queue);
-  }
+cudaError_t LaunchPool(const PooledParams& p, int channels, const LaunchOptions& options) {
+  return std::visit(
+      [&](auto channel_count, auto is_signed) {
+        return LaunchKernel<ConvPool<channel_count, is_signed>>(
+            options,
+            {Dim(p.images * p.tiles_x, (p.n + kCellTileN - 1) / kCellTileN, p.strips), kThreads,
+             kSharedBytes<channel_count>},
+            p);
+      },
+      OneOf<1, 2, 3, 4>(channels), OneOf(options.x_signed));
 }
 
 }  // namespace
@@ -438,7 +418,7 @@ class PooledPlan {
     p.y = static_cast<uint8_t*>(y);
     p.in_twos = p.in_w % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 8 == 0;
     const auto channels = static_cast<int>(conv_->Geometry().in_channels);
-    Check(LaunchChannels(p, channels, conv_->XSigned(), conv_->On(), queue),
+    Check(LaunchPool(p, channels, {.queue = queue, .device = conv_->On(), .x_signed = conv_->XSigned()}),
           "launching a pooled convolution");
   }
 

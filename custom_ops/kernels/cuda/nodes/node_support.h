@@ -8,13 +8,12 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <type_traits>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "core/status.h"
 #include "kernels/cuda/device/memory.h"
+#include "kernels/cuda/device/one_of.h"
 #include "kernels/cuda/nodes/cuda_node.h"
 
 namespace lowbit::cuda {
@@ -147,14 +146,5 @@ inline constexpr int64_t kOneWave = 132 * 2048;
 inline int SpreadUnit(int unit, int64_t bytes) {
   return bytes / 16 < kOneWave / 2 ? std::min(unit, 4) : unit;
 }
-
-// `value`, one of kValues, as a type: std::visit([&](auto unit) { .. Kernel<unit> .. }, OneOf<16, 4, 1>(n)).
-template <auto... kValues, typename T>
-std::variant<std::integral_constant<T, kValues>...> OneOf(T value) {
-  std::variant<std::integral_constant<T, kValues>...> out;
-  ((value == kValues ? static_cast<void>(out = std::integral_constant<T, kValues>{}) : void()), ...);
-  return out;
-}
-inline std::variant<std::false_type, std::true_type> OneOf(bool value) { return OneOf<false, true>(value); }
 
 }  // namespace lowbit::cuda
