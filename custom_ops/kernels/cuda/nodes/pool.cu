@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kThreads) GlobalFinish(const __grid_constant__
   for (unsigned first = 0; first < p.splits; first += kAtOnce) {
 #pragma unroll
     for (unsigned i = 0; i < kAtOnce; ++i) {
-      if (first + i < p.splits) sum += partial[static_cast<int64_t>(first + i) * p.count];
+      if (first + i < p.splits) sum += partial[(first + i) * p.count];
     }
   }
   FinishGlobal(p, at, sum);
