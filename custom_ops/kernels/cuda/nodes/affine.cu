@@ -72,8 +72,8 @@ __device__ __forceinline__ void LoadGrids(const AffineParams& p, unsigned first,
 #pragma unroll
   for (unsigned k = 0; k < (kDiffer == Differ::kAll ? kNumbers : kAffineNumbers); ++k) {
     if (k < kAffineNumbers && !p.has_affine) continue;
-    const auto* row = reinterpret_cast<const uint8_t*>(p.numbers + k * p.channels + first);
-    const Codes<4 * kCount> words = LoadCodes<4 * kCount>(row);
+    const uint32_t* row = p.numbers + static_cast<size_t>(k) * p.channels + first;
+    const auto words = LoadCodes<4 * kCount>(reinterpret_cast<const uint8_t*>(row));
 #pragma unroll
     for (int i = 0; i < kCount; ++i) numbers[i].of[k] = words.w[i];
   }
@@ -328,7 +328,7 @@ PackedNodePtr Pack(const AffineNode& node, const Device& device) {
 PackedNodePtr Pack(const LookupNode& node, const Device& device) {
   LookupParams shared;
   shared.channels = static_cast<unsigned>(node.channels);
-  shared.slabs = (shared.channels + kSlab - 1) / kSlab;
+  shared.slabs = BlocksFor(shared.channels, kSlab);
   NodeConstants constants;
   constants.Add(node.table, shared.table);
   const auto memory = constants.Upload(device);

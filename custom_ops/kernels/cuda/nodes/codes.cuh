@@ -71,7 +71,7 @@ __device__ __forceinline__ void StoreCodes(uint8_t* y, const Codes<kBytes>& code
 // The first `valid` codes, at least one, of a vector that may reach past the end of its tensor.
 template <int kBytes>
 __device__ __forceinline__ Codes<kBytes> LoadCodes(const uint8_t* x, int valid) {
-  if (kBytes == 1 || valid >= kBytes) return LoadCodes<kBytes>(x);
+  if (valid >= kBytes || kBytes == 1) return LoadCodes<kBytes>(x);
   Codes<kBytes> out = {};
 #pragma unroll
   for (int i = 0; i < kBytes; ++i) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ Codes<kBytes> LoadCodes(const uint8_t* x, int valid) 
 
 template <int kBytes>
 __device__ __forceinline__ void StoreCodes(uint8_t* y, const Codes<kBytes>& codes, int valid) {
-  if (kBytes == 1 || valid >= kBytes) return StoreCodes<kBytes>(y, codes);
+  if (valid >= kBytes || kBytes == 1) return StoreCodes<kBytes>(y, codes);
 #pragma unroll
   for (int i = 0; i < kBytes; ++i) {
     if (i < valid) y[i] = static_cast<uint8_t>(codes[i]);

@@ -66,9 +66,10 @@ struct Larger {
 // All threads of a group of kGroup (one, a warp or the block) get the combination of their values.
 template <int kGroup, typename Combine>
 __device__ __forceinline__ float CombineGroup(float v, const Combine& combine) {
-  if constexpr (kGroup == 1) return v;
 #pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) v = combine(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
+  for (int step = (kGroup < kWarp ? kGroup : kWarp) / 2; step > 0; step /= 2) {
+    v = combine(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
+  }
   if constexpr (kGroup > kWarp) {
     __shared__ float of_warp[kGroup / kWarp];
     __syncthreads();

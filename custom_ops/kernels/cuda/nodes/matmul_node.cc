@@ -34,7 +34,7 @@ ConvShape ImagesOf(const ConvGeometry& geometry, const MatmulLayout& layout,
   return InferConvShape(geometry, ElementCount(all.first(static_cast<size_t>(axis))), 1, 1);
 }
 
-NodePlanPtr PlanOf(std::shared_ptr<const ConvPlan> plan, bool has_residual) {
+NodePlanPtr PlanOf(const std::shared_ptr<const ConvPlan>& plan, bool has_residual) {
   const auto launch = [plan, has_residual](const Run& run) {
     const size_t expected = has_residual ? 2 : 1;
     Require(run.fed.size() == expected, "a convolution was fed ", run.fed.size(), " tensors, expected ",

@@ -186,12 +186,12 @@ NodePlanPtr PlanTiles(const Move& move, size_t row) {
     if (i + 1 == move.dims.size()) {
       p.columns = static_cast<unsigned>(d.size);
       p.x_stride = d.stride;
-      p.by_columns = MakeDivisor((d.size + kTile - 1) / kTile);
+      p.by_columns = MakeDivisor(BlocksFor(d.size, kTile));
       tiles *= p.by_columns.divisor;
     } else if (i == row) {
       p.rows = static_cast<unsigned>(d.size);
       p.y_stride = y_stride;
-      p.by_rows = MakeDivisor((d.size + kTile - 1) / kTile);
+      p.by_rows = MakeDivisor(BlocksFor(d.size, kTile));
       tiles *= p.by_rows.divisor;
     } else {
       p.size[p.outer_dims] = MakeDivisor(d.size);
@@ -260,8 +260,8 @@ NodePlanPtr PlanMove(Move move, const Device& device) {
   return row ? PlanTiles(move, *row) : PlanGather(move, device);
 }
 
-// Appends the dim of y whose index o reads index source[o] of a dim of x. Where that is o / d, it is a dim of x
-// and one of d that stands still.
+// Appends the dim of y whose index o reads index source[o] of a dim of x. Where that is o / d, the dim of y
+// becomes that of x and one of d indices that stand still.
 void AppendResized(Move& move, const std::vector<int64_t>& source, int64_t x_size, int64_t stride) {
   const auto y_size = static_cast<int64_t>(source.size()), times = std::max<int64_t>(1, y_size / x_size);
   bool repeats = x_size * times == y_size;

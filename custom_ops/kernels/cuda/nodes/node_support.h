@@ -1,5 +1,5 @@
-// The families of nodes, and what their host sides share: plans and nodes from functions, constants in the device's memory,
-// launches, numbers that become template arguments.
+// The families of nodes, and what their host sides share: plans and nodes from functions, constants in the
+// device's memory, launches, numbers that become template arguments.
 #pragma once
 
 #include <algorithm>
@@ -55,9 +55,9 @@ PackedNodePtr Pack(const FloatPoolOp& op, const Device& device);
 PackedNodePtr Pack(const FloatGemmOp& op, const Device& device);
 PackedNodePtr Pack(const FloatConvOp& op, const Device& device);
 
-// Blocks of `threads` for `work` threads.
-inline unsigned BlocksFor(int64_t work, int threads) {
-  return static_cast<unsigned>((work + threads - 1) / threads);
+// Blocks of `size` that hold `count`: of threads, of elements.
+inline unsigned BlocksFor(int64_t count, int64_t size) {
+  return static_cast<unsigned>((count + size - 1) / size);
 }
 
 // One launch of a plan: what it is fed, where its output goes, the queue that takes its kernels.

@@ -84,10 +84,11 @@ struct Average {
     const auto value = [&](int c) { return __fdiv_rn(sum[c], static_cast<float>(taps)); };
     const auto divided = [&](int c) { return Divide<kFast>(value(c), p.divider); };
     if constexpr (!kFloat) {
-      return StoreCodes(static_cast<uint8_t*>(p.y) + at, RoundCodes<kBytes>(p.rounder, divided));
-    }
+      StoreCodes(static_cast<uint8_t*>(p.y) + at, RoundCodes<kBytes>(p.rounder, divided));
+    } else {
 #pragma unroll
-    for (int c = 0; c < kBytes; ++c) static_cast<float*>(p.y)[at + c] = value(c);
+      for (int c = 0; c < kBytes; ++c) static_cast<float*>(p.y)[at + c] = value(c);
+    }
   }
 };
 
@@ -224,7 +225,7 @@ __global__ void __launch_bounds__(kThreads) GlobalFinish(const __grid_constant__
   for (unsigned first = 0; first < p.splits; first += kAtOnce) {
 #pragma unroll
     for (unsigned i = 0; i < kAtOnce; ++i) {
-      if (first + i < p.splits) sum += partial[static_cast<int64_t>(first + i) * p.count];
+      if (first + i < p.splits) sum += partial[(first + i) * p.count];
     }
   }
   FinishGlobal(p, at, sum);
@@ -273,7 +274,7 @@ GlobalParams GlobalGeometry(const GlobalAveragePoolNode& node, const TensorShape
   const int64_t blocks = std::max<int64_t>(1, int64_t{p.images} * BlocksFor(p.channels, 4 * kLanes));
   const int64_t wanted = std::max<int64_t>(1, 2 * multiprocessors / blocks);
   p.splits = static_cast<unsigned>(std::min<int64_t>(wanted, std::max(1u, BlocksFor(p.pixels, 32 * kLanes))));
-  p.pixels_per_split = BlocksFor(p.pixels, static_cast<int>(p.splits));
+  p.pixels_per_split = BlocksFor(p.pixels, p.splits);
   return p;
 }
 

@@ -157,8 +157,8 @@ __device__ __forceinline__ void MoveTile(const PlaneTiles& t, const TileOrigin& 
   MoveRows<1, kToShared>(t, o, shared, tensor);
 }
 
-// A thread's part of a tensor: kChannels planes, of which `channels` are there, at kPixels neighbouring pixels.
-// Their codes are words of four, `step` bytes apart, in the order of pixels and then channels.
+// A thread's part of a tensor: kChannels planes, of which `channels` are there, at kPixels neighbouring
+// pixels. Their codes are words of four, `step` bytes apart, in the order of pixels and then channels.
 struct Part {
   float* floats;
   int64_t plane;  // floats from plane to plane
@@ -276,7 +276,7 @@ void LaunchFlat(const Run& run, const FloatCodes& g, const Map& map, bool per_ch
   const bool fours = CommonUnit({p.x}) == 16 && CommonUnit({p.y}) >= 4 && (!per_channel || g.channels > 2);
   if (!fours) return run.LaunchFor(g.count, FlatToCodes<Map, 1, 1>, kThreads, p);
   if (!per_channel) p.channels = MakeDivisor(4);
-  const int64_t vectors = (g.count + 3) / 4;
+  const int64_t vectors = BlocksFor(g.count, 4);
   if (g.count <= 4 * kOneWave) return run.LaunchFor(vectors, FlatToCodes<Map, 4, 1>, kThreads, p);
   run.Launch(FlatToCodes<Map, 4, 4>, dim3(BlocksFor(vectors, 4 * kThreads)), kThreads, p);
 }
@@ -301,11 +301,11 @@ void LaunchPlanes(const Run& run, const FloatCodes& g, const Map& map, const voi
                       OneOf<2, 3, 4>(static_cast<int>(g.channels)));
   }
   const unsigned width = std::min(t.channels, static_cast<unsigned>(kTileChannels));
-  t.pitch = ((width + 3) / 4 | 1u) * 4;
+  t.pitch = (BlocksFor(width, 4) | 1u) * 4;
   t.unit = std::min(CommonUnit({p.codes}), CommonUnit(g.channels));
   while ((1u << t.row_shift) < width / static_cast<unsigned>(t.unit)) ++t.row_shift;
-  t.by_pixel_tiles = MakeDivisor((g.pixels + kTilePixels - 1) / kTilePixels);
-  t.by_channel_tiles = MakeDivisor((g.channels + kTileChannels - 1) / kTileChannels);
+  t.by_pixel_tiles = MakeDivisor(BlocksFor(g.pixels, kTilePixels));
+  t.by_channel_tiles = MakeDivisor(BlocksFor(g.channels, kTileChannels));
   const int64_t blocks = g.images * t.by_pixel_tiles.divisor * t.by_channel_tiles.divisor;
   run.Launch(fours ? MoveTiles<Map, 4> : MoveTiles<Map, 1>, dim3(static_cast<unsigned>(blocks)), kThreads, p);
 }

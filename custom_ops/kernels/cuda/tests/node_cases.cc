@@ -58,7 +58,7 @@ AffineSpec DrawAffine(Draw& draw, int64_t channels, bool has_affine, bool grids)
     spec.x_scale.push_back(grids ? draw.Scale() : x_scale);
     spec.x_zero_point.push_back(grids ? draw.ZeroPoint(spec.x_signed) : x_zero);
     spec.y_scale.push_back(grids ? draw.Scale() : y_scale);
-    spec.y_zero_point.push_back(y_zero);
+    spec.y_zero_point.push_back(grids ? draw.ZeroPoint(spec.quantizer.is_signed) : y_zero);
     if (!has_affine) continue;
     spec.scale.push_back(ties ? 0.5f : draw.Real(-2, 2));
     spec.shift.push_back(ties ? 0.25f : draw.Real(-2, 2));
