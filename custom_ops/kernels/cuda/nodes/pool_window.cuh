@@ -55,13 +55,14 @@ inline Windows WindowsOf(const Window& window, const int64_t* x, const int64_t* 
   const auto spatial = static_cast<size_t>(window.spatial);
   for (size_t i = 0; i < spatial; ++i) {
     const size_t d = i + kMaxSpatial - spatial;
-    (d == 1 ? out.h : out.w) = {window.kernel[d],
-                                window.stride[d],
-                                window.dilation[d],
-                                window.pad_begin[d],
-                                window.pad_end[d],
-                                x[i],
-                                y[i]};
+    WindowDim& dim = d == 1 ? out.h : out.w;  // nvcc takes no list for a conditional expression
+    dim = {window.kernel[d],
+           window.stride[d],
+           window.dilation[d],
+           window.pad_begin[d],
+           window.pad_end[d],
+           x[i],
+           y[i]};
   }
   out.by_h = MakeDivisor(std::max<int64_t>(1, out.h.out));
   out.by_w = MakeDivisor(std::max<int64_t>(1, out.w.out));
