@@ -69,6 +69,8 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     constants = None if array is None or channels is None else per_channel(array, len(dims), 1, channels)
     if constants is None:
         return Refusal("its constant operand is not one number per channel")
+    if not np.all(np.isfinite(constants)):
+        return Refusal("its constant operand is not finite")
     if is_op(node, "Mul"):
         return _region(x, clipped, constants, np.zeros_like(constants))
     return _region(x, clipped, np.ones_like(constants), constants)

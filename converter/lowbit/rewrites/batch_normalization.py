@@ -34,9 +34,12 @@ def fold_batch_normalization(
     if any(array is None for array in arrays):
         return Refusal("the parameters of its BatchNormalization are not float32 constants")
     gamma, beta, mean, variance = (np.asarray(array, np.float32) for array in arrays)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         inverse = np.float32(1) / np.sqrt(variance + np.float32(get_float(node, "epsilon", 1e-5)))
         scale = gamma * inverse
+        shift = beta - mean * scale
     if channels not in (None, scale.size):
         return Refusal(f"its BatchNormalization has {scale.size} channels, expected {channels}")
-    return scale, beta - mean * scale
+    if not (np.all(np.isfinite(scale)) and np.all(np.isfinite(shift))):
+        return Refusal("its BatchNormalization is not finite")
+    return scale, shift

@@ -337,6 +337,8 @@ def _extend(
         return Refusal(
             f"the constant of its {node.op_type} has the shape {list(other.shape)}, expected one per channel"
         )
+    if not np.all(np.isfinite(constants)):
+        return Refusal(f"the constant of its {node.op_type} is not finite")
     if is_op(node, "Mul"):
         return _add_affine(epilogue, constants, np.zeros(channels, np.float32))
     if is_op(node, "Sub"):
@@ -381,8 +383,11 @@ def read_bias(
     factor: float,
     round_bias: bool,
 ) -> Bias | Refusal:
-    """The bias of a core: integers if its grid is exactly the accumulator's, else real numbers."""
-    if value is None:
+    """The bias of a core: integers if its grid is exactly the accumulator's, else real numbers.
+
+    A factor of 0 leaves it out, whatever it holds.
+    """
+    if value is None or factor == 0:
         return Bias()
     dequantization = form.dequantization(value)
     if isinstance(dequantization, Refusal):
@@ -400,7 +405,10 @@ def read_bias(
         integers = _on_grid(dequantization, accumulator_scale)
         if integers is not None:
             return Bias(integers=integers)
-    reals = reals if factor == 1.0 else np.float32(factor) * reals
+    with np.errstate(all="ignore"):
+        reals = reals if factor == 1.0 else np.float32(factor) * reals
+    if not np.all(np.isfinite(reals)):
+        return Refusal("its bias is not finite")
     if not np.any(reals):
         return Bias()
     if not round_bias:
