@@ -28,6 +28,9 @@ Inputs = Mapping[str, onnx.ValueInfoProto]
 
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
+LABEL_NAMES = ("y", "label", "labels")
+"""What the vector of labels beside samples is called where nobody says."""
+
 _PLAIN_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB")
 """Pillow's modes of 8 bits a channel; what is wider would be clipped, not scaled, on its way to RGB."""
 
@@ -94,30 +97,41 @@ class Samples:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        data: str | os.PathLike[str] | Mapping[str, Array],
         model_inputs: Inputs,
         preprocess: str | None = None,
         *,
         limit: int | None = None,
     ) -> None:
-        """Opens data as :func:`load_feeds` describes."""
+        """Opens data as :func:`load_feeds` describes; arrays in memory, by input, are as an .npz of them.
+
+        Attributes:
+            total: how many samples the data hold.
+            all_names: what to call each of them: files, or numbers.
+            indices: which of them are used.
+            names: what to call those.
+        """
         if limit is not None and limit < 1:
             raise LowBitError(f"the number of samples must be at least 1, got {limit}")
         self.inputs = dict(model_inputs)
         self._dtypes = {name: element_type(value) for name, value in self.inputs.items()}
         self._dims = {name: dims_of(value) for name, value in self.inputs.items()}
-        self._source, self._prepare = _open(os.fspath(path), self.inputs, preprocess)
-        count = len(self._source.names)
-        used = count if limit is None else min(limit, count)
-        self._wanted = [i * count // used for i in range(used)]
-        self.names = [self._source.names[i] for i in self._wanted]
+        if isinstance(data, Mapping):
+            self._source, self._prepare = _open_arrays("data", _held(data), "", self.inputs, preprocess)
+        else:
+            self._source, self._prepare = _open(os.fspath(data), self.inputs, preprocess)
+        self.all_names = self._source.names
+        self.total = len(self.all_names)
+        used = self.total if limit is None else min(limit, self.total)
+        self.indices = [i * self.total // used for i in range(used)]
+        self.names = [self.all_names[i] for i in self.indices]
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __iter__(self) -> Iterator[Sample]:
         """The samples, each without the batch dim, in the shape and type of the model's inputs."""
-        raw = self._source.read(self._wanted)
+        raw = self._source.read(self.indices)
         for name, value in zip(self.names, raw, strict=True):
             sample = value if self._prepare is None else self._prepare(value, name)
             yield {key: self._fitting(key, array, name) for key, array in sample.items()}
@@ -189,20 +203,57 @@ _HOW_TO_SAY = (
 )
 
 
+_EXPECTED = "a folder or .zip of images, an .npz or an .npy"
+
+
+def load_vector(path: str | os.PathLike[str]) -> Array:
+    """The vector of labels in an .npy or .npz. Of an .npz with several, PATH:NAME says which.
+
+    Raises:
+        LowBitError: if there is none, or it is not clear which is meant.
+    """
+    file, member = _split(os.fspath(path))
+    if not os.path.isfile(file):
+        raise LowBitError(f"{file}: no such file")
+    arrays = _arrays(file, "a vector of labels in an .npy or .npz, or labels in a .json, .csv or .txt")
+    vectors = [a for name, a in arrays.items() if len(a.shape) == 1 and name == (member or name)]
+    named = [vector for vector in vectors if vector.member in LABEL_NAMES]
+    if len(vectors) > 1 and len(named) == 1:
+        vectors = named
+    if len(vectors) != 1:
+        raise _unclear(file, arrays, f"a vector '{member}'" if member else "one vector")
+    return np.array(list(vectors[0].rows(range(vectors[0].shape[0]))))
+
+
 def _open(path: str, inputs: Inputs, preprocess: str | None) -> tuple[_Source, Preprocess | None]:
     file, member = _split(path)
-    prepare = None if preprocess is None else make_preprocess(preprocess, inputs)
     if os.path.isdir(file) or file.lower().endswith(".zip"):
         if member:
             raise LowBitError(f"{path}: a name after ':' chooses an array of an .npz; {file} holds images")
-        return _ImageFiles(file), prepare or _as_they_are(file, inputs)
+        files = _ImageFiles(file)
+        return files, _as_they_are(file, inputs) if preprocess is None else make_preprocess(
+            preprocess, inputs
+        )
     if not os.path.isfile(file):
         raise LowBitError(f"{file}: no such file or folder")
-    arrays = _arrays(file)
-    if prepare is None:
+    return _open_arrays(file, _arrays(file, _EXPECTED), member, inputs, preprocess)
+
+
+def _open_arrays(
+    file: str, arrays: Mapping[str, _Stored], member: str, inputs: Inputs, preprocess: str | None
+) -> tuple[_Source, Preprocess | None]:
+    if preprocess is None:
         return _FedArrays(file, _chosen(file, arrays, list(inputs), member)), None
+    prepare = make_preprocess(preprocess, inputs)
     chosen = _chosen(file, arrays, [next(iter(inputs))], member)
     return _Images(file, next(iter(chosen.values()))), prepare
+
+
+def _held(data: Mapping[str, Array]) -> dict[str, _Stored]:
+    arrays = {name: np.asarray(array) for name, array in data.items()}
+    return {
+        name: _Held("data", name, array.shape, array.dtype, False, array) for name, array in arrays.items()
+    }
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -343,6 +394,17 @@ class _Stored:
                 yield np.frombuffer(data, self.dtype).reshape(self.shape[1:]).copy()
 
 
+@dataclass(frozen=True)
+class _Held(_Stored):
+    """An array in memory."""
+
+    array: Array
+
+    def rows(self, wanted: Sequence[int]) -> Iterator[Array]:
+        """The rows of these numbers."""
+        return (self.array[i] for i in wanted)
+
+
 def _exactly(stream: IO[bytes], length: int) -> bytes:
     data = stream.read(length)
     if len(data) != length:
@@ -359,7 +421,7 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     raise ValueError(f"version {version[0]}.{version[1]} of the .npy format is not known")
 
 
-def _arrays(file: str) -> dict[str, _Stored]:
+def _arrays(file: str, expected: str) -> dict[str, _Stored]:
     """The arrays of an .npz by name, or an .npy's under the empty name."""
     found = {}
     try:
@@ -375,13 +437,11 @@ def _arrays(file: str) -> dict[str, _Stored]:
                 shape, fortran, dtype = _header(stream)
             found[""] = _Stored(file, "", shape, dtype, fortran)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise LowBitError(
-            f"{file}: expected a folder or .zip of images, an .npz or an .npy: {error}"
-        ) from error
+        raise LowBitError(f"{file}: expected {expected}: {error}") from error
     return found
 
 
-def _chosen(file: str, arrays: dict[str, _Stored], names: list[str], member: str) -> dict[str, _Stored]:
+def _chosen(file: str, arrays: Mapping[str, _Stored], names: list[str], member: str) -> dict[str, _Stored]:
     """Which arrays are meant, by the names of what they are for."""
     if member:
         if member not in arrays or len(names) > 1:

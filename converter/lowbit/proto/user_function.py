@@ -19,7 +19,7 @@ def is_function(text: str) -> bool:
 
 
 def load_function(text: str, what: str) -> Callable[..., Any]:
-    """The function that ``module:function`` or ``path/to/file.py:function`` names.
+    """The function that ``module:function`` or ``file.py:function`` names.
 
     A module is looked for in the current folder as well, as ``python -m`` does.
 
@@ -32,7 +32,7 @@ def load_function(text: str, what: str) -> Callable[..., Any]:
     """
     place, _, name = text.rpartition(":")
     if not place or not name.isidentifier():
-        raise LowBitError(f"{what}: expected module:function or path/to/file.py:function, got '{text}'")
+        raise LowBitError(f"{what}: expected module:function or file.py:function, got '{text}'")
     try:
         module = _from_file(place, what) if place.endswith(".py") else _from_path(place)
     except LowBitError:
