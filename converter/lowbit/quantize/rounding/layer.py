@@ -1,0 +1,168 @@
+"""Rounding one layer: the way and the ridge that do best on images that rounding did not see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowbit.quantize.gram import Moments, plus
+from lowbit.quantize.rounding.adaround import adaround
+from lowbit.quantize.rounding.descent import descent
+from lowbit.quantize.rounding.gptq import gptq
+from lowbit.quantize.rounding.nearest import nearest
+from lowbit.quantize.rounding.problem import Array, Problem, first_scale, solve
+
+RIDGE = 0.05
+"""Where there are too few images to choose it."""
+
+_RIDGES = (0.01, 0.05, 0.2)
+_LARGEST_CHOICE = 1200
+"""Columns beyond which the ridge is not chosen: that takes a solution for each."""
+
+
+@dataclass
+class Rounded:
+    """Weights of few bits.
+
+    Attributes:
+        codes: [groups, rows, columns], whole numbers.
+        scale: [groups, rows].
+        method: how they were found.
+        ridge: of the problem.
+        error: of the output, relative to its variance, over all images.
+        held_out: the same over held-out images, from a solution that did not see them; None without any.
+        nearest: the error of rounding to nearest.
+        alone: the error where the input is exact but for what its own quantizer did.
+    """
+
+    codes: Array
+    scale: Array
+    method: str
+    ridge: float
+    error: float
+    held_out: float | None
+    nearest: float
+    alone: float
+
+
+def round_layer(
+    weights: Array,
+    fit: Moments,
+    held: Moments | None,
+    bits: int,
+    *,
+    method: str,
+    ridge: float | None,
+    sweeps: int,
+    per_channel: bool,
+    feedback: bool,
+) -> Rounded:
+    """Codes and scales of a layer.
+
+    Args:
+        weights: [groups, rows, columns].
+        fit: sums over the images to round for; used up.
+        held: sums over the images that judge; None without any. The result is for both.
+        bits: of the codes.
+        method: auto, nearest, gptq, descent or adaround.
+        ridge: None: chosen.
+        sweeps: of coordinate descent.
+        per_channel: one scale per row.
+        feedback: see :func:`lowbit.quantize.rounding.problem.solve`.
+    """
+    def problem_of(moments: Moments, amount: float) -> Problem:
+        gram, cross = centred(moments)
+        return solve(
+            weights, gram, cross, moments.blocks, bits, amount, per_channel=per_channel, feedback=feedback
+        )
+
+    def run(problem: Problem, way: str) -> tuple[Array, Array]:
+        if way == "nearest":
+            return nearest(problem)
+        if way == "gptq":
+            scale = first_scale(problem)
+            codes = gptq(problem, scale)
+            return codes, problem.refit(codes, scale)
+        if way == "adaround":
+            return adaround(problem)
+        return descent(problem, sweeps)
+
+    way = "descent" if method == "auto" else method
+    chosen, judged = RIDGE if ridge is None else ridge, None
+    small = weights.shape[-1] <= _LARGEST_CHOICE
+    if held is not None and held.count and method != "nearest" and small:
+        ridges = _RIDGES if ridge is None else (ridge,)
+        ways = ("gptq", "descent") if method == "auto" else (way,)
+        best = np.inf
+        for amount in ridges:
+            problem = problem_of(fit, amount)
+            for tried in ways:
+                codes, scale = run(problem, tried)
+                error = output_error(weights, codes * scale[..., None], held, fit)
+                # Of two that are as good the first one stays: chance alone shall not decide.
+                if error < best * 0.995:
+                    best, chosen, way = error, amount, tried
+        judged = best
+    total = fit if held is None or not held.count else plus(fit, held)
+    problem = problem_of(total, chosen)
+    codes, scale = run(problem, way)
+    plain, plain_scale = nearest(problem)
+    error = output_error(weights, codes * scale[..., None], total, total)
+    worst = output_error(weights, plain * plain_scale[..., None], total, total)
+    gram, _ = centred(total)
+    d = weights - codes * scale[..., None]
+    alone = sum(
+        float(np.einsum("grk,grk->", d[..., block] @ g, d[..., block]))
+        for block, g in zip(total.blocks, gram, strict=True)
+    )
+    variance = _variance(total)
+    return Rounded(codes, scale, way, chosen, error, judged, worst, alone / variance if variance else 0.0)
+
+
+def centred(moments: Moments, around: Moments | None = None) -> tuple[list[Array], list[Array]]:
+    """G and C per block: means of products, less the means' product.
+
+    With ``around`` the means are those of other images: ``E (x - m)(x^ - n)' = E x x^' - m E x^' - E x n' + m n'``.
+    """
+    n = max(1, moments.count)
+    mean, mean_q = moments.mean / n, moments.mean_q / n
+    m, m_q = mean, mean_q
+    if around is not None and around is not moments:
+        m, m_q = around.mean / max(1, around.count), around.mean_q / max(1, around.count)
+    grams, crosses = [], []
+    for block, gram, cross in zip(moments.blocks, moments.gram, moments.cross, strict=True):
+        a, b, u, v = m[:, block], m_q[:, block], mean[:, block], mean_q[:, block]
+        grams.append(gram / n - _outer(b, v) - _outer(v, b) + _outer(b, b))
+        crosses.append(cross / n - _outer(a, v) - _outer(u, b) + _outer(a, b))
+    return grams, crosses
+
+
+def _outer(a: Array, b: Array) -> Array:
+    result: Array = a[:, :, None] * b[:, None, :]
+    return result
+
+
+def output_error(weights: Array, rounded: Array, moments: Moments, around: Moments) -> float:
+    """Mean square error of the output relative to its variance, its bias being that of the images ``around``.
+
+    ``E (w x - w^ x^)^2`` needs ``w cov(x, x) w'``, which is the variance of the float output itself.
+    """
+    gram, cross = centred(moments, around)
+    n, k = max(1, moments.out_count), max(1, around.out_count)
+    shift = moments.out / n - around.out / k
+    total = float((_row_variance(moments) + shift**2).sum())
+    for block, g, c in zip(moments.blocks, gram, cross, strict=True):
+        w, q = weights[..., block], rounded[..., block]
+        total += float(np.einsum("grk,grk->", q @ g, q) - 2 * np.einsum("grk,grk->", w @ c, q))
+    variance = _variance(moments)
+    return max(total, 0.0) / variance if variance else 0.0
+
+
+def _row_variance(moments: Moments) -> Array:
+    n = max(1, moments.out_count)
+    return np.asarray(np.maximum(moments.out_power / n - (moments.out / n) ** 2, 0))
+
+
+def _variance(moments: Moments) -> float:
+    return float(_row_variance(moments).sum())

@@ -1,0 +1,151 @@
+"""The problem that every way of rounding solves, and what each needs of it.
+
+For one row w of a layer's weights, x its float input and x^ its quantized one, both less their means (the bias
+takes those), the error of the output is
+
+    E (w x - w^ x^)^2 = w cov(x, x) w' - 2 w C w^' + w^ G w^',    G = cov(x^, x^),  C = cov(x, x^).
+
+A ridge keeps w^ near w where the images say nothing: ``H = G + r I``, and C gets the same. The best real
+weights are ``t = w (C + r I) H^-1``, and for any w^ the error is ``(w^ - t) H (w^ - t)'`` plus what no w^
+changes. So rounding is a lattice problem with the metric H around t, row by row; ``w^ = scale * codes``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+WORK = 1 << 9
+"""Columns beyond which codes are searched in float32; the metric's factors stay float64."""
+
+
+@dataclass
+class Problem:
+    """One layer: independent groups, each of some rows over some blocks of columns.
+
+    Attributes:
+        weights: float weights w, float64 [groups, rows, columns].
+        target: t, the same shape.
+        metric: H, one [groups, k, k] per block of columns.
+        blocks: the blocks.
+        low: the smallest code.
+        high: the largest one.
+        per_channel: one scale per row, else one for all.
+    """
+
+    weights: Array
+    target: Array
+    metric: list[Array]
+    blocks: list[slice]
+    low: int
+    high: int
+    per_channel: bool = True
+
+    def round(self, values: Array) -> Array:
+        """The nearest codes of values in units of the scale; one bit has the codes -1 and +1."""
+        if (self.low, self.high) == (-1, 0):
+            return np.where(values >= 0, 1.0, -1.0).astype(values.dtype)
+        return np.clip(np.rint(values), self.low, self.high)
+
+    def error(self, rounded: Array) -> Array:
+        """``(w^ - t) H (w^ - t)'``, [groups, rows]."""
+        total = np.zeros(self.target.shape[:2])
+        for block, metric in zip(self.blocks, self.metric, strict=True):
+            d = rounded[..., block] - self.target[..., block]
+            total += np.einsum("grk,grk->gr", d @ metric, d)
+        return total
+
+    def refit(self, codes: Array, scale: Array) -> Array:
+        """The scale of least error for given codes: ``t H q' / q H q'``; the old one where that is none."""
+        above, below = np.zeros(codes.shape[:2]), np.zeros(codes.shape[:2])
+        for block, metric in zip(self.blocks, self.metric, strict=True):
+            q = codes[..., block]
+            hq = q @ metric
+            above += np.einsum("grk,grk->gr", hq, self.target[..., block])
+            below += np.einsum("grk,grk->gr", hq, q)
+        if not self.per_channel:
+            above, below = (np.broadcast_to(v.sum(), v.shape) for v in (above, below))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            fitted = above / below
+        return np.where((below > 0) & (fitted > 0.1 * scale) & np.isfinite(fitted), fitted, scale)
+
+
+def code_bounds(bits: int) -> tuple[int, int]:
+    """Codes of weights: symmetric at 8 bits, all of them below, where each is a large part of the whole."""
+    return (-127, 127) if bits == 8 else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+
+
+def solve(
+    weights: Array,
+    gram: list[Array],
+    cross: list[Array],
+    blocks: list[slice],
+    bits: int,
+    ridge: float,
+    *,
+    per_channel: bool,
+    feedback: bool,
+) -> Problem:
+    """The problem of a layer.
+
+    Args:
+        weights: [groups, rows, columns].
+        gram: G, one [groups, k, k] per block.
+        cross: C, the same.
+        blocks: the blocks of columns.
+        bits: of the codes.
+        ridge: what is added to the diagonal, as a part of its mean.
+        per_channel: one scale per row.
+        feedback: whether the target is that of the float input; else ``t = w``.
+    """
+    target = np.array(weights, np.float64)
+    metric = []
+    for block, g, c in zip(blocks, gram, cross, strict=True):
+        size = g.shape[-1]
+        mean = np.einsum("gkk->g", g) / size
+        mean = np.where(mean > 0, mean, 1.0)
+        added = (ridge * mean)[:, None, None] * np.eye(size)
+        # A little of the identity is always there: fewer images than columns make G singular.
+        h = g + added + (1e-6 * mean)[:, None, None] * np.eye(size)
+        metric.append(h)
+        if feedback:
+            # t = w (C + R) H^-1: H is symmetric, so H t' = (C + R)' w'.
+            right = (c + added).transpose(0, 2, 1) @ target[..., block].transpose(0, 2, 1)
+            right = right + 1e-6 * mean[:, None, None] * target[..., block].transpose(0, 2, 1)
+            target[..., block] = np.linalg.solve(h, right).transpose(0, 2, 1)
+    low, high = code_bounds(bits)
+    return Problem(np.asarray(weights, np.float64), target, metric, blocks, low, high, per_channel)
+
+
+def first_scale(problem: Problem, steps: int = 48) -> Array:
+    """The scale of least error weighted by the metric's diagonal, float64 [groups, rows].
+
+    Of 48 scales between a quarter of the one that cuts nothing off and that itself.
+    """
+    diagonal = np.concatenate([np.einsum("gkk->gk", h) for h in problem.metric], axis=1)[:, None, :]
+    t = problem.target
+    if (problem.low, problem.high) == (-1, 0):
+        weight = diagonal.sum(axis=-1)
+        scale = (np.abs(t) * diagonal).sum(axis=-1) / np.where(weight > 0, weight, 1)
+    else:
+        reach = np.maximum(t.max(axis=-1) / problem.high, t.min(axis=-1) / problem.low if problem.low else 0)
+        reach = np.where(reach > 0, reach, 1.0)
+        if not problem.per_channel:
+            reach = np.full_like(reach, reach.max())
+        best, scale = np.full(reach.shape, np.inf), reach
+        for ratio in np.linspace(0.25, 1.0, steps):
+            tried = reach * ratio
+            d = t - tried[..., None] * problem.round(t / tried[..., None])
+            error = (d * d * diagonal).sum(axis=-1)
+            if not problem.per_channel:
+                error = np.full_like(error, error.sum())
+            better = error < best
+            best, scale = np.where(better, error, best), np.where(better, tried, scale)
+    if not problem.per_channel:
+        scale = np.full_like(scale, scale.mean())
+    return np.where(scale > 1e-30, scale, 1.0)
