@@ -123,6 +123,8 @@ def test_a_model_of_a_fixed_batch_gets_whole_ones(tmp_path):
     assert [batch.count for batch in feeds] == [3, 2]
     np.testing.assert_array_equal(feeds[1]["x"], [[6, 7], [8, 9], [6, 7]])
     assert len(feeds[1].names) == 2
+    short = all_of(tmp_path / "x.npy", inputs(x=[3, 2]), fill=False)
+    np.testing.assert_array_equal(short[1]["x"], [[6, 7], [8, 9]])
 
 
 def test_several_inputs_come_from_arrays_of_their_names(tmp_path):

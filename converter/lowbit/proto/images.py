@@ -68,6 +68,7 @@ def load_feeds(
     *,
     batch: int | None = None,
     limit: int | None = None,
+    fill: bool = True,
 ) -> Iterator[Batch]:
     """Feeds for a model, one batch at a time, from images or arrays.
 
@@ -81,6 +82,8 @@ def load_feeds(
         batch: samples a batch, for a model with a symbolic first dim; 1 when absent. The last one may be
             smaller. A model with a fixed first dim decides itself.
         limit: use this many samples, evenly spread over the data.
+        fill: whether a fixed batch that is not full is filled up with its own samples; it stays short
+            otherwise.
 
     Returns:
         An iterator of :class:`Batch`. Everything but the samples themselves was checked when it is returned.
@@ -89,7 +92,7 @@ def load_feeds(
         LowBitError: if the path, the spec or a sample is not usable: names file, what was expected, what was
             found and what to do.
     """
-    return Samples(path, model_inputs, preprocess, limit=limit).batches(batch)
+    return Samples(path, model_inputs, preprocess, limit=limit).batches(batch, fill=fill)
 
 
 class Samples:
@@ -136,12 +139,12 @@ class Samples:
             sample = value if self._prepare is None else self._prepare(value, name)
             yield {key: self._fitting(key, array, name) for key, array in sample.items()}
 
-    def batches(self, batch: int | None = None) -> Iterator[Batch]:
+    def batches(self, batch: int | None = None, *, fill: bool = True) -> Iterator[Batch]:
         """The samples in batches, see :func:`load_feeds`."""
         if batch is not None and batch < 1:
             raise LowBitError(f"the batch must be at least 1, got {batch}")
         fixed = self.fixed_batch()
-        return self._batches(fixed or batch or 1, fill=fixed is not None)
+        return self._batches(fixed or batch or 1, fill=fill and fixed is not None)
 
     def fixed_batch(self) -> int | None:
         """The first dim that the model's inputs fix; None where it is symbolic."""
