@@ -93,16 +93,13 @@ def round_layer(
     small = weights.shape[-1] <= _LARGEST_CHOICE
     if held is not None and held.count and method != "nearest" and small:
         ridges = _RIDGES if ridge is None else (ridge,)
-        ways = ("gptq", "descent") if method == "auto" else (way,)
         best = np.inf
         for amount in ridges:
-            problem = problem_of(fit, amount)
-            for tried in ways:
-                codes, scale = run(problem, tried)
-                error = output_error(weights, codes * scale[..., None], held, fit)
-                # Of two that are as good the first one stays: chance alone shall not decide.
-                if error < best * 0.995:
-                    best, chosen, way = error, amount, tried
+            codes, scale = run(problem_of(fit, amount), "gptq" if way == "descent" else way)
+            error = output_error(weights, codes * scale[..., None], held, fit)
+            # Of two that are as good the first one stays: chance alone shall not decide.
+            if error < best * 0.995:
+                best, chosen = error, amount
         judged = best
     total = fit if held is None or not held.count else plus(fit, held)
     problem = problem_of(total, chosen)

@@ -12,6 +12,7 @@ changes. So rounding is a lattice problem with the metric H around t, row by row
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-WORK = 1 << 9
+WORK = 1 << 6
 """Columns beyond which codes are searched in float32; the metric's factors stay float64."""
 
 
@@ -46,11 +47,22 @@ class Problem:
     high: int
     per_channel: bool = True
 
+    @functools.cached_property
+    def factors(self) -> list[Array]:
+        """Lower triangular M with ``H = M' M``, for each block: H's Cholesky factor from its other end."""
+        return [
+            np.linalg.cholesky(metric[:, ::-1, ::-1])[:, ::-1, ::-1].transpose(0, 2, 1)
+            for metric in self.metric
+        ]
+
     def round(self, values: Array) -> Array:
         """The nearest codes of values in units of the scale; one bit has the codes -1 and +1."""
         if (self.low, self.high) == (-1, 0):
             return np.where(values >= 0, 1.0, -1.0).astype(values.dtype)
-        return np.clip(np.rint(values), self.low, self.high)
+        rounded = np.rint(values)
+        # Two ufuncs take half the time of np.clip on the short rows of the inner loops.
+        np.maximum(rounded, self.low, out=rounded)
+        return np.minimum(rounded, self.high, out=rounded)
 
     def error(self, rounded: Array) -> Array:
         """``(w^ - t) H (w^ - t)'``, [groups, rows]."""
