@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lowbit.deploy.compile import compile
     from lowbit.deploy.mobile import export_mobile
     from lowbit.errors import LowBitError, ModelError, OutputError, UnsupportedError
+    from lowbit.evaluation.evaluate import evaluate
     from lowbit.exporters.export import export
     from lowbit.inspection.inspect import inspect
     from lowbit.library import get_ep_name, get_ep_names, get_library_path
@@ -40,6 +41,7 @@ __all__ = [
     "compile",
     "convert",
     "devices",
+    "evaluate",
     "export",
     "export_mobile",
     "get_ep_name",
@@ -61,6 +63,7 @@ _HOME = {
     "compile": "deploy.compile",
     "convert": "conversion.convert",
     "devices": "sessions.devices",
+    "evaluate": "evaluation.evaluate",
     "export": "exporters.export",
     "export_mobile": "deploy.mobile",
     "get_ep_name": "library",

@@ -251,6 +251,11 @@ input_quant_option = click.option(
     metavar="[NAME:]scale=1/255,bits=8,unsigned",
     help="Round a float input to codes, so that the first layer has some; may be repeated.",
 )
+preprocess_option = click.option(
+    "--preprocess",
+    metavar="SPEC",
+    help="How an image becomes an input: raw, imagenet, KEY=VALUE,.. or module:function.",
+)
 report_option = click.option(
     "--report", "report_file", type=MODEL, help="Also write the report to FILE.html or FILE.json."
 )
