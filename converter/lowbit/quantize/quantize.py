@@ -317,9 +317,11 @@ class _Run:
                 self._save_state(name, *made)
             left = [layer for layer in plan.layers.values() if layer.node not in codes]
             floats.forget_all_but(
-                exact.behind([n for layer in left for n in (layer.x, layer.y)], floats.known)[1]
+                exact.behind([n for v in left for n in (v.x, v.y, v.residual) if n], floats.known)[1]
             )
-            rounded.forget_all_but(graph.behind([read[layer.x] for layer in left], rounded.known)[1])
+            rounded.forget_all_but(
+                graph.behind([read[n] for v in left for n in (v.x, v.residual) if n], rounded.known)[1]
+            )
             self._tell(records, codes, start)
         self.report.layers = [records[name] for name in plan.layers]
         return codes
@@ -341,7 +343,7 @@ class _Run:
         for layer in self.plan.layers.values():
             if layer.node in codes:
                 continue
-            front, _ = graph.behind([read[layer.x]], ())
+            front, _ = graph.behind([read[name] for name in (layer.x, layer.residual) if name], ())
             if any(node.name in self.plan.layers and node.name not in codes for node in front):
                 continue
             columns = to_rows(layer, layer.weight).shape[2]
@@ -368,8 +370,8 @@ class _Run:
             layer.node: [Moments.empty(layer, unfolds[layer.node].columns, self.config.seed) for _ in (0, 1)]
             for layer in stage
         }
-        wanted = [name for layer in stage for name in (layer.x, layer.y)]
-        inputs = [read[layer.x] for layer in stage]
+        wanted = [name for layer in stage for name in (layer.x, layer.y, layer.residual) if name]
+        inputs = [read[name] for layer in stage for name in (layer.x, layer.residual) if name]
         runs = zip(
             floats.run(exact, wanted, keep=[layer.x for layer in stage]),
             rounded.run(graph, inputs, keep=inputs),
@@ -378,15 +380,17 @@ class _Run:
         for index, (x, x_q) in enumerate(runs):
             for layer in stage:
                 a, b, y = x[layer.x], x_q[read[layer.x]], x[layer.y]
+                shift = x[layer.residual] - x_q[read[layer.residual]] if layer.residual else None
                 held = self.spool.held_out(index, len(a))
                 parts = ((moments[layer.node][0], ~held), (moments[layer.node][1], held))
                 if len(y) != len(a):
                     parts = ((moments[layer.node][0], np.ones(len(a), bool)),)  # type: ignore[assignment]
                 for sums, mask in parts:
                     if mask.all():
-                        sums.add(unfolds[layer.node], a, b, y)
+                        sums.add(unfolds[layer.node], a, b, y, shift)
                     elif mask.any():
-                        sums.add(unfolds[layer.node], a[mask], b[mask], y[mask])
+                        part = None if shift is None else shift[mask]
+                        sums.add(unfolds[layer.node], a[mask], b[mask], y[mask], part)
         made = {}
         for layer in stage:
             fit, held_out = moments.pop(layer.node)
@@ -407,8 +411,12 @@ class _Run:
         # ``fit`` holds the sums over all images now.
         n = max(1, fit.count)
         real = result.codes * result.scale[..., None]
-        shift = np.einsum("grk,gk->gr", weights, fit.mean / n) - np.einsum("grk,gk->gr", real, fit.mean_q / n)
-        bias = layer.bias + (shift.reshape(-1) if config.rule("bias") else 0)
+        bias = layer.bias
+        if config.rule("bias"):
+            # E y = w^ E x^ + bias: y holds the float bias, but its parts by blocks of columns do not.
+            held_by_y = len(fit.blocks) == 1
+            bias = np.sum(fit.out, axis=0).reshape(-1) / n + (0 if held_by_y else layer.bias)
+            bias = bias - np.einsum("grk,gk->gr", real, fit.mean_q / n).reshape(-1)
         codes = finish_layer(layer, result.codes, result.scale, bias, self.grids[layer.x])
         if not config.per_channel:
             codes.scale = codes.scale[:1]

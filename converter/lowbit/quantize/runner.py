@@ -144,9 +144,9 @@ class Tensors:
         model, read = graph.part(fresh, self._stored)
         computed = [value.name for value in model.graph.output]
         session = open_float(model, self.threads) if computed else None
-        writers = {name: _Writer(self.folder / f"{self._count + i}.bin") for i, name in enumerate(keep)
-                   if name in fresh and name not in graph.inputs}  # fmt: skip
-        self._count += len(writers)
+        kept = [name for name in dict.fromkeys(keep) if name in fresh and name not in graph.inputs]
+        writers = {name: _Writer(self.folder / f"{self._count + i}.bin") for i, name in enumerate(kept)}
+        self._count += len(kept)
         try:
             for index in range(len(self.spool)):
                 feed = self.spool.feed(index)

@@ -44,6 +44,7 @@ class Layer:
         rule: which rule decided them.
         depthwise: whether every channel is a group of its own.
         transposed: whether a matrix product's weights have a row per output channel.
+        residual: the other operand of the Add behind it where nothing rounds between; else empty.
     """
 
     node: str
@@ -59,6 +60,7 @@ class Layer:
     rule: str
     depthwise: bool
     transposed: bool
+    residual: str = ""
 
 
 @dataclass
@@ -153,6 +155,7 @@ class _Placement:
         self.fused: set[ir.Node] = set()  # Relu and Clip that belong to what is in front of them
         self.inside: set[ir.Value] = set()  # values that are not rounded, between two nodes on codes
         self.roots: dict[ir.Value, ir.Value] = {}
+        self.residuals: dict[ir.Node, ir.Value] = {}  # layer -> the other operand of the Add behind it
         self.biases: dict[ir.Node, ir.Node] = {}  # MatMul -> the Add of its bias
 
     def run(self) -> Plan:
@@ -355,6 +358,9 @@ class _Placement:
                 continue
             chosen = max(bare, key=lambda value: self.nodes.index(value.producer()))  # type: ignore[arg-type]
             self.inside.add(chosen)
+            maker, other = self._maker(chosen), b if chosen is a else a
+            if maker is not None and self.config.rule("feedback"):
+                self.residuals[maker] = other
             self.decide("residual", str(chosen.name), f"no quantizer in front of the Add '{node.name}'")
 
     # Layers and sites -------------------------------------------------------------------------------------
@@ -380,6 +386,7 @@ class _Placement:
                 str(node.name), node.op_type, weight, bias, str(holder.name), str(node.inputs[0].name),
                 str(self._end(node).name), rows, group, self.config.weight_bits, "asked", depthwise,
                 is_op(node, "Gemm") and bool(get_int(node, "transB", 0)),
+                str(self.residuals[node].name) if node in self.residuals else "",
             )  # fmt: skip
 
     def _operands(self, node: ir.Node) -> list[tuple[int, ir.Value]]:
