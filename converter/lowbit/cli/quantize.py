@@ -44,7 +44,7 @@ _ROUNDINGS = ("auto", "nearest", "gptq", "descent", "adaround")
     "--calib",
     required=True,
     metavar="DIR|FILE|random",
-    help="Images as eval --data takes them: a folder or .zip, an .npz or .npy; random values show speed only.",
+    help="Images as eval --data takes them: a folder or .zip, an .npz or .npy; random shows speed only.",
 )
 @preprocess_option
 @click.option("-n", "--samples", type=click.IntRange(min=1), help="Use so many images (default: all).")
@@ -132,9 +132,7 @@ def command(
         "report": result.report.to_dict(),
     }
     if report_file is not None:
-        write_report(
-            report_file, summary, lambda: render(result.report, model.name), overwrite=overwrite
-        )
+        write_report(report_file, summary, lambda: render(result.report, model.name), overwrite=overwrite)
     if out.as_json:
         out.json(summary)
     else:

@@ -71,6 +71,7 @@ def round_layer(
         per_channel: one scale per row.
         feedback: see :func:`lowbit.quantize.rounding.problem.solve`.
     """
+
     def problem_of(moments: Moments, amount: float) -> Problem:
         gram, cross = centred(moments)
         return solve(
@@ -120,7 +121,8 @@ def round_layer(
 def centred(moments: Moments, around: Moments | None = None) -> tuple[list[Array], Array]:
     """G per block, and c: means of products, less the means' product.
 
-    With ``around`` the means are those of other images: ``E (y - m)(x - n)' = E y x' - m E x' - E y n' + m n'``.
+    With ``around`` the means are those of other images: ``E (y - m)(x - n)' = E y x' - m E x' - E y n' + m
+    n'``.
     """
     around = around or moments
     n, k = max(1, moments.count), max(1, around.count)
