@@ -1,8 +1,8 @@
 """Writes the float model with its quantizers: QDQ, and QCDQ where codes have fewer than 8 bits.
 
-What computes a quantized tensor is followed by QuantizeLinear, a Clip on codes that bounds them where the type
-has more, and DequantizeLinear, which everybody reads. Weights are codes behind DequantizeLinear. Biases are
-int32 on exactly ``f32(x_scale * w_scale)``, which is what makes them part of the integer sum.
+What computes a quantized tensor is followed by QuantizeLinear, a Clip on codes that bounds them where the
+type has more, and DequantizeLinear, which everybody reads. Weights are codes behind DequantizeLinear. Biases
+are int32 on exactly ``f32(x_scale * w_scale)``, which is what makes them part of the integer sum.
 """
 
 from __future__ import annotations
@@ -193,11 +193,15 @@ class _Emitter:
         dtype = np.int8 if signed else np.uint8
         scale = self._constant(f"{name}.scale", grid.scale)
         zero = self._constant(f"{name}.zero_point", grid.zero_point.astype(dtype))
-        attributes = {} if grid.axis is None else {"axis": grid.axis}
+        attributes: dict[str, Any] = {} if grid.axis is None else {"axis": grid.axis}
         codes = self._fresh(f"{name}.codes")
         self.nodes.append(
             helper.make_node(
-                "QuantizeLinear", [source, scale, zero], [codes], self._fresh(f"{name}.quantize"), **attributes
+                "QuantizeLinear",
+                [source, scale, zero],
+                [codes],
+                self._fresh(f"{name}.quantize"),
+                **attributes,
             )
         )
         if (low, high) != ((-128, 127) if signed else (0, 255)):
@@ -211,7 +215,11 @@ class _Emitter:
         real = final or self._fresh(f"{name}.rounded")
         self.nodes.append(
             helper.make_node(
-                "DequantizeLinear", [codes, scale, zero], [real], self._fresh(f"{name}.dequantize"), **attributes
+                "DequantizeLinear",
+                [codes, scale, zero],
+                [real],
+                self._fresh(f"{name}.dequantize"),
+                **attributes,
             )
         )
         self.read[name] = real
@@ -220,7 +228,7 @@ class _Emitter:
         made = self.layers[layer.node]
         bits = self.weight_bits.get(layer.node, 8)
         dtype = None
-        if self.sub_byte and bits <= 4 and not (bits == 1):
+        if self.sub_byte and bits <= 4 and bits != 1:
             dtype = TensorProto.INT4 if bits > 2 else TensorProto.INT2
         name = f"{layer.node}.weight"
         codes = self._constant(f"{name}.codes", made.codes, dtype)
@@ -228,10 +236,12 @@ class _Emitter:
         inputs = [codes, self._constant(f"{name}.scale", scale)]
         zero = np.zeros(scale.shape, np.int8)
         inputs.append(self._constant(f"{name}.zero_point", zero, dtype))
-        attributes = {} if scale.ndim == 0 else {"axis": weight_axis(layer)}
+        attributes: dict[str, Any] = {} if scale.ndim == 0 else {"axis": weight_axis(layer)}
         real = self._fresh(f"{name}.rounded")
         self.nodes.append(
-            helper.make_node("DequantizeLinear", inputs, [real], self._fresh(f"{name}.dequantize"), **attributes)
+            helper.make_node(
+                "DequantizeLinear", inputs, [real], self._fresh(f"{name}.dequantize"), **attributes
+            )
         )
         return real
 

@@ -1,9 +1,12 @@
 """Sums over the columns that a layer's weights meet, streamed feed by feed.
 
-With x a column of the float model's input and x^ the one that the quantized layers in front make, everything
-that rounding needs is in ``sum x^ x^'``, ``sum x x^'``, ``sum x``, ``sum x^`` and a few numbers. Convolutions
-unfold their input, a transposed one that of the convolution it is equal to (zeros between the pixels, the
-kernel turned around).
+With x^ a column of the input that the quantized layers in front make, and y what the layer shall compute
+there, everything that rounding needs is in ``sum x^ x^'``, ``sum y x^'``, ``sum x^``, ``sum y`` and a few
+numbers. Convolutions unfold their input, a transposed one that of the convolution it is equal to (zeros
+between the pixels, the kernel turned around).
+
+What a layer shall compute is its float output. Where nothing rounds between it and a residual Add, it is that
+less the error of the other operand: ``y = W x + (r - r^)``, so that the sum comes out right.
 """
 
 from __future__ import annotations
@@ -74,12 +77,28 @@ class Unfold:
         if not views[0].size:
             return
         groups, channels, taps = views[0].shape[:3]
-        positions = views[0].shape[3:]
-        per_row = groups * channels * taps * int(np.prod(positions[1:], dtype=np.int64))
-        step = max(1, _SLAB // max(1, per_row))
-        for start in range(0, positions[0], step):
-            parts = [view[:, :, :, start : start + step] for view in views]
+        for places in _places(views[0].shape):
+            parts = [view[:, :, :, places] for view in views]
             yield [np.ascontiguousarray(part).reshape(groups, channels * taps, -1) for part in parts]
+
+    def outputs(self, y: Array, x: Array) -> Iterator[Array]:
+        """The output as [groups, rows, positions], in the parts in which :meth:`slabs` gives the input."""
+        view, shape = self._by_position(y), self._view(x).shape
+        for places in _places(shape):
+            yield np.ascontiguousarray(view[:, :, places]).reshape(*view.shape[:2], -1)
+
+    def by_row(self, y: Array) -> Array:
+        """All of an output as [groups, rows, positions]."""
+        view = self._by_position(y)
+        return view.reshape(*view.shape[:2], -1)
+
+    def _by_position(self, y: Array) -> Array:
+        layer = self.layer
+        groups, rows = layer.group, layer.rows // layer.group
+        if layer.op_type in ("Gemm", "MatMul"):
+            return y.reshape(-1, layer.rows).T[None]
+        by_group = y.reshape(len(y), groups, rows, *y.shape[2:])
+        return by_group.transpose(1, 2, 3, 0, *range(4, by_group.ndim))
 
     def _view(self, x: Array) -> Array:
         """[groups, channels of a group, taps, positions...], without a copy of the taps where possible."""
@@ -136,6 +155,13 @@ class Unfold:
         return spread, Window(tuple(kernel), (1,) * dims, (*begins, *ends), tuple(read.dilations))
 
 
+def _places(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Parts of the first axis of positions, each of a bounded size."""
+    per_row = int(np.prod(shape[:3], dtype=np.int64)) * int(np.prod(shape[4:], dtype=np.int64))
+    step = max(1, _SLAB // max(1, per_row))
+    return (slice(start, start + step) for start in range(0, shape[3], step))
+
+
 def _merge_taps(view: Array, dims: int) -> Array:
     """Axes 2 .. 2 + dims as one: a copy where there is more than one tap along more than one axis."""
     taps = view.shape[2 : 2 + dims]
@@ -147,30 +173,32 @@ class Moments:
     """Streamed sums of one layer over some images.
 
     Attributes:
-        count: columns.
+        blocks: the blocks of columns.
         gram: ``sum x^ x^'``, one [groups, k, k] per block of columns.
-        cross: ``sum x x^'``, the same.
-        mean: ``sum x``, [groups, columns].
-        mean_q: ``sum x^``.
-        power: ``sum x^2`` over all columns.
+        cross: ``sum y x^'``, [groups, rows, columns]; of several blocks each with the part of y that its own
+            columns make.
+        mean_q: ``sum x^``, [groups, columns].
+        out: ``sum y``, one [groups, rows] per block.
+        out_power: ``sum y^2``, the same.
+        signal: ``sum (W x)^2``, what errors are relative to, less ``signal_mean``.
+        signal_mean: ``sum W x``.
+        count: columns.
+        power: ``sum x^2`` over all elements of the input.
         noise: ``sum (x - x^)^2``.
-        out: ``sum y`` of the float output, [rows].
-        out_power: ``sum y^2``, [rows].
-        out_count: positions of the output.
         probes: ``sum x^ (x^' v)`` for random v, [groups, columns, probes]; where there are several blocks.
     """
 
     blocks: list[slice]
     gram: list[Array]
-    cross: list[Array]
-    mean: Floats
+    cross: Floats
     mean_q: Floats
-    out: Floats
-    out_power: Floats
+    out: list[Floats]
+    out_power: list[Floats]
+    signal: Floats
+    signal_mean: Floats
     count: int = 0
     power: float = 0.0
     noise: float = 0.0
-    out_count: int = 0
     probes: Floats | None = None
     vectors: Array | None = field(default=None, repr=False)
 
@@ -181,43 +209,69 @@ class Moments:
         size = -(-columns // count)
         blocks = [slice(start, min(columns, start + size)) for start in range(0, columns, size)]
         dtype = np.float64 if columns <= 1024 else np.float32
-        shapes = [(layer.group, b.stop - b.start, b.stop - b.start) for b in blocks]
+        groups, rows = layer.group, layer.rows // layer.group
         made = cls(
             blocks,
-            [np.zeros(shape, dtype) for shape in shapes],
-            [np.zeros(shape, dtype) for shape in shapes],
-            np.zeros((layer.group, columns)),
-            np.zeros((layer.group, columns)),
-            np.zeros(layer.rows),
-            np.zeros(layer.rows),
+            [np.zeros((groups, b.stop - b.start, b.stop - b.start), dtype) for b in blocks],
+            np.zeros((groups, rows, columns)),
+            np.zeros((groups, columns)),
+            [np.zeros((groups, rows)) for _ in blocks],
+            [np.zeros((groups, rows)) for _ in blocks],
+            np.zeros((groups, rows)),
+            np.zeros((groups, rows)),
         )
         if len(blocks) > 1:
             rng = np.random.default_rng(seed)
             made.vectors = rng.choice(np.array([-1, 1], np.float32), (columns, _PROBES))
-            made.probes = np.zeros((layer.group, columns, _PROBES))
+            made.probes = np.zeros((groups, columns, _PROBES))
         return made
 
-    def add(self, unfold: Unfold, x: Array, x_q: Array, y: Array) -> None:
-        """Adds some images: the float input, the quantized one, and the float output."""
-        for exact, rounded in unfold.slabs(x, x_q):
-            self.count += exact.shape[2]
-            self.mean += exact.sum(axis=2, dtype=np.float64)
-            self.mean_q += rounded.sum(axis=2, dtype=np.float64)
-            for i, block in enumerate(self.blocks):
-                a, b = exact[:, block], rounded[:, block]
-                for g in range(a.shape[0]):
-                    # One array twice lets numpy compute half of a symmetric product.
-                    self.gram[i][g] += b[g] @ b[g].T
-                    self.cross[i][g] += a[g] @ b[g].T
-            if self.probes is not None and self.vectors is not None:
-                self.probes += rounded @ (rounded.transpose(0, 2, 1) @ self.vectors)
+    def add(self, unfold: Unfold, x: Array, x_q: Array, y: Array, shift: Array | None) -> None:
+        """Adds some images.
+
+        Args:
+            unfold: the layer's input as columns.
+            x: the float input.
+            x_q: the quantized one.
+            y: the float output.
+            shift: what is to be added to that; None: nothing.
+        """
+        target = y if shift is None else y + shift
+        if len(self.blocks) == 1:
+            pairs = zip(unfold.slabs(x_q), unfold.outputs(target, x_q), strict=True)
+            for (rounded,), wanted in pairs:
+                self._add_inputs(rounded)
+                for g in range(len(rounded)):
+                    self.cross[g] += wanted[g] @ rounded[g].T
+        else:
+            rows = to_rows(unfold.layer, unfold.layer.weight)
+            for exact, rounded in unfold.slabs(x, x_q):
+                self._add_inputs(rounded)
+                for i, block in enumerate(self.blocks):
+                    for g in range(len(rounded)):
+                        part = rows[g][:, block] @ exact[g, block]
+                        self.cross[g][:, block] += part @ rounded[g, block].T
+                        self.out[i][g] += part.sum(axis=1, dtype=np.float64)
+                        self.out_power[i][g] += np.square(part, dtype=np.float64).sum(axis=1)
         self.power += float(np.square(x, dtype=np.float64).sum())
         self.noise += float(np.square(x - x_q, dtype=np.float64).sum())
-        axis = -1 if unfold.layer.op_type in ("Gemm", "MatMul") else 1
-        by_row = np.moveaxis(y, axis, 0).reshape(unfold.layer.rows, -1)
-        self.out += by_row.sum(axis=1, dtype=np.float64)
-        self.out_power += np.square(by_row, dtype=np.float64).sum(axis=1)
-        self.out_count += by_row.shape[1]
+        if len(self.blocks) == 1:
+            by_row = unfold.by_row(target)
+            self.out[0] += by_row.sum(axis=2, dtype=np.float64)
+            self.out_power[0] += np.square(by_row, dtype=np.float64).sum(axis=2)
+        by_row = unfold.by_row(y)
+        self.signal_mean += by_row.sum(axis=2, dtype=np.float64)
+        self.signal += np.square(by_row, dtype=np.float64).sum(axis=2)
+
+    def _add_inputs(self, rounded: Array) -> None:
+        self.count += rounded.shape[2]
+        self.mean_q += rounded.sum(axis=2, dtype=np.float64)
+        for i, block in enumerate(self.blocks):
+            for g in range(len(rounded)):
+                part = rounded[g, block]
+                self.gram[i][g] += part @ part.T  # numpy computes half of a symmetric product
+        if self.probes is not None and self.vectors is not None:
+            self.probes += rounded @ (rounded.transpose(0, 2, 1) @ self.vectors)
 
     def neglected(self) -> float:
         """The part of the Gram matrix's squared norm that lies outside of its blocks.
@@ -233,18 +287,11 @@ class Moments:
 
 def plus(a: Moments, b: Moments) -> Moments:
     """The sums over both sets of images; ``a`` is used up."""
-    for mine, others in ((a.gram, b.gram), (a.cross, b.cross)):
+    for mine, others in ((a.gram, b.gram), (a.out, b.out), (a.out_power, b.out_power)):
         for one, other in zip(mine, others, strict=True):
             one += other
-    a.mean += b.mean
-    a.mean_q += b.mean_q
-    a.out += b.out
-    a.out_power += b.out_power
-    a.count += b.count
-    a.out_count += b.out_count
-    a.power += b.power
-    a.noise += b.noise
+    for name in ("cross", "mean_q", "signal", "signal_mean", "count", "power", "noise"):
+        setattr(a, name, getattr(a, name) + getattr(b, name))
     if a.probes is not None and b.probes is not None:
         a.probes += b.probes
     return a
-

@@ -73,8 +73,8 @@ def quantize(
     """Quantizes a float32 network after training, from a few unlabeled images.
 
     Args:
-        model: a file or a proto; float32.
-        data: calibration images as the model reads them: ONNX Runtime's ``CalibrationDataReader``, an iterable
+        model: a file or a proto; float32. data: calibration images as the model reads them: ONNX Runtime's
+        ``CalibrationDataReader``, an iterable
             of arrays or dicts (read once), or all samples in one array or dict, along the first dim.
         output: where to write the quantized model; the effective configuration goes beside it, as ``.yaml``.
         bits: ``w4a8``: 4-bit weights, 8-bit activations; 1 to 8 each.
@@ -120,16 +120,14 @@ def quantize(
         run = _Run(model, data, effective, folder, threads, cache_bytes, state, progress or _silent)
         made, report = run.quantize()
     converted = None
-    checked = _convert_strictly(made, report)
+    checked = _convert(made, run.plan, report)
     if convert_to is not False and convert_to is not None:
         converted = checked
     report.peak_bytes = _peak_bytes()
     if target is not None:
         write_atomically(target, lambda path: _save(made, path), overwrite=overwrite)
         text = json.dumps(report.config, indent=1) + "\n"
-        write_atomically(
-            target.with_suffix(".yaml"), lambda path: _save_text(text, path), overwrite=True
-        )
+        write_atomically(target.with_suffix(".yaml"), lambda path: _save_text(text, path), overwrite=True)
     if lowbit_target is not None and converted is not None:
         write_atomically(lowbit_target, lambda path: _save(checked, path), overwrite=overwrite)
     run.forget_state()
@@ -148,13 +146,19 @@ def _save_text(text: str, path: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _convert_strictly(model: onnx.ModelProto, report: QuantizeReport) -> onnx.ModelProto:
-    try:
-        result = convert(model, strict=True)
-    except UnsupportedError as error:
+def _convert(model: onnx.ModelProto, plan: Plan, report: QuantizeReport) -> onnx.ModelProto:
+    """Converts what was made; every node that was quantized must become a lowbit node, or part of one."""
+    result = convert(model)
+    left = [
+        (island, owner)
+        for island in result.report.islands
+        if (owner := _owner(island.name, model, plan.quantized)) is not None
+    ]
+    if left:
+        lines = "; ".join(f"{node.op_type} '{owner}': {node.reason}" for node, owner in left[:10])
         raise UnsupportedError(
-            f"the quantized model does not convert: {error}; exclude these nodes (--nodes-to-exclude)"
-        ) from error
+            f"{len(left)} quantized nodes do not convert: {lines}; leave them float (--nodes-to-exclude)"
+        )
     report.converted = True
     for warning in result.report.warnings:
         report.warn(f"convert: {warning}")
@@ -196,8 +200,7 @@ class _Run:
         self.report.images, self.report.batches = self.spool.samples, self.spool.count
         if self.spool.repeated:
             self.report.warn(
-                f"the model's batch is fixed: the last samples were repeated {self.spool.repeated} times to fill "
-                "it up"
+                f"the model's batch is fixed: samples were repeated {self.spool.repeated} times to fill it up"
             )
         key = json.dumps([self.source.sha256, self.spool.digest, config.to_dict(), threads], sort_keys=True)
         self.key = hashlib.sha256(key.encode()).hexdigest()
@@ -269,12 +272,11 @@ class _Run:
             codes[layer.node] = finish_layer(layer, rows, scale, np.zeros(layer.rows), grids[layer.x])
         trial, _ = emit(self.proto, plan, grids, codes)
         result = convert(trial, verify=False)
-        own = {node.name for node in self.proto.graph.node}
         found: dict[str, str] = {}
         for island in result.report.islands:
-            name = island.name if island.name in own else _owner(island.name, trial, own)
-            if name is not None and name not in plan.kept:
-                found.setdefault(name, f"the converter keeps it: {island.reason}")
+            owner = _owner(island.name, trial, plan.quantized)
+            if owner is not None:
+                found.setdefault(owner, f"the converter keeps it: {island.reason}")
         return found
 
     # Ranges -----------------------------------------------------------------------------------------------
@@ -293,7 +295,12 @@ class _Run:
     ) -> tuple[onnx.ModelProto, dict[str, str]]:
         bits = {layer.node: layer.bits for layer in self.plan.layers.values()}
         return emit(
-            self.proto, self.plan, self.grids, codes, sub_byte=final and self.config.sub_byte, weight_bits=bits
+            self.proto,
+            self.plan,
+            self.grids,
+            codes,
+            sub_byte=final and self.config.sub_byte,
+            weight_bits=bits,
         )
 
     def _round_layers(self) -> dict[str, LayerCodes]:
@@ -304,7 +311,7 @@ class _Run:
         rounded = Tensors(self.spool, self.folder / "rounded", self.cache_bytes // 2, self.threads)
         nodes = {str(node.name): node for node in self.model.graph}
         start = time.perf_counter()
-        for name, layer in plan.layers.items():
+        for name in plan.layers:
             stored = self._load_state(name)
             if stored is not None:
                 codes[name], records[name] = stored
@@ -317,9 +324,11 @@ class _Run:
                 self._save_state(name, *made)
             left = [layer for layer in plan.layers.values() if layer.node not in codes]
             floats.forget_all_but(
-                exact.behind([n for layer in left for n in (layer.x, layer.y)], floats.known)[1]
+                exact.behind([n for v in left for n in (v.x, v.y, v.residual) if n], floats.known)[1]
             )
-            rounded.forget_all_but(graph.behind([read[layer.x] for layer in left], rounded.known)[1])
+            rounded.forget_all_but(
+                graph.behind([read[n] for v in left for n in (v.x, v.residual) if n], rounded.known)[1]
+            )
             self._tell(records, codes, start)
         self.report.layers = [records[name] for name in plan.layers]
         return codes
@@ -341,7 +350,7 @@ class _Run:
         for layer in self.plan.layers.values():
             if layer.node in codes:
                 continue
-            front, _ = graph.behind([read[layer.x]], ())
+            front, _ = graph.behind([read[name] for name in (layer.x, layer.residual) if name], ())
             if any(node.name in self.plan.layers and node.name not in codes for node in front):
                 continue
             columns = to_rows(layer, layer.weight).shape[2]
@@ -368,8 +377,8 @@ class _Run:
             layer.node: [Moments.empty(layer, unfolds[layer.node].columns, self.config.seed) for _ in (0, 1)]
             for layer in stage
         }
-        wanted = [name for layer in stage for name in (layer.x, layer.y)]
-        inputs = [read[layer.x] for layer in stage]
+        wanted = [name for layer in stage for name in (layer.x, layer.y, layer.residual) if name]
+        inputs = [read[name] for layer in stage for name in (layer.x, layer.residual) if name]
         runs = zip(
             floats.run(exact, wanted, keep=[layer.x for layer in stage]),
             rounded.run(graph, inputs, keep=inputs),
@@ -378,19 +387,23 @@ class _Run:
         for index, (x, x_q) in enumerate(runs):
             for layer in stage:
                 a, b, y = x[layer.x], x_q[read[layer.x]], x[layer.y]
+                shift = x[layer.residual] - x_q[read[layer.residual]] if layer.residual else None
                 held = self.spool.held_out(index, len(a))
                 parts = ((moments[layer.node][0], ~held), (moments[layer.node][1], held))
                 if len(y) != len(a):
                     parts = ((moments[layer.node][0], np.ones(len(a), bool)),)  # type: ignore[assignment]
                 for sums, mask in parts:
                     if mask.all():
-                        sums.add(unfolds[layer.node], a, b, y)
+                        sums.add(unfolds[layer.node], a, b, y, shift)
                     elif mask.any():
-                        sums.add(unfolds[layer.node], a[mask], b[mask], y[mask])
+                        part = None if shift is None else shift[mask]
+                        sums.add(unfolds[layer.node], a[mask], b[mask], y[mask], part)
         made = {}
         for layer in stage:
             fit, held_out = moments.pop(layer.node)
-            made[layer.node] = self._round_layer(layer, fit, held_out, (time.perf_counter() - start) / len(stage))
+            made[layer.node] = self._round_layer(
+                layer, fit, held_out, (time.perf_counter() - start) / len(stage)
+            )
         return made
 
     def _round_layer(
@@ -407,8 +420,12 @@ class _Run:
         # ``fit`` holds the sums over all images now.
         n = max(1, fit.count)
         real = result.codes * result.scale[..., None]
-        shift = np.einsum("grk,gk->gr", weights, fit.mean / n) - np.einsum("grk,gk->gr", real, fit.mean_q / n)
-        bias = layer.bias + (shift.reshape(-1) if config.rule("bias") else 0)
+        bias = layer.bias
+        if config.rule("bias"):
+            # E y = w^ E x^ + bias: y holds the float bias, but its parts by blocks of columns do not.
+            held_by_y = len(fit.blocks) == 1
+            bias = np.sum(fit.out, axis=0).reshape(-1) / n + (0 if held_by_y else layer.bias)
+            bias = bias - np.einsum("grk,gk->gr", real, fit.mean_q / n).reshape(-1)
         codes = finish_layer(layer, result.codes, result.scale, bias, self.grids[layer.x])
         if not config.per_channel:
             codes.scale = codes.scale[:1]
@@ -417,8 +434,8 @@ class _Run:
         packed = -(-layer.weight.size * layer.bits // 8)
         output = self._output_bits(layer)
         record = LayerRecord(
-            layer.node, layer.op_type, list(layer.weight.shape), layer.bits, self.plan.grid(layer.x).bits, output,
-            layer.x, layer.y, layer.rule, result.method, float(result.ridge),
+            layer.node, layer.op_type, list(layer.weight.shape), layer.bits, self.plan.grid(layer.x).bits,
+            output, layer.x, layer.y, layer.rule, result.method, float(result.ridge),
             decibels(float(np.square(weights).sum()), float(np.square(difference).sum())),
             decibels(signal, fit.noise), decibels(1.0, result.alone), decibels(1.0, result.error),
             decibels(1.0, result.nearest), float(result.error), result.held_out, neglected,
@@ -426,10 +443,11 @@ class _Run:
         )  # fmt: skip
         if not np.any(layer.weight):
             self.report.warn(f"{layer.op_type} '{layer.node}': all its weights are 0")
-        if fit.count < weights.shape[-1]:
+        columns = weights.shape[-1]
+        if fit.count < columns:
             self.report.warn(
-                f"{layer.op_type} '{layer.node}': {fit.count} positions of the images for {weights.shape[-1]} "
-                "weights of a row; the ridge decides the rest, more images would help"
+                f"{layer.op_type} '{layer.node}': {fit.count} positions of the images for {columns} weights of a "
+                "row; the ridge decides the rest, more images would help"
             )
         return codes, record
 
@@ -507,10 +525,11 @@ class _Run:
         return {name: decibels(signal, noise) for name, (signal, noise) in sums.items()}
 
 
-def _owner(name: str, model: onnx.ModelProto, own: set[str]) -> str | None:
-    """The node of the float model that a quantizer of the quantized one belongs to."""
+def _owner(name: str, model: onnx.ModelProto, quantized: set[str]) -> str | None:
+    """The quantized node that a node is, or whose quantizer it is; None for nodes that were to stay float."""
     makers = {output: node for node in model.graph.node for output in node.output}
     at = next((node for node in model.graph.node if node.name == name), None)
-    while at is not None and at.name not in own:
-        at = makers.get(at.input[0])
+    while at is not None and at.name not in quantized:
+        is_quantizer = at.op_type in ("QuantizeLinear", "DequantizeLinear", "Clip", "Relu")
+        at = makers.get(at.input[0]) if is_quantizer else None
     return None if at is None else at.name

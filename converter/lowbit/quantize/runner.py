@@ -1,7 +1,7 @@
 """Values inside a model, feed by feed: ONNX Runtime runs the part in front of them again.
 
-Nothing is kept for all images in memory. What was computed for one layer is where the next one starts: it lies
-in files, as far as their bound allows, and what is not there is computed again from further in front.
+Nothing is kept for all images in memory. What was computed for one layer is where the next one starts: it
+lies in files, as far as their bound allows, and what is not there is computed again from further in front.
 """
 
 from __future__ import annotations
@@ -144,9 +144,9 @@ class Tensors:
         model, read = graph.part(fresh, self._stored)
         computed = [value.name for value in model.graph.output]
         session = open_float(model, self.threads) if computed else None
-        writers = {name: _Writer(self.folder / f"{self._count + i}.bin") for i, name in enumerate(keep)
-                   if name in fresh and name not in graph.inputs}  # fmt: skip
-        self._count += len(writers)
+        kept = [name for name in dict.fromkeys(keep) if name in fresh and name not in graph.inputs]
+        writers = {name: _Writer(self.folder / f"{self._count + i}.bin") for i, name in enumerate(kept)}
+        self._count += len(kept)
         try:
             for index in range(len(self.spool)):
                 feed = self.spool.feed(index)

@@ -1,8 +1,8 @@
 """Where quantizers sit: which nodes compute on codes, which tensors are rounded, to how many bits.
 
-The graph's own words decide (:mod:`lowbit.graph.normal_form`): ops that move codes share the grid of what they
-move, elementwise ops between two tensors become one function, Relu and Clip belong to what stands in front of
-them, as the converter has it. The rules have the names of :data:`lowbit.quantize.config.RULES`.
+The graph's own words decide (:mod:`lowbit.graph.normal_form`): ops that move codes share the grid of what
+they move, elementwise ops between two tensors become one function, Relu and Clip belong to what stands in
+front of them, as the converter has it. The rules have the names of :data:`lowbit.quantize.config.RULES`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.attributes import from_front, get_float, get_int, get_ints
+from lowbit.graph.attributes import from_front, get_float, get_int, get_ints, get_string
 from lowbit.graph.constants import Array, constant, integers, is_known
 from lowbit.graph.normal_form import CODE_MOVERS, ELEMENTWISE, clip_bounds, dims_of, is_op, rank_of
 from lowbit.quantize.config import Config
@@ -44,6 +44,7 @@ class Layer:
         rule: which rule decided them.
         depthwise: whether every channel is a group of its own.
         transposed: whether a matrix product's weights have a row per output channel.
+        residual: the other operand of the Add behind it where nothing rounds between; else empty.
     """
 
     node: str
@@ -59,6 +60,7 @@ class Layer:
     rule: str
     depthwise: bool
     transposed: bool
+    residual: str = ""
 
 
 @dataclass
@@ -93,6 +95,7 @@ class Plan:
         readers: (node, input index) pairs that read codes.
         concats: output of a Concat -> its operands, for those whose ranges decide whether they share a grid.
         kept: node -> why it stays float.
+        quantized: the nodes that compute on codes.
         decisions: what the rules decided.
     """
 
@@ -101,6 +104,7 @@ class Plan:
     readers: set[tuple[str, int]] = field(default_factory=set)
     concats: dict[str, list[str]] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
+    quantized: set[str] = field(default_factory=set)
     decisions: list[Decision] = field(default_factory=list)
 
     def leader(self, name: str) -> str:
@@ -153,6 +157,7 @@ class _Placement:
         self.fused: set[ir.Node] = set()  # Relu and Clip that belong to what is in front of them
         self.inside: set[ir.Value] = set()  # values that are not rounded, between two nodes on codes
         self.roots: dict[ir.Value, ir.Value] = {}
+        self.residuals: dict[ir.Node, ir.Value] = {}  # layer -> the other operand of the Add behind it
         self.biases: dict[ir.Node, ir.Node] = {}  # MatMul -> the Add of its bias
 
     def run(self) -> Plan:
@@ -163,6 +168,7 @@ class _Placement:
         self._add_sites()
         self._share()
         self._give_bits()
+        self.plan.quantized = {str(node.name) for node in (*self.quantized, *self.biases.values())}
         return self.plan
 
     def decide(self, rule: str, target: str, decision: str) -> None:
@@ -287,9 +293,8 @@ class _Placement:
             if not (node in self.quantized and is_op(node, "MatMul") and self._is_layer(node)):
                 continue
             users = list(node.outputs[0].consumers())
-            if len(users) != 1 or not is_op(users[0], "Add") or users[0] not in self.quantized:
-                if not (len(users) == 1 and is_op(users[0], "Add") and str(users[0].name) not in self.refused):
-                    continue
+            if len(users) != 1 or not is_op(users[0], "Add") or str(users[0].name) in self.refused:
+                continue
             if node.outputs[0].is_graph_output():
                 continue
             weight = constant(node.inputs[1])
@@ -320,15 +325,20 @@ class _Placement:
         maker = self._maker(source)
         if maker is None:
             return False
-        return maker in self.fused or self._is_layer(maker) or (
-            is_op(maker, *_CORES) and not self._is_function(maker)
+        return (
+            maker in self.fused
+            or self._is_layer(maker)
+            or (is_op(maker, *_CORES) and not self._is_function(maker))
         )
 
     def _is_function(self, node: ir.Node) -> bool:
         """Whether a node is, or is part of, a function of one tensor."""
         if not is_op(node, *ELEMENTWISE) or node in self.fused:
             return False
-        return len({self._root(value) for value in node.inputs if value is not None and not is_known(value)}) == 1
+        return (
+            len({self._root(value) for value in node.inputs if value is not None and not is_known(value)})
+            == 1
+        )
 
     def _root(self, value: ir.Value) -> ir.Value:
         return self.roots.get(value, value)
@@ -355,6 +365,9 @@ class _Placement:
                 continue
             chosen = max(bare, key=lambda value: self.nodes.index(value.producer()))  # type: ignore[arg-type]
             self.inside.add(chosen)
+            maker, other = self._maker(chosen), b if chosen is a else a
+            if maker is not None and self.config.rule("feedback"):
+                self.residuals[maker] = other
             self.decide("residual", str(chosen.name), f"no quantizer in front of the Add '{node.name}'")
 
     # Layers and sites -------------------------------------------------------------------------------------
@@ -371,7 +384,9 @@ class _Placement:
             given = (
                 next((constant(v) for v in holder.inputs if is_known(v)), None)
                 if holder is not node
-                else constant(node.inputs[2]) if len(node.inputs) > 2 else None
+                else constant(node.inputs[2])
+                if len(node.inputs) > 2
+                else None
             )
             bias = np.zeros(rows, np.float32) if given is None else per_channel_bias(given, rows)
             assert bias is not None
@@ -380,11 +395,14 @@ class _Placement:
                 str(node.name), node.op_type, weight, bias, str(holder.name), str(node.inputs[0].name),
                 str(self._end(node).name), rows, group, self.config.weight_bits, "asked", depthwise,
                 is_op(node, "Gemm") and bool(get_int(node, "transB", 0)),
+                str(self.residuals[node].name) if node in self.residuals else "",
             )  # fmt: skip
 
     def _operands(self, node: ir.Node) -> list[tuple[int, ir.Value]]:
         """The inputs of a quantized node that are values computed at run time."""
-        count = 1 if is_op(node, *CODE_MOVERS, "BatchNormalization", *_POOLS) or self._is_layer(node) else None
+        count = (
+            1 if is_op(node, *CODE_MOVERS, "BatchNormalization", *_POOLS) or self._is_layer(node) else None
+        )
         return [
             (i, value)
             for i, value in enumerate(node.inputs[:count])
@@ -399,16 +417,16 @@ class _Placement:
             for index, value in self._operands(node):
                 if value in self.inside:
                     continue
-                if self._is_function(node):
-                    if self._root(value) is not value:
-                        continue  # inside a function of another tensor
+                if self._is_function(node) and self._root(value) is not value:
+                    continue  # inside a function of another tensor
                 wanted.add(value)
                 self.plan.readers.add((str(node.name), index))
         for node in self.nodes:
             function = node in self.quantized and self._is_function(node)
             for output in node.outputs:
                 ends = function and any(
-                    user in self.quantized and not (self._is_function(user) and self._root(output) is not output)
+                    user in self.quantized
+                    and not (self._is_function(user) and self._root(output) is not output)
                     for user in output.consumers()
                 )
                 if ends:
@@ -453,9 +471,8 @@ class _Placement:
             if is_op(node, "Sigmoid", "HardSigmoid", "Softmax", "Exp", "Abs", "Softplus", "Sqrt"):
                 continue
             if is_op(node, *CODE_MOVERS, *_POOLS, "MaxPool", "Clip", "Identity", "Dropout", "Cast"):
-                if is_op(node, "Resize") and node.attributes.get("mode") is not None:
-                    if node.attributes["mode"].as_string() == "cubic":
-                        return False
+                if is_op(node, "Resize") and get_string(node, "mode", "nearest") == "cubic":
+                    return False
                 if is_op(node, "Pad") and len(node.inputs) > 2 and node.inputs[2] is not None:
                     fill = constant(node.inputs[2])
                     if fill is None or np.any(fill < 0):
@@ -629,7 +646,11 @@ class _Placement:
         plan = self.plan
         for site in plan.sites.values():
             value = values.get(site.name)
-            if value is None or plan.grid(site.name).bits == 8 or len(plan.members(plan.leader(site.name))) > 1:
+            if (
+                value is None
+                or plan.grid(site.name).bits == 8
+                or len(plan.members(plan.leader(site.name))) > 1
+            ):
                 continue
             readers = list(value.consumers())
             wide = [

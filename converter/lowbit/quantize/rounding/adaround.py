@@ -1,8 +1,9 @@
 """AdaRound from the same sums: up or down, chosen by gradient descent on a relaxed variable.
 
-Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020. The loss is quadratic in the
-rounding, so its gradient is one product with H and a step does not depend on the number of images. With
-``w^ = s (floor(t / s) + h(v))``, h the rectified sigmoid of the paper, and the regularizer that pulls h to 0 or 1.
+Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020. The loss is quadratic in
+the rounding, so its gradient is one product with H and a step does not depend on the number of images. With
+``w^ = s (floor(t / s) + h(v))``, h the rectified sigmoid of the paper, and the regularizer that pulls h to 0
+or 1.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Cyclic coordinate descent on the codes, with the scale of every row refitted between sweeps.
 
-With all other codes fixed, the error ``(w^ - t) H (w^ - t)'`` is a parabola in one of them, with its minimum at
-``w^_j + ((t - w^) H)_j / H_jj``: the nearest code to that is the best of all codes, not only of the two beside
-the float weight. No step raises the error, so the sweeps end. AdaRound optimizes the same error with a relaxed
-choice between two codes.
+With all other codes fixed, the error ``(w^ - t) H (w^ - t)'`` is a parabola in one of them, with its minimum
+at ``w^_j + ((t - w^) H)_j / H_jj``: the nearest code to that is the best of all codes, not only of the two
+beside the float weight. No step raises the error, so the sweeps end. AdaRound optimizes the same error with a
+relaxed choice between two codes.
 """
 
 from __future__ import annotations
@@ -53,25 +53,27 @@ def _sweep(problem: Problem, codes: Array, scale: Array) -> int:
     for block, metric in zip(problem.blocks, problem.metric, strict=True):
         size = metric.shape[-1]
         dtype = np.float32 if size > WORK else np.float64
-        h, s = metric.astype(dtype), scale.astype(dtype)
-        q = codes[..., block].astype(dtype)
-        residual = (problem.target[..., block] - codes[..., block] * scale[..., None]).astype(dtype) @ h
-        diagonal = np.einsum("gkk->gk", h)
+        h: Array = metric.astype(dtype)
+        s = scale.astype(dtype)
+        # Columns come first in memory: the loop works on one after the other, [columns, groups, rows].
+        first = np.ascontiguousarray(np.moveaxis(codes[..., block], -1, 0), dtype)
+        error = (problem.target[..., block] - codes[..., block] * scale[..., None]).astype(dtype)
+        residual = np.ascontiguousarray(np.moveaxis(error @ h, -1, 0))
+        inverse = 1 / (np.einsum("gkk->kg", h)[..., None] * s)
         for start in range(0, size, _BLOCK):
             stop = min(size, start + _BLOCK)
-            here = residual[..., start:stop].copy()
-            inner = h[:, start:stop, start:stop]
-            steps = np.zeros_like(here)
-            for i in range(stop - start):
-                j = start + i
-                best = problem.round(q[..., j] + here[..., i] / (diagonal[:, None, j] * s))
-                delta = (best - q[..., j]) * s
-                if not np.any(delta):
+            steps = np.zeros_like(residual[start:stop])
+            for j in range(start, stop):
+                best = problem.round(first[j] + residual[j] * inverse[j])
+                best -= first[j]
+                if not best.any():
                     continue
-                steps[..., i] = delta
-                here -= delta[..., None] * inner[:, None, i]
-                changed += int(np.count_nonzero(delta))
-                q[..., j] = best
-            residual -= steps @ h[:, start:stop]
-        codes[..., block] = q
+                changed += int(np.count_nonzero(best))
+                first[j] += best
+                best *= s
+                steps[j - start] = best
+                residual[j:stop] -= h[:, j, j:stop].T[..., None] * best
+            # What lies in front is not looked at again: the next sweep begins with a residual of its own.
+            residual[stop:] -= np.einsum("gij,igr->jgr", h[:, start:stop, stop:], steps, optimize=True)
+        codes[..., block] = np.moveaxis(first, 0, -1)
     return changed

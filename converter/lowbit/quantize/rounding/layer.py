@@ -71,6 +71,7 @@ def round_layer(
         per_channel: one scale per row.
         feedback: see :func:`lowbit.quantize.rounding.problem.solve`.
     """
+
     def problem_of(moments: Moments, amount: float) -> Problem:
         gram, cross = centred(moments)
         return solve(
@@ -93,23 +94,20 @@ def round_layer(
     small = weights.shape[-1] <= _LARGEST_CHOICE
     if held is not None and held.count and method != "nearest" and small:
         ridges = _RIDGES if ridge is None else (ridge,)
-        ways = ("gptq", "descent") if method == "auto" else (way,)
         best = np.inf
         for amount in ridges:
-            problem = problem_of(fit, amount)
-            for tried in ways:
-                codes, scale = run(problem, tried)
-                error = output_error(weights, codes * scale[..., None], held, fit)
-                # Of two that are as good the first one stays: chance alone shall not decide.
-                if error < best * 0.995:
-                    best, chosen, way = error, amount, tried
+            codes, scale = run(problem_of(fit, amount), "gptq" if way == "descent" else way)
+            error = output_error(codes * scale[..., None], held, fit)
+            # Of two that are as good the first one stays: chance alone shall not decide.
+            if error < best * 0.995:
+                best, chosen = error, amount
         judged = best
     total = fit if held is None or not held.count else plus(fit, held)
     problem = problem_of(total, chosen)
     codes, scale = run(problem, way)
     plain, plain_scale = nearest(problem)
-    error = output_error(weights, codes * scale[..., None], total, total)
-    worst = output_error(weights, plain * plain_scale[..., None], total, total)
+    error = output_error(codes * scale[..., None], total, total)
+    worst = output_error(plain * plain_scale[..., None], total, total)
     gram, _ = centred(total)
     d = weights - codes * scale[..., None]
     alone = sum(
@@ -120,22 +118,21 @@ def round_layer(
     return Rounded(codes, scale, way, chosen, error, judged, worst, alone / variance if variance else 0.0)
 
 
-def centred(moments: Moments, around: Moments | None = None) -> tuple[list[Array], list[Array]]:
-    """G and C per block: means of products, less the means' product.
+def centred(moments: Moments, around: Moments | None = None) -> tuple[list[Array], Array]:
+    """G per block, and c: means of products, less the means' product.
 
-    With ``around`` the means are those of other images: ``E (x - m)(x^ - n)' = E x x^' - m E x^' - E x n' + m n'``.
+    With ``around`` the means are those of other images: ``E (y - m)(x - n)' = E y x' - m E x' - E y n' + m
+    n'``.
     """
-    n = max(1, moments.count)
-    mean, mean_q = moments.mean / n, moments.mean_q / n
-    m, m_q = mean, mean_q
-    if around is not None and around is not moments:
-        m, m_q = around.mean / max(1, around.count), around.mean_q / max(1, around.count)
-    grams, crosses = [], []
-    for block, gram, cross in zip(moments.blocks, moments.gram, moments.cross, strict=True):
-        a, b, u, v = m[:, block], m_q[:, block], mean[:, block], mean_q[:, block]
-        grams.append(gram / n - _outer(b, v) - _outer(v, b) + _outer(b, b))
-        crosses.append(cross / n - _outer(a, v) - _outer(u, b) + _outer(a, b))
-    return grams, crosses
+    around = around or moments
+    n, k = max(1, moments.count), max(1, around.count)
+    grams, cross = [], np.empty_like(moments.cross)
+    for i, block in enumerate(moments.blocks):
+        u, v = moments.out[i] / n, moments.mean_q[:, block] / n
+        a, b = around.out[i] / k, around.mean_q[:, block] / k
+        grams.append(moments.gram[i] / n - _outer(b, v) - _outer(v, b) + _outer(b, b))
+        cross[..., block] = moments.cross[..., block] / n - _outer(a, v) - _outer(u, b) + _outer(a, b)
+    return grams, cross
 
 
 def _outer(a: Array, b: Array) -> Array:
@@ -143,26 +140,23 @@ def _outer(a: Array, b: Array) -> Array:
     return result
 
 
-def output_error(weights: Array, rounded: Array, moments: Moments, around: Moments) -> float:
+def output_error(rounded: Array, moments: Moments, around: Moments) -> float:
     """Mean square error of the output relative to its variance, its bias being that of the images ``around``.
 
-    ``E (w x - w^ x^)^2`` needs ``w cov(x, x) w'``, which is the variance of the float output itself.
+    ``E (y - w^ x^)^2 = E y^2 - 2 c w^' + w^ G w^'``, all of them less those means.
     """
     gram, cross = centred(moments, around)
-    n, k = max(1, moments.out_count), max(1, around.out_count)
-    shift = moments.out / n - around.out / k
-    total = float((_row_variance(moments) + shift**2).sum())
-    for block, g, c in zip(moments.blocks, gram, cross, strict=True):
-        w, q = weights[..., block], rounded[..., block]
-        total += float(np.einsum("grk,grk->", q @ g, q) - 2 * np.einsum("grk,grk->", w @ c, q))
+    n, k = max(1, moments.count), max(1, around.count)
+    total = 0.0
+    for i, block in enumerate(moments.blocks):
+        mean, q = moments.out[i] / n, rounded[..., block]
+        spread = np.maximum(moments.out_power[i] / n - mean**2, 0) + (mean - around.out[i] / k) ** 2
+        quadratic = np.einsum("grk,grk->", q @ gram[i], q)
+        total += float(spread.sum() + quadratic - 2 * np.einsum("grk,grk->", cross[..., block], q))
     variance = _variance(moments)
     return max(total, 0.0) / variance if variance else 0.0
 
 
-def _row_variance(moments: Moments) -> Array:
-    n = max(1, moments.out_count)
-    return np.asarray(np.maximum(moments.out_power / n - (moments.out / n) ** 2, 0))
-
-
 def _variance(moments: Moments) -> float:
-    return float(_row_variance(moments).sum())
+    n = max(1, moments.count)
+    return float(np.maximum(moments.signal / n - (moments.signal_mean / n) ** 2, 0).sum())
