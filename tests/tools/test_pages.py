@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from lowbit.errors import LowBitError, OutputError
 from lowbit.inspection.inspect import inspect
@@ -22,10 +23,12 @@ from lowbit.quantize.report import (
     StepRecord,
     TensorRecord,
 )
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.support import require_native
 from tests.tools.conftest import DIGITS
 from tests.tools.pages import HOSTILE, Browser, assert_needs_nothing_else, find_browser
+from tests.tools.test_cli import run
 
 LAYERS = 20
 
@@ -171,6 +174,46 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(LowBitError, match=r"pip install 'lowbit\[quantize\]'"):
         write_plots(quantize_report(2), tmp_path)
+
+
+def test_the_command_writes_page_and_plots(tmp_path):
+    """A small network through `lowbit quantize`; what exists is refused before any work is done."""
+    pytest.importorskip("matplotlib")
+    onnx.save(two_convolutions(), tmp_path / "net.onnx")
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((12, 3, 8, 8)).astype(np.float32))
+    arguments = [
+        "quantize", tmp_path / "net.onnx", "-o", tmp_path / "q.onnx", "--bits", "w4a4",
+        "--calib", tmp_path / "x.npy",
+        "--report", tmp_path / "q.html", "--plots", tmp_path / "plots", "--threads", "1",
+    ]  # fmt: skip
+    run(*arguments)
+    page = assert_needs_nothing_else((tmp_path / "q.html").read_text(encoding="utf-8"))
+    assert "net.onnx" in page.text_of("h1")
+    assert len([attrs for _, attrs in page.tags if attrs.get("class") == "band"]) == 2
+    assert {file.name for file in (tmp_path / "plots").iterdir()} == {"layers.png", "ranges.png"}
+    for name in ("q.onnx", "q.html"):
+        (tmp_path / name).unlink()
+    assert "layers.png: exists already" in run(*arguments, code=2).stderr
+    assert not (tmp_path / "q.onnx").exists()
+
+
+def two_convolutions() -> onnx.ModelProto:
+    """x [N, 3, 8, 8] -> Conv -> Relu -> Conv."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["c"], "first"),
+        helper.make_node("Relu", ["c"], ["r"], "relu"),
+        helper.make_node("Conv", ["r", "w1"], ["y"], "second"),
+    ]
+    weights = [
+        numpy_helper.from_array(rng.standard_normal((6, k, 3, 3)).astype(np.float32), f"w{i}")
+        for i, k in enumerate((3, 6))
+    ]
+    graph = helper.make_graph(
+        nodes, "net", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 6, 4, 4])], weights,
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 # ---- in a browser

@@ -261,6 +261,14 @@ report_option = click.option(
 )
 
 
+plots_option = click.option(
+    "--plots",
+    "plots_folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Also write the report's charts as PNG files.",
+)
+
 batch_option = click.option(
     "--batch", default="", metavar="N,..", help="Batch sizes to measure for, such as 1,16, on a GPU."
 )

@@ -15,6 +15,7 @@ from lowbit.cli.common import (
     megabytes,
     model_argument,
     overwrite_option,
+    plots_option,
     preprocess_option,
     report_option,
     seed_option,
@@ -68,6 +69,7 @@ _ROUNDINGS = ("auto", "nearest", "gptq", "descent", "adaround")
 @seed_option
 @shape_option
 @report_option
+@plots_option
 @overwrite_option
 def command(
     out: Out,
@@ -84,6 +86,7 @@ def command(
     seed: int,
     shapes: tuple[str, ...],
     report_file: Path | None,
+    plots_folder: Path | None,
     overwrite: bool,
     **options: Any,
 ) -> None:
@@ -94,6 +97,7 @@ def command(
     run that was interrupted goes on where it stopped when the same command is given again.
     """
     from lowbit.inspection.quantize_html import render
+    from lowbit.inspection.quantize_plots import check_plots, write_plots
     from lowbit.proto.atomic import check_writable
     from lowbit.proto.feeds import as_proto
     from lowbit.proto.model_file import stored_bytes
@@ -102,6 +106,8 @@ def command(
 
     if report_file is not None:
         check_writable(report_file, overwrite=overwrite, inputs=(model,))
+    if plots_folder is not None:
+        check_plots(plots_folder, overwrite=overwrite)
     settings = {} if config_file is None else read_config(config_file)
     given = {**options, "rounding": method, "seed": seed or None}
     settings |= {name: value for name, value in given.items() if value not in (None, ())}
@@ -133,6 +139,8 @@ def command(
     }
     if report_file is not None:
         write_report(report_file, summary, lambda: render(result.report, model.name), overwrite=overwrite)
+    if plots_folder is not None:
+        write_plots(result.report, plots_folder, overwrite=overwrite)
     if out.as_json:
         out.json(summary)
     else:

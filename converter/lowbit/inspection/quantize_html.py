@@ -31,6 +31,8 @@ BINS = 64
 
 _PLOT_WIDTH, _PLOT_HEIGHT = 260, 70  # of a histogram, in pixels
 
+_MOST_TICKS = 5  # above zero, on the axis of the chart
+
 _OPEN = 12  # histograms that are shown at once
 
 
@@ -161,8 +163,9 @@ def draw(rows: Sequence[LayerRow], curves: Sequence[Curve]) -> Chart:
         bars = list(bit_bars(operands, i * width, width))
         bands.append(Band(row.index, i * width, _tip(row, curves), bars))
     ticks = bit_ticks(bands)
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if step * _MOST_TICKS >= top)
     ticks += [
-        Tick(LOWER_BASE - share * LOWER_HEIGHT, f"{share * top:g}") for share in (0, 0.25, 0.5, 0.75, 1)
+        Tick(LOWER_BASE - each / top * LOWER_HEIGHT, str(each)) for each in range(0, int(top) + 1, step)
     ]
     lines = [Line(curve.kind, part) for curve in curves for part in _points(rows, curve, width, top)]
     return Chart(bands, width, ticks, [BITS_TITLE, lower_title("SQNR in dB")], lines)

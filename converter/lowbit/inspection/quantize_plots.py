@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from lowbit.errors import LowBitError
+from lowbit.errors import LowBitError, OutputError
 from lowbit.inspection.page import short
 from lowbit.inspection.quantize_html import BINS, CURVES, clipped_share, rebinned
 from lowbit.proto.atomic import check_writable, write_atomically
@@ -22,6 +22,22 @@ _MOST = 40
 
 _COLORS = {"accumulated": "#2c7a6b", "alone": "#a3326b", "weights": "#0b62b8", "input": "#c25700"}
 """Those of the page."""
+
+
+def check_plots(folder: Path, *, overwrite: bool = False) -> None:
+    """Refuses before any work is done what :func:`write_plots` would refuse after it.
+
+    Raises:
+        OutputError: if a file could not be written.
+        LowBitError: without matplotlib.
+    """
+    _figure_class()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be made: {error.strerror or error}") from error
+    for name in (LAYERS, RANGES):
+        check_writable(folder / name, overwrite=overwrite)
 
 
 def write_plots(report: QuantizeReport, folder: Path, *, overwrite: bool = False) -> list[Path]:
@@ -39,15 +55,13 @@ def write_plots(report: QuantizeReport, folder: Path, *, overwrite: bool = False
         OutputError: if a file cannot be written.
         LowBitError: without matplotlib.
     """
+    check_plots(folder, overwrite=overwrite)
     figure = _figure_class()
     plots = {LAYERS: _layers(figure, report)} if report.layers else {}
     drawn = [each for each in report.tensors if each.histogram is not None and any(each.histogram.counts)]
     tensors = sorted(drawn, key=lambda tensor: math.inf if tensor.sqnr is None else tensor.sqnr)
     if tensors:
         plots[RANGES] = _ranges(figure, tensors[:_MOST])
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in plots:
-        check_writable(folder / name, overwrite=overwrite)
     for name, plot in plots.items():
         write_atomically(folder / name, functools.partial(_save, plot), overwrite=overwrite)
     return [folder / name for name in plots]
