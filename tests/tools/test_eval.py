@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import lowbit
@@ -322,6 +323,9 @@ def test_the_table_and_the_remarks(tmp_path):
     both = run(*arguments, "--against", tmp_path / "exact.onnx", "-v")
     assert "50 samples" in both.stdout
     assert " lost" in both.stdout
+    assert re.search(r"top1 +\d+\.\d\d % .* [+-]\d+\.\d\d pt +[+-]\d+\.\d\d pt \.\. [+-]", both.stdout)
+    same = run(*arguments, "--against", tmp_path / "noisy.onnx", "--metric", "sqnr")
+    assert re.search(r"sqnr +exact +exact \.\. exact", same.stdout)
     assert f"{tmp_path / 'a.npz'}[" in both.stdout, "-v names what changed"
     assert "Wilson, Agresti-Min, bootstrap; p: McNemar's exact test" in both.stderr
     assert run(*arguments, "-q").stderr == ""

@@ -124,9 +124,11 @@ def _interval(result: MetricResult, estimate: Estimate | None, *, signed: bool =
 
 def _number(result: MetricResult, value: float, signed: bool) -> str:
     sign = "+" if signed else ""
-    if result.unit == "share":
-        return f"{100 * value:{sign}.2f} %"
-    return f"{value:{sign}.2f} dB" if result.unit == "dB" else f"{value:{sign}.6g}"
+    if result.unit == "share":  # a difference of two shares is in percentage points
+        return f"{100 * value:{sign}.2f} {'pt' if signed else '%'}"
+    if result.unit == "dB":
+        return "exact" if value == math.inf else f"{value:.2f} dB"
+    return f"{value:{sign}.6g}"
 
 
 def _total(result: MetricResult) -> str | None:
