@@ -58,6 +58,7 @@ def quantize_report(layers: int = LAYERS) -> QuantizeReport:
             )
         )  # fmt: skip
         report.decisions.append(Decision("default", f"conv{i}", "weights at 4 bits"))
+        report.decisions.append(Decision("residual", f"conv{i}", f"in front of 'add{i}'"))
     report.steps = [StepRecord("fold", 3, 1e-7), StepRecord("gemm", 1, 2e-4, False, "off by 2e-4")]
     report.kept_float = {"softmax": "it is behind the last layers"}
     report.outputs = {"logits": 11.5, "same": None}
@@ -85,6 +86,7 @@ def test_the_page_of_a_quantization_shows_everything_and_needs_nothing_else():
         "gptq",
         "0.02",
         "weights at 4 bits",
+        "in front of '..'",
         "off by 2e-4",
         "t7",
         "rules.depthwise",

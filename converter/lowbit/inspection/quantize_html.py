@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from lowbit.inspection.chart import (
 )
 from lowbit.inspection.page import render_page, short, size
 from lowbit.proto.report import ReasonGroup, group_reasons
-from lowbit.quantize.report import Histogram, LayerRecord, QuantizeReport, TensorRecord
+from lowbit.quantize.report import Decision, Histogram, LayerRecord, QuantizeReport, TensorRecord
 
 BINS = 64
 """Bars of a histogram on the page; a report has many more."""
@@ -32,6 +33,8 @@ BINS = 64
 _PLOT_WIDTH, _PLOT_HEIGHT = 260, 70  # of a histogram, in pixels
 
 _MOST_TICKS = 5  # above zero, on the axis of the chart
+
+_NAMES = re.compile(r"'[^']*'")
 
 _OPEN = 12  # histograms that are shown at once
 
@@ -249,10 +252,16 @@ def _roundings(layers: Sequence[LayerRecord]) -> list[RoundingRow]:
 
 
 def _rules(report: QuantizeReport) -> list[RuleRow]:
-    grouped: dict[tuple[str, str], list[str]] = {}
+    """Decisions that differ only in a name that they mention are one."""
+    grouped: dict[tuple[str, str], list[Decision]] = {}
     for decision in report.decisions:
-        grouped.setdefault((decision.rule, decision.decision), []).append(decision.target)
-    rows = [RuleRow(rule, text, targets) for (rule, text), targets in grouped.items()]
+        words = _NAMES.sub("'..'", decision.decision)
+        grouped.setdefault((decision.rule, words), []).append(decision)
+    rows = []
+    for (rule, words), own in grouped.items():
+        texts = {decision.decision for decision in own}
+        targets = list(dict.fromkeys(decision.target for decision in own))
+        rows.append(RuleRow(rule, texts.pop() if len(texts) == 1 else words, targets))
     order = list(dict.fromkeys(row.rule for row in rows))
     return sorted(rows, key=lambda row: (order.index(row.rule), -len(row.targets)))
 
