@@ -34,7 +34,7 @@ import onnx
 import onnxruntime as ort
 from lowbit.proto.feeds import model_inputs
 from lowbit.proto.images import load_feeds
-from lowbit.quantize.config import RULES
+from lowbit.quantizer.config import RULES
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 from results import ROOT, WORK, Table, write

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import onnx
 
     from lowbit.proto.feeds import Feeds
-    from lowbit.quantize.report import QuantizeReport
+    from lowbit.quantizer.report import QuantizeReport
 
 _RANDOM_SAMPLES = 32
 
@@ -101,8 +101,8 @@ def command(
     from lowbit.proto.atomic import check_writable
     from lowbit.proto.feeds import as_proto
     from lowbit.proto.model_file import stored_bytes
-    from lowbit.quantize.config import read_config
-    from lowbit.quantize.quantize import quantize
+    from lowbit.quantizer.config import read_config
+    from lowbit.quantizer.quantize import quantize
 
     if report_file is not None:
         check_writable(report_file, overwrite=overwrite, inputs=(model,))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lowbit.quantize.rounding.problem import Array, Problem, first_scale
+from lowbit.quantizer.rounding.problem import Array, Problem, first_scale
 
 _STRETCH = (-0.1, 1.1)
 _RATE, _BETA1, _BETA2 = 0.02, 0.9, 0.999

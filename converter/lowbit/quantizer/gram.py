@@ -23,7 +23,7 @@ from lowbit.errors import LowBitError
 from lowbit.graph.attributes import get_ints
 from lowbit.graph.reasons import Refusal
 from lowbit.graph.windows import Window, read_transposed_window, read_window
-from lowbit.quantize.sites import Layer
+from lowbit.quantizer.sites import Layer
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]

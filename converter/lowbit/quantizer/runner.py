@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from lowbit.errors import LowBitError, ModelError, raise_if_out_of_memory
-from lowbit.quantize.data import Spool
+from lowbit.quantizer.data import Spool
 
 Array = npt.NDArray[Any]
 

@@ -6,8 +6,9 @@ calibration feed. One that does not is undone, and the report says so.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import onnx
@@ -30,15 +31,18 @@ from lowbit.graph.reasons import Refusal
 from lowbit.graph.shapes import infer_shapes
 from lowbit.graph.subgraphs import graphs_of, remove_unused_nodes
 from lowbit.passes.fold import fold_constants
-from lowbit.quantize.data import Spool
-from lowbit.quantize.report import StepRecord
-from lowbit.quantize.runner import open_float
+from lowbit.quantizer.data import Spool
+from lowbit.quantizer.report import StepRecord
+from lowbit.quantizer.runner import open_float
 from lowbit.rewrites.batch_normalization import fold_batch_normalization
 from lowbit.rewrites.operands import per_channel
 from lowbit.schemas import DOMAIN
 
 TOLERANCE = 1e-5
 """Largest difference of an output, relative to its largest value, that a pass may make."""
+
+_Pass = Callable[[ir.Model, str], tuple[ir.Model, int]]
+"""Takes a model and its name in errors; gives the changed model and how many nodes it changed."""
 
 _MOST_FOLDED = 1 << 24
 """Elements of a folded constant beyond which a graph that computes it is smaller than its value."""
@@ -85,19 +89,22 @@ def refuse_quantized(source: Source) -> None:
         )
 
 
-def prepare(source: Source, spool: Spool, threads: int | None) -> tuple[ir.Model, list[StepRecord]]:
+def prepare(
+    source: Source, spool: Spool, threads: int | None, opset: tuple[int, int] = (NORMAL_FORM_OPSET, 7)
+) -> tuple[ir.Model, list[StepRecord]]:
     """Runs all passes.
 
     Args:
         source: the float model; its graph is used up.
         spool: the calibration data.
         threads: of the sessions that check.
+        opset: the opset and IR version that the result needs.
 
     Returns:
         The model with shapes, every node with a name of its own, and what each pass did.
 
     Raises:
-        ModelError: if the model cannot be brought to opset 13, or ONNX Runtime does not run it.
+        ModelError: if the model cannot be brought to that opset, or ONNX Runtime does not run it.
     """
     model = source.model
     label = str(source.path or "the given model")
@@ -105,7 +112,8 @@ def prepare(source: Source, spool: Spool, threads: int | None) -> tuple[ir.Model
     proto = ir.to_proto(model)
     before = _outputs(proto, feed, threads)
     steps = []
-    for name, function in _PASSES:
+    passes: list[tuple[str, _Pass]] = [("opset", functools.partial(_opset, to=opset)), *_PASSES]
+    for name, function in passes:
         start = time.perf_counter()
         changed = ir.from_proto(proto)
         try:
@@ -180,12 +188,10 @@ def _name_nodes(graph: ir.Graph) -> None:
 # Passes ---------------------------------------------------------------------------------------------------
 
 
-def _opset(model: ir.Model, label: str) -> tuple[ir.Model, int]:
-    before = model.graph.opset_imports.get("", NORMAL_FORM_OPSET)
-    drop = drop_overridable_initializers(model.graph)
-    if before >= NORMAL_FORM_OPSET:
-        return model, drop
-    return raise_opset(model, label), drop + 1
+def _opset(model: ir.Model, label: str, to: tuple[int, int]) -> tuple[ir.Model, int]:
+    changes = drop_overridable_initializers(model.graph)
+    older = model.graph.opset_imports.get("", NORMAL_FORM_OPSET) < to[0]
+    return raise_opset(model, label, *to), changes + int(older or (model.ir_version or 0) < to[1])
 
 
 def _constants(model: ir.Model, _: str) -> tuple[ir.Model, int]:
@@ -437,8 +443,7 @@ def _gemm(model: ir.Model, _: str) -> tuple[ir.Model, int]:
     return model, changes
 
 
-_PASSES: Iterable[tuple[str, Callable[[ir.Model, str], tuple[ir.Model, int]]]] = (
-    ("opset", _opset),
+_PASSES: tuple[tuple[str, _Pass], ...] = (
     ("constants", _constants),
     ("identities", _identities),
     ("gemm", _gemm),

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lowbit.quantize.rounding.gptq import gptq
-from lowbit.quantize.rounding.problem import WORK, Array, Problem, first_scale
+from lowbit.quantizer.rounding.gptq import gptq
+from lowbit.quantizer.rounding.problem import WORK, Array, Problem, first_scale
 
 _BLOCK = 64
 

@@ -2,12 +2,12 @@
 
 The graph's own words decide (:mod:`lowbit.graph.normal_form`): ops that move codes share the grid of what
 they move, elementwise ops between two tensors become one function, Relu and Clip belong to what stands in
-front of them, as the converter has it. The rules have the names of :data:`lowbit.quantize.config.RULES`.
+front of them, as the converter has it. The rules have the names of :data:`lowbit.quantizer.config.RULES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,8 +16,8 @@ import onnx_ir as ir
 from lowbit.graph.attributes import from_front, get_float, get_int, get_ints, get_string
 from lowbit.graph.constants import Array, constant, integers, is_known
 from lowbit.graph.normal_form import CODE_MOVERS, ELEMENTWISE, clip_bounds, dims_of, is_op, rank_of
-from lowbit.quantize.config import Config
-from lowbit.quantize.report import Decision
+from lowbit.quantizer.config import Config
+from lowbit.quantizer.report import Decision
 from lowbit.rewrites.operands import per_channel
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -93,6 +93,7 @@ class Plan:
         layers: the weighted layers in the order of the graph, by name.
         sites: the quantized tensors in the order of the graph.
         readers: (node, input index) pairs that read codes.
+        raw: graph inputs that are fed codes already: whole numbers from 0 to 255.
         concats: output of a Concat -> its operands, for those whose ranges decide whether they share a grid.
         kept: node -> why it stays float.
         quantized: the nodes that compute on codes.
@@ -102,6 +103,7 @@ class Plan:
     layers: dict[str, Layer] = field(default_factory=dict)
     sites: dict[str, Site] = field(default_factory=dict)
     readers: set[tuple[str, int]] = field(default_factory=set)
+    raw: set[str] = field(default_factory=set)
     concats: dict[str, list[str]] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     quantized: set[str] = field(default_factory=set)
@@ -137,15 +139,18 @@ class Plan:
         return self.sites[self.leader(name)]
 
 
-def place(model: ir.Model, config: Config, refused: Mapping[str, str]) -> Plan:
+def place(model: ir.Model, config: Config, refused: Mapping[str, str], raw: Collection[str] = ()) -> Plan:
     """Decides where quantizers sit.
 
     Args:
         model: the cleaned float model, with shapes and node names.
         config: what the caller asks for.
         refused: nodes that stay float because the converter has no form of them, with its reasons.
+        raw: graph inputs that are fed codes.
     """
-    return _Placement(model.graph, config, refused).run()
+    placement = _Placement(model.graph, config, refused)
+    placement.plan.raw = set(raw)
+    return placement.run()
 
 
 class _Placement:
@@ -199,7 +204,8 @@ class _Placement:
             if node not in ahead:
                 continue
             makers = [value.producer() for value in node.inputs if value is not None]
-            if self._is_layer(node) or any(maker in behind for maker in makers):
+            coded = any(value is not None and value.name in plan.raw for value in node.inputs)
+            if self._is_layer(node) or coded or any(maker in behind for maker in makers):
                 behind.add(node)
         self.quantized = behind
         for node in possible - behind:
@@ -436,6 +442,10 @@ class _Placement:
         for value in ordered:
             if value in wanted:
                 name, signed = str(value.name), not self._is_never_negative(value)
+                if name in self.plan.raw:
+                    self.plan.sites[name] = Site(name, 8, False, "io", name)
+                    self.decide("io", name, "uint8, as it is fed")
+                    continue
                 if not self.config.rule("unsigned"):
                     signed = True
                 elif not signed:

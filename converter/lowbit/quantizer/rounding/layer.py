@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowbit.quantize.gram import Moments, plus
-from lowbit.quantize.rounding.adaround import adaround
-from lowbit.quantize.rounding.descent import descent
-from lowbit.quantize.rounding.gptq import gptq
-from lowbit.quantize.rounding.nearest import nearest
-from lowbit.quantize.rounding.problem import Array, Problem, first_scale, solve
+from lowbit.quantizer.gram import Moments, plus
+from lowbit.quantizer.rounding.adaround import adaround
+from lowbit.quantizer.rounding.descent import descent
+from lowbit.quantizer.rounding.gptq import gptq
+from lowbit.quantizer.rounding.nearest import nearest
+from lowbit.quantizer.rounding.problem import Array, Problem, first_scale, solve
 
 RIDGE = 0.05
 """Where there are too few images to choose it."""
@@ -69,7 +69,7 @@ def round_layer(
         ridge: None: chosen.
         sweeps: of coordinate descent.
         per_channel: one scale per row.
-        feedback: see :func:`lowbit.quantize.rounding.problem.solve`.
+        feedback: see :func:`lowbit.quantizer.rounding.problem.solve`.
     """
 
     def problem_of(moments: Moments, amount: float) -> Problem:

@@ -20,14 +20,15 @@ import onnx_ir as ir
 from lowbit.conversion.convert import convert
 from lowbit.errors import LowBitError, UnsupportedError
 from lowbit.frontends.load import load_model
+from lowbit.graph.opsets import NORMAL_FORM_OPSET
 from lowbit.graph.quantization import Grid
 from lowbit.proto.atomic import check_writable, write_atomically
-from lowbit.quantize.config import Config
-from lowbit.quantize.data import Data, Spool
-from lowbit.quantize.emit import LayerCodes, Ranged, emit, finish_layer
-from lowbit.quantize.gram import LARGEST, Moments, Unfold, to_rows
-from lowbit.quantize.prepare import prepare, refuse_quantized
-from lowbit.quantize.ranges import (
+from lowbit.quantizer.config import Config
+from lowbit.quantizer.data import Data, Spool
+from lowbit.quantizer.emit import OPSET_INT2, OPSET_INT4, LayerCodes, Ranged, emit, finish_layer
+from lowbit.quantizer.gram import LARGEST, Moments, Unfold, to_rows
+from lowbit.quantizer.prepare import prepare, refuse_quantized
+from lowbit.quantizer.ranges import (
     Statistics,
     choose_grids,
     code_bounds,
@@ -35,10 +36,10 @@ from lowbit.quantize.ranges import (
     decibels,
     share_concats,
 )
-from lowbit.quantize.report import LayerRecord, QuantizeReport, Result
-from lowbit.quantize.rounding.layer import round_layer
-from lowbit.quantize.runner import Graph, Tensors
-from lowbit.quantize.sites import Layer, Plan, place
+from lowbit.quantizer.report import LayerRecord, QuantizeReport, Result
+from lowbit.quantizer.rounding.layer import round_layer
+from lowbit.quantizer.runner import Graph, Tensors
+from lowbit.quantizer.sites import Layer, Plan, place
 
 Array = npt.NDArray[Any]
 Progress = Callable[[int, int, str], None]
@@ -78,7 +79,7 @@ def quantize(
             of arrays or dicts (read once), or all samples in one array or dict, along the first dim.
         output: where to write the quantized model; the effective configuration goes beside it, as ``.yaml``.
         bits: ``w4a8``: 4-bit weights, 8-bit activations; 1 to 8 each.
-        config: a configuration, or its entries; see :class:`lowbit.quantize.config.Config`.
+        config: a configuration, or its entries; see :class:`lowbit.quantizer.config.Config`.
         convert_to: also convert the result; a path: write it there.
         threads: of ONNX Runtime's sessions; None: its own choice. The result depends on it, in last bits.
         cache: a folder for temporary files; None: the system's.
@@ -215,7 +216,7 @@ class _Run:
     def quantize(self) -> tuple[onnx.ModelProto, QuantizeReport]:
         """All steps."""
         with self._timed("prepare"):
-            self.model, self.report.steps = prepare(self.source, self.spool, self.threads)
+            self.model, self.report.steps = prepare(self.source, self.spool, self.threads, self._opset())
             self.proto = ir.to_proto(self.model)
             del self.proto.graph.value_info[:]
         with self._timed("place"):
@@ -233,16 +234,26 @@ class _Run:
         with self._timed("emit"):
             made = self._emit(codes, final=True)[0]
         with self._timed("check"):
-            self.report.outputs = self._compare(made)
+            self.report.outputs = self._compare(codes)
         return made, self.report
+
+    def _opset(self) -> tuple[int, int]:
+        """The opset that the result needs: int4 and int2 are younger than the normal form."""
+        config = self.config
+        asked = [given.get("weight_bits", 8) for given in config.overrides.values()]
+        fewest = min(config.weight_bits, config.first_last, *asked, 8)
+        if not config.sub_byte or fewest > 4:
+            return NORMAL_FORM_OPSET, 7
+        return OPSET_INT4 if fewest > 2 else OPSET_INT2
 
     # Placement --------------------------------------------------------------------------------------------
 
     def _place(self) -> Plan:
         """A plan whose every node converts: trial conversions with made-up ranges tell which do not."""
         refused: dict[str, str] = {}
+        raw = self._raw_inputs() if self.config.io == "uint8" else set()
         for _ in range(_MOST_TRIALS):
-            plan = place(self.model, self.config, refused)
+            plan = place(self.model, self.config, refused, raw)
             if not plan.layers:
                 reasons = "; ".join(f"'{node}': {reason}" for node, reason in list(plan.kept.items())[:5])
                 raise LowBitError(
@@ -255,6 +266,24 @@ class _Run:
                 return plan
             refused |= fresh
         return plan
+
+    def _raw_inputs(self) -> set[str]:
+        """The inputs that are fed raw images: all of them that are float.
+
+        Raises:
+            LowBitError: if the calibration data are no whole numbers from 0 to 255.
+        """
+        names = {str(v.name) for v in self.model.graph.inputs if v.dtype == ir.DataType.FLOAT}
+        for feed in self.spool:
+            for name in names:
+                array = feed[name]
+                odd = array[(array != np.rint(array)) | (array < 0) | (array > 255)]
+                if odd.size:
+                    raise LowBitError(
+                        f"io uint8: input '{name}' is fed {odd[0]:.4g}; expected raw pixels, whole numbers "
+                        "from 0 to 255: the preprocessing must be part of the model"
+                    )
+        return names
 
     def _islands(self, plan: Plan) -> dict[str, str]:
         """The nodes that the converter would leave float, with its reasons."""
@@ -270,7 +299,7 @@ class _Run:
             rows = to_rows(layer, np.sign(layer.weight))
             scale = np.full(rows.shape[:2], 1e-3)
             codes[layer.node] = finish_layer(layer, rows, scale, np.zeros(layer.rows), grids[layer.x])
-        trial, _ = emit(self.proto, plan, grids, codes)
+        trial, _ = emit(self.proto, plan, grids, codes, final=True)
         result = convert(trial, verify=False)
         found: dict[str, str] = {}
         for island in result.report.islands:
@@ -301,6 +330,7 @@ class _Run:
             codes,
             sub_byte=final and self.config.sub_byte,
             weight_bits=bits,
+            final=final,
         )
 
     def _round_layers(self) -> dict[str, LayerCodes]:
@@ -510,12 +540,13 @@ class _Run:
 
     # Check ------------------------------------------------------------------------------------------------
 
-    def _compare(self, made: onnx.ModelProto) -> dict[str, float | None]:
+    def _compare(self, codes: Mapping[str, LayerCodes]) -> dict[str, float | None]:
         """SQNR of every float output over the calibration data."""
         names = [value.name for value in self.proto.graph.output]
         sums = {name: [0.0, 0.0] for name in names}
         exact = Tensors(self.spool, self.folder / "exact", 0, self.threads)
         other = Tensors(self.spool, self.folder / "other", 0, self.threads)
+        made = self._emit(codes)[0]  # whose inputs are float, as the calibration data are
         for a, b in zip(exact.run(Graph(self.proto), names), other.run(Graph(made), names), strict=True):
             for name in names:
                 if a[name].dtype.kind == "f" and a[name].shape == b[name].shape:

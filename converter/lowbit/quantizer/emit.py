@@ -18,8 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from lowbit.errors import ModelError
 from lowbit.graph.quantization import Grid
-from lowbit.quantize.gram import from_rows
-from lowbit.quantize.sites import Layer, Plan
+from lowbit.quantizer.gram import from_rows
+from lowbit.quantizer.sites import Layer, Plan
 
 Array = npt.NDArray[Any]
 Ranged = tuple[Grid, int, int]
@@ -28,8 +28,8 @@ Ranged = tuple[Grid, int, int]
 _LARGEST_BIAS = 2**30
 """Bound of a bias in codes: half of int32 is left for the sum that it is added to."""
 
-_OPSET_INT4, _OPSET_INT2 = 21, 25
-_IR_INT4, _IR_INT2 = 10, 13
+OPSET_INT4, OPSET_INT2 = (21, 10), (25, 13)
+"""The first opset with tensors of that type, and its IR version."""
 
 
 @dataclass
@@ -94,6 +94,7 @@ def emit(
     *,
     sub_byte: bool = False,
     weight_bits: Mapping[str, int] | None = None,
+    final: bool = False,
 ) -> tuple[onnx.ModelProto, dict[str, str]]:
     """The quantized model, and the name under which it has each rounded tensor.
 
@@ -104,8 +105,10 @@ def emit(
         layers: the layers that are rounded; others keep their float weights.
         sub_byte: weights of 3 and 4 bits as int4, of 1 and 2 bits as int2.
         weight_bits: with ``sub_byte``, the bits of each layer.
+        final: whether inputs of raw codes are uint8; until then the float model's feeds fit.
     """
     emitter = _Emitter(model, plan, grids, layers, weight_bits or {}, sub_byte=sub_byte)
+    emitter.final = final
     return emitter.run(), emitter.read
 
 
@@ -129,7 +132,7 @@ class _Emitter:
         self.used = {t.name for t in graph.initializer} | {v.name for v in graph.input}
         self.used |= {name for node in graph.node for name in node.output}
         self.outputs = {value.name for value in graph.output}
-        self.types: set[int] = set()
+        self.final = False
 
     def run(self) -> onnx.ModelProto:
         """The whole model."""
@@ -138,6 +141,10 @@ class _Emitter:
         for value in graph.input:
             if value.name in self.plan.sites:
                 self._quantize(value.name, value.name)
+        if self.final:
+            for value in graph.input:
+                if value.name in self.plan.raw:
+                    self._feed_codes(value.name)
         for original in graph.node:
             node = onnx.NodeProto()
             node.CopyFrom(original)
@@ -183,7 +190,6 @@ class _Emitter:
         if dtype is None:
             self.made.append(numpy_helper.from_array(np.array(array, order="C"), unique))
         else:
-            self.types.add(dtype)
             self.made.append(helper.make_tensor(unique, dtype, array.shape, array.reshape(-1)))
         return unique
 
@@ -224,11 +230,20 @@ class _Emitter:
         )
         self.read[name] = real
 
+    def _feed_codes(self, name: str) -> None:
+        """Takes the quantizer off an input that is fed codes."""
+        quantizer = next(i for i, node in enumerate(self.nodes) if node.input[0] == name)
+        codes = self.nodes.pop(quantizer).output[0]
+        for node in self.nodes:
+            for i, given in enumerate(node.input):
+                if given == codes:
+                    node.input[i] = name
+
     def _weights(self, layer: Layer) -> str:
         made = self.layers[layer.node]
         bits = self.weight_bits.get(layer.node, 8)
         dtype = None
-        if self.sub_byte and bits <= 4 and bits != 1:
+        if self.sub_byte and bits <= 4:
             dtype = TensorProto.INT4 if bits > 2 else TensorProto.INT2
         name = f"{layer.node}.weight"
         codes = self._constant(f"{name}.codes", made.codes, dtype)
@@ -280,8 +295,14 @@ class _Emitter:
                  for inner in a.g.node for name in inner.input}  # fmt: skip
         used |= self.outputs
         kept = [tensor for tensor in source.initializer if tensor.name in used]
+        inputs = []
+        for value in source.input:
+            inputs.append(onnx.ValueInfoProto())
+            inputs[-1].CopyFrom(value)
+            if self.final and value.name in self.plan.raw:
+                inputs[-1].type.tensor_type.elem_type = TensorProto.UINT8
         graph = helper.make_graph(
-            self.nodes, source.name or "quantized", source.input, source.output, [*kept, *self.made]
+            self.nodes, source.name or "quantized", inputs, source.output, [*kept, *self.made]
         )
         made = helper.make_model(graph, opset_imports=self.model.opset_import, producer_name="lowbit")
         made.ir_version = max(self.model.ir_version, 7)

@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from lowbit.errors import ModelError
 from lowbit.graph.quantization import Grid
-from lowbit.quantize.config import Config
-from lowbit.quantize.report import Decision, Histogram, TensorRecord
-from lowbit.quantize.sites import Plan
+from lowbit.quantizer.config import Config
+from lowbit.quantizer.report import Decision, Histogram, TensorRecord
+from lowbit.quantizer.sites import Plan
 
 Array = npt.NDArray[Any]
 
@@ -260,7 +260,10 @@ def choose_grids(
                 values = values.merged(statistics.values[member])
             if max(values.high, -values.low) < _SMALLEST:
                 warnings.append(f"'{leader}' is always 0 in the calibration data; its range is arbitrary")
-            grids[leader] = _choose(site.bits, site.signed, values, config)
+            if plan.raw & set(members):
+                grids[leader] = _grid(1.0, 0), 0, 255
+            else:
+                grids[leader] = _choose(site.bits, site.signed, values, config)
             if site.channels is not None:
                 grids[leader] = _per_channel(statistics.channels[leader], site.bits)
         grid, low, high = grids[name] = grids[leader]

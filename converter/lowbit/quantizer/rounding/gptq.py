@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lowbit.quantize.rounding.problem import WORK, Array, Problem
+from lowbit.quantizer.rounding.problem import WORK, Array, Problem
 
 _BLOCK = 64
 
