@@ -29,6 +29,8 @@ LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 MEASURED = re.compile(r"(?<![\w.])(?:\d+\.)?\d+ ?(?:times|ms|us|%|MB)(?!\w)|(?<![\w.])0?\.\d{2}(?!\d)")
 # Names of files that a user, a build or another project has, and this repository has not.
 ELSEWHERE = {
+    "labels.json",  # a user's right answers, and functions
+    "file.py",
     "BUILD.md",  # what `lowbit export-mobile` writes
     "manifest.json",
     "armcost.py",  # the tool that benchmarks/arm_layers.py calls

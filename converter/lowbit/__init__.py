@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from lowbit.deploy.compile import compile
     from lowbit.deploy.mobile import export_mobile
     from lowbit.errors import LowBitError, ModelError, OutputError, UnsupportedError
+    from lowbit.evaluation.evaluate import evaluate
     from lowbit.exporters.export import export
     from lowbit.inspection.inspect import inspect
     from lowbit.library import get_ep_name, get_ep_names, get_library_path
     from lowbit.measure.bench import bench
     from lowbit.measure.tune import tune
+    from lowbit.quantizer.quantize import quantize
     from lowbit.sessions.devices import devices
     from lowbit.sessions.session import session
 
@@ -39,12 +41,14 @@ __all__ = [
     "compile",
     "convert",
     "devices",
+    "evaluate",
     "export",
     "export_mobile",
     "get_ep_name",
     "get_ep_names",
     "get_library_path",
     "inspect",
+    "quantize",
     "session",
     "tune",
     "verify",
@@ -59,12 +63,14 @@ _HOME = {
     "compile": "deploy.compile",
     "convert": "conversion.convert",
     "devices": "sessions.devices",
+    "evaluate": "evaluation.evaluate",
     "export": "exporters.export",
     "export_mobile": "deploy.mobile",
     "get_ep_name": "library",
     "get_ep_names": "library",
     "get_library_path": "library",
     "inspect": "inspection.inspect",
+    "quantize": "quantizer.quantize",
     "session": "sessions.session",
     "tune": "measure.tune",
     "verify": "checking.verify",

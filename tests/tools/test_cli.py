@@ -335,13 +335,14 @@ def broken_models(folder, source):
 
 
 @pytest.mark.parametrize("kind", ["truncated", "not ONNX", "text", "empty", LACKING, "absent"])
-@pytest.mark.parametrize("command", ["inspect", "convert", "run", "verify", "bench"])
+@pytest.mark.parametrize("command", ["inspect", "convert", "run", "eval", "verify", "bench"])
 def test_an_unusable_model_is_one_line_and_exit_code_2(command, kind, source, converted, tmp_path):
     model = {**broken_models(tmp_path, source), "absent": tmp_path / "absent.onnx"}[kind]
     arguments = {
         "inspect": [model],
         "convert": [model, "-o", tmp_path / "out.onnx"],
         "run": [model, "--random"],
+        "eval": [model, "--data", source],
         "verify": [converted, "--against", model],
         "bench": [model],
     }[command]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import hashlib
 import json
 import re
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,6 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.dialects.graphs import CASES, qonnx
 from tests.support import require_native
 from tests.tools.conftest import qdq_conv
+from tests.tools.pages import HOSTILE, assert_needs_nothing_else
 from tests.tools.test_cli import run, run_json
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "inspect.md"
@@ -43,8 +41,6 @@ TOTALS_FIELDS = {
     "nodes", "ops", "actions", "dialects", "kernels", "macs", "float_macs", "bit_ops", "weight_bytes",
     "source_weight_bytes", "tuned", "runs_on",
 }  # fmt: skip
-
-HOSTILE = "</script><script>alert(1)</script><img onerror=x>\"'&amp;{{7*7}}"
 
 
 @pytest.fixture(autouse=True)
@@ -325,59 +321,6 @@ def test_the_table_tells_dialect_and_bit_operations(source, converted):
 
 
 # ---- as a page
-
-
-class Page(HTMLParser):
-    """What a browser would find in a page."""
-
-    def __init__(self, text: str):
-        super().__init__(convert_charrefs=True)
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.stack: list[str] = []
-        self.texts: list[tuple[str, str]] = []
-        self.feed(text)
-        self.close()
-        assert self.stack == [], "every tag is closed"
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "input", "wbr", "br", "img", "link"):
-            self.stack.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.stack, tag
-        assert self.stack.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append((self.stack[-1] if self.stack else "", data))
-
-    def text_of(self, *tags: str) -> str:
-        return "".join(data for tag, data in self.texts if tag in tags)
-
-
-def assert_needs_nothing_else(text: str):
-    """No reference to anything outside of the page, and no script but its own."""
-    page = Page(text)
-    for tag, attrs in page.tags:
-        assert tag not in ("link", "img", "iframe", "object", "embed", "base", "form"), tag
-        for name, value in attrs.items():
-            assert name not in ("src", "href", "srcset", "style", "action"), (tag, name)
-            assert not name.startswith("on"), (tag, name)
-            assert "url(" not in (value or ""), (tag, value)
-    assert [tag for tag, _ in page.tags].count("script") == 1
-    style, script = page.text_of("style"), page.text_of("script")
-    for content in (style, script):
-        assert not re.search(r"https?:|//\w|@import|import\(|fetch\(|XMLHttp", content)
-    assert set(re.findall(r"url\(([^)]*)\)", style)) <= {"#hatch"}
-    policy = next(attrs["content"] for tag, attrs in page.tags if "http-equiv" in attrs)
-    assert policy.startswith("default-src 'none'")
-    for content in (style, script):
-        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-        assert f"'sha256-{digest}'" in policy
-    return page
 
 
 def test_the_page_shows_every_node_and_needs_nothing_else(source, converted, tmp_path):

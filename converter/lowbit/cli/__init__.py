@@ -9,7 +9,19 @@ import click
 from lowbit import __version__
 from lowbit.cli.interrupt import prompt_interrupts
 
-COMMANDS = ("sys", "inspect", "convert", "export", "tune", "compile", "run", "verify", "bench")
+COMMANDS = (
+    "sys",
+    "inspect",
+    "convert",
+    "quantize",
+    "export",
+    "tune",
+    "compile",
+    "run",
+    "eval",
+    "verify",
+    "bench",
+)
 
 
 class _Commands(click.Group):

@@ -251,10 +251,23 @@ input_quant_option = click.option(
     metavar="[NAME:]scale=1/255,bits=8,unsigned",
     help="Round a float input to codes, so that the first layer has some; may be repeated.",
 )
+preprocess_option = click.option(
+    "--preprocess",
+    metavar="SPEC",
+    help="How an image becomes an input: raw, imagenet, KEY=VALUE,.. or module:function.",
+)
 report_option = click.option(
     "--report", "report_file", type=MODEL, help="Also write the report to FILE.html or FILE.json."
 )
 
+
+plots_option = click.option(
+    "--plots",
+    "plots_folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Also write the report's charts as PNG files.",
+)
 
 batch_option = click.option(
     "--batch", default="", metavar="N,..", help="Batch sizes to measure for, such as 1,16, on a GPU."

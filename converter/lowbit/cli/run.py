@@ -56,7 +56,7 @@ def command(
     from lowbit.proto.atomic import check_writable, write_atomically
     from lowbit.proto.feeds import parse_shapes, random_feeds
     from lowbit.proto.model_file import load_proto
-    from lowbit.sessions.session import run_session, session
+    from lowbit.sessions.session import run_session, runnable, session
 
     if bool(inputs) == random:
         raise click.UsageError("give either --input or --random")
@@ -64,8 +64,11 @@ def command(
         check_writable(output, overwrite=overwrite, inputs=(model,))
     proto = load_proto(model, external_data=False)
     feeds = random_feeds(proto, seed, parse_shapes(shapes)) if random else _feeds(inputs, proto)
+    ready = runnable(model, proto, device)
+    if ready is not model:
+        out.note(f"{model}: ONNX Runtime does not load its quantizers; they run written in standard ops")
     try:
-        opened = session(_runnable(out, model, proto, device), device=device, threads=threads)
+        opened = session(ready, device=device, threads=threads)
     except RefusedError as error:
         raise _told_apart(error, model, proto) from error
     results = run_session(opened, feeds)
@@ -83,17 +86,6 @@ def command(
     )  # fmt: skip
     if output is not None:
         out.note(f"written: {output}")
-
-
-def _runnable(out: Out, path: Path, model: onnx.ModelProto, device: str) -> Path | onnx.ModelProto:
-    """The model as ONNX Runtime can load it on the CPU; every other device has it converted."""
-    from lowbit.frontends.standard_ops import needs_standard_form, standard_form
-    from lowbit.proto.model_file import load_proto
-
-    if device != "cpu" or not needs_standard_form(model):
-        return path
-    out.note(f"{path}: ONNX Runtime does not load its quantizers; they run written in standard ops")
-    return standard_form(load_proto(path))
 
 
 def _told_apart(error: RefusedError, path: Path, model: onnx.ModelProto) -> LowBitError:

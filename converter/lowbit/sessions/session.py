@@ -154,6 +154,23 @@ def open_session(
         raise RefusedError(f"{name}: ONNX Runtime refuses it: {text}", text) from error
 
 
+def runnable(model: Any, proto: onnx.ModelProto, device: str) -> Any:
+    """A model as ONNX Runtime can load it: one whose quantizers it does not know, in standard ops.
+
+    Args:
+        model: a path, a ModelProto or a Result.
+        proto: the model itself, without external data where it is a path.
+        device: in full; on all but "cpu" it will be converted, which needs nothing else.
+
+    Returns:
+        ``model`` as it was given, wherever that will do.
+    """
+    from lowbit.frontends.standard_ops import needs_standard_form, standard_form
+    from lowbit.proto.feeds import as_proto
+
+    return standard_form(as_proto(model)) if device == "cpu" and needs_standard_form(proto) else model
+
+
 def told_apart(error: RefusedError, converted: str, original: Any) -> ModelError:
     """The refusal of a converted model, with whether ONNX Runtime refuses its original as well.
 

@@ -3,7 +3,8 @@
   const table = document.getElementById("nodes");
   const bodies = [...table.tBodies];
   const filter = document.getElementById("filter");
-  const outcome = document.getElementById("outcome");
+  const outcome = document.getElementById("outcome"); // not on every page
+  const what = table.dataset.what ?? "nodes";
   const count = document.getElementById("count");
 
   // ---- rows that open
@@ -31,7 +32,7 @@
   // ---- filter
   function applyFilter() {
     const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const wanted = outcome.value;
+    const wanted = outcome?.value;
     let shown = 0;
     for (const body of bodies) {
       const kind = body.dataset.outcome;
@@ -39,13 +40,13 @@
       body.hidden = !(fits && words.every((word) => body.dataset.search.includes(word)));
       shown += !body.hidden;
     }
-    count.textContent = `${shown} of ${bodies.length} nodes`;
+    count.textContent = `${shown} of ${bodies.length} ${what}`;
   }
   filter.addEventListener("input", applyFilter);
-  outcome.addEventListener("input", applyFilter);
+  outcome?.addEventListener("input", applyFilter);
   applyFilter();
 
-  // ---- sort: numbers start with the largest, texts with the first letter
+  // ---- sort: numbers start with the largest unless the column says otherwise, texts with the first letter
   const heads = [...table.tHead.rows[0].cells];
   const select = document.getElementById("sort");
   function valueOf(body, column) {
@@ -63,22 +64,25 @@
     });
     select.value = column;
   }
+  const falls = (head) =>
+    head.classList.contains("num") && head.dataset.key !== "index" && head.dataset.first !== "ascending";
+  const sorted = heads.some((head) => head.hasAttribute("aria-sort"));
   heads.forEach((head, column) => {
-    const falls = head.classList.contains("num") && head.dataset.key !== "index";
     const button = document.createElement("button");
     button.type = "button";
     button.append(...head.childNodes);
     head.append(button);
     button.addEventListener("click", () => {
       const now = head.getAttribute("aria-sort");
-      sort(column, now ? now === "ascending" : falls);
+      sort(column, now ? now === "ascending" : falls(head));
     });
     select.add(new Option(column === 0 ? "order in the model" : button.textContent, column));
-    if (column === 0) head.setAttribute("aria-sort", "ascending");
+    if (column === 0 && !sorted) head.setAttribute("aria-sort", "ascending");
   });
+  select.value = heads.findIndex((head) => head.hasAttribute("aria-sort"));
   select.addEventListener("input", () => {
     const head = heads[select.value];
-    sort(Number(select.value), head.classList.contains("num") && head.dataset.key !== "index");
+    sort(Number(select.value), falls(head));
   });
 
   // ---- chart: tips, arrow keys, and the way to a node's row
@@ -100,7 +104,7 @@
   function goTo(band) {
     const body = document.getElementById(`node-${band.dataset.row}`);
     filter.value = "";
-    outcome.selectedIndex = 0;
+    if (outcome) outcome.selectedIndex = 0;
     applyFilter();
     document.querySelector(".marked")?.classList.remove("marked");
     body.classList.add("marked");
