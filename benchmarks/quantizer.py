@@ -58,7 +58,7 @@ class Network:
         preprocess: of both.
         bits: what is measured by default.
         offset: added to the labels.
-        fp32: accuracy of the float model, as PROVENANCE.md states it.
+        fp32: accuracy of the float model.
         must: the figures that issue 19 asks for, by bits.
     """
 

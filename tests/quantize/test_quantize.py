@@ -339,7 +339,8 @@ def test_one_huge_value_is_told_and_percentiles_leave_it_out() -> None:
     report = quantize(residual(), x, bits="w8a4").report
     assert any("a few images may decide its range" in warning for warning in report.warnings)
     report = quantize(residual(), x, bits="w8a4", calibration_method="percentile", percentile=99.0).report
-    for ours, theirs in zip(report.tensors, clean.tensors, strict=True):
+    # Behind the global pool there is one value per image and channel: no percentile leaves that out.
+    for ours, theirs in list(zip(report.tensors, clean.tensors, strict=True))[:4]:
         assert ours.scale < 3 * theirs.scale
 
 
