@@ -28,8 +28,9 @@ from lowbit.quantizer.sites import Layer
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
-LARGEST = 4096
-"""Columns of weights beyond which the Gram matrix goes in blocks: 4096^2 float64 are 134 MB."""
+LARGEST = 4608
+"""Columns of weights beyond which the Gram matrix goes in blocks: 4608, a 3x3 window of 512 channels, squared
+are 85 MB of float32."""
 
 _SLAB = 1 << 23
 """Elements of unfolded input that are in memory at once (32 MB)."""

@@ -24,7 +24,7 @@ from lowbit.graph.opsets import NORMAL_FORM_OPSET
 from lowbit.graph.quantization import Grid
 from lowbit.proto.atomic import check_writable, write_atomically
 from lowbit.quantizer.config import Config
-from lowbit.quantizer.data import Data, Spool
+from lowbit.quantizer.data import FEW, Data, Spool
 from lowbit.quantizer.emit import OPSET_INT2, OPSET_INT4, LayerCodes, Ranged, emit, finish_layer
 from lowbit.quantizer.gram import LARGEST, Moments, Unfold, to_rows
 from lowbit.quantizer.prepare import prepare, refuse_quantized
@@ -445,13 +445,14 @@ class _Run:
         neglected = fit.neglected()
         result = round_layer(
             weights, fit, held, layer.bits, method=method, ridge=config.ridge, sweeps=config.sweeps,
-            per_channel=config.per_channel, feedback=config.rule("feedback"),
+            per_channel=config.per_channel, feedback=config.rule("feedback"), few=self.spool.samples < FEW,
+            bias=layer.bias.reshape(weights.shape[:2]),
         )  # fmt: skip
         # ``fit`` holds the sums over all images now.
         n = max(1, fit.count)
         real = result.codes * result.scale[..., None]
         bias = layer.bias
-        if config.rule("bias"):
+        if config.rule("bias") and result.moves_bias:
             # E y = w^ E x^ + bias: y holds the float bias, but its parts by blocks of columns do not.
             held_by_y = len(fit.blocks) == 1
             bias = np.sum(fit.out, axis=0).reshape(-1) / n + (0 if held_by_y else layer.bias)
