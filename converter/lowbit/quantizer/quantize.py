@@ -348,7 +348,7 @@ class _Run:
         while len(codes) < len(plan.layers):
             model, read = self._emit(codes)
             graph = Graph(model)
-            stage = self._stage(graph, read, codes)
+            stage = self._stage(graph, read, codes, rounded.known)
             for name, made in self._round_stage(stage, exact, graph, read, floats, rounded, nodes).items():
                 codes[name], records[name] = made
                 self._save_state(name, *made)
@@ -373,14 +373,19 @@ class _Run:
             done, total, f"{last.node[-40:]}{sqnr}, {left:.0f} s left, {_peak_bytes() / 1e6:.0f} MB at most"
         )
 
-    def _stage(self, graph: Graph, read: Mapping[str, str], codes: Mapping[str, Any]) -> list[Layer]:
-        """The layers whose input no layer that is still to be rounded takes part in."""
+    def _stage(
+        self, graph: Graph, read: Mapping[str, str], codes: Mapping[str, Any], known: set[str]
+    ) -> list[Layer]:
+        """The layers whose input no layer that is still to be rounded takes part in.
+
+        None does in what is ``known``, where the search ends.
+        """
         stage: list[Layer] = []
         size = 0
         for layer in self.plan.layers.values():
             if layer.node in codes:
                 continue
-            front, _ = graph.behind([read[name] for name in (layer.x, layer.residual) if name], ())
+            front, _ = graph.behind([read[name] for name in (layer.x, layer.residual) if name], known)
             if any(node.name in self.plan.layers and node.name not in codes for node in front):
                 continue
             columns = to_rows(layer, layer.weight).shape[2]
