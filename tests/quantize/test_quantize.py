@@ -327,6 +327,12 @@ def test_weights_of_every_kind() -> None:
         assert np.all(np.isfinite(run(result.model, images(2))))
 
 
+def test_inputs_that_hardly_differ_from_their_mean() -> None:
+    x = np.float32(5000) + images(3) * np.float32(0.01)
+    result = quantize(residual(), x)
+    assert np.all(np.isfinite(run(result.model, x)))
+
+
 def test_a_relu_that_is_always_0() -> None:
     result = quantize(_with_weights(lambda a: a * 0 - 100, index=1))
     assert any("is always 0" in warning for warning in result.report.warnings)

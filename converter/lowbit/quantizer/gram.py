@@ -191,7 +191,7 @@ class Moments:
 
     blocks: list[slice]
     gram: list[Array]
-    cross: Floats
+    cross: Array
     mean_q: Floats
     out: list[Floats]
     out_power: list[Floats]
@@ -214,7 +214,7 @@ class Moments:
         made = cls(
             blocks,
             [np.zeros((groups, b.stop - b.start, b.stop - b.start), dtype) for b in blocks],
-            np.zeros((groups, rows, columns)),
+            np.zeros((groups, rows, columns), np.float64 if len(blocks) == 1 else np.float32),
             np.zeros((groups, columns)),
             [np.zeros((groups, rows)) for _ in blocks],
             [np.zeros((groups, rows)) for _ in blocks],

@@ -51,6 +51,9 @@ CACHE_BYTES = 1 << 30
 _MOMENT_BYTES = 1 << 29
 """Bytes of Gram matrices above which layers that could be measured in one run get a run each."""
 
+_MANY_WEIGHTS = 1 << 24
+"""Weights of a layer beyond which they are rounded in float32: VGG-16's first Gemm has 103 million."""
+
 _MOST_TRIALS = 8
 """Trial conversions, each of which may find more nodes that have to stay float."""
 
@@ -445,7 +448,8 @@ class _Run:
         self, layer: Layer, fit: Moments, held: Moments, seconds: float
     ) -> tuple[LayerCodes, LayerRecord]:
         config, start = self.config, time.perf_counter()
-        weights = to_rows(layer, layer.weight).astype(np.float64)
+        wide = np.float64 if layer.weight.size <= _MANY_WEIGHTS else np.float32
+        weights = to_rows(layer, layer.weight).astype(wide)
         method = config.override(layer.node, "rounding") or config.rounding
         neglected = fit.neglected()
         result = round_layer(

@@ -11,7 +11,7 @@ from lowbit.quantizer.rounding.adaround import adaround
 from lowbit.quantizer.rounding.descent import descent
 from lowbit.quantizer.rounding.gptq import gptq
 from lowbit.quantizer.rounding.nearest import nearest
-from lowbit.quantizer.rounding.problem import Array, Problem, first_scale, solve
+from lowbit.quantizer.rounding.problem import LEAST_RIDGE, Array, Problem, first_scale, solve
 
 RIDGE = 0.05
 """Where there are too few images to choose it."""
@@ -86,17 +86,22 @@ def round_layer(
         gram, cross = centred(moments)
         count = max(1, moments.count)
         power = [np.einsum("gkk->g", g) / (count * g.shape[-1]) for g in moments.gram]
-        return solve(
-            weights,
-            gram,
-            cross,
-            moments.blocks,
-            power,
-            bits,
-            amount,
-            per_channel=per_channel,
-            feedback=feedback,
-        )
+        least = LEAST_RIDGE
+        while True:
+            problem = solve(
+                weights, gram, cross, moments.blocks, power, bits, amount, per_channel=per_channel,
+                feedback=feedback, least=least,
+            )  # fmt: skip
+            try:
+                _ = problem.factors
+            except np.linalg.LinAlgError:
+                # Values that hardly differ from their mean: their covariance drowns in float32's rounding of
+                # squares, the more columns the deeper.
+                if least > 1:
+                    raise
+                least *= 10
+                continue
+            return problem
 
     def run(problem: Problem, way: str) -> tuple[Array, Array]:
         if way == "nearest":
