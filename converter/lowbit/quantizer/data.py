@@ -32,6 +32,9 @@ The values inside a network take tens of times its input; this bounds them whate
 HELD_OUT = 5
 """Every fifth sample is kept from rounding where choices are made, and judges them."""
 
+FEW = 10
+"""Below so many samples every third one does, or the second of two."""
+
 
 class Spool:
     """Calibration feeds in a folder.
@@ -77,15 +80,16 @@ class Spool:
         return (self.feed(index) for index in range(self.count))
 
     def held_out(self, index: int, size: int) -> npt.NDArray[np.bool_]:
-        """Which of a feed's samples judge choices; none where there are too few for that.
+        """Which of a feed's samples judge choices; none of one alone.
 
         Args:
             index: the feed.
             size: how many samples a tensor that follows from it has along its first dim.
         """
-        if self.samples < 2 * HELD_OUT:
+        if self.samples < 2:
             return np.zeros(size, bool)
-        return np.asarray((self._first[index] + np.arange(size)) % HELD_OUT == HELD_OUT - 1)
+        each = HELD_OUT if self.samples >= FEW else min(3, self.samples)
+        return np.asarray((self._first[index] + np.arange(size)) % each == each - 1)
 
     def _path(self, index: int) -> Path:
         return self.folder / f"feed{index:06d}.npz"

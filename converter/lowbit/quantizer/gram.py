@@ -28,8 +28,9 @@ from lowbit.quantizer.sites import Layer
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
-LARGEST = 4096
-"""Columns of weights beyond which the Gram matrix goes in blocks: 4096^2 float64 are 134 MB."""
+LARGEST = 4608
+"""Columns of weights beyond which the Gram matrix goes in blocks: 4608, a 3x3 window of 512 channels, squared
+are 85 MB of float32."""
 
 _SLAB = 1 << 23
 """Elements of unfolded input that are in memory at once (32 MB)."""
@@ -190,7 +191,7 @@ class Moments:
 
     blocks: list[slice]
     gram: list[Array]
-    cross: Floats
+    cross: Array
     mean_q: Floats
     out: list[Floats]
     out_power: list[Floats]
@@ -213,7 +214,7 @@ class Moments:
         made = cls(
             blocks,
             [np.zeros((groups, b.stop - b.start, b.stop - b.start), dtype) for b in blocks],
-            np.zeros((groups, rows, columns)),
+            np.zeros((groups, rows, columns), np.float64 if len(blocks) == 1 else np.float32),
             np.zeros((groups, columns)),
             [np.zeros((groups, rows)) for _ in blocks],
             [np.zeros((groups, rows)) for _ in blocks],

@@ -24,7 +24,7 @@ from lowbit.graph.opsets import NORMAL_FORM_OPSET
 from lowbit.graph.quantization import Grid
 from lowbit.proto.atomic import check_writable, write_atomically
 from lowbit.quantizer.config import Config
-from lowbit.quantizer.data import Data, Spool
+from lowbit.quantizer.data import FEW, Data, Spool
 from lowbit.quantizer.emit import OPSET_INT2, OPSET_INT4, LayerCodes, Ranged, emit, finish_layer
 from lowbit.quantizer.gram import LARGEST, Moments, Unfold, to_rows
 from lowbit.quantizer.prepare import prepare, refuse_quantized
@@ -50,6 +50,9 @@ CACHE_BYTES = 1 << 30
 
 _MOMENT_BYTES = 1 << 29
 """Bytes of Gram matrices above which layers that could be measured in one run get a run each."""
+
+_MANY_WEIGHTS = 1 << 24
+"""Weights of a layer beyond which they are rounded in float32: VGG-16's first Gemm has 103 million."""
 
 _MOST_TRIALS = 8
 """Trial conversions, each of which may find more nodes that have to stay float."""
@@ -348,7 +351,7 @@ class _Run:
         while len(codes) < len(plan.layers):
             model, read = self._emit(codes)
             graph = Graph(model)
-            stage = self._stage(graph, read, codes)
+            stage = self._stage(graph, read, codes, rounded.known)
             for name, made in self._round_stage(stage, exact, graph, read, floats, rounded, nodes).items():
                 codes[name], records[name] = made
                 self._save_state(name, *made)
@@ -373,14 +376,19 @@ class _Run:
             done, total, f"{last.node[-40:]}{sqnr}, {left:.0f} s left, {_peak_bytes() / 1e6:.0f} MB at most"
         )
 
-    def _stage(self, graph: Graph, read: Mapping[str, str], codes: Mapping[str, Any]) -> list[Layer]:
-        """The layers whose input no layer that is still to be rounded takes part in."""
+    def _stage(
+        self, graph: Graph, read: Mapping[str, str], codes: Mapping[str, Any], known: set[str]
+    ) -> list[Layer]:
+        """The layers whose input no layer that is still to be rounded takes part in.
+
+        None does in what is ``known``, where the search ends.
+        """
         stage: list[Layer] = []
         size = 0
         for layer in self.plan.layers.values():
             if layer.node in codes:
                 continue
-            front, _ = graph.behind([read[name] for name in (layer.x, layer.residual) if name], ())
+            front, _ = graph.behind([read[name] for name in (layer.x, layer.residual) if name], known)
             if any(node.name in self.plan.layers and node.name not in codes for node in front):
                 continue
             columns = to_rows(layer, layer.weight).shape[2]
@@ -440,18 +448,20 @@ class _Run:
         self, layer: Layer, fit: Moments, held: Moments, seconds: float
     ) -> tuple[LayerCodes, LayerRecord]:
         config, start = self.config, time.perf_counter()
-        weights = to_rows(layer, layer.weight).astype(np.float64)
+        wide = np.float64 if layer.weight.size <= _MANY_WEIGHTS else np.float32
+        weights = to_rows(layer, layer.weight).astype(wide)
         method = config.override(layer.node, "rounding") or config.rounding
         neglected = fit.neglected()
         result = round_layer(
             weights, fit, held, layer.bits, method=method, ridge=config.ridge, sweeps=config.sweeps,
-            per_channel=config.per_channel, feedback=config.rule("feedback"),
+            per_channel=config.per_channel, feedback=config.rule("feedback"), few=self.spool.samples < FEW,
+            bias=layer.bias.reshape(weights.shape[:2]),
         )  # fmt: skip
         # ``fit`` holds the sums over all images now.
         n = max(1, fit.count)
         real = result.codes * result.scale[..., None]
         bias = layer.bias
-        if config.rule("bias"):
+        if config.rule("bias") and result.moves_bias:
             # E y = w^ E x^ + bias: y holds the float bias, but its parts by blocks of columns do not.
             held_by_y = len(fit.blocks) == 1
             bias = np.sum(fit.out, axis=0).reshape(-1) / n + (0 if held_by_y else layer.bias)
@@ -476,8 +486,8 @@ class _Run:
         columns = weights.shape[-1]
         if fit.count < columns:
             self.report.warn(
-                f"{layer.op_type} '{layer.node}': {fit.count} positions of the images for {columns} weights of a "
-                "row; the ridge decides the rest, more images would help"
+                f"{layer.op_type} '{layer.node}': {fit.count} positions of the images for {columns} weights "
+                "of a row; the ridge decides the rest, more images would help"
             )
         return codes, record
 

@@ -11,12 +11,15 @@ from lowbit.quantizer.rounding.adaround import adaround
 from lowbit.quantizer.rounding.descent import descent
 from lowbit.quantizer.rounding.gptq import gptq
 from lowbit.quantizer.rounding.nearest import nearest
-from lowbit.quantizer.rounding.problem import Array, Problem, first_scale, solve
+from lowbit.quantizer.rounding.problem import LEAST_RIDGE, Array, Problem, first_scale, solve
 
 RIDGE = 0.05
 """Where there are too few images to choose it."""
 
 _RIDGES = (0.01, 0.05, 0.2)
+_RIDGES_OF_FEW = (*_RIDGES, 1.0, 5.0, 30.0)
+"""What a handful of images say of a layer's input is mostly about themselves: weights may have to stay."""
+
 _LARGEST_CHOICE = 1200
 """Columns beyond which the ridge is not chosen: that takes a solution for each."""
 
@@ -33,6 +36,8 @@ class Rounded:
         error: of the output, relative to its variance, over all images.
         held_out: the same over held-out images, from a solution that did not see them; None without any.
         nearest: the error of rounding to nearest.
+        moves_bias: whether the difference of the means belongs into the bias; with a handful of images only
+            where it holds on those that rounding did not use.
         alone: the error where the input is exact but for what its own quantizer did.
     """
 
@@ -44,6 +49,7 @@ class Rounded:
     held_out: float | None
     nearest: float
     alone: float
+    moves_bias: bool
 
 
 def round_layer(
@@ -57,6 +63,8 @@ def round_layer(
     sweeps: int,
     per_channel: bool,
     feedback: bool,
+    bias: Array | None = None,
+    few: bool = False,
 ) -> Rounded:
     """Codes and scales of a layer.
 
@@ -69,14 +77,31 @@ def round_layer(
         ridge: None: chosen.
         sweeps: of coordinate descent.
         per_channel: one scale per row.
+        bias: of the float layer, [groups, rows].
+        few: whether there is a handful of images.
         feedback: see :func:`lowbit.quantizer.rounding.problem.solve`.
     """
 
     def problem_of(moments: Moments, amount: float) -> Problem:
         gram, cross = centred(moments)
-        return solve(
-            weights, gram, cross, moments.blocks, bits, amount, per_channel=per_channel, feedback=feedback
-        )
+        count = max(1, moments.count)
+        power = [np.einsum("gkk->g", g) / (count * g.shape[-1]) for g in moments.gram]
+        least = LEAST_RIDGE
+        while True:
+            problem = solve(
+                weights, gram, cross, moments.blocks, power, bits, amount, per_channel=per_channel,
+                feedback=feedback, least=least,
+            )  # fmt: skip
+            try:
+                _ = problem.factors
+            except np.linalg.LinAlgError:
+                # Values that hardly differ from their mean: their covariance drowns in float32's rounding of
+                # squares, the more columns the deeper.
+                if least > 1:
+                    raise
+                least *= 10
+                continue
+            return problem
 
     def run(problem: Problem, way: str) -> tuple[Array, Array]:
         if way == "nearest":
@@ -89,11 +114,12 @@ def round_layer(
             return adaround(problem)
         return descent(problem, sweeps)
 
+    moves_bias = True
     way = "descent" if method == "auto" else method
     chosen, judged = RIDGE if ridge is None else ridge, None
     small = weights.shape[-1] <= _LARGEST_CHOICE
     if held is not None and held.count and method != "nearest" and small:
-        ridges = _RIDGES if ridge is None else (ridge,)
+        ridges = (_RIDGES_OF_FEW if few else _RIDGES) if ridge is None else (ridge,)
         best = np.inf
         for amount in ridges:
             codes, scale = run(problem_of(fit, amount), "gptq" if way == "descent" else way)
@@ -101,6 +127,8 @@ def round_layer(
             # Of two that are as good the first one stays: chance alone shall not decide.
             if error < best * 0.995:
                 best, chosen = error, amount
+                if few and bias is not None:
+                    moves_bias = _bias_holds(codes * scale[..., None], bias, held, fit)
         judged = best
     total = fit if held is None or not held.count else plus(fit, held)
     problem = problem_of(total, chosen)
@@ -115,7 +143,20 @@ def round_layer(
         for block, g in zip(total.blocks, gram, strict=True)
     )
     variance = _variance(total)
-    return Rounded(codes, scale, way, chosen, error, judged, worst, alone / variance if variance else 0.0)
+    return Rounded(
+        codes, scale, way, chosen, error, judged, worst, alone / variance if variance else 0.0, moves_bias
+    )
+
+
+def _bias_holds(rounded: Array, bias: Array, held: Moments, fit: Moments) -> bool:
+    """Whether the bias that makes the means equal on some images beats the float one on others."""
+
+    def rest(moments: Moments) -> Array:
+        n = max(1, moments.count)
+        return np.asarray(moments.out[0] / n - np.einsum("grk,gk->gr", rounded, moments.mean_q / n))
+
+    own = rest(held)
+    return bool(np.square(own - rest(fit)).sum() <= np.square(own - bias).sum())
 
 
 def centred(moments: Moments, around: Moments | None = None) -> tuple[list[Array], Array]:

@@ -26,7 +26,8 @@ WORK = 1 << 6
 """Columns beyond which codes are searched in float32; the metric's factors stay float64."""
 
 
-_LEAST_RIDGE = 1e-6
+LEAST_RIDGE = 1e-5
+"""Part of the mean square of the input: products are float32, and G is the difference of two of them."""
 
 
 @dataclass
@@ -34,8 +35,8 @@ class Problem:
     """One layer: independent groups, each of some rows over some blocks of columns.
 
     Attributes:
-        weights: float weights w, float64 [groups, rows, columns].
-        target: t, the same shape.
+        weights: float weights w, [groups, rows, columns], float64 unless they are many.
+        target: t, of the same shape and type.
         metric: H, one [groups, k, k] per block of columns.
         blocks: the blocks.
         low: the smallest code.
@@ -101,11 +102,13 @@ def solve(
     gram: list[Array],
     cross: Array,
     blocks: list[slice],
+    power: list[Array],
     bits: int,
     ridge: float,
     *,
     per_channel: bool,
     feedback: bool,
+    least: float = LEAST_RIDGE,
 ) -> Problem:
     """The problem of a layer.
 
@@ -114,19 +117,21 @@ def solve(
         gram: G, one [groups, k, k] per block.
         cross: c, [groups, rows, columns].
         blocks: the blocks of columns.
+        power: mean of ``E x^2`` over the columns of each block, [groups]: G's own rounding errors follow it.
         bits: of the codes.
         ridge: what is added to the diagonal, as a part of its mean.
         per_channel: one scale per row.
         feedback: whether the target is that of the float output; else ``t = w``.
+        least: of the ridge, as a part of ``power``.
     """
-    weights = np.asarray(weights, np.float64)
-    target = weights.copy()
+    target = np.array(weights)
     metric = []
-    for block, g in zip(blocks, gram, strict=True):
+    for block, g, squares in zip(blocks, gram, power, strict=True):
         size = g.shape[-1]
         mean = np.einsum("gkk->g", g) / size
         # A little is always added: fewer images than columns make G singular.
-        added = np.where(mean > 0, max(ridge, _LEAST_RIDGE) * mean, 1.0)[:, None, None]
+        floor = np.where(squares > 0, least * squares, 1.0)
+        added = np.maximum(ridge * mean, floor)[:, None, None]
         h = g + added * np.eye(size)
         metric.append(h)
         if feedback:
