@@ -117,7 +117,7 @@ def quantize(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lowbit-", dir=cache)))
         except OSError as error:
             raise LowBitError(f"{cache}: no folder for temporary files: {error.strerror or error}") from error
-        run = _Run(model, data, effective, folder, threads, cache_bytes, state, progress or _silent)
+        run = Run(model, data, effective, folder, threads, cache_bytes, state, progress or _silent)
         made, report = run.quantize()
     converted = None
     checked = _convert_strictly(made, report)
@@ -170,8 +170,8 @@ def _peak_bytes() -> int:
     return int(peak if os.uname().sysname == "Darwin" else peak * 1024)
 
 
-class _Run:
-    """One quantization."""
+class Run:
+    """One quantization: what the steps share. `lowbit.search` runs some of them many times."""
 
     def __init__(
         self,
@@ -211,15 +211,8 @@ class _Run:
 
     def quantize(self) -> tuple[onnx.ModelProto, QuantizeReport]:
         """All steps."""
-        with self._timed("prepare"):
-            self.model, self.report.steps = prepare(self.source, self.spool, self.threads)
-            self.proto = ir.to_proto(self.model)
-            del self.proto.graph.value_info[:]
-        with self._timed("place"):
-            self.plan = self._place()
+        statistics = self.open()
         with self._timed("ranges"):
-            statistics = self._measure()
-            share_concats(self.plan, statistics, self.config)
             self.grids, self.report.tensors, warnings = choose_grids(self.plan, statistics, self.config)
             for warning in warnings:
                 self.report.warn(warning)
@@ -232,6 +225,19 @@ class _Run:
         with self._timed("check"):
             self.report.outputs = self._compare(made)
         return made, self.report
+
+    def open(self) -> Statistics:
+        """The steps that no width changes: the clean-up, the plan, and what the tensors' values are."""
+        with self._timed("prepare"):
+            self.model, self.report.steps = prepare(self.source, self.spool, self.threads)
+            self.proto = ir.to_proto(self.model)
+            del self.proto.graph.value_info[:]
+        with self._timed("place"):
+            self.plan = self._place()
+        with self._timed("ranges"):
+            statistics = self._measure()
+            share_concats(self.plan, statistics, self.config)
+        return statistics
 
     # Placement --------------------------------------------------------------------------------------------
 
@@ -365,6 +371,24 @@ class _Run:
         nodes: Mapping[str, ir.Node],
     ) -> dict[str, tuple[LayerCodes, LayerRecord]]:
         start = time.perf_counter()
+        moments = self._gather(stage, exact, graph, read, floats, rounded, nodes)
+        made = {}
+        for layer in stage:
+            fit, held_out = moments.pop(layer.node)
+            made[layer.node] = self._round_layer(layer, fit, held_out, (time.perf_counter() - start) / len(stage))
+        return made
+
+    def _gather(
+        self,
+        stage: Sequence[Layer],
+        exact: Graph,
+        graph: Graph,
+        read: Mapping[str, str],
+        floats: Tensors,
+        rounded: Tensors,
+        nodes: Mapping[str, ir.Node],
+    ) -> dict[str, list[Moments]]:
+        """The sums of every layer of a stage, over the images to round for and those that judge."""
         unfolds = {layer.node: Unfold(layer, nodes[layer.node]) for layer in stage}
         moments = {
             layer.node: [Moments.empty(layer, unfolds[layer.node].columns, self.config.seed) for _ in (0, 1)]
@@ -391,11 +415,7 @@ class _Run:
                     elif mask.any():
                         part = None if shift is None else shift[mask]
                         sums.add(unfolds[layer.node], a[mask], b[mask], y[mask], part)
-        made = {}
-        for layer in stage:
-            fit, held_out = moments.pop(layer.node)
-            made[layer.node] = self._round_layer(layer, fit, held_out, (time.perf_counter() - start) / len(stage))
-        return made
+        return moments
 
     def _round_layer(
         self, layer: Layer, fit: Moments, held: Moments, seconds: float
