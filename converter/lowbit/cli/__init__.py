@@ -9,7 +9,10 @@ import click
 from lowbit import __version__
 from lowbit.cli.interrupt import prompt_interrupts
 
-COMMANDS = ("sys", "inspect", "convert", "quantize", "export", "tune", "compile", "run", "eval", "verify", "bench")
+COMMANDS = (
+    "sys", "inspect", "convert", "quantize", "search", "export", "tune", "compile", "run", "eval", "verify",
+    "bench",
+)  # fmt: skip
 
 
 class _Commands(click.Group):

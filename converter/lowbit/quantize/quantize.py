@@ -342,15 +342,17 @@ class Run:
             done, total, f"{last.node[-40:]}{sqnr}, {left:.0f} s left, {_peak_bytes() / 1e6:.0f} MB at most"
         )
 
-    def _stage(self, graph: Graph, read: Mapping[str, str], codes: Mapping[str, Any]) -> list[Layer]:
-        """The layers whose input no layer that is still to be rounded takes part in."""
+    def _stage(
+        self, graph: Graph, read: Mapping[str, str], codes: Mapping[str, Any], *, wait: bool = True
+    ) -> list[Layer]:
+        """The layers whose input no layer that is still to be rounded takes part in; else as many as fit."""
         stage: list[Layer] = []
         size = 0
         for layer in self.plan.layers.values():
             if layer.node in codes:
                 continue
             front, _ = graph.behind([read[name] for name in (layer.x, layer.residual) if name], ())
-            if any(node.name in self.plan.layers and node.name not in codes for node in front):
+            if wait and any(node.name in self.plan.layers and node.name not in codes for node in front):
                 continue
             columns = to_rows(layer, layer.weight).shape[2]
             blocks = -(-columns // LARGEST)
