@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lowbit.measure.bench import bench
     from lowbit.measure.tune import tune
     from lowbit.quantize.quantize import quantize
-    from lowbit.search.search import search
+    from lowbit.searcher.search import search
     from lowbit.sessions.devices import devices
     from lowbit.sessions.session import session
 
@@ -73,7 +73,7 @@ _HOME = {
     "get_library_path": "library",
     "inspect": "inspection.inspect",
     "quantize": "quantize.quantize",
-    "search": "search.search",
+    "search": "searcher.search",
     "session": "sessions.session",
     "tune": "measure.tune",
     "verify": "checking.verify",

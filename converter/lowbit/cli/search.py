@@ -23,7 +23,7 @@ from lowbit.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from lowbit.search.report import SearchReport
+    from lowbit.searcher.report import SearchReport
 
 
 def _bits(ctx: click.Context, parameter: click.Parameter, text: str) -> list[int]:
@@ -101,7 +101,7 @@ def command(
     from lowbit.proto.atomic import check_writable
     from lowbit.proto.feeds import as_proto
     from lowbit.quantize.config import read_config
-    from lowbit.search.search import search
+    from lowbit.searcher.search import search
 
     if report_file is not None:
         check_writable(report_file, overwrite=overwrite, inputs=(model,))

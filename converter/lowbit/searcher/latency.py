@@ -21,9 +21,9 @@ import onnx
 
 from lowbit.conversion.convert import convert
 from lowbit.measure.bench import Subject, take_turns
-from lowbit.search.groups import Widths, widest
-from lowbit.search.network import Network
-from lowbit.search.solve import LayerCost, Pair
+from lowbit.searcher.groups import Widths, widest
+from lowbit.searcher.network import Network
+from lowbit.searcher.solve import LayerCost, Pair
 
 LEAST_GAIN = 1.02
 """A width must be this much faster than a wider one to be offered: less is noise (as in ``lowbit.tune``)."""

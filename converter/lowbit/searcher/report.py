@@ -44,7 +44,7 @@ class Point:
         cost: bytes of the converted file, or milliseconds as predicted from measured layers.
         weight_bytes: of its packed weights.
         bytes: of the converted file.
-        divergence: of its outputs from the float model's, see :class:`lowbit.search.loss.Loss`.
+        divergence: of its outputs from the float model's, see :class:`lowbit.searcher.loss.Loss`.
         drop: loss of top-1 with labels; else the share of samples whose best class changed, or divergence.
         front: whether no other candidate is better in cost and divergence.
         chosen: whether it is the result.

@@ -32,8 +32,8 @@ from lowbit.quantize.ranges import Statistics, choose_grids
 from lowbit.quantize.report import LayerRecord, QuantizeReport
 from lowbit.quantize.runner import Graph, Tensors
 from lowbit.quantize.sites import Plan
-from lowbit.search.groups import Group, Widths, overrides_of, weight_bytes, widest
-from lowbit.search.loss import Array, classes, compare
+from lowbit.searcher.groups import Group, Widths, overrides_of, weight_bytes, widest
+from lowbit.searcher.loss import Array, classes, compare
 
 _FILE = "network.pkl"
 

@@ -25,14 +25,14 @@ from lowbit.proto.images import Samples
 from lowbit.quantize.config import Config
 from lowbit.quantize.data import Data, Spool
 from lowbit.quantize.quantize import CACHE_BYTES, Run, quantize
-from lowbit.search.executor import Cluster, Executor, Here, Pool
-from lowbit.search.groups import Widths, groups_of, overrides_of, weight_bytes
-from lowbit.search.latency import Times, measure_model, measure_times, offered, predicted
-from lowbit.search.loss import classes
-from lowbit.search.network import Alone, Network, Task
-from lowbit.search.report import GroupRecord, Point, SearchReport, SearchResult
-from lowbit.search.solve import LayerCost, choose, total_cost
-from lowbit.search.target import Drop, Target
+from lowbit.searcher.executor import Cluster, Executor, Here, Pool
+from lowbit.searcher.groups import Widths, groups_of, overrides_of, weight_bytes
+from lowbit.searcher.latency import Times, measure_model, measure_times, offered, predicted
+from lowbit.searcher.loss import classes
+from lowbit.searcher.network import Alone, Network, Task
+from lowbit.searcher.report import GroupRecord, Point, SearchReport, SearchResult
+from lowbit.searcher.solve import LayerCost, choose, total_cost
+from lowbit.searcher.target import Drop, Target
 from lowbit.sessions.devices import canonical
 
 Progress = Callable[[int, int, str], None]

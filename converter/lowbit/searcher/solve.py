@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowbit.errors import LowBitError
-from lowbit.search.groups import Group, Widths
+from lowbit.searcher.groups import Group, Widths
 
 Pair = tuple[int, int]
 """Bits of weights and of the input."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lowbit.errors import LowBitError
-from lowbit.search.network import Network, Task
+from lowbit.searcher.network import Network, Task
 
 Measured = tuple[int, dict[str, Any]]
 """The place of a task among those given, and what was measured."""
