@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lowbit.library import get_ep_name, get_ep_names, get_library_path
     from lowbit.measure.bench import bench
     from lowbit.measure.tune import tune
-    from lowbit.quantize.quantize import quantize
+    from lowbit.quantizer.quantize import quantize
     from lowbit.searcher.search import search
     from lowbit.sessions.devices import devices
     from lowbit.sessions.session import session
@@ -72,7 +72,7 @@ _HOME = {
     "get_ep_names": "library",
     "get_library_path": "library",
     "inspect": "inspection.inspect",
-    "quantize": "quantize.quantize",
+    "quantize": "quantizer.quantize",
     "search": "searcher.search",
     "session": "sessions.session",
     "tune": "measure.tune",

@@ -14,7 +14,7 @@ from lowbit.inspection.inspect import inspect
 from lowbit.inspection.quantize_html import clipped_share, rebinned, render
 from lowbit.inspection.quantize_plots import write_plots
 from lowbit.inspection.report_html import render as render_inspect
-from lowbit.quantize.report import (
+from lowbit.quantizer.report import (
     Decision,
     Histogram,
     LayerRecord,

@@ -10,9 +10,19 @@ from lowbit import __version__
 from lowbit.cli.interrupt import prompt_interrupts
 
 COMMANDS = (
-    "sys", "inspect", "convert", "quantize", "search", "export", "tune", "compile", "run", "eval", "verify",
+    "sys",
+    "inspect",
+    "convert",
+    "quantize",
+    "search",
+    "export",
+    "tune",
+    "compile",
+    "run",
+    "eval",
+    "verify",
     "bench",
-)  # fmt: skip
+)
 
 
 class _Commands(click.Group):

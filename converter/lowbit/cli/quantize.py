@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import onnx
 
     from lowbit.proto.feeds import Feeds
-    from lowbit.quantize.report import QuantizeReport
+    from lowbit.quantizer.report import QuantizeReport
 
 _RANDOM_SAMPLES = 32
 
@@ -44,7 +44,7 @@ _ROUNDINGS = ("auto", "nearest", "gptq", "descent", "adaround")
     "--calib",
     required=True,
     metavar="DIR|FILE|random",
-    help="Images as eval --data takes them: a folder or .zip, an .npz or .npy; random values show speed only.",
+    help="Images as eval --data takes them: a folder or .zip, an .npz or .npy; random shows speed only.",
 )
 @preprocess_option
 @click.option("-n", "--samples", type=click.IntRange(min=1), help="Use so many images (default: all).")
@@ -97,8 +97,8 @@ def command(
     from lowbit.proto.atomic import check_writable
     from lowbit.proto.feeds import as_proto
     from lowbit.proto.model_file import stored_bytes
-    from lowbit.quantize.config import read_config
-    from lowbit.quantize.quantize import quantize
+    from lowbit.quantizer.config import read_config
+    from lowbit.quantizer.quantize import quantize
 
     if report_file is not None:
         check_writable(report_file, overwrite=overwrite, inputs=(model,))
@@ -132,9 +132,7 @@ def command(
         "report": result.report.to_dict(),
     }
     if report_file is not None:
-        write_report(
-            report_file, summary, lambda: render(result.report, model.name), overwrite=overwrite
-        )
+        write_report(report_file, summary, lambda: render(result.report, model.name), overwrite=overwrite)
     if out.as_json:
         out.json(summary)
     else:

@@ -100,7 +100,7 @@ def command(
     from lowbit.inspection.search_html import render
     from lowbit.proto.atomic import check_writable
     from lowbit.proto.feeds import as_proto
-    from lowbit.quantize.config import read_config
+    from lowbit.quantizer.config import read_config
     from lowbit.searcher.search import search
 
     if report_file is not None:

@@ -72,28 +72,33 @@ def has_code_kernel(graph: ir.Graph, node: ir.Node, dtype: ir.DataType) -> bool:
     return f"tensor({dtype.name.lower()})" in constraints.get(formal, [formal])
 
 
-def raise_opset(model: ir.Model, label: str) -> ir.Model:
-    """Rewrites a model to :data:`NORMAL_FORM_OPSET` if it is older.
+def raise_opset(
+    model: ir.Model, label: str, to: int = NORMAL_FORM_OPSET, ir_version: int = _NORMAL_FORM_IR
+) -> ir.Model:
+    """Rewrites a model to an opset if it is older.
 
     Args:
         model: a whole model, its nodes in order; nodes of other domains stay as they are.
         label: how to call it in an error.
+        to: the opset.
+        ir_version: the IR version that goes with it.
 
     Raises:
         ModelError: if a node has no counterpart in the newer opset.
     """
     opset = model.graph.opset_imports.get("", NORMAL_FORM_OPSET)
-    if opset >= NORMAL_FORM_OPSET:
+    if opset >= to:
+        model.ir_version = max(model.ir_version or 0, ir_version)
         return model
     try:
-        raised = onnx.version_converter.convert_version(ir.to_proto(model), NORMAL_FORM_OPSET)
-        raised.ir_version = max(raised.ir_version, _NORMAL_FORM_IR)
+        raised = onnx.version_converter.convert_version(ir.to_proto(model), to)
+        raised.ir_version = max(raised.ir_version, ir_version)
         result = ir.from_proto(raised)
     except Exception as error:  # the version converter's exceptions are of many kinds
         raise_if_out_of_memory(error)
         raise ModelError(
-            f"{label}: uses opset {opset} and cannot be brought to opset {NORMAL_FORM_OPSET}: "
-            f"{str(error).strip().splitlines()[0]}; export it with opset {NORMAL_FORM_OPSET} or newer"
+            f"{label}: uses opset {opset} and cannot be brought to opset {to}: "
+            f"{str(error).strip().splitlines()[0]}; export it with opset {to} or newer"
         ) from error
     result.metadata_props.update(model.metadata_props)
     return result

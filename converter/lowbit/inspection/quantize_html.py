@@ -24,7 +24,7 @@ from lowbit.inspection.chart import (
 )
 from lowbit.inspection.page import render_page, short, size
 from lowbit.proto.report import ReasonGroup, group_reasons
-from lowbit.quantize.report import Histogram, LayerRecord, QuantizeReport, TensorRecord
+from lowbit.quantizer.report import Histogram, LayerRecord, QuantizeReport, TensorRecord
 
 BINS = 64
 """Bars of a histogram on the page; a report has many more."""

@@ -11,7 +11,7 @@ from lowbit.errors import LowBitError
 from lowbit.inspection.page import short
 from lowbit.inspection.quantize_html import BINS, CURVES, clipped_share, rebinned
 from lowbit.proto.atomic import check_writable, write_atomically
-from lowbit.quantize.report import QuantizeReport, TensorRecord
+from lowbit.quantizer.report import QuantizeReport, TensorRecord
 
 LAYERS, RANGES = "layers.png", "ranges.png"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx
 
-from lowbit.quantize.sites import Plan
+from lowbit.quantizer.sites import Plan
 
 Widths = dict[str, int]
 """Name of a group -> bits."""

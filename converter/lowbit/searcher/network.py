@@ -24,14 +24,14 @@ import onnx
 import onnx_ir as ir
 
 from lowbit.conversion.convert import convert
-from lowbit.quantize.config import Config
-from lowbit.quantize.data import Spool
-from lowbit.quantize.emit import LayerCodes, Ranged, emit
-from lowbit.quantize.quantize import CACHE_BYTES, Run
-from lowbit.quantize.ranges import Statistics, choose_grids
-from lowbit.quantize.report import LayerRecord, QuantizeReport
-from lowbit.quantize.runner import Graph, Tensors
-from lowbit.quantize.sites import Plan
+from lowbit.quantizer.config import Config
+from lowbit.quantizer.data import Spool
+from lowbit.quantizer.emit import LayerCodes, Ranged, emit
+from lowbit.quantizer.quantize import CACHE_BYTES, Run
+from lowbit.quantizer.ranges import Statistics, choose_grids
+from lowbit.quantizer.report import LayerRecord, QuantizeReport
+from lowbit.quantizer.runner import Graph, Tensors
+from lowbit.quantizer.sites import Plan
 from lowbit.searcher.groups import Group, Widths, overrides_of, weight_bytes, widest
 from lowbit.searcher.loss import Array, classes, compare
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import onnx
 
-    from lowbit.quantize.report import QuantizeReport
+    from lowbit.quantizer.report import QuantizeReport
 
 
 @dataclass

@@ -22,9 +22,9 @@ from lowbit.evaluation.labels import Labels, class_labels, labels_of
 from lowbit.proto.atomic import check_writable, write_atomically
 from lowbit.proto.feeds import model_inputs
 from lowbit.proto.images import Samples
-from lowbit.quantize.config import Config
-from lowbit.quantize.data import Data, Spool
-from lowbit.quantize.quantize import CACHE_BYTES, Run, quantize
+from lowbit.quantizer.config import Config
+from lowbit.quantizer.data import Data, Spool
+from lowbit.quantizer.quantize import CACHE_BYTES, Run, quantize
 from lowbit.searcher.executor import Cluster, Executor, Here, Pool
 from lowbit.searcher.groups import Widths, groups_of, overrides_of, weight_bytes
 from lowbit.searcher.latency import Times, measure_model, measure_times, offered, predicted

@@ -1,15 +1,16 @@
 """AdaRound from the same sums: up or down, chosen by gradient descent on a relaxed variable.
 
-Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020. The loss is quadratic in the
-rounding, so its gradient is one product with H and a step does not depend on the number of images. With
-``w^ = s (floor(t / s) + h(v))``, h the rectified sigmoid of the paper, and the regularizer that pulls h to 0 or 1.
+Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020. The loss is quadratic in
+the rounding, so its gradient is one product with H and a step does not depend on the number of images. With
+``w^ = s (floor(t / s) + h(v))``, h the rectified sigmoid of the paper, and the regularizer that pulls h to 0
+or 1.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from lowbit.quantize.rounding.problem import Array, Problem, first_scale
+from lowbit.quantizer.rounding.problem import Array, Problem, first_scale
 
 _STRETCH = (-0.1, 1.1)
 _RATE, _BETA1, _BETA2 = 0.02, 0.9, 0.999

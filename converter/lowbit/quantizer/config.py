@@ -16,7 +16,7 @@ ROUNDINGS = ("auto", "nearest", "gptq", "descent", "adaround")
 RULES = {
     "unsigned": "codes without a sign where a tensor cannot be negative",
     "asymmetric": "a zero point at 8 bits where the mean square error gains from it",
-    "residual": "no quantizer between a convolution and the Add behind it; a bare convolution beside it keeps 8 bits",
+    "residual": "one rounding for a convolution and the Add behind it; a bare one beside it has 8 bits",
     "depthwise": "weights of depthwise convolutions at 8 bits",
     "trunk": "tensors with a sign at 8 bits where activations have fewer",
     "ends": "first and last layers at 8 bits",
@@ -105,7 +105,8 @@ class Config:
                     _one_of(f"overrides of '{pattern}': rounding", value, ROUNDINGS)
                 elif name not in ("weight_bits", "input_bits"):
                     raise LowBitError(
-                        f"overrides of '{pattern}': expected weight_bits, input_bits or rounding, got '{name}'"
+                        f"overrides of '{pattern}': expected weight_bits, input_bits or "
+                        f"rounding, got '{name}'"
                     )
                 elif value not in range(1, 9):
                     raise LowBitError(f"overrides of '{pattern}': {name} must be 1 to 8, got {value!r}")
@@ -139,13 +140,19 @@ class Config:
                 return f"nodes_to_exclude has '{pattern}'"
         if self.op_types_to_quantize and op_type not in self.op_types_to_quantize:
             return "its op is not among op_types_to_quantize"
-        if layer and self.nodes_to_quantize and not any(re.fullmatch(p, node) for p in self.nodes_to_quantize):
+        if (
+            layer
+            and self.nodes_to_quantize
+            and not any(re.fullmatch(p, node) for p in self.nodes_to_quantize)
+        ):
             return "it matches none of nodes_to_quantize"
         return None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that :meth:`of` takes."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()
+        }
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Config:

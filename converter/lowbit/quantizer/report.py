@@ -1,7 +1,7 @@
 """What ``lowbit.quantize`` did, as plain data: per layer, per tensor, per step and per rule.
 
-Every number is a float, an int or None (never NaN or infinite), so that :meth:`QuantizeReport.to_dict` is JSON.
-SQNR is ``10 log10(sum(x^2) / sum((x - x^)^2))`` in decibels, over all calibration images.
+Every number is a float, an int or None (never NaN or infinite), so that :meth:`QuantizeReport.to_dict` is
+JSON. SQNR is ``10 log10(sum(x^2) / sum((x - x^)^2))`` in decibels, over all calibration images.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lowbit.quantize.rounding.problem import Array, Problem, first_scale
+from lowbit.quantizer.rounding.problem import Array, Problem, first_scale
 
 
 def nearest(problem: Problem) -> tuple[Array, Array]:

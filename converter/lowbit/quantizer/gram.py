@@ -1,9 +1,9 @@
 """Sums over the columns that a layer's weights meet, streamed feed by feed.
 
-With x^ a column of the input that the quantized layers in front make, and y what the layer shall compute there,
-everything that rounding needs is in ``sum x^ x^'``, ``sum y x^'``, ``sum x^``, ``sum y`` and a few numbers.
-Convolutions unfold their input, a transposed one that of the convolution it is equal to (zeros between the
-pixels, the kernel turned around).
+With x^ a column of the input that the quantized layers in front make, and y what the layer shall compute
+there, everything that rounding needs is in ``sum x^ x^'``, ``sum y x^'``, ``sum x^``, ``sum y`` and a few
+numbers. Convolutions unfold their input, a transposed one that of the convolution it is equal to (zeros
+between the pixels, the kernel turned around).
 
 What a layer shall compute is its float output. Where nothing rounds between it and a residual Add, it is that
 less the error of the other operand: ``y = W x + (r - r^)``, so that the sum comes out right.
@@ -23,7 +23,7 @@ from lowbit.errors import LowBitError
 from lowbit.graph.attributes import get_ints
 from lowbit.graph.reasons import Refusal
 from lowbit.graph.windows import Window, read_transposed_window, read_window
-from lowbit.quantize.sites import Layer
+from lowbit.quantizer.sites import Layer
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]

@@ -1,7 +1,7 @@
 """Values inside a model, feed by feed: ONNX Runtime runs the part in front of them again.
 
-Nothing is kept for all images in memory. What was computed for one layer is where the next one starts: it lies
-in files, as far as their bound allows, and what is not there is computed again from further in front.
+Nothing is kept for all images in memory. What was computed for one layer is where the next one starts: it
+lies in files, as far as their bound allows, and what is not there is computed again from further in front.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from lowbit.errors import LowBitError, ModelError, raise_if_out_of_memory
-from lowbit.quantize.data import Spool
+from lowbit.quantizer.data import Spool
 
 Array = npt.NDArray[Any]
 

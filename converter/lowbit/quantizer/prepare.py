@@ -6,8 +6,9 @@ calibration feed. One that does not is undone, and the report says so.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import onnx
@@ -24,15 +25,15 @@ from lowbit.frontends.load import Source, drop_overridable_initializers
 from lowbit.graph.attributes import get_float, get_int
 from lowbit.graph.constants import Array, add_initializer, constant, is_known, scalar
 from lowbit.graph.evaluate import run_unoptimized
-from lowbit.graph.normal_form import is_dequantize, is_op, is_quantizer, rank_of
+from lowbit.graph.normal_form import dims_of, is_dequantize, is_op, is_quantizer, rank_of
 from lowbit.graph.opsets import NORMAL_FORM_OPSET, raise_opset
 from lowbit.graph.reasons import Refusal
 from lowbit.graph.shapes import infer_shapes
 from lowbit.graph.subgraphs import graphs_of, remove_unused_nodes
 from lowbit.passes.fold import fold_constants
-from lowbit.quantize.data import Spool
-from lowbit.quantize.report import StepRecord
-from lowbit.quantize.runner import open_float
+from lowbit.quantizer.data import Spool
+from lowbit.quantizer.report import StepRecord
+from lowbit.quantizer.runner import open_float
 from lowbit.rewrites.batch_normalization import fold_batch_normalization
 from lowbit.rewrites.operands import per_channel
 from lowbit.schemas import DOMAIN
@@ -40,10 +41,20 @@ from lowbit.schemas import DOMAIN
 TOLERANCE = 1e-5
 """Largest difference of an output, relative to its largest value, that a pass may make."""
 
+_Pass = Callable[[ir.Model, str], tuple[ir.Model, int]]
+"""Takes a model and its name in errors; gives the changed model and how many nodes it changed."""
+
 _MOST_FOLDED = 1 << 24
 """Elements of a folded constant beyond which a graph that computes it is smaller than its value."""
 
-_RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
+_RANDOM = (
+    "RandomNormal",
+    "RandomUniform",
+    "RandomNormalLike",
+    "RandomUniformLike",
+    "Multinomial",
+    "Bernoulli",
+)
 
 
 def refuse_quantized(source: Source) -> None:
@@ -57,12 +68,13 @@ def refuse_quantized(source: Source) -> None:
         foreign = node.op_type in ("Quant", "IntQuant", "BipolarQuant", "Trunc", "QGemm")
         if node.domain == DOMAIN:
             raise LowBitError(
-                f"{node.op_type} '{node.name}': this model was made by lowbit; quantize the float model instead"
+                f"{node.op_type} '{node.name}': this model was made by lowbit; quantize the "
+                "float model instead"
             )
         if is_quantizer(node) or is_dequantize(node) or spoken or foreign:
             raise LowBitError(
-                f"{node.op_type} '{node.name}': this model is quantized already; `lowbit convert` makes a lowbit "
-                "model of it, `lowbit quantize` starts from the float model"
+                f"{node.op_type} '{node.name}': this model is quantized already; `lowbit convert` makes a "
+                "lowbit model of it, `lowbit quantize` starts from the float model"
             )
     floats = [v for v in source.model.graph.inputs if v.dtype == ir.DataType.FLOAT16]
     half = [
@@ -77,19 +89,22 @@ def refuse_quantized(source: Source) -> None:
         )
 
 
-def prepare(source: Source, spool: Spool, threads: int | None) -> tuple[ir.Model, list[StepRecord]]:
+def prepare(
+    source: Source, spool: Spool, threads: int | None, opset: tuple[int, int] = (NORMAL_FORM_OPSET, 7)
+) -> tuple[ir.Model, list[StepRecord]]:
     """Runs all passes.
 
     Args:
         source: the float model; its graph is used up.
         spool: the calibration data.
         threads: of the sessions that check.
+        opset: the opset and IR version that the result needs.
 
     Returns:
         The model with shapes, every node with a name of its own, and what each pass did.
 
     Raises:
-        ModelError: if the model cannot be brought to opset 13, or ONNX Runtime does not run it.
+        ModelError: if the model cannot be brought to that opset, or ONNX Runtime does not run it.
     """
     model = source.model
     label = str(source.path or "the given model")
@@ -97,7 +112,8 @@ def prepare(source: Source, spool: Spool, threads: int | None) -> tuple[ir.Model
     proto = ir.to_proto(model)
     before = _outputs(proto, feed, threads)
     steps = []
-    for name, function in _PASSES:
+    passes: list[tuple[str, _Pass]] = [("opset", functools.partial(_opset, to=opset)), *_PASSES]
+    for name, function in passes:
         start = time.perf_counter()
         changed = ir.from_proto(proto)
         try:
@@ -123,9 +139,9 @@ def prepare(source: Source, spool: Spool, threads: int | None) -> tuple[ir.Model
 def _written(model: ir.Model) -> onnx.ModelProto:
     remove_unused_nodes(model)
     RemoveUnusedOpsetsPass()(model)
-    del_types = ir.to_proto(model)
-    del del_types.graph.value_info[:]
-    return del_types
+    proto = ir.to_proto(model)
+    del proto.graph.value_info[:]  # the passes do not keep it up to date
+    return proto
 
 
 def _outputs(model: onnx.ModelProto, feed: dict[str, Array], threads: int | None) -> dict[str, Array]:
@@ -172,12 +188,10 @@ def _name_nodes(graph: ir.Graph) -> None:
 # Passes ---------------------------------------------------------------------------------------------------
 
 
-def _opset(model: ir.Model, label: str) -> tuple[ir.Model, int]:
-    before = model.graph.opset_imports.get("", NORMAL_FORM_OPSET)
-    drop = drop_overridable_initializers(model.graph)
-    if before >= NORMAL_FORM_OPSET:
-        return model, drop
-    return raise_opset(model, label), drop + 1
+def _opset(model: ir.Model, label: str, to: tuple[int, int]) -> tuple[ir.Model, int]:
+    changes = drop_overridable_initializers(model.graph)
+    older = model.graph.opset_imports.get("", NORMAL_FORM_OPSET) < to[0]
+    return raise_opset(model, label, *to), changes + int(older or (model.ir_version or 0) < to[1])
 
 
 def _constants(model: ir.Model, _: str) -> tuple[ir.Model, int]:
@@ -215,7 +229,7 @@ def _fold(model: ir.Model, nodes: list[ir.Node]) -> None:
             assert node.inputs[0].shape is not None
             start = get_int(node, "start", 0)
             end = node.attributes["end"].as_int() if "end" in node.attributes else None
-            sizes = np.array([int(dim) for dim in node.inputs[0].shape][start:end], np.int64)
+            sizes = np.array(dims_of(node.inputs[0])[start:end], np.int64)
             _replace_by(graph, node.outputs[0], sizes)
     nodes = [node for node in nodes if node.graph is graph and any(out.uses() for out in node.outputs)]
     wanted = [
@@ -336,9 +350,7 @@ def _channels(core: ir.Node) -> int | None:
         return int(w.shape[0])
     if is_op(core, "ConvTranspose"):
         return int(w.shape[1] * get_int(core, "group", 1))
-    if is_op(core, "Gemm"):
-        return int(w.shape[0 if get_int(core, "transB", 0) else 1])
-    return int(w.shape[1]) if w.ndim == 2 and rank_of(core.inputs[0]) == 2 else None
+    return int(w.shape[0 if get_int(core, "transB", 0) else 1])
 
 
 def _affine(node: ir.Node, path: int, core: ir.Node, channels: int) -> tuple[Array, Array] | None:
@@ -402,7 +414,9 @@ def _absorb(graph: ir.Graph, core: ir.Node, scale: Array, shift: Array) -> bool:
 
 def _set(graph: ir.Graph, node: ir.Node, index: int, array: Array) -> None:
     """Gives a node a constant of its own."""
-    value = add_initializer(graph, f"{node.name}.{'weight' if index == 1 else 'bias'}", array.astype(np.float32))
+    value = add_initializer(
+        graph, f"{node.name}.{'weight' if index == 1 else 'bias'}", array.astype(np.float32)
+    )
     while len(node.inputs) <= index:
         node.resize_inputs(index + 1)
     node.replace_input_with(index, value)
@@ -410,9 +424,16 @@ def _set(graph: ir.Graph, node: ir.Node, index: int, array: Array) -> None:
 
 def _gemm(model: ir.Model, _: str) -> tuple[ir.Model, int]:
     """MatMul of a matrix and constant weights becomes Gemm, which has a place for a bias."""
+    infer_shapes(model, anew=True)
     graph, changes = model.graph, 0
     for node in list(graph):
-        if is_op(node, "MatMul") and _channels(node) is not None:
+        weights = constant(node.inputs[1]) if is_op(node, "MatMul") else None
+        if (
+            weights is not None
+            and weights.ndim == 2
+            and node.inputs[0] is not None
+            and rank_of(node.inputs[0]) == 2
+        ):
             gemm = ir.node("Gemm", [node.inputs[0], node.inputs[1]], name=node.name)
             graph.insert_before(node, gemm)
             output = node.outputs[0].is_graph_output()
@@ -422,8 +443,7 @@ def _gemm(model: ir.Model, _: str) -> tuple[ir.Model, int]:
     return model, changes
 
 
-_PASSES: Iterable[tuple[str, Callable[[ir.Model, str], tuple[ir.Model, int]]]] = (
-    ("opset", _opset),
+_PASSES: tuple[tuple[str, _Pass], ...] = (
     ("constants", _constants),
     ("identities", _identities),
     ("gemm", _gemm),

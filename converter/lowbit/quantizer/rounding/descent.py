@@ -1,17 +1,17 @@
 """Cyclic coordinate descent on the codes, with the scale of every row refitted between sweeps.
 
-With all other codes fixed, the error ``(w^ - t) H (w^ - t)'`` is a parabola in one of them, with its minimum at
-``w^_j + ((t - w^) H)_j / H_jj``: the nearest code to that is the best of all codes, not only of the two beside
-the float weight. No step raises the error, so the sweeps end. AdaRound optimizes the same error with a relaxed
-choice between two codes.
+With all other codes fixed, the error ``(w^ - t) H (w^ - t)'`` is a parabola in one of them, with its minimum
+at ``w^_j + ((t - w^) H)_j / H_jj``: the nearest code to that is the best of all codes, not only of the two
+beside the float weight. No step raises the error, so the sweeps end. AdaRound optimizes the same error with a
+relaxed choice between two codes.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from lowbit.quantize.rounding.gptq import gptq
-from lowbit.quantize.rounding.problem import WORK, Array, Problem, first_scale
+from lowbit.quantizer.rounding.gptq import gptq
+from lowbit.quantizer.rounding.problem import WORK, Array, Problem, first_scale
 
 _BLOCK = 64
 
@@ -53,7 +53,8 @@ def _sweep(problem: Problem, codes: Array, scale: Array) -> int:
     for block, metric in zip(problem.blocks, problem.metric, strict=True):
         size = metric.shape[-1]
         dtype = np.float32 if size > WORK else np.float64
-        h, s = metric.astype(dtype), scale.astype(dtype)
+        h: Array = metric.astype(dtype)
+        s = scale.astype(dtype)
         # Columns come first in memory: the loop works on one after the other, [columns, groups, rows].
         first = np.ascontiguousarray(np.moveaxis(codes[..., block], -1, 0), dtype)
         error = (problem.target[..., block] - codes[..., block] * scale[..., None]).astype(dtype)

@@ -1,7 +1,7 @@
 """The problem that every way of rounding solves, and what each needs of it.
 
-For one row w^ of a layer's rounded weights, x^ its quantized input and y what it shall compute, both less their
-means (the bias takes those), the error of the output is
+For one row w^ of a layer's rounded weights, x^ its quantized input and y what it shall compute, both less
+their means (the bias takes those), the error of the output is
 
     E (y - w^ x^)^2 = var(y) - 2 c w^' + w^ G w^',    G = cov(x^, x^),  c = cov(y, x^).
 

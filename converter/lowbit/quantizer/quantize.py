@@ -20,14 +20,15 @@ import onnx_ir as ir
 from lowbit.conversion.convert import convert
 from lowbit.errors import LowBitError, UnsupportedError
 from lowbit.frontends.load import load_model
+from lowbit.graph.opsets import NORMAL_FORM_OPSET
 from lowbit.graph.quantization import Grid
 from lowbit.proto.atomic import check_writable, write_atomically
-from lowbit.quantize.config import Config
-from lowbit.quantize.data import Data, Spool
-from lowbit.quantize.emit import LayerCodes, Ranged, emit, finish_layer
-from lowbit.quantize.gram import LARGEST, Moments, Unfold, to_rows
-from lowbit.quantize.prepare import prepare, refuse_quantized
-from lowbit.quantize.ranges import (
+from lowbit.quantizer.config import Config
+from lowbit.quantizer.data import Data, Spool
+from lowbit.quantizer.emit import OPSET_INT2, OPSET_INT4, LayerCodes, Ranged, emit, finish_layer
+from lowbit.quantizer.gram import LARGEST, Moments, Unfold, to_rows
+from lowbit.quantizer.prepare import prepare, refuse_quantized
+from lowbit.quantizer.ranges import (
     Statistics,
     choose_grids,
     code_bounds,
@@ -35,10 +36,10 @@ from lowbit.quantize.ranges import (
     decibels,
     share_concats,
 )
-from lowbit.quantize.report import LayerRecord, QuantizeReport, Result
-from lowbit.quantize.rounding.layer import round_layer
-from lowbit.quantize.runner import Graph, Tensors
-from lowbit.quantize.sites import Layer, Plan, place
+from lowbit.quantizer.report import LayerRecord, QuantizeReport, Result
+from lowbit.quantizer.rounding.layer import round_layer
+from lowbit.quantizer.runner import Graph, Tensors
+from lowbit.quantizer.sites import Layer, Plan, place
 
 Array = npt.NDArray[Any]
 Progress = Callable[[int, int, str], None]
@@ -73,12 +74,12 @@ def quantize(
     """Quantizes a float32 network after training, from a few unlabeled images.
 
     Args:
-        model: a file or a proto; float32.
-        data: calibration images as the model reads them: ONNX Runtime's ``CalibrationDataReader``, an iterable
+        model: a file or a proto; float32. data: calibration images as the model reads them: ONNX Runtime's
+        ``CalibrationDataReader``, an iterable
             of arrays or dicts (read once), or all samples in one array or dict, along the first dim.
         output: where to write the quantized model; the effective configuration goes beside it, as ``.yaml``.
         bits: ``w4a8``: 4-bit weights, 8-bit activations; 1 to 8 each.
-        config: a configuration, or its entries; see :class:`lowbit.quantize.config.Config`.
+        config: a configuration, or its entries; see :class:`lowbit.quantizer.config.Config`.
         convert_to: also convert the result; a path: write it there.
         threads: of ONNX Runtime's sessions; None: its own choice. The result depends on it, in last bits.
         cache: a folder for temporary files; None: the system's.
@@ -120,16 +121,14 @@ def quantize(
         run = Run(model, data, effective, folder, threads, cache_bytes, state, progress or _silent)
         made, report = run.quantize()
     converted = None
-    checked = _convert_strictly(made, report)
+    checked = _convert(made, run.plan, report)
     if convert_to is not False and convert_to is not None:
         converted = checked
     report.peak_bytes = _peak_bytes()
     if target is not None:
         write_atomically(target, lambda path: _save(made, path), overwrite=overwrite)
         text = json.dumps(report.config, indent=1) + "\n"
-        write_atomically(
-            target.with_suffix(".yaml"), lambda path: _save_text(text, path), overwrite=True
-        )
+        write_atomically(target.with_suffix(".yaml"), lambda path: _save_text(text, path), overwrite=True)
     if lowbit_target is not None and converted is not None:
         write_atomically(lowbit_target, lambda path: _save(checked, path), overwrite=overwrite)
     run.forget_state()
@@ -148,13 +147,19 @@ def _save_text(text: str, path: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _convert_strictly(model: onnx.ModelProto, report: QuantizeReport) -> onnx.ModelProto:
-    try:
-        result = convert(model, strict=True)
-    except UnsupportedError as error:
+def _convert(model: onnx.ModelProto, plan: Plan, report: QuantizeReport) -> onnx.ModelProto:
+    """Converts what was made; every node that was quantized must become a lowbit node, or part of one."""
+    result = convert(model)
+    left = [
+        (island, owner)
+        for island in result.report.islands
+        if (owner := _owner(island.name, model, plan.quantized)) is not None
+    ]
+    if left:
+        lines = "; ".join(f"{node.op_type} '{owner}': {node.reason}" for node, owner in left[:10])
         raise UnsupportedError(
-            f"the quantized model does not convert: {error}; exclude these nodes (--nodes-to-exclude)"
-        ) from error
+            f"{len(left)} quantized nodes do not convert: {lines}; leave them float (--nodes-to-exclude)"
+        )
     report.converted = True
     for warning in result.report.warnings:
         report.warn(f"convert: {warning}")
@@ -196,8 +201,7 @@ class Run:
         self.report.images, self.report.batches = self.spool.samples, self.spool.count
         if self.spool.repeated:
             self.report.warn(
-                f"the model's batch is fixed: the last samples were repeated {self.spool.repeated} times to fill "
-                "it up"
+                f"the model's batch is fixed: samples were repeated {self.spool.repeated} times to fill it up"
             )
         key = json.dumps([self.source.sha256, self.spool.digest, config.to_dict(), threads], sort_keys=True)
         self.key = hashlib.sha256(key.encode()).hexdigest()
@@ -223,13 +227,13 @@ class Run:
         with self._timed("emit"):
             made = self._emit(codes, final=True)[0]
         with self._timed("check"):
-            self.report.outputs = self._compare(made)
+            self.report.outputs = self._compare(codes)
         return made, self.report
 
     def open(self) -> Statistics:
         """The steps that no width changes: the clean-up, the plan, and what the tensors' values are."""
         with self._timed("prepare"):
-            self.model, self.report.steps = prepare(self.source, self.spool, self.threads)
+            self.model, self.report.steps = prepare(self.source, self.spool, self.threads, self._opset())
             self.proto = ir.to_proto(self.model)
             del self.proto.graph.value_info[:]
         with self._timed("place"):
@@ -239,13 +243,23 @@ class Run:
             share_concats(self.plan, statistics, self.config)
         return statistics
 
+    def _opset(self) -> tuple[int, int]:
+        """The opset that the result needs: int4 and int2 are younger than the normal form."""
+        config = self.config
+        asked = [given.get("weight_bits", 8) for given in config.overrides.values()]
+        fewest = min(config.weight_bits, config.first_last, *asked, 8)
+        if not config.sub_byte or fewest > 4:
+            return NORMAL_FORM_OPSET, 7
+        return OPSET_INT4 if fewest > 2 else OPSET_INT2
+
     # Placement --------------------------------------------------------------------------------------------
 
     def _place(self) -> Plan:
         """A plan whose every node converts: trial conversions with made-up ranges tell which do not."""
         refused: dict[str, str] = {}
+        raw = self._raw_inputs() if self.config.io == "uint8" else set()
         for _ in range(_MOST_TRIALS):
-            plan = place(self.model, self.config, refused)
+            plan = place(self.model, self.config, refused, raw)
             if not plan.layers:
                 reasons = "; ".join(f"'{node}': {reason}" for node, reason in list(plan.kept.items())[:5])
                 raise LowBitError(
@@ -258,6 +272,24 @@ class Run:
                 return plan
             refused |= fresh
         return plan
+
+    def _raw_inputs(self) -> set[str]:
+        """The inputs that are fed raw images: all of them that are float.
+
+        Raises:
+            LowBitError: if the calibration data are no whole numbers from 0 to 255.
+        """
+        names = {str(v.name) for v in self.model.graph.inputs if v.dtype == ir.DataType.FLOAT}
+        for feed in self.spool:
+            for name in names:
+                array = feed[name]
+                odd = array[(array != np.rint(array)) | (array < 0) | (array > 255)]
+                if odd.size:
+                    raise LowBitError(
+                        f"io uint8: input '{name}' is fed {odd[0]:.4g}; expected raw pixels, whole numbers "
+                        "from 0 to 255: the preprocessing must be part of the model"
+                    )
+        return names
 
     def _islands(self, plan: Plan) -> dict[str, str]:
         """The nodes that the converter would leave float, with its reasons."""
@@ -273,14 +305,13 @@ class Run:
             rows = to_rows(layer, np.sign(layer.weight))
             scale = np.full(rows.shape[:2], 1e-3)
             codes[layer.node] = finish_layer(layer, rows, scale, np.zeros(layer.rows), grids[layer.x])
-        trial, _ = emit(self.proto, plan, grids, codes)
+        trial, _ = emit(self.proto, plan, grids, codes, final=True)
         result = convert(trial, verify=False)
-        own = {node.name for node in self.proto.graph.node}
         found: dict[str, str] = {}
         for island in result.report.islands:
-            name = island.name if island.name in own else _owner(island.name, trial, own)
-            if name is not None and name not in plan.kept:
-                found.setdefault(name, f"the converter keeps it: {island.reason}")
+            owner = _owner(island.name, trial, plan.quantized)
+            if owner is not None:
+                found.setdefault(owner, f"the converter keeps it: {island.reason}")
         return found
 
     # Ranges -----------------------------------------------------------------------------------------------
@@ -299,7 +330,13 @@ class Run:
     ) -> tuple[onnx.ModelProto, dict[str, str]]:
         bits = {layer.node: layer.bits for layer in self.plan.layers.values()}
         return emit(
-            self.proto, self.plan, self.grids, codes, sub_byte=final and self.config.sub_byte, weight_bits=bits
+            self.proto,
+            self.plan,
+            self.grids,
+            codes,
+            sub_byte=final and self.config.sub_byte,
+            weight_bits=bits,
+            final=final,
         )
 
     def _round_layers(self) -> dict[str, LayerCodes]:
@@ -310,7 +347,7 @@ class Run:
         rounded = Tensors(self.spool, self.folder / "rounded", self.cache_bytes // 2, self.threads)
         nodes = {str(node.name): node for node in self.model.graph}
         start = time.perf_counter()
-        for name, layer in plan.layers.items():
+        for name in plan.layers:
             stored = self._load_state(name)
             if stored is not None:
                 codes[name], records[name] = stored
@@ -447,8 +484,8 @@ class Run:
         packed = -(-layer.weight.size * layer.bits // 8)
         output = self._output_bits(layer)
         record = LayerRecord(
-            layer.node, layer.op_type, list(layer.weight.shape), layer.bits, self.plan.grid(layer.x).bits, output,
-            layer.x, layer.y, layer.rule, result.method, float(result.ridge),
+            layer.node, layer.op_type, list(layer.weight.shape), layer.bits, self.plan.grid(layer.x).bits,
+            output, layer.x, layer.y, layer.rule, result.method, float(result.ridge),
             decibels(float(np.square(weights).sum()), float(np.square(difference).sum())),
             decibels(signal, fit.noise), decibels(1.0, result.alone), decibels(1.0, result.error),
             decibels(1.0, result.nearest), float(result.error), result.held_out, neglected,
@@ -456,10 +493,11 @@ class Run:
         )  # fmt: skip
         if not np.any(layer.weight):
             self.report.warn(f"{layer.op_type} '{layer.node}': all its weights are 0")
-        if fit.count < weights.shape[-1]:
+        columns = weights.shape[-1]
+        if fit.count < columns:
             self.report.warn(
-                f"{layer.op_type} '{layer.node}': {fit.count} positions of the images for {weights.shape[-1]} "
-                "weights of a row; the ridge decides the rest, more images would help"
+                f"{layer.op_type} '{layer.node}': {fit.count} positions of the images for {columns} weights of a "
+                "row; the ridge decides the rest, more images would help"
             )
         return codes, record
 
@@ -522,12 +560,13 @@ class Run:
 
     # Check ------------------------------------------------------------------------------------------------
 
-    def _compare(self, made: onnx.ModelProto) -> dict[str, float | None]:
+    def _compare(self, codes: Mapping[str, LayerCodes]) -> dict[str, float | None]:
         """SQNR of every float output over the calibration data."""
         names = [value.name for value in self.proto.graph.output]
         sums = {name: [0.0, 0.0] for name in names}
         exact = Tensors(self.spool, self.folder / "exact", 0, self.threads)
         other = Tensors(self.spool, self.folder / "other", 0, self.threads)
+        made = self._emit(codes)[0]  # whose inputs are float, as the calibration data are
         for a, b in zip(exact.run(Graph(self.proto), names), other.run(Graph(made), names), strict=True):
             for name in names:
                 if a[name].dtype.kind == "f" and a[name].shape == b[name].shape:
@@ -537,10 +576,11 @@ class Run:
         return {name: decibels(signal, noise) for name, (signal, noise) in sums.items()}
 
 
-def _owner(name: str, model: onnx.ModelProto, own: set[str]) -> str | None:
-    """The node of the float model that a quantizer of the quantized one belongs to."""
+def _owner(name: str, model: onnx.ModelProto, quantized: set[str]) -> str | None:
+    """The quantized node that a node is, or whose quantizer it is; None for nodes that were to stay float."""
     makers = {output: node for node in model.graph.node for output in node.output}
     at = next((node for node in model.graph.node if node.name == name), None)
-    while at is not None and at.name not in own:
-        at = makers.get(at.input[0])
+    while at is not None and at.name not in quantized:
+        is_quantizer = at.op_type in ("QuantizeLinear", "DequantizeLinear", "Clip", "Relu")
+        at = makers.get(at.input[0]) if is_quantizer else None
     return None if at is None else at.name

@@ -1,23 +1,23 @@
 """Where quantizers sit: which nodes compute on codes, which tensors are rounded, to how many bits.
 
-The graph's own words decide (:mod:`lowbit.graph.normal_form`): ops that move codes share the grid of what they
-move, elementwise ops between two tensors become one function, Relu and Clip belong to what stands in front of
-them, as the converter has it. The rules have the names of :data:`lowbit.quantize.config.RULES`.
+The graph's own words decide (:mod:`lowbit.graph.normal_form`): ops that move codes share the grid of what
+they move, elementwise ops between two tensors become one function, Relu and Clip belong to what stands in
+front of them, as the converter has it. The rules have the names of :data:`lowbit.quantizer.config.RULES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.attributes import from_front, get_float, get_int, get_ints
+from lowbit.graph.attributes import from_front, get_float, get_int, get_ints, get_string
 from lowbit.graph.constants import Array, constant, integers, is_known
 from lowbit.graph.normal_form import CODE_MOVERS, ELEMENTWISE, clip_bounds, dims_of, is_op, rank_of
-from lowbit.quantize.config import Config
-from lowbit.quantize.report import Decision
+from lowbit.quantizer.config import Config
+from lowbit.quantizer.report import Decision
 from lowbit.rewrites.operands import per_channel
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -93,16 +93,20 @@ class Plan:
         layers: the weighted layers in the order of the graph, by name.
         sites: the quantized tensors in the order of the graph.
         readers: (node, input index) pairs that read codes.
+        raw: graph inputs that are fed codes already: whole numbers from 0 to 255.
         concats: output of a Concat -> its operands, for those whose ranges decide whether they share a grid.
         kept: node -> why it stays float.
+        quantized: the nodes that compute on codes.
         decisions: what the rules decided.
     """
 
     layers: dict[str, Layer] = field(default_factory=dict)
     sites: dict[str, Site] = field(default_factory=dict)
     readers: set[tuple[str, int]] = field(default_factory=set)
+    raw: set[str] = field(default_factory=set)
     concats: dict[str, list[str]] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
+    quantized: set[str] = field(default_factory=set)
     decisions: list[Decision] = field(default_factory=list)
 
     def leader(self, name: str) -> str:
@@ -135,15 +139,18 @@ class Plan:
         return self.sites[self.leader(name)]
 
 
-def place(model: ir.Model, config: Config, refused: Mapping[str, str]) -> Plan:
+def place(model: ir.Model, config: Config, refused: Mapping[str, str], raw: Collection[str] = ()) -> Plan:
     """Decides where quantizers sit.
 
     Args:
         model: the cleaned float model, with shapes and node names.
         config: what the caller asks for.
         refused: nodes that stay float because the converter has no form of them, with its reasons.
+        raw: graph inputs that are fed codes.
     """
-    return _Placement(model.graph, config, refused).run()
+    placement = _Placement(model.graph, config, refused)
+    placement.plan.raw = set(raw)
+    return placement.run()
 
 
 class _Placement:
@@ -166,6 +173,7 @@ class _Placement:
         self._add_sites()
         self._share()
         self._give_bits()
+        self.plan.quantized = {str(node.name) for node in (*self.quantized, *self.biases.values())}
         return self.plan
 
     def decide(self, rule: str, target: str, decision: str) -> None:
@@ -196,7 +204,8 @@ class _Placement:
             if node not in ahead:
                 continue
             makers = [value.producer() for value in node.inputs if value is not None]
-            if self._is_layer(node) or any(maker in behind for maker in makers):
+            coded = any(value is not None and value.name in plan.raw for value in node.inputs)
+            if self._is_layer(node) or coded or any(maker in behind for maker in makers):
                 behind.add(node)
         self.quantized = behind
         for node in possible - behind:
@@ -290,9 +299,8 @@ class _Placement:
             if not (node in self.quantized and is_op(node, "MatMul") and self._is_layer(node)):
                 continue
             users = list(node.outputs[0].consumers())
-            if len(users) != 1 or not is_op(users[0], "Add") or users[0] not in self.quantized:
-                if not (len(users) == 1 and is_op(users[0], "Add") and str(users[0].name) not in self.refused):
-                    continue
+            if len(users) != 1 or not is_op(users[0], "Add") or str(users[0].name) in self.refused:
+                continue
             if node.outputs[0].is_graph_output():
                 continue
             weight = constant(node.inputs[1])
@@ -323,15 +331,20 @@ class _Placement:
         maker = self._maker(source)
         if maker is None:
             return False
-        return maker in self.fused or self._is_layer(maker) or (
-            is_op(maker, *_CORES) and not self._is_function(maker)
+        return (
+            maker in self.fused
+            or self._is_layer(maker)
+            or (is_op(maker, *_CORES) and not self._is_function(maker))
         )
 
     def _is_function(self, node: ir.Node) -> bool:
         """Whether a node is, or is part of, a function of one tensor."""
         if not is_op(node, *ELEMENTWISE) or node in self.fused:
             return False
-        return len({self._root(value) for value in node.inputs if value is not None and not is_known(value)}) == 1
+        return (
+            len({self._root(value) for value in node.inputs if value is not None and not is_known(value)})
+            == 1
+        )
 
     def _root(self, value: ir.Value) -> ir.Value:
         return self.roots.get(value, value)
@@ -377,7 +390,9 @@ class _Placement:
             given = (
                 next((constant(v) for v in holder.inputs if is_known(v)), None)
                 if holder is not node
-                else constant(node.inputs[2]) if len(node.inputs) > 2 else None
+                else constant(node.inputs[2])
+                if len(node.inputs) > 2
+                else None
             )
             bias = np.zeros(rows, np.float32) if given is None else per_channel_bias(given, rows)
             assert bias is not None
@@ -391,7 +406,9 @@ class _Placement:
 
     def _operands(self, node: ir.Node) -> list[tuple[int, ir.Value]]:
         """The inputs of a quantized node that are values computed at run time."""
-        count = 1 if is_op(node, *CODE_MOVERS, "BatchNormalization", *_POOLS) or self._is_layer(node) else None
+        count = (
+            1 if is_op(node, *CODE_MOVERS, "BatchNormalization", *_POOLS) or self._is_layer(node) else None
+        )
         return [
             (i, value)
             for i, value in enumerate(node.inputs[:count])
@@ -406,16 +423,16 @@ class _Placement:
             for index, value in self._operands(node):
                 if value in self.inside:
                     continue
-                if self._is_function(node):
-                    if self._root(value) is not value:
-                        continue  # inside a function of another tensor
+                if self._is_function(node) and self._root(value) is not value:
+                    continue  # inside a function of another tensor
                 wanted.add(value)
                 self.plan.readers.add((str(node.name), index))
         for node in self.nodes:
             function = node in self.quantized and self._is_function(node)
             for output in node.outputs:
                 ends = function and any(
-                    user in self.quantized and not (self._is_function(user) and self._root(output) is not output)
+                    user in self.quantized
+                    and not (self._is_function(user) and self._root(output) is not output)
                     for user in output.consumers()
                 )
                 if ends:
@@ -425,6 +442,10 @@ class _Placement:
         for value in ordered:
             if value in wanted:
                 name, signed = str(value.name), not self._is_never_negative(value)
+                if name in self.plan.raw:
+                    self.plan.sites[name] = Site(name, 8, False, "io", name)
+                    self.decide("io", name, "uint8, as it is fed")
+                    continue
                 if not self.config.rule("unsigned"):
                     signed = True
                 elif not signed:
@@ -460,9 +481,8 @@ class _Placement:
             if is_op(node, "Sigmoid", "HardSigmoid", "Softmax", "Exp", "Abs", "Softplus", "Sqrt"):
                 continue
             if is_op(node, *CODE_MOVERS, *_POOLS, "MaxPool", "Clip", "Identity", "Dropout", "Cast"):
-                if is_op(node, "Resize") and node.attributes.get("mode") is not None:
-                    if node.attributes["mode"].as_string() == "cubic":
-                        return False
+                if is_op(node, "Resize") and get_string(node, "mode", "nearest") == "cubic":
+                    return False
                 if is_op(node, "Pad") and len(node.inputs) > 2 and node.inputs[2] is not None:
                     fill = constant(node.inputs[2])
                     if fill is None or np.any(fill < 0):
@@ -636,7 +656,11 @@ class _Placement:
         plan = self.plan
         for site in plan.sites.values():
             value = values.get(site.name)
-            if value is None or plan.grid(site.name).bits == 8 or len(plan.members(plan.leader(site.name))) > 1:
+            if (
+                value is None
+                or plan.grid(site.name).bits == 8
+                or len(plan.members(plan.leader(site.name))) > 1
+            ):
                 continue
             readers = list(value.consumers())
             wide = [

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowbit.quantize.gram import Moments, plus
-from lowbit.quantize.rounding.adaround import adaround
-from lowbit.quantize.rounding.descent import descent
-from lowbit.quantize.rounding.gptq import gptq
-from lowbit.quantize.rounding.nearest import nearest
-from lowbit.quantize.rounding.problem import Array, Problem, first_scale, solve
+from lowbit.quantizer.gram import Moments, plus
+from lowbit.quantizer.rounding.adaround import adaround
+from lowbit.quantizer.rounding.descent import descent
+from lowbit.quantizer.rounding.gptq import gptq
+from lowbit.quantizer.rounding.nearest import nearest
+from lowbit.quantizer.rounding.problem import Array, Problem, first_scale, solve
 
 RIDGE = 0.05
 """Where there are too few images to choose it."""
@@ -69,8 +69,9 @@ def round_layer(
         ridge: None: chosen.
         sweeps: of coordinate descent.
         per_channel: one scale per row.
-        feedback: see :func:`lowbit.quantize.rounding.problem.solve`.
+        feedback: see :func:`lowbit.quantizer.rounding.problem.solve`.
     """
+
     def problem_of(moments: Moments, amount: float) -> Problem:
         gram, cross = centred(moments)
         return solve(
@@ -120,7 +121,8 @@ def round_layer(
 def centred(moments: Moments, around: Moments | None = None) -> tuple[list[Array], Array]:
     """G per block, and c: means of products, less the means' product.
 
-    With ``around`` the means are those of other images: ``E (y - m)(x - n)' = E y x' - m E x' - E y n' + m n'``.
+    With ``around`` the means are those of other images: ``E (y - m)(x - n)' = E y x' - m E x' - E y n' + m
+    n'``.
     """
     around = around or moments
     n, k = max(1, moments.count), max(1, around.count)

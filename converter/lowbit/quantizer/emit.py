@@ -1,8 +1,8 @@
 """Writes the float model with its quantizers: QDQ, and QCDQ where codes have fewer than 8 bits.
 
-What computes a quantized tensor is followed by QuantizeLinear, a Clip on codes that bounds them where the type
-has more, and DequantizeLinear, which everybody reads. Weights are codes behind DequantizeLinear. Biases are
-int32 on exactly ``f32(x_scale * w_scale)``, which is what makes them part of the integer sum.
+What computes a quantized tensor is followed by QuantizeLinear, a Clip on codes that bounds them where the
+type has more, and DequantizeLinear, which everybody reads. Weights are codes behind DequantizeLinear. Biases
+are int32 on exactly ``f32(x_scale * w_scale)``, which is what makes them part of the integer sum.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from lowbit.errors import ModelError
 from lowbit.graph.quantization import Grid
-from lowbit.quantize.gram import from_rows
-from lowbit.quantize.sites import Layer, Plan
+from lowbit.quantizer.gram import from_rows
+from lowbit.quantizer.sites import Layer, Plan
 
 Array = npt.NDArray[Any]
 Ranged = tuple[Grid, int, int]
@@ -28,8 +28,8 @@ Ranged = tuple[Grid, int, int]
 _LARGEST_BIAS = 2**30
 """Bound of a bias in codes: half of int32 is left for the sum that it is added to."""
 
-_OPSET_INT4, _OPSET_INT2 = 21, 25
-_IR_INT4, _IR_INT2 = 10, 13
+OPSET_INT4, OPSET_INT2 = (21, 10), (25, 13)
+"""The first opset with tensors of that type, and its IR version."""
 
 
 @dataclass
@@ -94,6 +94,7 @@ def emit(
     *,
     sub_byte: bool = False,
     weight_bits: Mapping[str, int] | None = None,
+    final: bool = False,
 ) -> tuple[onnx.ModelProto, dict[str, str]]:
     """The quantized model, and the name under which it has each rounded tensor.
 
@@ -104,8 +105,10 @@ def emit(
         layers: the layers that are rounded; others keep their float weights.
         sub_byte: weights of 3 and 4 bits as int4, of 1 and 2 bits as int2.
         weight_bits: with ``sub_byte``, the bits of each layer.
+        final: whether inputs of raw codes are uint8; until then the float model's feeds fit.
     """
     emitter = _Emitter(model, plan, grids, layers, weight_bits or {}, sub_byte=sub_byte)
+    emitter.final = final
     return emitter.run(), emitter.read
 
 
@@ -129,7 +132,7 @@ class _Emitter:
         self.used = {t.name for t in graph.initializer} | {v.name for v in graph.input}
         self.used |= {name for node in graph.node for name in node.output}
         self.outputs = {value.name for value in graph.output}
-        self.types: set[int] = set()
+        self.final = False
 
     def run(self) -> onnx.ModelProto:
         """The whole model."""
@@ -138,6 +141,10 @@ class _Emitter:
         for value in graph.input:
             if value.name in self.plan.sites:
                 self._quantize(value.name, value.name)
+        if self.final:
+            for value in graph.input:
+                if value.name in self.plan.raw:
+                    self._feed_codes(value.name)
         for original in graph.node:
             node = onnx.NodeProto()
             node.CopyFrom(original)
@@ -183,7 +190,6 @@ class _Emitter:
         if dtype is None:
             self.made.append(numpy_helper.from_array(np.array(array, order="C"), unique))
         else:
-            self.types.add(dtype)
             self.made.append(helper.make_tensor(unique, dtype, array.shape, array.reshape(-1)))
         return unique
 
@@ -193,11 +199,15 @@ class _Emitter:
         dtype = np.int8 if signed else np.uint8
         scale = self._constant(f"{name}.scale", grid.scale)
         zero = self._constant(f"{name}.zero_point", grid.zero_point.astype(dtype))
-        attributes = {} if grid.axis is None else {"axis": grid.axis}
+        attributes: dict[str, Any] = {} if grid.axis is None else {"axis": grid.axis}
         codes = self._fresh(f"{name}.codes")
         self.nodes.append(
             helper.make_node(
-                "QuantizeLinear", [source, scale, zero], [codes], self._fresh(f"{name}.quantize"), **attributes
+                "QuantizeLinear",
+                [source, scale, zero],
+                [codes],
+                self._fresh(f"{name}.quantize"),
+                **attributes,
             )
         )
         if (low, high) != ((-128, 127) if signed else (0, 255)):
@@ -211,16 +221,29 @@ class _Emitter:
         real = final or self._fresh(f"{name}.rounded")
         self.nodes.append(
             helper.make_node(
-                "DequantizeLinear", [codes, scale, zero], [real], self._fresh(f"{name}.dequantize"), **attributes
+                "DequantizeLinear",
+                [codes, scale, zero],
+                [real],
+                self._fresh(f"{name}.dequantize"),
+                **attributes,
             )
         )
         self.read[name] = real
+
+    def _feed_codes(self, name: str) -> None:
+        """Takes the quantizer off an input that is fed codes."""
+        quantizer = next(i for i, node in enumerate(self.nodes) if node.input[0] == name)
+        codes = self.nodes.pop(quantizer).output[0]
+        for node in self.nodes:
+            for i, given in enumerate(node.input):
+                if given == codes:
+                    node.input[i] = name
 
     def _weights(self, layer: Layer) -> str:
         made = self.layers[layer.node]
         bits = self.weight_bits.get(layer.node, 8)
         dtype = None
-        if self.sub_byte and bits <= 4 and not (bits == 1):
+        if self.sub_byte and bits <= 4:
             dtype = TensorProto.INT4 if bits > 2 else TensorProto.INT2
         name = f"{layer.node}.weight"
         codes = self._constant(f"{name}.codes", made.codes, dtype)
@@ -228,10 +251,12 @@ class _Emitter:
         inputs = [codes, self._constant(f"{name}.scale", scale)]
         zero = np.zeros(scale.shape, np.int8)
         inputs.append(self._constant(f"{name}.zero_point", zero, dtype))
-        attributes = {} if scale.ndim == 0 else {"axis": weight_axis(layer)}
+        attributes: dict[str, Any] = {} if scale.ndim == 0 else {"axis": weight_axis(layer)}
         real = self._fresh(f"{name}.rounded")
         self.nodes.append(
-            helper.make_node("DequantizeLinear", inputs, [real], self._fresh(f"{name}.dequantize"), **attributes)
+            helper.make_node(
+                "DequantizeLinear", inputs, [real], self._fresh(f"{name}.dequantize"), **attributes
+            )
         )
         return real
 
@@ -270,8 +295,14 @@ class _Emitter:
                  for inner in a.g.node for name in inner.input}  # fmt: skip
         used |= self.outputs
         kept = [tensor for tensor in source.initializer if tensor.name in used]
+        inputs = []
+        for value in source.input:
+            inputs.append(onnx.ValueInfoProto())
+            inputs[-1].CopyFrom(value)
+            if self.final and value.name in self.plan.raw:
+                inputs[-1].type.tensor_type.elem_type = TensorProto.UINT8
         graph = helper.make_graph(
-            self.nodes, source.name or "quantized", source.input, source.output, [*kept, *self.made]
+            self.nodes, source.name or "quantized", inputs, source.output, [*kept, *self.made]
         )
         made = helper.make_model(graph, opset_imports=self.model.opset_import, producer_name="lowbit")
         made.ir_version = max(self.model.ir_version, 7)

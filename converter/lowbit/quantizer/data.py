@@ -21,7 +21,7 @@ from lowbit.proto.feeds import batches, model_inputs
 Array = npt.NDArray[Any]
 Feeds: TypeAlias = dict[str, Array]
 Data: TypeAlias = "Iterable[Mapping[str, Array] | Array] | Mapping[str, Array] | Array | Any"
-"""ONNX Runtime's CalibrationDataReader, an iterable of dicts or arrays, or all samples in one array or dict."""
+"""A CalibrationDataReader, an iterable of dicts or arrays, or all samples in one array or dict."""
 
 _CHUNK_ELEMENTS = 1 << 18
 """Elements of all inputs above which a feed is cut: one photo of 224 x 224, or 85 images of 32 x 32.
@@ -94,7 +94,8 @@ class Spool:
         self._first.append(self.samples)
         try:
             with self._path(self.count).open("wb") as file:
-                np.savez(file, **{f"x{i}": part[name] for i, name in enumerate(self._inputs)})
+                arrays: Any = {f"x{i}": part[name] for i, name in enumerate(self._inputs)}
+                np.savez(file, **arrays)
         except OSError as error:
             raise OutputError(
                 f"{self.folder}: the calibration data cannot be written there: {error.strerror or error}; "
@@ -199,9 +200,11 @@ def _all_samples(model: onnx.ModelProto, samples: Feeds) -> Iterator[Feeds]:
         )
     if any(np.asarray(array).size == 0 for array in samples.values()):
         return
-    yield from batches({name: np.asarray(array) for name, array in samples.items()}, model) if (
-        len(samples) > 1
-    ) else iter([samples])
+    yield from (
+        batches({name: np.asarray(array) for name, array in samples.items()}, model)
+        if (len(samples) > 1)
+        else iter([samples])
+    )
 
 
 def _refuse_single(inputs: list[str]) -> Feeds:

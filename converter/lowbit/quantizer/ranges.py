@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from lowbit.errors import ModelError
 from lowbit.graph.quantization import Grid
-from lowbit.quantize.config import Config
-from lowbit.quantize.report import Decision, Histogram, TensorRecord
-from lowbit.quantize.sites import Plan
+from lowbit.quantizer.config import Config
+from lowbit.quantizer.report import Decision, Histogram, TensorRecord
+from lowbit.quantizer.sites import Plan
 
 Array = npt.NDArray[Any]
 
@@ -90,7 +90,9 @@ class Values:
         # A zero lies in the first bin of its sign, together with subnormal numbers, which count as zeros.
         counts[zero_bins] = 0
         found = np.flatnonzero(counts)
-        ends = [(((found + i) << _SHIFT).astype(np.uint32)).view(np.float32).astype(np.float64) for i in (0, 1)]
+        ends = [
+            (((found + i) << _SHIFT).astype(np.uint32)).view(np.float32).astype(np.float64) for i in (0, 1)
+        ]
         left = np.where(ends[0] < 0, ends[1], ends[0])
         right = np.where(ends[0] < 0, ends[0], ends[1])
         right = np.where(np.isfinite(right), right, np.finfo(np.float32).max)
@@ -157,7 +159,7 @@ class Values:
         return Histogram(float(low), float(high), [round(count) for count in made])
 
 
-def _integral(value: Array, s: Array, low: Array, high: Array) -> Array:
+def _integral(value: Array, s: Array, low: Array | int, high: Array | int) -> Array:
     k = np.clip(np.rint(value / s), low, high)
     result: Array = k * s**3 / 12 + (value - k * s) ** 3 / 3
     return result
@@ -188,7 +190,9 @@ class ChannelValues:
         """The scale of least mean square error for each channel, float64 [C]; 0 for one that is always 0."""
         first = self._first << (23 - _CHANNEL_MANTISSA)
         step = 1 << (23 - _CHANNEL_MANTISSA)
-        edges = (first + step * np.arange(self.bins + 1)).astype(np.uint32).view(np.float32).astype(np.float64)
+        edges = (
+            (first + step * np.arange(self.bins + 1)).astype(np.uint32).view(np.float32).astype(np.float64)
+        )
         best, chosen = np.full(len(self.high), np.inf), self.high / levels
         for ratio in 2.0 ** (-np.arange(0, 40) / 8):
             scale = self.high * ratio / levels
@@ -256,7 +260,10 @@ def choose_grids(
                 values = values.merged(statistics.values[member])
             if max(values.high, -values.low) < _SMALLEST:
                 warnings.append(f"'{leader}' is always 0 in the calibration data; its range is arbitrary")
-            grids[leader] = _choose(site.bits, site.signed, values, config)
+            if plan.raw & set(members):
+                grids[leader] = _grid(1.0, 0), 0, 255
+            else:
+                grids[leader] = _choose(site.bits, site.signed, values, config)
             if site.channels is not None:
                 grids[leader] = _per_channel(statistics.channels[leader], site.bits)
         grid, low, high = grids[name] = grids[leader]
@@ -312,7 +319,7 @@ def _best(values: Values, scale: float, low: int, high: int) -> tuple[Array, Arr
 
 
 def _entropy(values: Values, largest: float, bins: int = 2048, levels: int = 128) -> float:
-    """The bound of least Kullback-Leibler divergence, as TensorRT's and ONNX Runtime's calibrators have it."""
+    """The bound of least Kullback-Leibler divergence, as TensorRT's calibrator has it."""
     left, right, counts = values.bins()
     centre = np.abs((left + right) / 2)
     places = np.minimum((centre / largest * bins).astype(np.int64), bins - 1)

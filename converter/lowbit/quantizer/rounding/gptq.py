@@ -5,15 +5,15 @@ columns are never reordered, which depthwise and grouped layers do not survive.
 
 With ``H = M' M`` and M lower triangular the error of a row is ``|M (w^ - t)|^2``, whose i-th term holds the
 columns up to i alone. So column i is best rounded from ``t_i - sum_{j<i} M_ij (w^_j - t_j) / M_ii``: what the
-inverse Hessian does in the paper, without an inverse. M is a Cholesky factor of H with its rows and columns in
-reverse order, reversed again.
+inverse Hessian does in the paper, without an inverse. M is a Cholesky factor of H with its rows and columns
+in reverse order, reversed again.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from lowbit.quantize.rounding.problem import WORK, Array, Problem
+from lowbit.quantizer.rounding.problem import WORK, Array, Problem
 
 _BLOCK = 64
 

@@ -1,1 +1,0 @@
-"""Ways to round the weights of one layer, given the sums of :mod:`lowbit.quantize.gram`."""
