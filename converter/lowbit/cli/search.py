@@ -43,7 +43,7 @@ def _bits(ctx: click.Context, parameter: click.Parameter, text: str) -> list[int
 @click.option("--activation-bits", default="8", show_default=True, callback=_bits, metavar="N,..",
               help="Bits of activations to choose from.")  # fmt: skip
 @click.option("--max-drop", metavar="1%|1%rel",
-              help="Accuracy that may be lost, in points or of the float model's; else an error.")  # fmt: skip
+              help="Accuracy that may be lost, in points or relative; more is an error.")  # fmt: skip
 @click.option("--minimize", type=click.Choice(["latency", "size"]), default="latency", show_default=True,
               help="What --target drop makes small.")  # fmt: skip
 @click.option("--calib", required=True, metavar="DIR|FILE|random", help="Images, as quantize takes them.")
@@ -65,7 +65,7 @@ def _bits(ctx: click.Context, parameter: click.Parameter, text: str) -> list[int
 @click.option("--config", "config_file", type=MODEL, metavar="FILE.yaml", help="Settings of quantize.")
 @click.option("--convert", "lowbit_file", type=MODEL, metavar="FILE", help="Also write the lowbit model.")
 @click.option("--state", type=MODEL, metavar="DIR",
-              help="Keep what is measured there, for other targets (default: until the search is through).")  # fmt: skip
+              help="Keep what is measured there, for other targets (default: until the end).")  # fmt: skip
 @click.option("--cache", type=MODEL, metavar="DIR", help="A folder for temporary files.")
 @seed_option
 @shape_option
@@ -90,9 +90,9 @@ def command(
 ) -> None:
     """Give each layer of a float32 MODEL the bits that a target needs, and quantize it.
 
-    What every width costs and does to the outputs is measured on unlabeled images. A width that is not faster on
-    this device is not offered unless size is what counts. A search that was interrupted goes on where it stopped
-    when the same command is given again.
+    What every width costs and does to the outputs is measured on unlabeled images. A width that is not faster
+    on this device is not offered unless size is what counts. A search that was interrupted goes on where it
+    stopped when the same command is given again.
     """
     import shutil
 
@@ -149,7 +149,7 @@ def _print(out: Out, report: SearchReport, output: Path) -> None:
             ("measured", f"{report.latency_ms:.4g} ms, {report.threads} thread(s) on {report.device}"
              if report.latency_ms is not None else None),
             ("size", f"{megabytes(chosen.bytes)}, {megabytes(chosen.weight_bytes)} of them weights"),
-            ("drop", f"{100 * chosen.drop:.3g} % ({report.drop_of}, {report.labelled or report.images} images)"),
+            ("drop", f"{100 * chosen.drop:.3g} % ({report.drop_of} on {report.labelled or report.images} images)"),
             ("divergence", f"{chosen.divergence:.3g}"),
             ("written", output),
         ]
@@ -160,8 +160,9 @@ def _print(out: Out, report: SearchReport, output: Path) -> None:
          _widths(point.widths), "chosen" if point.chosen else None)
         for point in report.points if point.front or point.chosen
     ]  # fmt: skip
-    out.table(["cost>", "weights>", "divergence>", "drop>", "groups of so many bits", ""], rows, "Pareto front")
-    shown = [group for group in report.groups if not group.rule or out.verbosity > 0]
+    columns = ["cost>", "weights>", "divergence>", "drop>", "groups of so many bits", ""]
+    out.table(columns, rows, "Pareto front")
+    shown = [group for group in report.groups if len(group.harm) > 1 or out.verbosity > 0]
     out.table(
         ["bits>", "group", "why not searched"],
         [(group.bits, group.name, group.rule or None) for group in shown],

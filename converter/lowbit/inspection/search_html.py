@@ -81,9 +81,10 @@ def draw(report: SearchReport) -> Plot:
         return round(_MARGIN + (1 - share) * (_HEIGHT - _MARGIN - _BOTTOM), 1)
 
     dots = [
-        Dot(x(p.cost), y(_level(p)), 7 if p.chosen else 4, "w" if p.chosen or p.front else "cost", _tip(p, report))
+        Dot(x(p.cost), y(_level(p)), 7 if p.chosen else 4, "w" if p.chosen or p.front else "cost",
+            _tip(p, report))
         for p in sorted(report.points, key=lambda point: point.chosen)
-    ]
+    ]  # fmt: skip
     line = " ".join(f"{x(p.cost)},{y(_level(p))}" for p in report.front)
     x_ticks = [(x(value), _cost(value, report)) for value in _steps(left, right)]
     y_ticks = [(y(level), f"{10.0**level:g}") for level in range(bottom, top + 1)]

@@ -168,9 +168,9 @@ class Network:
         with tempfile.TemporaryDirectory(prefix="lowbit-") as name:
             folder = Path(name)
             if len(widths) == len(self.groups):
-                made = Trial(self, widths, folder, state).make()
-                loss = compare(self.exact, self._outputs(made, self.spool, folder))
-                loss = replace(loss, top1=self._top1(made, folder))
+                fed, made = Trial(self, widths, folder, state).make()
+                loss = compare(self.exact, self._outputs(fed, self.spool, folder))
+                loss = replace(loss, top1=self._top1(fed, folder))
                 converted = convert(made, verify=False).model
                 return {
                     **loss.to_dict(),
@@ -237,9 +237,10 @@ class Trial(_Part):
         front = {other: layers[other].bits for other in self.network.in_front[name]}
         return [name, layers[name].bits, front, [self.plan.grid(site).bits for site in self.plan.sites]]
 
-    def make(self) -> onnx.ModelProto:
-        """The quantized model."""
-        return self._emit(self._round_layers(), final=True)[0]
+    def make(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+        """The quantized model as the calibration data feed it, and as :func:`lowbit.quantize` writes it."""
+        codes = self._round_layers()
+        return self._emit(codes)[0], self._emit(codes, final=True)[0]
 
 
 class Alone(_Part):

@@ -391,6 +391,7 @@ class _Search:
         raise LowBitError(
             f"target: {self.report.target} cannot be met with weights of {self._offer()} bits; the "
             f"{'fastest' if self.timed else 'smallest'} candidate has {self.target.show(nearest)}"
+            f"{''.join(f'; {reason}' for reason in self.report.not_offered)}"
         )
 
     def _offer(self) -> str:

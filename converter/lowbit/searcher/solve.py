@@ -7,7 +7,10 @@ of its input together; ``z[l, w, a]`` is their product, which ``sum_w z[l, w, a]
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +45,20 @@ def total_cost(costs: Sequence[LayerCost], widths: Widths) -> float:
 
 def _pair(cost: LayerCost, widths: Widths) -> Pair:
     return widths[cost.weights], 0 if cost.activations is None else widths[cost.activations]
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Some versions of HiGHS print to the process's own stdout, where one JSON document may be expected."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def choose(
@@ -126,13 +143,14 @@ def choose(
     matrix = coo_array((v, (i.astype(int), j.astype(int))), shape=(count + 1, len(variables))).tocsr()
     low = np.array([*equal, -np.inf])
     high = np.array([*equal, budget / unit + 1e-9])
-    solved = milp(
-        objective,
-        integrality=np.array([1] * whole + [0] * (len(variables) - whole)),
-        bounds=Bounds(np.zeros(len(variables)), np.array(upper)),
-        constraints=LinearConstraint(matrix, low, high),
-        options={"mip_rel_gap": 0.0},
-    )
+    with _silence():
+        solved = milp(
+            objective,
+            integrality=np.array([1] * whole + [0] * (len(variables) - whole)),
+            bounds=Bounds(np.zeros(len(variables)), np.array(upper)),
+            constraints=LinearConstraint(matrix, low, high),
+            options={"mip_rel_gap": 0.0},
+        )
     if solved.x is None:
         return None
     return {
