@@ -1,9 +1,9 @@
-"""What `lowbit search` wins back: mixed widths beside uniform ones of nearly the same size, and within a latency.
+"""What `lowbit search` wins back: mixed widths beside uniform ones of nearly the same size, or of a latency.
 
-For each network uniform weights of few bits are the baseline. The search may use 1.15 times their bytes, and gets
-the calibration images alone, without labels; the evaluation images are read after it is through. What is evaluated
-is the converted integer model. With --latency it also looks for 0.75 times the latency of uniform w8a8, measured in
-turns on one thread.
+For each network uniform weights of few bits are the baseline. The search may use 1.15 times their bytes, and
+gets the calibration images alone, without labels; the evaluation images are read after it is through. What is
+evaluated is the converted integer model. With --latency it also looks for 0.75 times the latency of uniform
+w8a8, measured in turns on one thread.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def within_latency(name: str, jobs: int) -> dict[str, Any]:
     """The search at LATENCY times the measured time of uniform w8a8."""
     path, images = SHARED / NETWORKS[name].file, calibration(name)
     state = STATE / f"{name}-latency"
-    common = {"bits": (2, 3, 4, 8), "activation_bits": (4, 8), "state": state, "jobs": jobs, "tries": 12}
-    widest = lowbit.search(path, iter(images), target="latency=1000s", points=2, progress=_tell, **common)
+    common = {"bits": (2, 3, 4, 8), "activation_bits": (4, 8), "state": state, "jobs": jobs, "points": 2}
+    widest = lowbit.search(path, iter(images), target="latency=1000s", tries=0, **common)
     ms = max(point.cost for point in widest.report.points)
     made = {"network": name, "w8a8_ms": ms, "not_offered": widest.report.not_offered}
     try:
         found = lowbit.search(
-            path, iter(images), target=f"latency={LATENCY * ms:.6f}ms", points=2, convert_to=True, **common
+            path, iter(images), target=f"latency={LATENCY * ms:.6f}ms", tries=12, convert_to=True, **common
         )
     except LowBitError as error:
         return {**made, "reason": str(error)}
@@ -99,30 +99,31 @@ def _tell(done: int, total: int, text: str) -> None:
 
 def main() -> None:
     """Measures and writes results/search.*."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", default="resnet8,resnet20", help="of " + ",".join(UNIFORM))
-    parser.add_argument("--latency", default="resnet20", help="networks to search within a latency; may be empty")
+    parser.add_argument("--latency", default="resnet20", help="networks to search within a latency")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--tries", type=int, default=24)
     given = parser.parse_args()
     rows = [won_back(name, given.jobs, given.tries) for name in given.networks.split(",") if name]
     sizes = Table(
         "Won back at 1.15 times the bytes",
-        ["network", "fp32", "uniform", "its top-1", "its weights, bytes", "search, top-1", "its weights, bytes",
-         "times", "loss won back"],
+        ["network", "fp32", "uniform", "its top-1", "its weights, bytes", "search, top-1",
+         "its weights, bytes", "times", "loss won back"],
         [[r["network"], r["fp32"], r["uniform"], r["uniform_top1"], r["uniform_bytes"], r["search_top1"],
-          r["search_bytes"], r["search_bytes"] / r["uniform_bytes"], f"{r['won_back']:.0%}"] for r in rows],
+          r["search_bytes"], r["search_bytes"] / r["uniform_bytes"], f"{r['won_back']:.0%}"]
+         for r in rows],
     )  # fmt: skip
     timed = [within_latency(name, given.jobs) for name in given.latency.split(",") if name]
     times = Table(
         f"Within {LATENCY} times the latency of uniform w8a8, one thread",
         ["network", "w8a8, ms", "result, ms", "top-1", "fp32", "reason"],
-        [[r["network"], r["w8a8_ms"], r.get("ms", ""), r.get("top1", ""), r.get("fp32", ""), r.get("reason", "")]
+        [[r["network"], r["w8a8_ms"], *(r.get(key, "") for key in ("ms", "top1", "fp32", "reason"))]
          for r in timed],
     )  # fmt: skip
     notes = [
-        "The search reads the calibration images alone (100 of CIFAR-10, 40 of ImageNet), without labels. Top-1 is "
-        "that of the converted integer model on the whole evaluation set, whose images are read afterwards.",
+        "The search reads the calibration images alone (100 of CIFAR-10, 40 of ImageNet), without labels. "
+        "Top-1 is that of the converted integer model on the whole evaluation set, read afterwards.",
         "Uniform widths are those of `lowbit quantize` with its rules: first and last layers have 8 bits.",
     ]
     write("search", "Mixed widths beside uniform ones", [sizes, *([times] if timed else [])], notes,

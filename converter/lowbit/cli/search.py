@@ -142,14 +142,14 @@ def command(
 
 
 def _print(out: Out, report: SearchReport, output: Path) -> None:
-    chosen = report.chosen
+    chosen, samples = report.chosen, report.labelled or report.images
     out.facts(
         [
             ("target", report.target),
             ("measured", f"{report.latency_ms:.4g} ms, {report.threads} thread(s) on {report.device}"
              if report.latency_ms is not None else None),
             ("size", f"{megabytes(chosen.bytes)}, {megabytes(chosen.weight_bytes)} of them weights"),
-            ("drop", f"{100 * chosen.drop:.3g} % ({report.drop_of} on {report.labelled or report.images} images)"),
+            ("drop", f"{100 * chosen.drop:.3g} % ({report.drop_of}, {samples} samples)"),
             ("divergence", f"{chosen.divergence:.3g}"),
             ("written", output),
         ]
