@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lowbit.inspection.page import render_page, size
 from lowbit.searcher.report import Point, SearchReport
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _MARGIN = 760, 320, 64, 24, 12  # pixels
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM, _MARGIN = 780, 320, 64, 36, 24, 12  # pixels
 _LEAST = 1e-9
 """Divergence at which the logarithmic axis begins at the latest."""
 
@@ -74,7 +74,7 @@ def draw(report: SearchReport) -> Plot:
 
     def x(value: float) -> float:
         share = (value - left) / (right - left) if right > left else 0.5
-        return round(_LEFT + _MARGIN + share * (_WIDTH - _LEFT - 2 * _MARGIN), 1)
+        return round(_LEFT + _MARGIN + share * (_WIDTH - _LEFT - _RIGHT - _MARGIN), 1)
 
     def y(level: float) -> float:
         share = (level - bottom) / (top - bottom)
