@@ -43,14 +43,16 @@ class Task:
     """What to measure.
 
     Attributes:
-        widths: the bits of groups: of all of them a candidate, of one that group alone, all else in float.
+        widths: the bits of all groups or, if ``alone``, of one.
+        alone: that group alone, all else in float; otherwise a candidate.
     """
 
     widths: tuple[tuple[str, int], ...]
+    alone: bool = False
 
     def key(self) -> str:
         """A name for files."""
-        return hashlib.sha256(json.dumps(self.widths).encode()).hexdigest()[:24]
+        return hashlib.sha256(json.dumps([self.widths, self.alone]).encode()).hexdigest()[:24]
 
 
 @dataclass
@@ -167,7 +169,7 @@ class Network:
         widths = dict(task.widths)
         with tempfile.TemporaryDirectory(prefix="lowbit-") as name:
             folder = Path(name)
-            if len(widths) == len(self.groups):
+            if not task.alone:
                 fed, made = Trial(self, widths, folder, state).make()
                 loss = compare(self.exact, self._outputs(fed, self.spool, folder))
                 loss = replace(loss, top1=self._top1(fed, folder))

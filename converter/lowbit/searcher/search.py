@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from lowbit import __version__
 from lowbit.errors import LowBitError
 from lowbit.evaluation.labels import Labels, class_labels, labels_of
 from lowbit.proto.atomic import check_writable, write_atomically
@@ -141,7 +142,7 @@ def search(
             _add_labels(network, run, labelled_data, labels, label_offset, preprocess, folder)
         network.measure_exact(folder)
         network.save(folder)
-        kept = folder / "state" if state is None else Path(state) / run.key[:24]
+        kept = folder / "state" if state is None else Path(state) / _key(run, network)
         (kept / "measured").mkdir(parents=True, exist_ok=True)
         (kept / "codes").mkdir(exist_ok=True)
         # Workers open what lies in one folder: the images and the network, nothing else.
@@ -183,6 +184,14 @@ def search(
 
 def _silent(done: int, total: int, text: str) -> None:
     pass
+
+
+def _key(run: Run, network: Network) -> str:
+    """What everything that is measured depends on, besides widths."""
+    facts = [__version__, run.key]
+    if network.labelled is not None and network.labels is not None:
+        facts += [network.labelled.digest, hashlib.sha256(network.labels.tobytes()).hexdigest()]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 
 def _add_labels(
@@ -268,7 +277,7 @@ class _Search:
 
     def _measure_harm(self) -> None:
         single = [
-            (group, width, Task(((group.name, width),)))
+            (group, width, Task(((group.name, width),), alone=True))
             for group in self.groups if len(group.widths) > 1 for width in group.widths
         ]  # fmt: skip
         found = self._results([task for *_, task in single], "sensitivity")
@@ -290,7 +299,9 @@ class _Search:
                     by_width = {(width, 0): float(-(-size * width // 8)) for width in group.widths}
                     self.costs.append(LayerCost(group.name, None, by_width))
             return
-        path = self.state / "measured" / f"times-{self._where()}.json"
+        widths = json.dumps([[group.name, group.widths] for group in self.groups])
+        short = hashlib.sha256(widths.encode()).hexdigest()[:12]
+        path = self.state / "measured" / f"times-{self._where()}-{short}.json"
         stored = _read(path)
         if stored is None:
             self.times = measure_times(network, self.state, self.device, network.threads or 1, self.progress)
