@@ -37,16 +37,16 @@ def calibration(name: str) -> list[dict[str, Any]]:
     return [{key: np.asarray(array[: batch.count]) for key, array in batch.items()} for batch in batches]
 
 
-def accuracy(name: str, model: Any) -> float:
-    """Top-1 on the whole evaluation set."""
+def accuracy(name: str, model: Any, against: Any = None) -> Any:
+    """Top-1 on the whole evaluation set, and the paired difference to another model's."""
     network = NETWORKS[name]
     data = SHARED / network.eval
     labels = re.sub(r":x$", ":y", str(data)) if ".npz" in network.eval else f"{data}_labels.json"
     report = lowbit.evaluate(
         model, str(data), labels=labels, preprocess=network.preprocess, metric="top1",
-        label_offset=network.offset, threads=1,
+        label_offset=network.offset, threads=1, against=against,
     )  # fmt: skip
-    return float(report["top1"].model.value)
+    return report["top1"]
 
 
 def won_back(name: str, jobs: int, tries: int) -> dict[str, Any]:
@@ -63,10 +63,13 @@ def won_back(name: str, jobs: int, tries: int) -> dict[str, Any]:
     )  # fmt: skip
     chosen = found.report.chosen
     assert chosen.weight_bytes <= BYTES * weights, (chosen.weight_bytes, weights)
-    fp32, before, after = (accuracy(name, m) for m in (path, plain.converted, found.converted))
+    fp32 = accuracy(name, path).model.value
+    paired = accuracy(name, found.converted, plain.converted)
+    before, after = paired.against.value, paired.model.value
     return {
         "network": name, "uniform": uniform, "fp32": fp32, "uniform_top1": before, "search_top1": after,
         "won_back": (after - before) / (fp32 - before) if fp32 > before else 1.0,
+        "gain_low": paired.difference.low, "gain_high": paired.difference.high, "p": paired.p_value,
         "uniform_bytes": weights, "search_bytes": chosen.weight_bytes,
         "report": {**found.report.to_dict(), "points": [vars(point) for point in found.report.front]},
     }  # fmt: skip
@@ -87,8 +90,8 @@ def within_latency(name: str, jobs: int) -> dict[str, Any]:
     except LowBitError as error:
         return {**made, "reason": str(error)}
     return {
-        **made, "ms": found.report.latency_ms, "fp32": accuracy(name, path),
-        "top1": accuracy(name, found.converted), "report": found.report.to_dict(),
+        **made, "ms": found.report.latency_ms, "fp32": accuracy(name, path).model.value,
+        "top1": accuracy(name, found.converted).model.value, "report": found.report.to_dict(),
     }  # fmt: skip
 
 
@@ -103,15 +106,16 @@ def main() -> None:
     parser.add_argument("--networks", default="resnet8,resnet20", help="of " + ",".join(UNIFORM))
     parser.add_argument("--latency", default="resnet20", help="networks to search within a latency")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--tries", type=int, default=24)
+    parser.add_argument("--tries", type=int, default=36)
     given = parser.parse_args()
     rows = [won_back(name, given.jobs, given.tries) for name in given.networks.split(",") if name]
     sizes = Table(
         "Won back at 1.15 times the bytes",
         ["network", "fp32", "uniform", "its top-1", "its weights, bytes", "search, top-1",
-         "its weights, bytes", "times", "loss won back"],
+         "its weights, bytes", "times", "gained, 95 %", "loss won back"],
         [[r["network"], r["fp32"], r["uniform"], r["uniform_top1"], r["uniform_bytes"], r["search_top1"],
-          r["search_bytes"], r["search_bytes"] / r["uniform_bytes"], f"{r['won_back']:.0%}"]
+          r["search_bytes"], r["search_bytes"] / r["uniform_bytes"],
+          f"{r['gain_low']:+.3f} .. {r['gain_high']:+.3f}", f"{r['won_back']:.0%}"]
          for r in rows],
     )  # fmt: skip
     timed = [within_latency(name, given.jobs) for name in given.latency.split(",") if name]

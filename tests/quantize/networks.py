@@ -39,7 +39,9 @@ class Builder:
         self.channels[output] = channels if channels is not None else self.channels[inputs[0]]
         return output
 
-    def conv(self, x: str, out: int, kernel: int = 3, *, group: int = 1, bias: bool = True, **more: Any) -> str:
+    def conv(
+        self, x: str, out: int, kernel: int = 3, *, group: int = 1, bias: bool = True, **more: Any
+    ) -> str:
         fan = self.channels[x] // group * kernel * kernel
         inputs = [x, self.random(out, self.channels[x] // group, kernel, kernel, scale=fan**-0.5 * 1.4)]
         if bias:
@@ -75,7 +77,8 @@ class Builder:
     def model(self, *outputs: str) -> onnx.ModelProto:
         graph = helper.make_graph(
             self.nodes, "network", [helper.make_tensor_value_info("x", TensorProto.FLOAT, self.shape)],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", "classes"]) for name in outputs], self.tensors,
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", "classes"]) for name in outputs],
+            self.tensors,
         )  # fmt: skip
         made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=9)
         onnx.checker.check_model(made)
@@ -118,7 +121,8 @@ def random_network(seed: int) -> onnx.ModelProto:
     b = Builder(seed, opset=int(np.random.default_rng(seed).choice([13, 17, 18, 20])))
     rng = b.rng
     activations: list[Callable[[str], str]] = [
-        lambda v: b.node("Relu", [v]), b.relu6, b.silu, lambda v: b.node("HardSwish", [v]) if b.opset > 13 else v,
+        lambda v: b.node("Relu", [v]), b.relu6, b.silu,
+        lambda v: b.node("HardSwish", [v]) if b.opset > 13 else v,
         lambda v: b.node("LeakyRelu", [v], alpha=0.1), lambda v: b.node("Sigmoid", [v]), lambda v: v,
     ]  # fmt: skip
 
@@ -152,8 +156,10 @@ def random_network(seed: int) -> onnx.ModelProto:
 
     steps: list[Callable[[str], str]] = [
         lambda v: activate(b.conv(v, 8)), lambda v: activate(b.batch_norm(b.conv(v, 8, bias=False))),
-        lambda v: activate(b.depthwise(v)), lambda v: activate(b.conv(v, 2 * b.channels[v], group=b.channels[v])),
-        lambda v: b.node("MaxPool", [v], kernel_shape=[2, 2]), add, concat, b.gate, shuffle, resize, transposed,
+        lambda v: activate(b.depthwise(v)),
+        lambda v: activate(b.conv(v, 2 * b.channels[v], group=b.channels[v])),
+        lambda v: b.node("MaxPool", [v], kernel_shape=[2, 2]),
+        add, concat, b.gate, shuffle, resize, transposed,
         lambda v: b.node("AveragePool", [v], kernel_shape=[3, 3], pads=[1] * 4), affine, channels_last, add,
     ]  # fmt: skip
     x = activate(b.conv("x", 8))

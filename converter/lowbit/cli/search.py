@@ -60,7 +60,7 @@ def _bits(ctx: click.Context, parameter: click.Parameter, text: str) -> list[int
 @click.option("--cluster", metavar="ADDRESS", help="A Ray cluster that measures candidates, or 'local'.")
 @click.option("--points", type=click.IntRange(min=2), default=6, show_default=True,
               help="Candidates for the Pareto front.")  # fmt: skip
-@click.option("--tries", type=click.IntRange(min=0), default=24, show_default=True,
+@click.option("--tries", type=click.IntRange(min=0), default=36, show_default=True,
               help="Candidates of the revert loop at most.")  # fmt: skip
 @click.option("--config", "config_file", type=MODEL, metavar="FILE.yaml", help="Settings of quantize.")
 @click.option("--convert", "lowbit_file", type=MODEL, metavar="FILE", help="Also write the lowbit model.")

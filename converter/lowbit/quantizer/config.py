@@ -26,7 +26,6 @@ RULES = {
     "channels": "one activation scale per channel in front of a depthwise convolution below 8 bits",
     "feedback": "a layer's weights are rounded for its quantized input and its float output",
     "bias": "the bias takes the difference of the means",
-    "equalize": "cross-layer equalization where it lowers the error",
 }
 """The placement rules and steps that can be turned off one by one."""
 

@@ -317,13 +317,13 @@ def _fold_affine(model: ir.Model, _: str) -> tuple[ir.Model, int]:
         affine = None if channels is None else _affine(node, path, core, channels)
         if affine is not None and _absorb(graph, core, *affine):
             core_out, out = core.outputs[0], node.outputs[0]
-            graph.remove(node)
             name, core_out.name = out.name, f"{core_out.name}.raw"
             is_output = out.is_graph_output()
             out.name = f"{out.name}.replaced"
             core_out.name = name
             core_out.type, core_out.shape = out.type or core_out.type, out.shape or core_out.shape
             out.replace_all_uses_with(core_out, replace_graph_outputs=is_output)
+            graph.remove(node, safe=True)
             changes += 1
     return model, changes
 

@@ -496,8 +496,8 @@ class Run:
         columns = weights.shape[-1]
         if fit.count < columns:
             self.report.warn(
-                f"{layer.op_type} '{layer.node}': {fit.count} positions of the images for {columns} weights of a "
-                "row; the ridge decides the rest, more images would help"
+                f"{layer.op_type} '{layer.node}': {fit.count} positions of the images for {columns} weights "
+                "of a row; the ridge decides the rest, more images would help"
             )
         return codes, record
 

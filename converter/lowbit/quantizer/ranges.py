@@ -41,6 +41,10 @@ _SMALLEST = 1e-30
 """A range below this counts as zero: its scale would leave float32's normal numbers."""
 
 
+_RARE, _FAR = 1e-3, 30
+"""A range 30 times what all but one value in a thousand stay below is worth a warning."""
+
+
 class Values:
     """What a tensor's values are: a histogram, their ends, and how many are zero.
 
@@ -258,6 +262,13 @@ def choose_grids(
             values = statistics.values[members[0]]
             for member in members[1:]:
                 values = values.merged(statistics.values[member])
+            tail = max(np.abs(values.quantile(_RARE)))
+            if tail > 0 and max(values.high, -values.low) > _FAR * tail:
+                warnings.append(
+                    f"'{leader}' reaches {max(values.high, -values.low):.3g}, where {1 - _RARE:.1%} of its "
+                    f"values stay below {tail:.3g}: a few images may decide its range; look at them, or "
+                    "take --calibration-method percentile"
+                )
             if max(values.high, -values.low) < _SMALLEST:
                 warnings.append(f"'{leader}' is always 0 in the calibration data; its range is arbitrary")
             if plan.raw & set(members):
@@ -277,26 +288,26 @@ def _choose(bits: int, signed: bool, values: Values, config: Config) -> tuple[Gr
     if largest < _SMALLEST:
         return _grid(1.0, 0), low, high
     method = config.calibration_method
-    zero = np.zeros(1)
-    if method == "minmax":
-        scale = np.array([_scale_of(values.low, values.high, low, high)])
-    elif method == "percentile":
-        ends = values.quantile(1 - config.percentile / 100)
-        scale = np.array([_scale_of(*ends, low, high) or _scale_of(values.low, values.high, low, high)])
+    ends = values.low, values.high
+    if method == "percentile":
+        found = values.quantile(1 - config.percentile / 100)
+        ends = found if max(found[1], -found[0]) > _SMALLEST else ends
     elif method == "entropy":
-        scale = np.array([_entropy(values, largest) / max(high, 1)])
-    else:
-        scale, zero = _best(values, _scale_of(values.low, values.high, low, high), low, high)
+        bound = _entropy(values, largest)
+        ends = max(values.low, -bound), min(values.high, bound)
+    zero = np.zeros(1)
+    scale = np.array([_scale_of(*ends, low, high)])
+    if method == "mse":
+        scale = _best(values, float(scale[0]), low, high)
     chosen = _grid(float(scale[0]), 0)
     if not (signed and bits == 8 and config.rule("asymmetric")) or values.high <= 0:
         return chosen, low, high
-    symmetric = float(values.error(scale, zero, low, high)[0])
     ratios = 2.0 ** (-np.arange(0, 33) / 16) if method == "mse" else np.ones(1)
-    scales = (values.high - values.low) * ratios / 255
-    zeros = np.clip(np.rint(-values.low * ratios / scales), 0, 255)
+    scales = (ends[1] - ends[0]) * ratios / 255
+    zeros = np.clip(np.rint(-ends[0] * ratios / scales), 0, 255)
     errors = values.error(scales, zeros, 0, 255)
     best = int(errors.argmin())
-    if errors[best] < 0.9 * symmetric:
+    if errors[best] < 0.9 * float(values.error(scale, zero, low, high)[0]):
         return _grid(float(scales[best]), int(zeros[best])), 0, 255
     return chosen, low, high
 
@@ -306,16 +317,13 @@ def _scale_of(low: float, high: float, first: int, last: int) -> float:
     return max(high / last if last else 0.0, low / first if first else 0.0)
 
 
-def _best(values: Values, scale: float, low: int, high: int) -> tuple[Array, Array]:
-    """The scale of least mean square error: a coarse search over 20 octaves, then a fine one."""
+def _best(values: Values, scale: float, low: int, high: int) -> Array:
+    """The scale of least mean square error, [1]: a coarse search over 20 octaves, then a fine one."""
     tried = scale * 2.0 ** (-np.arange(0, 161) / 8)
-    for width in (1 / 8, 1 / 64):
-        zero = np.zeros(len(tried))
-        best = tried[int(values.error(tried, zero, low, high).argmin())]
-        if width == 1 / 64:
-            break
-        tried = np.minimum(best * 2.0 ** np.linspace(-width, width, 17), scale)
-    return np.array([best]), np.zeros(1)
+    best = tried[int(values.error(tried, np.zeros(len(tried)), low, high).argmin())]
+    tried = np.minimum(best * 2.0 ** np.linspace(-1 / 8, 1 / 8, 17), scale)
+    best = tried[int(values.error(tried, np.zeros(len(tried)), low, high).argmin())]
+    return np.array([best])
 
 
 def _entropy(values: Values, largest: float, bins: int = 2048, levels: int = 128) -> float:

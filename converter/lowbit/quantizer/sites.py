@@ -188,7 +188,7 @@ class _Placement:
             reason = self._why_not(node)
             if reason is None:
                 possible.add(node)
-            elif is_op(node, *WEIGHTED, *_CORES, *CODE_MOVERS, *ELEMENTWISE):
+            elif any(output.dtype in (None, ir.DataType.FLOAT) for output in node.outputs):
                 plan.kept[str(node.name)] = reason
         # In front of the first layers there is preprocessing, behind the last ones there is decoding: only
         # what stands between two layers is quantized besides these.

@@ -67,7 +67,7 @@ def search(
     jobs: int = 1,
     cluster: str | None = None,
     points: int = 6,
-    tries: int = 24,
+    tries: int = 36,
     state: str | Path | None = None,
     cache: str | Path | None = None,
     convert_to: str | Path | bool = False,

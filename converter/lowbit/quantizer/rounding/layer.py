@@ -74,8 +74,18 @@ def round_layer(
 
     def problem_of(moments: Moments, amount: float) -> Problem:
         gram, cross = centred(moments)
+        count = max(1, moments.count)
+        power = [np.einsum("gkk->g", g) / (count * g.shape[-1]) for g in moments.gram]
         return solve(
-            weights, gram, cross, moments.blocks, bits, amount, per_channel=per_channel, feedback=feedback
+            weights,
+            gram,
+            cross,
+            moments.blocks,
+            power,
+            bits,
+            amount,
+            per_channel=per_channel,
+            feedback=feedback,
         )
 
     def run(problem: Problem, way: str) -> tuple[Array, Array]:

@@ -26,7 +26,8 @@ WORK = 1 << 6
 """Columns beyond which codes are searched in float32; the metric's factors stay float64."""
 
 
-_LEAST_RIDGE = 1e-6
+_LEAST_RIDGE = 1e-5
+"""Part of the mean square of the input: products are float32, and G is the difference of two of them."""
 
 
 @dataclass
@@ -101,6 +102,7 @@ def solve(
     gram: list[Array],
     cross: Array,
     blocks: list[slice],
+    power: list[Array],
     bits: int,
     ridge: float,
     *,
@@ -114,6 +116,7 @@ def solve(
         gram: G, one [groups, k, k] per block.
         cross: c, [groups, rows, columns].
         blocks: the blocks of columns.
+        power: mean of ``E x^2`` over the columns of each block, [groups]: G's own rounding errors follow it.
         bits: of the codes.
         ridge: what is added to the diagonal, as a part of its mean.
         per_channel: one scale per row.
@@ -122,11 +125,12 @@ def solve(
     weights = np.asarray(weights, np.float64)
     target = weights.copy()
     metric = []
-    for block, g in zip(blocks, gram, strict=True):
+    for block, g, squares in zip(blocks, gram, power, strict=True):
         size = g.shape[-1]
         mean = np.einsum("gkk->g", g) / size
         # A little is always added: fewer images than columns make G singular.
-        added = np.where(mean > 0, max(ridge, _LEAST_RIDGE) * mean, 1.0)[:, None, None]
+        least = np.where(squares > 0, _LEAST_RIDGE * squares, 1.0)
+        added = np.maximum(ridge * mean, least)[:, None, None]
         h = g + added * np.eye(size)
         metric.append(h)
         if feedback:
