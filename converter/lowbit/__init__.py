@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lowbit.measure.bench import bench
     from lowbit.measure.tune import tune
     from lowbit.quantizer.quantize import quantize
+    from lowbit.searcher.search import search
     from lowbit.sessions.devices import devices
     from lowbit.sessions.session import session
 
@@ -49,6 +50,7 @@ __all__ = [
     "get_library_path",
     "inspect",
     "quantize",
+    "search",
     "session",
     "tune",
     "verify",
@@ -71,6 +73,7 @@ _HOME = {
     "get_library_path": "library",
     "inspect": "inspection.inspect",
     "quantize": "quantizer.quantize",
+    "search": "searcher.search",
     "session": "sessions.session",
     "tune": "measure.tune",
     "verify": "checking.verify",

@@ -14,6 +14,7 @@ COMMANDS = (
     "inspect",
     "convert",
     "quantize",
+    "search",
     "export",
     "tune",
     "compile",

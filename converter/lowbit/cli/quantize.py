@@ -120,7 +120,7 @@ def command(
 
         result = quantize(
             model,
-            _feeds(as_proto(model), calib, preprocess, samples, seed, shapes),
+            calibration_feeds(as_proto(model), calib, preprocess, samples, seed, shapes),
             output,
             config=settings,
             convert_to=False if lowbit_file is None else lowbit_file,
@@ -147,7 +147,7 @@ def command(
         _print(out, summary, result.report)
 
 
-def _feeds(
+def calibration_feeds(
     model: onnx.ModelProto,
     calib: str,
     preprocess: str | None,
@@ -155,6 +155,7 @@ def _feeds(
     seed: int,
     shapes: tuple[str, ...],
 ) -> Iterator[Feeds]:
+    """What ``--calib`` names, sample by sample."""
     from lowbit.proto.feeds import model_inputs, parse_shapes, random_feeds
     from lowbit.proto.images import load_feeds
 

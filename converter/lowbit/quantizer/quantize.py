@@ -121,7 +121,7 @@ def quantize(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lowbit-", dir=cache)))
         except OSError as error:
             raise LowBitError(f"{cache}: no folder for temporary files: {error.strerror or error}") from error
-        run = _Run(model, data, effective, folder, threads, cache_bytes, state, progress or _silent)
+        run = Run(model, data, effective, folder, threads, cache_bytes, state, progress or _silent)
         made, report = run.quantize()
     converted = None
     checked = _convert(made, run.plan, report)
@@ -178,8 +178,8 @@ def _peak_bytes() -> int:
     return int(peak if os.uname().sysname == "Darwin" else peak * 1024)
 
 
-class _Run:
-    """One quantization."""
+class Run:
+    """One quantization: what the steps share. `lowbit.search` runs some of them many times."""
 
     def __init__(
         self,
@@ -218,15 +218,8 @@ class _Run:
 
     def quantize(self) -> tuple[onnx.ModelProto, QuantizeReport]:
         """All steps."""
-        with self._timed("prepare"):
-            self.model, self.report.steps = prepare(self.source, self.spool, self.threads, self._opset())
-            self.proto = ir.to_proto(self.model)
-            del self.proto.graph.value_info[:]
-        with self._timed("place"):
-            self.plan = self._place()
+        statistics = self.open()
         with self._timed("ranges"):
-            statistics = self._measure()
-            share_concats(self.plan, statistics, self.config)
             self.grids, self.report.tensors, warnings = choose_grids(self.plan, statistics, self.config)
             for warning in warnings:
                 self.report.warn(warning)
@@ -239,6 +232,19 @@ class _Run:
         with self._timed("check"):
             self.report.outputs = self._compare(codes)
         return made, self.report
+
+    def open(self) -> Statistics:
+        """The steps that no width changes: the clean-up, the plan, and what the tensors' values are."""
+        with self._timed("prepare"):
+            self.model, self.report.steps = prepare(self.source, self.spool, self.threads, self._opset())
+            self.proto = ir.to_proto(self.model)
+            del self.proto.graph.value_info[:]
+        with self._timed("place"):
+            self.plan = self._place()
+        with self._timed("ranges"):
+            statistics = self._measure()
+            share_concats(self.plan, statistics, self.config)
+        return statistics
 
     def _opset(self) -> tuple[int, int]:
         """The opset that the result needs: int4 and int2 are younger than the normal form."""
@@ -377,9 +383,15 @@ class _Run:
         )
 
     def _stage(
-        self, graph: Graph, read: Mapping[str, str], codes: Mapping[str, Any], known: set[str]
+        self,
+        graph: Graph,
+        read: Mapping[str, str],
+        codes: Mapping[str, Any],
+        known: set[str],
+        *,
+        wait: bool = True,
     ) -> list[Layer]:
-        """The layers whose input no layer that is still to be rounded takes part in.
+        """The layers whose input no layer that is still to be rounded takes part in; else as many as fit.
 
         None does in what is ``known``, where the search ends.
         """
@@ -389,7 +401,7 @@ class _Run:
             if layer.node in codes:
                 continue
             front, _ = graph.behind([read[name] for name in (layer.x, layer.residual) if name], known)
-            if any(node.name in self.plan.layers and node.name not in codes for node in front):
+            if wait and any(node.name in self.plan.layers and node.name not in codes for node in front):
                 continue
             columns = to_rows(layer, layer.weight).shape[2]
             blocks = -(-columns // LARGEST)
@@ -410,6 +422,24 @@ class _Run:
         nodes: Mapping[str, ir.Node],
     ) -> dict[str, tuple[LayerCodes, LayerRecord]]:
         start = time.perf_counter()
+        moments = self._gather(stage, exact, graph, read, floats, rounded, nodes)
+        made = {}
+        for layer in stage:
+            fit, held_out = moments.pop(layer.node)
+            made[layer.node] = self._round_layer(layer, fit, held_out, (time.perf_counter() - start) / len(stage))
+        return made
+
+    def _gather(
+        self,
+        stage: Sequence[Layer],
+        exact: Graph,
+        graph: Graph,
+        read: Mapping[str, str],
+        floats: Tensors,
+        rounded: Tensors,
+        nodes: Mapping[str, ir.Node],
+    ) -> dict[str, list[Moments]]:
+        """The sums of every layer of a stage, over the images to round for and those that judge."""
         unfolds = {layer.node: Unfold(layer, nodes[layer.node]) for layer in stage}
         moments = {
             layer.node: [Moments.empty(layer, unfolds[layer.node].columns, self.config.seed) for _ in (0, 1)]
@@ -436,13 +466,7 @@ class _Run:
                     elif mask.any():
                         part = None if shift is None else shift[mask]
                         sums.add(unfolds[layer.node], a[mask], b[mask], y[mask], part)
-        made = {}
-        for layer in stage:
-            fit, held_out = moments.pop(layer.node)
-            made[layer.node] = self._round_layer(
-                layer, fit, held_out, (time.perf_counter() - start) / len(stage)
-            )
-        return made
+        return moments
 
     def _round_layer(
         self, layer: Layer, fit: Moments, held: Moments, seconds: float

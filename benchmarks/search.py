@@ -1,0 +1,138 @@
+"""What `lowbit search` wins back: mixed widths beside uniform ones of nearly the same size, or of a latency.
+
+For each network uniform weights of few bits are the baseline. The search may use 1.15 times their bytes, and
+gets the calibration images alone, without labels; the evaluation images are read after it is through. What is
+evaluated is the converted integer model. With --latency it also looks for 0.75 times the latency of uniform
+w8a8, measured in turns on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+import lowbit
+import numpy as np
+from lowbit.errors import LowBitError
+from lowbit.proto.feeds import model_inputs
+from lowbit.proto.images import load_feeds
+from lowbit.proto.model_file import load_proto
+from quantizer import NETWORKS, SHARED
+from results import WORK, Table, write
+
+BYTES = 1.15
+LATENCY = 0.75
+UNIFORM = {"resnet20": "w2a8", "resnet8": "w2a8", "squeezenet": "w2a8", "mobilenetv2": "w3a8"}
+"""The baseline of each network, as issue 19 has it."""
+
+STATE = WORK / "search"
+
+
+def calibration(name: str) -> list[dict[str, Any]]:
+    """The calibration images, as the model reads them."""
+    network = NETWORKS[name]
+    model = load_proto(SHARED / network.file)
+    batches = load_feeds(str(SHARED / network.calib), model_inputs(model), network.preprocess)
+    return [{key: np.asarray(array[: batch.count]) for key, array in batch.items()} for batch in batches]
+
+
+def accuracy(name: str, model: Any, against: Any = None) -> Any:
+    """Top-1 on the whole evaluation set, and the paired difference to another model's."""
+    network = NETWORKS[name]
+    data = SHARED / network.eval
+    labels = re.sub(r":x$", ":y", str(data)) if ".npz" in network.eval else f"{data}_labels.json"
+    report = lowbit.evaluate(
+        model, str(data), labels=labels, preprocess=network.preprocess, metric="top1",
+        label_offset=network.offset, threads=1, against=against,
+    )  # fmt: skip
+    return report["top1"]
+
+
+def won_back(name: str, jobs: int, tries: int) -> dict[str, Any]:
+    """Uniform widths, and the search at BYTES times their bytes."""
+    path, images, uniform = SHARED / NETWORKS[name].file, calibration(name), UNIFORM[name]
+    plain = lowbit.quantize(path, iter(images), bits=uniform, threads=1, convert_to=True)
+    assert plain.converted is not None
+    weights = sum(layer.bytes for layer in plain.report.layers)
+    size = len(plain.converted.SerializeToString(deterministic=True))
+    bits = [b for b in (2, 3, 4, 8) if b >= int(uniform[1])]
+    found = lowbit.search(
+        path, iter(images), target=f"size={size + int((BYTES - 1) * weights)}B", bits=bits, jobs=jobs,
+        tries=tries, convert_to=True, state=STATE / name, progress=_tell,
+    )  # fmt: skip
+    chosen = found.report.chosen
+    assert chosen.weight_bytes <= BYTES * weights, (chosen.weight_bytes, weights)
+    fp32 = accuracy(name, path).model.value
+    paired = accuracy(name, found.converted, plain.converted)
+    before, after = paired.against.value, paired.model.value
+    return {
+        "network": name, "uniform": uniform, "fp32": fp32, "uniform_top1": before, "search_top1": after,
+        "won_back": (after - before) / (fp32 - before) if fp32 > before else 1.0,
+        "gain_low": paired.difference.low, "gain_high": paired.difference.high, "p": paired.p_value,
+        "uniform_bytes": weights, "search_bytes": chosen.weight_bytes,
+        "report": {**found.report.to_dict(), "points": [vars(point) for point in found.report.front]},
+    }  # fmt: skip
+
+
+def within_latency(name: str, jobs: int) -> dict[str, Any]:
+    """The search at LATENCY times the measured time of uniform w8a8."""
+    path, images = SHARED / NETWORKS[name].file, calibration(name)
+    state = STATE / f"{name}-latency"
+    common = {"bits": (2, 3, 4, 8), "activation_bits": (4, 8), "state": state, "jobs": jobs, "points": 2}
+    widest = lowbit.search(path, iter(images), target="latency=1000s", tries=0, **common)
+    ms = max(point.cost for point in widest.report.points)
+    made = {"network": name, "w8a8_ms": ms, "not_offered": widest.report.not_offered}
+    try:
+        found = lowbit.search(
+            path, iter(images), target=f"latency={LATENCY * ms:.6f}ms", tries=12, convert_to=True, **common
+        )
+    except LowBitError as error:
+        return {**made, "reason": str(error)}
+    return {
+        **made, "ms": found.report.latency_ms, "fp32": accuracy(name, path).model.value,
+        "top1": accuracy(name, found.converted).model.value, "report": found.report.to_dict(),
+    }  # fmt: skip
+
+
+def _tell(done: int, total: int, text: str) -> None:
+    if text == "candidates":
+        print(f"{done}/{total} {text}", flush=True)
+
+
+def main() -> None:
+    """Measures and writes results/search.*."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--networks", default="resnet8,resnet20", help="of " + ",".join(UNIFORM))
+    parser.add_argument("--latency", default="resnet20", help="networks to search within a latency")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--tries", type=int, default=36)
+    given = parser.parse_args()
+    rows = [won_back(name, given.jobs, given.tries) for name in given.networks.split(",") if name]
+    sizes = Table(
+        "Won back at 1.15 times the bytes",
+        ["network", "fp32", "uniform", "its top-1", "its weights, bytes", "search, top-1",
+         "its weights, bytes", "times", "gained, 95 %", "loss won back"],
+        [[r["network"], r["fp32"], r["uniform"], r["uniform_top1"], r["uniform_bytes"], r["search_top1"],
+          r["search_bytes"], r["search_bytes"] / r["uniform_bytes"],
+          f"{r['gain_low']:+.3f} .. {r['gain_high']:+.3f}", f"{r['won_back']:.0%}"]
+         for r in rows],
+    )  # fmt: skip
+    timed = [within_latency(name, given.jobs) for name in given.latency.split(",") if name]
+    times = Table(
+        f"Within {LATENCY} times the latency of uniform w8a8, one thread",
+        ["network", "w8a8, ms", "result, ms", "top-1", "fp32", "reason"],
+        [[r["network"], r["w8a8_ms"], *(r.get(key, "") for key in ("ms", "top1", "fp32", "reason"))]
+         for r in timed],
+    )  # fmt: skip
+    notes = [
+        "The search reads the calibration images alone (100 of CIFAR-10, 40 of ImageNet), without labels. "
+        "Top-1 is that of the converted integer model on the whole evaluation set, read afterwards.",
+        "Uniform widths are those of `lowbit quantize` with its rules: first and last layers have 8 bits.",
+    ]
+    write("search", "Mixed widths beside uniform ones", [sizes, *([times] if timed else [])], notes,
+          {"size": rows, "latency": timed})  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
