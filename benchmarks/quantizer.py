@@ -59,7 +59,7 @@ class Network:
         bits: what is measured by default.
         offset: added to the labels.
         fp32: accuracy of the float model.
-        must: the figures that issue 19 asks for, by bits.
+        must: the marks set before, by bits.
     """
 
     file: str
@@ -417,7 +417,7 @@ def main() -> None:
         "Quantized with `lowbit quantize` at its defaults, converted, and run as lowbit's integer nodes. 40 "
         "ImageNet, 100 CIFAR, 100 MNIST and 3 face images calibrate; 200, 1000, 900 and 7 others are "
         "evaluated: one image is .005, .001 or .001.",
-        "asked: what issue 19 asks for at least. Its own quantizer: quantize_static of "
+        "asked: the mark set before, at least. Its own quantizer: quantize_static of "
         "onnxruntime.quantization, per channel, after quant_pre_process, on the same images; `fails`: the "
         "tool stops, or its result does not load.",
         "CPU s and MB: one process with one thread, quantization and conversion; the peak of that process.",

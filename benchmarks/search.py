@@ -24,7 +24,7 @@ from results import WORK, Table, write
 BYTES = 1.15
 LATENCY = 0.75
 UNIFORM = {"resnet20": "w2a8", "resnet8": "w2a8", "squeezenet": "w2a8", "mobilenetv2": "w3a8"}
-"""The baseline of each network, as issue 19 has it."""
+"""The uniform width that each network is compared with."""
 
 STATE = WORK / "search"
 

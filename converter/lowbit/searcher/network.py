@@ -277,7 +277,7 @@ class Alone(_Part):
         done: dict[str, Any] = {name: None for name in self.plan.layers if name not in left}
         while len(done) < len(self.plan.layers):
             # No layer waits for the codes of another one here; a stage is what memory holds.
-            stage = self._stage(graph, read, done, wait=False)
+            stage = self._stage(graph, read, done, rounded.known, wait=False)
             moments = self._gather(stage, exact, graph, read, floats, rounded, nodes)
             for layer in stage:
                 fit, held = moments.pop(layer.node)
