@@ -180,7 +180,7 @@ def cost(measured: dict[str, Any]) -> tuple[float, float]:
 def error(place: dict[str, Any], spread: float) -> float:
     """Percent by which a cost may be off there: its spread, or what leaving nothing out seems to cost.
 
-    The latter is the larger one where kernels are tuned: two processes choose other kernels from the same ones.
+    The latter is larger where kernels are tuned: two processes choose other kernels from the same ones.
     """
     control = place["names"].get(CONTROL)
     return max(spread, abs(cost(control)[0])) if control else spread

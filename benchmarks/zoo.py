@@ -437,7 +437,8 @@ def report(state: State, name: str, networks: Iterable[str], configurations: Seq
     main = Table(
         "Networks",
         ["network", "family", "configurations", "quantized nodes converted", "of", "elements", "wrong",
-         "unexplained", "near ties", "slowest cpu", "slowest cpu-ep", "cuda", "float", "commands", "failures"],
+         "unexplained", "near ties", "slowest cpu", "slowest cpu-ep", "cuda", "float", "commands",
+         "failures"],
     )  # fmt: skip
     failed = Table("Failures", ["network", "configuration", "what"])
     unusable = Table("Not usable in stock ONNX Runtime", ["network", "configuration", "why"])
@@ -491,8 +492,8 @@ def report(state: State, name: str, networks: Iterable[str], configurations: Seq
         "wrong: other than the definition; unexplained: other than stock's by more than a tie.",
         "Times: medians over those of stock int8 (of the same file; of `u8s8` for fewer bits), one thread, "
         "in turns, the slowest configuration; measured again, four times as long, where above 1.",
-        "Commands that were run on u8s8: convert, inspect, verify, run, bench, export to QONNX and to QDQ; one "
-        "that ends otherwise than it should is a failure.",
+        "Commands that were run on u8s8: convert, inspect, verify, run, bench, export to QONNX and to QDQ; "
+        "one that ends otherwise than it should is a failure.",
     ]
     write(name, "The zoo", tables, notes, raw)
     return len(failed.rows)

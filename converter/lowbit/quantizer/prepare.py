@@ -25,7 +25,7 @@ from lowbit.frontends.load import Source, drop_overridable_initializers
 from lowbit.graph.attributes import get_float, get_int
 from lowbit.graph.constants import Array, add_initializer, constant, is_known, scalar
 from lowbit.graph.evaluate import run_unoptimized
-from lowbit.graph.normal_form import dims_of, is_dequantize, is_op, is_quantizer, rank_of
+from lowbit.graph.normal_form import NormalForm, dims_of, is_dequantize, is_op, is_quantizer, rank_of
 from lowbit.graph.opsets import NORMAL_FORM_OPSET, raise_opset
 from lowbit.graph.reasons import Refusal
 from lowbit.graph.shapes import infer_shapes
@@ -314,7 +314,7 @@ def _fold_affine(model: ir.Model, _: str) -> tuple[ir.Model, int]:
             continue
         core, path = layer
         channels = _channels(core)
-        affine = None if channels is None else _affine(node, path, core, channels)
+        affine = None if channels is None else _affine(graph, node, path, core, channels)
         if affine is not None and _absorb(graph, core, *affine):
             core_out, out = core.outputs[0], node.outputs[0]
             name, core_out.name = out.name, f"{core_out.name}.raw"
@@ -353,12 +353,14 @@ def _channels(core: ir.Node) -> int | None:
     return int(w.shape[0 if get_int(core, "transB", 0) else 1])
 
 
-def _affine(node: ir.Node, path: int, core: ir.Node, channels: int) -> tuple[Array, Array] | None:
+def _affine(
+    graph: ir.Graph, node: ir.Node, path: int, core: ir.Node, channels: int
+) -> tuple[Array, Array] | None:
     """A node as ``y * scale + shift``, both [channels]."""
     if is_op(node, "BatchNormalization"):
         if get_int(node, "training_mode", 0) or len(node.outputs) > 1:
             return None
-        folded = fold_batch_normalization(node, channels)
+        folded = fold_batch_normalization(NormalForm(graph), node, channels)
         return None if isinstance(folded, Refusal) else folded
     other = constant(node.inputs[1 - path])
     if other is None or other.dtype != np.float32:

@@ -426,7 +426,8 @@ class Run:
         made = {}
         for layer in stage:
             fit, held_out = moments.pop(layer.node)
-            made[layer.node] = self._round_layer(layer, fit, held_out, (time.perf_counter() - start) / len(stage))
+            seconds = (time.perf_counter() - start) / len(stage)
+            made[layer.node] = self._round_layer(layer, fit, held_out, seconds)
         return made
 
     def _gather(
