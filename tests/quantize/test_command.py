@@ -72,7 +72,7 @@ def test_settings_in_yaml(model: Path, tmp_path: Path) -> None:
 def test_a_run_that_was_stopped_goes_on(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "q.onnx"
     arguments = (model, "-o", output, "--bits", "w4a4", "--calib", tmp_path / "calib.npz", "--threads", 1)
-    save = module._Run._save_state
+    save = module.Run._save_state
 
     def stop(self: Any, name: str, *what: Any) -> None:
         save(self, name, *what)
@@ -80,7 +80,7 @@ def test_a_run_that_was_stopped_goes_on(model: Path, tmp_path: Path, monkeypatch
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module._Run, "_save_state", stop)
+        patch.setattr(module.Run, "_save_state", stop)
         assert run(*arguments, code=1).exception is not None
     assert not output.exists()
     run(*arguments)
