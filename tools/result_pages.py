@@ -171,7 +171,8 @@ def claims() -> str:
 
 def zoo() -> str:
     """The README's sentence about the zoo."""
-    rows = [row for row in lines_of(load("zoo"), "Configurations") if row["networks"]]  # dynamic is timed alone
+    # Of dynamic quantization there are times alone.
+    rows = [row for row in lines_of(load("zoo"), "Configurations") if row["networks"]]
     shares = sorted(float(row["share"].rstrip("%")) for row in rows)
     wrong = sum(row["wrong"] for row in rows)
     open_ends = [row["configuration"] for row in rows if row["unexplained"]]
