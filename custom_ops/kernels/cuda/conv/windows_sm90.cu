@@ -161,6 +161,8 @@ __global__ void __launch_bounds__(kTileM * 2 + 32, 1)
 
 cudaError_t LaunchWindows(const ConvParams& p, const HaloParams& h, const ConvConfig& config,
                           const LaunchOptions& options) {
+  const auto is_side = [](int size) { return size == 64 || size == 128; };
+  if (!is_side(config.tile_m) || !is_side(config.tile_n)) return cudaErrorInvalidValue;
   if (p.stages < 1 || p.stages > kMaxWindowStages || h.steps > kMaxWindowWeights)
     return cudaErrorInvalidValue;
   CUtensorMap map;
