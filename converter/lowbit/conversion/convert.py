@@ -25,6 +25,7 @@ from lowbit.graph.subgraphs import remove_unused_nodes
 from lowbit.lowering.lowering import Lowering, name_uniquely
 from lowbit.passes.scales import absorb_scales
 from lowbit.proto.atomic import check_writable, write_atomically
+from lowbit.proto.model_file import save_model
 from lowbit.proto.report import NOT_QUANTIZED, Report, Result
 from lowbit.rewrites.apply import Failed, apply_rules, attach_report
 
@@ -92,7 +93,7 @@ def convert(
     if strict:
         _refuse_float_islands(report)
     if target is not None:
-        write_atomically(target, lambda path: _save(proto, path), overwrite=overwrite)
+        write_atomically(target, lambda path: save_model(proto, path, "converted"), overwrite=overwrite)
     return Result(proto, report, target)
 
 
@@ -215,11 +216,3 @@ def _refuse_float_islands(report: Report) -> None:
         lines = "; ".join(f"{node.op_type} '{node.name}': {node.reason}" for node in left[:10])
         more = f" and {len(left) - 10} more" if len(left) > 10 else ""
         raise UnsupportedError(f"strict: {len(left)} nodes cannot be converted exactly: {lines}{more}")
-
-
-def _save(proto: onnx.ModelProto, path: Path) -> None:
-    try:
-        data = proto.SerializeToString()
-    except ValueError as error:
-        raise ModelError(f"the converted model is too large for one file: {error}") from error
-    path.write_bytes(data)

@@ -6,7 +6,6 @@ One file per target (:mod:`~lowbit.exporters.qonnx`, :mod:`~lowbit.exporters.qdq
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from lowbit.exporters.qonnx import QonnxExporter
 from lowbit.frontends.load import load_model
 from lowbit.graph.opsets import raise_opset
 from lowbit.proto.atomic import check_writable, write_atomically
+from lowbit.proto.model_file import save_model
 from lowbit.schemas import DOMAIN
 
 TARGETS = ("qonnx", "qdq")
@@ -119,7 +119,7 @@ def export(
     except onnx.checker.ValidationError as error:
         raise ModelError(f"{label}: its export is not valid ONNX: {str(error).splitlines()[0]}") from error
     if target is not None:
-        write_atomically(target, _writer(exported), overwrite=overwrite)
+        write_atomically(target, lambda path: save_model(exported, path, "exported"), overwrite=overwrite)
     nodes = [
         ExportedNode(node.name, node.op_type, dict(exporter.forms.get(node.name or node.output[0], {})))
         for node in lowbit_model.graph.node
@@ -163,14 +163,3 @@ def _write_metadata(exported: onnx.ModelProto, model: onnx.ModelProto, sha256: s
         "lowbit.source_sha256": sha256,
     }
     onnx.helper.set_model_props(exported, kept)
-
-
-def _writer(model: onnx.ModelProto) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
-        try:
-            data = model.SerializeToString()
-        except ValueError as error:
-            raise ModelError(f"the exported model is too large for one file: {error}") from error
-        path.write_bytes(data)
-
-    return write

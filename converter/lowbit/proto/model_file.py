@@ -274,3 +274,16 @@ def _check_location(folder: Path, location: str) -> None:
         )
     if not file.is_file():
         raise ValueError(f"'{file}' is no regular file")
+
+
+def save_model(model: onnx.ModelProto, path: Path, what: str) -> None:
+    """Writes a model with all of its data; the same model gives the same bytes.
+
+    Raises:
+        ModelError: if it is too large for one file; ``what`` is how to call it there.
+    """
+    try:
+        data = model.SerializeToString(deterministic=True)
+    except ValueError as error:
+        raise ModelError(f"the {what} model is too large for one file: {error}") from error
+    path.write_bytes(data)

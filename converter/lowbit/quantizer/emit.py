@@ -93,7 +93,6 @@ def emit(
     layers: Mapping[str, LayerCodes],
     *,
     sub_byte: bool = False,
-    weight_bits: Mapping[str, int] | None = None,
     final: bool = False,
 ) -> tuple[onnx.ModelProto, dict[str, str]]:
     """The quantized model, and the name under which it has each rounded tensor.
@@ -104,11 +103,9 @@ def emit(
         grids: the grid of every site.
         layers: the layers that are rounded; others keep their float weights.
         sub_byte: weights of 3 and 4 bits as int4, of 1 and 2 bits as int2.
-        weight_bits: with ``sub_byte``, the bits of each layer.
         final: whether inputs of raw codes are uint8; until then the float model's feeds fit.
     """
-    emitter = _Emitter(model, plan, grids, layers, weight_bits or {}, sub_byte=sub_byte)
-    emitter.final = final
+    emitter = _Emitter(model, plan, grids, layers, sub_byte=sub_byte, final=final)
     return emitter.run(), emitter.read
 
 
@@ -119,12 +116,12 @@ class _Emitter:
         plan: Plan,
         grids: Mapping[str, Ranged],
         layers: Mapping[str, LayerCodes],
-        weight_bits: Mapping[str, int],
         *,
         sub_byte: bool,
+        final: bool,
     ) -> None:
         self.model, self.plan, self.grids, self.layers = model, plan, grids, layers
-        self.weight_bits, self.sub_byte = weight_bits, sub_byte
+        self.sub_byte, self.final = sub_byte, final
         self.nodes: list[onnx.NodeProto] = []
         self.made: list[onnx.TensorProto] = []
         self.read: dict[str, str] = {}
@@ -132,7 +129,6 @@ class _Emitter:
         self.used = {t.name for t in graph.initializer} | {v.name for v in graph.input}
         self.used |= {name for node in graph.node for name in node.output}
         self.outputs = {value.name for value in graph.output}
-        self.final = False
 
     def run(self) -> onnx.ModelProto:
         """The whole model."""
@@ -241,10 +237,9 @@ class _Emitter:
 
     def _weights(self, layer: Layer) -> str:
         made = self.layers[layer.node]
-        bits = self.weight_bits.get(layer.node, 8)
         dtype = None
-        if self.sub_byte and bits <= 4:
-            dtype = TensorProto.INT4 if bits > 2 else TensorProto.INT2
+        if self.sub_byte and layer.bits <= 4:
+            dtype = TensorProto.INT4 if layer.bits > 2 else TensorProto.INT2
         name = f"{layer.node}.weight"
         codes = self._constant(f"{name}.codes", made.codes, dtype)
         scale = made.scale.reshape(()) if made.scale.size == 1 else made.scale

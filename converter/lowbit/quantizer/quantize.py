@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -23,6 +24,7 @@ from lowbit.frontends.load import load_model
 from lowbit.graph.opsets import NORMAL_FORM_OPSET
 from lowbit.graph.quantization import Grid
 from lowbit.proto.atomic import check_writable, write_atomically
+from lowbit.proto.model_file import save_model
 from lowbit.quantizer.config import Config
 from lowbit.quantizer.data import FEW, Data, Spool
 from lowbit.quantizer.emit import OPSET_INT2, OPSET_INT4, LayerCodes, Ranged, emit, finish_layer
@@ -129,21 +131,18 @@ def quantize(
         converted = checked
     report.peak_bytes = _peak_bytes()
     if target is not None:
-        write_atomically(target, lambda path: _save(made, path), overwrite=overwrite)
+        write_atomically(target, lambda path: save_model(made, path, "quantized"), overwrite=overwrite)
         text = json.dumps(report.config, indent=1) + "\n"
         write_atomically(target.with_suffix(".yaml"), lambda path: _save_text(text, path), overwrite=True)
     if lowbit_target is not None and converted is not None:
-        write_atomically(lowbit_target, lambda path: _save(checked, path), overwrite=overwrite)
+        converted_to = functools.partial(save_model, checked, what="converted")
+        write_atomically(lowbit_target, converted_to, overwrite=overwrite)
     run.forget_state()
     return Result(made, report, target, converted)
 
 
 def _silent(done: int, total: int, text: str) -> None:
     pass
-
-
-def _save(model: onnx.ModelProto, path: Path) -> None:
-    path.write_bytes(model.SerializeToString(deterministic=True))
 
 
 def _save_text(text: str, path: Path) -> None:
@@ -331,16 +330,8 @@ class Run:
     def _emit(
         self, codes: Mapping[str, LayerCodes], *, final: bool = False
     ) -> tuple[onnx.ModelProto, dict[str, str]]:
-        bits = {layer.node: layer.bits for layer in self.plan.layers.values()}
-        return emit(
-            self.proto,
-            self.plan,
-            self.grids,
-            codes,
-            sub_byte=final and self.config.sub_byte,
-            weight_bits=bits,
-            final=final,
-        )
+        sub_byte = final and self.config.sub_byte
+        return emit(self.proto, self.plan, self.grids, codes, sub_byte=sub_byte, final=final)
 
     def _round_layers(self) -> dict[str, LayerCodes]:
         plan, codes = self.plan, dict[str, LayerCodes]()
