@@ -123,6 +123,18 @@ class Out:
             task = progress.add_task(_plain(what), total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
 
+    @contextlib.contextmanager
+    def steps(self, what: str) -> Iterator[Callable[[int, int, str], None]]:
+        """The same, called with words besides, which -v prints."""
+        with self.progress(what) as show:
+
+            def tell(done: int, total: int, text: str) -> None:
+                show(done, total)
+                if self.verbosity > 0:
+                    self.note(f"{done}/{total} {text}")
+
+            yield tell
+
 
 def _plain(text: str) -> str:
     """Text for rich that shows as it is: neither markup nor control characters."""
@@ -294,6 +306,19 @@ def parse_batches(text: str) -> list[int]:
     if any(batch < 1 for batch in batches):
         raise click.UsageError(f"--batch expects positive numbers such as 1,16, got '{text}'")
     return batches
+
+
+def written_model(model: Path, output: Path, report: Any) -> dict[str, Any]:
+    """What a command that wrote a model says of it in JSON."""
+    from lowbit.proto.model_file import stored_bytes
+
+    return {
+        "model": str(model),
+        "output": str(output),
+        "bytes_before": stored_bytes(model),
+        "bytes_after": stored_bytes(output),
+        "report": report.to_dict(),
+    }
 
 
 def write_report(path: Path, document: Any, page: Callable[[], str], *, overwrite: bool) -> None:

@@ -20,6 +20,7 @@ from lowbit.cli.common import (
     report_option,
     subcommand,
     write_report,
+    written_model,
 )
 
 if TYPE_CHECKING:
@@ -58,7 +59,6 @@ def command(
     from lowbit.inspection.inspect import describe_conversion
     from lowbit.inspection.report_html import render
     from lowbit.proto.atomic import check_writable
-    from lowbit.proto.model_file import stored_bytes
 
     if report_file is not None:
         check_writable(report_file, overwrite=overwrite, inputs=(model,))
@@ -73,13 +73,7 @@ def command(
             input_quant=input_quant,
             overwrite=overwrite,
         )
-    summary = {
-        "model": str(model),
-        "output": str(output),
-        "bytes_before": stored_bytes(model),
-        "bytes_after": stored_bytes(output),
-        "report": result.report.to_dict(),
-    }
+    summary = written_model(model, output, result.report)
     if out.as_json:
         out.json(summary)
     else:

@@ -23,6 +23,7 @@ from lowbit.cli.common import (
     subcommand,
     threads_option,
     write_report,
+    written_model,
 )
 
 if TYPE_CHECKING:
@@ -100,7 +101,6 @@ def command(
     from lowbit.inspection.quantize_plots import check_plots, write_plots
     from lowbit.proto.atomic import check_writable
     from lowbit.proto.feeds import as_proto
-    from lowbit.proto.model_file import stored_bytes
     from lowbit.quantizer.config import read_config
     from lowbit.quantizer.quantize import quantize
 
@@ -111,13 +111,7 @@ def command(
     settings = {} if config_file is None else read_config(config_file)
     given = {**options, "rounding": method, "seed": seed or None}
     settings |= {name: value for name, value in given.items() if value not in (None, ())}
-    with out.progress("quantizing") as show:
-
-        def tell(done: int, total: int, text: str) -> None:
-            show(done, total)
-            if out.verbosity > 0:
-                out.note(f"{done}/{total} {text}")
-
+    with out.steps("quantizing") as tell:
         result = quantize(
             model,
             calibration_feeds(as_proto(model), calib, preprocess, samples, seed, shapes),
@@ -130,13 +124,7 @@ def command(
             progress=tell,
             overwrite=overwrite,
         )
-    summary = {
-        "model": str(model),
-        "output": str(output),
-        "bytes_before": stored_bytes(model),
-        "bytes_after": stored_bytes(output),
-        "report": result.report.to_dict(),
-    }
+    summary = written_model(model, output, result.report)
     if report_file is not None:
         write_report(report_file, summary, lambda: render(result.report, model.name), overwrite=overwrite)
     if plots_folder is not None:

@@ -110,13 +110,7 @@ def command(
     if seed:
         settings["seed"] = seed
     folder = state or output.parent / f".{output.name}.lowbit-search"
-    with out.progress("searching") as show:
-
-        def tell(done: int, total: int, text: str) -> None:
-            show(done, total)
-            if out.verbosity > 0:
-                out.note(f"{done}/{total} {text}")
-
+    with out.steps("searching") as tell:
         result = search(
             model,
             calibration_feeds(as_proto(model), calib, preprocess, samples, seed, shapes),
