@@ -123,7 +123,7 @@ def quantize(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lowbit-", dir=cache)))
         except OSError as error:
             raise LowBitError(f"{cache}: no folder for temporary files: {error.strerror or error}") from error
-        run = Run(model, data, effective, folder, threads, cache_bytes, state, progress or _silent)
+        run = Run(model, data, effective, folder, threads, cache_bytes, state, progress or silent)
         made, report = run.quantize()
     converted = None
     checked = _convert(made, run.plan, report)
@@ -141,8 +141,8 @@ def quantize(
     return Result(made, report, target, converted)
 
 
-def _silent(done: int, total: int, text: str) -> None:
-    pass
+def silent(done: int, total: int, text: str) -> None:
+    """The progress that nobody asked for."""
 
 
 def _save_text(text: str, path: Path) -> None:
@@ -349,9 +349,14 @@ class Run:
             model, read = self._emit(codes)
             graph = Graph(model)
             stage = self._stage(graph, read, codes, rounded.known)
-            for name, made in self._round_stage(stage, exact, graph, read, floats, rounded, nodes).items():
-                codes[name], records[name] = made
-                self._save_state(name, *made)
+            begun = time.perf_counter()
+            moments = self._gather(stage, exact, graph, read, floats, rounded, nodes)
+            shared = (time.perf_counter() - begun) / len(stage)
+            for layer in stage:
+                fit, held_out = moments.pop(layer.node)
+                made = self._round_layer(layer, fit, held_out, shared)
+                codes[layer.node], records[layer.node] = made
+                self._save_state(layer.node, *made)
             left = [layer for layer in plan.layers.values() if layer.node not in codes]
             floats.forget_all_but(
                 exact.behind([n for v in left for n in (v.x, v.y, v.residual) if n], floats.known)[1]
@@ -401,25 +406,6 @@ class Run:
                 break
             stage.append(layer)
         return stage
-
-    def _round_stage(
-        self,
-        stage: Sequence[Layer],
-        exact: Graph,
-        graph: Graph,
-        read: Mapping[str, str],
-        floats: Tensors,
-        rounded: Tensors,
-        nodes: Mapping[str, ir.Node],
-    ) -> dict[str, tuple[LayerCodes, LayerRecord]]:
-        start = time.perf_counter()
-        moments = self._gather(stage, exact, graph, read, floats, rounded, nodes)
-        made = {}
-        for layer in stage:
-            fit, held_out = moments.pop(layer.node)
-            seconds = (time.perf_counter() - start) / len(stage)
-            made[layer.node] = self._round_layer(layer, fit, held_out, seconds)
-        return made
 
     def _gather(
         self,

@@ -27,7 +27,7 @@ from lowbit.conversion.convert import convert
 from lowbit.quantizer.config import Config
 from lowbit.quantizer.data import Spool
 from lowbit.quantizer.emit import LayerCodes, Ranged, emit
-from lowbit.quantizer.quantize import CACHE_BYTES, Run
+from lowbit.quantizer.quantize import CACHE_BYTES, Run, silent
 from lowbit.quantizer.ranges import Statistics, choose_grids
 from lowbit.quantizer.report import LayerRecord, QuantizeReport
 from lowbit.quantizer.runner import Graph, Tensors
@@ -203,10 +203,6 @@ class Network:
         return emit(self.proto, plan, self.grids_for(plan), codes)[0]
 
 
-def _silent(done: int, total: int, text: str) -> None:
-    pass
-
-
 class _Part(Run):
     """Those steps of a quantization that depend on widths."""
 
@@ -215,7 +211,7 @@ class _Part(Run):
             network.config,
             overrides={**network.config.overrides, **overrides_of(network.groups, widths)},
         )
-        self.folder, self.threads, self.progress = folder, network.threads, _silent
+        self.folder, self.threads, self.progress = folder, network.threads, silent
         self.cache_bytes, self.report = CACHE_BYTES, QuantizeReport(network.config.bits)
         self.network, self.widths, self.state = network, widths, state
         self.spool, self.proto, self.model = network.spool, network.proto, network.model
@@ -264,7 +260,7 @@ class Alone(_Part):
             raise RuntimeError(f"the codes of '{name}' at {bits} bits are missing from {self.state}")
         return stored[0]
 
-    def round_all(self, widths: Mapping[str, Sequence[int]], progress: Any = _silent) -> None:
+    def round_all(self, widths: Mapping[str, Sequence[int]], progress: Any = silent) -> None:
         """Rounds every layer to each of its widths, from one set of sums, as far as that is not done yet."""
         left = {name: [b for b in wanted if not self._is_done(name, b)] for name, wanted in widths.items()}
         left = {name: wanted for name, wanted in left.items() if wanted}

@@ -25,7 +25,7 @@ from lowbit.proto.feeds import model_inputs
 from lowbit.proto.images import Samples
 from lowbit.quantizer.config import Config
 from lowbit.quantizer.data import Data, Spool
-from lowbit.quantizer.quantize import CACHE_BYTES, Run, quantize
+from lowbit.quantizer.quantize import CACHE_BYTES, Run, quantize, silent
 from lowbit.searcher.executor import Cluster, Executor, Here, Pool
 from lowbit.searcher.groups import Widths, groups_of, overrides_of, weight_bytes
 from lowbit.searcher.latency import Times, measure_model, measure_times, offered, predicted
@@ -134,7 +134,7 @@ def search(
             check_writable(Path(path), overwrite=overwrite, inputs=inputs)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lowbit-", dir=cache)))
-        run = Run(model, data, config, folder, threads, CACHE_BYTES, state, _silent)
+        run = Run(model, data, config, folder, threads, CACHE_BYTES, state, silent)
         statistics = run.open()
         groups = groups_of(run.proto, run.plan, *widths)
         network = Network(run.proto, run.plan, statistics, config, run.spool, groups, threads)
@@ -154,7 +154,7 @@ def search(
         network.spool.folder = shipped / "feeds"
         if network.labelled is not None:
             network.labelled.folder = shipped / "labelled"
-        made = _Search(network, wanted, limit, minimize, device, points, tries, kept, progress or _silent)
+        made = _Search(network, wanted, limit, minimize, device, points, tries, kept, progress or silent)
         made.round_alone(folder)
         executor: Executor
         if cluster is not None:
@@ -180,10 +180,6 @@ def search(
             result = replace(result, converted=None)
         made.finish(result.model)
     return SearchResult(result.model, made.report, result.report, result.output, result.converted)
-
-
-def _silent(done: int, total: int, text: str) -> None:
-    pass
 
 
 def _key(run: Run, network: Network) -> str:
