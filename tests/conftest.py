@@ -1,7 +1,7 @@
 """What every test may use: how much to try, and where the larger models are.
 
 `LOWBIT_FULL=1` (set by `make test FULL=1`) asks for more seeds: hypothesis takes its larger profile, and
-tests that loop over seeds take `seeds(n)` of them.
+tests that loop over seeds take all `seeds(n)` of them.
 """
 
 from __future__ import annotations
@@ -99,5 +99,5 @@ def shared_models() -> Path:
 
 @pytest.fixture(scope="session")
 def seeds():
-    """`seeds(n)` -> range of n seeds, twice as many in the full run."""
-    return lambda count: range(count * 2 if FULL else count)
+    """`seeds(n)` -> range of n seeds in the full run, of half as many in others."""
+    return lambda count: range(count if FULL else (count + 1) // 2)

@@ -123,11 +123,6 @@ def ctest(folder: Path, *options: str) -> Command:
     return [tool("ctest"), "--test-dir", folder, "--output-on-failure", "--parallel", JOBS, *options]
 
 
-def gcc() -> str | None:
-    """g++, whose sanitizers work in shared libraries that an ordinary python loads."""
-    return shutil.which("g++")
-
-
 def cached_compiler() -> dict[str, str]:
     """The environment in which equal files are compiled once, whichever build they belong to.
 
@@ -138,7 +133,7 @@ def cached_compiler() -> dict[str, str]:
         return {}
     return {
         # To the cache, the same compiler by another name is another: the Makefile names one for all builds.
-        "CXX": os.environ.get("CXX") or gcc() or "c++",
+        "CXX": os.environ.get("CXX") or shutil.which("g++") or "c++",
         "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
         "CCACHE_DIR": str(ROOT / ".cache/ccache"),
         "CCACHE_BASEDIR": str(ROOT),

@@ -5,6 +5,7 @@ LINT and FULL list them in the order in which tools/run_tests.py starts them, AF
 
 from __future__ import annotations
 
+import platform
 import shlex
 import shutil
 import subprocess
@@ -24,7 +25,6 @@ from test_commands import (
     checked,
     configure,
     ctest,
-    gcc,
     install_variant,
     ort_headers,
     parallel,
@@ -174,23 +174,25 @@ def each_isa_level() -> Outcome:
 
 
 def runtime_library(compiler: str, name: str) -> str:
-    """Full path of a library of the compiler, such as libasan.so."""
+    """Full path of a library of the compiler, such as libstdc++.so.6."""
     return subprocess.run(
         [compiler, f"-print-file-name={name}"], check=True, text=True, capture_output=True
     ).stdout.strip()
 
 
 def address_sanitizer() -> Outcome:
-    """ASan and UBSan: the C++ tests, numerics and hostile models against an instrumented build."""
-    compiler = gcc()
-    if compiler is None:
-        return Outcome(
-            skipped="g++ is not installed (clang's sanitizer runtime cannot be preloaded the same way)"
-        )
-    site = install_variant("asan", "LOWBIT_SANITIZE=address;undefined", "LOWBIT_TESTS=ON", CXX=compiler)
-    if site is None or not run(ctest(BUILD / "asan/cmake")):
+    """ASan and UBSan: the C++ tests, numerics and hostile models against an instrumented build.
+
+    By clang, which takes two thirds of the time that g++ takes for it.
+    """
+    if not run(["tools/setup.sh", "clang"]):
+        return Outcome(skipped="clang++ or its sanitizers are not installed and could not be")
+    site = install_variant("asan", "LOWBIT_SANITIZE=address;undefined", "LOWBIT_TESTS=ON", CXX="clang++")
+    # Races are ThreadSanitizer's to see.
+    if site is None or not run(ctest(BUILD / "asan/cmake", "-E", "lowbit_concurrency_test")):
         return Outcome(failed=1)
-    libraries = [runtime_library(compiler, name) for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")]
+    names = (f"libclang_rt.asan-{platform.machine()}.so", "libstdc++.so.6")
+    libraries = [runtime_library("clang++", name) for name in names]
     return pytest(
         "asan",
         *parallel(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 
 import numpy as np
@@ -54,17 +55,34 @@ def test_every_level_equals_the_definitions(op_type, isa, seed):
     assert_same(got, by_definition(node), node)
 
 
+@functools.cache
+def of_every_kind(x_bits, w_bits, seed):
+    """A node of each kind with what the definition makes of it, which takes longer than running a level's kernels."""
+    rng = np.random.default_rng([seed, x_bits, w_bits])
+    nodes = []
+    for kind in ("dense", "pointwise", "grouped", "depthwise", "stem", "wide", "gemm"):
+        op_type, fixed = ("LowBitGemm", {}) if kind == "gemm" else ("LowBitConv", {"kind": kind})
+        node = random_nodes.make(op_type, rng, x_bits=x_bits, w_bits=w_bits, **fixed)
+        nodes.append((node, by_definition(node)))
+    return nodes
+
+
 @pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("w_bits", range(1, 9))
 @pytest.mark.parametrize("x_bits", range(1, 9))
 def test_all_64_bit_pairs_on_every_level(x_bits, w_bits, isa, seeds):
     for seed in seeds(1 if SANITIZED else 2):
-        rng = np.random.default_rng([seed, x_bits, w_bits])
-        for kind in ("dense", "pointwise", "grouped", "depthwise", "stem", "wide", "gemm"):
-            op_type, fixed = ("LowBitGemm", {}) if kind == "gemm" else ("LowBitConv", {"kind": kind})
-            node = random_nodes.make(op_type, rng, x_bits=x_bits, w_bits=w_bits, **fixed)
-            got = native.run(node.op_type, node.attrs, node.inputs, isa=isa)
-            assert_same(got, by_definition(node), node)
+        for node, expected in of_every_kind(x_bits, w_bits, seed):
+            assert_same(native.run(node.op_type, node.attrs, node.inputs, isa=isa), expected, node)
+
+
+@functools.cache
+def for_a_row(op_type, seed, x_bits_max, w_bits_max, **kind):
+    """A node that a row of the table may compute, and what the definition makes of it; most rows take the same."""
+    rng = np.random.default_rng(seed)
+    x_bits, w_bits = int(rng.integers(1, x_bits_max + 1)), int(rng.integers(1, w_bits_max + 1))
+    node = random_nodes.make(op_type, rng, x_bits=x_bits, w_bits=w_bits, **kind)
+    return node, by_definition(node)
 
 
 @pytest.mark.parametrize("row", [row["name"] for row in native.kernel_table()])
@@ -76,24 +94,17 @@ def test_every_row_of_the_kernel_table_equals_the_definitions(row, seeds):
     ran = 0
     kinds = ("dense", "pointwise", "grouped", "depthwise", "stem", "one_d", "wide")
     for seed in seeds(60):
-        rng = np.random.default_rng(seed)
         transposed = entry["op"] == "conv_transpose"
         op_type = "LowBitConvTranspose" if transposed else "LowBitGemm" if seed % 4 == 3 else "LowBitConv"
         kind = {} if op_type == "LowBitGemm" else {"kind": kinds[seed % len(kinds)]}
-        node = random_nodes.make(
-            op_type,
-            rng,
-            x_bits=int(rng.integers(1, entry["x_bits_max"] + 1)),
-            w_bits=int(rng.integers(1, entry["w_bits_max"] + 1)),
-            **kind,
-        )
+        node, expected = for_a_row(op_type, seed, entry["x_bits_max"], entry["w_bits_max"], **kind)
         try:
             got = native.run(node.op_type, node.attrs, node.inputs, isa=entry["isa"], kernel=row)
         except native.LowBitError as refusal:
             if row not in str(refusal):
                 raise
             continue
-        assert_same(got, by_definition(node), node)
+        assert_same(got, expected, node)
         ran += 1
     assert ran, "no random node suits this row; teach random_nodes about it"
 
