@@ -473,7 +473,8 @@ class Lowering:
 
     def _keep_resize(self, node: ir.Node) -> bool:
         """Repeats a Resize on a float image as it is stored, channels last; False if it cannot work so."""
-        stored = self._reals.get(node.inputs[0]) if resizes_in_any_layout(node) else None
+        source = node.inputs[0] if resizes_in_any_layout(node) else None
+        stored = None if source is None else self._reals.get(source)
         if stored is None or stored.order != channels_last(4):
             return False
         output, order = node.outputs[0], stored.order
