@@ -59,6 +59,7 @@ SLOWER = 1.03
 
 _MEASURED = ("converter", "custom_ops", "ep", "models", "benchmarks/zoo_quantize.py")
 _SECONDS_PER_JOB = 300
+_OVER_FLOAT = "over float"  # in the place of a device: the times over those of the float network
 
 
 # ---- models
@@ -472,7 +473,10 @@ def report(state: State, name: str, networks: Iterable[str], configurations: Seq
                         for reason in record.get("reasons", {}):
                             where[reason].add(network)
                 seen["commands"] += len(record.get("exit", {}))
-                for device, ratio in record.get("ratios", {}).items():
+                found = record.get("ratios", {})
+                if "cpu" in found and "float" in found:
+                    ratios[configuration, _OVER_FLOAT].append(found["cpu"] / found["float"])
+                for device, ratio in found.items():
                     slowest[device] = max(slowest.get(device, 0.0), ratio)
                     ratios[configuration, device].append(ratio)
         if seen:
@@ -491,7 +495,8 @@ def report(state: State, name: str, networks: Iterable[str], configurations: Seq
         "Elements: outputs of lowbit nodes, fed what stock ONNX Runtime has there, on all devices together; "
         "wrong: other than the definition; unexplained: other than stock's by more than a tie.",
         "Times: medians over those of stock int8 (of the same file; of `u8s8` for fewer bits), one thread, "
-        "in turns, the slowest configuration; measured again, four times as long, where above 1.",
+        "in turns, the slowest configuration; measured again, four times as long, where above 1. Over float: "
+        "lowbit's time on the CPU over that of the float network.",
         "Commands that were run on u8s8: convert, inspect, verify, run, bench, export to QONNX and to QDQ; "
         "one that ends otherwise than it should is a failure.",
     ]
@@ -519,7 +524,8 @@ def _configurations(
     table = Table(
         "Configurations",
         ["configuration", "what", "networks", "converted", "share", "wrong", "unexplained", "failures",
-         "cpu: median", "cpu: slowest", "cpu-ep: median", "cpu-ep: slowest"],
+         "cpu: median", "cpu: slowest", "cpu-ep: median", "cpu-ep: slowest", "over float: median",
+         "over float: slowest"],
     )  # fmt: skip
     for configuration, counts in totals.items():
         if not counts:
@@ -528,7 +534,7 @@ def _configurations(
         share = counts["converted"] / counts["quantized"] if counts["quantized"] else 1.0
         row += [f"{counts['converted']} of {counts['quantized']}", f"{share:.1%}"]
         row += [counts["wrong"], counts["unexplained"], counts["failures"]]
-        for device in ("cpu", "cpu-ep"):
+        for device in ("cpu", "cpu-ep", _OVER_FLOAT):
             times = ratios.get((configuration, device), [])
             row += [float(np.median(times)), max(times)] if times else ["", ""]
         table.rows.append(row)

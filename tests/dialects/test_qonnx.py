@@ -285,6 +285,74 @@ def test_ops_between_quantizers_with_zero_points(op: str, zero: int) -> None:
         assert np.array_equal(session.run(None, feeds)[0], meant)
 
 
+def _resized_between_convolutions(opset: int) -> onnx.ModelProto:
+    """A map, resized to the size that the image has when the model runs, between two convolutions."""
+    rng = np.random.default_rng(0)
+    constants = {
+        name: np.asarray(value, np.float32)
+        for name, value in {
+            "s": 0.125,
+            "z": 0,
+            "b": 4,
+            "w0": rng.normal(0, 0.3, (5, 3, 3, 3)),
+            "w1": rng.normal(0, 0.3, (4, 5, 3, 3)),
+        }.items()
+    } | {name: np.array([value]) for name, value in (("zero", 0), ("two", 2), ("four", 4))}
+
+    def quant(x: str, y: str) -> onnx.NodeProto:
+        domain = "qonnx.custom_op.general"
+        return helper.make_node(
+            "Quant", [x, "s", "z", "b"], [y], y, domain=domain, signed=1, narrow=0, rounding_mode="ROUND"
+        )
+
+    axes = {"axes": [2, 3]} if opset >= 18 else {}
+    nodes = [
+        *(quant(x, f"{x}_q") for x in ("image", "w0", "w1")),
+        helper.make_node("Conv", ["image_q", "w0_q"], ["a"], "a", strides=[2, 2], pads=[1] * 4),
+        quant("a", "a_q"),
+        helper.make_node("Shape", ["a_q"], ["small"], "small"),
+        helper.make_node("Shape", ["image_q"], ["large"], "large"),
+        helper.make_node("Slice", ["small", "zero", "two"], ["outer"], "outer"),
+        helper.make_node("Slice", ["large", "two", "four"], ["spatial"], "spatial"),
+        helper.make_node("Concat", ["outer", "spatial"], ["all"], "all", axis=0),
+        helper.make_node(
+            "Resize", ["a_q", "", "", "spatial" if axes else "all"], ["r"], "r", mode="linear", **axes
+        ),
+        quant("r", "r_q"),
+        helper.make_node("Conv", ["r_q", "w1_q"], ["c"], "c", pads=[1] * 4),
+        quant("c", "y"),
+    ]
+    graph = helper.make_graph(
+        nodes if not axes else [node for node in nodes if node.name not in ("small", "outer", "all")],
+        "resized",
+        [helper.make_tensor_value_info("image", onnx.TensorProto.FLOAT, ["n", 3, "h", "w"])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 4, "h2", "w2"])],
+        [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("qonnx.custom_op.general", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+def test_a_linear_resize_that_stays_works_channels_last(opset: int) -> None:
+    """Nothing is transposed for it: its quantizers stand around it as the convolutions have them."""
+    model = _resized_between_convolutions(opset)
+    result = lowbit.convert(model)
+    ops = [node.op_type for node in result.model.graph.node]
+    assert ops.count("LowBitConv") == 2
+    assert "Resize" in ops
+    assert "Transpose" not in ops
+    moves = {"to_channels_first", "to_channels_last"}
+    moving = [node.name for node in result.model.graph.node if moves & {a.name for a in node.attribute}]
+    assert len(moving) == 2, moving  # the edges of the graph
+    for shape in ((1, 3, 8, 8), (2, 3, 6, 10)):
+        feeds = {"image": np.random.default_rng(1).normal(0, 0.5, shape).astype(np.float32)}
+        (meant,) = qonnx_oracle.run(model, feeds)  # exact: weights are quarters, scales powers of two
+        for optimize in (False, True):
+            session = lowbit_session(result.model, optimize=optimize)
+            assert np.array_equal(session.run(None, feeds)[0], meant)
+
+
 @pytest.mark.parametrize("op", ["Add", "Mul", "MatMul", *_ONE_OPERAND])
 def test_ties_with_an_odd_zero_point_stay(op: str) -> None:
     """With scales of powers of two many results are ties, which go to the other code.

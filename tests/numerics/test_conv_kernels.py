@@ -124,6 +124,29 @@ def test_random_thresholds(row, seed):
     check(row, random_nodes.make("LowBitConv", rng, epilogue="thresholds"), threads=1 + seed % 3)
 
 
+@pytest.mark.parametrize("row", ROWS)
+@given(seed=SEEDS)
+def test_thresholds_on_a_line(row, seed):
+    """What a chain of scales and a quantizer has: kernels may take it for a line, where it is one."""
+    rng = np.random.default_rng(seed)
+    node = random_nodes.make("LowBitConv", rng, epilogue="thresholds")
+    thresholds, base, direction = (given for given in node.inputs[9:12] if given is not None)
+    out, count = thresholds.shape
+    spacing = np.exp(rng.uniform(np.log(0.2), np.log(5000), (out, 1)))
+    exact = spacing * (np.arange(count) - rng.uniform(-2, count + 2, (out, 1)))
+    places = np.ceil(exact).astype(np.int64)
+    if rng.random() < 0.5:  # as the converter writes those that no sum reaches, or every one
+        places[:, int(rng.integers(count // 2, count + 1)) :] = 2**31 - 1
+        places[:, : int(rng.integers(0, count // 2 + 1))] = -(2**31)
+    if rng.random() < 0.3:  # hardly off the line, or far
+        places[rng.integers(out), rng.integers(count)] += int(rng.choice([-1, 1, 40]))
+    places = np.sort(places, axis=1) * direction[:, None]
+    thresholds[:] = np.clip(places, -(2**31), 2**31 - 1)
+    if rng.random() < 0.7:  # one first code, as the converter writes it
+        base[:] = base[0]
+    check(row, node, threads=1 + seed % 3)
+
+
 BIPOLAR: dict[str, tuple[list[int], int, list[int], dict[str, Any]]] = {
     "padded": ([2, 9, 11, 20], 33, [3, 3], {"pads": [1, 1, 1, 1]}),
     "8-bit weights": (

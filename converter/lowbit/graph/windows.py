@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from lowbit.graph.attributes import get_float, get_int, get_ints, get_string
 from lowbit.graph.constants import constant, integers
-from lowbit.graph.normal_form import dims_of
+from lowbit.graph.normal_form import dims_of, is_op
 from lowbit.graph.reasons import Refusal
 
 _COORDINATES = (
@@ -199,6 +199,25 @@ def read_resize(node: ir.Node) -> dict[str, Any] | Refusal:
     if any(axis not in by_axis_size for axis in range(2, rank)):
         return Refusal("it gives sizes for some of the spatial dims only")
     return out | {"sizes": [by_axis_size[axis] for axis in range(2, rank)]}
+
+
+def resizes_in_any_layout(node: ir.Node) -> bool:
+    """Whether a Resize of real numbers does the same to an image channels last, and fast.
+
+    ONNX Runtime's CPU provider tells by the scales where the spatial dims are, in linear mode, of an image
+    whose channels do not change.
+    """
+    source = node.inputs[0] if is_op(node, "Resize") and len(node.inputs) > 2 else None
+    if source is None or source.shape is None or len(source.shape) != 4:
+        return False
+    if get_string(node, "mode", "nearest") != "linear" or get_int(node, "antialias", 0):
+        return False
+    if get_string(node, "coordinate_transformation_mode", "half_pixel") not in _COORDINATES:
+        return False
+    if get_string(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
+        return False
+    before, after = dims_of(source), dims_of(node.outputs[0])
+    return len(after) == 4 and before[1] is not None and before[1] == after[1]
 
 
 def read_space_to_depth(node: ir.Node) -> int | Refusal:

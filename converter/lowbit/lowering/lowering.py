@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_int
+from lowbit.graph.attributes import get_int, get_ints
 from lowbit.graph.constants import Array, add_initializer, constant
 from lowbit.graph.normal_form import (
     ELEMENTWISE,
@@ -32,6 +32,7 @@ from lowbit.graph.normal_form import (
 from lowbit.graph.quantization import CODE_TYPES, Grid, bits_of
 from lowbit.graph.reasons import Refusal, StepError
 from lowbit.graph.subgraphs import graphs_of
+from lowbit.graph.windows import resizes_in_any_layout
 from lowbit.lowering.stored import CodesOutput, Order, Stored, StoredReal, channels_last, identity
 from lowbit.passes.questions import is_question
 from lowbit.proto.report import Report
@@ -391,7 +392,7 @@ class Lowering:
         An elementwise node between tensors that are stored in another order of axes works in that order.
         """
         self.kept.add(node)
-        if self._keep_in_order(node) or self._keep_question(node):
+        if self._keep_in_order(node) or self._keep_resize(node) or self._keep_question(node):
             return
         inner = [n for graph in graphs_of(node) for n in graph.all_nodes()]
         for user in (node, *inner):
@@ -467,6 +468,37 @@ class Lowering:
             inputs.append(self.constant(output, "operand", wide.transpose(order)))
         dtype = output.dtype or ir.DataType.FLOAT
         moved = self.standard(node.op_type, inputs, node.attributes, output, dtype, order=order)
+        self.define_real(output, StoredReal(moved, order))
+        return True
+
+    def _keep_resize(self, node: ir.Node) -> bool:
+        """Repeats a Resize on a float image as it is stored, channels last; False if it cannot work so."""
+        source = node.inputs[0] if resizes_in_any_layout(node) else None
+        stored = None if source is None else self._reals.get(source)
+        if stored is None or stored.order != channels_last(4):
+            return False
+        output, order = node.outputs[0], stored.order
+        inputs: list[ir.Value | None] = [stored.value, None]  # a region is none of the spatial dims' business
+        attributes = dict(node.attributes)
+        axes = get_ints(node, "axes")
+        if axes is not None:
+            attributes["axes"] = ir.AttrInt64s("axes", [order.index(axis % 4) for axis in axes])
+        for numbers in node.inputs[2:]:
+            if numbers is None or axes is not None:
+                inputs.append(numbers)
+                continue
+            array = constant(numbers)
+            if array is not None:
+                inputs.append(self.constant(output, "numbers", array[list(order)] if array.size else array))
+                continue
+            positions = self.constant(output, "axes", np.array(order, np.int64))
+            dtype = numbers.dtype or (ir.DataType.FLOAT if len(inputs) == 2 else ir.DataType.INT64)
+            given = [self.original(numbers), positions]
+            inputs.append(
+                self.standard("Gather", given, {}, output, dtype, order=identity(1), shape=[len(order)])
+            )
+        dtype = output.dtype or ir.DataType.FLOAT
+        moved = self.standard("Resize", inputs, attributes, output, dtype, order=order)
         self.define_real(output, StoredReal(moved, order))
         return True
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from lowbit.graph.constants import constant
-from lowbit.graph.normal_form import Dequantization, is_dequantize, rank_of
+from lowbit.graph.normal_form import Dequantization, is_dequantize, is_quantizer, rank_of
 from lowbit.graph.quantization import CODE_TYPES
 from lowbit.graph.reasons import Refusal
+from lowbit.graph.windows import resizes_in_any_layout
 from lowbit.lowering.lowering import Lowering
 from lowbit.lowering.stored import StoredReal, channels_last, identity
 from lowbit.rewrites.move import stored_type
@@ -36,7 +37,7 @@ class DequantizeRegion(Region):
         return [self.dequantization.codes]
 
     def emit(self, lowering: Lowering) -> ir.Value | None:
-        """Writes the node, which moves the channels back.
+        """Writes the node, which moves the channels back, but for a Resize that works on them as they are.
 
         Codes as the model has them keep its node; so does a reader that ONNX Runtime fuses with it.
         """
@@ -53,7 +54,10 @@ class DequantizeRegion(Region):
             lowering.keep(self.core)
             return None
         move = x.order == channels_last(rank) and x.order != identity(rank)
-        if not move and x.order != identity(rank):
+        order = identity(rank)
+        if move and grid.axis is None and _is_only_resized(self.core.outputs[0]):
+            order, move = x.order, False
+        elif not move and x.order != identity(rank):
             x = lowering.codes_in(codes, identity(rank))
         if grid.axis is not None and not move and grid.axis != rank - 1:
             x, move = lowering.channels_last(codes), True
@@ -64,11 +68,26 @@ class DequantizeRegion(Region):
             {"x_encoding": x.encoding, "to_channels_first": int(move)},
             real,
             ir.DataType.FLOAT,
-            identity(rank),
+            order,
             origins=self.nodes,
         )
-        lowering.define_real(real, StoredReal(value, identity(rank)))
+        lowering.define_real(real, StoredReal(value, order))
         return value
+
+
+def _is_only_resized(real: ir.Value) -> bool:
+    """Whether all that reads a tensor are Resize nodes between codes that work channels last as well."""
+    readers = real.consumers()
+    return (
+        bool(readers)
+        and not real.is_graph_output()
+        and all(
+            resizes_in_any_layout(reader)
+            and not reader.outputs[0].is_graph_output()
+            and all(is_quantizer(after) for after in reader.outputs[0].consumers())
+            for reader in readers
+        )
+    )
 
 
 def match(context: Context, sink: ir.Node) -> Region | Refusal | None:

@@ -113,6 +113,7 @@ DepthwiseKernel::DepthwiseKernel(const ConvSpec& spec, const DepthwiseForm& form
     }
   }
   epilogue_.LimitAccumulators(largest);
+  epilogue_.FitLine(spec);
   weights_ = ShareWeights(std::move(packed));
   for (size_t b = 0; b < count; ++b) {
     DepthwiseBlock block;

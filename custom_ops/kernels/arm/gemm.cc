@@ -279,6 +279,7 @@ void GemmKernel::PackWeights(const ConvSpec& spec) {
     std::copy(weights.stored.begin(), weights.stored.end(), stored.begin() + static_cast<ptrdiff_t>(c * k));
   }
   epilogue_.LimitAccumulators(largest);
+  epilogue_.FitLine(spec);
   if (std::any_of(shift.begin(), shift.end(), [](int32_t s) { return s != 0; })) {
     row_sum_weight_ = shift;
     row_sum_weight_.resize(channels + kEpiloguePadding);

@@ -326,6 +326,7 @@ WinogradKernel::WinogradKernel(const ConvSpec& spec, const WinogradScheme& schem
     return true;
   });
   epilogue_.LimitAccumulators(largest);
+  epilogue_.FitLine(spec);
 
   const size_t panel_taps = blocks_ * BlockTaps();
   AlignedBytes packed(panels_.size() * panel_taps);

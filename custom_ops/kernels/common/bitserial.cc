@@ -491,6 +491,7 @@ bool BitserialKernel::FoldConstants(const ConvSpec& spec) {
     largest[c] = 256 * magnitude + std::abs(static_cast<int64_t>(spec.bias[c]));  // |v(x)| <= 256
   }
   epilogue_.LimitAccumulators(largest);
+  epilogue_.FitLine(spec);
   return fit;
 }
 

@@ -809,18 +809,39 @@ void DequantizePlanesImpl(int32_t x_zero_point, float x_scale, const uint8_t* x,
                           int64_t channels, int64_t pixels, float* y, int64_t plane_stride) {
   using B = Bytes16<S>;
   const Dequantizer<S, kSigned> dequantize(x_zero_point, x_scale);
+  const auto store16 = [&](const uint8_t* codes, int64_t width, float* out) LOWBIT_ALWAYS_INLINE {
+    if (width == 16) {
+      for (int k = 0; k < 16; k += S::kLanes) S::StoreF(out + k, dequantize(codes + k));
+      return;
+    }
+    float values[16];
+    for (int k = 0; k < 16; k += S::kLanes) S::StoreF(values + k, dequantize(codes + k));
+    std::memcpy(out, values, static_cast<size_t>(width) * 4);
+  };
+  if (channels == 1 && x_stride == 1) {  // a plane already
+    int64_t p = 0;
+    for (; p + 16 <= pixels; p += 16) store16(x + p, 16, y + p);
+    if (p < pixels) {
+      uint8_t bytes[16] = {};
+      std::memcpy(bytes, x + p, static_cast<size_t>(pixels - p));
+      store16(bytes, pixels - p, y + p);
+    }
+    return;
+  }
+  const uint8_t* end = x + (pixels - 1) * x_stride + channels;
   for (int64_t c = 0; c < channels; c += 16) {
     const int64_t height = Min(16, channels - c);
     for (int64_t p = 0; p < pixels; p += 16) {
       const int64_t width = Min(16, pixels - p);
       typename B::I rows[16];
       for (int64_t i = 0; i < 16; ++i) {
-        uint8_t bytes[16] = {};
+        // Of fewer than 16 channels the next pixels' codes come along, as planes that nobody stores.
         const uint8_t* pixel = x + (p + i) * x_stride + c;
-        if (height == 16 && i < width) {
+        if (i < width && end - pixel >= 16) {
           rows[i] = B::Load(pixel);
           continue;
         }
+        uint8_t bytes[16] = {};
         if (i < width) std::memcpy(bytes, pixel, static_cast<size_t>(height));
         rows[i] = B::Load(bytes);
       }
@@ -828,14 +849,7 @@ void DequantizePlanesImpl(int32_t x_zero_point, float x_scale, const uint8_t* x,
       for (int64_t i = 0; i < height; ++i) {
         uint8_t codes[16];
         B::Store(codes, rows[i]);
-        float* out = y + (c + i) * plane_stride + p;
-        if (width == 16) {
-          for (int k = 0; k < 16; k += S::kLanes) S::StoreF(out + k, dequantize(codes + k));
-        } else {
-          float values[16];
-          for (int k = 0; k < 16; k += S::kLanes) S::StoreF(values + k, dequantize(codes + k));
-          std::memcpy(out, values, static_cast<size_t>(width) * 4);
-        }
+        store16(codes, width, y + (c + i) * plane_stride + p);
       }
     }
   }

@@ -273,6 +273,26 @@ inline __attribute__((always_inline)) void TailTile(const EpilogueView& e, const
       });
 }
 
+// Thresholds as a line.
+template <class S, int MR, int NV, bool kPartial>
+inline __attribute__((always_inline)) void LineTile(const EpilogueView& e, const typename S::I (&acc)[MR][NV],
+                                                    size_t channel, size_t count, uint8_t* y, size_t pitch) {
+  const EpilogueView view = e;
+  const float *gain = view.line_gain + channel, *offset = view.line_offset + channel;
+  StoreCodes<S, MR, NV, kPartial>(
+      view, count, y, pitch, [&](int i, typename S::I(&codes)[4]) __attribute__((always_inline)) {
+        for (int j = 0; j < 4; ++j) {
+          if (i + j >= MR * NV) {
+            codes[j] = S::Set(0);
+            continue;
+          }
+          const int r = (i + j) / NV, v = (i + j) % NV;
+          codes[j] = S::RoundToInt(S::FmaF(S::ToFloat(acc[r][v]), S::LoadF(gain + v * S::kLanes),
+                                           S::LoadF(offset + v * S::kLanes)));
+        }
+      });
+}
+
 // Thresholds. A vector of them is loaded once for all pixels of the tile, whose codes take the place of their
 // accumulators.
 template <class S, int MR, int NV, bool kPartial>

@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
+
+#include "kernels/common/threshold_line.h"
 
 namespace lowbit {
 namespace {
@@ -103,6 +106,17 @@ void EpilogueTables::LimitAccumulators(const std::vector<int64_t>& largest) {
     const double product = static_cast<double>(largest[c]) * std::fabs(static_cast<double>(v.scale[c]));
     if (!(product < kLimit)) v.pack_clips = false;
   }
+}
+
+void EpilogueTables::FitLine(const ConvSpec& spec) {
+  EpilogueView& v = view_;
+  if (v.kind != EpilogueKind::kThresholds) return;
+  const std::optional<ThresholdLine> line = FitThresholdLine(v, spec);
+  if (!line) return;
+  v.line_gain = Padded(line->gain, v.channels);
+  v.line_offset = Padded(line->offset, v.channels);
+  v.pack_lo = static_cast<uint8_t>(line->lo + v.pack_flip);
+  v.pack_hi = static_cast<uint8_t>(line->hi + v.pack_flip);
 }
 
 size_t EpilogueTables::Bytes() const {

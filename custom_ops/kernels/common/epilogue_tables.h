@@ -56,6 +56,9 @@ struct EpilogueView {
   const int32_t* thresholds = nullptr;
   const int32_t *start = nullptr, *flip = nullptr;
   size_t threshold_count = 0, threshold_pitch = 0;
+  // The same codes as a line (threshold_line.h), for kernels with a multiply-add: clip(rint(fma(acc, gain,
+  // offset)), pack_lo, pack_hi). Null where they are none.
+  const float *line_gain = nullptr, *line_offset = nullptr;
 
   const TailStep* tail = nullptr;
   size_t tail_count = 0;
@@ -71,6 +74,8 @@ class EpilogueTables {
 
   // `largest[c]` bounds |accumulator| of channel c; allows the faster epilogue that clips after packing.
   void LimitAccumulators(const std::vector<int64_t>& largest);
+  // Looks for a line that does what thresholds do. `spec` is what the accumulators come from.
+  void FitLine(const ConvSpec& spec);
 
   const EpilogueView& view() const { return view_; }
   size_t Bytes() const;

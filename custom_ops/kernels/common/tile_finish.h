@@ -45,6 +45,12 @@ inline __attribute__((always_inline)) void FinishRegisters(const TileOutput& out
   uint8_t* y = static_cast<uint8_t*>(out.y) + index;
   const bool partial = count < static_cast<size_t>(NV * S::kLanes);
   if (e.kind == EpilogueKind::kThresholds) {
+    if constexpr (S::kHasFma) {
+      if (e.line_gain != nullptr) {
+        if (!partial) return LineTile<S, MR, NV, false>(e, acc, channel, count, y, pitch);
+        return LineTile<S, MR, NV, true>(e, acc, channel, count, y, pitch);
+      }
+    }
     if (!partial) return ThresholdTile<S, MR, NV, false>(e, acc, channel, count, y, pitch);
     return ThresholdTile<S, MR, NV, true>(e, acc, channel, count, y, pitch);
   }

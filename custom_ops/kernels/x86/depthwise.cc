@@ -170,6 +170,7 @@ void DepthwiseKernel::Pack(const ConvSpec& spec, DepthwiseProducts products,
   }
   weights_ = ShareWeights(std::move(packed));
   epilogue_.LimitAccumulators(largest);
+  epilogue_.FitLine(spec);
 
   first = 0;
   for (const BlockPlan& p : plan) {

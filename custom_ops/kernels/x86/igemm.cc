@@ -308,6 +308,7 @@ IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const 
       output_(output),
       epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)),
       doubles_(CopiesAll(spec)) {
+  epilogue_.FitLine(spec);
   if (doubles_) {
     PackWeights(InBand(spec));
   } else {

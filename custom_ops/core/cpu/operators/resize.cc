@@ -14,6 +14,39 @@
 namespace lowbit {
 namespace {
 
+// One pixel per offset, one after the other. Copies of a size that the compiler knows are a load and a store.
+template <int kChannels>
+void CopySmallPixels(const uint8_t* x, const std::vector<int64_t>& offsets, uint8_t* out) {
+  for (const int64_t offset : offsets) {
+    std::memcpy(out, x + offset, kChannels);
+    out += kChannels;
+  }
+}
+
+void CopyPixels(const uint8_t* x, const std::vector<int64_t>& offsets, int64_t channels, uint8_t* out) {
+  switch (channels) {
+    case 1:
+      return CopySmallPixels<1>(x, offsets, out);
+    case 2:
+      return CopySmallPixels<2>(x, offsets, out);
+    case 3:
+      return CopySmallPixels<3>(x, offsets, out);
+    case 4:
+      return CopySmallPixels<4>(x, offsets, out);
+    case 8:
+      return CopySmallPixels<8>(x, offsets, out);
+    case 16:
+      return CopySmallPixels<16>(x, offsets, out);
+    case 32:
+      return CopySmallPixels<32>(x, offsets, out);
+    default:
+      for (const int64_t offset : offsets) {
+        std::memcpy(out, x + offset, static_cast<size_t>(channels));
+        out += channels;
+      }
+  }
+}
+
 // Nearest neighbour: codes are copied.
 class NearestOperator final : public Operator {
  public:
@@ -44,6 +77,7 @@ class NearestOperator final : public Operator {
     const int64_t width = static_cast<int64_t>(columns.size());
     const int64_t rows = BoundedCount(std::span(shape).first(node_.Spatial()));
     ParallelRanges(pool, rows, 2 * width * channels, [&](int64_t begin, int64_t end) {
+      const uint8_t* before = nullptr;  // the source of the row before, if it is of this range
       for (int64_t row = begin; row < end; ++row) {
         int64_t rest = row, offset = 0;
         for (size_t i = node_.Spatial() - 1; i-- > 0;) {
@@ -53,10 +87,12 @@ class NearestOperator final : public Operator {
         }
         const uint8_t* x = FedBytes(inputs, 0) + rest * stride + offset;
         uint8_t* out = static_cast<uint8_t*>(y) + row * width * channels;
-        for (int64_t column = 0; column < width; ++column) {
-          std::memcpy(out + column * channels, x + columns[static_cast<size_t>(column)],
-                      static_cast<size_t>(channels));
+        if (x == before) {  // an enlarged image has every row several times
+          std::memcpy(out, out - width * channels, static_cast<size_t>(width * channels));
+        } else {
+          CopyPixels(x, columns, channels, out);
         }
+        before = x;
       }
     });
   }
