@@ -57,7 +57,7 @@ def test_every_level_equals_the_definitions(op_type, isa, seed):
 
 @functools.cache
 def of_every_kind(x_bits, w_bits, seed):
-    """A node of each kind with what the definition makes of it, which takes longer than running a level's kernels."""
+    """A node of each kind with what the definition makes of it, which takes longer than a level's kernels."""
     rng = np.random.default_rng([seed, x_bits, w_bits])
     nodes = []
     for kind in ("dense", "pointwise", "grouped", "depthwise", "stem", "wide", "gemm"):
@@ -78,7 +78,7 @@ def test_all_64_bit_pairs_on_every_level(x_bits, w_bits, isa, seeds):
 
 @functools.cache
 def for_a_row(op_type, seed, x_bits_max, w_bits_max, **kind):
-    """A node that a row of the table may compute, and what the definition makes of it; most rows take the same."""
+    """A node that rows of the table may compute, and what the definition makes of it."""
     rng = np.random.default_rng(seed)
     x_bits, w_bits = int(rng.integers(1, x_bits_max + 1)), int(rng.integers(1, w_bits_max + 1))
     node = random_nodes.make(op_type, rng, x_bits=x_bits, w_bits=w_bits, **kind)
