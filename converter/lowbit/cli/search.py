@@ -49,8 +49,9 @@ def _bits(ctx: click.Context, parameter: click.Parameter, text: str) -> list[int
 @click.option("--calib", required=True, metavar="DIR|FILE|random", help="Images, as quantize takes them.")
 @preprocess_option
 @click.option("-n", "--samples", type=click.IntRange(min=1), help="Use so many images (default: all).")
-@click.option("--data", "labelled", metavar="DIR|FILE", help="Images with labels, to count right answers.")
-@click.option("--labels", metavar="FILE", help="Their labels, as eval takes them.")
+@click.option("--data", "judge", metavar="DIR|FILE",
+              help="Other images, which judge candidates (default: halves of the calibration images).")
+@click.option("--labels", metavar="FILE", help="Their labels, as eval takes them: right answers count.")
 @click.option("--label-offset", type=int, default=0, show_default=True, help="Added to every label.")
 @device_option("cpu")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True,
@@ -78,7 +79,7 @@ def command(
     calib: str,
     preprocess: str | None,
     samples: int | None,
-    labelled: str | None,
+    judge: str | None,
     config_file: Path | None,
     lowbit_file: Path | None,
     state: Path | None,
@@ -115,7 +116,7 @@ def command(
             model,
             calibration_feeds(as_proto(model), calib, preprocess, samples, seed, shapes),
             output,
-            labelled_data=labelled,
+            judge=judge,
             preprocess=preprocess,
             state=folder,
             convert_to=False if lowbit_file is None else lowbit_file,
@@ -136,7 +137,7 @@ def command(
 
 
 def _print(out: Out, report: SearchReport, output: Path) -> None:
-    chosen, samples = report.chosen, report.labelled or report.images
+    chosen, samples = report.chosen, report.judges or report.images
     out.facts(
         [
             ("target", report.target),
