@@ -28,7 +28,7 @@ from lowbit.proto.model_file import save_model
 from lowbit.quantizer.config import Config
 from lowbit.quantizer.data import FEW, Data, Spool
 from lowbit.quantizer.emit import OPSET_INT2, OPSET_INT4, LayerCodes, Ranged, emit, finish_layer
-from lowbit.quantizer.gram import LARGEST, Moments, Unfold, to_rows
+from lowbit.quantizer.gram import LARGEST, Moments, Unfold, reads_output, to_rows
 from lowbit.quantizer.prepare import prepare, refuse_quantized
 from lowbit.quantizer.ranges import (
     Statistics,
@@ -232,9 +232,12 @@ class Run:
     def open(self) -> Statistics:
         """The steps that no width changes: the clean-up, the plan, and what the tensors' values are."""
         with self._timed("prepare"):
-            self.model, self.report.steps = prepare(self.source, self.spool, self.threads, self._opset())
-            self.proto = ir.to_proto(self.model)
-            del self.proto.graph.value_info[:]
+            model, self.report.steps = prepare(self.source, self.spool, self.threads, self._opset())
+            # Large networks are in memory once: the source goes, and model and proto share their tensors.
+            del self.source
+            self.proto = ir.to_proto(model)
+            self.model = ir.from_proto(self.proto)
+            del model, self.proto.graph.value_info[:]
         with self._timed("place"):
             self.plan = self._place()
         with self._timed("ranges"):
@@ -360,6 +363,7 @@ class Run:
             rounded.forget_all_but(
                 graph.behind([read[n] for v in left for n in (v.x, v.residual) if n], rounded.known)[1]
             )
+            del model, graph  # before the next ones are made
             self._tell(records, codes, start)
         self.report.layers = [records[name] for name in plan.layers]
         return codes
@@ -422,7 +426,8 @@ class Run:
             ]
             for name, unfold in unfolds.items()
         }
-        wanted = [name for layer in stage for name in (layer.x, layer.y, layer.residual) if name]
+        wanted = [name for layer in stage for name in (layer.x, layer.residual) if name]
+        wanted += [layer.y for layer in stage if reads_output(unfolds[layer.node].columns)]
         inputs = [read[name] for layer in stage for name in (layer.x, layer.residual) if name]
         runs = zip(
             floats.run(exact, wanted, keep=[layer.x for layer in stage]),
@@ -431,16 +436,18 @@ class Run:
         )
         for index, (x, x_q) in enumerate(runs):
             for layer in stage:
-                a, b, y = x[layer.x], x_q[read[layer.x]], x[layer.y]
+                a, b, y = x[layer.x], x_q[read[layer.x]], x.get(layer.y)
                 shift = x[layer.residual] - x_q[read[layer.residual]] if layer.residual else None
                 held = self.spool.held_out(index, len(a))
-                masks = [~held, held] if len(moments[layer.node]) > 1 and len(y) == len(a) else [held | True]
+                split = len(moments[layer.node]) > 1 and y is not None and len(y) == len(a)
+                masks = [~held, held] if split else [held | True]
                 for sums, mask in zip(moments[layer.node], masks, strict=False):
                     if mask.all():
                         sums.add(unfolds[layer.node], a, b, y, shift)
                     elif mask.any():
                         part = None if shift is None else shift[mask]
-                        sums.add(unfolds[layer.node], a[mask], b[mask], y[mask], part)
+                        some = None if y is None else y[mask]
+                        sums.add(unfolds[layer.node], a[mask], b[mask], some, part)
         return moments
 
     def _round_layer(

@@ -210,7 +210,7 @@ def _add_judges(
     preprocess: str | None,
     folder: Path,
 ) -> None:
-    proto = run.source.proto
+    proto = run.proto
     samples = Samples(data, model_inputs(proto), preprocess)
     if labels is not None:
         network.labels = np.array(class_labels(labels_of(labels, samples), samples.names, offset), np.int64)
