@@ -181,7 +181,7 @@ def test_what_is_mirrored_is_an_image(shape: tuple[int, ...], axis: int | None, 
     value = onnx.helper.make_tensor_value_info("x", 1, ["N", *shape])
     graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "g", [value],
                                    [onnx.helper.make_tensor_value_info("y", 1, None)])  # fmt: skip
-    x = images(2, shape)
+    x = images(10, shape)
     spool = Spool(onnx.helper.make_model(graph), x, tmp_path, mirror=True)
     feeds = [feed["x"] for feed in spool]
     assert len(feeds) == (1 if axis is None else 2)

@@ -29,6 +29,8 @@ from lowbit.cli.common import (
 )
 
 if TYPE_CHECKING:
+    import onnx
+
     from lowbit.quantizer.report import QuantizeReport
 
 _METHODS = ("mse", "minmax", "percentile", "entropy")
@@ -51,7 +53,8 @@ _ROUNDINGS = ("auto", "nearest", "gptq", "descent", "adaround")
 @click.option("--nodes-to-quantize", multiple=True, metavar="REGEX", help="The only layers to quantize.")
 @click.option("--op-types-to-quantize", multiple=True, metavar="OP", help="The only ops to quantize.")
 @click.option("--sub-byte", is_flag=True, default=None, help="int4 and int2 weights (opsets 21 and 25).")
-@click.option("--io", type=click.Choice(["float32", "uint8"]), help="uint8: the model is fed raw images.")
+@click.option("--io", type=click.Choice(["float32", "uint8"]),
+              help="uint8: the model is fed raw images and does --preprocess's arithmetic.")  # fmt: skip
 @quantizing_options
 @threads_option
 @report_option
@@ -86,18 +89,25 @@ def command(
     from lowbit.inspection.quantize_plots import check_plots, write_plots
     from lowbit.proto.atomic import check_writable
     from lowbit.proto.feeds import as_proto
+    from lowbit.quantizer.embed import embed
     from lowbit.quantizer.quantize import quantize
 
     if report_file is not None:
         check_writable(report_file, overwrite=overwrite, inputs=(model,))
     if plots_folder is not None:
         check_plots(plots_folder, overwrite=overwrite)
+    settings = settings_of(config_file, **options, rounding=method, seed=seed or None)
+    source: Path | onnx.ModelProto = model
+    rest = preprocess
+    if preprocess is not None and settings.get("io") == "uint8":
+        check_writable(output, overwrite=overwrite, inputs=(model,))
+        source, rest = embed(as_proto(model), preprocess)
     with out.steps("quantizing") as tell:
         result = quantize(
-            model,
-            calibration_feeds(as_proto(model), calib, preprocess, samples, seed, shapes),
+            source,
+            calibration_feeds(as_proto(model), calib, rest, samples, seed, shapes),
             output,
-            config=settings_of(config_file, **options, rounding=method, seed=seed or None),
+            config=settings,
             convert_to=False if lowbit_file is None else lowbit_file,
             threads=threads,
             cache=cache,
@@ -114,6 +124,8 @@ def command(
         out.json(summary)
     else:
         _print(out, summary, result.report)
+        if rest != preprocess:
+            out.note(f"the model is fed raw pixels: --preprocess {rest}")
 
 
 def _print(out: Out, summary: dict[str, Any], report: QuantizeReport) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
@@ -38,8 +39,9 @@ from lowbit.quantizer.ranges import (
     decibels,
     share_concats,
 )
-from lowbit.quantizer.report import LayerRecord, QuantizeReport, Result
+from lowbit.quantizer.report import Histogram, LayerRecord, QuantizeReport, Result
 from lowbit.quantizer.rounding.layer import MANY_WEIGHTS, chooses, round_layer
+from lowbit.quantizer.rounding.problem import code_bounds as weight_bounds
 from lowbit.quantizer.runner import Graph, Tensors
 from lowbit.quantizer.sites import Layer, Plan, place
 
@@ -473,6 +475,7 @@ class Run:
             codes.scale = codes.scale[:1]
         packed = -(-layer.weight.size * layer.bits // 8)
         output = self._output_bits(layer)
+        low, high = weight_bounds(layer.bits)
         record = LayerRecord(
             layer.node, layer.op_type, list(layer.weight.shape), layer.bits, self.plan.grid(layer.x).bits,
             output, layer.x, layer.y, layer.rule, result.method, float(result.ridge),
@@ -480,6 +483,7 @@ class Run:
             decibels(1.0, result.alone), decibels(1.0, result.error),
             decibels(1.0, result.nearest), float(result.error), result.held_out, neglected,
             layer.weight.nbytes, packed, seconds + time.perf_counter() - start,
+            Histogram(1.5 * low - 0.5, 1.5 * high + 0.5, result.histogram.tolist()),
         )  # fmt: skip
         if not np.any(layer.weight):
             self.report.warn(f"{layer.op_type} '{layer.node}': all its weights are 0")
@@ -514,7 +518,7 @@ class Run:
         path = self._state_file(name)
         if path is None:
             return
-        text = json.dumps(record.__dict__)
+        text = json.dumps(dataclasses.asdict(record))
         path.parent.mkdir(parents=True, exist_ok=True)
 
         def write(temporary: Path) -> None:
@@ -532,7 +536,8 @@ class Run:
             return None
         try:
             with np.load(path, allow_pickle=False) as stored:
-                record = LayerRecord(**json.loads(str(stored["record"])))
+                given = json.loads(str(stored["record"]))
+                record = LayerRecord(**given | {"histogram": Histogram(**given["histogram"])})
                 return LayerCodes(stored["codes"], stored["scale"], stored["bias"]), record
         except (OSError, ValueError, KeyError, TypeError, EOFError):
             return None  # a damaged file: the layer is rounded again

@@ -34,6 +34,8 @@ MANY_WEIGHTS = 1 << 24
 """Weights of a layer beyond which they are rounded in float32, and once: VGG-16's first Gemm has 103
 million."""
 
+_BINS = 96
+
 _AT_ONCE = 1 << 23
 """Weights that are rounded together: each takes some tens of bytes meanwhile."""
 
@@ -52,6 +54,8 @@ class Rounded:
         nearest: the error of rounding to nearest.
         power: summed square of the weights.
         noise: that of what rounding did to them.
+        histogram: of the weights in units of their rows' scales: equal bins over half as much again as the
+            codes reach.
         mean: of the output, less what the rounded weights make of the input's, [groups, rows].
         moves_bias: whether the difference of the means belongs into the bias; with a handful of images only
             where it holds on those that rounding did not use.
@@ -69,6 +73,7 @@ class Rounded:
     moves_bias: bool
     power: float = 0.0
     noise: float = 0.0
+    histogram: Array = field(default_factory=lambda: np.zeros(_BINS, np.int64))
     mean: Array = field(default_factory=lambda: np.zeros((1, 1)))
 
 
@@ -179,6 +184,8 @@ def round_layer(
         plain, plain_scale = nearest(part)
         made.codes[:, these], made.scale[:, these] = codes, scale
         real = codes * scale[..., None]
+        units = np.clip(part.weights / scale[..., None], 1.5 * part.low - 0.5, 1.5 * part.high + 0.5)
+        made.histogram += np.histogram(units, _BINS, (1.5 * part.low - 0.5, 1.5 * part.high + 0.5))[0]
         made.power += float(np.square(part.weights).sum())
         made.noise += float(np.square(part.weights - real).sum())
         spread = float(parts[:, these].sum())
