@@ -364,6 +364,8 @@ def tables(found: list[tuple[Case, dict[str, Any]]]) -> list[Table]:
             whole = known.get(Case(case.network, case.bits))
             if case.tool != "lowbit" or not chosen(case) or whole is None:
                 continue
+            if values["commit"] != whole["commit"]:
+                continue  # another state of the quantizer is no variant of this one
             variant = ", ".join(f"{k} {'+'.join(v) if isinstance(v, tuple) else v}" for k, v in case.settings)
             if case.images is not None:
                 variant = f"{case.images} images" if case.images else "random values"
