@@ -183,14 +183,18 @@ def round_layer(
         codes, scale = run(part, way)
         plain, plain_scale = nearest(part)
         made.codes[:, these], made.scale[:, these] = codes, scale
-        real = codes * scale[..., None]
+        # In the weights' own precision: a product with a Gram matrix of float32 would make a copy of it.
+        real, near = (
+            (q * s[..., None]).astype(weights.dtype, copy=False)
+            for q, s in ((codes, scale), (plain, plain_scale))
+        )
         units = np.clip(part.weights / scale[..., None], 1.5 * part.low - 0.5, 1.5 * part.high + 0.5)
         made.histogram += np.histogram(units, _BINS, (1.5 * part.low - 0.5, 1.5 * part.high + 0.5))[0]
         made.power += float(np.square(part.weights).sum())
         made.noise += float(np.square(part.weights - real).sum())
         spread = float(parts[:, these].sum())
         made.error += spread + _changed(real, gram, cross[:, these], total.blocks)
-        made.nearest += spread + _changed(plain * plain_scale[..., None], gram, cross[:, these], total.blocks)
+        made.nearest += spread + _changed(near, gram, cross[:, these], total.blocks)
         made.alone += _changed(part.weights - real, gram, None, total.blocks)
     for name in ("error", "nearest", "alone"):
         setattr(made, name, max(getattr(made, name), 0.0) / variance if variance else 0.0)
@@ -278,9 +282,10 @@ def _changed(rounded: Array, gram: list[Array], cross: Array | None, blocks: lis
     total = 0.0
     for block, g in zip(blocks, gram, strict=True):
         q = rounded[..., block]
-        total += float(np.einsum("grk,grk->", q @ g, q))
+        product = q @ g
         if cross is not None:
-            total -= 2 * float(np.einsum("grk,grk->", cross[..., block], q))
+            product -= 2 * cross[..., block]
+        total += float((product * q).sum(dtype=np.float64))
     return total
 
 
