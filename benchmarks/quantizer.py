@@ -7,7 +7,7 @@ python benchmarks/quantizer.py --write              the tables of all cases meas
 Counted is what the converted integer model says about the whole evaluation set. Calibration images are never
 evaluated, evaluation images never calibrate and choose nothing. Every case runs in a process of its own, for
 its memory, and its result is kept in build/benchmarks/quantizer, so that a run can go on another day; a case
-whose settings or network changed is measured again.
+whose settings or network changed is measured again. The table names the commit that each row was measured at.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from lowbit.proto.images import load_feeds
 from lowbit.quantizer.config import RULES
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
-from results import ROOT, WORK, Table, write
+from results import ROOT, WORK, Table, commit_here, write
 
 Array = npt.NDArray[Any]
 Feed = dict[str, Array]
@@ -316,7 +316,7 @@ def all_found() -> list[tuple[Case, dict[str, Any]]]:
         Case(**{**entry["case"], "settings": tuple((k, _tuple(v)) for k, v in entry["case"]["settings"])})
         for entry in read
     ]
-    return list(zip(cases, (entry["found"] for entry in read), strict=True))
+    return list(zip(cases, (entry["found"] | {"commit": entry["commit"]} for entry in read), strict=True))
 
 
 def _tuple(value: Any) -> Any:
@@ -338,7 +338,7 @@ def tables(found: list[tuple[Case, dict[str, Any]]]) -> list[Table]:
     main = Table(
         "Top-1 of the converted integer model, whole evaluation sets (YuNet: faces kept of 141 / added)",
         ["network", "fp32", "bits", "lowbit", "asked", "QDQ in stock ONNX Runtime", "its own quantizer",
-         "agreement", "logit SQNR", "CPU s", "MB"],
+         "agreement", "logit SQNR", "CPU s", "MB", "commit"],
     )  # fmt: skip
     for name, network in NETWORKS.items():
         for bits in network.bits:
@@ -352,18 +352,20 @@ def tables(found: list[tuple[Case, dict[str, Any]]]) -> list[Table]:
                 stock if isinstance(stock, str) else f"{stock:.3f}" if name != "yunet" else str(stock),
                 score(name, peer), f"{ours['agreement']:.3f}" if "agreement" in ours else "",
                 f"{ours['sqnr']:.1f} dB" if ours.get("sqnr") else "", f"{ours['cpu_seconds']:.0f}",
-                f"{ours['peak_bytes'] / 1e6:.0f}",
+                f"{ours['peak_bytes'] / 1e6:.0f}", ours["commit"],
             ])  # fmt: skip
     made = [main]
     for title, chosen in (
         ("What each rule and step adds: the same without it", lambda case: case.settings),
         ("Other calibration data", lambda case: not case.settings and (case.draw or case.images is not None)),
     ):
-        table = Table(title, ["network", "bits", "variant", "lowbit", "difference"])
+        table = Table(title, ["network", "bits", "variant", "lowbit", "difference", "commit"])
         for case, values in found:
             whole = known.get(Case(case.network, case.bits))
             if case.tool != "lowbit" or not chosen(case) or whole is None:
                 continue
+            if values["commit"] != whole["commit"]:
+                continue  # another state of the quantizer is no variant of this one
             variant = ", ".join(f"{k} {'+'.join(v) if isinstance(v, tuple) else v}" for k, v in case.settings)
             if case.images is not None:
                 variant = f"{case.images} images" if case.images else "random values"
@@ -371,11 +373,22 @@ def tables(found: list[tuple[Case, dict[str, Any]]]) -> list[Table]:
                 variant = f"half of the images, draw {case.draw}"
             table.rows.append([
                 case.network, case.bits, variant, score(case.network, values),
-                f"{values['score'] - whole['score']:+.3f}",
+                f"{values['score'] - whole['score']:+.3f}", values["commit"],
             ])  # fmt: skip
         if table.rows:
             made.append(table)
-    return made
+    spread = Table(
+        "Draws of half of the calibration images", ["network", "bits", "draws", "mean", "lowest", "highest"]
+    )
+    drawn: dict[tuple[str, str], list[float]] = {}
+    for case, values in found:
+        if case.tool == "lowbit" and case.draw and not case.settings and case.images is None:
+            drawn.setdefault((case.network, case.bits), []).append(values["score"])
+    for (name, bits), scores in sorted(drawn.items()):
+        spread.rows.append([
+            name, bits, len(scores), f"{np.mean(scores):.3f}", f"{min(scores):.3f}", f"{max(scores):.3f}"
+        ])  # fmt: skip
+    return [*made, *([spread] if spread.rows else [])]
 
 
 def main() -> None:
@@ -395,7 +408,7 @@ def main() -> None:
         given = json.loads(args.case)
         given["settings"] = tuple((k, _tuple(v)) for k, v in given["settings"])
         case = Case(**given)
-        text = json.dumps({"case": given, "found": run_case(case)}, indent=1)
+        text = json.dumps({"case": given, "commit": commit_here(), "found": run_case(case)}, indent=1)
         Path(args.result).write_text(text, encoding="utf-8")
         return
     names = args.networks or ([] if args.write else list(NETWORKS))
@@ -420,6 +433,8 @@ def main() -> None:
         "asked: the mark set before, at least. Its own quantizer: quantize_static of "
         "onnxruntime.quantization, per channel, after quant_pre_process, on the same images; `fails`: the "
         "tool stops, or its result does not load.",
+        "Nothing is drawn at random in networks of this size: other seeds give the same files; what varies "
+        "is the images.",
         "CPU s and MB: one process with one thread, quantization and conversion; the peak of that process.",
     ]
     raw = [{"case": case.__dict__, "found": values} for case, values in found]

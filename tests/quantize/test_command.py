@@ -9,12 +9,14 @@ from typing import Any
 import lowbit
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from click.testing import CliRunner
 from lowbit.cli import cli
 from lowbit.quantizer import quantize as module
 
 from tests.quantize.networks import images, residual
+from tests.support import session_options
 
 
 def run(*arguments: object, code: int = 0) -> Any:
@@ -87,6 +89,24 @@ def test_a_run_that_was_stopped_goes_on(model: Path, tmp_path: Path, monkeypatch
     resumed = output.read_bytes()
     run(*arguments, "--overwrite")
     assert output.read_bytes() == resumed
+
+
+def test_preprocessing_becomes_part_of_the_model(model: Path, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 16, 16, 3)).astype(np.uint8)
+    np.savez(tmp_path / "pixels.npz", x=pixels)
+    spec = "scale=1/64,mean=2;1.9;1.8,std=0.5;0.6;0.7"
+    done = run(model, "-o", tmp_path / "q.onnx", "--bits", "w8a8", "--calib", tmp_path / "pixels.npz", "--io",
+               "uint8", "--preprocess", spec, "--convert", tmp_path / "l.onnx", "--threads", 1)  # fmt: skip
+    assert "the model is fed raw pixels: --preprocess raw,layout=nchw,order=rgb" in done.stderr
+    fed = {"x": np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))}
+    ours = lowbit.session(tmp_path / "l.onnx").run(None, fed)[0]
+    mean, std = (np.array(each, np.float32).reshape(3, 1, 1) for each in ((2, 1.9, 1.8), (0.5, 0.6, 0.7)))
+    x = (fed["x"].astype(np.float32) / 64 - mean) / std
+    exact = ort.InferenceSession(tmp_path / "m.onnx", session_options()).run(None, {"x": x})[0]
+    assert np.abs(exact - ours).max() < 0.05
+    again = run(model, "-o", tmp_path / "f.onnx", "--calib", tmp_path / "pixels.npz", "--io", "uint8",
+                "--preprocess", "tests.quantize.networks:images", code=2)  # fmt: skip
+    assert "a function cannot become part of the model" in again.stderr
 
 
 @pytest.mark.parametrize(

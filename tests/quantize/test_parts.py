@@ -21,6 +21,7 @@ from lowbit.quantizer.ranges import ChannelValues, Values
 from lowbit.quantizer.rounding.adaround import adaround
 from lowbit.quantizer.rounding.descent import descent
 from lowbit.quantizer.rounding.gptq import gptq
+from lowbit.quantizer.rounding.layer import Rounded, round_layer
 from lowbit.quantizer.rounding.nearest import nearest
 from lowbit.quantizer.rounding.problem import Problem, first_scale, solve
 from lowbit.quantizer.sites import Layer
@@ -146,6 +147,48 @@ def test_blocks_of_a_large_gram_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.square(exact - ours).mean() < 0.05 * exact.var()
 
 
+def test_images_are_mirrored_and_halved_together(tmp_path: Any) -> None:
+    x = images(11)
+    source = load_model(random_network(0)).proto
+    spool = Spool(source, x, tmp_path, mirror=True)
+    everything = np.concatenate([feed["x"] for feed in spool])
+    assert np.array_equal(everything, np.concatenate([x, x[..., ::-1]]))
+    assert spool.samples == 11
+    assert np.array_equal(np.concatenate([feed["x"] for feed in spool.given()]), x)
+    for which in (0, 1):
+        half, own = spool.half(which), x[which::2]
+        assert half.samples == len(own)
+        assert np.array_equal(np.concatenate([f["x"] for f in half]), np.concatenate([own, own[..., ::-1]]))
+        # An image and its mirror image judge together, or not at all.
+        held = np.concatenate([half.held_out(i, len(half.feed(i)["x"])) for i in range(len(half))])
+        assert np.array_equal(held[: len(own)], held[len(own) :])
+        assert held.any()
+    plain = Spool(source, np.concatenate([x] * 30), tmp_path, mirror=True)
+    assert plain.samples == sum(len(feed["x"]) for feed in plain)  # so many that they are enough
+
+
+def test_halves_of_a_fixed_batch_are_whole_feeds(tmp_path: Any) -> None:
+    b = Builder(12, (2, 3, 16, 16))
+    spool = Spool(b.model(b.head(b.conv("x", 4))), images(8), tmp_path)
+    assert [feed["x"].shape[0] for feed in spool.half(1)] == [2, 2]
+    assert np.array_equal(spool.half(1).feed(0)["x"], images(8)[2:4])
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((3, 16, 12), 3), ((16, 12, 3), 2), ((7, 16, 12), None), ((3, 16), None)]
+)
+def test_what_is_mirrored_is_an_image(shape: tuple[int, ...], axis: int | None, tmp_path: Any) -> None:
+    value = onnx.helper.make_tensor_value_info("x", 1, ["N", *shape])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "g", [value],
+                                   [onnx.helper.make_tensor_value_info("y", 1, None)])  # fmt: skip
+    x = images(10, shape)
+    spool = Spool(onnx.helper.make_model(graph), x, tmp_path, mirror=True)
+    feeds = [feed["x"] for feed in spool]
+    assert len(feeds) == (1 if axis is None else 2)
+    if axis is not None:
+        assert np.array_equal(feeds[1], np.flip(x, axis))
+
+
 # Rounding -------------------------------------------------------------------------------------------------
 
 
@@ -174,6 +217,52 @@ def test_each_way_is_better_than_the_one_before(seed: int) -> None:
     assert errors[0] > errors[1] > errors[2]
     relaxed, own = adaround(p, 300)
     assert p.error(relaxed * own[..., None]).sum() < errors[0]
+
+
+def moments(x: Array, w: Array) -> Moments:
+    """Sums of a matrix product over rows of x."""
+    layer = Layer("l", "MatMul", w.T, np.zeros(len(w)), "l", "x", "y", len(w), 1, 4, "", False, False)
+    node = ir.node("MatMul", [ir.Value(name="x"), ir.Value(name="w")], name="l")
+    made = Moments.empty(layer, w.shape[1], 0)
+    made.add(Unfold(layer, node), x, x, x @ w.T, None)
+    return made
+
+
+def test_rows_may_be_rounded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    w, x = rng.standard_normal((7, 12)).astype(np.float32), rng.standard_normal((90, 12)).astype(np.float32)
+
+    def rounded() -> Rounded:
+        fit, held = moments(x[:70], w), moments(x[70:], w)
+        return round_layer(w[None].astype(float), fit, held, 3, method="auto", ridge=None, sweeps=5,
+                           per_channel=True, feedback=True)  # fmt: skip
+
+    whole = rounded()
+    monkeypatch.setattr("lowbit.quantizer.rounding.layer._AT_ONCE", 24)
+    parts = rounded()
+    assert np.array_equal(whole.codes, parts.codes)
+    assert np.allclose(whole.scale, parts.scale)
+    assert parts.error == pytest.approx(whole.error)
+    assert np.allclose(whole.mean, parts.mean)
+    real = whole.codes * whole.scale[..., None]
+    error = (x @ (w - real[0]).T)
+    assert whole.error == pytest.approx((error.var(axis=0)).sum() / (x @ w.T).var(axis=0).sum(), rel=1e-3)
+    assert whole.noise == pytest.approx(np.square(w - real[0]).sum(), rel=1e-5)
+
+
+def test_the_method_is_the_one_that_held_out_columns_like(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    w, x = rng.standard_normal((5, 8)).astype(np.float32), rng.standard_normal((60, 8)).astype(np.float32)
+
+    def spoilt(problem: Problem, sweeps: int) -> tuple[Array, Array]:
+        codes, scale = nearest(problem)
+        return -codes, scale
+
+    monkeypatch.setattr("lowbit.quantizer.rounding.layer.descent", spoilt)
+    made = round_layer(w[None].astype(float), moments(x[:45], w), moments(x[45:], w), 3, method="auto",
+                       ridge=None, sweeps=5, per_channel=True, feedback=True)  # fmt: skip
+    assert made.method in ("gptq", "nearest")
+    assert made.error < 0.2
 
 
 def test_descent_finds_what_no_single_code_improves() -> None:

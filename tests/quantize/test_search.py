@@ -21,12 +21,15 @@ from lowbit.inspection.search_html import render
 from lowbit.measure import bench
 from lowbit.quantizer.config import Config
 from lowbit.quantizer.quantize import CACHE_BYTES, Run
+from lowbit.quantizer.ranges import Statistics
+from lowbit.quantizer.sites import Plan
 from lowbit.searcher import latency
 from lowbit.searcher import search as steps
 from lowbit.searcher.executor import measure_packed
 from lowbit.searcher.groups import Group, groups_of, overrides_of
 from lowbit.searcher.latency import Times
 from lowbit.searcher.loss import compare
+from lowbit.searcher.network import Network
 from lowbit.searcher.report import SearchResult
 from lowbit.searcher.solve import LayerCost, choose, total_cost
 from lowbit.searcher.target import Drop, Target
@@ -93,6 +96,45 @@ def test_what_a_rule_decides_is_not_searched(plain: SearchResult) -> None:
     rules = {group.name: group.rule for group in plain.report.groups if not group.tensors}
     assert [bool(rule) for rule in rules.values()].count(True) == 2  # the first layer and the last one
     assert set(rules.values()) == {"", "ends"}
+
+
+# What judges
+
+
+def test_a_half_judges_what_the_other_one_rounds(tmp_path: Path) -> None:
+    run = Run(residual(), images(12), Config("w2a8"), tmp_path, 1, CACHE_BYTES, None, lambda *_: None)
+    network = Network(run.source.proto, Plan(), Statistics({}, {}), run.config, run.spool, [], 1)
+    assert [(half, spool.samples) for half, spool in network.judged] == [(0, 6), (1, 6)]
+    network.spool = run.spool.half(0)  # too few for halves
+    del network.judged
+    assert [half for half, _ in network.judged] == [None]
+
+
+def test_images_may_judge_without_labels() -> None:
+    few: dict[str, Any] = {**QUICK, "tries": 1}
+    result = lowbit.search(residual(), images(), target=SIZE, judge={"x": images(20, seed=9)}, **few)
+    assert result.report.judges == 20
+    assert result.report.drop_of == "agreement"
+    with pytest.raises(LowBitError, match="labels belong to images that judge"):
+        lowbit.search(residual(), images(), target=SIZE, labels=[0], **few)
+
+
+def test_harm_is_fitted_to_what_was_measured(tmp_path: Path) -> None:
+    groups = [Group(name, (name,), (), (2, 4)) for name in "abc"]
+    network: Any = types.SimpleNamespace(groups=groups, exact=[], labels=None, threads=1, judges=None,
+                                         spool=types.SimpleNamespace(samples=10))  # fmt: skip
+    search = steps._Search(network, Target.parse("size=1kB"), None, "size", "cpu", 2, 9, tmp_path,
+                           lambda *_: None)  # fmt: skip
+    search.alone = {name: {2: 1.0, 4: 0.1} for name in "abc"}
+    search.harm = {name: dict(each) for name, each in search.alone.items()}
+    true = {"a": {2: 3.0, 4: 0.1}, "b": {2: 1.0, 4: 0.1}, "c": {2: 0.2, 4: 0.1}}
+    for widths in itertools.product((2, 4), repeat=3):
+        made = dict(zip("abc", widths, strict=True))
+        loss = sum(true[name][width] for name, width in made.items())
+        search.known[str(widths)] = (made, {"divergence": loss})
+    search._fit_harm(2.0)
+    gains = {name: each[2] - each[4] for name, each in search.harm.items()}
+    assert gains["a"] > 1.8 * gains["b"] > 3 * gains["c"] >= 0
 
 
 # The integer program
@@ -287,11 +329,11 @@ def test_a_drop_is_met_with_the_least_bytes() -> None:
 
 def test_labels_decide_what_a_drop_is() -> None:
     result = lowbit.search(
-        residual(), images(), target="drop=20%", minimize="size", labelled_data={"x": images(20, seed=9)},
+        residual(), images(), target="drop=20%", minimize="size", judge={"x": images(20, seed=9)},
         labels=np.zeros(20, np.int64), **QUICK,
     )  # fmt: skip
     assert result.report.drop_of == "top1"
-    assert result.report.labelled == 20
+    assert result.report.judges == 20
 
 
 def test_a_width_that_is_not_faster_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:

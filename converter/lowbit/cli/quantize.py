@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from lowbit.cli.calibration import (
+    calibration_feeds,
+    calibration_options,
+    quantizing_options,
+    settings_of,
+)
 from lowbit.cli.common import (
     MODEL,
     Out,
@@ -16,10 +21,7 @@ from lowbit.cli.common import (
     model_argument,
     overwrite_option,
     plots_option,
-    preprocess_option,
     report_option,
-    seed_option,
-    shape_option,
     subcommand,
     threads_option,
     write_report,
@@ -29,10 +31,7 @@ from lowbit.cli.common import (
 if TYPE_CHECKING:
     import onnx
 
-    from lowbit.proto.feeds import Feeds
     from lowbit.quantizer.report import QuantizeReport
-
-_RANDOM_SAMPLES = 32
 
 _METHODS = ("mse", "minmax", "percentile", "entropy")
 _ROUNDINGS = ("auto", "nearest", "gptq", "descent", "adaround")
@@ -42,14 +41,7 @@ _ROUNDINGS = ("auto", "nearest", "gptq", "descent", "adaround")
 @model_argument
 @click.option("-o", "--output", type=MODEL, required=True, help="Where to write the quantized model.")
 @click.option("--bits", metavar="wNaM", help="Bits of weights and activations, 1 to 8 each, such as w4a8.")
-@click.option(
-    "--calib",
-    required=True,
-    metavar="DIR|FILE|random",
-    help="Images as eval --data takes them: a folder or .zip, an .npz or .npy; random shows speed only.",
-)
-@preprocess_option
-@click.option("-n", "--samples", type=click.IntRange(min=1), help="Use so many images (default: all).")
+@calibration_options
 @click.option("--calibration-method", type=click.Choice(_METHODS), help="How activation ranges are chosen.")
 @click.option("--method", type=click.Choice(_ROUNDINGS), help="How weights are rounded.")
 @click.option("--per-channel/--per-tensor", default=None, help="Weight scales (default: per channel).")
@@ -60,15 +52,11 @@ _ROUNDINGS = ("auto", "nearest", "gptq", "descent", "adaround")
 @click.option("--nodes-to-exclude", multiple=True, metavar="REGEX", help="Nodes that stay float.")
 @click.option("--nodes-to-quantize", multiple=True, metavar="REGEX", help="The only layers to quantize.")
 @click.option("--op-types-to-quantize", multiple=True, metavar="OP", help="The only ops to quantize.")
-@click.option("--config", "config_file", type=MODEL, metavar="FILE.yaml",
-              help="Settings, overrides by node among them; options win.")  # fmt: skip
 @click.option("--sub-byte", is_flag=True, default=None, help="int4 and int2 weights (opsets 21 and 25).")
-@click.option("--io", type=click.Choice(["float32", "uint8"]), help="uint8: the model is fed raw images.")
-@click.option("--convert", "lowbit_file", type=MODEL, metavar="FILE", help="Also write the lowbit model.")
-@click.option("--cache", type=MODEL, metavar="DIR", help="A folder for temporary files.")
+@click.option("--io", type=click.Choice(["float32", "uint8"]),
+              help="uint8: the model is fed raw images and does --preprocess's arithmetic.")  # fmt: skip
+@quantizing_options
 @threads_option
-@seed_option
-@shape_option
 @report_option
 @plots_option
 @overwrite_option
@@ -101,20 +89,23 @@ def command(
     from lowbit.inspection.quantize_plots import check_plots, write_plots
     from lowbit.proto.atomic import check_writable
     from lowbit.proto.feeds import as_proto
-    from lowbit.quantizer.config import read_config
+    from lowbit.quantizer.embed import embed
     from lowbit.quantizer.quantize import quantize
 
     if report_file is not None:
         check_writable(report_file, overwrite=overwrite, inputs=(model,))
     if plots_folder is not None:
         check_plots(plots_folder, overwrite=overwrite)
-    settings = {} if config_file is None else read_config(config_file)
-    given = {**options, "rounding": method, "seed": seed or None}
-    settings |= {name: value for name, value in given.items() if value not in (None, ())}
+    settings = settings_of(config_file, **options, rounding=method, seed=seed or None)
+    source: Path | onnx.ModelProto = model
+    rest = preprocess
+    if preprocess is not None and settings.get("io") == "uint8":
+        check_writable(output, overwrite=overwrite, inputs=(model,))
+        source, rest = embed(as_proto(model), preprocess)
     with out.steps("quantizing") as tell:
         result = quantize(
-            model,
-            calibration_feeds(as_proto(model), calib, preprocess, samples, seed, shapes),
+            source,
+            calibration_feeds(as_proto(model), calib, rest, samples, seed, shapes),
             output,
             config=settings,
             convert_to=False if lowbit_file is None else lowbit_file,
@@ -133,27 +124,8 @@ def command(
         out.json(summary)
     else:
         _print(out, summary, result.report)
-
-
-def calibration_feeds(
-    model: onnx.ModelProto,
-    calib: str,
-    preprocess: str | None,
-    samples: int | None,
-    seed: int,
-    shapes: tuple[str, ...],
-) -> Iterator[Feeds]:
-    """What ``--calib`` names, sample by sample."""
-    from lowbit.proto.feeds import model_inputs, parse_shapes, random_feeds
-    from lowbit.proto.images import load_feeds
-
-    if calib == "random":
-        count, sizes = samples or _RANDOM_SAMPLES, parse_shapes(shapes)
-        yield from (random_feeds(model, seed + i, sizes) for i in range(count))
-        return
-    for batch in load_feeds(calib, model_inputs(model), preprocess, limit=samples):
-        # Samples that fill up the last batch of a fixed size are no data.
-        yield {name: array[: batch.count] for name, array in batch.items()}
+        if rest != preprocess:
+            out.note(f"the model is fed raw pixels: --preprocess {rest}")
 
 
 def _print(out: Out, summary: dict[str, Any], report: QuantizeReport) -> None:

@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lowbit.cli.calibration import (
+    calibration_feeds,
+    calibration_options,
+    quantizing_options,
+    settings_of,
+)
 from lowbit.cli.common import (
     MODEL,
     Out,
@@ -14,10 +20,7 @@ from lowbit.cli.common import (
     megabytes,
     model_argument,
     overwrite_option,
-    preprocess_option,
     report_option,
-    seed_option,
-    shape_option,
     subcommand,
     write_report,
 )
@@ -46,11 +49,10 @@ def _bits(ctx: click.Context, parameter: click.Parameter, text: str) -> list[int
               help="Accuracy that may be lost, in points or relative; more is an error.")  # fmt: skip
 @click.option("--minimize", type=click.Choice(["latency", "size"]), default="latency", show_default=True,
               help="What --target drop makes small.")  # fmt: skip
-@click.option("--calib", required=True, metavar="DIR|FILE|random", help="Images, as quantize takes them.")
-@preprocess_option
-@click.option("-n", "--samples", type=click.IntRange(min=1), help="Use so many images (default: all).")
-@click.option("--data", "labelled", metavar="DIR|FILE", help="Images with labels, to count right answers.")
-@click.option("--labels", metavar="FILE", help="Their labels, as eval takes them.")
+@calibration_options
+@click.option("--data", "judge", metavar="DIR|FILE",
+              help="Other images, which judge candidates (default: halves of the calibration images).")
+@click.option("--labels", metavar="FILE", help="Their labels, as eval takes them: right answers count.")
 @click.option("--label-offset", type=int, default=0, show_default=True, help="Added to every label.")
 @device_option("cpu")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True,
@@ -62,13 +64,9 @@ def _bits(ctx: click.Context, parameter: click.Parameter, text: str) -> list[int
               help="Candidates for the Pareto front.")  # fmt: skip
 @click.option("--tries", type=click.IntRange(min=0), default=36, show_default=True,
               help="Candidates of the revert loop at most.")  # fmt: skip
-@click.option("--config", "config_file", type=MODEL, metavar="FILE.yaml", help="Settings of quantize.")
-@click.option("--convert", "lowbit_file", type=MODEL, metavar="FILE", help="Also write the lowbit model.")
+@quantizing_options
 @click.option("--state", type=MODEL, metavar="DIR",
               help="Keep what is measured there, for other targets (default: until the end).")  # fmt: skip
-@click.option("--cache", type=MODEL, metavar="DIR", help="A folder for temporary files.")
-@seed_option
-@shape_option
 @report_option
 @overwrite_option
 def command(
@@ -78,7 +76,7 @@ def command(
     calib: str,
     preprocess: str | None,
     samples: int | None,
-    labelled: str | None,
+    judge: str | None,
     config_file: Path | None,
     lowbit_file: Path | None,
     state: Path | None,
@@ -96,26 +94,22 @@ def command(
     """
     import shutil
 
-    from lowbit.cli.quantize import calibration_feeds
     from lowbit.inspection.search_html import render
     from lowbit.proto.atomic import check_writable
     from lowbit.proto.feeds import as_proto
-    from lowbit.quantizer.config import read_config
     from lowbit.searcher.search import search
 
     if report_file is not None:
         check_writable(report_file, overwrite=overwrite, inputs=(model,))
-    settings = {} if config_file is None else read_config(config_file)
+    settings = settings_of(config_file, seed=seed or None)
     settings.pop("bits", None)  # the widths are what is searched
-    if seed:
-        settings["seed"] = seed
     folder = state or output.parent / f".{output.name}.lowbit-search"
     with out.steps("searching") as tell:
         result = search(
             model,
             calibration_feeds(as_proto(model), calib, preprocess, samples, seed, shapes),
             output,
-            labelled_data=labelled,
+            judge=judge,
             preprocess=preprocess,
             state=folder,
             convert_to=False if lowbit_file is None else lowbit_file,
@@ -136,7 +130,7 @@ def command(
 
 
 def _print(out: Out, report: SearchReport, output: Path) -> None:
-    chosen, samples = report.chosen, report.labelled or report.images
+    chosen, samples = report.chosen, report.judges or report.images
     out.facts(
         [
             ("target", report.target),

@@ -26,6 +26,7 @@ from lowbit.inspection.chart import (
 from lowbit.inspection.page import render_page, short, size
 from lowbit.proto.report import ReasonGroup, group_reasons
 from lowbit.quantizer.report import Decision, Histogram, LayerRecord, QuantizeReport, TensorRecord
+from lowbit.quantizer.rounding.problem import code_bounds
 
 BINS = 64
 """Bars of a histogram on the page; a report has many more."""
@@ -97,6 +98,7 @@ class LayerRow:
     gained: float | None
     tensors: list[TensorRow]
     search: str
+    weights: HistogramPlot | None = None
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,7 @@ def _row(index: int, layer: LayerRecord, tensors: dict[str, TensorRow]) -> Layer
         gained,
         [tensors[name] for name in dict.fromkeys((layer.input, layer.output)) if name in tensors],
         " ".join(words).lower(),
+        weight_plot(layer),
     )
 
 
@@ -294,24 +297,36 @@ def rebinned(histogram: Histogram, bins: int) -> list[int]:
 
 def clipped_share(tensor: TensorRecord) -> float:
     """The share of the calibration values that lie outside of the chosen range, by whole bins."""
-    histogram = tensor.histogram
-    if histogram is None or not sum(histogram.counts):
+    return 0.0 if tensor.histogram is None else _outside(tensor.histogram, tensor.low, tensor.high)
+
+
+def _outside(histogram: Histogram, low: float, high: float) -> float:
+    if not sum(histogram.counts):
         return 0.0
     width = (histogram.high - histogram.low) / len(histogram.counts)
     middles = (histogram.low + (i + 0.5) * width for i in range(len(histogram.counts)))
     outside = sum(
         count
         for count, middle in zip(histogram.counts, middles, strict=True)
-        if not tensor.low - width / 2 <= middle <= tensor.high + width / 2
+        if not low - width / 2 <= middle <= high + width / 2
     )
     return outside / sum(histogram.counts)
 
 
+def weight_plot(layer: LayerRecord) -> HistogramPlot | None:
+    """A layer's weights in units of their scales; the range is what the codes and their roundings cover."""
+    low, high = code_bounds(layer.weight_bits)
+    return _draw(layer.histogram, low - 0.5, high + 0.5)
+
+
 def _plot(tensor: TensorRecord) -> HistogramPlot | None:
-    histogram = tensor.histogram
+    return _draw(tensor.histogram, tensor.low, tensor.high)
+
+
+def _draw(histogram: Histogram | None, low: float, high: float) -> HistogramPlot | None:
     if histogram is None or not sum(histogram.counts):
         return None
-    left, right = min(histogram.low, tensor.low), max(histogram.high, tensor.high)
+    left, right = min(histogram.low, low), max(histogram.high, high)
     if not right > left:  # a constant tensor
         left, right = left - 0.5, right + 0.5
 
@@ -331,5 +346,5 @@ def _plot(tensor: TensorRecord) -> HistogramPlot | None:
     if zero is not None and 40 < zero < _PLOT_WIDTH - 40:
         labels.append((zero, "middle", "0"))
     return HistogramPlot(
-        "".join(path), place(tensor.low), place(tensor.high), zero, labels, clipped_share(tensor)
+        "".join(path), place(low), place(high), zero, labels, _outside(histogram, low, high)
     )

@@ -161,14 +161,36 @@ def make_preprocess(text: str, inputs: Mapping[str, onnx.ValueInfoProto]) -> Pre
     """
     if is_function(text):
         return _from_user(text, load_function(text, "--preprocess"), list(inputs))
+    spec = spec_for(text, inputs)
+    ((name, value),) = inputs.items()
+    return Steps(spec, name, element_type(value))
+
+
+def spec_for(text: str, inputs: Mapping[str, onnx.ValueInfoProto]) -> Spec:
+    """The spec of a text, its layout and order filled in from a model's one input.
+
+    Raises:
+        LowBitError: if it is no spec, or does not fit the model's inputs.
+    """
     spec = parse_spec(text)
     if len(inputs) != 1:
         raise LowBitError(
             f"--preprocess: a spec makes one input of an image, the model has {len(inputs)} "
             f"({', '.join(inputs)}); give module:function, which returns a dict of arrays"
         )
-    ((name, value),) = inputs.items()
-    return Steps(_for_input(spec, value), name, element_type(value))
+    return _for_input(spec, next(iter(inputs.values())))
+
+
+def rest_of(spec: Spec) -> str:
+    """The text of a spec without scale, mean and std: raw pixels in the size and form that it makes."""
+    sizes = {"resize": spec.resize, "crop": spec.crop}
+    words = ["raw"]
+    for key, size in sizes.items():
+        if size is not None:
+            words.append(f"{key}={size if isinstance(size, int) else 'x'.join(map(str, size))}")
+    if spec.resize is not None:
+        words.append(f"interpolation={spec.interpolation}")
+    return ",".join([*words, f"layout={spec.layout}", f"order={spec.order}"])
 
 
 def _from_user(text: str, function: Callable[..., Any], names: list[str]) -> Preprocess:

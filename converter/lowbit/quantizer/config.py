@@ -26,6 +26,7 @@ RULES = {
     "channels": "one activation scale per channel in front of a depthwise convolution below 8 bits",
     "feedback": "a layer's weights are rounded for its quantized input and its float output",
     "bias": "the bias takes the difference of the means",
+    "mirror": "10 to 255 images calibrate together with their mirror images",
 }
 """The placement rules and steps that can be turned off one by one."""
 

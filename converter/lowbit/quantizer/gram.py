@@ -65,6 +65,14 @@ def from_rows(layer: Layer, rows: Array) -> Array:
     return np.ascontiguousarray(rows[0] if layer.transposed else rows[0].T)
 
 
+def reads_output(columns: int) -> bool:
+    """Whether a layer's sums need its float output: of one in blocks they are made from its weights.
+
+    A session that computes VGG-16's first Gemm would hold its weights four times (1.6 GB).
+    """
+    return columns <= LARGEST
+
+
 class Unfold:
     """A layer's input as columns."""
 
@@ -227,18 +235,19 @@ class Moments:
             made.probes = np.zeros((groups, columns, _PROBES))
         return made
 
-    def add(self, unfold: Unfold, x: Array, x_q: Array, y: Array, shift: Array | None) -> None:
+    def add(self, unfold: Unfold, x: Array, x_q: Array, y: Array | None, shift: Array | None) -> None:
         """Adds some images.
 
         Args:
             unfold: the layer's input as columns.
             x: the float input.
             x_q: the quantized one.
-            y: the float output.
+            y: the float output; unused where :func:`reads_output` says so.
             shift: what is to be added to that; None: nothing.
         """
-        target = y if shift is None else y + shift
         if len(self.blocks) == 1:
+            assert y is not None
+            target = y if shift is None else y + shift
             pairs = zip(unfold.slabs(x_q), unfold.outputs(target, x_q), strict=True)
             for (rounded,), wanted in pairs:
                 self._add_inputs(rounded)
@@ -248,19 +257,25 @@ class Moments:
             rows = to_rows(unfold.layer, unfold.layer.weight)
             for exact, rounded in unfold.slabs(x, x_q):
                 self._add_inputs(rounded)
+                whole = np.zeros((*rows.shape[:2], exact.shape[2]), np.float32)
                 for i, block in enumerate(self.blocks):
                     for g in range(len(rounded)):
                         part = rows[g][:, block] @ exact[g, block]
+                        whole[g] += part
                         self.cross[g][:, block] += part @ rounded[g, block].T
                         self.out[i][g] += part.sum(axis=1, dtype=np.float64)
                         self.out_power[i][g] += np.square(part, dtype=np.float64).sum(axis=1)
+                self._add_signal(whole)
         self.power += float(np.square(x, dtype=np.float64).sum())
         self.noise += float(np.square(x - x_q, dtype=np.float64).sum())
         if len(self.blocks) == 1:
+            assert y is not None
             by_row = unfold.by_row(target)
             self.out[0] += by_row.sum(axis=2, dtype=np.float64)
             self.out_power[0] += np.square(by_row, dtype=np.float64).sum(axis=2)
-        by_row = unfold.by_row(y)
+            self._add_signal(unfold.by_row(y))
+
+    def _add_signal(self, by_row: Array) -> None:
         self.signal_mean += by_row.sum(axis=2, dtype=np.float64)
         self.signal += np.square(by_row, dtype=np.float64).sum(axis=2)
 

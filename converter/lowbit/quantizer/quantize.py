@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
@@ -28,7 +29,7 @@ from lowbit.proto.model_file import save_model
 from lowbit.quantizer.config import Config
 from lowbit.quantizer.data import FEW, Data, Spool
 from lowbit.quantizer.emit import OPSET_INT2, OPSET_INT4, LayerCodes, Ranged, emit, finish_layer
-from lowbit.quantizer.gram import LARGEST, Moments, Unfold, to_rows
+from lowbit.quantizer.gram import LARGEST, Moments, Unfold, reads_output, to_rows
 from lowbit.quantizer.prepare import prepare, refuse_quantized
 from lowbit.quantizer.ranges import (
     Statistics,
@@ -38,8 +39,9 @@ from lowbit.quantizer.ranges import (
     decibels,
     share_concats,
 )
-from lowbit.quantizer.report import LayerRecord, QuantizeReport, Result
-from lowbit.quantizer.rounding.layer import round_layer
+from lowbit.quantizer.report import Histogram, LayerRecord, QuantizeReport, Result
+from lowbit.quantizer.rounding.layer import MANY_WEIGHTS, chooses, round_layer
+from lowbit.quantizer.rounding.problem import code_bounds as weight_bounds
 from lowbit.quantizer.runner import Graph, Tensors
 from lowbit.quantizer.sites import Layer, Plan, place
 
@@ -52,9 +54,6 @@ CACHE_BYTES = 1 << 30
 
 _MOMENT_BYTES = 1 << 29
 """Bytes of Gram matrices above which layers that could be measured in one run get a run each."""
-
-_MANY_WEIGHTS = 1 << 24
-"""Weights of a layer beyond which they are rounded in float32: VGG-16's first Gemm has 103 million."""
 
 _MOST_TRIALS = 8
 """Trial conversions, each of which may find more nodes that have to stay float."""
@@ -199,8 +198,8 @@ class Run:
             refuse_quantized(self.source)
             proto = self.source.proto
             (folder / "feeds").mkdir()
-            self.spool = Spool(proto, data, folder / "feeds")
-        self.report.images, self.report.batches = self.spool.samples, self.spool.count
+            self.spool = Spool(proto, data, folder / "feeds", mirror=config.rule("mirror"))
+        self.report.images, self.report.batches = self.spool.samples, len(self.spool)
         if self.spool.repeated:
             self.report.warn(
                 f"the model's batch is fixed: samples were repeated {self.spool.repeated} times to fill it up"
@@ -235,9 +234,12 @@ class Run:
     def open(self) -> Statistics:
         """The steps that no width changes: the clean-up, the plan, and what the tensors' values are."""
         with self._timed("prepare"):
-            self.model, self.report.steps = prepare(self.source, self.spool, self.threads, self._opset())
-            self.proto = ir.to_proto(self.model)
-            del self.proto.graph.value_info[:]
+            model, self.report.steps = prepare(self.source, self.spool, self.threads, self._opset())
+            # Large networks are in memory once: the source goes, and model and proto share their tensors.
+            del self.source
+            self.proto = ir.to_proto(model)
+            self.model = ir.from_proto(self.proto)
+            del model, self.proto.graph.value_info[:]
         with self._timed("place"):
             self.plan = self._place()
         with self._timed("ranges"):
@@ -353,8 +355,7 @@ class Run:
             moments = self._gather(stage, exact, graph, read, floats, rounded, nodes)
             shared = (time.perf_counter() - begun) / len(stage)
             for layer in stage:
-                fit, held_out = moments.pop(layer.node)
-                made = self._round_layer(layer, fit, held_out, shared)
+                made = self._round_layer(layer, *moments.pop(layer.node), seconds=shared)
                 codes[layer.node], records[layer.node] = made
                 self._save_state(layer.node, *made)
             left = [layer for layer in plan.layers.values() if layer.node not in codes]
@@ -364,6 +365,7 @@ class Run:
             rounded.forget_all_but(
                 graph.behind([read[n] for v in left for n in (v.x, v.residual) if n], rounded.known)[1]
             )
+            del model, graph  # before the next ones are made
             self._tell(records, codes, start)
         self.report.layers = [records[name] for name in plan.layers]
         return codes
@@ -420,10 +422,14 @@ class Run:
         """The sums of every layer of a stage, over the images to round for and those that judge."""
         unfolds = {layer.node: Unfold(layer, nodes[layer.node]) for layer in stage}
         moments = {
-            layer.node: [Moments.empty(layer, unfolds[layer.node].columns, self.config.seed) for _ in (0, 1)]
-            for layer in stage
+            name: [
+                Moments.empty(unfold.layer, unfold.columns, self.config.seed)
+                for _ in range(1 + chooses(unfold.columns))
+            ]
+            for name, unfold in unfolds.items()
         }
-        wanted = [name for layer in stage for name in (layer.x, layer.y, layer.residual) if name]
+        wanted = [name for layer in stage for name in (layer.x, layer.residual) if name]
+        wanted += [layer.y for layer in stage if reads_output(unfolds[layer.node].columns)]
         inputs = [read[name] for layer in stage for name in (layer.x, layer.residual) if name]
         runs = zip(
             floats.run(exact, wanted, keep=[layer.x for layer in stage]),
@@ -432,26 +438,26 @@ class Run:
         )
         for index, (x, x_q) in enumerate(runs):
             for layer in stage:
-                a, b, y = x[layer.x], x_q[read[layer.x]], x[layer.y]
+                a, b, y = x[layer.x], x_q[read[layer.x]], x.get(layer.y)
                 shift = x[layer.residual] - x_q[read[layer.residual]] if layer.residual else None
                 held = self.spool.held_out(index, len(a))
-                parts = ((moments[layer.node][0], ~held), (moments[layer.node][1], held))
-                if len(y) != len(a):
-                    parts = ((moments[layer.node][0], np.ones(len(a), bool)),)  # type: ignore[assignment]
-                for sums, mask in parts:
+                split = len(moments[layer.node]) > 1 and y is not None and len(y) == len(a)
+                masks = [~held, held] if split else [held | True]
+                for sums, mask in zip(moments[layer.node], masks, strict=False):
                     if mask.all():
                         sums.add(unfolds[layer.node], a, b, y, shift)
                     elif mask.any():
                         part = None if shift is None else shift[mask]
-                        sums.add(unfolds[layer.node], a[mask], b[mask], y[mask], part)
+                        some = None if y is None else y[mask]
+                        sums.add(unfolds[layer.node], a[mask], b[mask], some, part)
         return moments
 
     def _round_layer(
-        self, layer: Layer, fit: Moments, held: Moments, seconds: float
+        self, layer: Layer, fit: Moments, held: Moments | None = None, *, seconds: float = 0.0
     ) -> tuple[LayerCodes, LayerRecord]:
         config, start = self.config, time.perf_counter()
-        wide = np.float64 if layer.weight.size <= _MANY_WEIGHTS else np.float32
-        weights = to_rows(layer, layer.weight).astype(wide)
+        wide = np.float64 if layer.weight.size <= MANY_WEIGHTS else np.float32
+        weights = to_rows(layer, layer.weight).astype(wide, copy=False)
         method = config.override(layer.node, "rounding") or config.rounding
         neglected = fit.neglected()
         result = round_layer(
@@ -460,28 +466,24 @@ class Run:
             bias=layer.bias.reshape(weights.shape[:2]),
         )  # fmt: skip
         # ``fit`` holds the sums over all images now.
-        n = max(1, fit.count)
-        real = result.codes * result.scale[..., None]
         bias = layer.bias
         if config.rule("bias") and result.moves_bias:
             # E y = w^ E x^ + bias: y holds the float bias, but its parts by blocks of columns do not.
-            held_by_y = len(fit.blocks) == 1
-            bias = np.sum(fit.out, axis=0).reshape(-1) / n + (0 if held_by_y else layer.bias)
-            bias = bias - np.einsum("grk,gk->gr", real, fit.mean_q / n).reshape(-1)
+            bias = result.mean.reshape(-1) + (0 if len(fit.blocks) == 1 else layer.bias)
         codes = finish_layer(layer, result.codes, result.scale, bias, self.grids[layer.x])
         if not config.per_channel:
             codes.scale = codes.scale[:1]
-        difference = weights - real
-        signal = fit.power
         packed = -(-layer.weight.size * layer.bits // 8)
         output = self._output_bits(layer)
+        low, high = weight_bounds(layer.bits)
         record = LayerRecord(
             layer.node, layer.op_type, list(layer.weight.shape), layer.bits, self.plan.grid(layer.x).bits,
             output, layer.x, layer.y, layer.rule, result.method, float(result.ridge),
-            decibels(float(np.square(weights).sum()), float(np.square(difference).sum())),
-            decibels(signal, fit.noise), decibels(1.0, result.alone), decibels(1.0, result.error),
+            decibels(result.power, result.noise), decibels(fit.power, fit.noise),
+            decibels(1.0, result.alone), decibels(1.0, result.error),
             decibels(1.0, result.nearest), float(result.error), result.held_out, neglected,
             layer.weight.nbytes, packed, seconds + time.perf_counter() - start,
+            Histogram(1.5 * low - 0.5, 1.5 * high + 0.5, result.histogram.tolist()),
         )  # fmt: skip
         if not np.any(layer.weight):
             self.report.warn(f"{layer.op_type} '{layer.node}': all its weights are 0")
@@ -516,7 +518,7 @@ class Run:
         path = self._state_file(name)
         if path is None:
             return
-        text = json.dumps(record.__dict__)
+        text = json.dumps(dataclasses.asdict(record))
         path.parent.mkdir(parents=True, exist_ok=True)
 
         def write(temporary: Path) -> None:
@@ -534,7 +536,8 @@ class Run:
             return None
         try:
             with np.load(path, allow_pickle=False) as stored:
-                record = LayerRecord(**json.loads(str(stored["record"])))
+                given = json.loads(str(stored["record"]))
+                record = LayerRecord(**given | {"histogram": Histogram(**given["histogram"])})
                 return LayerCodes(stored["codes"], stored["scale"], stored["bias"]), record
         except (OSError, ValueError, KeyError, TypeError, EOFError):
             return None  # a damaged file: the layer is rounded again

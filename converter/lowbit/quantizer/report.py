@@ -96,6 +96,8 @@ class LayerRecord:
         float_bytes: of its weights in the float model.
         bytes: of its codes, packed.
         seconds: that it took.
+        histogram: of its float weights in units of their rows' scales, those far outside of the codes at the
+            ends; None where the layer was not rounded.
     """
 
     node: str
@@ -120,6 +122,7 @@ class LayerRecord:
     float_bytes: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    histogram: Histogram | None = None
 
 
 @dataclass

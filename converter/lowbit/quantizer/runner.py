@@ -144,6 +144,7 @@ class Tensors:
         model, read = graph.part(fresh, self._stored)
         computed = [value.name for value in model.graph.output]
         session = open_float(model, self.threads) if computed else None
+        del model  # the session has its own weights
         kept = [name for name in dict.fromkeys(keep) if name in fresh and name not in graph.inputs]
         writers = {name: _Writer(self.folder / f"{self._count + i}.bin") for i, name in enumerate(kept)}
         self._count += len(kept)

@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from lowbit.conversion.convert import convert
 from lowbit.quantizer.config import Config
-from lowbit.quantizer.data import Spool
+from lowbit.quantizer.data import FEW, Spool
 from lowbit.quantizer.emit import LayerCodes, Ranged, emit
 from lowbit.quantizer.quantize import CACHE_BYTES, Run, silent
 from lowbit.quantizer.ranges import Statistics, choose_grids
@@ -43,16 +43,17 @@ class Task:
     """What to measure.
 
     Attributes:
-        widths: the bits of all groups or, if ``alone``, of one.
-        alone: that group alone, all else in float; otherwise a candidate.
+        widths: the bits of all groups, or of the one that is alone.
+        what: ``alone``: that group, all else in float; ``candidate``: judged on images that its rounding did
+            not see; ``final``: as :func:`lowbit.quantize` makes it from all images.
     """
 
     widths: tuple[tuple[str, int], ...]
-    alone: bool = False
+    what: str = "candidate"
 
     def key(self) -> str:
         """A name for files."""
-        return hashlib.sha256(json.dumps([self.widths, self.alone]).encode()).hexdigest()[:24]
+        return hashlib.sha256(json.dumps([self.widths, self.what]).encode()).hexdigest()[:24]
 
 
 @dataclass
@@ -67,9 +68,9 @@ class Network:
         spool: calibration images.
         groups: what has a width.
         threads: of ONNX Runtime's sessions.
-        labelled: images with labels; None without any.
+        judges: images that judge instead of the calibration images; None without any.
         labels: of those, int64.
-        exact: the float model's outputs over the calibration images; empty until :meth:`measure_exact`.
+        exact: the float model's outputs over what judges; empty until :meth:`measure_exact`.
         exact_top1: its share of right answers; None without labels.
     """
 
@@ -80,7 +81,7 @@ class Network:
     spool: Spool
     groups: list[Group]
     threads: int | None
-    labelled: Spool | None = None
+    judges: Spool | None = None
     labels: Array | None = None
     exact: list[Array] = dataclasses.field(default_factory=list)
     exact_top1: float | None = None
@@ -99,8 +100,8 @@ class Network:
         """
         made = cls(**pickle.loads((folder / _FILE).read_bytes()))
         made.spool.folder = folder / "feeds"
-        if made.labelled is not None:
-            made.labelled.folder = folder / "labelled"
+        if made.judges is not None:
+            made.judges.folder = folder / "judges"
         return made
 
     @functools.cached_property
@@ -148,40 +149,63 @@ class Network:
             known[key] = choose_grids(plan, self.statistics, self.config)[0]
         return known[key]
 
+    @functools.cached_property
+    def judged(self) -> list[tuple[int | None, Spool]]:
+        """Which half of the calibration images to round on, None for all of them, and what judges then.
+
+        Two bits fit the images that they were rounded on: of 40 candidates for ResNet-8 the divergence there
+        had a rank correlation of .62 with that on 2000 other images, the divergence on the other half .90.
+        """
+        if self.judges is not None:
+            return [(None, self.judges)]
+        if self.spool.samples < FEW:
+            return [(None, self.spool)]
+        return [(0, self.spool.half(1)), (1, self.spool.half(0))]
+
     def measure_exact(self, folder: Path) -> None:
         """Computes the float model's outputs."""
-        self.exact = self._outputs(self.proto, self.spool, folder)
-        self.exact_top1 = self._top1(self.proto, folder)
+        self.exact = self._outputs([self.proto] * len(self.judged), folder)
+        self.exact_top1 = self._top1(self.exact)
 
-    def _outputs(self, model: onnx.ModelProto, spool: Spool, folder: Path) -> list[Array]:
+    def _outputs(self, models: Sequence[onnx.ModelProto], folder: Path) -> list[Array]:
+        """Outputs over what judges, one model for each entry of :attr:`judged`."""
         names = [value.name for value in self.proto.graph.output]
-        runs = list(Tensors(spool, folder / "outputs", 0, self.threads).run(Graph(model), names))
+        runs = [
+            run
+            for model, (_, spool) in zip(models, self.judged, strict=True)
+            for run in Tensors(spool, folder / "outputs", 0, self.threads).run(Graph(model), names)
+        ]
         return [np.concatenate([np.atleast_1d(run[name]) for run in runs]) for name in names]
 
-    def _top1(self, model: onnx.ModelProto, folder: Path) -> float | None:
-        if self.labelled is None or self.labels is None:
+    def _top1(self, outputs: Sequence[Array]) -> float | None:
+        if self.labels is None:
             return None
-        scores = next(s for s in map(classes, self._outputs(model, self.labelled, folder)) if s is not None)
+        scores = next(s for s in map(classes, outputs) if s is not None)
         return float((scores.argmax(axis=1)[: len(self.labels)] == self.labels).mean())
 
     def measure(self, task: Task, state: Path) -> dict[str, Any]:
-        """The loss of one group alone, or the loss and the bytes of a candidate."""
+        """The loss of one group alone, the loss and the bytes of a candidate, or those of the final model."""
         widths = dict(task.widths)
         with tempfile.TemporaryDirectory(prefix="lowbit-") as name:
             folder = Path(name)
-            if not task.alone:
-                fed, made = Trial(self, widths, folder, state).make()
-                loss = compare(self.exact, self._outputs(fed, self.spool, folder))
-                loss = replace(loss, top1=self._top1(fed, folder))
-                converted = convert(made, verify=False).model
-                return {
-                    **loss.to_dict(),
-                    "weight_bytes": weight_bytes(self.groups, self.sizes, widths),
-                    "bytes": len(converted.SerializeToString(deterministic=True)),
-                    "sha256": hashlib.sha256(made.SerializeToString(deterministic=True)).hexdigest(),
-                }
-            made = self._alone(widths, folder, state)
-            return compare(self.exact, self._outputs(made, self.spool, folder)).to_dict()
+            if task.what == "final":
+                made = Trial(self, widths, folder, state).make()[1]
+                digest = hashlib.sha256(made.SerializeToString(deterministic=True)).hexdigest()
+                return {"bytes": _converted_bytes(made), "sha256": digest}
+            if task.what == "alone":
+                alone = self._alone(widths, folder, state)
+                return compare(self.exact, self._outputs([alone] * len(self.judged), folder)).to_dict()
+            pairs = [
+                Trial(self, widths, folder / f"half{i}", state, half).make()
+                for i, (half, _) in enumerate(self.judged)
+            ]
+            outputs = self._outputs([fed for fed, _ in pairs], folder)
+            loss = replace(compare(self.exact, outputs), top1=self._top1(outputs))
+            return {
+                **loss.to_dict(),
+                "weight_bytes": weight_bytes(self.groups, self.sizes, widths),
+                "bytes": _converted_bytes(pairs[0][1]),
+            }
 
     def _alone(self, widths: Widths, folder: Path, state: Path) -> onnx.ModelProto:
         group = next(group for group in self.groups if group.name in widths)
@@ -203,10 +227,16 @@ class Network:
         return emit(self.proto, plan, self.grids_for(plan), codes)[0]
 
 
+def _converted_bytes(model: onnx.ModelProto) -> int:
+    return len(convert(model, verify=False).model.SerializeToString(deterministic=True))
+
+
 class _Part(Run):
     """Those steps of a quantization that depend on widths."""
 
-    def __init__(self, network: Network, widths: Widths, folder: Path, state: Path) -> None:
+    def __init__(
+        self, network: Network, widths: Widths, folder: Path, state: Path, half: int | None = None
+    ) -> None:
         self.config = replace(
             network.config,
             overrides={**network.config.overrides, **overrides_of(network.groups, widths)},
@@ -214,7 +244,9 @@ class _Part(Run):
         self.folder, self.threads, self.progress = folder, network.threads, silent
         self.cache_bytes, self.report = CACHE_BYTES, QuantizeReport(network.config.bits)
         self.network, self.widths, self.state = network, widths, state
-        self.spool, self.proto, self.model = network.spool, network.proto, network.model
+        self.half = half
+        self.spool = network.spool if half is None else network.spool.half(half)
+        self.proto, self.model = network.proto, network.model
         self.plan = network.plan_for(widths)
         self.grids = network.grids_for(self.plan)
 
@@ -233,7 +265,8 @@ class Trial(_Part):
     def _depends_on(self, name: str) -> Any:
         layers = self.plan.layers
         front = {other: layers[other].bits for other in self.network.in_front[name]}
-        return [name, layers[name].bits, front, [self.plan.grid(site).bits for site in self.plan.sites]]
+        sites = [self.plan.grid(site).bits for site in self.plan.sites]
+        return [name, layers[name].bits, front, sites, self.half]
 
     def make(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
         """The quantized model as the calibration data feed it, and as :func:`lowbit.quantize` writes it."""
@@ -276,12 +309,10 @@ class Alone(_Part):
             stage = self._stage(graph, read, done, rounded.known, wait=False)
             moments = self._gather(stage, exact, graph, read, floats, rounded, nodes)
             for layer in stage:
-                fit, held = moments.pop(layer.node)
+                sums = moments.pop(layer.node)
                 for bits in left[layer.node]:
                     layer.bits = bits
-                    made: tuple[LayerCodes, LayerRecord] = self._round_layer(
-                        layer, copy.deepcopy(fit), copy.deepcopy(held), 0.0
-                    )
+                    made: tuple[LayerCodes, LayerRecord] = self._round_layer(layer, *copy.deepcopy(sums))
                     self._save_state(layer.node, *made)
                 done[layer.node] = None
                 progress(len(done), len(self.plan.layers), layer.node)

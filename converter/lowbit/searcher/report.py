@@ -69,7 +69,8 @@ class SearchReport:
         unit: of costs: bytes or ms.
         drop_of: what a drop is: top1, agreement or error.
         images: calibration samples.
-        labelled: samples with labels.
+        judges: other samples, which judged; 0: each half of the calibration samples judged what the other one
+            rounded, and all of less than ten judged themselves.
         device: where time was measured; empty where it was not.
         threads: of the sessions.
         groups: all decisions.
@@ -85,7 +86,7 @@ class SearchReport:
     unit: str
     drop_of: str
     images: int = 0
-    labelled: int = 0
+    judges: int = 0
     device: str = ""
     threads: int | None = None
     groups: list[GroupRecord] = field(default_factory=list)

@@ -42,6 +42,12 @@ Progress = Callable[[int, int, str], None]
 _BATCH = 6
 """Candidates that are proposed together: the same whatever number of jobs measures them."""
 
+_IDLE = 3
+"""Batches in a row that bring nothing better, after which the search ends."""
+
+_NOISE = 0.03
+"""What a measured divergence leaves unexplained by a sum over groups, as a part of it."""
+
 _TIGHTENED = 3
 """Times that a budget shrinks because the measured whole took more than the sum of its parts."""
 
@@ -58,7 +64,7 @@ def search(
     activation_bits: Sequence[int] = (8,),
     max_drop: str | float | None = None,
     minimize: str = "latency",
-    labelled_data: str | Path | Mapping[str, Any] | None = None,
+    judge: str | Path | Mapping[str, Any] | None = None,
     labels: Labels | None = None,
     label_offset: int = 0,
     preprocess: str | None = None,
@@ -86,10 +92,12 @@ def search(
         activation_bits: widths of activations to choose from.
         max_drop: what may be lost at most: ``1%`` of all samples or, as ``1%rel``, of the float accuracy.
         minimize: latency or size: what the target ``drop`` makes small.
-        labelled_data: images with labels, which then decide what a drop is; else the float model does.
-        labels: their labels; see :func:`lowbit.evaluate`.
+        judge: other images that judge candidates; None: each half of the calibration images judges what the
+            other one rounded.
+        labels: of ``judge``, see :func:`lowbit.evaluate`; they then decide what a drop is, else the float
+            model does.
         label_offset: added to every label.
-        preprocess: how a labelled image becomes an input.
+        preprocess: how an image of ``judge`` becomes an input.
         device: where time is measured.
         threads: of all sessions.
         jobs: processes that measure candidates; the result does not depend on it.
@@ -125,8 +133,8 @@ def search(
     for name, each in zip(("bits", "activation_bits"), widths, strict=True):
         if not each or any(width not in range(1, 9) for width in each):
             raise LowBitError(f"{name}: expected one or more of 1 to 8, got {list(each)}")
-    if (labels is None) != (labelled_data is None):
-        raise LowBitError("labels belong to labelled images: give both (--data and --labels), or none")
+    if labels is not None and judge is None:
+        raise LowBitError("labels belong to images that judge: give both (--data and --labels), or no labels")
     config = Config.of({**options, "bits": f"w{widths[0][0]}a{widths[1][-1]}"})
     inputs = () if isinstance(model, onnx.ModelProto) else (Path(model),)
     for path in (output, convert_to):
@@ -138,8 +146,8 @@ def search(
         statistics = run.open()
         groups = groups_of(run.proto, run.plan, *widths)
         network = Network(run.proto, run.plan, statistics, config, run.spool, groups, threads)
-        if labelled_data is not None and labels is not None:
-            _add_labels(network, run, labelled_data, labels, label_offset, preprocess, folder)
+        if judge is not None:
+            _add_judges(network, run, judge, labels, label_offset, preprocess, folder)
         network.measure_exact(folder)
         network.save(folder)
         kept = folder / "state" if state is None else Path(state) / _key(run, network)
@@ -148,12 +156,13 @@ def search(
         # Workers open what lies in one folder: the images and the network, nothing else.
         shipped = folder / "shipped"
         shipped.mkdir()
-        for name in ("feeds", "labelled", "network.pkl"):
+        for name in ("feeds", "judges", "network.pkl"):
             if (folder / name).exists():
                 shutil.move(folder / name, shipped / name)
         network.spool.folder = shipped / "feeds"
-        if network.labelled is not None:
-            network.labelled.folder = shipped / "labelled"
+        network.__dict__.pop("judged", None)  # its spools lie in the old folder
+        if network.judges is not None:
+            network.judges.folder = shipped / "judges"
         made = _Search(network, wanted, limit, minimize, device, points, tries, kept, progress or silent)
         made.round_alone(folder)
         executor: Executor
@@ -185,26 +194,29 @@ def search(
 def _key(run: Run, network: Network) -> str:
     """What everything that is measured depends on, besides widths."""
     facts = [__version__, run.key]
-    if network.labelled is not None and network.labels is not None:
-        facts += [network.labelled.digest, hashlib.sha256(network.labels.tobytes()).hexdigest()]
+    if network.judges is not None:
+        facts.append(network.judges.digest)
+    if network.labels is not None:
+        facts.append(hashlib.sha256(network.labels.tobytes()).hexdigest())
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 
-def _add_labels(
+def _add_judges(
     network: Network,
     run: Run,
     data: str | Path | Mapping[str, Any],
-    labels: Labels,
+    labels: Labels | None,
     offset: int,
     preprocess: str | None,
     folder: Path,
 ) -> None:
-    proto = run.source.proto
+    proto = run.proto
     samples = Samples(data, model_inputs(proto), preprocess)
-    network.labels = np.array(class_labels(labels_of(labels, samples), samples.names, offset), np.int64)
-    (folder / "labelled").mkdir()
+    if labels is not None:
+        network.labels = np.array(class_labels(labels_of(labels, samples), samples.names, offset), np.int64)
+    (folder / "judges").mkdir()
     feeds = ({name: a[: batch.count] for name, a in batch.items()} for batch in samples.batches())
-    network.labelled = Spool(proto, feeds, folder / "labelled")
+    network.judges = Spool(proto, feeds, folder / "judges")
 
 
 class _Search:
@@ -237,10 +249,11 @@ class _Search:
         drop_of = "top1" if network.labels is not None else "agreement" if has_classes else "error"
         self.report = SearchReport(
             f"{target.kind}={target.show(target.value)}", "ms" if self.timed else "bytes", drop_of,
-            network.spool.samples, 0 if network.labels is None else len(network.labels),
+            network.spool.samples, 0 if network.judges is None else network.judges.samples,
             self.device if self.timed else "", network.threads,
         )  # fmt: skip
         self.known: dict[str, tuple[Widths, dict[str, Any]]] = {}
+        self.alone: dict[str, dict[int, float]] = {}
         self.harm: dict[str, dict[int, float]] = {}
         self.costs: list[LayerCost] = []
         self.times: Times | None = None
@@ -268,12 +281,13 @@ class _Search:
         with self._timed("candidates"):
             self._measure(self._ladder())
             chosen = self._meet_drop() if self.target.kind == "drop" else self._meet_budget()
+            self.final = self._final(chosen)
         self._fill(chosen)
         return chosen
 
     def _measure_harm(self) -> None:
         single = [
-            (group, width, Task(((group.name, width),), alone=True))
+            (group, width, Task(((group.name, width),), "alone"))
             for group in self.groups if len(group.widths) > 1 for width in group.widths
         ]  # fmt: skip
         found = self._results([task for *_, task in single], "sensitivity")
@@ -285,6 +299,7 @@ class _Search:
             for width in reversed(group.widths):
                 # More bits that measure worse are chance: the harm never grows with the width.
                 least = known[width] = max(known[width], least)
+            self.alone[group.name] = dict(known)
 
     def _measure_costs(self) -> None:
         network = self.network
@@ -327,6 +342,10 @@ class _Search:
         for task, widths, result in zip(tasks, candidates, results, strict=True):
             self.known.setdefault(task.key(), (widths, result))
         return results
+
+    def _final(self, widths: Widths) -> dict[str, Any]:
+        """What is known of a candidate once all images round it."""
+        return self._results([Task(tuple(widths.items()), "final")], "final model")[0]
 
     def _drop(self, result: Mapping[str, Any]) -> float:
         """What a candidate loses, in the sense of the limit."""
@@ -415,7 +434,7 @@ class _Search:
     def _whole(self, widths: Widths) -> float:
         """What the target is about, of a whole candidate: bytes of its file, or measured milliseconds."""
         if self.times is None:
-            return float(self._measure([widths])[0]["bytes"])
+            return float(self._final(widths)["bytes"])
         path = self.state / "measured" / f"{Task(tuple(widths.items())).key()}-{self._where()}.json"
         stored = _read(path)
         if stored is None:
@@ -432,53 +451,75 @@ class _Search:
         return self._whole(widths) - self.target.value
 
     def _refine(self, start: Widths, budget: float) -> Widths:
-        """Changes of the integer program's choice that measure better, within the budget.
+        """The best candidate within a budget that is measured from the integer program's choice on.
 
-        Harm adds up only nearly. So each group is tried a width wider, and a width narrower, with the best
-        choice of all others for it; those that the sum of harm likes best come first. What measures better is
-        kept, as a bound of that group, until nothing does.
+        Harm adds up only nearly, and differs beside other narrow layers. So each group is tried a width
+        wider, and a width narrower, with the best choice of all others for it; those that the sum of harm
+        likes best come first. After each batch the harm is fitted to all that was measured so far.
         """
         current, result = start, self._measure([start])[0]
-        least, most = dict[str, int](), dict[str, int]()
-        left = self.tries
-        while left > 0:
-            proposals = self._proposals(current, budget, least, most)
-            improved = False
-            for at in range(0, len(proposals), _BATCH):
-                part = proposals[at : at + min(_BATCH, left)]
-                if not part:
-                    break
-                left -= len(part)
-                results = self._measure([widths for widths, *_ in part])
-                best = min(range(len(part)), key=lambda i: results[i]["divergence"])
-                if results[best]["divergence"] < result["divergence"]:
-                    current, least, most = part[best]
-                    result, improved = results[best], True
-                    break
-            if not improved:
+        left, idle = self.tries, 0
+        while left > 0 and idle < _IDLE:
+            self._fit_harm(result["divergence"])
+            part = self._proposals(current, budget)[: min(_BATCH, left)]
+            if not part:
                 break
+            left -= len(part)
+            results = self._measure(part)
+            best = min(range(len(part)), key=lambda i: results[i]["divergence"])
+            idle += 1
+            if results[best]["divergence"] < result["divergence"]:
+                current, result, idle = part[best], results[best], 0
         return current
 
-    def _proposals(
-        self, current: Widths, budget: float, least: dict[str, int], most: dict[str, int]
-    ) -> list[tuple[Widths, dict[str, int], dict[str, int]]]:
-        found: list[tuple[float, Widths, dict[str, int], dict[str, int]]] = []
+    def _fit_harm(self, scale: float) -> None:
+        """Harm that explains the measured candidates and stays near that of groups alone.
+
+        Least squares, ``sum_i w_i (d_i - sum_g h[g, b_gi])^2 / (_NOISE s)^2 + sum (h - h0)^2 / p^2``: d_i are
+        the measured divergences, ``w_i`` is small for those far from the present one s, and the prior h0 is
+        the harm alone times one factor, with a deviation p of half of it.
+        """
+        if scale <= 0:
+            return
+        items = [(g.name, width) for g in self.groups if len(g.widths) > 1 for width in g.widths]
+        place = {item: i for i, item in enumerate(items)}
+        known = list(self.known.values())
+        used = np.zeros((len(known), len(items)))
+        for row, (widths, _) in zip(used, known, strict=True):
+            for item in widths.items():
+                if item in place:
+                    row[place[item]] = 1.0
+        alone = np.array([self.alone[name][width] for name, width in items])
+        measured = np.array([float(result["divergence"]) for _, result in known])
+        near = np.minimum(measured / scale, scale / np.maximum(measured, 1e-12)) ** 2
+        summed = used @ alone
+        factor = float((near * summed * measured).sum() / max((near * summed**2).sum(), 1e-300)) or 1.0
+        prior = factor * alone
+        deviation = 0.5 * prior + 0.02 * scale
+        weighted = used * near[:, None] / (_NOISE * scale) ** 2
+        system = weighted.T @ used + np.diag(deviation**-2)
+        fitted = prior + np.linalg.solve(system, weighted.T @ (measured - used @ prior))
+        for group in self.groups:
+            least = 0.0
+            for width in reversed(group.widths) if len(group.widths) > 1 else ():
+                least = self.harm[group.name][width] = max(float(fitted[place[group.name, width]]), least)
+
+    def _proposals(self, current: Widths, budget: float) -> list[Widths]:
+        """Candidates that were not measured yet, those of least summed harm first."""
+        found: list[tuple[float, Widths]] = []
         for group in self.groups:
             at = group.widths.index(current[group.name])
             for other in (at + 1, at - 1):
                 if not 0 <= other < len(group.widths):
                     continue
                 bound = {group.name: group.widths[other]}
-                new_least = {**least, **bound} if other > at else least
-                new_most = most if other > at else {**most, **bound}
-                made = self._choose(budget, new_least, new_most)
+                made = self._choose(budget, bound, None) if other > at else self._choose(budget, None, bound)
                 if made is None or Task(tuple(made.items())).key() in self.known:
                     continue
-                if any(made == known for _, known, *_ in found):
+                if any(made == known for _, known in found):
                     continue
-                harm = sum(self.harm[name][width] for name, width in made.items())
-                found.append((harm, made, new_least, new_most))
-        return [each[1:] for each in sorted(found, key=lambda each: each[0])]
+                found.append((sum(self.harm[name][width] for name, width in made.items()), made))
+        return [made for _, made in sorted(found, key=lambda each: each[0])]
 
     def _meet_drop(self) -> Widths:
         """The cheapest candidate within the drop: points of the front, between two of them, then reverts."""
@@ -546,12 +587,13 @@ class _Search:
                     costs[width] = max(costs.get(width, value), value)
             report.groups.append(
                 GroupRecord(group.name, list(group.layers), list(group.tensors), group.rule,
-                            self.harm[group.name], costs, chosen[group.name])
+                            self.alone[group.name], costs, chosen[group.name])
             )  # fmt: skip
         for widths, result in self.known.values():
-            cost = float(result["bytes"]) if self.times is None else predicted(network, self.times, widths)
+            size = int(self.final["bytes"] if widths == chosen else result["bytes"])
+            cost = float(size) if self.times is None else predicted(network, self.times, widths)
             report.points.append(
-                Point(widths, cost, weight_bytes(self.groups, network.sizes, widths), int(result["bytes"]),
+                Point(widths, cost, weight_bytes(self.groups, network.sizes, widths), size,
                       float(result["divergence"]), self._drop(result), chosen=widths == chosen)
             )  # fmt: skip
         report.points.sort(key=lambda point: (point.cost, point.divergence))
@@ -565,8 +607,7 @@ class _Search:
     def finish(self, model: onnx.ModelProto) -> None:
         """Compares the final model with the candidate that was measured."""
         digest = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
-        known = next(r for widths, r in self.known.values() if widths == self.report.chosen.widths)
-        if digest != known["sha256"]:
+        if digest != self.final["sha256"]:
             self.report.warnings.append(
                 "the final model is not the candidate that was measured, byte for byte: that was made on "
                 "another machine, or the converter keeps other nodes in float; measure it with lowbit eval"

@@ -14,7 +14,7 @@ row by row; ``w^ = scale * codes``.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,12 @@ class Problem:
             np.linalg.cholesky(metric[:, ::-1, ::-1])[:, ::-1, ::-1].transpose(0, 2, 1)
             for metric in self.metric
         ]
+
+    def of_rows(self, rows: slice) -> Problem:
+        """The problem of some rows of each group; metric and factors are shared."""
+        part = replace(self, weights=self.weights[:, rows], target=self.target[:, rows])
+        part.__dict__["factors"] = self.factors
+        return part
 
     def round(self, values: Array) -> Array:
         """The nearest codes of values in units of the scale; one bit has the codes -1 and +1."""
@@ -124,7 +130,7 @@ def solve(
         feedback: whether the target is that of the float output; else ``t = w``.
         least: of the ridge, as a part of ``power``.
     """
-    target = np.array(weights)
+    target = np.array(weights, dtype=weights.dtype)
     metric = []
     for block, g, squares in zip(blocks, gram, power, strict=True):
         size = g.shape[-1]
@@ -132,10 +138,11 @@ def solve(
         # A little is always added: fewer images than columns make G singular.
         floor = np.where(squares > 0, least * squares, 1.0)
         added = np.maximum(ridge * mean, floor)[:, None, None]
-        h = g + added * np.eye(size)
+        h = g.copy()
+        np.einsum("gkk->gk", h)[...] += added[..., 0]
         metric.append(h)
         if feedback:
-            right = cross[..., block] + added * weights[..., block]
+            right = (cross[..., block] + added * weights[..., block]).astype(h.dtype, copy=False)
             target[..., block] = np.linalg.solve(h, right.transpose(0, 2, 1)).transpose(0, 2, 1)
     low, high = code_bounds(bits)
     return Problem(weights, target, metric, blocks, low, high, per_channel)
