@@ -1,0 +1,262 @@
+"""A network on torch tensors: as the float model computes it, or with every code rounded.
+
+The latent of a weight is its code as a real number, and that of a scale the logarithm of how much it grew, so
+that a network which was not trained holds exactly what was read. Gradients pass the rounding unchanged
+(straight-through); those of scales then are what Esser et al. ("Learned step size quantization", 2019) derive.
+"""
+
+# torch is typed where it is installed and unknown to mypy where it is not; both must pass.
+# mypy: disable-error-code="no-any-return, no-untyped-call, misc, unused-ignore"
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lowbit.errors import LowBitError
+from lowbit.finetuner.network import Block, Grid, Layer, Network, Step
+from lowbit.finetuner.ops import OPS
+
+Array = npt.NDArray[Any]
+Values = dict[str, Tensor]
+
+_LARGEST_GROWTH = 4.0
+"""A scale changes by this factor at most."""
+
+
+@dataclass
+class LayerState:
+    """What is trained of a layer.
+
+    Attributes:
+        codes: latents of the codes, in codes.
+        growth: logarithm of the scale's growth, of the scale's shape.
+        shift: of the bias, in units of ``unit``.
+        unit: what one step of a weight's code adds to an output, about; float32 [rows].
+    """
+
+    codes: Tensor
+    growth: Tensor
+    shift: Tensor
+    unit: Tensor
+
+
+@dataclass(frozen=True)
+class Drops:
+    """Random drops of activation rounding (Wei et al., "QDrop", 2022): each element stays real by chance."""
+
+    probability: float
+    generator: torch.Generator
+
+    def keep(self, x: Tensor) -> Tensor:
+        """Where an element is rounded; bool, in the shape of ``x``."""
+        random = torch.rand(x.shape, generator=self.generator, device=self.generator.device)
+        return (random >= self.probability).to(x.device)
+
+
+class Engine:
+    """Runs the steps of a network, and holds what is trained.
+
+    Attributes:
+        network: the network.
+        device: where it computes.
+        layers: by the name of their weights.
+        growths: of each grid of activations, like those of weights.
+    """
+
+    def __init__(self, network: Network, device: str) -> None:
+        """Raises LowBitError for a step that has no form here."""
+        self.network, self.device = network, torch.device(device)
+        for step in network.steps:
+            if step.grid < 0 and step.op_type not in OPS:
+                raise LowBitError(
+                    f"{step.op_type} '{step.name}' stands in front of a quantized layer and cannot be trained "
+                    "through; leave the layers behind it float (--nodes-to-exclude of lowbit quantize)"
+                )
+        self._grids = [(self._to(g.scale), self._to(g.zero)) for g in network.grids]
+        self.growths = [torch.zeros_like(scale) for scale, _ in self._grids]
+        self._constants = {name: self._constant(array) for name, array in network.constants.items()}
+        self._floats = {}
+        self._scales, self._biases, self.layers = {}, {}, dict[str, LayerState]()
+        for name, layer in network.layers.items():
+            self._floats[name] = self._to(layer.float_weight)
+            if layer.bias:
+                self._floats[layer.bias] = self._to(layer.float_bias)
+            self._scales[name] = self._to(layer.scale)
+            scale = np.broadcast_to(self.x_grid(layer).scale.reshape(-1), self._channels(layer))
+            x_scale = np.repeat(scale, len(layer.bias_codes) // len(scale)).astype(np.float32)
+            unit = (x_scale * layer.scale).astype(np.float32)
+            self._biases[name] = self._to(layer.bias_codes.astype(np.float64) * unit)
+            grid = self.x_grid(layer)
+            self.layers[name] = LayerState(
+                self._to(layer.codes), torch.zeros_like(self._scales[name]),
+                torch.zeros_like(self._biases[name]), self._to(unit * ((grid.high - grid.low) / 4)),
+            )  # fmt: skip
+
+    def _to(self, array: Array) -> Tensor:
+        return torch.from_numpy(np.array(array, np.float32)).to(self.device)
+
+    def _constant(self, array: Array) -> Tensor:
+        made = torch.from_numpy(np.array(array))
+        return made.to(self.device) if made.is_floating_point() else made
+
+    def x_grid(self, layer: Layer) -> Grid:
+        """The grid of what a layer reads."""
+        step = next(step for step in self.network.steps if step.outputs[:1] == (layer.x,))
+        return self.network.grids[step.grid]
+
+    def _channels(self, layer: Layer) -> int:
+        return max(1, self.x_grid(layer).scale.size)
+
+    # Parameters -------------------------------------------------------------------------------------------
+
+    def state(self, layers: Iterable[str], grids: Iterable[int]) -> dict[str, Tensor]:
+        """The tensors that are trained of some layers and grids, by a name that is the same in every run."""
+        found = {}
+        for name in layers:
+            state = self.layers[name]
+            found |= {f"codes {name}": state.codes, f"growth {name}": state.growth}
+            if self.network.layers[name].bias:
+                found[f"shift {name}"] = state.shift
+        for index in grids:
+            if not self.network.grids[index].fed:
+                found[f"grid {index}"] = self.growths[index]
+        return found
+
+    @torch.no_grad()
+    def clamp(self, layers: Iterable[str], grids: Iterable[int]) -> None:
+        """Brings what an optimizer changed back into its bounds."""
+        bound = float(np.log(_LARGEST_GROWTH))
+        for name in layers:
+            layer, state = self.network.layers[name], self.layers[name]
+            state.codes.clamp_(layer.low, layer.high)
+            state.growth.clamp_(-bound, bound)
+        for index in grids:
+            self.growths[index].clamp_(-bound, bound)
+
+    # Running ----------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        steps: Sequence[Step],
+        values: Mapping[str, Tensor],
+        wanted: Collection[str],
+        *,
+        exact: bool = False,
+        drops: Drops | None = None,
+    ) -> Values:
+        """Computes some steps.
+
+        Args:
+            steps: in order.
+            values: what they read of what is not theirs.
+            wanted: the outputs to return.
+            exact: as the float model computes them, nothing rounded.
+            drops: of activation rounding.
+        """
+        known = dict(values)
+        last = {name: i for i, step in enumerate(steps) for name in step.inputs}
+        for i, step in enumerate(steps):
+            if step.grid >= 0:
+                x = known[step.inputs[0]]
+                known[step.outputs[0]] = x if exact else self._round(x, step.grid, drops)
+            else:
+                inputs = [self._read(name, known, exact=exact) for name in step.inputs]
+                self._call(step, inputs, known)
+            for name in step.inputs:
+                if last[name] == i and name not in wanted:
+                    known.pop(name, None)
+        return {name: known[name] for name in wanted}
+
+    def _call(self, step: Step, inputs: list[Any], known: Values) -> None:
+        attributes = {**step.attributes, "outputs": len(step.outputs)}
+        if step.op_type == "Reshape":
+            inputs[1] = self._wider(inputs[0], inputs[1])
+        try:
+            made = OPS[step.op_type](inputs, attributes)
+        except LowBitError as error:
+            raise LowBitError(f"{step.op_type} '{step.name}': {error}") from error
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            what = str(error).splitlines()[0]
+            raise LowBitError(f"{step.op_type} '{step.name}' cannot be computed here: {what}") from error
+        known.update(zip(step.outputs, made if isinstance(made, list) else [made], strict=False))
+
+    def _wider(self, x: Tensor, shape: Tensor) -> Tensor:
+        """The shape of a Reshape that speaks of the model's fixed batch, for another batch."""
+        batch = self.network.batch
+        if batch and len(shape) and int(shape[0]) == batch and x.shape[0] != batch:
+            shape = shape.clone()
+            shape[0] = x.shape[0]
+        return shape
+
+    def _read(self, name: str, known: Values, *, exact: bool) -> Tensor | None:
+        if not name:
+            return None
+        if name in known:
+            return known[name]
+        if name in self._constants:
+            return self._constants[name]
+        if exact:
+            return self._floats[name]
+        return self._weight(name) if name in self.layers else self._bias(name)
+
+    def _round(self, x: Tensor, index: int, drops: Drops | None) -> Tensor:
+        grid = self.network.grids[index]
+        scale, zero = self._grids[index]
+        scale = scale * self.growths[index].exp()
+        if grid.axis is not None:
+            shape = [1] * x.ndim
+            shape[grid.axis] = -1
+            scale, zero = scale.reshape(shape), zero.reshape(shape)
+        else:
+            scale, zero = scale.reshape(()), zero.reshape(())
+        real = (_straight(x / scale, torch.round) + zero).clamp(grid.low, grid.high)
+        rounded = (real - zero) * scale
+        return rounded if drops is None else torch.where(drops.keep(x), rounded, x)
+
+    def scale(self, name: str) -> Tensor:
+        """Of a layer's weights, as it is now."""
+        return self._scales[name] * self.layers[name].growth.exp()
+
+    def grid_scale(self, index: int) -> Tensor:
+        """Of a grid of activations, as it is now."""
+        return self._grids[index][0] * self.growths[index].exp()
+
+    def codes(self, name: str) -> Tensor:
+        """Of a layer's weights, as they are now."""
+        layer = self.network.layers[name]
+        return _straight(self.layers[name].codes.clamp(layer.low, layer.high), torch.round)
+
+    def _weight(self, name: str) -> Tensor:
+        layer = self.network.layers[name]
+        shape = [1] * layer.codes.ndim
+        shape[layer.axis] = -1
+        return self.codes(name) * self.scale(name).reshape(shape if layer.scale.size > 1 else [])
+
+    def bias(self, name: str) -> Tensor:
+        """Of a layer by the name of its weights, as it is now, before it is rounded to its grid."""
+        state = self.layers[name]
+        return self._biases[name] + state.shift * state.unit
+
+    def _bias(self, name: str) -> Tensor:
+        owner = next(key for key, layer in self.network.layers.items() if layer.bias == name)
+        return self.bias(owner)
+
+    # Blocks -----------------------------------------------------------------------------------------------
+
+    def grids_of(self, block: Block) -> list[int]:
+        """The grids of a block's quantizers."""
+        return sorted({step.grid for step in block.steps if step.grid >= 0})
+
+
+def _straight(x: Tensor, function: Any) -> Tensor:
+    """A function that gradients pass as if it were not there."""
+    return x + (function(x) - x).detach()
