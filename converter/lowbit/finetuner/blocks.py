@@ -62,12 +62,12 @@ class BlockTuning:
         self._fill()
 
     def _fill(self) -> None:
-        """The images themselves: the held-out ones, the training ones, and changed copies of those."""
+        """The images: changed held-out ones, the training ones, and changed copies of those."""
         pool = self.pool
         sizes = [v.numel() for v in pool.images(pool.train[:1]).values()]
         # Values inside a network take some times what its images take.
         copies = max(1, min(_COPIES, _CACHE // max(1, 16 * 4 * max(sizes) * len(pool.train))))
-        self.held = len(pool.held)
+        self.held = pool.judged
         self.total = self.held + len(pool.train) * copies
         generator = torch.Generator().manual_seed(self.seed)
         at = 0
@@ -81,9 +81,9 @@ class BlockTuning:
 
     def _image_parts(self, copies: int, generator: torch.Generator) -> Iterator[Values]:
         pool = self.pool
-        for numbers in (pool.held, pool.train):
-            for start in range(0, len(numbers), BATCH):
-                yield pool.images(numbers[start : start + BATCH])
+        yield from pool.judges(BATCH, self.seed)
+        for start in range(0, len(pool.train), BATCH):
+            yield pool.images(pool.train[start : start + BATCH])
         for _ in range(copies - 1):
             for start in range(0, len(pool.train), BATCH):
                 yield pool.changed(pool.train[start : start + BATCH], generator, 0.0)
@@ -117,7 +117,7 @@ class BlockTuning:
             numbers = torch.randint(self.held, self.total, (BATCH,), generator=generator).numpy()
             exact, rounded = (self._part(a, block.inputs, numbers) for a in (self.exact, self.rounded))
             given = {
-                name: torch.where(drops.keep(x), rounded[name], x) if x.is_floating_point() else x
+                name: torch.addcmul(x, drops.keep(x), rounded[name] - x) if x.is_floating_point() else x
                 for name, x in exact.items()
             }
             wanted = self._part(self.exact, block.outputs, numbers)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lowbit.errors import LowBitError
-from lowbit.finetuner.network import Block, Grid, Layer, Network, Step
+from lowbit.finetuner.network import Block, Layer, Network, Step
 from lowbit.finetuner.ops import OPS
 
 Array = npt.NDArray[Any]
@@ -55,9 +55,44 @@ class Drops:
     generator: torch.Generator
 
     def keep(self, x: Tensor) -> Tensor:
-        """Where an element is rounded; bool, in the shape of ``x``."""
-        random = torch.rand(x.shape, generator=self.generator, device=self.generator.device)
-        return (random >= self.probability).to(x.device)
+        """1 where an element is rounded, 0 where not; in the shape of ``x``."""
+        mask = torch.empty(x.shape, device=self.generator.device)
+        return mask.bernoulli_(1 - self.probability, generator=self.generator).to(x.device)
+
+
+class _Rounding(torch.autograd.Function):
+    """A quantizer: its real output, and gradients that pass rounding, but not clipping.
+
+    With ``q = clip(rint(x / s) + z, low, high)`` and ``y = (q - z) s``, the gradient of ``log s`` is ``y - x``
+    inside the bounds and ``y`` outside. Written out, it takes a third of the time of its single steps.
+    """
+
+    @staticmethod
+    def forward(
+        context: Any, x: Tensor, growth: Tensor, scale: Tensor, zero: Tensor, bounds: tuple[int, int],
+        keep: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """Rounds ``x`` where ``keep`` is 1."""
+        grown = scale * growth.exp()
+        codes = torch.round(x / grown).add_(zero)
+        inside = (codes >= bounds[0]) & (codes <= bounds[1])
+        y = codes.clamp_(*bounds).sub_(zero).mul_(grown)
+        context.save_for_backward(x, y, inside, *(() if keep is None else (keep,)))
+        context.shape = growth.shape
+        return y if keep is None else torch.addcmul(x, keep, y - x)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        """Of ``x`` and of the logarithm of the scale."""
+        x, y, inside, *keep = context.saved_tensors
+        part = gradient * keep[0] if keep else gradient
+        passed = part * inside
+        of_scale = part.mul(y).addcmul_(passed, x, value=-1)
+        while of_scale.ndim > len(context.shape):
+            of_scale = of_scale.sum(0)
+        axes = [i for i, n in enumerate(context.shape) if n == 1 and of_scale.shape[i] != 1]
+        of_scale = of_scale.sum(axes, keepdim=True) if axes else of_scale
+        return (passed if not keep else passed.add_(gradient).sub_(part)), of_scale, None, None, None, None
 
 
 class Engine:
@@ -84,16 +119,18 @@ class Engine:
         self._constants = {name: self._constant(array) for name, array in network.constants.items()}
         self._floats = {}
         self._scales, self._biases, self.layers = {}, {}, dict[str, LayerState]()
+        self._places = {step.outputs[0]: step.grid for step in network.steps if step.grid >= 0}
+        self._owners = {layer.bias: name for name, layer in network.layers.items() if layer.bias}
         for name, layer in network.layers.items():
             self._floats[name] = self._to(layer.float_weight)
             if layer.bias:
                 self._floats[layer.bias] = self._to(layer.float_bias)
-            self._scales[name] = self._to(layer.scale)
-            scale = np.broadcast_to(self.x_grid(layer).scale.reshape(-1), self._channels(layer))
-            x_scale = np.repeat(scale, len(layer.bias_codes) // len(scale)).astype(np.float32)
+            grid = network.grids[self.grid_index(layer)]
+            x_scale = grid.scale.reshape(-1)
+            x_scale = np.repeat(x_scale, len(layer.bias_codes) // len(x_scale))
             unit = (x_scale * layer.scale).astype(np.float32)
+            self._scales[name] = self._to(layer.scale)
             self._biases[name] = self._to(layer.bias_codes.astype(np.float64) * unit)
-            grid = self.x_grid(layer)
             self.layers[name] = LayerState(
                 self._to(layer.codes), torch.zeros_like(self._scales[name]),
                 torch.zeros_like(self._biases[name]), self._to(unit * ((grid.high - grid.low) / 4)),
@@ -106,13 +143,9 @@ class Engine:
         made = torch.from_numpy(np.array(array))
         return made.to(self.device) if made.is_floating_point() else made
 
-    def x_grid(self, layer: Layer) -> Grid:
-        """The grid of what a layer reads."""
-        step = next(step for step in self.network.steps if step.outputs[:1] == (layer.x,))
-        return self.network.grids[step.grid]
-
-    def _channels(self, layer: Layer) -> int:
-        return max(1, self.x_grid(layer).scale.size)
+    def grid_index(self, layer: Layer) -> int:
+        """Of the grid of what a layer reads."""
+        return self._places[layer.x]
 
     # Parameters -------------------------------------------------------------------------------------------
 
@@ -128,6 +161,17 @@ class Engine:
             if not self.network.grids[index].fed:
                 found[f"grid {index}"] = self.growths[index]
         return found
+
+    def save(self, layers: Iterable[str], grids: Iterable[int]) -> dict[str, Array]:
+        """The same as arrays."""
+        return {name: tensor.detach().cpu().numpy() for name, tensor in self.state(layers, grids).items()}
+
+    @torch.no_grad()
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Takes back what :meth:`save` gave."""
+        tensors = self.state(self.layers, range(len(self.growths)))
+        for name, array in arrays.items():
+            tensors[name].copy_(torch.from_numpy(array))
 
     @torch.no_grad()
     def clamp(self, layers: Iterable[str], grids: Iterable[int]) -> None:
@@ -206,21 +250,16 @@ class Engine:
             return self._constants[name]
         if exact:
             return self._floats[name]
-        return self._weight(name) if name in self.layers else self._bias(name)
+        return self._weight(name) if name in self.layers else self.bias(self._owners[name])
 
     def _round(self, x: Tensor, index: int, drops: Drops | None) -> Tensor:
-        grid = self.network.grids[index]
-        scale, zero = self._grids[index]
-        scale = scale * self.growths[index].exp()
+        grid, (scale, zero) = self.network.grids[index], self._grids[index]
+        shape = [1] * x.ndim
         if grid.axis is not None:
-            shape = [1] * x.ndim
             shape[grid.axis] = -1
-            scale, zero = scale.reshape(shape), zero.reshape(shape)
-        else:
-            scale, zero = scale.reshape(()), zero.reshape(())
-        real = (_straight(x / scale, torch.round) + zero).clamp(grid.low, grid.high)
-        rounded = (real - zero) * scale
-        return rounded if drops is None else torch.where(drops.keep(x), rounded, x)
+        growth, scale, zero = (tensor.reshape(shape) for tensor in (self.growths[index], scale, zero))
+        keep = None if drops is None else drops.keep(x)
+        return _Rounding.apply(x, growth, scale, zero, (grid.low, grid.high), keep)
 
     def scale(self, name: str) -> Tensor:
         """Of a layer's weights, as it is now."""
@@ -245,10 +284,6 @@ class Engine:
         """Of a layer by the name of its weights, as it is now, before it is rounded to its grid."""
         state = self.layers[name]
         return self._biases[name] + state.shift * state.unit
-
-    def _bias(self, name: str) -> Tensor:
-        owner = next(key for key, layer in self.network.layers.items() if layer.bias == name)
-        return self.bias(owner)
 
     # Blocks -----------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ Array = npt.NDArray[Any]
 
 _SHIFT = 8
 """Images are moved by up to this part of their height and width."""
+
+_JUDGES, _MOST_JUDGED = 8, 500
+"""Changed copies of each held-out sample, and samples beyond which there are fewer."""
 
 _CHANNELS = (1, 3)
 """Sizes of the axis of channels that tell NHWC images from NCHW ones."""
@@ -74,6 +78,22 @@ class Pool:
     def images(self, numbers: Array) -> dict[str, Tensor]:
         """Samples as they were given, float32 where they are numbers with a fraction."""
         return {name: torch.from_numpy(array[numbers]) for name, array in self._arrays.items()}
+
+    @property
+    def judged(self) -> int:
+        """How many of them :meth:`judges` gives."""
+        return self._copies * len(self.held)
+
+    @property
+    def _copies(self) -> int:
+        return max(1, min(_JUDGES, _MOST_JUDGED // len(self.held)))
+
+    def judges(self, batch: int, seed: int) -> Iterator[dict[str, Tensor]]:
+        """Held-out samples, changed: `lowbit quantize` has seen them as they are, and fits them too well."""
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(self._copies):
+            for start in range(0, len(self.held), batch):
+                yield self.changed(self.held[start : start + batch], generator, 0.0)
 
     def changed(self, numbers: Array, generator: torch.Generator, mix: float) -> dict[str, Tensor]:
         """Samples flipped and moved at random and, with a probability each, mixed with another one.
