@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 @preprocess_option
 @click.option("-n", "--samples", type=click.IntRange(min=1), help="Use so many images (default: all).")
 @click.option("--blocks", "mode", flag_value="blocks", help="Block by block (default below 400 images).")
-@click.option("--distill", "mode", flag_value="distill", help="The whole network (default from 400 images on).")
+@click.option("--distill", "mode", flag_value="distill",
+              help="The whole network (default from 400 images on).")  # fmt: skip
 @click.option("--steps", type=click.IntRange(min=1),
               help="Of each block (default: 300), or of the whole network (default: 700).")  # fmt: skip
 @click.option("--lr", "rate", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.004,

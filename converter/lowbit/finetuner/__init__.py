@@ -1,1 +1,1 @@
-"""``lowbit finetune``: codes, scales and biases of a quantized network, trained to do what the float one does."""
+"""``lowbit finetune``: a quantized network, trained to do what its float model does."""

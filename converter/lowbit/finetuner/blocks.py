@@ -10,7 +10,6 @@ does not grow with the images or the depth.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -94,7 +93,9 @@ class BlockTuning:
         return store(self.folder / f"value{self.count}.npy", (self.total, *value.shape[1:]), dtype)
 
     def _part(self, arrays: dict[str, Array], names: tuple[str, ...], numbers: Any) -> Values:
-        return {name: torch.from_numpy(np.array(arrays[name][numbers])).to(self.engine.device) for name in names}
+        return {
+            name: torch.from_numpy(np.array(arrays[name][numbers])).to(self.engine.device) for name in names
+        }
 
     def tune(self, index: int, tell: Callable[[int], None]) -> tuple[float, float]:
         """Trains a block; :meth:`advance` must have passed those in front.
@@ -158,7 +159,9 @@ class BlockTuning:
         fresh: dict[str, Array] = {}
         for start in range(0, self.total, BATCH):
             where = slice(start, min(start + BATCH, self.total))
-            made = self.engine.run(block.steps, self._part(source, block.inputs, where), block.outputs, exact=exact)
+            made = self.engine.run(
+                block.steps, self._part(source, block.inputs, where), block.outputs, exact=exact
+            )
             for name, value in made.items():
                 held = value.cpu()
                 if name not in fresh:

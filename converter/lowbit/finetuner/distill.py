@@ -1,4 +1,4 @@
-"""The whole network at once: its outputs and those of its blocks follow the float model's on unlabeled images.
+"""The whole network at once: its outputs and its blocks' follow the float model's on unlabeled images.
 
 Knowledge distillation (Hinton et al., 2015) with the network itself as its teacher. The images are flipped,
 moved and mixed, so that few of them go a long way.
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -38,9 +37,7 @@ INNER = 0.3
 class Distillation:
     """One training of the whole network."""
 
-    def __init__(
-        self, engine: Engine, pool: Pool, judge: Judge, steps: int, rate: float, seed: int
-    ) -> None:
+    def __init__(self, engine: Engine, pool: Pool, judge: Judge, steps: int, rate: float, seed: int) -> None:
         self.engine, self.pool, self.judge, self.steps, self.seed = engine, pool, judge, steps, seed
         network = engine.network
         self.inner = [

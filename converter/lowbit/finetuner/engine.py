@@ -1,8 +1,8 @@
 """A network on torch tensors: as the float model computes it, or with every code rounded.
 
-The latent of a weight is its code as a real number, and that of a scale the logarithm of how much it grew, so
-that a network which was not trained holds exactly what was read. Gradients pass the rounding unchanged
-(straight-through); those of scales then are what Esser et al. ("Learned step size quantization", 2019) derive.
+The latent of a weight is its code as a real number, and that of a scale the logarithm of how much it grew:
+a network that was not trained holds exactly what was read. Gradients pass the rounding unchanged
+(straight-through); those of scales are those of Esser et al. ("Learned step size quantization", 2019).
 """
 
 # torch is typed where it is installed and unknown to mypy where it is not; both must pass.
@@ -63,8 +63,8 @@ class Drops:
 class _Rounding(torch.autograd.Function):
     """A quantizer: its real output, and gradients that pass rounding, but not clipping.
 
-    With ``q = clip(rint(x / s) + z, low, high)`` and ``y = (q - z) s``, the gradient of ``log s`` is ``y - x``
-    inside the bounds and ``y`` outside. Written out, it takes a third of the time of its single steps.
+    With ``q = clip(rint(x / s) + z, low, high)`` and ``y = (q - z) s``, that of ``log s`` is ``y - x`` inside the
+    bounds and ``y`` outside. Written out, it takes a third of the time of its single steps.
     """
 
     @staticmethod
@@ -111,8 +111,8 @@ class Engine:
         for step in network.steps:
             if step.grid < 0 and step.op_type not in OPS:
                 raise LowBitError(
-                    f"{step.op_type} '{step.name}' stands in front of a quantized layer and cannot be trained "
-                    "through; leave the layers behind it float (--nodes-to-exclude of lowbit quantize)"
+                    f"{step.op_type} '{step.name}' stands in front of a quantized layer and cannot be "
+                    "trained through; leave the layers behind it float (--nodes-to-exclude of lowbit quantize)"
                 )
         self._grids = [(self._to(g.scale), self._to(g.zero)) for g in network.grids]
         self.growths = [torch.zeros_like(scale) for scale, _ in self._grids]
@@ -151,7 +151,7 @@ class Engine:
 
     def state(self, layers: Iterable[str], grids: Iterable[int]) -> dict[str, Tensor]:
         """The tensors that are trained of some layers and grids, by a name that is the same in every run."""
-        found = {}
+        found: dict[str, Tensor] = {}
         for name in layers:
             state = self.layers[name]
             found |= {f"codes {name}": state.codes, f"growth {name}": state.growth}

@@ -251,12 +251,15 @@ class _Run:
                 start = time.perf_counter()
                 done = index * report.steps
                 words = f"block {index + 1} of {len(tuning.blocks)}"
-                before, after = tuning.tune(index, lambda step, at=done, text=words: clock.tell(at + step, text))
+                before, after = tuning.tune(index, functools.partial(clock.tell_more, done, words))
                 record = BlockRecord(nodes, before, after, after < before, time.perf_counter() - start)
-                self.state.save(f"block{index}", record.__dict__, engine.save(block.layers, engine.grids_of(block)))
+                self.state.save(
+                    f"block{index}", record.__dict__, engine.save(block.layers, engine.grids_of(block))
+                )
             report.blocks.append(record)
             clock.tell(
-                (index + 1) * report.steps, f"block {index + 1}: error {record.before:.4f} -> {record.after:.4f}"
+                (index + 1) * report.steps,
+                f"block {index + 1}: error {record.before:.4f} -> {record.after:.4f}",
             )
             tuning.advance(index)
 
@@ -290,6 +293,10 @@ class _Clock:
         """Leaves out steps that took no time."""
         self.skipped += steps
 
+    def tell_more(self, before: int, text: str, step: int) -> None:
+        """Tells of a step that came after so many others."""
+        self.tell(before + step, text)
+
     def tell(self, done: int, text: str) -> None:
         """Passes on what is known, with the seconds left."""
         spent = time.perf_counter() - self.start
@@ -308,8 +315,8 @@ def _refuse_float(source: Source) -> None:
     """Refuses a model without quantizers."""
     if not any(is_quantize(node) for node in source.model.graph.all_nodes()):
         raise LowBitError(
-            f"{source.path or 'the model to fine-tune'} is not quantized: expected the QDQ or QCDQ model that "
-            "`lowbit quantize` wrote, after the float model"
+            f"{source.path or 'the model to fine-tune'} is not quantized: expected the QDQ or QCDQ model "
+            "that `lowbit quantize` wrote, after the float model"
         )
 
 

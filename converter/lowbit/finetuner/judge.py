@@ -1,4 +1,4 @@
-"""Held-out images decide: what the outputs of a model are worth, computed by ONNX Runtime from its own file."""
+"""Held-out images decide what the outputs of a model are worth, computed by ONNX Runtime from its file."""
 
 # torch is typed where it is installed and unknown to mypy where it is not; both must pass.
 # mypy: disable-error-code="no-any-return, no-untyped-call, misc, unused-ignore"
@@ -41,7 +41,9 @@ class Judge:
         powers: their mean squares over the training images, by name.
     """
 
-    def __init__(self, engine: Engine, exact: onnx.ModelProto, pool: Pool, threads: int | None, seed: int) -> None:
+    def __init__(
+        self, engine: Engine, exact: onnx.ModelProto, pool: Pool, threads: int | None, seed: int
+    ) -> None:
         self.engine, self.exact, self.pool, self.threads, self.seed = engine, exact, pool, threads, seed
         self.targets = engine.network.targets
         self.powers = self._powers()
@@ -92,7 +94,9 @@ class Judge:
         runner = _Runner(model, self.targets, self.engine.network.batch, self.threads)
         total, count = 0.0, 0
         for images in self.images():
-            made = {name: torch.from_numpy(value).to(self.engine.device) for name, value in runner(images).items()}
+            made = {
+                name: torch.from_numpy(value).to(self.engine.device) for name, value in runner(images).items()
+            }
             size = len(next(iter(images.values())))
             total += float(self.loss(made, self.compute(images))) * size
             count += size
@@ -115,9 +119,9 @@ class Judge:
             largest = float(np.abs(theirs[name]).max(initial=1e-9))
             if not same or float(np.abs(array - theirs[name]).max(initial=0.0)) > _TOLERANCE * largest:
                 raise LowBitError(
-                    f"'{name}' is not what the float model computes: the two models do not match, or the graph "
-                    "fixes the batch inside; expected the model that `lowbit quantize` was given, best with an "
-                    "open batch"
+                    f"'{name}' is not what the float model computes: the two models do not match, or the "
+                    "graph fixes the batch inside; expected the model that `lowbit quantize` was given, best "
+                    "with an open batch"
                 )
 
 
@@ -143,6 +147,11 @@ class _Runner:
             try:
                 made = self.session.run(self.targets, {name: array[rows] for name, array in feed.items()})
             except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
-                raise ModelError(f"ONNX Runtime cannot run the model: {str(error).splitlines()[0]}") from error
+                raise ModelError(
+                    f"ONNX Runtime cannot run the model: {str(error).splitlines()[0]}"
+                ) from error
             parts.append([value[: size - start] for value in made])
-        return {name: np.concatenate(values) for name, values in zip(self.targets, zip(*parts, strict=True), strict=True)}
+        return {
+            name: np.concatenate(values)
+            for name, values in zip(self.targets, zip(*parts, strict=True), strict=True)
+        }

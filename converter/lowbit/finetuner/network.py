@@ -201,10 +201,10 @@ class _Reader:
         known = made | self.layers.keys() | self.biases | self.tensors.keys() | {v.name for v in inputs}
         for step in self.steps:
             if missing := [name for name in step.inputs if name and name not in known]:
-                raise LowBitError(f"{step.op_type} '{step.name}' reads '{missing[0]}', which nothing computes")
-        sizes = {
-            v.type.tensor_type.shape.dim[0].dim_value for v in inputs if v.type.tensor_type.shape.dim
-        }
+                raise LowBitError(
+                    f"{step.op_type} '{step.name}' reads '{missing[0]}', which nothing computes"
+                )
+        sizes = {v.type.tensor_type.shape.dim[0].dim_value for v in inputs if v.type.tensor_type.shape.dim}
         return Network(
             self.model, self.steps, self.grids, self.layers, constants,
             [v.name for v in inputs if v.name in read], targets, sizes.pop() if len(sizes) == 1 else 0,
@@ -272,9 +272,7 @@ class _Reader:
                 "that `lowbit quantize` was given"
             )
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        self.steps.append(
-            Step(node.op_type, node.name, tuple(node.input), tuple(node.output), attributes)
-        )
+        self.steps.append(Step(node.op_type, node.name, tuple(node.input), tuple(node.output), attributes))
 
     def _quantizer(self, codes: str) -> tuple[onnx.NodeProto, int, int] | None:
         """The QuantizeLinear behind codes, and their bounds."""
@@ -310,9 +308,7 @@ class _Reader:
             zero = np.asarray(numpy_helper.to_array(self.tensors[node.input[2]]), np.float32)
         axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
         self.places[node.output[0]] = len(self.grids)
-        self.steps.append(
-            Step("quantize", node.name, (source,), (node.output[0],), grid=len(self.grids))
-        )
+        self.steps.append(Step("quantize", node.name, (source,), (node.output[0],), grid=len(self.grids)))
         self.grids.append(Grid(scale, zero, None if scale.size == 1 else axis, low, high, names, codes_fed))
 
     def _add_layer(self, node: onnx.NodeProto) -> None:

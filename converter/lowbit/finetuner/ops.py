@@ -49,7 +49,9 @@ def _pads(size: Sequence[int], kernel: Sequence[int], attributes: Attributes) ->
         pads = list(attributes.get("pads", [0] * 2 * rank)) if mode == "NOTSET" else [0] * 2 * rank
         return pads[:rank], pads[rank:]
     front, behind = [], []
-    for n, k, s, d in zip(size, kernel, _strides(attributes, rank), _dilations(attributes, rank), strict=True):
+    for n, k, s, d in zip(
+        size, kernel, _strides(attributes, rank), _dilations(attributes, rank), strict=True
+    ):
         total = max(0, (-(-n // s) - 1) * s + (k - 1) * d + 1 - n)
         less, more = total // 2, total - total // 2
         front.append(less if mode == "SAME_UPPER" else more)
@@ -95,12 +97,12 @@ def _conv_transpose(inputs: Inputs, attributes: Attributes) -> Tensor:
     function = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[
         rank - 1
     ]
-    y = function(
-        x, w, bias[0] if bias else None, strides, 0, extra, attributes.get("group", 1), dilations
-    )
+    y = function(x, w, bias[0] if bias else None, strides, 0, extra, attributes.get("group", 1), dilations)
     mode = attributes.get("auto_pad", b"NOTSET").decode()
     if "output_shape" in attributes or mode.startswith("SAME"):
-        wanted = list(attributes.get("output_shape", [n * s for n, s in zip(size, strides, strict=True)]))[-rank:]
+        wanted = list(attributes.get("output_shape", [n * s for n, s in zip(size, strides, strict=True)]))[
+            -rank:
+        ]
         total = [have - want for have, want in zip(y.shape[2:], wanted, strict=True)]
         less = [t // 2 for t in total]
         more = [t - h for t, h in zip(total, less, strict=True)]
@@ -212,7 +214,9 @@ def _slice(inputs: Inputs, attributes: Attributes) -> Tensor:
 
 def _split(inputs: Inputs, attributes: Attributes) -> list[Tensor]:
     x, axis = inputs[0], _axis(attributes.get("axis", 0), inputs[0])
-    sizes = _ints(inputs[1]) if len(inputs) > 1 and inputs[1] is not None else list(attributes.get("split", []))
+    sizes = (
+        _ints(inputs[1]) if len(inputs) > 1 and inputs[1] is not None else list(attributes.get("split", []))
+    )
     if not sizes:
         parts = attributes.get("num_outputs", attributes["outputs"])
         each = -(-x.shape[axis] // parts)
@@ -234,9 +238,12 @@ def _pad(inputs: Inputs, attributes: Attributes) -> Tensor:
             both = [0] * (2 * (x.ndim - at - 1)) + [front, behind]
             x = functional.pad(x, both, value=value)
             continue
-        places = np.pad(np.arange(size), (front, behind), {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}[mode])
+        places = _PLACES(np.arange(size), (front, behind), mode)
         x = x.index_select(at, torch.from_numpy(places).to(x.device))
     return x
+
+
+_PLACES: Any = np.pad  # whose types want the mode to be a literal
 
 
 def _depth_to_space(inputs: Inputs, attributes: Attributes) -> Tensor:
@@ -244,7 +251,9 @@ def _depth_to_space(inputs: Inputs, attributes: Attributes) -> Tensor:
     n, c, h, w = x.shape
     b = attributes["blocksize"]
     if attributes.get("mode", b"DCR") == b"CRD":
-        return x.reshape(n, c // b**2, b, b, h, w).permute(0, 1, 4, 2, 5, 3).reshape(n, c // b**2, h * b, w * b)
+        return (
+            x.reshape(n, c // b**2, b, b, h, w).permute(0, 1, 4, 2, 5, 3).reshape(n, c // b**2, h * b, w * b)
+        )
     return x.reshape(n, b, b, c // b**2, h, w).permute(0, 3, 4, 1, 5, 2).reshape(n, c // b**2, h * b, w * b)
 
 
@@ -299,6 +308,7 @@ def _resize_matrix(size: int, scale: float | None, target: int | None, key: tupl
         tensor = helper.make_tensor("scales", TensorProto.FLOAT, [4], [1, 1, scale, 1])
     else:
         inputs = ["x", "", "", "sizes"]
+        assert target is not None
         tensor = helper.make_tensor("sizes", TensorProto.INT64, [4], [1, size, target, 1])
     node = helper.make_node("Resize", inputs, ["y"], **dict(key))
     graph = helper.make_graph([node], "resize", [given], [helper.make_empty_tensor_value_info("y")], [tensor])

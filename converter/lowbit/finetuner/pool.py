@@ -66,7 +66,9 @@ class Pool:
 
     def _add(self, name: str, part: Array, total: int, at: int, folder: Path) -> None:
         if name not in self._arrays:
-            self._arrays[name] = store(folder / f"image{len(self._arrays)}.npy", (total, *part.shape[1:]), part.dtype)
+            self._arrays[name] = store(
+                folder / f"image{len(self._arrays)}.npy", (total, *part.shape[1:]), part.dtype
+            )
         known = self._arrays[name]
         if part.shape[1:] != known.shape[1:]:
             raise LowBitError(
@@ -135,8 +137,8 @@ def store(path: Path, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
         return np.lib.format.open_memmap(path, "w+", dtype, shape)
     except OSError as error:
         raise OutputError(
-            f"{path.parent}: intermediate values cannot be written there: {error.strerror or error}; free some "
-            "space or choose another folder (--cache)"
+            f"{path.parent}: intermediate values cannot be written there: {error.strerror or error}; free "
+            "some space or choose another folder (--cache)"
         ) from error
 
 

@@ -36,7 +36,10 @@ class Trainer:
         for tensor in self.tensors.values():
             tensor.requires_grad_(True)
         self.optimizer = torch.optim.Adam(
-            [{"params": [tensor], "pace": _PACE[name.partition(" ")[0]]} for name, tensor in self.tensors.items()],
+            [
+                {"params": [tensor], "pace": _PACE[name.partition(" ")[0]]}
+                for name, tensor in self.tensors.items()
+            ],
             lr=rate,
         )
 

@@ -1,4 +1,4 @@
-"""The page that ``lowbit finetune --report`` writes: what training gained, block by block and layer by layer."""
+"""The page that ``lowbit finetune --report`` writes: what training gained, by block and layer."""
 
 from __future__ import annotations
 
