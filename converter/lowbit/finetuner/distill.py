@@ -24,13 +24,13 @@ from lowbit.finetuner.training import Trainer, power, relative
 Array = npt.NDArray[Any]
 
 BATCH = 50
-MIX = 0.5
+MIX = 1.0
 """Probability that an image is mixed with another one."""
 
 LOOKS = 10
 """Times that the held-out error is measured; the best state is kept."""
 
-INNER = 0.3
+INNER = 3.0
 """Weight of the blocks' outputs beside that of the network's."""
 
 

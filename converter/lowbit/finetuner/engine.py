@@ -63,8 +63,8 @@ class Drops:
 class _Rounding(torch.autograd.Function):
     """A quantizer: its real output, and gradients that pass rounding, but not clipping.
 
-    With ``q = clip(rint(x / s) + z, low, high)`` and ``y = (q - z) s``, that of ``log s`` is ``y - x`` inside the
-    bounds and ``y`` outside. Written out, it takes a third of the time of its single steps.
+    With ``q = clip(rint(x / s) + z, low, high)`` and ``y = (q - z) s``, the gradient of ``log s`` is
+    ``y - x`` inside the bounds and ``y`` outside. Written out, it takes a third of the single steps' time.
     """
 
     @staticmethod
@@ -112,7 +112,7 @@ class Engine:
             if step.grid < 0 and step.op_type not in OPS:
                 raise LowBitError(
                     f"{step.op_type} '{step.name}' stands in front of a quantized layer and cannot be "
-                    "trained through; leave the layers behind it float (--nodes-to-exclude of lowbit quantize)"
+                    "trained through; leave layers behind it float (--nodes-to-exclude of lowbit quantize)"
                 )
         self._grids = [(self._to(g.scale), self._to(g.zero)) for g in network.grids]
         self.growths = [torch.zeros_like(scale) for scale, _ in self._grids]

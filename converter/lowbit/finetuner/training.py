@@ -20,6 +20,15 @@ Array = npt.NDArray[Any]
 _PACE = {"codes": 1.0, "growth": 0.25, "grid": 0.25, "shift": 1.0}
 """Steps of each kind of parameter, in units of the rate."""
 
+_UNIT_BITS = 2
+"""The rate is that of codes of so many bits. More bits have finer codes, and a step is more of them."""
+
+_FINER = 2 / 3
+"""How many, as a power of two for each bit: at 1 the last layer learns what the few images say by chance."""
+
+_RISE = 0.1
+"""Part of the steps in which the rate rises: Adam's first steps have the size of all others."""
+
 _SMALLEST = 1e-12
 
 
@@ -35,17 +44,18 @@ class Trainer:
         self.tensors = engine.state(self.layers, self.grids)
         for tensor in self.tensors.values():
             tensor.requires_grad_(True)
+        paces = {name: _PACE[name.partition(" ")[0]] for name in self.tensors}
+        for name in self.layers:
+            paces[f"codes {name}"] *= 2.0 ** (_FINER * (engine.network.layers[name].bits - _UNIT_BITS))
         self.optimizer = torch.optim.Adam(
-            [
-                {"params": [tensor], "pace": _PACE[name.partition(" ")[0]]}
-                for name, tensor in self.tensors.items()
-            ],
+            [{"params": [tensor], "pace": paces[name]} for name, tensor in self.tensors.items()],
             lr=rate,
         )
 
     def step(self, number: int, loss: Tensor) -> None:
         """One step, of a number from 0."""
         rate = self.rate * (1 + math.cos(math.pi * number / self.steps)) / 2
+        rate *= min(1.0, (number + 1) / max(1.0, _RISE * self.steps))
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["pace"]
         self.optimizer.zero_grad(set_to_none=True)
