@@ -142,7 +142,7 @@ def main() -> None:
     rows = [row(wanted, found[wanted.name]) for wanted in ALL if wanted.name in found]
     notes = [
         "`lowbit quantize` at its defaults from the 100 calibration images, then `lowbit finetune` at its "
-        "defaults from the same images, or from 5000 other unlabeled ones. Both results are converted and run "
+        "defaults from the same images, or from 5000 unlabeled ones. Both results are converted, and run "
         "as lowbit's integer nodes on the whole evaluation set of 1000 images: one image is .001, and the "
         "standard error of a gain about .008.",
         "Evaluation images chose nothing: settings were chosen on unlabeled images that did not train.",

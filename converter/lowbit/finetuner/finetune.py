@@ -48,6 +48,9 @@ STEPS = {"blocks": 300, "distill": 700}
 RATE = 0.004
 """Of a code, per step: 0.01 raised the loss of ResNet-8 at w2a4 by two thirds."""
 
+WHOLE = 3
+"""After the blocks the whole network is trained for the steps of one block over this."""
+
 MANY = 400
 """Images from which on the whole network is distilled where the caller does not say."""
 
@@ -84,8 +87,8 @@ def finetune(
         quantized_model: what it made of it: QDQ or QCDQ.
         data: images, as :func:`lowbit.quantize` takes them, all of one shape; no labels.
         output: where to write the result.
-        mode: ``blocks`` matches one block after the other, ``distill`` the whole network; None: blocks below
-            400 images.
+        mode: ``blocks`` matches one block after the other and, for a short time, the whole; ``distill`` the
+            whole network; None: blocks below 400 images.
         steps: of each block (None: 300), or of the whole network (None: 700).
         rate: how far a code may move in a step.
         seed: of the order of images, their changes and the drops.
@@ -215,8 +218,10 @@ class _Run:
                  seed, self.device, self.threads]  # fmt: skip
         self.state = State(state, hashlib.sha256(json.dumps(facts).encode()).hexdigest())
         with _timed(report, "train"):
-            tune = self._blocks if mode == "blocks" else self._distill
-            tune(engine, pool, judge, report, progress)
+            if mode == "blocks":
+                self._blocks(engine, pool, judge, report, progress)
+            else:
+                self._distill(engine, pool, judge, report, _Clock(steps, progress))
         with _timed(report, "check"):
             made = write_back(engine)
             report.after = judge.error(made)
@@ -234,11 +239,13 @@ class _Run:
     def _blocks(
         self, engine: Engine, pool: Pool, judge: Judge, report: FinetuneReport, progress: Progress
     ) -> None:
+        """Block by block, and then the whole for a short time: a block's gain may not be the next one's."""
         from lowbit.finetuner.blocks import BlockTuning
 
         tuning = BlockTuning(engine, pool, self.folder, report.steps, report.rate, report.seed)
-        total = len(tuning.blocks) * report.steps
-        clock = _Clock(total, progress)
+        count = len(tuning.blocks)
+        whole = max(1, report.steps // WHOLE)
+        clock = _Clock(count * report.steps + whole, progress)
         for index, block in enumerate(tuning.blocks):
             nodes = [engine.network.layers[name].node for name in block.layers]
             stored = self.state.load(f"block{index}")
@@ -249,37 +256,42 @@ class _Run:
                 clock.skip(report.steps)
             else:
                 start = time.perf_counter()
-                done = index * report.steps
-                words = f"block {index + 1} of {len(tuning.blocks)}"
-                before, after = tuning.tune(index, functools.partial(clock.tell_more, done, words))
+                words = f"block {index + 1} of {count}"
+                tell = functools.partial(clock.tell_more, index * report.steps, words)
+                before, after = tuning.tune(index, tell)
                 record = BlockRecord(nodes, before, after, after < before, time.perf_counter() - start)
-                self.state.save(
-                    f"block{index}", record.__dict__, engine.save(block.layers, engine.grids_of(block))
-                )
+                made = engine.save(block.layers, engine.grids_of(block))
+                self.state.save(f"block{index}", record.__dict__, made)
             report.blocks.append(record)
-            clock.tell(
-                (index + 1) * report.steps,
-                f"block {index + 1}: error {record.before:.4f} -> {record.after:.4f}",
-            )
-            tuning.advance(index)
+            words = f"block {index + 1}: error {record.before:.4f} -> {record.after:.4f}"
+            clock.tell((index + 1) * report.steps, words)
+            if index + 1 < count:
+                tuning.advance(index)
+        self._distill(engine, pool, judge, report, clock, count * report.steps)
 
     def _distill(
-        self, engine: Engine, pool: Pool, judge: Judge, report: FinetuneReport, progress: Progress
+        self,
+        engine: Engine,
+        pool: Pool,
+        judge: Judge,
+        report: FinetuneReport,
+        clock: _Clock,
+        before: int = 0,
     ) -> None:
+        """The whole network, for the steps that are left after so many others."""
         from lowbit.finetuner.distill import Distillation
 
-        clock = _Clock(report.steps, progress)
-        distillation = Distillation(engine, pool, judge, report.steps, report.rate, report.seed)
-        stored = self.state.load("distill")
+        distillation = Distillation(engine, pool, judge, clock.total - before, report.rate, report.seed)
+        stored = self.state.load("whole")
         first = 0
         if stored is not None:
             first = distillation.resume(*stored)
             clock.skip(first)
 
         def tell(step: int, error: float) -> None:
-            clock.tell(step, f"held-out error {report.before:.4g} -> {error:.4g}")
+            clock.tell(before + step, f"held-out error {report.before:.4g} -> {error:.4g}")
 
-        distillation.train(first, tell, functools.partial(self.state.save, "distill"))
+        distillation.train(first, tell, functools.partial(self.state.save, "whole"))
 
 
 class _Clock:
