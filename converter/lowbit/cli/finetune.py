@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--distill", "mode", flag_value="distill",
               help="The whole network (default from 400 images on).")  # fmt: skip
 @click.option("--steps", type=click.IntRange(min=1),
-              help="Of each block (default: 300), or of the whole network (default: 700).")  # fmt: skip
+              help="Of each block (default: 200), or of the whole network (default: 700).")  # fmt: skip
 @click.option("--lr", "rate", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.004,
               show_default=True, help="How far a code may move in a step.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of what is drawn at random.")

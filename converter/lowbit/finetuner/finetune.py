@@ -42,14 +42,14 @@ Progress = Callable[[int, int, str], None]
 """Called with steps done, steps in all, and what is known so far in words."""
 
 MODES = ("blocks", "distill")
-STEPS = {"blocks": 300, "distill": 700}
+STEPS = {"blocks": 200, "distill": 700}
 """Steps of each block, or of the whole network, where the caller does not say."""
 
 RATE = 0.004
 """Of a code, per step: 0.01 raised the loss of ResNet-8 at w2a4 by two thirds."""
 
-WHOLE = 3
-"""After the blocks the whole network is trained for the steps of one block over this."""
+WHOLE, CALM = 2, 4
+"""After the blocks the whole network is trained for the steps of one block, and at the rate, over these."""
 
 MANY = 400
 """Images from which on the whole network is distilled where the caller does not say."""
@@ -89,7 +89,7 @@ def finetune(
         output: where to write the result.
         mode: ``blocks`` matches one block after the other and, for a short time, the whole; ``distill`` the
             whole network; None: blocks below 400 images.
-        steps: of each block (None: 300), or of the whole network (None: 700).
+        steps: of each block (None: 200), or of the whole network (None: 700).
         rate: how far a code may move in a step.
         seed: of the order of images, their changes and the drops.
         device: cpu, cuda or cuda:N.
@@ -281,7 +281,8 @@ class _Run:
         """The whole network, for the steps that are left after so many others."""
         from lowbit.finetuner.distill import Distillation
 
-        distillation = Distillation(engine, pool, judge, clock.total - before, report.rate, report.seed)
+        rate = report.rate / (CALM if before else 1)
+        distillation = Distillation(engine, pool, judge, clock.total - before, rate, report.seed)
         stored = self.state.load("whole")
         first = 0
         if stored is not None:

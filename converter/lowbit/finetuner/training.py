@@ -17,7 +17,7 @@ from lowbit.finetuner.engine import Engine
 
 Array = npt.NDArray[Any]
 
-_PACE = {"codes": 1.0, "growth": 0.25, "grid": 0.25, "shift": 1.0}
+_PACE = {"codes": 1.0, "growth": 1.0, "grid": 1.0, "shift": 1.0}
 """Steps of each kind of parameter, in units of the rate."""
 
 _UNIT_BITS = 2
