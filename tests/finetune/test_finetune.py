@@ -251,13 +251,13 @@ def test_the_command(tmp_path: Path) -> None:
     np.savez(tmp_path / "calib.npz", x=images(COUNT))
 
     def run(*more: object, code: int = 0) -> str:
-        arguments = ["finetune", model, given, "--calib", tmp_path / "calib.npz", "--steps", 30, *more]
+        arguments = ["finetune", model, given, "--calib", tmp_path / "calib.npz", "--steps", 30, "--threads", 1, *more]
         done = CliRunner().invoke(cli, [str(word) for word in arguments])
         assert done.exit_code == code, done.output
         return done.stdout if code == 0 else done.output
 
     page = tmp_path / "f.html"
-    text = run("-o", tmp_path / "f.onnx", "--convert", tmp_path / "l.onnx", "--report", page, "--threads", 1,
+    text = run("-o", tmp_path / "f.onnx", "--convert", tmp_path / "l.onnx", "--report", page,
                "--format", "json")  # fmt: skip
     report = json.loads(text)["report"]
     assert report["mode"] == "blocks"

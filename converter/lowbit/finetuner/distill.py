@@ -31,8 +31,8 @@ FEW = 400
 """Below so many images they are learned by heart, unless what they teach is held back."""
 
 # Probability that an image is mixed with another one, and weight of blocks' outputs beside the network's. On
-# images that neither train nor judge (ResNet-8): with 3800 that train, 0.3 and 0.3 agree with the float model on
-# 0.67 after 175 steps at w2a2, 1.0 and 3.0 on 0.65; with 80 the latter have the lower divergence (w2a4).
+# images that neither train nor judge (ResNet-8): with 3800 that train, 0.3 and 0.3 agree with the float model
+# on 0.67 after 175 steps at w2a2, 1.0 and 3.0 on 0.65; with 80 the latter diverge less (w2a4).
 _MIX, _MIX_OF_FEW = 0.3, 1.0
 _INNER, _INNER_OF_FEW = 0.3, 3.0
 
