@@ -251,8 +251,9 @@ def test_the_command(tmp_path: Path) -> None:
     np.savez(tmp_path / "calib.npz", x=images(COUNT))
 
     def run(*more: object, code: int = 0) -> str:
-        arguments = ["finetune", model, given, "--calib", tmp_path / "calib.npz", "--steps", 30, "--threads", 1, *more]
-        done = CliRunner().invoke(cli, [str(word) for word in arguments])
+        arguments = ["finetune", model, given, "--calib", tmp_path / "calib.npz", "--threads", 1]
+        more = ("--steps", 30, *more)
+        done = CliRunner().invoke(cli, [str(word) for word in (*arguments, *more)])
         assert done.exit_code == code, done.output
         return done.stdout if code == 0 else done.output
 

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from lowbit import __version__
 from lowbit.conversion.convert import convert
-from lowbit.errors import LowBitError
+from lowbit.errors import LowBitError, UnsupportedError
 from lowbit.finetuner.extra import require_torch
 from lowbit.finetuner.network import Network, read_network
 from lowbit.finetuner.report import BlockRecord, FinetuneReport, FinetuneResult, LayerRecord
@@ -28,6 +28,7 @@ from lowbit.frontends.load import Source, load_model
 from lowbit.graph.normal_form import is_quantize
 from lowbit.proto.atomic import check_writable, write_atomically
 from lowbit.proto.model_file import save_model
+from lowbit.proto.report import Result
 from lowbit.quantizer.data import Data, Spool
 from lowbit.quantizer.prepare import prepare, refuse_quantized
 from lowbit.quantizer.quantize import peak_bytes, silent
@@ -136,6 +137,7 @@ def finetune(
         run = _Run(float_model, quantized_model, data, folder, threads, device)
         made, report = run.run(mode, steps, rate, seed, state, progress or silent)
     result = convert(made)
+    _check_converted(result, run.given.proto)
     report.converted = True
     for warning in result.report.warnings:
         report.warnings.append(f"convert: {warning}")
@@ -148,6 +150,15 @@ def finetune(
         write_atomically(lowbit_target, save, overwrite=overwrite)
     run.state.forget()
     return FinetuneResult(made, report, target, converted)
+
+
+def _check_converted(result: Result, given: onnx.ModelProto) -> None:
+    """Checks that what converted before still does: other scales may be worth other sums."""
+    before = {island.name for island in convert(given, verify=False).report.islands}
+    fresh = [island for island in result.report.islands if island.name not in before]
+    if fresh:
+        lines = "; ".join(f"{node.op_type} '{node.name}': {node.reason}" for node in fresh[:10])
+        raise UnsupportedError(f"{len(fresh)} nodes do not convert any more: {lines}")
 
 
 @contextlib.contextmanager

@@ -189,6 +189,7 @@ class _Reader:
             if id(node) in needed:
                 self._add(node)
         self._tie()
+        self._check_unshared()
         made = {name for step in self.steps for name in step.outputs}
         read = {name for step in self.steps for name in step.inputs}
         constants = {
@@ -407,6 +408,19 @@ class _Reader:
             else Step(step.op_type, step.name, step.inputs, step.outputs, grid=number[step.grid])
             for step in self.steps
         ]  # fmt: skip
+
+    def _check_unshared(self) -> None:
+        """Checks that each initializer that is trained speaks of one grid or layer alone."""
+        groups = [grid.initializers for grid in self.grids]
+        groups += [set(layer.files.values()) for layer in self.layers.values()]
+        seen: set[str] = set()
+        for names in groups:
+            if shared := seen & names:
+                raise LowBitError(
+                    f"initializer '{min(shared)}' is that of several quantizers; expected the QDQ or QCDQ "
+                    "model that `lowbit quantize` wrote"
+                )
+            seen |= names
 
 
 def _same_grid(a: Grid, b: Grid) -> bool:
