@@ -232,7 +232,7 @@ class _Run:
             if mode == "blocks":
                 self._blocks(engine, pool, judge, report, progress)
             else:
-                self._distill(engine, pool, judge, report, _Clock(steps, progress))
+                self._distill(engine, pool, judge, report, _Clock(steps, progress), 0, rate)
         with _timed(report, "check"):
             made = write_back(engine)
             report.after = judge.error(made)
@@ -255,6 +255,8 @@ class _Run:
 
         tuning = BlockTuning(engine, pool, self.folder, report.steps, report.rate, report.seed)
         count = len(tuning.blocks)
+        layers, grids = list(engine.network.layers), range(len(engine.network.grids))
+        start_state = {name: array.copy() for name, array in engine.save(layers, grids).items()}
         whole = max(1, report.steps // WHOLE)
         clock = _Clock(count * report.steps + whole, progress)
         for index, block in enumerate(tuning.blocks):
@@ -278,7 +280,14 @@ class _Run:
             clock.tell((index + 1) * report.steps, words)
             if index + 1 < count:
                 tuning.advance(index)
-        self._distill(engine, pool, judge, report, clock, count * report.steps)
+        calm = CALM
+        if judge.engine_error() >= report.before:
+            # Blocks that are better one by one and worse together are no start for the whole.
+            engine.load(start_state)
+            for record in report.blocks:
+                record.kept = False
+            calm = 1
+        self._distill(engine, pool, judge, report, clock, count * report.steps, report.rate / calm)
 
     def _distill(
         self,
@@ -287,12 +296,12 @@ class _Run:
         judge: Judge,
         report: FinetuneReport,
         clock: _Clock,
-        before: int = 0,
+        before: int,
+        rate: float,
     ) -> None:
         """The whole network, for the steps that are left after so many others."""
         from lowbit.finetuner.distill import Distillation
 
-        rate = report.rate / (CALM if before else 1)
         distillation = Distillation(engine, pool, judge, clock.total - before, rate, report.seed)
         stored = self.state.load("whole")
         first = 0

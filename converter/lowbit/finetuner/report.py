@@ -21,7 +21,7 @@ class BlockRecord:
         layers: the nodes of its layers.
         before: squared error of its outputs on held-out images, relative to their power.
         after: the same when it was trained.
-        kept: whether it was kept: only where the error fell.
+        kept: whether it was kept: only where the error fell, and that of the outputs did not rise in the end.
         seconds: that it took.
     """
 
