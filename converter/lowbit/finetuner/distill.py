@@ -31,9 +31,9 @@ FEW = 400
 """Below so many images they are learned by heart, unless what they teach is held back."""
 
 # Probability that an image is mixed with another one, and weight of blocks' outputs beside the network's. On
-# 1200 images that neither train nor judge (ResNet-8, w2a2, 3800 that train, 175 steps): 0.3 and 0.3 with
-# scales at the full rate agree with the float model on 0.67, 1.0 and 3.0 with scales at a quarter of it on 0.65.
-# The three were changed together. For few images the second pair was chosen on single runs (w2a4), within chance.
+# 1200 images that neither train nor judge (ResNet-8, w2a2, 3800 that train, 175 steps) 0.3 and 0.3, scales
+# at the full rate, agree with the float model on 0.67; 1.0 and 3.0, scales at a quarter of it, on 0.65. The
+# three were changed together. For few images the second pair was chosen on single runs, within chance.
 _MIX, _MIX_OF_FEW = 0.3, 1.0
 _INNER, _INNER_OF_FEW = 0.3, 3.0
 
