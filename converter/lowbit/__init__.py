@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lowbit.errors import LowBitError, ModelError, OutputError, UnsupportedError
     from lowbit.evaluation.evaluate import evaluate
     from lowbit.exporters.export import export
+    from lowbit.finetuner.finetune import finetune
     from lowbit.inspection.inspect import inspect
     from lowbit.library import get_ep_name, get_ep_names, get_library_path
     from lowbit.measure.bench import bench
@@ -45,6 +46,7 @@ __all__ = [
     "evaluate",
     "export",
     "export_mobile",
+    "finetune",
     "get_ep_name",
     "get_ep_names",
     "get_library_path",
@@ -68,6 +70,7 @@ _HOME = {
     "evaluate": "evaluation.evaluate",
     "export": "exporters.export",
     "export_mobile": "deploy.mobile",
+    "finetune": "finetuner.finetune",
     "get_ep_name": "library",
     "get_ep_names": "library",
     "get_library_path": "library",

@@ -1,6 +1,6 @@
 """Trains the digits network and writes its QDQ models: `python -m lowbit.models.digits.train`.
 
-Needs torch and scikit-learn (`pip install 'lowbit[train]'`); two minutes on one core.
+Needs torch and scikit-learn (`pip install 'lowbit[torch]'`); two minutes on one core.
 
 First a float network with BatchNormalization is trained. Then, per bit pair, its normalizations are folded
 and it is fine-tuned with every weight and activation quantized in the forward pass; gradients pass the

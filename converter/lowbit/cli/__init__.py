@@ -14,6 +14,7 @@ COMMANDS = (
     "inspect",
     "convert",
     "quantize",
+    "finetune",
     "search",
     "export",
     "tune",

@@ -128,7 +128,7 @@ def quantize(
     checked = _convert(made, run.plan, report)
     if convert_to is not False and convert_to is not None:
         converted = checked
-    report.peak_bytes = _peak_bytes()
+    report.peak_bytes = peak_bytes()
     if target is not None:
         write_atomically(target, lambda path: save_model(made, path, "quantized"), overwrite=overwrite)
         text = json.dumps(report.config, indent=1) + "\n"
@@ -167,7 +167,8 @@ def _convert(model: onnx.ModelProto, plan: Plan, report: QuantizeReport) -> onnx
     return result.model
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
+    """The largest resident memory of this process so far; 0 where nothing tells it."""
     try:
         import resource
     except ImportError:  # Windows
@@ -377,7 +378,7 @@ class Run:
         left = seconds / max(done, 1) * (total - done)
         sqnr = "" if last.sqnr_accumulated is None else f", SQNR {last.sqnr_accumulated:.1f} dB"
         self.progress(
-            done, total, f"{last.node[-40:]}{sqnr}, {left:.0f} s left, {_peak_bytes() / 1e6:.0f} MB at most"
+            done, total, f"{last.node[-40:]}{sqnr}, {left:.0f} s left, {peak_bytes() / 1e6:.0f} MB at most"
         )
 
     def _stage(

@@ -1,0 +1,1 @@
+"""``lowbit finetune``: a quantized network, trained to do what its float model does."""

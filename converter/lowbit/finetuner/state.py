@@ -1,0 +1,62 @@
+"""What a fine-tuning has done so far, in files from which an interrupted one goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.proto.atomic import write_atomically
+
+Array = npt.NDArray[Any]
+
+
+class State:
+    """A folder of named sets of arrays; without one nothing is kept."""
+
+    def __init__(self, folder: str | Path | None, key: str) -> None:
+        """``key`` stands for everything that the arrays depend on."""
+        self.root = None if folder is None else Path(folder)
+        self.folder = None if self.root is None else self.root / key[:24]
+
+    def save(self, name: str, facts: Any, arrays: Mapping[str, Array]) -> None:
+        """Keeps arrays by name, and facts that JSON can say; replaces what was kept so before."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # Names of tensors need not be names of files, so the archive numbers them.
+        named: dict[str, Any] = {f"a{i}": array for i, array in enumerate(arrays.values())}
+        named["facts"] = np.array(json.dumps([facts, list(arrays)]))
+
+        def write(path: Path) -> None:
+            with path.open("wb") as file:
+                np.savez(file, **named)
+
+        write_atomically(self.folder / f"{name}.npz", write, overwrite=True)
+
+    def load(self, name: str) -> tuple[Any, dict[str, Array]] | None:
+        """What was kept; None where nothing was, or it is damaged."""
+        path = None if self.folder is None else self.folder / f"{name}.npz"
+        if path is None or not path.is_file():
+            return None
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                facts, names = json.loads(str(stored["facts"]))
+                return facts, {key: stored[f"a{i}"] for i, key in enumerate(names)}
+        except (OSError, ValueError, KeyError, TypeError, EOFError):
+            return None
+
+    def forget(self) -> None:
+        """Removes all of it."""
+        if self.folder is None or self.root is None:
+            return
+        for path in self.folder.glob("*.npz"):
+            path.unlink(missing_ok=True)
+        for empty in (self.folder, self.root):
+            with contextlib.suppress(OSError):  # somebody else's files lie there
+                empty.rmdir()
