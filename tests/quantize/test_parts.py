@@ -245,7 +245,7 @@ def test_rows_may_be_rounded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts.error == pytest.approx(whole.error)
     assert np.allclose(whole.mean, parts.mean)
     real = whole.codes * whole.scale[..., None]
-    error = (x @ (w - real[0]).T)
+    error = x @ (w - real[0]).T
     assert whole.error == pytest.approx((error.var(axis=0)).sum() / (x @ w.T).var(axis=0).sum(), rel=1e-3)
     assert whole.noise == pytest.approx(np.square(w - real[0]).sum(), rel=1e-5)
 

@@ -67,7 +67,7 @@ def command(
     but judges: what does not get better stays as it was. Needs PyTorch: pip install 'lowbit[torch]'. A run
     that was interrupted goes on where it stopped when the same command is given again.
     """
-    from lowbit.cli.quantize import calibration_feeds
+    from lowbit.cli.calibration import calibration_feeds
     from lowbit.finetuner.extra import require_torch
     from lowbit.finetuner.finetune import finetune
     from lowbit.inspection.finetune_html import render

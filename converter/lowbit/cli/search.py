@@ -50,8 +50,12 @@ def _bits(ctx: click.Context, parameter: click.Parameter, text: str) -> list[int
 @click.option("--minimize", type=click.Choice(["latency", "size"]), default="latency", show_default=True,
               help="What --target drop makes small.")  # fmt: skip
 @calibration_options
-@click.option("--data", "judge", metavar="DIR|FILE",
-              help="Other images, which judge candidates (default: halves of the calibration images).")
+@click.option(
+    "--data",
+    "judge",
+    metavar="DIR|FILE",
+    help="Other images, which judge candidates (default: halves of the calibration images).",
+)
 @click.option("--labels", metavar="FILE", help="Their labels, as eval takes them: right answers count.")
 @click.option("--label-offset", type=int, default=0, show_default=True, help="Added to every label.")
 @device_option("cpu")

@@ -345,6 +345,4 @@ def _draw(histogram: Histogram | None, low: float, high: float) -> HistogramPlot
     zero = place(0.0) if left < 0 < right else None
     if zero is not None and 40 < zero < _PLOT_WIDTH - 40:
         labels.append((zero, "middle", "0"))
-    return HistogramPlot(
-        "".join(path), place(low), place(high), zero, labels, _outside(histogram, low, high)
-    )
+    return HistogramPlot("".join(path), place(low), place(high), zero, labels, _outside(histogram, low, high))

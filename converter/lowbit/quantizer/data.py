@@ -80,9 +80,7 @@ class Spool:
         repeated: samples that fill up the last batch of a model whose batch is fixed.
     """
 
-    def __init__(
-        self, model: onnx.ModelProto, data: Data, folder: Path, *, mirror: bool = False
-    ) -> None:
+    def __init__(self, model: onnx.ModelProto, data: Data, folder: Path, *, mirror: bool = False) -> None:
         """Reads and checks all data.
 
         Args:
@@ -152,9 +150,7 @@ class Spool:
                 done[feed.file] = made.samples
                 made.samples += count
             step = 1 if fixed else 2
-            made._feeds.append(
-                replace(feed, first=done[feed.file], samples=count, start=skipped, step=step)
-            )
+            made._feeds.append(replace(feed, first=done[feed.file], samples=count, start=skipped, step=step))
         return made
 
     def held_out(self, index: int, size: int) -> npt.NDArray[np.bool_]:
