@@ -124,6 +124,7 @@ class Steps {
 std::optional<ThresholdLine> FitThresholdLine(const EpilogueView& e, const ConvSpec& spec) {
   if (e.threshold_count > kMaxThresholds || e.channels == 0) return {};
   std::vector<Steps> channels;
+  channels.reserve(e.channels);
   for (size_t c = 0; c < e.channels; ++c) channels.emplace_back(e, c, SumsOf(spec, static_cast<int64_t>(c)));
   ThresholdLine line;
   line.lo = channels[0].LeastCode();
