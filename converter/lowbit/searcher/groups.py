@@ -120,6 +120,4 @@ def widest(groups: Sequence[Group]) -> Widths:
 
 def weight_bytes(groups: Sequence[Group], sizes: Mapping[str, int], widths: Widths) -> int:
     """Bytes of packed weights; ``sizes`` are elements by layer."""
-    return sum(
-        -(-sizes[group.layers[0]] * widths[group.name] // 8) for group in groups if not group.tensors
-    )
+    return sum(-(-sizes[group.layers[0]] * widths[group.name] // 8) for group in groups if not group.tensors)

@@ -51,6 +51,7 @@ class Times:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that :meth:`of` takes."""
+
         def plain(times: dict[Pair, float]) -> list[list[float]]:
             return [[*pair, ms] for pair, ms in times.items()]
 
@@ -64,6 +65,7 @@ class Times:
     @classmethod
     def of(cls, given: dict[str, Any]) -> Times:
         """Times from plain data."""
+
         def times(rows: list[list[float]]) -> dict[Pair, float]:
             return {(int(w), int(a)): ms for w, a, ms in rows}
 

@@ -588,4 +588,3 @@ def _store(path: Path, value: Mapping[str, Any]) -> None:
         temporary.write_text(text, encoding="utf-8")
 
     write_atomically(path, write, overwrite=True)
-

@@ -211,14 +211,16 @@ template <int kTileN>
 struct BlockState {
   alignas(16) float scale[kTileN];
   alignas(16) int bias[kTileN];
-  alignas(16) float start[kTileN];  // SumForm::kFloatFromZero
-  uint64_t exchange;                // mbarrier: the sums that the blocks of a cluster send each other
+  alignas(16) float start[kTileN];
+  uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
+  int channel;        // the first one
 
   // Multipliers and biases of the tile's channels: copies that count with the block's first tile.
   // By kThreads threads.
   template <int kThreads>
   __device__ __forceinline__ void FetchConstants(const ConvParams& p, const TilePosition& at, int thread) {
     const int channel = at.group * p.n + at.n0;
+    if (thread == 0) this->channel = channel;
     for (int n = thread; n < kTileN && at.n0 + n < p.n; n += kThreads) {
       CopyAsync<4>(SharedAddress(bias + n), p.epilogue.bias + channel + n);
       CopyAsync<4>(SharedAddress(scale + n), p.epilogue.scale + channel + n);
@@ -334,12 +336,12 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
                    start = *reinterpret_cast<const float4*>(state.start + column);
       unsigned* const out = word_at(row, column);
       if constexpr (kBiased) {
-        *out = requantize(top, scale, start, *out);
-        out[kBelow] = requantize(bottom, scale, start, out[kBelow]);
+        *out = requantize(top, scale, start, *out, state.channel + column);
+        out[kBelow] = requantize(bottom, scale, start, out[kBelow], state.channel + column);
       } else {
         const int4 bias = *reinterpret_cast<const int4*>(state.bias + column);
-        *out = requantize(Plus(top, bias), scale, start, *out);
-        out[kBelow] = requantize(Plus(bottom, bias), scale, start, out[kBelow]);
+        *out = requantize(Plus(top, bias), scale, start, *out, state.channel + column);
+        out[kBelow] = requantize(Plus(bottom, bias), scale, start, out[kBelow], state.channel + column);
       }
     });
   });
@@ -431,9 +433,6 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
   const EpilogueParams& e = p.epilogue;
   const int channel0 = at.group * p.n + at.n0;
   if (p.requantizes_fours) {
-    const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
-    const unsigned zero_points = static_cast<unsigned>(e.zero_point & 255) * 0x01010101u;
-    const bool of_bytes = e.rounding == Rounding::kUnsignedBytes && !e.has_residual;
     for (int u = static_cast<int>(threadIdx.x); u < rows * (kTileN / 4); u += kThreads) {
       const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_of(first_row + row);
       if (m < 0 || at.n0 + column >= p.n) continue;
@@ -448,14 +447,9 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
         const int4 v = *reinterpret_cast<const int4*>(sums + (i * rows + row) * kStride + column);
         total = Plus(total, v);
       }
-      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
-      unsigned codes;
-      if (of_bytes) {
-        codes = Requantize<Rounding::kUnsignedBytes>(e, total, scale);
-      } else {
-        codes = __vadd4(RoundedBytes(total, scale, lo, hi), zero_points);
-        if (e.has_residual) codes = AddResiduals(e, codes, residual);
-      }
+      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
+                   start = *reinterpret_cast<const float4*>(state.start + column);
+      const unsigned codes = RequantizeFour(e, total, scale, start, residual, channel0 + column);
       *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes;
     }
     return;

@@ -115,7 +115,7 @@ struct Pool {
   using Constant = std::integral_constant<int, kValue>;
   struct Static {
     alignas(16) int biases[4 * kStride];
-    alignas(16) float multipliers[4 * kStride];
+    alignas(16) float multipliers[4 * kStride], starts[4 * kStride];
     alignas(8) uint64_t barriers[2];  // weights are there; the next double row of cells is
   };
 
@@ -180,6 +180,7 @@ struct Pool {
       const int to = thread / kOwn * kStride + thread % kOwn;
       fixed.biases[to] = p.epilogue.bias[n0 + thread];
       fixed.multipliers[to] = p.epilogue.scale[n0 + thread];
+      fixed.starts[to] = p.epilogue.start[n0 + thread];
     }
   }
 
@@ -274,11 +275,12 @@ struct Pool {
   __device__ __forceinline__ void Store() {
     const int own = ReadThreadIndex() % 4;
     unsigned codes[kOwn / 4];
-    WithRounding(p.epilogue, [&](const auto& requantize) {
+    WithEpilogue<Finish::kIntegers, false>(p.epilogue, [&](const auto& requantize) {
 #pragma unroll
       for (int i = 0; i < kOwn / 4; ++i) {
-        codes[i] = requantize(windows[i],
-                              *reinterpret_cast<const float4*>(fixed.multipliers + own * kStride + 4 * i));
+        const int at = own * kStride + 4 * i;
+        codes[i] = requantize(windows[i], *reinterpret_cast<const float4*>(fixed.multipliers + at),
+                              *reinterpret_cast<const float4*>(fixed.starts + at), 0, channel + 4 * i);
       }
     });
     if (stores) *reinterpret_cast<uint4*>(p.y + at) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
