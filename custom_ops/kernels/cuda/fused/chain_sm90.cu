@@ -129,6 +129,7 @@ __device__ __forceinline__ void AddToResiduals(const EpilogueParams& e, const Bl
 template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish>
 struct Chain {
   using State = BlockState<kChainBox>;
+  static constexpr lowbit::cuda::Finish kSecond = SecondOf(kFinish);
   static constexpr int kTeamBarriers = 2 + kMaxChainBoxes, kTileBytes = kChainBox * kRowBytes;
   struct Static {
     alignas(8) uint64_t barriers[2 + kMaxChainGroups * kTeamBarriers];
@@ -343,7 +344,7 @@ struct Chain {
     BeginWithBias(z_states[i], mine.column, sums);
     MultiplyBoxes<kYSigned>(p.second.k_boxes, y_at, weights2 + i * kTileBytes, bytes2, sums);
     if (i + p.team_groups >= z_own) ReleaseY();
-    FinishBox<SecondOf(kFinish), false>(p.second.epilogue, z_states[i], sums, mine.column, mine.swizzle,
+    FinishBox<kSecond, false>(p.second.epilogue, z_states[i], sums, mine.column, mine.swizzle,
                               Words(z_boxes + i * kChainBoxBytes));
     Publish();
     if (stores) StoreCodes(maps.z, (z_first + i) * kChainBox, tile * 64, z_at + i * kChainBoxBytes);
