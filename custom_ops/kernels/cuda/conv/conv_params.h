@@ -60,8 +60,8 @@ struct EpilogueParams {
   // What the tail of such channels multiplies with and adds, and what it divides by, which is inverted.
   const float *acc_scale = nullptr, *line_bias = nullptr;
   float first_scale = 1, first_inverse = 1;
-  bool lacks_lines = false;         // there are such channels
-  bool adds_behind_tail = false;    // Epilogue::adds_behind_tail
+  bool on_lines = false;          // not multiplied alone: start is read
+  bool adds_behind_tail = false;  // Epilogue::adds_behind_tail
   Rounding rounding = Rounding::kAny;
   // Of Rounding::kWords and of the codes of sums: twice the zero point less the lowest code, twice the number of
   // codes less 1, the lowest code.
@@ -106,7 +106,7 @@ inline Finish FinishOf(const EpilogueParams& e) {
     return e.sums == SumForm::kFloatFromZero && e.rounding == Rounding::kBytes ? Finish::kFloatsFromZero
                                                                                : Finish::kFloats;
   }
-  const bool is_bytes = !e.lacks_lines && !e.residual_signed && e.y_lo == 0 && e.y_hi == 255;
+  const bool is_bytes = !e.on_lines && !e.residual_signed && e.y_lo == 0 && e.y_hi == 255;
   if (is_bytes && e.addition == Addition::kOnLine) return Finish::kFloatsOnLine;
   return is_bytes && e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0 ? Finish::kFloatsInverse
                                                                                        : Finish::kFloatsAdding;

@@ -335,14 +335,16 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
                    start = *reinterpret_cast<const float4*>(state.start + column);
       unsigned* const out = word_at(row, column);
-      if constexpr (kBiased) {
-        *out = requantize(top, scale, start, *out, state.channel + column);
-        out[kBelow] = requantize(bottom, scale, start, out[kBelow], state.channel + column);
-      } else {
+      int4 sums[] = {top, bottom};
+      unsigned codes[] = {out[0], out[kBelow]};
+      if constexpr (!kBiased) {
         const int4 bias = *reinterpret_cast<const int4*>(state.bias + column);
-        *out = requantize(Plus(top, bias), scale, start, *out, state.channel + column);
-        out[kBelow] = requantize(Plus(bottom, bias), scale, start, out[kBelow], state.channel + column);
+        sums[0] = Plus(top, bias);
+        sums[1] = Plus(bottom, bias);
       }
+      requantize(sums, scale, start, codes, state.channel + column);
+      out[0] = codes[0];
+      out[kBelow] = codes[1];
     });
   });
 }
@@ -449,8 +451,12 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
       }
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
                    start = *reinterpret_cast<const float4*>(state.start + column);
-      const unsigned codes = RequantizeFour(e, total, scale, start, residual, channel0 + column);
-      *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes;
+      WithEpilogue<Finish::kIntegers>(e, [&](const auto& requantize) {
+        const int4 sums_of_row[] = {total};
+        unsigned codes[] = {residual};
+        requantize(sums_of_row, scale, start, codes, channel0 + column);
+        *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes[0];
+      });
     }
     return;
   }

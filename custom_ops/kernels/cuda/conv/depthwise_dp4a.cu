@@ -60,9 +60,11 @@ __device__ __forceinline__ void FinishChannels(const ConvParams& p, int pixel, i
       const int4 bias = *reinterpret_cast<const int4*>(e.bias + channel + i * 4);
       const float4 scale = *reinterpret_cast<const float4*>(e.scale + channel + i * 4),
                    start = *reinterpret_cast<const float4*>(e.start + channel + i * 4);
-      const int4 four = make_int4(sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]);
-      reinterpret_cast<unsigned*>(&out)[i] =
-          requantize(Plus(four, bias), scale, start, Words(residual)[i], channel + i * 4);
+      const int4 four[] = {
+          Plus(make_int4(sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]), bias)};
+      unsigned codes[] = {Words(residual)[i]};
+      requantize(four, scale, start, codes, channel + i * 4);
+      reinterpret_cast<unsigned*>(&out)[i] = codes[0];
     }
   });
   *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) = out;

@@ -174,13 +174,29 @@ __device__ __forceinline__ float4 OfTail(const EpilogueParams& e, const float4& 
                      one(sums.w, scale.w, bias.w));
 }
 
-// The four channels' lines, or their tail where one of them has no line.
-template <bool kFloats>
-__device__ __forceinline__ float4 FirstCodes(const EpilogueParams& e, const int4& sums, const float4& gain,
-                                             const float4& offset, int channel) {
-  const float4 v = AsFloats<kFloats>(sums);
-  if (__builtin_expect(offset.x == offset.x, true)) return OnLines(v, gain, offset);
-  return OfTail(e, v, channel);
+// What happens to a sum first: a multiplication; a line, or the tail where one of four channels has none.
+enum class First { kMultiplies, kTail };
+
+// Four codes before any residual, not yet rounded, of each of kCount sums. One branch for all of them: what it
+// parts cannot overlap.
+template <First kFirst, bool kFloats, int kCount>
+__device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (&sums)[kCount],
+                                           const float4& scale, const float4& start, int channel,
+                                           float4 (&codes)[kCount]) {
+  const bool on_lines = kFirst == First::kMultiplies || start.x == start.x;
+  if (__builtin_expect(on_lines, true)) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float4 v = AsFloats<kFloats>(sums[i]);
+      codes[i] = kFirst == First::kMultiplies
+                     ? make_float4(__fmul_rn(v.x, scale.x), __fmul_rn(v.y, scale.y), __fmul_rn(v.z, scale.z),
+                                   __fmul_rn(v.w, scale.w))
+                     : OnLines(v, scale, start);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) codes[i] = OfTail(e, AsFloats<kFloats>(sums[i]), channel);
+  }
 }
 
 // Four codes before any residual to bytes.
@@ -194,9 +210,9 @@ __device__ __forceinline__ unsigned RoundFour(const EpilogueParams& e, const flo
                       e.zero_point);
 }
 
-// f(requantize), where requantize(sums, scale, start, residual, channel) takes four sums of any form, the bias
-// included, to the node's codes: of four channels from `channel` on, whose lines are `scale` and `start`. Not
-// kMayAdd: there are no residuals.
+// f(requantize), where requantize(sums, scale, start, codes, channel) takes some fours of sums of any form, the bias
+// included, to the node's codes, in the place of residuals: of four channels from `channel` on, whose lines are
+// `scale` and `start`. Not kMayAdd: there are no residuals.
 //
 // Sums that are SumForm::kFloatFromZero need no line through 0: the product of the float less what it began
 // with is that of the sum, rounded once, as 2^23 times the scale is exact. Below 0, where floats are nearer to
@@ -206,76 +222,75 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
   static_assert(kFinish != Finish::kThroughMemory);
   constexpr bool kIsAny = kFinish == Finish::kAny;
   const auto from_zero = [&]<Rounding kRounding>() {
-    f([&](const int4& v, const float4& scale, const float4& start, unsigned, int) {
-      const float4 floats = make_float4(__int_as_float(v.x), __int_as_float(v.y), __int_as_float(v.z),
-                                        __int_as_float(v.w));
-      const float4 codes = OnLines(floats, scale, start);
-      return kRounding == Rounding::kBytes ? UnsignedBytes(codes) : ClippedWords(e, codes);
+    f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
+                      unsigned(&codes)[kCount], int) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const int4& v = sums[i];
+        const float4 floats = make_float4(__int_as_float(v.x), __int_as_float(v.y), __int_as_float(v.z),
+                                          __int_as_float(v.w));
+        codes[i] = RoundFour<kRounding>(e, OnLines(floats, scale, start));
+      }
     });
   };
-  const auto rounding = [&]<bool kFloats, Rounding kRounding>() {
-    f([&](const int4& v, const float4& scale, const float4& start, unsigned, int channel) {
-      return RoundFour<kRounding>(e, FirstCodes<kFloats>(e, v, scale, start, channel));
+  const auto rounding = [&]<First kFirst, bool kFloats, Rounding kRounding>() {
+    f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
+                      unsigned(&codes)[kCount], int channel) {
+      float4 first[kCount];
+      FirstCodes<kFirst, kFloats>(e, sums, scale, start, channel, first);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) codes[i] = RoundFour<kRounding>(e, first[i]);
     });
   };
-  const auto adding = [&]<bool kFloats, Addition kAddition>() {
-    f([&](const int4& v, const float4& scale, const float4& start, unsigned residual, int channel) {
-      return AddFour<kAddition, false>(e, FirstCodes<kFloats>(e, v, scale, start, channel), residual);
+  const auto adding = [&]<First kFirst, bool kFloats, Addition kAddition, bool kBytes = false>() {
+    f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
+                      unsigned(&codes)[kCount], int channel) {
+      float4 first[kCount];
+      FirstCodes<kFirst, kFloats>(e, sums, scale, start, channel, first);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) codes[i] = AddFour<kAddition, kBytes>(e, first[i], codes[i]);
     });
   };
-  const auto adding_to_bytes = [&]<Addition kAddition>() {
-    f([&](const int4& v, const float4& scale, const float4& start, unsigned residual, int) {
-      return AddFour<kAddition, true>(e, OnLines(AsFloats<true>(v), scale, start), residual);
-    });
+  const auto adding_quickly = [&]<First kFirst, bool kFloats>() {
+    if (e.addition == Addition::kOnLine) return adding.template operator()<kFirst, kFloats, Addition::kOnLine>();
+    return adding.template operator()<kFirst, kFloats, Addition::kInverse>();
   };
   const auto adding_floats = [&] {
-    if (e.addition == Addition::kOnLine) return adding.template operator()<true, Addition::kOnLine>();
-    return adding.template operator()<true, Addition::kInverse>();
+    if (e.on_lines) return adding_quickly.template operator()<First::kTail, true>();
+    return adding_quickly.template operator()<First::kMultiplies, true>();
   };
   const auto rounding_floats = [&] {
-    if (e.sums == SumForm::kFloat) return rounding.template operator()<true, Rounding::kWords>();
+    if (e.sums == SumForm::kFloat) {
+      if (e.on_lines) return rounding.template operator()<First::kTail, true, Rounding::kWords>();
+      return rounding.template operator()<First::kMultiplies, true, Rounding::kWords>();
+    }
     if (e.rounding == Rounding::kWords) return from_zero.template operator()<Rounding::kWords>();
     return from_zero.template operator()<Rounding::kBytes>();
   };
   if constexpr (kFinish == Finish::kFloatsFromZero) return from_zero.template operator()<Rounding::kBytes>();
   if constexpr (kFinish == Finish::kFloatsOnLine)
-    return adding_to_bytes.template operator()<Addition::kOnLine>();
+    return adding.template operator()<First::kMultiplies, true, Addition::kOnLine, true>();
   if constexpr (kFinish == Finish::kFloatsInverse)
-    return adding_to_bytes.template operator()<Addition::kInverseFromLowest>();
+    return adding.template operator()<First::kMultiplies, true, Addition::kInverseFromLowest, true>();
   if constexpr (kFinish == Finish::kFloats) return rounding_floats();
   if constexpr (kFinish == Finish::kFloatsAdding) return adding_floats();
   if constexpr (kIsAny || kFinish == Finish::kIntegers) {
     if (kIsAny && e.sums != SumForm::kInteger) return e.has_residual ? adding_floats() : rounding_floats();
     if (kMayAdd && e.has_residual) {
-      switch (e.addition) {
-        case Addition::kAny:
-          return adding.template operator()<false, Addition::kAny>();
-        case Addition::kInverse:
-        case Addition::kInverseFromLowest:
-          return adding.template operator()<false, Addition::kInverse>();
-        case Addition::kOnLine:
-          return adding.template operator()<false, Addition::kOnLine>();
-      }
+      if (e.on_lines) return adding_quickly.template operator()<First::kTail, false>();
+      if (e.addition != Addition::kAny) return adding_quickly.template operator()<First::kMultiplies, false>();
+      return adding.template operator()<First::kMultiplies, false, Addition::kAny>();
     }
+    if (e.on_lines) return rounding.template operator()<First::kTail, false, Rounding::kWords>();
     switch (e.rounding) {
       case Rounding::kAny:
-        return rounding.template operator()<false, Rounding::kAny>();
+        return rounding.template operator()<First::kMultiplies, false, Rounding::kAny>();
       case Rounding::kBytes:
-        return rounding.template operator()<false, Rounding::kBytes>();
+        return rounding.template operator()<First::kMultiplies, false, Rounding::kBytes>();
       case Rounding::kWords:
-        return rounding.template operator()<false, Rounding::kWords>();
+        return rounding.template operator()<First::kMultiplies, false, Rounding::kWords>();
     }
   }
-}
-
-// Four sums of integers, by a kernel that finishes few.
-__device__ __forceinline__ unsigned RequantizeFour(const EpilogueParams& e, const int4& sums,
-                                                   const float4& scale, const float4& start, unsigned residual,
-                                                   int channel) {
-  unsigned codes = 0;
-  WithEpilogue<Finish::kIntegers>(
-      e, [&](const auto& requantize) { codes = requantize(sums, scale, start, residual, channel); });
-  return codes;
 }
 
 __device__ __forceinline__ int ThresholdCode(const EpilogueParams& e, int acc, int c) {

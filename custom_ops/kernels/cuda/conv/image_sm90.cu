@@ -77,8 +77,11 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TileOrigin
     for (int i = 0; i < kTileN / 16; ++i) {
       const int* const s = sums + 8 * i;
       const float4 start = *reinterpret_cast<const float4*>(starts + 4 * i);
-      codes[0][i] = requantize(make_int4(s[0], s[1], s[4], s[5]), scales[i], start, 0, channel + 4 * i);
-      codes[1][i] = requantize(make_int4(s[2], s[3], s[6], s[7]), scales[i], start, 0, channel + 4 * i);
+      const int4 both[] = {make_int4(s[0], s[1], s[4], s[5]), make_int4(s[2], s[3], s[6], s[7])};
+      unsigned fours[2] = {};
+      requantize(both, scales[i], start, fours, channel + 4 * i);
+      codes[0][i] = fours[0];
+      codes[1][i] = fours[1];
     }
   });
   const int oy = origin.row + warp, ox = origin.column + static_cast<int>(threadIdx.x) % 32 / 4;

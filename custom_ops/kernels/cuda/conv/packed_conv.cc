@@ -66,7 +66,7 @@ namespace {
 
 // The first constant of every node, so that an image says what cannot be told from the node without weights.
 struct ImageHeader {
-  uint32_t magic = 0x3343424C, has_w_zero = 0, sum_form = 0, rounding = 0, lacks_lines = 0;  // "LBC3"
+  uint32_t magic = 0x3343424C, has_w_zero = 0, sum_form = 0, rounding = 0;  // "LBC3"
 };
 
 ImageHeader ReadHeader(std::span<const uint8_t> image) {
@@ -75,7 +75,7 @@ ImageHeader ReadHeader(std::span<const uint8_t> image) {
   Require(image.size() >= sizeof header, "the packed node has ", image.size(), " bytes, expected at least ",
           sizeof header);
   std::memcpy(&header, image.data(), sizeof header);
-  Require(header.magic == expected.magic && header.has_w_zero <= 1 && header.lacks_lines <= 1 &&
+  Require(header.magic == expected.magic && header.has_w_zero <= 1 &&
               header.sum_form <= static_cast<uint32_t>(SumForm::kFloatFromZero) &&
               header.rounding <= static_cast<uint32_t>(Rounding::kWords),
           "the packed node does not begin with the mark of this version; compile the model again");
@@ -161,7 +161,6 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
     header.has_w_zero = has_w_zero_ ? 1 : 0;
     header.sum_form = static_cast<uint32_t>(sum_form_);
     header.rounding = static_cast<uint32_t>(epilogue_.rounding);
-    header.lacks_lines = epilogue_.lacks_lines ? 1 : 0;
   } else {
     header = ReadHeader(image);
     const auto count = static_cast<size_t>(g.out_channels);
@@ -170,9 +169,13 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
     has_w_zero_ = header.has_w_zero != 0;
     sum_form_ = static_cast<SumForm>(header.sum_form);
     epilogue_.rounding = static_cast<Rounding>(header.rounding);
-    epilogue_.lacks_lines = header.lacks_lines != 0;
   }
-  rises_ = !has_w_zero_ && !dequantized && Rises(spec.epilogue);
+  // Of a tail kernels have no other ways.
+  if (epilogue_.on_lines && (epilogue_.has_residual ? epilogue_.addition == Addition::kAny
+                                                    : epilogue_.rounding != Rounding::kWords)) {
+    has_lines_ = false;
+  }
+  rises_ = has_lines_ && !has_w_zero_ && !dequantized && Rises(spec.epilogue);
 
   ConstantBuilder builder(image);
   builder.Add(sizeof header, [&](uint8_t* to) { std::memcpy(to, &header, sizeof header); });
@@ -390,12 +393,11 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
 // Multipliers that are no numbers would need lower bounds other than 0.
 void PackedConv::SetRounding(const Epilogue& e, const ChannelConstants& channels) {
   EpilogueParams& p = epilogue_;
-  p.lacks_lines = std::any_of(channels.offset.begin(), channels.offset.end(), [](float v) { return std::isnan(v); });
   if (!has_lines_ || has_w_zero_ || !HasNormalMultipliers(e)) return;
   const bool is_tail = e.kind == EpilogueKind::kTail;
   const int32_t zero_point = is_tail ? e.y_zero_point : e.zero_point, lo = is_tail ? e.y_lo : e.lo,
                 hi = is_tail ? e.y_hi : e.hi;
-  p.rounding = lo == zero_point && hi == lo + 255 ? Rounding::kBytes : Rounding::kWords;
+  p.rounding = !is_tail && lo == zero_point && hi == lo + 255 ? Rounding::kBytes : Rounding::kWords;
   // Kernels have no instances for floats of inputs with signs (WithFinish): these networks' codes have signs,
   // too.
   const bool may_be_floats = !XSigned() && !Bipolar() && tiled_ && !p.dequantizes;
@@ -496,6 +498,7 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
     p.hi = e.y_hi;
   }
   has_lines_ = HasLines(e);
+  p.on_lines = has_lines_ && e.kind == EpilogueKind::kTail;
   if (e.has_residual && divides_fast_) {
     p.residual_start = -0x1p23f * e.residual_scale;
     if (const auto line = FitSum(e)) {

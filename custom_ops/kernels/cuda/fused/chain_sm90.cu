@@ -71,7 +71,7 @@ struct ThreadCodes {
     }
   }
 
-  // requantize(sums, scale, start, the code before, channel) of all of them.
+  // requantize (WithEpilogue) of all of them.
   template <typename Requantize>
   __device__ __forceinline__ void Finish(const BlockState<kChainBox>& state, const int (&sums)[kChainBox / 2],
                                          int column, const Requantize& requantize) {
@@ -80,9 +80,11 @@ struct ThreadCodes {
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column + i * 16),
                    start = *reinterpret_cast<const float4*>(state.start + column + i * 16);
       const int* const v = sums + 8 * i;
-      const int channel = state.channel + column + i * 16;
-      top[i] = requantize(make_int4(v[0], v[1], v[4], v[5]), scale, start, top[i], channel);
-      bottom[i] = requantize(make_int4(v[2], v[3], v[6], v[7]), scale, start, bottom[i], channel);
+      const int4 both[] = {make_int4(v[0], v[1], v[4], v[5]), make_int4(v[2], v[3], v[6], v[7])};
+      unsigned codes[] = {top[i], bottom[i]};
+      requantize(both, scale, start, codes, state.channel + column + i * 16);
+      top[i] = codes[0];
+      bottom[i] = codes[1];
     }
   }
 };
