@@ -224,7 +224,7 @@ struct BlockState {
     for (int n = thread; n < kTileN && at.n0 + n < p.n; n += kThreads) {
       CopyAsync<4>(SharedAddress(bias + n), p.epilogue.bias + channel + n);
       CopyAsync<4>(SharedAddress(scale + n), p.epilogue.scale + channel + n);
-      if (p.epilogue.start != nullptr) CopyAsync<4>(SharedAddress(start + n), p.epilogue.start + channel + n);
+      if (ReadsStart(p.epilogue)) CopyAsync<4>(SharedAddress(start + n), p.epilogue.start + channel + n);
     }
   }
 
@@ -326,10 +326,10 @@ __device__ __forceinline__ void FetchResiduals(const ConvParams& p, const TilePo
 
 // Requantizes sums in registers, those that `each` (see FinishTile) enumerates. `word_at(row, column)` is
 // where four codes go in shared memory, in the place of four residuals where there are any; those of the row
-// eight below go kBelow words further. kBiased: the sums began with the biases.
+// eight below go kBelow words further. kBiased: the sums began with the biases. `channel0`: that of column 0.
 template <Finish kFinish, bool kBiased, int kBelow, int kTileN, typename Each, typename WordAt>
 __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, const BlockState<kTileN>& state,
-                                                    const Each& each, const WordAt& word_at) {
+                                                    int channel0, const Each& each, const WordAt& word_at) {
   WithEpilogue<kFinish>(e, [&](const auto& requantize) {
     each([&](int row, int column, const int4& top, const int4& bottom) {
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
@@ -342,7 +342,7 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
         sums[0] = Plus(top, bias);
         sums[1] = Plus(bottom, bias);
       }
-      requantize(sums, scale, start, codes, state.channel + column);
+      requantize(sums, scale, start, codes, channel0 + column);
       out[0] = codes[0];
       out[kBelow] = codes[1];
     });
@@ -358,9 +358,10 @@ __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const Til
                                                   const PixelOf& pixel_of) {
   constexpr int kStride = kTileN + 16;
   uint8_t* const staging = shared + p.staging_offset;
-  RequantizeFragments<kFinish, kBiased, 8 * kStride / 4>(p.epilogue, state, each, [&](int row, int column) {
-    return reinterpret_cast<unsigned*>(staging + row * kStride + column);
-  });
+  RequantizeFragments<kFinish, kBiased, 8 * kStride / 4>(
+      p.epilogue, state, at.group * p.n + at.n0, each, [&](int row, int column) {
+        return reinterpret_cast<unsigned*>(staging + row * kStride + column);
+      });
   SyncThreads<kThreads>(barrier);
   Chunks<kTileM, kTileN, kThreads, PixelOf>{p, at, pixel_of, thread}.ForEach([&](int offset, unsigned index) {
     *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) =

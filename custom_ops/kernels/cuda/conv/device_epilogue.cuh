@@ -174,6 +174,11 @@ __device__ __forceinline__ float4 OfTail(const EpilogueParams& e, const float4& 
                      one(sums.w, scale.w, bias.w));
 }
 
+// Whether start is read at all.
+__device__ __forceinline__ bool ReadsStart(const EpilogueParams& e) {
+  return e.on_lines || e.sums == SumForm::kFloatFromZero;
+}
+
 // What happens to a sum first: a multiplication; a line, or the tail where one of four channels has none.
 enum class First { kMultiplies, kTail };
 
@@ -229,7 +234,8 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
         const int4& v = sums[i];
         const float4 floats = make_float4(__int_as_float(v.x), __int_as_float(v.y), __int_as_float(v.z),
                                           __int_as_float(v.w));
-        codes[i] = RoundFour<kRounding>(e, OnLines(floats, scale, start));
+        const float4 unrounded = OnLines(floats, scale, start);
+        codes[i] = kRounding == Rounding::kBytes ? UnsignedBytes(unrounded) : ClippedWords(e, unrounded);
       }
     });
   };

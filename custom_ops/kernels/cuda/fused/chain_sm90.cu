@@ -263,7 +263,8 @@ struct Chain {
       if (i % kChainBox == 0) state.channel = n;
       CopyAsync<4>(SharedAddress(&state.bias[i % kChainBox]), product.epilogue.bias + n);
       CopyAsync<4>(SharedAddress(&state.scale[i % kChainBox]), product.epilogue.scale + n);
-      CopyAsync<4>(SharedAddress(&state.start[i % kChainBox]), product.epilogue.start + n);
+      if (ReadsStart(product.epilogue))
+        CopyAsync<4>(SharedAddress(&state.start[i % kChainBox]), product.epilogue.start + n);
     }
   }
 
