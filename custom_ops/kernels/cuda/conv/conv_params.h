@@ -30,7 +30,8 @@ enum class SumForm : int { kInteger, kFloat, kFloatFromZero };
 // How an instance of a kernel finishes its sums: whatever the node says; not in registers
 // (ConvParams::in_registers); in registers, from integers; from SumForm::kFloatFromZero to 256 codes; from
 // kFloat, residuals added to 256 codes as Addition::kOnLine or kInverseFromLowest has it; from any floats to any
-// number of codes; the same with residuals.
+// number of codes; the same with residuals. What kernels that are not made for one finish take besides: integers
+// behind which there is a tail.
 //
 // An instance for each, not a branch: a multiprocessor that runs another kernel than before fetches its
 // instructions anew, the branches not taken too. That takes 0.8 to 1.4 us of each kernel of a network on an
@@ -43,7 +44,8 @@ enum class Finish : int {
   kFloatsOnLine,
   kFloatsInverse,
   kFloats,
-  kFloatsAdding
+  kFloatsAdding,
+  kIntegersOfTail
 };
 
 struct EpilogueParams {

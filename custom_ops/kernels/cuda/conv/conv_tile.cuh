@@ -436,6 +436,7 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
   const EpilogueParams& e = p.epilogue;
   const int channel0 = at.group * p.n + at.n0;
   if (p.requantizes_fours) {
+    const bool of_bytes = e.rounding == Rounding::kBytes && !e.has_residual;
     for (int u = static_cast<int>(threadIdx.x); u < rows * (kTileN / 4); u += kThreads) {
       const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_of(first_row + row);
       if (m < 0 || at.n0 + column >= p.n) continue;
@@ -452,7 +453,15 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
       }
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
                    start = *reinterpret_cast<const float4*>(state.start + column);
-      WithEpilogue<Finish::kIntegers>(e, [&](const auto& requantize) {
+      if (of_bytes) {  // most of them
+        const int4 only[] = {total};
+        float4 codes[1];
+        FirstCodes<First::kMultiplies, false>(e, only, scale, start, 0, codes);
+        *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) =
+            RoundFour<Rounding::kBytes>(e, codes[0]);
+        continue;
+      }
+      WithIntegers(e, [&](const auto& requantize) {
         const int4 sums_of_row[] = {total};
         unsigned codes[] = {residual};
         requantize(sums_of_row, scale, start, codes, channel0 + column);

@@ -54,7 +54,7 @@ __device__ __forceinline__ void FinishChannels(const ConvParams& p, int pixel, i
     residual = *reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(p.residual) + index);
   }
   uint4 out;
-  WithEpilogue<Finish::kIntegers>(e, [&](const auto& requantize) {
+  WithIntegers(e, [&](const auto& requantize) {
 #pragma unroll
     for (int i = 0; i < kChannels / 4; ++i) {
       const int4 bias = *reinterpret_cast<const int4*>(e.bias + channel + i * 4);

@@ -280,14 +280,17 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
     return adding.template operator()<First::kMultiplies, true, Addition::kInverseFromLowest, true>();
   if constexpr (kFinish == Finish::kFloats) return rounding_floats();
   if constexpr (kFinish == Finish::kFloatsAdding) return adding_floats();
-  if constexpr (kIsAny || kFinish == Finish::kIntegers) {
+  if constexpr (kIsAny || kFinish == Finish::kIntegers || kFinish == Finish::kIntegersOfTail) {
+    constexpr bool kMayBeTail = kFinish != Finish::kIntegers;
     if (kIsAny && e.sums != SumForm::kInteger) return e.has_residual ? adding_floats() : rounding_floats();
     if (kMayAdd && e.has_residual) {
-      if (e.on_lines) return adding_quickly.template operator()<First::kTail, false>();
+      if (kMayBeTail && e.on_lines) return adding_quickly.template operator()<First::kTail, false>();
+      if constexpr (kFinish == Finish::kIntegersOfTail) return;
       if (e.addition != Addition::kAny) return adding_quickly.template operator()<First::kMultiplies, false>();
       return adding.template operator()<First::kMultiplies, false, Addition::kAny>();
     }
-    if (e.on_lines) return rounding.template operator()<First::kTail, false, Rounding::kWords>();
+    if (kMayBeTail && e.on_lines) return rounding.template operator()<First::kTail, false, Rounding::kWords>();
+    if constexpr (kFinish == Finish::kIntegersOfTail) return;
     switch (e.rounding) {
       case Rounding::kAny:
         return rounding.template operator()<First::kMultiplies, false, Rounding::kAny>();
@@ -296,6 +299,16 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
       case Rounding::kWords:
         return rounding.template operator()<First::kMultiplies, false, Rounding::kWords>();
     }
+  }
+}
+
+// The same of integers, by kernels that are not made for one finish.
+template <bool kMayAdd = true, typename F>
+__device__ __forceinline__ void WithIntegers(const EpilogueParams& e, const F& f) {
+  if (e.on_lines) {
+    WithEpilogue<Finish::kIntegersOfTail, kMayAdd>(e, f);
+  } else {
+    WithEpilogue<Finish::kIntegers, kMayAdd>(e, f);
   }
 }
 

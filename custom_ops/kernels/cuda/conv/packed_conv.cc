@@ -219,9 +219,11 @@ ConvProblem PackedConv::Problem(const ConvShape& shape) const {
   // The tables by channel hold for any kernel, x_sums for the tile kernels alone.
   const bool requantizes = has_lines_ && !epilogue_.dequantizes && !has_w_zero_ && divides_fast_;
   // A run of 16 channels has one group, or is one of channels that are groups each.
+  // Sums behind which there is a tail are floats, but for kernels that take any (Finish::kIntegersOfTail).
   problem.requantizes = requantizes && (kDepthwiseWeights.applies(g, x_, device_) || g.GroupOut() % 16 == 0);
+  problem.integers_of_tail = requantizes && epilogue_.on_lines && sum_form_ == SumForm::kInteger;
   problem.residual = epilogue_.has_residual;
-  problem.boxes = problem.tiled && boxes_;
+  problem.boxes = problem.tiled && boxes_ && !problem.integers_of_tail;
   problem.streams = problem.boxes && problem.requantizes && g.Taps() == 1 && !problem.IsPadded();
   return problem;
 }

@@ -104,7 +104,7 @@ __device__ __forceinline__ void TakeLargest(int (&largest)[kCellTileN / 2],
 // A block. It has its own loop, not that of pipeline.cuh: what comes from memory are a thread's own floats,
 // which wait for nobody else; what is shared are cells, of which a row is multiplied while the next is
 // quantized by the same threads.
-template <int kChannels, bool kSigned>
+template <int kChannels, bool kSigned, bool kTail>
 struct Pool {
   static constexpr int kPlace = kCellWords<kChannels>, kRowWords = kRowCells * kPlace;
   static constexpr int kOwn = kCellTileN / 4,
@@ -275,7 +275,7 @@ struct Pool {
   __device__ __forceinline__ void Store() {
     const int own = ReadThreadIndex() % 4;
     unsigned codes[kOwn / 4];
-    WithEpilogue<Finish::kIntegers, false>(p.epilogue, [&](const auto& requantize) {
+    WithEpilogue<kTail ? Finish::kIntegersOfTail : Finish::kIntegers, false>(p.epilogue, [&](const auto& requantize) {
 #pragma unroll
       for (int i = 0; i < kOwn / 4; ++i) {
         const int at = own * kStride + 4 * i;
@@ -351,26 +351,26 @@ struct Pool {
 };
 #endif
 
-template <int kChannels, bool kSigned>
+template <int kChannels, bool kSigned, bool kTail>
 __global__ void __launch_bounds__(kThreads, kPoolBlocks - kChannels / 4)
     ConvPool(const __grid_constant__ PooledParams p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   LOWBIT_DYNAMIC_SHARED(shared, 128);
-  __shared__ typename Pool<kChannels, kSigned>::Static fixed;
-  Pool<kChannels, kSigned>(p, shared, fixed).Run();
+  __shared__ typename Pool<kChannels, kSigned, kTail>::Static fixed;
+  Pool<kChannels, kSigned, kTail>(p, shared, fixed).Run();
 #endif
 }
 
 cudaError_t LaunchPool(const PooledParams& p, int channels, const LaunchOptions& options) {
   return std::visit(
-      [&](auto channel_count, auto is_signed) {
-        return LaunchKernel<ConvPool<channel_count, is_signed>>(
+      [&](auto channel_count, auto is_signed, auto is_tail) {
+        return LaunchKernel<ConvPool<channel_count, is_signed, is_tail>>(
             options,
             {Dim(p.images * p.tiles_x, (p.n + kCellTileN - 1) / kCellTileN, p.strips), kThreads,
              kSharedBytes<channel_count>},
             p);
       },
-      OneOf<1, 2, 3, 4>(channels), OneOf(options.x_signed));
+      OneOf<1, 2, 3, 4>(channels), OneOf(options.x_signed), OneOf(p.epilogue.on_lines));
 }
 
 }  // namespace

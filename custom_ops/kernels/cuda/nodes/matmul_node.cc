@@ -284,7 +284,7 @@ std::string ShapeText(const ConvShape& shape) {
 bool FusesResidual(const MatmulNode& first, const MatmulNode& second, const Device& device) {
   const auto fits = [](const MatmulNode& node) {
     const Epilogue& e = node.conv.epilogue;
-    return !node.layout.is_gemm && HasLines(e) &&
+    return !node.layout.is_gemm && e.kind == EpilogueKind::kRequantize && e.quantized_output &&
            node.conv.geometry.out_channels % 16 == 0 && PackedConv::FitsBoxes(node.conv);
   };
   return device.capability == 90 && fits(first) && fits(second) && !first.conv.epilogue.has_residual &&

@@ -246,7 +246,7 @@ class Generator : public cuda::Draws {
       do {
         spec.epilogue = {};
         MakeEpilogue(spec);
-      } while (!cuda::HasLines(spec.epilogue) || spec.epilogue.has_residual != is_second);
+      } while (spec.epilogue.kind != EpilogueKind::kRequantize || spec.epilogue.has_residual != is_second);
     }
     pair.second.epilogue.residual_signed = pair.first.epilogue.y_signed;
     pair.second.epilogue.residual_zero_point = pair.first.epilogue.zero_point;
