@@ -2,7 +2,7 @@
 
 python benchmarks/gpu_forms.py                                  three networks at batch 1, 16 and 128
 python benchmarks/gpu_forms.py --networks resnet50 --forms A,D --batches 1
-python benchmarks/gpu_forms.py --seconds 300 --state forms.json --out /tmp/forms
+python benchmarks/gpu_forms.py --seconds 300
 python benchmarks/gpu_forms.py --device cpu-ep --networks resnet18 --batches 1     does everything still run?
 
 Forms, all of `onnxruntime.quantization.quantize_static`, int8 weights per channel:

@@ -34,8 +34,10 @@ bool Is(Part part, std::string_view op) {
 
 size_t FedCount(const NodeSpec& spec) {
   const auto* const product = std::get_if<MatmulNode>(&spec);
-  return std::holds_alternative<BinaryNode>(spec) || (product != nullptr && product->conv.epilogue.has_residual) ? 2
-                                                                                                                 : 1;
+  return std::holds_alternative<BinaryNode>(spec) ||
+                 (product != nullptr && product->conv.epilogue.has_residual)
+             ? 2
+             : 1;
 }
 
 // Shapes need only the geometry.
@@ -134,7 +136,8 @@ constexpr Fusion kFusions[] = {
     {"residual_pair", "a shortcut's convolution and the one that adds its codes", kResidualPair,
      FitsResidualPair, PackResidualPair},
     {"added", "a convolution and the addition of its codes", kAdded, FitsAdded<true>, PackAdded<true>},
-    {"added_second", "the same, its codes the second operand", kAddedSecond, FitsAdded<false>, PackAdded<false>},
+    {"added_second", "the same, its codes the second operand", kAddedSecond, FitsAdded<false>,
+     PackAdded<false>},
     {"quantized_conv", "a network's first layer from float pixels", kQuantized, FitsQuantized, PackQuantized},
     {"pooled_stem", "the same and the max pooling behind it", kPooled, FitsPooled, PackPooled},
     {"dequantized_product", "a network's last layer to float32", kDequantized, FitsDequantized,

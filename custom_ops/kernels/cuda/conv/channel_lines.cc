@@ -53,7 +53,8 @@ int32_t FirstCode(const Epilogue& e, int64_t sum, size_t channel) {
   const auto round = [](float v, int32_t zero_point, int32_t lo, int32_t hi) {
     return ClipToCode(std::rint(v) + static_cast<float>(zero_point), lo, hi);
   };
-  if (e.kind == EpilogueKind::kRequantize) return round(acc * e.multiplier[channel], e.zero_point, e.lo, e.hi);
+  if (e.kind == EpilogueKind::kRequantize)
+    return round(acc * e.multiplier[channel], e.zero_point, e.lo, e.hi);
   const float v = TailQuotient(e, acc, channel);
   return e.adds_behind_tail ? round(v, e.zero_point, e.lo, e.hi) : round(v, e.y_zero_point, e.y_lo, e.y_hi);
 }
@@ -63,7 +64,8 @@ LineFitter::LineFitter(const Epilogue& e)
       lo_(e.adds_behind_tail ? e.lo - e.zero_point : e.y_lo - e.y_zero_point),
       hi_(e.adds_behind_tail ? e.hi - e.zero_point : e.y_hi - e.y_zero_point) {
   for (int32_t code = lo_; code <= hi_; ++code) {
-    const float tie = static_cast<float>(code) - 0.5f, least = code % 2 == 0 ? tie : std::nextafter(tie, HUGE_VALF);
+    const float tie = static_cast<float>(code) - 0.5f,
+                least = code % 2 == 0 ? tie : std::nextafter(tie, HUGE_VALF);
     reaches_.push_back(least);
     between_.push_back((static_cast<double>(least) + std::nextafter(least, -HUGE_VALF)) / 2);
   }

@@ -64,8 +64,8 @@ class LineFitter {
 
   const Epilogue& e_;
   const int32_t lo_, hi_;
-  std::vector<float> reaches_;   // by step: the least line that has it
-  std::vector<double> between_;  // it and the float below
+  std::vector<float> reaches_;       // by step: the least line that has it
+  std::vector<double> between_;      // it and the float below
   std::vector<Bound> from_, below_;  // of a channel
 };
 

@@ -110,8 +110,9 @@ inline Finish FinishOf(const EpilogueParams& e) {
   }
   const bool is_bytes = !e.on_lines && !e.residual_signed && e.y_lo == 0 && e.y_hi == 255;
   if (is_bytes && e.addition == Addition::kOnLine) return Finish::kFloatsOnLine;
-  return is_bytes && e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0 ? Finish::kFloatsInverse
-                                                                                       : Finish::kFloatsAdding;
+  return is_bytes && e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0
+             ? Finish::kFloatsInverse
+             : Finish::kFloatsAdding;
 }
 
 inline constexpr int kMaxImageChannels = 4;

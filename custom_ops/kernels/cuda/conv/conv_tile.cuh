@@ -359,9 +359,8 @@ __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const Til
   constexpr int kStride = kTileN + 16;
   uint8_t* const staging = shared + p.staging_offset;
   RequantizeFragments<kFinish, kBiased, 8 * kStride / 4>(
-      p.epilogue, state, at.group * p.n + at.n0, each, [&](int row, int column) {
-        return reinterpret_cast<unsigned*>(staging + row * kStride + column);
-      });
+      p.epilogue, state, at.group * p.n + at.n0, each,
+      [&](int row, int column) { return reinterpret_cast<unsigned*>(staging + row * kStride + column); });
   SyncThreads<kThreads>(barrier);
   Chunks<kTileM, kTileN, kThreads, PixelOf>{p, at, pixel_of, thread}.ForEach([&](int offset, unsigned index) {
     *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) =

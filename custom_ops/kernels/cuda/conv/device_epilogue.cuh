@@ -106,7 +106,8 @@ template <Addition kAddition, int kByte>
 __device__ __forceinline__ float Sum(const EpilogueParams& e, float unit, unsigned residual) {
   const float a = __fmaf_rn(unit, 256.0f, e.unit_zero);  // exact
   float r;
-  if constexpr (kAddition == Addition::kInverseFromLowest) {  // of an exact product and a power of two times it
+  if constexpr (kAddition ==
+                Addition::kInverseFromLowest) {  // of an exact product and a power of two times it
     r = __fmaf_rn(CodeFrom23<kByte>(e, residual), e.residual_scale, e.residual_start);
   } else {
     r = __fmul_rn(CodeToFloat<kByte>(e, residual, e.residual_offset), e.residual_scale);
@@ -193,10 +194,9 @@ __device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const float4 v = AsFloats<kFloats>(sums[i]);
-      codes[i] = kFirst == First::kMultiplies
-                     ? make_float4(__fmul_rn(v.x, scale.x), __fmul_rn(v.y, scale.y), __fmul_rn(v.z, scale.z),
-                                   __fmul_rn(v.w, scale.w))
-                     : OnLines(v, scale, start);
+      codes[i] = kFirst == First::kMultiplies ? make_float4(__fmul_rn(v.x, scale.x), __fmul_rn(v.y, scale.y),
+                                                            __fmul_rn(v.z, scale.z), __fmul_rn(v.w, scale.w))
+                                              : OnLines(v, scale, start);
     }
   } else {
 #pragma unroll
@@ -228,12 +228,12 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
   constexpr bool kIsAny = kFinish == Finish::kAny;
   const auto from_zero = [&]<Rounding kRounding>() {
     f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
-                      unsigned(&codes)[kCount], int) {
+                      unsigned (&codes)[kCount], int) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         const int4& v = sums[i];
-        const float4 floats = make_float4(__int_as_float(v.x), __int_as_float(v.y), __int_as_float(v.z),
-                                          __int_as_float(v.w));
+        const float4 floats =
+            make_float4(__int_as_float(v.x), __int_as_float(v.y), __int_as_float(v.z), __int_as_float(v.w));
         const float4 unrounded = OnLines(floats, scale, start);
         codes[i] = kRounding == Rounding::kBytes ? UnsignedBytes(unrounded) : ClippedWords(e, unrounded);
       }
@@ -241,7 +241,7 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
   };
   const auto rounding = [&]<First kFirst, bool kFloats, Rounding kRounding>() {
     f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
-                      unsigned(&codes)[kCount], int channel) {
+                      unsigned (&codes)[kCount], int channel) {
       float4 first[kCount];
       FirstCodes<kFirst, kFloats>(e, sums, scale, start, channel, first);
 #pragma unroll
@@ -250,7 +250,7 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
   };
   const auto adding = [&]<First kFirst, bool kFloats, Addition kAddition, bool kBytes = false>() {
     f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
-                      unsigned(&codes)[kCount], int channel) {
+                      unsigned (&codes)[kCount], int channel) {
       float4 first[kCount];
       FirstCodes<kFirst, kFloats>(e, sums, scale, start, channel, first);
 #pragma unroll
@@ -258,7 +258,8 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
     });
   };
   const auto adding_quickly = [&]<First kFirst, bool kFloats>() {
-    if (e.addition == Addition::kOnLine) return adding.template operator()<kFirst, kFloats, Addition::kOnLine>();
+    if (e.addition == Addition::kOnLine)
+      return adding.template operator()<kFirst, kFloats, Addition::kOnLine>();
     return adding.template operator()<kFirst, kFloats, Addition::kInverse>();
   };
   const auto adding_floats = [&] {
@@ -286,10 +287,12 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
     if (kMayAdd && e.has_residual) {
       if (kMayBeTail && e.on_lines) return adding_quickly.template operator()<First::kTail, false>();
       if constexpr (kFinish == Finish::kIntegersOfTail) return;
-      if (e.addition != Addition::kAny) return adding_quickly.template operator()<First::kMultiplies, false>();
+      if (e.addition != Addition::kAny)
+        return adding_quickly.template operator()<First::kMultiplies, false>();
       return adding.template operator()<First::kMultiplies, false, Addition::kAny>();
     }
-    if (kMayBeTail && e.on_lines) return rounding.template operator()<First::kTail, false, Rounding::kWords>();
+    if (kMayBeTail && e.on_lines)
+      return rounding.template operator()<First::kTail, false, Rounding::kWords>();
     if constexpr (kFinish == Finish::kIntegersOfTail) return;
     switch (e.rounding) {
       case Rounding::kAny:
@@ -364,8 +367,8 @@ __device__ __forceinline__ int FinishCode(const EpilogueParams& e, int acc, int 
       return ThresholdCode(e, acc, c);
     default:
       if (e.adds_behind_tail) {
-        const int q = RoundToCode(__fdiv_rn(TailValue(e, acc, c, scale, 0), e.inner_scale), e.zero_point, e.lo,
-                                  e.hi);
+        const int q =
+            RoundToCode(__fdiv_rn(TailValue(e, acc, c, scale, 0), e.inner_scale), e.zero_point, e.lo, e.hi);
         return AddResidual(e, q, residual);
       }
       return RoundToCode(__fdiv_rn(TailValue(e, acc, c, scale, residual), e.y_scale), e.y_zero_point, e.y_lo,

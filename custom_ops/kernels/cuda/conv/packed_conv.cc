@@ -97,9 +97,7 @@ bool HasNormalMultipliers(const Epilogue& e) {
 
 // Rounds, adds and clips what rises with the sums, each as float or int32. Neither 0 times infinity nor a
 // product that is no number is among it.
-bool Rises(const Epilogue& e) {
-  return HasLines(e) && !e.has_residual && HasNormalMultipliers(e);
-}
+bool Rises(const Epilogue& e) { return HasLines(e) && !e.has_residual && HasNormalMultipliers(e); }
 
 void RequireAligned(std::initializer_list<const void*> tensors) {
   for (const void* const tensor : tensors) {
@@ -165,7 +163,8 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
     header = ReadHeader(image);
     const auto count = static_cast<size_t>(g.out_channels);
     weights.zero.resize(count);
-    channels = {std::vector<int32_t>(spec.bias.size()), {}, std::vector<float>(count), std::vector<float>(count)};
+    channels = {
+        std::vector<int32_t>(spec.bias.size()), {}, std::vector<float>(count), std::vector<float>(count)};
     has_w_zero_ = header.has_w_zero != 0;
     sum_form_ = static_cast<SumForm>(header.sum_form);
     epilogue_.rounding = static_cast<Rounding>(header.rounding);
@@ -332,7 +331,9 @@ PackedConv::ChannelConstants PackedConv::ConstantsOf(const ConvSpec& spec, const
   }
   // Of the input's codes, whatever they are.
   const int64_t codes = int64_t{1} << spec.x.bits,
-                lowest = XSigned() ? -codes / 2 : Bipolar() ? -1 : 0,
+                lowest = XSigned()   ? -codes / 2
+                         : Bipolar() ? -1
+                                     : 0,
                 highest = Bipolar() ? 1 : lowest + codes - 1;
   for (size_t c = 0; c < channels.bias.size(); ++c) {
     const int64_t above = weights.above[c], below = weights.sum[c] - above;
@@ -423,8 +424,8 @@ void PackedConv::SetRounding(const Epilogue& e, const ChannelConstants& channels
   }
 }
 
-void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights, const ChannelConstants& channels,
-                             ConstantBuilder& builder) {
+void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights,
+                             const ChannelConstants& channels, ConstantBuilder& builder) {
   const Epilogue& e = spec.epilogue;
   Require(e.tail.size() <= kMaxTailSteps, "the tail has ", e.tail.size(), " steps, expected at most ",
           kMaxTailSteps);
@@ -443,20 +444,13 @@ void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights, c
   if (sum_form_ == SumForm::kFloatFromZero) {
     for (const float s : scale) start.push_back(-0x1p23f * s);
   }
-  at_ = {builder.Add(channels.bias),
-         builder.Add(scale),
-         builder.Add(channels.gain),
-         builder.Add(channels.offset),
-         builder.Add(line_bias),
-         builder.Add(float_bias),
-         builder.Add(start),
-         has_w_zero_ ? builder.Add(weights.zero) : ConstantBuilder::kAbsent,
-         builder.Add(e.thresholds),
-         builder.Add(e.base),
-         builder.Add(e.dir),
-         builder.Add(e.tail_bias),
-         builder.Add(e.tail_scale),
-         builder.Add(e.tail_shift)};
+  at_ = {builder.Add(channels.bias), builder.Add(scale),
+         builder.Add(channels.gain), builder.Add(channels.offset),
+         builder.Add(line_bias),     builder.Add(float_bias),
+         builder.Add(start),         has_w_zero_ ? builder.Add(weights.zero) : ConstantBuilder::kAbsent,
+         builder.Add(e.thresholds),  builder.Add(e.base),
+         builder.Add(e.dir),         builder.Add(e.tail_bias),
+         builder.Add(e.tail_scale),  builder.Add(e.tail_shift)};
 }
 
 void PackedConv::SetEpilogue(const Epilogue& e) {

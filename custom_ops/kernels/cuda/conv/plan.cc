@@ -133,7 +133,8 @@ std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv,
   return MakePlan(std::move(conv), shape, chosen, std::move(launcher));
 }
 
-std::shared_ptr<const ConvPlan> PlanWithoutResidual(std::shared_ptr<const PackedConv> conv, const ConvShape& shape) {
+std::shared_ptr<const ConvPlan> PlanWithoutResidual(std::shared_ptr<const PackedConv> conv,
+                                                    const ConvShape& shape) {
   RequireSize(*conv, shape);
   const ConvConfig plain;
   ConvLauncher launch = RowOf(plain).launcher(conv->Problem(shape), plain, conv->On());

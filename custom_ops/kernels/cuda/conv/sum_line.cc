@@ -103,8 +103,9 @@ std::optional<SumLine> FitSum(const Epilogue& e) {
       for (const int second : {rest, -rest}) {
         const std::vector<SumLine> lines =
             NearestLines(e, Moved(inner_gain, first), Moved(residual_gain, second), size * 0x1p-24);
-        const auto found = std::find_if(lines.begin(), lines.end(),
-                                        [&](const SumLine& line) { return Holds(line, static_cast<float>(e.y_hi - e.y_lo), near_ties); });
+        const auto found = std::find_if(lines.begin(), lines.end(), [&](const SumLine& line) {
+          return Holds(line, static_cast<float>(e.y_hi - e.y_lo), near_ties);
+        });
         if (found != lines.end()) return *found;
       }
     }

@@ -91,9 +91,9 @@ bool Fits(const ChainParams& p, const Device& device) {
   const auto fits = [](const ChainProduct& product) {
     return !product.epilogue.on_lines || product.epilogue.sums != SumForm::kInteger;
   };
-  return has_room && fits(p.residuals) && fits(p.first) && fits(p.second) && p.first.n_boxes % p.ranks == 0 && p.first.n_boxes <= kMaxChainBoxes &&
-         p.team_groups <= p.first.own_boxes && p.teams * p.team_groups <= kMaxChainGroups &&
-         p.shared_bytes <= device.shared_bytes;
+  return has_room && fits(p.residuals) && fits(p.first) && fits(p.second) && p.first.n_boxes % p.ranks == 0 &&
+         p.first.n_boxes <= kMaxChainBoxes && p.team_groups <= p.first.own_boxes &&
+         p.teams * p.team_groups <= kMaxChainGroups && p.shared_bytes <= device.shared_bytes;
 }
 
 std::string Refuse(const ConvChain& chain, const Device& device) {

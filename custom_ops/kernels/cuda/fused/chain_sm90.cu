@@ -25,7 +25,8 @@ namespace {
 // How the second's sums are finished where the first's are so.
 constexpr Finish SecondOf(Finish first) {
   if (first == Finish::kIntegers) return first;
-  return first == Finish::kFloats || first == Finish::kFloatsAdding ? Finish::kFloats : Finish::kFloatsFromZero;
+  return first == Finish::kFloats || first == Finish::kFloatsAdding ? Finish::kFloats
+                                                                    : Finish::kFloatsFromZero;
 }
 
 struct ChainMaps {
@@ -464,7 +465,8 @@ cudaError_t LaunchChain(const ChainParams& p, const LaunchOptions& options) {
   // What finishes any floats does so where the second's need it.
   if (first != Finish::kIntegers && second == Finish::kFloats)
     first = p.first.epilogue.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
-  const bool fits = second == SecondOf(first) || (SecondOf(first) == Finish::kFloats && second == Finish::kFloatsFromZero);
+  const bool fits =
+      second == SecondOf(first) || (SecondOf(first) == Finish::kFloats && second == Finish::kFloatsFromZero);
   if (p.teams * p.team_groups > kMaxChainGroups || p.first.n_boxes > kMaxChainBoxes ||
       p.team_groups > p.first.own_boxes || !fits || p.makes_residuals > p.first.epilogue.has_residual) {
     return cudaErrorInvalidValue;

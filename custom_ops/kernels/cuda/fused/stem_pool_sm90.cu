@@ -275,17 +275,18 @@ struct Pool {
   __device__ __forceinline__ void Store() {
     const int own = ReadThreadIndex() % 4;
     unsigned codes[kOwn / 4];
-    WithEpilogue<kTail ? Finish::kIntegersOfTail : Finish::kIntegers, false>(p.epilogue, [&](const auto& requantize) {
+    WithEpilogue<kTail ? Finish::kIntegersOfTail : Finish::kIntegers, false>(
+        p.epilogue, [&](const auto& requantize) {
 #pragma unroll
-      for (int i = 0; i < kOwn / 4; ++i) {
-        const int at = own * kStride + 4 * i;
-        const int4 window[] = {windows[i]};
-        unsigned four[1] = {};
-        requantize(window, *reinterpret_cast<const float4*>(fixed.multipliers + at),
-                   *reinterpret_cast<const float4*>(fixed.starts + at), four, channel + 4 * i);
-        codes[i] = four[0];
-      }
-    });
+          for (int i = 0; i < kOwn / 4; ++i) {
+            const int at = own * kStride + 4 * i;
+            const int4 window[] = {windows[i]};
+            unsigned four[1] = {};
+            requantize(window, *reinterpret_cast<const float4*>(fixed.multipliers + at),
+                       *reinterpret_cast<const float4*>(fixed.starts + at), four, channel + 4 * i);
+            codes[i] = four[0];
+          }
+        });
     if (stores) *reinterpret_cast<uint4*>(p.y + at) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
     at += static_cast<unsigned>(p.pooled_w * p.n);
   }

@@ -13,10 +13,10 @@
 
 #include "core/epilogue.h"
 #include "kernels/cuda/conv/cell_weights.h"
+#include "kernels/cuda/conv/channel_lines.h"
 #include "kernels/cuda/conv/halo.h"
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/conv/select.h"
-#include "kernels/cuda/conv/channel_lines.h"
 #include "kernels/cuda/conv/sum_line.h"
 #include "kernels/cuda/conv/tiles.h"
 #include "kernels/cuda/device/architectures.h"
