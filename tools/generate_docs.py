@@ -213,7 +213,7 @@ def fusion_table() -> str:
         "kConv": "LowBitConv",
         "kGemm": "LowBitGemm",
     }
-    parts |= {"kMaxPool": "LowBitMaxPool", "kDequantize": "LowBitDequantize"}
+    parts |= {"kMaxPool": "LowBitMaxPool", "kAdd": "LowBitAdd", "kDequantize": "LowBitDequantize"}
 
     def nodes(pattern: str) -> str:
         text = re.search(rf"PatternNode {pattern}\[\] = (.*?);", source, re.DOTALL)

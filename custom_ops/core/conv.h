@@ -83,6 +83,9 @@ struct Epilogue {
   std::vector<float> tail_bias, tail_scale, tail_shift;  // [out_channels]: v+bias; (v*scale)+shift
   float clip_min = 0, clip_max = 0;
 
+  // kTail with a residual that is added as behind kRequantize: the tail, which has no such step, ends in the
+  // inner quantizer, v / inner_scale rounded. No schema says so: nodes that are fused have it.
+  bool adds_behind_tail = false;
   bool has_residual = false;
   float residual_scale = 1, inner_scale = 1;
   int32_t residual_zero_point = 0;

@@ -3,13 +3,16 @@
 namespace lowbit {
 namespace {
 
-int32_t RequantizeCode(const Epilogue& e, int32_t acc, size_t c, int32_t residual) {
-  const float scaled = static_cast<float>(acc) * e.multiplier[c];
-  const int32_t q = ClipToCode(std::rint(scaled) + static_cast<float>(e.zero_point), e.lo, e.hi);
-  if (!e.has_residual) return q;
+int32_t AddResidual(const Epilogue& e, int32_t q, int32_t residual) {
   const float v = DequantizeCode(q, e.inner_scale, e.zero_point) +
                   DequantizeCode(residual, e.residual_scale, e.residual_zero_point);
   return QuantizeCode(v, e.y_scale, e.y_zero_point, e.y_lo, e.y_hi);
+}
+
+int32_t RequantizeCode(const Epilogue& e, int32_t acc, size_t c, int32_t residual) {
+  const float scaled = static_cast<float>(acc) * e.multiplier[c];
+  const int32_t q = ClipToCode(std::rint(scaled) + static_cast<float>(e.zero_point), e.lo, e.hi);
+  return e.has_residual ? AddResidual(e, q, residual) : q;
 }
 
 // Compared in int64 because dir * INT32_MIN leaves int32.
@@ -62,7 +65,10 @@ int32_t EpilogueCode(const Epilogue& e, int32_t acc, int64_t channel, int32_t re
     case EpilogueKind::kTail:
       break;
   }
-  return QuantizeCode(TailValue(e, acc, c, residual), e.y_scale, e.y_zero_point, e.y_lo, e.y_hi);
+  const float v = TailValue(e, acc, c, residual);
+  if (e.adds_behind_tail)
+    return AddResidual(e, QuantizeCode(v, e.inner_scale, e.zero_point, e.lo, e.hi), residual);
+  return QuantizeCode(v, e.y_scale, e.y_zero_point, e.y_lo, e.y_hi);
 }
 
 float EpilogueFloat(const Epilogue& e, int32_t acc, int64_t channel, int32_t residual) {

@@ -24,6 +24,8 @@ bool Is(Part part, std::string_view op) {
       return op == "LowBitGemm" || op == "APGemm";
     case Part::kMaxPool:
       return op == "LowBitMaxPool";
+    case Part::kAdd:
+      return op == "LowBitAdd";
     case Part::kDequantize:
       return op == "LowBitDequantize";
   }
@@ -32,7 +34,10 @@ bool Is(Part part, std::string_view op) {
 
 size_t FedCount(const NodeSpec& spec) {
   const auto* const product = std::get_if<MatmulNode>(&spec);
-  return product != nullptr && product->conv.epilogue.has_residual ? 2 : 1;
+  return std::holds_alternative<BinaryNode>(spec) ||
+                 (product != nullptr && product->conv.epilogue.has_residual)
+             ? 2
+             : 1;
 }
 
 // Shapes need only the geometry.
@@ -51,6 +56,22 @@ std::unique_ptr<cuda::PackedNode> PackResidualPair(Specs specs, const cuda::Devi
                                                    std::span<const uint8_t> packed) {
   const MatmulNode &first = ProductOf(specs[0]), &second = ProductOf(specs[1]);
   return cuda::PackResidualPair(first, second, device, tuner.ChoosersFor(first.conv, second.conv), packed);
+}
+
+// ---- convolution + addition
+
+template <bool kConvFirst>
+bool FitsAdded(Specs specs, const cuda::Device&) {
+  return cuda::WithResidual(ProductOf(specs[0]), std::get<BinaryNode>(specs[1]), kConvFirst).has_value();
+}
+
+template <bool kConvFirst>
+std::unique_ptr<cuda::PackedNode> PackAdded(Specs specs, const cuda::Device& device, Tuner& tuner,
+                                            std::span<const uint8_t> packed) {
+  const auto& add = std::get<BinaryNode>(specs[1]);
+  const auto both = cuda::WithResidual(ProductOf(specs[0]), add, kConvFirst);
+  Require(both.has_value(), "a convolution and an addition that do not fit each other");
+  return cuda::PackConvAdd(*both, add, kConvFirst, device, tuner.ChooserFor(both->conv), packed);
 }
 
 // ---- quantize + convolution
@@ -104,6 +125,8 @@ std::unique_ptr<cuda::PackedNode> PackDequantized(Specs specs, const cuda::Devic
 }
 
 constexpr PatternNode kResidualPair[] = {{Part::kConv}, {Part::kConv, Reads::kResidual}};
+constexpr PatternNode kAdded[] = {{Part::kConv}, {Part::kAdd}};
+constexpr PatternNode kAddedSecond[] = {{Part::kConv}, {Part::kAdd, Reads::kResidual}};
 constexpr PatternNode kQuantized[] = {{Part::kQuantize}, {Part::kConv}};
 constexpr PatternNode kPooled[] = {{Part::kQuantize}, {Part::kConv}, {Part::kMaxPool}};
 constexpr PatternNode kDequantized[] = {{Part::kGemm}, {Part::kDequantize}};
@@ -112,6 +135,9 @@ constexpr PatternNode kDequantized[] = {{Part::kGemm}, {Part::kDequantize}};
 constexpr Fusion kFusions[] = {
     {"residual_pair", "a shortcut's convolution and the one that adds its codes", kResidualPair,
      FitsResidualPair, PackResidualPair},
+    {"added", "a convolution and the addition of its codes", kAdded, FitsAdded<true>, PackAdded<true>},
+    {"added_second", "the same, its codes the second operand", kAddedSecond, FitsAdded<false>,
+     PackAdded<false>},
     {"quantized_conv", "a network's first layer from float pixels", kQuantized, FitsQuantized, PackQuantized},
     {"pooled_stem", "the same and the max pooling behind it", kPooled, FitsPooled, PackPooled},
     {"dequantized_product", "a network's last layer to float32", kDequantized, FitsDequantized,

@@ -261,3 +261,16 @@ def test_relu_on_codes_in_front_of_a_convolution() -> None:
         output(g, g.qdq(z, zq), 2, 5, 2, 2)
 
     converts(build, "LowBitConv", "LowBitRequantize", "LowBitConv")
+
+
+@pytest.mark.parametrize("kind", ["u8", "s8"])
+@pytest.mark.parametrize("op", ["Relu", "Clip"])
+def test_a_pair_before_relu_on_the_same_grid_vanishes(op: str, kind: str) -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        yq = Quant(yq.scale, yq.zero if kind == "u8" else g.act(0.05, kind).zero, kind)
+        y = g.qdq(y, yq)
+        bounds = [g.const(np.float32(-0.26)), g.const(np.float32(0.4))] if op == "Clip" else []
+        output(g, g.qdq(g.node(op, [y, *bounds]), yq), 2, 5, 4, 4)
+
+    converts(build, "LowBitConv")

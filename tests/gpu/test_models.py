@@ -163,3 +163,48 @@ def test_first_convolution_whose_weights_leave_int8() -> None:
     for batch in (1, 3):
         feeds = {"x": rng.normal(0, 1.5, (batch, 3, 18, 22)).astype(np.float32)}
         assert_equal(session.run(None, feeds), lowbit_session(converted).run(None, feeds), f"batch {batch}")
+
+
+def _pair(nodes: list[onnx.NodeProto], name: str, scale: str, zero: str) -> str:
+    nodes.append(onnx.helper.make_node("QuantizeLinear", [name, scale, zero], [f"{name}_q"]))
+    nodes.append(onnx.helper.make_node("DequantizeLinear", [f"{name}_q", scale, zero], [f"{name}_dq"]))
+    return f"{name}_dq"
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("dims", [["N", 32, 6, 5], [1, 32, 6, 5], [1, 32, 1, 1], ["M", 32, 6, 5]])
+def test_convolution_with_float_bias_and_addition(dims: list[int | str], first: bool) -> None:
+    """One convolution that rounds twice; two kernels where the other tensor has other dims."""
+    rng = np.random.default_rng(1)
+    constants = {
+        "s": np.float32(0.021), "z": np.int8(3), "t": np.float32(0.013),
+        "y_s": np.float32(0.034), "zero": np.int8(0), "w_s": np.float32(0.002),
+        "w": rng.integers(-127, 128, (32, 16, 3, 3)).astype(np.int8),
+        "bias": rng.normal(0, 0.3, 32).astype(np.float32),
+    }  # fmt: skip
+    nodes: list[onnx.NodeProto] = []
+    x, other = _pair(nodes, "x", "s", "z"), _pair(nodes, "r", "t", "zero")
+    nodes.append(onnx.helper.make_node("DequantizeLinear", ["w", "w_s", "zero"], ["w_dq"]))
+    nodes.append(onnx.helper.make_node("Conv", [x, "w_dq", "bias"], ["c"], pads=[1, 1, 1, 1]))
+    made = _pair(nodes, "c", "t", "z")
+    nodes.append(onnx.helper.make_node("Add", [made, other] if first else [other, made], ["a"]))
+    nodes.append(onnx.helper.make_node("Relu", ["a"], ["relu"]))
+    _pair(nodes, "relu", "y_s", "zero")
+    shapes = {"x": ["N", 16, 6, 5], "r": dims}
+    graph = onnx.helper.make_graph(
+        nodes,
+        "added",
+        [
+            onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, dims)
+            for name, dims in shapes.items()
+        ],
+        [onnx.helper.make_tensor_value_info("relu_dq", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9)
+    converted = lowbit.convert(model, all_regions=True).model
+    assert "LowBitAdd" in [node.op_type for node in converted.graph.node]
+    on_gpu, on_cpu = gpu_session(converted), lowbit_session(converted)
+    for sizes in ({"N": 3, "M": 3}, {"N": 1, "M": 2}, {"N": 2, "M": 1}):
+        feeds = noise(converted, 2, **sizes)
+        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{dims}, {sizes}")

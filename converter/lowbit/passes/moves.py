@@ -48,6 +48,10 @@ _READERS = (
 """Ops that have a region on codes, so that their input is worth being codes."""
 
 
+_ROUNDED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul")
+"""Ops whose region rounds behind Relu and Clip as well as it would in front of them."""
+
+
 def move_onto_codes(graph: ir.Graph) -> None:
     """Turns ``op(DQ(q))`` into ``DQ(op(q))``, ``Q(op(x))`` into ``op(Q(x))`` and ``Q(DQ(q))`` into ``q``."""
     ranges: dict[ir.Value, CodeRange | None] = {}
@@ -59,8 +63,8 @@ def move_onto_codes(graph: ir.Graph) -> None:
             _sink_dequantize_below_concat(graph, node)
         elif is_op(node, "Relu", "Clip"):
             _close_clip(graph, node)
-        elif is_quantizer(node):
-            _drop_pair(graph, node)
+        elif is_quantizer(node) and not _drop_pair(graph, node):
+            _drop_clipped_pair(graph, node)
 
     def up(node: ir.Node) -> None:
         quantizer: ir.Node | None = node if is_quantizer(node) else None
@@ -132,7 +136,7 @@ def _sink_dequantize_below_concat(graph: ir.Graph, node: ir.Node) -> None:
     graph.remove(node, safe=True)
 
 
-def _drop_pair(graph: ir.Graph, node: ir.Node) -> None:
+def _drop_pair(graph: ir.Graph, node: ir.Node) -> bool:
     """Removes a quantizer of a DequantizeLinear with the same grid: its codes are the codes before.
 
     ``rint(f32(f32(q - z) * s) / s)`` is q - z exactly: the two roundings move a quotient of at most 255 by
@@ -142,7 +146,7 @@ def _drop_pair(graph: ir.Graph, node: ir.Node) -> None:
     quantization = form.quantization(node.outputs[0], half=True)
     read = form.dequantization(node.inputs[0], half=True)
     if not isinstance(quantization, Quantization) or not isinstance(read, Dequantization):
-        return
+        return False
     code_range = form.code_range(read.codes)
     codes, output = read.codes, node.outputs[0]
     if (
@@ -154,18 +158,18 @@ def _drop_pair(graph: ir.Graph, node: ir.Node) -> None:
         or (read.half and not survives_half(read.grid, code_range))
         or (quantization.law is not None and not _survives_law(quantization.law, read.grid, code_range))
     ):
-        return
+        return False
     clips = [user for user in output.consumers() if is_op(user, "Clip")]
     if any(clip.graph is not graph for clip in clips):
-        return
+        return False
     for clip in clips:
         clipped = form.quantization(clip.outputs[0], half=True)
         if not isinstance(clipped, Quantization):
-            return
+            return False
         if clipped.range.low > code_range.low or clipped.range.high < code_range.high:
-            return  # the Clip narrows the codes, which takes a node
+            return False  # the Clip narrows the codes, which takes a node
         if clip.outputs[0].is_graph_output():
-            return
+            return False
         clip.outputs[0].replace_all_uses_with(codes)
         graph.remove(clip, safe=True)
     output.replace_all_uses_with(codes)
@@ -175,6 +179,45 @@ def _drop_pair(graph: ir.Graph, node: ir.Node) -> None:
         codes.name = name
         codes.meta["lowbit.named"] = True
     graph.remove(node, safe=True)
+    return True
+
+
+def _drop_clipped_pair(graph: ir.Graph, node: ir.Node) -> None:
+    """Removes the pair in front of Relu or Clip where these end in a quantizer of the pair's grid.
+
+    ``rq(clip(dq(rq(v)))) = clip(rq(v))`` with the bounds' own codes, as ``rq`` is monotone and ``rq(dq(q))``
+    is q (see :func:`_drop_pair`), and that is ``rq(clip(v))`` for every number v.
+    """
+    form = NormalForm(graph)
+    quantization = form.quantization(node.outputs[0])
+    value, clip = node.inputs[0], None
+    while value is not None and form.used_once(value) and is_op(value.producer(), "Relu", "Clip"):
+        clip = value.producer()
+        assert clip is not None
+        if clip_bounds(clip) is None:
+            return
+        value = clip.inputs[0]
+    if clip is None or value is None or not form.used_once(value):
+        return
+    read = form.dequantization(value)
+    if not isinstance(quantization, Quantization) or not isinstance(read, Dequantization):
+        return
+    first = form.quantization(read.codes)
+    if (
+        not isinstance(first, Quantization)
+        or first.nodes != (read.codes.producer(),)
+        or first.law is not None
+        or quantization.law is not None
+        or first.range.dtype != quantization.range.dtype
+        or not first.grid.equals(quantization.grid)
+        or not read.grid.equals(quantization.grid)
+        or not form.used_once(read.codes)
+        or not form.used_once(first.source)
+        or not is_op(first.source.producer(), *_ROUNDED)
+        or any(has_to_stay(each) for each in (*first.nodes, read.node))
+    ):
+        return
+    clip.replace_input_with(0, first.source)
 
 
 def _survives_law(law: Law, grid: Grid, codes: CodeRange) -> bool:

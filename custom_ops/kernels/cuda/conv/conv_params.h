@@ -13,16 +13,14 @@ inline constexpr int kTileK = 128;
 // Tiles of weights may be read, never used, past the last channel.
 inline constexpr int kWeightSlackRows = 256;
 
-// How requantized sums become bytes, by the bounds less the zero point: from 0 to less than 255; from 0 to
-// 255 and from -128 to 127, where the conversion to bytes clips by itself; any others that span 256 codes,
-// where it does so once the zero point is added; any others.
-enum class Rounding : int { kAny, kFromZero, kUnsignedBytes, kSignedBytes, kAllBytes };
+// How codes that are not yet rounded become bytes: 256 of them from the zero point on, where the conversion to
+// bytes clips by itself; any number, where none of them is as large as 2^15 before it is clipped; any others.
+enum class Rounding : int { kAny, kBytes, kWords };
 
 // How residuals are added: where two multiplications and one rounding give the same (FitSum); where a
-// multiplication by 1 / y_scale in two parts does (InvertScale), the zero point being the lowest of 256
-// codes, which the conversion to bytes clips by itself, the residuals' zero point their lowest code or not;
-// any others, by a division.
-enum class Addition : int { kAny, kFromLowest, kBothFromLowest, kOnLine };
+// multiplication by 1 / y_scale in two parts does (InvertScale), the zero points of codes and residuals being
+// the lowest of 256 codes or not; any others, by a division.
+enum class Addition : int { kAny, kInverse, kInverseFromLowest, kOnLine };
 
 // What a sum of products is once the bias is in it: an integer; or the bits of a float, 1.5 * 2^23 + sum, or
 // 2^23 + sum where sums below 0 are clipped to it. Floats of that size count one by one, so that the bits are
@@ -30,8 +28,10 @@ enum class Addition : int { kAny, kFromLowest, kBothFromLowest, kOnLine };
 enum class SumForm : int { kInteger, kFloat, kFloatFromZero };
 
 // How an instance of a kernel finishes its sums: whatever the node says; not in registers
-// (ConvParams::in_registers); in registers, from integers; from SumForm::kFloatFromZero; from kFloat,
-// residuals added as Addition::kOnLine or kBothFromLowest has it.
+// (ConvParams::in_registers); in registers, from integers; from SumForm::kFloatFromZero to 256 codes; from
+// kFloat, residuals added to 256 codes as Addition::kOnLine or kInverseFromLowest has it; from any floats to any
+// number of codes; the same with residuals. What kernels that are not made for one finish take besides: integers
+// behind which there is a tail.
 //
 // An instance for each, not a branch: a multiprocessor that runs another kernel than before fetches its
 // instructions anew, the branches not taken too. That takes 0.8 to 1.4 us of each kernel of a network on an
@@ -42,7 +42,10 @@ enum class Finish : int {
   kIntegers,
   kFloatsFromZero,
   kFloatsOnLine,
-  kFloatsFromLowest
+  kFloatsInverse,
+  kFloats,
+  kFloatsAdding,
+  kIntegersOfTail
 };
 
 struct EpilogueParams {
@@ -52,10 +55,20 @@ struct EpilogueParams {
   int out_channels = 0;
   const int32_t* bias = nullptr;     // [out_channels], the constant part of the zero points folded in
   SumForm sums = SumForm::kInteger;  // else the bits are in the bias, too
-  const float* start = nullptr;      // [out_channels], kFloatFromZero: -2^23 * scale
-  const float* scale = nullptr;      // [out_channels], multiplier or acc_scale
+  // [out_channels]: multiplier or acc_scale. Where codes are rounded in registers, the gains and offsets of the
+  // lines that codes before any residual lie on (channel_lines.h), an offset that is no number for the first of
+  // four channels that have one without a line; of kFloatFromZero, -2^23 * gain.
+  const float *scale = nullptr, *start = nullptr;
+  // What the tail of such channels multiplies with and adds, and what it divides by, which is inverted.
+  const float *acc_scale = nullptr, *line_bias = nullptr;
+  float first_scale = 1, first_inverse = 1;
+  bool on_lines = false;          // not multiplied alone: start is read
+  bool adds_behind_tail = false;  // Epilogue::adds_behind_tail
   Rounding rounding = Rounding::kAny;
-  float byte_offset = 0;            // Rounding::kAllBytes: the zero point less lo and the magic number
+  // Of Rounding::kWords and of the codes of sums: twice the zero point less the lowest code, twice the number of
+  // codes less 1, the lowest code.
+  unsigned word_shift = 0, word_top = 0;
+  int word_lowest = 0;
   const int32_t* w_zero = nullptr;  // [out_channels], null when all are 0; x_sums then has the pixel sums
   int zero_point = 0, lo = 0, hi = 0;
   const int32_t *thresholds = nullptr, *base = nullptr, *dir = nullptr;
@@ -71,11 +84,11 @@ struct EpilogueParams {
   // 2^23 as a float. Not in the code: the instruction that puts a byte below it takes one immediate operand,
   // which the place of the byte then is; else four places were to be kept in registers.
   uint32_t high_bytes = 0x4B000000u;
-  // Addition::kFromLowest, kBothFromLowest: what y_inverse lacks; 2^23 times residual_scale, negative.
+  // Addition::kInverse, kInverseFromLowest: what y_inverse lacks; 2^23 times residual_scale, negative.
   float y_inverse_rest = 0, residual_start = 0;
-  // Inner codes as RoundedUnit has them: what takes rounded sums and codes there, the unit of lo, the code
-  // less the zero point that a unit of 0 is.
-  float unit_offset = 0, code_unit_offset = 0, unit_lo = 0, unit_zero = 0;
+  // Inner codes as RoundedUnit has them: what takes rounded sums there, the unit of lo, the code less the zero
+  // point that a unit of 0 is.
+  float unit_offset = 0, unit_lo = 0, unit_zero = 0;
   Addition addition = Addition::kAny;
   // Addition::kOnLine. residual_bits: the bytes that make a float of a residual.
   float unit_gain = 0, residual_gain = 0, sum_offset = 0;
@@ -90,15 +103,16 @@ struct EpilogueParams {
 
 // How sums are finished in registers.
 inline Finish FinishOf(const EpilogueParams& e) {
-  switch (e.sums) {
-    case SumForm::kInteger:
-      return Finish::kIntegers;
-    case SumForm::kFloatFromZero:
-      return Finish::kFloatsFromZero;
-    case SumForm::kFloat:
-      return e.addition == Addition::kOnLine ? Finish::kFloatsOnLine : Finish::kFloatsFromLowest;
+  if (e.sums == SumForm::kInteger) return Finish::kIntegers;
+  if (!e.has_residual) {
+    return e.sums == SumForm::kFloatFromZero && e.rounding == Rounding::kBytes ? Finish::kFloatsFromZero
+                                                                               : Finish::kFloats;
   }
-  return Finish::kAny;
+  const bool is_bytes = !e.on_lines && !e.residual_signed && e.y_lo == 0 && e.y_hi == 255;
+  if (is_bytes && e.addition == Addition::kOnLine) return Finish::kFloatsOnLine;
+  return is_bytes && e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0
+             ? Finish::kFloatsInverse
+             : Finish::kFloatsAdding;
 }
 
 inline constexpr int kMaxImageChannels = 4;

@@ -19,12 +19,13 @@ namespace lowbit::cuda {
 // A convolution as packed, at one shape. The kernels see `groups` matrix products [m, k] x [k, n] of bytes.
 struct ConvProblem {
   int64_t m = 0, n = 0, k = 0, groups = 1;
-  bool tiled = false;       // the tile kernels apply at all (PackedConv says why not)
-  bool requantizes = true;  // the epilogue has a fast path: in registers, where K is not split
-  bool vector16 = true;     // channels come in runs of 16 bytes, else of 4
-  bool residual = false;    // fetched while the block multiplies
-  bool boxes = false;       // the tensor memory accelerator can fetch the pixels of every tap
-  bool streams = false;     // a 1x1 convolution whose outputs' pixels are the input's or a part of them
+  bool tiled = false;             // the tile kernels apply at all (PackedConv says why not)
+  bool requantizes = true;        // the epilogue has a fast path: in registers, where K is not split
+  bool integers_of_tail = false;  // no instance of a kernel for one finish takes them
+  bool vector16 = true;           // channels come in runs of 16 bytes, else of 4
+  bool residual = false;          // fetched while the block multiplies
+  bool boxes = false;             // the tensor memory accelerator can fetch the pixels of every tap
+  bool streams = false;           // a 1x1 convolution whose outputs' pixels are the input's or a part of them
   // What these products are of.
   ConvGeometry geometry = {};
   ConvShape shape = {};

@@ -211,18 +211,20 @@ template <int kTileN>
 struct BlockState {
   alignas(16) float scale[kTileN];
   alignas(16) int bias[kTileN];
-  alignas(16) float start[kTileN];  // SumForm::kFloatFromZero
-  uint64_t exchange;                // mbarrier: the sums that the blocks of a cluster send each other
+  alignas(16) float start[kTileN];
+  uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
+  int channel;        // the first one
 
   // Multipliers and biases of the tile's channels: copies that count with the block's first tile.
   // By kThreads threads.
   template <int kThreads>
   __device__ __forceinline__ void FetchConstants(const ConvParams& p, const TilePosition& at, int thread) {
     const int channel = at.group * p.n + at.n0;
+    if (thread == 0) this->channel = channel;
     for (int n = thread; n < kTileN && at.n0 + n < p.n; n += kThreads) {
       CopyAsync<4>(SharedAddress(bias + n), p.epilogue.bias + channel + n);
       CopyAsync<4>(SharedAddress(scale + n), p.epilogue.scale + channel + n);
-      if (p.epilogue.start != nullptr) CopyAsync<4>(SharedAddress(start + n), p.epilogue.start + channel + n);
+      if (ReadsStart(p.epilogue)) CopyAsync<4>(SharedAddress(start + n), p.epilogue.start + channel + n);
     }
   }
 
@@ -324,23 +326,25 @@ __device__ __forceinline__ void FetchResiduals(const ConvParams& p, const TilePo
 
 // Requantizes sums in registers, those that `each` (see FinishTile) enumerates. `word_at(row, column)` is
 // where four codes go in shared memory, in the place of four residuals where there are any; those of the row
-// eight below go kBelow words further. kBiased: the sums began with the biases.
+// eight below go kBelow words further. kBiased: the sums began with the biases. `channel0`: that of column 0.
 template <Finish kFinish, bool kBiased, int kBelow, int kTileN, typename Each, typename WordAt>
 __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, const BlockState<kTileN>& state,
-                                                    const Each& each, const WordAt& word_at) {
+                                                    int channel0, const Each& each, const WordAt& word_at) {
   WithEpilogue<kFinish>(e, [&](const auto& requantize) {
     each([&](int row, int column, const int4& top, const int4& bottom) {
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
                    start = *reinterpret_cast<const float4*>(state.start + column);
       unsigned* const out = word_at(row, column);
-      if constexpr (kBiased) {
-        *out = requantize(top, scale, start, *out);
-        out[kBelow] = requantize(bottom, scale, start, out[kBelow]);
-      } else {
+      int4 sums[] = {top, bottom};
+      unsigned codes[] = {out[0], out[kBelow]};
+      if constexpr (!kBiased) {
         const int4 bias = *reinterpret_cast<const int4*>(state.bias + column);
-        *out = requantize(Plus(top, bias), scale, start, *out);
-        out[kBelow] = requantize(Plus(bottom, bias), scale, start, out[kBelow]);
+        sums[0] = Plus(top, bias);
+        sums[1] = Plus(bottom, bias);
       }
+      requantize(sums, scale, start, codes, channel0 + column);
+      out[0] = codes[0];
+      out[kBelow] = codes[1];
     });
   });
 }
@@ -354,9 +358,9 @@ __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const Til
                                                   const PixelOf& pixel_of) {
   constexpr int kStride = kTileN + 16;
   uint8_t* const staging = shared + p.staging_offset;
-  RequantizeFragments<kFinish, kBiased, 8 * kStride / 4>(p.epilogue, state, each, [&](int row, int column) {
-    return reinterpret_cast<unsigned*>(staging + row * kStride + column);
-  });
+  RequantizeFragments<kFinish, kBiased, 8 * kStride / 4>(
+      p.epilogue, state, at.group * p.n + at.n0, each,
+      [&](int row, int column) { return reinterpret_cast<unsigned*>(staging + row * kStride + column); });
   SyncThreads<kThreads>(barrier);
   Chunks<kTileM, kTileN, kThreads, PixelOf>{p, at, pixel_of, thread}.ForEach([&](int offset, unsigned index) {
     *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) =
@@ -431,9 +435,7 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
   const EpilogueParams& e = p.epilogue;
   const int channel0 = at.group * p.n + at.n0;
   if (p.requantizes_fours) {
-    const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
-    const unsigned zero_points = static_cast<unsigned>(e.zero_point & 255) * 0x01010101u;
-    const bool of_bytes = e.rounding == Rounding::kUnsignedBytes && !e.has_residual;
+    const bool of_bytes = e.rounding == Rounding::kBytes && !e.has_residual;
     for (int u = static_cast<int>(threadIdx.x); u < rows * (kTileN / 4); u += kThreads) {
       const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_of(first_row + row);
       if (m < 0 || at.n0 + column >= p.n) continue;
@@ -448,15 +450,22 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
         const int4 v = *reinterpret_cast<const int4*>(sums + (i * rows + row) * kStride + column);
         total = Plus(total, v);
       }
-      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
-      unsigned codes;
-      if (of_bytes) {
-        codes = Requantize<Rounding::kUnsignedBytes>(e, total, scale);
-      } else {
-        codes = __vadd4(RoundedBytes(total, scale, lo, hi), zero_points);
-        if (e.has_residual) codes = AddResiduals(e, codes, residual);
+      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
+                   start = *reinterpret_cast<const float4*>(state.start + column);
+      if (of_bytes) {  // most of them
+        const int4 only[] = {total};
+        float4 codes[1];
+        FirstCodes<First::kMultiplies, false>(e, only, scale, start, 0, codes);
+        *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) =
+            RoundFour<Rounding::kBytes>(e, codes[0]);
+        continue;
       }
-      *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes;
+      WithIntegers(e, [&](const auto& requantize) {
+        const int4 sums_of_row[] = {total};
+        unsigned codes[] = {residual};
+        requantize(sums_of_row, scale, start, codes, channel0 + column);
+        *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes[0];
+      });
     }
     return;
   }

@@ -86,6 +86,10 @@ std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv,
                                          const std::optional<ConvConfig>& config = std::nullopt);
 std::shared_ptr<const ConvPlan> PlanConv(const ConvSpec& spec, const ConvShape& shape, const Device& device);
 
+// The codes before the residual is added, by the plain kernel.
+std::shared_ptr<const ConvPlan> PlanWithoutResidual(std::shared_ptr<const PackedConv> conv,
+                                                    const ConvShape& shape);
+
 const ConvConfig& PlanConfig(const ConvPlan& plan);
 size_t PlanWorkspaceBytes(const ConvPlan& plan);
 

@@ -49,22 +49,24 @@ __device__ __forceinline__ void FinishChannels(const ConvParams& p, int pixel, i
     return;
   }
   const int64_t index = static_cast<int64_t>(pixel) * e.out_channels + channel;
-  const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
-  const unsigned zero_points = static_cast<unsigned>(e.zero_point & 255) * 0x01010101u;
   uint4 residual = {};
   if (e.has_residual) {
     residual = *reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(p.residual) + index);
   }
   uint4 out;
+  WithIntegers(e, [&](const auto& requantize) {
 #pragma unroll
-  for (int i = 0; i < kChannels / 4; ++i) {
-    const int4 bias = *reinterpret_cast<const int4*>(e.bias + channel + i * 4);
-    const float4 scale = *reinterpret_cast<const float4*>(e.scale + channel + i * 4);
-    const int4 four = make_int4(sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]);
-    unsigned codes = __vadd4(RoundedBytes(Plus(four, bias), scale, lo, hi), zero_points);
-    if (e.has_residual) codes = AddResiduals(e, codes, Words(residual)[i]);
-    reinterpret_cast<unsigned*>(&out)[i] = codes;
-  }
+    for (int i = 0; i < kChannels / 4; ++i) {
+      const int4 bias = *reinterpret_cast<const int4*>(e.bias + channel + i * 4);
+      const float4 scale = *reinterpret_cast<const float4*>(e.scale + channel + i * 4),
+                   start = *reinterpret_cast<const float4*>(e.start + channel + i * 4);
+      const int4 four[] = {
+          Plus(make_int4(sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]), bias)};
+      unsigned codes[] = {Words(residual)[i]};
+      requantize(four, scale, start, codes, channel + i * 4);
+      reinterpret_cast<unsigned*>(&out)[i] = codes[0];
+    }
+  });
   *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) = out;
 }
 

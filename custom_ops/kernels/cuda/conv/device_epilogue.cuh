@@ -35,15 +35,6 @@ __device__ __forceinline__ unsigned JoinBytes(unsigned q0, unsigned q1, unsigned
   return __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
 }
 
-// RoundedByte of four scaled sums, one to a byte.
-__device__ __forceinline__ unsigned RoundedBytes(const int4& sums, const float4& scale, float lo, float hi) {
-  const unsigned q0 = RoundedByte(__fmul_rn(static_cast<float>(sums.x), scale.x), lo, hi);
-  const unsigned q1 = RoundedByte(__fmul_rn(static_cast<float>(sums.y), scale.y), lo, hi);
-  const unsigned q2 = RoundedByte(__fmul_rn(static_cast<float>(sums.z), scale.z), lo, hi);
-  const unsigned q3 = RoundedByte(__fmul_rn(static_cast<float>(sums.w), scale.w), lo, hi);
-  return JoinBytes(q0, q1, q2, q3);
-}
-
 __device__ __forceinline__ float DequantizeCode(int code, float scale, int zero_point) {
   return __fmul_rn(static_cast<float>(code - zero_point), scale);
 }
@@ -75,23 +66,29 @@ __device__ __forceinline__ float CodeToFloat(const EpilogueParams& e, unsigned c
 
 // clip(rint(v), 0, 255) of four values, one to a byte; of NaN 0. From sm_90 on one instruction converts,
 // clips and joins two.
-__device__ __forceinline__ unsigned UnsignedBytes(float v0, float v1, float v2, float v3) {
+__device__ __forceinline__ unsigned UnsignedBytes(const float4& v) {
 #if __CUDA_ARCH__ >= 900
-  return PackUnsigned(__float2int_rn(v0), __float2int_rn(v1), __float2int_rn(v2), __float2int_rn(v3));
+  return PackUnsigned(__float2int_rn(v.x), __float2int_rn(v.y), __float2int_rn(v.z), __float2int_rn(v.w));
 #else
-  return JoinBytes(RoundedByte(v0, 0, 255), RoundedByte(v1, 0, 255), RoundedByte(v2, 0, 255),
-                   RoundedByte(v3, 0, 255));
+  return JoinBytes(RoundedByte(v.x, 0, 255), RoundedByte(v.y, 0, 255), RoundedByte(v.z, 0, 255),
+                   RoundedByte(v.w, 0, 255));
 #endif
 }
 
-// The same with the bounds -128 and 127, not for NaN.
-__device__ __forceinline__ unsigned SignedBytes(float v0, float v1, float v2, float v3) {
-#if __CUDA_ARCH__ >= 900
-  return PackSigned(__float2int_rn(v0), __float2int_rn(v1), __float2int_rn(v2), __float2int_rn(v3));
-#else
-  return JoinBytes(RoundedByte(v0, -128, 127), RoundedByte(v1, -128, 127), RoundedByte(v2, -128, 127),
-                   RoundedByte(v3, -128, 127));
-#endif
+__device__ __forceinline__ unsigned AddZeroPoint(unsigned codes, int zero_point) {
+  return zero_point == 0 ? codes : __vadd4(codes, static_cast<unsigned>(zero_point & 255) * 0x01010101u);
+}
+
+// lowest + clip(rint(v) + shift, 0, top) of four values smaller than 2^15 in size (the host found so), one to a
+// byte: any number of codes. Two of them are clipped at once, as the low 16 bits of floats. The shift does not
+// enter before v is rounded: where it is odd, ties would go elsewhere.
+__device__ __forceinline__ unsigned ClippedWords(const EpilogueParams& e, const float4& v) {
+  const auto rounded = [](float v) { return __float_as_uint(__fadd_rn(v, 12582912.0f)); };
+  const unsigned low = __byte_perm(rounded(v.x), rounded(v.y), 0x5410),
+                 high = __byte_perm(rounded(v.z), rounded(v.w), 0x5410);
+  return AddZeroPoint(__byte_perm(__viaddmin_s16x2_relu(low, e.word_shift, e.word_top),
+                                  __viaddmin_s16x2_relu(high, e.word_shift, e.word_top), 0x6420),
+                      e.word_lowest);
 }
 
 // An inner code q on its way to the second rounding, as (q - hi + 256) / 256: so that clipping at hi costs
@@ -99,12 +96,6 @@ __device__ __forceinline__ unsigned SignedBytes(float v0, float v1, float v2, fl
 // Neither rounds anything: where |v| leaves 2^22 and with it whole numbers, q is clipped. NaN saturates to 0.
 __device__ __forceinline__ float RoundedUnit(const EpilogueParams& e, float v) {
   return fmaxf(Saturated256th(__fadd_rn(v, 12582912.0f), e.unit_offset), e.unit_lo);
-}
-
-// The same from byte kByte of `codes`: 2^15 + code / 256 has the code in its low bits.
-template <int kByte>
-__device__ __forceinline__ float CodeToUnit(const EpilogueParams& e, unsigned codes) {
-  return __fsub_rn(__uint_as_float(__byte_perm(codes, 0x47000000u, 0x7540 + kByte)), e.code_unit_offset);
 }
 
 // (a * inner_scale + r * residual_scale) / y_scale, or what rounds to the same code: a the inner code less
@@ -115,7 +106,8 @@ template <Addition kAddition, int kByte>
 __device__ __forceinline__ float Sum(const EpilogueParams& e, float unit, unsigned residual) {
   const float a = __fmaf_rn(unit, 256.0f, e.unit_zero);  // exact
   float r;
-  if constexpr (kAddition == Addition::kBothFromLowest) {  // of an exact product and a power of two times it
+  if constexpr (kAddition ==
+                Addition::kInverseFromLowest) {  // of an exact product and a power of two times it
     r = __fmaf_rn(CodeFrom23<kByte>(e, residual), e.residual_scale, e.residual_start);
   } else {
     r = __fmul_rn(CodeToFloat<kByte>(e, residual, e.residual_offset), e.residual_scale);
@@ -134,199 +126,192 @@ __device__ __forceinline__ float SumOnLine(const EpilogueParams& e, float unit, 
   return __fmaf_rn(unit, e.unit_gain, __fmaf_rn(r, e.residual_gain, e.sum_offset));
 }
 
-__device__ __forceinline__ unsigned AddZeroPoint(unsigned codes, int zero_point) {
-  return zero_point == 0 ? codes : __vadd4(codes, static_cast<unsigned>(zero_point & 255) * 0x01010101u);
-}
-
-// Four inner codes (RoundedUnit) and four residuals to four codes. kUnsigned: neither residuals nor codes
-// have a sign.
-template <Addition kAddition, bool kUnsigned = false>
+// Four inner codes, not yet rounded, and four residuals to four codes. kBytes: neither residuals nor codes have
+// a sign, and there are 256 of the latter, the zero point being the lowest one.
+template <Addition kAddition, bool kBytes>
 __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float4& inner, unsigned residual) {
-  if constexpr (!kUnsigned) residual ^= SignFlip(e.residual_signed);
-  const unsigned flip = kUnsigned ? 0 : SignFlip(e.y_lo < 0);
-  if constexpr (kAddition == Addition::kOnLine) {  // 256 codes, from 0 or -128 on
-    return UnsignedBytes(SumOnLine<0>(e, inner.x, residual), SumOnLine<1>(e, inner.y, residual),
-                         SumOnLine<2>(e, inner.z, residual), SumOnLine<3>(e, inner.w, residual)) ^
-           flip;
-  } else {
-    const float4 sum =
-        make_float4(Sum<kAddition, 0>(e, inner.x, residual), Sum<kAddition, 1>(e, inner.y, residual),
-                    Sum<kAddition, 2>(e, inner.z, residual), Sum<kAddition, 3>(e, inner.w, residual));
-    if constexpr (kAddition != Addition::kAny) return UnsignedBytes(sum.x, sum.y, sum.z, sum.w) ^ flip;
-    const float lo = static_cast<float>(e.y_lo - e.y_zero_point),
-                hi = static_cast<float>(e.y_hi - e.y_zero_point);
-    return AddZeroPoint(JoinBytes(RoundedByte(sum.x, lo, hi), RoundedByte(sum.y, lo, hi),
-                                  RoundedByte(sum.z, lo, hi), RoundedByte(sum.w, lo, hi)),
-                        e.y_zero_point);
-  }
-}
-
-// Four inner codes and four residuals, one to a byte. For nodes that the host found fit
-// (PackedConv::Problem).
-__device__ __forceinline__ unsigned AddResiduals(const EpilogueParams& e, unsigned inner, unsigned residual) {
-  inner ^= SignFlip(e.lo < 0);
-  const float4 units = make_float4(CodeToUnit<0>(e, inner), CodeToUnit<1>(e, inner), CodeToUnit<2>(e, inner),
-                                   CodeToUnit<3>(e, inner));
-  switch (e.addition) {
-    case Addition::kOnLine:
-      return AddFour<Addition::kOnLine>(e, units, residual);
-    case Addition::kFromLowest:
-      return AddFour<Addition::kFromLowest>(e, units, residual);
-    case Addition::kBothFromLowest:
-      return AddFour<Addition::kBothFromLowest>(e, units, residual);
-    default:
-      return AddFour<Addition::kAny>(e, units, residual);
-  }
-}
-
-__device__ __forceinline__ float4 Scaled(const int4& sums, const float4& scale) {
-  return make_float4(
-      __fmul_rn(static_cast<float>(sums.x), scale.x), __fmul_rn(static_cast<float>(sums.y), scale.y),
-      __fmul_rn(static_cast<float>(sums.z), scale.z), __fmul_rn(static_cast<float>(sums.w), scale.w));
-}
-
-// The same of sums that are SumForm::kFloat.
-__device__ __forceinline__ float4 ScaledFloats(const int4& sums, const float4& scale) {
-  const auto scaled = [](int sum, float by) {
-    return __fmul_rn(__fsub_rn(__int_as_float(sum), 12582912.0f), by);
+  if constexpr (!kBytes) residual ^= SignFlip(e.residual_signed);
+  const auto sum = [&]<int kByte>(float v) {
+    const float unit = RoundedUnit(e, v);
+    if constexpr (kAddition == Addition::kOnLine) return SumOnLine<kByte>(e, unit, residual);
+    return Sum<kAddition, kByte>(e, unit, residual);
   };
-  return make_float4(scaled(sums.x, scale.x), scaled(sums.y, scale.y), scaled(sums.z, scale.z),
-                     scaled(sums.w, scale.w));
+  const float4 sums = make_float4(sum.template operator()<0>(inner.x), sum.template operator()<1>(inner.y),
+                                  sum.template operator()<2>(inner.z), sum.template operator()<3>(inner.w));
+  if constexpr (kBytes) return UnsignedBytes(sums);
+  if constexpr (kAddition != Addition::kAny) return ClippedWords(e, sums);
+  const float lo = static_cast<float>(e.y_lo - e.y_zero_point),
+              hi = static_cast<float>(e.y_hi - e.y_zero_point);
+  return AddZeroPoint(JoinBytes(RoundedByte(sums.x, lo, hi), RoundedByte(sums.y, lo, hi),
+                                RoundedByte(sums.z, lo, hi), RoundedByte(sums.w, lo, hi)),
+                      e.y_zero_point);
 }
 
-// Requantizes four sums, the bias included, and adds four residuals: both roundings without a pause in
-// memory. kFloats: sums are SumForm::kFloat, and no code has a sign.
-template <Addition kAddition, bool kFloats = false>
-__device__ __forceinline__ unsigned RequantizeAndAdd(const EpilogueParams& e, const int4& sums,
-                                                     const float4& scale, unsigned residual) {
-  const float4 v = kFloats ? ScaledFloats(sums, scale) : Scaled(sums, scale);
-  return AddFour<kAddition, kFloats>(
-      e, make_float4(RoundedUnit(e, v.x), RoundedUnit(e, v.y), RoundedUnit(e, v.z), RoundedUnit(e, v.w)),
-      residual);
+// Four sums as floats. kFloats: they are SumForm::kFloat.
+template <bool kFloats>
+__device__ __forceinline__ float4 AsFloats(const int4& sums) {
+  const auto as_float = [](int sum) {
+    return kFloats ? __fsub_rn(__int_as_float(sum), 12582912.0f) : static_cast<float>(sum);
+  };
+  return make_float4(as_float(sums.x), as_float(sums.y), as_float(sums.z), as_float(sums.w));
 }
 
-// Four sums, the bias included, to four codes.
+// Their codes less the zero point, not yet rounded, on the lines of their channels (channel_lines.h).
+__device__ __forceinline__ float4 OnLines(const float4& sums, const float4& gain, const float4& offset) {
+  return make_float4(__fmaf_rn(sums.x, gain.x, offset.x), __fmaf_rn(sums.y, gain.y, offset.y),
+                     __fmaf_rn(sums.z, gain.z, offset.z), __fmaf_rn(sums.w, gain.w, offset.w));
+}
+
+// The same as a tail has it, step by step, for a float bias: Markstein's division.
+__device__ __forceinline__ float4 OfTail(const EpilogueParams& e, const float4& sums, int channel) {
+  channel = min(channel, e.out_channels - 4);  // rows past the last channel are never stored
+  const float4 scale = *reinterpret_cast<const float4*>(e.acc_scale + channel),
+               bias = *reinterpret_cast<const float4*>(e.line_bias + channel);
+  const auto one = [&](float sum, float scale, float bias) {
+    const float v = __fadd_rn(__fmul_rn(sum, scale), bias), near = __fmul_rn(v, e.first_inverse);
+    return __fmaf_rn(__fmaf_rn(-near, e.first_scale, v), e.first_inverse, near);
+  };
+  return make_float4(one(sums.x, scale.x, bias.x), one(sums.y, scale.y, bias.y), one(sums.z, scale.z, bias.z),
+                     one(sums.w, scale.w, bias.w));
+}
+
+// Whether start is read at all.
+__device__ __forceinline__ bool ReadsStart(const EpilogueParams& e) {
+  return e.on_lines || e.sums == SumForm::kFloatFromZero;
+}
+
+// What happens to a sum first: a multiplication; a line, or the tail where one of four channels has none.
+enum class First { kMultiplies, kTail };
+
+// Four codes before any residual, not yet rounded, of each of kCount sums. One branch for all of them: what it
+// parts cannot overlap.
+template <First kFirst, bool kFloats, int kCount>
+__device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (&sums)[kCount],
+                                           const float4& scale, const float4& start, int channel,
+                                           float4 (&codes)[kCount]) {
+  const bool on_lines = kFirst == First::kMultiplies || start.x == start.x;
+  if (__builtin_expect(on_lines, true)) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float4 v = AsFloats<kFloats>(sums[i]);
+      codes[i] = kFirst == First::kMultiplies ? make_float4(__fmul_rn(v.x, scale.x), __fmul_rn(v.y, scale.y),
+                                                            __fmul_rn(v.z, scale.z), __fmul_rn(v.w, scale.w))
+                                              : OnLines(v, scale, start);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) codes[i] = OfTail(e, AsFloats<kFloats>(sums[i]), channel);
+  }
+}
+
+// Four codes before any residual to bytes.
 template <Rounding kRounding>
-__device__ __forceinline__ unsigned Requantize(const EpilogueParams& e, const int4& sums,
-                                               const float4& scale) {
+__device__ __forceinline__ unsigned RoundFour(const EpilogueParams& e, const float4& v) {
+  if constexpr (kRounding == Rounding::kBytes) return UnsignedBytes(v) ^ SignFlip(e.lo < 0);
+  if constexpr (kRounding == Rounding::kWords) return ClippedWords(e, v);
   const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
-  if constexpr (kRounding == Rounding::kAny)
-    return AddZeroPoint(RoundedBytes(sums, scale, lo, hi), e.zero_point);
-  const float4 v = Scaled(sums, scale);
-  if constexpr (kRounding == Rounding::kSignedBytes)
-    return AddZeroPoint(SignedBytes(v.x, v.y, v.z, v.w), e.zero_point);
-  if constexpr (kRounding == Rounding::kUnsignedBytes) {
-    return UnsignedBytes(v.x, v.y, v.z, v.w) ^ SignFlip(e.lo < 0);
-  }
-  if constexpr (kRounding == Rounding::kAllBytes) {
-    // Beyond 2^22, where the magic number does not round to integers, codes are clipped.
-    const auto shifted = [&](float v) { return __fadd_rn(__fadd_rn(v, 12582912.0f), e.byte_offset); };
-    return UnsignedBytes(shifted(v.x), shifted(v.y), shifted(v.z), shifted(v.w)) ^ SignFlip(e.lo < 0);
-  }
-  return AddZeroPoint(UnsignedBytes(fminf(v.x, hi), fminf(v.y, hi), fminf(v.z, hi), fminf(v.w, hi)),
+  return AddZeroPoint(JoinBytes(RoundedByte(v.x, lo, hi), RoundedByte(v.y, lo, hi), RoundedByte(v.z, lo, hi),
+                                RoundedByte(v.w, lo, hi)),
                       e.zero_point);
 }
 
-// Four sums that are SumForm::kFloatFromZero to four of 256 codes from 0 on. The product of the float less
-// what it began with is that of the sum, rounded once: 2^23 times the scale is exact. Below 0, where floats
-// are nearer to each other, it is negative.
-__device__ __forceinline__ unsigned RequantizeFloats(const int4& sums, const float4& scale,
-                                                     const float4& start) {
-  return UnsignedBytes(__fmaf_rn(__int_as_float(sums.x), scale.x, start.x),
-                       __fmaf_rn(__int_as_float(sums.y), scale.y, start.y),
-                       __fmaf_rn(__int_as_float(sums.z), scale.z, start.z),
-                       __fmaf_rn(__int_as_float(sums.w), scale.w, start.w));
-}
-
-// f(requantize), where requantize(sums, scale) is the Requantize that fits the node, whose sums are integers.
-template <typename F>
-__device__ __forceinline__ void WithRounding(const EpilogueParams& e, const F& f) {
-  switch (e.rounding) {
-    case Rounding::kAny:
-      return f([&](const int4& v, const float4& scale) { return Requantize<Rounding::kAny>(e, v, scale); });
-    case Rounding::kFromZero:
-      return f(
-          [&](const int4& v, const float4& scale) { return Requantize<Rounding::kFromZero>(e, v, scale); });
-    case Rounding::kUnsignedBytes:
-      return f([&](const int4& v, const float4& scale) {
-        return Requantize<Rounding::kUnsignedBytes>(e, v, scale);
-      });
-    case Rounding::kSignedBytes:
-      return f([&](const int4& v, const float4& scale) {
-        return Requantize<Rounding::kSignedBytes>(e, v, scale);
-      });
-    case Rounding::kAllBytes:
-      return f(
-          [&](const int4& v, const float4& scale) { return Requantize<Rounding::kAllBytes>(e, v, scale); });
-  }
-}
-
-// f(add), where add(sums, scale, residual) is the RequantizeAndAdd that fits the node. kMayBeFloats: sums may
-// be SumForm::kFloat.
-template <bool kMayBeFloats, typename F>
-__device__ __forceinline__ void WithAddition(const EpilogueParams& e, const F& f) {
-  switch (e.addition) {
-    case Addition::kAny:
-      return f([&](const int4& v, const float4& scale, unsigned residual) {
-        return RequantizeAndAdd<Addition::kAny>(e, v, scale, residual);
-      });
-    case Addition::kBothFromLowest:
-      if (kMayBeFloats && e.sums == SumForm::kFloat) {
-        return f([&](const int4& v, const float4& scale, unsigned residual) {
-          return RequantizeAndAdd<Addition::kBothFromLowest, true>(e, v, scale, residual);
-        });
-      }
-      [[fallthrough]];
-    case Addition::kFromLowest:
-      return f([&](const int4& v, const float4& scale, unsigned residual) {
-        return RequantizeAndAdd<Addition::kFromLowest>(e, v, scale, residual);
-      });
-    case Addition::kOnLine:
-      if (kMayBeFloats && e.sums == SumForm::kFloat) {
-        return f([&](const int4& v, const float4& scale, unsigned residual) {
-          return RequantizeAndAdd<Addition::kOnLine, true>(e, v, scale, residual);
-        });
-      }
-      return f([&](const int4& v, const float4& scale, unsigned residual) {
-        return RequantizeAndAdd<Addition::kOnLine>(e, v, scale, residual);
-      });
-  }
-}
-
-// f(requantize), where requantize(sums, scale, start, residual) takes four sums of any form to the node's
-// codes. Not kMayAdd: there are no residuals.
+// f(requantize), where requantize(sums, scale, start, codes, channel) takes some fours of sums of any form, the bias
+// included, to the node's codes, in the place of residuals: of four channels from `channel` on, whose lines are
+// `scale` and `start`. Not kMayAdd: there are no residuals.
+//
+// Sums that are SumForm::kFloatFromZero need no line through 0: the product of the float less what it began
+// with is that of the sum, rounded once, as 2^23 times the scale is exact. Below 0, where floats are nearer to
+// each other, it is negative.
 template <Finish kFinish, bool kMayAdd = true, typename F>
 __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f) {
   static_assert(kFinish != Finish::kThroughMemory);
   constexpr bool kIsAny = kFinish == Finish::kAny;
-  const auto adding = [&](const auto& add) {
-    f([&](const int4& v, const float4& scale, const float4&, unsigned residual) {
-      return add(v, scale, residual);
+  const auto from_zero = [&]<Rounding kRounding>() {
+    f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
+                      unsigned (&codes)[kCount], int) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const int4& v = sums[i];
+        const float4 floats =
+            make_float4(__int_as_float(v.x), __int_as_float(v.y), __int_as_float(v.z), __int_as_float(v.w));
+        const float4 unrounded = OnLines(floats, scale, start);
+        codes[i] = kRounding == Rounding::kBytes ? UnsignedBytes(unrounded) : ClippedWords(e, unrounded);
+      }
     });
   };
-  const auto from_zero = [&] {
-    f([](const int4& v, const float4& scale, const float4& start, unsigned) {
-      return RequantizeFloats(v, scale, start);
+  const auto rounding = [&]<First kFirst, bool kFloats, Rounding kRounding>() {
+    f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
+                      unsigned (&codes)[kCount], int channel) {
+      float4 first[kCount];
+      FirstCodes<kFirst, kFloats>(e, sums, scale, start, channel, first);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) codes[i] = RoundFour<kRounding>(e, first[i]);
     });
   };
-  if constexpr (kFinish == Finish::kFloatsFromZero) {
-    from_zero();
-  } else if constexpr (kFinish == Finish::kFloatsOnLine) {
-    adding([&](const int4& v, const float4& scale, unsigned residual) {
-      return RequantizeAndAdd<Addition::kOnLine, true>(e, v, scale, residual);
+  const auto adding = [&]<First kFirst, bool kFloats, Addition kAddition, bool kBytes = false>() {
+    f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
+                      unsigned (&codes)[kCount], int channel) {
+      float4 first[kCount];
+      FirstCodes<kFirst, kFloats>(e, sums, scale, start, channel, first);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) codes[i] = AddFour<kAddition, kBytes>(e, first[i], codes[i]);
     });
-  } else if constexpr (kFinish == Finish::kFloatsFromLowest) {
-    adding([&](const int4& v, const float4& scale, unsigned residual) {
-      return RequantizeAndAdd<Addition::kBothFromLowest, true>(e, v, scale, residual);
-    });
-  } else if (kMayAdd && e.has_residual) {
-    WithAddition<kIsAny>(e, adding);
-  } else if (kIsAny && e.sums == SumForm::kFloatFromZero) {
-    from_zero();
+  };
+  const auto adding_quickly = [&]<First kFirst, bool kFloats>() {
+    if (e.addition == Addition::kOnLine)
+      return adding.template operator()<kFirst, kFloats, Addition::kOnLine>();
+    return adding.template operator()<kFirst, kFloats, Addition::kInverse>();
+  };
+  const auto adding_floats = [&] {
+    if (e.on_lines) return adding_quickly.template operator()<First::kTail, true>();
+    return adding_quickly.template operator()<First::kMultiplies, true>();
+  };
+  const auto rounding_floats = [&] {
+    if (e.sums == SumForm::kFloat) {
+      if (e.on_lines) return rounding.template operator()<First::kTail, true, Rounding::kWords>();
+      return rounding.template operator()<First::kMultiplies, true, Rounding::kWords>();
+    }
+    if (e.rounding == Rounding::kWords) return from_zero.template operator()<Rounding::kWords>();
+    return from_zero.template operator()<Rounding::kBytes>();
+  };
+  if constexpr (kFinish == Finish::kFloatsFromZero) return from_zero.template operator()<Rounding::kBytes>();
+  if constexpr (kFinish == Finish::kFloatsOnLine)
+    return adding.template operator()<First::kMultiplies, true, Addition::kOnLine, true>();
+  if constexpr (kFinish == Finish::kFloatsInverse)
+    return adding.template operator()<First::kMultiplies, true, Addition::kInverseFromLowest, true>();
+  if constexpr (kFinish == Finish::kFloats) return rounding_floats();
+  if constexpr (kFinish == Finish::kFloatsAdding) return adding_floats();
+  if constexpr (kIsAny || kFinish == Finish::kIntegers || kFinish == Finish::kIntegersOfTail) {
+    constexpr bool kMayBeTail = kFinish != Finish::kIntegers;
+    if (kIsAny && e.sums != SumForm::kInteger) return e.has_residual ? adding_floats() : rounding_floats();
+    if (kMayAdd && e.has_residual) {
+      if (kMayBeTail && e.on_lines) return adding_quickly.template operator()<First::kTail, false>();
+      if constexpr (kFinish == Finish::kIntegersOfTail) return;
+      if (e.addition != Addition::kAny)
+        return adding_quickly.template operator()<First::kMultiplies, false>();
+      return adding.template operator()<First::kMultiplies, false, Addition::kAny>();
+    }
+    if (kMayBeTail && e.on_lines)
+      return rounding.template operator()<First::kTail, false, Rounding::kWords>();
+    if constexpr (kFinish == Finish::kIntegersOfTail) return;
+    switch (e.rounding) {
+      case Rounding::kAny:
+        return rounding.template operator()<First::kMultiplies, false, Rounding::kAny>();
+      case Rounding::kBytes:
+        return rounding.template operator()<First::kMultiplies, false, Rounding::kBytes>();
+      case Rounding::kWords:
+        return rounding.template operator()<First::kMultiplies, false, Rounding::kWords>();
+    }
+  }
+}
+
+// The same of integers, by kernels that are not made for one finish.
+template <bool kMayAdd = true, typename F>
+__device__ __forceinline__ void WithIntegers(const EpilogueParams& e, const F& f) {
+  if (e.on_lines) {
+    WithEpilogue<Finish::kIntegersOfTail, kMayAdd>(e, f);
   } else {
-    WithRounding(e, [&](const auto& requantize) {
-      f([&](const int4& v, const float4& scale, const float4&, unsigned) { return requantize(v, scale); });
-    });
+    WithEpilogue<Finish::kIntegers, kMayAdd>(e, f);
   }
 }
 
@@ -381,6 +366,11 @@ __device__ __forceinline__ int FinishCode(const EpilogueParams& e, int acc, int 
     case EpilogueKind::kThresholds:
       return ThresholdCode(e, acc, c);
     default:
+      if (e.adds_behind_tail) {
+        const int q =
+            RoundToCode(__fdiv_rn(TailValue(e, acc, c, scale, 0), e.inner_scale), e.zero_point, e.lo, e.hi);
+        return AddResidual(e, q, residual);
+      }
       return RoundToCode(__fdiv_rn(TailValue(e, acc, c, scale, residual), e.y_scale), e.y_zero_point, e.y_lo,
                          e.y_hi);
   }

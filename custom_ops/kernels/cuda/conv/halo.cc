@@ -10,7 +10,8 @@ std::string RefuseLine(const ConvProblem& problem, const Device& device) {
   const ConvGeometry& g = problem.geometry;
   const ConvShape& s = problem.shape;
   if (device.capability != 90) return "needs sm_90a";
-  if (!problem.tiled || !problem.requantizes) return "codes are not rounded in registers";
+  if (!problem.tiled || !problem.requantizes || problem.integers_of_tail)
+    return "codes are not rounded in registers";
   if (g.Taps() == 1) return "a window of one tap";
   if (g.stride_h != 1 || g.stride_w != 1) return "a stride";
   if (g.group != 1 || problem.repacks || problem.channels % 64 != 0) return "channels are no multiple of 64";

@@ -32,8 +32,12 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
       return f.template operator()<false, Finish::kFloatsFromZero>();
     case Finish::kFloatsOnLine:
       return f.template operator()<false, Finish::kFloatsOnLine>();
-    case Finish::kFloatsFromLowest:
-      return f.template operator()<false, Finish::kFloatsFromLowest>();
+    case Finish::kFloatsInverse:
+      return f.template operator()<false, Finish::kFloatsInverse>();
+    case Finish::kFloats:
+      return f.template operator()<false, Finish::kFloats>();
+    case Finish::kFloatsAdding:
+      return f.template operator()<false, Finish::kFloatsAdding>();
     default:
       return cudaErrorInvalidValue;
   }

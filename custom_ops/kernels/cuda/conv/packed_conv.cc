@@ -11,6 +11,8 @@
 #include "kernels/cuda/conv/packed_conv.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <utility>
@@ -64,7 +66,7 @@ namespace {
 
 // The first constant of every node, so that an image says what cannot be told from the node without weights.
 struct ImageHeader {
-  uint32_t magic = 0x3243424C, has_w_zero = 0, sum_form = 0;  // "LBC2"
+  uint32_t magic = 0x3343424C, has_w_zero = 0, sum_form = 0, rounding = 0;  // "LBC3"
 };
 
 ImageHeader ReadHeader(std::span<const uint8_t> image) {
@@ -74,7 +76,8 @@ ImageHeader ReadHeader(std::span<const uint8_t> image) {
           sizeof header);
   std::memcpy(&header, image.data(), sizeof header);
   Require(header.magic == expected.magic && header.has_w_zero <= 1 &&
-              header.sum_form <= static_cast<uint32_t>(SumForm::kFloatFromZero),
+              header.sum_form <= static_cast<uint32_t>(SumForm::kFloatFromZero) &&
+              header.rounding <= static_cast<uint32_t>(Rounding::kWords),
           "the packed node does not begin with the mark of this version; compile the model again");
   return header;
 }
@@ -90,23 +93,11 @@ bool HasNormalMultipliers(const Epilogue& e) {
   return std::all_of(e.multiplier.begin(), e.multiplier.end(), IsNormal);
 }
 
-// Multipliers that are no numbers would need lower bounds other than 0.
-Rounding RoundingOf(const Epilogue& e) {
-  if (!HasNormalMultipliers(e)) return Rounding::kAny;
-  const int32_t lo = e.lo - e.zero_point, hi = e.hi - e.zero_point;
-  if (lo == 0) return hi == 255 ? Rounding::kUnsignedBytes : Rounding::kFromZero;
-  if (hi - lo != 255) return Rounding::kAny;
-  return lo == -128 ? Rounding::kSignedBytes : Rounding::kAllBytes;
-}
-
 }  // namespace
 
 // Rounds, adds and clips what rises with the sums, each as float or int32. Neither 0 times infinity nor a
 // product that is no number is among it.
-bool Rises(const Epilogue& e) {
-  return e.kind == EpilogueKind::kRequantize && e.quantized_output && !e.has_residual &&
-         HasNormalMultipliers(e);
-}
+bool Rises(const Epilogue& e) { return HasLines(e) && !e.has_residual && HasNormalMultipliers(e); }
 
 void RequireAligned(std::initializer_list<const void*> tensors) {
   for (const void* const tensor : tensors) {
@@ -156,30 +147,39 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
     epilogue_.output_zero_point = dequantized->zero_point;
   }
   Int8Weights weights;
-  std::vector<int32_t> bias;  // of the kernels but the plain one
+  ChannelConstants channels;
   ImageHeader header;
   if (image.empty()) {
     Require(static_cast<int64_t>(spec.weights.size()) == g.out_channels * g.K(), "the node has ",
             spec.weights.size(), " weights, expected ", g.out_channels * g.K());
     weights = ToInt8(spec);
     has_w_zero_ = std::any_of(weights.zero.begin(), weights.zero.end(), [](int32_t z) { return z != 0; });
-    bias = FoldedBias(spec, weights);
-    sum_form_ = SumFormOf(spec.epilogue, weights, bias);
+    channels = ConstantsOf(spec, weights);
+    SetRounding(spec.epilogue, channels);
     header.has_w_zero = has_w_zero_ ? 1 : 0;
     header.sum_form = static_cast<uint32_t>(sum_form_);
+    header.rounding = static_cast<uint32_t>(epilogue_.rounding);
   } else {
     header = ReadHeader(image);
-    weights.zero.resize(static_cast<size_t>(g.out_channels));
-    bias.resize(spec.bias.size());
+    const auto count = static_cast<size_t>(g.out_channels);
+    weights.zero.resize(count);
+    channels = {
+        std::vector<int32_t>(spec.bias.size()), {}, std::vector<float>(count), std::vector<float>(count)};
     has_w_zero_ = header.has_w_zero != 0;
     sum_form_ = static_cast<SumForm>(header.sum_form);
+    epilogue_.rounding = static_cast<Rounding>(header.rounding);
   }
-  rises_ = !has_w_zero_ && !dequantized && Rises(spec.epilogue);
+  // Of a tail kernels have no other ways.
+  if (epilogue_.on_lines && (epilogue_.has_residual ? epilogue_.addition == Addition::kAny
+                                                    : epilogue_.rounding != Rounding::kWords)) {
+    has_lines_ = false;
+  }
+  rises_ = has_lines_ && !has_w_zero_ && !dequantized && Rises(spec.epilogue);
 
   ConstantBuilder builder(image);
   builder.Add(sizeof header, [&](uint8_t* to) { std::memcpy(to, &header, sizeof header); });
   AddWeights(weights, builder);
-  AddEpilogue(spec, weights, bias, builder);
+  AddEpilogue(spec, weights, channels, builder);
   const std::span<const uint8_t> bytes = builder.Bytes();
   DeviceGuard guard(device.ordinal);
   memory_.Upload(bytes.data(), bytes.size());
@@ -216,19 +216,20 @@ ConvProblem PackedConv::Problem(const ConvShape& shape) const {
                   shape.batch * shape.in_h * shape.in_w * g.group * channels_ <= kMaxBytes;
   problem.vector16 = vector16_;
   // The tables by channel hold for any kernel, x_sums for the tile kernels alone.
-  const bool requantizes = epilogue_.kind == static_cast<int>(EpilogueKind::kRequantize) &&
-                           epilogue_.quantized_output && !epilogue_.dequantizes && !has_w_zero_ &&
-                           divides_fast_;
+  const bool requantizes = has_lines_ && !epilogue_.dequantizes && !has_w_zero_ && divides_fast_;
   // A run of 16 channels has one group, or is one of channels that are groups each.
+  // Sums behind which there is a tail are floats, but for kernels that take any (Finish::kIntegersOfTail).
   problem.requantizes = requantizes && (kDepthwiseWeights.applies(g, x_, device_) || g.GroupOut() % 16 == 0);
+  problem.integers_of_tail = requantizes && epilogue_.on_lines && sum_form_ == SumForm::kInteger;
   problem.residual = epilogue_.has_residual;
-  problem.boxes = problem.tiled && boxes_;
+  problem.boxes = problem.tiled && boxes_ && !problem.integers_of_tail;
   problem.streams = problem.boxes && problem.requantizes && g.Taps() == 1 && !problem.IsPadded();
   return problem;
 }
 
 ConvParams PackedConv::ReferenceParams(ConvParams p) const {
   p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(plain_bias_at_));
+  p.epilogue.scale = epilogue_.acc_scale;
   p.channels = static_cast<int>(geometry_.GroupIn());
   p.pixel_bytes = static_cast<int>(geometry_.in_channels);
   p.x_mul = Bipolar() ? 2 : 1;
@@ -274,6 +275,7 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
   const ConvProblem problem = Problem(s);
   p.in_registers = problem.requantizes && config.splits == 1;
   p.requantizes_fours = problem.requantizes;
+  if (!problem.requantizes) p.epilogue.scale = epilogue_.acc_scale;
   if (may_be_floats && p.in_registers && sum_form_ != SumForm::kInteger && row.traits.takes_floats) {
     p.epilogue.sums = sum_form_;
     p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(at_.float_bias));
@@ -315,77 +317,140 @@ void PackedConv::AddWeights(const Int8Weights& weights, ConstantBuilder& builder
     at = builder.Add(layout->bytes(g), [&](uint8_t* to) { layout->pack(g, weights, to); });
 }
 
-std::vector<int32_t> PackedConv::FoldedBias(const ConvSpec& spec, const Int8Weights& weights) const {
-  std::vector<int32_t> bias(spec.bias);
-  if (!tiled_ && own_weights_at_.empty()) return bias;
-  for (size_t c = 0; c < bias.size(); ++c) {
-    // Modulo 2^32, as every sum of the kernels.
-    bias[c] = static_cast<int32_t>(static_cast<uint32_t>(bias[c]) -
-                                   static_cast<uint32_t>(TileZero()) * static_cast<uint32_t>(weights.sum[c]));
+// A line where all that is done is a multiplication; of a tail, what LineFitter finds.
+PackedConv::ChannelConstants PackedConv::ConstantsOf(const ConvSpec& spec, const Int8Weights& weights) const {
+  const Epilogue& e = spec.epilogue;
+  ChannelConstants channels{spec.bias, {}, {}, {}};
+  if (tiled_ || !own_weights_at_.empty()) {
+    for (size_t c = 0; c < channels.bias.size(); ++c) {
+      // Modulo 2^32, as every sum of the kernels.
+      channels.bias[c] =
+          static_cast<int32_t>(static_cast<uint32_t>(channels.bias[c]) -
+                               static_cast<uint32_t>(TileZero()) * static_cast<uint32_t>(weights.sum[c]));
+    }
   }
-  return bias;
+  // Of the input's codes, whatever they are.
+  const int64_t codes = int64_t{1} << spec.x.bits,
+                lowest = XSigned()   ? -codes / 2
+                         : Bipolar() ? -1
+                                     : 0,
+                highest = Bipolar() ? 1 : lowest + codes - 1;
+  for (size_t c = 0; c < channels.bias.size(); ++c) {
+    const int64_t above = weights.above[c], below = weights.sum[c] - above;
+    channels.sums.push_back({channels.bias[c] + highest * below + lowest * above,
+                             channels.bias[c] + highest * above + lowest * below});
+  }
+  channels.gain = e.kind == EpilogueKind::kRequantize ? e.multiplier : e.acc_scale;
+  channels.gain.resize(channels.bias.size());
+  channels.offset.resize(channels.bias.size());
+  if (!has_lines_ || e.kind == EpilogueKind::kRequantize) return channels;
+  LineFitter fitter(e);
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  for (size_t c = 0; c < channels.bias.size(); ++c) {
+    const SumRange& sums = channels.sums[c];
+    const auto line = sums.least >= -kMost && sums.most <= kMost ? fitter.Fit(c, sums) : std::nullopt;
+    if (line) {
+      channels.gain[c] = line->gain;
+      channels.offset[c] = line->offset;
+    } else {
+      channels.offset[c / 4 * 4] = std::nanf("");
+    }
+  }
+  return channels;
 }
 
 // Let f be the float whose bits are those of 2^23 (1.5 * 2^23) plus a sum. As long as the sum stays in
 // 0 .. 2^23 (-2^22 .. 2^22) f is 2^23 (1.5 * 2^23) plus the sum. f rises with the sum everywhere as long as
-// its bits are those of a positive normal number, hence beyond it is enough that codes are clipped there: at
-// 2^23 (2^22) by the upper bound, times multipliers that are large enough; below 0 (-2^22) by the lower one.
-SumForm PackedConv::SumFormOf(const Epilogue& e, const Int8Weights& weights,
-                              const std::vector<int32_t>& bias) const {
-  const bool adds = e.has_residual;
-  const bool fits =
-      adds ? !e.residual_signed && e.y_lo == 0 &&
-                 (epilogue_.addition == Addition::kOnLine || epilogue_.addition == Addition::kBothFromLowest)
-           : epilogue_.rounding == Rounding::kUnsignedBytes && e.lo == 0;
-  // Kernels have no instances for floats of inputs with signs (WithFinish): these networks' codes have signs,
-  // too, and do not fit either.
-  if (XSigned() || Bipolar() || !tiled_ || has_w_zero_ || e.kind != EpilogueKind::kRequantize ||
-      !e.quantized_output || epilogue_.dequantizes || !fits || !HasNormalMultipliers(e)) {
-    return SumForm::kInteger;
-  }
+// its bits are those of a positive normal number, hence beyond it is enough that codes are clipped there. A code
+// is smaller than 2^15 before it is clipped where those of the least and the most sum are.
+bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants& channels) const {
   constexpr int64_t kMost = int64_t{1} << 29;  // either float is further from what is no normal number
-  constexpr double kClipped = 512;             // codes lie nearer to each other
-  const double exact = adds ? 0x1p22 : 0x1p23;
-  constexpr int64_t kHighest = 255;  // of a byte; the lowest is 0
-  for (size_t c = 0; c < bias.size(); ++c) {
-    const int64_t above = weights.above[c], below = weights.sum[c] - above;
-    const int64_t least = bias[c] + kHighest * below, most = bias[c] + kHighest * above;
-    if (least < -kMost || most > kMost) return SumForm::kInteger;
-    const auto size = static_cast<double>(adds ? std::max(-least, most) : most);
-    if (size >= exact && exact * static_cast<double>(e.multiplier[c]) < kClipped) return SumForm::kInteger;
+  const bool from_zero = form == SumForm::kFloatFromZero, is_float = form != SumForm::kInteger;
+  const int64_t exact = from_zero ? 1 << 23 : 1 << 22;
+  const bool is_tail = e.kind == EpilogueKind::kTail && !e.adds_behind_tail;
+  const int32_t lo = is_tail ? e.y_lo : e.lo, hi = is_tail ? e.y_hi : e.hi;
+  const auto fits = [&](size_t c, int64_t sum) {
+    const auto bits = [&](int32_t from) { return std::bit_cast<float>(from + static_cast<int32_t>(sum)); };
+    if (is_float && std::abs(sum) > kMost) return false;
+    const float gain = channels.gain[c], offset = channels.offset[c];
+    if (from_zero && epilogue_.rounding != Rounding::kWords) return true;
+    float v = from_zero  ? std::fma(bits(0x4B000000), gain, -0x1p23f * gain)
+              : is_float ? bits(0x4B400000) - 12582912.0f
+                         : static_cast<float>(sum);
+    if (std::isnan(channels.offset[c / 4 * 4])) {
+      v = TailQuotient(e, v, c);
+    } else if (!from_zero) {
+      v = std::fma(v, gain, offset);
+    }
+    return e.has_residual || epilogue_.rounding != Rounding::kWords || std::fabs(v) < 0x1p15f - 512;
+  };
+  for (size_t c = 0; c < channels.sums.size(); ++c) {
+    const auto [least, most] = channels.sums[c];
+    if (!fits(c, least) || !fits(c, most)) return false;
+    if (is_float && most > exact && FirstCode(e, exact, c) != hi) return false;
+    if (is_float && !from_zero && least < -exact && FirstCode(e, -exact, c) != lo) return false;
   }
-  return adds ? SumForm::kFloat : SumForm::kFloatFromZero;
+  return true;
+}
+
+// Multipliers that are no numbers would need lower bounds other than 0.
+void PackedConv::SetRounding(const Epilogue& e, const ChannelConstants& channels) {
+  EpilogueParams& p = epilogue_;
+  if (!has_lines_ || has_w_zero_ || !HasNormalMultipliers(e)) return;
+  const bool is_tail = e.kind == EpilogueKind::kTail;
+  const int32_t zero_point = is_tail ? e.y_zero_point : e.zero_point, lo = is_tail ? e.y_lo : e.lo,
+                hi = is_tail ? e.y_hi : e.hi;
+  p.rounding = !is_tail && lo == zero_point && hi == lo + 255 ? Rounding::kBytes : Rounding::kWords;
+  // Kernels have no instances for floats of inputs with signs (WithFinish): these networks' codes have signs,
+  // too.
+  const bool may_be_floats = !XSigned() && !Bipolar() && tiled_ && !p.dequantizes;
+  const Rounding of_integers = p.rounding;
+  if (of_integers == Rounding::kWords && !Allows(SumForm::kInteger, e, channels)) {
+    p.rounding = Rounding::kAny;
+    return;
+  }
+  if (!may_be_floats) return;
+  if (!e.has_residual && !is_tail && lo == zero_point && (lo == 0 || of_integers == Rounding::kWords) &&
+      Allows(SumForm::kFloatFromZero, e, channels)) {
+    sum_form_ = SumForm::kFloatFromZero;
+    return;
+  }
+  p.rounding = Rounding::kWords;
+  if ((!e.has_residual || p.addition != Addition::kAny) && Allows(SumForm::kInteger, e, channels) &&
+      Allows(SumForm::kFloat, e, channels)) {
+    sum_form_ = SumForm::kFloat;
+  } else {
+    p.rounding = of_integers;
+  }
 }
 
 void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights,
-                             const std::vector<int32_t>& bias, ConstantBuilder& builder) {
+                             const ChannelConstants& channels, ConstantBuilder& builder) {
   const Epilogue& e = spec.epilogue;
   Require(e.tail.size() <= kMaxTailSteps, "the tail has ", e.tail.size(), " steps, expected at most ",
           kMaxTailSteps);
   // Thresholds have none; kernels read it all the same.
   std::vector<float> scale = e.kind == EpilogueKind::kRequantize ? e.multiplier : e.acc_scale;
-  scale.resize(static_cast<size_t>(geometry_.out_channels));
+  scale.resize(channels.bias.size());
+  std::vector<float> line_bias = e.tail.empty() ? std::vector<float>() : e.tail_bias;
+  line_bias.resize(channels.bias.size());
   plain_bias_at_ = builder.Add(spec.bias);
   std::vector<int32_t> float_bias;
   std::vector<float> start;
   if (sum_form_ != SumForm::kInteger) {
-    float_bias = bias;
+    float_bias = channels.bias;
     for (int32_t& b : float_bias) b += sum_form_ == SumForm::kFloat ? 0x4B400000 : 0x4B000000;
   }
   if (sum_form_ == SumForm::kFloatFromZero) {
     for (const float s : scale) start.push_back(-0x1p23f * s);
   }
-  at_ = {builder.Add(bias),
-         builder.Add(scale),
-         builder.Add(float_bias),
-         builder.Add(start),
-         has_w_zero_ ? builder.Add(weights.zero) : ConstantBuilder::kAbsent,
-         builder.Add(e.thresholds),
-         builder.Add(e.base),
-         builder.Add(e.dir),
-         builder.Add(e.tail_bias),
-         builder.Add(e.tail_scale),
-         builder.Add(e.tail_shift)};
+  at_ = {builder.Add(channels.bias), builder.Add(scale),
+         builder.Add(channels.gain), builder.Add(channels.offset),
+         builder.Add(line_bias),     builder.Add(float_bias),
+         builder.Add(start),         has_w_zero_ ? builder.Add(weights.zero) : ConstantBuilder::kAbsent,
+         builder.Add(e.thresholds),  builder.Add(e.base),
+         builder.Add(e.dir),         builder.Add(e.tail_bias),
+         builder.Add(e.tail_scale),  builder.Add(e.tail_shift)};
 }
 
 void PackedConv::SetEpilogue(const Epilogue& e) {
@@ -414,21 +479,34 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   p.unit_zero = static_cast<float>(e.hi - 256 - e.zero_point);
   p.unit_offset = units(-12582912.0 - static_cast<double>(p.unit_zero));
   p.unit_lo = units(e.lo - (e.hi - 256));
-  p.code_unit_offset = units(0x1p23 + (e.lo < 0 ? 128 : 0) + e.hi - 256);
   p.residual_offset = 0x1p23f + static_cast<float>((e.residual_signed ? 128 : 0) + e.residual_zero_point);
-  if (e.kind == EpilogueKind::kRequantize) p.rounding = RoundingOf(e);
-  p.byte_offset = static_cast<float>(e.zero_point - e.lo) - 12582912.0f;
+  p.adds_behind_tail = e.adds_behind_tail;
+  p.first_scale = e.adds_behind_tail ? e.inner_scale : e.y_scale;
+  p.first_inverse = 1.0f / p.first_scale;
+  const bool ends_in_y = e.has_residual || e.kind == EpilogueKind::kTail;
+  const auto twice = [](int32_t v) { return static_cast<unsigned>(v & 0xFFFF) * 0x10001u; };
+  p.word_lowest = ends_in_y ? e.y_lo : e.lo;
+  p.word_top = twice((ends_in_y ? e.y_hi : e.hi) - p.word_lowest);
+  p.word_shift = twice((ends_in_y ? e.y_zero_point : e.zero_point) - p.word_lowest);
+  if (e.kind == EpilogueKind::kTail && !e.adds_behind_tail) {
+    p.zero_point = e.y_zero_point;
+    p.lo = e.y_lo;
+    p.hi = e.y_hi;
+  }
+  has_lines_ = HasLines(e);
+  p.on_lines = has_lines_ && e.kind == EpilogueKind::kTail;
   if (e.has_residual && divides_fast_) {
     p.residual_start = -0x1p23f * e.residual_scale;
     if (const auto line = FitSum(e)) {
       p.addition = Addition::kOnLine;
+      p.word_shift = 0;
       p.unit_gain = 256 * line->inner_gain;
       p.residual_gain = line->residual_gain;
       p.sum_offset = line->offset;
       static_assert(SumLine::kResidual == 0x1p15f);
       p.residual_bits = 0x47000000u + static_cast<uint32_t>(line->low);
     } else if (const auto inverse = InvertScale(e)) {
-      p.addition = p.residual_offset == 0x1p23f ? Addition::kBothFromLowest : Addition::kFromLowest;
+      p.addition = p.residual_offset == 0x1p23f ? Addition::kInverseFromLowest : Addition::kInverse;
       p.y_inverse_rest = inverse->rest;
     }
   }
@@ -444,7 +522,10 @@ void PackedConv::ResolveEpilogue() {
     return at == ConstantBuilder::kAbsent ? nullptr : reinterpret_cast<const float*>(memory_.At(at));
   };
   epilogue_.bias = ints(at_.bias);
-  epilogue_.scale = floats(at_.scale);
+  epilogue_.acc_scale = floats(at_.scale);
+  epilogue_.scale = floats(at_.gain);
+  epilogue_.start = floats(at_.offset);
+  epilogue_.line_bias = floats(at_.line_bias);
   epilogue_.w_zero = ints(at_.w_zero);
   epilogue_.thresholds = ints(at_.thresholds);
   epilogue_.base = ints(at_.base);

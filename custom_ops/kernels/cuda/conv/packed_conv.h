@@ -9,15 +9,13 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/conv/channel_lines.h"
 #include "kernels/cuda/conv/conv_params.h"
 #include "kernels/cuda/conv/conv_row.h"
 #include "kernels/cuda/conv/cuda_conv.h"
 #include "kernels/cuda/device/memory.h"
 
 namespace lowbit::cuda {
-
-// Whether Markstein's division by `scale` is exact: nothing overflows, no subnormal number loses bits.
-inline bool IsNormal(float scale) { return scale > 0x1p-60f && scale < 0x1p60f; }
 
 // Throws Error where a tensor that kernels copy 16 bytes at a time begins elsewhere; null is none.
 void RequireAligned(std::initializer_list<const void*> tensors);
@@ -56,17 +54,26 @@ class PackedConv {
 
  private:
   struct Offsets {
-    size_t bias, scale, float_bias, start, w_zero, thresholds, base, dir, tail_bias, tail_scale, tail_shift;
+    size_t bias, scale, gain, offset, line_bias, float_bias, start, w_zero, thresholds, base, dir, tail_bias,
+        tail_scale, tail_shift;
+  };
+  // By channel: what it sums to, and the line that its codes lie on (EpilogueParams::scale, start).
+  struct ChannelConstants {
+    std::vector<int32_t> bias;
+    std::vector<SumRange> sums;
+    std::vector<float> gain, offset;
   };
 
   // The layout is one that the node has.
   const uint8_t* WeightsIn(const WeightLayout& layout) const;
   ConvParams ReferenceParams(ConvParams p) const;
   void AddWeights(const Int8Weights& weights, ConstantBuilder& builder);
-  std::vector<int32_t> FoldedBias(const ConvSpec& spec, const Int8Weights& weights) const;
-  // The form that sums of these weights may have, whatever bytes the input holds. After SetEpilogue.
-  SumForm SumFormOf(const Epilogue& e, const Int8Weights& weights, const std::vector<int32_t>& bias) const;
-  void AddEpilogue(const ConvSpec& spec, const Int8Weights& weights, const std::vector<int32_t>& bias,
+  ChannelConstants ConstantsOf(const ConvSpec& spec, const Int8Weights& weights) const;
+  // Whether sums may have the form, whatever the input holds, and are rounded as SetRounding has it. After
+  // SetEpilogue.
+  bool Allows(SumForm form, const Epilogue& e, const ChannelConstants& channels) const;
+  void SetRounding(const Epilogue& e, const ChannelConstants& channels);
+  void AddEpilogue(const ConvSpec& spec, const Int8Weights& weights, const ChannelConstants& channels,
                    ConstantBuilder& builder);
   void SetEpilogue(const Epilogue& epilogue);
   void ResolveEpilogue();
@@ -76,7 +83,7 @@ class PackedConv {
   int32_t x_zero_;
   Device device_;
   bool tiled_ = false, vector16_ = false, boxes_ = false, repacks_ = false, has_w_zero_ = false,
-       divides_fast_ = true, rises_ = false;
+       has_lines_ = false, divides_fast_ = true, rises_ = false;
   int64_t channels_ = 0, n_padded_ = 0, k_tiles_ = 0;
   size_t weights_at_ = 0, plain_bias_at_ = 0;
   std::vector<std::pair<const WeightLayout*, size_t>> own_weights_at_;

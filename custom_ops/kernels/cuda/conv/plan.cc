@@ -133,6 +133,23 @@ std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv,
   return MakePlan(std::move(conv), shape, chosen, std::move(launcher));
 }
 
+std::shared_ptr<const ConvPlan> PlanWithoutResidual(std::shared_ptr<const PackedConv> conv,
+                                                    const ConvShape& shape) {
+  RequireSize(*conv, shape);
+  const ConvConfig plain;
+  ConvLauncher launch = RowOf(plain).launcher(conv->Problem(shape), plain, conv->On());
+  return MakePlan(std::move(conv), shape, plain,
+                  [launch = std::move(launch)](ConvParams p, const LaunchOptions& options) {
+                    EpilogueParams& e = p.epilogue;
+                    e.has_residual = e.adds_behind_tail = false;
+                    e.y_scale = e.first_scale;
+                    e.y_zero_point = e.zero_point;
+                    e.y_lo = e.lo;
+                    e.y_hi = e.hi;
+                    return launch(p, options);
+                  });
+}
+
 std::shared_ptr<const ConvPlan> PlanConv(const ConvSpec& spec, const ConvShape& shape, const Device& device) {
   return PlanConv(PackConv(spec, device), shape);
 }

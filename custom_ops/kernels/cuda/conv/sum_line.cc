@@ -35,7 +35,7 @@ std::vector<Codes> CodesNearTies(const Epilogue& e, double tolerance) {
     const double inner = (q - e.zero_point) * inner_gain + e.y_zero_point - e.y_lo;
     for (int32_t r = first; r < first + 256; ++r) {
       const double sum = inner + (r - e.residual_zero_point) * residual_gain;
-      if (sum < 0 || sum > 255 || std::fabs(sum - std::floor(sum) - 0.5) > tolerance) continue;
+      if (sum < 0 || sum > e.y_hi - e.y_lo || std::fabs(sum - std::floor(sum) - 0.5) > tolerance) continue;
       near_ties.push_back({static_cast<float>(q - e.hi + 256), static_cast<float>(r - e.residual_zero_point),
                            r - first, CodeOf(e, q, r)});
     }
@@ -43,13 +43,13 @@ std::vector<Codes> CodesNearTies(const Epilogue& e, double tolerance) {
   return near_ties;
 }
 
-bool Holds(const SumLine& line, const std::vector<Codes>& near_ties) {
+bool Holds(const SumLine& line, float highest, const std::vector<Codes>& near_ties) {
   const float start = SumLine::kResidual + static_cast<float>(line.low) / 256;
   return std::all_of(near_ties.begin(), near_ties.end(), [&](const Codes& codes) {
     const float residual = start + static_cast<float>(codes.lowest),
                 sum = std::fma(codes.inner, line.inner_gain,
                                std::fma(residual, line.residual_gain, line.offset));
-    return static_cast<int32_t>(std::clamp(std::rint(sum), 0.0f, 255.0f)) == codes.code;
+    return static_cast<int32_t>(std::clamp(std::rint(sum), 0.0f, highest)) == codes.code;
   });
 }
 
@@ -88,7 +88,7 @@ float Moved(float v, int steps) {
 }  // namespace
 
 std::optional<SumLine> FitSum(const Epilogue& e) {
-  if (e.y_hi - e.y_lo != 255 || e.hi - e.lo > 255) return std::nullopt;
+  if (e.y_hi - e.y_lo > 255 || e.hi - e.lo > 255) return std::nullopt;
   const float inner_gain = e.inner_scale / e.y_scale, residual_gain = e.residual_scale / e.y_scale;
   // Both ways of adding stay within 2^-20 of the largest sum from the exact one: each rounding adds 2^-24 at
   // most, a gain that moves (kMostSteps + 1) * 2^-23, an offset 2^-24.
@@ -103,8 +103,9 @@ std::optional<SumLine> FitSum(const Epilogue& e) {
       for (const int second : {rest, -rest}) {
         const std::vector<SumLine> lines =
             NearestLines(e, Moved(inner_gain, first), Moved(residual_gain, second), size * 0x1p-24);
-        const auto found = std::find_if(lines.begin(), lines.end(),
-                                        [&](const SumLine& line) { return Holds(line, near_ties); });
+        const auto found = std::find_if(lines.begin(), lines.end(), [&](const SumLine& line) {
+          return Holds(line, static_cast<float>(e.y_hi - e.y_lo), near_ties);
+        });
         if (found != lines.end()) return *found;
       }
     }
@@ -113,7 +114,7 @@ std::optional<SumLine> FitSum(const Epilogue& e) {
 }
 
 std::optional<Inverse> InvertScale(const Epilogue& e) {
-  if (e.y_zero_point != e.y_lo || e.y_hi - e.y_lo != 255 || e.hi - e.lo > 255) return std::nullopt;
+  if (e.y_hi - e.y_lo > 255 || e.hi - e.lo > 255) return std::nullopt;
   const double size = LargestSum(e);
   if (!(size < 0x1p14)) return std::nullopt;
   Inverse inverse{1.0f / e.y_scale, 0};
@@ -124,7 +125,8 @@ std::optional<Inverse> InvertScale(const Epilogue& e) {
     const float a = codes.inner + static_cast<float>(e.hi - 256 - e.zero_point),
                 sum = a * e.inner_scale + codes.residual * e.residual_scale,
                 code = std::fma(sum, inverse.near, sum * inverse.rest);
-    return static_cast<int32_t>(std::clamp(std::rint(code), 0.0f, 255.0f)) == codes.code;
+    const int32_t rounded = static_cast<int32_t>(std::rint(code)) + e.y_zero_point - e.y_lo;
+    return std::clamp(rounded, 0, e.y_hi - e.y_lo) == codes.code;
   });
   return holds ? std::optional(inverse) : std::nullopt;
 }

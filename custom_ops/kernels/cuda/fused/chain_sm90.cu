@@ -22,6 +22,13 @@
 namespace lowbit::cuda {
 namespace {
 
+// How the second's sums are finished where the first's are so.
+constexpr Finish SecondOf(Finish first) {
+  if (first == Finish::kIntegers) return first;
+  return first == Finish::kFloats || first == Finish::kFloatsAdding ? Finish::kFloats
+                                                                    : Finish::kFloatsFromZero;
+}
+
 struct ChainMaps {
   CUtensorMap x, residual, y, z;
 };
@@ -65,7 +72,7 @@ struct ThreadCodes {
     }
   }
 
-  // requantize(sums, scale, start, the code before) of all of them.
+  // requantize (WithEpilogue) of all of them.
   template <typename Requantize>
   __device__ __forceinline__ void Finish(const BlockState<kChainBox>& state, const int (&sums)[kChainBox / 2],
                                          int column, const Requantize& requantize) {
@@ -74,8 +81,11 @@ struct ThreadCodes {
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column + i * 16),
                    start = *reinterpret_cast<const float4*>(state.start + column + i * 16);
       const int* const v = sums + 8 * i;
-      top[i] = requantize(make_int4(v[0], v[1], v[4], v[5]), scale, start, top[i]);
-      bottom[i] = requantize(make_int4(v[2], v[3], v[6], v[7]), scale, start, bottom[i]);
+      const int4 both[] = {make_int4(v[0], v[1], v[4], v[5]), make_int4(v[2], v[3], v[6], v[7])};
+      unsigned codes[] = {top[i], bottom[i]};
+      requantize(both, scale, start, codes, state.channel + column + i * 16);
+      top[i] = codes[0];
+      bottom[i] = codes[1];
     }
   }
 };
@@ -117,10 +127,12 @@ __device__ __forceinline__ void AddToResiduals(const EpilogueParams& e, const Bl
 }
 
 // kMakesResiduals: there is a product that makes the residuals; the map of residuals is then that of what it
-// reads. kFinish: of the first; the second's sums are floats where the first's are, those of residuals never.
+// reads. kFinish: of the first; the second's sums are floats where the first's are (SecondOf), those of residuals
+// never.
 template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish>
 struct Chain {
   using State = BlockState<kChainBox>;
+  static constexpr lowbit::cuda::Finish kSecond = SecondOf(kFinish);
   static constexpr int kTeamBarriers = 2 + kMaxChainBoxes, kTileBytes = kChainBox * kRowBytes;
   struct Static {
     alignas(8) uint64_t barriers[2 + kMaxChainGroups * kTeamBarriers];
@@ -249,9 +261,10 @@ struct Chain {
     for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
       const int n = first_box * kChainBox + i;
       State& state = to[i / kChainBox];
+      if (i % kChainBox == 0) state.channel = n;
       CopyAsync<4>(SharedAddress(&state.bias[i % kChainBox]), product.epilogue.bias + n);
       CopyAsync<4>(SharedAddress(&state.scale[i % kChainBox]), product.epilogue.scale + n);
-      if (product.epilogue.start != nullptr)
+      if (ReadsStart(product.epilogue))
         CopyAsync<4>(SharedAddress(&state.start[i % kChainBox]), product.epilogue.start + n);
     }
   }
@@ -335,7 +348,6 @@ struct Chain {
     BeginWithBias(z_states[i], mine.column, sums);
     MultiplyBoxes<kYSigned>(p.second.k_boxes, y_at, weights2 + i * kTileBytes, bytes2, sums);
     if (i + p.team_groups >= z_own) ReleaseY();
-    constexpr Finish kSecond = kFinish == Finish::kIntegers ? kFinish : Finish::kFloatsFromZero;
     FinishBox<kSecond, false>(p.second.epilogue, z_states[i], sums, mine.column, mine.swizzle,
                               Words(z_boxes + i * kChainBoxBytes));
     Publish();
@@ -433,7 +445,7 @@ cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
 
 template <bool kXSigned, bool kYSigned, bool kCluster, Finish kFinish>
 cudaError_t LaunchMaker(const ChainParams& p, const LaunchOptions& options) {
-  if constexpr (kFinish != Finish::kFloatsFromZero) {
+  if constexpr (kFinish != Finish::kFloatsFromZero && kFinish != Finish::kFloats) {
     if (p.makes_residuals) return LaunchWith<kXSigned, kYSigned, kCluster, true, kFinish>(p, options);
   }
   return LaunchWith<kXSigned, kYSigned, kCluster, false, kFinish>(p, options);
@@ -448,11 +460,15 @@ cudaError_t LaunchRanks(const ChainParams& p, const LaunchOptions& options) {
 }  // namespace
 
 cudaError_t LaunchChain(const ChainParams& p, const LaunchOptions& options) {
-  const Finish first = FinishOf(p.first.epilogue), second = FinishOf(p.second.epilogue);
-  const Finish of_both = first == Finish::kIntegers ? first : Finish::kFloatsFromZero;
+  Finish first = FinishOf(p.first.epilogue);
+  const Finish second = FinishOf(p.second.epilogue);
+  // What finishes any floats does so where the second's need it.
+  if (first != Finish::kIntegers && second == Finish::kFloats)
+    first = p.first.epilogue.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
+  const bool fits =
+      second == SecondOf(first) || (SecondOf(first) == Finish::kFloats && second == Finish::kFloatsFromZero);
   if (p.teams * p.team_groups > kMaxChainGroups || p.first.n_boxes > kMaxChainBoxes ||
-      p.team_groups > p.first.own_boxes || second != of_both ||
-      (p.makes_residuals && first == Finish::kFloatsFromZero)) {
+      p.team_groups > p.first.own_boxes || !fits || p.makes_residuals > p.first.epilogue.has_residual) {
     return cudaErrorInvalidValue;
   }
   return WithFinish<false>(first, p.x_signed || p.y_signed, [&]<bool kSigned, Finish kFinish>() {

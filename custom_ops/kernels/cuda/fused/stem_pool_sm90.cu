@@ -104,7 +104,7 @@ __device__ __forceinline__ void TakeLargest(int (&largest)[kCellTileN / 2],
 // A block. It has its own loop, not that of pipeline.cuh: what comes from memory are a thread's own floats,
 // which wait for nobody else; what is shared are cells, of which a row is multiplied while the next is
 // quantized by the same threads.
-template <int kChannels, bool kSigned>
+template <int kChannels, bool kSigned, bool kTail>
 struct Pool {
   static constexpr int kPlace = kCellWords<kChannels>, kRowWords = kRowCells * kPlace;
   static constexpr int kOwn = kCellTileN / 4,
@@ -115,7 +115,7 @@ struct Pool {
   using Constant = std::integral_constant<int, kValue>;
   struct Static {
     alignas(16) int biases[4 * kStride];
-    alignas(16) float multipliers[4 * kStride];
+    alignas(16) float multipliers[4 * kStride], starts[4 * kStride];
     alignas(8) uint64_t barriers[2];  // weights are there; the next double row of cells is
   };
 
@@ -180,6 +180,7 @@ struct Pool {
       const int to = thread / kOwn * kStride + thread % kOwn;
       fixed.biases[to] = p.epilogue.bias[n0 + thread];
       fixed.multipliers[to] = p.epilogue.scale[n0 + thread];
+      fixed.starts[to] = p.epilogue.start[n0 + thread];
     }
   }
 
@@ -274,13 +275,18 @@ struct Pool {
   __device__ __forceinline__ void Store() {
     const int own = ReadThreadIndex() % 4;
     unsigned codes[kOwn / 4];
-    WithRounding(p.epilogue, [&](const auto& requantize) {
+    WithEpilogue<kTail ? Finish::kIntegersOfTail : Finish::kIntegers, false>(
+        p.epilogue, [&](const auto& requantize) {
 #pragma unroll
-      for (int i = 0; i < kOwn / 4; ++i) {
-        codes[i] = requantize(windows[i],
-                              *reinterpret_cast<const float4*>(fixed.multipliers + own * kStride + 4 * i));
-      }
-    });
+          for (int i = 0; i < kOwn / 4; ++i) {
+            const int at = own * kStride + 4 * i;
+            const int4 window[] = {windows[i]};
+            unsigned four[1] = {};
+            requantize(window, *reinterpret_cast<const float4*>(fixed.multipliers + at),
+                       *reinterpret_cast<const float4*>(fixed.starts + at), four, channel + 4 * i);
+            codes[i] = four[0];
+          }
+        });
     if (stores) *reinterpret_cast<uint4*>(p.y + at) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
     at += static_cast<unsigned>(p.pooled_w * p.n);
   }
@@ -346,26 +352,26 @@ struct Pool {
 };
 #endif
 
-template <int kChannels, bool kSigned>
+template <int kChannels, bool kSigned, bool kTail>
 __global__ void __launch_bounds__(kThreads, kPoolBlocks - kChannels / 4)
     ConvPool(const __grid_constant__ PooledParams p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   LOWBIT_DYNAMIC_SHARED(shared, 128);
-  __shared__ typename Pool<kChannels, kSigned>::Static fixed;
-  Pool<kChannels, kSigned>(p, shared, fixed).Run();
+  __shared__ typename Pool<kChannels, kSigned, kTail>::Static fixed;
+  Pool<kChannels, kSigned, kTail>(p, shared, fixed).Run();
 #endif
 }
 
 cudaError_t LaunchPool(const PooledParams& p, int channels, const LaunchOptions& options) {
   return std::visit(
-      [&](auto channel_count, auto is_signed) {
-        return LaunchKernel<ConvPool<channel_count, is_signed>>(
+      [&](auto channel_count, auto is_signed, auto is_tail) {
+        return LaunchKernel<ConvPool<channel_count, is_signed, is_tail>>(
             options,
             {Dim(p.images * p.tiles_x, (p.n + kCellTileN - 1) / kCellTileN, p.strips), kThreads,
              kSharedBytes<channel_count>},
             p);
       },
-      OneOf<1, 2, 3, 4>(channels), OneOf(options.x_signed));
+      OneOf<1, 2, 3, 4>(channels), OneOf(options.x_signed), OneOf(p.epilogue.on_lines));
 }
 
 }  // namespace

@@ -94,6 +94,13 @@ bool FusesResidual(const MatmulNode& first, const MatmulNode& second, const Devi
 std::unique_ptr<PackedNode> PackResidualPair(const MatmulNode& first, const MatmulNode& second,
                                              const Device& device, const ResidualPairChoosers& choosers,
                                              std::span<const uint8_t> packed = {});
+// A convolution and the LowBitAdd that alone reads it, as one convolution with a residual, which rounds twice. Fed:
+// what the convolution reads, the other tensor. Where that has other dims than the convolution makes, they are two
+// kernels. `conv_first`: what is made is the first operand.
+std::optional<MatmulNode> WithResidual(const MatmulNode& conv, const BinaryNode& add, bool conv_first);
+std::unique_ptr<PackedNode> PackConvAdd(const MatmulNode& with_residual, const BinaryNode& add,
+                                        bool conv_first, const Device& device, ConvChooser choose,
+                                        std::span<const uint8_t> packed = {});
 // LowBitQuantize and the convolution that alone reads it, as one kernel from the float32 image; nullptr where
 // this pair has no fused kernel, which FusesQuantize says before, but for weights with rare zero points.
 bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const Device& device);

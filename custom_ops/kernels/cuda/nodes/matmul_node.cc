@@ -100,6 +100,53 @@ class PackedMatmul final : public PackedNode {
   std::shared_ptr<const PackedConv> conv_;
 };
 
+class PackedConvAdd final : public PackedNode {
+ public:
+  PackedConvAdd(const MatmulNode& node, const BinaryNode& add, bool conv_first, const Device& device,
+                ConvChooser choose, std::span<const uint8_t> packed)
+      : fused_(node, device, std::move(choose), packed),
+        made_type_((conv_first ? add.spec.a_signed : add.spec.b_signed) ? ElementType::kInt8
+                                                                        : ElementType::kUInt8) {
+    BinaryNode other_first = add;
+    if (conv_first) {
+      std::swap(other_first.spec.a_signed, other_first.spec.b_signed);
+      std::swap(other_first.spec.a_zero_point, other_first.spec.b_zero_point);
+      std::swap(other_first.spec.a_scale, other_first.spec.b_scale);
+    }
+    add_ = PackNode(other_first, device);
+  }
+
+  NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
+    Require(fed.size() == 2, "a convolution and an addition were fed ", fed.size(), " tensors, expected 2");
+    const TensorShape made = MadeOf(fed);
+    if (made.dims == fed[1].dims) return fused_.Plan(fed, y);
+    const TensorShape add_fed[] = {fed[1], made};
+    return PlanInTurn(PlanOf(PlanWithoutResidual(fused_.Conv(), fused_.ShapeOf(fed[0])), false),
+                      add_->Plan(add_fed, y), ElementCount(made.dims));
+  }
+  std::optional<size_t> Overwrites() const override { return fused_.Overwrites(); }
+  std::optional<ChainLink> Link(Shapes fed) const override {
+    if (fed.size() < 2 || MadeOf(fed).dims != fed[1].dims) return std::nullopt;
+    return fused_.Link(fed);
+  }
+  std::vector<uint8_t> Packed() const override { return fused_.Packed(); }
+
+ private:
+  TensorShape MadeOf(Shapes fed) const {
+    const ConvShape shape = fused_.ShapeOf(fed[0]);
+    TensorShape made{made_type_, fed[0].dims};
+    const size_t rank = made.dims.size();
+    if (rank == 4) made.dims[1] = shape.out_h;
+    made.dims[rank - 2] = shape.out_w;
+    made.dims[rank - 1] = fused_.Conv()->Geometry().out_channels;
+    return made;
+  }
+
+  PackedMatmul fused_;
+  ElementType made_type_;
+  PackedNodePtr add_;
+};
+
 // Packed: how many bytes the first node packed, those, the second's.
 class PackedResidualPair final : public PackedNode {
  public:
@@ -242,6 +289,45 @@ bool FusesResidual(const MatmulNode& first, const MatmulNode& second, const Devi
   };
   return device.capability == 90 && fits(first) && fits(second) && !first.conv.epilogue.has_residual &&
          second.conv.epilogue.has_residual;
+}
+
+// The addition's own numbers of the codes between are those of their quantizer: it alone states the codes.
+std::optional<MatmulNode> WithResidual(const MatmulNode& conv, const BinaryNode& add, bool conv_first) {
+  const BinarySpec& spec = add.spec;
+  const Epilogue& e = conv.conv.epilogue;
+  const bool is_tail = e.kind == EpilogueKind::kTail;
+  const float scale = conv_first ? spec.a_scale : spec.b_scale;
+  const int32_t zero_point = conv_first ? spec.a_zero_point : spec.b_zero_point;
+  if (conv.layout.is_gemm || conv.layout.spatial > 2 || spec.kind != BinaryKind::kAdd ||
+      !spec.quantizer.quantized || e.has_residual || !HasLines(e) || (is_tail && scale != e.y_scale) ||
+      zero_point != (is_tail ? e.y_zero_point : e.zero_point) ||
+      (conv_first ? spec.a_signed : spec.b_signed) != e.y_signed) {
+    return std::nullopt;
+  }
+  MatmulNode out = conv;
+  Epilogue& to = out.conv.epilogue;
+  to.adds_behind_tail = is_tail;
+  to.has_residual = true;
+  to.inner_scale = scale;
+  if (is_tail) {
+    to.zero_point = e.y_zero_point;
+    to.lo = e.y_lo;
+    to.hi = e.y_hi;
+  }
+  to.residual_scale = conv_first ? spec.b_scale : spec.a_scale;
+  to.residual_zero_point = conv_first ? spec.b_zero_point : spec.a_zero_point;
+  to.residual_signed = conv_first ? spec.b_signed : spec.a_signed;
+  to.y_scale = spec.quantizer.scale;
+  to.y_zero_point = spec.quantizer.zero_point;
+  to.y_lo = spec.quantizer.lo;
+  to.y_hi = spec.quantizer.hi;
+  to.y_signed = spec.quantizer.is_signed;
+  return out;
+}
+
+PackedNodePtr PackConvAdd(const MatmulNode& with_residual, const BinaryNode& add, bool conv_first,
+                          const Device& device, ConvChooser choose, std::span<const uint8_t> packed) {
+  return std::make_unique<PackedConvAdd>(with_residual, add, conv_first, device, std::move(choose), packed);
 }
 
 PackedNodePtr PackResidualPair(const MatmulNode& first, const MatmulNode& second, const Device& device,

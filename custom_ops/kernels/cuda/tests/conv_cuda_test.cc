@@ -23,6 +23,7 @@
 
 #include "core/epilogue.h"
 #include "core/status.h"
+#include "kernels/cuda/conv/channel_lines.h"
 #include "kernels/cuda/conv/conv_row.h"
 #include "kernels/cuda/conv/cuda_conv.h"
 #include "kernels/cuda/conv/image.h"
@@ -324,6 +325,7 @@ class Generator : public cuda::Draws {
       // Both of a pair read codes of one sign.
     } while (makes_residuals && first.spec.x.encoding != chain.residuals->spec.x.encoding);
     ChainOperands(second.spec);
+    second.spec.x.bits = 8;  // whatever the first makes
     RequantizesFor(first.spec,
                    [&](const Epilogue& e) { return e.has_residual || (!makes_residuals && Coin(0.3)); });
     RequantizesFor(second.spec, [](const Epilogue& e) { return !e.has_residual; });
@@ -357,7 +359,7 @@ class Generator : public cuda::Draws {
     do {
       spec.epilogue = {};
       MakeEpilogue(spec);
-    } while (spec.epilogue.kind != EpilogueKind::kRequantize || !accepts(spec.epilogue));
+    } while (!cuda::HasLines(spec.epilogue) || !accepts(spec.epilogue));
   }
 
   void Operands(ConvSpec& spec) {
@@ -407,7 +409,7 @@ class Generator : public cuda::Draws {
       return out;
     };
     e.kind = Of({EpilogueKind::kRequantize, EpilogueKind::kRequantize, EpilogueKind::kFloat,
-                 EpilogueKind::kThresholds, EpilogueKind::kTail});
+                 EpilogueKind::kThresholds, EpilogueKind::kTail, EpilogueKind::kTail});
     e.residual_signed = Coin();
     e.residual_scale = Real(0.01f, 0.1f);
     e.residual_zero_point = static_cast<int32_t>(e.residual_signed ? Int(-128, 127) : Int(0, 255));
@@ -462,6 +464,15 @@ class Generator : public cuda::Draws {
         e.clip_min = -1.0f;
         e.clip_max = 2.0f;
         e.y_scale = 0.02f;
+        if (!e.quantized_output || Coin(0.3)) break;
+        // A float bias alone, mostly, and residuals behind the rounding.
+        e.tail.assign(Coin(0.9) ? 1 : 0, TailStep::kBias);
+        for (float& bias : e.tail_bias) bias *= Coin() ? 1.0f : -1.0f;
+        if (Coin()) e.y_scale = Real(0.005f, 0.2f);
+        e.has_residual = e.adds_behind_tail = Coin(0.4);
+        if (!e.has_residual) break;
+        Range(Coin(), e.zero_point, e.lo, e.hi);
+        e.inner_scale = Coin(0.3) ? 0.0625f : Real(0.01f, 0.1f);
         break;
     }
   }

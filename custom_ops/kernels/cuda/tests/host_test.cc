@@ -13,6 +13,7 @@
 
 #include "core/epilogue.h"
 #include "kernels/cuda/conv/cell_weights.h"
+#include "kernels/cuda/conv/channel_lines.h"
 #include "kernels/cuda/conv/halo.h"
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/conv/select.h"
@@ -669,7 +670,7 @@ Epilogue AddingEpilogue(std::mt19937& random) {
   e.residual_signed = coin();
   e.residual_zero_point = (e.residual_signed ? -128 : 0) + static_cast<int32_t>(random() % 256);
   e.y_lo = coin() ? -128 : 0;
-  e.y_hi = e.y_lo + 255;
+  e.y_hi = e.y_lo + (coin() ? 255 : static_cast<int32_t>(random() % 255));
   e.y_zero_point = coin() ? e.y_lo : e.y_lo + static_cast<int32_t>(random() % 256);
   const bool ties = random() % 8 == 0;  // powers of 2
   e.inner_scale = ties ? 0.25f : scale(0.01f);
@@ -695,16 +696,49 @@ void TestSums() {
             SumLine::kResidual + static_cast<float>(line->low) / 256 + static_cast<float>(r - first);
         const float sum = std::fma(static_cast<float>(q - e.hi + 256), line->inner_gain,
                                    std::fma(residual, line->residual_gain, line->offset));
-        const int32_t code = e.y_lo + static_cast<int32_t>(std::clamp(std::rint(sum), 0.0f, 255.0f));
+        const int32_t code = std::min(e.y_hi, e.y_lo + static_cast<int32_t>(std::max(std::rint(sum), 0.0f)));
         wrong += code == EpilogueCode(e, q - e.zero_point, 0, r) ? 0 : 1;
       }
     }
     Expect(wrong == 0, std::to_string(wrong) + " pairs of codes have other sums on the line");
   }
   Expect(found > kNodes * 3 / 4, "most sums fit a line: " + std::to_string(found));
-  Epilogue narrow = AddingEpilogue(random);
-  narrow.y_hi = narrow.y_lo + 15;
-  Expect(!FitSum(narrow).has_value(), "fewer than 256 codes are clipped elsewhere");
+}
+
+// ---- codes of float tails on lines
+
+// Every sum of a few channels, and that most of many have a line.
+void TestLines() {
+  std::mt19937 random(6);
+  const auto real = [&](float least, float most) {
+    return least + (most - least) * static_cast<float>(random() % 100000) * 1e-5f;
+  };
+  constexpr int kChannels = 200;
+  int found = 0;
+  for (int i = 0; i < kChannels; ++i) {
+    Epilogue e;
+    e.kind = EpilogueKind::kTail;
+    e.tail = {TailStep::kBias};
+    e.y_lo = random() % 2 == 0 ? -128 : 0;
+    e.y_hi = e.y_lo + (random() % 2 == 0 ? 255 : static_cast<int32_t>(random() % 255));
+    e.y_zero_point = e.y_lo + static_cast<int32_t>(random() % 256);
+    e.y_scale = random() % 8 == 0 ? 0.0625f : real(0.01f, 0.1f);
+    const float most = real(300.0f, 40000.0f);
+    e.acc_scale = {random() % 8 == 0 ? 0x1p-10f : e.y_scale * 200.0f / most};
+    e.tail_bias = {real(-1.0f, 1.0f)};
+    const SumRange sums{-static_cast<int64_t>(4 * most), static_cast<int64_t>(4 * most)};
+    const auto line = LineFitter(e).Fit(0, sums);
+    if (!line) continue;
+    ++found;
+    int wrong = 0;
+    for (int64_t sum = sums.least; sum <= sums.most; ++sum) {
+      const float v = std::rint(std::fma(static_cast<float>(sum), line->gain, line->offset));
+      const int32_t code = ClipToCode(v + static_cast<float>(e.y_zero_point), e.y_lo, e.y_hi);
+      wrong += code == EpilogueCode(e, static_cast<int32_t>(sum), 0, 0) ? 0 : 1;
+    }
+    Expect(wrong == 0, std::to_string(wrong) + " sums have other codes on the line");
+  }
+  Expect(found > kChannels * 3 / 4, "most tails have a line: " + std::to_string(found));
 }
 
 // How the kernel of a chain finishes its products: the residuals', where there are any, the first and the
@@ -726,15 +760,17 @@ void TestFinishesOfChains() {
   using enum Finish;
   const Device hopper = DeviceOf(90, 132, 228);
   const ConvSpec plain = Pointwise(64, 256, false), second = Pointwise(256, 64, false);
-  ConvSpec adding = Pointwise(64, 256, true), few_codes = second, is_signed = second, signed_x = plain;
-  few_codes.epilogue.hi = 15;
+  ConvSpec adding = Pointwise(64, 256, true), few_codes = second, few_codes_first = plain, is_signed = second,
+           signed_x = plain;
+  few_codes.epilogue.hi = few_codes_first.epilogue.hi = 15;
   is_signed.x.encoding = signed_x.x.encoding = Encoding::kSigned;
   const auto of = [&](const ConvSpec& a, const ConvSpec& b) {
     return FinishesOf(ChainOf(a, b, 16, 28, hopper));
   };
   Expect(of(plain, second) == std::vector{kFloatsFromZero, kFloatsFromZero}, "floats of both");
   Expect(of(adding, second) == std::vector{kFloatsOnLine, kFloatsFromZero}, "residuals on a line");
-  Expect(of(plain, few_codes) == std::vector{kIntegers, kIntegers}, "the second's are integers");
+  Expect(of(plain, few_codes) == std::vector{kFloatsFromZero, kFloats}, "fewer codes of the second");
+  Expect(of(few_codes_first, second) == std::vector{kFloats, kFloatsFromZero}, "fewer codes of the first");
   Expect(of(adding, is_signed) == std::vector{kIntegers, kIntegers}, "codes between have a sign");
   Expect(of(signed_x, second) == std::vector{kIntegers, kIntegers}, "codes before have a sign");
   Expect(FinishesOf(ChainOfThree(plain, adding, second, 16, 28, hopper)) ==
@@ -749,9 +785,9 @@ void TestFinishesOfChains() {
     adding.epilogue.residual_scale = scale();
     adding.epilogue.y_scale = scale();
     const Addition addition = ChainOf(adding, second, 16, 28, hopper).first->EpilogueOf().addition;
-    if (addition == Addition::kBothFromLowest) first = of(adding, second)[0];
+    if (addition == Addition::kInverseFromLowest) first = of(adding, second)[0];
   }
-  Expect(first == kFloatsFromLowest, "residuals that no line has");
+  Expect(first == kFloatsInverse, "residuals that no line has");
 }
 
 // Sums of one channel, of weights `w` and codes of a byte, as they reach the epilogue of a tile kernel.
@@ -777,21 +813,23 @@ void TestSumForms() {
   const ConvSpec plain = Pointwise(256, 32, false), adding = Pointwise(256, 32, true);
   constexpr float kSmall = 0x1p-20f, kLarge = 0x1p-12f;  // the latter clips what is not exact
   Expect(FormOf(plain, 127, 98047, kSmall) == SumForm::kFloatFromZero, "sums below 2^23 are floats");
-  Expect(FormOf(plain, 127, 98048, kSmall) == SumForm::kInteger, "a sum of 2^23 is no float");
-  Expect(FormOf(plain, 127, 98048, kLarge) == SumForm::kFloatFromZero, "but one that is clipped");
+  Expect(FormOf(plain, 127, 98049, kSmall) == SumForm::kInteger, "a sum above 2^23 is no float");
+  Expect(FormOf(plain, 127, 98049, kLarge) == SumForm::kFloatFromZero, "but one that is clipped");
   Expect(FormOf(plain, -128, -98048, kSmall) == SumForm::kFloatFromZero, "negative sums are clipped");
   Expect(FormOf(plain, 127, 1 << 30, kLarge) == SumForm::kInteger, "bits of floats end");
   Expect(FormOf(plain, -128, -(1 << 30), kLarge) == SumForm::kInteger, "bits of floats begin");
   Expect(FormOf(plain, 1, 0, INFINITY) == SumForm::kInteger, "multipliers are normal numbers");
   Expect(FormOf(adding, 64, 16383, kSmall) == SumForm::kFloat, "sums below 2^22 are floats of any sign");
-  Expect(FormOf(adding, 64, 16384, kSmall) == SumForm::kInteger, "a sum of 2^22 is none");
-  Expect(FormOf(adding, -64, -16384, kSmall) == SumForm::kInteger, "nor is the negative one");
-  Expect(FormOf(adding, -64, -16384, 2 * kLarge) == SumForm::kFloat, "but one that is clipped");
+  Expect(FormOf(adding, 64, 16385, kSmall) == SumForm::kInteger, "a sum above 2^22 is none");
+  ConvSpec in_middle = adding;
+  in_middle.epilogue.zero_point = 128;
+  Expect(FormOf(in_middle, -64, -16385, kSmall) == SumForm::kInteger, "nor is the negative one");
+  Expect(FormOf(in_middle, -64, -16385, kLarge) == SumForm::kFloat, "but one that is clipped");
   ConvSpec few_codes = plain, is_signed = adding;
   few_codes.epilogue.hi = 15;
   is_signed.epilogue.residual_signed = true;
-  Expect(FormOf(few_codes, 1, 0, kLarge) == SumForm::kInteger, "fewer codes are clipped elsewhere");
-  Expect(FormOf(is_signed, 1, 0, kLarge) == SumForm::kInteger, "signed residuals are flipped elsewhere");
+  Expect(FormOf(few_codes, 1, 0, kLarge) == SumForm::kFloatFromZero, "fewer codes");
+  Expect(FormOf(is_signed, 1, 0, kLarge) == SumForm::kFloat, "signed residuals");
 }
 
 // Scales in proportion, as those of networks that were made with few digits: many sums tie.
@@ -817,19 +855,14 @@ void TestInverses() {
         const float sum = static_cast<float>(q - e.zero_point) * e.inner_scale +
                           static_cast<float>(r - e.residual_zero_point) * e.residual_scale;
         const float code = std::rint(std::fma(sum, inverse->near, sum * inverse->rest));
-        wrong += e.y_lo + static_cast<int32_t>(std::clamp(code, 0.0f, 255.0f)) ==
-                         EpilogueCode(e, q - e.zero_point, 0, r)
-                     ? 0
-                     : 1;
+        const int32_t clipped = ClipToCode(code + static_cast<float>(e.y_zero_point), e.y_lo, e.y_hi);
+        wrong += clipped == EpilogueCode(e, q - e.zero_point, 0, r) ? 0 : 1;
       }
     }
     Expect(wrong == 0, std::to_string(wrong) + " pairs of codes have other sums by the inverse");
   }
   Expect(found > kNodes * 3 / 4, "most sums have an inverse: " + std::to_string(found));
   Expect(no_line > kNodes / 4, "some of them no line: " + std::to_string(no_line));
-  Epilogue other = AddingEpilogue(random);
-  other.y_zero_point = other.y_lo + 1;
-  Expect(!InvertScale(other).has_value(), "a zero point that is not the lowest code");
 }
 
 void TestArchitectures() {
@@ -872,6 +905,7 @@ int main() {
   lowbit::cuda::TestChainsOfThree();
   lowbit::cuda::TestDivisions();
   lowbit::cuda::TestSums();
+  lowbit::cuda::TestLines();
   lowbit::cuda::TestSumForms();
   lowbit::cuda::TestFinishesOfChains();
   lowbit::cuda::TestInverses();
