@@ -1,7 +1,7 @@
 """A network on torch tensors: as the float model computes it, or with every code rounded.
 
-The latent of a weight is its code as a real number, and that of a scale the logarithm of how much it grew:
-a network that was not trained holds exactly what was read. Gradients pass the rounding unchanged
+The latent of a weight rounds to its code, and that of a scale is the logarithm of how much it grew: a network
+that was not trained holds exactly what was read. Gradients pass the rounding unchanged
 (straight-through); those of scales are those of Esser et al. ("Learned step size quantization", 2019).
 """
 
@@ -29,13 +29,22 @@ Values = dict[str, Tensor]
 _LARGEST_GROWTH = 4.0
 """A scale changes by this factor at most."""
 
+_LEAN = 0.3
+"""How far a latent begins from its code, towards the float weight, at most.
+
+Steps are small: from the code itself none would reach the next one in the steps of a block. At 0.45 all that
+quantize rounded against its weight, for the sake of the rest, would change at once. (ResNet-8 at w2a2, images
+that did not train; agreement with the float model at 0 and 0.3: from 100 images .644, .663, from 3800
+.690, .724.)
+"""
+
 
 @dataclass
 class LayerState:
     """What is trained of a layer.
 
     Attributes:
-        codes: latents of the codes, in codes.
+        codes: latents, which round to the codes.
         growth: logarithm of the scale's growth, of the scale's shape.
         shift: of the bias, in units of ``unit``.
         unit: what one step of a weight's code adds to an output, about; float32 [rows].
@@ -135,7 +144,7 @@ class Engine:
             self._scales[name] = self._to(layer.scale)
             self._biases[name] = self._to(layer.bias_codes.astype(np.float64) * unit)
             self.layers[name] = LayerState(
-                self._to(layer.codes), torch.zeros_like(self._scales[name]),
+                self._to(_latents(layer)), torch.zeros_like(self._scales[name]),
                 torch.zeros_like(self._biases[name]), self._to(unit * ((grid.high - grid.low) / 4)),
             )  # fmt: skip
 
@@ -293,6 +302,16 @@ class Engine:
     def grids_of(self, block: Block) -> list[int]:
         """The grids of a block's quantizers."""
         return sorted({step.grid for step in block.steps if step.grid >= 0})
+
+
+def _latents(layer: Layer) -> Array:
+    """What rounds to a layer's codes and leans to its float weights; float32, of the codes' shape."""
+    shape = [1] * layer.codes.ndim
+    shape[layer.axis] = -1
+    scale = layer.scale.reshape(shape if layer.scale.size > 1 else [])
+    real = np.divide(layer.float_weight, scale, out=np.zeros(layer.codes.shape), where=scale != 0)
+    lean = np.clip(real - layer.codes, -_LEAN, _LEAN)
+    return np.asarray(np.clip(layer.codes + lean, layer.low, layer.high), np.float32)
 
 
 def _straight(x: Tensor, function: Any) -> Tensor:

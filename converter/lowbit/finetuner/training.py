@@ -17,9 +17,6 @@ from lowbit.finetuner.engine import Engine
 
 Array = npt.NDArray[Any]
 
-_PACE = {"codes": 1.0, "growth": 1.0, "grid": 1.0, "shift": 1.0}
-"""Steps of each kind of parameter, in units of the rate."""
-
 _UNIT_BITS = 2
 """The rate is that of codes of so many bits. More bits have finer codes, and a step is more of them."""
 
@@ -44,7 +41,7 @@ class Trainer:
         self.tensors = engine.state(self.layers, self.grids)
         for tensor in self.tensors.values():
             tensor.requires_grad_(True)
-        paces = {name: _PACE[name.partition(" ")[0]] for name in self.tensors}
+        paces = dict.fromkeys(self.tensors, 1.0)  # steps in units of the rate
         for name in self.layers:
             paces[f"codes {name}"] *= 2.0 ** (_FINER * (engine.network.layers[name].bits - _UNIT_BITS))
         self.optimizer = torch.optim.Adam(
