@@ -1,6 +1,6 @@
 """What every test may use: how much to try, and where the larger models are.
 
-`LOWBIT_FULL=1` (set by `make test FULL=1`) asks for more seeds: hypothesis takes its larger profile, and
+`LOWBIT_FULL=1` (set by `make test FULL=1`) asks for more seeds: hypothesis draws other examples every time, and
 tests that loop over seeds take all `seeds(n)` of them.
 """
 
@@ -36,7 +36,7 @@ SANITIZED = os.environ.get("LOWBIT_SANITIZED", "") not in ("", "0")
 # No deadline: tests never judge time. Derandomized, so that a failure in CI is the same failure at home; the
 # full run looks at other examples and prints how to repeat what it finds.
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=40)
-hypothesis.settings.register_profile("full", deadline=None, max_examples=60, print_blob=True)
+hypothesis.settings.register_profile("full", deadline=None, max_examples=40, print_blob=True)
 hypothesis.settings.register_profile("sanitized", deadline=None, derandomize=True, max_examples=10)
 _PROFILE = "sanitized" if SANITIZED else "full" if FULL else "default"
 hypothesis.settings.load_profile(_PROFILE)
