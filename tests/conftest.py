@@ -1,6 +1,6 @@
 """What every test may use: how much to try, and where the larger models are.
 
-`LOWBIT_FULL=1` (set by `make test FULL=1`) asks for more seeds: hypothesis draws other examples every time, and
+`LOWBIT_FULL=1` (set by `make test FULL=1`) asks for more: hypothesis draws other examples every time, and
 tests that loop over seeds take all `seeds(n)` of them.
 """
 
