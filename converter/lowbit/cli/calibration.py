@@ -1,4 +1,4 @@
-"""What ``quantize`` and ``search`` ask for alike: images, settings, where results and temporary files go."""
+"""What ``quantize``, ``search`` and ``finetune`` ask for alike: images, settings, where results go."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 
 _RANDOM_SAMPLES = 32
 
+samples_option = click.option(
+    "-n", "--samples", type=click.IntRange(min=1), help="Use so many images (default: all)."
+)
+convert_option = click.option(
+    "--convert", "lowbit_file", type=MODEL, metavar="FILE", help="Also write the lowbit model."
+)
+cache_option = click.option("--cache", type=MODEL, metavar="DIR", help="A folder for temporary files.")
+
 _IMAGES = (
     click.option(
         "--calib",
@@ -25,7 +33,7 @@ _IMAGES = (
         help="Images as eval --data takes them: a folder or .zip, an .npz or .npy; random shows speed only.",
     ),
     preprocess_option,
-    click.option("-n", "--samples", type=click.IntRange(min=1), help="Use so many images (default: all)."),
+    samples_option,
     seed_option,
     shape_option,
 )
@@ -33,8 +41,8 @@ _IMAGES = (
 _FILES = (
     click.option("--config", "config_file", type=MODEL, metavar="FILE.yaml",
                  help="Settings of quantize, overrides by node among them; options win."),
-    click.option("--convert", "lowbit_file", type=MODEL, metavar="FILE", help="Also write the lowbit model."),
-    click.option("--cache", type=MODEL, metavar="DIR", help="A folder for temporary files."),
+    convert_option,
+    cache_option,
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lowbit.cli.calibration import cache_option, calibration_feeds, convert_option, samples_option
 from lowbit.cli.common import (
     MODEL,
     Out,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     help="Images without labels: a folder or .zip, an .npz or .npy.",
 )  # fmt: skip
 @preprocess_option
-@click.option("-n", "--samples", type=click.IntRange(min=1), help="Use so many images (default: all).")
+@samples_option
 @click.option("--blocks", "mode", flag_value="blocks", help="Block by block (default below 400 images).")
 @click.option("--distill", "mode", flag_value="distill",
               help="The whole network (default from 400 images on).")  # fmt: skip
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of what is drawn at random.")
 @click.option("--device", default="cpu", show_default=True, metavar="DEVICE",
               help="What PyTorch computes on: cpu, cuda or cuda:N.")  # fmt: skip
-@click.option("--convert", "lowbit_file", type=MODEL, metavar="FILE", help="Also write the lowbit model.")
-@click.option("--cache", type=MODEL, metavar="DIR", help="A folder for temporary files.")
+@convert_option
+@cache_option
 @threads_option
 @report_option
 @overwrite_option
@@ -67,7 +68,6 @@ def command(
     but judges: what does not get better stays as it was. Needs PyTorch: pip install 'lowbit[torch]'. A run
     that was interrupted goes on where it stopped when the same command is given again.
     """
-    from lowbit.cli.calibration import calibration_feeds
     from lowbit.finetuner.extra import require_torch
     from lowbit.finetuner.finetune import finetune
     from lowbit.inspection.finetune_html import render

@@ -5,9 +5,6 @@ drops of activation rounding. What stands between two blocks lies in files, for 
 does not grow with the images or the depth.
 """
 
-# torch is typed where it is installed and unknown to mypy where it is not; both must pass.
-# mypy: disable-error-code="no-any-return, no-untyped-call, misc, unused-ignore"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

@@ -4,9 +4,6 @@ Knowledge distillation (Hinton et al., 2015) with the network itself as its teac
 moved and mixed, so that few of them go a long way.
 """
 
-# torch is typed where it is installed and unknown to mypy where it is not; both must pass.
-# mypy: disable-error-code="no-any-return, no-untyped-call, misc, unused-ignore"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

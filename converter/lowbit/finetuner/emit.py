@@ -10,11 +10,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from lowbit.finetuner.engine import Engine
+from lowbit.quantizer.emit import LARGEST_BIAS
 
 Array = npt.NDArray[Any]
-
-_LARGEST_BIAS = 2**30
-"""Bound of a bias in codes, as `lowbit quantize` has it: half of int32 is left for the sum."""
 
 
 def write_back(engine: Engine) -> onnx.ModelProto:
@@ -47,7 +45,7 @@ def write_back(engine: Engine) -> onnx.ModelProto:
             unit = np.broadcast_to(np.repeat(x_scale, rows // len(x_scale)) * scale, rows)
             unit = unit.astype(np.float32)
             bias = engine.bias(name).detach().cpu().numpy().astype(np.float64)
-            codes = np.rint(bias / unit).clip(-_LARGEST_BIAS, _LARGEST_BIAS)
+            codes = np.rint(bias / unit).clip(-LARGEST_BIAS, LARGEST_BIAS)
             _replace(tensors[files["bias"]], codes)
             _replace(tensors[files["bias_scale"]], unit)
     return made

@@ -5,9 +5,6 @@ that was not trained holds exactly what was read. Gradients pass the rounding un
 (straight-through); those of scales are those of Esser et al. ("Learned step size quantization", 2019).
 """
 
-# torch is typed where it is installed and unknown to mypy where it is not; both must pass.
-# mypy: disable-error-code="no-any-return, no-untyped-call, misc, unused-ignore"
-
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -23,15 +23,15 @@ from lowbit.errors import LowBitError, UnsupportedError
 from lowbit.finetuner.extra import require_torch
 from lowbit.finetuner.network import Network, read_network
 from lowbit.finetuner.report import BlockRecord, FinetuneReport, FinetuneResult, LayerRecord
-from lowbit.finetuner.state import State
 from lowbit.frontends.load import Source, load_model
 from lowbit.graph.normal_form import is_quantize
 from lowbit.proto.atomic import check_writable, write_atomically
 from lowbit.proto.model_file import save_model
 from lowbit.proto.report import Result
+from lowbit.proto.state import State
 from lowbit.quantizer.data import Data, Spool
 from lowbit.quantizer.prepare import prepare, refuse_quantized
-from lowbit.quantizer.quantize import peak_bytes, silent
+from lowbit.quantizer.quantize import peak_bytes, silent, timed
 
 if TYPE_CHECKING:
     from lowbit.finetuner.engine import Engine
@@ -154,6 +154,8 @@ def finetune(
 
 def _check_converted(result: Result, given: onnx.ModelProto) -> None:
     """Checks that what converted before still does: other scales may be worth other sums."""
+    if not result.report.islands:
+        return
     before = {island.name for island in convert(given, verify=False).report.islands}
     fresh = [island for island in result.report.islands if island.name not in before]
     if fresh:
@@ -214,7 +216,7 @@ class _Run:
         mode = mode or ("distill" if self.spool.samples >= MANY else "blocks")
         steps = steps or STEPS[mode]
         report = FinetuneReport(mode, steps=steps, rate=rate, seed=seed, device=self.device)
-        with _timed(report, "read"):
+        with timed(report.seconds, "read"):
             cleaned, _ = prepare(self.source, self.spool, self.threads)
             exact = ir.to_proto(cleaned)
             network = read_network(self.given.proto, exact)
@@ -228,12 +230,12 @@ class _Run:
         facts = [__version__, self.source.sha256, self.given.sha256, self.spool.digest, mode, steps, rate,
                  seed, self.device, self.threads]  # fmt: skip
         self.state = State(state, hashlib.sha256(json.dumps(facts).encode()).hexdigest())
-        with _timed(report, "train"):
+        with timed(report.seconds, "train"):
             if mode == "blocks":
                 self._blocks(engine, pool, judge, report, progress)
             else:
                 self._distill(engine, pool, judge, report, _Clock(steps, progress), 0, rate)
-        with _timed(report, "check"):
+        with timed(report.seconds, "check"):
             made = write_back(engine)
             report.after = judge.error(made)
         report.kept = report.after < report.before
@@ -335,13 +337,6 @@ class _Clock:
         spent = time.perf_counter() - self.start
         left = spent / max(1, done - self.skipped) * (self.total - done)
         self.progress(done, self.total, f"{text}, {left:.0f} s left")
-
-
-@contextlib.contextmanager
-def _timed(report: FinetuneReport, stage: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    report.seconds[stage] = time.perf_counter() - start
 
 
 def _refuse_float(source: Source) -> None:

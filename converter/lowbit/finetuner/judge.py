@@ -1,11 +1,8 @@
 """Held-out images decide what the outputs of a model are worth, computed by ONNX Runtime from its file."""
 
-# torch is typed where it is installed and unknown to mypy where it is not; both must pass.
-# mypy: disable-error-code="no-any-return, no-untyped-call, misc, unused-ignore"
-
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -58,10 +55,10 @@ class Judge:
                 counts[name] += value.numel()
         return {name: power(sums[name], counts[name]) for name in self.targets}
 
-    def compute(self, images: Values) -> Values:
-        """What the float network computes."""
+    def compute(self, images: Values, *, exact: bool = True) -> Values:
+        """What the float network computes, or the rounded one."""
         given = {name: value.to(self.engine.device) for name, value in images.items()}
-        return self.engine.run(self.engine.network.steps, given, self.targets, exact=True)
+        return self.engine.run(self.engine.network.steps, given, self.targets, exact=exact)
 
     def loss(self, made: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Any:
         """Squared error of outputs relative to their power, and divergence of class probabilities in nats."""
@@ -72,33 +69,26 @@ class Judge:
                 total = total + (exact.exp() * (exact - made[name].log_softmax(1))).sum(1).mean()
         return total
 
-    def images(self) -> Iterator[Values]:
-        """The held-out images, changed, in batches."""
-        yield from self.pool.judges(_BATCH, self.seed)
-
-    @torch.no_grad()
     def engine_error(self) -> float:
         """The loss of the engine as it is."""
-        total, count = 0.0, 0
-        for images in self.images():
-            given = {name: value.to(self.engine.device) for name, value in images.items()}
-            made = self.engine.run(self.engine.network.steps, given, self.targets)
-            size = len(next(iter(images.values())))
-            total += float(self.loss(made, self.compute(images))) * size
-            count += size
-        return total / count
+        return self._mean_loss(lambda images: self.compute(images, exact=False))
 
-    @torch.no_grad()
     def error(self, model: onnx.ModelProto) -> float:
         """The loss of a quantized model as ONNX Runtime runs it."""
         runner = _Runner(model, self.targets, self.engine.network.batch, self.threads)
-        total, count = 0.0, 0
-        for images in self.images():
-            made = {
+        return self._mean_loss(
+            lambda images: {
                 name: torch.from_numpy(value).to(self.engine.device) for name, value in runner(images).items()
             }
+        )
+
+    @torch.no_grad()
+    def _mean_loss(self, run: Callable[[Values], Values]) -> float:
+        """The loss of what is made of the held-out images, changed, in batches."""
+        total, count = 0.0, 0
+        for images in self.pool.judges(_BATCH, self.seed):
             size = len(next(iter(images.values())))
-            total += float(self.loss(made, self.compute(images))) * size
+            total += float(self.loss(run(images), self.compute(images))) * size
             count += size
         return total / count
 

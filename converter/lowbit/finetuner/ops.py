@@ -4,9 +4,6 @@ Every function takes a node's inputs (None for one that is left out) and its att
 normal form and later. Integers stay on the CPU.
 """
 
-# torch is typed where it is installed and unknown to mypy where it is not; both must pass.
-# mypy: disable-error-code="no-any-return, no-untyped-call, misc, unused-ignore"
-
 from __future__ import annotations
 
 import functools

@@ -1,8 +1,5 @@
 """The images of a fine-tuning: all of one shape, in files, with random changes that need no label."""
 
-# torch is typed where it is installed and unknown to mypy where it is not; both must pass.
-# mypy: disable-error-code="no-any-return, no-untyped-call, misc, unused-ignore"
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,8 +1,5 @@
 """What both losses share: how parameters move, and what is kept of them."""
 
-# torch is typed where it is installed and unknown to mypy where it is not; both must pass.
-# mypy: disable-error-code="no-any-return, no-untyped-call, misc, unused-ignore"
-
 from __future__ import annotations
 
 import math

@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 Ranged = tuple[Grid, int, int]
 """A grid, the smallest and the largest code."""
 
-_LARGEST_BIAS = 2**30
+LARGEST_BIAS = 2**30
 """Bound of a bias in codes: half of int32 is left for the sum that it is added to."""
 
 OPSET_INT4, OPSET_INT2 = (21, 10), (25, 13)
@@ -67,7 +67,7 @@ def finish_layer(layer: Layer, codes: Array, scale: Array, bias: Array, x: Range
     """
     x_scale = np.broadcast_to(_per_row(layer, x[0].scale), (layer.rows,)).astype(np.float64)
     rows = scale.reshape(-1).astype(np.float64)
-    needed = np.abs(bias) / (x_scale * _LARGEST_BIAS)
+    needed = np.abs(bias) / (x_scale * LARGEST_BIAS)
     needed = np.maximum(needed, 2.0**-100 / np.minimum(x_scale, 1))
     if rows.size == 1 or np.all(rows == rows[0]):
         needed = np.full_like(needed, needed.max())

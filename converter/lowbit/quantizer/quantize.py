@@ -26,6 +26,7 @@ from lowbit.graph.opsets import NORMAL_FORM_OPSET
 from lowbit.graph.quantization import Grid
 from lowbit.proto.atomic import check_writable, write_atomically
 from lowbit.proto.model_file import save_model
+from lowbit.proto.state import State, load_arrays, save_arrays
 from lowbit.quantizer.config import Config
 from lowbit.quantizer.data import FEW, Data, Spool
 from lowbit.quantizer.emit import OPSET_INT2, OPSET_INT4, LayerCodes, Ranged, emit, finish_layer
@@ -136,12 +137,20 @@ def quantize(
     if lowbit_target is not None and converted is not None:
         converted_to = functools.partial(save_model, checked, what="converted")
         write_atomically(lowbit_target, converted_to, overwrite=overwrite)
-    run.forget_state()
+    run.finished.forget()
     return Result(made, report, target, converted)
 
 
 def silent(done: int, total: int, text: str) -> None:
     """The progress that nobody asked for."""
+
+
+@contextlib.contextmanager
+def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    """Adds the time of what is done meanwhile to that of a stage."""
+    start = time.perf_counter()
+    yield
+    seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start
 
 
 def _save_text(text: str, path: Path) -> None:
@@ -194,7 +203,7 @@ class Run:
         self.config, self.folder, self.threads, self.progress = config, folder, threads, progress
         self.cache_bytes = cache_bytes
         self.report = QuantizeReport(config.bits, config=config.to_dict())
-        with self._timed("read"):
+        with timed(self.report.seconds, "read"):
             self.source = load_model(model)
             refuse_quantized(self.source)
             proto = self.source.proto
@@ -207,43 +216,37 @@ class Run:
             )
         key = json.dumps([self.source.sha256, self.spool.digest, config.to_dict(), threads], sort_keys=True)
         self.key = hashlib.sha256(key.encode()).hexdigest()
-        self.state = None if state is None else Path(state)
-
-    @contextlib.contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.report.seconds[stage] = self.report.seconds.get(stage, 0.0) + time.perf_counter() - start
+        self.finished = State(state, self.key)
 
     def quantize(self) -> tuple[onnx.ModelProto, QuantizeReport]:
         """All steps."""
         statistics = self.open()
-        with self._timed("ranges"):
+        with timed(self.report.seconds, "ranges"):
             self.grids, self.report.tensors, warnings = choose_grids(self.plan, statistics, self.config)
             for warning in warnings:
                 self.report.warn(warning)
         self.report.decisions = self.plan.decisions
         self.report.kept_float = self.plan.kept
-        with self._timed("round"):
+        with timed(self.report.seconds, "round"):
             codes = self._round_layers()
-        with self._timed("emit"):
+        with timed(self.report.seconds, "emit"):
             made = self._emit(codes, final=True)[0]
-        with self._timed("check"):
+        with timed(self.report.seconds, "check"):
             self.report.outputs = self._compare(codes)
         return made, self.report
 
     def open(self) -> Statistics:
         """The steps that no width changes: the clean-up, the plan, and what the tensors' values are."""
-        with self._timed("prepare"):
+        with timed(self.report.seconds, "prepare"):
             model, self.report.steps = prepare(self.source, self.spool, self.threads, self._opset())
             # Large networks are in memory once: the source goes, and model and proto share their tensors.
             del self.source
             self.proto = ir.to_proto(model)
             self.model = ir.from_proto(self.proto)
             del model, self.proto.graph.value_info[:]
-        with self._timed("place"):
+        with timed(self.report.seconds, "place"):
             self.plan = self._place()
-        with self._timed("ranges"):
+        with timed(self.report.seconds, "ranges"):
             statistics = self._measure()
             share_concats(self.plan, statistics, self.config)
         return statistics
@@ -510,49 +513,24 @@ class Run:
     # State ------------------------------------------------------------------------------------------------
 
     def _state_file(self, name: str) -> Path | None:
-        if self.state is None:
-            return None
-        short = hashlib.sha256(name.encode()).hexdigest()[:24]
-        return self.state / self.key[:24] / f"{short}.npz"
+        return self.finished.path(hashlib.sha256(name.encode()).hexdigest()[:24])
 
     def _save_state(self, name: str, codes: LayerCodes, record: LayerRecord) -> None:
         path = self._state_file(name)
-        if path is None:
-            return
-        text = json.dumps(dataclasses.asdict(record))
-        path.parent.mkdir(parents=True, exist_ok=True)
-
-        def write(temporary: Path) -> None:
-            with temporary.open("wb") as file:
-                np.savez(
-                    file, codes=codes.codes, scale=codes.scale, bias=codes.bias, record=np.array(text),
-                    node=np.array(name),
-                )  # fmt: skip
-
-        write_atomically(path, write, overwrite=True)
+        if path is not None:
+            save_arrays(path, dataclasses.asdict(record), vars(codes))
 
     def _load_state(self, name: str) -> tuple[LayerCodes, LayerRecord] | None:
         path = self._state_file(name)
-        if path is None or not path.is_file():
+        stored = None if path is None else load_arrays(path)
+        if stored is None:
             return None
+        facts, arrays = stored
         try:
-            with np.load(path, allow_pickle=False) as stored:
-                given = json.loads(str(stored["record"]))
-                record = LayerRecord(**given | {"histogram": Histogram(**given["histogram"])})
-                return LayerCodes(stored["codes"], stored["scale"], stored["bias"]), record
-        except (OSError, ValueError, KeyError, TypeError, EOFError):
+            record = LayerRecord(**facts | {"histogram": Histogram(**facts["histogram"])})
+            return LayerCodes(**arrays), record
+        except (KeyError, TypeError):
             return None  # a damaged file: the layer is rounded again
-
-    def forget_state(self) -> None:
-        """Removes the finished layers of a run that is through."""
-        if self.state is None:
-            return
-        folder = self.state / self.key[:24]
-        for path in folder.glob("*.npz"):
-            path.unlink(missing_ok=True)
-        for empty in (folder, self.state):
-            with contextlib.suppress(OSError):  # somebody else's files lie there
-                empty.rmdir()
 
     # Check ------------------------------------------------------------------------------------------------
 

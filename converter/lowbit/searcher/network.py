@@ -251,7 +251,6 @@ class _Part(Run):
         self.grids = network.grids_for(self.plan)
 
     def _state_file(self, name: str) -> Path | None:
-        assert self.state is not None
         text = json.dumps(self._depends_on(name), sort_keys=True)
         return self.state / "codes" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
 

@@ -8,8 +8,7 @@ import json
 import math
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from lowbit.proto.feeds import model_inputs
 from lowbit.proto.images import Samples
 from lowbit.quantizer.config import Config
 from lowbit.quantizer.data import Data, Spool
-from lowbit.quantizer.quantize import CACHE_BYTES, Run, quantize, silent
+from lowbit.quantizer.quantize import CACHE_BYTES, Run, quantize, silent, timed
 from lowbit.searcher.executor import Cluster, Executor, Here, Pool
 from lowbit.searcher.groups import Widths, groups_of, overrides_of, weight_bytes
 from lowbit.searcher.latency import Times, measure_model, measure_times, offered, predicted
@@ -258,27 +257,21 @@ class _Search:
         self.costs: list[LayerCost] = []
         self.times: Times | None = None
 
-    @contextlib.contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.report.seconds[stage] = self.report.seconds.get(stage, 0.0) + time.perf_counter() - start
-
     # What single groups do -------------------------------------------------------------------------------
 
     def round_alone(self, folder: Path) -> None:
         """The codes of every layer at every width, from one set of sums."""
         wanted = {group.layers[0]: group.widths for group in self.groups if not group.tensors}
-        with self._timed("round"):
+        with timed(self.report.seconds, "round"):
             Alone(self.network, folder / "alone", self.state).round_all(wanted, self.progress)
 
     def run(self) -> Widths:
         """Everything between the codes and the choice."""
-        with self._timed("sensitivity"):
+        with timed(self.report.seconds, "sensitivity"):
             self._measure_harm()
-        with self._timed("cost"):
+        with timed(self.report.seconds, "cost"):
             self._measure_costs()
-        with self._timed("candidates"):
+        with timed(self.report.seconds, "candidates"):
             self._measure(self._ladder())
             chosen = self._meet_drop() if self.target.kind == "drop" else self._meet_budget()
             self.final = self._final(chosen)
