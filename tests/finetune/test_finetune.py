@@ -130,7 +130,8 @@ def test_random_networks_compute_what_onnxruntime_does(seed: int, tmp_path: Path
 def test_the_same_nodes_with_better_values(mode: str) -> None:
     model = residual()
     given = quantized(model, "w2a2")
-    result = tune(model, given, mode=mode, steps=30, convert_to=True)
+    steps = 300 if mode == "distill" else 30  # what quantize leaves takes that long to win
+    result = tune(model, given, mode=mode, steps=steps, convert_to=True)
     report = result.report
     assert (report.images, report.held_out) == (16, 4)
     assert report.kept or mode == "blocks"  # which 16 images teach little
