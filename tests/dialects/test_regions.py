@@ -23,10 +23,11 @@ def test_regions_compute_what_the_custom_ops_compute(name: str) -> None:
     require_native()
     case = _CASES[name]
     built = case.build(0)
-    alone = lowbit_session(lowbit.convert(built.model).model)
+    converted = lowbit.convert(built.model).model
+    alone = lowbit_session(converted)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="nothing in this model", category=RuntimeWarning)
-        regions = lowbit.session(built.model, device="cpu-ep")
+        regions = lowbit.session(converted, device="cpu-ep")
     for k, sizes in enumerate(built.sizes):
         feeds = built.feed(k, **sizes)
         for ours, expected in zip(regions.run(None, feeds), alone.run(None, feeds), strict=True):

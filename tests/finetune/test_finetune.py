@@ -33,9 +33,13 @@ COUNT = 20
 STEPS = 6
 
 
+@pytest.fixture(name="torch")
 def need_torch() -> Any:
-    """PyTorch; skips with the reason where it is not installed."""
+    """PyTorch; skips with the reason where it is not installed, before anything is quantized."""
     return pytest.importorskip("torch", reason="PyTorch is not installed; pip install 'lowbit[torch]'")
+
+
+needs_torch = pytest.mark.usefixtures("torch")
 
 
 def quantized(model: onnx.ModelProto, bits: str = "w2a4", **more: Any) -> onnx.ModelProto:
@@ -52,7 +56,6 @@ def read(model: onnx.ModelProto, folder: Path, bits: str = "w2a4") -> Network:
 
 
 def tune(model: onnx.ModelProto, given: onnx.ModelProto, **more: Any) -> FinetuneResult:
-    need_torch()
     return lowbit.finetune(model, given, images(COUNT), steps=more.pop("steps", STEPS), threads=1, **more)
 
 
@@ -99,8 +102,7 @@ def test_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_random_networks_compute_what_onnxruntime_does(seed: int, tmp_path: Path) -> None:
-    torch = need_torch()
+def test_random_networks_compute_what_onnxruntime_does(seed: int, tmp_path: Path, torch: Any) -> None:
     from lowbit.finetuner.engine import Engine
 
     model = random_network(seed)
@@ -126,6 +128,7 @@ def test_random_networks_compute_what_onnxruntime_does(seed: int, tmp_path: Path
 # What it writes -------------------------------------------------------------------------------------------
 
 
+@needs_torch
 @pytest.mark.parametrize("mode", ["blocks", "distill"])
 def test_the_same_nodes_with_better_values(mode: str) -> None:
     model = residual()
@@ -148,6 +151,7 @@ def test_the_same_nodes_with_better_values(mode: str) -> None:
     assert np.abs(stock - ours).max() <= 0.05 * np.abs(stock).max()
 
 
+@needs_torch
 def test_biases_stay_on_the_grid_of_the_sum() -> None:
     model = residual()
     made = tune(model, quantized(model, "w2a2"), mode="distill", steps=30).model
@@ -163,6 +167,7 @@ def test_biases_stay_on_the_grid_of_the_sum() -> None:
     assert checked == 7
 
 
+@needs_torch
 def test_the_same_arguments_give_the_same_bytes() -> None:
     model = residual()
     given = quantized(model)
@@ -170,6 +175,7 @@ def test_the_same_arguments_give_the_same_bytes() -> None:
     assert first == again != other
 
 
+@needs_torch
 @pytest.mark.parametrize("mode", ["blocks", "distill"])
 def test_a_run_that_was_stopped_goes_on(mode: str, tmp_path: Path) -> None:
     model = residual()
@@ -193,8 +199,8 @@ def test_a_run_that_was_stopped_goes_on(mode: str, tmp_path: Path) -> None:
     assert result.model.SerializeToString() == whole.model.SerializeToString()
 
 
+@needs_torch
 def test_it_is_never_worse_than_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    need_torch()
     from lowbit.finetuner.judge import Judge
 
     monkeypatch.setattr(Judge, "error", lambda self, model: 1.0)
@@ -206,6 +212,7 @@ def test_it_is_never_worse_than_its_start(monkeypatch: pytest.MonkeyPatch) -> No
     assert "did not get better" in result.report.warnings[0]
 
 
+@needs_torch
 def test_weights_below_a_byte_and_images_as_bytes() -> None:
     model = residual()
     given = quantized(model, sub_byte=True)
@@ -222,8 +229,8 @@ def test_weights_below_a_byte_and_images_as_bytes() -> None:
 # What it refuses ------------------------------------------------------------------------------------------
 
 
+@needs_torch
 def test_bad_input() -> None:
-    need_torch()
     model = residual()
     given = quantized(model)
     for arguments, options, message in (
@@ -244,8 +251,8 @@ def test_bad_input() -> None:
 # The command ----------------------------------------------------------------------------------------------
 
 
+@needs_torch
 def test_the_command(tmp_path: Path) -> None:
-    need_torch()
     model, given = tmp_path / "m.onnx", tmp_path / "q.onnx"
     onnx.save(residual(), model)
     onnx.save(quantized(residual(), "w2a2"), given)

@@ -51,19 +51,21 @@ _READERS = (
 _ROUNDED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul")
 """Ops whose region rounds behind Relu and Clip as well as it would in front of them."""
 
+_Ranges = dict[ir.Value, CodeRange | None]
+
 
 def move_onto_codes(graph: ir.Graph) -> None:
     """Turns ``op(DQ(q))`` into ``DQ(op(q))``, ``Q(op(x))`` into ``op(Q(x))`` and ``Q(DQ(q))`` into ``q``."""
-    ranges: dict[ir.Value, CodeRange | None] = {}
+    ranges: _Ranges = {}  # of all nodes: a long row of them would be walked again for each
 
     def down(node: ir.Node) -> None:
         if is_op(node, *CODE_MOVERS):
             _sink_dequantize(graph, node, ranges)
         elif is_op(node, "Concat"):
-            _sink_dequantize_below_concat(graph, node)
+            _sink_dequantize_below_concat(graph, node, ranges)
         elif is_op(node, "Relu", "Clip"):
             _close_clip(graph, node)
-        elif is_quantizer(node) and not _drop_pair(graph, node):
+        elif is_quantizer(node) and not _drop_pair(graph, node, ranges):
             _drop_clipped_pair(graph, node)
 
     def up(node: ir.Node) -> None:
@@ -75,7 +77,7 @@ def move_onto_codes(graph: ir.Graph) -> None:
     for_each(reversed(graph), up)
 
 
-def _sink_dequantize(graph: ir.Graph, node: ir.Node, ranges: dict[ir.Value, CodeRange | None]) -> None:
+def _sink_dequantize(graph: ir.Graph, node: ir.Node, ranges: _Ranges) -> None:
     form = NormalForm(graph, ranges)
     read = form.dequantization(node.inputs[0], half=True)
     if not isinstance(read, Dequantization) or read.codes.dtype not in CODE_TYPES:
@@ -107,9 +109,9 @@ def _sink_dequantize(graph: ir.Graph, node: ir.Node, ranges: dict[ir.Value, Code
     graph.remove(node, safe=True)
 
 
-def _sink_dequantize_below_concat(graph: ir.Graph, node: ir.Node) -> None:
+def _sink_dequantize_below_concat(graph: ir.Graph, node: ir.Node, ranges: _Ranges) -> None:
     """A Concat of tensors on one grid whose result no quantizer rounds joins codes."""
-    form = NormalForm(graph)
+    form = NormalForm(graph, ranges)
     reads = [form.dequantization(value, half=True) for value in node.inputs]
     first = reads[0]
     if not isinstance(first, Dequantization) or not first.grid.per_tensor:
@@ -136,13 +138,13 @@ def _sink_dequantize_below_concat(graph: ir.Graph, node: ir.Node) -> None:
     graph.remove(node, safe=True)
 
 
-def _drop_pair(graph: ir.Graph, node: ir.Node) -> bool:
+def _drop_pair(graph: ir.Graph, node: ir.Node, ranges: _Ranges) -> bool:
     """Removes a quantizer of a DequantizeLinear with the same grid: its codes are the codes before.
 
     ``rint(f32(f32(q - z) * s) / s)`` is q - z exactly: the two roundings move a quotient of at most 255 by
     less than 2^-13. Where real numbers are float16, or QONNX rounds them, every code is tried.
     """
-    form = NormalForm(graph)
+    form = NormalForm(graph, ranges)
     quantization = form.quantization(node.outputs[0], half=True)
     read = form.dequantization(node.inputs[0], half=True)
     if not isinstance(quantization, Quantization) or not isinstance(read, Dequantization):
