@@ -18,5 +18,7 @@ target_compile_options(lowbit PRIVATE -ffunction-sections -fdata-sections $<$<CO
 set(hot_sources ${kernel_sources})
 list(FILTER hot_sources INCLUDE REGEX "kernels/(arm|x86|common)/")
 set_property(SOURCE ${hot_sources} APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:MinSizeRel>:-O2>)
+set_property(SOURCE ${hot_sources} PROPERTY SKIP_PRECOMPILE_HEADERS ON)  # which hold for one set of options
+target_precompile_headers(lowbit PRIVATE ${common_headers})
 install(TARGETS lowbit ARCHIVE DESTINATION lib COMPONENT native)
 install(FILES include/lowbit.h DESTINATION include COMPONENT native)
