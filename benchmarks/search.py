@@ -83,7 +83,7 @@ def won_back(name: str, jobs: int, tries: int, points: int, unlabeled: int = 0) 
     assert plain.converted is not None
     weights = sum(layer.bytes for layer in plain.report.layers)
     size = len(plain.converted.SerializeToString(deterministic=True))
-    bits = [b for b in (2, 3, 4, 8) if b >= int(uniform[1])]
+    bits = [b for b in (2, 3, 4, 5, 6, 8) if b >= int(uniform[1])]
     found = lowbit.search(
         path, iter(images), target=f"size={size + int((BYTES - 1) * weights)}B", bits=bits, jobs=jobs,
         tries=tries, convert_to=True, state=STATE / name, progress=functools.partial(_tell, name),
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--networks", default="resnet8,resnet20", help="of " + ",".join(UNIFORM))
     parser.add_argument("--latency", default="resnet20", help="networks to search within a latency")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--tries", type=int, default=36)
+    parser.add_argument("--tries", type=int, default=18)
     parser.add_argument("--points", type=int, default=6)
     parser.add_argument("--unlabeled", type=int, default=0, help="so many CIFAR images judge in further rows")
     parser.add_argument("--row", nargs=3, help=argparse.SUPPRESS)
