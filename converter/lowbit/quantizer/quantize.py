@@ -52,7 +52,7 @@ Progress = Callable[[int, int, str], None]
 
 CACHE_BYTES = 1 << 31
 """Bytes of files, by default, that save computing the front of the network again. Half of that does not hold
-both ends of ResNet-50's first blocks for 40 images and their mirror images: that was two fifths of its time."""
+both ends of ResNet-50's first blocks for 40 images and their mirror images: two fifths of its time."""
 
 _MOMENT_BYTES = 1 << 29
 """Bytes of Gram matrices above which layers that could be measured in one run get a run each."""
