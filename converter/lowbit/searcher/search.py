@@ -410,7 +410,7 @@ class _Search:
                         f"% at best, more than {self.limit}; allow more of it, or more {self.target.kind}"
                     )
                 return chosen
-            budget -= excess
+            budget = self._cost(chosen) - excess  # less than the choice took, or it would be made again
         cheapest, _ = self._ends()
         nearest = self._whole(cheapest)
         raise LowBitError(
