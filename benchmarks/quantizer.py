@@ -318,9 +318,9 @@ COSTS = {
     ("resnet50", 40): "900 s",
     ("vgg16", 40): "6000 MB",
 }
-"""Network and images -> the most that `lowbit quantize --bits w4a8` may take, times on two cores. One thread is
-measured: its CPU time bounds that, whatever else the machine does. ResNet-50 and VGG-16 have seeded weights;
-memory does not depend on what images show."""
+"""Network and images -> the most that `lowbit quantize --bits w4a8` may take, times on two cores. Measured is
+one thread, whose CPU time bounds that, whatever else the machine does. ResNet-50 and VGG-16 have seeded
+weights; memory does not depend on what images show."""
 
 
 def measure_cost(name: str, images: int) -> None:
