@@ -450,20 +450,20 @@ class _Search:
         return self._whole(widths) - self.target.value
 
     def _refine(self, start: Widths, budget: float) -> Widths:
-        """The best candidate within a budget that is measured from the integer program's choice on.
+        """The best candidate within a budget, from the integer program's choice on, as long as tries last.
 
         Harm adds up only nearly, and differs beside other narrow layers. So each group is tried a width
         wider, and a width narrower, with the best choice of all others for it; those that the sum of harm
         likes best come first. After each batch the harm is fitted to all that was measured so far, and the
         best candidate is the one with the least of it, not the one that measured best: that was lucky.
         """
-        current, left, idle = start, self.tries, 0
+        current, idle = start, 0
         self._fit_harm(self._measure([start])[0]["divergence"])
-        while left > 0 and idle < _IDLE:
-            part = self._proposals(current, budget)[: min(_BATCH, left)]
+        while self.tries > 0 and idle < _IDLE:
+            part = self._proposals(current, budget)[: min(_BATCH, self.tries)]
             if not part:
                 break
-            left -= len(part)
+            self.tries -= len(part)
             self._measure(part)
             self._fit_harm(self._measure([current])[0]["divergence"])
             fitting = (widths for widths, _ in self.known.values() if self._cost(widths) <= budget + 1e-6)
