@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--networks", default="resnet8,resnet20", help="of " + ",".join(UNIFORM))
     parser.add_argument("--latency", default="resnet20", help="networks to search within a latency")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--tries", type=int, default=18)
+    parser.add_argument("--tries", type=int, default=12)
     parser.add_argument("--points", type=int, default=6)
     parser.add_argument("--unlabeled", type=int, default=0, help="so many CIFAR images judge in further rows")
     parser.add_argument("--row", nargs=3, help=argparse.SUPPRESS)
