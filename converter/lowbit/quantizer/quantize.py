@@ -492,6 +492,11 @@ class Run:
         )  # fmt: skip
         if not np.any(layer.weight):
             self.report.warn(f"{layer.op_type} '{layer.node}': all its weights are 0")
+        if neglected:
+            self.report.warn(
+                f"{layer.op_type} '{layer.node}': its Gram matrix goes in {len(fit.blocks)} blocks, which "
+                f"neglects {neglected:.0%} of its squared norm"
+            )
         columns = weights.shape[-1]
         if fit.count < columns:
             self.report.warn(
