@@ -2,6 +2,7 @@
 
 python benchmarks/quantizer.py resnet20 resnet8     some networks; none: all of them
 python benchmarks/quantizer.py resnet8 --bits w4a4,w2a4 --ablate --draws 3
+python benchmarks/quantizer.py --memory             time and memory of large networks, on one thread
 python benchmarks/quantizer.py --write              the tables of all cases measured so far
 
 Counted is what the converted integer model says about the whole evaluation set. Calibration images are never
@@ -32,12 +33,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
+from lowbit.models import build, save
 from lowbit.proto.feeds import model_inputs
 from lowbit.proto.images import load_feeds
 from lowbit.quantizer.config import RULES
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
-from results import ROOT, WORK, Table, commit_here, write
+from results import RESULTS, ROOT, WORK, Table, commit_here, write
 
 Array = npt.NDArray[Any]
 Feed = dict[str, Array]
@@ -309,14 +311,83 @@ def in_process(case: Case) -> dict[str, Any]:
     return found
 
 
+COSTS = {
+    ("mobilenetv2", 40): "300 s, 1500 MB",
+    ("mobilenetv2 random", 40): "",
+    ("mobilenetv2 random", 400): "at most 1.1 times the memory of 40",
+    ("resnet50", 40): "900 s",
+    ("vgg16", 40): "6000 MB",
+}
+"""Network and images -> the most that `lowbit quantize --bits w4a8` may take, times on two cores. Measured is
+one thread, whose CPU time bounds that, whatever else the machine does. ResNet-50 and VGG-16 have seeded
+weights; memory does not depend on what images show."""
+
+
+def measure_cost(name: str, images: int) -> None:
+    """The command in a process of its own, unless an earlier run did that."""
+    path = CASES / "costs" / f"{name.replace(' ', '_')}_{images}.json"
+    if path.exists():
+        return
+    network, _, kind = name.partition(" ")
+    data = NETWORKS.get(network, NETWORKS["squeezenet"])
+    model = SHARED / data.file if network in NETWORKS else WORK / f"{network}.onnx"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not model.exists():
+        save(build(network, batch="N"), model)
+    calib = ["--calib", kind] if kind else ["--calib", SHARED / data.calib, "--preprocess", data.preprocess]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "lowbit", "quantize", model, "-o", f"{folder}/made.onnx",
+                   "--bits", "w4a8", *calib, "--samples", str(images), "--threads", "1", "-q"]  # fmt: skip
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        start = time.perf_counter()
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise RuntimeError(f"{name}: quantize failed")
+    found = {
+        "network": name, "images": images, "commit": commit_here(), "seconds": time.perf_counter() - start,
+        "cpu_seconds": used.ru_utime + used.ru_stime, "peak_bytes": used.ru_maxrss * 1024,
+    }  # fmt: skip
+    path.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    print(found, flush=True)
+
+
+def cost_table() -> tuple[Table, list[dict[str, Any]]]:
+    """Time and memory, as far as measured."""
+    table = Table(
+        "Time and memory of `lowbit quantize --bits w4a8`, one thread",
+        ["network", "images", "CPU s", "MB", "asked, at most", "commit"],
+    )
+    known = {(row["network"], row["images"]): row for row in on_page() if "images" in row}
+    for path in (CASES / "costs").glob("*.json"):
+        row = json.loads(path.read_text(encoding="utf-8"))
+        known[row["network"], row["images"]] = row
+    rows = [known[key] for key in COSTS if key in known]
+    for row in rows:
+        table.rows.append([
+            row["network"], row["images"], f"{row['cpu_seconds']:.0f}", f"{row['peak_bytes'] / 1e6:.0f}",
+            COSTS[row["network"], row["images"]], row["commit"],
+        ])  # fmt: skip
+    return table, rows
+
+
 def all_found() -> list[tuple[Case, dict[str, Any]]]:
-    """Every case that has been measured."""
-    read = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(CASES.glob("*.json"))]
-    cases = [
-        Case(**{**entry["case"], "settings": tuple((k, _tuple(v)) for k, v in entry["case"]["settings"])})
-        for entry in read
-    ]
-    return list(zip(cases, (entry["found"] | {"commit": entry["commit"]} for entry in read), strict=True))
+    """Every case that has been measured, here or, as the page has it, elsewhere."""
+    read = [entry for entry in on_page() if "case" in entry]
+    for path in sorted(CASES.glob("*.json")):
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        read.append({"case": entry["case"], "found": entry["found"] | {"commit": entry["commit"]}})
+    known = {}
+    for entry in read:
+        settings = tuple((k, _tuple(v)) for k, v in entry["case"]["settings"])
+        known[Case(**{**entry["case"], "settings": settings})] = entry["found"]
+    return list(known.items())
+
+
+def on_page() -> list[dict[str, Any]]:
+    """What the results hold that were written last."""
+    path = RESULTS / "quantizer.json"
+    return list(json.loads(path.read_text(encoding="utf-8"))["raw"]) if path.exists() else []
 
 
 def _tuple(value: Any) -> Any:
@@ -400,6 +471,7 @@ def main() -> None:
     parser.add_argument("--ablate", action="store_true", help="each case without each rule, too")
     parser.add_argument("--draws", type=int, default=0, help="so many draws of half of the images, too")
     parser.add_argument("--images", default="", help="with so many calibration images, too, such as 0,1,10")
+    parser.add_argument("--memory", action="store_true", help="time and memory of large networks alone")
     parser.add_argument("--write", action="store_true", help="write the tables of all cases so far")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
@@ -411,7 +483,9 @@ def main() -> None:
         text = json.dumps({"case": given, "commit": commit_here(), "found": run_case(case)}, indent=1)
         Path(args.result).write_text(text, encoding="utf-8")
         return
-    names = args.networks or ([] if args.write else list(NETWORKS))
+    for name, count in COSTS if args.memory else ():
+        measure_cost(name, count)
+    names = args.networks or ([] if args.write or args.memory else list(NETWORKS))
     for name in names:
         for bits in args.bits.split(",") if args.bits else NETWORKS[name].bits:
             in_process(Case(name, bits))
@@ -438,7 +512,9 @@ def main() -> None:
         "CPU s and MB: one process with one thread, quantization and conversion; the peak of that process.",
     ]
     raw = [{"case": case.__dict__, "found": values} for case, values in found]
-    write("quantizer", "Accuracy of post-training quantization", tables(found), notes, raw)
+    costs, measured = cost_table()
+    every = [*tables(found), *([costs] if costs.rows else [])]
+    write("quantizer", "Accuracy of post-training quantization", every, notes, raw + measured)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,25 @@ evaluated is the converted integer model. With --unlabeled N it runs again on th
 images without labels judging the candidates; rounding sees the same images as before. With --latency it also
 looks for 0.75 times the latency of uniform w8a8, measured in turns on one thread. Rows of earlier runs stay
 on the page, each with its commit.
+
+With --jobs N networks run side by side, each with its share of N processes; latency is measured after them,
+alone. What is finished lies in build/benchmarks/search, by commit: the same command goes on where one was
+interrupted.
+LOWBIT_SHARED names the folder of models and data.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import lowbit
@@ -31,7 +43,10 @@ UNIFORM = {"resnet20": "w2a8", "resnet8": "w2a8", "squeezenet": "w2a8", "mobilen
 
 UNLABELED = "data/cifar10_train_5000_unlabeled.zip"
 
-STATE = WORK / "search"
+STATE = WORK / "search" / commit_here()
+
+WORK_OF = {"resnet20": 3, "resnet8": 2, "squeezenet": 4, "mobilenetv2": 7}
+"""How the time of their candidates compares."""
 
 
 def images_of(name: str, data: str, limit: int | None = None) -> list[dict[str, Any]]:
@@ -68,11 +83,11 @@ def won_back(name: str, jobs: int, tries: int, points: int, unlabeled: int = 0) 
     assert plain.converted is not None
     weights = sum(layer.bytes for layer in plain.report.layers)
     size = len(plain.converted.SerializeToString(deterministic=True))
-    bits = [b for b in (2, 3, 4, 8) if b >= int(uniform[1])]
+    bits = [b for b in (2, 3, 4, 5, 6, 8) if b >= int(uniform[1])]
     found = lowbit.search(
         path, iter(images), target=f"size={size + int((BYTES - 1) * weights)}B", bits=bits, jobs=jobs,
-        tries=tries, convert_to=True, state=STATE / name, progress=_tell, judge=judge,
-        points=points, disable_rules=("ends",),
+        tries=tries, convert_to=True, state=STATE / name, progress=functools.partial(_tell, name),
+        judge=judge, points=points, disable_rules=("ends",),
     )  # fmt: skip
     chosen = found.report.chosen
     assert chosen.weight_bytes <= BYTES * weights, (chosen.weight_bytes, weights)
@@ -109,9 +124,30 @@ def within_latency(name: str, jobs: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tell(done: int, total: int, text: str) -> None:
+def _tell(name: str, done: int, total: int, text: str) -> None:
     if text == "candidates":
-        print(f"{done}/{total} {text}", flush=True)
+        print(f"{name}: {done}/{total} {text}", flush=True)
+
+
+def measured(kind: str, name: str, options: list[str]) -> dict[str, Any]:
+    """A row, made in a process of its own, or what an earlier one found with the same options."""
+    key = hashlib.sha256(json.dumps([kind, name, options[2:]]).encode()).hexdigest()[:10]
+    path = STATE / "rows" / f"{name}_{kind}_{key}.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, str(Path(__file__).resolve()), "--row", kind, name, str(path), *options]
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        subprocess.run(command, check=True, env=environment)
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def make_row(kind: str, name: str, path: Path, given: argparse.Namespace) -> None:
+    """What :func:`measured` has another process do."""
+    if kind == "latency":
+        row = within_latency(name, given.jobs)
+    else:
+        row = won_back(name, given.jobs, given.tries, given.points, given.unlabeled)
+    path.write_text(json.dumps(row), encoding="utf-8")
 
 
 def merged(kind: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -128,16 +164,26 @@ def main() -> None:
     parser.add_argument("--networks", default="resnet8,resnet20", help="of " + ",".join(UNIFORM))
     parser.add_argument("--latency", default="resnet20", help="networks to search within a latency")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--tries", type=int, default=36)
+    parser.add_argument("--tries", type=int, default=12)
     parser.add_argument("--points", type=int, default=6)
     parser.add_argument("--unlabeled", type=int, default=0, help="so many CIFAR images judge in further rows")
+    parser.add_argument("--row", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    rows = []
-    for name in filter(None, given.networks.split(",")):
-        rows.append(won_back(name, given.jobs, given.tries, given.points))
-        if given.unlabeled and "cifar10" in NETWORKS[name].calib:
-            rows.append(won_back(name, given.jobs, given.tries, given.points, given.unlabeled))
-    rows = merged("size", rows)
+    if given.row:
+        make_row(given.row[0], given.row[1], Path(given.row[2]), given)
+        return
+    cases = [(name, 0) for name in filter(None, given.networks.split(","))]
+    if given.unlabeled:
+        cases += [(name, given.unlabeled) for name, _ in cases if "cifar10" in NETWORKS[name].calib]
+    work = sum(WORK_OF[name] for name, _ in cases)
+    with ThreadPoolExecutor(len(cases) if given.jobs > 1 and cases else 1) as pool:
+        waiting = []
+        for name, unlabeled in cases:
+            share = max(1, given.jobs * WORK_OF[name] // work)
+            options = ["--jobs", str(share), "--tries", str(given.tries), "--points", str(given.points),
+                       "--unlabeled", str(unlabeled)]  # fmt: skip
+            waiting.append(pool.submit(measured, "size", name, options))
+    rows = merged("size", [future.result() for future in waiting])
     sizes = Table(
         "Won back at 1.15 times the bytes",
         ["network", "judged on", "fp32", "uniform", "its top-1", "its weights, bytes", "search, top-1",
@@ -148,13 +194,14 @@ def main() -> None:
           f"{r['gain_low']:+.3f} .. {r['gain_high']:+.3f}", f"{r['won_back']:.0%}", r["commit"]]
          for r in rows],
     )  # fmt: skip
-    timed = [within_latency(name, given.jobs) for name in filter(None, given.latency.split(","))]
-    timed = merged("latency", timed)
+    names = filter(None, given.latency.split(","))
+    timed = merged("latency", [measured("latency", name, ["--jobs", str(given.jobs)]) for name in names])
     times = Table(
         f"Within {LATENCY} times the latency of uniform w8a8, one thread",
         ["network", "w8a8, ms", "result, ms", "top-1", "fp32", "reason", "commit"],
-        [[r["network"], r["w8a8_ms"], *(r.get(key, "") for key in ("ms", "top1", "fp32", "reason", "commit"))]
-         for r in timed],
+        [[r["network"], r["w8a8_ms"], *(r.get(key, "") for key in ("ms", "top1", "fp32")),
+          # Why each width is not offered stands behind it, in the JSON file.
+          *r.get("reason", "; ").split("; ")[1:2], r["commit"]] for r in timed],
     )  # fmt: skip
     notes = [
         "Rounding reads the calibration images alone (100 of CIFAR-10, 40 of ImageNet), without labels. Each "
@@ -163,6 +210,8 @@ def main() -> None:
         "evaluation set, read afterwards.",
         "Uniform widths are those of `lowbit quantize` with its rules: first and last layers have 8 bits. "
         "The search chooses those, too (`disable_rules=('ends',)`).",
+        "Where no result stands, no mix is as fast as asked; `search.json` says for each width why it is not "
+        "offered.",
         "Rows of 3a94975+ were measured on the changes of 0c0a05d while they were made: a large ridge had to "
         "gain 10 instead of 5 %, layers took descent alone, and on ResNet-8 the ends kept 8 bits.",
     ]

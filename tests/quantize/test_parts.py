@@ -140,6 +140,7 @@ def test_blocks_of_a_large_gram_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     x = images(40, (3, 4, 4))
     result = lowbit.quantize(model, x, bits="w4a8", first_last=4, threads=1)
     assert 0 < result.report.layers[-1].neglected < 1
+    assert any("blocks, which neglects" in warning for warning in result.report.warnings)
     assert result.report.layers[-1].error is not None
     exact = ort.InferenceSession(model.SerializeToString(), session_options()).run(None, {"x": x})[0]
     ours = ort.InferenceSession(result.model.SerializeToString(), session_options()).run(None, {"x": x})[0]

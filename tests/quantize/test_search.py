@@ -122,7 +122,7 @@ def test_images_may_judge_without_labels() -> None:
 def test_harm_is_fitted_to_what_was_measured(tmp_path: Path) -> None:
     groups = [Group(name, (name,), (), (2, 4)) for name in "abc"]
     network: Any = types.SimpleNamespace(groups=groups, exact=[], labels=None, threads=1, judges=None,
-                                         spool=types.SimpleNamespace(samples=10))  # fmt: skip
+                                         spool=types.SimpleNamespace(samples=1000))  # fmt: skip
     search = steps._Search(network, Target.parse("size=1kB"), None, "size", "cpu", 2, 9, tmp_path,
                            lambda *_: None)  # fmt: skip
     search.alone = {name: {2: 1.0, 4: 0.1} for name in "abc"}

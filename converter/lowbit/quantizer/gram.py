@@ -32,6 +32,10 @@ LARGEST = 4608
 """Columns of weights beyond which the Gram matrix goes in blocks: 4608, a 3x3 window of 512 channels, squared
 are 85 MB of float32."""
 
+PRECISE = 1024
+"""Columns up to which sums and weights are float64. Beyond, products take the time and Gram matrices the
+memory, and the ridge is far above float32's rounding."""
+
 _SLAB = 1 << 23
 """Elements of unfolded input that are in memory at once (32 MB)."""
 
@@ -74,27 +78,39 @@ def reads_output(columns: int) -> bool:
 
 
 class Unfold:
-    """A layer's input as columns."""
+    """A layer's input as columns.
+
+    Attributes:
+        columns: of the weights.
+        taps: axes of the kernel.
+    """
 
     def __init__(self, layer: Layer, node: ir.Node) -> None:
         self.layer, self.node = layer, node
         self.columns = to_rows(layer, layer.weight).shape[2]
+        self.taps = 0 if layer.op_type in ("Gemm", "MatMul") else layer.weight.ndim - 2
 
     def slabs(self, *arrays: Array) -> Iterator[list[Array]]:
         """Arrays of one shape as [groups, columns, positions], a part of the positions at a time."""
         views = [self._view(array) for array in arrays]
         if not views[0].size:
             return
-        groups, channels, taps = views[0].shape[:3]
-        for places in _places(views[0].shape):
-            parts = [view[:, :, :, places] for view in views]
-            yield [np.ascontiguousarray(part).reshape(groups, channels * taps, -1) for part in parts]
+        for places in self._places(views[0].shape):
+            some = (slice(None),) * (self.taps + 2) + (places,)
+            parts = [np.ascontiguousarray(view[some]) for view in views]  # the one copy of what is unfolded
+            yield [part.reshape(len(part), self.columns, -1) for part in parts]
 
     def outputs(self, y: Array, x: Array) -> Iterator[Array]:
         """The output as [groups, rows, positions], in the parts in which :meth:`slabs` gives the input."""
-        view, shape = self._by_position(y), self._view(x).shape
-        for places in _places(shape):
+        view = self._by_position(y)
+        for places in self._places(self._view(x).shape):
             yield np.ascontiguousarray(view[:, :, places]).reshape(*view.shape[:2], -1)
+
+    def _places(self, shape: tuple[int, ...]) -> Iterator[slice]:
+        """Parts of the first axis of positions, each of a bounded size."""
+        count = shape[self.taps + 2]
+        step = max(1, _SLAB * count // max(1, int(np.prod(shape, dtype=np.int64))))
+        return (slice(start, start + step) for start in range(0, count, step))
 
     def by_row(self, y: Array) -> Array:
         """All of an output as [groups, rows, positions]."""
@@ -110,11 +126,11 @@ class Unfold:
         return by_group.transpose(1, 2, 3, 0, *range(4, by_group.ndim))
 
     def _view(self, x: Array) -> Array:
-        """[groups, channels of a group, taps, positions...], without a copy of the taps where possible."""
+        """[groups, channels of a group, taps..., positions...], without a copy."""
         layer = self.layer
         if layer.op_type in ("Gemm", "MatMul"):
             flat = x.reshape(-1, x.shape[-1])
-            return flat.T[None, :, None]
+            return flat.T[None]
         if layer.op_type == "ConvTranspose":
             x, window = self._spread(x)
         else:
@@ -139,8 +155,7 @@ class Unfold:
         grouped = view.reshape(n, groups, channels // groups, *out, *view.shape[2 + dims :])
         # -> groups, channels, taps, first spatial dim, batch, others: a slab is cut along the first dim.
         order = (1, 2, *range(3 + dims, 3 + 2 * dims), 3, 0, *range(4, 3 + dims))
-        moved = grouped.transpose(order)
-        return _merge_taps(moved, dims)
+        return grouped.transpose(order)
 
     def _spread(self, x: Array) -> tuple[Array, Window]:
         """Zeros between the pixels: the input of the convolution that a ConvTranspose is equal to."""
@@ -162,19 +177,6 @@ class Unfold:
         spread = spread[(slice(None), slice(None), *cut)]
         begins, ends = [max(0, a) for a, _ in pads], [max(0, b) for _, b in pads]
         return spread, Window(tuple(kernel), (1,) * dims, (*begins, *ends), tuple(read.dilations))
-
-
-def _places(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Parts of the first axis of positions, each of a bounded size."""
-    per_row = int(np.prod(shape[:3], dtype=np.int64)) * int(np.prod(shape[4:], dtype=np.int64))
-    step = max(1, _SLAB // max(1, per_row))
-    return (slice(start, start + step) for start in range(0, shape[3], step))
-
-
-def _merge_taps(view: Array, dims: int) -> Array:
-    """Axes 2 .. 2 + dims as one: a copy where there is more than one tap along more than one axis."""
-    taps = view.shape[2 : 2 + dims]
-    return view.reshape(*view.shape[:2], int(np.prod(taps)), *view.shape[2 + dims :])
 
 
 @dataclass
@@ -217,7 +219,7 @@ class Moments:
         count = -(-columns // LARGEST)
         size = -(-columns // count)
         blocks = [slice(start, min(columns, start + size)) for start in range(0, columns, size)]
-        dtype = np.float64 if columns <= 1024 else np.float32
+        dtype = np.float64 if columns <= PRECISE else np.float32
         groups, rows = layer.group, layer.rows // layer.group
         made = cls(
             blocks,

@@ -30,7 +30,7 @@ from lowbit.proto.state import State, load_arrays, save_arrays
 from lowbit.quantizer.config import Config
 from lowbit.quantizer.data import FEW, Data, Spool
 from lowbit.quantizer.emit import OPSET_INT2, OPSET_INT4, LayerCodes, Ranged, emit, finish_layer
-from lowbit.quantizer.gram import LARGEST, Moments, Unfold, reads_output, to_rows
+from lowbit.quantizer.gram import LARGEST, PRECISE, Moments, Unfold, reads_output, to_rows
 from lowbit.quantizer.prepare import prepare, refuse_quantized
 from lowbit.quantizer.ranges import (
     Statistics,
@@ -41,7 +41,7 @@ from lowbit.quantizer.ranges import (
     share_concats,
 )
 from lowbit.quantizer.report import Histogram, LayerRecord, QuantizeReport, Result
-from lowbit.quantizer.rounding.layer import MANY_WEIGHTS, chooses, round_layer
+from lowbit.quantizer.rounding.layer import chooses, round_layer
 from lowbit.quantizer.rounding.problem import code_bounds as weight_bounds
 from lowbit.quantizer.runner import Graph, Tensors
 from lowbit.quantizer.sites import Layer, Plan, place
@@ -50,8 +50,9 @@ Array = npt.NDArray[Any]
 Progress = Callable[[int, int, str], None]
 """Called with layers done, layers in all, and what is known so far in words."""
 
-CACHE_BYTES = 1 << 30
-"""Bytes of files, by default, that save computing the front of the network again."""
+CACHE_BYTES = 1 << 31
+"""Bytes of files, by default, that save computing the front of the network again. Half of that does not hold
+both ends of ResNet-50's first blocks for 40 images and their mirror images: two fifths of its time."""
 
 _MOMENT_BYTES = 1 << 29
 """Bytes of Gram matrices above which layers that could be measured in one run get a run each."""
@@ -358,18 +359,18 @@ class Run:
             begun = time.perf_counter()
             moments = self._gather(stage, exact, graph, read, floats, rounded, nodes)
             shared = (time.perf_counter() - begun) / len(stage)
-            for layer in stage:
-                made = self._round_layer(layer, *moments.pop(layer.node), seconds=shared)
-                codes[layer.node], records[layer.node] = made
-                self._save_state(layer.node, *made)
-            left = [layer for layer in plan.layers.values() if layer.node not in codes]
+            left = [layer for name, layer in plan.layers.items() if name not in codes and name not in moments]
             floats.forget_all_but(
                 exact.behind([n for v in left for n in (v.x, v.y, v.residual) if n], floats.known)[1]
             )
             rounded.forget_all_but(
                 graph.behind([read[n] for v in left for n in (v.x, v.residual) if n], rounded.known)[1]
             )
-            del model, graph  # before the next ones are made
+            del model, graph  # a copy of all weights that are not rounded yet
+            for layer in stage:
+                made = self._round_layer(layer, *moments.pop(layer.node), seconds=shared)
+                codes[layer.node], records[layer.node] = made
+                self._save_state(layer.node, *made)
             self._tell(records, codes, start)
         self.report.layers = [records[name] for name in plan.layers]
         return codes
@@ -460,8 +461,8 @@ class Run:
         self, layer: Layer, fit: Moments, held: Moments | None = None, *, seconds: float = 0.0
     ) -> tuple[LayerCodes, LayerRecord]:
         config, start = self.config, time.perf_counter()
-        wide = np.float64 if layer.weight.size <= MANY_WEIGHTS else np.float32
-        weights = to_rows(layer, layer.weight).astype(wide, copy=False)
+        rows = to_rows(layer, layer.weight)
+        weights = rows.astype(np.float64 if rows.shape[2] <= PRECISE else np.float32, copy=False)
         method = config.override(layer.node, "rounding") or config.rounding
         neglected = fit.neglected()
         result = round_layer(
@@ -491,6 +492,11 @@ class Run:
         )  # fmt: skip
         if not np.any(layer.weight):
             self.report.warn(f"{layer.op_type} '{layer.node}': all its weights are 0")
+        if neglected:
+            self.report.warn(
+                f"{layer.op_type} '{layer.node}': its Gram matrix goes in {len(fit.blocks)} blocks, which "
+                f"neglects {neglected:.0%} of its squared norm"
+            )
         columns = weights.shape[-1]
         if fit.count < columns:
             self.report.warn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +12,7 @@ from lowbit.quantizer.rounding.adaround import adaround
 from lowbit.quantizer.rounding.descent import descent
 from lowbit.quantizer.rounding.gptq import gptq
 from lowbit.quantizer.rounding.nearest import nearest
-from lowbit.quantizer.rounding.problem import LEAST_RIDGE, Array, Problem, first_scale, solve
+from lowbit.quantizer.rounding.problem import Array, Problem, first_scale, solve
 
 RIDGE = 0.05
 """Where there are too few images to choose it."""
@@ -30,9 +31,8 @@ of half a percent in two layers made the divergence of the outputs half as large
 _LARGEST_CHOICE = 1200
 """Columns beyond which neither ridge nor method are chosen: that takes a solution for each."""
 
-MANY_WEIGHTS = 1 << 24
-"""Weights of a layer beyond which they are rounded in float32, and once: VGG-16's first Gemm has 103
-million."""
+_MANY_WEIGHTS = 1 << 24
+"""Weights of a layer beyond which they are rounded once: VGG-16's first Gemm has 103 million."""
 
 _BINS = 96
 
@@ -108,24 +108,9 @@ def round_layer(
         few: whether there is a handful of images.
         feedback: see :func:`lowbit.quantizer.rounding.problem.solve`.
     """
-
-    def problem_of(gram: list[Array], cross: Array, power: list[Array], amount: float) -> Problem:
-        least = LEAST_RIDGE
-        while True:
-            problem = solve(
-                weights, gram, cross, fit.blocks, power, bits, amount, per_channel=per_channel,
-                feedback=feedback, least=least,
-            )  # fmt: skip
-            try:
-                _ = problem.factors
-            except np.linalg.LinAlgError:
-                # Values that hardly differ from their mean: their covariance drowns in float32's rounding of
-                # squares, the more columns the deeper.
-                if least > 1:
-                    raise
-                least *= 10
-                continue
-            return problem
+    problem_of = functools.partial(
+        solve, weights, blocks=fit.blocks, bits=bits, per_channel=per_channel, feedback=feedback
+    )
 
     def run(problem: Problem, way: str) -> tuple[Array, Array]:
         if way == "nearest":
@@ -139,14 +124,14 @@ def round_layer(
         return descent(problem, sweeps)
 
     moves_bias = True
-    way = method if method != "auto" else "descent" if weights.size <= MANY_WEIGHTS else "gptq"
+    way = method if method != "auto" else "descent" if weights.size <= _MANY_WEIGHTS else "gptq"
     chosen, judged = RIDGE if ridge is None else ridge, None
     if held is not None and held.count and method != "nearest" and chooses(weights.shape[-1]):
         gram, cross = centred(fit)
         ridges = (*_RIDGES, *_LARGE_RIDGES) if ridge is None else (ridge,)
         best = np.inf
         for amount in ridges:
-            problem = problem_of(gram, cross, _power(fit), amount)
+            problem = problem_of(gram, cross, power=_power(fit), ridge=amount)
             codes, scale = run(problem, "gptq" if way == "descent" else way)
             error = output_error(codes * scale[..., None], held, fit)
             # Of two that are as good the first one stays: chance alone shall not decide.
@@ -168,9 +153,9 @@ def round_layer(
     total = fit if held is None or not held.count else plus(fit, held)
     power, out = _power(total), np.stack(total.out, -1).sum(axis=-1) / max(1, total.count)
     parts, variance = _spread(total), _variance(total)
-    gram, cross = centred(total, consume=len(total.blocks) > 1)
+    gram, cross = centred(total, consume=total.gram[0].dtype == np.float32)
     # A problem of its own for each part of the rows: VGG-16's first Gemm has 4096 of 25088 columns.
-    problem = problem_of(gram, cross, power, chosen)
+    problem = problem_of(gram, cross, power=power, ridge=chosen, consume=True)
     groups, rows, columns = weights.shape
     step = max(1, _AT_ONCE // (groups * columns)) if per_channel else rows
     made = Rounded(
@@ -193,9 +178,9 @@ def round_layer(
         made.power += float(np.square(part.weights).sum())
         made.noise += float(np.square(part.weights - real).sum())
         spread = float(parts[:, these].sum())
-        made.error += spread + _changed(real, gram, cross[:, these], total.blocks)
-        made.nearest += spread + _changed(near, gram, cross[:, these], total.blocks)
-        made.alone += _changed(part.weights - real, gram, None, total.blocks)
+        made.error += spread + _changed(real, problem.metric, cross[:, these], total.blocks, problem.ridge)
+        made.nearest += spread + _changed(near, problem.metric, cross[:, these], total.blocks, problem.ridge)
+        made.alone += _changed(part.weights - real, problem.metric, None, total.blocks, problem.ridge)
     for name in ("error", "nearest", "alone"):
         setattr(made, name, max(getattr(made, name), 0.0) / variance if variance else 0.0)
     made.mean = out - made.scale * np.einsum("grk,gk->gr", made.codes, total.mean_q / max(1, total.count))
@@ -277,12 +262,20 @@ def _spread(moments: Moments, around: Moments | None = None) -> Array:
     return found
 
 
-def _changed(rounded: Array, gram: list[Array], cross: Array | None, blocks: list[slice]) -> float:
-    """``w^ G w^' - 2 c w^'`` over all rows."""
+def _changed(
+    rounded: Array,
+    gram: list[Array],
+    cross: Array | None,
+    blocks: list[slice],
+    ridge: list[Array] | None = None,
+) -> float:
+    """``w^ G w^' - 2 c w^'`` over all rows; ``gram`` is H where its ridge is given."""
     total = 0.0
-    for block, g in zip(blocks, gram, strict=True):
+    for i, (block, g) in enumerate(zip(blocks, gram, strict=True)):
         q = rounded[..., block]
         product = q @ g
+        if ridge is not None:
+            product -= ridge[i].astype(product.dtype) * q
         if cross is not None:
             product -= 2 * cross[..., block]
         total += float((product * q).sum(dtype=np.float64))

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
-
 from lowbit.quantizer.rounding.problem import Array, Problem, first_scale
 
 
 def nearest(problem: Problem) -> tuple[Array, Array]:
     """Codes [groups, rows, columns] and scales [groups, rows]; the scales minimize the weights' own error."""
-    plain = [np.broadcast_to(np.eye(h.shape[-1]), h.shape) for h in problem.metric]
-    own = replace(problem, target=problem.weights, metric=plain)
-    scale = first_scale(own)
+    scale = first_scale(problem, plain=True)
     return problem.round(problem.weights / scale[..., None]), scale

@@ -13,7 +13,6 @@ row by row; ``w^ = scale * codes``.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,9 +24,12 @@ Array = npt.NDArray[Any]
 WORK = 1 << 6
 """Columns beyond which codes are searched in float32; the metric's factors stay float64."""
 
+_CACHED = 1 << 16
+"""Weights whose scales are tried together: as many float64 as a core's second cache holds."""
 
 LEAST_RIDGE = 1e-5
-"""Part of the mean square of the input: products are float32, and G is the difference of two of them."""
+"""Of the ridge, as a part of the mean square of the input: products are float32, and G is the difference of
+two of them."""
 
 
 @dataclass
@@ -35,9 +37,11 @@ class Problem:
     """One layer: independent groups, each of some rows over some blocks of columns.
 
     Attributes:
-        weights: float weights w, [groups, rows, columns], float64 unless they are many.
+        weights: float weights w, [groups, rows, columns]; float64 where the Gram matrix is.
         target: t, of the same shape and type.
         metric: H, one [groups, k, k] per block of columns.
+        factors: lower triangular M with ``H = M' M``, the same: H's Cholesky factor from its other end.
+        ridge: r, the same as [groups, 1, 1].
         blocks: the blocks.
         low: the smallest code.
         high: the largest one.
@@ -47,24 +51,16 @@ class Problem:
     weights: Array
     target: Array
     metric: list[Array]
+    factors: list[Array]
+    ridge: list[Array]
     blocks: list[slice]
     low: int
     high: int
     per_channel: bool = True
 
-    @functools.cached_property
-    def factors(self) -> list[Array]:
-        """Lower triangular M with ``H = M' M``, for each block: H's Cholesky factor from its other end."""
-        return [
-            np.linalg.cholesky(metric[:, ::-1, ::-1])[:, ::-1, ::-1].transpose(0, 2, 1)
-            for metric in self.metric
-        ]
-
     def of_rows(self, rows: slice) -> Problem:
         """The problem of some rows of each group; metric and factors are shared."""
-        part = replace(self, weights=self.weights[:, rows], target=self.target[:, rows])
-        part.__dict__["factors"] = self.factors
-        return part
+        return replace(self, weights=self.weights[:, rows], target=self.target[:, rows])
 
     def round(self, values: Array) -> Array:
         """The nearest codes of values in units of the scale; one bit has the codes -1 and +1."""
@@ -79,7 +75,7 @@ class Problem:
         """``(w^ - t) H (w^ - t)'``, [groups, rows]."""
         total = np.zeros(self.target.shape[:2])
         for block, metric in zip(self.blocks, self.metric, strict=True):
-            d = rounded[..., block] - self.target[..., block]
+            d = (rounded[..., block] - self.target[..., block]).astype(metric.dtype, copy=False)
             total += np.einsum("grk,grk->gr", d @ metric, d)
         return total
 
@@ -114,7 +110,7 @@ def solve(
     *,
     per_channel: bool,
     feedback: bool,
-    least: float = LEAST_RIDGE,
+    consume: bool = False,
 ) -> Problem:
     """The problem of a layer.
 
@@ -128,50 +124,81 @@ def solve(
         ridge: what is added to the diagonal, as a part of its mean.
         per_channel: one scale per row.
         feedback: whether the target is that of the float output; else ``t = w``.
-        least: of the ridge, as a part of ``power``.
+        consume: whether H may take the place of G.
     """
     target = np.array(weights, dtype=weights.dtype)
-    metric = []
+    low, high = code_bounds(bits)
+    made = Problem(weights, target, [], [], [], blocks, low, high, per_channel)
     for block, g, squares in zip(blocks, gram, power, strict=True):
-        size = g.shape[-1]
-        mean = np.einsum("gkk->g", g) / size
+        h = g if consume else g.copy()
+        factor, added = _regularize(h, ridge, squares)
+        made.metric.append(h)
+        made.factors.append(factor)
+        made.ridge.append(added)
+        if feedback:
+            right = cross[..., block] + added.astype(weights.dtype) * weights[..., block]
+            right = right.astype(h.dtype, copy=False)
+            target[..., block] = np.linalg.solve(h, right.transpose(0, 2, 1)).transpose(0, 2, 1)
+    return made
+
+
+def _regularize(h: Array, ridge: float, squares: Array) -> tuple[Array, Array]:
+    """Adds to the diagonal of G in place; returns M and what was added, [groups, 1, 1]."""
+    diagonal = np.einsum("gkk->gk", h)
+    own, least = diagonal.copy(), LEAST_RIDGE
+    while True:
         # A little is always added: fewer images than columns make G singular.
         floor = np.where(squares > 0, least * squares, 1.0)
-        added = np.maximum(ridge * mean, floor)[:, None, None]
-        h = g.copy()
-        np.einsum("gkk->gk", h)[...] += added[..., 0]
-        metric.append(h)
-        if feedback:
-            right = (cross[..., block] + added * weights[..., block]).astype(h.dtype, copy=False)
-            target[..., block] = np.linalg.solve(h, right.transpose(0, 2, 1)).transpose(0, 2, 1)
-    low, high = code_bounds(bits)
-    return Problem(weights, target, metric, blocks, low, high, per_channel)
+        added = np.maximum(ridge * own.sum(axis=1) / own.shape[1], floor)[:, None, None]
+        diagonal[...] = own + added[..., 0]
+        try:
+            return np.linalg.cholesky(h[:, ::-1, ::-1])[:, ::-1, ::-1].transpose(0, 2, 1), added
+        except np.linalg.LinAlgError:
+            # Values that hardly differ from their mean: their covariance drowns in float32's rounding of
+            # squares, the more columns the deeper.
+            if least > 1:
+                raise
+            least *= 10
 
 
-def first_scale(problem: Problem, steps: int = 48) -> Array:
+def first_scale(problem: Problem, *, plain: bool = False, steps: int = 48) -> Array:
     """The scale of least error weighted by the metric's diagonal, float64 [groups, rows].
 
     Of 48 scales between a quarter of the one that cuts nothing off and that itself.
+
+    Args:
+        problem: the layer.
+        plain: for the float weights, all columns alike, instead of the target.
+        steps: how many scales.
     """
-    diagonal = np.concatenate([np.einsum("gkk->gk", h) for h in problem.metric], axis=1)[:, None, :]
-    t = problem.target
+    if plain:
+        target, diagonal = problem.weights, np.ones((1, 1, problem.weights.shape[-1]), problem.weights.dtype)
+    else:
+        target = problem.target
+        diagonal = np.concatenate([np.einsum("gkk->gk", h) for h in problem.metric], axis=1)[:, None, :]
     if (problem.low, problem.high) == (-1, 0):
         weight = diagonal.sum(axis=-1)
-        scale = (np.abs(t) * diagonal).sum(axis=-1) / np.where(weight > 0, weight, 1)
+        scale = (np.abs(target) * diagonal).sum(axis=-1) / np.where(weight > 0, weight, 1)
     else:
-        reach = np.maximum(t.max(axis=-1) / problem.high, t.min(axis=-1) / problem.low if problem.low else 0)
+        low = target.min(axis=-1) / problem.low if problem.low else 0
+        reach = np.maximum(target.max(axis=-1) / problem.high, low).astype(np.float64)
         reach = np.where(reach > 0, reach, 1.0)
         if not problem.per_channel:
             reach = np.full_like(reach, reach.max())
-        best, scale = np.full(reach.shape, np.inf), reach
-        for ratio in np.linspace(0.25, 1.0, steps):
-            tried = reach * ratio
-            d = t - tried[..., None] * problem.round(t / tried[..., None])
-            error = (d * d * diagonal).sum(axis=-1)
-            if not problem.per_channel:
-                error = np.full_like(error, error.sum())
-            better = error < best
-            best, scale = np.where(better, error, best), np.where(better, tried, scale)
+        ratios = np.linspace(0.25, 1.0, steps)
+        errors = np.empty((steps, *reach.shape))
+        groups, rows, columns = target.shape
+        some = max(1, _CACHED // (groups * columns))
+        for start in range(0, rows, some):
+            these = slice(start, start + some)
+            t = target[:, these]
+            for error, ratio in zip(errors, ratios, strict=True):
+                tried = (reach[:, these, None] * ratio).astype(t.dtype)
+                d = t - tried * problem.round(t / tried)
+                error[:, these] = (d * d * diagonal).sum(axis=-1)
+        if not problem.per_channel:
+            errors = errors.sum(axis=(1, 2), keepdims=True)
+        scale = reach * ratios[errors.argmin(axis=0)]
     if not problem.per_channel:
         scale = np.full_like(scale, scale.mean())
     return np.where(scale > 1e-30, scale, 1.0)
