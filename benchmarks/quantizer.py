@@ -2,13 +2,15 @@
 
 python benchmarks/quantizer.py resnet20 resnet8     some networks; none: all of them
 python benchmarks/quantizer.py resnet8 --bits w4a4,w2a4 --ablate --draws 3
+python benchmarks/quantizer.py --all --jobs 16      everything that the tables have, 16 cases side by side
 python benchmarks/quantizer.py --memory             time and memory of large networks, on one thread
 python benchmarks/quantizer.py --write              the tables of all cases measured so far
 
 Counted is what the converted integer model says about the whole evaluation set. Calibration images are never
-evaluated, evaluation images never calibrate and choose nothing. Every case runs in a process of its own, for
-its memory, and its result is kept in build/benchmarks/quantizer, so that a run can go on another day; a case
-whose settings or network changed is measured again. The table names the commit that each row was measured at.
+evaluated, evaluation images never calibrate and choose nothing. Every case runs in a process of its own with
+one thread, for its memory, and its result is kept in build/benchmarks/quantizer, so that a run can go on
+another day; a case whose settings or network changed is measured again. The table names the commit that each
+row was measured at. LOWBIT_SHARED names the folder of models and data.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +65,7 @@ class Network:
         offset: added to the labels.
         fp32: accuracy of the float model.
         must: the marks set before, by bits.
+        images: that calibrate.
     """
 
     file: str
@@ -71,6 +75,7 @@ class Network:
     bits: tuple[str, ...]
     fp32: float
     must: dict[str, float]
+    images: int = 40
     offset: int = 0
 
 
@@ -79,12 +84,12 @@ NETWORKS = {
         "fp32/resnet20_cifar10.onnx", "data/cifar10_calib_100.npz:x", "data/cifar10_test_1000.npz:x",
         IMAGENET,
         ("w8a8", "w4a8", "w4a4", "w3a8", "w2a8", "w2a4"), 0.835,
-        {"w8a8": 0.832, "w4a8": 0.827, "w4a4": 0.802, "w3a8": 0.822, "w2a8": 0.775, "w2a4": 0.760},
+        {"w8a8": 0.832, "w4a8": 0.827, "w4a4": 0.802, "w3a8": 0.822, "w2a8": 0.775, "w2a4": 0.760}, 100,
     ),
     "resnet8": Network(
         "fp32/resnet8_mlperftiny.onnx", "data/cifar10_calib_100.npz:x", "data/cifar10_test_1000.npz:x", "raw",
         ("w8a8", "w4a8", "w4a4", "w3a8", "w2a8", "w2a4"), 0.763,
-        {"w8a8": 0.755, "w4a8": 0.750, "w4a4": 0.738, "w3a8": 0.735, "w2a8": 0.690, "w2a4": 0.665},
+        {"w8a8": 0.755, "w4a8": 0.750, "w4a4": 0.738, "w3a8": 0.735, "w2a8": 0.690, "w2a4": 0.665}, 100,
     ),
     "squeezenet": Network(
         "fp32/squeezenet1.1.onnx", "data/imagenet_calib40", "data/imagenet_eval200", f"crop=224,{IMAGENET}",
@@ -98,17 +103,17 @@ NETWORKS = {
     "mnist": Network(
         "fp32/mnist_cnn.onnx", "data/mnist_t10k_1000.npz:x", "data/mnist_t10k_1000.npz:x", "raw",
         ("w8a8", "w4a8", "w4a4", "w3a8", "w2a4", "w2a2"), 0.990,
-        {"w8a8": 0.987, "w4a8": 0.985, "w4a4": 0.985, "w3a8": 0.982, "w2a4": 0.980, "w2a2": 0.980},
+        {"w8a8": 0.987, "w4a8": 0.985, "w4a4": 0.985, "w3a8": 0.982, "w2a4": 0.980, "w2a2": 0.980}, 100,
     ),
     "yunet": Network(
         "det/yunet_n_320.onnx", "data/yunet_n_320_images.npz:calib", "data/yunet_n_320_images.npz:eval",
-        "order=bgr", ("w8a8", "w4a8", "w4a4"), 141, {"w8a8": 140, "w4a8": 137, "w4a4": 134},
+        "order=bgr", ("w8a8", "w4a8", "w4a4"), 141, {"w8a8": 140, "w4a8": 137, "w4a4": 134}, 3,
     ),
 }  # fmt: skip
 """The networks, in the order of the table."""
 
-MNIST_CALIBRATION = 100
-"""The first images of the file calibrate, the other 900 are evaluated."""
+SLOWEST_FIRST = ("mobilenetv2", "squeezenet", "resnet20", "resnet8", "yunet", "mnist")
+"""So that no long case is left alone at the end."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,7 @@ def calibration(case: Case, model: onnx.ModelProto) -> list[Feed]:
         ]
     feeds = feeds_of(model, network.calib, network.preprocess)
     if case.network == "mnist":
-        feeds = feeds[:MNIST_CALIBRATION]
+        feeds = feeds[: network.images]
     if case.draw:
         order = np.random.default_rng(case.draw).permutation(len(feeds))
         feeds = [feeds[i] for i in sorted(order[: len(feeds) // 2])]
@@ -172,14 +177,14 @@ def labels(network: str) -> Array:
         files = sorted((SHARED / NETWORKS[network].eval).glob("*.jpg"))
         return np.array([int(file.name[:3]) for file in files]) + NETWORKS[network].offset
     stored = np.load(SHARED / NETWORKS[network].eval.rpartition(":")[0])["y"]
-    return np.asarray(stored[MNIST_CALIBRATION:] if network == "mnist" else stored)
+    return np.asarray(stored[NETWORKS[network].images :] if network == "mnist" else stored)
 
 
 def evaluate(case: Case, float_model: onnx.ModelProto, session: ort.InferenceSession) -> dict[str, Any]:
     """Top-1 over the whole evaluation set; of YuNet, faces kept and added."""
     network = NETWORKS[case.network]
     feeds = feeds_of(float_model, network.eval, network.preprocess)
-    feeds = feeds[MNIST_CALIBRATION:] if case.network == "mnist" else feeds
+    feeds = feeds[network.images :] if case.network == "mnist" else feeds
     reference = ort.InferenceSession(float_model.SerializeToString(), options())
     names = [output.name for output in session.get_outputs()]
     if case.network == "yunet":
@@ -245,6 +250,10 @@ def run_lowbit(case: Case, path: Path, feeds: list[Feed]) -> dict[str, Any]:
         "widths": sorted({f"w{layer.weight_bits}a{layer.input_bits}" for layer in result.report.layers}),
         "kept_float": len(result.report.kept_float),
         "calibration_sqnr": result.report.outputs,
+        "rules": sorted(
+            {"asymmetric", "feedback", "bias", "mirror"}  # which decide without a note
+            | {decision.rule for decision in result.report.decisions}
+        ),
     }
     assert result.converted is not None
     found |= evaluate(case, model, lowbit.session(result.converted, threads=1))
@@ -296,18 +305,23 @@ def run_case(case: Case) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
 
 
-def in_process(case: Case) -> dict[str, Any]:
-    """A case in a process of its own, or what an earlier one found."""
+def in_process(case: Case, commit: str) -> dict[str, Any] | None:
+    """A case in a process of its own, or what an earlier one found; None, and a line, where it fails."""
     path = case.path()
     if path.exists():
         return dict(json.loads(path.read_text(encoding="utf-8"))["found"])
-    CASES.mkdir(parents=True, exist_ok=True)
     given = json.dumps(case.__dict__)
     command = [sys.executable, str(Path(__file__).resolve()), "--case", given, "--result", str(path)]
+    command += ["--commit", commit]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=True, env=environment)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    name = f"{case.network} {case.bits} {case.tool} {dict(case.settings)} {case.images} {case.draw}"
+    if done.returncode:
+        print(f"{name} fails: {(done.stderr.splitlines() or ['no word'])[-1]}", flush=True)
+        return None
     found = dict(json.loads(path.read_text(encoding="utf-8"))["found"])
-    print(case.network, case.bits, case.tool, dict(case.settings), case.images, case.draw, found, flush=True)
+    shown = {key: found[key] for key in ("score", "agreement", "sqnr", "cpu_seconds") if key in found}
+    print(name, shown or found, flush=True)
     return found
 
 
@@ -323,7 +337,7 @@ one thread, whose CPU time bounds that, whatever else the machine does. ResNet-5
 weights; memory does not depend on what images show."""
 
 
-def measure_cost(name: str, images: int) -> None:
+def measure_cost(name: str, images: int, commit: str) -> None:
     """The command in a process of its own, unless an earlier run did that."""
     path = CASES / "costs" / f"{name.replace(' ', '_')}_{images}.json"
     if path.exists():
@@ -345,7 +359,7 @@ def measure_cost(name: str, images: int) -> None:
     if status:
         raise RuntimeError(f"{name}: quantize failed")
     found = {
-        "network": name, "images": images, "commit": commit_here(), "seconds": time.perf_counter() - start,
+        "network": name, "images": images, "commit": commit, "seconds": time.perf_counter() - start,
         "cpu_seconds": used.ru_utime + used.ru_stime, "peak_bytes": used.ru_maxrss * 1024,
     }  # fmt: skip
     path.write_text(json.dumps(found, indent=1), encoding="utf-8")
@@ -369,6 +383,43 @@ def cost_table() -> tuple[Table, list[dict[str, Any]]]:
             COSTS[row["network"], row["images"]], row["commit"],
         ])  # fmt: skip
     return table, rows
+
+
+def measure(names: list[str], args: argparse.Namespace) -> bool:
+    """Runs all cases that are asked for, so many side by side; whether none failed.
+
+    A network's rules are turned off one by one where they decided something: elsewhere the file is the same.
+    """
+    CASES.mkdir(parents=True, exist_ok=True)
+    commit = args.commit or commit_here()
+    whole, more = [], []
+    for name in sorted(names, key=SLOWEST_FIRST.index):
+        for bits in args.bits.split(",") if args.bits else NETWORKS[name].bits:
+            whole.append(Case(name, bits))
+            if args.peer and bits in ("w8a8", "w4a8", "w4a4"):
+                more.append(Case(name, bits, "onnxruntime"))
+            more += [Case(name, bits, draw=draw) for draw in range(1, args.draws + 1)]
+            more += [
+                Case(name, bits, images=count)
+                for count in (int(word) for word in args.images.split(",") if word)
+                if count < NETWORKS[name].images
+            ]
+    fine = True
+    with ThreadPoolExecutor(args.jobs) as pool:
+        running = {pool.submit(in_process, case, commit): case for case in (*whole, *more)}
+        while running:
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                case, found = running.pop(future), future.result()
+                fine &= found is not None
+                if args.ablate and found is not None and case == Case(case.network, case.bits):
+                    settings = [("disable_rules", (rule,)) for rule in RULES if rule in found["rules"]]
+                    running |= {
+                        pool.submit(in_process, other, commit): other
+                        for setting in (*settings, ("rounding", "nearest"))
+                        for other in [Case(case.network, case.bits, settings=(setting,))]
+                    }
+    return fine
 
 
 def all_found() -> list[tuple[Case, dict[str, Any]]]:
@@ -472,6 +523,9 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=0, help="so many draws of half of the images, too")
     parser.add_argument("--images", default="", help="with so many calibration images, too, such as 0,1,10")
     parser.add_argument("--memory", action="store_true", help="time and memory of large networks alone")
+    parser.add_argument("--all", action="store_true", help="--peer --ablate --draws 3 --images 0,1,10,40")
+    parser.add_argument("--jobs", type=int, default=1, help="so many cases side by side, one thread each")
+    parser.add_argument("--commit", help="what is measured, where git cannot tell")
     parser.add_argument("--write", action="store_true", help="write the tables of all cases so far")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
@@ -480,25 +534,18 @@ def main() -> None:
         given = json.loads(args.case)
         given["settings"] = tuple((k, _tuple(v)) for k, v in given["settings"])
         case = Case(**given)
-        text = json.dumps({"case": given, "commit": commit_here(), "found": run_case(case)}, indent=1)
-        Path(args.result).write_text(text, encoding="utf-8")
+        text = json.dumps({"case": given, "commit": args.commit, "found": run_case(case)}, indent=1)
+        unfinished = Path(f"{args.result}.{os.getpid()}")
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(args.result)
         return
     for name, count in COSTS if args.memory else ():
-        measure_cost(name, count)
-    names = args.networks or ([] if args.write or args.memory else list(NETWORKS))
-    for name in names:
-        for bits in args.bits.split(",") if args.bits else NETWORKS[name].bits:
-            in_process(Case(name, bits))
-            if args.peer and bits in ("w8a8", "w4a8", "w4a4"):
-                in_process(Case(name, bits, "onnxruntime"))
-            if args.ablate:
-                for rule in RULES:
-                    in_process(Case(name, bits, settings=(("disable_rules", (rule,)),)))
-                in_process(Case(name, bits, settings=(("rounding", "nearest"),)))
-            for draw in range(1, args.draws + 1):
-                in_process(Case(name, bits, draw=draw))
-            for count in [int(word) for word in args.images.split(",") if word]:
-                in_process(Case(name, bits, images=count))
+        measure_cost(name, count, args.commit or commit_here())
+    if args.all:
+        args.peer, args.ablate, args.draws, args.images = True, True, 3, "0,1,10,40"
+    only_other = (args.write or args.memory) and not args.all
+    names = args.networks or ([] if only_other else list(NETWORKS))
+    fine = measure(names, args)
     found = all_found()
     notes = [
         "Quantized with `lowbit quantize` at its defaults, converted, and run as lowbit's integer nodes. 40 "
@@ -514,7 +561,9 @@ def main() -> None:
     raw = [{"case": case.__dict__, "found": values} for case, values in found]
     costs, measured = cost_table()
     every = [*tables(found), *([costs] if costs.rows else [])]
-    write("quantizer", "Accuracy of post-training quantization", every, notes, raw + measured)
+    title = "Accuracy of post-training quantization"
+    write("quantizer", title, every, notes, raw + measured, commit=args.commit)
+    sys.exit(0 if fine else "some cases failed: the same command tries them again")
 
 
 if __name__ == "__main__":
