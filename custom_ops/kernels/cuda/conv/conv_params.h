@@ -22,16 +22,16 @@ enum class Rounding : int { kAny, kBytes, kWords };
 // the lowest of 256 codes or not; any others, by a division.
 enum class Addition : int { kAny, kInverse, kInverseFromLowest, kOnLine };
 
-// What a sum of products is once the bias is in it: an integer; or the bits of a float, 1.5 * 2^23 + sum, or
-// 2^23 + sum where sums below 0 are clipped to it. Floats of that size count one by one, so that the bits are
-// those of the number plus the sum, and nothing but the bias has to begin there (PackedConv::SumFormOf).
-enum class SumForm : int { kInteger, kFloat, kFloatFromZero };
+// What a sum of products is once the bias is in it: an integer; or the bits of a float, 2^23 + shift + sum, with a
+// shift of the channel's own, below which and beyond 2^24 codes are clipped. Floats of that size count one by one,
+// so that the bits are those of the number plus the sum, and nothing but the bias has to begin there.
+enum class SumForm : int { kInteger, kFloat };
 
 // How an instance of a kernel finishes its sums: whatever the node says; not in registers
-// (SumsParams::in_registers); in registers, from integers; from SumForm::kFloatFromZero to 256 codes; from
-// kFloat, residuals added to 256 codes as Addition::kOnLine or kInverseFromLowest has it; from any floats to any
-// number of codes; the same with residuals. What kernels that are not made for one finish take besides: integers
-// behind which there is a tail.
+// (SumsParams::in_registers); in registers, from integers; from floats to the 256 codes from 0 on, residuals added as
+// Addition::kOnLine or kInverseFromLowest has it; the same to codes from 0 on that end anywhere, where channels may
+// have a sum besides their line (EpilogueParams::strays); to any codes; the same with residuals. What kernels that
+// are not made for one finish take besides: integers behind which there is a tail.
 //
 // An instance for each, not a branch: a multiprocessor that runs another kernel than before fetches its
 // instructions anew, the branches not taken too. That takes 0.8 to 1.4 us of each kernel of a network on an
@@ -43,6 +43,9 @@ enum class Finish : int {
   kFloatsFromZero,
   kFloatsOnLine,
   kFloatsInverse,
+  kFloatsToTop,
+  kFloatsOnLineToTop,
+  kFloatsInverseToTop,
   kFloats,
   kFloatsAdding,
   kIntegersOfTail
@@ -56,19 +59,23 @@ struct EpilogueParams {
   const int32_t* bias = nullptr;     // [out_channels], the constant part of the zero points folded in
   SumForm sums = SumForm::kInteger;  // else the bits are in the bias, too
   // [out_channels]: multiplier or acc_scale. Where codes are rounded in registers, the gains and offsets of the
-  // lines that codes before any residual lie on (channel_lines.h), an offset that is no number for the first of
-  // four channels that have one without a line; of kFloatFromZero, -2^23 * gain.
+  // lines that codes before any residual lie on (channel_lines.h); of integers, an offset that is no number for the
+  // first of four channels that have one without a line.
   const float *scale = nullptr, *start = nullptr;
-  // What the tail of such channels multiplies with and adds, and what it divides by, which is inverted.
+  // Of floats: the one that has another code than the line says, all of them where it is no number; what the bits of
+  // floats are more than the sums.
+  bool has_strays = false;
+  const float* strays = nullptr;
+  const int32_t* shifts = nullptr;
+  // What such sums are multiplied with, what is added, and what they are divided by, which is inverted.
   const float *acc_scale = nullptr, *line_bias = nullptr;
   float first_scale = 1, first_inverse = 1;
   bool on_lines = false;          // not multiplied alone: start is read
   bool adds_behind_tail = false;  // Epilogue::adds_behind_tail
   Rounding rounding = Rounding::kAny;
-  // Of Rounding::kWords and of the codes of sums: twice the zero point less the lowest code, twice the number of
-  // codes less 1, the lowest code.
-  unsigned word_shift = 0, word_top = 0;
-  int word_lowest = 0;
+  // Of Rounding::kWords and of the codes of sums, twice: what is added, the lowest and the highest code.
+  unsigned word_shift = 0, word_lowest = 0, word_top = 0;
+  float top = 255;                  // the highest of codes from 0 on
   const int32_t* w_zero = nullptr;  // [out_channels], null when all are 0; x_sums then has the pixel sums
   int zero_point = 0, lo = 0, hi = 0;
   const int32_t *thresholds = nullptr, *base = nullptr, *dir = nullptr;
@@ -105,14 +112,14 @@ struct EpilogueParams {
 inline Finish FinishOf(const EpilogueParams& e) {
   if (e.sums == SumForm::kInteger) return Finish::kIntegers;
   if (!e.has_residual) {
-    return e.sums == SumForm::kFloatFromZero && e.rounding == Rounding::kBytes ? Finish::kFloatsFromZero
-                                                                               : Finish::kFloats;
+    if (e.lo != 0 || e.zero_point != 0) return Finish::kFloats;
+    return e.hi == 255 && !e.has_strays ? Finish::kFloatsFromZero : Finish::kFloatsToTop;
   }
-  const bool is_bytes = !e.on_lines && !e.residual_signed && e.y_lo == 0 && e.y_hi == 255;
-  if (is_bytes && e.addition == Addition::kOnLine) return Finish::kFloatsOnLine;
-  return is_bytes && e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0
-             ? Finish::kFloatsInverse
-             : Finish::kFloatsAdding;
+  const bool on_line = e.addition == Addition::kOnLine,
+             inverts = e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0;
+  if (e.residual_signed || e.y_lo != 0 || !(on_line || inverts)) return Finish::kFloatsAdding;
+  if (e.y_hi == 255 && !e.has_strays) return on_line ? Finish::kFloatsOnLine : Finish::kFloatsInverse;
+  return on_line ? Finish::kFloatsOnLineToTop : Finish::kFloatsInverseToTop;
 }
 
 inline constexpr int kMaxImageChannels = 4;

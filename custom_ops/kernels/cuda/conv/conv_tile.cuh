@@ -216,6 +216,7 @@ struct BlockState {
   alignas(16) float scale[kTileN];
   alignas(16) int bias[kTileN];
   alignas(16) float start[kTileN];
+  alignas(16) float strays[kTileN];
   uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
   int channel;        // the first one
 
@@ -229,6 +230,7 @@ struct BlockState {
       CopyAsync<4>(SharedAddress(bias + n), p.epilogue.bias + channel + n);
       CopyAsync<4>(SharedAddress(scale + n), p.epilogue.scale + channel + n);
       if (ReadsStart(p.epilogue)) CopyAsync<4>(SharedAddress(start + n), p.epilogue.start + channel + n);
+      if (p.epilogue.has_strays) CopyAsync<4>(SharedAddress(strays + n), p.epilogue.strays + channel + n);
     }
   }
 
@@ -331,24 +333,47 @@ __device__ __forceinline__ void FetchResiduals(const Params& p, const TilePositi
       [&](int offset, unsigned index) { CopyAsync<16>(staging + offset, residual + index); });
 }
 
+// finish(WithEpilogue's parameter): with lines, or step by step where a thread's sums, which `each` (see FinishTile)
+// enumerates, have a stray among them: that is seldom, one sum of a few thousand channels' millions.
+template <Finish kFinish, bool kMayAdd = true, int kTileN, typename Each, typename F>
+__device__ __forceinline__ void WithStrays(const EpilogueParams& e, const BlockState<kTileN>& state,
+                                           const Each& each, const F& finish) {
+  if constexpr (kMayStray<kFinish>) {
+    int found = 0;
+    if (e.has_strays) {
+      each([&](int, int column, const int4& top, const int4& bottom) {
+        const float4 strays = *reinterpret_cast<const float4*>(state.strays + column);
+        found |= static_cast<int>(HasStray(top, strays)) | static_cast<int>(HasStray(bottom, strays));
+      });
+    }
+    if (__builtin_expect(found != 0, false)) return WithEpilogue<kFinish, kMayAdd, true>(e, finish);
+  }
+  WithEpilogue<kFinish, kMayAdd>(e, finish);
+}
+
 // Requantizes sums in registers, those that `each` (see FinishTile) enumerates. `word_at(row, column)` is
 // where four codes go in shared memory, in the place of four residuals where there are any; those of the row
 // eight below go kBelow words further. kBiased: the sums began with the biases. `channel0`: that of column 0.
 template <Finish kFinish, bool kBiased, int kBelow, int kTileN, typename Each, typename WordAt>
 __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, const BlockState<kTileN>& state,
                                                     int channel0, const Each& each, const WordAt& word_at) {
-  WithEpilogue<kFinish>(e, [&](const auto& requantize) {
+  const auto biased = [&](const auto& f) {
     each([&](int row, int column, const int4& top, const int4& bottom) {
+      if constexpr (kBiased) {
+        f(row, column, top, bottom);
+      } else {
+        const int4 bias = *reinterpret_cast<const int4*>(state.bias + column);
+        f(row, column, Plus(top, bias), Plus(bottom, bias));
+      }
+    });
+  };
+  WithStrays<kFinish>(e, state, biased, [&](const auto& requantize) {
+    biased([&](int row, int column, const int4& top, const int4& bottom) {
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
                    start = *reinterpret_cast<const float4*>(state.start + column);
       unsigned* const out = word_at(row, column);
-      int4 sums[] = {top, bottom};
+      const int4 sums[] = {top, bottom};
       unsigned codes[] = {out[0], out[kBelow]};
-      if constexpr (!kBiased) {
-        const int4 bias = *reinterpret_cast<const int4*>(state.bias + column);
-        sums[0] = Plus(top, bias);
-        sums[1] = Plus(bottom, bias);
-      }
       requantize(sums, scale, start, codes, channel0 + column);
       out[0] = codes[0];
       out[kBelow] = codes[1];
@@ -462,7 +487,7 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
       if (of_bytes) {  // most of them
         const int4 only[] = {total};
         float4 codes[1];
-        FirstCodes<First::kMultiplies, false>(e, only, scale, start, 0, codes);
+        FirstCodes<First::kMultiplies>(e, only, scale, start, 0, codes);
         *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) =
             RoundFour<Rounding::kBytes>(e, codes[0]);
         continue;

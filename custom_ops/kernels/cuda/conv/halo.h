@@ -24,7 +24,7 @@ struct HaloParams : TileParams, WindowParams {
   int patch_rows = 0;       // what a block fetches at once, at most
   int plane_bytes = 0;      // of a slab of a patch
   TileShares shares;
-  FastDivisor by_pitch, by_rows;
+  FastDivisor by_pitch = {}, by_rows = {};
   // From a window's first tap to each (tap, slab), in 16 bytes of shared memory; windows: (slab, tap).
   int steps = 0, step[2 * kMaxHaloWeights] = {};
 };

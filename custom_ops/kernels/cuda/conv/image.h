@@ -32,7 +32,7 @@ struct ImageParams : TileParams, SumsParams, WindowParams {
   int kernel_h = 1;
   uint32_t fill = 0;  // four times the code that stands for real zero
   int in_channels = 0, tiles_x = 0, tiles_y = 0, tiles = 0;
-  FastDivisor by_columns;
+  FastDivisor by_columns = {};
   int patch_rows = 0, patch_columns = 0;  // pixels that a block's outputs read
   int patch_offset = 0;                   // in shared memory, behind the weights
   // The quantizer of float pixels.
@@ -41,7 +41,7 @@ struct ImageParams : TileParams, SumsParams, WindowParams {
   int lo = 0, hi = 0;
   // LaunchPlanes: patches in units of four pixels, whose first lies `shift` pixels left of the first tap's.
   int units_x = 0, shift = 0, patch_bytes = 0;
-  FastDivisor by_units, by_tiles_x, by_tiles_y;
+  FastDivisor by_units = {}, by_tiles_x = {}, by_tiles_y = {};
   uint32_t codes_add = 0;  // PixelRounding::add of all channels, each a byte further
 };
 

@@ -37,6 +37,12 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
       return f.template operator()<false, Finish::kFloatsOnLine>();
     case Finish::kFloatsInverse:
       return f.template operator()<false, Finish::kFloatsInverse>();
+    case Finish::kFloatsToTop:
+      return f.template operator()<false, Finish::kFloatsToTop>();
+    case Finish::kFloatsOnLineToTop:
+      return f.template operator()<false, Finish::kFloatsOnLineToTop>();
+    case Finish::kFloatsInverseToTop:
+      return f.template operator()<false, Finish::kFloatsInverseToTop>();
     case Finish::kFloats:
       return f.template operator()<false, Finish::kFloats>();
     case Finish::kFloatsAdding:

@@ -54,19 +54,20 @@ class PackedConv {
 
  private:
   struct Offsets {
-    size_t bias, scale, gain, offset, line_bias, float_bias, start, w_zero, thresholds, base, dir, tail_bias,
-        tail_scale, tail_shift;
+    size_t bias, scale, gain, offset, line_bias, float_bias, start, strays, shifts, w_zero, thresholds, base,
+        dir, tail_bias, tail_scale, tail_shift;
   };
   // By channel: what it sums to, and the line that its codes lie on (EpilogueParams::scale, start).
   struct ChannelConstants {
     std::vector<int32_t> bias;
     std::vector<SumRange> sums;
-    std::vector<float> gain, offset;
+    std::vector<ChannelLine> lines;
   };
 
   // The layout is one that the node has.
   const uint8_t* WeightsIn(const WeightLayout& layout) const;
   void AddWeights(const Int8Weights& weights, ConstantBuilder& builder);
+  bool MayBeFloats() const;
   ChannelConstants ConstantsOf(const ConvSpec& spec, const Int8Weights& weights) const;
   // Whether sums may have the form, whatever the input holds, and are rounded as SetRounding has it. After
   // SetEpilogue.
@@ -82,7 +83,7 @@ class PackedConv {
   int32_t x_zero_;
   Device device_;
   bool tiled_ = false, vector16_ = false, boxes_ = false, repacks_ = false, has_w_zero_ = false,
-       has_lines_ = false, divides_fast_ = true, rises_ = false;
+       has_lines_ = false, has_strays_ = false, divides_fast_ = true, rises_ = false;
   int64_t channels_ = 0, n_padded_ = 0, k_tiles_ = 0;
   size_t weights_at_ = 0, plain_bias_at_ = 0;
   std::vector<std::pair<const WeightLayout*, size_t>> own_weights_at_;

@@ -15,6 +15,8 @@
 // For few tiles, or weights that are too many for one block, the blocks of a cluster share tiles: each makes
 // some of the boxes of y and of z with the weights of these alone, and sends the former to the blocks that
 // make boxes of z.
+#include <algorithm>
+
 #include "kernels/cuda/conv/launch.h"
 #include "kernels/cuda/conv/pixel_boxes.cuh"
 #include "kernels/cuda/fused/chain_params.h"
@@ -22,11 +24,23 @@
 namespace lowbit::cuda {
 namespace {
 
+// The finish of floats as that of ever more: 256 codes from 0 on; codes from 0 on; any.
+constexpr int ReachOf(Finish finish) {
+  using enum Finish;
+  if (finish == kFloats || finish == kFloatsAdding) return 2;
+  return finish == kFloatsToTop || finish == kFloatsOnLineToTop || finish == kFloatsInverseToTop ? 1 : 0;
+}
+constexpr Finish WithReach(Finish finish, int reach) {
+  using enum Finish;
+  const bool on_line = finish == kFloatsOnLine || finish == kFloatsOnLineToTop,
+             inverts = finish == kFloatsInverse || finish == kFloatsInverseToTop;
+  if (reach == 2) return on_line || inverts || finish == kFloatsAdding ? kFloatsAdding : kFloats;
+  if (reach == 1) return on_line ? kFloatsOnLineToTop : inverts ? kFloatsInverseToTop : kFloatsToTop;
+  return finish;
+}
 // How the second's sums are finished where the first's are so.
 constexpr Finish SecondOf(Finish first) {
-  if (first == Finish::kIntegers) return first;
-  return first == Finish::kFloats || first == Finish::kFloatsAdding ? Finish::kFloats
-                                                                    : Finish::kFloatsFromZero;
+  return first == Finish::kIntegers ? first : WithReach(Finish::kFloatsFromZero, ReachOf(first));
 }
 
 struct ChainMaps {
@@ -97,7 +111,8 @@ template <Finish kFinish, bool kMayAdd>
 __device__ __forceinline__ void FinishBox(const EpilogueParams& e, const BlockState<kChainBox>& state,
                                           const int (&sums)[kChainBox / 2], int column, int swizzle,
                                           unsigned* row) {
-  WithEpilogue<kFinish, kMayAdd>(e, [&](const auto& requantize) {
+  const auto each = [&](const auto& f) { ForEachFour<kChainBox>(sums, 0, column, f); };
+  WithStrays<kFinish, kMayAdd>(e, state, each, [&](const auto& requantize) {
     ThreadCodes codes;
     if (kMayAdd && e.has_residual)
       codes.ForEach(row, column, swizzle, [](unsigned& code, const unsigned* word) { code = *word; });
@@ -120,7 +135,8 @@ __device__ __forceinline__ void AddToResiduals(const EpilogueParams& e, const Bl
                                                const int (&sums)[kChainBox / 2], int column, int swizzle,
                                                unsigned* row, ThreadCodes& residuals) {
   __builtin_assume(e.has_residual);
-  WithEpilogue<kFinish>(e, [&](const auto& requantize) {
+  const auto each = [&](const auto& f) { ForEachFour<kChainBox>(sums, 0, column, f); };
+  WithStrays<kFinish>(e, state, each, [&](const auto& requantize) {
     residuals.Finish(state, sums, column, requantize);
     residuals.ForEach(row, column, swizzle, [](unsigned code, unsigned* word) { *word = code; });
   });
@@ -266,6 +282,8 @@ struct Chain {
       CopyAsync<4>(SharedAddress(&state.scale[i % kChainBox]), product.epilogue.scale + n);
       if (ReadsStart(product.epilogue))
         CopyAsync<4>(SharedAddress(&state.start[i % kChainBox]), product.epilogue.start + n);
+      if (product.epilogue.has_strays)
+        CopyAsync<4>(SharedAddress(&state.strays[i % kChainBox]), product.epilogue.strays + n);
     }
   }
 
@@ -443,7 +461,8 @@ cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
 
 template <bool kXSigned, bool kYSigned, bool kCluster, Finish kFinish>
 cudaError_t LaunchMaker(const ChainParams& p, const LaunchOptions& options) {
-  if constexpr (kFinish != Finish::kFloatsFromZero && kFinish != Finish::kFloats) {
+  if constexpr (kFinish != Finish::kFloatsFromZero && kFinish != Finish::kFloatsToTop &&
+                kFinish != Finish::kFloats) {
     if (p.makes_residuals) return LaunchWith<kXSigned, kYSigned, kCluster, true, kFinish>(p, options);
   }
   return LaunchWith<kXSigned, kYSigned, kCluster, false, kFinish>(p, options);
@@ -460,11 +479,8 @@ cudaError_t LaunchRanks(const ChainParams& p, const LaunchOptions& options) {
 cudaError_t LaunchChain(const ChainParams& p, const LaunchOptions& options) {
   Finish first = FinishOf(p.first.epilogue);
   const Finish second = FinishOf(p.second.epilogue);
-  // What finishes any floats does so where the second's need it.
-  if (first != Finish::kIntegers && second == Finish::kFloats)
-    first = p.first.epilogue.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
-  const bool fits =
-      second == SecondOf(first) || (SecondOf(first) == Finish::kFloats && second == Finish::kFloatsFromZero);
+  const bool fits = (first == Finish::kIntegers) == (second == Finish::kIntegers);
+  if (first != Finish::kIntegers) first = WithReach(first, std::max(ReachOf(first), ReachOf(second)));
   if (p.teams * p.team_groups > kMaxChainGroups || p.first.n_boxes > kMaxChainBoxes ||
       p.team_groups > p.first.own_boxes || !fits || p.makes_residuals > p.first.epilogue.has_residual) {
     return cudaErrorInvalidValue;
