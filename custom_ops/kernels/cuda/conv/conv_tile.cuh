@@ -216,7 +216,6 @@ struct BlockState {
   alignas(16) float scale[kTileN];
   alignas(16) int bias[kTileN];
   alignas(16) float start[kTileN];
-  alignas(16) float strays[kTileN];
   uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
   int channel;        // the first one
 
@@ -230,7 +229,6 @@ struct BlockState {
       CopyAsync<4>(SharedAddress(bias + n), p.epilogue.bias + channel + n);
       CopyAsync<4>(SharedAddress(scale + n), p.epilogue.scale + channel + n);
       if (ReadsStart(p.epilogue)) CopyAsync<4>(SharedAddress(start + n), p.epilogue.start + channel + n);
-      if (p.epilogue.has_strays) CopyAsync<4>(SharedAddress(strays + n), p.epilogue.strays + channel + n);
     }
   }
 
@@ -334,15 +332,17 @@ __device__ __forceinline__ void FetchResiduals(const Params& p, const TilePositi
 }
 
 // finish(WithEpilogue's parameter): with lines, or step by step where a thread's sums, which `each` (see FinishTile)
-// enumerates, have a stray among them: that is seldom, one sum of a few thousand channels' millions.
-template <Finish kFinish, bool kMayAdd = true, int kTileN, typename Each, typename F>
-__device__ __forceinline__ void WithStrays(const EpilogueParams& e, const BlockState<kTileN>& state,
-                                           const Each& each, const F& finish) {
+// enumerates, have a stray among them: that is seldom, one sum of a few thousand channels' millions. `channel0`: that
+// of column 0.
+template <Finish kFinish, bool kMayAdd = true, typename Each, typename F>
+__device__ __forceinline__ void WithStrays(const EpilogueParams& e, int channel0, const Each& each,
+                                           const F& finish) {
   if constexpr (kMayStray<kFinish>) {
     int found = 0;
     if (e.has_strays) {
       each([&](int, int column, const int4& top, const int4& bottom) {
-        const float4 strays = *reinterpret_cast<const float4*>(state.strays + column);
+        const float4 strays =
+            *reinterpret_cast<const float4*>(e.strays + ChannelInside(e, channel0 + column));
         found |= static_cast<int>(HasStray(top, strays)) | static_cast<int>(HasStray(bottom, strays));
       });
     }
@@ -367,7 +367,7 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
       }
     });
   };
-  WithStrays<kFinish>(e, state, biased, [&](const auto& requantize) {
+  WithStrays<kFinish>(e, channel0, biased, [&](const auto& requantize) {
     biased([&](int row, int column, const int4& top, const int4& bottom) {
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
                    start = *reinterpret_cast<const float4*>(state.start + column);

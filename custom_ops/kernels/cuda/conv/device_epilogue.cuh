@@ -179,9 +179,14 @@ __device__ __forceinline__ float4 Numbers(const int4& sums) {
                      static_cast<float>(sums.w));
 }
 
+// The first of four channels that exist: rows past the last one are never stored.
+__device__ __forceinline__ int ChannelInside(const EpilogueParams& e, int channel) {
+  return min(channel, e.out_channels - 4);
+}
+
 // The same of four sums step by step, as the node has it: Markstein's division.
 __device__ __forceinline__ float4 StepByStep(const EpilogueParams& e, const int4& sums, int channel) {
-  channel = min(channel, e.out_channels - 4);  // rows past the last channel are never stored
+  channel = ChannelInside(e, channel);
   const float4 scale = *reinterpret_cast<const float4*>(e.acc_scale + channel),
                bias = *reinterpret_cast<const float4*>(e.line_bias + channel), v = Numbers(sums);
   const auto one = [&](float sum, float scale, float bias) {
@@ -211,7 +216,7 @@ __device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (
 #pragma unroll
     for (int i = 0; i < kCount; ++i) codes[i] = OnLines(FloatsOf(sums[i]), scale, start);
   } else if constexpr (kFirst == First::kStrays) {
-    const int4 shift = *reinterpret_cast<const int4*>(e.shifts + min(channel, e.out_channels - 4));
+    const int4 shift = *reinterpret_cast<const int4*>(e.shifts + ChannelInside(e, channel));
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       codes[i] = StepByStep(

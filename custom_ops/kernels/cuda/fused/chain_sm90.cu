@@ -112,7 +112,7 @@ __device__ __forceinline__ void FinishBox(const EpilogueParams& e, const BlockSt
                                           const int (&sums)[kChainBox / 2], int column, int swizzle,
                                           unsigned* row) {
   const auto each = [&](const auto& f) { ForEachFour<kChainBox>(sums, 0, column, f); };
-  WithStrays<kFinish, kMayAdd>(e, state, each, [&](const auto& requantize) {
+  WithStrays<kFinish, kMayAdd>(e, state.channel, each, [&](const auto& requantize) {
     ThreadCodes codes;
     if (kMayAdd && e.has_residual)
       codes.ForEach(row, column, swizzle, [](unsigned& code, const unsigned* word) { code = *word; });
@@ -136,7 +136,7 @@ __device__ __forceinline__ void AddToResiduals(const EpilogueParams& e, const Bl
                                                unsigned* row, ThreadCodes& residuals) {
   __builtin_assume(e.has_residual);
   const auto each = [&](const auto& f) { ForEachFour<kChainBox>(sums, 0, column, f); };
-  WithStrays<kFinish>(e, state, each, [&](const auto& requantize) {
+  WithStrays<kFinish>(e, state.channel, each, [&](const auto& requantize) {
     residuals.Finish(state, sums, column, requantize);
     residuals.ForEach(row, column, swizzle, [](unsigned code, unsigned* word) { *word = code; });
   });
@@ -282,8 +282,6 @@ struct Chain {
       CopyAsync<4>(SharedAddress(&state.scale[i % kChainBox]), product.epilogue.scale + n);
       if (ReadsStart(product.epilogue))
         CopyAsync<4>(SharedAddress(&state.start[i % kChainBox]), product.epilogue.start + n);
-      if (product.epilogue.has_strays)
-        CopyAsync<4>(SharedAddress(&state.strays[i % kChainBox]), product.epilogue.strays + n);
     }
   }
 
