@@ -29,9 +29,10 @@ enum class SumForm : int { kInteger, kFloat };
 
 // How an instance of a kernel finishes its sums: whatever the node says; not in registers
 // (SumsParams::in_registers); in registers, from integers; from floats to the 256 codes from 0 on, residuals added as
-// Addition::kOnLine or kInverseFromLowest has it; the same to codes from 0 on that end anywhere, where channels may
-// have a sum besides their line (EpilogueParams::strays); to any codes; the same with residuals. What kernels that
-// are not made for one finish take besides: integers behind which there is a tail.
+// Addition::kOnLine or kInverseFromLowest has it; to codes from 0 on that end anywhere, without residuals and as
+// kOnLine has it, where channels may have a sum besides their line (EpilogueParams::strays); the same to any codes,
+// without residuals and with them. What kernels that are not made for one finish take besides: integers behind which
+// there is a tail.
 //
 // An instance for each, not a branch: a multiprocessor that runs another kernel than before fetches its
 // instructions anew, the branches not taken too. That takes 0.8 to 1.4 us of each kernel of a network on an
@@ -45,7 +46,6 @@ enum class Finish : int {
   kFloatsInverse,
   kFloatsToTop,
   kFloatsOnLineToTop,
-  kFloatsInverseToTop,
   kFloats,
   kFloatsAdding,
   kIntegersOfTail
@@ -115,11 +115,12 @@ inline Finish FinishOf(const EpilogueParams& e) {
     if (e.lo != 0 || e.zero_point != 0) return Finish::kFloats;
     return e.hi == 255 && !e.has_strays ? Finish::kFloatsFromZero : Finish::kFloatsToTop;
   }
-  const bool on_line = e.addition == Addition::kOnLine,
-             inverts = e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0;
-  if (e.residual_signed || e.y_lo != 0 || !(on_line || inverts)) return Finish::kFloatsAdding;
-  if (e.y_hi == 255 && !e.has_strays) return on_line ? Finish::kFloatsOnLine : Finish::kFloatsInverse;
-  return on_line ? Finish::kFloatsOnLineToTop : Finish::kFloatsInverseToTop;
+  const bool from_zero = !e.residual_signed && e.y_lo == 0, is_bytes = e.y_hi == 255 && !e.has_strays;
+  if (from_zero && e.addition == Addition::kOnLine)
+    return is_bytes ? Finish::kFloatsOnLine : Finish::kFloatsOnLineToTop;
+  if (from_zero && is_bytes && e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0)
+    return Finish::kFloatsInverse;
+  return Finish::kFloatsAdding;
 }
 
 inline constexpr int kMaxImageChannels = 4;

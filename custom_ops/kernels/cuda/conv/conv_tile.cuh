@@ -346,7 +346,14 @@ __device__ __forceinline__ void WithStrays(const EpilogueParams& e, int channel0
         found |= static_cast<int>(HasStray(top, strays)) | static_cast<int>(HasStray(bottom, strays));
       });
     }
-    if (__builtin_expect(found != 0, false)) return WithEpilogue<kFinish, kMayAdd, true>(e, finish);
+    if (__builtin_expect(found != 0, false)) {
+      if constexpr (kFinish == Finish::kAny) {
+        if (e.has_residual) return WithEpilogue<Finish::kFloatsAdding, kMayAdd, true>(e, finish);
+        return WithEpilogue<Finish::kFloats, kMayAdd, true>(e, finish);
+      } else {
+        return WithEpilogue<kFinish, kMayAdd, true>(e, finish);
+      }
+    }
   }
   WithEpilogue<kFinish, kMayAdd>(e, finish);
 }

@@ -252,7 +252,7 @@ __device__ __forceinline__ unsigned RoundFour(const EpilogueParams& e, const flo
 template <Finish kFinish>
 constexpr bool kMayStray =
     kFinish == Finish::kAny || kFinish == Finish::kFloatsToTop || kFinish == Finish::kFloatsOnLineToTop ||
-    kFinish == Finish::kFloatsInverseToTop || kFinish == Finish::kFloats || kFinish == Finish::kFloatsAdding;
+    kFinish == Finish::kFloats || kFinish == Finish::kFloatsAdding;
 
 // Whether one of four sums, which are floats, is the stray of its channel.
 __device__ __forceinline__ bool HasStray(const int4& sums, const float4& strays) {
@@ -296,6 +296,15 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
       return adding.template operator()<kFirst, Addition::kOnLine, Codes::kWords>();
     return adding.template operator()<kFirst, Addition::kInverse, Codes::kWords>();
   };
+  // Codes from 0 on, where residuals begin there, too.
+  const bool adds_from_zero = !e.residual_signed && e.y_lo == 0,
+             inverts_from_zero =
+                 adds_from_zero && e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0;
+  const auto adding_any = [&]<First kFirst>() {
+    if (inverts_from_zero)
+      return adding.template operator()<kFirst, Addition::kInverseFromLowest, Codes::kToTop>();
+    return adding_words.template operator()<kFirst>();
+  };
   const auto any_floats = [&] {
     if (e.lo == 0 && e.zero_point == 0) return floats.template operator()<Codes::kToTop>();
     return floats.template operator()<Codes::kWords>();
@@ -308,25 +317,26 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
     return adding.template operator()<kOfFloats, Addition::kInverseFromLowest, Codes::kBytes>();
   if constexpr (kFinish == Finish::kFloatsOnLineToTop)
     return adding.template operator()<kOfFloats, Addition::kOnLine, Codes::kToTop>();
-  if constexpr (kFinish == Finish::kFloatsInverseToTop)
-    return adding.template operator()<kOfFloats, Addition::kInverseFromLowest, Codes::kToTop>();
   if constexpr (kFinish == Finish::kFloats) return any_floats();
-  if constexpr (kFinish == Finish::kFloatsAdding) return adding_words.template operator()<kOfFloats>();
+  if constexpr (kFinish == Finish::kFloatsAdding) {
+    if constexpr (kStrays) {
+      return adding_words.template operator()<kOfFloats>();
+    } else {
+      return adding_any.template operator()<kOfFloats>();
+    }
+  }
   if constexpr (kIsAny || kFinish == Finish::kIntegers || kFinish == Finish::kIntegersOfTail) {
     constexpr bool kMayBeTail = kFinish != Finish::kIntegers;
     if (kIsAny && e.sums != SumForm::kInteger)
-      return e.has_residual ? adding_words.template operator()<kOfFloats>() : any_floats();
+      return e.has_residual ? adding_any.template operator()<kOfFloats>() : any_floats();
     if (kMayAdd && e.has_residual) {
       if (kMayBeTail && e.on_lines) return adding_words.template operator()<First::kTail>();
       if constexpr (kFinish == Finish::kIntegersOfTail) return;
       if (e.addition == Addition::kAny)
         return adding.template operator()<First::kMultiplies, Addition::kAny, Codes::kWords>();
-      if (e.residual_signed || e.y_lo != 0) return adding_words.template operator()<First::kMultiplies>();
-      if (e.addition == Addition::kOnLine)
+      if (adds_from_zero && e.addition == Addition::kOnLine)
         return adding.template operator()<First::kMultiplies, Addition::kOnLine, Codes::kToTop>();
-      if (e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0)
-        return adding.template operator()<First::kMultiplies, Addition::kInverseFromLowest, Codes::kToTop>();
-      return adding_words.template operator()<First::kMultiplies>();
+      return adding_any.template operator()<First::kMultiplies>();
     }
     if (kMayBeTail && e.on_lines) return rounding.template operator()<First::kTail, Rounding::kWords>();
     if constexpr (kFinish == Finish::kIntegersOfTail) return;

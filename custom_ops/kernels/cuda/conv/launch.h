@@ -41,8 +41,6 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
       return f.template operator()<false, Finish::kFloatsToTop>();
     case Finish::kFloatsOnLineToTop:
       return f.template operator()<false, Finish::kFloatsOnLineToTop>();
-    case Finish::kFloatsInverseToTop:
-      return f.template operator()<false, Finish::kFloatsInverseToTop>();
     case Finish::kFloats:
       return f.template operator()<false, Finish::kFloats>();
     case Finish::kFloatsAdding:

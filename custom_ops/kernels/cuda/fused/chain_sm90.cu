@@ -28,15 +28,15 @@ namespace {
 constexpr int ReachOf(Finish finish) {
   using enum Finish;
   if (finish == kFloats || finish == kFloatsAdding) return 2;
-  return finish == kFloatsToTop || finish == kFloatsOnLineToTop || finish == kFloatsInverseToTop ? 1 : 0;
+  return finish == kFloatsToTop || finish == kFloatsOnLineToTop ? 1 : 0;
 }
 constexpr Finish WithReach(Finish finish, int reach) {
   using enum Finish;
-  const bool on_line = finish == kFloatsOnLine || finish == kFloatsOnLineToTop,
-             inverts = finish == kFloatsInverse || finish == kFloatsInverseToTop;
-  if (reach == 2) return on_line || inverts || finish == kFloatsAdding ? kFloatsAdding : kFloats;
-  if (reach == 1) return on_line ? kFloatsOnLineToTop : inverts ? kFloatsInverseToTop : kFloatsToTop;
-  return finish;
+  const bool on_line = finish == kFloatsOnLine || finish == kFloatsOnLineToTop;
+  if (reach == 0 || finish == kFloatsAdding) return finish;
+  if (finish == kFloatsInverse) return kFloatsAdding;
+  if (reach == 1) return on_line ? kFloatsOnLineToTop : kFloatsToTop;
+  return on_line ? kFloatsAdding : kFloats;
 }
 // How the second's sums are finished where the first's are so.
 constexpr Finish SecondOf(Finish first) {
