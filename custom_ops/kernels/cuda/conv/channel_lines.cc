@@ -1,6 +1,7 @@
 #include "kernels/cuda/conv/channel_lines.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/epilogue.h"
 
@@ -10,6 +11,8 @@ namespace {
 constexpr int kMostTrials = 40;  // gains that are tried for a channel
 // Of the floats that may stand for the sum 0: how many are tried, of them with all steps.
 constexpr int kMostShifts = 1 << 18, kMostChecks = 64;
+constexpr size_t kMostStrays = 16;
+constexpr double kMostStrayGain = 0.25;  // so that a stray is less than half a code below its tie
 
 // The least of first to last, which reaches, that does, looked for around `guess`.
 template <typename Reaches>
@@ -114,40 +117,45 @@ void LineFitter::FindSteps(size_t channel, const SumRange& sums) {
   if (highest + 1 < reaches_.size()) below_.push_back(bound(sums.most, highest + 1));
 }
 
-// A line of the gain has a step at a sum where sum * gain + offset is more than between_, or a tie of both. One that
-// misses a bound has it a sum later, or the step a sum earlier.
-LineFitter::Offsets LineFitter::OffsetsOf(double gain, bool misses) const {
-  struct Extreme {
-    double first = HUGE_VAL, second = HUGE_VAL, sum = 0;  // the least two; of the first
-
-    void Take(double value, double at) {
-      if (value < first) {
-        second = first;
-        first = value;
-        sum = at;
-      } else if (value < second) {
-        second = value;
-      }
+// A line of the gain has a step at a sum where sum * gain + offset is more than between_, or a tie of both. It may have
+// steps a sum late: those that ask for the largest offsets.
+LineFitter::Offsets LineFitter::OffsetsOf(double gain, size_t strays) const {
+  Offsets offsets;
+  double below = 0;
+  std::vector<std::pair<double, double>> largest;  // offsets and their sums, the largest last
+  for (const Bound& bound : from_) {
+    const std::pair<double, double> of_bound{between_[bound.step] - bound.sum * gain, bound.sum};
+    if (largest.size() > strays && of_bound < largest.front()) continue;
+    largest.insert(std::upper_bound(largest.begin(), largest.end(), of_bound), of_bound);
+    if (largest.size() > strays + 1) largest.erase(largest.begin());
+  }
+  for (const Bound& bound : below_) {
+    const double most = between_[bound.step] - bound.sum * gain;
+    if (most < offsets.most) {
+      offsets.most = most;
+      below = bound.sum;
     }
-  } from, below;
-  for (const Bound& bound : from_) from.Take(bound.sum * gain - between_[bound.step], bound.sum);
-  for (const Bound& bound : below_) below.Take(between_[bound.step] - bound.sum * gain, bound.sum);
-  Offsets all{-from.first, below.first, from.sum > below.sum, kNone};
-  if (!misses) return all;
-  const Offsets later{-std::min(from.second, from.first + gain), below.first, all.widen, from.sum},
-      earlier{-from.first, std::min(below.second, below.first + gain), all.widen, below.sum};
-  return later.most - later.least > earlier.most - earlier.least ? later : earlier;
+  }
+  if (largest.empty()) return offsets;
+  offsets.widen = largest.back().second > below;
+  offsets.least = largest.front().first;
+  for (size_t i = 1; i < largest.size(); ++i) {
+    offsets.least = std::max(offsets.least, largest[i].first - gain);
+    offsets.strays.push_back(largest[i].second);
+  }
+  if (strays > 0 && (gain > kMostStrayGain || largest.size() <= strays)) offsets.least = HUGE_VAL;
+  return offsets;
 }
 
 template <typename F>
-bool LineFitter::Holds(double missed, const F& f) const {
-  const auto reaches = [&](const Bound& bound, double next) {
-    return f(bound.sum == missed ? next : bound.sum) >= reaches_[bound.step];
+bool LineFitter::Holds(const std::vector<double>& strays, const F& f) const {
+  const auto reaches = [&](const Bound& bound) {
+    const bool strays_here = std::find(strays.begin(), strays.end(), bound.sum) != strays.end();
+    return f(strays_here ? bound.sum + 1 : bound.sum) >= reaches_[bound.step];
   };
-  return std::all_of(from_.begin(), from_.end(),
-                     [&](const Bound& bound) { return reaches(bound, bound.sum + 1); }) &&
+  return std::all_of(from_.begin(), from_.end(), reaches) &&
          std::none_of(below_.begin(), below_.end(),
-                      [&](const Bound& bound) { return reaches(bound, bound.sum - 1); });
+                      [&](const Bound& bound) { return f(bound.sum) >= reaches_[bound.step]; });
 }
 
 std::optional<float> LineFitter::OffsetOf(float gain, const Offsets& offsets) const {
@@ -155,8 +163,7 @@ std::optional<float> LineFitter::OffsetOf(float gain, const Offsets& offsets) co
   const auto nearest = static_cast<float>(offsets.Middle());
   for (const float offset :
        {nearest, std::nextafter(nearest, -HUGE_VALF), std::nextafter(nearest, HUGE_VALF)}) {
-    if (Holds(kNone, [&](double sum) { return std::fma(static_cast<float>(sum), gain, offset); }))
-      return offset;
+    if (Holds({}, [&](double sum) { return std::fma(static_cast<float>(sum), gain, offset); })) return offset;
   }
   return std::nullopt;
 }
@@ -178,10 +185,11 @@ bool LineFitter::FitFloats(const Offsets& offsets, double least, double room, Ch
     const auto on_line = [&](double sum) {
       return std::fma(static_cast<float>(zero + sum), line.gain, start);
     };
-    if (!Holds(offsets.missed, on_line)) continue;
+    if (!Holds(offsets.strays, on_line)) continue;
+    line.has_floats = true;
     line.shift = static_cast<int32_t>(shift);
     line.start = start;
-    line.stray = offsets.missed == kNone ? 0.0f : static_cast<float>(zero + offsets.missed);
+    for (const double sum : offsets.strays) line.strays.push_back(static_cast<float>(zero + sum));
     return true;
   }
   return false;
@@ -198,17 +206,14 @@ void LineFitter::FitFloats(ChannelLine& line) const {
   if (least > most) least = most = 0;  // one code
   const double room = 0x1p23 - (most - least);
   if (room < kMostShifts) return;
-  line.has_floats = true;
-  if (FitFloats(OffsetsOf(line.gain), least, room, line)) return;
-  if (FitFloats(OffsetsOf(line.gain, true), least, room, line)) return;
-  line.shift = static_cast<int32_t>(-least);
-  line.start = static_cast<float>((least - 0x1p23) * static_cast<double>(line.gain));
-  line.stray = std::nanf("");
+  for (size_t strays = 0; strays <= kMostStrays; ++strays) {
+    if (FitFloats(OffsetsOf(line.gain, strays), least, room, line)) return;
+  }
 }
 
 // What lies between the least and the most offset of a gain grows with the gain up to some gain, then shrinks: steps in
 // its direction, each twice as long as the one before until that turns, then half as long. Of gains without a line the
-// first one is taken that has one but for a stray. A multiplier stays what it is.
+// one is taken whose lines have the fewest strays. A multiplier stays what it is.
 ChannelLine LineFitter::Fit(size_t channel, const SumRange& sums) {
   FindSteps(channel, sums);
   ChannelLine line;
@@ -221,7 +226,8 @@ ChannelLine LineFitter::Fit(size_t channel, const SumRange& sums) {
                                   static_cast<double>(e_.adds_behind_tail ? e_.inner_scale : e_.y_scale));
   const double unit = static_cast<double>(std::nextafter(trial, HUGE_VALF)) - static_cast<double>(trial);
   double step = 1, tried = static_cast<double>(trial);
-  bool turned = false, was_wider = false, misses_one = false;
+  bool turned = false, was_wider = false;
+  size_t fewest = kMostStrays + 1;
   line.gain = trial;
   line.offset = std::nanf("");
   for (int i = 0; i < kMostTrials && step >= 1; ++i) {
@@ -231,8 +237,9 @@ ChannelLine LineFitter::Fit(size_t channel, const SumRange& sums) {
       line.offset = *offset;
       break;
     }
-    if (!misses_one && OffsetsOf(static_cast<double>(trial), true).Exist()) {
-      misses_one = true;
+    for (size_t strays = 1; strays < fewest; ++strays) {
+      if (!OffsetsOf(static_cast<double>(trial), strays).Exist()) continue;
+      fewest = strays;
       line.gain = trial;
     }
     turned = turned || (i > 0 && offsets.widen != was_wider);

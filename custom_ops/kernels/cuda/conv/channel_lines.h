@@ -8,7 +8,8 @@
 //
 // Sums that are floats f of some 2^23 (SumForm::kFloat) have a line f * gain + start. As start is that large, it lies
 // next to what it should be within gain / 4 or so; but which f stands for the sum 0 is free, and with it where start
-// lies between two floats. A channel without a line mostly has one on which a single sum has another code, its stray.
+// lies between two floats. A channel without a line mostly has one on which a single sum, its stray, has the code of
+// the sum before: a little below a tie, half a code more puts it right.
 #pragma once
 
 #include <cmath>
@@ -33,11 +34,11 @@ struct ChannelLine {
   float gain = 0;
   // Of integers; no number where they have no line.
   float offset = 0;
-  // Of the floats 2^23 + shift + sum; none where these do not hold all sums that are not clipped. The stray is the
-  // float itself, 0 where there is none, no number where there are many.
+  // Of the floats 2^23 + shift + sum, if they have one; those that stray.
   bool has_floats = false;
   int32_t shift = 0;
-  float start = 0, stray = 0;
+  float start = 0;
+  std::vector<float> strays;
 };
 
 // The code that a sum has before any residual is added, by an epilogue that HasLines.
@@ -60,27 +61,26 @@ class LineFitter {
     double sum;
     size_t step;  // a code less the lowest one
   };
-  // Offsets of the lines of a gain; of lines that have another code at one sum, which that is.
+  // Offsets of the lines of a gain, and the sums that stray from them.
   struct Offsets {
     double least = -HUGE_VAL, most = HUGE_VAL;
     bool widen = false;  // with a larger gain
-    double missed = kNone;
+    std::vector<double> strays;
 
     bool Exist() const { return least <= most; }
     double Middle() const;
   };
-  static constexpr double kNone = 0.5;  // no sum
 
   float Quotient(int64_t sum, size_t channel) const;
   void FindSteps(size_t channel, const SumRange& sums);
-  Offsets OffsetsOf(double gain, bool misses = false) const;
+  Offsets OffsetsOf(double gain, size_t strays = 0) const;
   std::optional<float> OffsetOf(float gain, const Offsets& offsets) const;
   // Completes a line that has its gain.
   void FitFloats(ChannelLine& line) const;
   bool FitFloats(const Offsets& offsets, double least, double room, ChannelLine& line) const;
-  // Whether f(sum) is at the right side of the tie for all bounds; those of the sum `missed` are the next sum's.
+  // Whether f(sum) is at the right side of the tie for all bounds; of a stray the next sum is.
   template <typename F>
-  bool Holds(double missed, const F& f) const;
+  bool Holds(const std::vector<double>& strays, const F& f) const;
 
   const Epilogue& e_;
   const bool multiplies_;

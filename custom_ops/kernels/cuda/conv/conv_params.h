@@ -30,7 +30,7 @@ enum class SumForm : int { kInteger, kFloat };
 // How an instance of a kernel finishes its sums: whatever the node says; not in registers
 // (SumsParams::in_registers); in registers, from integers; from floats to the 256 codes from 0 on, residuals added as
 // Addition::kOnLine or kInverseFromLowest has it; to codes from 0 on that end anywhere, without residuals and as
-// kOnLine has it, where channels may have a sum besides their line (EpilogueParams::strays); the same to any codes,
+// kOnLine has it, where channels may have sums besides their line (EpilogueParams::strays); the same to any codes,
 // without residuals and with them. What kernels that are not made for one finish take besides: integers behind which
 // there is a tail.
 //
@@ -62,12 +62,10 @@ struct EpilogueParams {
   // lines that codes before any residual lie on (channel_lines.h); of integers, an offset that is no number for the
   // first of four channels that have one without a line.
   const float *scale = nullptr, *start = nullptr;
-  // Of floats: the one that has another code than the line says, all of them where it is no number; what the bits of
-  // floats are more than the sums.
-  bool has_strays = false;
+  // [stray_count][out_channels], of floats: those that have the code of the one before on their channel's line. 0: none.
+  int stray_count = 0;
   const float* strays = nullptr;
-  const int32_t* shifts = nullptr;
-  // What such sums are multiplied with, what is added, and what they are divided by, which is inverted.
+  // What the tail of channels without a line multiplies with and adds, and what it divides by, which is inverted.
   const float *acc_scale = nullptr, *line_bias = nullptr;
   float first_scale = 1, first_inverse = 1;
   bool on_lines = false;          // not multiplied alone: start is read
@@ -113,9 +111,9 @@ inline Finish FinishOf(const EpilogueParams& e) {
   if (e.sums == SumForm::kInteger) return Finish::kIntegers;
   if (!e.has_residual) {
     if (e.lo != 0 || e.zero_point != 0) return Finish::kFloats;
-    return e.hi == 255 && !e.has_strays ? Finish::kFloatsFromZero : Finish::kFloatsToTop;
+    return e.hi == 255 && e.stray_count == 0 ? Finish::kFloatsFromZero : Finish::kFloatsToTop;
   }
-  const bool from_zero = !e.residual_signed && e.y_lo == 0, is_bytes = e.y_hi == 255 && !e.has_strays;
+  const bool from_zero = !e.residual_signed && e.y_lo == 0, is_bytes = e.y_hi == 255 && e.stray_count == 0;
   if (from_zero && e.addition == Addition::kOnLine)
     return is_bytes ? Finish::kFloatsOnLine : Finish::kFloatsOnLineToTop;
   if (from_zero && is_bytes && e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0)

@@ -331,31 +331,30 @@ __device__ __forceinline__ void FetchResiduals(const Params& p, const TilePositi
       [&](int offset, unsigned index) { CopyAsync<16>(staging + offset, residual + index); });
 }
 
-// finish(WithEpilogue's parameter): with lines, or step by step where a thread's sums, which `each` (see FinishTile)
-// enumerates, have a stray among them: that is seldom, one sum of a few thousand channels' millions. `channel0`: that
-// of column 0.
+// WithEpilogue, for the sums of a thread that `each` (see FinishTile) enumerates: whether one of them strays is looked
+// at first, since that is seldom: one sum of a few thousand channels' millions. `channel0`: that of column 0.
 template <Finish kFinish, bool kMayAdd = true, typename Each, typename F>
 __device__ __forceinline__ void WithStrays(const EpilogueParams& e, int channel0, const Each& each,
-                                           const F& finish) {
+                                           const F& f) {
   if constexpr (kMayStray<kFinish>) {
     int found = 0;
-    if (e.has_strays) {
+    for (int i = 0; i < e.stray_count; ++i) {
       each([&](int, int column, const int4& top, const int4& bottom) {
-        const float4 strays =
-            *reinterpret_cast<const float4*>(e.strays + ChannelInside(e, channel0 + column));
+        const float4 strays = *reinterpret_cast<const float4*>(e.strays + i * e.out_channels +
+                                                               ChannelInside(e, channel0 + column));
         found |= static_cast<int>(HasStray(top, strays)) | static_cast<int>(HasStray(bottom, strays));
       });
     }
     if (__builtin_expect(found != 0, false)) {
       if constexpr (kFinish == Finish::kAny) {
-        if (e.has_residual) return WithEpilogue<Finish::kFloatsAdding, kMayAdd, true>(e, finish);
-        return WithEpilogue<Finish::kFloats, kMayAdd, true>(e, finish);
+        if (e.has_residual) return WithEpilogue<Finish::kFloatsAdding, kMayAdd, true>(e, f);
+        return WithEpilogue<Finish::kFloats, kMayAdd, true>(e, f);
       } else {
-        return WithEpilogue<kFinish, kMayAdd, true>(e, finish);
+        return WithEpilogue<kFinish, kMayAdd, true>(e, f);
       }
     }
   }
-  WithEpilogue<kFinish, kMayAdd>(e, finish);
+  WithEpilogue<kFinish, kMayAdd>(e, f);
 }
 
 // Requantizes sums in registers, those that `each` (see FinishTile) enumerates. `word_at(row, column)` is

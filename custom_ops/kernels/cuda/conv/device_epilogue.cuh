@@ -203,8 +203,23 @@ __device__ __forceinline__ bool ReadsStart(const EpilogueParams& e) {
 }
 
 // What happens to sums first. Integers are multiplied; or are on a line, but step by step where one of four channels
-// has none. Floats are on a line, or go step by step where there is a stray among them.
+// has none. Floats are on a line, or some stray from it.
 enum class First { kMultiplies, kTail, kLine, kStrays };
+
+// Half a code more for floats that stray.
+__device__ __forceinline__ float4 WithHalves(const EpilogueParams& e, float4 v, const int4& sums,
+                                             int channel) {
+  const float4 f = FloatsOf(sums);
+  for (int i = 0; i < e.stray_count; ++i) {
+    const float4 strays =
+        *reinterpret_cast<const float4*>(e.strays + i * e.out_channels + ChannelInside(e, channel));
+    if (f.x == strays.x) v.x = __fadd_rn(v.x, 0.5f);
+    if (f.y == strays.y) v.y = __fadd_rn(v.y, 0.5f);
+    if (f.z == strays.z) v.z = __fadd_rn(v.z, 0.5f);
+    if (f.w == strays.w) v.w = __fadd_rn(v.w, 0.5f);
+  }
+  return v;
+}
 
 // Four codes before any residual, not yet rounded, of each of kCount sums. One branch for all of them: what it
 // parts cannot overlap.
@@ -212,16 +227,11 @@ template <First kFirst, int kCount>
 __device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (&sums)[kCount],
                                            const float4& scale, const float4& start, int channel,
                                            float4 (&codes)[kCount]) {
-  if constexpr (kFirst == First::kLine) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) codes[i] = OnLines(FloatsOf(sums[i]), scale, start);
-  } else if constexpr (kFirst == First::kStrays) {
-    const int4 shift = *reinterpret_cast<const int4*>(e.shifts + ChannelInside(e, channel));
+  if constexpr (kFirst == First::kLine || kFirst == First::kStrays) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      codes[i] = StepByStep(
-          e, make_int4(sums[i].x - shift.x, sums[i].y - shift.y, sums[i].z - shift.z, sums[i].w - shift.w),
-          channel);
+      codes[i] = OnLines(FloatsOf(sums[i]), scale, start);
+      if constexpr (kFirst == First::kStrays) codes[i] = WithHalves(e, codes[i], sums[i], channel);
     }
   } else if (kFirst == First::kMultiplies || __builtin_expect(start.x == start.x, true)) {
 #pragma unroll
@@ -254,19 +264,16 @@ constexpr bool kMayStray =
     kFinish == Finish::kAny || kFinish == Finish::kFloatsToTop || kFinish == Finish::kFloatsOnLineToTop ||
     kFinish == Finish::kFloats || kFinish == Finish::kFloatsAdding;
 
-// Whether one of four sums, which are floats, is the stray of its channel.
+// Whether one of four sums, which are floats, strays.
 __device__ __forceinline__ bool HasStray(const int4& sums, const float4& strays) {
-  const auto is = [](int bits, float stray) {
-    const float sum = __int_as_float(bits);
-    return !(sum < stray || sum > stray);
-  };
-  return static_cast<int>(is(sums.x, strays.x)) | static_cast<int>(is(sums.y, strays.y)) |
-         static_cast<int>(is(sums.z, strays.z)) | static_cast<int>(is(sums.w, strays.w));
+  const float4 f = FloatsOf(sums);
+  return (static_cast<int>(f.x == strays.x) | static_cast<int>(f.y == strays.y) |
+          static_cast<int>(f.z == strays.z) | static_cast<int>(f.w == strays.w)) != 0;
 }
 
 // f(requantize), where requantize(sums, scale, start, codes, channel) takes some fours of sums of any form, the bias
 // included, to the node's codes, in the place of residuals: of four channels from `channel` on, whose lines are
-// `scale` and `start`. Not kMayAdd: there are no residuals. kStrays: floats go step by step.
+// `scale` and `start`. Not kMayAdd: there are no residuals. kStrays: floats may stray.
 template <Finish kFinish, bool kMayAdd = true, bool kStrays = false, typename F>
 __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f) {
   static_assert(kFinish != Finish::kThroughMemory);

@@ -66,7 +66,7 @@ namespace {
 
 // The first constant of every node, so that an image says what cannot be told from the node without weights.
 struct ImageHeader {
-  uint32_t magic = 0x3443424C, has_w_zero = 0, sum_form = 0, rounding = 0, has_strays = 0;  // "LBC4"
+  uint32_t magic = 0x3443424C, has_w_zero = 0, sum_form = 0, rounding = 0, strays = 0;  // "LBC4"
 };
 
 ImageHeader ReadHeader(std::span<const uint8_t> image) {
@@ -76,7 +76,7 @@ ImageHeader ReadHeader(std::span<const uint8_t> image) {
           sizeof header);
   std::memcpy(&header, image.data(), sizeof header);
   Require(header.magic == expected.magic && header.has_w_zero <= 1 &&
-              header.sum_form <= static_cast<uint32_t>(SumForm::kFloat) && header.has_strays <= 1 &&
+              header.sum_form <= static_cast<uint32_t>(SumForm::kFloat) && header.strays <= 256 &&
               header.rounding <= static_cast<uint32_t>(Rounding::kWords),
           "the packed node does not begin with the mark of this version; compile the model again");
   return header;
@@ -159,7 +159,7 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
     header.has_w_zero = has_w_zero_ ? 1 : 0;
     header.sum_form = static_cast<uint32_t>(sum_form_);
     header.rounding = static_cast<uint32_t>(epilogue_.rounding);
-    header.has_strays = has_strays_ ? 1 : 0;
+    header.strays = static_cast<uint32_t>(strays_);
   } else {
     header = ReadHeader(image);
     const auto count = static_cast<size_t>(g.out_channels);
@@ -168,7 +168,7 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
     has_w_zero_ = header.has_w_zero != 0;
     sum_form_ = static_cast<SumForm>(header.sum_form);
     epilogue_.rounding = static_cast<Rounding>(header.rounding);
-    has_strays_ = header.has_strays != 0;
+    strays_ = header.strays;
   }
   // Of a tail kernels have no other ways.
   if (epilogue_.on_lines && (epilogue_.has_residual ? epilogue_.addition == Addition::kAny
@@ -247,9 +247,8 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
     p.epilogue.sums = sum_form_;
     p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(at_.float_bias));
     p.epilogue.start = reinterpret_cast<const float*>(memory_.At(at_.start));
-    p.epilogue.shifts = reinterpret_cast<const int32_t*>(memory_.At(at_.shifts));
-    p.epilogue.has_strays = has_strays_;
-    if (has_strays_) p.epilogue.strays = reinterpret_cast<const float*>(memory_.At(at_.strays));
+    p.epilogue.stray_count = static_cast<int>(strays_);
+    if (strays_ > 0) p.epilogue.strays = reinterpret_cast<const float*>(memory_.At(at_.strays));
   }
   return p;
 }
@@ -338,11 +337,7 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
                         ? std::fma(std::bit_cast<float>(0x4B000000 + line.shift + static_cast<int32_t>(sum)),
                                    line.gain, line.start)
                         : std::fma(acc, line.gain, line.offset);
-    // Some sums go step by step.
-    const bool strays = is_float ? line.stray != 0 : std::isnan(line.offset);
-    return (is_small(v) || (!is_float && strays)) &&
-           (!strays ||
-            is_small(e.kind == EpilogueKind::kRequantize ? acc * line.gain : TailQuotient(e, acc, c)));
+    return is_small(!is_float && std::isnan(line.offset) ? TailQuotient(e, acc, c) : v);
   };
   for (size_t c = 0; c < channels.sums.size(); ++c) {
     if (!fits(c, channels.sums[c].least) || !fits(c, channels.sums[c].most)) return false;
@@ -363,8 +358,7 @@ void PackedConv::SetRounding(const Epilogue& e, const ChannelConstants& channels
   if (MayBeFloats() && (!e.has_residual || p.addition != Addition::kAny) &&
       Allows(SumForm::kFloat, e, channels)) {
     sum_form_ = SumForm::kFloat;
-    has_strays_ = std::any_of(channels.lines.begin(), channels.lines.end(),
-                              [](const ChannelLine& line) { return line.stray != 0; });
+    for (const ChannelLine& line : channels.lines) strays_ = std::max(strays_, line.strays.size());
   }
 }
 
@@ -379,27 +373,33 @@ void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights,
   std::vector<float> line_bias = e.tail.empty() ? std::vector<float>() : e.tail_bias;
   line_bias.resize(channels.bias.size());
   plain_bias_at_ = builder.Add(spec.bias);
-  std::vector<float> gain, offset, start, strays;
-  std::vector<int32_t> shifts, float_bias;
+  std::vector<float> gain, offset, start, strays(strays_ * channels.bias.size());
+  std::vector<int32_t> float_bias;
   for (size_t c = 0; c < channels.bias.size(); ++c) {
     const ChannelLine& line = channels.lines[c];
     gain.push_back(line.gain);
     offset.push_back(line.offset);
     if (std::isnan(line.offset)) offset[c / 4 * 4] = line.offset;
     if (sum_form_ == SumForm::kInteger) continue;
-    shifts.push_back(0x4B000000 + line.shift);
-    float_bias.push_back(channels.bias[c] + shifts.back());
+    float_bias.push_back(channels.bias[c] + 0x4B000000 + line.shift);
     start.push_back(line.start);
-    if (has_strays_) strays.push_back(line.stray);
+    for (size_t i = 0; i < line.strays.size(); ++i) strays[i * channels.bias.size() + c] = line.strays[i];
   }
-  at_ = {builder.Add(channels.bias), builder.Add(scale),
-         builder.Add(gain),          builder.Add(offset),
-         builder.Add(line_bias),     builder.Add(float_bias),
-         builder.Add(start),         builder.Add(strays),
-         builder.Add(shifts),        has_w_zero_ ? builder.Add(weights.zero) : ConstantBuilder::kAbsent,
-         builder.Add(e.thresholds),  builder.Add(e.base),
-         builder.Add(e.dir),         builder.Add(e.tail_bias),
-         builder.Add(e.tail_scale),  builder.Add(e.tail_shift)};
+  at_ = {builder.Add(channels.bias),
+         builder.Add(scale),
+         builder.Add(gain),
+         builder.Add(offset),
+         builder.Add(line_bias),
+         builder.Add(float_bias),
+         builder.Add(start),
+         builder.Add(strays),
+         has_w_zero_ ? builder.Add(weights.zero) : ConstantBuilder::kAbsent,
+         builder.Add(e.thresholds),
+         builder.Add(e.base),
+         builder.Add(e.dir),
+         builder.Add(e.tail_bias),
+         builder.Add(e.tail_scale),
+         builder.Add(e.tail_shift)};
 }
 
 void PackedConv::SetEpilogue(const Epilogue& e) {
@@ -430,7 +430,7 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   p.unit_lo = units(e.lo - (e.hi - 256));
   p.residual_offset = 0x1p23f + static_cast<float>((e.residual_signed ? 128 : 0) + e.residual_zero_point);
   p.adds_behind_tail = e.adds_behind_tail;
-  p.first_scale = e.kind == EpilogueKind::kRequantize ? 1 : e.adds_behind_tail ? e.inner_scale : e.y_scale;
+  p.first_scale = e.adds_behind_tail ? e.inner_scale : e.y_scale;
   p.first_inverse = 1.0f / p.first_scale;
   const bool ends_in_y = e.has_residual || e.kind == EpilogueKind::kTail;
   const auto twice = [](int32_t v) { return static_cast<unsigned>(v & 0xFFFF) * 0x10001u; };

@@ -54,8 +54,8 @@ class PackedConv {
 
  private:
   struct Offsets {
-    size_t bias, scale, gain, offset, line_bias, float_bias, start, strays, shifts, w_zero, thresholds, base,
-        dir, tail_bias, tail_scale, tail_shift;
+    size_t bias, scale, gain, offset, line_bias, float_bias, start, strays, w_zero, thresholds, base, dir,
+        tail_bias, tail_scale, tail_shift;
   };
   // By channel: what it sums to, and the line that its codes lie on (EpilogueParams::scale, start).
   struct ChannelConstants {
@@ -83,9 +83,10 @@ class PackedConv {
   int32_t x_zero_;
   Device device_;
   bool tiled_ = false, vector16_ = false, boxes_ = false, repacks_ = false, has_w_zero_ = false,
-       has_lines_ = false, has_strays_ = false, divides_fast_ = true, rises_ = false;
+       has_lines_ = false, divides_fast_ = true, rises_ = false;
   int64_t channels_ = 0, n_padded_ = 0, k_tiles_ = 0;
   size_t weights_at_ = 0, plain_bias_at_ = 0;
+  size_t strays_ = 0;  // of a channel, at most
   std::vector<std::pair<const WeightLayout*, size_t>> own_weights_at_;
   Offsets at_ = {};
   SumForm sum_form_ = SumForm::kInteger;
