@@ -12,7 +12,8 @@ constexpr int kMostTrials = 40;  // gains that are tried for a channel
 // Of the floats that may stand for the sum 0: how many are tried, of them with all steps.
 constexpr int kMostShifts = 1 << 18, kMostChecks = 64;
 constexpr size_t kMostStrays = 16;
-constexpr double kMostStrayGain = 0.25;  // so that a stray is less than half a code below its tie
+constexpr double kMostOffset = 1.0 / 128;  // of a multiplier's line, in sums
+constexpr double kMostStrayGain = 0.25;    // so that a stray is less than half a code below its tie
 
 // The least of first to last, which reaches, that does, looked for around `guess`.
 template <typename Reaches>
@@ -89,7 +90,8 @@ float LineFitter::Quotient(int64_t sum, size_t channel) const {
 }
 
 // The first sums of steps and the sums before, and at either end what the first and the last one tell. Guesses are
-// the sums whose quotients are the ties.
+// the sums whose quotients are the ties. A multiplier has a line of offset 0; near to it, only sums next to ties can
+// have other codes: within what the offset, and the roundings of numbers below 2^8, may move them.
 void LineFitter::FindSteps(size_t channel, const SumRange& sums) {
   const auto step_of = [&](int64_t sum) {
     const float v = Quotient(sum, channel);
@@ -108,7 +110,10 @@ void LineFitter::FindSteps(size_t channel, const SumRange& sums) {
   if (lowest > 0) from_.push_back(bound(sums.least, lowest));
   int64_t sum = sums.least;
   for (size_t step = lowest + 1; step <= highest; ++step) {
-    const double guess = std::ceil((between_[step] * divisor - bias) / scale);
+    const double tie = (between_[step] * divisor - bias) / scale, guess = std::ceil(tie);
+    if (multiplies_ && step > lowest + 1 && step < highest &&
+        std::min(guess - tie, tie - guess + 1) > kMostOffset + 0x1p-16 / scale)
+      continue;
     sum = FirstSum([&](int64_t at) { return Quotient(at, channel) >= reaches_[step]; }, sum, sums.most,
                    static_cast<int64_t>(std::clamp(guess, -0x1p40, 0x1p40)));
     from_.push_back(bound(sum, step));
@@ -136,6 +141,7 @@ LineFitter::Offsets LineFitter::OffsetsOf(double gain, size_t strays) const {
       below = bound.sum;
     }
   }
+  if (multiplies_) offsets.most = std::min(offsets.most, kMostOffset * gain);
   if (largest.empty()) return offsets;
   offsets.widen = largest.back().second > below;
   offsets.least = largest.front().first;
@@ -143,6 +149,7 @@ LineFitter::Offsets LineFitter::OffsetsOf(double gain, size_t strays) const {
     offsets.least = std::max(offsets.least, largest[i].first - gain);
     offsets.strays.push_back(largest[i].second);
   }
+  if (multiplies_) offsets.least = std::max(offsets.least, -kMostOffset * gain);
   if (strays > 0 && (gain > kMostStrayGain || largest.size() <= strays)) offsets.least = HUGE_VAL;
   return offsets;
 }
