@@ -303,7 +303,12 @@ size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
 }
 
 IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output)
-    : geometry_(spec.geometry), engine_(engine), output_(output), epilogue_(spec), doubles_(CopiesAll(spec)) {
+    : geometry_(spec.geometry),
+      engine_(engine),
+      output_(output),
+      epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)),
+      doubles_(CopiesAll(spec)) {
+  epilogue_.FitLine(spec);
   if (doubles_) {
     PackWeights(InBand(spec));
   } else {

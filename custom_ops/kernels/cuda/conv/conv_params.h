@@ -22,17 +22,16 @@ enum class Rounding : int { kAny, kBytes, kWords };
 // the lowest of 256 codes or not; any others, by a division.
 enum class Addition : int { kAny, kInverse, kInverseFromLowest, kOnLine };
 
-// What a sum of products is once the bias is in it: an integer; or the bits of a float, 2^23 + shift + sum, with a
-// shift of the channel's own, below which and beyond 2^24 codes are clipped. Floats of that size count one by one,
-// so that the bits are those of the number plus the sum, and nothing but the bias has to begin there.
-enum class SumForm : int { kInteger, kFloat };
+// What a sum of products is once the bias is in it: an integer; or the bits of a float, 1.5 * 2^23 + sum, or
+// 2^23 + sum where sums below 0 are clipped to it. Floats of that size count one by one, so that the bits are
+// those of the number plus the sum, and nothing but the bias has to begin there (PackedConv::SumFormOf).
+enum class SumForm : int { kInteger, kFloat, kFloatFromZero };
 
 // How an instance of a kernel finishes its sums: whatever the node says; not in registers
-// (SumsParams::in_registers); in registers, from integers; from floats to the 256 codes from 0 on, residuals added as
-// Addition::kOnLine or kInverseFromLowest has it; to codes from 0 on that end anywhere, without residuals and as
-// kOnLine has it, where channels may have sums besides their line (EpilogueParams::strays); the same to any codes,
-// without residuals and with them. What kernels that are not made for one finish take besides: integers behind which
-// there is a tail.
+// (ConvParams::in_registers); in registers, from integers; from SumForm::kFloatFromZero to 256 codes; from
+// kFloat, residuals added to 256 codes as Addition::kOnLine or kInverseFromLowest has it; from any floats to any
+// number of codes; the same with residuals. What kernels that are not made for one finish take besides: integers
+// behind which there is a tail.
 //
 // An instance for each, not a branch: a multiprocessor that runs another kernel than before fetches its
 // instructions anew, the branches not taken too. That takes 0.8 to 1.4 us of each kernel of a network on an
@@ -44,8 +43,6 @@ enum class Finish : int {
   kFloatsFromZero,
   kFloatsOnLine,
   kFloatsInverse,
-  kFloatsToTop,
-  kFloatsOnLineToTop,
   kFloats,
   kFloatsAdding,
   kIntegersOfTail
@@ -59,21 +56,19 @@ struct EpilogueParams {
   const int32_t* bias = nullptr;     // [out_channels], the constant part of the zero points folded in
   SumForm sums = SumForm::kInteger;  // else the bits are in the bias, too
   // [out_channels]: multiplier or acc_scale. Where codes are rounded in registers, the gains and offsets of the
-  // lines that codes before any residual lie on (channel_lines.h); of integers, an offset that is no number for the
-  // first of four channels that have one without a line.
+  // lines that codes before any residual lie on (channel_lines.h), an offset that is no number for the first of
+  // four channels that have one without a line; of kFloatFromZero, -2^23 * gain.
   const float *scale = nullptr, *start = nullptr;
-  // [stray_count][out_channels], of floats: those that have the code of the one before on their channel's line. 0: none.
-  int stray_count = 0;
-  const float* strays = nullptr;
-  // What the tail of channels without a line multiplies with and adds, and what it divides by, which is inverted.
+  // What the tail of such channels multiplies with and adds, and what it divides by, which is inverted.
   const float *acc_scale = nullptr, *line_bias = nullptr;
   float first_scale = 1, first_inverse = 1;
   bool on_lines = false;          // not multiplied alone: start is read
   bool adds_behind_tail = false;  // Epilogue::adds_behind_tail
   Rounding rounding = Rounding::kAny;
-  // Of Rounding::kWords and of the codes of sums, twice: what is added, the lowest and the highest code.
-  unsigned word_shift = 0, word_lowest = 0, word_top = 0;
-  float top = 255;                  // the highest of codes from 0 on
+  // Of Rounding::kWords and of the codes of sums: twice the zero point less the lowest code, twice the number of
+  // codes less 1, the lowest code.
+  unsigned word_shift = 0, word_top = 0;
+  int word_lowest = 0;
   const int32_t* w_zero = nullptr;  // [out_channels], null when all are 0; x_sums then has the pixel sums
   int zero_point = 0, lo = 0, hi = 0;
   const int32_t *thresholds = nullptr, *base = nullptr, *dir = nullptr;
@@ -110,15 +105,14 @@ struct EpilogueParams {
 inline Finish FinishOf(const EpilogueParams& e) {
   if (e.sums == SumForm::kInteger) return Finish::kIntegers;
   if (!e.has_residual) {
-    if (e.lo != 0 || e.zero_point != 0) return Finish::kFloats;
-    return e.hi == 255 && e.stray_count == 0 ? Finish::kFloatsFromZero : Finish::kFloatsToTop;
+    return e.sums == SumForm::kFloatFromZero && e.rounding == Rounding::kBytes ? Finish::kFloatsFromZero
+                                                                               : Finish::kFloats;
   }
-  const bool from_zero = !e.residual_signed && e.y_lo == 0, is_bytes = e.y_hi == 255 && e.stray_count == 0;
-  if (from_zero && e.addition == Addition::kOnLine)
-    return is_bytes ? Finish::kFloatsOnLine : Finish::kFloatsOnLineToTop;
-  if (from_zero && is_bytes && e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0)
-    return Finish::kFloatsInverse;
-  return Finish::kFloatsAdding;
+  const bool is_bytes = !e.on_lines && !e.residual_signed && e.y_lo == 0 && e.y_hi == 255;
+  if (is_bytes && e.addition == Addition::kOnLine) return Finish::kFloatsOnLine;
+  return is_bytes && e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0
+             ? Finish::kFloatsInverse
+             : Finish::kFloatsAdding;
 }
 
 inline constexpr int kMaxImageChannels = 4;
@@ -133,70 +127,38 @@ struct PixelRounding {
   bool fast_division = false;  // of all channels
 };
 
-// What every kernel receives: its tensors, the product [m, k] x [k, n] of bytes that a group is, and what becomes
-// of the sums. Families add what they read besides: their own structures, made of the parts below.
 struct ConvParams {
   const uint8_t* x = nullptr;        // codes, or the repacked input in the workspace
-  const uint8_t* weights = nullptr;  // as the family reads them
+  const uint8_t* weights = nullptr;  // tile kernels: [group][k / 128][n_padded][128], swizzled; plain: rows
+  bool weights_in_tiles = true;      // for the plain kernel, which reads both
   const void* residual = nullptr;
   void* y = nullptr;
+  int32_t* partial = nullptr;           // [splits][groups][m][n], Split::kWorkspace
+  const int32_t* x_sums = nullptr;      // [groups][m]
   int m = 0, n = 0, k = 0, groups = 1;  // k: bytes of one row, n: channels of one group
-  EpilogueParams epilogue;
-};
-
-// Sizes of the images, and where windows begin.
-struct WindowParams {
-  int in_h = 0, in_w = 0, out_h = 0, out_w = 0, stride_h = 1, stride_w = 1, pad_top = 0, pad_left = 0;
-};
-
-// What a window consists of.
-struct TapParams {
-  int kernel_h = 1, kernel_w = 1, dilation_h = 1, dilation_w = 1;
-};
-
-// From outputs to the pixels that their windows begin with.
-struct PixelParams : WindowParams {
-  bool flat = false;    // the input's pixels are the output's, one by one
-  int pixel_bytes = 0;  // from pixel to pixel
-  FastDivisor by_image = {}, by_row = {};
-};
-
-// From columns of k to taps and their channels.
-struct ColumnParams : TapParams {
-  int channels = 0;  // bytes per tap: the channels of a group as stored
-  FastDivisor by_channels = {}, by_kernel_w = {};
-};
-
-// Blocks sum tiles of outputs. Weights: [group][k / 128][n_padded][128], swizzled.
-struct TileParams : ConvParams {
-  int n_padded = 0, n_tiles = 0, k_tiles = 0;
-  int stages = 0;
-  int staging_offset = 0;  // where finished codes wait in dynamic shared memory
-};
-
-// Sums may leave the registers, or be of parts of K (FinishTile).
-struct SumsParams {
-  bool in_registers = false;       // the epilogue runs on the sums in registers
-  bool requantizes_fours = false;  // else the same on four sums from shared memory, else one at a time
-  int splits = 1, split_shift = 0;
-  int exchange_offset = 0;          // where the blocks of a cluster meet in dynamic shared memory
-  int32_t* partial = nullptr;       // [splits][groups][m][n], Split::kWorkspace
-  const int32_t* x_sums = nullptr;  // [groups][m]
-};
-
-// Tiles of pixels are boxes, which the tensor memory accelerator fetches.
-struct BoxParams : TileParams, PixelParams, ColumnParams {};
-
-struct BoxTileParams : BoxParams, SumsParams {};
-
-// What gathers tiles of pixels walks along k by steps.
-struct GatherParams : BoxTileParams {
-  // Of an offset: to the next tap past this one's last channel, besides to the next row of taps past this
-  // one's last; that of the position with the latter.
+  bool in_registers = false;            // the epilogue runs on the sums in registers
+  bool requantizes_fours = false;       // else the same on four sums from shared memory, else one at a time
+  bool dequantizes_fours = false;       // sums times scales as floats, four at a time
+  int staging_offset = 0;               // where finished codes wait in dynamic shared memory
+  int shared_bytes = 0,
+      exchange_offset = 0;  // dynamic shared memory; where the blocks of a cluster meet in it
+  int n_padded = 0, n_tiles = 0, k_tiles = 0, splits = 1, split_shift = 0, stages = 0;
+  int persistent_blocks = 0;  // residual pair: blocks along m
+  bool flat = false;          // the input's pixels are the output's, one by one
+  int channels = 0;           // bytes per tap: the channels of a group as stored
+  int pixel_bytes = 0;        // bytes from pixel to pixel
+  int in_h = 0, in_w = 0, stride_h = 1, stride_w = 1, pad_top = 0, pad_left = 0;
+  int kernel_h = 1, kernel_w = 1, dilation_h = 1, dilation_w = 1, out_h = 0, out_w = 0;
+  bool transposed = false;
+  // Steps of an offset: to the next tap past this one's last channel, besides to the next row of taps past
+  // this one's last; that of the position with the latter.
   int tap_step = 0, tap_row_step = 0, tap_row_position = 0;
   bool all_inside = false;    // no tap of any pixel is outside the image
   int32_t last_position = 0;  // 65536 * (in_h - 1) + in_w - 1
   uint32_t fill = 0;          // four times the code that stands for real zero
+  int x_mul = 1, x_zero = 0;  // plain kernel: v(x) = x_mul * q - x_zero
+  FastDivisor by_image, by_row, by_channels, by_kernel_w, by_fours;  // the last: fours of pixels in a row
+  EpilogueParams epilogue;
 };
 
 // How blocks share the tiles of a line, neighbours each: as many as the others, or one more.
@@ -206,8 +168,8 @@ struct TileShares {
 
 inline TileShares ShareTiles(int tiles, int blocks) { return {blocks, tiles / blocks, tiles % blocks}; }
 
-inline Finish FinishOf(const EpilogueParams& e, const SumsParams& sums) {
-  return sums.in_registers ? FinishOf(e) : Finish::kThroughMemory;
+inline Finish FinishOf(const ConvParams& p) {
+  return p.in_registers ? FinishOf(p.epilogue) : Finish::kThroughMemory;
 }
 
 }  // namespace lowbit::cuda

@@ -5,8 +5,8 @@
 //   B  [n, k]  row = output channel: packed in tile order when the node was loaded
 //
 // Offsets are precomputed (paper, section 4.2) in a form that needs no memory: that of an output pixel's
-// first tap once per block, that of a column by steps from tile to tile, whose sizes GatherParams has. Their
-// sum is the address. A tap outside the image is GatherParams::fill, the code of real zero, so that padding
+// first tap once per block, that of a column by steps from tile to tile, whose sizes ConvParams has. Their
+// sum is the address. A tap outside the image is ConvParams::fill, the code of real zero, so that padding
 // needs no correction. Rows past the last pixel repeat it: they are never stored.
 //
 // In shared memory a tile row is 128 bytes, its 16-byte chunk c lies at chunk position c ^ (row % 8): the
@@ -14,7 +14,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/cuda/conv/conv_params.h"
 #include "kernels/cuda/conv/device_epilogue.cuh"
@@ -42,7 +41,7 @@ struct TileRange {
 // Walks along a row of A in steps of a tile: where a column's tap is, and which channel of it.
 class ColumnWalk {
  public:
-  __device__ __forceinline__ void Start(const GatherParams& p, int k) {
+  __device__ __forceinline__ void Start(const ConvParams& p, int k) {
     // Kept in registers: a load from constant memory at every step takes longer than all the rest.
     left_ = p.k - k;
     channels_ = p.channels;
@@ -55,7 +54,7 @@ class ColumnWalk {
     position = ty * p.dilation_h * 65536 + tx_ * p.dilation_w;
   }
   __device__ __forceinline__ bool Ended() const { return left_ <= 0; }
-  __device__ __forceinline__ void Step(const GatherParams& p) {
+  __device__ __forceinline__ void Step(const ConvParams& p) {
     left_ -= kRowBytes;
     channel_ += kRowBytes;
     offset += kRowBytes;
@@ -80,13 +79,13 @@ class ColumnWalk {
 // What lies outside the image: nothing is, zeros that a copy can write, another code that it cannot.
 enum class Padding { kNone, kZero, kFill };
 
-__device__ __forceinline__ Padding PaddingOf(const GatherParams& p) {
+__device__ __forceinline__ Padding PaddingOf(const ConvParams& p) {
   return p.all_inside ? Padding::kNone : p.fill == 0 ? Padding::kZero : Padding::kFill;
 }
 
 // f<kPadding>() for what lies outside the image.
 template <typename F>
-__device__ __forceinline__ void WithPadding(const GatherParams& p, const F& f) {
+__device__ __forceinline__ void WithPadding(const ConvParams& p, const F& f) {
   switch (PaddingOf(p)) {
     case Padding::kNone:
       return f.template operator()<Padding::kNone>();
@@ -106,8 +105,7 @@ class ActivationLoader {
   static constexpr int kParts = 16 / kVectorBytes;
   static_assert(kRows * kRowStep == kTileM && kRowStep % 8 == 0);
 
-  __device__ __forceinline__ ActivationLoader(const GatherParams& p, int thread, int m0, int group,
-                                              int k_tile)
+  __device__ __forceinline__ ActivationLoader(const ConvParams& p, int thread, int m0, int group, int k_tile)
       : p_(p) {
     const int chunk = thread % 8;
     last_position_ = p.last_position;
@@ -171,7 +169,7 @@ class ActivationLoader {
     }
   }
 
-  const GatherParams& p_;
+  const ConvParams& p_;
   ColumnWalk walk_[kParts];
   int shared_offset_, last_position_;
   int position_[kRows], offset_[kRows];
@@ -181,28 +179,26 @@ class ActivationLoader {
 struct TilePosition {
   int m0, n0, group, split, k_begin, k_end;
 
-  template <int kTileM, int kTileN, typename Params>
-  static __device__ __forceinline__ TilePosition Of(const Params& p) {
+  template <int kTileM, int kTileN>
+  static __device__ __forceinline__ TilePosition Of(const ConvParams& p) {
     TilePosition at;
     at.m0 = static_cast<int>(blockIdx.x) * kTileM;
     at.group = p.groups == 1 ? 0 : static_cast<int>(blockIdx.y) / p.n_tiles;
     at.n0 = (static_cast<int>(blockIdx.y) - at.group * p.n_tiles) * kTileN;
-    if constexpr (std::is_base_of_v<SumsParams, Params>) {
-      at.split = static_cast<int>(blockIdx.z);
-      at.k_begin = p.k_tiles * at.split >> p.split_shift;
-      at.k_end = p.k_tiles * (at.split + 1) >> p.split_shift;
-    }
+    at.split = static_cast<int>(blockIdx.z);
+    at.k_begin = p.k_tiles * at.split >> p.split_shift;
+    at.k_end = p.k_tiles * (at.split + 1) >> p.split_shift;
     return at;
   }
 
   // The weight tile of k_tile: consecutive rows of 128 bytes.
-  __device__ __forceinline__ const uint8_t* Weights(const TileParams& p, int k_tile) const {
+  __device__ __forceinline__ const uint8_t* Weights(const ConvParams& p, int k_tile) const {
     return p.weights + ((static_cast<int64_t>(group) * p.k_tiles + k_tile) * p.n_padded + n0) * kRowBytes;
   }
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   // Those of kTileN channels and all of k, by one thread.
   template <int kTileN>
-  __device__ __forceinline__ void FetchWeights(const TileParams& p, uint32_t shared, uint32_t barrier) const {
+  __device__ __forceinline__ void FetchWeights(const ConvParams& p, uint32_t shared, uint32_t barrier) const {
     ArriveExpecting(barrier, p.k_tiles * kTileN * kRowBytes);
     for (int k = 0; k < p.k_tiles; ++k)
       BulkCopy(shared + k * kTileN * kRowBytes, Weights(p, k), kTileN * kRowBytes, barrier);
@@ -222,7 +218,7 @@ struct BlockState {
   // Multipliers and biases of the tile's channels: copies that count with the block's first tile.
   // By kThreads threads.
   template <int kThreads>
-  __device__ __forceinline__ void FetchConstants(const TileParams& p, const TilePosition& at, int thread) {
+  __device__ __forceinline__ void FetchConstants(const ConvParams& p, const TilePosition& at, int thread) {
     const int channel = at.group * p.n + at.n0;
     if (thread == 0) this->channel = channel;
     for (int n = thread; n < kTileN && at.n0 + n < p.n; n += kThreads) {
@@ -263,7 +259,7 @@ __device__ __forceinline__ void BeginWithBias(const BlockState<kTileN>& state, i
 // 0 where the sums of other blocks come to these. By the first kThreads threads. (A branch would define the
 // sums twice, and ptxas would make wgmma wait for itself.)
 template <int kThreads, Finish kFinish, int kTileN>
-__device__ __forceinline__ void BeginSums(const SumsParams& p, const BlockState<kTileN>& state, int column,
+__device__ __forceinline__ void BeginSums(const ConvParams& p, const BlockState<kTileN>& state, int column,
                                           int (&sums)[kTileN / 2]) {
   WaitForCopies<0>();
   SyncThreads<kThreads>();
@@ -290,7 +286,7 @@ struct Chunks {
   static constexpr int kStride = kTileN + 16, kInRow = kTileN / 16, kCount = kTileM * kInRow / kThreads;
   static_assert(kCount * kThreads == kTileM * kInRow);
 
-  const TileParams& p;
+  const ConvParams& p;
   const TilePosition& at;
   const PixelOf& pixel_of;
   int thread;
@@ -318,43 +314,14 @@ struct PixelsInOrder {
 
 // The residuals of a tile that FinishInRegisters will add, into where its codes will be staged: copies that
 // are on their way while the block multiplies. The caller waits for them.
-template <int kTileM, int kTileN, int kThreads, typename Params, typename PixelOf>
-__device__ __forceinline__ void FetchResiduals(const Params& p, const TilePosition& at, uint8_t* shared,
+template <int kTileM, int kTileN, int kThreads, typename PixelOf>
+__device__ __forceinline__ void FetchResiduals(const ConvParams& p, const TilePosition& at, uint8_t* shared,
                                                int thread, const PixelOf& pixel_of) {
-  if (!p.epilogue.has_residual) return;
-  if constexpr (std::is_base_of_v<SumsParams, Params>) {
-    if (!p.in_registers) return;
-  }
+  if (!p.in_registers || !p.epilogue.has_residual) return;
   const uint32_t staging = SharedAddress(shared + p.staging_offset);
   const uint8_t* const residual = static_cast<const uint8_t*>(p.residual);
   Chunks<kTileM, kTileN, kThreads, PixelOf>{p, at, pixel_of, thread}.ForEach(
       [&](int offset, unsigned index) { CopyAsync<16>(staging + offset, residual + index); });
-}
-
-// WithEpilogue, for the sums of a thread that `each` (see FinishTile) enumerates: whether one of them strays is looked
-// at first, since that is seldom: one sum of a few thousand channels' millions. `channel0`: that of column 0.
-template <Finish kFinish, bool kMayAdd = true, typename Each, typename F>
-__device__ __forceinline__ void WithStrays(const EpilogueParams& e, int channel0, const Each& each,
-                                           const F& f) {
-  if constexpr (kMayStray<kFinish>) {
-    int found = 0;
-    for (int i = 0; i < e.stray_count; ++i) {
-      each([&](int, int column, const int4& top, const int4& bottom) {
-        const float4 strays = *reinterpret_cast<const float4*>(e.strays + i * e.out_channels +
-                                                               ChannelInside(e, channel0 + column));
-        found |= static_cast<int>(HasStray(top, strays)) | static_cast<int>(HasStray(bottom, strays));
-      });
-    }
-    if (__builtin_expect(found != 0, false)) {
-      if constexpr (kFinish == Finish::kAny) {
-        if (e.has_residual) return WithEpilogue<Finish::kFloatsAdding, kMayAdd, true>(e, f);
-        return WithEpilogue<Finish::kFloats, kMayAdd, true>(e, f);
-      } else {
-        return WithEpilogue<kFinish, kMayAdd, true>(e, f);
-      }
-    }
-  }
-  WithEpilogue<kFinish, kMayAdd>(e, f);
 }
 
 // Requantizes sums in registers, those that `each` (see FinishTile) enumerates. `word_at(row, column)` is
@@ -363,23 +330,18 @@ __device__ __forceinline__ void WithStrays(const EpilogueParams& e, int channel0
 template <Finish kFinish, bool kBiased, int kBelow, int kTileN, typename Each, typename WordAt>
 __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, const BlockState<kTileN>& state,
                                                     int channel0, const Each& each, const WordAt& word_at) {
-  const auto biased = [&](const auto& f) {
+  WithEpilogue<kFinish>(e, [&](const auto& requantize) {
     each([&](int row, int column, const int4& top, const int4& bottom) {
-      if constexpr (kBiased) {
-        f(row, column, top, bottom);
-      } else {
-        const int4 bias = *reinterpret_cast<const int4*>(state.bias + column);
-        f(row, column, Plus(top, bias), Plus(bottom, bias));
-      }
-    });
-  };
-  WithStrays<kFinish>(e, channel0, biased, [&](const auto& requantize) {
-    biased([&](int row, int column, const int4& top, const int4& bottom) {
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
                    start = *reinterpret_cast<const float4*>(state.start + column);
       unsigned* const out = word_at(row, column);
-      const int4 sums[] = {top, bottom};
+      int4 sums[] = {top, bottom};
       unsigned codes[] = {out[0], out[kBelow]};
+      if constexpr (!kBiased) {
+        const int4 bias = *reinterpret_cast<const int4*>(state.bias + column);
+        sums[0] = Plus(top, bias);
+        sums[1] = Plus(bottom, bias);
+      }
       requantize(sums, scale, start, codes, channel0 + column);
       out[0] = codes[0];
       out[kBelow] = codes[1];
@@ -390,7 +352,7 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
 // Requantizes sums in registers. The codes go through shared memory, in the place of the residuals where
 // there are any, to be stored 16 at a time. By kThreads threads that meet at `barrier`, this is `thread`.
 template <int kTileM, int kTileN, int kThreads, bool kBiased, Finish kFinish, typename Each, typename PixelOf>
-__device__ __forceinline__ void FinishInRegisters(const TileParams& p, const TilePosition& at,
+__device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const TilePosition& at,
                                                   uint8_t* shared, const BlockState<kTileN>& state,
                                                   int thread, int barrier, const Each& each,
                                                   const PixelOf& pixel_of) {
@@ -412,10 +374,10 @@ __device__ __forceinline__ void FinishInRegisters(const TileParams& p, const Til
 // neighbouring channels (InterleavedRow). `shared` is the block's dynamic shared memory, its tiles are free
 // by now (all threads are past a barrier). With `cluster`, the blocks of a cluster have summed parts of K.
 // `pixel_of(row)` is the output pixel of a row, negative where there is none. kBiased: where
-// SumsParams::in_registers, the sums began with the biases.
+// ConvParams::in_registers, the sums began with the biases.
 template <int kTileM, int kTileN, int kThreads, bool kBiased = false, Finish kFinish = Finish::kAny,
-          typename Params, typename Each, typename PixelOf>
-__device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& at, uint8_t* shared,
+          typename Each, typename PixelOf>
+__device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePosition& at, uint8_t* shared,
                                            BlockState<kTileN>& state, bool cluster, const Each& each,
                                            const PixelOf& pixel_of) {
   if constexpr (kFinish != Finish::kThroughMemory) {
@@ -493,7 +455,7 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
       if (of_bytes) {  // most of them
         const int4 only[] = {total};
         float4 codes[1];
-        FirstCodes<First::kMultiplies>(e, only, scale, start, 0, codes);
+        FirstCodes<First::kMultiplies, false>(e, only, scale, start, 0, codes);
         *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) =
             RoundFour<Rounding::kBytes>(e, codes[0]);
         continue;
@@ -507,9 +469,7 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
     }
     return;
   }
-  const bool dequantizes_fours = e.kind == static_cast<int>(EpilogueKind::kFloat) && e.w_zero == nullptr &&
-                                 !e.has_residual && e.tail_count == 0 && p.n % 4 == 0;
-  if (dequantizes_fours) {
+  if (p.dequantizes_fours) {
     for (int u = static_cast<int>(threadIdx.x); u < rows * (kTileN / 4); u += kThreads) {
       const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_of(first_row + row);
       if (m < 0 || at.n0 + column >= p.n) continue;
@@ -538,8 +498,8 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
 }
 
 template <int kTileM, int kTileN, int kThreads, bool kBiased = false, Finish kFinish = Finish::kAny,
-          typename Params, typename Each>
-__device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& at, uint8_t* shared,
+          typename Each>
+__device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePosition& at, uint8_t* shared,
                                            BlockState<kTileN>& state, bool cluster, const Each& each) {
   FinishTile<kTileM, kTileN, kThreads, kBiased, kFinish>(p, at, shared, state, cluster, each,
                                                          PixelsInOrder{at.m0, p.m});

@@ -79,22 +79,16 @@ __device__ __forceinline__ unsigned AddZeroPoint(unsigned codes, int zero_point)
   return zero_point == 0 ? codes : __vadd4(codes, static_cast<unsigned>(zero_point & 255) * 0x01010101u);
 }
 
-// clip(rint(v), 0, top), one to a byte.
-__device__ __forceinline__ unsigned BytesToTop(const EpilogueParams& e, const float4& v) {
-  return UnsignedBytes(
-      make_float4(fminf(v.x, e.top), fminf(v.y, e.top), fminf(v.z, e.top), fminf(v.w, e.top)));
-}
-
-// clip(rint(v) + shift, lowest, top) of four values smaller than 2^15 in size (the host found so), one to a byte:
-// any codes. Two of them are clipped at once, as the low 16 bits of floats. The shift does not enter before v is
-// rounded: where it is odd, ties would go elsewhere.
+// lowest + clip(rint(v) + shift, 0, top) of four values smaller than 2^15 in size (the host found so), one to a
+// byte: any number of codes. Two of them are clipped at once, as the low 16 bits of floats. The shift does not
+// enter before v is rounded: where it is odd, ties would go elsewhere.
 __device__ __forceinline__ unsigned ClippedWords(const EpilogueParams& e, const float4& v) {
   const auto rounded = [](float v) { return __float_as_uint(__fadd_rn(v, 12582912.0f)); };
-  const auto clipped = [&](unsigned two) {
-    return __vmaxs2(__viaddmin_s16x2(two, e.word_shift, e.word_top), e.word_lowest);
-  };
-  return __byte_perm(clipped(__byte_perm(rounded(v.x), rounded(v.y), 0x5410)),
-                     clipped(__byte_perm(rounded(v.z), rounded(v.w), 0x5410)), 0x6420);
+  const unsigned low = __byte_perm(rounded(v.x), rounded(v.y), 0x5410),
+                 high = __byte_perm(rounded(v.z), rounded(v.w), 0x5410);
+  return AddZeroPoint(__byte_perm(__viaddmin_s16x2_relu(low, e.word_shift, e.word_top),
+                                  __viaddmin_s16x2_relu(high, e.word_shift, e.word_top), 0x6420),
+                      e.word_lowest);
 }
 
 // An inner code q on its way to the second rounding, as (q - hi + 256) / 256: so that clipping at hi costs
@@ -132,21 +126,11 @@ __device__ __forceinline__ float SumOnLine(const EpilogueParams& e, float unit, 
   return __fmaf_rn(unit, e.unit_gain, __fmaf_rn(r, e.residual_gain, e.sum_offset));
 }
 
-// How four values become codes: as the 256 codes from 0 on; as those from 0 to EpilogueParams::top; any, from values
-// that are small (Rounding::kWords).
-enum class Codes { kBytes, kToTop, kWords };
-
-template <Codes kCodes>
-__device__ __forceinline__ unsigned ToCodes(const EpilogueParams& e, const float4& v) {
-  if constexpr (kCodes == Codes::kBytes) return UnsignedBytes(v);
-  if constexpr (kCodes == Codes::kToTop) return BytesToTop(e, v);
-  return ClippedWords(e, v);
-}
-
-// Four inner codes, not yet rounded, and four residuals to four codes. But for kWords residuals have no sign.
-template <Addition kAddition, Codes kCodes>
+// Four inner codes, not yet rounded, and four residuals to four codes. kBytes: neither residuals nor codes have
+// a sign, and there are 256 of the latter, the zero point being the lowest one.
+template <Addition kAddition, bool kBytes>
 __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float4& inner, unsigned residual) {
-  if constexpr (kCodes == Codes::kWords) residual ^= SignFlip(e.residual_signed);
+  if constexpr (!kBytes) residual ^= SignFlip(e.residual_signed);
   const auto sum = [&]<int kByte>(float v) {
     const float unit = RoundedUnit(e, v);
     if constexpr (kAddition == Addition::kOnLine) return SumOnLine<kByte>(e, unit, residual);
@@ -154,7 +138,8 @@ __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float
   };
   const float4 sums = make_float4(sum.template operator()<0>(inner.x), sum.template operator()<1>(inner.y),
                                   sum.template operator()<2>(inner.z), sum.template operator()<3>(inner.w));
-  if constexpr (kAddition != Addition::kAny) return ToCodes<kCodes>(e, sums);
+  if constexpr (kBytes) return UnsignedBytes(sums);
+  if constexpr (kAddition != Addition::kAny) return ClippedWords(e, sums);
   const float lo = static_cast<float>(e.y_lo - e.y_zero_point),
               hi = static_cast<float>(e.y_hi - e.y_zero_point);
   return AddZeroPoint(JoinBytes(RoundedByte(sums.x, lo, hi), RoundedByte(sums.y, lo, hi),
@@ -162,92 +147,64 @@ __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float
                       e.y_zero_point);
 }
 
-// Codes before any residual, less the zero point and not yet rounded, of four sums that are floats or of four
-// numbers: on the lines of their channels (channel_lines.h).
-__device__ __forceinline__ float4 OnLines(const float4& sums, const float4& gain, const float4& start) {
-  return make_float4(__fmaf_rn(sums.x, gain.x, start.x), __fmaf_rn(sums.y, gain.y, start.y),
-                     __fmaf_rn(sums.z, gain.z, start.z), __fmaf_rn(sums.w, gain.w, start.w));
+// Four sums as floats. kFloats: they are SumForm::kFloat.
+template <bool kFloats>
+__device__ __forceinline__ float4 AsFloats(const int4& sums) {
+  const auto as_float = [](int sum) {
+    return kFloats ? __fsub_rn(__int_as_float(sum), 12582912.0f) : static_cast<float>(sum);
+  };
+  return make_float4(as_float(sums.x), as_float(sums.y), as_float(sums.z), as_float(sums.w));
 }
 
-__device__ __forceinline__ float4 FloatsOf(const int4& bits) {
-  return make_float4(__int_as_float(bits.x), __int_as_float(bits.y), __int_as_float(bits.z),
-                     __int_as_float(bits.w));
+// Their codes less the zero point, not yet rounded, on the lines of their channels (channel_lines.h).
+__device__ __forceinline__ float4 OnLines(const float4& sums, const float4& gain, const float4& offset) {
+  return make_float4(__fmaf_rn(sums.x, gain.x, offset.x), __fmaf_rn(sums.y, gain.y, offset.y),
+                     __fmaf_rn(sums.z, gain.z, offset.z), __fmaf_rn(sums.w, gain.w, offset.w));
 }
 
-__device__ __forceinline__ float4 Numbers(const int4& sums) {
-  return make_float4(static_cast<float>(sums.x), static_cast<float>(sums.y), static_cast<float>(sums.z),
-                     static_cast<float>(sums.w));
-}
-
-// The first of four channels that exist: rows past the last one are never stored.
-__device__ __forceinline__ int ChannelInside(const EpilogueParams& e, int channel) {
-  return min(channel, e.out_channels - 4);
-}
-
-// The same of four sums step by step, as the node has it: Markstein's division.
-__device__ __forceinline__ float4 StepByStep(const EpilogueParams& e, const int4& sums, int channel) {
-  channel = ChannelInside(e, channel);
+// The same as a tail has it, step by step, for a float bias: Markstein's division.
+__device__ __forceinline__ float4 OfTail(const EpilogueParams& e, const float4& sums, int channel) {
+  channel = min(channel, e.out_channels - 4);  // rows past the last channel are never stored
   const float4 scale = *reinterpret_cast<const float4*>(e.acc_scale + channel),
-               bias = *reinterpret_cast<const float4*>(e.line_bias + channel), v = Numbers(sums);
+               bias = *reinterpret_cast<const float4*>(e.line_bias + channel);
   const auto one = [&](float sum, float scale, float bias) {
     const float v = __fadd_rn(__fmul_rn(sum, scale), bias), near = __fmul_rn(v, e.first_inverse);
     return __fmaf_rn(__fmaf_rn(-near, e.first_scale, v), e.first_inverse, near);
   };
-  return make_float4(one(v.x, scale.x, bias.x), one(v.y, scale.y, bias.y), one(v.z, scale.z, bias.z),
-                     one(v.w, scale.w, bias.w));
+  return make_float4(one(sums.x, scale.x, bias.x), one(sums.y, scale.y, bias.y), one(sums.z, scale.z, bias.z),
+                     one(sums.w, scale.w, bias.w));
 }
 
 // Whether start is read at all.
 __device__ __forceinline__ bool ReadsStart(const EpilogueParams& e) {
-  return e.on_lines || e.sums != SumForm::kInteger;
+  return e.on_lines || e.sums == SumForm::kFloatFromZero;
 }
 
-// What happens to sums first. Integers are multiplied; or are on a line, but step by step where one of four channels
-// has none. Floats are on a line, or some stray from it.
-enum class First { kMultiplies, kTail, kLine, kStrays };
-
-// Half a code more for floats that stray.
-__device__ __forceinline__ float4 WithHalves(const EpilogueParams& e, float4 v, const int4& sums,
-                                             int channel) {
-  const float4 f = FloatsOf(sums);
-  for (int i = 0; i < e.stray_count; ++i) {
-    const float4 strays =
-        *reinterpret_cast<const float4*>(e.strays + i * e.out_channels + ChannelInside(e, channel));
-    if (f.x == strays.x) v.x = __fadd_rn(v.x, 0.5f);
-    if (f.y == strays.y) v.y = __fadd_rn(v.y, 0.5f);
-    if (f.z == strays.z) v.z = __fadd_rn(v.z, 0.5f);
-    if (f.w == strays.w) v.w = __fadd_rn(v.w, 0.5f);
-  }
-  return v;
-}
+// What happens to a sum first: a multiplication; a line, or the tail where one of four channels has none.
+enum class First { kMultiplies, kTail };
 
 // Four codes before any residual, not yet rounded, of each of kCount sums. One branch for all of them: what it
 // parts cannot overlap.
-template <First kFirst, int kCount>
+template <First kFirst, bool kFloats, int kCount>
 __device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (&sums)[kCount],
                                            const float4& scale, const float4& start, int channel,
                                            float4 (&codes)[kCount]) {
-  if constexpr (kFirst == First::kLine || kFirst == First::kStrays) {
+  const bool on_lines = kFirst == First::kMultiplies || start.x == start.x;
+  if (__builtin_expect(on_lines, true)) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      codes[i] = OnLines(FloatsOf(sums[i]), scale, start);
-      if constexpr (kFirst == First::kStrays) codes[i] = WithHalves(e, codes[i], sums[i], channel);
-    }
-  } else if (kFirst == First::kMultiplies || __builtin_expect(start.x == start.x, true)) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const float4 v = Numbers(sums[i]);
+      const float4 v = AsFloats<kFloats>(sums[i]);
       codes[i] = kFirst == First::kMultiplies ? make_float4(__fmul_rn(v.x, scale.x), __fmul_rn(v.y, scale.y),
                                                             __fmul_rn(v.z, scale.z), __fmul_rn(v.w, scale.w))
                                               : OnLines(v, scale, start);
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) codes[i] = StepByStep(e, sums[i], channel);
+    for (int i = 0; i < kCount; ++i) codes[i] = OfTail(e, AsFloats<kFloats>(sums[i]), channel);
   }
 }
 
-// Four codes before any residual to bytes, of sums that are integers.
+// Four codes before any residual to bytes.
 template <Rounding kRounding>
 __device__ __forceinline__ unsigned RoundFour(const EpilogueParams& e, const float4& v) {
   if constexpr (kRounding == Rounding::kBytes) return UnsignedBytes(v) ^ SignFlip(e.lo < 0);
@@ -258,102 +215,92 @@ __device__ __forceinline__ unsigned RoundFour(const EpilogueParams& e, const flo
                       e.zero_point);
 }
 
-// Whether channels may have strays.
-template <Finish kFinish>
-constexpr bool kMayStray =
-    kFinish == Finish::kAny || kFinish == Finish::kFloatsToTop || kFinish == Finish::kFloatsOnLineToTop ||
-    kFinish == Finish::kFloats || kFinish == Finish::kFloatsAdding;
-
-// Whether one of four sums, which are floats, strays.
-__device__ __forceinline__ bool HasStray(const int4& sums, const float4& strays) {
-  const float4 f = FloatsOf(sums);
-  return (static_cast<int>(f.x == strays.x) | static_cast<int>(f.y == strays.y) |
-          static_cast<int>(f.z == strays.z) | static_cast<int>(f.w == strays.w)) != 0;
-}
-
 // f(requantize), where requantize(sums, scale, start, codes, channel) takes some fours of sums of any form, the bias
 // included, to the node's codes, in the place of residuals: of four channels from `channel` on, whose lines are
-// `scale` and `start`. Not kMayAdd: there are no residuals. kStrays: floats may stray.
-template <Finish kFinish, bool kMayAdd = true, bool kStrays = false, typename F>
+// `scale` and `start`. Not kMayAdd: there are no residuals.
+//
+// Sums that are SumForm::kFloatFromZero need no line through 0: the product of the float less what it began
+// with is that of the sum, rounded once, as 2^23 times the scale is exact. Below 0, where floats are nearer to
+// each other, it is negative.
+template <Finish kFinish, bool kMayAdd = true, typename F>
 __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f) {
   static_assert(kFinish != Finish::kThroughMemory);
   constexpr bool kIsAny = kFinish == Finish::kAny;
-  constexpr First kOfFloats = kStrays ? First::kStrays : First::kLine;
-  const auto with = [&]<First kFirst>(const auto& finish) {
+  const auto from_zero = [&]<Rounding kRounding>() {
+    f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
+                      unsigned (&codes)[kCount], int) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const int4& v = sums[i];
+        const float4 floats =
+            make_float4(__int_as_float(v.x), __int_as_float(v.y), __int_as_float(v.z), __int_as_float(v.w));
+        const float4 unrounded = OnLines(floats, scale, start);
+        codes[i] = kRounding == Rounding::kBytes ? UnsignedBytes(unrounded) : ClippedWords(e, unrounded);
+      }
+    });
+  };
+  const auto rounding = [&]<First kFirst, bool kFloats, Rounding kRounding>() {
     f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
                       unsigned (&codes)[kCount], int channel) {
       float4 first[kCount];
-      FirstCodes<kFirst>(e, sums, scale, start, channel, first);
+      FirstCodes<kFirst, kFloats>(e, sums, scale, start, channel, first);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) codes[i] = finish(first[i], codes[i]);
+      for (int i = 0; i < kCount; ++i) codes[i] = RoundFour<kRounding>(e, first[i]);
     });
   };
-  const auto floats = [&]<Codes kCodes>() {
-    with.template operator()<kOfFloats>([&](const float4& v, unsigned) { return ToCodes<kCodes>(e, v); });
+  const auto adding = [&]<First kFirst, bool kFloats, Addition kAddition, bool kBytes = false>() {
+    f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
+                      unsigned (&codes)[kCount], int channel) {
+      float4 first[kCount];
+      FirstCodes<kFirst, kFloats>(e, sums, scale, start, channel, first);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) codes[i] = AddFour<kAddition, kBytes>(e, first[i], codes[i]);
+    });
   };
-  const auto rounding = [&]<First kFirst, Rounding kRounding>() {
-    with.template operator()<kFirst>([&](const float4& v, unsigned) { return RoundFour<kRounding>(e, v); });
-  };
-  const auto adding = [&]<First kFirst, Addition kAddition, Codes kCodes>() {
-    with.template operator()<kFirst>(
-        [&](const float4& v, unsigned residual) { return AddFour<kAddition, kCodes>(e, v, residual); });
-  };
-  const auto adding_words = [&]<First kFirst>() {
+  const auto adding_quickly = [&]<First kFirst, bool kFloats>() {
     if (e.addition == Addition::kOnLine)
-      return adding.template operator()<kFirst, Addition::kOnLine, Codes::kWords>();
-    return adding.template operator()<kFirst, Addition::kInverse, Codes::kWords>();
+      return adding.template operator()<kFirst, kFloats, Addition::kOnLine>();
+    return adding.template operator()<kFirst, kFloats, Addition::kInverse>();
   };
-  // Codes from 0 on, where residuals begin there, too.
-  const bool adds_from_zero = !e.residual_signed && e.y_lo == 0,
-             inverts_from_zero =
-                 adds_from_zero && e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0;
-  const auto adding_any = [&]<First kFirst>() {
-    if (inverts_from_zero)
-      return adding.template operator()<kFirst, Addition::kInverseFromLowest, Codes::kToTop>();
-    return adding_words.template operator()<kFirst>();
+  const auto adding_floats = [&] {
+    if (e.on_lines) return adding_quickly.template operator()<First::kTail, true>();
+    return adding_quickly.template operator()<First::kMultiplies, true>();
   };
-  const auto any_floats = [&] {
-    if (e.lo == 0 && e.zero_point == 0) return floats.template operator()<Codes::kToTop>();
-    return floats.template operator()<Codes::kWords>();
-  };
-  if constexpr (kFinish == Finish::kFloatsFromZero) return floats.template operator()<Codes::kBytes>();
-  if constexpr (kFinish == Finish::kFloatsToTop) return floats.template operator()<Codes::kToTop>();
-  if constexpr (kFinish == Finish::kFloatsOnLine)
-    return adding.template operator()<kOfFloats, Addition::kOnLine, Codes::kBytes>();
-  if constexpr (kFinish == Finish::kFloatsInverse)
-    return adding.template operator()<kOfFloats, Addition::kInverseFromLowest, Codes::kBytes>();
-  if constexpr (kFinish == Finish::kFloatsOnLineToTop)
-    return adding.template operator()<kOfFloats, Addition::kOnLine, Codes::kToTop>();
-  if constexpr (kFinish == Finish::kFloats) return any_floats();
-  if constexpr (kFinish == Finish::kFloatsAdding) {
-    if constexpr (kStrays) {
-      return adding_words.template operator()<kOfFloats>();
-    } else {
-      return adding_any.template operator()<kOfFloats>();
+  const auto rounding_floats = [&] {
+    if (e.sums == SumForm::kFloat) {
+      if (e.on_lines) return rounding.template operator()<First::kTail, true, Rounding::kWords>();
+      return rounding.template operator()<First::kMultiplies, true, Rounding::kWords>();
     }
-  }
+    if (e.rounding == Rounding::kWords) return from_zero.template operator()<Rounding::kWords>();
+    return from_zero.template operator()<Rounding::kBytes>();
+  };
+  if constexpr (kFinish == Finish::kFloatsFromZero) return from_zero.template operator()<Rounding::kBytes>();
+  if constexpr (kFinish == Finish::kFloatsOnLine)
+    return adding.template operator()<First::kMultiplies, true, Addition::kOnLine, true>();
+  if constexpr (kFinish == Finish::kFloatsInverse)
+    return adding.template operator()<First::kMultiplies, true, Addition::kInverseFromLowest, true>();
+  if constexpr (kFinish == Finish::kFloats) return rounding_floats();
+  if constexpr (kFinish == Finish::kFloatsAdding) return adding_floats();
   if constexpr (kIsAny || kFinish == Finish::kIntegers || kFinish == Finish::kIntegersOfTail) {
     constexpr bool kMayBeTail = kFinish != Finish::kIntegers;
-    if (kIsAny && e.sums != SumForm::kInteger)
-      return e.has_residual ? adding_any.template operator()<kOfFloats>() : any_floats();
+    if (kIsAny && e.sums != SumForm::kInteger) return e.has_residual ? adding_floats() : rounding_floats();
     if (kMayAdd && e.has_residual) {
-      if (kMayBeTail && e.on_lines) return adding_words.template operator()<First::kTail>();
+      if (kMayBeTail && e.on_lines) return adding_quickly.template operator()<First::kTail, false>();
       if constexpr (kFinish == Finish::kIntegersOfTail) return;
-      if (e.addition == Addition::kAny)
-        return adding.template operator()<First::kMultiplies, Addition::kAny, Codes::kWords>();
-      if (adds_from_zero && e.addition == Addition::kOnLine)
-        return adding.template operator()<First::kMultiplies, Addition::kOnLine, Codes::kToTop>();
-      return adding_any.template operator()<First::kMultiplies>();
+      if (e.addition != Addition::kAny)
+        return adding_quickly.template operator()<First::kMultiplies, false>();
+      return adding.template operator()<First::kMultiplies, false, Addition::kAny>();
     }
-    if (kMayBeTail && e.on_lines) return rounding.template operator()<First::kTail, Rounding::kWords>();
+    if (kMayBeTail && e.on_lines)
+      return rounding.template operator()<First::kTail, false, Rounding::kWords>();
     if constexpr (kFinish == Finish::kIntegersOfTail) return;
     switch (e.rounding) {
       case Rounding::kAny:
-        return rounding.template operator()<First::kMultiplies, Rounding::kAny>();
+        return rounding.template operator()<First::kMultiplies, false, Rounding::kAny>();
       case Rounding::kBytes:
-        return rounding.template operator()<First::kMultiplies, Rounding::kBytes>();
+        return rounding.template operator()<First::kMultiplies, false, Rounding::kBytes>();
       case Rounding::kWords:
-        return rounding.template operator()<First::kMultiplies, Rounding::kWords>();
+        return rounding.template operator()<First::kMultiplies, false, Rounding::kWords>();
     }
   }
 }

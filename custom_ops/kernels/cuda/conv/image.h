@@ -7,7 +7,6 @@
 
 namespace lowbit::cuda {
 
-struct ConvProblem;
 struct ConvRow;
 
 extern const ConvRow kImageRow;
@@ -27,12 +26,9 @@ struct PixelQuantizer {
 };
 PixelRounding RoundingOf(const PixelQuantizer& quantizer);
 
-struct ImageParams : TileParams, SumsParams, WindowParams {
-  ImageSource source = ImageSource::kCodes;
-  int kernel_h = 1;
-  uint32_t fill = 0;  // four times the code that stands for real zero
+struct ImageParams {
   int in_channels = 0, tiles_x = 0, tiles_y = 0, tiles = 0;
-  FastDivisor by_columns = {};
+  FastDivisor by_columns;
   int patch_rows = 0, patch_columns = 0;  // pixels that a block's outputs read
   int patch_offset = 0;                   // in shared memory, behind the weights
   // The quantizer of float pixels.
@@ -41,18 +37,20 @@ struct ImageParams : TileParams, SumsParams, WindowParams {
   int lo = 0, hi = 0;
   // LaunchPlanes: patches in units of four pixels, whose first lies `shift` pixels left of the first tap's.
   int units_x = 0, shift = 0, patch_bytes = 0;
-  FastDivisor by_units = {}, by_tiles_x = {}, by_tiles_y = {};
+  FastDivisor by_units, by_tiles_x, by_tiles_y;
   uint32_t codes_add = 0;  // PixelRounding::add of all channels, each a byte further
 };
 
 // Whether some shape has the kernel.
 bool FitsImage(const ConvGeometry& g, const OperandType& x);
 // All but the quantizer.
-ImageParams ImageParamsOf(const ConvProblem& problem, const ConvConfig& config);
+ImageParams ImageParamsOf(const ConvGeometry& g, const ConvShape& s);
 
-cudaError_t LaunchImage(const ImageParams& params, const ConvConfig& config, const LaunchOptions& options);
-// Float planes on sm_90a, where FitsPlanes says so.
-bool FitsPlanes(const ImageParams& params, const Device& device);
-cudaError_t LaunchPlanes(const ImageParams& params, const ConvConfig& config, const LaunchOptions& options);
+cudaError_t LaunchImage(const ConvParams& params, const ImageParams& image, ImageSource source,
+                        const ConvConfig& config, const LaunchOptions& options);
+// Float planes on sm_90a, where FitsPlanes says so; `image` and `p` as for LaunchImage.
+bool FitsPlanes(const ConvParams& p, const ImageParams& image, const Device& device);
+cudaError_t LaunchPlanes(const ConvParams& p, const ImageParams& image, const ConvConfig& config,
+                         const LaunchOptions& options);
 
 }  // namespace lowbit::cuda

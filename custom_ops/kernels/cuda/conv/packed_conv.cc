@@ -66,7 +66,7 @@ namespace {
 
 // The first constant of every node, so that an image says what cannot be told from the node without weights.
 struct ImageHeader {
-  uint32_t magic = 0x3443424C, has_w_zero = 0, sum_form = 0, rounding = 0, strays = 0;  // "LBC4"
+  uint32_t magic = 0x3343424C, has_w_zero = 0, sum_form = 0, rounding = 0;  // "LBC3"
 };
 
 ImageHeader ReadHeader(std::span<const uint8_t> image) {
@@ -76,7 +76,7 @@ ImageHeader ReadHeader(std::span<const uint8_t> image) {
           sizeof header);
   std::memcpy(&header, image.data(), sizeof header);
   Require(header.magic == expected.magic && header.has_w_zero <= 1 &&
-              header.sum_form <= static_cast<uint32_t>(SumForm::kFloat) && header.strays <= 256 &&
+              header.sum_form <= static_cast<uint32_t>(SumForm::kFloatFromZero) &&
               header.rounding <= static_cast<uint32_t>(Rounding::kWords),
           "the packed node does not begin with the mark of this version; compile the model again");
   return header;
@@ -135,7 +135,7 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
   vector16_ = g.GroupIn() % 16 == 0;
   boxes_ = FitsBoxes(spec);
   channels_ = RoundUp(g.GroupIn(), 4);
-  n_padded_ = PaddedColumns(g.GroupOut());
+  n_padded_ = RoundUp(g.GroupOut(), 32);
   k_tiles_ = RoundUp(g.Taps() * channels_, kTileK) / kTileK;
   repacks_ = x_.encoding == Encoding::kBipolar || channels_ != g.GroupIn();
 
@@ -159,16 +159,15 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
     header.has_w_zero = has_w_zero_ ? 1 : 0;
     header.sum_form = static_cast<uint32_t>(sum_form_);
     header.rounding = static_cast<uint32_t>(epilogue_.rounding);
-    header.strays = static_cast<uint32_t>(strays_);
   } else {
     header = ReadHeader(image);
     const auto count = static_cast<size_t>(g.out_channels);
     weights.zero.resize(count);
-    channels = {std::vector<int32_t>(spec.bias.size()), {}, std::vector<ChannelLine>(count)};
+    channels = {
+        std::vector<int32_t>(spec.bias.size()), {}, std::vector<float>(count), std::vector<float>(count)};
     has_w_zero_ = header.has_w_zero != 0;
     sum_form_ = static_cast<SumForm>(header.sum_form);
     epilogue_.rounding = static_cast<Rounding>(header.rounding);
-    strays_ = header.strays;
   }
   // Of a tail kernels have no other ways.
   if (epilogue_.on_lines && (epilogue_.has_residual ? epilogue_.addition == Addition::kAny
@@ -215,7 +214,6 @@ ConvProblem PackedConv::Problem(const ConvShape& shape) const {
   problem.zero = TileZero();
   problem.tiled = tiled_ && std::max(shape.in_h, shape.in_w) < 8192 &&
                   shape.batch * shape.in_h * shape.in_w * g.group * channels_ <= kMaxBytes;
-  problem.weights_in_tiles = tiled_;
   problem.vector16 = vector16_;
   // The tables by channel hold for any kernel, x_sums for the tile kernels alone.
   const bool requantizes = has_lines_ && !epilogue_.dequantizes && !has_w_zero_ && divides_fast_;
@@ -229,27 +227,80 @@ ConvProblem PackedConv::Problem(const ConvShape& shape) const {
   return problem;
 }
 
+ConvParams PackedConv::ReferenceParams(ConvParams p) const {
+  p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(plain_bias_at_));
+  p.epilogue.scale = epilogue_.acc_scale;
+  p.channels = static_cast<int>(geometry_.GroupIn());
+  p.pixel_bytes = static_cast<int>(geometry_.in_channels);
+  p.x_mul = Bipolar() ? 2 : 1;
+  p.x_zero = Bipolar() ? 1 : x_zero_;
+  return p;
+}
+
 ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool may_be_floats) const {
+  const ConvGeometry& g = geometry_;
   const ConvRow& row = RowOf(config);
   const auto narrow = [](int64_t v) { return static_cast<int>(v); };
-  const ConvProblem problem = Problem(s);
   ConvParams p;
-  p.weights = row.weights != nullptr ? WeightsIn(*row.weights) : memory_.At(weights_at_);
-  p.m = narrow(problem.m);
-  p.n = narrow(problem.n);
-  p.k = narrow(problem.k);
-  p.groups = narrow(problem.groups);
   p.epilogue = epilogue_;
-  if (row.traits.is_reference) p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(plain_bias_at_));
-  if (row.traits.is_reference || !problem.requantizes) p.epilogue.scale = epilogue_.acc_scale;
-  const bool in_registers = problem.requantizes && config.splits == 1;
-  if (may_be_floats && in_registers && sum_form_ != SumForm::kInteger && row.traits.takes_floats) {
+  p.m = narrow(s.OutPixels());
+  p.n = narrow(g.GroupOut());
+  p.groups = narrow(g.group);
+  p.in_h = narrow(s.in_h);
+  p.in_w = narrow(s.in_w);
+  p.out_h = narrow(s.out_h);
+  p.out_w = narrow(s.out_w);
+  p.stride_h = narrow(g.stride_h);
+  p.stride_w = narrow(g.stride_w);
+  p.pad_top = narrow(g.pad_top);
+  p.pad_left = narrow(g.pad_left);
+  p.kernel_h = narrow(g.kernel_h);
+  p.kernel_w = narrow(g.kernel_w);
+  p.dilation_h = narrow(g.dilation_h);
+  p.dilation_w = narrow(g.dilation_w);
+  p.transposed = g.transposed;
+  p.weights = memory_.At(weights_at_);
+  p.weights_in_tiles = tiled_;
+  p.k_tiles = narrow(k_tiles_);
+  p.n_padded = narrow(n_padded_);
+  if (row.traits.is_reference) return ReferenceParams(p);
+  if (row.weights != nullptr) p.weights = WeightsIn(*row.weights);
+  p.channels = narrow(channels_);
+  p.pixel_bytes = narrow(channels_ * g.group);
+  p.k = narrow(g.Taps() * channels_);
+  p.n_tiles = narrow((g.GroupOut() + config.tile_n - 1) / std::max(1, config.tile_n));
+  p.splits = config.splits;
+  while ((1 << p.split_shift) < p.splits) ++p.split_shift;  // a power of 2
+  p.stages = config.stages;
+  const ConvProblem problem = Problem(s);
+  p.in_registers = problem.requantizes && config.splits == 1;
+  p.requantizes_fours = problem.requantizes;
+  if (!problem.requantizes) p.epilogue.scale = epilogue_.acc_scale;
+  if (may_be_floats && p.in_registers && sum_form_ != SumForm::kInteger && row.traits.takes_floats) {
     p.epilogue.sums = sum_form_;
     p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(at_.float_bias));
-    p.epilogue.start = reinterpret_cast<const float*>(memory_.At(at_.start));
-    p.epilogue.stray_count = static_cast<int>(strays_);
-    if (strays_ > 0) p.epilogue.strays = reinterpret_cast<const float*>(memory_.At(at_.strays));
+    if (sum_form_ == SumForm::kFloatFromZero)
+      p.epilogue.start = reinterpret_cast<const float*>(memory_.At(at_.start));
   }
+  p.dequantizes_fours = epilogue_.kind == static_cast<int>(EpilogueKind::kFloat) && !has_w_zero_ &&
+                        !epilogue_.has_residual && epilogue_.tail_count == 0 && geometry_.GroupOut() % 4 == 0;
+  p.shared_bytes = std::max(row.shared_bytes(problem, config), config.apart ? ApartBytes(device_) : 0);
+  p.flat = g.Taps() == 1 && g.stride_h == 1 && g.stride_w == 1 && !problem.IsPadded();
+  p.by_image = MakeDivisor(std::max<int64_t>(1, s.out_h * s.out_w));
+  p.by_row = MakeDivisor(std::max<int64_t>(1, s.out_w));
+  p.by_channels = MakeDivisor(channels_);
+  p.by_kernel_w = MakeDivisor(g.kernel_w);
+  p.by_fours = MakeDivisor((std::max<int64_t>(1, s.out_w) + 3) / 4);
+  // Taps that are never inside may overflow; their offsets are never used.
+  p.tap_step = static_cast<int>(g.dilation_w * p.pixel_bytes - channels_);
+  p.tap_row_step = static_cast<int>((g.dilation_h * s.in_w - g.kernel_w * g.dilation_w) * p.pixel_bytes);
+  p.tap_row_position = static_cast<int>(g.dilation_h * 65536 - g.kernel_w * g.dilation_w);
+  p.fill = static_cast<uint32_t>(TileZero() & 255) * 0x01010101u;
+  p.last_position = (p.in_h - 1) * 65536 + p.in_w - 1;
+  p.all_inside = g.pad_top == 0 && g.pad_left == 0 &&
+                 (s.out_h - 1) * g.stride_h + (g.kernel_h - 1) * g.dilation_h < s.in_h &&
+                 (s.out_w - 1) * g.stride_w + (g.kernel_w - 1) * g.dilation_w < s.in_w;
+  if (row.complete != nullptr) row.complete(problem, config, device_, p);
   return p;
 }
 
@@ -266,19 +317,12 @@ void PackedConv::AddWeights(const Int8Weights& weights, ConstantBuilder& builder
     at = builder.Add(layout->bytes(g), [&](uint8_t* to) { layout->pack(g, weights, to); });
 }
 
-// Kernels have no instances for floats of inputs with signs (WithFinish): these networks' codes have signs, too.
-bool PackedConv::MayBeFloats() const {
-  return !XSigned() && !Bipolar() && tiled_ && has_lines_ && !has_w_zero_ && !epilogue_.dequantizes;
-}
-
-// A line where all that is done is a multiplication; else, and of its floats where sums below 0 are not clipped, what
-// LineFitter finds.
+// A line where all that is done is a multiplication; of a tail, what LineFitter finds.
 PackedConv::ChannelConstants PackedConv::ConstantsOf(const ConvSpec& spec, const Int8Weights& weights) const {
   const Epilogue& e = spec.epilogue;
-  const size_t count = spec.bias.size();
-  ChannelConstants channels{spec.bias, {}, std::vector<ChannelLine>(count)};
+  ChannelConstants channels{spec.bias, {}, {}, {}};
   if (tiled_ || !own_weights_at_.empty()) {
-    for (size_t c = 0; c < count; ++c) {
+    for (size_t c = 0; c < channels.bias.size(); ++c) {
       // Modulo 2^32, as every sum of the kernels.
       channels.bias[c] =
           static_cast<int32_t>(static_cast<uint32_t>(channels.bias[c]) -
@@ -291,56 +335,60 @@ PackedConv::ChannelConstants PackedConv::ConstantsOf(const ConvSpec& spec, const
                          : Bipolar() ? -1
                                      : 0,
                 highest = Bipolar() ? 1 : lowest + codes - 1;
-  for (size_t c = 0; c < count; ++c) {
+  for (size_t c = 0; c < channels.bias.size(); ++c) {
     const int64_t above = weights.above[c], below = weights.sum[c] - above;
     channels.sums.push_back({channels.bias[c] + highest * below + lowest * above,
                              channels.bias[c] + highest * above + lowest * below});
   }
-  const bool multiplies = e.kind == EpilogueKind::kRequantize;
-  const std::vector<float>& scale = multiplies ? e.multiplier : e.acc_scale;
-  const bool fits =
-      has_lines_ &&
-      (!multiplies || (MayBeFloats() && HasNormalMultipliers(e) && (e.has_residual || e.lo != e.zero_point)));
-  std::optional<LineFitter> fitter;
-  if (fits) fitter.emplace(e);
+  channels.gain = e.kind == EpilogueKind::kRequantize ? e.multiplier : e.acc_scale;
+  channels.gain.resize(channels.bias.size());
+  channels.offset.resize(channels.bias.size());
+  if (!has_lines_ || e.kind == EpilogueKind::kRequantize) return channels;
+  LineFitter fitter(e);
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  for (size_t c = 0; c < count; ++c) {
-    ChannelLine& line = channels.lines[c];
+  for (size_t c = 0; c < channels.bias.size(); ++c) {
     const SumRange& sums = channels.sums[c];
-    if (c < scale.size()) line.gain = scale[c];
-    if (fits && sums.least >= -kMost && sums.most <= kMost) {
-      line = fitter->Fit(c, sums);
-    } else if (fits) {
-      line.offset = multiplies ? 0 : std::nanf("");
-    } else {  // 2^23 times the gain is exact
-      line.has_floats = multiplies && (sums.most <= 1 << 23 || FirstCode(e, 1 << 23, c) == e.hi);
-      line.start = -0x1p23f * line.gain;
+    const auto line = sums.least >= -kMost && sums.most <= kMost ? fitter.Fit(c, sums) : std::nullopt;
+    if (line) {
+      channels.gain[c] = line->gain;
+      channels.offset[c] = line->offset;
+    } else {
+      channels.offset[c / 4 * 4] = std::nanf("");
     }
   }
   return channels;
 }
 
-// Let f be the float whose bits are those of 2^23 plus a shift and a sum. f rises with the sum everywhere as long as
-// its bits are those of a positive normal number, hence where it does not count one by one it is enough that codes
-// are clipped. A code is smaller than 2^15 before it is clipped where those of the least and the most sum are.
+// Let f be the float whose bits are those of 2^23 (1.5 * 2^23) plus a sum. As long as the sum stays in
+// 0 .. 2^23 (-2^22 .. 2^22) f is 2^23 (1.5 * 2^23) plus the sum. f rises with the sum everywhere as long as
+// its bits are those of a positive normal number, hence beyond it is enough that codes are clipped there. A code
+// is smaller than 2^15 before it is clipped where those of the least and the most sum are.
 bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants& channels) const {
-  constexpr int64_t kMost = int64_t{1} << 29;  // f is further from what is no normal number
-  const bool is_float = form == SumForm::kFloat, from_zero = epilogue_.lo == 0 && epilogue_.zero_point == 0;
-  const bool are_words = !e.has_residual && (is_float ? !from_zero : epilogue_.rounding == Rounding::kWords);
-  const auto is_small = [](float v) { return std::fabs(v) < 0x1p15f - 512; };
+  constexpr int64_t kMost = int64_t{1} << 29;  // either float is further from what is no normal number
+  const bool from_zero = form == SumForm::kFloatFromZero, is_float = form != SumForm::kInteger;
+  const int64_t exact = from_zero ? 1 << 23 : 1 << 22;
+  const bool is_tail = e.kind == EpilogueKind::kTail && !e.adds_behind_tail;
+  const int32_t lo = is_tail ? e.y_lo : e.lo, hi = is_tail ? e.y_hi : e.hi;
   const auto fits = [&](size_t c, int64_t sum) {
-    const ChannelLine& line = channels.lines[c];
-    if (is_float && (!line.has_floats || std::abs(sum) > kMost)) return false;
-    if (!are_words) return true;
-    const auto acc = static_cast<float>(sum);
-    const float v = is_float
-                        ? std::fma(std::bit_cast<float>(0x4B000000 + line.shift + static_cast<int32_t>(sum)),
-                                   line.gain, line.start)
-                        : std::fma(acc, line.gain, line.offset);
-    return is_small(!is_float && std::isnan(line.offset) ? TailQuotient(e, acc, c) : v);
+    const auto bits = [&](int32_t from) { return std::bit_cast<float>(from + static_cast<int32_t>(sum)); };
+    if (is_float && std::abs(sum) > kMost) return false;
+    const float gain = channels.gain[c], offset = channels.offset[c];
+    if (from_zero && epilogue_.rounding != Rounding::kWords) return true;
+    float v = from_zero  ? std::fma(bits(0x4B000000), gain, -0x1p23f * gain)
+              : is_float ? bits(0x4B400000) - 12582912.0f
+                         : static_cast<float>(sum);
+    if (std::isnan(channels.offset[c / 4 * 4])) {
+      v = TailQuotient(e, v, c);
+    } else if (!from_zero) {
+      v = std::fma(v, gain, offset);
+    }
+    return e.has_residual || epilogue_.rounding != Rounding::kWords || std::fabs(v) < 0x1p15f - 512;
   };
   for (size_t c = 0; c < channels.sums.size(); ++c) {
-    if (!fits(c, channels.sums[c].least) || !fits(c, channels.sums[c].most)) return false;
+    const auto [least, most] = channels.sums[c];
+    if (!fits(c, least) || !fits(c, most)) return false;
+    if (is_float && most > exact && FirstCode(e, exact, c) != hi) return false;
+    if (is_float && !from_zero && least < -exact && FirstCode(e, -exact, c) != lo) return false;
   }
   return true;
 }
@@ -350,15 +398,29 @@ void PackedConv::SetRounding(const Epilogue& e, const ChannelConstants& channels
   EpilogueParams& p = epilogue_;
   if (!has_lines_ || has_w_zero_ || !HasNormalMultipliers(e)) return;
   const bool is_tail = e.kind == EpilogueKind::kTail;
-  p.rounding = !is_tail && p.lo == p.zero_point && p.hi == p.lo + 255 ? Rounding::kBytes : Rounding::kWords;
-  if (p.rounding == Rounding::kWords && !Allows(SumForm::kInteger, e, channels)) {
+  const int32_t zero_point = is_tail ? e.y_zero_point : e.zero_point, lo = is_tail ? e.y_lo : e.lo,
+                hi = is_tail ? e.y_hi : e.hi;
+  p.rounding = !is_tail && lo == zero_point && hi == lo + 255 ? Rounding::kBytes : Rounding::kWords;
+  // Kernels have no instances for floats of inputs with signs (WithFinish): these networks' codes have signs,
+  // too.
+  const bool may_be_floats = !XSigned() && !Bipolar() && tiled_ && !p.dequantizes;
+  const Rounding of_integers = p.rounding;
+  if (of_integers == Rounding::kWords && !Allows(SumForm::kInteger, e, channels)) {
     p.rounding = Rounding::kAny;
     return;
   }
-  if (MayBeFloats() && (!e.has_residual || p.addition != Addition::kAny) &&
+  if (!may_be_floats) return;
+  if (!e.has_residual && !is_tail && lo == zero_point && (lo == 0 || of_integers == Rounding::kWords) &&
+      Allows(SumForm::kFloatFromZero, e, channels)) {
+    sum_form_ = SumForm::kFloatFromZero;
+    return;
+  }
+  p.rounding = Rounding::kWords;
+  if ((!e.has_residual || p.addition != Addition::kAny) && Allows(SumForm::kInteger, e, channels) &&
       Allows(SumForm::kFloat, e, channels)) {
     sum_form_ = SumForm::kFloat;
-    for (const ChannelLine& line : channels.lines) strays_ = std::max(strays_, line.strays.size());
+  } else {
+    p.rounding = of_integers;
   }
 }
 
@@ -373,33 +435,22 @@ void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights,
   std::vector<float> line_bias = e.tail.empty() ? std::vector<float>() : e.tail_bias;
   line_bias.resize(channels.bias.size());
   plain_bias_at_ = builder.Add(spec.bias);
-  std::vector<float> gain, offset, start, strays(strays_ * channels.bias.size());
   std::vector<int32_t> float_bias;
-  for (size_t c = 0; c < channels.bias.size(); ++c) {
-    const ChannelLine& line = channels.lines[c];
-    gain.push_back(line.gain);
-    offset.push_back(line.offset);
-    if (std::isnan(line.offset)) offset[c / 4 * 4] = line.offset;
-    if (sum_form_ == SumForm::kInteger) continue;
-    float_bias.push_back(channels.bias[c] + 0x4B000000 + line.shift);
-    start.push_back(line.start);
-    for (size_t i = 0; i < line.strays.size(); ++i) strays[i * channels.bias.size() + c] = line.strays[i];
+  std::vector<float> start;
+  if (sum_form_ != SumForm::kInteger) {
+    float_bias = channels.bias;
+    for (int32_t& b : float_bias) b += sum_form_ == SumForm::kFloat ? 0x4B400000 : 0x4B000000;
   }
-  at_ = {builder.Add(channels.bias),
-         builder.Add(scale),
-         builder.Add(gain),
-         builder.Add(offset),
-         builder.Add(line_bias),
-         builder.Add(float_bias),
-         builder.Add(start),
-         builder.Add(strays),
-         has_w_zero_ ? builder.Add(weights.zero) : ConstantBuilder::kAbsent,
-         builder.Add(e.thresholds),
-         builder.Add(e.base),
-         builder.Add(e.dir),
-         builder.Add(e.tail_bias),
-         builder.Add(e.tail_scale),
-         builder.Add(e.tail_shift)};
+  if (sum_form_ == SumForm::kFloatFromZero) {
+    for (const float s : scale) start.push_back(-0x1p23f * s);
+  }
+  at_ = {builder.Add(channels.bias), builder.Add(scale),
+         builder.Add(channels.gain), builder.Add(channels.offset),
+         builder.Add(line_bias),     builder.Add(float_bias),
+         builder.Add(start),         has_w_zero_ ? builder.Add(weights.zero) : ConstantBuilder::kAbsent,
+         builder.Add(e.thresholds),  builder.Add(e.base),
+         builder.Add(e.dir),         builder.Add(e.tail_bias),
+         builder.Add(e.tail_scale),  builder.Add(e.tail_shift)};
 }
 
 void PackedConv::SetEpilogue(const Epilogue& e) {
@@ -434,10 +485,9 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   p.first_inverse = 1.0f / p.first_scale;
   const bool ends_in_y = e.has_residual || e.kind == EpilogueKind::kTail;
   const auto twice = [](int32_t v) { return static_cast<unsigned>(v & 0xFFFF) * 0x10001u; };
-  p.word_lowest = twice(ends_in_y ? e.y_lo : e.lo);
-  p.word_top = twice(ends_in_y ? e.y_hi : e.hi);
-  p.word_shift = twice(ends_in_y ? e.y_zero_point : e.zero_point);
-  p.top = static_cast<float>(ends_in_y ? e.y_hi : e.hi);
+  p.word_lowest = ends_in_y ? e.y_lo : e.lo;
+  p.word_top = twice((ends_in_y ? e.y_hi : e.hi) - p.word_lowest);
+  p.word_shift = twice((ends_in_y ? e.y_zero_point : e.zero_point) - p.word_lowest);
   if (e.kind == EpilogueKind::kTail && !e.adds_behind_tail) {
     p.zero_point = e.y_zero_point;
     p.lo = e.y_lo;
@@ -449,7 +499,7 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
     p.residual_start = -0x1p23f * e.residual_scale;
     if (const auto line = FitSum(e)) {
       p.addition = Addition::kOnLine;
-      p.word_shift = p.word_lowest;
+      p.word_shift = 0;
       p.unit_gain = 256 * line->inner_gain;
       p.residual_gain = line->residual_gain;
       p.sum_offset = line->offset;

@@ -45,7 +45,7 @@ class PackedConv {
   static bool FitsBoxes(const ConvSpec& spec);
 
   ConvProblem Problem(const ConvShape& shape) const;
-  // Everything but a launch's tensors. `may_be_floats`: sums may have another form than integers.
+  // Everything but the pointers of a launch. `may_be_floats`: sums may have another form than integers.
   ConvParams Params(const ConvShape& shape, const ConvConfig& config, bool may_be_floats = true) const;
   // The weights of cells; nullptr where there are none or the codes may not rise with the sums.
   const uint8_t* CellWeights() const;
@@ -54,20 +54,20 @@ class PackedConv {
 
  private:
   struct Offsets {
-    size_t bias, scale, gain, offset, line_bias, float_bias, start, strays, w_zero, thresholds, base, dir,
-        tail_bias, tail_scale, tail_shift;
+    size_t bias, scale, gain, offset, line_bias, float_bias, start, w_zero, thresholds, base, dir, tail_bias,
+        tail_scale, tail_shift;
   };
   // By channel: what it sums to, and the line that its codes lie on (EpilogueParams::scale, start).
   struct ChannelConstants {
     std::vector<int32_t> bias;
     std::vector<SumRange> sums;
-    std::vector<ChannelLine> lines;
+    std::vector<float> gain, offset;
   };
 
   // The layout is one that the node has.
   const uint8_t* WeightsIn(const WeightLayout& layout) const;
+  ConvParams ReferenceParams(ConvParams p) const;
   void AddWeights(const Int8Weights& weights, ConstantBuilder& builder);
-  bool MayBeFloats() const;
   ChannelConstants ConstantsOf(const ConvSpec& spec, const Int8Weights& weights) const;
   // Whether sums may have the form, whatever the input holds, and are rounded as SetRounding has it. After
   // SetEpilogue.
@@ -86,7 +86,6 @@ class PackedConv {
        has_lines_ = false, divides_fast_ = true, rises_ = false;
   int64_t channels_ = 0, n_padded_ = 0, k_tiles_ = 0;
   size_t weights_at_ = 0, plain_bias_at_ = 0;
-  size_t strays_ = 0;  // of a channel, at most
   std::vector<std::pair<const WeightLayout*, size_t>> own_weights_at_;
   Offsets at_ = {};
   SumForm sum_form_ = SumForm::kInteger;

@@ -11,10 +11,6 @@ extern const ConvRow kVectorRow;
 
 inline constexpr int kMaxVectorRows = 16;
 
-struct VectorParams : ConvParams {
-  int n_padded = 0;  // of the weights, which lie as those of tile kernels
-};
-
-cudaError_t LaunchVector(const VectorParams& params, const ConvConfig&, const LaunchOptions& options);
+cudaError_t LaunchVector(const ConvParams& params, const LaunchOptions& options);
 
 }  // namespace lowbit::cuda

@@ -13,11 +13,7 @@ extern const ConvRow kWindowsRow;
 // Tiles of weights, how many of them at once, slabs of a patch.
 inline constexpr int kMaxWindowWeights = 2 * kMaxHaloWeights, kMaxWindowStages = 8, kMaxWindowSlabs = 16;
 
-struct WindowsParams : HaloParams, SumsParams {
-  int taps = 1;
-};
-
-cudaError_t LaunchWindows(const WindowsParams& params, const ConvConfig& config,
+cudaError_t LaunchWindows(const ConvParams& params, const HaloParams& halo, const ConvConfig& config,
                           const LaunchOptions& options);
 
 }  // namespace lowbit::cuda

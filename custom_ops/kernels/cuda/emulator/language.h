@@ -96,12 +96,12 @@ unsigned LargerHalves(unsigned a, unsigned b) {
 }
 inline unsigned __vmaxu2(unsigned a, unsigned b) { return LargerHalves<uint16_t>(a, b); }
 inline unsigned __vmaxs2(unsigned a, unsigned b) { return LargerHalves<int16_t>(a, b); }
-// By halves: the sum, wrapped, no more than c.
-inline unsigned __viaddmin_s16x2(unsigned a, unsigned b, unsigned c) {
+// By halves: the sum, wrapped, no more than c, no less than 0.
+inline unsigned __viaddmin_s16x2_relu(unsigned a, unsigned b, unsigned c) {
   unsigned out = 0;
   for (int i = 0; i < 32; i += 16) {
     const int sum = static_cast<int16_t>((a >> i) + (b >> i)), most = static_cast<int16_t>(c >> i);
-    out |= static_cast<unsigned>(static_cast<uint16_t>(min(sum, most))) << i;
+    out |= static_cast<unsigned>(max(min(sum, most), 0)) << i;
   }
   return out;
 }

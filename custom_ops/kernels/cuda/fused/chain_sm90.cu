@@ -15,8 +15,6 @@
 // For few tiles, or weights that are too many for one block, the blocks of a cluster share tiles: each makes
 // some of the boxes of y and of z with the weights of these alone, and sends the former to the blocks that
 // make boxes of z.
-#include <algorithm>
-
 #include "kernels/cuda/conv/launch.h"
 #include "kernels/cuda/conv/pixel_boxes.cuh"
 #include "kernels/cuda/fused/chain_params.h"
@@ -24,23 +22,11 @@
 namespace lowbit::cuda {
 namespace {
 
-// The finish of floats as that of ever more: 256 codes from 0 on; codes from 0 on; any.
-constexpr int ReachOf(Finish finish) {
-  using enum Finish;
-  if (finish == kFloats || finish == kFloatsAdding) return 2;
-  return finish == kFloatsToTop || finish == kFloatsOnLineToTop ? 1 : 0;
-}
-constexpr Finish WithReach(Finish finish, int reach) {
-  using enum Finish;
-  const bool on_line = finish == kFloatsOnLine || finish == kFloatsOnLineToTop;
-  if (reach == 0 || finish == kFloatsAdding) return finish;
-  if (finish == kFloatsInverse) return kFloatsAdding;
-  if (reach == 1) return on_line ? kFloatsOnLineToTop : kFloatsToTop;
-  return on_line ? kFloatsAdding : kFloats;
-}
 // How the second's sums are finished where the first's are so.
 constexpr Finish SecondOf(Finish first) {
-  return first == Finish::kIntegers ? first : WithReach(Finish::kFloatsFromZero, ReachOf(first));
+  if (first == Finish::kIntegers) return first;
+  return first == Finish::kFloats || first == Finish::kFloatsAdding ? Finish::kFloats
+                                                                    : Finish::kFloatsFromZero;
 }
 
 struct ChainMaps {
@@ -111,8 +97,7 @@ template <Finish kFinish, bool kMayAdd>
 __device__ __forceinline__ void FinishBox(const EpilogueParams& e, const BlockState<kChainBox>& state,
                                           const int (&sums)[kChainBox / 2], int column, int swizzle,
                                           unsigned* row) {
-  const auto each = [&](const auto& f) { ForEachFour<kChainBox>(sums, 0, column, f); };
-  WithStrays<kFinish, kMayAdd>(e, state.channel, each, [&](const auto& requantize) {
+  WithEpilogue<kFinish, kMayAdd>(e, [&](const auto& requantize) {
     ThreadCodes codes;
     if (kMayAdd && e.has_residual)
       codes.ForEach(row, column, swizzle, [](unsigned& code, const unsigned* word) { code = *word; });
@@ -135,8 +120,7 @@ __device__ __forceinline__ void AddToResiduals(const EpilogueParams& e, const Bl
                                                const int (&sums)[kChainBox / 2], int column, int swizzle,
                                                unsigned* row, ThreadCodes& residuals) {
   __builtin_assume(e.has_residual);
-  const auto each = [&](const auto& f) { ForEachFour<kChainBox>(sums, 0, column, f); };
-  WithStrays<kFinish>(e, state.channel, each, [&](const auto& requantize) {
+  WithEpilogue<kFinish>(e, [&](const auto& requantize) {
     residuals.Finish(state, sums, column, requantize);
     residuals.ForEach(row, column, swizzle, [](unsigned code, unsigned* word) { *word = code; });
   });
@@ -430,26 +414,28 @@ __global__ void __launch_bounds__(kMaxChainGroups * 128, 1)
 #endif
 }
 
+cudaError_t EncodeBoxes(const void* codes, int channels, int pixels, CUtensorMap* map) {
+  ConvParams p;
+  p.n = channels;
+  p.m = pixels;
+  return EncodeCodes<kChainBox>(p, codes, map);
+}
+
 template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish>
 cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
   cudaError_t error = cudaSuccess;
   ChainMaps maps;
-  const auto encode = [&](const void* codes, int channels, CUtensorMap* map) {
-    return EncodeCodes<kChainBox>(codes, p.m, channels, map);
-  };
-  const auto encode_pixels = [&](const ChainProduct& product, CUtensorMap* map) {
-    return EncodePixels<kChainBox>(product.x, p.m, product.pixels, 64, map);
-  };
   if constexpr (kMakesResiduals) {
-    error = encode_pixels(p.first, &maps.x);
-    if (error == cudaSuccess) error = encode_pixels(p.residuals, &maps.residual);
+    error = EncodePixels<kChainBox>(p.first.pixels, 64, &maps.x);
+    if (error == cudaSuccess) error = EncodePixels<kChainBox>(p.residuals.pixels, 64, &maps.residual);
   } else {
-    error = encode(p.first.x, p.first.k, &maps.x);
-    if (error == cudaSuccess)
-      error = encode(p.first.epilogue.has_residual ? p.residual : p.y, p.first.n, &maps.residual);
+    error = EncodeBoxes(p.first.pixels.x, p.first.k, p.m, &maps.x);
+    if (error == cudaSuccess) {
+      error = EncodeBoxes(p.first.epilogue.has_residual ? p.residual : p.y, p.first.n, p.m, &maps.residual);
+    }
   }
-  if (error == cudaSuccess) error = encode(p.y, p.first.n, &maps.y);
-  if (error == cudaSuccess) error = encode(p.z, p.second.n, &maps.z);
+  if (error == cudaSuccess) error = EncodeBoxes(p.y, p.first.n, p.m, &maps.y);
+  if (error == cudaSuccess) error = EncodeBoxes(p.z, p.second.n, p.m, &maps.z);
   if (error != cudaSuccess) return error;
   return LaunchKernel<ConvChain<kXSigned, kYSigned, kCluster, kMakesResiduals, kFinish>>(
       options,
@@ -459,8 +445,7 @@ cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
 
 template <bool kXSigned, bool kYSigned, bool kCluster, Finish kFinish>
 cudaError_t LaunchMaker(const ChainParams& p, const LaunchOptions& options) {
-  if constexpr (kFinish != Finish::kFloatsFromZero && kFinish != Finish::kFloatsToTop &&
-                kFinish != Finish::kFloats) {
+  if constexpr (kFinish != Finish::kFloatsFromZero && kFinish != Finish::kFloats) {
     if (p.makes_residuals) return LaunchWith<kXSigned, kYSigned, kCluster, true, kFinish>(p, options);
   }
   return LaunchWith<kXSigned, kYSigned, kCluster, false, kFinish>(p, options);
@@ -477,8 +462,11 @@ cudaError_t LaunchRanks(const ChainParams& p, const LaunchOptions& options) {
 cudaError_t LaunchChain(const ChainParams& p, const LaunchOptions& options) {
   Finish first = FinishOf(p.first.epilogue);
   const Finish second = FinishOf(p.second.epilogue);
-  const bool fits = (first == Finish::kIntegers) == (second == Finish::kIntegers);
-  if (first != Finish::kIntegers) first = WithReach(first, std::max(ReachOf(first), ReachOf(second)));
+  // What finishes any floats does so where the second's need it.
+  if (first != Finish::kIntegers && second == Finish::kFloats)
+    first = p.first.epilogue.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
+  const bool fits =
+      second == SecondOf(first) || (SecondOf(first) == Finish::kFloats && second == Finish::kFloatsFromZero);
   if (p.teams * p.team_groups > kMaxChainGroups || p.first.n_boxes > kMaxChainBoxes ||
       p.team_groups > p.first.own_boxes || !fits || p.makes_residuals > p.first.epilogue.has_residual) {
     return cudaErrorInvalidValue;

@@ -22,7 +22,7 @@ struct PooledParams {
   int lead_rows = 0, lead_columns = 0;  // cells before that of an output's own place, in padding at the edge
   int pool_top = 0, pool_left = 0;
   int tiles_x = 1, images = 0;
-  FastDivisor by_tiles_x = {};
+  FastDivisor by_tiles_x;
   int strips = 1, strip_rows = 0, longer_strips = 0;
   bool is_early = false;  // the next kernel may start at once
   uint32_t fill = 0;      // four times the code of padding
