@@ -37,6 +37,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 from lowbit.models import build, save
+from lowbit.proto.atomic import write_atomically
 from lowbit.proto.feeds import model_inputs
 from lowbit.proto.images import load_feeds
 from lowbit.quantizer.config import RULES
@@ -111,6 +112,9 @@ NETWORKS = {
     ),
 }  # fmt: skip
 """The networks, in the order of the table."""
+
+ONE_THREAD = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""The environment of a process that measures."""
 
 SLOWEST_FIRST = ("mobilenetv2", "squeezenet", "resnet20", "resnet8", "yunet", "mnist")
 """So that no long case is left alone at the end."""
@@ -305,6 +309,15 @@ def run_case(case: Case) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
 
 
+def keep(found: dict[str, Any], path: Path) -> None:
+    """Writes what was measured, whole or not at all: a run that is interrupted goes on from such files."""
+
+    def write_found(to: Path) -> None:
+        to.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+    write_atomically(path, write_found, overwrite=True)
+
+
 def in_process(case: Case, commit: str) -> dict[str, Any] | None:
     """A case in a process of its own, or what an earlier one found; None, and a line, where it fails."""
     path = case.path()
@@ -313,8 +326,7 @@ def in_process(case: Case, commit: str) -> dict[str, Any] | None:
     given = json.dumps(case.__dict__)
     command = [sys.executable, str(Path(__file__).resolve()), "--case", given, "--result", str(path)]
     command += ["--commit", commit]
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=ONE_THREAD, capture_output=True, text=True)
     name = f"{case.network} {case.bits} {case.tool} {dict(case.settings)} {case.images} {case.draw}"
     if done.returncode:
         print(f"{name} fails: {(done.stderr.splitlines() or ['no word'])[-1]}", flush=True)
@@ -352,9 +364,8 @@ def measure_cost(name: str, images: int, commit: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "lowbit", "quantize", model, "-o", f"{folder}/made.onnx",
                    "--bits", "w4a8", *calib, "--samples", str(images), "--threads", "1", "-q"]  # fmt: skip
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         start = time.perf_counter()
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(command, env=ONE_THREAD, stdout=subprocess.DEVNULL)
         _, status, used = os.wait4(process.pid, 0)
     if status:
         raise RuntimeError(f"{name}: quantize failed")
@@ -362,7 +373,7 @@ def measure_cost(name: str, images: int, commit: str) -> None:
         "network": name, "images": images, "commit": commit, "seconds": time.perf_counter() - start,
         "cpu_seconds": used.ru_utime + used.ru_stime, "peak_bytes": used.ru_maxrss * 1024,
     }  # fmt: skip
-    path.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    keep(found, path)
     print(found, flush=True)
 
 
@@ -534,10 +545,7 @@ def main() -> None:
         given = json.loads(args.case)
         given["settings"] = tuple((k, _tuple(v)) for k, v in given["settings"])
         case = Case(**given)
-        text = json.dumps({"case": given, "commit": args.commit, "found": run_case(case)}, indent=1)
-        unfinished = Path(f"{args.result}.{os.getpid()}")
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(args.result)
+        keep({"case": given, "commit": args.commit, "found": run_case(case)}, Path(args.result))
         return
     for name, count in COSTS if args.memory else ():
         measure_cost(name, count, args.commit or commit_here())

@@ -19,7 +19,6 @@ import argparse
 import functools
 import hashlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -33,7 +32,7 @@ from lowbit.errors import LowBitError
 from lowbit.proto.feeds import model_inputs
 from lowbit.proto.images import load_feeds
 from lowbit.proto.model_file import load_proto
-from quantizer import NETWORKS, SHARED
+from quantizer import NETWORKS, ONE_THREAD, SHARED, keep
 from results import RESULTS, WORK, Table, commit_here, write
 
 BYTES = 1.15
@@ -136,8 +135,7 @@ def measured(kind: str, name: str, options: list[str]) -> dict[str, Any]:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, str(Path(__file__).resolve()), "--row", kind, name, str(path), *options]
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        subprocess.run(command, check=True, env=environment)
+        subprocess.run(command, check=True, env=ONE_THREAD)
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
@@ -147,7 +145,7 @@ def make_row(kind: str, name: str, path: Path, given: argparse.Namespace) -> Non
         row = within_latency(name, given.jobs)
     else:
         row = won_back(name, given.jobs, given.tries, given.points, given.unlabeled)
-    path.write_text(json.dumps(row), encoding="utf-8")
+    keep(row, path)
 
 
 def merged(kind: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

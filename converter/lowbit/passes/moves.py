@@ -64,7 +64,7 @@ def move_onto_codes(graph: ir.Graph) -> None:
         elif is_op(node, "Concat"):
             _sink_dequantize_below_concat(graph, node, ranges)
         elif is_op(node, "Relu", "Clip"):
-            _close_clip(graph, node)
+            _close_clip(graph, node, ranges)
         elif is_quantizer(node) and not _drop_pair(graph, node, ranges):
             _drop_clipped_pair(graph, node)
 
@@ -228,13 +228,13 @@ def _survives_law(law: Law, grid: Grid, codes: CodeRange) -> bool:
     return grid.per_tensor and law.uniform and np.array_equal(law.codes(dequantize_array(given, grid)), given)
 
 
-def _close_clip(graph: ir.Graph, node: ir.Node) -> None:
+def _close_clip(graph: ir.Graph, node: ir.Node, ranges: _Ranges) -> None:
     """Puts a pair behind a Relu or Clip of dequantized codes whose result a region reads as it is.
 
     ``max(DQ(q), 0)`` is ``DQ(max(q, z))``: where every bound is the real number of a code, rounding the
     result to the grid that it came from changes nothing.
     """
-    form = NormalForm(graph)
+    form = NormalForm(graph, ranges)
     read = form.dequantization(node.inputs[0])
     output, bounds = node.outputs[0], clip_bounds(node)
     if not isinstance(read, Dequantization) or not read.grid.per_tensor or bounds is None:

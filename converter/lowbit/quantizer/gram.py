@@ -32,7 +32,7 @@ LARGEST = 4608
 """Columns of weights beyond which the Gram matrix goes in blocks: 4608, a 3x3 window of 512 channels, squared
 are 85 MB of float32."""
 
-PRECISE = 1024
+_PRECISE = 1024
 """Columns up to which sums and weights are float64. Beyond, products take the time and Gram matrices the
 memory, and the ridge is far above float32's rounding."""
 
@@ -75,6 +75,11 @@ def reads_output(columns: int) -> bool:
     A session that computes VGG-16's first Gemm would hold its weights four times (1.6 GB).
     """
     return columns <= LARGEST
+
+
+def number_type(columns: int) -> type[np.float64] | type[np.float32]:
+    """The type of the sums, and of the weights, of a layer with so many columns."""
+    return np.float64 if columns <= _PRECISE else np.float32
 
 
 class Unfold:
@@ -219,7 +224,7 @@ class Moments:
         count = -(-columns // LARGEST)
         size = -(-columns // count)
         blocks = [slice(start, min(columns, start + size)) for start in range(0, columns, size)]
-        dtype = np.float64 if columns <= PRECISE else np.float32
+        dtype = number_type(columns)
         groups, rows = layer.group, layer.rows // layer.group
         made = cls(
             blocks,

@@ -30,7 +30,7 @@ from lowbit.proto.state import State, load_arrays, save_arrays
 from lowbit.quantizer.config import Config
 from lowbit.quantizer.data import FEW, Data, Spool
 from lowbit.quantizer.emit import OPSET_INT2, OPSET_INT4, LayerCodes, Ranged, emit, finish_layer
-from lowbit.quantizer.gram import LARGEST, PRECISE, Moments, Unfold, reads_output, to_rows
+from lowbit.quantizer.gram import LARGEST, Moments, Unfold, number_type, reads_output, to_rows
 from lowbit.quantizer.prepare import prepare, refuse_quantized
 from lowbit.quantizer.ranges import (
     Statistics,
@@ -462,7 +462,7 @@ class Run:
     ) -> tuple[LayerCodes, LayerRecord]:
         config, start = self.config, time.perf_counter()
         rows = to_rows(layer, layer.weight)
-        weights = rows.astype(np.float64 if rows.shape[2] <= PRECISE else np.float32, copy=False)
+        weights = rows.astype(number_type(rows.shape[2]), copy=False)
         method = config.override(layer.node, "rounding") or config.rounding
         neglected = fit.neglected()
         result = round_layer(
