@@ -3,11 +3,13 @@
 
 namespace lowbit::cuda {
 
-using KernelHandle = const void*;
+struct KernelHandle {
+  const void* function;
+};
 
 template <typename... Params>
 KernelHandle HandleOf(void (*kernel)(Params...)) {
-  return reinterpret_cast<const void*>(kernel);
+  return {reinterpret_cast<const void*>(kernel)};
 }
 
 }  // namespace lowbit::cuda

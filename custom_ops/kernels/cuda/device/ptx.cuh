@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/kernel_handle.h"
+
 // The shared memory that a launch asks for besides a kernel's own variables. A macro, since ptxas takes other
 // registers for a pointer that a function returns.
 #define LOWBIT_DYNAMIC_SHARED(name, alignment) \

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/device/kernel_handle.h"
+
 namespace lowbit::cuda {
 namespace {
 
@@ -29,7 +31,7 @@ cudaError_t Queue::Enqueue(const KernelHandle& kernel, dim3 grid, dim3 block, co
   if (updated_ != nullptr) {
     if (next_ == updated_->size()) return cudaErrorInvalidValue;
     cudaKernelNodeParams params = {};
-    params.func = const_cast<void*>(kernel);
+    params.func = const_cast<void*>(kernel.function);
     params.gridDim = grid;
     params.blockDim = block;
     params.sharedMemBytes = static_cast<unsigned>(extras.shared_bytes);
@@ -49,7 +51,7 @@ cudaError_t Queue::Enqueue(const KernelHandle& kernel, dim3 grid, dim3 block, co
     all[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     all[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
-  const cudaError_t error = cudaLaunchKernelExC(&config, kernel, args);
+  const cudaError_t error = cudaLaunchKernelExC(&config, kernel.function, args);
   if (error != cudaSuccess || recorded_ == nullptr) return error;
   recorded_->push_back(nullptr);
   return LastNode(stream_, &recorded_->back());

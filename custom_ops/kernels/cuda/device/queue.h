@@ -21,9 +21,13 @@
 
 #include <vector>
 
-#include "kernels/cuda/device/kernel_handle.h"
-
 namespace lowbit::cuda {
+
+// Of device/kernel_handle.h, which files with kernels include: the emulated GPU has another one, and what packs
+// and plans is compiled once for both.
+struct KernelHandle;
+template <typename... Params>
+KernelHandle HandleOf(void (*kernel)(Params...));
 
 // The kernel nodes that one step of a captured region became, in the order of their launches.
 using RecordedNodes = std::vector<cudaGraphNode_t>;

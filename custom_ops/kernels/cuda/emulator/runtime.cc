@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/cuda/device/kernel_handle.h"
 #include "kernels/cuda/device/queue.h"
 #include "kernels/cuda/emulator/machine.h"
 #include "kernels/cuda/emulator/shared_memory.h"
@@ -119,7 +120,7 @@ namespace lowbit::cuda {
 
 cudaError_t Queue::Enqueue(const KernelHandle& kernel, dim3 grid, dim3 block, const Extras& extras,
                            void** args) {
-  emulator::Launch launch = {grid, block, dim3(1, 1, 1), extras.shared_bytes, kernel(args)};
+  emulator::Launch launch = {grid, block, dim3(1, 1, 1), extras.shared_bytes, kernel.bound_to(args)};
   for (int i = 0; i < extras.attribute_count; ++i) {
     if (extras.attributes[i].id != cudaLaunchAttributeClusterDimension) continue;
     const auto& size = extras.attributes[i].val.clusterDim;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/cuda/device/kernel_handle.h"
 #include "kernels/cuda/emulator/machine.h"
 #include "kernels/cuda/emulator/shared_memory.h"
 
