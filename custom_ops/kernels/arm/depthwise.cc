@@ -80,7 +80,7 @@ DepthwiseKernel::DepthwiseKernel(const ConvSpec& spec, const DepthwiseForm& form
       form_(form),
       run_(form.run(LineWidth(spec.geometry), spec.geometry.stride_w, spec.x.encoding == Encoding::kSigned,
                     XOffset(spec) != 0)),
-      epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)),
+      epilogue_(spec),
       pad_pixel_(static_cast<size_t>(spec.geometry.in_channels), static_cast<uint8_t>(spec.x_zero_point)) {
   const auto taps = static_cast<size_t>(geometry_.Taps());
   const auto channels = static_cast<size_t>(geometry_.in_channels);
@@ -113,7 +113,6 @@ DepthwiseKernel::DepthwiseKernel(const ConvSpec& spec, const DepthwiseForm& form
     }
   }
   epilogue_.LimitAccumulators(largest);
-  epilogue_.FitLine(spec);
   weights_ = ShareWeights(std::move(packed));
   for (size_t b = 0; b < count; ++b) {
     DepthwiseBlock block;

@@ -246,7 +246,7 @@ GemmKernel::GemmKernel(const ConvSpec& spec, const GemmScheme& scheme)
       scheme_(scheme),
       packer_(GemmPackerFor(scheme.form, scheme.unit)),
       tile_pixels_(LargestTile(scheme)),
-      epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)),
+      epilogue_(spec),
       bipolar_(spec.x.encoding == Encoding::kBipolar) {
   // Signed bytes, codes or gathered values: b = (b ^ 0x80) - 128.
   x_map_ = spec.x.encoding == Encoding::kUnsigned ? GemmXMap{0, static_cast<uint8_t>(XOffset(spec.x))}
@@ -279,7 +279,6 @@ void GemmKernel::PackWeights(const ConvSpec& spec) {
     std::copy(weights.stored.begin(), weights.stored.end(), stored.begin() + static_cast<ptrdiff_t>(c * k));
   }
   epilogue_.LimitAccumulators(largest);
-  epilogue_.FitLine(spec);
   if (std::any_of(shift.begin(), shift.end(), [](int32_t s) { return s != 0; })) {
     row_sum_weight_ = shift;
     row_sum_weight_.resize(channels + kEpiloguePadding);

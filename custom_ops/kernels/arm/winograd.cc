@@ -295,7 +295,7 @@ WinogradKernel::WinogradKernel(const ConvSpec& spec, const WinogradScheme& schem
       blocks_(InputBlocks(spec.geometry, scheme)),
       shift_(InputBytesOf(spec, scheme).shift),
       pad_byte_(static_cast<uint8_t>(spec.x_zero_point)),
-      epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)) {
+      epilogue_(spec) {
   const ConvGeometry& g = geometry_;
   const InputBytes x = InputBytesOf(spec, scheme);
   const auto k = static_cast<size_t>(g.K());
@@ -326,7 +326,6 @@ WinogradKernel::WinogradKernel(const ConvSpec& spec, const WinogradScheme& schem
     return true;
   });
   epilogue_.LimitAccumulators(largest);
-  epilogue_.FitLine(spec);
 
   const size_t panel_taps = blocks_ * BlockTaps();
   AlignedBytes packed(panels_.size() * panel_taps);

@@ -443,7 +443,7 @@ BitserialKernel::BitserialKernel(const ConvSpec& spec, const BitserialEngine& en
       x_bits_(spec.x.bits),
       plan_(PlanWeights(spec.weight_values, engine)),
       window_(PlanWindow(spec.geometry, spec.x.bits, plan_, engine)),
-      epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)),
+      epilogue_(spec),
       passes_(ListPasses(spec, plan_, engine)),
       sums_fit_words_(SumsFitWords(passes_, spec.geometry.K())),
       terms_fit_words_(TermsFitWords(passes_, spec.geometry.K())) {
@@ -491,7 +491,6 @@ bool BitserialKernel::FoldConstants(const ConvSpec& spec) {
     largest[c] = 256 * magnitude + std::abs(static_cast<int64_t>(spec.bias[c]));  // |v(x)| <= 256
   }
   epilogue_.LimitAccumulators(largest);
-  epilogue_.FitLine(spec);
   return fit;
 }
 

@@ -89,6 +89,18 @@ EpilogueTables::EpilogueTables(const Epilogue& e, size_t channels) {
   }
 }
 
+EpilogueTables::EpilogueTables(const ConvSpec& spec)
+    : EpilogueTables(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)) {
+  EpilogueView& v = view_;
+  if (v.kind != EpilogueKind::kThresholds) return;
+  const std::optional<ThresholdLine> line = FitThresholdLine(v, spec);
+  if (!line) return;
+  v.line_gain = Padded(line->gain, v.channels);
+  v.line_offset = Padded(line->offset, v.channels);
+  v.pack_lo = static_cast<uint8_t>(line->lo + v.pack_flip);
+  v.pack_hi = static_cast<uint8_t>(line->hi + v.pack_flip);
+}
+
 void EpilogueTables::LimitAccumulators(const std::vector<int64_t>& largest) {
   EpilogueView& v = view_;
   if (v.kind != EpilogueKind::kRequantize) return;
@@ -106,17 +118,6 @@ void EpilogueTables::LimitAccumulators(const std::vector<int64_t>& largest) {
     const double product = static_cast<double>(largest[c]) * std::fabs(static_cast<double>(v.scale[c]));
     if (!(product < kLimit)) v.pack_clips = false;
   }
-}
-
-void EpilogueTables::FitLine(const ConvSpec& spec) {
-  EpilogueView& v = view_;
-  if (v.kind != EpilogueKind::kThresholds) return;
-  const std::optional<ThresholdLine> line = FitThresholdLine(v, spec);
-  if (!line) return;
-  v.line_gain = Padded(line->gain, v.channels);
-  v.line_offset = Padded(line->offset, v.channels);
-  v.pack_lo = static_cast<uint8_t>(line->lo + v.pack_flip);
-  v.pack_hi = static_cast<uint8_t>(line->hi + v.pack_flip);
 }
 
 size_t EpilogueTables::Bytes() const {

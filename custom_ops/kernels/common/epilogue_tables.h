@@ -69,13 +69,13 @@ struct EpilogueView {
 class EpilogueTables {
  public:
   EpilogueTables(const Epilogue& epilogue, size_t channels);
+  // Where it is known what accumulators come from, a line may do what thresholds do.
+  explicit EpilogueTables(const ConvSpec& spec);
   EpilogueTables(const EpilogueTables&) = delete;
   EpilogueTables& operator=(const EpilogueTables&) = delete;
 
   // `largest[c]` bounds |accumulator| of channel c; allows the faster epilogue that clips after packing.
   void LimitAccumulators(const std::vector<int64_t>& largest);
-  // Looks for a line that does what thresholds do. `spec` is what the accumulators come from.
-  void FitLine(const ConvSpec& spec);
 
   const EpilogueView& view() const { return view_; }
   size_t Bytes() const;

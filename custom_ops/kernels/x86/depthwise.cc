@@ -112,7 +112,7 @@ bool ProductsFitInt32(const ConvSpec& spec, int64_t channel, int64_t magnitude) 
 
 DepthwiseKernel::DepthwiseKernel(const ConvSpec& spec, const DepthwiseEngine& engine)
     : geometry_(spec.geometry),
-      epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)),
+      epilogue_(spec),
       taps_(QuadTaps(spec.geometry)),
       pad_(static_cast<uint8_t>(spec.x_zero_point)),
       pad_pixel_(static_cast<size_t>(spec.geometry.in_channels), pad_) {
@@ -170,7 +170,6 @@ void DepthwiseKernel::Pack(const ConvSpec& spec, DepthwiseProducts products,
   }
   weights_ = ShareWeights(std::move(packed));
   epilogue_.LimitAccumulators(largest);
-  epilogue_.FitLine(spec);
 
   first = 0;
   for (const BlockPlan& p : plan) {

@@ -306,9 +306,8 @@ IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const 
     : geometry_(spec.geometry),
       engine_(engine),
       output_(output),
-      epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)),
+      epilogue_(spec),
       doubles_(CopiesAll(spec)) {
-  epilogue_.FitLine(spec);
   if (doubles_) {
     PackWeights(InBand(spec));
   } else {

@@ -273,7 +273,7 @@ LutKernel::LutKernel(const ConvSpec& spec, const LutEngine& engine)
     : geometry_(spec.geometry),
       engine_(engine),
       planes_(spec.w.bits),
-      epilogue_(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels)),
+      epilogue_(spec),
       window_(engine, spec.geometry, spec.w.bits) {
   if (spec.x.encoding == Encoding::kSigned) {
     adjust_ = LutAdjust::kShift;
@@ -311,7 +311,6 @@ void LutKernel::LoadChannels(const ConvSpec& spec) {
     row_sum_weight_[c] = spec.w.encoding == Encoding::kBipolar ? -1 : -spec.w_zero_point[c];
   }
   epilogue_.LimitAccumulators(largest);
-  epilogue_.FitLine(spec);
   const auto all_are = [&](int32_t value) {
     return std::all_of(row_sum_weight_.begin(), row_sum_weight_.begin() + static_cast<ptrdiff_t>(channels),
                        [=](int32_t w) { return w == value; });
