@@ -28,7 +28,7 @@ enum class Addition : int { kAny, kInverse, kInverseFromLowest, kOnLine };
 enum class SumForm : int { kInteger, kFloat, kFloatFromZero };
 
 // How an instance of a kernel finishes its sums: whatever the node says; not in registers
-// (ConvParams::in_registers); in registers, from integers; from SumForm::kFloatFromZero to 256 codes; from
+// (SumsParams::in_registers); in registers, from integers; from SumForm::kFloatFromZero to 256 codes; from
 // kFloat, residuals added to 256 codes as Addition::kOnLine or kInverseFromLowest has it; from any floats to any
 // number of codes; the same with residuals. What kernels that are not made for one finish take besides: integers
 // behind which there is a tail.
@@ -127,38 +127,70 @@ struct PixelRounding {
   bool fast_division = false;  // of all channels
 };
 
+// What every kernel receives: its tensors, the product [m, k] x [k, n] of bytes that a group is, and what becomes
+// of the sums. Families add what they read besides: their own structures, made of the parts below.
 struct ConvParams {
   const uint8_t* x = nullptr;        // codes, or the repacked input in the workspace
-  const uint8_t* weights = nullptr;  // tile kernels: [group][k / 128][n_padded][128], swizzled; plain: rows
-  bool weights_in_tiles = true;      // for the plain kernel, which reads both
+  const uint8_t* weights = nullptr;  // as the family reads them
   const void* residual = nullptr;
   void* y = nullptr;
-  int32_t* partial = nullptr;           // [splits][groups][m][n], Split::kWorkspace
-  const int32_t* x_sums = nullptr;      // [groups][m]
   int m = 0, n = 0, k = 0, groups = 1;  // k: bytes of one row, n: channels of one group
-  bool in_registers = false;            // the epilogue runs on the sums in registers
-  bool requantizes_fours = false;       // else the same on four sums from shared memory, else one at a time
-  bool dequantizes_fours = false;       // sums times scales as floats, four at a time
-  int staging_offset = 0;               // where finished codes wait in dynamic shared memory
-  int shared_bytes = 0,
-      exchange_offset = 0;  // dynamic shared memory; where the blocks of a cluster meet in it
-  int n_padded = 0, n_tiles = 0, k_tiles = 0, splits = 1, split_shift = 0, stages = 0;
-  int persistent_blocks = 0;  // residual pair: blocks along m
-  bool flat = false;          // the input's pixels are the output's, one by one
-  int channels = 0;           // bytes per tap: the channels of a group as stored
-  int pixel_bytes = 0;        // bytes from pixel to pixel
-  int in_h = 0, in_w = 0, stride_h = 1, stride_w = 1, pad_top = 0, pad_left = 0;
-  int kernel_h = 1, kernel_w = 1, dilation_h = 1, dilation_w = 1, out_h = 0, out_w = 0;
-  bool transposed = false;
-  // Steps of an offset: to the next tap past this one's last channel, besides to the next row of taps past
-  // this one's last; that of the position with the latter.
+  EpilogueParams epilogue;
+};
+
+// Sizes of the images, and where windows begin.
+struct WindowParams {
+  int in_h = 0, in_w = 0, out_h = 0, out_w = 0, stride_h = 1, stride_w = 1, pad_top = 0, pad_left = 0;
+};
+
+// What a window consists of.
+struct TapParams {
+  int kernel_h = 1, kernel_w = 1, dilation_h = 1, dilation_w = 1;
+};
+
+// From outputs to the pixels that their windows begin with.
+struct PixelParams : WindowParams {
+  bool flat = false;    // the input's pixels are the output's, one by one
+  int pixel_bytes = 0;  // from pixel to pixel
+  FastDivisor by_image = {}, by_row = {};
+};
+
+// From columns of k to taps and their channels.
+struct ColumnParams : TapParams {
+  int channels = 0;  // bytes per tap: the channels of a group as stored
+  FastDivisor by_channels = {}, by_kernel_w = {};
+};
+
+// Blocks sum tiles of outputs. Weights: [group][k / 128][n_padded][128], swizzled.
+struct TileParams : ConvParams {
+  int n_padded = 0, n_tiles = 0, k_tiles = 0;
+  int stages = 0;
+  int staging_offset = 0;  // where finished codes wait in dynamic shared memory
+};
+
+// Sums may leave the registers, or be of parts of K (FinishTile).
+struct SumsParams {
+  bool in_registers = false;       // the epilogue runs on the sums in registers
+  bool requantizes_fours = false;  // else the same on four sums from shared memory, else one at a time
+  int splits = 1, split_shift = 0;
+  int exchange_offset = 0;          // where the blocks of a cluster meet in dynamic shared memory
+  int32_t* partial = nullptr;       // [splits][groups][m][n], Split::kWorkspace
+  const int32_t* x_sums = nullptr;  // [groups][m]
+};
+
+// Tiles of pixels are boxes, which the tensor memory accelerator fetches.
+struct BoxParams : TileParams, PixelParams, ColumnParams {};
+
+struct BoxTileParams : BoxParams, SumsParams {};
+
+// What gathers tiles of pixels walks along k by steps.
+struct GatherParams : BoxTileParams {
+  // Of an offset: to the next tap past this one's last channel, besides to the next row of taps past this
+  // one's last; that of the position with the latter.
   int tap_step = 0, tap_row_step = 0, tap_row_position = 0;
   bool all_inside = false;    // no tap of any pixel is outside the image
   int32_t last_position = 0;  // 65536 * (in_h - 1) + in_w - 1
   uint32_t fill = 0;          // four times the code that stands for real zero
-  int x_mul = 1, x_zero = 0;  // plain kernel: v(x) = x_mul * q - x_zero
-  FastDivisor by_image, by_row, by_channels, by_kernel_w, by_fours;  // the last: fours of pixels in a row
-  EpilogueParams epilogue;
 };
 
 // How blocks share the tiles of a line, neighbours each: as many as the others, or one more.
@@ -168,8 +200,8 @@ struct TileShares {
 
 inline TileShares ShareTiles(int tiles, int blocks) { return {blocks, tiles / blocks, tiles % blocks}; }
 
-inline Finish FinishOf(const ConvParams& p) {
-  return p.in_registers ? FinishOf(p.epilogue) : Finish::kThroughMemory;
+inline Finish FinishOf(const EpilogueParams& e, const SumsParams& sums) {
+  return sums.in_registers ? FinishOf(e) : Finish::kThroughMemory;
 }
 
 }  // namespace lowbit::cuda

@@ -8,6 +8,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/cuda/conv/cuda_conv.h"
@@ -20,6 +21,7 @@ namespace lowbit::cuda {
 struct ConvProblem {
   int64_t m = 0, n = 0, k = 0, groups = 1;
   bool tiled = false;             // the tile kernels apply at all (PackedConv says why not)
+  bool weights_in_tiles = true;   // as the tile kernels read them, else in rows
   bool requantizes = true;        // the epilogue has a fast path: in registers, where K is not split
   bool integers_of_tail = false;  // no instance of a kernel for one finish takes them
   bool vector16 = true;           // channels come in runs of 16 bytes, else of 4
@@ -35,6 +37,8 @@ struct ConvProblem {
   bool has_w_zero = false;  // sums of pixels are added (EpilogueParams::w_zero)
   int32_t zero = 0;         // the code of real zero as the tile kernels see the input
 
+  // Four times the code of real zero.
+  uint32_t Fill() const { return static_cast<uint32_t>(zero & 255) * 0x01010101u; }
   int64_t KTiles() const { return (k + kTileK - 1) / kTileK; }
   // Whether taps may lie outside the image.
   bool IsPadded() const {
@@ -43,7 +47,7 @@ struct ConvProblem {
   }
 };
 
-// Enqueues a kernel whose parameters are complete.
+// Enqueues a kernel, of whose parameters these are the common ones.
 using ConvLauncher = std::function<cudaError_t(const ConvParams& params, const LaunchOptions& options)>;
 
 struct ConvTraits {
@@ -66,9 +70,6 @@ struct ConvFamily {
   int (*shared_bytes)(const ConvProblem& problem, const ConvConfig& config);
   // The cost model; 0 for kernels that are never worth less than all others.
   double (*microseconds)(const ConvProblem& problem, const ConvConfig& config, const Device& device);
-  // Fills in what no other family has; nullptr: there is nothing.
-  void (*complete)(const ConvProblem& problem, const ConvConfig& config, const Device& device,
-                   ConvParams& params) = nullptr;
   ConvLauncher (*launcher)(const ConvProblem& problem, const ConvConfig& config, const Device& device);
   // Its weights, where they do not lie as all tile kernels read them.
   const WeightLayout* weights = nullptr;
@@ -83,6 +84,29 @@ std::span<const ConvRow* const> ConvTable();
 const ConvRow& RowOf(const ConvConfig& config);
 // What nodes are packed in besides what the tile kernels read.
 std::span<const WeightLayout* const> WeightLayouts();
+
+// Parts of a family's parameters (conv_params.h): what neither tensors nor constants tell.
+
+WindowParams WindowsOf(const ConvProblem& problem);
+TapParams TapsOf(const ConvProblem& problem);
+PixelParams PixelsOf(const ConvProblem& problem);
+TileParams TilesOf(const ConvProblem& problem, const ConvConfig& config);
+SumsParams SumsOf(const ConvProblem& problem, const ConvConfig& config);
+BoxParams BoxesOf(const ConvProblem& problem, const ConvConfig& config);
+
+// launch(params, config, options), where `family` has been given the common ones.
+template <typename Params, typename Launch>
+ConvLauncher LauncherOf(const Params& family, const ConvConfig& config, const Launch& launch) {
+  return [=](const ConvParams& common, const LaunchOptions& options) {
+    Params p = family;
+    static_cast<ConvParams&>(p) = common;
+    if constexpr (std::is_base_of_v<SumsParams, Params>) {
+      p.partial = options.partial;
+      p.x_sums = options.x_sums;
+    }
+    return launch(p, config, options);
+  };
+}
 
 // What the cost models of all rows share.
 

@@ -5,8 +5,8 @@
 //   B  [n, k]  row = output channel: packed in tile order when the node was loaded
 //
 // Offsets are precomputed (paper, section 4.2) in a form that needs no memory: that of an output pixel's
-// first tap once per block, that of a column by steps from tile to tile, whose sizes ConvParams has. Their
-// sum is the address. A tap outside the image is ConvParams::fill, the code of real zero, so that padding
+// first tap once per block, that of a column by steps from tile to tile, whose sizes GatherParams has. Their
+// sum is the address. A tap outside the image is GatherParams::fill, the code of real zero, so that padding
 // needs no correction. Rows past the last pixel repeat it: they are never stored.
 //
 // In shared memory a tile row is 128 bytes, its 16-byte chunk c lies at chunk position c ^ (row % 8): the
@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/conv/conv_params.h"
 #include "kernels/cuda/conv/device_epilogue.cuh"
@@ -41,7 +42,7 @@ struct TileRange {
 // Walks along a row of A in steps of a tile: where a column's tap is, and which channel of it.
 class ColumnWalk {
  public:
-  __device__ __forceinline__ void Start(const ConvParams& p, int k) {
+  __device__ __forceinline__ void Start(const GatherParams& p, int k) {
     // Kept in registers: a load from constant memory at every step takes longer than all the rest.
     left_ = p.k - k;
     channels_ = p.channels;
@@ -54,7 +55,7 @@ class ColumnWalk {
     position = ty * p.dilation_h * 65536 + tx_ * p.dilation_w;
   }
   __device__ __forceinline__ bool Ended() const { return left_ <= 0; }
-  __device__ __forceinline__ void Step(const ConvParams& p) {
+  __device__ __forceinline__ void Step(const GatherParams& p) {
     left_ -= kRowBytes;
     channel_ += kRowBytes;
     offset += kRowBytes;
@@ -79,13 +80,13 @@ class ColumnWalk {
 // What lies outside the image: nothing is, zeros that a copy can write, another code that it cannot.
 enum class Padding { kNone, kZero, kFill };
 
-__device__ __forceinline__ Padding PaddingOf(const ConvParams& p) {
+__device__ __forceinline__ Padding PaddingOf(const GatherParams& p) {
   return p.all_inside ? Padding::kNone : p.fill == 0 ? Padding::kZero : Padding::kFill;
 }
 
 // f<kPadding>() for what lies outside the image.
 template <typename F>
-__device__ __forceinline__ void WithPadding(const ConvParams& p, const F& f) {
+__device__ __forceinline__ void WithPadding(const GatherParams& p, const F& f) {
   switch (PaddingOf(p)) {
     case Padding::kNone:
       return f.template operator()<Padding::kNone>();
@@ -105,7 +106,8 @@ class ActivationLoader {
   static constexpr int kParts = 16 / kVectorBytes;
   static_assert(kRows * kRowStep == kTileM && kRowStep % 8 == 0);
 
-  __device__ __forceinline__ ActivationLoader(const ConvParams& p, int thread, int m0, int group, int k_tile)
+  __device__ __forceinline__ ActivationLoader(const GatherParams& p, int thread, int m0, int group,
+                                              int k_tile)
       : p_(p) {
     const int chunk = thread % 8;
     last_position_ = p.last_position;
@@ -169,7 +171,7 @@ class ActivationLoader {
     }
   }
 
-  const ConvParams& p_;
+  const GatherParams& p_;
   ColumnWalk walk_[kParts];
   int shared_offset_, last_position_;
   int position_[kRows], offset_[kRows];
@@ -179,26 +181,28 @@ class ActivationLoader {
 struct TilePosition {
   int m0, n0, group, split, k_begin, k_end;
 
-  template <int kTileM, int kTileN>
-  static __device__ __forceinline__ TilePosition Of(const ConvParams& p) {
+  template <int kTileM, int kTileN, typename Params>
+  static __device__ __forceinline__ TilePosition Of(const Params& p) {
     TilePosition at;
     at.m0 = static_cast<int>(blockIdx.x) * kTileM;
     at.group = p.groups == 1 ? 0 : static_cast<int>(blockIdx.y) / p.n_tiles;
     at.n0 = (static_cast<int>(blockIdx.y) - at.group * p.n_tiles) * kTileN;
-    at.split = static_cast<int>(blockIdx.z);
-    at.k_begin = p.k_tiles * at.split >> p.split_shift;
-    at.k_end = p.k_tiles * (at.split + 1) >> p.split_shift;
+    if constexpr (std::is_base_of_v<SumsParams, Params>) {
+      at.split = static_cast<int>(blockIdx.z);
+      at.k_begin = p.k_tiles * at.split >> p.split_shift;
+      at.k_end = p.k_tiles * (at.split + 1) >> p.split_shift;
+    }
     return at;
   }
 
   // The weight tile of k_tile: consecutive rows of 128 bytes.
-  __device__ __forceinline__ const uint8_t* Weights(const ConvParams& p, int k_tile) const {
+  __device__ __forceinline__ const uint8_t* Weights(const TileParams& p, int k_tile) const {
     return p.weights + ((static_cast<int64_t>(group) * p.k_tiles + k_tile) * p.n_padded + n0) * kRowBytes;
   }
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   // Those of kTileN channels and all of k, by one thread.
   template <int kTileN>
-  __device__ __forceinline__ void FetchWeights(const ConvParams& p, uint32_t shared, uint32_t barrier) const {
+  __device__ __forceinline__ void FetchWeights(const TileParams& p, uint32_t shared, uint32_t barrier) const {
     ArriveExpecting(barrier, p.k_tiles * kTileN * kRowBytes);
     for (int k = 0; k < p.k_tiles; ++k)
       BulkCopy(shared + k * kTileN * kRowBytes, Weights(p, k), kTileN * kRowBytes, barrier);
@@ -218,7 +222,7 @@ struct BlockState {
   // Multipliers and biases of the tile's channels: copies that count with the block's first tile.
   // By kThreads threads.
   template <int kThreads>
-  __device__ __forceinline__ void FetchConstants(const ConvParams& p, const TilePosition& at, int thread) {
+  __device__ __forceinline__ void FetchConstants(const TileParams& p, const TilePosition& at, int thread) {
     const int channel = at.group * p.n + at.n0;
     if (thread == 0) this->channel = channel;
     for (int n = thread; n < kTileN && at.n0 + n < p.n; n += kThreads) {
@@ -259,7 +263,7 @@ __device__ __forceinline__ void BeginWithBias(const BlockState<kTileN>& state, i
 // 0 where the sums of other blocks come to these. By the first kThreads threads. (A branch would define the
 // sums twice, and ptxas would make wgmma wait for itself.)
 template <int kThreads, Finish kFinish, int kTileN>
-__device__ __forceinline__ void BeginSums(const ConvParams& p, const BlockState<kTileN>& state, int column,
+__device__ __forceinline__ void BeginSums(const SumsParams& p, const BlockState<kTileN>& state, int column,
                                           int (&sums)[kTileN / 2]) {
   WaitForCopies<0>();
   SyncThreads<kThreads>();
@@ -286,7 +290,7 @@ struct Chunks {
   static constexpr int kStride = kTileN + 16, kInRow = kTileN / 16, kCount = kTileM * kInRow / kThreads;
   static_assert(kCount * kThreads == kTileM * kInRow);
 
-  const ConvParams& p;
+  const TileParams& p;
   const TilePosition& at;
   const PixelOf& pixel_of;
   int thread;
@@ -314,10 +318,13 @@ struct PixelsInOrder {
 
 // The residuals of a tile that FinishInRegisters will add, into where its codes will be staged: copies that
 // are on their way while the block multiplies. The caller waits for them.
-template <int kTileM, int kTileN, int kThreads, typename PixelOf>
-__device__ __forceinline__ void FetchResiduals(const ConvParams& p, const TilePosition& at, uint8_t* shared,
+template <int kTileM, int kTileN, int kThreads, typename Params, typename PixelOf>
+__device__ __forceinline__ void FetchResiduals(const Params& p, const TilePosition& at, uint8_t* shared,
                                                int thread, const PixelOf& pixel_of) {
-  if (!p.in_registers || !p.epilogue.has_residual) return;
+  if (!p.epilogue.has_residual) return;
+  if constexpr (std::is_base_of_v<SumsParams, Params>) {
+    if (!p.in_registers) return;
+  }
   const uint32_t staging = SharedAddress(shared + p.staging_offset);
   const uint8_t* const residual = static_cast<const uint8_t*>(p.residual);
   Chunks<kTileM, kTileN, kThreads, PixelOf>{p, at, pixel_of, thread}.ForEach(
@@ -352,7 +359,7 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
 // Requantizes sums in registers. The codes go through shared memory, in the place of the residuals where
 // there are any, to be stored 16 at a time. By kThreads threads that meet at `barrier`, this is `thread`.
 template <int kTileM, int kTileN, int kThreads, bool kBiased, Finish kFinish, typename Each, typename PixelOf>
-__device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const TilePosition& at,
+__device__ __forceinline__ void FinishInRegisters(const TileParams& p, const TilePosition& at,
                                                   uint8_t* shared, const BlockState<kTileN>& state,
                                                   int thread, int barrier, const Each& each,
                                                   const PixelOf& pixel_of) {
@@ -374,10 +381,10 @@ __device__ __forceinline__ void FinishInRegisters(const ConvParams& p, const Til
 // neighbouring channels (InterleavedRow). `shared` is the block's dynamic shared memory, its tiles are free
 // by now (all threads are past a barrier). With `cluster`, the blocks of a cluster have summed parts of K.
 // `pixel_of(row)` is the output pixel of a row, negative where there is none. kBiased: where
-// ConvParams::in_registers, the sums began with the biases.
+// SumsParams::in_registers, the sums began with the biases.
 template <int kTileM, int kTileN, int kThreads, bool kBiased = false, Finish kFinish = Finish::kAny,
-          typename Each, typename PixelOf>
-__device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePosition& at, uint8_t* shared,
+          typename Params, typename Each, typename PixelOf>
+__device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& at, uint8_t* shared,
                                            BlockState<kTileN>& state, bool cluster, const Each& each,
                                            const PixelOf& pixel_of) {
   if constexpr (kFinish != Finish::kThroughMemory) {
@@ -469,7 +476,9 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
     }
     return;
   }
-  if (p.dequantizes_fours) {
+  const bool dequantizes_fours = e.kind == static_cast<int>(EpilogueKind::kFloat) && e.w_zero == nullptr &&
+                                 !e.has_residual && e.tail_count == 0 && p.n % 4 == 0;
+  if (dequantizes_fours) {
     for (int u = static_cast<int>(threadIdx.x); u < rows * (kTileN / 4); u += kThreads) {
       const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_of(first_row + row);
       if (m < 0 || at.n0 + column >= p.n) continue;
@@ -498,8 +507,8 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePositi
 }
 
 template <int kTileM, int kTileN, int kThreads, bool kBiased = false, Finish kFinish = Finish::kAny,
-          typename Each>
-__device__ __forceinline__ void FinishTile(const ConvParams& p, const TilePosition& at, uint8_t* shared,
+          typename Params, typename Each>
+__device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& at, uint8_t* shared,
                                            BlockState<kTileN>& state, bool cluster, const Each& each) {
   FinishTile<kTileM, kTileN, kThreads, kBiased, kFinish>(p, at, shared, state, cluster, each,
                                                          PixelsInOrder{at.m0, p.m});

@@ -43,11 +43,15 @@ int SharedBytesOf(const ConvProblem&, const ConvConfig&) { return 0; }
 // It is taken wherever it applies.
 double Microseconds(const ConvProblem&, const ConvConfig&, const Device&) { return 0; }
 
-void Complete(const ConvProblem& problem, const ConvConfig&, const Device&, ConvParams& p) {
-  p.by_channels = MakeDivisor(problem.geometry.group / kRun);
+ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, const Device&) {
+  const PixelParams pixels = PixelsOf(problem);
+  DepthwiseParams p = {{}, pixels, TapsOf(problem), problem.requantizes, problem.Fill()};
+  p.by_image = pixels.by_image;
+  p.by_row = pixels.by_row;
+  p.by_runs = MakeDivisor(problem.geometry.group / kRun);
+  p.by_fours = MakeDivisor((std::max<int64_t>(1, problem.shape.out_w) + 3) / 4);
+  return LauncherOf(p, config, LaunchDepthwise);
 }
-
-ConvLauncher Launcher(const ConvProblem&, const ConvConfig&, const Device&) { return LaunchDepthwise; }
 
 }  // namespace
 
@@ -58,7 +62,6 @@ const ConvRow kDepthwiseRow = {{"depthwise", "sm_75", "depthwise layers: dp4a, 1
                                 .add_candidates = AddCandidates,
                                 .shared_bytes = SharedBytesOf,
                                 .microseconds = Microseconds,
-                                .complete = Complete,
                                 .launcher = Launcher,
                                 .weights = &kDepthwiseWeights}};
 

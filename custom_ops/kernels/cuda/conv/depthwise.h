@@ -11,6 +11,12 @@ struct ConvRow;
 extern const ConvRow kDepthwiseRow;
 extern const WeightLayout kDepthwiseWeights;
 
-cudaError_t LaunchDepthwise(const ConvParams& params, const LaunchOptions& options);
+struct DepthwiseParams : ConvParams, WindowParams, TapParams {
+  bool requantizes = false;                         // sixteen channels at once, else one by one
+  uint32_t fill = 0;                                // four times the code that stands for real zero
+  FastDivisor by_image, by_row, by_runs, by_fours;  // of channels, of pixels in a row
+};
+
+cudaError_t LaunchDepthwise(const DepthwiseParams& params, const ConvConfig&, const LaunchOptions& options);
 
 }  // namespace lowbit::cuda

@@ -37,10 +37,10 @@ __device__ __forceinline__ void AddTaps(const uint4 (&x)[4], const uint8_t* weig
   }
 }
 
-__device__ __forceinline__ void FinishChannels(const ConvParams& p, int pixel, int channel,
+__device__ __forceinline__ void FinishChannels(const DepthwiseParams& p, int pixel, int channel,
                                                const int (&sums)[kChannels]) {
   const EpilogueParams& e = p.epilogue;
-  if (!p.requantizes_fours) {
+  if (!p.requantizes) {
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) {
       FinishOne(e, p.residual, p.y, pixel, channel + i, sums[i], e.bias[channel + i], e.scale[channel + i],
@@ -71,13 +71,13 @@ __device__ __forceinline__ void FinishChannels(const ConvParams& p, int pixel, i
 }
 
 template <bool kSigned>
-__global__ void __launch_bounds__(kThreads) ConvDepthwise(const __grid_constant__ ConvParams p) {
+__global__ void __launch_bounds__(kThreads) ConvDepthwise(const __grid_constant__ DepthwiseParams p) {
   LetSuccessorsStart();
   WaitForPredecessors();
   const int channels = p.epilogue.out_channels, runs = channels / kChannels;
   const int index = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
   if (index >= p.m * runs) return;
-  const int pixel = Divide(index, p.by_channels), channel = (index - pixel * runs) * kChannels;
+  const int pixel = Divide(index, p.by_runs), channel = (index - pixel * runs) * kChannels;
   const int image = Divide(pixel, p.by_image), rest = pixel - image * static_cast<int>(p.by_image.divisor);
   const int oy = Divide(rest, p.by_row), ox = rest - oy * static_cast<int>(p.by_row.divisor);
   const int y0 = oy * p.stride_h - p.pad_top, x0 = ox * p.stride_w - p.pad_left;
@@ -105,14 +105,14 @@ __global__ void __launch_bounds__(kThreads) ConvDepthwise(const __grid_constant_
 // Windows 3 wide in steps of 1: a thread sums four neighbouring pixels. Columns 0..3 of a row are the taps of
 // the first two, columns 2..5 those of the others.
 template <bool kSigned>
-__global__ void __launch_bounds__(kThreads) ConvDepthwiseFours(const __grid_constant__ ConvParams p) {
+__global__ void __launch_bounds__(kThreads) ConvDepthwiseFours(const __grid_constant__ DepthwiseParams p) {
   LetSuccessorsStart();
   WaitForPredecessors();
   const int channels = p.epilogue.out_channels, runs = channels / kChannels;
   const int fours = static_cast<int>(p.by_fours.divisor), rows = p.m / p.out_w;
   const int index = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
   if (index >= rows * fours * runs) return;
-  const int four = Divide(index, p.by_channels), channel = (index - four * runs) * kChannels;
+  const int four = Divide(index, p.by_runs), channel = (index - four * runs) * kChannels;
   const int row = Divide(four, p.by_fours), ox = (four - row * fours) * 4;
   const int image = row / p.out_h, y0 = (row - image * p.out_h) * p.stride_h - p.pad_top,
             x0 = ox - p.pad_left;
@@ -154,19 +154,17 @@ __global__ void __launch_bounds__(kThreads) ConvDepthwiseFours(const __grid_cons
   }
 }
 
-dim3 Blocks(int64_t threads) { return dim3(static_cast<unsigned>((threads + kThreads - 1) / kThreads)); }
-
 }  // namespace
 
-cudaError_t LaunchDepthwise(const ConvParams& p, const LaunchOptions& options) {
+cudaError_t LaunchDepthwise(const DepthwiseParams& p, const ConvConfig&, const LaunchOptions& options) {
   const int64_t runs = p.epilogue.out_channels / kChannels;
   if (p.kernel_w == 3 && p.stride_w == 1 && p.dilation_w == 1) {
     const int64_t rows = p.m / p.out_w;
     return options.queue.Launch(options.x_signed ? ConvDepthwiseFours<true> : ConvDepthwiseFours<false>,
-                                Blocks(rows * p.by_fours.divisor * runs), kThreads, p);
+                                BlocksFor(rows * p.by_fours.divisor * runs, kThreads), kThreads, p);
   }
   return options.queue.Launch(options.x_signed ? ConvDepthwise<true> : ConvDepthwise<false>,
-                              Blocks(p.m * runs), kThreads, p);
+                              BlocksFor(p.m * runs, kThreads), kThreads, p);
 }
 
 }  // namespace lowbit::cuda

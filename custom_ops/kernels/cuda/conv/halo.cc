@@ -43,10 +43,10 @@ HaloLine LineOf(const ConvProblem& problem) {
   return line;
 }
 
-HaloParams HaloParamsOf(const ConvProblem& problem, int tile_m, bool slabs_first) {
+HaloParams HaloParamsOf(const ConvProblem& problem, const ConvConfig& config, bool slabs_first) {
   const ConvGeometry& g = problem.geometry;
   const HaloLine line = LineOf(problem);
-  HaloParams h;
+  HaloParams h = {TilesOf(problem, config), WindowsOf(problem)};
   h.pitch = line.pitch;
   h.image_rows = line.image_rows;
   h.images = static_cast<int>(problem.shape.batch);
@@ -54,8 +54,8 @@ HaloParams HaloParamsOf(const ConvProblem& problem, int tile_m, bool slabs_first
   h.slab = line.slab;
   h.slabs = line.slabs;
   h.tiles = static_cast<int>(line.tiles);
-  h.patch_rows = line.Rows(tile_m);
-  h.plane_bytes = line.PlaneBytes(tile_m);
+  h.patch_rows = line.Rows(config.tile_m);
+  h.plane_bytes = line.PlaneBytes(config.tile_m);
   const int taps = static_cast<int>(g.Taps());
   h.steps = taps * h.slabs;
   for (int tap = 0; tap < taps; ++tap) {
@@ -136,16 +136,11 @@ double Microseconds(const ConvProblem& problem, const ConvConfig& config, const 
   return (EstimateBusy(blocks * columns, device) + start + std::max(rounds, work)) / kClocksPerMicrosecond;
 }
 
-void Complete(const ConvProblem& problem, const ConvConfig& config, const Device&, ConvParams& p) {
-  p.staging_offset = SharedBytesOf(problem, config) - 1024 - config.tile_m * (config.tile_n + 16);
-}
-
 ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
-  HaloParams halo = HaloParamsOf(problem, config.tile_m, false);
+  HaloParams halo = HaloParamsOf(problem, config, false);
+  halo.staging_offset = SharedBytesOf(problem, config) - 1024 - config.tile_m * (config.tile_n + 16);
   halo.shares = ShareTiles(halo.tiles, Blocks(problem, config, device));
-  return [halo, config](const ConvParams& p, const LaunchOptions& options) {
-    return LaunchHalo(p, halo, config, options);
-  };
+  return LauncherOf(halo, config, LaunchHalo);
 }
 
 }  // namespace
@@ -156,7 +151,6 @@ const ConvRow kHaloRow = {
      .add_candidates = AddCandidates,
      .shared_bytes = SharedBytesOf,
      .microseconds = Microseconds,
-     .complete = Complete,
      .launcher = Launcher,
      .traits = {.takes_floats = true}}};
 

@@ -16,7 +16,7 @@ constexpr int MaxHaloTiles(int tile_n) { return tile_n > 64 ? 4 : 6; }
 
 // The line of places: every row of an image takes `pitch` places, every image `image_rows` rows, padding
 // included. A place is that of an output and of its window's first pixel.
-struct HaloParams {
+struct HaloParams : TileParams, WindowParams {
   int pitch = 0, image_rows = 0, images = 0;
   int reach = 0;            // places from the first tap of a window to its last
   int slab = 0, slabs = 0;  // channels that lie together: 64 or 128
@@ -46,9 +46,8 @@ std::string RefuseLine(const ConvProblem& problem, const Device& device);
 HaloLine LineOf(const ConvProblem& problem);
 // What does not depend on how tiles are spread over blocks. slabs_first: `step` has the taps of a slab in a
 // row.
-HaloParams HaloParamsOf(const ConvProblem& problem, int tile_m, bool slabs_first);
+HaloParams HaloParamsOf(const ConvProblem& problem, const ConvConfig& config, bool slabs_first);
 
-cudaError_t LaunchHalo(const ConvParams& params, const HaloParams& halo, const ConvConfig& config,
-                       const LaunchOptions& options);
+cudaError_t LaunchHalo(const HaloParams& params, const ConvConfig& config, const LaunchOptions& options);
 
 }  // namespace lowbit::cuda

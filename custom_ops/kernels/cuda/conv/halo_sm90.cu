@@ -26,8 +26,7 @@ struct Halo {
     alignas(8) uint64_t barriers[kMaxHaloWeights + kMaxSlots * (kMaxHaloRows + 1)];
   };
 
-  const ConvParams& p;
-  const HaloParams& h;
+  const HaloParams& p;
   const CUtensorMap& map;
   Static& fixed;
   SharedTiles weights;  // then slots for patches
@@ -35,12 +34,12 @@ struct Halo {
   ThreadPlace own = {};
   const int warps = static_cast<int>(blockDim.x) / 32, groups = warps / 4;
   const uint32_t slots = weights.at + p.k_tiles * kBytesB;
-  const int slot_bytes = h.slabs * h.plane_bytes;
+  const int slot_bytes = p.slabs * p.plane_bytes;
   const Barriers weights_full = {SharedAddress(fixed.barriers)}, rows_full = {weights_full(kMaxHaloWeights)},
                  empty = {rows_full(kMaxSlots * kMaxHaloRows)};
 
   const TilePosition at = TilePosition::Of<64, kTileN>(p);
-  const TileRange tiles = {h.shares, static_cast<int>(blockIdx.x)};
+  const TileRange tiles = {p.shares, static_cast<int>(blockIdx.x)};
   const int patches = (tiles.last - tiles.first + groups - 1) / groups;
 
   // Where a consumer is.
@@ -53,23 +52,23 @@ struct Halo {
     return rows_full(slot * kMaxHaloRows + i);
   }
   __device__ __forceinline__ int FirstLine(int of_patch) const {
-    return Divide((tiles.first + of_patch * groups) * 64, h.by_pitch);
+    return Divide((tiles.first + of_patch * groups) * 64, p.by_pitch);
   }
 
   // Every `step`th row of a patch from `i` on, by one thread.
   __device__ __forceinline__ void FetchRows(int of_patch, int slot, int i, int step) const {
     const int to = min(tiles.first + (of_patch + 1) * groups, tiles.last), line0 = FirstLine(of_patch);
-    const int lines = Divide(to * 64 - 1 + h.reach, h.by_pitch) - line0 + 1;
+    const int lines = Divide(to * 64 - 1 + p.reach, p.by_pitch) - line0 + 1;
 #pragma unroll 1
-    for (; i < h.patch_rows; i += step) {
+    for (; i < p.patch_rows; i += step) {
       const uint32_t full = RowFull(slot, i);
-      ArriveExpecting(full, i < lines ? h.slabs * h.pitch * kSlab : 0);
+      ArriveExpecting(full, i < lines ? p.slabs * p.pitch * kSlab : 0);
       if (i >= lines) continue;
-      const int line = line0 + i, image = Divide(line, h.by_rows), y = line - image * h.image_rows;
-      const uint32_t target = slots + slot * slot_bytes + i * h.pitch * kSlab;
+      const int line = line0 + i, image = Divide(line, p.by_rows), y = line - image * p.image_rows;
+      const uint32_t target = slots + slot * slot_bytes + i * p.pitch * kSlab;
 #pragma unroll 1
-      for (int slab = 0; slab < h.slabs; ++slab) {
-        RowCopy(target + slab * h.plane_bytes, map, slab * kSlab, -p.pad_left, y - p.pad_top, image, full);
+      for (int slab = 0; slab < p.slabs; ++slab) {
+        RowCopy(target + slab * p.plane_bytes, map, slab * kSlab, -p.pad_left, y - p.pad_top, image, full);
       }
     }
   }
@@ -92,7 +91,7 @@ struct Halo {
       }
     } else if (own.lane == 0) {
       for (int slot = 0; slot < p.stages; ++slot) {
-        for (int i = own.warp; i < h.patch_rows; i += warps - 1) InitBarrier(RowFull(slot, i), 1);
+        for (int i = own.warp; i < p.patch_rows; i += warps - 1) InitBarrier(RowFull(slot, i), 1);
       }
       FenceBarrierInit();
       if (own.warp == 0) PrefetchMap(map);
@@ -125,21 +124,21 @@ struct Halo {
   __device__ __forceinline__ void End() const {}
 
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) {
-    const int line0 = FirstLine(patch), end = Divide(tile * 64 + 63 + h.reach, h.by_pitch) - line0;
+    const int line0 = FirstLine(patch), end = Divide(tile * 64 + 63 + p.reach, p.by_pitch) - line0;
 #pragma unroll 1
     for (int i = 0; i <= end; ++i) WaitBarrier(RowFull(place.stage, i), place.parity);
     BeginWithBias(fixed.state, column, sums);
-    AddTaps(MatrixPart(slots + place.stage * slot_bytes + (tile * 64 - line0 * h.pitch) * kSlab), sums);
+    AddTaps(MatrixPart(slots + place.stage * slot_bytes + (tile * 64 - line0 * p.pitch) * kSlab), sums);
     if (patch + 1 >= patches) LetSuccessorsStart();
     SyncThreads<kWarpgroup>(own.group + 1);  // the last tile's codes are out of the way
-    FetchResiduals<64, kTileN, kWarpgroup>(p, at, area, own.thread, PixelsOfPlaces{p, h, tile * 64});
+    FetchResiduals<64, kTileN, kWarpgroup>(p, at, area, own.thread, PixelsOfPlaces{p, tile * 64});
     CommitCopies();
     WgmmaWait<0>();
     HoldRegisters(sums);
     if (patch + p.stages < patches) {
       // No phase of a barrier passes unseen.
 #pragma unroll 1
-      for (int i = end + 1; i < h.patch_rows; ++i) WaitBarrier(RowFull(place.stage, i), place.parity);
+      for (int i = end + 1; i < p.patch_rows; ++i) WaitBarrier(RowFull(place.stage, i), place.parity);
       __syncwarp();
       if (own.lane == 0) Arrive(empty(place.stage));
     }
@@ -157,9 +156,9 @@ struct Halo {
       }
 #pragma unroll
       for (int part = 0; part < kSteps; ++part) {
-        if (part > 0 && k * kSteps + part >= h.steps) break;  // weights past the last tap
+        if (part > 0 && k * kSteps + part >= p.steps) break;  // weights past the last tap
         WgmmaFence();
-        const uint32_t a = source + h.step[k * kSteps + part];
+        const uint32_t a = source + p.step[k * kSteps + part];
 #pragma unroll
         for (int i = 0; i < kSlab / 32; ++i) {
           Wgmma<kTileN, kSigned>::Multiply(sums, SlabDescriptor<kSlab>(a + 2 * i),
@@ -177,43 +176,41 @@ struct Halo {
     }
     FinishInRegisters<64, kTileN, kWarpgroup, true, kFinish>(
         p, at, area, fixed.state, own.thread, own.group + 1,
-        [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); }, PixelsOfPlaces{p, h, tile * 64});
+        [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); }, PixelsOfPlaces{p, tile * 64});
   }
 };
 #endif
 
 template <int kTileN, int kSlab, bool kSigned, Finish kFinish>
 __global__ void __launch_bounds__(MaxHaloTiles(kTileN) * 128 + 32, 1)
-    ConvHalo(const __grid_constant__ ConvParams p, const __grid_constant__ HaloParams h,
-             const __grid_constant__ CUtensorMap map) {
+    ConvHalo(const __grid_constant__ HaloParams p, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Pipeline = Halo<kTileN, kSlab, kSigned, kFinish>;
   LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ typename Pipeline::Static fixed;
-  RunPipeline(Pipeline{p, h, map, fixed, SharedTiles(unaligned)});
+  RunPipeline(Pipeline{p, map, fixed, SharedTiles(unaligned)});
 #endif
 }
 
 }  // namespace
 
-cudaError_t LaunchHalo(const ConvParams& p, const HaloParams& h, const ConvConfig& config,
-                       const LaunchOptions& options) {
-  if (p.stages < 1 || p.stages > kMaxSlots || h.patch_rows > kMaxHaloRows || p.k_tiles > kMaxHaloWeights ||
+cudaError_t LaunchHalo(const HaloParams& p, const ConvConfig& config, const LaunchOptions& options) {
+  if (p.stages < 1 || p.stages > kMaxSlots || p.patch_rows > kMaxHaloRows || p.k_tiles > kMaxHaloWeights ||
       config.tile_m / 64 > MaxHaloTiles(config.tile_n)) {
     return cudaErrorInvalidValue;
   }
   CUtensorMap map;
-  const cudaError_t error = EncodeRows(p, h, &map);
+  const cudaError_t error = EncodeRows(p, &map);
   if (error != cudaSuccess) return error;
   return WithFinish<false>(FinishOf(p.epilogue), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
     return std::visit(
         [&](auto tile_n, auto slab) {
           return LaunchKernel<ConvHalo<tile_n, slab, kSigned, kFinish>>(
               options,
-              {Dim(h.shares.blocks, p.n_tiles), config.tile_m / 64 * kWarpgroup + 32, p.shared_bytes}, p, h,
-              map);
+              {Dim(p.shares.blocks, p.n_tiles), config.tile_m / 64 * kWarpgroup + 32, options.shared_bytes},
+              p, map);
         },
-        OneOf<32, 64, 128>(config.tile_n), OneOf<64, 128>(h.slab));
+        OneOf<32, 64, 128>(config.tile_n), OneOf<64, 128>(p.slab));
   });
 }
 

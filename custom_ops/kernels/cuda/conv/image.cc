@@ -68,15 +68,8 @@ void AddCandidates(const ConvProblem& problem, const Device& device, std::vector
 // It is taken wherever it applies.
 double Microseconds(const ConvProblem&, const ConvConfig&, const Device&) { return 0; }
 
-void Complete(const ConvProblem& problem, const ConvConfig&, const Device&, ConvParams& p) {
-  p.n_padded = static_cast<int>(RoundUp(problem.geometry.out_channels, kImageColumns));
-}
-
 ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, const Device&) {
-  return [image = ImageParamsOf(problem.geometry, problem.shape), config](const ConvParams& p,
-                                                                          const LaunchOptions& options) {
-    return LaunchImage(p, image, ImageSource::kCodes, config, options);
-  };
+  return LauncherOf(ImageParamsOf(problem, config), config, LaunchImage);
 }
 
 }  // namespace
@@ -88,8 +81,13 @@ bool FitsImage(const ConvGeometry& g, const OperandType& x) {
          x.encoding != Encoding::kBipolar;
 }
 
-ImageParams ImageParamsOf(const ConvGeometry& g, const ConvShape& s) {
-  ImageParams image;
+ImageParams ImageParamsOf(const ConvProblem& problem, const ConvConfig& config) {
+  const ConvGeometry& g = problem.geometry;
+  const ConvShape& s = problem.shape;
+  ImageParams image = {TilesOf(problem, config), SumsOf(problem, config), WindowsOf(problem)};
+  image.n_padded = static_cast<int>(RoundUp(g.out_channels, kImageColumns));
+  image.kernel_h = static_cast<int>(g.kernel_h);
+  image.fill = problem.Fill();
   image.in_channels = static_cast<int>(g.in_channels);
   image.tiles_x = static_cast<int>((s.out_w + 15) / 16);
   image.tiles_y = static_cast<int>((s.out_h + 7) / 8);
@@ -131,7 +129,6 @@ const ConvRow kImageRow = {
      .add_candidates = AddCandidates,
      .shared_bytes = SharedBytesOf,
      .microseconds = Microseconds,
-     .complete = Complete,
      .launcher = Launcher,
      .weights = &kImageWeights,
      .traits = {.reads_elements = true}}};

@@ -7,6 +7,7 @@
 
 namespace lowbit::cuda {
 
+struct ConvProblem;
 struct ConvRow;
 
 extern const ConvRow kImageRow;
@@ -26,7 +27,10 @@ struct PixelQuantizer {
 };
 PixelRounding RoundingOf(const PixelQuantizer& quantizer);
 
-struct ImageParams {
+struct ImageParams : TileParams, SumsParams, WindowParams {
+  ImageSource source = ImageSource::kCodes;
+  int kernel_h = 1;
+  uint32_t fill = 0;  // four times the code that stands for real zero
   int in_channels = 0, tiles_x = 0, tiles_y = 0, tiles = 0;
   FastDivisor by_columns;
   int patch_rows = 0, patch_columns = 0;  // pixels that a block's outputs read
@@ -44,13 +48,11 @@ struct ImageParams {
 // Whether some shape has the kernel.
 bool FitsImage(const ConvGeometry& g, const OperandType& x);
 // All but the quantizer.
-ImageParams ImageParamsOf(const ConvGeometry& g, const ConvShape& s);
+ImageParams ImageParamsOf(const ConvProblem& problem, const ConvConfig& config);
 
-cudaError_t LaunchImage(const ConvParams& params, const ImageParams& image, ImageSource source,
-                        const ConvConfig& config, const LaunchOptions& options);
-// Float planes on sm_90a, where FitsPlanes says so; `image` and `p` as for LaunchImage.
-bool FitsPlanes(const ConvParams& p, const ImageParams& image, const Device& device);
-cudaError_t LaunchPlanes(const ConvParams& p, const ImageParams& image, const ConvConfig& config,
-                         const LaunchOptions& options);
+cudaError_t LaunchImage(const ImageParams& params, const ConvConfig& config, const LaunchOptions& options);
+// Float planes on sm_90a, where FitsPlanes says so.
+bool FitsPlanes(const ImageParams& params, const Device& device);
+cudaError_t LaunchPlanes(const ImageParams& params, const ConvConfig& config, const LaunchOptions& options);
 
 }  // namespace lowbit::cuda

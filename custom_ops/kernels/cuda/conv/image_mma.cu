@@ -18,17 +18,17 @@ constexpr int kThreads = 128, kTileRows = 8, kTileColumns = 16, kTileM = kTileRo
 // clip(rint(v / scale) + zero_point, lo, hi). Beyond 1024 steps every code is clipped, so that v may be
 // clamped first (NaN to the lower side, as in core/epilogue.h); Markstein's sequence is then the correctly
 // rounded quotient where the host found fast_division.
-__device__ __forceinline__ unsigned QuantizedByte(const ImageParams& image, int channel, float v) {
-  const float scale = image.rounding.scale[channel], inverse = image.rounding.inverse[channel];
+__device__ __forceinline__ unsigned QuantizedByte(const ImageParams& p, int channel, float v) {
+  const float scale = p.rounding.scale[channel], inverse = p.rounding.inverse[channel];
   float quotient = 0;
-  if (image.rounding.fast_division) {
+  if (p.rounding.fast_division) {
     v = fminf(fmaxf(v, -1024.0f * scale), 1024.0f * scale);
     const float near = __fmul_rn(v, inverse);
     quotient = __fmaf_rn(__fmaf_rn(-near, scale, v), inverse, near);
   } else {
     quotient = __fdiv_rn(v, scale);
   }
-  return static_cast<unsigned>(RoundToCode(quotient, image.zero_point[channel], image.lo, image.hi)) & 255u;
+  return static_cast<unsigned>(RoundToCode(quotient, p.zero_point[channel], p.lo, p.hi)) & 255u;
 }
 
 // What channels are read as.
@@ -37,10 +37,10 @@ using Raw = std::conditional_t<kSource == ImageSource::kCodes, uint8_t, float>;
 
 // kChannels is 3 for three channels, 4 for any other number.
 template <ImageSource kSource, int kChannels>
-__device__ __forceinline__ void Fetch(const ConvParams& p, const ImageParams& image, int n, int y, int x,
+__device__ __forceinline__ void Fetch(const ImageParams& p, int n, int y, int x,
                                       Raw<kSource> (&raw)[kChannels]) {
   const Raw<kSource>* const from = reinterpret_cast<const Raw<kSource>*>(p.x);
-  const int channels = kChannels == 3 ? 3 : image.in_channels;
+  const int channels = kChannels == 3 ? 3 : p.in_channels;
   const int plane = p.in_h * p.in_w, pixel = y * p.in_w + x;
   const int64_t first = static_cast<int64_t>(n) * channels * plane;
 #pragma unroll
@@ -52,14 +52,14 @@ __device__ __forceinline__ void Fetch(const ConvParams& p, const ImageParams& im
 
 // Four codes in a word; the weights of missing channels are 0.
 template <ImageSource kSource, int kChannels>
-__device__ __forceinline__ unsigned Pack(const ImageParams& image, const Raw<kSource> (&raw)[kChannels]) {
+__device__ __forceinline__ unsigned Pack(const ImageParams& p, const Raw<kSource> (&raw)[kChannels]) {
   unsigned four = 0;
 #pragma unroll
   for (int c = 0; c < kChannels; ++c) {
     if constexpr (kSource == ImageSource::kCodes) {
       four |= static_cast<unsigned>(raw[c]) << (8 * c);
     } else {
-      four |= QuantizedByte(image, c, raw[c]) << (8 * c);
+      four |= QuantizedByte(p, c, raw[c]) << (8 * c);
     }
   }
   return four;
@@ -67,33 +67,31 @@ __device__ __forceinline__ unsigned Pack(const ImageParams& image, const Raw<kSo
 
 // The patch whose first pixel is (y0, x0); several pixels of a thread are on their way at once.
 template <ImageSource kSource, int kChannels>
-__device__ __forceinline__ void LoadPatch(const ConvParams& p, const ImageParams& image, int n, int y0,
-                                          int x0, unsigned* patch) {
+__device__ __forceinline__ void LoadPatch(const ImageParams& p, int n, int y0, int x0, unsigned* patch) {
   constexpr int kAtOnce = 4;
-  const int thread = static_cast<int>(threadIdx.x), columns = image.patch_columns,
-            pixels = image.patch_rows * columns;
+  const int thread = static_cast<int>(threadIdx.x), columns = p.patch_columns,
+            pixels = p.patch_rows * columns;
   for (int first = thread; first < pixels; first += kAtOnce * kThreads) {
     Raw<kSource> raw[kAtOnce][kChannels];
     bool inside[kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      const int i = first + u * kThreads, row = Divide(i, image.by_columns);
+      const int i = first + u * kThreads, row = Divide(i, p.by_columns);
       const int y = y0 + row, x = x0 + i - row * columns;
       inside[u] = i < pixels && y >= 0 && y < p.in_h && x >= 0 && x < p.in_w;
-      if (inside[u]) Fetch<kSource, kChannels>(p, image, n, y, x, raw[u]);
+      if (inside[u]) Fetch<kSource, kChannels>(p, n, y, x, raw[u]);
     }
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const int i = first + u * kThreads;
-      if (i < pixels) patch[i] = inside[u] ? Pack<kSource, kChannels>(image, raw[u]) : p.fill;
+      if (i < pixels) patch[i] = inside[u] ? Pack<kSource, kChannels>(p, raw[u]) : p.fill;
     }
   }
 }
 
 // A block stays for several tiles, with its weights in shared memory.
 template <int kTileN, ImageSource kSource, int kChannels, bool kSigned>
-__global__ void __launch_bounds__(kThreads, 4)
-    ConvImage(const __grid_constant__ ConvParams p, const __grid_constant__ ImageParams image) {
+__global__ void __launch_bounds__(kThreads, 4) ConvImage(const __grid_constant__ ImageParams p) {
   constexpr int kBlocksN = kTileN / 8;
   LOWBIT_DYNAMIC_SHARED(shared, 128);
   __shared__ BlockState<kTileN> state;
@@ -111,15 +109,14 @@ __global__ void __launch_bounds__(kThreads, 4)
   CommitCopies();
   WaitForPredecessors();
 
-  unsigned* const patch = reinterpret_cast<unsigned*>(shared + image.patch_offset);
+  unsigned* const patch = reinterpret_cast<unsigned*>(shared + p.patch_offset);
   const int group = lane / 4, t = lane % 4;
   const uint2* const fragments = reinterpret_cast<const uint2*>(shared) + lane;
-  for (int tile = static_cast<int>(blockIdx.x); tile < image.tiles; tile += static_cast<int>(gridDim.x)) {
-    const int row_of_tiles = tile / image.tiles_x, n = row_of_tiles / image.tiles_y;
-    const int oy0 = (row_of_tiles - n * image.tiles_y) * kTileRows,
-              ox0 = (tile - row_of_tiles * image.tiles_x) * kTileColumns;
-    LoadPatch<kSource, kChannels>(p, image, n, oy0 * p.stride_h - p.pad_top, ox0 * p.stride_w - p.pad_left,
-                                  patch);
+  for (int tile = static_cast<int>(blockIdx.x); tile < p.tiles; tile += static_cast<int>(gridDim.x)) {
+    const int row_of_tiles = tile / p.tiles_x, n = row_of_tiles / p.tiles_y;
+    const int oy0 = (row_of_tiles - n * p.tiles_y) * kTileRows,
+              ox0 = (tile - row_of_tiles * p.tiles_x) * kTileColumns;
+    LoadPatch<kSource, kChannels>(p, n, oy0 * p.stride_h - p.pad_top, ox0 * p.stride_w - p.pad_left, patch);
     WaitForCopies<0>();
     __syncthreads();
 
@@ -130,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const unsigned* const row =
-            patch + ((warp * 2 + i) * p.stride_h + ky) * image.patch_columns + group * p.stride_w + t;
+            patch + ((warp * 2 + i) * p.stride_h + ky) * p.patch_columns + group * p.stride_w + t;
         a[i][0] = row[0];
         a[i][1] = row[8 * p.stride_w];
         a[i][2] = row[4];
@@ -150,13 +147,13 @@ __global__ void __launch_bounds__(kThreads, 4)
       return oy < p.out_h && ox < p.out_w ? (n * p.out_h + oy) * p.out_w + ox : -1;
     };
     if (p.epilogue.has_residual) {
-      FetchResiduals<kTileM, kTileN, kThreads>(p, at, shared + image.patch_offset, thread, pixel_of);
+      FetchResiduals<kTileM, kTileN, kThreads>(p, at, shared + p.patch_offset, thread, pixel_of);
       CommitCopies();
       WaitForCopies<0>();
       __syncthreads();
     }
     FinishTile<kTileM, kTileN, kThreads>(
-        p, at, shared + image.patch_offset, state, false,
+        p, at, shared + p.patch_offset, state, false,
         [&](const auto& f) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
@@ -175,22 +172,21 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 }  // namespace
 
-cudaError_t LaunchImage(const ConvParams& p, const ImageParams& image, ImageSource source,
-                        const ConvConfig& config, const LaunchOptions& options) {
-  if (source == ImageSource::kPlanes && FitsPlanes(p, image, options.device))
-    return LaunchPlanes(p, image, config, options);
+cudaError_t LaunchImage(const ImageParams& p, const ConvConfig& config, const LaunchOptions& options) {
+  if (p.source == ImageSource::kPlanes && FitsPlanes(p, options.device))
+    return LaunchPlanes(p, config, options);
   return std::visit(
       [&](auto tile_n, auto from, auto channels, auto is_signed) {
         // As many tiles for every block.
         const int most = std::max(1, options.device.multiprocessors * 4 / p.n_tiles);
-        const int per_block = (image.tiles + most - 1) / most;
+        const int per_block = (p.tiles + most - 1) / most;
         return LaunchKernel<ConvImage<tile_n, from, channels, is_signed>>(
-            options, {Dim((image.tiles + per_block - 1) / per_block, p.n_tiles), kThreads, p.shared_bytes}, p,
-            image);
+            options, {Dim((p.tiles + per_block - 1) / per_block, p.n_tiles), kThreads, options.shared_bytes},
+            p);
       },
       OneOf<32, 64>(config.tile_n),
-      OneOf<ImageSource::kCodes, ImageSource::kPlanes, ImageSource::kPixels>(source),
-      OneOf<4, 3>(image.in_channels), OneOf(options.x_signed));
+      OneOf<ImageSource::kCodes, ImageSource::kPlanes, ImageSource::kPixels>(p.source),
+      OneOf<4, 3>(p.in_channels == 3 ? 3 : 4), OneOf(options.x_signed));
 }
 
 }  // namespace lowbit::cuda

@@ -24,7 +24,7 @@ constexpr int kBlocks = kTileN == 32 ? 3 : 2;  // of a multiprocessor: what regi
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // The weights of all rows of taps from PackImage's order to B's; rows of taps past the window are 0.
 template <int kTileN, int kRows>
-__device__ __forceinline__ void LoadWeights(const ConvParams& p, int n0, uint8_t* to) {
+__device__ __forceinline__ void LoadWeights(const ImageParams& p, int n0, uint8_t* to) {
   for (int i = static_cast<int>(threadIdx.x); i < kRows * kTileN * 2; i += kThreads) {
     const int ky = i / (kTileN * 2), packed = i / 2 % kTileN, half = i % 2;
     // PackImage's row 16 a + 8 b + 2 q + e is channel 16 a + 4 q + 2 b + e.
@@ -56,11 +56,11 @@ __device__ __forceinline__ void StoreCodes(uint8_t* y, const unsigned (&codes)[k
 struct TileOrigin {
   int n, row, column;
 
-  __device__ __forceinline__ TileOrigin(int tile, const ImageParams& image) {
-    const int row_of_tiles = Divide(tile, image.by_tiles_x);
-    n = Divide(row_of_tiles, image.by_tiles_y);
-    row = (row_of_tiles - n * image.tiles_y) * kTileRows;
-    column = (tile - row_of_tiles * image.tiles_x) * kTileColumns;
+  __device__ __forceinline__ TileOrigin(int tile, const ImageParams& p) {
+    const int row_of_tiles = Divide(tile, p.by_tiles_x);
+    n = Divide(row_of_tiles, p.by_tiles_y);
+    row = (row_of_tiles - n * p.tiles_y) * kTileRows;
+    column = (tile - row_of_tiles * p.tiles_x) * kTileColumns;
   }
 };
 
@@ -68,7 +68,7 @@ struct TileOrigin {
 // Rounds a warp's sums of 16 outputs of a row, and stores the codes: a thread's, from `channel` on, of a
 // pixel and of the one eight further.
 template <int kTileN>
-__device__ __forceinline__ void FinishTile(const ConvParams& p, const TileOrigin& origin, int warp,
+__device__ __forceinline__ void FinishTile(const ImageParams& p, const TileOrigin& origin, int warp,
                                            int channel, const float4 (&scales)[kTileN / 16],
                                            const float* starts, const int (&sums)[kTileN / 2]) {
   unsigned codes[2][kTileN / 16];
@@ -96,19 +96,19 @@ __device__ __forceinline__ void FinishTile(const ConvParams& p, const TileOrigin
 // Four codes of a pixel, each rounded from a value within the clip bounds: as integers in the low bits of
 // floats they are added up, a byte apart, with all that is constant. Signed codes are 128 more until the end.
 template <int kChannels>
-__device__ __forceinline__ unsigned QuantizePixel(const ImageParams& image, const float (&v)[kChannels]) {
-  unsigned four = image.codes_add;
+__device__ __forceinline__ unsigned QuantizePixel(const ImageParams& p, const float (&v)[kChannels]) {
+  unsigned four = p.codes_add;
 #pragma unroll
   for (int c = 0; c < kChannels; ++c) {
-    four += RoundedPixel(image.rounding, c, v[c]) << (8 * c);
+    four += RoundedPixel(p.rounding, c, v[c]) << (8 * c);
   }
-  return four ^ image.rounding.flip;
+  return four ^ p.rounding.flip;
 }
 
 // kRows: rows of taps that are multiplied, kernel_h or more.
 template <int kTileN, int kChannels, int kRows, bool kSigned>
 __global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
-    ConvPlanes(const __grid_constant__ ConvParams p, const __grid_constant__ ImageParams image) {
+    ConvPlanes(const __grid_constant__ ImageParams p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kOwn = kTileN / 4, kStride = kOwn + 4;  // channels of a thread; without bank conflicts
   LOWBIT_DYNAMIC_SHARED(shared, 128);
@@ -129,15 +129,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
   const uint64_t weights = PlainDescriptor(SharedAddress(shared));
 
   // A thread's four pixels of every patch.
-  const int channels = kChannels == 3 ? 3 : image.in_channels, plane = p.in_h * p.in_w;
-  const int unit_row = Divide(thread, image.by_units), unit_column = (thread - unit_row * image.units_x) * 4;
-  const bool has_unit = unit_row < image.patch_rows;
+  const int channels = kChannels == 3 ? 3 : p.in_channels, plane = p.in_h * p.in_w;
+  const int unit_row = Divide(thread, p.by_units), unit_column = (thread - unit_row * p.units_x) * 4;
+  const bool has_unit = unit_row < p.patch_rows;
   float4 raw[kChannels] = {};
   bool inside = false;
   const auto load = [&](int tile) {
-    const TileOrigin origin(tile, image);
+    const TileOrigin origin(tile, p);
     const int y = origin.row * p.stride_h - p.pad_top + unit_row,
-              x = origin.column * p.stride_w - p.pad_left - image.shift + unit_column;
+              x = origin.column * p.stride_w - p.pad_left - p.shift + unit_column;
     inside = has_unit && y >= 0 && y < p.in_h && x >= 0 && x < p.in_w;
     if (!inside) return;
     const float* const from = reinterpret_cast<const float*>(p.x) +
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
         float v[kChannels];
 #pragma unroll
         for (int c = 0; c < kChannels; ++c) v[c] = raw[c].*part;
-        return QuantizePixel<kChannels>(image, v);
+        return QuantizePixel<kChannels>(p, v);
       };
       fours = make_uint4(pixel(&float4::x), pixel(&float4::y), pixel(&float4::z), pixel(&float4::w));
     }
@@ -168,12 +168,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
   // of those that end. A smaller one would leave them room to crowd in, it waits for its products.
   // (ResNet-50's stem and max pooling in turns: early 15.2 us and late 16.3 at batch 16, but 5.0 and 3.9 at
   // batch 1.)
-  if (step < image.tiles) LetSuccessorsStart();
+  if (step < p.tiles) LetSuccessorsStart();
   WaitForPredecessors();
   load(tile);
-  uint8_t *patch = shared + image.patch_offset, *next_patch = patch + image.patch_bytes;
+  uint8_t *patch = shared + p.patch_offset, *next_patch = patch + p.patch_bytes;
   quantize(patch);
-  if (tile + step < image.tiles) load(tile + step);
+  if (tile + step < p.tiles) load(tile + step);
   __syncthreads();
   // By way of shared memory: rounding would wait for pixels as long as it might have to wait for these.
   float4 scales[kOwn / 4];
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
     scales[i] = *reinterpret_cast<const float4*>(multipliers + t * kStride + 4 * i);
   }
 #pragma unroll 1
-  for (; tile < image.tiles; tile += step) {
+  for (; tile < p.tiles; tile += step) {
     // A warp's 16 outputs of a row.
     int sums[kTileN / 2];
 #pragma unroll
@@ -194,10 +194,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
       sums[2 * i + 5] = sums[2 * i + 7] = bias.w;
     }
     unsigned a[kRows][4];
-    const unsigned* row = reinterpret_cast<const unsigned*>(patch) + warp * p.stride_h * image.units_x * 4 +
-                          image.shift + group * p.stride_w + t;
+    const unsigned* row = reinterpret_cast<const unsigned*>(patch) + warp * p.stride_h * p.units_x * 4 +
+                          p.shift + group * p.stride_w + t;
 #pragma unroll
-    for (int ky = 0; ky < kRows; ++ky, row += image.units_x * 4) {
+    for (int ky = 0; ky < kRows; ++ky, row += p.units_x * 4) {
       a[ky][0] = row[0];
       a[ky][1] = row[8 * p.stride_w];
       a[ky][2] = row[4];
@@ -209,16 +209,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
     for (int ky = 0; ky < kRows; ++ky) MultiplyRows<kSigned>(sums, a[ky], weights + ky * (kTileN * 32 >> 4));
     WgmmaCommit();
     // Meanwhile the next patch, and the floats of the one after it.
-    if (tile + step < image.tiles) {
+    if (tile + step < p.tiles) {
       quantize(next_patch);
-      if (tile + 2 * step < image.tiles) load(tile + 2 * step);
+      if (tile + 2 * step < p.tiles) load(tile + 2 * step);
     } else {
       LetSuccessorsStart();
     }
     WgmmaWait<0>();
     HoldRegisters(sums);
 
-    FinishTile<kTileN>(p, TileOrigin(tile, image), warp, channel, scales, starts + t * kStride, sums);
+    FinishTile<kTileN>(p, TileOrigin(tile, p), warp, channel, scales, starts + t * kStride, sums);
     uint8_t* const last = patch;
     patch = next_patch;
     next_patch = last;
@@ -229,30 +229,29 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
 
 }  // namespace
 
-bool FitsPlanes(const ConvParams& p, const ImageParams& image, const Device& device) {
-  return device.capability == 90 && p.in_registers && !p.epilogue.has_residual &&
-         image.rounding.fast_division && p.kernel_h <= kMaxPlaneRows && p.in_w % 4 == 0 &&
-         image.patch_rows * image.units_x <= kThreads && reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
+bool FitsPlanes(const ImageParams& p, const Device& device) {
+  return device.capability == 90 && p.in_registers && !p.epilogue.has_residual && p.rounding.fast_division &&
+         p.kernel_h <= kMaxPlaneRows && p.in_w % 4 == 0 && p.patch_rows * p.units_x <= kThreads &&
+         reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
 }
 
-cudaError_t LaunchPlanes(const ConvParams& params, const ImageParams& image, const ConvConfig& config,
-                         const LaunchOptions& options) {
-  ConvParams p = params;
+cudaError_t LaunchPlanes(const ImageParams& params, const ConvConfig& config, const LaunchOptions& options) {
+  ImageParams p = params;
   const int rows = p.kernel_h <= 3 ? 3 : kMaxPlaneRows;
-  ImageParams planes = image;
-  planes.patch_offset = rows * config.tile_n * 32;
-  planes.patch_bytes = (7 * p.stride_h + rows) * image.units_x * 16;
-  p.shared_bytes = planes.patch_offset + 2 * planes.patch_bytes;
+  p.patch_offset = rows * config.tile_n * 32;
+  p.patch_bytes = (7 * p.stride_h + rows) * p.units_x * 16;
   return std::visit(
       [&](auto tile_n, auto channels, auto tap_rows, auto is_signed) {
         // As many tiles for every block.
         const int most = std::max(1, options.device.multiprocessors * kBlocks<tile_n> / p.n_tiles);
-        const int per_block = (planes.tiles + most - 1) / most;
+        const int per_block = (p.tiles + most - 1) / most;
         return LaunchKernel<ConvPlanes<tile_n, channels, tap_rows, is_signed>>(
-            options, {Dim((planes.tiles + per_block - 1) / per_block, p.n_tiles), kThreads, p.shared_bytes},
-            p, planes);
+            options,
+            {Dim((p.tiles + per_block - 1) / per_block, p.n_tiles), kThreads,
+             p.patch_offset + 2 * p.patch_bytes},
+            p);
       },
-      OneOf<32, 64>(config.tile_n), OneOf<4, 3>(image.in_channels), OneOf<3, kMaxPlaneRows>(rows),
+      OneOf<32, 64>(config.tile_n), OneOf<4, 3>(p.in_channels == 3 ? 3 : 4), OneOf<3, kMaxPlaneRows>(rows),
       OneOf(options.x_signed));
 }
 

@@ -12,7 +12,10 @@ struct LaunchOptions {
   Queue& queue;
   const Device& device;
   bool x_signed = false;
-  bool vector16 = true;
+  int shared_bytes = 0;  // dynamic shared memory of a block
+  // Of rows that have passes (ConvTraits).
+  int32_t* partial = nullptr;
+  const int32_t* x_sums = nullptr;
 };
 
 // f<kSigned, kFinish>() for the instance of a kernel that finishes sums so; they are floats only where no
@@ -70,13 +73,13 @@ cudaError_t LaunchKernel(const LaunchOptions& options, const LaunchShape& shape,
 }
 
 // `more`: what the kernel takes besides.
-template <auto kKernel, typename... More>
-cudaError_t LaunchTiled(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options,
-                        int threads, const More&... more) {
+template <auto kKernel, typename Params, typename... More>
+cudaError_t LaunchTiled(const Params& p, const ConvConfig& config, const LaunchOptions& options, int threads,
+                        const More&... more) {
   const bool cluster = config.splits > 1 && config.split == Split::kCluster;
   const int m_tiles = (p.m + config.tile_m - 1) / config.tile_m;
   return LaunchKernel<kKernel>(options,
-                               {Dim(m_tiles, p.n_tiles * p.groups, p.splits), threads, p.shared_bytes,
+                               {Dim(m_tiles, p.n_tiles * p.groups, p.splits), threads, options.shared_bytes,
                                 Dim(1, 1, cluster ? config.splits : 1)},
                                p, cluster, more...);
 }

@@ -135,7 +135,7 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
   vector16_ = g.GroupIn() % 16 == 0;
   boxes_ = FitsBoxes(spec);
   channels_ = RoundUp(g.GroupIn(), 4);
-  n_padded_ = RoundUp(g.GroupOut(), 32);
+  n_padded_ = PaddedColumns(g.GroupOut());
   k_tiles_ = RoundUp(g.Taps() * channels_, kTileK) / kTileK;
   repacks_ = x_.encoding == Encoding::kBipolar || channels_ != g.GroupIn();
 
@@ -214,6 +214,7 @@ ConvProblem PackedConv::Problem(const ConvShape& shape) const {
   problem.zero = TileZero();
   problem.tiled = tiled_ && std::max(shape.in_h, shape.in_w) < 8192 &&
                   shape.batch * shape.in_h * shape.in_w * g.group * channels_ <= kMaxBytes;
+  problem.weights_in_tiles = tiled_;
   problem.vector16 = vector16_;
   // The tables by channel hold for any kernel, x_sums for the tile kernels alone.
   const bool requantizes = has_lines_ && !epilogue_.dequantizes && !has_w_zero_ && divides_fast_;
@@ -227,80 +228,26 @@ ConvProblem PackedConv::Problem(const ConvShape& shape) const {
   return problem;
 }
 
-ConvParams PackedConv::ReferenceParams(ConvParams p) const {
-  p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(plain_bias_at_));
-  p.epilogue.scale = epilogue_.acc_scale;
-  p.channels = static_cast<int>(geometry_.GroupIn());
-  p.pixel_bytes = static_cast<int>(geometry_.in_channels);
-  p.x_mul = Bipolar() ? 2 : 1;
-  p.x_zero = Bipolar() ? 1 : x_zero_;
-  return p;
-}
-
 ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool may_be_floats) const {
-  const ConvGeometry& g = geometry_;
   const ConvRow& row = RowOf(config);
   const auto narrow = [](int64_t v) { return static_cast<int>(v); };
-  ConvParams p;
-  p.epilogue = epilogue_;
-  p.m = narrow(s.OutPixels());
-  p.n = narrow(g.GroupOut());
-  p.groups = narrow(g.group);
-  p.in_h = narrow(s.in_h);
-  p.in_w = narrow(s.in_w);
-  p.out_h = narrow(s.out_h);
-  p.out_w = narrow(s.out_w);
-  p.stride_h = narrow(g.stride_h);
-  p.stride_w = narrow(g.stride_w);
-  p.pad_top = narrow(g.pad_top);
-  p.pad_left = narrow(g.pad_left);
-  p.kernel_h = narrow(g.kernel_h);
-  p.kernel_w = narrow(g.kernel_w);
-  p.dilation_h = narrow(g.dilation_h);
-  p.dilation_w = narrow(g.dilation_w);
-  p.transposed = g.transposed;
-  p.weights = memory_.At(weights_at_);
-  p.weights_in_tiles = tiled_;
-  p.k_tiles = narrow(k_tiles_);
-  p.n_padded = narrow(n_padded_);
-  if (row.traits.is_reference) return ReferenceParams(p);
-  if (row.weights != nullptr) p.weights = WeightsIn(*row.weights);
-  p.channels = narrow(channels_);
-  p.pixel_bytes = narrow(channels_ * g.group);
-  p.k = narrow(g.Taps() * channels_);
-  p.n_tiles = narrow((g.GroupOut() + config.tile_n - 1) / std::max(1, config.tile_n));
-  p.splits = config.splits;
-  while ((1 << p.split_shift) < p.splits) ++p.split_shift;  // a power of 2
-  p.stages = config.stages;
   const ConvProblem problem = Problem(s);
-  p.in_registers = problem.requantizes && config.splits == 1;
-  p.requantizes_fours = problem.requantizes;
-  if (!problem.requantizes) p.epilogue.scale = epilogue_.acc_scale;
-  if (may_be_floats && p.in_registers && sum_form_ != SumForm::kInteger && row.traits.takes_floats) {
+  ConvParams p;
+  p.weights = row.weights != nullptr ? WeightsIn(*row.weights) : memory_.At(weights_at_);
+  p.m = narrow(problem.m);
+  p.n = narrow(problem.n);
+  p.k = narrow(problem.k);
+  p.groups = narrow(problem.groups);
+  p.epilogue = epilogue_;
+  if (row.traits.is_reference) p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(plain_bias_at_));
+  if (row.traits.is_reference || !problem.requantizes) p.epilogue.scale = epilogue_.acc_scale;
+  const bool in_registers = problem.requantizes && config.splits == 1;
+  if (may_be_floats && in_registers && sum_form_ != SumForm::kInteger && row.traits.takes_floats) {
     p.epilogue.sums = sum_form_;
     p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(at_.float_bias));
     if (sum_form_ == SumForm::kFloatFromZero)
       p.epilogue.start = reinterpret_cast<const float*>(memory_.At(at_.start));
   }
-  p.dequantizes_fours = epilogue_.kind == static_cast<int>(EpilogueKind::kFloat) && !has_w_zero_ &&
-                        !epilogue_.has_residual && epilogue_.tail_count == 0 && geometry_.GroupOut() % 4 == 0;
-  p.shared_bytes = std::max(row.shared_bytes(problem, config), config.apart ? ApartBytes(device_) : 0);
-  p.flat = g.Taps() == 1 && g.stride_h == 1 && g.stride_w == 1 && !problem.IsPadded();
-  p.by_image = MakeDivisor(std::max<int64_t>(1, s.out_h * s.out_w));
-  p.by_row = MakeDivisor(std::max<int64_t>(1, s.out_w));
-  p.by_channels = MakeDivisor(channels_);
-  p.by_kernel_w = MakeDivisor(g.kernel_w);
-  p.by_fours = MakeDivisor((std::max<int64_t>(1, s.out_w) + 3) / 4);
-  // Taps that are never inside may overflow; their offsets are never used.
-  p.tap_step = static_cast<int>(g.dilation_w * p.pixel_bytes - channels_);
-  p.tap_row_step = static_cast<int>((g.dilation_h * s.in_w - g.kernel_w * g.dilation_w) * p.pixel_bytes);
-  p.tap_row_position = static_cast<int>(g.dilation_h * 65536 - g.kernel_w * g.dilation_w);
-  p.fill = static_cast<uint32_t>(TileZero() & 255) * 0x01010101u;
-  p.last_position = (p.in_h - 1) * 65536 + p.in_w - 1;
-  p.all_inside = g.pad_top == 0 && g.pad_left == 0 &&
-                 (s.out_h - 1) * g.stride_h + (g.kernel_h - 1) * g.dilation_h < s.in_h &&
-                 (s.out_w - 1) * g.stride_w + (g.kernel_w - 1) * g.dilation_w < s.in_w;
-  if (row.complete != nullptr) row.complete(problem, config, device_, p);
   return p;
 }
 

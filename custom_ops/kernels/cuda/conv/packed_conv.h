@@ -45,7 +45,7 @@ class PackedConv {
   static bool FitsBoxes(const ConvSpec& spec);
 
   ConvProblem Problem(const ConvShape& shape) const;
-  // Everything but the pointers of a launch. `may_be_floats`: sums may have another form than integers.
+  // Everything but a launch's tensors. `may_be_floats`: sums may have another form than integers.
   ConvParams Params(const ConvShape& shape, const ConvConfig& config, bool may_be_floats = true) const;
   // The weights of cells; nullptr where there are none or the codes may not rise with the sums.
   const uint8_t* CellWeights() const;
@@ -66,7 +66,6 @@ class PackedConv {
 
   // The layout is one that the node has.
   const uint8_t* WeightsIn(const WeightLayout& layout) const;
-  ConvParams ReferenceParams(ConvParams p) const;
   void AddWeights(const Int8Weights& weights, ConstantBuilder& builder);
   ChannelConstants ConstantsOf(const ConvSpec& spec, const Int8Weights& weights) const;
   // Whether sums may have the form, whatever the input holds, and are rounded as SetRounding has it. After

@@ -19,9 +19,8 @@ struct PixelPlace {
   int w, h, n;
 };
 
-// That of output m. Params: ConvParams, or what has its fields.
-template <typename Params>
-__device__ __forceinline__ PixelPlace FirstPixel(const Params& p, int m) {
+// That of output m.
+__device__ __forceinline__ PixelPlace FirstPixel(const PixelParams& p, int m) {
   if (p.flat) return {m, 0, 0};
   const int n = Divide(m, p.by_image), rest = m - n * static_cast<int>(p.by_image.divisor);
   const int oy = Divide(rest, p.by_row), ox = rest - oy * static_cast<int>(p.by_row.divisor);
@@ -34,13 +33,13 @@ struct TapWalk {
   int channel = 0, dx = 0, dy = 0;
 
   TapWalk() = default;
-  __device__ __forceinline__ TapWalk(const ConvParams& p, int k_tile) {
+  __device__ __forceinline__ TapWalk(const ColumnParams& p, int k_tile) {
     const int tap = Divide(k_tile * kRowBytes, p.by_channels), ty = Divide(tap, p.by_kernel_w);
     channel = k_tile * kRowBytes - tap * p.channels;
     dx = (tap - ty * p.kernel_w) * p.dilation_w;
     dy = ty * p.dilation_h;
   }
-  __device__ __forceinline__ void Step(const ConvParams& p) {
+  __device__ __forceinline__ void Step(const ColumnParams& p) {
     channel += kRowBytes;
     if (channel < p.channels) return;
     channel = 0;
@@ -59,8 +58,9 @@ __device__ __forceinline__ void PixelCopy(uint32_t shared, const CUtensorMap& ma
 }
 
 // All channels of 64 pixels of a 1x1 convolution, those of outputs from m on, in boxes behind each other.
-__device__ __forceinline__ void StreamCopy(uint32_t shared, const CUtensorMap& map, const ConvParams& p,
-                                           int m, uint32_t barrier) {
+template <typename Params>
+__device__ __forceinline__ void StreamCopy(uint32_t shared, const CUtensorMap& map, const Params& p, int m,
+                                           uint32_t barrier) {
   const PixelPlace first = FirstPixel(p, m);
   ArriveExpecting(barrier, p.k_tiles * 64 * kRowBytes);
   for (int k = 0; k < p.k_tiles; ++k) {
@@ -98,21 +98,16 @@ struct OwnCodes {
 };
 #endif
 
-// What 1x1 convolutions read and write whose pixels are all there.
-struct StreamMaps {
-  CUtensorMap x, residual, y;
-};
-
 // The input in boxes of `pixels` pixels and kBytes channels, 128 or 64. They walk along the pixels that the
 // first taps of outputs' windows read, in steps of the strides, from image to image; where those are all
 // pixels, along one long row. What lies outside the image, and channels past the last, are read as 0.
-template <int kBytes = kRowBytes, typename Params>
-cudaError_t EncodePixels(const Params& p, int pixels, CUtensorMap* map) {
+template <int kBytes = kRowBytes>
+cudaError_t EncodePixels(const uint8_t* x, int m, const PixelParams& p, int pixels, CUtensorMap* map) {
   static_assert(kBytes == 128 || kBytes == 64);
   const auto wide = [](int v) { return static_cast<cuuint64_t>(v); };
-  const int in_w = p.flat ? p.m : p.in_w, in_h = p.flat ? 1 : p.in_h, out_w = p.flat ? p.m : p.out_w,
+  const int in_w = p.flat ? m : p.in_w, in_h = p.flat ? 1 : p.in_h, out_w = p.flat ? m : p.out_w,
             out_h = p.flat ? 1 : p.out_h;
-  const int batch = p.flat ? 1 : p.m / (p.out_h * p.out_w);
+  const int batch = p.flat ? 1 : m / (p.out_h * p.out_w);
   const cuuint64_t sizes[] = {wide(p.pixel_bytes), wide(in_w), wide(in_h), wide(batch)};
   const cuuint64_t strides[] = {wide(p.pixel_bytes), wide(p.pixel_bytes) * wide(in_w),
                                 wide(p.pixel_bytes) * wide(in_w) * wide(in_h)};
@@ -120,27 +115,16 @@ cudaError_t EncodePixels(const Params& p, int pixels, CUtensorMap* map) {
   const int upper[] = {(out_w - 1) * p.stride_w - p.pad_left - in_w + 1,
                        (out_h - 1) * p.stride_h - p.pad_top - in_h + 1};
   const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(p.stride_w), static_cast<cuuint32_t>(p.stride_h), 1};
-  return EncodeWindows(map, p.x, sizes, strides, lower, upper, kBytes, static_cast<cuuint32_t>(pixels),
-                       steps);
+  return EncodeWindows(map, x, sizes, strides, lower, upper, kBytes, static_cast<cuuint32_t>(pixels), steps);
 }
 
-// Codes of outputs in boxes of 64 pixels and kTileN channels. What lies past the last of either is neither
-// read nor written.
+// Codes [pixels][channels] in boxes of 64 pixels and kTileN channels. What lies past the last of either is
+// neither read nor written.
 template <int kTileN>
-cudaError_t EncodeCodes(const ConvParams& p, const void* codes, CUtensorMap* map) {
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(p.n), static_cast<cuuint64_t>(p.m)};
+cudaError_t EncodeCodes(const void* codes, int pixels, int channels, CUtensorMap* map) {
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(channels), static_cast<cuuint64_t>(pixels)};
   const cuuint32_t box[] = {kTileN, 64};
   return EncodeBoxes(map, codes, sizes, sizes, box);
-}
-
-template <int kTileN>
-cudaError_t EncodeStreams(const ConvParams& p, StreamMaps* maps) {
-  cudaError_t error = EncodePixels(p, 64, &maps->x);
-  if (error == cudaSuccess) error = EncodeCodes<kTileN>(p, p.y, &maps->y);
-  if (error == cudaSuccess) {
-    error = EncodeCodes<kTileN>(p, p.epilogue.has_residual ? p.residual : p.y, &maps->residual);
-  }
-  return error;
 }
 
 }  // namespace lowbit::cuda

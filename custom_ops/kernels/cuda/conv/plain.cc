@@ -16,7 +16,18 @@ double Microseconds(const ConvProblem& problem, const ConvConfig&, const Device&
   return 3.0 + products / (device.multiprocessors * 64 * kClocksPerMicrosecond);
 }
 
-ConvLauncher Launcher(const ConvProblem&, const ConvConfig&, const Device&) { return LaunchPlain; }
+ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, const Device&) {
+  const bool is_bipolar = problem.x.encoding == Encoding::kBipolar;
+  PlainParams p = {{}, WindowsOf(problem), TapsOf(problem), problem.weights_in_tiles};
+  p.k_tiles = static_cast<int>(problem.KTiles());
+  p.n_padded = static_cast<int>(PaddedColumns(problem.n));
+  p.channels = static_cast<int>(problem.geometry.GroupIn());
+  p.pixel_bytes = static_cast<int>(problem.geometry.in_channels);
+  p.transposed = problem.geometry.transposed;
+  p.x_mul = is_bipolar ? 2 : 1;
+  p.x_zero = is_bipolar ? 1 : problem.zero;
+  return LauncherOf(p, config, LaunchPlain);
+}
 
 }  // namespace
 

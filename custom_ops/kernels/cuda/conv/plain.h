@@ -10,9 +10,21 @@ struct ConvRow;
 
 extern const ConvRow kPlainRow;
 
-cudaError_t LaunchPlain(const ConvParams& params, const LaunchOptions& options);
+struct PlainParams : ConvParams, WindowParams, TapParams {
+  bool weights_in_tiles = true;  // else in rows
+  int k_tiles = 0, n_padded = 0;
+  int channels = 0, pixel_bytes = 0;  // of a group and of all, as the node has them
+  bool transposed = false;
+  int x_mul = 1, x_zero = 0;  // v(x) = x_mul * q - x_zero
+};
+cudaError_t LaunchPlain(const PlainParams& params, const ConvConfig&, const LaunchOptions& options);
+
 // Adds the partial sums of Split::kWorkspace and finishes them.
-cudaError_t LaunchReduce(const ConvParams& params, const LaunchOptions& options);
+struct ReduceParams : ConvParams {
+  int splits = 1;
+  const int32_t *partial = nullptr, *x_sums = nullptr;  // as SumsParams has them
+};
+cudaError_t LaunchReduce(const ReduceParams& params, const LaunchOptions& options);
 
 // Input passes of the tile kernels.
 // y[pixel][group][channels] = mul * x[pixel][group][group_in] - sub, channels beyond group_in 0.
@@ -24,9 +36,15 @@ struct RepackParams {
   int mul = 1, sub = 0;
 };
 cudaError_t LaunchRepack(const RepackParams& params, const LaunchOptions& options);
-// x_sums[group][pixel] = sum of (q - zero) over the taps inside the image and the group's group_in channels;
-// params.x as the tile kernel sees it.
-cudaError_t LaunchPixelSums(const ConvParams& params, int group_in, int zero, int32_t* x_sums,
-                            const LaunchOptions& options);
+// x_sums[group][pixel] = sum of (q - zero) over the taps inside the image and the group's group_in channels; x as
+// the tile kernel sees it.
+struct PixelSumsParams : WindowParams, TapParams {
+  const uint8_t* x = nullptr;
+  int32_t* x_sums = nullptr;
+  int m = 0, groups = 1, group_in = 0;
+  int channels = 0, pixel_bytes = 0;  // as stored
+  int zero = 0;
+};
+cudaError_t LaunchPixelSums(const PixelSumsParams& params, const LaunchOptions& options);
 
 }  // namespace lowbit::cuda

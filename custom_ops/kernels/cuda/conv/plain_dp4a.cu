@@ -27,7 +27,7 @@ __device__ __forceinline__ int InputPixel(bool transposed, int o, int t, int str
 
 // Four weights of channel n of a group, of `tap`, from channel i on: in the tiles of the tile kernels, or in
 // rows [taps][channels rounded up to 4].
-__device__ __forceinline__ int Weights(const ConvParams& p, int group, int n, int tap, int i) {
+__device__ __forceinline__ int Weights(const PlainParams& p, int group, int n, int tap, int i) {
   const int padded = (p.channels + 3) / 4 * 4, k = tap * padded + i;
   if (!p.weights_in_tiles) {
     const int64_t row = static_cast<int64_t>(group) * p.n + n;
@@ -43,7 +43,7 @@ __device__ __forceinline__ int Weights(const ConvParams& p, int group, int n, in
 //   x_mul S(q w) - x_zero S(w) - w_zero S(v(x)).
 // The last factor is the x_sum of FinishOne.
 template <bool kSigned>
-__global__ void __launch_bounds__(kThreads) ConvPlain(const __grid_constant__ ConvParams p) {
+__global__ void __launch_bounds__(kThreads) ConvPlain(const __grid_constant__ PlainParams p) {
   WaitForPredecessors();
   LetSuccessorsStart();
   const int out_channels = p.epilogue.out_channels;
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads) ConvPlain(const __grid_constant__ Co
             p.epilogue.scale[c], p.x_mul * x_sum - p.x_zero * count);
 }
 
-__global__ void __launch_bounds__(kThreads) Reduce(const __grid_constant__ ConvParams p) {
+__global__ void __launch_bounds__(kThreads) Reduce(const __grid_constant__ ReduceParams p) {
   LetSuccessorsStart();
   WaitForPredecessors();
   const int64_t outputs = static_cast<int64_t>(p.groups) * p.m * p.n;
@@ -116,8 +116,7 @@ __global__ void __launch_bounds__(kThreads) Repack(const __grid_constant__ Repac
 
 // A warp a pixel and group.
 template <bool kSigned>
-__global__ void __launch_bounds__(kThreads)
-    PixelSums(const __grid_constant__ ConvParams p, int group_in, int zero, int32_t* x_sums) {
+__global__ void __launch_bounds__(kThreads) PixelSums(const __grid_constant__ PixelSumsParams p) {
   LetSuccessorsStart();
   WaitForPredecessors();
   const int64_t row = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
@@ -132,37 +131,35 @@ __global__ void __launch_bounds__(kThreads)
     if (iy < 0 || iy >= p.in_h || ix < 0 || ix >= p.in_w) continue;
     const uint8_t* x =
         p.x + (static_cast<int64_t>(image * p.in_h + iy) * p.in_w + ix) * p.pixel_bytes + group * p.channels;
-    for (int i = lane; i < group_in; i += 32) {
-      sum += (kSigned ? static_cast<int>(static_cast<int8_t>(x[i])) : static_cast<int>(x[i])) - zero;
+    for (int i = lane; i < p.group_in; i += 32) {
+      sum += (kSigned ? static_cast<int>(static_cast<int8_t>(x[i])) : static_cast<int>(x[i])) - p.zero;
     }
   }
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-  if (lane == 0) x_sums[row] = sum;
+  if (lane == 0) p.x_sums[row] = sum;
 }
-
-dim3 Blocks(int64_t threads) { return dim3(static_cast<unsigned>((threads + kThreads - 1) / kThreads)); }
 
 }  // namespace
 
-cudaError_t LaunchPlain(const ConvParams& p, const LaunchOptions& options) {
+cudaError_t LaunchPlain(const PlainParams& p, const ConvConfig&, const LaunchOptions& options) {
   const int64_t threads = static_cast<int64_t>(p.m) * p.epilogue.out_channels;
-  return options.x_signed ? options.queue.Launch(ConvPlain<true>, Blocks(threads), kThreads, p)
-                          : options.queue.Launch(ConvPlain<false>, Blocks(threads), kThreads, p);
+  return options.queue.Launch(options.x_signed ? ConvPlain<true> : ConvPlain<false>,
+                              BlocksFor(threads, kThreads), kThreads, p);
 }
 
-cudaError_t LaunchReduce(const ConvParams& p, const LaunchOptions& options) {
-  return options.queue.Launch(Reduce, Blocks(static_cast<int64_t>(p.groups) * p.m * p.n), kThreads, p);
+cudaError_t LaunchReduce(const ReduceParams& p, const LaunchOptions& options) {
+  return options.queue.Launch(Reduce, BlocksFor(static_cast<int64_t>(p.groups) * p.m * p.n, kThreads),
+                              kThreads, p);
 }
 
 cudaError_t LaunchRepack(const RepackParams& p, const LaunchOptions& options) {
-  return options.queue.Launch(Repack, Blocks(p.pixels * p.groups * p.channels / 4), kThreads, p);
+  return options.queue.Launch(Repack, BlocksFor(p.pixels * p.groups * p.channels / 4, kThreads), kThreads, p);
 }
 
-cudaError_t LaunchPixelSums(const ConvParams& p, int group_in, int zero, int32_t* x_sums,
-                            const LaunchOptions& options) {
+cudaError_t LaunchPixelSums(const PixelSumsParams& p, const LaunchOptions& options) {
   const int64_t threads = static_cast<int64_t>(p.groups) * p.m * 32;
-  const auto kernel = options.x_signed ? PixelSums<true> : PixelSums<false>;
-  return options.queue.Launch(kernel, Blocks(threads), kThreads, p, group_in, zero, x_sums);
+  return options.queue.Launch(options.x_signed ? PixelSums<true> : PixelSums<false>,
+                              BlocksFor(threads, kThreads), kThreads, p);
 }
 
 }  // namespace lowbit::cuda

@@ -19,7 +19,9 @@ class ConvPlan {
       : conv_(std::move(conv)),
         shape_(shape),
         config_(config),
+        problem_(conv_->Problem(shape)),
         traits_(RowOf(config).traits),
+        shared_bytes_(std::max(SharedBytes(problem_, config), config.apart ? ApartBytes(conv_->On()) : 0)),
         params_(conv_->Params(shape, config)),
         launcher_(std::move(launcher)) {
     if (!traits_.has_passes) return;
@@ -28,7 +30,7 @@ class ConvPlan {
       workspace_ += static_cast<size_t>(RoundUp(bytes, 256));
       return at;
     };
-    if (conv_->Repacks()) x_at_ = reserve(InPixels() * params_.pixel_bytes);
+    if (conv_->Repacks()) x_at_ = reserve(InPixels() * problem_.channels * problem_.groups);
     if (conv_->NeedsPixelSums()) sums_at_ = reserve(int64_t{params_.groups} * params_.m * 4);
     if (config.splits > 1 && config.split == Split::kWorkspace) {
       partial_at_ = reserve(int64_t{config.splits} * params_.groups * params_.m * params_.n * 4);
@@ -43,6 +45,7 @@ class ConvPlan {
     DeviceGuard guard(conv_->On().ordinal);
     LaunchOptions options{queue, conv_->On()};
     options.x_signed = conv_->XSigned();
+    options.shared_bytes = shared_bytes_;
     RequireAligned({traits_.reads_elements ? nullptr : x, residual, y});
     ConvParams p = params_;
     p.x = static_cast<const uint8_t*>(x);
@@ -60,26 +63,32 @@ class ConvPlan {
       repack.pixels = InPixels();
       repack.groups = p.groups;
       repack.group_in = static_cast<int>(conv_->Geometry().GroupIn());
-      repack.channels = p.channels;
+      repack.channels = static_cast<int>(problem_.channels);
       repack.mul = conv_->Bipolar() ? 2 : 1;
       repack.sub = conv_->Bipolar() ? 1 : 0;
       Check(LaunchRepack(repack, options), "launching a repacking");
       p.x = repack.y;
     }
     options.x_signed = conv_->XSigned() || conv_->Bipolar();
-    options.vector16 = conv_->Problem(shape_).vector16;
     if (conv_->NeedsPixelSums()) {
-      int32_t* const sums = reinterpret_cast<int32_t*>(scratch + sums_at_);
-      Check(
-          LaunchPixelSums(p, static_cast<int>(conv_->Geometry().GroupIn()), conv_->TileZero(), sums, options),
-          "launching pixel sums");
-      p.x_sums = sums;
+      PixelSumsParams sums = {WindowsOf(problem_), TapsOf(problem_), p.x};
+      sums.x_sums = reinterpret_cast<int32_t*>(scratch + sums_at_);
+      sums.m = p.m;
+      sums.groups = p.groups;
+      sums.group_in = static_cast<int>(conv_->Geometry().GroupIn());
+      sums.channels = static_cast<int>(problem_.channels);
+      sums.pixel_bytes = sums.channels * sums.groups;
+      sums.zero = problem_.zero;
+      Check(LaunchPixelSums(sums, options), "launching pixel sums");
+      options.x_sums = sums.x_sums;
     }
-    if (config_.splits > 1 && config_.split == Split::kWorkspace) {
-      p.partial = reinterpret_cast<int32_t*>(scratch + partial_at_);
-    }
+    const bool reduces = config_.splits > 1 && config_.split == Split::kWorkspace;
+    if (reduces) options.partial = reinterpret_cast<int32_t*>(scratch + partial_at_);
     Check(launcher_(p, options), "launching a convolution");
-    if (p.partial != nullptr) Check(LaunchReduce(p, options), "launching a reduction");
+    if (reduces) {
+      const ReduceParams parts = {p, config_.splits, options.partial, options.x_sums};
+      Check(LaunchReduce(parts, options), "launching a reduction");
+    }
   }
 
  private:
@@ -88,7 +97,9 @@ class ConvPlan {
   std::shared_ptr<const PackedConv> conv_;
   ConvShape shape_;
   ConvConfig config_;
+  ConvProblem problem_;
   ConvTraits traits_;
+  int shared_bytes_;
   ConvParams params_;
   ConvLauncher launcher_;
   size_t workspace_ = 0, x_at_ = 0, sums_at_ = 0, partial_at_ = 0;

@@ -70,17 +70,13 @@ double Microseconds(const ConvProblem& problem, const ConvConfig& config, const 
          kClocksPerMicrosecond;
 }
 
-void Complete(const ConvProblem& problem, const ConvConfig& config, const Device&, ConvParams& p) {
-  p.staging_offset = SharedBytesOf(problem, config) - 1024 - config.stages * 64 * config.tile_n;
-}
-
 ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
-  const TeamParams team = {
-      ShareTiles(static_cast<int>(Tiles(problem, config)), Blocks(problem, config, device)),
-      Columns(problem, config), MakeDivisor(std::max<int64_t>(1, CeilDiv(problem.m, 64)))};
-  return [team, config](const ConvParams& p, const LaunchOptions& options) {
-    return LaunchTeam(p, team, config, options);
-  };
+  TeamParams team = {TilesOf(problem, config), PixelsOf(problem)};
+  team.staging_offset = SharedBytesOf(problem, config) - 1024 - config.stages * 64 * config.tile_n;
+  team.shares = ShareTiles(static_cast<int>(Tiles(problem, config)), Blocks(problem, config, device));
+  team.weight_columns = Columns(problem, config);
+  team.by_column = MakeDivisor(std::max<int64_t>(1, CeilDiv(problem.m, 64)));
+  return LauncherOf(team, config, LaunchTeam);
 }
 
 }  // namespace
@@ -91,7 +87,6 @@ const ConvRow kTeamRow = {
      .add_candidates = AddCandidates,
      .shared_bytes = SharedBytesOf,
      .microseconds = Microseconds,
-     .complete = Complete,
      .launcher = Launcher,
      .traits = {.takes_floats = true}}};
 

@@ -14,13 +14,12 @@ inline constexpr int kMaxTeamSlots = 8;
 constexpr int MaxTeamGroups(int tile_n) { return tile_n > 64 ? 4 : 6; }
 
 // Tiles in columns of channels, one column after the other.
-struct TeamParams {
+struct TeamParams : TileParams, PixelParams {
   TileShares shares;
   int weight_columns = 1;  // whose weights a block may keep
   FastDivisor by_column;   // tiles of a column
 };
 
-cudaError_t LaunchTeam(const ConvParams& params, const TeamParams& team, const ConvConfig& config,
-                       const LaunchOptions& options);
+cudaError_t LaunchTeam(const TeamParams& params, const ConvConfig& config, const LaunchOptions& options);
 
 }  // namespace lowbit::cuda

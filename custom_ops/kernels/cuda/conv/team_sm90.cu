@@ -18,6 +18,10 @@ namespace {
 constexpr int kTileM = 64;
 constexpr int kConstantsBarrier = 15;  // behind those of the warpgroups
 
+struct StreamMaps {
+  CUtensorMap x, residual, y;
+};
+
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Behind the warpgroups two warps fetch: pixels; residuals.
 template <int kTileN, bool kSigned, Finish kFinish>
@@ -29,8 +33,7 @@ struct Team {
     alignas(8) uint64_t barriers[4 * kMaxTeamSlots + 2];
   };
 
-  const ConvParams& p;
-  const TeamParams& team;
+  const TeamParams& p;
   const StreamMaps& maps;
   Static& fixed;
   SharedTiles weights;
@@ -38,8 +41,7 @@ struct Team {
   ThreadPlace own = {};
   const int groups = static_cast<int>(blockDim.x) / kWarpgroup, slots = p.stages;
   const int weight_bytes = p.k_tiles * kBytesB, pixel_bytes = p.k_tiles * kBytesA;
-  const uint32_t pixels = weights.at + team.weight_columns * weight_bytes,
-                 codes = weights.at + p.staging_offset;
+  const uint32_t pixels = weights.at + p.weight_columns * weight_bytes, codes = weights.at + p.staging_offset;
   const uint32_t barriers = SharedAddress(fixed.barriers);
   // A slot's pixels; its residuals, then codes.
   const Ring<kMaxTeamSlots> pixel_ring = {barriers, slots},
@@ -47,9 +49,9 @@ struct Team {
   const Barriers weights_full = {barriers + 4 * kMaxTeamSlots * 8};
 
   // This block's tiles, the columns of channels they lie in, and where the thread is.
-  const TileRange tiles = {team.shares, static_cast<int>(blockIdx.x)};
-  const int column0 = Divide(tiles.first, team.by_column),
-            columns = Divide(tiles.last - 1, team.by_column) - column0 + 1;
+  const TileRange tiles = {p.shares, static_cast<int>(blockIdx.x)};
+  const int column0 = Divide(tiles.first, p.by_column),
+            columns = Divide(tiles.last - 1, p.by_column) - column0 + 1;
   TilePosition at = {};
   int tile = tiles.first + own.group, column = 0, stored = -1;
   RingPlace place = {own.group};
@@ -61,8 +63,8 @@ struct Team {
   }
   // Returns which of the block's columns the tile lies in.
   __device__ __forceinline__ int GoTo(int to) {
-    const int column = Divide(to, team.by_column);
-    at.m0 = (to - column * static_cast<int>(team.by_column.divisor)) * kTileM;
+    const int column = Divide(to, p.by_column);
+    at.m0 = (to - column * static_cast<int>(p.by_column.divisor)) * kTileM;
     at.n0 = column * kTileN;
     return column - column0;
   }
@@ -164,22 +166,20 @@ struct Team {
 
 template <int kTileN, bool kSigned, Finish kFinish>
 __global__ void __launch_bounds__(MaxTeamGroups(kTileN) * 128 + 64, 1)
-    ConvTeam(const __grid_constant__ ConvParams p, const __grid_constant__ TeamParams team,
-             const __grid_constant__ StreamMaps maps) {
+    ConvTeam(const __grid_constant__ TeamParams p, const __grid_constant__ StreamMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Pipeline = Team<kTileN, kSigned, kFinish>;
   LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ typename Pipeline::Static fixed;
-  RunPipeline(Pipeline{p, team, maps, fixed, SharedTiles(unaligned)});
+  RunPipeline(Pipeline{p, maps, fixed, SharedTiles(unaligned)});
 #endif
 }
 
 }  // namespace
 
-cudaError_t LaunchTeam(const ConvParams& p, const TeamParams& team, const ConvConfig& config,
-                       const LaunchOptions& options) {
+cudaError_t LaunchTeam(const TeamParams& p, const ConvConfig& config, const LaunchOptions& options) {
   const int groups = config.tile_m / kTileM;
-  if (groups < team.weight_columns || groups > MaxTeamGroups(config.tile_n) || p.stages < 1 ||
+  if (groups < p.weight_columns || groups > MaxTeamGroups(config.tile_n) || p.stages < 1 ||
       p.stages % groups != 0 || p.stages > kMaxTeamSlots) {
     return cudaErrorInvalidValue;
   }
@@ -187,12 +187,16 @@ cudaError_t LaunchTeam(const ConvParams& p, const TeamParams& team, const ConvCo
     return std::visit(
         [&](auto tile_n) {
           StreamMaps maps;
-          const cudaError_t error = EncodeStreams<tile_n>(p, &maps);
-          return error != cudaSuccess
-                     ? error
-                     : LaunchKernel<ConvTeam<tile_n, kSigned, kFinish>>(
-                           options, {Dim(team.shares.blocks), groups * kWarpgroup + 64, p.shared_bytes}, p,
-                           team, maps);
+          const auto encode = [&](const void* codes, CUtensorMap* map) {
+            return EncodeCodes<tile_n>(codes, p.m, p.n, map);
+          };
+          cudaError_t error = EncodePixels(p.x, p.m, p, 64, &maps.x);
+          if (error == cudaSuccess) error = encode(p.y, &maps.y);
+          if (error == cudaSuccess)
+            error = encode(p.epilogue.has_residual ? p.residual : p.y, &maps.residual);
+          if (error != cudaSuccess) return error;
+          return LaunchKernel<ConvTeam<tile_n, kSigned, kFinish>>(
+              options, {Dim(p.shares.blocks), groups * kWarpgroup + 64, options.shared_bytes}, p, maps);
         },
         OneOf<64, 128>(config.tile_n));
   });

@@ -201,20 +201,39 @@ double Microseconds(const ConvProblem& problem, const ConvConfig& config, const 
   return clocks / kClocksPerMicrosecond;
 }
 
-// Unsplit sums may overwrite the tiles.
-void Complete(const ConvProblem& problem, const ConvConfig& config, const Device&, ConvParams& p) {
+}  // namespace
+
+GatherParams GatherParamsOf(const ConvProblem& problem, const ConvConfig& config) {
+  const ConvGeometry& g = problem.geometry;
+  const ConvShape& s = problem.shape;
+  GatherParams p = {{BoxesOf(problem, config), SumsOf(problem, config)}};
+  // Unsplit sums may overwrite the tiles.
   p.exchange_offset = config.splits > 1 ? TileBytes(config) : 0;
   p.staging_offset = problem.residual ? TileBytes(config) : 0;
+  // Taps that are never inside may overflow; their offsets are never used.
+  p.tap_step = static_cast<int>(g.dilation_w * p.pixel_bytes - problem.channels);
+  p.tap_row_step = static_cast<int>((g.dilation_h * s.in_w - g.kernel_w * g.dilation_w) * p.pixel_bytes);
+  p.tap_row_position = static_cast<int>(g.dilation_h * 65536 - g.kernel_w * g.dilation_w);
+  p.fill = problem.Fill();
+  p.last_position = (p.in_h - 1) * 65536 + p.in_w - 1;
+  p.all_inside = g.pad_top == 0 && g.pad_left == 0 &&
+                 (s.out_h - 1) * g.stride_h + (g.kernel_h - 1) * g.dilation_h < s.in_h &&
+                 (s.out_w - 1) * g.stride_w + (g.kernel_w - 1) * g.dilation_w < s.in_w;
+  return p;
 }
 
-ConvLauncher MmaLauncher(const ConvProblem&, const ConvConfig& config, const Device&) {
-  return
-      [config](const ConvParams& p, const LaunchOptions& options) { return LaunchMma(p, config, options); };
+namespace {
+
+ConvLauncher MmaLauncher(const ConvProblem& problem, const ConvConfig& config, const Device&) {
+  return LauncherOf(GatherParamsOf(problem, config), config,
+                    [vector16 = problem.vector16](const GatherParams& p, const ConvConfig& of,
+                                                  const LaunchOptions& options) {
+                      return LaunchMma(p, of, vector16, options);
+                    });
 }
 
-ConvLauncher WgmmaLauncher(const ConvProblem&, const ConvConfig& config, const Device&) {
-  return
-      [config](const ConvParams& p, const LaunchOptions& options) { return LaunchWgmma(p, config, options); };
+ConvLauncher WgmmaLauncher(const ConvProblem& problem, const ConvConfig& config, const Device&) {
+  return LauncherOf(GatherParamsOf(problem, config), config, LaunchWgmma);
 }
 
 }  // namespace
@@ -224,7 +243,6 @@ const ConvRow kMmaRow = {{"mma", "sm_75", "any layer but transposed ones: implic
                           .add_candidates = AddMma,
                           .shared_bytes = SharedBytesOf,
                           .microseconds = Microseconds,
-                          .complete = Complete,
                           .launcher = MmaLauncher,
                           .traits = kTraits}};
 const ConvRow kWgmmaRow = {
@@ -233,7 +251,6 @@ const ConvRow kWgmmaRow = {
      .add_candidates = AddWgmma,
      .shared_bytes = SharedBytesOf,
      .microseconds = Microseconds,
-     .complete = Complete,
      .launcher = WgmmaLauncher,
      .traits = kTraits}};
 

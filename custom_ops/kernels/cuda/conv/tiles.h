@@ -7,13 +7,18 @@
 
 namespace lowbit::cuda {
 
+struct ConvProblem;
 struct ConvRow;
 
 extern const ConvRow kMmaRow, kWgmmaRow;
 
 inline constexpr int kMostBoxColumns = 128;  // tile_n where ConvConfig::boxes
 
-cudaError_t LaunchMma(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
-cudaError_t LaunchWgmma(const ConvParams& params, const ConvConfig& config, const LaunchOptions& options);
+// All but the tensors and constants of a launch.
+GatherParams GatherParamsOf(const ConvProblem& problem, const ConvConfig& config);
+
+cudaError_t LaunchMma(const GatherParams& params, const ConvConfig& config, bool vector16,
+                      const LaunchOptions& options);
+cudaError_t LaunchWgmma(const GatherParams& params, const ConvConfig& config, const LaunchOptions& options);
 
 }  // namespace lowbit::cuda

@@ -9,7 +9,7 @@ namespace {
 
 template <int kTileM, int kTileN, int kWarpsM, int kWarpsN, int kStages, bool kSigned, int kVectorBytes>
 __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
-    ConvMma(const __grid_constant__ ConvParams p, bool cluster) {
+    ConvMma(const __grid_constant__ GatherParams p, bool cluster) {
   constexpr int kThreads = kWarpsM * kWarpsN * 32;
   constexpr int kWarpM = kTileM / kWarpsM, kWarpN = kTileN / kWarpsN;
   constexpr int kBlocksM = kWarpM / 16, kBlocksN = kWarpN / 8;
@@ -109,29 +109,31 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
 }
 
 template <int kTileM, int kTileN, int kWarpsM, int kWarpsN>
-cudaError_t LaunchTile(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
+cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, bool vector16,
+                       const LaunchOptions& options) {
   constexpr int kStages = 3, kThreads = kWarpsM * kWarpsN * 32;
   const auto launch = [&](auto is_signed, auto vector) {
     return LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, is_signed, vector>>(
         p, config, options, kThreads);
   };
   if constexpr (kTileM == 64 && kTileN == 64) {
-    return std::visit(launch, OneOf(options.x_signed), OneOf<16, 4>(options.vector16 ? 16 : 4));
+    return std::visit(launch, OneOf(options.x_signed), OneOf<16, 4>(vector16 ? 16 : 4));
   } else {  // of few channels the gather dominates, one tile is enough
-    if (!options.vector16) return cudaErrorInvalidValue;
+    if (!vector16) return cudaErrorInvalidValue;
     return std::visit(launch, OneOf(options.x_signed), OneOf<16>(16));
   }
 }
 
 }  // namespace
 
-cudaError_t LaunchMma(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
+cudaError_t LaunchMma(const GatherParams& p, const ConvConfig& config, bool vector16,
+                      const LaunchOptions& options) {
   const auto is = [&](int m, int n) { return config.tile_m == m && config.tile_n == n; };
-  if (is(32, 64)) return LaunchTile<32, 64, 2, 2>(p, config, options);
-  if (is(64, 32)) return LaunchTile<64, 32, 4, 1>(p, config, options);
-  if (is(64, 64)) return LaunchTile<64, 64, 2, 2>(p, config, options);
-  if (is(128, 64)) return LaunchTile<128, 64, 4, 2>(p, config, options);
-  if (is(128, 128)) return LaunchTile<128, 128, 2, 4>(p, config, options);
+  if (is(32, 64)) return LaunchTile<32, 64, 2, 2>(p, config, vector16, options);
+  if (is(64, 32)) return LaunchTile<64, 32, 4, 1>(p, config, vector16, options);
+  if (is(64, 64)) return LaunchTile<64, 64, 2, 2>(p, config, vector16, options);
+  if (is(128, 64)) return LaunchTile<128, 64, 4, 2>(p, config, vector16, options);
+  if (is(128, 128)) return LaunchTile<128, 128, 2, 4>(p, config, vector16, options);
   return cudaErrorInvalidValue;
 }
 

@@ -23,13 +23,14 @@ struct Tiles {
   static constexpr int kSums = kTileN / 2, kConsumers = kTileM * 2,
                        kLoaders = kProducers == kGatherers ? kGatherers : kConsumers;
   static constexpr int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes, kBytes = kBytesA + kBytesB;
+  using Params = std::conditional_t<kBoxes, BoxTileParams, GatherParams>;
   using StageRing = Ring<kMaxStages>;
   struct Static {
     BlockState<kTileN> state;
     alignas(8) uint64_t barriers[StageRing::kBarriers];
   };
 
-  const ConvParams& p;
+  const Params& p;
   const bool cluster;
   const CUtensorMap* map;
   Static& fixed;
@@ -48,7 +49,8 @@ struct Tiles {
       // A gatherer's copies arrive by themselves, its stores (of fill) with an arrival of their own; the
       // weights bring one more, which is that of a box too. A stage is free when every consuming warp says
       // so.
-      const int arrivals = kBoxes ? 1 : (PaddingOf(p) == Padding::kFill ? 2 : 1) * kLoaders + 1;
+      int arrivals = 1;
+      if constexpr (!kBoxes) arrivals += (PaddingOf(p) == Padding::kFill ? 2 : 1) * kLoaders;
       ring.MakeBarriers(thread, arrivals, kConsumers / 32);
       FenceBarrierInit();
     }
@@ -148,7 +150,7 @@ struct Tiles {
 
 template <int kTileM, int kTileN, bool kSigned, int kProducers>
 __global__ void __launch_bounds__(kTileM * 2 + kProducers)
-    ConvWgmma(const __grid_constant__ ConvParams p, bool cluster) {
+    ConvWgmma(const __grid_constant__ GatherParams p, bool cluster) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Pipeline = Tiles<kTileM, kTileN, kSigned, kProducers, Finish::kAny>;
   LOWBIT_DYNAMIC_SHARED(unaligned, 1);
@@ -159,7 +161,8 @@ __global__ void __launch_bounds__(kTileM * 2 + kProducers)
 
 template <int kTileM, int kTileN, bool kSigned, Finish kFinish>
 __global__ void __launch_bounds__(kTileM * 2 + kBoxFetchers)
-    ConvBoxes(const __grid_constant__ ConvParams p, bool cluster, const __grid_constant__ CUtensorMap map) {
+    ConvBoxes(const __grid_constant__ BoxTileParams p, bool cluster,
+              const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   if (threadIdx.x == 0) PrefetchMap(map);
   using Pipeline = Tiles<kTileM, kTileN, kSigned, kBoxFetchers, kFinish>;
@@ -170,15 +173,15 @@ __global__ void __launch_bounds__(kTileM * 2 + kBoxFetchers)
 }
 
 template <int kTileM, int kTileN>
-cudaError_t LaunchTile(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
+cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, const LaunchOptions& options) {
   if constexpr (kTileN <= kMostBoxColumns) {
     if (config.boxes) {
       CUtensorMap map;
-      const cudaError_t error = EncodePixels(p, kTileM, &map);
+      const cudaError_t error = EncodePixels(p.x, p.m, p, kTileM, &map);
       if (error != cudaSuccess) return error;
-      return WithFinish<true>(FinishOf(p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
-        return LaunchTiled<ConvBoxes<kTileM, kTileN, kSigned, kFinish>>(p, config, options,
-                                                                        kTileM * 2 + kBoxFetchers, map);
+      return WithFinish<true>(FinishOf(p.epilogue, p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+        return LaunchTiled<ConvBoxes<kTileM, kTileN, kSigned, kFinish>>(
+            static_cast<const BoxTileParams&>(p), config, options, kTileM * 2 + kBoxFetchers, map);
       });
     }
   }
@@ -192,7 +195,7 @@ cudaError_t LaunchTile(const ConvParams& p, const ConvConfig& config, const Laun
 
 }  // namespace
 
-cudaError_t LaunchWgmma(const ConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
+cudaError_t LaunchWgmma(const GatherParams& p, const ConvConfig& config, const LaunchOptions& options) {
   const auto is = [&](int m, int n) { return config.tile_m == m && config.tile_n == n; };
   if (p.stages < 1 || p.stages > kMaxStages) return cudaErrorInvalidValue;
   if (is(64, 32)) return LaunchTile<64, 32>(p, config, options);

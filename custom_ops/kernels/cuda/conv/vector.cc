@@ -37,7 +37,9 @@ double Microseconds(const ConvProblem& problem, const ConvConfig&, const Device&
   return kAsTiles * clocks / kClocksPerMicrosecond;
 }
 
-ConvLauncher Launcher(const ConvProblem&, const ConvConfig&, const Device&) { return LaunchVector; }
+ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, const Device&) {
+  return LauncherOf(VectorParams{{}, static_cast<int>(PaddedColumns(problem.n))}, config, LaunchVector);
+}
 
 }  // namespace
 

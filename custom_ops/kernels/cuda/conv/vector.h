@@ -11,6 +11,10 @@ extern const ConvRow kVectorRow;
 
 inline constexpr int kMaxVectorRows = 16;
 
-cudaError_t LaunchVector(const ConvParams& params, const LaunchOptions& options);
+struct VectorParams : ConvParams {
+  int n_padded = 0;  // of the weights, which lie as those of tile kernels
+};
+
+cudaError_t LaunchVector(const VectorParams& params, const ConvConfig&, const LaunchOptions& options);
 
 }  // namespace lowbit::cuda

@@ -27,7 +27,7 @@ __device__ __forceinline__ uint4 LoadOrZero(const uint8_t* from, bool inside) {
 
 // kRows: 8 or 16, those of x are no more.
 template <int kRows, bool kSigned>
-__global__ void __launch_bounds__(kThreads) ConvVector(const __grid_constant__ ConvParams p) {
+__global__ void __launch_bounds__(kThreads) ConvVector(const __grid_constant__ VectorParams p) {
   __shared__ int partial[kWarps][kRows * kChannels];
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, row = lane / 4;
   const int channel0 = static_cast<int>(blockIdx.x) * kChannels;
@@ -61,10 +61,9 @@ __global__ void __launch_bounds__(kThreads) ConvVector(const __grid_constant__ C
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       const int k = begin + k0 + i * kStepBytes;
-      const uint8_t* const x = p.x + static_cast<int64_t>(row) * p.pixel_bytes + k;
+      const uint8_t* const x = p.x + static_cast<int64_t>(row) * p.k + k;
       top[i] = LoadOrZero(x, k < p.k && row < p.m);
-      bottom[i] =
-          LoadOrZero(x + static_cast<int64_t>(8) * p.pixel_bytes, kRows > 8 && k < p.k && row + 8 < p.m);
+      bottom[i] = LoadOrZero(x + static_cast<int64_t>(8) * p.k, kRows > 8 && k < p.k && row + 8 < p.m);
     }
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
@@ -97,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) ConvVector(const __grid_constant__ C
 
 }  // namespace
 
-cudaError_t LaunchVector(const ConvParams& p, const LaunchOptions& options) {
+cudaError_t LaunchVector(const VectorParams& p, const ConvConfig&, const LaunchOptions& options) {
   static_assert(kMaxVectorRows == 16);
   return std::visit(
       [&](auto rows, auto is_signed) {

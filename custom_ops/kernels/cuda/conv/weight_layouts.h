@@ -24,6 +24,8 @@ Int8Weights ToInt8(const ConvSpec& spec);
 inline constexpr int64_t kMaxBytes = std::numeric_limits<int32_t>::max();
 
 inline int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+// Rows of weights in tiles.
+inline int64_t PaddedColumns(int64_t channels) { return RoundUp(channels, 32); }
 
 // Weights in the order of a family of kernels, packed besides those that the tile kernels read wherever it
 // applies.

@@ -82,17 +82,13 @@ double Microseconds(const ConvProblem& problem, const ConvConfig& config, const 
   return clocks / kClocksPerMicrosecond;
 }
 
-// Codes or sums lie behind weights and pixels.
-void Complete(const ConvProblem& problem, const ConvConfig& config, const Device&, ConvParams& p) {
-  p.staging_offset = p.exchange_offset =
-      config.stages * config.tile_n * kTileK + static_cast<int>(SlabBytes(problem, config));
-}
-
 ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, const Device&) {
-  return [halo = HaloParamsOf(problem, config.tile_m, true), config](const ConvParams& p,
-                                                                     const LaunchOptions& options) {
-    return LaunchWindows(p, halo, config, options);
-  };
+  WindowsParams windows = {HaloParamsOf(problem, config, true), SumsOf(problem, config)};
+  windows.taps = static_cast<int>(problem.geometry.Taps());
+  // Codes or sums lie behind weights and pixels.
+  windows.staging_offset = windows.exchange_offset =
+      config.stages * config.tile_n * kTileK + static_cast<int>(SlabBytes(problem, config));
+  return LauncherOf(windows, config, LaunchWindows);
 }
 
 }  // namespace
@@ -103,7 +99,6 @@ const ConvRow kWindowsRow = {
      .add_candidates = AddCandidates,
      .shared_bytes = SharedBytesOf,
      .microseconds = Microseconds,
-     .complete = Complete,
      .launcher = Launcher,
      .traits = {.takes_floats = true}}};
 

@@ -13,7 +13,11 @@ extern const ConvRow kWindowsRow;
 // Tiles of weights, how many of them at once, slabs of a patch.
 inline constexpr int kMaxWindowWeights = 2 * kMaxHaloWeights, kMaxWindowStages = 8, kMaxWindowSlabs = 16;
 
-cudaError_t LaunchWindows(const ConvParams& params, const HaloParams& halo, const ConvConfig& config,
+struct WindowsParams : HaloParams, SumsParams {
+  int taps = 1;
+};
+
+cudaError_t LaunchWindows(const WindowsParams& params, const ConvConfig& config,
                           const LaunchOptions& options);
 
 }  // namespace lowbit::cuda

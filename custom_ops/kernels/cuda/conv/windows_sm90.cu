@@ -28,8 +28,7 @@ struct Windows {
     alignas(8) uint64_t barriers[StageRing::kBarriers + kMaxWindowSlabs];
   };
 
-  const ConvParams& p;
-  const HaloParams& h;
+  const WindowsParams& p;
   const CUtensorMap& map;
   Static& fixed;
   SharedTiles stages;
@@ -44,12 +43,12 @@ struct Windows {
   const int count = at.k_end - at.k_begin;
   // This block's part of K: the taps of one slab after the other.
   const bool split = p.splits > 1;
-  const int taps = p.kernel_h * p.kernel_w, first_slab = split ? at.k_begin / taps : 0,
+  const int taps = p.taps, first_slab = split ? at.k_begin / taps : 0,
             first_tap = at.k_begin - first_slab * taps;
-  const int slabs = split ? (at.k_end - 1) / taps - first_slab + 1 : h.slabs;
-  const int line0 = Divide(at.m0, h.by_pitch);
-  const int lines = Divide(at.m0 + kTileM - 1 + h.reach, h.by_pitch) - line0 + 1;
-  const PixelsOfPlaces pixel_of = {p, h, at.m0};
+  const int slabs = split ? (at.k_end - 1) / taps - first_slab + 1 : p.slabs;
+  const int line0 = Divide(at.m0, p.by_pitch);
+  const int lines = Divide(at.m0 + kTileM - 1 + p.reach, p.by_pitch) - line0 + 1;
+  const PixelsOfPlaces pixel_of = {p, at.m0};
   const int row = own.warp * 16 + own.lane / 4, column = own.lane % 4 * 4;
 
   __device__ __forceinline__ void SetUp() {
@@ -61,7 +60,7 @@ struct Windows {
       for (int slab = first; slab < slabs; slab += kWarps) InitBarrier(slab_full(slab), 1);
       FenceBarrierInit();
       for (int slab = first; slab < slabs; slab += kWarps)
-        ArriveExpecting(slab_full(slab), lines * h.pitch * kRowBytes);
+        ArriveExpecting(slab_full(slab), lines * p.pitch * kRowBytes);
     }
     if (thread == 32) PrefetchMap(map);
     if (split) fixed.state.BeginCluster(kTileM);
@@ -70,11 +69,11 @@ struct Windows {
   __device__ __forceinline__ bool Loads() const { return own.warp == kConsumers / 32; }
   __device__ __forceinline__ void Load() const {
     if (own.lane == 0) {
-      int tap = first_tap, tile = first_tap * h.slabs + first_slab;
+      int tap = first_tap, tile = first_tap * p.slabs + first_slab;
       ring.Fill(count, [&](int, int stage) {
         ArriveExpecting(ring.full(stage), kBytesB);
         BulkCopy(stages.at + stage * kBytesB, at.Weights(p, tile), kBytesB, ring.full(stage));
-        tile += h.slabs;
+        tile += p.slabs;
         if (++tap == taps) {
           tap = 0;
           tile -= p.k_tiles - 1;
@@ -93,8 +92,8 @@ struct Windows {
     if (own.lane == 0) {  // every row of the patch, slab by slab
       for (int slab = 0; slab < slabs; ++slab) {
         for (int i = own.warp; i < lines; i += kConsumers / 32) {
-          const int line = line0 + i, image = Divide(line, h.by_rows), y = line - image * h.image_rows;
-          RowCopy(patch + slab * h.plane_bytes + i * h.pitch * kRowBytes, map,
+          const int line = line0 + i, image = Divide(line, p.by_rows), y = line - image * p.image_rows;
+          RowCopy(patch + slab * p.plane_bytes + i * p.pitch * kRowBytes, map,
                   (first_slab + slab) * kRowBytes, -p.pad_left, y - p.pad_top, image, slab_full(slab));
         }
       }
@@ -106,11 +105,11 @@ struct Windows {
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) const {
     BeginSums<kConsumers, kFinish>(p, fixed.state, column, sums);
     HoldRegisters(sums);
-    // h.step counts from the first slab of all.
+    // p.step counts from the first slab of all.
     const uint32_t b = MatrixPart(stages.at);
     const uint32_t source = MatrixPart(patch) +
-                            (at.m0 + own.warp / 4 * 64 - line0 * h.pitch) * (kRowBytes / 16) -
-                            first_slab * (h.plane_bytes / 16);
+                            (at.m0 + own.warp / 4 * 64 - line0 * p.pitch) * (kRowBytes / 16) -
+                            first_slab * (p.plane_bytes / 16);
     int slab = 0, tap = first_tap;
     WaitBarrier(slab_full(0), 0);
     RingPlace place;
@@ -122,7 +121,7 @@ struct Windows {
             WaitBarrier(slab_full(++slab), 0);
           }
           ++tap;
-          return {SlabDescriptor<kRowBytes>(source + h.step[at.k_begin + i]),
+          return {SlabDescriptor<kRowBytes>(source + p.step[at.k_begin + i]),
                   SlabDescriptor<kRowBytes>(b + stage * (kBytesB / 16))};
         },
         [&](int i, int stage) {
@@ -147,35 +146,33 @@ struct Windows {
 
 template <int kTileM, int kTileN, bool kSigned, Finish kFinish>
 __global__ void __launch_bounds__(kTileM * 2 + 32, 1)
-    ConvWindows(const __grid_constant__ ConvParams p, const __grid_constant__ HaloParams h,
-                const __grid_constant__ CUtensorMap map) {
+    ConvWindows(const __grid_constant__ WindowsParams p, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Pipeline = Windows<kTileM, kTileN, kSigned, kFinish>;
   LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ typename Pipeline::Static fixed;
-  RunPipeline(Pipeline{p, h, map, fixed, SharedTiles(unaligned)});
+  RunPipeline(Pipeline{p, map, fixed, SharedTiles(unaligned)});
 #endif
 }
 
 }  // namespace
 
-cudaError_t LaunchWindows(const ConvParams& p, const HaloParams& h, const ConvConfig& config,
-                          const LaunchOptions& options) {
+cudaError_t LaunchWindows(const WindowsParams& p, const ConvConfig& config, const LaunchOptions& options) {
   const auto is_side = [](int size) { return size == 64 || size == 128; };
   if (!is_side(config.tile_m) || !is_side(config.tile_n)) return cudaErrorInvalidValue;
-  if (p.stages < 1 || p.stages > kMaxWindowStages || h.steps > kMaxWindowWeights)
+  if (p.stages < 1 || p.stages > kMaxWindowStages || p.steps > kMaxWindowWeights)
     return cudaErrorInvalidValue;
   CUtensorMap map;
-  const cudaError_t error = EncodeRows(p, h, &map);
+  const cudaError_t error = EncodeRows(p, &map);
   if (error != cudaSuccess) return error;
-  return WithFinish<true>(FinishOf(p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+  return WithFinish<true>(FinishOf(p.epilogue, p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
     return std::visit(
         [&](auto tile_m, auto tile_n) {
           return LaunchKernel<ConvWindows<tile_m, tile_n, kSigned, kFinish>>(
               options,
-              {Dim((h.tiles * 64 + tile_m - 1) / tile_m, p.n_tiles, p.splits), tile_m * 2 + 32,
-               p.shared_bytes, Dim(1, 1, p.splits)},
-              p, h, map);
+              {Dim((p.tiles * 64 + tile_m - 1) / tile_m, p.n_tiles, p.splits), tile_m * 2 + 32,
+               options.shared_bytes, Dim(1, 1, p.splits)},
+              p, map);
         },
         OneOf<64, 128>(config.tile_m), OneOf<64, 128>(config.tile_n));
   });

@@ -25,6 +25,11 @@ cudaError_t PrepareKernel(const Device& device) {
   return error;
 }
 
+// Blocks of `size` that hold `count`: of threads, of elements.
+inline unsigned BlocksFor(int64_t count, int64_t size) {
+  return static_cast<unsigned>((count + size - 1) / size);
+}
+
 // A function of the driver, found at run time: the library must load where there is no driver.
 inline void* DriverFunction(const char* name) {
   void* entry = nullptr;

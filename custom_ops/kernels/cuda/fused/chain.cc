@@ -21,18 +21,20 @@ int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 
 ChainProduct ProductOf(const PackedConv& conv, const ConvShape& shape, int ranks, bool may_be_floats) {
   // What depends on no configuration.
-  const ConvParams p = conv.Params(shape, {&kWgmmaRow, kTilePixels, kChainBox, 2}, may_be_floats);
+  const ConvConfig config{&kWgmmaRow, kTilePixels, kChainBox, 2};
+  const ConvProblem problem = conv.Problem(shape);
+  const ConvParams p = conv.Params(shape, config, may_be_floats);
+  const TileParams tiles = TilesOf(problem, config);
   ChainProduct product;
   product.weights = p.weights;
   product.n = p.n;
-  product.n_padded = p.n_padded;
+  product.n_padded = tiles.n_padded;
   product.k = p.k;
-  product.k_tiles = p.k_tiles;
+  product.k_tiles = tiles.k_tiles;
   product.k_boxes = CeilDiv(p.k, kChainBox);
   product.n_boxes = CeilDiv(p.n, kChainBox);
   product.own_boxes = CeilDiv(product.n_boxes, ranks);
-  product.pixels = {nullptr, p.m,        p.flat,     p.pixel_bytes, p.in_h,     p.in_w,     p.out_h,
-                    p.out_w, p.stride_h, p.stride_w, p.pad_top,     p.pad_left, p.by_image, p.by_row};
+  product.pixels = PixelsOf(problem);
   product.epilogue = p.epilogue;
   return product;
 }
@@ -205,8 +207,8 @@ class ChainPlan {
     DeviceGuard guard(device.ordinal);
     RequireAligned({x, added, y, z});
     ChainParams p = params_;
-    p.first.pixels.x = static_cast<const uint8_t*>(x);
-    (p.makes_residuals ? p.residuals.pixels.x : p.residual) = static_cast<const uint8_t*>(added);
+    p.first.x = static_cast<const uint8_t*>(x);
+    (p.makes_residuals ? p.residuals.x : p.residual) = static_cast<const uint8_t*>(added);
     p.y = y;
     p.z = z;
     Check(cuda::LaunchChain(p, LaunchOptions{queue, device}), "launching two convolutions");

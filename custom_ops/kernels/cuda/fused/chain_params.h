@@ -10,22 +10,14 @@ namespace lowbit::cuda {
 inline constexpr int kChainBox = 64, kChainBoxBytes = 64 * kChainBox;
 inline constexpr int kMaxChainBoxes = 16, kMaxChainGroups = 7;
 
-// The input's pixels that the outputs of a 1x1 convolution read, as ConvParams has them.
-struct ChainPixels {
-  const uint8_t* x = nullptr;
-  int m = 0;
-  bool flat = false;
-  int pixel_bytes = 0;
-  int in_h = 0, in_w = 0, out_h = 0, out_w = 0, stride_h = 1, stride_w = 1, pad_top = 0, pad_left = 0;
-  FastDivisor by_image, by_row;
-};
-
 struct ChainProduct {
-  const uint8_t* weights = nullptr;  // as ConvParams has them
+  const uint8_t* weights = nullptr;  // as TileParams has them
   int n = 0, n_padded = 0, k = 0;
   int k_tiles = 0, k_boxes = 0, n_boxes = 0;
-  int own_boxes = 0;   // of n_boxes, those of a block of a cluster, at most
-  ChainPixels pixels;  // not of the second
+  int own_boxes = 0;  // of n_boxes, those of a block of a cluster, at most
+  // The input, not of the second.
+  const uint8_t* x = nullptr;
+  PixelParams pixels;
   EpilogueParams epilogue;
 };
 

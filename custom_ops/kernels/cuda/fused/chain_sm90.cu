@@ -414,28 +414,26 @@ __global__ void __launch_bounds__(kMaxChainGroups * 128, 1)
 #endif
 }
 
-cudaError_t EncodeBoxes(const void* codes, int channels, int pixels, CUtensorMap* map) {
-  ConvParams p;
-  p.n = channels;
-  p.m = pixels;
-  return EncodeCodes<kChainBox>(p, codes, map);
-}
-
 template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish>
 cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
   cudaError_t error = cudaSuccess;
   ChainMaps maps;
+  const auto encode = [&](const void* codes, int channels, CUtensorMap* map) {
+    return EncodeCodes<kChainBox>(codes, p.m, channels, map);
+  };
+  const auto encode_pixels = [&](const ChainProduct& product, CUtensorMap* map) {
+    return EncodePixels<kChainBox>(product.x, p.m, product.pixels, 64, map);
+  };
   if constexpr (kMakesResiduals) {
-    error = EncodePixels<kChainBox>(p.first.pixels, 64, &maps.x);
-    if (error == cudaSuccess) error = EncodePixels<kChainBox>(p.residuals.pixels, 64, &maps.residual);
+    error = encode_pixels(p.first, &maps.x);
+    if (error == cudaSuccess) error = encode_pixels(p.residuals, &maps.residual);
   } else {
-    error = EncodeBoxes(p.first.pixels.x, p.first.k, p.m, &maps.x);
-    if (error == cudaSuccess) {
-      error = EncodeBoxes(p.first.epilogue.has_residual ? p.residual : p.y, p.first.n, p.m, &maps.residual);
-    }
+    error = encode(p.first.x, p.first.k, &maps.x);
+    if (error == cudaSuccess)
+      error = encode(p.first.epilogue.has_residual ? p.residual : p.y, p.first.n, &maps.residual);
   }
-  if (error == cudaSuccess) error = EncodeBoxes(p.y, p.first.n, p.m, &maps.y);
-  if (error == cudaSuccess) error = EncodeBoxes(p.z, p.second.n, p.m, &maps.z);
+  if (error == cudaSuccess) error = encode(p.y, p.first.n, &maps.y);
+  if (error == cudaSuccess) error = encode(p.z, p.second.n, &maps.z);
   if (error != cudaSuccess) return error;
   return LaunchKernel<ConvChain<kXSigned, kYSigned, kCluster, kMakesResiduals, kFinish>>(
       options,

@@ -35,18 +35,15 @@ std::shared_ptr<const ConvPlan> PlanPixels(std::shared_ptr<const PackedConv> con
   Require(!candidates.empty(),
           "there is no kernel that quantizes the input of this convolution, an image of ", shape.in_h, " x ",
           shape.in_w);
-  ImageParams image = ImageParamsOf(problem.geometry, shape);
+  const ConvConfig& config = candidates.front();
+  ImageParams image = ImageParamsOf(problem, config);
   std::copy(quantizer.zero_point.begin(), quantizer.zero_point.end(), image.zero_point);
   image.lo = quantizer.lo;
   image.hi = quantizer.hi;
   image.rounding = RoundingOf(quantizer);
   for (size_t i = 0; i < channels; ++i) image.codes_add += image.rounding.add[i] << (8 * i);
-  const ImageSource source = quantizer.planes ? ImageSource::kPlanes : ImageSource::kPixels;
-  const ConvConfig& config = candidates.front();
-  return MakePlan(std::move(conv), shape, config,
-                  [image, source, config](const ConvParams& p, const LaunchOptions& options) {
-                    return LaunchImage(p, image, source, config, options);
-                  });
+  image.source = quantizer.planes ? ImageSource::kPlanes : ImageSource::kPixels;
+  return MakePlan(std::move(conv), shape, config, LauncherOf(image, config, LaunchImage));
 }
 
 }  // namespace lowbit::cuda

@@ -21,8 +21,11 @@ ResidualPairProblem ProblemOf(const ResidualPair& pair, const ResidualPairShapes
 }
 
 // Those of a kernel of the same tiles, whose sums are integers.
-ConvParams ParamsOf(const PackedConv& conv, const ConvShape& shape, const ConvConfig& config) {
-  return conv.Params(shape, {&kWgmmaRow, config.tile_m, config.tile_n, config.stages}, false);
+BoxParams ParamsOf(const PackedConv& conv, const ConvShape& shape, const ConvConfig& config) {
+  BoxParams p = BoxesOf(conv.Problem(shape), config);
+  static_cast<ConvParams&>(p) =
+      conv.Params(shape, {&kWgmmaRow, config.tile_m, config.tile_n, config.stages}, false);
+  return p;
 }
 
 int64_t KTiles(const ResidualPairProblem& problem) {
@@ -144,33 +147,33 @@ class ResidualPairPlan {
   ResidualPairPlan(const ResidualPair& pair, const ResidualPairShapes& shapes, const ConvConfig& config)
       : pair_(pair),
         config_(config),
-        first_(ParamsOf(*pair.first, shapes.first, config)),
-        second_(ParamsOf(*pair.second, shapes.second, config)) {
-    const ResidualPairProblem problem = ProblemOf(pair, shapes);
-    second_.persistent_blocks = PersistentBlocks(problem, config, pair.second->On());
-    second_.shared_bytes = SharedBytes(problem, config);
-    second_.staging_offset = second_.shared_bytes - 1024 - config.tile_m * config.tile_n;
+        params_{ParamsOf(*pair.first, shapes.first, config), ParamsOf(*pair.second, shapes.second, config),
+                config.keeps_weights},
+        shared_bytes_(SharedBytes(ProblemOf(pair, shapes), config)) {
+    params_.blocks = PersistentBlocks(ProblemOf(pair, shapes), config, pair.second->On());
+    params_.staging_offset = shared_bytes_ - 1024 - config.tile_m * config.tile_n;
   }
 
   void Launch(const void* first_x, const void* second_x, void* y, Queue& queue) const {
-    if (second_.m == 0 || second_.n == 0) return;
+    if (params_.second.m == 0 || params_.second.n == 0) return;
     const Device& device = pair_.second->On();
     DeviceGuard guard(device.ordinal);
     LaunchOptions options{queue, device};
     options.x_signed = pair_.second->XSigned();
+    options.shared_bytes = shared_bytes_;
     RequireAligned({first_x, second_x, y});
-    ConvParams first = first_, second = second_;
-    first.x = static_cast<const uint8_t*>(first_x);
-    second.x = static_cast<const uint8_t*>(second_x);
-    second.y = y;
-    Check(LaunchResidualPair(first, pair_.first->XSigned(), second, config_, options),
-          "launching two convolutions");
+    ResidualPairParams p = params_;
+    p.first.x = static_cast<const uint8_t*>(first_x);
+    p.second.x = static_cast<const uint8_t*>(second_x);
+    p.second.y = y;
+    Check(LaunchResidualPair(p, pair_.first->XSigned(), config_, options), "launching two convolutions");
   }
 
  private:
   ResidualPair pair_;
   ConvConfig config_;
-  ConvParams first_, second_;
+  ResidualPairParams params_;
+  int shared_bytes_;
 };
 
 std::vector<ConvConfig> ResidualPairConfigs(const ResidualPair& pair, const ResidualPairShapes& shapes) {

@@ -46,8 +46,14 @@ double EstimateOfBest(const ResidualPairProblem& problem, const Device& device);
 int SharedBytes(const ResidualPairProblem& problem, const ConvConfig& config);
 int PersistentBlocks(const ResidualPairProblem& problem, const ConvConfig& config, const Device& device);
 
+struct ResidualPairParams {
+  BoxParams first, second;
+  bool keeps_weights = false;
+  int blocks = 1;          // along m
+  int staging_offset = 0;  // where finished codes wait in dynamic shared memory
+};
 // `x_signed` of the options is that of the second.
-cudaError_t LaunchResidualPair(const ConvParams& first, bool first_signed, const ConvParams& second,
-                               const ConvConfig& config, const LaunchOptions& options);
+cudaError_t LaunchResidualPair(const ResidualPairParams& params, bool first_signed, const ConvConfig& config,
+                               const LaunchOptions& options);
 
 }  // namespace lowbit::cuda

@@ -26,8 +26,8 @@ struct ProductWalk {
   int product = 0, k = 0;
   TapWalk tap;
 
-  __device__ __forceinline__ void Step(const ConvParams& first, const ConvParams& second) {
-    const ConvParams& p = product == 0 ? first : second;
+  __device__ __forceinline__ void Step(const BoxParams& first, const BoxParams& second) {
+    const BoxParams& p = product == 0 ? first : second;
     if (++k == p.k_tiles) {
       *this = {1 - product};
     } else {
@@ -48,13 +48,13 @@ struct Pair {
     alignas(8) uint64_t barriers[StageRing::kBarriers + 1];
   };
 
-  const ConvParams& first;
-  const ConvParams& second;
-  const bool keeps;
+  const ResidualPairParams& p;
   const PairMaps& maps;
   Static& fixed;
   SharedTiles weights;  // then the stages
 
+  const BoxParams &first = p.first, &second = p.second;
+  const bool keeps = p.keeps_weights;
   const int thread = static_cast<int>(threadIdx.x), group = thread / kWarpgroup;
   const int k_tiles = first.k_tiles + second.k_tiles, stage_bytes = kBytesA + (keeps ? 0 : kBytesB);
   const uint32_t stages = weights.at + (keeps ? k_tiles * kBytesB : 0);
@@ -65,7 +65,7 @@ struct Pair {
   int m = at.m0;
   RingPlace place = {};
   OwnCodes<kTileN> mine{thread % kWarpgroup};
-  const int codes_at = second.staging_offset + group * 64 * kTileN;
+  const int codes_at = p.staging_offset + group * 64 * kTileN;
   const bool stores = thread % kWarpgroup == 0;
 
   __device__ __forceinline__ uint32_t WeightsFull() const { return ring.barriers + StageRing::kBarriers * 8; }
@@ -140,18 +140,19 @@ struct Pair {
 
   // One of the two products; its weights are at `kept` where they stay.
   template <bool kSigned>
-  __device__ __forceinline__ void MultiplyOne(const ConvParams& p, const BlockState<kTileN>& state,
+  __device__ __forceinline__ void MultiplyOne(const BoxParams& product, const BlockState<kTileN>& state,
                                               uint32_t kept, int (&sums)[kSums]) {
     BeginWithBias(state, mine.column, sums);
     const auto release = [&](int, int stage) {
       if (thread % 32 == 0) Arrive(ring.empty(stage));
     };
     const int last = ring.template Drain<Wgmma<kTileN, kSigned>>(
-        place, p.k_tiles, sums,
+        place, product.k_tiles, sums,
         [&](int k, int stage) -> Operands {
           const uint32_t tile = stages + stage * stage_bytes;
           return {MatrixDescriptor(tile + group * 64 * kRowBytes),
-                  MatrixDescriptor(keeps ? kept + k * kBytesB : tile + kBytesA), k * kRowBytes + 64 < p.k};
+                  MatrixDescriptor(keeps ? kept + k * kBytesB : tile + kBytesA),
+                  k * kRowBytes + 64 < product.k};
         },
         release);
     WgmmaWait<0>();
@@ -159,21 +160,21 @@ struct Pair {
     release(0, last);
   }
   template <bool kAdds>
-  __device__ __forceinline__ void Round(const ConvParams& p, const BlockState<kTileN>& state,
+  __device__ __forceinline__ void Round(const EpilogueParams& e, const BlockState<kTileN>& state,
                                         const int (&sums)[kSums]) const {
-    __builtin_assume(p.epilogue.has_residual == kAdds);
-    mine.template Round<Finish::kIntegers>(p.epilogue, state, sums, weights.data + codes_at);
+    __builtin_assume(e.has_residual == kAdds);
+    mine.template Round<Finish::kIntegers>(e, state, sums, weights.data + codes_at);
   }
 
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) {
     MultiplyOne<kFirstSigned>(first, fixed.states[0], weights.at, sums);
     if (stores) WaitForStoresToRead<0>();  // the codes of the tile before
     SyncThreads<kWarpgroup>(2 + group);
-    Round<false>(first, fixed.states[0], sums);
+    Round<false>(first.epilogue, fixed.states[0], sums);
     MultiplyOne<kSecondSigned>(second, fixed.states[1], weights.at + first.k_tiles * kBytesB, sums);
   }
   __device__ __forceinline__ void Finish(const int (&sums)[kSums]) const {
-    Round<true>(second, fixed.states[1], sums);
+    Round<true>(second.epilogue, fixed.states[1], sums);
     FenceAsyncProxy();
     SyncThreads<kWarpgroup>(2 + group);  // all codes are there
     if (stores) StoreCodes(maps.y, at.n0, m + group * 64, weights.at + codes_at);
@@ -186,41 +187,37 @@ struct Pair {
 
 template <int kTileM, int kTileN, bool kFirstSigned, bool kSecondSigned>
 __global__ void __launch_bounds__(kTileM * 2 + 32)
-    ConvPair(const __grid_constant__ ConvParams first, const __grid_constant__ ConvParams second, bool keeps,
-             const __grid_constant__ PairMaps maps) {
+    ConvPair(const __grid_constant__ ResidualPairParams p, const __grid_constant__ PairMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Pipeline = Pair<kTileM, kTileN, kFirstSigned, kSecondSigned>;
   LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ typename Pipeline::Static fixed;
-  RunPipeline(Pipeline{first, second, keeps, maps, fixed, SharedTiles(unaligned)});
+  RunPipeline(Pipeline{p, maps, fixed, SharedTiles(unaligned)});
 #endif
 }
 
 template <int kTileM, int kTileN>
-cudaError_t LaunchTile(const ConvParams& first, bool first_signed, const ConvParams& second, bool keeps,
-                       const LaunchOptions& options) {
+cudaError_t LaunchTile(const ResidualPairParams& p, bool first_signed, const LaunchOptions& options) {
+  const auto &first = p.first, &second = p.second;
   PairMaps maps;
-  cudaError_t error = EncodePixels(first, kTileM, &maps.first);
-  if (error == cudaSuccess) error = EncodePixels(second, kTileM, &maps.second);
-  if (error == cudaSuccess) error = EncodeCodes<kTileN>(second, second.y, &maps.y);
+  cudaError_t error = EncodePixels(first.x, first.m, first, kTileM, &maps.first);
+  if (error == cudaSuccess) error = EncodePixels(second.x, second.m, second, kTileM, &maps.second);
+  if (error == cudaSuccess) error = EncodeCodes<kTileN>(second.y, second.m, second.n, &maps.y);
   if (error != cudaSuccess) return error;
   return std::visit(
       [&](auto is_first_signed, auto is_second_signed) {
         return LaunchKernel<ConvPair<kTileM, kTileN, is_first_signed, is_second_signed>>(
-            options, {Dim(second.persistent_blocks, second.n_tiles), kTileM * 2 + 32, second.shared_bytes},
-            first, second, keeps, maps);
+            options, {Dim(p.blocks, second.n_tiles), kTileM * 2 + 32, options.shared_bytes}, p, maps);
       },
       OneOf(first_signed), OneOf(options.x_signed));
 }
 
 }  // namespace
 
-cudaError_t LaunchResidualPair(const ConvParams& first, bool first_signed, const ConvParams& second,
-                               const ConvConfig& config, const LaunchOptions& options) {
-  if (second.stages < 1 || second.stages > kMaxResidualPairStages) return cudaErrorInvalidValue;
-  const auto launch = [&](const auto& tile) {
-    return tile(first, first_signed, second, config.keeps_weights, options);
-  };
+cudaError_t LaunchResidualPair(const ResidualPairParams& p, bool first_signed, const ConvConfig& config,
+                               const LaunchOptions& options) {
+  if (p.second.stages < 1 || p.second.stages > kMaxResidualPairStages) return cudaErrorInvalidValue;
+  const auto launch = [&](const auto& tile) { return tile(p, first_signed, options); };
   const auto is = [&](int m, int n) { return config.tile_m == m && config.tile_n == n; };
   if (is(64, 32)) return launch(LaunchTile<64, 32>);
   if (is(64, 64)) return launch(LaunchTile<64, 64>);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/memory.h"
 #include "kernels/cuda/device/one_of.h"
 #include "kernels/cuda/nodes/cuda_node.h"
@@ -54,11 +55,6 @@ PackedNodePtr Pack(const FloatPoolOp& op, const Device& device);
 // float_product.cu
 PackedNodePtr Pack(const FloatGemmOp& op, const Device& device);
 PackedNodePtr Pack(const FloatConvOp& op, const Device& device);
-
-// Blocks of `size` that hold `count`: of threads, of elements.
-inline unsigned BlocksFor(int64_t count, int64_t size) {
-  return static_cast<unsigned>((count + size - 1) / size);
-}
 
 // One launch of a plan: what it is fed, where its output goes, the queue that takes its kernels.
 struct Run {

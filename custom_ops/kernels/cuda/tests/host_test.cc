@@ -476,7 +476,7 @@ std::vector<uint8_t> Repacked(const ConvGeometry& g, const std::vector<uint8_t>&
 // A walk along one output pixel's row of the matrix, chunk by chunk, as conv_tile.cuh takes it.
 class Walk {
  public:
-  Walk(const ConvParams& p, int pixel, int group, int k) : p_(p) {
+  Walk(const GatherParams& p, int pixel, int group, int k) : p_(p) {
     const int image = Quotient(pixel, p.by_image), rest = pixel - image * Divisor(p.by_image);
     const int oy = Quotient(rest, p.by_row), ox = rest - oy * Divisor(p.by_row);
     const int iy = oy * p.stride_h - p.pad_top, ix = ox * p.stride_w - p.pad_left;
@@ -510,7 +510,7 @@ class Walk {
   }
   static int Divisor(const FastDivisor& d) { return static_cast<int>(d.divisor); }
 
-  const ConvParams& p_;
+  const GatherParams& p_;
   int offset_ = 0, position_ = 0, channel_ = 0, tx_ = 0;
 };
 
@@ -518,7 +518,7 @@ class Walk {
 int64_t TileRow(int64_t n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }
 
 // The sum that a tile kernel forms from packed weights and gathered bytes, the folded bias included.
-uint32_t TileSum(const ConvSpec& spec, const ConvParams& p, const std::vector<uint8_t>& x, int pixel,
+uint32_t TileSum(const ConvSpec& spec, const GatherParams& p, const std::vector<uint8_t>& x, int pixel,
                  int64_t channel, int vector) {
   const int64_t group = channel / p.n, row = TileRow(channel % p.n);
   uint32_t sum = static_cast<uint32_t>(p.epilogue.bias[channel]);
@@ -551,8 +551,10 @@ void CheckCase(const Case& c) {
   const ConvProblem problem = packed.Problem(shape);
   Expect(problem.tiled, std::string(c.name) + ": tile kernels apply");
   const std::vector<ConvConfig> ranked = RankConfigs(problem, packed.On());
-  const ConvParams p = packed.Params(
-      shape, *std::find_if(ranked.begin(), ranked.end(), [](const auto& each) { return each.stages > 0; }));
+  const ConvConfig& config =
+      *std::find_if(ranked.begin(), ranked.end(), [](const auto& each) { return each.stages > 0; });
+  GatherParams p = GatherParamsOf(problem, config);
+  static_cast<ConvParams&>(p) = packed.Params(shape, config);
   const std::vector<uint8_t> gathered = packed.Repacks() ? Repacked(g, x, packed.Channels()) : x;
   int wrong = 0;
   for (int64_t pixel = 0; pixel < shape.OutPixels(); ++pixel) {
