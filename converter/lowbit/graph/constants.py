@@ -61,7 +61,8 @@ def add_initializer(graph: ir.Graph, name: str, array: Array, dtype: ir.DataType
     while unique in graph.initializers:
         count += 1
         unique = f"{name}.{count}"
-    tensor = ir.tensor(np.array(array, order="C"), dtype=dtype, name=unique)
+    # Not ir.tensor: it first looks for all methods of other kinds of tensors, 5 % of a small conversion.
+    tensor = ir.Tensor(np.array(array, order="C"), dtype=dtype, name=unique)
     value = ir.val(unique, tensor.dtype, array.shape, const_value=tensor)
     graph.register_initializer(value)
     return value

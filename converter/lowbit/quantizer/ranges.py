@@ -151,9 +151,13 @@ class Values:
         low, high = self.low, self.high if self.high > self.low else self.low + 1
         edges = np.linspace(low, high, bins + 1)
         made = np.zeros(bins)
-        for a, b, count in zip(left, right, counts, strict=True):
+        firsts, lasts = (
+            np.clip(np.searchsorted(edges, ends, "right") - 1, 0, bins - 1).tolist() for ends in (left, right)
+        )
+        # Most of these bins lie in one of the equal ones, which takes no array to tell.
+        parts = zip(firsts, lasts, left.tolist(), right.tolist(), counts.tolist(), strict=True)
+        for first, last, a, b, count in parts:
             # Spread evenly over the equal bins that this one overlaps.
-            first, last = np.clip(np.searchsorted(edges, (a, b), "right") - 1, 0, bins - 1)
             if first == last or b <= a:
                 made[first] += count
                 continue

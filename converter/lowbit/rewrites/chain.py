@@ -89,7 +89,9 @@ def quantization_at(
     return quantization
 
 
-def chain_at(form: NormalForm, sink: ir.Node, cores: Sequence[str], *, laws: bool = False) -> Chain | None:
+def chain_at(
+    form: NormalForm, sink: ir.Node, cores: Sequence[str], *, laws: bool = False, bare: bool = True
+) -> Chain | None:
     """The chain that ends in a node, if it starts at a core.
 
     Args:
@@ -97,6 +99,7 @@ def chain_at(form: NormalForm, sink: ir.Node, cores: Sequence[str], *, laws: boo
         sink: a quantizer, a core, or a node that a chain may contain.
         cores: op types of cores.
         laws: whether the caller can follow any law of a quantizer, and any monotone operation before it.
+        bare: whether the caller takes links without a quantizer behind them; else such a chain is not read.
     """
     quantization = quantization_at(form, sink, laws=laws)
     if isinstance(quantization, Refusal):
@@ -105,7 +108,7 @@ def chain_at(form: NormalForm, sink: ir.Node, cores: Sequence[str], *, laws: boo
         if not form.used_once(quantization.source):
             return None
         found = _walk(form, quantization.source, cores, laws)
-    elif is_law(sink):
+    elif is_law(sink) or not (bare or is_op(sink, *cores)):
         return None
     else:
         found = _walk(form, sink.outputs[0], cores, False)

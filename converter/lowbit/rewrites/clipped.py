@@ -129,8 +129,8 @@ def clipped_at(
         cores: op types.
         laws: whether the caller asks :meth:`Clipped.refuse_rounding`, so that any quantizer may end it.
     """
-    chain = chain_at(form, sink, cores, laws=laws)
-    if chain is None or (chain.quantization is None and chain.links):
+    chain = chain_at(form, sink, cores, laws=laws, bare=False)
+    if chain is None:
         return None
     bounds = Bounds()
     for link in chain.links:

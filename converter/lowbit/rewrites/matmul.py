@@ -154,7 +154,7 @@ def candidates(context: Context, sink: ir.Node, cores: Sequence[str]) -> list[Ca
     chain = chain_at(form, sink, cores, laws=True)
     if chain is not None:
         return [Candidate(chain, chain.result, chain.nodes)]
-    outer = chain_at(form, sink, ("Add",))
+    outer = chain_at(form, sink, ("Add",), bare=False)
     if outer is None or outer.quantization is None:
         return []
     bounds = Bounds()
