@@ -138,7 +138,10 @@ class Values:
         """
         left, right, counts = self.bins()
         s, z = scale[:, None], zero_point[:, None]
-        areas = _integral(right, s, low - z, high - z) - _integral(left, s, low - z, high - z)
+        # Where one bin ends the next one begins, most of the time: half of the work.
+        ends, places = np.unique(np.concatenate([left, right]), return_inverse=True)
+        integral = _integral(ends, s, low - z, high - z)
+        areas = integral[:, places[len(left) :]] - integral[:, places[: len(left)]]
         width = right - left
         # A bin of no width holds one value, whose error is the limit.
         point = left - s * np.clip(np.rint(left / s), low - z, high - z)
