@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,12 @@ Array = npt.NDArray[Any]
 def quantize(model: onnx.ModelProto, data: Any = None, **more: Any) -> Any:
     more.setdefault("bits", "w4a4")
     return lowbit.quantize(model, images() if data is None else data, threads=1, **more)
+
+
+@functools.cache
+def plain() -> Any:
+    """What most tests of a result look at, quantized once; none of them may change it."""
+    return quantize(residual(), convert_to=True)
 
 
 def run(model: onnx.ModelProto, x: Array, *, optimize: bool = True) -> Array:
@@ -101,7 +108,7 @@ def test_one_scale_for_all_weights_of_a_layer() -> None:
 
 
 def test_activation_scales_are_scalars() -> None:
-    model = quantize(residual()).model
+    model = plain().model
     for tensor in model.graph.initializer:
         if tensor.name.endswith(".scale") and ".weight" not in tensor.name and ".bias" not in tensor.name:
             assert list(tensor.dims) == []
@@ -138,7 +145,7 @@ def test_raw_images_in() -> None:
 
 
 def test_rules_of_a_residual_network() -> None:
-    report = quantize(residual()).report
+    report = plain().report
     assert decided(report, "residual") == {"t6", "t11", "t12"}
     assert "first layer: weights at 8 bits" in {d.decision for d in report.decisions if d.rule == "ends"}
     assert [layer.weight_bits for layer in report.layers] == [8, 4, 4, 4, 4, 4, 8]
@@ -189,7 +196,7 @@ def test_operands_of_a_concat_share_a_grid_of_like_ranges(factor: float, shared:
 
 def test_overrides_and_exclusions() -> None:
     model = residual()
-    names = [layer.node for layer in quantize(model).report.layers]
+    names = [layer.node for layer in plain().report.layers]
     report = quantize(
         model,
         overrides={names[1]: {"weight_bits": 6, "rounding": "gptq"}, ".*": {"input_bits": 8}},
@@ -267,9 +274,10 @@ def test_all_forms_of_data_give_one_model() -> None:
         (row for row in x),
         {"x": x},
     ]
-    expected = quantize(residual(), x).report
+    model = _with_weights(lambda array: array)
+    expected = quantize(model, x).report
     for form in forms:
-        report = quantize(residual(), form).report
+        report = quantize(model, form).report
         assert report.images == 6
         for ours, theirs in zip(report.layers, expected.layers, strict=True):
             assert ours.error == pytest.approx(theirs.error, rel=0.3)
@@ -362,7 +370,7 @@ def test_activations_that_are_no_numbers() -> None:
 
 
 def test_a_quantized_model_is_refused() -> None:
-    made = quantize(residual(), convert_to=True)
+    made = plain()
     with pytest.raises(LowBitError, match=r"is quantized already.*lowbit convert"):
         quantize(made.model)
     with pytest.raises(LowBitError, match="made by lowbit"):
