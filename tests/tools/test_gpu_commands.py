@@ -1,6 +1,8 @@
 """The commands on a GPU, which the fake device of tests/ep stands in for.
 
-A process of its own for each: which library stands for the GPU is settled when the provider is registered.
+Not in the process of the tests: which library stands for the GPU is settled when the provider is registered.
+One other process runs most commands, for it takes longer to start one than to run them; what is about the
+environment, or about what one process leaves to the next, starts its own.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,15 +32,55 @@ def environment(tmp_path_factory) -> dict[str, str]:
     return {**os.environ, "LOWBIT_CUDA_LIBRARY": str(fake_library()), "LOWBIT_CACHE_DIR": cache}
 
 
-def run(environment: dict[str, str], *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "lowbit", *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+Done = subprocess.CompletedProcess[str]
+
+# Answers one JSON line with another. Whatever else writes to the standard output goes to the standard error.
+SERVER = """
+import json, os, sys, traceback
+from click.testing import CliRunner
+from lowbit.cli import cli
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+for line in sys.stdin:
+    done = CliRunner().invoke(cli, json.loads(line))
+    wrong = [] if isinstance(done.exception, SystemExit) or done.exc_info is None else done.exc_info
+    errors = done.stderr + "".join(traceback.format_exception(*wrong) if done.exception and wrong else [])
+    print(json.dumps([done.exit_code, done.stdout, errors]), file=answers, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def server(environment) -> Iterator[subprocess.Popen[str]]:
+    """The process that runs most commands; it ends well after all of them."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    yield process
+    process.communicate()
+    assert process.returncode == 0
+
+
+def run(where: dict[str, str] | subprocess.Popen[str], *arguments: object, code: int = 0) -> Done:
+    """Runs a command in a process of its own, which has that environment, or in the server."""
+    words = [str(argument) for argument in arguments]
+    if isinstance(where, dict):
+        command = [sys.executable, "-m", "lowbit", *words]
+        done = subprocess.run(command, env=where, capture_output=True, text=True, check=False)
+    else:
+        assert where.stdin is not None
+        assert where.stdout is not None
+        where.stdin.write(json.dumps(words) + "\n")
+        where.stdin.flush()
+        answer = where.stdout.readline()
+        assert answer, f"the process died of {words}"
+        done = subprocess.CompletedProcess(words, *json.loads(answer))
     assert done.returncode == code, done.stderr
     return done
 
 
-def run_json(environment: dict[str, str], *arguments: object):
-    return json.loads(run(environment, *arguments, "--format", "json").stdout)
+def run_json(where: dict[str, str] | subprocess.Popen[str], *arguments: object):
+    return json.loads(run(where, *arguments, "--format", "json").stdout)
 
 
 def test_devices_are_listed_with_the_gpus(environment):
@@ -48,50 +91,46 @@ def test_devices_are_listed_with_the_gpus(environment):
     assert "no such file" in text
 
 
-def test_a_gpu_runs_verifies_and_places(environment, source, converted):
-    expected = run_json(environment, "run", converted, "--random")["outputs"]
-    assert run_json(environment, "run", source, "--random", "--device", "fake:0")["outputs"] == expected
-    report = run_json(environment, "verify", converted, "--against", source, "--device", "fake:1")
+def test_a_gpu_runs_verifies_and_places(server, source, converted):
+    expected = run_json(server, "run", converted, "--random")["outputs"]
+    assert run_json(server, "run", source, "--random", "--device", "fake:0")["outputs"] == expected
+    report = run_json(server, "verify", converted, "--against", source, "--device", "fake:1")
     assert report["ok"]
-    placed = run_json(environment, "inspect", converted, "--device", "fake:1")
+    placed = run_json(server, "inspect", converted, "--device", "fake:1")
     assert set(placed["totals"]["runs_on"]) == {"fake:1"}
     assert all(node["kernel"] and not node["candidates"] for node in placed["nodes"])
-    text = run(environment, "run", converted, "--random", "--device", "fake:7", code=2).stderr
+    text = run(server, "run", converted, "--random", "--device", "fake:7", code=2).stderr
     assert "device 'fake:7': there is fake:0, fake:1" in text
 
 
-def test_bench_binds_on_the_gpu_and_tells_its_own_time(environment, source, converted):
-    report = run_json(
-        environment, "bench", converted, "--against", source, "--device", "fake:0", "--rounds", 1
-    )
+def test_bench_binds_on_the_gpu_and_tells_its_own_time(server, source, converted):
+    report = run_json(server, "bench", converted, "--against", source, "--device", "fake:0", "--rounds", 1)
     assert report["model"]["device"] == "fake:0"
     assert report["model"]["queued_ms"] > 0
     assert report["against"]["device"] == "cpu"
     assert report["against"]["queued_ms"] is None
-    assert "device time" in run(environment, "bench", converted, "--device", "fake:0", "--rounds", 1).stdout
+    assert "device time" in run(server, "bench", converted, "--device", "fake:0", "--rounds", 1).stdout
 
 
-def test_tune_takes_batches(environment, tmp_path):
+def test_tune_takes_batches(server, environment, tmp_path):
     model = save(qdq_conv(dynamic=True), tmp_path / "model.onnx")
-    report = run_json(
-        environment, "tune", model, "--device", "fake:0", "--batch", "1,3", "--shape", "x=1,3,9,7"
-    )
+    report = run_json(server, "tune", model, "--device", "fake:0", "--batch", "1,3", "--shape", "x=1,3,9,7")
     assert [shape["inputs"] for shape in report["shapes"]] == [{"x": [1, 3, 9, 7]}, {"x": [3, 3, 9, 7]}]
     assert all(shape["tuned_us"] > 0 for shape in report["shapes"])
     assert report["cache"] == environment["LOWBIT_CACHE_DIR"]
-    table = run(environment, "tune", model, "--device", "fake:0", "--shape", "x=1,3,9,7")
+    table = run(server, "tune", model, "--device", "fake:0", "--shape", "x=1,3,9,7")
     assert "x 1x3x9x7" in table.stdout
     assert "fake device 0" in table.stderr
-    text = run(environment, "tune", model, "--device", "fake:0", "--threads", 2, code=2).stderr
+    text = run(server, "tune", model, "--device", "fake:0", "--threads", 2, code=2).stderr
     assert "a GPU is tuned without them" in text
 
 
-def test_tune_measures_nothing_where_nothing_runs_on_the_gpu(environment, converted, tmp_path):
+def test_tune_measures_nothing_where_nothing_runs_on_the_gpu(server, converted, tmp_path):
     model = save(qdq_conv(weight_is_input=True), tmp_path / "model.onnx")
     compiled = tmp_path / "compiled.onnx"
-    run(environment, "compile", converted, "-o", compiled, "--device", "fake:0")
+    run(server, "compile", converted, "-o", compiled, "--device", "fake:0")
     for path in (model, compiled):
-        text = run(environment, "tune", path, "--device", "fake:0", code=2).stderr
+        text = run(server, "tune", path, "--device", "fake:0", code=2).stderr
         assert "holds no lowbit node, so there is nothing to measure" in text
 
 
