@@ -44,6 +44,15 @@ def _assert_same(case: Case, ours: np.ndarray, expected: np.ndarray, note: str) 
         assert not different, f"{note}: {different} of {ours.size} elements differ"
 
 
+def _assert_report_names_every_node(model: onnx.ModelProto, report) -> None:
+    """Each node of the input appears once, and what stayed says why."""
+    expected = sorted(n.name for n in model.graph.node if n.op_type != "Constant")
+    told = sorted(n.name for n in report.nodes if n.op_type != "Constant")
+    assert told == expected
+    assert all(n.reason for n in report.kept)
+    assert all(n.reason is None or n.action == "kept" for n in report.nodes)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_conversion_is_exact(name: str) -> None:
     require_native()
@@ -54,6 +63,7 @@ def test_conversion_is_exact(name: str) -> None:
         result = lowbit.convert(built.model, all_regions=seed == 1)
         assert built.model.SerializeToString(deterministic=True) == source, "the input model was changed"
         assert interface(result.model) == interface(built.model)
+        _assert_report_names_every_node(built.model, result.report)
 
         left = {node.op_type for node in all_nodes(result.model.graph) if node.op_type in FLOAT_MATMULS}
         reasons = "; ".join(f"{n.op_type} {n.name}: {n.reason}" for n in result.report.kept)
@@ -73,18 +83,6 @@ def test_conversion_is_exact(name: str) -> None:
                 built.model.graph.output, ours, _expected(case, built, feeds), strict=True
             ):
                 _assert_same(case, a, b, f"seed {seed}, sizes {sizes}, output {output.name}")
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_report_names_every_node(name: str) -> None:
-    """Each node of the input appears once, and what stayed says why."""
-    built = CASES[name].build(0)
-    report = lowbit.convert(built.model).report
-    expected = sorted(n.name for n in built.model.graph.node if n.op_type != "Constant")
-    told = sorted(n.name for n in report.nodes if n.op_type != "Constant")
-    assert told == expected
-    assert all(n.reason for n in report.kept)
-    assert all(n.reason is None or n.action == "kept" for n in report.nodes)
 
 
 @pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.left])
