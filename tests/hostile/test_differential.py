@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import SANITIZED
 from tests.hostile.campaign import State, fuzz
 from tests.support import require_native
 
-_PER_PART = 25
+# A sanitizer looks at lowbit's nodes alone, which its numerics and broken models run in every form; here it
+# would mostly watch Python convert.
+_PER_PART = 10 if SANITIZED else 25
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu-ep"])
