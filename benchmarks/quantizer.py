@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
+from lowbit.inspection.sysinfo import sysinfo
 from lowbit.models import build, save
 from lowbit.proto.atomic import write_atomically
 from lowbit.proto.feeds import model_inputs
@@ -318,6 +320,12 @@ def keep(found: dict[str, Any], path: Path) -> None:
     write_atomically(path, write_found, overwrite=True)
 
 
+def this_machine() -> str:
+    """Its processor and cores, and what they run."""
+    facts = sysinfo()["machine"]
+    return f"{facts['cpu']}, {facts['cores']} cores, onnxruntime {ort.__version__}"
+
+
 def in_process(case: Case, commit: str) -> dict[str, Any] | None:
     """A case in a process of its own, or what an earlier one found; None, and a line, where it fails."""
     path = case.path()
@@ -370,7 +378,8 @@ def measure_cost(name: str, images: int, commit: str) -> None:
     if status:
         raise RuntimeError(f"{name}: quantize failed")
     found = {
-        "network": name, "images": images, "commit": commit, "seconds": time.perf_counter() - start,
+        "network": name, "images": images, "commit": commit, "machine": this_machine(),
+        "seconds": time.perf_counter() - start,
         "cpu_seconds": used.ru_utime + used.ru_stime, "peak_bytes": used.ru_maxrss * 1024,
     }  # fmt: skip
     keep(found, path)
@@ -438,7 +447,8 @@ def all_found() -> list[tuple[Case, dict[str, Any]]]:
     read = [entry for entry in on_page() if "case" in entry]
     for path in sorted(CASES.glob("*.json")):
         entry = json.loads(path.read_text(encoding="utf-8"))
-        read.append({"case": entry["case"], "found": entry["found"] | {"commit": entry["commit"]}})
+        where = {key: entry[key] for key in ("commit", "machine")}
+        read.append({"case": entry["case"], "found": entry["found"] | where})
     known = {}
     for entry in read:
         settings = tuple((k, _tuple(v)) for k, v in entry["case"]["settings"])
@@ -465,6 +475,23 @@ def score(network: str, found: dict[str, Any] | None) -> str:
     return f"{found['kept']} / {found['added']}" if network == "yunet" else f"{found['score']:.3f}"
 
 
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{f"without `{rule}`": {"settings": (("disable_rules", (rule,)),)} for rule in RULES},
+    "rounding to nearest": {"settings": (("rounding", "nearest"),)},
+    **{f"{count} image{'s' if count > 1 else ''}": {"images": count} for count in (40, 10, 1)},
+    "random values": {"images": 0},
+    **{f"half of the images, draw {draw}": {"draw": draw} for draw in (1, 2, 3)},
+}
+"""What is tried beside the whole, in the order of the tables: what a case has then."""
+
+
+def difference(network: str, other: dict[str, Any], whole: dict[str, Any]) -> str:
+    """A cell of what a variant changes."""
+    if network == "yunet":
+        return f"{other['kept'] - whole['kept']:+d} / {other['added'] - whole['added']:+d}"
+    return f"{other['score'] - whole['score']:+.3f}"
+
+
 def tables(found: list[tuple[Case, dict[str, Any]]]) -> list[Table]:
     """What a reader wants to see."""
     known = dict(found)
@@ -488,27 +515,24 @@ def tables(found: list[tuple[Case, dict[str, Any]]]) -> list[Table]:
                 f"{ours['peak_bytes'] / 1e6:.0f}", ours["commit"],
             ])  # fmt: skip
     made = [main]
-    for title, chosen in (
-        ("What each rule and step adds: the same without it", lambda case: case.settings),
-        ("Other calibration data", lambda case: not case.settings and (case.draw or case.images is not None)),
-    ):
-        table = Table(title, ["network", "bits", "variant", "lowbit", "difference", "commit"])
-        for case, values in found:
-            whole = known.get(Case(case.network, case.bits))
-            if case.tool != "lowbit" or not chosen(case) or whole is None:
-                continue
-            if values["commit"] != whole["commit"]:
-                continue  # another state of the quantizer is no variant of this one
-            variant = ", ".join(f"{k} {'+'.join(v) if isinstance(v, tuple) else v}" for k, v in case.settings)
-            if case.images is not None:
-                variant = f"{case.images} images" if case.images else "random values"
-            if case.draw and case.images != 0:
-                variant = f"half of the images, draw {case.draw}"
-            table.rows.append([
-                case.network, case.bits, variant, score(case.network, values),
-                f"{values['score'] - whole['score']:+.3f}", values["commit"],
-            ])  # fmt: skip
-        if table.rows:
+    for name, network in NETWORKS.items():
+        wholes = [(bits, known.get(Case(name, bits))) for bits in network.bits]
+        present = [(bits, whole) for bits, whole in wholes if whole is not None]
+        table = Table(
+            f"{name} without a rule, or with other data: less what the first row says",
+            ["variant", *(bits for bits, _ in present)],
+        )
+        table.rows.append(["as it is", *(score(name, whole) for _, whole in present)])
+        for variant, changes in VARIANTS.items():
+            cells = []
+            for bits, whole in present:
+                other = known.get(Case(name, bits, **changes))
+                # Another state of the quantizer is no variant of this one.
+                same = other is not None and other["commit"] == whole["commit"]
+                cells.append(difference(name, other, whole) if other and same else "")
+            if any(cells):
+                table.rows.append([variant, *cells])
+        if len(table.rows) > 1:
             made.append(table)
     spread = Table(
         "Draws of half of the calibration images", ["network", "bits", "draws", "mean", "lowest", "highest"]
@@ -545,7 +569,8 @@ def main() -> None:
         given = json.loads(args.case)
         given["settings"] = tuple((k, _tuple(v)) for k, v in given["settings"])
         case = Case(**given)
-        keep({"case": given, "commit": args.commit, "found": run_case(case)}, Path(args.result))
+        found = {"commit": args.commit, "machine": this_machine(), "found": run_case(case)}
+        keep({"case": given, **found}, Path(args.result))
         return
     for name, count in COSTS if args.memory else ():
         measure_cost(name, count, args.commit or commit_here())
@@ -565,9 +590,15 @@ def main() -> None:
         "Nothing is drawn at random in networks of this size: other seeds give the same files; what varies "
         "is the images.",
         "CPU s and MB: one process with one thread, quantization and conversion; the peak of that process.",
+        "Rules depend on each other: without `unsigned` tensors behind a ReLU are signed, and the rule `trunk` "
+        "gives signed ones 8 bits where activations have fewer.",
     ]
     raw = [{"case": case.__dict__, "found": values} for case, values in found]
     costs, measured = cost_table()
+    for table, rows in (("cases", [values for _, values in found]), ("time and memory", measured)):
+        count = Counter(row["machine"] for row in rows).most_common()
+        if count:
+            notes.append(f"{table} measured on: {'; '.join(f'{name} ({n})' for name, n in count)}.")
     every = [*tables(found), *([costs] if costs.rows else [])]
     title = "Accuracy of post-training quantization"
     write("quantizer", title, every, notes, raw + measured, commit=args.commit)
