@@ -142,6 +142,12 @@ class Case:
     images: int | None = None
     draw: int = 0
 
+    @classmethod
+    def read(cls, given: dict[str, Any]) -> Case:
+        """A case as JSON holds it, with lists for tuples."""
+        settings = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in given["settings"])
+        return cls(**{**given, "settings": settings})
+
     def path(self) -> Path:
         """Where its result lies."""
         text = json.dumps([self.network, self.bits, self.tool, self.settings, self.images, self.draw])
@@ -451,8 +457,7 @@ def all_found() -> list[tuple[Case, dict[str, Any]]]:
         read.append({"case": entry["case"], "found": entry["found"] | where})
     known = {}
     for entry in read:
-        settings = tuple((k, _tuple(v)) for k, v in entry["case"]["settings"])
-        known[Case(**{**entry["case"], "settings": settings})] = entry["found"]
+        known[Case.read(entry["case"])] = entry["found"]
     return list(known.items())
 
 
@@ -460,10 +465,6 @@ def on_page() -> list[dict[str, Any]]:
     """What the results hold that were written last."""
     path = RESULTS / "quantizer.json"
     return list(json.loads(path.read_text(encoding="utf-8"))["raw"]) if path.exists() else []
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def score(network: str, found: dict[str, Any] | None) -> str:
@@ -567,9 +568,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.case:
         given = json.loads(args.case)
-        given["settings"] = tuple((k, _tuple(v)) for k, v in given["settings"])
-        case = Case(**given)
-        found = {"commit": args.commit, "machine": this_machine(), "found": run_case(case)}
+        found = {"commit": args.commit, "machine": this_machine(), "found": run_case(Case.read(given))}
         keep({"case": given, **found}, Path(args.result))
         return
     for name, count in COSTS if args.memory else ():
