@@ -589,8 +589,8 @@ def main() -> None:
         "Nothing is drawn at random in networks of this size: other seeds give the same files; what varies "
         "is the images.",
         "CPU s and MB: one process with one thread, quantization and conversion; the peak of that process.",
-        "Rules depend on each other: without `unsigned` tensors behind a ReLU are signed, and the rule `trunk` "
-        "gives signed ones 8 bits where activations have fewer.",
+        "Rules depend on each other: without `unsigned` tensors behind a ReLU are signed, and the rule "
+        "`trunk` gives signed ones 8 bits where activations have fewer.",
     ]
     raw = [{"case": case.__dict__, "found": values} for case, values in found]
     costs, measured = cost_table()
