@@ -303,11 +303,7 @@ size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
 }
 
 IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output)
-    : geometry_(spec.geometry),
-      engine_(engine),
-      output_(output),
-      epilogue_(spec),
-      doubles_(CopiesAll(spec)) {
+    : geometry_(spec.geometry), engine_(engine), output_(output), epilogue_(spec), doubles_(CopiesAll(spec)) {
   if (doubles_) {
     PackWeights(InBand(spec));
   } else {
