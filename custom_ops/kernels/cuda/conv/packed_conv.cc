@@ -135,8 +135,6 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
   vector16_ = g.GroupIn() % 16 == 0;
   boxes_ = FitsBoxes(spec);
   channels_ = RoundUp(g.GroupIn(), 4);
-  n_padded_ = PaddedColumns(g.GroupOut());
-  k_tiles_ = RoundUp(g.Taps() * channels_, kTileK) / kTileK;
   repacks_ = x_.encoding == Encoding::kBipolar || channels_ != g.GroupIn();
 
   SetEpilogue(spec.epilogue);
@@ -241,8 +239,8 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
   p.epilogue = epilogue_;
   if (row.traits.is_reference) p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(plain_bias_at_));
   if (row.traits.is_reference || !problem.requantizes) p.epilogue.scale = epilogue_.acc_scale;
-  const bool in_registers = problem.requantizes && config.splits == 1;
-  if (may_be_floats && in_registers && sum_form_ != SumForm::kInteger && row.traits.takes_floats) {
+  if (may_be_floats && sum_form_ != SumForm::kInteger && row.traits.takes_floats &&
+      SumsOf(problem, config).in_registers) {
     p.epilogue.sums = sum_form_;
     p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(at_.float_bias));
     if (sum_form_ == SumForm::kFloatFromZero)
@@ -254,8 +252,9 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
 void PackedConv::AddWeights(const Int8Weights& weights, ConstantBuilder& builder) {
   const ConvGeometry& g = geometry_;
   if (tiled_) {
-    weights_at_ = builder.Add((g.group * k_tiles_ * n_padded_ + kWeightSlackRows) * kTileK,
-                              [&](uint8_t* to) { PackTiles(g, weights, channels_, n_padded_, to); });
+    const int64_t rows = PaddedColumns(g.GroupOut()), k = RoundUp(g.Taps() * channels_, kTileK);
+    weights_at_ = builder.Add(g.group * k * rows + kWeightSlackRows * kTileK,
+                              [&](uint8_t* to) { PackTiles(g, weights, channels_, rows, to); });
   } else {
     weights_at_ = builder.Add(g.out_channels * g.Taps() * channels_,
                               [&](uint8_t* to) { PackRows(g, weights, channels_, to); });

@@ -83,7 +83,7 @@ class PackedConv {
   Device device_;
   bool tiled_ = false, vector16_ = false, boxes_ = false, repacks_ = false, has_w_zero_ = false,
        has_lines_ = false, divides_fast_ = true, rises_ = false;
-  int64_t channels_ = 0, n_padded_ = 0, k_tiles_ = 0;
+  int64_t channels_ = 0;
   size_t weights_at_ = 0, plain_bias_at_ = 0;
   std::vector<std::pair<const WeightLayout*, size_t>> own_weights_at_;
   Offsets at_ = {};
