@@ -21,7 +21,7 @@ from typing import Any
 import lowbit
 import numpy as np
 import onnx
-from quantizer import NETWORKS, SHARED, Case, calibration, evaluate, feeds_of
+from quantizer import NETWORKS, SHARED, Case, calibration, evaluate, feeds_of, keep
 from results import WORK, Table, write
 
 CASES = WORK / "finetune"
@@ -89,7 +89,7 @@ def measure(wanted: Wanted, seed: int, threads: int, steps: int | None) -> dict[
         "after": evaluate(case, proto, lowbit.session(made.converted, threads=1)),
     }  # fmt: skip
     CASES.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    keep(found, path)
     print(
         wanted.name,
         seed,

@@ -476,14 +476,17 @@ def score(network: str, found: dict[str, Any] | None) -> str:
     return f"{found['kept']} / {found['added']}" if network == "yunet" else f"{found['score']:.3f}"
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    **{f"without `{rule}`": {"settings": (("disable_rules", (rule,)),)} for rule in RULES},
-    "rounding to nearest": {"settings": (("rounding", "nearest"),)},
-    **{f"{count} image{'s' if count > 1 else ''}": {"images": count} for count in (40, 10, 1)},
-    "random values": {"images": 0},
-    **{f"half of the images, draw {draw}": {"draw": draw} for draw in (1, 2, 3)},
-}
-"""What is tried beside the whole, in the order of the tables: what a case has then."""
+def variant(case: Case) -> tuple[tuple[int, int], str]:
+    """What a case is tried with beside the whole: its place among the rows of a table, and words."""
+    for key, value in case.settings:
+        if key == "disable_rules":
+            return (0, list(RULES).index(value[0])), f"without `{value[0]}`"
+        return (1, 0), f"{key} to {value}"
+    if case.draw:
+        return (4, case.draw), f"half of the images, draw {case.draw}"
+    if not case.images:
+        return (3, 0), "random values"
+    return (2, -case.images), f"{case.images} image{'s' if case.images > 1 else ''}"
 
 
 def difference(network: str, other: dict[str, Any], whole: dict[str, Any]) -> str:
@@ -517,22 +520,21 @@ def tables(found: list[tuple[Case, dict[str, Any]]]) -> list[Table]:
             ])  # fmt: skip
     made = [main]
     for name, network in NETWORKS.items():
-        wholes = [(bits, known.get(Case(name, bits))) for bits in network.bits]
-        present = [(bits, whole) for bits, whole in wholes if whole is not None]
+        wholes = {bits: known[Case(name, bits)] for bits in network.bits if Case(name, bits) in known}
         table = Table(
-            f"{name} without a rule, or with other data: less what the first row says",
-            ["variant", *(bits for bits, _ in present)],
+            f"{name} without a rule, or with other data: less what the first row says", ["variant", *wholes]
         )
-        table.rows.append(["as it is", *(score(name, whole) for _, whole in present)])
-        for variant, changes in VARIANTS.items():
-            cells = []
-            for bits, whole in present:
-                other = known.get(Case(name, bits, **changes))
-                # Another state of the quantizer is no variant of this one.
-                same = other is not None and other["commit"] == whole["commit"]
-                cells.append(difference(name, other, whole) if other and same else "")
-            if any(cells):
-                table.rows.append([variant, *cells])
+        table.rows.append(["as it is", *(score(name, whole) for whole in wholes.values())])
+        rows: dict[tuple[tuple[int, int], str], dict[str, str]] = {}
+        for case, values in found:
+            whole = wholes.get(case.bits)
+            if (case.network, case.tool) != (name, "lowbit") or whole is None or values is whole:
+                continue
+            # Another state of the quantizer is no variant of this one.
+            if values["commit"] == whole["commit"]:
+                rows.setdefault(variant(case), {})[case.bits] = difference(name, values, whole)
+        for (_, words), cells in sorted(rows.items()):
+            table.rows.append([words, *(cells.get(bits, "") for bits in wholes)])
         if len(table.rows) > 1:
             made.append(table)
     spread = Table(
