@@ -75,19 +75,19 @@ std::span<const KernelInfo> KernelsElsewhere() {
 
 const ElementwiseKernels& ElementwiseFor([[maybe_unused]] Isa isa) {
 #if LOWBIT_X86
-  if (Includes(isa, Isa::kAvx512Vnni)) return ElementwiseAvx512();
-  if (Includes(isa, Isa::kAvx2)) return ElementwiseAvx2();
-  if (Includes(isa, Isa::kSse41)) return ElementwiseSse41();
+  if (Runs(isa, Isa::kAvx512Vnni)) return ElementwiseAvx512();
+  if (Runs(isa, Isa::kAvx2)) return ElementwiseAvx2();
+  if (Runs(isa, Isa::kSse41)) return ElementwiseSse41();
 #endif
 #if LOWBIT_ARM
-  if (Includes(isa, Isa::kNeon)) return ElementwiseNeon();
+  if (Runs(isa, Isa::kNeon)) return ElementwiseNeon();
 #endif
   return ElementwiseReference();
 }
 
 std::unique_ptr<FedMatmulKernel> FedMatmulFor(const FedMatmulSpec& spec, [[maybe_unused]] Isa isa) {
 #if LOWBIT_X86
-  if (Includes(isa, Isa::kSse41)) return FedMatmulX86(spec, isa);
+  if (Runs(isa, Isa::kSse41)) return FedMatmulX86(spec, isa);
 #endif
   return FedMatmulReference(spec);
 }

@@ -136,6 +136,12 @@ void TestIsa() {
   Expect(!IsaFromName(MachineHas(Isa::kNeon) ? "sse41" : "neon"), "and those of another architecture");
   Expect(Includes(Isa::kAvx2, Isa::kSse41) && !Includes(Isa::kSse41, Isa::kAvx2), "levels are ordered");
   Expect(Includes(Isa::kNeon, Isa::kScalar) && !Includes(Isa::kI8mm, Isa::kSse41), "within an architecture");
+  Expect(GetsTileRegisters(
+             [](int code, unsigned long what) -> long { return code == 0x1023 && what == 18 ? 0 : -1; }),
+         "tile registers are asked for");
+  // EINVAL of an older kernel, EPERM or ENOSYS of a filter, ENOSPC of a small signal stack: -1 from the call.
+  Expect(!GetsTileRegisters([](int, unsigned long) -> long { return -1; }),
+         "and not used where they are refused");
 }
 
 bool IsRefused(const std::string& text) {

@@ -28,7 +28,7 @@ ROWS = [row["name"] for row in native.kernel_table() if row["op"] == "conv" and 
 TRANSPOSED_ROWS = [
     row["name"] for row in native.kernel_table() if row["op"] == "conv_transpose" and row["name"] in ISA
 ]
-WORKSPACE_LIMIT = 512 * 1024
+WORKSPACE_LIMIT = 768 * 1024
 
 
 def check(row: str, node: random_nodes.Node, threads: int = 1) -> bool:

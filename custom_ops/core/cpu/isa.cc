@@ -10,6 +10,10 @@
 
 #if LOWBIT_X86
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif LOWBIT_ARM && defined(__APPLE__)
 #include <sys/sysctl.h>
 #elif LOWBIT_ARM
@@ -38,6 +42,7 @@ constexpr std::array<Level, kLevelCount> kLevels = {{
     {"avxvnni", Architecture::kX86},
     {"avx512vnni", Architecture::kX86},
     {"avx512popcnt", Architecture::kX86},
+    {"amx", Architecture::kX86},
     {"neon", Architecture::kArm},
     {"dotprod", Architecture::kArm},
     {"i8mm", Architecture::kArm},
@@ -86,6 +91,23 @@ uint64_t Xcr0() {
 
 constexpr bool Bit(uint32_t word, int bit) { return (word >> bit & 1) != 0; }
 
+// What the kernels count on: eight tile registers of 16 rows x 64 bytes (palette 1 of leaf 29).
+bool HasTileRegisters() {
+#ifdef LOWBIT_EMULATE_AMX
+  return true;
+#elif defined(__linux__) && LOWBIT_HAS_AMX
+  constexpr uint64_t kTileState = 0x60000;  // configuration and data
+  const CpuidRegisters l7 = Cpuid(7, 0), palette = Cpuid(0x1d, 1);
+  const bool instructions = Bit(l7.edx, 24) && Bit(l7.edx, 25);  // AMX-TILE, AMX-INT8
+  const bool shape = palette.ebx >> 16 >= 8 && (palette.ebx & 0xffff) >= 64 && (palette.ecx & 0xffff) >= 16;
+  return instructions && shape && (Xcr0() & kTileState) == kTileState &&
+         GetsTileRegisters(
+             [](int code, unsigned long argument) { return syscall(SYS_arch_prctl, code, argument); });
+#else
+  return false;
+#endif
+}
+
 Detected Detect() {
   constexpr uint64_t kYmmState = 0x6, kZmmState = 0xe6;
   const CpuidRegisters l1 = Cpuid(1, 0), l7 = Cpuid(7, 0), l7s1 = Cpuid(7, 1);
@@ -102,8 +124,15 @@ Detected Detect() {
   detected.Set(Isa::kAvx2, avx2);
   detected.Set(Isa::kAvxVnni, avx2 && Bit(l7s1.eax, 4));
   detected.Set(Isa::kAvx512Vnni, avx512vnni);
-  detected.Set(Isa::kAvx512Popcnt, avx512vnni && Bit(l7.ecx, 1) && Bit(l7.ecx, 12) &&
-                                       Bit(l7.ecx, 14));  // VBMI, BITALG, VPOPCNTDQ
+  const bool avx512popcnt =
+      avx512vnni && Bit(l7.ecx, 1) && Bit(l7.ecx, 12) && Bit(l7.ecx, 14);  // VBMI, BITALG, VPOPCNTDQ
+  detected.Set(Isa::kAvx512Popcnt, avx512popcnt);
+#ifdef LOWBIT_EMULATE_AMX
+  const bool beside_tiles = avx2;  // of an emulated machine with nothing between
+#else
+  const bool beside_tiles = avx512popcnt;
+#endif
+  detected.Set(Isa::kAmx, beside_tiles && HasTileRegisters());
   return detected;
 }
 
@@ -197,7 +226,15 @@ bool Includes(Isa isa, Isa needed) {
   return LevelOf(isa).architecture == LevelOf(needed).architecture && isa >= needed;
 }
 
+bool GetsTileRegisters(long (*arch_prctl)(int code, unsigned long argument)) {
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr unsigned long kTileData = 18;     // XFEATURE_XTILEDATA
+  return arch_prctl(kRequestPermission, kTileData) == 0;
+}
+
 bool MachineHas(Isa isa) { return OfThisMachine().Has(isa); }
+
+bool Runs(Isa cap, Isa needed) { return Includes(cap, needed) && MachineHas(needed); }
 
 std::string CpuModel() {
 #if LOWBIT_X86

@@ -14,6 +14,8 @@ namespace lowbit {
 // so). kScalar belongs to every architecture.
 //
 //   x86   kAvx512Popcnt is what Ice Lake and Zen 4 brought beside VNNI: VPOPCNTDQ, BITALG and VBMI (vpermb)
+//         kAmx is AMX-INT8 beside all of that (Sapphire Rapids), where the operating system lets this process
+//         use the tile registers
 //   ARM   kNeon is the base of AArch64 (ARMv8.0: Cortex-A53, A72), kDotprod has SDOT (Cortex-A55, A76), kI8mm
 //         SMMLA (Neoverse V1, Cortex-A510)
 enum class Isa : uint8_t {
@@ -23,6 +25,7 @@ enum class Isa : uint8_t {
   kAvxVnni,
   kAvx512Vnni,
   kAvx512Popcnt,
+  kAmx,
   kNeon,
   kDotprod,
   kI8mm,
@@ -40,7 +43,15 @@ bool Includes(Isa isa, Isa needed);
 // What this machine can run, detected once (x86: CPUID and XCR0; ARM: the operating system's list); not
 // capped.
 bool MachineHas(Isa isa);
+// Both. (Levels of one machine may have gaps: AVX-VNNI below AVX-512, everything below an emulated AMX.)
+bool Runs(Isa cap, Isa needed);
 std::vector<Isa> MachineIsaLevels();
+
+// Linux gives a process the 8 KB of tile registers only when it asks (arch_prctl), once for all of its threads,
+// and not where it cannot: kernels before 5.16, filters of system calls, sandboxes that have a kernel of their
+// own, a thread whose alternate signal stack is too small for them. `arch_prctl` is the system call, 0 for
+// success.
+bool GetsTileRegisters(long (*arch_prctl)(int code, unsigned long argument));
 
 // The CPU's own name with family, model and stepping (a virtual machine's name alone says little); on ARM the
 // numbers of every kind of core. One line of printable ASCII. Measurements are valid for CPUs of equal text.

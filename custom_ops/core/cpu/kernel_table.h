@@ -32,7 +32,7 @@ class ConvKernel {
   virtual size_t PackedBytes() const = 0;
 };
 
-inline constexpr size_t kMaxWorkspaceBytes = 512 * 1024;
+inline constexpr size_t kMaxWorkspaceBytes = 768 * 1024;
 
 // What there is to say about a kernel.
 struct KernelInfo {

@@ -305,10 +305,9 @@ void FedMatmul::Run(const FedMatmulShape& s, const uint8_t* a, const uint8_t* b,
 }  // namespace
 
 std::unique_ptr<FedMatmulKernel> FedMatmulX86(const FedMatmulSpec& spec, Isa isa) {
-  if (Includes(isa, Isa::kAvx512Vnni))
-    return std::make_unique<FedMatmul>(spec, kIgemmAvx512Vnni, "avx512vnni");
-  if (Includes(isa, Isa::kAvxVnni)) return std::make_unique<FedMatmul>(spec, kIgemmAvxVnni, "avxvnni");
-  if (Includes(isa, Isa::kAvx2)) return std::make_unique<FedMatmul>(spec, kIgemmAvx2Wide, "avx2");
+  if (Runs(isa, Isa::kAvx512Vnni)) return std::make_unique<FedMatmul>(spec, kIgemmAvx512Vnni, "avx512vnni");
+  if (Runs(isa, Isa::kAvxVnni)) return std::make_unique<FedMatmul>(spec, kIgemmAvxVnni, "avxvnni");
+  if (Runs(isa, Isa::kAvx2)) return std::make_unique<FedMatmul>(spec, kIgemmAvx2Wide, "avx2");
   return std::make_unique<FedMatmul>(spec, kIgemmSse41Wide, "sse41");
 }
 

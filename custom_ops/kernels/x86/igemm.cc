@@ -58,6 +58,8 @@ constexpr size_t kMaxReach = 64 * 1024;
 // Pointers of one block of pixels.
 constexpr size_t kPointerBytes = 128 * 1024;
 constexpr size_t kMinBlockPixels = 12;
+// What an engine copies of one block of pixels; it stays in L2.
+constexpr size_t kOperandBytes = 320 * 1024;
 
 // Bipolar activations are never multiplied as they are, see above.
 bool CopiesAll(const ConvSpec& spec) { return spec.x.encoding == Encoding::kBipolar; }
@@ -137,18 +139,31 @@ struct BlockGrid {
   size_t band_pitch = 0, band_rows = 0;
 };
 
-constexpr size_t kMaxBlockPixels = 256;
+constexpr size_t kMaxBlockPixels = 256, kBlockPixelsStep = 4;
 // A small layer is cut into more blocks than the pointers require, for the threads; not below this many
 // pixels, where a block's tiles no longer share the weights well.
 constexpr size_t kMinSharedPixels = 48;
 
-BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const ConvShape& s, bool single_rows,
-                     size_t wanted_blocks) {
+// Whether a block may have so many pixels.
+bool BlockFits(const WindowLayout& w, const IgemmEngine& engine, size_t pixels) {
+  return pixels * w.segments * sizeof(void*) <= kPointerBytes &&
+         (engine.operand_bytes == nullptr ||
+          engine.operand_bytes(pixels, w.segments, w.groups) <= kOperandBytes);
+}
+
+size_t MaxBlockPixels(const WindowLayout& w, const IgemmEngine& engine) {
+  size_t pixels = kMinBlockPixels;
+  while (pixels < kMaxBlockPixels && BlockFits(w, engine, pixels + kBlockPixelsStep))
+    pixels += kBlockPixelsStep;
+  return pixels;
+}
+
+BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const IgemmEngine& engine,
+                     const ConvShape& s, bool single_rows, size_t wanted_blocks) {
   BlockGrid grid;
   if (s.OutPixels() == 0) return grid;
   const size_t out_h = static_cast<size_t>(s.out_h), out_w = static_cast<size_t>(s.out_w);
-  const size_t limit =
-      std::clamp(kPointerBytes / (w.segments * sizeof(void*)), kMinBlockPixels, kMaxBlockPixels);
+  const size_t limit = MaxBlockPixels(w, engine);
   if (!single_rows && !w.copied) {
     const size_t total = static_cast<size_t>(s.OutPixels());
     const size_t shared = std::clamp(wanted_blocks, size_t{1}, std::max(size_t{1}, total / kMinSharedPixels));
@@ -180,10 +195,11 @@ BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const ConvSha
 
 // The parts of a thread's scratch memory, as offsets.
 struct Workspace {
-  size_t pad_row = 0, tail = 0, band = 0, rows = 0, row_sums = 0, bytes = 0;
+  size_t pad_row = 0, tail = 0, band = 0, rows = 0, row_sums = 0, operands = 0, bytes = 0;
 };
 
-Workspace PlanWorkspace(const WindowLayout& w, const BlockGrid& grid, size_t row_sum_groups) {
+Workspace PlanWorkspace(const WindowLayout& w, const IgemmEngine& engine, const BlockGrid& grid,
+                        size_t row_sum_groups) {
   Workspace ws;
   ScratchLayout scratch;
   ws.pad_row = scratch.Take(w.reach);
@@ -191,6 +207,8 @@ Workspace PlanWorkspace(const WindowLayout& w, const BlockGrid& grid, size_t row
   ws.band = scratch.Take(grid.band_pitch * grid.band_rows);
   ws.rows = scratch.Take(w.segments * grid.pixels * sizeof(void*));
   ws.row_sums = scratch.Take(row_sum_groups * grid.pixels * sizeof(int32_t));
+  if (engine.operand_bytes != nullptr)
+    ws.operands = scratch.Take(engine.operand_bytes(grid.pixels, w.segments, w.groups));
   ws.bytes = scratch.bytes();
   return ws;
 }
@@ -202,7 +220,7 @@ class IgemmKernel final : public ConvKernel {
   // args.shape is the whole convolution's, also where the kernel computes only the outputs of its grid.
   void Run(const ConvArgs& args, ThreadPool& pool) const override;
   size_t WorkspaceBytes(const ConvShape& shape) const override {
-    return PlanWorkspace(window_, Plan(Shape(shape)), RowSumGroups()).bytes;
+    return PlanWorkspace(window_, engine_, Plan(Shape(shape)), RowSumGroups()).bytes;
   }
   size_t PackedBytes() const override { return weights_->size() + epilogue_.Bytes(); }
 
@@ -217,7 +235,8 @@ class IgemmKernel final : public ConvKernel {
   }
   BlockGrid Plan(const ConvShape& shape) const {
     const auto wanted = static_cast<size_t>(std::min(Cycles(shape) / kTaskCycles, kFewTasks));
-    return PlanBlocks(geometry_, window_, shape, output_.interleaved, DivideUp(wanted, panels_.size()));
+    return PlanBlocks(geometry_, window_, engine_, shape, output_.interleaved,
+                      DivideUp(wanted, panels_.size()));
   }
   // Index in y of a pixel of the grid; `row` counts the rows of all images.
   size_t PixelOf(const ConvShape& whole, const ConvShape& own, size_t row, size_t column) const {
@@ -243,8 +262,9 @@ class IgemmKernel final : public ConvKernel {
   const OutputGrid output_;
   WindowLayout window_;
   EpilogueTables epilogue_;
-  const bool doubles_;   // bipolar activations: the band holds twice the codes
-  uint8_t x_shift_ = 0;  // added to every byte of x: makes signed codes unsigned
+  const bool doubles_;     // bipolar activations: the band holds twice the codes
+  uint8_t x_shift_ = 0;    // added to every byte of x: makes signed codes unsigned
+  bool x_signed_ = false;  // or they are multiplied as they are
   size_t groups_per_flush_ = 0;
   bool splits_ = false;   // weight values of 9 bits are two weights each (LoadWeights)
   uint8_t pad_byte_ = 0;  // the code of a tap outside the image, as stored in x
@@ -316,7 +336,8 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
   const size_t channels = static_cast<size_t>(g.out_channels);
   ChannelWeights weights;
 
-  x_shift_ = static_cast<uint8_t>(XShift(spec));
+  x_signed_ = engine_.multiplies_signed && spec.x.encoding == Encoding::kSigned;
+  x_shift_ = x_signed_ ? uint8_t{0} : static_cast<uint8_t>(XShift(spec));
   pad_byte_ = static_cast<uint8_t>(spec.x_zero_point);
   // Group merging needs weights without row sums, so the shifts must be known before the panels.
   // bias - zx * sum (w - zw), which wraps like the accumulators do.
@@ -364,7 +385,7 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
       panel.vectors = static_cast<int>(width);
       panels_.push_back(panel);
       offsets.push_back(bytes);
-      bytes += window_.segments * window_.groups * width * lanes *
+      bytes += RoundUp(window_.segments * window_.groups, engine_.step_groups) * width * lanes *
                (engine_.layout == WeightLayout::kWords ? 8 : 4);
       vector += width;
     }
@@ -563,7 +584,10 @@ void IgemmKernel::SumRows(const IgemmBlock& block, int32_t* sums) const {
       uint32_t sum = 0;
       for (size_t s = 0; s < block.segments; ++s) {
         const uint8_t* x = block.rows[s * block.pitch + p] + group * bytes;
-        for (size_t i = 0; i < bytes; ++i) sum += static_cast<uint8_t>(x[i] + x_shift_);
+        for (size_t i = 0; i < bytes; ++i) {
+          sum += x_signed_ ? static_cast<uint32_t>(static_cast<int8_t>(x[i]))
+                           : static_cast<uint8_t>(x[i] + x_shift_);
+        }
       }
       sums[group * block.pitch + p] = static_cast<int32_t>(sum);
     }
@@ -574,7 +598,7 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const ConvShape shape = Shape(args.shape);
   if (shape.OutPixels() == 0) return;
   const BlockGrid grid = Plan(shape);
-  const Workspace ws = PlanWorkspace(window_, grid, RowSumGroups());
+  const Workspace ws = PlanWorkspace(window_, engine_, grid, RowSumGroups());
 
   // Blocks of pixels are dealt out first. Every task of a block that is split by panels sets up the pointers
   // again, at about a cycle each; such a task is large enough for that to be a hundredth of its work.
@@ -603,6 +627,8 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     block.all_panels_end = panels_.data() + panels_.size();
     block.bias = bias_.data();
     block.x_shift = static_cast<int32_t>(x_shift_ * 0x01010101u);
+    block.x_signed = x_signed_;
+    block.operands = scratch + ws.operands;
     block.groups_per_flush = groups_per_flush_;
     block.output = {&epilogue_.view(), 0, 1, static_cast<const uint8_t*>(args.residual), args.y};
     for (size_t i = first_block; i < end_block; ++i) {
@@ -753,8 +779,7 @@ std::string Refuse(const ConvSpec& spec) {
   if (w.copied && !BandFits(g, w))
     return "the window of one pixel exceeds the band into which bipolar activations are copied";
   if (w.reach > kMaxReach) return "a row of input channels exceeds the workspace";
-  if (w.segments * kMinBlockPixels * sizeof(void*) > kPointerBytes)
-    return "kernel window exceeds the workspace";
+  if (!BlockFits(w, kEngine, kMinBlockPixels)) return "kernel window exceeds the workspace";
   if (kEngine.narrow && !FitsNarrow(CopiesAll(spec) ? InBand(spec) : spec, w)) {
     return "products of these weights overflow 16-bit accumulators too soon";
   }
@@ -808,6 +833,10 @@ std::span<const KernelRow> IgemmRows() {
                          "dense and grouped layers: vpdpbusd"),
       Row<kIgemmAvx512Vnni>("igemm_u8s8_6x64_avx512vnni", "conv", Isa::kAvx512Vnni,
                             "dense and grouped layers: vpdpbusd"),
+#if LOWBIT_HAS_AMX
+      Row<kIgemmAmx>("igemm_s8_32x32_amx", "conv", Isa::kAmx, "dense and grouped layers: tdpbusd, tdpbssd"),
+      Row<kIgemmAmx>("igemm_phases_s8_32x32_amx", "conv_transpose", Isa::kAmx, kPhases),
+#endif
       Row<kIgemmSse41Narrow>("igemm_phases_u8s8_acc16_6x8_sse41", "conv_transpose", Isa::kSse41, kPhases),
       Row<kIgemmSse41Wide>("igemm_phases_u8s16_4x8_sse41", "conv_transpose", Isa::kSse41, kPhases),
       Row<kIgemmAvx2Narrow>("igemm_phases_u8s8_acc16_6x16_avx2", "conv_transpose", Isa::kAvx2, kPhases),

@@ -42,7 +42,9 @@ struct IgemmBlock {
   const int32_t* row_sum_weight;
   const int32_t* pixel_bias;  // [pixels], added to every accumulator of the pixel; or null
   int32_t x_shift;            // added to each byte of x modulo 256 (four times the same byte)
+  bool x_signed;              // bytes of x are multiplied as int8; x_shift is 0 then
   size_t groups_per_flush;    // 16-bit accumulators only: groups whose products their sum surely holds
+  uint8_t* operands;          // engines that gather: OperandBytes(pixels, segments, groups), else null
   TileOutput output;
 };
 
@@ -52,6 +54,12 @@ struct IgemmEngine {
   int max_vectors;  // of a panel
   WeightLayout layout;
   bool narrow;  // 16-bit accumulators: exact only for small weights
+  // Groups are multiplied so many at a time: the weights of a panel, all segments one behind the other, end
+  // in groups of zeros.
+  size_t step_groups = 1;
+  bool multiplies_signed = false;  // takes signed x as it is (IgemmBlock::x_signed)
+  // Bytes of IgemmBlock::operands that a block needs; null where it copies nothing.
+  size_t (*operand_bytes)(size_t pixels, size_t segments, size_t groups) = nullptr;
   // For the cost model, sustained on Zen 5 (benchmarks/pairs.py): products; outputs started and finished; and
   // how many of its `tile_rows` pixels a tile takes as long as where it has fewer, waiting for its weights
   // and for its own sums.
@@ -68,6 +76,6 @@ struct IgemmEngine {
 
 // Defined in igemm_<isa>.cc.
 extern const IgemmEngine kIgemmSse41Narrow, kIgemmSse41Wide, kIgemmAvx2Narrow, kIgemmAvx2Wide, kIgemmAvxVnni,
-    kIgemmAvx512Vnni;
+    kIgemmAvx512Vnni, kIgemmAmx;
 
 }  // namespace lowbit

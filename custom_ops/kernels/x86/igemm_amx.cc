@@ -1,0 +1,278 @@
+// igemm on AMX-INT8: blocks of up to 32 pixels x 32 channels, four tiles of sums, in panels of 64 channels.
+//
+//                       weights, 16 groups of a panel    [64 values of k] x 16 channels, twice
+//                                        |
+//   32 pixels   [16 pixels] x 64 bytes   v
+//   of x        [16 pixels] x 64 bytes  -> 4 products of 16 x 16 x 64, 16 cycles each, for 4 loads
+//
+// The weights lie as for vpdpbusd (igemm_tile.h): 16 groups of one vector are a tile. Of x a tile takes the same
+// 64 bytes of 16 segments, one per pixel:
+//
+//   in place   where the pixels' segments lie equally far apart and are whole steps of 64 bytes: every 1x1 layer,
+//              and the inner pixels of a row
+//   gathered   else copied, one tile behind the other, once for all panels of the block. Segments that are no
+//              whole steps are put one behind the other: 49 taps of 3 channels, say, fill 3 steps.
+//
+// All tiles of a block have the same number of rows, as many as make them equally full; the last one begins
+// early enough to be full and its first rows, which the tile before it has computed, are not written twice: a
+// residual may lie where y does. Sums go through memory to the epilogue of the other igemm kernels.
+#include "kernels/x86/amx_tiles.h"
+#include "kernels/x86/igemm_tile.h"
+#if defined(LOWBIT_EMULATE_AMX)
+#include "kernels/x86/simd_avx2.h"
+#else
+#include "kernels/x86/simd_avx512.h"
+#endif
+
+namespace lowbit {
+namespace {
+
+constexpr size_t kLanes = 16, kStepGroups = 16, kStepBytes = 64;
+constexpr int kMaxVectors = 4;
+
+#if defined(LOWBIT_EMULATE_AMX)
+
+struct Simd : Avx2 {
+  static constexpr int kFinishedRows = 1;
+  static void Copy(uint8_t* to, const uint8_t* from, size_t bytes) { std::memcpy(to, from, bytes); }
+};
+
+#else
+
+struct Simd : Avx512 {
+  static constexpr int kFinishedRows = 4;
+  // Up to 64 bytes.
+  static void Copy(uint8_t* to, const uint8_t* from, size_t bytes) {
+    const __mmask64 mask = ~uint64_t{0} >> (64 - bytes);
+    _mm512_mask_storeu_epi8(to, mask, _mm512_maskz_loadu_epi8(mask, from));
+  }
+};
+
+#endif
+
+// The tiles of some pixels of x, step after step of k: `step` bytes from one to the next.
+struct Operand {
+  const uint8_t* first;
+  size_t pitch, step;
+};
+
+constexpr size_t Least(size_t a, size_t b) { return a < b ? a : b; }
+constexpr size_t Quotient(size_t value, size_t by) { return (value + by - 1) / by; }
+
+// How the k of a block is cut: into runs of consecutive steps, with an operand for each tile.
+struct Runs {
+  size_t count, steps;
+};
+
+Runs RunsOf(size_t segments, size_t groups) {
+  if (groups % kStepGroups == 0) return {segments, groups / kStepGroups};
+  return {1, Quotient(segments * groups, kStepGroups)};
+}
+
+size_t OperandBytes(size_t pixels, size_t segments, size_t groups) {
+  const Runs runs = RunsOf(segments, groups);
+  return Quotient(pixels, kTileRows) * runs.count * (runs.steps * kTileBytes + sizeof(Operand));
+}
+
+// Where the tiles of a block lie among its pixels.
+struct Tiling {
+  size_t count, rows, pixels;
+  size_t First(size_t tile) const { return Least(tile * rows, pixels - rows); }
+};
+
+Tiling TilingOf(size_t pixels) {
+  const size_t count = Quotient(pixels, kTileRows);
+  return {count, Quotient(pixels, count), pixels};
+}
+
+// The pixels' pointers, if they are equally far apart.
+bool EquallyApart(const uint8_t* const* pointers, size_t count, size_t* pitch) {
+  *pitch = count > 1 ? static_cast<size_t>(pointers[1] - pointers[0]) : 0;
+  bool equal = true;
+  for (size_t i = 2; i < count; ++i) equal &= static_cast<size_t>(pointers[i] - pointers[i - 1]) == *pitch;
+  return equal;
+}
+
+// Finds or makes the operands of all tiles, [tile][run].
+void MakeOperands(const IgemmBlock& b, const Tiling& tiling, size_t x_offset, uint8_t* copies,
+                  Operand* operands) {
+  const Runs runs = RunsOf(b.segments, b.groups);
+  const bool whole = b.groups % kStepGroups == 0;
+  const size_t bytes = b.groups * 4;
+  for (size_t tile = 0; tile < tiling.count; ++tile) {
+    const uint8_t* const* pointers = b.rows + tiling.First(tile);
+    if (!whole) *operands++ = {copies, kTileRowBytes, kTileBytes};
+    for (size_t s = 0; s < b.segments; ++s, pointers += b.pitch) {
+      if (whole) {
+        size_t pitch;
+        if (EquallyApart(pointers, tiling.rows, &pitch)) {
+          *operands++ = {pointers[0] + x_offset, pitch, kStepBytes};
+          continue;
+        }
+        *operands++ = {copies, kTileRowBytes, kTileBytes};
+        for (size_t step = 0; step < runs.steps; ++step, copies += kTileBytes) {
+          for (size_t r = 0; r < tiling.rows; ++r) {
+            Simd::Copy(copies + r * kTileRowBytes, pointers[r] + x_offset + step * kStepBytes, kStepBytes);
+          }
+        }
+        continue;
+      }
+      for (size_t done = 0; done < bytes;) {
+        const size_t k = s * bytes + done, n = Least(bytes - done, kStepBytes - k % kStepBytes);
+        uint8_t* to = copies + k / kStepBytes * kTileBytes + k % kStepBytes;
+        for (size_t r = 0; r < tiling.rows; ++r) {
+          Simd::Copy(to + r * kTileRowBytes, pointers[r] + x_offset + done, n);
+        }
+        done += n;
+      }
+    }
+    if (!whole) copies += runs.steps * kTileBytes;
+  }
+}
+
+// One or two tiles of pixels by one or two vectors of channels: tiles 0..3 hold sums, 4 and 5 pixels, 6 and 7
+// weights. `weights` lie group_bytes apart from group to group.
+template <bool kSigned, int kTiles, int kVectors>
+void Multiply(const Runs& runs, const Operand* a0, const Operand* a1, const int8_t* weights,
+              size_t group_bytes, const int32_t* bias, int32_t* sums, size_t sums_pitch) {
+  // Sums begin at the bias: a tile whose rows are all the same one.
+  Tiles::Load<0>(bias, 0);
+  if constexpr (kVectors == 2) Tiles::Load<1>(bias + kLanes, 0);
+  if constexpr (kTiles == 2) Tiles::Load<2>(bias, 0);
+  if constexpr (kTiles == 2 && kVectors == 2) Tiles::Load<3>(bias + kLanes, 0);
+  for (size_t run = 0; run < runs.count; ++run) {
+    const uint8_t *x0 = a0[run].first, *x1 = a1[run].first;
+    for (size_t step = 0; step < runs.steps; ++step) {
+      Tiles::Load<4>(x0, a0[run].pitch);
+      Tiles::Load<6>(weights, group_bytes);
+      Tiles::Dot<kSigned, 0, 4, 6>();
+      if constexpr (kVectors == 2) {
+        Tiles::Load<7>(weights + kTileRowBytes, group_bytes);
+        Tiles::Dot<kSigned, 1, 4, 7>();
+      }
+      if constexpr (kTiles == 2) {
+        Tiles::Load<5>(x1, a1[run].pitch);
+        Tiles::Dot<kSigned, 2, 5, 6>();
+        if constexpr (kVectors == 2) Tiles::Dot<kSigned, 3, 5, 7>();
+        x1 += a1[run].step;
+      }
+      x0 += a0[run].step;
+      weights += kStepGroups * group_bytes;
+    }
+  }
+  const size_t pitch = sums_pitch * sizeof(int32_t);
+  Tiles::Store<0>(sums, pitch);
+  if constexpr (kVectors == 2) Tiles::Store<1>(sums + kLanes, pitch);
+  if constexpr (kTiles == 2) {
+    int32_t* second = sums + kTileRows * sums_pitch;
+    Tiles::Store<2>(second, pitch);
+    if constexpr (kVectors == 2) Tiles::Store<3>(second + kLanes, pitch);
+  }
+}
+
+// The epilogue of `count` pixels from `pixel` on.
+template <int NV>
+void Finish(const IgemmBlock& b, const IgemmPanel& panel, const int32_t* sums, size_t sums_pitch,
+            size_t pixel, size_t count) {
+  TileArgs t{&b, &panel, nullptr, pixel, nullptr, 0};
+  const auto finish = [&]<int MR>() __attribute__((always_inline)) {
+    Simd::I acc[MR][NV];
+    for (int r = 0; r < MR; ++r) {
+      for (int v = 0; v < NV; ++v)
+        acc[r][v] =
+            Simd::Load(sums + static_cast<size_t>(r) * sums_pitch + static_cast<size_t>(v) * Simd::kLanes);
+    }
+    FinishTile<Simd, MR, NV>(t, acc);
+    sums += MR * sums_pitch;
+    t.pixel += MR;
+    count -= MR;
+  };
+  while (count >= static_cast<size_t>(Simd::kFinishedRows)) finish.template operator()<Simd::kFinishedRows>();
+  while (count > 0) finish.template operator()<1>();
+}
+
+using FinishFunction = void (*)(const IgemmBlock&, const IgemmPanel&, const int32_t*, size_t, size_t, size_t);
+
+constexpr int kMaxFinishedVectors = kMaxVectors * static_cast<int>(kLanes) / Simd::kLanes;
+
+// By the number of vectors.
+struct FinishTable {
+  FinishFunction run[kMaxFinishedVectors];
+  constexpr FinishTable() : run() { Fill<1>(); }
+  template <int NV>
+  constexpr void Fill() {
+    run[NV - 1] = &Finish<NV>;
+    if constexpr (NV < kMaxFinishedVectors) Fill<NV + 1>();
+  }
+};
+
+template <bool kSigned>
+void RunBlock(const IgemmBlock& b) {
+  static constexpr FinishTable kFinish;
+  const Tiling tiling = TilingOf(b.pixels);
+  const Runs runs = RunsOf(b.segments, b.groups);
+  uint8_t* copies = b.operands;
+  Operand* operands =
+      reinterpret_cast<Operand*>(copies + tiling.count * runs.count * runs.steps * kTileBytes);
+  alignas(64) int32_t sums[2 * kTileRows * kMaxVectors * kLanes];
+
+  TileConfig config;
+  for (int t = 0; t < 8; ++t) {
+    config.rows[t] = t < 6 ? static_cast<uint8_t>(tiling.rows) : uint8_t{kTileRows};
+    config.row_bytes[t] = kTileRowBytes;
+  }
+  const TileScope scope(config);
+  for (size_t p = 0; p < b.panel_count; ++p) {
+    const IgemmPanel& panel = b.panels[p];
+    if (p == 0 || panel.x_offset != b.panels[p - 1].x_offset)
+      MakeOperands(b, tiling, panel.x_offset, copies, operands);
+    const size_t vectors = static_cast<size_t>(panel.vectors), sums_pitch = vectors * kLanes;
+    const size_t group_bytes = vectors * kTileRowBytes;
+    const FinishFunction finish = kFinish.run[Quotient(panel.count, static_cast<size_t>(Simd::kLanes)) - 1];
+    for (size_t tile = 0; tile < tiling.count; tile += 2) {
+      const bool two = tile + 1 < tiling.count;
+      const Operand* a0 = operands + tile * runs.count;
+      const Operand* a1 = two ? a0 + runs.count : a0;
+      for (size_t v = 0; v < vectors; v += 2) {
+        const auto multiply = two ? (v + 1 < vectors ? &Multiply<kSigned, 2, 2> : &Multiply<kSigned, 2, 1>)
+                                  : (v + 1 < vectors ? &Multiply<kSigned, 1, 2> : &Multiply<kSigned, 1, 1>);
+        multiply(runs, a0, a1, panel.weights + v * kTileRowBytes, group_bytes,
+                 b.bias + panel.channel + v * kLanes, sums + v * kLanes, sums_pitch);
+      }
+      for (size_t i = tile; i < tile + 1 + (two ? 1 : 0); ++i) {
+        const size_t known = i * tiling.rows - tiling.First(i);
+        finish(b, panel, sums + ((i - tile) * kTileRows + known) * sums_pitch, sums_pitch, i * tiling.rows,
+               tiling.rows - known);
+      }
+    }
+  }
+}
+
+void Run(const IgemmBlock& block) {
+  if (block.x_signed) {
+    RunBlock<true>(block);
+  } else {
+    RunBlock<false>(block);
+  }
+}
+
+}  // namespace
+
+const IgemmEngine kIgemmAmx = {
+    .lanes = static_cast<int>(kLanes),
+    .max_vectors = kMaxVectors,
+    .layout = WeightLayout::kBytes,
+    .narrow = false,
+    .step_groups = kStepGroups,
+    .multiplies_signed = true,
+    .operand_bytes = &OperandBytes,
+    .macs_per_cycle = 600.0,
+    .outputs_per_cycle = 4.0,
+    .tile_rows = 16,
+    .least_rows = 8,
+    .run = &Run,
+    .sum_weights = nullptr,
+    .sum_rows = nullptr,
+};
+
+}  // namespace lowbit
