@@ -186,6 +186,38 @@ def test_kernels_are_left_out_in_turns(environment, tmp_path):
         assert len(found["names"]["nothing"]["rounds"]) == 2
 
 
+def test_two_gpus_are_fed_from_one_queue(environment, tmp_path):
+    """gpu_throughput.py, briefly: both devices alone and together, then only what was not measured yet."""
+    model = qdq_conv(dynamic=True)
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in list(value.type.tensor_type.shape.dim)[2:]:
+            dim.dim_value = 8
+    source = save(model, tmp_path / "model.onnx")
+    command = [sys.executable, str(ROOT / "benchmarks/gpu_throughput.py"), "--model", f"conv={source}"]
+    command += ["--rounds", "2", "--seconds", "0.02", "--commit", "none", "--out", str(tmp_path)]
+
+    def rows(device: str, loads: str) -> dict:
+        state = str(tmp_path / f"{device}.json")
+        more = ["--device", device, "--loads", loads, "--state", state]
+        done = subprocess.run([*command, *more], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads((tmp_path / "gpu_throughput.json").read_text())
+
+    first = rows("fake", "3:1")
+    assert first["machine"]["device"] == "fake device 0 and fake device 1"
+    more = rows("fake", "3:1,2:3")
+    assert [row[:3] for row in more["tables"][0]["rows"]] == [
+        [batch, threads, place] for batch, threads in ((3, 1), (2, 3)) for place in ("host", "device")
+    ]
+    for place, found in first["raw"].items():
+        assert list(found["names"]) == ["fake:0", "fake:1", "all"]
+        assert more["raw"][place] == found
+    alone = rows("fake:1", "2:2")
+    assert alone["machine"]["device"] == "fake device 1"
+    assert "one GPU" in alone["notes"][-1]
+    assert [row[4:8] for row in alone["tables"][0]["rows"]] == [["-"] * 4] * 2
+
+
 def test_the_benchmarks_run(environment, tmp_path):
     """Briefly; what they measure here means nothing."""
     for script, more in (
