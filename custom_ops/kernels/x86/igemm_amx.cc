@@ -15,7 +15,8 @@
 //
 // All tiles of a block have the same number of rows, as many as make them equally full; the last one begins
 // early enough to be full and its first rows, which the tile before it has computed, are not written twice: a
-// residual may lie where y does. Sums go through memory to the epilogue of the other igemm kernels.
+// residual may lie where y does. Sums go through memory to the epilogue of the other igemm kernels, while the next
+// tiles are multiplied (Waiting).
 #include "kernels/x86/amx_tiles.h"
 #include "kernels/x86/igemm_tile.h"
 #if defined(LOWBIT_EMULATE_AMX)
@@ -32,15 +33,15 @@ constexpr int kMaxVectors = 4;
 
 #if defined(LOWBIT_EMULATE_AMX)
 
+constexpr size_t kFinishedRows = 1;  // pixels whose epilogue is done at once
 struct Simd : Avx2 {
-  static constexpr int kFinishedRows = 1;
   static void Copy(uint8_t* to, const uint8_t* from, size_t bytes) { std::memcpy(to, from, bytes); }
 };
 
 #else
 
+constexpr size_t kFinishedRows = 4;
 struct Simd : Avx512 {
-  static constexpr int kFinishedRows = 4;
   // Up to 64 bytes.
   static void Copy(uint8_t* to, const uint8_t* from, size_t bytes) {
     const __mmask64 mask = ~uint64_t{0} >> (64 - bytes);
@@ -130,11 +131,103 @@ void MakeOperands(const IgemmBlock& b, const Tiling& tiling, size_t x_offset, ui
   }
 }
 
+// The epilogue of some pixels of a panel, from their sums in memory.
+using FinishFunction = void (*)(const IgemmBlock&, const IgemmPanel&, const int32_t* sums, size_t pitch,
+                                size_t pixel, size_t count);
+
+template <int NV>
+void Finish(const IgemmBlock& b, const IgemmPanel& panel, const int32_t* sums, size_t pitch, size_t pixel,
+            size_t count) {
+  TileArgs t{&b, &panel, nullptr, pixel, nullptr, 0};
+  const auto finish = [&]<int MR>() __attribute__((always_inline)) {
+    Simd::I acc[MR][NV];
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v)
+        acc[r][v] = Simd::Load(sums + static_cast<size_t>(r) * pitch + static_cast<size_t>(v) * Simd::kLanes);
+    }
+    FinishTile<Simd, MR, NV>(t, acc);
+    sums += MR * pitch;
+    t.pixel += MR;
+    count -= MR;
+  };
+  while (count >= kFinishedRows) finish.template operator()<kFinishedRows>();
+  while (count > 0) finish.template operator()<1>();
+}
+
+constexpr int kMaxFinishedVectors = kMaxVectors * static_cast<int>(kLanes) / Simd::kLanes;
+
+// By the number of vectors.
+struct FinishTable {
+  FinishFunction run[kMaxFinishedVectors];
+  constexpr FinishTable() : run() { Fill<1>(); }
+  template <int NV>
+  constexpr void Fill() {
+    run[NV - 1] = &Finish<NV>;
+    if constexpr (NV < kMaxFinishedVectors) Fill<NV + 1>();
+  }
+};
+
+constexpr FinishTable kFinish;
+
+// Sums of two tiles of pixels by a panel that wait for their epilogue. It is done piece by piece between the
+// products of the next two tiles: those take the tile unit 16 cycles each, in which the vector units would have
+// nothing to do, and the other way round.
+class Waiting {
+ public:
+  // `steps`: products after which all of it should be done.
+  void Begin(const IgemmPanel& panel, const int32_t* sums, size_t pitch, size_t steps) {
+    panel_ = &panel;
+    finish_ = kFinish.run[Quotient(panel.count, static_cast<size_t>(Simd::kLanes)) - 1];
+    sums_ = sums;
+    pitch_ = pitch;
+    count_ = range_ = 0;
+    pieces_ = done_ = passed_ = 0;
+    steps_ = steps;
+  }
+  // Rows [row, row + count) of the sums belong to the pixels from `pixel` on.
+  void Add(size_t row, size_t pixel, size_t count) {
+    ranges_[count_++] = {row, pixel, count};
+    pieces_ += Quotient(count, kFinishedRows);
+  }
+  // After a step of the products.
+  void Step(const IgemmBlock& b) {
+    for (++passed_; done_ < pieces_ && done_ * steps_ < pieces_ * passed_;) Piece(b);
+  }
+  void End(const IgemmBlock& b) {
+    while (done_ < pieces_) Piece(b);
+  }
+
+ private:
+  struct Range {
+    size_t row, pixel, count;
+  };
+
+  void Piece(const IgemmBlock& b) {
+    Range& range = ranges_[range_];
+    const size_t count = Least(range.count, kFinishedRows);
+    finish_(b, *panel_, sums_ + range.row * pitch_, pitch_, range.pixel, count);
+    range = {range.row + count, range.pixel + count, range.count - count};
+    if (range.count == 0) ++range_;
+    ++done_;
+  }
+
+  const IgemmPanel* panel_ = nullptr;
+  FinishFunction finish_ = nullptr;
+  const int32_t* sums_ = nullptr;
+  size_t pitch_ = 0;
+  Range ranges_[2] = {};
+  size_t count_ = 0, range_ = 0;
+  size_t pieces_ = 0, done_ = 0, steps_ = 1, passed_ = 0;
+};
+
 // One or two tiles of pixels by one or two vectors of channels: tiles 0..3 hold sums, 4 and 5 pixels, 6 and 7
-// weights. `weights` lie group_bytes apart from group to group.
+// weights, whose groups lie group_bytes apart.
 template <bool kSigned, int kTiles, int kVectors>
-void Multiply(const Runs& runs, const Operand* a0, const Operand* a1, const int8_t* weights,
-              size_t group_bytes, const int32_t* bias, int32_t* sums, size_t sums_pitch) {
+void Multiply(const IgemmBlock& b, const Runs& runs, const Operand* a0, const Operand* a1,
+              const int8_t* weights, size_t group_bytes, const int32_t* bias, int32_t* sums,
+              size_t sums_pitch, Waiting& waiting) {
   // Sums begin at the bias: a tile whose rows are all the same one.
   Tiles::Load<0>(bias, 0);
   if constexpr (kVectors == 2) Tiles::Load<1>(bias + kLanes, 0);
@@ -158,6 +251,7 @@ void Multiply(const Runs& runs, const Operand* a0, const Operand* a1, const int8
       }
       x0 += a0[run].step;
       weights += kStepGroups * group_bytes;
+      waiting.Step(b);
     }
   }
   const size_t pitch = sums_pitch * sizeof(int32_t);
@@ -170,51 +264,16 @@ void Multiply(const Runs& runs, const Operand* a0, const Operand* a1, const int8
   }
 }
 
-// The epilogue of `count` pixels from `pixel` on.
-template <int NV>
-void Finish(const IgemmBlock& b, const IgemmPanel& panel, const int32_t* sums, size_t sums_pitch,
-            size_t pixel, size_t count) {
-  TileArgs t{&b, &panel, nullptr, pixel, nullptr, 0};
-  const auto finish = [&]<int MR>() __attribute__((always_inline)) {
-    Simd::I acc[MR][NV];
-    for (int r = 0; r < MR; ++r) {
-      for (int v = 0; v < NV; ++v)
-        acc[r][v] =
-            Simd::Load(sums + static_cast<size_t>(r) * sums_pitch + static_cast<size_t>(v) * Simd::kLanes);
-    }
-    FinishTile<Simd, MR, NV>(t, acc);
-    sums += MR * sums_pitch;
-    t.pixel += MR;
-    count -= MR;
-  };
-  while (count >= static_cast<size_t>(Simd::kFinishedRows)) finish.template operator()<Simd::kFinishedRows>();
-  while (count > 0) finish.template operator()<1>();
-}
-
-using FinishFunction = void (*)(const IgemmBlock&, const IgemmPanel&, const int32_t*, size_t, size_t, size_t);
-
-constexpr int kMaxFinishedVectors = kMaxVectors * static_cast<int>(kLanes) / Simd::kLanes;
-
-// By the number of vectors.
-struct FinishTable {
-  FinishFunction run[kMaxFinishedVectors];
-  constexpr FinishTable() : run() { Fill<1>(); }
-  template <int NV>
-  constexpr void Fill() {
-    run[NV - 1] = &Finish<NV>;
-    if constexpr (NV < kMaxFinishedVectors) Fill<NV + 1>();
-  }
-};
-
 template <bool kSigned>
 void RunBlock(const IgemmBlock& b) {
-  static constexpr FinishTable kFinish;
   const Tiling tiling = TilingOf(b.pixels);
   const Runs runs = RunsOf(b.segments, b.groups);
   uint8_t* copies = b.operands;
   Operand* operands =
       reinterpret_cast<Operand*>(copies + tiling.count * runs.count * runs.steps * kTileBytes);
-  alignas(64) int32_t sums[2 * kTileRows * kMaxVectors * kLanes];
+  alignas(64) int32_t sums[2][2 * kTileRows * kMaxVectors * kLanes];
+  size_t turn = 0;
+  Waiting waiting;
 
   TileConfig config;
   for (int t = 0; t < 8; ++t) {
@@ -226,26 +285,29 @@ void RunBlock(const IgemmBlock& b) {
     const IgemmPanel& panel = b.panels[p];
     if (p == 0 || panel.x_offset != b.panels[p - 1].x_offset)
       MakeOperands(b, tiling, panel.x_offset, copies, operands);
-    const size_t vectors = static_cast<size_t>(panel.vectors), sums_pitch = vectors * kLanes;
-    const size_t group_bytes = vectors * kTileRowBytes;
-    const FinishFunction finish = kFinish.run[Quotient(panel.count, static_cast<size_t>(Simd::kLanes)) - 1];
+    const size_t vectors = static_cast<size_t>(panel.vectors), pitch = vectors * kLanes;
     for (size_t tile = 0; tile < tiling.count; tile += 2) {
       const bool two = tile + 1 < tiling.count;
       const Operand* a0 = operands + tile * runs.count;
       const Operand* a1 = two ? a0 + runs.count : a0;
+      int32_t* const to = sums[turn];
       for (size_t v = 0; v < vectors; v += 2) {
-        const auto multiply = two ? (v + 1 < vectors ? &Multiply<kSigned, 2, 2> : &Multiply<kSigned, 2, 1>)
-                                  : (v + 1 < vectors ? &Multiply<kSigned, 1, 2> : &Multiply<kSigned, 1, 1>);
-        multiply(runs, a0, a1, panel.weights + v * kTileRowBytes, group_bytes,
-                 b.bias + panel.channel + v * kLanes, sums + v * kLanes, sums_pitch);
+        const bool pair = v + 1 < vectors;
+        const auto multiply = two ? (pair ? &Multiply<kSigned, 2, 2> : &Multiply<kSigned, 2, 1>)
+                                  : (pair ? &Multiply<kSigned, 1, 2> : &Multiply<kSigned, 1, 1>);
+        multiply(b, runs, a0, a1, panel.weights + v * kTileRowBytes, vectors * kTileRowBytes,
+                 b.bias + panel.channel + v * kLanes, to + v * kLanes, pitch, waiting);
       }
-      for (size_t i = tile; i < tile + 1 + (two ? 1 : 0); ++i) {
-        const size_t known = i * tiling.rows - tiling.First(i);
-        finish(b, panel, sums + ((i - tile) * kTileRows + known) * sums_pitch, sums_pitch, i * tiling.rows,
-               tiling.rows - known);
+      waiting.End(b);
+      waiting.Begin(panel, to, pitch, Quotient(vectors, 2) * runs.count * runs.steps);
+      for (size_t i = 0; i < (two ? 2 : 1); ++i) {
+        const size_t first = (tile + i) * tiling.rows, known = first - tiling.First(tile + i);
+        waiting.Add(i * kTileRows + known, first, tiling.rows - known);
       }
+      turn = 1 - turn;
     }
   }
+  waiting.End(b);
 }
 
 void Run(const IgemmBlock& block) {
