@@ -162,7 +162,7 @@ def each_isa_level() -> Outcome:
 
     total = Outcome()
     present = list(lowbit._native.isa_levels())
-    for level in ("scalar", "sse41", "avx2", "avxvnni", "avx512vnni", "avx512popcnt"):
+    for level in ("scalar", "sse41", "avx2", "avxvnni", "avx512vnni", "avx512popcnt", "amx"):
         if level not in present:
             print(f"skipped: LOWBIT_ISA={level}: this machine does not have it")
             continue
@@ -185,11 +185,15 @@ def runtime_library(compiler: str, name: str) -> str:
 def address_sanitizer() -> Outcome:
     """ASan and UBSan: the C++ tests, numerics and hostile models against an instrumented build.
 
-    By clang, which takes two thirds of the time that g++ takes for it, and which must not warn.
+    By clang, which takes two thirds of the time that g++ takes for it, and which must not warn. AMX is emulated
+    there, for the tests that name it; sessions take the best level that this machine has.
     """
     if not run(["tools/setup.sh", "clang"]):
         return Outcome(skipped="clang++ or its sanitizers are not installed and could not be")
     settings = ("LOWBIT_SANITIZE=address;undefined", "LOWBIT_TESTS=ON", "LOWBIT_WERROR=ON")
+    amx = {"LOWBIT_ISA": "avx512popcnt"} if platform.machine() == "x86_64" else {}
+    if amx:
+        settings += ("LOWBIT_EMULATE_AMX=ON",)
     site = install_variant("asan", *settings, CXX="clang++")
     # Races are ThreadSanitizer's to see.
     if site is None or not run(ctest(BUILD / "asan/cmake", "-E", "lowbit_concurrency_test")):
@@ -208,6 +212,7 @@ def address_sanitizer() -> Outcome:
         ASAN_OPTIONS="detect_leaks=0:alloc_dealloc_mismatch=0:abort_on_error=1",
         UBSAN_OPTIONS="print_stacktrace=1",
         LOWBIT_SANITIZED="1",
+        **amx,
     )
 
 

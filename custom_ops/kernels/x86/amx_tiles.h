@@ -38,6 +38,10 @@ struct Tiles {
   }
   static TileConfig Configuration() { return State().config; }
   template <int t>
+  static void Zero() {
+    std::memset(State().bytes[t], 0, kTileBytes);
+  }
+  template <int t>
   static void Load(const void* from, size_t pitch) {
     for (size_t r = 0; r < Rows(t); ++r)
       std::memcpy(State().bytes[t] + r * kTileRowBytes, static_cast<const uint8_t*>(from) + r * pitch,
@@ -50,18 +54,20 @@ struct Tiles {
   }
   template <bool kSignedA, int acc, int a, int b>
   static void Dot() {
+    const Registers& all = State();
     for (size_t m = 0; m < Rows(acc); ++m) {
-      for (size_t n = 0; n < RowBytes(acc) / 4; ++n) {
-        uint8_t* at = State().bytes[acc] + m * kTileRowBytes + n * 4;
-        uint32_t sum;
-        std::memcpy(&sum, at, 4);
-        for (size_t k = 0; k < RowBytes(a); ++k) {
-          const uint8_t x = State().bytes[a][m * kTileRowBytes + k];
-          const auto w = static_cast<int8_t>(State().bytes[b][k / 4 * kTileRowBytes + n * 4 + k % 4]);
-          sum += static_cast<uint32_t>((kSignedA ? static_cast<int8_t>(x) : int32_t{x}) * w);
+      uint32_t sums[kTileRows];
+      std::memcpy(sums, all.bytes[acc] + m * kTileRowBytes, sizeof(sums));
+      for (size_t group = 0; group < RowBytes(a) / 4; ++group) {
+        const uint8_t *x = all.bytes[a] + m * kTileRowBytes + group * 4,
+                      *w = all.bytes[b] + group * kTileRowBytes;
+        for (size_t k = 0; k < 4; ++k) {
+          const int32_t value = kSignedA ? static_cast<int8_t>(x[k]) : int32_t{x[k]};
+          for (size_t n = 0; n < kTileRows; ++n)
+            sums[n] += static_cast<uint32_t>(value * static_cast<int8_t>(w[n * 4 + k]));
         }
-        std::memcpy(at, &sum, 4);
       }
+      std::memcpy(State().bytes[acc] + m * kTileRowBytes, sums, sizeof(sums));
     }
   }
 
@@ -87,6 +93,10 @@ struct Tiles {
     TileConfig config;
     __asm__ volatile("sttilecfg %0" : "=m"(config));
     return config;
+  }
+  template <int t>
+  static void Zero() {
+    __asm__ volatile("tilezero %%tmm%c0" ::"i"(t));
   }
   template <int t>
   static void Load(const void* from, size_t pitch) {

@@ -64,7 +64,8 @@ constexpr size_t kOperandBytes = 320 * 1024;
 // Bipolar activations are never multiplied as they are, see above.
 bool CopiesAll(const ConvSpec& spec) { return spec.x.encoding == Encoding::kBipolar; }
 
-WindowLayout PlanWindow(const ConvGeometry& g, int lanes, bool merge_groups, bool allow_rows, bool copy_all) {
+WindowLayout PlanWindow(const ConvGeometry& g, const IgemmEngine& engine, bool merge_groups, bool allow_rows,
+                        bool copy_all) {
   WindowLayout w;
   const int64_t span_h = (g.kernel_h - 1) * g.dilation_h + 1;
   if (allow_rows && g.group == 1 && g.dilation_w == 1 && g.kernel_w > 1 &&
@@ -75,14 +76,15 @@ WindowLayout PlanWindow(const ConvGeometry& g, int lanes, bool merge_groups, boo
     w.segments = static_cast<size_t>(g.kernel_d * g.kernel_h);
     w.segment_bytes = static_cast<size_t>(g.kernel_w * g.in_channels);
   } else {
-    if (merge_groups) w.merged = static_cast<size_t>(std::clamp<int64_t>(lanes / g.GroupOut(), 1, g.group));
+    if (merge_groups)
+      w.merged = static_cast<size_t>(std::clamp<int64_t>(engine.lanes / g.GroupOut(), 1, g.group));
     w.copied = copy_all;
     w.segments = static_cast<size_t>(g.Taps());
     w.segment_bytes = w.merged * static_cast<size_t>(g.GroupIn());
   }
   w.groups = DivideUp(w.segment_bytes, 4);
   const size_t panel_groups = DivideUp(static_cast<size_t>(g.group), w.merged);
-  w.reach = (panel_groups - 1) * w.segment_bytes + w.groups * 4;
+  w.reach = (panel_groups - 1) * w.segment_bytes + RoundUp(w.groups, engine.step_groups) * 4;
   return w;
 }
 
@@ -361,7 +363,7 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
       row_sum_weight_.resize(channels + kEpiloguePadding);
     }
   }
-  window_ = PlanWindow(g, engine_.lanes, row_sum_weight_.empty(), !output_.interleaved, doubles_);
+  window_ = PlanWindow(g, engine_, row_sum_weight_.empty(), !output_.interleaved, doubles_);
   if (splits_) window_.segments *= 2;
   if (engine_.narrow) groups_per_flush_ = GroupsPerFlush(spec, window_);
 
@@ -775,7 +777,7 @@ std::string Refuse(const ConvSpec& spec) {
     if (g.stride_h > kMaxPhases || g.stride_w > kMaxPhases || g.stride_h * g.stride_w > kMaxPhases)
       return "strides of more than 64 phases";
   }
-  const WindowLayout w = PlanWindow(g, kEngine.lanes, true, !g.transposed, CopiesAll(spec));
+  const WindowLayout w = PlanWindow(g, kEngine, true, !g.transposed, CopiesAll(spec));
   if (w.copied && !BandFits(g, w))
     return "the window of one pixel exceeds the band into which bipolar activations are copied";
   if (w.reach > kMaxReach) return "a row of input channels exceeds the workspace";
@@ -788,23 +790,31 @@ std::string Refuse(const ConvSpec& spec) {
 
 // Measured on Zen 5: what a call takes beside its tiles, and setting up the pointer to a segment.
 constexpr double kCallCycles = 330, kPointerCycles = 1.3;
+// And of engines that copy x (Sapphire Rapids): beginning with a segment of a pixel, and the bytes of it.
+constexpr double kSegmentCycles = 3.0, kCopiedBytesPerCycle = 32;
 
 template <const IgemmEngine& kEngine>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const ConvGeometry& g = spec.geometry;
-  const WindowLayout w = PlanWindow(g, kEngine.lanes, true, !g.transposed, CopiesAll(spec));
+  const WindowLayout w = PlanWindow(g, kEngine, true, !g.transposed, CopiesAll(spec));
   const size_t panel_groups = DivideUp(static_cast<size_t>(g.group), w.merged);
   const size_t lanes = static_cast<size_t>(kEngine.lanes);
   const size_t vectors = DivideUp(w.merged * static_cast<size_t>(g.GroupOut()), lanes);
   const double phases = g.transposed ? static_cast<double>(g.stride_h * g.stride_w) : 1.0;
   const double channels = static_cast<double>(panel_groups * vectors * lanes);
   const double pixels = static_cast<double>(shape.OutPixels());
-  const double products = static_cast<double>(w.segments * w.groups * 4) / phases;
+  const double products =
+      static_cast<double>(RoundUp(w.segments * w.groups, kEngine.step_groups) * 4) / phases;
+  const bool copies = kEngine.operand_bytes != nullptr && w.segments > 1;
+  const double copied = !copies ? 0.0
+                                : static_cast<double>(w.segments) * kSegmentCycles +
+                                      static_cast<double>(w.segments * w.groups * 4) / kCopiedBytesPerCycle;
   // The last tile has fewer pixels than the others.
   const double rest = static_cast<double>(shape.OutPixels() % kEngine.tile_rows);
   const double rows = pixels - rest + (rest == 0 ? 0.0 : std::max(rest, kEngine.least_rows));
   return kCallCycles + rows * channels * products / kEngine.macs_per_cycle +
-         pixels * (channels / kEngine.outputs_per_cycle + static_cast<double>(w.segments) * kPointerCycles);
+         pixels * (channels / kEngine.outputs_per_cycle + static_cast<double>(w.segments) * kPointerCycles +
+                   static_cast<double>(panel_groups) * copied);
 }
 
 template <const IgemmEngine& kEngine>

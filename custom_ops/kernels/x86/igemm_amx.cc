@@ -8,10 +8,11 @@
 // The weights lie as for vpdpbusd (igemm_tile.h): 16 groups of one vector are a tile. Of x a tile takes the same
 // 64 bytes of 16 segments, one per pixel:
 //
-//   in place   where the pixels' segments lie equally far apart and are whole steps of 64 bytes: every 1x1 layer,
-//              and the inner pixels of a row
-//   gathered   else copied, one tile behind the other, once for all panels of the block. Segments that are no
-//              whole steps are put one behind the other: 49 taps of 3 channels, say, fill 3 steps.
+//   in place   where the pixels' segments lie equally far apart and are whole steps of 64 bytes, or there is but
+//              one: every 1x1 layer, and the inner pixels of a row
+//   gathered   else copied just before they are multiplied for the first time, for all panels of the block.
+//              Segments that are no whole steps are put one behind the other: 7 kernel rows of 21 bytes fill 3
+//              steps.
 //
 // All tiles of a block have the same number of rows, as many as make them equally full; the last one begins
 // early enough to be full and its first rows, which the tile before it has computed, are not written twice: a
@@ -51,7 +52,7 @@ struct Simd : Avx512 {
 
 #endif
 
-// The tiles of some pixels of x, step after step of k: `step` bytes from one to the next.
+// The tiles of some pixels of x, step after step of k: `step` bytes from one to the next, rows `pitch` apart.
 struct Operand {
   const uint8_t* first;
   size_t pitch, step;
@@ -60,19 +61,25 @@ struct Operand {
 constexpr size_t Least(size_t a, size_t b) { return a < b ? a : b; }
 constexpr size_t Quotient(size_t value, size_t by) { return (value + by - 1) / by; }
 
-// How the k of a block is cut: into runs of consecutive steps, with an operand for each tile.
+// How the k of a block is cut: into runs of consecutive steps, with an operand for each tile. The last step of a
+// single segment may end behind it: what is read there is multiplied by zeros.
 struct Runs {
   size_t count, steps;
+  bool in_place;  // where pixels are equally far apart
 };
 
 Runs RunsOf(size_t segments, size_t groups) {
-  if (groups % kStepGroups == 0) return {segments, groups / kStepGroups};
-  return {1, Quotient(segments * groups, kStepGroups)};
+  if (segments == 1 || groups % kStepGroups == 0) return {segments, Quotient(groups, kStepGroups), true};
+  return {1, Quotient(segments * groups, kStepGroups), false};
+}
+
+size_t CopiedBytes(size_t pixels, const Runs& runs) {
+  return Quotient(pixels, kTileRows) * runs.count * runs.steps * kTileBytes;
 }
 
 size_t OperandBytes(size_t pixels, size_t segments, size_t groups) {
   const Runs runs = RunsOf(segments, groups);
-  return Quotient(pixels, kTileRows) * runs.count * (runs.steps * kTileBytes + sizeof(Operand));
+  return CopiedBytes(pixels, runs) + Quotient(pixels, kTileRows) * runs.count * sizeof(Operand);
 }
 
 // Where the tiles of a block lie among its pixels.
@@ -86,48 +93,41 @@ Tiling TilingOf(size_t pixels) {
   return {count, Quotient(pixels, count), pixels};
 }
 
-// The pixels' pointers, if they are equally far apart.
+// Whether the pixels' pointers are equally far apart, and how far.
 bool EquallyApart(const uint8_t* const* pointers, size_t count, size_t* pitch) {
   *pitch = count > 1 ? static_cast<size_t>(pointers[1] - pointers[0]) : 0;
+  if (static_cast<size_t>(pointers[count - 1] - pointers[0]) != (count - 1) * *pitch) return false;
   bool equal = true;
   for (size_t i = 2; i < count; ++i) equal &= static_cast<size_t>(pointers[i] - pointers[i - 1]) == *pitch;
   return equal;
 }
 
-// Finds or makes the operands of all tiles, [tile][run].
-void MakeOperands(const IgemmBlock& b, const Tiling& tiling, size_t x_offset, uint8_t* copies,
-                  Operand* operands) {
-  const Runs runs = RunsOf(b.segments, b.groups);
-  const bool whole = b.groups % kStepGroups == 0;
+// Finds or makes the operands of a tile, one for each run.
+void MakeOperands(const IgemmBlock& b, const Tiling& tiling, const Runs& runs, size_t tile, size_t x_offset,
+                  uint8_t* copies, Operand* operands) {
+  copies += tile * runs.count * runs.steps * kTileBytes;
+  operands += tile * runs.count;
+  const uint8_t* const* pointers = b.rows + tiling.First(tile);
   const size_t bytes = b.groups * 4;
-  for (size_t tile = 0; tile < tiling.count; ++tile) {
-    const uint8_t* const* pointers = b.rows + tiling.First(tile);
-    if (!whole) *operands++ = {copies, kTileRowBytes, kTileBytes};
-    for (size_t s = 0; s < b.segments; ++s, pointers += b.pitch) {
-      if (whole) {
-        size_t pitch;
-        if (EquallyApart(pointers, tiling.rows, &pitch)) {
-          *operands++ = {pointers[0] + x_offset, pitch, kStepBytes};
-          continue;
-        }
-        *operands++ = {copies, kTileRowBytes, kTileBytes};
-        for (size_t step = 0; step < runs.steps; ++step, copies += kTileBytes) {
-          for (size_t r = 0; r < tiling.rows; ++r) {
-            Simd::Copy(copies + r * kTileRowBytes, pointers[r] + x_offset + step * kStepBytes, kStepBytes);
-          }
-        }
+  if (!runs.in_place) *operands = {copies, kTileRowBytes, kTileBytes};
+  for (size_t s = 0; s < b.segments; ++s, pointers += b.pitch) {
+    size_t begin = s * bytes, pitch;  // of the segment in k
+    if (runs.in_place) {
+      if (EquallyApart(pointers, tiling.rows, &pitch)) {
+        operands[s] = {pointers[0] + x_offset, pitch, kStepBytes};
         continue;
       }
-      for (size_t done = 0; done < bytes;) {
-        const size_t k = s * bytes + done, n = Least(bytes - done, kStepBytes - k % kStepBytes);
-        uint8_t* to = copies + k / kStepBytes * kTileBytes + k % kStepBytes;
-        for (size_t r = 0; r < tiling.rows; ++r) {
-          Simd::Copy(to + r * kTileRowBytes, pointers[r] + x_offset + done, n);
-        }
-        done += n;
-      }
+      operands[s] = {copies + s * runs.steps * kTileBytes, kTileRowBytes, kTileBytes};
+      begin = s * runs.steps * kStepBytes;
     }
-    if (!whole) copies += runs.steps * kTileBytes;
+    for (size_t done = 0; done < bytes;) {
+      const size_t k = begin + done, n = Least(bytes - done, kStepBytes - k % kStepBytes);
+      uint8_t* to = copies + k / kStepBytes * kTileBytes + k % kStepBytes;
+      const uint8_t* const* from = pointers;
+      for (size_t r = 0; r < tiling.rows; ++r, to += kTileRowBytes)
+        Simd::Copy(to, from[r] + x_offset + done, n);
+      done += n;
+    }
   }
 }
 
@@ -139,13 +139,19 @@ template <int NV>
 void Finish(const IgemmBlock& b, const IgemmPanel& panel, const int32_t* sums, size_t pitch, size_t pixel,
             size_t count) {
   TileArgs t{&b, &panel, nullptr, pixel, nullptr, 0};
+  Simd::I bias[NV];
+#pragma GCC unroll 8
+  for (int v = 0; v < NV; ++v)
+    bias[v] = Simd::Load(b.bias + panel.channel + static_cast<size_t>(v) * Simd::kLanes);
   const auto finish = [&]<int MR>() __attribute__((always_inline)) {
     Simd::I acc[MR][NV];
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v)
-        acc[r][v] = Simd::Load(sums + static_cast<size_t>(r) * pitch + static_cast<size_t>(v) * Simd::kLanes);
+        acc[r][v] = Simd::Add(
+            Simd::Load(sums + static_cast<size_t>(r) * pitch + static_cast<size_t>(v) * Simd::kLanes),
+            bias[v]);
     }
     FinishTile<Simd, MR, NV>(t, acc);
     sums += MR * pitch;
@@ -222,17 +228,22 @@ class Waiting {
   size_t pieces_ = 0, done_ = 0, steps_ = 1, passed_ = 0;
 };
 
+// Weights of the next panel, which are fetched into L2 while this one is multiplied.
+struct Fetch {
+  const int8_t* next;
+  size_t lines;  // after each step
+};
+
 // One or two tiles of pixels by one or two vectors of channels: tiles 0..3 hold sums, 4 and 5 pixels, 6 and 7
 // weights, whose groups lie group_bytes apart.
 template <bool kSigned, int kTiles, int kVectors>
 void Multiply(const IgemmBlock& b, const Runs& runs, const Operand* a0, const Operand* a1,
-              const int8_t* weights, size_t group_bytes, const int32_t* bias, int32_t* sums,
-              size_t sums_pitch, Waiting& waiting) {
-  // Sums begin at the bias: a tile whose rows are all the same one.
-  Tiles::Load<0>(bias, 0);
-  if constexpr (kVectors == 2) Tiles::Load<1>(bias + kLanes, 0);
-  if constexpr (kTiles == 2) Tiles::Load<2>(bias, 0);
-  if constexpr (kTiles == 2 && kVectors == 2) Tiles::Load<3>(bias + kLanes, 0);
+              const int8_t* weights, size_t group_bytes, int32_t* sums, size_t sums_pitch, Waiting& waiting,
+              Fetch& fetch) {
+  Tiles::Zero<0>();
+  if constexpr (kVectors == 2) Tiles::Zero<1>();
+  if constexpr (kTiles == 2) Tiles::Zero<2>();
+  if constexpr (kTiles == 2 && kVectors == 2) Tiles::Zero<3>();
   for (size_t run = 0; run < runs.count; ++run) {
     const uint8_t *x0 = a0[run].first, *x1 = a1[run].first;
     for (size_t step = 0; step < runs.steps; ++step) {
@@ -251,6 +262,8 @@ void Multiply(const IgemmBlock& b, const Runs& runs, const Operand* a0, const Op
       }
       x0 += a0[run].step;
       weights += kStepGroups * group_bytes;
+      for (size_t i = 0; i < fetch.lines; ++i, fetch.next += kTileRowBytes)
+        __builtin_prefetch(fetch.next, 0, 2);
       waiting.Step(b);
     }
   }
@@ -283,11 +296,19 @@ void RunBlock(const IgemmBlock& b) {
   const TileScope scope(config);
   for (size_t p = 0; p < b.panel_count; ++p) {
     const IgemmPanel& panel = b.panels[p];
-    if (p == 0 || panel.x_offset != b.panels[p - 1].x_offset)
-      MakeOperands(b, tiling, panel.x_offset, copies, operands);
+    const bool is_first = p == 0 || panel.x_offset != b.panels[p - 1].x_offset;
     const size_t vectors = static_cast<size_t>(panel.vectors), pitch = vectors * kLanes;
+    const size_t lines = runs.count * runs.steps * kStepGroups * vectors,
+                 steps = Quotient(tiling.count, 2) * Quotient(vectors, 2) * runs.count * runs.steps;
+    Fetch fetch{panel.weights + lines * kTileRowBytes, 0};
+    if (&panel + 1 < b.all_panels_end && lines * kTileRowBytes >= kFetchedPanelBytes)
+      fetch.lines = Quotient(lines, steps);
     for (size_t tile = 0; tile < tiling.count; tile += 2) {
       const bool two = tile + 1 < tiling.count;
+      if (is_first) {
+        MakeOperands(b, tiling, runs, tile, panel.x_offset, copies, operands);
+        if (two) MakeOperands(b, tiling, runs, tile + 1, panel.x_offset, copies, operands);
+      }
       const Operand* a0 = operands + tile * runs.count;
       const Operand* a1 = two ? a0 + runs.count : a0;
       int32_t* const to = sums[turn];
@@ -295,8 +316,8 @@ void RunBlock(const IgemmBlock& b) {
         const bool pair = v + 1 < vectors;
         const auto multiply = two ? (pair ? &Multiply<kSigned, 2, 2> : &Multiply<kSigned, 2, 1>)
                                   : (pair ? &Multiply<kSigned, 1, 2> : &Multiply<kSigned, 1, 1>);
-        multiply(b, runs, a0, a1, panel.weights + v * kTileRowBytes, vectors * kTileRowBytes,
-                 b.bias + panel.channel + v * kLanes, to + v * kLanes, pitch, waiting);
+        multiply(b, runs, a0, a1, panel.weights + v * kTileRowBytes, vectors * kTileRowBytes, to + v * kLanes,
+                 pitch, waiting, fetch);
       }
       waiting.End(b);
       waiting.Begin(panel, to, pitch, Quotient(vectors, 2) * runs.count * runs.steps);
@@ -328,10 +349,10 @@ const IgemmEngine kIgemmAmx = {
     .step_groups = kStepGroups,
     .multiplies_signed = true,
     .operand_bytes = &OperandBytes,
-    .macs_per_cycle = 600.0,
-    .outputs_per_cycle = 4.0,
+    .macs_per_cycle = 440.0,
+    .outputs_per_cycle = 2.5,
     .tile_rows = 16,
-    .least_rows = 8,
+    .least_rows = 16,
     .run = &Run,
     .sum_weights = nullptr,
     .sum_rows = nullptr,

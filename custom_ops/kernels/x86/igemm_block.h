@@ -60,9 +60,9 @@ struct IgemmEngine {
   bool multiplies_signed = false;  // takes signed x as it is (IgemmBlock::x_signed)
   // Bytes of IgemmBlock::operands that a block needs; null where it copies nothing.
   size_t (*operand_bytes)(size_t pixels, size_t segments, size_t groups) = nullptr;
-  // For the cost model, sustained on Zen 5 (benchmarks/pairs.py): products; outputs started and finished; and
-  // how many of its `tile_rows` pixels a tile takes as long as where it has fewer, waiting for its weights
-  // and for its own sums.
+  // For the cost model, sustained on Zen 5, those of AMX on Sapphire Rapids (benchmarks/pairs.py): products;
+  // outputs started and finished; and how many of its `tile_rows` pixels a tile takes as long as where it has
+  // fewer, waiting for its weights and for its own sums.
   double macs_per_cycle, outputs_per_cycle;
   int tile_rows;
   double least_rows;
