@@ -190,10 +190,10 @@ def address_sanitizer() -> Outcome:
     """
     if not run(["tools/setup.sh", "clang"]):
         return Outcome(skipped="clang++ or its sanitizers are not installed and could not be")
-    settings = ("LOWBIT_SANITIZE=address;undefined", "LOWBIT_TESTS=ON", "LOWBIT_WERROR=ON")
+    settings = ["LOWBIT_SANITIZE=address;undefined", "LOWBIT_TESTS=ON", "LOWBIT_WERROR=ON"]
     amx = {"LOWBIT_ISA": "avx512popcnt"} if platform.machine() == "x86_64" else {}
     if amx:
-        settings += ("LOWBIT_EMULATE_AMX=ON",)
+        settings.append("LOWBIT_EMULATE_AMX=ON")
     site = install_variant("asan", *settings, CXX="clang++")
     # Races are ThreadSanitizer's to see.
     if site is None or not run(ctest(BUILD / "asan/cmake", "-E", "lowbit_concurrency_test")):
