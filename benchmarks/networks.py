@@ -3,6 +3,7 @@
 python benchmarks/networks.py                              one thread, pinned to a core
 python benchmarks/networks.py --threads 2                  one and two threads in the same run, not pinned
 python benchmarks/networks.py --networks resnet50 --bits w8a8,w4a8,w4a4,w2a8,w2a2
+python benchmarks/networks.py --without winograd           also lowbit with the best of its other kernels
 
 All sessions of a network are open in one process and take turns in short blocks, so that whatever disturbs
 the machine disturbs all of them; the figure is the ratio of medians. Creation time and peak memory come from
@@ -13,9 +14,11 @@ float convolution, and OpenVINO's layers must have int8 kernels.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,8 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 import openvino_peer
+from lowbit import _native
+from lowbit.measure import tune
 from lowbit.measure.bench import PAUSE_SECONDS, Subject, fresh_process, pinned, take_turns
 from lowbit.models import NETWORKS, build, save
 from lowbit.models.calibration import images
@@ -90,6 +95,31 @@ def converted(source: Path) -> Path:
     return path
 
 
+@contextlib.contextmanager
+def kernels_without(algorithm: str, path: Path, threads: int) -> Iterator[None]:
+    """Sessions of the model opened inside take the best kernels of other algorithms, by its estimate.
+
+    A file of measured choices in a folder of its own says so.
+    """
+    report = tune.TuneReport("", _native.default_isa(), threads)
+    left_out = {row["name"] for row in _native.kernel_table() if row["algorithm"] == algorithm}
+    before = os.environ.get("LOWBIT_CACHE_DIR")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LOWBIT_CACHE_DIR"] = folder
+        tune.keep(
+            {
+                (problem.key, threads): next(name for name in problem.kernels if name not in left_out)
+                for problem in tune.problems_of(onnx.load(path), {}, report)
+            }
+        )
+        try:
+            yield
+        finally:
+            del os.environ["LOWBIT_CACHE_DIR"]
+            if before is not None:
+                os.environ["LOWBIT_CACHE_DIR"] = before
+
+
 def optimized_ops(path: Path) -> dict[str, int]:
     """Operator -> count of what ONNX Runtime makes of a stock model."""
     with tempfile.TemporaryDirectory() as folder:
@@ -106,7 +136,7 @@ def logits(path: Path, sample: npt.NDArray[np.float32]) -> npt.NDArray[np.float3
 
 
 def measure(
-    network: str, pairs: list[str], threads: list[int], rounds: int, openvino: bool
+    network: str, pairs: list[str], threads: list[int], rounds: int, openvino: bool, without: str
 ) -> tuple[list[Row], list[str]]:
     """Measures one network; returns the rows and what is worth noting."""
     notes = []
@@ -142,6 +172,9 @@ def measure(
             )
         for count in threads:
             add(f"lowbit {bits}", target, count)
+            if without:
+                with kernels_without(without, target, count):
+                    add(f"lowbit {bits} without {without}", target, count)
     if openvino:
         for count in threads:
             more = add_openvino(network, sample, count, rows, runs)
@@ -213,6 +246,7 @@ def main() -> None:
     parser.add_argument("--core", type=int, default=0, help="core of a run with one thread (default: 0)")
     parser.add_argument("--rounds", type=int, default=20, help="blocks of 50 ms per session (default: 20)")
     parser.add_argument("--no-openvino", action="store_true", help="leave OpenVINO out")
+    parser.add_argument("--without", default="", help="an algorithm that is left out for comparison")
     parser.add_argument("--name", help="name of the results file (default: networks_<threads>t)")
     options = parser.parse_args()
     openvino = not options.no_openvino and openvino_peer.available()
@@ -227,7 +261,9 @@ def main() -> None:
     tables, raw = [], {}
     for network in options.networks.split(","):
         with pinned([options.core] if len(threads) == 1 else []):
-            rows, more = measure(network, options.bits.split(","), threads, options.rounds, openvino)
+            rows, more = measure(
+                network, options.bits.split(","), threads, options.rounds, openvino, options.without
+            )
         notes += more
         disturbed = [f"{row.name} ({row.threads})" for row in rows if row.disturbed]
         if disturbed:

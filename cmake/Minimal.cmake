@@ -25,6 +25,7 @@ set(lowbit_kernel_families
     mla_pairs_12x8_neon "^[usb][1-6] [usb][1-6] "
     arm/bitserial "^[usb]([12] [usb][1-3]|3 [usb][12]) "
     x86/depthwise " depthwise "
+    x86/winograd "3x3 stride 1x1 [^d]"
     x86/bitserial "^[usb][1-4] [usb][1-4] "
     x86/lut "^[usb][1-6] [usb][12] ")
 

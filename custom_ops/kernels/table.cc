@@ -21,6 +21,7 @@
 #include "kernels/x86/fed_matmul.h"
 #include "kernels/x86/igemm.h"
 #include "kernels/x86/lut.h"
+#include "kernels/x86/winograd.h"
 #endif
 
 namespace lowbit {
@@ -37,6 +38,7 @@ std::vector<KernelRow> BuildTable() {
 #if LOWBIT_X86
   if constexpr (HasKernels("x86/depthwise")) add(DepthwiseRows());
   if constexpr (HasKernels("x86/igemm")) add(IgemmRows());
+  if constexpr (HasKernels("x86/winograd")) add(WinogradRows());
   if constexpr (HasKernels("x86/bitserial")) add(BitserialRows());
   if constexpr (HasKernels("x86/lut")) add(LutRows());
 #endif

@@ -1,8 +1,8 @@
 """Winograd kernels equal the reference kernel in every element, and refuse what would not be exact.
 
 The cases are the edges of these kernels: codes and weights at their ends, whose transforms are largest and
-whose sums must be cut into chunks of channels; tiles that reach over the image; groups of 4 and 8 tiles,
-blocks of them, several images in one; channels around the blocks of 8 and the panels of 8 and 16; every
+whose sums must be cut into chunks of channels; tiles that reach over the image; groups of up to 8 tiles,
+blocks of them, several images in one; channels around the blocks and the panels of 8, 16 and 32; every
 epilogue.
 """
 
@@ -31,8 +31,10 @@ ISA = {
 }
 MLA, SMLAL = "winograd_f4_mla_8x16_neon", "winograd_f4_smlal_8x8_neon"
 SDOT = "winograd_f2_sdot_8x8_dotprod"
+# What fewer bits of an operand or of a sum hold depends on the weights; the others compute all 8-bit layers.
+WORDS = [row for row in ISA if row not in (MLA, SDOT)]
 SEEDS = st.integers(0, 2**32 - 1)
-WORKSPACE_LIMIT = 256 * 1024
+WORKSPACE_LIMIT = (256 if MLA in ISA else 384) * 1024
 
 pytestmark = pytest.mark.skipif(not ISA, reason="this machine runs no Winograd kernel")
 rows = pytest.mark.parametrize("row", ISA)
@@ -106,7 +108,7 @@ def conv(
     "encodings", [("unsigned", "signed"), ("signed", "unsigned"), ("unsigned", "bipolar")]
 )
 def test_extreme_operands(encodings, bits, row, seeds):
-    """512 channels: where the sums are largest. SMLAL takes all of them, MLA what its lanes can hold."""
+    """512 channels: where the sums are largest. MLA takes what its lanes can hold, SDOT what fits a byte."""
     w_encoding, w_bits = encodings[1], bits
     if w_encoding == "bipolar":
         w_bits = 1
@@ -119,7 +121,7 @@ def test_extreme_operands(encodings, bits, row, seeds):
             node = conv(rng, [1, 5, 6, channels], 17, x=(encodings[0], bits), w=(w_encoding, w_bits),
                         extreme=True, zeros=False)  # fmt: skip
             reason = refusal(row, node)
-            assert row != SMLAL or not reason, reason
+            assert row not in WORDS or not reason, reason
             assert bits > fitting or not reason, reason
 
 
@@ -185,8 +187,7 @@ def test_refuses_other_geometry(row):
         assert "only 3x3 kernels of stride and dilation 1" in refusal(
             row, conv(rng, [1, 9, 9, 8], 8, **attrs)
         )
-    wide = conv(rng, [1, 3, 3, 1500], 2, w=("signed", 1))
-    assert "exceed the workspace" in refusal(row, wide) or row == SDOT
+    assert "exceed the workspace" in refusal(row, conv(rng, [1, 3, 3, 20000], 2, w=("signed", 1)))
 
 
 @rows
@@ -218,6 +219,24 @@ def test_weights_of_four_bits_and_one_more(row):
         weights[17, 8, 36] = value
         node.inputs[1] = pack(weights.reshape(21, -1), 5)
         assert not refusal(row, node)
+
+
+@pytest.mark.parametrize("row", WORDS)
+@pytest.mark.parametrize("beyond", [-1, 0, 1, 300])
+def test_sums_at_the_end_of_a_chunk(beyond, row):
+    """Sums of 255 |w| span 2^26 or 2^30, less or more than a chunk of channels may; both ends are met."""
+    rng = np.random.default_rng(9)
+    bits = 26 if "_f4_" in row else 30
+    magnitude = 2**bits // 255 + beyond
+    channels = magnitude // (9 * 120) + 1
+    weights = np.full(9 * channels, magnitude // (9 * channels))
+    weights[: magnitude % (9 * channels)] += 1
+    assert weights.sum() == magnitude
+    weights *= rng.choice([-1, 1], weights.shape)
+    node = conv(rng, [1, 3, 3, channels], 3, x=("unsigned", 8), w=("signed", 8), zeros=False, pads=[0] * 4)
+    node.inputs[0] = np.where(weights > 0, 255, 0).astype(np.uint8).reshape(1, 3, 3, channels)
+    node.inputs[1] = pack(np.stack([weights, -weights, np.abs(weights)]).astype(np.int8), 8)
+    assert not refusal(row, node)
 
 
 def test_sdot_dotprod_refuses_weights_that_transforms_take_out_of_8_bits():

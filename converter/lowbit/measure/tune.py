@@ -180,7 +180,7 @@ def tune(
     _require_cache(cache_path())  # before minutes of measuring
     report = TuneReport(str(cache_path()), isa or _native.default_isa(), count)
     try:
-        problems = list(_problems(proto, shapes or {}, report))
+        problems = list(problems_of(proto, shapes or {}, report))
         winners: dict[str, _Winner] = {}
         report.problems = len({problem.key for problem in problems})
         for problem in problems:
@@ -202,7 +202,7 @@ def tune(
 
 
 @dataclass(frozen=True)
-class _Problem:
+class Problem:
     """A node with everything that its kernels need."""
 
     node: NodeTuning
@@ -219,9 +219,9 @@ class _Winner:
     microseconds: dict[str, float]
 
 
-def _problems(
+def problems_of(
     model: onnx.ModelProto, shapes: Mapping[str, list[int]], report: TuneReport
-) -> Iterator[_Problem]:
+) -> Iterator[Problem]:
     """The nodes that have a choice; the report gets every node of the kernel table's ops."""
     from lowbit import _native
 
@@ -256,7 +256,7 @@ def _problems(
         candidates = plan["candidates"]
         limit = candidates[0]["cycles"] * FARTHEST_ESTIMATE
         kernels = [each["kernel"] for each in candidates if each["cycles"] <= limit]
-        yield _Problem(entry, attrs, inputs, plan["tune_key"], kernels[:MOST_CANDIDATES])
+        yield Problem(entry, attrs, inputs, plan["tune_key"], kernels[:MOST_CANDIDATES])
 
 
 def _codes(rng: np.random.Generator, name: str, tensors: Tensors, attrs: Mapping[str, Any]) -> Array | None:
@@ -270,7 +270,7 @@ def _codes(rng: np.random.Generator, name: str, tensors: Tensors, attrs: Mapping
     return rng.integers(low, high, sizes, endpoint=True).astype(dtype)
 
 
-def _measure(problem: _Problem, report: TuneReport) -> _Winner:
+def _measure(problem: Problem, report: TuneReport) -> _Winner:
     """Lets the candidates take turns, then the estimated choice and the fastest alone."""
     routed, times = problem.kernels[0], _race(problem, problem.kernels, report, ROUNDS)
     medians = np.median(times, axis=1)
@@ -284,7 +284,7 @@ def _measure(problem: _Problem, report: TuneReport) -> _Winner:
     return _Winner(fastest, gain, microseconds) if gain > LEAST_GAIN else _Winner(routed, 1.0, microseconds)
 
 
-def _race(problem: _Problem, kernels: Sequence[str], report: TuneReport, rounds: int) -> Array:
+def _race(problem: Problem, kernels: Sequence[str], report: TuneReport, rounds: int) -> Array:
     """Seconds of a run, [kernels, rounds]."""
     from lowbit import _native
 

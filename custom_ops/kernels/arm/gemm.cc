@@ -551,7 +551,7 @@ void GemmKernel::RunBlock(const Task& task, size_t first, size_t count, size_t f
             at += tile.count * tile_pixels;
           }
           if (chunk + 1 < chunks_.count) continue;
-          const GemmSums part{sums, scheme_.channels, pixel, pixels, panel.channel, panel.count};
+          const TileSums part{sums, scheme_.channels, pixel, pixels, panel.channel, panel.count};
           if (!row_sum_weight_.empty())
             AddRowSums(part, task.row_sums + pixel, row_sum_weight_.data() + panel.channel);
           FinishSums(output, part);

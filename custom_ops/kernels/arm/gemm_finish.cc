@@ -15,7 +15,7 @@ namespace {
 
 // Any epilogue: kVectors vectors of channels, kPixels pixels at a time.
 template <int kPixels, int kVectors>
-void FinishPixels(const TileOutput& output, const GemmSums& s, size_t first) {
+void FinishPixels(const TileOutput& output, const TileSums& s, size_t first) {
   int32x4_t acc[kPixels][kVectors];
 #pragma GCC unroll 4
   for (int p = 0; p < kPixels; ++p) {
@@ -27,7 +27,7 @@ void FinishPixels(const TileOutput& output, const GemmSums& s, size_t first) {
 }
 
 template <int kPixels, int kVectors>
-void Finish(const TileOutput& output, const GemmSums& s) {
+void Finish(const TileOutput& output, const TileSums& s) {
   size_t p = 0;
   for (; p + kPixels <= s.pixels; p += kPixels) FinishPixels<kPixels, kVectors>(output, s, p);
   for (; p < s.pixels; ++p) FinishPixels<1, kVectors>(output, s, p);
@@ -36,7 +36,7 @@ void Finish(const TileOutput& output, const GemmSums& s) {
 // 8 channels by Requantize8 or RequantizeResidual8, kMost pixels at a time. kPitch: of the sums where it is
 // known, which spares the addresses, else 0.
 template <class Requantize, int kMost, size_t kPitch>
-void FinishRequantize8(const TileOutput& output, const GemmSums& s, size_t channel) {
+void FinishRequantize8(const TileOutput& output, const TileSums& s, size_t channel) {
   const EpilogueView& e = *output.epilogue;
   const Requantize requantize(e, e.scale + s.channel + channel);
   const size_t pitch = output.pixel_step * e.channels;
@@ -73,7 +73,7 @@ void FinishRequantize8(const TileOutput& output, const GemmSums& s, size_t chann
 }
 
 template <class Requantize, int kMost>
-void FinishRequantize(const TileOutput& output, const GemmSums& s) {
+void FinishRequantize(const TileOutput& output, const TileSums& s) {
   for (size_t c = 0; c < s.count; c += 8) {
     switch (s.pitch) {
       case 8:
@@ -94,7 +94,7 @@ void FinishRequantize(const TileOutput& output, const GemmSums& s) {
 
 constexpr size_t kMaxChannels = 16;
 
-void FinishAny(const TileOutput& output, const GemmSums& s) {
+void FinishAny(const TileOutput& output, const TileSums& s) {
   switch ((s.count + 3) / 4) {
     case 1:
       return Finish<4, 1>(output, s);
@@ -109,7 +109,7 @@ void FinishAny(const TileOutput& output, const GemmSums& s) {
 
 }  // namespace
 
-void AddRowSums(const GemmSums& s, const int32_t* row_sums, const int32_t* weight) {
+void AddRowSums(const TileSums& s, const int32_t* row_sums, const int32_t* weight) {
   for (size_t p = 0; p < s.pixels; ++p) {
     for (size_t c = 0; c < s.pitch; c += 4) {
       int32_t* to = s.sums + p * s.pitch + c;
@@ -118,14 +118,14 @@ void AddRowSums(const GemmSums& s, const int32_t* row_sums, const int32_t* weigh
   }
 }
 
-void FinishSums(const TileOutput& output, const GemmSums& s) {
+void FinishSums(const TileOutput& output, const TileSums& s) {
   const EpilogueView& e = *output.epilogue;
   if (s.count % 8 == 0) {
     if (e.pack_clips && !e.has_residual) return FinishRequantize<Requantize8, 8>(output, s);
     if (RequantizeResidual8::Takes(e)) return FinishRequantize<RequantizeResidual8, 4>(output, s);
   }
   for (size_t c = 0; c < s.count; c += kMaxChannels) {
-    GemmSums part = s;
+    TileSums part = s;
     part.sums += c;
     part.channel += c;
     part.count = std::min(s.count - c, kMaxChannels);

@@ -24,14 +24,16 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/arm/gemm_finish.h"
+#include "kernels/arm/pipeline.h"
 #include "kernels/arm/winograd_product.h"
-#include "kernels/arm/winograd_scheme.h"
+#include "kernels/arm/winograd_schemes.h"
 #include "kernels/arm/winograd_transform.h"
 
 namespace lowbit {
 namespace {
 
-constexpr size_t kChannels = 16;
+constexpr size_t kChannels = 16, kProductBytes = 32;
 
 // 1 / odd modulo 2^16: Newton's step doubles the bits that are right, of which there are 3 at first.
 constexpr uint16_t Inverse(uint32_t odd) {
@@ -48,16 +50,17 @@ constexpr auto kTwoNinths = static_cast<int16_t>(static_cast<uint16_t>(2u * Inve
 struct Points {
   static constexpr bool kWords = true;
   static constexpr int kTile = 4, kOne = 1;
+  static constexpr int8_t kG[6][3] = {{1, 0, 0}, {1, 1, 1}, {1, -1, 1}, {1, 2, 4}, {4, 2, 1}, {0, 0, 1}};
 
   template <class D>
   static inline LOWBIT_ALWAYS_INLINE void Inputs(const D (&d)[6], int16x8_t (&r)[6]) {
-    const int16x8_t e1 = Minus(d[3], d[1]), e2 = Minus(d[4], d[2]);
-    r[0] = vmlsq_n_s16(e1, Minus(d[4], d[0]), kTwoFifths);
-    r[1] = vmlsq_n_s16(Plus(d[2], d[3]), vsubq_s16(e2, e1), 2);
-    r[2] = vmlsq_n_s16(Minus(d[3], d[2]), vaddq_s16(e1, e2), kTwoNinths);
+    const int16x8_t e1 = NeonRing::Minus(d[3], d[1]), e2 = NeonRing::Minus(d[4], d[2]);
+    r[0] = vmlsq_n_s16(e1, NeonRing::Minus(d[4], d[0]), kTwoFifths);
+    r[1] = vmlsq_n_s16(NeonRing::Plus(d[2], d[3]), vsubq_s16(e2, e1), 2);
+    r[2] = vmlsq_n_s16(NeonRing::Minus(d[3], d[2]), vaddq_s16(e1, e2), kTwoNinths);
     r[3] = vmlsq_n_s16(e1, e2, 2);
     r[4] = vmlsq_n_s16(e2, e1, 2);
-    r[5] = vmlsq_n_s16(e2, Minus(d[5], d[1]), kTwoFifths);
+    r[5] = vmlsq_n_s16(e2, NeonRing::Minus(d[5], d[1]), kTwoFifths);
   }
 
   // p^j q^(2-j) at each point.
@@ -109,7 +112,7 @@ void OutputTiles(const WinogradOutput& out) {
   const Requantizer<4> requantizer(*out.epilogue, out.channel);
   const size_t y_pitch = out.epilogue->channels;
   for (size_t tile = 0; tile < out.tiles; ++tile) {
-    const auto* products = reinterpret_cast<const int16_t*>(out.products + tile * kWinogradProductBytes);
+    const auto* products = reinterpret_cast<const int16_t*>(out.products + tile * kProductBytes);
     const auto load = [&](int point, int v) LOWBIT_ALWAYS_INLINE {
       return vld1q_s16(products + static_cast<size_t>(point) * point_pitch + v * 8);
     };
@@ -267,40 +270,41 @@ LOWBIT_PRODUCT(Product8, 8, 256, "v12", "v13", "v14", "v15")
 LOWBIT_PRODUCT(Product4, 4, 256, "v12", "v13", "v14", "v15")
 // clang-format on
 
-}  // namespace
+void Product(const WinogradProduct& p) { return p.tiles == 8 ? Product8(p) : Product4(p); }
 
 // 8 channels' steps of 8 tiles are 128 multiplications and 24 loads (modelled Cortex-A53). On A72 a
 // multiplication takes two cycles, and everything beside the products about half as many.
+constexpr WinogradCycles kInOrder = {
+    .group = 19, .tile = 16.75, .weights = 2260, .input = 470, .output = 700, .finish = 570, .sums = 90};
+constexpr WinogradCycles kOutOfOrder = {
+    .group = 4, .tile = 31.5, .weights = 1240, .input = 260, .output = 385, .finish = 310, .sums = 60};
+
+}  // namespace
+
 const WinogradScheme kWinogradMla = {
     .tile = Points::kTile,
     .channels = kChannels,
     .code_bytes = 2,
     .block = 8,
     .unit = 1,
+    .sum_bytes = 2,
+    .group = 8,
+    .granule = 4,
+    .pass_points = 36,
+    .scratch_bytes = 256 * 1024,
     .signed_inputs = false,
     .bits = 14,
     .chunks_per_widening = kChunksPerWidening,
-    .g = {{1, 0, 0}, {1, 1, 1}, {1, -1, 1}, {1, 2, 4}, {4, 2, 1}, {0, 0, 1}},
+    .g = Points::kG,
     .weights4 = &TransformWeights<Points, 4>,
     .weights8 = &TransformWeights<Points, 8>,
     .input = &TransformWords<Points>,
-    .product4 = &Product4,
-    .product8 = &Product8,
+    .product = &Product,
     .output = &Output,
-    .in_order = {.product4 = 86,
-                 .product8 = 153,
-                 .weights = 2260,
-                 .input = 470,
-                 .output = 700,
-                 .finish = 570,
-                 .sums = 90},
-    .out_of_order = {.product4 = 130,
-                     .product8 = 256,
-                     .weights = 1240,
-                     .input = 260,
-                     .output = 385,
-                     .finish = 310,
-                     .sums = 60},
+    .finish = &FinishSums,
+    .cycles = []() -> const WinogradCycles& {
+      return MachinePipeline() == Pipeline::kInOrder ? kInOrder : kOutOfOrder;
+    },
 };
 
 }  // namespace lowbit

@@ -22,7 +22,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/arm/winograd_scheme.h"
+#include "kernels/common/winograd_scheme.h"
 
 // clang-format off
 #define LOWBIT_HIGH(t, from, offset) "ldr %[" #t "], [%[" #from "], #" #offset "]\n"

@@ -1,72 +1,31 @@
 // Winograd F(2x2, 3x3) with 8-bit operands and 32-bit sums: SDOT. ARMv8.2 with the dot product extension.
 //
-// The points 0, 1, -1, infinity, of G the numerators; scale = 2, and of 4 y modulo 2^32 y is left modulo
-// 2^30. The transform takes an input to at most twice its range or four times its largest: codes of up to 6
-// bits around zero stay inside a byte. Weights grow up to 9 times: 4 bits always fit, 5 and 6 where the
-// actual ones do.
+// Transformed inputs, codes of up to 6 bits around zero, stay inside a byte. Weights grow up to 9 times: 4 bits
+// always fit, 5 and 6 where the actual ones do.
 #include <arm_neon.h>
 
 #include <cstdint>
 
-#include "kernels/arm/winograd_scheme.h"
+#include "kernels/arm/gemm_finish.h"
+#include "kernels/arm/winograd_schemes.h"
 #include "kernels/arm/winograd_transform.h"
 
 namespace lowbit {
 namespace {
 
-constexpr size_t kChannels = 8;
+constexpr size_t kChannels = 8, kProductBytes = 32;
 
-struct Points {
+struct Points : PointsOfTwo<NeonRing> {
   static constexpr bool kWords = false;
-  static constexpr int kTile = 2, kOne = 1;
-
-  static inline LOWBIT_ALWAYS_INLINE void Weights(const int8x16_t (&w)[3], int8x16_t (&r)[4]) {
-    const int8x16_t s = vaddq_s8(w[0], w[2]);
-    r[0] = w[0];
-    r[1] = vaddq_s8(s, w[1]);
-    r[2] = vsubq_s8(s, w[1]);
-    r[3] = w[2];
-  }
-
-  static inline LOWBIT_ALWAYS_INLINE void Inputs(const int8x16_t (&d)[4], int8x16_t (&r)[4]) {
-    r[0] = vsubq_s8(d[0], d[2]);
-    r[1] = vaddq_s8(d[1], d[2]);
-    r[2] = vsubq_s8(d[2], d[1]);
-    r[3] = vsubq_s8(d[1], d[3]);
-  }
-
-  static inline LOWBIT_ALWAYS_INLINE void Outputs(const int32x4_t (&t)[4], int32x4_t (&y)[2]) {
-    y[0] = vmlaq_n_s32(vaddq_s32(t[1], t[2]), t[0], 2);
-    y[1] = vmlsq_n_s32(vsubq_s32(t[1], t[2]), t[3], 2);
-  }
 };
 
 void Input(const WinogradInput& in) {
-  constexpr int kN = Points::kTile + 2;
   const int8x16_t shift = vdupq_n_s8(static_cast<int8_t>(in.shift));
-  uint8_t* to = in.to;
-  for (size_t block = 0; block < in.blocks; ++block, to += in.block_pitch) {
-    int8x16_t columns[kN][kN];
-#pragma GCC unroll 4
-    for (int x = 0; x < kN; ++x) {
-      int8x16_t d[kN], r[kN];
-#pragma GCC unroll 4
-      for (int y = 0; y < kN; ++y) {
-        const uint8_t* from = in.pixels[y * kN + x] + block * 16;
-        d[y] = vsubq_s8(vreinterpretq_s8_u8(vld1q_u8(from)), shift);
-      }
-      Points::Inputs(d, r);
-#pragma GCC unroll 4
-      for (int y = 0; y < kN; ++y) columns[y][x] = r[y];
-    }
-    uint8_t* point = to;
-#pragma GCC unroll 4
-    for (int y = 0; y < kN; ++y) {
-      int8x16_t r[kN];
-      Points::Inputs(columns[y], r);
-#pragma GCC unroll 4
-      for (int x = 0; x < kN; ++x, point += in.point_pitch) vst1q_u8(point, vreinterpretq_u8_s8(r[x]));
-    }
+  for (size_t block = 0; block < in.blocks; ++block) {
+    const auto load = [&](int i) LOWBIT_ALWAYS_INLINE {
+      return vsubq_s8(vreinterpretq_s8_u8(vld1q_u8(in.pixels[i] + block * 16)), shift);
+    };
+    TransformInputs<Points, int8x16_t>(load, in.to + block * in.block_pitch, in.point_pitch, kStoreVector);
   }
 }
 
@@ -84,7 +43,7 @@ inline LOWBIT_ALWAYS_INLINE void Multiply(const int8x16_t (&x)[kTiles], const ui
 }
 
 template <int kTiles>
-void Product(const WinogradProduct& p) {
+void ProductOf(const WinogradProduct& p) {
   const uint8_t *x_item = p.x, *w_item = p.w;
   uint8_t* to = p.to;
   for (size_t item = 0; item < p.count; ++item) {
@@ -131,7 +90,7 @@ void OutputTiles(const WinogradOutput& out) {
   const Requantizer<2> requantizer(*out.epilogue, out.channel);
   const size_t point_pitch = out.point_pitch / sizeof(int32_t);
   for (size_t tile = 0; tile < out.tiles; ++tile) {
-    const auto* products = reinterpret_cast<const int32_t*>(out.products + tile * kWinogradProductBytes);
+    const auto* products = reinterpret_cast<const int32_t*>(out.products + tile * kProductBytes);
     const auto load = [&](int point, int v) LOWBIT_ALWAYS_INLINE {
       return vld1q_s32(products + static_cast<size_t>(point) * point_pitch + v * 4);
     };
@@ -165,29 +124,36 @@ void Output(const WinogradOutput& out) {
   return out.direct != nullptr ? OutputTiles<true>(out) : OutputTiles<false>(out);
 }
 
-}  // namespace
+void Product(const WinogradProduct& p) { return p.tiles == 8 ? ProductOf<8>(p) : ProductOf<4>(p); }
 
 // Two SDOT a cycle (modelled Neoverse N1).
+constexpr WinogradCycles kCycles = {
+    .group = 4, .tile = 4, .weights = 300, .input = 40, .output = 60, .finish = 30, .sums = 60};
+
+}  // namespace
+
 const WinogradScheme kWinogradSdot = {
     .tile = Points::kTile,
     .channels = kChannels,
     .code_bytes = 1,
     .block = 16,
     .unit = 4,
+    .sum_bytes = 4,
+    .group = 8,
+    .granule = 4,
+    .pass_points = 16,
+    .scratch_bytes = 256 * 1024,
     .signed_inputs = true,
     .bits = 30,
     .chunks_per_widening = 1,
-    .g = {{1, 0, 0}, {1, 1, 1}, {1, -1, 1}, {0, 0, 1}},
+    .g = Points::kG,
     .weights4 = &TransformWeights<Points, 4>,
     .weights8 = &TransformWeights<Points, 8>,
     .input = &Input,
-    .product4 = &Product<4>,
-    .product8 = &Product<8>,
+    .product = &Product,
     .output = &Output,
-    .in_order =
-        {.product4 = 20, .product8 = 36, .weights = 300, .input = 40, .output = 60, .finish = 30, .sums = 60},
-    .out_of_order =
-        {.product4 = 20, .product8 = 36, .weights = 300, .input = 40, .output = 60, .finish = 30, .sums = 60},
+    .finish = &FinishSums,
+    .cycles = []() -> const WinogradCycles& { return kCycles; },
 };
 
 }  // namespace lowbit

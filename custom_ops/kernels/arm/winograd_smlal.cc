@@ -1,68 +1,20 @@
 // Winograd F(4x4, 3x3) with 16-bit operands and 32-bit sums: SMLAL, for operands of up to 8 bits. ARMv8.0.
-//
-// The usual points 0, 1, -1, 2, -2, infinity, whose transforms grow the operands least: 68 times a byte, 49
-// times a weight, inside 16 bits. G holds powers of two, A the rest: scale = 24, so 576 y = 9 * 64 y is found
-// modulo 2^32, and y modulo 2^26.
-//
-// With e0 = d2 - d0 and so on to e3 = d5 - d3 the values at the points are
-//
-//   0        4 d0 - 5 d2 + d4              e2 - 4 e0
-//   +-1      (d4 - 4 d2) +- (d3 - 4 d1)    (e2 - 3 d2) +- (e1 - 3 d1)
-//   +-2      (d4 - d2) +- 2 (d3 - d1)      e2 +- 2 e1
-//   infinity 4 d1 - 5 d3 + d5              e3 - 4 e1
 #include <arm_neon.h>
 
 #include <cstdint>
 
+#include "kernels/arm/gemm_finish.h"
+#include "kernels/arm/pipeline.h"
 #include "kernels/arm/winograd_product.h"
-#include "kernels/arm/winograd_scheme.h"
+#include "kernels/arm/winograd_schemes.h"
 #include "kernels/arm/winograd_transform.h"
 
 namespace lowbit {
 namespace {
 
-constexpr size_t kChannels = 8;
-// 1 / 9 modulo 2^32
-constexpr uint32_t kNinth = 954437177;
-static_assert(9 * kNinth == 1);
-
-struct Points {
+constexpr size_t kChannels = 8, kProductBytes = 32;
+struct Points : PointsOfFour<NeonRing> {
   static constexpr bool kWords = true;
-  static constexpr int kTile = 4, kOne = 1, kOneFactor = -4;
-
-  template <class D>
-  static inline LOWBIT_ALWAYS_INLINE void Inputs(const D (&d)[6], int16x8_t (&r)[6]) {
-    const int16x8_t e0 = Minus(d[2], d[0]), e1 = Minus(d[3], d[1]);
-    const int16x8_t e2 = Minus(d[4], d[2]), e3 = Minus(d[5], d[3]);
-    const int16x8_t even = MinusProduct(e2, d[2], 3), odd = MinusProduct(e1, d[1], 3);
-    r[0] = vmlsq_n_s16(e2, e0, 4);
-    r[1] = vaddq_s16(even, odd);
-    r[2] = vsubq_s16(even, odd);
-    r[3] = vmlaq_n_s16(e2, e1, 2);
-    r[4] = vmlsq_n_s16(e2, e1, 2);
-    r[5] = vmlsq_n_s16(e3, e1, 4);
-  }
-
-  static inline LOWBIT_ALWAYS_INLINE void Weights(const int16x8_t (&w)[3], int16x8_t (&r)[6]) {
-    const int16x8_t s = vaddq_s16(w[0], w[2]), m = vshlq_n_s16(w[1], 1);
-    const int16x8_t e = vaddq_s16(w[0], vshlq_n_s16(w[2], 2));
-    r[0] = w[0];
-    r[1] = vaddq_s16(s, w[1]);
-    r[2] = vsubq_s16(s, w[1]);
-    r[3] = vaddq_s16(e, m);
-    r[4] = vsubq_s16(e, m);
-    r[5] = w[2];
-  }
-
-  // 6 t0, -4 t1, -4 t2, t3, t4 and 24 t5 times the powers of the points.
-  static inline LOWBIT_ALWAYS_INLINE void Outputs(const int32x4_t (&t)[6], int32x4_t (&y)[4]) {
-    const int32x4_t s1 = vaddq_s32(t[1], t[2]), d1 = vsubq_s32(t[2], t[1]);
-    const int32x4_t s2 = vaddq_s32(t[3], t[4]), d2 = vsubq_s32(t[3], t[4]);
-    y[0] = vmlsq_n_s32(vmlaq_n_s32(s2, t[0], 6), s1, 4);
-    y[1] = vshlq_n_s32(vmlaq_n_s32(d2, d1, 2), 1);
-    y[2] = vshlq_n_s32(vsubq_s32(s2, s1), 2);
-    y[3] = vshlq_n_s32(vmlaq_n_s32(vmlaq_n_s32(d1, d2, 2), t[5], 6), 2);
-  }
 };
 
 // Without branches inside a row: what is independent can run side by side.
@@ -71,14 +23,14 @@ void OutputTiles(const WinogradOutput& out) {
   constexpr int kT = static_cast<int>(Points::kTile);
   int32x4_t offset[2], base[2];
   for (size_t v = 0; v < 2; ++v) {
-    offset[v] = vmulq_n_s32(vld1q_s32(out.offset + 4 * v), 576 / Points::kOneFactor);
+    offset[v] = vmulq_n_s32(vld1q_s32(out.offset + 4 * v), Points::kScale / Points::kOneFactor);
     base[v] = kAdds ? vdupq_n_s32(0) : vld1q_s32(out.base + 4 * v);
   }
-  const int32x4_t ninth = vreinterpretq_s32_u32(vdupq_n_u32(kNinth));
+  const int32x4_t ninth = vreinterpretq_s32_u32(vdupq_n_u32(Points::kOdd));
   const Requantizer<2> requantizer(*out.epilogue, out.channel);
   const size_t y_pitch = out.epilogue->channels, point_pitch = out.point_pitch / sizeof(int32_t);
   for (size_t tile = 0; tile < out.tiles; ++tile) {
-    const auto* products = reinterpret_cast<const int32_t*>(out.products + tile * kWinogradProductBytes);
+    const auto* products = reinterpret_cast<const int32_t*>(out.products + tile * kProductBytes);
     const auto load = [&](int point, int v) LOWBIT_ALWAYS_INLINE {
       return vld1q_s32(products + static_cast<size_t>(point) * point_pitch + v * 4);
     };
@@ -91,7 +43,7 @@ void OutputTiles(const WinogradOutput& out) {
 #pragma GCC unroll 8
       for (int i = 0; i < 2 * kT; ++i) {
         const int32x4_t before = kAdds ? vld1q_s32(sums + 4 * i) : base[i % 2];
-        sum[i] = vsraq_n_s32(before, vmulq_s32(y[i % 2][i / 2], ninth), 6);
+        sum[i] = vsraq_n_s32(before, vmulq_s32(y[i % 2][i / 2], ninth), Points::kShift);
         if (!kDirect) vst1q_s32(sums + 4 * i, sum[i]);
       }
       sums += out.row_pitch;
@@ -204,40 +156,41 @@ LOWBIT_PRODUCT(Product8, 8, 128)
 LOWBIT_PRODUCT(Product4, 4, 128)
 // clang-format on
 
-}  // namespace
+void Product(const WinogradProduct& p) { return p.tiles == 8 ? Product8(p) : Product4(p); }
 
 // 8 channels' steps of 8 tiles are 128 multiplications, 16 loads and an insertion (modelled Cortex-A53). On
 // A72 the loads run beside the products, and everything else takes about half as many cycles.
+constexpr WinogradCycles kInOrder = {
+    .group = 11, .tile = 17, .weights = 1030, .input = 496, .output = 700, .finish = 200, .sums = 90};
+constexpr WinogradCycles kOutOfOrder = {
+    .group = 1, .tile = 16.25, .weights = 570, .input = 270, .output = 385, .finish = 110, .sums = 60};
+
+}  // namespace
+
 const WinogradScheme kWinogradSmlal = {
     .tile = Points::kTile,
     .channels = kChannels,
     .code_bytes = 2,
     .block = 8,
     .unit = 1,
+    .sum_bytes = 4,
+    .group = 8,
+    .granule = 4,
+    .pass_points = 36,
+    .scratch_bytes = 256 * 1024,
     .signed_inputs = false,
     .bits = 26,
     .chunks_per_widening = 1,
-    .g = {{1, 0, 0}, {1, 1, 1}, {1, -1, 1}, {1, 2, 4}, {1, -2, 4}, {0, 0, 1}},
+    .g = Points::kG,
     .weights4 = &TransformWeights<Points, 4>,
     .weights8 = &TransformWeights<Points, 8>,
     .input = &TransformWords<Points>,
-    .product4 = &Product4,
-    .product8 = &Product8,
+    .product = &Product,
     .output = &Output,
-    .in_order = {.product4 = 79,
-                 .product8 = 147,
-                 .weights = 1030,
-                 .input = 496,
-                 .output = 700,
-                 .finish = 200,
-                 .sums = 90},
-    .out_of_order = {.product4 = 66,
-                     .product8 = 131,
-                     .weights = 570,
-                     .input = 270,
-                     .output = 385,
-                     .finish = 110,
-                     .sums = 60},
+    .finish = &FinishSums,
+    .cycles = []() -> const WinogradCycles& {
+      return MachinePipeline() == Pipeline::kInOrder ? kInOrder : kOutOfOrder;
+    },
 };
 
 }  // namespace lowbit

@@ -25,7 +25,9 @@
 //
 // Transformed weights are larger than the weights, 8 times where 36 values of 16 bits stand for 9 bytes. They
 // are computed for every block of tiles, a slice of the input channels of a panel at a time, in scratch
-// memory; what a kernel holds are the weights, in 4 or 8 bits. A factor that all values at a point have in
+// memory; what a kernel holds are the weights, in 4 or 8 bits. To hold them transformed would cost memory and
+// time: on Zen 3 with AVX2, reading them takes .035 ms of a 64 x 64 layer at 56 x 56, .06 of 128 x 128 at
+// 28 x 28, .26 of 256 x 256 at 14 x 14 and 1.5 of 512 x 512 at 7 x 7, computing them .03, .04, .1 and .4. A factor that all values at a point have in
 // common is left to A, so that G holds small powers of two and its products are few additions.
 #pragma once
 
@@ -33,15 +35,11 @@
 #include <cstdint>
 
 #include "kernels/common/epilogue_tables.h"
+#include "kernels/common/tile_output.h"
 
 namespace lowbit {
 
 inline constexpr size_t kWinogradMaxPoints = 36;
-// Input channels are transformed and multiplied in blocks, whose values take this much.
-inline constexpr size_t kWinogradBlockBytes = 16;
-// Tiles are multiplied in groups of 8 or 4. What is stored of a tile and a point in between are 32 bytes: the
-// sums of a panel of output channels.
-inline constexpr size_t kWinogradProductBytes = 32;
 // Products read this much beyond their operands.
 inline constexpr size_t kWinogradOverread = 128;
 
@@ -63,16 +61,17 @@ struct WinogradWeights {
   size_t groups;
   uint8_t* to;
   size_t point_pitch;  // in bytes
+  size_t pass;         // which points
 };
 
-// [block][tile][channels] times [block][channels][panel] -> [tile][panel], `count` times: of successive
+// For a group of tiles, [block][tile][channels] times [block][channels][panel] -> [tile][panel], `count` times: of successive
 // points, or of successive groups of tiles at one point. The steps lead from one product to the next, in
 // bytes.
 struct WinogradProduct {
   const uint8_t* x;
   const uint8_t* w;
   uint8_t* to;
-  size_t blocks, count;
+  size_t tiles, blocks, count;
   ptrdiff_t x_step, w_step, to_step;
   bool adds;  // to what `to` holds
 };
@@ -103,39 +102,50 @@ struct WinogradOutput {
   size_t channel, y_row_pitch;
 };
 
-// Modelled cycles of one block's products, for 4 and for 8 tiles; of transforming one block's weights, and
-// its inputs of one tile; of one tile's outputs of a chunk, and of finishing them; of a product's sums,
-// loaded and stored.
+// Cycles of one block's products, for a group of tiles and for each of them; of transforming one block's
+// weights, and its inputs of one tile; of one tile's outputs of a chunk, and of finishing them; of the sums of a
+// group's product, loaded and stored.
 struct WinogradCycles {
-  double product4, product8, weights, input, output, finish, sums;
+  double group, tile, weights, input, output, finish, sums;
+
+  constexpr double Product(size_t tiles) const { return group + static_cast<double>(tiles) * tile; }
 };
 
 struct WinogradScheme {
   size_t tile;      // m
-  size_t channels;  // of a panel: 8 or 16
+  size_t channels;  // of a panel
   // Operands: bytes of a transformed value, signed; channels of a block; and how many of them stand side by
   // side in the weights, [block][channels / unit][panel][unit].
   size_t code_bytes, block, unit;
+  size_t sum_bytes;  // of a product's sum
+  // Tiles are multiplied in groups of so many; the last group may be smaller, a multiple of `granule`.
+  size_t group, granule;
+  // Weights are transformed for so many points at a time, a divisor of Points().
+  size_t pass_points;
+  size_t scratch_bytes;  // of a thread
   // Transformed inputs are signed and about symmetric, as the u of the files' derivations, not unsigned.
   bool signed_inputs;
   int bits;  // outputs of a chunk are recovered modulo 2^bits
   size_t chunks_per_widening;
   // G, [n][3]. Whether G w G^T fits code_bytes is for the driver to see; the inputs' transforms do for all
   // activations that the row of the kernel table admits.
-  int8_t g[6][3];
+  const int8_t (*g)[3];
   void (*weights4)(const WinogradWeights& weights);  // of 4 bits each
   void (*weights8)(const WinogradWeights& weights);
   void (*input)(const WinogradInput& input);
-  void (*product4)(const WinogradProduct& product);
-  void (*product8)(const WinogradProduct& product);
+  void (*product)(const WinogradProduct& product);
   void (*output)(const WinogradOutput& output);
-  WinogradCycles in_order, out_of_order;
+  void (*finish)(const TileOutput& output, const TileSums& sums);
+  const WinogradCycles& (*cycles)();  // of this machine
 
   constexpr size_t Window() const { return tile + 2; }
   constexpr size_t Points() const { return Window() * Window(); }
+  constexpr size_t BlockBytes() const { return block * code_bytes; }      // of a tile's inputs at a point
+  constexpr size_t ProductBytes() const { return channels * sum_bytes; }  // of a tile's sums at a point
+  // Tiles that are multiplied together where `left` of them are to be.
+  constexpr size_t GroupOf(size_t left) const {
+    return left >= group ? group : (left + granule - 1) / granule * granule;
+  }
 };
-
-// Defined in winograd_<name>.cc.
-extern const WinogradScheme kWinogradMla, kWinogradSmlal, kWinogradSdot;
 
 }  // namespace lowbit
