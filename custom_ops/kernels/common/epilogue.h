@@ -145,6 +145,25 @@ inline void FinishChannels(const EpilogueView& e, const int32_t* acc, size_t c, 
   }
 }
 
+// MR pixels x NV vectors of accumulators, acc[r][v], are an array in registers; or they stay in memory until they
+// are used, which frees the registers for more pixels.
+template <class S>
+class SumsInMemory {
+ public:
+  // Those of a pixel are `pitch` before those of the next.
+  SumsInMemory(const int32_t* sums, size_t pitch) : sums_(sums), pitch_(pitch) {}
+
+  struct Row {
+    const int32_t* sums;
+    typename S::I operator[](int v) const { return S::Load(sums + static_cast<size_t>(v) * S::kLanes); }
+  };
+  Row operator[](int r) const { return {sums_ + static_cast<size_t>(r) * pitch_}; }
+
+ private:
+  const int32_t* const sums_;
+  const size_t pitch_;
+};
+
 // MR pixels x NV vectors of codes -> bytes of y. Four vectors are packed at a time, whichever pixels they
 // belong to: four(i, codes) computes those of the vectors i..i+3, counted through the tile; beyond its end
 // anything. `y` belongs to the first channel of the first pixel, `pitch` elements before that of the next.
@@ -189,9 +208,8 @@ inline __attribute__((always_inline)) void StoreCodes(const EpilogueView& e, siz
 // Requantize, clipped after the packing: four times fewer operations than clipping floats.
 // EpilogueTables::LimitAccumulators proves that no value leaves int32 and sets pack_clips. `scale` belongs to
 // the first channel, `residual` to that channel of the first pixel; of the residual whole vectors are read.
-template <class S, int MR, int NV, bool kResidual, bool kPartial>
-inline __attribute__((always_inline)) void RequantizeTile(const EpilogueView& e,
-                                                          const typename S::I (&acc)[MR][NV],
+template <class S, int MR, int NV, bool kResidual, bool kPartial, class Sums>
+inline __attribute__((always_inline)) void RequantizeTile(const EpilogueView& e, const Sums& acc,
                                                           const float* scale, size_t count,
                                                           const uint8_t* residual, uint8_t* y, size_t pitch) {
   static_assert(!(kResidual && kPartial));
@@ -217,10 +235,10 @@ inline __attribute__((always_inline)) void RequantizeTile(const EpilogueView& e,
 
 // A tail. Each step runs over the whole tile before the next one, so that the tile stays in registers and no
 // step is looked up twice. The codes are clipped as floats: of a tail no bound on its values is known.
-template <class S, int MR, int NV, bool kPartial>
-inline __attribute__((always_inline)) void TailTile(const EpilogueView& e, const typename S::I (&acc)[MR][NV],
-                                                    size_t channel, size_t count, const uint8_t* residual,
-                                                    uint8_t* y, size_t pitch) {
+template <class S, int MR, int NV, bool kPartial, class Sums>
+inline __attribute__((always_inline)) void TailTile(const EpilogueView& e, const Sums& acc, size_t channel,
+                                                    size_t count, const uint8_t* residual, uint8_t* y,
+                                                    size_t pitch) {
   const EpilogueView view = e;
   typename S::F values[MR * NV];
   const auto for_all = [&](const auto& step) __attribute__((always_inline)) {
@@ -274,9 +292,9 @@ inline __attribute__((always_inline)) void TailTile(const EpilogueView& e, const
 }
 
 // Thresholds as a line.
-template <class S, int MR, int NV, bool kPartial>
-inline __attribute__((always_inline)) void LineTile(const EpilogueView& e, const typename S::I (&acc)[MR][NV],
-                                                    size_t channel, size_t count, uint8_t* y, size_t pitch) {
+template <class S, int MR, int NV, bool kPartial, class Sums>
+inline __attribute__((always_inline)) void LineTile(const EpilogueView& e, const Sums& acc, size_t channel,
+                                                    size_t count, uint8_t* y, size_t pitch) {
   const EpilogueView view = e;
   const float *gain = view.line_gain + channel, *offset = view.line_offset + channel;
   StoreCodes<S, MR, NV, kPartial>(
@@ -295,10 +313,10 @@ inline __attribute__((always_inline)) void LineTile(const EpilogueView& e, const
 
 // Thresholds. A vector of them is loaded once for all pixels of the tile, whose codes take the place of their
 // accumulators.
-template <class S, int MR, int NV, bool kPartial>
-inline __attribute__((always_inline)) void ThresholdTile(const EpilogueView& e,
-                                                         const typename S::I (&acc)[MR][NV], size_t channel,
-                                                         size_t count, uint8_t* y, size_t pitch) {
+template <class S, int MR, int NV, bool kPartial, class Sums>
+inline __attribute__((always_inline)) void ThresholdTile(const EpilogueView& e, const Sums& acc,
+                                                         size_t channel, size_t count, uint8_t* y,
+                                                         size_t pitch) {
   const EpilogueView view = e;
   typename S::I codes[MR * NV];
 #pragma GCC unroll 4

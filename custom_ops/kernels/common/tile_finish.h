@@ -11,8 +11,8 @@
 namespace lowbit {
 namespace {
 
-template <class S, int MR, int NV>
-inline __attribute__((always_inline)) void StoreTile(int32_t* to, const typename S::I (&acc)[MR][NV]) {
+template <class S, int MR, int NV, class Sums>
+inline __attribute__((always_inline)) void StoreTile(int32_t* to, const Sums& acc) {
 #pragma GCC unroll 16
   for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 4
@@ -33,11 +33,11 @@ __attribute__((noinline)) void FinishMemory(const TileOutput& out, size_t pixel,
   }
 }
 
-// The same for accumulators in registers, where the common cases stay. (NV - 1) * kLanes < count.
-template <class S, int MR, int NV>
+// The same for accumulators acc[r][v] (epilogue.h): an array in registers, where the common cases stay, or
+// SumsInMemory. (NV - 1) * kLanes < count.
+template <class S, int MR, int NV, class Sums>
 inline __attribute__((always_inline)) void FinishRegisters(const TileOutput& out, size_t pixel,
-                                                           size_t channel, size_t count,
-                                                           const typename S::I (&acc)[MR][NV]) {
+                                                           size_t channel, size_t count, const Sums& acc) {
   const EpilogueView& e = *out.epilogue;
   const size_t pitch = out.pixel_step * e.channels;
   const size_t index = out.first_pixel * e.channels + pixel * pitch + channel;

@@ -36,18 +36,25 @@ constexpr int kMaxVectors = 4;
 
 constexpr size_t kFinishedRows = 1;  // pixels whose epilogue is done at once
 struct Simd : Avx2 {
-  static void Copy(uint8_t* to, const uint8_t* from, size_t bytes) { std::memcpy(to, from, bytes); }
+  struct Copy {
+    size_t bytes;
+    explicit Copy(size_t count) : bytes(count) {}
+    void operator()(uint8_t* to, const uint8_t* from) const { std::memcpy(to, from, bytes); }
+  };
 };
 
 #else
 
-constexpr size_t kFinishedRows = 4;
+constexpr size_t kFinishedRows = 8;
 struct Simd : Avx512 {
-  // Up to 64 bytes.
-  static void Copy(uint8_t* to, const uint8_t* from, size_t bytes) {
-    const __mmask64 mask = ~uint64_t{0} >> (64 - bytes);
-    _mm512_mask_storeu_epi8(to, mask, _mm512_maskz_loadu_epi8(mask, from));
-  }
+  // Of 1 to 64 bytes.
+  struct Copy {
+    __mmask64 mask;
+    explicit Copy(size_t count) : mask(~uint64_t{0} >> (64 - count)) {}
+    void operator()(uint8_t* to, const uint8_t* from) const {
+      _mm512_mask_storeu_epi8(to, mask, _mm512_maskz_loadu_epi8(mask, from));
+    }
+  };
 };
 
 #endif
@@ -102,18 +109,16 @@ bool EquallyApart(const uint8_t* const* pointers, size_t count, size_t* pitch) {
   return equal;
 }
 
-// Finds or makes the operands of a tile, one for each run.
-void MakeOperands(const IgemmBlock& b, const Tiling& tiling, const Runs& runs, size_t tile, size_t x_offset,
+// Finds or makes the operands of the tile of `rows` pixels from `pixel` on, one for each run.
+void MakeOperands(const IgemmBlock& b, const Runs& runs, size_t rows, size_t pixel, size_t x_offset,
                   uint8_t* copies, Operand* operands) {
-  copies += tile * runs.count * runs.steps * kTileBytes;
-  operands += tile * runs.count;
-  const uint8_t* const* pointers = b.rows + tiling.First(tile);
+  const uint8_t* const* pointers = b.rows + pixel;
   const size_t bytes = b.groups * 4;
   if (!runs.in_place) *operands = {copies, kTileRowBytes, kTileBytes};
   for (size_t s = 0; s < b.segments; ++s, pointers += b.pitch) {
     size_t begin = s * bytes, pitch;  // of the segment in k
     if (runs.in_place) {
-      if (EquallyApart(pointers, tiling.rows, &pitch)) {
+      if (EquallyApart(pointers, rows, &pitch)) {
         operands[s] = {pointers[0] + x_offset, pitch, kStepBytes};
         continue;
       }
@@ -122,40 +127,42 @@ void MakeOperands(const IgemmBlock& b, const Tiling& tiling, const Runs& runs, s
     }
     for (size_t done = 0; done < bytes;) {
       const size_t k = begin + done, n = Least(bytes - done, kStepBytes - k % kStepBytes);
+      const Simd::Copy copy(n);
       uint8_t* to = copies + k / kStepBytes * kTileBytes + k % kStepBytes;
-      const uint8_t* const* from = pointers;
-      for (size_t r = 0; r < tiling.rows; ++r, to += kTileRowBytes)
-        Simd::Copy(to, from[r] + x_offset + done, n);
+      for (size_t r = 0; r < rows; ++r) copy(to + r * kTileRowBytes, pointers[r] + x_offset + done);
       done += n;
     }
   }
 }
 
 // The epilogue of some pixels of a panel, from their sums in memory.
-using FinishFunction = void (*)(const IgemmBlock&, const IgemmPanel&, const int32_t* sums, size_t pitch,
+using FinishFunction = void (*)(const IgemmBlock&, const IgemmPanel&, int32_t* sums, size_t pitch,
                                 size_t pixel, size_t count);
 
-template <int NV>
-void Finish(const IgemmBlock& b, const IgemmPanel& panel, const int32_t* sums, size_t pitch, size_t pixel,
-            size_t count) {
-  TileArgs t{&b, &panel, nullptr, pixel, nullptr, 0};
-  Simd::I bias[NV];
-#pragma GCC unroll 8
-  for (int v = 0; v < NV; ++v)
-    bias[v] = Simd::Load(b.bias + panel.channel + static_cast<size_t>(v) * Simd::kLanes);
-  const auto finish = [&]<int MR>() __attribute__((always_inline)) {
-    Simd::I acc[MR][NV];
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r) {
-#pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v)
-        acc[r][v] = Simd::Add(
-            Simd::Load(sums + static_cast<size_t>(r) * pitch + static_cast<size_t>(v) * Simd::kLanes),
-            bias[v]);
+// What the epilogue expects to be in the sums already (FinishTile): of pixels and of row sums.
+void AddPerPixel(const IgemmBlock& b, const IgemmPanel& panel, int32_t* sums, size_t pitch, size_t pixel,
+                 size_t count) {
+  for (size_t r = 0; r < count; ++r, sums += pitch) {
+    const Simd::I bias = Simd::Set(b.pixel_bias ? b.pixel_bias[pixel + r] : 0);
+    const Simd::I sum = Simd::Set(b.row_sums ? b.row_sums[panel.group * b.pitch + pixel + r] : 0);
+    for (size_t c = 0; c < panel.count; c += Simd::kLanes) {
+      Simd::I value = Simd::Add(Simd::Load(sums + c), bias);
+      if (b.row_sums)
+        value = Simd::Add(value, Simd::Mul(sum, Simd::Load(b.row_sum_weight + panel.channel + c)));
+      Simd::Store(sums + c, value);
     }
-    FinishTile<Simd, MR, NV>(t, acc);
+  }
+}
+
+template <int NV>
+void Finish(const IgemmBlock& b, const IgemmPanel& panel, int32_t* sums, size_t pitch, size_t pixel,
+            size_t count) {
+  if (b.pixel_bias || b.row_sums) AddPerPixel(b, panel, sums, pitch, pixel, count);
+  const auto finish = [&]<int MR>() __attribute__((always_inline)) {
+    FinishRegisters<Simd, MR, NV>(b.output, pixel, panel.channel, panel.count,
+                                  SumsInMemory<Simd>(sums, pitch));
     sums += MR * pitch;
-    t.pixel += MR;
+    pixel += MR;
     count -= MR;
   };
   while (count >= kFinishedRows) finish.template operator()<kFinishedRows>();
@@ -183,7 +190,7 @@ constexpr FinishTable kFinish;
 class Waiting {
  public:
   // `steps`: products after which all of it should be done.
-  void Begin(const IgemmPanel& panel, const int32_t* sums, size_t pitch, size_t steps) {
+  void Begin(const IgemmPanel& panel, int32_t* sums, size_t pitch, size_t steps) {
     panel_ = &panel;
     finish_ = kFinish.run[Quotient(panel.count, static_cast<size_t>(Simd::kLanes)) - 1];
     sums_ = sums;
@@ -221,7 +228,7 @@ class Waiting {
 
   const IgemmPanel* panel_ = nullptr;
   FinishFunction finish_ = nullptr;
-  const int32_t* sums_ = nullptr;
+  int32_t* sums_ = nullptr;
   size_t pitch_ = 0;
   Range ranges_[2] = {};
   size_t count_ = 0, range_ = 0;
@@ -237,13 +244,15 @@ struct Fetch {
 // One or two tiles of pixels by one or two vectors of channels: tiles 0..3 hold sums, 4 and 5 pixels, 6 and 7
 // weights, whose groups lie group_bytes apart.
 template <bool kSigned, int kTiles, int kVectors>
-void Multiply(const IgemmBlock& b, const Runs& runs, const Operand* a0, const Operand* a1,
-              const int8_t* weights, size_t group_bytes, int32_t* sums, size_t sums_pitch, Waiting& waiting,
-              Fetch& fetch) {
-  Tiles::Zero<0>();
-  if constexpr (kVectors == 2) Tiles::Zero<1>();
-  if constexpr (kTiles == 2) Tiles::Zero<2>();
-  if constexpr (kTiles == 2 && kVectors == 2) Tiles::Zero<3>();
+void MultiplyTiles(const IgemmBlock& b, const Runs& runs, const Operand* a0, const Operand* a1,
+                   const int8_t* weights, size_t group_bytes, const int32_t* bias, int32_t* sums,
+                   size_t sums_pitch, Waiting& waiting, Fetch& fetch) {
+  // Sums begin at the bias: a tile whose rows are all the same one. The units that load have the time for it, those
+  // that add are the epilogue's.
+  Tiles::Load<0>(bias, 0);
+  if constexpr (kVectors == 2) Tiles::Load<1>(bias + kLanes, 0);
+  if constexpr (kTiles == 2) Tiles::Load<2>(bias, 0);
+  if constexpr (kTiles == 2 && kVectors == 2) Tiles::Load<3>(bias + kLanes, 0);
   for (size_t run = 0; run < runs.count; ++run) {
     const uint8_t *x0 = a0[run].first, *x1 = a1[run].first;
     for (size_t step = 0; step < runs.steps; ++step) {
@@ -277,58 +286,112 @@ void Multiply(const IgemmBlock& b, const Runs& runs, const Operand* a0, const Op
   }
 }
 
+// Weights of this size stay in L2 beside what else passes there; a panel of this size, in L1.
+constexpr size_t kWeightsInL2 = 1024 * 1024, kPanelInL1 = 24 * 1024;
+
+// A block whose tiles are configured.
+template <bool kSigned>
+class BlockRun {
+ public:
+  explicit BlockRun(const IgemmBlock& block)
+      : b_(block),
+        tiling_(TilingOf(block.pixels)),
+        runs_(RunsOf(block.segments, block.groups)),
+        operands_(reinterpret_cast<Operand*>(block.operands + CopiedBytes(block.pixels, runs_))),
+        steps_(runs_.count * runs_.steps) {}
+
+  void Run() {
+    for (size_t p = 0; p < b_.panel_count;) {
+      size_t end = p + 1, bytes = PanelBytes(b_.panels[p]);
+      for (; end < b_.panel_count && b_.panels[end].x_offset == b_.panels[p].x_offset; ++end)
+        bytes += PanelBytes(b_.panels[end]);
+      const bool alone = end == p + 1, large = PanelBytes(b_.panels[p]) > kPanelInL1;
+      if (bytes <= kWeightsInL2 && (alone || large)) {
+        RunPixelsFirst(p, end);
+      } else {
+        RunPanelsFirst(p, end);
+      }
+      p = end;
+    }
+    waiting_.End(b_);
+  }
+
+ private:
+  size_t PanelBytes(const IgemmPanel& panel) const {
+    return steps_ * kStepGroups * static_cast<size_t>(panel.vectors) * kTileRowBytes;
+  }
+
+  // Panels [p, end) multiply the same channels. Either each one passes all pixels, and comes from memory once; or
+  // every two tiles meet all panels while they, and what was copied for them, lie in L1.
+  void RunPanelsFirst(size_t p, size_t end) {
+    for (size_t panel = p; panel < end; ++panel) {
+      for (size_t tile = 0; tile < tiling_.count; tile += 2) {
+        if (panel == p) MakeBoth(tile, tile, b_.panels[p].x_offset);
+        Multiply(b_.panels[panel], tile, tile, Quotient(tiling_.count, 2));
+      }
+    }
+  }
+  void RunPixelsFirst(size_t p, size_t end) {
+    for (size_t tile = 0; tile < tiling_.count; tile += 2) {
+      MakeBoth(tile, 0, b_.panels[p].x_offset);
+      for (size_t panel = p; panel < end; ++panel) Multiply(b_.panels[panel], tile, 0, tile == 0 ? 1 : 0);
+    }
+  }
+
+  void MakeBoth(size_t tile, size_t place, size_t x_offset) {
+    for (size_t i = 0; i < 2 && tile + i < tiling_.count; ++i)
+      MakeOperands(b_, runs_, tiling_.rows, tiling_.First(tile + i), x_offset,
+                   b_.operands + (place + i) * steps_ * kTileBytes, operands_ + (place + i) * runs_.count);
+  }
+
+  // Two tiles, or the last one, by a panel. Their operands are those of tile `place`; `fetching`: so many times the
+  // panel is multiplied while the next one is fetched, none if 0.
+  void Multiply(const IgemmPanel& panel, size_t tile, size_t place, size_t fetching) {
+    const bool two = tile + 1 < tiling_.count;
+    const size_t vectors = static_cast<size_t>(panel.vectors), pitch = vectors * kLanes;
+    const size_t products = Quotient(vectors, 2) * steps_, bytes = PanelBytes(panel);
+    const bool fetches = fetching > 0 && &panel + 1 < b_.all_panels_end && bytes >= kFetchedPanelBytes;
+    const size_t lines = fetches ? Quotient(bytes / kTileRowBytes, products * fetching) : 0;
+    Fetch fetch{panel.weights + bytes + tile / 2 * products * lines * kTileRowBytes, lines};
+    const Operand* a0 = operands_ + place * runs_.count;
+    const Operand* a1 = two ? a0 + runs_.count : a0;
+    int32_t* const sums = sums_[turn_];
+    for (size_t v = 0; v < vectors; v += 2) {
+      const bool pair = v + 1 < vectors;
+      const auto multiply = two ? (pair ? &MultiplyTiles<kSigned, 2, 2> : &MultiplyTiles<kSigned, 2, 1>)
+                                : (pair ? &MultiplyTiles<kSigned, 1, 2> : &MultiplyTiles<kSigned, 1, 1>);
+      multiply(b_, runs_, a0, a1, panel.weights + v * kTileRowBytes, vectors * kTileRowBytes,
+               b_.bias + panel.channel + v * kLanes, sums + v * kLanes, pitch, waiting_, fetch);
+    }
+    waiting_.End(b_);
+    waiting_.Begin(panel, sums, pitch, products);
+    for (size_t i = 0; i < (two ? 2 : 1); ++i) {
+      const size_t first = (tile + i) * tiling_.rows, known = first - tiling_.First(tile + i);
+      waiting_.Add(i * kTileRows + known, first, tiling_.rows - known);
+    }
+    turn_ = 1 - turn_;
+  }
+
+  const IgemmBlock& b_;
+  const Tiling tiling_;
+  const Runs runs_;
+  Operand* const operands_;
+  const size_t steps_;
+  Waiting waiting_;
+  size_t turn_ = 0;
+  alignas(64) int32_t sums_[2][2 * kTileRows * kMaxVectors * kLanes];
+};
+
 template <bool kSigned>
 void RunBlock(const IgemmBlock& b) {
-  const Tiling tiling = TilingOf(b.pixels);
-  const Runs runs = RunsOf(b.segments, b.groups);
-  uint8_t* copies = b.operands;
-  Operand* operands =
-      reinterpret_cast<Operand*>(copies + tiling.count * runs.count * runs.steps * kTileBytes);
-  alignas(64) int32_t sums[2][2 * kTileRows * kMaxVectors * kLanes];
-  size_t turn = 0;
-  Waiting waiting;
-
+  const size_t rows = TilingOf(b.pixels).rows;
   TileConfig config;
   for (int t = 0; t < 8; ++t) {
-    config.rows[t] = t < 6 ? static_cast<uint8_t>(tiling.rows) : uint8_t{kTileRows};
+    config.rows[t] = static_cast<uint8_t>(t < 6 ? rows : kTileRows);
     config.row_bytes[t] = kTileRowBytes;
   }
   const TileScope scope(config);
-  for (size_t p = 0; p < b.panel_count; ++p) {
-    const IgemmPanel& panel = b.panels[p];
-    const bool is_first = p == 0 || panel.x_offset != b.panels[p - 1].x_offset;
-    const size_t vectors = static_cast<size_t>(panel.vectors), pitch = vectors * kLanes;
-    const size_t lines = runs.count * runs.steps * kStepGroups * vectors,
-                 steps = Quotient(tiling.count, 2) * Quotient(vectors, 2) * runs.count * runs.steps;
-    Fetch fetch{panel.weights + lines * kTileRowBytes, 0};
-    if (&panel + 1 < b.all_panels_end && lines * kTileRowBytes >= kFetchedPanelBytes)
-      fetch.lines = Quotient(lines, steps);
-    for (size_t tile = 0; tile < tiling.count; tile += 2) {
-      const bool two = tile + 1 < tiling.count;
-      if (is_first) {
-        MakeOperands(b, tiling, runs, tile, panel.x_offset, copies, operands);
-        if (two) MakeOperands(b, tiling, runs, tile + 1, panel.x_offset, copies, operands);
-      }
-      const Operand* a0 = operands + tile * runs.count;
-      const Operand* a1 = two ? a0 + runs.count : a0;
-      int32_t* const to = sums[turn];
-      for (size_t v = 0; v < vectors; v += 2) {
-        const bool pair = v + 1 < vectors;
-        const auto multiply = two ? (pair ? &Multiply<kSigned, 2, 2> : &Multiply<kSigned, 2, 1>)
-                                  : (pair ? &Multiply<kSigned, 1, 2> : &Multiply<kSigned, 1, 1>);
-        multiply(b, runs, a0, a1, panel.weights + v * kTileRowBytes, vectors * kTileRowBytes, to + v * kLanes,
-                 pitch, waiting, fetch);
-      }
-      waiting.End(b);
-      waiting.Begin(panel, to, pitch, Quotient(vectors, 2) * runs.count * runs.steps);
-      for (size_t i = 0; i < (two ? 2 : 1); ++i) {
-        const size_t first = (tile + i) * tiling.rows, known = first - tiling.First(tile + i);
-        waiting.Add(i * kTileRows + known, first, tiling.rows - known);
-      }
-      turn = 1 - turn;
-    }
-  }
-  waiting.End(b);
+  BlockRun<kSigned>(b).Run();
 }
 
 void Run(const IgemmBlock& block) {
