@@ -175,6 +175,33 @@ def test_bipolar_activations(name, row):
         assert check(row, conv(seed, shape, out, kernel, **(bits | attrs)), threads=threads)
 
 
+SPLIT: dict[str, tuple[list[int], int, list[int], dict[str, Any]]] = {
+    "one block": ([1, 7, 7, 64], 640, [3, 3], {"pads": [1, 1, 1, 1]}),
+    "groups": ([1, 7, 7, 192], 1152, [3, 3], {"pads": [1, 1, 1, 1], "group": 2}),
+    "bipolar, few channels": (
+        [1, 9, 9, 8],
+        1024,
+        [7, 7],
+        {"pads": [3, 3, 3, 3], "x_bits": 1, "x_encoding": "bipolar"},
+    ),
+    "signed, weights of 9 bits": (
+        [1, 7, 7, 64],
+        640,
+        [3, 3],
+        {"pads": [1, 1, 1, 1], "x_bits": 8, "x_encoding": "signed", "w_bits": 8, "w_encoding": "unsigned"},
+    ),
+}
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.startswith("igemm")])
+@pytest.mark.parametrize("name", SPLIT)
+def test_tasks_of_one_block_of_pixels(name, row):
+    """Threads take turns at the channels of a block: what one of them has prepared it may find again."""
+    shape, out, kernel, attrs = SPLIT[name]
+    for threads in (1, 3):
+        assert check(row, conv(3, shape, out, kernel, **attrs), threads=threads)
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_windows_beyond_all_memory(row):
     """Pads may be as large as a dilated window: here 2^30 rows of 2^34 bytes, together 0 modulo 2^64."""

@@ -1,15 +1,30 @@
 #include "kernels/common/workspace.h"
 
+#include <atomic>
 #include <memory>
 
 #include "core/packed_weights.h"
 
 namespace lowbit {
 
-uint8_t* ThreadScratch(size_t bytes) {
+namespace {
+constexpr uint64_t kNoTicket = 0;
+}
+
+uint8_t* ThreadScratch(size_t bytes) { return ThreadScratch(bytes, kNoTicket).memory; }
+
+KeptScratch ThreadScratch(size_t bytes, uint64_t ticket) {
   thread_local std::unique_ptr<AlignedBytes> buffer;
+  thread_local uint64_t last = kNoTicket;
+  const bool kept = ticket != kNoTicket && ticket == last;
+  last = ticket;
   if (!buffer || buffer->size() < bytes) buffer = std::make_unique<AlignedBytes>(bytes);
-  return buffer->data();
+  return {buffer->data(), kept};
+}
+
+uint64_t NewTickets(size_t count) {
+  static std::atomic<uint64_t> next = kNoTicket + 1;
+  return next.fetch_add(count, std::memory_order_relaxed);
 }
 
 ConvShape Flatten(const ConvGeometry& g, const ConvShape& s) {

@@ -55,6 +55,16 @@ class ScratchLayout {
 // Scratch memory of the calling thread, shared by all kernels; valid until its next call.
 uint8_t* ThreadScratch(size_t bytes);
 
+// The same for a task whose thread may have done the one before: `kept` where the thread's last call had the same
+// ticket, so that nobody has written there since. Tickets are numbers from NewTickets.
+struct KeptScratch {
+  uint8_t* memory;
+  bool kept;
+};
+KeptScratch ThreadScratch(size_t bytes, uint64_t ticket);
+// The first of `count` consecutive numbers that nobody else has.
+uint64_t NewTickets(size_t count);
+
 // The image as a kernel may see it: a 1x1 convolution without padding and stride is one long row.
 ConvShape Flatten(const ConvGeometry& geometry, const ConvShape& shape);
 

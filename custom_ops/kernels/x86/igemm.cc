@@ -195,15 +195,21 @@ BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const IgemmEn
   return grid;
 }
 
+// What a task finds of the block that the thread's last task had, besides its pointers and copies.
+struct KeptBlock {
+  size_t pixels, operands_of;
+};
+
 // The parts of a thread's scratch memory, as offsets.
 struct Workspace {
-  size_t pad_row = 0, tail = 0, band = 0, rows = 0, row_sums = 0, operands = 0, bytes = 0;
+  size_t kept = 0, pad_row = 0, tail = 0, band = 0, rows = 0, row_sums = 0, operands = 0, bytes = 0;
 };
 
 Workspace PlanWorkspace(const WindowLayout& w, const IgemmEngine& engine, const BlockGrid& grid,
                         size_t row_sum_groups) {
   Workspace ws;
   ScratchLayout scratch;
+  ws.kept = scratch.Take(sizeof(KeptBlock));
   ws.pad_row = scratch.Take(w.reach);
   ws.tail = scratch.Take(2 * w.reach);
   ws.band = scratch.Take(grid.band_pitch * grid.band_rows);
@@ -214,6 +220,18 @@ Workspace PlanWorkspace(const WindowLayout& w, const IgemmEngine& engine, const 
   ws.bytes = scratch.bytes();
   return ws;
 }
+
+// What an engine takes that copies a pixel's segments, measured on Sapphire Rapids: to begin with each, and for
+// their bytes. A single segment is rarely copied.
+double CopyCycles(const WindowLayout& w, const IgemmEngine& engine) {
+  constexpr double kSegmentCycles = 3.0, kBytesPerCycle = 32;
+  if (engine.operand_bytes == nullptr || w.segments == 1) return 0.0;
+  return static_cast<double>(w.segments) * kSegmentCycles +
+         static_cast<double>(w.segments * w.groups * 4) / kBytesPerCycle;
+}
+
+// More than most machines have threads.
+constexpr size_t kManyTasks = 32;
 
 class IgemmKernel final : public ConvKernel {
  public:
@@ -603,20 +621,29 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const Workspace ws = PlanWorkspace(window_, engine_, grid, RowSumGroups());
 
   // Blocks of pixels are dealt out first. Every task of a block that is split by panels sets up the pointers
-  // again, at about a cycle each; such a task is large enough for that to be a hundredth of its work.
+  // again, at about a cycle each; such a task is large enough for that to be a hundredth of its work. Engines that
+  // copy pixels, which takes longer, find them again where the thread had the block before: a quarter is enough.
   const double cycles = Cycles(shape), blocks = static_cast<double>(grid.blocks);
-  const double setup = static_cast<double>(grid.pixels * window_.segments);
+  const bool keeps = engine_.operand_bytes != nullptr;
+  const double setup = static_cast<double>(grid.pixels) *
+                       (static_cast<double>(window_.segments) + CopyCycles(window_, engine_));
   const size_t pixel_tasks = std::clamp(static_cast<size_t>(cycles / kTaskCycles), size_t{1}, grid.blocks);
-  const size_t panel_tasks = std::clamp(
-      static_cast<size_t>(cycles / blocks / std::max(kTaskCycles, 100 * setup)), size_t{1}, panels_.size());
+  const size_t most = keeps ? std::min(panels_.size(), DivideUp(kManyTasks, pixel_tasks)) : panels_.size();
+  const size_t panel_tasks =
+      std::clamp(static_cast<size_t>(cycles / blocks / std::max(kTaskCycles, (keeps ? 4 : 100) * setup)),
+                 size_t{1}, most);
 
   const TaskSplit split = {grid.blocks, pixel_tasks, panels_.size(), panel_tasks};
+  const uint64_t tickets = keeps && panel_tasks > 1 ? NewTickets(grid.blocks) : 0;
   pool.ParallelFor(split.tasks(), [&](size_t task) {
     const auto [first_block, end_block, first_panel, end_panel] = split[task];
 
-    uint8_t* scratch = ThreadScratch(ws.bytes);
-    std::memset(scratch + ws.pad_row, pad_byte_, window_.reach);
+    // The ticket is that of the task's last block.
+    const auto [scratch, has_last] = tickets == 0 ? KeptScratch{ThreadScratch(ws.bytes), false}
+                                                  : ThreadScratch(ws.bytes, tickets + end_block - 1);
+    if (!has_last) std::memset(scratch + ws.pad_row, pad_byte_, window_.reach);
     const uint8_t** rows = reinterpret_cast<const uint8_t**>(scratch + ws.rows);
+    KeptBlock* const last = reinterpret_cast<KeptBlock*>(scratch + ws.kept);
 
     IgemmBlock block{};
     block.rows = rows;
@@ -631,6 +658,7 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     block.x_shift = static_cast<int32_t>(x_shift_ * 0x01010101u);
     block.x_signed = x_signed_;
     block.operands = scratch + ws.operands;
+    block.operands_of = tickets == 0 ? nullptr : &last->operands_of;
     block.groups_per_flush = groups_per_flush_;
     block.output = {&epilogue_.view(), 0, 1, static_cast<const uint8_t*>(args.residual), args.y};
     for (size_t i = first_block; i < end_block; ++i) {
@@ -648,16 +676,20 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
         block.output.first_pixel = first;
         block.pixels = std::min(grid.pixels, static_cast<size_t>(shape.OutPixels()) - first);
       }
-      if (window_.copied) {
+      const bool is_kept = has_last && first_block + 1 == end_block;
+      if (is_kept) {
+        block.pixels = last->pixels;
+      } else if (window_.copied) {
         block.pixels = CopyBand(args, shape, grid, i, scratch + ws.band, rows);
       } else {
         PointAtTaps(args, shape, first, block.pixels, grid.pixels, scratch + ws.pad_row, scratch + ws.tail,
                     rows);
       }
+      if (!is_kept) *last = {block.pixels, 0};
       if (splits_) std::copy_n(rows, Taps() * grid.pixels, rows + Taps() * grid.pixels);
       if (!row_sum_weight_.empty()) {
         int32_t* sums = reinterpret_cast<int32_t*>(scratch + ws.row_sums);
-        SumRows(block, sums);
+        if (!is_kept) SumRows(block, sums);
         block.row_sums = sums;
         block.row_sum_weight = row_sum_weight_.data();
       }
@@ -790,8 +822,6 @@ std::string Refuse(const ConvSpec& spec) {
 
 // Measured on Zen 5: what a call takes beside its tiles, and setting up the pointer to a segment.
 constexpr double kCallCycles = 330, kPointerCycles = 1.3;
-// And of engines that copy x (Sapphire Rapids): beginning with a segment of a pixel, and the bytes of it.
-constexpr double kSegmentCycles = 3.0, kCopiedBytesPerCycle = 32;
 
 template <const IgemmEngine& kEngine>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
@@ -805,16 +835,12 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const double pixels = static_cast<double>(shape.OutPixels());
   const double products =
       static_cast<double>(RoundUp(w.segments * w.groups, kEngine.step_groups) * 4) / phases;
-  const bool copies = kEngine.operand_bytes != nullptr && w.segments > 1;
-  const double copied = !copies ? 0.0
-                                : static_cast<double>(w.segments) * kSegmentCycles +
-                                      static_cast<double>(w.segments * w.groups * 4) / kCopiedBytesPerCycle;
   // The last tile has fewer pixels than the others.
   const double rest = static_cast<double>(shape.OutPixels() % kEngine.tile_rows);
   const double rows = pixels - rest + (rest == 0 ? 0.0 : std::max(rest, kEngine.least_rows));
   return kCallCycles + rows * channels * products / kEngine.macs_per_cycle +
          pixels * (channels / kEngine.outputs_per_cycle + static_cast<double>(w.segments) * kPointerCycles +
-                   static_cast<double>(panel_groups) * copied);
+                   static_cast<double>(panel_groups) * CopyCycles(w, kEngine));
 }
 
 template <const IgemmEngine& kEngine>

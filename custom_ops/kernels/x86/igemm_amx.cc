@@ -306,7 +306,7 @@ class BlockRun {
       for (; end < b_.panel_count && b_.panels[end].x_offset == b_.panels[p].x_offset; ++end)
         bytes += PanelBytes(b_.panels[end]);
       const bool alone = end == p + 1, large = PanelBytes(b_.panels[p]) > kPanelInL1;
-      if (bytes <= kWeightsInL2 && (alone || large)) {
+      if (b_.operands_of == nullptr && bytes <= kWeightsInL2 && (alone || large)) {
         RunPixelsFirst(p, end);
       } else {
         RunPanelsFirst(p, end);
@@ -324,9 +324,12 @@ class BlockRun {
   // Panels [p, end) multiply the same channels. Either each one passes all pixels, and comes from memory once; or
   // every two tiles meet all panels while they, and what was copied for them, lie in L1.
   void RunPanelsFirst(size_t p, size_t end) {
+    const size_t x_offset = b_.panels[p].x_offset;
+    const bool are_made = b_.operands_of != nullptr && *b_.operands_of == x_offset + 1;
+    if (b_.operands_of != nullptr) *b_.operands_of = x_offset + 1;
     for (size_t panel = p; panel < end; ++panel) {
       for (size_t tile = 0; tile < tiling_.count; tile += 2) {
-        if (panel == p) MakeBoth(tile, tile, b_.panels[p].x_offset);
+        if (panel == p && !are_made) MakeBoth(tile, tile, x_offset);
         Multiply(b_.panels[panel], tile, tile, Quotient(tiling_.count, 2));
       }
     }

@@ -36,12 +36,12 @@ struct WinogradAvx512 : Avx512 {
   }
 };
 
-// Not measured: products at three quarters of the peak of Zen 5, transforms of 32 channels as long as those of 16
-// with AVX2, the weights bound by the L2 cache.
+// Fitted to the 3x3 layers of ResNet-18 and VGG-16 on Sapphire Rapids (benchmarks/pairs.py). `weights` is what a
+// panel's block costs whenever a block of tiles reads it, most of it for what no longer lies in L2 then.
 constexpr WinogradCycles kFourCycles = {
-    .group = 24, .tile = 18, .weights = 2500, .input = 150, .output = 240, .finish = 70, .sums = 16};
+    .group = 24, .tile = 18, .weights = 7000, .input = 150, .output = 240, .finish = 70, .sums = 16};
 constexpr WinogradCycles kTwoCycles = {
-    .group = 24, .tile = 18, .weights = 1100, .input = 60, .output = 80, .finish = 25, .sums = 16};
+    .group = 24, .tile = 18, .weights = 2500, .input = 60, .output = 80, .finish = 25, .sums = 16};
 
 }  // namespace
 
