@@ -109,14 +109,6 @@ def cpu_claim(what: str, file: str, network: str, threads: int = 1) -> Claim:
     return Claim(what, "int8", ours, {"OpenVINO int8": peer}, fewer)
 
 
-def amx_claim(what: str, network: str, threads: int) -> Claim:
-    """The recorded ratios of a CPU with AMX."""
-    rows = lines_of(load("recorded_amx"), "Ratio to stock int8")
-    (row,) = [row for row in rows if (row["network"], row["threads"]) == (network, threads)]
-    fewer = {bits: row[f"lowbit {bits}"] for bits in FEW_BITS if row[f"lowbit {bits}"] != ""}
-    return Claim(what, "int8", row["lowbit w8a8"], {"OpenVINO int8": row["openvino w8a8"]}, fewer)
-
-
 def arm_claim(what: str, file: str) -> Claim:
     """Modelled cycles of layers: geometric means of the ratios to ONNX Runtime's."""
     document = load(file)
@@ -155,8 +147,8 @@ def all_claims() -> list[Claim]:
         cpu_claim("x86, AVX-512 VNNI, 1 thread: ResNet-50", "resnet50_bits_1t", "resnet50"),
         cpu_claim("the same: DenseNet-121", "networks_1t", "densenet121"),
         cpu_claim("the same, 2 threads: VGG-16", "networks_2t", "vgg16", 2),
-        amx_claim("x86 with AMX, 1 thread: ResNet-50 (a)", "resnet50", 1),
-        amx_claim("the same, 16 threads (a)", "resnet50", 16),
+        cpu_claim("x86 with AMX, 1 thread: ResNet-50", "resnet50_bits_amx_1t", "resnet50"),
+        cpu_claim("the same, 16 threads", "networks_amx_16t", "resnet50", 16),
         arm_claim("ARM Cortex-A53, modelled (b): ResNet-50's layers", "arm_layers_resnet50_a53"),
         gpu_claim("NVIDIA H200 (c), batch 1: ResNet-50", 1),
         gpu_claim("the same, batch 16", 16),
@@ -217,17 +209,17 @@ class Panel:
 
 def panels() -> list[Panel]:
     """ResNet-50 on three machines."""
-    names = {"onnxruntime w8a8": "ONNX Runtime int8", "openvino w8a8": "OpenVINO int8"}
-    rows = load("resnet50_bits_1t")["raw"]["resnet50"]
-    stock = next(row["median_ms"] for row in rows if row["name"] == "onnxruntime w8a8")
-    cpu = [(names.get(row["name"], row["name"]), row["median_ms"] / stock) for row in rows]
-    (amx,) = [
-        row
-        for row in lines_of(load("recorded_amx"), "Ratio to stock int8")
-        if (row["network"], row["threads"]) == ("resnet50", 1)
-    ]
-    recorded = [(names.get(name, name), value) for name, value in amx.items() if "w" in name and value != ""]
-    ratios = [("ONNX Runtime int8", 1.0), *((n, v) for n, v in recorded if isinstance(v, float))]
+
+    def peers_first(bars: list[tuple[str, float]]) -> list[tuple[str, float]]:
+        return sorted(bars, key=lambda bar: bar[0].startswith("lowbit"))
+
+    def ratios(file: str) -> list[tuple[str, float]]:
+        """Bars of the peers, then of lowbit."""
+        names = {"onnxruntime w8a8": "ONNX Runtime int8", "openvino w8a8": "OpenVINO int8"}
+        rows = load(file)["raw"]["resnet50"]
+        stock = next(row["median_ms"] for row in rows if row["name"] == "onnxruntime w8a8")
+        return peers_first([(names.get(row["name"], row["name"]), row["median_ms"] / stock) for row in rows])
+
     (gpu,) = [row for row in lines_of(load("cuda_networks"), "resnet50") if row["batch"] == 1]
     peers = ["ONNX Runtime CUDA fp16", "cuDNN int8", "cuDNN fp16"]
     device = [(name, float(gpu[f"{name}* us"])) for name in peers] + [("lowbit w8a8", float(gpu["us"]))]
@@ -237,12 +229,9 @@ def panels() -> list[Panel]:
         if row["bits"] != "w8a8"
     ]
 
-    def peers_first(bars: list[tuple[str, float]]) -> list[tuple[str, float]]:
-        return sorted(bars, key=lambda bar: bar[0].startswith("lowbit"))
-
     return [
-        Panel("x86 with AVX-512 VNNI, 1 thread, ONNX Runtime int8 = 1", "", peers_first(cpu)),
-        Panel("x86 with AMX, 1 thread, ONNX Runtime int8 = 1 (recorded)", "", peers_first(ratios)),
+        Panel("x86 with AVX-512 VNNI, 1 thread, ONNX Runtime int8 = 1", "", ratios("resnet50_bits_1t")),
+        Panel("x86 with AMX, 1 thread, ONNX Runtime int8 = 1", "", ratios("resnet50_bits_amx_1t")),
         Panel("NVIDIA H200, batch 1 (peers, few bits: recorded)", "us", peers_first(device)),
     ]
 
@@ -296,7 +285,7 @@ def group(machine: Mapping[str, Any]) -> str:
         return "gpu"
     if "aarch64" in machine["system"]:
         return "arm"
-    return "amx" if "AMX" in machine["cpu"] else "x86-64"
+    return "amx" if machine["isa"] == "amx" else "x86-64"
 
 
 def summary(name: str, document: Mapping[str, Any]) -> str:

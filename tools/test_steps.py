@@ -185,8 +185,8 @@ def runtime_library(compiler: str, name: str) -> str:
 def address_sanitizer() -> Outcome:
     """ASan and UBSan: the C++ tests, numerics and hostile models against an instrumented build.
 
-    By clang, which takes two thirds of the time that g++ takes for it, and which must not warn. AMX is emulated
-    there, for the tests that name it; sessions take the best level that this machine has.
+    By clang, which takes two thirds of the time that g++ takes for it, and which must not warn. AMX is
+    emulated there, for the tests that name it; sessions take the best level that this machine has.
     """
     if not run(["tools/setup.sh", "clang"]):
         return Outcome(skipped="clang++ or its sanitizers are not installed and could not be")

@@ -145,25 +145,9 @@ inline void FinishChannels(const EpilogueView& e, const int32_t* acc, size_t c, 
   }
 }
 
-// MR pixels x NV vectors of accumulators, acc[r][v], are an array in registers; or they stay in memory until they
-// are used, which frees the registers for more pixels.
-template <class S>
-class SumsInMemory {
- public:
-  // Those of a pixel are `pitch` before those of the next.
-  SumsInMemory(const int32_t* sums, size_t pitch) : sums_(sums), pitch_(pitch) {}
-
-  struct Row {
-    const int32_t* sums;
-    typename S::I operator[](int v) const { return S::Load(sums + static_cast<size_t>(v) * S::kLanes); }
-  };
-  Row operator[](int r) const { return {sums_ + static_cast<size_t>(r) * pitch_}; }
-
- private:
-  const int32_t* const sums_;
-  const size_t pitch_;
-};
-
+// Accumulators of MR pixels x NV vectors, acc[r][v], are an array in registers, or anything else that reads so: the
+// sums of tiles that stay in memory (igemm_amx.cc).
+//
 // MR pixels x NV vectors of codes -> bytes of y. Four vectors are packed at a time, whichever pixels they
 // belong to: four(i, codes) computes those of the vectors i..i+3, counted through the tile; beyond its end
 // anything. `y` belongs to the first channel of the first pixel, `pitch` elements before that of the next.

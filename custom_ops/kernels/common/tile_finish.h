@@ -33,8 +33,7 @@ __attribute__((noinline)) void FinishMemory(const TileOutput& out, size_t pixel,
   }
 }
 
-// The same for accumulators acc[r][v] (epilogue.h): an array in registers, where the common cases stay, or
-// SumsInMemory. (NV - 1) * kLanes < count.
+// The same for accumulators acc[r][v] (epilogue.h); the common cases stay in registers. (NV - 1) * kLanes < count.
 template <class S, int MR, int NV, class Sums>
 inline __attribute__((always_inline)) void FinishRegisters(const TileOutput& out, size_t pixel,
                                                            size_t channel, size_t count, const Sums& acc) {

@@ -38,6 +38,10 @@ struct Tiles {
   }
   static TileConfig Configuration() { return State().config; }
   template <int t>
+  static void Zero() {
+    std::memset(State().bytes[t], 0, kTileBytes);
+  }
+  template <int t>
   static void Load(const void* from, size_t pitch) {
     for (size_t r = 0; r < Rows(t); ++r)
       std::memcpy(State().bytes[t] + r * kTileRowBytes, static_cast<const uint8_t*>(from) + r * pitch,
@@ -89,6 +93,10 @@ struct Tiles {
     TileConfig config;
     __asm__ volatile("sttilecfg %0" : "=m"(config));
     return config;
+  }
+  template <int t>
+  static void Zero() {
+    __asm__ volatile("tilezero %%tmm%c0" ::"i"(t));
   }
   template <int t>
   static void Load(const void* from, size_t pitch) {

@@ -3,6 +3,7 @@
 
 #include "kernels/common/bitserial.h"
 #include "kernels/x86/bitserial_engines.h"
+#include "kernels/x86/few_bit_cycles.h"
 
 namespace lowbit {
 namespace {
@@ -14,7 +15,7 @@ std::string Refuse(const ConvSpec& spec) {
 
 template <const BitserialEngine& kEngine>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
-  return BitserialCycles(spec, shape, kEngine);
+  return FewBitCycles(BitserialCycles(spec, shape, kEngine));
 }
 
 template <const BitserialEngine& kEngine>

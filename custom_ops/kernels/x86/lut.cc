@@ -35,6 +35,7 @@
 #include "core/packed_weights.h"
 #include "kernels/common/epilogue_tables.h"
 #include "kernels/common/workspace.h"
+#include "kernels/x86/few_bit_cycles.h"
 #include "kernels/x86/lut_block.h"
 
 namespace lowbit {
@@ -641,11 +642,12 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const int64_t pixels = shape.OutPixels(), tile = static_cast<int64_t>(kEngine.max_pixels),
                 rest = pixels % tile;
   const int64_t computed = pixels - rest + (rest == 0 ? 0 : std::max(rest, std::min(kLeastPixels, tile / 2)));
-  return kCallCycles + static_cast<double>(computed) * LookupCycles(kEngine, g, window, spec.x.bits >= 6) +
-         static_cast<double>(pixels) *
-             (static_cast<double>(units) * kEngine.unit_cycles +
-              static_cast<double>(window.pitch / kQuadBytes) * static_cast<double>(inputs) * kBuildCycles +
-              static_cast<double>(g.kernel_h) * kPointerCycles);
+  return FewBitCycles(kCallCycles +
+                      static_cast<double>(computed) * LookupCycles(kEngine, g, window, spec.x.bits >= 6) +
+                      static_cast<double>(pixels) * (static_cast<double>(units) * kEngine.unit_cycles +
+                                                     static_cast<double>(window.pitch / kQuadBytes) *
+                                                         static_cast<double>(inputs) * kBuildCycles +
+                                                     static_cast<double>(g.kernel_h) * kPointerCycles));
 }
 
 template <const LutEngine& kEngine>
