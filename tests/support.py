@@ -30,6 +30,17 @@ def require_native():
     return RemoteNative(native, command) if command else native
 
 
+@functools.cache
+def stock_may_saturate() -> bool:
+    """Whether stock's products of u8 and s8, where nothing prevents it, saturate at int16 on this machine.
+
+    They do on x86-64 without VNNI. `session.x64quantprecision` reaches constant weights of optimized graphs
+    only.
+    """
+    levels = require_native().isa_levels()
+    return "sse41" in levels and not any("vnni" in level for level in levels)
+
+
 def session_options(*, optimize: bool = True, threads: int = 1) -> ort.SessionOptions:
     """Options under which stock ONNX Runtime's integer kernels are exact on every x86-64 machine.
 

@@ -47,16 +47,13 @@ def _conv(
     bias: bool = True,
     y_zero: int | str = "random",
     domain: str = "",
-    seven_bits: bool = False,
     **attributes,
 ) -> tuple[str, Quant]:
-    """One QLinearConv: (codes, their quantizer). Weights of 7 bits saturate in no kernel of ONNX Runtime."""
+    """One QLinearConv: (codes, their quantizer)."""
     wq = g.weight_quant(shape[0] if per_channel else None, w_kind, symmetric=symmetric)
     terms = int(np.prod(shape[1:]))
     yq = g.after(xq, wq, terms, xq.kind, zero=y_zero)
-    low, high = (-64, 63) if seven_bits else (None, None)
-    codes = g.codes(shape, w_kind, low=low, high=high)
-    inputs = [x, *_params(g, xq), *_weight(g, codes, wq), *_params(g, yq)]
+    inputs = [x, *_params(g, xq), *_weight(g, g.codes(shape, w_kind), wq), *_params(g, yq)]
     if bias:
         inputs.append(_bias(g, shape[0], xq, wq, terms))
     return g.node("QLinearConv", inputs, domain=domain, **attributes), yq
@@ -145,14 +142,12 @@ def conv_of_opset_10(g: Graph) -> None:
 
 @case(stock_equal=True)
 def conv_channels_last(g: Graph) -> None:
-    """com.microsoft's QLinearConv on NHWC codes, which ONNX Runtime's layout optimizer writes.
-
-    Its mode without saturation (session.x64quantprecision) does not reach this op.
-    """
+    """com.microsoft's QLinearConv on NHWC codes, which ONNX Runtime's layout optimizer writes."""
     x, xq = _codes_input(g, (1, 8, 8, 4))
-    options = {"domain": "com.microsoft", "channels_last": 1, "seven_bits": True}
-    y, yq = _conv(g, x, xq, (8, 4, 3, 3), pads=[1, 1, 1, 1], strides=[2, 2], **options)
-    z, zq = _conv(g, y, yq, (4, 8, 1, 1), **options)
+    y, yq = _conv(
+        g, x, xq, (8, 4, 3, 3), pads=[1, 1, 1, 1], strides=[2, 2], domain="com.microsoft", channels_last=1
+    )
+    z, zq = _conv(g, y, yq, (4, 8, 1, 1), domain="com.microsoft", channels_last=1)
     _finish(g, z, zq, (1, 4, 4, 4))
 
 
