@@ -34,8 +34,13 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @preprocess_option
 @samples_option
-@click.option("--distill", "mode", flag_value="distill", help="The whole network at once (default).")
-@click.option("--blocks", "mode", flag_value="blocks", help="Block by block, which takes less memory.")
+@click.option("--distill", "mode", flag_value="distill", help="The whole network at once.")
+@click.option(
+    "--blocks",
+    "mode",
+    flag_value="blocks",
+    help="Block by block, in less memory (default: --distill, then this if that does not help).",
+)
 @click.option(
     "--steps", type=click.IntRange(min=1),
     help="Of the whole network (default: 500; 2000 from 400 images on), or of each block (200).",

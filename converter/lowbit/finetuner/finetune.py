@@ -42,7 +42,9 @@ Array = npt.NDArray[Any]
 Progress = Callable[[int, int, str], None]
 """Called with steps done, steps in all, and what is known so far in words."""
 
-MODES = ("blocks", "distill")
+MODES = ("distill", "blocks")
+"""Ways to train, in the order in which they are tried."""
+
 STEPS = {"distill": 500, "blocks": 200}
 """Steps of the whole network, or of each block, where the caller does not say."""
 
@@ -58,7 +60,7 @@ ResNet-8 at w2a2, 2000 other images: 100 that train instead of 80 take the diver
 RATE = 0.004
 """Of a code, per step: 0.01 raised the loss of ResNet-8 at w2a4 by two thirds."""
 
-WHOLE, CALM = 2, 4.0
+WHOLE, CALM = 2, 4
 """After the blocks the whole network is trained for the steps of one block, and at the rate, over these."""
 
 _ALIKE = 0.3
@@ -94,8 +96,8 @@ def finetune(
         quantized_model: what it made of it: QDQ or QCDQ.
         data: images, as :func:`lowbit.quantize` takes them, all of one shape; no labels.
         output: where to write the result.
-        mode: ``distill`` (None, too) matches the whole network; ``blocks`` one block after the other and, for
-            a short time, the whole.
+        mode: ``distill`` matches the whole network; ``blocks`` one block after the other and, for a short
+            time, the whole; None: distill, and with fewer than 400 images blocks where that does not help.
         steps: of the whole network (None: 500, from 400 images on 2000), or of each block (None: 200).
         rate: how far a code may move in a step.
         seed: of the order of images, their changes and the drops.
@@ -220,9 +222,7 @@ class _Run:
         from lowbit.finetuner.pool import Pool
 
         few = self.spool.samples < MANY
-        mode = mode or "distill"
-        steps = steps or (STEPS[mode] if few or mode == "blocks" else STEPS_OF_MANY)
-        report = FinetuneReport(mode, steps=steps, rate=rate, seed=seed, device=self.device)
+        report = FinetuneReport(mode or "distill", rate=rate, seed=seed, device=self.device)
         with timed(report.seconds, "read"):
             cleaned, _ = prepare(self.source, self.spool, self.threads)
             exact = ir.to_proto(cleaned)
@@ -232,42 +232,51 @@ class _Run:
             engine = Engine(network, self.device)
             judge = Judge(engine, exact, pool, self.threads, seed)
             judge.check_exact()
-            report.before = judge.error(self.given.proto)
+            report.before = report.after = judge.error(self.given.proto)
         report.images, report.held_out = len(pool.train), len(pool.held)
         facts = [__version__, self.source.sha256, self.given.sha256, self.spool.digest, mode, steps, rate,
                  seed, self.device, self.threads]  # fmt: skip
         self.state = State(state, hashlib.sha256(json.dumps(facts).encode()).hexdigest())
-        blocks = len(network.blocks()) if mode == "blocks" else 0
-        whole = max(1, steps // WHOLE) if blocks else steps
-        again = max(1, whole // AGAIN) if few else 0
-        clock = _Clock(blocks * steps + whole + again, progress)
-        with timed(report.seconds, "train"):
-            if blocks:
-                rate /= self._blocks(engine, pool, judge, report, clock)
-            self._whole(engine, pool, judge, report, clock, whole, rate)
-        with timed(report.seconds, "check"):
-            made = write_back(engine)
-            report.after = judge.error(made)
-        report.kept = report.after < report.before
-        if report.kept and few:
-            with timed(report.seconds, "again"):
-                report.again = again
-                self._whole(engine, pool, judge, report, clock, again, rate, again=True)
-                made = write_back(engine)
+        layers, grids = list(network.layers), range(len(network.grids))
+        start = {name: array.copy() for name, array in engine.save(layers, grids).items()}
+        made, tried = self.given.proto, []
+        for way in [mode] if mode else MODES if few else MODES[:1]:
+            engine.load(start)
+            report.mode = way
+            report.steps = steps or (STEPS[way] if few or way == "blocks" else STEPS_OF_MANY)
+            blocks = len(network.blocks()) if way == "blocks" else 0
+            whole = max(1, report.steps // WHOLE) if blocks else report.steps
+            again = max(1, whole // AGAIN) if few else 0
+            clock = _Clock(blocks * report.steps + whole + again, progress)
+            with timed(report.seconds, way):
+                pace = self._blocks(engine, pool, judge, report, clock) if blocks else rate
+                self._whole(engine, pool, judge, report, clock, whole, pace)
+            with timed(report.seconds, "check"):
+                trained = write_back(engine)
+                error = judge.error(trained)
+            tried.append(f"{error:.4g} by {way}")
+            report.kept = error < report.before
+            if report.kept:
+                made, report.after = trained, error
+                break
         if not report.kept:
             report.warnings.append(
                 f"the outputs on held-out images did not get better (error {report.before:.4g} -> "
-                f"{report.after:.4g}): the result is the quantized model as it was given"
+                f"{', '.join(tried)}): the result is the quantized model as it was given"
             )
-            made, report.after = self.given.proto, report.before
-        else:
-            report.layers = _changes(engine)
+            return made, report
+        if again:
+            with timed(report.seconds, "again"):
+                report.again = again
+                self._whole(engine, pool, judge, report, clock, again, pace, again=True)
+                made = write_back(engine)
+        report.layers = _changes(engine)
         return made, report
 
     def _blocks(
         self, engine: Engine, pool: Pool, judge: Judge, report: FinetuneReport, clock: _Clock
     ) -> float:
-        """Block by block; returns by what to divide the rate for the whole, where they are its start."""
+        """Block by block; returns the rate for the whole, which is less where they are its start."""
         from lowbit.finetuner.blocks import BlockTuning
 
         tuning = BlockTuning(engine, pool, self.folder, report.steps, report.rate, report.seed)
@@ -294,12 +303,12 @@ class _Run:
             if index + 1 < count:
                 tuning.advance(index)
         if judge.engine_error() < report.before:
-            return CALM
+            return report.rate / CALM
         # Blocks that are better one by one and worse together are no start for the whole.
         engine.load(start_state)
         for record in report.blocks:
             record.kept = False
-        return 1.0
+        return report.rate
 
     def _whole(
         self,
@@ -321,7 +330,7 @@ class _Run:
         distillation = Distillation(
             engine, pool, numbers, judge, steps, rate, report.seed, clock.before, few=few
         )
-        name = "again" if again else "whole"
+        name = f"{report.mode} {'again' if again else 'whole'}"
         stored = self.state.load(name)
         first = 0
         if stored is not None:
