@@ -167,8 +167,8 @@ def main() -> None:
         "standard error of a gain about .008.",
         "Evaluation images chose nothing: settings were chosen by the second table, single runs of 300 to "
         "700 steps of 32 or 50 images, on 2000 of the unlabeled images, which neither trained nor judged "
-        "(its last row on 1000). Agreement has a standard error of .008. 4000 images hardly help more than 100 "
-        "at w2a4: what is missing there is not for lack of images.",
+        "(its last row on 1000). Agreement has a standard error of .008. 4000 images hardly help more than "
+        "100 at w2a4: what is missing there is not for lack of images.",
         "asked: set before it was measured.",
     ]
     compared = Table(

@@ -167,6 +167,28 @@ def test_biases_stay_on_the_grid_of_the_sum() -> None:
     assert checked == 7
 
 
+def test_what_is_written_computes_what_was_trained(tmp_path: Path, torch: Any) -> None:
+    from lowbit.finetuner.emit import write_back
+    from lowbit.finetuner.engine import Engine
+
+    model = residual()
+    engine = Engine(read(model, tmp_path, "w2a2"), "cpu")
+    network, generator = engine.network, torch.Generator().manual_seed(0)
+    for name, tensor in engine.state(network.layers, range(len(network.grids))).items():
+        size = 3.0 if name.startswith("shift") else 0.2  # biases lie on a grid as coarse as their weights
+        tensor += size * torch.randn(tensor.shape, generator=generator)
+    engine.clamp(network.layers, range(len(network.grids)))
+    x = images(3, seed=9)
+    with torch.no_grad():
+        feed = {name: torch.from_numpy(x) for name in network.inputs}
+        made = engine.run(network.steps, feed, network.targets)
+    written = write_back(engine)
+    del written.graph.output[:]
+    written.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in network.targets)
+    for name, expected in zip(network.targets, stock_run(written, {"x": x}, optimize=False), strict=True):
+        assert np.mean(np.abs(made[name].numpy() - expected)) <= 1e-2 * np.abs(expected).max()
+
+
 @needs_torch
 def test_the_same_arguments_give_the_same_bytes() -> None:
     model = residual()
