@@ -52,9 +52,10 @@ MANY, STEPS_OF_MANY = 400, 2000
 """Images from which on the whole network is trained for more steps: so many are not learned by heart."""
 
 AGAIN = 2
-"""If those that judge say that it helps, fewer images all train again, for the steps of the whole over this.
+"""If training the whole helps those that judge, fewer images all train again, for its steps over this.
 
 ResNet-8 at w2a2, 2000 other images: 100 that train instead of 80 take the divergence from 0.607 to 0.568.
+Where blocks were the better way (ResNet-20, w2a4) it takes the error of logits from 0.100 to 0.126.
 """
 
 RATE = 0.004
@@ -89,7 +90,7 @@ def finetune(
 
     Needs PyTorch (``pip install 'lowbit[torch]'``), no labels and no training code. The result has the nodes
     of what was given, and is never worse than it on held-out images: every fifth image does not train, but
-    judges. What is better is, with fewer than 400 images, trained on with those as well.
+    judges. Where training the whole helps, it goes on with those as well if there are fewer than 400 images.
 
     Args:
         float_model: a file or a proto; what `lowbit.quantize` was given.
@@ -246,7 +247,7 @@ class _Run:
             report.steps = steps or (STEPS[way] if few or way == "blocks" else STEPS_OF_MANY)
             blocks = len(network.blocks()) if way == "blocks" else 0
             whole = max(1, report.steps // WHOLE) if blocks else report.steps
-            again = max(1, whole // AGAIN) if few else 0
+            again = max(1, whole // AGAIN) if few and not blocks else 0
             clock = _Clock(blocks * report.steps + whole + again, progress)
             with timed(report.seconds, way):
                 pace = self._blocks(engine, pool, judge, report, clock) if blocks else rate
@@ -268,7 +269,7 @@ class _Run:
         if again:
             with timed(report.seconds, "again"):
                 report.again = again
-                self._whole(engine, pool, judge, report, clock, again, pace, again=True)
+                self._whole(engine, pool, judge, report, clock, again, rate, again=True)
                 made = write_back(engine)
         report.layers = _changes(engine)
         return made, report
@@ -330,7 +331,7 @@ class _Run:
         distillation = Distillation(
             engine, pool, numbers, judge, steps, rate, report.seed, clock.before, few=few
         )
-        name = f"{report.mode} {'again' if again else 'whole'}"
+        name = "again" if again else f"whole {report.mode}"
         stored = self.state.load(name)
         first = 0
         if stored is not None:
