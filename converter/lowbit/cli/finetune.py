@@ -34,11 +34,17 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @preprocess_option
 @samples_option
-@click.option("--blocks", "mode", flag_value="blocks", help="Block by block (default below 400 images).")
-@click.option("--distill", "mode", flag_value="distill",
-              help="The whole network (default from 400 images on).")  # fmt: skip
-@click.option("--steps", type=click.IntRange(min=1),
-              help="Of each block (default: 200), or of the whole network (default: 700).")  # fmt: skip
+@click.option("--distill", "mode", flag_value="distill", help="The whole network at once.")
+@click.option(
+    "--blocks",
+    "mode",
+    flag_value="blocks",
+    help="Block by block, in less memory (default: --distill, then this if that does not help).",
+)
+@click.option(
+    "--steps", type=click.IntRange(min=1),
+    help="Of the whole network (default: 500; 2000 from 400 images on), or of each block (200).",
+)  # fmt: skip
 @click.option("--lr", "rate", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.004,
               show_default=True, help="How far a code may move in a step.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of what is drawn at random.")
@@ -106,6 +112,7 @@ def _print(out: Out, report: FinetuneReport, output: Path) -> None:
         [
             ("mode", f"{report.mode}, {report.steps} steps{' a block' if report.blocks else ''}"),
             ("images", f"{report.images} train, {report.held_out} judge"),
+            ("all images", f"train for {report.again} more steps" if report.again else None),
             ("blocks", f"{kept} of {len(report.blocks)} better" if report.blocks else None),
             ("error", f"{report.before:.4g} -> {report.after:.4g} on held-out images"),
             ("written", output),

@@ -40,10 +40,7 @@ def write_back(engine: Engine) -> onnx.ModelProto:
         _replace(tensors[files["codes"]], engine.codes(name).detach().cpu().numpy())
         _replace(tensors[files["scale"]], scale)
         if layer.bias:
-            rows = len(layer.bias_codes)
-            x_scale = grids[x].reshape(-1)
-            unit = np.broadcast_to(np.repeat(x_scale, rows // len(x_scale)) * scale, rows)
-            unit = unit.astype(np.float32)
+            unit = engine.bias_unit(name).cpu().numpy()
             bias = engine.bias(name).detach().cpu().numpy().astype(np.float64)
             codes = np.rint(bias / unit).clip(-LARGEST_BIAS, LARGEST_BIAS)
             _replace(tensors[files["bias"]], codes)

@@ -289,10 +289,17 @@ class Engine:
         shape[layer.axis] = -1
         return self.codes(name) * self.scale(name).reshape(shape if layer.scale.size > 1 else [])
 
+    @torch.no_grad()
+    def bias_unit(self, name: str) -> Tensor:
+        """What one code of a layer's bias is worth now: that of a product of the layer's codes."""
+        rows, x_scale = len(self._biases[name]), self.grid_scale(self.grid_index(self.network.layers[name]))
+        x_scale = x_scale.reshape(-1)
+        return x_scale.repeat_interleave(rows // len(x_scale)) * self.scale(name)
+
     def bias(self, name: str) -> Tensor:
-        """Of a layer by the name of its weights, as it is now, before it is rounded to its grid."""
-        state = self.layers[name]
-        return self._biases[name] + state.shift * state.unit
+        """Of a layer by the name of its weights, as it is now; fewer bits make its grid coarser."""
+        state, unit = self.layers[name], self.bias_unit(name)
+        return _straight(self._biases[name] + state.shift * state.unit, lambda x: (x / unit).round() * unit)
 
     # Blocks -----------------------------------------------------------------------------------------------
 

@@ -60,12 +60,13 @@ class FinetuneReport:
         images: samples that trained.
         held_out: samples that judged.
         steps: of each block, or of the whole network.
+        again: steps by all images behind those, after which nothing is held out any more.
         rate: of a code, per step.
         seed: of what is drawn at random.
         device: where it was computed.
         before: error of the outputs on changed held-out images before: squared, relative to the float
             outputs' power, and of scores of classes the divergence of their probabilities besides.
-        after: the same of the result, as ONNX Runtime computes it.
+        after: the same, as ONNX Runtime computes it, of what those that are held out have not trained.
         kept: whether the result differs from what was given: only where that error fell.
         blocks: the blocks, in order; none for distill.
         layers: the layers, in order.
@@ -79,6 +80,7 @@ class FinetuneReport:
     images: int = 0
     held_out: int = 0
     steps: int = 0
+    again: int = 0
     rate: float = 0.0
     seed: int = 0
     device: str = "cpu"
