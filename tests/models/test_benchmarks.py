@@ -13,7 +13,7 @@ import pytest
 from lowbit.models import build
 from onnx import helper
 
-from tests.support import require_native
+from tests.support import require_native, stock_may_saturate
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 NETWORKS = json.loads((BENCHMARKS / "layers.json").read_text(encoding="utf-8"))["networks"]
@@ -56,4 +56,6 @@ def test_both_sides_of_a_layer_give_the_same_codes(layers, row):
     stock = layers.stock_session(problem.stock_model(), 1).run(None, {"x": problem.x})[0]
     ours = lowbit.session(problem.lowbit_model(), threads=1).run(None, {"x": problem.x})[0]
     assert stock.std() > 10
+    if stock_may_saturate():
+        pytest.skip("stock's products of whole bytes saturate without VNNI")
     assert (ours == stock).all()
