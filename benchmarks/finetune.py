@@ -171,6 +171,9 @@ def main() -> None:
         "100 at w2a4: what is missing there is not for lack of images.",
         "asked: set before it was measured.",
     ]
+    missing = [wanted.name for wanted in ALL if wanted.name not in found]
+    if missing:
+        notes.append(f"Not measured in this state: {', '.join(missing)}.")
     compared = Table(
         "Ways that were compared: divergence from the float model (nats), agreement with it",
         ["way", "resnet8 w2a4", "resnet8 w2a2", "resnet20 w2a4"],
