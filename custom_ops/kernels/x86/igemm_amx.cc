@@ -184,20 +184,16 @@ void Finish(const IgemmBlock& b, const IgemmPanel& panel, int32_t* sums, size_t 
   while (count > 0) finish.template operator()<1>();
 }
 
-constexpr int kMaxFinishedVectors = kMaxVectors * static_cast<int>(kLanes) / Simd::kLanes;
-
 // By the number of vectors.
-struct FinishTable {
-  FinishFunction run[kMaxFinishedVectors];
-  constexpr FinishTable() : run() { Fill<1>(); }
-  template <int NV>
-  constexpr void Fill() {
-    run[NV - 1] = &Finish<NV>;
-    if constexpr (NV < kMaxFinishedVectors) Fill<NV + 1>();
-  }
-};
-
-constexpr FinishTable kFinish;
+FinishFunction FinishOf(size_t vectors) {
+  static constexpr FinishFunction kOf[] = {
+      &Finish<1>, &Finish<2>, &Finish<3>, &Finish<4>,
+#if defined(LOWBIT_EMULATE_AMX)
+      &Finish<5>, &Finish<6>, &Finish<7>, &Finish<8>,
+#endif
+  };
+  return kOf[vectors - 1];
+}
 
 // Sums of two tiles of pixels by a panel that wait for their epilogue. It is done piece by piece between the
 // products of the next two tiles: those take the tile unit 16 cycles each, in which the vector units would have
@@ -207,7 +203,7 @@ class Waiting {
   // `steps`: products after which all of it should be done.
   void Begin(const IgemmPanel& panel, int32_t* sums, size_t pitch, size_t steps) {
     panel_ = &panel;
-    finish_ = kFinish.run[Quotient(panel.count, static_cast<size_t>(Simd::kLanes)) - 1];
+    finish_ = FinishOf(Quotient(panel.count, static_cast<size_t>(Simd::kLanes)));
     sums_ = sums;
     pitch_ = pitch;
     count_ = range_ = 0;
