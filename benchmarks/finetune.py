@@ -66,7 +66,8 @@ COMPARED = (
     ("lowbit quantize", "0.274, 0.799", "0.746, 0.637", "0.366, 0.866"),
     ("blocks, then the whole (--blocks)", "0.234, 0.827", "0.661, 0.660", "0.344, 0.861"),
     ("the whole, 80 images", "0.226, 0.836", "0.607, 0.682", "0.297, 0.866"),
-    ("the whole, 80 images, then all 100 (kept)", "0.222, 0.828", "0.562, 0.685", "0.303, 0.866"),
+    ("the whole, 80 images, then all 100", "0.222, 0.828", "0.562, 0.685", "0.303, 0.866"),
+    ("the same, biases rounded to their grid", "0.229, 0.836", "", "0.304, 0.867"),
     ("averaged weights (0.99 a step)", "0.229, 0.829", "0.609, 0.671", "0.300, 0.871"),
     ("images turned, zoomed, recoloured, cut", "0.230, 0.822", "0.619, 0.672", ""),
     ("scales and biases alone", "0.245, 0.822", "", ""),
@@ -169,6 +170,9 @@ def main() -> None:
         "700 steps of 32 or 50 images, on 2000 of the unlabeled images, which neither trained nor judged "
         "(its last row on 1000). Agreement has a standard error of .008. 4000 images hardly help more than "
         "100 at w2a4: what is missing there is not for lack of images.",
+        "Only its fifth row rounded biases while they trained, as files have them. Others are as trained, "
+        "better than what was written: ResNet-20's blocks had an error of 0.403 on held-out images, and of "
+        "0.431 in the file. Now both are the same.",
         "asked: set before it was measured.",
     ]
     missing = [wanted.name for wanted in ALL if wanted.name not in found]
