@@ -63,23 +63,31 @@ ALL = (
 
 
 COMPARED = (
-    ("lowbit quantize", "0.274, 0.799", "0.746, 0.637", "0.366, 0.866"),
-    ("blocks, then the whole (--blocks)", "0.234, 0.827", "0.661, 0.660", "0.344, 0.861"),
-    ("the whole, 80 images", "0.226, 0.836", "0.607, 0.682", "0.297, 0.866"),
-    ("the whole, 80 images, then all 100", "0.222, 0.828", "0.562, 0.685", "0.303, 0.866"),
-    ("the same, biases rounded to their grid", "0.229, 0.836", "", "0.304, 0.867"),
-    ("averaged weights (0.99 a step)", "0.229, 0.829", "0.609, 0.671", "0.300, 0.871"),
-    ("images turned, zoomed, recoloured, cut", "0.230, 0.822", "0.619, 0.672", ""),
-    ("scales and biases alone", "0.245, 0.822", "", ""),
-    ("three times the rate", "0.236, 0.831", "", ""),
-    ("three times the rate, random drops", "0.236, 0.825", "", ""),
-    ("codes at 0.3, scales and biases at twice the rate", "0.242, 0.816", "", ""),
-    ("blocks' outputs weigh 30 instead of 3", "0.244, 0.818", "", ""),
-    ("probabilities at temperature 3, 100 images", "0.230, 0.829", "", ""),
-    ("blocks, then the whole at the full rate", "0.248, 0.821", "", ""),
-    ("soft rounding with a falling regularizer", "1.811, 0.394", "", ""),
-    ("4000 images that train (quantize there: 0.269, 0.825)", "0.220, 0.827", "", ""),
-)
+    ("lowbit quantize", "", "0.274, 0.799", "0.746, 0.637", "0.366, 0.866"),
+    ("blocks, then the whole", "200 a block", "0.234, 0.827", "0.661, 0.660", "0.344, 0.861"),
+    ("the whole, all images mixed", "500 x 50; 700 x 32; 500 x 32",
+     "0.226, 0.836", "0.607, 0.682", "0.297, 0.866"),
+    ("the same, batches of 25", "1000 x 25", "0.228, 0.826", "", ""),
+    ("the same, averaged (0.99 a step)", "the same runs", "0.229, 0.829", "0.609, 0.671", "0.300, 0.871"),
+    ("the whole, all images mixed, then 100", "500 + 250 x 32", "0.222, 0.828", "0.562, 0.685", ""),
+    ("100 images from the start", "700 x 32", "", "0.568, 0.687", ""),
+    ("0.3 of images mixed, blocks weigh 5, then 100", "500 + 250 x 32; 350 + 175 x 32",
+     "", "0.580, 0.690", "0.303, 0.866"),
+    ("the same, biases rounded (kept)", "400 + 200 x 32", "0.229, 0.836", "", "0.304, 0.867"),
+    ("images turned, zoomed, recoloured, cut", "500 x 50; 700 x 32", "0.230, 0.822", "0.619, 0.672", ""),
+    ("such images, half as much, 100 of them", "700 x 32", "0.237, 0.824", "", ""),
+    ("such images, 2.5 times the rate", "1200 x 32", "0.291, 0.797", "", ""),
+    ("such images, scales and biases alone", "300 x 50", "0.245, 0.822", "", ""),
+    ("such images, behind blocks", "300 x 50", "0.248, 0.821", "", ""),
+    ("three times the rate", "500 x 50", "0.236, 0.831", "", ""),
+    ("three times the rate, random drops", "500 x 50", "0.236, 0.825", "", ""),
+    ("three times the rate, divergence alone, blocks weigh 0.3", "500 x 50", "0.256, 0.814", "", ""),
+    ("codes at 0.3, scales and biases at twice the rate", "500 x 50", "0.242, 0.816", "", ""),
+    ("blocks weigh 30", "500 x 50", "0.244, 0.818", "", ""),
+    ("temperature 3, blocks weigh 10, 100 images", "500 x 50", "0.230, 0.829", "", ""),
+    ("soft rounding, not yet 0 or 1 for 13 % of weights", "400 x 32", "1.811, 0.394", "", ""),
+    ("4000 images (quantize there: 0.269, 0.825)", "600 x 50", "0.220, 0.827", "", ""),
+)  # fmt: skip
 """Ways of training from 100 images: divergence from the float model, agreement with it, by network."""
 
 
@@ -166,13 +174,15 @@ def main() -> None:
         "defaults from the same images, or from 5000 unlabeled ones. Both results are converted, and run "
         "as lowbit's integer nodes on the whole evaluation set of 1000 images: one image is .001, and the "
         "standard error of a gain about .008.",
-        "Evaluation images chose nothing: settings were chosen by the second table, single runs of 300 to "
-        "700 steps of 32 or 50 images, on 2000 of the unlabeled images, which neither trained nor judged "
-        "(its last row on 1000). Agreement has a standard error of .008. 4000 images hardly help more than "
-        "100 at w2a4: what is missing there is not for lack of images.",
-        "Only its fifth row rounded biases while they trained, as files have them. Others are as trained, "
-        "better than what was written: ResNet-20's blocks had an error of 0.403 on held-out images, and of "
-        "0.431 in the file. Now both are the same.",
+        "Settings were chosen by the second table: single runs, judged on 2000 of the unlabeled "
+        "images, which neither trained nor judged (its last row on 1000). Agreement has a standard "
+        "error of .008; rows differ in steps, batches and more than one setting, so small differences "
+        "say little. At w2a4 4000 images gave little more than 100 in as many steps.",
+        "Evaluation images chose no setting. One score, .762 of ResNet-20 at w2a4, was seen on the "
+        "way, and led to the search that found biases unrounded in training: its blocks had an error "
+        "of 0.403 on held-out images, in the file 0.431. That all images do not train again behind "
+        "blocks was decided then, too, by the 2000 images. Rows but the kept one are of before, and "
+        "as trained, not as written.",
         "asked: set before it was measured.",
     ]
     missing = [wanted.name for wanted in ALL if wanted.name not in found]
@@ -180,7 +190,7 @@ def main() -> None:
         notes.append(f"Not measured in this state: {', '.join(missing)}.")
     compared = Table(
         "Ways that were compared: divergence from the float model (nats), agreement with it",
-        ["way", "resnet8 w2a4", "resnet8 w2a2", "resnet20 w2a4"],
+        ["way", "steps x batch", "resnet8 w2a4", "resnet8 w2a2", "resnet20 w2a4"],
         [list(row) for row in COMPARED],
     )
     raw = [each for group in found.values() for each in group]
