@@ -198,7 +198,13 @@ def test_inspect_takes_the_sizes_of_dynamic_inputs(tmp_path):
 def test_run_random_and_from_files(converted, source, tmp_path):
     first = run_json("run", converted, "--random", "--seed", "3")["outputs"]
     stock = run_json("run", source, "--random", "--seed", "3")["outputs"]
-    assert first == stock or stock_may_saturate()
+    if stock_may_saturate():
+        facts = ("name", "dtype", "shape")
+        assert [[each[fact] for fact in facts] for each in first] == [
+            [each[fact] for fact in facts] for each in stock
+        ]
+    else:
+        assert first == stock
     assert {"name", "dtype", "shape", "min", "max", "mean", "top1"} == set(first[0])
 
     name = onnx.load(converted).graph.input[0].name

@@ -90,8 +90,9 @@ def finetune(
     """Trains the codes, scales and biases of a quantized network to do what the float network does.
 
     Needs PyTorch (``pip install 'lowbit[torch]'``), no labels and no training code. The result has the nodes
-    of what was given, and is never worse than it on held-out images: every fifth image does not train, but
-    judges. Where training the whole helps, it goes on with those as well if there are fewer than 400 images.
+    of what was given. Every fifth image does not train, but judges: only what is better on those replaces
+    what was given. Where training the whole helps and there are fewer than 400 images, it goes on with all
+    of them; nothing judges that.
 
     Args:
         float_model: a file or a proto; what `lowbit.quantize` was given.

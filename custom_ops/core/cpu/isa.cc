@@ -91,16 +91,17 @@ uint64_t Xcr0() {
 
 constexpr bool Bit(uint32_t word, int bit) { return (word >> bit & 1) != 0; }
 
-// What the kernels count on: eight tile registers of 16 rows x 64 bytes (palette 1 of leaf 29).
-bool HasTileRegisters() {
+// What the kernels count on: eight tile registers of 16 rows x 64 bytes (palette 1 of leaf 29), and AVX-512. Where
+// they are emulated nothing but AVX2 need be there.
+bool HasAmx([[maybe_unused]] bool avx2, [[maybe_unused]] bool avx512popcnt) {
 #ifdef LOWBIT_EMULATE_AMX
-  return true;
+  return avx2;
 #elif defined(__linux__) && LOWBIT_HAS_AMX
   constexpr uint64_t kTileState = 0x60000;  // configuration and data
   const CpuidRegisters l7 = Cpuid(7, 0), palette = Cpuid(0x1d, 1);
   const bool instructions = Bit(l7.edx, 24) && Bit(l7.edx, 25);  // AMX-TILE, AMX-INT8
   const bool shape = palette.ebx >> 16 >= 8 && (palette.ebx & 0xffff) >= 64 && (palette.ecx & 0xffff) >= 16;
-  return instructions && shape && (Xcr0() & kTileState) == kTileState &&
+  return avx512popcnt && instructions && shape && (Xcr0() & kTileState) == kTileState &&
          GetsTileRegisters(
              [](int code, unsigned long argument) { return syscall(SYS_arch_prctl, code, argument); });
 #else
@@ -127,12 +128,7 @@ Detected Detect() {
   const bool avx512popcnt =
       avx512vnni && Bit(l7.ecx, 1) && Bit(l7.ecx, 12) && Bit(l7.ecx, 14);  // VBMI, BITALG, VPOPCNTDQ
   detected.Set(Isa::kAvx512Popcnt, avx512popcnt);
-#ifdef LOWBIT_EMULATE_AMX
-  const bool beside_tiles = avx2;  // of an emulated machine with nothing between
-#else
-  const bool beside_tiles = avx512popcnt;
-#endif
-  detected.Set(Isa::kAmx, beside_tiles && HasTileRegisters());
+  detected.Set(Isa::kAmx, HasAmx(avx2, avx512popcnt));
   return detected;
 }
 

@@ -43,7 +43,7 @@ bool Includes(Isa isa, Isa needed);
 // What this machine can run, detected once (x86: CPUID and XCR0; ARM: the operating system's list); not
 // capped.
 bool MachineHas(Isa isa);
-// Both. (Levels of one machine may have gaps: AVX-VNNI below AVX-512, everything below an emulated AMX.)
+// Includes, and this machine has it. (Levels of one machine may have gaps: AVX-VNNI below AVX-512, everything below an emulated AMX.)
 bool Runs(Isa cap, Isa needed);
 std::vector<Isa> MachineIsaLevels();
 

@@ -56,7 +56,7 @@ class ScratchLayout {
 uint8_t* ThreadScratch(size_t bytes);
 
 // The same for a task whose thread may have done the one before: `kept` where the thread's last call had the same
-// ticket, so that nobody has written there since. Tickets are numbers from NewTickets.
+// ticket, so that nobody has written there since. Tickets are numbers from NewTickets, or 0: nothing is kept.
 struct KeptScratch {
   uint8_t* memory;
   bool kept;

@@ -6,9 +6,8 @@
 //   Dot<signs>           int32 acc[m][n] += sum over k of a[m][k] * b[k / 4][4 n + k % 4]: of b, a row holds four
 //                        values of k for each of 16 columns, the layout of the weights of vpdpbusd
 //
-// A thread's configuration and registers are saved and restored by the operating system, but not by a call. A
-// TileScope leaves the configuration as it was found: a library that configures once and then trusts it (some
-// builds of ONNX Runtime's own kernels look before each use, others may not) finds its shapes again.
+// A TileScope leaves the thread's configuration as it was found: a library that configures once and then trusts it
+// finds its shapes again.
 #pragma once
 
 #include <cstddef>

@@ -141,23 +141,21 @@ struct BlockGrid {
   size_t band_pitch = 0, band_rows = 0;
 };
 
-constexpr size_t kMaxBlockPixels = 256, kBlockPixelsStep = 4;
+constexpr size_t kMaxBlockPixels = 256;
 // A small layer is cut into more blocks than the pointers require, for the threads; not below this many
 // pixels, where a block's tiles no longer share the weights well.
 constexpr size_t kMinSharedPixels = 48;
 
-// Whether a block may have so many pixels.
-bool BlockFits(const WindowLayout& w, const IgemmEngine& engine, size_t pixels) {
-  return pixels * w.segments * sizeof(void*) <= kPointerBytes &&
-         (engine.operand_bytes == nullptr ||
-          engine.operand_bytes(pixels, w.segments, w.groups) <= kOperandBytes);
+// Bytes that an engine copies of so many pixels.
+size_t OperandBytes(const WindowLayout& w, const IgemmEngine& engine, size_t pixels) {
+  return engine.operand_bytes == nullptr ? 0 : engine.operand_bytes(pixels, w.segments, w.groups);
 }
 
 size_t MaxBlockPixels(const WindowLayout& w, const IgemmEngine& engine) {
-  size_t pixels = kMinBlockPixels;
-  while (pixels < kMaxBlockPixels && BlockFits(w, engine, pixels + kBlockPixelsStep))
-    pixels += kBlockPixelsStep;
-  return pixels;
+  size_t pixels = kPointerBytes / (w.segments * sizeof(void*));
+  const size_t tile = OperandBytes(w, engine, 1);  // whole tiles are copied
+  if (tile != 0) pixels = std::min(pixels, kOperandBytes / tile * static_cast<size_t>(engine.tile_rows));
+  return std::clamp(pixels, kMinBlockPixels, kMaxBlockPixels);
 }
 
 BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const IgemmEngine& engine,
@@ -215,8 +213,7 @@ Workspace PlanWorkspace(const WindowLayout& w, const IgemmEngine& engine, const 
   ws.band = scratch.Take(grid.band_pitch * grid.band_rows);
   ws.rows = scratch.Take(w.segments * grid.pixels * sizeof(void*));
   ws.row_sums = scratch.Take(row_sum_groups * grid.pixels * sizeof(int32_t));
-  if (engine.operand_bytes != nullptr)
-    ws.operands = scratch.Take(engine.operand_bytes(grid.pixels, w.segments, w.groups));
+  ws.operands = scratch.Take(OperandBytes(w, engine, grid.pixels));
   ws.bytes = scratch.bytes();
   return ws;
 }
@@ -639,8 +636,7 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     const auto [first_block, end_block, first_panel, end_panel] = split[task];
 
     // The ticket is that of the task's last block.
-    const auto [scratch, has_last] = tickets == 0 ? KeptScratch{ThreadScratch(ws.bytes), false}
-                                                  : ThreadScratch(ws.bytes, tickets + end_block - 1);
+    const auto [scratch, has_last] = ThreadScratch(ws.bytes, tickets == 0 ? 0 : tickets + end_block - 1);
     if (!has_last) std::memset(scratch + ws.pad_row, pad_byte_, window_.reach);
     const uint8_t** rows = reinterpret_cast<const uint8_t**>(scratch + ws.rows);
     KeptBlock* const last = reinterpret_cast<KeptBlock*>(scratch + ws.kept);
@@ -686,7 +682,7 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
                     rows);
       }
       if (!is_kept) *last = {block.pixels, 0};
-      if (splits_) std::copy_n(rows, Taps() * grid.pixels, rows + Taps() * grid.pixels);
+      if (splits_ && !is_kept) std::copy_n(rows, Taps() * grid.pixels, rows + Taps() * grid.pixels);
       if (!row_sum_weight_.empty()) {
         int32_t* sums = reinterpret_cast<int32_t*>(scratch + ws.row_sums);
         if (!is_kept) SumRows(block, sums);
@@ -813,7 +809,9 @@ std::string Refuse(const ConvSpec& spec) {
   if (w.copied && !BandFits(g, w))
     return "the window of one pixel exceeds the band into which bipolar activations are copied";
   if (w.reach > kMaxReach) return "a row of input channels exceeds the workspace";
-  if (!BlockFits(w, kEngine, kMinBlockPixels)) return "kernel window exceeds the workspace";
+  if (w.segments * kMinBlockPixels * sizeof(void*) > kPointerBytes ||
+      OperandBytes(w, kEngine, kMinBlockPixels) > kOperandBytes)
+    return "kernel window exceeds the workspace";
   if (kEngine.narrow && !FitsNarrow(CopiesAll(spec) ? InBand(spec) : spec, w)) {
     return "products of these weights overflow 16-bit accumulators too soon";
   }

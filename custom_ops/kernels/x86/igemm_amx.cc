@@ -65,6 +65,7 @@ struct Operand {
   size_t pitch, step;
 };
 
+// Not std::min and workspace.h's DivideUp: inline functions that are compiled here the linker may use elsewhere.
 constexpr size_t Least(size_t a, size_t b) { return a < b ? a : b; }
 constexpr size_t Quotient(size_t value, size_t by) { return (value + by - 1) / by; }
 
