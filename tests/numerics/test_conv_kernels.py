@@ -379,6 +379,8 @@ EDGES: dict[str, tuple[list[int], int, list[int], dict[str, Any]]] = {
     "groups wider than a panel": ([1, 5, 5, 2 * 30], 2 * 70, [3, 3], {"group": 2}),
     "channel multiplier": ([1, 5, 9, 10], 30, [3, 3], {"group": 10, "pads": [0, 1, 1, 0]}),
     "signed activations": ([1, 6, 6, 10], 18, [3, 3], {"x_encoding": "signed", "pads": [1, 1, 1, 1]}),
+    "a row wider than a band": ([1, 3, 1500, 64], 8, [2, 3], {"pads": [1, 1, 0, 1]}),
+    "more rows than a band": ([1, 75, 40, 130], 5, [3, 3], {"pads": [1, 1, 1, 1]}),
     "unsigned weights": ([1, 6, 6, 10], 18, [3, 3], {"w_encoding": "unsigned", "pads": [1, 1, 1, 1]}),
     "unsigned weights in groups": ([1, 6, 6, 12], 8, [3, 3], {"w_encoding": "unsigned", "group": 4}),
 }  # fmt: skip
@@ -390,6 +392,21 @@ def test_edge_geometry(name, row):
     shape, out, kernel, attrs = EDGES[name]
     for seed, threads in ((1, 1), (2, 3)):
         check(row, conv(seed, shape, out, kernel, **attrs), threads=threads)
+
+
+# Engines that multiply tiles of pixels copy x so that all windows begin equally far apart (igemm.cc, "even").
+@pytest.mark.parametrize("row", [row for row in ROWS if row.startswith("igemm")])
+@given(seed=SEEDS)
+def test_even_windows(row, seed):
+    rng = np.random.default_rng(seed)
+    draw = lambda low, high: int(rng.integers(low, high + 1))  # noqa: E731
+    kernel, dilation = [draw(1, 4), draw(2, 5)], [draw(1, 3), 1]
+    pads = [draw(0, 3) for _ in range(4)]
+    least = [dilation[d] * (kernel[d] - 1) + 1 for d in range(2)]
+    shape = [draw(1, 2), draw(least[0], least[0] + 12), draw(least[1], least[1] + 20), draw(16, 70)]
+    attrs = {"pads": pads, "strides": [draw(1, 3), draw(1, 3)], "dilations": dilation}
+    attrs["x_encoding"] = str(rng.choice(["unsigned", "signed"]))
+    check(row, conv(seed, shape, draw(1, 70), kernel, **attrs), threads=draw(1, 3))
 
 
 def test_dense_and_grouped_rows_refuse_little():

@@ -109,9 +109,10 @@ void EpilogueTables::LimitAccumulators(const std::vector<int64_t>& largest) {
   v.pack_clips = true;
   if (v.has_residual) {
     // |q - zero point| and |r - zero point| are below 512.
-    v.pack_clips = 512.0 * (static_cast<double>(v.inner_scale) + static_cast<double>(v.residual_scale)) /
-                       static_cast<double>(v.y_scale) <
-                   kLimit;
+    v.pack_clips = v.reciprocal_is_safe &&
+                   512.0 * (static_cast<double>(v.inner_scale) + static_cast<double>(v.residual_scale)) /
+                           static_cast<double>(v.y_scale) <
+                       kLimit;
     return;
   }
   for (size_t c = 0; c < largest.size(); ++c) {

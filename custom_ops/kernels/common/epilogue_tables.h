@@ -25,7 +25,8 @@ struct EpilogueView {
   EpilogueKind kind = EpilogueKind::kRequantize;
   bool quantized_output = true;
   bool has_residual = false, residual_signed = false;
-  // Requantize, and no value before its last rounding leaves int32 (RequantizeTile).
+  // Requantize, and no value before its last rounding leaves int32 (RequantizeTile); of sums with a residual also
+  // reciprocal_is_safe.
   bool pack_clips = false;
   // y_scale may be divided by through its reciprocal (see epilogue.h).
   bool reciprocal_is_safe = false;

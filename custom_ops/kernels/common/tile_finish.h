@@ -34,15 +34,20 @@ __attribute__((noinline)) void FinishMemory(const TileOutput& out, size_t pixel,
 }
 
 // The same for accumulators acc[r][v] (epilogue.h); the common cases stay in registers. (NV - 1) * kLanes < count.
+// `copied`: a copy of the tile's residuals, NV vectors of them for each pixel, or none.
 template <class S, int MR, int NV, class Sums>
 inline __attribute__((always_inline)) void FinishRegisters(const TileOutput& out, size_t pixel,
-                                                           size_t channel, size_t count, const Sums& acc) {
+                                                           size_t channel, size_t count, const Sums& acc,
+                                                           const uint8_t* copied = nullptr) {
   const EpilogueView& e = *out.epilogue;
   const size_t pitch = out.pixel_step * e.channels;
   const size_t index = out.first_pixel * e.channels + pixel * pitch + channel;
   // Where y holds bytes: of the floats of other epilogues FinishMemory finds the place itself.
   uint8_t* y = static_cast<uint8_t*>(out.y) + index;
   const bool partial = count < static_cast<size_t>(NV * S::kLanes);
+  ResidualRows residual;
+  if (e.has_residual) residual = {out.residual + index, pitch};
+  if (copied != nullptr) residual = {copied, NV * S::kLanes};
   if (e.kind == EpilogueKind::kThresholds) {
     if constexpr (S::kHasFma) {
       if (e.line_gain != nullptr) {
@@ -54,18 +59,18 @@ inline __attribute__((always_inline)) void FinishRegisters(const TileOutput& out
     return ThresholdTile<S, MR, NV, true>(e, acc, channel, count, y, pitch);
   }
   if (e.kind == EpilogueKind::kTail && e.quantized_output) {
-    const uint8_t* residual = e.has_residual ? out.residual + index : nullptr;
     if (!partial) return TailTile<S, MR, NV, false>(e, acc, channel, count, residual, y, pitch);
-    if (residual == nullptr) return TailTile<S, MR, NV, true>(e, acc, channel, count, nullptr, y, pitch);
+    if (!e.has_residual) return TailTile<S, MR, NV, true>(e, acc, channel, count, {}, y, pitch);
   }
   if (e.pack_clips) {
     const float* scale = e.scale + channel;
     if (!e.has_residual) {
-      if (!partial) return RequantizeTile<S, MR, NV, false, false>(e, acc, scale, count, nullptr, y, pitch);
-      return RequantizeTile<S, MR, NV, false, true>(e, acc, scale, count, nullptr, y, pitch);
+      if (!partial) return RequantizeTile<S, MR, NV, false, false>(e, acc, scale, count, {}, y, pitch);
+      return RequantizeTile<S, MR, NV, false, true>(e, acc, scale, count, {}, y, pitch);
     }
-    if (!partial)
-      return RequantizeTile<S, MR, NV, true, false>(e, acc, scale, count, out.residual + index, y, pitch);
+    if (!partial) return RequantizeTile<S, MR, NV, true, false>(e, acc, scale, count, residual, y, pitch);
+    if (copied != nullptr)  // whole vectors are readable
+      return RequantizeTile<S, MR, NV, true, true>(e, acc, scale, count, residual, y, pitch);
   }
   alignas(64) int32_t sums[MR * NV * S::kLanes];
   StoreTile<S, MR, NV>(sums, acc);

@@ -12,6 +12,12 @@
 //         kernel_w * channels bytes. Of a window several planes deep, the rows of each plane follow those of
 //         the one before. A 7x7 kernel on 3 channels then multiplies 7 * 24 bytes per pixel instead of
 //         49 * 4.
+//   even  engines that multiply tiles of pixels (IgemmEngine::takes_even): a band for any number of channels,
+//         in which the windows of all output pixels begin equally far apart. From the last column of a row to
+//         the first one of the next, that means columns that are computed and not stored, 2 of 58 for a 3x3
+//         kernel on 56x56. With a vertical stride s every s-th row of x follows the one before:
+//
+//             output row 0, 1, 2 at stride 2    x rows  0 2 4 6 | 1 3 5
 //
 // Bipolar activations are copied into a band as well, where code q becomes u = 2q with zero point 1:
 // 2q - 1 = u - 1. The padding has a code then, 1, and everything else is an ordinary convolution of 2-bit
@@ -42,6 +48,7 @@ enum class Addressing : uint8_t { kTaps, kRows };
 struct WindowLayout {
   Addressing addressing = Addressing::kTaps;
   bool copied = false;  // the segments lie in a band
+  bool even = false;    // in which the pixels are equally far apart
   size_t segments = 0;
   size_t segment_bytes = 0;  // multiplied by weights that are not padding
   size_t groups = 0;         // of four bytes, per segment
@@ -55,6 +62,11 @@ constexpr int64_t kBandMaxChannels = 16;
 // Rows copied for one block of pixels.
 constexpr size_t kBandBytes = 96 * 1024;
 constexpr size_t kMaxReach = 64 * 1024;
+// The same where the windows are even; it is read from L2.
+constexpr size_t kEvenBandBytes = 512 * 1024;
+constexpr size_t kMaxEvenPixels = 1024;
+// Of the bytes that are multiplied, so many may at most be padding for a band to be even.
+constexpr double kMaxEvenBytes = 4.0 / 3;
 // Pointers of one block of pixels.
 constexpr size_t kPointerBytes = 128 * 1024;
 constexpr size_t kMinBlockPixels = 12;
@@ -64,25 +76,41 @@ constexpr size_t kOperandBytes = 320 * 1024;
 // Bipolar activations are never multiplied as they are, see above.
 bool CopiesAll(const ConvSpec& spec) { return spec.x.encoding == Encoding::kBipolar; }
 
-WindowLayout PlanWindow(const ConvGeometry& g, const IgemmEngine& engine, bool merge_groups, bool allow_rows,
-                        bool copy_all) {
+// What is multiplied of a kernel row whose segments are whole steps.
+size_t EvenGroups(const ConvGeometry& g, const IgemmEngine& engine) {
+  return RoundUp(DivideUp(static_cast<size_t>(g.kernel_w * g.in_channels), 4), engine.step_groups);
+}
+
+// The columns of the band of so many output columns, computed and not stored ones; of a row of outputs.
+size_t EvenColumns(const ConvGeometry& g, size_t columns) {
+  return columns - 1 + DivideUp(static_cast<size_t>(g.kernel_w), static_cast<size_t>(g.stride_w));
+}
+
+size_t BandLimit(const WindowLayout& w) { return w.even ? kEvenBandBytes : kBandBytes; }
+
+// `plain`: pixels have no sums of their own.
+WindowLayout WindowOf(const ConvGeometry& g, const IgemmEngine& engine, bool even, bool plain,
+                      bool allow_rows, bool copy_all) {
   WindowLayout w;
   const int64_t span_h = (g.kernel_h - 1) * g.dilation_h + 1;
-  if (allow_rows && g.group == 1 && g.dilation_w == 1 && g.kernel_w > 1 &&
-      (g.in_channels < kBandMaxChannels || copy_all) &&
-      g.kernel_d * span_h * g.kernel_w * g.in_channels * 4 <= static_cast<int64_t>(kBandBytes)) {
+  const bool has_rows =
+      allow_rows && g.group == 1 && g.dilation_w == 1 && g.kernel_w > 1 &&
+      g.kernel_d * span_h * g.kernel_w * g.in_channels * 4 <= static_cast<int64_t>(kBandBytes);
+  w.even = even && has_rows && plain && g.in_channels >= kBandMaxChannels &&
+           static_cast<double>(EvenGroups(g, engine) * 4) <=
+               kMaxEvenBytes * static_cast<double>(g.kernel_w * g.in_channels);
+  if (has_rows && (w.even || g.in_channels < kBandMaxChannels || copy_all)) {
     w.addressing = Addressing::kRows;
     w.copied = true;
     w.segments = static_cast<size_t>(g.kernel_d * g.kernel_h);
     w.segment_bytes = static_cast<size_t>(g.kernel_w * g.in_channels);
   } else {
-    if (merge_groups)
-      w.merged = static_cast<size_t>(std::clamp<int64_t>(engine.lanes / g.GroupOut(), 1, g.group));
+    if (plain) w.merged = static_cast<size_t>(std::clamp<int64_t>(engine.lanes / g.GroupOut(), 1, g.group));
     w.copied = copy_all;
     w.segments = static_cast<size_t>(g.Taps());
     w.segment_bytes = w.merged * static_cast<size_t>(g.GroupIn());
   }
-  w.groups = DivideUp(w.segment_bytes, 4);
+  w.groups = w.even ? EvenGroups(g, engine) : DivideUp(w.segment_bytes, 4);
   const size_t panel_groups = DivideUp(static_cast<size_t>(g.group), w.merged);
   w.reach = (panel_groups - 1) * w.segment_bytes + RoundUp(w.groups, engine.step_groups) * 4;
   return w;
@@ -90,6 +118,7 @@ WindowLayout PlanWindow(const ConvGeometry& g, const IgemmEngine& engine, bool m
 
 // A band's bytes per row of x and its rows of x, for a block of so many output columns or rows.
 size_t BandPitch(const ConvGeometry& g, const WindowLayout& w, size_t columns) {
+  if (w.even) return EvenColumns(g, columns) * static_cast<size_t>(g.stride_w * g.in_channels);
   const size_t span = static_cast<size_t>((g.kernel_w - 1) * g.dilation_w) + 1;
   const size_t pixels = (columns - 1) * static_cast<size_t>(g.stride_w) + span;
   const size_t channels = static_cast<size_t>(g.in_channels);
@@ -104,17 +133,27 @@ size_t BandPlaneRows(const ConvGeometry& g, size_t rows) {
          1;
 }
 
-size_t BandRows(const ConvGeometry& g, size_t rows) {
-  return static_cast<size_t>(g.kernel_d) * BandPlaneRows(g, rows);
+// Rows of an even band from one of x to the next one that the same kernel row reads.
+size_t EvenStride(const ConvGeometry& g, const WindowLayout& w) {
+  return w.even ? static_cast<size_t>(g.stride_h) : 1;
+}
+
+size_t BandRows(const ConvGeometry& g, const WindowLayout& w, size_t rows) {
+  return static_cast<size_t>(g.kernel_d) * RoundUp(BandPlaneRows(g, rows), EvenStride(g, w));
+}
+
+size_t BandBytes(const ConvGeometry& g, const WindowLayout& w, size_t rows, size_t columns) {
+  // Of an even band rows end where the next ones begin, and the last segments read on.
+  return BandPitch(g, w, columns) * BandRows(g, w, rows) + (w.even ? w.reach : 0);
 }
 
 // Whether the band of a single output pixel fits. Its sides are bounded before they are multiplied: a dilated
 // window may be as large as the pads around the image, and its bytes then leave 64 bits.
 bool BandFits(const ConvGeometry& g, const WindowLayout& w) {
-  constexpr int64_t kLimit = static_cast<int64_t>(kBandBytes);
+  const int64_t limit = static_cast<int64_t>(BandLimit(w));
   const int64_t span_h = (g.kernel_h - 1) * g.dilation_h + 1, span_w = (g.kernel_w - 1) * g.dilation_w + 1;
-  return g.kernel_d <= kLimit && span_h <= kLimit && span_w <= kLimit && g.in_channels <= kLimit &&
-         BandPitch(g, w, 1) * BandRows(g, 1) <= kBandBytes;
+  return g.kernel_d <= limit && span_h <= limit && span_w <= limit && g.in_channels <= limit &&
+         BandBytes(g, w, 1, 1) <= BandLimit(w);
 }
 
 // Where a kernel's outputs lie in y: at rows first_h, first_h + step_h, ... and columns first_w, first_w +
@@ -131,14 +170,21 @@ struct OutputGrid {
   }
 };
 
+WindowLayout PlanWindow(const ConvGeometry& g, const IgemmEngine& engine, bool plain, bool allow_rows,
+                        bool copy_all) {
+  const WindowLayout w = WindowOf(g, engine, engine.takes_even, plain, allow_rows, copy_all);
+  if (!w.even || (BandFits(g, w) && w.reach <= kMaxReach)) return w;
+  return WindowOf(g, engine, false, plain, allow_rows, copy_all);
+}
+
 // How the output pixels of one shape are cut into blocks. A block is one call of the engine per panel run;
 // its pointers, and its copied rows, are prepared once for all panels.
 struct BlockGrid {
   size_t blocks = 0;
-  size_t pixels = 0;             // per block, at most
+  size_t pixels = 0;             // per block, at most; those of even bands that are not stored included
   size_t rows = 0, columns = 0;  // band: output rows and columns per block
   size_t row_blocks = 0, column_blocks = 0;
-  size_t band_pitch = 0, band_rows = 0;
+  size_t band_pitch = 0, band_bytes = 0;
 };
 
 constexpr size_t kMaxBlockPixels = 256;
@@ -148,10 +194,11 @@ constexpr size_t kMinSharedPixels = 48;
 
 // Bytes that an engine copies of so many pixels.
 size_t OperandBytes(const WindowLayout& w, const IgemmEngine& engine, size_t pixels) {
-  return engine.operand_bytes == nullptr ? 0 : engine.operand_bytes(pixels, w.segments, w.groups);
+  return engine.operand_bytes == nullptr ? 0 : engine.operand_bytes(pixels, w.segments, w.groups, w.even);
 }
 
 size_t MaxBlockPixels(const WindowLayout& w, const IgemmEngine& engine) {
+  if (w.even) return kMaxEvenPixels;
   size_t pixels = kPointerBytes / (w.segments * sizeof(void*));
   const size_t tile = OperandBytes(w, engine, 1);  // whole tiles are copied
   if (tile != 0) pixels = std::min(pixels, kOperandBytes / tile * static_cast<size_t>(engine.tile_rows));
@@ -173,7 +220,7 @@ BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const IgemmEn
     return grid;
   }
   const auto fits = [&](size_t rows, size_t columns) {
-    return !w.copied || BandPitch(g, w, columns) * BandRows(g, rows) <= kBandBytes;
+    return !w.copied || BandBytes(g, w, rows, columns) <= BandLimit(w);
   };
   grid.columns = std::min(out_w, limit);
   while (grid.columns > 1 && !fits(1, grid.columns)) grid.columns = DivideUp(grid.columns, 2);
@@ -183,12 +230,20 @@ BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const IgemmEn
   if (grid.column_blocks == 1 && !single_rows) {
     while (grid.rows < out_h && (grid.rows + 1) * out_w <= limit && fits(grid.rows + 1, out_w)) ++grid.rows;
   }
+  if (w.even) {
+    const size_t planes = static_cast<size_t>(s.OutPlanes());
+    const size_t shared =
+        std::clamp(wanted_blocks, planes, std::max(planes, planes * out_h * out_w / kMinSharedPixels));
+    grid.rows = std::min(grid.rows, DivideUp(out_h, DivideUp(shared, planes)));
+    grid.rows = DivideUp(out_h, DivideUp(out_h, grid.rows));  // blocks of nearly equal size
+  }
   grid.row_blocks = DivideUp(out_h, grid.rows);
   grid.blocks = static_cast<size_t>(s.OutPlanes()) * grid.row_blocks * grid.column_blocks;
-  grid.pixels = grid.rows * grid.columns;
+  grid.pixels =
+      w.even ? (grid.rows - 1) * EvenColumns(g, grid.columns) + grid.columns : grid.rows * grid.columns;
   if (w.copied) {
     grid.band_pitch = BandPitch(g, w, grid.columns);
-    grid.band_rows = BandRows(g, grid.rows);
+    grid.band_bytes = BandBytes(g, w, grid.rows, grid.columns);
   }
   return grid;
 }
@@ -210,21 +265,26 @@ Workspace PlanWorkspace(const WindowLayout& w, const IgemmEngine& engine, const 
   ws.kept = scratch.Take(sizeof(KeptBlock));
   ws.pad_row = scratch.Take(w.reach);
   ws.tail = scratch.Take(2 * w.reach);
-  ws.band = scratch.Take(grid.band_pitch * grid.band_rows);
-  ws.rows = scratch.Take(w.segments * grid.pixels * sizeof(void*));
+  ws.band = scratch.Take(grid.band_bytes);
+  ws.rows = scratch.Take(w.segments * (w.even ? 1 : grid.pixels) * sizeof(void*));
   ws.row_sums = scratch.Take(row_sum_groups * grid.pixels * sizeof(int32_t));
   ws.operands = scratch.Take(OperandBytes(w, engine, grid.pixels));
   ws.bytes = scratch.bytes();
   return ws;
 }
 
-// What an engine takes that copies a pixel's segments, measured on Sapphire Rapids: to begin with each, and for
-// their bytes. A single segment is rarely copied.
-double CopyCycles(const WindowLayout& w, const IgemmEngine& engine) {
-  constexpr double kSegmentCycles = 3.0, kBytesPerCycle = 32;
-  if (engine.operand_bytes == nullptr || w.segments == 1) return 0.0;
-  return static_cast<double>(w.segments) * kSegmentCycles +
-         static_cast<double>(w.segments * w.groups * 4) / kBytesPerCycle;
+// Cycles per pixel to set up its segments: a pointer to each, measured on Zen 5; what an engine takes that copies
+// them for each of `copies` panels, measured on Sapphire Rapids, to begin with each and for their bytes. A single
+// segment is rarely copied. Of an even band every byte is copied once.
+double SetupCycles(const ConvGeometry& g, const WindowLayout& w, const IgemmEngine& engine, size_t copies) {
+  constexpr double kPointerCycles = 1.3, kSegmentCycles = 3.0, kBytesPerCycle = 32;
+  if (w.even) return static_cast<double>(g.stride_h * g.stride_w * g.in_channels) / kBytesPerCycle;
+  const double segments = static_cast<double>(w.segments);
+  double cycles = segments * kPointerCycles;
+  if (engine.operand_bytes != nullptr && w.segments > 1)
+    cycles += static_cast<double>(copies) * segments *
+              (kSegmentCycles + static_cast<double>(w.groups * 4) / kBytesPerCycle);
+  return cycles;
 }
 
 // More than most machines have threads.
@@ -385,12 +445,16 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
   // Panels: the channels of each (merged) group in runs of nearly equal width.
   const size_t lanes = static_cast<size_t>(engine_.lanes);
   const size_t group_out = static_cast<size_t>(g.GroupOut()), group_in = static_cast<size_t>(g.GroupIn());
+  const size_t vector_bytes = RoundUp(window_.segments * window_.groups, engine_.step_groups) * lanes *
+                              (engine_.layout == WeightLayout::kWords ? 8 : 4);
+  const size_t most = static_cast<size_t>(engine_.max_vectors);
+  const size_t max_vectors = most * vector_bytes > engine_.panel_bytes ? most / 2 : most;
   std::vector<size_t> offsets;
   size_t bytes = 0;
   for (size_t group = 0; group < static_cast<size_t>(g.group); group += window_.merged) {
     const size_t merged = std::min(window_.merged, static_cast<size_t>(g.group) - group);
     const size_t vectors = DivideUp(merged * group_out, lanes);
-    const size_t count = DivideUp(vectors, static_cast<size_t>(engine_.max_vectors));
+    const size_t count = DivideUp(vectors, max_vectors);
     size_t vector = 0;
     for (size_t i = 0; i < count; ++i) {
       const size_t width = vectors / count + (i < vectors % count ? 1 : 0);
@@ -402,8 +466,7 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
       panel.vectors = static_cast<int>(width);
       panels_.push_back(panel);
       offsets.push_back(bytes);
-      bytes += RoundUp(window_.segments * window_.groups, engine_.step_groups) * width * lanes *
-               (engine_.layout == WeightLayout::kWords ? 8 : 4);
+      bytes += vector_bytes * width;
       vector += width;
     }
   }
@@ -558,13 +621,16 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
   const int64_t begin =
       std::clamp<int64_t>(-ix, 0, in_columns);  // columns [begin, end) of the band are in the image
   const int64_t end = std::clamp<int64_t>(shape.in_w - ix, begin, in_columns);
-  const auto plane_rows = static_cast<int64_t>(BandPlaneRows(g, grid.rows));
+  const int64_t stride = static_cast<int64_t>(EvenStride(g, window_));
+  const int64_t plane_rows = static_cast<int64_t>(BandRows(g, window_, grid.rows)) / g.kernel_d;
+  // Where the band has row r of a plane.
+  const auto place_of = [&](int64_t r) { return r % stride * (plane_rows / stride) + r / stride; };
   const uint8_t* x = static_cast<const uint8_t*>(args.x) +
                      plane / shape.out_d * shape.in_d * shape.in_h * shape.in_w * channels;
   for (int64_t i = 0; i < g.kernel_d * in_rows; ++i) {
     const int64_t kz = i / in_rows, r = i % in_rows;
     const int64_t iz = plane % shape.out_d * g.stride_d - g.pad_front + kz * g.dilation_d;
-    uint8_t* to = band + static_cast<size_t>(kz * plane_rows + r) * grid.band_pitch;
+    uint8_t* to = band + static_cast<size_t>(kz * plane_rows + place_of(r)) * grid.band_pitch;
     if (iz < 0 || iz >= shape.in_d || iy + r < 0 || iy + r >= shape.in_h || begin == end) {
       std::memset(to, pad_byte_, static_cast<size_t>(in_columns * channels));
       continue;
@@ -579,9 +645,18 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
     }
     std::memset(to + end * channels, pad_byte_, static_cast<size_t>((in_columns - end) * channels));
   }
+  const auto first_of = [&](int64_t row) {  // of the band, for a row of the kernel
+    return row / g.kernel_h * plane_rows + place_of(row % g.kernel_h * g.dilation_h);
+  };
+  if (window_.even) {
+    for (int64_t row = 0; row < g.kernel_d * g.kernel_h; ++row)
+      rows[row] = band + static_cast<size_t>(first_of(row)) * grid.band_pitch;
+    return static_cast<size_t>(out_rows - 1) * EvenColumns(g, grid.columns) +
+           static_cast<size_t>(out_columns);
+  }
   const int64_t segments_per_row = window_.addressing == Addressing::kRows ? 1 : g.kernel_w;
   for (int64_t row = 0; row < g.kernel_d * g.kernel_h; ++row) {
-    const int64_t first = row / g.kernel_h * plane_rows + row % g.kernel_h * g.dilation_h;
+    const int64_t first = first_of(row);
     for (int64_t kx = 0; kx < segments_per_row; ++kx) {
       const uint8_t** out = rows + static_cast<size_t>(row * segments_per_row + kx) * grid.pixels;
       for (int64_t r = 0; r < out_rows; ++r) {
@@ -622,8 +697,7 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   // copy pixels, which takes longer, find them again where the thread had the block before: a quarter is enough.
   const double cycles = Cycles(shape), blocks = static_cast<double>(grid.blocks);
   const bool keeps = engine_.operand_bytes != nullptr;
-  const double setup = static_cast<double>(grid.pixels) *
-                       (static_cast<double>(window_.segments) + CopyCycles(window_, engine_));
+  const double setup = static_cast<double>(grid.pixels) * SetupCycles(geometry_, window_, engine_, 1);
   const size_t pixel_tasks = std::clamp(static_cast<size_t>(cycles / kTaskCycles), size_t{1}, grid.blocks);
   const size_t most = keeps ? std::min(panels_.size(), DivideUp(kManyTasks, pixel_tasks)) : panels_.size();
   const size_t panel_tasks =
@@ -643,7 +717,11 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
 
     IgemmBlock block{};
     block.rows = rows;
-    block.pitch = grid.pixels;
+    block.pitch = window_.even ? 1 : grid.pixels;
+    if (window_.even) {
+      block.apart = static_cast<size_t>(geometry_.stride_w * geometry_.in_channels);
+      block.column_pitch = EvenColumns(geometry_, grid.columns);
+    }
     block.segments = window_.segments;
     block.groups = window_.groups;
     block.zero_row = static_cast<uint8_t>(pad_byte_ + x_shift_) == 0 ? scratch + ws.pad_row : nullptr;
@@ -667,7 +745,7 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
         first = row * out_w + column;
         block.output.first_pixel = PixelOf(args.shape, shape, row, column);
         block.output.pixel_step = static_cast<size_t>(output_.step_w);
-        block.pixels = std::min(grid.columns, out_w - column);
+        block.pixels = block.columns = std::min(grid.columns, out_w - column);
       } else {
         block.output.first_pixel = first;
         block.pixels = std::min(grid.pixels, static_cast<size_t>(shape.OutPixels()) - first);
@@ -818,8 +896,8 @@ std::string Refuse(const ConvSpec& spec) {
   return {};
 }
 
-// Measured on Zen 5: what a call takes beside its tiles, and setting up the pointer to a segment.
-constexpr double kCallCycles = 330, kPointerCycles = 1.3;
+// Measured on Zen 5: what a call takes beside its tiles.
+constexpr double kCallCycles = 330;
 
 template <const IgemmEngine& kEngine>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
@@ -837,8 +915,7 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
   const double rest = static_cast<double>(shape.OutPixels() % kEngine.tile_rows);
   const double rows = pixels - rest + (rest == 0 ? 0.0 : std::max(rest, kEngine.least_rows));
   return kCallCycles + rows * channels * products / kEngine.macs_per_cycle +
-         pixels * (channels / kEngine.outputs_per_cycle + static_cast<double>(w.segments) * kPointerCycles +
-                   static_cast<double>(panel_groups) * CopyCycles(w, kEngine));
+         pixels * (channels / kEngine.outputs_per_cycle + SetupCycles(g, w, kEngine, panel_groups));
 }
 
 template <const IgemmEngine& kEngine>

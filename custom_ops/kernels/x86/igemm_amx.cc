@@ -9,7 +9,7 @@
 // 64 bytes of 16 segments, one per pixel:
 //
 //   in place   where the pixels' segments lie equally far apart and are whole steps of 64 bytes, or there is but
-//              one: every 1x1 layer, and the inner pixels of a row
+//              one: 1x1 layers, and all whose windows are even (igemm.cc)
 //   gathered   else copied just before they are multiplied for the first time, for all panels of the block.
 //              Segments that are no whole steps are put one behind the other: 7 kernel rows of 21 bytes fill 3
 //              steps.
@@ -81,13 +81,14 @@ Runs RunsOf(size_t segments, size_t groups) {
   return {1, Quotient(segments * groups, kStepGroups), false};
 }
 
-size_t CopiedBytes(size_t pixels, const Runs& runs) {
-  return Quotient(pixels, kTileRows) * runs.count * runs.steps * kTileBytes;
+// The copies of a block, in front of its operands: none of even pixels.
+size_t CopiedBytes(size_t pixels, const Runs& runs, bool even) {
+  return even ? 0 : Quotient(pixels, kTileRows) * runs.count * runs.steps * kTileBytes;
 }
 
-size_t OperandBytes(size_t pixels, size_t segments, size_t groups) {
+size_t OperandBytes(size_t pixels, size_t segments, size_t groups, bool even) {
   const Runs runs = RunsOf(segments, groups);
-  return CopiedBytes(pixels, runs) + Quotient(pixels, kTileRows) * runs.count * sizeof(Operand);
+  return CopiedBytes(pixels, runs, even) + Quotient(pixels, kTileRows) * runs.count * sizeof(Operand);
 }
 
 // Where the tiles of a block lie among its pixels.
@@ -115,6 +116,11 @@ void MakeOperands(const IgemmBlock& b, const Runs& runs, size_t rows, size_t pix
                   uint8_t* copies, Operand* operands) {
   const uint8_t* const* pointers = b.rows + pixel;
   const size_t bytes = b.groups * 4;
+  if (b.apart != 0) {
+    for (size_t s = 0; s < b.segments; ++s)
+      operands[s] = {b.rows[s * b.pitch] + pixel * b.apart + x_offset, b.apart, kStepBytes};
+    return;
+  }
   if (!runs.in_place) *operands = {copies, kTileRowBytes, kTileBytes};
   for (size_t s = 0; s < b.segments; ++s, pointers += b.pitch) {
     size_t begin = s * bytes, pitch;  // of the segment in k
@@ -138,7 +144,7 @@ void MakeOperands(const IgemmBlock& b, const Runs& runs, size_t rows, size_t pix
 
 // The epilogue of some pixels of a panel, from their sums in memory.
 using FinishFunction = void (*)(const IgemmBlock&, const IgemmPanel&, int32_t* sums, size_t pitch,
-                                size_t pixel, size_t count);
+                                const uint8_t* residuals, size_t pixel, size_t count);
 
 // What the epilogue expects to be in the sums already (FinishTile): of pixels and of row sums.
 void AddPerPixel(const IgemmBlock& b, const IgemmPanel& panel, int32_t* sums, size_t pitch, size_t pixel,
@@ -171,18 +177,23 @@ struct BiasedSums {
 };
 
 template <int NV>
-void Finish(const IgemmBlock& b, const IgemmPanel& panel, int32_t* sums, size_t pitch, size_t pixel,
-            size_t count) {
+void Finish(const IgemmBlock& b, const IgemmPanel& panel, int32_t* sums, size_t pitch,
+            const uint8_t* residuals, size_t pixel, size_t count) {
   if (b.pixel_bias || b.row_sums) AddPerPixel(b, panel, sums, pitch, pixel, count);
   const auto finish = [&]<int MR>() __attribute__((always_inline)) {
     FinishRegisters<Simd, MR, NV>(b.output, pixel, panel.channel, panel.count,
-                                  BiasedSums{sums, b.bias + panel.channel, pitch});
+                                  BiasedSums{sums, b.bias + panel.channel, pitch}, residuals);
     sums += MR * pitch;
+    if (residuals != nullptr) residuals += MR * NV * Simd::kLanes;
     pixel += MR;
     count -= MR;
   };
   while (count >= kFinishedRows) finish.template operator()<kFinishedRows>();
-  while (count > 0) finish.template operator()<1>();
+  if constexpr (kFinishedRows == 8) {
+    if (count >= 4) finish.template operator()<4>();
+    if (count >= 2) finish.template operator()<2>();
+    if (count >= 1) finish.template operator()<1>();
+  }
 }
 
 // By the number of vectors.
@@ -204,17 +215,39 @@ class Waiting {
   // `steps`: products after which all of it should be done.
   void Begin(const IgemmPanel& panel, int32_t* sums, size_t pitch, size_t steps) {
     panel_ = &panel;
-    finish_ = FinishOf(Quotient(panel.count, static_cast<size_t>(Simd::kLanes)));
+    vectors_ = Quotient(panel.count, static_cast<size_t>(Simd::kLanes));
+    finish_ = FinishOf(vectors_);
     sums_ = sums;
     pitch_ = pitch;
     count_ = range_ = 0;
     pieces_ = done_ = passed_ = 0;
     steps_ = steps;
   }
-  // Rows [row, row + count) of the sums belong to the pixels from `pixel` on.
+  // Rows [row, row + count) of the sums belong to the pixels of y from `pixel` on.
   void Add(size_t row, size_t pixel, size_t count) {
     ranges_[count_++] = {row, pixel, count};
     pieces_ += Quotient(count, kFinishedRows);
+  }
+  // The same for pixels of which some are not stored.
+  void AddStored(const IgemmBlock& b, size_t row, size_t pixel, size_t count) {
+    for (size_t done = 0, n; done < count; done += n) {
+      const size_t y = (pixel + done) / b.column_pitch, x = (pixel + done) % b.column_pitch;
+      n = Least(count - done, b.column_pitch - x);
+      if (x < b.columns) Add(row + done, y * b.columns + x, Least(n, b.columns - x));
+    }
+  }
+  // Of the last vector of channels some may not exist: the epilogue reads whole vectors of a copy.
+  void CopyResiduals(const IgemmBlock& b) {
+    const EpilogueView& e = *b.output.epilogue;
+    copies_residuals_ = e.has_residual && panel_->count % kLanes != 0;
+    if (!copies_residuals_) return;
+    const Simd::Copy copy(panel_->count);
+    const size_t step = b.output.pixel_step * e.channels;
+    for (size_t i = 0; i < count_; ++i) {
+      const uint8_t* from =
+          b.output.residual + b.output.first_pixel * e.channels + ranges_[i].pixel * step + panel_->channel;
+      for (size_t r = 0; r < ranges_[i].count; ++r, from += step) copy(Residual(ranges_[i].row + r), from);
+    }
   }
   // After a step of the products.
   void Step(const IgemmBlock& b) {
@@ -232,19 +265,25 @@ class Waiting {
   void Piece(const IgemmBlock& b) {
     Range& range = ranges_[range_];
     const size_t count = Least(range.count, kFinishedRows);
-    finish_(b, *panel_, sums_ + range.row * pitch_, pitch_, range.pixel, count);
+    finish_(b, *panel_, sums_ + range.row * pitch_, pitch_, copies_residuals_ ? Residual(range.row) : nullptr,
+            range.pixel, count);
     range = {range.row + count, range.pixel + count, range.count - count};
     if (range.count == 0) ++range_;
     ++done_;
   }
 
+  uint8_t* Residual(size_t row) { return residuals_ + row * vectors_ * static_cast<size_t>(Simd::kLanes); }
+
   const IgemmPanel* panel_ = nullptr;
   FinishFunction finish_ = nullptr;
+  size_t vectors_ = 0;
+  bool copies_residuals_ = false;
   int32_t* sums_ = nullptr;
   size_t pitch_ = 0;
-  Range ranges_[2] = {};
+  Range ranges_[2 * kTileRows];  // of two tiles; a column may be as narrow as a pixel
   size_t count_ = 0, range_ = 0;
   size_t pieces_ = 0, done_ = 0, steps_ = 1, passed_ = 0;
+  alignas(64) uint8_t residuals_[2 * kTileRows * kMaxVectors * kLanes];
 };
 
 // Weights of the next panel, which are fetched into L2 while this one is multiplied.
@@ -298,9 +337,6 @@ void MultiplyTiles(const IgemmBlock& b, const Runs& runs, const Operand* a0, con
   }
 }
 
-// Weights of this size stay in L2 beside what else passes there; a panel of this size, in L1.
-constexpr size_t kWeightsInL2 = 1024 * 1024, kPanelInL1 = 24 * 1024;
-
 // A block whose tiles are configured.
 template <bool kSigned>
 class BlockRun {
@@ -309,23 +345,24 @@ class BlockRun {
       : b_(block),
         tiling_(TilingOf(block.pixels)),
         runs_(RunsOf(block.segments, block.groups)),
-        operands_(reinterpret_cast<Operand*>(block.operands + CopiedBytes(block.pixels, runs_))),
-        steps_(runs_.count * runs_.steps) {}
+        operands_(
+            reinterpret_cast<Operand*>(block.operands + CopiedBytes(block.pixels, runs_, block.apart != 0))),
+        steps_(runs_.count * runs_.steps),
+        made_for_(block.operands_of != nullptr ? *block.operands_of : 0) {}
 
+  // Each panel comes from memory once, and passes all pixels.
   void Run() {
-    for (size_t p = 0; p < b_.panel_count;) {
-      size_t end = p + 1, bytes = PanelBytes(b_.panels[p]);
-      for (; end < b_.panel_count && b_.panels[end].x_offset == b_.panels[p].x_offset; ++end)
-        bytes += PanelBytes(b_.panels[end]);
-      const bool alone = end == p + 1, large = PanelBytes(b_.panels[p]) > kPanelInL1;
-      if (b_.operands_of == nullptr && bytes <= kWeightsInL2 && (alone || large)) {
-        RunPixelsFirst(p, end);
-      } else {
-        RunPanelsFirst(p, end);
+    for (size_t p = 0; p < b_.panel_count; ++p) {
+      const size_t x_offset = b_.panels[p].x_offset;
+      const bool are_made = made_for_ == x_offset + 1;
+      for (size_t tile = 0; tile < tiling_.count; tile += 2) {
+        if (!are_made) MakeBoth(tile, x_offset);
+        Multiply(b_.panels[p], tile);
       }
-      p = end;
+      made_for_ = x_offset + 1;
     }
-    waiting_.End(b_);
+    if (b_.operands_of != nullptr) *b_.operands_of = made_for_;
+    waiting_[1 - turn_].End(b_);
   }
 
  private:
@@ -333,57 +370,42 @@ class BlockRun {
     return steps_ * kStepGroups * static_cast<size_t>(panel.vectors) * kTileRowBytes;
   }
 
-  // Panels [p, end) multiply the same channels. Either each one passes all pixels, and comes from memory once; or
-  // every two tiles meet all panels while they, and what was copied for them, lie in L1.
-  void RunPanelsFirst(size_t p, size_t end) {
-    const size_t x_offset = b_.panels[p].x_offset;
-    const bool are_made = b_.operands_of != nullptr && *b_.operands_of == x_offset + 1;
-    if (b_.operands_of != nullptr) *b_.operands_of = x_offset + 1;
-    for (size_t panel = p; panel < end; ++panel) {
-      for (size_t tile = 0; tile < tiling_.count; tile += 2) {
-        if (panel == p && !are_made) MakeBoth(tile, tile, x_offset);
-        Multiply(b_.panels[panel], tile, tile, Quotient(tiling_.count, 2));
-      }
-    }
-  }
-  void RunPixelsFirst(size_t p, size_t end) {
-    for (size_t tile = 0; tile < tiling_.count; tile += 2) {
-      MakeBoth(tile, 0, b_.panels[p].x_offset);
-      for (size_t panel = p; panel < end; ++panel) Multiply(b_.panels[panel], tile, 0, tile == 0 ? 1 : 0);
-    }
+  void MakeBoth(size_t tile, size_t x_offset) {
+    for (size_t i = tile; i < Least(tile + 2, tiling_.count); ++i)
+      MakeOperands(b_, runs_, tiling_.rows, tiling_.First(i), x_offset, b_.operands + i * steps_ * kTileBytes,
+                   operands_ + i * runs_.count);
   }
 
-  void MakeBoth(size_t tile, size_t place, size_t x_offset) {
-    for (size_t i = 0; i < 2 && tile + i < tiling_.count; ++i)
-      MakeOperands(b_, runs_, tiling_.rows, tiling_.First(tile + i), x_offset,
-                   b_.operands + (place + i) * steps_ * kTileBytes, operands_ + (place + i) * runs_.count);
-  }
-
-  // Two tiles, or the last one, by a panel. Their operands are those of tile `place`; `fetching`: so many times the
-  // panel is multiplied while the next one is fetched, none if 0.
-  void Multiply(const IgemmPanel& panel, size_t tile, size_t place, size_t fetching) {
+  // Two tiles, or the last one, by a panel. Meanwhile the next one is fetched.
+  void Multiply(const IgemmPanel& panel, size_t tile) {
     const bool two = tile + 1 < tiling_.count;
     const size_t vectors = static_cast<size_t>(panel.vectors), pitch = vectors * kLanes;
     const size_t products = Quotient(vectors, 2) * steps_, bytes = PanelBytes(panel);
-    const bool fetches = fetching > 0 && &panel + 1 < b_.all_panels_end && bytes >= kFetchedPanelBytes;
-    const size_t lines = fetches ? Quotient(bytes / kTileRowBytes, products * fetching) : 0;
+    const bool fetches = &panel + 1 < b_.all_panels_end && bytes >= kFetchedPanelBytes;
+    const size_t lines = fetches ? Quotient(bytes / kTileRowBytes, products * Quotient(tiling_.count, 2)) : 0;
     Fetch fetch{panel.weights + bytes + tile / 2 * products * lines * kTileRowBytes, lines};
-    const Operand* a0 = operands_ + place * runs_.count;
+    const Operand* a0 = operands_ + tile * runs_.count;
     const Operand* a1 = two ? a0 + runs_.count : a0;
     int32_t* const sums = sums_[turn_];
+    Waiting& waiting = waiting_[turn_];
+    waiting.Begin(panel, sums, pitch, products);
+    for (size_t i = 0; i < (two ? 2 : 1); ++i) {
+      const size_t first = (tile + i) * tiling_.rows, known = first - tiling_.First(tile + i);
+      if (b_.apart != 0) {
+        waiting.AddStored(b_, i * kTileRows + known, first, tiling_.rows - known);
+      } else {
+        waiting.Add(i * kTileRows + known, first, tiling_.rows - known);
+      }
+    }
+    waiting.CopyResiduals(b_);
     for (size_t v = 0; v < vectors; v += 2) {
       const bool pair = v + 1 < vectors;
       const auto multiply = two ? (pair ? &MultiplyTiles<kSigned, 2, 2> : &MultiplyTiles<kSigned, 2, 1>)
                                 : (pair ? &MultiplyTiles<kSigned, 1, 2> : &MultiplyTiles<kSigned, 1, 1>);
       multiply(b_, runs_, a0, a1, panel.weights + v * kTileRowBytes, vectors * kTileRowBytes,
-               sums + v * kLanes, pitch, waiting_, fetch);
+               sums + v * kLanes, pitch, waiting_[1 - turn_], fetch);
     }
-    waiting_.End(b_);
-    waiting_.Begin(panel, sums, pitch, products);
-    for (size_t i = 0; i < (two ? 2 : 1); ++i) {
-      const size_t first = (tile + i) * tiling_.rows, known = first - tiling_.First(tile + i);
-      waiting_.Add(i * kTileRows + known, first, tiling_.rows - known);
-    }
+    waiting_[1 - turn_].End(b_);
     turn_ = 1 - turn_;
   }
 
@@ -392,7 +414,8 @@ class BlockRun {
   const Runs runs_;
   Operand* const operands_;
   const size_t steps_;
-  Waiting waiting_;
+  size_t made_for_;     // whose operands there are (IgemmBlock::operands_of)
+  Waiting waiting_[2];  // of the products that are computed, [turn_], and of those before
   size_t turn_ = 0;
   alignas(64) int32_t sums_[2][2 * kTileRows * kMaxVectors * kLanes];
 };
@@ -425,6 +448,10 @@ const IgemmEngine kIgemmAmx = {
     .layout = WeightLayout::kBytes,
     .narrow = false,
     .step_groups = kStepGroups,
+    // A panel stays in L1 beside two tiles of pixels and their sums. Wider ones write whole cache lines: that is
+    // faster while their weights are few.
+    .panel_bytes = 32 * 1024,
+    .takes_even = true,
     .multiplies_signed = true,
     .operand_bytes = &OperandBytes,
     .macs_per_cycle = 440.0,

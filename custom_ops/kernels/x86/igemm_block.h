@@ -30,6 +30,9 @@ struct IgemmBlock {
   // pixel multiplies; groups * 4 bytes (and x_offset more) are readable there.
   const uint8_t* const* rows;
   size_t pitch, segments, groups;
+  // Not 0 where pixels are even (igemm.cc): bytes from the segments of a pixel to those of the next one. `rows` then
+  // has those of the first one alone, and of column_pitch pixels the first `columns` are stored.
+  size_t apart, columns, column_pitch;
   const uint8_t*
       zero_row;  // the row pointer of a tap outside the image, where that multiplies zeros; or null
   size_t pixels;
@@ -44,7 +47,7 @@ struct IgemmBlock {
   int32_t x_shift;            // added to each byte of x modulo 256 (four times the same byte)
   bool x_signed;              // bytes of x are multiplied as int8; x_shift is 0 then
   size_t groups_per_flush;    // 16-bit accumulators only: groups whose products their sum surely holds
-  // Of engines that gather, else null: operand_bytes(pixels, segments, groups) bytes; and what says whose x_offset
+  // Of engines that gather, else null: operand_bytes bytes; and what says whose x_offset
   // they are for, 1 more than that, 0 before they are made. With it the next call may have other panels of the
   // same pixels.
   uint8_t* operands;
@@ -55,15 +58,17 @@ struct IgemmBlock {
 // One register-tile family.
 struct IgemmEngine {
   int lanes;        // int32 per vector
-  int max_vectors;  // of a panel
+  int max_vectors;  // of a panel; half as many where its weights then have more than panel_bytes
   WeightLayout layout;
   bool narrow;  // 16-bit accumulators: exact only for small weights
   // Groups are multiplied so many at a time: the weights of a panel, all segments one behind the other, end
   // in groups of zeros.
   size_t step_groups = 1;
+  size_t panel_bytes = SIZE_MAX;
+  bool takes_even = false;         // IgemmBlock::apart
   bool multiplies_signed = false;  // takes signed x as it is (IgemmBlock::x_signed)
   // Bytes of IgemmBlock::operands that a block needs; null where it copies nothing.
-  size_t (*operand_bytes)(size_t pixels, size_t segments, size_t groups) = nullptr;
+  size_t (*operand_bytes)(size_t pixels, size_t segments, size_t groups, bool even) = nullptr;
   // For the cost model, sustained on Zen 5, those of AMX on Sapphire Rapids (benchmarks/pairs.py): products;
   // outputs started and finished; and how many of its `tile_rows` pixels a tile takes as long as where it has
   // fewer, waiting for its weights and for its own sums.

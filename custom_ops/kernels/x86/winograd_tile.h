@@ -183,7 +183,7 @@ void OutputTiles(const WinogradOutput& out) {
         uint8_t part[kT * kChannels];
         const bool whole = direct.columns == kT;
         RequantizeTile<S, kT, kPanelVectors, false, false>(
-            e, sum, scale, kChannels, nullptr, whole ? direct.y : part, whole ? e.channels : kChannels);
+            e, sum, scale, kChannels, {}, whole ? direct.y : part, whole ? e.channels : kChannels);
         for (size_t x = 0; !whole && x < direct.columns; ++x)
           std::memcpy(direct.y + x * e.channels, part + x * kChannels, kChannels);
         direct.y += out.y_row_pitch;
