@@ -189,11 +189,7 @@ void Finish(const IgemmBlock& b, const IgemmPanel& panel, int32_t* sums, size_t 
     count -= MR;
   };
   while (count >= kFinishedRows) finish.template operator()<kFinishedRows>();
-  if constexpr (kFinishedRows == 8) {
-    if (count >= 4) finish.template operator()<4>();
-    if (count >= 2) finish.template operator()<2>();
-    if (count >= 1) finish.template operator()<1>();
-  }
+  while (count > 0) finish.template operator()<1>();
 }
 
 // By the number of vectors.
