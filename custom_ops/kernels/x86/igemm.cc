@@ -65,7 +65,7 @@ constexpr size_t kMaxReach = 64 * 1024;
 // The same where the windows are even; it is read from L2.
 constexpr size_t kEvenBandBytes = 512 * 1024;
 constexpr size_t kMaxEvenPixels = 1024;
-// Of the bytes that are multiplied, so many may at most be padding for a band to be even.
+// A band is even where its kernel rows, as whole steps, have at most so many times their bytes.
 constexpr double kMaxEvenBytes = 4.0 / 3;
 // Pointers of one block of pixels.
 constexpr size_t kPointerBytes = 128 * 1024;
