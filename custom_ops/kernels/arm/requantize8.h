@@ -67,12 +67,11 @@ struct Requantize8 {
 // q = clip(acc * scale), then y = (q * inner_scale + (r - zero point) * residual_scale) / y_scale.
 struct RequantizeResidual8 {
   float32x4_t scale[2], lo, hi, inner_scale, residual_scale, y_scale, y_reciprocal;
-  uint8x8_t residual_flip, residual_zero;  // r - zero point = (r ^ flip) - zero, without a sign
+  uint8x8_t residual_flip, residual_zero;
   Neon::PackRange range;
 
   static bool Takes(const EpilogueView& e) {
-    const int32_t zero = ResidualZero(e);
-    return e.pack_clips && e.has_residual && e.reciprocal_is_safe && zero >= 0 && zero <= 255;
+    return e.pack_clips && e.has_residual && e.residual_zero >= 0 && e.residual_zero <= 255;
   }
 
   RequantizeResidual8(const EpilogueView& e, const float* scales)
@@ -83,8 +82,8 @@ struct RequantizeResidual8 {
         residual_scale(vdupq_n_f32(e.residual_scale)),
         y_scale(vdupq_n_f32(e.y_scale)),
         y_reciprocal(vdupq_n_f32(e.y_reciprocal)),
-        residual_flip(vdup_n_u8(e.residual_signed ? 0x80 : 0)),
-        residual_zero(vdup_n_u8(static_cast<uint8_t>(ResidualZero(e)))),
+        residual_flip(vdup_n_u8(static_cast<uint8_t>(e.residual_flip))),
+        residual_zero(vdup_n_u8(static_cast<uint8_t>(e.residual_zero))),
         range(e.pack_zero, e.pack_lo, e.pack_hi, e.pack_flip) {}
 
   // The operations of RequantizeTile in their order. FMAXNM and FMINNM differ from its comparisons in the
@@ -125,11 +124,6 @@ struct RequantizeResidual8 {
     int32x4_t codes[kPixels][2];
     each([&](int p, int v) LOWBIT_ALWAYS_INLINE { codes[p][v] = vcvtnq_s32_f32(quotient[p][v]); });
     StoreClipped8<kPixels>(codes, range, y, y_pitch);
-  }
-
- private:
-  static int32_t ResidualZero(const EpilogueView& e) {
-    return e.residual_zero_point + (e.residual_signed ? 128 : 0);
   }
 };
 

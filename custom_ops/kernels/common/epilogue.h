@@ -9,7 +9,7 @@
 // Division. x / s with a constant s costs three multiply-adds when y, the correctly rounded 1/s, is at hand
 // (Markstein):
 //     q0 = x * y;  r = fma(-q0, s, x);  q = fma(r, y, q0)
-// is the correctly rounded quotient; elementwise_impl.h holds the proof. It assumes that nothing overflows or
+// is the correctly rounded quotient; divide.h holds the proof. It assumes that nothing overflows or
 // underflows: EpilogueTables checks the range of s; a quotient so small that bits are lost rounds to 0 either
 // way; q0 is clamped to +-2^20, beyond every code, so that r stays finite where x is and the result is
 // clipped as it should be.
@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/common/divide.h"
 #include "kernels/common/epilogue_tables.h"
 
 namespace lowbit {
@@ -37,18 +38,6 @@ inline typename S::F DivideByYScale(const EpilogueView& e, typename S::F x) {
   return S::DivF(x, S::SetF(e.y_scale));
 }
 
-// The same where reciprocal_is_safe holds and the quotient is below 2^30.
-template <class S>
-inline typename S::F DivideBounded(const EpilogueView& e, typename S::F x) {
-  const auto s = S::SetF(e.y_scale);
-  if constexpr (S::kHasFma) {
-    const auto y = S::SetF(e.y_reciprocal), q0 = S::MulF(x, y);
-    return S::FmaF(S::FnmaF(q0, s, x), y, q0);
-  } else {
-    return S::DivF(x, s);
-  }
-}
-
 // rint(clip(v)) + zero point, as int32.
 template <class S>
 inline typename S::I Quantize(typename S::F v, float lo, float hi, int32_t zero_point) {
@@ -56,10 +45,11 @@ inline typename S::I Quantize(typename S::F v, float lo, float hi, int32_t zero_
   return S::Add(S::RoundToInt(clipped), S::Set(zero_point));
 }
 
+// Of a vector of bytes.
 template <class S>
-inline typename S::F ResidualTerm(const EpilogueView& e, const uint8_t* residual) {
-  const auto r = e.residual_signed ? S::LoadS8(residual) : S::LoadU8(residual);
-  return S::MulF(S::ToFloat(S::Sub(r, S::Set(e.residual_zero_point))), S::SetF(e.residual_scale));
+inline typename S::F ResidualTerm(const EpilogueView& e, typename S::I residual) {
+  const auto code = S::Sub(S::Xor(residual, S::Set(e.residual_flip)), S::Set(e.residual_zero));
+  return S::MulF(S::ToFloat(code), S::SetF(e.residual_scale));
 }
 
 template <class S>
@@ -68,7 +58,7 @@ inline typename S::I RequantizeResidual(const EpilogueView& e, typename S::I acc
   const auto v = S::MulF(S::ToFloat(acc), S::LoadF(e.scale + c));
   const auto inner =
       S::Rint(S::MinF(S::MaxF(v, S::SetF(e.lo)), S::SetF(e.hi)));  // q - zero point, an integer
-  const auto sum = S::AddF(S::MulF(inner, S::SetF(e.inner_scale)), ResidualTerm<S>(e, residual));
+  const auto sum = S::AddF(S::MulF(inner, S::SetF(e.inner_scale)), ResidualTerm<S>(e, S::LoadU8(residual)));
   return Quantize<S>(DivideByYScale<S>(e, sum), e.y_lo, e.y_hi, e.y_zero_point);
 }
 
@@ -84,7 +74,7 @@ inline typename S::F TailValue(const EpilogueView& e, typename S::I acc, size_t 
         v = S::AddF(S::MulF(v, S::LoadF(e.tail_scale + c)), S::LoadF(e.tail_shift + c));
         break;
       case TailStep::kResidual:
-        v = S::AddF(v, ResidualTerm<S>(e, residual));
+        v = S::AddF(v, ResidualTerm<S>(e, S::LoadU8(residual)));
         break;
       case TailStep::kRelu:
         v = S::MaxF(S::SetF(0), v);  // v last: NaN stays NaN until the quantizer
@@ -217,9 +207,6 @@ inline __attribute__((always_inline)) void RequantizeTile(const EpilogueView& e,
                                                           size_t pitch) {
   // A local copy: the stores to y could change e, as far as the compiler knows.
   const EpilogueView view = e;
-  // Of signed residuals the sign bit is flipped, which costs less than a branch at every vector.
-  const int32_t sign = view.residual_signed ? 0x80 : 0;
-  const auto flip = S::Set(sign), zero = S::Set(view.residual_zero_point + sign);
   const auto residual_of = [&](int i) __attribute__((always_inline)) {
     if (!kResidual || i >= MR * NV) return S::Set(0);
     return S::LoadU8(residual.first + i / NV * residual.pitch + i % NV * S::kLanes);
@@ -230,9 +217,8 @@ inline __attribute__((always_inline)) void RequantizeTile(const EpilogueView& e,
     auto value = S::MulF(S::ToFloat(acc[r][v]), S::LoadF(scale + v * S::kLanes));
     if constexpr (kResidual) {
       const auto inner = S::Rint(S::MinF(S::MaxF(value, S::SetF(view.lo)), S::SetF(view.hi)));
-      const auto rest = S::ToFloat(S::Sub(S::Xor(other, flip), zero));
-      value = DivideBounded<S>(view, S::AddF(S::MulF(inner, S::SetF(view.inner_scale)),
-                                             S::MulF(rest, S::SetF(view.residual_scale))));
+      const auto sum = S::AddF(S::MulF(inner, S::SetF(view.inner_scale)), ResidualTerm<S>(view, other));
+      value = Divide<S>(sum, S::SetF(view.y_scale), S::SetF(view.y_reciprocal));
     }
     return S::RoundToInt(value);
   };
@@ -282,8 +268,8 @@ inline __attribute__((always_inline)) void TailTile(const EpilogueView& e, const
       case TailStep::kResidual:
         if constexpr (!kPartial) {  // a partial tile has none: whole vectors of it are read
           for_all([&](auto& value, int r, size_t, int v) __attribute__((always_inline)) {
-            value =
-                S::AddF(value, ResidualTerm<S>(view, residual.first + r * residual.pitch + v * S::kLanes));
+            const auto codes = S::LoadU8(residual.first + r * residual.pitch + v * S::kLanes);
+            value = S::AddF(value, ResidualTerm<S>(view, codes));
           });
         }
         break;

@@ -30,7 +30,6 @@ EpilogueTables::EpilogueTables(const Epilogue& e, size_t channels) {
   v.kind = e.kind;
   v.quantized_output = e.quantized_output;
   v.has_residual = e.has_residual;
-  v.residual_signed = e.residual_signed;
   v.channels = channels;
   v.scale = Padded(e.kind == EpilogueKind::kRequantize ? e.multiplier : e.acc_scale, channels);
   v.zero_point = e.zero_point;
@@ -38,7 +37,8 @@ EpilogueTables::EpilogueTables(const Epilogue& e, size_t channels) {
   v.hi = static_cast<float>(e.hi - e.zero_point);
   v.inner_scale = e.inner_scale;
   v.residual_scale = e.residual_scale;
-  v.residual_zero_point = e.residual_zero_point;
+  v.residual_flip = e.residual_signed ? 0x80 : 0;
+  v.residual_zero = e.residual_zero_point + v.residual_flip;
   v.y_scale = e.y_scale;
   v.y_reciprocal = 1.0f / e.y_scale;
   v.reciprocal_is_safe = ReciprocalIsSafe(e.y_scale);

@@ -24,7 +24,7 @@ inline constexpr size_t kEpiloguePadding = 64;
 struct EpilogueView {
   EpilogueKind kind = EpilogueKind::kRequantize;
   bool quantized_output = true;
-  bool has_residual = false, residual_signed = false;
+  bool has_residual = false;
   // Requantize, and no value before its last rounding leaves int32 (RequantizeTile); of sums with a residual also
   // reciprocal_is_safe.
   bool pack_clips = false;
@@ -37,7 +37,9 @@ struct EpilogueView {
   float lo = 0, hi = 0;    // bounds of the first quantizer minus its zero point
   int32_t zero_point = 0;  // of the first quantizer
   float inner_scale = 1, residual_scale = 1;
-  int32_t residual_zero_point = 0;
+  // The code of byte r, less its zero point, is (r ^ flip) - zero, r without a sign: of signed residuals the top bit is
+  // flipped, which costs less than a branch at every vector.
+  int32_t residual_flip = 0, residual_zero = 0;
 
   // The last quantizer where it is not the first: bounds minus its zero point.
   float y_scale = 1, y_reciprocal = 1, y_lo = 0, y_hi = 0;

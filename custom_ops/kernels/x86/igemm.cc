@@ -210,10 +210,9 @@ BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const IgemmEn
   BlockGrid grid;
   if (s.OutPixels() == 0) return grid;
   const size_t out_h = static_cast<size_t>(s.out_h), out_w = static_cast<size_t>(s.out_w);
-  const size_t limit = MaxBlockPixels(w, engine);
+  const size_t limit = MaxBlockPixels(w, engine), total = static_cast<size_t>(s.OutPixels());
+  const size_t shared = std::clamp(wanted_blocks, size_t{1}, std::max(size_t{1}, total / kMinSharedPixels));
   if (!single_rows && !w.copied) {
-    const size_t total = static_cast<size_t>(s.OutPixels());
-    const size_t shared = std::clamp(wanted_blocks, size_t{1}, std::max(size_t{1}, total / kMinSharedPixels));
     grid.blocks = std::max(DivideUp(total, limit), shared);
     grid.pixels = DivideUp(total, grid.blocks);
     grid.blocks = DivideUp(total, grid.pixels);
@@ -231,10 +230,7 @@ BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const IgemmEn
     while (grid.rows < out_h && (grid.rows + 1) * out_w <= limit && fits(grid.rows + 1, out_w)) ++grid.rows;
   }
   if (w.even) {
-    const size_t planes = static_cast<size_t>(s.OutPlanes());
-    const size_t shared =
-        std::clamp(wanted_blocks, planes, std::max(planes, planes * out_h * out_w / kMinSharedPixels));
-    grid.rows = std::min(grid.rows, DivideUp(out_h, DivideUp(shared, planes)));
+    grid.rows = std::min(grid.rows, DivideUp(out_h, DivideUp(shared, static_cast<size_t>(s.OutPlanes()))));
     grid.rows = DivideUp(out_h, DivideUp(out_h, grid.rows));  // blocks of nearly equal size
   }
   grid.row_blocks = DivideUp(out_h, grid.rows);
@@ -732,7 +728,7 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     block.x_shift = static_cast<int32_t>(x_shift_ * 0x01010101u);
     block.x_signed = x_signed_;
     block.operands = scratch + ws.operands;
-    block.operands_of = tickets == 0 ? nullptr : &last->operands_of;
+    block.operands_of = &last->operands_of;
     block.groups_per_flush = groups_per_flush_;
     block.output = {&epilogue_.view(), 0, 1, static_cast<const uint8_t*>(args.residual), args.y};
     for (size_t i = first_block; i < end_block; ++i) {

@@ -343,21 +343,19 @@ class BlockRun {
         runs_(RunsOf(block.segments, block.groups)),
         operands_(
             reinterpret_cast<Operand*>(block.operands + CopiedBytes(block.pixels, runs_, block.apart != 0))),
-        steps_(runs_.count * runs_.steps),
-        made_for_(block.operands_of != nullptr ? *block.operands_of : 0) {}
+        steps_(runs_.count * runs_.steps) {}
 
   // Each panel comes from memory once, and passes all pixels.
   void Run() {
     for (size_t p = 0; p < b_.panel_count; ++p) {
       const size_t x_offset = b_.panels[p].x_offset;
-      const bool are_made = made_for_ == x_offset + 1;
+      const bool are_made = *b_.operands_of == x_offset + 1;
       for (size_t tile = 0; tile < tiling_.count; tile += 2) {
         if (!are_made) MakeBoth(tile, x_offset);
         Multiply(b_.panels[p], tile);
       }
-      made_for_ = x_offset + 1;
+      *b_.operands_of = x_offset + 1;
     }
-    if (b_.operands_of != nullptr) *b_.operands_of = made_for_;
     waiting_[1 - turn_].End(b_);
   }
 
@@ -410,7 +408,6 @@ class BlockRun {
   const Runs runs_;
   Operand* const operands_;
   const size_t steps_;
-  size_t made_for_;     // whose operands there are (IgemmBlock::operands_of)
   Waiting waiting_[2];  // of the products that are computed, [turn_], and of those before
   size_t turn_ = 0;
   alignas(64) int32_t sums_[2][2 * kTileRows * kMaxVectors * kLanes];

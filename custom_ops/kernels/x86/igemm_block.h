@@ -47,9 +47,8 @@ struct IgemmBlock {
   int32_t x_shift;            // added to each byte of x modulo 256 (four times the same byte)
   bool x_signed;              // bytes of x are multiplied as int8; x_shift is 0 then
   size_t groups_per_flush;    // 16-bit accumulators only: groups whose products their sum surely holds
-  // Of engines that gather, else null: operand_bytes bytes; and what says whose x_offset
-  // they are for, 1 more than that, 0 before they are made. With it the next call may have other panels of the
-  // same pixels.
+  // Of engines that gather: operand_bytes bytes; and whose x_offset they are for, 1 more than that, 0 before they are
+  // made. The next call may have other panels of the same pixels.
   uint8_t* operands;
   size_t* operands_of;
   TileOutput output;
