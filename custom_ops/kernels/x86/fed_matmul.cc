@@ -7,8 +7,7 @@
 //   sum (u - za)(b - zb) = sum u w  +  s * sum u        -  za * sum (w + s)
 //                          ^ tile      ^ by row (pixel)    ^ by column (channel)
 //
-// Bytes hold w for s = 128 - zb (or -zb, where b is signed): w is b with its top bit flipped. The wide tiles
-// of levels without vpdpbusd hold any b - zb, s is 0.
+// Bytes hold w for s = 128 - zb (or -zb, where b is signed): w is b with its top bit flipped.
 #include "kernels/x86/fed_matmul.h"
 
 #include <emmintrin.h>
@@ -30,6 +29,8 @@ constexpr size_t kMaxColumns = 1024;
 // the other parts of its scratch memory it stays below kMaxWorkspaceBytes.
 constexpr size_t kPackedBytes = 256 * 1024;
 constexpr size_t kBlockRows = 64;
+// What an engine copies of a block's rows, and what it unpacks of a panel.
+constexpr size_t kOperandBytes = 128 * 1024, kUnpackedBytes = 128 * 1024;
 // Rows that are copied, because k does not run along them or because they end with the tensor.
 constexpr size_t kCopiedBytes = 128 * 1024;
 // Every task packs its part of b: below this many rows the packing would weigh too much.
@@ -79,7 +80,7 @@ class FedMatmul final : public FedMatmulKernel {
         a_shift_(spec.a_signed ? 128 : 0),
         a_zero_(spec.a_zero_point + a_shift_),
         b_flip_(spec.b_signed ? 0 : 0x80),
-        row_factor_(engine.layout == WeightLayout::kWords ? 0 : b_flip_ - spec.b_zero_point) {
+        row_factor_(b_flip_ - spec.b_zero_point) {
     epilogue_.LimitAccumulators({std::numeric_limits<int32_t>::max()});  // all channels have one scale
   }
 
@@ -94,12 +95,18 @@ class FedMatmul final : public FedMatmulKernel {
     size_t groups = 0, runs = 0, run_columns = 0, row_parts = 0, part_rows = 0;
   };
   size_t Lanes() const { return static_cast<size_t>(engine_.lanes); }
-  // The bytes of one column in one group.
-  size_t GroupBytes() const { return engine_.layout == WeightLayout::kWords ? 8 : 4; }
+  // What the engine copies of so many rows.
+  size_t OperandBytes(size_t rows, size_t groups) const {
+    return engine_.operand_bytes == nullptr ? 0 : engine_.operand_bytes(rows, 1, groups, false);
+  }
+  size_t BlockRows(size_t groups) const {
+    const size_t row = OperandBytes(1, groups);
+    return row == 0 ? kBlockRows : std::clamp<size_t>(kOperandBytes / row, 1, kBlockRows);
+  }
 
   Split Plan(const FedMatmulShape& s) const;
-  void PackBytes(const FedMatmulShape& s, const uint8_t* b, size_t columns, size_t width, uint8_t* to) const;
-  void PackWords(const FedMatmulShape& s, const uint8_t* b, size_t columns, size_t width, uint8_t* to) const;
+  void PackColumns(const FedMatmulShape& s, const uint8_t* b, size_t columns, size_t width,
+                   uint8_t* to) const;
   size_t PointAtRows(const FedMatmulShape& s, const uint8_t* a, const uint8_t* end, size_t count,
                      size_t row_bytes, uint8_t* copies, const uint8_t** rows) const;
 
@@ -119,7 +126,7 @@ FedMatmul::Split FedMatmul::Plan(const FedMatmulShape& s) const {
   Split split;
   const size_t m = static_cast<size_t>(s.m), n = static_cast<size_t>(s.n);
   split.groups = DivideUp(static_cast<size_t>(s.k), 4);
-  const size_t vector_bytes = std::max<size_t>(split.groups, 1) * Lanes() * GroupBytes();
+  const size_t vector_bytes = std::max<size_t>(split.groups, 1) * Lanes() * 4;
   const size_t vectors = std::clamp(kPackedBytes / vector_bytes, size_t{1}, kMaxColumns / Lanes());
   split.runs = DivideUp(n, vectors * Lanes());
   split.run_columns = RoundUp(DivideUp(n, split.runs), Lanes());
@@ -135,8 +142,8 @@ FedMatmul::Split FedMatmul::Plan(const FedMatmulShape& s) const {
 }
 
 // [groups][width][4]: columns beyond `columns`, and what completes the last group, are zero.
-void FedMatmul::PackBytes(const FedMatmulShape& s, const uint8_t* b, size_t columns, size_t width,
-                          uint8_t* to) const {
+void FedMatmul::PackColumns(const FedMatmulShape& s, const uint8_t* b, size_t columns, size_t width,
+                            uint8_t* to) const {
   const size_t k = static_cast<size_t>(s.k), groups = DivideUp(k, 4);
   const __m128i flip = _mm_set1_epi8(static_cast<char>(b_flip_));
   size_t fast_k = 0, fast_columns = 0;  // what the vector loops do
@@ -173,23 +180,6 @@ void FedMatmul::PackBytes(const FedMatmulShape& s, const uint8_t* b, size_t colu
   }
 }
 
-// [groups][vectors][even, odd][lanes] pairs of int16.
-void FedMatmul::PackWords(const FedMatmulShape& s, const uint8_t* b, size_t columns, size_t width,
-                          uint8_t* to) const {
-  const size_t k = static_cast<size_t>(s.k), groups = DivideUp(k, 4), lanes = Lanes();
-  std::memset(to, 0, groups * width * 8);
-  for (size_t c = 0; c < columns; ++c) {
-    const uint8_t* from = b + static_cast<int64_t>(c) * s.b_column;
-    uint8_t* column = to + (c / lanes * 2 * lanes + c % lanes) * 4;
-    for (size_t i = 0; i < k; ++i) {
-      const uint8_t byte = from[static_cast<int64_t>(i) * s.b_k];
-      const int32_t code = spec_.b_signed ? static_cast<int8_t>(byte) : byte;
-      const auto value = static_cast<int16_t>(code - spec_.b_zero_point);
-      std::memcpy(column + i / 4 * width * 8 + i % 2 * lanes * 4 + i % 4 / 2 * 2, &value, 2);
-    }
-  }
-}
-
 // Points at `count` rows of which whole groups may be read, and returns how many of them fit into `copies`.
 size_t FedMatmul::PointAtRows(const FedMatmulShape& s, const uint8_t* a, const uint8_t* end, size_t count,
                               size_t row_bytes, uint8_t* copies, const uint8_t** rows) const {
@@ -216,14 +206,18 @@ void FedMatmul::Run(const FedMatmulShape& s, const uint8_t* a, const uint8_t* b,
   const size_t m = static_cast<size_t>(s.m), n = static_cast<size_t>(s.n), k = static_cast<size_t>(s.k);
   const size_t row_bytes = RowBytes(k), groups = split.groups, lanes = Lanes();
   const size_t element = spec_.quantizer.quantized ? 1 : 4;
-  const bool words = engine_.layout == WeightLayout::kWords;
+  const size_t block_rows = BlockRows(groups);
 
   ScratchLayout layout;
-  const size_t packed_at = layout.Take(groups * split.run_columns * GroupBytes());
+  const size_t packed_at = layout.Take(groups * split.run_columns * 4);
   const size_t bias_at = layout.Take((split.run_columns + kEpiloguePadding) * sizeof(int32_t));
   const size_t rows_at = layout.Take(kBlockRows * sizeof(void*));
   const size_t row_bias_at = layout.Take(kBlockRows * sizeof(int32_t));
   const size_t copies_at = layout.Take(std::max(kCopiedBytes, row_bytes));
+  const size_t operands_at = layout.Take(OperandBytes(block_rows, groups));
+  const bool unpacks =
+      split.part_rows > engine_.direct_pixels && groups * engine_.unpacked_bytes <= kUnpackedBytes;
+  const size_t unpacked_at = layout.Take(unpacks ? groups * engine_.unpacked_bytes : 0);
 
   EpilogueView view = epilogue_.view();
   view.channels = n;
@@ -255,14 +249,9 @@ void FedMatmul::Run(const FedMatmulShape& s, const uint8_t* a, const uint8_t* b,
       panel.channel = vector * lanes;
       const size_t width = static_cast<size_t>(panel.vectors) * lanes;
       panel.count = std::min(width, columns - panel.channel);
-      uint8_t* to = packed + groups * panel.channel * GroupBytes();
+      uint8_t* to = packed + groups * panel.channel * 4;
       panel.weights = reinterpret_cast<const int8_t*>(to);
-      const uint8_t* from = from_b + static_cast<int64_t>(panel.channel) * s.b_column;
-      if (words) {
-        PackWords(s, from, panel.count, width, to);
-      } else {
-        PackBytes(s, from, panel.count, width, to);
-      }
+      PackColumns(s, from_b + static_cast<int64_t>(panel.channel) * s.b_column, panel.count, width, to);
       if (a_zero_ != 0) {
         int32_t* sums = bias + panel.channel;
         engine_.sum_weights(panel.weights, groups, static_cast<size_t>(panel.vectors), sums);
@@ -285,10 +274,14 @@ void FedMatmul::Run(const FedMatmulShape& s, const uint8_t* a, const uint8_t* b,
     block.bias = bias;
     block.pixel_bias = row_factor_ == 0 ? nullptr : row_bias;
     block.x_shift = static_cast<int32_t>(static_cast<uint32_t>(a_shift_) * 0x01010101u);
+    block.operands = scratch + operands_at;
+    block.unpacked = unpacks && engine_.unpacked_bytes != 0 ? scratch + unpacked_at : nullptr;
     block.output = {&view, 0, 1, nullptr, static_cast<uint8_t*>(y) + (batch * m * n + column) * element};
     for (size_t row = first; row < last; row += block.pixels) {
       block.pixels = PointAtRows(s, from_a + static_cast<int64_t>(row) * s.a_row, a + s.a_bytes,
-                                 std::min(kBlockRows, last - row), row_bytes, scratch + copies_at, rows);
+                                 std::min(block_rows, last - row), row_bytes, scratch + copies_at, rows);
+      size_t operands_of = 0;
+      block.operands_of = &operands_of;
       if (row_factor_ != 0) {
         engine_.sum_rows(rows, block.pixels, k, static_cast<uint8_t>(a_shift_), row_bias);
         for (size_t r = 0; r < block.pixels; ++r) {

@@ -72,6 +72,8 @@ constexpr size_t kPointerBytes = 128 * 1024;
 constexpr size_t kMinBlockPixels = 12;
 // What an engine copies of one block of pixels; it stays in L2.
 constexpr size_t kOperandBytes = 320 * 1024;
+// What it unpacks of a panel; it stays there too.
+constexpr size_t kUnpackedBytes = 256 * 1024;
 
 // Bipolar activations are never multiplied as they are, see above.
 bool CopiesAll(const ConvSpec& spec) { return spec.x.encoding == Encoding::kBipolar; }
@@ -199,10 +201,12 @@ size_t OperandBytes(const WindowLayout& w, const IgemmEngine& engine, size_t pix
 
 size_t MaxBlockPixels(const WindowLayout& w, const IgemmEngine& engine) {
   if (w.even) return kMaxEvenPixels;
-  size_t pixels = kPointerBytes / (w.segments * sizeof(void*));
-  const size_t tile = OperandBytes(w, engine, 1);  // whole tiles are copied
-  if (tile != 0) pixels = std::min(pixels, kOperandBytes / tile * static_cast<size_t>(engine.tile_rows));
-  return std::clamp(pixels, kMinBlockPixels, kMaxBlockPixels);
+  const size_t pixels =
+      std::clamp(kPointerBytes / (w.segments * sizeof(void*)), kMinBlockPixels, kMaxBlockPixels);
+  const size_t tile = static_cast<size_t>(engine.tile_rows), bytes = OperandBytes(w, engine, tile);
+  if (bytes == 0) return pixels;
+  if (bytes <= kOperandBytes) return std::min(pixels, kOperandBytes / bytes * tile);
+  return std::min(pixels, kOperandBytes / OperandBytes(w, engine, 1));
 }
 
 BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const IgemmEngine& engine,
@@ -251,7 +255,9 @@ struct KeptBlock {
 
 // The parts of a thread's scratch memory, as offsets.
 struct Workspace {
-  size_t kept = 0, pad_row = 0, tail = 0, band = 0, rows = 0, row_sums = 0, operands = 0, bytes = 0;
+  size_t kept = 0, pad_row = 0, tail = 0, band = 0, rows = 0, row_sums = 0, operands = 0, unpacked = 0,
+         bytes = 0;
+  bool unpacks = false;
 };
 
 Workspace PlanWorkspace(const WindowLayout& w, const IgemmEngine& engine, const BlockGrid& grid,
@@ -265,6 +271,9 @@ Workspace PlanWorkspace(const WindowLayout& w, const IgemmEngine& engine, const 
   ws.rows = scratch.Take(w.segments * (w.even ? 1 : grid.pixels) * sizeof(void*));
   ws.row_sums = scratch.Take(row_sum_groups * grid.pixels * sizeof(int32_t));
   ws.operands = scratch.Take(OperandBytes(w, engine, grid.pixels));
+  const size_t unpacked = w.segments * w.groups * engine.unpacked_bytes;
+  ws.unpacks = unpacked != 0 && unpacked <= kUnpackedBytes && grid.pixels > engine.direct_pixels;
+  if (ws.unpacks) ws.unpacked = scratch.Take(unpacked);
   ws.bytes = scratch.bytes();
   return ws;
 }
@@ -319,7 +328,8 @@ class IgemmKernel final : public ConvKernel {
   }
   void PackWeights(const ConvSpec& spec);
   void LoadWeights(const ConvSpec& spec, size_t channel, ChannelWeights& weights) const;
-  void PackChannel(const int16_t* stored, size_t channel, const IgemmPanel& panel, uint8_t* out) const;
+  void PackChannel(const ChannelWeights& weights, size_t channel, const IgemmPanel& panel,
+                   uint8_t* out) const;
   // Segments of x: half of those of the weights where these are split.
   size_t Taps() const { return window_.segments / (splits_ ? 2 : 1); }
   size_t RowSumGroups() const { return row_sum_weight_.empty() ? 0 : static_cast<size_t>(geometry_.group); }
@@ -345,6 +355,7 @@ class IgemmKernel final : public ConvKernel {
   std::vector<IgemmPanel> panels_;
   std::vector<int32_t> bias_;            // [out_channels + padding]
   std::vector<int32_t> row_sum_weight_;  // [out_channels + padding], empty when all are 0
+  std::vector<int32_t> weight_shift_;    // IgemmBlock::weight_shift
 };
 
 // The node that is computed: of bipolar activations the one of the 2-bit codes that the band holds.
@@ -426,7 +437,10 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
   }
   epilogue_.LimitAccumulators(largest);
   const bool bytes_do = std::all_of(shift.begin(), shift.end(), [](int32_t s) { return s == 0; });
-  if (!bytes_do && engine_.layout == WeightLayout::kBytes) {
+  if (!bytes_do && engine_.unpacked_bytes != 0) {
+    weight_shift_.assign(channels + kEpiloguePadding, 0);
+    for (size_t c = 0; c < channels; ++c) weight_shift_[c] = shift[c] * 0x10000 + (shift[c] & 0xffff);
+  } else if (!bytes_do) {
     // 255, the one value that is no sum of two signed bytes, has a shift of 128.
     splits_ = g.group > 1 && !engine_.narrow && *std::max_element(shift.begin(), shift.end()) < 128;
     if (!splits_) {
@@ -441,8 +455,7 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
   // Panels: the channels of each (merged) group in runs of nearly equal width.
   const size_t lanes = static_cast<size_t>(engine_.lanes);
   const size_t group_out = static_cast<size_t>(g.GroupOut()), group_in = static_cast<size_t>(g.GroupIn());
-  const size_t vector_bytes = RoundUp(window_.segments * window_.groups, engine_.step_groups) * lanes *
-                              (engine_.layout == WeightLayout::kWords ? 8 : 4);
+  const size_t vector_bytes = RoundUp(window_.segments * window_.groups, engine_.step_groups) * lanes * 4;
   const size_t most = static_cast<size_t>(engine_.max_vectors);
   const size_t max_vectors = most * vector_bytes > engine_.panel_bytes ? most / 2 : most;
   std::vector<size_t> offsets;
@@ -471,7 +484,7 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
   for (size_t p = 0; p < panels_.size(); ++p) {
     for (size_t c = panels_[p].channel; c < panels_[p].channel + panels_[p].count; ++c) {
       LoadWeights(spec, c, weights);
-      PackChannel(weights.stored.data(), c, panels_[p], packed.data() + offsets[p]);
+      PackChannel(weights, c, panels_[p], packed.data() + offsets[p]);
     }
   }
   weights_ = ShareWeights(std::move(packed));
@@ -480,13 +493,13 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
   }
 }
 
-// Weight values, codes less their zero point, need 9 bits at times. Where weights are words they have them.
-// Bytes hold v - shift, and shift * (sum of the pixel's x) is added to the sums; but in a panel of several
+// Weight values, codes less their zero point, need 9 bits at times. Bytes hold v - shift. An engine that unpacks adds
+// the shift to every word, else shift * (sum of the pixel's x) is added to the sums; but in a panel of several
 // convolution groups that sum differs by channel. There v is a + b, a the nearest byte, and K is twice as
 // long: the bytes of x are multiplied by all a, then again by all b.
 void IgemmKernel::LoadWeights(const ConvSpec& spec, size_t channel, ChannelWeights& weights) const {
   weights.Load(spec, channel);
-  if (!row_sum_weight_.empty()) return;
+  if (!row_sum_weight_.empty() || !weight_shift_.empty()) return;
   std::vector<int16_t>& stored = weights.stored;
   for (int16_t& value : stored) value = static_cast<int16_t>(value + weights.shift);
   if (!splits_) return;
@@ -499,7 +512,7 @@ void IgemmKernel::LoadWeights(const ConvSpec& spec, size_t channel, ChannelWeigh
   }
 }
 
-void IgemmKernel::PackChannel(const int16_t* stored, size_t channel, const IgemmPanel& panel,
+void IgemmKernel::PackChannel(const ChannelWeights& weights, size_t channel, const IgemmPanel& panel,
                               uint8_t* out) const {
   const size_t lanes = static_cast<size_t>(engine_.lanes), vectors = static_cast<size_t>(panel.vectors);
   const size_t group_in = static_cast<size_t>(geometry_.GroupIn());
@@ -507,15 +520,19 @@ void IgemmKernel::PackChannel(const int16_t* stored, size_t channel, const Igemm
   const size_t start = (channel / static_cast<size_t>(geometry_.GroupOut()) - panel.group) * group_in;
   const size_t bytes = window_.addressing == Addressing::kRows ? window_.segment_bytes : group_in;
   const size_t lane = channel - panel.channel;
-  const bool words = engine_.layout == WeightLayout::kWords;
-  const size_t group_bytes = vectors * lanes * (words ? 8 : 4);
-  uint8_t* to = out + (words ? (lane / lanes * 2 * lanes + lane % lanes) * 4 : lane * 4);
+  const size_t group_bytes = vectors * lanes * 4;
+  uint8_t* to = out + lane * 4;
+  if (!weight_shift_.empty()) {  // bytes that pad the channel become zero
+    for (size_t g = 0; g < window_.segments * window_.groups; ++g)
+      std::memset(to + g * group_bytes, -weights.shift, 4);
+  }
+  const int16_t* stored = weights.stored.data();
   const auto byte_at = [](int16_t value, int shift) {
     return uint32_t{static_cast<uint8_t>(value)} << shift;
   };
   for (size_t s = 0; s < window_.segments; ++s, to += window_.groups * group_bytes) {
     size_t b = 0;
-    if (!words && start % 4 == 0) {  // nearly every layer: whole groups at a time
+    if (start % 4 == 0) {  // nearly every layer: whole groups at a time
       uint8_t* group = to + start / 4 * group_bytes;
       for (; b + 4 <= bytes; b += 4, stored += 4, group += group_bytes) {
         const uint32_t four =
@@ -523,16 +540,8 @@ void IgemmKernel::PackChannel(const int16_t* stored, size_t channel, const Igemm
         std::memcpy(group, &four, 4);
       }
     }
-    for (; b < bytes; ++b) {
-      const int16_t value = *stored++;
-      uint8_t* group = to + (start + b) / 4 * group_bytes;
-      const size_t byte = (start + b) % 4;
-      if (words) {
-        std::memcpy(group + byte % 2 * lanes * 4 + byte / 2 * 2, &value, 2);
-      } else {
-        group[byte] = static_cast<uint8_t>(value);
-      }
-    }
+    for (; b < bytes; ++b)
+      to[(start + b) / 4 * group_bytes + (start + b) % 4] = static_cast<uint8_t>(*stored++);
   }
 }
 
@@ -727,7 +736,9 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     block.bias = bias_.data();
     block.x_shift = static_cast<int32_t>(x_shift_ * 0x01010101u);
     block.x_signed = x_signed_;
+    if (!weight_shift_.empty()) block.weight_shift = weight_shift_.data();
     block.operands = scratch + ws.operands;
+    block.unpacked = ws.unpacks ? scratch + ws.unpacked : nullptr;
     block.operands_of = &last->operands_of;
     block.groups_per_flush = groups_per_flush_;
     block.output = {&epilogue_.view(), 0, 1, static_cast<const uint8_t*>(args.residual), args.y};
@@ -884,7 +895,7 @@ std::string Refuse(const ConvSpec& spec) {
     return "the window of one pixel exceeds the band into which bipolar activations are copied";
   if (w.reach > kMaxReach) return "a row of input channels exceeds the workspace";
   if (w.segments * kMinBlockPixels * sizeof(void*) > kPointerBytes ||
-      OperandBytes(w, kEngine, kMinBlockPixels) > kOperandBytes)
+      OperandBytes(w, kEngine, 1) > kOperandBytes)
     return "kernel window exceeds the workspace";
   if (kEngine.narrow && !FitsNarrow(CopiesAll(spec) ? InBand(spec) : spec, w)) {
     return "products of these weights overflow 16-bit accumulators too soon";
@@ -932,10 +943,10 @@ std::span<const KernelRow> IgemmRows() {
   static const KernelRow kRows[] = {
       Row<kIgemmSse41Narrow>("igemm_u8s8_acc16_6x8_sse41", "conv", Isa::kSse41,
                              "small weights: pmaddubsw, 16-bit sums"),
-      Row<kIgemmSse41Wide>("igemm_u8s16_4x8_sse41", "conv", Isa::kSse41, "any weights: pmaddwd"),
+      Row<kIgemmSse41Wide>("igemm_u8s16_6x8_sse41", "conv", Isa::kSse41, "any weights: pmaddwd"),
       Row<kIgemmAvx2Narrow>("igemm_u8s8_acc16_6x16_avx2", "conv", Isa::kAvx2,
                             "small weights: vpmaddubsw, 16-bit sums"),
-      Row<kIgemmAvx2Wide>("igemm_u8s16_4x16_avx2", "conv", Isa::kAvx2, "any weights: vpmaddwd"),
+      Row<kIgemmAvx2Wide>("igemm_u8s16_6x16_avx2", "conv", Isa::kAvx2, "any weights: vpmaddwd"),
       Row<kIgemmAvxVnni>("igemm_u8s8_6x16_avxvnni", "conv", Isa::kAvxVnni,
                          "dense and grouped layers: vpdpbusd"),
       Row<kIgemmAvx512Vnni>("igemm_u8s8_6x64_avx512vnni", "conv", Isa::kAvx512Vnni,
@@ -945,9 +956,9 @@ std::span<const KernelRow> IgemmRows() {
       Row<kIgemmAmx>("igemm_phases_s8_32x32_amx", "conv_transpose", Isa::kAmx, kPhases),
 #endif
       Row<kIgemmSse41Narrow>("igemm_phases_u8s8_acc16_6x8_sse41", "conv_transpose", Isa::kSse41, kPhases),
-      Row<kIgemmSse41Wide>("igemm_phases_u8s16_4x8_sse41", "conv_transpose", Isa::kSse41, kPhases),
+      Row<kIgemmSse41Wide>("igemm_phases_u8s16_6x8_sse41", "conv_transpose", Isa::kSse41, kPhases),
       Row<kIgemmAvx2Narrow>("igemm_phases_u8s8_acc16_6x16_avx2", "conv_transpose", Isa::kAvx2, kPhases),
-      Row<kIgemmAvx2Wide>("igemm_phases_u8s16_4x16_avx2", "conv_transpose", Isa::kAvx2, kPhases),
+      Row<kIgemmAvx2Wide>("igemm_phases_u8s16_6x16_avx2", "conv_transpose", Isa::kAvx2, kPhases),
       Row<kIgemmAvxVnni>("igemm_phases_u8s8_6x16_avxvnni", "conv_transpose", Isa::kAvxVnni, kPhases),
       Row<kIgemmAvx512Vnni>("igemm_phases_u8s8_6x64_avx512vnni", "conv_transpose", Isa::kAvx512Vnni, kPhases),
   };

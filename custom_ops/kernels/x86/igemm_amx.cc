@@ -438,7 +438,6 @@ void Run(const IgemmBlock& block) {
 const IgemmEngine kIgemmAmx = {
     .lanes = static_cast<int>(kLanes),
     .max_vectors = kMaxVectors,
-    .layout = WeightLayout::kBytes,
     .narrow = false,
     .step_groups = kStepGroups,
     // A panel stays in L1 beside two tiles of pixels and their sums. Wider ones write whole cache lines: that is

@@ -6,7 +6,6 @@ namespace lowbit {
 const IgemmEngine kIgemmAvx2Narrow = {
     .lanes = 8,
     .max_vectors = 2,
-    .layout = WeightLayout::kBytes,
     .narrow = true,
     .macs_per_cycle = 50.5,
     .outputs_per_cycle = 1.7,
@@ -19,15 +18,17 @@ const IgemmEngine kIgemmAvx2Narrow = {
 const IgemmEngine kIgemmAvx2Wide = {
     .lanes = 8,
     .max_vectors = 2,
-    .layout = WeightLayout::kWords,
     .narrow = false,
-    .macs_per_cycle = 23.5,
+    .operand_bytes = &WordBytes<WideDot<Avx2>>,
+    .unpacked_bytes = 2 * WideDot<Avx2>::kMaxVectors * WideDot<Avx2>::kWeightBytes,
+    .direct_pixels = kDirectPixels,
+    .macs_per_cycle = 28,
     .outputs_per_cycle = 2.5,
-    .tile_rows = 4,
+    .tile_rows = 6,
     .least_rows = 1.5,
-    .run = &Run<WideDot<Avx2>>,
+    .run = &RunWords<WideDot<Avx2>>,
     .sum_weights = &SumWeights<WideDot<Avx2>>,
-    .sum_rows = nullptr,
+    .sum_rows = &SumRows<WideDot<Avx2>>,
 };
 
 }  // namespace lowbit

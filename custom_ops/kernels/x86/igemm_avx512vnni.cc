@@ -24,7 +24,6 @@ struct Avx512Vnni : Avx512 {
 const IgemmEngine kIgemmAvx512Vnni = {
     .lanes = 16,
     .max_vectors = Avx512Vnni::kMaxVectors,
-    .layout = WeightLayout::kBytes,
     .narrow = false,
     .macs_per_cycle = 121.0,
     .outputs_per_cycle = 6.4,

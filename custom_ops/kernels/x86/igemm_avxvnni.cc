@@ -23,7 +23,6 @@ struct AvxVnni : Avx2 {
 const IgemmEngine kIgemmAvxVnni = {
     .lanes = 8,
     .max_vectors = AvxVnni::kMaxVectors,
-    .layout = WeightLayout::kBytes,
     .narrow = false,
     .macs_per_cycle = 59.5,
     .outputs_per_cycle = 4.8,

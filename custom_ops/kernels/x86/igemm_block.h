@@ -9,12 +9,6 @@
 
 namespace lowbit {
 
-// How a group of four weights of one channel is stored.
-enum class WeightLayout : uint8_t {
-  kBytes,  // w0 w1 w2 w3 as int8: vpdpbusd, vpmaddubsw
-  kWords,  // w0 w2 | w1 w3 as int16, two vectors: vpmaddwd on the even and the odd bytes of x
-};
-
 // Consecutive output channels computed together: `vectors` SIMD vectors, the last one perhaps not full.
 struct IgemmPanel {
   const int8_t* weights;  // [segments * groups][vectors][lanes][4]
@@ -44,13 +38,17 @@ struct IgemmBlock {
   const int32_t* row_sums;
   const int32_t* row_sum_weight;
   const int32_t* pixel_bias;  // [pixels], added to every accumulator of the pixel; or null
-  int32_t x_shift;            // added to each byte of x modulo 256 (four times the same byte)
-  bool x_signed;              // bytes of x are multiplied as int8; x_shift is 0 then
-  size_t groups_per_flush;    // 16-bit accumulators only: groups whose products their sum surely holds
+  // [channels + padding]: what is added to each weight of a channel before it is multiplied, as two int16 of one
+  // value; null where nothing is. Only engines that unpack have it.
+  const int32_t* weight_shift;
+  int32_t x_shift;          // added to each byte of x modulo 256 (four times the same byte)
+  bool x_signed;            // bytes of x are multiplied as int8; x_shift is 0 then
+  size_t groups_per_flush;  // 16-bit accumulators only: groups whose products their sum surely holds
   // Of engines that gather: operand_bytes bytes; and whose x_offset they are for, 1 more than that, 0 before they are
   // made. The next call may have other panels of the same pixels.
   uint8_t* operands;
   size_t* operands_of;
+  uint8_t* unpacked;  // room for the weights of one panel; null where they are multiplied as they are packed
   TileOutput output;
 };
 
@@ -58,8 +56,7 @@ struct IgemmBlock {
 struct IgemmEngine {
   int lanes;        // int32 per vector
   int max_vectors;  // of a panel; half as many where its weights then have more than panel_bytes
-  WeightLayout layout;
-  bool narrow;  // 16-bit accumulators: exact only for small weights
+  bool narrow;      // 16-bit accumulators: exact only for small weights
   // Groups are multiplied so many at a time: the weights of a panel, all segments one behind the other, end
   // in groups of zeros.
   size_t step_groups = 1;
@@ -68,6 +65,10 @@ struct IgemmEngine {
   bool multiplies_signed = false;  // takes signed x as it is (IgemmBlock::x_signed)
   // Bytes of IgemmBlock::operands that a block needs; null where it copies nothing.
   size_t (*operand_bytes)(size_t pixels, size_t segments, size_t groups, bool even) = nullptr;
+  // Of an engine that unpacks: bytes of a panel's weights as it multiplies them, for each of their groups; it pays for
+  // blocks of more than direct_pixels pixels.
+  size_t unpacked_bytes = 0;
+  size_t direct_pixels = 0;
   // For the cost model, sustained on Zen 5, those of AMX on Sapphire Rapids (benchmarks/pairs.py): products;
   // outputs started and finished; and how many of its `tile_rows` pixels a tile takes as long as where it has
   // fewer, waiting for its weights and for its own sums.
@@ -77,7 +78,7 @@ struct IgemmEngine {
   void (*run)(const IgemmBlock& block);
   // For operands that are only known when the node runs. sums[c] = sum of the packed weights of channel c
   // over `groups` groups of a panel of `vectors` vectors; sums[r] = sum of (x + x_shift) modulo 256 over the
-  // `bytes` bytes at rows[r], null where the layout needs none.
+  // `bytes` bytes at rows[r].
   void (*sum_weights)(const int8_t* weights, size_t groups, size_t vectors, int32_t* sums);
   void (*sum_rows)(const uint8_t* const* rows, size_t count, size_t bytes, uint8_t x_shift, int32_t* sums);
 };

@@ -6,7 +6,6 @@ namespace lowbit {
 const IgemmEngine kIgemmSse41Narrow = {
     .lanes = 4,
     .max_vectors = 2,
-    .layout = WeightLayout::kBytes,
     .narrow = true,
     .macs_per_cycle = 21.0,
     .outputs_per_cycle = 0.9,
@@ -19,15 +18,17 @@ const IgemmEngine kIgemmSse41Narrow = {
 const IgemmEngine kIgemmSse41Wide = {
     .lanes = 4,
     .max_vectors = 2,
-    .layout = WeightLayout::kWords,
     .narrow = false,
-    .macs_per_cycle = 10.0,
+    .operand_bytes = &WordBytes<WideDot<Sse41>>,
+    .unpacked_bytes = 2 * WideDot<Sse41>::kMaxVectors * WideDot<Sse41>::kWeightBytes,
+    .direct_pixels = kDirectPixels,
+    .macs_per_cycle = 12,
     .outputs_per_cycle = 1.2,
-    .tile_rows = 4,
+    .tile_rows = 6,
     .least_rows = 1.0,
-    .run = &Run<WideDot<Sse41>>,
+    .run = &RunWords<WideDot<Sse41>>,
     .sum_weights = &SumWeights<WideDot<Sse41>>,
-    .sum_rows = nullptr,
+    .sum_rows = &SumRows<WideDot<Sse41>>,
 };
 
 }  // namespace lowbit

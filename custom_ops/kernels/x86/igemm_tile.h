@@ -28,8 +28,10 @@
 //           wide for as many k-groups as cannot overflow (igemm.cc derives that number from the packed
 //           weights), then they are widened and added to 32-bit sums in memory: two instructions per eight
 //           products of a lane and a bit.
-//   wide    vpmaddwd on the even and the odd bytes of x, weights stored as int16: four instructions, always
-//           exact.
+//   wide    vpmaddwd on words, always exact: two instructions per two products of a lane. The windows of a block
+//           of pixels are copied once, as words, for all panels; a panel's weights are unpacked once per block
+//           (igemm_words.h). On Zen 3 ResNet-50 takes 0.88 and MobileNetV2 0.87 of the time that they take where a
+//           tile takes even and odd bytes of x apart and weights are stored as words.
 #pragma once
 
 #include <cstddef>

@@ -31,6 +31,23 @@ struct Sse41 {
   static I SetWords(int16_t v) { return _mm_set1_epi16(v); }
   static I AddWords(I a, I b) { return _mm_add_epi16(a, b); }
   static I ShiftRight16(I v) { return _mm_srli_epi16(v, 8); }
+  static I ShiftRightSigned16(I v) { return _mm_srai_epi16(v, 8); }
+  static I ShiftLeft16(I v) { return _mm_slli_epi16(v, 8); }
+  template <int kHalf>
+  static I WidenHalfGroups(I groups) {
+    constexpr char kFirst = 2 * kHalf, kZero = -128;
+    return ShiftRightSigned16(_mm_shuffle_epi8(
+        groups, _mm_setr_epi8(kZero, kFirst, kZero, kFirst + 1, kZero, kFirst + 4, kZero, kFirst + 5, kZero,
+                              kFirst + 8, kZero, kFirst + 9, kZero, kFirst + 12, kZero, kFirst + 13)));
+  }
+  static void WidenBytes(int16_t* to, const uint8_t* from, I shift) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    Store(to, _mm_cvtepu8_epi16(_mm_add_epi8(bytes, shift)));
+  }
+  static void WidenGroup(int16_t* to, int32_t group, I shift) {
+    const __m128i bytes = _mm_add_epi8(_mm_cvtsi32_si128(group), shift);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_cvtepu8_epi16(bytes));
+  }
   static I MultiplyAdd16(I a, I b) { return _mm_madd_epi16(a, b); }
   static I MultiplyAddBytes(I a, I b) { return _mm_maddubs_epi16(a, b); }
   // count + (a > b ? 1 : 0); a comparison gives -1 for true.
