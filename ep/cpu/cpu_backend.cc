@@ -11,6 +11,7 @@
 #include "core/node_reader.h"
 #include "core/packed_weights.h"
 #include "core/status.h"
+#include "ep/cpu/team.h"
 #include "ep/region/lower.h"
 #include "ep/region/program.h"
 
@@ -83,9 +84,28 @@ class CopyStep final : public Step {
   }
 };
 
+// Counts the loops that a pool shares out.
+class CountingPool final : public ThreadPool {
+ public:
+  explicit CountingPool(ThreadPool& pool) : pool_(pool) {}
+  void ParallelFor(size_t count, const std::function<void(size_t)>& fn) override {
+    loops_ += count > 1;
+    pool_.ParallelFor(count, fn);
+  }
+  size_t loops() const { return loops_; }
+
+ private:
+  ThreadPool& pool_;
+  size_t loops_ = 0;
+};
+
+// A region that shares out so many loops is worth a team.
+constexpr size_t kTeamLoops = 3;
+
 class CpuInstance final : public Instance {
  public:
-  explicit CpuInstance(const RegionPlan& plan) : workspace_(plan.workspace_bytes) {
+  // `threads` may be more than run it.
+  CpuInstance(const RegionPlan& plan, size_t threads) : threads_(threads), workspace_(plan.workspace_bytes) {
     for (const PlannedStep& planned : plan.steps) AddStep(planned, plan);
   }
 
@@ -96,7 +116,13 @@ class CpuInstance final : public Instance {
     for (const Patch& patch : patched_outputs_) steps_[patch.step].y = externals[patch.external];
     InlineThreadPool inline_pool;
     ThreadPool& pool = context.pool != nullptr ? *context.pool : inline_pool;
-    for (const BoundStep& step : steps_) step.plan->Run(step.inputs, step.y, pool);
+    if (threads_ > 1 && loops_ >= kTeamLoops) {
+      Team::Run(pool, threads_, [&](ThreadPool& team) { RunSteps(team); });
+    } else {
+      CountingPool counting(pool);
+      RunSteps(counting);
+      loops_ = counting.loops();
+    }
   }
 
  private:
@@ -108,6 +134,10 @@ class CpuInstance final : public Instance {
   struct Patch {  // where the caller's memory is filled in
     size_t step = 0, input = 0, external = 0;
   };
+
+  void RunSteps(ThreadPool& pool) const {
+    for (const BoundStep& step : steps_) step.plan->Run(step.inputs, step.y, pool);
+  }
 
   void AddStep(const PlannedStep& planned, const RegionPlan& plan) {
     const size_t index = steps_.size();
@@ -132,6 +162,8 @@ class CpuInstance final : public Instance {
     steps_.push_back(std::move(step));
   }
 
+  const size_t threads_;
+  size_t loops_ = 0;  // of the last run without a team
   AlignedBytes workspace_;
   std::vector<BoundStep> steps_;
   std::vector<Patch> patched_inputs_, patched_outputs_;
@@ -183,7 +215,8 @@ class CpuBackend final : public Backend {
   }
 
   std::unique_ptr<Instance> CreateInstance(const RegionPlan& plan) override {
-    return std::make_unique<CpuInstance>(plan);
+    const size_t threads = options_.threads > 0 ? static_cast<size_t>(options_.threads) : processors_;
+    return std::make_unique<CpuInstance>(plan, threads);
   }
   size_t Alignment() const override { return AlignedBytes::kAlignment; }
   size_t MaxInstances() const override { return processors_; }

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "ep/cpu/cpu_backend.h"
+#include "ep/cpu/team.h"
 #include "ep/region/codes.h"
 #include "ep/region/compiled_model.h"
 #include "ep/region/memory_plan.h"
@@ -104,14 +105,15 @@ std::vector<TensorShape> ShapesOf(const std::vector<Tensor>& tensors) {
   return shapes;
 }
 
-std::vector<Tensor> RunProgram(Program& program, const std::vector<Tensor>& inputs) {
+std::vector<Tensor> RunProgram(Program& program, const std::vector<Tensor>& inputs,
+                               ThreadPool* pool = nullptr) {
   const auto plan = program.PlanFor(ShapesOf(inputs));
   std::vector<Tensor> outputs;
   std::vector<void*> externals;
   for (const Tensor& input : inputs) externals.push_back(const_cast<uint8_t*>(input.bytes.data()));
   for (const TensorShape& shape : plan->outputs) outputs.emplace_back(shape);
   for (Tensor& output : outputs) externals.push_back(output.bytes.data());
-  program.Run(plan, externals, {});
+  program.Run(plan, externals, {pool, nullptr});
   return outputs;
 }
 
@@ -598,6 +600,99 @@ void TestConcurrentRuns() {
   Expect(fake->faults == 0, "no two runs share an instance");
 }
 
+// ---- teams
+
+// As many threads as it has take the items of a loop one by one, like ONNX Runtime's: where they are fewer than the items,
+// one thread makes several, in turn.
+class SmallPool final : public ThreadPool {
+ public:
+  explicit SmallPool(size_t threads) : threads_(threads) {}
+  void ParallelFor(size_t count, const std::function<void(size_t)>& fn) override {
+    std::atomic<size_t> next{0};
+    GuardedBody body(fn);
+    const auto take = [&] {
+      for (size_t i = next++; i < count; i = next++) body(i);
+    };
+    std::vector<std::thread> others;
+    for (size_t i = 1; i < threads_; ++i) others.emplace_back(take);
+    take();
+    for (std::thread& other : others) other.join();
+    body.Rethrow();
+  }
+
+ private:
+  const size_t threads_;
+};
+
+void TestTeam() {
+  std::mt19937 random(15);
+  for (const size_t threads : {1, 2, 3, 8}) {
+    for (const size_t members : {1, 2, 8, 40}) {
+      SmallPool pool(threads);
+      size_t runs = 0;
+      bool all_once = true;
+      Team::Run(pool, members, [&](ThreadPool& team) {
+        ++runs;
+        for (size_t round = 0; round < 300 / kSparse; ++round) {
+          // Each item of a loop reads what the loop before made.
+          const size_t count = random() % (round % 10 == 0 ? 2000 : 12);
+          std::vector<size_t> before(count, round), made(count);
+          team.ParallelFor(count, [&](size_t i) { before[i] += i; });
+          team.ParallelFor(count, [&](size_t i) { made[i] += before[count - 1 - i]; });
+          for (size_t i = 0; i < count; ++i) all_once = all_once && made[i] == round + count - 1 - i;
+          // Others fall asleep meanwhile.
+          if (round % 100 == 50) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+        }
+      });
+      Expect(runs == 1, "one member leads");
+      Expect(all_once, "every item of a loop runs once, before the next loop");
+    }
+  }
+}
+
+void TestFailuresInTeams() {
+  SmallPool pool(3);
+  std::atomic<size_t> called{0};
+  const auto fails = [&](size_t count, size_t at) {
+    return ErrorOf([&] {
+      Team::Run(pool, 4, [&](ThreadPool& team) {
+        team.ParallelFor(count, [&](size_t i) {
+          ++called;
+          Require(i != at, "item ", i);
+        });
+        team.ParallelFor(count, [&](size_t) { called += 1000; });
+      });
+    });
+  };
+  for (const size_t count : {1, 2, 50}) {
+    for (size_t at = 0; at < count; ++at) {
+      called = 0;
+      Expect(Contains(fails(count, at), "item " + std::to_string(at)),
+             "the leader throws what an item threw");
+      Expect(called >= 1 && called <= count, "nothing runs behind a failed loop");
+    }
+  }
+  Expect(fails(50, 50).empty(), "a failure leaves nothing behind");
+  Expect(ErrorOf([&] { Team::Run(pool, 4, [](ThreadPool&) { Require(false, "body"); }); }) == "body",
+         "what a body throws ends the team");
+}
+
+// The second run of a region is a team's.
+void TestRunsInTeams() {
+  GraphBuilder builder;
+  const ValueId x = builder.AddInput();
+  ValueId y = x;
+  for (int32_t i = 0; i < 6; ++i) y = builder.Add(builder.Lookup(y, i), x);
+  builder.graph.outputs = {y};
+  const auto program = Program::Compile(builder.graph, CreateCpuBackend({.threads = 4}));
+  std::mt19937 random(16);
+  SmallPool pool(3);
+  for (int round = 0; round < 8; ++round) {
+    const std::vector<Tensor> inputs = {RandomTensor({20000, kChannels}, random)};
+    Expect(Equal(RunProgram(*program, inputs, &pool), Evaluate(builder.graph, inputs)), "a region in a team");
+  }
+}
+
 // ---- compiled models
 
 void TestCompiledModels() {
@@ -1017,6 +1112,9 @@ int main() {
   TestInstancesThatCannotBeCreated();
   TestMemoryOfOtherShapes();
   TestConcurrentRuns();
+  TestTeam();
+  TestFailuresInTeams();
+  TestRunsInTeams();
   TestCompiledModels();
   TestForeignCompiledModels();
   TestDamagedCompiledModels();
