@@ -4,6 +4,7 @@ python benchmarks/networks.py                              one thread, pinned to
 python benchmarks/networks.py --threads 2                  one and two threads in the same run, not pinned
 python benchmarks/networks.py --networks resnet50 --bits w8a8,w4a8,w4a4,w2a8,w2a2
 python benchmarks/networks.py --without winograd           also lowbit with the best of its other kernels
+python benchmarks/networks.py --regions --threads 16       also lowbit's execution provider on the CPU
 
 All sessions of a network are open in one process and take turns in short blocks, so that whatever disturbs
 the machine disturbs all of them; the figure is the ratio of medians. Creation time and peak memory come from
@@ -136,7 +137,13 @@ def logits(path: Path, sample: npt.NDArray[np.float32]) -> npt.NDArray[np.float3
 
 
 def measure(
-    network: str, pairs: list[str], threads: list[int], rounds: int, openvino: bool, without: str
+    network: str,
+    pairs: list[str],
+    threads: list[int],
+    rounds: int,
+    openvino: bool,
+    without: str,
+    regions: bool,
 ) -> tuple[list[Row], list[str]]:
     """Measures one network; returns the rows and what is worth noting."""
     notes = []
@@ -150,8 +157,8 @@ def measure(
     rows: list[Row] = []
     runs: list[Callable[[], None]] = []
 
-    def add(name: str, path: Path, count: int) -> None:
-        subject = Subject.read(str(path), threads=count, seed=3, shapes=None)
+    def add(name: str, path: Path, count: int, device: str = "cpu") -> None:
+        subject = Subject.read(str(path), threads=count, seed=3, shapes=None, device=device)
         load_ms, peak = fresh_process(subject)
         rows.append(Row(name, count, subject.file_bytes, load_ms, peak))
         runs.append(subject.bound_run())
@@ -172,6 +179,8 @@ def measure(
             )
         for count in threads:
             add(f"lowbit {bits}", target, count)
+            if regions:
+                add(f"lowbit {bits}, cpu-ep", target, count, "cpu-ep")
             if without:
                 with kernels_without(without, target, count):
                     add(f"lowbit {bits} without {without}", target, count)
@@ -247,6 +256,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="blocks of 50 ms per session (default: 20)")
     parser.add_argument("--no-openvino", action="store_true", help="leave OpenVINO out")
     parser.add_argument("--without", default="", help="an algorithm that is left out for comparison")
+    parser.add_argument("--regions", action="store_true", help="also lowbit on device cpu-ep")
     parser.add_argument("--name", help="name of the results file (default: networks_<threads>t)")
     options = parser.parse_args()
     openvino = not options.no_openvino and openvino_peer.available()
@@ -262,7 +272,13 @@ def main() -> None:
     for network in options.networks.split(","):
         with pinned([options.core] if len(threads) == 1 else []):
             rows, more = measure(
-                network, options.bits.split(","), threads, options.rounds, openvino, options.without
+                network,
+                options.bits.split(","),
+                threads,
+                options.rounds,
+                openvino,
+                options.without,
+                options.regions,
             )
         notes += more
         disturbed = [f"{row.name} ({row.threads})" for row in rows if row.disturbed]
