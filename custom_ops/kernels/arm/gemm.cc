@@ -349,7 +349,8 @@ GemmPlan GemmKernel::Plan(const ConvShape& shape) const {
     plan.pixels = plan.group = tile_pixels_;
     plan.sum_panels = kSumBytes / (tile_pixels_ * scheme_.channels * sizeof(int32_t));
   } else {
-    const auto wanted = static_cast<size_t>(std::min(Cycles(shape) / kTaskCycles, kFewTasks));
+    const auto wanted =
+        static_cast<size_t>(std::min(Cycles(shape) / kTaskCycles, static_cast<double>(FewTasks())));
     const size_t shared = std::clamp(DivideUp(wanted, panels_.size()), size_t{1},
                                      std::max(size_t{1}, total / kMinSharedPixels));
     const size_t even = DivideUp(total, std::max(DivideUp(total, limit), shared));
@@ -574,7 +575,7 @@ void GemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const double cycles = Cycles(shape), blocks = static_cast<double>(plan.blocks);
   const double packing = static_cast<double>(plan.pixels * padded_k_);
   const size_t pixel_tasks = std::clamp(static_cast<size_t>(cycles / kTaskCycles), size_t{1}, plan.blocks);
-  const size_t few = std::min(DivideUp(static_cast<size_t>(kFewTasks), plan.blocks), panels_.size());
+  const size_t few = std::min(DivideUp(FewTasks(), plan.blocks), panels_.size());
   const size_t panel_tasks =
       pixel_tasks < plan.blocks
           ? 1

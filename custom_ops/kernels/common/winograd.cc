@@ -552,7 +552,7 @@ void WinogradKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
                           scheme_.cycles().Product(scheme_.group) / static_cast<double>(scheme_.group);
   const size_t pixel_tasks = std::clamp(
       static_cast<size_t>(static_cast<double>(plan.blocks) * products / kTaskCycles), size_t{1}, plan.blocks);
-  const size_t few = DivideUp(static_cast<size_t>(kFewTasks), plan.blocks);
+  const size_t few = DivideUp(FewTasks(), plan.blocks);
   const size_t panel_tasks = std::clamp(static_cast<size_t>(products / std::max(kTaskCycles, 16 * inputs)),
                                         size_t{1}, std::min(few, panels_.size()));
   const TaskSplit split = {plan.blocks, pixel_tasks, panels_.size(), panel_tasks};

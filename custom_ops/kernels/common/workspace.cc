@@ -1,7 +1,9 @@
 #include "kernels/common/workspace.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
+#include <thread>
 
 #include "core/packed_weights.h"
 
@@ -9,6 +11,11 @@ namespace lowbit {
 
 namespace {
 constexpr uint64_t kNoTicket = 0;
+}
+
+size_t FewTasks() {
+  static const size_t tasks = std::clamp<size_t>(std::thread::hardware_concurrency(), 4, 16);
+  return tasks;
 }
 
 uint8_t* ThreadScratch(size_t bytes) { return ThreadScratch(bytes, kNoTicket).memory; }

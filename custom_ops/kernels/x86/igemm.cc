@@ -316,7 +316,8 @@ class IgemmKernel final : public ConvKernel {
            static_cast<double>(geometry_.K()) / engine_.macs_per_cycle;
   }
   BlockGrid Plan(const ConvShape& shape) const {
-    const auto wanted = static_cast<size_t>(std::min(Cycles(shape) / kTaskCycles, kFewTasks));
+    const auto wanted =
+        static_cast<size_t>(std::min(Cycles(shape) / kTaskCycles, static_cast<double>(FewTasks())));
     return PlanBlocks(geometry_, window_, engine_, shape, output_.interleaved,
                       DivideUp(wanted, panels_.size()));
   }

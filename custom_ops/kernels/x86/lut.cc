@@ -549,8 +549,7 @@ void LutKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
       static_cast<size_t>(std::clamp(cycles / std::max(kTaskCycles, repeated / kRebuilt), 1.0, blocks));
   const double block_tables = build * pixels / blocks;
   const double panel_cycles = std::max(kTaskCycles, block_tables / kRebuilt);
-  const double panel_limit =
-      std::min(std::ceil(kFewTasks / static_cast<double>(pixel_tasks)), static_cast<double>(panels_.size()));
+  const auto panel_limit = static_cast<double>(std::min(DivideUp(FewTasks(), pixel_tasks), panels_.size()));
   const size_t panel_tasks =
       static_cast<size_t>(std::clamp(cycles / blocks / panel_cycles, 1.0, panel_limit));
 
