@@ -219,7 +219,8 @@ ConvProblem PackedConv::Problem(const ConvShape& shape) const {
   // A run of 16 channels has one group, or is one of channels that are groups each.
   // Sums behind which there is a tail are floats, but for kernels that take any (Finish::kIntegersOfTail).
   problem.requantizes = requantizes && (kDepthwiseWeights.applies(g, x_, device_) || g.GroupOut() % 16 == 0);
-  problem.integers_of_tail = requantizes && epilogue_.on_lines && sum_form_ == SumForm::kInteger;
+  problem.on_lines = requantizes && epilogue_.on_lines;
+  problem.integers_of_tail = problem.on_lines && sum_form_ == SumForm::kInteger;
   problem.residual = epilogue_.has_residual;
   problem.boxes = problem.tiled && boxes_ && !problem.integers_of_tail;
   problem.streams = problem.boxes && problem.requantizes && g.Taps() == 1 && !problem.IsPadded();

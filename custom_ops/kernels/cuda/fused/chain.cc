@@ -89,11 +89,12 @@ bool Fits(const ChainParams& p, const Device& device) {
   // How many large clusters a GPU has room for at once depends on which of its parts are whole: they are for
   // few tiles, where blocks idle anyway.
   const bool has_room = p.ranks <= 2 || p.tiles * p.ranks <= device.multiprocessors / 2;
-  // Behind integers there is no tail here.
+  // Behind integers there is no tail here, but for residuals (which are always integers) of what finishes any floats.
   const auto fits = [](const ChainProduct& product) {
     return !product.epilogue.on_lines || product.epilogue.sums != SumForm::kInteger;
   };
-  return has_room && fits(p.residuals) && fits(p.first) && fits(p.second) && p.first.n_boxes % p.ranks == 0 &&
+  const bool makes_fitting = !p.residuals.epilogue.on_lines || FinishOfFirst(p) == Finish::kFloatsAdding;
+  return has_room && makes_fitting && fits(p.first) && fits(p.second) && p.first.n_boxes % p.ranks == 0 &&
          p.first.n_boxes <= kMaxChainBoxes && p.team_groups <= p.first.own_boxes &&
          p.teams * p.team_groups <= kMaxChainGroups && p.shared_bytes <= device.shared_bytes;
 }

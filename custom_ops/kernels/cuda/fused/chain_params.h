@@ -37,6 +37,13 @@ struct ChainParams {
   void *y = nullptr, *z = nullptr;
 };
 
+// How the sums of both products are finished: what finishes any floats does so where the second's need it.
+inline Finish FinishOfFirst(const ChainParams& p) {
+  const Finish first = FinishOf(p.first.epilogue);
+  if (first == Finish::kIntegers || FinishOf(p.second.epilogue) != Finish::kFloats) return first;
+  return p.first.epilogue.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
+}
+
 cudaError_t LaunchChain(const ChainParams& params, const LaunchOptions& options);
 
 }  // namespace lowbit::cuda

@@ -106,12 +106,17 @@ __device__ __forceinline__ void FinishBox(const EpilogueParams& e, const BlockSt
   });
 }
 
-// Rounds sums to residuals.
+// Rounds sums, integers, to residuals. kMayBeTail: behind a tail as well.
+template <bool kMayBeTail>
 __device__ __forceinline__ void RoundToResiduals(const EpilogueParams& e, const BlockState<kChainBox>& state,
                                                  const int (&sums)[kChainBox / 2], int column,
                                                  ThreadCodes& residuals) {
-  WithEpilogue<Finish::kIntegers, false>(
-      e, [&](const auto& requantize) { residuals.Finish(state, sums, column, requantize); });
+  const auto finish = [&](const auto& requantize) { residuals.Finish(state, sums, column, requantize); };
+  if constexpr (kMayBeTail) {
+    WithIntegers<false>(e, finish);
+  } else {
+    WithEpilogue<Finish::kIntegers, false>(e, finish);
+  }
 }
 
 // Rounds sums and adds residuals.
@@ -321,7 +326,8 @@ struct Chain {
     if constexpr (kMakesResiduals) {
       BeginWithBias(residual_states[i], mine.column, sums);
       MultiplyBoxes<kXSigned>(p.residuals.k_boxes, x0_at, weights0 + i * kTileBytes, bytes1, sums);
-      RoundToResiduals(p.residuals.epilogue, residual_states[i], sums, mine.column, residuals);
+      RoundToResiduals<kFinish == Finish::kFloatsAdding>(p.residuals.epilogue, residual_states[i], sums,
+                                                         mine.column, residuals);
     }
     BeginWithBias(states[i], mine.column, sums);
     MultiplyBoxes<kXSigned>(p.first.k_boxes, x_at, weights1 + i * kTileBytes, bytes1, sums);
@@ -458,13 +464,10 @@ cudaError_t LaunchRanks(const ChainParams& p, const LaunchOptions& options) {
 }  // namespace
 
 cudaError_t LaunchChain(const ChainParams& p, const LaunchOptions& options) {
-  Finish first = FinishOf(p.first.epilogue);
-  const Finish second = FinishOf(p.second.epilogue);
-  // What finishes any floats does so where the second's need it.
-  if (first != Finish::kIntegers && second == Finish::kFloats)
-    first = p.first.epilogue.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
-  const bool fits =
-      second == SecondOf(first) || (SecondOf(first) == Finish::kFloats && second == Finish::kFloatsFromZero);
+  const Finish first = FinishOfFirst(p), second = FinishOf(p.second.epilogue);
+  const bool fits = (second == SecondOf(first) ||
+                     (SecondOf(first) == Finish::kFloats && second == Finish::kFloatsFromZero)) &&
+                    (!p.residuals.epilogue.on_lines || first == Finish::kFloatsAdding);
   if (p.teams * p.team_groups > kMaxChainGroups || p.first.n_boxes > kMaxChainBoxes ||
       p.team_groups > p.first.own_boxes || !fits || p.makes_residuals > p.first.epilogue.has_residual) {
     return cudaErrorInvalidValue;

@@ -45,6 +45,9 @@ std::string Refuse(const ResidualPairProblem& problem, const Device& device) {
   if (!loads_and_rounds(problem.first) || !loads_and_rounds(problem.second))
     return "pixels that are no boxes, or codes that are not rounded in registers";
   if (!problem.second.residual || problem.first.residual) return "residuals of another than the second alone";
+  if (problem.first.on_lines != problem.second.on_lines) return "a tail behind one of the two alone";
+  if (problem.first.on_lines && problem.first.x.encoding != problem.second.x.encoding)
+    return "tails, and codes of which one tensor's have a sign";
   if (problem.second.m == 0) return "no pixels";
   const bool fits = problem.first.m == problem.second.m && problem.first.n == problem.second.n;
   return fits ? "" : "outputs of two sizes";

@@ -37,8 +37,8 @@ struct ProductWalk {
 };
 
 // Consumers first, a warpgroup for every 64 rows; then a warp whose first thread fetches. `keeps`: a block
-// keeps its weights for all of its tiles, else they come with every tile.
-template <int kTileM, int kTileN, bool kFirstSigned, bool kSecondSigned>
+// keeps its weights for all of its tiles, else they come with every tile. kFinish: of both products.
+template <int kTileM, int kTileN, bool kFirstSigned, bool kSecondSigned, Finish kFinish>
 struct Pair {
   static constexpr int kSums = kTileN / 2, kConsumers = kTileM * 2, kBytesA = kTileM * kRowBytes,
                        kBytesB = kTileN * kRowBytes;
@@ -163,7 +163,7 @@ struct Pair {
   __device__ __forceinline__ void Round(const EpilogueParams& e, const BlockState<kTileN>& state,
                                         const int (&sums)[kSums]) const {
     __builtin_assume(e.has_residual == kAdds);
-    mine.template Round<Finish::kIntegers>(e, state, sums, weights.data + codes_at);
+    mine.template Round<kFinish>(e, state, sums, weights.data + codes_at);
   }
 
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) {
@@ -185,11 +185,11 @@ struct Pair {
 };
 #endif
 
-template <int kTileM, int kTileN, bool kFirstSigned, bool kSecondSigned>
+template <int kTileM, int kTileN, bool kFirstSigned, bool kSecondSigned, Finish kFinish>
 __global__ void __launch_bounds__(kTileM * 2 + 32)
     ConvPair(const __grid_constant__ ResidualPairParams p, const __grid_constant__ PairMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Pipeline = Pair<kTileM, kTileN, kFirstSigned, kSecondSigned>;
+  using Pipeline = Pair<kTileM, kTileN, kFirstSigned, kSecondSigned, kFinish>;
   LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ typename Pipeline::Static fixed;
   RunPipeline(Pipeline{p, maps, fixed, SharedTiles(unaligned)});
@@ -204,10 +204,20 @@ cudaError_t LaunchTile(const ResidualPairParams& p, bool first_signed, const Lau
   if (error == cudaSuccess) error = EncodePixels(second.x, second.m, second, kTileM, &maps.second);
   if (error == cudaSuccess) error = EncodeCodes<kTileN>(second.y, second.m, second.n, &maps.y);
   if (error != cudaSuccess) return error;
+  const auto launch = [&]<bool kFirstSigned, bool kSecondSigned, Finish kFinish>() {
+    return LaunchKernel<ConvPair<kTileM, kTileN, kFirstSigned, kSecondSigned, kFinish>>(
+        options, {Dim(p.blocks, second.n_tiles), kTileM * 2 + 32, options.shared_bytes}, p, maps);
+  };
+  if (second.epilogue.on_lines) {
+    return std::visit(
+        [&](auto is_signed) {
+          return launch.template operator()<is_signed, is_signed, Finish::kIntegersOfTail>();
+        },
+        OneOf(options.x_signed));
+  }
   return std::visit(
       [&](auto is_first_signed, auto is_second_signed) {
-        return LaunchKernel<ConvPair<kTileM, kTileN, is_first_signed, is_second_signed>>(
-            options, {Dim(p.blocks, second.n_tiles), kTileM * 2 + 32, options.shared_bytes}, p, maps);
+        return launch.template operator()<is_first_signed, is_second_signed, Finish::kIntegers>();
       },
       OneOf(first_signed), OneOf(options.x_signed));
 }
@@ -217,6 +227,9 @@ cudaError_t LaunchTile(const ResidualPairParams& p, bool first_signed, const Lau
 cudaError_t LaunchResidualPair(const ResidualPairParams& p, bool first_signed, const ConvConfig& config,
                                const LaunchOptions& options) {
   if (p.second.stages < 1 || p.second.stages > kMaxResidualPairStages) return cudaErrorInvalidValue;
+  const bool on_lines = p.second.epilogue.on_lines;
+  if (p.first.epilogue.on_lines != on_lines || (on_lines && first_signed != options.x_signed))
+    return cudaErrorInvalidValue;
   const auto launch = [&](const auto& tile) { return tile(p, first_signed, options); };
   const auto is = [&](int m, int n) { return config.tile_m == m && config.tile_n == n; };
   if (is(64, 32)) return launch(LaunchTile<64, 32>);

@@ -284,11 +284,12 @@ std::string ShapeText(const ConvShape& shape) {
 bool FusesResidual(const MatmulNode& first, const MatmulNode& second, const Device& device) {
   const auto fits = [](const MatmulNode& node) {
     const Epilogue& e = node.conv.epilogue;
-    return !node.layout.is_gemm && e.kind == EpilogueKind::kRequantize && e.quantized_output &&
+    return !node.layout.is_gemm && HasLines(e) && e.quantized_output &&
            node.conv.geometry.out_channels % 16 == 0 && PackedConv::FitsBoxes(node.conv);
   };
-  return device.capability == 90 && fits(first) && fits(second) && !first.conv.epilogue.has_residual &&
-         second.conv.epilogue.has_residual;
+  const Epilogue &made = first.conv.epilogue, &adds = second.conv.epilogue;
+  return device.capability == 90 && fits(first) && fits(second) && made.kind == adds.kind &&
+         !made.has_residual && adds.has_residual;
 }
 
 // The addition's own numbers of the codes between are those of their quantizer: it alone states the codes.

@@ -206,6 +206,7 @@ class Generator : public cuda::Draws {
     ResidualPairCase pair;
     const int64_t batch = Int(1, 3), out_channels = 16 * Int(1, 20);
     const int64_t out_h = Coin(0.2) ? Int(40, 90) : Int(1, 20), out_w = Coin(0.2) ? Int(40, 90) : Int(1, 20);
+    const EpilogueKind kind = Coin(0.4) ? EpilogueKind::kTail : EpilogueKind::kRequantize;
     for (const bool is_second : {false, true}) {
       ConvSpec& spec = is_second ? pair.second : pair.first;
       ConvShape& s = is_second ? pair.shapes.second : pair.shapes.first;
@@ -239,14 +240,17 @@ class Generator : public cuda::Draws {
       s.in_w = in(out_w, g.kernel_w, g.stride_w, g.dilation_w, g.pad_left, g.pad_right);
       if (g.pad_bottom < 0 || g.pad_right < 0) return MakeResidualPair();
       do {
-        Operands(spec);
-      } while (spec.x.encoding == Encoding::kBipolar);
+        Operands(spec);  // of tails mostly codes of one sign, which the kernel takes
+      } while (spec.x.encoding == Encoding::kBipolar ||
+               (kind == EpilogueKind::kTail && is_second && spec.x.encoding != pair.first.x.encoding &&
+                Coin(0.9)));
       if (Coin(0.8)) spec.w_zero_point.assign(spec.w_zero_point.size(), 0);
       if (g.pad_top + g.pad_left + g.pad_bottom + g.pad_right > 0 && Coin(0.8)) spec.x_zero_point = 0;
       do {
         spec.epilogue = {};
         MakeEpilogue(spec);
-      } while (spec.epilogue.kind != EpilogueKind::kRequantize || spec.epilogue.has_residual != is_second);
+      } while (spec.epilogue.kind != kind || !cuda::HasLines(spec.epilogue) ||
+               spec.epilogue.has_residual != is_second);
     }
     pair.second.epilogue.residual_signed = pair.first.epilogue.y_signed;
     pair.second.epilogue.residual_zero_point = pair.first.epilogue.zero_point;
@@ -326,8 +330,13 @@ class Generator : public cuda::Draws {
     } while (makes_residuals && first.spec.x.encoding != chain.residuals->spec.x.encoding);
     ChainOperands(second.spec);
     second.spec.x.bits = 8;  // whatever the first makes
-    RequantizesFor(first.spec,
-                   [&](const Epilogue& e) { return e.has_residual || (!makes_residuals && Coin(0.3)); });
+    // Residuals behind a tail go with a tail.
+    const bool adds_tail =
+        makes_residuals && chain.residuals->spec.epilogue.kind == EpilogueKind::kTail && Coin(0.9);
+    RequantizesFor(first.spec, [&](const Epilogue& e) {
+      return (e.has_residual || (!makes_residuals && Coin(0.3))) &&
+             (!adds_tail || e.kind == EpilogueKind::kTail);
+    });
     RequantizesFor(second.spec, [](const Epilogue& e) { return !e.has_residual; });
     if (makes_residuals) {
       first.spec.epilogue.residual_signed = chain.residuals->spec.epilogue.y_signed;
@@ -738,7 +747,8 @@ bool TestResidualPair(const ResidualPairCase& pair, Generator& generator, const 
     SynchronizeOrExit("pair " + config.Text());
     Check(cudaMemcpy(found.data(), device_y.Get(), y_bytes + guard, cudaMemcpyDeviceToHost), "copy y");
     Counts& counts = by["pair_" + std::to_string(config.tile_m) + "x" + std::to_string(config.tile_n) +
-                        (config.keeps_weights ? "_kept" : "")];
+                        (config.keeps_weights ? "_kept" : "") +
+                        (pair.first.epilogue.kind == EpilogueKind::kTail ? "_tail" : "")];
     ++counts.runs;
     int64_t wrong = 0, at = -1;
     for (size_t i = 0; i < y_bytes; ++i) {
@@ -834,7 +844,8 @@ bool TestChain(Generator& generator, const cuda::Device& device, std::map<std::s
     SynchronizeOrExit("chain " + config.Text());
     Check(cudaMemcpy(found_y.data(), device_y.Get(), found_y.size(), cudaMemcpyDeviceToHost), "copy y");
     Check(cudaMemcpy(found_z.data(), device_z.Get(), found_z.size(), cudaMemcpyDeviceToHost), "copy z");
-    Counts& counts = by[config.Text() + (maker ? " of a pair" : "")];
+    const bool has_tail = maker && maker->spec.epilogue.kind == EpilogueKind::kTail;
+    Counts& counts = by[config.Text() + (maker ? " of a pair" : "") + (has_tail ? ", tails" : "")];
     ++counts.runs;
     const auto overrun = [](const std::vector<uint8_t>& found, size_t size) {
       return std::any_of(found.begin() + static_cast<int64_t>(size), found.end(),

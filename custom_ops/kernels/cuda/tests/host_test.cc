@@ -199,8 +199,10 @@ void CheckResidualPairRanking(const ResidualPairProblem& problem, const Device& 
   }
   Expect(separate == 1, "two kernels are always a choice");
   Expect((ranked.size() > 1) == kResidualPairKernel.refuse(problem, device).empty(), "or there is a reason");
-  const bool fits = problem.first.boxes && problem.second.boxes && !problem.first.residual &&
-                    problem.second.residual && device.capability == 90;
+  const ConvProblem &first = problem.first, &second = problem.second;
+  const bool fits = first.boxes && second.boxes && !first.residual && second.residual &&
+                    device.capability == 90 && first.on_lines == second.on_lines &&
+                    (!first.on_lines || first.x.encoding == second.x.encoding);
   Expect((ranked.size() > 1) == fits, "one kernel where it applies");
 }
 
@@ -217,6 +219,14 @@ void TestResidualPairRanking() {
           CheckResidualPairRanking({no_boxes, second}, device);
           CheckResidualPairRanking({first, no_residual}, device);
           CheckResidualPairRanking({second, second}, device);
+          // Tails of both, or of one; codes of one sign, or of two.
+          ConvProblem first_tail = first, second_tail = second;
+          first_tail.on_lines = second_tail.on_lines = true;
+          CheckResidualPairRanking({first_tail, second_tail}, device);
+          CheckResidualPairRanking({first_tail, second}, device);
+          CheckResidualPairRanking({first, second_tail}, device);
+          first_tail.x.encoding = Encoding::kSigned;
+          CheckResidualPairRanking({first_tail, second_tail}, device);
         }
       }
     }
