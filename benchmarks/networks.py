@@ -137,15 +137,9 @@ def logits(path: Path, sample: npt.NDArray[np.float32]) -> npt.NDArray[np.float3
 
 
 def measure(
-    network: str,
-    pairs: list[str],
-    threads: list[int],
-    rounds: int,
-    openvino: bool,
-    without: str,
-    regions: bool,
+    network: str, threads: list[int], openvino: bool, options: argparse.Namespace
 ) -> tuple[list[Row], list[str]]:
-    """Measures one network; returns the rows and what is worth noting."""
+    """Measures one network as the command line asks; returns the rows and what is worth noting."""
     notes = []
     sample = images(1, 224, seed=3)
     stock = built(network, "w8a8")
@@ -166,7 +160,7 @@ def measure(
     for count in threads:
         add(STOCK, stock, count)
         rows[-1].kernels = ops
-    for bits in pairs:
+    for bits in options.bits.split(","):
         source = built(network, bits)
         target = converted(source)
         if bits == "w8a8":
@@ -179,17 +173,17 @@ def measure(
             )
         for count in threads:
             add(f"lowbit {bits}", target, count)
-            if regions:
+            if options.regions:
                 add(f"lowbit {bits}, cpu-ep", target, count, "cpu-ep")
-            if without:
-                with kernels_without(without, target, count):
-                    add(f"lowbit {bits} without {without}", target, count)
+            if options.without:
+                with kernels_without(options.without, target, count):
+                    add(f"lowbit {bits} without {options.without}", target, count)
     if openvino:
         for count in threads:
             more = add_openvino(network, sample, count, rows, runs)
             notes += more if count == threads[0] else []
     pause = PAUSE_SECONDS if max(threads) > 1 else 0.0
-    for row, seconds in zip(rows, take_turns(runs, rounds, pause=pause), strict=True):
+    for row, seconds in zip(rows, take_turns(runs, options.rounds, pause=pause), strict=True):
         row.seconds = seconds
     return rows, notes
 
@@ -271,15 +265,7 @@ def main() -> None:
     tables, raw = [], {}
     for network in options.networks.split(","):
         with pinned([options.core] if len(threads) == 1 else []):
-            rows, more = measure(
-                network,
-                options.bits.split(","),
-                threads,
-                options.rounds,
-                openvino,
-                options.without,
-                options.regions,
-            )
+            rows, more = measure(network, threads, openvino, options)
         notes += more
         disturbed = [f"{row.name} ({row.threads})" for row in rows if row.disturbed]
         if disturbed:

@@ -14,6 +14,7 @@
 #include "ep/region/tune_region.h"
 #include "ep/tests/fake_backend.h"
 #include "ep/tests/graph_builder.h"
+#include "python/std_thread_pool.h"
 
 namespace lowbit::ep {
 namespace {
@@ -600,35 +601,13 @@ void TestConcurrentRuns() {
   Expect(fake->faults == 0, "no two runs share an instance");
 }
 
-// ---- teams
-
-// As many threads as it has take the items of a loop one by one, like ONNX Runtime's: where they are fewer than the items,
-// one thread makes several, in turn.
-class SmallPool final : public ThreadPool {
- public:
-  explicit SmallPool(size_t threads) : threads_(threads) {}
-  void ParallelFor(size_t count, const std::function<void(size_t)>& fn) override {
-    std::atomic<size_t> next{0};
-    GuardedBody body(fn);
-    const auto take = [&] {
-      for (size_t i = next++; i < count; i = next++) body(i);
-    };
-    std::vector<std::thread> others;
-    for (size_t i = 1; i < threads_; ++i) others.emplace_back(take);
-    take();
-    for (std::thread& other : others) other.join();
-    body.Rethrow();
-  }
-
- private:
-  const size_t threads_;
-};
+// ---- teams. Of fewer threads than members each is several members, one after the other.
 
 void TestTeam() {
   std::mt19937 random(15);
   for (const size_t threads : {1, 2, 3, 8}) {
     for (const size_t members : {1, 2, 8, 40}) {
-      SmallPool pool(threads);
+      StdThreadPool pool(threads);
       size_t runs = 0;
       bool all_once = true;
       Team::Run(pool, members, [&](ThreadPool& team) {
@@ -651,7 +630,7 @@ void TestTeam() {
 }
 
 void TestFailuresInTeams() {
-  SmallPool pool(3);
+  StdThreadPool pool(3);
   std::atomic<size_t> called{0};
   const auto fails = [&](size_t count, size_t at) {
     return ErrorOf([&] {
@@ -686,7 +665,7 @@ void TestRunsInTeams() {
   builder.graph.outputs = {y};
   const auto program = Program::Compile(builder.graph, CreateCpuBackend({.threads = 4}));
   std::mt19937 random(16);
-  SmallPool pool(3);
+  StdThreadPool pool(3);
   for (int round = 0; round < 8; ++round) {
     const std::vector<Tensor> inputs = {RandomTensor({20000, kChannels}, random)};
     Expect(Equal(RunProgram(*program, inputs, &pool), Evaluate(builder.graph, inputs)), "a region in a team");

@@ -349,9 +349,7 @@ GemmPlan GemmKernel::Plan(const ConvShape& shape) const {
     plan.pixels = plan.group = tile_pixels_;
     plan.sum_panels = kSumBytes / (tile_pixels_ * scheme_.channels * sizeof(int32_t));
   } else {
-    const auto wanted =
-        static_cast<size_t>(std::min(Cycles(shape) / kTaskCycles, static_cast<double>(FewTasks())));
-    const size_t shared = std::clamp(DivideUp(wanted, panels_.size()), size_t{1},
+    const size_t shared = std::clamp(DivideUp(WantedTasks(Cycles(shape)), panels_.size()), size_t{1},
                                      std::max(size_t{1}, total / kMinSharedPixels));
     const size_t even = DivideUp(total, std::max(DivideUp(total, limit), shared));
     plan.pixels =

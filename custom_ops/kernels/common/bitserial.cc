@@ -632,11 +632,10 @@ void BitserialKernel::PackBlock(const ConvArgs& args, const ShapePlan& plan, int
 BlockGrid BitserialKernel::GridOf(const ConvShape& flattened) const {
   const double cycles =
       EstimateCycles(geometry_, window_, plan_, x_bits_, few_codes_.has_value(), engine_, flattened).products;
-  const auto wanted = static_cast<size_t>(std::min(cycles / kTaskCycles, static_cast<double>(FewTasks())));
   const auto packed = [&](size_t rows, size_t columns) {
     return PlanPacked(geometry_, window_, engine_, rows, columns);
   };
-  BlockGrid grid = CutBlocks(flattened, DivideUp(wanted, panels_.size()), engine_.block_bytes,
+  BlockGrid grid = CutBlocks(flattened, DivideUp(WantedTasks(cycles), panels_.size()), engine_.block_bytes,
                              [&](size_t rows, size_t columns) { return packed(rows, columns).bytes; });
   grid.packed = packed(grid.rows, grid.columns);
   return grid;

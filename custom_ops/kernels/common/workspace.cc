@@ -18,6 +18,10 @@ size_t FewTasks() {
   return tasks;
 }
 
+size_t WantedTasks(double cycles) {
+  return static_cast<size_t>(std::min(cycles / kTaskCycles, static_cast<double>(FewTasks())));
+}
+
 uint8_t* ThreadScratch(size_t bytes) { return ThreadScratch(bytes, kNoTicket).memory; }
 
 KeptScratch ThreadScratch(size_t bytes, uint64_t ticket) {

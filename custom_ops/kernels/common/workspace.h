@@ -20,6 +20,8 @@ inline constexpr double kTaskCycles = 8e3;
 // Xeon with AMX takes 0.87 of stock's time with 4 and 0.70 with 16, and on one thread 1 % longer; 32 win nothing.
 // (3 % of ResNet-50 on one thread where each layer was cut as finely as kTaskCycles allows.)
 size_t FewTasks();
+// How many of them a layer of so many cycles is worth.
+size_t WantedTasks(double cycles);
 
 // Blocks of pixels and panels of channels, dealt out evenly.
 struct TaskSplit {

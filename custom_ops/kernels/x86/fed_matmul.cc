@@ -97,7 +97,7 @@ class FedMatmul final : public FedMatmulKernel {
   size_t Lanes() const { return static_cast<size_t>(engine_.lanes); }
   // What the engine copies of so many rows.
   size_t OperandBytes(size_t rows, size_t groups) const {
-    return engine_.operand_bytes == nullptr ? 0 : engine_.operand_bytes(rows, 1, groups, false);
+    return engine_.OperandBytes(rows, 1, groups, false);
   }
   size_t BlockRows(size_t groups) const {
     const size_t row = OperandBytes(1, groups);
@@ -215,9 +215,8 @@ void FedMatmul::Run(const FedMatmulShape& s, const uint8_t* a, const uint8_t* b,
   const size_t row_bias_at = layout.Take(kBlockRows * sizeof(int32_t));
   const size_t copies_at = layout.Take(std::max(kCopiedBytes, row_bytes));
   const size_t operands_at = layout.Take(OperandBytes(block_rows, groups));
-  const bool unpacks =
-      split.part_rows > engine_.direct_pixels && groups * engine_.unpacked_bytes <= kUnpackedBytes;
-  const size_t unpacked_at = layout.Take(unpacks ? groups * engine_.unpacked_bytes : 0);
+  const size_t unpacked_bytes = engine_.UnpackedBytes(split.part_rows, groups, kUnpackedBytes);
+  const size_t unpacked_at = layout.Take(unpacked_bytes);
 
   EpilogueView view = epilogue_.view();
   view.channels = n;
@@ -275,7 +274,7 @@ void FedMatmul::Run(const FedMatmulShape& s, const uint8_t* a, const uint8_t* b,
     block.pixel_bias = row_factor_ == 0 ? nullptr : row_bias;
     block.x_shift = static_cast<int32_t>(static_cast<uint32_t>(a_shift_) * 0x01010101u);
     block.operands = scratch + operands_at;
-    block.unpacked = unpacks && engine_.unpacked_bytes != 0 ? scratch + unpacked_at : nullptr;
+    block.unpacked = unpacked_bytes == 0 ? nullptr : scratch + unpacked_at;
     block.output = {&view, 0, 1, nullptr, static_cast<uint8_t*>(y) + (batch * m * n + column) * element};
     for (size_t row = first; row < last; row += block.pixels) {
       block.pixels = PointAtRows(s, from_a + static_cast<int64_t>(row) * s.a_row, a + s.a_bytes,

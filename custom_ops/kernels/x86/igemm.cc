@@ -31,6 +31,7 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "core/packed_weights.h"
@@ -196,7 +197,7 @@ constexpr size_t kMinSharedPixels = 48;
 
 // Bytes that an engine copies of so many pixels.
 size_t OperandBytes(const WindowLayout& w, const IgemmEngine& engine, size_t pixels) {
-  return engine.operand_bytes == nullptr ? 0 : engine.operand_bytes(pixels, w.segments, w.groups, w.even);
+  return engine.OperandBytes(pixels, w.segments, w.groups, w.even);
 }
 
 size_t MaxBlockPixels(const WindowLayout& w, const IgemmEngine& engine) {
@@ -255,9 +256,8 @@ struct KeptBlock {
 
 // The parts of a thread's scratch memory, as offsets.
 struct Workspace {
-  size_t kept = 0, pad_row = 0, tail = 0, band = 0, rows = 0, row_sums = 0, operands = 0, unpacked = 0,
-         bytes = 0;
-  bool unpacks = false;
+  size_t kept = 0, pad_row = 0, tail = 0, band = 0, rows = 0, row_sums = 0, operands = 0, bytes = 0;
+  std::optional<size_t> unpacked;
 };
 
 Workspace PlanWorkspace(const WindowLayout& w, const IgemmEngine& engine, const BlockGrid& grid,
@@ -271,9 +271,8 @@ Workspace PlanWorkspace(const WindowLayout& w, const IgemmEngine& engine, const 
   ws.rows = scratch.Take(w.segments * (w.even ? 1 : grid.pixels) * sizeof(void*));
   ws.row_sums = scratch.Take(row_sum_groups * grid.pixels * sizeof(int32_t));
   ws.operands = scratch.Take(OperandBytes(w, engine, grid.pixels));
-  const size_t unpacked = w.segments * w.groups * engine.unpacked_bytes;
-  ws.unpacks = unpacked != 0 && unpacked <= kUnpackedBytes && grid.pixels > engine.direct_pixels;
-  if (ws.unpacks) ws.unpacked = scratch.Take(unpacked);
+  const size_t unpacked = engine.UnpackedBytes(grid.pixels, w.segments * w.groups, kUnpackedBytes);
+  if (unpacked != 0) ws.unpacked = scratch.Take(unpacked);
   ws.bytes = scratch.bytes();
   return ws;
 }
@@ -316,10 +315,8 @@ class IgemmKernel final : public ConvKernel {
            static_cast<double>(geometry_.K()) / engine_.macs_per_cycle;
   }
   BlockGrid Plan(const ConvShape& shape) const {
-    const auto wanted =
-        static_cast<size_t>(std::min(Cycles(shape) / kTaskCycles, static_cast<double>(FewTasks())));
     return PlanBlocks(geometry_, window_, engine_, shape, output_.interleaved,
-                      DivideUp(wanted, panels_.size()));
+                      DivideUp(WantedTasks(Cycles(shape)), panels_.size()));
   }
   // Index in y of a pixel of the grid; `row` counts the rows of all images.
   size_t PixelOf(const ConvShape& whole, const ConvShape& own, size_t row, size_t column) const {
@@ -739,7 +736,7 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     block.x_signed = x_signed_;
     if (!weight_shift_.empty()) block.weight_shift = weight_shift_.data();
     block.operands = scratch + ws.operands;
-    block.unpacked = ws.unpacks ? scratch + ws.unpacked : nullptr;
+    block.unpacked = ws.unpacked ? scratch + *ws.unpacked : nullptr;
     block.operands_of = &last->operands_of;
     block.groups_per_flush = groups_per_flush_;
     block.output = {&epilogue_.view(), 0, 1, static_cast<const uint8_t*>(args.residual), args.y};

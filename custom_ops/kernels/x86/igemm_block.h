@@ -81,6 +81,16 @@ struct IgemmEngine {
   // `bytes` bytes at rows[r].
   void (*sum_weights)(const int8_t* weights, size_t groups, size_t vectors, int32_t* sums);
   void (*sum_rows)(const uint8_t* const* rows, size_t count, size_t bytes, uint8_t x_shift, int32_t* sums);
+
+  size_t OperandBytes(size_t pixels, size_t segments, size_t groups, bool even) const {
+    return operand_bytes == nullptr ? 0 : operand_bytes(pixels, segments, groups, even);
+  }
+  // What a block of so many pixels unpacks of a panel of so many groups; 0 where that does not pay, or takes more than
+  // `most`.
+  size_t UnpackedBytes(size_t pixels, size_t groups, size_t most) const {
+    const size_t bytes = groups * unpacked_bytes;
+    return pixels > direct_pixels && bytes <= most ? bytes : 0;
+  }
 };
 
 // Defined in igemm_<isa>.cc.

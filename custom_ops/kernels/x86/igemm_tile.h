@@ -75,12 +75,12 @@ inline int32_t LoadGroup(const uint8_t* p) {
 
 // Writes the outputs of a tile whose accumulators are in registers. The common cases stay there.
 template <class S, int MR, int NV>
-inline __attribute__((always_inline)) void FinishTile(const TileArgs& t, typename S::I (&acc)[MR][NV]) {
-  const IgemmBlock& b = *t.block;
+inline __attribute__((always_inline)) void FinishTile(const IgemmBlock& b, const IgemmPanel& panel,
+                                                      size_t pixel, typename S::I (&acc)[MR][NV]) {
   if (b.pixel_bias) {
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) {
-      const auto bias = S::Set(b.pixel_bias[t.pixel + r]);
+      const auto bias = S::Set(b.pixel_bias[pixel + r]);
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) acc[r][v] = S::Add(acc[r][v], bias);
     }
@@ -88,15 +88,15 @@ inline __attribute__((always_inline)) void FinishTile(const TileArgs& t, typenam
   if (b.row_sums) {
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) {
-      const auto sum = S::Set(b.row_sums[t.panel->group * b.pitch + t.pixel + r]);
+      const auto sum = S::Set(b.row_sums[panel.group * b.pitch + pixel + r]);
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) {
-        const auto weight = S::Load(b.row_sum_weight + t.panel->channel + v * S::kLanes);
+        const auto weight = S::Load(b.row_sum_weight + panel.channel + v * S::kLanes);
         acc[r][v] = S::Add(acc[r][v], S::Mul(sum, weight));
       }
     }
   }
-  FinishRegisters<S, MR, NV>(b.output, t.pixel, t.panel->channel, t.panel->count, acc);
+  FinishRegisters<S, MR, NV>(b.output, pixel, panel.channel, panel.count, acc);
 }
 
 // 32-bit dot products (vpdpbusd; or vpmaddwd on words): S::Dot(acc, x, weights) adds four products per lane.
@@ -140,7 +140,7 @@ void DotTile(const TileArgs& t) {
       }
     }
   }
-  FinishTile<S, MR, NV>(t, acc);
+  FinishTile<S, MR, NV>(b, *t.panel, t.pixel, acc);
 }
 
 // 16-bit dot products (vpmaddubsw), flushed into 32-bit sums every `groups_per_flush` k-groups.
@@ -215,7 +215,7 @@ void NarrowTile(const TileArgs& t) {
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) acc[r][v] = S::Load(sums + (r * NV + v) * S::kLanes);
   }
-  FinishTile<S, MR, NV>(t, acc);
+  FinishTile<S, MR, NV>(b, *t.panel, t.pixel, acc);
 }
 
 using TileFunction = void (*)(const TileArgs&);

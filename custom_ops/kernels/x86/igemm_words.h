@@ -42,12 +42,11 @@ struct WideDot : V {
   }
 };
 
-// Words from a pixel of `steps` groups to the next one.
-constexpr size_t WordsPitch(size_t steps) { return steps * 4; }
+// Words of a pixel, and from it to the next one.
+inline size_t PixelWords(size_t segments, size_t groups) { return segments * groups * 4; }
 
-template <class S>
-size_t WordBytes(size_t pixels, size_t segments, size_t groups, bool) {
-  return pixels * WordsPitch(segments * groups) * sizeof(int16_t);
+inline size_t WordBytes(size_t pixels, size_t segments, size_t groups, bool) {
+  return pixels * PixelWords(segments, groups) * sizeof(int16_t);
 }
 
 // Unpacking a panel takes a quarter of what a tile of six pixels takes: it pays from three tiles on.
@@ -58,8 +57,6 @@ struct WordsArgs {
   const IgemmBlock* block;
   const IgemmPanel* panel;
   const int16_t* x;  // of the tile's first pixel
-  size_t pitch;      // words from a pixel to the next one
-  size_t steps;      // groups of all segments
   const int8_t* weights;
   size_t pixel;
 };
@@ -75,11 +72,11 @@ inline void LoadShifts(const IgemmBlock& b, const IgemmPanel& panel, typename S:
 
 // Weights become words: of each group the first two of every channel, then the other two.
 template <class S, int NV>
-void UnpackPanel(const IgemmBlock& b, const IgemmPanel& panel, size_t steps, int8_t* to) {
+void UnpackPanel(const IgemmBlock& b, const IgemmPanel& panel, int8_t* to) {
   typename S::I shifts[NV];
   LoadShifts<S, NV>(b, panel, shifts);
   const int8_t* from = panel.weights;
-  for (size_t g = 0; g < steps; ++g) {
+  for (size_t g = 0; g < b.segments * b.groups; ++g) {
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v, from += S::kWeightBytes, to += S::kWeightBytes) {
       const auto bytes = S::Load(from);
@@ -102,9 +99,10 @@ void WordsTile(const WordsArgs& t) {
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) acc[r][v] = bias;
   }
+  const size_t words = PixelWords(b.segments, b.groups);
   const int16_t* x[MR];
 #pragma GCC unroll 16
-  for (int r = 0; r < MR; ++r) x[r] = t.x + static_cast<size_t>(r) * t.pitch;
+  for (int r = 0; r < MR; ++r) x[r] = t.x + static_cast<size_t>(r) * words;
   const int8_t* w = t.weights;
   const auto add = [&](const I(&weights)[NV], size_t k) __attribute__((always_inline)) {
 #pragma GCC unroll 16
@@ -122,20 +120,20 @@ void WordsTile(const WordsArgs& t) {
       for (int v = 0; v < NV; ++v)
         to[v] = S::AddWords(S::template WidenHalfGroups<kHalf>(S::Load(w + v * S::kWeightBytes)), shifts[v]);
     };
-    for (size_t k = 0; k < t.steps * 4; k += 4, w += NV * S::kWeightBytes) {
+    for (size_t k = 0; k < words; k += 4, w += NV * S::kWeightBytes) {
       widened.template operator()<0>(weights);
       add(weights, k);
       widened.template operator()<1>(weights);
       add(weights, k + 2);
     }
   } else {
-    for (size_t k = 0; k < t.steps * 4; k += 2, w += NV * S::kWeightBytes) {
+    for (size_t k = 0; k < words; k += 2, w += NV * S::kWeightBytes) {
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) weights[v] = S::Load(w + v * S::kWeightBytes);
       add(weights, k);
     }
   }
-  FinishTile<S, MR, NV>({t.block, t.panel, nullptr, t.pixel, nullptr, 0}, acc);
+  FinishTile<S, MR, NV>(b, *t.panel, t.pixel, acc);
 }
 
 template <class S, int NV, bool kDirect>
@@ -145,33 +143,32 @@ void RunWordsPanel(const IgemmBlock& b, const IgemmPanel& panel) {
   static constexpr auto kTiles = []<int... kRows>(std::integer_sequence<int, kRows...>) {
     return std::array<Function, sizeof...(kRows)>{&WordsTile<S, kRows + 1, NV, kDirect>...};
   }(std::make_integer_sequence<int, kMax>());
-  const size_t steps = b.segments * b.groups, pitch = WordsPitch(steps);
   const size_t tiles = DivideUp(b.pixels, static_cast<size_t>(kMax));
   const size_t rows = b.pixels / tiles, longer = b.pixels % tiles;
   const int8_t* weights = panel.weights;
   if constexpr (!kDirect) {
     weights = reinterpret_cast<const int8_t*>(b.unpacked);
-    UnpackPanel<S, NV>(b, panel, steps, reinterpret_cast<int8_t*>(b.unpacked));
+    UnpackPanel<S, NV>(b, panel, reinterpret_cast<int8_t*>(b.unpacked));
   }
-  WordsArgs t{&b, &panel, reinterpret_cast<const int16_t*>(b.operands), pitch, steps, weights, 0};
+  WordsArgs t{&b, &panel, reinterpret_cast<const int16_t*>(b.operands), weights, 0};
   for (size_t i = 0; i < tiles; ++i) {
     const size_t n = rows + (i < longer ? 1 : 0);
     kTiles[n - 1](t);
     t.pixel += n;
-    t.x += n * pitch;
+    t.x += n * PixelWords(b.segments, b.groups);
   }
 }
 
 // The windows of a block's pixels as words, one behind the other.
 template <class S>
 void CopyWords(const IgemmBlock& b, size_t x_offset) {
-  const size_t bytes = b.groups * 4, pitch = WordsPitch(b.segments * b.groups);
+  const size_t bytes = b.groups * 4, words = PixelWords(b.segments, b.groups);
   const auto shift = S::Set(b.x_shift);
   auto* const first = reinterpret_cast<int16_t*>(b.operands);
   for (size_t s = 0; s < b.segments; ++s) {
     for (size_t p = 0; p < b.pixels; ++p) {
       const uint8_t* x = b.rows[s * b.pitch + p] + x_offset;
-      int16_t* to = first + p * pitch + s * bytes;
+      int16_t* to = first + p * words + s * bytes;
       size_t i = 0;
       for (; i + 2 * S::kLanes <= bytes; i += 2 * S::kLanes) S::WidenBytes(to + i, x + i, shift);
       for (; i < bytes; i += 4) S::WidenGroup(to + i, LoadGroup(x + i), shift);

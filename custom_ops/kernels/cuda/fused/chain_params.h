@@ -37,7 +37,7 @@ struct ChainParams {
   void *y = nullptr, *z = nullptr;
 };
 
-// How the sums of both products are finished: what finishes any floats does so where the second's need it.
+// How the sums of the first are finished: as any floats where the second's need that.
 inline Finish FinishOfFirst(const ChainParams& p) {
   const Finish first = FinishOf(p.first.epilogue);
   if (first == Finish::kIntegers || FinishOf(p.second.epilogue) != Finish::kFloats) return first;
