@@ -71,8 +71,13 @@ std::vector<FusedNode> AsFused(std::span<const Node* const> nodes) {
   std::vector<FusedNode> out;
   for (size_t i = 0; i < nodes.size(); ++i) {
     if (!IsLowBit(*nodes[i])) return {};
-    const bool is_first_input = i == 0 || nodes[i]->inputs[0] == nodes[i - 1]->outputs[0];
-    out.push_back({nodes[i]->op, is_first_input ? Reads::kInput : Reads::kResidual});
+    Reads reads = Reads::kInput;
+    if (i > 0) {
+      const std::vector<ValueId>& inputs = nodes[i]->inputs;
+      const auto at = std::find(inputs.begin(), inputs.end(), nodes[i - 1]->outputs[0]);
+      reads = at == inputs.begin() ? Reads::kInput : at == inputs.end() ? Reads::kNothing : Reads::kResidual;
+    }
+    out.push_back({nodes[i]->op, reads});
   }
   return out;
 }

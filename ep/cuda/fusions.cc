@@ -58,6 +58,23 @@ std::unique_ptr<cuda::PackedNode> PackResidualPair(Specs specs, const cuda::Devi
   return cuda::PackResidualPair(first, second, device, tuner.ChoosersFor(first.conv, second.conv), packed);
 }
 
+// ---- two convolutions + the addition of their codes
+
+template <bool kLastFirst>
+bool FitsAddedPair(Specs specs, const cuda::Device& device) {
+  const auto second = cuda::WithResidual(ProductOf(specs[1]), std::get<BinaryNode>(specs[2]), kLastFirst);
+  return second && cuda::FusesResidual(ProductOf(specs[0]), *second, device);
+}
+
+template <bool kLastFirst>
+std::unique_ptr<cuda::PackedNode> PackAddedPair(Specs specs, const cuda::Device& device, Tuner& tuner,
+                                                std::span<const uint8_t> packed) {
+  const MatmulNode& first = ProductOf(specs[0]);
+  const auto second = cuda::WithResidual(ProductOf(specs[1]), std::get<BinaryNode>(specs[2]), kLastFirst);
+  Require(second.has_value(), "a convolution and an addition that do not fit each other");
+  return cuda::PackResidualPair(first, *second, device, tuner.ChoosersFor(first.conv, second->conv), packed);
+}
+
 // ---- convolution + addition
 
 template <bool kConvFirst>
@@ -127,6 +144,9 @@ std::unique_ptr<cuda::PackedNode> PackDequantized(Specs specs, const cuda::Devic
 constexpr PatternNode kResidualPair[] = {{Part::kConv}, {Part::kConv, Reads::kResidual}};
 constexpr PatternNode kAdded[] = {{Part::kConv}, {Part::kAdd}};
 constexpr PatternNode kAddedSecond[] = {{Part::kConv}, {Part::kAdd, Reads::kResidual}};
+constexpr PatternNode kAddedPair[] = {{Part::kConv}, {Part::kConv, Reads::kNothing}, {Part::kAdd}};
+constexpr PatternNode kAddedPairSecond[] = {
+    {Part::kConv}, {Part::kConv, Reads::kNothing}, {Part::kAdd, Reads::kResidual}};
 constexpr PatternNode kQuantized[] = {{Part::kQuantize}, {Part::kConv}};
 constexpr PatternNode kPooled[] = {{Part::kQuantize}, {Part::kConv}, {Part::kMaxPool}};
 constexpr PatternNode kDequantized[] = {{Part::kGemm}, {Part::kDequantize}};
@@ -138,6 +158,10 @@ constexpr Fusion kFusions[] = {
     {"added", "a convolution and the addition of its codes", kAdded, FitsAdded<true>, PackAdded<true>},
     {"added_second", "the same, its codes the second operand", kAddedSecond, FitsAdded<false>,
      PackAdded<false>},
+    {"added_pair", "two convolutions and the addition of their codes", kAddedPair, FitsAddedPair<true>,
+     PackAddedPair<true>},
+    {"added_pair_second", "the same, the later one's codes the second operand", kAddedPairSecond,
+     FitsAddedPair<false>, PackAddedPair<false>},
     {"quantized_conv", "a network's first layer from float pixels", kQuantized, FitsQuantized, PackQuantized},
     {"pooled_stem", "the same and the max pooling behind it", kPooled, FitsPooled, PackPooled},
     {"dequantized_product", "a network's last layer to float32", kDequantized, FitsDequantized,
@@ -162,17 +186,23 @@ const Fusion* FindFusion(std::span<const FusedNode> nodes) {
   return found == std::end(kFusions) || cuda::IsLeftOut(found->name) ? nullptr : &*found;
 }
 
+// A node that reads anything of those before it reads all that none has read yet.
 TensorShape OutputOfFused(Specs specs, const Fusion& fusion, std::span<const TensorShape> fed) {
-  TensorShape made;
+  std::vector<TensorShape> made;
   for (size_t i = 0; i < specs.size(); ++i) {
-    const size_t count = FedCount(specs[i]) - (i > 0 ? 1 : 0);
+    const bool reads = i > 0 && fusion.nodes[i].reads != Reads::kNothing;
+    const size_t count = FedCount(specs[i]) - (reads ? made.size() : 0);
     Require(count <= fed.size(), fusion.name, " was fed too few tensors");
     std::vector<TensorShape> own(fed.begin(), fed.begin() + static_cast<std::ptrdiff_t>(count));
     fed = fed.subspan(count);
-    if (i > 0) own.insert(fusion.nodes[i].reads == Reads::kInput ? own.begin() : own.end(), std::move(made));
-    made = OutputOf(specs[i], own);
+    if (reads) {
+      if (fusion.nodes[i].reads == Reads::kInput) std::reverse(made.begin(), made.end());
+      own.insert(fusion.nodes[i].reads == Reads::kInput ? own.begin() : own.end(), made.begin(), made.end());
+      made.clear();
+    }
+    made.push_back(OutputOf(specs[i], own));
   }
-  return made;
+  return made.back();
 }
 
 }  // namespace lowbit::ep

@@ -17,12 +17,13 @@ namespace lowbit::ep {
 // What a node of a pattern is.
 enum class Part : uint8_t { kQuantize, kConv, kGemm, kMaxPool, kAdd, kDequantize };
 
-// How it reads what the one before it makes: first, or as its residuals, which it is fed behind its input.
-enum class Reads : uint8_t { kInput, kResidual };
+// How it reads what the one before it makes: first, or as its residuals, which it is fed behind its input; or not,
+// then a later one reads both.
+enum class Reads : uint8_t { kInput, kResidual, kNothing };
 
 struct PatternNode {
   Part part;
-  Reads reads = Reads::kInput;  // nothing of the first
+  Reads reads = Reads::kInput;  // says nothing of the first
 };
 
 // The nodes of a step, decoded, in their order.

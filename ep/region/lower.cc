@@ -38,7 +38,7 @@ class Lowering {
         needed_(graph.values.size()),
         reads_(graph.values.size()),
         reader_(graph.values.size(), kNoNode),
-        fused_with_(graph.nodes.size(), kNoNode) {}
+        fused_with_(graph.nodes.size()) {}
 
   std::vector<LoweredOp> Run() {
     ProducersOf(graph_);
@@ -78,12 +78,29 @@ class Lowering {
     }
   }
 
+  void AddMembers(size_t n, std::vector<size_t>& out) const {
+    for (const size_t before : fused_with_[n]) AddMembers(before, out);
+    out.push_back(n);
+  }
   // The nodes that become one step with `n` as its last one so far, in order.
   std::vector<const Node*> GroupOf(size_t n) const {
+    std::vector<size_t> members;
+    AddMembers(n, members);
+    return InOrder(std::move(members));
+  }
+  std::vector<const Node*> InOrder(std::vector<size_t> members) const {
+    std::sort(members.begin(), members.end());
     std::vector<const Node*> nodes;
-    for (; n != kNoNode; n = fused_with_[n]) nodes.push_back(&graph_.nodes[n]);
-    std::reverse(nodes.begin(), nodes.end());
+    for (const size_t n : members) nodes.push_back(&graph_.nodes[n]);
     return nodes;
+  }
+  // Whether those that end in `n` and the reader of what it makes may become one step, with what the reader is
+  // already one with.
+  bool Joins(size_t n, size_t reader) const {
+    std::vector<size_t> members;
+    AddMembers(n, members);
+    for (const size_t before : fused_with_[reader]) AddMembers(before, members);
+    return backend_.Fuses(graph_, InOrder(std::move(members)), graph_.nodes[reader]);
   }
 
   void FindGroups() {
@@ -92,31 +109,33 @@ class Lowering {
       const Node& node = graph_.nodes[n];
       if (!IsLive(node) || node.outputs.size() != 1) continue;
       const size_t value = static_cast<size_t>(node.outputs[0]), reader = reader_[value];
-      if (reads_[value] != 1 || reader == kNoNode || fused_with_[reader] != kNoNode) continue;
-      const Node& next = graph_.nodes[reader];
-      if (NamesReshape(node) || NamesReshape(next) || !backend_.Fuses(graph_, GroupOf(n), next)) continue;
-      fused_with_[reader] = n;
+      if (reads_[value] != 1 || reader == kNoNode) continue;
+      if (NamesReshape(node) || NamesReshape(graph_.nodes[reader]) || !Joins(n, reader)) continue;
+      fused_with_[reader].push_back(n);
       taken_[n] = true;
     }
   }
 
-  // Appends what a run feeds to the node; `made` is what it gets from the node before it in its group.
-  void AppendFed(const Node& node, std::span<const size_t> fed, ValueId made,
-                 std::vector<ValueId>& out) const {
+  // Appends what a run feeds to the node; it gets the rest from the nodes before it in its group.
+  static void AppendFed(const Node& node, std::span<const size_t> fed, LoweredOp& op) {
+    const auto is_made = [&](ValueId id) {
+      return std::any_of(op.nodes.begin(), op.nodes.end(),
+                         [id](const Node* before) { return before->outputs[0] == id; });
+    };
     for (const size_t i : fed) {
       Require(i < node.inputs.size() && node.inputs[i] != kAbsent, "input ", i, " is missing");
-      if (node.inputs[i] != made) out.push_back(node.inputs[i]);
+      if (!is_made(node.inputs[i])) op.fed.push_back(node.inputs[i]);
     }
   }
 
-  void AppendNode(const Node& node, ValueId made, LoweredOp& op) const {
+  void AppendNode(const Node& node, LoweredOp& op) const {
     Named(node, [&] {
       if (node.domain == kDomain) {
-        AppendFed(node, ReadLowBit(graph_, node).fed, made, op.fed);
+        AppendFed(node, ReadLowBit(graph_, node).fed, op);
         return;
       }
       const StandardNode standard = ReadStandard(graph_, node);
-      AppendFed(node, FedInputs(standard, node.inputs.size()), made, op.fed);
+      AppendFed(node, FedInputs(standard, node.inputs.size()), op);
       if (const auto* reshape = std::get_if<ReshapeOp>(&standard)) op.reshape = *reshape;
     });
     op.nodes.push_back(&node);
@@ -125,7 +144,7 @@ class Lowering {
 
   LoweredOp LowerNode(size_t n) const {
     LoweredOp op;
-    for (const Node* const node : GroupOf(n)) AppendNode(*node, op.output, op);
+    for (const Node* const node : GroupOf(n)) AppendNode(*node, op);
     return op;
   }
 
@@ -134,8 +153,9 @@ class Lowering {
   std::vector<bool> needed_;        // by value
   std::vector<size_t> reads_;       // by value: how often it is read, by nodes or as output
   std::vector<size_t> reader_;      // by value: one of the nodes that read it
-  std::vector<size_t> fused_with_;  // by node: the one before it that becomes one step with it
-  std::vector<bool> taken_;         // by node: part of the step of a later one
+  // By node: those before it whose outputs it alone reads, in the step that it becomes with them.
+  std::vector<std::vector<size_t>> fused_with_;
+  std::vector<bool> taken_;  // by node: part of the step of a later one
 };
 
 }  // namespace

@@ -397,6 +397,27 @@ void TestFusionThroughAnyInput() {
   Expect(Lower(builder.graph, FusesAll()).size() == 2, "what is read twice is made");
 }
 
+void TestFusionOfBothInputs() {
+  for (const bool is_first : {true, false}) {
+    GraphBuilder builder;
+    const ValueId a = builder.AddInput(), b = builder.AddInput(), of_a = builder.Lookup(a, 1),
+                  of_b = builder.Lookup(builder.Lookup(b, 2), 3);
+    const ValueId sum = is_first ? builder.Add(of_a, of_b) : builder.Add(of_b, of_a);
+    builder.graph.outputs = {sum};
+    FusesAll backend;
+    for (const size_t most : {2, 3, 4}) {
+      backend.most = most;
+      const std::vector<LoweredOp> ops = Lower(builder.graph, backend);
+      Expect(ops.size() == (most < 4 ? 2 : 1) && ops.back().output == sum, "two groups join if both fit a step");
+      for (const LoweredOp& op : ops) {
+        Expect(op.nodes.size() == builder.graph.nodes.size() / ops.size(), "none is left out");
+        Expect(std::is_sorted(op.nodes.begin(), op.nodes.end()), "in the graph's order");
+      }
+    }
+    Expect(Lower(builder.graph, backend).front().fed == std::vector<ValueId>{a, b}, "fed what both groups are");
+  }
+}
+
 void TestPlansAreBounded() {
   const Chain chain;
   auto fake = std::make_shared<FakeBackend>();
@@ -1083,6 +1104,7 @@ int main() {
   TestDamagedGraphs();
   TestFusion();
   TestFusionThroughAnyInput();
+  TestFusionOfBothInputs();
   TestFusionOfSeveral();
   TestPlansAreBounded();
   TestTuning();
