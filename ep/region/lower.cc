@@ -150,9 +150,9 @@ class Lowering {
 
   const Graph& graph_;
   const Backend& backend_;
-  std::vector<bool> needed_;        // by value
-  std::vector<size_t> reads_;       // by value: how often it is read, by nodes or as output
-  std::vector<size_t> reader_;      // by value: one of the nodes that read it
+  std::vector<bool> needed_;    // by value
+  std::vector<size_t> reads_;   // by value: how often it is read, by nodes or as output
+  std::vector<size_t> reader_;  // by value: one of the nodes that read it
   // By node: those before it whose outputs it alone reads, in the step that it becomes with them.
   std::vector<std::vector<size_t>> fused_with_;
   std::vector<bool> taken_;  // by node: part of the step of a later one

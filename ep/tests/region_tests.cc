@@ -408,13 +408,15 @@ void TestFusionOfBothInputs() {
     for (const size_t most : {2, 3, 4}) {
       backend.most = most;
       const std::vector<LoweredOp> ops = Lower(builder.graph, backend);
-      Expect(ops.size() == (most < 4 ? 2 : 1) && ops.back().output == sum, "two groups join if both fit a step");
+      Expect(ops.size() == (most < 4 ? 2 : 1) && ops.back().output == sum,
+             "two groups join if both fit a step");
       for (const LoweredOp& op : ops) {
         Expect(op.nodes.size() == builder.graph.nodes.size() / ops.size(), "none is left out");
         Expect(std::is_sorted(op.nodes.begin(), op.nodes.end()), "in the graph's order");
       }
     }
-    Expect(Lower(builder.graph, backend).front().fed == std::vector<ValueId>{a, b}, "fed what both groups are");
+    Expect(Lower(builder.graph, backend).front().fed == std::vector<ValueId>{a, b},
+           "fed what both groups are");
   }
 }
 

@@ -61,8 +61,8 @@ int32_t FirstCode(const Epilogue& e, int64_t sum, size_t channel) {
 
 LineFitter::LineFitter(const Epilogue& e)
     : e_(e),
-      lo_(e.adds_behind_tail ? e.lo - e.zero_point : e.y_lo - e.y_zero_point),
-      hi_(e.adds_behind_tail ? e.hi - e.zero_point : e.y_hi - e.y_zero_point) {
+      lo_(e.adds_behind_tail ? e.lo - e.zero_point : 0),
+      hi_(e.adds_behind_tail ? e.hi - e.zero_point : e.y_hi - e.y_lo) {
   for (int32_t code = lo_; code <= hi_; ++code) {
     const float tie = static_cast<float>(code) - 0.5f,
                 least = code % 2 == 0 ? tie : std::nextafter(tie, HUGE_VALF);

@@ -1,7 +1,8 @@
 // Rounding sums behind a float tail in one operation. What the contract makes of a sum (core/epilogue.cc) is a
 // staircase: codes rise with the sum. Where a line goes through all steps of a channel,
-//   clip(rint(sum * gain + offset) + zero_point, lo, hi)
-// with one rounding of the line has the same code for every sum that the channel can have. That is found out, not
+//   lo + clip(rint(sum * gain + offset), 0, hi - lo)
+// with one rounding of the line has the same code for every sum that the channel can have. (Where residuals are added
+// to the codes, the lines are of codes less the zero point.) That is found out, not
 // believed: the first sum of every code by asking the epilogue itself, and that the line is at one side of the
 // tie with it and at the other with the sum before. Between them both only rise. A channel without such a line is
 // left to the tail itself. (What is only multiplied, kRequantize, is a line: its multiplier, 0.)

@@ -14,8 +14,9 @@ inline constexpr int kTileK = 128;
 inline constexpr int kWeightSlackRows = 256;
 
 // How codes that are not yet rounded become bytes: 256 of them from the zero point on, where the conversion to
-// bytes clips by itself; any number, where none of them is as large as 2^15 before it is clipped; any others.
-enum class Rounding : int { kAny, kBytes, kWords };
+// bytes clips by itself; any number, where none of them is as large as 2^15 before it is clipped; any others. And of
+// kWords in instances that are made for them, codes that are capped (EpilogueParams::is_capped).
+enum class Rounding : int { kAny, kBytes, kWords, kCapped };
 
 // How residuals are added: where two multiplications and one rounding give the same (FitSum); where a
 // multiplication by 1 / y_scale in two parts does (InvertScale), the zero points of codes and residuals being
@@ -29,9 +30,10 @@ enum class SumForm : int { kInteger, kFloat, kFloatFromZero };
 
 // How an instance of a kernel finishes its sums: whatever the node says; not in registers
 // (SumsParams::in_registers); in registers, from integers; from SumForm::kFloatFromZero to 256 codes; from
-// kFloat, residuals added to 256 codes as Addition::kOnLine or kInverseFromLowest has it; from any floats to any
-// number of codes; the same with residuals. What kernels that are not made for one finish take besides: integers
-// behind which there is a tail.
+// kFloat, residuals added to 256 codes as Addition::kOnLine or kInverseFromLowest has it; to codes that are capped
+// (EpilogueParams::is_capped), from kFloatFromZero, from kFloat behind a tail, and residuals added as kOnLine has it,
+// behind a tail or not; from any floats to any number of codes; the same with residuals. What kernels that are not
+// made for one finish take besides: integers behind which there is a tail.
 //
 // An instance for each, not a branch: a multiprocessor that runs another kernel than before fetches its
 // instructions anew, the branches not taken too. That takes 0.8 to 1.4 us of each kernel of a network on an
@@ -43,6 +45,9 @@ enum class Finish : int {
   kFloatsFromZero,
   kFloatsOnLine,
   kFloatsInverse,
+  kCappedFromZero,
+  kCappedTail,
+  kCappedOnLine,
   kFloats,
   kFloatsAdding,
   kIntegersOfTail
@@ -59,16 +64,21 @@ struct EpilogueParams {
   // lines that codes before any residual lie on (channel_lines.h), an offset that is no number for the first of
   // four channels that have one without a line; of kFloatFromZero, -2^23 * gain.
   const float *scale = nullptr, *start = nullptr;
-  // What the tail of such channels multiplies with and adds, and what it divides by, which is inverted.
+  // What the tail of such channels multiplies with and adds, what it divides by, which is inverted, and the zero
+  // point less the lowest code where lines are of codes less that (LineFitter).
   const float *acc_scale = nullptr, *line_bias = nullptr;
-  float first_scale = 1, first_inverse = 1;
-  bool on_lines = false;          // not multiplied alone: start is read
+  float first_scale = 1, first_inverse = 1, line_shift = 0;
+  bool on_lines = false;          // not multiplied alone
   bool adds_behind_tail = false;  // Epilogue::adds_behind_tail
   Rounding rounding = Rounding::kAny;
   // Of Rounding::kWords and of the codes of sums: twice the zero point less the lowest code, twice the number of
   // codes less 1, the lowest code.
   unsigned word_shift = 0, word_top = 0;
   int word_lowest = 0;
+  // Of codes that are 128 or 256 from -128 or 0 on, and come to be rounded less the lowest one: what makes masks of
+  // their bytes that are above 127 (or of none), what is left of these, what makes the lowest one of 0 (CappedBytes).
+  bool is_capped = false;
+  uint32_t cap_select = 0, cap_mask = 0, cap_flip = 0;
   const int32_t* w_zero = nullptr;  // [out_channels], null when all are 0; x_sums then has the pixel sums
   int zero_point = 0, lo = 0, hi = 0;
   const int32_t *thresholds = nullptr, *base = nullptr, *dir = nullptr;
@@ -105,14 +115,16 @@ struct EpilogueParams {
 inline Finish FinishOf(const EpilogueParams& e) {
   if (e.sums == SumForm::kInteger) return Finish::kIntegers;
   if (!e.has_residual) {
-    return e.sums == SumForm::kFloatFromZero && e.rounding == Rounding::kBytes ? Finish::kFloatsFromZero
-                                                                               : Finish::kFloats;
+    const bool from_zero = e.sums == SumForm::kFloatFromZero;
+    if (from_zero && e.rounding == Rounding::kBytes) return Finish::kFloatsFromZero;
+    if (!e.is_capped || !(from_zero || e.on_lines)) return Finish::kFloats;
+    return from_zero ? Finish::kCappedFromZero : Finish::kCappedTail;
   }
   const bool is_bytes = !e.on_lines && !e.residual_signed && e.y_lo == 0 && e.y_hi == 255;
   if (is_bytes && e.addition == Addition::kOnLine) return Finish::kFloatsOnLine;
-  return is_bytes && e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0
-             ? Finish::kFloatsInverse
-             : Finish::kFloatsAdding;
+  if (is_bytes && e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0)
+    return Finish::kFloatsInverse;
+  return e.is_capped && e.addition == Addition::kOnLine ? Finish::kCappedOnLine : Finish::kFloatsAdding;
 }
 
 inline constexpr int kMaxImageChannels = 4;

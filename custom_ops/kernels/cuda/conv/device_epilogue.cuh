@@ -91,6 +91,13 @@ __device__ __forceinline__ unsigned ClippedWords(const EpilogueParams& e, const 
                       e.word_lowest);
 }
 
+// The same of codes that are capped (EpilogueParams::is_capped): the conversion to bytes clips at 0 and 255, and a
+// byte above 127 becomes 127 where there are 128 codes.
+__device__ __forceinline__ unsigned CappedBytes(const EpilogueParams& e, const float4& v) {
+  const unsigned bytes = UnsignedBytes(v);
+  return ((bytes | PermuteBytes(bytes, 0, e.cap_select)) & e.cap_mask) ^ e.cap_flip;
+}
+
 // An inner code q on its way to the second rounding, as (q - hi + 256) / 256: so that clipping at hi costs
 // nothing, being the saturation of the very addition that takes the number out of the magic one's low bits.
 // Neither rounds anything: where |v| leaves 2^22 and with it whole numbers, q is clipped. NaN saturates to 0.
@@ -126,11 +133,11 @@ __device__ __forceinline__ float SumOnLine(const EpilogueParams& e, float unit, 
   return __fmaf_rn(unit, e.unit_gain, __fmaf_rn(r, e.residual_gain, e.sum_offset));
 }
 
-// Four inner codes, not yet rounded, and four residuals to four codes. kBytes: neither residuals nor codes have
-// a sign, and there are 256 of the latter, the zero point being the lowest one.
-template <Addition kAddition, bool kBytes>
+// Four inner codes, not yet rounded, and four residuals to four codes. Rounding::kBytes: neither residuals nor codes
+// have a sign, and there are 256 of the latter, the zero point being the lowest one. kAny: as the addition has it.
+template <Addition kAddition, Rounding kRounding>
 __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float4& inner, unsigned residual) {
-  if constexpr (!kBytes) residual ^= SignFlip(e.residual_signed);
+  if constexpr (kRounding != Rounding::kBytes) residual ^= SignFlip(e.residual_signed);
   const auto sum = [&]<int kByte>(float v) {
     const float unit = RoundedUnit(e, v);
     if constexpr (kAddition == Addition::kOnLine) return SumOnLine<kByte>(e, unit, residual);
@@ -138,7 +145,8 @@ __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float
   };
   const float4 sums = make_float4(sum.template operator()<0>(inner.x), sum.template operator()<1>(inner.y),
                                   sum.template operator()<2>(inner.z), sum.template operator()<3>(inner.w));
-  if constexpr (kBytes) return UnsignedBytes(sums);
+  if constexpr (kRounding == Rounding::kBytes) return UnsignedBytes(sums);
+  if constexpr (kRounding == Rounding::kCapped) return CappedBytes(e, sums);
   if constexpr (kAddition != Addition::kAny) return ClippedWords(e, sums);
   const float lo = static_cast<float>(e.y_lo - e.y_zero_point),
               hi = static_cast<float>(e.y_hi - e.y_zero_point);
@@ -162,14 +170,17 @@ __device__ __forceinline__ float4 OnLines(const float4& sums, const float4& gain
                      __fmaf_rn(sums.z, gain.z, offset.z), __fmaf_rn(sums.w, gain.w, offset.w));
 }
 
-// The same as a tail has it, step by step, for a float bias: Markstein's division.
+// The same as a tail has it, step by step, for a float bias: Markstein's division. Codes less the lowest one are
+// rounded before they are that: they are smaller than 2^15 in size.
 __device__ __forceinline__ float4 OfTail(const EpilogueParams& e, const float4& sums, int channel) {
   channel = min(channel, e.out_channels - 4);  // rows past the last channel are never stored
   const float4 scale = *reinterpret_cast<const float4*>(e.acc_scale + channel),
                bias = *reinterpret_cast<const float4*>(e.line_bias + channel);
   const auto one = [&](float sum, float scale, float bias) {
-    const float v = __fadd_rn(__fmul_rn(sum, scale), bias), near = __fmul_rn(v, e.first_inverse);
-    return __fmaf_rn(__fmaf_rn(-near, e.first_scale, v), e.first_inverse, near);
+    const float v = __fadd_rn(__fmul_rn(sum, scale), bias), near = __fmul_rn(v, e.first_inverse),
+                code = __fmaf_rn(__fmaf_rn(-near, e.first_scale, v), e.first_inverse, near);
+    if (e.has_residual) return code;
+    return __fadd_rn(__fsub_rn(__fadd_rn(code, 12582912.0f), 12582912.0f), e.line_shift);
   };
   return make_float4(one(sums.x, scale.x, bias.x), one(sums.y, scale.y, bias.y), one(sums.z, scale.z, bias.z),
                      one(sums.w, scale.w, bias.w));
@@ -177,7 +188,7 @@ __device__ __forceinline__ float4 OfTail(const EpilogueParams& e, const float4& 
 
 // Whether start is read at all.
 __device__ __forceinline__ bool ReadsStart(const EpilogueParams& e) {
-  return e.on_lines || e.sums == SumForm::kFloatFromZero;
+  return e.on_lines || e.sums != SumForm::kInteger;
 }
 
 // What happens to a sum first: a multiplication; a line, or the tail where one of four channels has none.
@@ -208,6 +219,7 @@ __device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (
 template <Rounding kRounding>
 __device__ __forceinline__ unsigned RoundFour(const EpilogueParams& e, const float4& v) {
   if constexpr (kRounding == Rounding::kBytes) return UnsignedBytes(v) ^ SignFlip(e.lo < 0);
+  if constexpr (kRounding == Rounding::kCapped) return CappedBytes(e, v);
   if constexpr (kRounding == Rounding::kWords) return ClippedWords(e, v);
   const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
   return AddZeroPoint(JoinBytes(RoundedByte(v.x, lo, hi), RoundedByte(v.y, lo, hi), RoundedByte(v.z, lo, hi),
@@ -235,7 +247,11 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
         const float4 floats =
             make_float4(__int_as_float(v.x), __int_as_float(v.y), __int_as_float(v.z), __int_as_float(v.w));
         const float4 unrounded = OnLines(floats, scale, start);
-        codes[i] = kRounding == Rounding::kBytes ? UnsignedBytes(unrounded) : ClippedWords(e, unrounded);
+        if constexpr (kRounding == Rounding::kBytes) {  // its codes have no sign
+          codes[i] = UnsignedBytes(unrounded);
+        } else {
+          codes[i] = RoundFour<kRounding>(e, unrounded);
+        }
       }
     });
   };
@@ -248,15 +264,16 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
       for (int i = 0; i < kCount; ++i) codes[i] = RoundFour<kRounding>(e, first[i]);
     });
   };
-  const auto adding = [&]<First kFirst, bool kFloats, Addition kAddition, bool kBytes = false>() {
-    f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
-                      unsigned (&codes)[kCount], int channel) {
-      float4 first[kCount];
-      FirstCodes<kFirst, kFloats>(e, sums, scale, start, channel, first);
+  const auto adding =
+      [&]<First kFirst, bool kFloats, Addition kAddition, Rounding kRounding = Rounding::kAny>() {
+        f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
+                          unsigned (&codes)[kCount], int channel) {
+          float4 first[kCount];
+          FirstCodes<kFirst, kFloats>(e, sums, scale, start, channel, first);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) codes[i] = AddFour<kAddition, kBytes>(e, first[i], codes[i]);
-    });
-  };
+          for (int i = 0; i < kCount; ++i) codes[i] = AddFour<kAddition, kRounding>(e, first[i], codes[i]);
+        });
+      };
   const auto adding_quickly = [&]<First kFirst, bool kFloats>() {
     if (e.addition == Addition::kOnLine)
       return adding.template operator()<kFirst, kFloats, Addition::kOnLine>();
@@ -276,9 +293,16 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
   };
   if constexpr (kFinish == Finish::kFloatsFromZero) return from_zero.template operator()<Rounding::kBytes>();
   if constexpr (kFinish == Finish::kFloatsOnLine)
-    return adding.template operator()<First::kMultiplies, true, Addition::kOnLine, true>();
+    return adding.template operator()<First::kMultiplies, true, Addition::kOnLine, Rounding::kBytes>();
   if constexpr (kFinish == Finish::kFloatsInverse)
-    return adding.template operator()<First::kMultiplies, true, Addition::kInverseFromLowest, true>();
+    return adding
+        .template operator()<First::kMultiplies, true, Addition::kInverseFromLowest, Rounding::kBytes>();
+  if constexpr (kFinish == Finish::kCappedFromZero) return from_zero.template operator()<Rounding::kCapped>();
+  if constexpr (kFinish == Finish::kCappedTail)
+    return rounding.template operator()<First::kTail, true, Rounding::kCapped>();
+  // A tail or not: a multiplication is a line through 0.
+  if constexpr (kFinish == Finish::kCappedOnLine)
+    return adding.template operator()<First::kTail, true, Addition::kOnLine, Rounding::kCapped>();
   if constexpr (kFinish == Finish::kFloats) return rounding_floats();
   if constexpr (kFinish == Finish::kFloatsAdding) return adding_floats();
   if constexpr (kIsAny || kFinish == Finish::kIntegers || kFinish == Finish::kIntegersOfTail) {
@@ -291,15 +315,17 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
         return adding_quickly.template operator()<First::kMultiplies, false>();
       return adding.template operator()<First::kMultiplies, false, Addition::kAny>();
     }
-    if (kMayBeTail && e.on_lines)
+    if (kMayBeTail && e.on_lines) {
+      if (e.is_capped) return rounding.template operator()<First::kTail, false, Rounding::kCapped>();
       return rounding.template operator()<First::kTail, false, Rounding::kWords>();
+    }
     if constexpr (kFinish == Finish::kIntegersOfTail) return;
     switch (e.rounding) {
       case Rounding::kAny:
         return rounding.template operator()<First::kMultiplies, false, Rounding::kAny>();
       case Rounding::kBytes:
         return rounding.template operator()<First::kMultiplies, false, Rounding::kBytes>();
-      case Rounding::kWords:
+      default:
         return rounding.template operator()<First::kMultiplies, false, Rounding::kWords>();
     }
   }

@@ -37,6 +37,12 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
       return f.template operator()<false, Finish::kFloatsOnLine>();
     case Finish::kFloatsInverse:
       return f.template operator()<false, Finish::kFloatsInverse>();
+    case Finish::kCappedFromZero:
+      return f.template operator()<false, Finish::kCappedFromZero>();
+    case Finish::kCappedTail:
+      return f.template operator()<false, Finish::kCappedTail>();
+    case Finish::kCappedOnLine:
+      return f.template operator()<false, Finish::kCappedOnLine>();
     case Finish::kFloats:
       return f.template operator()<false, Finish::kFloats>();
     case Finish::kFloatsAdding:

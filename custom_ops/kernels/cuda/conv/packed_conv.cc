@@ -66,7 +66,7 @@ namespace {
 
 // The first constant of every node, so that an image says what cannot be told from the node without weights.
 struct ImageHeader {
-  uint32_t magic = 0x3343424C, has_w_zero = 0, sum_form = 0, rounding = 0;  // "LBC3"
+  uint32_t magic = 0x3443424C, has_w_zero = 0, sum_form = 0, rounding = 0;  // "LBC4"
 };
 
 ImageHeader ReadHeader(std::span<const uint8_t> image) {
@@ -435,6 +435,10 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   p.word_lowest = ends_in_y ? e.y_lo : e.lo;
   p.word_top = twice((ends_in_y ? e.y_hi : e.hi) - p.word_lowest);
   p.word_shift = twice((ends_in_y ? e.y_zero_point : e.zero_point) - p.word_lowest);
+  if (e.kind == EpilogueKind::kTail && !e.has_residual) {
+    p.word_shift = 0;
+    p.line_shift = static_cast<float>(e.y_zero_point - e.y_lo);
+  }
   if (e.kind == EpilogueKind::kTail && !e.adds_behind_tail) {
     p.zero_point = e.y_zero_point;
     p.lo = e.y_lo;
@@ -459,6 +463,12 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   }
   p.y_lo = e.y_lo;
   p.y_hi = e.y_hi;
+  const bool is_half = p.word_top == twice(127);
+  p.is_capped = p.word_shift == 0 && (is_half || p.word_top == twice(255)) &&
+                (p.word_lowest == 0 || p.word_lowest == -128);
+  p.cap_select = is_half ? 0xBA98u : 0x4444u;
+  p.cap_mask = is_half ? 0x7F7F7F7Fu : ~0u;
+  p.cap_flip = p.word_lowest < 0 ? 0x80808080u : 0u;
 }
 
 void PackedConv::ResolveEpilogue() {

@@ -117,6 +117,13 @@ __device__ __forceinline__ int ReadThreadIndex() {
   return thread;
 }
 
+// Four bytes of b:a, by the digits of the selector; with 8 added to one, eight times that byte's highest bit.
+__device__ __forceinline__ unsigned PermuteBytes(unsigned a, unsigned b, unsigned selector) {
+  unsigned out;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(selector));
+  return out;
+}
+
 #if __CUDA_ARCH__ >= 900
 // The four clipped to 0..255, or to -128..127, one to a byte.
 __device__ __forceinline__ unsigned PackUnsigned(int q0, int q1, int q2, int q3) {

@@ -73,12 +73,8 @@ inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const uint64_t bytes = uint64_t{b} << 32 | a;
   unsigned out = 0;
-  for (int i = 0; i < 4; ++i) {
-    const unsigned pick = selector >> (4 * i) & 15;
-    unsigned byte = static_cast<unsigned>(bytes >> (8 * (pick & 7)) & 255);
-    if ((pick & 8) != 0) byte = (byte & 128) != 0 ? 255 : 0;
-    out |= byte << (8 * i);
-  }
+  for (int i = 0; i < 4; ++i)
+    out |= static_cast<unsigned>(bytes >> (8 * (selector >> (4 * i) & 7)) & 255) << (8 * i);
   return out;
 }
 inline unsigned __vadd4(unsigned a, unsigned b) {

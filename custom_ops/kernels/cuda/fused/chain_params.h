@@ -37,11 +37,27 @@ struct ChainParams {
   void *y = nullptr, *z = nullptr;
 };
 
-// How the sums of the first are finished: as any floats where the second's need that.
-inline Finish FinishOfFirst(const ChainParams& p) {
-  const Finish first = FinishOf(p.first.epilogue);
-  if (first == Finish::kIntegers || FinishOf(p.second.epilogue) != Finish::kFloats) return first;
-  return p.first.epilogue.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
+// How the sums of both are finished.
+struct ChainFinish {
+  Finish first, second;
+};
+
+// As each asks for, in the pairs that networks have; else as any floats.
+inline ChainFinish FinishOf(const ChainParams& p) {
+  using enum Finish;
+  const Finish first = FinishOf(p.first.epilogue), second = FinishOf(p.second.epilogue);
+  if (first == kIntegers) return {first, second};
+  const bool fits = first == kCappedOnLine
+                        ? second == kCappedFromZero || second == kCappedTail
+                        : second == kFloatsFromZero &&
+                              (first == kFloatsFromZero || first == kFloatsOnLine || first == kFloatsInverse);
+  if (fits) return {first, second};
+  return {p.first.epilogue.has_residual ? kFloatsAdding : kFloats, kFloats};
+}
+
+// Whether residuals that another product makes may have a tail behind them, where the first one's sums are finished so.
+constexpr bool MayMakeBehindTail(Finish first) {
+  return first == Finish::kFloatsAdding || first == Finish::kCappedOnLine;
 }
 
 cudaError_t LaunchChain(const ChainParams& params, const LaunchOptions& options);

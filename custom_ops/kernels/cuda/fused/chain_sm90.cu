@@ -22,7 +22,7 @@
 namespace lowbit::cuda {
 namespace {
 
-// How the second's sums are finished where the first's are so.
+// How the second's sums are finished where the first's are so, kCappedOnLine aside.
 constexpr Finish SecondOf(Finish first) {
   if (first == Finish::kIntegers) return first;
   return first == Finish::kFloats || first == Finish::kFloatsAdding ? Finish::kFloats
@@ -132,12 +132,12 @@ __device__ __forceinline__ void AddToResiduals(const EpilogueParams& e, const Bl
 }
 
 // kMakesResiduals: there is a product that makes the residuals; the map of residuals is then that of what it
-// reads. kFinish: of the first; the second's sums are floats where the first's are (SecondOf), those of residuals
-// never.
-template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish>
+// reads. kFinish: of the first, kSecond: of the second, whose sums are floats where the first's are; those of
+// residuals never.
+template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish, Finish kSecond>
 struct Chain {
   using State = BlockState<kChainBox>;
-  static constexpr lowbit::cuda::Finish kSecond = SecondOf(kFinish);
+  static constexpr bool kMayMakeBehindTail = MayMakeBehindTail(kFinish);
   static constexpr int kTeamBarriers = 2 + kMaxChainBoxes, kTileBytes = kChainBox * kRowBytes;
   struct Static {
     alignas(8) uint64_t barriers[2 + kMaxChainGroups * kTeamBarriers];
@@ -326,8 +326,8 @@ struct Chain {
     if constexpr (kMakesResiduals) {
       BeginWithBias(residual_states[i], mine.column, sums);
       MultiplyBoxes<kXSigned>(p.residuals.k_boxes, x0_at, weights0 + i * kTileBytes, bytes1, sums);
-      RoundToResiduals<kFinish == Finish::kFloatsAdding>(p.residuals.epilogue, residual_states[i], sums,
-                                                         mine.column, residuals);
+      RoundToResiduals<kMayMakeBehindTail>(p.residuals.epilogue, residual_states[i], sums, mine.column,
+                                           residuals);
     }
     BeginWithBias(states[i], mine.column, sums);
     MultiplyBoxes<kXSigned>(p.first.k_boxes, x_at, weights1 + i * kTileBytes, bytes1, sums);
@@ -409,18 +409,18 @@ struct Chain {
 };
 #endif
 
-template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish>
+template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish, Finish kSecond>
 __global__ void __launch_bounds__(kMaxChainGroups * 128, 1)
     ConvChain(const __grid_constant__ ChainParams p, const __grid_constant__ ChainMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Pipeline = Chain<kXSigned, kYSigned, kCluster, kMakesResiduals, kFinish>;
+  using Pipeline = Chain<kXSigned, kYSigned, kCluster, kMakesResiduals, kFinish, kSecond>;
   LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ typename Pipeline::Static fixed;
   RunPipeline(Pipeline{p, maps, fixed, SharedTiles(unaligned)});
 #endif
 }
 
-template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish>
+template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish, Finish kSecond>
 cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
   cudaError_t error = cudaSuccess;
   ChainMaps maps;
@@ -441,39 +441,46 @@ cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
   if (error == cudaSuccess) error = encode(p.y, p.first.n, &maps.y);
   if (error == cudaSuccess) error = encode(p.z, p.second.n, &maps.z);
   if (error != cudaSuccess) return error;
-  return LaunchKernel<ConvChain<kXSigned, kYSigned, kCluster, kMakesResiduals, kFinish>>(
+  return LaunchKernel<ConvChain<kXSigned, kYSigned, kCluster, kMakesResiduals, kFinish, kSecond>>(
       options,
       {Dim(p.clusters * p.ranks), p.teams * p.team_groups * kWarpgroup, p.shared_bytes, Dim(p.ranks)}, p,
       maps);
 }
 
-template <bool kXSigned, bool kYSigned, bool kCluster, Finish kFinish>
+template <bool kXSigned, bool kYSigned, bool kCluster, Finish kFinish, Finish kSecond>
 cudaError_t LaunchMaker(const ChainParams& p, const LaunchOptions& options) {
   if constexpr (kFinish != Finish::kFloatsFromZero && kFinish != Finish::kFloats) {
-    if (p.makes_residuals) return LaunchWith<kXSigned, kYSigned, kCluster, true, kFinish>(p, options);
+    if (p.makes_residuals)
+      return LaunchWith<kXSigned, kYSigned, kCluster, true, kFinish, kSecond>(p, options);
   }
-  return LaunchWith<kXSigned, kYSigned, kCluster, false, kFinish>(p, options);
+  return LaunchWith<kXSigned, kYSigned, kCluster, false, kFinish, kSecond>(p, options);
 }
 
-template <bool kXSigned, bool kYSigned, Finish kFinish>
+template <bool kXSigned, bool kYSigned, Finish kFinish, Finish kSecond = SecondOf(kFinish)>
 cudaError_t LaunchRanks(const ChainParams& p, const LaunchOptions& options) {
-  return p.ranks > 1 ? LaunchMaker<kXSigned, kYSigned, true, kFinish>(p, options)
-                     : LaunchMaker<kXSigned, kYSigned, false, kFinish>(p, options);
+  return p.ranks > 1 ? LaunchMaker<kXSigned, kYSigned, true, kFinish, kSecond>(p, options)
+                     : LaunchMaker<kXSigned, kYSigned, false, kFinish, kSecond>(p, options);
 }
 
 }  // namespace
 
 cudaError_t LaunchChain(const ChainParams& p, const LaunchOptions& options) {
-  const Finish first = FinishOfFirst(p), second = FinishOf(p.second.epilogue);
-  const bool fits = (second == SecondOf(first) ||
-                     (SecondOf(first) == Finish::kFloats && second == Finish::kFloatsFromZero)) &&
-                    (!p.residuals.epilogue.on_lines || first == Finish::kFloatsAdding);
+  const auto [first, second] = FinishOf(p);
+  const bool has_integers = first == Finish::kIntegers;
+  const bool fits = has_integers == (FinishOf(p.second.epilogue) == Finish::kIntegers) &&
+                    (!p.residuals.epilogue.on_lines || MayMakeBehindTail(first));
   if (p.teams * p.team_groups > kMaxChainGroups || p.first.n_boxes > kMaxChainBoxes ||
       p.team_groups > p.first.own_boxes || !fits || p.makes_residuals > p.first.epilogue.has_residual) {
     return cudaErrorInvalidValue;
   }
   return WithFinish<false>(first, p.x_signed || p.y_signed, [&]<bool kSigned, Finish kFinish>() {
-    if constexpr (kSigned) {
+    if constexpr (kFinish == Finish::kCappedFromZero || kFinish == Finish::kCappedTail) {
+      return cudaErrorInvalidValue;  // as any floats (FinishOf)
+    } else if constexpr (kFinish == Finish::kCappedOnLine) {
+      return second == Finish::kCappedTail
+                 ? LaunchRanks<false, false, kFinish, Finish::kCappedTail>(p, options)
+                 : LaunchRanks<false, false, kFinish, Finish::kCappedFromZero>(p, options);
+    } else if constexpr (kSigned) {
       if (!p.x_signed) return LaunchRanks<false, true, kFinish>(p, options);
       return p.y_signed ? LaunchRanks<true, true, kFinish>(p, options)
                         : LaunchRanks<true, false, kFinish>(p, options);

@@ -395,7 +395,9 @@ class Generator : public cuda::Draws {
   }
 
   void Range(bool is_signed, int32_t& zero, int32_t& lo, int32_t& hi) {
-    const OperandType type{static_cast<int>(Coin(0.7) ? 8 : Int(1, 8)),
+    const OperandType type{static_cast<int>(Coin(0.7)   ? 8
+                                            : Coin(0.3) ? 7
+                                                        : Int(1, 8)),
                            is_signed ? Encoding::kSigned : Encoding::kUnsigned};
     zero = static_cast<int32_t>(Int(type.MinCode(), type.MaxCode()));
     if (Coin(0.2)) zero = (type.MinCode() + type.MaxCode() + 1) / 2;  // the middle, as of symmetric codes

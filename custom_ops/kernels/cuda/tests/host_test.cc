@@ -745,7 +745,7 @@ void TestLines() {
     int wrong = 0;
     for (int64_t sum = sums.least; sum <= sums.most; ++sum) {
       const float v = std::rint(std::fma(static_cast<float>(sum), line->gain, line->offset));
-      const int32_t code = ClipToCode(v + static_cast<float>(e.y_zero_point), e.y_lo, e.y_hi);
+      const int32_t code = e.y_lo + ClipToCode(v, 0, e.y_hi - e.y_lo);
       wrong += code == EpilogueCode(e, static_cast<int32_t>(sum), 0, 0) ? 0 : 1;
     }
     Expect(wrong == 0, std::to_string(wrong) + " sums have other codes on the line");
@@ -761,8 +761,9 @@ std::vector<Finish> FinishesOf(const ConvChain& chain) {
   LaunchChain(*plan, nullptr, nullptr, nullptr, nullptr, queue);
   std::vector<Finish> finishes;
   if (launched_chain.makes_residuals) finishes.push_back(FinishOf(launched_chain.residuals.epilogue));
-  finishes.push_back(FinishOf(launched_chain.first.epilogue));
-  finishes.push_back(FinishOf(launched_chain.second.epilogue));
+  const auto [first, second] = FinishOf(launched_chain);
+  finishes.push_back(first);
+  finishes.push_back(second);
   return finishes;
 }
 
@@ -773,16 +774,19 @@ void TestFinishesOfChains() {
   const Device hopper = DeviceOf(90, 132, 228);
   const ConvSpec plain = Pointwise(64, 256, false), second = Pointwise(256, 64, false);
   ConvSpec adding = Pointwise(64, 256, true), few_codes = second, few_codes_first = plain, is_signed = second,
-           signed_x = plain;
+           signed_x = plain, half = second, adding_half = adding;
   few_codes.epilogue.hi = few_codes_first.epilogue.hi = 15;
+  half.epilogue.hi = adding_half.epilogue.y_hi = 127;
   is_signed.x.encoding = signed_x.x.encoding = Encoding::kSigned;
   const auto of = [&](const ConvSpec& a, const ConvSpec& b) {
     return FinishesOf(ChainOf(a, b, 16, 28, hopper));
   };
   Expect(of(plain, second) == std::vector{kFloatsFromZero, kFloatsFromZero}, "floats of both");
   Expect(of(adding, second) == std::vector{kFloatsOnLine, kFloatsFromZero}, "residuals on a line");
-  Expect(of(plain, few_codes) == std::vector{kFloatsFromZero, kFloats}, "fewer codes of the second");
-  Expect(of(few_codes_first, second) == std::vector{kFloats, kFloatsFromZero}, "fewer codes of the first");
+  Expect(of(plain, few_codes) == std::vector{kFloats, kFloats}, "fewer codes of the second");
+  Expect(of(few_codes_first, second) == std::vector{kFloats, kFloats}, "fewer codes of the first");
+  Expect(of(adding_half, half) == std::vector{kCappedOnLine, kCappedFromZero}, "128 codes of both");
+  Expect(of(plain, half) == std::vector{kFloats, kFloats}, "128 codes of the second alone");
   Expect(of(adding, is_signed) == std::vector{kIntegers, kIntegers}, "codes between have a sign");
   Expect(of(signed_x, second) == std::vector{kIntegers, kIntegers}, "codes before have a sign");
   Expect(FinishesOf(ChainOfThree(plain, adding, second, 16, 28, hopper)) ==

@@ -69,6 +69,14 @@ int DotFour(int x, int w, int sum) {
 
 inline int ReadThreadIndex() { return static_cast<int>(emulator::current->index.x); }
 
+inline unsigned PermuteBytes(unsigned a, unsigned b, unsigned selector) {
+  unsigned out = __byte_perm(a, b, selector);
+  for (int i = 0; i < 32; i += 8) {
+    if ((selector >> (i / 2) & 8) != 0) out = (out & ~(255u << i)) | (out >> i & 128 ? 255u << i : 0);
+  }
+  return out;
+}
+
 namespace emulator {
 inline unsigned Pack(int lo, int hi, int q0, int q1, int q2, int q3) {
   unsigned out = 0;
