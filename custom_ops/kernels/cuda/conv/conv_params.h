@@ -61,12 +61,12 @@ struct EpilogueParams {
   const int32_t* bias = nullptr;     // [out_channels], the constant part of the zero points folded in
   SumForm sums = SumForm::kInteger;  // else the bits are in the bias, too
   // [out_channels]: multiplier or acc_scale. Where codes are rounded in registers, the gains and offsets of the
-  // lines that codes before any residual lie on (channel_lines.h), an offset that is no number for the first of
-  // four channels that have one without a line; of kFloatFromZero, -2^23 * gain.
+  // lines that codes before any residual lie on (channel_lines.h); of four channels that have one without a line
+  // acc_scale, the first one negative, and what the tail adds; of kFloatFromZero, -2^23 * gain.
   const float *scale = nullptr, *start = nullptr;
-  // What the tail of such channels multiplies with and adds, what it divides by, which is inverted, and the zero
-  // point less the lowest code where lines are of codes less that (LineFitter).
-  const float *acc_scale = nullptr, *line_bias = nullptr;
+  const float* acc_scale = nullptr;
+  // What the tail of channels without a line divides by, which is inverted, and the zero point less the lowest code
+  // where lines are of codes less that (LineFitter).
   float first_scale = 1, first_inverse = 1, line_shift = 0;
   bool on_lines = false;          // not multiplied alone
   bool adds_behind_tail = false;  // Epilogue::adds_behind_tail

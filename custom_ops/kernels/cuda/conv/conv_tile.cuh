@@ -217,14 +217,12 @@ struct BlockState {
   alignas(16) int bias[kTileN];
   alignas(16) float start[kTileN];
   uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
-  int channel;        // the first one
 
   // Multipliers and biases of the tile's channels: copies that count with the block's first tile.
   // By kThreads threads.
   template <int kThreads>
   __device__ __forceinline__ void FetchConstants(const TileParams& p, const TilePosition& at, int thread) {
     const int channel = at.group * p.n + at.n0;
-    if (thread == 0) this->channel = channel;
     for (int n = thread; n < kTileN && at.n0 + n < p.n; n += kThreads) {
       CopyAsync<4>(SharedAddress(bias + n), p.epilogue.bias + channel + n);
       CopyAsync<4>(SharedAddress(scale + n), p.epilogue.scale + channel + n);
@@ -333,10 +331,10 @@ __device__ __forceinline__ void FetchResiduals(const Params& p, const TilePositi
 
 // Requantizes sums in registers, those that `each` (see FinishTile) enumerates. `word_at(row, column)` is
 // where four codes go in shared memory, in the place of four residuals where there are any; those of the row
-// eight below go kBelow words further. kBiased: the sums began with the biases. `channel0`: that of column 0.
+// eight below go kBelow words further. kBiased: the sums began with the biases.
 template <Finish kFinish, bool kBiased, int kBelow, int kTileN, typename Each, typename WordAt>
 __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, const BlockState<kTileN>& state,
-                                                    int channel0, const Each& each, const WordAt& word_at) {
+                                                    const Each& each, const WordAt& word_at) {
   WithEpilogue<kFinish>(e, [&](const auto& requantize) {
     each([&](int row, int column, const int4& top, const int4& bottom) {
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
@@ -349,7 +347,7 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
         sums[0] = Plus(top, bias);
         sums[1] = Plus(bottom, bias);
       }
-      requantize(sums, scale, start, codes, channel0 + column);
+      requantize(sums, scale, start, codes);
       out[0] = codes[0];
       out[kBelow] = codes[1];
     });
@@ -365,9 +363,9 @@ __device__ __forceinline__ void FinishInRegisters(const TileParams& p, const Til
                                                   const PixelOf& pixel_of) {
   constexpr int kStride = kTileN + 16;
   uint8_t* const staging = shared + p.staging_offset;
-  RequantizeFragments<kFinish, kBiased, 8 * kStride / 4>(
-      p.epilogue, state, at.group * p.n + at.n0, each,
-      [&](int row, int column) { return reinterpret_cast<unsigned*>(staging + row * kStride + column); });
+  RequantizeFragments<kFinish, kBiased, 8 * kStride / 4>(p.epilogue, state, each, [&](int row, int column) {
+    return reinterpret_cast<unsigned*>(staging + row * kStride + column);
+  });
   SyncThreads<kThreads>(barrier);
   Chunks<kTileM, kTileN, kThreads, PixelOf>{p, at, pixel_of, thread}.ForEach([&](int offset, unsigned index) {
     *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) =
@@ -459,20 +457,17 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
       }
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
                    start = *reinterpret_cast<const float4*>(state.start + column);
+      unsigned codes[] = {residual};
       if (of_bytes) {  // most of them
-        const int4 only[] = {total};
-        float4 codes[1];
-        FirstCodes<First::kMultiplies, false>(e, only, scale, start, 0, codes);
-        *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) =
-            RoundFour<Rounding::kBytes>(e, codes[0]);
-        continue;
-      }
-      WithIntegers(e, [&](const auto& requantize) {
+        const float4 v = AsFloats<false>(total);
+        codes[0] =
+            RoundFour<Rounding::kBytes>(e, make_float4(__fmul_rn(v.x, scale.x), __fmul_rn(v.y, scale.y),
+                                                       __fmul_rn(v.z, scale.z), __fmul_rn(v.w, scale.w)));
+      } else {
         const int4 sums_of_row[] = {total};
-        unsigned codes[] = {residual};
-        requantize(sums_of_row, scale, start, codes, channel0 + column);
-        *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes[0];
-      });
+        WithIntegers(e, [&](const auto& requantize) { requantize(sums_of_row, scale, start, codes); });
+      }
+      *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes[0];
     }
     return;
   }

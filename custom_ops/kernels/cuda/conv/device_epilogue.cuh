@@ -170,20 +170,21 @@ __device__ __forceinline__ float4 OnLines(const float4& sums, const float4& gain
                      __fmaf_rn(sums.z, gain.z, offset.z), __fmaf_rn(sums.w, gain.w, offset.w));
 }
 
-// The same as a tail has it, step by step, for a float bias: Markstein's division. Codes less the lowest one are
-// rounded before they are that: they are smaller than 2^15 in size.
-__device__ __forceinline__ float4 OfTail(const EpilogueParams& e, const float4& sums, int channel) {
-  channel = min(channel, e.out_channels - 4);  // rows past the last channel are never stored
-  const float4 scale = *reinterpret_cast<const float4*>(e.acc_scale + channel),
-               bias = *reinterpret_cast<const float4*>(e.line_bias + channel);
+// Whether four channels have lines: else the first scale is negative.
+__device__ __forceinline__ bool HaveLines(const float4& scale) { return scale.x >= 0; }
+
+// The same of four that have none, as their tail has it, step by step, for a float bias: Markstein's division. Codes
+// less the lowest one are rounded before they are that: they are smaller than 2^15 in size.
+__device__ __forceinline__ float4 OfTail(const EpilogueParams& e, const float4& sums, const float4& scale,
+                                         const float4& bias) {
   const auto one = [&](float sum, float scale, float bias) {
     const float v = __fadd_rn(__fmul_rn(sum, scale), bias), near = __fmul_rn(v, e.first_inverse),
                 code = __fmaf_rn(__fmaf_rn(-near, e.first_scale, v), e.first_inverse, near);
     if (e.has_residual) return code;
     return __fadd_rn(__fsub_rn(__fadd_rn(code, 12582912.0f), 12582912.0f), e.line_shift);
   };
-  return make_float4(one(sums.x, scale.x, bias.x), one(sums.y, scale.y, bias.y), one(sums.z, scale.z, bias.z),
-                     one(sums.w, scale.w, bias.w));
+  return make_float4(one(sums.x, -scale.x, bias.x), one(sums.y, scale.y, bias.y),
+                     one(sums.z, scale.z, bias.z), one(sums.w, scale.w, bias.w));
 }
 
 // Whether start is read at all.
@@ -193,27 +194,6 @@ __device__ __forceinline__ bool ReadsStart(const EpilogueParams& e) {
 
 // What happens to a sum first: a multiplication; a line, or the tail where one of four channels has none.
 enum class First { kMultiplies, kTail };
-
-// Four codes before any residual, not yet rounded, of each of kCount sums. One branch for all of them: what it
-// parts cannot overlap.
-template <First kFirst, bool kFloats, int kCount>
-__device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (&sums)[kCount],
-                                           const float4& scale, const float4& start, int channel,
-                                           float4 (&codes)[kCount]) {
-  const bool on_lines = kFirst == First::kMultiplies || start.x == start.x;
-  if (__builtin_expect(on_lines, true)) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const float4 v = AsFloats<kFloats>(sums[i]);
-      codes[i] = kFirst == First::kMultiplies ? make_float4(__fmul_rn(v.x, scale.x), __fmul_rn(v.y, scale.y),
-                                                            __fmul_rn(v.z, scale.z), __fmul_rn(v.w, scale.w))
-                                              : OnLines(v, scale, start);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) codes[i] = OfTail(e, AsFloats<kFloats>(sums[i]), channel);
-  }
-}
 
 // Four codes before any residual to bytes.
 template <Rounding kRounding>
@@ -227,9 +207,10 @@ __device__ __forceinline__ unsigned RoundFour(const EpilogueParams& e, const flo
                       e.zero_point);
 }
 
-// f(requantize), where requantize(sums, scale, start, codes, channel) takes some fours of sums of any form, the bias
-// included, to the node's codes, in the place of residuals: of four channels from `channel` on, whose lines are
-// `scale` and `start`. Not kMayAdd: there are no residuals.
+// f(requantize), where requantize(sums, scale, start, codes) takes some fours of sums of any form, the bias included,
+// to the node's codes, in the place of residuals: of four channels whose lines are `scale` and `start`. Where channels
+// have no lines f is called again, for these alone: `codes` are then what the first call left. Not kMayAdd: there are
+// no residuals.
 //
 // Sums that are SumForm::kFloatFromZero need no line through 0: the product of the float less what it began
 // with is that of the sum, rounded once, as 2^23 times the scale is exact. Below 0, where floats are nearer to
@@ -238,40 +219,58 @@ template <Finish kFinish, bool kMayAdd = true, typename F>
 __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f) {
   static_assert(kFinish != Finish::kThroughMemory);
   constexpr bool kIsAny = kFinish == Finish::kAny;
-  const auto from_zero = [&]<Rounding kRounding>() {
+  // f of finish(sums, scale, start, codes), four codes.
+  const auto of_each = [&](const auto& finish) {
     f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
-                      unsigned (&codes)[kCount], int) {
+                      unsigned (&codes)[kCount]) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        const int4& v = sums[i];
-        const float4 floats =
-            make_float4(__int_as_float(v.x), __int_as_float(v.y), __int_as_float(v.z), __int_as_float(v.w));
-        const float4 unrounded = OnLines(floats, scale, start);
-        if constexpr (kRounding == Rounding::kBytes) {  // its codes have no sign
-          codes[i] = UnsignedBytes(unrounded);
-        } else {
-          codes[i] = RoundFour<kRounding>(e, unrounded);
-        }
-      }
+      for (int i = 0; i < kCount; ++i) codes[i] = finish(sums[i], scale, start, codes[i]);
     });
   };
-  const auto rounding = [&]<First kFirst, bool kFloats, Rounding kRounding>() {
-    f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
-                      unsigned (&codes)[kCount], int channel) {
-      float4 first[kCount];
-      FirstCodes<kFirst, kFloats>(e, sums, scale, start, channel, first);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) codes[i] = RoundFour<kRounding>(e, first[i]);
+  const auto from_zero = [&]<Rounding kRounding>() {
+    of_each([&](const int4& v, const float4& scale, const float4& start, unsigned) {
+      const float4 floats =
+          make_float4(__int_as_float(v.x), __int_as_float(v.y), __int_as_float(v.z), __int_as_float(v.w));
+      const float4 unrounded = OnLines(floats, scale, start);
+      if constexpr (kRounding == Rounding::kBytes) return UnsignedBytes(unrounded);  // its codes have no sign
+      return RoundFour<kRounding>(e, unrounded);
     });
+  };
+  // round(first codes, residuals), of first codes that are products, or on lines. The latter, all of them, are made
+  // without a branch: what one parts cannot overlap.
+  const auto with_first = [&]<First kFirst, bool kFloats, bool kAdds>(const auto& round) {
+    if constexpr (kFirst == First::kMultiplies) {
+      of_each([&](const int4& sums, const float4& scale, const float4&, unsigned residual) {
+        const float4 v = AsFloats<kFloats>(sums);
+        return round(make_float4(__fmul_rn(v.x, scale.x), __fmul_rn(v.y, scale.y), __fmul_rn(v.z, scale.z),
+                                 __fmul_rn(v.w, scale.w)),
+                     residual);
+      });
+    } else {
+      bool all_have_lines = true;
+      of_each([&](const int4& sums, const float4& scale, const float4& start, unsigned residual) {
+        const bool have_lines = HaveLines(scale);
+        all_have_lines &= have_lines;
+        const unsigned four = round(OnLines(AsFloats<kFloats>(sums), scale, start), residual);
+        return !kAdds || have_lines ? four : residual;
+      });
+      if (__builtin_expect(all_have_lines, true)) return;
+      of_each([&](const int4& sums, const float4& scale, const float4& start, unsigned before) {
+        if (HaveLines(scale)) return before;
+        int4 again = sums;  // else all of them would be kept as floats, spilled, for what is seldom done
+        for (int* const sum : {&again.x, &again.y, &again.z, &again.w}) KeepInRegister(*sum);
+        return round(OfTail(e, AsFloats<kFloats>(again), scale, start), before);
+      });
+    }
+  };
+  const auto rounding = [&]<First kFirst, bool kFloats, Rounding kRounding>() {
+    with_first.template operator()<kFirst, kFloats, false>(
+        [&](const float4& first, unsigned) { return RoundFour<kRounding>(e, first); });
   };
   const auto adding =
       [&]<First kFirst, bool kFloats, Addition kAddition, Rounding kRounding = Rounding::kAny>() {
-        f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
-                          unsigned (&codes)[kCount], int channel) {
-          float4 first[kCount];
-          FirstCodes<kFirst, kFloats>(e, sums, scale, start, channel, first);
-#pragma unroll
-          for (int i = 0; i < kCount; ++i) codes[i] = AddFour<kAddition, kRounding>(e, first[i], codes[i]);
+        with_first.template operator()<kFirst, kFloats, true>([&](const float4& first, unsigned residual) {
+          return AddFour<kAddition, kRounding>(e, first, residual);
         });
       };
   const auto adding_quickly = [&]<First kFirst, bool kFloats>() {

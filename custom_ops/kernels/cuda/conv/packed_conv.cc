@@ -293,6 +293,7 @@ PackedConv::ChannelConstants PackedConv::ConstantsOf(const ConvSpec& spec, const
   if (!has_lines_ || e.kind == EpilogueKind::kRequantize) return channels;
   LineFitter fitter(e);
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  std::vector<bool> has_none(channels.bias.size() / 4 + 1);  // by four channels
   for (size_t c = 0; c < channels.bias.size(); ++c) {
     const SumRange& sums = channels.sums[c];
     const auto line = sums.least >= -kMost && sums.most <= kMost ? fitter.Fit(c, sums) : std::nullopt;
@@ -300,8 +301,13 @@ PackedConv::ChannelConstants PackedConv::ConstantsOf(const ConvSpec& spec, const
       channels.gain[c] = line->gain;
       channels.offset[c] = line->offset;
     } else {
-      channels.offset[c / 4 * 4] = std::nanf("");
+      has_none[c / 4] = true;
     }
+  }
+  for (size_t c = 0; c < channels.bias.size(); ++c) {
+    if (!has_none[c / 4]) continue;
+    channels.gain[c] = c % 4 == 0 ? -e.acc_scale[c] : e.acc_scale[c];
+    channels.offset[c] = e.tail.empty() ? 0.0f : e.tail_bias[c];
   }
   return channels;
 }
@@ -324,7 +330,7 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
     float v = from_zero  ? std::fma(bits(0x4B000000), gain, -0x1p23f * gain)
               : is_float ? bits(0x4B400000) - 12582912.0f
                          : static_cast<float>(sum);
-    if (std::isnan(channels.offset[c / 4 * 4])) {
+    if (channels.gain[c / 4 * 4] < 0) {
       v = TailQuotient(e, v, c);
     } else if (!from_zero) {
       v = std::fma(v, gain, offset);
@@ -379,8 +385,6 @@ void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights,
   // Thresholds have none; kernels read it all the same.
   std::vector<float> scale = e.kind == EpilogueKind::kRequantize ? e.multiplier : e.acc_scale;
   scale.resize(channels.bias.size());
-  std::vector<float> line_bias = e.tail.empty() ? std::vector<float>() : e.tail_bias;
-  line_bias.resize(channels.bias.size());
   plain_bias_at_ = builder.Add(spec.bias);
   std::vector<int32_t> float_bias;
   std::vector<float> start;
@@ -391,13 +395,19 @@ void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights,
   if (sum_form_ == SumForm::kFloatFromZero) {
     for (const float s : scale) start.push_back(-0x1p23f * s);
   }
-  at_ = {builder.Add(channels.bias), builder.Add(scale),
-         builder.Add(channels.gain), builder.Add(channels.offset),
-         builder.Add(line_bias),     builder.Add(float_bias),
-         builder.Add(start),         has_w_zero_ ? builder.Add(weights.zero) : ConstantBuilder::kAbsent,
-         builder.Add(e.thresholds),  builder.Add(e.base),
-         builder.Add(e.dir),         builder.Add(e.tail_bias),
-         builder.Add(e.tail_scale),  builder.Add(e.tail_shift)};
+  at_ = {builder.Add(channels.bias),
+         builder.Add(scale),
+         builder.Add(channels.gain),
+         builder.Add(channels.offset),
+         builder.Add(float_bias),
+         builder.Add(start),
+         has_w_zero_ ? builder.Add(weights.zero) : ConstantBuilder::kAbsent,
+         builder.Add(e.thresholds),
+         builder.Add(e.base),
+         builder.Add(e.dir),
+         builder.Add(e.tail_bias),
+         builder.Add(e.tail_scale),
+         builder.Add(e.tail_shift)};
 }
 
 void PackedConv::SetEpilogue(const Epilogue& e) {
@@ -482,7 +492,6 @@ void PackedConv::ResolveEpilogue() {
   epilogue_.acc_scale = floats(at_.scale);
   epilogue_.scale = floats(at_.gain);
   epilogue_.start = floats(at_.offset);
-  epilogue_.line_bias = floats(at_.line_bias);
   epilogue_.w_zero = ints(at_.w_zero);
   epilogue_.thresholds = ints(at_.thresholds);
   epilogue_.base = ints(at_.base);

@@ -54,10 +54,10 @@ class PackedConv {
 
  private:
   struct Offsets {
-    size_t bias, scale, gain, offset, line_bias, float_bias, start, w_zero, thresholds, base, dir, tail_bias,
-        tail_scale, tail_shift;
+    size_t bias, scale, gain, offset, float_bias, start, w_zero, thresholds, base, dir, tail_bias, tail_scale,
+        tail_shift;
   };
-  // By channel: what it sums to, and the line that its codes lie on (EpilogueParams::scale, start).
+  // By channel: what it sums to, and its line or what stands for one (EpilogueParams::scale, start).
   struct ChannelConstants {
     std::vector<int32_t> bias;
     std::vector<SumRange> sums;

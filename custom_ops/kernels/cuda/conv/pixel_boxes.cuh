@@ -92,7 +92,7 @@ struct OwnCodes {
                                         const int (&sums)[kTileN / 2], uint8_t* box) const {
     uint8_t* const rows = box + row * kTileN;
     RequantizeFragments<kFinish, true, 8 * kTileN / 4>(
-        e, state, state.channel, [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); },
+        e, state, [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); },
         [&](int, int at_column) { return reinterpret_cast<unsigned*>(rows + (at_column ^ swizzle)); });
   }
 };

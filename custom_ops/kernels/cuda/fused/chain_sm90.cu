@@ -83,7 +83,7 @@ struct ThreadCodes {
       const int* const v = sums + 8 * i;
       const int4 both[] = {make_int4(v[0], v[1], v[4], v[5]), make_int4(v[2], v[3], v[6], v[7])};
       unsigned codes[] = {top[i], bottom[i]};
-      requantize(both, scale, start, codes, state.channel + column + i * 16);
+      requantize(both, scale, start, codes);
       top[i] = codes[0];
       bottom[i] = codes[1];
     }
@@ -97,10 +97,10 @@ template <Finish kFinish, bool kMayAdd>
 __device__ __forceinline__ void FinishBox(const EpilogueParams& e, const BlockState<kChainBox>& state,
                                           const int (&sums)[kChainBox / 2], int column, int swizzle,
                                           unsigned* row) {
+  ThreadCodes codes;
+  if (kMayAdd && e.has_residual)
+    codes.ForEach(row, column, swizzle, [](unsigned& code, const unsigned* word) { code = *word; });
   WithEpilogue<kFinish, kMayAdd>(e, [&](const auto& requantize) {
-    ThreadCodes codes;
-    if (kMayAdd && e.has_residual)
-      codes.ForEach(row, column, swizzle, [](unsigned& code, const unsigned* word) { code = *word; });
     codes.Finish(state, sums, column, requantize);
     codes.ForEach(row, column, swizzle, [](unsigned code, unsigned* word) { *word = code; });
   });
@@ -266,7 +266,6 @@ struct Chain {
     for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
       const int n = first_box * kChainBox + i;
       State& state = to[i / kChainBox];
-      if (i % kChainBox == 0) state.channel = n;
       CopyAsync<4>(SharedAddress(&state.bias[i % kChainBox]), product.epilogue.bias + n);
       CopyAsync<4>(SharedAddress(&state.scale[i % kChainBox]), product.epilogue.scale + n);
       if (ReadsStart(product.epilogue))
