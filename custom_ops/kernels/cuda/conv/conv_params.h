@@ -33,7 +33,7 @@ enum class SumForm : int { kInteger, kFloat, kFloatFromZero };
 // kFloat, residuals added to 256 codes as Addition::kOnLine or kInverseFromLowest has it; to codes that are capped
 // (EpilogueParams::is_capped), from kFloatFromZero, from kFloat behind a tail, and residuals added as kOnLine has it,
 // behind a tail or not; from any floats to any number of codes; the same with residuals. What kernels that are not
-// made for one finish take besides: integers behind which there is a tail.
+// made for one finish take besides: integers behind which there is a tail, to any codes or to capped ones alone.
 //
 // An instance for each, not a branch: a multiprocessor that runs another kernel than before fetches its
 // instructions anew, the branches not taken too. That takes 0.8 to 1.4 us of each kernel of a network on an
@@ -50,7 +50,8 @@ enum class Finish : int {
   kCappedOnLine,
   kFloats,
   kFloatsAdding,
-  kIntegersOfTail
+  kIntegersOfTail,
+  kCappedIntegers
 };
 
 struct EpilogueParams {

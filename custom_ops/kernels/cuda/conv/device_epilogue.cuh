@@ -207,10 +207,16 @@ __device__ __forceinline__ unsigned RoundFour(const EpilogueParams& e, const flo
                       e.zero_point);
 }
 
-// f(requantize), where requantize(sums, scale, start, codes) takes some fours of sums of any form, the bias included,
-// to the node's codes, in the place of residuals: of four channels whose lines are `scale` and `start`. Where channels
-// have no lines f is called again, for these alone: `codes` are then what the first call left. Not kMayAdd: there are
-// no residuals.
+// Whether it is the second time.
+template <bool kAgain>
+struct Called {
+  static constexpr bool again = kAgain;
+};
+
+// f(requantize, Called), where requantize(sums, scale, start, codes) takes some fours of sums of any form, the bias
+// included, to the node's codes, in the place of residuals: of four channels whose lines are `scale` and `start`. Where
+// channels have no lines f is called again, for these alone: `codes` are then what the first call left. Not kMayAdd:
+// there are no residuals.
 //
 // Sums that are SumForm::kFloatFromZero need no line through 0: the product of the float less what it began
 // with is that of the sum, rounded once, as 2^23 times the scale is exact. Below 0, where floats are nearer to
@@ -221,11 +227,13 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
   constexpr bool kIsAny = kFinish == Finish::kAny;
   // f of finish(sums, scale, start, codes), four codes.
   const auto of_each = [&](const auto& finish) {
-    f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
-                      unsigned (&codes)[kCount]) {
+    f(
+        [&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
+                        unsigned (&codes)[kCount]) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) codes[i] = finish(sums[i], scale, start, codes[i]);
-    });
+          for (int i = 0; i < kCount; ++i) codes[i] = finish(sums[i], scale, start, codes[i]);
+        },
+        Called<false>{});
   };
   const auto from_zero = [&]<Rounding kRounding>() {
     of_each([&](const int4& v, const float4& scale, const float4& start, unsigned) {
@@ -255,12 +263,18 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
         return !kAdds || have_lines ? four : residual;
       });
       if (__builtin_expect(all_have_lines, true)) return;
-      of_each([&](const int4& sums, const float4& scale, const float4& start, unsigned before) {
-        if (HaveLines(scale)) return before;
-        int4 again = sums;  // else all of them would be kept as floats, spilled, for what is seldom done
-        for (int* const sum : {&again.x, &again.y, &again.z, &again.w}) KeepInRegister(*sum);
-        return round(OfTail(e, AsFloats<kFloats>(again), scale, start), before);
-      });
+      f(
+          [&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
+                          unsigned (&codes)[kCount]) {
+            if (HaveLines(scale)) return;
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) {
+              int4 again = sums[i];  // else all of them would be kept as floats for what is seldom done
+              for (int* const sum : {&again.x, &again.y, &again.z, &again.w}) KeepInRegister(*sum);
+              codes[i] = round(OfTail(e, AsFloats<kFloats>(again), scale, start), codes[i]);
+            }
+          },
+          Called<true>{});
     }
   };
   const auto rounding = [&]<First kFirst, bool kFloats, Rounding kRounding>() {
@@ -304,6 +318,11 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
     return adding.template operator()<First::kTail, true, Addition::kOnLine, Rounding::kCapped>();
   if constexpr (kFinish == Finish::kFloats) return rounding_floats();
   if constexpr (kFinish == Finish::kFloatsAdding) return adding_floats();
+  if constexpr (kFinish == Finish::kCappedIntegers) {
+    if (kMayAdd && e.has_residual)
+      return adding.template operator()<First::kTail, false, Addition::kOnLine, Rounding::kCapped>();
+    return rounding.template operator()<First::kTail, false, Rounding::kCapped>();
+  }
   if constexpr (kIsAny || kFinish == Finish::kIntegers || kFinish == Finish::kIntegersOfTail) {
     constexpr bool kMayBeTail = kFinish != Finish::kIntegers;
     if (kIsAny && e.sums != SumForm::kInteger) return e.has_residual ? adding_floats() : rounding_floats();

@@ -220,6 +220,8 @@ ConvProblem PackedConv::Problem(const ConvShape& shape) const {
   // Sums behind which there is a tail are floats, but for kernels that take any (Finish::kIntegersOfTail).
   problem.requantizes = requantizes && (kDepthwiseWeights.applies(g, x_, device_) || g.GroupOut() % 16 == 0);
   problem.on_lines = requantizes && epilogue_.on_lines;
+  problem.is_capped =
+      epilogue_.is_capped && (!epilogue_.has_residual || epilogue_.addition == Addition::kOnLine);
   problem.integers_of_tail = problem.on_lines && sum_form_ == SumForm::kInteger;
   problem.residual = epilogue_.has_residual;
   problem.boxes = problem.tiled && boxes_ && !problem.integers_of_tail;

@@ -46,6 +46,8 @@ std::string Refuse(const ResidualPairProblem& problem, const Device& device) {
     return "pixels that are no boxes, or codes that are not rounded in registers";
   if (!problem.second.residual || problem.first.residual) return "residuals of another than the second alone";
   if (problem.first.on_lines != problem.second.on_lines) return "a tail behind one of the two alone";
+  if (problem.first.on_lines && !(problem.first.is_capped && problem.second.is_capped))
+    return "tails of other than 128 or 256 codes, or residuals that no line has";
   if (problem.first.on_lines && problem.first.x.encoding != problem.second.x.encoding)
     return "tails, and codes of which one tensor's have a sign";
   if (problem.second.m == 0) return "no pixels";

@@ -211,7 +211,7 @@ cudaError_t LaunchTile(const ResidualPairParams& p, bool first_signed, const Lau
   if (second.epilogue.on_lines) {
     return std::visit(
         [&](auto is_signed) {
-          return launch.template operator()<is_signed, is_signed, Finish::kIntegersOfTail>();
+          return launch.template operator()<is_signed, is_signed, Finish::kCappedIntegers>();
         },
         OneOf(options.x_signed));
   }
@@ -228,7 +228,8 @@ cudaError_t LaunchResidualPair(const ResidualPairParams& p, bool first_signed, c
                                const LaunchOptions& options) {
   if (p.second.stages < 1 || p.second.stages > kMaxResidualPairStages) return cudaErrorInvalidValue;
   const bool on_lines = p.second.epilogue.on_lines;
-  if (p.first.epilogue.on_lines != on_lines || (on_lines && first_signed != options.x_signed))
+  if (p.first.epilogue.on_lines != on_lines || (on_lines && first_signed != options.x_signed) ||
+      (on_lines && !(p.first.epilogue.is_capped && p.second.epilogue.is_capped)))
     return cudaErrorInvalidValue;
   const auto launch = [&](const auto& tile) { return tile(p, first_signed, options); };
   const auto is = [&](int m, int n) { return config.tile_m == m && config.tile_n == n; };

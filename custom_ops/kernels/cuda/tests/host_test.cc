@@ -200,9 +200,10 @@ void CheckResidualPairRanking(const ResidualPairProblem& problem, const Device& 
   Expect(separate == 1, "two kernels are always a choice");
   Expect((ranked.size() > 1) == kResidualPairKernel.refuse(problem, device).empty(), "or there is a reason");
   const ConvProblem &first = problem.first, &second = problem.second;
-  const bool fits = first.boxes && second.boxes && !first.residual && second.residual &&
-                    device.capability == 90 && first.on_lines == second.on_lines &&
-                    (!first.on_lines || first.x.encoding == second.x.encoding);
+  const bool fits =
+      first.boxes && second.boxes && !first.residual && second.residual && device.capability == 90 &&
+      first.on_lines == second.on_lines &&
+      (!first.on_lines || (first.x.encoding == second.x.encoding && first.is_capped && second.is_capped));
   Expect((ranked.size() > 1) == fits, "one kernel where it applies");
 }
 
@@ -222,6 +223,8 @@ void TestResidualPairRanking() {
           // Tails of both, or of one; codes of one sign, or of two.
           ConvProblem first_tail = first, second_tail = second;
           first_tail.on_lines = second_tail.on_lines = true;
+          CheckResidualPairRanking({first_tail, second_tail}, device);
+          first_tail.is_capped = second_tail.is_capped = true;
           CheckResidualPairRanking({first_tail, second_tail}, device);
           CheckResidualPairRanking({first_tail, second}, device);
           CheckResidualPairRanking({first, second_tail}, device);
