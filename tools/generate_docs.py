@@ -220,13 +220,15 @@ def fusion_table() -> str:
         if text is None:
             raise ValueError(f"ep/cuda/fusions.cc has no pattern {pattern}")
         each = re.findall(r"\{Part::(\w+)(?:, Reads::(\w+))?\}", text[1])
-        names = [f"`{parts[part]}`" + (" (as residual)" if reads else "") for part, reads in each]
+        how = {"": "", "kResidual": " (as residual)", "kNothing": " (beside it)"}
+        names = [f"`{parts[part]}`" + how[reads] for part, reads in each]
         return ", ".join(names)
 
     if not found:
         raise ValueError("ep/cuda/fusions.cc has no table of fusions")
     return (
-        "These nodes become one step, where each is the only one that reads the one before:\n\n"
+        "These nodes become one step, where each is the only one that reads the one before, or the two "
+        "before:\n\n"
         + table(
             ["Step", "Nodes", "What it is"],
             [(f"`{name}`", nodes(k), note) for name, note, k in found],
