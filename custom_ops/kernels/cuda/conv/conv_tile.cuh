@@ -269,30 +269,7 @@ __device__ __forceinline__ void BeginSums(const SumsParams& p, const BlockState<
   BeginWithBias(state, column, sums, biased ? ~0 : 0);
 }
 
-// A function that is seldom called: a loop around it stays one.
-template <typename F>
-struct Seldom {
-  const F& f;
-  __device__ __forceinline__ void operator()(int row, int column, const int4& top, const int4& bottom) const {
-    f(row, column, top, bottom);
-  }
-};
-
 // The `each` of FinishTile for such sums.
-template <int kTileN, typename F>
-__device__ __forceinline__ void ForEachFour(const int (&sums)[kTileN / 2], int row, int column,
-                                            const Seldom<F>& f) {
-  // Unrolled, what is skipped of it would still be fetched: 1.2 us of a kernel of ResNet-50 on an H100. In a loop sums
-  // have addresses.
-  int copies[kTileN / 2];
-#pragma unroll
-  for (int i = 0; i < kTileN / 2; ++i) copies[i] = sums[i];
-#pragma unroll 1
-  for (int j = 0; j < kTileN / 16; ++j) {
-    const int* const v = copies + 8 * j;
-    f(row, column + j * 16, make_int4(v[0], v[1], v[4], v[5]), make_int4(v[2], v[3], v[6], v[7]));
-  }
-}
 template <int kTileN, typename F>
 __device__ __forceinline__ void ForEachFour(const int (&sums)[kTileN / 2], int row, int column, const F& f) {
 #pragma unroll
@@ -358,8 +335,8 @@ __device__ __forceinline__ void FetchResiduals(const Params& p, const TilePositi
 template <Finish kFinish, bool kBiased, int kBelow, int kTileN, typename Each, typename WordAt>
 __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, const BlockState<kTileN>& state,
                                                     const Each& each, const WordAt& word_at) {
-  WithEpilogue<kFinish>(e, [&](const auto& requantize, auto called) {
-    const auto finish = [&](int row, int column, const int4& top, const int4& bottom) {
+  WithEpilogue<kFinish>(e, [&](const auto& requantize) {
+    each([&](int row, int column, const int4& top, const int4& bottom) {
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
                    start = *reinterpret_cast<const float4*>(state.start + column);
       unsigned* const out = word_at(row, column);
@@ -373,12 +350,7 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
       requantize(sums, scale, start, codes);
       out[0] = codes[0];
       out[kBelow] = codes[1];
-    };
-    if constexpr (decltype(called)::again) {
-      each(Seldom<decltype(finish)>{finish});
-    } else {
-      each(finish);
-    }
+    });
   });
 }
 
@@ -493,7 +465,7 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
                                                        __fmul_rn(v.z, scale.z), __fmul_rn(v.w, scale.w)));
       } else {
         const int4 sums_of_row[] = {total};
-        WithIntegers(e, [&](const auto& requantize, auto) { requantize(sums_of_row, scale, start, codes); });
+        WithIntegers(e, [&](const auto& requantize) { requantize(sums_of_row, scale, start, codes); });
       }
       *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes[0];
     }

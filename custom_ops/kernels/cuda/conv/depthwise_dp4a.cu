@@ -53,7 +53,7 @@ __device__ __forceinline__ void FinishChannels(const DepthwiseParams& p, int pix
   if (e.has_residual) {
     out = *reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(p.residual) + index);
   }
-  WithIntegers(e, [&](const auto& requantize, auto) {
+  WithIntegers(e, [&](const auto& requantize) {
 #pragma unroll
     for (int i = 0; i < kChannels / 4; ++i) {
       const int4 bias = *reinterpret_cast<const int4*>(e.bias + channel + i * 4);

@@ -195,6 +195,26 @@ __device__ __forceinline__ bool ReadsStart(const EpilogueParams& e) {
 // What happens to a sum first: a multiplication; a line, or the tail where one of four channels has none.
 enum class First { kMultiplies, kTail };
 
+// Four codes before any residual, not yet rounded, of each of kCount sums. One branch for all of them: what it
+// parts cannot overlap.
+template <First kFirst, bool kFloats, int kCount>
+__device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (&sums)[kCount],
+                                           const float4& scale, const float4& start,
+                                           float4 (&codes)[kCount]) {
+  if (kFirst == First::kMultiplies || __builtin_expect(HaveLines(scale), true)) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float4 v = AsFloats<kFloats>(sums[i]);
+      codes[i] = kFirst == First::kMultiplies ? make_float4(__fmul_rn(v.x, scale.x), __fmul_rn(v.y, scale.y),
+                                                            __fmul_rn(v.z, scale.z), __fmul_rn(v.w, scale.w))
+                                              : OnLines(v, scale, start);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) codes[i] = OfTail(e, AsFloats<kFloats>(sums[i]), scale, start);
+  }
+}
+
 // Four codes before any residual to bytes.
 template <Rounding kRounding>
 __device__ __forceinline__ unsigned RoundFour(const EpilogueParams& e, const float4& v) {
@@ -207,15 +227,8 @@ __device__ __forceinline__ unsigned RoundFour(const EpilogueParams& e, const flo
                       e.zero_point);
 }
 
-// Whether it is the second time.
-template <bool kAgain>
-struct Called {
-  static constexpr bool again = kAgain;
-};
-
-// f(requantize, Called), where requantize(sums, scale, start, codes) takes some fours of sums of any form, the bias
-// included, to the node's codes, in the place of residuals: of four channels whose lines are `scale` and `start`. Where
-// channels have no lines f is called again, for these alone: `codes` are then what the first call left. Not kMayAdd:
+// f(requantize), where requantize(sums, scale, start, codes) takes some fours of sums of any form, the bias included,
+// to the node's codes, in the place of residuals: of four channels whose lines are `scale` and `start`. Not kMayAdd:
 // there are no residuals.
 //
 // Sums that are SumForm::kFloatFromZero need no line through 0: the product of the float less what it began
@@ -225,65 +238,40 @@ template <Finish kFinish, bool kMayAdd = true, typename F>
 __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f) {
   static_assert(kFinish != Finish::kThroughMemory);
   constexpr bool kIsAny = kFinish == Finish::kAny;
-  // f of finish(sums, scale, start, codes), four codes.
-  const auto of_each = [&](const auto& finish) {
-    f(
-        [&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
-                        unsigned (&codes)[kCount]) {
-#pragma unroll
-          for (int i = 0; i < kCount; ++i) codes[i] = finish(sums[i], scale, start, codes[i]);
-        },
-        Called<false>{});
-  };
   const auto from_zero = [&]<Rounding kRounding>() {
-    of_each([&](const int4& v, const float4& scale, const float4& start, unsigned) {
-      const float4 floats =
-          make_float4(__int_as_float(v.x), __int_as_float(v.y), __int_as_float(v.z), __int_as_float(v.w));
-      const float4 unrounded = OnLines(floats, scale, start);
-      if constexpr (kRounding == Rounding::kBytes) return UnsignedBytes(unrounded);  // its codes have no sign
-      return RoundFour<kRounding>(e, unrounded);
+    f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
+                      unsigned (&codes)[kCount]) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const int4& v = sums[i];
+        const float4 floats =
+            make_float4(__int_as_float(v.x), __int_as_float(v.y), __int_as_float(v.z), __int_as_float(v.w));
+        const float4 unrounded = OnLines(floats, scale, start);
+        if constexpr (kRounding == Rounding::kBytes) {  // its codes have no sign
+          codes[i] = UnsignedBytes(unrounded);
+        } else {
+          codes[i] = RoundFour<kRounding>(e, unrounded);
+        }
+      }
     });
   };
-  // round(first codes, residuals), of first codes that are products, or on lines. The latter, all of them, are made
-  // without a branch: what one parts cannot overlap.
-  const auto with_first = [&]<First kFirst, bool kFloats, bool kAdds>(const auto& round) {
-    if constexpr (kFirst == First::kMultiplies) {
-      of_each([&](const int4& sums, const float4& scale, const float4&, unsigned residual) {
-        const float4 v = AsFloats<kFloats>(sums);
-        return round(make_float4(__fmul_rn(v.x, scale.x), __fmul_rn(v.y, scale.y), __fmul_rn(v.z, scale.z),
-                                 __fmul_rn(v.w, scale.w)),
-                     residual);
-      });
-    } else {
-      bool all_have_lines = true;
-      of_each([&](const int4& sums, const float4& scale, const float4& start, unsigned residual) {
-        const bool have_lines = HaveLines(scale);
-        all_have_lines &= have_lines;
-        const unsigned four = round(OnLines(AsFloats<kFloats>(sums), scale, start), residual);
-        return !kAdds || have_lines ? four : residual;
-      });
-      if (__builtin_expect(all_have_lines, true)) return;
-      f(
-          [&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
-                          unsigned (&codes)[kCount]) {
-            if (HaveLines(scale)) return;
+  // round(first codes, residuals), four each.
+  const auto with_first = [&]<First kFirst, bool kFloats>(const auto& round) {
+    f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
+                      unsigned (&codes)[kCount]) {
+      float4 first[kCount];
+      FirstCodes<kFirst, kFloats>(e, sums, scale, start, first);
 #pragma unroll
-            for (int i = 0; i < kCount; ++i) {
-              int4 again = sums[i];  // else all of them would be kept as floats for what is seldom done
-              for (int* const sum : {&again.x, &again.y, &again.z, &again.w}) KeepInRegister(*sum);
-              codes[i] = round(OfTail(e, AsFloats<kFloats>(again), scale, start), codes[i]);
-            }
-          },
-          Called<true>{});
-    }
+      for (int i = 0; i < kCount; ++i) codes[i] = round(first[i], codes[i]);
+    });
   };
   const auto rounding = [&]<First kFirst, bool kFloats, Rounding kRounding>() {
-    with_first.template operator()<kFirst, kFloats, false>(
+    with_first.template operator()<kFirst, kFloats>(
         [&](const float4& first, unsigned) { return RoundFour<kRounding>(e, first); });
   };
   const auto adding =
       [&]<First kFirst, bool kFloats, Addition kAddition, Rounding kRounding = Rounding::kAny>() {
-        with_first.template operator()<kFirst, kFloats, true>([&](const float4& first, unsigned residual) {
+        with_first.template operator()<kFirst, kFloats>([&](const float4& first, unsigned residual) {
           return AddFour<kAddition, kRounding>(e, first, residual);
         });
       };

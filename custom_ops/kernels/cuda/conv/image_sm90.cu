@@ -72,7 +72,7 @@ __device__ __forceinline__ void FinishTile(const ImageParams& p, const TileOrigi
                                            int channel, const float4 (&scales)[kTileN / 16],
                                            const float* starts, const int (&sums)[kTileN / 2]) {
   unsigned codes[2][kTileN / 16] = {};
-  WithIntegers<false>(p.epilogue, [&](const auto& requantize, auto) {
+  WithIntegers<false>(p.epilogue, [&](const auto& requantize) {
 #pragma unroll
     for (int i = 0; i < kTileN / 16; ++i) {
       const int* const s = sums + 8 * i;

@@ -72,37 +72,21 @@ struct ThreadCodes {
     }
   }
 
-  // requantize (WithEpilogue) of all of them; again in a loop, as ForEachFour of what is seldom called.
-  template <typename Requantize, bool kAgain>
-  __device__ __forceinline__ void Finish(const BlockState<kChainBox>& state, const int (&sums)[kChainBox / 2],
-                                         int column, const Requantize& requantize, Called<kAgain>) {
-    if constexpr (kAgain) {
-      ThreadCodes codes = *this;
-      int copies[kChainBox / 2];
-#pragma unroll
-      for (int i = 0; i < kChainBox / 2; ++i) copies[i] = sums[i];
-#pragma unroll 1
-      for (int i = 0; i < kFours; ++i) codes.FinishFours(i, state, copies, column, requantize);
-      *this = codes;
-    } else {
-#pragma unroll
-      for (int i = 0; i < kFours; ++i) FinishFours(i, state, sums, column, requantize);
-    }
-  }
-
- private:
+  // requantize (WithEpilogue) of all of them.
   template <typename Requantize>
-  __device__ __forceinline__ void FinishFours(int i, const BlockState<kChainBox>& state,
-                                              const int (&sums)[kChainBox / 2], int column,
-                                              const Requantize& requantize) {
-    const float4 scale = *reinterpret_cast<const float4*>(state.scale + column + i * 16),
-                 start = *reinterpret_cast<const float4*>(state.start + column + i * 16);
-    const int* const v = sums + 8 * i;
-    const int4 both[] = {make_int4(v[0], v[1], v[4], v[5]), make_int4(v[2], v[3], v[6], v[7])};
-    unsigned codes[] = {top[i], bottom[i]};
-    requantize(both, scale, start, codes);
-    top[i] = codes[0];
-    bottom[i] = codes[1];
+  __device__ __forceinline__ void Finish(const BlockState<kChainBox>& state, const int (&sums)[kChainBox / 2],
+                                         int column, const Requantize& requantize) {
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column + i * 16),
+                   start = *reinterpret_cast<const float4*>(state.start + column + i * 16);
+      const int* const v = sums + 8 * i;
+      const int4 both[] = {make_int4(v[0], v[1], v[4], v[5]), make_int4(v[2], v[3], v[6], v[7])};
+      unsigned codes[] = {top[i], bottom[i]};
+      requantize(both, scale, start, codes);
+      top[i] = codes[0];
+      bottom[i] = codes[1];
+    }
   }
 };
 
@@ -116,8 +100,8 @@ __device__ __forceinline__ void FinishBox(const EpilogueParams& e, const BlockSt
   ThreadCodes codes;
   if (kMayAdd && e.has_residual)
     codes.ForEach(row, column, swizzle, [](unsigned& code, const unsigned* word) { code = *word; });
-  WithEpilogue<kFinish, kMayAdd>(e, [&](const auto& requantize, auto called) {
-    codes.Finish(state, sums, column, requantize, called);
+  WithEpilogue<kFinish, kMayAdd>(e, [&](const auto& requantize) {
+    codes.Finish(state, sums, column, requantize);
     codes.ForEach(row, column, swizzle, [](unsigned code, unsigned* word) { *word = code; });
   });
 }
@@ -127,9 +111,7 @@ template <bool kMayBeTail>
 __device__ __forceinline__ void RoundToResiduals(const EpilogueParams& e, const BlockState<kChainBox>& state,
                                                  const int (&sums)[kChainBox / 2], int column,
                                                  ThreadCodes& residuals) {
-  const auto finish = [&](const auto& requantize, auto called) {
-    residuals.Finish(state, sums, column, requantize, called);
-  };
+  const auto finish = [&](const auto& requantize) { residuals.Finish(state, sums, column, requantize); };
   if constexpr (kMayBeTail) {
     WithIntegers<false>(e, finish);
   } else {
@@ -143,8 +125,8 @@ __device__ __forceinline__ void AddToResiduals(const EpilogueParams& e, const Bl
                                                const int (&sums)[kChainBox / 2], int column, int swizzle,
                                                unsigned* row, ThreadCodes& residuals) {
   __builtin_assume(e.has_residual);
-  WithEpilogue<kFinish>(e, [&](const auto& requantize, auto called) {
-    residuals.Finish(state, sums, column, requantize, called);
+  WithEpilogue<kFinish>(e, [&](const auto& requantize) {
+    residuals.Finish(state, sums, column, requantize);
     residuals.ForEach(row, column, swizzle, [](unsigned code, unsigned* word) { *word = code; });
   });
 }

@@ -275,31 +275,16 @@ struct Pool {
   __device__ __forceinline__ void Store() {
     const int own = ReadThreadIndex() % 4;
     unsigned codes[kOwn / 4] = {};
-    const auto finish = [&](int i, const int4& sums, unsigned& code, const auto& requantize) {
-      const int at = own * kStride + 4 * i;
-      const int4 window[] = {sums};
-      unsigned four[] = {code};
-      requantize(window, *reinterpret_cast<const float4*>(fixed.multipliers + at),
-                 *reinterpret_cast<const float4*>(fixed.starts + at), four);
-      code = four[0];
-    };
     WithEpilogue<kTail ? Finish::kIntegersOfTail : Finish::kIntegers, false>(
-        p.epilogue, [&](const auto& requantize, auto called) {
-          if constexpr (decltype(called)::again) {  // a loop, as ForEachFour of what is seldom called
-            int4 copies[kOwn / 4];
-            unsigned again[kOwn / 4];
+        p.epilogue, [&](const auto& requantize) {
 #pragma unroll
-            for (int i = 0; i < kOwn / 4; ++i) {
-              copies[i] = windows[i];
-              again[i] = codes[i];
-            }
-#pragma unroll 1
-            for (int i = 0; i < kOwn / 4; ++i) finish(i, copies[i], again[i], requantize);
-#pragma unroll
-            for (int i = 0; i < kOwn / 4; ++i) codes[i] = again[i];
-          } else {
-#pragma unroll
-            for (int i = 0; i < kOwn / 4; ++i) finish(i, windows[i], codes[i], requantize);
+          for (int i = 0; i < kOwn / 4; ++i) {
+            const int at = own * kStride + 4 * i;
+            const int4 window[] = {windows[i]};
+            unsigned four[] = {codes[i]};
+            requantize(window, *reinterpret_cast<const float4*>(fixed.multipliers + at),
+                       *reinterpret_cast<const float4*>(fixed.starts + at), four);
+            codes[i] = four[0];
           }
         });
     if (stores) *reinterpret_cast<uint4*>(p.y + at) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
