@@ -4,7 +4,7 @@ python benchmarks/networks.py                              one thread, pinned to
 python benchmarks/networks.py --threads 2                  one and two threads in the same run, not pinned
 python benchmarks/networks.py --networks resnet50 --bits w8a8,w4a8,w4a4,w2a8,w2a2
 python benchmarks/networks.py --without winograd           also lowbit with the best of its other kernels
-python benchmarks/networks.py --regions --threads 16       also lowbit's execution provider on the CPU
+python benchmarks/networks.py --custom-ops --threads 2     also what regions gain over custom ops
 
 All sessions of a network are open in one process and take turns in short blocks, so that whatever disturbs
 the machine disturbs all of them; the figure is the ratio of medians. Creation time and peak memory come from
@@ -18,8 +18,9 @@ import argparse
 import contextlib
 import os
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,11 @@ from lowbit.measure import tune
 from lowbit.measure.bench import PAUSE_SECONDS, Subject, fresh_process, pinned, take_turns
 from lowbit.models import NETWORKS, build, save
 from lowbit.models.calibration import images
-from results import WORK, Table, write
+from results import WORK, Cell, Table, write
 
 STOCK = "onnxruntime w8a8"
+CUSTOM_OPS = ", cpu-ops"
+"""Behind the name of a row: lowbit on that device, in the same run as on device cpu, which runs regions."""
 
 
 @dataclass
@@ -50,6 +53,7 @@ class Row:
     load_ms: float
     peak_bytes: int
     seconds: list[float] = field(default_factory=list)
+    processor_ms: float | None = None
     kernels: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -72,6 +76,7 @@ class Row:
             "median_ms": median,
             "p10_ms": p10,
             "p90_ms": p90,
+            "processor_ms": self.processor_ms,
             "load_ms": self.load_ms,
             "peak_bytes": self.peak_bytes,
             "file_bytes": self.file_bytes,
@@ -79,12 +84,13 @@ class Row:
         }
 
 
-def built(network: str, bits: str, *, layers_only: bool = False) -> Path:
+def built(network: str, bits: str, *, layers_only: bool = False, batch: int | str = 1) -> Path:
     """The QDQ model of a network in the work folder, built when it is not there yet."""
-    path = WORK / f"{network}_{bits}{'_layers_only' if layers_only else ''}.onnx"
+    form = ("_layers_only" if layers_only else "") + (f"_batch{batch}" if batch != 1 else "")
+    path = WORK / f"{network}_{bits}{form}.onnx"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        save(build(network, int(bits[1]), int(bits[3]), layers_only=layers_only), path)
+        save(build(network, int(bits[1]), int(bits[3]), layers_only=layers_only, batch=batch), path)
     return path
 
 
@@ -173,8 +179,8 @@ def measure(
             )
         for count in threads:
             add(f"lowbit {bits}", target, count)
-            if options.regions:
-                add(f"lowbit {bits}, cpu-ep", target, count, "cpu-ep")
+            if options.custom_ops:
+                add(f"lowbit {bits}{CUSTOM_OPS}", target, count, "cpu-ops")
             if options.without:
                 with kernels_without(options.without, target, count):
                     add(f"lowbit {bits} without {options.without}", target, count)
@@ -185,6 +191,11 @@ def measure(
     pause = PAUSE_SECONDS if max(threads) > 1 else 0.0
     for row, seconds in zip(rows, take_turns(runs, options.rounds, pause=pause), strict=True):
         row.seconds = seconds
+    if options.custom_ops:
+        alone = [i for i, row in enumerate(rows) if row.threads == 1 and row.name.startswith("lowbit")]
+        taken = take_turns([runs[i] for i in alone], options.rounds, clock=time.thread_time)
+        for i, seconds in zip(alone, taken, strict=True):
+            rows[i].processor_ms = float(np.median(seconds)) * 1e3
     return rows, notes
 
 
@@ -234,6 +245,26 @@ def table(network: str, rows: list[Row]) -> Table:
     return out
 
 
+def regions_over_custom_ops(raw: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
+    """What regions take of what custom ops take, of every network that was measured with both."""
+    out = Table(
+        "Regions (device cpu) over custom ops (device cpu-ops)",
+        ["network", "bits", "threads", "time", "processor time", "create", "peak memory"],
+    )
+    for network, rows in raw.items():
+        measured = {(row["name"], row["threads"]): row for row in rows}
+        for (name, threads), ops in measured.items():
+            if name.endswith(CUSTOM_OPS):
+                regions = measured[name.removesuffix(CUSTOM_OPS), threads]
+                ratios: list[Cell] = [
+                    regions[key] / ops[key] if ops[key] else ""
+                    for key in ("median_ms", "processor_ms", "load_ms", "peak_bytes")
+                ]
+                bits = name.removesuffix(CUSTOM_OPS).split()[-1]
+                out.rows.append([network, bits, threads, *ratios])
+    return out
+
+
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(
@@ -250,7 +281,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="blocks of 50 ms per session (default: 20)")
     parser.add_argument("--no-openvino", action="store_true", help="leave OpenVINO out")
     parser.add_argument("--without", default="", help="an algorithm that is left out for comparison")
-    parser.add_argument("--regions", action="store_true", help="also lowbit on device cpu-ep")
+    parser.add_argument("--custom-ops", action="store_true", help="also lowbit on device cpu-ops")
     parser.add_argument("--name", help="name of the results file (default: networks_<threads>t)")
     options = parser.parse_args()
     openvino = not options.no_openvino and openvino_peer.available()
@@ -274,6 +305,11 @@ def main() -> None:
         tables.append(table(network, rows))
         raw[network] = [row.raw() for row in rows]
         print(tables[-1].markdown(), flush=True)
+    if options.custom_ops:
+        tables.insert(0, regions_over_custom_ops(raw))
+        notes.append(
+            "processor time: of the one thread, which leaves out what other work on the machine takes."
+        )
     title = f"Whole networks, {options.threads} thread{'s' if options.threads > 1 else ''}"
     write(options.name or f"networks_{options.threads}t", title, tables, notes, raw)
 

@@ -7,12 +7,13 @@ own because OpenVINO may crash on a model (2026.4 does on a DenseNet whose Conca
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ def available() -> bool:
     return True
 
 
-def _compile(path: Path, threads: int) -> Any:
+def _compile(path: Path, threads: int, streams: int = 1, shape: Sequence[int] = ()) -> Any:
+    """Compiles a model; ``shape`` fixes the sizes of its input."""
     import openvino
 
     core = openvino.Core()
@@ -39,27 +41,40 @@ def _compile(path: Path, threads: int) -> Any:
     # bfloat16, its default on this kind of machine, would compute something else than ONNX Runtime and lowbit
     # do.
     settings = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "NUM_STREAMS": "1",
+        "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
+        "NUM_STREAMS": str(streams),
         "INFERENCE_NUM_THREADS": str(threads),
         "ENABLE_CPU_PINNING": "NO",
         "INFERENCE_PRECISION_HINT": "f32",
     }
-    return core.compile_model(core.read_model(path), "CPU", settings)
+    model = core.read_model(path)
+    if shape:
+        model.reshape(list(shape))
+    return core.compile_model(model, "CPU", settings)
 
 
 def open_run(path: Path, sample: npt.NDArray[np.float32], threads: int) -> Callable[[], None]:
     """A function that runs the model once on `sample`, bound beforehand."""
+    return open_runs(path, sample, threads, 1)[0]
+
+
+def open_runs(
+    path: Path, sample: npt.NDArray[np.float32], threads: int, streams: int
+) -> list[Callable[[], None]]:
+    """Such functions that may be called at once, one for each stream, `threads` in all."""
     import openvino
 
-    request = _compile(path, threads).create_infer_request()
-    request.set_input_tensor(openvino.Tensor(sample, shared_memory=True))
+    compiled = _compile(path, threads, streams, sample.shape)
+    requests = [compiled.create_infer_request() for _ in range(streams)]
+    for request in requests:
+        request.set_input_tensor(openvino.Tensor(sample, shared_memory=True))
 
-    def run() -> None:
+    def run(request: Any, _sample: object) -> None:
         request.start_async()
         request.wait()
 
-    return run
+    # OpenVINO does not keep the array alive whose memory it shares.
+    return [functools.partial(run, request, sample) for request in requests]
 
 
 def _kernels(compiled: Any) -> dict[str, int]:

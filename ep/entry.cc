@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "core/cpu/isa.h"
@@ -22,6 +23,11 @@ namespace fs = std::filesystem;
 
 constexpr const char* kCudaLibrary = "liblowbit_cuda.so";
 constexpr const char* kPathVariable = "LOWBIT_CUDA_LIBRARY";
+
+// A registration whose name ends so offers the CPU alone. Looking for GPUs starts CUDA, which takes time and memory
+// and leaves the process one that must not fork: nobody pays that who wants the CPU. As ONNX Runtime's own ".virtual",
+// the name carries it, because nothing else reaches CreateEpFactories.
+constexpr std::string_view kCpuSuffix = ".cpu";
 
 // What liblowbit_cuda exports.
 using CreateCudaFactory = OrtStatus* (*)(const char*, const OrtApiBase*, const OrtLogger*, OrtCustomOpDomain*,
@@ -116,12 +122,12 @@ OrtEpFactory* CreateGpuFactory(const char* registration_name, const OrtApiBase* 
   return factory;
 }
 
-HostDevice Host(std::string without_devices) {
+HostDevice Host(bool is_alone, std::string without_devices) {
   return {[](const EpOptions& options) {
             return CreateCpuBackend(
                 {options.reference, options.tuning != Tuning::kOff, options.threads, options.warn});
           },
-          CpuModel() + ", " + IsaName(DefaultIsa()), std::move(without_devices)};
+          CpuModel() + ", " + IsaName(DefaultIsa()), is_alone, std::move(without_devices)};
 }
 
 }  // namespace
@@ -140,9 +146,17 @@ __attribute__((visibility("default"))) OrtStatus* CreateEpFactories(const char* 
   if (OrtStatus* refused = lowbit::ort::Attach(base)) return refused;
   return Guarded([&] {
     lowbit::Require(room >= 1, "ONNX Runtime takes no factory");
+    const std::string name = registration_name == nullptr ? "" : registration_name;
+    const bool is_alone = name.ends_with(kCpuSuffix);
     std::string why_not;
-    OrtEpFactory* gpu = room < 2 ? nullptr : CreateGpuFactory(registration_name, base, logger, why_not);
-    Check(CreateHostFactory(logger, lowbit::ort::Domain(), Host(std::move(why_not)), &factories[0]));
+    OrtEpFactory* gpu = nullptr;
+    if (is_alone) {
+      why_not = "the library was registered as '" + name + "', which offers the CPU alone";
+    } else if (room >= 2) {
+      gpu = CreateGpuFactory(registration_name, base, logger, why_not);
+    }
+    Check(
+        CreateHostFactory(logger, lowbit::ort::Domain(), Host(is_alone, std::move(why_not)), &factories[0]));
     if (gpu != nullptr) factories[1] = gpu;
     *count = gpu != nullptr ? 2 : 1;
   });

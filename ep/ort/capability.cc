@@ -81,7 +81,7 @@ void TellRegion(const Graph& graph, const std::vector<size_t>& region, Report& r
 }  // namespace
 
 std::string ClaimNodes(const OrtGraph* graph, const Backend& backend, const Logger& logger,
-                       std::set<std::string>& told, OrtEpGraphSupportInfo* claims) {
+                       bool takes_any_model, std::set<std::string>& told, OrtEpGraphSupportInfo* claims) {
   const ReadGraphResult read = ReadGraph(graph);
   Report report(logger, told);
   for (size_t i = 0; i < read.nodes.size(); ++i) {
@@ -101,7 +101,7 @@ std::string ClaimNodes(const OrtGraph* graph, const Backend& backend, const Logg
     if (node.barred == kFused || IsContextNode(node)) continue;
     report.Left(node, left.reason);
   }
-  TellAboutUnconverted(read.graph, report);
+  if (!takes_any_model) TellAboutUnconverted(read.graph, report);
   return CodesFault(read.graph);
 }
 

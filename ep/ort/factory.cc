@@ -20,6 +20,7 @@ namespace {
 constexpr const char* kDeviceKey = "device";  // "cpu", "cuda:0"
 constexpr const char* kDescriptionKey = "description";
 constexpr const char* kUnavailableKey = "cuda_unavailable";  // why a GPU is not offered
+constexpr const char* kAloneKey = "cpu_alone";               // "1": this registration looked for no GPU
 
 struct OfferedDevice {
   std::string name, description;
@@ -99,6 +100,7 @@ class Factory final : public OrtEpFactory {
   const std::shared_ptr<DeviceRuntime> runtime_;  // null: the CPU
   const Logger logger_;
   OrtCustomOpDomain* const domain_;
+  const bool is_alone_ = false;
   const std::string unavailable_;
   std::vector<OfferedDevice> offered_;
 };
@@ -125,7 +127,11 @@ Factory::Factory(std::shared_ptr<DeviceRuntime> runtime, const OrtLogger* logger
 }
 
 Factory::Factory(HostDevice host, const OrtLogger* logger, OrtCustomOpDomain* domain)
-    : OrtEpFactory{}, logger_(logger), domain_(domain), unavailable_(std::move(host.without_devices)) {
+    : OrtEpFactory{},
+      logger_(logger),
+      domain_(domain),
+      is_alone_(host.is_alone),
+      unavailable_(std::move(host.without_devices)) {
   offered_.push_back({"cpu", std::move(host.description), nullptr, nullptr, std::move(host.create_backend)});
   Fill();
 }
@@ -135,6 +141,7 @@ OrtEpDevice* Factory::CreateEpDevice(OfferedDevice& offered, const OrtHardwareDe
   const Owned<OrtKeyValuePairs> metadata =
       Pairs({{kDeviceKey, offered.name}, {kDescriptionKey, offered.description}});
   if (!unavailable_.empty()) Api().AddKeyValuePair(metadata.get(), kUnavailableKey, unavailable_.c_str());
+  if (is_alone_) Api().AddKeyValuePair(metadata.get(), kAloneKey, "1");
   const Owned<OrtKeyValuePairs> options = Pairs({{ort::kBringsOps, "1"}});
   OrtEpDevice* made = nullptr;
   Check(EpApi().CreateEpDevice(this, hardware, metadata.get(), options.get(), &made));

@@ -16,11 +16,12 @@ namespace lowbit::ep {
 OrtStatus* CreateDeviceFactory(const OrtApiBase* base, const OrtLogger* logger, OrtCustomOpDomain* domain,
                                std::shared_ptr<DeviceRuntime> runtime, OrtEpFactory** out) noexcept;
 
-// The factory of the CPU. `description` tells users what it is; `without_devices`: why there is no GPU, or
-// empty.
+// The factory of the CPU. `description` tells users what it is; `is_alone`: GPUs were not looked for;
+// `without_devices`: why there is no GPU, or empty.
 struct HostDevice {
   CreateBackend create_backend;
   std::string description;
+  bool is_alone = false;
   std::string without_devices;
 };
 OrtStatus* CreateHostFactory(const OrtLogger* logger, OrtCustomOpDomain* domain, HostDevice host,

@@ -148,7 +148,10 @@ void Provider::Claim(const OrtGraph* graph, OrtEpGraphSupportInfo* claims) {
     logger_.Info("lowbit: the nodes of a subgraph are written to the context model as they are");
     return;
   }
-  const std::string fault = ClaimNodes(graph, *backend_, logger_, told_, claims);
+  // lowbit.session() says so where it took the provider by itself, for whatever model the options will serve.
+  const auto device = entries_.find("lowbit.device");
+  const bool takes_any_model = device != entries_.end() && device->second == "cpu";
+  const std::string fault = ClaimNodes(graph, *backend_, logger_, takes_any_model, told_, claims);
   if (fault_.empty()) fault_ = fault;
 }
 

@@ -39,7 +39,7 @@ MODELS = [
     "qdq/resnet20_cifar10_w4a8_ortptq",
     "qonnx/cnv_w1a1_cifar10",
 ]
-DEVICES = ["cpu", "cpu-ep"]
+DEVICES = ["cpu-ops", "cpu-ep"]
 
 WHEEL = os.environ.get("LOWBIT_AARCH64_WHEEL")
 pytestmark = pytest.mark.skipif(

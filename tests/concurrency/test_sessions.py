@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ from tests.support import lowbit_session, require_native
 
 require_native()
 import lowbit  # noqa: E402
+import lowbit.models  # noqa: E402
 
 
 @pytest.mark.parametrize("intra_op_threads", [1, 2])
@@ -47,3 +52,45 @@ def test_sessions_come_and_go_while_others_run() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(caller, range(8)))
+
+
+_SESSIONS = """
+import ctypes, gc, json, sys
+import lowbit
+import numpy as np
+
+x = np.zeros((1, 3, 32, 32), np.float32)
+
+def held():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) * 1024
+
+def opened():
+    session = lowbit.session(sys.argv[1], device=sys.argv[2], threads=1)
+    session.run(None, {"input": x})
+    return session
+
+seen, sessions = [held()], []
+for count in (1, 4):
+    sessions += [opened() for _ in range(count)]
+    seen.append(held())
+print(json.dumps([seen[1] - seen[0], (seen[2] - seen[1]) / 4]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell what is held")
+@pytest.mark.parametrize(("device", "own"), [("cpu", 0), ("cpu-ops", 1)])
+def test_packed_weights_are_held_once_by_all_sessions_of_a_process(device, own, tmp_path) -> None:
+    """Beside them ONNX Runtime keeps the model's own weights for custom ops, in each session."""
+    path = tmp_path / "model.onnx"
+    lowbit.convert(lowbit.models.build("resnet18", 8, 8, image=32), path, verify=False)
+    weights = path.stat().st_size
+    done = subprocess.run(
+        [sys.executable, "-c", _SESSIONS, path, device], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    first, further = json.loads(done.stdout)
+    assert first > (own + 0.9) * weights, "the first session must hold the packed weights"
+    assert further < (own + 0.25) * weights

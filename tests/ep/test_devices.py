@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import lowbit
+import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
@@ -19,16 +21,20 @@ from tests.support import lowbit_library
 _REGISTER = """
 import json, sys
 import onnxruntime as ort
-ort.register_execution_provider_library("lowbit", sys.argv[1])
+for name in sys.argv[2:]:
+    ort.register_execution_provider_library(name, sys.argv[1])
 found = [d for d in ort.get_ep_devices() if d.ep_name == "LowBitExecutionProvider"]
 print(json.dumps([dict(d.ep_metadata) for d in found]))
 """
 
 
-def offered(**environment: str) -> tuple[list[dict[str, str]], str]:
-    """The metadata of the devices in a process of this environment, and what it logged."""
+def offered(*names: str, **environment: str) -> tuple[list[dict[str, str]], str]:
+    """The metadata of the devices in a process of this environment, and what it logged.
+
+    The library is registered under each of ``names``; "lowbit" where there is none.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", _REGISTER, lowbit_library()],
+        [sys.executable, "-c", _REGISTER, lowbit_library(), *(names or ("lowbit",))],
         capture_output=True, text=True, check=True, env=os.environ | environment, timeout=120,
     )  # fmt: skip
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
@@ -79,6 +85,58 @@ def test_another_library_in_its_place_is_recognized() -> None:
     found, log = offered(LOWBIT_CUDA_LIBRARY=lowbit_library())
     assert "is not lowbit's library for GPUs" in found[0]["cuda_unavailable"]
     assert "reinstall" in log
+
+
+def test_a_name_that_ends_in_cpu_offers_the_cpu_alone_and_opens_no_other_library(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"not a library")
+    found, log = offered("lowbit.cpu", LOWBIT_CUDA_LIBRARY=str(broken))
+    assert "GPUs are not offered" not in log
+    (cpu,) = found
+    assert (cpu["device"], cpu["cpu_alone"]) == ("cpu", "1")
+    assert "registered as 'lowbit.cpu', which offers the CPU alone" in cpu["cuda_unavailable"]
+    found, log = offered("lowbit.cpu", "lowbit", LOWBIT_CUDA_LIBRARY=str(broken))
+    assert "GPUs are not offered" in log
+    assert [device.get("cpu_alone") for device in found] == ["1", None]
+
+
+def test_gpus_are_found_after_the_cpu_alone() -> None:
+    found, _ = offered("a.cpu", "b", "c.cpu", LOWBIT_CUDA_LIBRARY=str(fake_library()))
+    assert [device["device"] for device in found] == ["cpu", "cpu", "fake:0", "fake:1", "cpu"]
+
+
+_BOTH = """
+import sys
+import lowbit, numpy as np, onnxruntime as ort
+from lowbit.sessions.devices import ep_device
+
+def mapped():
+    with open("/proc/self/maps") as lines:
+        return "fake_device" in lines.read()
+
+feed = {"x": np.load(sys.argv[2])}
+first = lowbit.session(sys.argv[1])
+assert first.get_providers()[0] == lowbit.get_ep_name(), first.get_providers()
+assert not mapped(), "the library of GPUs was opened for the CPU"
+(expected,) = first.run(None, feed)
+assert {"cpu", "cpu-ops", "cpu-ep", "fake:0", "fake:1"} <= {device.name for device in lowbit.devices()}
+assert mapped()
+sessions = [first, *(lowbit.session(sys.argv[1], device=d) for d in ("fake:1", "cpu", "cpu-ep", "fake:0"))]
+assert len([each for each in ort.get_ep_devices() if each.ep_name == lowbit.get_ep_name()]) == 4
+for session in [*sessions, *reversed(sessions)]:
+    np.testing.assert_array_equal(session.run(None, feed)[0], expected)
+print("equal")
+"""
+
+
+def test_a_process_may_want_the_cpu_first_and_a_gpu_later(tmp_path: Path) -> None:
+    onnx.save(chain("conv", "conv"), tmp_path / "model.onnx")
+    np.save(tmp_path / "x.npy", images(1, 3, 6, 7))
+    done = subprocess.run(
+        [sys.executable, "-c", _BOTH, tmp_path / "model.onnx", tmp_path / "x.npy"], capture_output=True,
+        text=True, timeout=120, env=os.environ | {"LOWBIT_CUDA_LIBRARY": str(fake_library())},
+    )  # fmt: skip
+    assert done.stdout == "equal\n", done.stderr
 
 
 def test_without_a_usable_device_the_reason_reaches_the_user() -> None:

@@ -25,9 +25,18 @@ NO_FALLBACK = ("session.disable_cpu_ep_fallback", "1")
 @functools.cache
 def devices() -> list[ort.OrtEpDevice]:
     """All devices of the provider: the CPU first, then the GPUs."""
-    if not any(device.ep_name == PROVIDER for device in ort.get_ep_devices()):
+    if not _offered():
         ort.register_execution_provider_library(PROVIDER, lowbit_library())
-    return [device for device in ort.get_ep_devices() if device.ep_name == PROVIDER]
+    return _offered()
+
+
+def _offered() -> list[ort.OrtEpDevice]:
+    """The provider's devices, without those of registrations that look for no GPU."""
+    return [
+        device
+        for device in ort.get_ep_devices()
+        if device.ep_name == PROVIDER and "cpu_alone" not in device.ep_metadata
+    ]
 
 
 def gpu_devices() -> list[ort.OrtEpDevice]:

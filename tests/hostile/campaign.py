@@ -10,7 +10,7 @@ makes the exit status 1. `--report --state FILE...` writes benchmarks/results/fu
 | lowbit | a mutated model of lowbit nodes | cpu | custom ops and the numpy definitions |
 | | | cpu-ep, fake:0 | these and the execution provider |
 | | | cuda | custom ops and the GPU |
-| source | a drawn source model, converted | cpu, cpu-ep, cuda | the conversion and stock ONNX Runtime |
+| source | a drawn source model, converted | cpu-ops, cpu-ep, cuda | the conversion and stock ONNX Runtime |
 | context | a mutated compiled region (EPContext) | cpu-ep | the kernels and the reference kernels |
 | | | cuda | the GPU and the CPU, or the GPU twice |
 """

@@ -16,7 +16,7 @@ from tests.support import require_native
 _PER_PART = 10 if SANITIZED else 25
 
 
-@pytest.mark.parametrize("device", ["cpu", "cpu-ep"])
+@pytest.mark.parametrize("device", ["cpu-ops", "cpu-ep"])
 @pytest.mark.parametrize("part", range(2))
 def test_drawn_sources(part: int, device: str, seeds, tmp_path: Path) -> None:
     require_native()

@@ -45,7 +45,7 @@ def test_attributes_that_change_nothing_are_ignored(source, converted, tmp_path,
     feed = random_feeds(source)
     (expected,) = lowbit.session(converted).run(None, feed)
     model = with_attribute(converted, "hint", value)
-    for device in ("cpu", "cpu-ep"):
+    for device in ("cpu", "cpu-ops", "cpu-ep"):
         (got,) = lowbit.session(model, device=device).run(None, feed)
         np.testing.assert_array_equal(got, expected)
         assert lowbit.verify(model, source, device=device, samples=1).ok
@@ -56,7 +56,7 @@ def test_attributes_that_change_nothing_are_ignored(source, converted, tmp_path,
     lowbit.compile(model, tmp_path / "compiled.onnx", device="cpu-ep")
 
 
-@pytest.mark.parametrize("device", ["cpu", "cpu-ep"])
+@pytest.mark.parametrize("device", ["cpu-ops", "cpu-ep"])
 def test_a_node_that_needs_a_newer_lowbit_is_refused(source, converted, device: str) -> None:
     model = with_attribute(converted, "needs_version", 2)
     for use in (
@@ -100,7 +100,7 @@ def test_lowbit_nodes_in_the_version_of_onnxruntime(source, converted, tmp_path,
     (expected,) = lowbit.session(converted).run(None, feed)
     path = tmp_path / "model.onnx"
     onnx.save(set_version(converted, 1000), path)
-    for device in ("cpu", "cpu-ep"):
+    for device in ("cpu", "cpu-ops", "cpu-ep"):
         for form in (path, onnx.load(path)):
             np.testing.assert_array_equal(lowbit.session(form, device=device).run(None, feed)[0], expected)
             assert lowbit.verify(form, source, device=device, samples=1).ok

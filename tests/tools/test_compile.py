@@ -27,7 +27,7 @@ def test_a_compiled_model_computes_the_same(source, converted, tmp_path, externa
     assert len(report.files) == 1 + external
     assert {node.op_type for node in onnx.load(output).graph.node} == {"EPContext"}
     feed = random_feeds(onnx.load(source))
-    np.testing.assert_array_equal(outputs(output, "cpu-ep", feed)[0], outputs(converted, "cpu", feed)[0])
+    np.testing.assert_array_equal(outputs(output, "cpu-ep", feed)[0], outputs(converted, "cpu-ops", feed)[0])
 
 
 def test_compiled_data_is_found_from_another_folder(converted, tmp_path, monkeypatch):
@@ -39,7 +39,9 @@ def test_compiled_data_is_found_from_another_folder(converted, tmp_path, monkeyp
     monkeypatch.chdir(moved)
     feed = random_feeds(onnx.load(converted))
     for path in ("compiled.onnx", moved / "compiled.onnx"):
-        np.testing.assert_array_equal(outputs(path, "cpu-ep", feed)[0], outputs(converted, "cpu", feed)[0])
+        np.testing.assert_array_equal(
+            outputs(path, "cpu-ep", feed)[0], outputs(converted, "cpu-ops", feed)[0]
+        )
     next(path for path in moved.iterdir() if path.name != "compiled.onnx").unlink()
     with pytest.raises(ModelError, match=r"compiled\.onnx"):
         lowbit.session(moved / "compiled.onnx", device="cpu-ep")
@@ -79,9 +81,10 @@ def test_commands_that_need_the_nodes_refuse_a_compiled_model(converted, source,
     lowbit.compile(converted, output, device="cpu-ep")
     for command in (["convert", output, "-o", tmp_path / "x.onnx"], ["inspect", output], ["tune", output]):
         assert "use the model that it was made from" in run(*command, code=2).stderr
-    assert "'cuda'), or open the model that it was made from" in run("run", output, "--random", code=2).stderr
+    told = run("run", output, "--random", "--device", "cpu-ops", code=2).stderr
+    assert "'cuda'), or open the model that it was made from" in told
     with pytest.raises(ModelError, match="compiled for an execution provider; open it with the device"):
-        lowbit.session(output)
+        lowbit.session(output, device="cpu-ops")
     assert run_json("verify", output, "--against", source, "--device", "cpu-ep")["ok"]
     assert run_json("bench", output, "--device", "cpu-ep", "--rounds", 1)["model"]["device"] == "cpu-ep"
 

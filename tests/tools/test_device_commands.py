@@ -44,7 +44,7 @@ def with_erf_behind() -> onnx.ModelProto:
 
 def test_regions_compute_what_the_custom_ops_compute(source, converted):
     feed = random_feeds(onnx.load(source))
-    expected = outputs(converted, "cpu", feed)
+    expected = outputs(converted, "cpu-ops", feed)
     for form in (source, converted, converted.read_bytes(), onnx.load(converted), lowbit.convert(source)):
         for got, value in zip(outputs(form, "cpu-ep", feed), expected, strict=True):
             np.testing.assert_array_equal(got, value)
@@ -61,10 +61,10 @@ def test_external_data_beside_a_path_is_found(converted, tmp_path):
     for model, target in ((onnx.load(converted), path), (qdq_conv(), raw)):
         onnx.save(model, target, save_as_external_data=True, location=f"{target.stem}.bin", size_threshold=16)
     feed = random_feeds(onnx.load(converted))
-    np.testing.assert_array_equal(outputs(path, "cpu-ep", feed)[0], outputs(converted, "cpu", feed)[0])
+    np.testing.assert_array_equal(outputs(path, "cpu-ep", feed)[0], outputs(converted, "cpu-ops", feed)[0])
     feed = random_feeds(qdq_conv())
     np.testing.assert_array_equal(
-        outputs(raw, "cpu-ep", feed)[0], outputs(lowbit.convert(qdq_conv()), "cpu", feed)[0]
+        outputs(raw, "cpu-ep", feed)[0], outputs(lowbit.convert(qdq_conv()), "cpu-ops", feed)[0]
     )
 
 
@@ -166,7 +166,7 @@ def test_plans_are_printed_as_json_too(tmp_path, monkeypatch, capfd):
     lowbit_nodes = [node for node in model.graph.node if node.domain == "ai.lowbit"]
     assert {name for step in region["steps"] for name in step["nodes"]} == {n.name for n in lowbit_nodes}
 
-    text, told = printed_plans(model, "cpu", feed, monkeypatch, capfd)
+    text, told = printed_plans(model, "cpu-ops", feed, monkeypatch, capfd)
     assert [(each["lowbit"], each["name"], each["op"]) for each in told] == [
         ("node", node.name, node.op_type) for node in lowbit_nodes
     ]

@@ -88,14 +88,14 @@ class Options(SimpleNamespace):
 
 
 def test_names_have_one_full_form():
-    assert [canonical(name) for name in ("cpu", "cpu-ep", "cuda", "cuda:0", "cuda:12")] == [
-        "cpu", "cpu-ep", "cuda:0", "cuda:0", "cuda:12",
+    assert [canonical(name) for name in ("cpu", "cpu-ep", "cpu-ops", "cuda", "cuda:0", "cuda:12")] == [
+        "cpu", "cpu-ep", "cpu-ops", "cuda:0", "cuda:0", "cuda:12",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:1 ", "cuda:9e4", 0])
 def test_other_names_are_refused_with_those_there_are(name):
-    with pytest.raises(LowBitError, match=r"'cpu', 'cpu-ep', 'cuda' or 'cuda:N'.*lowbit sys"):
+    with pytest.raises(LowBitError, match=r"'cpu', 'cpu-ep', 'cpu-ops', 'cuda' or 'cuda:N'.*lowbit sys"):
         canonical(name)
 
 
@@ -140,7 +140,7 @@ def test_what_onnxruntime_says_about_the_library_is_passed_on(runtime):
 def test_devices_tell_what_can_be_used(runtime):
     runtime(offered("cpu"), offered("cuda:0"), offered("cuda:1"))
     found = {device.name: device for device in lowbit.devices()}
-    assert list(found) == ["cpu", "cpu-ep", "cuda:0", "cuda:1"]
+    assert list(found) == ["cpu", "cpu-ops", "cpu-ep", "cuda:0", "cuda:1"]
     assert not [device for device in found.values() if device.reason]
     assert found["cuda:1"].description == "a cuda:1"
 
@@ -171,15 +171,16 @@ def test_a_gpu_number_that_is_too_high_names_the_others(runtime):
 @pytest.mark.parametrize("name", ["gpu:0", "cpu:0", "cpu-ep:1"])
 def test_what_no_device_is_called_is_no_missing_gpu(runtime, name):
     runtime(offered("cpu", cuda_unavailable="no driver"))
-    with pytest.raises(LowBitError, match="device must be 'cpu', 'cpu-ep', 'cuda' or 'cuda:N'.*got '" + name):
+    with pytest.raises(LowBitError, match="'cpu-ep', 'cpu-ops', 'cuda' or 'cuda:N'.*got '" + name):
         ep_device(canonical(name))
 
 
 def test_devices_never_raise(runtime):
     runtime(version="1.20.0")
     found = lowbit.devices()
-    assert [device.name for device in found] == ["cpu", "cpu-ep", "cuda"]
-    assert "1.24" in found[1].reason
+    assert [device.name for device in found] == ["cpu", "cpu-ops", "cpu-ep", "cuda"]
+    assert [device.reason is None for device in found] == [True, True, False, False]
+    assert "1.24" in found[2].reason
 
 
 # ---- session options

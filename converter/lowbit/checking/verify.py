@@ -39,7 +39,7 @@ from lowbit.ops import DOMAIN, chain, evaluate, ties
 from lowbit.proto.feeds import Model, as_proto, batches, constant_values, load_samples, random_feeds
 from lowbit.proto.provenance import Place, other_source, read_places
 from lowbit.schemas import attributes_of
-from lowbit.sessions.devices import canonical
+from lowbit.sessions.devices import canonical, runs_as_it_is
 from lowbit.sessions.placement import RECORD, assignments
 from lowbit.sessions.session import open_session, run_session, session, told_apart
 
@@ -437,8 +437,8 @@ class _Local:
         model = helper.make_model(graph, opset_imports=list(self.model.opset_import))
         model.ir_version = self.model.ir_version
         options = exact_options(self.threads)
-        if self.device == "cpu":
-            return session(model, sess_options=options)
+        if runs_as_it_is(self.device):
+            return session(model, device=self.device, sess_options=options)
         options.add_session_config_entry(RECORD, "1")
         opened = session(model, device=self.device, sess_options=options)
         _, left = assignments(opened)

@@ -293,7 +293,7 @@ def device_option(default: str | None) -> Callable[[Callable[..., None]], Callab
         default=default,
         show_default=default is not None,
         metavar="DEVICE",
-        help="cpu, cpu-ep (whole regions on the CPU), cuda or cuda:N (an NVIDIA GPU).",
+        help="cpu; cpu-ep or cpu-ops (whole regions, or custom ops); cuda or cuda:N (an NVIDIA GPU).",
     )
 
 

@@ -21,7 +21,7 @@ import onnx
 from lowbit.errors import LowBitError, ModelError, OutputError, raise_if_out_of_memory
 from lowbit.proto.atomic import check_writable, temporary_folder, write_atomically
 from lowbit.proto.feeds import as_proto, random_feeds
-from lowbit.sessions.devices import canonical, has_own_memory
+from lowbit.sessions.devices import canonical, has_own_memory, runs_as_it_is
 from lowbit.sessions.session import for_device, one_line, prepare, run_session, session, source_of
 
 if TYPE_CHECKING:
@@ -92,8 +92,10 @@ def compile(
         LowBitError: for a device that cannot be used.
     """
     place, target = canonical(device), Path(output)
-    if place == "cpu":
-        raise LowBitError("device 'cpu' runs custom ops, nothing is compiled there; give 'cuda' or 'cpu-ep'")
+    if runs_as_it_is(place):
+        raise LowBitError(
+            f"device '{place}' runs custom ops too, for which nothing is compiled; give 'cuda' or 'cpu-ep'"
+        )
     inputs = (Path(model),) if isinstance(model, (str, os.PathLike)) else ()
     check_writable(target, overwrite=overwrite, inputs=inputs)
     if not target.suffix:  # ONNX Runtime takes it for a folder

@@ -28,7 +28,7 @@ from lowbit.evaluation.metrics import (
 from lowbit.proto.feeds import Model, as_proto, model_inputs
 from lowbit.proto.images import Batch, Samples
 from lowbit.proto.model_file import load_proto
-from lowbit.sessions.devices import canonical
+from lowbit.sessions.devices import canonical, runs_as_it_is
 from lowbit.sessions.session import is_ready, run_session, runnable, session
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ class _Subject:
             return run_session(self._session, batch)
         except ModelError as error:
             # Some quantized models run only as they are written: the optimizer fuses what no kernel takes.
-            if not self._optimized or self._device != "cpu":
+            if not self._optimized or not runs_as_it_is(self._device):
                 raise
             self._optimized = False
             try:

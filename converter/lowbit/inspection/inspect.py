@@ -33,7 +33,7 @@ from lowbit.proto.tensors import (
     weight_input,
 )
 from lowbit.schemas import attributes_of
-from lowbit.sessions.devices import canonical, ep_device, has_own_memory
+from lowbit.sessions.devices import canonical, ep_device, has_own_memory, runs_as_it_is
 from lowbit.sessions.placement import place as placed
 from lowbit.sessions.session import told_apart
 
@@ -254,14 +254,16 @@ def inspect(
         LowBitError: if ``device`` cannot be used.
     """
     place = None if device is None else canonical(device)
-    if place not in (None, "cpu"):
+    if place is not None and not runs_as_it_is(place):
         ep_device(place)  # before anything else is done
     proto = as_proto(model)
     if input_quant or not any(node.domain == DOMAIN for node in proto.graph.node):
         from lowbit.conversion.convert import convert
 
         given = Path(model) if isinstance(model, (str, os.PathLike)) else proto
-        result = convert(given, all_regions=place not in (None, "cpu"), input_quant=input_quant)
+        result = convert(
+            given, all_regions=place is not None and not runs_as_it_is(place), input_quant=input_quant
+        )
         report = describe_conversion(model, result, shapes=shapes, isa=isa, threads=threads, device=place)
         work = {info.name: Work(info.macs, info.is_float) for info in report.nodes if info.macs}
         stated = [input_quant] if isinstance(input_quant, str) else input_quant
@@ -336,7 +338,7 @@ def _place(
 ) -> None:
     """Opens a converted model on a device and fills in where its nodes run, and a GPU's kernels."""
     report.device = device
-    if device == "cpu":
+    if runs_as_it_is(device):
         for info in nodes:
             info.runs_on = "cpu"
         return

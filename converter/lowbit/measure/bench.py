@@ -25,7 +25,7 @@ import numpy as np
 
 from lowbit.errors import LowBitError, ModelError, RefusedError, raise_if_out_of_memory
 from lowbit.sessions.binding import bind, queued_seconds
-from lowbit.sessions.devices import canonical, has_own_memory
+from lowbit.sessions.devices import canonical, has_own_memory, runs_as_it_is
 from lowbit.sessions.session import for_device, is_ready, open_session, prepare, refusal_of, run_session
 
 if (
@@ -223,7 +223,7 @@ class Subject:
 
         model = load_proto(path, external_data=False)
         file_bytes = stored_bytes(path, model)
-        if device != "cpu" and convert and not is_ready(model):
+        if not runs_as_it_is(device) and convert and not is_ready(model):
             ready = for_device(path, everything=has_own_memory(device))
             if ready is not path:
                 model = ready.model
@@ -239,7 +239,7 @@ class Subject:
             file_bytes,
             random_feeds(model, seed, shapes),
             threads,
-            any(opset.domain == DOMAIN for opset in model.opset_import) or device != "cpu",
+            any(opset.domain == DOMAIN for opset in model.opset_import) or not runs_as_it_is(device),
             device,
         )
 
@@ -250,11 +250,8 @@ class Subject:
         }
 
     def open(self, profile_prefix: str = "") -> onnxruntime.InferenceSession:
-        """A new session."""
-        options = _options(self.threads, self.lowbit, self.device)
-        if profile_prefix:
-            options.enable_profiling = True
-            options.profile_file_prefix = profile_prefix
+        """A new session; one that profiles runs custom ops on device "cpu", where nodes have times."""
+        options = _options(self.path, self.threads, self.lowbit, self.device, profile_prefix)
         return open_session(self.path, options, self.device)
 
     def bound_run(self) -> Callable[[], None]:
@@ -315,19 +312,28 @@ def _temporary_file(model: onnx.ModelProto, name: str) -> str:
     return path
 
 
-def _options(threads: int, lowbit: bool, device: str) -> onnxruntime.SessionOptions:
+def _options(
+    path: str, threads: int, lowbit: bool, device: str, profile_prefix: str = ""
+) -> onnxruntime.SessionOptions:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    if profile_prefix:
+        options.enable_profiling = True
+        options.profile_file_prefix = profile_prefix
     if lowbit:
-        prepare(options, device, None)
+        prepare(options, device, None, path)
     return options
 
 
 def take_turns(
-    runs: Sequence[Callable[[], None]], rounds: int, progress: Progress | None = None, pause: float = 0.0
+    runs: Sequence[Callable[[], None]],
+    rounds: int,
+    progress: Progress | None = None,
+    pause: float = 0.0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[list[float]]:
     """Seconds per run of each function, measured in alternating blocks after a warm-up.
 
@@ -337,12 +343,14 @@ def take_turns(
         progress: called with (rounds done, rounds in all).
         pause: seconds of sleep before each block. The worker threads of a session spin for a while after its
             last run; they must be asleep before another session's block, see :data:`PAUSE_SECONDS`.
+        clock: what counts as time, in seconds; ``time.thread_time`` leaves out what other work on the machine
+            takes, of functions that run on the calling thread alone.
     """
     counts = []
     for run in runs:
         for _ in range(2):
             run()
-        counts.append(max(1, round(BLOCK_SECONDS / max(_timed(run), 1e-6))))
+        counts.append(max(1, round(BLOCK_SECONDS / max(_timed(run, clock), 1e-6))))
     seconds: list[list[float]] = [[] for _ in runs]
     for done in range(rounds):
         # Whoever goes first would always meet the other's heat and cache contents: swap every round.
@@ -350,16 +358,16 @@ def take_turns(
         for i in order:
             time.sleep(pause)
             runs[i]()  # the first run after the other model refills the caches
-            seconds[i] += [_timed(runs[i]) for _ in range(counts[i])]
+            seconds[i] += [_timed(runs[i], clock) for _ in range(counts[i])]
         if progress is not None:
             progress(done + 1, rounds)
     return seconds
 
 
-def _timed(run: Callable[[], None]) -> float:
-    start = time.perf_counter()
+def _timed(run: Callable[[], None], clock: Callable[[], float]) -> float:
+    start = clock()
     run()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 @contextlib.contextmanager
@@ -424,7 +432,7 @@ def fresh_process(subject: Subject) -> tuple[float, int]:
 def fresh_main() -> None:
     """Runs in the fresh process: loads a model, runs it once, prints load time and peak memory as JSON."""
     path, samples, threads, lowbit, device = sys.argv[1:6]
-    options = _options(int(threads), lowbit == "1", device)
+    options = _options(path, int(threads), lowbit == "1", device)
     start = time.perf_counter()
     opened = open_session(path, options, device)
     load_ms = (time.perf_counter() - start) * 1e3

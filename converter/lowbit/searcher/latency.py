@@ -24,6 +24,7 @@ from lowbit.measure.bench import Subject, take_turns
 from lowbit.searcher.groups import Widths, widest
 from lowbit.searcher.network import Network
 from lowbit.searcher.solve import LayerCost, Pair
+from lowbit.sessions.devices import runs_as_it_is
 
 LEAST_GAIN = 1.02
 """A width must be this much faster than a wider one to be offered: less is noise (as in ``lowbit.tune``)."""
@@ -109,7 +110,7 @@ def measure_times(
         for pair, seconds in zip(subjects, take_turns(runs, _ROUNDS), strict=True):
             times.networks[pair] = float(np.median(seconds)) * 1e3
         del runs
-        if device == "cpu":
+        if runs_as_it_is(device):
             for pair, nodes in zip(subjects, _profile(list(subjects.values()), folder), strict=True):
                 plan = network.plan_for(uniform[pair])
                 for layer in plan.layers.values():
@@ -202,7 +203,7 @@ def offered(network: Network, times: Times) -> tuple[list[LayerCost], list[str]]
     groups = {(group.layers[0]): group.name for group in network.groups if not group.tensors}
     inputs = {name: group for group in network.groups for name in group.layers if group.tensors}
     for name, known in times.layers.items():
-        total = times.networks[max(times.networks)] if times.device != "cpu" else 0.0
+        total = times.networks[max(times.networks)] if not runs_as_it_is(times.device) else 0.0
         kept = {}
         for (w, a), ms in known.items():
             if any(ms + total > (t + total) / LEAST_GAIN for t in _wider(known, w, a)):

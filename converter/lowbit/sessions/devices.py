@@ -2,8 +2,9 @@
 
 | device | what runs there |
 | --- | --- |
-| cpu | every lowbit node as an operator of its own on ONNX Runtime's CPU provider |
+| cpu | the faster of the next two |
 | cpu-ep | the execution provider on the CPU: whole regions compiled into one node |
+| cpu-ops | every lowbit node as an operator of its own on ONNX Runtime's CPU provider |
 | cuda:0 | the execution provider on the first NVIDIA GPU; ``cuda`` is short for it |
 """
 
@@ -22,14 +23,17 @@ from lowbit.library import get_ep_name, get_library_path
 if TYPE_CHECKING:
     import onnxruntime
 
-_NAME = re.compile(r"cpu|cpu-ep|cuda|[a-z]+:(0|[1-9]\d{0,3})")
+_NAME = re.compile(r"cpu|cpu-ep|cpu-ops|cuda|[a-z]+:(0|[1-9]\d{0,3})")
 _OPENING = re.compile(r"^(lowbit: )?(no \w+ device can be used: )?")
 _OLDEST_API = 24
 _lock = threading.Lock()
 
-SPELLINGS = "'cpu', 'cpu-ep', 'cuda' or 'cuda:N'"
+SPELLINGS = "'cpu', 'cpu-ep', 'cpu-ops', 'cuda' or 'cuda:N'"
 
-_HOST = ("cpu", "cpu-ep")
+_HOST = ("cpu", "cpu-ep", "cpu-ops")
+
+_CPU_SUFFIX = ".cpu"
+"""A registration under a name that ends so offers the CPU alone, and looks for no GPU."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Device:
     """What ``device=`` of :func:`lowbit.session` takes.
 
     Attributes:
-        name: "cpu", "cpu-ep", "cuda:0", "cuda:1" ...; "cuda" where no GPU can be used.
+        name: "cpu", "cpu-ops", "cpu-ep", "cuda:0", "cuda:1" ...; "cuda" where no GPU can be used.
         description: the hardware.
         reason: why it cannot be used; None where it can.
     """
@@ -75,6 +79,11 @@ def has_own_memory(device: str) -> bool:
     return device not in _HOST
 
 
+def runs_as_it_is(device: str) -> bool:
+    """Whether a device, by its name in full, runs a model that was not converted without converting it."""
+    return device in ("cpu", "cpu-ops")
+
+
 def cpu_name() -> str:
     """What the system calls the CPU."""
     try:
@@ -93,7 +102,7 @@ def devices() -> list[Device]:
     Never raises for what a machine lacks: an installation without the native part, or an ONNX Runtime without
     plugin execution providers, shows as a reason.
     """
-    found = [Device("cpu", cpu_name())]
+    found = [Device("cpu", cpu_name()), Device("cpu-ops", cpu_name())]
     try:
         offered = ep_devices()
     except LowBitError as error:
@@ -112,24 +121,23 @@ def ep_devices() -> dict[str, onnxruntime.OrtEpDevice]:
     Raises:
         LowBitError: if it cannot be registered.
     """
-    import onnxruntime
-
     register_ep()
-    offered = {}
-    for each in onnxruntime.get_ep_devices():
-        name = each.ep_metadata.get("device", "")
-        if each.ep_name == get_ep_name() and name:
-            offered["cpu-ep" if name == "cpu" else name] = each
-    return offered
+    return {_name(each): each for each in _offered() if not _is_alone(each)}
 
 
 def ep_device(device: str) -> onnxruntime.OrtEpDevice:
     """The device of this canonical name as ONNX Runtime knows it.
 
+    Looks for GPUs only where it is one: that starts CUDA.
+
     Raises:
         LowBitError: if it cannot be used, with the reason.
     """
-    offered = ep_devices()
+    if device == "cpu-ep":
+        register_ep(gpus=False)
+        offered = {_name(each): each for each in _offered()}
+    else:
+        offered = ep_devices()
     if device in offered:
         return offered[device]
     kinds = {"cuda", *(name.partition(":")[0] for name in offered if has_own_memory(name))}
@@ -141,8 +149,14 @@ def ep_device(device: str) -> onnxruntime.OrtEpDevice:
     raise LowBitError(f"device '{device}': {there}{f': {reason}' if reason else ''}")
 
 
-def register_ep() -> None:
+def register_ep(*, gpus: bool = True) -> None:
     """Makes the execution provider known to ONNX Runtime; once per process, however often it is called.
+
+    A process that wanted the CPU first and a GPU later has it twice, the CPU's alone and both: ONNX Runtime
+    asks a library for its devices once, and one that is in use cannot be registered anew.
+
+    Args:
+        gpus: whether to look for GPUs too, which starts CUDA.
 
     Raises:
         LowBitError: if this ONNX Runtime has no plugin execution providers, or refuses the library.
@@ -153,15 +167,37 @@ def register_ep() -> None:
     path = get_library_path()
     with _lock:
         # The program, or another package, may have registered the library under a name of its own.
-        if any(each.ep_name == get_ep_name() for each in onnxruntime.get_ep_devices()):
+        if any(not gpus or not _is_alone(each) for each in _offered()):
             return
         try:
-            onnxruntime.register_execution_provider_library(get_ep_name(), path)
+            name = get_ep_name() + ("" if gpus else _CPU_SUFFIX)
+            onnxruntime.register_execution_provider_library(name, path)
         except Exception as error:  # ONNX Runtime's classes share no base below Exception
             raise LowBitError(
                 f"ONNX Runtime {onnxruntime.__version__} does not take the execution provider of {path}: "
                 + " ".join(str(error).split())
             ) from error
+
+
+def _offered() -> list[onnxruntime.OrtEpDevice]:
+    """The provider's devices that ONNX Runtime knows so far."""
+    import onnxruntime
+
+    return [
+        each
+        for each in onnxruntime.get_ep_devices()
+        if each.ep_name == get_ep_name() and each.ep_metadata.get("device")
+    ]
+
+
+def _name(offered: onnxruntime.OrtEpDevice) -> str:
+    name = str(offered.ep_metadata["device"])
+    return "cpu-ep" if name == "cpu" else name
+
+
+def _is_alone(offered: onnxruntime.OrtEpDevice) -> bool:
+    """Whether a device is the CPU of a registration that looked for no GPU."""
+    return bool(offered.ep_metadata.get("cpu_alone"))
 
 
 def _require_api(version: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lowbit.errors import LowBitError, ModelError, RefusedError, raise_if_out_of_memory
 from lowbit.library import get_library_path
-from lowbit.sessions.devices import canonical, ep_device, has_own_memory
+from lowbit.sessions.devices import canonical, ep_device, has_own_memory, runs_as_it_is
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
     from lowbit.proto.report import Result
 
 _PLACED = "lowbit.device"
-"""The session entry that says which device SessionOptions hold: they cannot be asked."""
+"""The session entry that says which device SessionOptions hold: they cannot be asked. The execution provider
+reads it, too: on "cpu" it keeps quiet about models that were not converted."""
+
+_AGAINST_REGIONS = ("ep.context_enable", "session.disable_cpu_ep_fallback", "session.disable_quant_qdq")
+"""Session entries which, set to "1", ask for what the execution provider does not give on the CPU."""
 
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 """The session entry that tells ONNX Runtime where the external data of a model in memory lie."""
@@ -41,20 +46,26 @@ def session(
 ) -> onnxruntime.InferenceSession:
     """Opens a model in ONNX Runtime with the ``ai.lowbit`` ops.
 
-    On "cpu" a model that was not converted runs as it is, in stock ONNX Runtime. On every other device one
-    whose quantizers are not lowbit's yet is converted in memory first; nothing else can run there.
+    On the CPU lowbit nodes run in one of two ways, which compute the same numbers from the same file: as
+    custom ops of their own, or in whole regions that the execution provider compiles. "cpu" takes regions,
+    which are faster, wherever nothing stands against them (docs/execution-provider.md tells what does);
+    ``session.get_providers()`` tells which it took. "cpu-ops" and "cpu-ep" insist on one of the two.
+
+    On "cpu" and "cpu-ops" a model that was not converted runs as it is, in stock ONNX Runtime. On every other
+    device one whose quantizers are not lowbit's yet is converted in memory first; nothing else can run there.
 
     Args:
         model: a path, the bytes of a model, a ModelProto, or the result of :func:`lowbit.convert`. Only a
             path lets ONNX Runtime find external data, and the files beside a compiled model; a model in
             memory with external data is refused unless ``sess_options`` name their folder
             (``session.model_external_initializers_file_folder_path``).
-        device: "cpu"; "cuda" or "cuda:1" for an NVIDIA GPU; "cpu-ep" for the execution provider on the CPU.
-            :func:`lowbit.devices` tells what there is.
+        device: "cpu", "cpu-ops", "cpu-ep"; "cuda" or "cuda:1" for an NVIDIA GPU. :func:`lowbit.devices` tells
+            what there is.
         threads: intra-op threads of this session; None leaves what ``sess_options`` says.
         sess_options: your own options. They keep every setting. What lasts is that the custom ops, or the
             device, are added to them, once, however many sessions they serve.
-        provider_options: options of the execution provider, see docs/execution-provider.md; none on "cpu".
+        provider_options: options of the execution provider, see docs/execution-provider.md; none on "cpu" and
+            "cpu-ops".
 
     Returns:
         A plain ``onnxruntime.InferenceSession``.
@@ -74,12 +85,12 @@ def session(
     if sess_options is None and threads is not None:
         # Kernels are measured for a number of threads, which ONNX Runtime does not tell its nodes.
         options.add_session_config_entry("lowbit.threads", str(threads))
-    prepare(options, place, provider_options)
     before = options.intra_op_num_threads
     try:
         if threads is not None:
             options.intra_op_num_threads = threads
-        ready = model if place == "cpu" else for_device(model, everything=has_own_memory(place))
+        prepare(options, place, provider_options, model)
+        ready = model if runs_as_it_is(place) else for_device(model, everything=has_own_memory(place))
         try:
             return open_session(ready, options, place)
         except RefusedError as error:
@@ -91,21 +102,30 @@ def session(
 
 
 def prepare(
-    options: onnxruntime.SessionOptions, device: str, provider_options: Mapping[str, str | int | bool] | None
+    options: onnxruntime.SessionOptions,
+    device: str,
+    provider_options: Mapping[str, str | int | bool] | None,
+    model: Any = None,
 ) -> None:
-    """Registers the device or, for "cpu", the custom ops alone.
+    """Registers the device or, for "cpu-ops", the custom ops alone; for "cpu" what serves ``model`` better.
 
     The execution provider brings the custom ops with it.
+
+    Args:
+        options: what the device is added to.
+        device: its name in full.
+        provider_options: options of the execution provider.
+        model: what will be opened, as :func:`session` takes it; None: nothing that holds lowbit nodes.
 
     Raises:
         LowBitError: if the device cannot be used, or the options hold another one already.
     """
     given = {key: str(int(value)) if isinstance(value, bool) else str(value)
              for key, value in (provider_options or {}).items()}  # fmt: skip
-    if device == "cpu" and given:
+    if runs_as_it_is(device) and given:
         raise LowBitError(
-            f"provider_options ({', '.join(given)}) are for the execution provider; device 'cpu' runs "
-            "custom ops without it"
+            f"provider_options ({', '.join(given)}) are for the execution provider; device '{device}' runs "
+            "custom ops too, which take none; give device 'cpu-ep'"
         )
     wanted = f"{device} {sorted(given.items())}" if given else device
     held = _entry(options, _PLACED)
@@ -113,11 +133,63 @@ def prepare(
         raise LowBitError(
             f"these SessionOptions are set up for device {held} already, got {wanted}; make new ones for it"
         )
-    if device == "cpu":
+    if held is not None:
+        return
+    if device == "cpu-ops" or (device == "cpu" and not _takes_regions(options, model)):
         register(options)
-    elif held is None:
-        options.add_provider_for_devices([ep_device(device)], given)
+    else:
+        options.add_provider_for_devices([ep_device("cpu-ep" if device == "cpu" else device)], given)
+        if device == "cpu":
+            # ONNX Runtime warns of every node that stays with a CPU which nobody named.
+            options.add_provider("CPUExecutionProvider", {})
         options.add_session_config_entry(_PLACED, wanted)
+
+
+def _takes_regions(options: onnxruntime.SessionOptions, model: Any) -> bool:
+    """Whether "cpu" means the execution provider for a session, rather than custom ops.
+
+    What its user asked for in the options comes first: with the execution provider ONNX Runtime's profiler
+    sees a region as one node, no optimized model can be written, a wish for compiled models would be granted,
+    and one for no node on the CPU would be taken for one for no node outside of the regions. Providers of the
+    user's own, and custom ops that are registered already, stay alone.
+    """
+    if (
+        options.enable_profiling
+        or options.optimized_model_filepath
+        or options.has_providers()
+        or _entry(options, "lowbit.registered") is not None
+        or any(_entry(options, key) == "1" for key in _AGAINST_REGIONS)
+        or not _mentions_lowbit(model)
+    ):
+        return False
+    try:
+        ep_device("cpu-ep")
+    except LowBitError:  # an ONNX Runtime that has no plugin execution providers
+        return False
+    return True
+
+
+def _mentions_lowbit(model: Any) -> bool:
+    """Whether the name of lowbit's domain is in a model, which is known before it is parsed.
+
+    In a file the nodes come before the weights, so that not much of it is read. ONNX Runtime's own format is
+    for custom ops.
+    """
+    from lowbit.schemas import DOMAIN
+
+    if isinstance(model, (str, os.PathLike)):
+        path = os.fspath(model)
+        if path.endswith(".ort") or not os.path.isfile(path) or os.path.getsize(path) == 0:
+            return False
+        with (
+            open(path, "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
+            return data.find(DOMAIN.encode()) >= 0
+    if isinstance(model, (bytes, bytearray)):
+        return DOMAIN.encode() in model
+    proto = getattr(model, "model", model)
+    return hasattr(proto, "graph") and is_ready(proto)
 
 
 def open_session(
@@ -134,9 +206,8 @@ def open_session(
         _require_own_data(source, name)
     # Without providers ONNX Runtime takes those of the options. It would answer a failure of theirs by
     # running everything on the CPU, with a line on stdout.
-    where: dict[str, Any] = (
-        {"providers": ["CPUExecutionProvider"]} if device == "cpu" else {"enable_fallback": 0}
-    )
+    alone = runs_as_it_is(device) and _entry(options, _PLACED) is None
+    where: dict[str, Any] = {"providers": ["CPUExecutionProvider"]} if alone else {"enable_fallback": 0}
     if without:
         where["disabled_optimizers"] = list(without)
     try:
@@ -146,7 +217,7 @@ def open_session(
             raise
         raise_if_out_of_memory(error)
         text = one_line(error)
-        if device == "cpu" and "EPContext" in text:
+        if runs_as_it_is(device) and "EPContext" in text:
             raise ModelError(
                 f"{name}: it is compiled for an execution provider; open it with the device that it was "
                 "compiled for (such as 'cuda'), or open the model that it was made from"
@@ -160,7 +231,7 @@ def runnable(model: Any, proto: onnx.ModelProto, device: str) -> Any:
     Args:
         model: a path, a ModelProto or a Result.
         proto: the model itself, without external data where it is a path.
-        device: in full; on all but "cpu" it will be converted, which needs nothing else.
+        device: in full; one that needs converted models needs nothing else.
 
     Returns:
         ``model`` as it was given, wherever that will do.
@@ -168,7 +239,7 @@ def runnable(model: Any, proto: onnx.ModelProto, device: str) -> Any:
     from lowbit.frontends.standard_ops import needs_standard_form, standard_form
     from lowbit.proto.feeds import as_proto
 
-    return standard_form(as_proto(model)) if device == "cpu" and needs_standard_form(proto) else model
+    return standard_form(as_proto(model)) if runs_as_it_is(device) and needs_standard_form(proto) else model
 
 
 def told_apart(error: RefusedError, converted: str, original: Any) -> ModelError:
@@ -266,7 +337,7 @@ def is_ready(proto: onnx.ModelProto) -> bool:
 
 
 def _holds_lowbit(graph: onnx.GraphProto) -> bool:
-    from lowbit.ops import DOMAIN
+    from lowbit.schemas import DOMAIN
 
     return any(
         node.domain == DOMAIN
