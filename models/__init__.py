@@ -1,6 +1,6 @@
-"""Networks for tests, benchmarks and the demo: seeded standard classifiers and a small trained one."""
+"""Networks for tests, benchmarks and the demo: seeded standard networks and a small trained one."""
 
-from .networks import NETWORKS
+from .networks import DETECTORS, FLOAT_NETWORKS, NETWORKS
 from .seeded import build, save
 
-__all__ = ["NETWORKS", "build", "save"]
+__all__ = ["DETECTORS", "FLOAT_NETWORKS", "NETWORKS", "build", "save"]

@@ -236,13 +236,22 @@ class GraphBuilder:
         """Adds GlobalAveragePool, Flatten and a fully connected layer."""
         return self.gemm(self.flatten(self.node("GlobalAveragePool", [x])), channels, classes)
 
-    def finish(self, output: str, input_shape: Sequence[int | str], classes: int) -> onnx.ModelProto:
-        """Names the output `logits` and returns the model, whose input is called `input`."""
+    def finish(
+        self, output: str, input_shape: Sequence[int | str], *dims: int, name: str = "logits"
+    ) -> onnx.ModelProto:
+        """Names the output and returns the model, whose input is called `input`.
+
+        Args:
+            output: What the last node gives.
+            input_shape: Of `input`, the batch first.
+            *dims: Of the output, behind the batch.
+            name: Of the output.
+        """
         assert self._nodes[-1].output[0] == output, "the last node gives the output"
-        self._nodes[-1].output[0] = "logits"
+        self._nodes[-1].output[0] = name
         return self._model(
             [helper.make_tensor_value_info("input", TensorProto.FLOAT, list(input_shape))],
-            [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [input_shape[0], classes])],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [input_shape[0], *dims])],
         )
 
     def model(self, outputs: Sequence[str]) -> onnx.ModelProto:

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 
 from .calibration import Statistics, images, measure
-from .networks import NETWORKS
+from .networks import DETECTORS, FLOAT_NETWORKS, NETWORKS
 from .quantization import activation_quantizers, quantize_weights, write_qdq
 
 _CALIBRATION_IMAGES = 2
@@ -38,9 +38,9 @@ def build(
     w_bits: int | None = None,
     a_bits: int | None = None,
     *,
-    image: int = 224,
+    image: int | None = None,
     batch: int | str = 1,
-    classes: int = 1000,
+    classes: int | None = None,
     layers_only: bool = False,
 ) -> onnx.ModelProto:
     """Builds a network; equal arguments give equal bytes.
@@ -49,28 +49,35 @@ def build(
     has every tensor between them. Only the logits stay at 8 bits.
 
     Args:
-        name: A key of `NETWORKS`: resnet18, resnet50, mobilenetv2, densenet121, vgg16.
+        name: A key of `NETWORKS`: resnet18, resnet50, mobilenetv2, densenet121, vgg16; or, in float32 alone,
+            of `FLOAT_NETWORKS`: mobilenetv3large, efficientnetb0, yolov8n, yolo11n, yolo11s, yolo11m.
         w_bits: Weight width 1..8; None with `a_bits` None: the float32 network.
         a_bits: Activation width 1..8.
-        image: Height and width of the input; a multiple of 32.
+        image: Height and width of the input, a multiple of 32; None: 224, of a detector 640.
         batch: Batch size, or the name of a symbolic dimension.
-        classes: Number of logits.
+        classes: Number of logits; None: 1000, of a detector 80.
         layers_only: Quantize only what convolutions and fully connected layers read; pools, Concat, Add and
             the logits stay float. For runtimes that do better, or only run, this way.
 
     Returns:
-        The model. Input `input` float32 [batch, 3, image, image], output `logits` float32 [batch, classes].
+        The model. Input `input` float32 [batch, 3, image, image], output `logits` float32 [batch, classes];
+        of a detector `output0` float32 [batch, 4 + classes, cells], boxes first.
 
     Raises:
-        ValueError: An unknown name, a width outside 1..8, only one width given, or an image size that does
-            not fit.
+        ValueError: An unknown name, a width outside 1..8, only one width given, a width for a network that is
+            built in float32 alone, or an image size that does not fit.
     """
-    if name not in NETWORKS:
-        raise ValueError(f"unknown network {name!r}; known: {', '.join(NETWORKS)}")
+    builders = {**NETWORKS, **FLOAT_NETWORKS}
+    if name not in builders:
+        raise ValueError(f"unknown network {name!r}; known: {', '.join(builders)}")
+    image = image or (640 if name in DETECTORS else 224)
+    classes = classes or (80 if name in DETECTORS else 1000)
     if image < 32 or image % 32:
         raise ValueError(f"image must be a multiple of 32, got {image}")
     if w_bits is None and a_bits is None:
-        return NETWORKS[name](image, batch, classes)
+        return builders[name](image, batch, classes)
+    if name in FLOAT_NETWORKS:
+        raise ValueError(f"{name} is built in float32 alone; quantize it with a tool, such as lowbit quantize")
     if w_bits is None or a_bits is None or not 1 <= w_bits <= 8 or not 1 <= a_bits <= 8:
         raise ValueError(f"widths must be 1..8, or both None for float32; got {w_bits} and {a_bits}")
     model, statistics = _calibrated(name, image, classes)

@@ -1,4 +1,4 @@
-"""Float32 graphs of standard image classifiers: seeded weights, BatchNormalization folded where it can be."""
+"""Float32 graphs of standard networks: seeded weights, BatchNormalization folded where it can be."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import onnx
 
 from .densenet import densenet121
 from .mobilenet import mobilenetv2
+from .mobilenet_v3 import efficientnetb0, mobilenetv3large
 from .resnet import resnet18, resnet50
 from .vgg import vgg16
+from .yolo import yolo11m, yolo11n, yolo11s, yolov8n
 
 Network = Callable[[int, int | str, int], onnx.ModelProto]
 
@@ -22,4 +24,17 @@ NETWORKS: dict[str, Network] = {
 }
 """Name -> builder(image, batch, classes) of the float32 network."""
 
-__all__ = ["NETWORKS", "Network"]
+FLOAT_NETWORKS: dict[str, Network] = {
+    "mobilenetv3large": mobilenetv3large,
+    "efficientnetb0": efficientnetb0,
+    "yolov8n": yolov8n,
+    "yolo11n": yolo11n,
+    "yolo11s": yolo11s,
+    "yolo11m": yolo11m,
+}
+"""The same of networks that are written in float32 alone: their nodes need a quantizer that knows them."""
+
+DETECTORS = ("yolov8n", "yolo11n", "yolo11s", "yolo11m")
+"""Names of those that find objects."""
+
+__all__ = ["DETECTORS", "FLOAT_NETWORKS", "NETWORKS", "Network"]

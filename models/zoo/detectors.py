@@ -55,15 +55,18 @@ def yolov3_tiny(g: GraphBuilder) -> list[str]:
     return [coarse, conv(g, conv(g, y, 128, act="leaky"), 45, 1)]
 
 
-def _c3(g: GraphBuilder, x: str, out: int, blocks: int, shortcut: bool = True) -> str:
+def _c3(
+    g: GraphBuilder, x: str, out: int, blocks: int, shortcut: bool = True, pair: tuple[int, int] = (1, 3)
+) -> str:
     y, route = conv(g, x, out // 2, 1, act="silu"), conv(g, x, out // 2, 1, act="silu")
     for _ in range(blocks):
-        z = conv(g, conv(g, y, out // 2, 1, act="silu"), out // 2, act="silu")
+        z = conv(g, conv(g, y, out // 2, pair[0], act="silu"), out // 2, pair[1], act="silu")
         y = g.add(y, z) if shortcut else z
     return conv(g, g.concat([y, route]), out, 1, act="silu")
 
 
-def _sppf(g: GraphBuilder, x: str) -> str:
+def sppf(g: GraphBuilder, x: str) -> str:
+    """Adds YOLO's pyramid of pools: three of 5x5 in a row, all of them joined."""
     channels = g.shape(x)[1]
     pools = [conv(g, x, channels // 2, 1, act="silu")]
     for _ in range(3):
@@ -79,7 +82,7 @@ def yolov5(g: GraphBuilder) -> list[str]:
     for out in (32, 64, 128, 256):
         x = _c3(g, conv(g, x, out, stride=2, act="silu"), out, 1)
         routes.append(x)
-    x = _sppf(g, x)
+    x = sppf(g, x)
     laterals = []
     for route, out in ((routes[2], 128), (routes[1], 64)):
         x = conv(g, x, out, 1, act="silu")
@@ -106,7 +109,8 @@ def yolov5(g: GraphBuilder) -> list[str]:
     return [g.node("Concat", boxes, axis=1)]
 
 
-def _c2f(g: GraphBuilder, x: str, out: int, blocks: int, shortcut: bool = True) -> str:
+def c2f(g: GraphBuilder, x: str, out: int, blocks: int, shortcut: bool = True) -> str:
+    """Adds YOLOv8's block: half of the channels go through `blocks` pairs of convolutions, all are joined."""
     parts = split(g, conv(g, x, out, 1, act="silu"), [out // 2, out // 2])
     for _ in range(blocks):
         y = conv(g, conv(g, parts[-1], out // 2, act="silu"), out // 2, act="silu")
@@ -114,24 +118,45 @@ def _c2f(g: GraphBuilder, x: str, out: int, blocks: int, shortcut: bool = True) 
     return conv(g, g.concat(parts), out, 1, act="silu")
 
 
-def _distribution_head(g: GraphBuilder, levels: Sequence[str], image: int, classes: int, light: bool) -> str:
-    """YOLOv8's head: boxes as distributions over 16 distances, decoded by Softmax and a 1x1 convolution."""
+def distribution_head(
+    g: GraphBuilder,
+    levels: Sequence[str],
+    image: int,
+    classes: int,
+    light: bool,
+    *,
+    box_width: int = 32,
+    score_width: int = 32,
+    batch: int = 1,
+) -> str:
+    """Adds YOLOv8's head: boxes as distributions over 16 distances, decoded by Softmax and a 1x1 convolution.
+
+    Args:
+        g: The builder.
+        levels: Feature maps, the finest first.
+        image: Height and width of the model's input.
+        classes: Number of classes.
+        light: YOLO11's depthwise convolutions in front of the classes.
+        box_width: Channels of the convolutions in front of the boxes.
+        score_width: Of those in front of the classes.
+        batch: What a Reshape states; -1 for a free one.
+    """
     flat, sizes = [], []
     for level in levels:
         size = g.shape(level)[2]
-        box = conv(g, conv(g, conv(g, level, 32, act="silu"), 32, act="silu"), 64, 1)
+        box = conv(g, conv(g, conv(g, level, box_width, act="silu"), box_width, act="silu"), 64, 1)
         score = level
         for _ in range(2):
             score = depthwise(g, score, act="silu") if light else score
-            score = conv(g, score, 32, 1 if light else 3, act="silu")
+            score = conv(g, score, score_width, 1 if light else 3, act="silu")
         y = g.concat([box, conv(g, score, classes, 1)])
-        flat.append(reshape(g, y, 1, 64 + classes, size * size))
+        flat.append(reshape(g, y, batch, 64 + classes, size * size))
         sizes.append(size)
     box, score = split(g, g.node("Concat", flat, axis=2), [64, classes])
     cells = sum(size * size for size in sizes)
-    y = transpose(g, reshape(g, box, 1, 4, 16, cells), 0, 2, 1, 3)
+    y = transpose(g, reshape(g, box, batch, 4, 16, cells), 0, 2, 1, 3)
     weight = np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1)
-    y = reshape(g, g.conv_with(g.node("Softmax", [y], axis=1), weight, None), 1, 4, cells)
+    y = reshape(g, g.conv_with(g.node("Softmax", [y], axis=1), weight, None), batch, 4, cells)
     grid = _grid(g, sizes)
     low = g.node("Sub", [grid, slices(g, y, 1, 0, 2)])
     high = g.add(grid, slices(g, y, 1, 2, 4))
@@ -146,37 +171,47 @@ def yolov8(g: GraphBuilder) -> list[str]:
     x = conv(g, g.input([1, 3, image, image], "images"), 16, stride=2, act="silu")
     routes = []
     for out in (32, 64, 128, 256):
-        x = _c2f(g, conv(g, x, out, stride=2, act="silu"), out, 1)
+        x = c2f(g, conv(g, x, out, stride=2, act="silu"), out, 1)
         routes.append(x)
-    x = deep = _sppf(g, x)
-    middle = _c2f(g, g.concat([resize(g, x), routes[2]]), 128, 1, False)
-    levels = [_c2f(g, g.concat([resize(g, middle), routes[1]]), 64, 1, False)]
+    x = deep = sppf(g, x)
+    middle = c2f(g, g.concat([resize(g, x), routes[2]]), 128, 1, False)
+    levels = [c2f(g, g.concat([resize(g, middle), routes[1]]), 64, 1, False)]
     for lateral, out in ((middle, 128), (deep, 256)):
         down = conv(g, levels[-1], out // 2, stride=2, act="silu")
-        levels.append(_c2f(g, g.concat([down, lateral]), out, 1, False))
-    return [_distribution_head(g, levels, image, 20, False)]
+        levels.append(c2f(g, g.concat([down, lateral]), out, 1, False))
+    return [distribution_head(g, levels, image, 20, False)]
 
 
-def _c3k2(g: GraphBuilder, x: str, out: int) -> str:
-    half = out // 2
-    parts = split(g, conv(g, x, out, 1, act="silu"), [half, half])
-    y = conv(g, parts[1], half // 2, act="silu")
-    parts.append(g.add(parts[1], conv(g, y, half, act="silu")))
-    return conv(g, g.concat(parts), out, 1, act="silu")
+def c3k2(g: GraphBuilder, x: str, out: int, ratio: float = 0.5, deep: bool = False) -> str:
+    """Adds YOLO11's block: a `c2f` with a pair of narrow convolutions, or with a C3 of two pairs (`deep`)."""
+    half = int(out * ratio)
+    parts = split(g, conv(g, x, 2 * half, 1, act="silu"), [half, half])
+    if deep:
+        y = _c3(g, parts[1], half, 2, pair=(3, 3))
+    else:
+        y = conv(g, conv(g, parts[1], half // 2, act="silu"), half, act="silu")
+        y = g.add(parts[1], y)
+    return conv(g, g.concat([*parts, y]), out, 1, act="silu")
 
 
-def _c2psa(g: GraphBuilder, x: str) -> str:
-    """YOLO11's block with attention over positions: convolutions for queries, keys, values and positions."""
-    n, c, h, w = g.shape(x)
+def c2psa(g: GraphBuilder, x: str, batch: int = 1) -> str:
+    """Adds YOLO11's attention over positions: convolutions for queries, keys, values and positions.
+
+    Args:
+        g: The builder.
+        x: Feature maps, their channels a multiple of 128.
+        batch: What a Reshape states; -1 for a free one.
+    """
+    _, c, h, w = g.shape(x)
     half, heads = c // 2, c // 128
     kept, y = split(g, conv(g, x, c, 1, act="silu"), [half, half])
-    qkv = reshape(g, conv(g, y, 2 * half, 1), n, heads, 2 * half // heads, h * w)
+    qkv = reshape(g, conv(g, y, 2 * half, 1), batch, heads, 2 * half // heads, h * w)
     width = half // heads
     query, key, values = split(g, qkv, [width // 2, width // 2, width], axis=2)
     scores = g.node("MatMul", [transpose(g, query, 0, 1, 3, 2), key])
     scores = g.node("Softmax", [g.node("Mul", [scores, number(g, (width // 2) ** -0.5)])], axis=-1)
-    mixed = reshape(g, g.node("MatMul", [values, transpose(g, scores, 0, 1, 3, 2)]), n, half, h, w)
-    positions = conv(g, reshape(g, values, n, half, h, w), half, group=half)
+    mixed = reshape(g, g.node("MatMul", [values, transpose(g, scores, 0, 1, 3, 2)]), batch, half, h, w)
+    positions = conv(g, reshape(g, values, batch, half, h, w), half, group=half)
     y = g.add(y, conv(g, g.add(mixed, positions), half, 1))
     y = g.add(y, conv(g, conv(g, y, 2 * half, 1, act="silu"), half, 1))
     return conv(g, g.concat([kept, y]), c, 1, act="silu")
@@ -188,15 +223,15 @@ def yolov11(g: GraphBuilder) -> list[str]:
     x = conv(g, g.input([1, 3, image, image], "images"), 16, stride=2, act="silu")
     routes = []
     for out in (32, 64, 128, 256):
-        x = _c3k2(g, conv(g, x, out, stride=2, act="silu"), out)
+        x = c3k2(g, conv(g, x, out, stride=2, act="silu"), out)
         routes.append(x)
-    x = deep = _c2psa(g, _sppf(g, x))
-    middle = _c3k2(g, g.concat([resize(g, x), routes[2]]), 128)
-    levels = [_c3k2(g, g.concat([resize(g, middle), routes[1]]), 64)]
+    x = deep = c2psa(g, sppf(g, x))
+    middle = c3k2(g, g.concat([resize(g, x), routes[2]]), 128)
+    levels = [c3k2(g, g.concat([resize(g, middle), routes[1]]), 64)]
     for lateral, out in ((middle, 128), (deep, 256)):
         down = conv(g, levels[-1], out // 2, stride=2, act="silu")
-        levels.append(_c3k2(g, g.concat([down, lateral]), out))
-    return [_distribution_head(g, levels, image, 20, True)]
+        levels.append(c3k2(g, g.concat([down, lateral]), out))
+    return [distribution_head(g, levels, image, 20, True)]
 
 
 def yolox(g: GraphBuilder) -> list[str]:

@@ -27,15 +27,20 @@ def mobilenet_v1(g: GraphBuilder) -> list[str]:
 
 
 def _mobilenet_v3(
-    g: GraphBuilder, x: str, rows: list[tuple[int, int, int, int, str, int]], last: int, hidden: int
-) -> list[str]:
+    g: GraphBuilder,
+    x: str,
+    rows: list[tuple[int, int, int, int, str, int]],
+    last: int,
+    hidden: int,
+    classes: int = 100,
+) -> str:
     """Rows of kernel, expansion, output, squeeze, activation, stride; the tables of the paper."""
     x = conv(g, x, 16, stride=2, act="hswish")
     for kernel, expansion, out, squeeze, act, stride in rows:
         x = inverted_residual(g, x, expansion, out, kernel, stride=stride, act=act, squeeze=squeeze)
     x = g.node("GlobalAveragePool", [conv(g, x, last, 1, act="hswish")])
     x = g.node("HardSwish", [g.gemm(g.flatten(x), last, hidden, gain=1.4)])
-    return [g.gemm(x, hidden, 100)]
+    return g.gemm(x, hidden, classes)
 
 
 def mobilenet_v3_small(g: GraphBuilder) -> list[str]:
@@ -51,11 +56,11 @@ def mobilenet_v3_small(g: GraphBuilder) -> list[str]:
         (5, 288, 96, 72, "hswish", 2),
         *[(5, 576, 96, 144, "hswish", 1)] * 2,
     ]
-    return _mobilenet_v3(g, g.input([1, 3, 96, 96], free={0: "batch"}), rows, 576, 1024)
+    return [_mobilenet_v3(g, g.input([1, 3, 96, 96], free={0: "batch"}), rows, 576, 1024)]
 
 
-def mobilenet_v3_large(g: GraphBuilder) -> list[str]:
-    """MobileNetV3-Large (Howard et al. 2019), width 1.0."""
+def mobilenet_v3_large_on(g: GraphBuilder, x: str, classes: int) -> str:
+    """Adds MobileNetV3-Large behind an image `x`."""
     rows = [
         (3, 16, 16, 0, "relu", 1),
         (3, 64, 24, 0, "relu", 2),
@@ -70,12 +75,17 @@ def mobilenet_v3_large(g: GraphBuilder) -> list[str]:
         (5, 672, 160, 168, "hswish", 2),
         *[(5, 960, 160, 240, "hswish", 1)] * 2,
     ]
-    return _mobilenet_v3(g, g.input([1, 3, 96, 96]), rows, 960, 1280)
+    return _mobilenet_v3(g, x, rows, 960, 1280, classes)
 
 
-def efficientnet_b0(g: GraphBuilder) -> list[str]:
-    """EfficientNet-B0 (Tan and Le 2019), width 1.0."""
-    x = conv(g, g.input([1, 3, 96, 96]), 32, stride=2, act="silu")
+def mobilenet_v3_large(g: GraphBuilder) -> list[str]:
+    """MobileNetV3-Large (Howard et al. 2019), width 1.0."""
+    return [mobilenet_v3_large_on(g, g.input([1, 3, 96, 96]), 100)]
+
+
+def efficientnet_b0_on(g: GraphBuilder, x: str, classes: int) -> str:
+    """Adds EfficientNet-B0 behind an image `x`."""
+    x = conv(g, x, 32, stride=2, act="silu")
     stages = [
         (3, 1, 16, 1, 1), (3, 6, 24, 2, 2), (5, 6, 40, 2, 2), (3, 6, 80, 3, 2),
         (5, 6, 112, 3, 1), (5, 6, 192, 4, 2), (3, 6, 320, 1, 1),
@@ -87,7 +97,12 @@ def efficientnet_b0(g: GraphBuilder) -> list[str]:
                 g, x, ratio * channels, out, kernel, stride=1 if block else first, act="silu",
                 squeeze=max(1, channels // 4), gate="sigmoid", squeeze_act="silu",
             )  # fmt: skip
-    return [classify(g, conv(g, x, 1280, 1, act="silu"))]
+    return classify(g, conv(g, x, 1280, 1, act="silu"), classes)
+
+
+def efficientnet_b0(g: GraphBuilder) -> list[str]:
+    """EfficientNet-B0 (Tan and Le 2019), width 1.0."""
+    return [efficientnet_b0_on(g, g.input([1, 3, 96, 96]), 100)]
 
 
 def efficientnet_lite0(g: GraphBuilder) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from lowbit.models import NETWORKS, build
+from lowbit.models import DETECTORS, FLOAT_NETWORKS, NETWORKS, build
 from lowbit.models.calibration import images
 from lowbit.models.quantization import ActivationQuantizer, QuantizedWeight
 from onnx import TensorProto, numpy_helper
@@ -23,6 +23,15 @@ PARAMETERS = {
     "mobilenetv2": 3_487_816,
     "densenet121": 8_040_040,
     "vgg16": 138_357_544,
+    # 5,483,032 and 5,288,548 in torchvision.
+    "mobilenetv3large": 5_470_832,
+    "efficientnetb0": 5_267_540,
+    # As published for the fused networks (3.2, 2.6, 9.4 and 20.1 M), the fixed weights of the boxes' distances
+    # among them.
+    "yolov8n": 3_151_904,
+    "yolo11n": 2_616_248,
+    "yolo11s": 9_443_760,
+    "yolo11m": 20_091_712,
 }
 
 
@@ -39,10 +48,32 @@ def run(model: onnx.ModelProto, samples: np.ndarray, *, optimize: bool = True) -
     return session.run(None, {"input": samples})[0]
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet50", "mobilenetv2", "densenet121"])
+@pytest.mark.parametrize("name", [name for name in PARAMETERS if name != "vgg16"])
 def test_parameter_count_is_the_standard_networks(name):
-    count = sum(math.prod(tensor.dims) for tensor in build(name, image=32).graph.initializer if tensor.dims)
-    assert count == PARAMETERS[name]
+    model = build(name, image=32)
+    # The places and strides of a detector's cells are constants of the image's size.
+    parameters = [t for t in model.graph.initializer if t.dims and not t.name.startswith(("grid", "strides"))]
+    assert sum(math.prod(tensor.dims) for tensor in parameters) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("batch", ["N", 2])
+@pytest.mark.parametrize("name", FLOAT_NETWORKS)
+def test_float_networks_run_at_any_batch(name, batch):
+    model = build(name, image=64, batch=batch)
+    onnx.checker.check_model(model, full_check=True)
+    samples = images(2, 64)
+    output = run(model, samples)
+    # 8 x 8, 4 x 4 and 2 x 2 cells.
+    assert output.shape == ((2, 84, 84) if name in DETECTORS else (2, 1000))
+    assert [dim.dim_value for dim in model.graph.output[0].type.tensor_type.shape.dim[1:]] == [
+        *output.shape[1:]
+    ]
+    assert np.isfinite(output).all()
+    assert (output[0] != output[1]).any()
+    assert output.std(axis=-1).max() > 0.05
+    if batch == "N":
+        np.testing.assert_allclose(run(model, samples[1:]), output[1:], rtol=1e-3, atol=1e-3)
+    assert model == build(name, image=64, batch=batch)
 
 
 @pytest.mark.parametrize("bits", [(8, 8), (4, 8), (4, 4), (2, 8), (2, 2), (3, 5), (1, 1), (7, 6)])
@@ -132,6 +163,7 @@ def test_batch_may_be_symbolic_or_any_size():
         (("resnet18", 0, 8), "widths must be"),
         (("resnet18", 8, 9), "widths must be"),
         (("resnet18", 8, None), "widths must be"),
+        (("yolov8n", 8, 8), "in float32 alone"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, message):
