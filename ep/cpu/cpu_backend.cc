@@ -11,6 +11,7 @@
 #include "core/node_reader.h"
 #include "core/packed_weights.h"
 #include "core/status.h"
+#include "ep/cpu/move.h"
 #include "ep/cpu/team.h"
 #include "ep/region/lower.h"
 #include "ep/region/program.h"
@@ -173,11 +174,17 @@ class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(CpuOptions options) : options_(std::move(options)) {}
 
-  // Standard ops are left to ONNX Runtime, which runs them with kernels made for this CPU.
+  // Standard ops are left to ONNX Runtime, which runs them with kernels made for this CPU, but for those that
+  // move codes: a region need not end there.
   std::optional<std::string> Refusal(const Graph& graph, const Node& node) const override {
-    if (node.domain != kDomain) return "it is not an op of " + std::string(kDomain);
     try {
-      ReadLowBit(graph, node);
+      if (node.domain == kDomain) {
+        ReadLowBit(graph, node);
+      } else if (MayMoveCodes(node)) {
+        CreateStandard(graph, node);
+      } else {
+        return "it is not an op of " + std::string(kDomain);
+      }
       return std::nullopt;
     } catch (const Error& e) {
       return e.what();
@@ -187,6 +194,9 @@ class CpuBackend final : public Backend {
   std::unique_ptr<Step> CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                    std::span<const uint8_t>) override {
     const Node& node = *nodes[0];
+    if (node.domain != kDomain) {
+      return std::make_unique<OperatorStep>(CreateStandard(graph, node), 1, std::vector<size_t>{0});
+    }
     LowBitInputs inputs = ReadLowBit(graph, node);
     OperatorOptions options;
     options.isa = DefaultIsa();
@@ -223,6 +233,16 @@ class CpuBackend final : public Backend {
   std::string Fingerprint() const override { return std::string("cpu, lowbit ") + LOWBIT_VERSION; }
 
  private:
+  static bool MayMoveCodes(const Node& node) {
+    return node.domain.empty() && (node.op == "Slice" || node.op == "Split" || node.op == "Transpose");
+  }
+
+  static std::unique_ptr<Operator> CreateStandard(const Graph& graph, const Node& node) {
+    StandardNode standard = ReadStandard(graph, node);
+    const Value& x = graph.values[static_cast<size_t>(node.inputs[0])];
+    return CreateMove(std::move(standard), x.type.value());
+  }
+
   CpuOptions options_;
   const size_t processors_ = std::max(std::thread::hardware_concurrency(), 1u);  // the C library reads a file
 };

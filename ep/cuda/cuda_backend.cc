@@ -37,11 +37,9 @@ NodeSpec Decode(const Graph& graph, const Node& node, Weights weights = Weights:
 
 // Why a node that means something has no kernel here.
 std::optional<std::string> WithoutKernel(const NodeSpec& node) {
-  if (std::holds_alternative<FedMatmulNode>(node)) return "LowBitMatMul has no kernel for GPUs yet";
   if (std::holds_alternative<NormalizationNode>(node)) {
     return "LowBitNormalization has no kernel for GPUs yet";
   }
-  if (std::holds_alternative<SoftmaxNode>(node)) return "LowBitSoftmax has no kernel for GPUs yet";
   const auto* const matmul = std::get_if<MatmulNode>(&node);
   if (matmul != nullptr && matmul->layout.spatial == 3) return "3-D convolutions have no kernel for GPUs yet";
   const auto* const max_pool = std::get_if<MaxPoolNode>(&node);

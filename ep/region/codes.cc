@@ -30,7 +30,7 @@ Codes CodesMadeBy(const StandardNode& node, std::span<const Codes> fed) {
     return codes;
   };
   if (std::holds_alternative<ReshapeOp>(node) || std::holds_alternative<TransposeOp>(node) ||
-      std::holds_alternative<SliceOp>(node)) {
+      std::holds_alternative<SliceOp>(node) || std::holds_alternative<SplitOp>(node)) {
     return unstated(fed[0]);
   }
   if (!std::holds_alternative<JoinOp>(node)) return std::nullopt;
@@ -100,7 +100,9 @@ void ForReaders(const Graph& graph, Visit&& visit) {
         continue;
       }
     }
-    if (!node.outputs.empty() && node.outputs[0] != kAbsent) codes[At(node.outputs[0])] = made;
+    for (const ValueId output : node.outputs) {
+      if (output != kAbsent) codes[At(output)] = made;  // several: the parts of a Split
+    }
   }
 }
 

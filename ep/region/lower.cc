@@ -13,6 +13,16 @@ const Value* ValueAt(const Graph& graph, const std::vector<ValueId>& ids, size_t
   return i < ids.size() && ids[i] != kAbsent ? &graph.values[static_cast<size_t>(ids[i])] : nullptr;
 }
 
+bool IsSplit(const Node& node) { return node.domain.empty() && node.op == "Split"; }
+
+// The first output that somebody may read.
+size_t GivenOutput(const Node& node) {
+  const auto given =
+      std::find_if(node.outputs.begin(), node.outputs.end(), [](ValueId id) { return id != kAbsent; });
+  Require(given != node.outputs.end(), "it has no outputs");
+  return static_cast<size_t>(given - node.outputs.begin());
+}
+
 void RequireOneOutput(const Node& node) {
   const auto given =
       std::count_if(node.outputs.begin(), node.outputs.end(), [](ValueId id) { return id != kAbsent; });
@@ -139,7 +149,7 @@ class Lowering {
       if (const auto* reshape = std::get_if<ReshapeOp>(&standard)) op.reshape = *reshape;
     });
     op.nodes.push_back(&node);
-    op.output = node.outputs[0];
+    op.output = node.outputs[GivenOutput(node)];
   }
 
   LoweredOp LowerNode(size_t n) const {
@@ -196,14 +206,38 @@ LowBitInputs ReadLowBit(const Graph& graph, const Node& node) {
 
 StandardNode ReadStandard(const Graph& graph, const Node& node) {
   Require(node.domain.empty(), "lowbit has no ops of domain ", node.domain);
-  RequireOneOutput(node);
+  StandardOutputs outputs;
+  if (IsSplit(node)) {
+    outputs = {node.outputs.size(), GivenOutput(node)};
+  } else {
+    RequireOneOutput(node);
+  }
   std::vector<StandardInput> inputs(node.inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Value* value = ValueAt(graph, node.inputs, i);
     if (value == nullptr) continue;
     inputs[i] = {true, value->type, value->dims, value->constant, value->constant_ints};
   }
-  return DecodeStandard(node.op, node.since_version, node.attributes, inputs);
+  return DecodeStandard(node.op, node.since_version, node.attributes, inputs, outputs);
+}
+
+Graph WithOneOutputEach(Graph graph) {
+  std::vector<Node> nodes;
+  nodes.reserve(graph.nodes.size());
+  for (Node& node : graph.nodes) {
+    if (!IsSplit(node)) {
+      nodes.push_back(std::move(node));
+      continue;
+    }
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      if (node.outputs[i] == kAbsent) continue;
+      Node& part = nodes.emplace_back(node);
+      std::fill(part.outputs.begin(), part.outputs.end(), kAbsent);
+      part.outputs[i] = node.outputs[i];
+    }
+  }
+  graph.nodes = std::move(nodes);
+  return graph;
 }
 
 bool NamesReshape(const Node& node) {

@@ -25,7 +25,8 @@ struct LowBitInputs {
 // Throws Error, without the node's name.
 LowBitInputs ReadLowBit(const Graph& graph, const Node& node);
 
-// A node of ONNX's own domain. Throws Error with the reason where the region compiler does not know it.
+// A node of ONNX's own domain; of a Split the first part that it makes. Throws Error with the reason where the
+// region compiler does not know it.
 StandardNode ReadStandard(const Graph& graph, const Node& node);
 
 // Whether the node is one of those that may only give their input other dims; whether it does so,
@@ -40,7 +41,11 @@ struct LoweredOp {
   bool is_needed = true;  // where it is not, `nodes` is one node
 };
 
-// In an order in which they can run. Throws Error, naming the node.
+// The graph with a Split for each part of one: each node then makes one tensor, and a part that nobody reads
+// is no step. The places of the outputs stay, so that each node says which part it makes.
+Graph WithOneOutputEach(Graph graph);
+
+// In an order in which they can run. Throws Error, naming the node. Nodes make one tensor each.
 std::vector<LoweredOp> Lower(const Graph& graph, const Backend& backend);
 
 }  // namespace lowbit::ep

@@ -197,7 +197,7 @@ class Compiler {
 
 std::shared_ptr<Program> Program::Compile(const Graph& graph, std::shared_ptr<Backend> backend,
                                           std::span<const std::span<const uint8_t>> packed) {
-  const Graph stated = WithStatedCodes(graph, *backend);
+  const Graph stated = WithOneOutputEach(WithStatedCodes(graph, *backend));
   return std::make_shared<CompiledProgram>(Compiler(stated, std::move(backend), packed).Compile());
 }
 

@@ -136,6 +136,35 @@ StandardNode DecodeSlice(const StandardReader& node) {
   return op;
 }
 
+StandardNode DecodeSplit(const StandardReader& node) {
+  constexpr int kSizesAreInput = 13, kMayBeUneven = 18;
+  node.RequireVersion(2);
+  node.RequireInputs(node.version() < kSizesAreInput ? 1 : 2);
+  node.TypeOf(0);
+  SplitOp op;
+  op.axis = node.Axis("axis", 0);
+  op.parts = static_cast<int64_t>(node.Outputs().count);
+  op.part = static_cast<int64_t>(node.Outputs().meant);
+  op.sizes = node.AttributeOrInput("split", 1, kSizesAreInput);
+  if (node.version() >= kMayBeUneven) {
+    const bool stated = node.Has("num_outputs"), sized = node.Present(1);
+    Require(stated != sized, node.op(), " has ", stated ? "both" : "neither of",
+            " input 'split' and attribute 'num_outputs', expected one of them");
+    const int64_t parts = node.Int("num_outputs", op.parts, 1, kMaxAttribute);
+    Require(parts == op.parts, node.op(), ": attribute 'num_outputs' is ", parts, ", it has ", op.parts,
+            " outputs");
+    op.uneven = stated;
+  }
+  const bool sized = node.version() < kSizesAreInput ? node.Has("split") : node.Present(1);
+  Require(!sized || op.sizes.size() == node.Outputs().count, node.op(), ": 'split' has ", op.sizes.size(),
+          " sizes for ", op.parts, " outputs");
+  for (const int64_t size : op.sizes) {
+    Require(size >= 0 && size <= kMaxPixels, node.op(), ": 'split' holds ", size, ", expected 0..",
+            kMaxPixels);
+  }
+  return op;
+}
+
 // The bytes of the one element of a constant.
 std::vector<uint8_t> ElementBytes(const StandardReader& node, size_t index, std::string_view name,
                                   ElementType type) {
@@ -503,6 +532,7 @@ const std::map<std::string_view, Decoder>& Decoders() {
       {"Sigmoid", DecodeUnary<UnaryKind::kSigmoid>},
       {"Slice", DecodeSlice},
       {"Softmax", DecodeSoftmax<false>},
+      {"Split", DecodeSplit},
       {"Squeeze", DecodeSqueeze<ReshapeOp::Kind::kSqueeze>},
       {"Sub", DecodeBinary<FloatBinaryKind::kSub>},
       {"Tanh", DecodeUnary<UnaryKind::kTanh>},
@@ -515,10 +545,10 @@ const std::map<std::string_view, Decoder>& Decoders() {
 }  // namespace
 
 StandardNode DecodeStandard(std::string_view op, int since_version, const AttributeMap& attributes,
-                            std::span<const StandardInput> inputs) {
+                            std::span<const StandardInput> inputs, StandardOutputs outputs) {
   const auto decoder = Decoders().find(op);
   Require(decoder != Decoders().end(), "lowbit does not run ", op);
-  const StandardReader node(op, since_version, attributes, inputs);
+  const StandardReader node(op, since_version, attributes, inputs, outputs);
   StandardNode decoded = decoder->second(node);
   node.RequireNothingElse();
   return decoded;

@@ -45,6 +45,16 @@ struct SliceRange {
 // One range per dim of x, every element inside x. Throws Error.
 std::vector<SliceRange> RangesOf(const SliceOp& op, std::span<const int64_t> x);
 
+// One of the parts that Split cuts x into: a node of several outputs is one of these for each.
+struct SplitOp {
+  int64_t axis = 0;
+  std::vector<int64_t> sizes;  // of all parts; empty: equal ones, the last smaller where `uneven` allows it
+  bool uneven = false;
+  int64_t parts = 1, part = 0;
+};
+// As of a Slice that takes this part. Throws Error where the parts are not all of x.
+std::vector<SliceRange> RangesOf(const SplitOp& op, std::span<const int64_t> x);
+
 // Constant padding. `value` holds the bytes of one element.
 struct PadOp {
   std::vector<int64_t> pads;  // begins, then ends, of every dim of `axes`, at least 0
@@ -115,7 +125,7 @@ Window WindowOf(const FloatPoolOp& op, std::span<const int64_t> x);
 
 // QuantizeLinear and DequantizeLinear, per tensor or along the last axis, are lowbit nodes.
 using StandardNode =
-    std::variant<ReshapeOp, TransposeOp, SliceOp, PadOp, JoinOp, SoftmaxOp, UnaryOp, FloatBinaryOp,
+    std::variant<ReshapeOp, TransposeOp, SliceOp, SplitOp, PadOp, JoinOp, SoftmaxOp, UnaryOp, FloatBinaryOp,
                  FloatGemmOp, FloatConvOp, FloatPoolOp, QuantizeNode, DequantizeNode>;
 
 // An input of a node of ONNX's own domain, as far as it is known before a run.
@@ -127,10 +137,15 @@ struct StandardInput {
   std::optional<std::vector<int64_t>> constant_ints;  // the elements of an int64 or int32 initializer
 };
 
-// Decodes and validates a node with one output. Throws Error with the reason, where lowbit does not run the
-// op or not this form of it.
+// The outputs that a node lists, and the one that is meant. Ops other than Split have one.
+struct StandardOutputs {
+  size_t count = 1, meant = 0;
+};
+
+// Decodes and validates a node. Throws Error with the reason, where lowbit does not run the op or not this
+// form of it.
 StandardNode DecodeStandard(std::string_view op, int since_version, const AttributeMap& attributes,
-                            std::span<const StandardInput> inputs);
+                            std::span<const StandardInput> inputs, StandardOutputs outputs = {});
 
 // Which of a node's `inputs` inputs are fed; the others are part of it.
 std::vector<size_t> FedInputs(const StandardNode& node, size_t inputs);

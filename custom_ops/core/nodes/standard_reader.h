@@ -19,8 +19,8 @@ inline constexpr int64_t kMaxRank = 64;
 class StandardReader {
  public:
   StandardReader(std::string_view op, int since_version, const AttributeMap& attributes,
-                 std::span<const StandardInput> inputs)
-      : op_(op), since_version_(since_version), attributes_(attributes), inputs_(inputs) {}
+                 std::span<const StandardInput> inputs, StandardOutputs outputs)
+      : op_(op), since_version_(since_version), attributes_(attributes), inputs_(inputs), outputs_(outputs) {}
 
   std::string_view op() const { return op_; }
   // The op set in which this form of the op came up.
@@ -40,6 +40,7 @@ class StandardReader {
   // Call when all is read: an attribute nobody asked for may change the meaning.
   void RequireNothingElse() const;
 
+  StandardOutputs Outputs() const { return outputs_; }
   size_t InputCount() const { return inputs_.size(); }
   bool Present(size_t index) const { return index < inputs_.size() && inputs_[index].present; }
   // At most that many inputs.
@@ -66,6 +67,7 @@ class StandardReader {
   int since_version_;
   const AttributeMap& attributes_;
   std::span<const StandardInput> inputs_;
+  StandardOutputs outputs_;
   mutable std::set<std::string_view> known_;
 };
 

@@ -107,6 +107,12 @@ Dims OutputDims(const SliceOp& op, View x) {
   return y;
 }
 
+Dims OutputDims(const SplitOp& op, View x) {
+  Dims y;
+  for (const SliceRange& range : RangesOf(op, x)) y.push_back(range.count);
+  return y;
+}
+
 Dims OutputDims(const PadOp& op, View x) {
   const std::vector<PadWidth> widths = WidthsOf(op, x.size());
   Dims y = ToVector(x);
@@ -225,8 +231,8 @@ TensorShape Joined(const JoinOp& op, std::span<const TensorShape> fed) {
 template <typename Op>
 TensorShape Output(const Op& op, std::span<const TensorShape> fed) {
   const TensorShape& x = At(fed, 0);
-  constexpr bool kMoves =
-      std::is_same_v<Op, ReshapeOp> || std::is_same_v<Op, TransposeOp> || std::is_same_v<Op, SliceOp>;
+  constexpr bool kMoves = std::is_same_v<Op, ReshapeOp> || std::is_same_v<Op, TransposeOp> ||
+                          std::is_same_v<Op, SliceOp> || std::is_same_v<Op, SplitOp>;
   if constexpr (!kMoves) CheckFed({x.type, x.dims}, ElementType::kFloat, "x");
   return {x.type, OutputDims(op, x.dims)};
 }
@@ -298,6 +304,29 @@ std::vector<SliceRange> RangesOf(const SliceOp& op, View x) {
     }
     ranges[axis] = range;
   }
+  return ranges;
+}
+
+std::vector<SliceRange> RangesOf(const SplitOp& op, View x) {
+  std::vector<SliceRange> ranges;
+  for (const int64_t size : x) ranges.push_back({0, 1, size});
+  const int64_t size = x[AxisOf(op.axis, x.size())];
+  SliceRange& cut = ranges[AxisOf(op.axis, x.size())];
+  if (!op.sizes.empty()) {
+    int64_t sum = 0;  // of at most kMaxRank * kMaxPixels
+    for (size_t i = 0; i < op.sizes.size(); ++i) {
+      if (static_cast<int64_t>(i) == op.part) cut = {sum, 1, op.sizes[i]};
+      sum += op.sizes[i];
+    }
+    Require(sum == size, "x has shape ", ShapeText(x), ", the parts along axis ", op.axis, " have the sizes ",
+            ShapeText(op.sizes));
+    return ranges;
+  }
+  const int64_t each = CeilDivide(size, op.parts);
+  const int64_t last = size - each * (op.parts - 1);
+  Require(last >= 0 && (op.uneven || last == each), "x has shape ", ShapeText(x), ", axis ", op.axis,
+          " cannot be cut into ", op.parts, op.uneven ? " parts" : " equal parts");
+  cut = {op.part * each, 1, op.part + 1 == op.parts ? last : each};
   return ranges;
 }
 

@@ -1,4 +1,4 @@
-// Elements that only move: copies, LowBitResize, LowBitDepthToSpace, Transpose, Slice, Pad.
+// Elements that only move: copies, LowBitResize, LowBitDepthToSpace, Transpose, Slice, Split, Pad.
 //
 // All of them are one gather: y in order, x at an offset that each dim adds to. Dims that lie side by side in
 // both are merged first, so that a thread can move 16 bytes where the innermost dim allows it. A
@@ -307,14 +307,22 @@ Move MoveOf(const TransposeOp& op, const TensorShape& x, const TensorShape& y) {
   return move;
 }
 
-Move MoveOf(const SliceOp& op, const TensorShape& x, const TensorShape& y) {
-  Move move = MoveTo("slice", x, y);
-  const std::vector<SliceRange> ranges = RangesOf(op, x.dims);
+Move MoveRanges(const char* name, const std::vector<SliceRange>& ranges, const TensorShape& x,
+                const TensorShape& y) {
+  Move move = MoveTo(name, x, y);
   for (size_t i = 0; i < x.dims.size(); ++i) {
     move.dims.push_back(Moved(ranges[i].count, move.strides[i] * ranges[i].step));
     move.base += ranges[i].begin * move.strides[i];
   }
   return move;
+}
+
+Move MoveOf(const SliceOp& op, const TensorShape& x, const TensorShape& y) {
+  return MoveRanges("slice", RangesOf(op, x.dims), x, y);
+}
+
+Move MoveOf(const SplitOp& op, const TensorShape& x, const TensorShape& y) {
+  return MoveRanges("split", RangesOf(op, x.dims), x, y);
 }
 
 Move MoveOf(const PadOp& op, const TensorShape& x, const TensorShape& y) {
@@ -355,6 +363,7 @@ PackedNodePtr Pack(const ResizeNode& node, const Device& device) { return MakeMo
 PackedNodePtr Pack(const DepthToSpaceNode& node, const Device& device) { return MakeMove(node, device); }
 PackedNodePtr Pack(const TransposeOp& op, const Device& device) { return MakeMove(op, device); }
 PackedNodePtr Pack(const SliceOp& op, const Device& device) { return MakeMove(op, device); }
+PackedNodePtr Pack(const SplitOp& op, const Device& device) { return MakeMove(op, device); }
 PackedNodePtr Pack(const PadOp& op, const Device& device) { return MakeMove(op, device); }
 
 }  // namespace lowbit::cuda

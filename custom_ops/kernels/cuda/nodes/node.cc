@@ -36,11 +36,9 @@ class FunctionNode final : public PackedNode {
 };
 
 PackedNodePtr Pack(const MatmulNode&, const Device&) { Fail("a matrix product is packed by PackMatmul"); }
-PackedNodePtr Pack(const FedMatmulNode&, const Device&) { Fail("LowBitMatMul has no kernel for GPUs yet"); }
 PackedNodePtr Pack(const NormalizationNode&, const Device&) {
   Fail("LowBitNormalization has no kernel for GPUs yet");
 }
-PackedNodePtr Pack(const SoftmaxNode&, const Device&) { Fail("LowBitSoftmax has no kernel for GPUs yet"); }
 
 }  // namespace
 

@@ -43,7 +43,12 @@ PackedNodePtr Pack(const ResizeNode& node, const Device& device);
 PackedNodePtr Pack(const DepthToSpaceNode& node, const Device& device);
 PackedNodePtr Pack(const TransposeOp& op, const Device& device);
 PackedNodePtr Pack(const SliceOp& op, const Device& device);
+PackedNodePtr Pack(const SplitOp& op, const Device& device);
 PackedNodePtr Pack(const PadOp& op, const Device& device);
+// fed_matmul.cu
+PackedNodePtr Pack(const FedMatmulNode& node, const Device& device);
+// softmax.cu
+PackedNodePtr Pack(const SoftmaxNode& node, const Device& device);
 // quantize.cu
 PackedNodePtr Pack(const QuantizeNode& node, const Device& device);
 PackedNodePtr Pack(const ThresholdNode& node, const Device& device);

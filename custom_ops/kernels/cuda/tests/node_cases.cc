@@ -24,7 +24,7 @@ void FeedFloats(Case& c, Draw& draw, float scale, std::vector<int64_t> dims) {
 
 // Places of the fed tensors among the inputs of the schema.
 std::vector<size_t> Places(const Case& c) {
-  if (c.kind == "add" || c.kind == "mul") return {0, 3};
+  if (c.kind == "add" || c.kind == "mul" || c.kind == "fed_matmul") return {0, 3};
   std::vector<size_t> out(c.fed.size());
   for (size_t i = 0; i < out.size(); ++i) out[i] = i + (c.kind == "concat" ? 4 : 0);
   return out;
@@ -158,6 +158,72 @@ std::vector<int64_t> ImageShape(Draw& draw, int spatial) {
   for (int i = 0; i < spatial; ++i) dims.push_back(draw.Coin(0.2) ? 1 : draw.Int(1, 15));
   dims.push_back(draw.Channels());
   return dims;
+}
+
+// [.., rows, columns] as it lies in memory before `permutation` makes it that.
+std::vector<int64_t> Unpermuted(Draw& draw, const std::vector<int64_t>& dims,
+                                std::vector<size_t>& permutation) {
+  if (draw.Coin(0.3)) return dims;
+  permutation.resize(dims.size());
+  for (size_t i = 0; i < permutation.size(); ++i) permutation[i] = i;
+  for (size_t i = 0; i + 1 < permutation.size(); ++i) {
+    std::swap(permutation[i], permutation[static_cast<size_t>(draw.Int(
+                                  static_cast<int64_t>(i), static_cast<int64_t>(permutation.size()) - 1))]);
+  }
+  std::vector<int64_t> out(dims.size());
+  for (size_t i = 0; i < dims.size(); ++i) out[permutation[i]] = dims[i];
+  return out;
+}
+
+Case MakeFedMatmul(Draw& draw) {
+  Case c;
+  c.kind = "fed_matmul";
+  FedMatmulNode node;
+  FedMatmulSpec& spec = node.spec;
+  spec.a_signed = draw.Coin();
+  spec.b_signed = draw.Coin();
+  spec.a_zero_point = draw.ZeroPoint(spec.a_signed);
+  spec.b_zero_point = draw.ZeroPoint(spec.b_signed);
+  spec.quantizer = draw.Grid();
+  spec.quantizer.quantized = draw.Coin(0.8);
+  spec.multiplier = draw.Coin(0.3) ? 0x1p-9f : draw.Real(0.0001f, 0.01f);
+  // Multiples of 4 are fetched as words; 64 and 32 are the sizes of tiles.
+  const auto size = [&](int64_t most) {
+    return draw.Coin() ? draw.Int(1, most) : draw.Of<int64_t>({4, 32, 60, 64, 68, 128});
+  };
+  const int64_t m = size(140), n = size(140), k = size(100);
+  std::vector<int64_t> a, b;
+  for (int64_t rank = draw.Int(0, 2); rank > 0; --rank) {
+    a.push_back(draw.Int(1, 3));
+    b.push_back(draw.Coin(0.7) ? a.back() : 1);
+    if (draw.Coin(0.2)) a.back() = 1;
+  }
+  if (draw.Coin(0.2)) b.clear();
+  a.insert(a.end(), {m, k});
+  b.insert(b.end(), {k, n});
+  FeedCodes(c, draw, spec.a_signed, Unpermuted(draw, a, node.a_permutation));
+  FeedCodes(c, draw, spec.b_signed, Unpermuted(draw, b, node.b_permutation));
+  Finish(c, node);
+  return c;
+}
+
+Case MakeSoftmax(Draw& draw) {
+  Case c;
+  SoftmaxNode node;
+  node.x_signed = draw.Coin();
+  std::vector<int64_t> dims = draw.Shape(draw.Coin(0.1) ? draw.Int(500, 6000) : draw.Channels());
+  if (draw.Coin(0.3)) dims = {draw.Int(1, 3), draw.Int(1, 20), draw.Int(1, 80)};
+  node.axis = draw.Coin() ? -1 : draw.Int(0, static_cast<int64_t>(dims.size()) - 1);
+  node.quantizer = draw.Grid();
+  node.quantizer.quantized = draw.Coin(0.8);
+  const float decay = draw.Real(0, 0.3f);
+  for (int i = 0; i < 256; ++i) {
+    const float entry = std::exp(-decay * static_cast<float>(i)) * SoftmaxNode::kMaxEntry;
+    node.table.push_back(draw.Coin(0.1) && i > 0 ? 0 : std::max(1, static_cast<int32_t>(entry)));
+  }
+  FeedCodes(c, draw, node.x_signed, dims);
+  Finish(c, node);
+  return c;
 }
 
 Case MakeMaxPool(Draw& draw) {
@@ -338,6 +404,8 @@ const std::map<std::string, Maker>& Makers() {
       {"lookup", MakeLookup},
       {"add", [](Draw& draw) { return MakeBinary(draw, BinaryKind::kAdd); }},
       {"mul", [](Draw& draw) { return MakeBinary(draw, BinaryKind::kMul); }},
+      {"fed_matmul", MakeFedMatmul},
+      {"softmax_codes", MakeSoftmax},
       {"max_pool", MakeMaxPool},
       {"average_pool", MakeAveragePool},
       {"global_average_pool", MakeGlobalAveragePool},

@@ -127,6 +127,35 @@ Case MakeSlice(Draw& draw) {
   return c;
 }
 
+Case MakeSplit(Draw& draw) {
+  Case c;
+  const Dims dims = draw.Shape(draw.Coin() ? 32 : draw.Channels());
+  const auto axis = static_cast<size_t>(draw.Int(0, static_cast<int64_t>(dims.size()) - 1));
+  SplitOp op;
+  op.axis = static_cast<int64_t>(axis) - (draw.Coin() ? static_cast<int64_t>(dims.size()) : 0);
+  op.parts = draw.Int(1, 4);
+  op.part = draw.Int(0, op.parts - 1);
+  int64_t begin = 0;
+  if (draw.Coin()) {
+    int64_t left = dims[axis];
+    for (int64_t i = 0; i < op.parts; ++i) {
+      op.sizes.push_back(i + 1 == op.parts ? left : draw.Int(0, left));
+      if (i < op.part) begin += op.sizes.back();
+      left -= op.sizes.back();
+    }
+  } else {
+    op.uneven = draw.Coin();
+    begin = op.part * ((dims[axis] + op.parts - 1) / op.parts);
+  }
+  FeedAny(c, draw, DrawType(draw), dims);
+  FinishMove(c, op, [&](const Dims& index) {
+    Dims from = index;
+    from[axis] += begin;
+    return OffsetOf(dims, from);
+  });
+  return c;
+}
+
 Case MakePad(Draw& draw) {
   Case c;
   const bool round = draw.Coin();
@@ -426,11 +455,17 @@ using Maker = std::function<Case(Draw&)>;
 
 const std::map<std::string, Maker>& Makers() {
   static const auto& makers = *new std::map<std::string, Maker>{
-      {"copy", MakeCopy},       {"transpose", MakeTranspose},
-      {"slice", MakeSlice},     {"pad", MakePad},
-      {"join", MakeJoin},       {"softmax", MakeSoftmax},
-      {"unary", MakeUnary},     {"float_binary", MakeFloatBinary},
-      {"float_gemm", MakeGemm}, {"float_conv", MakeConv},
+      {"copy", MakeCopy},
+      {"transpose", MakeTranspose},
+      {"slice", MakeSlice},
+      {"split", MakeSplit},
+      {"pad", MakePad},
+      {"join", MakeJoin},
+      {"softmax", MakeSoftmax},
+      {"unary", MakeUnary},
+      {"float_binary", MakeFloatBinary},
+      {"float_gemm", MakeGemm},
+      {"float_conv", MakeConv},
       {"float_pool", MakePool},
   };
   return makers;
