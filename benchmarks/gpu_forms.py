@@ -1,8 +1,8 @@
 """The same networks in the forms that quantizers write, on a GPU, beside torch in fp16.
 
-python benchmarks/gpu_forms.py                                  three networks at batch 1, 16 and 128
+python benchmarks/gpu_forms.py --seconds 540                    what must be measured first, then the rest
+python benchmarks/gpu_forms.py --prepare                        the converted models of that, without a GPU
 python benchmarks/gpu_forms.py --networks resnet50 --forms A,D --batches 1
-python benchmarks/gpu_forms.py --seconds 300
 python benchmarks/gpu_forms.py --device cpu-ep --networks resnet18 --batches 1     does everything still run?
 
 Forms, all of `onnxruntime.quantization.quantize_static`, int8 weights per channel:
@@ -10,6 +10,8 @@ Forms, all of `onnxruntime.quantization.quantize_static`, int8 weights per chann
 - B: symmetric int8 activations, int32 bias; Relu stands between two quantizers.
 - C: as B with the bias in float.
 - D: as C with quantizers in front of layers and of both inputs of an Add, not behind them.
+
+Networks are classifiers at 224x224 and YOLO detectors at 640x640, their heads included.
 
 Times are device times of a run among many (`gpu_networks.py`), tuned, forms and torch in turns at each batch;
 torch runs the float network in fp16, channels last, in a CUDA graph. What was measured stays in a state file,
@@ -21,7 +23,8 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,14 +34,19 @@ import numpy as np
 import onnx
 from gpu_networks import Subject, facts_of, torch
 from gpu_rows import State
-from lowbit.models import build, save
+from lowbit.models import DETECTORS, build, save
 from lowbit.models.calibration import images
 from lowbit.sessions.devices import canonical
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 from results import RESULTS, WORK, Table, write
 
-NETWORKS = ("resnet50", "resnet18", "mobilenetv2")
+NETWORKS = ("resnet50", "resnet18", "mobilenetv2", "mobilenetv3large", "efficientnetb0", *DETECTORS)
+MUST = [
+    *(("resnet50", "A,B,C,D", batch) for batch in (1, 16, 128)),
+    *((network, "A", batch) for network in NETWORKS[3:] for batch in (1, 16)),
+]
+"""What a first run measures, and before anything else: network, forms, batch."""
 _SYMMETRIC = {"activation_type": QuantType.QInt8, "weight_type": QuantType.QInt8, "per_channel": True}
 _IN_FRONT = ["Conv", "Gemm", "Add", "Relu", "Clip", "MaxPool", "GlobalAveragePool"]
 FORMS: dict[str, dict[str, Any]] = {
@@ -59,9 +67,14 @@ CODES = 1.0
 """Share of the outputs that must be the CPU's."""
 
 
+def size_of(network: str) -> int:
+    """Height and width of a network's images."""
+    return 640 if network in DETECTORS else 224
+
+
 class _Images(CalibrationDataReader):  # type: ignore[misc]
-    def __init__(self, name: str) -> None:
-        self._feeds: Iterator[Any] = iter([{name: images(1, 224, seed=seed)} for seed in (1, 2)])
+    def __init__(self, name: str, size: int) -> None:
+        self._feeds: Iterator[Any] = iter([{name: images(1, size, seed=seed)} for seed in (1, 2)])
 
     def get_next(self) -> dict[str, Any] | None:
         return next(self._feeds, None)
@@ -76,59 +89,113 @@ def converted(network: str, form: str) -> Path:
     if not path.exists():
         quantized = WORK / f"{network}_form_{form}.onnx"
         name = onnx.load(source).graph.input[0].name
-        quantize_static(source, quantized, _Images(name), **FORMS[form])
+        quantize_static(source, quantized, _Images(name, size_of(network)), **FORMS[form])
         lowbit.convert(quantized, path, overwrite=True)
     return path
 
 
-def in_torch(model: onnx.ModelProto) -> Callable[[Any], Any]:
-    """The float network as a function of torch, in fp16, channels last."""
-    constants = {
-        each.name: torch.from_numpy(numpy_helper.to_array(each).copy()).cuda().half()
-        for each in model.graph.initializer
-        if each.data_type == onnx.TensorProto.FLOAT
-    }
-    ours = torch.nn.functional
+class InTorch:
+    """The float network as a function of torch, in fp16, channels last.
 
-    def compute(node: onnx.NodeProto, inputs: list[Any]) -> Any:
+    Args:
+        model: Nodes of the kinds that `lowbit.models` writes.
+        torch: The module.
+        device: Where the weights lie.
+        dtype: Of the weights.
+    """
+
+    def __init__(self, model: onnx.ModelProto, torch: Any, device: str, dtype: Any) -> None:
+        self._graph, self._torch = model.graph, torch
+        self._values: dict[str, Any] = {}
+        given = [(each.name, each) for each in model.graph.initializer]
+        for node in model.graph.node:
+            if node.op_type == "Constant":
+                given.append((node.output[0], helper.get_attribute_value(node.attribute[0])))
+        # A captured graph cannot ask a tensor for its numbers.
+        scales = {node.input[2] for node in model.graph.node if node.op_type == "Resize"}
+        for name, tensor in given:
+            array = numpy_helper.to_array(tensor)
+            if array.dtype == np.float32 and name not in scales:
+                self._values[name] = torch.from_numpy(array.copy()).to(device, dtype)
+            else:
+                self._values[name] = array.tolist()
+        for node in model.graph.node:
+            if node.op_type == "Conv":
+                weights = self._values[node.input[1]]
+                self._values[node.input[1]] = weights.to(memory_format=torch.channels_last)
+        # x * sigmoid(x), where nobody else reads the sigmoid, is one kernel of torch.
+        readers = Counter(name for node in model.graph.node for name in node.input)
+        makers = {node.output[0]: node for node in model.graph.node}
+        self._silus = {
+            node.output[0]: gate.input[0]
+            for node in model.graph.node
+            for gate in map(makers.get, node.input)
+            if node.op_type == "Mul" and gate is not None and gate.op_type == "Sigmoid"
+            and gate.input[0] in node.input and readers[gate.output[0]] == 1
+        }  # fmt: skip
+        gates = {name for node in model.graph.node if node.output[0] in self._silus for name in node.input}
+        self._left_out = gates - set(self._silus.values())
+
+    def __call__(self, x: Any) -> Any:
+        """The output for images."""
+        values = {**self._values, self._graph.input[0].name: x}
+        for node in self._graph.node:
+            if node.op_type == "Constant" or node.output[0] in self._left_out:
+                continue
+            if node.output[0] in self._silus:
+                made = self._torch.nn.functional.silu(values[self._silus[node.output[0]]])
+            else:
+                made = self._compute(node, [values[name] if name else None for name in node.input])
+            values.update(zip(node.output, made if isinstance(made, tuple) else [made], strict=True))
+        return values[self._graph.output[0].name]
+
+    def _compute(self, node: onnx.NodeProto, inputs: list[Any]) -> Any:
+        torch, ours = self._torch, self._torch.nn.functional
         attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
-        pads = attributes.get("pads", [0, 0, 0, 0])
-        strides = attributes.get("strides", [1, 1])
-        if pads[:2] != pads[2:]:
-            raise SystemExit(f"{node.name}: pads {pads} are not those of torch")
-        if node.op_type == "Conv":
+        x = inputs[0]
+        if node.op_type in ("Conv", "MaxPool"):
+            pads, strides = attributes.get("pads", [0, 0, 0, 0]), attributes.get("strides", [1, 1])
+            if pads[:2] != pads[2:]:
+                raise SystemExit(f"{node.name}: pads {pads} are not those of torch")
+            if node.op_type == "MaxPool":
+                return ours.max_pool2d(x, attributes["kernel_shape"], strides, pads[:2])
             return ours.conv2d(*inputs, stride=strides, padding=pads[:2], groups=attributes.get("group", 1))
-        if node.op_type == "MaxPool":
-            return ours.max_pool2d(inputs[0], attributes["kernel_shape"], strides, pads[:2])
-        if node.op_type == "Gemm":
-            return ours.linear(inputs[0], inputs[1] if attributes.get("transB") else inputs[1].T, inputs[2])
+        if node.op_type == "Slice":
+            (start,), (end,), (axis,), *step = inputs[1:]
+            assert step in ([], [[1]])
+            return x.narrow(axis, start, min(end, x.shape[axis]) - start)
+        if node.op_type == "Resize":
+            return ours.interpolate(x, scale_factor=inputs[2][2:], mode="nearest")
         simple = {
-            "Relu": lambda: torch.relu_(inputs[0]),
-            "Clip": lambda: inputs[0].clamp_(0, 6),
-            "Add": lambda: inputs[0] + inputs[1],
-            "GlobalAveragePool": lambda: inputs[0].mean((2, 3), keepdim=True),
-            "Flatten": lambda: inputs[0].flatten(1),
+            "Relu": lambda: torch.relu_(x),
+            "Clip": lambda: x.clamp_(0, 6),
+            "Sigmoid": lambda: torch.sigmoid(x),
+            "HardSwish": lambda: ours.hardswish(x),
+            "HardSigmoid": lambda: ours.hardsigmoid(x),  # of alpha 1/6, as it is written here
+            "Add": lambda: x + inputs[1],
+            "Sub": lambda: x - inputs[1],
+            "Mul": lambda: x * inputs[1],
+            "Div": lambda: x / inputs[1],
+            "MatMul": lambda: x @ inputs[1],
+            "Gemm": lambda: ours.linear(x, inputs[1] if attributes.get("transB") else inputs[1].T, inputs[2]),
+            "GlobalAveragePool": lambda: x.mean((2, 3), keepdim=True),
+            "Flatten": lambda: x.flatten(1),
+            "Reshape": lambda: x.reshape(inputs[1]),
+            "Transpose": lambda: x.permute(attributes["perm"]),
+            "Softmax": lambda: torch.softmax(x, attributes["axis"]),
+            "Concat": lambda: torch.cat(inputs, attributes["axis"]),
+            "Split": lambda: torch.split(x, inputs[1], attributes["axis"]),
         }
         return simple[node.op_type]()
-
-    def run(x: Any) -> Any:
-        values = {**constants, model.graph.input[0].name: x}
-        for node in model.graph.node:
-            values[node.output[0]] = compute(node, [values[name] for name in node.input if name in values])
-        return values[model.graph.output[0].name]
-
-    for node in model.graph.node:
-        if node.op_type == "Conv":
-            constants[node.input[1]] = constants[node.input[1]].to(memory_format=torch.channels_last)
-    return run
 
 
 class TorchSubject:
     """A network of torch in a CUDA graph."""
 
     def __init__(self, network: str, batch: int) -> None:
-        run = in_torch(onnx.load(WORK / f"{network}_float_batch.onnx"))
-        x = torch.from_numpy(images(batch, 224, seed=3)).cuda().half().to(memory_format=torch.channels_last)
+        run = InTorch(onnx.load(WORK / f"{network}_float_batch.onnx"), torch, "cuda", torch.float16)
+        x = torch.from_numpy(images(batch, size_of(network), seed=3)).cuda().half()
+        x = x.to(memory_format=torch.channels_last)
         torch.backends.cudnn.benchmark = True
         with torch.no_grad():
             stream = torch.cuda.Stream()
@@ -155,7 +222,7 @@ class TorchSubject:
 
 def measure(network: str, forms: list[str], batch: int, device: str, rounds: int) -> dict[str, Any]:
     """Rounds of microseconds by form, and what else there is to know of each."""
-    feed = images(batch, 224, seed=3)
+    feed = images(batch, size_of(network), seed=3)
     out: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as cache:
         subjects: dict[str, Any] = {}
@@ -212,15 +279,28 @@ NOTES = [
 ]
 
 
+def places(options: argparse.Namespace) -> Iterator[tuple[str, list[str], int]]:
+    """What is measured, in order: network, forms, batch."""
+    if options.networks is options.forms is options.batches is None:
+        for network, forms, batch in MUST:
+            yield network, forms.split(","), batch
+        if options.prepare:
+            return
+    for batch in map(int, (options.batches or "1,16,128").split(",")):
+        for network in (options.networks or ",".join(NETWORKS)).split(","):
+            yield network, (options.forms or ",".join(FORMS)).split(","), batch
+
+
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--networks", default=",".join(NETWORKS), help="(default: %(default)s)")
-    parser.add_argument("--forms", default=",".join(FORMS), help="(default: %(default)s)")
-    parser.add_argument("--batches", default="1,16,128")
+    parser.add_argument("--networks", help=f"(default: {','.join(NETWORKS)})")
+    parser.add_argument("--forms", help=f"(default: {','.join(FORMS)})")
+    parser.add_argument("--batches", help="(default: 1,16,128)")
+    parser.add_argument("--prepare", action="store_true", help="only write the models that are missing")
     parser.add_argument("--rounds", type=int, default=7, help="blocks of 50 ms each (default: 7)")
     parser.add_argument(
         "--seconds", type=float, default=float("inf"), help="time after which nothing is begun"
@@ -230,18 +310,22 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="what is measured, where there is no git")
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
+    if options.prepare:
+        for network, forms, _ in places(options):
+            for form in forms:
+                if time.monotonic() < end:
+                    print(converted(network, form), flush=True)
+        return
     device = canonical(options.device)
     facts = facts_of(device)
     state = State(options.state, {**facts, "commit": options.commit})
-    forms = options.forms.split(",")
-    for batch in map(int, options.batches.split(",")):
-        for network in options.networks.split(","):
-            key = f"{network} {batch}"
-            missing = set(forms) - state.places.get(key, {"names": {}})["names"].keys()
-            if missing and time.monotonic() < end:
-                names = measure(network, forms, batch, device, options.rounds)
-                state.add(key, {"network": network, "batch": batch, "names": names})
-                print(tables({key: state.places[key]})[0].markdown(), flush=True)
+    for network, forms, batch in places(options):
+        key = f"{network} {batch}"
+        missing = set(forms) - state.places.get(key, {"names": {}})["names"].keys()
+        if missing and time.monotonic() < end:
+            names = measure(network, forms, batch, device, options.rounds)
+            state.add(key, {"network": network, "batch": batch, "names": names})
+            print(tables({key: state.places[key]})[0].markdown(), flush=True)
     write(
         "gpu_forms",
         "Forms of quantized models on a GPU",

@@ -77,7 +77,9 @@ def build(
     if w_bits is None and a_bits is None:
         return builders[name](image, batch, classes)
     if name in FLOAT_NETWORKS:
-        raise ValueError(f"{name} is built in float32 alone; quantize it with a tool, such as lowbit quantize")
+        raise ValueError(
+            f"{name} is built in float32 alone; quantize it with a tool, such as lowbit quantize"
+        )
     if w_bits is None or a_bits is None or not 1 <= w_bits <= 8 or not 1 <= a_bits <= 8:
         raise ValueError(f"widths must be 1..8, or both None for float32; got {w_bits} and {a_bits}")
     model, statistics = _calibrated(name, image, classes)

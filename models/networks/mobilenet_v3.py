@@ -14,7 +14,12 @@ _OPSET = 17
 
 
 def _classifier(
-    name: str, seed: int, add: Callable[[GraphBuilder, str, int], str], image: int, batch: int | str, classes: int
+    name: str,
+    seed: int,
+    add: Callable[[GraphBuilder, str, int], str],
+    image: int,
+    batch: int | str,
+    classes: int,
 ) -> onnx.ModelProto:
     g = GraphBuilder(name, seed, _OPSET)
     logits = add(g, g.known("input", [1, 3, image, image]), classes)

@@ -26,8 +26,8 @@ PARAMETERS = {
     # 5,483,032 and 5,288,548 in torchvision.
     "mobilenetv3large": 5_470_832,
     "efficientnetb0": 5_267_540,
-    # As published for the fused networks (3.2, 2.6, 9.4 and 20.1 M), the fixed weights of the boxes' distances
-    # among them.
+    # As published for the fused networks (3.2, 2.6, 9.4 and 20.1 M), the fixed weights of the distances among
+    # them.
     "yolov8n": 3_151_904,
     "yolo11n": 2_616_248,
     "yolo11s": 9_443_760,

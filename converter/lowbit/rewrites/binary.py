@@ -1,4 +1,4 @@
-"""What Add and Mul of two quantized tensors have in common."""
+"""What Add, Sub and Mul of two quantized tensors have in common."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.constants import constant
+from lowbit.graph.constants import Array, constant
 from lowbit.graph.normal_form import rank_of
 from lowbit.graph.reasons import Refusal
 from lowbit.lowering.lowering import Lowering
@@ -51,7 +51,7 @@ class BinaryRegion(Region):
 
     @property
     def core(self) -> ir.Node:  # type: ignore[override]
-        """The Add or Mul."""
+        """The Add, Sub or Mul."""
         return self.clipped.core
 
     @property
@@ -69,15 +69,16 @@ class BinaryRegion(Region):
     def write(self, lowering: Lowering, a: Stored, b: Stored, order: Order, **geometry: Any) -> ir.Value:
         """Writes the node for two stored operands, its output in an order of axes."""
         output, attributes = self.clipped.output(lowering)
+        b_value, b_zero_point = self.second(lowering, b)
         value = lowering.node(
             self.op_type,
             {
                 "a": a.value,
                 "a_scale": self.a.grid.scale,
                 "a_zero_point": lowering.zero_point(a, self.a.grid),
-                "b": b.value,
+                "b": b_value,
                 "b_scale": self.b.grid.scale,
-                "b_zero_point": lowering.zero_point(b, self.b.grid),
+                "b_zero_point": b_zero_point,
                 **(output.inputs if output else {}),
             },
             {"a_encoding": a.encoding, "b_encoding": b.encoding, **geometry, **attributes},
@@ -88,6 +89,10 @@ class BinaryRegion(Region):
         )
         self.clipped.define(lowering, value, output, order)
         return value
+
+    def second(self, lowering: Lowering, b: Stored) -> tuple[ir.Value, Array]:
+        """The codes and the zero point of the second operand as the node reads them."""
+        return b.value, lowering.zero_point(b, self.b.grid)
 
     def _order(self, lowering: Lowering, rank: int) -> Order:
         """As both operands of full rank are stored; else channels last if one of them is.
@@ -140,7 +145,12 @@ def read_operands(context: Context, node: ir.Node) -> tuple[Activation, Activati
     return b if isinstance(b, Refusal) else (a, b)
 
 
-def match_binary(context: Context, sink: ir.Node, onnx_op: str, op_type: str) -> Region | Refusal | None:
+_RESULTS = {"Add": np.add, "Mul": np.multiply, "Sub": np.subtract}
+
+
+def match_binary(
+    context: Context, sink: ir.Node, onnx_op: str, op_type: str, made: type[BinaryRegion] = BinaryRegion
+) -> Region | Refusal | None:
     """A binary op between two quantized tensors, with a quantizer behind it."""
     clipped = clipped_at(context.form, sink, (onnx_op,), laws=True)
     if clipped is None:
@@ -154,7 +164,7 @@ def match_binary(context: Context, sink: ir.Node, onnx_op: str, op_type: str) ->
     if max(rank_of(a.codes) or 0, rank_of(b.codes) or 0) == 0:
         return Refusal("both operands are scalars")
     pairs = np.meshgrid(real_numbers(a), real_numbers(b))
-    refusal = clipped.refuse_rounding(np.add(*pairs) if onnx_op == "Add" else np.multiply(*pairs))
+    refusal = clipped.refuse_rounding(_RESULTS[onnx_op](*pairs))
     if refusal is not None:
         return refusal
-    return BinaryRegion(op_type, clipped, a, b, clipped.nodes)
+    return made(op_type, clipped, a, b, clipped.nodes)

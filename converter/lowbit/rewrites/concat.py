@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from lowbit.graph.attributes import from_front, get_int
 from lowbit.graph.constants import constant
-from lowbit.graph.normal_form import Quantization, is_op, rank_of
+from lowbit.graph.normal_form import NormalForm, Quantization, is_op, rank_of
 from lowbit.graph.opsets import has_code_kernel
 from lowbit.graph.quantization import CODE_TYPES, CodeRange, Grid
 from lowbit.graph.reasons import Refusal
@@ -97,6 +97,35 @@ class ConcatRegion(Region):
         return max(orders, key=orders.__getitem__, default=identity(rank))
 
 
+def _unsplit(form: NormalForm, operands: list[Activation], axis: int) -> list[Activation]:
+    """Operands that are all parts of one Split along the same axis, in order, become what it cuts.
+
+    As where half of the channels of a block are joined with what is made of the other half.
+    """
+    joined: list[Activation] = []
+    while operands:
+        first = operands[0]
+        node = first.codes.producer()
+        if node is not None and is_op(node, "Split"):
+            whole, parts = node.inputs[0], operands[: len(node.outputs)]
+            code_range = None if whole is None else form.code_range(whole)
+            rank = None if whole is None else rank_of(whole)
+            if (
+                whole is not None
+                and code_range is not None
+                and rank is not None
+                and from_front(get_int(node, "axis", 0), rank) == axis
+                and [part.codes for part in parts] == list(node.outputs)
+                and all(part.grid.equals(first.grid) for part in parts)
+            ):
+                joined.append(Activation(whole, first.grid, code_range))
+                operands = operands[len(parts) :]
+                continue
+        joined.append(first)
+        operands = operands[1:]
+    return joined
+
+
 def _bounds(copied: list[Stored], output: CodesOutput, *, all_copied: bool) -> dict[str, Any]:
     """The attributes that decide whether codes on the output's grid are copied, or clipped one by one.
 
@@ -154,7 +183,7 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     return ConcatRegion(
         clipped.core,
         clipped.nodes,
-        operands,
+        _unsplit(form, operands, axis),
         axis,
         clipped.result,
         clipped.quantization,
