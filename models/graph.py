@@ -26,10 +26,12 @@ class GraphBuilder:
         name: Name of the graph; tensors are called `<op>_<number>`.
         seed: Seed of the weights.
         opset: Version of ONNX's operators.
+        gain: Factor on everything that is drawn, where a deep network without normalization would grow.
     """
 
-    def __init__(self, name: str, seed: int, opset: int = OPSET) -> None:
+    def __init__(self, name: str, seed: int, opset: int = OPSET, gain: float = 1.0) -> None:
         self.name, self.opset = name, opset
+        self._gain = gain
         self._random = np.random.default_rng(seed)
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: list[onnx.TensorProto] = []
@@ -116,7 +118,9 @@ class GraphBuilder:
 
     def normal(self, shape: Sequence[int], deviation: float) -> FloatArray:
         """Draws float32 values of a normal distribution around 0."""
-        return self._random.standard_normal(tuple(shape), dtype=np.float32) * np.float32(deviation)
+        return self._random.standard_normal(tuple(shape), dtype=np.float32) * np.float32(
+            deviation * self._gain
+        )
 
     def conv(
         self,

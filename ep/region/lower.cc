@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
+#include <type_traits>
 
 #include "core/status.h"
 
@@ -11,6 +12,19 @@ namespace {
 
 const Value* ValueAt(const Graph& graph, const std::vector<ValueId>& ids, size_t i) {
   return i < ids.size() && ids[i] != kAbsent ? &graph.values[static_cast<size_t>(ids[i])] : nullptr;
+}
+
+CutFunction CutOf(const StandardNode& node) {
+  return std::visit(
+      [](const auto& op) -> CutFunction {
+        using Op = std::decay_t<decltype(op)>;
+        if constexpr (std::is_same_v<Op, SliceOp> || std::is_same_v<Op, SplitOp>) {
+          return [op](std::span<const int64_t> x) { return RangesOf(op, x); };
+        } else {
+          return nullptr;
+        }
+      },
+      node);
 }
 
 bool IsSplit(const Node& node) { return node.domain.empty() && node.op == "Split"; }
@@ -147,6 +161,7 @@ class Lowering {
       const StandardNode standard = ReadStandard(graph_, node);
       AppendFed(node, FedInputs(standard, node.inputs.size()), op);
       if (const auto* reshape = std::get_if<ReshapeOp>(&standard)) op.reshape = *reshape;
+      op.cut = CutOf(standard);
     });
     op.nodes.push_back(&node);
     op.output = node.outputs[GivenOutput(node)];

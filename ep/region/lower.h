@@ -3,6 +3,7 @@
 // models by them: what they are fed is still checked.)
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -33,9 +34,13 @@ StandardNode ReadStandard(const Graph& graph, const Node& node);
 // ReadStandard says.
 bool NamesReshape(const Node& node);
 
+// What a node that takes a part of its input takes of each dim. Throws Error.
+using CutFunction = std::function<std::vector<SliceRange>(std::span<const int64_t> x)>;
+
 struct LoweredOp {
   std::vector<const Node*> nodes;    // one, or several that are fused
   std::optional<ReshapeOp> reshape;  // where it is set, `output` lies where `fed[0]` does
+  CutFunction cut;                   // of a Slice and of a Split
   std::vector<ValueId> fed;
   ValueId output = kAbsent;
   bool is_needed = true;  // where it is not, `nodes` is one node

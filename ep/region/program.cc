@@ -149,6 +149,7 @@ class Compiler {
         made.step = CreateStep(op);
       }
       made.reshape = std::move(op.reshape);
+      made.cut = std::move(op.cut);
       made.fed = std::move(op.fed);
       made.output = op.output;
     } catch (const Error& e) {

@@ -18,17 +18,41 @@ size_t BytesOf(const TensorShape& tensor) {
   return static_cast<size_t>(CheckedProduct(ElementCount(tensor.dims), size, "the bytes of a tensor"));
 }
 
+// Of the tensors that a region is fed, which is what a step may expect of any.
+constexpr size_t kFedAlignment = 16;
+
+// The offset in elements where what `ranges` take of x lies in one piece.
+std::optional<int64_t> OffsetOfPiece(const std::vector<SliceRange>& ranges, std::span<const int64_t> x) {
+  int64_t offset = 0, stride = 1;
+  bool is_cut = false;  // by a dim further inside
+  for (size_t i = x.size(); i-- > 0;) {
+    const SliceRange& range = ranges[i];
+    if (range.count != 1 && (is_cut || range.step != 1)) return std::nullopt;
+    is_cut = is_cut || range.count != x[i];
+    offset += range.begin * stride;
+    stride *= x[i];
+  }
+  return offset;
+}
+
 class Planner {
  public:
   Planner(std::shared_ptr<const CompiledRegion> region, std::span<const TensorShape> inputs)
       : region_(std::move(region)),
         shapes_(region_->values),
         storage_(region_->values),
+        offsets_(region_->values),
+        leaves_(region_->values),
         homes_(region_->values),
         lifetime_of_(region_->values) {
     Require(inputs.size() == region_->inputs.size(), "the region has ", region_->inputs.size(),
             " inputs, got shapes of ", inputs.size());
     plan_.inputs.assign(inputs.begin(), inputs.end());
+    for (const CompiledRegion::Output& output : region_->outputs) leaves_[At(output.value)] = true;
+    for (size_t i = region_->ops.size(); i-- > 0;) {
+      const CompiledRegion::Op& op = region_->ops[i];
+      if (op.reshape && leaves_[At(op.output)]) leaves_[At(op.fed[0])] = true;
+    }
   }
 
   RegionPlan Make() {
@@ -45,13 +69,27 @@ class Planner {
  private:
   static size_t At(ValueId id) { return static_cast<size_t>(id); }
 
-  // The value in whose memory `id` lies: itself, unless reshapes made it of another.
+  // The value in whose memory `id` lies: itself, unless reshapes made it of another, or it is a piece of one.
   size_t Root(ValueId id) const { return At(storage_[At(id)]); }
 
-  void Describe(ValueId id, const TensorShape& shape, ValueId storage) {
+  void Describe(ValueId id, const TensorShape& shape, ValueId storage, size_t offset = 0) {
     BytesOf(shape);
     shapes_[At(id)] = shape;
     storage_[At(id)] = storage;
+    offsets_[At(id)] = offset;
+  }
+
+  bool IsPiece(ValueId id) const { return Root(id) != At(id); }  // of the output of a step
+
+  // Where in the memory of its input the output of `op` lies, if it is a piece of a tensor of the workspace.
+  std::optional<size_t> PieceOffset(const CompiledRegion::Op& op, const TensorShape& x) const {
+    if (!op.cut || leaves_[At(op.output)]) return std::nullopt;
+    const size_t root = Root(op.fed[0]);
+    if (homes_[root] || leaves_[root]) return std::nullopt;
+    const std::optional<int64_t> elements = OffsetOfPiece(op.cut(x.dims), x.dims);
+    if (!elements) return std::nullopt;
+    const size_t offset = offsets_[At(op.fed[0])] + static_cast<size_t>(*elements) * ElementSize(x.type);
+    return offset % kFedAlignment == 0 ? std::optional(offset) : std::nullopt;
   }
 
   // What is there before the first step. An initializer that is an input as well counts as an initializer.
@@ -81,13 +119,15 @@ class Planner {
       try {
         const std::vector<TensorShape> fed = FedShapes(op);
         if (op.reshape) {
-          Describe(op.output, OutputOf(StandardNode(*op.reshape), fed), storage_[At(op.fed[0])]);
+          Describe(op.output, OutputOf(StandardNode(*op.reshape), fed), storage_[At(op.fed[0])],
+                   offsets_[At(op.fed[0])]);
           continue;
         }
         const TensorShape y = op.step != nullptr ? op.step->Output(fed) : op.shape(fed);
         Require(!op.output_type || y.type == *op.output_type, "the graph declares an output of type ",
                 TypeName(op.output_type.value_or(y.type)), ", the node makes ", TypeName(y.type));
-        Describe(op.output, y, op.output);
+        const std::optional<size_t> offset = op.step != nullptr ? PieceOffset(op, fed[0]) : std::nullopt;
+        Describe(op.output, y, offset ? storage_[At(op.fed[0])] : op.output, offset.value_or(0));
       } catch (const Error& e) {
         Fail(op.name, ": ", e.what());
       }
@@ -139,7 +179,11 @@ class Planner {
     planned.step = &step;
     planned.plan = step.Plan(fed_shapes);
     planned.fed_shapes.assign(fed_shapes.begin(), fed_shapes.end());
-    for (const ValueId id : fed) planned.fed.push_back(Use(id));
+    std::vector<size_t>& offsets = fed_offsets_.emplace_back();
+    for (const ValueId id : fed) {
+      planned.fed.push_back(Use(id));
+      offsets.push_back(offsets_[At(id)]);
+    }
     planned.output = output;
     planned.workspace_at = lifetimes_.size();
     const int now = static_cast<int>(plan_.steps.size());
@@ -167,7 +211,8 @@ class Planner {
     const auto reads =
         std::count_if(op.fed.begin(), op.fed.end(), [&](ValueId id) { return Root(id) == from; });
     if (homes_[from] || homes_[to] || last_readers[from] != &op || reads != 1 ||
-        BytesOf(shapes_[from]) != BytesOf(shapes_[to])) {
+        BytesOf(shapes_[from]) != BytesOf(shapes_[to]) ||
+        BytesOf(shapes_[At(op.fed[*over])]) != BytesOf(shapes_[to])) {
       return;
     }
     lifetime_of_[to] = lifetime_of_[from];
@@ -177,7 +222,7 @@ class Planner {
     const std::vector<const CompiledRegion::Op*> last_readers = LastReaders();
     const CompiledRegion::Op* before = nullptr;  // of the last step, where that goes with no other yet
     for (const CompiledRegion::Op& op : region_->ops) {
-      if (op.step == nullptr || IsEmpty(op.output)) continue;
+      if (op.step == nullptr || IsPiece(op.output) || IsEmpty(op.output)) continue;
       PlaceOver(op, last_readers);
       try {
         AddStep(op.name, op.nodes, *op.step, op.fed, FedShapes(op), Use(op.output));
@@ -191,8 +236,10 @@ class Planner {
   // The last two steps as one launch, where the back end can. What the second makes is then alive beside what
   // the first is fed.
   bool PutTogether(const CompiledRegion::Op& first, const CompiledRegion::Op& second) {
-    if (second.fed.size() != 1 || Root(second.fed[0]) != Root(first.output) || second.step->Overwrites())
+    if (second.fed.size() != 1 || Root(second.fed[0]) != Root(first.output) || second.step->Overwrites() ||
+        BytesOf(shapes_[At(second.fed[0])]) != BytesOf(shapes_[At(first.output)])) {
       return false;
+    }
     PlannedStep &a = plan_.steps[plan_.steps.size() - 2], &b = plan_.steps.back();
     a.with_next = region_->backend->PlanTogether(*first.step, a.fed_shapes, *second.step, b.fed_shapes);
     if (a.with_next == nullptr) return false;
@@ -216,8 +263,12 @@ class Planner {
     const auto place = [&](Location& location) {
       if (location.kind == Location::Kind::kWorkspace) location.at = memory.offsets[location.at];
     };
-    for (PlannedStep& step : plan_.steps) {
-      std::for_each(step.fed.begin(), step.fed.end(), place);
+    for (size_t s = 0; s < plan_.steps.size(); ++s) {
+      PlannedStep& step = plan_.steps[s];
+      for (size_t i = 0; i < step.fed.size(); ++i) {
+        place(step.fed[i]);
+        if (step.fed[i].kind == Location::Kind::kWorkspace) step.fed[i].at += fed_offsets_[s][i];
+      }
       place(step.output);
       step.workspace_at = memory.offsets[step.workspace_at];
     }
@@ -225,11 +276,14 @@ class Planner {
 
   std::shared_ptr<const CompiledRegion> region_;
   RegionPlan plan_;
-  std::vector<TensorShape> shapes_;                 // by value, as the three below
+  std::vector<TensorShape> shapes_;                 // by value, as the five below
   std::vector<ValueId> storage_;                    // see Root
+  std::vector<size_t> offsets_;                     // bytes from where the root begins
+  std::vector<bool> leaves_;                        // what an output of the region lies in
   std::vector<std::optional<Location>> homes_;      // of roots outside the workspace
   std::vector<std::optional<size_t>> lifetime_of_;  // of roots in the workspace
   std::vector<size_t> copied_;                      // outputs that are copied at the end
+  std::vector<std::vector<size_t>> fed_offsets_;    // by step: of what it is fed
   std::vector<Lifetime> lifetimes_;                 // of tensors and of the steps' scratch memory
 };
 

@@ -12,6 +12,7 @@
 #include "core/nodes/standard_nodes.h"
 #include "ep/region/backend.h"
 #include "ep/region/graph.h"
+#include "ep/region/lower.h"
 #include "ep/region/program.h"
 
 namespace lowbit::ep {
@@ -23,6 +24,8 @@ struct CompiledRegion {
     std::vector<std::string> nodes;    // the names alone
     std::optional<ReshapeOp> reshape;  // no step: `output` lies where fed[0] does
     std::unique_ptr<Step> step;
+    // Set where the step takes a part of fed[0]: it need not run where that lies in one piece.
+    CutFunction cut;
     // No step and no reshape: nobody needs the output, whose shape only says whether the node could run.
     std::function<TensorShape(std::span<const TensorShape>)> shape;
     std::vector<ValueId> fed;

@@ -101,11 +101,27 @@ class GraphBuilder {
     inputs.insert(inputs.end(), parts.begin(), parts.end());
     return AddNode("LowBitConcat", kDomain, inputs, {{"axis", int64_t{-1}}});
   }
+  ValueId AddInts(const std::vector<int64_t>& values) {
+    const ValueId id = AddValue(std::nullopt);
+    graph.values.back().constant_ints = values;
+    graph.values.back().dims = std::vector<int64_t>{static_cast<int64_t>(values.size())};
+    return id;
+  }
   ValueId Reshape(ValueId x, const std::vector<int64_t>& dims) {
-    const ValueId shape = AddValue(std::nullopt);
-    graph.values.back().constant_ints = dims;
-    graph.values.back().dims = std::vector<int64_t>{static_cast<int64_t>(dims.size())};
-    return AddNode("Reshape", "", {x, shape});
+    return AddNode("Reshape", "", {x, AddInts(dims)});
+  }
+  ValueId Transpose(ValueId x, const std::vector<int64_t>& perm) {
+    return AddNode("Transpose", "", {x}, {{"perm", perm}});
+  }
+  // The parts in order.
+  std::vector<ValueId> Split(ValueId x, int64_t axis, const std::vector<int64_t>& sizes) {
+    AddNode("Split", "", {x, AddInts(sizes)}, {{"axis", axis}});
+    const size_t node = graph.nodes.size() - 1;
+    while (graph.nodes[node].outputs.size() < sizes.size()) {
+      const ValueId part = AddValue();
+      graph.nodes[node].outputs.push_back(part);
+    }
+    return graph.nodes[node].outputs;
   }
   ValueId Foreign(const std::vector<ValueId>& inputs) { return AddNode("Foreign", "elsewhere", inputs); }
 
@@ -140,6 +156,28 @@ struct NodeOperator {
   }
 };
 
+// The elements of x that begin at `begin` along an axis, as many as `y` has; or those of x under permuted dims.
+inline void EvaluateMove(const Tensor& x, Tensor& y, const std::vector<int64_t>& begin,
+                         const std::vector<int64_t>& perm) {
+  const std::vector<int64_t>&from = x.shape.dims, &to = y.shape.dims;
+  std::vector<int64_t> index(to.size(), 0);
+  for (uint8_t& byte : y.bytes) {
+    int64_t offset = 0;
+    for (size_t d = 0; d < from.size(); ++d) {
+      int64_t at = 0;
+      for (size_t i = 0; i < to.size(); ++i) {
+        if (perm[i] == static_cast<int64_t>(d)) at = index[i] + begin[i];
+      }
+      offset = offset * from[d] + at;
+    }
+    byte = x.bytes[static_cast<size_t>(offset)];
+    for (size_t d = to.size(); d-- > 0;) {
+      if (++index[d] < to[d]) break;
+      index[d] = 0;
+    }
+  }
+}
+
 // The outputs of a graph, one node after the other, every tensor in memory of its own.
 inline std::vector<Tensor> Evaluate(const Graph& graph, const std::vector<Tensor>& inputs) {
   std::map<ValueId, Tensor> tensors;
@@ -155,7 +193,30 @@ inline std::vector<Tensor> Evaluate(const Graph& graph, const std::vector<Tensor
   };
   InlineThreadPool pool;
   for (const Node& node : graph.nodes) {
+    if (node.op == "Split") {
+      const Tensor x = tensor(node.inputs[0]);
+      const std::vector<int64_t>& sizes = *graph.values[static_cast<size_t>(node.inputs[1])].constant_ints;
+      const auto rank = static_cast<int64_t>(x.shape.dims.size());
+      const int64_t axis = (std::get<int64_t>(node.attributes.at("axis")) + rank) % rank;
+      std::vector<int64_t> begin(x.shape.dims.size(), 0), perm;
+      for (int64_t i = 0; i < rank; ++i) perm.push_back(i);
+      for (size_t i = 0; i < sizes.size(); ++i) {
+        TensorShape shape = x.shape;
+        shape.dims[static_cast<size_t>(axis)] = sizes[i];
+        EvaluateMove(x, tensors[node.outputs[i]] = Tensor(shape), begin, perm);
+        begin[static_cast<size_t>(axis)] += sizes[i];
+      }
+      continue;
+    }
     Tensor& y = tensors[node.outputs[0]];
+    if (node.op == "Transpose") {
+      const Tensor& x = tensor(node.inputs[0]);
+      const auto& perm = std::get<std::vector<int64_t>>(node.attributes.at("perm"));
+      TensorShape shape = x.shape;
+      for (size_t i = 0; i < perm.size(); ++i) shape.dims[i] = x.shape.dims[static_cast<size_t>(perm[i])];
+      EvaluateMove(x, y = Tensor(shape), std::vector<int64_t>(perm.size(), 0), perm);
+      continue;
+    }
     if (node.domain.empty()) {
       const Tensor& x = tensor(node.inputs[0]);
       const std::vector shapes = {x.shape};

@@ -192,6 +192,94 @@ void TestRandomGraphs() {
   }
 }
 
+// Sizes that add up to `total`, 0 among them.
+std::vector<int64_t> DrawParts(int64_t total, std::mt19937& random) {
+  std::vector<int64_t> sizes;
+  for (size_t i = random() % 4; i > 0; --i) {
+    sizes.push_back(static_cast<int64_t>(random()) % (total + 1));
+    total -= sizes.back();
+  }
+  sizes.push_back(total);
+  return sizes;
+}
+
+// Random dims, cut along a random axis; parts are read, joined again, transposed, left unread, cut again or
+// leave the region.
+void TestParts() {
+  std::mt19937 random(11);
+  const auto draw = [&](int64_t most) { return 1 + static_cast<int64_t>(random()) % most; };
+  for (int round = 0; round < 300; ++round) {
+    GraphBuilder builder;
+    const std::vector<int64_t> dims = {draw(3), draw(20), draw(3) * (random() % 2 == 0 ? 16 : draw(12))};
+    ValueId x = builder.AddInput();
+    if (random() % 4 != 0) x = builder.Lookup(x, 1);
+    if (random() % 3 == 0) x = builder.Reshape(x, {0, 0, -1});
+    const size_t axis = 1 + random() % 2;
+    const std::vector<int64_t> sizes = DrawParts(dims[axis], random);
+    const int64_t stated = static_cast<int64_t>(axis) - (random() % 2 == 0 ? 3 : 0);
+    const std::vector<ValueId> parts = builder.Split(x, stated, sizes);
+    std::vector<ValueId>& outputs = builder.graph.outputs;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      switch (random() % 6) {
+        case 0:
+          outputs.push_back(parts[i]);
+          break;
+        case 1:
+          break;
+        case 2:
+          outputs.push_back(builder.Lookup(builder.Transpose(parts[i], {0, 2, 1}), 3));
+          break;
+        case 3:
+          for (const ValueId inner : builder.Split(parts[i], stated, DrawParts(sizes[i], random))) {
+            outputs.push_back(builder.Lookup(inner, 4));
+          }
+          break;
+        case 4:
+          outputs.push_back(builder.Reshape(builder.Reshape(parts[i], {0, -1}), {0, dims[1], -1}));
+          if (axis != 2 || sizes[i] == 0) outputs.back() = parts[i];
+          break;
+        default:
+          outputs.push_back(builder.Concat({parts[i], builder.Lookup(parts[i], 5)}));
+      }
+    }
+    if (outputs.empty()) outputs.push_back(builder.Lookup(x, 6));
+    if (random() % 5 == 0) outputs.push_back(x);
+    const auto program = Program::Compile(builder.graph, CreateCpuBackend({}));
+    for (const int64_t batch : {dims[0], int64_t{1}, int64_t{0}, int64_t{4}}) {
+      const std::vector<Tensor> inputs = {RandomTensor({batch, dims[1], dims[2]}, random)};
+      Expect(Equal(RunProgram(*program, inputs), Evaluate(builder.graph, inputs)),
+             "parts of a Split, round " + std::to_string(round));
+    }
+    const auto backend = CreateCpuBackend({});
+    const std::vector<uint8_t> kept =
+        SaveCompiled(builder.graph, *Program::Compile(builder.graph, backend), *backend);
+    const std::vector<Tensor> inputs = {RandomTensor(dims, random)};
+    Expect(Equal(RunProgram(*LoadCompiled(kept, backend), inputs), Evaluate(builder.graph, inputs)),
+           "a compiled model keeps which part is which");
+  }
+}
+
+// Parts along the first dim that is not 1 lie in the whole: no step.
+void TestPartsInPlace() {
+  std::mt19937 random(12);
+  GraphBuilder builder;
+  const ValueId x = builder.Lookup(builder.AddInput(), 1);
+  for (const ValueId part : builder.Split(x, 1, {2, 3}))
+    builder.graph.outputs.push_back(builder.Lookup(part, 2));
+  const auto program = Program::Compile(builder.graph, CreateCpuBackend({}));
+  const auto steps = [&](const std::vector<int64_t>& dims) {
+    const std::vector<Tensor> inputs = {RandomTensor(dims, random)};
+    Expect(Equal(RunProgram(*program, inputs), Evaluate(builder.graph, inputs)), "parts in the whole");
+    return program->PlanFor(ShapesOf(inputs))->steps.size();
+  };
+  Expect(steps({1, 5, 16}) == 3, "parts that lie in one piece are no steps");
+  Expect(steps({2, 5, 16}) == 5, "parts that lie in two pieces are copied");
+  Expect(steps({1, 5, 6}) == 4, "a part that is not aligned is copied");
+  const std::string error = ErrorOf([&] { steps({1, 6, 16}); });
+  Expect(Contains(error, "Split") && Contains(error, "have the sizes [2, 3]"),
+         "parts that are not all: " + error);
+}
+
 // Blocks with a shortcut around each: the sums lie where the shortcuts did.
 void TestOverwriting() {
   std::mt19937 random(3);
@@ -1100,6 +1188,8 @@ int main() {
   TestMemoryPlanOfChain();
   TestMemoryPlanOverflow();
   TestRandomGraphs();
+  TestParts();
+  TestPartsInPlace();
   TestOverwriting();
   TestStepsTogether();
   TestErrorsNameTheNode();

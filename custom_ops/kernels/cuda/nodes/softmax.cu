@@ -10,21 +10,22 @@ namespace {
 
 constexpr int kWarp = 32, kTableSize = 256;
 
-struct CodeSoftmaxParams : Tensors<uint8_t, void> {  // count: codes
-  unsigned rows = 0, size = 0;                       // softmax runs over `size` codes
-  FastDivisor inner;                                 // which lie this far apart
-  uint32_t flip = 0;                                 // four times 128 where codes are signed
+struct CodeSoftmaxParams : Tensors<uint8_t, uint8_t> {  // count: codes
+  unsigned rows = 0, size = 0;                          // softmax runs over `size` codes
+  FastDivisor inner;                                    // which lie this far apart
+  uint32_t flip = 0;                                    // four times 128 where codes are signed
   const int32_t* table = nullptr;
-  bool quantized = true;
   float scale = 1;
   CodeRounder rounder;
 };
 
-// All threads of a group of kGroup, a warp or the block, get the combination of their values.
+// All threads of a group of kGroup, a part of a warp, one or the block, get the combination of their values.
 template <int kGroup, typename T, typename Combine>
 __device__ __forceinline__ T CombineGroup(T v, const Combine& combine) {
 #pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) v = combine(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
+  for (int step = (kGroup < kWarp ? kGroup : kWarp) / 2; step > 0; step /= 2) {
+    v = combine(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
+  }
   if constexpr (kGroup > kWarp) {
     __shared__ T of_warp[kGroup / kWarp];
     __syncthreads();
@@ -42,16 +43,6 @@ __device__ __forceinline__ float MultiplierOf(const CodeSoftmaxParams& p, int64_
   return __fdiv_rn(1.0f, __fmul_rn(static_cast<float>(sum), p.scale));
 }
 
-template <int kCodes, typename Value>
-__device__ __forceinline__ void Store(const CodeSoftmaxParams& p, int64_t at, const Value& value) {
-  if (p.quantized) {
-    StoreCodes(static_cast<uint8_t*>(p.y) + at, RoundCodes<kCodes>(p.rounder, value));
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kCodes; ++i) static_cast<float*>(p.y)[at + i] = value(i);
-}
-
 // The table in shared memory, for all threads of the block.
 __device__ __forceinline__ void FetchTable(const int32_t* from, int32_t* table) {
   for (int i = static_cast<int>(threadIdx.x); i < kTableSize; i += kThreads) table[i] = from[i];
@@ -66,8 +57,9 @@ __global__ void __launch_bounds__(kThreads) SoftmaxRows(const __grid_constant__ 
   WaitForPredecessors();
   FetchTable(p.table, table);
   const unsigned row = blockIdx.x * (kThreads / kGroup) + threadIdx.x / kGroup, lane = threadIdx.x % kGroup;
-  if (row >= p.rows) return;  // whole groups
-  const int64_t first = static_cast<int64_t>(row) * p.size;
+  const bool inside =
+      row < p.rows;  // where not, the group computes the last row: others of its warp wait for it
+  const int64_t first = static_cast<int64_t>(inside ? row : p.rows - 1) * p.size;
   const auto codes_at = [&](unsigned i) {
     Codes<kCodes> codes = LoadCodes<kCodes>(p.x + first + i);
     codes.w[0] ^= kCodes == 1 ? p.flip & 255u : p.flip;
@@ -87,11 +79,14 @@ __global__ void __launch_bounds__(kThreads) SoftmaxRows(const __grid_constant__ 
     for (int c = 0; c < kCodes; ++c) sum += table[most - codes[c]];
   }
   sum = CombineGroup<kGroup>(sum, [](int64_t a, int64_t b) { return a + b; });
+  if (!inside) return;
   const float multiplier = MultiplierOf(p, sum);
   for (unsigned i = lane * kCodes; i < p.size; i += kGroup * kCodes) {
     const Codes<kCodes> codes = codes_at(i);
-    Store<kCodes>(p, first + i,
-                  [&](int c) { return __fmul_rn(static_cast<float>(table[most - codes[c]]), multiplier); });
+    const auto value = [&](int c) {
+      return __fmul_rn(static_cast<float>(table[most - codes[c]]), multiplier);
+    };
+    StoreCodes(p.y + first + i, RoundCodes<kCodes>(p.rounder, value));
   }
 }
 
@@ -127,14 +122,17 @@ __global__ void __launch_bounds__(kThreads) SoftmaxColumns(const __grid_constant
   for (int c = 0; c < kCodes; ++c) multipliers[c] = MultiplierOf(p, sums[c]);
   for (unsigned i = 0; i < p.size; ++i) {
     const Codes<kCodes> codes = codes_at(i);
-    Store<kCodes>(p, first + i * step, [&](int c) {
+    const auto value = [&](int c) {
       return __fmul_rn(static_cast<float>(table[most[c] - codes[c]]), multipliers[c]);
-    });
+    };
+    StoreCodes(p.y + first + i * step, RoundCodes<kCodes>(p.rounder, value));
   }
 }
 
 void LaunchSoftmax(const Run& run, const CodeSoftmaxParams& p) {
-  constexpr unsigned kWarpRow = 2048;  // codes of a row that a warp still reads in few steps
+  // Codes of a row that a few lanes, or a warp, still read in few steps.
+  constexpr int kFew = 4;
+  constexpr unsigned kFewRow = 64, kWarpRow = 2048;
   const bool apart = p.inner.divisor > 1;
   const unsigned neighbours = apart ? p.inner.divisor : p.size;
   const int codes = neighbours % 4 == 0 && CommonUnit({p.x, p.y}) >= 4 ? 4 : 1;
@@ -142,6 +140,8 @@ void LaunchSoftmax(const Run& run, const CodeSoftmaxParams& p) {
       [&](auto count) {
         if (apart) return run.LaunchFor(p.rows / count, SoftmaxColumns<count>, kThreads, p);
         if (p.size > kWarpRow) return run.Launch(SoftmaxRows<kThreads, count>, dim3(p.rows), kThreads, p);
+        if (p.size <= kFewRow)
+          return run.LaunchFor(int64_t{p.rows} * kFew, SoftmaxRows<kFew, count>, kThreads, p);
         run.LaunchFor(int64_t{p.rows} * kWarp, SoftmaxRows<kWarp, count>, kThreads, p);
       },
       OneOf<4, 1>(codes));
@@ -152,7 +152,6 @@ void LaunchSoftmax(const Run& run, const CodeSoftmaxParams& p) {
 PackedNodePtr Pack(const SoftmaxNode& node, const Device& device) {
   CodeSoftmaxParams shared;
   shared.flip = node.x_signed ? 0x80808080u : 0;
-  shared.quantized = node.quantizer.quantized;
   shared.scale = node.quantizer.scale;
   shared.rounder = MakeRounder(node.quantizer);
   NodeConstants constants;

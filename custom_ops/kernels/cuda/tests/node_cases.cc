@@ -215,7 +215,6 @@ Case MakeSoftmax(Draw& draw) {
   if (draw.Coin(0.3)) dims = {draw.Int(1, 3), draw.Int(1, 20), draw.Int(1, 80)};
   node.axis = draw.Coin() ? -1 : draw.Int(0, static_cast<int64_t>(dims.size()) - 1);
   node.quantizer = draw.Grid();
-  node.quantizer.quantized = draw.Coin(0.8);
   const float decay = draw.Real(0, 0.3f);
   for (int i = 0; i < 256; ++i) {
     const float entry = std::exp(-decay * static_cast<float>(i)) * SoftmaxNode::kMaxEntry;
