@@ -213,7 +213,7 @@ void TestParts() {
     const std::vector<int64_t> dims = {draw(3), draw(20), draw(3) * (random() % 2 == 0 ? 16 : draw(12))};
     ValueId x = builder.AddInput();
     if (random() % 4 != 0) x = builder.Lookup(x, 1);
-    if (random() % 3 == 0) x = builder.Reshape(x, {0, 0, -1});
+    if (random() % 3 == 0) x = builder.Reshape(x, {-1, dims[1], dims[2]});
     const size_t axis = 1 + random() % 2;
     const std::vector<int64_t> sizes = DrawParts(dims[axis], random);
     const int64_t stated = static_cast<int64_t>(axis) - (random() % 2 == 0 ? 3 : 0);
@@ -234,10 +234,14 @@ void TestParts() {
             outputs.push_back(builder.Lookup(inner, 4));
           }
           break;
-        case 4:
-          outputs.push_back(builder.Reshape(builder.Reshape(parts[i], {0, -1}), {0, dims[1], -1}));
-          if (axis != 2 || sizes[i] == 0) outputs.back() = parts[i];
+        case 4: {
+          const std::vector<int64_t> own =
+              axis == 2 ? std::vector{dims[1], sizes[i]} : std::vector{sizes[i], dims[2]};
+          const ValueId flat =
+              own[0] * own[1] == 0 ? parts[i] : builder.Reshape(parts[i], {-1, own[0] * own[1]});
+          outputs.push_back(flat == parts[i] ? flat : builder.Reshape(flat, {-1, own[0], own[1]}));
           break;
+        }
         default:
           outputs.push_back(builder.Concat({parts[i], builder.Lookup(parts[i], 5)}));
       }

@@ -14,9 +14,9 @@ _OPSET = 17
 _GAIN = 0.87
 
 
-def _start(name: str, seed: int, image: int) -> tuple[GraphBuilder, str]:
+def _start(name: str, seed: int, image: int, batch: int | str) -> tuple[GraphBuilder, str]:
     g = GraphBuilder(name, seed, _OPSET, _GAIN)
-    return g, g.known("input", [1, 3, image, image])
+    return g, g.known("input", [batch if isinstance(batch, int) else 1, 3, image, image])
 
 
 def _finish(
@@ -44,7 +44,7 @@ def yolov8n(image: int = 640, batch: int | str = 1, classes: int = 80) -> onnx.M
     Input `input` float32 [batch, 3, image, image]; output `output0` float32 [batch, 4 + classes, cells]: the
     centre, width and height of a box in pixels, and the probability of each class.
     """
-    g, x = _start("yolov8n", 8, image)
+    g, x = _start("yolov8n", 8, image, batch)
     x, routes = conv(g, x, 16, stride=2, act="silu"), []
     for out, blocks in ((32, 1), (64, 2), (128, 2), (256, 1)):
         x = c2f(g, conv(g, x, out, stride=2, act="silu"), out, blocks)
@@ -62,7 +62,7 @@ def _yolo11(
     name: str, width: float, most: int, deep: bool, image: int, batch: int | str, classes: int
 ) -> onnx.ModelProto:
     """Channels are `width` of the table's, of at most `most`; `deep`: C3 in every block, not in some."""
-    g, x = _start(name, 11, image)
+    g, x = _start(name, 11, image, batch)
 
     def scaled(channels: int) -> int:
         return int(min(channels, most) * width)

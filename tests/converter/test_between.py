@@ -14,16 +14,63 @@ def two_images(g: Graph, kind: str = "u8"):
     return (a, aq), (b, bq)
 
 
-@pytest.mark.parametrize("op", ["Add", "Mul"])
+@pytest.mark.parametrize(
+    ("op", "into"), [("Add", ("LowBitAdd",)), ("Mul", ("LowBitMul",)), ("Sub", ("LowBitLookup", "LowBitAdd"))]
+)
 @pytest.mark.parametrize("relu", [False, True])
-def test_two_tensors(op: str, relu: bool) -> None:
+def test_two_tensors(op: str, into: tuple[str, ...], relu: bool) -> None:
     def build(g: Graph) -> None:
         (a, _), (b, _) = two_images(g, "s8")
         y = g.node(op, [a, b])
         output(g, g.qdq(g.node("Relu", [y]) if relu else y, g.act(0.05)), 2, 4, 6, 6)
 
-    attributes = converts(build, f"LowBit{op}").attributes(f"LowBit{op}")
+    attributes = converts(build, *into).attributes(into[-1])
     assert ("y_min" in attributes) == relu
+
+
+@pytest.mark.parametrize("kind", ["u8", "s8"])
+def test_subtracted_codes_of_either_type_and_constants(kind: str) -> None:
+    def build(g: Graph) -> None:
+        x, _ = image(g, kind=kind)
+        y, _ = image(g)
+        constant = g.dq(g.const(as_tensor(g.codes((2, 4, 6, 6)), "s8", "")), g.act(0.3, "s8"))
+        d = g.qdq(g.node("Sub", [y, x]), g.act(0.05, kind))
+        e = g.qdq(g.node("Sub", [constant, d]), g.act(0.06, "s8"))
+        output(g, g.qdq(g.node("Sub", [e, x]), g.act(0.07)), 2, 4, 6, 6)
+
+    # x is mirrored for each of its readers.
+    converts(build, *["LowBitLookup", "LowBitAdd"] * 3)
+
+
+def test_a_subtracted_constant_is_mirrored_once_and_for_all() -> None:
+    def build(g: Graph) -> None:
+        x, xq = image(g)
+        y, yq = conv(g, x, xq)
+        other, _ = image(g, 5, 4)
+        y = g.qdq(g.node("Sub", [g.qdq(y, yq), other]), yq)
+        constant = g.dq(g.const(as_tensor(g.codes((5, 4, 4)), "s8", "")), g.act(0.3, "s8"))
+        output(g, g.qdq(g.node("Sub", [y, constant]), yq), 2, 5, "h", "w")
+
+    converts(build, "LowBitConv", "Transpose", "LowBitLookup", "LowBitAdd", "LowBitAdd")
+
+
+@pytest.mark.parametrize(
+    ("order", "whole"), [((0, 1, 2), True), ((0, 1), True), ((1, 0), False), ((0, 2), False)]
+)
+def test_parts_that_are_joined_again_in_order_are_not_cut(order: tuple[int, ...], whole: bool) -> None:
+    def build(g: Graph) -> None:
+        x, xq = image(g)
+        y, yq = conv(g, x, xq, 6)
+        parts = g.node("Split", [g.qdq(y, yq), g.ints([2, 4])], axis=1, outputs=2)
+        parts = [g.qdq(part, yq) for part in parts]
+        z, zq = conv(g, parts[1], yq, kernel=1)
+        parts.append(g.qdq(z, zq))
+        output(g, g.qdq(g.node("Concat", [parts[i] for i in order], axis=1), g.act(0.05)), 2, "c", "h", "w")
+        output(g, parts[2], 2, "d", "h", "w")
+
+    result = converts(build, *["LowBitConv"] * 2, "Split", "LowBitConcat")
+    joined = result.node("LowBitConcat").input[4:]
+    assert len(joined) == len(order) - whole
 
 
 def test_pooled_tensors_and_constants_broadcast_channels_last() -> None:

@@ -140,6 +140,48 @@ void TestSlice() {
   Expect(Refuses("Slice", 13, {}, {Fed(), Fed(), Constant(Ints{1})}), "a start that is computed");
 }
 
+void TestSplit() {
+  constexpr int64_t kAxis = -1;
+  const auto part = [](int version, const AttributeMap& attributes, const Inputs& inputs, size_t count,
+                       size_t meant, const Ints& x) {
+    const StandardNode node = DecodeStandard("Split", version, attributes, inputs, {count, meant});
+    const SliceRange range = RangesOf(std::get<SplitOp>(node), x).back();
+    Expect(DimsOf(node, Floats(x)).back() == range.count && range.step == 1, "what a part takes");
+    return Ints{range.begin, range.count};
+  };
+  const Inputs x = {Fed()}, sized = {Fed(), Constant(Ints{2, 0, 3})};
+  Expect(part(2, {{"axis", kAxis}, {"split", Ints{1, 4}}}, x, 2, 1, {6, 5}) == Ints({1, 4}),
+         "sizes before 13");
+  Expect(part(13, {{"axis", kAxis}}, sized, 3, 1, {5}) == Ints({2, 0}) &&
+             part(18, {{"axis", kAxis}}, sized, 3, 2, {1, 5}) == Ints({2, 3}),
+         "sizes from 13 on, none among them");
+  Expect(part(11, {{"axis", kAxis}}, x, 3, 2, {2, 6}) == Ints({4, 2}) &&
+             part(13, {}, x, 1, 0, {4}) == Ints({0, 4}),
+         "equal parts");
+  const AttributeMap four = {{"axis", kAxis}, {"num_outputs", int64_t{4}}};
+  Expect(part(18, four, x, 4, 0, {7}) == Ints({0, 2}) && part(18, four, x, 4, 3, {7}) == Ints({6, 1}) &&
+             part(18, four, x, 4, 3, {6}) == Ints({6, 0}) && part(18, four, x, 4, 1, {0}) == Ints({0, 0}),
+         "a last part that is smaller");
+  const auto refuses = [](int version, const AttributeMap& attributes, const Inputs& inputs, size_t count,
+                          const Ints& dims) {
+    return Throws([&] {
+      const StandardNode node = DecodeStandard("Split", version, attributes, inputs, {count, 0});
+      OutputOf(node, std::vector<TensorShape>{Floats(dims)});
+    });
+  };
+  Expect(refuses(13, {}, sized, 3, {6}) && refuses(13, {}, sized, 2, {5}) &&
+             refuses(13, {}, {Fed(), Constant(Ints{-1, 6})}, 2, {5}) &&
+             refuses(13, {}, {Fed(), Constant(Ints{kHuge, kHuge})}, 2, {5}),
+         "sizes that are not those of the parts");
+  Expect(refuses(13, {}, x, 2, {5}) && refuses(18, four, x, 4, {5}), "parts that cannot be equal");
+  Expect(refuses(18, {}, x, 2, {4}) && refuses(18, {{"num_outputs", int64_t{2}}}, sized, 2, {4}) &&
+             refuses(18, {{"num_outputs", int64_t{3}}}, x, 2, {4}),
+         "from 18 on either sizes or a number, that of the outputs");
+  Expect(refuses(13, {{"axis", int64_t{1}}}, x, 2, {4}) && refuses(13, {}, x, 2, {}) &&
+             refuses(13, {}, {Fed(), Fed()}, 2, {4}) && refuses(2, {{"split", Ints{}}}, x, 2, {4}),
+         "an axis that is not there, sizes that are computed, or none");
+}
+
 void TestPad() {
   const std::vector<float> one = {1.0f}, two = {1.0f, 2.0f};
   const StandardNode pad = DecodeStandard(
@@ -331,6 +373,7 @@ void TestStandardNodes() {
   TestSame();
   TestTranspose();
   TestSlice();
+  TestSplit();
   TestPad();
   TestConcat();
   TestFloatElementwise();

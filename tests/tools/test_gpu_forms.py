@@ -1,0 +1,54 @@
+"""benchmarks/gpu_forms.py: in which order it measures, and what it gives torch to compute."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from lowbit.models import DETECTORS, build
+from lowbit.models.calibration import images
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def gpu_forms(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("gpu_forms")
+
+
+def options(**given):
+    return argparse.Namespace(**{"networks": None, "forms": None, "batches": None, "prepare": False} | given)
+
+
+def test_what_must_be_measured_comes_first(gpu_forms):
+    planned = list(gpu_forms.places(options()))
+    must = planned[: len(gpu_forms.MUST)]
+    assert [(name, forms, batch) for name, forms, batch in must if name == "resnet50"] == [
+        ("resnet50", ["A", "B", "C", "D"], batch) for batch in (1, 16, 128)
+    ]
+    others = {"mobilenetv3large", "efficientnetb0", *DETECTORS}
+    assert {(name, batch) for name, _, batch in must} >= {(name, n) for name in others for n in (1, 16)}
+    rest = {(name, batch) for name, _, batch in planned[len(must) :]}
+    assert rest == {(name, batch) for name in gpu_forms.NETWORKS for batch in (1, 16, 128)}
+    assert list(gpu_forms.places(options(prepare=True))) == must
+
+
+def test_places_that_are_named_are_all_there_is(gpu_forms):
+    named = options(networks="yolo11n", forms="A,C", batches="1,2")
+    assert list(gpu_forms.places(named)) == [("yolo11n", ["A", "C"], 1), ("yolo11n", ["A", "C"], 2)]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenetv2", "mobilenetv3large", "efficientnetb0", "yolo11n"])
+def test_torch_computes_the_network(gpu_forms, name):
+    torch = pytest.importorskip("torch")
+    model, x = build(name, image=64, batch="N"), images(2, 64, seed=1)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = session.run(None, {"input": x})[0]
+    with torch.no_grad():
+        got = gpu_forms.InTorch(model, torch, "cpu", torch.float32)(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
