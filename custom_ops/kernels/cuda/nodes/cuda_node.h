@@ -23,8 +23,8 @@ class NodePlan {
   // Scratch memory of one launch, which belongs to it until it is done; a multiple of 256.
   virtual size_t WorkspaceBytes() const { return 0; }
   // Enqueues the node; re-entrant, legal during capture, the same sequence of launches at every call. Fed
-  // tensors and `y` are device pointers aligned to their elements at least (those inside a region to 256),
-  // dense, `workspace` is aligned to 256. Throws Error.
+  // tensors and `y` are device pointers aligned to their elements at least (those inside a region to 256, or
+  // to 16 where they are a piece of another), dense, `workspace` is aligned to 256. Throws Error.
   virtual void Launch(std::span<const void* const> fed, void* y, void* workspace, Queue& queue) const = 0;
   // The kernel and its tile, for the printed plan.
   virtual std::string Text() const = 0;
