@@ -52,7 +52,7 @@ const BitserialEngine kBitserialAvx2 = {.lanes = Nibbles<Nibbles256>::kVectorByt
                                         .products_per_cycle = 172.0,
                                         .fetch_cycles = 0.0,
                                         .outputs_per_cycle = 3.0,
-                                        .few_codes_per_cycle = 8.0,
+                                        .few_codes_per_cycle = 4.0,
                                         .sums_per_cycle = 3.9,
                                         .code_cycles = 0.0,
                                         .digit_cycles = 0.041,

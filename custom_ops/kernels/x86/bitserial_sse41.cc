@@ -48,7 +48,7 @@ const BitserialEngine kBitserialSse41 = {.lanes = Nibbles<Nibbles128>::kVectorBy
                                          .products_per_cycle = 75.0,
                                          .fetch_cycles = 0.0,
                                          .outputs_per_cycle = 1.5,
-                                         .few_codes_per_cycle = 4.0,
+                                         .few_codes_per_cycle = 2.0,
                                          .sums_per_cycle = 2.6,
                                          .code_cycles = 0.0,
                                          .digit_cycles = 0.075,
