@@ -3,16 +3,10 @@
 namespace lowbit {
 namespace {
 
-int32_t AddResidual(const Epilogue& e, int32_t q, int32_t residual) {
-  const float v = DequantizeCode(q, e.inner_scale, e.zero_point) +
-                  DequantizeCode(residual, e.residual_scale, e.residual_zero_point);
-  return QuantizeCode(v, e.y_scale, e.y_zero_point, e.y_lo, e.y_hi);
-}
-
 int32_t RequantizeCode(const Epilogue& e, int32_t acc, size_t c, int32_t residual) {
   const float scaled = static_cast<float>(acc) * e.multiplier[c];
   const int32_t q = ClipToCode(std::rint(scaled) + static_cast<float>(e.zero_point), e.lo, e.hi);
-  return e.has_residual ? AddResidual(e, q, residual) : q;
+  return e.has_residual ? AddResidualCode(e, q, residual) : q;
 }
 
 // Compared in int64 because dir * INT32_MIN leaves int32.
@@ -54,6 +48,12 @@ float TailValue(const Epilogue& e, int32_t acc, size_t c, int32_t residual) {
 
 }  // namespace
 
+int32_t AddResidualCode(const Epilogue& e, int32_t q, int32_t residual) {
+  const float v = DequantizeCode(q, e.inner_scale, e.zero_point) +
+                  DequantizeCode(residual, e.residual_scale, e.residual_zero_point);
+  return QuantizeCode(v, e.y_scale, e.y_zero_point, e.y_lo, e.y_hi);
+}
+
 int32_t EpilogueCode(const Epilogue& e, int32_t acc, int64_t channel, int32_t residual) {
   const size_t c = static_cast<size_t>(channel);
   switch (e.kind) {
@@ -67,7 +67,7 @@ int32_t EpilogueCode(const Epilogue& e, int32_t acc, int64_t channel, int32_t re
   }
   const float v = TailValue(e, acc, c, residual);
   if (e.adds_behind_tail)
-    return AddResidual(e, QuantizeCode(v, e.inner_scale, e.zero_point, e.lo, e.hi), residual);
+    return AddResidualCode(e, QuantizeCode(v, e.inner_scale, e.zero_point, e.lo, e.hi), residual);
   return QuantizeCode(v, e.y_scale, e.y_zero_point, e.y_lo, e.y_hi);
 }
 

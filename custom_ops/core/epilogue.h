@@ -31,6 +31,8 @@ inline float DequantizeCode(int32_t code, float scale, int32_t zero_point) {
 // One accumulator of channel c through the epilogue. `residual` is the residual's code (ignored without one).
 // The result is a code for quantized outputs and v itself for float outputs.
 int32_t EpilogueCode(const Epilogue& e, int32_t acc, int64_t c, int32_t residual);
+// What a residual adds: q is the code of the inner quantizer.
+int32_t AddResidualCode(const Epilogue& e, int32_t q, int32_t residual);
 float EpilogueFloat(const Epilogue& e, int32_t acc, int64_t c, int32_t residual);
 
 }  // namespace lowbit

@@ -122,9 +122,9 @@ def test_kernel_rows_across_pixels(channels, x, row):
 
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("x", operands(BITS), ids=str)
-@pytest.mark.parametrize("channels", [63, 64, 65, 100, 128, 192, 330])
-def test_packing_of_many_channels(channels, x, row):
-    """Whole vectors of codes and what is left of them, an odd number of runs, runs that lie apart in x."""
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 63, 64, 65, 100, 128, 192, 330])
+def test_packing_of_channels(channels, x, row):
+    """Few codes, whole vectors and what is left of them, an odd number of runs, runs that lie apart in x."""
     rng = np.random.default_rng(channels)
     for kernel, strides, pads, group in (
         ((1, 1), [1, 1], [0, 0, 0, 0], 1),
@@ -169,6 +169,14 @@ def test_geometry(name, row):
             assert check(row, node(rng, x=x, w=w, **GEOMETRY[name]), threads=threads)
 
 
+def few_codes(rng: np.random.Generator, encoding: str) -> tuple[int, int]:
+    """The bounds of a quantizer of two to five codes."""
+    low, high = random_nodes.code_range(8, encoding)
+    count = int(rng.integers(1, 5))
+    least = int(rng.integers(low, high - count + 1))
+    return least, least + count
+
+
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("x", [(1, "bipolar"), (1, "unsigned"), (2, "signed"), (3, "unsigned")], ids=str)
 @pytest.mark.parametrize("w", [(1, "bipolar"), (2, "signed")], ids=str)
@@ -176,14 +184,14 @@ def test_geometry(name, row):
 def test_few_output_codes(w, x, row, seed):
     """Outputs of few codes, whose epilogue may be comparisons of 16-bit sums."""
     rng = np.random.default_rng(seed)
-    out, count = int(rng.choice([3, 16, 21, 40])), int(rng.integers(1, 5))
+    out, count = int(rng.choice([3, 16, 21, 40, 70])), int(rng.integers(1, 5))
     shape = (int(rng.integers(1, 3)), 5, int(rng.integers(1, 8)), int(rng.choice([8, 19, 64, 100])))
-    bits, encoding = int(rng.choice([3, 8])), str(rng.choice(["unsigned", "signed"]))
-    low, high = random_nodes.code_range(bits, encoding)
-    least = int(rng.integers(low, high - count + 1))
-    attrs: dict[str, Any] = {"y_bits": bits, "y_encoding": encoding}
+    encoding = str(rng.choice(["unsigned", "signed"]))
+    low, high = random_nodes.code_range(8, encoding)
+    attrs: dict[str, Any] = {"y_encoding": encoding}
     if rng.random() < 0.5:
-        attrs |= {"epilogue": "requantize", "y_min": [least], "y_max": [least + count]}
+        least, most = few_codes(rng, encoding)
+        attrs |= {"epilogue": "requantize", "y_min": [least], "y_max": [most]}
         zero = np.int32(rng.integers(low, high + 1))
         epilogue = [np.float32(2.0 ** rng.integers(-4, 5)), zero]
     else:
@@ -191,13 +199,62 @@ def test_few_output_codes(w, x, row, seed):
         reach = int(rng.choice([10, 300, 40000]))
         falls = rng.random(out) < 0.5
         steps = np.sort(rng.integers(-reach, reach + 1, (out, count)), axis=1)
+        # Some at the ends of what an accumulator can be.
+        steps[:, 0][rng.random(out) < 0.1] = -(2**31)
+        steps[:, -1][rng.random(out) < 0.1] = 2**31 - 1
         steps[falls] = steps[falls, ::-1]
         direction = np.where(falls, -1, 1).astype(np.int32)
         base = rng.integers(low, high - count + 1, out).astype(np.int32)
         epilogue = [None, None, steps.astype(np.int32), base, direction]
-    some = node(rng, x=x, w=w, shape=shape, out=out, **attrs)
+    group = 2 if out % 2 == 0 and shape[-1] % 2 == 0 and rng.random() < 0.3 else 1
+    some = node(rng, x=x, w=w, shape=shape, out=out, group=group, **attrs)
     some.inputs += epilogue
-    assert check(row, some)
+    assert check(row, some, threads=1 + seed % 2)
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("x", [(1, "bipolar"), (1, "unsigned"), (2, "signed"), (3, "unsigned")], ids=str)
+@pytest.mark.parametrize("w", [(1, "bipolar"), (2, "signed")], ids=str)
+@given(seed=SEEDS)
+def test_few_output_codes_with_a_residual(w, x, row, seed):
+    """Few codes before a residual is added and few behind it: comparisons of sums, then of the residual.
+
+    The residual has any bits, and scales are any that a node may have.
+    """
+    rng = np.random.default_rng(seed)
+    out = int(rng.choice([3, 16, 21, 32, 40, 70]))
+    shape = (int(rng.integers(1, 3)), 5, int(rng.integers(1, 8)), int(rng.choice([8, 19, 64, 100])))
+    encoding, inner, residual = (str(rng.choice(["unsigned", "signed"])) for _ in range(3))
+    (y_min, y_max), (inner_min, inner_max) = few_codes(rng, encoding), few_codes(rng, inner)
+    attrs = {
+        "epilogue": "requantize",
+        "y_encoding": encoding,
+        "y_min": [y_min],
+        "y_max": [y_max],
+        "inner_encoding": inner,
+        "inner_min": [inner_min],
+        "inner_max": [inner_max],
+        "residual_encoding": residual,
+    }
+    some = node(rng, x=x, w=w, shape=shape, out=out, **attrs)
+    scales = (2.0 ** rng.integers(-3, 4, 3)).astype(np.float32)
+    if rng.random() < 0.3:  # sums that overflow, or that one side does not reach
+        scales[rng.integers(3)] = rng.choice([1e-40, 1e-30, 1e30, 3e38])
+        some.inputs[4] = np.float32(min(float(scales[2]) * rng.choice([0.01, 1, 100]), 1e37))
+    y_zero, residual_zero, inner_zero = (
+        np.int32(rng.integers(*random_nodes.code_range(8, e), endpoint=True)) if rng.random() < 0.3 else near
+        for e, near in ((encoding, np.int32(y_min)), (residual, np.int32(0)), (inner, np.int32(inner_min)))
+    )
+    bits = int(rng.choice([1, 2, 8]))
+    some.inputs += [scales[0], y_zero, *[None] * 6]
+    some.inputs += [
+        random_nodes.codes(rng, (*shape[:3], out), bits, residual),  # y is as large as x
+        scales[1],
+        residual_zero,
+        scales[2],
+        inner_zero,
+    ]
+    assert check(row, some, threads=1 + seed % 2)
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -794,6 +794,7 @@ constexpr BitserialEngine kEngine = {.lanes = kChannels,
                                      .masks_by_selection = true,
                                      .masked_operations = 60.0 / 54.0,
                                      .few_codes_bits = kFewCodesDigits,
+                                     .few_sums = false,
                                      .transposed_codes = kRun,
                                      .block_bytes = 16 * 1024,  // half of the L1 of a Cortex-A53
                                                                 // Modelled Cortex-A53.

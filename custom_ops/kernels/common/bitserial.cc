@@ -162,8 +162,9 @@ bool TermsFitWords(const std::vector<BitserialPass>& passes, int64_t k) {
 // Whether sums in 16 bits meet an epilogue there.
 bool HasFewCodes(const ConvSpec& spec, const BitserialEngine& engine,
                  const std::vector<BitserialPass>& passes) {
-  return spec.x.bits <= engine.few_codes_bits && FewCodes::Represents(spec.epilogue) &&
-         TermsFitWords(passes, spec.geometry.K());
+  const bool few =
+      engine.few_sums ? FewCodes::RepresentsSums(spec.epilogue) : FewCodes::Represents(spec.epilogue);
+  return few && spec.x.bits <= engine.few_codes_bits && TermsFitWords(passes, spec.geometry.K());
 }
 
 // ---- where the bits of a window lie
@@ -615,6 +616,11 @@ void BitserialKernel::PackBlock(const ConvArgs& args, const ShapePlan& plan, int
   const uint8_t* x = static_cast<const uint8_t*>(args.x);
   for (size_t r = 0; r < block.rows; ++r) {
     uint8_t* to = packed + r * block.row_pitch;
+    // The last unit of a kernel row may reach behind the last pixel: engines count on what a digit can be.
+    for (size_t strip = 0; window_.rows && strip < window_.strips; ++strip) {
+      const size_t used = block.columns * window_.pixel_pitch;
+      std::memset(to + strip * block.digit_pitch + used, 0, block.digit_pitch - used);
+    }
     const int64_t y = first_y + static_cast<int64_t>(r) * vertical.PackedStep();
     if (y < 0 || y >= s.in_h || begin == end) {
       PadRun(0, block.columns, block.digit_pitch, to);

@@ -14,13 +14,40 @@ size_t LimitCount(const Epilogue& e) {
   return static_cast<size_t>(e.kind == EpilogueKind::kThresholds ? e.threshold_count : e.hi - e.lo);
 }
 
+bool IsFew(int32_t lo, int32_t hi) { return lo < hi && hi - lo <= kMaxFewCodeLimits; }
+
+FewSums SumsOf(const Epilogue& e) {
+  FewSums sums{};
+  sums.flip = e.residual_signed ? 0 : 0x80;
+  for (int32_t i = 0; i <= e.hi - e.lo; ++i) {
+    const auto code = [&](int32_t s) {
+      return AddResidualCode(e, e.lo + i, e.residual_signed ? s : s + 128);
+    };
+    const int32_t least = code(-128);
+    sums.least[i] = static_cast<uint8_t>(least);
+    sums.count = std::max(sums.count, static_cast<uint8_t>(code(127) - least));
+    for (int32_t k = 0; k < kMaxFewCodeLimits; ++k) {
+      int32_t s = -128;
+      while (s < 127 && code(s + 1) <= least + k) ++s;
+      sums.limits[k][i] = static_cast<uint8_t>(s);
+    }
+  }
+  return sums;
+}
+
 }  // namespace
 
 bool FewCodes::Represents(const Epilogue& e) {
   if (!e.quantized_output || e.has_residual) return false;
   if (e.kind == EpilogueKind::kThresholds)
     return e.threshold_count >= 1 && e.threshold_count <= kMaxFewCodeLimits;
-  return e.kind == EpilogueKind::kRequantize && e.lo < e.hi && e.hi - e.lo <= kMaxFewCodeLimits;
+  return e.kind == EpilogueKind::kRequantize && IsFew(e.lo, e.hi);
+}
+
+bool FewCodes::RepresentsSums(const Epilogue& e) {
+  if (!e.has_residual) return Represents(e);
+  return e.quantized_output && e.kind == EpilogueKind::kRequantize && IsFew(e.lo, e.hi) &&
+         IsFew(e.y_lo, e.y_hi);
 }
 
 FewCodes::FewCodes(const Epilogue& epilogue, size_t channels, int32_t unit)
@@ -31,11 +58,14 @@ FewCodes::FewCodes(const Epilogue& epilogue, size_t channels, int32_t unit)
       unit_(unit),
       start_(channels + kEpiloguePadding),
       flip_(channels + kEpiloguePadding) {
+  if (epilogue.has_residual) sums_ = SumsOf(epilogue);
+  epilogue_.has_residual = false;  // the limits are those of the inner codes
   const bool thresholds = epilogue.kind == EpilogueKind::kThresholds;
   for (size_t c = 0; c < channels; ++c) {
     const bool falls = (thresholds ? epilogue.dir[c] < 0 : epilogue.multiplier[c] < 0) != (unit < 0);
     flip_[c] = falls ? 0xff : 0;
-    start_[c] = static_cast<uint8_t>(falls ? -(Least(c) + static_cast<int32_t>(count_) + 1) : Least(c));
+    const int32_t least = sums_ ? 0 : Least(c);
+    start_[c] = static_cast<uint8_t>(falls ? -(least + static_cast<int32_t>(count_) + 1) : least);
   }
 }
 

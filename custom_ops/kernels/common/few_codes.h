@@ -8,10 +8,14 @@
 //
 //   rising in A   code = lo + count          start = lo, flip = 0
 //   falling       code = lo + n - count      start = -(lo + n + 1), flip = -1, for ~x = -x - 1
+//
+// A residual is added to the code of the inner quantizer, which is one of a few again: what is added for it
+// is found in tables by that code (FewSums).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/conv.h"
@@ -22,10 +26,24 @@ namespace lowbit {
 // a comparison are about 5 cycles, requantizing the 16 outputs about 30.)
 inline constexpr int32_t kMaxFewCodeLimits = 3;
 
+// y as a function of the inner code i, less the least one there is, and of a residual's byte r:
+//
+//   y = least[i] + #{k : s > limits[k][i]}    with s = r ^ flip as a signed number
+//
+// Scales are positive, so y rises with the residual and is known from comparisons, whatever bits a residual has.
+struct FewSums {
+  uint8_t flip;   // 0x80 for residuals without a sign: s is in their order then
+  uint8_t count;  // of limits, at most kMaxFewCodeLimits
+  alignas(16) uint8_t least[16];
+  alignas(16) uint8_t limits[kMaxFewCodeLimits][16];  // bytes of signed numbers
+};
+
 struct FewCodesView {
   size_t count;                 // of limits per channel, 1..kMaxFewCodeLimits
   size_t pitch;                 // from one limit of a channel to its next one
   const uint8_t *start, *flip;  // [channels + padding]
+  // With a residual; the codes of the limits then begin with 0. Without one null.
+  const FewSums* sums;
 };
 
 class FewCodes {
@@ -34,11 +52,15 @@ class FewCodes {
   static constexpr int32_t kLargestSum = 32767;
 
   static bool Represents(const Epilogue& epilogue);
+  // Represents epilogues with a residual, too.
+  static bool RepresentsSums(const Epilogue& epilogue);
 
-  // Represents(epilogue).
+  // Represents(epilogue), or RepresentsSums.
   FewCodes(const Epilogue& epilogue, size_t channels, int32_t unit);
 
-  FewCodesView view() const { return {count_, pitch_, start_.data(), flip_.data()}; }
+  FewCodesView view() const {
+    return {count_, pitch_, start_.data(), flip_.data(), sums_ ? &*sums_ : nullptr};
+  }
   // The limits for accumulators bias[channel] + unit * A: [count][pitch], in ascending order of codes.
   std::vector<int16_t> Limits(const int32_t* bias) const;
   size_t LimitsSize() const { return count_ * pitch_; }
@@ -53,6 +75,7 @@ class FewCodes {
   size_t channels_, count_, pitch_;
   int32_t unit_;
   std::vector<uint8_t> start_, flip_;
+  std::optional<FewSums> sums_;
 };
 
 }  // namespace lowbit

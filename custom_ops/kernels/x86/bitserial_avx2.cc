@@ -9,17 +9,27 @@ namespace {
 struct Nibbles256 : Avx2 {
   // Pixels per tile, by vectors per panel: 16 registers hold the counts, the nibbles of the weights and two
   // tables.
-  static constexpr int kTileRows[2] = {8, 4};
+  static constexpr int kTileRows[2] = {8, 6};
 
   static I Table(const uint8_t* table) {
     return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
   }
   static I Shuffle(I table, I index) { return _mm256_shuffle_epi8(table, index); }
   static I SetBytes(uint8_t v) { return _mm256_set1_epi8(static_cast<char>(v)); }
-  static I NarrowToBytes(I a, I b, I c, I d) {
-    const I bytes = _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
-    return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  static I SubBytes(I a, I b) { return _mm256_sub_epi8(a, b); }
+  static I SubWords(I a, I b) { return _mm256_sub_epi16(a, b); }
+  static I ShiftLeftWords(I v, int by) { return _mm256_sll_epi16(v, _mm_cvtsi32_si128(by)); }
+  static I GreaterWords(I a, I b) { return _mm256_cmpgt_epi16(a, b); }
+  static I GreaterBytes(I a, I b) { return _mm256_cmpgt_epi8(a, b); }
+  static I UnpackLowWords(I a, I b) { return _mm256_unpacklo_epi16(a, b); }
+  static I UnpackHighWords(I a, I b) { return _mm256_unpackhi_epi16(a, b); }
+  static I PackWords(I a, I b) { return _mm256_packs_epi16(a, b); }
+  static I PackUnsignedWords(I a, I b) { return _mm256_packus_epi16(a, b); }
+  static I PackIntegers(I a, I b) { return _mm256_packus_epi32(a, b); }
+  static I LanesSideBySide(I v) {
+    return _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   }
+  static I LoadQuarters(const int16_t* p) { return _mm256_permute4x64_epi64(Load(p), 0xd8); }
   static I ShiftRightWords(I v, int by) { return _mm256_srl_epi16(v, _mm_cvtsi32_si128(by)); }
   static I ShiftLeft(I v, int by) { return _mm256_sll_epi32(v, _mm_cvtsi32_si128(by)); }
 };
@@ -35,18 +45,19 @@ const BitserialEngine kBitserialAvx2 = {.lanes = Nibbles<Nibbles256>::kVectorByt
                                         .has_masked = false,
                                         .masks_by_selection = false,
                                         .masked_operations = 0.0,
-                                        .few_codes_bits = 0,
+                                        .few_codes_bits = kMaxBitPlanes,
+                                        .few_sums = true,
                                         .transposed_codes = 0,
                                         .block_bytes = kBitserialBlockBytes,
                                         .products_per_cycle = 172.0,
                                         .fetch_cycles = 0.0,
                                         .outputs_per_cycle = 3.0,
-                                        .few_codes_per_cycle = 0.0,
+                                        .few_codes_per_cycle = 4.0,
                                         .sums_per_cycle = 3.9,
                                         .code_cycles = 0.0,
                                         .digit_cycles = 0.041,
                                         .call_cycles = kBitserialCallCycles,
-                                        .tile_rows = 4,
+                                        .tile_rows = 6,
                                         .least_rows = 2,
                                         .digits_are_rows = false,
                                         .pack = &Nibbles<Nibbles256>::Pack,

@@ -20,10 +20,22 @@ struct Nibbles512 : Avx512 {
   static I AddWords(I a, I b) { return _mm512_add_epi16(a, b); }
   static I MultiplyAddBytes(I a, I b) { return _mm512_maddubs_epi16(a, b); }
   static I MultiplyAdd16(I a, I b) { return _mm512_madd_epi16(a, b); }
-  static I NarrowToBytes(I a, I b, I c, I d) {
-    const I bytes = _mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d));
+  static I SubBytes(I a, I b) { return _mm512_sub_epi8(a, b); }
+  static I SubWords(I a, I b) { return _mm512_sub_epi16(a, b); }
+  static I ShiftLeftWords(I v, int by) { return _mm512_sll_epi16(v, _mm_cvtsi32_si128(by)); }
+  static I GreaterWords(I a, I b) { return _mm512_movm_epi16(_mm512_cmpgt_epi16_mask(a, b)); }
+  static I GreaterBytes(I a, I b) { return _mm512_movm_epi8(_mm512_cmpgt_epi8_mask(a, b)); }
+  static I UnpackLowWords(I a, I b) { return _mm512_unpacklo_epi16(a, b); }
+  static I UnpackHighWords(I a, I b) { return _mm512_unpackhi_epi16(a, b); }
+  static I PackWords(I a, I b) { return _mm512_packs_epi16(a, b); }
+  static I PackUnsignedWords(I a, I b) { return _mm512_packus_epi16(a, b); }
+  static I PackIntegers(I a, I b) { return _mm512_packus_epi32(a, b); }
+  static I LanesSideBySide(I v) {
     return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15),
-                                    bytes);
+                                    v);
+  }
+  static I LoadQuarters(const int16_t* p) {
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), Load(p));
   }
   static I ShiftRightWords(I v, int by) { return _mm512_srl_epi16(v, _mm_cvtsi32_si128(by)); }
   static I ShiftLeft(I v, int by) { return _mm512_sll_epi32(v, _mm_cvtsi32_si128(by)); }
@@ -40,13 +52,14 @@ const BitserialEngine kBitserialAvx512Vnni = {.lanes = Nibbles<Nibbles512>::kVec
                                               .has_masked = false,
                                               .masks_by_selection = false,
                                               .masked_operations = 0.0,
-                                              .few_codes_bits = 0,
+                                              .few_codes_bits = kMaxBitPlanes,
+                                              .few_sums = true,
                                               .transposed_codes = 0,
                                               .block_bytes = kBitserialBlockBytes,
                                               .products_per_cycle = 426.0,
                                               .fetch_cycles = 0.136,
                                               .outputs_per_cycle = 5.2,
-                                              .few_codes_per_cycle = 0.0,
+                                              .few_codes_per_cycle = 5.2,
                                               .sums_per_cycle = 7.0,
                                               .code_cycles = 0.0,
                                               .digit_cycles = 0.048,

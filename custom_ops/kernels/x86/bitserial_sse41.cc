@@ -14,9 +14,18 @@ struct Nibbles128 : Sse41 {
   static I Table(const uint8_t* table) { return _mm_load_si128(reinterpret_cast<const __m128i*>(table)); }
   static I Shuffle(I table, I index) { return _mm_shuffle_epi8(table, index); }
   static I SetBytes(uint8_t v) { return _mm_set1_epi8(static_cast<char>(v)); }
-  static I NarrowToBytes(I a, I b, I c, I d) {
-    return _mm_packus_epi16(_mm_packus_epi32(a, b), _mm_packus_epi32(c, d));
-  }
+  static I SubBytes(I a, I b) { return _mm_sub_epi8(a, b); }
+  static I SubWords(I a, I b) { return _mm_sub_epi16(a, b); }
+  static I ShiftLeftWords(I v, int by) { return _mm_sll_epi16(v, _mm_cvtsi32_si128(by)); }
+  static I GreaterWords(I a, I b) { return _mm_cmpgt_epi16(a, b); }
+  static I GreaterBytes(I a, I b) { return _mm_cmpgt_epi8(a, b); }
+  static I UnpackLowWords(I a, I b) { return _mm_unpacklo_epi16(a, b); }
+  static I UnpackHighWords(I a, I b) { return _mm_unpackhi_epi16(a, b); }
+  static I PackWords(I a, I b) { return _mm_packs_epi16(a, b); }
+  static I PackUnsignedWords(I a, I b) { return _mm_packus_epi16(a, b); }
+  static I PackIntegers(I a, I b) { return _mm_packus_epi32(a, b); }
+  static I LanesSideBySide(I v) { return v; }
+  static I LoadQuarters(const int16_t* p) { return Load(p); }
   static I ShiftRightWords(I v, int by) { return _mm_srl_epi16(v, _mm_cvtsi32_si128(by)); }
   static I ShiftLeft(I v, int by) { return _mm_sll_epi32(v, _mm_cvtsi32_si128(by)); }
 };
@@ -32,13 +41,14 @@ const BitserialEngine kBitserialSse41 = {.lanes = Nibbles<Nibbles128>::kVectorBy
                                          .has_masked = false,
                                          .masks_by_selection = false,
                                          .masked_operations = 0.0,
-                                         .few_codes_bits = 0,
+                                         .few_codes_bits = kMaxBitPlanes,
+                                         .few_sums = true,
                                          .transposed_codes = 0,
                                          .block_bytes = kBitserialBlockBytes,
                                          .products_per_cycle = 75.0,
                                          .fetch_cycles = 0.0,
                                          .outputs_per_cycle = 1.5,
-                                         .few_codes_per_cycle = 0.0,
+                                         .few_codes_per_cycle = 2.0,
                                          .sums_per_cycle = 2.6,
                                          .code_cycles = 0.0,
                                          .digit_cycles = 0.075,
