@@ -26,7 +26,8 @@ class DifferenceRegion(BinaryRegion):
         stored = constant(b.value)
         if stored is not None:
             return lowering.constant(self.clipped.result, "negated", np.invert(stored)), zero_point
-        assert b.value.dtype is not None and b.value.shape is not None
+        assert b.value.dtype is not None
+        assert b.value.shape is not None
         value = lowering.node(
             "LowBitLookup",
             {"x": b.value, "table": np.invert(np.arange(256, dtype=np.uint8))},
