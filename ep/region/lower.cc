@@ -115,6 +115,7 @@ class Lowering {
   std::vector<const Node*> InOrder(std::vector<size_t> members) const {
     std::sort(members.begin(), members.end());
     std::vector<const Node*> nodes;
+    nodes.reserve(members.size());
     for (const size_t n : members) nodes.push_back(&graph_.nodes[n]);
     return nodes;
   }
