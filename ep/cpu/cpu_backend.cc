@@ -25,7 +25,11 @@ using Tensors = std::vector<std::optional<ConstTensor>>;
 class CpuStepPlan final : public StepPlan {
  public:
   CpuStepPlan(const Operator& op, Tensors inputs, const std::vector<size_t>& fed)
-      : op_(&op), inputs_(std::move(inputs)), fed_(fed), text_(op.Plan(inputs_).kernel) {}
+      : op_(&op), inputs_(std::move(inputs)), fed_(fed) {
+    const OperatorPlan plan = op.Plan(inputs_);
+    text_ = plan.kernel;
+    is_measured_ = plan.tuned;
+  }
   explicit CpuStepPlan(const TensorShape& copied)
       : inputs_({ConstTensor{copied.type, copied.dims, nullptr}}),
         fed_({0}),
@@ -33,6 +37,7 @@ class CpuStepPlan final : public StepPlan {
         text_("copy") {}
 
   std::string Text() const override { return text_; }
+  bool IsMeasured() const override { return is_measured_; }
   // The step's inputs, the fed ones without data, and which of them are fed.
   const Tensors& inputs() const { return inputs_; }
   const std::vector<size_t>& fed() const { return fed_; }
@@ -51,6 +56,7 @@ class CpuStepPlan final : public StepPlan {
   std::vector<size_t> fed_;
   size_t copied_bytes_ = 0;
   std::string text_;
+  bool is_measured_ = false;
 };
 
 class OperatorStep final : public Step {
@@ -182,6 +188,11 @@ class CpuBackend final : public Backend {
         ReadLowBit(graph, node);
       } else if (MayMoveCodes(node)) {
         CreateStandard(graph, node);
+        if (node.op == "Transpose" && LeadsOutside(graph, node)) {
+          return "it leads to a node that stays with ONNX Runtime, whose optimizer moves transposes through "
+                 "such "
+                 "nodes and cancels them";
+        }
       } else {
         return "it is not an op of " + std::string(kDomain);
       }
@@ -235,6 +246,20 @@ class CpuBackend final : public Backend {
  private:
   static bool MayMoveCodes(const Node& node) {
     return node.domain.empty() && (node.op == "Slice" || node.op == "Split" || node.op == "Transpose");
+  }
+
+  // Whether what the node reads or makes is made or read by a node that no region takes. (A cubic Resize of codes has
+  // a kernel only where ONNX Runtime's optimizer got the Transposes around it out of the way.)
+  static bool LeadsOutside(const Graph& graph, const Node& node) {
+    const auto shares = [](const std::vector<ValueId>& some, const std::vector<ValueId>& others) {
+      return std::any_of(some.begin(), some.end(), [&](ValueId id) {
+        return id != kAbsent && std::find(others.begin(), others.end(), id) != others.end();
+      });
+    };
+    return std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const Node& other) {
+      const bool stays = other.domain != kDomain && !MayMoveCodes(other) && !NamesReshape(other);
+      return stays && (shares(other.inputs, node.outputs) || shares(other.outputs, node.inputs));
+    });
   }
 
   static std::unique_ptr<Operator> CreateStandard(const Graph& graph, const Node& node) {

@@ -24,6 +24,8 @@ class StepPlan {
   virtual ~StepPlan() = default;
   virtual size_t WorkspaceBytes() const { return 0; }
   virtual std::string Text() const = 0;  // the kernel, for the printed plan
+  // Whether it serves a CPU because it was measured, not by its estimate.
+  virtual bool IsMeasured() const { return false; }
 };
 
 // One operation with its constants on the device; immutable, shared by all shapes and threads.

@@ -310,7 +310,8 @@ std::string RegionPlan::Text() const {
   text << "region of " << steps.size() << " steps, workspace " << workspace_bytes << " bytes\n";
   for (size_t i = 0; i < steps.size(); ++i) {
     const PlannedStep& step = steps[i];
-    text << "  " << step.name << ": " << KernelText(steps, i) << ", from";
+    text << "  " << step.name << ": " << KernelText(steps, i)
+         << (step.plan->IsMeasured() ? " (measured)" : "") << ", from";
     for (const Location& fed : step.fed) text << ' ' << PlaceText(fed);
     text << " to " << PlaceText(step.output) << '\n';
   }
@@ -324,7 +325,8 @@ std::string RegionPlan::Json() const {
     const PlannedStep& step = steps[i];
     text << (i == 0 ? "" : ", ") << "{\"nodes\": [";
     for (size_t n = 0; n < step.nodes.size(); ++n) text << (n == 0 ? "" : ", ") << JsonString(step.nodes[n]);
-    text << "], \"kernel\": " << JsonString(KernelText(steps, i)) << ", \"from\": [";
+    text << "], \"kernel\": " << JsonString(KernelText(steps, i))
+         << (step.plan->IsMeasured() ? ", \"measured\": true" : "") << ", \"from\": [";
     for (size_t f = 0; f < step.fed.size(); ++f)
       text << (f == 0 ? "" : ", ") << JsonString(PlaceText(step.fed[f]));
     text << "], \"to\": " << JsonString(PlaceText(step.output)) << '}';
