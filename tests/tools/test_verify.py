@@ -101,7 +101,7 @@ def test_a_step_away_from_a_tie_is_not_explained(op_type, seeds):
         elements += int(clear.sum())
         explained += int((chain.explains(shifted, y) & clear).sum())
         assert not chain.explains(y.astype(np.int64) + 2, y).any()
-    assert elements > 1000
+    assert elements > 500
     assert explained == 0
 
 
