@@ -457,14 +457,13 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
       }
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
                    start = *reinterpret_cast<const float4*>(state.start + column);
+      const int4 sums_of_row[] = {total};
       unsigned codes[] = {residual};
       if (of_bytes) {  // most of them
-        const float4 v = AsFloats<false>(total);
-        codes[0] =
-            RoundFour<Rounding::kBytes>(e, make_float4(__fmul_rn(v.x, scale.x), __fmul_rn(v.y, scale.y),
-                                                       __fmul_rn(v.z, scale.z), __fmul_rn(v.w, scale.w)));
+        float4 first[1];
+        FirstCodes<First::kMultiplies, false>(e, sums_of_row, scale, start, first);
+        codes[0] = RoundFour<Rounding::kBytes>(e, first[0]);
       } else {
-        const int4 sums_of_row[] = {total};
         WithIntegers(e, [&](const auto& requantize) { requantize(sums_of_row, scale, start, codes); });
       }
       *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes[0];

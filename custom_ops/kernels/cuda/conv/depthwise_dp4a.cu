@@ -49,10 +49,11 @@ __device__ __forceinline__ void FinishChannels(const DepthwiseParams& p, int pix
     return;
   }
   const int64_t index = static_cast<int64_t>(pixel) * e.out_channels + channel;
-  uint4 out = {};
+  uint4 residual = {};
   if (e.has_residual) {
-    out = *reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(p.residual) + index);
+    residual = *reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(p.residual) + index);
   }
+  uint4 out;
   WithIntegers(e, [&](const auto& requantize) {
 #pragma unroll
     for (int i = 0; i < kChannels / 4; ++i) {
@@ -61,7 +62,7 @@ __device__ __forceinline__ void FinishChannels(const DepthwiseParams& p, int pix
                    start = *reinterpret_cast<const float4*>(e.start + channel + i * 4);
       const int4 four[] = {
           Plus(make_int4(sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]), bias)};
-      unsigned codes[] = {Words(out)[i]};
+      unsigned codes[] = {Words(residual)[i]};
       requantize(four, scale, start, codes);
       reinterpret_cast<unsigned*>(&out)[i] = codes[0];
     }

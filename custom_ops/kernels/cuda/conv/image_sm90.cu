@@ -71,14 +71,14 @@ template <int kTileN>
 __device__ __forceinline__ void FinishTile(const ImageParams& p, const TileOrigin& origin, int warp,
                                            int channel, const float4 (&scales)[kTileN / 16],
                                            const float* starts, const int (&sums)[kTileN / 2]) {
-  unsigned codes[2][kTileN / 16] = {};
+  unsigned codes[2][kTileN / 16];
   WithIntegers<false>(p.epilogue, [&](const auto& requantize) {
 #pragma unroll
     for (int i = 0; i < kTileN / 16; ++i) {
       const int* const s = sums + 8 * i;
       const float4 start = *reinterpret_cast<const float4*>(starts + 4 * i);
       const int4 both[] = {make_int4(s[0], s[1], s[4], s[5]), make_int4(s[2], s[3], s[6], s[7])};
-      unsigned fours[] = {codes[0][i], codes[1][i]};
+      unsigned fours[2] = {};
       requantize(both, scales[i], start, fours);
       codes[0][i] = fours[0];
       codes[1][i] = fours[1];

@@ -97,10 +97,10 @@ template <Finish kFinish, bool kMayAdd>
 __device__ __forceinline__ void FinishBox(const EpilogueParams& e, const BlockState<kChainBox>& state,
                                           const int (&sums)[kChainBox / 2], int column, int swizzle,
                                           unsigned* row) {
-  ThreadCodes codes;
-  if (kMayAdd && e.has_residual)
-    codes.ForEach(row, column, swizzle, [](unsigned& code, const unsigned* word) { code = *word; });
   WithEpilogue<kFinish, kMayAdd>(e, [&](const auto& requantize) {
+    ThreadCodes codes;
+    if (kMayAdd && e.has_residual)
+      codes.ForEach(row, column, swizzle, [](unsigned& code, const unsigned* word) { code = *word; });
     codes.Finish(state, sums, column, requantize);
     codes.ForEach(row, column, swizzle, [](unsigned code, unsigned* word) { *word = code; });
   });

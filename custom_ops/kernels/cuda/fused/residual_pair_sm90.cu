@@ -228,9 +228,9 @@ cudaError_t LaunchResidualPair(const ResidualPairParams& p, bool first_signed, c
                                const LaunchOptions& options) {
   if (p.second.stages < 1 || p.second.stages > kMaxResidualPairStages) return cudaErrorInvalidValue;
   const bool on_lines = p.second.epilogue.on_lines;
-  if (p.first.epilogue.on_lines != on_lines || (on_lines && first_signed != options.x_signed) ||
-      (on_lines && !(p.first.epilogue.is_capped && p.second.epilogue.is_capped)))
-    return cudaErrorInvalidValue;
+  const bool fits =
+      first_signed == options.x_signed && p.first.epilogue.is_capped && p.second.epilogue.is_capped;
+  if (p.first.epilogue.on_lines != on_lines || (on_lines && !fits)) return cudaErrorInvalidValue;
   const auto launch = [&](const auto& tile) { return tile(p, first_signed, options); };
   const auto is = [&](int m, int n) { return config.tile_m == m && config.tile_n == n; };
   if (is(64, 32)) return launch(LaunchTile<64, 32>);

@@ -274,14 +274,14 @@ struct Pool {
   }
   __device__ __forceinline__ void Store() {
     const int own = ReadThreadIndex() % 4;
-    unsigned codes[kOwn / 4] = {};
+    unsigned codes[kOwn / 4];
     WithEpilogue<kTail ? Finish::kIntegersOfTail : Finish::kIntegers, false>(
         p.epilogue, [&](const auto& requantize) {
 #pragma unroll
           for (int i = 0; i < kOwn / 4; ++i) {
             const int at = own * kStride + 4 * i;
             const int4 window[] = {windows[i]};
-            unsigned four[] = {codes[i]};
+            unsigned four[1] = {};
             requantize(window, *reinterpret_cast<const float4*>(fixed.multipliers + at),
                        *reinterpret_cast<const float4*>(fixed.starts + at), four);
             codes[i] = four[0];

@@ -1,5 +1,5 @@
 // Codes and floats in registers: vectors to and from memory, codes to float32 values and back, what an index
-// is along each dim. Every operation rounds once; what is written as fma is exact by proof.
+// is along each dim, what threads combine. Every operation rounds once; what is written as fma is exact by proof.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,7 @@ namespace lowbit::cuda {
 
 // Threads of a block, where a kernel has no reason for another number.
 constexpr int kThreads = 256;
+constexpr int kWarp = 32;
 
 // What the parameters of kernels begin with that make one tensor of `count` elements from another.
 template <typename X, typename Y>
@@ -28,6 +29,25 @@ __device__ __forceinline__ unsigned StartThread() {
   LetSuccessorsStart();
   WaitForPredecessors();
   return blockIdx.x * kBlock + threadIdx.x;
+}
+
+// All threads of a group of kGroup, a part of a warp, one or the block, get the combination of their values.
+template <int kGroup, typename T, typename Combine>
+__device__ __forceinline__ T CombineGroup(T v, const Combine& combine) {
+#pragma unroll
+  for (int step = (kGroup < kWarp ? kGroup : kWarp) / 2; step > 0; step /= 2) {
+    v = combine(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
+  }
+  if constexpr (kGroup > kWarp) {
+    __shared__ T of_warp[kGroup / kWarp];
+    __syncthreads();
+    if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = v;
+    __syncthreads();
+    v = of_warp[0];
+#pragma unroll
+    for (int i = 1; i < kGroup / kWarp; ++i) v = combine(v, of_warp[i]);
+  }
+  return v;
 }
 
 // n / d and the rest, for 0 <= n < 2^31.

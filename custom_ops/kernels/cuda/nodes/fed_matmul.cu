@@ -21,7 +21,7 @@ constexpr int kDepth = 32;  // codes along k that a tile holds, as many as one i
 // Words of a row in shared memory: the 8 rows of a fragment then begin in different banks.
 constexpr int kPitch = kDepth / 4 + 4;
 constexpr int kBlocks = kDepth / 4;  // of 4 x 4 codes along k
-constexpr int kWarp = 32, kWarpRows = 16, kWarpColumns = 32;
+constexpr int kWarpRows = 16, kWarpColumns = 32;
 static_assert(2 * kSide / 4 * kBlocks == kThreads, "a thread fetches one block of 4 x 4 codes");
 static_assert(kThreads / kWarp * kWarpRows * kWarpColumns == kSide * kSide);
 

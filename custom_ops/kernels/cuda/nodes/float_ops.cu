@@ -11,8 +11,6 @@
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kWarp = 32;
-
 struct UnaryParams : Tensors<float, float> {
   UnaryOp op;
 };
@@ -62,25 +60,6 @@ struct Plus {
 struct Larger {
   __device__ __forceinline__ float operator()(float a, float b) const { return b > a ? b : a; }
 };
-
-// All threads of a group of kGroup (one, a warp or the block) get the combination of their values.
-template <int kGroup, typename Combine>
-__device__ __forceinline__ float CombineGroup(float v, const Combine& combine) {
-#pragma unroll
-  for (int step = (kGroup < kWarp ? kGroup : kWarp) / 2; step > 0; step /= 2) {
-    v = combine(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
-  }
-  if constexpr (kGroup > kWarp) {
-    __shared__ float of_warp[kGroup / kWarp];
-    __syncthreads();
-    if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = v;
-    __syncthreads();
-    v = of_warp[0];
-#pragma unroll
-    for (int i = 1; i < kGroup / kWarp; ++i) v = combine(v, of_warp[i]);
-  }
-  return v;
-}
 
 struct SoftmaxParams : Tensors<float, float> {
   unsigned rows = 0, size = 0;  // softmax runs over `size` elements

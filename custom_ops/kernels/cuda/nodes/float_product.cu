@@ -11,7 +11,6 @@ namespace {
 
 constexpr int kSide = 16;   // threads along either side of a tile
 constexpr int kDepth = 16;  // steps along k that a tile holds
-constexpr int kWarp = 32;
 
 struct ProductParams : Tensors<float, float> {
   const float* weights = nullptr;  // [groups][rows][k]

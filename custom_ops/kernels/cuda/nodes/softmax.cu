@@ -8,7 +8,7 @@
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kWarp = 32, kTableSize = 256;
+constexpr int kTableSize = 256;
 
 struct CodeSoftmaxParams : Tensors<uint8_t, uint8_t> {  // count: codes
   unsigned rows = 0, size = 0;                          // softmax runs over `size` codes
@@ -18,25 +18,6 @@ struct CodeSoftmaxParams : Tensors<uint8_t, uint8_t> {  // count: codes
   float scale = 1;
   CodeRounder rounder;
 };
-
-// All threads of a group of kGroup, a part of a warp, one or the block, get the combination of their values.
-template <int kGroup, typename T, typename Combine>
-__device__ __forceinline__ T CombineGroup(T v, const Combine& combine) {
-#pragma unroll
-  for (int step = (kGroup < kWarp ? kGroup : kWarp) / 2; step > 0; step /= 2) {
-    v = combine(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
-  }
-  if constexpr (kGroup > kWarp) {
-    __shared__ T of_warp[kGroup / kWarp];
-    __syncthreads();
-    if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = v;
-    __syncthreads();
-    v = of_warp[0];
-#pragma unroll
-    for (int i = 1; i < kGroup / kWarp; ++i) v = combine(v, of_warp[i]);
-  }
-  return v;
-}
 
 // What an entry is multiplied by.
 __device__ __forceinline__ float MultiplierOf(const CodeSoftmaxParams& p, int64_t sum) {
