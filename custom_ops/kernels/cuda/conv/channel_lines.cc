@@ -1,13 +1,22 @@
 #include "kernels/cuda/conv/channel_lines.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "core/epilogue.h"
 
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kMostTrials = 40;  // gains that are tried for a channel
+constexpr size_t kMostFactors = 256; // that are tried for four channels
+constexpr int kMostGains = 40;       // of a channel and a factor
+constexpr int kMostShifts = 4096;    // of a gain
+constexpr int kMostHeld = 4;         // offsets that should do, but for roundings
+
+// 1.5 * 2^23, whose bits sums begin with.
+constexpr int32_t kStartBits = 0x4B400000;
+constexpr double kStart = 12582912;
+constexpr int64_t kMostSum = int64_t{1} << 28;  // kStartBits and such sums are bits of normal numbers
 
 // The least of first to last, which reaches, that does, looked for around `guess`.
 template <typename Reaches>
@@ -62,26 +71,44 @@ int32_t FirstCode(const Epilogue& e, int64_t sum, size_t channel) {
 LineFitter::LineFitter(const Epilogue& e)
     : e_(e),
       lo_(e.adds_behind_tail ? e.lo - e.zero_point : 0),
-      hi_(e.adds_behind_tail ? e.hi - e.zero_point : e.y_hi - e.y_lo) {
-  for (int32_t code = lo_; code <= hi_; ++code) {
-    const float tie = static_cast<float>(code) - 0.5f,
-                least = code % 2 == 0 ? tie : std::nextafter(tie, HUGE_VALF);
-    reaches_.push_back(least);
-    between_.push_back((static_cast<double>(least) + std::nextafter(least, -HUGE_VALF)) / 2);
+      hi_(e.adds_behind_tail ? e.hi - e.zero_point : e.y_hi - e.y_lo) {}
+
+// The first factor is 1. The others lie between 1 and 2, as far from each other as they can for any number of them.
+const LineFitter::Factor& LineFitter::FactorOf(size_t index) {
+  constexpr double kGoldenRatio = 0.6180339887498949;
+  while (factors_.size() <= index) {
+    const double turns = static_cast<double>(factors_.size()) * kGoldenRatio;
+    Factor factor;
+    factor.value = static_cast<float>(1 + turns - std::floor(turns));
+    for (int32_t code = lo_; code <= hi_; ++code) {
+      const double tie = code - 0.5;
+      const auto is_reached = [&](float v) {  // ties go to even codes
+        const double product = e_.adds_behind_tail ? static_cast<double>(v) * static_cast<double>(factor.value)
+                                                   : static_cast<double>(v * factor.value);
+        return code % 2 == 0 ? product >= tie : product > tie;
+      };
+      auto least = static_cast<float>(tie / static_cast<double>(factor.value));
+      while (is_reached(least)) least = std::nextafter(least, -HUGE_VALF);
+      while (!is_reached(least)) least = std::nextafter(least, HUGE_VALF);
+      factor.reaches.push_back(least);
+      factor.between.push_back((static_cast<double>(least) + std::nextafter(least, -HUGE_VALF)) / 2);
+    }
+    factors_.push_back(std::move(factor));
   }
+  return factors_[index];
 }
 
 // The first sums of steps and the sums before, and at either end what the first and the last one tell.
 template <typename Step>
-void LineFitter::FindSteps(const Step& step_of, const SumRange& sums) {
+void LineFitter::FindSteps(const Step& step_of, const SumRange& sums, Staircase& to) const {
   const auto bound = [](int64_t sum, int32_t step) {
-    return Bound{static_cast<float>(static_cast<int32_t>(sum)), static_cast<size_t>(step)};
+    return Bound{static_cast<int32_t>(sum), static_cast<size_t>(step)};
   };
-  from_.clear();
-  below_.clear();
+  to.from.clear();
+  to.below.clear();
   const int32_t lowest = step_of(sums.least), highest = step_of(sums.most);
-  if (lowest > 0) from_.push_back(bound(sums.least, lowest));
-  if (highest < hi_ - lo_) below_.push_back(bound(sums.most, highest + 1));
+  if (lowest > 0) to.from.push_back(bound(sums.least, lowest));
+  if (highest < hi_ - lo_) to.below.push_back(bound(sums.most, highest + 1));
   if (highest == lowest) return;
   const auto first_of = [&](int32_t step, int64_t from, int64_t guess) {
     return FirstSum([&](int64_t sum) { return step_of(sum) >= step; }, from, sums.most, guess);
@@ -91,72 +118,103 @@ void LineFitter::FindSteps(const Step& step_of, const SumRange& sums) {
   for (int32_t step = lowest + 1; step <= highest; ++step) {
     const int64_t guess = first + (last - first) * (step - lowest - 1) / std::max(1, highest - lowest - 1);
     sum = first_of(step, sum, guess);
-    from_.push_back(bound(sum, step));
-    below_.push_back(bound(sum - 1, step));
+    to.from.push_back(bound(sum, step));
+    to.below.push_back(bound(sum - 1, step));
   }
 }
 
-// A line of the gain has a step at a sum where sum * gain + offset is more than between_, or a tie of both.
-LineFitter::Offsets LineFitter::OffsetsOf(double gain) const {
+// A line of the gain has a step at a sum where sum * gain + offset is more than `between`, or a tie of both.
+LineFitter::Offsets LineFitter::OffsetsOf(const Staircase& stairs, const Factor& factor, double gain) {
   Offsets offsets;
-  double from = 0, below = 0;
-  for (const Bound& bound : from_) {
-    const double least = between_[bound.step] - static_cast<double>(bound.sum) * gain;
+  int32_t from = 0, below = 0;
+  for (const Bound& bound : stairs.from) {
+    const double least = factor.between[bound.step] - bound.sum * gain;
     if (least > offsets.least) {
       offsets.least = least;
-      from = static_cast<double>(bound.sum);
+      from = bound.sum;
     }
   }
-  for (const Bound& bound : below_) {
-    const double most = between_[bound.step] - static_cast<double>(bound.sum) * gain;
+  for (const Bound& bound : stairs.below) {
+    const double most = factor.between[bound.step] - bound.sum * gain;
     if (most < offsets.most) {
       offsets.most = most;
-      below = static_cast<double>(bound.sum);
+      below = bound.sum;
     }
   }
   offsets.widen = from > below;
   return offsets;
 }
 
-std::optional<ChannelLine> LineFitter::WithOffset(float gain, const Offsets& offsets) const {
+std::optional<ChannelLine> LineFitter::WithOffset(const Staircase& stairs, const Factor& factor, float gain,
+                                                  const Offsets& offsets) {
   if (!(offsets.least <= offsets.most)) return std::nullopt;
   const double middle = std::isinf(offsets.least)  ? offsets.most - 1
                         : std::isinf(offsets.most) ? offsets.least + 1
                                                    : (offsets.least + offsets.most) / 2;
-  const auto nearest = static_cast<float>(middle);
-  for (const float offset :
-       {nearest, std::nextafter(nearest, -HUGE_VALF), std::nextafter(nearest, HUGE_VALF)}) {
-    if (Holds({gain, offset})) return ChannelLine{gain, offset};
+  for (int32_t i = 0, held = 0; i < kMostShifts && held < kMostHeld; ++i) {
+    const int32_t shift = i % 2 == 0 ? -i / 2 : (i + 1) / 2;
+    const double start = (kStart + shift) * static_cast<double>(gain);  // exact
+    const ChannelLine line{gain, static_cast<float>(middle - start), shift};
+    const double at_zero = start + static_cast<double>(line.offset);
+    if (!(offsets.least <= at_zero && at_zero <= offsets.most)) continue;
+    if (Holds(stairs, factor, line)) return line;
+    ++held;
   }
   return std::nullopt;
 }
 
-bool LineFitter::Holds(const ChannelLine& line) const {
+bool LineFitter::Holds(const Staircase& stairs, const Factor& factor, const ChannelLine& line) {
   const auto reaches = [&](const Bound& bound) {
-    return std::fma(bound.sum, line.gain, line.offset) >= reaches_[bound.step];
+    const auto f = std::bit_cast<float>(kStartBits + bound.sum + line.shift);
+    return std::fma(f, line.gain, line.offset) >= factor.reaches[bound.step];
   };
-  return std::all_of(from_.begin(), from_.end(), reaches) &&
-         std::none_of(below_.begin(), below_.end(), reaches);
+  return std::all_of(stairs.from.begin(), stairs.from.end(), reaches) &&
+         std::none_of(stairs.below.begin(), stairs.below.end(), reaches);
 }
 
 // What lies between the least and the most offset of a gain grows with the gain up to some gain, then shrinks: steps in
 // its direction, each twice as long as the one before until that turns, then half as long.
-std::optional<ChannelLine> LineFitter::Fit(size_t channel, const SumRange& sums) {
-  const int32_t lowest = e_.adds_behind_tail ? e_.lo : e_.y_lo;
-  FindSteps([&](int64_t sum) { return FirstCode(e_, sum, channel) - lowest; }, sums);
-  auto trial = static_cast<float>(static_cast<double>(e_.acc_scale[channel]) /
-                                  static_cast<double>(e_.adds_behind_tail ? e_.inner_scale : e_.y_scale));
+std::optional<ChannelLine> LineFitter::FitOne(const Staircase& stairs, const Factor& factor) const {
+  auto trial = static_cast<float>(stairs.slope / static_cast<double>(factor.value));
   const double unit = static_cast<double>(std::nextafter(trial, HUGE_VALF)) - static_cast<double>(trial);
   double step = 1, tried = static_cast<double>(trial);
   bool turned = false, was_wider = false;
-  for (int i = 0; i < kMostTrials && step >= 1; ++i) {
-    const Offsets offsets = OffsetsOf(static_cast<double>(trial));
-    if (const auto line = WithOffset(trial, offsets)) return line;
+  for (int i = 0; i < kMostGains && step >= 1; ++i) {
+    const Offsets offsets = OffsetsOf(stairs, factor, static_cast<double>(trial));
+    if (const auto line = WithOffset(stairs, factor, trial, offsets)) return line;
     turned = turned || (i > 0 && offsets.widen != was_wider);
     if (i > 0) step *= turned ? 0.5 : 2;
     was_wider = offsets.widen;
     tried += offsets.widen ? step * unit : -step * unit;
     trial = static_cast<float>(tried);
+  }
+  return std::nullopt;
+}
+
+std::optional<FourLines> LineFitter::Fit(size_t first, std::span<const SumRange> sums) {
+  const int32_t lowest = e_.adds_behind_tail ? e_.lo : e_.y_lo;
+  const float scale = e_.adds_behind_tail ? e_.inner_scale : e_.y_scale;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    if (sums[i].least < -kMostSum || sums[i].most > kMostSum) return std::nullopt;
+    const size_t channel = first + i;
+    FindSteps([&](int64_t sum) { return FirstCode(e_, sum, channel) - lowest; }, sums[i], stairs_[i]);
+    stairs_[i].slope = static_cast<double>(e_.acc_scale[channel]) / static_cast<double>(scale);
+  }
+  size_t hardest = 0;  // the one that had no line with the factor before
+  for (size_t index = 0; index < kMostFactors; ++index) {
+    const Factor& factor = FactorOf(index);
+    FourLines four{factor.value, {}};
+    size_t found = 0;
+    for (; found < sums.size(); ++found) {
+      const size_t i = (hardest + found) % sums.size();
+      const auto line = FitOne(stairs_[i], factor);
+      if (!line) {
+        hardest = i;
+        break;
+      }
+      four.lines[i] = *line;
+    }
+    if (found == sums.size()) return four;
   }
   return std::nullopt;
 }

@@ -1,16 +1,26 @@
-// Rounding sums behind a float tail in one operation. What the contract makes of a sum (core/epilogue.cc) is a
+// Rounding sums behind a float tail in two operations. What the contract makes of a sum (core/epilogue.cc) is a
 // staircase: codes rise with the sum. Where a line goes through all steps of a channel,
-//   lo + clip(rint(sum * gain + offset), 0, hi - lo)
-// with one rounding of the line has the same code for every sum that the channel can have. (Where residuals are added
-// to the codes, the lines are of codes less the zero point.) That is found out, not
-// believed: the first sum of every code by asking the epilogue itself, and that the line is at one side of the
-// tie with it and at the other with the sum before. Between them both only rise. A channel without such a line is
-// left to the tail itself. (What is only multiplied, kRequantize, is a line: its multiplier, 0.)
+//   lo + clip(rint((f * gain + offset) * factor), 0, hi - lo), f = 1.5 * 2^23 + sum + shift
+// with one rounding of the line and one of the product has the same code for every sum that the channel can have.
+// (Where residuals are added to the codes, the lines are of codes less the zero point, and the product is not
+// rounded before it is rounded to a code.) f is the sum itself as the kernels have it: its bits began as those of
+// 1.5 * 2^23 and the bias, the shift included (SumForm::kFloat). Next to f * gain the offset has few digits
+// behind the point; the shift, a whole number, makes up for it: products of it fall everywhere between two of them.
+//
+// Some channels have no line of one rounding, as the roundings of the contract move a step by a sum. Rounded twice a
+// line is no straight line either, and with another factor another one: four channels share a factor, which is
+// looked for.
+//
+// Whether a line holds is found out, not believed: the first sum of every code by asking the epilogue itself, and that
+// the line is at one side of the tie with it and at the other with the sum before. Between them both only rise. Four
+// channels of which one has no line are left to the tail itself.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "core/conv.h"
@@ -22,6 +32,13 @@ inline bool IsNormal(float scale) { return scale > 0x1p-60f && scale < 0x1p60f; 
 
 struct ChannelLine {
   float gain = 0, offset = 0;
+  int32_t shift = 0;
+};
+
+// Of four neighbouring channels.
+struct FourLines {
+  float factor = 1;
+  std::array<ChannelLine, 4> lines;
 };
 
 // Sums of a channel, int32 each.
@@ -42,32 +59,46 @@ class LineFitter {
   // Of a tail.
   explicit LineFitter(const Epilogue& e);
 
-  // None where no line has all the channel's codes.
-  std::optional<ChannelLine> Fit(size_t channel, const SumRange& sums);
+  // Of channels from `first` on, four or fewer, that have these sums. None where no lines have all their codes.
+  std::optional<FourLines> Fit(size_t first, std::span<const SumRange> sums);
 
  private:
   // A sum that has a code at least, or less.
   struct Bound {
-    float sum;
+    int32_t sum;
     size_t step;  // a code less the lowest one
   };
-  // Offsets of the lines of a gain.
+  // A channel's staircase.
+  struct Staircase {
+    std::vector<Bound> from, below;
+    double slope = 0;
+  };
+  // What a line must be, by step.
+  struct Factor {
+    float value = 1;
+    std::vector<float> reaches;   // the least line that has it
+    std::vector<double> between;  // it and the float below
+  };
+  // Offsets of the lines of a gain, f being the sum alone.
   struct Offsets {
     double least = -HUGE_VAL, most = HUGE_VAL;
     bool widen = false;  // with a larger gain
   };
 
-  Offsets OffsetsOf(double gain) const;
-  std::optional<ChannelLine> WithOffset(float gain, const Offsets& offsets) const;
-  bool Holds(const ChannelLine& line) const;
+  const Factor& FactorOf(size_t index);
   template <typename Step>
-  void FindSteps(const Step& step_of, const SumRange& sums);
+  void FindSteps(const Step& step_of, const SumRange& sums, Staircase& to) const;
+  std::optional<ChannelLine> FitOne(const Staircase& stairs, const Factor& factor) const;
+
+  static Offsets OffsetsOf(const Staircase& stairs, const Factor& factor, double gain);
+  static std::optional<ChannelLine> WithOffset(const Staircase& stairs, const Factor& factor, float gain,
+                                               const Offsets& offsets);
+  static bool Holds(const Staircase& stairs, const Factor& factor, const ChannelLine& line);
 
   const Epilogue& e_;
   const int32_t lo_, hi_;
-  std::vector<float> reaches_;       // by step: the least line that has it
-  std::vector<double> between_;      // it and the float below
-  std::vector<Bound> from_, below_;  // of a channel
+  std::vector<Factor> factors_;
+  std::array<Staircase, 4> stairs_;
 };
 
 }  // namespace lowbit::cuda

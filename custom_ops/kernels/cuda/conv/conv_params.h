@@ -31,9 +31,10 @@ enum class SumForm : int { kInteger, kFloat, kFloatFromZero };
 // How an instance of a kernel finishes its sums: whatever the node says; not in registers
 // (SumsParams::in_registers); in registers, from integers; from SumForm::kFloatFromZero to 256 codes; from
 // kFloat, residuals added to 256 codes as Addition::kOnLine or kInverseFromLowest has it; to codes that are capped
-// (EpilogueParams::is_capped), from kFloatFromZero, from kFloat behind a tail, and residuals added as kOnLine has it,
-// behind a tail or not; from any floats to any number of codes; the same with residuals. What kernels that are not
-// made for one finish take besides: integers behind which there is a tail, to any codes or to capped ones alone.
+// (EpilogueParams::is_capped), from kFloatFromZero, from kFloat behind a tail all of whose channels have lines, and
+// residuals added as kOnLine has it, behind no tail or such a one; from any floats to any number of codes; the same with
+// residuals. What kernels that are not made for one finish take besides: sums behind which there is a tail, to any codes or
+// to capped ones alone.
 //
 // An instance for each, not a branch: a multiprocessor that runs another kernel than before fetches its
 // instructions anew, the branches not taken too. That takes 0.8 to 1.4 us of each kernel of a network on an
@@ -48,10 +49,11 @@ enum class Finish : int {
   kCappedFromZero,
   kCappedTail,
   kCappedOnLine,
+  kCappedTailOnLine,
   kFloats,
   kFloatsAdding,
   kIntegersOfTail,
-  kCappedIntegers
+  kCappedIntegersOfTail
 };
 
 struct EpilogueParams {
@@ -61,15 +63,16 @@ struct EpilogueParams {
   int out_channels = 0;
   const int32_t* bias = nullptr;     // [out_channels], the constant part of the zero points folded in
   SumForm sums = SumForm::kInteger;  // else the bits are in the bias, too
-  // [out_channels]: multiplier or acc_scale. Where codes are rounded in registers, the gains and offsets of the
-  // lines that codes before any residual lie on (channel_lines.h); of four channels that have one without a line
-  // acc_scale, the first one negative, and what the tail adds; of kFloatFromZero, -2^23 * gain.
-  const float *scale = nullptr, *start = nullptr;
-  const float* acc_scale = nullptr;
+  // [out_channels]: multiplier or acc_scale, and of kFloatFromZero -2^23 * multiplier. Where codes are rounded in
+  // registers behind a tail, the gains and offsets of the lines that codes before any residual lie on, and the factors
+  // of four channels, [out_channels / 4] (channel_lines.h); the bits of 1.5 * 2^23 and the shifts are in the bias
+  // then. Of four channels that have one without a line acc_scale and what the tail adds, the factor negative.
+  const float *scale = nullptr, *start = nullptr, *factor = nullptr;
   // What the tail of channels without a line divides by, which is inverted, and the zero point less the lowest code
   // where lines are of codes less that (LineFitter).
   float first_scale = 1, first_inverse = 1, line_shift = 0;
   bool on_lines = false;          // not multiplied alone
+  bool lacks_lines = false;       // some channels have none
   bool adds_behind_tail = false;  // Epilogue::adds_behind_tail
   Rounding rounding = Rounding::kAny;
   // Of Rounding::kWords and of the codes of sums: twice the zero point less the lowest code, twice the number of
@@ -118,14 +121,15 @@ inline Finish FinishOf(const EpilogueParams& e) {
   if (!e.has_residual) {
     const bool from_zero = e.sums == SumForm::kFloatFromZero;
     if (from_zero && e.rounding == Rounding::kBytes) return Finish::kFloatsFromZero;
-    if (!e.is_capped || !(from_zero || e.on_lines)) return Finish::kFloats;
+    if (!e.is_capped || e.lacks_lines || !(from_zero || e.on_lines)) return Finish::kFloats;
     return from_zero ? Finish::kCappedFromZero : Finish::kCappedTail;
   }
   const bool is_bytes = !e.on_lines && !e.residual_signed && e.y_lo == 0 && e.y_hi == 255;
   if (is_bytes && e.addition == Addition::kOnLine) return Finish::kFloatsOnLine;
   if (is_bytes && e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0)
     return Finish::kFloatsInverse;
-  return e.is_capped && e.addition == Addition::kOnLine ? Finish::kCappedOnLine : Finish::kFloatsAdding;
+  if (!e.is_capped || e.lacks_lines || e.addition != Addition::kOnLine) return Finish::kFloatsAdding;
+  return e.on_lines ? Finish::kCappedTailOnLine : Finish::kCappedOnLine;
 }
 
 inline constexpr int kMaxImageChannels = 4;

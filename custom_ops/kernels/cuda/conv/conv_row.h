@@ -58,6 +58,7 @@ struct ConvTraits {
   bool has_passes = false;
   bool may_stand_apart = false;  // ConvConfig::apart
   bool is_reference = false;     // reads codes, zero points and bias as the node has them
+  bool finishes_ones = false;    // outputs one by one, as their epilogue has it
   bool reads_elements = false;   // the input may begin anywhere, not at multiples of 16 bytes alone
 };
 

@@ -216,18 +216,28 @@ struct BlockState {
   alignas(16) float scale[kTileN];
   alignas(16) int bias[kTileN];
   alignas(16) float start[kTileN];
+  float factor[kTileN / 4];
   uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
 
-  // Multipliers and biases of the tile's channels: copies that count with the block's first tile.
-  // By kThreads threads.
+  // The constants of the tile's channels: copies that count with the block's first tile. By kThreads threads.
   template <int kThreads>
   __device__ __forceinline__ void FetchConstants(const TileParams& p, const TilePosition& at, int thread) {
     const int channel = at.group * p.n + at.n0;
-    for (int n = thread; n < kTileN && at.n0 + n < p.n; n += kThreads) {
-      CopyAsync<4>(SharedAddress(bias + n), p.epilogue.bias + channel + n);
-      CopyAsync<4>(SharedAddress(scale + n), p.epilogue.scale + channel + n);
-      if (ReadsStart(p.epilogue)) CopyAsync<4>(SharedAddress(start + n), p.epilogue.start + channel + n);
-    }
+    for (int n = thread; n < kTileN && at.n0 + n < p.n; n += kThreads) Fetch(p.epilogue, channel + n, n);
+  }
+  // Those of a channel, into the place of the n-th one.
+  __device__ __forceinline__ void Fetch(const EpilogueParams& e, int channel, int n) {
+    CopyAsync<4>(SharedAddress(bias + n), e.bias + channel);
+    CopyAsync<4>(SharedAddress(scale + n), e.scale + channel);
+    if (!ReadsStart(e)) return;
+    CopyAsync<4>(SharedAddress(start + n), e.start + channel);
+    if (n % 4 == 0) CopyAsync<4>(SharedAddress(factor + n / 4), e.factor + channel / 4);
+  }
+
+  // Of four channels from `column` on.
+  __device__ __forceinline__ FourChannels Four(int column) const {
+    return {*reinterpret_cast<const float4*>(scale + column), *reinterpret_cast<const float4*>(start + column),
+            factor[column / 4]};
   }
 
   // FinishTile waits for the other blocks' part in this.
@@ -337,8 +347,7 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
                                                     const Each& each, const WordAt& word_at) {
   WithEpilogue<kFinish>(e, [&](const auto& requantize) {
     each([&](int row, int column, const int4& top, const int4& bottom) {
-      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
-                   start = *reinterpret_cast<const float4*>(state.start + column);
+      const FourChannels channels = state.Four(column);
       unsigned* const out = word_at(row, column);
       int4 sums[] = {top, bottom};
       unsigned codes[] = {out[0], out[kBelow]};
@@ -347,7 +356,7 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
         sums[0] = Plus(top, bias);
         sums[1] = Plus(bottom, bias);
       }
-      requantize(sums, scale, start, codes);
+      requantize(sums, channels, codes);
       out[0] = codes[0];
       out[kBelow] = codes[1];
     });
@@ -455,16 +464,15 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
         const int4 v = *reinterpret_cast<const int4*>(sums + (i * rows + row) * kStride + column);
         total = Plus(total, v);
       }
-      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
-                   start = *reinterpret_cast<const float4*>(state.start + column);
+      const FourChannels channels = state.Four(column);
       const int4 sums_of_row[] = {total};
       unsigned codes[] = {residual};
       if (of_bytes) {  // most of them
         float4 first[1];
-        FirstCodes<First::kMultiplies, false>(e, sums_of_row, scale, start, first);
+        FirstCodes<First::kMultiplies, false, false>(e, sums_of_row, channels, first);
         codes[0] = RoundFour<Rounding::kBytes>(e, first[0]);
       } else {
-        WithIntegers(e, [&](const auto& requantize) { requantize(sums_of_row, scale, start, codes); });
+        WithIntegers(e, [&](const auto& requantize) { requantize(sums_of_row, channels, codes); });
       }
       *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes[0];
     }

@@ -58,12 +58,13 @@ __device__ __forceinline__ void FinishChannels(const DepthwiseParams& p, int pix
 #pragma unroll
     for (int i = 0; i < kChannels / 4; ++i) {
       const int4 bias = *reinterpret_cast<const int4*>(e.bias + channel + i * 4);
-      const float4 scale = *reinterpret_cast<const float4*>(e.scale + channel + i * 4),
-                   start = *reinterpret_cast<const float4*>(e.start + channel + i * 4);
+      const int from = channel + i * 4;
+      const FourChannels channels = {*reinterpret_cast<const float4*>(e.scale + from),
+                                     *reinterpret_cast<const float4*>(e.start + from), e.factor[from / 4]};
       const int4 four[] = {
           Plus(make_int4(sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]), bias)};
       unsigned codes[] = {Words(residual)[i]};
-      requantize(four, scale, start, codes);
+      requantize(four, channels, codes);
       reinterpret_cast<unsigned*>(&out)[i] = codes[0];
     }
   });

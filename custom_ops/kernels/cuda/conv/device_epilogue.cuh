@@ -31,6 +31,10 @@ __device__ __forceinline__ int4 Plus(const int4& a, const int4& b) {
   return make_int4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
+__device__ __forceinline__ float4 Plus(const float4& a, const float4& b) {
+  return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
+}
+
 __device__ __forceinline__ unsigned JoinBytes(unsigned q0, unsigned q1, unsigned q2, unsigned q3) {
   return __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
 }
@@ -98,11 +102,12 @@ __device__ __forceinline__ unsigned CappedBytes(const EpilogueParams& e, const f
   return ((bytes | PermuteBytes(bytes, 0, e.cap_select)) & e.cap_mask) ^ e.cap_flip;
 }
 
-// An inner code q on its way to the second rounding, as (q - hi + 256) / 256: so that clipping at hi costs
-// nothing, being the saturation of the very addition that takes the number out of the magic one's low bits.
-// Neither rounds anything: where |v| leaves 2^22 and with it whole numbers, q is clipped. NaN saturates to 0.
-__device__ __forceinline__ float RoundedUnit(const EpilogueParams& e, float v) {
-  return fmaxf(Saturated256th(__fadd_rn(v, 12582912.0f), e.unit_offset), e.unit_lo);
+// An inner code q, less the zero point and 12582912 (1.5 * 2^23) more, on its way to the second rounding, as
+// (q - hi + 256) / 256: so that clipping at hi costs nothing, being the saturation of the very addition that takes the
+// number out of the magic one's low bits. Nothing is rounded: where q leaves 2^22 and with it whole numbers, it is
+// clipped. NaN saturates to 0.
+__device__ __forceinline__ float Unit(const EpilogueParams& e, float q) {
+  return fmaxf(Saturated256th(q, e.unit_offset), e.unit_lo);
 }
 
 // (a * inner_scale + r * residual_scale) / y_scale, or what rounds to the same code: a the inner code less
@@ -133,13 +138,13 @@ __device__ __forceinline__ float SumOnLine(const EpilogueParams& e, float unit, 
   return __fmaf_rn(unit, e.unit_gain, __fmaf_rn(r, e.residual_gain, e.sum_offset));
 }
 
-// Four inner codes, not yet rounded, and four residuals to four codes. Rounding::kBytes: neither residuals nor codes
+// Four inner codes as Unit takes them and four residuals to four codes. Rounding::kBytes: neither residuals nor codes
 // have a sign, and there are 256 of the latter, the zero point being the lowest one. kAny: as the addition has it.
 template <Addition kAddition, Rounding kRounding>
 __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float4& inner, unsigned residual) {
   if constexpr (kRounding != Rounding::kBytes) residual ^= SignFlip(e.residual_signed);
-  const auto sum = [&]<int kByte>(float v) {
-    const float unit = RoundedUnit(e, v);
+  const auto sum = [&]<int kByte>(float q) {
+    const float unit = Unit(e, q);
     if constexpr (kAddition == Addition::kOnLine) return SumOnLine<kByte>(e, unit, residual);
     return Sum<kAddition, kByte>(e, unit, residual);
   };
@@ -164,17 +169,25 @@ __device__ __forceinline__ float4 AsFloats(const int4& sums) {
   return make_float4(as_float(sums.x), as_float(sums.y), as_float(sums.z), as_float(sums.w));
 }
 
-// Their codes less the zero point, not yet rounded, on the lines of their channels (channel_lines.h).
-__device__ __forceinline__ float4 OnLines(const float4& sums, const float4& gain, const float4& offset) {
-  return make_float4(__fmaf_rn(sums.x, gain.x, offset.x), __fmaf_rn(sums.y, gain.y, offset.y),
-                     __fmaf_rn(sums.z, gain.z, offset.z), __fmaf_rn(sums.w, gain.w, offset.w));
+__device__ __forceinline__ float4 BitsAsFloats(const int4& sums) {
+  return make_float4(__int_as_float(sums.x), __int_as_float(sums.y), __int_as_float(sums.z),
+                     __int_as_float(sums.w));
 }
 
-// Whether four channels have lines: else the first scale is negative.
-__device__ __forceinline__ bool HaveLines(const float4& scale) { return scale.x >= 0; }
+__device__ __forceinline__ float4 MultiplyAdd(const float4& x, const float4& gain, const float4& offset) {
+  return make_float4(__fmaf_rn(x.x, gain.x, offset.x), __fmaf_rn(x.y, gain.y, offset.y),
+                     __fmaf_rn(x.z, gain.z, offset.z), __fmaf_rn(x.w, gain.w, offset.w));
+}
 
-// The same of four that have none, as their tail has it, step by step, for a float bias: Markstein's division. Codes
-// less the lowest one are rounded before they are that: they are smaller than 2^15 in size.
+__device__ __forceinline__ float4 Multiply(const float4& x, const float4& y) {
+  return make_float4(__fmul_rn(x.x, y.x), __fmul_rn(x.y, y.y), __fmul_rn(x.z, y.z), __fmul_rn(x.w, y.w));
+}
+
+__device__ __forceinline__ float4 AllFour(float v) { return make_float4(v, v, v, v); }
+
+// The codes of four channels that have no lines, less the zero point and not yet rounded, as their tail has them, step
+// by step, for a float bias: Markstein's division. Codes less the lowest one are rounded before they are that: they
+// are smaller than 2^15 in size.
 __device__ __forceinline__ float4 OfTail(const EpilogueParams& e, const float4& sums, const float4& scale,
                                          const float4& bias) {
   const auto one = [&](float sum, float scale, float bias) {
@@ -183,35 +196,51 @@ __device__ __forceinline__ float4 OfTail(const EpilogueParams& e, const float4& 
     if (e.has_residual) return code;
     return __fadd_rn(__fsub_rn(__fadd_rn(code, 12582912.0f), 12582912.0f), e.line_shift);
   };
-  return make_float4(one(sums.x, -scale.x, bias.x), one(sums.y, scale.y, bias.y),
+  return make_float4(one(sums.x, scale.x, bias.x), one(sums.y, scale.y, bias.y),
                      one(sums.z, scale.z, bias.z), one(sums.w, scale.w, bias.w));
 }
 
-// Whether start is read at all.
+// Whether start and factor are read at all.
 __device__ __forceinline__ bool ReadsStart(const EpilogueParams& e) {
   return e.on_lines || e.sums != SumForm::kInteger;
 }
 
-// What happens to a sum first: a multiplication; a line, or the tail where one of four channels has none.
-enum class First { kMultiplies, kTail };
+// What happens to a sum first: a multiplication; the lines of its four channels (channel_lines.h); these or, where
+// the four have none, the tail.
+enum class First { kMultiplies, kLines, kTail };
 
-// Four codes before any residual, not yet rounded, of each of kCount sums. One branch for all of them: what it
-// parts cannot overlap.
-template <First kFirst, bool kFloats, int kCount>
+// The constants of four channels (EpilogueParams).
+struct FourChannels {
+  float4 scale, start;
+  float factor;
+};
+
+// Four codes before any residual, of each of kCount sums. kAdds: rounded, as Unit takes them; else not yet. One branch
+// for all of them: what it parts cannot overlap.
+template <First kFirst, bool kFloats, bool kAdds, int kCount>
 __device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (&sums)[kCount],
-                                           const float4& scale, const float4& start,
-                                           float4 (&codes)[kCount]) {
-  if (kFirst == First::kMultiplies || __builtin_expect(HaveLines(scale), true)) {
+                                           const FourChannels& channels, float4 (&codes)[kCount]) {
+  const auto& [scale, start, factor] = channels;
+  const float4 magic = AllFour(12582912.0f);
+  if (kFirst == First::kMultiplies) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float4 v = AsFloats<kFloats>(sums[i]);
-      codes[i] = kFirst == First::kMultiplies ? make_float4(__fmul_rn(v.x, scale.x), __fmul_rn(v.y, scale.y),
-                                                            __fmul_rn(v.z, scale.z), __fmul_rn(v.w, scale.w))
-                                              : OnLines(v, scale, start);
+      codes[i] = Multiply(AsFloats<kFloats>(sums[i]), scale);
+      if (kAdds) codes[i] = Plus(codes[i], magic);
+    }
+  } else if (kFirst == First::kLines || __builtin_expect(factor > 0, true)) {
+    const float4 factors = AllFour(factor);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float4 line = MultiplyAdd(BitsAsFloats(sums[i]), scale, start);
+      codes[i] = kAdds ? MultiplyAdd(line, factors, magic) : Multiply(line, factors);
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) codes[i] = OfTail(e, AsFloats<kFloats>(sums[i]), scale, start);
+    for (int i = 0; i < kCount; ++i) {
+      codes[i] = OfTail(e, AsFloats<true>(sums[i]), scale, start);
+      if (kAdds) codes[i] = Plus(codes[i], magic);
+    }
   }
 }
 
@@ -227,9 +256,8 @@ __device__ __forceinline__ unsigned RoundFour(const EpilogueParams& e, const flo
                       e.zero_point);
 }
 
-// f(requantize), where requantize(sums, scale, start, codes) takes some fours of sums of any form, the bias included,
-// to the node's codes, in the place of residuals: of four channels whose lines are `scale` and `start`. Not kMayAdd:
-// there are no residuals.
+// f(requantize), where requantize(sums, channels, codes) takes some fours of sums of any form, the bias included, to the
+// node's codes, in the place of residuals. Not kMayAdd: there are no residuals.
 //
 // Sums that are SumForm::kFloatFromZero need no line through 0: the product of the float less what it began
 // with is that of the sum, rounded once, as 2^23 times the scale is exact. Below 0, where floats are nearer to
@@ -239,14 +267,10 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
   static_assert(kFinish != Finish::kThroughMemory);
   constexpr bool kIsAny = kFinish == Finish::kAny;
   const auto from_zero = [&]<Rounding kRounding>() {
-    f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
-                      unsigned (&codes)[kCount]) {
+    f([&]<int kCount>(const int4(&sums)[kCount], const FourChannels& channels, unsigned(&codes)[kCount]) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const int4& v = sums[i];
-        const float4 floats =
-            make_float4(__int_as_float(v.x), __int_as_float(v.y), __int_as_float(v.z), __int_as_float(v.w));
-        const float4 unrounded = OnLines(floats, scale, start);
+        const float4 unrounded = MultiplyAdd(BitsAsFloats(sums[i]), channels.scale, channels.start);
         if constexpr (kRounding == Rounding::kBytes) {  // its codes have no sign
           codes[i] = UnsignedBytes(unrounded);
         } else {
@@ -256,22 +280,21 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
     });
   };
   // round(first codes, residuals), four each.
-  const auto with_first = [&]<First kFirst, bool kFloats>(const auto& round) {
-    f([&]<int kCount>(const int4(&sums)[kCount], const float4& scale, const float4& start,
-                      unsigned (&codes)[kCount]) {
+  const auto with_first = [&]<First kFirst, bool kFloats, bool kAdds>(const auto& round) {
+    f([&]<int kCount>(const int4(&sums)[kCount], const FourChannels& channels, unsigned(&codes)[kCount]) {
       float4 first[kCount];
-      FirstCodes<kFirst, kFloats>(e, sums, scale, start, first);
+      FirstCodes<kFirst, kFloats, kAdds>(e, sums, channels, first);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) codes[i] = round(first[i], codes[i]);
     });
   };
   const auto rounding = [&]<First kFirst, bool kFloats, Rounding kRounding>() {
-    with_first.template operator()<kFirst, kFloats>(
+    with_first.template operator()<kFirst, kFloats, false>(
         [&](const float4& first, unsigned) { return RoundFour<kRounding>(e, first); });
   };
   const auto adding =
       [&]<First kFirst, bool kFloats, Addition kAddition, Rounding kRounding = Rounding::kAny>() {
-        with_first.template operator()<kFirst, kFloats>([&](const float4& first, unsigned residual) {
+        with_first.template operator()<kFirst, kFloats, true>([&](const float4& first, unsigned residual) {
           return AddFour<kAddition, kRounding>(e, first, residual);
         });
       };
@@ -300,30 +323,31 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
         .template operator()<First::kMultiplies, true, Addition::kInverseFromLowest, Rounding::kBytes>();
   if constexpr (kFinish == Finish::kCappedFromZero) return from_zero.template operator()<Rounding::kCapped>();
   if constexpr (kFinish == Finish::kCappedTail)
-    return rounding.template operator()<First::kTail, true, Rounding::kCapped>();
-  // A tail or not: a multiplication is a line through 0.
+    return rounding.template operator()<First::kLines, true, Rounding::kCapped>();
   if constexpr (kFinish == Finish::kCappedOnLine)
-    return adding.template operator()<First::kTail, true, Addition::kOnLine, Rounding::kCapped>();
+    return adding.template operator()<First::kMultiplies, true, Addition::kOnLine, Rounding::kCapped>();
+  if constexpr (kFinish == Finish::kCappedTailOnLine)
+    return adding.template operator()<First::kLines, true, Addition::kOnLine, Rounding::kCapped>();
   if constexpr (kFinish == Finish::kFloats) return rounding_floats();
   if constexpr (kFinish == Finish::kFloatsAdding) return adding_floats();
-  if constexpr (kFinish == Finish::kCappedIntegers) {
+  if constexpr (kFinish == Finish::kCappedIntegersOfTail) {
     if (kMayAdd && e.has_residual)
-      return adding.template operator()<First::kTail, false, Addition::kOnLine, Rounding::kCapped>();
-    return rounding.template operator()<First::kTail, false, Rounding::kCapped>();
+      return adding.template operator()<First::kTail, true, Addition::kOnLine, Rounding::kCapped>();
+    return rounding.template operator()<First::kTail, true, Rounding::kCapped>();
   }
   if constexpr (kIsAny || kFinish == Finish::kIntegers || kFinish == Finish::kIntegersOfTail) {
     constexpr bool kMayBeTail = kFinish != Finish::kIntegers;
     if (kIsAny && e.sums != SumForm::kInteger) return e.has_residual ? adding_floats() : rounding_floats();
     if (kMayAdd && e.has_residual) {
-      if (kMayBeTail && e.on_lines) return adding_quickly.template operator()<First::kTail, false>();
+      if (kMayBeTail && e.on_lines) return adding_quickly.template operator()<First::kTail, true>();
       if constexpr (kFinish == Finish::kIntegersOfTail) return;
       if (e.addition != Addition::kAny)
         return adding_quickly.template operator()<First::kMultiplies, false>();
       return adding.template operator()<First::kMultiplies, false, Addition::kAny>();
     }
     if (kMayBeTail && e.on_lines) {
-      if (e.is_capped) return rounding.template operator()<First::kTail, false, Rounding::kCapped>();
-      return rounding.template operator()<First::kTail, false, Rounding::kWords>();
+      if (e.is_capped) return rounding.template operator()<First::kTail, true, Rounding::kCapped>();
+      return rounding.template operator()<First::kTail, true, Rounding::kWords>();
     }
     if constexpr (kFinish == Finish::kIntegersOfTail) return;
     switch (e.rounding) {

@@ -70,16 +70,17 @@ struct TileOrigin {
 template <int kTileN>
 __device__ __forceinline__ void FinishTile(const ImageParams& p, const TileOrigin& origin, int warp,
                                            int channel, const float4 (&scales)[kTileN / 16],
-                                           const float* starts, const int (&sums)[kTileN / 2]) {
+                                           const float* starts, const float* factors,
+                                           const int (&sums)[kTileN / 2]) {
   unsigned codes[2][kTileN / 16];
   WithIntegers<false>(p.epilogue, [&](const auto& requantize) {
 #pragma unroll
     for (int i = 0; i < kTileN / 16; ++i) {
       const int* const s = sums + 8 * i;
-      const float4 start = *reinterpret_cast<const float4*>(starts + 4 * i);
+      const FourChannels channels = {scales[i], *reinterpret_cast<const float4*>(starts + 4 * i), factors[i]};
       const int4 both[] = {make_int4(s[0], s[1], s[4], s[5]), make_int4(s[2], s[3], s[6], s[7])};
       unsigned fours[2] = {};
-      requantize(both, scales[i], start, fours);
+      requantize(both, channels, fours);
       codes[0][i] = fours[0];
       codes[1][i] = fours[1];
     }
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
   constexpr int kOwn = kTileN / 4, kStride = kOwn + 4;  // channels of a thread; without bank conflicts
   LOWBIT_DYNAMIC_SHARED(shared, 128);
   __shared__ __align__(16) int biases[4 * kStride];
-  __shared__ __align__(16) float multipliers[4 * kStride], starts[4 * kStride];
+  __shared__ __align__(16) float multipliers[4 * kStride], starts[4 * kStride], factors[kStride];
   const EpilogueParams& e = p.epilogue;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, group = thread % 32 / 4,
             t = thread % 4;
@@ -123,6 +124,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
     biases[at] = e.bias[n0 + thread];
     multipliers[at] = e.scale[n0 + thread];
     starts[at] = e.start[n0 + thread];
+    if (at % 4 == 0) factors[at / 4] = e.factor[(n0 + thread) / 4];
   }
   LoadWeights<kTileN, kRows>(p, n0, shared);
   FenceAsyncProxy();  // wgmma reads them
@@ -218,7 +220,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kTileN>)
     WgmmaWait<0>();
     HoldRegisters(sums);
 
-    FinishTile<kTileN>(p, TileOrigin(tile, p), warp, channel, scales, starts + t * kStride, sums);
+    FinishTile<kTileN>(p, TileOrigin(tile, p), warp, channel, scales, starts + t * kStride,
+                       factors + t * (kStride / 4), sums);
     uint8_t* const last = patch;
     patch = next_patch;
     next_patch = last;

@@ -43,6 +43,8 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
       return f.template operator()<false, Finish::kCappedTail>();
     case Finish::kCappedOnLine:
       return f.template operator()<false, Finish::kCappedOnLine>();
+    case Finish::kCappedTailOnLine:
+      return f.template operator()<false, Finish::kCappedTailOnLine>();
     case Finish::kFloats:
       return f.template operator()<false, Finish::kFloats>();
     case Finish::kFloatsAdding:

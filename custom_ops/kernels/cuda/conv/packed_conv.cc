@@ -66,7 +66,7 @@ namespace {
 
 // The first constant of every node, so that an image says what cannot be told from the node without weights.
 struct ImageHeader {
-  uint32_t magic = 0x3443424C, has_w_zero = 0, sum_form = 0, rounding = 0;  // "LBC4"
+  uint32_t magic = 0x3543424C, has_w_zero = 0, sum_form = 0, rounding = 0, lacks_lines = 0;  // "LBC5"
 };
 
 ImageHeader ReadHeader(std::span<const uint8_t> image) {
@@ -77,7 +77,7 @@ ImageHeader ReadHeader(std::span<const uint8_t> image) {
   std::memcpy(&header, image.data(), sizeof header);
   Require(header.magic == expected.magic && header.has_w_zero <= 1 &&
               header.sum_form <= static_cast<uint32_t>(SumForm::kFloatFromZero) &&
-              header.rounding <= static_cast<uint32_t>(Rounding::kWords),
+              header.rounding <= static_cast<uint32_t>(Rounding::kWords) && header.lacks_lines <= 1,
           "the packed node does not begin with the mark of this version; compile the model again");
   return header;
 }
@@ -145,7 +145,7 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
     epilogue_.output_zero_point = dequantized->zero_point;
   }
   Int8Weights weights;
-  ChannelConstants channels;
+  ChannelConstants channels(static_cast<size_t>(g.out_channels));
   ImageHeader header;
   if (image.empty()) {
     Require(static_cast<int64_t>(spec.weights.size()) == g.out_channels * g.K(), "the node has ",
@@ -157,19 +157,18 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
     header.has_w_zero = has_w_zero_ ? 1 : 0;
     header.sum_form = static_cast<uint32_t>(sum_form_);
     header.rounding = static_cast<uint32_t>(epilogue_.rounding);
+    header.lacks_lines = epilogue_.lacks_lines ? 1 : 0;
   } else {
     header = ReadHeader(image);
-    const auto count = static_cast<size_t>(g.out_channels);
-    weights.zero.resize(count);
-    channels = {
-        std::vector<int32_t>(spec.bias.size()), {}, std::vector<float>(count), std::vector<float>(count)};
+    weights.zero.resize(channels.bias.size());
     has_w_zero_ = header.has_w_zero != 0;
     sum_form_ = static_cast<SumForm>(header.sum_form);
     epilogue_.rounding = static_cast<Rounding>(header.rounding);
+    epilogue_.lacks_lines = header.lacks_lines != 0;
   }
   // Of a tail kernels have no other ways.
-  if (epilogue_.on_lines && (epilogue_.has_residual ? epilogue_.addition == Addition::kAny
-                                                    : epilogue_.rounding != Rounding::kWords)) {
+  if (epilogue_.on_lines && (epilogue_.rounding != Rounding::kWords ||
+                             (epilogue_.has_residual && epilogue_.addition == Addition::kAny))) {
     has_lines_ = false;
   }
   rises_ = has_lines_ && !has_w_zero_ && !dequantized && Rises(spec.epilogue);
@@ -240,8 +239,13 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
   p.k = narrow(problem.k);
   p.groups = narrow(problem.groups);
   p.epilogue = epilogue_;
-  if (row.traits.is_reference) p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(plain_bias_at_));
-  if (row.traits.is_reference || !problem.requantizes) p.epilogue.scale = epilogue_.acc_scale;
+  const bool finishes_ones = row.traits.is_reference || row.traits.finishes_ones || !problem.requantizes ||
+                             (config.splits > 1 && config.split == Split::kWorkspace);
+  if (finishes_ones) {
+    const size_t bias_at = row.traits.is_reference ? plain_bias_at_ : at_.bias;
+    p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(bias_at));
+    p.epilogue.scale = reinterpret_cast<const float*>(memory_.At(at_.scale));
+  }
   if (may_be_floats && sum_form_ != SumForm::kInteger && row.traits.takes_floats &&
       SumsOf(problem, config).in_registers) {
     p.epilogue.sums = sum_form_;
@@ -266,10 +270,10 @@ void PackedConv::AddWeights(const Int8Weights& weights, ConstantBuilder& builder
     at = builder.Add(layout->bytes(g), [&](uint8_t* to) { layout->pack(g, weights, to); });
 }
 
-// A line where all that is done is a multiplication; of a tail, what LineFitter finds.
 PackedConv::ChannelConstants PackedConv::ConstantsOf(const ConvSpec& spec, const Int8Weights& weights) const {
   const Epilogue& e = spec.epilogue;
-  ChannelConstants channels{spec.bias, {}, {}, {}};
+  ChannelConstants channels(spec.bias.size());
+  channels.bias = spec.bias;
   if (tiled_ || !own_weights_at_.empty()) {
     for (size_t c = 0; c < channels.bias.size(); ++c) {
       // Modulo 2^32, as every sum of the kernels.
@@ -291,59 +295,61 @@ PackedConv::ChannelConstants PackedConv::ConstantsOf(const ConvSpec& spec, const
   }
   channels.gain = e.kind == EpilogueKind::kRequantize ? e.multiplier : e.acc_scale;
   channels.gain.resize(channels.bias.size());
-  channels.offset.resize(channels.bias.size());
-  if (!has_lines_ || e.kind == EpilogueKind::kRequantize) return channels;
+  if (epilogue_.on_lines) FitLines(e, channels);
+  return channels;
+}
+
+void PackedConv::FitLines(const Epilogue& e, ChannelConstants& channels) {
   LineFitter fitter(e);
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  std::vector<bool> has_none(channels.bias.size() / 4 + 1);  // by four channels
-  for (size_t c = 0; c < channels.bias.size(); ++c) {
-    const SumRange& sums = channels.sums[c];
-    const auto line = sums.least >= -kMost && sums.most <= kMost ? fitter.Fit(c, sums) : std::nullopt;
-    if (line) {
-      channels.gain[c] = line->gain;
-      channels.offset[c] = line->offset;
-    } else {
-      has_none[c / 4] = true;
+  for (size_t c = 0; c < channels.bias.size(); c += 4) {
+    const size_t count = std::min<size_t>(4, channels.bias.size() - c);
+    const auto four = fitter.Fit(c, std::span(channels.sums).subspan(c, count));
+    channels.factor[c / 4] = four ? four->factor : -1.0f;
+    for (size_t i = c; i < c + count; ++i) {
+      if (four) {
+        const ChannelLine& line = four->lines[i - c];
+        channels.gain[i] = line.gain;
+        channels.offset[i] = line.offset;
+        channels.shift[i] = line.shift;
+      } else if (!e.tail.empty()) {
+        channels.offset[i] = e.tail_bias[i];
+      }
     }
   }
-  for (size_t c = 0; c < channels.bias.size(); ++c) {
-    if (!has_none[c / 4]) continue;
-    channels.gain[c] = c % 4 == 0 ? -e.acc_scale[c] : e.acc_scale[c];
-    channels.offset[c] = e.tail.empty() ? 0.0f : e.tail_bias[c];
-  }
-  return channels;
 }
 
 // Let f be the float whose bits are those of 2^23 (1.5 * 2^23) plus a sum. As long as the sum stays in
 // 0 .. 2^23 (-2^22 .. 2^22) f is 2^23 (1.5 * 2^23) plus the sum. f rises with the sum everywhere as long as
-// its bits are those of a positive normal number, hence beyond it is enough that codes are clipped there. A code
-// is smaller than 2^15 before it is clipped where those of the least and the most sum are.
+// its bits are those of a positive normal number, hence beyond it is enough that codes are clipped there. (Lines were
+// found for f as it is.) A code is smaller than 2^15 before it is clipped where those of the least and the most sum
+// are.
 bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants& channels) const {
   constexpr int64_t kMost = int64_t{1} << 29;  // either float is further from what is no normal number
   const bool from_zero = form == SumForm::kFloatFromZero, is_float = form != SumForm::kInteger;
   const int64_t exact = from_zero ? 1 << 23 : 1 << 22;
   const bool is_tail = e.kind == EpilogueKind::kTail && !e.adds_behind_tail;
   const int32_t lo = is_tail ? e.y_lo : e.lo, hi = is_tail ? e.y_hi : e.hi;
-  const auto fits = [&](size_t c, int64_t sum) {
+  const auto has_line = [&](size_t c) { return epilogue_.on_lines && channels.factor[c / 4] > 0; };
+  const auto unrounded = [&](size_t c, int64_t sum) {
     const auto bits = [&](int32_t from) { return std::bit_cast<float>(from + static_cast<int32_t>(sum)); };
+    const float gain = channels.gain[c];
+    if (from_zero) return std::fma(bits(0x4B000000), gain, -0x1p23f * gain);
+    if (has_line(c))
+      return std::fma(bits(0x4B400000 + channels.shift[c]), gain, channels.offset[c]) * channels.factor[c / 4];
+    const float v = is_float ? bits(0x4B400000) - 12582912.0f : static_cast<float>(sum);
+    return epilogue_.on_lines ? TailQuotient(e, v, c) : v * gain;
+  };
+  const auto fits = [&](size_t c, int64_t sum) {
     if (is_float && std::abs(sum) > kMost) return false;
-    const float gain = channels.gain[c], offset = channels.offset[c];
-    if (from_zero && epilogue_.rounding != Rounding::kWords) return true;
-    float v = from_zero  ? std::fma(bits(0x4B000000), gain, -0x1p23f * gain)
-              : is_float ? bits(0x4B400000) - 12582912.0f
-                         : static_cast<float>(sum);
-    if (channels.gain[c / 4 * 4] < 0) {
-      v = TailQuotient(e, v, c);
-    } else if (!from_zero) {
-      v = std::fma(v, gain, offset);
-    }
-    return e.has_residual || epilogue_.rounding != Rounding::kWords || std::fabs(v) < 0x1p15f - 512;
+    if (e.has_residual || epilogue_.rounding != Rounding::kWords) return true;
+    return std::fabs(unrounded(c, sum)) < 0x1p15f - 512;
   };
   for (size_t c = 0; c < channels.sums.size(); ++c) {
     const auto [least, most] = channels.sums[c];
     if (!fits(c, least) || !fits(c, most)) return false;
-    if (is_float && most > exact && FirstCode(e, exact, c) != hi) return false;
-    if (is_float && !from_zero && least < -exact && FirstCode(e, -exact, c) != lo) return false;
+    if (!is_float || has_line(c)) continue;
+    if (most > exact && FirstCode(e, exact, c) != hi) return false;
+    if (!from_zero && least < -exact && FirstCode(e, -exact, c) != lo) return false;
   }
   return true;
 }
@@ -352,20 +358,27 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
 void PackedConv::SetRounding(const Epilogue& e, const ChannelConstants& channels) {
   EpilogueParams& p = epilogue_;
   if (!has_lines_ || has_w_zero_ || !HasNormalMultipliers(e)) return;
-  const bool is_tail = e.kind == EpilogueKind::kTail;
-  const int32_t zero_point = is_tail ? e.y_zero_point : e.zero_point, lo = is_tail ? e.y_lo : e.lo,
-                hi = is_tail ? e.y_hi : e.hi;
-  p.rounding = !is_tail && lo == zero_point && hi == lo + 255 ? Rounding::kBytes : Rounding::kWords;
   // Kernels have no instances for floats of inputs with signs (WithFinish): these networks' codes have signs,
   // too.
   const bool may_be_floats = !XSigned() && !Bipolar() && tiled_ && !p.dequantizes;
+  if (p.on_lines) {
+    p.rounding = Rounding::kWords;
+    if (!Allows(SumForm::kFloat, e, channels)) {
+      p.rounding = Rounding::kAny;
+    } else if (may_be_floats) {
+      sum_form_ = SumForm::kFloat;
+    }
+    p.lacks_lines = std::any_of(channels.factor.begin(), channels.factor.end(), [](float f) { return f < 0; });
+    return;
+  }
+  p.rounding = e.lo == e.zero_point && e.hi == e.lo + 255 ? Rounding::kBytes : Rounding::kWords;
   const Rounding of_integers = p.rounding;
   if (of_integers == Rounding::kWords && !Allows(SumForm::kInteger, e, channels)) {
     p.rounding = Rounding::kAny;
     return;
   }
   if (!may_be_floats) return;
-  if (!e.has_residual && !is_tail && lo == zero_point && (lo == 0 || of_integers == Rounding::kWords) &&
+  if (!e.has_residual && e.lo == e.zero_point && (e.lo == 0 || of_integers == Rounding::kWords) &&
       Allows(SumForm::kFloatFromZero, e, channels)) {
     sum_form_ = SumForm::kFloatFromZero;
     return;
@@ -390,9 +403,12 @@ void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights,
   plain_bias_at_ = builder.Add(spec.bias);
   std::vector<int32_t> float_bias;
   std::vector<float> start;
-  if (sum_form_ != SumForm::kInteger) {
-    float_bias = channels.bias;
-    for (int32_t& b : float_bias) b += sum_form_ == SumForm::kFloat ? 0x4B400000 : 0x4B000000;
+  if (sum_form_ != SumForm::kInteger || epilogue_.on_lines) {
+    const uint32_t bits = sum_form_ == SumForm::kFloatFromZero ? 0x4B000000 : 0x4B400000;
+    for (size_t c = 0; c < channels.bias.size(); ++c) {
+      float_bias.push_back(static_cast<int32_t>(static_cast<uint32_t>(channels.bias[c]) + bits +
+                                                static_cast<uint32_t>(channels.shift[c])));
+    }
   }
   if (sum_form_ == SumForm::kFloatFromZero) {
     for (const float s : scale) start.push_back(-0x1p23f * s);
@@ -401,6 +417,7 @@ void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights,
          builder.Add(scale),
          builder.Add(channels.gain),
          builder.Add(channels.offset),
+         builder.Add(channels.factor),
          builder.Add(float_bias),
          builder.Add(start),
          has_w_zero_ ? builder.Add(weights.zero) : ConstantBuilder::kAbsent,
@@ -490,10 +507,10 @@ void PackedConv::ResolveEpilogue() {
   const auto floats = [&](size_t at) {
     return at == ConstantBuilder::kAbsent ? nullptr : reinterpret_cast<const float*>(memory_.At(at));
   };
-  epilogue_.bias = ints(at_.bias);
-  epilogue_.acc_scale = floats(at_.scale);
+  epilogue_.bias = ints(epilogue_.on_lines ? at_.float_bias : at_.bias);
   epilogue_.scale = floats(at_.gain);
   epilogue_.start = floats(at_.offset);
+  epilogue_.factor = floats(at_.factor);
   epilogue_.w_zero = ints(at_.w_zero);
   epilogue_.thresholds = ints(at_.thresholds);
   epilogue_.base = ints(at_.base);

@@ -49,25 +49,31 @@ class PackedConv {
   ConvParams Params(const ConvShape& shape, const ConvConfig& config, bool may_be_floats = true) const;
   // The weights of cells; nullptr where there are none or the codes may not rise with the sums.
   const uint8_t* CellWeights() const;
+  // Of kernels that round four sums at once.
   const EpilogueParams& EpilogueOf() const { return epilogue_; }
   std::vector<uint8_t> Bytes() const;
 
  private:
   struct Offsets {
-    size_t bias, scale, gain, offset, float_bias, start, w_zero, thresholds, base, dir, tail_bias, tail_scale,
-        tail_shift;
+    size_t bias, scale, gain, offset, factor, float_bias, start, w_zero, thresholds, base, dir, tail_bias,
+        tail_scale, tail_shift;
   };
-  // By channel: what it sums to, and its line or what stands for one (EpilogueParams::scale, start).
+  // By channel: what it sums to, and its line or what stands for one (EpilogueParams::scale, start); by four, factors.
   struct ChannelConstants {
-    std::vector<int32_t> bias;
+    std::vector<int32_t> bias, shift;
     std::vector<SumRange> sums;
-    std::vector<float> gain, offset;
+    std::vector<float> gain, offset, factor;
+
+    explicit ChannelConstants(size_t count)
+        : bias(count), shift(count), gain(count), offset(count), factor((count + 3) / 4, 1.0f) {}
   };
 
   // The layout is one that the node has.
   const uint8_t* WeightsIn(const WeightLayout& layout) const;
   void AddWeights(const Int8Weights& weights, ConstantBuilder& builder);
   ChannelConstants ConstantsOf(const ConvSpec& spec, const Int8Weights& weights) const;
+  // The channels' lines, of a tail.
+  static void FitLines(const Epilogue& e, ChannelConstants& channels);
   // Whether sums may have the form, whatever the input holds, and are rounded as SetRounding has it. After
   // SetEpilogue.
   bool Allows(SumForm form, const Epilogue& e, const ChannelConstants& channels) const;

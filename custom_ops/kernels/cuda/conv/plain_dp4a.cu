@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads) Reduce(const __grid_constant__ Reduc
   for (int s = 0; s < p.splits; ++s) sum += p.partial[s * outputs + index];
   const int x_sum = p.epilogue.w_zero != nullptr ? p.x_sums[row] : 0;
   FinishOne(p.epilogue, p.residual, p.y, pixel, channel, sum, p.epilogue.bias[channel],
-            p.epilogue.acc_scale[channel], x_sum);
+            p.epilogue.scale[channel], x_sum);
 }
 
 __global__ void __launch_bounds__(kThreads) Repack(const __grid_constant__ RepackParams p) {

@@ -49,6 +49,7 @@ const ConvRow kVectorRow = {
      .add_candidates = AddCandidates,
      .shared_bytes = SharedBytesOf,
      .microseconds = Microseconds,
-     .launcher = Launcher}};
+     .launcher = Launcher,
+     .traits = {.finishes_ones = true}}};
 
 }  // namespace lowbit::cuda

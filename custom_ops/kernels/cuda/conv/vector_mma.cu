@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads) ConvVector(const __grid_constant__ V
   const int channel = channel0 + thread % kChannels, pixel = thread / kChannels;
   const bool finishes = pixel < p.m && channel < p.n;
   const int bias = finishes ? e.bias[channel] : 0;
-  const float scale = finishes ? e.acc_scale[channel] : 0.0f;
+  const float scale = finishes ? e.scale[channel] : 0.0f;
 
   // The lane's bytes of its warp's first step; tiles of weights have 128 bytes of a row, rows past the last
   // channel are there.

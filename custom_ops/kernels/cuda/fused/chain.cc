@@ -15,7 +15,7 @@ namespace lowbit::cuda {
 namespace {
 
 constexpr int kTilePixels = 64;
-constexpr int kStateBytes = 3 * kChainBox * 4 + 16;  // of a box's constants, BlockState
+constexpr int kStateBytes = 3 * kChainBox * 4 + kChainBox + 16;  // of a box's constants, BlockState
 
 int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 

@@ -47,17 +47,20 @@ inline ChainFinish FinishOf(const ChainParams& p) {
   using enum Finish;
   const Finish first = FinishOf(p.first.epilogue), second = FinishOf(p.second.epilogue);
   if (first == kIntegers) return {first, second};
-  const bool fits = first == kCappedOnLine
-                        ? second == kCappedFromZero || second == kCappedTail
-                        : second == kFloatsFromZero &&
-                              (first == kFloatsFromZero || first == kFloatsOnLine || first == kFloatsInverse);
-  if (fits) return {first, second};
+  const bool fits_bytes = second == kFloatsFromZero && (first == kFloatsFromZero || first == kFloatsOnLine ||
+                                                        first == kFloatsInverse);
+  const EpilogueParams& r = p.residuals.epilogue;
+  const bool makes_capped = r.on_lines && r.is_capped && !r.lacks_lines;
+  const bool fits_capped = first == kCappedTailOnLine
+                               ? second == kCappedTail && (makes_capped || !p.makes_residuals)
+                               : first == kCappedOnLine && second == kCappedFromZero && !r.on_lines;
+  if (fits_bytes || fits_capped) return {first, second};
   return {p.first.epilogue.has_residual ? kFloatsAdding : kFloats, kFloats};
 }
 
 // Whether residuals that another product makes may have a tail behind them, where the first one's sums are finished so.
 constexpr bool MayMakeBehindTail(Finish first) {
-  return first == Finish::kFloatsAdding || first == Finish::kCappedOnLine;
+  return first == Finish::kFloatsAdding || first == Finish::kCappedTailOnLine;
 }
 
 cudaError_t LaunchChain(const ChainParams& params, const LaunchOptions& options);

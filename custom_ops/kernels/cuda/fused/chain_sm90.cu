@@ -22,9 +22,11 @@
 namespace lowbit::cuda {
 namespace {
 
-// How the second's sums are finished where the first's are so, kCappedOnLine aside.
+// How the second's sums are finished where the first's are so.
 constexpr Finish SecondOf(Finish first) {
   if (first == Finish::kIntegers) return first;
+  if (first == Finish::kCappedOnLine) return Finish::kCappedFromZero;
+  if (first == Finish::kCappedTailOnLine) return Finish::kCappedTail;
   return first == Finish::kFloats || first == Finish::kFloatsAdding ? Finish::kFloats
                                                                     : Finish::kFloatsFromZero;
 }
@@ -78,12 +80,10 @@ struct ThreadCodes {
                                          int column, const Requantize& requantize) {
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
-      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column + i * 16),
-                   start = *reinterpret_cast<const float4*>(state.start + column + i * 16);
       const int* const v = sums + 8 * i;
       const int4 both[] = {make_int4(v[0], v[1], v[4], v[5]), make_int4(v[2], v[3], v[6], v[7])};
       unsigned codes[] = {top[i], bottom[i]};
-      requantize(both, scale, start, codes);
+      requantize(both, state.Four(column + i * 16), codes);
       top[i] = codes[0];
       bottom[i] = codes[1];
     }
@@ -106,13 +106,15 @@ __device__ __forceinline__ void FinishBox(const EpilogueParams& e, const BlockSt
   });
 }
 
-// Rounds sums, integers, to residuals. kMayBeTail: behind a tail as well.
-template <bool kMayBeTail>
+// Rounds sums, integers, to residuals, which are added as kFinish has it.
+template <Finish kFinish>
 __device__ __forceinline__ void RoundToResiduals(const EpilogueParams& e, const BlockState<kChainBox>& state,
                                                  const int (&sums)[kChainBox / 2], int column,
                                                  ThreadCodes& residuals) {
   const auto finish = [&](const auto& requantize) { residuals.Finish(state, sums, column, requantize); };
-  if constexpr (kMayBeTail) {
+  if constexpr (kFinish == Finish::kCappedTailOnLine) {
+    WithEpilogue<Finish::kCappedTail, false>(e, finish);
+  } else if constexpr (MayMakeBehindTail(kFinish)) {
     WithIntegers<false>(e, finish);
   } else {
     WithEpilogue<Finish::kIntegers, false>(e, finish);
@@ -137,7 +139,6 @@ __device__ __forceinline__ void AddToResiduals(const EpilogueParams& e, const Bl
 template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish, Finish kSecond>
 struct Chain {
   using State = BlockState<kChainBox>;
-  static constexpr bool kMayMakeBehindTail = MayMakeBehindTail(kFinish);
   static constexpr int kTeamBarriers = 2 + kMaxChainBoxes, kTileBytes = kChainBox * kRowBytes;
   struct Static {
     alignas(8) uint64_t barriers[2 + kMaxChainGroups * kTeamBarriers];
@@ -265,11 +266,7 @@ struct Chain {
     const int count = min(product.own_boxes * kChainBox, product.n - first_box * kChainBox);
     for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
       const int n = first_box * kChainBox + i;
-      State& state = to[i / kChainBox];
-      CopyAsync<4>(SharedAddress(&state.bias[i % kChainBox]), product.epilogue.bias + n);
-      CopyAsync<4>(SharedAddress(&state.scale[i % kChainBox]), product.epilogue.scale + n);
-      if (ReadsStart(product.epilogue))
-        CopyAsync<4>(SharedAddress(&state.start[i % kChainBox]), product.epilogue.start + n);
+      to[i / kChainBox].Fetch(product.epilogue, n, i % kChainBox);
     }
   }
 
@@ -325,7 +322,7 @@ struct Chain {
     if constexpr (kMakesResiduals) {
       BeginWithBias(residual_states[i], mine.column, sums);
       MultiplyBoxes<kXSigned>(p.residuals.k_boxes, x0_at, weights0 + i * kTileBytes, bytes1, sums);
-      RoundToResiduals<kMayMakeBehindTail>(p.residuals.epilogue, residual_states[i], sums, mine.column,
+      RoundToResiduals<kFinish>(p.residuals.epilogue, residual_states[i], sums, mine.column,
                                            residuals);
     }
     BeginWithBias(states[i], mine.column, sums);
@@ -475,10 +472,6 @@ cudaError_t LaunchChain(const ChainParams& p, const LaunchOptions& options) {
   return WithFinish<false>(first, p.x_signed || p.y_signed, [&]<bool kSigned, Finish kFinish>() {
     if constexpr (kFinish == Finish::kCappedFromZero || kFinish == Finish::kCappedTail) {
       return cudaErrorInvalidValue;  // as any floats (FinishOf)
-    } else if constexpr (kFinish == Finish::kCappedOnLine) {
-      return second == Finish::kCappedTail
-                 ? LaunchRanks<false, false, kFinish, Finish::kCappedTail>(p, options)
-                 : LaunchRanks<false, false, kFinish, Finish::kCappedFromZero>(p, options);
     } else if constexpr (kSigned) {
       if (!p.x_signed) return LaunchRanks<false, true, kFinish>(p, options);
       return p.y_signed ? LaunchRanks<true, true, kFinish>(p, options)

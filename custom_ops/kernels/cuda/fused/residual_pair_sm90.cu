@@ -211,7 +211,7 @@ cudaError_t LaunchTile(const ResidualPairParams& p, bool first_signed, const Lau
   if (second.epilogue.on_lines) {
     return std::visit(
         [&](auto is_signed) {
-          return launch.template operator()<is_signed, is_signed, Finish::kCappedIntegers>();
+          return launch.template operator()<is_signed, is_signed, Finish::kCappedIntegersOfTail>();
         },
         OneOf(options.x_signed));
   }

@@ -115,7 +115,7 @@ struct Pool {
   using Constant = std::integral_constant<int, kValue>;
   struct Static {
     alignas(16) int biases[4 * kStride];
-    alignas(16) float multipliers[4 * kStride], starts[4 * kStride];
+    alignas(16) float multipliers[4 * kStride], starts[4 * kStride], factors[kStride];
     alignas(8) uint64_t barriers[2];  // weights are there; the next double row of cells is
   };
 
@@ -181,6 +181,7 @@ struct Pool {
       fixed.biases[to] = p.epilogue.bias[n0 + thread];
       fixed.multipliers[to] = p.epilogue.scale[n0 + thread];
       fixed.starts[to] = p.epilogue.start[n0 + thread];
+      if (to % 4 == 0) fixed.factors[to / 4] = p.epilogue.factor[(n0 + thread) / 4];
     }
   }
 
@@ -282,8 +283,10 @@ struct Pool {
             const int at = own * kStride + 4 * i;
             const int4 window[] = {windows[i]};
             unsigned four[1] = {};
-            requantize(window, *reinterpret_cast<const float4*>(fixed.multipliers + at),
-                       *reinterpret_cast<const float4*>(fixed.starts + at), four);
+            const FourChannels channels = {*reinterpret_cast<const float4*>(fixed.multipliers + at),
+                                           *reinterpret_cast<const float4*>(fixed.starts + at),
+                                           fixed.factors[at / 4]};
+            requantize(window, channels, four);
             codes[i] = four[0];
           }
         });
