@@ -114,7 +114,7 @@ __device__ __forceinline__ void RoundToResiduals(const EpilogueParams& e, const 
   const auto finish = [&](const auto& requantize) { residuals.Finish(state, sums, column, requantize); };
   if constexpr (kFinish == Finish::kCappedTailOnLine) {
     WithEpilogue<Finish::kCappedTail, false>(e, finish);
-  } else if constexpr (MayMakeBehindTail(kFinish)) {
+  } else if constexpr (kFinish == Finish::kFloatsAdding) {
     WithIntegers<false>(e, finish);
   } else {
     WithEpilogue<Finish::kIntegers, false>(e, finish);
