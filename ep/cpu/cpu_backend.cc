@@ -219,8 +219,9 @@ class CpuBackend final : public Backend {
     if (!inputs.fed.empty()) {
       const auto x = static_cast<size_t>(node.inputs[inputs.fed[0]]);
       options.x_shape = graph.values[x].dims.value_or(std::vector<int64_t>());
+      if (!options.x_shape.empty() && options.x_shape.back() > 0) options.x_shape.back() += node.x_padding;
     }
-    auto op = CreateOperator(*inputs.schema, inputs.attributes, inputs.constants, inputs.present, options);
+    auto op = CreateOperator(DecodeLowBit(graph, node), options);
     return std::make_unique<OperatorStep>(std::move(op), inputs.present.size(), std::move(inputs.fed));
   }
 

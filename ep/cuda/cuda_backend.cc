@@ -15,6 +15,7 @@
 #include "ep/cuda/steps.h"
 #include "ep/cuda/tuner.h"
 #include "ep/region/lower.h"
+#include "kernels/cuda/left_out.h"
 
 namespace lowbit::ep {
 namespace {
@@ -24,17 +25,6 @@ namespace {
 constexpr size_t kMaxInstances = 4;
 
 bool IsLowBit(const Node& node) { return node.domain == kDomain; }
-// Without their weights only nodes that were packed before can be made.
-NodeSpec Decode(const Graph& graph, const Node& node, Weights weights = Weights::kNeeded) {
-  LowBitInputs inputs = ReadLowBit(graph, node);
-  if (weights == Weights::kMayBeMissing) {
-    for (std::optional<ConstTensor>& constant : inputs.constants) {
-      if (constant && constant->data == nullptr) constant.reset();
-    }
-  }
-  return DecodeNode(*inputs.schema, inputs.attributes, inputs.constants, inputs.present, weights);
-}
-
 // Why a node that means something has no kernel here.
 std::optional<std::string> WithoutKernel(const NodeSpec& node) {
   if (std::holds_alternative<NormalizationNode>(node)) {
@@ -91,7 +81,7 @@ class CudaBackend final : public Backend {
   std::optional<std::string> Refusal(const Graph& graph, const Node& node) const override {
     try {
       if (IsLowBit(node)) {
-        return WithoutKernel(Decode(graph, node));
+        return WithoutKernel(DecodeLowBit(graph, node));
       } else {
         static_cast<void>(ReadStandard(graph, node));
       }
@@ -130,6 +120,9 @@ class CudaBackend final : public Backend {
       return create();
     }
   }
+
+  // What the fast kernels read and write at once.
+  int64_t ChannelMultiple() const override { return reference_ || cuda::IsLeftOut(kPaddedChannels) ? 1 : 16; }
 
   std::unique_ptr<Step> CreateCopy() override {
     return std::make_unique<CudaStep>(cuda::PackCopy(device_->Properties()),
@@ -189,7 +182,7 @@ class CudaBackend final : public Backend {
   static std::vector<NodeSpec> DecodeAll(const Graph& graph, std::span<const Node* const> nodes,
                                          Weights weights) {
     std::vector<NodeSpec> specs;
-    for (const Node* const node : nodes) specs.push_back(Decode(graph, *node, weights));
+    for (const Node* const node : nodes) specs.push_back(DecodeLowBit(graph, *node, weights));
     return specs;
   }
 
@@ -214,7 +207,7 @@ class CudaBackend final : public Backend {
   }
 
   std::unique_ptr<Step> CreateLowBit(const Graph& graph, const Node& node, std::span<const uint8_t> packed) {
-    NodeSpec spec = Decode(graph, node, NeededBeside(packed));
+    NodeSpec spec = DecodeLowBit(graph, node, NeededBeside(packed));
     RequireKernel(spec);
     std::unique_ptr<cuda::PackedNode> packed_node;
     std::string key;

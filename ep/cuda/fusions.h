@@ -40,6 +40,9 @@ struct Fusion {
                                             std::span<const uint8_t> packed);
 };
 
+// By which LOWBIT_CUDA_WITHOUT leaves out that tensors get channels (ep/region/channels.h).
+inline constexpr const char* kPaddedChannels = "padded_channels";
+
 // A node as patterns see it.
 struct FusedNode {
   std::string_view op;

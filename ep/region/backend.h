@@ -95,6 +95,8 @@ class Backend {
   // Whether the steps of matrix products look at the codes of an x that is not known to have the stated bits
   // (Node::x_has_stated_bits). Where they do not, a table stands before them.
   virtual bool LooksAtCodes() const { return false; }
+  // Steps are fastest where tensors have a multiple of so many channels (ep/region/channels.h).
+  virtual int64_t ChannelMultiple() const { return 1; }
   // A step that copies the one tensor it is fed.
   virtual std::unique_ptr<Step> CreateCopy() = 0;
   // Two steps in a row, the second of which is fed what the first makes and nothing else, as one launch with

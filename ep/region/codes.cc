@@ -39,20 +39,6 @@ Codes CodesMadeBy(const StandardNode& node, std::span<const Codes> fed) {
   return unstated(joined);
 }
 
-// A matrix product of the graph without its weights; nullopt for other nodes, and for those that cannot be.
-std::optional<NodeSpec> Decode(const Graph& graph, const Node& node) {
-  try {
-    LowBitInputs inputs = ReadLowBit(graph, node);
-    for (size_t i = 0; i < inputs.schema->inputs.size(); ++i) {
-      if (std::string_view(inputs.schema->inputs[i].name) == "w") inputs.constants[i].reset();
-    }
-    return DecodeNode(*inputs.schema, inputs.attributes, inputs.constants, inputs.present,
-                      Weights::kMayBeMissing);
-  } catch (const Error&) {
-    return std::nullopt;  // who compiles the node says why
-  }
-}
-
 std::vector<Codes> FedCodes(const Node& node, const std::vector<size_t>& fed,
                             const std::vector<Codes>& codes) {
   std::vector<Codes> out;
@@ -80,7 +66,7 @@ void ForReaders(const Graph& graph, Visit&& visit) {
     const Node& node = graph.nodes[n];
     Codes made;
     if (node.domain == kDomain) {
-      const std::optional<NodeSpec> spec = Decode(graph, node);
+      const std::optional<NodeSpec> spec = DecodeWithoutWeights(graph, node);
       if (!spec) continue;
       const std::vector<Codes> fed = FedCodes(node, ReadLowBit(graph, node).fed, codes);
       const auto* const matmul = std::get_if<MatmulNode>(&*spec);

@@ -14,7 +14,6 @@
 #include "core/packed_weights.h"
 #include "core/status.h"
 #include "ep/region/bytes.h"
-#include "ep/region/codes.h"
 #include "ep/region/lower.h"
 
 namespace lowbit::ep {
@@ -232,7 +231,7 @@ std::shared_ptr<Program> Load(std::span<const uint8_t> bytes, const std::shared_
 }  // namespace
 
 std::vector<uint8_t> SaveCompiled(const Graph& given, const Program& program, const Backend& backend) {
-  const Graph graph = WithStatedCodes(given, backend);  // as the program was made of
+  const Graph graph = Prepared(given, backend);  // as the program was made of
   const std::vector<std::vector<uint8_t>> packed = program.Packed();
   const std::vector<bool> replaced = ReplacedValues(graph, backend, packed);
   ByteWriter out;

@@ -39,6 +39,8 @@ struct Node {
   std::vector<ValueId> inputs, outputs;  // what a node's subgraphs capture stands behind its own inputs
   std::optional<std::string> barred;     // why no region may take it, whatever the back end says
   bool x_has_stated_bits = false;        // proven by ep/region/codes.h; a matrix product of 8 bits needs none
+  // Channels of the first input and of the output that the region adds (ep/region/channels.h).
+  int64_t x_padding = 0, y_padding = 0;
 };
 
 struct Graph {

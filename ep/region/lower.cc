@@ -6,6 +6,8 @@
 #include <type_traits>
 
 #include "core/status.h"
+#include "ep/region/channels.h"
+#include "ep/region/codes.h"
 
 namespace lowbit::ep {
 namespace {
@@ -220,6 +222,32 @@ LowBitInputs ReadLowBit(const Graph& graph, const Node& node) {
   return out;
 }
 
+NodeSpec DecodeLowBit(const Graph& graph, const Node& node, Weights weights) {
+  LowBitInputs inputs = ReadLowBit(graph, node);
+  if (weights == Weights::kMayBeMissing) {
+    for (std::optional<ConstTensor>& constant : inputs.constants) {
+      if (constant && constant->data == nullptr) constant.reset();
+    }
+  }
+  NodeSpec spec = DecodeNode(*inputs.schema, inputs.attributes, inputs.constants, inputs.present, weights);
+  PadChannels(spec, node.x_padding, node.y_padding);
+  return spec;
+}
+
+std::optional<NodeSpec> DecodeWithoutWeights(const Graph& graph, const Node& node) {
+  if (node.domain != kDomain) return std::nullopt;
+  try {
+    LowBitInputs inputs = ReadLowBit(graph, node);
+    for (size_t i = 0; i < inputs.schema->inputs.size(); ++i) {
+      if (std::string_view(inputs.schema->inputs[i].name) == "w") inputs.constants[i].reset();
+    }
+    return DecodeNode(*inputs.schema, inputs.attributes, inputs.constants, inputs.present,
+                      Weights::kMayBeMissing);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
 StandardNode ReadStandard(const Graph& graph, const Node& node) {
   Require(node.domain.empty(), "lowbit has no ops of domain ", node.domain);
   StandardOutputs outputs;
@@ -235,6 +263,10 @@ StandardNode ReadStandard(const Graph& graph, const Node& node) {
     inputs[i] = {true, value->type, value->dims, value->constant, value->constant_ints};
   }
   return DecodeStandard(node.op, node.since_version, node.attributes, inputs, outputs);
+}
+
+Graph Prepared(const Graph& graph, const Backend& backend) {
+  return WithPaddedChannels(WithStatedCodes(graph, backend), backend);
 }
 
 Graph WithOneOutputEach(Graph graph) {

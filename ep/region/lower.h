@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/cpu/operator.h"
+#include "core/nodes.h"
 #include "core/nodes/standard_nodes.h"
 #include "ep/region/backend.h"
 #include "ep/region/graph.h"
@@ -25,6 +26,13 @@ struct LowBitInputs {
 };
 // Throws Error, without the node's name.
 LowBitInputs ReadLowBit(const Graph& graph, const Node& node);
+
+// The node as it is computed, with the channels that the region adds. Where weights may be missing they are where the
+// graph has no data of them. Throws Error, without the node's name.
+NodeSpec DecodeLowBit(const Graph& graph, const Node& node, Weights weights = Weights::kNeeded);
+// The same without weights, as the model has it; nullopt for nodes of other domains, and for those that cannot be: who
+// compiles them says why.
+std::optional<NodeSpec> DecodeWithoutWeights(const Graph& graph, const Node& node);
 
 // A node of ONNX's own domain; of a Split the first part that it makes. Throws Error with the reason where the
 // region compiler does not know it.
@@ -45,6 +53,10 @@ struct LoweredOp {
   ValueId output = kAbsent;
   bool is_needed = true;  // where it is not, `nodes` is one node
 };
+
+// The graph as regions are made of it: ep/region/codes.h, ep/region/channels.h. Doing it again changes nothing. Throws
+// Error.
+Graph Prepared(const Graph& graph, const Backend& backend);
 
 // The graph with a Split for each part of one: each node then makes one tensor, and a part that nobody reads
 // is no step. The places of the outputs stay, so that each node says which part it makes.

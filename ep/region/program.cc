@@ -6,7 +6,6 @@
 
 #include "core/plan_output.h"
 #include "core/status.h"
-#include "ep/region/codes.h"
 #include "ep/region/instance_pool.h"
 #include "ep/region/lower.h"
 #include "ep/region/region_plan.h"
@@ -95,8 +94,7 @@ std::function<TensorShape(std::span<const TensorShape>)> ShapeFunction(const Gra
     return
         [spec = ReadStandard(graph, node)](std::span<const TensorShape> fed) { return OutputOf(spec, fed); };
   }
-  const LowBitInputs inputs = ReadLowBit(graph, node);
-  NodeSpec spec = DecodeNode(*inputs.schema, inputs.attributes, inputs.constants, inputs.present);
+  NodeSpec spec = DecodeLowBit(graph, node);
   if (auto* const matmul = std::get_if<MatmulNode>(&spec)) std::vector<uint8_t>().swap(matmul->conv.weights);
   return [spec = std::move(spec)](std::span<const TensorShape> fed) { return OutputOf(spec, fed); };
 }
@@ -198,8 +196,8 @@ class Compiler {
 
 std::shared_ptr<Program> Program::Compile(const Graph& graph, std::shared_ptr<Backend> backend,
                                           std::span<const std::span<const uint8_t>> packed) {
-  const Graph stated = WithOneOutputEach(WithStatedCodes(graph, *backend));
-  return std::make_shared<CompiledProgram>(Compiler(stated, std::move(backend), packed).Compile());
+  const Graph prepared = WithOneOutputEach(Prepared(graph, *backend));
+  return std::make_shared<CompiledProgram>(Compiler(prepared, std::move(backend), packed).Compile());
 }
 
 }  // namespace lowbit::ep

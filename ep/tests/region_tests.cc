@@ -7,6 +7,7 @@
 
 #include "ep/cpu/cpu_backend.h"
 #include "ep/cpu/team.h"
+#include "ep/region/channels.h"
 #include "ep/region/codes.h"
 #include "ep/region/compiled_model.h"
 #include "ep/region/memory_plan.h"
@@ -869,6 +870,71 @@ GraphBuilder GraphOfCodes(int64_t made, int64_t read) {
   return builder;
 }
 
+// Adds a convolution of 3x3, or the one of 3x3 for each channel.
+ValueId AddConv(GraphBuilder& builder, ValueId x, int64_t in, int64_t out, bool depthwise = false) {
+  const int64_t k = 9 * (depthwise ? 1 : in);
+  const ValueId scale = builder.AddConstant(ElementType::kFloat, std::vector<float>{1}, {}),
+                zero = builder.AddConstant(ElementType::kInt32, std::vector<int32_t>{0}, {}),
+                weights = builder.AddConstant(
+                    ElementType::kUInt8, std::vector<uint8_t>(static_cast<size_t>(out * k), 1), {out * k});
+  const AttributeMap attributes = {{"kernel_shape", std::vector<int64_t>{3, 3}},
+                                   {"in_channels", in},
+                                   {"out_channels", out},
+                                   {"group", depthwise ? in : 1}};
+  return builder.AddNode("LowBitConv", kDomain, {x, weights, scale, zero, scale, zero, kAbsent, scale, zero},
+                         attributes);
+}
+
+ValueId AddBinary(GraphBuilder& builder, const std::string& op, ValueId a, ValueId b) {
+  const ValueId scale = builder.AddConstant(ElementType::kFloat, std::vector<float>{1}, {}),
+                zero = builder.AddConstant(ElementType::kInt32, std::vector<int32_t>{0}, {});
+  return builder.AddNode(op, kDomain, {a, scale, zero, b, scale, zero, scale, zero});
+}
+
+void TestPaddedChannels() {
+  FakeBackend backend;
+  using Paddings = std::vector<std::pair<int64_t, int64_t>>;
+  const auto paddings = [&](const Graph& graph) {
+    Paddings out;
+    for (const Node& node : WithPaddedChannels(graph, backend).nodes)
+      out.emplace_back(node.x_padding, node.y_padding);
+    return out;
+  };
+  GraphBuilder plain;
+  ValueId x = AddConv(plain, plain.AddInput(), 20, 24);
+  x = AddConv(plain, AddConv(plain, x, 24, 24, true), 24, 20);
+  plain.graph.outputs = {x};
+  Expect(paddings(plain.graph) == Paddings{{0, 0}, {0, 0}, {0, 0}}, "no back end of one channel gets more");
+  backend.channel_multiple = 16;
+  Expect(paddings(plain.graph) == Paddings{{0, 8}, {8, 8}, {8, 0}},
+         "all but what the region is fed and gives");
+  NodeSpec spec = DecodeLowBit(WithPaddedChannels(plain.graph, backend),
+                               WithPaddedChannels(plain.graph, backend).nodes[1]);
+  const ConvSpec& conv = std::get<MatmulNode>(spec).conv;
+  Expect(conv.geometry.IsDepthwise() && conv.geometry.group == 32 && conv.weights.size() == 32 * 9 &&
+             conv.epilogue.multiplier.size() == 32 && conv.weights.back() == 0,
+         "channels of zeros");
+
+  GraphBuilder few;
+  few.graph.outputs = {AddConv(few, AddConv(few, few.AddInput(), 16, 7), 7, 16)};
+  Expect(paddings(few.graph) == Paddings{{0, 0}, {0, 0}}, "not more than twice as many");
+
+  // What is multiplied by one channel could not tell the ones that were added.
+  for (const int64_t gates : {24, 1}) {
+    GraphBuilder gated;
+    const ValueId in = gated.AddInput(), a = AddConv(gated, in, 16, 24), b = AddConv(gated, in, 16, gates);
+    gated.graph.outputs = {AddConv(gated, AddBinary(gated, "LowBitMul", a, b), 24, 16)};
+    const int64_t more = gates == 1 ? 0 : 8;
+    Expect(paddings(gated.graph) == Paddings{{0, more}, {0, more}, {more, more}, {more, 0}},
+           "factors of " + std::to_string(gates) + " channels");
+  }
+
+  GraphBuilder moved;  // by an op that is none of lowbit's
+  const ValueId y = AddConv(moved, moved.AddInput(), 16, 24);
+  moved.graph.outputs = {AddConv(moved, moved.AddNode("Transpose", "", {y}), 24, 16)};
+  Expect(paddings(moved.graph) == Paddings{{0, 0}, {0, 0}, {0, 0}}, "an op that moves channels");
+}
+
 void TestStatedCodes() {
   FakeBackend backend;
   const auto nodes = [&](const Graph& graph) { return WithStatedCodes(graph, backend).nodes; };
@@ -1216,6 +1282,7 @@ int main() {
   TestForeignCompiledModels();
   TestDamagedCompiledModels();
   TestUnneededNodes();
+  TestPaddedChannels();
   TestStatedCodes();
   TestSmallPartitions();
   TestReshapesAtRims();

@@ -89,6 +89,7 @@ class FakeBackend final : public Backend {
                                    std::span<const uint8_t> packed) override {
     return cpu_->CreateStep(graph, nodes, packed);
   }
+  int64_t ChannelMultiple() const override { return 16; }  // as a GPU
   std::unique_ptr<Step> CreateCopy() override { return cpu_->CreateCopy(); }
   std::vector<size_t> PackedInputs(const Graph& graph, const Node& node) const override {
     return cpu_->PackedInputs(graph, node);

@@ -8,10 +8,10 @@
 namespace lowbit::cuda {
 namespace {
 
-constexpr size_t kMostFactors = 256; // that are tried for four channels
-constexpr int kMostGains = 40;       // of a channel and a factor
-constexpr int kMostShifts = 4096;    // of a gain
-constexpr int kMostHeld = 4;         // offsets that should do, but for roundings
+constexpr size_t kMostFactors = 256;  // that are tried for four channels
+constexpr int kMostGains = 40;        // of a channel and a factor
+constexpr int kMostShifts = 4096;     // of a gain
+constexpr int kMostHeld = 4;          // offsets that should do, but for roundings
 
 // 1.5 * 2^23, whose bits sums begin with.
 constexpr int32_t kStartBits = 0x4B400000;
@@ -83,8 +83,9 @@ const LineFitter::Factor& LineFitter::FactorOf(size_t index) {
     for (int32_t code = lo_; code <= hi_; ++code) {
       const double tie = code - 0.5;
       const auto is_reached = [&](float v) {  // ties go to even codes
-        const double product = e_.adds_behind_tail ? static_cast<double>(v) * static_cast<double>(factor.value)
-                                                   : static_cast<double>(v * factor.value);
+        const double product = e_.adds_behind_tail
+                                   ? static_cast<double>(v) * static_cast<double>(factor.value)
+                                   : static_cast<double>(v * factor.value);
         return code % 2 == 0 ? product >= tie : product > tie;
       };
       auto least = static_cast<float>(tie / static_cast<double>(factor.value));

@@ -236,8 +236,8 @@ struct BlockState {
 
   // Of four channels from `column` on.
   __device__ __forceinline__ FourChannels Four(int column) const {
-    return {*reinterpret_cast<const float4*>(scale + column), *reinterpret_cast<const float4*>(start + column),
-            factor[column / 4]};
+    return {*reinterpret_cast<const float4*>(scale + column),
+            *reinterpret_cast<const float4*>(start + column), factor[column / 4]};
   }
 
   // FinishTile waits for the other blocks' part in this.

@@ -196,8 +196,8 @@ __device__ __forceinline__ float4 OfTail(const EpilogueParams& e, const float4& 
     if (e.has_residual) return code;
     return __fadd_rn(__fsub_rn(__fadd_rn(code, 12582912.0f), 12582912.0f), e.line_shift);
   };
-  return make_float4(one(sums.x, scale.x, bias.x), one(sums.y, scale.y, bias.y),
-                     one(sums.z, scale.z, bias.z), one(sums.w, scale.w, bias.w));
+  return make_float4(one(sums.x, scale.x, bias.x), one(sums.y, scale.y, bias.y), one(sums.z, scale.z, bias.z),
+                     one(sums.w, scale.w, bias.w));
 }
 
 // Whether start and factor are read at all.
@@ -267,7 +267,7 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
   static_assert(kFinish != Finish::kThroughMemory);
   constexpr bool kIsAny = kFinish == Finish::kAny;
   const auto from_zero = [&]<Rounding kRounding>() {
-    f([&]<int kCount>(const int4(&sums)[kCount], const FourChannels& channels, unsigned(&codes)[kCount]) {
+    f([&]<int kCount>(const int4(&sums)[kCount], const FourChannels& channels, unsigned (&codes)[kCount]) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         const float4 unrounded = MultiplyAdd(BitsAsFloats(sums[i]), channels.scale, channels.start);
@@ -281,7 +281,7 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
   };
   // round(first codes, residuals), four each.
   const auto with_first = [&]<First kFirst, bool kFloats, bool kAdds>(const auto& round) {
-    f([&]<int kCount>(const int4(&sums)[kCount], const FourChannels& channels, unsigned(&codes)[kCount]) {
+    f([&]<int kCount>(const int4(&sums)[kCount], const FourChannels& channels, unsigned (&codes)[kCount]) {
       float4 first[kCount];
       FirstCodes<kFirst, kFloats, kAdds>(e, sums, channels, first);
 #pragma unroll

@@ -335,7 +335,8 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
     const float gain = channels.gain[c];
     if (from_zero) return std::fma(bits(0x4B000000), gain, -0x1p23f * gain);
     if (has_line(c))
-      return std::fma(bits(0x4B400000 + channels.shift[c]), gain, channels.offset[c]) * channels.factor[c / 4];
+      return std::fma(bits(0x4B400000 + channels.shift[c]), gain, channels.offset[c]) *
+             channels.factor[c / 4];
     const float v = is_float ? bits(0x4B400000) - 12582912.0f : static_cast<float>(sum);
     return epilogue_.on_lines ? TailQuotient(e, v, c) : v * gain;
   };
@@ -368,7 +369,8 @@ void PackedConv::SetRounding(const Epilogue& e, const ChannelConstants& channels
     } else if (may_be_floats) {
       sum_form_ = SumForm::kFloat;
     }
-    p.lacks_lines = std::any_of(channels.factor.begin(), channels.factor.end(), [](float f) { return f < 0; });
+    p.lacks_lines =
+        std::any_of(channels.factor.begin(), channels.factor.end(), [](float f) { return f < 0; });
     return;
   }
   p.rounding = e.lo == e.zero_point && e.hi == e.lo + 255 ? Rounding::kBytes : Rounding::kWords;
@@ -413,20 +415,13 @@ void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights,
   if (sum_form_ == SumForm::kFloatFromZero) {
     for (const float s : scale) start.push_back(-0x1p23f * s);
   }
-  at_ = {builder.Add(channels.bias),
-         builder.Add(scale),
-         builder.Add(channels.gain),
-         builder.Add(channels.offset),
-         builder.Add(channels.factor),
-         builder.Add(float_bias),
-         builder.Add(start),
-         has_w_zero_ ? builder.Add(weights.zero) : ConstantBuilder::kAbsent,
-         builder.Add(e.thresholds),
-         builder.Add(e.base),
-         builder.Add(e.dir),
-         builder.Add(e.tail_bias),
-         builder.Add(e.tail_scale),
-         builder.Add(e.tail_shift)};
+  at_ = {builder.Add(channels.bias),   builder.Add(scale),
+         builder.Add(channels.gain),   builder.Add(channels.offset),
+         builder.Add(channels.factor), builder.Add(float_bias),
+         builder.Add(start),           has_w_zero_ ? builder.Add(weights.zero) : ConstantBuilder::kAbsent,
+         builder.Add(e.thresholds),    builder.Add(e.base),
+         builder.Add(e.dir),           builder.Add(e.tail_bias),
+         builder.Add(e.tail_scale),    builder.Add(e.tail_shift)};
 }
 
 void PackedConv::SetEpilogue(const Epilogue& e) {

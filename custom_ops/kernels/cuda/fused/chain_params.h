@@ -47,8 +47,8 @@ inline ChainFinish FinishOf(const ChainParams& p) {
   using enum Finish;
   const Finish first = FinishOf(p.first.epilogue), second = FinishOf(p.second.epilogue);
   if (first == kIntegers) return {first, second};
-  const bool fits_bytes = second == kFloatsFromZero && (first == kFloatsFromZero || first == kFloatsOnLine ||
-                                                        first == kFloatsInverse);
+  const bool fits_bytes = second == kFloatsFromZero &&
+                          (first == kFloatsFromZero || first == kFloatsOnLine || first == kFloatsInverse);
   const EpilogueParams& r = p.residuals.epilogue;
   const bool makes_capped = r.on_lines && r.is_capped && !r.lacks_lines;
   const bool fits_capped = first == kCappedTailOnLine

@@ -322,8 +322,7 @@ struct Chain {
     if constexpr (kMakesResiduals) {
       BeginWithBias(residual_states[i], mine.column, sums);
       MultiplyBoxes<kXSigned>(p.residuals.k_boxes, x0_at, weights0 + i * kTileBytes, bytes1, sums);
-      RoundToResiduals<kFinish>(p.residuals.epilogue, residual_states[i], sums, mine.column,
-                                           residuals);
+      RoundToResiduals<kFinish>(p.residuals.epilogue, residual_states[i], sums, mine.column, residuals);
     }
     BeginWithBias(states[i], mine.column, sums);
     MultiplyBoxes<kXSigned>(p.first.k_boxes, x_at, weights1 + i * kTileBytes, bytes1, sums);

@@ -760,7 +760,8 @@ void TestLines() {
       const float f = 12582912.0f + static_cast<float>(sum + shift), line = std::fma(f, gain, offset),
                   rounded = adds ? std::fma(line, four->factor, 12582912.0f) - 12582912.0f
                                  : std::rint(line * four->factor);
-      const int32_t code = ClipToCode(rounded + (adds ? static_cast<float>(e.zero_point - e.lo) : 0), 0, e.y_hi - e.y_lo);
+      const int32_t code =
+          ClipToCode(rounded + (adds ? static_cast<float>(e.zero_point - e.lo) : 0), 0, e.y_hi - e.y_lo);
       wrong += e.y_lo + code == FirstCode(e, sum, 0) ? 0 : 1;
     }
     Expect(wrong == 0, std::to_string(wrong) + " sums have other codes on the line");
