@@ -43,6 +43,10 @@ int64_t FirstSum(const Reaches& reaches, int64_t first, int64_t last, int64_t gu
 bool HasLines(const Epilogue& e) {
   if (!e.quantized_output) return false;
   if (e.kind == EpilogueKind::kRequantize) return true;
+  if (e.kind == EpilogueKind::kThresholds) {
+    return !e.has_residual && e.threshold_count > 0 && e.threshold_count < 256 &&
+           std::all_of(e.base.begin(), e.base.end(), [&](int32_t base) { return base == e.base.front(); });
+  }
   const auto is_small = [](float bias) { return std::fabs(bias) < 0x1p60f; };
   return e.kind == EpilogueKind::kTail && e.has_residual == e.adds_behind_tail &&
          (e.tail.empty() || (e.tail.size() == 1 && e.tail.front() == TailStep::kBias)) &&
@@ -57,21 +61,30 @@ float TailQuotient(const Epilogue& e, float sum, size_t channel) {
          (e.adds_behind_tail ? e.inner_scale : e.y_scale);
 }
 
+CodeRange FirstCodesOf(const Epilogue& e) {
+  if (e.kind == EpilogueKind::kThresholds) {
+    const int32_t lowest = e.base.front();
+    return {lowest, lowest + static_cast<int32_t>(e.threshold_count), lowest};
+  }
+  if (e.kind == EpilogueKind::kTail && !e.adds_behind_tail) return {e.y_lo, e.y_hi, e.y_zero_point};
+  return {e.lo, e.hi, e.zero_point};
+}
+
 int32_t FirstCode(const Epilogue& e, int64_t sum, size_t channel) {
+  if (e.kind == EpilogueKind::kThresholds)
+    return EpilogueCode(e, static_cast<int32_t>(sum), static_cast<int64_t>(channel), 0);
   const auto acc = static_cast<float>(static_cast<int32_t>(sum));
-  const auto round = [](float v, int32_t zero_point, int32_t lo, int32_t hi) {
-    return ClipToCode(std::rint(v) + static_cast<float>(zero_point), lo, hi);
-  };
-  if (e.kind == EpilogueKind::kRequantize)
-    return round(acc * e.multiplier[channel], e.zero_point, e.lo, e.hi);
-  const float v = TailQuotient(e, acc, channel);
-  return e.adds_behind_tail ? round(v, e.zero_point, e.lo, e.hi) : round(v, e.y_zero_point, e.y_lo, e.y_hi);
+  const float v =
+      e.kind == EpilogueKind::kRequantize ? acc * e.multiplier[channel] : TailQuotient(e, acc, channel);
+  const CodeRange codes = FirstCodesOf(e);
+  return ClipToCode(std::rint(v) + static_cast<float>(codes.zero_point), codes.lo, codes.hi);
 }
 
 LineFitter::LineFitter(const Epilogue& e)
     : e_(e),
-      lo_(e.adds_behind_tail ? e.lo - e.zero_point : 0),
-      hi_(e.adds_behind_tail ? e.hi - e.zero_point : e.y_hi - e.y_lo) {}
+      codes_(FirstCodesOf(e)),
+      lo_(e.adds_behind_tail ? codes_.lo - codes_.zero_point : 0),
+      hi_(lo_ + codes_.hi - codes_.lo) {}
 
 // The first factor is 1. The others lie between 1 and 2, as far from each other as they can for any number of them.
 const LineFitter::Factor& LineFitter::FactorOf(size_t index) {
@@ -121,6 +134,29 @@ void LineFitter::FindSteps(const Step& step_of, const SumRange& sums, Staircase&
     sum = first_of(step, sum, guess);
     to.from.push_back(bound(sum, step));
     to.below.push_back(bound(sum - 1, step));
+  }
+}
+
+// Where codes fall with the sum they rise with its negative.
+void LineFitter::FindStaircase(size_t channel, const SumRange& sums, Staircase& to) const {
+  const bool has_thresholds = e_.kind == EpilogueKind::kThresholds;
+  const int32_t sign = has_thresholds && e_.dir[channel] < 0 ? -1 : 1;
+  FindSteps([&](int64_t sum) { return FirstCode(e_, sign * sum, channel) - codes_.lo; },
+            sign < 0 ? SumRange{-sums.most, -sums.least} : sums, to);
+  if (!has_thresholds) {
+    to.slope = static_cast<double>(e_.acc_scale[channel]) /
+               static_cast<double>(e_.adds_behind_tail ? e_.inner_scale : e_.y_scale);
+    return;
+  }
+  // From the first threshold to the last one.
+  to.slope = sign;
+  if (to.from.size() > 1) {
+    const Bound &first = to.from.front(), &last = to.from.back();
+    to.slope *= (static_cast<double>(last.step) - static_cast<double>(first.step)) /
+                std::max(1.0, static_cast<double>(last.sum) - static_cast<double>(first.sum));
+  }
+  for (auto* const bounds : {&to.from, &to.below}) {
+    for (Bound& bound : *bounds) bound.sum *= sign;
   }
 }
 
@@ -193,13 +229,9 @@ std::optional<ChannelLine> LineFitter::FitOne(const Staircase& stairs, const Fac
 }
 
 std::optional<FourLines> LineFitter::Fit(size_t first, std::span<const SumRange> sums) {
-  const int32_t lowest = e_.adds_behind_tail ? e_.lo : e_.y_lo;
-  const float scale = e_.adds_behind_tail ? e_.inner_scale : e_.y_scale;
   for (size_t i = 0; i < sums.size(); ++i) {
     if (sums[i].least < -kMostSum || sums[i].most > kMostSum) return std::nullopt;
-    const size_t channel = first + i;
-    FindSteps([&](int64_t sum) { return FirstCode(e_, sum, channel) - lowest; }, sums[i], stairs_[i]);
-    stairs_[i].slope = static_cast<double>(e_.acc_scale[channel]) / static_cast<double>(scale);
+    FindStaircase(first + i, sums[i], stairs_[i]);
   }
   size_t hardest = 0;  // the one that had no line with the factor before
   for (size_t index = 0; index < kMostFactors; ++index) {

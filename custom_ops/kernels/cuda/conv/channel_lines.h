@@ -1,5 +1,5 @@
-// Rounding sums behind a float tail in two operations. What the contract makes of a sum (core/epilogue.cc) is a
-// staircase: codes rise with the sum. Where a line goes through all steps of a channel,
+// Rounding sums behind a float tail, or by thresholds, in two operations. What the contract makes of a sum (core/epilogue.cc) is a
+// staircase: codes rise with the sum (by thresholds they may fall). Where a line goes through all steps of a channel,
 //   lo + clip(rint((f * gain + offset) * factor), 0, hi - lo), f = 1.5 * 2^23 + sum + shift
 // with one rounding of the line and one of the product has the same code for every sum that the channel can have.
 // (Where residuals are added to the codes, the lines are of codes less the zero point, and the product is not
@@ -48,15 +48,20 @@ struct SumRange {
 
 // The code that a sum has before any residual is added, by an epilogue that HasLines.
 int32_t FirstCode(const Epilogue& e, int64_t sum, size_t channel);
-// Whether the lines of an epilogue can be looked for: it multiplies, or has a tail of a float bias or nothing.
-// Scales are then normal numbers.
+// These codes.
+struct CodeRange {
+  int32_t lo = 0, hi = 0, zero_point = 0;
+};
+CodeRange FirstCodesOf(const Epilogue& e);
+// Whether the lines of an epilogue can be looked for: it multiplies, has a tail of a float bias or nothing, scales being
+// normal numbers, or has thresholds, all channels from one code on.
 bool HasLines(const Epilogue& e);
 // What such a tail makes of a sum, before it is rounded.
 float TailQuotient(const Epilogue& e, float sum, size_t channel);
 
 class LineFitter {
  public:
-  // Of a tail.
+  // Of a tail or thresholds.
   explicit LineFitter(const Epilogue& e);
 
   // Of channels from `first` on, four or fewer, that have these sums. None where no lines have all their codes.
@@ -86,6 +91,7 @@ class LineFitter {
   };
 
   const Factor& FactorOf(size_t index);
+  void FindStaircase(size_t channel, const SumRange& sums, Staircase& to) const;
   template <typename Step>
   void FindSteps(const Step& step_of, const SumRange& sums, Staircase& to) const;
   std::optional<ChannelLine> FitOne(const Staircase& stairs, const Factor& factor) const;
@@ -96,7 +102,8 @@ class LineFitter {
   static bool Holds(const Staircase& stairs, const Factor& factor, const ChannelLine& line);
 
   const Epilogue& e_;
-  const int32_t lo_, hi_;
+  const CodeRange codes_;
+  const int32_t lo_, hi_;  // on lines
   std::vector<Factor> factors_;
   std::array<Staircase, 4> stairs_;
 };

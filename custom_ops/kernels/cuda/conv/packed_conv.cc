@@ -97,7 +97,34 @@ bool HasNormalMultipliers(const Epilogue& e) {
 
 // Rounds, adds and clips what rises with the sums, each as float or int32. Neither 0 times infinity nor a
 // product that is no number is among it.
-bool Rises(const Epilogue& e) { return HasLines(e) && !e.has_residual && HasNormalMultipliers(e); }
+bool Rises(const Epilogue& e) {
+  return HasLines(e) && !e.has_residual && HasNormalMultipliers(e) &&
+         (e.kind != EpilogueKind::kThresholds ||
+          std::all_of(e.dir.begin(), e.dir.end(), [](int32_t dir) { return dir > 0; }));
+}
+
+std::optional<ConvSpec> OfBits(const ConvSpec& spec) {
+  const ConvGeometry& g = spec.geometry;
+  const bool is_padded = std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) > 0;
+  const bool is_small =
+      spec.w.encoding == Encoding::kBipolar || (spec.w.encoding == Encoding::kSigned && spec.w.bits < 8);
+  if (spec.x.encoding != Encoding::kBipolar || is_padded || g.transposed || !is_small ||
+      std::any_of(spec.w_zero_point.begin(), spec.w_zero_point.end(), [](int32_t z) { return z != 0; })) {
+    return std::nullopt;
+  }
+  ConvSpec bits = spec;
+  bits.x = {1, Encoding::kUnsigned};
+  bits.w = {8, Encoding::kSigned};
+  bits.x_zero_point = 0;
+  const int64_t k = g.K();
+  for (size_t i = 0; i < spec.weights.size(); ++i) {
+    const int64_t channel = static_cast<int64_t>(i) / k;
+    const int32_t value = spec.WeightValue(channel, static_cast<int64_t>(i));
+    bits.weights[i] = static_cast<uint8_t>(2 * value);
+    bits.bias[static_cast<size_t>(channel)] -= value;
+  }
+  return bits;
+}
 
 void RequireAligned(std::initializer_list<const void*> tensors) {
   for (const void* const tensor : tensors) {
@@ -327,8 +354,7 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
   constexpr int64_t kMost = int64_t{1} << 29;  // either float is further from what is no normal number
   const bool from_zero = form == SumForm::kFloatFromZero, is_float = form != SumForm::kInteger;
   const int64_t exact = from_zero ? 1 << 23 : 1 << 22;
-  const bool is_tail = e.kind == EpilogueKind::kTail && !e.adds_behind_tail;
-  const int32_t lo = is_tail ? e.y_lo : e.lo, hi = is_tail ? e.y_hi : e.hi;
+  const CodeRange codes = FirstCodesOf(e);
   const auto has_line = [&](size_t c) { return epilogue_.on_lines && channels.factor[c / 4] > 0; };
   const auto unrounded = [&](size_t c, int64_t sum) {
     const auto bits = [&](int32_t from) { return std::bit_cast<float>(from + static_cast<int32_t>(sum)); };
@@ -349,8 +375,8 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
     const auto [least, most] = channels.sums[c];
     if (!fits(c, least) || !fits(c, most)) return false;
     if (!is_float || has_line(c)) continue;
-    if (most > exact && FirstCode(e, exact, c) != hi) return false;
-    if (!from_zero && least < -exact && FirstCode(e, -exact, c) != lo) return false;
+    if (most > exact && FirstCode(e, exact, c) != codes.hi) return false;
+    if (!from_zero && least < -exact && FirstCode(e, -exact, c) != codes.lo) return false;
   }
   return true;
 }
@@ -363,14 +389,14 @@ void PackedConv::SetRounding(const Epilogue& e, const ChannelConstants& channels
   // too.
   const bool may_be_floats = !XSigned() && !Bipolar() && tiled_ && !p.dequantizes;
   if (p.on_lines) {
+    p.lacks_lines =
+        std::any_of(channels.factor.begin(), channels.factor.end(), [](float f) { return f < 0; });
     p.rounding = Rounding::kWords;
-    if (!Allows(SumForm::kFloat, e, channels)) {
+    if ((p.lacks_lines && e.kind == EpilogueKind::kThresholds) || !Allows(SumForm::kFloat, e, channels)) {
       p.rounding = Rounding::kAny;
     } else if (may_be_floats) {
       sum_form_ = SumForm::kFloat;
     }
-    p.lacks_lines =
-        std::any_of(channels.factor.begin(), channels.factor.end(), [](float f) { return f < 0; });
     return;
   }
   p.rounding = e.lo == e.zero_point && e.hi == e.lo + 255 ? Rounding::kBytes : Rounding::kWords;
@@ -454,22 +480,22 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   p.adds_behind_tail = e.adds_behind_tail;
   p.first_scale = e.adds_behind_tail ? e.inner_scale : e.y_scale;
   p.first_inverse = 1.0f / p.first_scale;
-  const bool ends_in_y = e.has_residual || e.kind == EpilogueKind::kTail;
+  const CodeRange codes = e.has_residual ? CodeRange{e.y_lo, e.y_hi, e.y_zero_point} : FirstCodesOf(e);
   const auto twice = [](int32_t v) { return static_cast<unsigned>(v & 0xFFFF) * 0x10001u; };
-  p.word_lowest = ends_in_y ? e.y_lo : e.lo;
-  p.word_top = twice((ends_in_y ? e.y_hi : e.hi) - p.word_lowest);
-  p.word_shift = twice((ends_in_y ? e.y_zero_point : e.zero_point) - p.word_lowest);
-  if (e.kind == EpilogueKind::kTail && !e.has_residual) {
-    p.word_shift = 0;
-    p.line_shift = static_cast<float>(e.y_zero_point - e.y_lo);
-  }
-  if (e.kind == EpilogueKind::kTail && !e.adds_behind_tail) {
-    p.zero_point = e.y_zero_point;
-    p.lo = e.y_lo;
-    p.hi = e.y_hi;
-  }
+  p.word_lowest = codes.lo;
+  p.word_top = twice(codes.hi - codes.lo);
+  p.word_shift = twice(codes.zero_point - codes.lo);
   has_lines_ = HasLines(e);
-  p.on_lines = has_lines_ && e.kind == EpilogueKind::kTail;
+  p.on_lines = has_lines_ && e.kind != EpilogueKind::kRequantize;
+  if (p.on_lines && !e.has_residual) {
+    p.word_shift = 0;
+    p.line_shift = static_cast<float>(codes.zero_point - codes.lo);
+  }
+  if (!e.adds_behind_tail && e.kind != EpilogueKind::kRequantize) {
+    p.zero_point = codes.zero_point;
+    p.lo = codes.lo;
+    p.hi = codes.hi;
+  }
   if (e.has_residual && divides_fast_) {
     p.residual_start = -0x1p23f * e.residual_scale;
     if (const auto line = FitSum(e)) {

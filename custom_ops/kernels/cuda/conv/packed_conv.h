@@ -25,6 +25,10 @@ bool Rises(const Epilogue& epilogue);
 struct Int8Weights;
 class ConstantBuilder;
 
+// The same convolution of codes as they are, bits: with x = 2c - 1, sum(w x) = sum(2w c) - sum(w). nullopt where x is not
+// bipolar, there is padding (no code is its zero), or twice the weights are no int8.
+std::optional<ConvSpec> OfBits(const ConvSpec& spec);
+
 class PackedConv {
  public:
   // `image`: what Bytes() of the same node gave, or empty: then the weights are packed.

@@ -108,7 +108,8 @@ class ConvPlan {
 std::shared_ptr<const PackedConv> PackConv(const ConvSpec& spec, const Device& device,
                                            std::span<const uint8_t> packed,
                                            const std::optional<CodeGrid>& dequantized) {
-  return std::make_shared<const PackedConv>(spec, device, packed, dequantized);
+  const std::optional<ConvSpec> bits = OfBits(spec);
+  return std::make_shared<const PackedConv>(bits ? *bits : spec, device, packed, dequantized);
 }
 
 std::vector<uint8_t> SavePacked(const PackedConv& conv) { return conv.Bytes(); }

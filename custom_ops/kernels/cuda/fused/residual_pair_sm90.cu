@@ -37,7 +37,8 @@ struct ProductWalk {
 };
 
 // Consumers first, a warpgroup for every 64 rows; then a warp whose first thread fetches. `keeps`: a block
-// keeps its weights for all of its tiles, else they come with every tile. kFinish: of both products.
+// keeps its weights for all of its tiles, else they come with every tile. kFinish: of both products; of
+// kCappedTailOnLine the second has it, the first kCappedTail.
 template <int kTileM, int kTileN, bool kFirstSigned, bool kSecondSigned, Finish kFinish>
 struct Pair {
   static constexpr int kSums = kTileN / 2, kConsumers = kTileM * 2, kBytesA = kTileM * kRowBytes,
@@ -163,7 +164,8 @@ struct Pair {
   __device__ __forceinline__ void Round(const EpilogueParams& e, const BlockState<kTileN>& state,
                                         const int (&sums)[kSums]) const {
     __builtin_assume(e.has_residual == kAdds);
-    mine.template Round<kFinish>(e, state, sums, weights.data + codes_at);
+    constexpr bool kMakes = kFinish == Finish::kCappedTailOnLine && !kAdds;
+    mine.template Round<kMakes ? Finish::kCappedTail : kFinish>(e, state, sums, weights.data + codes_at);
   }
 
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) {
@@ -209,6 +211,9 @@ cudaError_t LaunchTile(const ResidualPairParams& p, bool first_signed, const Lau
         options, {Dim(p.blocks, second.n_tiles), kTileM * 2 + 32, options.shared_bytes}, p, maps);
   };
   if (second.epilogue.on_lines) {
+    const bool lacks_lines = p.first.epilogue.lacks_lines || second.epilogue.lacks_lines;
+    if (!lacks_lines && !options.x_signed)
+      return launch.template operator()<false, false, Finish::kCappedTailOnLine>();
     return std::visit(
         [&](auto is_signed) {
           return launch.template operator()<is_signed, is_signed, Finish::kCappedIntegersOfTail>();

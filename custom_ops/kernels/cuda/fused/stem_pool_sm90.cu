@@ -104,7 +104,7 @@ __device__ __forceinline__ void TakeLargest(int (&largest)[kCellTileN / 2],
 // A block. It has its own loop, not that of pipeline.cuh: what comes from memory are a thread's own floats,
 // which wait for nobody else; what is shared are cells, of which a row is multiplied while the next is
 // quantized by the same threads.
-template <int kChannels, bool kSigned, bool kTail>
+template <int kChannels, bool kSigned, Finish kFinish>
 struct Pool {
   static constexpr int kPlace = kCellWords<kChannels>, kRowWords = kRowCells * kPlace;
   static constexpr int kOwn = kCellTileN / 4,
@@ -276,20 +276,19 @@ struct Pool {
   __device__ __forceinline__ void Store() {
     const int own = ReadThreadIndex() % 4;
     unsigned codes[kOwn / 4];
-    WithEpilogue<kTail ? Finish::kIntegersOfTail : Finish::kIntegers, false>(
-        p.epilogue, [&](const auto& requantize) {
+    WithEpilogue<kFinish, false>(p.epilogue, [&](const auto& requantize) {
 #pragma unroll
-          for (int i = 0; i < kOwn / 4; ++i) {
-            const int at = own * kStride + 4 * i;
-            const int4 window[] = {windows[i]};
-            unsigned four[1] = {};
-            const FourChannels channels = {*reinterpret_cast<const float4*>(fixed.multipliers + at),
-                                           *reinterpret_cast<const float4*>(fixed.starts + at),
-                                           fixed.factors[at / 4]};
-            requantize(window, channels, four);
-            codes[i] = four[0];
-          }
-        });
+      for (int i = 0; i < kOwn / 4; ++i) {
+        const int at = own * kStride + 4 * i;
+        const int4 window[] = {windows[i]};
+        unsigned four[1] = {};
+        const FourChannels channels = {*reinterpret_cast<const float4*>(fixed.multipliers + at),
+                                       *reinterpret_cast<const float4*>(fixed.starts + at),
+                                       fixed.factors[at / 4]};
+        requantize(window, channels, four);
+        codes[i] = four[0];
+      }
+    });
     if (stores) *reinterpret_cast<uint4*>(p.y + at) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
     at += static_cast<unsigned>(p.pooled_w * p.n);
   }
@@ -355,26 +354,31 @@ struct Pool {
 };
 #endif
 
-template <int kChannels, bool kSigned, bool kTail>
+template <int kChannels, bool kSigned, Finish kFinish>
 __global__ void __launch_bounds__(kThreads, kPoolBlocks - kChannels / 4)
     ConvPool(const __grid_constant__ PooledParams p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   LOWBIT_DYNAMIC_SHARED(shared, 128);
-  __shared__ typename Pool<kChannels, kSigned, kTail>::Static fixed;
-  Pool<kChannels, kSigned, kTail>(p, shared, fixed).Run();
+  __shared__ typename Pool<kChannels, kSigned, kFinish>::Static fixed;
+  Pool<kChannels, kSigned, kFinish>(p, shared, fixed).Run();
 #endif
 }
 
 cudaError_t LaunchPool(const PooledParams& p, int channels, const LaunchOptions& options) {
+  const EpilogueParams& e = p.epilogue;
+  const Finish finish = !e.on_lines                     ? Finish::kIntegers
+                        : e.is_capped && !e.lacks_lines ? Finish::kCappedTail
+                                                        : Finish::kIntegersOfTail;
   return std::visit(
-      [&](auto channel_count, auto is_signed, auto is_tail) {
-        return LaunchKernel<ConvPool<channel_count, is_signed, is_tail>>(
+      [&](auto channel_count, auto is_signed, auto how) {
+        return LaunchKernel<ConvPool<channel_count, is_signed, how>>(
             options,
             {Dim(p.images * p.tiles_x, (p.n + kCellTileN - 1) / kCellTileN, p.strips), kThreads,
              kSharedBytes<channel_count>},
             p);
       },
-      OneOf<1, 2, 3, 4>(channels), OneOf(options.x_signed), OneOf(p.epilogue.on_lines));
+      OneOf<1, 2, 3, 4>(channels), OneOf(options.x_signed),
+      OneOf<Finish::kIntegers, Finish::kIntegersOfTail, Finish::kCappedTail>(finish));
 }
 
 }  // namespace

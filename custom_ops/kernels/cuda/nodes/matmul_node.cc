@@ -284,7 +284,7 @@ std::string ShapeText(const ConvShape& shape) {
 bool FusesResidual(const MatmulNode& first, const MatmulNode& second, const Device& device) {
   const auto fits = [](const MatmulNode& node) {
     const Epilogue& e = node.conv.epilogue;
-    return !node.layout.is_gemm && HasLines(e) && e.quantized_output &&
+    return !node.layout.is_gemm && e.kind != EpilogueKind::kThresholds && HasLines(e) && e.quantized_output &&
            node.conv.geometry.out_channels % 16 == 0 && PackedConv::FitsBoxes(node.conv);
   };
   const Epilogue &made = first.conv.epilogue, &adds = second.conv.epilogue;
@@ -300,8 +300,8 @@ std::optional<MatmulNode> WithResidual(const MatmulNode& conv, const BinaryNode&
   const float scale = conv_first ? spec.a_scale : spec.b_scale;
   const int32_t zero_point = conv_first ? spec.a_zero_point : spec.b_zero_point;
   if (conv.layout.is_gemm || conv.layout.spatial > 2 || spec.kind != BinaryKind::kAdd ||
-      !spec.quantizer.quantized || e.has_residual || !HasLines(e) || (is_tail && scale != e.y_scale) ||
-      zero_point != (is_tail ? e.y_zero_point : e.zero_point) ||
+      !spec.quantizer.quantized || e.has_residual || e.kind == EpilogueKind::kThresholds || !HasLines(e) ||
+      (is_tail && scale != e.y_scale) || zero_point != (is_tail ? e.y_zero_point : e.zero_point) ||
       (conv_first ? spec.a_signed : spec.b_signed) != e.y_signed) {
     return std::nullopt;
   }

@@ -377,6 +377,8 @@ class Generator : public cuda::Draws {
     spec.w = Type(true);
     if (spec.x.encoding != Encoding::kBipolar && Coin(0.6)) spec.x_zero_point = Code(spec.x);
     spec.weights = Codes(spec.w, g.out_channels * g.K());
+    spec.w_zero_point.clear();  // drawn again where these do not fit
+    spec.bias.clear();
     const int64_t mode = Int(0, 3);
     const bool extreme = Coin(0.2);  // sums as large as they get
     for (int64_t c = 0; c < g.out_channels; ++c) {
@@ -446,17 +448,25 @@ class Generator : public cuda::Draws {
         break;
       case EpilogueKind::kThresholds: {
         e.threshold_count = Int(1, 15);
+        // Mostly as of a quantizer: steps of one size, codes from one on.
+        const bool is_uniform = Coin(0.7);
+        const int64_t base = e.y_signed ? Int(-100, 100) : Int(0, 200);
         for (size_t c = 0; c < channels; ++c) {
           std::vector<int32_t> row(static_cast<size_t>(e.threshold_count));
-          for (auto& t : row) t = static_cast<int32_t>(Real(-2 * spread, 2 * spread));
-          if (Coin(0.1)) row[0] = std::numeric_limits<int32_t>::min();
-          if (Coin(0.1)) row[0] = std::numeric_limits<int32_t>::max();
+          const float first = Real(-2 * spread, 2 * spread), step = Real(0.5f, spread);
+          for (size_t k = 0; k < row.size(); ++k)
+            row[k] = static_cast<int32_t>(is_uniform ? first + static_cast<float>(k) * step
+                                                     : Real(-2 * spread, 2 * spread));
+          if (Coin(is_uniform ? 0.01 : 0.1)) row[0] = std::numeric_limits<int32_t>::min();
+          if (Coin(is_uniform ? 0.01 : 0.1)) row[0] = std::numeric_limits<int32_t>::max();
           const int32_t dir = Coin(0.8) ? 1 : -1;
           std::sort(row.begin(), row.end());
           if (dir < 0) std::reverse(row.begin(), row.end());
           e.thresholds.insert(e.thresholds.end(), row.begin(), row.end());
           e.dir.push_back(dir);
-          e.base.push_back(static_cast<int32_t>(e.y_signed ? Int(-100, 100) : Int(0, 200)));
+          e.base.push_back(static_cast<int32_t>(is_uniform   ? base
+                                                : e.y_signed ? Int(-100, 100)
+                                                             : Int(0, 200)));
         }
         break;
       }

@@ -770,6 +770,36 @@ void TestLines() {
   Expect(twice > 0, "some have none of one rounding");
 }
 
+// Thresholds of a quantizer, in either direction: each sum of a few channels, and that all have a line.
+void TestLinesOfThresholds() {
+  std::mt19937 random(7);
+  for (int i = 0; i < 100; ++i) {
+    Epilogue e;
+    e.kind = EpilogueKind::kThresholds;
+    e.threshold_count = 1 + static_cast<int64_t>(random() % 15);
+    const double first = static_cast<double>(random() % 2000) - 1000.0,
+                 step = 0.3 + static_cast<double>(random() % 3000) * 0.1;
+    for (int64_t k = 0; k < e.threshold_count; ++k)
+      e.thresholds.push_back(static_cast<int32_t>(std::ceil(first + step * static_cast<double>(k))));
+    e.dir = {random() % 2 == 0 ? 1 : -1};
+    if (e.dir[0] < 0) std::reverse(e.thresholds.begin(), e.thresholds.end());
+    e.base = {static_cast<int32_t>(random() % 100)};
+    const SumRange sums{-6000, 6000};
+    const auto four = LineFitter(e).Fit(0, {&sums, 1});
+    Expect(four.has_value(), "thresholds of a quantizer have a line");
+    if (!four) continue;
+    const auto [gain, offset, shift] = four->lines[0];
+    int wrong = 0;
+    for (int64_t sum = sums.least; sum <= sums.most; ++sum) {
+      const float line = std::fma(12582912.0f + static_cast<float>(sum + shift), gain, offset);
+      const int32_t code =
+          ClipToCode(std::rint(line * four->factor), 0, static_cast<int32_t>(e.threshold_count));
+      wrong += e.base[0] + code == EpilogueCode(e, static_cast<int32_t>(sum), 0, 0) ? 0 : 1;
+    }
+    Expect(wrong == 0, std::to_string(wrong) + " sums have other codes on the line of thresholds");
+  }
+}
+
 // How the kernel of a chain finishes its products: the residuals', where there are any, the first and the
 // second.
 std::vector<Finish> FinishesOf(const ConvChain& chain) {
@@ -939,6 +969,7 @@ int main() {
   lowbit::cuda::TestDivisions();
   lowbit::cuda::TestSums();
   lowbit::cuda::TestLines();
+  lowbit::cuda::TestLinesOfThresholds();
   lowbit::cuda::TestSumForms();
   lowbit::cuda::TestFinishesOfChains();
   lowbit::cuda::TestInverses();
