@@ -9,7 +9,7 @@ namespace lowbit::cuda {
 namespace {
 
 constexpr size_t kMostFactors = 256;  // that are tried for four channels
-constexpr int kMostGains = 40;        // of a channel and a factor
+constexpr int kMostGains = 64;        // of a channel and a factor
 constexpr int kMostShifts = 4096;     // of a gain
 constexpr int kMostHeld = 4;          // offsets that should do, but for roundings
 

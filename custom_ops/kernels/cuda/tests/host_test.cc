@@ -778,7 +778,7 @@ void TestLinesOfThresholds() {
     e.kind = EpilogueKind::kThresholds;
     e.threshold_count = 1 + static_cast<int64_t>(random() % 15);
     const double first = static_cast<double>(random() % 2000) - 1000.0,
-                 step = 0.3 + static_cast<double>(random() % 3000) * 0.1;
+                 step = 0.375 + static_cast<double>(random() % 3000) * 0.125;
     for (int64_t k = 0; k < e.threshold_count; ++k)
       e.thresholds.push_back(static_cast<int32_t>(std::ceil(first + step * static_cast<double>(k))));
     e.dir = {random() % 2 == 0 ? 1 : -1};
