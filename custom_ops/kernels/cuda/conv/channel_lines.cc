@@ -80,10 +80,11 @@ int32_t FirstCode(const Epilogue& e, int64_t sum, size_t channel) {
   return ClipToCode(std::rint(v) + static_cast<float>(codes.zero_point), codes.lo, codes.hi);
 }
 
-LineFitter::LineFitter(const Epilogue& e)
+LineFitter::LineFitter(const Epilogue& e, bool rounds_product)
     : e_(e),
+      rounds_product_(rounds_product),
       codes_(FirstCodesOf(e)),
-      lo_(e.adds_behind_tail ? codes_.lo - codes_.zero_point : 0),
+      lo_(e.has_residual ? codes_.lo - codes_.zero_point : 0),
       hi_(lo_ + codes_.hi - codes_.lo) {}
 
 // The first factor is 1. The others lie between 1 and 2, as far from each other as they can for any number of them.
@@ -96,9 +97,8 @@ const LineFitter::Factor& LineFitter::FactorOf(size_t index) {
     for (int32_t code = lo_; code <= hi_; ++code) {
       const double tie = code - 0.5;
       const auto is_reached = [&](float v) {  // ties go to even codes
-        const double product = e_.adds_behind_tail
-                                   ? static_cast<double>(v) * static_cast<double>(factor.value)
-                                   : static_cast<double>(v * factor.value);
+        const double product = rounds_product_ ? static_cast<double>(v * factor.value)
+                                               : static_cast<double>(v) * static_cast<double>(factor.value);
         return code % 2 == 0 ? product >= tie : product > tie;
       };
       auto least = static_cast<float>(tie / static_cast<double>(factor.value));
@@ -143,6 +143,10 @@ void LineFitter::FindStaircase(size_t channel, const SumRange& sums, Staircase& 
   const int32_t sign = has_thresholds && e_.dir[channel] < 0 ? -1 : 1;
   FindSteps([&](int64_t sum) { return FirstCode(e_, sign * sum, channel) - codes_.lo; },
             sign < 0 ? SumRange{-sums.most, -sums.least} : sums, to);
+  if (e_.kind == EpilogueKind::kRequantize) {
+    to.slope = static_cast<double>(e_.multiplier[channel]);
+    return;
+  }
   if (!has_thresholds) {
     to.slope = static_cast<double>(e_.acc_scale[channel]) /
                static_cast<double>(e_.adds_behind_tail ? e_.inner_scale : e_.y_scale);

@@ -2,8 +2,8 @@
 // staircase: codes rise with the sum (by thresholds they may fall). Where a line goes through all steps of a channel,
 //   lo + clip(rint((f * gain + offset) * factor), 0, hi - lo), f = 1.5 * 2^23 + sum + shift
 // with one rounding of the line and one of the product has the same code for every sum that the channel can have.
-// (Where residuals are added to the codes, the lines are of codes less the zero point, and the product is not
-// rounded before it is rounded to a code.) f is the sum itself as the kernels have it: its bits began as those of
+// (Where residuals are added to the codes, the lines are of codes less the zero point. Where 1.5 * 2^23 is added to the
+// product in one operation, it is not rounded before it is rounded to a code.) f is the sum itself as the kernels have it: its bits began as those of
 // 1.5 * 2^23 and the bias, the shift included (SumForm::kFloat). Next to f * gain the offset has few digits
 // behind the point; the shift, a whole number, makes up for it: products of it fall everywhere between two of them.
 //
@@ -61,8 +61,8 @@ float TailQuotient(const Epilogue& e, float sum, size_t channel);
 
 class LineFitter {
  public:
-  // Of a tail or thresholds.
-  explicit LineFitter(const Epilogue& e);
+  // rounds_product: before it is rounded to a code.
+  LineFitter(const Epilogue& e, bool rounds_product);
 
   // Of channels from `first` on, four or fewer, that have these sums. None where no lines have all their codes.
   std::optional<FourLines> Fit(size_t first, std::span<const SumRange> sums);
@@ -102,6 +102,7 @@ class LineFitter {
   static bool Holds(const Staircase& stairs, const Factor& factor, const ChannelLine& line);
 
   const Epilogue& e_;
+  const bool rounds_product_;
   const CodeRange codes_;
   const int32_t lo_, hi_;  // on lines
   std::vector<Factor> factors_;

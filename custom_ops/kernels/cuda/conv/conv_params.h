@@ -32,8 +32,8 @@ enum class SumForm : int { kInteger, kFloat, kFloatFromZero };
 // (SumsParams::in_registers); in registers, from integers; from SumForm::kFloatFromZero to 256 codes; from
 // kFloat, residuals added to 256 codes as Addition::kOnLine or kInverseFromLowest has it; to codes that are capped
 // (EpilogueParams::is_capped), from kFloatFromZero, from kFloat behind a tail all of whose channels have lines, and
-// residuals added as kOnLine has it, behind no tail or such a one; from any floats to any number of codes; the same with
-// residuals. What kernels that are not made for one finish take besides: sums behind which there is a tail, to any codes or
+// residuals added as kOnLine has it, behind no tail or such a one; the two of tails to any number of codes; from any
+// floats to any number of codes; the same with residuals. What kernels that are not made for one finish take besides: sums behind which there is a tail, to any codes or
 // to capped ones alone.
 //
 // An instance for each, not a branch: a multiprocessor that runs another kernel than before fetches its
@@ -50,6 +50,8 @@ enum class Finish : int {
   kCappedTail,
   kCappedOnLine,
   kCappedTailOnLine,
+  kWordsTail,
+  kWordsTailOnLine,
   kFloats,
   kFloatsAdding,
   kIntegersOfTail,
@@ -71,7 +73,7 @@ struct EpilogueParams {
   // What the tail of channels without a line divides by, which is inverted, and the zero point less the lowest code
   // where lines are of codes less that (LineFitter).
   float first_scale = 1, first_inverse = 1, line_shift = 0;
-  bool on_lines = false;          // not multiplied alone
+  bool on_lines = false;          // not multiplied: a tail, thresholds, floats that become few codes
   bool lacks_lines = false;       // some channels have none
   bool adds_behind_tail = false;  // Epilogue::adds_behind_tail
   Rounding rounding = Rounding::kAny;
@@ -121,15 +123,17 @@ inline Finish FinishOf(const EpilogueParams& e) {
   if (!e.has_residual) {
     const bool from_zero = e.sums == SumForm::kFloatFromZero;
     if (from_zero && e.rounding == Rounding::kBytes) return Finish::kFloatsFromZero;
-    if (!e.is_capped || e.lacks_lines || !(from_zero || e.on_lines)) return Finish::kFloats;
-    return from_zero ? Finish::kCappedFromZero : Finish::kCappedTail;
+    if (from_zero) return e.is_capped ? Finish::kCappedFromZero : Finish::kFloats;
+    if (!e.on_lines || e.lacks_lines) return Finish::kFloats;
+    return e.is_capped ? Finish::kCappedTail : Finish::kWordsTail;
   }
   const bool is_bytes = !e.on_lines && !e.residual_signed && e.y_lo == 0 && e.y_hi == 255;
   if (is_bytes && e.addition == Addition::kOnLine) return Finish::kFloatsOnLine;
   if (is_bytes && e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0)
     return Finish::kFloatsInverse;
-  if (!e.is_capped || e.lacks_lines || e.addition != Addition::kOnLine) return Finish::kFloatsAdding;
-  return e.on_lines ? Finish::kCappedTailOnLine : Finish::kCappedOnLine;
+  if (e.lacks_lines || e.addition != Addition::kOnLine) return Finish::kFloatsAdding;
+  if (!e.on_lines) return e.is_capped ? Finish::kCappedOnLine : Finish::kFloatsAdding;
+  return e.is_capped ? Finish::kCappedTailOnLine : Finish::kWordsTailOnLine;
 }
 
 inline constexpr int kMaxImageChannels = 4;

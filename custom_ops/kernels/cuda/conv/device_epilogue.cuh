@@ -35,6 +35,8 @@ __device__ __forceinline__ float4 Plus(const float4& a, const float4& b) {
   return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
 }
 
+__device__ __forceinline__ float4 AllFour(float v) { return make_float4(v, v, v, v); }
+
 __device__ __forceinline__ unsigned JoinBytes(unsigned q0, unsigned q1, unsigned q2, unsigned q3) {
   return __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
 }
@@ -83,13 +85,12 @@ __device__ __forceinline__ unsigned AddZeroPoint(unsigned codes, int zero_point)
   return zero_point == 0 ? codes : __vadd4(codes, static_cast<unsigned>(zero_point & 255) * 0x01010101u);
 }
 
-// lowest + clip(rint(v) + shift, 0, top) of four values smaller than 2^15 in size (the host found so), one to a
-// byte: any number of codes. Two of them are clipped at once, as the low 16 bits of floats. The shift does not
-// enter before v is rounded: where it is odd, ties would go elsewhere.
-__device__ __forceinline__ unsigned ClippedWords(const EpilogueParams& e, const float4& v) {
-  const auto rounded = [](float v) { return __float_as_uint(__fadd_rn(v, 12582912.0f)); };
-  const unsigned low = __byte_perm(rounded(v.x), rounded(v.y), 0x5410),
-                 high = __byte_perm(rounded(v.z), rounded(v.w), 0x5410);
+// lowest + clip(q + shift, 0, top) of four whole numbers smaller than 2^15 in size (the host found so) and 12582912,
+// one to a byte: any number of codes. Two of them are clipped at once, as the low 16 bits of floats. The shift does not
+// enter before they are rounded: where it is odd, ties would go elsewhere.
+__device__ __forceinline__ unsigned ClippedWords(const EpilogueParams& e, const float4& q) {
+  const unsigned low = __byte_perm(__float_as_uint(q.x), __float_as_uint(q.y), 0x5410),
+                 high = __byte_perm(__float_as_uint(q.z), __float_as_uint(q.w), 0x5410);
   return AddZeroPoint(__byte_perm(__viaddmin_s16x2_relu(low, e.word_shift, e.word_top),
                                   __viaddmin_s16x2_relu(high, e.word_shift, e.word_top), 0x6420),
                       e.word_lowest);
@@ -152,7 +153,7 @@ __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float
                                   sum.template operator()<2>(inner.z), sum.template operator()<3>(inner.w));
   if constexpr (kRounding == Rounding::kBytes) return UnsignedBytes(sums);
   if constexpr (kRounding == Rounding::kCapped) return CappedBytes(e, sums);
-  if constexpr (kAddition != Addition::kAny) return ClippedWords(e, sums);
+  if constexpr (kAddition != Addition::kAny) return ClippedWords(e, Plus(sums, AllFour(12582912.0f)));
   const float lo = static_cast<float>(e.y_lo - e.y_zero_point),
               hi = static_cast<float>(e.y_hi - e.y_zero_point);
   return AddZeroPoint(JoinBytes(RoundedByte(sums.x, lo, hi), RoundedByte(sums.y, lo, hi),
@@ -182,8 +183,6 @@ __device__ __forceinline__ float4 MultiplyAdd(const float4& x, const float4& gai
 __device__ __forceinline__ float4 Multiply(const float4& x, const float4& y) {
   return make_float4(__fmul_rn(x.x, y.x), __fmul_rn(x.y, y.y), __fmul_rn(x.z, y.z), __fmul_rn(x.w, y.w));
 }
-
-__device__ __forceinline__ float4 AllFour(float v) { return make_float4(v, v, v, v); }
 
 // The codes of four channels that have no lines, less the zero point and not yet rounded, as their tail has them, step
 // by step, for a float bias: Markstein's division. Codes less the lowest one are rounded before they are that: they
@@ -215,9 +214,9 @@ struct FourChannels {
   float factor;
 };
 
-// Four codes before any residual, of each of kCount sums. kAdds: rounded, as Unit takes them; else not yet. One branch
-// for all of them: what it parts cannot overlap.
-template <First kFirst, bool kFloats, bool kAdds, int kCount>
+// Four codes before any residual, of each of kCount sums. kRounds: 12582912 more, as Unit and ClippedWords take them; else
+// not yet rounded. One branch for all of them: what it parts cannot overlap.
+template <First kFirst, bool kFloats, bool kRounds, int kCount>
 __device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (&sums)[kCount],
                                            const FourChannels& channels, float4 (&codes)[kCount]) {
   const auto& [scale, start, factor] = channels;
@@ -226,25 +225,25 @@ __device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       codes[i] = Multiply(AsFloats<kFloats>(sums[i]), scale);
-      if (kAdds) codes[i] = Plus(codes[i], magic);
+      if (kRounds) codes[i] = Plus(codes[i], magic);
     }
   } else if (kFirst == First::kLines || __builtin_expect(factor > 0, true)) {
     const float4 factors = AllFour(factor);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const float4 line = MultiplyAdd(BitsAsFloats(sums[i]), scale, start);
-      codes[i] = kAdds ? MultiplyAdd(line, factors, magic) : Multiply(line, factors);
+      codes[i] = kRounds ? MultiplyAdd(line, factors, magic) : Multiply(line, factors);
     }
   } else {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       codes[i] = OfTail(e, AsFloats<true>(sums[i]), scale, start);
-      if (kAdds) codes[i] = Plus(codes[i], magic);
+      if (kRounds) codes[i] = Plus(codes[i], magic);
     }
   }
 }
 
-// Four codes before any residual to bytes.
+// Four codes before any residual to bytes; of kWords rounded, others not yet.
 template <Rounding kRounding>
 __device__ __forceinline__ unsigned RoundFour(const EpilogueParams& e, const float4& v) {
   if constexpr (kRounding == Rounding::kBytes) return UnsignedBytes(v) ^ SignFlip(e.lo < 0);
@@ -273,6 +272,8 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
         const float4 unrounded = MultiplyAdd(BitsAsFloats(sums[i]), channels.scale, channels.start);
         if constexpr (kRounding == Rounding::kBytes) {  // its codes have no sign
           codes[i] = UnsignedBytes(unrounded);
+        } else if constexpr (kRounding == Rounding::kWords) {
+          codes[i] = ClippedWords(e, Plus(unrounded, AllFour(12582912.0f)));
         } else {
           codes[i] = RoundFour<kRounding>(e, unrounded);
         }
@@ -280,16 +281,16 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
     });
   };
   // round(first codes, residuals), four each.
-  const auto with_first = [&]<First kFirst, bool kFloats, bool kAdds>(const auto& round) {
+  const auto with_first = [&]<First kFirst, bool kFloats, bool kRounds>(const auto& round) {
     f([&]<int kCount>(const int4(&sums)[kCount], const FourChannels& channels, unsigned (&codes)[kCount]) {
       float4 first[kCount];
-      FirstCodes<kFirst, kFloats, kAdds>(e, sums, channels, first);
+      FirstCodes<kFirst, kFloats, kRounds>(e, sums, channels, first);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) codes[i] = round(first[i], codes[i]);
     });
   };
   const auto rounding = [&]<First kFirst, bool kFloats, Rounding kRounding>() {
-    with_first.template operator()<kFirst, kFloats, false>(
+    with_first.template operator()<kFirst, kFloats, kRounding == Rounding::kWords>(
         [&](const float4& first, unsigned) { return RoundFour<kRounding>(e, first); });
   };
   const auto adding =
@@ -309,8 +310,9 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
   };
   const auto rounding_floats = [&] {
     if (e.sums == SumForm::kFloat) {
-      if (e.on_lines) return rounding.template operator()<First::kTail, true, Rounding::kWords>();
-      return rounding.template operator()<First::kMultiplies, true, Rounding::kWords>();
+      if (!e.on_lines) return rounding.template operator()<First::kMultiplies, true, Rounding::kWords>();
+      if (e.is_capped) return rounding.template operator()<First::kTail, true, Rounding::kCapped>();
+      return rounding.template operator()<First::kTail, true, Rounding::kWords>();
     }
     if (e.rounding == Rounding::kWords) return from_zero.template operator()<Rounding::kWords>();
     return from_zero.template operator()<Rounding::kBytes>();
@@ -324,6 +326,10 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
   if constexpr (kFinish == Finish::kCappedFromZero) return from_zero.template operator()<Rounding::kCapped>();
   if constexpr (kFinish == Finish::kCappedTail)
     return rounding.template operator()<First::kLines, true, Rounding::kCapped>();
+  if constexpr (kFinish == Finish::kWordsTail)
+    return rounding.template operator()<First::kLines, true, Rounding::kWords>();
+  if constexpr (kFinish == Finish::kWordsTailOnLine)
+    return adding.template operator()<First::kLines, true, Addition::kOnLine>();
   if constexpr (kFinish == Finish::kCappedOnLine)
     return adding.template operator()<First::kMultiplies, true, Addition::kOnLine, Rounding::kCapped>();
   if constexpr (kFinish == Finish::kCappedTailOnLine)

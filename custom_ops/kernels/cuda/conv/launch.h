@@ -45,6 +45,10 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
       return f.template operator()<false, Finish::kCappedOnLine>();
     case Finish::kCappedTailOnLine:
       return f.template operator()<false, Finish::kCappedTailOnLine>();
+    case Finish::kWordsTail:
+      return f.template operator()<false, Finish::kWordsTail>();
+    case Finish::kWordsTailOnLine:
+      return f.template operator()<false, Finish::kWordsTailOnLine>();
     case Finish::kFloats:
       return f.template operator()<false, Finish::kFloats>();
     case Finish::kFloatsAdding:

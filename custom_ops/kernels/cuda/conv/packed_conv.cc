@@ -66,7 +66,8 @@ namespace {
 
 // The first constant of every node, so that an image says what cannot be told from the node without weights.
 struct ImageHeader {
-  uint32_t magic = 0x3543424C, has_w_zero = 0, sum_form = 0, rounding = 0, lacks_lines = 0;  // "LBC5"
+  uint32_t magic = 0x3543424C, has_w_zero = 0, sum_form = 0, rounding = 0, lacks_lines = 0,
+           float_lines = 0;  // "LBC5"
 };
 
 ImageHeader ReadHeader(std::span<const uint8_t> image) {
@@ -77,7 +78,8 @@ ImageHeader ReadHeader(std::span<const uint8_t> image) {
   std::memcpy(&header, image.data(), sizeof header);
   Require(header.magic == expected.magic && header.has_w_zero <= 1 &&
               header.sum_form <= static_cast<uint32_t>(SumForm::kFloatFromZero) &&
-              header.rounding <= static_cast<uint32_t>(Rounding::kWords) && header.lacks_lines <= 1,
+              header.rounding <= static_cast<uint32_t>(Rounding::kWords) && header.lacks_lines <= 1 &&
+              header.float_lines <= 1,
           "the packed node does not begin with the mark of this version; compile the model again");
   return header;
 }
@@ -91,6 +93,12 @@ bool DividesFast(const Epilogue& e) {
 
 bool HasNormalMultipliers(const Epilogue& e) {
   return std::all_of(e.multiplier.begin(), e.multiplier.end(), IsNormal);
+}
+
+// Few sums decide then what a line must be, and nearly all channels have one.
+bool BecomeFewCodes(const Epilogue& e) {
+  return e.kind == EpilogueKind::kRequantize && e.quantized_output && e.hi - e.lo < 16 &&
+         HasNormalMultipliers(e);
 }
 
 }  // namespace
@@ -185,6 +193,7 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
     header.sum_form = static_cast<uint32_t>(sum_form_);
     header.rounding = static_cast<uint32_t>(epilogue_.rounding);
     header.lacks_lines = epilogue_.lacks_lines ? 1 : 0;
+    header.float_lines = float_lines_ ? 1 : 0;
   } else {
     header = ReadHeader(image);
     weights.zero.resize(channels.bias.size());
@@ -192,6 +201,7 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
     sum_form_ = static_cast<SumForm>(header.sum_form);
     epilogue_.rounding = static_cast<Rounding>(header.rounding);
     epilogue_.lacks_lines = header.lacks_lines != 0;
+    float_lines_ = header.float_lines != 0;
   }
   // Of a tail kernels have no other ways.
   if (epilogue_.on_lines && (epilogue_.rounding != Rounding::kWords ||
@@ -277,6 +287,11 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
       SumsOf(problem, config).in_registers) {
     p.epilogue.sums = sum_form_;
     p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(at_.float_bias));
+    if (float_lines_) {
+      p.epilogue.on_lines = true;
+      p.epilogue.scale = reinterpret_cast<const float*>(memory_.At(at_.gain));
+      if (!p.epilogue.has_residual) p.epilogue.word_shift = 0;
+    }
     if (sum_form_ == SumForm::kFloatFromZero)
       p.epilogue.start = reinterpret_cast<const float*>(memory_.At(at_.start));
   }
@@ -322,12 +337,12 @@ PackedConv::ChannelConstants PackedConv::ConstantsOf(const ConvSpec& spec, const
   }
   channels.gain = e.kind == EpilogueKind::kRequantize ? e.multiplier : e.acc_scale;
   channels.gain.resize(channels.bias.size());
-  if (epilogue_.on_lines) FitLines(e, channels);
+  if (epilogue_.on_lines || BecomeFewCodes(e)) FitLines(e, channels);
   return channels;
 }
 
-void PackedConv::FitLines(const Epilogue& e, ChannelConstants& channels) {
-  LineFitter fitter(e);
+void PackedConv::FitLines(const Epilogue& e, ChannelConstants& channels) const {
+  LineFitter fitter(e, !epilogue_.has_residual && epilogue_.is_capped);
   for (size_t c = 0; c < channels.bias.size(); c += 4) {
     const size_t count = std::min<size_t>(4, channels.bias.size() - c);
     const auto four = fitter.Fit(c, std::span(channels.sums).subspan(c, count));
@@ -355,16 +370,17 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
   const bool from_zero = form == SumForm::kFloatFromZero, is_float = form != SumForm::kInteger;
   const int64_t exact = from_zero ? 1 << 23 : 1 << 22;
   const CodeRange codes = FirstCodesOf(e);
-  const auto has_line = [&](size_t c) { return epilogue_.on_lines && channels.factor[c / 4] > 0; };
+  const bool on_lines = epilogue_.on_lines || float_lines_;
+  const auto has_line = [&](size_t c) { return on_lines && channels.factor[c / 4] > 0; };
   const auto unrounded = [&](size_t c, int64_t sum) {
     const auto bits = [&](int32_t from) { return std::bit_cast<float>(from + static_cast<int32_t>(sum)); };
-    const float gain = channels.gain[c];
-    if (from_zero) return std::fma(bits(0x4B000000), gain, -0x1p23f * gain);
-    if (has_line(c))
-      return std::fma(bits(0x4B400000 + channels.shift[c]), gain, channels.offset[c]) *
-             channels.factor[c / 4];
+    if (from_zero) return std::fma(bits(0x4B000000), e.multiplier[c], -0x1p23f * e.multiplier[c]);
+    if (has_line(c)) {
+      const float f = bits(0x4B400000 + channels.shift[c]);
+      return std::fma(f, channels.gain[c], channels.offset[c]) * channels.factor[c / 4];
+    }
     const float v = is_float ? bits(0x4B400000) - 12582912.0f : static_cast<float>(sum);
-    return epilogue_.on_lines ? TailQuotient(e, v, c) : v * gain;
+    return on_lines ? TailQuotient(e, v, c) : v * e.multiplier[c];
   };
   const auto fits = [&](size_t c, int64_t sum) {
     if (is_float && std::abs(sum) > kMost) return false;
@@ -382,7 +398,7 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
 }
 
 // Multipliers that are no numbers would need lower bounds other than 0.
-void PackedConv::SetRounding(const Epilogue& e, const ChannelConstants& channels) {
+void PackedConv::SetRounding(const Epilogue& e, ChannelConstants& channels) {
   EpilogueParams& p = epilogue_;
   if (!has_lines_ || has_w_zero_ || !HasNormalMultipliers(e)) return;
   // Kernels have no instances for floats of inputs with signs (WithFinish): these networks' codes have signs,
@@ -406,6 +422,19 @@ void PackedConv::SetRounding(const Epilogue& e, const ChannelConstants& channels
     return;
   }
   if (!may_be_floats) return;
+  const auto all_have_lines = [&] {
+    return std::all_of(channels.factor.begin(), channels.factor.end(), [](float f) { return f > 0; });
+  };
+  if (of_integers == Rounding::kWords && BecomeFewCodes(e) && all_have_lines() &&
+      (!e.has_residual || p.addition == Addition::kOnLine)) {
+    float_lines_ = true;
+    float_lines_ = Allows(SumForm::kFloat, e, channels);
+  }
+  if (float_lines_) {
+    sum_form_ = SumForm::kFloat;
+    return;
+  }
+  std::fill(channels.shift.begin(), channels.shift.end(), 0);  // of lines that are not taken
   if (!e.has_residual && e.lo == e.zero_point && (e.lo == 0 || of_integers == Rounding::kWords) &&
       Allows(SumForm::kFloatFromZero, e, channels)) {
     sum_form_ = SumForm::kFloatFromZero;
@@ -529,7 +558,7 @@ void PackedConv::ResolveEpilogue() {
     return at == ConstantBuilder::kAbsent ? nullptr : reinterpret_cast<const float*>(memory_.At(at));
   };
   epilogue_.bias = ints(epilogue_.on_lines ? at_.float_bias : at_.bias);
-  epilogue_.scale = floats(at_.gain);
+  epilogue_.scale = floats(epilogue_.on_lines ? at_.gain : at_.scale);
   epilogue_.start = floats(at_.offset);
   epilogue_.factor = floats(at_.factor);
   epilogue_.w_zero = ints(at_.w_zero);

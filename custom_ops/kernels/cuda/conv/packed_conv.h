@@ -76,12 +76,12 @@ class PackedConv {
   const uint8_t* WeightsIn(const WeightLayout& layout) const;
   void AddWeights(const Int8Weights& weights, ConstantBuilder& builder);
   ChannelConstants ConstantsOf(const ConvSpec& spec, const Int8Weights& weights) const;
-  // The channels' lines, of a tail.
-  static void FitLines(const Epilogue& e, ChannelConstants& channels);
+  // The channels' lines. After SetEpilogue.
+  void FitLines(const Epilogue& e, ChannelConstants& channels) const;
   // Whether sums may have the form, whatever the input holds, and are rounded as SetRounding has it. After
   // SetEpilogue.
   bool Allows(SumForm form, const Epilogue& e, const ChannelConstants& channels) const;
-  void SetRounding(const Epilogue& e, const ChannelConstants& channels);
+  void SetRounding(const Epilogue& e, ChannelConstants& channels);
   void AddEpilogue(const ConvSpec& spec, const Int8Weights& weights, const ChannelConstants& channels,
                    ConstantBuilder& builder);
   void SetEpilogue(const Epilogue& epilogue);
@@ -93,6 +93,7 @@ class PackedConv {
   Device device_;
   bool tiled_ = false, vector16_ = false, boxes_ = false, repacks_ = false, has_w_zero_ = false,
        has_lines_ = false, divides_fast_ = true, rises_ = false;
+  bool float_lines_ = false;  // sums that are multiplied as integers lie on lines as floats
   int64_t channels_ = 0;
   size_t weights_at_ = 0, plain_bias_at_ = 0;
   std::vector<std::pair<const WeightLayout*, size_t>> own_weights_at_;

@@ -54,7 +54,8 @@ inline ChainFinish FinishOf(const ChainParams& p) {
   const bool fits_capped = first == kCappedTailOnLine
                                ? second == kCappedTail && (makes_capped || !p.makes_residuals)
                                : first == kCappedOnLine && second == kCappedFromZero && !r.on_lines;
-  if (fits_bytes || fits_capped) return {first, second};
+  const bool fits_words = first == kWordsTailOnLine && second == kWordsTail && !r.on_lines;
+  if (fits_bytes || fits_capped || fits_words) return {first, second};
   return {p.first.epilogue.has_residual ? kFloatsAdding : kFloats, kFloats};
 }
 

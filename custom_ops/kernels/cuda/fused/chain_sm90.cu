@@ -27,6 +27,7 @@ constexpr Finish SecondOf(Finish first) {
   if (first == Finish::kIntegers) return first;
   if (first == Finish::kCappedOnLine) return Finish::kCappedFromZero;
   if (first == Finish::kCappedTailOnLine) return Finish::kCappedTail;
+  if (first == Finish::kWordsTailOnLine) return Finish::kWordsTail;
   return first == Finish::kFloats || first == Finish::kFloatsAdding ? Finish::kFloats
                                                                     : Finish::kFloatsFromZero;
 }
@@ -469,7 +470,8 @@ cudaError_t LaunchChain(const ChainParams& p, const LaunchOptions& options) {
     return cudaErrorInvalidValue;
   }
   return WithFinish<false>(first, p.x_signed || p.y_signed, [&]<bool kSigned, Finish kFinish>() {
-    if constexpr (kFinish == Finish::kCappedFromZero || kFinish == Finish::kCappedTail) {
+    if constexpr (kFinish == Finish::kCappedFromZero || kFinish == Finish::kCappedTail ||
+                  kFinish == Finish::kWordsTail) {
       return cudaErrorInvalidValue;  // as any floats (FinishOf)
     } else if constexpr (kSigned) {
       if (!p.x_signed) return LaunchRanks<false, true, kFinish>(p, options);

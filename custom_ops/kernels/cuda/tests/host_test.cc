@@ -728,7 +728,7 @@ void TestLines() {
   const auto real = [&](float least, float most) {
     return least + (most - least) * static_cast<float>(random() % 100000) * 1e-5f;
   };
-  constexpr int kChannels = 200;
+  constexpr int kChannels = 500;
   int found = 0, twice = 0;
   for (int i = 0; i < kChannels; ++i) {
     Epilogue e;
@@ -742,7 +742,7 @@ void TestLines() {
     e.acc_scale = {random() % 8 == 0 ? 0x1p-10f : e.y_scale * 200.0f / most};
     e.tail_bias = {real(-1.0f, 1.0f)};
     const SumRange sums{-static_cast<int64_t>(4 * most), static_cast<int64_t>(4 * most)};
-    const bool adds = random() % 2 == 0;
+    const bool adds = random() % 2 == 0, rounds_product = !adds && random() % 2 == 0;
     if (adds) {
       e.adds_behind_tail = e.has_residual = true;
       e.inner_scale = e.y_scale;
@@ -750,7 +750,7 @@ void TestLines() {
       e.lo = e.y_lo;
       e.hi = e.y_hi;
     }
-    const auto four = LineFitter(e).Fit(0, {&sums, 1});
+    const auto four = LineFitter(e, rounds_product).Fit(0, {&sums, 1});
     if (!four) continue;
     ++found;
     twice += four->factor != 1 ? 1 : 0;
@@ -758,8 +758,8 @@ void TestLines() {
     int wrong = 0;
     for (int64_t sum = sums.least; sum <= sums.most; ++sum) {
       const float f = 12582912.0f + static_cast<float>(sum + shift), line = std::fma(f, gain, offset),
-                  rounded = adds ? std::fma(line, four->factor, 12582912.0f) - 12582912.0f
-                                 : std::rint(line * four->factor);
+                  rounded = rounds_product ? std::rint(line * four->factor)
+                                           : std::fma(line, four->factor, 12582912.0f) - 12582912.0f;
       const int32_t code =
           ClipToCode(rounded + (adds ? static_cast<float>(e.zero_point - e.lo) : 0), 0, e.y_hi - e.y_lo);
       wrong += e.y_lo + code == FirstCode(e, sum, 0) ? 0 : 1;
@@ -785,7 +785,7 @@ void TestLinesOfThresholds() {
     if (e.dir[0] < 0) std::reverse(e.thresholds.begin(), e.thresholds.end());
     e.base = {static_cast<int32_t>(random() % 100)};
     const SumRange sums{-6000, 6000};
-    const auto four = LineFitter(e).Fit(0, {&sums, 1});
+    const auto four = LineFitter(e, true).Fit(0, {&sums, 1});
     Expect(four.has_value(), "thresholds of a quantizer have a line");
     if (!four) continue;
     const auto [gain, offset, shift] = four->lines[0];
@@ -832,6 +832,9 @@ void TestFinishesOfChains() {
   Expect(of(adding, second) == std::vector{kFloatsOnLine, kFloatsFromZero}, "residuals on a line");
   Expect(of(plain, few_codes) == std::vector{kFloats, kFloats}, "fewer codes of the second");
   Expect(of(few_codes_first, second) == std::vector{kFloats, kFloats}, "fewer codes of the first");
+  ConvSpec adding_few = adding;
+  adding_few.epilogue.hi = adding_few.epilogue.y_hi = 15;
+  Expect(of(adding_few, few_codes) == std::vector{kWordsTailOnLine, kWordsTail}, "few codes of both");
   Expect(of(adding_half, half) == std::vector{kCappedOnLine, kCappedFromZero}, "128 codes of both");
   Expect(of(plain, half) == std::vector{kFloats, kFloats}, "128 codes of the second alone");
   Expect(of(adding, is_signed) == std::vector{kIntegers, kIntegers}, "codes between have a sign");
@@ -891,6 +894,8 @@ void TestSumForms() {
   ConvSpec few_codes = plain, is_signed = adding;
   few_codes.epilogue.hi = 15;
   is_signed.epilogue.residual_signed = true;
+  Expect(FormOf(few_codes, 1, 0, kLarge) == SumForm::kFloat, "few codes, which lie on lines");
+  few_codes.epilogue.hi = 16;
   Expect(FormOf(few_codes, 1, 0, kLarge) == SumForm::kFloatFromZero, "fewer codes");
   Expect(FormOf(is_signed, 1, 0, kLarge) == SumForm::kFloat, "signed residuals");
 }
