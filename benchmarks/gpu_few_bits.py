@@ -1,0 +1,164 @@
+"""Few bits, and thresholds of QONNX, beside the same networks at 8 bits, on a GPU.
+
+python benchmarks/gpu_few_bits.py                                          on an NVIDIA GPU
+python benchmarks/gpu_few_bits.py --device cpu-ep --batches 1 --rounds 1   does everything still run?
+
+ResNets are the seeded ones of `lowbit.models`, in QONNX as `lowbit.export` writes them. CNV is FINN's binary
+network for CIFAR-10 (--cnv names a QONNX file that has it), beside a seeded one of the same layers at 8 bits.
+Times are device times of a run among many (`gpu_networks.py`), tuned, all of a network in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lowbit
+import numpy as np
+import onnx
+from gpu_forms import CODES, FORMS
+from gpu_networks import Subject, facts_of
+from lowbit.models import build, save
+from lowbit.models.calibration import images
+from lowbit.models.graph import GraphBuilder
+from lowbit.sessions.devices import canonical
+from onnxruntime.quantization import CalibrationDataReader, quantize_static
+from results import RESULTS, WORK, Table, write
+
+BASE = "w8a8"
+SHARED_CNV = Path(__file__).resolve().parents[2] / "shared/models/qonnx/cnv_w1a1_cifar10.onnx"
+
+
+def seeded(network: str, bits: int, *, qonnx: bool = False) -> Path:
+    """A network of `lowbit.models` with so many bits, converted, in the work folder."""
+    path = WORK / f"{network}_w{bits}a{bits}{'_qonnx' if qonnx else ''}_few.lowbit.onnx"
+    if not path.exists():
+        model = build(network, bits, bits, batch="N")
+        if qonnx:
+            model = lowbit.export(lowbit.convert(model).model, to="qonnx").model
+        lowbit.convert(model, path, overwrite=True)
+    return path
+
+
+def cnv_of_8_bits() -> Path:
+    """CNV's layers with random weights, quantized by onnxruntime, converted."""
+    path, source, quantized = (WORK / f"cnv{end}" for end in (".lowbit.onnx", ".onnx", "_w8a8.onnx"))
+    if path.exists():
+        return path
+    builder = GraphBuilder("cnv", seed=5)
+    x, channels = "input", 3
+    for width, is_pooled in ((64, False), (64, True), (128, False), (128, True), (256, False), (256, False)):
+        x, channels = builder.relu(builder.conv(x, channels, width, 3)), width
+        x = builder.max_pool(x, 2, 2) if is_pooled else x
+    x = builder.relu(builder.gemm(builder.flatten(x), channels, 512))
+    x = builder.relu(builder.gemm(x, 512, 512))
+    save(builder.finish(builder.gemm(x, 512, 10), ("N", 3, 32, 32), 10), source)
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.feeds: Iterator[Any] = iter([{"input": images(1, 32, seed=seed)} for seed in (1, 2, 3)])
+
+        def get_next(self) -> dict[str, Any] | None:
+            return next(self.feeds, None)
+
+    quantize_static(source, quantized, Reader(), **FORMS["A"])
+    lowbit.convert(quantized, path, overwrite=True)
+    return path
+
+
+def cnv_of_one_bit(file: Path) -> Path:
+    """The QONNX file, its batch left open, converted."""
+    model = onnx.load(file)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "N"
+    del model.graph.value_info[:]
+    path = WORK / f"{file.stem}.lowbit.onnx"
+    lowbit.convert(model, path, overwrite=True)
+    return path
+
+
+def networks(cnv: Path) -> dict[str, dict[str, Path]]:
+    """By network: what is measured in turns, the one of 8 bits first."""
+    out = {
+        "resnet18": {
+            BASE: seeded("resnet18", 8),
+            "w4a4": seeded("resnet18", 4),
+            "w2a2": seeded("resnet18", 2),
+            "QONNX w2a2": seeded("resnet18", 2, qonnx=True),
+        },
+        "resnet50": {f"w{bits}a{bits}": seeded("resnet50", bits) for bits in (8, 4, 2)},
+    }
+    if cnv.is_file():
+        out["cnv"] = {BASE: cnv_of_8_bits(), "QONNX w1a1": cnv_of_one_bit(cnv)}
+    else:
+        print(f"without CNV: there is no {cnv}")
+    return out
+
+
+def measure(paths: dict[str, Path], batch: int, device: str, rounds: int) -> dict[str, list[float]]:
+    """Rounds of microseconds by variant."""
+    with tempfile.TemporaryDirectory() as cache:
+        subjects = {}
+        for variant, path in paths.items():
+            given = onnx.load(path, load_external_data=False).graph.input[0]
+            feed = {given.name: images(batch, given.type.tensor_type.shape.dim[2].dim_value, seed=3)}
+            place: Any = SimpleNamespace(path=path)
+            Subject(place, device, "on", cache, feed)  # tunes
+            subjects[variant] = Subject(place, device, "cached", cache, feed)
+            some = {given.name: feed[given.name][:4]}
+            same = float(np.mean(lowbit.session(path).run(None, some)[0] == subjects[variant].output[:4]))
+            if same < CODES:
+                raise SystemExit(f"{path.name}, batch {batch}: {same:.4f} of the outputs are the CPU's")
+        out: dict[str, list[float]] = {variant: [] for variant in subjects}
+        for _ in range(rounds):
+            for variant, subject in subjects.items():
+                out[variant].append(subject.queued() * 1e6)
+        return out
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--batches", default="1,16,128", help="(default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="blocks of 50 ms each (default: 7)")
+    parser.add_argument("--cnv", type=Path, default=SHARED_CNV, help="a QONNX file of CNV")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results file")
+    parser.add_argument("--commit", default="", help="what is measured, where there is no git")
+    options = parser.parse_args()
+    device = canonical(options.device)
+    WORK.mkdir(parents=True, exist_ok=True)
+    table = Table("few bits", ["network", "batch", "variant", "us", f"over {BASE}"])
+    raw = []
+    for batch in map(int, options.batches.split(",")):
+        for network, paths in networks(options.cnv).items():
+            rounds = measure(paths, batch, device, options.rounds)
+            medians = {variant: float(np.median(each)) for variant, each in rounds.items()}
+            rows = [[network, batch, v, us, us / medians[BASE]] for v, us in medians.items()]
+            table.rows += rows
+            raw.append({"network": network, "batch": batch, "us": rounds})
+            print(Table(f"{network}, batch {batch}", table.columns, rows).markdown(), flush=True)
+    notes = [
+        "Device time of a run, of many that are queued; the median of rounds in which all take turns.",
+        "Every output of four images is the CPU's.",
+    ]
+    write(
+        "gpu_few_bits",
+        "Few bits on a GPU",
+        [table],
+        notes,
+        raw,
+        folder=options.out,
+        machine=facts_of(device),
+        commit=options.commit or None,
+    )
+
+
+if __name__ == "__main__":
+    main()
