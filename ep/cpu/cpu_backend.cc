@@ -249,8 +249,8 @@ class CpuBackend final : public Backend {
     return node.domain.empty() && (node.op == "Slice" || node.op == "Split" || node.op == "Transpose");
   }
 
-  // Whether what the node reads or makes is made or read by a node that no region takes. (A cubic Resize of codes has
-  // a kernel only where ONNX Runtime's optimizer got the Transposes around it out of the way.)
+  // Whether what the node reads or makes is made or read by a node that no region takes. (A cubic Resize of
+  // codes has a kernel only where ONNX Runtime's optimizer got the Transposes around it out of the way.)
   static bool LeadsOutside(const Graph& graph, const Node& node) {
     const auto shares = [](const std::vector<ValueId>& some, const std::vector<ValueId>& others) {
       return std::any_of(some.begin(), some.end(), [&](ValueId id) {

@@ -17,8 +17,8 @@ namespace lowbit::ep {
 // What a node of a pattern is.
 enum class Part : uint8_t { kQuantize, kConv, kGemm, kMaxPool, kAdd, kDequantize };
 
-// How it reads what the one before it makes: first, or as its residuals, which it is fed behind its input; or not,
-// then a later one reads both.
+// How it reads what the one before it makes: first, or as its residuals, which it is fed behind its input; or
+// not, then a later one reads both.
 enum class Reads : uint8_t { kInput, kResidual, kNothing };
 
 struct PatternNode {

@@ -80,9 +80,9 @@ class Backend {
   // `graph`. Never throws. Nodes that only give their input other dims (Reshape and its kin, see lower.h) are
   // not asked about: they become no step at all.
   virtual std::optional<std::string> Refusal(const Graph& graph, const Node& node) const = 0;
-  // Whether `nodes` in the graph's order and `next`, the only node that reads what the last of them makes, and
-  // once, may become one step. They are one, or several that Fuses accepted before; or two such groups, of which
-  // `next` has become one step with the other already.
+  // Whether `nodes` in the graph's order and `next`, the only node that reads what the last of them makes,
+  // and once, may become one step. They are one, or several that Fuses accepted before; or two such groups,
+  // of which `next` has become one step with the other already.
   virtual bool Fuses(const Graph& graph, std::span<const Node* const> nodes, const Node& next) const {
     (void)graph, (void)nodes, (void)next;
     return false;

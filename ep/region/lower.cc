@@ -121,8 +121,8 @@ class Lowering {
     for (const size_t n : members) nodes.push_back(&graph_.nodes[n]);
     return nodes;
   }
-  // Whether those that end in `n` and the reader of what it makes may become one step, with what the reader is
-  // already one with.
+  // Whether those that end in `n` and the reader of what it makes may become one step, with what the reader
+  // is already one with.
   bool Joins(size_t n, size_t reader) const {
     std::vector<size_t> members;
     AddMembers(n, members);

@@ -27,15 +27,15 @@ struct LowBitInputs {
 // Throws Error, without the node's name.
 LowBitInputs ReadLowBit(const Graph& graph, const Node& node);
 
-// The node as it is computed, with the channels that the region adds. Where weights may be missing they are where the
-// graph has no data of them. Throws Error, without the node's name.
+// The node as it is computed, with the channels that the region adds. Where weights may be missing they are
+// where the graph has no data of them. Throws Error, without the node's name.
 NodeSpec DecodeLowBit(const Graph& graph, const Node& node, Weights weights = Weights::kNeeded);
-// The same without weights, as the model has it; nullopt for nodes of other domains, and for those that cannot be: who
-// compiles them says why.
+// The same without weights, as the model has it; nullopt for nodes of other domains, and for those that
+// cannot be: who compiles them says why.
 std::optional<NodeSpec> DecodeWithoutWeights(const Graph& graph, const Node& node);
 
-// A node of ONNX's own domain; of a Split the first part that it makes. Throws Error with the reason where the
-// region compiler does not know it.
+// A node of ONNX's own domain; of a Split the first part that it makes. Throws Error with the reason where
+// the region compiler does not know it.
 StandardNode ReadStandard(const Graph& graph, const Node& node);
 
 // Whether the node is one of those that may only give their input other dims; whether it does so,
@@ -54,8 +54,8 @@ struct LoweredOp {
   bool is_needed = true;  // where it is not, `nodes` is one node
 };
 
-// The graph as regions are made of it: ep/region/codes.h, ep/region/channels.h. Doing it again changes nothing. Throws
-// Error.
+// The graph as regions are made of it: ep/region/codes.h, ep/region/channels.h. Doing it again changes
+// nothing. Throws Error.
 Graph Prepared(const Graph& graph, const Backend& backend);
 
 // The graph with a Split for each part of one: each node then makes one tensor, and a part that nobody reads

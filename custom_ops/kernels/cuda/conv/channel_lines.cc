@@ -87,7 +87,8 @@ LineFitter::LineFitter(const Epilogue& e, bool rounds_product)
       lo_(e.has_residual ? codes_.lo - codes_.zero_point : 0),
       hi_(lo_ + codes_.hi - codes_.lo) {}
 
-// The first factor is 1. The others lie between 1 and 2, as far from each other as they can for any number of them.
+// The first factor is 1. The others lie between 1 and 2, as far from each other as they can for any number of
+// them.
 const LineFitter::Factor& LineFitter::FactorOf(size_t index) {
   constexpr double kGoldenRatio = 0.6180339887498949;
   while (factors_.size() <= index) {
@@ -213,8 +214,8 @@ bool LineFitter::Holds(const Staircase& stairs, const Factor& factor, const Chan
          std::none_of(stairs.below.begin(), stairs.below.end(), reaches);
 }
 
-// What lies between the least and the most offset of a gain grows with the gain up to some gain, then shrinks: steps in
-// its direction, each twice as long as the one before until that turns, then half as long.
+// What lies between the least and the most offset of a gain grows with the gain up to some gain, then
+// shrinks: steps in its direction, each twice as long as the one before until that turns, then half as long.
 std::optional<ChannelLine> LineFitter::FitOne(const Staircase& stairs, const Factor& factor) const {
   auto trial = static_cast<float>(stairs.slope / static_cast<double>(factor.value));
   const double unit = static_cast<double>(std::nextafter(trial, HUGE_VALF)) - static_cast<double>(trial);

@@ -1,19 +1,21 @@
-// Rounding sums behind a float tail, or by thresholds, in two operations. What the contract makes of a sum (core/epilogue.cc) is a
-// staircase: codes rise with the sum (by thresholds they may fall). Where a line goes through all steps of a channel,
+// Rounding sums behind a float tail, or by thresholds, in two operations. What the contract makes of a sum
+// (core/epilogue.cc) is a staircase: codes rise with the sum (by thresholds they may fall). Where a line goes
+// through all steps of a channel,
 //   lo + clip(rint((f * gain + offset) * factor), 0, hi - lo), f = 1.5 * 2^23 + sum + shift
-// with one rounding of the line and one of the product has the same code for every sum that the channel can have.
-// (Where residuals are added to the codes, the lines are of codes less the zero point. Where 1.5 * 2^23 is added to the
-// product in one operation, it is not rounded before it is rounded to a code.) f is the sum itself as the kernels have it: its bits began as those of
-// 1.5 * 2^23 and the bias, the shift included (SumForm::kFloat). Next to f * gain the offset has few digits
-// behind the point; the shift, a whole number, makes up for it: products of it fall everywhere between two of them.
+// with one rounding of the line and one of the product has the same code for every sum that the channel can
+// have. (Where residuals are added to the codes, the lines are of codes less the zero point. Where 1.5 * 2^23
+// is added to the product in one operation, it is not rounded before it is rounded to a code.) f is the sum
+// itself as the kernels have it: its bits began as those of 1.5 * 2^23 and the bias, the shift included
+// (SumForm::kFloat). Next to f * gain the offset has few digits behind the point; the shift, a whole number,
+// makes up for it: products of it fall everywhere between two of them.
 //
-// Some channels have no line of one rounding, as the roundings of the contract move a step by a sum. Rounded twice a
-// line is no straight line either, and with another factor another one: four channels share a factor, which is
-// looked for.
+// Some channels have no line of one rounding, as the roundings of the contract move a step by a sum. Rounded
+// twice a line is no straight line either, and with another factor another one: four channels share a factor,
+// which is looked for.
 //
-// Whether a line holds is found out, not believed: the first sum of every code by asking the epilogue itself, and that
-// the line is at one side of the tie with it and at the other with the sum before. Between them both only rise. Four
-// channels of which one has no line are left to the tail itself.
+// Whether a line holds is found out, not believed: the first sum of every code by asking the epilogue itself,
+// and that the line is at one side of the tie with it and at the other with the sum before. Between them both
+// only rise. Four channels of which one has no line are left to the tail itself.
 #pragma once
 
 #include <array>
@@ -53,8 +55,8 @@ struct CodeRange {
   int32_t lo = 0, hi = 0, zero_point = 0;
 };
 CodeRange FirstCodesOf(const Epilogue& e);
-// Whether the lines of an epilogue can be looked for: it multiplies, has a tail of a float bias or nothing, scales being
-// normal numbers, or has thresholds, all channels from one code on.
+// Whether the lines of an epilogue can be looked for: it multiplies, has a tail of a float bias or nothing,
+// scales being normal numbers, or has thresholds, all channels from one code on.
 bool HasLines(const Epilogue& e);
 // What such a tail makes of a sum, before it is rounded.
 float TailQuotient(const Epilogue& e, float sum, size_t channel);
@@ -64,7 +66,8 @@ class LineFitter {
   // rounds_product: before it is rounded to a code.
   LineFitter(const Epilogue& e, bool rounds_product);
 
-  // Of channels from `first` on, four or fewer, that have these sums. None where no lines have all their codes.
+  // Of channels from `first` on, four or fewer, that have these sums. None where no lines have all their
+  // codes.
   std::optional<FourLines> Fit(size_t first, std::span<const SumRange> sums);
 
  private:

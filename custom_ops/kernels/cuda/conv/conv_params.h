@@ -13,9 +13,10 @@ inline constexpr int kTileK = 128;
 // Tiles of weights may be read, never used, past the last channel.
 inline constexpr int kWeightSlackRows = 256;
 
-// How codes that are not yet rounded become bytes: 256 of them from the zero point on, where the conversion to
-// bytes clips by itself; any number, where none of them is as large as 2^15 before it is clipped; any others. And of
-// kWords in instances that are made for them, codes that are capped (EpilogueParams::is_capped).
+// How codes that are not yet rounded become bytes: 256 of them from the zero point on, where the conversion
+// to bytes clips by itself; any number, where none of them is as large as 2^15 before it is clipped; any
+// others. And of kWords in instances that are made for them, codes that are capped
+// (EpilogueParams::is_capped).
 enum class Rounding : int { kAny, kBytes, kWords, kCapped };
 
 // How residuals are added: where two multiplications and one rounding give the same (FitSum); where a
@@ -28,32 +29,33 @@ enum class Addition : int { kAny, kInverse, kInverseFromLowest, kOnLine };
 // those of the number plus the sum, and nothing but the bias has to begin there (PackedConv::SumFormOf).
 enum class SumForm : int { kInteger, kFloat, kFloatFromZero };
 
-// How an instance of a kernel finishes its sums: whatever the node says; not in registers
-// (SumsParams::in_registers); in registers, from integers; from SumForm::kFloatFromZero to 256 codes; from
-// kFloat, residuals added to 256 codes as Addition::kOnLine or kInverseFromLowest has it; to codes that are capped
-// (EpilogueParams::is_capped), from kFloatFromZero, from kFloat behind a tail all of whose channels have lines, and
-// residuals added as kOnLine has it, behind no tail or such a one; the two of tails to any number of codes; from any
-// floats to any number of codes; the same with residuals. What kernels that are not made for one finish take besides: sums behind which there is a tail, to any codes or
-// to capped ones alone.
+// How an instance of a kernel finishes its sums.
 //
 // An instance for each, not a branch: a multiprocessor that runs another kernel than before fetches its
 // instructions anew, the branches not taken too. That takes 0.8 to 1.4 us of each kernel of a network on an
 // H200.
 enum class Finish : int {
-  kAny,
-  kThroughMemory,
+  kAny,            // as the node says
+  kThroughMemory,  // not in registers (SumsParams::in_registers)
   kIntegers,
-  kFloatsFromZero,
+  kFloatsFromZero,  // kFloatFromZero to 256 codes
+  // kFloat; residuals are added to 256 codes as Addition has it.
   kFloatsOnLine,
   kFloatsInverse,
+  // The same to codes that are capped (EpilogueParams::is_capped). A tail is all that is on lines, each
+  // channel on one.
   kCappedFromZero,
   kCappedTail,
   kCappedOnLine,
   kCappedTailOnLine,
+  // To any number of codes.
   kWordsTail,
   kWordsTailOnLine,
+  // Any floats to any codes; with residuals.
   kFloats,
   kFloatsAdding,
+  // Of kernels that are not made for one finish: sums on lines, whatever the input's sign, to any codes; to
+  // capped ones alone.
   kIntegersOfTail,
   kCappedIntegersOfTail
 };
@@ -65,24 +67,26 @@ struct EpilogueParams {
   int out_channels = 0;
   const int32_t* bias = nullptr;     // [out_channels], the constant part of the zero points folded in
   SumForm sums = SumForm::kInteger;  // else the bits are in the bias, too
-  // [out_channels]: multiplier or acc_scale, and of kFloatFromZero -2^23 * multiplier. Where codes are rounded in
-  // registers behind a tail, the gains and offsets of the lines that codes before any residual lie on, and the factors
-  // of four channels, [out_channels / 4] (channel_lines.h); the bits of 1.5 * 2^23 and the shifts are in the bias
-  // then. Of four channels that have one without a line acc_scale and what the tail adds, the factor negative.
+  // [out_channels]: multiplier or acc_scale, and of kFloatFromZero -2^23 * multiplier. Where codes are
+  // rounded in registers behind a tail, the gains and offsets of the lines that codes before any residual lie
+  // on, and the factors of four channels, [out_channels / 4] (channel_lines.h); the bits of 1.5 * 2^23 and
+  // the shifts are in the bias then. Of four channels that have one without a line acc_scale and what the
+  // tail adds, the factor negative.
   const float *scale = nullptr, *start = nullptr, *factor = nullptr;
-  // What the tail of channels without a line divides by, which is inverted, and the zero point less the lowest code
-  // where lines are of codes less that (LineFitter).
+  // What the tail of channels without a line divides by, which is inverted, and the zero point less the
+  // lowest code where lines are of codes less that (LineFitter).
   float first_scale = 1, first_inverse = 1, line_shift = 0;
   bool on_lines = false;          // not multiplied: a tail, thresholds, floats that become few codes
   bool lacks_lines = false;       // some channels have none
   bool adds_behind_tail = false;  // Epilogue::adds_behind_tail
   Rounding rounding = Rounding::kAny;
-  // Of Rounding::kWords and of the codes of sums: twice the zero point less the lowest code, twice the number of
-  // codes less 1, the lowest code.
+  // Of Rounding::kWords and of the codes of sums: twice the zero point less the lowest code, twice the number
+  // of codes less 1, the lowest code.
   unsigned word_shift = 0, word_top = 0;
   int word_lowest = 0;
-  // Of codes that are 128 or 256 from -128 or 0 on, and come to be rounded less the lowest one: what makes masks of
-  // their bytes that are above 127 (or of none), what is left of these, what makes the lowest one of 0 (CappedBytes).
+  // Of codes that are 128 or 256 from -128 or 0 on, and come to be rounded less the lowest one: what makes
+  // masks of their bytes that are above 127 (or of none), what is left of these, what makes the lowest one of
+  // 0 (CappedBytes).
   bool is_capped = false;
   uint32_t cap_select = 0, cap_mask = 0, cap_flip = 0;
   const int32_t* w_zero = nullptr;  // [out_channels], null when all are 0; x_sums then has the pixel sums
@@ -102,8 +106,8 @@ struct EpilogueParams {
   uint32_t high_bytes = 0x4B000000u;
   // Addition::kInverse, kInverseFromLowest: what y_inverse lacks; 2^23 times residual_scale, negative.
   float y_inverse_rest = 0, residual_start = 0;
-  // Inner codes as RoundedUnit has them: what takes rounded sums there, the unit of lo, the code less the zero
-  // point that a unit of 0 is.
+  // Inner codes as RoundedUnit has them: what takes rounded sums there, the unit of lo, the code less the
+  // zero point that a unit of 0 is.
   float unit_offset = 0, unit_lo = 0, unit_zero = 0;
   Addition addition = Addition::kAny;
   // Addition::kOnLine. residual_bits: the bytes that make a float of a residual.
@@ -148,8 +152,8 @@ struct PixelRounding {
   bool fast_division = false;  // of all channels
 };
 
-// What every kernel receives: its tensors, the product [m, k] x [k, n] of bytes that a group is, and what becomes
-// of the sums. Families add what they read besides: their own structures, made of the parts below.
+// What every kernel receives: its tensors, the product [m, k] x [k, n] of bytes that a group is, and what
+// becomes of the sums. Families add what they read besides: their own structures, made of the parts below.
 struct ConvParams {
   const uint8_t* x = nullptr;        // codes, or the repacked input in the workspace
   const uint8_t* weights = nullptr;  // as the family reads them

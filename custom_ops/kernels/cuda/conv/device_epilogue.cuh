@@ -85,9 +85,9 @@ __device__ __forceinline__ unsigned AddZeroPoint(unsigned codes, int zero_point)
   return zero_point == 0 ? codes : __vadd4(codes, static_cast<unsigned>(zero_point & 255) * 0x01010101u);
 }
 
-// lowest + clip(q + shift, 0, top) of four whole numbers smaller than 2^15 in size (the host found so) and 12582912,
-// one to a byte: any number of codes. Two of them are clipped at once, as the low 16 bits of floats. The shift does not
-// enter before they are rounded: where it is odd, ties would go elsewhere.
+// lowest + clip(q + shift, 0, top) of four whole numbers smaller than 2^15 in size (the host found so) and
+// 12582912, one to a byte: any number of codes. Two of them are clipped at once, as the low 16 bits of
+// floats. The shift does not enter before they are rounded: where it is odd, ties would go elsewhere.
 __device__ __forceinline__ unsigned ClippedWords(const EpilogueParams& e, const float4& q) {
   const unsigned low = __byte_perm(__float_as_uint(q.x), __float_as_uint(q.y), 0x5410),
                  high = __byte_perm(__float_as_uint(q.z), __float_as_uint(q.w), 0x5410);
@@ -96,17 +96,17 @@ __device__ __forceinline__ unsigned ClippedWords(const EpilogueParams& e, const 
                       e.word_lowest);
 }
 
-// The same of codes that are capped (EpilogueParams::is_capped): the conversion to bytes clips at 0 and 255, and a
-// byte above 127 becomes 127 where there are 128 codes.
+// The same of codes that are capped (EpilogueParams::is_capped): the conversion to bytes clips at 0 and 255,
+// and a byte above 127 becomes 127 where there are 128 codes.
 __device__ __forceinline__ unsigned CappedBytes(const EpilogueParams& e, const float4& v) {
   const unsigned bytes = UnsignedBytes(v);
   return ((bytes | PermuteBytes(bytes, 0, e.cap_select)) & e.cap_mask) ^ e.cap_flip;
 }
 
 // An inner code q, less the zero point and 12582912 (1.5 * 2^23) more, on its way to the second rounding, as
-// (q - hi + 256) / 256: so that clipping at hi costs nothing, being the saturation of the very addition that takes the
-// number out of the magic one's low bits. Nothing is rounded: where q leaves 2^22 and with it whole numbers, it is
-// clipped. NaN saturates to 0.
+// (q - hi + 256) / 256: so that clipping at hi costs nothing, being the saturation of the very addition that
+// takes the number out of the magic one's low bits. Nothing is rounded: where q leaves 2^22 and with it whole
+// numbers, it is clipped. NaN saturates to 0.
 __device__ __forceinline__ float Unit(const EpilogueParams& e, float q) {
   return fmaxf(Saturated256th(q, e.unit_offset), e.unit_lo);
 }
@@ -139,8 +139,9 @@ __device__ __forceinline__ float SumOnLine(const EpilogueParams& e, float unit, 
   return __fmaf_rn(unit, e.unit_gain, __fmaf_rn(r, e.residual_gain, e.sum_offset));
 }
 
-// Four inner codes as Unit takes them and four residuals to four codes. Rounding::kBytes: neither residuals nor codes
-// have a sign, and there are 256 of the latter, the zero point being the lowest one. kAny: as the addition has it.
+// Four inner codes as Unit takes them and four residuals to four codes. Rounding::kBytes: neither residuals
+// nor codes have a sign, and there are 256 of the latter, the zero point being the lowest one. kAny: as the
+// addition has it.
 template <Addition kAddition, Rounding kRounding>
 __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float4& inner, unsigned residual) {
   if constexpr (kRounding != Rounding::kBytes) residual ^= SignFlip(e.residual_signed);
@@ -184,9 +185,9 @@ __device__ __forceinline__ float4 Multiply(const float4& x, const float4& y) {
   return make_float4(__fmul_rn(x.x, y.x), __fmul_rn(x.y, y.y), __fmul_rn(x.z, y.z), __fmul_rn(x.w, y.w));
 }
 
-// The codes of four channels that have no lines, less the zero point and not yet rounded, as their tail has them, step
-// by step, for a float bias: Markstein's division. Codes less the lowest one are rounded before they are that: they
-// are smaller than 2^15 in size.
+// The codes of four channels that have no lines, less the zero point and not yet rounded, as their tail has
+// them, step by step, for a float bias: Markstein's division. Codes less the lowest one are rounded before
+// they are that: they are smaller than 2^15 in size.
 __device__ __forceinline__ float4 OfTail(const EpilogueParams& e, const float4& sums, const float4& scale,
                                          const float4& bias) {
   const auto one = [&](float sum, float scale, float bias) {
@@ -204,8 +205,8 @@ __device__ __forceinline__ bool ReadsStart(const EpilogueParams& e) {
   return e.on_lines || e.sums != SumForm::kInteger;
 }
 
-// What happens to a sum first: a multiplication; the lines of its four channels (channel_lines.h); these or, where
-// the four have none, the tail.
+// What happens to a sum first: a multiplication; the lines of its four channels (channel_lines.h); these or,
+// where the four have none, the tail.
 enum class First { kMultiplies, kLines, kTail };
 
 // The constants of four channels (EpilogueParams).
@@ -214,8 +215,8 @@ struct FourChannels {
   float factor;
 };
 
-// Four codes before any residual, of each of kCount sums. kRounds: 12582912 more, as Unit and ClippedWords take them; else
-// not yet rounded. One branch for all of them: what it parts cannot overlap.
+// Four codes before any residual, of each of kCount sums. kRounds: 12582912 more, as Unit and ClippedWords
+// take them; else not yet rounded. One branch for all of them: what it parts cannot overlap.
 template <First kFirst, bool kFloats, bool kRounds, int kCount>
 __device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (&sums)[kCount],
                                            const FourChannels& channels, float4 (&codes)[kCount]) {
@@ -255,12 +256,12 @@ __device__ __forceinline__ unsigned RoundFour(const EpilogueParams& e, const flo
                       e.zero_point);
 }
 
-// f(requantize), where requantize(sums, channels, codes) takes some fours of sums of any form, the bias included, to the
-// node's codes, in the place of residuals. Not kMayAdd: there are no residuals.
+// f(requantize), where requantize(sums, channels, codes) takes some fours of sums of any form, the bias
+// included, to the node's codes, in the place of residuals. Not kMayAdd: there are no residuals.
 //
 // Sums that are SumForm::kFloatFromZero need no line through 0: the product of the float less what it began
-// with is that of the sum, rounded once, as 2^23 times the scale is exact. Below 0, where floats are nearer to
-// each other, it is negative.
+// with is that of the sum, rounded once, as 2^23 times the scale is exact. Below 0, where floats are nearer
+// to each other, it is negative.
 template <Finish kFinish, bool kMayAdd = true, typename F>
 __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f) {
   static_assert(kFinish != Finish::kThroughMemory);

@@ -360,11 +360,11 @@ void PackedConv::FitLines(const Epilogue& e, ChannelConstants& channels) const {
   }
 }
 
-// Let f be the float whose bits are those of 2^23 (1.5 * 2^23) plus a sum. As long as the sum stays in
-// 0 .. 2^23 (-2^22 .. 2^22) f is 2^23 (1.5 * 2^23) plus the sum. f rises with the sum everywhere as long as
-// its bits are those of a positive normal number, hence beyond it is enough that codes are clipped there. (Lines were
-// found for f as it is.) A code is smaller than 2^15 before it is clipped where those of the least and the most sum
-// are.
+// Let f be the float whose bits are those of 2^23 (1.5 * 2^23) plus a sum. As long as the sum stays in 0 ..
+// 2^23 (-2^22 .. 2^22) f is 2^23 (1.5 * 2^23) plus the sum. f rises with the sum everywhere as long as its
+// bits are those of a positive normal number, hence beyond it is enough that codes are clipped there. (Lines
+// were found for f as it is.) A code is smaller than 2^15 before it is clipped where those of the least and
+// the most sum are.
 bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants& channels) const {
   constexpr int64_t kMost = int64_t{1} << 29;  // either float is further from what is no normal number
   const bool from_zero = form == SumForm::kFloatFromZero, is_float = form != SumForm::kInteger;

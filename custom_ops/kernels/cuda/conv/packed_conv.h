@@ -25,8 +25,8 @@ bool Rises(const Epilogue& epilogue);
 struct Int8Weights;
 class ConstantBuilder;
 
-// The same convolution of codes as they are, bits: with x = 2c - 1, sum(w x) = sum(2w c) - sum(w). nullopt where x is not
-// bipolar, there is padding (no code is its zero), or twice the weights are no int8.
+// The same convolution of codes as they are, bits: with x = 2c - 1, sum(w x) = sum(2w c) - sum(w). nullopt
+// where x is not bipolar, there is padding (no code is its zero), or twice the weights are no int8.
 std::optional<ConvSpec> OfBits(const ConvSpec& spec);
 
 class PackedConv {
@@ -62,7 +62,8 @@ class PackedConv {
     size_t bias, scale, gain, offset, factor, float_bias, start, w_zero, thresholds, base, dir, tail_bias,
         tail_scale, tail_shift;
   };
-  // By channel: what it sums to, and its line or what stands for one (EpilogueParams::scale, start); by four, factors.
+  // By channel: what it sums to, and its line or what stands for one (EpilogueParams::scale, start); by four,
+  // factors.
   struct ChannelConstants {
     std::vector<int32_t> bias, shift;
     std::vector<SumRange> sums;

@@ -89,7 +89,8 @@ bool Fits(const ChainParams& p, const Device& device) {
   // How many large clusters a GPU has room for at once depends on which of its parts are whole: they are for
   // few tiles, where blocks idle anyway.
   const bool has_room = p.ranks <= 2 || p.tiles * p.ranks <= device.multiprocessors / 2;
-  // Behind integers there is no tail here, but for residuals (which are always integers) of what finishes any floats.
+  // Behind integers there is no tail here, but for residuals (which are always integers) of what finishes any
+  // floats.
   const auto fits = [](const ChainProduct& product) {
     return !product.epilogue.on_lines || product.epilogue.sums != SumForm::kInteger;
   };

@@ -59,7 +59,8 @@ inline ChainFinish FinishOf(const ChainParams& p) {
   return {p.first.epilogue.has_residual ? kFloatsAdding : kFloats, kFloats};
 }
 
-// Whether residuals that another product makes may have a tail behind them, where the first one's sums are finished so.
+// Whether residuals that another product makes may have a tail behind them, where the first one's sums are
+// finished so.
 constexpr bool MayMakeBehindTail(Finish first) {
   return first == Finish::kFloatsAdding || first == Finish::kCappedTailOnLine;
 }
