@@ -67,6 +67,46 @@ def chain(*pieces: str, shape: Sequence[int | str] = DYNAMIC, converted: bool = 
     return graph.model([y], shape, converted)
 
 
+class Network(Chain):
+    """Layers of any channels, all their activations quantized."""
+
+    def grid(self, x: str) -> str:
+        return self.quantized(x, float(self.rng.uniform(0.02, 0.06)))
+
+    def layer(self, x: str, channels: int, out: int, kernel: int = 1, *, depthwise: bool = False) -> str:
+        shape = (out, 1 if depthwise else channels, kernel, kernel)
+        grid = [self.const(np.full(out, 0.3 / np.prod(shape[1:]) ** 0.5 / 32, np.float32), "scale"),
+                self.const(np.zeros(out, np.int8), "zero")]  # fmt: skip
+        w = self.const(self.rng.integers(-127, 128, shape).astype(np.int8), "weights")
+        w = self.node("DequantizeLinear", [w, *grid], axis=0)
+        bias = self.const(self.rng.normal(0, 0.3, out).astype(np.float32), "bias")
+        y = self.node("Conv", [x, w, bias], pads=[kernel // 2] * 4, kernel_shape=[kernel] * 2,
+                      group=channels if depthwise else 1)  # fmt: skip
+        return self.grid(y)
+
+
+def bottleneck(seed: int) -> onnx.ModelProto:
+    """An inverted bottleneck with squeeze-and-excite and a shortcut, then a second convolution beside it."""
+    net = Network(3)
+    net.rng = np.random.default_rng(seed)
+    narrow, wide, squeezed = (int(c) for c in net.rng.integers([8, 17, 8], [24, 60, 16]))
+    x = net.layer(net.grid("x"), 3, narrow, 3)
+    y = net.grid(net.node("HardSwish", [net.layer(x, narrow, wide)]))
+    y = net.layer(y, wide, wide, int(net.rng.choice([3, 5])), depthwise=True)
+    gate = net.grid(net.node("GlobalAveragePool", [y]))
+    gate = net.grid(net.node("Relu", [net.layer(gate, wide, squeezed)]))
+    gate = net.grid(net.node("HardSigmoid", [net.layer(gate, squeezed, wide)]))
+    y = net.layer(net.grid(net.node("Mul", [y, gate])), wide, narrow)
+    y = net.grid(net.node("Add", [x, y]))
+    pooled = net.node("MaxPool", [y], kernel_shape=[2, 2], strides=[2, 2])
+    joined = net.node("Concat", [net.layer(pooled, narrow, 5), net.layer(pooled, narrow, 20)], axis=1)
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", c, "H", "W"])
+              for n, c in (("x", 3), (joined, 25))]  # fmt: skip
+    graph = helper.make_graph(net.nodes, "bottleneck", values[:1], values[1:], net.constants)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return lowbit.convert(made).model
+
+
 def images(*shape: int, seed: int = 0) -> np.ndarray:
     """An input of the shape, somewhat wider than its grid."""
     return np.random.default_rng(seed).normal(0, 1.2, shape).astype(np.float32)

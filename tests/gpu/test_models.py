@@ -11,6 +11,7 @@ import pytest
 from tests.dialects.graphs import CASES
 from tests.dialects.graphs.random_network import random_network
 from tests.dialects.test_export import single_node
+from tests.ep.graphs import bottleneck
 from tests.gpu.support import assert_equal, compare, gpu_session, whole_on_gpu
 from tests.numerics import random_nodes
 from tests.support import lowbit_session, require_native
@@ -76,6 +77,15 @@ def test_built_networks(network: str, bits: tuple[int, int]) -> None:
     for batch in (1, 3):
         feeds = noise(model, batch, N=batch)
         assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{network}, batch {batch}")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_channels_that_are_no_multiples(seed: int) -> None:
+    model = bottleneck(seed)
+    on_gpu, on_cpu = whole_on_gpu(model), lowbit_session(model)
+    for shape in ((2, 3, 15, 11), (1, 3, 33, 20)):
+        feeds = {"x": np.random.default_rng(seed).normal(0, 1.2, shape).astype(np.float32)}
+        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"seed {seed}, {shape}")
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
