@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 from lowbit.models import DETECTORS, build
 from lowbit.models.calibration import images
+from onnx import TensorProto, helper, numpy_helper
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,7 +30,7 @@ def test_what_must_be_measured_comes_first(gpu_forms):
     planned = list(gpu_forms.places(options()))
     must = planned[: len(gpu_forms.MUST)]
     assert [(name, forms, batch) for name, forms, batch in must if name == "resnet50"] == [
-        ("resnet50", ["A", "B", "C", "D"], batch) for batch in (1, 16, 128)
+        ("resnet50", ["A", "B", "C", "D", "E"], batch) for batch in (1, 16, 128)
     ]
     others = {"mobilenetv3large", "efficientnetb0", *DETECTORS}
     assert {(name, batch) for name, _, batch in must} >= {(name, n) for name in others for n in (1, 16)}
@@ -52,3 +53,18 @@ def test_torch_computes_the_network(gpu_forms, name):
     with torch.no_grad():
         got = gpu_forms.InTorch(model, torch, "cpu", torch.float32)(torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+
+def test_form_e_leaves_one_input_of_an_add_in_float(gpu_forms):
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("a", "b", "y")]
+    scale = numpy_helper.from_array(np.float32(0.1), "scale")
+    nodes = [helper.make_node("Relu", [name], [f"{name}_made"]) for name in "ab"]
+    for name in "ab":
+        nodes.append(helper.make_node("QuantizeLinear", [f"{name}_made", "scale"], [f"{name}_codes"]))
+        nodes.append(helper.make_node("DequantizeLinear", [f"{name}_codes", "scale"], [f"{name}_read"]))
+    nodes.append(helper.make_node("Add", ["a_read", "b_read"], ["y"]))
+    model = helper.make_model(helper.make_graph(nodes, "add", values[:2], values[2:], [scale]))
+    made = gpu_forms.with_float_branches(model)
+    ops = [node.op_type for node in made.graph.node]
+    assert list(made.graph.node[-1].input) == ["a_made", "b_read"]
+    assert ops == ["Relu", "Relu", "QuantizeLinear", "DequantizeLinear", "Add"]
