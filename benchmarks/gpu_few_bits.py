@@ -12,21 +12,18 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import lowbit
 import numpy as np
 import onnx
-from gpu_forms import CODES, FORMS
-from gpu_networks import Subject, facts_of
+from gpu_forms import FORMS, CalibrationImages, checked_subject
+from gpu_networks import facts_of
 from lowbit.models import build, save
 from lowbit.models.calibration import images
 from lowbit.models.graph import GraphBuilder
 from lowbit.sessions.devices import canonical
-from onnxruntime.quantization import CalibrationDataReader, quantize_static
+from onnxruntime.quantization import quantize_static
 from results import RESULTS, WORK, Table, write
 
 BASE = "w8a8"
@@ -57,15 +54,7 @@ def cnv_of_8_bits() -> Path:
     x = builder.relu(builder.gemm(builder.flatten(x), channels, 512))
     x = builder.relu(builder.gemm(x, 512, 512))
     save(builder.finish(builder.gemm(x, 512, 10), ("N", 3, 32, 32), 10), source)
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.feeds: Iterator[Any] = iter([{"input": images(1, 32, seed=seed)} for seed in (1, 2, 3)])
-
-        def get_next(self) -> dict[str, Any] | None:
-            return next(self.feeds, None)
-
-    quantize_static(source, quantized, Reader(), **FORMS["A"])
+    quantize_static(source, quantized, CalibrationImages("input", 32), **FORMS["A"])
     lowbit.convert(quantized, path, overwrite=True)
     return path
 
@@ -106,13 +95,7 @@ def measure(paths: dict[str, Path], batch: int, device: str, rounds: int) -> dic
         for variant, path in paths.items():
             given = onnx.load(path, load_external_data=False).graph.input[0]
             feed = {given.name: images(batch, given.type.tensor_type.shape.dim[2].dim_value, seed=3)}
-            place: Any = SimpleNamespace(path=path)
-            Subject(place, device, "on", cache, feed)  # tunes
-            subjects[variant] = Subject(place, device, "cached", cache, feed)
-            some = {given.name: feed[given.name][:4]}
-            same = float(np.mean(lowbit.session(path).run(None, some)[0] == subjects[variant].output[:4]))
-            if same < CODES:
-                raise SystemExit(f"{path.name}, batch {batch}: {same:.4f} of the outputs are the CPU's")
+            subjects[variant], _ = checked_subject(path, device, cache, feed)
         out: dict[str, list[float]] = {variant: [] for variant in subjects}
         for _ in range(rounds):
             for variant, subject in subjects.items():

@@ -74,11 +74,14 @@ def size_of(network: str) -> int:
     return 640 if network in DETECTORS else 224
 
 
-class _Images(CalibrationDataReader):  # type: ignore[misc]
+class CalibrationImages(CalibrationDataReader):  # type: ignore[misc]
+    """Two images for `quantize_static`, as the input of that name."""
+
     def __init__(self, name: str, size: int) -> None:
         self._feeds: Iterator[Any] = iter([{name: images(1, size, seed=seed)} for seed in (1, 2)])
 
     def get_next(self) -> dict[str, Any] | None:
+        """The next of them."""
         return next(self._feeds, None)
 
 
@@ -114,7 +117,7 @@ def converted(network: str, form: str) -> Path:
     if not path.exists():
         quantized = WORK / f"{network}_form_{form}.onnx"
         name = onnx.load(source).graph.input[0].name
-        quantize_static(source, quantized, _Images(name, size_of(network)), **FORMS[form])
+        quantize_static(source, quantized, CalibrationImages(name, size_of(network)), **FORMS[form])
         made = onnx.load(quantized)
         lowbit.convert(with_float_branches(made) if form == "E" else made, path, overwrite=True)
     return path
@@ -246,6 +249,24 @@ class TorchSubject:
         return (time.perf_counter() - start) / self.runs
 
 
+def checked_subject(path: Path, device: str, cache: str, feed: dict[str, Any]) -> tuple[Subject, float]:
+    """A session that runs what one before it chose by tuning, and the seconds of that.
+
+    Exits where images have other outputs than on the CPU.
+    """
+    place: Any = SimpleNamespace(path=path)
+    start = time.perf_counter()
+    Subject(place, device, "on", cache, feed)  # tunes
+    tuned = time.perf_counter() - start
+    subject = Subject(place, device, "cached", cache, feed)
+    some = {name: images[:4] for name, images in feed.items()}
+    same = float(np.mean(lowbit.session(path).run(None, some)[0] == subject.output[:4]))
+    if same < CODES:
+        batch = len(next(iter(feed.values())))
+        raise SystemExit(f"{path.name}, batch {batch}: {same:.4f} of the outputs are the CPU's")
+    return subject, tuned
+
+
 def measure(network: str, forms: list[str], batch: int, device: str, rounds: int) -> dict[str, Any]:
     """Rounds of microseconds by form, and what else there is to know of each."""
     feed = images(batch, size_of(network), seed=3)
@@ -255,18 +276,10 @@ def measure(network: str, forms: list[str], batch: int, device: str, rounds: int
         for form in forms:
             path = converted(network, form)
             name = onnx.load(path, load_external_data=False).graph.input[0].name
-            start = time.perf_counter()
-            place: Any = SimpleNamespace(path=path)
-            Subject(place, device, "on", cache, {name: feed})  # tunes
-            tuned = time.perf_counter() - start
+            subjects[form], tuned = checked_subject(path, device, cache, {name: feed})
             start = time.perf_counter()
             lowbit.session(path, device=device)
             opened = time.perf_counter() - start
-            subjects[form] = Subject(place, device, "cached", cache, {name: feed})
-            got = subjects[form].output[:4]
-            same = float(np.mean(lowbit.session(path).run(None, {name: feed[:4]})[0] == got))
-            if same < CODES:
-                raise SystemExit(f"{network} {form}, batch {batch}: {same:.4f} of the outputs are the CPU's")
             out[form] = {"opened_ms": opened * 1e3, "tuned_s": tuned, "rounds": []}
         if torch is not None:
             subjects[TORCH] = TorchSubject(network, batch)

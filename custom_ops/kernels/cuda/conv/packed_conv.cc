@@ -404,9 +404,10 @@ void PackedConv::SetRounding(const Epilogue& e, ChannelConstants& channels) {
   // Kernels have no instances for floats of inputs with signs (WithFinish): these networks' codes have signs,
   // too.
   const bool may_be_floats = !XSigned() && !Bipolar() && tiled_ && !p.dequantizes;
+  const bool lacks_lines =
+      std::any_of(channels.factor.begin(), channels.factor.end(), [](float f) { return f < 0; });
   if (p.on_lines) {
-    p.lacks_lines =
-        std::any_of(channels.factor.begin(), channels.factor.end(), [](float f) { return f < 0; });
+    p.lacks_lines = lacks_lines;
     p.rounding = Rounding::kWords;
     if ((p.lacks_lines && e.kind == EpilogueKind::kThresholds) || !Allows(SumForm::kFloat, e, channels)) {
       p.rounding = Rounding::kAny;
@@ -422,10 +423,7 @@ void PackedConv::SetRounding(const Epilogue& e, ChannelConstants& channels) {
     return;
   }
   if (!may_be_floats) return;
-  const auto all_have_lines = [&] {
-    return std::all_of(channels.factor.begin(), channels.factor.end(), [](float f) { return f > 0; });
-  };
-  if (of_integers == Rounding::kWords && BecomeFewCodes(e) && all_have_lines() &&
+  if (of_integers == Rounding::kWords && BecomeFewCodes(e) && !lacks_lines &&
       (!e.has_residual || p.addition == Addition::kOnLine)) {
     float_lines_ = true;
     float_lines_ = Allows(SumForm::kFloat, e, channels);
