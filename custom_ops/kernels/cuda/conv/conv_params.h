@@ -21,8 +21,9 @@ enum class Rounding : int { kAny, kBytes, kWords, kCapped };
 
 // How residuals are added: where two multiplications and one rounding give the same (FitSum); where a
 // multiplication by 1 / y_scale in two parts does (InvertScale), the zero points of codes and residuals being
-// the lowest of 256 codes or not; any others, by a division.
-enum class Addition : int { kAny, kInverse, kInverseFromLowest, kOnLine };
+// the lowest of 256 codes or not; any others, by a division. kInTail: before anything is rounded to a code,
+// as the last step of a tail (AddsInTail); then a multiplication in two parts (InvertTailScale).
+enum class Addition : int { kAny, kInverse, kInverseFromLowest, kOnLine, kInTail };
 
 // What a sum of products is once the bias is in it: an integer; or the bits of a float, 1.5 * 2^23 + sum, or
 // 2^23 + sum where sums below 0 are clipped to it. Floats of that size count one by one, so that the bits are
@@ -43,11 +44,12 @@ enum class Finish : int {
   kFloatsOnLine,
   kFloatsInverse,
   // The same to codes that are capped (EpilogueParams::is_capped). A tail is all that is on lines, each
-  // channel on one.
+  // channel on one; kCappedInTail: residuals are added by the tail.
   kCappedFromZero,
   kCappedTail,
   kCappedOnLine,
   kCappedTailOnLine,
+  kCappedInTail,
   // To any number of codes.
   kWordsTail,
   kWordsTailOnLine,
@@ -70,13 +72,13 @@ struct EpilogueParams {
   // [out_channels]: multiplier or acc_scale, and of kFloatFromZero -2^23 * multiplier. Where codes are
   // rounded in registers behind a tail, the gains and offsets of the lines that codes before any residual lie
   // on, and the factors of four channels, [out_channels / 4] (channel_lines.h); the bits of 1.5 * 2^23 and
-  // the shifts are in the bias then. Of four channels that have one without a line acc_scale and what the
-  // tail adds, the factor negative.
+  // the shifts are in the bias then. Of four channels that have one without a line, and of a tail that adds
+  // residuals, acc_scale and what the tail adds, the factor negative.
   const float *scale = nullptr, *start = nullptr, *factor = nullptr;
   // What the tail of channels without a line divides by, which is inverted, and the zero point less the
   // lowest code where lines are of codes less that (LineFitter).
   float first_scale = 1, first_inverse = 1, line_shift = 0;
-  bool on_lines = false;          // not multiplied: a tail, thresholds, floats that become few codes
+  bool on_lines = false;          // not multiplied alone: a tail, thresholds, floats that become few codes
   bool lacks_lines = false;       // some channels have none
   bool adds_behind_tail = false;  // Epilogue::adds_behind_tail
   Rounding rounding = Rounding::kAny;
@@ -104,7 +106,8 @@ struct EpilogueParams {
   // 2^23 as a float. Not in the code: the instruction that puts a byte below it takes one immediate operand,
   // which the place of the byte then is; else four places were to be kept in registers.
   uint32_t high_bytes = 0x4B000000u;
-  // Addition::kInverse, kInverseFromLowest: what y_inverse lacks; 2^23 times residual_scale, negative.
+  // Addition::kInverse, kInverseFromLowest, kInTail: what y_inverse lacks; 2^23 times residual_scale,
+  // negative.
   float y_inverse_rest = 0, residual_start = 0;
   // Inner codes as RoundedUnit has them: what takes rounded sums there, the unit of lo, the code less the
   // zero point that a unit of 0 is.
@@ -135,6 +138,7 @@ inline Finish FinishOf(const EpilogueParams& e) {
   if (is_bytes && e.addition == Addition::kOnLine) return Finish::kFloatsOnLine;
   if (is_bytes && e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0)
     return Finish::kFloatsInverse;
+  if (e.addition == Addition::kInTail) return e.is_capped ? Finish::kCappedInTail : Finish::kFloatsAdding;
   if (e.lacks_lines || e.addition != Addition::kOnLine) return Finish::kFloatsAdding;
   if (!e.on_lines) return e.is_capped ? Finish::kCappedOnLine : Finish::kFloatsAdding;
   return e.is_capped ? Finish::kCappedTailOnLine : Finish::kWordsTailOnLine;

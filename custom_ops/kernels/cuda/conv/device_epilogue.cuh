@@ -139,13 +139,23 @@ __device__ __forceinline__ float SumOnLine(const EpilogueParams& e, float unit, 
   return __fmaf_rn(unit, e.unit_gain, __fmaf_rn(r, e.residual_gain, e.sum_offset));
 }
 
-// Four inner codes as Unit takes them and four residuals to four codes. Rounding::kBytes: neither residuals
-// nor codes have a sign, and there are 256 of the latter, the zero point being the lowest one. kAny: as the
-// addition has it.
+// (v + r * residual_scale) / y_scale, or what rounds to the same code: v what the tail has before it adds the
+// residual, which is as Sum takes it.
+template <int kByte>
+__device__ __forceinline__ float SumInTail(const EpilogueParams& e, float v, unsigned residual) {
+  const float sum =
+      __fadd_rn(v, __fmul_rn(CodeToFloat<kByte>(e, residual, e.residual_offset), e.residual_scale));
+  return __fmaf_rn(sum, e.y_inverse, __fmul_rn(sum, e.y_inverse_rest));
+}
+
+// Four inner codes as Unit takes them (of kInTail what the tail has) and four residuals to four codes.
+// Rounding::kBytes: neither residuals nor codes have a sign, and there are 256 of the latter, the zero point
+// being the lowest one. kAny: as the addition has it.
 template <Addition kAddition, Rounding kRounding>
 __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float4& inner, unsigned residual) {
   if constexpr (kRounding != Rounding::kBytes) residual ^= SignFlip(e.residual_signed);
   const auto sum = [&]<int kByte>(float q) {
+    if constexpr (kAddition == Addition::kInTail) return SumInTail<kByte>(e, q, residual);
     const float unit = Unit(e, q);
     if constexpr (kAddition == Addition::kOnLine) return SumOnLine<kByte>(e, unit, residual);
     return Sum<kAddition, kByte>(e, unit, residual);
@@ -206,8 +216,8 @@ __device__ __forceinline__ bool ReadsStart(const EpilogueParams& e) {
 }
 
 // What happens to a sum first: a multiplication; the lines of its four channels (channel_lines.h); these or,
-// where the four have none, the tail.
-enum class First { kMultiplies, kLines, kTail };
+// where the four have none, the tail; of a tail that adds residuals, what is before that.
+enum class First { kMultiplies, kLines, kTail, kBeforeResidual };
 
 // The constants of four channels (EpilogueParams).
 struct FourChannels {
@@ -215,7 +225,7 @@ struct FourChannels {
   float factor;
 };
 
-// Four codes before any residual, of each of kCount sums. kRounds: 12582912 more, as Unit and ClippedWords
+// Four codes before any residual, of each of kCount sums; of kBeforeResidual no codes yet. kRounds: 12582912 more, as Unit and ClippedWords
 // take them; else not yet rounded. One branch for all of them: what it parts cannot overlap.
 template <First kFirst, bool kFloats, bool kRounds, int kCount>
 __device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (&sums)[kCount],
@@ -228,6 +238,9 @@ __device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (
       codes[i] = Multiply(AsFloats<kFloats>(sums[i]), scale);
       if (kRounds) codes[i] = Plus(codes[i], magic);
     }
+  } else if (kFirst == First::kBeforeResidual) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) codes[i] = Plus(Multiply(AsFloats<kFloats>(sums[i]), scale), start);
   } else if (kFirst == First::kLines || __builtin_expect(factor > 0, true)) {
     const float4 factors = AllFour(factor);
 #pragma unroll
@@ -305,7 +318,11 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
       return adding.template operator()<kFirst, kFloats, Addition::kOnLine>();
     return adding.template operator()<kFirst, kFloats, Addition::kInverse>();
   };
+  const auto adding_in_tail = [&]<Rounding kRounding>() {
+    return adding.template operator()<First::kBeforeResidual, true, Addition::kInTail, kRounding>();
+  };
   const auto adding_floats = [&] {
+    if (e.addition == Addition::kInTail) return adding_in_tail.template operator()<Rounding::kWords>();
     if (e.on_lines) return adding_quickly.template operator()<First::kTail, true>();
     return adding_quickly.template operator()<First::kMultiplies, true>();
   };
@@ -335,9 +352,13 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
     return adding.template operator()<First::kMultiplies, true, Addition::kOnLine, Rounding::kCapped>();
   if constexpr (kFinish == Finish::kCappedTailOnLine)
     return adding.template operator()<First::kLines, true, Addition::kOnLine, Rounding::kCapped>();
+  if constexpr (kFinish == Finish::kCappedInTail)
+    return adding_in_tail.template operator()<Rounding::kCapped>();
   if constexpr (kFinish == Finish::kFloats) return rounding_floats();
   if constexpr (kFinish == Finish::kFloatsAdding) return adding_floats();
   if constexpr (kFinish == Finish::kCappedIntegersOfTail) {
+    if (kMayAdd && e.has_residual && e.addition == Addition::kInTail)
+      return adding_in_tail.template operator()<Rounding::kCapped>();
     if (kMayAdd && e.has_residual)
       return adding.template operator()<First::kTail, true, Addition::kOnLine, Rounding::kCapped>();
     return rounding.template operator()<First::kTail, true, Rounding::kCapped>();
@@ -346,6 +367,8 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
     constexpr bool kMayBeTail = kFinish != Finish::kIntegers;
     if (kIsAny && e.sums != SumForm::kInteger) return e.has_residual ? adding_floats() : rounding_floats();
     if (kMayAdd && e.has_residual) {
+      if (kMayBeTail && e.addition == Addition::kInTail)
+        return adding_in_tail.template operator()<Rounding::kWords>();
       if (kMayBeTail && e.on_lines) return adding_quickly.template operator()<First::kTail, true>();
       if constexpr (kFinish == Finish::kIntegersOfTail) return;
       if (e.addition != Addition::kAny)

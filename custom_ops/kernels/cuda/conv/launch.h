@@ -45,6 +45,8 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
       return f.template operator()<false, Finish::kCappedOnLine>();
     case Finish::kCappedTailOnLine:
       return f.template operator()<false, Finish::kCappedTailOnLine>();
+    case Finish::kCappedInTail:
+      return f.template operator()<false, Finish::kCappedInTail>();
     case Finish::kWordsTail:
       return f.template operator()<false, Finish::kWordsTail>();
     case Finish::kWordsTailOnLine:

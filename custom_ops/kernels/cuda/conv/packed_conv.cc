@@ -17,6 +17,7 @@
 #include <functional>
 #include <utility>
 
+#include "core/epilogue.h"
 #include "kernels/cuda/conv/cell_weights.h"
 #include "kernels/cuda/conv/depthwise.h"
 #include "kernels/cuda/conv/select.h"
@@ -66,8 +67,8 @@ namespace {
 
 // The first constant of every node, so that an image says what cannot be told from the node without weights.
 struct ImageHeader {
-  uint32_t magic = 0x3543424C, has_w_zero = 0, sum_form = 0, rounding = 0, lacks_lines = 0,
-           float_lines = 0;  // "LBC5"
+  uint32_t magic = 0x3643424C, has_w_zero = 0, sum_form = 0, rounding = 0, lacks_lines = 0,
+           float_lines = 0;  // "LBC6"
 };
 
 ImageHeader ReadHeader(std::span<const uint8_t> image) {
@@ -102,6 +103,19 @@ bool BecomeFewCodes(const Epilogue& e) {
 }
 
 }  // namespace
+
+bool AddsInTail(const Epilogue& e) {
+  if (e.kind != EpilogueKind::kTail || !e.quantized_output || e.adds_behind_tail || e.tail.empty() ||
+      e.tail.back() != TailStep::kResidual) {
+    return false;
+  }
+  Epilogue before = e;
+  before.tail.pop_back();
+  before.has_residual = false;
+  return HasLines(before) && IsNormal(e.residual_scale);
+}
+
+bool MayRoundFours(const Epilogue& e) { return HasLines(e) || AddsInTail(e); }
 
 // Rounds, adds and clips what rises with the sums, each as float or int32. Neither 0 times infinity nor a
 // product that is no number is among it.
@@ -206,9 +220,9 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
   // Of a tail kernels have no other ways.
   if (epilogue_.on_lines && (epilogue_.rounding != Rounding::kWords ||
                              (epilogue_.has_residual && epilogue_.addition == Addition::kAny))) {
-    has_lines_ = false;
+    rounds_fours_ = false;
   }
-  rises_ = has_lines_ && !has_w_zero_ && !dequantized && Rises(spec.epilogue);
+  rises_ = rounds_fours_ && !has_w_zero_ && !dequantized && Rises(spec.epilogue);
 
   ConstantBuilder builder(image);
   builder.Add(sizeof header, [&](uint8_t* to) { std::memcpy(to, &header, sizeof header); });
@@ -251,13 +265,14 @@ ConvProblem PackedConv::Problem(const ConvShape& shape) const {
   problem.weights_in_tiles = tiled_;
   problem.vector16 = vector16_;
   // The tables by channel hold for any kernel, x_sums for the tile kernels alone.
-  const bool requantizes = has_lines_ && !epilogue_.dequantizes && !has_w_zero_ && divides_fast_;
+  const bool requantizes = rounds_fours_ && !epilogue_.dequantizes && !has_w_zero_ && divides_fast_;
   // A run of 16 channels has one group, or is one of channels that are groups each.
   // Sums behind which there is a tail are floats, but for kernels that take any (Finish::kIntegersOfTail).
   problem.requantizes = requantizes && (kDepthwiseWeights.applies(g, x_, device_) || g.GroupOut() % 16 == 0);
   problem.on_lines = requantizes && epilogue_.on_lines;
   problem.is_capped =
-      epilogue_.is_capped && (!epilogue_.has_residual || epilogue_.addition == Addition::kOnLine);
+      epilogue_.is_capped && (!epilogue_.has_residual || epilogue_.addition == Addition::kOnLine ||
+                              epilogue_.addition == Addition::kInTail);
   problem.integers_of_tail = problem.on_lines && sum_form_ == SumForm::kInteger;
   problem.residual = epilogue_.has_residual;
   problem.boxes = problem.tiled && boxes_ && !problem.integers_of_tail;
@@ -337,7 +352,11 @@ PackedConv::ChannelConstants PackedConv::ConstantsOf(const ConvSpec& spec, const
   }
   channels.gain = e.kind == EpilogueKind::kRequantize ? e.multiplier : e.acc_scale;
   channels.gain.resize(channels.bias.size());
-  if (epilogue_.on_lines || BecomeFewCodes(e)) FitLines(e, channels);
+  if (epilogue_.addition == Addition::kInTail) {
+    if (e.tail.front() == TailStep::kBias) channels.offset = e.tail_bias;
+  } else if (epilogue_.on_lines || BecomeFewCodes(e)) {
+    FitLines(e, channels);
+  }
   return channels;
 }
 
@@ -370,8 +389,18 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
   const bool from_zero = form == SumForm::kFloatFromZero, is_float = form != SumForm::kInteger;
   const int64_t exact = from_zero ? 1 << 23 : 1 << 22;
   const CodeRange codes = FirstCodesOf(e);
-  const bool on_lines = epilogue_.on_lines || float_lines_;
+  const bool in_tail = epilogue_.addition == Addition::kInTail,
+             on_lines = !in_tail && (epilogue_.on_lines || float_lines_);
   const auto has_line = [&](size_t c) { return on_lines && channels.factor[c / 4] > 0; };
+  // With the least or the most residual, where the tail adds them.
+  const int32_t least_residual = e.residual_signed ? -128 : 0;
+  const auto code_of = [&](size_t c, int64_t sum, int32_t residual) {
+    return in_tail ? EpilogueCode(e, static_cast<int32_t>(sum), static_cast<int64_t>(c), residual)
+                   : FirstCode(e, sum, c);
+  };
+  const auto with_residual = [&](float v, int32_t residual) {
+    return (v + DequantizeCode(residual, e.residual_scale, e.residual_zero_point)) / e.y_scale;
+  };
   const auto unrounded = [&](size_t c, int64_t sum) {
     const auto bits = [&](int32_t from) { return std::bit_cast<float>(from + static_cast<int32_t>(sum)); };
     if (from_zero) return std::fma(bits(0x4B000000), e.multiplier[c], -0x1p23f * e.multiplier[c]);
@@ -380,19 +409,24 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
       return std::fma(f, channels.gain[c], channels.offset[c]) * channels.factor[c / 4];
     }
     const float v = is_float ? bits(0x4B400000) - 12582912.0f : static_cast<float>(sum);
+    if (in_tail) {
+      const float before = v * channels.gain[c] + channels.offset[c];
+      return std::max(std::fabs(with_residual(before, least_residual)),
+                      std::fabs(with_residual(before, least_residual + 255)));
+    }
     return on_lines ? TailQuotient(e, v, c) : v * e.multiplier[c];
   };
   const auto fits = [&](size_t c, int64_t sum) {
     if (is_float && std::abs(sum) > kMost) return false;
-    if (e.has_residual || epilogue_.rounding != Rounding::kWords) return true;
+    if ((e.has_residual && !in_tail) || epilogue_.rounding != Rounding::kWords) return true;
     return std::fabs(unrounded(c, sum)) < 0x1p15f - 512;
   };
   for (size_t c = 0; c < channels.sums.size(); ++c) {
     const auto [least, most] = channels.sums[c];
     if (!fits(c, least) || !fits(c, most)) return false;
     if (!is_float || has_line(c)) continue;
-    if (most > exact && FirstCode(e, exact, c) != codes.hi) return false;
-    if (!from_zero && least < -exact && FirstCode(e, -exact, c) != codes.lo) return false;
+    if (most > exact && code_of(c, exact, least_residual) != codes.hi) return false;
+    if (!from_zero && least < -exact && code_of(c, -exact, least_residual + 255) != codes.lo) return false;
   }
   return true;
 }
@@ -400,7 +434,7 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
 // Multipliers that are no numbers would need lower bounds other than 0.
 void PackedConv::SetRounding(const Epilogue& e, ChannelConstants& channels) {
   EpilogueParams& p = epilogue_;
-  if (!has_lines_ || has_w_zero_ || !HasNormalMultipliers(e)) return;
+  if (!rounds_fours_ || has_w_zero_ || !HasNormalMultipliers(e)) return;
   // Kernels have no instances for floats of inputs with signs (WithFinish): these networks' codes have signs,
   // too.
   const bool may_be_floats = !XSigned() && !Bipolar() && tiled_ && !p.dequantizes;
@@ -497,7 +531,8 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   p.y_scale = e.y_scale;
   p.residual_zero_point = e.residual_zero_point;
   p.y_zero_point = e.y_zero_point;
-  divides_fast_ = !e.has_residual || DividesFast(e);
+  const bool in_tail = AddsInTail(e);
+  divides_fast_ = !e.has_residual || in_tail || DividesFast(e);
   p.y_inverse = 1.0f / e.y_scale;
   const auto units = [](double codes) { return static_cast<float>(codes / 256); };  // exact
   p.unit_zero = static_cast<float>(e.hi - 256 - e.zero_point);
@@ -512,8 +547,8 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   p.word_lowest = codes.lo;
   p.word_top = twice(codes.hi - codes.lo);
   p.word_shift = twice(codes.zero_point - codes.lo);
-  has_lines_ = HasLines(e);
-  p.on_lines = has_lines_ && e.kind != EpilogueKind::kRequantize;
+  rounds_fours_ = MayRoundFours(e);
+  p.on_lines = rounds_fours_ && e.kind != EpilogueKind::kRequantize;
   if (p.on_lines && !e.has_residual) {
     p.word_shift = 0;
     p.line_shift = static_cast<float>(codes.zero_point - codes.lo);
@@ -523,7 +558,13 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
     p.lo = codes.lo;
     p.hi = codes.hi;
   }
-  if (e.has_residual && divides_fast_) {
+  if (in_tail) {
+    if (const auto inverse = InvertTailScale(e)) {
+      p.addition = Addition::kInTail;
+      p.y_inverse = inverse->near;
+      p.y_inverse_rest = inverse->rest;
+    }
+  } else if (e.has_residual && divides_fast_) {
     p.residual_start = -0x1p23f * e.residual_scale;
     if (const auto line = FitSum(e)) {
       p.addition = Addition::kOnLine;

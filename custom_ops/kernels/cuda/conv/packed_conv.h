@@ -19,6 +19,10 @@ namespace lowbit::cuda {
 
 // Throws Error where a tensor that kernels copy 16 bytes at a time begins elsewhere; null is none.
 void RequireAligned(std::initializer_list<const void*> tensors);
+// Whether an epilogue ends in a tail of a float bias or none and the residual, scales being normal numbers.
+bool AddsInTail(const Epilogue& epilogue);
+// Whether kernels may round four of its sums at once. PackedConv may find that they do not.
+bool MayRoundFours(const Epilogue& epilogue);
 // Whether a larger sum never gives a smaller code.
 bool Rises(const Epilogue& epilogue);
 
@@ -93,7 +97,7 @@ class PackedConv {
   int32_t x_zero_;
   Device device_;
   bool tiled_ = false, vector16_ = false, boxes_ = false, repacks_ = false, has_w_zero_ = false,
-       has_lines_ = false, divides_fast_ = true, rises_ = false;
+       rounds_fours_ = false, divides_fast_ = true, rises_ = false;
   bool float_lines_ = false;  // sums that are multiplied as integers lie on lines as floats
   int64_t channels_ = 0;
   size_t weights_at_ = 0, plain_bias_at_ = 0;

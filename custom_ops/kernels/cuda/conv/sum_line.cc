@@ -79,6 +79,10 @@ double LargestSum(const Epilogue& e) {
   return 256.0 * (e.inner_scale / e.y_scale) + 256.0 * (e.residual_scale / e.y_scale) + 256.0;
 }
 
+Inverse InverseOf(float scale, float near) {
+  return {near, static_cast<float>(1.0 / static_cast<double>(scale) - static_cast<double>(near))};
+}
+
 float Moved(float v, int steps) {
   for (; steps > 0; --steps) v = std::nextafter(v, HUGE_VALF);
   for (; steps < 0; ++steps) v = std::nextafter(v, 0.0f);
@@ -117,8 +121,7 @@ std::optional<Inverse> InvertScale(const Epilogue& e) {
   if (e.y_hi - e.y_lo > 255 || e.hi - e.lo > 255) return std::nullopt;
   const double size = LargestSum(e);
   if (!(size < 0x1p14)) return std::nullopt;
-  Inverse inverse{1.0f / e.y_scale, 0};
-  inverse.rest = static_cast<float>(1.0 / static_cast<double>(e.y_scale) - static_cast<double>(inverse.near));
+  const Inverse inverse = InverseOf(e.y_scale, 1.0f / e.y_scale);
   // Both ways round four times at most.
   const std::vector<Codes> near_ties = CodesNearTies(e, size * 0x1p-21);
   const bool holds = std::all_of(near_ties.begin(), near_ties.end(), [&](const Codes& codes) {
@@ -129,6 +132,32 @@ std::optional<Inverse> InvertScale(const Epilogue& e) {
     return std::clamp(rounded, 0, e.y_hi - e.y_lo) == codes.code;
   });
   return holds ? std::optional(inverse) : std::nullopt;
+}
+
+// Of neighbouring floats v < w, (w - v) * near is 2^-24 of v * near at least, and what the product of the rest
+// may fall by 2^-42 of it at most.
+std::optional<Inverse> InvertTailScale(const Epilogue& e) {
+  if (e.y_hi - e.y_lo > 255) return std::nullopt;
+  const auto holds = [&](const Inverse& inverse) {
+    for (int32_t code = e.y_lo - e.y_zero_point + 1; code <= e.y_hi - e.y_zero_point; ++code) {
+      const auto reached = static_cast<float>(code);
+      float first = (reached - 0.5f) * e.y_scale;
+      const auto divides = [&](float v) { return std::rint(v / e.y_scale) >= reached; };
+      while (divides(first)) first = std::nextafter(first, -HUGE_VALF);
+      while (!divides(first)) first = std::nextafter(first, HUGE_VALF);
+      const auto multiplies = [&](float v) {
+        return std::rint(std::fma(v, inverse.near, v * inverse.rest)) >= reached;
+      };
+      if (!multiplies(first) || multiplies(std::nextafter(first, -HUGE_VALF))) return false;
+    }
+    return true;
+  };
+  for (int moves = 0; moves <= 2 * kMostSteps; ++moves) {
+    const int steps = moves % 2 == 0 ? moves / 2 : -(moves + 1) / 2;
+    const Inverse inverse = InverseOf(e.y_scale, Moved(1.0f / e.y_scale, steps));
+    if (holds(inverse)) return inverse;
+  }
+  return std::nullopt;
 }
 
 }  // namespace lowbit::cuda

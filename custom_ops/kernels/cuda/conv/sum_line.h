@@ -5,7 +5,8 @@
 // whose second byte is r; its lowest byte takes the place of the bits of `offset`, a number as large as 2^15
 // gains, that lie below a float's. And so can
 //   y_lo + clip(rint(v * near + v * rest) + zero, 0, top)
-// of the contract's v, the last product rounded first, where no line has the sums that are ties.
+// of the contract's v, the last product rounded first, where no line has the sums that are ties. It rises with
+// v, so that of any v whatever it is enough to try the first float of every code and the one before.
 #pragma once
 
 #include <optional>
@@ -33,5 +34,7 @@ struct Inverse {
 
 // The same of them; none where codes differ.
 std::optional<Inverse> InvertScale(const Epilogue& e);
+// Of a tail that adds residuals (AddsInTail), whose scales are normal numbers: for every float.
+std::optional<Inverse> InvertTailScale(const Epilogue& e);
 
 }  // namespace lowbit::cuda

@@ -51,7 +51,7 @@ inline ChainFinish FinishOf(const ChainParams& p) {
                           (first == kFloatsFromZero || first == kFloatsOnLine || first == kFloatsInverse);
   const EpilogueParams& r = p.residuals.epilogue;
   const bool makes_capped = r.on_lines && r.is_capped && !r.lacks_lines;
-  const bool fits_capped = first == kCappedTailOnLine
+  const bool fits_capped = first == kCappedTailOnLine || first == kCappedInTail
                                ? second == kCappedTail && (makes_capped || !p.makes_residuals)
                                : first == kCappedOnLine && second == kCappedFromZero && !r.on_lines;
   const bool fits_words = first == kWordsTailOnLine && second == kWordsTail && !r.on_lines;
@@ -62,7 +62,8 @@ inline ChainFinish FinishOf(const ChainParams& p) {
 // Whether residuals that another product makes may have a tail behind them, where the first one's sums are
 // finished so.
 constexpr bool MayMakeBehindTail(Finish first) {
-  return first == Finish::kFloatsAdding || first == Finish::kCappedTailOnLine;
+  return first == Finish::kFloatsAdding || first == Finish::kCappedTailOnLine ||
+         first == Finish::kCappedInTail;
 }
 
 cudaError_t LaunchChain(const ChainParams& params, const LaunchOptions& options);

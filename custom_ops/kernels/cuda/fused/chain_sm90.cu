@@ -26,7 +26,7 @@ namespace {
 constexpr Finish SecondOf(Finish first) {
   if (first == Finish::kIntegers) return first;
   if (first == Finish::kCappedOnLine) return Finish::kCappedFromZero;
-  if (first == Finish::kCappedTailOnLine) return Finish::kCappedTail;
+  if (first == Finish::kCappedTailOnLine || first == Finish::kCappedInTail) return Finish::kCappedTail;
   if (first == Finish::kWordsTailOnLine) return Finish::kWordsTail;
   return first == Finish::kFloats || first == Finish::kFloatsAdding ? Finish::kFloats
                                                                     : Finish::kFloatsFromZero;
@@ -113,7 +113,7 @@ __device__ __forceinline__ void RoundToResiduals(const EpilogueParams& e, const 
                                                  const int (&sums)[kChainBox / 2], int column,
                                                  ThreadCodes& residuals) {
   const auto finish = [&](const auto& requantize) { residuals.Finish(state, sums, column, requantize); };
-  if constexpr (kFinish == Finish::kCappedTailOnLine) {
+  if constexpr (kFinish == Finish::kCappedTailOnLine || kFinish == Finish::kCappedInTail) {
     WithEpilogue<Finish::kCappedTail, false>(e, finish);
   } else if constexpr (kFinish == Finish::kFloatsAdding) {
     WithIntegers<false>(e, finish);

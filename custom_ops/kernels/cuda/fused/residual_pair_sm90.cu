@@ -164,7 +164,8 @@ struct Pair {
   __device__ __forceinline__ void Round(const EpilogueParams& e, const BlockState<kTileN>& state,
                                         const int (&sums)[kSums]) const {
     __builtin_assume(e.has_residual == kAdds);
-    constexpr bool kMakes = kFinish == Finish::kCappedTailOnLine && !kAdds;
+    constexpr bool kMakes =
+        !kAdds && (kFinish == Finish::kCappedTailOnLine || kFinish == Finish::kCappedInTail);
     mine.template Round<kMakes ? Finish::kCappedTail : kFinish>(e, state, sums, weights.data + codes_at);
   }
 
@@ -212,8 +213,11 @@ cudaError_t LaunchTile(const ResidualPairParams& p, bool first_signed, const Lau
   };
   if (second.epilogue.on_lines) {
     const bool lacks_lines = p.first.epilogue.lacks_lines || second.epilogue.lacks_lines;
-    if (!lacks_lines && !options.x_signed)
-      return launch.template operator()<false, false, Finish::kCappedTailOnLine>();
+    if (!lacks_lines && !options.x_signed) {
+      return second.epilogue.addition == Addition::kInTail
+                 ? launch.template operator()<false, false, Finish::kCappedInTail>()
+                 : launch.template operator()<false, false, Finish::kCappedTailOnLine>();
+    }
     return std::visit(
         [&](auto is_signed) {
           return launch.template operator()<is_signed, is_signed, Finish::kCappedIntegersOfTail>();

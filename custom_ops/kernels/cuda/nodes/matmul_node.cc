@@ -284,8 +284,9 @@ std::string ShapeText(const ConvShape& shape) {
 bool FusesResidual(const MatmulNode& first, const MatmulNode& second, const Device& device) {
   const auto fits = [](const MatmulNode& node) {
     const Epilogue& e = node.conv.epilogue;
-    return !node.layout.is_gemm && e.kind != EpilogueKind::kThresholds && HasLines(e) && e.quantized_output &&
-           node.conv.geometry.out_channels % 16 == 0 && PackedConv::FitsBoxes(node.conv);
+    return !node.layout.is_gemm && e.kind != EpilogueKind::kThresholds && MayRoundFours(e) &&
+           e.quantized_output && node.conv.geometry.out_channels % 16 == 0 &&
+           PackedConv::FitsBoxes(node.conv);
   };
   const Epilogue &made = first.conv.epilogue, &adds = second.conv.epilogue;
   return device.capability == 90 && fits(first) && fits(second) && made.kind == adds.kind &&

@@ -23,10 +23,10 @@
 
 #include "core/epilogue.h"
 #include "core/status.h"
-#include "kernels/cuda/conv/channel_lines.h"
 #include "kernels/cuda/conv/conv_row.h"
 #include "kernels/cuda/conv/cuda_conv.h"
 #include "kernels/cuda/conv/image.h"
+#include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/device/memory.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/quantized_conv.h"
@@ -249,7 +249,7 @@ class Generator : public cuda::Draws {
       do {
         spec.epilogue = {};
         MakeEpilogue(spec);
-      } while (spec.epilogue.kind != kind || !cuda::HasLines(spec.epilogue) ||
+      } while (spec.epilogue.kind != kind || !cuda::MayRoundFours(spec.epilogue) ||
                spec.epilogue.has_residual != is_second);
     }
     pair.second.epilogue.residual_signed = pair.first.epilogue.y_signed;
@@ -368,7 +368,7 @@ class Generator : public cuda::Draws {
     do {
       spec.epilogue = {};
       MakeEpilogue(spec);
-    } while (!cuda::HasLines(spec.epilogue) || !accepts(spec.epilogue));
+    } while (!cuda::MayRoundFours(spec.epilogue) || !accepts(spec.epilogue));
   }
 
   void Operands(ConvSpec& spec) {
@@ -486,10 +486,16 @@ class Generator : public cuda::Draws {
         e.clip_max = 2.0f;
         e.y_scale = 0.02f;
         if (!e.quantized_output || Coin(0.3)) break;
-        // A float bias alone, mostly, and residuals behind the rounding.
+        // A float bias alone, mostly, and residuals behind it or behind the rounding.
         e.tail.assign(Coin(0.9) ? 1 : 0, TailStep::kBias);
+        e.has_residual = false;
         for (float& bias : e.tail_bias) bias *= Coin() ? 1.0f : -1.0f;
         if (Coin()) e.y_scale = Real(0.005f, 0.2f);
+        if (Coin(0.3)) {
+          e.tail.push_back(TailStep::kResidual);
+          e.has_residual = true;
+          break;
+        }
         e.has_residual = e.adds_behind_tail = Coin(0.4);
         if (!e.has_residual) break;
         Range(Coin(), e.zero_point, e.lo, e.hi);

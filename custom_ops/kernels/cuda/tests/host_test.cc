@@ -837,6 +837,22 @@ void TestFinishesOfChains() {
   Expect(of(adding_few, few_codes) == std::vector{kWordsTailOnLine, kWordsTail}, "few codes of both");
   Expect(of(adding_half, half) == std::vector{kCappedOnLine, kCappedFromZero}, "128 codes of both");
   Expect(of(plain, half) == std::vector{kFloats, kFloats}, "128 codes of the second alone");
+  // Of float tails the chain's first one adds residuals itself, to codes of one grid.
+  ConvSpec tail = half, adding_in_tail = adding_half;
+  for (ConvSpec* const spec : {&tail, &adding_in_tail}) {
+    Epilogue& e = spec->epilogue;
+    e.kind = EpilogueKind::kTail;
+    e.acc_scale = e.multiplier;
+    e.tail_bias.resize(e.multiplier.size(), 0.5f);
+    e.tail = {TailStep::kBias};
+    e.y_scale = 1.0f;
+    e.y_hi = 127;
+  }
+  adding_in_tail.epilogue.tail.push_back(TailStep::kResidual);
+  Expect(of(adding_in_tail, tail) == std::vector{kCappedInTail, kCappedTail}, "residuals of a tail");
+  ConvSpec in_middle = adding_in_tail;
+  in_middle.epilogue.y_zero_point = 64;
+  Expect(of(in_middle, tail) == std::vector{kFloatsAdding, kFloats}, "codes on both sides of zero");
   Expect(of(adding, is_signed) == std::vector{kIntegers, kIntegers}, "codes between have a sign");
   Expect(of(signed_x, second) == std::vector{kIntegers, kIntegers}, "codes before have a sign");
   Expect(FinishesOf(ChainOfThree(plain, adding, second, 16, 28, hopper)) ==
@@ -933,6 +949,36 @@ void TestInverses() {
   Expect(no_line > kNodes / 4, "some of them no line: " + std::to_string(no_line));
 }
 
+// Tails that add residuals: floats next to every tie, some far from any.
+void TestInversesOfTails() {
+  std::mt19937 random(8);
+  for (int node = 0; node < 200; ++node) {
+    Epilogue e = AddingEpilogue(random);
+    e.kind = EpilogueKind::kTail;
+    e.tail = {TailStep::kResidual};
+    e.acc_scale = {1.0f};
+    Expect(AddsInTail(e), "a tail that ends in the residual");
+    const auto inverse = InvertTailScale(e);
+    Expect(inverse.has_value(), "every scale has an inverse: " + std::to_string(e.y_scale));
+    if (!inverse) continue;
+    int wrong = 0;
+    const auto check = [&](float v) {
+      const float code = std::rint(std::fma(v, inverse->near, v * inverse->rest));
+      wrong += ClipToCode(code + static_cast<float>(e.y_zero_point), e.y_lo, e.y_hi) ==
+                       QuantizeCode(v, e.y_scale, e.y_zero_point, e.y_lo, e.y_hi)
+                   ? 0
+                   : 1;
+    };
+    for (int32_t code = -300; code <= 300; ++code) {
+      float v = (static_cast<float>(code) + 0.5f) * e.y_scale;
+      for (int i = 0; i < 8; ++i) v = std::nextafter(v, -HUGE_VALF);
+      for (int i = 0; i < 16; ++i, v = std::nextafter(v, HUGE_VALF)) check(v);
+      check(static_cast<float>(random()) * 0x1p-32f * static_cast<float>(code) * e.y_scale);
+    }
+    Expect(wrong == 0, std::to_string(wrong) + " floats have other codes by the inverse");
+  }
+}
+
 void TestArchitectures() {
   const char* const wheel = "75-real,80-real,86-real,89-real,90a-real,100-real,120";
   struct {
@@ -978,6 +1024,7 @@ int main() {
   lowbit::cuda::TestSumForms();
   lowbit::cuda::TestFinishesOfChains();
   lowbit::cuda::TestInverses();
+  lowbit::cuda::TestInversesOfTails();
   lowbit::cuda::TestCells();
   lowbit::cuda::TestStrips();
   for (const lowbit::cuda::Case& c : lowbit::cuda::Cases()) lowbit::cuda::CheckCase(c);
