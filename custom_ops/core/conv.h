@@ -84,7 +84,8 @@ struct Epilogue {
   float clip_min = 0, clip_max = 0;
 
   // kTail with a residual that is added as behind kRequantize: the tail, which has no such step, ends in the
-  // inner quantizer, v / inner_scale rounded. No schema says so: nodes that are fused have it.
+  // inner quantizer, v / inner_scale rounded. So is the residual of kThresholds. No schema says so: nodes that
+  // are fused have them.
   bool adds_behind_tail = false;
   bool has_residual = false;
   float residual_scale = 1, inner_scale = 1;

@@ -9,15 +9,6 @@ int32_t RequantizeCode(const Epilogue& e, int32_t acc, size_t c, int32_t residua
   return e.has_residual ? AddResidualCode(e, q, residual) : q;
 }
 
-// Compared in int64 because dir * INT32_MIN leaves int32.
-int32_t ThresholdCode(const Epilogue& e, int32_t acc, size_t c) {
-  const int32_t* row = e.thresholds.data() + c * static_cast<size_t>(e.threshold_count);
-  const int64_t dir = e.dir[c], value = dir * acc;
-  int32_t reached = 0;
-  for (int64_t k = 0; k < e.threshold_count; ++k) reached += value >= dir * row[k] ? 1 : 0;
-  return e.base[c] + reached;
-}
-
 // The comparisons are written so that NaN passes through, as numpy.maximum and maxps(0, v) have it.
 float TailValue(const Epilogue& e, int32_t acc, size_t c, int32_t residual) {
   float v = static_cast<float>(acc) * e.acc_scale[c];
@@ -48,6 +39,15 @@ float TailValue(const Epilogue& e, int32_t acc, size_t c, int32_t residual) {
 
 }  // namespace
 
+// Compared in int64 because dir * INT32_MIN leaves int32.
+int32_t ThresholdCode(const Epilogue& e, int32_t acc, size_t c) {
+  const int32_t* row = e.thresholds.data() + c * static_cast<size_t>(e.threshold_count);
+  const int64_t dir = e.dir[c], value = dir * acc;
+  int32_t reached = 0;
+  for (int64_t k = 0; k < e.threshold_count; ++k) reached += value >= dir * row[k] ? 1 : 0;
+  return e.base[c] + reached;
+}
+
 int32_t AddResidualCode(const Epilogue& e, int32_t q, int32_t residual) {
   const float v = DequantizeCode(q, e.inner_scale, e.zero_point) +
                   DequantizeCode(residual, e.residual_scale, e.residual_zero_point);
@@ -59,8 +59,10 @@ int32_t EpilogueCode(const Epilogue& e, int32_t acc, int64_t channel, int32_t re
   switch (e.kind) {
     case EpilogueKind::kRequantize:
       return RequantizeCode(e, acc, c, residual);
-    case EpilogueKind::kThresholds:
-      return ThresholdCode(e, acc, c);
+    case EpilogueKind::kThresholds: {
+      const int32_t q = ThresholdCode(e, acc, c);
+      return e.has_residual ? AddResidualCode(e, q, residual) : q;
+    }
     case EpilogueKind::kFloat:
     case EpilogueKind::kTail:
       break;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 #include "core/conv.h"
@@ -31,6 +32,8 @@ inline float DequantizeCode(int32_t code, float scale, int32_t zero_point) {
 // One accumulator of channel c through the epilogue. `residual` is the residual's code (ignored without one).
 // The result is a code for quantized outputs and v itself for float outputs.
 int32_t EpilogueCode(const Epilogue& e, int32_t acc, int64_t c, int32_t residual);
+// kThresholds, before any residual.
+int32_t ThresholdCode(const Epilogue& e, int32_t acc, size_t c);
 // What a residual adds: q is the code of the inner quantizer.
 int32_t AddResidualCode(const Epilogue& e, int32_t q, int32_t residual);
 float EpilogueFloat(const Epilogue& e, int32_t acc, int64_t c, int32_t residual);

@@ -44,7 +44,7 @@ bool HasLines(const Epilogue& e) {
   if (!e.quantized_output) return false;
   if (e.kind == EpilogueKind::kRequantize) return true;
   if (e.kind == EpilogueKind::kThresholds) {
-    return !e.has_residual && e.threshold_count > 0 && e.threshold_count < 256 &&
+    return e.threshold_count > 0 && e.threshold_count < 256 &&
            std::all_of(e.base.begin(), e.base.end(), [&](int32_t base) { return base == e.base.front(); });
   }
   const auto is_small = [](float bias) { return std::fabs(bias) < 0x1p60f; };
@@ -64,15 +64,14 @@ float TailQuotient(const Epilogue& e, float sum, size_t channel) {
 CodeRange FirstCodesOf(const Epilogue& e) {
   if (e.kind == EpilogueKind::kThresholds) {
     const int32_t lowest = e.base.front();
-    return {lowest, lowest + static_cast<int32_t>(e.threshold_count), lowest};
+    return {lowest, lowest + static_cast<int32_t>(e.threshold_count), e.has_residual ? e.zero_point : lowest};
   }
   if (e.kind == EpilogueKind::kTail && !e.adds_behind_tail) return {e.y_lo, e.y_hi, e.y_zero_point};
   return {e.lo, e.hi, e.zero_point};
 }
 
 int32_t FirstCode(const Epilogue& e, int64_t sum, size_t channel) {
-  if (e.kind == EpilogueKind::kThresholds)
-    return EpilogueCode(e, static_cast<int32_t>(sum), static_cast<int64_t>(channel), 0);
+  if (e.kind == EpilogueKind::kThresholds) return ThresholdCode(e, static_cast<int32_t>(sum), channel);
   const auto acc = static_cast<float>(static_cast<int32_t>(sum));
   const float v =
       e.kind == EpilogueKind::kRequantize ? acc * e.multiplier[channel] : TailQuotient(e, acc, channel);

@@ -449,8 +449,10 @@ __device__ __forceinline__ int FinishCode(const EpilogueParams& e, int acc, int 
       const int q = InnerCode(e, acc, scale);
       return e.has_residual ? AddResidual(e, q, residual) : q;
     }
-    case EpilogueKind::kThresholds:
-      return ThresholdCode(e, acc, c);
+    case EpilogueKind::kThresholds: {
+      const int q = ThresholdCode(e, acc, c);
+      return e.has_residual ? AddResidual(e, q, residual) : q;
+    }
     default:
       if (e.adds_behind_tail) {
         const int q =

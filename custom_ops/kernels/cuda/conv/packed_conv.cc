@@ -553,7 +553,7 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
     p.word_shift = 0;
     p.line_shift = static_cast<float>(codes.zero_point - codes.lo);
   }
-  if (!e.adds_behind_tail && e.kind != EpilogueKind::kRequantize) {
+  if (e.kind != EpilogueKind::kRequantize && (!e.has_residual || in_tail)) {
     p.zero_point = codes.zero_point;
     p.lo = codes.lo;
     p.hi = codes.hi;

@@ -284,9 +284,8 @@ std::string ShapeText(const ConvShape& shape) {
 bool FusesResidual(const MatmulNode& first, const MatmulNode& second, const Device& device) {
   const auto fits = [](const MatmulNode& node) {
     const Epilogue& e = node.conv.epilogue;
-    return !node.layout.is_gemm && e.kind != EpilogueKind::kThresholds && MayRoundFours(e) &&
-           e.quantized_output && node.conv.geometry.out_channels % 16 == 0 &&
-           PackedConv::FitsBoxes(node.conv);
+    return !node.layout.is_gemm && MayRoundFours(e) && e.quantized_output &&
+           node.conv.geometry.out_channels % 16 == 0 && PackedConv::FitsBoxes(node.conv);
   };
   const Epilogue &made = first.conv.epilogue, &adds = second.conv.epilogue;
   return device.capability == 90 && fits(first) && fits(second) && made.kind == adds.kind &&
@@ -297,12 +296,12 @@ bool FusesResidual(const MatmulNode& first, const MatmulNode& second, const Devi
 std::optional<MatmulNode> WithResidual(const MatmulNode& conv, const BinaryNode& add, bool conv_first) {
   const BinarySpec& spec = add.spec;
   const Epilogue& e = conv.conv.epilogue;
-  const bool is_tail = e.kind == EpilogueKind::kTail;
+  const bool is_tail = e.kind == EpilogueKind::kTail, has_thresholds = e.kind == EpilogueKind::kThresholds;
   const float scale = conv_first ? spec.a_scale : spec.b_scale;
   const int32_t zero_point = conv_first ? spec.a_zero_point : spec.b_zero_point;
   if (conv.layout.is_gemm || conv.layout.spatial > 2 || spec.kind != BinaryKind::kAdd ||
-      !spec.quantizer.quantized || e.has_residual || e.kind == EpilogueKind::kThresholds || !HasLines(e) ||
-      (is_tail && scale != e.y_scale) || zero_point != (is_tail ? e.y_zero_point : e.zero_point) ||
+      !spec.quantizer.quantized || e.has_residual || !HasLines(e) || (is_tail && scale != e.y_scale) ||
+      (!has_thresholds && zero_point != (is_tail ? e.y_zero_point : e.zero_point)) ||
       (conv_first ? spec.a_signed : spec.b_signed) != e.y_signed) {
     return std::nullopt;
   }
@@ -315,6 +314,11 @@ std::optional<MatmulNode> WithResidual(const MatmulNode& conv, const BinaryNode&
     to.zero_point = e.y_zero_point;
     to.lo = e.y_lo;
     to.hi = e.y_hi;
+  } else if (has_thresholds) {
+    const CodeRange codes = FirstCodesOf(e);
+    to.zero_point = zero_point;
+    to.lo = codes.lo;
+    to.hi = codes.hi;
   }
   to.residual_scale = conv_first ? spec.b_scale : spec.a_scale;
   to.residual_zero_point = conv_first ? spec.b_zero_point : spec.a_zero_point;

@@ -27,6 +27,7 @@
 #include "kernels/cuda/conv/cuda_conv.h"
 #include "kernels/cuda/conv/image.h"
 #include "kernels/cuda/conv/packed_conv.h"
+#include "kernels/cuda/conv/tiles.h"
 #include "kernels/cuda/device/memory.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/quantized_conv.h"
@@ -206,7 +207,8 @@ class Generator : public cuda::Draws {
     ResidualPairCase pair;
     const int64_t batch = Int(1, 3), out_channels = 16 * Int(1, 20);
     const int64_t out_h = Coin(0.2) ? Int(40, 90) : Int(1, 20), out_w = Coin(0.2) ? Int(40, 90) : Int(1, 20);
-    const EpilogueKind kind = Coin(0.4) ? EpilogueKind::kTail : EpilogueKind::kRequantize;
+    const EpilogueKind kind = Of({EpilogueKind::kTail, EpilogueKind::kRequantize, EpilogueKind::kRequantize,
+                                  EpilogueKind::kThresholds});
     for (const bool is_second : {false, true}) {
       ConvSpec& spec = is_second ? pair.second : pair.first;
       ConvShape& s = is_second ? pair.shapes.second : pair.shapes.first;
@@ -242,7 +244,7 @@ class Generator : public cuda::Draws {
       do {
         Operands(spec);  // of tails mostly codes of one sign, which the kernel takes
       } while (spec.x.encoding == Encoding::kBipolar ||
-               (kind == EpilogueKind::kTail && is_second && spec.x.encoding != pair.first.x.encoding &&
+               (kind != EpilogueKind::kRequantize && is_second && spec.x.encoding != pair.first.x.encoding &&
                 Coin(0.9)));
       if (Coin(0.8)) spec.w_zero_point.assign(spec.w_zero_point.size(), 0);
       if (g.pad_top + g.pad_left + g.pad_bottom + g.pad_right > 0 && Coin(0.8)) spec.x_zero_point = 0;
@@ -345,6 +347,39 @@ class Generator : public cuda::Draws {
     return chain;
   }
 
+  // Of so many images and channels, whose sums a kernel for one finish finishes so: windows that most families
+  // take.
+  Node Finishing(cuda::Finish finish, ConvShape shape, int64_t in_channels, int64_t out_channels,
+                 const cuda::Device& device) {
+    constexpr int kMostDraws = 100000;
+    Node node;
+    node.kind = "finish " + std::to_string(static_cast<int>(finish));
+    node.shape = shape;
+    for (int draw = 0; draw < kMostDraws; ++draw) {
+      node.spec = {};
+      ConvGeometry& g = node.spec.geometry;
+      g.in_channels = in_channels;
+      g.out_channels = out_channels;
+      const bool has_windows = in_channels % 128 == 0;
+      g.kernel_h = g.kernel_w = has_windows ? 3 : 1;
+      g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = has_windows ? 1 : 0;
+      Operands(node.spec);
+      if (node.spec.x.encoding != Encoding::kUnsigned) continue;
+      node.spec.x.bits = 8;  // whatever other nodes make
+      if (has_windows) node.spec.x_zero_point = 0;
+      node.spec.w_zero_point.assign(node.spec.w_zero_point.size(), 0);
+      MakeEpilogue(node.spec);
+      if (!cuda::MayRoundFours(node.spec.epilogue)) continue;
+      const cuda::PackedConv packed(node.spec, device, {});
+      const cuda::ConvConfig config{&cuda::kWgmmaRow, 64, 32, 1};
+      if (packed.Problem(shape).requantizes &&
+          cuda::FinishOf(packed.Params(shape, config).epilogue) == finish) {
+        return node;
+      }
+    }
+    Fail("no node of ", kMostDraws, " has ", node.kind);
+  }
+
  private:
   // As many outputs of a larger image, and pixels that a stride leaves over.
   void Stride(Node& node) {
@@ -425,7 +460,8 @@ class Generator : public cuda::Draws {
                  EpilogueKind::kThresholds, EpilogueKind::kTail, EpilogueKind::kTail});
     e.residual_signed = Coin();
     e.residual_scale = Real(0.01f, 0.1f);
-    e.residual_zero_point = static_cast<int32_t>(e.residual_signed ? Int(-128, 127) : Int(0, 255));
+    e.residual_zero_point =
+        (e.residual_signed ? -128 : 0) + static_cast<int32_t>(Coin(0.3) ? 0 : Int(0, 255));
     e.y_signed = Coin();
     Range(e.y_signed, e.y_zero_point, e.y_lo, e.y_hi);
     switch (e.kind) {
@@ -440,6 +476,11 @@ class Generator : public cuda::Draws {
           e.inner_scale = multiple(10);
           e.residual_scale = multiple(10);
           e.y_scale = multiple(30);
+          if (e.has_residual && Coin()) {  // of bytes from 0 on
+            e.residual_signed = e.y_signed = false;
+            e.residual_zero_point = e.y_zero_point = e.y_lo = 0;
+            e.y_hi = 255;
+          }
         }
         break;
       case EpilogueKind::kFloat:
@@ -468,6 +509,13 @@ class Generator : public cuda::Draws {
                                                 : e.y_signed ? Int(-100, 100)
                                                              : Int(0, 200)));
         }
+        e.has_residual = is_uniform && Coin(0.4);
+        if (!e.has_residual) break;
+        e.lo = e.base.front();
+        e.hi = e.lo + static_cast<int32_t>(e.threshold_count);
+        e.zero_point = e.lo + static_cast<int32_t>(Int(-20, 20));
+        e.inner_scale = Coin(0.3) ? 0.0625f : Real(0.01f, 0.1f);
+        if (Coin()) e.y_scale = Real(0.02f, 0.2f);
         break;
       }
       case EpilogueKind::kTail:
@@ -491,9 +539,13 @@ class Generator : public cuda::Draws {
         e.has_residual = false;
         for (float& bias : e.tail_bias) bias *= Coin() ? 1.0f : -1.0f;
         if (Coin()) e.y_scale = Real(0.005f, 0.2f);
-        if (Coin(0.3)) {
+        if (Coin()) {
           e.tail.push_back(TailStep::kResidual);
           e.has_residual = true;
+          if (Coin()) {  // as behind ReLU
+            e.y_lo = e.y_zero_point = 0;
+            e.y_hi = e.y_signed || Coin() ? 127 : 255;
+          }
           break;
         }
         e.has_residual = e.adds_behind_tail = Coin(0.4);
@@ -794,9 +846,9 @@ bool TestResidualPair(const ResidualPairCase& pair, Generator& generator, const 
 }
 
 // Returns whether all configurations of two convolutions in one launch agree; true where there are none.
-bool TestChain(Generator& generator, const cuda::Device& device, std::map<std::string, Counts>& by,
-               size_t most, const std::string& text) {
-  const auto [first, second, maker] = generator.MakeChain();
+bool TestChain(const Chain& nodes, Generator& generator, const cuda::Device& device,
+               std::map<std::string, Counts>& by, size_t most, const std::string& text) {
+  const auto& [first, second, maker] = nodes;
   const ConvShape& s = first.shape;
   const auto x_count = [](const Node& node) {
     return node.shape.batch * node.shape.in_h * node.shape.in_w * node.spec.geometry.in_channels;
@@ -973,6 +1025,52 @@ bool TestPooled(Generator& generator, const cuda::Device& device, std::map<std::
   return false;
 }
 
+// Every way in which kernels that are made for one finish sums that are floats, in single convolutions, in pairs and in
+// chains. Returns how many nodes there were, how many had a wrong element.
+std::pair<int64_t, int64_t> TestFinishes(Generator& generator, const cuda::Device& device,
+                                         std::map<std::string, Counts>& by, size_t most,
+                                         const std::string& text) {
+  using enum cuda::Finish;
+  int64_t nodes = 0, wrong = 0;
+  const ConvShape shape = {2, 7, 9, 7, 9};
+  const auto channels = [&] { return 16 * generator.Int(1, 6); };  // no windows
+  const auto count = [&](bool equal) {
+    ++nodes;
+    wrong += equal ? 0 : 1;
+  };
+  for (const cuda::Finish finish :
+       {kFloatsFromZero, kFloatsOnLine, kFloatsInverse, kCappedFromZero, kCappedTail, kCappedOnLine,
+        kCappedTailOnLine, kCappedInTail, kWordsTail, kWordsTailOnLine, kFloats, kFloatsAdding}) {
+    const Node node =
+        generator.Finishing(finish, shape, generator.Coin() ? 128 : channels(), channels(), device);
+    count(TestNode(node, generator, device, by, most, text));
+  }
+  for (const cuda::Finish finish : {kCappedTailOnLine, kCappedInTail}) {
+    const int64_t out = channels();
+    ResidualPairCase pair;
+    pair.first = generator.Finishing(kCappedTail, shape, channels(), out, device).spec;
+    pair.second = generator.Finishing(finish, shape, channels(), out, device).spec;
+    pair.shapes = {shape, shape};
+    count(TestResidualPair(pair, generator, device, by, most, text));
+  }
+  const std::pair<cuda::Finish, cuda::Finish> chains[] = {
+      {kFloatsFromZero, kFloatsFromZero}, {kFloatsOnLine, kFloatsFromZero}, {kFloatsInverse, kFloatsFromZero},
+      {kCappedOnLine, kCappedFromZero},   {kCappedTailOnLine, kCappedTail}, {kCappedInTail, kCappedTail},
+      {kWordsTailOnLine, kWordsTail},     {kFloatsAdding, kFloats}};
+  for (const auto& [first, second] : chains) {
+    const int64_t in = channels(), between = channels();
+    Chain chain{generator.Finishing(first, shape, in, between, device),
+                generator.Finishing(second, shape, between, channels(), device), std::nullopt};
+    if (chain.first.spec.epilogue.has_residual && generator.Coin()) {
+      const bool is_tail = chain.first.spec.epilogue.kind == EpilogueKind::kTail;
+      chain.residuals =
+          generator.Finishing(is_tail ? kCappedTail : kFloatsFromZero, shape, channels(), between, device);
+    }
+    count(TestChain(chain, generator, device, by, most, text));
+  }
+  return {nodes, wrong};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -982,7 +1080,9 @@ int main(int argc, char** argv) {
     const size_t most = argc > 3 ? static_cast<size_t>(std::atoll(argv[3])) : 24;
     cuda::Device device = cuda::Device::Query(0);
     if (argc > 4) device.capability = std::min(device.capability, std::atoi(argv[4]));
-    const std::string text = argc > 5 ? argv[5] : "", only_kind = argc > 6 ? argv[6] : "";
+    std::string text = argc > 5 ? argv[5] : "all";  // of configurations
+    if (text == "all") text.clear();
+    const std::string only_kind = argc > 6 ? argv[6] : "";
     Generator generator(seed);
     std::map<std::string, Counts> by;
     int64_t nodes = 0, wrong = 0;
@@ -998,11 +1098,16 @@ int main(int argc, char** argv) {
     }
     if (only_kind.empty() || only_kind == "chain") {
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {
-        if (!TestChain(generator, device, by, most, text)) ++wrong;
+        if (!TestChain(generator.MakeChain(), generator, device, by, most, text)) ++wrong;
       }
     }
     for (int64_t i = 0; (only_kind.empty() || only_kind == "pooled") && i < per_class; ++i, ++nodes) {
       if (!TestPooled(generator, device, by)) ++wrong;
+    }
+    for (int64_t i = 0; only_kind == "finishes" && i < per_class; ++i) {
+      const auto [tested, failed] = TestFinishes(generator, device, by, most, text);
+      nodes += tested;
+      wrong += failed;
     }
     for (const auto& [name, counts] : by) {
       std::cout << name << ": " << counts.runs << " runs, " << counts.wrong_runs << " wrong\n";
