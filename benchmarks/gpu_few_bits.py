@@ -3,8 +3,9 @@
 python benchmarks/gpu_few_bits.py                                          on an NVIDIA GPU
 python benchmarks/gpu_few_bits.py --device cpu-ep --batches 1 --rounds 1   does everything still run?
 
-ResNets are the seeded ones of `lowbit.models`, in QONNX as `lowbit.export` writes them. CNV is FINN's binary
-network for CIFAR-10 (--cnv names a QONNX file that has it), beside a seeded one of the same layers at 8 bits.
+ResNets are the seeded ones of `lowbit.models`, in QONNX as `lowbit.export` writes them, and with a
+BatchNormalization behind every convolution. CNV is FINN's binary network for CIFAR-10 (--cnv names a QONNX
+file that has it), beside a seeded one of the same layers at 8 bits.
 Times are device times of a run among many (`gpu_networks.py`), tuned, all of a network in turns.
 """
 
@@ -23,6 +24,7 @@ from lowbit.models import build, save
 from lowbit.models.calibration import images
 from lowbit.models.graph import GraphBuilder
 from lowbit.sessions.devices import canonical
+from onnx import helper, numpy_helper
 from onnxruntime.quantization import quantize_static
 from results import RESULTS, WORK, Table, write
 
@@ -30,14 +32,46 @@ BASE = "w8a8"
 SHARED_CNV = Path(__file__).resolve().parents[2] / "shared/models/qonnx/cnv_w1a1_cifar10.onnx"
 
 
-def seeded(network: str, bits: int, *, qonnx: bool = False) -> Path:
+def with_norms(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A BatchNormalization behind every Conv, as trained networks in QONNX have them.
+
+    Some gammas are negative. Codes behind one are told by integer thresholds, where those of the Conv alone
+    are requantized.
+    """
+    rng = np.random.default_rng(0)
+    makers = {output: node for node in model.graph.node for output in node.output}
+    sizes = {tensor.name: tensor.dims for tensor in model.graph.initializer}
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    for node in nodes:
+        model.graph.node.append(node)
+        if node.op_type != "Conv":
+            continue
+        y = node.output[0]
+        model.graph.node[-1].output[0] = f"{y}_sums"
+        weights = node.input[1]
+        while weights in makers:  # a quantizer
+            weights = makers[weights].input[0]
+        count = sizes[weights][0]
+        gammas = rng.uniform(0.7, 1.4, count) * np.where(rng.random(count) < 0.03, -1, 1)
+        shifts = rng.normal(0, 0.02, (2, count))
+        inputs = [f"{y}_sums"]
+        for array in (gammas, *shifts, rng.uniform(0.6, 1.5, count)):
+            inputs.append(f"{y}_norm_{len(inputs)}")
+            model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), inputs[-1]))
+        model.graph.node.append(helper.make_node("BatchNormalization", inputs, [y]))
+    return model
+
+
+def seeded(network: str, bits: int, *, qonnx: bool = False, norms: bool = False) -> Path:
     """A network of `lowbit.models` with so many bits, converted, in the work folder."""
-    path = WORK / f"{network}_w{bits}a{bits}{'_qonnx' if qonnx else ''}_few.lowbit.onnx"
+    suffix = ("_qonnx" if qonnx else "") + ("_norms" if norms else "")
+    path = WORK / f"{network}_w{bits}a{bits}{suffix}_few.lowbit.onnx"
     if not path.exists():
         model = build(network, bits, bits, batch="N")
         if qonnx:
             model = lowbit.export(lowbit.convert(model).model, to="qonnx").model
-        lowbit.convert(model, path, overwrite=True)
+        lowbit.convert(with_norms(model) if norms else model, path, overwrite=True)
     return path
 
 
@@ -78,6 +112,8 @@ def networks(cnv: Path) -> dict[str, dict[str, Path]]:
             "w4a4": seeded("resnet18", 4),
             "w2a2": seeded("resnet18", 2),
             "QONNX w2a2": seeded("resnet18", 2, qonnx=True),
+            "QONNX w2a2, normalized": seeded("resnet18", 2, qonnx=True, norms=True),
+            "QONNX w4a4, normalized": seeded("resnet18", 4, qonnx=True, norms=True),
         },
         "resnet50": {f"w{bits}a{bits}": seeded("resnet50", bits) for bits in (8, 4, 2)},
     }

@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from tests.dialects.graphs import CASES
+from tests.dialects.graphs import qonnx as qonnx_graphs
 from tests.dialects.graphs.random_network import random_network
 from tests.dialects.test_export import single_node
 from tests.ep.graphs import bottleneck
@@ -92,6 +93,12 @@ def test_channels_that_are_no_multiples(seed: int) -> None:
 def test_constructs(name: str) -> None:
     """Every construct of every exporter; what the provider leaves runs on the CPU, with the same results."""
     built = CASES[name].build(0)
+    compare(lowbit.convert(built.model).model, built.feed(0, **built.sizes[0]), name)
+
+
+@pytest.mark.parametrize("name", sorted(qonnx_graphs.CASES))
+def test_qonnx_constructs(name: str) -> None:
+    built = qonnx_graphs.CASES[name].build(0)
     compare(lowbit.convert(built.model).model, built.feed(0, **built.sizes[0]), name)
 
 
@@ -181,10 +188,17 @@ def _pair(nodes: list[onnx.NodeProto], name: str, scale: str, zero: str) -> str:
     return f"{name}_dq"
 
 
+@pytest.mark.parametrize("rounds", [True, False])
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("dims", [["N", 32, 6, 5], [1, 32, 6, 5], [1, 32, 1, 1], ["M", 32, 6, 5]])
-def test_convolution_with_float_bias_and_addition(dims: list[int | str], first: bool) -> None:
-    """One convolution that rounds twice; two kernels where the other tensor has other dims."""
+def test_convolution_with_float_bias_and_addition(dims: list[int | str], first: bool, rounds: bool) -> None:
+    """One convolution that rounds twice or once; two kernels where the other tensor has other dims.
+
+    Args:
+        dims: Of the tensor that is added.
+        first: Whether what the convolution makes is the first operand.
+        rounds: Whether that is quantized before it is added.
+    """
     rng = np.random.default_rng(1)
     constants = {
         "s": np.float32(0.021), "z": np.int8(3), "t": np.float32(0.013),
@@ -196,7 +210,7 @@ def test_convolution_with_float_bias_and_addition(dims: list[int | str], first: 
     x, other = _pair(nodes, "x", "s", "z"), _pair(nodes, "r", "t", "zero")
     nodes.append(onnx.helper.make_node("DequantizeLinear", ["w", "w_s", "zero"], ["w_dq"]))
     nodes.append(onnx.helper.make_node("Conv", [x, "w_dq", "bias"], ["c"], pads=[1, 1, 1, 1]))
-    made = _pair(nodes, "c", "t", "z")
+    made = _pair(nodes, "c", "t", "z") if rounds else "c"
     nodes.append(onnx.helper.make_node("Add", [made, other] if first else [other, made], ["a"]))
     nodes.append(onnx.helper.make_node("Relu", ["a"], ["relu"]))
     _pair(nodes, "relu", "y_s", "zero")
@@ -213,7 +227,8 @@ def test_convolution_with_float_bias_and_addition(dims: list[int | str], first: 
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9)
     converted = lowbit.convert(model, all_regions=True).model
-    assert "LowBitAdd" in [node.op_type for node in converted.graph.node]
+    if rounds:
+        assert "LowBitAdd" in [node.op_type for node in converted.graph.node]
     on_gpu, on_cpu = gpu_session(converted), lowbit_session(converted)
     for sizes in ({"N": 3, "M": 3}, {"N": 1, "M": 2}, {"N": 2, "M": 1}):
         feeds = noise(converted, 2, **sizes)

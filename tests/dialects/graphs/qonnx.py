@@ -664,6 +664,21 @@ def residual_add(g: QonnxGraph) -> None:
 
 
 @case()
+def residual_add_of_norms(g: QonnxGraph) -> None:
+    """Both operands of the Add are told by thresholds: behind normalizations."""
+    x, xq = entry(g, [1, 8, 6, 6], g.act_quant(0.1, 4, signed=0))
+    operands = []
+    for size in (3, 1):
+        y, wq, terms = conv(g, x, xq, (8, 8, size, size), pads=[size // 2] * 4)
+        branch = g.after(xq, wq, terms, 4)
+        spread = float(np.mean(branch.scale)) * 3
+        operands.append(g.quant(_norm(g, y, spread), branch))
+    yq = g.act_quant(0.12, 4, signed=0)
+    total = g.node("Relu", [g.node("Add", operands)])
+    close(g, g.quant(total, yq), yq, (4, 8, 1, 1), [1, 4, 6, 6])
+
+
+@case()
 def residual_without_inner_quantizer(g: QonnxGraph) -> None:
     x, xq = entry(g, [1, 8, 6, 6], g.act_quant(0.1, 4, signed=0))
     y, wq, terms = conv(g, x, xq, (8, 8, 3, 3), pads=[1, 1, 1, 1])
