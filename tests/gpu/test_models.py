@@ -232,4 +232,8 @@ def test_convolution_with_float_bias_and_addition(dims: list[int | str], first: 
     on_gpu, on_cpu = gpu_session(converted), lowbit_session(converted)
     for sizes in ({"N": 3, "M": 3}, {"N": 1, "M": 2}, {"N": 2, "M": 1}):
         feeds = noise(converted, 2, **sizes)
+        if not rounds and dims[0] == "M" and sizes["N"] != sizes["M"]:
+            with pytest.raises(Exception, match="the residual has shape"):
+                on_gpu.run(None, feeds)
+            continue
         assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{dims}, {sizes}")

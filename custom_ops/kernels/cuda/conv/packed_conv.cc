@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <utility>
 
 #include "core/epilogue.h"
@@ -67,8 +68,8 @@ namespace {
 
 // The first constant of every node, so that an image says what cannot be told from the node without weights.
 struct ImageHeader {
-  uint32_t magic = 0x3643424C, has_w_zero = 0, sum_form = 0, rounding = 0, lacks_lines = 0,
-           float_lines = 0;  // "LBC6"
+  uint32_t magic = 0x3643424C, has_w_zero = 0, sum_form = 0, rounding = 0, lacks_lines = 0, float_lines = 0,
+           rises = 0;  // "LBC6"
 };
 
 ImageHeader ReadHeader(std::span<const uint8_t> image) {
@@ -80,7 +81,7 @@ ImageHeader ReadHeader(std::span<const uint8_t> image) {
   Require(header.magic == expected.magic && header.has_w_zero <= 1 &&
               header.sum_form <= static_cast<uint32_t>(SumForm::kFloatFromZero) &&
               header.rounding <= static_cast<uint32_t>(Rounding::kWords) && header.lacks_lines <= 1 &&
-              header.float_lines <= 1,
+              header.float_lines <= 1 && header.rises <= 1,
           "the packed node does not begin with the mark of this version; compile the model again");
   return header;
 }
@@ -94,6 +95,11 @@ bool DividesFast(const Epilogue& e) {
 
 bool HasNormalMultipliers(const Epilogue& e) {
   return std::all_of(e.multiplier.begin(), e.multiplier.end(), IsNormal);
+}
+
+bool AllRise(const Epilogue& e) {
+  return e.kind != EpilogueKind::kThresholds ||
+         std::all_of(e.dir.begin(), e.dir.end(), [](int32_t dir) { return dir > 0; });
 }
 
 // Few sums decide then what a line must be, and nearly all channels have one.
@@ -119,11 +125,7 @@ bool MayRoundFours(const Epilogue& e) { return HasLines(e) || AddsInTail(e); }
 
 // Rounds, adds and clips what rises with the sums, each as float or int32. Neither 0 times infinity nor a
 // product that is no number is among it.
-bool Rises(const Epilogue& e) {
-  return HasLines(e) && !e.has_residual && HasNormalMultipliers(e) &&
-         (e.kind != EpilogueKind::kThresholds ||
-          std::all_of(e.dir.begin(), e.dir.end(), [](int32_t dir) { return dir > 0; }));
-}
+bool MayRise(const Epilogue& e) { return HasLines(e) && !e.has_residual && HasNormalMultipliers(e); }
 
 std::optional<ConvSpec> OfBits(const ConvSpec& spec) {
   const ConvGeometry& g = spec.geometry;
@@ -148,6 +150,37 @@ std::optional<ConvSpec> OfBits(const ConvSpec& spec) {
   return bits;
 }
 
+std::optional<ConvSpec> WithRisingThresholds(const ConvSpec& spec) {
+  const Epilogue& e = spec.epilogue;
+  if (e.kind != EpilogueKind::kThresholds || spec.geometry.transposed || AllRise(e)) return std::nullopt;
+  ConvSpec out = spec;
+  out.w = {8, Encoding::kSigned};
+  std::fill(out.w_zero_point.begin(), out.w_zero_point.end(), 0);
+  const int64_t k = spec.geometry.K();
+  for (size_t c = 0; c < e.dir.size(); ++c) {
+    const int32_t sign = e.dir[c];
+    int64_t most = std::abs(int64_t{spec.bias[c]});  // of a sum, which its negative is as large as
+    for (int64_t i = static_cast<int64_t>(c) * k; i < static_cast<int64_t>(c + 1) * k; ++i) {
+      const int32_t weight = sign * spec.WeightValue(static_cast<int64_t>(c), i);
+      if (weight < -128 || weight > 127) return std::nullopt;
+      most += 255 * std::abs(weight);
+      out.weights[static_cast<size_t>(i)] = static_cast<uint8_t>(weight);
+    }
+    if (sign > 0) continue;
+    if (most >= std::numeric_limits<int32_t>::max()) return std::nullopt;
+    out.bias[c] = -spec.bias[c];
+    out.epilogue.dir[c] = 1;
+    for (int64_t t = 0; t < e.threshold_count; ++t) {
+      int32_t& threshold =
+          out.epilogue.thresholds[c * static_cast<size_t>(e.threshold_count) + static_cast<size_t>(t)];
+      // No sum is as large as the largest number.
+      threshold =
+          threshold == std::numeric_limits<int32_t>::min() ? std::numeric_limits<int32_t>::max() : -threshold;
+    }
+  }
+  return out;
+}
+
 void RequireAligned(std::initializer_list<const void*> tensors) {
   for (const void* const tensor : tensors) {
     Require(reinterpret_cast<uintptr_t>(tensor) % 16 == 0,
@@ -168,12 +201,20 @@ bool PackedConv::FitsBoxes(const ConvSpec& spec) {
          std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) <= kMostReach;
 }
 
-PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<const uint8_t> image,
+PackedConv::PackedConv(const ConvSpec& given, const Device& device, std::span<const uint8_t> image,
                        const std::optional<CodeGrid>& dequantized)
-    : geometry_(spec.geometry), x_(spec.x), x_zero_(spec.x_zero_point), device_(device) {
+    : geometry_(given.geometry), x_(given.x), x_zero_(given.x_zero_point), device_(device) {
   const ConvGeometry& g = geometry_;
   Require(g.out_channels <= kMaxBytes && g.K() <= kMaxBytes, "weights of ", g.out_channels, " x ", g.K(),
           " are too large for the GPU kernels");
+  // Of an image nothing is read that it holds.
+  std::optional<ConvSpec> rising;
+  if (image.empty()) {
+    Require(static_cast<int64_t>(given.weights.size()) == g.out_channels * g.K(), "the node has ",
+            given.weights.size(), " weights, expected ", g.out_channels * g.K());
+    rising = WithRisingThresholds(given);
+  }
+  const ConvSpec& spec = rising ? *rising : given;
   // Positions are pairs of 16-bit numbers: sizes, pads and windows stay below 2^14 together.
   tiled_ = !g.transposed && (g.group == 1 || (g.GroupIn() >= 16 && g.GroupOut() >= 16)) &&
            (g.kernel_h - 1) * g.dilation_h < 4096 && (g.kernel_w - 1) * g.dilation_w < 4096 &&
@@ -197,8 +238,6 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
   ChannelConstants channels(static_cast<size_t>(g.out_channels));
   ImageHeader header;
   if (image.empty()) {
-    Require(static_cast<int64_t>(spec.weights.size()) == g.out_channels * g.K(), "the node has ",
-            spec.weights.size(), " weights, expected ", g.out_channels * g.K());
     weights = ToInt8(spec);
     has_w_zero_ = std::any_of(weights.zero.begin(), weights.zero.end(), [](int32_t z) { return z != 0; });
     channels = ConstantsOf(spec, weights);
@@ -208,6 +247,7 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
     header.rounding = static_cast<uint32_t>(epilogue_.rounding);
     header.lacks_lines = epilogue_.lacks_lines ? 1 : 0;
     header.float_lines = float_lines_ ? 1 : 0;
+    header.rises = MayRise(spec.epilogue) && AllRise(spec.epilogue) ? 1 : 0;
   } else {
     header = ReadHeader(image);
     weights.zero.resize(channels.bias.size());
@@ -222,7 +262,7 @@ PackedConv::PackedConv(const ConvSpec& spec, const Device& device, std::span<con
                              (epilogue_.has_residual && epilogue_.addition == Addition::kAny))) {
     rounds_fours_ = false;
   }
-  rises_ = rounds_fours_ && !has_w_zero_ && !dequantized && Rises(spec.epilogue);
+  rises_ = rounds_fours_ && !has_w_zero_ && !dequantized && header.rises != 0;
 
   ConstantBuilder builder(image);
   builder.Add(sizeof header, [&](uint8_t* to) { std::memcpy(to, &header, sizeof header); });

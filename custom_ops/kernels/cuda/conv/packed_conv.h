@@ -23,8 +23,8 @@ void RequireAligned(std::initializer_list<const void*> tensors);
 bool AddsInTail(const Epilogue& epilogue);
 // Whether kernels may round four of its sums at once. PackedConv may find that they do not.
 bool MayRoundFours(const Epilogue& epilogue);
-// Whether a larger sum never gives a smaller code.
-bool Rises(const Epilogue& epilogue);
+// Whether a larger sum never gives a smaller code, or would not where WithRisingThresholds applies.
+bool MayRise(const Epilogue& epilogue);
 
 struct Int8Weights;
 class ConstantBuilder;
@@ -32,6 +32,10 @@ class ConstantBuilder;
 // The same convolution of codes as they are, bits: with x = 2c - 1, sum(w x) = sum(2w c) - sum(w). nullopt
 // where x is not bipolar, there is padding (no code is its zero), or twice the weights are no int8.
 std::optional<ConvSpec> OfBits(const ConvSpec& spec);
+
+// The same thresholds of sums, all of which codes rise with: those of a channel whose codes fall are of its
+// negated sums. nullopt where none falls, or weights are no int8 then.
+std::optional<ConvSpec> WithRisingThresholds(const ConvSpec& spec);
 
 class PackedConv {
  public:

@@ -48,7 +48,7 @@ bool FitsPooling(const ConvSpec& conv, const MaxPoolNode& pool, const Device& de
   const auto all = [](const SpatialNumbers& values, int64_t value) {
     return values[1] == value && values[2] == value;
   };
-  return device.capability == 90 && FitsCells(conv.geometry, conv.x) && Rises(conv.epilogue) &&
+  return device.capability == 90 && FitsCells(conv.geometry, conv.x) && MayRise(conv.epilogue) &&
          pool.is_signed == conv.epilogue.y_signed && w.spatial == 2 && all(w.kernel, 3) && all(w.stride, 2) &&
          all(w.dilation, 1) && w.pad_begin[1] <= 1 && w.pad_begin[2] <= 1;
 }

@@ -667,6 +667,26 @@ void TestStrips() {
   falling.epilogue.multiplier.front() = -1.0f;
   Expect(PackedConv(falling, DeviceOf(90, 132, 228), {}).CellWeights() == nullptr,
          "codes that fall with their sums are not pooled before they are rounded");
+  // Thresholds of a falling channel are turned around, with its weights.
+  ConvSpec thresholds = StemSpec(random);
+  Epilogue& e = thresholds.epilogue;
+  const size_t channels = thresholds.bias.size();
+  e = {};
+  e.kind = EpilogueKind::kThresholds;
+  e.threshold_count = 2;
+  e.base.assign(channels, 0);
+  e.dir.assign(channels, 1);
+  e.dir[1] = -1;
+  for (const int32_t dir : e.dir) e.thresholds.insert(e.thresholds.end(), {-100 * dir, 100 * dir});
+  std::fill(thresholds.weights.begin(), thresholds.weights.end(), static_cast<uint8_t>(-127));
+  const auto pools = [&] {
+    return PackedConv(thresholds, DeviceOf(90, 132, 228), {}).CellWeights() != nullptr;
+  };
+  Expect(pools(), "thresholds that fall");
+  thresholds.weights.back() = static_cast<uint8_t>(-128);
+  Expect(pools(), "a weight of -128 where codes rise");
+  thresholds.weights[static_cast<size_t>(thresholds.geometry.K())] = static_cast<uint8_t>(-128);
+  Expect(!pools(), "a weight whose negative is no int8");
 }
 
 // ---- the second rounding on a line
