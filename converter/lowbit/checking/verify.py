@@ -34,10 +34,11 @@ from onnx.reference import ReferenceEvaluator
 from lowbit.checking.inner_values import Observed, Stock, exact_options
 from lowbit.errors import LowBitError, ModelError, RefusedError
 from lowbit.exporters.writer import captured
+from lowbit.frontends.half import widened
 from lowbit.frontends.standard_ops import needs_standard_form, standard_form, written_out
 from lowbit.ops import DOMAIN, chain, evaluate, ties
 from lowbit.proto.feeds import Model, as_proto, batches, constant_values, load_samples, random_feeds
-from lowbit.proto.provenance import Place, other_source, read_places
+from lowbit.proto.provenance import Place, other_source, read_places, widens_float16
 from lowbit.schemas import attributes_of
 from lowbit.sessions.devices import canonical, runs_as_it_is
 from lowbit.sessions.placement import RECORD, assignments
@@ -156,8 +157,11 @@ def verify(
         ModelError: if a model cannot be read or run, or ``model`` was not made from ``against``.
     """
     converted, given = as_proto(model), as_proto(against)
-    original = standard_form(given)
     notes = []
+    if widens_float16(converted):
+        given = widened(given)
+        notes.append("the original was compared with float32 in the place of float16, as it was converted")
+    original = standard_form(given)
     mapping = read_places(converted, original)
     if isinstance(against, (str, os.PathLike)) and other_source(converted, against):
         notes.append(

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 @click.option("--round-bias", is_flag=True, help="Round float biases to int32; the report lists them.")
 @click.option("--ap", is_flag=True, help="Write APConv and APGemm everywhere, not only for 1-bit operands.")
 @click.option("--all", "all_regions", is_flag=True, help="Convert also what gains nothing on a CPU.")
+@click.option("--widen-float16", is_flag=True, help="Compute in float32 what MODEL computes in float16.")
 @input_quant_option
 @report_option
 @overwrite_option
@@ -45,6 +46,7 @@ def command(
     round_bias: bool,
     ap: bool,
     all_regions: bool,
+    widen_float16: bool,
     input_quant: tuple[str, ...],
     report_file: Path | None,
     overwrite: bool,
@@ -71,6 +73,7 @@ def command(
             ap=ap,
             all_regions=all_regions,
             input_quant=input_quant,
+            widen_float16=widen_float16,
             overwrite=overwrite,
         )
     summary = written_model(model, output, result.report)

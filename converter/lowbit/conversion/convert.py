@@ -39,6 +39,7 @@ def convert(
     ap: bool = False,
     all_regions: bool = False,
     input_quant: str | Sequence[str] = (),
+    widen_float16: bool = False,
     overwrite: bool = False,
     verify: bool = True,
 ) -> Result:
@@ -60,6 +61,8 @@ def convert(
             well, such as an Add or a pool, between nodes that stay.
         input_quant: quantizers of float inputs that the model does not say itself, each written as
             ``[NAME:]scale=1/255,bits=8,unsigned``. The model then rounds what it is fed.
+        widen_float16: compute in float32 what the model computes in float16, so that its convolutions become
+            integer ones. Numbers change: they are those of the same model in float32.
         overwrite: replace ``output`` if it exists.
         verify: check, load and run the result against the definitions of its ops.
 
@@ -77,13 +80,14 @@ def convert(
     if target is not None:
         inputs = () if isinstance(model, onnx.ModelProto) else (Path(model),)
         check_writable(target, overwrite=overwrite, inputs=inputs)
-    source = load_model(model)
+    source = load_model(model, widen_float16=widen_float16)
     options = {
         "strict": strict,
         "round_bias": round_bias,
         "ap": ap,
         "all_regions": all_regions,
         "input_quant": stated,
+        "widen_float16": source.widened,
     }
 
     def attempt(model: ir.Model, staying: Staying, failed: Failed) -> Attempt:
@@ -115,6 +119,8 @@ def _convert_once(
             f"{overridable} initializers were graph inputs too; their values were taken as constants and can "
             "no longer be fed"
         )
+    if source.widened:
+        report.warn("what the model computes in float16 is computed in float32 (widen_float16)")
     quark.normalize(model)
     qonnx.normalize(model)
     names |= {value.name for node in model.graph for value in node.outputs}  # codes of QONNX among them

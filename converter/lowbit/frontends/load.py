@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import TopologicalSortPass
 
 from lowbit.errors import ModelError, raise_if_out_of_memory
-from lowbit.frontends import qonnx
+from lowbit.frontends import half, qonnx
 from lowbit.graph.opsets import complete_imports, raise_opset
 from lowbit.proto.model_file import (
     check_whole,
@@ -50,23 +50,26 @@ class Source:
         sha256: of the file, or of the serialized proto.
         path: the file; None for a proto.
         proto: what the graph was read from, with all its data.
+        widened: whether float16 tensors became float32 ones.
     """
 
     model: ir.Model
     sha256: str
     path: Path | None
     proto: onnx.ModelProto
+    widened: bool = False
 
     def again(self) -> Source:
         """The model as it was given, once more: the graph of this one may have been rewritten by now."""
         return replace(self, model=_read_graph(self.proto, str(self.path or "the given model")))
 
 
-def load_model(model: str | Path | onnx.ModelProto) -> Source:
+def load_model(model: str | Path | onnx.ModelProto, *, widen_float16: bool = False) -> Source:
     """Reads a model and checks that it is whole.
 
     Args:
         model: a file, external data beside it, or a proto.
+        widen_float16: read float16 tensors as float32.
 
     Returns:
         The model with all its data in memory.
@@ -92,7 +95,10 @@ def load_model(model: str | Path | onnx.ModelProto) -> Source:
         )
     proto = complete_imports(qonnx.qualified(in_known_version(proto, label)), qonnx.DOMAINS)
     _check(proto, label)
-    return Source(_read_graph(proto, label), digest, path, proto)
+    widens = widen_float16 and half.has_half(proto)
+    if widens:
+        proto = half.widened(proto)
+    return Source(_read_graph(proto, label), digest, path, proto, widens)
 
 
 def _read_graph(proto: onnx.ModelProto, label: str) -> ir.Model:

@@ -46,13 +46,14 @@ def normalize(model: ir.Model) -> None:
 
 
 def _drop_identity(graph: ir.Graph, node: ir.Node) -> None:
-    """Removes an Identity of the main graph.
+    """Removes an Identity of the main graph, or a Cast to the type that its input has.
 
     Those of subgraphs stay: there one may be how a branch returns a tensor of the graph around it. An output
     of the model takes the place of what it is equal to, unless that has a name which the user knows.
     """
     source, output = (node.inputs[0] if node.inputs else None), node.outputs[0]
-    if not is_op(node, "Identity") or source is None:
+    casts = is_op(node, "Cast") and source is not None and source.dtype == get_int(node, "to", 0)
+    if not (is_op(node, "Identity") or casts) or source is None:
         return
     if output.is_graph_output():
         if source.is_graph_input() or source.is_graph_output() or source.is_initializer():

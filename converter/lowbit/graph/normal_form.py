@@ -48,7 +48,7 @@ ELEMENTWISE = frozenset({
 
 HALF = (
     "it computes in float16, which rounds after every operation, as integer sums do not; "
-    "export the model with float32 around its quantizers"
+    "convert with widen_float16 (--widen-float16), which computes in float32, or export with float32"
 )
 """Why quantizers of float16 tensors are no grids to most rules.
 

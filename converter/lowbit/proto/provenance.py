@@ -101,6 +101,17 @@ def other_source(converted: onnx.ModelProto, path: str | os.PathLike[str]) -> bo
     return bool(expected) and hashlib.sha256(Path(path).read_bytes()).hexdigest() != expected
 
 
+def widens_float16(converted: onnx.ModelProto) -> bool:
+    """Whether it was made of its original with float32 in the place of float16."""
+    for entry in converted.metadata_props:
+        if entry.key == "lowbit.options":
+            try:
+                return bool(json.loads(entry.value).get("widen_float16"))
+            except (ValueError, AttributeError):
+                return False
+    return False
+
+
 def source_file(converted: onnx.ModelProto) -> str | None:
     """The name of the file that a model was converted from; None for any other model."""
     try:

@@ -1,0 +1,136 @@
+"""Models that compute in float16 around their quantizers, read as if they computed in float32.
+
+NVIDIA ModelOpt writes them (``high_precision_dtype="fp16"``) for TensorRT, which multiplies the codes as
+integers whatever the file says between them. By the letter every operation rounds to float16, which no sum of
+integers does; in float32 the same network has sums that are integers times a scale, and every rule applies.
+It is another network: each value is nearer to what the weights and the scales mean than the float16 one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableSequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+_HALF, _FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT
+_TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "precision")
+"""Attributes that hold an element type, whatever the operator."""
+SUFFIX = ".float32"
+"""Of inputs and outputs that are float16, as the model computes with them."""
+
+
+def has_half(model: onnx.ModelProto) -> bool:
+    """Whether inputs, constants of a model, or what it casts to, are float16."""
+    if any(value.type.tensor_type.elem_type == _HALF for value in model.graph.input):
+        return True
+    if any(tensor.data_type == _HALF for graph in _graphs(model.graph) for tensor in graph.initializer):
+        return True
+    return any(
+        (attribute.name in _TYPE_ATTRIBUTES and attribute.i == _HALF) or attribute.t.data_type == _HALF
+        for nodes in _node_lists(model)
+        for node in nodes
+        for attribute in node.attribute
+    )
+
+
+def widened(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model in which every float16 tensor is float32.
+
+    Its inputs and outputs keep their types: Casts stand behind and in front of them.
+
+    Args:
+        model: with all its data. bfloat16 stays.
+    """
+    out = onnx.ModelProto()
+    out.CopyFrom(model)
+    graph = out.graph
+    inputs = [value.name for value in graph.input if value.type.tensor_type.elem_type == _HALF]
+    constants = {tensor.name for tensor in graph.initializer}
+    inputs = [name for name in inputs if name not in constants]  # defaults of old files, which are constants
+    outputs = [value.name for value in graph.output if value.type.tensor_type.elem_type == _HALF]
+    passed = set(inputs) & set(outputs)
+    names = {name: name + SUFFIX for name in (*inputs, *outputs) if name not in passed}
+
+    for part in _graphs(graph):
+        for tensor in part.initializer:
+            _widen_tensor(tensor)
+            tensor.name = names.get(tensor.name, tensor.name)
+        kept = {*inputs, *outputs} if part is graph else set()
+        for value in (*part.input, *part.output, *part.value_info):
+            if value.name not in kept:
+                _widen_type(value.type)
+        if part is not graph:  # a subgraph may hand on what the main graph has
+            _rename_values(part.output, names)
+    for nodes in _node_lists(out):
+        for node in nodes:
+            _widen_attributes(node)
+    for part in _graphs(graph):
+        for node in part.node:
+            _rename(node.input, names)
+            _rename(node.output, names)
+    casts = [
+        helper.make_node("Cast", [name], [names[name]], names[name], to=_FLOAT)
+        for name in inputs
+        if name in names
+    ]
+    body = [*casts, *graph.node]
+    body += [
+        helper.make_node("Cast", [names[name]], [name], name, to=_HALF) for name in outputs if name in names
+    ]
+    del graph.node[:]
+    graph.node.extend(body)
+    return out
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph and those of its nodes' attributes."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from _graphs(inner)
+
+
+def _node_lists(model: onnx.ModelProto) -> Iterator[MutableSequence[onnx.NodeProto]]:
+    for graph in _graphs(model.graph):
+        yield graph.node
+    for function in model.functions:
+        yield function.node
+
+
+def _rename(names: MutableSequence[str], to: Mapping[str, str]) -> None:
+    for i, name in enumerate(names):
+        names[i] = to.get(name, name)
+
+
+def _rename_values(values: MutableSequence[onnx.ValueInfoProto], to: Mapping[str, str]) -> None:
+    for value in values:
+        value.name = to.get(value.name, value.name)
+
+
+def _widen_tensor(tensor: onnx.TensorProto) -> None:
+    if tensor.data_type == _HALF:
+        name = tensor.name
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), name))
+
+
+def _widen_type(of: onnx.TypeProto) -> None:
+    kind = of.WhichOneof("value")
+    if kind in ("tensor_type", "sparse_tensor_type"):
+        tensor = getattr(of, kind)
+        if tensor.elem_type == _HALF:
+            tensor.elem_type = _FLOAT
+    elif kind in ("sequence_type", "optional_type"):
+        _widen_type(getattr(of, kind).elem_type)
+
+
+def _widen_attributes(node: onnx.NodeProto) -> None:
+    for attribute in node.attribute:
+        if attribute.name in _TYPE_ATTRIBUTES and attribute.i == _HALF:
+            attribute.i = _FLOAT
+        for tensor in (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors):
+            _widen_tensor(tensor)
+        if attribute.HasField("tp"):
+            _widen_type(attribute.tp)

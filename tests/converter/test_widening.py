@@ -1,0 +1,167 @@
+"""Float16 around int8, read as float32: the conversion of the same model in float32."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import lowbit
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from lowbit.cli import cli
+from lowbit.frontends.half import SUFFIX, has_half, widened
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.dialects.graphs import CASES
+from tests.dialects.graphs.random_network import random_network
+from tests.support import lowbit_session, stock_run
+
+_HALF, _FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT
+
+
+def in_half(model: onnx.ModelProto, *, ends: bool) -> onnx.ModelProto:
+    """A float32 model as ModelOpt makes it float16; `ends`: inputs and outputs, too, else behind Casts."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    graph = model.graph
+    for entry in model.opset_import:  # float16 scales
+        if entry.domain in ("", "ai.onnx"):
+            entry.version = max(entry.version, 19)
+    model.ir_version = max(model.ir_version, 9)
+    attributes = [attribute for node in graph.node for attribute in node.attribute]
+    for tensor in (*graph.initializer, *(a.t for a in attributes if a.HasField("t"))):
+        if tensor.data_type == _FLOAT:
+            array = numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    del graph.value_info[:]
+    values = {v.name: v for v in (*graph.input, *graph.output) if v.type.tensor_type.elem_type == _FLOAT}
+    if ends:
+        for value in values.values():
+            value.type.tensor_type.elem_type = _HALF
+        return model
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [f"{name}_half" if name in values else name for name in names]
+    inside = list(graph.node)
+    del graph.node[:]
+    for value in graph.input:
+        if value.name in values:
+            graph.node.append(helper.make_node("Cast", [value.name], [f"{value.name}_half"], to=_HALF))
+    graph.node.extend(inside)
+    for value in graph.output:
+        if value.name in values:
+            graph.node.append(helper.make_node("Cast", [f"{value.name}_half"], [value.name], to=_FLOAT))
+    return model
+
+
+def fits(model: onnx.ModelProto) -> bool:
+    """Whether ONNX has the model in float16: not every operator is defined there."""
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except Exception:
+        return False
+    return True
+
+
+def lowbit_ops(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node if node.op_type.startswith(("LowBit", "AP")))
+
+
+def test_every_construct_converts_as_in_float32() -> None:
+    compared = 0
+    for name, case in CASES.items():
+        model = case.build(0).model
+        if has_half(model):
+            continue
+        half = in_half(model, ends=compared % 2 == 0)
+        if not fits(half):
+            continue
+        result = lowbit.convert(half, widen_float16=True, all_regions=True)
+        expected = lowbit_ops(lowbit.convert(model, all_regions=True).model)
+        # A scale that float16 makes 0 or a power of two has other rules.
+        assert lowbit_ops(result.model) == expected or "scale" in name, name
+        compared += 1
+    assert compared > 100
+
+
+FITTING = [seed for seed in range(8) if fits(in_half(random_network(seed).model, ends=False))]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("seed", FITTING)
+def test_numbers_are_those_of_float32(seed: int, ends: bool) -> None:
+    built = random_network(seed)
+    half = in_half(built.model, ends=ends)
+    result = lowbit.convert(half, widen_float16=True)
+    assert has_half(half)
+    assert any("float32" in warning for warning in result.report.warnings)
+    for given, kept in zip(half.graph.output, result.model.graph.output, strict=True):
+        assert given == kept
+    feeds = {
+        name: array.astype(np.float16) if ends and array.dtype == np.float32 else array
+        for name, array in built.feed(0, **built.sizes[0]).items()
+    }
+    wide = widened(half)
+    onnx.checker.check_model(wide, full_check=True)
+    float32 = lowbit.convert(wide)
+    expected = lowbit_session(float32.model).run(None, feeds)
+    for found, wanted in zip(lowbit_session(result.model).run(None, feeds), expected, strict=True):
+        assert np.array_equal(found, wanted)
+    assert lowbit.verify(result, half, data=feeds if not ends else None, samples=1).ok
+
+
+def test_interface_and_inner_graphs() -> None:
+    """Constants, Casts, subgraphs, and an input that is an output."""
+    half = np.float16
+    then = helper.make_graph(
+        [helper.make_node("Add", ["x", "one"], ["then_y"])],
+        "then",
+        [],
+        [helper.make_tensor_value_info("then_y", _HALF, [2])],
+        [numpy_helper.from_array(np.ones(2, half), "one")],
+    )
+    other = helper.make_graph(
+        [helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.full(2, 0.5, half))),
+         helper.make_node("Sub", ["x", "c"], ["else_y"])],
+        "else",
+        [],
+        [helper.make_tensor_value_info("else_y", _HALF, [2])],
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("If", ["flag"], ["y"], then_branch=then, else_branch=other),
+         helper.make_node("Cast", ["count"], ["z"], to=_HALF)],
+        "inner",
+        [helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("x", _HALF, [2]),
+         helper.make_tensor_value_info("count", TensorProto.INT64, [1]),
+         helper.make_tensor_value_info("same", _HALF, [1])],
+        [helper.make_tensor_value_info("y", _HALF, [2]), helper.make_tensor_value_info("z", _HALF, [1]),
+         helper.make_tensor_value_info("same", _HALF, [1])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    wide = widened(model)
+    onnx.checker.check_model(wide, full_check=True)
+    assert list(wide.graph.input) == list(graph.input)
+    assert list(wide.graph.output) == list(graph.output)
+    assert {f"x{SUFFIX}", f"y{SUFFIX}"} <= {name for node in wide.graph.node for name in node.output}
+    for flag in (True, False):
+        feeds = {
+            "flag": np.asarray(flag), "x": np.asarray([0.25, 3], half), "count": np.asarray([7]),
+            "same": np.asarray([2], half),
+        }  # fmt: skip
+        for found, wanted in zip(
+            stock_run(wide, feeds, optimize=False), stock_run(model, feeds, optimize=False), strict=True
+        ):
+            assert found.dtype == half
+            assert np.array_equal(found, wanted)
+
+
+def test_command(tmp_path: Path) -> None:
+    source, target = tmp_path / "half.onnx", tmp_path / "half.lowbit.onnx"
+    onnx.save(in_half(random_network(FITTING[0]).model, ends=False), source)
+    done = CliRunner().invoke(cli, ["convert", str(source), "-o", str(target), "--widen-float16"])
+    assert done.exit_code == 0, done.output
+    assert "computed in float32" in done.output + done.stderr
+    done = CliRunner().invoke(cli, ["verify", str(target), "--against", str(source), "-n", "1"])
+    assert done.exit_code == 0, done.output
