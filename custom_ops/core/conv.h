@@ -56,7 +56,7 @@ ConvShape InferConvShape(const ConvGeometry& geometry, int64_t batch, int64_t in
 enum class EpilogueKind : uint8_t { kRequantize, kFloat, kThresholds, kTail };
 
 // One step of a float tail, in the order of the file.
-enum class TailStep : uint8_t { kBias, kAffine, kResidual, kRelu, kClip };
+enum class TailStep : uint8_t { kBias, kAffine, kResidual, kRelu, kClip, kSilu, kHardSwish };
 
 struct Epilogue {
   EpilogueKind kind = EpilogueKind::kRequantize;

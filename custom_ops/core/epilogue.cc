@@ -1,7 +1,25 @@
 #include "core/epilogue.h"
 
+#include <bit>
+
+#include "core/activation.h"
+
 namespace lowbit {
 namespace {
+
+// What the functions of activation.h ask for.
+struct OneFloat {
+  using F = float;
+  static float SetF(float v) { return v; }
+  static float AddF(float a, float b) { return a + b; }
+  static float MulF(float a, float b) { return a * b; }
+  static float DivF(float a, float b) { return a / b; }
+  static float MinF(float a, float b) { return a < b ? a : b; }
+  static float MaxF(float a, float b) { return a > b ? a : b; }
+  static float TimesPowerOf2(float v, float power) {
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(v) + (std::bit_cast<uint32_t>(power) << 23));
+  }
+};
 
 int32_t RequantizeCode(const Epilogue& e, int32_t acc, size_t c, int32_t residual) {
   const float scaled = static_cast<float>(acc) * e.multiplier[c];
@@ -31,6 +49,12 @@ float TailValue(const Epilogue& e, int32_t acc, size_t c, int32_t residual) {
       case TailStep::kClip:
         v = v < e.clip_min ? e.clip_min : v;
         v = v > e.clip_max ? e.clip_max : v;
+        break;
+      case TailStep::kSilu:
+        v = Silu<OneFloat>(v);
+        break;
+      case TailStep::kHardSwish:
+        v = HardSwish<OneFloat>(v);
         break;
     }
   }

@@ -64,7 +64,8 @@ std::vector<AttributeSchema> MatmulAttributes() {
                          "Steps of the `tail` epilogue in order, comma-separated, each at most once: `bias` "
                          "(v + tail_bias[c]), `affine` (v * tail_scale[c], then + tail_shift[c]), `residual` "
                          "(v + f32(r - residual_zero_point) * residual_scale), `relu` (max(v, 0)), `clip` "
-                         "(min(max(v, clip_min), clip_max))."));
+                         "(min(max(v, clip_min), clip_max)), `silu` (v * sigmoid(v)), `hardswish` (v * "
+                         "min(max(v * f32(1/6) + 0.5, 0), 1))."));
   out.push_back(Optional("clip_min", 0.0f, "Lower bound of the tail's `clip` step."));
   out.push_back(Optional("clip_max", 0.0f, "Upper bound of the tail's `clip` step."));
   out.push_back(Optional("inner_min", Ints{},

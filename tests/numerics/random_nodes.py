@@ -274,6 +274,7 @@ def _add_epilogue(
         return
 
     steps = [s for s in ("bias", "affine", "residual", "relu", "clip") if rng.random() < 0.5]
+    steps += [s for s in ("silu", "hardswish") if rng.random() < 0.25]
     rng.shuffle(steps)
     attrs["tail"] = ",".join(steps)
     if "bias" in steps:

@@ -306,6 +306,11 @@ class Exporter(Writer, ABC):
             elif step == "clip":
                 bounds = (np.float32(node.attributes[name]) for name in ("clip_min", "clip_max"))
                 real = self.node("Clip", [real, *map(self.constant, bounds)])
+            elif step == "silu":
+                real = self.node("Mul", [real, self.node("Sigmoid", [real])])
+            elif step == "hardswish":
+                gate = self.node("HardSigmoid", [real], alpha=1 / 6, beta=0.5)
+                real = self.node("Mul", [real, gate])
             elif step == "nothing":
                 real = self._per_channel("Mul", real, np.ones((), np.float32), order)
         if "y_scale" in node.inputs:

@@ -13,6 +13,7 @@ import numpy as np
 
 from lowbit.errors import LowBitError
 from lowbit.ops.codes import Array, Floats, Ints, dequantize, output_range, quantize, saturate, storage
+from lowbit.ops.functions import FUNCTIONS, REAL_FUNCTIONS
 from lowbit.ops.ties import ROUNDING, Attributes, Chain, Count, Reals, reachable, real_values, step_of, ulps
 
 INT32 = np.iinfo(np.int32)
@@ -128,8 +129,11 @@ class Epilogue:
                 v = np.maximum(v, np.float32(0))
             elif step == "clip":
                 v = np.minimum(np.maximum(v, np.float32(self.clip_min)), np.float32(self.clip_max))
+            elif step in FUNCTIONS:
+                v = FUNCTIONS[step](v)
             else:
-                raise LowBitError(f"a tail step must be bias, affine, residual, relu or clip, got '{step}'")
+                expected = ", ".join(("bias, affine, residual, relu, clip", *FUNCTIONS))
+                raise LowBitError(f"a tail step must be one of {expected}; got '{step}'")
         return v if self.y_scale is None else self._quantize(v)
 
     def _residual(self) -> Floats:
@@ -230,6 +234,10 @@ def epilogue_chain(attrs: Attributes, given: Operands, total: Reals, magnitude: 
                 value = np.maximum(value, 0)
             elif step == "clip":
                 value = np.clip(value, attrs.get("clip_min", 0.0), attrs.get("clip_max", 0.0))
+            elif step in FUNCTIONS:
+                # Their slopes are 1.5 at most; 16 roundings are what other formulas of a sigmoid take.
+                size, off_grid = 1.5 * size + 16 * np.abs(value), 1.5 * off_grid
+                value = REAL_FUNCTIONS[step](value)
     return Chain(value, count * ROUNDING * size + off_grid, step_of(y_scale))
 
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_int
+from lowbit.graph.attributes import get_float, get_int
 from lowbit.graph.normal_form import NormalForm, Quantization, clip_bounds, is_op
 from lowbit.graph.quantizers import is_law
 from lowbit.graph.reasons import Refusal
@@ -29,10 +30,17 @@ class Link:
     Attributes:
         node: the node.
         path: index of the input that continues the chain towards its core.
+        gate: the function of that input which a Mul of both reads (:func:`gated`); None for other nodes.
     """
 
     node: ir.Node
     path: int
+    gate: ir.Node | None = None
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """All of it, in the order of the graph."""
+        return (self.node,) if self.gate is None else (self.gate, self.node)
 
     @property
     def other(self) -> ir.Value | None:
@@ -58,7 +66,7 @@ class Chain:
     def nodes(self) -> list[ir.Node]:
         """All nodes, the core first."""
         quantizer = self.quantization.nodes if self.quantization else ()
-        return [self.core, *(link.node for link in self.links), *quantizer]
+        return [self.core, *(node for link in self.links for node in link.nodes), *quantizer]
 
     @property
     def result(self) -> ir.Value:
@@ -132,6 +140,13 @@ def _walk(
         length = 0 if behind is None else behind.length
         if length == LONGEST_CHAIN:
             continue
+        both = gated(form, node)
+        if both is not None:
+            path, gate = both
+            source = node.inputs[path]
+            assert source is not None
+            waiting.append((source, _Behind(Link(node, path, gate), behind, length + 1)))
+            continue
         for path in reversed(chain_paths(node, wide=wide)):
             source = node.inputs[path]
             if source is not None and form.used_once(source):
@@ -155,6 +170,36 @@ class _Behind(NamedTuple):
         return found
 
 
+def gated(form: NormalForm, node: ir.Node) -> tuple[int, ir.Node] | None:
+    """Of ``x * Sigmoid(x)`` or HardSwish written so: where the Mul reads x, and the node of the gate.
+
+    Nothing else reads x or the gate.
+    """
+    if not is_op(node, "Mul"):
+        return None
+    for path in (0, 1):
+        x, other = node.inputs[path], node.inputs[1 - path]
+        gate = None if other is None else other.producer()
+        if (
+            x is not None
+            and other is not None
+            and gate is not None
+            and _is_gate(gate)
+            and gate.inputs[0] is x
+            and form.used_once(other)
+            and set(x.consumers()) == {node, gate}
+            and not x.is_graph_output()
+        ):
+            return path, gate
+    return None
+
+
+def _is_gate(node: ir.Node) -> bool:
+    alpha, beta = np.float32(get_float(node, "alpha", 0.2)), get_float(node, "beta", 0.5)
+    hard = is_op(node, "HardSigmoid") and alpha == np.float32(1 / 6) and beta == 0.5
+    return hard or is_op(node, "Sigmoid")
+
+
 def chain_paths(node: ir.Node, *, wide: bool) -> list[int]:
     """The inputs through which a chain may continue; empty if an epilogue cannot express the node.
 
@@ -164,6 +209,8 @@ def chain_paths(node: ir.Node, *, wide: bool) -> list[int]:
     """
     if is_op(node, "Relu", "Clip"):
         return [0] if clip_bounds(node) is not None else []
+    if is_op(node, "HardSwish"):
+        return [0]
     if is_op(node, "BatchNormalization"):
         return [0] if get_int(node, "training_mode", 0) == 0 and len(node.outputs) == 1 else []
     if is_op(node, "Add"):

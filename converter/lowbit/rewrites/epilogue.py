@@ -311,6 +311,12 @@ def _extend(
         clip = bounds if step == "clip" else epilogue.clip
         return replace(epilogue, steps=(*epilogue.steps, step), clip=clip)
 
+    if link.gate is not None or is_op(node, "HardSwish"):
+        step = "silu" if is_op(link.gate, "Sigmoid") else "hardswish"
+        if step in epilogue.steps:
+            return Refusal(f"two {node.op_type} nodes follow it")
+        return replace(epilogue, steps=(*epilogue.steps, step))
+
     if is_op(node, "BatchNormalization"):
         folded = fold_batch_normalization(form, node, channels, axis)
         return folded if isinstance(folded, Refusal) else _add_affine(epilogue, *folded)

@@ -216,8 +216,10 @@ TailStep ReadTailStep(const NodeReader& node, std::string_view text) {
   if (text == "residual") return TailStep::kResidual;
   if (text == "relu") return TailStep::kRelu;
   if (text == "clip") return TailStep::kClip;
+  if (text == "silu") return TailStep::kSilu;
+  if (text == "hardswish") return TailStep::kHardSwish;
   Fail(node.op(), ": attribute 'tail' holds step '", text,
-       "', expected bias, affine, residual, relu or clip");
+       "', expected bias, affine, residual, relu, clip, silu or hardswish");
 }
 
 std::vector<TailStep> ReadTailSteps(const NodeReader& node) {

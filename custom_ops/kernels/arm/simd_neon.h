@@ -38,6 +38,11 @@ struct Neon {
   static F SubF(F a, F b) { return vsubq_f32(a, b); }
   static F MulF(F a, F b) { return vmulq_f32(a, b); }
   static F DivF(F a, F b) { return vdivq_f32(a, b); }
+  // v * 2^n, a normal number; the low bits of `power` are n.
+  static F TimesPowerOf2(F v, F power) {
+    return vreinterpretq_f32_s32(
+        vaddq_s32(vreinterpretq_s32_f32(v), vshlq_n_s32(vreinterpretq_s32_f32(power), 23)));
+  }
   // The second operand where one is NaN or both are zeros, as the templates expect; FMIN and FMAX would
   // return NaN and +0.
   static F MinF(F a, F b) { return vbslq_f32(vcltq_f32(a, b), a, b); }

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/activation.h"
 #include "kernels/common/divide.h"
 #include "kernels/common/epilogue_tables.h"
 
@@ -81,6 +82,12 @@ inline typename S::F TailValue(const EpilogueView& e, typename S::I acc, size_t 
         break;
       case TailStep::kClip:
         v = S::MinF(S::SetF(e.clip_max), S::MaxF(S::SetF(e.clip_min), v));
+        break;
+      case TailStep::kSilu:
+        v = Silu<S>(v);
+        break;
+      case TailStep::kHardSwish:
+        v = HardSwish<S>(v);
         break;
     }
   }
@@ -281,6 +288,14 @@ inline __attribute__((always_inline)) void TailTile(const EpilogueView& e, const
         for_all([&](auto& value, int, size_t, int) __attribute__((always_inline)) {
           value = S::MinF(S::SetF(view.clip_max), S::MaxF(S::SetF(view.clip_min), value));
         });
+        break;
+      case TailStep::kSilu:
+        for_all([&](auto& value, int, size_t, int)
+                    __attribute__((always_inline)) { value = Silu<S>(value); });
+        break;
+      case TailStep::kHardSwish:
+        for_all([&](auto& value, int, size_t, int)
+                    __attribute__((always_inline)) { value = HardSwish<S>(value); });
         break;
     }
   }

@@ -63,6 +63,11 @@ struct Avx2 {
   static F SubF(F a, F b) { return _mm256_sub_ps(a, b); }
   static F MulF(F a, F b) { return _mm256_mul_ps(a, b); }
   static F DivF(F a, F b) { return _mm256_div_ps(a, b); }
+  // v * 2^n, a normal number; the low bits of `power` are n.
+  static F TimesPowerOf2(F v, F power) {
+    return _mm256_castsi256_ps(
+        _mm256_add_epi32(_mm256_castps_si256(v), _mm256_slli_epi32(_mm256_castps_si256(power), 23)));
+  }
   static F MinF(F a, F b) { return _mm256_min_ps(a, b); }
   static F MaxF(F a, F b) { return _mm256_max_ps(a, b); }
   static constexpr bool kHasFma = true;

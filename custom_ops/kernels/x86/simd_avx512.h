@@ -48,6 +48,11 @@ struct Avx512 {
   static F SubF(F a, F b) { return _mm512_sub_ps(a, b); }
   static F MulF(F a, F b) { return _mm512_mul_ps(a, b); }
   static F DivF(F a, F b) { return _mm512_div_ps(a, b); }
+  // v * 2^n, a normal number; the low bits of `power` are n.
+  static F TimesPowerOf2(F v, F power) {
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(v), _mm512_slli_epi32(_mm512_castps_si512(power), 23)));
+  }
   // As the instruction: the second operand when either is NaN.
   static F MinF(F a, F b) { return _mm512_min_ps(a, b); }
   static F MaxF(F a, F b) { return _mm512_max_ps(a, b); }

@@ -1,6 +1,7 @@
 // One lane in plain C++; the names of simd_avx512.h that epilogue.h needs for accumulators in memory.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -36,6 +37,10 @@ struct Scalar {
   static F AddF(F a, F b) { return a + b; }
   static F MulF(F a, F b) { return a * b; }
   static F DivF(F a, F b) { return a / b; }
+  // v * 2^n, a normal number; the low bits of `power` are n.
+  static F TimesPowerOf2(F v, F power) {
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(v) + (std::bit_cast<uint32_t>(power) << 23));
+  }
   // The second operand when either is NaN, as the instructions.
   static F MinF(F a, F b) { return a < b ? a : b; }
   static F MaxF(F a, F b) { return a > b ? a : b; }

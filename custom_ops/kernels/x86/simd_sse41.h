@@ -60,6 +60,10 @@ struct Sse41 {
   static F SubF(F a, F b) { return _mm_sub_ps(a, b); }
   static F MulF(F a, F b) { return _mm_mul_ps(a, b); }
   static F DivF(F a, F b) { return _mm_div_ps(a, b); }
+  // v * 2^n, a normal number; the low bits of `power` are n.
+  static F TimesPowerOf2(F v, F power) {
+    return _mm_castsi128_ps(_mm_add_epi32(_mm_castps_si128(v), _mm_slli_epi32(_mm_castps_si128(power), 23)));
+  }
   static F MinF(F a, F b) { return _mm_min_ps(a, b); }
   static F MaxF(F a, F b) { return _mm_max_ps(a, b); }
   static constexpr bool kHasFma = false;

@@ -739,12 +739,48 @@ def prelu_tail(g: Graph) -> None:
     g.output(y, (1, 6, 6, 6))
 
 
-@case(stays=("Sigmoid", "Mul"))
+@case()
 def silu_tail(g: Graph) -> None:
     """Conv -> x * Sigmoid(x) -> Q."""
     x, xq = quantized_input(g, (1, 4, 8, 8))
     y, _ = conv_layer(g, x, xq, (6, 4, 3, 3), then=[lambda v: g.node("Mul", [v, g.node("Sigmoid", [v])])])
     g.output(y, (1, 6, 6, 6))
+
+
+def _hard_gate(g: Graph, v: str) -> str:
+    return g.node("Mul", [g.node("HardSigmoid", [v], alpha=1 / 6, beta=0.5), v])
+
+
+@case()
+def hard_swish_tail(g: Graph) -> None:
+    """Conv -> HardSwish -> Q, in one node and as x * HardSigmoid(x)."""
+    g.opset = 14
+    x, xq = quantized_input(g, (1, 4, 8, 8))
+    y, yq = conv_layer(g, x, xq, (6, 4, 3, 3), then=[lambda v: g.node("HardSwish", [v])])
+    y, _ = conv_layer(g, y, yq, (4, 6, 3, 3), then=[lambda v: _hard_gate(g, v)])
+    g.output(y, (1, 4, 4, 4))
+
+
+@case()
+def silu_and_residual_tail(g: Graph) -> None:
+    """As NVIDIA's tools leave a bottleneck of YOLO: of an Add's operands one alone is quantized."""
+    x, xq = quantized_input(g, (1, 6, 8, 8))
+
+    def silu_add(v: str) -> str:
+        return g.node("Add", [x, g.node("Mul", [g.node("Sigmoid", [v]), v])])
+
+    y, _ = conv_layer(g, x, xq, (6, 6, 3, 3), then=[silu_add], pads=[1, 1, 1, 1])
+    g.output(y, (1, 6, 8, 8))
+
+
+@case(stays=("Mul", "Sigmoid"))
+def gate_with_another_reader(g: Graph) -> None:
+    """What is gated is read elsewhere, too: the convolution ends before it."""
+    x, xq = quantized_input(g, (1, 4, 8, 8))
+    v, _, _ = conv_node(g, x, xq, (6, 4, 3, 3))
+    y = g.node("Mul", [v, g.node("Sigmoid", [v])])
+    g.output(g.qdq(y, g.act(0.05)), (1, 6, 6, 6))
+    g.output(g.qdq(v, g.act(0.05)), (1, 6, 6, 6))
 
 
 @case(float_tail=True, stays=("Mul", "Softmax"))
