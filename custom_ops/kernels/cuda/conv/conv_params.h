@@ -22,8 +22,11 @@ enum class Rounding : int { kAny, kBytes, kWords, kCapped };
 // How residuals are added: where two multiplications and one rounding give the same (FitSum); where a
 // multiplication by 1 / y_scale in two parts does (InvertScale), the zero points of codes and residuals being
 // the lowest of 256 codes or not; any others, by a division. kInTail: before anything is rounded to a code,
-// as the last step of a tail (AddsInTail); then a multiplication in two parts (InvertTailScale).
+// as the last step of a tail (EpilogueParams::in_tail).
 enum class Addition : int { kAny, kInverse, kInverseFromLowest, kOnLine, kInTail };
+
+// A function of a tail (core/activation.h).
+enum class TailFunction : int { kNone, kSilu, kHardSwish };
 
 // What a sum of products is once the bias is in it: an integer; or the bits of a float, 1.5 * 2^23 + sum, or
 // 2^23 + sum where sums below 0 are clipped to it. Floats of that size count one by one, so that the bits are
@@ -39,6 +42,7 @@ enum class Finish : int {
   kAny,            // as the node says
   kThroughMemory,  // not in registers (SumsParams::in_registers)
   kIntegers,
+  kIntegersInTail,  // EpilogueParams::in_tail
   kFloatsFromZero,  // kFloatFromZero to 256 codes
   // kFloat; residuals are added to 256 codes as Addition has it.
   kFloatsOnLine,
@@ -81,6 +85,10 @@ struct EpilogueParams {
   bool on_lines = false;          // not multiplied alone: a tail, thresholds, floats that become few codes
   bool lacks_lines = false;       // some channels have none
   bool adds_behind_tail = false;  // Epilogue::adds_behind_tail
+  // A tail that is computed step by step: acc_scale, what it adds (`start`), a function, residuals, and a
+  // multiplication by 1 / y_scale in two parts (InvertTailScale).
+  bool in_tail = false;
+  TailFunction function = TailFunction::kNone;
   Rounding rounding = Rounding::kAny;
   // Of Rounding::kWords and of the codes of sums: twice the zero point less the lowest code, twice the number
   // of codes less 1, the lowest code.
@@ -126,6 +134,7 @@ struct EpilogueParams {
 
 // How sums are finished in registers.
 inline Finish FinishOf(const EpilogueParams& e) {
+  if (e.in_tail && e.sums == SumForm::kInteger) return Finish::kIntegersInTail;
   if (e.sums == SumForm::kInteger) return Finish::kIntegers;
   if (!e.has_residual) {
     const bool from_zero = e.sums == SumForm::kFloatFromZero;

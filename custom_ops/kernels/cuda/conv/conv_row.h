@@ -23,7 +23,8 @@ struct ConvProblem {
   bool tiled = false;             // the tile kernels apply at all (PackedConv says why not)
   bool weights_in_tiles = true;   // as the tile kernels read them, else in rows
   bool requantizes = true;        // the epilogue has a fast path: in registers, where K is not split
-  bool on_lines = false;          // the sums end in a tail, mostly on a line for each channel
+  bool is_tail = false;           // the sums end in a tail, mostly on a line for each channel
+  bool in_tail = false;           // EpilogueParams::in_tail
   bool is_capped = false;         // EpilogueParams::is_capped, of residuals added on a line
   bool integers_of_tail = false;  // no instance of a kernel for one finish takes them
   bool vector16 = true;           // channels come in runs of 16 bytes, else of 4

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/activation.h"
 #include "core/conv.h"
 #include "kernels/cuda/conv/conv_params.h"
 #include "kernels/cuda/device/ptx.cuh"
@@ -139,13 +140,48 @@ __device__ __forceinline__ float SumOnLine(const EpilogueParams& e, float unit, 
   return __fmaf_rn(unit, e.unit_gain, __fmaf_rn(r, e.residual_gain, e.sum_offset));
 }
 
+// core/activation.h.
+__device__ __forceinline__ float Silu(float v) {
+  const float t = fminf(fmaxf(-v, -kMostExponent), kMostExponent);
+  const float power = __fadd_rn(__fmul_rn(t, kLog2e), kRoundsToWhole), n = __fsub_rn(power, kRoundsToWhole);
+  // The first product is exact: nothing is rounded twice.
+  const float r = __fadd_rn(__fmaf_rn(n, -kLn2High, t), __fmul_rn(n, -kLn2Low));
+  float p = __fadd_rn(__fmul_rn(kExp5, r), kExp4);
+  p = __fadd_rn(__fmul_rn(p, r), kExp3);
+  p = __fadd_rn(__fmul_rn(p, r), kExp2);
+  p = __fadd_rn(__fmul_rn(p, r), kExp1);
+  p = __fadd_rn(__fmul_rn(p, r), kExp0);
+  p = __fadd_rn(__fadd_rn(__fmul_rn(p, __fmul_rn(r, r)), r), 1.0f);
+  const float exponential = __uint_as_float(__float_as_uint(p) + (__float_as_uint(power) << 23));
+  const float gate = __frcp_rn(__fadd_rn(1.0f, exponential));
+  return v == v ? __fmul_rn(v, gate) : v;  // fminf and fmaxf leave no NaN
+}
+
+__device__ __forceinline__ float HardSwish(float v) {
+  const float half = __fadd_rn(__fmul_rn(v, kSixth), 0.5f);
+  const float gate = fminf(fmaxf(half, 0.0f), 1.0f);
+  return v == v ? __fmul_rn(v, gate) : v;
+}
+
+__device__ __forceinline__ float4 OfFunction(TailFunction function, const float4& v) {
+  if (function == TailFunction::kSilu) return make_float4(Silu(v.x), Silu(v.y), Silu(v.z), Silu(v.w));
+  if (function == TailFunction::kHardSwish)
+    return make_float4(HardSwish(v.x), HardSwish(v.y), HardSwish(v.z), HardSwish(v.w));
+  return v;
+}
+
+// v / y_scale, or what rounds to the same code (InvertTailScale).
+__device__ __forceinline__ float TailCode(const EpilogueParams& e, float v) {
+  return __fmaf_rn(v, e.y_inverse, __fmul_rn(v, e.y_inverse_rest));
+}
+
 // (v + r * residual_scale) / y_scale, or what rounds to the same code: v what the tail has before it adds the
 // residual, which is as Sum takes it.
 template <int kByte>
 __device__ __forceinline__ float SumInTail(const EpilogueParams& e, float v, unsigned residual) {
   const float sum =
       __fadd_rn(v, __fmul_rn(CodeToFloat<kByte>(e, residual, e.residual_offset), e.residual_scale));
-  return __fmaf_rn(sum, e.y_inverse, __fmul_rn(sum, e.y_inverse_rest));
+  return TailCode(e, sum);
 }
 
 // Four inner codes as Unit takes them (of kInTail what the tail has) and four residuals to four codes.
@@ -212,12 +248,12 @@ __device__ __forceinline__ float4 OfTail(const EpilogueParams& e, const float4& 
 
 // Whether start and factor are read at all.
 __device__ __forceinline__ bool ReadsStart(const EpilogueParams& e) {
-  return e.on_lines || e.sums != SumForm::kInteger;
+  return e.on_lines || e.in_tail || e.sums != SumForm::kInteger;
 }
 
 // What happens to a sum first: a multiplication; the lines of its four channels (channel_lines.h); these or,
-// where the four have none, the tail; of a tail that adds residuals, what is before that.
-enum class First { kMultiplies, kLines, kTail, kBeforeResidual };
+// where the four have none, the tail; of a tail that is computed step by step, what is before its function.
+enum class First { kMultiplies, kLines, kTail, kBeforeFunction };
 
 // The constants of four channels (EpilogueParams).
 struct FourChannels {
@@ -225,7 +261,7 @@ struct FourChannels {
   float factor;
 };
 
-// Four codes before any residual, of each of kCount sums; of kBeforeResidual no codes yet. kRounds: 12582912 more, as Unit and ClippedWords
+// Four codes before any residual, of each of kCount sums; of kBeforeFunction no codes yet. kRounds: 12582912 more, as Unit and ClippedWords
 // take them; else not yet rounded. One branch for all of them: what it parts cannot overlap.
 template <First kFirst, bool kFloats, bool kRounds, int kCount>
 __device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (&sums)[kCount],
@@ -238,7 +274,7 @@ __device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (
       codes[i] = Multiply(AsFloats<kFloats>(sums[i]), scale);
       if (kRounds) codes[i] = Plus(codes[i], magic);
     }
-  } else if (kFirst == First::kBeforeResidual) {
+  } else if (kFirst == First::kBeforeFunction) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) codes[i] = Plus(Multiply(AsFloats<kFloats>(sums[i]), scale), start);
   } else if (kFirst == First::kLines || __builtin_expect(factor > 0, true)) {
@@ -319,7 +355,17 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
     return adding.template operator()<kFirst, kFloats, Addition::kInverse>();
   };
   const auto adding_in_tail = [&]<Rounding kRounding>() {
-    return adding.template operator()<First::kBeforeResidual, true, Addition::kInTail, kRounding>();
+    return adding.template operator()<First::kBeforeFunction, true, Addition::kInTail, kRounding>();
+  };
+  const auto integers_in_tail = [&] {
+    with_first.template operator()<First::kBeforeFunction, false, false>(
+        [&](const float4& first, unsigned residual) {
+          const float4 v = OfFunction(e.function, first);
+          if (kMayAdd && e.has_residual) return AddFour<Addition::kInTail, Rounding::kWords>(e, v, residual);
+          const float4 codes =
+              make_float4(TailCode(e, v.x), TailCode(e, v.y), TailCode(e, v.z), TailCode(e, v.w));
+          return ClippedWords(e, Plus(codes, AllFour(12582912.0f)));
+        });
   };
   const auto adding_floats = [&] {
     if (e.addition == Addition::kInTail) return adding_in_tail.template operator()<Rounding::kWords>();
@@ -356,19 +402,18 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
     return adding_in_tail.template operator()<Rounding::kCapped>();
   if constexpr (kFinish == Finish::kFloats) return rounding_floats();
   if constexpr (kFinish == Finish::kFloatsAdding) return adding_floats();
+  if constexpr (kFinish == Finish::kIntegersInTail) return integers_in_tail();
   if constexpr (kFinish == Finish::kCappedIntegersOfTail) {
-    if (kMayAdd && e.has_residual && e.addition == Addition::kInTail)
-      return adding_in_tail.template operator()<Rounding::kCapped>();
+    if (kMayAdd && e.in_tail) return adding_in_tail.template operator()<Rounding::kCapped>();
     if (kMayAdd && e.has_residual)
       return adding.template operator()<First::kTail, true, Addition::kOnLine, Rounding::kCapped>();
     return rounding.template operator()<First::kTail, true, Rounding::kCapped>();
   }
   if constexpr (kIsAny || kFinish == Finish::kIntegers || kFinish == Finish::kIntegersOfTail) {
     constexpr bool kMayBeTail = kFinish != Finish::kIntegers;
+    if (kIsAny && e.in_tail && e.sums == SumForm::kInteger) return integers_in_tail();
     if (kIsAny && e.sums != SumForm::kInteger) return e.has_residual ? adding_floats() : rounding_floats();
     if (kMayAdd && e.has_residual) {
-      if (kMayBeTail && e.addition == Addition::kInTail)
-        return adding_in_tail.template operator()<Rounding::kWords>();
       if (kMayBeTail && e.on_lines) return adding_quickly.template operator()<First::kTail, true>();
       if constexpr (kFinish == Finish::kIntegersOfTail) return;
       if (e.addition != Addition::kAny)
@@ -396,6 +441,8 @@ template <bool kMayAdd = true, typename F>
 __device__ __forceinline__ void WithIntegers(const EpilogueParams& e, const F& f) {
   if (e.on_lines) {
     WithEpilogue<Finish::kIntegersOfTail, kMayAdd>(e, f);
+  } else if (e.in_tail) {
+    WithEpilogue<Finish::kIntegersInTail, kMayAdd>(e, f);
   } else {
     WithEpilogue<Finish::kIntegers, kMayAdd>(e, f);
   }
@@ -430,6 +477,12 @@ __device__ __forceinline__ float TailValue(const EpilogueParams& e, int acc, int
       case TailStep::kClip:
         v = v < e.clip_min ? e.clip_min : v;
         v = v > e.clip_max ? e.clip_max : v;
+        break;
+      case TailStep::kSilu:
+        v = Silu(v);
+        break;
+      case TailStep::kHardSwish:
+        v = HardSwish(v);
         break;
     }
   }

@@ -29,6 +29,7 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
     if (finish == Finish::kThroughMemory) return of_any_input.template operator()<Finish::kThroughMemory>();
   }
   if (finish == Finish::kIntegers) return of_any_input.template operator()<Finish::kIntegers>();
+  if (finish == Finish::kIntegersInTail) return of_any_input.template operator()<Finish::kIntegersInTail>();
   if (is_signed) return cudaErrorInvalidValue;
   switch (finish) {
     case Finish::kFloatsFromZero:

@@ -110,18 +110,30 @@ bool BecomeFewCodes(const Epilogue& e) {
 
 }  // namespace
 
-bool AddsInTail(const Epilogue& e) {
-  if (e.kind != EpilogueKind::kTail || !e.quantized_output || e.adds_behind_tail || e.tail.empty() ||
-      e.tail.back() != TailStep::kResidual) {
-    return false;
+std::optional<TailSteps> StepsOf(const Epilogue& e) {
+  if (e.kind != EpilogueKind::kTail || !e.quantized_output || e.adds_behind_tail) return std::nullopt;
+  TailSteps steps;
+  auto at = e.tail.begin();
+  const auto is = [&](TailStep step) { return at != e.tail.end() && *at == step; };
+  if (is(TailStep::kBias)) {
+    steps.has_bias = true;
+    ++at;
   }
-  Epilogue before = e;
-  before.tail.pop_back();
+  if (is(TailStep::kSilu) || is(TailStep::kHardSwish)) {
+    steps.function = is(TailStep::kSilu) ? TailFunction::kSilu : TailFunction::kHardSwish;
+    ++at;
+  }
+  if (is(TailStep::kResidual)) ++at;
+  Epilogue before = e;  // all that is common with tails on lines
+  before.tail.resize(steps.has_bias ? 1 : 0);
   before.has_residual = false;
-  return HasLines(before) && IsNormal(e.residual_scale);
+  const bool has_more = e.has_residual || steps.function != TailFunction::kNone;
+  if (at != e.tail.end() || !has_more || !HasLines(before) || !IsNormal(e.residual_scale))
+    return std::nullopt;
+  return steps;
 }
 
-bool MayRoundFours(const Epilogue& e) { return HasLines(e) || AddsInTail(e); }
+bool MayRoundFours(const Epilogue& e) { return HasLines(e) || StepsOf(e); }
 
 // Rounds, adds and clips what rises with the sums, each as float or int32. Neither 0 times infinity nor a
 // product that is no number is among it.
@@ -258,8 +270,9 @@ PackedConv::PackedConv(const ConvSpec& given, const Device& device, std::span<co
     float_lines_ = header.float_lines != 0;
   }
   // Of a tail kernels have no other ways.
-  if (epilogue_.on_lines && (epilogue_.rounding != Rounding::kWords ||
-                             (epilogue_.has_residual && epilogue_.addition == Addition::kAny))) {
+  if ((epilogue_.on_lines || epilogue_.in_tail) &&
+      (epilogue_.rounding != Rounding::kWords ||
+       (epilogue_.has_residual && epilogue_.addition == Addition::kAny))) {
     rounds_fours_ = false;
   }
   rises_ = rounds_fours_ && !has_w_zero_ && !dequantized && header.rises != 0;
@@ -309,11 +322,13 @@ ConvProblem PackedConv::Problem(const ConvShape& shape) const {
   // A run of 16 channels has one group, or is one of channels that are groups each.
   // Sums behind which there is a tail are floats, but for kernels that take any (Finish::kIntegersOfTail).
   problem.requantizes = requantizes && (kDepthwiseWeights.applies(g, x_, device_) || g.GroupOut() % 16 == 0);
-  problem.on_lines = requantizes && epilogue_.on_lines;
+  problem.is_tail = requantizes && (epilogue_.on_lines || epilogue_.in_tail);
+  problem.in_tail = requantizes && epilogue_.in_tail;
+  const bool is_float = sum_form_ != SumForm::kInteger;
   problem.is_capped =
-      epilogue_.is_capped && (!epilogue_.has_residual || epilogue_.addition == Addition::kOnLine ||
-                              epilogue_.addition == Addition::kInTail);
-  problem.integers_of_tail = problem.on_lines && sum_form_ == SumForm::kInteger;
+      epilogue_.is_capped &&
+      (epilogue_.in_tail ? is_float : !epilogue_.has_residual || epilogue_.addition == Addition::kOnLine);
+  problem.integers_of_tail = requantizes && epilogue_.on_lines && !is_float;
   problem.residual = epilogue_.has_residual;
   problem.boxes = problem.tiled && boxes_ && !problem.integers_of_tail;
   problem.streams = problem.boxes && problem.requantizes && g.Taps() == 1 && !problem.IsPadded();
@@ -392,8 +407,8 @@ PackedConv::ChannelConstants PackedConv::ConstantsOf(const ConvSpec& spec, const
   }
   channels.gain = e.kind == EpilogueKind::kRequantize ? e.multiplier : e.acc_scale;
   channels.gain.resize(channels.bias.size());
-  if (epilogue_.addition == Addition::kInTail) {
-    if (e.tail.front() == TailStep::kBias) channels.offset = e.tail_bias;
+  if (epilogue_.in_tail) {
+    if (StepsOf(e)->has_bias) channels.offset = e.tail_bias;
   } else if (epilogue_.on_lines || BecomeFewCodes(e)) {
     FitLines(e, channels);
   }
@@ -429,17 +444,18 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
   const bool from_zero = form == SumForm::kFloatFromZero, is_float = form != SumForm::kInteger;
   const int64_t exact = from_zero ? 1 << 23 : 1 << 22;
   const CodeRange codes = FirstCodesOf(e);
-  const bool in_tail = epilogue_.addition == Addition::kInTail,
-             on_lines = !in_tail && (epilogue_.on_lines || float_lines_);
+  const bool in_tail = epilogue_.in_tail, on_lines = epilogue_.on_lines || float_lines_;
   const auto has_line = [&](size_t c) { return on_lines && channels.factor[c / 4] > 0; };
-  // With the least or the most residual, where the tail adds them.
+  // With the least or the most residual, where the tail adds them. A function's value is no larger than it.
   const int32_t least_residual = e.residual_signed ? -128 : 0;
   const auto code_of = [&](size_t c, int64_t sum, int32_t residual) {
     return in_tail ? EpilogueCode(e, static_cast<int32_t>(sum), static_cast<int64_t>(c), residual)
                    : FirstCode(e, sum, c);
   };
-  const auto with_residual = [&](float v, int32_t residual) {
-    return (v + DequantizeCode(residual, e.residual_scale, e.residual_zero_point)) / e.y_scale;
+  const auto with_residual = [&](float v, int32_t code) {
+    const float residual =
+        e.has_residual ? DequantizeCode(code, e.residual_scale, e.residual_zero_point) : 0.0f;
+    return (std::fabs(v) + std::fabs(residual)) / e.y_scale;
   };
   const auto unrounded = [&](size_t c, int64_t sum) {
     const auto bits = [&](int32_t from) { return std::bit_cast<float>(from + static_cast<int32_t>(sum)); };
@@ -451,8 +467,7 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
     const float v = is_float ? bits(0x4B400000) - 12582912.0f : static_cast<float>(sum);
     if (in_tail) {
       const float before = v * channels.gain[c] + channels.offset[c];
-      return std::max(std::fabs(with_residual(before, least_residual)),
-                      std::fabs(with_residual(before, least_residual + 255)));
+      return std::max(with_residual(before, least_residual), with_residual(before, least_residual + 255));
     }
     return on_lines ? TailQuotient(e, v, c) : v * e.multiplier[c];
   };
@@ -480,6 +495,16 @@ void PackedConv::SetRounding(const Epilogue& e, ChannelConstants& channels) {
   const bool may_be_floats = !XSigned() && !Bipolar() && tiled_ && !p.dequantizes;
   const bool lacks_lines =
       std::any_of(channels.factor.begin(), channels.factor.end(), [](float f) { return f < 0; });
+  if (p.in_tail) {
+    p.rounding = Rounding::kWords;
+    if (!Allows(SumForm::kInteger, e, channels)) {
+      p.rounding = Rounding::kAny;
+    } else if (may_be_floats && e.has_residual && p.function == TailFunction::kNone && p.is_capped &&
+               Allows(SumForm::kFloat, e, channels)) {
+      sum_form_ = SumForm::kFloat;
+    }
+    return;
+  }
   if (p.on_lines) {
     p.lacks_lines = lacks_lines;
     p.rounding = Rounding::kWords;
@@ -571,8 +596,8 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   p.y_scale = e.y_scale;
   p.residual_zero_point = e.residual_zero_point;
   p.y_zero_point = e.y_zero_point;
-  const bool in_tail = AddsInTail(e);
-  divides_fast_ = !e.has_residual || in_tail || DividesFast(e);
+  const std::optional<TailSteps> steps = StepsOf(e);
+  divides_fast_ = !e.has_residual || steps || DividesFast(e);
   p.y_inverse = 1.0f / e.y_scale;
   const auto units = [](double codes) { return static_cast<float>(codes / 256); };  // exact
   p.unit_zero = static_cast<float>(e.hi - 256 - e.zero_point);
@@ -588,21 +613,25 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   p.word_top = twice(codes.hi - codes.lo);
   p.word_shift = twice(codes.zero_point - codes.lo);
   rounds_fours_ = MayRoundFours(e);
-  p.on_lines = rounds_fours_ && e.kind != EpilogueKind::kRequantize;
+  p.on_lines = HasLines(e) && e.kind != EpilogueKind::kRequantize;
   if (p.on_lines && !e.has_residual) {
     p.word_shift = 0;
     p.line_shift = static_cast<float>(codes.zero_point - codes.lo);
   }
-  if (e.kind != EpilogueKind::kRequantize && (!e.has_residual || in_tail)) {
+  if (e.kind != EpilogueKind::kRequantize && (!e.has_residual || steps)) {
     p.zero_point = codes.zero_point;
     p.lo = codes.lo;
     p.hi = codes.hi;
   }
-  if (in_tail) {
+  if (steps) {
+    p.in_tail = true;
+    p.function = steps->function;
     if (const auto inverse = InvertTailScale(e)) {
       p.addition = Addition::kInTail;
       p.y_inverse = inverse->near;
       p.y_inverse_rest = inverse->rest;
+    } else {
+      rounds_fours_ = false;
     }
   } else if (e.has_residual && divides_fast_) {
     p.residual_start = -0x1p23f * e.residual_scale;

@@ -19,8 +19,13 @@ namespace lowbit::cuda {
 
 // Throws Error where a tensor that kernels copy 16 bytes at a time begins elsewhere; null is none.
 void RequireAligned(std::initializer_list<const void*> tensors);
-// Whether an epilogue ends in a tail of a float bias or none and the residual, scales being normal numbers.
-bool AddsInTail(const Epilogue& epilogue);
+// A tail of a float bias or none, a function or none and the residual or none, one of the latter two at least,
+// that ends in codes, scales being normal numbers.
+struct TailSteps {
+  bool has_bias = false;
+  TailFunction function = TailFunction::kNone;
+};
+std::optional<TailSteps> StepsOf(const Epilogue& epilogue);
 // Whether kernels may round four of its sums at once. PackedConv may find that they do not.
 bool MayRoundFours(const Epilogue& epilogue);
 // Whether a larger sum never gives a smaller code, or would not where WithRisingThresholds applies.

@@ -34,7 +34,7 @@ struct Inverse {
 
 // The same of them; none where codes differ.
 std::optional<Inverse> InvertScale(const Epilogue& e);
-// Of a tail that adds residuals (AddsInTail), whose scales are normal numbers: for every float.
+// Of a tail that is computed step by step (StepsOf), for every float.
 std::optional<Inverse> InvertTailScale(const Epilogue& e);
 
 }  // namespace lowbit::cuda

@@ -92,9 +92,11 @@ bool Fits(const ChainParams& p, const Device& device) {
   // Behind integers there is no tail here, but for residuals (which are always integers) of what finishes any
   // floats.
   const auto fits = [](const ChainProduct& product) {
-    return !product.epilogue.on_lines || product.epilogue.sums != SumForm::kInteger;
+    const EpilogueParams& e = product.epilogue;
+    return (!e.on_lines && !e.in_tail) || e.sums != SumForm::kInteger;
   };
-  const bool makes_fitting = !p.residuals.epilogue.on_lines || MayMakeBehindTail(FinishOf(p).first);
+  const bool makes_fitting = !p.residuals.epilogue.in_tail &&
+                             (!p.residuals.epilogue.on_lines || MayMakeBehindTail(FinishOf(p).first));
   return has_room && makes_fitting && fits(p.first) && fits(p.second) && p.first.n_boxes % p.ranks == 0 &&
          p.first.n_boxes <= kMaxChainBoxes && p.team_groups <= p.first.own_boxes &&
          p.teams * p.team_groups <= kMaxChainGroups && p.shared_bytes <= device.shared_bytes;

@@ -20,11 +20,12 @@ ResidualPairProblem ProblemOf(const ResidualPair& pair, const ResidualPairShapes
   return {pair.first->Problem(shapes.first), pair.second->Problem(shapes.second)};
 }
 
-// Those of a kernel of the same tiles, whose sums are integers.
+// Those of a kernel of the same tiles, whose sums are integers, but where the tail adds residuals.
 BoxParams ParamsOf(const PackedConv& conv, const ConvShape& shape, const ConvConfig& config) {
-  BoxParams p = BoxesOf(conv.Problem(shape), config);
+  const ConvProblem problem = conv.Problem(shape);
+  BoxParams p = BoxesOf(problem, config);
   static_cast<ConvParams&>(p) =
-      conv.Params(shape, {&kWgmmaRow, config.tile_m, config.tile_n, config.stages}, false);
+      conv.Params(shape, {&kWgmmaRow, config.tile_m, config.tile_n, config.stages}, problem.in_tail);
   return p;
 }
 
@@ -45,10 +46,11 @@ std::string Refuse(const ResidualPairProblem& problem, const Device& device) {
   if (!loads_and_rounds(problem.first) || !loads_and_rounds(problem.second))
     return "pixels that are no boxes, or codes that are not rounded in registers";
   if (!problem.second.residual || problem.first.residual) return "residuals of another than the second alone";
-  if (problem.first.on_lines != problem.second.on_lines) return "a tail behind one of the two alone";
-  if (problem.first.on_lines && !(problem.first.is_capped && problem.second.is_capped))
+  if (problem.first.in_tail) return "a function behind the first";
+  if (problem.first.is_tail != problem.second.is_tail) return "a tail behind one of the two alone";
+  if (problem.first.is_tail && !(problem.first.is_capped && problem.second.is_capped))
     return "tails of other than 128 or 256 codes, or residuals that no line has";
-  if (problem.first.on_lines && problem.first.x.encoding != problem.second.x.encoding)
+  if (problem.first.is_tail && problem.first.x.encoding != problem.second.x.encoding)
     return "tails, and codes of which one tensor's have a sign";
   if (problem.second.m == 0) return "no pixels";
   const bool fits = problem.first.m == problem.second.m && problem.first.n == problem.second.n;

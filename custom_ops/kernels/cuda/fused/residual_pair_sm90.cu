@@ -211,12 +211,11 @@ cudaError_t LaunchTile(const ResidualPairParams& p, bool first_signed, const Lau
     return LaunchKernel<ConvPair<kTileM, kTileN, kFirstSigned, kSecondSigned, kFinish>>(
         options, {Dim(p.blocks, second.n_tiles), kTileM * 2 + 32, options.shared_bytes}, p, maps);
   };
-  if (second.epilogue.on_lines) {
+  if (second.epilogue.on_lines || second.epilogue.in_tail) {
     const bool lacks_lines = p.first.epilogue.lacks_lines || second.epilogue.lacks_lines;
     if (!lacks_lines && !options.x_signed) {
-      return second.epilogue.addition == Addition::kInTail
-                 ? launch.template operator()<false, false, Finish::kCappedInTail>()
-                 : launch.template operator()<false, false, Finish::kCappedTailOnLine>();
+      return second.epilogue.in_tail ? launch.template operator()<false, false, Finish::kCappedInTail>()
+                                     : launch.template operator()<false, false, Finish::kCappedTailOnLine>();
     }
     return std::visit(
         [&](auto is_signed) {
@@ -236,10 +235,10 @@ cudaError_t LaunchTile(const ResidualPairParams& p, bool first_signed, const Lau
 cudaError_t LaunchResidualPair(const ResidualPairParams& p, bool first_signed, const ConvConfig& config,
                                const LaunchOptions& options) {
   if (p.second.stages < 1 || p.second.stages > kMaxResidualPairStages) return cudaErrorInvalidValue;
-  const bool on_lines = p.second.epilogue.on_lines;
+  const bool is_tail = p.second.epilogue.on_lines || p.second.epilogue.in_tail;
   const bool fits =
       first_signed == options.x_signed && p.first.epilogue.is_capped && p.second.epilogue.is_capped;
-  if (p.first.epilogue.on_lines != on_lines || (on_lines && !fits)) return cudaErrorInvalidValue;
+  if (p.first.epilogue.on_lines != is_tail || (is_tail && !fits)) return cudaErrorInvalidValue;
   const auto launch = [&](const auto& tile) { return tile(p, first_signed, options); };
   const auto is = [&](int m, int n) { return config.tile_m == m && config.tile_n == n; };
   if (is(64, 32)) return launch(LaunchTile<64, 32>);

@@ -364,7 +364,11 @@ class Generator : public cuda::Draws {
       g.kernel_h = g.kernel_w = has_windows ? 3 : 1;
       g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = has_windows ? 1 : 0;
       Operands(node.spec);
-      if (node.spec.x.encoding != Encoding::kUnsigned) continue;
+      const bool may_be_signed = finish == cuda::Finish::kIntegersInTail;
+      if (node.spec.x.encoding != Encoding::kUnsigned &&
+          !(may_be_signed && node.spec.x.encoding == Encoding::kSigned)) {
+        continue;
+      }
       node.spec.x.bits = 8;  // whatever other nodes make
       if (has_windows) node.spec.x_zero_point = 0;
       node.spec.w_zero_point.assign(node.spec.w_zero_point.size(), 0);
@@ -521,8 +525,8 @@ class Generator : public cuda::Draws {
       case EpilogueKind::kTail:
         e.quantized_output = Coin(0.7);
         e.acc_scale = scales(1.0f / spread);
-        for (const TailStep step :
-             {TailStep::kBias, TailStep::kAffine, TailStep::kResidual, TailStep::kRelu, TailStep::kClip}) {
+        for (const TailStep step : {TailStep::kBias, TailStep::kAffine, TailStep::kResidual, TailStep::kRelu,
+                                    TailStep::kClip, TailStep::kSilu, TailStep::kHardSwish}) {
           if (Coin()) e.tail.push_back(step);
         }
         std::shuffle(e.tail.begin(), e.tail.end(), random_);
@@ -539,6 +543,9 @@ class Generator : public cuda::Draws {
         e.has_residual = false;
         for (float& bias : e.tail_bias) bias *= Coin() ? 1.0f : -1.0f;
         if (Coin()) e.y_scale = Real(0.005f, 0.2f);
+        const bool has_function = Coin(0.4);
+        if (has_function) e.tail.push_back(Coin() ? TailStep::kSilu : TailStep::kHardSwish);
+        if (has_function && Coin()) break;
         if (Coin()) {
           e.tail.push_back(TailStep::kResidual);
           e.has_residual = true;
@@ -548,6 +555,7 @@ class Generator : public cuda::Draws {
           }
           break;
         }
+        if (has_function) break;
         e.has_residual = e.adds_behind_tail = Coin(0.4);
         if (!e.has_residual) break;
         Range(Coin(), e.zero_point, e.lo, e.hi);
@@ -1039,8 +1047,9 @@ std::pair<int64_t, int64_t> TestFinishes(Generator& generator, const cuda::Devic
     wrong += equal ? 0 : 1;
   };
   for (const cuda::Finish finish :
-       {kFloatsFromZero, kFloatsOnLine, kFloatsInverse, kCappedFromZero, kCappedTail, kCappedOnLine,
-        kCappedTailOnLine, kCappedInTail, kWordsTail, kWordsTailOnLine, kFloats, kFloatsAdding}) {
+       {kIntegersInTail, kIntegersInTail, kFloatsFromZero, kFloatsOnLine, kFloatsInverse, kCappedFromZero,
+        kCappedTail, kCappedOnLine, kCappedTailOnLine, kCappedInTail, kWordsTail, kWordsTailOnLine, kFloats,
+        kFloatsAdding}) {
     const Node node =
         generator.Finishing(finish, shape, generator.Coin() ? 128 : channels(), channels(), device);
     count(TestNode(node, generator, device, by, most, text));
