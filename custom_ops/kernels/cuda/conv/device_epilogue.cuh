@@ -200,7 +200,8 @@ __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float
                                   sum.template operator()<2>(inner.z), sum.template operator()<3>(inner.w));
   if constexpr (kRounding == Rounding::kBytes) return UnsignedBytes(sums);
   if constexpr (kRounding == Rounding::kCapped) return CappedBytes(e, sums);
-  if constexpr (kAddition != Addition::kAny) return ClippedWords(e, Plus(sums, AllFour(12582912.0f)));
+  if constexpr (kAddition != Addition::kAny && kAddition != Addition::kInTail)
+    return ClippedWords(e, Plus(sums, AllFour(12582912.0f)));
   const float lo = static_cast<float>(e.y_lo - e.y_zero_point),
               hi = static_cast<float>(e.y_hi - e.y_zero_point);
   return AddZeroPoint(JoinBytes(RoundedByte(sums.x, lo, hi), RoundedByte(sums.y, lo, hi),
@@ -361,14 +362,13 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
     with_first.template operator()<First::kBeforeFunction, false, false>(
         [&](const float4& first, unsigned residual) {
           const float4 v = OfFunction(e.function, first);
-          if (kMayAdd && e.has_residual) return AddFour<Addition::kInTail, Rounding::kWords>(e, v, residual);
-          const float4 codes =
-              make_float4(TailCode(e, v.x), TailCode(e, v.y), TailCode(e, v.z), TailCode(e, v.w));
-          return ClippedWords(e, Plus(codes, AllFour(12582912.0f)));
+          if (kMayAdd && e.has_residual) return AddFour<Addition::kInTail, Rounding::kAny>(e, v, residual);
+          return RoundFour<Rounding::kAny>(
+              e, make_float4(TailCode(e, v.x), TailCode(e, v.y), TailCode(e, v.z), TailCode(e, v.w)));
         });
   };
   const auto adding_floats = [&] {
-    if (e.addition == Addition::kInTail) return adding_in_tail.template operator()<Rounding::kWords>();
+    if (e.in_tail) return adding_in_tail.template operator()<Rounding::kAny>();
     if (e.on_lines) return adding_quickly.template operator()<First::kTail, true>();
     return adding_quickly.template operator()<First::kMultiplies, true>();
   };

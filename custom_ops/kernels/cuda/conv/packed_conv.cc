@@ -474,7 +474,8 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
   const auto fits = [&](size_t c, int64_t sum) {
     if (is_float && std::abs(sum) > kMost) return false;
     if ((e.has_residual && !in_tail) || epilogue_.rounding != Rounding::kWords) return true;
-    return std::fabs(unrounded(c, sum)) < 0x1p15f - 512;
+    // Of a tail that is computed step by step floats are clipped; its two products must be finite.
+    return std::fabs(unrounded(c, sum)) < (in_tail ? 0x1p60f : 0x1p15f - 512);
   };
   for (size_t c = 0; c < channels.sums.size(); ++c) {
     const auto [least, most] = channels.sums[c];
@@ -496,7 +497,7 @@ void PackedConv::SetRounding(const Epilogue& e, ChannelConstants& channels) {
   const bool lacks_lines =
       std::any_of(channels.factor.begin(), channels.factor.end(), [](float f) { return f < 0; });
   if (p.in_tail) {
-    p.rounding = Rounding::kWords;
+    p.rounding = Rounding::kWords;  // which is any here
     if (!Allows(SumForm::kInteger, e, channels)) {
       p.rounding = Rounding::kAny;
     } else if (may_be_floats && e.has_residual && p.function == TailFunction::kNone && p.is_capped &&
