@@ -86,19 +86,23 @@ class CalibrationImages(CalibrationDataReader):  # type: ignore[misc]
 
 
 def with_float_branches(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Form E of a model in form D: an Add reads its first input as it is made, without quantizers between.
+    """Form E of a model in form D: an Add reads one input as it is made, without quantizers between.
 
-    The first input of a residual block's Add is what its last convolution makes, the second one the shortcut.
+    It is what the last convolution of a residual block makes, which nothing else reads, not the shortcut; of
+    two convolutions the first operand.
     """
     nodes = model.graph.node
     makers = {output: node for node in nodes for output in node.output}
+    readers = Counter(name for node in nodes for name in node.input)
     for add in nodes:
-        dequantize = makers.get(add.input[0]) if add.op_type == "Add" else None
-        if dequantize is None or dequantize.op_type != "DequantizeLinear":
-            continue
-        quantize = makers.get(dequantize.input[0])
-        if quantize is not None and quantize.op_type == "QuantizeLinear":
-            add.input[0] = quantize.input[0]
+        for i, name in enumerate(add.input if add.op_type == "Add" else ()):
+            dequantize = makers.get(name)
+            quantize = makers.get(dequantize.input[0]) if dequantize is not None else None
+            if quantize is None or quantize.op_type != "QuantizeLinear":
+                continue
+            if all(readers[each] == 1 for each in (name, quantize.output[0], quantize.input[0])):
+                add.input[i] = quantize.input[0]
+                break
     while True:
         read = {name for node in nodes for name in node.input} | {each.name for each in model.graph.output}
         unread = [node for node in nodes if not read & set(node.output)]
