@@ -497,7 +497,7 @@ void PackedConv::SetRounding(const Epilogue& e, ChannelConstants& channels) {
   const bool lacks_lines =
       std::any_of(channels.factor.begin(), channels.factor.end(), [](float f) { return f < 0; });
   if (p.in_tail) {
-    p.rounding = Rounding::kWords;  // which is any here
+    p.rounding = Rounding::kWords;  // says that fours are rounded: codes are clipped as floats
     if (!Allows(SumForm::kInteger, e, channels)) {
       p.rounding = Rounding::kAny;
     } else if (may_be_floats && e.has_residual && p.function == TailFunction::kNone && p.is_capped &&
