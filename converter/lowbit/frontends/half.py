@@ -14,6 +14,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from lowbit.proto.model_file import nodes_of, tensors_of
+
 _HALF, _FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "precision")
 """Attributes that hold an element type, whatever the operator."""
@@ -25,12 +27,11 @@ def has_half(model: onnx.ModelProto) -> bool:
     """Whether inputs, constants of a model, or what it casts to, are float16."""
     if any(value.type.tensor_type.elem_type == _HALF for value in model.graph.input):
         return True
-    if any(tensor.data_type == _HALF for graph in _graphs(model.graph) for tensor in graph.initializer):
+    if any(tensor.data_type == _HALF for _, tensor in tensors_of(model)):
         return True
     return any(
-        (attribute.name in _TYPE_ATTRIBUTES and attribute.i == _HALF) or attribute.t.data_type == _HALF
-        for nodes in _node_lists(model)
-        for node in nodes
+        attribute.name in _TYPE_ATTRIBUTES and attribute.i == _HALF
+        for node in nodes_of(model)
         for attribute in node.attribute
     )
 
@@ -53,20 +54,20 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     passed = set(inputs) & set(outputs)
     names = {name: name + SUFFIX for name in (*inputs, *outputs) if name not in passed}
 
+    for _, tensor in tensors_of(out):
+        _widen_tensor(tensor)
+    for node in nodes_of(out):
+        _widen_attributes(node)
     for part in _graphs(graph):
         for tensor in part.initializer:
-            _widen_tensor(tensor)
             tensor.name = names.get(tensor.name, tensor.name)
         kept = {*inputs, *outputs} if part is graph else set()
         for value in (*part.input, *part.output, *part.value_info):
             if value.name not in kept:
                 _widen_type(value.type)
         if part is not graph:  # a subgraph may hand on what the main graph has
-            _rename_values(part.output, names)
-    for nodes in _node_lists(out):
-        for node in nodes:
-            _widen_attributes(node)
-    for part in _graphs(graph):
+            for value in part.output:
+                value.name = names.get(value.name, value.name)
         for node in part.node:
             _rename(node.input, names)
             _rename(node.output, names)
@@ -93,21 +94,9 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
                 yield from _graphs(inner)
 
 
-def _node_lists(model: onnx.ModelProto) -> Iterator[MutableSequence[onnx.NodeProto]]:
-    for graph in _graphs(model.graph):
-        yield graph.node
-    for function in model.functions:
-        yield function.node
-
-
 def _rename(names: MutableSequence[str], to: Mapping[str, str]) -> None:
     for i, name in enumerate(names):
         names[i] = to.get(name, name)
-
-
-def _rename_values(values: MutableSequence[onnx.ValueInfoProto], to: Mapping[str, str]) -> None:
-    for value in values:
-        value.name = to.get(value.name, value.name)
 
 
 def _widen_tensor(tensor: onnx.TensorProto) -> None:
@@ -130,7 +119,5 @@ def _widen_attributes(node: onnx.NodeProto) -> None:
     for attribute in node.attribute:
         if attribute.name in _TYPE_ATTRIBUTES and attribute.i == _HALF:
             attribute.i = _FLOAT
-        for tensor in (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors):
-            _widen_tensor(tensor)
         if attribute.HasField("tp"):
             _widen_type(attribute.tp)

@@ -18,7 +18,7 @@ these names; :func:`qualified` moves them into QONNX's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableSequence
+from collections.abc import Callable, MutableSequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,6 +37,7 @@ from lowbit.graph.reasons import REASON
 from lowbit.graph.shapes import infer_shapes
 from lowbit.graph.subgraphs import graphs_of
 from lowbit.passes.fold import fold_constants
+from lowbit.proto.model_file import nodes_of
 
 DOMAINS = frozenset({"qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general", "finn"})
 """The domains under which the operators are found, ONNX's own apart."""
@@ -51,7 +52,7 @@ _EXPORT = "export the model again from the tool that made it"
 
 def speaks(model: ir.Model | onnx.ModelProto) -> bool:
     """Whether a model holds one of the dialect's quantizers."""
-    nodes = _nodes_of(model) if isinstance(model, onnx.ModelProto) else model.graph.all_nodes()
+    nodes = nodes_of(model) if isinstance(model, onnx.ModelProto) else model.graph.all_nodes()
     return any(is_quantizer(node) for node in nodes)
 
 
@@ -75,11 +76,11 @@ def qualified(proto: onnx.ModelProto) -> onnx.ModelProto:
     def is_early(node: onnx.NodeProto) -> bool:
         return node.domain not in DOMAINS and is_quantizer(node)
 
-    if not any(is_early(node) for node in _nodes_of(proto)):
+    if not any(is_early(node) for node in nodes_of(proto)):
         return proto
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
-    for node in _nodes_of(copy):
+    for node in nodes_of(copy):
         if is_early(node):
             node.domain = _DOMAIN
     for function in copy.functions:
@@ -91,17 +92,6 @@ def qualified(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _import(opsets: MutableSequence[onnx.OperatorSetIdProto]) -> None:
     if all(entry.domain != _DOMAIN for entry in opsets):
         opsets.append(onnx.helper.make_opsetid(_DOMAIN, 1))
-
-
-def _nodes_of(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a model, those of subgraphs and functions included."""
-    left = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
-    while left:
-        node = left.pop()
-        yield node
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                left.extend(graph.node)
 
 
 def normalize(model: ir.Model) -> None:

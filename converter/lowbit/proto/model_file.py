@@ -220,6 +220,17 @@ def tensors_of(model: onnx.ModelProto) -> Iterator[tuple[str, TensorProto]]:
         yield from _of_nodes(function.node)
 
 
+def nodes_of(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a model, those of subgraphs and functions included."""
+    left = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
+    while left:
+        node = left.pop()
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                left.extend(graph.node)
+
+
 def _of_graph(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
     for tensor in graph.initializer:
         yield f"initializer '{tensor.name}'", tensor

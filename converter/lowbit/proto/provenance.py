@@ -103,13 +103,11 @@ def other_source(converted: onnx.ModelProto, path: str | os.PathLike[str]) -> bo
 
 def widens_float16(converted: onnx.ModelProto) -> bool:
     """Whether it was made of its original with float32 in the place of float16."""
-    for entry in converted.metadata_props:
-        if entry.key == "lowbit.options":
-            try:
-                return bool(json.loads(entry.value).get("widen_float16"))
-            except (ValueError, AttributeError):
-                return False
-    return False
+    stored = {entry.key: entry.value for entry in converted.metadata_props}
+    try:
+        return bool(json.loads(stored.get("lowbit.options", "{}")).get("widen_float16"))
+    except (ValueError, AttributeError):  # damaged
+        return False
 
 
 def source_file(converted: onnx.ModelProto) -> str | None:

@@ -262,8 +262,9 @@ struct FourChannels {
   float factor;
 };
 
-// Four codes before any residual, of each of kCount sums; of kBeforeFunction no codes yet. kRounds: 12582912 more, as Unit and ClippedWords
-// take them; else not yet rounded. One branch for all of them: what it parts cannot overlap.
+// Four codes before any residual, of each of kCount sums; of kBeforeFunction no codes yet. kRounds: 12582912
+// more, as Unit and ClippedWords take them; else not yet rounded. One branch for all of them: what it parts
+// cannot overlap.
 template <First kFirst, bool kFloats, bool kRounds, int kCount>
 __device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (&sums)[kCount],
                                            const FourChannels& channels, float4 (&codes)[kCount]) {

@@ -1033,7 +1033,7 @@ bool TestPooled(Generator& generator, const cuda::Device& device, std::map<std::
   return false;
 }
 
-// Every way in which kernels that are made for one finish sums that are floats, in single convolutions, in pairs and in
+// Every way in which kernels that are made for one finish their sums, in single convolutions, in pairs and in
 // chains. Returns how many nodes there were, how many had a wrong element.
 std::pair<int64_t, int64_t> TestFinishes(Generator& generator, const cuda::Device& device,
                                          std::map<std::string, Counts>& by, size_t most,
