@@ -11,6 +11,7 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "core/packed_weights.h"
@@ -22,7 +23,6 @@
 namespace lowbit {
 namespace {
 
-constexpr size_t kMaxBlockTiles = 40;
 // Between the arrays of two points, so that 36 of them do not meet in the same sets of a cache.
 constexpr size_t kPointPadding = 64;
 
@@ -49,7 +49,8 @@ size_t LargestBlock(const WinogradScheme& scheme, size_t blocks, size_t slice, c
   const size_t tile = points * (blocks * scheme.BlockBytes() + scheme.ProductBytes()) + sums.wide +
                       sums.narrow + sizeof(WinogradDirect);
   if (fixed >= scheme.scratch_bytes) return 0;
-  return std::min((scheme.scratch_bytes - fixed) / tile / scheme.granule * scheme.granule, kMaxBlockTiles);
+  return std::min((scheme.scratch_bytes - fixed) / tile / scheme.granule * scheme.granule,
+                  scheme.block_tiles);
 }
 
 size_t InputBlocks(const ConvGeometry& g, const WinogradScheme& scheme) {
@@ -82,10 +83,11 @@ WeightBounds BoundsOf(const ConvSpec& spec) {
   return {spec.w.MinCode() - *largest, spec.w.MaxCode() - *least};
 }
 
-// Successive blocks of input channels, and what is added to the sums of their products, [panel].
+// Successive blocks of input channels; what is added to the sums of their products, [panel]; and where the products'
+// own sums begin, [point][panel], of schemes with an input_offset.
 struct Chunk {
   size_t first, end;
-  std::vector<int32_t> offset;
+  std::vector<int32_t> offset, start;
 };
 
 // The sum of u w over some channels lies between these.
@@ -113,7 +115,7 @@ std::vector<Chunk> ChunksOf(const ConvSpec& spec, const WinogradScheme& scheme, 
   std::vector<SumRange> sums(count), with(count);
   std::vector<Chunk> chunks;
   const auto close = [&](size_t first, size_t end) {
-    Chunk chunk{first, end, std::vector<int32_t>(scheme.channels)};
+    Chunk chunk{first, end, std::vector<int32_t>(scheme.channels), {}};
     for (size_t c = 0; c < count; ++c) chunk.offset[c] = static_cast<int32_t>(-span / 2 - sums[c].lo);
     chunks.push_back(std::move(chunk));
   };
@@ -156,6 +158,32 @@ std::vector<Chunk> ChunksOf(const ConvSpec& spec, const WinogradScheme& scheme, 
   }
   close(first, blocks);
   return chunks;
+}
+
+// An offset o of the inputs at a point adds o times the sum of the weights there: G applied to the sums of the taps.
+std::vector<int32_t> ProductStart(const ConvSpec& spec, const WinogradScheme& scheme, size_t channel,
+                                  size_t count, const Chunk& chunk) {
+  std::vector<int32_t> start(scheme.Points() * scheme.channels);
+  const auto inputs = static_cast<size_t>(spec.geometry.GroupIn());
+  const size_t begin = chunk.first * scheme.block, end = std::min(chunk.end * scheme.block, inputs);
+  ChannelWeights weights;
+  for (size_t c = 0; c < count; ++c) {
+    weights.Load(spec, channel + c);
+    int64_t taps[9];
+    for (size_t tap = 0; tap < 9; ++tap) {
+      const auto first = weights.stored.begin() + static_cast<ptrdiff_t>(tap * inputs);
+      taps[tap] = std::accumulate(first + static_cast<ptrdiff_t>(begin), first + static_cast<ptrdiff_t>(end),
+                                  int64_t{0});
+    }
+    for (size_t point = 0; point < scheme.Points(); ++point) {
+      const int8_t *rows = scheme.g[point / scheme.Window()], *columns = scheme.g[point % scheme.Window()];
+      int64_t sum = 0;
+      for (size_t tap = 0; tap < 9; ++tap) sum += rows[tap / 3] * columns[tap % 3] * taps[tap];
+      start[point * scheme.channels + c] =
+          static_cast<int32_t>(static_cast<uint32_t>(-scheme.input_offset * sum));
+    }
+  }
+  return start;
 }
 
 // Calls `with` for every panel, consecutive output channels of one group, as long as it returns true.
@@ -213,13 +241,20 @@ TilePlan PlanTiles(const WinogradScheme& scheme, size_t blocks, const SumBytes& 
   const size_t total = std::max(static_cast<size_t>(shape.batch) * plan.rows * plan.columns, size_t{1});
   const WinogradCycles& cycles = scheme.cycles();
   double least = 0;
-  for (size_t slices = 1, limit = 0; slices <= blocks && limit < std::min(total, kMaxBlockTiles); ++slices) {
+  const size_t most = std::min(total, scheme.block_tiles);
+  for (size_t slices = 1, limit = 0; slices <= blocks && limit < most; ++slices) {
     const size_t slice = DivideUp(blocks, slices);
+    if (slice > 1 && scheme.pass_points * slice * BlockWeights(scheme) > scheme.slice_bytes) continue;
     limit = LargestBlock(scheme, blocks, slice, sums);
     if (limit == 0) continue;
-    // Whole groups of tiles; what is left belongs to the last block where it has room.
-    const size_t step = limit >= scheme.group ? limit / scheme.group * scheme.group : limit;
-    const size_t tile_blocks = total <= limit ? 1 : 1 + DivideUp(total - limit, step);
+    // Blocks of about one size, of whole groups of tiles but for the last.
+    const size_t least_blocks = DivideUp(total, limit),
+                 even = RoundUp(DivideUp(total, least_blocks), scheme.group);
+    const size_t step = total <= limit          ? total
+                        : even <= limit         ? even
+                        : limit >= scheme.group ? limit / scheme.group * scheme.group
+                                                : limit;
+    const size_t tile_blocks = DivideUp(total, step);
     const double cost =
         static_cast<double>(tile_blocks * blocks) * cycles.weights +
         static_cast<double>(slices * DivideUp(total, scheme.group) * scheme.Points()) * cycles.sums;
@@ -228,7 +263,7 @@ TilePlan PlanTiles(const WinogradScheme& scheme, size_t blocks, const SumBytes& 
     plan.slice = slice;
     plan.step = step;
     plan.blocks = tile_blocks;
-    plan.tiles = std::min(RoundUp(total, scheme.granule), limit);
+    plan.tiles = RoundUp(std::min(total, step), scheme.granule);
   }
   return plan;
 }
@@ -276,8 +311,8 @@ class WinogradKernel final : public ConvKernel {
     return e.pack_clips && !e.has_residual && panel.count == scheme_.channels;
   }
   void ListOutputs(const Task& task, size_t first, size_t count, const Panel& panel) const;
-  void MultiplySlice(const Task& task, size_t count, const Panel& panel, size_t first, size_t end,
-                     bool adds) const;
+  void MultiplySlice(const Task& task, size_t count, const Panel& panel, const Chunk& chunk, size_t first,
+                     size_t end) const;
   void MultiplyBlock(const Task& task, size_t count, const Panel& panel, bool direct) const;
   void FinishBlock(const Task& task, size_t first, size_t count, const Panel& panel) const;
 
@@ -315,6 +350,9 @@ WinogradKernel::WinogradKernel(const ConvSpec& spec, const WinogradScheme& schem
                 nullptr,
                 std::vector<int32_t>(scheme.channels),
                 ChunksOf(spec, scheme, channel, count)};
+    if (scheme.input_offset != 0) {
+      for (Chunk& chunk : panel.chunks) chunk.start = ProductStart(spec, scheme, channel, count, chunk);
+    }
     for (size_t c = 0; c < count; ++c) {
       weights.Load(spec, channel + c);
       Require(weights.shift == 0, "weights outside the range for which this kernel was chosen");
@@ -369,7 +407,8 @@ size_t WinogradKernel::PackedBytes() const {
   size_t bytes = taps_->size() + epilogue_.Bytes();
   for (const Panel& panel : panels_) {
     bytes += sizeof(Panel) + panel.base.size() * sizeof(int32_t);
-    for (const Chunk& chunk : panel.chunks) bytes += sizeof(Chunk) + chunk.offset.size() * sizeof(int32_t);
+    for (const Chunk& chunk : panel.chunks)
+      bytes += sizeof(Chunk) + (chunk.offset.size() + chunk.start.size()) * sizeof(int32_t);
   }
   return bytes;
 }
@@ -407,18 +446,26 @@ void WinogradKernel::TransformTile(const Task& task, const Tile& tile, size_t gr
                          tile.image * s.in_h * s.in_w * g.in_channels +
                          static_cast<int64_t>(group * channels);
   std::array<const uint8_t*, kWinogradMaxPoints> pixels;
-  const size_t window = scheme_.Window(), points = scheme_.Points();
-  for (size_t i = 0; i < points; ++i) {
-    const int64_t y = tile.y - g.pad_top + static_cast<int64_t>(i / window);
-    const int64_t x = tile.x - g.pad_left + static_cast<int64_t>(i % window);
-    const bool inside = y >= 0 && y < s.in_h && x >= 0 && x < s.in_w;
-    pixels[i] = inside ? image + (y * s.in_w + x) * g.in_channels : task.pad_pixel;
+  const auto window = static_cast<int64_t>(scheme_.Window());
+  const int64_t first_y = tile.y - g.pad_top, first_x = tile.x - g.pad_left;
+  const uint8_t** pixel = pixels.data();
+  for (int64_t y = first_y; y < first_y + window; ++y, pixel += window) {
+    const uint8_t* row = image + (y * s.in_w + first_x) * g.in_channels;
+    const bool row_inside = y >= 0 && y < s.in_h;
+    if (row_inside && first_x >= 0 && first_x + window <= s.in_w) {
+      for (int64_t x = 0; x < window; ++x) pixel[x] = row + x * g.in_channels;
+      continue;
+    }
+    for (int64_t x = 0; x < window; ++x) {
+      const bool inside = row_inside && first_x + x >= 0 && first_x + x < s.in_w;
+      pixel[x] = inside ? row + x * g.in_channels : task.pad_pixel;
+    }
   }
   const size_t whole = channels / scheme_.block, rest = channels % scheme_.block;
   const size_t pitch = task.layout.input_pitch;
   scheme_.input({pixels.data(), whole, shift_, to, pitch, block_pitch});
   if (rest == 0) return;
-  for (size_t i = 0; i < points; ++i) {
+  for (size_t i = 0; i < scheme_.Points(); ++i) {
     uint8_t* last = task.last_channels + i * scheme_.block;  // beyond the channels anything: weights are 0
     std::memcpy(last, pixels[i] + whole * scheme_.block, rest);
     pixels[i] = last;
@@ -427,8 +474,9 @@ void WinogradKernel::TransformTile(const Task& task, const Tile& tile, size_t gr
 }
 
 void WinogradKernel::TransformBlock(const Task& task, size_t first, size_t count, size_t group) const {
+  const size_t group_tiles = scheme_.GroupOf(count);
   for (size_t at = 0; at < count;) {
-    const size_t size = scheme_.GroupOf(count - at);
+    const size_t size = scheme_.WholeOf(std::min(group_tiles, count - at));
     uint8_t* to = task.inputs + at * blocks_ * scheme_.BlockBytes();
     for (size_t tile = 0; tile < std::min(size, count - at); ++tile)
       TransformTile(task, TileAt(task.plan, first + at + tile), group, to + tile * scheme_.BlockBytes(),
@@ -453,24 +501,27 @@ void WinogradKernel::ListOutputs(const Task& task, size_t first, size_t count, c
 }
 
 // The products of a block's tiles with the weights of some blocks of input channels, at all points.
-void WinogradKernel::MultiplySlice(const Task& task, size_t count, const Panel& panel, size_t first,
-                                   size_t end, bool adds) const {
+void WinogradKernel::MultiplySlice(const Task& task, size_t count, const Panel& panel, const Chunk& chunk,
+                                   size_t first, size_t end) const {
   const Scratch& layout = task.layout;
   const size_t tile_bytes = blocks_ * scheme_.BlockBytes(), product_bytes = scheme_.ProductBytes();
   const size_t x_slice = first * scheme_.BlockBytes();  // of a tile
-  const size_t size = scheme_.GroupOf(count), last = scheme_.GroupOf(count % size);
+  const size_t size = scheme_.GroupOf(count), last = scheme_.WholeOf(count % size);
   const size_t groups = count / size + (last == size ? 1 : 0);
   WinogradWeights weights{panel.taps + first * BlockTaps(),
                           (end - first) * scheme_.block * scheme_.channels / kWinogradGroup, task.weights,
                           layout.weight_pitch, 0};
   WinogradProduct product{};
   product.blocks = end - first;
-  product.adds = adds;
+  product.adds = first > chunk.first;
   for (; weights.pass < scheme_.Points() / scheme_.pass_points; ++weights.pass) {
     (four_bits_ ? scheme_.weights4 : scheme_.weights8)(weights);
     const size_t first_point = weights.pass * scheme_.pass_points;
     const uint8_t* inputs = task.inputs + first_point * layout.input_pitch;
     uint8_t* products = task.products + first_point * layout.product_pitch;
+    const int32_t* start =
+        chunk.start.empty() ? nullptr : chunk.start.data() + first_point * scheme_.channels;
+    product.start = start;
     if (size >= count) {  // one group: all points
       product.x = inputs + x_slice * size;
       product.w = task.weights;
@@ -480,6 +531,7 @@ void WinogradKernel::MultiplySlice(const Task& task, size_t count, const Panel& 
       product.x_step = static_cast<ptrdiff_t>(layout.input_pitch);
       product.w_step = static_cast<ptrdiff_t>(layout.weight_pitch);
       product.to_step = static_cast<ptrdiff_t>(layout.product_pitch);
+      product.start_step = start == nullptr ? 0 : scheme_.channels;
       scheme_.product(product);
       continue;
     }
@@ -487,6 +539,7 @@ void WinogradKernel::MultiplySlice(const Task& task, size_t count, const Panel& 
       const uint8_t* x = inputs + point * layout.input_pitch;
       uint8_t* to = products + point * layout.product_pitch;
       product.w = task.weights + point * layout.weight_pitch;
+      if (start != nullptr) product.start = start + point * scheme_.channels;
       product.x = x + x_slice * size;
       product.to = to;
       product.tiles = size;
@@ -508,8 +561,8 @@ void WinogradKernel::MultiplyBlock(const Task& task, size_t count, const Panel& 
   for (const Chunk& chunk : panel.chunks) {
     const size_t blocks = chunk.end - chunk.first, slices = DivideUp(blocks, task.plan.slice);
     for (size_t slice = 0; slice < slices; ++slice) {
-      MultiplySlice(task, count, panel, chunk.first + blocks * slice / slices,
-                    chunk.first + blocks * (slice + 1) / slices, slice > 0);
+      MultiplySlice(task, count, panel, chunk, chunk.first + blocks * slice / slices,
+                    chunk.first + blocks * (slice + 1) / slices);
     }
     const size_t index = static_cast<size_t>(&chunk - panel.chunks.data()), run = scheme_.chunks_per_widening;
     const bool ends = index + 1 == panel.chunks.size();
@@ -652,15 +705,21 @@ double WinogradCost(const ConvSpec& spec, const ConvShape& shape, const Winograd
   const auto edge = static_cast<int64_t>(scheme.tile);
   const auto tiles = static_cast<size_t>(shape.batch * ((shape.out_h + edge - 1) / edge) *
                                          ((shape.out_w + edge - 1) / edge));
-  const size_t whole = tiles / scheme.group, last = scheme.GroupOf(tiles % scheme.group);
-  const auto groups = static_cast<double>(whole + (last > 0 ? 1 : 0));
+  const WinogradCycles& cycles = scheme.cycles();
+  const TilePlan plan = PlanTiles(scheme, InputBlocks(g, scheme), MostSumBytes(scheme), shape);
+  // Of all blocks but the last, and of the last one.
+  double groups = 0, steps = 0;
+  const auto add_blocks = [&](size_t times, size_t count) {
+    const size_t size = scheme.GroupOf(count), last = scheme.WholeOf(count % size);
+    const auto whole = static_cast<double>(count / size), n = static_cast<double>(times);
+    groups += n * (whole + (last > 0 ? 1 : 0));
+    steps += n * (whole * cycles.Product(size) + (last > 0 ? cycles.Product(last) : 0));
+  };
+  add_blocks(plan.blocks - 1, plan.step);
+  add_blocks(1, std::max(tiles, size_t{1}) - (plan.blocks - 1) * plan.step);
   const auto panels = static_cast<double>(PanelsOf(g, scheme)),
              blocks = static_cast<double>(InputBlocks(g, scheme));
   const auto chunks = static_cast<double>(TotalChunks(spec, scheme));
-  const WinogradCycles& cycles = scheme.cycles();
-  const double steps =
-      static_cast<double>(whole) * cycles.Product(scheme.group) + (last > 0 ? cycles.Product(last) : 0);
-  const TilePlan plan = PlanTiles(scheme, InputBlocks(g, scheme), MostSumBytes(scheme), shape);
   const double slices =
       std::max(chunks, panels * static_cast<double>(DivideUp(InputBlocks(g, scheme), plan.slice)));
   const double products =

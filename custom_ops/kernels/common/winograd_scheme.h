@@ -75,6 +75,10 @@ struct WinogradProduct {
   size_t tiles, blocks, count;
   ptrdiff_t x_step, w_step, to_step;
   bool adds;  // to what `to` holds
+  // [panel], where sums begin that add to nothing, and elements from product to product; of schemes with an
+  // input_offset.
+  const int32_t* start;
+  size_t start_step;
 };
 
 // Where the outputs of a tile go that are inside the image, and the first of its bytes in y.
@@ -123,10 +127,14 @@ struct WinogradScheme {
   size_t group, granule;
   // Weights are transformed for so many points at a time, a divisor of Points().
   size_t pass_points;
-  size_t scratch_bytes;  // of a thread
+  // Of a thread: all its scratch memory; the transformed weights in it, where one block of input channels is less;
+  // tiles of a block.
+  size_t scratch_bytes, slice_bytes, block_tiles;
   // Transformed inputs are signed and about symmetric, as the u of the files' derivations, not unsigned.
   bool signed_inputs;
-  int bits;  // outputs of a chunk are recovered modulo 2^bits
+  int32_t
+      input_offset;  // added to the transformed inputs, so that none is negative; what it adds is taken off the sums
+  int bits;          // outputs of a chunk are recovered modulo 2^bits
   size_t chunks_per_widening;
   // G, [n][3]. Whether G w G^T fits code_bytes is for the driver to see; the inputs' transforms do for all
   // activations that the row of the kernel table admits.
@@ -143,9 +151,11 @@ struct WinogradScheme {
   constexpr size_t Points() const { return Window() * Window(); }
   constexpr size_t BlockBytes() const { return block * code_bytes; }      // of a tile's inputs at a point
   constexpr size_t ProductBytes() const { return channels * sum_bytes; }  // of a tile's sums at a point
-  // Tiles that are multiplied together where `left` of them are to be.
-  constexpr size_t GroupOf(size_t left) const {
-    return left >= group ? group : (left + granule - 1) / granule * granule;
+  constexpr size_t WholeOf(size_t tiles) const { return (tiles + granule - 1) / granule * granule; }
+  // Tiles that are multiplied together in a block of `tiles` of them: about as many in every group.
+  constexpr size_t GroupOf(size_t tiles) const {
+    const size_t groups = (tiles + group - 1) / group;
+    return WholeOf((tiles + groups - 1) / groups);
   }
 };
 

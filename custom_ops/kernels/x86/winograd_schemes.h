@@ -5,6 +5,7 @@
 
 namespace lowbit {
 
-extern const WinogradScheme kWinogradFourAvx2, kWinogradTwoAvx2, kWinogradFourAvx512, kWinogradTwoAvx512;
+extern const WinogradScheme kWinogradFourAvx2, kWinogradTwoAvx2, kWinogradFourAvx512, kWinogradTwoAvx512,
+    kWinogradBytesAvx512;
 
 }  // namespace lowbit

@@ -1,19 +1,23 @@
 // The transforms and products of the Winograd kernels, templated over a SIMD trait S and the points P of
-// winograd_points.h. Operands are 16-bit words, sums 32 bits wide, modulo 2^32.
+// winograd_points.h. Operands are 16-bit words or bytes, sums 32 bits wide, modulo 2^32.
 //
-// A product is that of igemm_tile.h on words: two channels of a tile, side by side, are broadcast to all lanes and
-// multiplied with the two weights that every lane's output channel has for them.
+// A product is that of igemm_tile.h: two channels of a tile as words, four as bytes, side by side, are broadcast to
+// all lanes and multiplied with the weights that every lane's output channel has for them.
 //
 //   x, tile t    [d0 d1]  ->  broadcast  [d0 d1 | d0 d1 | d0 d1 | ...]
 //   weights                   ->         [ ch 0 |  ch 1 |  ch 2 | ...]
 //   acc[t][v]                 +=         [sum of 2 products | ...]
 //
+// vpdpbusd takes bytes of x without a sign: kInputOffset is added to them, and the sums begin at what it adds.
+//
 // A trait is one of simd_<isa>.h and has besides:
 //
-//   Words, Sums      vectors of 16 and 32 bits, unsigned, so that what overflows wraps
+//   Codes, Sums      vectors of operands and of 32 bits, unsigned, so that what overflows wraps
+//   kCodeBytes       of an operand;  kInputOffset: what StoreInput adds to it
 //   kGroup           tiles multiplied together: kGroup * kPanelVectors sums stay in registers
-//   LoadBytes(p)     bytes -> Words;  LoadTap<bits, part>(p): weights of a group (winograd_scheme.h) -> Words
-//   Dot(acc, x, w)   two products per lane, added
+//   kScratchBytes, kSliceBytes, kBlockTiles: of winograd_scheme.h
+//   LoadBytes(p)     bytes -> Codes;  LoadTap<bits, part>(p): weights of a group (winograd_scheme.h) -> Codes
+//   Dot(acc, x, w)   two products of words, or four of bytes, per lane, added
 #pragma once
 
 #include <cstddef>
@@ -58,15 +62,41 @@ struct VectorRing {
   }
 };
 
+// Operands of one byte for the trait S of an instruction set with vpdpbusd. Its activations have 6 bits at most, codes
+// around zero, which F(2x2) takes to signed bytes.
+template <class S>
+struct ByteOperands : S {
+  using Codes = uint8_t __attribute__((vector_size(32)));
+  static constexpr size_t kCodeBytes = 1;
+  static constexpr int kInputOffset = 128;
+
+  static Codes LoadCodes(const uint8_t* p) {
+    Codes codes;
+    std::memcpy(&codes, p, sizeof codes);
+    return codes;
+  }
+  static Codes LoadBytes(const uint8_t* p, uint8_t shift) { return LoadCodes(p) - shift; }
+  static void StoreCodes(uint8_t* to, Codes v) { std::memcpy(to, &v, sizeof v); }
+  static void StoreInput(uint8_t* to, Codes v) { StoreCodes(to, v + static_cast<uint8_t>(kInputOffset)); }
+  template <int kBits, int kPart>
+  static Codes LoadTap(const uint8_t* p) {
+    if constexpr (kBits == 8) return LoadCodes(p);
+    const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(low), _mm_srli_epi16(low, 4), 1);
+    const Codes codes = __builtin_bit_cast(Codes, _mm256_and_si256(both, _mm256_set1_epi8(15)));
+    return (codes ^ uint8_t{8}) - uint8_t{8};  // from 4 bits to a signed byte
+  }
+};
+
 // Of two rows of points, so that values stay in registers and what comes of a slice in L1.
 constexpr int kPassRows = 2;
 template <class S, class P, int kBits, int kPass>
 void TransformRows(const WinogradWeights& weights) {
-  constexpr size_t kTapBytes = kWinogradGroup * kBits / 8, kVector = sizeof(typename S::Words);
-  constexpr size_t kParts = 2 * kWinogradGroup / kVector;
+  constexpr size_t kTapBytes = kWinogradGroup * kBits / 8, kVector = sizeof(typename S::Codes);
+  constexpr size_t kParts = S::kCodeBytes * kWinogradGroup / kVector;
   const uint8_t* taps = weights.taps;
   uint8_t* to = weights.to;
-  const auto store = [](uint8_t* at, typename S::Words v) LOWBIT_ALWAYS_INLINE { S::StoreWords(at, v); };
+  const auto store = [](uint8_t* at, typename S::Codes v) LOWBIT_ALWAYS_INLINE { S::StoreCodes(at, v); };
   const auto transform = [&]<size_t part>() LOWBIT_ALWAYS_INLINE {
     const auto tap = [&](size_t i) LOWBIT_ALWAYS_INLINE {
       return S::template LoadTap<kBits, part>(taps + i * kTapBytes);
@@ -88,29 +118,36 @@ void TransformWeights(const WinogradWeights& weights) {
 
 template <class S, class P>
 void TransformPixels(const WinogradInput& in) {
-  using Words = typename S::Words;
-  constexpr size_t kChannels = sizeof(Words) / 2;
+  using Codes = typename S::Codes;
+  constexpr size_t kChannels = sizeof(Codes) / S::kCodeBytes;
   for (size_t block = 0; block < in.blocks; ++block) {
     const auto load = [&](int i) LOWBIT_ALWAYS_INLINE {
       return S::LoadBytes(in.pixels[i] + block * kChannels, in.shift);
     };
-    TransformInputs<P, Words>(load, in.to + block * in.block_pitch, in.point_pitch,
-                              [](uint8_t* at, Words value)
-                                  LOWBIT_ALWAYS_INLINE { S::StoreWords(at, value); });
+    TransformInputs<P, Codes>(load, in.to + block * in.block_pitch, in.point_pitch,
+                              [](uint8_t* at, Codes value)
+                                  LOWBIT_ALWAYS_INLINE { S::StoreInput(at, value); });
   }
 }
 
 template <class S, int kTiles>
 void ProductOf(const WinogradProduct& p) {
   using I = typename S::I;
-  constexpr size_t kBlock = sizeof(typename S::Words), kPairs = kBlock / 4;
+  constexpr size_t kBlock = sizeof(typename S::Codes), kPairs = kBlock / 4;
   const uint8_t *x_item = p.x, *w_item = p.w;
   uint8_t* to = p.to;
+  const int32_t* start = p.start;
   for (size_t item = 0; item < p.count; ++item, x_item += p.x_step, w_item += p.w_step, to += p.to_step) {
+    I first[kPanelVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kPanelVectors; ++v)
+      first[v] = S::kInputOffset == 0 || p.adds ? S::Set(0) : S::Load(start + v * S::kLanes);
+    start += p.start_step;
     I acc[kTiles][kPanelVectors];
 #pragma GCC unroll 16
     for (int i = 0; i < kTiles * kPanelVectors; ++i)
-      acc[i / kPanelVectors][i % kPanelVectors] = p.adds ? S::Load(to + i * sizeof(I)) : S::Set(0);
+      acc[i / kPanelVectors][i % kPanelVectors] =
+          p.adds ? S::Load(to + i * sizeof(I)) : first[i % kPanelVectors];
     const uint8_t *x = x_item, *w = w_item;
     for (size_t block = 0; block < p.blocks; ++block, x += kTiles * kBlock) {
 #pragma GCC unroll 4
@@ -234,15 +271,18 @@ constexpr WinogradScheme SchemeOf() {
   return {
       .tile = P::kTile,
       .channels = kPanelVectors * S::kLanes,
-      .code_bytes = 2,
-      .block = sizeof(typename S::Words) / 2,
-      .unit = 2,
+      .code_bytes = S::kCodeBytes,
+      .block = sizeof(typename S::Codes) / S::kCodeBytes,
+      .unit = 4 / S::kCodeBytes,
       .sum_bytes = 4,
       .group = S::kGroup,
       .granule = 1,
       .pass_points = kPassRows * (P::kTile + 2),
-      .scratch_bytes = 384 * 1024,  // of the 512 that Zen 3 has of L2
-      .signed_inputs = false,
+      .scratch_bytes = S::kScratchBytes,
+      .slice_bytes = S::kSliceBytes,
+      .block_tiles = S::kBlockTiles,
+      .signed_inputs = S::kCodeBytes == 1,
+      .input_offset = S::kInputOffset,
       .bits = 32 - P::kShift,
       .chunks_per_widening = 1,
       .g = P::kG,
