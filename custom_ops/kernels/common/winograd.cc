@@ -500,6 +500,10 @@ void WinogradKernel::ListOutputs(const Task& task, size_t first, size_t count, c
   }
 }
 
+void FetchBytes(const uint8_t* from, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
+}
+
 // The products of a block's tiles with the weights of some blocks of input channels, at all points.
 void WinogradKernel::MultiplySlice(const Task& task, size_t count, const Panel& panel, const Chunk& chunk,
                                    size_t first, size_t end) const {
@@ -514,6 +518,13 @@ void WinogradKernel::MultiplySlice(const Task& task, size_t count, const Panel& 
   WinogradProduct product{};
   product.blocks = end - first;
   product.adds = first > chunk.first;
+  // The weights of the next slice, behind these, are fetched meanwhile, at each point its share.
+  const uint8_t* next = panel.taps + end * BlockTaps();
+  const size_t next_bytes =
+      std::min((end - first) * BlockTaps(), static_cast<size_t>(taps_->data() + taps_->size() - next));
+  const auto fetch = [&](size_t point, size_t points) {
+    FetchBytes(next + next_bytes * point / scheme_.Points(), next_bytes * points / scheme_.Points());
+  };
   for (; weights.pass < scheme_.Points() / scheme_.pass_points; ++weights.pass) {
     (four_bits_ ? scheme_.weights4 : scheme_.weights8)(weights);
     const size_t first_point = weights.pass * scheme_.pass_points;
@@ -532,12 +543,14 @@ void WinogradKernel::MultiplySlice(const Task& task, size_t count, const Panel& 
       product.w_step = static_cast<ptrdiff_t>(layout.weight_pitch);
       product.to_step = static_cast<ptrdiff_t>(layout.product_pitch);
       product.start_step = start == nullptr ? 0 : scheme_.channels;
+      fetch(first_point, scheme_.pass_points);
       scheme_.product(product);
       continue;
     }
     for (size_t point = 0; point < scheme_.pass_points; ++point) {
       const uint8_t* x = inputs + point * layout.input_pitch;
       uint8_t* to = products + point * layout.product_pitch;
+      fetch(first_point + point, 1);
       product.w = task.weights + point * layout.weight_pitch;
       if (start != nullptr) product.start = start + point * scheme_.channels;
       product.x = x + x_slice * size;
