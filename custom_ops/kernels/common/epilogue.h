@@ -165,10 +165,9 @@ inline void FinishChannels(const EpilogueView& e, const int32_t* acc, size_t c, 
 // Signed codes travel as code + 128 and get their top bit flipped back. The saturations to int16 and to bytes
 // on the way are monotone and wider than [lo, hi], so clipping bytes is clipping codes as long as no value
 // has left int32.
-template <class S, int MR, int NV, bool kPartial, class Four>
-inline __attribute__((always_inline)) void StoreCodes(const EpilogueView& e, size_t count, uint8_t* y,
-                                                      size_t pitch, const Four& four) {
-  const typename S::PackRange range(e.pack_zero, e.pack_lo, e.pack_hi, e.pack_flip);
+template <class S, int MR, int NV, bool kPartial, class PackedOf>
+inline __attribute__((always_inline)) void StorePacked(size_t count, uint8_t* y, size_t pitch,
+                                                       const PackedOf& packed_of) {
   const auto store_one = [&]<int i>(int first, typename S::Packed packed) __attribute__((always_inline)) {
     if (first + i >= MR * NV) return;
     const int r = (first + i) / NV, v = (first + i) % NV;
@@ -181,9 +180,7 @@ inline __attribute__((always_inline)) void StoreCodes(const EpilogueView& e, siz
   };
 #pragma GCC unroll 16
   for (int i = 0; i < MR * NV; i += 4) {
-    typename S::I codes[4];
-    four(i, codes);
-    const auto packed = S::PackClipped(codes[0], codes[1], codes[2], codes[3], range);
+    const typename S::Packed packed = packed_of(i);
     if constexpr (NV == 4 && !kPartial) {
       S::StoreAll(y + i / 4 * pitch, packed);
     } else if constexpr (NV == 2 && !kPartial) {
@@ -196,6 +193,17 @@ inline __attribute__((always_inline)) void StoreCodes(const EpilogueView& e, siz
       store_one.template operator()<3>(i, packed);
     }
   }
+}
+
+template <class S, int MR, int NV, bool kPartial, class Four>
+inline __attribute__((always_inline)) void StoreCodes(const EpilogueView& e, size_t count, uint8_t* y,
+                                                      size_t pitch, const Four& four) {
+  const typename S::PackRange range(e.pack_zero, e.pack_lo, e.pack_hi, e.pack_flip);
+  StorePacked<S, MR, NV, kPartial>(count, y, pitch, [&](int i) __attribute__((always_inline)) {
+    typename S::I codes[4];
+    four(i, codes);
+    return S::PackClipped(codes[0], codes[1], codes[2], codes[3], range);
+  });
 }
 
 // The residual of a tile: of its first channel and pixel, and from a pixel to the next one.
@@ -240,6 +248,56 @@ inline __attribute__((always_inline)) void RequantizeTile(const EpilogueView& e,
                                     for (int j = 0; j < 4; ++j) ahead[j] = residual_of(i + 4 + j);
                                     for (int j = 0; j < 4; ++j) codes[j] = code(i + j, others[j]);
                                   });
+}
+
+// y of inner codes and of residuals, a byte for each.
+template <class S>
+inline __attribute__((always_inline)) typename S::Packed AddFewSums(const FewSums& sums,
+                                                                    typename S::Packed inner,
+                                                                    typename S::Packed residual) {
+  const auto other = S::Xor(residual, S::SetBytes(sums.flip));
+  auto y = S::Shuffle(S::Table(sums.least), inner);
+  for (size_t k = 0; k < sums.count; ++k)
+    y = S::CountGreaterBytes(y, other, S::Shuffle(S::Table(sums.limits[k]), inner));
+  return y;
+}
+
+// Requantize and add a residual where few codes come of it: inner codes are packed as those of RequantizeTile without
+// one, and what is added is looked up, in bytes.
+template <class S, int MR, int NV, class Sums>
+inline __attribute__((always_inline)) void FewSumsTile(const EpilogueView& e, const Sums& acc, const float* scale,
+                                                       const ResidualRows& residual, uint8_t* y, size_t pitch) {
+  const FewSums* const sums = e.few_sums;
+  const typename S::PackRange range(sums->inner_zero, 0, sums->inner_last, 0);
+  const auto residual_of = [&](int i) __attribute__((always_inline)) {
+    if constexpr (NV == 4) {
+      return S::Load(residual.first + (i < MR * NV ? i / 4 : 0) * residual.pitch);
+    } else {
+      alignas(64) uint8_t bytes[4 * S::kLanes] = {};
+      constexpr int kStep = NV == 2 ? 2 : 1;
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; j += kStep) {
+        if (i + j >= MR * NV) break;
+        std::memcpy(bytes + j * S::kLanes,
+                    residual.first + (i + j) / NV * residual.pitch + (i + j) % NV * S::kLanes,
+                    kStep * S::kLanes);
+      }
+      return S::Load(bytes);
+    }
+  };
+  auto ahead = residual_of(0);  // why ahead: RequantizeTile
+  StorePacked<S, MR, NV, false>(NV * S::kLanes, y, pitch, [&](int i) __attribute__((always_inline)) {
+    const auto other = ahead;
+    ahead = residual_of(i + 4);
+    typename S::I codes[4];
+    for (int j = 0; j < 4; ++j) {
+      const int r = (i + j) / NV, v = (i + j) % NV;
+      codes[j] = i + j < MR * NV
+                     ? S::RoundToInt(S::MulF(S::ToFloat(acc[r][v]), S::LoadF(scale + v * S::kLanes)))
+                     : S::Set(0);
+    }
+    return AddFewSums<S>(*sums, S::PackClipped(codes[0], codes[1], codes[2], codes[3], range), other);
+  });
 }
 
 // A tail. Each step runs over the whole tile before the next one, so that the tile stays in registers and no

@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 
+#include "core/epilogue.h"
 #include "kernels/common/threshold_line.h"
 
 namespace lowbit {
@@ -16,6 +17,29 @@ namespace {
 bool ReciprocalIsSafe(float y_scale) { return y_scale >= 0x1p-60f && y_scale <= 0x1p60f; }
 
 }  // namespace
+
+std::optional<FewSums> FewSumsOf(const Epilogue& e) {
+  if (!e.has_residual || !e.quantized_output || e.kind != EpilogueKind::kRequantize) return {};
+  if (e.hi - e.lo >= kMaxFewInner || e.y_lo >= e.y_hi || e.y_hi - e.y_lo > kMaxFewCodeLimits) return {};
+  FewSums sums{};
+  sums.inner_zero = static_cast<int16_t>(e.zero_point - e.lo);
+  sums.inner_last = static_cast<uint8_t>(e.hi - e.lo);
+  sums.flip = e.residual_signed ? 0 : 0x80;
+  for (int32_t i = 0; i <= e.hi - e.lo; ++i) {
+    const auto code = [&](int32_t s) {
+      return AddResidualCode(e, e.lo + i, e.residual_signed ? s : s + 128);
+    };
+    const int32_t least = code(-128);
+    sums.least[i] = static_cast<uint8_t>(least);
+    sums.count = std::max(sums.count, static_cast<uint8_t>(code(127) - least));
+    for (int32_t k = 0; k < kMaxFewCodeLimits; ++k) {
+      int32_t s = -128;
+      while (s < 127 && code(s + 1) <= least + k) ++s;
+      sums.limits[k][i] = static_cast<uint8_t>(s);
+    }
+  }
+  return sums;
+}
 
 template <class T>
 const T* EpilogueTables::Padded(const std::vector<T>& values, size_t channels) {
@@ -51,6 +75,7 @@ EpilogueTables::EpilogueTables(const Epilogue& e, size_t channels) {
     v.pack_zero = static_cast<int16_t>((e.has_residual ? e.y_zero_point : e.zero_point) + v.pack_flip);
     v.pack_lo = static_cast<uint8_t>((e.has_residual ? e.y_lo : e.lo) + v.pack_flip);
     v.pack_hi = static_cast<uint8_t>((e.has_residual ? e.y_hi : e.hi) + v.pack_flip);
+    few_sums_ = FewSumsOf(e);
   }
 
   if (e.kind == EpilogueKind::kThresholds) {
@@ -106,8 +131,13 @@ void EpilogueTables::LimitAccumulators(const std::vector<int64_t>& largest) {
   if (v.kind != EpilogueKind::kRequantize) return;
   // 2^30: half of int32's range, far more slack than the roundings need. False for NaN.
   constexpr double kLimit = 1073741824.0;
-  v.pack_clips = true;
+  bool sums_fit = true;
+  for (size_t c = 0; c < largest.size(); ++c) {
+    const double product = static_cast<double>(largest[c]) * std::fabs(static_cast<double>(v.scale[c]));
+    sums_fit = sums_fit && product < kLimit;
+  }
   if (v.has_residual) {
+    v.few_sums = sums_fit && few_sums_ ? &*few_sums_ : nullptr;
     // |q - zero point| and |r - zero point| are below 512.
     v.pack_clips = v.reciprocal_is_safe &&
                    512.0 * (static_cast<double>(v.inner_scale) + static_cast<double>(v.residual_scale)) /
@@ -115,10 +145,7 @@ void EpilogueTables::LimitAccumulators(const std::vector<int64_t>& largest) {
                        kLimit;
     return;
   }
-  for (size_t c = 0; c < largest.size(); ++c) {
-    const double product = static_cast<double>(largest[c]) * std::fabs(static_cast<double>(v.scale[c]));
-    if (!(product < kLimit)) v.pack_clips = false;
-  }
+  v.pack_clips = sums_fit;
 }
 
 size_t EpilogueTables::Bytes() const {

@@ -16,25 +16,6 @@ size_t LimitCount(const Epilogue& e) {
 
 bool IsFew(int32_t lo, int32_t hi) { return lo < hi && hi - lo <= kMaxFewCodeLimits; }
 
-FewSums SumsOf(const Epilogue& e) {
-  FewSums sums{};
-  sums.flip = e.residual_signed ? 0 : 0x80;
-  for (int32_t i = 0; i <= e.hi - e.lo; ++i) {
-    const auto code = [&](int32_t s) {
-      return AddResidualCode(e, e.lo + i, e.residual_signed ? s : s + 128);
-    };
-    const int32_t least = code(-128);
-    sums.least[i] = static_cast<uint8_t>(least);
-    sums.count = std::max(sums.count, static_cast<uint8_t>(code(127) - least));
-    for (int32_t k = 0; k < kMaxFewCodeLimits; ++k) {
-      int32_t s = -128;
-      while (s < 127 && code(s + 1) <= least + k) ++s;
-      sums.limits[k][i] = static_cast<uint8_t>(s);
-    }
-  }
-  return sums;
-}
-
 }  // namespace
 
 bool FewCodes::Represents(const Epilogue& e) {
@@ -45,9 +26,7 @@ bool FewCodes::Represents(const Epilogue& e) {
 }
 
 bool FewCodes::RepresentsSums(const Epilogue& e) {
-  if (!e.has_residual) return Represents(e);
-  return e.quantized_output && e.kind == EpilogueKind::kRequantize && IsFew(e.lo, e.hi) &&
-         IsFew(e.y_lo, e.y_hi);
+  return e.has_residual ? IsFew(e.lo, e.hi) && FewSumsOf(e).has_value() : Represents(e);
 }
 
 FewCodes::FewCodes(const Epilogue& epilogue, size_t channels, int32_t unit)
@@ -58,7 +37,7 @@ FewCodes::FewCodes(const Epilogue& epilogue, size_t channels, int32_t unit)
       unit_(unit),
       start_(channels + kEpiloguePadding),
       flip_(channels + kEpiloguePadding) {
-  if (epilogue.has_residual) sums_ = SumsOf(epilogue);
+  if (epilogue.has_residual) sums_ = FewSumsOf(epilogue);
   epilogue_.has_residual = false;  // the limits are those of the inner codes
   const bool thresholds = epilogue.kind == EpilogueKind::kThresholds;
   for (size_t c = 0; c < channels; ++c) {

@@ -19,24 +19,9 @@
 #include <vector>
 
 #include "core/conv.h"
+#include "kernels/common/epilogue_tables.h"
 
 namespace lowbit {
-
-// Above this many comparisons the general epilogue takes less. (Modelled Cortex-A53: 2 vectors of 8 sums and
-// a comparison are about 5 cycles, requantizing the 16 outputs about 30.)
-inline constexpr int32_t kMaxFewCodeLimits = 3;
-
-// y as a function of the inner code i, less the least one there is, and of a residual's byte r:
-//
-//   y = least[i] + #{k : s > limits[k][i]}    with s = r ^ flip as a signed number
-//
-// Scales are positive, so y rises with the residual and is known from comparisons, whatever bits a residual has.
-struct FewSums {
-  uint8_t flip;   // 0x80 for residuals without a sign: s is in their order then
-  uint8_t count;  // of limits, at most kMaxFewCodeLimits
-  alignas(16) uint8_t least[16];
-  alignas(16) uint8_t limits[kMaxFewCodeLimits][16];  // bytes of signed numbers
-};
 
 struct FewCodesView {
   size_t count;                 // of limits per channel, 1..kMaxFewCodeLimits

@@ -62,6 +62,10 @@ inline __attribute__((always_inline)) void FinishRegisters(const TileOutput& out
     if (!partial) return TailTile<S, MR, NV, false>(e, acc, channel, count, residual, y, pitch);
     if (!e.has_residual) return TailTile<S, MR, NV, true>(e, acc, channel, count, {}, y, pitch);
   }
+  if constexpr (S::kLanes > 1) {
+    if (e.few_sums != nullptr && !partial)
+      return FewSumsTile<S, MR, NV>(e, acc, e.scale + channel, residual, y, pitch);
+  }
   if (e.pack_clips) {
     const float* scale = e.scale + channel;
     if (!e.has_residual) {

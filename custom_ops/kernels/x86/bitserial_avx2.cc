@@ -11,16 +11,10 @@ struct Nibbles256 : Avx2 {
   // tables.
   static constexpr int kTileRows[2] = {8, 6};
 
-  static I Table(const uint8_t* table) {
-    return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
-  }
-  static I Shuffle(I table, I index) { return _mm256_shuffle_epi8(table, index); }
-  static I SetBytes(uint8_t v) { return _mm256_set1_epi8(static_cast<char>(v)); }
   static I SubBytes(I a, I b) { return _mm256_sub_epi8(a, b); }
   static I SubWords(I a, I b) { return _mm256_sub_epi16(a, b); }
   static I ShiftLeftWords(I v, int by) { return _mm256_sll_epi16(v, _mm_cvtsi32_si128(by)); }
   static I GreaterWords(I a, I b) { return _mm256_cmpgt_epi16(a, b); }
-  static I GreaterBytes(I a, I b) { return _mm256_cmpgt_epi8(a, b); }
   static I UnpackLowWords(I a, I b) { return _mm256_unpacklo_epi16(a, b); }
   static I UnpackHighWords(I a, I b) { return _mm256_unpackhi_epi16(a, b); }
   static I PackWords(I a, I b) { return _mm256_packs_epi16(a, b); }

@@ -11,11 +11,6 @@ struct Nibbles512 : Avx512 {
   // tables.
   static constexpr int kTileRows[2] = {12, 8};
 
-  static I Table(const uint8_t* table) {
-    return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
-  }
-  static I Shuffle(I table, I index) { return _mm512_shuffle_epi8(table, index); }
-  static I SetBytes(uint8_t v) { return _mm512_set1_epi8(static_cast<char>(v)); }
   static I SetWords(int16_t v) { return _mm512_set1_epi16(v); }
   static I AddWords(I a, I b) { return _mm512_add_epi16(a, b); }
   static I MultiplyAddBytes(I a, I b) { return _mm512_maddubs_epi16(a, b); }
@@ -24,7 +19,6 @@ struct Nibbles512 : Avx512 {
   static I SubWords(I a, I b) { return _mm512_sub_epi16(a, b); }
   static I ShiftLeftWords(I v, int by) { return _mm512_sll_epi16(v, _mm_cvtsi32_si128(by)); }
   static I GreaterWords(I a, I b) { return _mm512_movm_epi16(_mm512_cmpgt_epi16_mask(a, b)); }
-  static I GreaterBytes(I a, I b) { return _mm512_movm_epi8(_mm512_cmpgt_epi8_mask(a, b)); }
   static I UnpackLowWords(I a, I b) { return _mm512_unpacklo_epi16(a, b); }
   static I UnpackHighWords(I a, I b) { return _mm512_unpackhi_epi16(a, b); }
   static I PackWords(I a, I b) { return _mm512_packs_epi16(a, b); }

@@ -273,15 +273,11 @@ struct Nibbles {
         const I exceeded = V::LanesSideBySide(V::Shuffle(V::PackWords(evens, odds), order));
         I codes = V::Xor(V::SubBytes(start, exceeded), flip);
         if constexpr (kResidual) {
-          const I other = V::Xor(ahead, V::SetBytes(sums->flip)), inner = codes;
+          const I other = ahead;
           // Read before codes are written that may have the same last bits of their address (RequantizeTile).
           residual += pitch;
           if (r + 1 < rows) ahead = LoadChannels(residual, left);
-          codes = V::Shuffle(V::Table(sums->least), inner);
-          for (size_t k = 0; k < sums->count; ++k) {
-            const I limit = V::Shuffle(V::Table(sums->limits[k]), inner);
-            codes = V::SubBytes(codes, V::GreaterBytes(other, limit));
-          }
+          codes = AddFewSums<V>(*sums, codes, other);
         }
         StoreChannels(y, codes, left);
       }

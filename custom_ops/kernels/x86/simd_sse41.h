@@ -93,6 +93,14 @@ struct Sse41 {
           flip(_mm_set1_epi8(static_cast<char>(flip_value))) {}
   };
   using Packed = __m128i;
+  // Tables of 16 bytes, read by the low halves of the bytes of `index`, whose top bits are 0.
+  static I Table(const uint8_t* table) { return _mm_load_si128(reinterpret_cast<const __m128i*>(table)); }
+  static I Shuffle(I table, I index) { return _mm_shuffle_epi8(table, index); }
+  static I SetBytes(uint8_t v) { return _mm_set1_epi8(static_cast<char>(v)); }
+  // count + (a > b ? 1 : 0), signed bytes
+  static Packed CountGreaterBytes(Packed count, Packed a, Packed b) {
+    return _mm_sub_epi8(count, _mm_cmpgt_epi8(a, b));
+  }
   static Packed PackClipped(I v0, I v1, I v2, I v3, const PackRange& range) {
     I bytes = _mm_packus_epi16(_mm_adds_epi16(_mm_packs_epi32(v0, v1), range.zero),
                                _mm_adds_epi16(_mm_packs_epi32(v2, v3), range.zero));
