@@ -91,9 +91,63 @@ struct Popcnt512 {
     }
   }
 
+  // Of 64 channels, in the order in which sums are packed: 4 words of each vector in turn.
+  struct Words {
+    I lower, upper;
+    static I InOrder(const int16_t* p) {
+      return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), S::Load(p));
+    }
+    static Words Load(const int16_t* p) { return {InOrder(p), InOrder(p + 32)}; }
+    __mmask64 Exceed(const Words& limits) const {
+      return _mm512_kunpackd(_mm512_cmpgt_epi16_mask(upper, limits.upper),
+                             _mm512_cmpgt_epi16_mask(lower, limits.lower));
+    }
+  };
+
+  // Codes by comparisons (few_codes.h), 64 channels of a pixel at a time: a comparison is a bit of a mask.
+  template <int MR, int NV, bool kOneLimit>
+  static inline __attribute__((always_inline)) void FinishFewCodes(const BitserialTile& t,
+                                                                   const I (&sum)[MR][NV]) {
+    const BitserialBlock& b = *t.block;
+    const FewCodesView few = *b.few_codes;
+    const FewSums* const sums = few.sums;
+    const size_t channel = t.panel->channel, index = IndexOf(t), last = kOneLimit ? 1 : few.count;
+    const size_t pitch = b.output.pixel_step * b.output.epilogue->channels;
+    const __mmask64 valid = ~__mmask64{0} >> (64 - t.panel->count);
+    const I start = S::Load(few.start + channel), flip = S::Load(few.flip + channel), one = _mm512_set1_epi8(1);
+    const I order = _mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    uint8_t* y = static_cast<uint8_t*>(b.output.y) + index;
+    const uint8_t* residual = b.output.residual + index;
+    I ahead = sums != nullptr ? _mm512_maskz_loadu_epi8(valid, residual) : start;
+    Words limits[kOneLimit ? 1 : kMaxFewCodeLimits];
+    const auto load_limits = [&](const int16_t* from) __attribute__((always_inline)) {
+      for (size_t k = 0; k < last; ++k) limits[k] = Words::Load(from + k * few.pitch + channel);
+    };
+    if (b.limit_rows == nullptr) load_limits(b.limits);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r, y += pitch) {
+      if (b.limit_rows != nullptr) load_limits(b.limit_rows[t.pixel + static_cast<size_t>(r)]);
+      const auto vector = [&](int v) __attribute__((always_inline)) { return v < NV ? sum[r][v] : S::Set(0); };
+      const Words words = {_mm512_packs_epi32(vector(0), vector(1)), _mm512_packs_epi32(vector(2), vector(3))};
+      I exceeded = _mm512_maskz_mov_epi8(words.Exceed(limits[0]), one);
+      for (size_t k = 1; k < last; ++k)
+        exceeded = _mm512_mask_add_epi8(exceeded, words.Exceed(limits[k]), exceeded, one);
+      I codes = S::Xor(S::AddBytes(start, _mm512_permutexvar_epi32(order, exceeded)), flip);
+      if (sums != nullptr) {
+        const I other = ahead;
+        // Read before codes are written that may have the same last bits of their address (RequantizeTile).
+        residual += pitch;
+        if (r + 1 < MR) ahead = _mm512_maskz_loadu_epi8(valid, residual);
+        codes = AddFewSums<S>(*sums, codes, other);
+      }
+      _mm512_mask_storeu_epi8(y, valid, codes);
+    }
+  }
+
   template <int MR, int NV>
   static void Tile(const BitserialTile& t) {
     const BitserialBlock& b = *t.block;
+    if (b.few_codes != nullptr) FetchOutputs<MR>(t);
     I sum[MR][NV];
     const BitserialPass* pass = nullptr;
     switch (b.op) {
@@ -106,6 +160,11 @@ struct Popcnt512 {
       case BitOp::kMasked:
         pass = CountPasses<BitOp::kMasked, MR, NV>(t, sum);
         break;
+    }
+
+    if (b.few_codes != nullptr) {
+      return b.few_codes->count == 1 ? FinishFewCodes<MR, NV, true>(t, sum)
+                                     : FinishFewCodes<MR, NV, false>(t, sum);
     }
 
     const size_t channel = t.panel->channel;
@@ -190,14 +249,14 @@ const BitserialEngine kBitserialAvx512Popcnt = {.lanes = 16,
                                                 .has_masked = true,
                                                 .masks_by_selection = false,
                                                 .masked_operations = 4.0 / 3.0,
-                                                .few_codes_bits = 0,
-                                                .few_sums = false,
+                                                .few_codes_bits = kMaxBitPlanes,
+                                                .few_sums = true,
                                                 .transposed_codes = 0,
                                                 .block_bytes = kBitserialBlockBytes,
                                                 .products_per_cycle = 647.0,
                                                 .fetch_cycles = 0.0,
                                                 .outputs_per_cycle = 5.2,
-                                                .few_codes_per_cycle = 0.0,
+                                                .few_codes_per_cycle = 7.0,
                                                 .sums_per_cycle = 20.5,
                                                 .code_cycles = 0.024,
                                                 .digit_cycles = 0.0045,

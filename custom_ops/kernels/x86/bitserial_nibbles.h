@@ -237,11 +237,6 @@ struct Nibbles {
     }
   }
 
-  static size_t IndexOf(const BitserialTile& t) {
-    const TileOutput& out = t.block->output;
-    return (out.first_pixel + t.pixel * out.pixel_step) * out.epilogue->channels + t.panel->channel;
-  }
-
   template <bool kOneLimit, bool kResidual>
   __attribute__((noinline)) static void FinishFewCodes(const BitserialTile& t, size_t rows, size_t vectors,
                                                        const uint8_t* words) {
@@ -287,14 +282,7 @@ struct Nibbles {
   template <int MR, int NV>
   static void FewCodesTile(const BitserialTile& t, const uint8_t* const (&x)[MR]) {
     const BitserialBlock& b = *t.block;
-    // What the end of the tile reads and writes comes while its products are counted. The lines of neighbouring tiles
-    // are a pixel apart, which no prefetcher of the hardware follows (Zen 3: a w1a1 ResNet-50 takes 0.93 of the time).
-    const size_t pitch = b.output.pixel_step * b.output.epilogue->channels, index = IndexOf(t);
-#pragma GCC unroll 16
-    for (size_t r = 0; r < MR; ++r) {
-      if (b.output.residual != nullptr) __builtin_prefetch(b.output.residual + index + r * pitch);
-      __builtin_prefetch(static_cast<const uint8_t*>(b.output.y) + index + r * pitch, 1);
-    }
+    FetchOutputs<MR>(t);
     alignas(64) uint8_t words[MR * NV * kWordsBytes];
     for (const BitserialPass* pass = b.passes; pass < b.passes + b.pass_count; ++pass) {
       if (pass->shift != 0 || pass->negate) ScaleWords(*pass, words, sizeof(words));

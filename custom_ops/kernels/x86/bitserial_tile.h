@@ -25,8 +25,27 @@ inline uint32_t LoadUnit32(const uint8_t* p) {
   return unit;
 }
 
+// Of a tile's first output in y.
+inline size_t IndexOf(const BitserialTile& t) {
+  const TileOutput& out = t.block->output;
+  return (out.first_pixel + t.pixel * out.pixel_step) * out.epilogue->channels + t.panel->channel;
+}
+
 inline const int32_t* BiasOf(const BitserialBlock& b, size_t pixel) {
   return b.bias_rows ? b.bias_rows[pixel] : b.bias;
+}
+
+// What the end of a tile reads and writes comes while its products are counted. The lines of neighbouring tiles
+// are a pixel apart, which no prefetcher of the hardware follows (Zen 3: a w1a1 ResNet-50 takes 0.93 of the time).
+template <int MR>
+inline __attribute__((always_inline)) void FetchOutputs(const BitserialTile& t) {
+  const TileOutput& out = t.block->output;
+  const size_t pitch = out.pixel_step * out.epilogue->channels, index = IndexOf(t);
+#pragma GCC unroll 16
+  for (size_t r = 0; r < MR; ++r) {
+    if (out.residual != nullptr) __builtin_prefetch(out.residual + index + r * pitch);
+    __builtin_prefetch(static_cast<const uint8_t*>(out.y) + index + r * pitch, 1);
+  }
 }
 
 using BitserialTileFunction = void (*)(const BitserialTile&);
