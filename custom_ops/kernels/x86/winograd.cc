@@ -14,6 +14,10 @@ std::span<const KernelRow> WinogradRows() {
           {"winograd_f4_s16_6x16_avx2", "conv", "winograd", Isa::kAvx2, 8, 8, kFour}),
       WinogradRow<kWinogradTwoAvx2>(
           {"winograd_f2_s16_6x16_avx2", "conv", "winograd", Isa::kAvx2, 8, 8, kTwo}),
+      WinogradRow<kWinogradFourAvxVnni>(
+          {"winograd_f4_s16_6x16_avxvnni", "conv", "winograd", Isa::kAvxVnni, 8, 8, kFour}),
+      WinogradRow<kWinogradBytesAvxVnni>(
+          {"winograd_f2_u8s8_6x16_avxvnni", "conv", "winograd", Isa::kAvxVnni, 6, 8, kBytes}),
       WinogradRow<kWinogradFourAvx512>(
           {"winograd_f4_s16_8x32_avx512vnni", "conv", "winograd", Isa::kAvx512Vnni, 8, 8, kFour}),
       WinogradRow<kWinogradTwoAvx512>(

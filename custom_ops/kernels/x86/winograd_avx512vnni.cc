@@ -8,9 +8,7 @@ namespace {
 
 struct Common : Avx512 {
   using Sums = uint32_t __attribute__((vector_size(64)));
-  // A group of tiles reads 4 bytes of its transformed inputs a cycle, which L3 delivers as well as L2; its weights,
-  // 16 bytes a cycle, come from L1.
-  static constexpr size_t kScratchBytes = 4 * 1024 * 1024, kSliceBytes = 48 * 1024;
+  static constexpr size_t kSliceBytes = 48 * 1024;
   static constexpr int kGroup = 8;  // 16 sums: enough for the latency of two products a cycle
 
   template <int n>

@@ -6,6 +6,6 @@
 namespace lowbit {
 
 extern const WinogradScheme kWinogradFourAvx2, kWinogradTwoAvx2, kWinogradFourAvx512, kWinogradTwoAvx512,
-    kWinogradBytesAvx512;
+    kWinogradBytesAvx512, kWinogradFourAvxVnni, kWinogradBytesAvxVnni;
 
 }  // namespace lowbit

@@ -15,7 +15,7 @@
 //   Codes, Sums      vectors of operands and of 32 bits, unsigned, so that what overflows wraps
 //   kCodeBytes       of an operand;  kInputOffset: what StoreInput adds to it
 //   kGroup           tiles multiplied together: kGroup * kPanelVectors sums stay in registers
-//   kScratchBytes, kSliceBytes, kBlockTiles: of winograd_scheme.h
+//   kSliceBytes, kBlockTiles: of winograd_scheme.h
 //   LoadBytes(p)     bytes -> Codes;  LoadTap<bits, part>(p): weights of a group (winograd_scheme.h) -> Codes
 //   Dot(acc, x, w)   two products of words, or four of bytes, per lane, added
 #pragma once
@@ -34,6 +34,9 @@ namespace lowbit {
 namespace {
 
 constexpr int kPanelVectors = 2;
+// A group of tiles reads 4 bytes of its transformed inputs a cycle, which L3 delivers as well as L2; what its products
+// share, transformed weights, stays in L1.
+constexpr size_t kWinogradScratch = 4 << 20;
 
 // Factors are small constants: shifts and additions, which take more ports than products.
 struct VectorRing {
@@ -278,7 +281,7 @@ constexpr WinogradScheme SchemeOf() {
       .group = S::kGroup,
       .granule = 1,
       .pass_points = kPassRows * (P::kTile + 2),
-      .scratch_bytes = S::kScratchBytes,
+      .scratch_bytes = kWinogradScratch,
       .slice_bytes = S::kSliceBytes,
       .block_tiles = S::kBlockTiles,
       .signed_inputs = S::kCodeBytes == 1,
