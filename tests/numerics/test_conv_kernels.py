@@ -28,7 +28,7 @@ ROWS = [row["name"] for row in native.kernel_table() if row["op"] == "conv" and 
 TRANSPOSED_ROWS = [
     row["name"] for row in native.kernel_table() if row["op"] == "conv_transpose" and row["name"] in ISA
 ]
-WORKSPACE_LIMIT = 768 * 1024
+WORKSPACE_LIMIT = 768 * 1024  # but for Winograd's kernels, whose tests have their own
 
 
 def check(row: str, node: random_nodes.Node, threads: int = 1) -> bool:
@@ -46,7 +46,8 @@ def check(row: str, node: random_nodes.Node, threads: int = 1) -> bool:
     expected = by_reference(node)
     differ = ~((got == expected) | ((got != got) & (expected != expected)))
     assert not differ.any(), f"{row}: {differ.sum()} of {differ.size} elements differ: {node}"
-    assert native.plan(*arguments, isa=ISA[row], kernel=row)["workspace_bytes"] <= WORKSPACE_LIMIT
+    if not row.startswith("winograd"):
+        assert native.plan(*arguments, isa=ISA[row], kernel=row)["workspace_bytes"] <= WORKSPACE_LIMIT
     return True
 
 

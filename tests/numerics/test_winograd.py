@@ -36,7 +36,7 @@ BYTES = [row for row in ISA if "_sdot_" in row or "_u8s8_" in row]
 WORDS = [row for row in ISA if row not in (MLA, *BYTES)]
 SEEDS = st.integers(0, 2**32 - 1)
 # Bytes of a thread. On x86 transformed inputs may lie in L3.
-WORKSPACE_LIMIT = 256 << 10 if MLA in ISA else 4 << 20
+WORKSPACE_LIMIT = (256 if MLA in ISA else 2560) * 1024
 
 pytestmark = pytest.mark.skipif(not ISA, reason="this machine runs no Winograd kernel")
 rows = pytest.mark.parametrize("row", ISA)

@@ -36,7 +36,7 @@ namespace {
 constexpr int kPanelVectors = 2;
 // A group of tiles reads 4 bytes of its transformed inputs a cycle, which L3 delivers as well as L2; what its products
 // share, transformed weights, stays in L1.
-constexpr size_t kWinogradScratch = 4 << 20;
+constexpr size_t kWinogradScratch = 2560 * 1024;
 
 // Factors are small constants: shifts and additions, which take more ports than products.
 struct VectorRing {
