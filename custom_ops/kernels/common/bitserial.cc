@@ -38,6 +38,9 @@
 //   pixels   the planes of one input pixel and group lie together, each filled up to whole units
 //   rows     few channels: the bits of a whole row form one plane, and a kernel row of kernel_w * channels
 //            bits is read across the pixels
+//   folded   few channels whose pixels begin inside bytes, as an image's: the kernel_w * channels codes of a
+//            kernel row lie together and are packed for every output column, as if they were the channels of
+//            a pixel under a kernel one column wide
 #include "kernels/common/bitserial.h"
 
 #include <algorithm>
@@ -188,9 +191,9 @@ Axis Horizontal(const ConvGeometry& g) { return {g.kernel_w, g.stride_w, g.dilat
 
 // What depends on the node alone.
 struct WindowLayout {
-  bool rows = false;        // the addressing
-  size_t segments = 0;      // taps, or kernel rows
-  size_t segment_bits = 0;  // used in each
+  bool rows = false, folded = false;  // the addressing
+  size_t segments = 0;                // taps, or kernel rows
+  size_t segment_bits = 0;            // used in each
   size_t segment_units = 0;
   size_t digit_bytes = 0;  // of a pixel and group; addressing `rows`: of a pixel
   size_t pixel_pitch = 0;  // from one packed pixel to the next
@@ -221,8 +224,26 @@ WindowLayout PlanWindow(const ConvGeometry& g, int x_bits, const WeightPlan& wei
     w.segment_units = row_units;
     w.digit_bytes = w.pixel_pitch = group_in / engine.codes_per_byte;
     w.strips = digits;
+  } else if (g.group == 1 && g.dilation_w == 1 && 2 * row_units <= kernel_w * w.segment_units) {
+    w.folded = true;
+    w.segments = static_cast<size_t>(g.kernel_h);
+    w.segment_bits = row_bits;
+    w.segment_units = row_units;
+    w.digit_bytes = row_units * engine.UnitDigitBytes();
+    w.pixel_pitch = digits * w.digit_bytes;
   }
   return w;
+}
+
+// The columns that are packed.
+Axis PackedColumns(const ConvGeometry& g, const WindowLayout& w) {
+  const Axis axis = Horizontal(g);
+  return w.folded ? Axis{1, axis.stride, 1, axis.pad} : axis;
+}
+
+// Codes of a packed column and group.
+size_t RunCodes(const ConvGeometry& g, const WindowLayout& w) {
+  return static_cast<size_t>(g.GroupIn() * (w.folded ? g.kernel_w : 1));
 }
 
 // Whether the codes of a run lie in the engine's own order; a kernel row is read across pixels, in theirs.
@@ -250,7 +271,7 @@ PackedBlock PlanPacked(const ConvGeometry& g, const WindowLayout& w, const Bitse
                        size_t rows, size_t columns) {
   PackedBlock p;
   p.rows = Vertical(g).Span(rows);
-  p.columns = Horizontal(g).Span(columns);
+  p.columns = PackedColumns(g, w).Span(columns);
   // The last unit of a kernel row may reach behind the last pixel.
   const size_t strip = RoundUp(p.columns * w.pixel_pitch + engine.UnitDigitBytes(), 8);
   p.digit_pitch = w.rows ? strip : w.digit_bytes;
@@ -357,10 +378,11 @@ Rows CountRows(const BitserialEngine& engine, size_t pixels, size_t digits, size
 
 Estimate EstimateCycles(const ConvGeometry& g, const WindowLayout& w, const WeightPlan& weights, int x_bits,
                         bool few_codes, const BitserialEngine& engine, const ConvShape& shape) {
-  const Axis vertical = Vertical(g), horizontal = Horizontal(g);
+  const Axis vertical = Vertical(g), horizontal = PackedColumns(g, w);
   const double outputs = static_cast<double>(shape.OutPixels());
-  const double positions = std::min(static_cast<double>(shape.batch * shape.in_h * shape.in_w),
-                                    outputs * static_cast<double>(vertical.Span(1) * horizontal.Span(1)));
+  const double positions =
+      std::min(static_cast<double>(shape.batch * shape.in_h * (w.folded ? shape.out_w : shape.in_w)),
+               outputs * static_cast<double>(vertical.Span(1) * horizontal.Span(1)));
   const size_t lanes = static_cast<size_t>(engine.lanes);
   const double channels =
       static_cast<double>(static_cast<size_t>(g.group) * RoundUp(static_cast<size_t>(g.GroupOut()), lanes));
@@ -371,8 +393,10 @@ Estimate EstimateCycles(const ConvGeometry& g, const WindowLayout& w, const Weig
   const double k = static_cast<double>(w.units() * engine.unit_bits);
   const double operations = weights.op == BitOp::kMasked ? engine.masked_operations : 1.0;
   Estimate e;
-  const size_t codes = RoundUp(static_cast<size_t>(g.in_channels), engine.unit_bits);
-  e.packing = positions * static_cast<double>(codes) * (engine.code_cycles + digits * engine.digit_cycles);
+  constexpr double kRunCycles = 6;  // of a short run, packed by itself
+  const size_t codes = RoundUp(static_cast<size_t>(g.group) * RunCodes(g, w), engine.unit_bits);
+  e.packing = positions * (static_cast<double>(codes) * (engine.code_cycles + digits * engine.digit_cycles) +
+                           (w.folded ? kRunCycles : 0.0));
   const double panels = std::ceil(channels / static_cast<double>(lanes) / engine.max_vectors);
   e.products = rows.computed * rows.passes * k *
                    (channels * operations / engine.products_per_cycle + panels * engine.fetch_cycles) +
@@ -397,7 +421,7 @@ class BitserialKernel final : public ConvKernel {
  private:
   // The parts of a thread's scratch memory, as offsets.
   struct Scratch {
-    size_t packed = 0, pixels = 0, bias_rows = 0, limit_rows = 0, bytes = 0;
+    size_t packed = 0, pixels = 0, bias_rows = 0, limit_rows = 0, row = 0, bytes = 0;
   };
 
   bool FoldConstants(const ConvSpec& spec);
@@ -409,11 +433,15 @@ class BitserialKernel final : public ConvKernel {
   }
   ShapePlan MakePlan(const ConvShape& shape) const;
   BlockGrid GridOf(const ConvShape& flattened) const;
+  // Pixels of x under so many folded columns.
+  int64_t FoldedWidth(size_t columns) const {
+    return (static_cast<int64_t>(columns) - 1) * geometry_.stride_w + geometry_.kernel_w;
+  }
   size_t PaddedPixels(size_t count) const { return RoundUp(count, static_cast<size_t>(engine_.tile_rows)); }
   void AddClassBiases(ShapePlan& plan) const;
   Scratch PlanScratch(const BlockGrid& grid) const;
   void PackBlock(const ConvArgs& args, const ShapePlan& plan, int64_t image, size_t row, size_t column,
-                 uint8_t* packed) const;
+                 uint8_t* packed, uint8_t* padded_row) const;
   void PackRun(const uint8_t* x, size_t count, size_t x_step, size_t digit_pitch, uint8_t* to) const;
   void PadRun(size_t first, size_t end, size_t digit_pitch, uint8_t* row) const;
 
@@ -431,7 +459,7 @@ class BitserialKernel final : public ConvKernel {
   std::vector<int32_t> bias_;  // [out_channels + padding], constants folded in
   std::vector<int32_t>
       tap_sums_;  // [taps][out_channels] of weight values; empty where padding needs no correction
-  uint8_t x_flip_ = 0;
+  uint8_t x_flip_ = 0, pad_code_ = 0;
   std::vector<uint8_t> pad_pixel_;  // packed: [strips][pixel_pitch]
   PackedWeights weights_;
   std::vector<BitserialPanel> panels_;
@@ -554,13 +582,14 @@ void BitserialKernel::PackWeights(const ConvSpec& spec) {
 
 void BitserialKernel::PackPadding(const ConvSpec& spec) {
   const uint8_t code = spec.x.encoding == Encoding::kBipolar ? 0 : static_cast<uint8_t>(spec.x_zero_point);
-  const std::vector<uint8_t> codes(static_cast<size_t>(geometry_.in_channels), code);
+  const std::vector<uint8_t> codes(static_cast<size_t>(geometry_.group) * RunCodes(geometry_, window_), code);
+  pad_code_ = code;
   pad_pixel_.resize(window_.strips * window_.pixel_pitch);
   PackRun(codes.data(), 1, codes.size(), window_.rows ? window_.pixel_pitch : window_.digit_bytes,
           pad_pixel_.data());
 }
 
-// `count` pixels that lie x_step bytes apart, with the addressing `rows` side by side.
+// `count` packed columns whose codes begin x_step bytes apart, with the addressing `rows` side by side.
 void BitserialKernel::PackRun(const uint8_t* x, size_t count, size_t x_step, size_t digit_pitch,
                               uint8_t* to) const {
   const size_t channels = static_cast<size_t>(geometry_.in_channels);
@@ -569,13 +598,14 @@ void BitserialKernel::PackRun(const uint8_t* x, size_t count, size_t x_step, siz
     engine_.pack({x, 1, 0, count * channels, to, 0, digit_pitch, bytes, x_bits_, x_flip_, false});
     return;
   }
-  const size_t groups = static_cast<size_t>(geometry_.group), group_in = channels / groups;
+  const size_t groups = static_cast<size_t>(geometry_.group), group_in = RunCodes(geometry_, window_);
   const size_t pitch = window_.pixel_pitch / groups, bytes = window_.digit_bytes;
   const bool transposed = IsTransposed(window_, engine_);
   const auto pack_runs = [&](const uint8_t* from, size_t runs, size_t x_pitch, uint8_t* digits) {
     engine_.pack(
         {from, runs, x_pitch, group_in, digits, pitch, digit_pitch, bytes, x_bits_, x_flip_, transposed});
   };
+  if (window_.folded) return pack_runs(x, count, x_step, to);
   if (x_step != channels) {
     if (groups == 1) return pack_runs(x, count, x_step, to);
     for (size_t i = 0; i < count; ++i)
@@ -602,9 +632,9 @@ void BitserialKernel::PadRun(size_t first, size_t end, size_t digit_pitch, uint8
 }
 
 void BitserialKernel::PackBlock(const ConvArgs& args, const ShapePlan& plan, int64_t image, size_t row,
-                                size_t column, uint8_t* packed) const {
+                                size_t column, uint8_t* packed, uint8_t* padded_row) const {
   const ConvGeometry& g = geometry_;
-  const Axis vertical = Vertical(g), horizontal = Horizontal(g);
+  const Axis vertical = Vertical(g), horizontal = PackedColumns(g, window_);
   const ConvShape& s = plan.shape;
   const PackedBlock& block = plan.grid.packed;
   const int64_t step = horizontal.PackedStep(), columns = static_cast<int64_t>(block.columns);
@@ -614,6 +644,9 @@ void BitserialKernel::PackBlock(const ConvArgs& args, const ShapePlan& plan, int
   const int64_t begin = std::clamp<int64_t>((step - 1 - first_x) / step, 0, columns);
   const int64_t end = std::clamp<int64_t>((s.in_w - 1 - first_x + step) / step, begin, columns);
   const uint8_t* x = static_cast<const uint8_t*>(args.x);
+  // Of a row of x under folded columns [first_x, ...) those that lie in the image.
+  const int64_t width = FoldedWidth(block.columns);
+  const int64_t from_x = std::clamp<int64_t>(first_x, 0, s.in_w), end_x = std::min(first_x + width, s.in_w);
   for (size_t r = 0; r < block.rows; ++r) {
     uint8_t* to = packed + r * block.row_pitch;
     // The last unit of a kernel row may reach behind the last pixel: engines count on what a digit can be.
@@ -622,7 +655,19 @@ void BitserialKernel::PackBlock(const ConvArgs& args, const ShapePlan& plan, int
       std::memset(to + strip * block.digit_pitch + used, 0, block.digit_pitch - used);
     }
     const int64_t y = first_y + static_cast<int64_t>(r) * vertical.PackedStep();
-    if (y < 0 || y >= s.in_h || begin == end) {
+    if (window_.folded && y >= 0 && y < s.in_h && from_x < end_x) {
+      const uint8_t* codes = x + ((image * s.in_h + y) * s.in_w + first_x) * g.in_channels;
+      if (from_x != first_x || end_x != first_x + width) {
+        std::memset(padded_row, pad_code_, static_cast<size_t>(width * g.in_channels));
+        std::memcpy(padded_row + (from_x - first_x) * g.in_channels,
+                    codes + (from_x - first_x) * g.in_channels,
+                    static_cast<size_t>((end_x - from_x) * g.in_channels));
+        codes = padded_row;
+      }
+      PackRun(codes, block.columns, static_cast<size_t>(g.stride_w * g.in_channels), block.digit_pitch, to);
+      continue;
+    }
+    if (window_.folded || y < 0 || y >= s.in_h || begin == end) {
       PadRun(0, block.columns, block.digit_pitch, to);
       continue;
     }
@@ -654,7 +699,7 @@ ShapePlan BitserialKernel::MakePlan(const ConvShape& whole) const {
   plan.grid = GridOf(plan.shape);
 
   const PackedBlock& block = plan.grid.packed;
-  const size_t tap_w = window_.rows ? 1 : static_cast<size_t>(g.kernel_w);
+  const size_t tap_w = window_.rows || window_.folded ? 1 : static_cast<size_t>(g.kernel_w);
   for (size_t digit = 0; digit < engine_.DigitCount(x_bits_); ++digit) {
     for (size_t segment = 0; segment < window_.segments; ++segment) {
       const size_t y = segment / tap_w * static_cast<size_t>(g.dilation_h);
@@ -710,6 +755,8 @@ BitserialKernel::Scratch BitserialKernel::PlanScratch(const BlockGrid& grid) con
   scratch.pixels = layout.Take(pixels * sizeof(void*));
   scratch.bias_rows = layout.Take(tap_sums_.empty() || few_codes_ ? 0 : pixels * sizeof(void*));
   scratch.limit_rows = layout.Take(tap_sums_.empty() || !few_codes_ ? 0 : pixels * sizeof(void*));
+  scratch.row = layout.Take(
+      window_.folded ? static_cast<size_t>(FoldedWidth(grid.packed.columns) * geometry_.in_channels) : 0);
   scratch.bytes = layout.bytes();
   return scratch;
 }
@@ -761,14 +808,15 @@ void BitserialKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     block.limits = limits_.data();
     block.output = {&epilogue_.view(), 0, 1, static_cast<const uint8_t*>(args.residual), args.y};
     const size_t stride_h = static_cast<size_t>(Vertical(geometry_).Stride()) * grid.packed.row_pitch;
-    const size_t stride_w = static_cast<size_t>(Horizontal(geometry_).Stride()) * window_.pixel_pitch;
+    const size_t stride_w =
+        static_cast<size_t>(PackedColumns(geometry_, window_).Stride()) * window_.pixel_pitch;
     for (size_t i = first_block; i < end_block; ++i) {
       const size_t column = i % grid.column_blocks * grid.columns;
       const size_t row = i / grid.column_blocks % grid.row_blocks * grid.rows;
       const auto image = static_cast<int64_t>(i / grid.column_blocks / grid.row_blocks);
       const size_t rows = std::min(grid.rows, static_cast<size_t>(shape.out_h) - row);
       const size_t columns = std::min(grid.columns, static_cast<size_t>(shape.out_w) - column);
-      PackBlock(args, plan, image, row, column, packed);
+      PackBlock(args, plan, image, row, column, packed, scratch + parts.row);
       const size_t count = rows * columns;
       for (size_t r = 0; r < rows; ++r) {
         const uint8_t* pixel = packed + r * stride_h;
@@ -815,7 +863,7 @@ std::string BitserialRefusal(const ConvSpec& spec, const BitserialEngine& engine
   if (weights.planes * spec.x.bits > kMaxPasses) return "more than 16 products of bit planes";
   const WindowLayout w = PlanWindow(g, spec.x.bits, weights, engine);
   // Bounded before they are multiplied: one row and one column of a huge dilated window may overflow.
-  const Axis vertical = Vertical(g), horizontal = Horizontal(g);
+  const Axis vertical = Vertical(g), horizontal = PackedColumns(g, w);
   if (vertical.Span(1) > kPackedBytes || horizontal.Span(1) > kPackedBytes || w.pixel_pitch > kPackedBytes ||
       w.units() > kPackedBytes || vertical.Span(1) * horizontal.Span(1) > kPackedBytes ||
       PlanPacked(g, w, engine, 1, 1).bytes > kPackedBytes) {
