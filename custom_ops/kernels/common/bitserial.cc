@@ -27,6 +27,11 @@
 // follows the weights, and the encoding of x changes nothing but constants and the factor a. Bipolar x
 // bipolar comes out as K - 2 popc(w ^ x), as it must.
 //
+// Joint units. An engine may take three codes of up to 2 bits at once, as the row of a table in L1, and three weights
+// that have four values v0 .. v0 + 3, as a place in that row. What it holds, sum u v, is made positive, s = -min added:
+//
+//     sum (u + b) v  =  sum (table entries)  +  b sum v  -  s units
+//
 // Padding. A tap outside the image contributes 0. It reads the zero point of x, whose v(x) is 0. Bipolar
 // codes have no zero: such a tap reads 0, the value -1, and its weights are added to the bias of the pixels
 // that miss it, one bias per set of missing taps.
@@ -68,9 +73,12 @@ struct WeightPlan {
   bool negated = false;   // kAnd: the planes are those of -v
   bool has_sign = false;  // kAnd: the top plane counts with the other sign
   bool selects = false;   // kMasked: BitserialEngine::masks_by_selection
+  bool joint = false;     // BitserialEngine::joint; none of the above
+  ValueRange range{};
 
   // The bits of value v: bit s is the one in plane s; kMasked: bit 0 is w, bit 1 is m or, to select, n.
   uint8_t Bits(int32_t v) const {
+    if (joint) return static_cast<uint8_t>(v - range.lo);
     if (op == BitOp::kAnd) return static_cast<uint8_t>(negated ? -v : v);
     return static_cast<uint8_t>((v > 0 ? 1 : 0) | ((selects ? v < 0 : v != 0) ? 2 : 0));
   }
@@ -91,8 +99,21 @@ static_assert(kMaxBitPlanes <= kFewWeightBits, "the rows read ConvSpec::weight_v
 
 int BitsOf(int32_t v) { return static_cast<int>(std::bit_width(static_cast<uint32_t>(v))); }
 
+// The sums of joint units lie between these, and are stored less the first.
+struct JointRange {
+  int32_t lo, hi;
+  static JointRange Of(const ValueRange& weights, int x_bits) {
+    const int32_t most = static_cast<int32_t>(kJointCodes) * ((1 << x_bits) - 1);
+    return {most * std::min(weights.lo, 0), most * std::max(weights.hi, 0)};
+  }
+  size_t span() const { return static_cast<size_t>(std::max(hi - lo, 1)); }
+};
+
 WeightPlan PlanWeights(const ValueRange& range, const BitserialEngine& engine) {
   WeightPlan plan;
+  plan.range = range;
+  plan.joint = engine.joint;
+  if (plan.joint) return plan;
   const bool within_one = range.lo >= -1 && range.hi <= 1;
   if (within_one && !range.has_zero) {
     plan.op = BitOp::kXor;
@@ -118,6 +139,7 @@ int32_t XFactor(const ConvSpec& spec) { return spec.x.encoding == Encoding::kBip
 // In the order of a Horner scheme, with the last one that counts nothing.
 std::vector<BitserialPass> ListPasses(const ConvSpec& spec, const WeightPlan& plan,
                                       const BitserialEngine& engine) {
+  if (plan.joint) return {{0, 0, spec.x.bits, 1, 0, false}, {0, 0, 0, 1, 0, false}};
   std::vector<BitserialPass> passes;
   for (int s = 0; s < plan.planes; ++s) {
     const int32_t w_factor = plan.op == BitOp::kAnd ? plan.Factor(s) : -1;
@@ -164,10 +186,13 @@ bool TermsFitWords(const std::vector<BitserialPass>& passes, int64_t k) {
 
 // Whether sums in 16 bits meet an epilogue there.
 bool HasFewCodes(const ConvSpec& spec, const BitserialEngine& engine,
-                 const std::vector<BitserialPass>& passes) {
+                 const std::vector<BitserialPass>& passes, size_t units) {
   const bool few =
       engine.few_sums ? FewCodes::RepresentsSums(spec.epilogue) : FewCodes::Represents(spec.epilogue);
-  return few && spec.x.bits <= engine.few_codes_bits && TermsFitWords(passes, spec.geometry.K());
+  if (!few || spec.x.bits > engine.few_codes_bits) return false;
+  if (!engine.joint) return TermsFitWords(passes, spec.geometry.K());
+  return JointRange::Of(spec.weight_values, spec.x.bits).span() * units <=
+         static_cast<size_t>(FewCodes::kLargestSum);
 }
 
 // ---- where the bits of a window lie
@@ -216,7 +241,7 @@ WindowLayout PlanWindow(const ConvGeometry& g, int x_bits, const WeightPlan& wei
   const size_t row_bits = kernel_w * group_in;
   const bool exact = weights.op != BitOp::kXor || row_bits % unit_bits == 0;
   const size_t row_units = DivideUp(row_bits, unit_bits);
-  if (g.group == 1 && g.dilation_w == 1 && group_in % engine.codes_per_byte == 0 && exact &&
+  if (!engine.joint && g.group == 1 && g.dilation_w == 1 && group_in % engine.codes_per_byte == 0 && exact &&
       row_units < kernel_w * w.segment_units) {
     w.rows = true;
     w.segments = static_cast<size_t>(g.kernel_h);
@@ -390,7 +415,8 @@ Estimate EstimateCycles(const ConvGeometry& g, const WindowLayout& w, const Weig
   const Rows rows = CountRows(engine, static_cast<size_t>(shape.OutPixels()), engine.DigitCount(x_bits),
                               static_cast<size_t>(weights.planes));
   const double sums = static_cast<double>(weights.planes) * digits;
-  const double k = static_cast<double>(w.units() * engine.unit_bits);
+  const size_t step = engine.joint ? kJointStep : 1;
+  const double k = static_cast<double>(w.segments * RoundUp(w.segment_units, step) * engine.unit_bits);
   const double operations = weights.op == BitOp::kMasked ? engine.masked_operations : 1.0;
   Estimate e;
   constexpr double kRunCycles = 6;  // of a short run, packed by itself
@@ -427,6 +453,7 @@ class BitserialKernel final : public ConvKernel {
   bool FoldConstants(const ConvSpec& spec);
   void PackWeights(const ConvSpec& spec);
   void PackPadding(const ConvSpec& spec);
+  void FillTable();
 
   std::shared_ptr<const ShapePlan> PlanOf(const ConvShape& shape) const {
     return plans_.Get(shape, [&] { return MakePlan(shape); });
@@ -462,6 +489,7 @@ class BitserialKernel final : public ConvKernel {
   uint8_t x_flip_ = 0, pad_code_ = 0;
   std::vector<uint8_t> pad_pixel_;  // packed: [strips][pixel_pitch]
   PackedWeights weights_;
+  std::optional<AlignedBytes> table_;  // BitserialBlock::table
   std::vector<BitserialPanel> panels_;
   mutable PlanCache<ConvShape, ShapePlan> plans_;
 };
@@ -477,13 +505,28 @@ BitserialKernel::BitserialKernel(const ConvSpec& spec, const BitserialEngine& en
       sums_fit_words_(SumsFitWords(passes_, spec.geometry.K())),
       terms_fit_words_(TermsFitWords(passes_, spec.geometry.K())) {
   const bool constants_fit = FoldConstants(spec);
-  if (constants_fit && HasFewCodes(spec, engine, passes_)) {
+  if (constants_fit && HasFewCodes(spec, engine, passes_, window_.units())) {
     few_codes_.emplace(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels), UnitOf(passes_));
     few_codes_view_ = few_codes_->view();
     limits_ = few_codes_->Limits(bias_.data());
   }
   PackWeights(spec);
   PackPadding(spec);
+  if (plan_.joint) FillTable();
+}
+
+void BitserialKernel::FillTable() {
+  table_.emplace(kJointRows * kJointRow);
+  const int32_t lo = JointRange::Of(plan_.range, x_bits_).lo;
+  for (size_t codes = 0; codes < kJointRows; ++codes) {
+    for (size_t weights = 0; weights < kJointRow; ++weights) {
+      int32_t sum = -lo;
+      for (size_t i = 0; i < 2 * kJointCodes; i += 2)
+        sum +=
+            static_cast<int32_t>(codes >> i & 3) * (plan_.range.lo + static_cast<int32_t>(weights >> i & 3));
+      table_->data()[codes * kJointRow + weights] = static_cast<uint8_t>(sum);
+    }
+  }
 }
 
 // Whether the constants are numbers of 32 bits, and not only modulo 2^32.
@@ -514,7 +557,9 @@ bool BitserialKernel::FoldConstants(const ConvSpec& spec) {
       if (!tap_sums_.empty())
         tap_sums_[static_cast<size_t>(tap) * channels + c] = static_cast<int32_t>(tap_sum);
     }
-    const int64_t constant = spec.bias[c] + b * sum + (plan_.op == BitOp::kAnd ? 0 : ones * positive);
+    int64_t constant = spec.bias[c] + b * sum + (plan_.op == BitOp::kAnd ? 0 : ones * positive);
+    if (plan_.joint)
+      constant += static_cast<int64_t>(window_.units()) * JointRange::Of(plan_.range, x_bits_).lo;
     bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(constant));  // wraps as the sums do
     fit = fit && constant == bias_[c];
     largest[c] = 256 * magnitude + std::abs(static_cast<int64_t>(spec.bias[c]));  // |v(x)| <= 256
@@ -566,6 +611,12 @@ void BitserialKernel::PackWeights(const ConvSpec& spec) {
           bits[BitPlace(window_, engine_, i, segment_weights)] =
               plan_.Bits(spec.WeightValue(static_cast<int64_t>(channel), static_cast<int64_t>(first + i)));
         }
+        if (plan_.joint) {
+          uint8_t* to = packed.data() + offsets[p] + segment * window_.segment_units * width + place;
+          for (size_t i = 0; i < segment_weights; ++i)
+            to[i / kJointCodes * width] |= static_cast<uint8_t>(bits[i] << i % kJointCodes * 2);
+          continue;
+        }
         for (size_t i = 0; i < bits.size(); i += 8) {
           const size_t byte = segment * segment_bytes + i / 8;
           uint8_t* to =
@@ -614,7 +665,7 @@ void BitserialKernel::PackRun(const uint8_t* x, size_t count, size_t x_step, siz
   }
   // One digit, no bits left over, and the order of the codes does not end with a run: one run.
   const size_t runs = count * groups;
-  if (pitch == bytes && bytes * engine_.codes_per_byte == group_in &&
+  if (pitch == bytes && window_.segment_units * engine_.unit_bits == group_in &&
       (!transposed || group_in % engine_.transposed_codes == 0)) {
     engine_.pack({x, 1, 0, runs * group_in, to, 0, digit_pitch, runs * bytes, x_bits_, x_flip_, transposed});
     return;
@@ -795,6 +846,11 @@ void BitserialKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     block.pixels = pixels;
     block.offsets = plan.offsets.data();
     block.units = window_.units();
+    if (plan_.joint) {
+      block.table = table_->data();
+      block.segment_units = window_.segment_units;
+      block.units_per_byte = 255 / JointRange::Of(plan_.range, x_bits_).span();
+    }
     block.passes = passes_.data();
     block.pass_count = passes_.size() - 1;
     block.sums_fit_words = sums_fit_words_;
@@ -862,6 +918,14 @@ std::string BitserialRefusal(const ConvSpec& spec, const BitserialEngine& engine
   const WeightPlan weights = PlanWeights(spec.weight_values, engine);
   if (weights.planes * spec.x.bits > kMaxPasses) return "more than 16 products of bit planes";
   const WindowLayout w = PlanWindow(g, spec.x.bits, weights, engine);
+  if (engine.joint) {
+    if (spec.x.encoding == Encoding::kBipolar) return "bipolar activations have no code for the padding";
+    if (weights.range.hi - weights.range.lo > 3)
+      return "weights, less their zero points, have more than four values";
+    const size_t span = JointRange::Of(weights.range, spec.x.bits).span();
+    if (kJointStep * span > 255) return "sums of twelve products exceed a byte";
+    if (w.units() > 65535 / span) return "sums exceed 16 bits";
+  }
   // Bounded before they are multiplied: one row and one column of a huge dilated window may overflow.
   const Axis vertical = Vertical(g), horizontal = PackedColumns(g, w);
   if (vertical.Span(1) > kPackedBytes || horizontal.Span(1) > kPackedBytes || w.pixel_pitch > kPackedBytes ||
@@ -875,7 +939,7 @@ std::string BitserialRefusal(const ConvSpec& spec, const BitserialEngine& engine
 double BitserialCycles(const ConvSpec& spec, const ConvShape& shape, const BitserialEngine& engine) {
   const WeightPlan weights = PlanWeights(spec.weight_values, engine);
   const WindowLayout w = PlanWindow(spec.geometry, spec.x.bits, weights, engine);
-  const bool few_codes = HasFewCodes(spec, engine, ListPasses(spec, weights, engine));
+  const bool few_codes = HasFewCodes(spec, engine, ListPasses(spec, weights, engine), w.units());
   const Estimate e = EstimateCycles(spec.geometry, w, weights, spec.x.bits, few_codes, engine, shape);
   return engine.call_cycles + e.packing + e.products;
 }

@@ -44,6 +44,10 @@ struct BitserialPanel {
   int vectors;
 };
 
+// Of joint units: three codes of up to 2 bits, three weights with four values.
+inline constexpr size_t kJointCodes = 3, kJointRow = 64, kJointRows = 64;
+inline constexpr size_t kJointStep = 4;  // units that are taken together
+
 // The counts of one plane of weights against one digit of the activations, over the whole window. The upper
 // plane of a digit counts twice.
 struct BitserialPass {
@@ -64,6 +68,9 @@ struct BitserialBlock {
   const uint8_t* const* pixels;  // up to a multiple of BitserialEngine::tile_rows the last one again
   size_t pixel_count;
   const uint32_t* offsets;  // [digits][units]
+  // Of an engine with joint units: [codes of x][weights] what a unit adds to a sum, and how many of them a byte holds.
+  const uint8_t* table;
+  size_t units_per_byte, segment_units;  // and how many lie side by side, from the first of offsets on
   size_t units;
   const BitserialPass* passes;  // [pass_count + 1]
   size_t pass_count;
@@ -91,7 +98,10 @@ struct BitserialEngine {
   int max_vectors;   // of a panel
   size_t unit_bits;  // of K that a lane takes at a time
   int digit_planes;  // 1 or 2
-  size_t codes_per_byte;     // of a digit
+  size_t codes_per_byte;  // of a digit
+  // Whether a unit is one number instead: a digit the offset of its codes' row in BitserialBlock::table, 16 bits, and
+  // the weights a place in that row, a byte.
+  bool joint = false;
   bool has_masked;           // whether BitOp::kMasked is implemented
   bool masks_by_selection;   // as x ? n : p instead of (w ^ x) & m
   double masked_operations;  // what it costs, relative to the others
@@ -120,8 +130,8 @@ struct BitserialEngine {
   constexpr size_t DigitCount(int x_bits) const {
     return static_cast<size_t>((x_bits + digit_planes - 1) / digit_planes);
   }
-  constexpr size_t UnitWeightBytes() const { return unit_bits / 8; }
-  constexpr size_t UnitDigitBytes() const { return unit_bits / codes_per_byte; }
+  constexpr size_t UnitWeightBytes() const { return joint ? 1 : unit_bits / 8; }
+  constexpr size_t UnitDigitBytes() const { return joint ? 2 : unit_bits / codes_per_byte; }
 };
 
 }  // namespace lowbit

@@ -114,7 +114,8 @@ struct Popcnt512 {
     const size_t channel = t.panel->channel, index = IndexOf(t), last = kOneLimit ? 1 : few.count;
     const size_t pitch = b.output.pixel_step * b.output.epilogue->channels;
     const __mmask64 valid = ~__mmask64{0} >> (64 - t.panel->count);
-    const I start = S::Load(few.start + channel), flip = S::Load(few.flip + channel), one = _mm512_set1_epi8(1);
+    const I start = S::Load(few.start + channel), flip = S::Load(few.flip + channel),
+            one = _mm512_set1_epi8(1);
     const I order = _mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
     uint8_t* y = static_cast<uint8_t*>(b.output.y) + index;
     const uint8_t* residual = b.output.residual + index;
@@ -127,8 +128,10 @@ struct Popcnt512 {
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r, y += pitch) {
       if (b.limit_rows != nullptr) load_limits(b.limit_rows[t.pixel + static_cast<size_t>(r)]);
-      const auto vector = [&](int v) __attribute__((always_inline)) { return v < NV ? sum[r][v] : S::Set(0); };
-      const Words words = {_mm512_packs_epi32(vector(0), vector(1)), _mm512_packs_epi32(vector(2), vector(3))};
+      const auto vector = [&](int v)
+                              __attribute__((always_inline)) { return v < NV ? sum[r][v] : S::Set(0); };
+      const Words words = {_mm512_packs_epi32(vector(0), vector(1)),
+                           _mm512_packs_epi32(vector(2), vector(3))};
       I exceeded = _mm512_maskz_mov_epi8(words.Exceed(limits[0]), one);
       for (size_t k = 1; k < last; ++k)
         exceeded = _mm512_mask_add_epi8(exceeded, words.Exceed(limits[k]), exceeded, one);
@@ -147,7 +150,7 @@ struct Popcnt512 {
   template <int MR, int NV>
   static void Tile(const BitserialTile& t) {
     const BitserialBlock& b = *t.block;
-    if (b.few_codes != nullptr) FetchOutputs<MR>(t);
+    if (b.few_codes != nullptr) FetchOutputs<MR, 1>(t);
     I sum[MR][NV];
     const BitserialPass* pass = nullptr;
     switch (b.op) {

@@ -7,6 +7,8 @@ namespace lowbit {
 // Defined in bitserial_<isa>.cc.
 extern const BitserialEngine kBitserialScalar, kBitserialSse41, kBitserialAvx2, kBitserialAvx512Vnni,
     kBitserialAvx512Popcnt;
+// lut_joint_avx512popcnt.cc
+extern const BitserialEngine kLutJointAvx512Popcnt;
 
 // Packed digits stay in L2.
 inline constexpr size_t kBitserialBlockBytes = 128 * 1024;

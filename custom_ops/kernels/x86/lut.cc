@@ -33,8 +33,10 @@
 #include <vector>
 
 #include "core/packed_weights.h"
+#include "kernels/common/bitserial.h"
 #include "kernels/common/epilogue_tables.h"
 #include "kernels/common/workspace.h"
+#include "kernels/x86/bitserial_engines.h"
 #include "kernels/x86/few_bit_cycles.h"
 #include "kernels/x86/lut_block.h"
 
@@ -672,6 +674,13 @@ std::span<const KernelRow> LutRows() {
                           "1- and 2-bit weights: vpshufb in tables of activation sums"),
       Row<kLutAvx512Popcnt>("lut_u6w2_8x32_avx512popcnt", Isa::kAvx512Popcnt,
                             "1- and 2-bit weights: vpermb in tables of activation sums"),
+      {{"lut_u2w2_4x128_avx512popcnt", "conv", "lut", Isa::kAvx512Popcnt, 2, kFewWeightBits,
+        "activations and weights of 2 bits: vpermb in a table of all sums of three products"},
+       [](const ConvSpec& spec) { return BitserialRefusal(spec, kLutJointAvx512Popcnt); },
+       [](const ConvSpec& spec, const ConvShape& shape) {
+         return FewBitCycles(BitserialCycles(spec, shape, kLutJointAvx512Popcnt));
+       },
+       [](const ConvSpec& spec) { return MakeBitserialKernel(spec, kLutJointAvx512Popcnt); }},
   };
   return kRows;
 }
