@@ -8,8 +8,7 @@
 //     addition, but with three different sources they issue only about twice a cycle: 0.75 of the speed.
 //   - vpopcntb + vpdpbusd, which would scale each plane for free: count and dot product share two of the four
 //     pipes: 0.9 of the speed.
-#include "kernels/x86/bitserial_tile.h"
-#include "kernels/x86/simd_avx512.h"
+#include "kernels/x86/few_codes_avx512.h"
 
 namespace lowbit {
 namespace {
@@ -91,60 +90,15 @@ struct Popcnt512 {
     }
   }
 
-  // Of 64 channels, in the order in which sums are packed: 4 words of each vector in turn.
-  struct Words {
-    I lower, upper;
-    static I InOrder(const int16_t* p) {
-      return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), S::Load(p));
-    }
-    static Words Load(const int16_t* p) { return {InOrder(p), InOrder(p + 32)}; }
-    __mmask64 Exceed(const Words& limits) const {
-      return _mm512_kunpackd(_mm512_cmpgt_epi16_mask(upper, limits.upper),
-                             _mm512_cmpgt_epi16_mask(lower, limits.lower));
-    }
-  };
-
-  // Codes by comparisons (few_codes.h), 64 channels of a pixel at a time: a comparison is a bit of a mask.
-  template <int MR, int NV, bool kOneLimit>
-  static inline __attribute__((always_inline)) void FinishFewCodes(const BitserialTile& t,
-                                                                   const I (&sum)[MR][NV]) {
-    const BitserialBlock& b = *t.block;
-    const FewCodesView few = *b.few_codes;
-    const FewSums* const sums = few.sums;
-    const size_t channel = t.panel->channel, index = IndexOf(t), last = kOneLimit ? 1 : few.count;
-    const size_t pitch = b.output.pixel_step * b.output.epilogue->channels;
-    const __mmask64 valid = ~__mmask64{0} >> (64 - t.panel->count);
-    const I start = S::Load(few.start + channel), flip = S::Load(few.flip + channel),
-            one = _mm512_set1_epi8(1);
-    const I order = _mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-    uint8_t* y = static_cast<uint8_t*>(b.output.y) + index;
-    const uint8_t* residual = b.output.residual + index;
-    I ahead = sums != nullptr ? _mm512_maskz_loadu_epi8(valid, residual) : start;
-    Words limits[kOneLimit ? 1 : kMaxFewCodeLimits];
-    const auto load_limits = [&](const int16_t* from) __attribute__((always_inline)) {
-      for (size_t k = 0; k < last; ++k) limits[k] = Words::Load(from + k * few.pitch + channel);
-    };
-    if (b.limit_rows == nullptr) load_limits(b.limits);
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r, y += pitch) {
-      if (b.limit_rows != nullptr) load_limits(b.limit_rows[t.pixel + static_cast<size_t>(r)]);
+  template <int MR, int NV, int kLimits>
+  static inline __attribute__((always_inline)) void FinishSums(const BitserialTile& t,
+                                                               const I (&sum)[MR][NV]) {
+    FinishFewCodes<MR, kLimits>(t, 0, [&](int r) __attribute__((always_inline)) {
       const auto vector = [&](int v)
                               __attribute__((always_inline)) { return v < NV ? sum[r][v] : S::Set(0); };
-      const Words words = {_mm512_packs_epi32(vector(0), vector(1)),
-                           _mm512_packs_epi32(vector(2), vector(3))};
-      I exceeded = _mm512_maskz_mov_epi8(words.Exceed(limits[0]), one);
-      for (size_t k = 1; k < last; ++k)
-        exceeded = _mm512_mask_add_epi8(exceeded, words.Exceed(limits[k]), exceeded, one);
-      I codes = S::Xor(S::AddBytes(start, _mm512_permutexvar_epi32(order, exceeded)), flip);
-      if (sums != nullptr) {
-        const I other = ahead;
-        // Read before codes are written that may have the same last bits of their address (RequantizeTile).
-        residual += pitch;
-        if (r + 1 < MR) ahead = _mm512_maskz_loadu_epi8(valid, residual);
-        codes = AddFewSums<S>(*sums, codes, other);
-      }
-      _mm512_mask_storeu_epi8(y, valid, codes);
-    }
+      return PackedWords512{
+          {_mm512_packs_epi32(vector(0), vector(1)), _mm512_packs_epi32(vector(2), vector(3))}};
+    });
   }
 
   template <int MR, int NV>
@@ -166,8 +120,8 @@ struct Popcnt512 {
     }
 
     if (b.few_codes != nullptr) {
-      return b.few_codes->count == 1 ? FinishFewCodes<MR, NV, true>(t, sum)
-                                     : FinishFewCodes<MR, NV, false>(t, sum);
+      return b.few_codes->count == 1 ? FinishSums<MR, NV, 1>(t, sum)
+                                     : FinishSums<MR, NV, kMaxFewCodeLimits>(t, sum);
     }
 
     const size_t channel = t.panel->channel;

@@ -13,8 +13,7 @@
 #include <type_traits>
 
 #include "kernels/common/inline.h"
-#include "kernels/x86/bitserial_tile.h"
-#include "kernels/x86/simd_avx512.h"
+#include "kernels/x86/few_codes_avx512.h"
 
 namespace lowbit {
 namespace {
@@ -26,19 +25,9 @@ struct Joint512 {
   // 32 registers hold the sums, three for each vector of a pixel, the places of the weights, a row and a mask.
   static constexpr int kTileRows[kMaxVectors] = {6, 4};
 
-  // The sums of 64 channels, in order.
-  struct Words {
-    I lower, upper;
-    static Words Load(const int16_t* p) { return {S::Load(p), S::Load(p + 32)}; }
-    static Words Never() { return {_mm512_set1_epi16(0x7fff), _mm512_set1_epi16(0x7fff)}; }
-    __mmask64 Exceed(const Words& limits) const {
-      return _mm512_kunpackd(_mm512_cmpgt_epi16_mask(upper, limits.upper),
-                             _mm512_cmpgt_epi16_mask(lower, limits.lower));
-    }
-  };
-
   template <int MR, int NV>
-  static inline __attribute__((always_inline)) void LookUp(const BitserialTile& t, Words (&words)[MR][NV]) {
+  static inline __attribute__((always_inline)) void LookUp(const BitserialTile& t,
+                                                           Words512 (&words)[MR][NV]) {
     const BitserialBlock& b = *t.block;
     const uint8_t* x[MR];
 #pragma GCC unroll 8
@@ -107,49 +96,17 @@ struct Joint512 {
     widen();
   }
 
-  // Codes by comparisons (few_codes.h).
   template <int MR, int NV, int kLimits>
-  static inline __attribute__((always_inline)) void FinishFewCodes(const BitserialTile& t,
-                                                                   const Words (&words)[MR][NV]) {
-    const BitserialBlock& b = *t.block;
-    const FewCodesView few = *b.few_codes;
-    const FewSums* const sums = few.sums;
-    const size_t pitch = b.output.pixel_step * b.output.epilogue->channels;
-    const I one = _mm512_set1_epi8(1);
+  static inline __attribute__((always_inline)) void FinishCodes(const BitserialTile& t,
+                                                                const Words512 (&words)[MR][NV]) {
 #pragma GCC unroll 2
-    for (size_t v = 0; v < NV; ++v) {
-      const size_t skipped = v * kVectorBytes, channel = t.panel->channel + skipped;
-      const size_t count = t.panel->count - skipped, index = IndexOf(t) + skipped;
-      const __mmask64 valid = ~__mmask64{0} >> (count < 64 ? 64 - count : 0);
-      const I start = S::Load(few.start + channel), flip = S::Load(few.flip + channel);
-      uint8_t* y = static_cast<uint8_t*>(b.output.y) + index;
-      const uint8_t* residual = b.output.residual + index;
-      I ahead = sums != nullptr ? _mm512_maskz_loadu_epi8(valid, residual) : start;
-      Words limits[kLimits];
-#pragma GCC unroll 3
-      for (size_t k = 0; k < kLimits; ++k)
-        limits[k] = k < few.count ? Words::Load(b.limits + k * few.pitch + channel) : Words::Never();
-#pragma GCC unroll 8
-      for (int r = 0; r < MR; ++r, y += pitch) {
-        I exceeded = _mm512_maskz_mov_epi8(words[r][v].Exceed(limits[0]), one);
-#pragma GCC unroll 3
-        for (int k = 1; k < kLimits; ++k)
-          exceeded = _mm512_mask_add_epi8(exceeded, words[r][v].Exceed(limits[k]), exceeded, one);
-        I codes = S::Xor(S::AddBytes(start, exceeded), flip);
-        if (sums != nullptr) {
-          const I other = ahead;
-          // Read before codes are written that may have the same last bits of their address (RequantizeTile).
-          residual += pitch;
-          if (r + 1 < MR) ahead = _mm512_maskz_loadu_epi8(valid, residual);
-          codes = AddFewSums<S>(*sums, codes, other);
-        }
-        _mm512_mask_storeu_epi8(y, valid, codes);
-      }
-    }
+    for (size_t v = 0; v < NV; ++v)
+      FinishFewCodes<MR, kLimits>(t, v * kVectorBytes,
+                                  [&](int r) LOWBIT_ALWAYS_INLINE { return words[r][v]; });
   }
 
   // 64 channels of a pixel.
-  static void FinishSums(const BitserialTile& t, const Words& words, size_t row, size_t v) {
+  static void FinishSums(const BitserialTile& t, const Words512& words, size_t row, size_t v) {
     const BitserialBlock& b = *t.block;
     const size_t channel = t.panel->channel + v * kVectorBytes, left = t.panel->count - v * kVectorBytes;
     const size_t count = left < kVectorBytes ? left : kVectorBytes;
@@ -172,11 +129,11 @@ struct Joint512 {
   template <int MR, int NV>
   static void Tile(const BitserialTile& t) {
     if (t.block->few_codes != nullptr) FetchOutputs<MR, 2>(t);
-    Words words[MR][NV];
+    Words512 words[MR][NV];
     LookUp<MR, NV>(t, words);
     if (t.block->few_codes != nullptr) {
-      return t.block->few_codes->count == 1 ? FinishFewCodes<MR, NV, 1>(t, words)
-                                            : FinishFewCodes<MR, NV, kMaxFewCodeLimits>(t, words);
+      return t.block->few_codes->count == 1 ? FinishCodes<MR, NV, 1>(t, words)
+                                            : FinishCodes<MR, NV, kMaxFewCodeLimits>(t, words);
     }
 #pragma GCC unroll 8
     for (size_t r = 0; r < MR; ++r) {
