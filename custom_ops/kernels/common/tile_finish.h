@@ -73,8 +73,16 @@ inline __attribute__((always_inline)) void FinishRegisters(const TileOutput& out
       return RequantizeTile<S, MR, NV, false, true>(e, acc, scale, count, {}, y, pitch);
     }
     if (!partial) return RequantizeTile<S, MR, NV, true, false>(e, acc, scale, count, residual, y, pitch);
-    if (copied != nullptr)  // whole vectors are readable
+    if constexpr (S::kLanes > 1) {
+      alignas(64) uint8_t rows[MR * NV * S::kLanes];
+      if (copied == nullptr) {  // whole vectors are read, which residuals need not hold
+#pragma GCC unroll 16
+        for (int r = 0; r < MR; ++r)
+          S::CopyBytes(rows + r * NV * S::kLanes, residual.first + r * pitch, NV * S::kLanes, count);
+        residual = {rows, NV * S::kLanes};
+      }
       return RequantizeTile<S, MR, NV, true, true>(e, acc, scale, count, residual, y, pitch);
+    }
   }
   alignas(64) int32_t sums[MR * NV * S::kLanes];
   StoreTile<S, MR, NV>(sums, acc);

@@ -70,6 +70,10 @@ struct Avx2 {
   }
   static F MinF(F a, F b) { return _mm256_min_ps(a, b); }
   static F MaxF(F a, F b) { return _mm256_max_ps(a, b); }
+  // The first `count` of `size` bytes; the others are anything.
+  static void CopyBytes(uint8_t* to, const uint8_t* from, size_t /*size*/, size_t count) {
+    std::memcpy(to, from, count);
+  }
   static constexpr bool kHasFma = true;
   static F FmaF(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F FnmaF(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }

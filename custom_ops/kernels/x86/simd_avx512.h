@@ -56,6 +56,13 @@ struct Avx512 {
   // As the instruction: the second operand when either is NaN.
   static F MinF(F a, F b) { return _mm512_min_ps(a, b); }
   static F MaxF(F a, F b) { return _mm512_max_ps(a, b); }
+  // The first `count` of `size` bytes, at most 64; the others are 0.
+  static void CopyBytes(uint8_t* to, const uint8_t* from, size_t size, size_t count) {
+    const __m512i bytes = _mm512_maskz_loadu_epi8(~__mmask64{0} >> (64 - count), from);
+    if (size <= 16) return _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_castsi512_si128(bytes));
+    if (size <= 32) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_castsi512_si256(bytes));
+    _mm512_mask_storeu_epi8(to, ~__mmask64{0} >> (64 - size), bytes);
+  }
   static constexpr bool kHasFma = true;
   static F FmaF(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }    // a*b + c
   static F FnmaF(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a*b

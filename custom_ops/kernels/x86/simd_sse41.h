@@ -66,6 +66,10 @@ struct Sse41 {
   }
   static F MinF(F a, F b) { return _mm_min_ps(a, b); }
   static F MaxF(F a, F b) { return _mm_max_ps(a, b); }
+  // The first `count` of `size` bytes; the others are anything.
+  static void CopyBytes(uint8_t* to, const uint8_t* from, size_t /*size*/, size_t count) {
+    std::memcpy(to, from, count);
+  }
   static constexpr bool kHasFma = false;
 
   static I LoadU8(const uint8_t* p) {
