@@ -241,11 +241,14 @@ TilePlan PlanTiles(const WinogradScheme& scheme, size_t blocks, const SumBytes& 
   const size_t total = std::max(static_cast<size_t>(shape.batch) * plan.rows * plan.columns, size_t{1});
   const WinogradCycles& cycles = scheme.cycles();
   double least = 0;
-  const size_t most = std::min(total, scheme.block_tiles);
+  // Blocks are dealt out to threads; not below a size at which transforming the weights for each costs little.
+  constexpr size_t kSharedTiles = 64;
+  const size_t shared = std::max(RoundUp(DivideUp(total, FewTasks()), scheme.group), kSharedTiles);
+  const size_t most = std::min({total, scheme.block_tiles, shared});
   for (size_t slices = 1, limit = 0; slices <= blocks && limit < most; ++slices) {
     const size_t slice = DivideUp(blocks, slices);
     if (slice > 1 && scheme.pass_points * slice * BlockWeights(scheme) > scheme.slice_bytes) continue;
-    limit = LargestBlock(scheme, blocks, slice, sums);
+    limit = std::min(LargestBlock(scheme, blocks, slice, sums), shared);
     if (limit == 0) continue;
     // Blocks of about one size, of whole groups of tiles but for the last.
     const size_t least_blocks = DivideUp(total, limit),
@@ -611,20 +614,22 @@ void WinogradKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const size_t total = static_cast<size_t>(args.shape.batch) * plan.rows * plan.columns;
   if (total == 0) return;
   const Scratch layout = PlanScratch(plan);
-  // Blocks are dealt out first; a task of a block that is split by panels transforms its inputs again, which
-  // must remain a small part of its work.
+  // Blocks are dealt out first, then panels of a block. A thread that computes several tasks of a block transforms its
+  // inputs once; of every thread that must remain a part of its work.
   const double inputs = static_cast<double>(plan.tiles * blocks_) * scheme_.cycles().input;
   const double products = static_cast<double>(plan.tiles * blocks_ * panels_.size() * scheme_.Points()) *
                           scheme_.cycles().Product(scheme_.group) / static_cast<double>(scheme_.group);
   const size_t pixel_tasks = std::clamp(
       static_cast<size_t>(static_cast<double>(plan.blocks) * products / kTaskCycles), size_t{1}, plan.blocks);
   const size_t few = DivideUp(FewTasks(), plan.blocks);
-  const size_t panel_tasks = std::clamp(static_cast<size_t>(products / std::max(kTaskCycles, 16 * inputs)),
+  const size_t panel_tasks = std::clamp(static_cast<size_t>(products / std::max(kTaskCycles, inputs)),
                                         size_t{1}, std::min(few, panels_.size()));
+  const bool keeps = panel_tasks > 1 && pixel_tasks == plan.blocks && geometry_.group == 1;
+  const uint64_t tickets = keeps ? NewTickets(plan.blocks) : 0;
   const TaskSplit split = {plan.blocks, pixel_tasks, panels_.size(), panel_tasks};
   pool.ParallelFor(split.tasks(), [&](size_t index) {
     const auto [first_block, end_block, first_panel, end_panel] = split[index];
-    uint8_t* scratch = ThreadScratch(layout.bytes);
+    const auto [scratch, kept] = ThreadScratch(layout.bytes, keeps ? tickets + first_block : 0);
     const Task task{args,
                     plan,
                     layout,
@@ -642,8 +647,8 @@ void WinogradKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
       const size_t count = block + 1 < plan.blocks ? plan.step : total - first;
       for (size_t p = first_panel; p < end_panel; ++p) {
         const Panel& panel = panels_[p];
-        if (p == first_panel || panels_[p - 1].group != panel.group)
-          TransformBlock(task, first, count, panel.group);
+        const bool transformed = p == first_panel ? kept : panels_[p - 1].group == panel.group;
+        if (!transformed) TransformBlock(task, first, count, panel.group);
         const bool direct = FinishesDirectly(panel);
         if (direct) ListOutputs(task, first, count, panel);
         MultiplyBlock(task, count, panel, direct);
