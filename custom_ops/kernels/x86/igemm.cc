@@ -450,8 +450,11 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
   if (splits_) window_.segments *= 2;
   if (engine_.narrow) groups_per_flush_ = GroupsPerFlush(spec, window_);
 
-  // Panels: the channels of each (merged) group, as wide as there may be, because codes of three vectors have no store of
-  // their own (Zen 5: 1x1 16->96 takes .88 of the time of two such panels).
+  // Panels: the channels of each (merged) group in runs of nearly equal width, which are dealt out to threads; where
+  // there is little to multiply, as wide as they may be, because codes of three vectors have no store of their own
+  // (Zen 5: 1x1 16->96 takes .88 of the time of two such panels).
+  constexpr size_t kFewGroups = 16;
+  const bool widest = window_.segments * window_.groups <= kFewGroups;
   const size_t lanes = static_cast<size_t>(engine_.lanes);
   const size_t group_out = static_cast<size_t>(g.GroupOut()), group_in = static_cast<size_t>(g.GroupIn());
   const size_t vector_bytes = RoundUp(window_.segments * window_.groups, engine_.step_groups) * lanes * 4;
@@ -465,7 +468,8 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
     const size_t count = DivideUp(vectors, max_vectors);
     size_t vector = 0;
     for (size_t i = 0; i < count; ++i) {
-      const size_t width = std::min(max_vectors, vectors - vector);
+      const size_t even = vectors / count + (i < vectors % count ? 1 : 0);
+      const size_t width = widest ? std::min(max_vectors, vectors - vector) : even;
       IgemmPanel panel{};
       panel.channel = group * group_out + vector * lanes;
       panel.count = std::min(width * lanes, merged * group_out - vector * lanes);
