@@ -150,6 +150,10 @@ GEOMETRY: dict[str, dict[str, Any]] = {
     "channel multiplier": {"shape": (1, 5, 9, 10), "out": 30, "group": 10},
     "more pixels than a block": {"shape": (1, 45, 47, 5), "out": 5, "kernel": (1, 1), "pads": [0, 0, 0, 0]},
     "one long row": {"shape": (1, 1, 3000, 40), "out": 3, "kernel": (1, 3), "pads": [0, 1, 0, 1]},
+    "an image, wide strides in its padding": {
+        "shape": (1, 4, 9, 3), "out": 5, "kernel": (3, 5), "strides": [1, 70], "pads": [1, 900, 1, 2000]
+    },
+    "an image of many columns": {"shape": (1, 3, 2500, 3), "out": 4, "kernel": (3, 7), "strides": [1, 2]},
     "a row beyond the workspace": {"shape": (1, 2, 700, 700), "out": 2, "kernel": (1, 1)},
     "more counts than a byte and a word hold": {"shape": (1, 2, 2, 70000), "out": 3, "kernel": (1, 1)},
     "no images": {"shape": (0, 4, 4, 8)},

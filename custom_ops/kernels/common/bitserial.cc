@@ -214,6 +214,10 @@ struct Axis {
 Axis Vertical(const ConvGeometry& g) { return {g.kernel_h, g.stride_h, g.dilation_h, g.pad_top}; }
 Axis Horizontal(const ConvGeometry& g) { return {g.kernel_w, g.stride_w, g.dilation_w, g.pad_left}; }
 
+// Packed bits of one block, at most. Engines ask for fewer, that stay in a cache together with a panel of
+// weights; the window of a single output may need more than that.
+constexpr size_t kPackedBytes = 128 * 1024;
+
 // What depends on the node alone.
 struct WindowLayout {
   bool rows = false, folded = false;  // the addressing
@@ -249,7 +253,8 @@ WindowLayout PlanWindow(const ConvGeometry& g, int x_bits, const WeightPlan& wei
     w.segment_units = row_units;
     w.digit_bytes = w.pixel_pitch = group_in / engine.codes_per_byte;
     w.strips = digits;
-  } else if (g.group == 1 && g.dilation_w == 1 && 2 * row_units <= kernel_w * w.segment_units) {
+  } else if (g.group == 1 && g.dilation_w == 1 && 2 * row_units <= kernel_w * w.segment_units &&
+             g.stride_w <= static_cast<int64_t>(kPackedBytes)) {
     w.folded = true;
     w.segments = static_cast<size_t>(g.kernel_h);
     w.segment_bits = row_bits;
@@ -289,8 +294,14 @@ struct PackedBlock {
   size_t rows = 0, columns = 0;  // packed input positions
   size_t digit_pitch = 0;        // from one digit to the next
   size_t row_pitch = 0;
+  size_t padded_row = 0;  // where a row of x lies with its padding, under folded columns
   size_t bytes = 0;
 };
+
+// Pixels of x under so many folded columns.
+int64_t FoldedWidth(const ConvGeometry& g, size_t columns) {
+  return (static_cast<int64_t>(columns) - 1) * g.stride_w + g.kernel_w;
+}
 
 PackedBlock PlanPacked(const ConvGeometry& g, const WindowLayout& w, const BitserialEngine& engine,
                        size_t rows, size_t columns) {
@@ -301,15 +312,14 @@ PackedBlock PlanPacked(const ConvGeometry& g, const WindowLayout& w, const Bitse
   const size_t strip = RoundUp(p.columns * w.pixel_pitch + engine.UnitDigitBytes(), 8);
   p.digit_pitch = w.rows ? strip : w.digit_bytes;
   p.row_pitch = w.rows ? w.strips * strip : p.columns * w.pixel_pitch;
-  p.bytes = p.rows * p.row_pitch;
+  p.padded_row = p.rows * p.row_pitch;
+  p.bytes = p.padded_row;
+  if (w.folded) p.bytes += static_cast<size_t>(FoldedWidth(g, p.columns) * g.in_channels);
   return p;
 }
 
 // ---- how the output is cut into blocks
 
-// Packed bits of one block, at most. Engines ask for fewer, that stay in a cache together with a panel of
-// weights; the window of a single output may need more than that.
-constexpr size_t kPackedBytes = 128 * 1024;
 constexpr size_t kMaxBlockPixels = 1024;
 // A small layer is cut into more blocks than that requires, for the threads; not below this many pixels,
 // where a block's tiles no longer share the weights well.
@@ -447,7 +457,7 @@ class BitserialKernel final : public ConvKernel {
  private:
   // The parts of a thread's scratch memory, as offsets.
   struct Scratch {
-    size_t packed = 0, pixels = 0, bias_rows = 0, limit_rows = 0, row = 0, bytes = 0;
+    size_t packed = 0, pixels = 0, bias_rows = 0, limit_rows = 0, bytes = 0;
   };
 
   bool FoldConstants(const ConvSpec& spec);
@@ -460,15 +470,11 @@ class BitserialKernel final : public ConvKernel {
   }
   ShapePlan MakePlan(const ConvShape& shape) const;
   BlockGrid GridOf(const ConvShape& flattened) const;
-  // Pixels of x under so many folded columns.
-  int64_t FoldedWidth(size_t columns) const {
-    return (static_cast<int64_t>(columns) - 1) * geometry_.stride_w + geometry_.kernel_w;
-  }
   size_t PaddedPixels(size_t count) const { return RoundUp(count, static_cast<size_t>(engine_.tile_rows)); }
   void AddClassBiases(ShapePlan& plan) const;
   Scratch PlanScratch(const BlockGrid& grid) const;
   void PackBlock(const ConvArgs& args, const ShapePlan& plan, int64_t image, size_t row, size_t column,
-                 uint8_t* packed, uint8_t* padded_row) const;
+                 uint8_t* packed) const;
   void PackRun(const uint8_t* x, size_t count, size_t x_step, size_t digit_pitch, uint8_t* to) const;
   void PadRun(size_t first, size_t end, size_t digit_pitch, uint8_t* row) const;
 
@@ -683,7 +689,7 @@ void BitserialKernel::PadRun(size_t first, size_t end, size_t digit_pitch, uint8
 }
 
 void BitserialKernel::PackBlock(const ConvArgs& args, const ShapePlan& plan, int64_t image, size_t row,
-                                size_t column, uint8_t* packed, uint8_t* padded_row) const {
+                                size_t column, uint8_t* packed) const {
   const ConvGeometry& g = geometry_;
   const Axis vertical = Vertical(g), horizontal = PackedColumns(g, window_);
   const ConvShape& s = plan.shape;
@@ -696,7 +702,8 @@ void BitserialKernel::PackBlock(const ConvArgs& args, const ShapePlan& plan, int
   const int64_t end = std::clamp<int64_t>((s.in_w - 1 - first_x + step) / step, begin, columns);
   const uint8_t* x = static_cast<const uint8_t*>(args.x);
   // Of a row of x under folded columns [first_x, ...) those that lie in the image.
-  const int64_t width = FoldedWidth(block.columns);
+  const int64_t width = FoldedWidth(g, block.columns);
+  uint8_t* const padded_row = packed + block.padded_row;
   const int64_t from_x = std::clamp<int64_t>(first_x, 0, s.in_w), end_x = std::min(first_x + width, s.in_w);
   for (size_t r = 0; r < block.rows; ++r) {
     uint8_t* to = packed + r * block.row_pitch;
@@ -806,8 +813,6 @@ BitserialKernel::Scratch BitserialKernel::PlanScratch(const BlockGrid& grid) con
   scratch.pixels = layout.Take(pixels * sizeof(void*));
   scratch.bias_rows = layout.Take(tap_sums_.empty() || few_codes_ ? 0 : pixels * sizeof(void*));
   scratch.limit_rows = layout.Take(tap_sums_.empty() || !few_codes_ ? 0 : pixels * sizeof(void*));
-  scratch.row = layout.Take(
-      window_.folded ? static_cast<size_t>(FoldedWidth(grid.packed.columns) * geometry_.in_channels) : 0);
   scratch.bytes = layout.bytes();
   return scratch;
 }
@@ -872,7 +877,7 @@ void BitserialKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
       const auto image = static_cast<int64_t>(i / grid.column_blocks / grid.row_blocks);
       const size_t rows = std::min(grid.rows, static_cast<size_t>(shape.out_h) - row);
       const size_t columns = std::min(grid.columns, static_cast<size_t>(shape.out_w) - column);
-      PackBlock(args, plan, image, row, column, packed, scratch + parts.row);
+      PackBlock(args, plan, image, row, column, packed);
       const size_t count = rows * columns;
       for (size_t r = 0; r < rows; ++r) {
         const uint8_t* pixel = packed + r * stride_h;
