@@ -714,11 +714,11 @@ void BitserialKernel::PackBlock(const ConvArgs& args, const ShapePlan& plan, int
     }
     const int64_t y = first_y + static_cast<int64_t>(r) * vertical.PackedStep();
     if (window_.folded && y >= 0 && y < s.in_h && from_x < end_x) {
-      const uint8_t* codes = x + ((image * s.in_h + y) * s.in_w + first_x) * g.in_channels;
+      const uint8_t* const of_row = x + (image * s.in_h + y) * s.in_w * g.in_channels;
+      const uint8_t* codes = of_row + from_x * g.in_channels;
       if (from_x != first_x || end_x != first_x + width) {
         std::memset(padded_row, pad_code_, static_cast<size_t>(width * g.in_channels));
-        std::memcpy(padded_row + (from_x - first_x) * g.in_channels,
-                    codes + (from_x - first_x) * g.in_channels,
+        std::memcpy(padded_row + (from_x - first_x) * g.in_channels, codes,
                     static_cast<size_t>((end_x - from_x) * g.in_channels));
         codes = padded_row;
       }

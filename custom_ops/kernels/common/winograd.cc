@@ -453,15 +453,15 @@ void WinogradKernel::TransformTile(const Task& task, const Tile& tile, size_t gr
   const int64_t first_y = tile.y - g.pad_top, first_x = tile.x - g.pad_left;
   const uint8_t** pixel = pixels.data();
   for (int64_t y = first_y; y < first_y + window; ++y, pixel += window) {
-    const uint8_t* row = image + (y * s.in_w + first_x) * g.in_channels;
     const bool row_inside = y >= 0 && y < s.in_h;
+    const uint8_t* row = image + (row_inside ? y : 0) * s.in_w * g.in_channels;
     if (row_inside && first_x >= 0 && first_x + window <= s.in_w) {
-      for (int64_t x = 0; x < window; ++x) pixel[x] = row + x * g.in_channels;
+      for (int64_t x = 0; x < window; ++x) pixel[x] = row + (first_x + x) * g.in_channels;
       continue;
     }
     for (int64_t x = 0; x < window; ++x) {
       const bool inside = row_inside && first_x + x >= 0 && first_x + x < s.in_w;
-      pixel[x] = inside ? row + x * g.in_channels : task.pad_pixel;
+      pixel[x] = inside ? row + (first_x + x) * g.in_channels : task.pad_pixel;
     }
   }
   const size_t whole = channels / scheme_.block, rest = channels % scheme_.block;
