@@ -613,15 +613,19 @@ void BitserialKernel::PackWeights(const ConvSpec& spec) {
       const size_t place = lane / lanes * lanes + stepped % lanes + stepped / lanes;
       for (size_t segment = 0; segment < window_.segments; ++segment) {
         const size_t first = channel * k + segment * segment_weights;
-        for (size_t i = 0; i < segment_weights; ++i) {
-          bits[BitPlace(window_, engine_, i, segment_weights)] =
-              plan_.Bits(spec.WeightValue(static_cast<int64_t>(channel), static_cast<int64_t>(first + i)));
-        }
+        const auto bits_of = [&](size_t i) {
+          return plan_.Bits(spec.WeightValue(static_cast<int64_t>(channel), static_cast<int64_t>(first + i)));
+        };
         if (plan_.joint) {
           uint8_t* to = packed.data() + offsets[p] + segment * window_.segment_units * width + place;
-          for (size_t i = 0; i < segment_weights; ++i)
-            to[i / kJointCodes * width] |= static_cast<uint8_t>(bits[i] << i % kJointCodes * 2);
+          for (size_t i = 0; i < segment_weights; i += kJointCodes, to += width) {
+            for (size_t j = 0; j < std::min(kJointCodes, segment_weights - i); ++j)
+              *to |= static_cast<uint8_t>(bits_of(i + j) << 2 * j);
+          }
           continue;
+        }
+        for (size_t i = 0; i < segment_weights; ++i) {
+          bits[BitPlace(window_, engine_, i, segment_weights)] = bits_of(i);
         }
         for (size_t i = 0; i < bits.size(); i += 8) {
           const size_t byte = segment * segment_bytes + i / 8;
