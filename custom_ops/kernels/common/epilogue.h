@@ -265,25 +265,21 @@ inline __attribute__((always_inline)) typename S::Packed AddFewSums(const FewSum
 // Requantize and add a residual where few codes come of it: inner codes are packed as those of RequantizeTile without
 // one, and what is added is looked up, in bytes.
 template <class S, int MR, int NV, class Sums>
-inline __attribute__((always_inline)) void FewSumsTile(const EpilogueView& e, const Sums& acc, const float* scale,
-                                                       const ResidualRows& residual, uint8_t* y, size_t pitch) {
+inline __attribute__((always_inline)) void FewSumsTile(const EpilogueView& e, const Sums& acc,
+                                                       const float* scale, const ResidualRows& residual,
+                                                       uint8_t* y, size_t pitch) {
   const FewSums* const sums = e.few_sums;
   const typename S::PackRange range(sums->inner_zero, 0, sums->inner_last, 0);
   const auto residual_of = [&](int i) __attribute__((always_inline)) {
-    if constexpr (NV == 4) {
-      return S::Load(residual.first + (i < MR * NV ? i / 4 : 0) * residual.pitch);
-    } else {
-      alignas(64) uint8_t bytes[4 * S::kLanes] = {};
-      constexpr int kStep = NV == 2 ? 2 : 1;
+    const auto at = [&](int k) __attribute__((always_inline)) {
+      return residual.first + (k < MR * NV ? k / NV * residual.pitch + k % NV * S::kLanes : 0);
+    };
+    if constexpr (NV == 4) return S::Load(at(i));
+    if constexpr (NV == 2) return S::LoadPairs(at(i), at(i + 2));
+    alignas(64) uint8_t bytes[4 * S::kLanes];
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; j += kStep) {
-        if (i + j >= MR * NV) break;
-        std::memcpy(bytes + j * S::kLanes,
-                    residual.first + (i + j) / NV * residual.pitch + (i + j) % NV * S::kLanes,
-                    kStep * S::kLanes);
-      }
-      return S::Load(bytes);
-    }
+    for (int j = 0; j < 4; ++j) std::memcpy(bytes + j * S::kLanes, at(i + j), S::kLanes);
+    return S::Load(bytes);
   };
   auto ahead = residual_of(0);  // why ahead: RequantizeTile
   StorePacked<S, MR, NV, false>(NV * S::kLanes, y, pitch, [&](int i) __attribute__((always_inline)) {

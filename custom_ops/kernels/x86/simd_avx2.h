@@ -116,6 +116,11 @@ struct Avx2 {
     bytes = _mm256_xor_si256(bytes, range.flip);
     return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   }
+  // The bytes of two vectors, and of two others.
+  static Packed LoadPairs(const uint8_t* low, const uint8_t* high) {
+    const auto load = [](const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); };
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(load(low)), load(high), 1);
+  }
   static void StoreAll(uint8_t* p, Packed v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
   template <int i>
   static void StorePair(uint8_t* p, Packed v) {

@@ -108,6 +108,13 @@ struct Avx512 {
     return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15),
                                     bytes);
   }
+  // The bytes of two vectors, and of two others.
+  static Packed LoadPairs(const uint8_t* low, const uint8_t* high) {
+    const auto load = [](const uint8_t* p) {
+      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    };
+    return _mm512_inserti64x4(_mm512_castsi256_si512(load(low)), load(high), 1);
+  }
   static void StoreAll(uint8_t* p, Packed v) { _mm512_storeu_si512(p, v); }
   // The bytes of vectors i and i + 1 (i = 0, 2), of vector i, or the first `count` of vector i.
   template <int i>

@@ -112,6 +112,11 @@ struct Sse41 {
     bytes = _mm_min_epu8(bytes, range.hi);
     return _mm_xor_si128(bytes, range.flip);
   }
+  // The bytes of two vectors, and of two others.
+  static Packed LoadPairs(const uint8_t* low, const uint8_t* high) {
+    const auto load = [](const uint8_t* p) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)); };
+    return _mm_unpacklo_epi64(load(low), load(high));
+  }
   static void StoreAll(uint8_t* p, Packed v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), v); }
   template <int i>
   static void StorePair(uint8_t* p, Packed v) {
