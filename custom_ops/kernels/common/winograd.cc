@@ -728,10 +728,10 @@ double WinogradCost(const ConvSpec& spec, const ConvShape& shape, const Winograd
   // Of all blocks but the last, and of the last one.
   double groups = 0, steps = 0;
   const auto add_blocks = [&](size_t times, size_t count) {
-    const size_t size = scheme.GroupOf(count), last = scheme.WholeOf(count % size);
-    const auto whole = static_cast<double>(count / size), n = static_cast<double>(times);
-    groups += n * (whole + (last > 0 ? 1 : 0));
-    steps += n * (whole * cycles.Product(size) + (last > 0 ? cycles.Product(last) : 0));
+    const size_t size = scheme.GroupOf(count), whole = count / size, last = scheme.WholeOf(count % size);
+    const auto n = static_cast<double>(times), whole_groups = static_cast<double>(whole);
+    groups += n * (whole_groups + (last > 0 ? 1 : 0));
+    steps += n * (whole_groups * cycles.Product(size) + (last > 0 ? cycles.Product(last) : 0));
   };
   add_blocks(plan.blocks - 1, plan.step);
   add_blocks(1, std::max(tiles, size_t{1}) - (plan.blocks - 1) * plan.step);
