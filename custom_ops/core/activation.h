@@ -19,7 +19,7 @@ inline constexpr float kSixth = 1.0f / 6.0f;
 // 1 / (1 + exp(-v)); NaN of NaN. S: the operations on S::F, as kernels/*/simd_<isa>.h has them. `v` comes last
 // in MinF and MaxF, which return the second operand where one is NaN.
 template <class S>
-inline __attribute__((always_inline)) S::F Sigmoid(typename S::F v) {
+inline __attribute__((always_inline)) auto Sigmoid(typename S::F v) {
   const auto set = [](float constant) __attribute__((always_inline)) { return S::SetF(constant); };
   const auto t = S::MinF(set(kMostExponent), S::MaxF(set(-kMostExponent), S::MulF(v, set(-1.0f))));
   const auto power = S::AddF(S::MulF(t, set(kLog2e)), set(kRoundsToWhole));
@@ -35,13 +35,13 @@ inline __attribute__((always_inline)) S::F Sigmoid(typename S::F v) {
 }
 
 template <class S>
-inline __attribute__((always_inline)) S::F Silu(typename S::F v) {
+inline __attribute__((always_inline)) auto Silu(typename S::F v) {
   return S::MulF(v, Sigmoid<S>(v));
 }
 
 // v * clip(v / 6 + 1 / 2, 0, 1), the division a multiplication by kSixth, as ONNX defines HardSwish.
 template <class S>
-inline __attribute__((always_inline)) S::F HardSwish(typename S::F v) {
+inline __attribute__((always_inline)) auto HardSwish(typename S::F v) {
   const auto half = S::AddF(S::MulF(v, S::SetF(kSixth)), S::SetF(0.5f));
   return S::MulF(v, S::MinF(S::SetF(1.0f), S::MaxF(S::SetF(0.0f), half)));
 }

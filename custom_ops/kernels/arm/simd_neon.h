@@ -47,7 +47,11 @@ struct Neon {
   // return NaN and +0.
   static F MinF(F a, F b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
   static F MaxF(F a, F b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
-  static constexpr bool kHasFma = true;
+  // The first `count` of `size` bytes; the others are anything.
+  static void CopyBytes(uint8_t* to, const uint8_t* from, size_t /*size*/, size_t count) {
+    std::memcpy(to, from, count);
+  }
+  static constexpr bool kHasFma = true, kAddsFewSums = false;
   static F FmaF(F a, F b, F c) { return vfmaq_f32(c, a, b); }   // a * b + c
   static F FnmaF(F a, F b, F c) { return vfmsq_f32(c, a, b); }  // c - a * b
 

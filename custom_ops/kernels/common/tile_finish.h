@@ -62,7 +62,7 @@ inline __attribute__((always_inline)) void FinishRegisters(const TileOutput& out
     if (!partial) return TailTile<S, MR, NV, false>(e, acc, channel, count, residual, y, pitch);
     if (!e.has_residual) return TailTile<S, MR, NV, true>(e, acc, channel, count, {}, y, pitch);
   }
-  if constexpr (S::kLanes > 1) {
+  if constexpr (S::kAddsFewSums) {
     if (e.few_sums != nullptr && !partial)
       return FewSumsTile<S, MR, NV>(e, acc, e.scale + channel, residual, y, pitch);
   }

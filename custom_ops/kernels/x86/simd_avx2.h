@@ -74,7 +74,7 @@ struct Avx2 {
   static void CopyBytes(uint8_t* to, const uint8_t* from, size_t /*size*/, size_t count) {
     std::memcpy(to, from, count);
   }
-  static constexpr bool kHasFma = true;
+  static constexpr bool kHasFma = true, kAddsFewSums = true;
   static F FmaF(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F FnmaF(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
 

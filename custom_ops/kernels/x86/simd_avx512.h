@@ -63,7 +63,7 @@ struct Avx512 {
     if (size <= 32) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_castsi512_si256(bytes));
     _mm512_mask_storeu_epi8(to, ~__mmask64{0} >> (64 - size), bytes);
   }
-  static constexpr bool kHasFma = true;
+  static constexpr bool kHasFma = true, kAddsFewSums = true;
   static F FmaF(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }    // a*b + c
   static F FnmaF(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a*b
 

@@ -14,7 +14,7 @@ struct Scalar {
   using I = int32_t;
   using F = float;
   static constexpr int kLanes = 1;
-  static constexpr bool kHasFma = false;
+  static constexpr bool kHasFma = false, kAddsFewSums = false;
 
   static I Load(const void* p) {
     I v;

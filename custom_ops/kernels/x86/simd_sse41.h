@@ -70,7 +70,7 @@ struct Sse41 {
   static void CopyBytes(uint8_t* to, const uint8_t* from, size_t /*size*/, size_t count) {
     std::memcpy(to, from, count);
   }
-  static constexpr bool kHasFma = false;
+  static constexpr bool kHasFma = false, kAddsFewSums = true;
 
   static I LoadU8(const uint8_t* p) {
     int32_t bytes;
