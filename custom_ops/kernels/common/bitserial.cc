@@ -139,7 +139,6 @@ int32_t XFactor(const ConvSpec& spec) { return spec.x.encoding == Encoding::kBip
 // In the order of a Horner scheme, with the last one that counts nothing.
 std::vector<BitserialPass> ListPasses(const ConvSpec& spec, const WeightPlan& plan,
                                       const BitserialEngine& engine) {
-  if (plan.joint) return {{0, 0, spec.x.bits, 1, 0, false}, {0, 0, 0, 1, 0, false}};
   std::vector<BitserialPass> passes;
   for (int s = 0; s < plan.planes; ++s) {
     const int32_t w_factor = plan.op == BitOp::kAnd ? plan.Factor(s) : -1;

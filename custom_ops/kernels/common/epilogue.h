@@ -158,13 +158,9 @@ inline void FinishChannels(const EpilogueView& e, const int32_t* acc, size_t c, 
 // sums of tiles that stay in memory (igemm_amx.cc).
 //
 // MR pixels x NV vectors of codes -> bytes of y. Four vectors are packed at a time, whichever pixels they
-// belong to: four(i, codes) computes those of the vectors i..i+3, counted through the tile; beyond its end
+// belong to: packed_of(i) are the bytes of the vectors i..i+3, counted through the tile; beyond its end
 // anything. `y` belongs to the first channel of the first pixel, `pitch` elements before that of the next.
 // kPartial: only `count` > (NV - 1) * kLanes channels exist.
-//
-// Signed codes travel as code + 128 and get their top bit flipped back. The saturations to int16 and to bytes
-// on the way are monotone and wider than [lo, hi], so clipping bytes is clipping codes as long as no value
-// has left int32.
 template <class S, int MR, int NV, bool kPartial, class PackedOf>
 inline __attribute__((always_inline)) void StorePacked(size_t count, uint8_t* y, size_t pitch,
                                                        const PackedOf& packed_of) {
@@ -195,6 +191,11 @@ inline __attribute__((always_inline)) void StorePacked(size_t count, uint8_t* y,
   }
 }
 
+// The same of four(i, codes), which computes the codes of such vectors.
+//
+// Signed codes travel as code + 128 and get their top bit flipped back. The saturations to int16 and to bytes
+// on the way are monotone and wider than [lo, hi], so clipping bytes is clipping codes as long as no value
+// has left int32.
 template <class S, int MR, int NV, bool kPartial, class Four>
 inline __attribute__((always_inline)) void StoreCodes(const EpilogueView& e, size_t count, uint8_t* y,
                                                       size_t pitch, const Four& four) {

@@ -18,9 +18,12 @@ bool ReciprocalIsSafe(float y_scale) { return y_scale >= 0x1p-60f && y_scale <= 
 
 }  // namespace
 
-std::optional<FewSums> FewSumsOf(const Epilogue& e) {
-  if (!e.has_residual || !e.quantized_output || e.kind != EpilogueKind::kRequantize) return {};
-  if (e.hi - e.lo >= kMaxFewInner || e.y_lo >= e.y_hi || e.y_hi - e.y_lo > kMaxFewCodeLimits) return {};
+bool HasFewSums(const Epilogue& e) {
+  return e.has_residual && e.quantized_output && e.kind == EpilogueKind::kRequantize &&
+         e.hi - e.lo < kMaxFewInner && e.y_lo < e.y_hi && e.y_hi - e.y_lo <= kMaxFewCodeLimits;
+}
+
+FewSums FewSumsOf(const Epilogue& e) {
   FewSums sums{};
   sums.inner_zero = static_cast<int16_t>(e.zero_point - e.lo);
   sums.inner_last = static_cast<uint8_t>(e.hi - e.lo);
@@ -33,9 +36,12 @@ std::optional<FewSums> FewSumsOf(const Epilogue& e) {
     sums.least[i] = static_cast<uint8_t>(least);
     sums.count = std::max(sums.count, static_cast<uint8_t>(code(127) - least));
     for (int32_t k = 0; k < kMaxFewCodeLimits; ++k) {
-      int32_t s = -128;
-      while (s < 127 && code(s + 1) <= least + k) ++s;
-      sums.limits[k][i] = static_cast<uint8_t>(s);
+      int32_t limit = -128, end = 128;
+      while (end - limit > 1) {
+        const int32_t middle = limit + (end - limit) / 2;
+        (code(middle) <= least + k ? limit : end) = middle;
+      }
+      sums.limits[k][i] = static_cast<uint8_t>(limit);
     }
   }
   return sums;
@@ -75,7 +81,7 @@ EpilogueTables::EpilogueTables(const Epilogue& e, size_t channels) {
     v.pack_zero = static_cast<int16_t>((e.has_residual ? e.y_zero_point : e.zero_point) + v.pack_flip);
     v.pack_lo = static_cast<uint8_t>((e.has_residual ? e.y_lo : e.lo) + v.pack_flip);
     v.pack_hi = static_cast<uint8_t>((e.has_residual ? e.y_hi : e.hi) + v.pack_flip);
-    few_sums_ = FewSumsOf(e);
+    if (HasFewSums(e)) few_sums_ = FewSumsOf(e);
   }
 
   if (e.kind == EpilogueKind::kThresholds) {

@@ -41,8 +41,10 @@ struct FewSums {
   alignas(16) uint8_t limits[kMaxFewCodeLimits][kMaxFewInner];  // bytes of signed numbers
 };
 
-// Nothing where an epilogue has no residual or too many codes.
-std::optional<FewSums> FewSumsOf(const Epilogue& epilogue);
+// Whether an epilogue has a residual, and few enough codes for these tables.
+bool HasFewSums(const Epilogue& epilogue);
+// Of such an epilogue.
+FewSums FewSumsOf(const Epilogue& epilogue);
 
 struct EpilogueView {
   EpilogueKind kind = EpilogueKind::kRequantize;

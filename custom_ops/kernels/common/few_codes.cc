@@ -26,7 +26,7 @@ bool FewCodes::Represents(const Epilogue& e) {
 }
 
 bool FewCodes::RepresentsSums(const Epilogue& e) {
-  return e.has_residual ? IsFew(e.lo, e.hi) && FewSumsOf(e).has_value() : Represents(e);
+  return e.has_residual ? IsFew(e.lo, e.hi) && HasFewSums(e) : Represents(e);
 }
 
 FewCodes::FewCodes(const Epilogue& epilogue, size_t channels, int32_t unit)

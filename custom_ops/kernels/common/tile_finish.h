@@ -89,5 +89,16 @@ inline __attribute__((always_inline)) void FinishRegisters(const TileOutput& out
   FinishMemory<S>(out, pixel, channel, count, sums, MR, NV);
 }
 
+// The same for channels that may be fewer than all vectors but the last hold.
+template <class S, int MR, int NV, class Sums>
+inline __attribute__((always_inline)) void FinishPanel(const TileOutput& out, size_t pixel, size_t channel,
+                                                       size_t count, const Sums& acc) {
+  if (count > static_cast<size_t>((NV - 1) * S::kLanes))
+    return FinishRegisters<S, MR, NV>(out, pixel, channel, count, acc);
+  alignas(64) int32_t sums[MR * NV * S::kLanes];
+  StoreTile<S, MR, NV>(sums, acc);
+  FinishMemory<S>(out, pixel, channel, count, sums, MR, NV);
+}
+
 }  // namespace
 }  // namespace lowbit

@@ -134,9 +134,9 @@ struct WinogradScheme {
   size_t scratch_bytes, slice_bytes, block_tiles;
   // Transformed inputs are signed and about symmetric, as the u of the files' derivations, not unsigned.
   bool signed_inputs;
-  int32_t
-      input_offset;  // added to the transformed inputs, so that none is negative; what it adds is taken off the sums
-  int bits;          // outputs of a chunk are recovered modulo 2^bits
+  // Added to the transformed inputs, so that none is negative; what it adds is taken off the sums.
+  int32_t input_offset;
+  int bits;  // outputs of a chunk are recovered modulo 2^bits
   size_t chunks_per_widening;
   // G, [n][3]. Whether G w G^T fits code_bytes is for the driver to see; the inputs' transforms do for all
   // activations that the row of the kernel table admits.

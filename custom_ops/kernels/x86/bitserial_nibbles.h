@@ -193,13 +193,7 @@ struct Nibbles {
                                 factors.Part(words + (r * NV + v) * kWordsBytes, part));
         }
       }
-      if (count > (kParts - 1) * V::kLanes) {
-        FinishRegisters<V, MR, kParts>(output, t.pixel, channel, count, acc);
-      } else {
-        alignas(64) int32_t stored[MR * kParts * V::kLanes];
-        StoreTile<V, MR, kParts>(stored, acc);
-        FinishMemory<V>(output, t.pixel, channel, count, stored, MR, kParts);
-      }
+      FinishPanel<V, MR, kParts>(output, t.pixel, channel, count, acc);
     }
   }
 

@@ -10,8 +10,6 @@
 //   acc   bytes                     +=          as many as a byte holds, then words
 //
 // Channel c is kept in byte 2 c, those from 32 on in byte 2 (c - 32) + 1, so that words are in order.
-#include <type_traits>
-
 #include "kernels/common/inline.h"
 #include "kernels/x86/few_codes_avx512.h"
 
@@ -110,20 +108,13 @@ struct Joint512 {
     const BitserialBlock& b = *t.block;
     const size_t channel = t.panel->channel + v * kVectorBytes, left = t.panel->count - v * kVectorBytes;
     const size_t count = left < kVectorBytes ? left : kVectorBytes;
-    const auto widen = [](I v, auto half) {
-      return _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(v, decltype(half)::value));
-    };
-    using Low = std::integral_constant<int, 0>;
-    using High = std::integral_constant<int, 1>;
-    I acc[1][4] = {{widen(words.lower, Low()), widen(words.lower, High()), widen(words.upper, Low()),
-                    widen(words.upper, High())}};
+    const auto low = [](I v) { return _mm512_cvtepu16_epi32(_mm512_castsi512_si256(v)); };
+    const auto high = [](I v) { return _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(v, 1)); };
+    I acc[1][4] = {{low(words.lower), high(words.lower), low(words.upper), high(words.upper)}};
 #pragma GCC unroll 4
     for (int part = 0; part < 4; ++part)
       acc[0][part] = S::Add(acc[0][part], S::Load(b.bias + channel + part * S::kLanes));
-    if (count > 3 * S::kLanes) return FinishRegisters<S, 1, 4>(b.output, t.pixel + row, channel, count, acc);
-    alignas(64) int32_t stored[4 * S::kLanes];
-    StoreTile<S, 1, 4>(stored, acc);
-    FinishMemory<S>(b.output, t.pixel + row, channel, count, stored, 1, 4);
+    FinishPanel<S, 1, 4>(b.output, t.pixel + row, channel, count, acc);
   }
 
   template <int MR, int NV>

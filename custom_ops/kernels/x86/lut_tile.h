@@ -75,13 +75,7 @@ inline __attribute__((always_inline)) void StartTile(const LutTile& t, typename 
 template <class S, int MR, int NV>
 inline __attribute__((always_inline)) void EndTile(const LutTile& t, const typename S::I (&acc)[MR][NV]) {
   if (!t.last) return StoreTile<S, MR, NV>(t.partial, acc);
-  if (NV > 1 &&
-      t.panel->count <= static_cast<size_t>((NV - 1) * S::kLanes)) {  // fewer channels than half a unit
-    alignas(64) int32_t sums[MR * NV * S::kLanes];
-    StoreTile<S, MR, NV>(sums, acc);
-    return FinishMemory<S>(t.block->output, t.pixel, t.panel->channel, t.panel->count, sums, MR, NV);
-  }
-  FinishRegisters<S, MR, NV>(t.block->output, t.pixel, t.panel->channel, t.panel->count, acc);
+  FinishPanel<S, MR, NV>(t.block->output, t.pixel, t.panel->channel, t.panel->count, acc);
 }
 
 using LutTileFunction = void (*)(const LutTile&);

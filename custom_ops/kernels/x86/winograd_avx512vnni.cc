@@ -45,7 +45,6 @@ struct Words : Common {
 };
 
 struct BytesOf : Common {
-  static constexpr size_t kBlockTiles = 160;
   static I Dot(I acc, I x, I w) { return _mm512_dpbusd_epi32(acc, x, w); }
 };
 using Bytes = ByteOperands<BytesOf>;

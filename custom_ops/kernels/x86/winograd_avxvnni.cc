@@ -9,7 +9,6 @@ struct WordsAvxVnni : Words256 {
 };
 
 struct BytesOf : Common256 {
-  static constexpr size_t kBlockTiles = 160;
   static I Dot(I acc, I x, I w) { return _mm256_dpbusd_avx_epi32(acc, x, w); }
 };
 using BytesAvxVnni = ByteOperands<BytesOf>;

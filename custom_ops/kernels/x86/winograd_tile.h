@@ -70,7 +70,7 @@ struct VectorRing {
 template <class S>
 struct ByteOperands : S {
   using Codes = uint8_t __attribute__((vector_size(32)));
-  static constexpr size_t kCodeBytes = 1;
+  static constexpr size_t kCodeBytes = 1, kBlockTiles = 160;
   static constexpr int kInputOffset = 128;
 
   static Codes LoadCodes(const uint8_t* p) {
