@@ -128,16 +128,19 @@ def converted(network: str, form: str) -> Path:
 
 
 class InTorch:
-    """The float network as a function of torch, in fp16, channels last.
+    """The float network as a function of torch.
 
     Args:
         model: Nodes of the kinds that `lowbit.models` writes.
         torch: The module.
         device: Where the weights lie.
         dtype: Of the weights.
+        channels_last: How weights of convolutions lie.
     """
 
-    def __init__(self, model: onnx.ModelProto, torch: Any, device: str, dtype: Any) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, torch: Any, device: str, dtype: Any, channels_last: bool = True
+    ) -> None:
         self._graph, self._torch = model.graph, torch
         self._values: dict[str, Any] = {}
         given = [(each.name, each) for each in model.graph.initializer]
@@ -153,7 +156,7 @@ class InTorch:
             else:
                 self._values[name] = array.tolist()
         for node in model.graph.node:
-            if node.op_type == "Conv":
+            if node.op_type == "Conv" and channels_last:
                 weights = self._values[node.input[1]]
                 self._values[node.input[1]] = weights.to(memory_format=torch.channels_last)
         # x * sigmoid(x), where nobody else reads the sigmoid, is one kernel of torch.
@@ -223,12 +226,22 @@ class InTorch:
 
 
 class TorchSubject:
-    """A network of torch in a CUDA graph."""
+    """A network of torch in a CUDA graph.
 
-    def __init__(self, network: str, batch: int) -> None:
-        run = InTorch(onnx.load(WORK / f"{network}_float_batch.onnx"), torch, "cuda", torch.float16)
-        x = torch.from_numpy(images(batch, size_of(network), seed=3)).cuda().half()
-        x = x.to(memory_format=torch.channels_last)
+    Args:
+        model: As `InTorch` takes it.
+        x: Its input, float32.
+        dtype: What it computes in: "float16", or "float32".
+        channels_last: How tensors lie; otherwise channels come first.
+    """
+
+    def __init__(
+        self, model: onnx.ModelProto, x: Any, dtype: str = "float16", channels_last: bool = True
+    ) -> None:
+        run = InTorch(model, torch, "cuda", getattr(torch, dtype), channels_last)
+        x = torch.from_numpy(x).cuda().to(getattr(torch, dtype))
+        if channels_last:
+            x = x.to(memory_format=torch.channels_last)
         torch.backends.cudnn.benchmark = True
         with torch.no_grad():
             stream = torch.cuda.Stream()
@@ -286,7 +299,7 @@ def measure(network: str, forms: list[str], batch: int, device: str, rounds: int
             opened = time.perf_counter() - start
             out[form] = {"opened_ms": opened * 1e3, "tuned_s": tuned, "rounds": []}
         if torch is not None:
-            subjects[TORCH] = TorchSubject(network, batch)
+            subjects[TORCH] = TorchSubject(onnx.load(WORK / f"{network}_float_batch.onnx"), feed)
             out[TORCH] = {"rounds": []}
         for _ in range(rounds):
             for form, subject in subjects.items():

@@ -25,6 +25,7 @@ import re
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,14 +148,22 @@ class Network:
 
 
 class Subject:
-    """A session of one mode with bound tensors."""
+    """A session of one mode, with more options of the provider, and bound tensors."""
 
-    def __init__(self, network: Network, device: str, mode: str, cache: str, feed: dict[str, Array]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        device: str,
+        mode: str,
+        cache: str,
+        feed: dict[str, Array],
+        more: Mapping[str, str] | None = None,
+    ) -> None:
         whole = ort.SessionOptions()
         # Float nodes stay with ONNX Runtime where the CPU poses as a device.
         if device != "cpu-ep":
             whole.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-        options = {**MODES[mode], "cache_dir": cache}
+        options = {**MODES[mode], "cache_dir": cache, **(more or {})}
         self.session = lowbit.session(
             network.path, device=device, sess_options=whole, provider_options=options
         )

@@ -23,6 +23,12 @@ constexpr OptionInfo kOptions[] = {
      "Where measured choices are kept."},
     {"deterministic", "0, 1", "1",
      "Accepted for completeness: results are equal bit for bit from run to run either way."},
+    {"float_precision", "float32, 3xtf32, tf32, float16", "float32",
+     "What a GPU rounds the operands of float32 convolutions and products to, so that its Tensor Cores multiply "
+     "them. Sums stay float32. CPUs take no notice."},
+    {"float_regions", "0, 1", "0",
+     "Whether a GPU runs float32 nodes, too, beside which no node is quantized: 1 for networks without "
+     "quantizers. CPUs take no notice."},
     {"reference", "0, 1", "0", "Run the plain reference kernels only, to check the fast ones."},
 };
 
@@ -62,6 +68,12 @@ Tuning TuningOf(const OptionInfo& option, const std::string& value) {
   FailValue(option, value);
 }
 
+FloatPrecision PrecisionOf(const OptionInfo& option, const std::string& value) {
+  for (const FloatPrecision precision : kFloatPrecisions)
+    if (value == NameOf(precision)) return precision;
+  FailValue(option, value);
+}
+
 void Apply(const OptionInfo& option, const std::string& value, EpOptions& options) {
   const std::string_view name = option.name;
   if (name == "device_id") {
@@ -74,6 +86,10 @@ void Apply(const OptionInfo& option, const std::string& value, EpOptions& option
     options.cache_dir = value;
   } else if (name == "deterministic") {
     Flag(option, value);
+  } else if (name == "float_precision") {
+    options.float_precision = PrecisionOf(option, value);
+  } else if (name == "float_regions") {
+    options.float_regions = Flag(option, value);
   } else {
     options.reference = Flag(option, value);
   }

@@ -10,6 +10,8 @@
 #include <span>
 #include <string>
 
+#include "core/float_precision.h"
+
 namespace lowbit::ep {
 
 enum class Tuning : uint8_t {
@@ -24,6 +26,8 @@ struct EpOptions {
   bool graph = true;       // option "cuda_graph": replay a region as one CUDA graph
   std::string cache_dir;   // of measured choices; empty: LOWBIT_CACHE_DIR or the user's cache folder
   bool reference = false;  // the plain kernels only
+  FloatPrecision float_precision = FloatPrecision::kFloat32;
+  bool float_regions = false;  // of nodes among which there is no lowbit node
 
   // Not options of the provider; the session knows them.
   int threads = 0;  // intra-op threads as far as they are known (session entry "lowbit.threads")

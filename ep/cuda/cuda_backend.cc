@@ -25,6 +25,13 @@ namespace {
 constexpr size_t kMaxInstances = 4;
 
 bool IsLowBit(const Node& node) { return node.domain == kDomain; }
+// A float product and what cuts its sums off, of nodes that have a kernel each.
+bool IsActivated(const Node& product, const Node& activation) {
+  return !IsLowBit(product) && !IsLowBit(activation) &&
+         (product.op == "Conv" || product.op == "Gemm" || product.op == "MatMul") &&
+         (activation.op == "Relu" || activation.op == "Clip");
+}
+
 // Why a node that means something has no kernel here.
 std::optional<std::string> WithoutKernel(const NodeSpec& node) {
   if (std::holds_alternative<NormalizationNode>(node)) {
@@ -76,6 +83,8 @@ class CudaBackend final : public Backend {
       : device_(std::move(device)),
         use_graph_(options.graph),
         reference_(options.reference),
+        float_regions_(options.float_regions),
+        float_precision_(options.float_precision),
         tuner_(std::make_shared<Tuner>(device_, options)) {}
 
   std::optional<std::string> Refusal(const Graph& graph, const Node& node) const override {
@@ -93,6 +102,7 @@ class CudaBackend final : public Backend {
 
   bool Fuses(const Graph& graph, std::span<const Node* const> nodes, const Node& next) const override {
     if (reference_) return false;
+    if (nodes.size() == 1 && IsActivated(*nodes[0], next)) return true;
     std::vector<const Node*> all(nodes.begin(), nodes.end());
     all.push_back(&next);
     const Fusion* const fusion = FindFusion(AsFused(all));
@@ -109,6 +119,8 @@ class CudaBackend final : public Backend {
     const auto create = [&] {
       if (const Fusion* const fusion = FindFusion(AsFused(nodes)))
         return CreateFused(graph, nodes, *fusion, packed);
+      if (nodes.size() == 2 && IsActivated(*nodes[0], *nodes[1]))
+        return CreateActivated(graph, *nodes[0], *nodes[1]);
       Require(nodes.size() == 1, "no step is of these ", nodes.size(), " nodes; compile the model again");
       return IsLowBit(*nodes[0]) ? CreateLowBit(graph, *nodes[0], packed) : CreateStandard(graph, *nodes[0]);
     };
@@ -123,6 +135,8 @@ class CudaBackend final : public Backend {
 
   // What the fast kernels read and write at once.
   int64_t ChannelMultiple() const override { return reference_ || cuda::IsLeftOut(kPaddedChannels) ? 1 : 16; }
+
+  bool TakesFloatRegions() const override { return float_regions_; }
 
   std::unique_ptr<Step> CreateCopy() override {
     return std::make_unique<CudaStep>(cuda::PackCopy(device_->Properties()),
@@ -227,11 +241,23 @@ class CudaBackend final : public Backend {
 
   std::unique_ptr<Step> CreateStandard(const Graph& graph, const Node& node) {
     StandardNode spec = ReadStandard(graph, node);
-    auto packed_node = cuda::PackStandard(spec, device_->Properties());
+    auto packed_node = cuda::PackStandard(spec, device_->Properties(), float_precision_);
+    return StepOf(std::move(packed_node), std::move(spec));
+  }
+
+  static std::unique_ptr<Step> StepOf(std::unique_ptr<cuda::PackedNode> packed_node, StandardNode spec) {
     DropWeights(spec);
     return std::make_unique<CudaStep>(
         std::move(packed_node),
         [spec = std::move(spec)](std::span<const TensorShape> fed) { return OutputOf(spec, fed); });
+  }
+
+  // An activation changes no shape.
+  std::unique_ptr<Step> CreateActivated(const Graph& graph, const Node& node, const Node& activation) {
+    StandardNode spec = ReadStandard(graph, node);
+    return StepOf(cuda::PackActivated(spec, ReadStandard(graph, activation), device_->Properties(),
+                                      float_precision_),
+                  std::move(spec));
   }
 
   // They are on the device; shapes need only the geometry.
@@ -245,7 +271,8 @@ class CudaBackend final : public Backend {
   }
 
   const std::shared_ptr<CudaDevice> device_;
-  const bool use_graph_, reference_;
+  const bool use_graph_, reference_, float_regions_;
+  const FloatPrecision float_precision_;
   const std::shared_ptr<Tuner> tuner_;
 };
 

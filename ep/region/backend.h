@@ -80,6 +80,8 @@ class Backend {
   // `graph`. Never throws. Nodes that only give their input other dims (Reshape and its kin, see lower.h) are
   // not asked about: they become no step at all.
   virtual std::optional<std::string> Refusal(const Graph& graph, const Node& node) const = 0;
+  // Whether regions are made of standard nodes alone, too.
+  virtual bool TakesFloatRegions() const { return false; }
   // Whether `nodes` in the graph's order and `next`, the only node that reads what the last of them makes,
   // and once, may become one step. They are one, or several that Fuses accepted before; or two such groups,
   // of which `next` has become one step with the other already.

@@ -6,7 +6,7 @@
 //    nodes of equal depth and comes back, and those that hang together are convex regions.
 // 2. That may cut where no cut is needed (a short branch gets a depth before the node that joins it with a
 //    long one). Neighbours are merged wherever no other path leads from one to the other.
-// 3. Regions without a lowbit node are given up, regions that nobody reads from, and reshapes at a region's
+// 3. Regions without a lowbit node are given up unless the back end wants them, regions that nobody reads from, and reshapes at a region's
 //    rim which would cost a copy there.
 #include "ep/region/partition.h"
 
@@ -103,7 +103,7 @@ class Partitioner {
     OrderSets();
     while (Spend(graph_.nodes.size()) && MergeNeighbours()) {
     }
-    GiveUpRegionsWithoutLowBit();
+    if (!backend_.TakesFloatRegions()) GiveUpRegionsWithoutLowBit();
     GiveUpUnreadRegions();
     TrimRims();
     return Collect();

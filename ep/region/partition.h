@@ -19,9 +19,9 @@ struct Partition {
   std::vector<Left> left;  // nodes that stay with ONNX Runtime
 };
 
-// Maximal regions of nodes that `backend` runs, each with at least one node of domain ai.lowbit. A region is
-// convex: no path leaves it and comes back (ONNX Runtime would have to run it before and after what lies
-// between).
+// Maximal regions of nodes that `backend` runs, each with at least one node of domain ai.lowbit unless the
+// back end takes float regions. A region is convex: no path leaves it and comes back (ONNX Runtime would have
+// to run it before and after what lies between).
 Partition PartitionGraph(const Graph& graph, const Backend& backend);
 
 }  // namespace lowbit::ep

@@ -126,6 +126,7 @@ class FakeBackend : public Backend {
   bool overwrites = false;  // additions write over their second terms
   bool joins = false;       // runs steps together
   int64_t channel_multiple = 1;
+  bool takes_float_regions = false;
   size_t max_instances = 3;
   std::string fingerprint = "fake 1";
   std::atomic<size_t> fail_above{SIZE_MAX};  // instances: creating more fails, as if memory ran out
@@ -144,6 +145,7 @@ class FakeBackend : public Backend {
   std::unique_ptr<Step> CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                    std::span<const uint8_t> packed) override;
   int64_t ChannelMultiple() const override { return channel_multiple; }
+  bool TakesFloatRegions() const override { return takes_float_regions; }
   std::unique_ptr<Step> CreateCopy() override { return std::make_unique<FakeCopyStep>(); }
   std::shared_ptr<const StepPlan> PlanTogether(const Step&, std::span<const TensorShape>, const Step&,
                                                std::span<const TensorShape>) override {

@@ -1086,7 +1086,7 @@ void CheckPartition(const Graph& graph, const FakeBackend& backend, const Partit
       Expect(NamesReshape(graph.nodes[n]) || !backend.Refusal(graph, graph.nodes[n]),
              "a region holds what can run");
     }
-    Expect(has_lowbit, "a region has a lowbit node");
+    Expect(has_lowbit || backend.takes_float_regions, "a region has a lowbit node");
   }
   for (const Partition::Left& left : partition.left) {
     ++seen[left.node];
@@ -1154,6 +1154,11 @@ void TestSmallPartitions() {
     g.graph.nodes[0].barred = "it has a subgraph";
     const Partition partition = PartitionOf(g.graph);
     Expect(partition.regions.empty() && partition.left[0].reason == "it has a subgraph", "a barred node");
+    FakeBackend backend;
+    backend.takes_float_regions = true;
+    const Partition floats = PartitionGraph(g.graph, backend);
+    CheckPartition(g.graph, backend, floats);
+    Expect(floats.regions == Regions{{1}}, "a back end may take standard nodes alone");
   }
 }
 

@@ -90,7 +90,9 @@ def session(
         if threads is not None:
             options.intra_op_num_threads = threads
         prepare(options, place, provider_options, model)
-        ready = model if runs_as_it_is(place) else for_device(model, everything=has_own_memory(place))
+        own = has_own_memory(place)
+        floats = own and str((provider_options or {}).get("float_regions", 0)) in ("1", "True")
+        ready = model if runs_as_it_is(place) else for_device(model, everything=own, floats=floats)
         try:
             return open_session(ready, options, place)
         except RefusedError as error:
@@ -294,7 +296,7 @@ def _require_own_data(data: bytes, name: str) -> None:
         require_own_data(proto, name)
 
 
-def for_device(model: Any, *, everything: bool = True) -> Any:
+def for_device(model: Any, *, everything: bool = True, floats: bool = False) -> Any:
     """What the execution provider can run of a model: converted in memory unless that was done already.
 
     A model that holds lowbit nodes, or is compiled, is returned as it was given, so that a path stays a path.
@@ -302,6 +304,8 @@ def for_device(model: Any, *, everything: bool = True) -> Any:
     Args:
         model: the model.
         everything: whether what gains nothing on a CPU is converted, too.
+        floats: whether the device runs what is not quantized, too: otherwise a model of which it would run
+            nothing gets a warning.
 
     Raises:
         ModelError: if it cannot be read or converted.
@@ -314,13 +318,14 @@ def for_device(model: Any, *, everything: bool = True) -> Any:
     from lowbit.frontends.dialects import dialects_of
 
     if not dialects_of(proto):
-        _stays("nothing in this model is quantized")
+        if not floats:
+            _stays("nothing in this model is quantized")
         return model
     from lowbit.conversion.convert import convert
 
     given = Path(model) if isinstance(model, (str, os.PathLike)) else proto
     result = convert(given, all_regions=everything)
-    if not is_ready(result.model):
+    if not is_ready(result.model) and not floats:
         left = (*result.report.islands, *result.report.kept)
         why = next((f": {node.reason}" for node in left if node.reason), "")
         _stays(f"nothing in this model could be converted{why}")

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstring>
 
+#include "core/float_precision.h"
 #include "kernels/cuda/emulator/shared_memory.h"
 
 namespace lowbit::cuda::emulator {
@@ -60,6 +61,34 @@ void MultiplyNow(const Product& p) {
   }
 }
 
+// The i-th of a thread's two columns of b[8 x 32], of which each thread of the warp has shown two words.
+template <typename Shown>
+void GatherColumn(const Shown& shown, int i, uint8_t (&column)[kWarp]) {
+  const int first = (current->number % 4 * 2 + i) * 4;
+  for (int lane = 0; lane < 4; ++lane) {
+    const std::array<unsigned, 2> words = shown[first + lane];
+    std::memcpy(&column[lane * 4], &words[0], 4);
+    std::memcpy(&column[16 + lane * 4], &words[1], 4);
+  }
+}
+
+double ProductOfWords(bool halves, const uint8_t* a, const uint8_t* b) {
+  if (!halves) {
+    float x = 0, y = 0;
+    std::memcpy(&x, a, sizeof x);
+    std::memcpy(&y, b, sizeof y);
+    return double{x} * y;
+  }
+  double sum = 0;
+  for (int e = 0; e < 2; ++e) {
+    uint16_t x = 0, y = 0;
+    std::memcpy(&x, a + 2 * e, sizeof x);
+    std::memcpy(&y, b + 2 * e, sizeof y);
+    sum += double{FromHalf(x)} * FromHalf(y);
+  }
+  return sum;
+}
+
 }  // namespace
 
 void Multiply(const Product& product) {
@@ -80,13 +109,22 @@ void MultiplyFragments(bool is_signed, int (&c)[4], const unsigned (&a)[4], unsi
   GatherRows(a, rows);
   const auto shown = Exchange(std::array{b0, b1});
   for (int i = 0; i < 2; ++i) {
-    const int first = (current->number % 4 * 2 + i) * 4;
-    for (int lane = 0; lane < 4; ++lane) {
-      const std::array<unsigned, 2> words = shown[first + lane];
-      std::memcpy(&column[lane * 4], &words[0], 4);
-      std::memcpy(&column[16 + lane * 4], &words[1], 4);
-    }
+    GatherColumn(shown, i, column);
     for (int half = 0; half < 2; ++half) AddProducts(is_signed, rows[half], column, c[half * 2 + i]);
+  }
+}
+
+void MultiplyFloatFragments(bool halves, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  uint8_t rows[2][kWarp], column[kWarp];
+  GatherRows(a, rows);
+  const auto shown = Exchange(std::array{b0, b1});
+  for (int i = 0; i < 2; ++i) {
+    GatherColumn(shown, i, column);
+    for (int half = 0; half < 2; ++half) {
+      double sum = c[half * 2 + i];
+      for (int word = 0; word < kWarp / 4; ++word) sum += ProductOfWords(halves, rows[half] + 4 * word, column + 4 * word);
+      c[half * 2 + i] = static_cast<float>(sum);
+    }
   }
 }
 

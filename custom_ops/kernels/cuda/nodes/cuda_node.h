@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/float_precision.h"
 #include "core/nodes.h"
 #include "core/nodes/standard_nodes.h"
 #include "kernels/cuda/conv/cuda_conv.h"
@@ -60,7 +61,11 @@ class PackedNode {
 
 // Every node but the matrix products (PackMatmul); nullptr never. Throws Error.
 std::unique_ptr<PackedNode> PackNode(const NodeSpec& node, const Device& device);
-std::unique_ptr<PackedNode> PackStandard(const StandardNode& node, const Device& device);
+std::unique_ptr<PackedNode> PackStandard(const StandardNode& node, const Device& device,
+                                         FloatPrecision precision);
+// A float product and the Relu or Clip that alone reads it, as one kernel. Throws Error for other nodes.
+std::unique_ptr<PackedNode> PackActivated(const StandardNode& product, const StandardNode& activation,
+                                          const Device& device, FloatPrecision precision);
 // One fed tensor, copied to an output of as many bytes.
 std::unique_ptr<PackedNode> PackCopy(const Device& device);
 

@@ -83,8 +83,41 @@ PackedNodePtr PackNode(const NodeSpec& node, const Device& device) {
   return std::visit([&](const auto& kind) { return Pack(kind, device); }, node);
 }
 
-PackedNodePtr PackStandard(const StandardNode& node, const Device& device) {
-  return std::visit([&](const auto& kind) { return Pack(kind, device); }, node);
+namespace {
+
+template <typename Node>
+constexpr bool kIsProduct = std::is_same_v<Node, FloatGemmOp> || std::is_same_v<Node, FloatConvOp>;
+
+}  // namespace
+
+PackedNodePtr PackStandard(const StandardNode& node, const Device& device, FloatPrecision precision) {
+  const auto pack = [&](const auto& kind) {
+    if constexpr (kIsProduct<std::decay_t<decltype(kind)>>) {
+      return Pack(kind, device, precision);
+    } else {
+      return Pack(kind, device);
+    }
+  };
+  return std::visit(pack, node);
+}
+
+PackedNodePtr PackActivated(const StandardNode& product, const StandardNode& activation, const Device& device,
+                            FloatPrecision precision) {
+  const auto* const unary = std::get_if<UnaryOp>(&activation);
+  const bool clips = unary != nullptr && unary->kind == UnaryKind::kClip;
+  Require(clips || (unary != nullptr && unary->kind == UnaryKind::kRelu),
+          "a float product is fused with a Relu or a Clip alone");
+  Limits limits;
+  limits.low = clips ? unary->a : 0;
+  if (clips) limits.high = unary->b;
+  const auto pack = [&](const auto& kind) -> PackedNodePtr {
+    if constexpr (kIsProduct<std::decay_t<decltype(kind)>>) {
+      return Pack(kind, device, precision, limits);
+    } else {
+      Fail("a Relu or a Clip is fused with a float product alone");
+    }
+  };
+  return std::visit(pack, product);
 }
 
 }  // namespace lowbit::cuda

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -57,9 +58,22 @@ PackedNodePtr Pack(const DequantizeNode& node, const Device& device);
 PackedNodePtr Pack(const SoftmaxOp& op, const Device& device);
 PackedNodePtr Pack(const UnaryOp& op, const Device& device);
 PackedNodePtr Pack(const FloatPoolOp& op, const Device& device);
+// What a Relu or a Clip behind a product leaves of its sums; numbers that are none pass.
+struct Limits {
+  float low = -std::numeric_limits<float>::infinity(), high = std::numeric_limits<float>::infinity();
+};
 // float_product.cu
-PackedNodePtr Pack(const FloatGemmOp& op, const Device& device);
-PackedNodePtr Pack(const FloatConvOp& op, const Device& device);
+PackedNodePtr Pack(const FloatGemmOp& op, const Device& device, FloatPrecision precision,
+                   const Limits& limits = {});
+PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision precision,
+                   const Limits& limits = {});
+// tensor_product.cu. Whether Tensor Cores of this device make the product, all others being in float32.
+bool HasTensorProduct(const FloatGemmOp& op, const Device& device, FloatPrecision precision);
+bool HasTensorProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision);
+PackedNodePtr PackTensorProduct(const FloatGemmOp& op, const Device& device, FloatPrecision precision,
+                                const Limits& limits);
+PackedNodePtr PackTensorProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision,
+                                const Limits& limits);
 
 // One launch of a plan: what it is fed, where its output goes, the queue that takes its kernels.
 struct Run {

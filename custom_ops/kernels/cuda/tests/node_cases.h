@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -12,8 +13,10 @@
 #include <variant>
 #include <vector>
 
+#include "core/float_precision.h"
 #include "core/nodes.h"
 #include "core/nodes/standard_nodes.h"
+#include "kernels/cuda/device/device.h"
 #include "kernels/cuda/tests/draws.h"
 
 namespace lowbit::cuda::test {
@@ -26,6 +29,8 @@ struct Case {
   TensorShape y;
   std::vector<uint8_t> expected;
   float tolerance = 0;  // relative, of float32 outputs; 0: every bit
+  FloatPrecision precision = FloatPrecision::kFloat32;
+  std::optional<UnaryOp> activation = std::nullopt;  // fused with the node
 };
 
 inline int64_t Count(const std::vector<int64_t>& dims) {
@@ -37,7 +42,10 @@ inline int64_t Count(const std::vector<int64_t>& dims) {
 // A draw of one random node.
 class Draw : public Draws {
  public:
-  using Draws::Draws;
+  Draw(uint32_t seed, Device device) : Draws(seed), device_(std::move(device)) {}
+
+  // What the node is to run on.
+  const Device& RunsOn() const { return device_; }
 
   int64_t Channels() {
     return Coin(0.4) ? Int(1, 200) : Of<int64_t>({1, 2, 3, 4, 5, 16, 32, 48, 64, 65, 128, 144, 200});
@@ -95,6 +103,9 @@ class Draw : public Draws {
     }
     return out;
   }
+
+ private:
+  Device device_;
 };
 
 template <typename T>

@@ -135,7 +135,9 @@ class Stream {
 
 std::unique_ptr<PackedNode> Pack(const Case& c, const Device& device) {
   if (const auto* node = std::get_if<NodeSpec>(&c.node)) return PackNode(*node, device);
-  return PackStandard(std::get<StandardNode>(c.node), device);
+  const auto& node = std::get<StandardNode>(c.node);
+  return c.activation ? PackActivated(node, *c.activation, device, c.precision)
+                      : PackStandard(node, device, c.precision);
 }
 
 // Offsets of a tensor's beginning: none, or one that its elements still allow.
@@ -268,7 +270,7 @@ int Run(int64_t per_kind, uint32_t seed, const std::string& only) {
   for (const bool standard : {false, true}) {
     for (const std::string& kind : standard ? StandardKinds() : Kinds()) {
       if (!only.empty() && kind != only) continue;
-      Draw draw(seed);
+      Draw draw(seed, device);
       int64_t wrong_here = 0;
       const int64_t count = kind == "affine_large" ? std::min<int64_t>(per_kind, 5) : per_kind;
       for (int64_t i = 0; i < count; ++i) {

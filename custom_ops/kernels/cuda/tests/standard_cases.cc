@@ -3,6 +3,7 @@
 #include <map>
 
 #include "core/status.h"
+#include "kernels/cuda/nodes/node_support.h"
 #include "kernels/cuda/tests/node_cases.h"
 
 namespace lowbit::cuda::test {
@@ -315,8 +316,26 @@ std::vector<float> Reals(Draw& draw, int64_t count) {
   return out;
 }
 
+// Operands as the product of a node rounds them; the two numbers of 3xtf32 have as many bits as float32, but for one.
+template <typename Op>
+std::function<double(float)> OperandsOf(const Op& op, const Draw& draw, FloatPrecision precision) {
+  if (!HasTensorProduct(op, draw.RunsOn(), precision)) return [](float v) { return double{v}; };
+  return [precision](float v) {
+    if (precision == FloatPrecision::kFloat16) return double{FromHalf(ToHalf(v))};
+    return double{precision == FloatPrecision::kTf32 ? RoundToTf32(v) : v};
+  };
+}
+
+void DrawProduct(Draw& draw, Case& c) {
+  c.precision = draw.Of({FloatPrecision::kFloat32, FloatPrecision::k3xTf32, FloatPrecision::kTf32,
+                         FloatPrecision::kFloat16});
+  if (draw.Coin(0.4)) c.activation = draw.Coin() ? UnaryOp{UnaryKind::kRelu} : UnaryOp{UnaryKind::kClip, -1, 2};
+}
+double Activated(const Case& c, double v) { return c.activation ? UnaryValue(*c.activation, v) : v; }
+
 Case MakeGemm(Draw& draw) {
   Case c;
+  DrawProduct(draw, c);
   FloatGemmOp op;
   op.k = draw.Int(1, 300);
   op.n = draw.Int(1, 150);
@@ -331,16 +350,17 @@ Case MakeGemm(Draw& draw) {
     FeedReals(c, draw, op.transpose_a ? Dims{op.k, m} : Dims{m, op.k});
   }
   const float* x = FloatsOf(c.data[0]);
+  const auto operand = OperandsOf(op, draw, c.precision);
   FinishReals(c, op, 2e-5f, [&](const Dims& index) {
     const int64_t i = index.back();
     const int64_t j =
         OffsetOf(Dims(c.y.dims.begin(), c.y.dims.end() - 1), Dims(index.begin(), index.end() - 1));
     double sum = op.bias.empty() ? 0 : op.bias[static_cast<size_t>(i)];
     for (int64_t k = 0; k < op.k; ++k) {
-      sum += double{x[op.transpose_a ? k * m + j : j * op.k + k]} *
-             op.weights[static_cast<size_t>(i * op.k + k)];
+      sum += operand(x[op.transpose_a ? k * m + j : j * op.k + k]) *
+             operand(op.weights[static_cast<size_t>(i * op.k + k)]);
     }
-    return sum;
+    return Activated(c, sum);
   });
   return c;
 }
@@ -386,11 +406,12 @@ int64_t ForEachTap(const Window& w, const Dims& x, const Dims& index,
 
 Case MakeConv(Draw& draw) {
   Case c;
+  DrawProduct(draw, c);
   FloatConvOp op;
   op.group = draw.Coin(0.6) ? 1 : draw.Int(2, 6);
   const bool depthwise = op.group > 1 && draw.Coin();
-  op.in_channels = op.group * (depthwise ? 1 : draw.Int(1, 12));
-  op.out_channels = op.group * (depthwise ? 1 : draw.Int(1, 40));
+  op.in_channels = op.group * (depthwise ? 1 : draw.Int(1, draw.Coin() ? 12 : 40));
+  op.out_channels = op.group * (depthwise ? 1 : draw.Int(1, draw.Coin() ? 40 : 150 / op.group));
   op.window = DrawWindow(draw, 3);
   if (draw.Coin(0.2)) {
     op.auto_pad = draw.Coin() ? AutoPad::kSameUpper : AutoPad::kSameLower;
@@ -403,17 +424,18 @@ Case MakeConv(Draw& draw) {
   const Dims& dims = c.fed[0].dims;
   const Window window = WindowOf(op, dims);
   const int64_t plane = Count(Dims(dims.begin() + 2, dims.end()));
+  const auto operand = OperandsOf(op, draw, c.precision);
   FinishReals(c, op, 2e-5f, [&](const Dims& index) {
     const int64_t out = index[1], group = out / (op.out_channels / op.group);
     const float* x = FloatsOf(c.data[0]) + (index[0] * op.in_channels + group * group_in) * plane;
     double sum = op.bias.empty() ? 0 : op.bias[static_cast<size_t>(out)];
     ForEachTap(window, dims, index, [&](int64_t pixel, int64_t tap) {
       for (int64_t i = 0; i < group_in; ++i) {
-        sum +=
-            double{x[i * plane + pixel]} * op.weights[static_cast<size_t>((out * group_in + i) * taps + tap)];
+        sum += operand(x[i * plane + pixel]) *
+               operand(op.weights[static_cast<size_t>((out * group_in + i) * taps + tap)]);
       }
     });
-    return sum;
+    return Activated(c, sum);
   });
   return c;
 }

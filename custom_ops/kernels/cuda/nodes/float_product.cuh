@@ -1,0 +1,145 @@
+// What the float products of CUDA cores and of Tensor Cores share: their parameters and where their columns lie.
+// Rows are outputs (of the node or a group), columns are rows of A or pixels.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/float_precision.h"
+#include "kernels/cuda/nodes/codes.cuh"
+#include "kernels/cuda/nodes/node_support.h"
+#include "kernels/cuda/nodes/pool_window.cuh"
+
+namespace lowbit::cuda {
+
+struct ProductParams : Tensors<float, float> {
+  const float* bias = nullptr;  // [groups][rows], or null
+  Limits limits;
+  int rows = 0, columns = 0;
+  // Gemm: element k of column j is x[j * column_step + k * k_step], and of y row i of column j is
+  // y[j * rows + i].
+  int64_t column_step = 0, k_step = 1;
+  // Conv
+  int channels = 0, groups = 1;  // channels of a group; of a Gemm the length of the sums
+  Windows windows;
+  FastDivisor by_pixels, by_kernel_w;
+};
+
+// What is stored of a sum.
+__device__ __forceinline__ float FinishSum(const ProductParams& p, int output, float sum) {
+  if (p.bias != nullptr) sum = __fadd_rn(sum, p.bias[output]);
+  sum = sum < p.limits.low ? p.limits.low : sum;
+  return sum > p.limits.high ? p.limits.high : sum;
+}
+
+// A column of a Gemm: one tap of `channels` elements.
+struct GemmColumn {
+  const float* first;
+
+  __device__ __forceinline__ GemmColumn(const ProductParams& p, int, int j)
+      : first(j < p.columns ? p.x + j * p.column_step : nullptr) {}
+  // The first channel at a tap, the others being k_step apart; null where there is nothing but zeros.
+  __device__ __forceinline__ const float* At(const ProductParams&, unsigned, unsigned) const { return first; }
+  __device__ static __forceinline__ int64_t ChannelStep(const ProductParams& p) { return p.k_step; }
+  __device__ static __forceinline__ int64_t Target(const ProductParams& p, int, int i, int j) {
+    return static_cast<int64_t>(j) * p.rows + i;
+  }
+};
+
+// A pixel of a convolution and the channels of its group.
+struct ConvColumn {
+  const float* image = nullptr;
+  int64_t top = 0, left = 0;
+
+  __device__ __forceinline__ ConvColumn(const ProductParams& p, int group, int j) {
+    if (j >= p.columns) return;
+    const WindowDim &h = p.windows.h, &w = p.windows.w;
+    const auto [n, row, out_x] = p.windows.PlaceOf(static_cast<unsigned>(j));
+    top = row * h.stride - h.pad_begin;
+    left = out_x * w.stride - w.pad_begin;
+    image = p.x + (static_cast<int64_t>(n) * p.groups + group) * p.channels * h.in * w.in;
+  }
+  __device__ __forceinline__ const float* At(const ProductParams& p, unsigned ty, unsigned tx) const {
+    const WindowDim &h = p.windows.h, &w = p.windows.w;
+    const int64_t y = top + ty * h.dilation, x = left + tx * w.dilation;
+    if (image == nullptr || y < 0 || y >= h.in || x < 0 || x >= w.in) return nullptr;
+    return image + y * w.in + x;
+  }
+  __device__ static __forceinline__ int64_t ChannelStep(const ProductParams& p) {
+    return p.windows.h.in * p.windows.w.in;
+  }
+  __device__ static __forceinline__ int64_t Target(const ProductParams& p, int group, int i, int j) {
+    const auto [n, pixel] = Divided(static_cast<unsigned>(j), p.by_pixels);
+    return ((static_cast<int64_t>(n) * p.groups + group) * p.rows + i) * p.by_pixels.divisor + pixel;
+  }
+};
+
+// ---- what either kind packs and plans
+
+inline int CheckedSize(int64_t value, const char* what) {
+  Require(value >= 0 && value < int64_t{1} << 31, "a float product with ", what, " ", value,
+          ", expected less than 2^31");
+  return static_cast<int>(value);
+}
+
+// All that is known before the shapes.
+inline void Describe(const FloatGemmOp& op, const Limits& limits, ProductParams& p) {
+  p.limits = limits;
+  p.rows = CheckedSize(op.n, "n");
+  p.channels = CheckedSize(op.k, "k");
+}
+inline void Describe(const FloatConvOp& op, const Limits& limits, ProductParams& p) {
+  p.limits = limits;
+  constexpr int64_t kMostGroups = 65535;  // a dim of the grid
+  Require(op.group <= kMostGroups || op.out_channels == op.group, "a float product of ", op.out_channels,
+          " outputs in ", op.group, " groups is too large");
+  p.groups = CheckedSize(op.group, "groups");
+  p.channels = CheckedSize(op.in_channels / op.group, "channels");
+  p.rows = CheckedSize(op.out_channels / op.group, "outputs");
+}
+inline int64_t TapsOf(const FloatGemmOp&) { return 1; }
+inline int64_t TapsOf(const FloatConvOp& op) {
+  return op.window.kernel[kMaxSpatial - 2] * op.window.kernel[kMaxSpatial - 1];
+}
+
+inline void SetShapes(const FloatGemmOp& op, const TensorShape&, const TensorShape& y, ProductParams& p) {
+  p.count = static_cast<unsigned>(CountOf(y.dims));
+  p.columns = p.rows == 0 ? 0 : static_cast<int>(p.count) / p.rows;
+  p.column_step = op.transpose_a ? 1 : p.channels;
+  p.k_step = op.transpose_a ? p.columns : 1;
+}
+inline void SetShapes(const FloatConvOp& op, const TensorShape& x, const TensorShape& y, ProductParams& p) {
+  p.count = static_cast<unsigned>(CountOf(y.dims));
+  p.windows = WindowsOf(WindowOf(op, x.dims), x.dims.data() + 2, y.dims.data() + 2);
+  const int64_t pixels = p.windows.h.out * p.windows.w.out;
+  p.columns = CheckedSize(x.dims[0] * pixels, "pixels");
+  p.by_pixels = MakeDivisor(std::max<int64_t>(1, pixels));
+  p.by_kernel_w = MakeDivisor(p.windows.w.kernel);
+}
+
+// The node without what is uploaded.
+template <typename Op>
+Op WithoutConstants(const Op& op) {
+  Op out = op;
+  out.weights = {};
+  out.bias = {};
+  return out;
+}
+
+// `shared`: what Describe gave and what else is known before the shapes, with a member `weights`.
+template <typename Op, typename Params, typename Weight, typename Launch>
+PackedNodePtr MakeProduct(std::string text, const Op& op, Params shared, const std::vector<Weight>& weights,
+                          const Device& device, const Launch& launch) {
+  NodeConstants constants;
+  constants.Add(weights, shared.weights);
+  constants.Add(op.bias, shared.bias);
+  const auto memory = constants.Upload(device);
+  const auto plan = [=, op = WithoutConstants(op)](Shapes fed, const TensorShape& y) {
+    Params geometry = shared;
+    SetShapes(op, fed[0], y, geometry);
+    return MakeKernelPlan(text, geometry, launch);
+  };
+  return MakeNode(plan, memory);
+}
+
+}  // namespace lowbit::cuda
