@@ -238,7 +238,7 @@ class TorchSubject:
     def __init__(
         self, model: onnx.ModelProto, x: Any, dtype: str = "float16", channels_last: bool = True
     ) -> None:
-        run = InTorch(model, torch, "cuda", getattr(torch, dtype), channels_last)
+        self._run = run = InTorch(model, torch, "cuda", getattr(torch, dtype), channels_last)
         x = torch.from_numpy(x).cuda().to(getattr(torch, dtype))
         if channels_last:
             x = x.to(memory_format=torch.channels_last)

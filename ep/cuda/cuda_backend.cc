@@ -255,9 +255,9 @@ class CudaBackend final : public Backend {
   // An activation changes no shape.
   std::unique_ptr<Step> CreateActivated(const Graph& graph, const Node& node, const Node& activation) {
     StandardNode spec = ReadStandard(graph, node);
-    return StepOf(cuda::PackActivated(spec, ReadStandard(graph, activation), device_->Properties(),
-                                      float_precision_),
-                  std::move(spec));
+    auto packed_node = cuda::PackActivated(spec, ReadStandard(graph, activation), device_->Properties(),
+                                           float_precision_);
+    return StepOf(std::move(packed_node), std::move(spec));
   }
 
   // They are on the device; shapes need only the geometry.
