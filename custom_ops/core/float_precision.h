@@ -30,14 +30,16 @@ inline float RoundToTf32(float v) {
 
 // The bits of the nearest float16 number, of two the even one; infinity from 65520 on.
 inline uint16_t ToHalf(float v) {
-  constexpr uint32_t kSign = 0x80000000u, kInfinity = 0x7F800000u, kTooLarge = 0x477FF000u, kNormal = 0x38800000u;
+  constexpr uint32_t kSign = 0x80000000u, kInfinity = 0x7F800000u, kTooLarge = 0x477FF000u,
+                     kNormal = 0x38800000u;
   const auto bits = std::bit_cast<uint32_t>(v);
   const uint32_t sign = (bits & kSign) >> 16, size = bits & ~kSign;
   const auto with_sign = [&](uint32_t half) { return static_cast<uint16_t>(sign | half); };
   if (size > kInfinity) return with_sign(0x7E00);
   if (size >= kTooLarge) return with_sign(0x7C00);
   // Neighbours of 0.5 are 2^-24 apart, as float16's smallest numbers are.
-  if (size < kNormal) return with_sign(std::bit_cast<uint32_t>(std::fabs(v) + 0.5f) - std::bit_cast<uint32_t>(0.5f));
+  if (size < kNormal)
+    return with_sign(std::bit_cast<uint32_t>(std::fabs(v) + 0.5f) - std::bit_cast<uint32_t>(0.5f));
   return with_sign((size + 0xFFF + (size >> 13 & 1) - (kNormal - 0x00800000u)) >> 13);
 }
 inline float FromHalf(uint16_t half) {

@@ -24,7 +24,8 @@ constexpr OptionInfo kOptions[] = {
     {"deterministic", "0, 1", "1",
      "Accepted for completeness: results are equal bit for bit from run to run either way."},
     {"float_precision", "float32, 3xtf32, tf32, float16", "float32",
-     "What a GPU rounds the operands of float32 convolutions and products to, so that its Tensor Cores multiply "
+     "What a GPU rounds the operands of float32 convolutions and products to, so that its Tensor Cores "
+     "multiply "
      "them. Sums stay float32. CPUs take no notice."},
     {"float_regions", "0, 1", "0",
      "Whether a GPU runs float32 nodes, too, beside which no node is quantized: 1 for networks without "

@@ -210,6 +210,7 @@ class CudaBackend final : public Backend {
     for (NodeSpec& spec : specs) {
       if (const auto* const matmul = std::get_if<MatmulNode>(&spec))
         key += (key.empty() ? "" : ", ") + DescribeForTuning(matmul->conv, "", false);
+      if (std::holds_alternative<LookupNode>(spec)) key += ", mapped";
       DropWeights(spec);
     }
     return std::make_unique<CudaStep>(
@@ -255,8 +256,8 @@ class CudaBackend final : public Backend {
   // An activation changes no shape.
   std::unique_ptr<Step> CreateActivated(const Graph& graph, const Node& node, const Node& activation) {
     StandardNode spec = ReadStandard(graph, node);
-    auto packed_node = cuda::PackActivated(spec, ReadStandard(graph, activation), device_->Properties(),
-                                           float_precision_);
+    auto packed_node =
+        cuda::PackActivated(spec, ReadStandard(graph, activation), device_->Properties(), float_precision_);
     return StepOf(std::move(packed_node), std::move(spec));
   }
 

@@ -26,6 +26,8 @@ bool Is(Part part, std::string_view op) {
       return op == "LowBitMaxPool";
     case Part::kAdd:
       return op == "LowBitAdd";
+    case Part::kLookup:
+      return op == "LowBitLookup";
     case Part::kDequantize:
       return op == "LowBitDequantize";
   }
@@ -91,20 +93,41 @@ std::unique_ptr<cuda::PackedNode> PackAdded(Specs specs, const cuda::Device& dev
   return cuda::PackConvAdd(*both, add, kConvFirst, device, tuner.ChooserFor(both->conv), packed);
 }
 
+// ---- product + table
+
+bool FitsMapped(Specs specs, const cuda::Device&) {
+  return cuda::FusesLookup(ProductOf(specs[0]), std::get<LookupNode>(specs[1]));
+}
+
+std::unique_ptr<cuda::PackedNode> PackMapped(Specs specs, const cuda::Device& device, Tuner& tuner,
+                                             std::span<const uint8_t> packed) {
+  const MatmulNode& product = ProductOf(specs[0]);
+  return cuda::PackMappedMatmul(product, std::get<LookupNode>(specs[1]), device,
+                                tuner.ChooserFor(product.conv, "mapped"), packed);
+}
+
 // ---- quantize + convolution
 
 bool FitsQuantized(Specs specs, const cuda::Device& device) {
   return cuda::FusesQuantize(std::get<QuantizeNode>(specs[0]), ProductOf(specs[1]), device);
 }
 
+// With a table behind both where there is one more node.
 std::unique_ptr<cuda::PackedNode> PackQuantized(Specs specs, const cuda::Device& device, Tuner& tuner,
                                                 std::span<const uint8_t> packed) {
   const auto& quantize = std::get<QuantizeNode>(specs[0]);
   const MatmulNode& conv = ProductOf(specs[1]);
-  if (auto fused = cuda::PackQuantizedConv(quantize, conv, device, packed)) return fused;
+  const auto* const lookup = specs.size() > 2 ? &std::get<LookupNode>(specs[2]) : nullptr;
+  if (auto fused = cuda::PackQuantizedConv(quantize, conv, lookup, device, packed)) return fused;
   return std::make_unique<PackedSequence>(
-      cuda::PackNode(specs[0], device), cuda::PackMatmul(conv, device, tuner.ChooserFor(conv.conv), packed),
+      cuda::PackNode(specs[0], device),
+      lookup != nullptr ? PackMapped(specs.subspan(1), device, tuner, packed)
+                        : cuda::PackMatmul(conv, device, tuner.ChooserFor(conv.conv), packed),
       [first = specs[0]](const TensorShape& x) { return OutputOf(first, std::span(&x, 1)); });
+}
+
+bool FitsQuantizedMapped(Specs specs, const cuda::Device& device) {
+  return FitsQuantized(specs, device) && FitsMapped(specs.subspan(1), device);
 }
 
 // ---- quantize + convolution + max pooling
@@ -138,7 +161,7 @@ std::unique_ptr<cuda::PackedNode> PackDequantized(Specs specs, const cuda::Devic
                                                   std::span<const uint8_t> packed) {
   const MatmulNode& product = ProductOf(specs[0]);
   return cuda::PackDequantizedMatmul(product, std::get<DequantizeNode>(specs[1]), device,
-                                     tuner.ChooserFor(product.conv, true), packed);
+                                     tuner.ChooserFor(product.conv, "dequantized"), packed);
 }
 
 constexpr PatternNode kResidualPair[] = {{Part::kConv}, {Part::kConv, Reads::kResidual}};
@@ -148,6 +171,9 @@ constexpr PatternNode kAddedPair[] = {{Part::kConv}, {Part::kConv, Reads::kNothi
 constexpr PatternNode kAddedPairSecond[] = {
     {Part::kConv}, {Part::kConv, Reads::kNothing}, {Part::kAdd, Reads::kResidual}};
 constexpr PatternNode kQuantized[] = {{Part::kQuantize}, {Part::kConv}};
+constexpr PatternNode kMapped[] = {{Part::kConv}, {Part::kLookup}};
+constexpr PatternNode kMappedGemm[] = {{Part::kGemm}, {Part::kLookup}};
+constexpr PatternNode kQuantizedMapped[] = {{Part::kQuantize}, {Part::kConv}, {Part::kLookup}};
 constexpr PatternNode kPooled[] = {{Part::kQuantize}, {Part::kConv}, {Part::kMaxPool}};
 constexpr PatternNode kDequantized[] = {{Part::kGemm}, {Part::kDequantize}};
 
@@ -162,7 +188,12 @@ constexpr Fusion kFusions[] = {
      PackAddedPair<true>},
     {"added_pair_second", "the same, the later one's codes the second operand", kAddedPairSecond,
      FitsAddedPair<false>, PackAddedPair<false>},
+    {"mapped", "a convolution and the table of its codes, as an activation is", kMapped, FitsMapped,
+     PackMapped},
+    {"mapped_product", "a matrix product and the table of its codes", kMappedGemm, FitsMapped, PackMapped},
     {"quantized_conv", "a network's first layer from float pixels", kQuantized, FitsQuantized, PackQuantized},
+    {"quantized_mapped", "the same and the table of its codes", kQuantizedMapped, FitsQuantizedMapped,
+     PackQuantized},
     {"pooled_stem", "the same and the max pooling behind it", kPooled, FitsPooled, PackPooled},
     {"dequantized_product", "a network's last layer to float32", kDequantized, FitsDequantized,
      PackDequantized},

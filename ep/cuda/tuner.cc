@@ -205,8 +205,9 @@ Tuner::Tuner(std::shared_ptr<CudaDevice> device, const EpOptions& options)
   if (TuneCacheEnabled()) path_ = TuneFilePath(CudaTuneOrigin(device_->Properties()), options.cache_dir);
 }
 
-cuda::ConvChooser Tuner::ChooserFor(const ConvSpec& spec, bool dequantized) {
-  return Chooser((dequantized ? "dequantized, " : "") + DescribeForTuning(spec, "", false));
+cuda::ConvChooser Tuner::ChooserFor(const ConvSpec& spec, std::string_view stored_as) {
+  return Chooser((stored_as.empty() ? "" : std::string(stored_as) + ", ") +
+                 DescribeForTuning(spec, "", false));
 }
 
 cuda::ResidualPairChoosers Tuner::ChoosersFor(const ConvSpec& first, const ConvSpec& second) {

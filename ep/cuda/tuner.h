@@ -29,8 +29,9 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
  public:
   Tuner(std::shared_ptr<CudaDevice> device, const EpOptions& options);
 
-  // The choosers of one convolution, and of two in one step.
-  cuda::ConvChooser ChooserFor(const ConvSpec& spec, bool dequantized = false);
+  // The choosers of one convolution, and of two in one step. `stored_as`: what its codes become where they are
+  // stored as something else.
+  cuda::ConvChooser ChooserFor(const ConvSpec& spec, std::string_view stored_as = {});
   cuda::ResidualPairChoosers ChoosersFor(const ConvSpec& first, const ConvSpec& second);
 
   // Two convolutions in a row as one launch, where that is possible and, as far as is known, faster; else

@@ -126,6 +126,7 @@ struct EpilogueParams {
   uint32_t residual_bits = 0;
   int residual_zero_point = 0;
   int y_zero_point = 0, y_lo = 0, y_hi = 0;
+  const uint8_t* table = nullptr;  // [256], what is stored for the byte of a code; null: the code itself
   // The codes leave as float32.
   bool dequantizes = false, output_signed = false;
   float output_scale = 1;
@@ -136,6 +137,7 @@ struct EpilogueParams {
 inline Finish FinishOf(const EpilogueParams& e) {
   if (e.in_tail && e.sums == SumForm::kInteger) return Finish::kIntegersInTail;
   if (e.sums == SumForm::kInteger) return Finish::kIntegers;
+  if (e.table != nullptr) return Finish::kFloats;
   if (!e.has_residual) {
     const bool from_zero = e.sums == SumForm::kFloatFromZero;
     if (from_zero && e.rounding == Rounding::kBytes) return Finish::kFloatsFromZero;

@@ -449,7 +449,7 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
   const EpilogueParams& e = p.epilogue;
   const int channel0 = at.group * p.n + at.n0;
   if (p.requantizes_fours) {
-    const bool of_bytes = e.rounding == Rounding::kBytes && !e.has_residual;
+    const bool of_bytes = e.rounding == Rounding::kBytes && !e.has_residual && e.table == nullptr;
     for (int u = static_cast<int>(threadIdx.x); u < rows * (kTileN / 4); u += kThreads) {
       const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_of(first_row + row);
       if (m < 0 || at.n0 + column >= p.n) continue;

@@ -64,17 +64,21 @@ struct ConvConfig {
 // The constants of a node in one device's memory: weights in tile order, epilogue tables. Immutable, shared
 // by the plans of every shape.
 class PackedConv;
-// Codes that leave a node as float32, as LowBitDequantize makes them.
+// The grid of codes that leave a node as float32, as LowBitDequantize makes them.
 struct CodeGrid {
   bool is_signed = false;
   float scale = 1;
   int32_t zero_point = 0;
 };
-// `packed`: what SavePacked gave for the same node; spec.weights may be empty then. `dequantized`: the grid
-// of the node's codes, where its output is to be float32. Throws Error.
+// What a node's codes become before they are stored: float32, or the codes that a table has for their bytes, as
+// LowBitLookup has it; at most one of them, and the latter of no node that adds residuals.
+struct StoredAs {
+  std::optional<CodeGrid> dequantized;
+  std::vector<uint8_t> table;  // [256] or empty
+};
+// `packed`: what SavePacked gave for the same node; spec.weights may be empty then. Throws Error.
 std::shared_ptr<const PackedConv> PackConv(const ConvSpec& spec, const Device& device,
-                                           std::span<const uint8_t> packed = {},
-                                           const std::optional<CodeGrid>& dequantized = std::nullopt);
+                                           std::span<const uint8_t> packed = {}, const StoredAs& stored = {});
 std::vector<uint8_t> SavePacked(const PackedConv& conv);
 
 // Every configuration that computes this node exactly on this device, the cost model's choice first.

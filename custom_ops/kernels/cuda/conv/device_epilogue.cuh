@@ -307,6 +307,27 @@ __device__ __forceinline__ unsigned RoundFour(const EpilogueParams& e, const flo
                       e.zero_point);
 }
 
+// The byte that a table has for a code's.
+__device__ __forceinline__ unsigned Mapped(const EpilogueParams& e, unsigned code) {
+  return e.table[code & 255u];
+}
+
+// What is stored for each of some fours of codes.
+template <int kCount>
+__device__ __forceinline__ void MapFours(const EpilogueParams& e, unsigned (&codes)[kCount]) {
+  if (e.table == nullptr) return;
+#pragma unroll
+  for (unsigned& four : codes) {
+    four = JoinBytes(Mapped(e, four), Mapped(e, four >> 8), Mapped(e, four >> 16), Mapped(e, four >> 24));
+  }
+}
+
+// Whether codes that are finished so may have a table behind them.
+template <Finish kFinish>
+inline constexpr bool kMayMap = kFinish == Finish::kAny || kFinish == Finish::kIntegers ||
+                                kFinish == Finish::kIntegersInTail || kFinish == Finish::kIntegersOfTail ||
+                                kFinish == Finish::kFloats;
+
 // f(requantize), where requantize(sums, channels, codes) takes some fours of sums of any form, the bias
 // included, to the node's codes, in the place of residuals. Not kMayAdd: there are no residuals.
 //
@@ -330,6 +351,7 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
           codes[i] = RoundFour<kRounding>(e, unrounded);
         }
       }
+      if constexpr (kMayMap<kFinish>) MapFours(e, codes);
     });
   };
   // round(first codes, residuals), four each.
@@ -339,6 +361,7 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
       FirstCodes<kFirst, kFloats, kRounds>(e, sums, channels, first);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) codes[i] = round(first[i], codes[i]);
+      if constexpr (kMayMap<kFinish>) MapFours(e, codes);
     });
   };
   const auto rounding = [&]<First kFirst, bool kFloats, Rounding kRounding>() {
@@ -528,7 +551,8 @@ __device__ __forceinline__ void FinishOne(const EpilogueParams& e, const void* r
   if (e.w_zero != nullptr) acc -= e.w_zero[channel] * x_sum;
   const int r = ResidualCode(e, residual, index);
   if (e.quantized_output) {
-    const auto code = static_cast<uint8_t>(FinishCode(e, acc, channel, scale, r));
+    auto code = static_cast<uint8_t>(FinishCode(e, acc, channel, scale, r));
+    if (e.table != nullptr) code = static_cast<uint8_t>(Mapped(e, code));
     if (e.dequantizes) {
       const int value =
           e.output_signed ? static_cast<int>(static_cast<int8_t>(code)) : static_cast<int>(code);

@@ -214,7 +214,7 @@ bool PackedConv::FitsBoxes(const ConvSpec& spec) {
 }
 
 PackedConv::PackedConv(const ConvSpec& given, const Device& device, std::span<const uint8_t> image,
-                       const std::optional<CodeGrid>& dequantized)
+                       const StoredAs& stored)
     : geometry_(given.geometry), x_(given.x), x_zero_(given.x_zero_point), device_(device) {
   const ConvGeometry& g = geometry_;
   Require(g.out_channels <= kMaxBytes && g.K() <= kMaxBytes, "weights of ", g.out_channels, " x ", g.K(),
@@ -240,12 +240,15 @@ PackedConv::PackedConv(const ConvSpec& given, const Device& device, std::span<co
   repacks_ = x_.encoding == Encoding::kBipolar || channels_ != g.GroupIn();
 
   SetEpilogue(spec.epilogue);
-  if (dequantized) {
+  if (const auto& grid = stored.dequantized) {
     epilogue_.dequantizes = true;
-    epilogue_.output_signed = dequantized->is_signed;
-    epilogue_.output_scale = dequantized->scale;
-    epilogue_.output_zero_point = dequantized->zero_point;
+    epilogue_.output_signed = grid->is_signed;
+    epilogue_.output_scale = grid->scale;
+    epilogue_.output_zero_point = grid->zero_point;
   }
+  Require(stored.table.empty() || (stored.table.size() == 256 && spec.epilogue.quantized_output &&
+                                   !spec.epilogue.has_residual && !stored.dequantized),
+          "a table of ", stored.table.size(), " bytes stands behind a convolution that has no use for it");
   Int8Weights weights;
   ChannelConstants channels(static_cast<size_t>(g.out_channels));
   ImageHeader header;
@@ -275,12 +278,13 @@ PackedConv::PackedConv(const ConvSpec& given, const Device& device, std::span<co
        (epilogue_.has_residual && epilogue_.addition == Addition::kAny))) {
     rounds_fours_ = false;
   }
-  rises_ = rounds_fours_ && !has_w_zero_ && !dequantized && header.rises != 0;
+  rises_ = rounds_fours_ && !has_w_zero_ && !stored.dequantized && stored.table.empty() && header.rises != 0;
 
   ConstantBuilder builder(image);
   builder.Add(sizeof header, [&](uint8_t* to) { std::memcpy(to, &header, sizeof header); });
   AddWeights(weights, builder);
   AddEpilogue(spec, weights, channels, builder);
+  at_.table = builder.Add(stored.table);
   const std::span<const uint8_t> bytes = builder.Bytes();
   DeviceGuard guard(device.ordinal);
   memory_.Upload(bytes.data(), bytes.size());
@@ -677,6 +681,7 @@ void PackedConv::ResolveEpilogue() {
   epilogue_.tail_bias = floats(at_.tail_bias);
   epilogue_.tail_scale = floats(at_.tail_scale);
   epilogue_.tail_shift = floats(at_.tail_shift);
+  epilogue_.table = at_.table == ConstantBuilder::kAbsent ? nullptr : memory_.At(at_.table);
 }
 
 }  // namespace lowbit::cuda

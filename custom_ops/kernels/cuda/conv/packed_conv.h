@@ -46,7 +46,7 @@ class PackedConv {
  public:
   // `image`: what Bytes() of the same node gave, or empty: then the weights are packed.
   PackedConv(const ConvSpec& spec, const Device& device, std::span<const uint8_t> image,
-             const std::optional<CodeGrid>& dequantized = std::nullopt);
+             const StoredAs& stored = {});
 
   const ConvGeometry& Geometry() const { return geometry_; }
   const Device& On() const { return device_; }
@@ -73,7 +73,7 @@ class PackedConv {
  private:
   struct Offsets {
     size_t bias, scale, gain, offset, factor, float_bias, start, w_zero, thresholds, base, dir, tail_bias,
-        tail_scale, tail_shift;
+        tail_scale, tail_shift, table;
   };
   // By channel: what it sums to, and its line or what stands for one (EpilogueParams::scale, start); by four,
   // factors.

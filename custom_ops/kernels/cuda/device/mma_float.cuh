@@ -56,7 +56,8 @@ __device__ __forceinline__ void MultiplyHalves(float (&c)[4], const unsigned (&a
 }
 
 // c[16x8] += a * b^T of TF32. Code for GPUs that lack it is never launched.
-__device__ __forceinline__ void MultiplyTf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+__device__ __forceinline__ void MultiplyTf32(float (&c)[4], const unsigned (&a)[4], unsigned b0,
+                                             unsigned b1) {
 #if __CUDA_ARCH__ >= 800
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

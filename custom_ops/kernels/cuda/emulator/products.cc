@@ -122,7 +122,8 @@ void MultiplyFloatFragments(bool halves, float (&c)[4], const unsigned (&a)[4], 
     GatherColumn(shown, i, column);
     for (int half = 0; half < 2; ++half) {
       double sum = c[half * 2 + i];
-      for (int word = 0; word < kWarp / 4; ++word) sum += ProductOfWords(halves, rows[half] + 4 * word, column + 4 * word);
+      for (int word = 0; word < kWarp / 4; ++word)
+        sum += ProductOfWords(halves, rows[half] + 4 * word, column + 4 * word);
       c[half * 2 + i] = static_cast<float>(sum);
     }
   }

@@ -89,6 +89,11 @@ bool FusesDequantize(const MatmulNode& matmul, const DequantizeNode& dequantize)
 std::unique_ptr<PackedNode> PackDequantizedMatmul(const MatmulNode& matmul, const DequantizeNode& dequantize,
                                                   const Device& device, ConvChooser choose,
                                                   std::span<const uint8_t> packed = {});
+// A matrix product of codes without residuals, and the LowBitLookup with one table that alone reads it, as one kernel.
+bool FusesLookup(const MatmulNode& matmul, const LookupNode& lookup);
+std::unique_ptr<PackedNode> PackMappedMatmul(const MatmulNode& matmul, const LookupNode& lookup,
+                                             const Device& device, ConvChooser choose,
+                                             std::span<const uint8_t> packed = {});
 // Two convolutions, the first of which makes the residuals of the second, which alone reads them. Fed: what
 // the first reads, what the second does. At each shape they are one kernel or two, as `both` chooses; the
 // other choosers are for the latter.
@@ -108,9 +113,11 @@ std::unique_ptr<PackedNode> PackConvAdd(const MatmulNode& with_residual, const B
                                         std::span<const uint8_t> packed = {});
 // LowBitQuantize and the convolution that alone reads it, as one kernel from the float32 image; nullptr where
 // this pair has no fused kernel, which FusesQuantize says before, but for weights with rare zero points.
+// `lookup`: what alone reads that, as FusesLookup has it, or null.
 bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const Device& device);
 std::unique_ptr<PackedNode> PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& conv,
-                                              const Device& device, std::span<const uint8_t> packed = {});
+                                              const LookupNode* lookup, const Device& device,
+                                              std::span<const uint8_t> packed = {});
 // Both, and the LowBitMaxPool that alone reads the convolution, as one kernel at the shapes that have one;
 // nullptr as of PackQuantizedConv.
 bool FusesPool(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPoolNode& pool,

@@ -61,12 +61,12 @@ NodePlanPtr PlanInTurn(const NodePlanPtr& first, const NodePlanPtr& second, int6
 class PackedMatmul final : public PackedNode {
  public:
   PackedMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
-               std::span<const uint8_t> packed, const std::optional<CodeGrid>& dequantized = std::nullopt)
+               std::span<const uint8_t> packed, const StoredAs& stored = {})
       : geometry_(node.conv.geometry),
         layout_(node.layout),
         has_residual_(node.conv.epilogue.has_residual),
         choose_(std::move(choose)),
-        conv_(PackConv(node.conv, device, packed, dequantized)) {}
+        conv_(PackConv(node.conv, device, packed, stored)) {}
 
   ConvShape ShapeOf(const TensorShape& x) const { return ImagesOf(geometry_, layout_, x.dims); }
   const std::shared_ptr<const PackedConv>& Conv() const { return conv_; }
@@ -268,8 +268,8 @@ class PackedPixels final : public PackedNode {
 
 // nullptr for weights whose zero points leave int8: they need sums of codes.
 PackedNodePtr PackPixels(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPoolNode* pool,
-                         const Device& device, std::span<const uint8_t> packed) {
-  auto constants = PackConv(conv.conv, device, packed);
+                         const Device& device, std::span<const uint8_t> packed, const StoredAs& stored = {}) {
+  auto constants = PackConv(conv.conv, device, packed, stored);
   if (!FitsPixels(*constants)) return nullptr;
   return std::make_unique<PackedPixels>(quantize, conv, pool, device, std::move(constants));
 }
@@ -357,10 +357,12 @@ bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const D
          quantize.grids.front().is_signed == (conv.conv.x.encoding == Encoding::kSigned);
 }
 
-PackedNodePtr PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& conv, const Device& device,
+PackedNodePtr PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& conv,
+                                const LookupNode* lookup, const Device& device,
                                 std::span<const uint8_t> packed) {
-  return FusesQuantize(quantize, conv, device) ? PackPixels(quantize, conv, nullptr, device, packed)
-                                               : nullptr;
+  if (!FusesQuantize(quantize, conv, device)) return nullptr;
+  return PackPixels(quantize, conv, nullptr, device, packed,
+                    StoredAs{{}, lookup ? lookup->table : std::vector<uint8_t>()});
 }
 
 bool FusesPool(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPoolNode& pool,
@@ -387,7 +389,18 @@ PackedNodePtr PackDequantizedMatmul(const MatmulNode& matmul, const DequantizeNo
   const AffineSpec& grid = dequantize.spec;
   return std::make_unique<PackedMatmul>(
       matmul, device, std::move(choose), packed,
-      CodeGrid{grid.x_signed, grid.x_scale.front(), grid.x_zero_point.front()});
+      StoredAs{CodeGrid{grid.x_signed, grid.x_scale.front(), grid.x_zero_point.front()}, {}});
+}
+
+bool FusesLookup(const MatmulNode& matmul, const LookupNode& lookup) {
+  const Epilogue& e = matmul.conv.epilogue;
+  return matmul.layout.spatial < 3 && lookup.channels == 1 && e.quantized_output && !e.has_residual;
+}
+
+PackedNodePtr PackMappedMatmul(const MatmulNode& matmul, const LookupNode& lookup, const Device& device,
+                               ConvChooser choose, std::span<const uint8_t> packed) {
+  return std::make_unique<PackedMatmul>(matmul, device, std::move(choose), packed,
+                                        StoredAs{{}, lookup.table});
 }
 
 PackedNodePtr PackMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,

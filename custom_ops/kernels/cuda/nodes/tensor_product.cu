@@ -14,8 +14,8 @@
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kStepWords = 8;     // along k, of one instruction
-constexpr int kTileRows = 16;     // of one instruction
+constexpr int kStepWords = 8;  // along k, of one instruction
+constexpr int kTileRows = 16;  // of one instruction
 constexpr int kWarpRows = 32, kWarpColumns = 32;
 constexpr int kRowTiles = kWarpRows / kTileRows, kColumnTiles = kWarpColumns / 8;
 constexpr int kRowUnit = 64;  // packed rows are a multiple of it, the most that a block has
@@ -31,7 +31,7 @@ struct Words {
 struct TensorParams : ProductParams {
   const uint4* weights = nullptr;  // [parts][groups][row tiles][steps][lanes]
   int row_tiles = 0, steps = 0;
-  int64_t part = 0;      // from one part to the next
+  int64_t part = 0;       // from one part to the next
   FastDivisor by_chunks;  // steps of a tap
 };
 
@@ -54,13 +54,15 @@ __device__ __forceinline__ void Split(float low, [[maybe_unused]] float high,
     parts[0] = PackHalves(low, high);
   } else {
     parts[0] = ToTf32(low);
-    if constexpr (Words<kPrecision>::kParts == 2) parts[1] = ToTf32(__fsub_rn(low, __uint_as_float(parts[0])));
+    if constexpr (Words<kPrecision>::kParts == 2)
+      parts[1] = ToTf32(__fsub_rn(low, __uint_as_float(parts[0])));
   }
 }
 
 // c += a * b^T; of two parts each without the product of the lower ones, and what is small first.
 template <FloatPrecision kPrecision>
-__device__ __forceinline__ void MultiplyParts(float (&c)[4], const unsigned (&a)[Words<kPrecision>::kParts][4],
+__device__ __forceinline__ void MultiplyParts(float (&c)[4],
+                                              const unsigned (&a)[Words<kPrecision>::kParts][4],
                                               const unsigned (&b)[Words<kPrecision>::kParts][2]) {
   if constexpr (Words<kPrecision>::kHalves) {
     MultiplyHalves(c, a[0], b[0][0], b[0][1]);
@@ -156,7 +158,8 @@ __global__ void __launch_bounds__(kThreads) TensorTiles(const __grid_constant__ 
           a[m][part][0] = four.x, a[m][part][1] = four.y, a[m][part][2] = four.z, a[m][part][3] = four.w;
         }
       }
-      const unsigned* const of_step = at + (of_stage * kStepWords + lane % 4) * kPitch + first_column + lane / 4;
+      const unsigned* const of_step =
+          at + (of_stage * kStepWords + lane % 4) * kPitch + first_column + lane / 4;
 #pragma unroll
       for (int n = 0; n < kColumnTiles; ++n) {
         unsigned b[kParts][2];
@@ -358,10 +361,11 @@ PackedNodePtr PackProduct(const std::string& name, const Op& op, const Device& d
     const auto launch = [multiprocessors = device.multiprocessors](const Run& run, const TensorParams& p) {
       LaunchProduct<Column, kPrecision>(run, p, multiprocessors);
     };
-    return MakeProduct(name + "_" + NameOf(precision), op, shared, PackWeights<kPrecision>(shared, op.weights),
-                       device, launch);
+    return MakeProduct(name + "_" + NameOf(precision), op, shared,
+                       PackWeights<kPrecision>(shared, op.weights), device, launch);
   };
-  return std::visit(pack, OneOf<FloatPrecision::kFloat16, FloatPrecision::kTf32, FloatPrecision::k3xTf32>(precision));
+  return std::visit(
+      pack, OneOf<FloatPrecision::kFloat16, FloatPrecision::kTf32, FloatPrecision::k3xTf32>(precision));
 }
 
 // TF32 came with sm_80.

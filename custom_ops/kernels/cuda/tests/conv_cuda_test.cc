@@ -679,7 +679,8 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
   const auto reference = ReferenceRows()[0].create(spec);
   reference->Run({s, x.data(), residual.empty() ? nullptr : residual.data(), expected.data()}, pool);
 
-  std::optional<cuda::CodeGrid> dequantized;
+  cuda::StoredAs stored;
+  std::optional<cuda::CodeGrid>& dequantized = stored.dequantized;
   if (spec.epilogue.quantized_output && generator.Coin(0.15)) {
     const Epilogue& e = spec.epilogue;
     dequantized = {e.y_signed, generator.Real(0.01f, 0.1f), static_cast<int32_t>(generator.Int(-100, 100))};
@@ -690,15 +691,18 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
       std::memcpy(&values[i * 4], &value, 4);
     }
     expected = std::move(values);
+  } else if (spec.epilogue.quantized_output && !spec.epilogue.has_residual && generator.Coin(0.3)) {
+    stored.table = generator.Codes({8, Encoding::kUnsigned}, 256);
+    for (uint8_t& code : expected) code = stored.table[code];
   }
   const size_t y_bytes = expected.size();
   std::vector<uint8_t> found(y_bytes + guard);
 
-  auto packed = cuda::PackConv(spec, device, {}, dequantized);
+  auto packed = cuda::PackConv(spec, device, {}, stored);
   if (generator.Coin(0.3)) {  // as a compiled model brings it
     ConvSpec lean = spec;
     lean.weights.clear();
-    packed = cuda::PackConv(lean, device, cuda::SavePacked(*packed), dequantized);
+    packed = cuda::PackConv(lean, device, cuda::SavePacked(*packed), stored);
   }
   std::vector<cuda::ConvConfig> configs = cuda::CandidateConfigs(*packed, s);
   std::erase_if(configs, [&](const auto& c) { return c.Text().find(text) == std::string::npos; });

@@ -327,9 +327,10 @@ std::function<double(float)> OperandsOf(const Op& op, const Draw& draw, FloatPre
 }
 
 void DrawProduct(Draw& draw, Case& c) {
-  c.precision = draw.Of({FloatPrecision::kFloat32, FloatPrecision::k3xTf32, FloatPrecision::kTf32,
-                         FloatPrecision::kFloat16});
-  if (draw.Coin(0.4)) c.activation = draw.Coin() ? UnaryOp{UnaryKind::kRelu} : UnaryOp{UnaryKind::kClip, -1, 2};
+  c.precision = draw.Of(
+      {FloatPrecision::kFloat32, FloatPrecision::k3xTf32, FloatPrecision::kTf32, FloatPrecision::kFloat16});
+  if (draw.Coin(0.4))
+    c.activation = draw.Coin() ? UnaryOp{UnaryKind::kRelu} : UnaryOp{UnaryKind::kClip, -1, 2};
 }
 double Activated(const Case& c, double v) { return c.activation ? UnaryValue(*c.activation, v) : v; }
 

@@ -9,12 +9,8 @@
 
 namespace lowbit::cuda {
 
-inline unsigned PackHalves(float low, float high) {
-  return ToHalf(low) | uint32_t{ToHalf(high)} << 16;
-}
-inline unsigned ToTf32(float v) {
-  return std::bit_cast<uint32_t>(RoundToTf32(v));
-}
+inline unsigned PackHalves(float low, float high) { return ToHalf(low) | uint32_t{ToHalf(high)} << 16; }
+inline unsigned ToTf32(float v) { return std::bit_cast<uint32_t>(RoundToTf32(v)); }
 inline void MultiplyHalves(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   emulator::MultiplyFloatFragments(true, c, a, b0, b1);
 }
