@@ -34,8 +34,26 @@ PixelParams PixelsOf(const ConvProblem& problem) {
   return p;
 }
 
+std::optional<BorderParams> BorderOf(const ConvGeometry& g) {
+  constexpr int64_t kMostClasses = 64;
+  const auto counts = [](int64_t pad, int64_t kernel, int64_t dilation) {
+    return std::min({kernel, CeilDiv(pad, dilation), kMostClasses}) + 1;
+  };
+  const int64_t top = counts(g.pad_top, g.kernel_h, g.dilation_h),
+                bottom = counts(g.pad_bottom, g.kernel_h, g.dilation_h),
+                left = counts(g.pad_left, g.kernel_w, g.dilation_w),
+                right = counts(g.pad_right, g.kernel_w, g.dilation_w);
+  if (top * bottom * left * right > kMostClasses) return std::nullopt;
+  BorderParams p = {{Narrow(g.kernel_h), Narrow(g.kernel_w), Narrow(g.dilation_h), Narrow(g.dilation_w)}};
+  p.step_w = {Narrow(right), 1};
+  p.step_h = {Narrow(bottom * left * right), Narrow(left * right)};
+  p.classes = Narrow(top * bottom * left * right);
+  return p;
+}
+
 TileParams TilesOf(const ConvProblem& problem, const ConvConfig& config) {
   TileParams p;
+  if (problem.borders) p.border = BorderOf(problem.geometry).value();
   p.n_padded = Narrow(PaddedColumns(problem.n));
   p.n_tiles = Narrow(CeilDiv(problem.n, config.tile_n));
   p.k_tiles = Narrow(problem.KTiles());

@@ -126,6 +126,10 @@ struct EpilogueParams {
   uint32_t residual_bits = 0;
   int residual_zero_point = 0;
   int y_zero_point = 0, y_lo = 0, y_hi = 0;
+  // [classes][border_pitch], what is added to the sums of windows that reach out of the image, where what lies
+  // there is read as 0, which is not its code (BorderParams); null: nothing.
+  const int32_t* border = nullptr;
+  int border_pitch = 0;
   const uint8_t* table = nullptr;  // [256], what is stored for the byte of a code; null: the code itself
   // The codes leave as float32.
   bool dequantizes = false, output_signed = false;
@@ -137,7 +141,9 @@ struct EpilogueParams {
 inline Finish FinishOf(const EpilogueParams& e) {
   if (e.in_tail && e.sums == SumForm::kInteger) return Finish::kIntegersInTail;
   if (e.sums == SumForm::kInteger) return Finish::kIntegers;
-  if (e.table != nullptr) return Finish::kFloats;
+  // Instances for any floats alone do more to a sum.
+  if (e.table != nullptr || e.border != nullptr)
+    return e.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
   if (!e.has_residual) {
     const bool from_zero = e.sums == SumForm::kFloatFromZero;
     if (from_zero && e.rounding == Rounding::kBytes) return Finish::kFloatsFromZero;
@@ -201,8 +207,19 @@ struct ColumnParams : TapParams {
   FastDivisor by_channels = {}, by_kernel_w = {};
 };
 
+// By how many taps a window reaches out of the image, before and behind it. Those along both dims, times the steps, are
+// the number of the window's class; that of windows inside is 0.
+struct OutsideTaps {
+  int before = 0, behind = 0;
+};
+struct BorderParams : TapParams {
+  OutsideTaps step_h = {}, step_w = {};
+  int classes = 1;
+};
+
 // Blocks sum tiles of outputs. Weights: [group][k / 128][n_padded][128], swizzled.
 struct TileParams : ConvParams {
+  BorderParams border = {};
   int n_padded = 0, n_tiles = 0, k_tiles = 0;
   int stages = 0;
   int staging_offset = 0;  // where finished codes wait in dynamic shared memory

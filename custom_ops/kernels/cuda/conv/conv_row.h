@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -39,6 +40,7 @@ struct ConvProblem {
   bool repacks = false;     // the tile kernels read a copy of the input
   bool has_w_zero = false;  // sums of pixels are added (EpilogueParams::w_zero)
   int32_t zero = 0;         // the code of real zero as the tile kernels see the input
+  bool borders = false;     // EpilogueParams::border
 
   // Four times the code of real zero.
   uint32_t Fill() const { return static_cast<uint32_t>(zero & 255) * 0x01010101u; }
@@ -92,6 +94,8 @@ std::span<const WeightLayout* const> WeightLayouts();
 // Parts of a family's parameters (conv_params.h): what neither tensors nor constants tell.
 
 WindowParams WindowsOf(const ConvProblem& problem);
+// The classes of windows by how they reach out of the image; nullopt where there are too many for a table.
+std::optional<BorderParams> BorderOf(const ConvGeometry& g);
 TapParams TapsOf(const ConvProblem& problem);
 PixelParams PixelsOf(const ConvProblem& problem);
 TileParams TilesOf(const ConvProblem& problem, const ConvConfig& config);

@@ -267,6 +267,51 @@ __device__ __forceinline__ void BeginWithBias(const BlockState<kTileN>& state, i
   }
 }
 
+// Whether sums that are finished so may be of windows that reach out of the image where 0 is not what lies there.
+template <Finish kFinish>
+inline constexpr bool kMayHaveBorders =
+    kMayMap<kFinish> || kFinish == Finish::kFloatsAdding || kFinish == Finish::kThroughMemory;
+
+// The class of the window of an output.
+__device__ __forceinline__ OutsideTaps TapsOutside(int first, int kernel, int dilation, int size) {
+  OutsideTaps out;
+  if (first >= 0 && first + (kernel - 1) * dilation < size) return out;
+#pragma unroll 1
+  for (int tap = 0, at = first; tap < kernel; ++tap, at += dilation) {
+    if (at < 0) ++out.before;
+    if (at >= size) ++out.behind;
+  }
+  return out;
+}
+__device__ __forceinline__ int ClassAt(const BorderParams& b, const WindowParams& w, int oy, int ox) {
+  const OutsideTaps along_h = TapsOutside(oy * w.stride_h - w.pad_top, b.kernel_h, b.dilation_h, w.in_h),
+                    along_w = TapsOutside(ox * w.stride_w - w.pad_left, b.kernel_w, b.dilation_w, w.in_w);
+  return along_h.before * b.step_h.before + along_h.behind * b.step_h.behind +
+         along_w.before * b.step_w.before + along_w.behind * b.step_w.behind;
+}
+
+// Adds to sums what borders do: to those of `row`, and of the row eight below, from `channel` on.
+// pixels.BorderClass(row) is the class of a row's output.
+template <int kTileN, typename Pixels>
+__device__ __forceinline__ void AddBorders(const EpilogueParams& e, int channel, int row,
+                                           const Pixels& pixels, int (&sums)[kTileN / 2]) {
+  if (e.border == nullptr) return;
+  const int top = pixels.BorderClass(row), bottom = pixels.BorderClass(row + 8);
+  const int32_t* const table = e.border + channel;
+#pragma unroll
+  for (int j = 0; j < kTileN / 16; ++j) {
+    int* const v = sums + 8 * j;
+    if (top != 0) {
+      const int4 more = *reinterpret_cast<const int4*>(table + top * e.border_pitch + j * 16);
+      v[0] += more.x, v[1] += more.y, v[4] += more.z, v[5] += more.w;
+    }
+    if (bottom != 0) {
+      const int4 more = *reinterpret_cast<const int4*>(table + bottom * e.border_pitch + j * 16);
+      v[2] += more.x, v[3] += more.y, v[6] += more.z, v[7] += more.w;
+    }
+  }
+}
+
 // The same for a tile that FinishTile finishes with kBiased, from constants that this thread committed: with
 // 0 where the sums of other blocks come to these. By the first kThreads threads. (A branch would define the
 // sums twice, and ptxas would make wgmma wait for itself.)

@@ -324,9 +324,9 @@ __device__ __forceinline__ void MapFours(const EpilogueParams& e, unsigned (&cod
 
 // Whether codes that are finished so may have a table behind them.
 template <Finish kFinish>
-inline constexpr bool kMayMap = kFinish == Finish::kAny || kFinish == Finish::kIntegers ||
-                                kFinish == Finish::kIntegersInTail || kFinish == Finish::kIntegersOfTail ||
-                                kFinish == Finish::kFloats;
+inline constexpr bool kMayMap =
+    kFinish == Finish::kAny || kFinish == Finish::kIntegers || kFinish == Finish::kIntegersInTail ||
+    kFinish == Finish::kIntegersOfTail || kFinish == Finish::kFloats;
 
 // f(requantize), where requantize(sums, channels, codes) takes some fours of sums of any form, the bias
 // included, to the node's codes, in the place of residuals. Not kMayAdd: there are no residuals.

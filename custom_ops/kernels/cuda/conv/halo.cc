@@ -15,7 +15,7 @@ std::string RefuseLine(const ConvProblem& problem, const Device& device) {
   if (g.Taps() == 1) return "a window of one tap";
   if (g.stride_h != 1 || g.stride_w != 1) return "a stride";
   if (g.group != 1 || problem.repacks || problem.channels % 64 != 0) return "channels are no multiple of 64";
-  if (problem.IsPadded() && problem.zero != 0) return "padding that is not 0";
+  if (problem.IsPadded() && problem.zero != 0 && !problem.borders) return "padding that is not 0";
   if (s.OutPixels() * s.in_h * s.in_w == 0) return "no pixels";
   const HaloLine line = LineOf(problem);
   return line.pitch <= 256 && s.batch * line.image_rows * line.pitch <= kMaxBytes - 4096

@@ -15,10 +15,21 @@ struct PixelsOfPlaces {
   const HaloParams& p;
   int first;
   __device__ __forceinline__ int operator()(int row) const {
-    const int place = first + row, line = Divide(place, p.by_pitch), ox = place - line * p.pitch;
-    const int image = Divide(line, p.by_rows), oy = line - image * p.image_rows;
-    const bool there = ox < p.out_w && oy < p.out_h && image < p.images;
-    return there ? (image * p.out_h + oy) * p.out_w + ox : -1;
+    int image, oy, ox;
+    return Find(row, image, oy, ox) ? (image * p.out_h + oy) * p.out_w + ox : -1;
+  }
+  __device__ __forceinline__ int BorderClass(int row) const {
+    int image, oy, ox;
+    return Find(row, image, oy, ox) ? ClassAt(p.border, p, oy, ox) : 0;
+  }
+
+ private:
+  __device__ __forceinline__ bool Find(int row, int& image, int& oy, int& ox) const {
+    const int place = first + row, line = Divide(place, p.by_pitch);
+    ox = place - line * p.pitch;
+    image = Divide(line, p.by_rows);
+    oy = line - image * p.image_rows;
+    return ox < p.out_w && oy < p.out_h && image < p.images;
   }
 };
 #endif

@@ -135,6 +135,8 @@ struct Halo {
     CommitCopies();
     WgmmaWait<0>();
     HoldRegisters(sums);
+    if constexpr (kMayHaveBorders<kFinish>)
+      AddBorders<kTileN>(p.epilogue, at.n0 + column, row, PixelsOfPlaces{p, tile * 64}, sums);
     if (patch + p.stages < patches) {
       // No phase of a barrier passes unseen.
 #pragma unroll 1

@@ -202,14 +202,20 @@ void RequireAligned(std::initializer_list<const void*> tensors) {
 
 // Tensor maps step up to 8 pixels and know no padding but zeros; they read the input itself, not a repacked
 // one. The bounds of boxes are bytes. Of windows, a tile along k lies in one tap.
+bool PackedConv::FitsBorders(const ConvSpec& spec) {
+  const ConvGeometry& g = spec.geometry;
+  return g.group == 1 && g.in_channels % (g.Taps() == 1 ? 16 : 64) == 0 &&
+         spec.x.encoding != Encoding::kBipolar && BorderOf(g).has_value();
+}
+
 bool PackedConv::FitsBoxes(const ConvSpec& spec) {
   const ConvGeometry& g = spec.geometry;
   constexpr int64_t kMostReach = 64;
   const bool is_padded = std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) > 0;
   return !g.transposed && g.group == 1 && g.in_channels % 16 == 0 && spec.x.encoding != Encoding::kBipolar &&
-         (g.Taps() == 1 || g.in_channels % kTileK == 0) && (!is_padded || spec.x_zero_point == 0) &&
-         g.stride_h <= 8 && g.stride_w <= 8 && (g.kernel_h - 1) * g.dilation_h <= kMostReach &&
-         (g.kernel_w - 1) * g.dilation_w <= kMostReach &&
+         (g.Taps() == 1 || g.in_channels % kTileK == 0) &&
+         (!is_padded || spec.x_zero_point == 0 || FitsBorders(spec)) && g.stride_h <= 8 && g.stride_w <= 8 &&
+         (g.kernel_h - 1) * g.dilation_h <= kMostReach && (g.kernel_w - 1) * g.dilation_w <= kMostReach &&
          std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) <= kMostReach;
 }
 
@@ -236,6 +242,8 @@ PackedConv::PackedConv(const ConvSpec& given, const Device& device, std::span<co
   }
   vector16_ = g.GroupIn() % 16 == 0;
   boxes_ = FitsBoxes(spec);
+  const bool is_padded = std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) > 0;
+  borders_ = tiled_ && is_padded && TileZero() != 0 && FitsBorders(spec);
   channels_ = RoundUp(g.GroupIn(), 4);
   repacks_ = x_.encoding == Encoding::kBipolar || channels_ != g.GroupIn();
 
@@ -285,6 +293,8 @@ PackedConv::PackedConv(const ConvSpec& given, const Device& device, std::span<co
   AddWeights(weights, builder);
   AddEpilogue(spec, weights, channels, builder);
   at_.table = builder.Add(stored.table);
+  at_.border = ConstantBuilder::kAbsent;
+  if (borders_) AddBorder(weights, builder);
   const std::span<const uint8_t> bytes = builder.Bytes();
   DeviceGuard guard(device.ordinal);
   memory_.Upload(bytes.data(), bytes.size());
@@ -317,6 +327,7 @@ ConvProblem PackedConv::Problem(const ConvShape& shape) const {
   problem.repacks = repacks_;
   problem.has_w_zero = has_w_zero_;
   problem.zero = TileZero();
+  problem.borders = borders_;
   problem.tiled = tiled_ && std::max(shape.in_h, shape.in_w) < 8192 &&
                   shape.batch * shape.in_h * shape.in_w * g.group * channels_ <= kMaxBytes;
   problem.weights_in_tiles = tiled_;
@@ -384,6 +395,38 @@ void PackedConv::AddWeights(const Int8Weights& weights, ConstantBuilder& builder
   }
   for (auto& [layout, at] : own_weights_at_)
     at = builder.Add(layout->bytes(g), [&](uint8_t* to) { layout->pack(g, weights, to); });
+}
+
+// The sums of products count the taps outside of the image as if the zero point lay there, for the bias has
+// -z * S(w') of all taps. Where 0 lies there, z times the weights of these taps is to be added again.
+void PackedConv::AddBorder(const Int8Weights& weights, ConstantBuilder& builder) {
+  const ConvGeometry& g = geometry_;
+  const BorderParams border = BorderOf(g).value();
+  epilogue_.border_pitch = static_cast<int>(RoundUp(g.out_channels, kWeightSlackRows));
+  const int64_t bytes = border.classes * epilogue_.border_pitch * int64_t{sizeof(int32_t)};
+  at_.border = builder.Add(bytes, [&](uint8_t* to) {
+    auto* const sums = reinterpret_cast<int32_t*>(to);
+    for (int64_t c = 0; c < g.out_channels; ++c) {
+      std::vector<uint32_t> of_tap(static_cast<size_t>(g.Taps()));
+      for (int64_t i = 0; i < g.K(); ++i) {
+        const int8_t weight = weights.values[static_cast<size_t>(c * g.K() + i)];
+        of_tap[static_cast<size_t>(i / g.GroupIn())] += static_cast<uint32_t>(weight);
+      }
+      for (int64_t at = 0; at < border.classes; ++at) {
+        const int64_t along_h = at % border.step_h.before, along_w = along_h % border.step_h.behind;
+        const int64_t top = at / border.step_h.before, bottom = along_h / border.step_h.behind,
+                      left = along_w / border.step_w.before, right = along_w % border.step_w.before;
+        uint32_t sum = 0;
+        for (int64_t tap = 0; tap < g.Taps(); ++tap) {
+          const int64_t ty = tap / g.kernel_w, tx = tap % g.kernel_w;
+          const bool is_inside =
+              ty >= top && ty < g.kernel_h - bottom && tx >= left && tx < g.kernel_w - right;
+          if (!is_inside) sum += of_tap[static_cast<size_t>(tap)];
+        }
+        sums[at * epilogue_.border_pitch + c] = static_cast<int32_t>(static_cast<uint32_t>(TileZero()) * sum);
+      }
+    }
+  });
 }
 
 PackedConv::ChannelConstants PackedConv::ConstantsOf(const ConvSpec& spec, const Int8Weights& weights) const {
@@ -681,6 +724,7 @@ void PackedConv::ResolveEpilogue() {
   epilogue_.tail_bias = floats(at_.tail_bias);
   epilogue_.tail_scale = floats(at_.tail_scale);
   epilogue_.tail_shift = floats(at_.tail_shift);
+  epilogue_.border = ints(at_.border);
   epilogue_.table = at_.table == ConstantBuilder::kAbsent ? nullptr : memory_.At(at_.table);
 }
 

@@ -58,6 +58,8 @@ class PackedConv {
   // The code of real zero as the tile kernels see the input.
   int32_t TileZero() const { return Bipolar() ? 0 : x_zero_; }
 
+  // Whether zero points under padding are made good for by what is added to the sums of windows at borders.
+  static bool FitsBorders(const ConvSpec& spec);
   // Whether the tensor memory accelerator can fetch what the taps of pixels read.
   static bool FitsBoxes(const ConvSpec& spec);
 
@@ -73,7 +75,7 @@ class PackedConv {
  private:
   struct Offsets {
     size_t bias, scale, gain, offset, factor, float_bias, start, w_zero, thresholds, base, dir, tail_bias,
-        tail_scale, tail_shift, table;
+        tail_scale, tail_shift, table, border;
   };
   // By channel: what it sums to, and its line or what stands for one (EpilogueParams::scale, start); by four,
   // factors.
@@ -89,6 +91,7 @@ class PackedConv {
   // The layout is one that the node has.
   const uint8_t* WeightsIn(const WeightLayout& layout) const;
   void AddWeights(const Int8Weights& weights, ConstantBuilder& builder);
+  void AddBorder(const Int8Weights& weights, ConstantBuilder& builder);
   ChannelConstants ConstantsOf(const ConvSpec& spec, const Int8Weights& weights) const;
   // The channels' lines. After SetEpilogue.
   void FitLines(const Epilogue& e, ChannelConstants& channels) const;
@@ -105,8 +108,8 @@ class PackedConv {
   OperandType x_;
   int32_t x_zero_;
   Device device_;
-  bool tiled_ = false, vector16_ = false, boxes_ = false, repacks_ = false, has_w_zero_ = false,
-       rounds_fours_ = false, divides_fast_ = true, rises_ = false;
+  bool tiled_ = false, vector16_ = false, boxes_ = false, borders_ = false, repacks_ = false,
+       has_w_zero_ = false, rounds_fours_ = false, divides_fast_ = true, rises_ = false;
   bool float_lines_ = false;  // sums that are multiplied as integers lie on lines as floats
   int64_t channels_ = 0;
   size_t weights_at_ = 0, plain_bias_at_ = 0;

@@ -135,6 +135,9 @@ struct Tiles {
     LetSuccessorsStart();
     WgmmaWait<0>();
     HoldRegisters(sums);
+    if constexpr (kBoxes && kMayHaveBorders<kFinish>) {
+      if (at.split == 0) AddBorders<kTileN>(p.epilogue, at.n0 + column, row, BoxPixels{p, at.m0}, sums);
+    }
   }
 
   __device__ __forceinline__ void Finish(const int (&sums)[kSums]) const {

@@ -131,6 +131,9 @@ struct Windows {
     LetSuccessorsStart();
     WgmmaWait<0>();
     HoldRegisters(sums);
+    if constexpr (kMayHaveBorders<kFinish>) {
+      if (at.split == 0) AddBorders<kTileN>(p.epilogue, at.n0 + column, row, pixel_of, sums);
+    }
   }
 
   __device__ __forceinline__ void Finish(const int (&sums)[kSums]) const {

@@ -41,7 +41,9 @@ int64_t BlocksAtOnce(const ResidualPairProblem& problem, const ConvConfig& confi
 }
 
 std::string Refuse(const ResidualPairProblem& problem, const Device& device) {
-  const auto loads_and_rounds = [](const ConvProblem& each) { return each.boxes && each.requantizes; };
+  const auto loads_and_rounds = [](const ConvProblem& each) {
+    return each.boxes && each.requantizes && !each.borders;
+  };
   if (device.capability != 90) return "needs sm_90a";
   if (!loads_and_rounds(problem.first) || !loads_and_rounds(problem.second))
     return "pixels that are no boxes, or codes that are not rounded in registers";

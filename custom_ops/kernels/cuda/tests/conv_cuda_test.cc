@@ -149,6 +149,7 @@ class Generator : public cuda::Draws {
       s = {Int(1, 4), Int(3, 20), Coin(0.8) ? Int(3, 20) : Int(100, 260), 0, 0};
       g.in_channels = 64 * Int(1, 5);
       g.stride_h = g.stride_w = 1;
+      if (Coin()) g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 1;
     }
     if (kind == "channels") {  // odd channel counts
       g.in_channels = Int(1, 70);
@@ -198,7 +199,7 @@ class Generator : public cuda::Draws {
     s.out_w = out(s.in_w, g.kernel_w, g.stride_w, g.dilation_w, g.pad_left, g.pad_right);
     Operands(node.spec);
     MakeEpilogue(node.spec);
-    if ((kind == "windows" || kind == "deep") && Coin(0.8)) node.spec.x_zero_point = 0;
+    if ((kind == "windows" || kind == "deep") && Coin()) node.spec.x_zero_point = 0;
     return node;
   }
 
