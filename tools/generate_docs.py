@@ -209,11 +209,9 @@ def fusion_table() -> str:
     _, _, rows = source.partition("kFusions[] = {")
     found = re.findall(r'\{"([^"]+)",\s*"([^"]+)",\s*(k\w+)', rows)
     parts = {
-        "kQuantize": "LowBitQuantize",
-        "kConv": "LowBitConv",
-        "kGemm": "LowBitGemm",
+        f"k{name}": f"LowBit{name}"
+        for name in ("Quantize", "Conv", "Gemm", "MaxPool", "Add", "Lookup", "Dequantize")
     }
-    parts |= {"kMaxPool": "LowBitMaxPool", "kAdd": "LowBitAdd", "kDequantize": "LowBitDequantize"}
 
     def nodes(pattern: str) -> str:
         text = re.search(rf"PatternNode {pattern}\[\] = (.*?);", source, re.DOTALL)

@@ -266,6 +266,12 @@ def test_what_cannot_run_on_a_device_says_so():
         assert lowbit_ops(for_device(qdq_conv(weight_is_input=True)).model) == 0
 
 
+def test_float_models_are_no_surprise_where_the_device_runs_them(recwarn):
+    for model in (float_model(), qdq_conv(weight_is_input=True)):
+        assert lowbit_ops(getattr(for_device(model, floats=True), "model", model)) == 0
+    assert not recwarn.list
+
+
 def test_damaged_models_are_model_errors(tmp_path):
     path = tmp_path / "damaged.onnx"
     path.write_bytes(b"nonsense")
