@@ -6,8 +6,8 @@ python benchmarks/gpu_float.py --layers 3 --networks "" --rounds 3    the first 
 - Layers: convolution, bias and Relu; COPIES of them read one image, so that what is queued takes longer than
   queueing it. Networks: float32 files of `lowbit.models`, none of whose nodes is left to the CPU.
 - Device time of a run among many (`gpu_networks.py`), in turns; of a layer by the number of copies.
-- torch: cuDNN's kernels in a CUDA graph, chosen by measuring (`cudnn.benchmark`): float32 without and with TF32,
-  float16 with channels last.
+- torch: cuDNN's kernels in a CUDA graph, chosen by measuring (`cudnn.benchmark`): float32 without and with
+  TF32, float16 with channels last.
 - Error of a layer: the largest difference to float64, over the sum of |x| |w| of the same output.
 """
 
@@ -78,7 +78,9 @@ def layer(kernel: int, channels: int, outputs: int, copies: int = COPIES) -> onn
 
 def error(model: onnx.ModelProto, x: Array, y: Array) -> float:
     """Of the first of its layers, against float64."""
-    weights, bias = (torch.from_numpy(numpy_helper.to_array(each).copy()) for each in model.graph.initializer[:2])
+    weights, bias = (
+        torch.from_numpy(numpy_helper.to_array(each).copy()) for each in model.graph.initializer[:2]
+    )
     pad = weights.shape[-1] // 2
     wide = torch.from_numpy(x).double()
     exact = torch.nn.functional.conv2d(wide, weights.double(), bias.double(), padding=pad)
@@ -125,7 +127,9 @@ def main() -> None:
     WORK.mkdir(parents=True, exist_ok=True)
     columns = [*(f"{each} us" for each in (*PRECISIONS, *PEERS)), "float32 / torch", "float16 / torch"]
     layers = Table("layers", ["layer", "batch", *columns, *(f"error {each}" for each in PRECISIONS)])
-    networks = Table("networks", ["network", "batch", *columns, *(f"difference {each}" for each in PRECISIONS[1:])])
+    networks = Table(
+        "networks", ["network", "batch", *columns, *(f"difference {each}" for each in PRECISIONS[1:])]
+    )
     raw: dict[str, Any] = {}
 
     def row(times: dict[str, float]) -> list[str | int | float]:
@@ -167,10 +171,11 @@ def main() -> None:
         "Float layers and networks on a GPU",
         [table for table in (layers, networks) if table.rows],
         [
-            f"Layers: convolution, bias, Relu; {COPIES} of them read one image; time of one. Networks: float32 files.",
+            f"Layers: convolution, bias, Relu; {COPIES} of them read one image; time of one. "
+            "Networks: float32 files.",
             "Device time, the median of rounds in which all take turns; torch's kernels in a CUDA graph.",
-            "Error: the largest difference to float64 over the sum of |x| |w|. Difference: of the outputs of four "
-            "images to the CPU's, over the largest of those.",
+            "Error: the largest difference to float64 over the sum of |x| |w|. Difference: of the outputs of "
+            "four images to the CPU's, over the largest of those.",
         ],
         raw,
         folder=options.out,

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 CHANNELS, OUTPUTS, CLASSES = 48, 72, 40
 BITS = {"float32": 21, "3xtf32": 19.5, "tf32": 9.9, "float16": 9.9}
-"""Errors are within 2^-bits of the sum of the products' magnitudes: docs/numerics.md, sums of 432 products."""
+"""Errors are within 2^-bits of the sum of the magnitudes of 432 products (docs/numerics.md)."""
 
 
 def float_network() -> onnx.ModelProto:
@@ -76,5 +76,5 @@ def test_products_are_within_their_bounds(precision: str, batch: int) -> None:
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(lowbit.LowBitError, match="float_precision.*expected float32, 3xtf32, tf32, float16"):
+    with pytest.raises(lowbit.LowBitError, match=r"float_precision.*expected float32, 3xtf32, tf32, float16"):
         opened(float_network(), float_precision="int4")
