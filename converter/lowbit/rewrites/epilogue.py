@@ -192,7 +192,8 @@ def read_epilogue(
     """
     if chain.quantization is not None and not chain.quantization.linear:
         return Refusal("its quantizer rounds in another way than QuantizeLinear")
-    literal = chain.quantization is not None and chain.quantization.law is not None
+    quantization = chain.quantization
+    literal = quantization is not None and (quantization.law is not None or quantization.divides)
     links = list(chain.links)
     if (
         bias is None
