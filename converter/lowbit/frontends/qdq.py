@@ -23,6 +23,7 @@ from lowbit.graph.subgraphs import remove_unused_nodes
 from lowbit.passes.fold import fold_constants
 from lowbit.passes.moves import move_onto_codes
 from lowbit.passes.questions import ask_codes
+from lowbit.passes.raising import raise_quantizers
 
 _SMALL = 256
 """Elements of the constants that are computed here: shapes and scales. ONNX Runtime folds the others."""
@@ -40,6 +41,7 @@ def normalize(model: ir.Model) -> None:
     ask_codes(model.graph)
     remove_unused_nodes(model)  # what nobody reads is no reader of anything
     move_onto_codes(model.graph)
+    raise_quantizers(model.graph)
     ask_codes(model.graph)  # of what has become codes by moving
     fold_constants(model.graph)
     remove_unused_nodes(model)

@@ -56,6 +56,13 @@ Only what moves codes, or is a function of one code, can read them, by asking fo
 nothing but what the graph's own nodes say.
 """
 
+DIVIDES = "lowbit.divides"
+"""Key of a QuantizeLinear's ``meta`` that says that it rounds a sum which has been rounded before.
+
+What stood between a matrix product, or a mean, and its quantizer has gone elsewhere: there is no multiplier
+for both, as there is for a product and the quantizer right behind it.
+"""
+
 WRITTEN_OUT = "lowbit.written_out"
 """Key of a node's ``meta`` for the operator that a frontend wrote out as this node and others."""
 
@@ -72,6 +79,7 @@ class Quantization:
         nodes: QuantizeLinear, and the Clip if there is one.
         law: how the codes follow from the source where a frontend wrote it; None for QuantizeLinear.
         half: whether source and scale are float16, see :data:`HALF`.
+        divides: whether it divides a sum that has been rounded, see :data:`DIVIDES`.
     """
 
     source: ir.Value
@@ -81,6 +89,7 @@ class Quantization:
     nodes: tuple[ir.Node, ...]
     law: Law | None = None
     half: bool = False
+    divides: bool = False
 
     @property
     def linear(self) -> bool:
@@ -227,7 +236,8 @@ def read_quantize(node: ir.Node, *, half: bool = False) -> Quantization | Refusa
     grid = read_grid(node, source, dtype)
     if isinstance(grid, Refusal):
         return grid
-    return Quantization(source, codes, grid, CodeRange.of(dtype), (node,), half=is_half)
+    divides = DIVIDES in node.meta
+    return Quantization(source, codes, grid, CodeRange.of(dtype), (node,), half=is_half, divides=divides)
 
 
 def read_dequantize(node: ir.Node, *, half: bool = False) -> Dequantization | Refusal:
@@ -382,6 +392,7 @@ class NormalForm:
                 inner.range.clipped(int(low), int(high)),
                 (*inner.nodes, node),
                 half=inner.half,
+                divides=inner.divides,
             )
         return None
 

@@ -71,7 +71,7 @@ def move_onto_codes(graph: ir.Graph) -> None:
     def up(node: ir.Node) -> None:
         quantizer: ir.Node | None = node if is_quantizer(node) else None
         while quantizer is not None:
-            quantizer = _raise_quantize(graph, quantizer)
+            quantizer = raise_quantize(graph, quantizer)
 
     for_each(graph, down)
     for_each(reversed(graph), up)
@@ -91,19 +91,19 @@ def _sink_dequantize(graph: ir.Graph, node: ir.Node, ranges: _Ranges) -> None:
         return
     if read.codes.shape is None and node.inputs[0] is not None:
         read.codes.shape = node.inputs[0].shape  # which the model may declare of the real numbers alone
-    if not _may_hold(graph, node, code_range.dtype):
+    if not may_hold(graph, node, code_range.dtype):
         return
     grid = _moved_grid(node, read.grid)
     if grid is None or _gains_nothing(node):
         return
-    inputs: list[ir.Value | None] = [read.codes, *_parameters(node)]
+    inputs: list[ir.Value | None] = [read.codes, *parameters(node)]
     if _pads_with_value(node):
         code = _pad_code(node, read.grid, code_range, exact=not _rounded_to(form, node.outputs[0], read.grid))
         if code is None:
             return
         inputs = _with_pad_code(graph, node, inputs, code, code_range.dtype)
     assert code_range is not None
-    moved = _on_codes(graph, node, inputs, code_range.dtype)
+    moved = on_codes(graph, node, inputs, code_range.dtype)
     for old, new in zip(node.outputs, moved.outputs, strict=True):
         _dequantize_behind(graph, moved, read.node, new, old, grid)
     graph.remove(node, safe=True)
@@ -133,7 +133,7 @@ def _sink_dequantize_below_concat(graph: ir.Graph, node: ir.Node, ranges: _Range
     if rank_of(node.outputs[0]) is None and not has_code_kernel(graph, node, dtype):
         return
     inputs: list[ir.Value | None] = [read.codes for read in reads if isinstance(read, Dequantization)]
-    moved = _on_codes(graph, node, inputs, dtype)
+    moved = on_codes(graph, node, inputs, dtype)
     _dequantize_behind(graph, moved, first.node, moved.outputs[0], node.outputs[0], first.grid)
     graph.remove(node, safe=True)
 
@@ -279,7 +279,7 @@ def _rounded_to(form: NormalForm, value: ir.Value, grid: Grid) -> bool:
     )
 
 
-def _raise_quantize(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
+def raise_quantize(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
     """Rewrites ``Q(op(x))`` to ``op(Q(x))`` where nobody else reads op(x).
 
     What stands between the two and works on every element alike, and a Clip on the codes behind Q, go along.
@@ -313,7 +313,7 @@ def _raise_quantize(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
         return None
     if not form.used_once(source) or (between and _pads_with_value(op)):
         return None
-    if not moves_exactly(op, quantization.range.dtype) or not _may_hold(graph, op, quantization.range.dtype):
+    if not moves_exactly(op, quantization.range.dtype) or not may_hold(graph, op, quantization.range.dtype):
         return None
     if _gains_nothing(op):
         return None
@@ -342,13 +342,13 @@ def _raise_quantize(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
         raised.meta.update(step.meta)
         graph.insert_before(op, raised)
         value = output
-    inputs = [value, *_parameters(op)]
+    inputs = [value, *parameters(op)]
     if _pads_with_value(op):
         code = _pad_code(op, quantization.grid, code_range, exact=False)
         assert code is not None
         code = min(max(code, code_range.low), code_range.high)
         inputs = _with_pad_code(graph, op, inputs, code, code_range.dtype)
-    new = _on_codes(graph, op, inputs, code_range.dtype).outputs[0]
+    new = on_codes(graph, op, inputs, code_range.dtype).outputs[0]
     name, codes.name = codes.name, f"{codes.name}.replaced"
     codes.replace_all_uses_with(new, replace_graph_outputs=True)
     new.name = name
@@ -447,7 +447,7 @@ def moves_exactly(node: ir.Node, dtype: ir.DataType) -> bool:
     return True
 
 
-def _may_hold(graph: ir.Graph, node: ir.Node, dtype: ir.DataType) -> bool:
+def may_hold(graph: ir.Graph, node: ir.Node, dtype: ir.DataType) -> bool:
     """Whether an op of :data:`CODE_MOVERS` may work on codes of a type.
 
     Where ONNX Runtime has no such kernel a region has to take the op. None is refused whose ranks are known,
@@ -521,7 +521,7 @@ def _gathered_grid(node: ir.Node, grid: Grid, channels: int) -> Grid | None:
     return grid if channels < axis else grid.with_axis(channels + len(indices.shape) - 1)
 
 
-def _on_codes(graph: ir.Graph, node: ir.Node, inputs: list[ir.Value | None], dtype: ir.DataType) -> ir.Node:
+def on_codes(graph: ir.Graph, node: ir.Node, inputs: list[ir.Value | None], dtype: ir.DataType) -> ir.Node:
     """A copy of an op that works on codes, in front of the op."""
     outputs = [ir.val(f"{output.name}.codes", dtype, output.shape) for output in node.outputs]
     for output in outputs:
@@ -564,7 +564,7 @@ def _dequantize_behind(
     output.name = name
 
 
-def _parameters(node: ir.Node) -> list[ir.Value | None]:
+def parameters(node: ir.Node) -> list[ir.Value | None]:
     """The inputs of an op that say how it moves; a real number that a Pad of another mode ignores is none."""
     given = list(node.inputs[1:])
     if is_op(node, "Pad") and not _pads_with_value(node) and len(given) > 1:

@@ -471,7 +471,7 @@ def _match_reader(graph: ir.Graph, node: ir.Node) -> None:
     """
     form = NormalForm(graph)
     read = read_quantize(node)
-    if isinstance(read, Refusal) or np.any(read.grid.scale != 1) or not read.grid.per_tensor:
+    if isinstance(read, Refusal) or read.divides or np.any(read.grid.scale != 1) or not read.grid.per_tensor:
         return
     scale = _readers_scale(form, node.outputs[0])
     source = node.inputs[0]

@@ -209,7 +209,7 @@ def chain_paths(node: ir.Node, *, wide: bool) -> list[int]:
     """
     if is_op(node, "Relu", "Clip"):
         return [0] if clip_bounds(node) is not None else []
-    if is_op(node, "HardSwish"):
+    if is_op(node, "HardSwish", "HardSigmoid"):
         return [0]
     if is_op(node, "BatchNormalization"):
         return [0] if get_int(node, "training_mode", 0) == 0 and len(node.outputs) == 1 else []
@@ -223,7 +223,7 @@ def chain_paths(node: ir.Node, *, wide: bool) -> list[int]:
         return [i for i in (0, 1) if len(node.inputs) == 2 and is_constant(node.inputs[1 - i])]
     if wide and is_op(node, "Div", "PRelu"):
         return [0] if is_constant(node.inputs[1]) else []
-    if wide and is_op(node, "LeakyRelu", "HardSigmoid", "Neg", "Round", "Floor", "Ceil"):
+    if wide and is_op(node, "LeakyRelu", "Neg", "Round", "Floor", "Ceil"):
         return [0]
     if wide and is_op(node, "Cast"):
         source = node.inputs[0]  # a chain is float32 all along

@@ -130,7 +130,7 @@ def clipped_at(
         laws: whether the caller asks :meth:`Clipped.refuse_rounding`, so that any quantizer may end it.
     """
     chain = chain_at(form, sink, cores, laws=laws, bare=False)
-    if chain is None:
+    if chain is None or (chain.quantization is not None and chain.quantization.divides):
         return None
     bounds = Bounds()
     for link in chain.links:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from lowbit.graph.attributes import get_float
 from lowbit.graph.constants import constant
 from lowbit.graph.normal_form import Dequantization, NormalForm, Quantization, clip_bounds, is_op
 from lowbit.graph.quantization import Grid, quantize_scalar
@@ -192,7 +193,8 @@ def read_epilogue(
     """
     if chain.quantization is not None and not chain.quantization.linear:
         return Refusal("its quantizer rounds in another way than QuantizeLinear")
-    literal = chain.quantization is not None and chain.quantization.law is not None
+    quantization = chain.quantization
+    literal = quantization is not None and (quantization.law is not None or quantization.divides)
     links = list(chain.links)
     if (
         bias is None
@@ -212,7 +214,7 @@ def read_epilogue(
         literal=literal,
     )
     for position, link in enumerate(links):
-        last = all(is_op(later.node, "Relu", "Clip") for later in links[position:])
+        last = all(is_op(later.node, "Relu", "Clip") for later in links[position + 1 :])
         extended = _extend(form, epilogue, link, channels, rank, channel_axis, into_bounds=last)
         if isinstance(extended, Refusal):
             return extended
@@ -303,13 +305,16 @@ def _extend(
     if is_op(node, "Relu", "Clip"):
         bounds = clip_bounds(node)
         assert bounds is not None
-        if into_bounds and epilogue.quantization is not None:
-            return replace(epilogue, bounds=epilogue.bounds.then(*bounds))
-        step = "relu" if node.op_type == "Relu" else "clip"
-        if step in epilogue.steps:
-            return Refusal(f"two {node.op_type} nodes follow it")
-        clip = bounds if step == "clip" else epilogue.clip
-        return replace(epilogue, steps=(*epilogue.steps, step), clip=clip)
+        return _add_bounds(epilogue, bounds, node.op_type, into_bounds=into_bounds)
+
+    if is_op(node, "HardSigmoid"):
+        slope, shift = (np.float32(get_float(node, *given)) for given in (("alpha", 0.2), ("beta", 0.5)))
+        scaled = _add_affine(
+            epilogue, *(np.full(channels, constant, np.float32) for constant in (slope, shift))
+        )
+        if isinstance(scaled, Refusal):
+            return scaled
+        return _add_bounds(scaled, (0.0, 1.0), "Clip", into_bounds=into_bounds)
 
     if link.gate is not None or is_op(node, "HardSwish"):
         step = "silu" if is_op(link.gate, "Sigmoid") else "hardswish"
@@ -354,6 +359,19 @@ def _extend(
     if "bias" in epilogue.steps:
         return Refusal("two additions of a constant follow it")
     return replace(epilogue, steps=(*epilogue.steps, "bias"), bias=replace(epilogue.bias, reals=constants))
+
+
+def _add_bounds(
+    epilogue: Epilogue, bounds: tuple[float, float], op_type: str, *, into_bounds: bool
+) -> Epilogue | Refusal:
+    """The epilogue with a Relu or Clip, which right in front of the quantizer bounds the codes."""
+    if into_bounds and epilogue.quantization is not None:
+        return replace(epilogue, bounds=epilogue.bounds.then(*bounds))
+    step = op_type.lower()
+    if step in epilogue.steps:
+        return Refusal(f"two {op_type} nodes follow it")
+    clip = bounds if step == "clip" else epilogue.clip
+    return replace(epilogue, steps=(*epilogue.steps, step), clip=clip)
 
 
 def _add_affine(epilogue: Epilogue, scale: Floats, shift: Floats) -> Epilogue | Refusal:

@@ -264,7 +264,7 @@ def _with_thresholds(
 ) -> Epilogue | Refusal:
     """Thresholds in place of an epilogue where they are better or the only way.
 
-    What follows a product and means its float32 chain (:attr:`Quantization.law`) is ``requantize`` if that is
+    What follows a product and means its float32 chain (:attr:`Epilogue.literal`) is ``requantize`` if that is
     the same for all accumulators, else thresholds if they are few, else the tail. Any other chain gets
     thresholds where no other epilogue can say it.
     """
@@ -274,7 +274,7 @@ def _with_thresholds(
     code_range = quantization.range
     few = code_range.bipolar or code_range.high - code_range.low <= FEW_THRESHOLDS
     if isinstance(epilogue, Epilogue) and (
-        quantization.law is None or epilogue.residual is not None or (epilogue.steps and not few)
+        not epilogue.literal or epilogue.residual is not None or (epilogue.steps and not few)
     ):
         return epilogue
     found = _search_chain(context, chain, quantization, product, rank, axis)

@@ -761,6 +761,17 @@ def hard_swish_tail(g: Graph) -> None:
     g.output(y, (1, 4, 4, 4))
 
 
+@case(stays=("Mul",))
+def hard_sigmoid_tail(g: Graph) -> None:
+    """The gates of squeeze-and-excitation blocks: Conv -> HardSigmoid -> Q, and without a quantizer."""
+    x, xq = quantized_input(g, (1, 4, 8, 8), about=0.002)
+    y, _, _ = conv_node(g, x, xq, (6, 4, 3, 3), bias="float")
+    g.output(g.qdq(g.node("HardSigmoid", [y], alpha=1 / 6), g.act(1 / 256, zero=0)), (1, 6, 6, 6))
+    z, _, _ = conv_node(g, x, xq, (6, 4, 1, 1))
+    gate = g.node("HardSigmoid", [z], alpha=0.3, beta=0.4)
+    g.output(g.node("Mul", [gate, g.input((1, 6, 1, 1))]), (1, 6, 8, 8))
+
+
 @case()
 def silu_and_residual_tail(g: Graph) -> None:
     """As NVIDIA's tools leave a bottleneck of YOLO: of an Add's operands one alone is quantized."""
