@@ -325,9 +325,8 @@ class IgemmKernel final : public ConvKernel {
                                static_cast<int64_t>(column) * output_.step_w + output_.first_w);
   }
   void PackWeights(const ConvSpec& spec);
-  void LoadWeights(const ConvSpec& spec, size_t channel, ChannelWeights& weights) const;
-  void PackChannel(const ChannelWeights& weights, size_t channel, const IgemmPanel& panel,
-                   uint8_t* out) const;
+  void LoadWeights(const ConvSpec& spec, size_t channel, int8_t* to) const;
+  void PackPanel(const ConvSpec& spec, const IgemmPanel& panel, uint8_t* out) const;
   // Segments of x: half of those of the weights where these are split.
   size_t Taps() const { return window_.segments / (splits_ ? 2 : 1); }
   size_t RowSumGroups() const { return row_sum_weight_.empty() ? 0 : static_cast<size_t>(geometry_.group); }
@@ -356,21 +355,21 @@ class IgemmKernel final : public ConvKernel {
   std::vector<int32_t> weight_shift_;    // IgemmBlock::weight_shift
 };
 
-// The node that is computed: of bipolar activations the one of the 2-bit codes that the band holds.
-ConvSpec InBand(ConvSpec spec) {
-  if (spec.x.encoding != Encoding::kBipolar) return spec;
-  spec.x = {2, Encoding::kUnsigned};
-  spec.x_zero_point = 1;
-  return spec;
-}
+// The activations that are multiplied: of bipolar ones the 2-bit codes that the band holds.
+struct InputCodes {
+  OperandType type;
+  int32_t zero_point;
 
-// What makes the codes of x unsigned.
-int32_t XShift(const ConvSpec& spec) {
-  return spec.x.encoding == Encoding::kSigned ? 1 << (spec.x.bits - 1) : 0;
-}
+  static InputCodes Of(const ConvSpec& spec) {
+    if (CopiesAll(spec)) return {{2, Encoding::kUnsigned}, 1};
+    return {spec.x, spec.x_zero_point};
+  }
+  // What makes them unsigned.
+  int32_t Shift() const { return type.encoding == Encoding::kSigned ? 1 << (type.bits - 1) : 0; }
+};
 
 // How many k-groups 16-bit accumulators hold. A lane of vpmaddubsw is x0 w0 + x1 w1 with 0 <= x <= 2^bits - 1
-// (after XShift), so it lies between -(2^bits - 1) * n and (2^bits - 1) * p, where p and n are the sums of
+// (after InputCodes::Shift), so it lies between -(2^bits - 1) * n and (2^bits - 1) * p, where p and n are the sums of
 // the pair's positive weights and of its negative ones' magnitudes. With L the largest of these bounds over
 // all pairs of the packed weights, floor(32767 / L) of them can be added; 0 means that not even one is safe
 // from saturation.
@@ -380,7 +379,7 @@ constexpr int32_t kMinGroupsPerFlush = 2;
 
 size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
   const ConvGeometry& g = spec.geometry;
-  const int32_t x_max = (1 << spec.x.bits) - 1;
+  const int32_t x_max = (1 << InputCodes::Of(spec).type.bits) - 1;
   // Bytes that are consecutive in x; pairs do not reach across. In a block-diagonal panel a group may begin
   // at an odd byte, which pairs its channels the other way: both pairings are counted then.
   const size_t run =
@@ -388,11 +387,11 @@ size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
   const size_t k = static_cast<size_t>(g.K());
   const size_t step = window.merged > 1 && run % 2 != 0 ? 1 : 2;
   int32_t largest = 1;
-  ChannelWeights weights;
+  std::vector<int8_t> weights(k);
   for (size_t c = 0; c < static_cast<size_t>(g.out_channels); ++c) {
-    weights.Load(spec, c);
+    LoadChannel(spec, c, ByteShift(spec.channel_values[c]), weights.data());
     for (size_t begin = 0; begin < k; begin += run) {
-      const int16_t* w = weights.stored.data() + begin;
+      const int8_t* w = weights.data() + begin;
       for (size_t i = 0; i < run; i += step) {
         const int32_t a = w[i], b = i + 1 < run ? w[i + 1] : 0;
         const int32_t positive = std::max(a, 0) + std::max(b, 0), negative = -std::min(a, 0) - std::min(b, 0);
@@ -406,32 +405,28 @@ size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
 
 IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output)
     : geometry_(spec.geometry), engine_(engine), output_(output), epilogue_(spec), doubles_(CopiesAll(spec)) {
-  if (doubles_) {
-    PackWeights(InBand(spec));
-  } else {
-    PackWeights(spec);
-  }
+  PackWeights(spec);
 }
 
 void IgemmKernel::PackWeights(const ConvSpec& spec) {
   const ConvGeometry& g = geometry_;
   const size_t channels = static_cast<size_t>(g.out_channels);
-  ChannelWeights weights;
 
-  x_signed_ = engine_.multiplies_signed && spec.x.encoding == Encoding::kSigned;
-  x_shift_ = x_signed_ ? uint8_t{0} : static_cast<uint8_t>(XShift(spec));
-  pad_byte_ = static_cast<uint8_t>(spec.x_zero_point);
+  const InputCodes x = InputCodes::Of(spec);
+  x_signed_ = engine_.multiplies_signed && x.type.encoding == Encoding::kSigned;
+  x_shift_ = x_signed_ ? uint8_t{0} : static_cast<uint8_t>(x.Shift());
+  pad_byte_ = static_cast<uint8_t>(x.zero_point);
   // Group merging needs weights without row sums, so the shifts must be known before the panels.
   // bias - zx * sum (w - zw), which wraps like the accumulators do.
-  const int64_t zero = spec.x_zero_point + x_shift_;
+  const int64_t zero = x.zero_point + x_shift_;
   bias_.assign(channels + kEpiloguePadding, 0);
   std::vector<int32_t> shift(channels);
   std::vector<int64_t> largest(channels);
   for (size_t c = 0; c < channels; ++c) {
-    weights.Load(spec, c);
-    shift[c] = weights.shift;
-    largest[c] = 256 * weights.magnitude + std::abs(static_cast<int64_t>(spec.bias[c]));  // |x - zx| < 256
-    bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(spec.bias[c] - zero * weights.sum));
+    const ChannelValues& values = spec.channel_values[c];
+    shift[c] = ByteShift(values);
+    largest[c] = 256 * values.magnitude + std::abs(static_cast<int64_t>(spec.bias[c]));  // |x - zx| < 256
+    bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(spec.bias[c] - zero * values.sum));
   }
   epilogue_.LimitAccumulators(largest);
   const bool bytes_do = std::all_of(shift.begin(), shift.end(), [](int32_t s) { return s == 0; });
@@ -484,12 +479,7 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
   }
 
   AlignedBytes packed(bytes);
-  for (size_t p = 0; p < panels_.size(); ++p) {
-    for (size_t c = panels_[p].channel; c < panels_[p].channel + panels_[p].count; ++c) {
-      LoadWeights(spec, c, weights);
-      PackChannel(weights, c, panels_[p], packed.data() + offsets[p]);
-    }
-  }
+  for (size_t p = 0; p < panels_.size(); ++p) PackPanel(spec, panels_[p], packed.data() + offsets[p]);
   weights_ = ShareWeights(std::move(packed));
   for (size_t p = 0; p < panels_.size(); ++p) {
     panels_[p].weights = reinterpret_cast<const int8_t*>(weights_->data()) + offsets[p];
@@ -500,51 +490,53 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
 // the shift to every word, else shift * (sum of the pixel's x) is added to the sums; but in a panel of several
 // convolution groups that sum differs by channel. There v is a + b, a the nearest byte, and K is twice as
 // long: the bytes of x are multiplied by all a, then again by all b.
-void IgemmKernel::LoadWeights(const ConvSpec& spec, size_t channel, ChannelWeights& weights) const {
-  weights.Load(spec, channel);
-  if (!row_sum_weight_.empty() || !weight_shift_.empty()) return;
-  std::vector<int16_t>& stored = weights.stored;
-  for (int16_t& value : stored) value = static_cast<int16_t>(value + weights.shift);
+void IgemmKernel::LoadWeights(const ConvSpec& spec, size_t channel, int8_t* to) const {
+  const int32_t shift = ByteShift(spec.channel_values[channel]);
+  LoadChannel(spec, channel, shift, to);
   if (!splits_) return;
-  const size_t k = stored.size();
-  stored.resize(2 * k);
+  const size_t k = static_cast<size_t>(geometry_.K());
   for (size_t i = 0; i < k; ++i) {
-    const int16_t nearest = std::clamp<int16_t>(stored[i], -128, 127);
-    stored[k + i] = static_cast<int16_t>(stored[i] - nearest);
-    stored[i] = nearest;
+    const int32_t value = to[i] + shift, nearest = std::clamp(value, -128, 127);
+    to[i] = static_cast<int8_t>(nearest);
+    to[k + i] = static_cast<int8_t>(value - nearest);
   }
 }
 
-void IgemmKernel::PackChannel(const ChannelWeights& weights, size_t channel, const IgemmPanel& panel,
-                              uint8_t* out) const {
-  const size_t lanes = static_cast<size_t>(engine_.lanes), vectors = static_cast<size_t>(panel.vectors);
+// Some groups of all channels at a time, whose places stay in L1: those of a channel are far apart.
+void IgemmKernel::PackPanel(const ConvSpec& spec, const IgemmPanel& panel, uint8_t* out) const {
   const size_t group_in = static_cast<size_t>(geometry_.GroupIn());
-  // Where the channels of this convolution group begin inside a segment, and how many bytes of it they are.
-  const size_t start = (channel / static_cast<size_t>(geometry_.GroupOut()) - panel.group) * group_in;
-  const size_t bytes = window_.addressing == Addressing::kRows ? window_.segment_bytes : group_in;
-  const size_t lane = channel - panel.channel;
-  const size_t group_bytes = vectors * lanes * 4;
-  uint8_t* to = out + lane * 4;
-  if (!weight_shift_.empty()) {  // bytes that pad the channel become zero
-    for (size_t g = 0; g < window_.segments * window_.groups; ++g)
-      std::memset(to + g * group_bytes, -weights.shift, 4);
+  const size_t segment_bytes = window_.addressing == Addressing::kRows ? window_.segment_bytes : group_in;
+  const size_t group_bytes = static_cast<size_t>(panel.vectors * engine_.lanes) * 4;
+  const size_t channel_bytes = window_.segments * segment_bytes;
+  std::vector<int8_t> weights(panel.count * channel_bytes);
+  for (size_t lane = 0; lane < panel.count; ++lane) {
+    LoadWeights(spec, panel.channel + lane, weights.data() + lane * channel_bytes);
+    if (weight_shift_.empty()) continue;
+    const int32_t shift = ByteShift(spec.channel_values[panel.channel + lane]);
+    for (size_t g = 0; g < window_.segments * window_.groups; ++g)  // bytes that pad the channel become zero
+      std::memset(out + g * group_bytes + lane * 4, -shift, 4);
   }
-  const int16_t* stored = weights.stored.data();
-  const auto byte_at = [](int16_t value, int shift) {
-    return uint32_t{static_cast<uint8_t>(value)} << shift;
-  };
-  for (size_t s = 0; s < window_.segments; ++s, to += window_.groups * group_bytes) {
-    size_t b = 0;
-    if (start % 4 == 0) {  // nearly every layer: whole groups at a time
-      uint8_t* group = to + start / 4 * group_bytes;
-      for (; b + 4 <= bytes; b += 4, stored += 4, group += group_bytes) {
-        const uint32_t four =
-            byte_at(stored[0], 0) | byte_at(stored[1], 8) | byte_at(stored[2], 16) | byte_at(stored[3], 24);
-        std::memcpy(group, &four, 4);
+  constexpr size_t kStepBytes = 64;
+  for (size_t segment = 0; segment < window_.segments; ++segment) {
+    uint8_t* const to = out + segment * window_.groups * group_bytes;
+    for (size_t first = 0; first < segment_bytes; first += kStepBytes) {
+      const size_t count = std::min(kStepBytes, segment_bytes - first);
+      for (size_t lane = 0; lane < panel.count; ++lane) {
+        const int8_t* from = weights.data() + lane * channel_bytes + segment * segment_bytes + first;
+        // Where the channels of this convolution group begin inside a segment.
+        const size_t start =
+            ((panel.channel + lane) / static_cast<size_t>(geometry_.GroupOut()) - panel.group) * group_in;
+        uint8_t* place = to + lane * 4 + (start + first) / 4 * group_bytes;
+        size_t i = 0;
+        if (start % 4 == 0) {  // nearly every layer: whole groups at a time
+          for (; i + 4 <= count; i += 4, place += group_bytes) std::memcpy(place, from + i, 4);
+        }
+        for (; i < count; ++i) {
+          const size_t at = start + first + i;
+          to[at / 4 * group_bytes + lane * 4 + at % 4] = static_cast<uint8_t>(from[i]);
+        }
       }
     }
-    for (; b < bytes; ++b)
-      to[(start + b) / 4 * group_bytes + (start + b) % 4] = static_cast<uint8_t>(*stored++);
   }
 }
 
@@ -782,10 +774,9 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   });
 }
 
-// Whether kMinGroupsPerFlush holds, without a look at the weights where their bits alone say so. `spec` as
-// InBand.
+// Whether kMinGroupsPerFlush holds, without a look at the weights where their bits alone say so.
 bool FitsNarrow(const ConvSpec& spec, const WindowLayout& window) {
-  const int32_t x_max = (1 << spec.x.bits) - 1,
+  const int32_t x_max = (1 << InputCodes::Of(spec).type.bits) - 1,
                 w_max = (1 << spec.w.bits) - 1;  // |code - zero point| <= w_max
   if (x_max * w_max * 2 <= kMaxSum / kMinGroupsPerFlush) return true;
   return GroupsPerFlush(spec, window) >= kMinGroupsPerFlush;
@@ -837,6 +828,7 @@ ConvSpec PhaseSpec(const ConvSpec& whole, const Phase& h, const Phase& w) {
     spec.w = {8, Encoding::kSigned};
     std::fill(spec.w_zero_point.begin(), spec.w_zero_point.end(), 0);
     spec.weights.resize(static_cast<size_t>(g.out_channels * in));
+    ReadWeightValues(spec);
     return spec;
   }
   for (int64_t c = 0; c < g.out_channels; ++c) {
@@ -848,6 +840,7 @@ ConvSpec PhaseSpec(const ConvSpec& whole, const Phase& h, const Phase& w) {
       }
     }
   }
+  ReadWeightValues(spec);
   return spec;
 }
 
@@ -900,9 +893,8 @@ std::string Refuse(const ConvSpec& spec) {
   if (w.segments * kMinBlockPixels * sizeof(void*) > kPointerBytes ||
       OperandBytes(w, kEngine, 1) > kOperandBytes)
     return "kernel window exceeds the workspace";
-  if (kEngine.narrow && !FitsNarrow(CopiesAll(spec) ? InBand(spec) : spec, w)) {
+  if (kEngine.narrow && !FitsNarrow(spec, w))
     return "products of these weights overflow 16-bit accumulators too soon";
-  }
   return {};
 }
 
