@@ -19,6 +19,9 @@
 //
 //             output row 0, 1, 2 at stride 2    x rows  0 2 4 6 | 1 3 5
 //
+// The windows of a row of pixels lie equally far apart in a band, as they do in the x of a pointwise convolution:
+// engines that know (IgemmEngine::takes_rows) need no pointers to each.
+//
 // Bipolar activations are copied into a band as well, where code q becomes u = 2q with zero point 1:
 // 2q - 1 = u - 1. The padding has a code then, 1, and everything else is an ordinary convolution of 2-bit
 // codes. The copy costs a byte or two of every pixel against its out_channels * taps / 2 products.
@@ -48,8 +51,9 @@ enum class Addressing : uint8_t { kTaps, kRows };
 // What depends on the node alone.
 struct WindowLayout {
   Addressing addressing = Addressing::kTaps;
-  bool copied = false;  // the segments lie in a band
-  bool even = false;    // in which the pixels are equally far apart
+  bool copied = false;   // the segments lie in a band
+  bool even = false;     // in which the pixels are equally far apart
+  bool in_rows = false;  // pixels of a row are, and the engine knows
   size_t segments = 0;
   size_t segment_bytes = 0;  // multiplied by weights that are not padding
   size_t groups = 0;         // of four bytes, per segment
@@ -113,6 +117,9 @@ WindowLayout WindowOf(const ConvGeometry& g, const IgemmEngine& engine, bool eve
     w.segments = static_cast<size_t>(g.Taps());
     w.segment_bytes = w.merged * static_cast<size_t>(g.GroupIn());
   }
+  // In x itself only where the last group of a pixel ends with it.
+  const bool own_rows = allow_rows && !w.copied && g.group == 1 && g.in_channels % 4 == 0 && IsPointwise(g);
+  w.in_rows = engine.takes_rows && (own_rows || (w.addressing == Addressing::kRows && !w.even));
   w.groups = w.even ? EvenGroups(g, engine) : DivideUp(w.segment_bytes, 4);
   const size_t panel_groups = DivideUp(static_cast<size_t>(g.group), w.merged);
   w.reach = (panel_groups - 1) * w.segment_bytes + RoundUp(w.groups, engine.step_groups) * 4;
@@ -159,6 +166,23 @@ bool BandFits(const ConvGeometry& g, const WindowLayout& w) {
          BandBytes(g, w, 1, 1) <= BandLimit(w);
 }
 
+// Where the rows of x lie in a band of so many output rows.
+struct BandPlaces {
+  int64_t kernel_h, dilation_h, stride, plane_rows;
+
+  BandPlaces(const ConvGeometry& g, const WindowLayout& w, size_t rows)
+      : kernel_h(g.kernel_h),
+        dilation_h(g.dilation_h),
+        stride(static_cast<int64_t>(EvenStride(g, w))),
+        plane_rows(static_cast<int64_t>(BandRows(g, w, rows)) / g.kernel_d) {}
+  // Row r of a plane.
+  int64_t Row(int64_t plane, int64_t r) const {
+    return plane * plane_rows + r % stride * (plane_rows / stride) + r / stride;
+  }
+  // The first one that a row of the kernel reads.
+  int64_t KernelRow(int64_t row) const { return Row(row / kernel_h, row % kernel_h * dilation_h); }
+};
+
 // Where a kernel's outputs lie in y: at rows first_h, first_h + step_h, ... and columns first_w, first_w +
 // step_w, ... The default is all of y; the phases of a transposed convolution (below) interleave.
 struct OutputGrid {
@@ -202,6 +226,7 @@ size_t OperandBytes(const WindowLayout& w, const IgemmEngine& engine, size_t pix
 
 size_t MaxBlockPixels(const WindowLayout& w, const IgemmEngine& engine) {
   if (w.even) return kMaxEvenPixels;
+  if (w.in_rows) return kMaxBlockPixels;
   const size_t pixels =
       std::clamp(kPointerBytes / (w.segments * sizeof(void*)), kMinBlockPixels, kMaxBlockPixels);
   const size_t tile = static_cast<size_t>(engine.tile_rows), bytes = OperandBytes(w, engine, tile);
@@ -256,7 +281,8 @@ struct KeptBlock {
 
 // The parts of a thread's scratch memory, as offsets.
 struct Workspace {
-  size_t kept = 0, pad_row = 0, tail = 0, band = 0, rows = 0, row_sums = 0, operands = 0, bytes = 0;
+  size_t kept = 0, pad_row = 0, tail = 0, band = 0, rows = 0, offsets = 0, row_sums = 0, operands = 0,
+         bytes = 0;
   std::optional<size_t> unpacked;
 };
 
@@ -268,7 +294,11 @@ Workspace PlanWorkspace(const WindowLayout& w, const IgemmEngine& engine, const 
   ws.pad_row = scratch.Take(w.reach);
   ws.tail = scratch.Take(2 * w.reach);
   ws.band = scratch.Take(grid.band_bytes);
-  ws.rows = scratch.Take(w.segments * (w.even ? 1 : grid.pixels) * sizeof(void*));
+  const size_t pointers = w.even      ? w.segments
+                          : w.in_rows ? std::max(grid.rows, size_t{1})
+                                      : w.segments * grid.pixels;
+  ws.rows = scratch.Take(pointers * sizeof(void*));
+  if (w.in_rows && w.copied) ws.offsets = scratch.Take(w.segments * w.groups * sizeof(uint32_t));
   ws.row_sums = scratch.Take(row_sum_groups * grid.pixels * sizeof(int32_t));
   ws.operands = scratch.Take(OperandBytes(w, engine, grid.pixels));
   const size_t unpacked = engine.UnpackedBytes(grid.pixels, w.segments * w.groups, kUnpackedBytes);
@@ -279,10 +309,12 @@ Workspace PlanWorkspace(const WindowLayout& w, const IgemmEngine& engine, const 
 
 // Cycles per pixel to set up its segments: a pointer to each, measured on Zen 5; what an engine takes that copies
 // them for each of `copies` panels, measured on Sapphire Rapids, to begin with each and for their bytes. A single
-// segment is rarely copied. Of an even band every byte is copied once.
+// segment is rarely copied. Of a band without such pointers every byte is copied once.
 double SetupCycles(const ConvGeometry& g, const WindowLayout& w, const IgemmEngine& engine, size_t copies) {
   constexpr double kPointerCycles = 1.3, kSegmentCycles = 3.0, kBytesPerCycle = 32;
-  if (w.even) return static_cast<double>(g.stride_h * g.stride_w * g.in_channels) / kBytesPerCycle;
+  if (w.in_rows && !w.copied) return 0;
+  if (w.even || w.in_rows)
+    return static_cast<double>(g.stride_h * g.stride_w * g.in_channels) / kBytesPerCycle;
   const double segments = static_cast<double>(w.segments);
   double cycles = segments * kPointerCycles;
   if (engine.operand_bytes != nullptr && w.segments > 1)
@@ -303,7 +335,9 @@ class IgemmKernel final : public ConvKernel {
   size_t WorkspaceBytes(const ConvShape& shape) const override {
     return PlanWorkspace(window_, engine_, Plan(Shape(shape)), RowSumGroups()).bytes;
   }
-  size_t PackedBytes() const override { return weights_->size() + epilogue_.Bytes(); }
+  size_t PackedBytes() const override {
+    return weights_->size() + epilogue_.Bytes() + offsets_.size() * sizeof(uint32_t);
+  }
 
  private:
   ConvShape Shape(const ConvShape& whole) const {
@@ -335,6 +369,7 @@ class IgemmKernel final : public ConvKernel {
                    const uint8_t* pad_row, uint8_t* tail, const uint8_t** rows) const;
   size_t CopyBand(const ConvArgs& args, const ConvShape& shape, const BlockGrid& grid, size_t block,
                   uint8_t* band, const uint8_t** rows) const;
+  void ListOffsets(const BlockGrid& grid, uint32_t* offsets) const;
   void SumRows(const IgemmBlock& block, int32_t* sums) const;
 
   const ConvGeometry geometry_;
@@ -350,6 +385,7 @@ class IgemmKernel final : public ConvKernel {
   uint8_t pad_byte_ = 0;  // the code of a tap outside the image, as stored in x
   PackedWeights weights_;
   std::vector<IgemmPanel> panels_;
+  std::vector<uint32_t> offsets_;        // IgemmBlock::offsets where rows lie in x itself
   std::vector<int32_t> bias_;            // [out_channels + padding]
   std::vector<int32_t> row_sum_weight_;  // [out_channels + padding], empty when all are 0
   std::vector<int32_t> weight_shift_;    // IgemmBlock::weight_shift
@@ -444,6 +480,9 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
   window_ = PlanWindow(g, engine_, row_sum_weight_.empty(), !output_.interleaved, doubles_);
   if (splits_) window_.segments *= 2;
   if (engine_.narrow) groups_per_flush_ = GroupsPerFlush(spec, window_);
+  if (window_.in_rows && !window_.copied) {
+    for (size_t k = 0; k < window_.groups; ++k) offsets_.push_back(static_cast<uint32_t>(4 * k));
+  }
 
   // Panels: the channels of each (merged) group in runs of nearly equal width, which are dealt out to threads; where
   // there is little to multiply, as wide as they may be, because codes of three vectors have no store of their own
@@ -621,16 +660,13 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
   const int64_t begin =
       std::clamp<int64_t>(-ix, 0, in_columns);  // columns [begin, end) of the band are in the image
   const int64_t end = std::clamp<int64_t>(shape.in_w - ix, begin, in_columns);
-  const int64_t stride = static_cast<int64_t>(EvenStride(g, window_));
-  const int64_t plane_rows = static_cast<int64_t>(BandRows(g, window_, grid.rows)) / g.kernel_d;
-  // Where the band has row r of a plane.
-  const auto place_of = [&](int64_t r) { return r % stride * (plane_rows / stride) + r / stride; };
+  const BandPlaces places(g, window_, grid.rows);
   const uint8_t* x = static_cast<const uint8_t*>(args.x) +
                      plane / shape.out_d * shape.in_d * shape.in_h * shape.in_w * channels;
   for (int64_t i = 0; i < g.kernel_d * in_rows; ++i) {
     const int64_t kz = i / in_rows, r = i % in_rows;
     const int64_t iz = plane % shape.out_d * g.stride_d - g.pad_front + kz * g.dilation_d;
-    uint8_t* to = band + static_cast<size_t>(kz * plane_rows + place_of(r)) * grid.band_pitch;
+    uint8_t* to = band + static_cast<size_t>(places.Row(kz, r)) * grid.band_pitch;
     if (iz < 0 || iz >= shape.in_d || iy + r < 0 || iy + r >= shape.in_h || begin == end) {
       std::memset(to, pad_byte_, static_cast<size_t>(in_columns * channels));
       continue;
@@ -645,18 +681,20 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
     }
     std::memset(to + end * channels, pad_byte_, static_cast<size_t>((in_columns - end) * channels));
   }
-  const auto first_of = [&](int64_t row) {  // of the band, for a row of the kernel
-    return row / g.kernel_h * plane_rows + place_of(row % g.kernel_h * g.dilation_h);
-  };
   if (window_.even) {
     for (int64_t row = 0; row < g.kernel_d * g.kernel_h; ++row)
-      rows[row] = band + static_cast<size_t>(first_of(row)) * grid.band_pitch;
+      rows[row] = band + static_cast<size_t>(places.KernelRow(row)) * grid.band_pitch;
     return static_cast<size_t>(out_rows - 1) * EvenColumns(g, grid.columns) +
            static_cast<size_t>(out_columns);
   }
+  if (window_.in_rows) {
+    for (int64_t r = 0; r < out_rows; ++r)
+      rows[r] = band + static_cast<size_t>(r * g.stride_h) * grid.band_pitch;
+    return static_cast<size_t>(out_rows * out_columns);
+  }
   const int64_t segments_per_row = window_.addressing == Addressing::kRows ? 1 : g.kernel_w;
   for (int64_t row = 0; row < g.kernel_d * g.kernel_h; ++row) {
-    const int64_t first = first_of(row);
+    const int64_t first = places.KernelRow(row);
     for (int64_t kx = 0; kx < segments_per_row; ++kx) {
       const uint8_t** out = rows + static_cast<size_t>(row * segments_per_row + kx) * grid.pixels;
       for (int64_t r = 0; r < out_rows; ++r) {
@@ -669,13 +707,26 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
   return static_cast<size_t>(out_rows * out_columns);
 }
 
+// IgemmBlock::offsets in a band.
+void IgemmKernel::ListOffsets(const BlockGrid& grid, uint32_t* offsets) const {
+  const BandPlaces places(geometry_, window_, grid.rows);
+  for (size_t s = 0; s < window_.segments; ++s) {
+    const size_t first = static_cast<size_t>(places.KernelRow(static_cast<int64_t>(s))) * grid.band_pitch;
+    for (size_t k = 0; k < window_.groups; ++k) *offsets++ = static_cast<uint32_t>(first + 4 * k);
+  }
+}
+
 void IgemmKernel::SumRows(const IgemmBlock& block, int32_t* sums) const {
   const size_t bytes = window_.segment_bytes;
+  const auto segment_of = [&](size_t s, size_t p) {
+    if (block.offsets == nullptr) return block.rows[s * block.pitch + p];
+    return block.rows[p / block.columns] + p % block.columns * block.apart + block.offsets[s * block.groups];
+  };
   for (size_t group = 0; group < RowSumGroups(); ++group) {
     for (size_t p = 0; p < block.pixels; ++p) {
       uint32_t sum = 0;
       for (size_t s = 0; s < block.segments; ++s) {
-        const uint8_t* x = block.rows[s * block.pitch + p] + group * bytes;
+        const uint8_t* x = segment_of(s, p) + group * bytes;
         for (size_t i = 0; i < bytes; ++i) {
           sum += x_signed_ ? static_cast<uint32_t>(static_cast<int8_t>(x[i]))
                            : static_cast<uint8_t>(x[i] + x_shift_);
@@ -718,9 +769,13 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     IgemmBlock block{};
     block.rows = rows;
     block.pitch = window_.even ? 1 : grid.pixels;
-    if (window_.even) {
+    if (window_.even || window_.in_rows)
       block.apart = static_cast<size_t>(geometry_.stride_w * geometry_.in_channels);
-      block.column_pitch = EvenColumns(geometry_, grid.columns);
+    if (window_.even) block.column_pitch = EvenColumns(geometry_, grid.columns);
+    if (window_.in_rows) {
+      auto* const offsets = reinterpret_cast<uint32_t*>(scratch + ws.offsets);
+      if (window_.copied) ListOffsets(grid, offsets);
+      block.offsets = window_.copied ? offsets : offsets_.data();
     }
     block.segments = window_.segments;
     block.groups = window_.groups;
@@ -757,6 +812,9 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
         block.pixels = last->pixels;
       } else if (window_.copied) {
         block.pixels = CopyBand(args, shape, grid, i, scratch + ws.band, rows);
+      } else if (window_.in_rows) {
+        rows[0] = static_cast<const uint8_t*>(args.x) + first * block.apart;
+        block.columns = block.pixels;
       } else {
         PointAtTaps(args, shape, first, block.pixels, grid.pixels, scratch + ws.pad_row, scratch + ws.tail,
                     rows);
