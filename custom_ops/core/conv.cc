@@ -1,6 +1,7 @@
 #include "core/conv.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "core/node_reader.h"
 #include "core/status.h"
@@ -22,29 +23,61 @@ Window WindowOf(const ConvGeometry& g) {
   return window;
 }
 
-}  // namespace
+// Of codes as unsigned bytes: the least and the largest, their sum, that of their distances from `zero`, and whether
+// that is among them.
+struct CodeSums {
+  uint8_t lo, hi;
+  bool has_zero;
+  int64_t sum, distance;
+};
 
 // In loops that compilers vectorize: every weight is read when a session is created.
-ValueRange RangeOfWeights(const ConvSpec& spec) {
-  ValueRange range;
-  const bool bipolar = spec.w.encoding == Encoding::kBipolar;
-  const uint8_t flip = spec.w.encoding == Encoding::kSigned ? 0x80 : 0;  // orders signed codes as bytes
-  const size_t k = static_cast<size_t>(spec.geometry.K());
-  for (size_t c = 0; c < static_cast<size_t>(spec.geometry.out_channels); ++c) {
-    const uint8_t* codes = spec.weights.data() + c * k;
-    const int32_t zero = spec.w_zero_point[c] + flip;
-    uint8_t lo = 0xff, hi = 0, zeros = 0;
-    for (size_t i = 0; i < k; ++i) {
+CodeSums SumCodes(const uint8_t* codes, size_t count, uint8_t flip, uint8_t zero) {
+  CodeSums sums{0xff, 0, false, 0, 0};
+  constexpr size_t kBlock = size_t{1} << 20;  // sums of so many bytes stay inside int32
+  uint8_t lo = 0xff, hi = 0, zeros = 0;
+  for (size_t first = 0; first < count; first += kBlock) {
+    const size_t end = std::min(count, first + kBlock);
+    int32_t sum = 0, distance = 0;
+    for (size_t i = first; i < end; ++i) {
       const uint8_t code = codes[i] ^ flip;
       lo = std::min(lo, code);
       hi = std::max(hi, code);
       zeros |= code == zero ? 1 : 0;
+      sum += code;
+      distance += std::abs(code - zero);
     }
-    range.lo = std::min(range.lo, bipolar ? 2 * lo - 1 : lo - zero);
-    range.hi = std::max(range.hi, bipolar ? 2 * hi - 1 : hi - zero);
-    range.has_zero |= !bipolar && zeros != 0;
+    sums.sum += sum;
+    sums.distance += distance;
   }
-  return range;
+  sums.lo = lo;
+  sums.hi = hi;
+  sums.has_zero = zeros != 0;
+  return sums;
+}
+
+}  // namespace
+
+void ReadWeightValues(ConvSpec& spec) {
+  const bool bipolar = spec.w.encoding == Encoding::kBipolar;
+  const uint8_t flip = spec.w.encoding == Encoding::kSigned ? 0x80 : 0;  // orders signed codes as bytes
+  const size_t k = static_cast<size_t>(spec.geometry.K());
+  spec.weight_values = {};
+  spec.channel_values.clear();
+  spec.channel_values.reserve(static_cast<size_t>(spec.geometry.out_channels));
+  for (size_t c = 0; c < static_cast<size_t>(spec.geometry.out_channels); ++c) {
+    const auto zero = static_cast<uint8_t>(spec.w_zero_point[c] + flip);
+    const CodeSums codes = SumCodes(spec.weights.data() + c * k, k, flip, zero);
+    const auto count = static_cast<int64_t>(k);
+    const ChannelValues values =
+        bipolar ? ChannelValues{2 * codes.lo - 1, 2 * codes.hi - 1, 2 * codes.sum - count, count}
+                : ChannelValues{codes.lo - zero, codes.hi - zero, codes.sum - count * zero, codes.distance};
+    ValueRange& range = spec.weight_values;
+    range.lo = std::min(range.lo, values.lo);
+    range.hi = std::max(range.hi, values.hi);
+    range.has_zero |= !bipolar && codes.has_zero;
+    spec.channel_values.push_back(values);
+  }
 }
 
 ConvShape InferConvShape(const ConvGeometry& g, int64_t batch, int64_t in_h, int64_t in_w, int64_t in_d) {

@@ -108,6 +108,12 @@ struct ValueRange {
 // Kernels for few bits choose their arithmetic by the values that weights really have.
 inline constexpr int kFewWeightBits = 4;
 
+// The integer values of an output channel's weights: their least and largest, their sum, and that of their magnitudes.
+struct ChannelValues {
+  int32_t lo = 0, hi = 0;
+  int64_t sum = 0, magnitude = 0;
+};
+
 // Everything constant about a convolution node, decoded and validated.
 struct ConvSpec {
   ConvGeometry geometry;
@@ -117,9 +123,11 @@ struct ConvSpec {
   // per byte (two's complement for signed codes, so that int8_t(code) is the code; uint8 for unsigned and
   // bipolar ones).
   std::vector<uint8_t> weights;
-  ValueRange weight_values;  // where w.bits <= kFewWeightBits; read once, for all that choose a kernel
-  std::vector<int32_t> w_zero_point;  // [out_channels]
-  std::vector<int32_t> bias;          // [out_channels], zeros when absent
+  // Read once (ReadWeightValues), for all that choose a kernel and those that pack weights.
+  ValueRange weight_values;
+  std::vector<ChannelValues> channel_values;  // [out_channels]
+  std::vector<int32_t> w_zero_point;          // [out_channels]
+  std::vector<int32_t> bias;                  // [out_channels], zeros when absent
   Epilogue epilogue;
 
   int32_t WeightCode(int64_t index) const {
@@ -134,6 +142,7 @@ struct ConvSpec {
   }
 };
 
-ValueRange RangeOfWeights(const ConvSpec& spec);
+// Fills weight_values and channel_values, for a node whose weights and zero points are there.
+void ReadWeightValues(ConvSpec& spec);
 
 }  // namespace lowbit

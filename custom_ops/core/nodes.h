@@ -197,7 +197,7 @@ enum class Weights : uint8_t { kNeeded, kMayBeMissing };
 
 // Decodes and validates a node; the parameters are those of CreateOperator. Throws Error.
 //
-// Where weights may be missing and are, MatmulNode::conv has neither weights nor weight_values, and nothing
+// Where weights may be missing and are, MatmulNode::conv has neither weights nor their values, and nothing
 // proves that its accumulators stay inside int32.
 NodeSpec DecodeNode(const OpSchema& schema, const AttributeMap& attributes,
                     std::span<const std::optional<ConstTensor>> constants, const std::vector<bool>& present,

@@ -159,9 +159,7 @@ void PadChannels(NodeSpec& spec, int64_t x_padding, int64_t y_padding) {
     PadInputs(conv, x_padding);
     PadOutputs(conv, y_padding);
   }
-  conv.weight_values.has_zero = true;
-  conv.weight_values.lo = std::min(conv.weight_values.lo, 0);
-  conv.weight_values.hi = std::max(conv.weight_values.hi, 0);
+  if (!conv.weights.empty()) ReadWeightValues(conv);
 }
 
 Graph WithPaddedChannels(Graph graph, const Backend& backend) {

@@ -68,42 +68,18 @@ int64_t LargestValue(OperandType type, int32_t zero_point) {
                   std::abs(int64_t{type.MaxCode()} - zero_point));
 }
 
-template <typename Code>
-int64_t SumOfMagnitudes(const Code* codes, int64_t k, int32_t factor, int32_t offset) {
-  constexpr int64_t kBlock = 1 << 20;  // 2^20 values of at most 2^9 stay inside int32
-  int64_t sum = 0;
-  for (int64_t first = 0; first < k; first += kBlock) {
-    const int64_t end = std::min(k, first + kBlock);
-    int32_t block = 0;
-    for (int64_t i = first; i < end; ++i) block += std::abs(codes[i] * factor - offset);
-    sum += block;
-  }
-  return sum;
-}
-
 // Kernels accumulate in int32. Whatever codes arrive, |acc| <= max|v(x)| * sum of |v(w)| + |bias|; the node
 // is refused when that leaves int32 in any channel. (A kernel may wrap on the way, its sum of raw codes and
 // its correction for the zero points are congruent modulo 2^32 to the true value, which fits.)
 void ProveAccumulatorFits(const NodeReader& node, const ConvSpec& spec) {
-  const int64_t k = spec.geometry.K(), largest = LargestValue(spec.x, spec.x_zero_point);
+  const int64_t largest = LargestValue(spec.x, spec.x_zero_point);
   constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
-  for (int64_t c = 0; c < spec.geometry.out_channels; ++c) {
-    const size_t i = static_cast<size_t>(c);
-    // Most rows are too short to overflow with any weights. (k bytes lie in memory: no overflow here either.)
-    const int64_t worst = k * LargestValue(spec.w, spec.w_zero_point[i]) * largest;
-    if (worst <= kLimit - std::abs(int64_t{spec.bias[i]})) continue;
-    const bool bipolar = spec.w.encoding == Encoding::kBipolar;
-    const int32_t factor = bipolar ? 2 : 1, offset = bipolar ? 1 : spec.w_zero_point[i];
-    const uint8_t* row = spec.weights.data() + c * k;
-    const int64_t magnitude = spec.w.encoding == Encoding::kSigned
-                                  ? SumOfMagnitudes(reinterpret_cast<const int8_t*>(row), k, factor, offset)
-                                  : SumOfMagnitudes(row, k, factor, offset);
-    const int64_t bound =
-        CheckedProduct(magnitude, largest, "the accumulator's bound") + std::abs(int64_t{spec.bias[i]});
+  for (size_t c = 0; c < spec.channel_values.size(); ++c) {
+    const int64_t magnitude = spec.channel_values[c].magnitude, bias = std::abs(int64_t{spec.bias[c]});
+    const int64_t bound = CheckedProduct(magnitude, largest, "the accumulator's bound") + bias;
     Require(bound <= kLimit, node.op(), ": the accumulator of output channel ", c, " may reach ", bound,
-            " (sum of |weights| ", magnitude, " * largest activation ", largest, " + |bias| ",
-            std::abs(int64_t{spec.bias[i]}), "), int32 holds ", kLimit,
-            ". Fewer bits or a smaller K are needed; leave this node in float");
+            " (sum of |weights| ", magnitude, " * largest activation ", largest, " + |bias| ", bias,
+            "), int32 holds ", kLimit, ". Fewer bits or a smaller K are needed; leave this node in float");
   }
 }
 
@@ -300,7 +276,7 @@ ConvSpec ParseMatmul(const NodeReader& node, const ConvGeometry& geometry) {
   spec.geometry = geometry;
   ParseOperands(node, spec);
   if (node.HasConstant("w")) {
-    if (spec.w.bits <= kFewWeightBits) spec.weight_values = RangeOfWeights(spec);
+    ReadWeightValues(spec);
     ProveAccumulatorFits(node, spec);
   }
   spec.epilogue = ParseEpilogue(node, geometry.out_channels);

@@ -167,20 +167,13 @@ void DepthwiseKernel::RunRow(const ConvArgs& args, int64_t row) const {
 
 // Whether every sum of a window stays within int16, whatever the codes.
 bool SumsFitWords(const ConvSpec& spec) {
-  const ConvGeometry& g = spec.geometry;
   const int32_t offset = XOffset(spec), pad = spec.x_zero_point - offset;
   const int32_t lowest = std::min(spec.x.MinCode() - offset, pad);
   const int32_t highest = std::max(spec.x.MaxCode() - offset, pad);
   if (lowest < -128 || highest > 127) return false;
   const int64_t largest = std::max(-lowest, highest);
-  for (int64_t c = 0; c < g.out_channels; ++c) {
-    int64_t magnitude = 0;
-    for (int64_t t = 0; t < g.Taps(); ++t) {
-      const int32_t value = spec.WeightValue(c, c * g.Taps() + t);
-      if (value < -128 || value > 127) return false;
-      magnitude += std::abs(value);
-    }
-    if (magnitude * largest > INT16_MAX) return false;
+  for (const ChannelValues& values : spec.channel_values) {
+    if (values.lo < -128 || values.hi > 127 || values.magnitude * largest > INT16_MAX) return false;
   }
   return true;
 }

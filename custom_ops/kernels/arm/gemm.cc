@@ -74,7 +74,8 @@ int TileSizeFor(const GemmScheme& scheme, size_t left) {
 // x' = code - XOffset, signed and about symmetric; bipolar codes are values from the start.
 int32_t XOffset(const OperandType& x) { return x.encoding == Encoding::kUnsigned ? 1 << (x.bits - 1) : 0; }
 
-// The ranges of the operands; of the weights what their bits allow where they were not looked at.
+// The ranges of the operands; of the weights what their bits allow where these are not few: kernels are then chosen,
+// and measured (tune_file.h), whatever the values are.
 GemmOperands RangesOf(const ConvSpec& spec) {
   GemmOperands o{};
   if (spec.x.encoding == Encoding::kBipolar) {
@@ -90,7 +91,7 @@ GemmOperands RangesOf(const ConvSpec& spec) {
     lo = spec.w.MinCode() - *largest;
     hi = spec.w.MaxCode() - *least;
   }
-  // A channel that leaves int8 at one end is moved back (ChannelWeights), and its other end with it.
+  // A channel that leaves int8 at one end is moved back (ByteShift), and its other end with it.
   o.w_lo = std::max(lo - std::max(hi - 127, 0), -128);
   o.w_hi = std::min(hi + std::max(-128 - lo, 0), 127);
   return o;
@@ -193,7 +194,7 @@ class GemmKernel final : public ConvKernel {
   };
 
   void PackWeights(const ConvSpec& spec);
-  void PackPanel(const int16_t* stored, const Panel& panel, uint8_t* to) const;
+  void PackPanel(const int8_t* stored, const Panel& panel, uint8_t* to) const;
   const uint8_t* Weights(const Task& task, const Panel& panel, size_t chunk) const;
   GemmPlan Plan(const ConvShape& shape) const;
   Scratch PlanScratch(const GemmPlan& plan) const;
@@ -269,14 +270,13 @@ void GemmKernel::PackWeights(const ConvSpec& spec) {
   bias_.assign(channels + kEpiloguePadding, 0);
   std::vector<int32_t> shift(channels);
   std::vector<int64_t> largest(channels);
-  std::vector<int16_t> stored(channels * k);
-  ChannelWeights weights;
+  std::vector<int8_t> stored(channels * k);
   for (size_t c = 0; c < channels; ++c) {
-    weights.Load(spec, c);
-    shift[c] = weights.shift;
-    largest[c] = 256 * weights.magnitude + std::abs(static_cast<int64_t>(spec.bias[c]));  // |x - zx| < 256
-    bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(spec.bias[c] - zero * weights.sum));
-    std::copy(weights.stored.begin(), weights.stored.end(), stored.begin() + static_cast<ptrdiff_t>(c * k));
+    const ChannelValues& values = spec.channel_values[c];
+    shift[c] = ByteShift(values);
+    largest[c] = 256 * values.magnitude + std::abs(static_cast<int64_t>(spec.bias[c]));  // |x - zx| < 256
+    bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(spec.bias[c] - zero * values.sum));
+    LoadChannel(spec, c, shift[c], stored.data() + c * k);
   }
   epilogue_.LimitAccumulators(largest);
   if (std::any_of(shift.begin(), shift.end(), [](int32_t s) { return s != 0; })) {
@@ -318,13 +318,13 @@ void GemmKernel::PackWeights(const ConvSpec& spec) {
 }
 
 // The chunks of one panel, each [K / unit][channels][unit] in the order of the scheme's form.
-void GemmKernel::PackPanel(const int16_t* stored, const Panel& panel, uint8_t* to) const {
+void GemmKernel::PackPanel(const int8_t* stored, const Panel& panel, uint8_t* to) const {
   const size_t k = static_cast<size_t>(geometry_.K()), unit = scheme_.unit;
   const size_t swap = scheme_.form == GemmForm::kPairs ? 1 : 0;
   std::vector<int8_t> codes(padded_k_ * scheme_.channels);
   for (size_t c = 0; c < panel.count; ++c, stored += k) {
     for (size_t i = 0; i < k; ++i)
-      codes[(i / unit * scheme_.channels + c) * unit + (i % unit ^ swap)] = static_cast<int8_t>(stored[i]);
+      codes[(i / unit * scheme_.channels + c) * unit + (i % unit ^ swap)] = stored[i];
   }
   for (size_t chunk = 0; chunk < chunks_.count; ++chunk) {
     PackGemmPanel(scheme_.form, weight_bits_, codes.data() + chunk * chunks_.size * scheme_.channels,
@@ -607,11 +607,11 @@ size_t FlushOf(const GemmScheme& scheme, const ConvSpec& spec) {
   if (flush != 0 || spec.w.bits > kFewWeightBits) return flush;
   operands.channels = 1;
   operands.k = static_cast<size_t>(spec.geometry.K());
-  ChannelWeights weights;
+  std::vector<int8_t> weights(operands.k);
+  operands.weights = weights.data();
   size_t least = SIZE_MAX;
   for (size_t c = 0; c < static_cast<size_t>(spec.geometry.out_channels) && least != 0; ++c) {
-    weights.Load(spec, c);
-    operands.weights = weights.stored.data();
+    LoadChannel(spec, c, ByteShift(spec.channel_values[c]), weights.data());
     least = std::min(least, scheme.flush(operands));
   }
   return least;

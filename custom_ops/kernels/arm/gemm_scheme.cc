@@ -25,7 +25,7 @@ size_t RunOfRange(const GemmOperands& o, int64_t lo, int64_t hi, size_t most) {
 
 // A window slides over the products and is kept as long as its worst sums allow; where it has to shrink, it
 // was one too long.
-size_t RunOfValues(const GemmOperands& o, const int16_t* w, size_t stride, int64_t lo, int64_t hi,
+size_t RunOfValues(const GemmOperands& o, const int8_t* w, size_t stride, int64_t lo, int64_t hi,
                    size_t most) {
   size_t first = 0;
   Bounds sum;

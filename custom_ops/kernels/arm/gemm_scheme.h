@@ -45,7 +45,7 @@ struct GemmOperands {
   int32_t x_lo, x_hi;  // of x', padding included
   int32_t w_lo, w_hi;  // of w'
   // w', [channels][k]; null while only their range is known (selection does not read the weights).
-  const int16_t* weights;
+  const int8_t* weights;
   size_t channels, k;
 };
 

@@ -3,19 +3,15 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "core/conv.h"
 
 namespace lowbit {
 
-struct ChannelWeights {
-  std::vector<int16_t> stored;  // [K]: weight value - shift, within int8
-  int32_t shift = 0;            // 0 unless the values, codes minus zero point, need 9 bits
-  int64_t sum = 0;              // of the weight values
-  int64_t magnitude = 0;        // of the absolute weight values
+// What is taken off the values of a channel that are no signed bytes, codes less a zero point that need 9 bits; else 0.
+int32_t ByteShift(const ChannelValues& values);
 
-  void Load(const ConvSpec& spec, size_t channel);
-};
+// to[K]: weight values less `shift`, which are signed bytes.
+void LoadChannel(const ConvSpec& spec, size_t channel, int32_t shift, int8_t* to);
 
 }  // namespace lowbit

@@ -17,7 +17,7 @@ struct Sums {
   int64_t least, most;
 };
 
-Sums SumsOf(const ConvSpec& spec, int64_t channel) {
+Sums SumsOf(const ConvSpec& spec, size_t channel) {
   int64_t lo = -1, hi = 1;  // bipolar
   if (spec.x.encoding != Encoding::kBipolar) {
     const int64_t codes = int64_t{1} << spec.x.bits;
@@ -27,13 +27,9 @@ Sums SumsOf(const ConvSpec& spec, int64_t channel) {
   // A tap outside the image adds 0.
   lo = std::min<int64_t>(lo, 0);
   hi = std::max<int64_t>(hi, 0);
-  const int64_t row = spec.geometry.Taps() * spec.geometry.GroupIn();
-  int64_t positive = 0, negative = 0;
-  for (int64_t i = channel * row; i < (channel + 1) * row; ++i) {
-    const int32_t value = spec.WeightValue(channel, i);
-    (value > 0 ? positive : negative) += value;
-  }
-  const int64_t bias = spec.bias[static_cast<size_t>(channel)];
+  const ChannelValues& weights = spec.channel_values[channel];
+  const int64_t positive = (weights.sum + weights.magnitude) / 2, negative = weights.sum - positive;
+  const int64_t bias = spec.bias[channel];
   const auto bounded = [](int64_t sum) {
     return std::clamp<int64_t>(sum, -std::numeric_limits<int32_t>::max(),
                                std::numeric_limits<int32_t>::max());
@@ -125,7 +121,7 @@ std::optional<ThresholdLine> FitThresholdLine(const EpilogueView& e, const ConvS
   if (e.threshold_count > kMaxThresholds || e.channels == 0) return {};
   std::vector<Steps> channels;
   channels.reserve(e.channels);
-  for (size_t c = 0; c < e.channels; ++c) channels.emplace_back(e, c, SumsOf(spec, static_cast<int64_t>(c)));
+  for (size_t c = 0; c < e.channels; ++c) channels.emplace_back(e, c, SumsOf(spec, c));
   ThresholdLine line;
   line.lo = channels[0].LeastCode();
   line.hi = channels[0].LargestCode();

@@ -72,15 +72,8 @@ InputBytes InputBytesOf(const ConvSpec& spec, const WinogradScheme& scheme) {
           std::max(zero, spec.x.MaxCode() - shift)};
 }
 
-// Bounds of the weights that their bits and zero points allow.
-struct WeightBounds {
-  int32_t lo, hi;
-  int32_t Magnitude() const { return std::max(std::abs(lo), std::abs(hi)); }
-};
-WeightBounds BoundsOf(const ConvSpec& spec) {
-  if (spec.w.encoding == Encoding::kBipolar) return {-1, 1};
-  const auto [least, largest] = std::minmax_element(spec.w_zero_point.begin(), spec.w_zero_point.end());
-  return {spec.w.MinCode() - *largest, spec.w.MaxCode() - *least};
+bool WeightsAreBytes(const ConvSpec& spec) {
+  return spec.weight_values.lo >= -128 && spec.weight_values.hi <= 127;
 }
 
 // Successive blocks of input channels; what is added to the sums of their products, [panel]; and where the products'
@@ -103,12 +96,22 @@ struct SumRange {
   SumRange operator+(const SumRange& other) const { return {lo + other.lo, hi + other.hi}; }
 };
 
+// Whether some output channels' sums over all input channels fit one chunk.
+bool FitOneChunk(const ConvSpec& spec, const WinogradScheme& scheme, size_t channel, size_t count) {
+  const InputBytes x = InputBytesOf(spec, scheme);
+  return std::all_of(&spec.channel_values[channel], &spec.channel_values[channel] + count,
+                     [&](const ChannelValues& values) {
+                       const SumRange sums = SumRange::Of(x, values.sum, values.magnitude);
+                       return sums.hi - sums.lo < int64_t{1} << scheme.bits;
+                     });
+}
+
 // The chunks of a panel: each as long as the sums of all its channels allow. None where a single block's sums
-// span too much.
+// span too much. The weights are read where there is more than one.
 std::vector<Chunk> ChunksOf(const ConvSpec& spec, const WinogradScheme& scheme, size_t channel,
                             size_t count) {
   const ConvGeometry& g = spec.geometry;
-  const auto inputs = static_cast<size_t>(g.GroupIn());
+  const auto inputs = static_cast<size_t>(g.GroupIn()), k = static_cast<size_t>(g.K());
   const size_t blocks = InputBlocks(g, scheme);
   const InputBytes x = InputBytesOf(spec, scheme);
   const int64_t span = int64_t{1} << scheme.bits;
@@ -119,29 +122,28 @@ std::vector<Chunk> ChunksOf(const ConvSpec& spec, const WinogradScheme& scheme, 
     for (size_t c = 0; c < count; ++c) chunk.offset[c] = static_cast<int32_t>(-span / 2 - sums[c].lo);
     chunks.push_back(std::move(chunk));
   };
-  std::vector<ChannelWeights> weights(count);
-  bool all_fit = true;
-  for (size_t c = 0; c < count; ++c) {
-    weights[c].Load(spec, channel + c);
-    sums[c] = SumRange::Of(x, weights[c].sum, weights[c].magnitude);
-    all_fit = all_fit && sums[c].hi - sums[c].lo < span;
-  }
-  if (all_fit) {
+  if (FitOneChunk(spec, scheme, channel, count)) {
+    for (size_t c = 0; c < count; ++c) {
+      const ChannelValues& values = spec.channel_values[channel + c];
+      sums[c] = SumRange::Of(x, values.sum, values.magnitude);
+    }
     close(0, blocks);
     return chunks;
   }
-  sums.assign(count, {});
+  std::vector<int8_t> weights(count * k);
+  for (size_t c = 0; c < count; ++c) LoadChannel(spec, channel + c, 0, weights.data() + c * k);
   size_t first = 0;
   for (size_t block = 0; block < blocks; ++block) {
     const size_t begin = block * scheme.block, end = std::min(begin + scheme.block, inputs);
     bool fits = true;
     std::vector<SumRange> added(count);
     for (size_t c = 0; c < count; ++c) {
-      int64_t sum = 0, magnitude = 0;
+      int32_t sum = 0, magnitude = 0;
       for (size_t tap = 0; tap < 9; ++tap) {
-        for (size_t i = tap * inputs + begin; i < tap * inputs + end; ++i) {
-          sum += weights[c].stored[i];
-          magnitude += std::abs(weights[c].stored[i]);
+        const int8_t* const from = weights.data() + c * k + tap * inputs;
+        for (size_t i = begin; i < end; ++i) {
+          sum += from[i];
+          magnitude += std::abs(from[i]);
         }
       }
       added[c] = SumRange::Of(x, sum, magnitude);
@@ -166,14 +168,13 @@ std::vector<int32_t> ProductStart(const ConvSpec& spec, const WinogradScheme& sc
   std::vector<int32_t> start(scheme.Points() * scheme.channels);
   const auto inputs = static_cast<size_t>(spec.geometry.GroupIn());
   const size_t begin = chunk.first * scheme.block, end = std::min(chunk.end * scheme.block, inputs);
-  ChannelWeights weights;
+  std::vector<int8_t> weights(9 * inputs);
   for (size_t c = 0; c < count; ++c) {
-    weights.Load(spec, channel + c);
+    LoadChannel(spec, channel + c, 0, weights.data());
     int64_t taps[9];
     for (size_t tap = 0; tap < 9; ++tap) {
-      const auto first = weights.stored.begin() + static_cast<ptrdiff_t>(tap * inputs);
-      taps[tap] = std::accumulate(first + static_cast<ptrdiff_t>(begin), first + static_cast<ptrdiff_t>(end),
-                                  int64_t{0});
+      const int8_t* const from = weights.data() + tap * inputs;
+      taps[tap] = std::accumulate(from + begin, from + end, 0);
     }
     for (size_t point = 0; point < scheme.Points(); ++point) {
       const int8_t *rows = scheme.g[point / scheme.Window()], *columns = scheme.g[point % scheme.Window()];
@@ -202,12 +203,9 @@ size_t PanelsOf(const ConvGeometry& g, const WinogradScheme& scheme) {
   return static_cast<size_t>(g.group) * DivideUp(static_cast<size_t>(g.GroupOut()), scheme.channels);
 }
 
-// The chunks of all panels together; 0 where there is a panel that cannot be cut. Weights are read only where
-// their range does not tell.
+// The chunks of all panels together; 0 where there is a panel that cannot be cut.
 size_t TotalChunks(const ConvSpec& spec, const WinogradScheme& scheme) {
-  const InputBytes x = InputBytesOf(spec, scheme);
-  const int64_t span = int64_t{x.hi - x.lo} * BoundsOf(spec).Magnitude() * spec.geometry.K();
-  if (span < int64_t{1} << scheme.bits) return PanelsOf(spec.geometry, scheme);
+  if (FitOneChunk(spec, scheme, 0, spec.channel_values.size())) return PanelsOf(spec.geometry, scheme);
   size_t chunks = 0;
   const bool all = ForEachPanel(spec.geometry, scheme, [&](size_t, size_t channel, size_t count) {
     const size_t more = ChunksOf(spec, scheme, channel, count).size();
@@ -305,6 +303,8 @@ class WinogradKernel final : public ConvKernel {
   };
 
   void PackTaps(const ConvSpec& spec, const Panel& panel, uint8_t* to) const;
+  template <size_t kUnit>
+  void PackUnits(const int8_t* weights, size_t count, uint8_t* to) const;
   Scratch PlanScratch(const TilePlan& plan) const;
   Tile TileAt(const TilePlan& plan, size_t index) const;
   void TransformTile(const Task& task, const Tile& tile, size_t group, uint8_t* to, size_t block_pitch) const;
@@ -329,7 +329,7 @@ class WinogradKernel final : public ConvKernel {
   const size_t blocks_;  // of input channels
   const uint8_t shift_, pad_byte_;
   EpilogueTables epilogue_;
-  bool four_bits_ = true;  // or eight, of a tap
+  const bool four_bits_;  // or eight, of a tap
   PackedWeights taps_;
   std::vector<Panel> panels_;
   SumBytes sums_{};
@@ -341,11 +341,12 @@ WinogradKernel::WinogradKernel(const ConvSpec& spec, const WinogradScheme& schem
       blocks_(InputBlocks(spec.geometry, scheme)),
       shift_(InputBytesOf(spec, scheme).shift),
       pad_byte_(static_cast<uint8_t>(spec.x_zero_point)),
-      epilogue_(spec) {
+      epilogue_(spec),
+      four_bits_(spec.weight_values.lo >= -8 && spec.weight_values.hi <= 7) {
+  Require(WeightsAreBytes(spec), "weights outside the range for which this kernel was chosen");
   const ConvGeometry& g = geometry_;
   const InputBytes x = InputBytesOf(spec, scheme);
   std::vector<int64_t> largest(static_cast<size_t>(g.out_channels));
-  ChannelWeights weights;
   ForEachPanel(g, scheme, [&](size_t group, size_t channel, size_t count) {
     Panel panel{channel,
                 count,
@@ -357,10 +358,7 @@ WinogradKernel::WinogradKernel(const ConvSpec& spec, const WinogradScheme& schem
       for (Chunk& chunk : panel.chunks) chunk.start = ProductStart(spec, scheme, channel, count, chunk);
     }
     for (size_t c = 0; c < count; ++c) {
-      weights.Load(spec, channel + c);
-      Require(weights.shift == 0, "weights outside the range for which this kernel was chosen");
-      four_bits_ =
-          four_bits_ && std::ranges::all_of(weights.stored, [](int16_t w) { return w >= -8 && w <= 7; });
+      const ChannelValues& weights = spec.channel_values[channel + c];
       int64_t base = spec.bias[channel + c] - x.zero * weights.sum;
       for (const Chunk& chunk : panel.chunks) base -= chunk.offset[c];
       panel.base[c] = static_cast<int32_t>(static_cast<uint32_t>(base));
@@ -388,19 +386,41 @@ WinogradKernel::WinogradKernel(const ConvSpec& spec, const WinogradScheme& schem
 
 // `to` is zeroed, for the channels that fill up blocks and panels.
 void WinogradKernel::PackTaps(const ConvSpec& spec, const Panel& panel, uint8_t* to) const {
+  const size_t k = static_cast<size_t>(geometry_.K());
+  std::vector<int8_t> weights(panel.count * k);
+  for (size_t c = 0; c < panel.count; ++c) LoadChannel(spec, panel.channel + c, 0, weights.data() + c * k);
+  if (scheme_.unit == 1) return PackUnits<1>(weights.data(), panel.count, to);
+  if (scheme_.unit == 2) return PackUnits<2>(weights.data(), panel.count, to);
+  Require(scheme_.unit == 4, "a Winograd scheme has units of ", scheme_.unit, " channels");
+  PackUnits<4>(weights.data(), panel.count, to);
+}
+
+// Some inputs of all channels at a time, whose places stay in L1.
+template <size_t kUnit>
+void WinogradKernel::PackUnits(const int8_t* weights, size_t count, uint8_t* to) const {
+  constexpr size_t kStep = 64;
   const auto inputs = static_cast<size_t>(geometry_.GroupIn());
   const size_t group_bytes = four_bits_ ? kWinogradGroup / 2 : kWinogradGroup;
-  ChannelWeights weights;
-  for (size_t c = 0; c < panel.count; ++c) {
-    weights.Load(spec, panel.channel + c);
-    for (size_t tap = 0; tap < 9; ++tap) {
-      for (size_t first = 0; first < inputs; first += scheme_.unit) {  // those that stand side by side
-        const size_t at = first * scheme_.channels + c * scheme_.unit, lane = at % kWinogradGroup;
-        uint8_t* bytes = to + (at / kWinogradGroup * 9 + tap) * group_bytes + lane % group_bytes;
-        for (size_t i = 0; i < std::min(scheme_.unit, inputs - first); ++i) {
-          const int32_t value = weights.stored[tap * inputs + first + i];
-          bytes[i] |= static_cast<uint8_t>(four_bits_ ? (value & 15) << (lane / group_bytes * 4) : value);
+  for (size_t first = 0; first < inputs; first += kStep) {
+    const size_t end = std::min(first + kStep, inputs);
+    for (size_t row = 0; row < count * 9; ++row) {
+      const int8_t* const from = weights + row * inputs;
+      const size_t channel = row / 9, tap = row % 9;
+      for (size_t i = first; i < end; i += kUnit) {
+        const size_t at = i * scheme_.channels + channel * kUnit, lane = at % kWinogradGroup;
+        uint8_t* const place = to + (at / kWinogradGroup * 9 + tap) * group_bytes + lane % group_bytes;
+        uint32_t unit = 0;
+        if (i + kUnit <= inputs) {
+          std::memcpy(&unit, from + i, kUnit);
+        } else {
+          std::memcpy(&unit, from + i, inputs - i);
         }
+        if (four_bits_) {
+          uint32_t both = 0;
+          std::memcpy(&both, place, kUnit);
+          unit = both | (unit & 0x0f0f0f0f) << (lane / group_bytes * 4);
+        }
+        std::memcpy(place, &unit, kUnit);
       }
     }
   }
@@ -658,21 +678,7 @@ void WinogradKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   });
 }
 
-// Whether all weights are signed bytes; those of fewer bits and near zero points are not looked at.
-bool WeightsAreBytes(const ConvSpec& spec) {
-  const WeightBounds bounds = BoundsOf(spec);
-  if (bounds.lo >= -128 && bounds.hi <= 127) return true;
-  const int64_t k = spec.geometry.K();
-  for (int64_t c = 0; c < spec.geometry.out_channels; ++c) {
-    for (int64_t i = c * k; i < (c + 1) * k; ++i) {
-      const int32_t value = spec.WeightValue(c, i);
-      if (value < -128 || value > 127) return false;
-    }
-  }
-  return true;
-}
-
-// Whether all weights, bytes, transformed are numbers of code_bytes.
+// Whether all weights, bytes, transformed are numbers of code_bytes. Those are read whose channel's range does not tell.
 bool TransformsFit(const ConvSpec& spec, const WinogradScheme& scheme) {
   const int32_t limit = 1 << (8 * static_cast<int>(scheme.code_bytes) - 1);
   int32_t growth = 0;
@@ -680,14 +686,17 @@ bool TransformsFit(const ConvSpec& spec, const WinogradScheme& scheme) {
     const int8_t* g = scheme.g[row];
     growth = std::max(growth, std::abs(g[0]) + std::abs(g[1]) + std::abs(g[2]));
   }
-  if (std::min(BoundsOf(spec).Magnitude(), 128) * growth * growth < limit) return true;
-  const int64_t inputs = spec.geometry.GroupIn();
-  for (int64_t c = 0; c < spec.geometry.out_channels; ++c) {
-    for (int64_t i = 0; i < inputs; ++i) {
+  const auto inputs = static_cast<size_t>(spec.geometry.GroupIn());
+  std::vector<int8_t> weights(9 * inputs);
+  for (size_t c = 0; c < spec.channel_values.size(); ++c) {
+    const ChannelValues& values = spec.channel_values[c];
+    if (std::max(std::abs(values.lo), std::abs(values.hi)) * growth * growth < limit) continue;
+    LoadChannel(spec, c, 0, weights.data());
+    for (size_t i = 0; i < inputs; ++i) {
       for (size_t row = 0; row < scheme.Window(); ++row) {
         int32_t sums[3] = {};
-        for (int64_t tap = 0; tap < 9; ++tap)
-          sums[tap % 3] += scheme.g[row][tap / 3] * spec.WeightValue(c, (c * 9 + tap) * inputs + i);
+        for (size_t tap = 0; tap < 9; ++tap)
+          sums[tap % 3] += scheme.g[row][tap / 3] * weights[tap * inputs + i];
         for (size_t column = 0; column < scheme.Window(); ++column) {
           const int8_t* g = scheme.g[column];
           const int32_t value = g[0] * sums[0] + g[1] * sums[1] + g[2] * sums[2];

@@ -38,10 +38,13 @@ uint64_t NewTickets(size_t count) {
   return next.fetch_add(count, std::memory_order_relaxed);
 }
 
+bool IsPointwise(const ConvGeometry& g) {
+  return g.Taps() == 1 && g.IsPlanar() && g.stride_h == 1 && g.stride_w == 1 && g.pad_top == 0 &&
+         g.pad_left == 0 && g.pad_bottom == 0 && g.pad_right == 0;
+}
+
 ConvShape Flatten(const ConvGeometry& g, const ConvShape& s) {
-  const bool pointwise = g.Taps() == 1 && g.IsPlanar() && g.stride_h == 1 && g.stride_w == 1 &&
-                         g.pad_top == 0 && g.pad_left == 0 && g.pad_bottom == 0 && g.pad_right == 0;
-  if (!pointwise) return s;
+  if (!IsPointwise(g)) return s;
   const int64_t pixels = s.batch * s.in_h * s.in_w;
   return {1, 1, pixels, 1, pixels};
 }

@@ -68,7 +68,9 @@ KeptScratch ThreadScratch(size_t bytes, uint64_t ticket);
 // The first of `count` consecutive numbers that nobody else has.
 uint64_t NewTickets(size_t count);
 
-// The image as a kernel may see it: a 1x1 convolution without padding and stride is one long row.
+// A 1x1 convolution without padding and stride.
+bool IsPointwise(const ConvGeometry& geometry);
+// The image as a kernel may see it: of a pointwise convolution one long row.
 ConvShape Flatten(const ConvGeometry& geometry, const ConvShape& shape);
 
 }  // namespace lowbit

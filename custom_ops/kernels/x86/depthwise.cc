@@ -289,12 +289,8 @@ std::string Refuse(const ConvSpec& spec) {
   if (g.Taps() > kMaxTaps) return "more than 256 taps";
   if (spec.x.encoding == Encoding::kBipolar) return "bipolar activations";
   if (kEngine->products == DepthwiseProducts::kWide) return {};
-  for (int64_t c = 0; c < g.out_channels; ++c) {
-    for (int64_t t = 0; t < g.Taps(); ++t) {
-      const int32_t value = spec.WeightValue(c, c * g.Taps() + t);
-      if (value < -128 || value > 127) return "weight minus zero point outside int8";
-    }
-  }
+  if (spec.weight_values.lo < -128 || spec.weight_values.hi > 127)
+    return "weight minus zero point outside int8";
   return {};
 }
 

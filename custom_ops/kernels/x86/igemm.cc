@@ -19,6 +19,9 @@
 //
 //             output row 0, 1, 2 at stride 2    x rows  0 2 4 6 | 1 3 5
 //
+// The windows of a row of pixels lie equally far apart in a band, as they do in the x of a pointwise convolution:
+// engines that know (IgemmEngine::takes_rows) need no pointers to each.
+//
 // Bipolar activations are copied into a band as well, where code q becomes u = 2q with zero point 1:
 // 2q - 1 = u - 1. The padding has a code then, 1, and everything else is an ordinary convolution of 2-bit
 // codes. The copy costs a byte or two of every pixel against its out_channels * taps / 2 products.
@@ -48,8 +51,9 @@ enum class Addressing : uint8_t { kTaps, kRows };
 // What depends on the node alone.
 struct WindowLayout {
   Addressing addressing = Addressing::kTaps;
-  bool copied = false;  // the segments lie in a band
-  bool even = false;    // in which the pixels are equally far apart
+  bool copied = false;   // the segments lie in a band
+  bool even = false;     // in which the pixels are equally far apart
+  bool in_rows = false;  // pixels of a row are, and the engine knows
   size_t segments = 0;
   size_t segment_bytes = 0;  // multiplied by weights that are not padding
   size_t groups = 0;         // of four bytes, per segment
@@ -113,6 +117,9 @@ WindowLayout WindowOf(const ConvGeometry& g, const IgemmEngine& engine, bool eve
     w.segments = static_cast<size_t>(g.Taps());
     w.segment_bytes = w.merged * static_cast<size_t>(g.GroupIn());
   }
+  // In x itself only where the last group of a pixel ends with it.
+  const bool own_rows = allow_rows && !w.copied && g.group == 1 && g.in_channels % 4 == 0 && IsPointwise(g);
+  w.in_rows = engine.takes_rows && (own_rows || (w.addressing == Addressing::kRows && !w.even));
   w.groups = w.even ? EvenGroups(g, engine) : DivideUp(w.segment_bytes, 4);
   const size_t panel_groups = DivideUp(static_cast<size_t>(g.group), w.merged);
   w.reach = (panel_groups - 1) * w.segment_bytes + RoundUp(w.groups, engine.step_groups) * 4;
@@ -159,6 +166,23 @@ bool BandFits(const ConvGeometry& g, const WindowLayout& w) {
          BandBytes(g, w, 1, 1) <= BandLimit(w);
 }
 
+// Where the rows of x lie in a band of so many output rows.
+struct BandPlaces {
+  int64_t kernel_h, dilation_h, stride, plane_rows;
+
+  BandPlaces(const ConvGeometry& g, const WindowLayout& w, size_t rows)
+      : kernel_h(g.kernel_h),
+        dilation_h(g.dilation_h),
+        stride(static_cast<int64_t>(EvenStride(g, w))),
+        plane_rows(static_cast<int64_t>(BandRows(g, w, rows)) / g.kernel_d) {}
+  // Row r of a plane.
+  int64_t Row(int64_t plane, int64_t r) const {
+    return plane * plane_rows + r % stride * (plane_rows / stride) + r / stride;
+  }
+  // The first one that a row of the kernel reads.
+  int64_t KernelRow(int64_t row) const { return Row(row / kernel_h, row % kernel_h * dilation_h); }
+};
+
 // Where a kernel's outputs lie in y: at rows first_h, first_h + step_h, ... and columns first_w, first_w +
 // step_w, ... The default is all of y; the phases of a transposed convolution (below) interleave.
 struct OutputGrid {
@@ -202,6 +226,7 @@ size_t OperandBytes(const WindowLayout& w, const IgemmEngine& engine, size_t pix
 
 size_t MaxBlockPixels(const WindowLayout& w, const IgemmEngine& engine) {
   if (w.even) return kMaxEvenPixels;
+  if (w.in_rows) return kMaxBlockPixels;
   const size_t pixels =
       std::clamp(kPointerBytes / (w.segments * sizeof(void*)), kMinBlockPixels, kMaxBlockPixels);
   const size_t tile = static_cast<size_t>(engine.tile_rows), bytes = OperandBytes(w, engine, tile);
@@ -256,7 +281,8 @@ struct KeptBlock {
 
 // The parts of a thread's scratch memory, as offsets.
 struct Workspace {
-  size_t kept = 0, pad_row = 0, tail = 0, band = 0, rows = 0, row_sums = 0, operands = 0, bytes = 0;
+  size_t kept = 0, pad_row = 0, tail = 0, band = 0, rows = 0, offsets = 0, row_sums = 0, operands = 0,
+         bytes = 0;
   std::optional<size_t> unpacked;
 };
 
@@ -268,7 +294,11 @@ Workspace PlanWorkspace(const WindowLayout& w, const IgemmEngine& engine, const 
   ws.pad_row = scratch.Take(w.reach);
   ws.tail = scratch.Take(2 * w.reach);
   ws.band = scratch.Take(grid.band_bytes);
-  ws.rows = scratch.Take(w.segments * (w.even ? 1 : grid.pixels) * sizeof(void*));
+  const size_t pointers = w.even      ? w.segments
+                          : w.in_rows ? std::max(grid.rows, size_t{1})
+                                      : w.segments * grid.pixels;
+  ws.rows = scratch.Take(pointers * sizeof(void*));
+  if (w.in_rows && w.copied) ws.offsets = scratch.Take(w.segments * w.groups * sizeof(uint32_t));
   ws.row_sums = scratch.Take(row_sum_groups * grid.pixels * sizeof(int32_t));
   ws.operands = scratch.Take(OperandBytes(w, engine, grid.pixels));
   const size_t unpacked = engine.UnpackedBytes(grid.pixels, w.segments * w.groups, kUnpackedBytes);
@@ -279,10 +309,12 @@ Workspace PlanWorkspace(const WindowLayout& w, const IgemmEngine& engine, const 
 
 // Cycles per pixel to set up its segments: a pointer to each, measured on Zen 5; what an engine takes that copies
 // them for each of `copies` panels, measured on Sapphire Rapids, to begin with each and for their bytes. A single
-// segment is rarely copied. Of an even band every byte is copied once.
+// segment is rarely copied. Of a band without such pointers every byte is copied once.
 double SetupCycles(const ConvGeometry& g, const WindowLayout& w, const IgemmEngine& engine, size_t copies) {
   constexpr double kPointerCycles = 1.3, kSegmentCycles = 3.0, kBytesPerCycle = 32;
-  if (w.even) return static_cast<double>(g.stride_h * g.stride_w * g.in_channels) / kBytesPerCycle;
+  if (w.in_rows && !w.copied) return 0;
+  if (w.even || w.in_rows)
+    return static_cast<double>(g.stride_h * g.stride_w * g.in_channels) / kBytesPerCycle;
   const double segments = static_cast<double>(w.segments);
   double cycles = segments * kPointerCycles;
   if (engine.operand_bytes != nullptr && w.segments > 1)
@@ -303,7 +335,9 @@ class IgemmKernel final : public ConvKernel {
   size_t WorkspaceBytes(const ConvShape& shape) const override {
     return PlanWorkspace(window_, engine_, Plan(Shape(shape)), RowSumGroups()).bytes;
   }
-  size_t PackedBytes() const override { return weights_->size() + epilogue_.Bytes(); }
+  size_t PackedBytes() const override {
+    return weights_->size() + epilogue_.Bytes() + offsets_.size() * sizeof(uint32_t);
+  }
 
  private:
   ConvShape Shape(const ConvShape& whole) const {
@@ -325,9 +359,8 @@ class IgemmKernel final : public ConvKernel {
                                static_cast<int64_t>(column) * output_.step_w + output_.first_w);
   }
   void PackWeights(const ConvSpec& spec);
-  void LoadWeights(const ConvSpec& spec, size_t channel, ChannelWeights& weights) const;
-  void PackChannel(const ChannelWeights& weights, size_t channel, const IgemmPanel& panel,
-                   uint8_t* out) const;
+  void LoadWeights(const ConvSpec& spec, size_t channel, int8_t* to) const;
+  void PackPanel(const ConvSpec& spec, const IgemmPanel& panel, uint8_t* out) const;
   // Segments of x: half of those of the weights where these are split.
   size_t Taps() const { return window_.segments / (splits_ ? 2 : 1); }
   size_t RowSumGroups() const { return row_sum_weight_.empty() ? 0 : static_cast<size_t>(geometry_.group); }
@@ -336,6 +369,7 @@ class IgemmKernel final : public ConvKernel {
                    const uint8_t* pad_row, uint8_t* tail, const uint8_t** rows) const;
   size_t CopyBand(const ConvArgs& args, const ConvShape& shape, const BlockGrid& grid, size_t block,
                   uint8_t* band, const uint8_t** rows) const;
+  void ListOffsets(const BlockGrid& grid, uint32_t* offsets) const;
   void SumRows(const IgemmBlock& block, int32_t* sums) const;
 
   const ConvGeometry geometry_;
@@ -351,26 +385,27 @@ class IgemmKernel final : public ConvKernel {
   uint8_t pad_byte_ = 0;  // the code of a tap outside the image, as stored in x
   PackedWeights weights_;
   std::vector<IgemmPanel> panels_;
+  std::vector<uint32_t> offsets_;        // IgemmBlock::offsets where rows lie in x itself
   std::vector<int32_t> bias_;            // [out_channels + padding]
   std::vector<int32_t> row_sum_weight_;  // [out_channels + padding], empty when all are 0
   std::vector<int32_t> weight_shift_;    // IgemmBlock::weight_shift
 };
 
-// The node that is computed: of bipolar activations the one of the 2-bit codes that the band holds.
-ConvSpec InBand(ConvSpec spec) {
-  if (spec.x.encoding != Encoding::kBipolar) return spec;
-  spec.x = {2, Encoding::kUnsigned};
-  spec.x_zero_point = 1;
-  return spec;
-}
+// The activations that are multiplied: of bipolar ones the 2-bit codes that the band holds.
+struct InputCodes {
+  OperandType type;
+  int32_t zero_point;
 
-// What makes the codes of x unsigned.
-int32_t XShift(const ConvSpec& spec) {
-  return spec.x.encoding == Encoding::kSigned ? 1 << (spec.x.bits - 1) : 0;
-}
+  static InputCodes Of(const ConvSpec& spec) {
+    if (CopiesAll(spec)) return {{2, Encoding::kUnsigned}, 1};
+    return {spec.x, spec.x_zero_point};
+  }
+  // What makes them unsigned.
+  int32_t Shift() const { return type.encoding == Encoding::kSigned ? 1 << (type.bits - 1) : 0; }
+};
 
 // How many k-groups 16-bit accumulators hold. A lane of vpmaddubsw is x0 w0 + x1 w1 with 0 <= x <= 2^bits - 1
-// (after XShift), so it lies between -(2^bits - 1) * n and (2^bits - 1) * p, where p and n are the sums of
+// (after InputCodes::Shift), so it lies between -(2^bits - 1) * n and (2^bits - 1) * p, where p and n are the sums of
 // the pair's positive weights and of its negative ones' magnitudes. With L the largest of these bounds over
 // all pairs of the packed weights, floor(32767 / L) of them can be added; 0 means that not even one is safe
 // from saturation.
@@ -380,7 +415,7 @@ constexpr int32_t kMinGroupsPerFlush = 2;
 
 size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
   const ConvGeometry& g = spec.geometry;
-  const int32_t x_max = (1 << spec.x.bits) - 1;
+  const int32_t x_max = (1 << InputCodes::Of(spec).type.bits) - 1;
   // Bytes that are consecutive in x; pairs do not reach across. In a block-diagonal panel a group may begin
   // at an odd byte, which pairs its channels the other way: both pairings are counted then.
   const size_t run =
@@ -388,11 +423,11 @@ size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
   const size_t k = static_cast<size_t>(g.K());
   const size_t step = window.merged > 1 && run % 2 != 0 ? 1 : 2;
   int32_t largest = 1;
-  ChannelWeights weights;
+  std::vector<int8_t> weights(k);
   for (size_t c = 0; c < static_cast<size_t>(g.out_channels); ++c) {
-    weights.Load(spec, c);
+    LoadChannel(spec, c, ByteShift(spec.channel_values[c]), weights.data());
     for (size_t begin = 0; begin < k; begin += run) {
-      const int16_t* w = weights.stored.data() + begin;
+      const int8_t* w = weights.data() + begin;
       for (size_t i = 0; i < run; i += step) {
         const int32_t a = w[i], b = i + 1 < run ? w[i + 1] : 0;
         const int32_t positive = std::max(a, 0) + std::max(b, 0), negative = -std::min(a, 0) - std::min(b, 0);
@@ -406,32 +441,28 @@ size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
 
 IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output)
     : geometry_(spec.geometry), engine_(engine), output_(output), epilogue_(spec), doubles_(CopiesAll(spec)) {
-  if (doubles_) {
-    PackWeights(InBand(spec));
-  } else {
-    PackWeights(spec);
-  }
+  PackWeights(spec);
 }
 
 void IgemmKernel::PackWeights(const ConvSpec& spec) {
   const ConvGeometry& g = geometry_;
   const size_t channels = static_cast<size_t>(g.out_channels);
-  ChannelWeights weights;
 
-  x_signed_ = engine_.multiplies_signed && spec.x.encoding == Encoding::kSigned;
-  x_shift_ = x_signed_ ? uint8_t{0} : static_cast<uint8_t>(XShift(spec));
-  pad_byte_ = static_cast<uint8_t>(spec.x_zero_point);
+  const InputCodes x = InputCodes::Of(spec);
+  x_signed_ = engine_.multiplies_signed && x.type.encoding == Encoding::kSigned;
+  x_shift_ = x_signed_ ? uint8_t{0} : static_cast<uint8_t>(x.Shift());
+  pad_byte_ = static_cast<uint8_t>(x.zero_point);
   // Group merging needs weights without row sums, so the shifts must be known before the panels.
   // bias - zx * sum (w - zw), which wraps like the accumulators do.
-  const int64_t zero = spec.x_zero_point + x_shift_;
+  const int64_t zero = x.zero_point + x_shift_;
   bias_.assign(channels + kEpiloguePadding, 0);
   std::vector<int32_t> shift(channels);
   std::vector<int64_t> largest(channels);
   for (size_t c = 0; c < channels; ++c) {
-    weights.Load(spec, c);
-    shift[c] = weights.shift;
-    largest[c] = 256 * weights.magnitude + std::abs(static_cast<int64_t>(spec.bias[c]));  // |x - zx| < 256
-    bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(spec.bias[c] - zero * weights.sum));
+    const ChannelValues& values = spec.channel_values[c];
+    shift[c] = ByteShift(values);
+    largest[c] = 256 * values.magnitude + std::abs(static_cast<int64_t>(spec.bias[c]));  // |x - zx| < 256
+    bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(spec.bias[c] - zero * values.sum));
   }
   epilogue_.LimitAccumulators(largest);
   const bool bytes_do = std::all_of(shift.begin(), shift.end(), [](int32_t s) { return s == 0; });
@@ -449,6 +480,9 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
   window_ = PlanWindow(g, engine_, row_sum_weight_.empty(), !output_.interleaved, doubles_);
   if (splits_) window_.segments *= 2;
   if (engine_.narrow) groups_per_flush_ = GroupsPerFlush(spec, window_);
+  if (window_.in_rows && !window_.copied) {
+    for (size_t k = 0; k < window_.groups; ++k) offsets_.push_back(static_cast<uint32_t>(4 * k));
+  }
 
   // Panels: the channels of each (merged) group in runs of nearly equal width, which are dealt out to threads; where
   // there is little to multiply, as wide as they may be, because codes of three vectors have no store of their own
@@ -484,12 +518,7 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
   }
 
   AlignedBytes packed(bytes);
-  for (size_t p = 0; p < panels_.size(); ++p) {
-    for (size_t c = panels_[p].channel; c < panels_[p].channel + panels_[p].count; ++c) {
-      LoadWeights(spec, c, weights);
-      PackChannel(weights, c, panels_[p], packed.data() + offsets[p]);
-    }
-  }
+  for (size_t p = 0; p < panels_.size(); ++p) PackPanel(spec, panels_[p], packed.data() + offsets[p]);
   weights_ = ShareWeights(std::move(packed));
   for (size_t p = 0; p < panels_.size(); ++p) {
     panels_[p].weights = reinterpret_cast<const int8_t*>(weights_->data()) + offsets[p];
@@ -500,51 +529,53 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
 // the shift to every word, else shift * (sum of the pixel's x) is added to the sums; but in a panel of several
 // convolution groups that sum differs by channel. There v is a + b, a the nearest byte, and K is twice as
 // long: the bytes of x are multiplied by all a, then again by all b.
-void IgemmKernel::LoadWeights(const ConvSpec& spec, size_t channel, ChannelWeights& weights) const {
-  weights.Load(spec, channel);
-  if (!row_sum_weight_.empty() || !weight_shift_.empty()) return;
-  std::vector<int16_t>& stored = weights.stored;
-  for (int16_t& value : stored) value = static_cast<int16_t>(value + weights.shift);
+void IgemmKernel::LoadWeights(const ConvSpec& spec, size_t channel, int8_t* to) const {
+  const int32_t shift = ByteShift(spec.channel_values[channel]);
+  LoadChannel(spec, channel, shift, to);
   if (!splits_) return;
-  const size_t k = stored.size();
-  stored.resize(2 * k);
+  const size_t k = static_cast<size_t>(geometry_.K());
   for (size_t i = 0; i < k; ++i) {
-    const int16_t nearest = std::clamp<int16_t>(stored[i], -128, 127);
-    stored[k + i] = static_cast<int16_t>(stored[i] - nearest);
-    stored[i] = nearest;
+    const int32_t value = to[i] + shift, nearest = std::clamp(value, -128, 127);
+    to[i] = static_cast<int8_t>(nearest);
+    to[k + i] = static_cast<int8_t>(value - nearest);
   }
 }
 
-void IgemmKernel::PackChannel(const ChannelWeights& weights, size_t channel, const IgemmPanel& panel,
-                              uint8_t* out) const {
-  const size_t lanes = static_cast<size_t>(engine_.lanes), vectors = static_cast<size_t>(panel.vectors);
+// Some groups of all channels at a time, whose places stay in L1: those of a channel are far apart.
+void IgemmKernel::PackPanel(const ConvSpec& spec, const IgemmPanel& panel, uint8_t* out) const {
   const size_t group_in = static_cast<size_t>(geometry_.GroupIn());
-  // Where the channels of this convolution group begin inside a segment, and how many bytes of it they are.
-  const size_t start = (channel / static_cast<size_t>(geometry_.GroupOut()) - panel.group) * group_in;
-  const size_t bytes = window_.addressing == Addressing::kRows ? window_.segment_bytes : group_in;
-  const size_t lane = channel - panel.channel;
-  const size_t group_bytes = vectors * lanes * 4;
-  uint8_t* to = out + lane * 4;
-  if (!weight_shift_.empty()) {  // bytes that pad the channel become zero
-    for (size_t g = 0; g < window_.segments * window_.groups; ++g)
-      std::memset(to + g * group_bytes, -weights.shift, 4);
+  const size_t segment_bytes = window_.addressing == Addressing::kRows ? window_.segment_bytes : group_in;
+  const size_t group_bytes = static_cast<size_t>(panel.vectors * engine_.lanes) * 4;
+  const size_t channel_bytes = window_.segments * segment_bytes;
+  std::vector<int8_t> weights(panel.count * channel_bytes);
+  for (size_t lane = 0; lane < panel.count; ++lane) {
+    LoadWeights(spec, panel.channel + lane, weights.data() + lane * channel_bytes);
+    if (weight_shift_.empty()) continue;
+    const int32_t shift = ByteShift(spec.channel_values[panel.channel + lane]);
+    for (size_t g = 0; g < window_.segments * window_.groups; ++g)  // bytes that pad the channel become zero
+      std::memset(out + g * group_bytes + lane * 4, -shift, 4);
   }
-  const int16_t* stored = weights.stored.data();
-  const auto byte_at = [](int16_t value, int shift) {
-    return uint32_t{static_cast<uint8_t>(value)} << shift;
-  };
-  for (size_t s = 0; s < window_.segments; ++s, to += window_.groups * group_bytes) {
-    size_t b = 0;
-    if (start % 4 == 0) {  // nearly every layer: whole groups at a time
-      uint8_t* group = to + start / 4 * group_bytes;
-      for (; b + 4 <= bytes; b += 4, stored += 4, group += group_bytes) {
-        const uint32_t four =
-            byte_at(stored[0], 0) | byte_at(stored[1], 8) | byte_at(stored[2], 16) | byte_at(stored[3], 24);
-        std::memcpy(group, &four, 4);
+  constexpr size_t kStepBytes = 64;
+  for (size_t segment = 0; segment < window_.segments; ++segment) {
+    uint8_t* const to = out + segment * window_.groups * group_bytes;
+    for (size_t first = 0; first < segment_bytes; first += kStepBytes) {
+      const size_t count = std::min(kStepBytes, segment_bytes - first);
+      for (size_t lane = 0; lane < panel.count; ++lane) {
+        const int8_t* from = weights.data() + lane * channel_bytes + segment * segment_bytes + first;
+        // Where the channels of this convolution group begin inside a segment.
+        const size_t start =
+            ((panel.channel + lane) / static_cast<size_t>(geometry_.GroupOut()) - panel.group) * group_in;
+        uint8_t* place = to + lane * 4 + (start + first) / 4 * group_bytes;
+        size_t i = 0;
+        if (start % 4 == 0) {  // nearly every layer: whole groups at a time
+          for (; i + 4 <= count; i += 4, place += group_bytes) std::memcpy(place, from + i, 4);
+        }
+        for (; i < count; ++i) {
+          const size_t at = start + first + i;
+          to[at / 4 * group_bytes + lane * 4 + at % 4] = static_cast<uint8_t>(from[i]);
+        }
       }
     }
-    for (; b < bytes; ++b)
-      to[(start + b) / 4 * group_bytes + (start + b) % 4] = static_cast<uint8_t>(*stored++);
   }
 }
 
@@ -629,16 +660,13 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
   const int64_t begin =
       std::clamp<int64_t>(-ix, 0, in_columns);  // columns [begin, end) of the band are in the image
   const int64_t end = std::clamp<int64_t>(shape.in_w - ix, begin, in_columns);
-  const int64_t stride = static_cast<int64_t>(EvenStride(g, window_));
-  const int64_t plane_rows = static_cast<int64_t>(BandRows(g, window_, grid.rows)) / g.kernel_d;
-  // Where the band has row r of a plane.
-  const auto place_of = [&](int64_t r) { return r % stride * (plane_rows / stride) + r / stride; };
+  const BandPlaces places(g, window_, grid.rows);
   const uint8_t* x = static_cast<const uint8_t*>(args.x) +
                      plane / shape.out_d * shape.in_d * shape.in_h * shape.in_w * channels;
   for (int64_t i = 0; i < g.kernel_d * in_rows; ++i) {
     const int64_t kz = i / in_rows, r = i % in_rows;
     const int64_t iz = plane % shape.out_d * g.stride_d - g.pad_front + kz * g.dilation_d;
-    uint8_t* to = band + static_cast<size_t>(kz * plane_rows + place_of(r)) * grid.band_pitch;
+    uint8_t* to = band + static_cast<size_t>(places.Row(kz, r)) * grid.band_pitch;
     if (iz < 0 || iz >= shape.in_d || iy + r < 0 || iy + r >= shape.in_h || begin == end) {
       std::memset(to, pad_byte_, static_cast<size_t>(in_columns * channels));
       continue;
@@ -653,18 +681,20 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
     }
     std::memset(to + end * channels, pad_byte_, static_cast<size_t>((in_columns - end) * channels));
   }
-  const auto first_of = [&](int64_t row) {  // of the band, for a row of the kernel
-    return row / g.kernel_h * plane_rows + place_of(row % g.kernel_h * g.dilation_h);
-  };
   if (window_.even) {
     for (int64_t row = 0; row < g.kernel_d * g.kernel_h; ++row)
-      rows[row] = band + static_cast<size_t>(first_of(row)) * grid.band_pitch;
+      rows[row] = band + static_cast<size_t>(places.KernelRow(row)) * grid.band_pitch;
     return static_cast<size_t>(out_rows - 1) * EvenColumns(g, grid.columns) +
            static_cast<size_t>(out_columns);
   }
+  if (window_.in_rows) {
+    for (int64_t r = 0; r < out_rows; ++r)
+      rows[r] = band + static_cast<size_t>(r * g.stride_h) * grid.band_pitch;
+    return static_cast<size_t>(out_rows * out_columns);
+  }
   const int64_t segments_per_row = window_.addressing == Addressing::kRows ? 1 : g.kernel_w;
   for (int64_t row = 0; row < g.kernel_d * g.kernel_h; ++row) {
-    const int64_t first = first_of(row);
+    const int64_t first = places.KernelRow(row);
     for (int64_t kx = 0; kx < segments_per_row; ++kx) {
       const uint8_t** out = rows + static_cast<size_t>(row * segments_per_row + kx) * grid.pixels;
       for (int64_t r = 0; r < out_rows; ++r) {
@@ -677,13 +707,26 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
   return static_cast<size_t>(out_rows * out_columns);
 }
 
+// IgemmBlock::offsets in a band.
+void IgemmKernel::ListOffsets(const BlockGrid& grid, uint32_t* offsets) const {
+  const BandPlaces places(geometry_, window_, grid.rows);
+  for (size_t s = 0; s < window_.segments; ++s) {
+    const size_t first = static_cast<size_t>(places.KernelRow(static_cast<int64_t>(s))) * grid.band_pitch;
+    for (size_t k = 0; k < window_.groups; ++k) *offsets++ = static_cast<uint32_t>(first + 4 * k);
+  }
+}
+
 void IgemmKernel::SumRows(const IgemmBlock& block, int32_t* sums) const {
   const size_t bytes = window_.segment_bytes;
+  const auto segment_of = [&](size_t s, size_t p) {
+    if (block.offsets == nullptr) return block.rows[s * block.pitch + p];
+    return block.rows[p / block.columns] + p % block.columns * block.apart + block.offsets[s * block.groups];
+  };
   for (size_t group = 0; group < RowSumGroups(); ++group) {
     for (size_t p = 0; p < block.pixels; ++p) {
       uint32_t sum = 0;
       for (size_t s = 0; s < block.segments; ++s) {
-        const uint8_t* x = block.rows[s * block.pitch + p] + group * bytes;
+        const uint8_t* x = segment_of(s, p) + group * bytes;
         for (size_t i = 0; i < bytes; ++i) {
           sum += x_signed_ ? static_cast<uint32_t>(static_cast<int8_t>(x[i]))
                            : static_cast<uint8_t>(x[i] + x_shift_);
@@ -726,9 +769,13 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     IgemmBlock block{};
     block.rows = rows;
     block.pitch = window_.even ? 1 : grid.pixels;
-    if (window_.even) {
+    if (window_.even || window_.in_rows)
       block.apart = static_cast<size_t>(geometry_.stride_w * geometry_.in_channels);
-      block.column_pitch = EvenColumns(geometry_, grid.columns);
+    if (window_.even) block.column_pitch = EvenColumns(geometry_, grid.columns);
+    if (window_.in_rows) {
+      auto* const offsets = reinterpret_cast<uint32_t*>(scratch + ws.offsets);
+      if (window_.copied) ListOffsets(grid, offsets);
+      block.offsets = window_.copied ? offsets : offsets_.data();
     }
     block.segments = window_.segments;
     block.groups = window_.groups;
@@ -765,6 +812,9 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
         block.pixels = last->pixels;
       } else if (window_.copied) {
         block.pixels = CopyBand(args, shape, grid, i, scratch + ws.band, rows);
+      } else if (window_.in_rows) {
+        rows[0] = static_cast<const uint8_t*>(args.x) + first * block.apart;
+        block.columns = block.pixels;
       } else {
         PointAtTaps(args, shape, first, block.pixels, grid.pixels, scratch + ws.pad_row, scratch + ws.tail,
                     rows);
@@ -782,10 +832,9 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   });
 }
 
-// Whether kMinGroupsPerFlush holds, without a look at the weights where their bits alone say so. `spec` as
-// InBand.
+// Whether kMinGroupsPerFlush holds, without a look at the weights where their bits alone say so.
 bool FitsNarrow(const ConvSpec& spec, const WindowLayout& window) {
-  const int32_t x_max = (1 << spec.x.bits) - 1,
+  const int32_t x_max = (1 << InputCodes::Of(spec).type.bits) - 1,
                 w_max = (1 << spec.w.bits) - 1;  // |code - zero point| <= w_max
   if (x_max * w_max * 2 <= kMaxSum / kMinGroupsPerFlush) return true;
   return GroupsPerFlush(spec, window) >= kMinGroupsPerFlush;
@@ -837,6 +886,7 @@ ConvSpec PhaseSpec(const ConvSpec& whole, const Phase& h, const Phase& w) {
     spec.w = {8, Encoding::kSigned};
     std::fill(spec.w_zero_point.begin(), spec.w_zero_point.end(), 0);
     spec.weights.resize(static_cast<size_t>(g.out_channels * in));
+    ReadWeightValues(spec);
     return spec;
   }
   for (int64_t c = 0; c < g.out_channels; ++c) {
@@ -848,6 +898,7 @@ ConvSpec PhaseSpec(const ConvSpec& whole, const Phase& h, const Phase& w) {
       }
     }
   }
+  ReadWeightValues(spec);
   return spec;
 }
 
@@ -900,9 +951,8 @@ std::string Refuse(const ConvSpec& spec) {
   if (w.segments * kMinBlockPixels * sizeof(void*) > kPointerBytes ||
       OperandBytes(w, kEngine, 1) > kOperandBytes)
     return "kernel window exceeds the workspace";
-  if (kEngine.narrow && !FitsNarrow(CopiesAll(spec) ? InBand(spec) : spec, w)) {
+  if (kEngine.narrow && !FitsNarrow(spec, w))
     return "products of these weights overflow 16-bit accumulators too soon";
-  }
   return {};
 }
 

@@ -25,6 +25,7 @@ const IgemmEngine kIgemmAvx512Vnni = {
     .lanes = 16,
     .max_vectors = Avx512Vnni::kMaxVectors,
     .narrow = false,
+    .takes_rows = true,
     .macs_per_cycle = 121.0,
     .outputs_per_cycle = 6.4,
     .tile_rows = 6,

@@ -24,6 +24,7 @@ const IgemmEngine kIgemmAvxVnni = {
     .lanes = 8,
     .max_vectors = AvxVnni::kMaxVectors,
     .narrow = false,
+    .takes_rows = true,
     .macs_per_cycle = 59.5,
     .outputs_per_cycle = 4.8,
     .tile_rows = 6,

@@ -44,11 +44,13 @@
 namespace lowbit {
 namespace {
 
-// The arguments of one tile. `rows` points at the tile's first pixel of segment 0.
+// The arguments of one tile. `rows` points at the tile's first pixel of segment 0; where windows lie equally far apart,
+// x is the first one.
 struct TileArgs {
   const IgemmBlock* block;
   const IgemmPanel* panel;
   const uint8_t* const* rows;
+  const uint8_t* x;
   size_t pixel;  // first pixel of the tile, within the block
   // Weights of the next panel are fetched into L2 while this one is multiplied, each tile its share: one
   // prefetch per k-group, `fetch_step` bytes on.
@@ -99,18 +101,26 @@ inline __attribute__((always_inline)) void FinishTile(const IgemmBlock& b, const
   FinishRegisters<S, MR, NV>(b.output, pixel, panel.channel, panel.count, acc);
 }
 
-// 32-bit dot products (vpdpbusd; or vpmaddwd on words): S::Dot(acc, x, weights) adds four products per lane.
+// 32-bit dot products (vpdpbusd): S::Dot(acc, x, weights) adds four products per lane. group(r): those of x.
+template <class S, int MR, int NV, class Group>
+inline __attribute__((always_inline)) void AddGroup(const int8_t* w, const Group& group,
+                                                    typename S::I (&acc)[MR][NV]) {
+  typename S::Weights weights[NV];
+#pragma GCC unroll 4
+  for (int v = 0; v < NV; ++v) weights[v] = S::LoadWeights(w + v * S::kWeightBytes);
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; ++r) {
+    const typename S::Bytes bytes = S::Prepare(group(r));
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) acc[r][v] = S::Dot(acc[r][v], bytes, weights[v]);
+  }
+}
+
+// The products of a tile whose windows are found by pointers.
 template <class S, int MR, int NV, bool kShift>
-void DotTile(const TileArgs& t) {
+inline __attribute__((always_inline)) void AddSegments(const TileArgs& t, typename S::I (&acc)[MR][NV]) {
   using I = typename S::I;
   const IgemmBlock& b = *t.block;
-  I acc[MR][NV];
-#pragma GCC unroll 4
-  for (int v = 0; v < NV; ++v) {
-    const I bias = S::Load(b.bias + t.panel->channel + v * S::kLanes);
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r) acc[r][v] = bias;
-  }
   const I shift = S::Set(b.x_shift);
   const int8_t *w = t.panel->weights, *fetch = t.fetch;
   const size_t fetch_step = t.fetch_step;
@@ -124,21 +134,60 @@ void DotTile(const TileArgs& t) {
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) x[r] = rows[r] + t.panel->x_offset;
     for (size_t k = 0; k < b.groups * 4; k += 4) {
-      typename S::Weights weights[NV];
-#pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) weights[v] = S::LoadWeights(w + v * S::kWeightBytes);
-      w += NV * S::kWeightBytes;
       __builtin_prefetch(fetch, 0, 2);
       fetch += fetch_step;
-#pragma GCC unroll 16
-      for (int r = 0; r < MR; ++r) {
-        I group = S::Set(LoadGroup(x[r] + k));
-        if constexpr (kShift) group = S::AddBytes(group, shift);
-        const typename S::Bytes bytes = S::Prepare(group);
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) acc[r][v] = S::Dot(acc[r][v], bytes, weights[v]);
-      }
+      const auto group = [&](int r) __attribute__((always_inline)) {
+        const I bytes = S::Set(LoadGroup(x[r] + k));
+        return kShift ? S::AddBytes(bytes, shift) : bytes;
+      };
+      AddGroup<S, MR, NV>(w, group, acc);
+      w += NV * S::kWeightBytes;
     }
+  }
+}
+
+// Of windows that lie equally far apart: a pointer for three of them, and one loop over all groups.
+template <class S, int MR, int NV, bool kShift>
+inline __attribute__((always_inline)) void AddRows(const TileArgs& t, typename S::I (&acc)[MR][NV]) {
+  using I = typename S::I;
+  const IgemmBlock& b = *t.block;
+  const I shift = S::Set(b.x_shift);
+  const int8_t *w = t.panel->weights, *fetch = t.fetch;
+  const size_t fetch_step = t.fetch_step, apart = b.apart;
+  const uint8_t* const first = t.x;
+  const uint32_t *offset = b.offsets, *const end = offset + b.segments * b.groups;
+  for (; offset < end; ++offset, w += NV * S::kWeightBytes) {
+    __builtin_prefetch(fetch, 0, 2);
+    fetch += fetch_step;
+    const uint8_t* x[(MR + 2) / 3];
+#pragma GCC unroll 4
+    for (int i = 0; i < (MR + 2) / 3; ++i) {
+      x[i] = (i == 0 ? first + *offset : x[i - 1] + 3 * apart);
+      asm("" : "+r"(x[i]));  // or the compiler keeps a pointer for each pixel, more than registers hold
+    }
+    const auto group = [&](int r) __attribute__((always_inline)) {
+      const I bytes = S::Set(LoadGroup(x[r / 3] + static_cast<size_t>(r % 3) * apart));
+      return kShift ? S::AddBytes(bytes, shift) : bytes;
+    };
+    AddGroup<S, MR, NV>(w, group, acc);
+  }
+}
+
+// One function for all of them: what finishes a tile is most of its code.
+template <class S, int MR, int NV>
+void DotTile(const TileArgs& t) {
+  const IgemmBlock& b = *t.block;
+  typename S::I acc[MR][NV];
+#pragma GCC unroll 4
+  for (int v = 0; v < NV; ++v) {
+    const auto bias = S::Load(b.bias + t.panel->channel + v * S::kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) acc[r][v] = bias;
+  }
+  if (b.offsets != nullptr) {
+    b.x_shift == 0 ? AddRows<S, MR, NV, false>(t, acc) : AddRows<S, MR, NV, true>(t, acc);
+  } else {
+    b.x_shift == 0 ? AddSegments<S, MR, NV, false>(t, acc) : AddSegments<S, MR, NV, true>(t, acc);
   }
   FinishTile<S, MR, NV>(b, *t.panel, t.pixel, acc);
 }
@@ -230,7 +279,7 @@ struct TileTable {
     if constexpr (S::kNarrow) {
       run[MR - 1] = &NarrowTile<S, MR, NV, kShift>;
     } else {
-      run[MR - 1] = &DotTile<S, MR, NV, kShift>;
+      run[MR - 1] = &DotTile<S, MR, NV>;
     }
     if constexpr (MR < kMax) Fill<MR + 1>();
   }
@@ -242,25 +291,31 @@ struct TileTable {
 constexpr size_t kFetchedPanelBytes = 16 * 1024;
 
 // Panels outside, tiles inside: a panel's weights stay in L1 or L2 while the pixels of the block pass. The
-// pixels are dealt out evenly, so that no tile is left with one or two of them.
+// pixels, or those of a row, are dealt out evenly, so that no tile is left with one or two of them.
 template <class S, int NV, bool kShift>
 void RunPanel(const IgemmBlock& b, const IgemmPanel& panel) {
   constexpr size_t kMax = S::kTileRows[NV - 1];
   static constexpr TileTable<S, NV, kMax, kShift> kTiles;
-  const size_t tiles = (b.pixels + kMax - 1) / kMax;
-  const size_t rows = b.pixels / tiles, longer = b.pixels % tiles;
-  TileArgs t{&b, &panel, b.rows, 0, panel.weights, 0};
+  const bool in_rows = b.offsets != nullptr;
+  const size_t run = in_rows ? b.columns : b.pixels, runs = b.pixels / run;
+  const size_t tiles = (run + kMax - 1) / kMax;
+  const size_t shorter = run / tiles, longer = run % tiles;
+  TileArgs t{&b, &panel, b.rows, nullptr, 0, panel.weights, 0};
   const size_t steps = b.segments * b.groups;
   const bool has_next = &panel + 1 < b.all_panels_end;
   if (has_next && steps * NV * S::kWeightBytes >= kFetchedPanelBytes)
-    t.fetch_step = NV * S::kWeightBytes / tiles;
+    t.fetch_step = NV * S::kWeightBytes / (runs * tiles);
   if (t.fetch_step != 0) t.fetch = panel.weights + steps * NV * S::kWeightBytes;
-  for (size_t i = 0; i < tiles; ++i) {
-    const size_t n = rows + (i < longer ? 1 : 0);
-    t.rows = b.rows + t.pixel;
-    kTiles.run[n - 1](t);
-    t.pixel += n;
-    t.fetch += t.fetch_step * steps;
+  for (size_t row = 0; row < runs; ++row) {
+    if (in_rows) t.x = b.rows[row];
+    for (size_t i = 0; i < tiles; ++i) {
+      const size_t n = shorter + (i < longer ? 1 : 0);
+      if (!in_rows) t.rows = b.rows + t.pixel;
+      kTiles.run[n - 1](t);
+      t.pixel += n;
+      t.x += n * b.apart;
+      t.fetch += t.fetch_step * steps;
+    }
   }
 }
 
@@ -317,11 +372,10 @@ void SumRows(const uint8_t* const* rows, size_t count, size_t bytes, uint8_t x_s
 
 template <class S>
 void Run(const IgemmBlock& block) {
-  if (block.x_shift) {
-    RunBlock<S, true>(block);
-  } else {
-    RunBlock<S, false>(block);
+  if constexpr (S::kNarrow) {
+    if (block.x_shift != 0) return RunBlock<S, true>(block);
   }
+  RunBlock<S, false>(block);
 }
 
 }  // namespace
