@@ -22,6 +22,10 @@ from which a later run of the same commit on the same device goes on.
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -284,6 +288,28 @@ def checked_subject(path: Path, device: str, cache: str, feed: dict[str, Any]) -
     return subject, tuned
 
 
+_RUN_ONCE = """
+import sys, lowbit, numpy as np
+path, device, cache, *dims = sys.argv[1:]
+session = lowbit.session(path, device=device, provider_options={"cache_dir": cache})
+session.run(None, {session.get_inputs()[0].name: np.zeros([int(dim) for dim in dims], np.float32)})
+"""
+
+
+def launches(path: Path, device: str, cache: str, dims: tuple[int, ...]) -> int:
+    """Kernels that a run enqueues, by the printed plan; a process reads its variable once."""
+    plan = subprocess.run(
+        [sys.executable, "-c", _RUN_ONCE, str(path), device, cache, *map(str, dims)],
+        env={**os.environ, "LOWBIT_PRINT_PLAN": "json"},
+        check=True,
+        stderr=subprocess.PIPE,
+        text=True,
+    ).stderr
+    lines = [json.loads(line) for line in plan.splitlines() if line.startswith('{"lowbit": "region"')]
+    kernels = [step["kernel"] for line in lines for step in line["steps"]]
+    return sum(kernel.count(" + ") + 1 for kernel in kernels if not kernel.endswith(" with the last"))
+
+
 def measure(network: str, forms: list[str], batch: int, device: str, rounds: int) -> dict[str, Any]:
     """Rounds of microseconds by form, and what else there is to know of each."""
     feed = images(batch, size_of(network), seed=3)
@@ -298,6 +324,7 @@ def measure(network: str, forms: list[str], batch: int, device: str, rounds: int
             lowbit.session(path, device=device)
             opened = time.perf_counter() - start
             out[form] = {"opened_ms": opened * 1e3, "tuned_s": tuned, "rounds": []}
+            out[form]["launches"] = launches(path, device, cache, feed.shape)
         if torch is not None:
             subjects[TORCH] = TorchSubject(onnx.load(WORK / f"{network}_float_batch.onnx"), feed)
             out[TORCH] = {"rounds": []}
@@ -315,6 +342,7 @@ def tables(places: dict[str, dict[str, Any]]) -> list[Table]:
         "slowest form / A",
         f"A / {TORCH}",
         "opening A, D ms",
+        "launches",
     ]
     table = Table("forms", ["network", "batch", *columns])
     for place in places.values():
@@ -325,13 +353,15 @@ def tables(places: dict[str, dict[str, Any]]) -> list[Table]:
         ratios = ["-" if "A" not in medians else max(forms) / medians["A"]]
         ratios.append("-" if not {"A", TORCH} <= medians.keys() else medians["A"] / medians[TORCH])
         opening = ", ".join(f"{names[form]['opened_ms']:.0f}" for form in ("A", "D") if form in names)
-        table.rows.append([place["network"], place["batch"], *cells, *ratios, opening])
+        counts = ", ".join(str(names[form]["launches"]) for form in FORMS if form in names)
+        table.rows.append([place["network"], place["batch"], *cells, *ratios, opening, counts])
     return [table]
 
 
 NOTES = [
     "Device time of a run, of many that are queued; the median of rounds in which all take turns.",
     "Every output of four images is the CPU's. TensorRT cannot be had on this machine.",
+    "Launches: kernels of a run, of each form.",
 ]
 
 
