@@ -75,19 +75,31 @@ __device__ __forceinline__ void MultiplyParts(float (&c)[4],
   }
 }
 
+// Blocks of a multiprocessor: latencies are hidden by other warps, of which there must be many.
+template <FloatPrecision kPrecision>
+inline constexpr int kBlocksAtOnce = Words<kPrecision>::kParts == 1 ? 3 : 2;
+
 template <typename Column, FloatPrecision kPrecision, typename B>
-__global__ void __launch_bounds__(kThreads) TensorTiles(const __grid_constant__ TensorParams p) {
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kPrecision>)
+    TensorTiles(const __grid_constant__ TensorParams p) {
   using Of = Words<kPrecision>;
   constexpr int kParts = Of::kParts, kPerWord = Of::kPerWord, kElements = Of::kElements;
   constexpr int kSharers = kThreads / B::kColumns;  // threads that fetch one column
-  constexpr int kOwn = 2 / kParts;                  // steps of a stage that each of them fetches
-  constexpr int kStageSteps = kOwn * kSharers;
+  constexpr int kStageSteps = kSharers;             // a step each
   // Four rows of words begin in different banks, as the 32 words of a fragment then do.
   constexpr int kPitch = B::kColumns + 8, kPartWords = kStageSteps * kStepWords * kPitch;
   constexpr int kStageWords = kParts * kPartWords;
   static_assert(kStageSteps % B::kWarpsK == 0);
-  static_assert(B::kWarpsK * B::kRows * B::kColumns <= 2 * kStageWords || B::kWarpsK == 1);
-  __shared__ __align__(16) unsigned words[2][kStageWords];
+  // Weights lie there, too, where there is room for those of two stages.
+  constexpr bool kKeepsWeights = kParts == 1;
+  constexpr int kBlockTiles = B::kRows / kTileRows, kStageFours = kStageSteps * kBlockTiles * kWarp;
+  constexpr int kSums = B::kWarpsK > 1 ? B::kWarpsK * B::kRows * B::kColumns : 0;
+  constexpr int kStages = 2 * (kStageWords + (kKeepsWeights ? 4 * kStageFours : 0));
+  __shared__ __align__(16) unsigned memory[kStages > kSums ? kStages : kSums];
+  const auto pixels_at = [&](int stage) { return memory + stage % 2 * kStageWords; };
+  const auto weights_at = [&](int stage) {
+    return reinterpret_cast<uint4*>(memory + 2 * kStageWords) + stage % 2 * kStageFours;
+  };
   LetSuccessorsStart();
   WaitForPredecessors();
 
@@ -98,53 +110,54 @@ __global__ void __launch_bounds__(kThreads) TensorTiles(const __grid_constant__ 
   const Column column(p, group, j0 + own);
   const int64_t channel_step = Column::ChannelStep(p);
 
-  float fetched[kOwn][kElements];
+  const uint4* const weights =
+      p.weights + (static_cast<int64_t>(group) * p.row_tiles + i0 / kTileRows) * p.steps * kWarp;
+  float fetched[kElements];
   const auto fetch = [&](int stage) {
+    if constexpr (kKeepsWeights) {
 #pragma unroll
-    for (int s = 0; s < kOwn; ++s) {
-      const int step = stage * kStageSteps + s * kSharers + sharer;
-      const auto [tap, chunk] = Divided(static_cast<unsigned>(step), p.by_chunks);
-      const auto [ty, tx] = Divided(tap, p.by_kernel_w);
-      const float* const pixel = step < p.steps ? column.At(p, ty, tx) : nullptr;
-      const int first = static_cast<int>(chunk) * kElements, left = p.channels - first;
-      const float* const x = pixel + first * channel_step;
-      if (left >= kElements) {
+      for (int at = tid; at < kStageFours; at += kThreads) {
+        const int step = stage * kStageSteps + at / kWarp / kBlockTiles, tile = at / kWarp % kBlockTiles;
+        if (step >= p.steps) continue;
+        CopyAsync<16>(SharedAddress(weights_at(stage) + at),
+                      weights + (static_cast<int64_t>(tile) * p.steps + step) * kWarp + lane);
+      }
+      CommitCopies();
+    }
+    const int step = stage * kStageSteps + sharer;
+    const auto [tap, chunk] = Divided(static_cast<unsigned>(step), p.by_chunks);
+    const auto [ty, tx] = Divided(tap, p.by_kernel_w);
+    const float* const pixel = step < p.steps ? column.At(p, ty, tx) : nullptr;
+    const int first = static_cast<int>(chunk) * kElements, left = p.channels - first;
+    const float* const x = pixel + first * channel_step;
+    if (left >= kElements) {
 #pragma unroll
-        for (int e = 0; e < kElements; ++e) fetched[s][e] = pixel != nullptr ? x[e * channel_step] : 0.0f;
-      } else {
+      for (int e = 0; e < kElements; ++e) fetched[e] = pixel != nullptr ? x[e * channel_step] : 0.0f;
+    } else {
 #pragma unroll
-        for (int e = 0; e < kElements; ++e) {
-          fetched[s][e] = pixel != nullptr && e < left ? x[e * channel_step] : 0.0f;
-        }
+      for (int e = 0; e < kElements; ++e) {
+        fetched[e] = pixel != nullptr && e < left ? x[e * channel_step] : 0.0f;
       }
     }
   };
-  const auto store = [&](unsigned* stage) {
+  const auto store = [&](int stage) {
+    unsigned* const to = pixels_at(stage) + sharer * kStepWords * kPitch + own;
 #pragma unroll
-    for (int s = 0; s < kOwn; ++s) {
-      unsigned* const to = stage + (s * kSharers + sharer) * kStepWords * kPitch + own;
+    for (int w = 0; w < kStepWords; ++w) {
+      unsigned parts[kParts];
+      Split<kPrecision>(fetched[w * kPerWord], fetched[w * kPerWord + kPerWord - 1], parts);
 #pragma unroll
-      for (int w = 0; w < kStepWords; ++w) {
-        unsigned parts[kParts];
-        Split<kPrecision>(fetched[s][w * kPerWord], fetched[s][w * kPerWord + kPerWord - 1], parts);
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) to[part * kPartWords + w * kPitch] = parts[part];
-      }
+      for (int part = 0; part < kParts; ++part) to[part * kPartWords + w * kPitch] = parts[part];
     }
+    if constexpr (kKeepsWeights) WaitForCopies<0>();
   };
 
   const int warp_k = warp / (B::kWarpsM * B::kWarpsN), warp_m = warp / B::kWarpsN % B::kWarpsM;
   const int row = warp_m * kWarpRows, first_column = warp % B::kWarpsN * kWarpColumns;
-  const uint4* weights[kRowTiles];
-#pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) {
-    const int64_t tile = static_cast<int64_t>(group) * p.row_tiles + (i0 + row) / kTileRows + m;
-    weights[m] = p.weights + tile * p.steps * kWarp + lane;
-  }
   float sums[kRowTiles][kColumnTiles][4] = {};
   // The sums of a stage by themselves where they are to be exact: the units cut what they add, so that errors grow
   // with the length of a sum that they make.
-  const auto multiply = [&](int stage, const unsigned* at, float (&c)[kRowTiles][kColumnTiles][4]) {
+  const auto multiply = [&](int stage, float (&c)[kRowTiles][kColumnTiles][4]) {
 #pragma unroll
     for (int s = 0; s < kStageSteps / B::kWarpsK; ++s) {
       const int of_stage = s * B::kWarpsK + warp_k, step = stage * kStageSteps + of_stage;
@@ -154,12 +167,16 @@ __global__ void __launch_bounds__(kThreads) TensorTiles(const __grid_constant__ 
       for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
-          const uint4 four = weights[m][part * p.part + static_cast<int64_t>(step) * kWarp];
+          const int tile = row / kTileRows + m;
+          const uint4 four =
+              kKeepsWeights
+                  ? weights_at(stage)[(of_stage * kBlockTiles + tile) * kWarp + lane]
+                  : weights[part * p.part + (static_cast<int64_t>(tile) * p.steps + step) * kWarp + lane];
           a[m][part][0] = four.x, a[m][part][1] = four.y, a[m][part][2] = four.z, a[m][part][3] = four.w;
         }
       }
       const unsigned* const of_step =
-          at + (of_stage * kStepWords + lane % 4) * kPitch + first_column + lane / 4;
+          pixels_at(stage) + (of_stage * kStepWords + lane % 4) * kPitch + first_column + lane / 4;
 #pragma unroll
       for (int n = 0; n < kColumnTiles; ++n) {
         unsigned b[kParts][2];
@@ -176,14 +193,14 @@ __global__ void __launch_bounds__(kThreads) TensorTiles(const __grid_constant__ 
 
   const int stages = (p.steps + kStageSteps - 1) / kStageSteps;
   fetch(0);
-  store(words[0]);
+  store(0);
   __syncthreads();
   for (int stage = 0; stage < stages; ++stage) {
     const bool more = stage + 1 < stages;
     if (more) fetch(stage + 1);
     if constexpr (kParts == 2) {
       float c[kRowTiles][kColumnTiles][4] = {};
-      multiply(stage, words[stage % 2], c);
+      multiply(stage, c);
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -193,9 +210,9 @@ __global__ void __launch_bounds__(kThreads) TensorTiles(const __grid_constant__ 
         }
       }
     } else {
-      multiply(stage, words[stage % 2], sums);
+      multiply(stage, sums);
     }
-    if (more) store(words[(stage + 1) % 2]);
+    if (more) store(stage + 1);
     __syncthreads();
   }
 
@@ -219,7 +236,7 @@ __global__ void __launch_bounds__(kThreads) TensorTiles(const __grid_constant__ 
   if constexpr (B::kWarpsK == 1) {
     for_each_sum(finish);
   } else {
-    float* const all = reinterpret_cast<float*>(words[0]);  // [kWarpsK][kRows][kColumns]
+    float* const all = reinterpret_cast<float*>(memory);  // [kWarpsK][kRows][kColumns]
     constexpr int kOutputs = B::kRows * B::kColumns;
     for_each_sum([&](int i, int j, float sum) { all[warp_k * kOutputs + i * B::kColumns + j] = sum; });
     __syncthreads();
