@@ -49,8 +49,9 @@ inline __attribute__((always_inline)) void FetchOutputs(const BitserialTile& t) 
   }
 }
 
-// The codes of few limits (few_codes.h), of a vector of channels from `skipped` on, for one pixel of a tile after the
-// other. load(p) and store(p, codes) know how many of the channels there are; sums: FewCodesView::sums, or null.
+// The codes of few limits (few_codes.h), of a vector of channels from `skipped` on, for one pixel of a tile
+// after the other. load(p) and store(p, codes) know how many of the channels there are; sums:
+// FewCodesView::sums, or null.
 template <class V>
 class FewCodesRows {
   using I = typename V::I;

@@ -10,8 +10,8 @@
 //
 // vpdpbusd takes bytes of x without a sign: kInputOffset is added to them, and the sums begin at what it adds.
 //
-// A trait is WordOperands or ByteOperands of one that an instruction set has: SumVectors of a simd_<isa>.h, with
-// Dot(acc, x, w), two products of words, or four of bytes, per lane, added. It then has
+// A trait is WordOperands or ByteOperands of one that an instruction set has: SumVectors of a simd_<isa>.h,
+// with Dot(acc, x, w), two products of words, or four of bytes, per lane, added. It then has
 //
 //   Codes, Sums      vectors of operands and of 32 bits, unsigned, so that what overflows wraps
 //   kCodeBytes       of an operand;  kInputOffset: what StoreInput adds to it
