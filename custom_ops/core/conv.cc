@@ -23,8 +23,8 @@ Window WindowOf(const ConvGeometry& g) {
   return window;
 }
 
-// Of codes as unsigned bytes: the least and the largest, their sum, that of their distances from `zero`, and whether
-// that is among them.
+// Of codes as unsigned bytes: the least and the largest, their sum, that of their distances from `zero`, and
+// whether that is among them.
 struct CodeSums {
   uint8_t lo, hi;
   bool has_zero;

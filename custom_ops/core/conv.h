@@ -108,7 +108,8 @@ struct ValueRange {
 // Kernels for few bits choose their arithmetic by the values that weights really have.
 inline constexpr int kFewWeightBits = 4;
 
-// The integer values of an output channel's weights: their least and largest, their sum, and that of their magnitudes.
+// The integer values of an output channel's weights: their least and largest, their sum, and that of their
+// magnitudes.
 struct ChannelValues {
   int32_t lo = 0, hi = 0;
   int64_t sum = 0, magnitude = 0;

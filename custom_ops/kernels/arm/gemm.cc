@@ -74,8 +74,8 @@ int TileSizeFor(const GemmScheme& scheme, size_t left) {
 // x' = code - XOffset, signed and about symmetric; bipolar codes are values from the start.
 int32_t XOffset(const OperandType& x) { return x.encoding == Encoding::kUnsigned ? 1 << (x.bits - 1) : 0; }
 
-// The ranges of the operands; of the weights what their bits allow where these are not few: kernels are then chosen,
-// and measured (tune_file.h), whatever the values are.
+// The ranges of the operands; of the weights what their bits allow where these are not few: kernels are then
+// chosen, and measured (tune_file.h), whatever the values are.
 GemmOperands RangesOf(const ConvSpec& spec) {
   GemmOperands o{};
   if (spec.x.encoding == Encoding::kBipolar) {

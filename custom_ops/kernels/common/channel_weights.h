@@ -8,7 +8,8 @@
 
 namespace lowbit {
 
-// What is taken off the values of a channel that are no signed bytes, codes less a zero point that need 9 bits; else 0.
+// What is taken off the values of a channel that are no signed bytes, codes less a zero point that need 9
+// bits; else 0.
 int32_t ByteShift(const ChannelValues& values);
 
 // to[K]: weight values less `shift`, which are signed bytes.

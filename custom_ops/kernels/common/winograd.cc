@@ -678,7 +678,8 @@ void WinogradKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   });
 }
 
-// Whether all weights, bytes, transformed are numbers of code_bytes. Those are read whose channel's range does not tell.
+// Whether all weights, bytes, transformed are numbers of code_bytes. Those are read whose channel's range
+// does not tell.
 bool TransformsFit(const ConvSpec& spec, const WinogradScheme& scheme) {
   const int32_t limit = 1 << (8 * static_cast<int>(scheme.code_bytes) - 1);
   int32_t growth = 0;

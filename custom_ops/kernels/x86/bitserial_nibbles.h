@@ -236,20 +236,17 @@ struct Nibbles {
                                                        const uint8_t* words) {
     const BitserialBlock& b = *t.block;
     const FewCodesView few = *b.few_codes;
-    const FewSums* const sums = few.sums;
-    const size_t pitch = b.output.pixel_step * b.output.epilogue->channels, index = IndexOf(t);
     const I order = V::Table(kWordOrder);
     alignas(64) uint8_t limits[kMaxFewCodeLimits][kWordsBytes];
     for (size_t v = 0; v < vectors; ++v) {
       const size_t skipped = v * kVectorBytes, channel = t.panel->channel + skipped;
       const size_t left = t.panel->count - skipped;
-      uint8_t* y = static_cast<uint8_t*>(b.output.y) + index + skipped;
-      const uint8_t* residual = kResidual ? b.output.residual + index + skipped : nullptr;
+      const auto load = [&](const uint8_t* p) LOWBIT_ALWAYS_INLINE { return LoadChannels(p, left); };
+      const auto store = [&](uint8_t* p, I codes) LOWBIT_ALWAYS_INLINE { StoreChannels(p, codes, left); };
+      FewCodesRows<V> codes(t, skipped, kResidual ? few.sums : nullptr, load);
       if (b.limit_rows == nullptr) OrderLimits(few, b.limits + channel, limits);
-      const I start = V::Load(few.start + channel), flip = V::Load(few.flip + channel);
-      I ahead = kResidual ? LoadChannels(residual, left) : start;
       const uint8_t* from = words + v * kWordsBytes;
-      for (size_t r = 0; r < rows; ++r, y += pitch, from += vectors * kWordsBytes) {
+      for (size_t r = 0; r < rows; ++r, from += vectors * kWordsBytes) {
         if (b.limit_rows != nullptr) OrderLimits(few, b.limit_rows[t.pixel + r] + channel, limits);
         const I even = V::Load(from), odd = V::Load(from + kVectorBytes);
         // Minus the number of limits that are exceeded.
@@ -260,15 +257,7 @@ struct Nibbles {
           odds = V::AddWords(odds, V::GreaterWords(odd, V::Load(limits[k] + kVectorBytes)));
         }
         const I exceeded = V::LanesSideBySide(V::Shuffle(V::PackWords(evens, odds), order));
-        I codes = V::Xor(V::SubBytes(start, exceeded), flip);
-        if constexpr (kResidual) {
-          const I other = ahead;
-          // Read before codes are written that may have the same last bits of their address (RequantizeTile).
-          residual += pitch;
-          if (r + 1 < rows) ahead = LoadChannels(residual, left);
-          codes = AddFewSums<V>(*sums, codes, other);
-        }
-        StoreChannels(y, codes, left);
+        codes.Write(V::SubBytes(codes.start(), exceeded), r + 1 < rows, load, store);
       }
     }
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/common/inline.h"
 #include "kernels/common/tile_finish.h"
 #include "kernels/x86/bitserial_engines.h"
 
@@ -47,6 +48,52 @@ inline __attribute__((always_inline)) void FetchOutputs(const BitserialTile& t) 
     __builtin_prefetch(static_cast<const uint8_t*>(out.y) + index + r * pitch, 1);
   }
 }
+
+// The codes of few limits (few_codes.h), of a vector of channels from `skipped` on, for one pixel of a tile
+// after the other. load(p) and store(p, codes) know how many of the channels there are; sums:
+// FewCodesView::sums, or null.
+template <class V>
+class FewCodesRows {
+  using I = typename V::I;
+
+ public:
+  template <class Load>
+  inline LOWBIT_ALWAYS_INLINE FewCodesRows(const BitserialTile& t, size_t skipped, const FewSums* sums,
+                                           const Load& load)
+      : sums_(sums) {
+    const BitserialBlock& b = *t.block;
+    const size_t channel = t.panel->channel + skipped, index = IndexOf(t) + skipped;
+    start_ = V::Load(b.few_codes->start + channel);
+    flip_ = V::Load(b.few_codes->flip + channel);
+    pitch_ = b.output.pixel_step * b.output.epilogue->channels;
+    y_ = static_cast<uint8_t*>(b.output.y) + index;
+    residual_ = b.output.residual + index;
+    ahead_ = sums != nullptr ? load(residual_) : start_;
+  }
+  // What the number of exceeded limits is added to.
+  I start() const { return start_; }
+  // `more`: pixels behind this one.
+  template <class Load, class Store>
+  inline LOWBIT_ALWAYS_INLINE void Write(I counted, bool more, const Load& load, const Store& store) {
+    I codes = V::Xor(counted, flip_);
+    if (sums_ != nullptr) {
+      const I other = ahead_;
+      // Read before codes are written that may have the same last bits of their address (RequantizeTile).
+      residual_ += pitch_;
+      if (more) ahead_ = load(residual_);
+      codes = AddFewSums<V>(*sums_, codes, other);
+    }
+    store(y_, codes);
+    y_ += pitch_;
+  }
+
+ private:
+  const FewSums* sums_;
+  I start_, flip_, ahead_;
+  size_t pitch_;
+  uint8_t* y_;
+  const uint8_t* residual_;
+};
 
 using BitserialTileFunction = void (*)(const BitserialTile&);
 

@@ -46,14 +46,13 @@ inline __attribute__((always_inline)) void FinishFewCodes(const BitserialTile& t
   using Words = decltype(words_of(0));
   const BitserialBlock& b = *t.block;
   const FewCodesView few = *b.few_codes;
-  const FewSums* const sums = few.sums;
   const size_t channel = t.panel->channel + skipped, count = t.panel->count - skipped;
-  const size_t index = IndexOf(t) + skipped, pitch = b.output.pixel_step * b.output.epilogue->channels;
   const __mmask64 valid = ~__mmask64{0} >> (count < 64 ? 64 - count : 0);
-  const I start = S::Load(few.start + channel), flip = S::Load(few.flip + channel), one = _mm512_set1_epi8(1);
-  uint8_t* y = static_cast<uint8_t*>(b.output.y) + index;
-  const uint8_t* residual = b.output.residual + index;
-  I ahead = sums != nullptr ? _mm512_maskz_loadu_epi8(valid, residual) : start;
+  const I one = _mm512_set1_epi8(1);
+  const auto load = [&](const uint8_t* p) LOWBIT_ALWAYS_INLINE { return _mm512_maskz_loadu_epi8(valid, p); };
+  const auto store = [&](uint8_t* p, I codes)
+                         LOWBIT_ALWAYS_INLINE { _mm512_mask_storeu_epi8(p, valid, codes); };
+  FewCodesRows<S> rows(t, skipped, few.sums, load);
   Words limits[kLimits];
   const auto load_limits = [&](const int16_t* from) __attribute__((always_inline)) {
 #pragma GCC unroll 3
@@ -65,22 +64,14 @@ inline __attribute__((always_inline)) void FinishFewCodes(const BitserialTile& t
   };
   if (b.limit_rows == nullptr) load_limits(b.limits);
 #pragma GCC unroll 16
-  for (int r = 0; r < MR; ++r, y += pitch) {
+  for (int r = 0; r < MR; ++r) {
     if (b.limit_rows != nullptr) load_limits(b.limit_rows[t.pixel + static_cast<size_t>(r)]);
     const Words words = words_of(r);
     I exceeded = _mm512_maskz_mov_epi8(words.Exceed(limits[0]), one);
 #pragma GCC unroll 3
     for (int k = 1; k < kLimits; ++k)
       exceeded = _mm512_mask_add_epi8(exceeded, words.Exceed(limits[k]), exceeded, one);
-    I codes = S::Xor(S::AddBytes(start, Words::Ordered(exceeded)), flip);
-    if (sums != nullptr) {
-      const I other = ahead;
-      // Read before codes are written that may have the same last bits of their address (RequantizeTile).
-      residual += pitch;
-      if (r + 1 < MR) ahead = _mm512_maskz_loadu_epi8(valid, residual);
-      codes = AddFewSums<S>(*sums, codes, other);
-    }
-    _mm512_mask_storeu_epi8(y, valid, codes);
+    rows.Write(S::AddBytes(rows.start(), Words::Ordered(exceeded)), r + 1 < MR, load, store);
   }
 }
 

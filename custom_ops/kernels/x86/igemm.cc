@@ -19,8 +19,8 @@
 //
 //             output row 0, 1, 2 at stride 2    x rows  0 2 4 6 | 1 3 5
 //
-// The windows of a row of pixels lie equally far apart in a band, as they do in the x of a pointwise convolution:
-// engines that know (IgemmEngine::takes_rows) need no pointers to each.
+// The windows of a row of pixels lie equally far apart in a band, as they do in the x of a pointwise
+// convolution: engines that know (IgemmEngine::takes_rows) need no pointers to each.
 //
 // Bipolar activations are copied into a band as well, where code q becomes u = 2q with zero point 1:
 // 2q - 1 = u - 1. The padding has a code then, 1, and everything else is an ordinary convolution of 2-bit
@@ -405,10 +405,10 @@ struct InputCodes {
 };
 
 // How many k-groups 16-bit accumulators hold. A lane of vpmaddubsw is x0 w0 + x1 w1 with 0 <= x <= 2^bits - 1
-// (after InputCodes::Shift), so it lies between -(2^bits - 1) * n and (2^bits - 1) * p, where p and n are the sums of
-// the pair's positive weights and of its negative ones' magnitudes. With L the largest of these bounds over
-// all pairs of the packed weights, floor(32767 / L) of them can be added; 0 means that not even one is safe
-// from saturation.
+// (after InputCodes::Shift), so it lies between -(2^bits - 1) * n and (2^bits - 1) * p, where p and n are the
+// sums of the pair's positive weights and of its negative ones' magnitudes. With L the largest of these
+// bounds over all pairs of the packed weights, floor(32767 / L) of them can be added; 0 means that not even
+// one is safe from saturation.
 constexpr int32_t kMaxSum = 32767;
 // With fewer groups per flush the widening costs more than what 16-bit accumulators save.
 constexpr int32_t kMinGroupsPerFlush = 2;

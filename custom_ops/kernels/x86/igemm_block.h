@@ -27,9 +27,9 @@ struct IgemmBlock {
   // Not 0 where pixels are even (igemm.cc): bytes from the segments of a pixel to those of the next one. `rows` then
   // has those of the first one alone, and of column_pitch pixels the first `columns` are stored.
   size_t apart, columns, column_pitch;
-  // Not null where the windows of a row of `columns` pixels lie `apart` bytes from one to the next, as those of engines
-  // that take rows do: the groups of a window, [segments * groups], from its first byte on. `rows` then has the first
-  // windows of the rows.
+  // Not null where the windows of a row of `columns` pixels lie `apart` bytes from one to the next, as those
+  // of engines that take rows do: the groups of a window, [segments * groups], from its first byte on. `rows`
+  // then has the first windows of the rows.
   const uint32_t* offsets;
   const uint8_t*
       zero_row;  // the row pointer of a tap outside the image, where that multiplies zeros; or null

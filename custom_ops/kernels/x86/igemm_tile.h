@@ -44,8 +44,8 @@
 namespace lowbit {
 namespace {
 
-// The arguments of one tile. `rows` points at the tile's first pixel of segment 0; where windows lie equally far apart,
-// x is the first one.
+// The arguments of one tile. `rows` points at the tile's first pixel of segment 0; where windows lie equally
+// far apart, x is the first one.
 struct TileArgs {
   const IgemmBlock* block;
   const IgemmPanel* panel;

@@ -78,6 +78,11 @@ struct Avx2 {
   static F FmaF(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F FnmaF(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
 
+  // Half a vector of bytes -> words.
+  using Half = __m128i;
+  static I WordsOfU8(Half bytes) { return _mm256_cvtepu8_epi16(bytes); }
+  static I WordsOfS8(Half bytes) { return _mm256_cvtepi8_epi16(bytes); }
+
   static I LoadU8(const uint8_t* p) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }

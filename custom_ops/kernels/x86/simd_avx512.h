@@ -67,6 +67,11 @@ struct Avx512 {
   static F FmaF(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }    // a*b + c
   static F FnmaF(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a*b
 
+  // Half a vector of bytes -> words.
+  using Half = __m256i;
+  static I WordsOfU8(Half bytes) { return _mm512_cvtepu8_epi16(bytes); }
+  static I WordsOfS8(Half bytes) { return _mm512_cvtepi8_epi16(bytes); }
+
   // kLanes bytes <-> kLanes int32; StoreU8 keeps the low byte of each lane.
   static I LoadU8(const uint8_t* p) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

@@ -1,12 +1,16 @@
 // Winograd without dot-product instructions, 256 bits: vpmaddwd.
-#include "kernels/x86/winograd_256.h"
+#include "kernels/x86/simd_avx2.h"
+#include "kernels/x86/winograd_schemes.h"
+#include "kernels/x86/winograd_tile.h"
 
 namespace lowbit {
 namespace {
 
-struct WordsAvx2 : Words256 {
+// 12 registers of sums, two of weights, a broadcast and a product.
+struct WordSums : SumVectors<Avx2, 24 * 1024, 6> {
   static I Dot(I acc, I x, I w) { return Add(acc, MultiplyAdd16(x, w)); }
 };
+using Words = WordOperands<WordSums>;
 
 // Measured on Zen 3 beside the igemm of 16-bit weights, six cycles of whose estimates are seven there.
 constexpr WinogradCycles kFourCycles = {
@@ -16,7 +20,7 @@ constexpr WinogradCycles kTwoCycles = {
 
 }  // namespace
 
-const WinogradScheme kWinogradFourAvx2 = SchemeOf<WordsAvx2, PointsOfFour, kFourCycles>();
-const WinogradScheme kWinogradTwoAvx2 = SchemeOf<WordsAvx2, PointsOfTwo, kTwoCycles>();
+const WinogradScheme kWinogradFourAvx2 = SchemeOf<Words, PointsOfFour, kFourCycles>();
+const WinogradScheme kWinogradTwoAvx2 = SchemeOf<Words, PointsOfTwo, kTwoCycles>();
 
 }  // namespace lowbit

@@ -1,17 +1,20 @@
 // Winograd on vpdpwssd and vpdpbusd, 256 bits.
-#include "kernels/x86/winograd_256.h"
+#include "kernels/x86/simd_avx2.h"
+#include "kernels/x86/winograd_schemes.h"
+#include "kernels/x86/winograd_tile.h"
 
 namespace lowbit {
 namespace {
 
-struct WordsAvxVnni : Words256 {
+using Sums = SumVectors<Avx2, 24 * 1024, 6>;  // 12 registers of sums, two of weights and a broadcast
+struct WordSums : Sums {
   static I Dot(I acc, I x, I w) { return _mm256_dpwssd_avx_epi32(acc, x, w); }
 };
-
-struct BytesOf : Common256 {
+struct ByteSums : Sums {
   static I Dot(I acc, I x, I w) { return _mm256_dpbusd_avx_epi32(acc, x, w); }
 };
-using BytesAvxVnni = ByteOperands<BytesOf>;
+using Words = WordOperands<WordSums>;
+using Bytes = ByteOperands<ByteSums>;
 
 // Fitted on Zen 5 beside igemm_u8s8_6x16_avxvnni (benchmarks/pairs.py).
 constexpr WinogradCycles kFourCycles = {
@@ -21,7 +24,7 @@ constexpr WinogradCycles kBytesCycles = {
 
 }  // namespace
 
-const WinogradScheme kWinogradFourAvxVnni = SchemeOf<WordsAvxVnni, PointsOfFour, kFourCycles>();
-const WinogradScheme kWinogradBytesAvxVnni = SchemeOf<BytesAvxVnni, PointsOfTwo, kBytesCycles>();
+const WinogradScheme kWinogradFourAvxVnni = SchemeOf<Words, PointsOfFour, kFourCycles>();
+const WinogradScheme kWinogradBytesAvxVnni = SchemeOf<Bytes, PointsOfTwo, kBytesCycles>();
 
 }  // namespace lowbit

@@ -10,14 +10,14 @@
 //
 // vpdpbusd takes bytes of x without a sign: kInputOffset is added to them, and the sums begin at what it adds.
 //
-// A trait is one of simd_<isa>.h and has besides:
+// A trait is WordOperands or ByteOperands of one that an instruction set has: SumVectors of a simd_<isa>.h,
+// with Dot(acc, x, w), two products of words, or four of bytes, per lane, added. It then has
 //
 //   Codes, Sums      vectors of operands and of 32 bits, unsigned, so that what overflows wraps
 //   kCodeBytes       of an operand;  kInputOffset: what StoreInput adds to it
 //   kGroup           tiles multiplied together: kGroup * kPanelVectors sums stay in registers
 //   kSliceBytes, kBlockTiles: of winograd_scheme.h
 //   LoadBytes(p)     bytes -> Codes;  LoadTap<bits, part>(p): weights of a group (winograd_scheme.h) -> Codes
-//   Dot(acc, x, w)   two products of words, or four of bytes, per lane, added
 #pragma once
 
 #include <cstddef>
@@ -65,6 +65,66 @@ struct VectorRing {
   }
 };
 
+// A typedef, because GCC 12 forgets the attribute of a `using` where it depends on a template's arguments.
+template <class T, size_t kBytes>
+struct VectorType {
+  typedef T Type __attribute__((vector_size(kBytes)));
+};
+template <class T, size_t kBytes>
+using Vector = typename VectorType<T, kBytes>::Type;
+
+template <class Simd, size_t kSlice, int kTiles>
+struct SumVectors : Simd {
+  using I = typename Simd::I;
+  using Sums = Vector<uint32_t, sizeof(I)>;
+  static constexpr size_t kSliceBytes = kSlice;
+  static constexpr int kGroup = kTiles;
+
+  template <int n>
+  static I ShiftRight(I v) {
+    using Signed = Vector<int32_t, sizeof(I)>;
+    return __builtin_bit_cast(I, __builtin_bit_cast(Signed, v) >> n);
+  }
+};
+
+template <class V>
+V LoadVector(const uint8_t* p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// Operands of two bytes.
+template <class S>
+struct WordOperands : S {
+  static constexpr size_t kWords = sizeof(typename S::I) / 2;
+  using Codes = Vector<uint16_t, 2 * kWords>;
+  static constexpr size_t kCodeBytes = 2, kBlockTiles = 80;
+  static constexpr int kInputOffset = 0;
+
+  static Codes LoadBytes(const uint8_t* p, uint8_t shift) {
+    const auto bytes = LoadVector<Vector<uint8_t, kWords>>(p) - shift;
+    return __builtin_bit_cast(Codes, S::WordsOfU8(__builtin_bit_cast(typename S::Half, bytes)));
+  }
+  static void StoreCodes(uint8_t* to, Codes v) { std::memcpy(to, &v, sizeof v); }
+  static void StoreInput(uint8_t* to, Codes v) { StoreCodes(to, v); }
+  template <int kBits, int kPart>
+  static Codes LoadTap(const uint8_t* p) {
+    if constexpr (kBits == 8)
+      return __builtin_bit_cast(Codes, S::WordsOfS8(LoadVector<typename S::Half>(p + kWords * kPart)));
+    // 16 bytes: the low halves of all, then the high ones.
+    using Bytes = Vector<int16_t, 32>;
+    const auto bytes = __builtin_bit_cast(Bytes, _mm256_cvtepi8_epi16(LoadVector<__m128i>(p)));
+    if constexpr (kWords == 16) {
+      return __builtin_bit_cast(Codes, kPart == 0 ? bytes << 12 >> 12 : bytes >> 4);
+    } else {
+      const auto low = _mm512_castsi256_si512(__builtin_bit_cast(__m256i, bytes << 12));
+      const auto both = _mm512_inserti64x4(low, __builtin_bit_cast(__m256i, bytes << 8), 1);
+      return __builtin_bit_cast(Codes, _mm512_srai_epi16(both, 12));
+    }
+  }
+};
+
 // Operands of one byte for the trait S of an instruction set with vpdpbusd. Its activations have 6 bits at most, codes
 // around zero, which F(2x2) takes to signed bytes.
 template <class S>
@@ -73,17 +133,12 @@ struct ByteOperands : S {
   static constexpr size_t kCodeBytes = 1, kBlockTiles = 160;
   static constexpr int kInputOffset = 128;
 
-  static Codes LoadCodes(const uint8_t* p) {
-    Codes codes;
-    std::memcpy(&codes, p, sizeof codes);
-    return codes;
-  }
-  static Codes LoadBytes(const uint8_t* p, uint8_t shift) { return LoadCodes(p) - shift; }
+  static Codes LoadBytes(const uint8_t* p, uint8_t shift) { return LoadVector<Codes>(p) - shift; }
   static void StoreCodes(uint8_t* to, Codes v) { std::memcpy(to, &v, sizeof v); }
   static void StoreInput(uint8_t* to, Codes v) { StoreCodes(to, v + static_cast<uint8_t>(kInputOffset)); }
   template <int kBits, int kPart>
   static Codes LoadTap(const uint8_t* p) {
-    if constexpr (kBits == 8) return LoadCodes(p);
+    if constexpr (kBits == 8) return LoadVector<Codes>(p);
     const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(low), _mm_srli_epi16(low, 4), 1);
     const Codes codes = __builtin_bit_cast(Codes, _mm256_and_si256(both, _mm256_set1_epi8(15)));
