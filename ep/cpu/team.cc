@@ -33,58 +33,57 @@ void Team::Run(ThreadPool& pool, size_t members, const std::function<void(Thread
     if (team.is_led_.exchange(true)) return team.Help();
     const struct Ending {
       Team& team;
-      ~Ending() { team.Offer((team.state_.load(std::memory_order_relaxed) & ~kPart) + kLoop + kOver); }
+      ~Ending() { team.Offer(kOver); }
     } ending{team};
     body(team);
   });
 }
 
-void Team::Offer(uint64_t state) {
-  state_.store(state, std::memory_order_release);
-  state_.notify_all();
+void Team::Offer(uint64_t next) {
+  const uint64_t loop = (state_.load(std::memory_order_relaxed) | kItem) + 1;
+  state_.store(loop | next, std::memory_order_release);
+  if (next != kNone) state_.notify_all();
 }
 
 void Team::ParallelFor(size_t count, const std::function<void(size_t)>& fn) {
-  if (count <= 1) {
+  if (count <= 1 || count >= kOver) {
     for (size_t i = 0; i < count; ++i) fn(i);
     return;
   }
   GuardedBody body(fn);
-  // Of more parts than members the last ones go to those that are done first.
-  const size_t parts = std::min(count, 2 * members_);
-  const uint64_t loop = (state_.load(std::memory_order_relaxed) & ~kPart) + kLoop;
-  loop_.store(&body, std::memory_order_relaxed);
-  count_.store(count, std::memory_order_relaxed);
+  // No item can be taken while the fields change: who has read one of the new values sees this first (they are released
+  // and acquired for that), and who has read old ones takes an item only where `state_` still is as it was.
+  Offer(kNone);
+  loop_.store(&body, std::memory_order_release);
+  count_.store(count, std::memory_order_release);
   done_.store(0, std::memory_order_relaxed);
-  parts_.store(loop + parts, std::memory_order_release);
-  Offer(loop);
-  TakeParts();
-  for (size_t done = 0; (done = done_.load(std::memory_order_acquire)) != parts;) WaitForChange(done_, done);
+  Offer(0);
+  TakeItems();
+  for (size_t done = 0; (done = done_.load(std::memory_order_acquire)) != count;) WaitForChange(done_, done);
   body.Rethrow();
 }
 
-// Who has a part of a loop finds the fields as they are for it: they change when all its parts are done. Who comes too
-// late has the number of an earlier loop than the fields, or a part that this one does not have.
-uint64_t Team::TakeParts() {
+uint64_t Team::TakeItems() {
+  uint64_t state = state_.load(std::memory_order_acquire);
   while (true) {
-    uint64_t state = state_.load(std::memory_order_acquire), parts = parts_.load(std::memory_order_acquire);
-    const auto is_one = [&] {
-      return (state & ~kPart) == (parts & ~kPart) && (state & kPart) < (parts & kPart);
-    };
-    if (!is_one()) return state;
-    state = state_.fetch_add(1, std::memory_order_acq_rel);
-    parts = parts_.load(std::memory_order_acquire);
-    if (!is_one()) return state + 1;
-    const size_t part = static_cast<size_t>(state & kPart), all = static_cast<size_t>(parts & kPart),
-                 count = count_.load(std::memory_order_relaxed);
-    GuardedBody* const loop = loop_.load(std::memory_order_relaxed);
-    for (size_t i = count * part / all; i < count * (part + 1) / all; ++i) (*loop)(i);
-    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == all) done_.notify_one();
+    const size_t item = static_cast<size_t>(state & kItem);
+    GuardedBody* const loop = loop_.load(std::memory_order_acquire);
+    const size_t count = count_.load(std::memory_order_acquire);
+    if (item >= kOver || item >= count) return state;
+    // Neighbours, which often share what they read: fewer towards the end, so that all members end together.
+    const size_t items = std::max<size_t>((count - item) / (2 * members_), 1);
+    if (!state_.compare_exchange_weak(state, state + items, std::memory_order_acq_rel,
+                                      std::memory_order_acquire))
+      continue;
+    for (size_t i = item; i < item + items; ++i) (*loop)(i);
+    if (done_.fetch_add(items, std::memory_order_acq_rel) + items == count) done_.notify_one();
+    state = state_.load(std::memory_order_acquire);
   }
 }
 
 void Team::Help() {
-  for (uint64_t state = TakeParts(); (state & kOver) == 0; state = TakeParts()) WaitForChange(state_, state);
+  for (uint64_t state = TakeItems(); (state & kItem) != kOver; state = TakeItems())
+    WaitForChange(state_, state);
 }
 
 }  // namespace lowbit::ep

@@ -31,24 +31,21 @@ class Team final : public ThreadPool {
  private:
   explicit Team(size_t members) : members_(members) {}
 
-  // The number of the loop in the upper half, in the lower one the next part of it that nobody has taken, or kOver. A
-  // part is taken by an addition, which no other thread can make fail: sixteen that compare and exchange one word
-  // wait for each other 10 us.
-  static constexpr uint64_t kLoop = uint64_t{1} << 32, kPart = kLoop - 1, kOver = uint64_t{1} << 31;
+  // The number of the loop in the upper half; in the lower one the next item that nobody has taken, or kNone while no
+  // loop is offered, or kOver.
+  static constexpr uint64_t kLoop = uint64_t{1} << 32, kItem = kLoop - 1, kNone = kItem, kOver = kItem - 1;
 
   void Help();
-  // Takes parts of the loop until none is left; the state then.
-  uint64_t TakeParts();
-  void Offer(uint64_t state);
+  // Takes items of the loop until none is left; the state then.
+  uint64_t TakeItems();
+  void Offer(uint64_t next);
 
   const size_t members_;
   std::atomic<bool> is_led_{false};
   // What a member writes and what all of them wait for lie apart.
-  alignas(64) std::atomic<uint64_t> state_{0};
-  alignas(64) std::atomic<size_t> done_{0};  // parts of the loop
-  // The number of the loop that the fields below are of in the upper half, how many parts it has in the lower one.
-  alignas(64) std::atomic<uint64_t> parts_{0};
-  std::atomic<size_t> count_{0};
+  alignas(64) std::atomic<uint64_t> state_{kNone};
+  alignas(64) std::atomic<size_t> done_{0};  // items of the loop
+  alignas(64) std::atomic<size_t> count_{0};
   std::atomic<GuardedBody*> loop_{nullptr};
 };
 
