@@ -184,6 +184,40 @@ Case MakePad(Draw& draw) {
   return c;
 }
 
+Case MakeNearest(Draw& draw) {
+  Case c;
+  Dims dims = draw.Shape(draw.Coin() ? 32 : draw.Channels());
+  if (dims.size() > 4) dims.erase(dims.begin());
+  NearestOp op;
+  op.along.coordinates = ResizeNode::Coordinates::kAsymmetric;
+  op.along.nearest = ResizeNode::Nearest::kFloor;
+  Dims times(dims.size(), 1), part(dims.size(), 1);  // larger or smaller by a whole number
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (i + 1 < dims.size() || draw.Coin(0.2)) times[i] = draw.Int(1, 3);
+    if (times[i] == 1 && draw.Coin(0.2)) part[i] = draw.Int(1, std::min<int64_t>(dims[i], 4));
+    dims[i] = dims[i] / part[i] * part[i];
+    if (times[i] == part[i] && draw.Coin()) continue;
+    op.axes.push_back(static_cast<int64_t>(i) - (draw.Coin() ? static_cast<int64_t>(dims.size()) : 0));
+    op.along.sizes.push_back(dims[i] * times[i] / part[i]);
+  }
+  if (op.axes.empty()) {
+    op.along.sizes = dims;
+  } else if (draw.Coin()) {
+    for (const int64_t axis : op.axes) {
+      const size_t i = AxisOf(axis, dims.size());
+      op.along.scales.push_back(static_cast<float>(times[i]) / static_cast<float>(part[i]));
+    }
+    op.along.sizes.clear();
+  }
+  FeedAny(c, draw, DrawType(draw), dims);
+  FinishMove(c, op, [&](const Dims& index) {
+    Dims from(index.size());
+    for (size_t i = 0; i < index.size(); ++i) from[i] = index[i] / times[i] * part[i];
+    return OffsetOf(dims, from);
+  });
+  return c;
+}
+
 Case MakeJoin(Draw& draw) {
   Case c;
   const Dims dims = draw.Shape(draw.Coin() ? 32 : draw.Channels());
@@ -327,9 +361,10 @@ std::function<double(float)> OperandsOf(const Op& op, const Draw& draw, FloatPre
 }
 
 void DrawProduct(Draw& draw, Case& c) {
-  c.precision = draw.Of({FloatPrecision::kFloat32, FloatPrecision::k3xTf32, FloatPrecision::kTf32,
-                         FloatPrecision::kFloat16});
-  if (draw.Coin(0.4)) c.activation = draw.Coin() ? UnaryOp{UnaryKind::kRelu} : UnaryOp{UnaryKind::kClip, -1, 2};
+  c.precision = draw.Of(
+      {FloatPrecision::kFloat32, FloatPrecision::k3xTf32, FloatPrecision::kTf32, FloatPrecision::kFloat16});
+  if (draw.Coin(0.4))
+    c.activation = draw.Coin() ? UnaryOp{UnaryKind::kRelu} : UnaryOp{UnaryKind::kClip, -1, 2};
 }
 double Activated(const Case& c, double v) { return c.activation ? UnaryValue(*c.activation, v) : v; }
 
@@ -477,17 +512,12 @@ using Maker = std::function<Case(Draw&)>;
 
 const std::map<std::string, Maker>& Makers() {
   static const auto& makers = *new std::map<std::string, Maker>{
-      {"copy", MakeCopy},
-      {"transpose", MakeTranspose},
-      {"slice", MakeSlice},
-      {"split", MakeSplit},
-      {"pad", MakePad},
-      {"join", MakeJoin},
-      {"softmax", MakeSoftmax},
-      {"unary", MakeUnary},
-      {"float_binary", MakeFloatBinary},
-      {"float_gemm", MakeGemm},
-      {"float_conv", MakeConv},
+      {"copy", MakeCopy},       {"transpose", MakeTranspose},
+      {"slice", MakeSlice},     {"split", MakeSplit},
+      {"pad", MakePad},         {"nearest", MakeNearest},
+      {"join", MakeJoin},       {"softmax", MakeSoftmax},
+      {"unary", MakeUnary},     {"float_binary", MakeFloatBinary},
+      {"float_gemm", MakeGemm}, {"float_conv", MakeConv},
       {"float_pool", MakePool},
   };
   return makers;
