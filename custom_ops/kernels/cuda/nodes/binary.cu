@@ -59,24 +59,36 @@ struct CodeOperand {
   }
 };
 
+enum class CodesOp : uint8_t { kAdd, kMul, kAddTable };
+
+constexpr int kCodes = 256;
+
 struct BinaryParams {
   CodeOperand a, b;
+  const float* b_table = nullptr;  // of kAddTable
   void* y = nullptr;
   BroadcastParams nest;
   Divider divider;
   CodeRounder rounder;
 };
 
-template <int kBytes, bool kMul, bool kFast, bool kFloat>
+template <int kBytes, CodesOp kOp, bool kFast, bool kFloat>
 __global__ void __launch_bounds__(kThreads) BinaryCodes(const __grid_constant__ BinaryParams p) {
+  __shared__ float table[kOp == CodesOp::kAddTable ? kCodes : 1];
+  if constexpr (kOp == CodesOp::kAddTable) {
+    static_assert(kThreads == kCodes);
+    table[threadIdx.x] = p.b_table[threadIdx.x];
+    __syncthreads();
+  }
   const unsigned vector = StartThread();
   if (vector >= p.nest.vectors) return;
   const Place at = Locate(p.nest, vector, kBytes);
   const Codes<kBytes> a = p.a.Load<kBytes>(at.a, p.nest.a_stands, at.valid);
   const Codes<kBytes> b = p.b.Load<kBytes>(at.b, p.nest.b_stands, at.valid);
   const auto value = [&](int i) {
-    const float va = p.a.Value(a, i), vb = p.b.Value(b, i);
-    return kMul ? __fmul_rn(va, vb) : __fadd_rn(va, vb);
+    const float va = p.a.Value(a, i);
+    const float vb = kOp == CodesOp::kAddTable ? table[b[i]] : p.b.Value(b, i);
+    return kOp == CodesOp::kMul ? __fmul_rn(va, vb) : __fadd_rn(va, vb);
   };
   if constexpr (kFloat) {
     static_assert(kBytes == 1);
@@ -167,20 +179,21 @@ int UnitOf(const Levels& levels, int size, const Run& run) {
   return unit;
 }
 
-void LaunchCodes(const Run& run, BinaryParams p, const Levels& levels, bool mul, bool fast, bool to_float) {
+void LaunchCodes(const Run& run, BinaryParams p, const Levels& levels, CodesOp op, bool fast, bool to_float) {
   p.a.x = static_cast<const uint8_t*>(run.fed[0]);
   p.b.x = static_cast<const uint8_t*>(run.fed[1]);
   p.y = run.y;
   const int unit = to_float ? 1 : SpreadUnit(UnitOf(levels, 1, run), NestOf(levels, 1).vectors);
   p.nest = NestOf(levels, unit);
   std::visit(
-      [&](auto bytes, auto mul_, auto fast_, auto float_) {
+      [&](auto bytes, auto op_, auto fast_, auto float_) {
         // Floats are not divided, and stored one at a time.
         constexpr int kBytes = float_ ? 1 : bytes;
         constexpr bool kFast = fast_ || float_;
-        run.LaunchFor(p.nest.vectors, BinaryCodes<kBytes, mul_, kFast, float_>, kThreads, p);
+        run.LaunchFor(p.nest.vectors, BinaryCodes<kBytes, op_, kFast, float_>, kThreads, p);
       },
-      OneOf<16, 4, 1>(unit), OneOf(mul), OneOf(fast), OneOf(to_float));
+      OneOf<16, 4, 1>(unit), OneOf<CodesOp::kAdd, CodesOp::kMul, CodesOp::kAddTable>(op), OneOf(fast),
+      OneOf(to_float));
 }
 
 void LaunchFloats(const Run& run, FloatBinaryKind kind, const Levels& levels) {
@@ -192,23 +205,29 @@ void LaunchFloats(const Run& run, FloatBinaryKind kind, const Levels& levels) {
 
 }  // namespace
 
-PackedNodePtr Pack(const BinaryNode& node, const Device&) {
+PackedNodePtr Pack(const BinaryNode& node, const Device& device) {
   const BinarySpec& spec = node.spec;
   BinaryParams shared;
   shared.a = {nullptr, MakeReader(spec.a_signed, spec.a_zero_point), spec.a_scale};
   shared.b = {nullptr, MakeReader(spec.b_signed, spec.b_zero_point), spec.b_scale};
   shared.divider = MakeDivider(spec.quantizer.scale);
   shared.rounder = MakeRounder(spec.quantizer);
-  const bool mul = spec.kind == BinaryKind::kMul, to_float = !spec.quantizer.quantized;
-  const double a = 256.0 * static_cast<double>(spec.a_scale), b = 256.0 * static_cast<double>(spec.b_scale);
-  const bool fast = FastIsExact(spec.quantizer, mul ? a * b : a + b, 1.0);
-  return MakeNode([=](Shapes fed, const TensorShape& y) {
+  NodeConstants constants;
+  constants.Add(spec.b_table, shared.b_table);
+  const auto memory = constants.Upload(device);
+  const bool to_float = !spec.quantizer.quantized, fast = FastIsExact(spec.quantizer, MostOf(spec), 1.0);
+  const CodesOp op = !spec.b_table.empty()           ? CodesOp::kAddTable
+                     : spec.kind == BinaryKind::kMul ? CodesOp::kMul
+                                                     : CodesOp::kAdd;
+  const char* const name = op == CodesOp::kMul ? "mul" : op == CodesOp::kAdd ? "add" : "add_table";
+  const auto plan = [=](Shapes fed, const TensorShape& y) {
     const Levels levels = LevelsOf(fed, y);
     const bool empty = CountOf(y.dims) == 0;
-    return MakePlan(mul ? "mul" : "add", [=](const Run& run) {
-      if (!empty) LaunchCodes(run, shared, levels, mul, fast, to_float);
+    return MakePlan(name, [=](const Run& run) {
+      if (!empty) LaunchCodes(run, shared, levels, op, fast, to_float);
     });
-  });
+  };
+  return MakeNode(plan, memory);
 }
 
 PackedNodePtr Pack(const FloatBinaryOp& op, const Device&) {
