@@ -1,5 +1,5 @@
 // Two tensors, one out, numpy broadcasting: LowBitAdd and LowBitMul on codes, Add, Sub, Mul and Div on
-// float32.
+// float32, the latter with a quantizer behind them.
 #include <algorithm>
 
 #include "kernels/cuda/nodes/codes.cuh"
@@ -99,11 +99,15 @@ __global__ void __launch_bounds__(kThreads) BinaryCodes(const __grid_constant__ 
   }
 }
 
+// What becomes of the results of BinaryFloats.
+enum class FloatsTo : uint8_t { kFloats, kCodes, kCodesFast };
+
 struct FloatBinaryParams {
   const float *a = nullptr, *b = nullptr;
-  float* y = nullptr;
+  void* y = nullptr;
   BroadcastParams nest;
   FloatBinaryKind kind = FloatBinaryKind::kAdd;
+  QuantizerGrid grid;  // but for kFloats
 };
 
 __device__ __forceinline__ float Apply(FloatBinaryKind kind, float a, float b) {
@@ -127,7 +131,7 @@ __device__ __forceinline__ void LoadOperand(const float* x, bool stands, float (
 }
 
 // kCount 4 or 1 values a thread.
-template <int kCount>
+template <int kCount, FloatsTo kTo>
 __global__ void __launch_bounds__(kThreads) BinaryFloats(const __grid_constant__ FloatBinaryParams p) {
   const unsigned vector = StartThread();
   if (vector >= p.nest.vectors) return;
@@ -137,7 +141,12 @@ __global__ void __launch_bounds__(kThreads) BinaryFloats(const __grid_constant__
   LoadOperand(p.b + at.b, p.nest.b_stands, b);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) a[i] = Apply(p.kind, a[i], b[i]);
-  StoreFloats(p.y + at.y, a);
+  if constexpr (kTo == FloatsTo::kFloats) {
+    StoreFloats(static_cast<float*>(p.y) + at.y, a);
+  } else {
+    const auto code = [&](int i) { return QuantizedCode<kTo == FloatsTo::kCodesFast>(a[i], p.grid); };
+    StoreCodes(static_cast<uint8_t*>(p.y) + at.y, MakeCodes<kCount>(code));
+  }
 }
 
 using Levels = std::vector<BroadcastLevel>;
@@ -168,14 +177,13 @@ BroadcastParams NestOf(const Levels& levels, int per_vector) {
   return p;
 }
 
-// Elements of `size` bytes that a thread can take at a time, in bytes: rows must begin where vectors do, but
-// a single row of codes may end inside one.
-int UnitOf(const Levels& levels, int size, const Run& run) {
+// Codes that a thread can take at a time: rows must begin where vectors do, but a single row may end inside one.
+int UnitOf(const Levels& levels, const Run& run) {
   const BroadcastLevel& inner = levels.front();
   int unit = CommonUnit({run.y});
   if (inner.a_stride != 0) unit = std::min(unit, CommonUnit({run.fed[0]}));
   if (inner.b_stride != 0) unit = std::min(unit, CommonUnit({run.fed[1]}));
-  if (levels.size() > 1 || size > 1) unit = std::min(unit, CommonUnit(inner.size * size));
+  if (levels.size() > 1) unit = std::min(unit, CommonUnit(inner.size));
   return unit;
 }
 
@@ -183,7 +191,7 @@ void LaunchCodes(const Run& run, BinaryParams p, const Levels& levels, CodesOp o
   p.a.x = static_cast<const uint8_t*>(run.fed[0]);
   p.b.x = static_cast<const uint8_t*>(run.fed[1]);
   p.y = run.y;
-  const int unit = to_float ? 1 : SpreadUnit(UnitOf(levels, 1, run), NestOf(levels, 1).vectors);
+  const int unit = to_float ? 1 : SpreadUnit(UnitOf(levels, run), NestOf(levels, 1).vectors);
   p.nest = NestOf(levels, unit);
   std::visit(
       [&](auto bytes, auto op_, auto fast_, auto float_) {
@@ -196,11 +204,30 @@ void LaunchCodes(const Run& run, BinaryParams p, const Levels& levels, CodesOp o
       OneOf(to_float));
 }
 
-void LaunchFloats(const Run& run, FloatBinaryKind kind, const Levels& levels) {
-  const bool fours = UnitOf(levels, 4, run) == 16;
-  const FloatBinaryParams p{static_cast<const float*>(run.fed[0]), static_cast<const float*>(run.fed[1]),
-                            static_cast<float*>(run.y), NestOf(levels, fours ? 4 : 1), kind};
-  run.LaunchFor(p.nest.vectors, fours ? BinaryFloats<4> : BinaryFloats<1>, kThreads, p);
+void LaunchFloats(const Run& run, FloatBinaryParams p, const Levels& levels, FloatsTo to) {
+  p.a = static_cast<const float*>(run.fed[0]);
+  p.b = static_cast<const float*>(run.fed[1]);
+  p.y = run.y;
+  // Four floats, or their four codes, lie at multiples of 16 or 4 bytes.
+  const BroadcastLevel& inner = levels.front();
+  const bool fours = CommonUnit(inner.size) >= 4 &&
+                     CommonUnit({run.y}) >= (to == FloatsTo::kFloats ? 16 : 4) &&
+                     (inner.a_stride == 0 || CommonUnit({run.fed[0]}) == 16) &&
+                     (inner.b_stride == 0 || CommonUnit({run.fed[1]}) == 16);
+  p.nest = NestOf(levels, fours ? 4 : 1);
+  std::visit(
+      [&](auto count, auto to_) { run.LaunchFor(p.nest.vectors, BinaryFloats<count, to_>, kThreads, p); },
+      OneOf<4, 1>(fours ? 4 : 1), OneOf<FloatsTo::kFloats, FloatsTo::kCodes, FloatsTo::kCodesFast>(to));
+}
+
+PackedNodePtr MakeFloatBinary(const char* name, const FloatBinaryParams& shared, FloatsTo to) {
+  return MakeNode([=](Shapes fed, const TensorShape& y) {
+    const Levels levels = LevelsOf(fed, y);
+    const bool empty = CountOf(y.dims) == 0;
+    return MakePlan(name, [=](const Run& run) {
+      if (!empty) LaunchFloats(run, shared, levels, to);
+    });
+  });
 }
 
 }  // namespace
@@ -231,13 +258,20 @@ PackedNodePtr Pack(const BinaryNode& node, const Device& device) {
 }
 
 PackedNodePtr Pack(const FloatBinaryOp& op, const Device&) {
-  return MakeNode([kind = op.kind](Shapes fed, const TensorShape& y) {
-    const Levels levels = LevelsOf(fed, y);
-    const bool empty = CountOf(y.dims) == 0;
-    return MakePlan("float_binary", [=](const Run& run) {
-      if (!empty) LaunchFloats(run, kind, levels);
-    });
-  });
+  FloatBinaryParams shared;
+  shared.kind = op.kind;
+  return MakeFloatBinary("float_binary", shared, FloatsTo::kFloats);
+}
+
+PackedNodePtr PackQuantized(const FloatBinaryOp& op, const QuantizeNode& quantize) {
+  Require(FusesQuantize(quantize),
+          "float numbers are quantized where they are made for one grid, as they lie");
+  FloatBinaryParams shared;
+  shared.kind = op.kind;
+  const Quantizer& grid = quantize.grids.front();
+  shared.grid = MakeGrid(grid);
+  return MakeFloatBinary("float_binary_quantize", shared,
+                         QuantizesFast(grid) ? FloatsTo::kCodesFast : FloatsTo::kCodes);
 }
 
 }  // namespace lowbit::cuda

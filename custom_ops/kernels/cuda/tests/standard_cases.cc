@@ -320,6 +320,20 @@ float ElementAt(const Dims& dims, const std::vector<uint8_t>& data, const Dims& 
   return FloatsOf(data)[offset];
 }
 
+// With a LowBitQuantize behind the node.
+void QuantizeOutput(Case& c, Draw& draw) {
+  const Quantizer q = draw.Grid();
+  c.quantizer = QuantizeNode{.grids = {q}};
+  c.y.type = q.is_signed ? ElementType::kInt8 : ElementType::kUInt8;
+  std::vector<uint8_t> codes;
+  for (int64_t i = 0; i < Count(c.y.dims); ++i) {
+    const float rounded = std::rint(FloatsOf(c.expected)[i] / q.scale) + static_cast<float>(q.zero_point);
+    const float code = std::fmin(std::fmax(rounded, static_cast<float>(q.lo)), static_cast<float>(q.hi));
+    codes.push_back(static_cast<uint8_t>(static_cast<int32_t>(code)));
+  }
+  c.expected = std::move(codes);
+}
+
 Case MakeFloatBinary(Draw& draw) {
   Case c;
   const FloatBinaryOp op{static_cast<FloatBinaryKind>(draw.Int(0, 3))};
@@ -341,6 +355,7 @@ Case MakeFloatBinary(Draw& draw) {
     }
     return 0;
   });
+  if (draw.Coin(0.4)) QuantizeOutput(c, draw);
   return c;
 }
 
@@ -475,6 +490,24 @@ Case MakeConv(Draw& draw) {
   return c;
 }
 
+// With a Transpose in front of the node that moves the channels to the front.
+void FeedChannelsLast(Case& c) {
+  const Dims dims = c.fed[0].dims;
+  const int64_t channels = dims[1], plane = Count(Dims(dims.begin() + 2, dims.end()));
+  const float* x = FloatsOf(c.data[0]);
+  std::vector<float> moved;
+  for (int64_t i = 0; i < dims[0] * plane; ++i) {
+    for (int64_t j = 0; j < channels; ++j) {
+      moved.push_back(x[(i / plane * channels + j) * plane + i % plane]);
+    }
+  }
+  c.data[0] = Bytes(moved);
+  std::rotate(c.fed[0].dims.begin() + 1, c.fed[0].dims.begin() + 2, c.fed[0].dims.end());
+  const auto rank = static_cast<int64_t>(dims.size());
+  c.transpose = TransposeOp{{0, rank - 1}};
+  for (int64_t i = 1; i < rank - 1; ++i) c.transpose->perm.push_back(i);
+}
+
 Case MakePool(Draw& draw) {
   Case c;
   FloatPoolOp op;
@@ -505,6 +538,7 @@ Case MakePool(Draw& draw) {
     }
     return max ? largest : sum / static_cast<double>(op.count_include_pad && !global ? padded : inside);
   });
+  if (global && draw.Coin()) FeedChannelsLast(c);
   return c;
 }
 
