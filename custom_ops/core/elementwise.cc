@@ -1,5 +1,6 @@
 #include "core/elementwise.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace lowbit {
@@ -16,6 +17,15 @@ bool FastIsExact(const Quantizer& quantizer, double max_abs, double x_scale) {
   if (!InRange(x_scale)) return false;
   if (!quantizer.quantized) return true;
   return InRange(quantizer.scale) && max_abs < kMaxQuotient * static_cast<double>(quantizer.scale);
+}
+
+double MostOf(const BinarySpec& spec) {
+  // |code - zero_point| <= 255; 256 covers the roundings.
+  const double a = 256.0 * static_cast<double>(spec.a_scale);
+  double b = 256.0 * static_cast<double>(spec.b_scale);
+  if (!spec.b_table.empty()) b = 0;
+  for (const float value : spec.b_table) b = std::max(b, std::fabs(static_cast<double>(value)) * 1.01);
+  return spec.kind == BinaryKind::kAdd ? a + b : a * b;
 }
 
 bool FastIsExact(const AffineSpec& spec) {

@@ -57,15 +57,20 @@ bool FastIsExact(const AffineSpec& spec);
 
 enum class BinaryKind : uint8_t { kAdd, kMul };
 
-// v = f32(a - a_zero_point) * a_scale (+ or *) f32(b - b_zero_point) * b_scale.
+// v = f32(a - a_zero_point) * a_scale (+ or *) f32(b - b_zero_point) * b_scale; or, where there is a table of
+// b's real numbers by byte, plus b_table[b].
 struct BinarySpec {
   BinaryKind kind = BinaryKind::kAdd;
   bool a_signed = false, b_signed = false;
   int32_t a_zero_point = 0, b_zero_point = 0;
   float a_scale = 1, b_scale = 1;
+  std::vector<float> b_table;  // empty, or 256 numbers; of kAdd alone
   Quantizer quantizer;
   bool fast_is_exact = false;
 };
+
+// The largest |v|, or more.
+double MostOf(const BinarySpec& spec);
 
 // LowBitAveragePool: v = (sum of columns) / f32(divisor); a column of the window sums f32(x - x_zero_point) *
 // x_scale from its first row to its last.

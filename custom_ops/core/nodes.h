@@ -136,6 +136,8 @@ struct ResizeNode {
   Nearest nearest = Nearest::kRoundPreferFloor;
 
   size_t Spatial() const { return scales.empty() ? sizes.size() : scales.size(); }
+  // Output indices along spatial dim `i` for `in` input indices, at least 1. Throws Error.
+  int64_t OutputSize(size_t i, int64_t in) const;
   // The input index that every output index along spatial dim `i` copies, for `in` input and `out` output
   // indices, as OutputOf gives them.
   std::vector<int64_t> SourceIndices(size_t i, int64_t in, int64_t out) const;

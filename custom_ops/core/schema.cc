@@ -295,12 +295,19 @@ std::vector<OpSchema> BuildSchemas() {
                                                   Constant("b_zero_point", kInt32, "Scalar."),
                                                   optional_y_scale,
                                                   optional_y_zero};
-  if constexpr (HasOp("LowBitAdd"))
+  if constexpr (HasOp("LowBitAdd")) {
+    auto add_inputs = binary_inputs;
+    add_inputs.push_back(OptionalConstant(
+        "b_table", kFloat,
+        "[256], finite: the real numbers of b's bytes (for int8 codes their two's complement "
+        "patterns), in place of those that b_scale and b_zero_point give them."));
     ops.push_back(
         {"LowBitAdd", Doc("Sum of two quantized tensors, rounded once."),
-         Doc("`v = f32(a - a_zero_point) * a_scale + f32(b - b_zero_point) * b_scale`; "
+         Doc("`v = f32(a - a_zero_point) * a_scale + f32(b - b_zero_point) * b_scale`, or with b_table `v = "
+             "f32(a - a_zero_point) * a_scale + b_table[b]`: a function of b that is not rounded itself; "
              "`y = clip(rint(v / y_scale) + y_zero_point, y_min, y_max)`, or v itself without y_scale."),
-         binary_inputs, Doc("The broadcast shape."), kCodesOrFloat, binary()});
+         add_inputs, Doc("The broadcast shape."), kCodesOrFloat, binary()});
+  }
   if constexpr (HasOp("LowBitMul"))
     ops.push_back(
         {"LowBitMul", Doc("Product of two quantized tensors, rounded once."),

@@ -32,6 +32,17 @@ bool IsActivated(const Node& product, const Node& activation) {
          (activation.op == "Relu" || activation.op == "Clip");
 }
 
+// An operation on two float tensors and a quantizer of its result as it lies.
+bool IsQuantized(const Node& operation, const Node& quantizer) {
+  return !IsLowBit(operation) && quantizer.domain == kDomain && quantizer.op == "LowBitQuantize" &&
+         (operation.op == "Add" || operation.op == "Sub" || operation.op == "Mul" || operation.op == "Div");
+}
+// An image whose channels come first for a global pool alone.
+bool IsPooled(const Node& transpose, const Node& pool) {
+  return !IsLowBit(transpose) && !IsLowBit(pool) && transpose.op == "Transpose" &&
+         (pool.op == "GlobalAveragePool" || pool.op == "GlobalMaxPool");
+}
+
 // Why a node that means something has no kernel here.
 std::optional<std::string> WithoutKernel(const NodeSpec& node) {
   if (std::holds_alternative<NormalizationNode>(node)) {
@@ -103,6 +114,16 @@ class CudaBackend final : public Backend {
   bool Fuses(const Graph& graph, std::span<const Node* const> nodes, const Node& next) const override {
     if (reference_) return false;
     if (nodes.size() == 1 && IsActivated(*nodes[0], next)) return true;
+    try {
+      if (nodes.size() == 1 && IsQuantized(*nodes[0], next))
+        return cuda::FusesQuantize(std::get<QuantizeNode>(DecodeLowBit(graph, next)));
+      if (nodes.size() == 1 && IsPooled(*nodes[0], next)) {
+        return cuda::FusesPool(std::get<TransposeOp>(ReadStandard(graph, *nodes[0])),
+                               std::get<FloatPoolOp>(ReadStandard(graph, next)));
+      }
+    } catch (const Error&) {
+      return false;  // CreateStep says why
+    }
     std::vector<const Node*> all(nodes.begin(), nodes.end());
     all.push_back(&next);
     const Fusion* const fusion = FindFusion(AsFused(all));
@@ -121,6 +142,10 @@ class CudaBackend final : public Backend {
         return CreateFused(graph, nodes, *fusion, packed);
       if (nodes.size() == 2 && IsActivated(*nodes[0], *nodes[1]))
         return CreateActivated(graph, *nodes[0], *nodes[1]);
+      if (nodes.size() == 2 && IsQuantized(*nodes[0], *nodes[1]))
+        return CreateQuantized(graph, *nodes[0], *nodes[1]);
+      if (nodes.size() == 2 && IsPooled(*nodes[0], *nodes[1]))
+        return CreatePooled(graph, *nodes[0], *nodes[1]);
       Require(nodes.size() == 1, "no step is of these ", nodes.size(), " nodes; compile the model again");
       return IsLowBit(*nodes[0]) ? CreateLowBit(graph, *nodes[0], packed) : CreateStandard(graph, *nodes[0]);
     };
@@ -259,6 +284,28 @@ class CudaBackend final : public Backend {
     auto packed_node =
         cuda::PackActivated(spec, ReadStandard(graph, activation), device_->Properties(), float_precision_);
     return StepOf(std::move(packed_node), std::move(spec));
+  }
+
+  static std::unique_ptr<Step> CreateQuantized(const Graph& graph, const Node& operation,
+                                               const Node& quantizer) {
+    const auto spec = std::get<FloatBinaryOp>(ReadStandard(graph, operation));
+    auto quantize = std::get<QuantizeNode>(DecodeLowBit(graph, quantizer));
+    auto packed_node = cuda::PackQuantized(spec, quantize);
+    return std::make_unique<CudaStep>(
+        std::move(packed_node), [spec, quantize = std::move(quantize)](std::span<const TensorShape> fed) {
+          const TensorShape made = OutputOf(StandardNode(spec), fed);
+          return OutputOf(NodeSpec(quantize), std::span(&made, 1));
+        });
+  }
+
+  static std::unique_ptr<Step> CreatePooled(const Graph& graph, const Node& transpose, const Node& pool) {
+    const auto turned = std::get<TransposeOp>(ReadStandard(graph, transpose));
+    const auto pooled = std::get<FloatPoolOp>(ReadStandard(graph, pool));
+    return std::make_unique<CudaStep>(cuda::PackPooled(turned, pooled),
+                                      [turned, pooled](std::span<const TensorShape> fed) {
+                                        const TensorShape made = OutputOf(StandardNode(turned), fed);
+                                        return OutputOf(StandardNode(pooled), std::span(&made, 1));
+                                      });
   }
 
   // They are on the device; shapes need only the geometry.

@@ -30,7 +30,8 @@ Codes CodesMadeBy(const StandardNode& node, std::span<const Codes> fed) {
     return codes;
   };
   if (std::holds_alternative<ReshapeOp>(node) || std::holds_alternative<TransposeOp>(node) ||
-      std::holds_alternative<SliceOp>(node) || std::holds_alternative<SplitOp>(node)) {
+      std::holds_alternative<SliceOp>(node) || std::holds_alternative<SplitOp>(node) ||
+      std::holds_alternative<NearestOp>(node)) {
     return unstated(fed[0]);
   }
   if (!std::holds_alternative<JoinOp>(node)) return std::nullopt;

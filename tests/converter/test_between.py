@@ -87,6 +87,32 @@ def test_pooled_tensors_and_constants_broadcast_channels_last() -> None:
     converts(build, "LowBitConv", "LowBitGlobalAveragePool", "LowBitMul", "LowBitAffine", "LowBitConv")
 
 
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("kind", ["u8", "s8"])
+def test_a_function_that_is_not_rounded_is_added_by_its_table(first: bool, kind: str) -> None:
+    """As where a residual block's branch ends in x * Sigmoid(x), of which the sigmoid alone is rounded."""
+
+    def build(g: Graph) -> None:
+        (a, _), (b, _) = two_images(g, kind)
+        gate = g.qdq(g.node("Sigmoid", [b]), g.act(1 / 256, zero=0))
+        branch = g.node("Mul", [gate, b])
+        y = g.node("Add", [branch, a] if first else [a, branch])
+        output(g, g.qdq(g.node("Relu", [y]), g.act(0.05, kind)), 2, 4, 6, 6)
+
+    result = converts(build, "LowBitAdd")
+    assert result.constant("LowBitAdd", 8).shape == (256,)
+
+
+def test_functions_by_channel_and_of_two_tensors_are_not_added_by_table() -> None:
+    def build(g: Graph) -> None:
+        (a, _), (b, _), (c, _) = image(g), image(g), image(g)
+        slopes = g.node("PRelu", [b, g.floats(g.rng.uniform(-0.5, 0.5, (4, 1, 1)))])
+        output(g, g.qdq(g.node("Add", [a, slopes]), g.act(0.05)), 2, 4, 6, 6)
+        output(g, g.qdq(g.node("Add", [a, g.node("Mul", [b, c])]), g.act(0.05)), 2, 4, 6, 6)
+
+    assert converted(build).ops["LowBitAdd"] == 0
+
+
 def test_add_without_quantizer_stays_with_its_reason() -> None:
     def build(g: Graph) -> None:
         (a, _), (b, _) = two_images(g)

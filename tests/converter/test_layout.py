@@ -499,3 +499,16 @@ def test_a_cubic_resize_of_codes_needs_no_optimizer(opset, numbers, bounds) -> N
     (meant,) = stock_run(stock, feeds)
     for ours in found:
         np.testing.assert_array_equal(ours, meant)
+
+
+def test_real_numbers_are_joined_cut_and_turned_as_they_are_stored() -> None:
+    def build(g: Graph) -> None:
+        x, xq = image(g)
+        reals = [conv(g, x, xq, kernel=1)[0] for _ in range(2)]
+        parts = g.node("Split", [g.node("Concat", reals, axis=-3), g.ints([3, 7])], axis=1, outputs=2)
+        output(g, g.node("Transpose", [parts[0]], perm=[0, 2, 3, 1]), 2, 6, 6, 3)
+        output(g, g.node("Transpose", [parts[1]]), 6, 6, 7, 2)
+        output(g, g.node("Reshape", [g.node("Relu", [parts[1]]), g.ints([2, 7, 36])]), 2, 7, 36)
+
+    # The first result is stored as it is wanted.
+    converts(build, *["LowBitConv"] * 2, "Concat", "Split", *["Transpose"] * 2, "Relu", "Reshape")

@@ -201,6 +201,13 @@ def binary(op: str) -> Node:
     return Node(op, BINARY, {}, constants, feeds)
 
 
+def with_table() -> Node:
+    node = binary("LowBitAdd")
+    node.order = [*BINARY, "b_table"]
+    node.constants["b_table"] = np.linspace(-3, 3, 256).astype(F32)
+    return node
+
+
 def mat_mul(**attributes: Any) -> Node:
     """[2, 6, 4] x [5, 4] turned."""
     node = binary("LowBitMatMul")
@@ -294,6 +301,7 @@ SOUND: dict[str, Callable[[], Node]] = {
     "affine": affine,
     "lookup": lookup,
     "add": lambda: binary("LowBitAdd"),
+    "add_table": with_table,
     "mul": lambda: binary("LowBitMul"),
     "mat_mul": mat_mul,
     "normalization": normalization,

@@ -63,6 +63,8 @@ BAD_NODES: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     "bounds in the wrong order": ("LowBitAdd", {"y_min": [5], "y_max": [3]}, _binary()),
     "bipolar operand": ("LowBitAdd", {"a_encoding": "bipolar"}, _binary()),
     "int8 codes declared unsigned": ("LowBitAdd", {}, _binary(a=X.astype(np.int8))),
+    "255 real numbers": ("LowBitAdd", {}, [*_binary(), _f32(*[1] * 255)]),
+    "a real number that is infinite": ("LowBitAdd", {}, [*_binary(), _f32(math.inf, *[1] * 255)]),
     "table of 255 entries": ("LowBitLookup", {}, [X, np.zeros(255, np.uint8)]),
     "tables for 3 of 4 channels": ("LowBitLookup", {}, [X, np.zeros((3, 256), np.uint8)]),
     "scales for 3 of 4 channels": ("LowBitAffine", {}, _affine(_f32(1, 2, 3), _f32(1))),

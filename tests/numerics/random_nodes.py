@@ -363,6 +363,9 @@ def _binary(op_type: str, rng: np.random.Generator) -> Node:
     first, second = (shape, other) if rng.random() < 0.7 else (other, shape)
     attrs, quantizer = _maybe_float(rng, ties)
     inputs = [codes(rng, first, 8, a_encoding), *a, codes(rng, second, 8, b_encoding), *b, *quantizer]
+    if op_type == "LowBitAdd" and rng.random() < 0.3:
+        table = rng.integers(-300, 300, 256).astype(np.float32) * b[0]
+        inputs += [None] * (8 - len(inputs)) + [table if ties else table * np.float32(1.1)]
     return Node(op_type, {"a_encoding": a_encoding, "b_encoding": b_encoding, **attrs}, inputs)
 
 

@@ -169,9 +169,11 @@ def binary(op: str) -> Callable[[Rng], Node]:
         b_scale = a_scale if rng.integers(3) == 0 else scale(rng)
         if out[0] is not None and rng.integers(3) == 0:
             out[0] = scalar(a_scale)
+        table = rng.integers(-300, 300, 256).astype(np.float32) * np.float32(b_scale)
+        tables = [table] if op == "LowBitAdd" and rng.integers(3) == 0 else []
         return op, attrs | {"a_encoding": ea, "b_encoding": eb}, [
             codes(rng, shape_a, ea), scalar(a_scale), integer(zero_point(rng, ea)),
-            codes(rng, shape_b, eb), scalar(b_scale), integer(zero_point(rng, eb)), *out,
+            codes(rng, shape_b, eb), scalar(b_scale), integer(zero_point(rng, eb)), *out, *tables,
         ]  # fmt: skip
 
     return make

@@ -454,7 +454,15 @@ class Exporter(Writer, ABC):
             value = node.inputs[side]
             own = order if value in self.constants or same else identity(self.rank(value))
             scale, zero_point = node.need(f"{side}_scale"), node.need(f"{side}_zero_point")
-            reals.append(self.dequantize(value, node.attributes[f"{side}_encoding"], scale, zero_point, own))
+            tabled = side == "b" and "b_table" in node.inputs
+            if tabled:
+                scale, zero_point = np.ones((), np.float32), np.zeros((), np.int32)
+            real = self.dequantize(value, node.attributes[f"{side}_encoding"], scale, zero_point, own)
+            if tabled:
+                # A negative index counts from the end of the table, as a negative code's byte does.
+                index = self.node("Cast", [real], to=TensorProto.INT32)
+                real = self.node("Gather", [self.constant(node.need("b_table")), index])
+            reals.append(real)
         real = self.node("Add" if node.op_type == "LowBitAdd" else "Mul", reals, main=True)
         self._end(node, real, order)
 

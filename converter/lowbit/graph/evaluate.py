@@ -25,25 +25,26 @@ def evaluate_nodes(
         nodes: the nodes in topological order; besides ``source`` they read constants only.
         source: a tensor of codes.
         codes: its value, integers of any type.
-        result: the output wanted, codes of at most 8 bits.
+        result: the output wanted, codes of at most 8 bits or float32.
 
     Returns:
-        The output as int8 or uint8; a refusal if ONNX Runtime does not run the nodes.
+        The output as int8, uint8 or float32; a refusal if ONNX Runtime does not run the nodes.
     """
     dtype = source.dtype or ir.DataType.UINT8
     wanted = result.dtype or ir.DataType.UINT8
-    if dtype not in CODE_TYPES or wanted not in CODE_TYPES:
+    real = wanted == ir.DataType.FLOAT
+    if dtype not in CODE_TYPES or not (real or wanted in CODE_TYPES):
         return Refusal(f"'{source.name}' is {dtype} and '{result.name}' {wanted}; expected codes of 8 bits")
     byte = ir.DataType.INT8 if CODE_TYPES[dtype][0] < 0 else ir.DataType.UINT8
-    out_byte = ir.DataType.INT8 if CODE_TYPES[wanted][0] < 0 else ir.DataType.UINT8
+    out_type = wanted if real else ir.DataType.INT8 if CODE_TYPES[wanted][0] < 0 else ir.DataType.UINT8
     # numpy has no type below a byte, so the codes come and go as bytes.
     before = onnx.helper.make_node("Cast", ["lowbit.codes"], [str(source.name)], to=int(dtype))
-    after = onnx.helper.make_node("Cast", [str(result.name)], ["lowbit.result"], to=int(out_byte))
+    after = onnx.helper.make_node("Cast", [str(result.name)], ["lowbit.result"], to=int(out_type))
     body = onnx.helper.make_graph(
         [before, *(ir.to_proto(node) for node in nodes), after],
         "function",
         [onnx.helper.make_tensor_value_info("lowbit.codes", int(byte), codes.shape)],
-        [onnx.helper.make_tensor_value_info("lowbit.result", int(out_byte), None)],
+        [onnx.helper.make_tensor_value_info("lowbit.result", int(out_type), None)],
         constants_of(nodes),
     )
     opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in graph.opset_imports.items()]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.attributes import get_int, get_ints
+from lowbit.graph.attributes import from_front, get_int, get_ints
 from lowbit.graph.constants import Array, add_initializer, constant
 from lowbit.graph.normal_form import (
     ELEMENTWISE,
@@ -389,10 +389,12 @@ class Lowering:
     def keep(self, node: ir.Node) -> None:
         """Leaves a node as it is and gives it its inputs as the model has them, its subgraphs included.
 
-        An elementwise node between tensors that are stored in another order of axes works in that order.
+        An elementwise node between tensors that are stored in another order of axes works in that order, and
+        some that move numbers do.
         """
         self.kept.add(node)
-        if self._keep_in_order(node) or self._keep_resize(node) or self._keep_question(node):
+        ways = (self._keep_in_order, self._keep_move, self._keep_resize, self._keep_question)
+        if any(way(node) for way in ways):
             return
         inner = [n for graph in graphs_of(node) for n in graph.all_nodes()]
         for user in (node, *inner):
@@ -469,6 +471,45 @@ class Lowering:
         dtype = output.dtype or ir.DataType.FLOAT
         moved = self.standard(node.op_type, inputs, node.attributes, output, dtype, order=order)
         self.define_real(output, StoredReal(moved, order))
+        return True
+
+    def _keep_move(self, node: ir.Node) -> bool:
+        """Repeats a Concat or Split on float tensors as they are stored; a Transpose reads them in its order.
+
+        False for other nodes, and for tensors that are stored as the model has them or in several orders.
+        """
+        if not is_op(node, "Concat", "Split", "Transpose"):
+            return False
+        sources = node.inputs if is_op(node, "Concat") else node.inputs[:1]
+        reals = [None if value is None else self._reals.get(value) for value in sources]
+        stored = [real for real in reals if real is not None]
+        orders = {real.order for real in stored}
+        if len(stored) != len(reals) or len(orders) != 1:
+            return False
+        (order,) = orders
+        rank, outputs = len(order), node.outputs
+        shapes = (output.shape for output in outputs)
+        if order == identity(rank) or any(shape is None or len(shape) != rank for shape in shapes):
+            return False
+        if is_op(node, "Transpose"):
+            perm = get_ints(node, "perm") or list(range(rank))[::-1]
+            turned = tuple(perm.index(axis) for axis in order)
+            self.define_real(outputs[0], StoredReal(stored[0].value, turned))
+            return True
+        axis = from_front(get_int(node, "axis", 0), rank)
+        if axis is None:
+            return False
+        inputs = (
+            [real.value for real in stored] if is_op(node, "Concat") else [stored[0].value, *node.inputs[1:]]
+        )
+        attributes = dict(node.attributes) | {"axis": ir.AttrInt64("axis", order.index(axis))}
+        dtype = outputs[0].dtype or ir.DataType.FLOAT
+        for output, value in zip(
+            outputs,
+            self.standard_many(node.op_type, inputs, attributes, outputs, dtype, order=order),
+            strict=True,
+        ):
+            self.define_real(output, StoredReal(value, order))
         return True
 
     def _keep_resize(self, node: ir.Node) -> bool:

@@ -19,6 +19,7 @@ def low_bit_add(
     b_zero_point: Array,
     y_scale: Array | None = None,
     y_zero_point: Array | None = None,
+    b_table: Array | None = None,
     *,
     a_encoding: str = "unsigned",
     b_encoding: str = "unsigned",
@@ -29,9 +30,11 @@ def low_bit_add(
 ) -> Array:
     """``v = f32(a - a_zero_point) * a_scale + f32(b - b_zero_point) * b_scale``, then the quantizer, if any.
 
-    Each product rounds to float32 before the sum does. Shapes broadcast as in numpy.
+    Each product rounds to float32 before the sum does. With b_table the second summand is its entry for the
+    byte of b. Shapes broadcast as in numpy.
     """
-    real = dequantize(a, a_scale, a_zero_point) + dequantize(b, b_scale, b_zero_point)
+    second = dequantize(b, b_scale, b_zero_point) if b_table is None else b_table[b.view(np.uint8)]
+    real = dequantize(a, a_scale, a_zero_point) + second
     return quantize_or_float(real, y_scale, y_zero_point, y_bits, y_encoding, y_min, y_max)
 
 
@@ -45,9 +48,14 @@ def add_chain(
     b_zero_point: Array,
     y_scale: Array | None = None,
     y_zero_point: Array | None = None,
+    b_table: Array | None = None,
 ) -> Chain:
     """The exact sum; QLinearAdd rounds terms of its own, those of both zero points among them."""
-    left, right = real_values(a, a_scale, a_zero_point), real_values(b, b_scale, b_zero_point)
+    left = real_values(a, a_scale, a_zero_point)
+    if b_table is None:
+        right = real_values(b, b_scale, b_zero_point)
+    else:
+        right = b_table[b.view(np.uint8)].astype(np.float64)
     zeros = np.abs(a_zero_point * a_scale) + np.abs(b_zero_point * b_scale)  # terms of QLinearAdd's formula
     error = ulps(8, left, right, zeros, y_scale=y_scale, y_zero_point=y_zero_point)
     return Chain(left + right, error, step_of(y_scale))

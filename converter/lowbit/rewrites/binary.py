@@ -80,6 +80,7 @@ class BinaryRegion(Region):
                 "b_scale": self.b.grid.scale,
                 "b_zero_point": b_zero_point,
                 **(output.inputs if output else {}),
+                **self.extra_inputs(b),
             },
             {"a_encoding": a.encoding, "b_encoding": b.encoding, **geometry, **attributes},
             self.clipped.result,
@@ -93,6 +94,10 @@ class BinaryRegion(Region):
     def second(self, lowering: Lowering, b: Stored) -> tuple[ir.Value, Array]:
         """The codes and the zero point of the second operand as the node reads them."""
         return b.value, lowering.zero_point(b, self.b.grid)
+
+    def extra_inputs(self, b: Stored) -> dict[str, Array]:
+        """Further inputs of the node, for the second operand as it is stored."""
+        return {}
 
     def _order(self, lowering: Lowering, rank: int) -> Order:
         """As both operands of full rank are stored; else channels last if one of them is.

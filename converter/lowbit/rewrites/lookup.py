@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from lowbit.graph.constants import constant
+from lowbit.graph.constants import Array, constant
 from lowbit.graph.evaluate import evaluate_nodes
 from lowbit.graph.normal_form import (
     ELEMENTWISE,
@@ -80,7 +80,7 @@ class LookupRegion(Region):
         return value
 
 
-def by_stored_byte(table: npt.NDArray[np.int16], first: int, x: Stored) -> npt.NDArray[np.int16]:
+def by_stored_byte(table: Array, first: int, x: Stored) -> Array:
     """A table with one entry for every byte that may store a code: entry u serves the byte u.
 
     Args:
@@ -90,7 +90,7 @@ def by_stored_byte(table: npt.NDArray[np.int16], first: int, x: Stored) -> npt.N
     """
     stored = np.arange(256)
     stored = np.where(stored > 127, stored - 256, stored) if x.signed else stored
-    entries: npt.NDArray[np.int16] = table[..., np.clip(stored - x.offset - first, 0, table.shape[-1] - 1)]
+    entries: Array = table[..., np.clip(stored - x.offset - first, 0, table.shape[-1] - 1)]
     return entries
 
 
@@ -100,7 +100,7 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     quantization = quantization_at(form, sink, laws=True, half=True)
     if not isinstance(quantization, Quantization):
         return None
-    function = _function_of(form, quantization)
+    function = function_of(form, quantization.source, quantization.nodes)
     if function is None:
         return None
     source, nodes = function
@@ -109,23 +109,31 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     code_range = form.code_range(source)
     if code_range is None or code_range.dtype not in CODE_TYPES or rank_of(source) is None:
         return Refusal(f"codes of type {source.dtype} are not supported")
-    table = _tabulate(form, quantization, source, nodes, code_range)
-    if isinstance(table, Refusal):
-        return table
+    entries = tabulate(form, quantization.codes, source, nodes, code_range)
+    if isinstance(entries, Refusal):
+        return entries
+    table = entries.astype(np.int16)
     core = next(node for node in nodes if is_op(node, *ELEMENTWISE))
     first = CODE_TYPES[code_range.dtype][0]
     return LookupRegion(source, quantization, table, first, core, nodes)
 
 
-def _function_of(form: NormalForm, quantization: Quantization) -> tuple[ir.Value, list[ir.Node]] | None:
-    """The one tensor of codes that a quantizer's codes are a function of, and the nodes between, in order.
+def function_of(
+    form: NormalForm, value: ir.Value, behind: Sequence[ir.Node]
+) -> tuple[ir.Value, list[ir.Node]] | None:
+    """The one tensor of codes that a float tensor is a function of, and the nodes of the function, in order.
 
-    The nodes are collected backwards from the quantizer; at a DequantizeLinear whose codes have other readers
+    The nodes are collected backwards from the value; at a DequantizeLinear whose codes have other readers
     the search stops. Where several tensors of codes are left, the search goes on behind those that
     nobody else reads.
+
+    Args:
+        form: the graph.
+        value: the float tensor.
+        behind: nodes behind it that belong to the function: its quantizer.
     """
     search = _Search(form)
-    if not search.visit(quantization.source):
+    if not search.visit(value):
         return None
     while len(search.sources) > 1:
         wider = next(filter(None, map(search.beyond, search.sources)), None)
@@ -135,10 +143,11 @@ def _function_of(form: NormalForm, quantization: Quantization) -> tuple[ir.Value
     if not search.sources:
         return None
     (source,), nodes = search.sources, search.nodes
-    covered = [node for node in form.graph if node in nodes or node in quantization.nodes]
+    covered = [node for node in form.graph if node in nodes or node in behind]
     inside = set(covered)
+    last = behind[-1] if behind else value.producer()
     for node in covered:
-        if is_dequantize(node) or node is quantization.nodes[-1]:
+        if is_dequantize(node) or node is last:
             continue
         for output in node.outputs:
             if output.is_graph_output() or any(user not in inside for user in output.consumers()):
@@ -194,13 +203,9 @@ class _Search:
         return wider if wider.visit(quantization.source) else None
 
 
-def _tabulate(
-    form: NormalForm,
-    quantization: Quantization,
-    source: ir.Value,
-    nodes: Sequence[ir.Node],
-    code_range: CodeRange,
-) -> npt.NDArray[np.int16] | Refusal:
+def tabulate(
+    form: NormalForm, result: ir.Value, source: ir.Value, nodes: Sequence[ir.Node], code_range: CodeRange
+) -> Array | Refusal:
     """Runs the nodes on every code; the codes go along the batch, so that channels stay channels.
 
     The batch is no dim of any constant, so that one which varies along it does not broadcast.
@@ -220,14 +225,14 @@ def _tabulate(
             return Refusal("the number of its channels is unknown")
         shape[1] = dims[1]
     grid = np.broadcast_to(np.resize(codes, batch).reshape([-1] + [1] * (len(shape) - 1)), shape)
-    result = evaluate_nodes(form.graph, nodes, source, grid, quantization.codes)
-    if isinstance(result, Refusal):
-        return result
+    values = evaluate_nodes(form.graph, nodes, source, grid, result)
+    if isinstance(values, Refusal):
+        return values
     if not dims:
-        result = result.reshape(batch)
-    if result.shape != tuple(shape):
+        values = values.reshape(batch)
+    if values.shape != tuple(shape):
         return Refusal("a constant operand varies along another axis than the channels")
-    table = result[: codes.size].reshape(codes.size, -1).T.astype(np.int16)
+    table = values[: codes.size].reshape(codes.size, -1).T
     return table[0] if np.all(table == table[0]) else np.ascontiguousarray(table)
 
 

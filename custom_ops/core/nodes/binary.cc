@@ -1,4 +1,7 @@
 // LowBitAdd and LowBitMul with numpy broadcasting.
+#include <algorithm>
+#include <cmath>
+
 #include "core/nodes/node_kinds.h"
 #include "core/status.h"
 
@@ -15,12 +18,14 @@ BinaryNode Decode(BinaryKind kind, const NodeReader& node) {
   spec.b_scale = node.ScaleOf("b_scale");
   spec.a_zero_point = node.ZeroPointOf("a_zero_point", a);
   spec.b_zero_point = node.ZeroPointOf("b_zero_point", b);
+  if (kind == BinaryKind::kAdd && node.Present("b_table")) {
+    spec.b_table = node.FloatsOf("b_table", 256);
+    Require(std::all_of(spec.b_table.begin(), spec.b_table.end(), [](float v) { return std::isfinite(v); }),
+            node.op(), ": input 'b_table' holds a number that is not finite, expected real numbers");
+  }
   spec.quantizer = ReadQuantizer(node);
 
-  // |code - zero_point| <= 255; 256 covers the roundings.
-  const double a_max = 256.0 * static_cast<double>(spec.a_scale),
-               b_max = 256.0 * static_cast<double>(spec.b_scale);
-  const double max_abs = spec.kind == BinaryKind::kAdd ? a_max + b_max : a_max * b_max;
+  const double max_abs = MostOf(spec);
   spec.fast_is_exact = FastIsExact(spec.quantizer, max_abs, static_cast<double>(spec.a_scale)) &&
                        FastIsExact(spec.quantizer, max_abs, static_cast<double>(spec.b_scale));
   return {spec};

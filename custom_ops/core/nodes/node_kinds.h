@@ -25,6 +25,10 @@ GlobalAveragePoolNode DecodeGlobalAveragePool(const NodeReader& node);
 ConcatNode DecodeConcat(const NodeReader& node);
 NormalizationNode DecodeNormalization(const NodeReader& node);
 ResizeNode DecodeResize(const NodeReader& node);
+// What a Resize, lowbit's or ONNX's, says by these names; and its scales or sizes. Throws Error.
+ResizeNode::Coordinates ResizeCoordinates(std::string_view op, std::string_view name);
+ResizeNode::Nearest ResizeNearest(std::string_view op, std::string_view name);
+void CheckResizing(std::string_view op, const ResizeNode& node);
 DepthToSpaceNode DecodeDepthToSpace(const NodeReader& node);
 SoftmaxNode DecodeSoftmax(const NodeReader& node);
 QuantizeNode DecodeQuantize(const NodeReader& node);

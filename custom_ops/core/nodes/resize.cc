@@ -84,41 +84,60 @@ void Exclude(int64_t first, int64_t in, Weights4& weights) {
 }
 
 template <size_t kCount>
-size_t Choice(const NodeReader& node, const char* attribute, const char* const (&names)[kCount]) {
-  const std::string& value = node.String(attribute);
+size_t Choice(std::string_view op, const char* attribute, std::string_view value,
+              const char* const (&names)[kCount]) {
   for (size_t i = 0; i < kCount; ++i) {
     if (value == names[i]) return i;
   }
   std::string expected;
   for (const char* name : names) expected += (expected.empty() ? "" : ", ") + std::string(name);
-  Fail(node.op(), ": attribute '", attribute, "' is '", value, "', expected one of ", expected);
+  Fail(op, ": attribute '", attribute, "' is '", value, "', expected one of ", expected);
 }
 
 }  // namespace
 
+ResizeNode::Coordinates ResizeCoordinates(std::string_view op, std::string_view name) {
+  constexpr const char* kNames[] = {"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric",
+                                    "half_pixel_symmetric"};
+  return static_cast<ResizeNode::Coordinates>(Choice(op, "coordinate_transformation_mode", name, kNames));
+}
+
+ResizeNode::Nearest ResizeNearest(std::string_view op, std::string_view name) {
+  constexpr const char* kNames[] = {"round_prefer_floor", "round_prefer_ceil", "floor", "ceil"};
+  return static_cast<ResizeNode::Nearest>(Choice(op, "nearest_mode", name, kNames));
+}
+
+void CheckResizing(std::string_view op, const ResizeNode& node) {
+  Require(!node.scales.empty() || !node.sizes.empty(), op, ": one of 'scales' and 'sizes' is needed");
+  for (const float scale : node.scales) {
+    Require(std::isfinite(scale) && scale > 0, op, ": 'scales' holds ", scale,
+            ", expected finite scales > 0");
+  }
+  for (const int64_t size : node.sizes) {
+    Require(size >= 1 && size <= kMaxAttribute, op, ": 'sizes' holds ", size, ", expected 1..",
+            kMaxAttribute);
+  }
+}
+
+int64_t ResizeNode::OutputSize(size_t i, int64_t in) const {
+  if (scales.empty()) return sizes[i];
+  const float out = std::floor(static_cast<float>(in) * scales[i]);
+  Require(out >= 1 && out <= static_cast<float>(kMaxAttribute), "scale ", scales[i], " makes ", out, " of ",
+          in, " pixels");
+  return static_cast<int64_t>(out);
+}
+
 ResizeNode DecodeResize(const NodeReader& node) {
   constexpr const char* kModes[] = {"nearest", "linear", "cubic"};
-  constexpr const char* kCoordinates[] = {"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric",
-                                          "half_pixel_symmetric"};
-  constexpr const char* kNearest[] = {"round_prefer_floor", "round_prefer_ceil", "floor", "ceil"};
   ResizeNode out;
   const OperandType x = ReadCodes(node, "x_encoding");
-  out.mode = static_cast<ResizeNode::Mode>(Choice(node, "mode", kModes));
+  out.mode = static_cast<ResizeNode::Mode>(Choice(node.op(), "mode", node.String("mode"), kModes));
   out.is_signed = x.encoding == Encoding::kSigned;
   out.scales = node.Floats("scales");
   out.sizes = node.Ints("sizes");
-  out.coordinates =
-      static_cast<ResizeNode::Coordinates>(Choice(node, "coordinate_transformation_mode", kCoordinates));
-  out.nearest = static_cast<ResizeNode::Nearest>(Choice(node, "nearest_mode", kNearest));
-  Require(!out.scales.empty() || !out.sizes.empty(), node.op(), ": one of 'scales' and 'sizes' is needed");
-  for (const float scale : out.scales) {
-    Require(std::isfinite(scale) && scale > 0, node.op(), ": attribute 'scales' holds ", scale,
-            ", expected finite scales > 0");
-  }
-  for (const int64_t size : out.sizes) {
-    Require(size >= 1 && size <= kMaxAttribute, node.op(), ": attribute 'sizes' holds ", size,
-            ", expected 1..", kMaxAttribute);
-  }
+  out.coordinates = ResizeCoordinates(node.op(), node.String("coordinate_transformation_mode"));
+  out.nearest = ResizeNearest(node.op(), node.String("nearest_mode"));
+  CheckResizing(node.op(), out);
   out.cubic_coeff_a = node.Float("cubic_coeff_a");
   out.exclude_outside = node.Flag("exclude_outside");
   if (out.mode == ResizeNode::Mode::kNearest) {
@@ -191,14 +210,7 @@ std::vector<int64_t> OutputDims(const ResizeNode& node, const FedShape& x) {
   for (size_t i = 0; i < spatial; ++i) {
     const int64_t in = x.dims[i + 1];
     Require(in >= 1, "x has shape ", ShapeText(x.dims), ", expected at least one pixel");
-    if (node.scales.empty()) {
-      y[i + 1] = node.sizes[i];
-      continue;
-    }
-    const float out = std::floor(static_cast<float>(in) * node.scales[i]);
-    Require(out >= 1 && out <= static_cast<float>(kMaxAttribute), "scale ", node.scales[i], " makes ", out,
-            " of ", in, " pixels");
-    y[i + 1] = static_cast<int64_t>(out);
+    y[i + 1] = node.OutputSize(i, in);
   }
   BoundedCount(y);
   return y;

@@ -205,6 +205,37 @@ StandardNode DecodePad(const StandardReader& node) {
   return op;
 }
 
+StandardNode DecodeResizing(const StandardReader& node) {
+  node.RequireVersion(11);
+  node.RequireInputs(4);
+  node.TypeOf(0);
+  const std::string mode = node.String("mode", "nearest");
+  Require(mode == "nearest", node.op(), ": mode '", mode, "', lowbit copies pixels alone");
+  const std::string policy = node.String("keep_aspect_ratio_policy", "stretch");
+  Require(policy == "stretch", node.op(), ": attribute 'keep_aspect_ratio_policy' is '", policy,
+          "', expected stretch");
+  Require(!node.Flag("antialias"), node.op(), ": attribute 'antialias' is 1, expected 0");
+  for (const char* const other : {"cubic_coeff_a", "exclude_outside", "extrapolation_value"})
+    node.Ignore(other);
+  if (node.Present(1)) node.Constant(1, "roi");  // it means nothing here, but may not be fed
+  NearestOp op;
+  op.along.coordinates =
+      ResizeCoordinates(node.op(), node.String("coordinate_transformation_mode", "half_pixel"));
+  op.along.nearest = ResizeNearest(node.op(), node.String("nearest_mode", "round_prefer_floor"));
+  if (node.Present(2)) op.along.scales = node.ConstantFloats(2, "scales");
+  if (node.Present(3)) op.along.sizes = node.ConstantInts(3, "sizes");
+  op.axes = node.Ints("axes");
+  CheckLength(node, "scales", op.along.scales.size());
+  CheckLength(node, "sizes", op.along.sizes.size());
+  CheckAxes(node, op.axes);
+  Require(op.along.scales.empty() || op.along.sizes.empty(), node.op(),
+          " has both 'scales' and 'sizes', expected one of them");
+  CheckResizing(node.op(), op.along);
+  Require(op.axes.empty() || op.axes.size() == op.along.Spatial(), node.op(), ": ", op.along.Spatial(),
+          " scales or sizes for ", op.axes.size(), " axes");
+  return op;
+}
+
 StandardNode DecodeConcat(const StandardReader& node) {
   node.RequireVersion(4);
   Require(node.InputCount() >= 1, node.op(), " has no inputs");
@@ -529,6 +560,7 @@ const std::map<std::string_view, Decoder>& Decoders() {
       {"QuantizeLinear", DecodeQuantizeLinear},
       {"Relu", DecodeUnary<UnaryKind::kRelu>},
       {"Reshape", DecodeReshape},
+      {"Resize", DecodeResizing},
       {"Sigmoid", DecodeUnary<UnaryKind::kSigmoid>},
       {"Slice", DecodeSlice},
       {"Softmax", DecodeSoftmax<false>},

@@ -67,6 +67,14 @@ struct PadWidth {
 // One per dim of x. Throws Error where x has another rank.
 std::vector<PadWidth> WidthsOf(const PadOp& op, size_t rank);
 
+// Resize of mode nearest: elements of any type.
+struct NearestOp {
+  ResizeNode along;           // one scale or size for each of the axes
+  std::vector<int64_t> axes;  // empty: all
+};
+// Which entry of the scales or sizes is that of every dim of x. Throws Error where x has another rank.
+std::vector<std::optional<size_t>> EntriesOf(const NearestOp& op, size_t rank);
+
 // Concat of equal types. Fed: the tensors to join.
 struct JoinOp {
   int64_t axis = 0;
@@ -125,8 +133,8 @@ Window WindowOf(const FloatPoolOp& op, std::span<const int64_t> x);
 
 // QuantizeLinear and DequantizeLinear, per tensor or along the last axis, are lowbit nodes.
 using StandardNode =
-    std::variant<ReshapeOp, TransposeOp, SliceOp, SplitOp, PadOp, JoinOp, SoftmaxOp, UnaryOp, FloatBinaryOp,
-                 FloatGemmOp, FloatConvOp, FloatPoolOp, QuantizeNode, DequantizeNode>;
+    std::variant<ReshapeOp, TransposeOp, SliceOp, SplitOp, PadOp, NearestOp, JoinOp, SoftmaxOp, UnaryOp,
+                 FloatBinaryOp, FloatGemmOp, FloatConvOp, FloatPoolOp, QuantizeNode, DequantizeNode>;
 
 // An input of a node of ONNX's own domain, as far as it is known before a run.
 struct StandardInput {

@@ -123,6 +123,17 @@ Dims OutputDims(const PadOp& op, View x) {
   return y;
 }
 
+Dims OutputDims(const NearestOp& op, View x) {
+  const std::vector<std::optional<size_t>> entries = EntriesOf(op, x.size());
+  Dims y = ToVector(x);
+  for (size_t i = 0; i < y.size(); ++i) {
+    Require(x[i] >= 1 && x[i] <= kMaxPixels, "x has shape ", ShapeText(x), ", expected dims of 1..",
+            kMaxPixels);
+    if (entries[i]) y[i] = op.along.OutputSize(*entries[i], x[i]);
+  }
+  return y;
+}
+
 Dims OutputDims(const FloatGemmOp& op, View x) {
   Require(op.is_matmul ? !x.empty() : x.size() == 2, "A has shape ", ShapeText(x), ", expected rank ",
           op.is_matmul ? "1 or more" : "2");
@@ -232,7 +243,8 @@ template <typename Op>
 TensorShape Output(const Op& op, std::span<const TensorShape> fed) {
   const TensorShape& x = At(fed, 0);
   constexpr bool kMoves = std::is_same_v<Op, ReshapeOp> || std::is_same_v<Op, TransposeOp> ||
-                          std::is_same_v<Op, SliceOp> || std::is_same_v<Op, SplitOp>;
+                          std::is_same_v<Op, SliceOp> || std::is_same_v<Op, SplitOp> ||
+                          std::is_same_v<Op, NearestOp>;
   if constexpr (!kMoves) CheckFed({x.type, x.dims}, ElementType::kFloat, "x");
   return {x.type, OutputDims(op, x.dims)};
 }
@@ -279,6 +291,17 @@ std::vector<size_t> PermOf(const TransposeOp& op, size_t rank) {
   }
   Require(perm.size() == rank, "attribute 'perm' is ", ShapeText(op.perm), ", x has rank ", rank);
   return perm;
+}
+
+std::vector<std::optional<size_t>> EntriesOf(const NearestOp& op, size_t rank) {
+  Marked(op.axes, rank);  // no axis twice
+  Require(!op.axes.empty() || op.along.Spatial() == rank, "x has rank ", rank, ", its Resize has ",
+          op.along.Spatial(), " scales or sizes");
+  std::vector<std::optional<size_t>> entries(rank);
+  for (size_t i = 0; i < op.along.Spatial(); ++i) {
+    entries[op.axes.empty() ? i : AxisOf(op.axes[i], rank)] = i;
+  }
+  return entries;
 }
 
 std::vector<SliceRange> RangesOf(const SliceOp& op, View x) {

@@ -307,9 +307,55 @@ void BinaryImpl(const BinarySpec& spec, const uint8_t* a, const uint8_t* b, uint
       });
 }
 
+// With a table of b's real numbers. A scalar is repeated for as many lanes as a block has.
+template <class S, bool kASigned, bool kQuantized>
+void AddTableImpl(const BinarySpec& spec, const uint8_t* a, bool a_scalar, const uint8_t* b, bool b_scalar,
+                  uint8_t* y, int64_t count) {
+  constexpr int64_t kMost = 4 * S::kLanes, kSize = kQuantized ? 1 : 4;
+  const Dequantizer<S, kASigned> da(spec.a_zero_point, spec.a_scale);
+  const UniformOutput<S, kQuantized> output(spec.quantizer);
+  const float* table = spec.b_table.data();
+  uint8_t same_a[kMost], same_b[kMost];
+  std::memset(same_a, a[0], sizeof(same_a));
+  std::memset(same_b, b[0], sizeof(same_b));
+
+  const auto block = [&]<int N>(const uint8_t* from_a, const uint8_t* from_b, uint8_t* to)
+                         LOWBIT_ALWAYS_INLINE {
+                           float numbers[N * S::kLanes];
+                           for (int i = 0; i < N * S::kLanes; ++i) numbers[i] = table[from_b[i]];
+                           typename S::F v[N];
+                           for (int i = 0; i < N; ++i) {
+                             v[i] = S::AddF(da(from_a + i * S::kLanes), S::LoadF(numbers + i * S::kLanes));
+                           }
+                           output.Store(v, to);
+                         };
+  ForBlocks<S>(
+      count,
+      [&]<int N>(int64_t i) LOWBIT_ALWAYS_INLINE {
+        block.template operator()<N>(a_scalar ? same_a : a + i, b_scalar ? same_b : b + i, y + i * kSize);
+      },
+      [&](int64_t i, int64_t n) LOWBIT_ALWAYS_INLINE {
+        const PartialBytes<S> part_a(a_scalar ? same_a : a + i, n), part_b(b_scalar ? same_b : b + i, n);
+        uint8_t out[S::kLanes * kSize];
+        block.template operator()<1>(part_a.bytes, part_b.bytes, out);
+        std::memcpy(y + i * kSize, out, static_cast<size_t>(n * kSize));
+      });
+}
+
 template <class S>
 void Binary(const BinarySpec& spec, const uint8_t* a, bool a_scalar, const uint8_t* b, bool b_scalar, void* y,
             int64_t count) {
+  if constexpr (kHasAdd) {
+    if (!spec.b_table.empty()) {
+      Specialize(
+          [&]<bool kASigned, bool kQuantized>() {
+            AddTableImpl<S, kASigned, kQuantized>(spec, a, a_scalar, b, b_scalar, static_cast<uint8_t*>(y),
+                                                  count);
+          },
+          spec.a_signed, spec.quantizer.quantized);
+      return;
+    }
+  }
   // Both operations commute, also in their rounding: a scalar is always b.
   if (a_scalar && !b_scalar) {
     BinarySpec swapped = spec;

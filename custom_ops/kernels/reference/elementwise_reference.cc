@@ -51,8 +51,10 @@ void Binary(const BinarySpec& spec, const uint8_t* a, bool a_scalar, const uint8
   for (int64_t i = 0; i < count; ++i) {
     const float va =
         static_cast<float>(Code(a, a_scalar ? 0 : i, spec.a_signed) - spec.a_zero_point) * spec.a_scale;
-    const float vb =
-        static_cast<float>(Code(b, b_scalar ? 0 : i, spec.b_signed) - spec.b_zero_point) * spec.b_scale;
+    const int64_t at = b_scalar ? 0 : i;
+    const float vb = spec.b_table.empty()
+                         ? static_cast<float>(Code(b, at, spec.b_signed) - spec.b_zero_point) * spec.b_scale
+                         : spec.b_table[b[at]];
     const float v = spec.kind == BinaryKind::kAdd ? va + vb : va * vb;
     Store(v, spec.quantizer.scale, spec.quantizer.zero_point, spec.quantizer, y, i);
   }

@@ -202,6 +202,38 @@ void TestPad() {
          "pads below 0 or too large, values that are none");
 }
 
+void TestResize() {
+  const std::vector<float> twice = {1.0f, 1.0f, 2.0f, 2.5f}, none;
+  const AttributeMap copies = {{"coordinate_transformation_mode", std::string("asymmetric")},
+                               {"nearest_mode", std::string("floor")}};
+  const StandardNode scaled =
+      DecodeStandard("Resize", 13, copies, Inputs{Fed(), kAbsent, Constant(twice, {4})});
+  Expect(DimsOf(scaled, Floats({2, 3, 4, 5})) == Ints({2, 3, 8, 12}), "Resize by scales");
+  Expect(Refuses(scaled, {Floats({2, 3, 4})}) && Refuses(scaled, {Floats({2, 0, 4, 5})}), "rank and size");
+  AttributeMap some = copies;
+  some["axes"] = Ints{-1, 1};
+  const StandardNode sized = DecodeStandard(
+      "Resize", 19, some, Inputs{Fed(), Constant(none, {0}), Constant(none, {0}), Constant(Ints{7, 6})});
+  Expect(DimsOf(sized, Bytes({2, 3, 4, 5})) == Ints({2, 6, 4, 7}), "of bytes, some axes, to sizes");
+  const auto entries = EntriesOf(std::get<NearestOp>(sized), 4);
+  Expect(!entries[0] && entries[1] == size_t{1} && !entries[2] && entries[3] == size_t{0}, "of which axes");
+  Expect(
+      Refuses("Resize", 10, {}, {Fed(), Constant(twice, {4})}) &&
+          Refuses("Resize", 13, {{"mode", std::string("linear")}}, {Fed(), kAbsent, Constant(twice, {4})}) &&
+          Refuses("Resize", 19, {{"keep_aspect_ratio_policy", std::string("not_larger")}},
+                  {Fed(), kAbsent, kAbsent, Constant(Ints{7})}) &&
+          Refuses("Resize", 19, {{"antialias", int64_t{1}}}, {Fed(), kAbsent, Constant(twice, {4})}) &&
+          Refuses("Resize", 13, {{"nearest_mode", std::string("best")}},
+                  {Fed(), kAbsent, Constant(twice, {4})}),
+      "other modes");
+  Expect(Refuses("Resize", 13, {}, {Fed()}) && Refuses("Resize", 13, {}, {Fed(), kAbsent, Fed()}) &&
+             Refuses("Resize", 13, {}, {Fed(), Fed(), Constant(twice, {4})}) &&
+             Refuses("Resize", 13, {}, {Fed(), kAbsent, kAbsent, Constant(Ints{0})}) &&
+             Refuses("Resize", 13, {}, {Fed(), kAbsent, Constant(twice, {4}), Constant(Ints{1, 2, 3, 4})}) &&
+             Refuses("Resize", 18, {{"axes", Ints{1}}}, {Fed(), kAbsent, Constant(twice, {4})}),
+         "scales and sizes that are computed, wrong, or both");
+}
+
 void TestConcat() {
   const StandardNode join = DecodeStandard("Concat", 13, {{"axis", int64_t{-1}}}, Inputs{Fed(), Fed()});
   Expect(FedInputs(join, 2) == std::vector<size_t>({0, 1}), "all inputs are fed");
@@ -375,6 +407,7 @@ void TestStandardNodes() {
   TestSlice();
   TestSplit();
   TestPad();
+  TestResize();
   TestConcat();
   TestFloatElementwise();
   TestGemm();

@@ -784,6 +784,52 @@ def silu_and_residual_tail(g: Graph) -> None:
     g.output(y, (1, 6, 8, 8))
 
 
+@case()
+def split_block_between_layers(g: Graph) -> None:
+    """As NVIDIA's tools leave a block of YOLO: what layers and one operand of an Add read is quantized."""
+
+    def silu_layer(x: str, xq: Quant, channels: int, out: int, kernel: int) -> str:
+        pads = [kernel // 2] * 4
+        v, _, _ = conv_node(g, x, xq, (out, channels, kernel, kernel), bias="float", pads=pads)
+        return g.node("Mul", [v, g.node("Sigmoid", [v])])
+
+    x, xq = quantized_input(g, ("N", 4, "H", "W"), about=0.01)
+    parts = g.node("Split", [silu_layer(x, xq, 4, 8, 1), g.ints([4, 4])], axis=1, outputs=2)
+    yq, zq = g.act(0.02), g.act(0.03)
+    y = g.qdq(parts[1], yq)
+    branch = g.node("Add", [y, silu_layer(y, yq, 4, 4, 3)])
+    pool = g.node("MaxPool", [branch], kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    scales = g.floats([1, 1, 2, 2])
+    attributes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    joined = g.node("Concat", [*parts, branch, pool], axis=1)
+    larger = g.node("Resize", [joined, "", scales], mode="nearest", **attributes)
+    z, _ = conv_layer(g, g.qdq(larger, zq), zq, (5, 16, 1, 1))
+    g.output(z, ("N", 5, None, None))
+
+
+@case(stays=("GlobalAveragePool", "Mul"))
+def squeeze_and_excite_between_layers(g: Graph) -> None:
+    """The same of a squeeze-and-excitation block: an image of real numbers is pooled, and scaled."""
+    x, xq = quantized_input(g, ("N", 4, 8, 8))
+    y, _, _ = conv_node(g, x, xq, (6, 4, 3, 3))
+    y = g.node("Relu", [y])
+    mean, mq = g.node("GlobalAveragePool", [y]), g.act(0.02)
+    gate, _, _ = conv_node(g, g.qdq(mean, mq), mq, (6, 6, 1, 1))
+    y, yq = g.node("Mul", [y, g.node("HardSigmoid", [gate], alpha=1 / 6)]), g.act(0.05)
+    z, _ = conv_layer(g, g.qdq(y, yq), yq, (4, 6, 1, 1))
+    g.output(z, ("N", 4, 6, 6))
+
+
+@case()
+def residual_of_a_rounded_gate(g: Graph) -> None:
+    """A residual block whose branch ends in x * Sigmoid(x), the product alone not rounded."""
+    x, xq = quantized_input(g, (1, 6, 8, 8), about=0.01)
+    y, _ = conv_layer(g, x, xq, (6, 6, 3, 3), pads=[1, 1, 1, 1])
+    gate = g.qdq(g.node("Sigmoid", [y]), g.act(1 / 256, zero=0))
+    y = g.node("Add", [x, g.node("Mul", [y, gate])])
+    g.output(g.qdq(y, g.act(0.02)), (1, 6, 8, 8))
+
+
 @case(stays=("Mul", "Sigmoid"))
 def gate_with_another_reader(g: Graph) -> None:
     """What is gated is read elsewhere, too: the convolution ends before it."""

@@ -1,5 +1,5 @@
 // Two tensors, one out, numpy broadcasting: LowBitAdd and LowBitMul on codes, Add, Sub, Mul and Div on
-// float32.
+// float32, the latter with a quantizer behind them.
 #include <algorithm>
 
 #include "kernels/cuda/nodes/codes.cuh"
@@ -59,24 +59,36 @@ struct CodeOperand {
   }
 };
 
+enum class CodesOp : uint8_t { kAdd, kMul, kAddTable };
+
+constexpr int kCodes = 256;
+
 struct BinaryParams {
   CodeOperand a, b;
+  const float* b_table = nullptr;  // of kAddTable
   void* y = nullptr;
   BroadcastParams nest;
   Divider divider;
   CodeRounder rounder;
 };
 
-template <int kBytes, bool kMul, bool kFast, bool kFloat>
+template <int kBytes, CodesOp kOp, bool kFast, bool kFloat>
 __global__ void __launch_bounds__(kThreads) BinaryCodes(const __grid_constant__ BinaryParams p) {
+  __shared__ float table[kOp == CodesOp::kAddTable ? kCodes : 1];
+  if constexpr (kOp == CodesOp::kAddTable) {
+    static_assert(kThreads == kCodes);
+    table[threadIdx.x] = p.b_table[threadIdx.x];
+    __syncthreads();
+  }
   const unsigned vector = StartThread();
   if (vector >= p.nest.vectors) return;
   const Place at = Locate(p.nest, vector, kBytes);
   const Codes<kBytes> a = p.a.Load<kBytes>(at.a, p.nest.a_stands, at.valid);
   const Codes<kBytes> b = p.b.Load<kBytes>(at.b, p.nest.b_stands, at.valid);
   const auto value = [&](int i) {
-    const float va = p.a.Value(a, i), vb = p.b.Value(b, i);
-    return kMul ? __fmul_rn(va, vb) : __fadd_rn(va, vb);
+    const float va = p.a.Value(a, i);
+    const float vb = kOp == CodesOp::kAddTable ? table[b[i]] : p.b.Value(b, i);
+    return kOp == CodesOp::kMul ? __fmul_rn(va, vb) : __fadd_rn(va, vb);
   };
   if constexpr (kFloat) {
     static_assert(kBytes == 1);
@@ -87,11 +99,15 @@ __global__ void __launch_bounds__(kThreads) BinaryCodes(const __grid_constant__ 
   }
 }
 
+// What becomes of the results of BinaryFloats.
+enum class FloatsTo : uint8_t { kFloats, kCodes, kCodesFast };
+
 struct FloatBinaryParams {
   const float *a = nullptr, *b = nullptr;
-  float* y = nullptr;
+  void* y = nullptr;
   BroadcastParams nest;
   FloatBinaryKind kind = FloatBinaryKind::kAdd;
+  QuantizerGrid grid;  // but for kFloats
 };
 
 __device__ __forceinline__ float Apply(FloatBinaryKind kind, float a, float b) {
@@ -115,7 +131,7 @@ __device__ __forceinline__ void LoadOperand(const float* x, bool stands, float (
 }
 
 // kCount 4 or 1 values a thread.
-template <int kCount>
+template <int kCount, FloatsTo kTo>
 __global__ void __launch_bounds__(kThreads) BinaryFloats(const __grid_constant__ FloatBinaryParams p) {
   const unsigned vector = StartThread();
   if (vector >= p.nest.vectors) return;
@@ -125,7 +141,12 @@ __global__ void __launch_bounds__(kThreads) BinaryFloats(const __grid_constant__
   LoadOperand(p.b + at.b, p.nest.b_stands, b);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) a[i] = Apply(p.kind, a[i], b[i]);
-  StoreFloats(p.y + at.y, a);
+  if constexpr (kTo == FloatsTo::kFloats) {
+    StoreFloats(static_cast<float*>(p.y) + at.y, a);
+  } else {
+    const auto code = [&](int i) { return QuantizedCode<kTo == FloatsTo::kCodesFast>(a[i], p.grid); };
+    StoreCodes(static_cast<uint8_t*>(p.y) + at.y, MakeCodes<kCount>(code));
+  }
 }
 
 using Levels = std::vector<BroadcastLevel>;
@@ -156,69 +177,101 @@ BroadcastParams NestOf(const Levels& levels, int per_vector) {
   return p;
 }
 
-// Elements of `size` bytes that a thread can take at a time, in bytes: rows must begin where vectors do, but
-// a single row of codes may end inside one.
-int UnitOf(const Levels& levels, int size, const Run& run) {
+// Codes that a thread can take at a time: rows must begin where vectors do, but a single row may end inside one.
+int UnitOf(const Levels& levels, const Run& run) {
   const BroadcastLevel& inner = levels.front();
   int unit = CommonUnit({run.y});
   if (inner.a_stride != 0) unit = std::min(unit, CommonUnit({run.fed[0]}));
   if (inner.b_stride != 0) unit = std::min(unit, CommonUnit({run.fed[1]}));
-  if (levels.size() > 1 || size > 1) unit = std::min(unit, CommonUnit(inner.size * size));
+  if (levels.size() > 1) unit = std::min(unit, CommonUnit(inner.size));
   return unit;
 }
 
-void LaunchCodes(const Run& run, BinaryParams p, const Levels& levels, bool mul, bool fast, bool to_float) {
+void LaunchCodes(const Run& run, BinaryParams p, const Levels& levels, CodesOp op, bool fast, bool to_float) {
   p.a.x = static_cast<const uint8_t*>(run.fed[0]);
   p.b.x = static_cast<const uint8_t*>(run.fed[1]);
   p.y = run.y;
-  const int unit = to_float ? 1 : SpreadUnit(UnitOf(levels, 1, run), NestOf(levels, 1).vectors);
+  const int unit = to_float ? 1 : SpreadUnit(UnitOf(levels, run), NestOf(levels, 1).vectors);
   p.nest = NestOf(levels, unit);
   std::visit(
-      [&](auto bytes, auto mul_, auto fast_, auto float_) {
+      [&](auto bytes, auto op_, auto fast_, auto float_) {
         // Floats are not divided, and stored one at a time.
         constexpr int kBytes = float_ ? 1 : bytes;
         constexpr bool kFast = fast_ || float_;
-        run.LaunchFor(p.nest.vectors, BinaryCodes<kBytes, mul_, kFast, float_>, kThreads, p);
+        run.LaunchFor(p.nest.vectors, BinaryCodes<kBytes, op_, kFast, float_>, kThreads, p);
       },
-      OneOf<16, 4, 1>(unit), OneOf(mul), OneOf(fast), OneOf(to_float));
+      OneOf<16, 4, 1>(unit), OneOf<CodesOp::kAdd, CodesOp::kMul, CodesOp::kAddTable>(op), OneOf(fast),
+      OneOf(to_float));
 }
 
-void LaunchFloats(const Run& run, FloatBinaryKind kind, const Levels& levels) {
-  const bool fours = UnitOf(levels, 4, run) == 16;
-  const FloatBinaryParams p{static_cast<const float*>(run.fed[0]), static_cast<const float*>(run.fed[1]),
-                            static_cast<float*>(run.y), NestOf(levels, fours ? 4 : 1), kind};
-  run.LaunchFor(p.nest.vectors, fours ? BinaryFloats<4> : BinaryFloats<1>, kThreads, p);
+void LaunchFloats(const Run& run, FloatBinaryParams p, const Levels& levels, FloatsTo to) {
+  p.a = static_cast<const float*>(run.fed[0]);
+  p.b = static_cast<const float*>(run.fed[1]);
+  p.y = run.y;
+  // Four floats, or their four codes, lie at multiples of 16 or 4 bytes.
+  const BroadcastLevel& inner = levels.front();
+  const bool fours = CommonUnit(inner.size) >= 4 &&
+                     CommonUnit({run.y}) >= (to == FloatsTo::kFloats ? 16 : 4) &&
+                     (inner.a_stride == 0 || CommonUnit({run.fed[0]}) == 16) &&
+                     (inner.b_stride == 0 || CommonUnit({run.fed[1]}) == 16);
+  p.nest = NestOf(levels, fours ? 4 : 1);
+  std::visit(
+      [&](auto count, auto to_) { run.LaunchFor(p.nest.vectors, BinaryFloats<count, to_>, kThreads, p); },
+      OneOf<4, 1>(fours ? 4 : 1), OneOf<FloatsTo::kFloats, FloatsTo::kCodes, FloatsTo::kCodesFast>(to));
+}
+
+PackedNodePtr MakeFloatBinary(const char* name, const FloatBinaryParams& shared, FloatsTo to) {
+  return MakeNode([=](Shapes fed, const TensorShape& y) {
+    const Levels levels = LevelsOf(fed, y);
+    const bool empty = CountOf(y.dims) == 0;
+    return MakePlan(name, [=](const Run& run) {
+      if (!empty) LaunchFloats(run, shared, levels, to);
+    });
+  });
 }
 
 }  // namespace
 
-PackedNodePtr Pack(const BinaryNode& node, const Device&) {
+PackedNodePtr Pack(const BinaryNode& node, const Device& device) {
   const BinarySpec& spec = node.spec;
   BinaryParams shared;
   shared.a = {nullptr, MakeReader(spec.a_signed, spec.a_zero_point), spec.a_scale};
   shared.b = {nullptr, MakeReader(spec.b_signed, spec.b_zero_point), spec.b_scale};
   shared.divider = MakeDivider(spec.quantizer.scale);
   shared.rounder = MakeRounder(spec.quantizer);
-  const bool mul = spec.kind == BinaryKind::kMul, to_float = !spec.quantizer.quantized;
-  const double a = 256.0 * static_cast<double>(spec.a_scale), b = 256.0 * static_cast<double>(spec.b_scale);
-  const bool fast = FastIsExact(spec.quantizer, mul ? a * b : a + b, 1.0);
-  return MakeNode([=](Shapes fed, const TensorShape& y) {
+  NodeConstants constants;
+  constants.Add(spec.b_table, shared.b_table);
+  const auto memory = constants.Upload(device);
+  const bool to_float = !spec.quantizer.quantized, fast = FastIsExact(spec.quantizer, MostOf(spec), 1.0);
+  const CodesOp op = !spec.b_table.empty()           ? CodesOp::kAddTable
+                     : spec.kind == BinaryKind::kMul ? CodesOp::kMul
+                                                     : CodesOp::kAdd;
+  const char* const name = op == CodesOp::kMul ? "mul" : op == CodesOp::kAdd ? "add" : "add_table";
+  const auto plan = [=](Shapes fed, const TensorShape& y) {
     const Levels levels = LevelsOf(fed, y);
     const bool empty = CountOf(y.dims) == 0;
-    return MakePlan(mul ? "mul" : "add", [=](const Run& run) {
-      if (!empty) LaunchCodes(run, shared, levels, mul, fast, to_float);
+    return MakePlan(name, [=](const Run& run) {
+      if (!empty) LaunchCodes(run, shared, levels, op, fast, to_float);
     });
-  });
+  };
+  return MakeNode(plan, memory);
 }
 
 PackedNodePtr Pack(const FloatBinaryOp& op, const Device&) {
-  return MakeNode([kind = op.kind](Shapes fed, const TensorShape& y) {
-    const Levels levels = LevelsOf(fed, y);
-    const bool empty = CountOf(y.dims) == 0;
-    return MakePlan("float_binary", [=](const Run& run) {
-      if (!empty) LaunchFloats(run, kind, levels);
-    });
-  });
+  FloatBinaryParams shared;
+  shared.kind = op.kind;
+  return MakeFloatBinary("float_binary", shared, FloatsTo::kFloats);
+}
+
+PackedNodePtr PackQuantized(const FloatBinaryOp& op, const QuantizeNode& quantize) {
+  Require(FusesQuantize(quantize),
+          "float numbers are quantized where they are made for one grid, as they lie");
+  FloatBinaryParams shared;
+  shared.kind = op.kind;
+  const Quantizer& grid = quantize.grids.front();
+  shared.grid = MakeGrid(grid);
+  return MakeFloatBinary("float_binary_quantize", shared,
+                         QuantizesFast(grid) ? FloatsTo::kCodesFast : FloatsTo::kCodes);
 }
 
 }  // namespace lowbit::cuda

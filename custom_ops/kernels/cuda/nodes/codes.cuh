@@ -203,6 +203,27 @@ __device__ __forceinline__ unsigned RoundedCode(float v, const CodeRounder& r) {
   return __float_as_uint(__fadd_rn(fminf(fmaxf(v, r.lo), r.hi), r.magic));
 }
 
+// LowBitQuantize of one channel.
+struct QuantizerGrid {
+  Divider divider;
+  CodeRounder rounder;
+  float limit = 1024;  // beyond +-limit every value has the same code as there
+};
+inline QuantizerGrid MakeGrid(const Quantizer& q) {
+  return {MakeDivider(q.scale), MakeRounder(q), 1024 * q.scale};
+}
+// Whether the fast division rounds every value to the same code.
+inline bool QuantizesFast(const Quantizer& q) {
+  return FastIsExact(q, 1024 * static_cast<double>(q.scale), 1.0);
+}
+
+// The code in the low byte. Divisions by Markstein's sequence need bounds; fmaxf takes the number where v is NaN.
+template <bool kFast>
+__device__ __forceinline__ unsigned QuantizedCode(float v, const QuantizerGrid& g) {
+  if constexpr (kFast) v = fminf(fmaxf(v, -g.limit), g.limit);
+  return RoundedCode(Divide<kFast>(v, g.divider), g.rounder) + g.rounder.odd;
+}
+
 // Codes whose i-th is the low byte of code(i).
 template <int kBytes, typename Code>
 __device__ __forceinline__ Codes<kBytes> MakeCodes(const Code& code) {

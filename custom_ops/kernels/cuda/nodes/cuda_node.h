@@ -66,6 +66,14 @@ std::unique_ptr<PackedNode> PackStandard(const StandardNode& node, const Device&
 // A float product and the Relu or Clip that alone reads it, as one kernel. Throws Error for other nodes.
 std::unique_ptr<PackedNode> PackActivated(const StandardNode& product, const StandardNode& activation,
                                           const Device& device, FloatPrecision precision);
+// An operation on two float32 tensors and the LowBitQuantize that alone reads it, as one kernel. Throws Error for
+// quantizers that do not fit.
+bool FusesQuantize(const QuantizeNode& quantize);
+std::unique_ptr<PackedNode> PackQuantized(const FloatBinaryOp& op, const QuantizeNode& quantize);
+// A Transpose that moves the channels of [N, .., C] to the front, and the global pool that alone reads it, as one
+// kernel. Throws Error for other nodes.
+bool FusesPool(const TransposeOp& transpose, const FloatPoolOp& pool);
+std::unique_ptr<PackedNode> PackPooled(const TransposeOp& transpose, const FloatPoolOp& pool);
 // One fed tensor, copied to an output of as many bytes.
 std::unique_ptr<PackedNode> PackCopy(const Device& device);
 

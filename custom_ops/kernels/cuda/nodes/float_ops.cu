@@ -136,6 +136,44 @@ __global__ void __launch_bounds__(kThreads) FloatGlobalPool(const __grid_constan
   if (threadIdx.x % kWarp == 0) p.y[plane] = p.max ? result : __fdiv_rn(result, static_cast<float>(p.pixels));
 }
 
+constexpr unsigned kPoolChannels = 16, kPoolRows = kThreads / kPoolChannels;
+
+// Channels are innermost in x: a block pools kPoolChannels of them, every row of threads some of the pixels.
+struct LastPoolParams : Tensors<float, float> {  // count: numbers of y
+  unsigned pixels = 0, channels = 0;
+  FastDivisor by_channels;  // blocks along the channels
+  bool max = true;
+};
+
+__global__ void __launch_bounds__(kThreads) FloatGlobalPoolLast(const __grid_constant__ LastPoolParams p) {
+  __shared__ float parts[kPoolRows][kPoolChannels];
+  LetSuccessorsStart();
+  WaitForPredecessors();
+  const auto [image, block] = Divided(blockIdx.x, p.by_channels);
+  const unsigned lane = threadIdx.x % kPoolChannels, row = threadIdx.x / kPoolChannels;
+  const unsigned channel = block * kPoolChannels + lane;
+  const float none = p.max ? -FLT_MAX : 0.0f;
+  float result = none;
+  if (channel < p.channels) {
+    const float* x = p.x + static_cast<int64_t>(image) * p.pixels * p.channels + channel;
+#pragma unroll 8
+    for (unsigned i = row; i < p.pixels; i += kPoolRows) {
+      const float v = x[static_cast<int64_t>(i) * p.channels];
+      result = p.max ? Larger()(result, v) : __fadd_rn(result, v);
+    }
+  }
+  parts[row][lane] = result;
+  __syncthreads();
+  if (row > 0 || channel >= p.channels) return;
+  result = none;
+#pragma unroll
+  for (unsigned r = 0; r < kPoolRows; ++r) {
+    result = p.max ? Larger()(result, parts[r][lane]) : __fadd_rn(result, parts[r][lane]);
+  }
+  p.y[static_cast<int64_t>(image) * p.channels + channel] =
+      p.max ? result : __fdiv_rn(result, static_cast<float>(p.pixels));
+}
+
 NodePlanPtr PlanSoftmax(const SoftmaxOp& op, const TensorShape& y) {
   const std::span<const int64_t> dims = y.dims;
   const size_t axis = AxisOf(op.axis, dims.size());
@@ -182,6 +220,25 @@ PackedNodePtr Pack(const UnaryOp& op, const Device&) {
       if (CommonUnit({p.x, p.y}) < 16) return run.LaunchFor(p.count, Unary<1>, kThreads, p);
       run.LaunchFor(BlocksFor(p.count, 4), Unary<4>, kThreads, p);
     });
+  });
+}
+
+PackedNodePtr PackPooled(const TransposeOp& transpose, const FloatPoolOp& pool) {
+  Require(FusesPool(transpose, pool),
+          "a Transpose is fused with a global pool alone, of channels that were last");
+  return MakeNode([max = pool.kind == FloatPoolOp::Kind::kGlobalMax](Shapes fed, const TensorShape& y) {
+    const std::span<const int64_t> x = fed[0].dims;
+    LastPoolParams geometry;
+    geometry.count = static_cast<unsigned>(CountOf(y.dims));
+    geometry.pixels = static_cast<unsigned>(CountOf(x.subspan(1, x.size() - 2)));
+    geometry.channels = static_cast<unsigned>(x.back());
+    geometry.by_channels = MakeDivisor(BlocksFor(std::max<int64_t>(1, x.back()), kPoolChannels));
+    geometry.max = max;
+    const int64_t blocks = x.front() * geometry.by_channels.divisor;
+    return MakeKernelPlan("float_global_pool_last", geometry,
+                          [blocks](const Run& run, const LastPoolParams& p) {
+                            run.Launch(FloatGlobalPoolLast, dim3(static_cast<unsigned>(blocks)), kThreads, p);
+                          });
   });
 }
 

@@ -300,7 +300,8 @@ std::optional<MatmulNode> WithResidual(const MatmulNode& conv, const BinaryNode&
   const float scale = conv_first ? spec.a_scale : spec.b_scale;
   const int32_t zero_point = conv_first ? spec.a_zero_point : spec.b_zero_point;
   if (conv.layout.is_gemm || conv.layout.spatial > 2 || spec.kind != BinaryKind::kAdd ||
-      !spec.quantizer.quantized || e.has_residual || !HasLines(e) || (is_tail && scale != e.y_scale) ||
+      !spec.b_table.empty() || !spec.quantizer.quantized || e.has_residual || !HasLines(e) ||
+      (is_tail && scale != e.y_scale) ||
       (!has_thresholds && zero_point != (is_tail ? e.y_zero_point : e.zero_point)) ||
       (conv_first ? spec.a_signed : spec.b_signed) != e.y_signed) {
     return std::nullopt;

@@ -1,4 +1,4 @@
-// Elements that only move: copies, LowBitResize, LowBitDepthToSpace, Transpose, Slice, Split, Pad.
+// Elements that only move: copies, LowBitResize, LowBitDepthToSpace, Transpose, Slice, Split, Pad, Resize.
 //
 // All of them are one gather: y in order, x at an offset that each dim adds to. Dims that lie side by side in
 // both are merged first, so that a thread can move 16 bytes where the innermost dim allows it. A
@@ -339,6 +339,20 @@ Move MoveOf(const PadOp& op, const TensorShape& x, const TensorShape& y) {
   return move;
 }
 
+Move MoveOf(const NearestOp& op, const TensorShape& x, const TensorShape& y) {
+  Move move = MoveTo("resize", x, y);
+  const std::vector<std::optional<size_t>> entries = EntriesOf(op, x.dims.size());
+  for (size_t i = 0; i < x.dims.size(); ++i) {
+    if (entries[i] && x.dims[i] != 1) {
+      AppendResized(move, op.along.SourceIndices(*entries[i], x.dims[i], y.dims[i]), x.dims[i],
+                    move.strides[i]);
+    } else {
+      move.dims.push_back(Moved(y.dims[i], x.dims[i] == 1 ? 0 : move.strides[i]));
+    }
+  }
+  return move;
+}
+
 template <typename Node>
 PackedNodePtr MakeMove(const Node& node, const Device& device) {
   return MakeNode(
@@ -365,5 +379,6 @@ PackedNodePtr Pack(const TransposeOp& op, const Device& device) { return MakeMov
 PackedNodePtr Pack(const SliceOp& op, const Device& device) { return MakeMove(op, device); }
 PackedNodePtr Pack(const SplitOp& op, const Device& device) { return MakeMove(op, device); }
 PackedNodePtr Pack(const PadOp& op, const Device& device) { return MakeMove(op, device); }
+PackedNodePtr Pack(const NearestOp& op, const Device& device) { return MakeMove(op, device); }
 
 }  // namespace lowbit::cuda

@@ -101,6 +101,21 @@ PackedNodePtr PackStandard(const StandardNode& node, const Device& device, Float
   return std::visit(pack, node);
 }
 
+bool FusesQuantize(const QuantizeNode& quantize) {
+  return quantize.grids.size() == 1 && !quantize.to_channels_last;
+}
+
+bool FusesPool(const TransposeOp& transpose, const FloatPoolOp& pool) {
+  const auto rank = static_cast<int64_t>(transpose.perm.size());
+  if (rank < 3 ||
+      (pool.kind != FloatPoolOp::Kind::kGlobalMax && pool.kind != FloatPoolOp::Kind::kGlobalAverage)) {
+    return false;
+  }
+  std::vector<int64_t> to_front = {0, rank - 1};
+  for (int64_t i = 1; i < rank - 1; ++i) to_front.push_back(i);
+  return transpose.perm == to_front;
+}
+
 PackedNodePtr PackActivated(const StandardNode& product, const StandardNode& activation, const Device& device,
                             FloatPrecision precision) {
   const auto* const unary = std::get_if<UnaryOp>(&activation);

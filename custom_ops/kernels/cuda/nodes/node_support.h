@@ -46,6 +46,7 @@ PackedNodePtr Pack(const TransposeOp& op, const Device& device);
 PackedNodePtr Pack(const SliceOp& op, const Device& device);
 PackedNodePtr Pack(const SplitOp& op, const Device& device);
 PackedNodePtr Pack(const PadOp& op, const Device& device);
+PackedNodePtr Pack(const NearestOp& op, const Device& device);
 // fed_matmul.cu
 PackedNodePtr Pack(const FedMatmulNode& node, const Device& device);
 // softmax.cu

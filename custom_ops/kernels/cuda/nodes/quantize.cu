@@ -14,23 +14,13 @@ constexpr int kTileChannels = 64, kTilePixels = 64;
 constexpr int kTileBytes = kTilePixels * (kTileChannels + 4);
 constexpr int kFewThreads = 128;
 
-// LowBitQuantize of one channel.
-struct QuantizerGrid {
-  Divider divider;
-  CodeRounder rounder;
-  float limit = 1024;  // beyond +-limit every value has the same code as there
-};
-
 template <bool kFast, bool kPerChannel>
 struct QuantizeMap {
   QuantizerGrid grid;
   const QuantizerGrid* grids = nullptr;
 
   __device__ __forceinline__ unsigned operator()(float v, unsigned channel) const {
-    const QuantizerGrid& g = kPerChannel ? grids[channel] : grid;
-    // Divisions by Markstein's sequence need bounds; fmaxf takes the number where v is NaN.
-    if constexpr (kFast) v = fminf(fmaxf(v, -g.limit), g.limit);
-    return RoundedCode(Divide<kFast>(v, g.divider), g.rounder) + g.rounder.odd;
+    return QuantizedCode<kFast>(v, kPerChannel ? grids[channel] : grid);
   }
 };
 
@@ -331,8 +321,8 @@ PackedNodePtr Pack(const QuantizeNode& node, const Device& device) {
   std::vector<QuantizerGrid> grids;
   bool fast = true;
   for (const Quantizer& q : node.grids) {
-    grids.push_back({MakeDivider(q.scale), MakeRounder(q), 1024 * q.scale});
-    fast = fast && FastIsExact(q, 1024 * static_cast<double>(q.scale), 1.0);
+    grids.push_back(MakeGrid(q));
+    fast = fast && QuantizesFast(q);
   }
   const bool per_channel = grids.size() > 1;
   const QuantizerGrid* uploaded = nullptr;

@@ -130,6 +130,10 @@ Case MakeBinary(Draw& draw, BinaryKind kind) {
   spec.b_scale = draw.Scale();
   spec.a_zero_point = draw.ZeroPoint(spec.a_signed);
   spec.b_zero_point = draw.ZeroPoint(spec.b_signed);
+  if (kind == BinaryKind::kAdd && draw.Coin(0.3)) {
+    for (int i = 0; i < 256; ++i)
+      spec.b_table.push_back(static_cast<float>(draw.Int(-300, 300)) * spec.b_scale);
+  }
   spec.quantizer = draw.Grid();
   spec.quantizer.quantized = draw.Coin(0.8);
   const std::vector<int64_t> shape = draw.Shape(draw.Channels());

@@ -30,7 +30,9 @@ struct Case {
   std::vector<uint8_t> expected;
   float tolerance = 0;  // relative, of float32 outputs; 0: every bit
   FloatPrecision precision = FloatPrecision::kFloat32;
-  std::optional<UnaryOp> activation = std::nullopt;  // fused with the node
+  std::optional<UnaryOp> activation = std::nullopt;      // fused with the node
+  std::optional<QuantizeNode> quantizer = std::nullopt;  // likewise
+  std::optional<TransposeOp> transpose = std::nullopt;   // in front of the node, likewise
 };
 
 inline int64_t Count(const std::vector<int64_t>& dims) {

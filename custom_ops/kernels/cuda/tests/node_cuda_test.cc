@@ -136,6 +136,8 @@ class Stream {
 std::unique_ptr<PackedNode> Pack(const Case& c, const Device& device) {
   if (const auto* node = std::get_if<NodeSpec>(&c.node)) return PackNode(*node, device);
   const auto& node = std::get<StandardNode>(c.node);
+  if (c.quantizer) return PackQuantized(std::get<FloatBinaryOp>(node), *c.quantizer);
+  if (c.transpose) return PackPooled(*c.transpose, std::get<FloatPoolOp>(node));
   return c.activation ? PackActivated(node, *c.activation, device, c.precision)
                       : PackStandard(node, device, c.precision);
 }

@@ -184,6 +184,40 @@ Case MakePad(Draw& draw) {
   return c;
 }
 
+Case MakeNearest(Draw& draw) {
+  Case c;
+  Dims dims = draw.Shape(draw.Coin() ? 32 : draw.Channels());
+  if (dims.size() > 4) dims.erase(dims.begin());
+  NearestOp op;
+  op.along.coordinates = ResizeNode::Coordinates::kAsymmetric;
+  op.along.nearest = ResizeNode::Nearest::kFloor;
+  Dims times(dims.size(), 1), part(dims.size(), 1);  // larger or smaller by a whole number
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (i + 1 < dims.size() || draw.Coin(0.2)) times[i] = draw.Int(1, 3);
+    if (times[i] == 1 && draw.Coin(0.2)) part[i] = draw.Int(1, std::min<int64_t>(dims[i], 4));
+    dims[i] = dims[i] / part[i] * part[i];
+    if (times[i] == part[i] && draw.Coin()) continue;
+    op.axes.push_back(static_cast<int64_t>(i) - (draw.Coin() ? static_cast<int64_t>(dims.size()) : 0));
+    op.along.sizes.push_back(dims[i] * times[i] / part[i]);
+  }
+  if (op.axes.empty()) {
+    op.along.sizes = dims;
+  } else if (draw.Coin()) {
+    for (const int64_t axis : op.axes) {
+      const size_t i = AxisOf(axis, dims.size());
+      op.along.scales.push_back(static_cast<float>(times[i]) / static_cast<float>(part[i]));
+    }
+    op.along.sizes.clear();
+  }
+  FeedAny(c, draw, DrawType(draw), dims);
+  FinishMove(c, op, [&](const Dims& index) {
+    Dims from(index.size());
+    for (size_t i = 0; i < index.size(); ++i) from[i] = index[i] / times[i] * part[i];
+    return OffsetOf(dims, from);
+  });
+  return c;
+}
+
 Case MakeJoin(Draw& draw) {
   Case c;
   const Dims dims = draw.Shape(draw.Coin() ? 32 : draw.Channels());
@@ -286,6 +320,20 @@ float ElementAt(const Dims& dims, const std::vector<uint8_t>& data, const Dims& 
   return FloatsOf(data)[offset];
 }
 
+// With a LowBitQuantize behind the node.
+void QuantizeOutput(Case& c, Draw& draw) {
+  const Quantizer q = draw.Grid();
+  c.quantizer = QuantizeNode{.grids = {q}};
+  c.y.type = q.is_signed ? ElementType::kInt8 : ElementType::kUInt8;
+  std::vector<uint8_t> codes;
+  for (int64_t i = 0; i < Count(c.y.dims); ++i) {
+    const float rounded = std::rint(FloatsOf(c.expected)[i] / q.scale) + static_cast<float>(q.zero_point);
+    const float code = std::fmin(std::fmax(rounded, static_cast<float>(q.lo)), static_cast<float>(q.hi));
+    codes.push_back(static_cast<uint8_t>(static_cast<int32_t>(code)));
+  }
+  c.expected = std::move(codes);
+}
+
 Case MakeFloatBinary(Draw& draw) {
   Case c;
   const FloatBinaryOp op{static_cast<FloatBinaryKind>(draw.Int(0, 3))};
@@ -307,6 +355,7 @@ Case MakeFloatBinary(Draw& draw) {
     }
     return 0;
   });
+  if (draw.Coin(0.4)) QuantizeOutput(c, draw);
   return c;
 }
 
@@ -441,6 +490,24 @@ Case MakeConv(Draw& draw) {
   return c;
 }
 
+// With a Transpose in front of the node that moves the channels to the front.
+void FeedChannelsLast(Case& c) {
+  const Dims dims = c.fed[0].dims;
+  const int64_t channels = dims[1], plane = Count(Dims(dims.begin() + 2, dims.end()));
+  const float* x = FloatsOf(c.data[0]);
+  std::vector<float> moved;
+  for (int64_t i = 0; i < dims[0] * plane; ++i) {
+    for (int64_t j = 0; j < channels; ++j) {
+      moved.push_back(x[(i / plane * channels + j) * plane + i % plane]);
+    }
+  }
+  c.data[0] = Bytes(moved);
+  std::rotate(c.fed[0].dims.begin() + 1, c.fed[0].dims.begin() + 2, c.fed[0].dims.end());
+  const auto rank = static_cast<int64_t>(dims.size());
+  c.transpose = TransposeOp{{0, rank - 1}};
+  for (int64_t i = 1; i < rank - 1; ++i) c.transpose->perm.push_back(i);
+}
+
 Case MakePool(Draw& draw) {
   Case c;
   FloatPoolOp op;
@@ -471,6 +538,7 @@ Case MakePool(Draw& draw) {
     }
     return max ? largest : sum / static_cast<double>(op.count_include_pad && !global ? padded : inside);
   });
+  if (global && draw.Coin()) FeedChannelsLast(c);
   return c;
 }
 
@@ -478,17 +546,12 @@ using Maker = std::function<Case(Draw&)>;
 
 const std::map<std::string, Maker>& Makers() {
   static const auto& makers = *new std::map<std::string, Maker>{
-      {"copy", MakeCopy},
-      {"transpose", MakeTranspose},
-      {"slice", MakeSlice},
-      {"split", MakeSplit},
-      {"pad", MakePad},
-      {"join", MakeJoin},
-      {"softmax", MakeSoftmax},
-      {"unary", MakeUnary},
-      {"float_binary", MakeFloatBinary},
-      {"float_gemm", MakeGemm},
-      {"float_conv", MakeConv},
+      {"copy", MakeCopy},       {"transpose", MakeTranspose},
+      {"slice", MakeSlice},     {"split", MakeSplit},
+      {"pad", MakePad},         {"nearest", MakeNearest},
+      {"join", MakeJoin},       {"softmax", MakeSoftmax},
+      {"unary", MakeUnary},     {"float_binary", MakeFloatBinary},
+      {"float_gemm", MakeGemm}, {"float_conv", MakeConv},
       {"float_pool", MakePool},
   };
   return makers;
