@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import lowbit
 import numpy as np
 import pytest
 
@@ -107,6 +110,21 @@ def test_a_concat_for_readers_on_two_grids_is_made_for_each() -> None:
 
     result = converts(build, *["LowBitConv"] * 4, *["LowBitConcat"] * 2)
     assert result.ops["LowBitQuantize"] == 6
+
+
+def test_codes_of_raised_quantizers_are_compared_with_the_real_numbers_of_the_model() -> None:
+    def build(g: Graph) -> None:
+        parts = g.node("Split", [layer(g, *image(g), out=8), g.ints([3, 5])], axis=1, outputs=2)
+        y, yq = rounded(g, parts[1], kind="s8")
+        pool = g.node("MaxPool", [layer(g, y, yq, 4, 5)], kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+        last(g, g.node("Concat", [*parts, pool], axis=1), 12)
+
+    result = converted(build)
+    report = lowbit.verify(result.result.model, result.built.model, samples=4)
+    assert report.ok
+    assert not [node.name for node in report.nodes if node.note]
+    (record,) = (p.value for p in result.result.model.metadata_props if p.key == "lowbit.provenance")
+    assert sum("rounded" in entry for entry in json.loads(record)["values"].values()) == 4
 
 
 @pytest.mark.parametrize("kind", ["u8", "s8"])

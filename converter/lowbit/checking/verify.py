@@ -357,7 +357,7 @@ class _Local:
     def _lookup_chain(self, node: onnx.NodeProto, values: Mapping[str, Array]) -> ties.Chain | None:
         """The real numbers behind a table: the original nodes between its two quantizers, unoptimized."""
         before, after = self.mapping.get(node.input[0]), self.mapping.get(node.output[0])
-        if before is None or after is None:
+        if before is None or after is None or before.rounded or after.rounded:
             return None
         codes = values[before.source]
         piece = _between(self.written, before.source, codes, after.source)

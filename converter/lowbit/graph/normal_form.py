@@ -63,6 +63,9 @@ What stood between a matrix product, or a mean, and its quantizer has gone elsew
 for both, as there is for a product and the quantizer right behind it.
 """
 
+ROUNDED = "lowbit.rounded"
+"""Key of the ``meta`` of codes that a pass made: the model's own float value and what rounds it."""
+
 WRITTEN_OUT = "lowbit.written_out"
 """Key of a node's ``meta`` for the operator that a frontend wrote out as this node and others."""
 

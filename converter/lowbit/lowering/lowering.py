@@ -22,6 +22,7 @@ from lowbit.graph.attributes import from_front, get_int, get_ints
 from lowbit.graph.constants import Array, add_initializer, constant
 from lowbit.graph.normal_form import (
     ELEMENTWISE,
+    ROUNDED,
     NormalForm,
     Quantization,
     dims_of,
@@ -708,16 +709,25 @@ class Lowering:
         return name
 
     def _remember(self, stored: ir.Value, source: ir.Value, how: Stored | StoredReal) -> None:
-        if "lowbit.made" in source.meta and not source.meta.get("lowbit.named"):
-            return  # the model has no such value; it may know the stored tensor in another order of axes
         entry: dict[str, Any] = {"source": source.name}
+        if "lowbit.made" in source.meta and not source.meta.get("lowbit.named"):
+            # The model has no such value; it may have the numbers that these codes are, or know the stored
+            # tensor in another order of axes.
+            if ROUNDED not in source.meta:
+                return
+            real, quantization = source.meta[ROUNDED]
+            grid, codes = quantization.grid, quantization.range
+            rounded = [float(grid.scale), int(grid.zero_point), codes.low, codes.high]
+            entry = {"source": real, "rounded": rounded}
         if how.order != identity(len(how.order)):
             entry["perm"] = list(how.order)
         if isinstance(how, Stored) and how.offset:
             entry["offset"] = how.offset
         if isinstance(how, Stored) and how.bipolar:
             entry["bipolar"] = True
-        self.provenance.setdefault(str(stored.name), entry)
+        known = self.provenance.setdefault(str(stored.name), entry)
+        if "rounded" in known and "rounded" not in entry:  # codes that the model has say more
+            self.provenance[str(stored.name)] = entry
 
 
 def name_uniquely(graph: ir.Graph, taken: Collection[str]) -> None:

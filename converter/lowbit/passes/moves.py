@@ -15,6 +15,7 @@ from lowbit.graph.constants import add_initializer, constant, scalar
 from lowbit.graph.normal_form import (
     CODE_CHOOSERS,
     CODE_MOVERS,
+    ROUNDED,
     Dequantization,
     NormalForm,
     Quantization,
@@ -342,6 +343,8 @@ def raise_quantize(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
         raised.meta.update(step.meta)
         graph.insert_before(op, raised)
         value = output
+    if not between:
+        remember_rounded(value, source, quantization)
     inputs = [value, *parameters(op)]
     if _pads_with_value(op):
         code = _pad_code(op, quantization.grid, code_range, exact=False)
@@ -352,10 +355,23 @@ def raise_quantize(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
     name, codes.name = codes.name, f"{codes.name}.replaced"
     codes.replace_all_uses_with(new, replace_graph_outputs=True)
     new.name = name
-    new.meta["lowbit.named"] = "lowbit.made" not in codes.meta or codes.meta.get("lowbit.named", False)
+    take_place(new, codes)
     for old in (*reversed(rounding), *reversed(between), op):
         graph.remove(old, safe=True)
     return next(user for user in _behind(source, len(between)).consumers() if is_quantizer(user))
+
+
+def remember_rounded(codes: ir.Value, real: ir.Value, quantization: Quantization) -> None:
+    """Says of codes that a pass made which numbers of the model they are, if that has these numbers."""
+    if "lowbit.made" not in real.meta and quantization.law is None and not quantization.half:
+        codes.meta[ROUNDED] = (real.name, quantization)
+
+
+def take_place(new: ir.Value, old: ir.Value) -> None:
+    """Says of codes that a pass made what is known of those whose name they took."""
+    new.meta["lowbit.named"] = "lowbit.made" not in old.meta or old.meta.get("lowbit.named", False)
+    if ROUNDED in old.meta:
+        new.meta[ROUNDED] = old.meta[ROUNDED]
 
 
 def _below_uniform(form: NormalForm, value: ir.Value) -> tuple[ir.Value | None, list[ir.Node]]:

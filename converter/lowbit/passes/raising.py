@@ -33,7 +33,15 @@ from lowbit.graph.normal_form import (
     rank_of,
 )
 from lowbit.graph.reasons import for_each, has_to_stay
-from lowbit.passes.moves import may_hold, moves_exactly, on_codes, parameters, raise_quantize
+from lowbit.passes.moves import (
+    may_hold,
+    moves_exactly,
+    on_codes,
+    parameters,
+    raise_quantize,
+    remember_rounded,
+    take_place,
+)
 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _SUMS = (
@@ -201,7 +209,7 @@ def _raise_above_mover(graph: ir.Graph, node: ir.Node, readers: list[Quantizatio
                 old.replace_all_uses_with(new, replace_graph_outputs=True)
                 if not named:
                     named, new.name = True, name
-                    new.meta["lowbit.named"] = "lowbit.made" not in old.meta or old.meta.get("lowbit.named")
+                    take_place(new, old)
                 for each in reversed(reader.nodes):
                     graph.remove(each, safe=True)
     graph.remove(node, safe=True)
@@ -266,6 +274,7 @@ def _quantized(
             copy.meta.update(pattern.meta)
             nodes.append(copy)
             last = output
+        remember_rounded(last, value, like)
         producer = value.producer()
         if producer is None or producer.graph is not graph:
             graph.insert_before(graph[0], nodes)
@@ -342,7 +351,11 @@ def _cut_convolution(graph: ir.Graph, form: NormalForm, node: ir.Node) -> bool:
             made.shape, made.meta["lowbit.made"] = output.shape, True
             copies[old] = made
             graph.insert_before(node, copy)
-        output.replace_all_uses_with(copies[source])
+        part = copies[source]
+        output.replace_all_uses_with(part)
+        part.name, output.name = output.name, f"{output.name}.cut"
+        if "lowbit.made" not in output.meta:
+            del part.meta["lowbit.made"]
     for each in (node, *reversed(behind), conv):
         graph.remove(each, safe=True)
     return True

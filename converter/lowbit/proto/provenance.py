@@ -4,7 +4,8 @@ The converter records it in the model's metadata under ``lowbit.provenance``, as
 
     {"version": 1, "source": {"file": .., "sha256": ..},
      "values": {"<lowbit value>": {"source": "<original value>", "perm": [0, 2, 3, 1], "offset": 128}, ..},
-                (or "bipolar": true where the codes -1 and +1 are stored as 0 and 1)
+                (or "bipolar": true where the codes -1 and +1 are stored as 0 and 1; with "rounded": [scale,
+                zero point, lowest, highest code] the original value is real numbers, and these its codes)
      "nodes": {"<lowbit node>": ["<original node>", ..], ..}}
 """
 
@@ -34,7 +35,8 @@ KEY = "lowbit.provenance"
 class Place:
     """``lowbit value == transpose(source value, perm) + offset``, stored as ``dtype``.
 
-    A bipolar one is ``(transpose(source value, perm) + 1) / 2``.
+    A bipolar one is ``(transpose(source value, perm) + 1) / 2``. One that is ``rounded`` holds codes of the
+    source's real numbers: scale, zero point, lowest and highest code.
     """
 
     source: str
@@ -42,11 +44,17 @@ class Place:
     offset: int = 0
     dtype: np.dtype[Any] | None = None
     bipolar: bool = False
+    rounded: tuple[float, int, int, int] | None = None
 
     def carry(self, value: Array) -> Array:
         """The original's value in the form that it has in the converted model."""
         if self.perm is not None:
             value = value.transpose(self.perm)
+        if self.rounded is not None:
+            scale, zero_point, low, high = self.rounded
+            with np.errstate(over="ignore"):
+                codes = np.rint(value / np.float32(scale)) + np.float32(zero_point)
+            value = np.fmin(np.fmax(codes, np.float32(low)), np.float32(high)).astype(np.int16)
         if self.bipolar:  # -1 and +1 as 0 and 1
             value = value > 0
         if self.offset:  # signed codes as unsigned ones: the same real numbers on the u8 side
@@ -73,7 +81,8 @@ def read_places(converted: onnx.ModelProto, original: onnx.ModelProto) -> dict[s
         values = _record(converted)["values"]
         places = {
             name: Place(entry["source"], tuple(entry["perm"]) if entry.get("perm") else None,
-                        int(entry.get("offset", 0)), bipolar=bool(entry.get("bipolar")))
+                        int(entry.get("offset", 0)), bipolar=bool(entry.get("bipolar")),
+                        rounded=_rounded(entry.get("rounded")))
             for name, entry in values.items()
         }  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -93,6 +102,13 @@ def read_places(converted: onnx.ModelProto, original: onnx.ModelProto) -> dict[s
     known = {**{name: Place(name) for name in made & read & there - set(places)}, **known}
     types = _element_types(converted)
     return {name: replace(place, dtype=types.get(name)) for name, place in known.items()}
+
+
+def _rounded(entry: Any) -> tuple[float, int, int, int] | None:
+    if entry is None:
+        return None
+    scale, zero_point, low, high = entry
+    return float(scale), int(zero_point), int(low), int(high)
 
 
 def other_source(converted: onnx.ModelProto, path: str | os.PathLike[str]) -> bool:
