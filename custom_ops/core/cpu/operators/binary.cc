@@ -1,4 +1,6 @@
 // LowBitAdd and LowBitMul with numpy broadcasting.
+#include <utility>
+
 #include "core/cpu/operators/elementwise_common.h"
 #include "core/cpu/operators/factories.h"
 
@@ -7,8 +9,8 @@ namespace {
 
 class BinaryOperator final : public Operator {
  public:
-  BinaryOperator(const BinaryNode& node, const OperatorOptions& options)
-      : node_(node), kernels_(SelectElementwise(options, node.spec.fast_is_exact)) {}
+  BinaryOperator(BinaryNode node, const OperatorOptions& options)
+      : node_(std::move(node)), kernels_(SelectElementwise(options, node_.spec.fast_is_exact)) {}
 
   std::vector<int64_t> OutputShape(FedTensors inputs) const override {
     return OutputDims(node_, Fed(inputs, kA, "a"), Fed(inputs, kB, "b"));
@@ -59,7 +61,7 @@ class BinaryOperator final : public Operator {
 }  // namespace
 
 std::unique_ptr<Operator> MakeOperator(BinaryNode node, const OperatorOptions& options) {
-  return std::make_unique<BinaryOperator>(node, options);
+  return std::make_unique<BinaryOperator>(std::move(node), options);
 }
 
 }  // namespace lowbit
