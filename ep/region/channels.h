@@ -2,9 +2,6 @@
 // whose codes nobody reads but other zeros. All other codes stay as they are, and no kernel knows.
 #pragma once
 
-#include <cstdint>
-
-#include "core/nodes.h"
 #include "ep/region/backend.h"
 #include "ep/region/graph.h"
 
@@ -15,8 +12,5 @@ namespace lowbit::ep {
 // tensor know how: convolutions, and what has as many channels as it reads. At most twice as many. Doing it
 // again changes nothing.
 Graph WithPaddedChannels(Graph graph, const Backend& backend);
-
-// A node with so many channels more in x and in y.
-void PadChannels(NodeSpec& spec, int64_t x_padding, int64_t y_padding);
 
 }  // namespace lowbit::ep

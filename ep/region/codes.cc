@@ -12,7 +12,7 @@
 
 #include "core/stated_codes.h"
 #include "core/status.h"
-#include "ep/region/lower.h"
+#include "ep/region/decode.h"
 
 namespace lowbit::ep {
 namespace {
