@@ -77,7 +77,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
   // Why the node cannot run here; nullopt where it can. Reads attributes, types, ranks and constants of
-  // `graph`. Never throws. Nodes that only give their input other dims (Reshape and its kin, see lower.h) are
+  // `graph`. Never throws. Nodes that only give their input other dims (Reshape and its kin, see decode.h) are
   // not asked about: they become no step at all.
   virtual std::optional<std::string> Refusal(const Graph& graph, const Node& node) const = 0;
   // Whether regions are made of standard nodes alone, too.
