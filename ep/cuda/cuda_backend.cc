@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <string_view>
 #include <utility>
 
@@ -25,22 +26,27 @@ namespace {
 constexpr size_t kMaxInstances = 4;
 
 bool IsLowBit(const Node& node) { return node.domain == kDomain; }
-// A float product and what cuts its sums off, of nodes that have a kernel each.
-bool IsActivated(const Node& product, const Node& activation) {
-  return !IsLowBit(product) && !IsLowBit(activation) &&
-         (product.op == "Conv" || product.op == "Gemm" || product.op == "MatMul") &&
-         (activation.op == "Relu" || activation.op == "Clip");
-}
+// Pairs of nodes, each of which has a kernel, that may be one step though the first is no lowbit node.
+enum class FloatPair : uint8_t {
+  kNone,
+  kActivated,  // a product and what cuts its sums off
+  kQuantized,  // an operation on two tensors and a quantizer of its result as it lies
+  kPooled,     // an image whose channels come first for a global pool alone
+};
 
-// An operation on two float tensors and a quantizer of its result as it lies.
-bool IsQuantized(const Node& operation, const Node& quantizer) {
-  return !IsLowBit(operation) && quantizer.domain == kDomain && quantizer.op == "LowBitQuantize" &&
-         (operation.op == "Add" || operation.op == "Sub" || operation.op == "Mul" || operation.op == "Div");
-}
-// An image whose channels come first for a global pool alone.
-bool IsPooled(const Node& transpose, const Node& pool) {
-  return !IsLowBit(transpose) && !IsLowBit(pool) && transpose.op == "Transpose" &&
-         (pool.op == "GlobalAveragePool" || pool.op == "GlobalMaxPool");
+FloatPair FloatPairOf(std::span<const Node* const> nodes) {
+  if (nodes.size() != 2 || IsLowBit(*nodes[0])) return FloatPair::kNone;
+  const auto is = [](const Node& node, std::initializer_list<std::string_view> ops) {
+    return std::find(ops.begin(), ops.end(), node.op) != ops.end();
+  };
+  const Node &first = *nodes[0], &next = *nodes[1];
+  if (IsLowBit(next)) {
+    const bool quantizes = is(first, {"Add", "Sub", "Mul", "Div"}) && next.op == "LowBitQuantize";
+    return quantizes ? FloatPair::kQuantized : FloatPair::kNone;
+  }
+  if (is(first, {"Conv", "Gemm", "MatMul"}) && is(next, {"Relu", "Clip"})) return FloatPair::kActivated;
+  const bool pools = first.op == "Transpose" && is(next, {"GlobalAveragePool", "GlobalMaxPool"});
+  return pools ? FloatPair::kPooled : FloatPair::kNone;
 }
 
 // Why a node that means something has no kernel here.
@@ -113,23 +119,23 @@ class CudaBackend final : public Backend {
 
   bool Fuses(const Graph& graph, std::span<const Node* const> nodes, const Node& next) const override {
     if (reference_) return false;
-    if (nodes.size() == 1 && IsActivated(*nodes[0], next)) return true;
-    try {
-      if (nodes.size() == 1 && IsQuantized(*nodes[0], next))
-        return cuda::FusesQuantize(std::get<QuantizeNode>(DecodeLowBit(graph, next)));
-      if (nodes.size() == 1 && IsPooled(*nodes[0], next)) {
-        return cuda::FusesPool(std::get<TransposeOp>(ReadStandard(graph, *nodes[0])),
-                               std::get<FloatPoolOp>(ReadStandard(graph, next)));
-      }
-    } catch (const Error&) {
-      return false;  // CreateStep says why
-    }
     std::vector<const Node*> all(nodes.begin(), nodes.end());
     all.push_back(&next);
-    const Fusion* const fusion = FindFusion(AsFused(all));
-    if (fusion == nullptr) return false;
     try {
-      return fusion->fits(DecodeAll(graph, all, Weights::kMayBeMissing), device_->Properties());
+      switch (FloatPairOf(all)) {
+        case FloatPair::kActivated:
+          return true;
+        case FloatPair::kQuantized:
+          return cuda::FusesQuantize(std::get<QuantizeNode>(DecodeLowBit(graph, next)));
+        case FloatPair::kPooled:
+          return cuda::FusesPool(std::get<TransposeOp>(ReadStandard(graph, *nodes[0])),
+                                 std::get<FloatPoolOp>(ReadStandard(graph, next)));
+        case FloatPair::kNone:
+          break;
+      }
+      const Fusion* const fusion = FindFusion(AsFused(all));
+      return fusion != nullptr &&
+             fusion->fits(DecodeAll(graph, all, Weights::kMayBeMissing), device_->Properties());
     } catch (const Error&) {
       return false;  // CreateStep says why
     }
@@ -140,12 +146,16 @@ class CudaBackend final : public Backend {
     const auto create = [&] {
       if (const Fusion* const fusion = FindFusion(AsFused(nodes)))
         return CreateFused(graph, nodes, *fusion, packed);
-      if (nodes.size() == 2 && IsActivated(*nodes[0], *nodes[1]))
-        return CreateActivated(graph, *nodes[0], *nodes[1]);
-      if (nodes.size() == 2 && IsQuantized(*nodes[0], *nodes[1]))
-        return CreateQuantized(graph, *nodes[0], *nodes[1]);
-      if (nodes.size() == 2 && IsPooled(*nodes[0], *nodes[1]))
-        return CreatePooled(graph, *nodes[0], *nodes[1]);
+      switch (FloatPairOf(nodes)) {
+        case FloatPair::kActivated:
+          return CreateActivated(graph, *nodes[0], *nodes[1]);
+        case FloatPair::kQuantized:
+          return CreateQuantized(graph, *nodes[0], *nodes[1]);
+        case FloatPair::kPooled:
+          return CreatePooled(graph, *nodes[0], *nodes[1]);
+        case FloatPair::kNone:
+          break;
+      }
       Require(nodes.size() == 1, "no step is of these ", nodes.size(), " nodes; compile the model again");
       return IsLowBit(*nodes[0]) ? CreateLowBit(graph, *nodes[0], packed) : CreateStandard(graph, *nodes[0]);
     };
