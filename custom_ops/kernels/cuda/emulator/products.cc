@@ -89,6 +89,18 @@ double ProductOfWords(bool halves, const uint8_t* a, const uint8_t* b) {
   return sum;
 }
 
+// add(row, column, sum) for each of a thread's sums.
+template <typename Sum, typename Add>
+void ForEachSum(Sum (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const Add& add) {
+  uint8_t rows[2][kWarp], column[kWarp];
+  GatherRows(a, rows);
+  const auto shown = Exchange(std::array{b0, b1});
+  for (int i = 0; i < 2; ++i) {
+    GatherColumn(shown, i, column);
+    for (int half = 0; half < 2; ++half) add(rows[half], column, c[half * 2 + i]);
+  }
+}
+
 }  // namespace
 
 void Multiply(const Product& product) {
@@ -105,28 +117,17 @@ void GatherRows(const unsigned (&a)[4], uint8_t (&rows)[2][kWarp]) {
 }
 
 void MultiplyFragments(bool is_signed, int (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  uint8_t rows[2][kWarp], column[kWarp];
-  GatherRows(a, rows);
-  const auto shown = Exchange(std::array{b0, b1});
-  for (int i = 0; i < 2; ++i) {
-    GatherColumn(shown, i, column);
-    for (int half = 0; half < 2; ++half) AddProducts(is_signed, rows[half], column, c[half * 2 + i]);
-  }
+  ForEachSum(c, a, b0, b1, [&](const uint8_t (&row)[kWarp], const uint8_t (&column)[kWarp], int& sum) {
+    AddProducts(is_signed, row, column, sum);
+  });
 }
 
 void MultiplyFloatFragments(bool halves, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  uint8_t rows[2][kWarp], column[kWarp];
-  GatherRows(a, rows);
-  const auto shown = Exchange(std::array{b0, b1});
-  for (int i = 0; i < 2; ++i) {
-    GatherColumn(shown, i, column);
-    for (int half = 0; half < 2; ++half) {
-      double sum = c[half * 2 + i];
-      for (int word = 0; word < kWarp / 4; ++word)
-        sum += ProductOfWords(halves, rows[half] + 4 * word, column + 4 * word);
-      c[half * 2 + i] = static_cast<float>(sum);
-    }
-  }
+  ForEachSum(c, a, b0, b1, [&](const uint8_t (&row)[kWarp], const uint8_t (&column)[kWarp], float& sum) {
+    double exact = sum;
+    for (int at = 0; at < kWarp; at += 4) exact += ProductOfWords(halves, row + at, column + at);
+    sum = static_cast<float>(exact);
+  });
 }
 
 }  // namespace lowbit::cuda::emulator
