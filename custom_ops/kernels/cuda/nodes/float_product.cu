@@ -152,6 +152,7 @@ void LaunchTiles(const Run& run, const FloatParams& p, int multiprocessors) {
   run.Launch(ProductTiles<Source, Column, 2>, small, kThreads, p);
 }
 
+// The node tells by its type alone.
 void LaunchProduct(const FloatGemmOp&, const Run& run, const FloatParams& p, int multiprocessors) {
   constexpr int kNarrow = 32;
   if (p.columns > kNarrow) return LaunchTiles<GemmSource, GemmColumn>(run, p, multiprocessors);
@@ -176,9 +177,8 @@ PackedNodePtr PackProduct(const char* name, const Op& op, const Device& device, 
   Describe(op, limits, shared);
   shared.k = CheckedSize(shared.channels * TapsOf(op), "sums of length");
   shared.by_taps = MakeDivisor(TapsOf(op));
-  const auto launch = [kind = WithoutConstants(op), multiprocessors = device.multiprocessors](
-                          const Run& run, const FloatParams& p) {
-    LaunchProduct(kind, run, p, multiprocessors);
+  const auto launch = [multiprocessors = device.multiprocessors](const Run& run, const FloatParams& p) {
+    LaunchProduct(Op(), run, p, multiprocessors);
   };
   return MakeProduct(name, op, shared, op.weights, device, launch);
 }

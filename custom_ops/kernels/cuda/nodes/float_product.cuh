@@ -117,13 +117,12 @@ inline void SetShapes(const FloatConvOp& op, const TensorShape& x, const TensorS
   p.by_kernel_w = MakeDivisor(p.windows.w.kernel);
 }
 
-// The node without what is uploaded.
-template <typename Op>
-Op WithoutConstants(const Op& op) {
-  Op out = op;
-  out.weights = {};
-  out.bias = {};
-  return out;
+// The node without what is uploaded, which is not copied for that.
+inline FloatGemmOp WithoutConstants(const FloatGemmOp& op) {
+  return {op.k, op.n, op.transpose_a, {}, {}, op.is_matmul};
+}
+inline FloatConvOp WithoutConstants(const FloatConvOp& op) {
+  return {op.in_channels, op.out_channels, op.group, op.window, op.auto_pad, {}, {}};
 }
 
 // `shared`: what Describe gave and what else is known before the shapes, with a member `weights`.
