@@ -292,8 +292,8 @@ PackedConv::PackedConv(const ConvSpec& given, const Device& device, std::span<co
   builder.Add(sizeof header, [&](uint8_t* to) { std::memcpy(to, &header, sizeof header); });
   AddWeights(weights, builder);
   AddEpilogue(spec, weights, channels, builder);
-  at_.table = builder.Add(stored.table);
-  at_.border = ConstantBuilder::kAbsent;
+  table_at_ = builder.Add(stored.table);
+  border_at_ = ConstantBuilder::kAbsent;
   if (borders_) AddBorder(weights, builder);
   const std::span<const uint8_t> bytes = builder.Bytes();
   DeviceGuard guard(device.ordinal);
@@ -404,7 +404,7 @@ void PackedConv::AddBorder(const Int8Weights& weights, ConstantBuilder& builder)
   const BorderParams border = BorderOf(g).value();
   epilogue_.border_pitch = static_cast<int>(RoundUp(g.out_channels, kWeightSlackRows));
   const int64_t bytes = border.classes * epilogue_.border_pitch * int64_t{sizeof(int32_t)};
-  at_.border = builder.Add(bytes, [&](uint8_t* to) {
+  border_at_ = builder.Add(bytes, [&](uint8_t* to) {
     auto* const sums = reinterpret_cast<int32_t*>(to);
     for (int64_t c = 0; c < g.out_channels; ++c) {
       std::vector<uint32_t> of_tap(static_cast<size_t>(g.Taps()));
@@ -724,8 +724,8 @@ void PackedConv::ResolveEpilogue() {
   epilogue_.tail_bias = floats(at_.tail_bias);
   epilogue_.tail_scale = floats(at_.tail_scale);
   epilogue_.tail_shift = floats(at_.tail_shift);
-  epilogue_.border = ints(at_.border);
-  epilogue_.table = at_.table == ConstantBuilder::kAbsent ? nullptr : memory_.At(at_.table);
+  epilogue_.border = ints(border_at_);
+  epilogue_.table = table_at_ == ConstantBuilder::kAbsent ? nullptr : memory_.At(table_at_);
 }
 
 }  // namespace lowbit::cuda

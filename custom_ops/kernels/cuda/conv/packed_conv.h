@@ -75,7 +75,7 @@ class PackedConv {
  private:
   struct Offsets {
     size_t bias, scale, gain, offset, factor, float_bias, start, w_zero, thresholds, base, dir, tail_bias,
-        tail_scale, tail_shift, table, border;
+        tail_scale, tail_shift;
   };
   // By channel: what it sums to, and its line or what stands for one (EpilogueParams::scale, start); by four,
   // factors.
@@ -112,7 +112,7 @@ class PackedConv {
        has_w_zero_ = false, rounds_fours_ = false, divides_fast_ = true, rises_ = false;
   bool float_lines_ = false;  // sums that are multiplied as integers lie on lines as floats
   int64_t channels_ = 0;
-  size_t weights_at_ = 0, plain_bias_at_ = 0;
+  size_t weights_at_ = 0, plain_bias_at_ = 0, table_at_ = 0, border_at_ = 0;
   std::vector<std::pair<const WeightLayout*, size_t>> own_weights_at_;
   Offsets at_ = {};
   SumForm sum_form_ = SumForm::kInteger;
