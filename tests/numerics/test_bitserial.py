@@ -121,6 +121,24 @@ def test_kernel_rows_across_pixels(channels, x, row):
 
 
 @pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("x", [(1, "bipolar"), (2, "unsigned"), (3, "signed")], ids=str)
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_kernel_rows_of_images(channels, x, row):
+    """Windows of an image, whose kernel rows may share units: many in one, across two, of two words."""
+    rng = np.random.default_rng(channels)
+    for w in ((1, "bipolar"), (2, "signed"), (2, "unsigned")):
+        for kernel in ((3, 3), (5, 5), (7, 7), (11, 11), (2, 9), (17, 2)):
+            for attrs in (
+                {"strides": [2, 2], "pads": [3, 3, 2, 2]},
+                {"strides": [1, 3], "pads": [kernel[0], 0, 1, 5]},
+                {"dilations": [2, 1], "pads": [9, 4, 9, 4]},
+            ):
+                assert check(
+                    row, node(rng, x=x, w=w, shape=(2, 18, 21, channels), kernel=kernel, **attrs), threads=2
+                )
+
+
+@pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("x", operands(BITS), ids=str)
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 63, 64, 65, 100, 128, 192, 330])
 def test_packing_of_channels(channels, x, row):

@@ -46,6 +46,8 @@
 //   folded   few channels whose pixels begin inside bytes, as an image's: the kernel_w * channels codes of a
 //            kernel row lie together and are packed for every output column, as if they were the channels of
 //            a pixel under a kernel one column wide
+//   stacked  folded rows that leave much of their last unit empty: the bits of all kernel rows of an output are
+//            shifted together, so that only one unit is not full (7x7 windows of 3 channels: 5 units instead of 7)
 #include "kernels/common/bitserial.h"
 
 #include <algorithm>
@@ -219,13 +221,14 @@ constexpr size_t kPackedBytes = 128 * 1024;
 
 // What depends on the node alone.
 struct WindowLayout {
-  bool rows = false, folded = false;  // the addressing
-  size_t segments = 0;                // taps, or kernel rows
-  size_t segment_bits = 0;            // used in each
+  bool rows = false, folded = false, stacked = false;  // the addressing; what is stacked is folded, too
+  size_t segments = 0;                                 // taps, or kernel rows
+  size_t segment_bits = 0;                             // used in each
   size_t segment_units = 0;
   size_t digit_bytes = 0;  // of a pixel and group; addressing `rows`: of a pixel
   size_t pixel_pitch = 0;  // from one packed pixel to the next
   size_t strips = 1;       // addressing `rows`: one per digit; a pixel has pixel_pitch bytes in each
+  size_t row_bits = 0;     // of a folded kernel row
   size_t units() const { return segments * segment_units; }
 };
 
@@ -260,6 +263,14 @@ WindowLayout PlanWindow(const ConvGeometry& g, int x_bits, const WeightPlan& wei
     w.segment_units = row_units;
     w.digit_bytes = row_units * engine.UnitDigitBytes();
     w.pixel_pitch = digits * w.digit_bytes;
+    w.row_bits = row_bits;
+    const size_t window_bits = w.segments * row_bits, window_units = DivideUp(window_bits, unit_bits);
+    if (engine.HasWordUnits() && window_units < w.units()) {
+      w.stacked = true;
+      w.segments = 1;
+      w.segment_bits = window_bits;
+      w.segment_units = window_units;
+    }
   }
   return w;
 }
@@ -294,6 +305,7 @@ struct PackedBlock {
   size_t digit_pitch = 0;        // from one digit to the next
   size_t row_pitch = 0;
   size_t padded_row = 0;  // where a row of x lies with its padding, under folded columns
+  size_t stacked = 0;     // where stacked windows lie: [output rows][units][columns][digits]
   size_t bytes = 0;
 };
 
@@ -302,8 +314,11 @@ int64_t FoldedWidth(const ConvGeometry& g, size_t columns) {
   return (static_cast<int64_t>(columns) - 1) * g.stride_w + g.kernel_w;
 }
 
-PackedBlock PlanPacked(const ConvGeometry& g, const WindowLayout& w, const BitserialEngine& engine,
-                       size_t rows, size_t columns) {
+// From a unit of stacked windows to the next one: that unit of all columns and digits.
+size_t StackedPitch(const PackedBlock& p, size_t digits) { return p.columns * digits * sizeof(uint32_t); }
+
+PackedBlock PlanPacked(const ConvGeometry& g, const WindowLayout& w, int x_bits,
+                       const BitserialEngine& engine, size_t rows, size_t columns) {
   PackedBlock p;
   p.rows = Vertical(g).Span(rows);
   p.columns = PackedColumns(g, w).Span(columns);
@@ -314,6 +329,10 @@ PackedBlock PlanPacked(const ConvGeometry& g, const WindowLayout& w, const Bitse
   p.padded_row = p.rows * p.row_pitch;
   p.bytes = p.padded_row;
   if (w.folded) p.bytes += static_cast<size_t>(FoldedWidth(g, p.columns) * g.in_channels);
+  if (w.stacked) {
+    p.stacked = RoundUp(p.bytes, sizeof(uint32_t));
+    p.bytes = p.stacked + rows * w.units() * StackedPitch(p, engine.DigitCount(x_bits));
+  }
   return p;
 }
 
@@ -432,6 +451,9 @@ Estimate EstimateCycles(const ConvGeometry& g, const WindowLayout& w, const Weig
   const size_t codes = RoundUp(static_cast<size_t>(g.group) * RunCodes(g, w), engine.unit_bits);
   e.packing = positions * (static_cast<double>(codes) * (engine.code_cycles + digits * engine.digit_cycles) +
                            (w.folded ? kRunCycles : 0.0));
+  constexpr double kPieceCycles =
+      0.2;  // of a digit, shifted into a unit; nearly half of the rows have two pieces
+  if (w.stacked) e.packing += outputs * digits * 1.5 * static_cast<double>(g.kernel_h) * kPieceCycles;
   const double panels = std::ceil(channels / static_cast<double>(lanes) / engine.max_vectors);
   e.products = rows.computed * rows.passes * k *
                    (channels * operations / engine.products_per_cycle + panels * engine.fetch_cycles) +
@@ -476,6 +498,7 @@ class BitserialKernel final : public ConvKernel {
                  uint8_t* packed) const;
   void PackRun(const uint8_t* x, size_t count, size_t x_step, size_t digit_pitch, uint8_t* to) const;
   void PadRun(size_t first, size_t end, size_t digit_pitch, uint8_t* row) const;
+  void StackRows(const PackedBlock& block, size_t rows, uint8_t* packed) const;
 
   const ConvGeometry geometry_;
   const BitserialEngine& engine_;
@@ -741,11 +764,74 @@ void BitserialKernel::PackBlock(const ConvArgs& args, const ShapePlan& plan, int
   }
 }
 
+// A part of a unit of stacked windows: words of a packed kernel row, shifted left or right.
+struct Piece {
+  const uint32_t* from;
+  size_t left, right;
+};
+
+// to[i] = all pieces of word i, whose words are `step` apart.
+template <size_t kCount>
+void JoinPieces(const Piece* pieces, size_t step, size_t count, uint32_t* __restrict to) {
+  const auto join = [&](size_t at) {
+    uint32_t word = 0;
+    for (size_t k = 0; k < kCount; ++k) word |= pieces[k].from[at] << pieces[k].left >> pieces[k].right;
+    return word;
+  };
+  if (step == 1) {  // what a compiler turns into vectors
+    for (size_t i = 0; i < count; ++i) to[i] = join(i);
+  } else {
+    for (size_t i = 0; i < count; ++i) to[i] = join(i * step);
+  }
+}
+
+// The windows of `rows` output rows, from packed kernel rows, whose last words end with zeros.
+void BitserialKernel::StackRows(const PackedBlock& block, size_t rows, uint8_t* packed) const {
+  constexpr size_t kWord = 32;
+  const size_t digits = block.columns * engine_.DigitCount(x_bits_), row_bits = window_.row_bits;
+  const size_t row_words = DivideUp(row_bits, kWord), window_bits = window_.segment_bits;
+  const size_t stride = static_cast<size_t>(Vertical(geometry_).Stride()) * block.row_pitch;
+  const size_t dilation = static_cast<size_t>(geometry_.dilation_h) * block.row_pitch;
+  auto* to = reinterpret_cast<uint32_t*>(packed + block.stacked);
+  for (size_t r = 0; r < rows; ++r) {
+    for (size_t first = 0; first < window_bits; first += kWord, to += digits) {
+      const size_t end = std::min(first + kWord, window_bits);
+      Piece pieces[kWord];
+      size_t count = 0;
+      // A piece ends with a word of a kernel row, with that row or with the unit.
+      for (size_t bit = first; bit < end; ++count) {
+        const size_t ky = bit / row_bits, in_row = bit % row_bits, in_word = in_row % kWord;
+        const auto* row = reinterpret_cast<const uint32_t*>(packed + r * stride + ky * dilation);
+        const bool later = bit != first;  // then it is the beginning of a word
+        pieces[count] = {row + in_row / kWord, later ? bit - first : 0, later ? 0 : in_word};
+        bit += std::min({kWord - in_word, row_bits - in_row, end - bit});
+      }
+      switch (count) {
+        case 1:
+          JoinPieces<1>(pieces, row_words, digits, to);
+          break;
+        case 2:
+          JoinPieces<2>(pieces, row_words, digits, to);
+          break;
+        case 3:
+          JoinPieces<3>(pieces, row_words, digits, to);
+          break;
+        default:
+          JoinPieces<4>(pieces, row_words, digits, to);
+          for (size_t k = 4; k < count; ++k) {
+            for (size_t i = 0; i < digits; ++i) to[i] |= pieces[k].from[i * row_words] << pieces[k].left;
+          }
+          break;
+      }
+    }
+  }
+}
+
 BlockGrid BitserialKernel::GridOf(const ConvShape& flattened) const {
   const double cycles =
       EstimateCycles(geometry_, window_, plan_, x_bits_, few_codes_.has_value(), engine_, flattened).products;
   const auto packed = [&](size_t rows, size_t columns) {
-    return PlanPacked(geometry_, window_, engine_, rows, columns);
+    return PlanPacked(geometry_, window_, x_bits_, engine_, rows, columns);
   };
   BlockGrid grid = CutBlocks(flattened, DivideUp(WantedTasks(cycles), panels_.size()), engine_.block_bytes,
                              [&](size_t rows, size_t columns) { return packed(rows, columns).bytes; });
@@ -760,6 +846,15 @@ ShapePlan BitserialKernel::MakePlan(const ConvShape& whole) const {
   plan.grid = GridOf(plan.shape);
 
   const PackedBlock& block = plan.grid.packed;
+  if (window_.stacked) {
+    const size_t digits = engine_.DigitCount(x_bits_), pitch = StackedPitch(block, digits);
+    for (size_t digit = 0; digit < digits; ++digit) {
+      for (size_t u = 0; u < window_.units(); ++u)
+        plan.offsets.push_back(static_cast<uint32_t>(u * pitch + digit * sizeof(uint32_t)));
+    }
+    if (!tap_sums_.empty()) AddClassBiases(plan);
+    return plan;
+  }
   const size_t tap_w = window_.rows || window_.folded ? 1 : static_cast<size_t>(g.kernel_w);
   for (size_t digit = 0; digit < engine_.DigitCount(x_bits_); ++digit) {
     for (size_t segment = 0; segment < window_.segments; ++segment) {
@@ -871,9 +966,14 @@ void BitserialKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     block.limit_rows = few_codes_ && !tap_sums_.empty() ? limit_rows : nullptr;
     block.limits = limits_.data();
     block.output = {&epilogue_.view(), 0, 1, static_cast<const uint8_t*>(args.residual), args.y};
-    const size_t stride_h = static_cast<size_t>(Vertical(geometry_).Stride()) * grid.packed.row_pitch;
-    const size_t stride_w =
-        static_cast<size_t>(PackedColumns(geometry_, window_).Stride()) * window_.pixel_pitch;
+    const uint8_t* const windows = packed + grid.packed.stacked;
+    size_t stride_h = static_cast<size_t>(Vertical(geometry_).Stride()) * grid.packed.row_pitch;
+    size_t stride_w = static_cast<size_t>(PackedColumns(geometry_, window_).Stride()) * window_.pixel_pitch;
+    if (window_.stacked) {
+      const size_t digits = engine_.DigitCount(x_bits_);
+      stride_h = window_.units() * StackedPitch(grid.packed, digits);
+      stride_w = digits * sizeof(uint32_t);
+    }
     for (size_t i = first_block; i < end_block; ++i) {
       const size_t column = i % grid.column_blocks * grid.columns;
       const size_t row = i / grid.column_blocks % grid.row_blocks * grid.rows;
@@ -881,9 +981,10 @@ void BitserialKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
       const size_t rows = std::min(grid.rows, static_cast<size_t>(shape.out_h) - row);
       const size_t columns = std::min(grid.columns, static_cast<size_t>(shape.out_w) - column);
       PackBlock(args, plan, image, row, column, packed);
+      if (window_.stacked) StackRows(grid.packed, rows, packed);
       const size_t count = rows * columns;
       for (size_t r = 0; r < rows; ++r) {
-        const uint8_t* pixel = packed + r * stride_h;
+        const uint8_t* pixel = windows + r * stride_h;
         for (size_t c = 0; c < columns; ++c, pixel += stride_w) pixels[r * columns + c] = pixel;
       }
       if (!tap_sums_.empty()) {
@@ -938,7 +1039,7 @@ std::string BitserialRefusal(const ConvSpec& spec, const BitserialEngine& engine
   const Axis vertical = Vertical(g), horizontal = PackedColumns(g, w);
   if (vertical.Span(1) > kPackedBytes || horizontal.Span(1) > kPackedBytes || w.pixel_pitch > kPackedBytes ||
       w.units() > kPackedBytes || vertical.Span(1) * horizontal.Span(1) > kPackedBytes ||
-      PlanPacked(g, w, engine, 1, 1).bytes > kPackedBytes) {
+      PlanPacked(g, w, spec.x.bits, engine, 1, 1).bytes > kPackedBytes) {
     return "kernel window exceeds the workspace";
   }
   return {};

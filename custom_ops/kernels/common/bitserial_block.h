@@ -130,6 +130,10 @@ struct BitserialEngine {
   constexpr size_t DigitCount(int x_bits) const {
     return static_cast<size_t>((x_bits + digit_planes - 1) / digit_planes);
   }
+  // Whether a unit of a digit is a word of 32 bits, in the order of the codes.
+  constexpr bool HasWordUnits() const {
+    return !joint && unit_bits == 32 && codes_per_byte == 8 && transposed_codes == 0;
+  }
   constexpr size_t UnitWeightBytes() const { return joint ? 1 : unit_bits / 8; }
   constexpr size_t UnitDigitBytes() const { return joint ? 2 : unit_bits / codes_per_byte; }
 };

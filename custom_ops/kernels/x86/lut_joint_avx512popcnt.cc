@@ -9,7 +9,9 @@
 //   w     64 channels, a byte each  ->  vpermb  [ch 0 | ch 1 | ... | ch 63]
 //   acc   bytes                     +=          as many as a byte holds, then words
 //
-// Channel c is kept in byte 2 c, those from 32 on in byte 2 (c - 32) + 1, so that words are in order.
+// Channel c is kept in byte 2 c, those from 32 on in byte 2 (c - 32) + 1, so that words are in order. Until the last look-up
+// the lower ones are whole words, modulo 2^16, from which 256 times the upper ones are then taken: three instructions
+// instead of four whenever bytes are widened (0.96 of the time of a layer).
 #include "kernels/common/inline.h"
 #include "kernels/x86/few_codes_avx512.h"
 
@@ -31,7 +33,6 @@ struct Joint512 {
 #pragma GCC unroll 8
     for (int r = 0; r < MR; ++r) x[r] = t.pixels[r] + t.panel->x_offset;
     const uint8_t *w = t.panel->weights, *table = b.table;
-    const I low_bytes = _mm512_set1_epi16(0xff);
     I bytes[MR][NV];
 #pragma GCC unroll 8
     for (int r = 0; r < MR; ++r) {
@@ -46,7 +47,7 @@ struct Joint512 {
       for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 2
         for (int v = 0; v < NV; ++v) {
-          words[r][v].lower = _mm512_add_epi16(words[r][v].lower, S::And(bytes[r][v], low_bytes));
+          words[r][v].lower = _mm512_add_epi16(words[r][v].lower, bytes[r][v]);
           words[r][v].upper = _mm512_add_epi16(words[r][v].upper, _mm512_srli_epi16(bytes[r][v], 8));
           bytes[r][v] = S::Set(0);
         }
@@ -92,6 +93,12 @@ struct Joint512 {
       }
     }
     widen();
+#pragma GCC unroll 8
+    for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < NV; ++v)
+        words[r][v].lower = _mm512_sub_epi16(words[r][v].lower, _mm512_slli_epi16(words[r][v].upper, 8));
+    }
   }
 
   template <int MR, int NV, int kLimits>
