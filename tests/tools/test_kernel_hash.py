@@ -29,7 +29,8 @@ def test_sources_of_every_folder_count(tmp_path: Path) -> None:
     before = kernel_hash(kernels, tmp_path)
     assert len(before) == 16
     assert kernel_hash(ROOT / "custom_ops/kernels/cuda", tmp_path) == before
-    folders = {file.parent for file in kernels.rglob("*.cu") if file.parent.name != "bench"} | {kernels / "device", kernels / "nodes/deeper"}
+    compiled = {file.parent for file in kernels.rglob("*.cu")} - {kernels / "bench"}
+    folders = compiled | {kernels / "device", kernels / "nodes/deeper"}
     for folder, suffix in zip(sorted(folders), itertools.cycle(("h", "cuh", "cc", "cu")), strict=False):
         folder.mkdir(exist_ok=True)
         added = folder / f"added.{suffix}"
