@@ -14,7 +14,11 @@ INSTALLED := $(VENV)/.installed
 
 CXX_SOURCES := $(shell find custom_ops ep -type f \( -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh' -o -name '*.map' \
   -o -name CMakeLists.txt \))
-BUILD_INPUTS := $(CXX_SOURCES) $(wildcard CMakeLists.txt cmake/*) pyproject.toml
+BUILD_INPUTS := $(CXX_SOURCES) $(wildcard CMakeLists.txt cmake/*) pyproject.toml $(wildcard ep/wheel/*.toml ep/wheel/*/*.py)
+# Both packages from one build folder: that of the library as it is, and, with the extra $(1), that of the Python sources, which
+# are used in place.
+install = ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m pip install --quiet --retries 5 --no-build-isolation \
+  --config-settings=build-dir="$(CURDIR)/build/editable" ./ep/wheel --editable '.[$(1)]'
 
 # The whole check compiles most files in several builds: with a compiler cache, once. tools/run_tests.py has it too.
 ifneq ($(FULL),)
@@ -71,8 +75,7 @@ docs: $(INSTALLED)
 	$(PY) tools/generate_docs.py
 
 site: $(INSTALLED)
-	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m pip install --quiet --retries 5 \
-	  --no-build-isolation --config-settings=build-dir=build/editable --editable '.[docs]'
+	$(call install,docs)
 	$(PY) tools/build_site.py
 
 wheel: $(INSTALLED)
@@ -89,8 +92,7 @@ wheel-aarch64: $(TOOLS_READY)
 	$(PY) tools/wheel_aarch64.py
 
 bench: $(INSTALLED)
-	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m pip install --quiet --retries 5 \
-	  --no-build-isolation --config-settings=build-dir=build/editable --editable '.[bench]'
+	$(call install,bench)
 	$(PY) benchmarks/run.py $(ARGS)
 
 setup: $(INSTALLED)
@@ -102,10 +104,9 @@ $(TOOLS_READY): tools/setup.sh pyproject.toml
 	PYTHON="$(PYTHON)" tools/setup.sh venv $(VENV)
 	@touch $@
 
-# An editable install: Python sources are used in place, C++ is rebuilt (incrementally) when it changed.
+# C++ is rebuilt (incrementally) when it changed.
 $(INSTALLED): $(TOOLS_READY) $(BUILD_INPUTS)
-	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m pip install --quiet --retries 5 \
-	  --no-build-isolation --config-settings=build-dir=build/editable --editable '.[test]'
+	$(call install,test)
 	@touch $@
 
 clean:

@@ -107,8 +107,8 @@ def install_variant(name: str, *settings: str, **env: str) -> Path | None:
     """Installs lowbit, built with CMake definitions, into build/<name>/site; None when that fails."""
     site = BUILD / name / "site"
     shutil.rmtree(site, ignore_errors=True)
-    command: list[str | Path] = [*PIP_INSTALL, "--no-deps", "--no-build-isolation", "--target", site, "."]
-    command += [f"--config-settings=build-dir=build/{name}/cmake"]
+    command: list[str | Path] = [*PIP_INSTALL, "--no-deps", "--no-build-isolation", "--target", site]
+    command += ["./ep/wheel", ".", f"--config-settings=build-dir={BUILD / name / 'cmake'}"]
     command += [f"--config-settings=cmake.define.{setting}" for setting in settings]
     return site if run(command, ORT_INCLUDE_DIR=ort_headers(), **env) else None
 

@@ -13,8 +13,9 @@
 
 namespace lowbit::ort {
 
-// Compiled against the newest headers, asks for the functions of this version only: ONNX Runtime 1.24.
-inline constexpr uint32_t kApiVersion = 24;
+// Compiled against the newest headers, asks for the functions of this version only: that of the oldest ONNX Runtime,
+// which cmake/OnnxRuntimeHeaders.cmake states.
+inline constexpr uint32_t kApiVersion = LOWBIT_ORT_MINIMUM_API;
 
 const OrtApi& Api();
 // The version of the running ONNX Runtime's API as far as the headers know it: structs that the library fills
