@@ -52,8 +52,8 @@ help:
 	@echo "make format    rewrite the C++ sources with clang-format, fix what ruff can"
 	@echo "make docs      regenerate the generated pages of docs/, the results index, the README's table and picture"
 	@echo "make site      the documentation as a site: build/site/html/index.html"
-	@echo "make wheel     build a wheel and an sdist into dist/; wheel-cuda: the one with liblowbit_cuda, for every GPU;"
-	@echo "               wheel-aarch64: cross-build the one for 64-bit ARM Linux, and the library alone"
+	@echo "make wheel     build the wheels and sdists of both packages into dist/, and the library alone;"
+	@echo "               wheel-aarch64: cross-build them for 64-bit ARM; wheel-cuda: liblowbit_cuda, for every GPU"
 	@echo "make bench     run the benchmarks into benchmarks/results/"
 	@echo "make headers   fetch the ONNX Runtime headers if the system has none new enough; prints their folder"
 	@echo "make clean     remove build outputs; distclean also removes .venv and .cache"
@@ -78,10 +78,8 @@ site: $(INSTALLED)
 	$(call install,docs)
 	$(PY) tools/build_site.py
 
-wheel: $(INSTALLED)
-	$(PY) -m pip install --quiet --retries 5 build
-	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m build --outdir dist \
-	  --config-setting=cmake.define.LOWBIT_CUDA=OFF .
+wheel: $(TOOLS_READY)
+	$(PY) tools/build_wheels.py --sdist
 
 wheel-cuda: $(INSTALLED)
 	$(PY) -m pip install --quiet --retries 5 build
@@ -89,7 +87,7 @@ wheel-cuda: $(INSTALLED)
 	  $(PY) -m build --wheel --outdir dist ep/cuda/wheel
 
 wheel-aarch64: $(TOOLS_READY)
-	$(PY) tools/wheel_aarch64.py
+	$(PY) tools/build_wheels.py --machine aarch64
 
 bench: $(INSTALLED)
 	$(call install,bench)

@@ -6,8 +6,9 @@
 #   2. the system's include folders, when their API is new enough
 #   3. LOWBIT_ORT_ARCHIVE, a path or URL of an ONNX Runtime release archive (cache or environment variable)
 
-# The one place that states the oldest ONNX Runtime: release 1.N offers API N.
-set(LOWBIT_ORT_MINIMUM_API 24)
+# The header of the library is the one place that states the oldest API.
+file(STRINGS "${CMAKE_CURRENT_LIST_DIR}/../custom_ops/include/lowbit.h" stated REGEX "^#define LOWBIT_ORT_API ")
+string(REGEX MATCH "[0-9]+" LOWBIT_ORT_MINIMUM_API "${stated}")
 set(ORT_INCLUDE_DIR "$ENV{ORT_INCLUDE_DIR}" CACHE PATH "Folder that holds onnxruntime_c_api.h")
 set(LOWBIT_ORT_ARCHIVE "$ENV{LOWBIT_ORT_ARCHIVE}" CACHE STRING "Path or URL of an ONNX Runtime release archive")
 
@@ -73,4 +74,3 @@ lowbit_ort_api_version("${lowbit_ort_found}" lowbit_ort_api)
 message(STATUS "ONNX Runtime headers: ${lowbit_ort_found} (API ${lowbit_ort_api})")
 add_library(lowbit_ort_headers INTERFACE)
 target_include_directories(lowbit_ort_headers SYSTEM INTERFACE "${lowbit_ort_found}")
-target_compile_definitions(lowbit_ort_headers INTERFACE LOWBIT_ORT_MINIMUM_API=${LOWBIT_ORT_MINIMUM_API})

@@ -79,7 +79,7 @@ setup_clang() {
 
 ort_headers() {
   local header api minimum
-  minimum=$(sed -n 's/^set(LOWBIT_ORT_MINIMUM_API \([0-9]*\)).*/\1/p' cmake/OnnxRuntimeHeaders.cmake)
+  minimum=$(sed -n 's/^#define LOWBIT_ORT_API \([0-9]*\).*/\1/p' custom_ops/include/lowbit.h)
   if [ -n "${ORT_INCLUDE_DIR:-}" ]; then
     echo "$ORT_INCLUDE_DIR"
     return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -86,6 +87,13 @@ def pybind11_dir() -> str:
     import pybind11
 
     return str(pybind11.get_cmake_dir())
+
+
+def oldest_api() -> int:
+    """The oldest API of ONNX Runtime, where it is stated; release 1.N offers API N."""
+    stated = (ROOT / "custom_ops" / "include" / "lowbit.h").read_text()
+    (api,) = re.findall(r"^#define LOWBIT_ORT_API (\d+)$", stated, flags=re.MULTILINE)
+    return int(api)
 
 
 def ort_headers() -> str:

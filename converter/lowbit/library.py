@@ -38,8 +38,7 @@ def require_onnxruntime() -> Any:
         import onnxruntime
     except ImportError as error:
         raise LowBitError(
-            f"this needs ONNX Runtime, which cannot be imported ({error}); install one distribution of it: "
-            "pip install 'lowbit[onnxruntime]' for CPUs and for lowbit's own GPU kernels, or onnxruntime-gpu, "
-            "onnxruntime-qnn, onnxruntime-openvino, whichever the program uses elsewhere"
+            f"ONNX Runtime cannot be imported ({error}); install one distribution of it: "
+            "pip install 'lowbit[onnxruntime]', or onnxruntime-gpu, -qnn or -openvino where that one is used"
         ) from error
     return onnxruntime

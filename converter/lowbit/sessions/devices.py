@@ -97,9 +97,15 @@ def cpu_name() -> str:
 def devices() -> list[Device]:
     """Every device, those that cannot be used with the reason. Registers the execution provider.
 
-    Never raises for what a machine lacks: an installation without the native part, or an ONNX Runtime without
-    plugin execution providers, shows as a reason.
+    Never raises for what a machine lacks: no ONNX Runtime, or one without plugin execution providers, shows as
+    a reason.
     """
+    try:
+        require_onnxruntime()
+    except LowBitError as error:
+        reason = str(error)
+        return [*(Device(name, cpu_name(), reason) for name in ("cpu", "cpu-ops", "cpu-ep")),
+                Device("cuda", "NVIDIA GPU", reason)]  # fmt: skip
     found = [Device("cpu", cpu_name()), Device("cpu-ops", cpu_name())]
     try:
         offered = ep_devices()
