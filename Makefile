@@ -14,7 +14,11 @@ INSTALLED := $(VENV)/.installed
 
 CXX_SOURCES := $(shell find custom_ops ep -type f \( -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh' -o -name '*.map' \
   -o -name CMakeLists.txt \))
-BUILD_INPUTS := $(CXX_SOURCES) $(wildcard CMakeLists.txt cmake/*) pyproject.toml
+BUILD_INPUTS := $(CXX_SOURCES) $(wildcard CMakeLists.txt cmake/*) pyproject.toml $(wildcard ep/wheel/*.toml ep/wheel/*/*.py)
+# Both packages from one build folder: that of the library as it is, and, with the extra $(1), that of the Python sources, which
+# are used in place.
+install = ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m pip install --quiet --retries 5 --no-build-isolation \
+  --config-settings=build-dir="$(CURDIR)/build/editable" ./ep/wheel --editable '.[$(1)]'
 
 # The whole check compiles most files in several builds: with a compiler cache, once. tools/run_tests.py has it too.
 ifneq ($(FULL),)
@@ -48,8 +52,8 @@ help:
 	@echo "make format    rewrite the C++ sources with clang-format, fix what ruff can"
 	@echo "make docs      regenerate the generated pages of docs/, the results index, the README's table and picture"
 	@echo "make site      the documentation as a site: build/site/html/index.html"
-	@echo "make wheel     build a wheel and an sdist into dist/; wheel-cuda: the one with liblowbit_cuda, for every GPU;"
-	@echo "               wheel-aarch64: cross-build the one for 64-bit ARM Linux, and the library alone"
+	@echo "make wheel     build the wheels and sdists of both packages into dist/, and the library alone;"
+	@echo "               wheel-aarch64: cross-build them for 64-bit ARM; wheel-cuda: liblowbit_cuda, for every GPU"
 	@echo "make bench     run the benchmarks into benchmarks/results/"
 	@echo "make headers   fetch the ONNX Runtime headers if the system has none new enough; prints their folder"
 	@echo "make clean     remove build outputs; distclean also removes .venv and .cache"
@@ -71,14 +75,11 @@ docs: $(INSTALLED)
 	$(PY) tools/generate_docs.py
 
 site: $(INSTALLED)
-	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m pip install --quiet --retries 5 \
-	  --no-build-isolation --config-settings=build-dir=build/editable --editable '.[docs]'
+	$(call install,docs)
 	$(PY) tools/build_site.py
 
-wheel: $(INSTALLED)
-	$(PY) -m pip install --quiet --retries 5 build
-	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m build --outdir dist \
-	  --config-setting=cmake.define.LOWBIT_CUDA=OFF .
+wheel: $(TOOLS_READY)
+	$(PY) tools/build_wheels.py --sdist
 
 wheel-cuda: $(INSTALLED)
 	$(PY) -m pip install --quiet --retries 5 build
@@ -86,11 +87,10 @@ wheel-cuda: $(INSTALLED)
 	  $(PY) -m build --wheel --outdir dist ep/cuda/wheel
 
 wheel-aarch64: $(TOOLS_READY)
-	$(PY) tools/wheel_aarch64.py
+	$(PY) tools/build_wheels.py --machine aarch64
 
 bench: $(INSTALLED)
-	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m pip install --quiet --retries 5 \
-	  --no-build-isolation --config-settings=build-dir=build/editable --editable '.[bench]'
+	$(call install,bench)
 	$(PY) benchmarks/run.py $(ARGS)
 
 setup: $(INSTALLED)
@@ -102,10 +102,9 @@ $(TOOLS_READY): tools/setup.sh pyproject.toml
 	PYTHON="$(PYTHON)" tools/setup.sh venv $(VENV)
 	@touch $@
 
-# An editable install: Python sources are used in place, C++ is rebuilt (incrementally) when it changed.
+# C++ is rebuilt (incrementally) when it changed.
 $(INSTALLED): $(TOOLS_READY) $(BUILD_INPUTS)
-	ORT_INCLUDE_DIR="$$(tools/setup.sh headers)" $(PY) -m pip install --quiet --retries 5 \
-	  --no-build-isolation --config-settings=build-dir=build/editable --editable '.[test]'
+	$(call install,test)
 	@touch $@
 
 clean:

@@ -1,7 +1,7 @@
 """Memory and file size of sessions on 64-bit ARM: lowbit beside stock int8 of ONNX Runtime.
 
 make wheel-aarch64
-python tools/aarch64_python.py setup dist/lowbit-*_aarch64.whl
+python tools/aarch64_python.py setup dist/*_aarch64.whl
 python benchmarks/arm_memory.py [--network resnet50] [--bits w8a8,w4a4,w2a2] [--cpus cortex-a53]
 
 Each session is a process of its own, aarch64 onnxruntime under qemu-user. The emulator is told to keep the
@@ -32,7 +32,7 @@ from results import ROOT, Cell, Table, write
 
 PROGRAM = Path(__file__).with_name("arm") / "session.py"
 PYTHON = ROOT / "tools" / "aarch64_python.py"
-LIBRARY = ROOT / ".cache" / "aarch64" / "python" / "lowbit" / "lowbit" / "liblowbit.so"
+LIBRARY = ROOT / ".cache" / "aarch64" / "python" / "lowbit" / "onnxruntime_ep_lowbit" / "liblowbit.so"
 HOST = "host"
 # Where the emulated program's addresses lie in the emulator's, and how many of them there are.
 BASE, SIZE = 1 << 45, 1 << 36

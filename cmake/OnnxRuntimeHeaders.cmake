@@ -6,7 +6,9 @@
 #   2. the system's include folders, when their API is new enough
 #   3. LOWBIT_ORT_ARCHIVE, a path or URL of an ONNX Runtime release archive (cache or environment variable)
 
-set(LOWBIT_ORT_MINIMUM_API 24)
+# The header of the library is the one place that states the oldest API.
+file(STRINGS "${CMAKE_CURRENT_LIST_DIR}/../custom_ops/include/lowbit.h" stated REGEX "^#define LOWBIT_ORT_API ")
+string(REGEX MATCH "[0-9]+" LOWBIT_ORT_MINIMUM_API "${stated}")
 set(ORT_INCLUDE_DIR "$ENV{ORT_INCLUDE_DIR}" CACHE PATH "Folder that holds onnxruntime_c_api.h")
 set(LOWBIT_ORT_ARCHIVE "$ENV{LOWBIT_ORT_ARCHIVE}" CACHE STRING "Path or URL of an ONNX Runtime release archive")
 
@@ -29,7 +31,7 @@ if(ORT_INCLUDE_DIR)
     message(FATAL_ERROR
       "ORT_INCLUDE_DIR is '${ORT_INCLUDE_DIR}', which holds no ONNX Runtime headers of API ${LOWBIT_ORT_MINIMUM_API} or newer "
       "(found API ${lowbit_ort_api}; 0 means that onnxruntime_c_api.h and onnxruntime_cxx_api.h are not there). "
-      "Set it to the folder that holds both files of ONNX Runtime 1.24 or newer, or unset it.")
+      "Set it to the folder that holds both files of ONNX Runtime 1.${LOWBIT_ORT_MINIMUM_API} or newer, or unset it.")
   endif()
   set(lowbit_ort_found "${ORT_INCLUDE_DIR}")
 else()
@@ -62,9 +64,9 @@ if(NOT lowbit_ort_found)
   message(FATAL_ERROR
     "No ONNX Runtime headers of API ${LOWBIT_ORT_MINIMUM_API} or newer were found. Do one of these:\n"
     "  - set ORT_INCLUDE_DIR (cache or environment variable) to the folder that holds onnxruntime_c_api.h and "
-    "onnxruntime_cxx_api.h of ONNX Runtime 1.24 or newer\n"
+    "onnxruntime_cxx_api.h of ONNX Runtime 1.${LOWBIT_ORT_MINIMUM_API} or newer\n"
     "  - install a new enough libonnxruntime-dev\n"
-    "  - set LOWBIT_ORT_ARCHIVE to the path or URL of an ONNX Runtime release archive, 1.24 or newer\n"
+    "  - set LOWBIT_ORT_ARCHIVE to the path or URL of an ONNX Runtime release archive, 1.${LOWBIT_ORT_MINIMUM_API} or newer\n"
     "On Debian, `make headers` fetches them into the build folder without installing anything.")
 endif()
 

@@ -8,10 +8,9 @@ list(REMOVE_ITEM ort_sources "${CMAKE_CURRENT_SOURCE_DIR}/ort/shape_inference.cc
 list(REMOVE_ITEM node_sources "${CMAKE_CURRENT_SOURCE_DIR}/core/infer.cc")
 
 add_library(lowbit STATIC ${node_sources} ${core_sources} ${kernel_sources} ${ort_sources})
-target_link_libraries(lowbit PRIVATE lowbit_options lowbit_ort_headers Threads::Threads)
+target_link_libraries(lowbit PRIVATE $<BUILD_INTERFACE:lowbit_options> $<BUILD_INTERFACE:lowbit_ort_headers> Threads::Threads)
 target_compile_definitions(lowbit PRIVATE LOWBIT_MINIMAL=1)
-target_include_directories(lowbit PRIVATE "${CMAKE_CURRENT_BINARY_DIR}/minimal"
-                           INTERFACE "${CMAKE_CURRENT_SOURCE_DIR}/include")
+target_include_directories(lowbit PRIVATE "${CMAKE_CURRENT_BINARY_DIR}/minimal")
 # Exceptions stay inside: RegisterCustomOps and everything that it registers are noexcept. Nothing asks for types at run time.
 target_compile_options(lowbit PRIVATE -ffunction-sections -fdata-sections $<$<COMPILE_LANGUAGE:CXX>:-fno-rtti>)
 # Kernels are small and hot; all the rest runs once a node.
@@ -20,5 +19,3 @@ list(FILTER hot_sources INCLUDE REGEX "kernels/(arm|x86|common)/")
 set_property(SOURCE ${hot_sources} APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:MinSizeRel>:-O2>)
 set_property(SOURCE ${hot_sources} PROPERTY SKIP_PRECOMPILE_HEADERS ON)  # which hold for one set of options
 target_precompile_headers(lowbit PRIVATE ${common_headers})
-install(TARGETS lowbit ARCHIVE DESTINATION lib COMPONENT native)
-install(FILES include/lowbit.h DESTINATION include COMPONENT native)

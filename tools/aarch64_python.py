@@ -1,6 +1,6 @@
 """Python for 64-bit ARM on another machine: Debian's arm64 packages and PyPI's wheels, under qemu-user.
 
-    aarch64_python.py setup [WHEEL]            fetches what is missing; installs a wheel of lowbit there
+    aarch64_python.py setup [WHEEL...]         fetches what is missing; installs the wheels of lowbit there
     aarch64_python.py run [--cpu CPU] ARG...   the interpreter, with these arguments
 
 Nothing is installed on this machine: everything goes into .cache/aarch64/python, apt's own state too. `setup`
@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -162,12 +163,12 @@ def requirements() -> list[str]:
     """What lowbit depends on, of the versions that are installed here."""
     with open(ROOT / "pyproject.toml", "rb") as file:
         stated = tomllib.load(file)["project"]["dependencies"]
-    names = [text.partition(">")[0].strip() for text in stated]
+    names = [*(text.partition(">")[0].strip() for text in stated), "onnxruntime"]
     return [f"{name}=={metadata.version(name)}" for name in names]
 
 
-def setup(wheel: Path | None) -> None:
-    """Fetches what is missing, installs the wheel."""
+def setup(wheels: Sequence[Path]) -> None:
+    """Fetches what is missing, installs the wheels."""
     if shutil.which(EMULATOR) is None:
         raise CannotError(f"{EMULATOR} is not installed (Debian package qemu-user)")
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -183,14 +184,14 @@ def setup(wheel: Path | None) -> None:
                 f"PyPI has not all of {', '.join(wanted)} for it; pip says why above"
             ) from error
         listed.write_text("\n".join(wanted) + "\n")
-    if wheel is None:
+    if not wheels:
         return
     here = ".".join(platform.python_version_tuple()[:2])
     if version() != here:
         raise CannotError(
             f"Debian's Python for ARM is {version()}, this one is {here}: a wheel built here does not fit it"
         )
-    pip_install(LOWBIT, "--no-deps", wheel.resolve())
+    pip_install(LOWBIT, "--no-deps", *(wheel.resolve() for wheel in wheels))
 
 
 def main() -> int:
@@ -199,7 +200,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="action", required=True)
-    commands.add_parser("setup").add_argument("wheel", nargs="?", type=Path)
+    commands.add_parser("setup").add_argument("wheels", nargs="*", type=Path)
     commands.add_parser("run").add_argument("--cpu", default="cortex-a53")
     ours, theirs = sys.argv[1:], []
     if ours[:1] == ["run"]:  # what follows is the interpreter's, options too
@@ -212,7 +213,7 @@ def main() -> int:
         words = command(*theirs, cpu=options.cpu)
         os.execvp(words[0], words)
     try:
-        setup(options.wheel)
+        setup(options.wheels)
     except CannotError as error:
         print(f"aarch64_python: {error}", file=sys.stderr)
         return CANNOT

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fetches the ONNX Runtime C and C++ headers, which the onnxruntime wheel does not contain, into a folder.
 #
-#   tools/ort_headers.sh OUTDIR [SUITE...]
+#   tools/ort_headers.sh OUTDIR API [SUITE...]     the headers of this API or a newer one
 #
 # Debian packages them as libonnxruntime-dev, but the release this machine runs may have none or one that is too old.
 # So this script writes a private apt source: the machine's own archive, keys and options, with only the suite
@@ -9,7 +9,6 @@
 # OUTDIR changes, and root is not needed. Prints the include folder on stdout; everything else goes to stderr.
 set -euo pipefail
 
-readonly min_api=24
 readonly package=libonnxruntime-dev
 
 say() { echo "ort_headers: $*" >&2; }
@@ -19,9 +18,9 @@ die() {
   exit 1
 }
 
-[ $# -ge 1 ] || { sed -n '2,4p' "$0" >&2; exit 2; }
-out=$1
-shift
+[ $# -ge 2 ] || { sed -n '2,4p' "$0" >&2; exit 2; }
+out=$1 min_api=$2
+shift 2
 
 api_of() { sed -n 's/^#define ORT_API_VERSION \([0-9]*\).*/\1/p' "$1/onnxruntime_c_api.h" 2>/dev/null || true; }
 

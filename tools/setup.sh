@@ -78,19 +78,20 @@ setup_clang() {
 }
 
 ort_headers() {
-  local header api
+  local header api minimum
+  minimum=$(sed -n 's/^#define LOWBIT_ORT_API \([0-9]*\).*/\1/p' custom_ops/include/lowbit.h)
   if [ -n "${ORT_INCLUDE_DIR:-}" ]; then
     echo "$ORT_INCLUDE_DIR"
     return
   fi
   for header in /usr/include/onnxruntime /usr/local/include/onnxruntime; do
     api=$(sed -n 's/^#define ORT_API_VERSION \([0-9]*\).*/\1/p' "$header/onnxruntime_c_api.h" 2> /dev/null || true)
-    if [ "${api:-0}" -ge 24 ]; then
+    if [ "${api:-0}" -ge "$minimum" ]; then
       echo "$header"
       return
     fi
   done
-  tools/ort_headers.sh "$PWD/.cache/ort-headers"
+  tools/ort_headers.sh "$PWD/.cache/ort-headers" "$minimum"
 }
 
 # The oldest CUDA that knows every GPU we build for (sm_120).

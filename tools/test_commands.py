@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -88,6 +89,13 @@ def pybind11_dir() -> str:
     return str(pybind11.get_cmake_dir())
 
 
+def oldest_api() -> int:
+    """The oldest API of ONNX Runtime, where it is stated; release 1.N offers API N."""
+    stated = (ROOT / "custom_ops" / "include" / "lowbit.h").read_text()
+    (api,) = re.findall(r"^#define LOWBIT_ORT_API (\d+)$", stated, flags=re.MULTILINE)
+    return int(api)
+
+
 def ort_headers() -> str:
     """Include folder of ONNX Runtime, as the Makefile finds it."""
     found = subprocess.run(
@@ -107,8 +115,8 @@ def install_variant(name: str, *settings: str, **env: str) -> Path | None:
     """Installs lowbit, built with CMake definitions, into build/<name>/site; None when that fails."""
     site = BUILD / name / "site"
     shutil.rmtree(site, ignore_errors=True)
-    command: list[str | Path] = [*PIP_INSTALL, "--no-deps", "--no-build-isolation", "--target", site, "."]
-    command += [f"--config-settings=build-dir=build/{name}/cmake"]
+    command: list[str | Path] = [*PIP_INSTALL, "--no-deps", "--no-build-isolation", "--target", site]
+    command += ["./ep/wheel", ".", f"--config-settings=build-dir={BUILD / name / 'cmake'}"]
     command += [f"--config-settings=cmake.define.{setting}" for setting in settings]
     return site if run(command, ORT_INCLUDE_DIR=ort_headers(), **env) else None
 

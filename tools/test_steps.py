@@ -26,6 +26,7 @@ from test_commands import (
     configure,
     ctest,
     install_variant,
+    oldest_api,
     ort_headers,
     parallel,
     pytest,
@@ -33,7 +34,7 @@ from test_commands import (
     tool,
 )
 
-OLDEST_ONNXRUNTIME = "1.24"
+OLDEST_ONNXRUNTIME = f"1.{oldest_api()}"
 NEWEST_ONNXRUNTIME = "1.32"
 
 # Tests that touch every op and kernel but are quick enough to repeat under a sanitizer.
@@ -323,20 +324,13 @@ def aarch64_sessions() -> Outcome:
     fetching = subprocess.Popen([sys.executable, "tools/aarch64_python.py", "setup"], cwd=ROOT)
     folder = BUILD / "aarch64-wheel" / "dist"
     # With the definitions of arm_tests: the compiler's cache has most of the objects.
-    build: Command = [
-        sys.executable,
-        "tools/wheel_aarch64.py",
-        "--outdir",
-        folder,
-        "--define",
-        "LOWBIT_WERROR=ON",
-    ]
+    build: list[str | Path] = [sys.executable, "tools/build_wheels.py", "--outdir", folder]
+    build += ["--machine", "aarch64", "--compiler", "g++", "--define", "LOWBIT_WERROR=ON"]
     succeeded = run(build, **cached_compiler())
     fetching.wait()
     if not succeeded:
         return Outcome(failed=1)
-    (wheel,) = folder.glob("*.whl")
-    return pytest("aarch64", "tests/aarch64", LOWBIT_AARCH64_WHEEL=str(wheel))
+    return pytest("aarch64", "tests/aarch64", LOWBIT_AARCH64_WHEELS=str(folder))
 
 
 def mobile_example() -> Outcome:
@@ -370,21 +364,28 @@ def newest_onnxruntime() -> Outcome:
 
 
 def wheel_from_sdist() -> Outcome:
-    """An sdist, a wheel from it with build isolation, and a fresh environment that has only the wheel."""
+    """Sdists, wheels from them with build isolation, and a fresh environment that has only the wheels.
+
+    At the end without onnxruntime, which no package of lowbit depends on.
+    """
     folder = BUILD / "wheel"
     shutil.rmtree(folder, ignore_errors=True)
     environment, unpacked = folder / "venv", folder / "unpacked"
     unpacked.mkdir(parents=True)
-    build: Command = [sys.executable, "-m", "build", "--outdir", folder, "."]
-    # It unpacks the sdist below the repository, where the compiler's cache knows its files.
-    if not run(build, ORT_INCLUDE_DIR=ort_headers(), TMPDIR=str(unpacked), **cached_compiler()):
-        return Outcome(failed=1)
-    (wheel,) = folder.glob("*.whl")
+    # They unpack the sdists below the repository, where the compiler's cache knows its files.
+    settings = {"ORT_INCLUDE_DIR": ort_headers(), "TMPDIR": str(unpacked), **cached_compiler()}
+    for package in ("ep/wheel", "."):
+        if not run([sys.executable, "-m", "build", "--outdir", folder, package], **settings):
+            return Outcome(failed=1)
+    (library,) = folder.glob("onnxruntime_ep_lowbit-*.whl")
+    (wheel,) = folder.glob("lowbit-*.whl")
     python = environment / "bin/python"
     return checked(
         [sys.executable, "-m", "venv", environment],
-        [python, *PIP_INSTALL[1:], f"{wheel}[test]"],
+        [python, *PIP_INSTALL[1:], library, f"{wheel}[test]"],
         [python, "-m", "pytest", "-q", "-rs", "tests/smoke", "tests/packaging"],
+        [python, "-m", "pip", "uninstall", "--quiet", "--yes", "onnxruntime"],
+        [python, "tests/packaging/environments.py", "--check", "none"],
     )
 
 

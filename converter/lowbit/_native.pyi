@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 version: str
+required_api: int
 DOMAIN: str
 DOMAIN_VERSION: int
 

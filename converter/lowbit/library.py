@@ -1,41 +1,44 @@
-"""Where the native library lies, and the name of the execution provider in it."""
+"""Where the native library lies, the name of the execution provider in it, and the ONNX Runtime that loads it."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
+from typing import Any
+
+from onnxruntime_ep_lowbit import get_ep_name, get_ep_names
 
 from lowbit.errors import LowBitError
 
-_LIBRARY_NAMES = {"win32": "lowbit.dll", "darwin": "liblowbit.dylib"}
-_EP_NAME = "LowBitExecutionProvider"
+__all__ = ["get_ep_name", "get_ep_names", "get_library_path", "require_onnxruntime"]
 
 
 def get_library_path() -> str:
     """The absolute path of the library, for those who register it themselves (Python, C++, C#).
 
-    It holds the custom ops and the execution provider. It lies beside the native module, which in an editable
-    install is not beside the Python sources.
+    It holds the custom ops and the execution provider, and lies in the package ``onnxruntime_ep_lowbit``, whose
+    function of this name needs nothing else installed.
 
     Raises:
-        LowBitError: if the library was not built.
+        LowBitError: if it is not there.
     """
-    native = importlib.util.find_spec("lowbit._native")
-    name = _LIBRARY_NAMES.get(sys.platform, "liblowbit.so")
-    if native is None or native.origin is None:
-        raise LowBitError("lowbit._native is not built; install the package with pip (`pip install .`)")
-    path = Path(native.origin).resolve().parent / name
-    if not path.is_file():
-        raise LowBitError(f"expected the library at {path}, found nothing; reinstall lowbit")
-    return str(path)
+    import onnxruntime_ep_lowbit
+
+    try:
+        return onnxruntime_ep_lowbit.get_library_path()
+    except FileNotFoundError as error:
+        raise LowBitError(str(error)) from error
 
 
-def get_ep_name() -> str:
-    """The name of the execution provider, to find its devices in ``onnxruntime.get_ep_devices()``."""
-    return _EP_NAME
+def require_onnxruntime() -> Any:
+    """The module ``onnxruntime``, whichever distribution it comes from; lowbit depends on none of them.
 
-
-def get_ep_names() -> list[str]:
-    """The names of all execution providers in the library: one."""
-    return [_EP_NAME]
+    Raises:
+        LowBitError: if none is installed, or the one that is cannot be imported.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise LowBitError(
+            f"ONNX Runtime cannot be imported ({error}); install one distribution of it: "
+            "pip install 'lowbit[onnxruntime]', or onnxruntime-gpu, -qnn or -openvino where that one is used"
+        ) from error
+    return onnxruntime

@@ -1,4 +1,4 @@
-// lowbit's static library: the one function that an app calls.
+// lowbit's library for C and C++ programs that link it, shared or static: the one function that they call.
 //
 //   Ort::SessionOptions options;
 //   Ort::ThrowOnError(RegisterCustomOps(options, OrtGetApiBase()));
@@ -6,6 +6,13 @@
 #pragma once
 
 #include <onnxruntime_c_api.h>
+
+// The oldest API of ONNX Runtime with which the library works: release 1.N offers API N.
+#define LOWBIT_ORT_API 24
+
+// The execution provider in the shared library, which ONNX Runtime opens by its path
+// (RegisterExecutionProviderLibrary): the name under which its devices are listed.
+#define LOWBIT_EP_NAME "LowBitExecutionProvider"
 
 #ifdef __cplusplus
 extern "C" {
@@ -15,7 +22,7 @@ extern "C" {
 #endif
 
 // Adds the ops of domain ai.lowbit to the options of a session. Returns null, or a status that the caller
-// releases: where ONNX Runtime is older than 1.24, or another one of the process uses this library already.
+// releases: where ONNX Runtime is too old, or another one of the process uses this library already.
 // Adding them twice to the same options does nothing.
 OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* api) LOWBIT_NOEXCEPT;
 

@@ -42,8 +42,9 @@ OrtStatus* Attach(const OrtApiBase* base) noexcept {
   const OrtApi* api = base->GetApi(kApiVersion);
   if (api == nullptr) {
     // The oldest table serves to say so.
-    const std::string message = std::string("lowbit needs ONNX Runtime 1.24 or newer, this is ") +
-                                base->GetVersionString() + "; update the onnxruntime package";
+    const std::string message = "lowbit needs ONNX Runtime 1." + std::to_string(kApiVersion) +
+                                " or newer, this is " + base->GetVersionString() +
+                                "; update the onnxruntime package";
     return base->GetApi(1)->CreateStatus(ORT_FAIL, message.c_str());
   }
   if (!SetApi(api)) {

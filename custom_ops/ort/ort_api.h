@@ -10,11 +10,13 @@
 
 #include "core/cpu/operator.h"
 #include "core/types.h"
+#include "include/lowbit.h"
 
 namespace lowbit::ort {
 
-// Compiled against the newest headers, asks for the functions of this version only: ONNX Runtime 1.24.
-inline constexpr uint32_t kApiVersion = 24;
+// Compiled against the newest headers, asks for the functions of this version only: that of the oldest ONNX
+// Runtime.
+inline constexpr uint32_t kApiVersion = LOWBIT_ORT_API;
 
 const OrtApi& Api();
 // The version of the running ONNX Runtime's API as far as the headers know it: structs that the library fills

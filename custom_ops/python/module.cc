@@ -468,6 +468,7 @@ PYBIND11_MODULE(_native, m) {
   using namespace lowbit;
   m.doc() = "The op set, kernels and packing of lowbit, for tests, tools and benchmarks.";
   m.attr("version") = LOWBIT_VERSION;
+  m.attr("required_api") = LOWBIT_ORT_MINIMUM_API;
   m.attr("DOMAIN") = kDomain;
   m.attr("DOMAIN_VERSION") = kDomainVersion;
   py::register_exception<Error>(m, "LowBitError", PyExc_ValueError);

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,12 @@ import pytest
 
 from tests.support import lowbit_library, require_native
 
+require_native()
+import lowbit  # noqa: E402
+import onnxruntime_ep_lowbit  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY_PACKAGE = "onnxruntime-ep-lowbit"
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads ELF files")
 
 SANITIZED = bool(os.environ.get("LOWBIT_SANITIZED"))
@@ -26,6 +31,14 @@ def output_of(program: str, *args: str) -> str:
     if shutil.which(program) is None:
         pytest.skip(f"{program} (binutils) is not installed")
     return subprocess.run([program, *args], check=True, text=True, capture_output=True).stdout
+
+
+def installed_files(package: str) -> set[str]:
+    """The files of a distribution; skips where it is not a wheel's."""
+    distribution = importlib.metadata.distribution(package)
+    if '"editable": true' in (distribution.read_text("direct_url.json") or ""):
+        pytest.skip("an editable install; `make test FULL=1` installs the wheel and repeats this")
+    return {str(path) for path in distribution.files or ()}
 
 
 def native_module() -> str:
@@ -66,22 +79,33 @@ def test_is_not_marked_executable_stack() -> None:
 
 
 def test_wheel_holds_everything() -> None:
-    distribution = importlib.metadata.distribution("lowbit")
-    direct = distribution.read_text("direct_url.json") or ""
-    if '"editable": true' in direct:
-        pytest.skip("an editable install; `make test FULL=1` installs the wheel and repeats this")
-    names = {str(path) for path in distribution.files or []}
+    names = installed_files("lowbit")
     for expected in [
         "lowbit/__init__.py",
-        "lowbit/liblowbit.so",
         "lowbit/models/__init__.py",
         "lowbit/cli/__init__.py",
         "lowbit/templates/report.html.j2",
     ]:
         assert expected in names
     assert [name for name in names if re.fullmatch(r"lowbit/_native\..*\.so", name)]
-    assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
-    assert "lowbit" in {entry.name for entry in distribution.entry_points}
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} <= {"lowbit", "..", "bin"}
+    assert not [name for name in names if "liblowbit" in name], "the library is the other package's"
+    assert "lowbit" in {entry.name for entry in importlib.metadata.entry_points(group="console_scripts")}
+
+
+def test_the_library_has_a_package_of_its_own() -> None:
+    names = {name for name in installed_files(LIBRARY_PACKAGE) if not name.endswith(".pyc")}
+    assert {name for name in names if ".dist-info" not in name} == {
+        f"onnxruntime_ep_lowbit/{name}" for name in ("__init__.py", "py.typed", "liblowbit.so")
+    }
+    assert Path(lowbit_library()).parent == Path(onnxruntime_ep_lowbit.__file__).resolve().parent
+
+
+def test_no_package_wants_a_certain_onnxruntime() -> None:
+    """As ONNX Runtime asks of plugins: a second distribution would overwrite files of the first."""
+    wanted = [text for name in ("lowbit", LIBRARY_PACKAGE) for text in importlib.metadata.requires(name) or ()]
+    stated = [text for text in wanted if text.startswith("onnxruntime") and "extra ==" not in text]
+    assert stated == [f"{LIBRARY_PACKAGE}=={onnxruntime_ep_lowbit.__version__}"]
 
 
 def test_runs_as_module() -> None:
@@ -99,12 +123,31 @@ def test_library_path_is_absolute() -> None:
 
 
 def test_one_version_everywhere() -> None:
-    root = Path(__file__).resolve().parents[2]
-    projects = [
-        tomllib.loads((root / path).read_text())["project"]
-        for path in ("pyproject.toml", "ep/cuda/wheel/pyproject.toml")
-    ]
-    version = projects[0]["version"]
-    assert projects[1]["version"] == version
-    assert projects[1]["dependencies"] == [f"lowbit=={version}"]
-    assert f"project(lowbit VERSION {version} " in (root / "CMakeLists.txt").read_text()
+    version = onnxruntime_ep_lowbit.__version__
+    assert require_native().version == lowbit.__version__ == version
+    assert importlib.metadata.version("lowbit") == importlib.metadata.version(LIBRARY_PACKAGE) == version
+
+
+def test_one_oldest_onnxruntime_everywhere() -> None:
+    stated = (ROOT / "custom_ops/include/lowbit.h").read_text()
+    (api,) = re.findall(r"^#define LOWBIT_ORT_API (\d+)$", stated, flags=re.MULTILINE)
+    assert require_native().required_api == int(api)
+    (extra,) = (text for text in importlib.metadata.requires("lowbit") or () if text.startswith("onnxruntime>"))
+    assert extra.replace(" ", "").partition(";")[0] == f"onnxruntime>=1.{api}"
+
+
+def test_without_onnxruntime_one_error_says_what_to_install(tmp_path: Path) -> None:
+    """Each command ends with it; what needs none runs (tests/packaging/environments.py has a true environment)."""
+    model = ROOT / "models/digits/digits_w8a8.onnx"
+    hidden = "import sys; sys.modules['onnxruntime'] = None; from lowbit.cli import main; main()"
+    output = tmp_path / "converted.onnx"
+    for words in (("convert", model, "-o", output), ("run", model, "--random"), ("bench", model, "--against", model)):
+        done = subprocess.run([sys.executable, "-c", hidden, *words], text=True, capture_output=True)
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 2, words
+        assert "pip install 'lowbit[onnxruntime]'" in line
+        assert "onnxruntime-gpu" in line
+    assert not output.exists()
+    shown = subprocess.run([sys.executable, "-c", hidden, "sys"], text=True, capture_output=True)
+    assert shown.returncode == 0, shown.stderr
+    assert "not installed" in shown.stdout

@@ -18,7 +18,6 @@ import lowbit  # noqa: E402
 from lowbit.sessions.binding import bind, queued_seconds  # noqa: E402
 
 STOCK_EQUAL = sorted(name for name, case in CASES.items() if case.stock_equal)
-OLDEST = (1, 24)
 
 
 def version_tuple(version: str) -> tuple[int, int]:
@@ -27,7 +26,7 @@ def version_tuple(version: str) -> tuple[int, int]:
 
 
 def test_onnxruntime_is_supported() -> None:
-    assert version_tuple(onnxruntime.__version__) >= OLDEST
+    assert version_tuple(onnxruntime.__version__) >= (1, require_native().required_api)
 
 
 @pytest.mark.parametrize("name", STOCK_EQUAL)

@@ -10,6 +10,7 @@ import onnx
 from onnx import helper
 
 from lowbit.errors import ModelError
+from lowbit.library import require_onnxruntime
 from lowbit.sessions.session import open_session, run_session
 
 if TYPE_CHECKING:
@@ -127,8 +128,7 @@ class Stock:
 
 def exact_options(threads: int | None = None, *, optimize: bool = True) -> onnxruntime.SessionOptions:
     """Options for exact results: without x64quantprecision ONNX Runtime's u8 x s8 saturates on AVX2."""
-    import onnxruntime as ort
-
+    ort = require_onnxruntime()
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors are raised; printing them as well helps nobody
     options.add_session_config_entry("session.x64quantprecision", "1")

@@ -19,6 +19,7 @@ from onnx import numpy_helper
 from lowbit.errors import CheckError, ModelError, OptimizerError, raise_if_out_of_memory
 from lowbit.frontends.load import run_checker
 from lowbit.graph.constants import Array
+from lowbit.library import require_onnxruntime
 from lowbit.schemas import DOMAIN, attributes_of, signatures
 
 _WORK = 20_000_000
@@ -432,7 +433,7 @@ def refusal_of(proto: onnx.ModelProto, *, batch: int | None = None, optimized: b
         batch: None, or the size of the batch with which it has to run on zeros, too.
         optimized: whether its optimizer takes part.
     """
-    import onnxruntime
+    onnxruntime = require_onnxruntime()
 
     from lowbit.library import get_library_path
 

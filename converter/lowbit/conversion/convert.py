@@ -22,6 +22,7 @@ from lowbit.frontends.input_quant import InputQuant, parse_input_quant, quantize
 from lowbit.frontends.load import Source, drop_overridable_initializers, load_model
 from lowbit.graph.quantizers import add_definitions
 from lowbit.graph.subgraphs import remove_unused_nodes
+from lowbit.library import require_onnxruntime
 from lowbit.lowering.lowering import Lowering, name_uniquely
 from lowbit.passes.scales import absorb_scales
 from lowbit.proto.atomic import check_writable, write_atomically
@@ -73,7 +74,9 @@ def convert(
         ModelError: if the input cannot be read, or ONNX Runtime refuses it and its conversion.
         UnsupportedError: if ``strict`` finds a node left in float.
         OutputError: if the output cannot be written.
+        LowBitError: if there is no ONNX Runtime, which computes tables of functions and checks the result.
     """
+    require_onnxruntime()
     stated = [input_quant] if isinstance(input_quant, str) else list(input_quant)
     quantizers = [parse_input_quant(text) for text in stated]
     target = None if output is None else Path(output)

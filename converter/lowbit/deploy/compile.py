@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 
 from lowbit.errors import LowBitError, ModelError, OutputError, raise_if_out_of_memory
+from lowbit.library import require_onnxruntime
 from lowbit.proto.atomic import check_writable, temporary_folder, write_atomically
 from lowbit.proto.feeds import as_proto, random_feeds
 from lowbit.sessions.devices import canonical, has_own_memory, runs_as_it_is
@@ -141,8 +142,7 @@ def _compile(
     model: Any, written: Path, device: str, external: bool,
     provider_options: Mapping[str, str | int | bool] | None,
 ) -> None:  # fmt: skip
-    import onnxruntime
-
+    onnxruntime = require_onnxruntime()
     options = onnxruntime.SessionOptions()
     prepare(options, device, provider_options)
     source, name = source_of(model)

@@ -28,6 +28,7 @@ from lowbit.deploy.operators import operators_config
 from lowbit.deploy.ort_file import STYLES, options_of, prepared, write_ort
 from lowbit.errors import LowBitError, ModelError, OutputError
 from lowbit.frontends.load import load_model
+from lowbit.library import require_onnxruntime
 from lowbit.proto.atomic import temporary_folder
 from lowbit.proto.feeds import random_feeds
 from lowbit.sessions.session import open_session, run_session
@@ -105,7 +106,7 @@ class MobileExport:
 
     def manifest(self) -> dict[str, Any]:
         """What manifest.json holds."""
-        import onnxruntime
+        onnxruntime = require_onnxruntime()
 
         from lowbit import __version__
 

@@ -25,6 +25,7 @@ from lowbit.evaluation.metrics import (
     make_metric,
     summarize,
 )
+from lowbit.library import require_onnxruntime
 from lowbit.proto.feeds import Model, as_proto, model_inputs
 from lowbit.proto.images import Batch, Samples
 from lowbit.proto.model_file import load_proto
@@ -300,8 +301,7 @@ class _Subject:
             return values
 
     def _open(self) -> onnxruntime.InferenceSession:
-        import onnxruntime as ort
-
+        ort = require_onnxruntime()
         options = ort.SessionOptions()
         options.log_severity_level = 4  # errors are raised
         if not self._optimized:

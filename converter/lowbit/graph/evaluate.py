@@ -13,6 +13,7 @@ from lowbit.graph.constants import Array
 from lowbit.graph.quantization import CODE_TYPES
 from lowbit.graph.quantizers import DOMAIN, definition, is_law
 from lowbit.graph.reasons import Refusal
+from lowbit.library import require_onnxruntime
 
 
 def evaluate_nodes(
@@ -74,8 +75,7 @@ def constants_of(nodes: Sequence[ir.Node]) -> list[onnx.TensorProto]:
 
 def run_unoptimized(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array] | Refusal:
     """All outputs of a small model, as ONNX Runtime follows its graph; a refusal if it does not run it."""
-    import onnxruntime
-
+    onnxruntime = require_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4

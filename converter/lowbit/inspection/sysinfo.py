@@ -10,7 +10,7 @@ from typing import Any
 
 from lowbit import __version__
 from lowbit.errors import LowBitError
-from lowbit.library import get_library_path
+from lowbit.library import get_library_path, require_onnxruntime
 from lowbit.sessions.devices import cpu_name, devices, offered_api, required_api
 
 
@@ -24,7 +24,7 @@ def sysinfo() -> dict[str, Any]:
     return {
         "versions": {
             "lowbit": __version__,
-            "onnxruntime": _version("onnxruntime"),
+            "onnxruntime": _onnxruntime(),
             "onnx": _version("onnx"),
             "onnx-ir": _version("onnx-ir"),
             "numpy": _version("numpy"),
@@ -61,6 +61,16 @@ def _native() -> dict[str, Any]:
             "isa": {"machine": [], "used": None, "cap": cap},
             "kernels": [],
         }
+
+
+def _onnxruntime() -> str | None:
+    """The version of the module, with its distributions unless it comes from the plain one alone."""
+    try:
+        version = str(require_onnxruntime().__version__)
+    except LowBitError:
+        return None
+    names = sorted(set(metadata.packages_distributions().get("onnxruntime", ())))
+    return version if names == ["onnxruntime"] else f"{version} ({', '.join(names)})"
 
 
 def _version(package: str) -> str | None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lowbit.errors import LowBitError, ModelError, RefusedError, raise_if_out_of_memory
+from lowbit.library import require_onnxruntime
 from lowbit.sessions.binding import bind, queued_seconds
 from lowbit.sessions.devices import canonical, has_own_memory, runs_as_it_is
 from lowbit.sessions.session import for_device, is_ready, open_session, prepare, refusal_of, run_session
@@ -33,8 +34,7 @@ if (
 ):  # onnx and onnxruntime are imported where they are used: the fresh processes import this file
     import numpy.typing as npt
     import onnx
-    import onnxruntime
-
+    onnxruntime = require_onnxruntime()
 Progress = Callable[[int, int], None]
 
 BLOCK_SECONDS = 0.05
@@ -315,8 +315,7 @@ def _temporary_file(model: onnx.ModelProto, name: str) -> str:
 def _options(
     path: str, threads: int, lowbit: bool, device: str, profile_prefix: str = ""
 ) -> onnxruntime.SessionOptions:
-    import onnxruntime as ort
-
+    ort = require_onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3

@@ -16,6 +16,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from lowbit.errors import LowBitError, ModelError, raise_if_out_of_memory
+from lowbit.library import require_onnxruntime
 from lowbit.quantizer.data import Spool
 
 Array = npt.NDArray[Any]
@@ -23,8 +24,7 @@ Array = npt.NDArray[Any]
 
 def open_float(model: onnx.ModelProto, threads: int | None, *, optimize: bool = True) -> Any:
     """A session that computes quantizers as written: nothing is fused into integer kernels of its own."""
-    import onnxruntime
-
+    onnxruntime = require_onnxruntime()
     options = onnxruntime.SessionOptions()
     level = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_EXTENDED if optimize else level.ORT_DISABLE_ALL

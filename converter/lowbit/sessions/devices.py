@@ -14,18 +14,16 @@ import platform
 import re
 import threading
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from lowbit.errors import LowBitError
-from lowbit.library import get_ep_name, get_library_path
+from lowbit.library import get_ep_name, get_library_path, require_onnxruntime
 
 if TYPE_CHECKING:
     import onnxruntime
 
 _NAME = re.compile(r"cpu|cpu-ep|cpu-ops|cuda|[a-z]+:(0|[1-9]\d{0,3})")
 _OPENING = re.compile(r"^(lowbit: )?(no \w+ device can be used: )?")
-_OLDEST_API = 24
 _lock = threading.Lock()
 
 SPELLINGS = "'cpu', 'cpu-ep', 'cpu-ops', 'cuda' or 'cuda:N'"
@@ -99,9 +97,15 @@ def cpu_name() -> str:
 def devices() -> list[Device]:
     """Every device, those that cannot be used with the reason. Registers the execution provider.
 
-    Never raises for what a machine lacks: an installation without the native part, or an ONNX Runtime without
-    plugin execution providers, shows as a reason.
+    Never raises for what a machine lacks: no ONNX Runtime, or one without plugin execution providers, shows as
+    a reason.
     """
+    try:
+        require_onnxruntime()
+    except LowBitError as error:
+        reason = str(error)
+        return [*(Device(name, cpu_name(), reason) for name in ("cpu", "cpu-ops", "cpu-ep")),
+                Device("cuda", "NVIDIA GPU", reason)]  # fmt: skip
     found = [Device("cpu", cpu_name()), Device("cpu-ops", cpu_name())]
     try:
         offered = ep_devices()
@@ -161,10 +165,8 @@ def register_ep(*, gpus: bool = True) -> None:
     Raises:
         LowBitError: if this ONNX Runtime has no plugin execution providers, or refuses the library.
     """
-    import onnxruntime
-
+    onnxruntime, path = require_onnxruntime(), get_library_path()
     _require_api(onnxruntime.__version__)
-    path = get_library_path()
     with _lock:
         # The program, or another package, may have registered the library under a name of its own.
         if any(not gpus or not _is_alone(each) for each in _offered()):
@@ -181,8 +183,7 @@ def register_ep(*, gpus: bool = True) -> None:
 
 def _offered() -> list[onnxruntime.OrtEpDevice]:
     """The provider's devices that ONNX Runtime knows so far."""
-    import onnxruntime
-
+    onnxruntime = require_onnxruntime()
     return [
         each
         for each in onnxruntime.get_ep_devices()
@@ -202,24 +203,26 @@ def _is_alone(offered: onnxruntime.OrtEpDevice) -> bool:
 
 def _require_api(version: str) -> None:
     api = offered_api(version)
-    if api is not None and api < _OLDEST_API:
+    if api is not None and api < required_api():
         raise LowBitError(
-            f"the execution provider needs onnxruntime 1.{_OLDEST_API} or newer, this is {version}; update "
+            f"the execution provider needs onnxruntime 1.{required_api()} or newer, this is {version}; update "
             "it or use device 'cpu'"
         )
 
 
 def offered_api(version: str | None = None) -> int | None:
-    """The C API of an ONNX Runtime, the installed one by default (release 1.N offers API N)."""
+    """The C API of an ONNX Runtime, the installed one by default (release 1.N offers API N); None where none is."""
     try:
-        return int((version or metadata.version("onnxruntime")).split(".")[1])
-    except (metadata.PackageNotFoundError, IndexError, ValueError):
+        return int((version or require_onnxruntime().__version__).split(".")[1])
+    except (LowBitError, IndexError, ValueError):
         return None
 
 
 def required_api() -> int:
     """The C API that the library requires."""
-    return _OLDEST_API
+    from lowbit import _native
+
+    return _native.required_api
 
 
 def _why_no_gpu(offered: dict[str, Any]) -> str | None:

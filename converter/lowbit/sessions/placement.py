@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lowbit.errors import ModelError, RefusedError, raise_if_out_of_memory
+from lowbit.library import require_onnxruntime
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -116,7 +117,7 @@ def reasons_and_kernels(printed: str) -> tuple[dict[str, str], dict[str, str]]:
 
 def child_main() -> None:
     """Runs in the new process: opens the session, prints who got which node as JSON, and runs it once."""
-    import onnxruntime
+    onnxruntime = require_onnxruntime()
 
     from lowbit.errors import LowBitError
     from lowbit.proto.feeds import random_feeds

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowbit.errors import LowBitError, ModelError, RefusedError, raise_if_out_of_memory
-from lowbit.library import get_library_path
+from lowbit.library import get_library_path, require_onnxruntime
 from lowbit.sessions.devices import canonical, ep_device, has_own_memory, runs_as_it_is
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ def session(
             RefusedError, which tells the refusal of a conversion from that of the model itself).
         LowBitError: for a device that cannot be used, with the reason; for a thread count below 1.
     """
-    import onnxruntime
-
+    onnxruntime = require_onnxruntime()
     place = canonical(device)
     if threads is not None and threads < 1:
         raise LowBitError(f"threads must be at least 1, got {threads}")
@@ -208,8 +207,7 @@ def open_session(
 
     ``without`` names optimizers of ONNX Runtime that are not to run.
     """
-    import onnxruntime
-
+    onnxruntime = require_onnxruntime()
     source, name = source_of(model)
     if isinstance(source, bytes) and not _entry(options, _DATA_FOLDER):
         _require_own_data(source, name)
@@ -271,7 +269,7 @@ def told_apart(error: RefusedError, converted: str, original: Any) -> ModelError
 
 def refusal_of(model: Any) -> str | None:
     """Why ONNX Runtime does not load a model, in stock form where it knows no other; None if it does."""
-    import onnxruntime
+    onnxruntime = require_onnxruntime()
 
     from lowbit.frontends.standard_ops import needs_standard_form, standard_form
     from lowbit.proto.feeds import as_proto
