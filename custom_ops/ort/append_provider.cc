@@ -9,6 +9,7 @@
 
 #include "core/status.h"
 #include "ort/domain.h"
+#include "ort/environment.h"
 
 namespace lowbit::ort {
 namespace {
@@ -23,27 +24,6 @@ constexpr std::string_view kExpected =
 // The names under which the library registers itself. Hosts give it names of their own.
 constexpr const char* kRegistration = "lowbit.custom_ops";
 constexpr const char* kCpuRegistration = "lowbit.custom_ops.cpu";  // looks for no GPU, see ep/entry.cc
-
-// The environment of the host. A process has one, and each who creates it gets the same one.
-class Environment {
- public:
-  Environment() {
-    // One that this library had created would be gone with this object, and the registration with it.
-    OrtKeyValuePairs* entries = nullptr;
-    const Owned<OrtStatus> none(Api().GetEpApi()->GetEnvConfigEntries(&entries));
-    const Owned<OrtKeyValuePairs> owned(entries);
-    Require(none == nullptr, "there is no OrtEnv yet; create it before the custom ops are registered");
-    Check(Api().CreateEnv(ORT_LOGGING_LEVEL_WARNING, "lowbit", &env_));
-  }
-  ~Environment() { Api().ReleaseEnv(env_); }
-  Environment(const Environment&) = delete;
-  Environment& operator=(const Environment&) = delete;
-
-  OrtEnv* get() const { return env_; }
-
- private:
-  OrtEnv* env_ = nullptr;
-};
 
 std::string Metadata(const OrtEpDevice* device, const char* key) {
   const OrtKeyValuePairs* metadata = Api().EpDevice_EpMetadata(device);
