@@ -14,6 +14,7 @@
 #include "core/status.h"
 #include "ep/cpu/cpu_backend.h"
 #include "ep/ort/factory.h"
+#include "ort/append_provider.h"
 #include "ort/domain.h"
 
 namespace lowbit::ep {
@@ -39,20 +40,11 @@ struct CudaLibrary {
   ReleaseCudaFactory release = nullptr;
 };
 
-// The folder of the library that this code is part of.
-fs::path OwnFolder() {
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&OwnFolder), &info) == 0 || info.dli_fname == nullptr) return {};
-  std::error_code unresolved;
-  const fs::path real = fs::canonical(info.dli_fname, unresolved);
-  return unresolved ? fs::path(info.dli_fname).parent_path() : real.parent_path();
-}
-
 // Opens liblowbit_cuda once and for the rest of the process; `why_not` says why it is not there.
 CudaLibrary OpenCuda(const Logger& logger, std::string& why_not) {
   const char* named = std::getenv(kPathVariable);
   const bool is_named = named != nullptr && *named != '\0';
-  const fs::path path = is_named ? fs::path(named) : OwnFolder() / kCudaLibrary;
+  const fs::path path = is_named ? fs::path(named) : ort::OwnLibrary().parent_path() / kCudaLibrary;
   std::error_code error;
   if (!is_named && !fs::exists(path, error)) {
     why_not = path.string() + " is not installed; the package lowbit-cuda brings it";

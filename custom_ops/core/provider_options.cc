@@ -30,6 +30,9 @@ constexpr OptionInfo kOptions[] = {
     {"float_regions", "0, 1", "0",
      "Whether a GPU runs float32 nodes, too, beside which no node is quantized: 1 for networks without "
      "quantizers. CPUs take no notice."},
+    {"converted_model", "a file", "none",
+     "What `lowbit convert` made of the model, which was not converted itself: it runs in its place. It must "
+     "have been made of that very file, and have its inputs and outputs; anything else is an error."},
     {"reference", "0, 1", "0", "Run the plain reference kernels only, to check the fast ones."},
 };
 
@@ -91,6 +94,8 @@ void Apply(const OptionInfo& option, const std::string& value, EpOptions& option
     options.float_precision = PrecisionOf(option, value);
   } else if (name == "float_regions") {
     options.float_regions = Flag(option, value);
+  } else if (name == "converted_model") {
+    options.converted_model = value;
   } else {
     options.reference = Flag(option, value);
   }

@@ -10,6 +10,7 @@
 #include "core/plan_output.h"
 #include "core/status.h"
 #include "ort/context_thread_pool.h"
+#include "ort/domain.h"
 
 namespace lowbit::ort {
 namespace {
@@ -270,6 +271,10 @@ NodeKernel::NodeKernel(const OpSchema& schema, const OrtKernelInfo* info) {
     options.x_shape = InputInfo(info, inputs.fed.empty() ? 0 : inputs.fed[0]).shape;
     NodeSpec spec = DecodeNode(schema, ReadAttributes(info, schema), inputs.constants, inputs.present);
     session_codes_ = SessionCodes::Of(info);
+    if (session_codes_->IsFirst()) {
+      if (const std::string refused = ConfigEntry(info, kProviderRefused); !refused.empty())
+        LogWarning(info, refused);
+    }
     ExchangeCodes(info, spec, inputs.fed, *session_codes_, options);
     op_ = CreateOperator(std::move(spec), options);
     // ONNX Runtime allocates the output by the type that the graph states, so this must hold before anything

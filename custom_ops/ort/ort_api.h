@@ -41,6 +41,11 @@ struct Release {
   void operator()(OrtKeyValuePairs* p) const { Api().ReleaseKeyValuePairs(p); }
   void operator()(OrtMemoryInfo* p) const { Api().ReleaseMemoryInfo(p); }
   void operator()(OrtOpAttr* p) const { Api().ReleaseOpAttr(p); }
+  void operator()(OrtSessionOptions* p) const { Api().ReleaseSessionOptions(p); }
+  void operator()(OrtSession* p) const { Api().ReleaseSession(p); }
+  void operator()(OrtModelMetadata* p) const { Api().ReleaseModelMetadata(p); }
+  void operator()(OrtIoBinding* p) const { Api().ReleaseIoBinding(p); }
+  void operator()(OrtValue* p) const { Api().ReleaseValue(p); }
 };
 template <typename T>
 using Owned = std::unique_ptr<T, Release>;

@@ -1,7 +1,10 @@
-// RegisterCustomOps, for sessions that run lowbit nodes as custom ops.
+// RegisterCustomOps, for sessions that run lowbit nodes as custom ops, or on the execution provider where the
+// host was asked for it (ort/append_provider.h).
 #include <string>
 
+#include "core/selection.h"
 #include "include/lowbit.h"
+#include "ort/append_provider.h"
 #include "ort/domain.h"
 #include "ort/ort_api.h"
 
@@ -17,6 +20,19 @@ bool Holds(const OrtSessionOptions* options, const std::string& entry) {
   return found != 0;
 }
 
+// Whether the options hold the execution provider now, which brings the ops along.
+[[maybe_unused]] bool HoldsProvider(OrtSessionOptions* options, const OrtApiBase* base) {
+  const std::optional<AskedProvider> asked = FindAskedProvider(options);
+  if (!asked) return false;
+  const std::string refused = AppendProvider(options, base, *asked);
+  if (refused.empty()) return true;
+  constexpr size_t kMost = 1000;  // ONNX Runtime bounds the values of entries
+  const std::string reason = "lowbit: the nodes run as custom ops, not on the execution provider's device '" +
+                             asked->device + "': " + refused;
+  Check(Api().AddSessionConfigEntry(options, kProviderRefused, reason.substr(0, kMost).c_str()));
+  return false;
+}
+
 }  // namespace
 }  // namespace lowbit::ort
 
@@ -29,6 +45,9 @@ RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) noexcept {
     // same, so the second time does nothing.
     if (Holds(options, kRegistered) || Holds(options, std::string(kProviderPrefix) + kBringsOps))
       return nullptr;
+    if constexpr (!lowbit::kMinimal) {
+      if (HoldsProvider(options, base)) return nullptr;
+    }
     Check(Api().AddCustomOpDomain(options, Domain()));
     Check(Api().AddSessionConfigEntry(options, kRegistered, "1"));
     return nullptr;

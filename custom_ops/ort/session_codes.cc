@@ -50,4 +50,9 @@ void SessionCodes::AddReader(const std::string& name, const std::string& node, c
   readers_.emplace(name, std::move(reader));
 }
 
+bool SessionCodes::IsFirst() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(is_first_, false);
+}
+
 }  // namespace lowbit::ort

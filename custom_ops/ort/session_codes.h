@@ -27,6 +27,8 @@ class SessionCodes {
   void Add(const std::string& name, const std::optional<MadeCodes>& codes);
   // A node reads `name`, of whose codes nothing is known yet.
   void AddReader(const std::string& name, const std::string& node, const MatmulNode& product);
+  // True once: for the node that tells what all nodes of the session know.
+  bool IsFirst();
 
  private:
   mutable std::mutex mutex_;
@@ -37,6 +39,7 @@ class SessionCodes {
 
   std::map<std::string, std::optional<MadeCodes>> codes_;
   std::multimap<std::string, Reader> readers_;
+  bool is_first_ = true;
 };
 
 }  // namespace lowbit::ort

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 namespace lowbit::ep {
 namespace {
 
+constexpr std::string_view kRunsOn = "it runs on ";
 constexpr const char* kFused = "it runs on LowBitExecutionProvider";
 
 void Claim(std::vector<const OrtNode*> nodes, OrtEpGraphSupportInfo* claims) {
@@ -61,16 +63,21 @@ class Report {
   const bool prints_ = AskedPlanOutput() == PlanOutput::kJson;
 };
 
-void TellAboutUnconverted(const Graph& graph, Report& report) {
+void TellAboutUnconverted(const OrtGraph* of, const Graph& graph, Report& report) {
   if (std::any_of(graph.nodes.begin(), graph.nodes.end(),
                   [](const Node& node) { return IsOurs(node) || node.barred == kFused; }))
     return;
   const auto first = std::find_if(graph.nodes.begin(), graph.nodes.end(), IsForeignQuantization);
   if (first == graph.nodes.end()) return;
+  const ORTCHAR_T* path = nullptr;
+  Check(Api().Graph_GetModelPath(of, &path));
+  const std::string model = path == nullptr || *path == 0 ? "MODEL" : std::filesystem::path(path).string();
   report.Warning(
       "lowbit: the model is quantized (" + Where(*first) +
-      ") but not converted, so LowBitExecutionProvider runs none of it. Convert it with `lowbit convert "
-      "MODEL -o OUT`, or open it with lowbit.session(), which converts in memory");
+      ") but not converted, so LowBitExecutionProvider runs none of it. Convert it with `lowbit convert " +
+      model +
+      " -o OUT`; then open OUT, or name it in the provider's option 'converted_model'. "
+      "lowbit.session() converts in memory");
 }
 
 void TellRegion(const Graph& graph, const std::vector<size_t>& region, Report& report) {
@@ -101,8 +108,30 @@ std::string ClaimNodes(const OrtGraph* graph, const Backend& backend, const Logg
     if (node.barred == kFused || IsContextNode(node)) continue;
     report.Left(node, left.reason);
   }
-  if (!takes_any_model) TellAboutUnconverted(read.graph, report);
+  if (!takes_any_model) TellAboutUnconverted(graph, read.graph, report);
   return CodesFault(read.graph);
+}
+
+std::string ClaimModel(const OrtGraph* graph, OrtEpGraphSupportInfo* claims) {
+  const ReadGraphResult read = ReadGraph(graph);
+  std::vector<const OrtNode*> nodes;
+  std::string fault;
+  for (size_t i = 0; i < read.nodes.size(); ++i) {
+    const Node& node = read.graph.nodes[i];
+    if (node.barred == kFused) return "";  // ONNX Runtime asks again
+    if (IsOurs(node)) {
+      fault = "option 'converted_model' is given, but the model is converted already: it holds " +
+              Where(node) + "; leave the option out";
+    } else if (node.barred && node.barred->starts_with(kRunsOn)) {
+      fault = "option 'converted_model' stands for the whole model, of which " + Where(node) +
+              " was given to another provider (" + *node.barred + "); put " + std::string(kProviderName) +
+              " in front of it";
+      continue;
+    }
+    nodes.push_back(read.nodes[i]);
+  }
+  if (!nodes.empty()) Claim(std::move(nodes), claims);
+  return fault;
 }
 
 }  // namespace lowbit::ep

@@ -34,20 +34,14 @@ void* Output(OrtKernelContext* context, size_t index, const TensorShape& shape) 
 
 }  // namespace
 
-RegionCompute::RegionCompute(std::shared_ptr<Program> program, Binding binding,
-                             std::shared_ptr<Device> device, std::string name)
-    : OrtNodeComputeInfo{},
-      program_(std::move(program)),
-      binding_(std::move(binding)),
-      device_(std::move(device)),
-      where_("lowbit: region '" + std::move(name) + "': ") {
+NodeCompute::NodeCompute(std::string where) : OrtNodeComputeInfo{}, where_(std::move(where)) {
   ort_version_supported = ort::RuntimeApiVersion();
   CreateState = [](OrtNodeComputeInfo*, OrtNodeComputeContext*, void** state) noexcept -> OrtStatus* {
     *state = nullptr;  // a program serves all threads as it is
     return nullptr;
   };
   Compute = [](OrtNodeComputeInfo* info, void*, OrtKernelContext* context) noexcept -> OrtStatus* {
-    const RegionCompute* self = static_cast<RegionCompute*>(info);
+    const NodeCompute* self = static_cast<NodeCompute*>(info);
     try {
       self->Run(context);
       return nullptr;
@@ -57,6 +51,13 @@ RegionCompute::RegionCompute(std::shared_ptr<Program> program, Binding binding,
   };
   ReleaseState = [](OrtNodeComputeInfo*, void*) noexcept {};
 }
+
+RegionCompute::RegionCompute(std::shared_ptr<Program> program, Binding binding,
+                             std::shared_ptr<Device> device, std::string name)
+    : NodeCompute("lowbit: region '" + std::move(name) + "': "),
+      program_(std::move(program)),
+      binding_(std::move(binding)),
+      device_(std::move(device)) {}
 
 void RegionCompute::Run(OrtKernelContext* context) const {
   const size_t input_count = binding_.inputs.size();

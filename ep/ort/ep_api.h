@@ -4,15 +4,16 @@
 
 #include <string>
 
+#include "ort/domain.h"
 #include "ort/ort_api.h"
 
 namespace lowbit::ep {
 
 using ort::Api;
 using ort::Check;
+using ort::kProviderName;
 using ort::Owned;
 
-inline constexpr const char* kProviderName = "LowBitExecutionProvider";
 inline constexpr const char* kVendorName = "lowbit";
 
 const OrtEpApi& EpApi();

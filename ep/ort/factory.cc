@@ -16,11 +16,12 @@
 namespace lowbit::ep {
 namespace {
 
-// Keys of an OrtEpDevice's metadata.
-constexpr const char* kDeviceKey = "device";  // "cpu", "cuda:0"
+// Of an OrtEpDevice's metadata, as the keys in ort/domain.h.
 constexpr const char* kDescriptionKey = "description";
-constexpr const char* kUnavailableKey = "cuda_unavailable";  // why a GPU is not offered
-constexpr const char* kAloneKey = "cpu_alone";               // "1": this registration looked for no GPU
+
+using ort::kAloneKey;
+using ort::kDeviceKey;
+using ort::kUnavailableKey;
 
 struct OfferedDevice {
   std::string name, description;

@@ -99,25 +99,10 @@ AttributeValue ReadAttribute(const OrtOpAttr* attribute) {
 
 // ---- values
 
-struct TensorType {
-  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
-  std::optional<std::vector<int64_t>> dims;
-};
-
 TensorType TypeOf(const OrtValueInfo* value) {
   const OrtTypeInfo* info = nullptr;
   Check(Api().GetValueInfoTypeInfo(value, &info));
-  const OrtTensorTypeAndShapeInfo* tensor = nullptr;
-  if (info != nullptr) Check(Api().CastTypeInfoToTensorInfo(info, &tensor));
-  TensorType out;
-  if (tensor == nullptr) return out;  // a sequence, an optional, or not stated
-  Check(Api().GetTensorElementType(tensor, &out.type));
-  if (!Api().TensorTypeAndShape_HasShape(tensor)) return out;
-  size_t rank = 0;
-  Check(Api().GetDimensionsCount(tensor, &rank));
-  out.dims.emplace(rank);
-  if (rank != 0) Check(Api().GetDimensions(tensor, out.dims->data(), rank));
-  return out;
+  return TypeFrom(info);
 }
 
 // The initializer behind a value that no caller can override; null for every other value.
@@ -288,6 +273,45 @@ std::vector<uint8_t> ReadBytes(const OrtNode* node, const char* attribute) {
   Check(Api().OpAttr_GetType(found, &type));
   Require(type == ORT_OP_ATTR_STRING, "attribute '", attribute, "' is no string");
   return AttributeList<uint8_t>(found, type);
+}
+
+TensorType TypeFrom(const OrtTypeInfo* info) {
+  const OrtTensorTypeAndShapeInfo* tensor = nullptr;
+  if (info != nullptr) Check(Api().CastTypeInfoToTensorInfo(info, &tensor));
+  TensorType out;
+  if (tensor == nullptr) return out;
+  Check(Api().GetTensorElementType(tensor, &out.type));
+  if (!Api().TensorTypeAndShape_HasShape(tensor)) return out;
+  size_t rank = 0;
+  Check(Api().GetDimensionsCount(tensor, &rank));
+  out.dims.emplace(rank);
+  if (rank != 0) Check(Api().GetDimensions(tensor, out.dims->data(), rank));
+  return out;
+}
+
+std::vector<NamedType> GraphInputs(const OrtGraph* graph) {
+  std::vector<NamedType> inputs;
+  for (const OrtValueInfo* input :
+       ReadList<const OrtValueInfo*>([&](size_t* count) { return Api().Graph_GetNumInputs(graph, count); },
+                                     [&](const OrtValueInfo** list, size_t count) {
+                                       return Api().Graph_GetInputs(graph, list, count);
+                                     })) {
+    bool is_required = false;
+    Check(Api().ValueInfo_IsRequiredGraphInput(input, &is_required));
+    if (is_required) inputs.push_back({NameOf(input), TypeOf(input)});
+  }
+  return inputs;
+}
+
+std::vector<NamedType> GraphOutputs(const OrtGraph* graph) {
+  std::vector<NamedType> outputs;
+  for (const OrtValueInfo* output :
+       ReadList<const OrtValueInfo*>([&](size_t* count) { return Api().Graph_GetNumOutputs(graph, count); },
+                                     [&](const OrtValueInfo** list, size_t count) {
+                                       return Api().Graph_GetOutputs(graph, list, count);
+                                     }))
+    outputs.push_back({NameOf(output), TypeOf(output)});
+  return outputs;
 }
 
 std::vector<std::string> InputNames(const OrtNode* node) { return NamesOf(Inputs(node)); }

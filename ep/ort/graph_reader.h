@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +33,22 @@ AttributeMap ReadAttributes(const OrtNode* node, const std::function<bool(std::s
 
 // The bytes of a string attribute; throws Error where the node has none of the name.
 std::vector<uint8_t> ReadBytes(const OrtNode* node, const char* attribute);
+
+// What is known of a tensor's type; `type` is undefined for a sequence or an optional, and where nothing is
+// stated.
+struct TensorType {
+  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+  std::optional<std::vector<int64_t>> dims;  // -1 for what is left open; nullopt: not even the rank
+};
+TensorType TypeFrom(const OrtTypeInfo* info);
+
+struct NamedType {
+  std::string name;
+  TensorType type;
+};
+// The graph's inputs that have no initializer as their default, and its outputs.
+std::vector<NamedType> GraphInputs(const OrtGraph* graph);
+std::vector<NamedType> GraphOutputs(const OrtGraph* graph);
 
 // The names of a node's inputs or outputs, "" for those left out.
 std::vector<std::string> InputNames(const OrtNode* node);

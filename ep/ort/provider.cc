@@ -95,6 +95,13 @@ Provider::Provider(const CreateBackend& create_backend, std::shared_ptr<Device> 
           "; choose the OrtEpDevice instead and leave the option out");
   backend_ = create_backend(options);
   fingerprint_ = backend_->Fingerprint();
+  if (!options.converted_model.empty() && !IsInside(entries_)) {
+    Require(!context_.enabled,
+            "option 'converted_model' is given, and the session is to write a compiled model; "
+            "compile the converted file instead");
+    converted_model_ = options.converted_model;
+    options_inside_ = OptionsInside(session);
+  }
   Fill();
 }
 
@@ -109,7 +116,7 @@ void Provider::Fill() {
     return Guarded([&] { Self(ep).CompileAll(graphs, fused, count, infos, context_nodes); });
   };
   ReleaseNodeComputeInfos = [](OrtEp*, OrtNodeComputeInfo** infos, size_t count) noexcept {
-    for (size_t i = 0; i < count; ++i) delete static_cast<RegionCompute*>(infos[i]);
+    for (size_t i = 0; i < count; ++i) delete static_cast<NodeCompute*>(infos[i]);
   };
   GetCompiledModelCompatibilityInfo = [](OrtEp* ep, const OrtGraph*) noexcept {
     return Self(ep).fingerprint_.c_str();
@@ -143,6 +150,13 @@ void Provider::Fill() {
 void Provider::Claim(const OrtGraph* graph, OrtEpGraphSupportInfo* claims) {
   const OrtNode* parent = nullptr;
   Check(Api().Graph_GetParentNode(graph, &parent));
+  if (options_inside_ != nullptr) {
+    if (parent != nullptr) return;  // its nodes go with the one that holds them
+    const std::string fault = ClaimModel(graph, claims);
+    if (fault_.empty()) fault_ = fault;
+    if (source_.outputs.empty()) source_ = ReadSourceModel(graph);
+    return;
+  }
   if (parent != nullptr && context_.enabled) {
     // ONNX Runtime would write the region's nodes as they were, but without their initializers.
     logger_.Info("lowbit: the nodes of a subgraph are written to the context model as they are");
@@ -153,6 +167,12 @@ void Provider::Claim(const OrtGraph* graph, OrtEpGraphSupportInfo* claims) {
   const bool takes_any_model = device != entries_.end() && device->second == "cpu";
   const std::string fault = ClaimNodes(graph, *backend_, logger_, takes_any_model, told_, claims);
   if (fault_.empty()) fault_ = fault;
+}
+
+OrtNodeComputeInfo* Provider::OpenConverted(const OrtNode* fused) const {
+  return std::make_unique<ConvertedCompute>(converted_model_, source_, options_inside_.get(), device_,
+                                            InputNames(fused), OutputNames(fused))
+      .release();
 }
 
 Provider::Compiled Provider::CompileRegion(const OrtGraph* graph, const OrtNode* fused,
@@ -192,6 +212,11 @@ Provider::Compiled Provider::CompileRegion(const OrtGraph* graph, const OrtNode*
 void Provider::CompileAll(const OrtGraph** graphs, const OrtNode** fused, size_t count,
                           OrtNodeComputeInfo** infos, OrtNode** context_nodes) {
   Require(fault_.empty(), fault_);  // ONNX Runtime takes no errors from GetCapability
+  if (options_inside_ != nullptr) {
+    Require(count == 1, "ONNX Runtime made ", count, " nodes of the model, expected one");
+    infos[0] = OpenConverted(fused[0]);
+    return;
+  }
   ContextWriter writer(context_);
   const bool writes = context_.enabled && context_nodes != nullptr;
   std::vector<Compiled> compiled;
@@ -200,7 +225,7 @@ void Provider::CompileAll(const OrtGraph** graphs, const OrtNode** fused, size_t
       compiled.push_back(CompileRegion(graphs[i], fused[i], writes ? &writer : nullptr));
   } catch (...) {
     for (const Compiled& region : compiled) {
-      delete static_cast<RegionCompute*>(region.compute);
+      delete static_cast<NodeCompute*>(region.compute);
       if (region.context_node != nullptr) Api().ReleaseNode(region.context_node);
     }
     throw;

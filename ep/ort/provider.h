@@ -9,6 +9,7 @@
 
 #include "core/provider_options.h"
 #include "ep/ort/context_model.h"
+#include "ep/ort/converted_model.h"
 #include "ep/ort/device.h"
 #include "ep/ort/memcpy_kernels.h"
 #include "ep/region/backend.h"
@@ -31,6 +32,7 @@ class Provider final : public OrtEp {
 
   void Fill();
   void Claim(const OrtGraph* graph, OrtEpGraphSupportInfo* claims);
+  OrtNodeComputeInfo* OpenConverted(const OrtNode* fused) const;
   Compiled CompileRegion(const OrtGraph* graph, const OrtNode* fused, ContextWriter* writer) const;
   void CompileAll(const OrtGraph** graphs, const OrtNode** fused, size_t count, OrtNodeComputeInfo** infos,
                   OrtNode** context_nodes);
@@ -44,6 +46,10 @@ class Provider final : public OrtEp {
   std::string fingerprint_;
   std::set<std::string> told_;
   std::string fault_;  // why the model can never run
+  // Where option `converted_model` is given: the file, the options that open it, and what it stands for.
+  std::string converted_model_;
+  Owned<OrtSessionOptions> options_inside_;
+  SourceModel source_;
 };
 
 }  // namespace lowbit::ep

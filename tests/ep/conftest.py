@@ -36,6 +36,15 @@ def fake_library() -> Path:
     return max(found, key=lambda path: path.stat().st_mtime)
 
 
+def host_program(name: str) -> list[Path]:
+    """A program that stands beside the fake device, with the libraries of onnxruntime and lowbit for it."""
+    program = fake_library().with_name(name)
+    libraries = sorted(Path(ort.__file__).parent.glob("capi/libonnxruntime.so*"))
+    if not program.is_file() or not libraries:
+        pytest.skip(f"{name} is not built, or the wheel of onnxruntime holds no library of its own")
+    return [program, libraries[0], Path(lowbit_library())]
+
+
 class Devices:
     """The provider's devices, registered under a name of these tests' own."""
 

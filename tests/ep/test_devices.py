@@ -14,7 +14,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from tests.ep.conftest import EP, fake_library
+from tests.ep.conftest import EP, fake_library, host_program
 from tests.ep.graphs import chain, images
 from tests.support import lowbit_library
 
@@ -147,12 +147,8 @@ def test_without_a_usable_device_the_reason_reaches_the_user() -> None:
 
 
 def test_an_environment_may_go_in_a_static_destructor() -> None:
-    program = fake_library().with_name("lowbit_exit_test")
-    libraries = sorted(Path(ort.__file__).parent.glob("capi/libonnxruntime.so*"))
-    if not program.is_file() or not libraries:
-        pytest.skip("lowbit_exit_test is not built, or the wheel of onnxruntime holds no library of its own")
     done = subprocess.run(
-        [program, libraries[0], lowbit_library()], capture_output=True, text=True, timeout=120,
+        host_program("lowbit_exit_test"), capture_output=True, text=True, timeout=120,
         env=os.environ | {"LOWBIT_CUDA_LIBRARY": str(fake_library()), "MALLOC_PERTURB_": "165"},
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "released\n"), done.stderr

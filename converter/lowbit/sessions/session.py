@@ -32,7 +32,8 @@ _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def register(sess_options: onnxruntime.SessionOptions) -> None:
-    """Registers the custom ops in ``sess_options``; harmless if they already are."""
+    """Registers the custom ops in ``sess_options``; harmless if they already are. LOWBIT_EP is not asked."""
+    sess_options.add_session_config_entry("lowbit.ep", "none")
     sess_options.register_custom_ops_library(get_library_path())
 
 
