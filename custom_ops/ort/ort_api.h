@@ -39,6 +39,8 @@ struct Release {
   void operator()(OrtKeyValuePairs* p) const { Api().ReleaseKeyValuePairs(p); }
   void operator()(OrtMemoryInfo* p) const { Api().ReleaseMemoryInfo(p); }
   void operator()(OrtOpAttr* p) const { Api().ReleaseOpAttr(p); }
+  void operator()(OrtNode* p) const { Api().ReleaseNode(p); }
+  void operator()(OrtCustomOpDomain* p) const { Api().ReleaseCustomOpDomain(p); }
 };
 template <typename T>
 using Owned = std::unique_ptr<T, Release>;

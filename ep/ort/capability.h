@@ -16,4 +16,7 @@ namespace lowbit::ep {
 std::string ClaimNodes(const OrtGraph* graph, const Backend& backend, const Logger& logger,
                        bool takes_any_model, std::set<std::string>& told, OrtEpGraphSupportInfo* claims);
 
+// Claims a node, whichever it is, for a session that must not run: it is told so where its nodes are compiled.
+void ClaimAnyNode(const OrtGraph* graph, OrtEpGraphSupportInfo* claims);
+
 }  // namespace lowbit::ep
