@@ -2,10 +2,13 @@
 // liblowbit_cuda is there and finds one. Between the two libraries stand ONNX Runtime's C structs alone.
 #include <dlfcn.h>
 
+#include <cstddef>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -91,15 +94,23 @@ class CudaFactories {
 };
 
 // Never destroyed: an application may release ONNX Runtime's environment, and with it the factories, in a
-// static destructor.
+// static destructor. Made in place: to release a factory takes no memory.
 CudaFactories& MadeByCuda() {
-  static auto& factories = *new CudaFactories;
+  alignas(CudaFactories) static std::byte place[sizeof(CudaFactories)];
+  static auto& factories = *new (place) CudaFactories;
   return factories;
 }
 
+struct ReleaseAnyFactory {
+  void operator()(OrtEpFactory* factory) const noexcept {
+    if (!MadeByCuda().Release(factory)) ReleaseFactory(factory);
+  }
+};
+using AnyFactory = std::unique_ptr<OrtEpFactory, ReleaseAnyFactory>;
+
 // The GPUs' factory, or null and the reason.
-OrtEpFactory* CreateGpuFactory(const char* registration_name, const OrtApiBase* base, const OrtLogger* logger,
-                               std::string& why_not) {
+AnyFactory CreateGpuFactory(const char* registration_name, const OrtApiBase* base, const OrtLogger* logger,
+                            std::string& why_not) {
   const Logger log(logger);
   const CudaLibrary cuda = OpenCuda(log, why_not);
   if (cuda.create == nullptr) return nullptr;
@@ -110,8 +121,13 @@ OrtEpFactory* CreateGpuFactory(const char* registration_name, const OrtApiBase* 
     log.Info("lowbit: GPUs are not offered: " + why_not);  // a machine without a GPU is nothing to warn of
     return nullptr;
   }
-  MadeByCuda().Add(factory, cuda.release);
-  return factory;
+  try {
+    MadeByCuda().Add(factory, cuda.release);
+  } catch (...) {
+    cuda.release(factory);
+    throw;
+  }
+  return AnyFactory(factory);
 }
 
 HostDevice Host(bool is_alone, std::string without_devices) {
@@ -141,7 +157,7 @@ __attribute__((visibility("default"))) OrtStatus* CreateEpFactories(const char* 
     const std::string name = registration_name == nullptr ? "" : registration_name;
     const bool is_alone = name.ends_with(kCpuSuffix);
     std::string why_not;
-    OrtEpFactory* gpu = nullptr;
+    AnyFactory gpu;
     if (is_alone) {
       why_not = "the library was registered as '" + name + "', which offers the CPU alone";
     } else if (room >= 2) {
@@ -149,13 +165,13 @@ __attribute__((visibility("default"))) OrtStatus* CreateEpFactories(const char* 
     }
     Check(
         CreateHostFactory(logger, lowbit::ort::Domain(), Host(is_alone, std::move(why_not)), &factories[0]));
-    if (gpu != nullptr) factories[1] = gpu;
     *count = gpu != nullptr ? 2 : 1;
+    if (gpu != nullptr) factories[1] = gpu.release();
   });
 }
 
 __attribute__((visibility("default"))) OrtStatus* ReleaseEpFactory(OrtEpFactory* factory) noexcept {
-  if (!lowbit::ep::MadeByCuda().Release(factory)) lowbit::ep::ReleaseFactory(factory);
+  lowbit::ep::ReleaseAnyFactory()(factory);
   return nullptr;
 }
 

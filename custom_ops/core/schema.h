@@ -25,7 +25,16 @@ inline constexpr const char* kNeedsVersion = "needs_version";
 
 enum class AttributeKind : uint8_t { kInt, kFloat, kString, kInts, kFloats };
 
-using AttributeValue = std::variant<int64_t, float, std::string, std::vector<int64_t>, std::vector<float>>;
+// Copies of the variant itself crash when they find no memory: libstdc++ takes one of such types for never empty, and
+// destroys what was not made. Assigning does not.
+struct AttributeValue : std::variant<int64_t, float, std::string, std::vector<int64_t>, std::vector<float>> {
+  using variant::variant;
+  AttributeValue(const AttributeValue& other) : variant(int64_t{0}) { variant::operator=(other); }
+  AttributeValue(AttributeValue&&) noexcept = default;
+  AttributeValue& operator=(const AttributeValue&) = default;
+  AttributeValue& operator=(AttributeValue&&) noexcept = default;
+  ~AttributeValue() = default;
+};
 using AttributeMap = std::map<std::string, AttributeValue, std::less<>>;
 
 struct AttributeSchema {

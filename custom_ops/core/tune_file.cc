@@ -203,14 +203,15 @@ std::shared_ptr<const TuneEntries> TuneFile::Read(const std::string& path,
   {
     const std::lock_guard lock(mutex_);
     if (!(state == state_)) {
-      entries_ = std::make_shared<TuneEntries>();
-      state_ = state;
+      auto found = std::make_shared<TuneEntries>();
       try {
-        if (state.exists) entries_ = std::make_shared<TuneEntries>(ParseTuneFile(origin_, Text(state)));
+        if (state.exists) *found = ParseTuneFile(origin_, Text(state));
       } catch (const Error& e) {
         warning = "lowbit: " + state.path + ": measured kernel choices are ignored: " + e.what() +
                   "; `lowbit tune` writes the file anew, `lowbit tune --clear` removes it";
       }
+      state_ = state;
+      entries_ = std::move(found);
     }
     entries = entries_;
   }
@@ -236,8 +237,11 @@ void TuneFile::Add(const std::string& path, const TuneEntries& entries) {
   {
     std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
     file << text << std::flush;
-    Require(file.good(), "lowbit: measured kernel choices cannot be kept: ", temporary,
-            " cannot be written; set LOWBIT_CACHE_DIR to a folder that can");
+    if (!file.good()) {
+      fs::remove(temporary, error);
+      Fail("lowbit: measured kernel choices cannot be kept: ", temporary,
+           " cannot be written; set LOWBIT_CACHE_DIR to a folder that can");
+    }
   }
   fs::rename(temporary, path, error);
   if (!error) return;

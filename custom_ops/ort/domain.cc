@@ -1,6 +1,7 @@
 #include "ort/domain.h"
 
 #include <deque>
+#include <memory>
 
 #include "core/schema.h"
 #include "ort/custom_op.h"
@@ -9,12 +10,13 @@ namespace lowbit::ort {
 namespace {
 
 OrtCustomOpDomain* BuildDomain() {
-  static auto& ops = *new std::deque<CustomOp>;  // the domain points into it and is never released either
-  OrtCustomOpDomain* domain = nullptr;
-  Check(Api().CreateCustomOpDomain(kDomain, &domain));
-  for (const OpSchema& schema : OpSchemas())
-    Check(Api().CustomOpDomain_Add(domain, &ops.emplace_back(schema)));
-  return domain;
+  auto ops = std::make_unique<std::deque<CustomOp>>();
+  OrtCustomOpDomain* made = nullptr;
+  Check(Api().CreateCustomOpDomain(kDomain, &made));
+  Owned<OrtCustomOpDomain> domain(made);
+  for (const OpSchema& schema : OpSchemas()) Check(Api().CustomOpDomain_Add(made, &ops->emplace_back(schema)));
+  static_cast<void>(ops.release());  // the domain points into it and is never released either
+  return domain.release();
 }
 
 }  // namespace

@@ -46,6 +46,8 @@ struct Release {
   void operator()(OrtModelMetadata* p) const { Api().ReleaseModelMetadata(p); }
   void operator()(OrtIoBinding* p) const { Api().ReleaseIoBinding(p); }
   void operator()(OrtValue* p) const { Api().ReleaseValue(p); }
+  void operator()(OrtNode* p) const { Api().ReleaseNode(p); }
+  void operator()(OrtCustomOpDomain* p) const { Api().ReleaseCustomOpDomain(p); }
 };
 template <typename T>
 using Owned = std::unique_ptr<T, Release>;

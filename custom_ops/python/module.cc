@@ -75,7 +75,10 @@ py::dict DescribeAttribute(const AttributeSchema& attribute) {
   out["name"] = attribute.name;
   out["kind"] = KindName(attribute.kind);
   out["required"] = attribute.required;
-  out["default"] = attribute.required ? py::none() : py::cast(attribute.default_value);
+  out["default"] = attribute.required
+                       ? py::none()
+                       : std::visit([](const auto& value) -> py::object { return py::cast(value); },
+                                    attribute.default_value);
   out["doc"] = attribute.doc;
   return out;
 }

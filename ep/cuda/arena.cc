@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <limits>
+#include <new>
 
 #include "core/status.h"
 
@@ -49,7 +50,12 @@ void* Arena::TakeNew(size_t block_bytes, size_t asked) {
          "; feed smaller batches, close other sessions, or free what other programs hold there");
   }
   const std::lock_guard lock(mutex_);
-  used_.emplace(block, block_bytes);
+  try {
+    used_.emplace(block, block_bytes);
+  } catch (...) {
+    source_.release(block);
+    throw;
+  }
   used_bytes_ += block_bytes;
   return block;
 }
@@ -63,13 +69,19 @@ void Arena::Free(void* block) noexcept {
     const size_t size = found->second;
     used_.erase(found);
     used_bytes_ -= size;
-    if (reserve_bytes_ + size <= reserve_limit_) {
-      reserve_.emplace(size, block);
-      reserve_bytes_ += size;
-      return;
-    }
+    if (reserve_bytes_ + size <= reserve_limit_ && Keep(block, size)) return;
   }
   source_.release(block);
+}
+
+bool Arena::Keep(void* block, size_t size) noexcept {
+  try {
+    reserve_.emplace(size, block);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  reserve_bytes_ += size;
+  return true;
 }
 
 size_t Arena::ReleaseReserve() noexcept {

@@ -43,6 +43,8 @@ class Arena {
  private:
   void* TakeReserved(size_t block_bytes);
   void* TakeNew(size_t block_bytes, size_t asked);
+  // With the lock held. False where there is no memory to remember the block by.
+  bool Keep(void* block, size_t size) noexcept;
 
   const Source source_;
   const size_t reserve_limit_;

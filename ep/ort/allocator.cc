@@ -1,5 +1,6 @@
 #include "ep/ort/allocator.h"
 
+#include <new>
 #include <string>
 
 namespace lowbit::ep {
@@ -14,8 +15,15 @@ struct DeviceAllocator : OrtAllocator {
     try {
       return device.Allocate(bytes, stream == nullptr ? nullptr : Api().SyncStream_GetHandle(stream));
     } catch (const std::exception& e) {
-      logger.Warning(std::string("lowbit: ") + e.what());
+      Tell(e);
       return nullptr;
+    }
+  }
+  void Tell(const std::exception& error) const noexcept {
+    try {
+      logger.Warning(std::string("lowbit: ") + error.what());
+    } catch (const std::bad_alloc&) {
+      // There is no memory for the text either.
     }
   }
 
@@ -31,14 +39,15 @@ const DeviceAllocator& Self(const OrtAllocator* allocator) {
 OrtStatus* GetStats(const OrtAllocator* allocator, OrtKeyValuePairs** out) noexcept {
   return Guarded([&] {
     const Device& device = Self(allocator).device;
-    OrtKeyValuePairs* stats = nullptr;
-    Api().CreateKeyValuePairs(&stats);
+    OrtKeyValuePairs* made = nullptr;
+    Api().CreateKeyValuePairs(&made);
+    Owned<OrtKeyValuePairs> stats(made);
     const auto add = [&](const char* key, size_t value) {
-      Api().AddKeyValuePair(stats, key, std::to_string(value).c_str());
+      Api().AddKeyValuePair(made, key, std::to_string(value).c_str());
     };
     add("InUse", device.runtime().BytesInUse(device.index()));
     add("TotalAllocated", device.runtime().BytesReserved(device.index()));
-    *out = stats;
+    *out = stats.release();
   });
 }
 

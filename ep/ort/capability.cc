@@ -87,6 +87,15 @@ void TellRegion(const Graph& graph, const std::vector<size_t>& region, Report& r
 
 }  // namespace
 
+void ClaimAnyNode(const OrtGraph* graph, OrtEpGraphSupportInfo* claims) {
+  size_t count = 0;
+  Check(Api().Graph_GetNumNodes(graph, &count));
+  std::vector<const OrtNode*> nodes(count);
+  if (count == 0) return;
+  Check(Api().Graph_GetNodes(graph, nodes.data(), count));
+  Claim({nodes.front()}, claims);
+}
+
 std::string ClaimNodes(const OrtGraph* graph, const Backend& backend, const Logger& logger,
                        bool takes_any_model, std::set<std::string>& told, OrtEpGraphSupportInfo* claims) {
   const ReadGraphResult read = ReadGraph(graph);

@@ -19,4 +19,7 @@ std::string ClaimNodes(const OrtGraph* graph, const Backend& backend, const Logg
 // Claims all nodes as one, which the file of option `converted_model` then stands for. Returns why it cannot.
 std::string ClaimModel(const OrtGraph* graph, OrtEpGraphSupportInfo* claims);
 
+// Claims a node, whichever it is, for a session that must not run: it is told so where its nodes are compiled.
+void ClaimAnyNode(const OrtGraph* graph, OrtEpGraphSupportInfo* claims);
+
 }  // namespace lowbit::ep

@@ -158,7 +158,7 @@ ContextWriter::~ContextWriter() {
   for (const fs::path& path : written_) fs::remove(path, ignored);
 }
 
-OrtNode* ContextWriter::Write(const OrtNode* fused, std::span<const uint8_t> compiled,
+Owned<OrtNode> ContextWriter::Write(const OrtNode* fused, std::span<const uint8_t> compiled,
                               const fs::path& model_file) {
   const char* name = nullptr;
   Check(Api().Node_GetName(fused, &name));
@@ -169,11 +169,12 @@ OrtNode* ContextWriter::Write(const OrtNode* fused, std::span<const uint8_t> com
             "the compiled region has ", compiled.size(),
             " bytes, more than a model file holds; set ep.context_embed_mode to 0");
   } else {
-    const fs::path path = ContextFile(name, model_file, settings_);
-    WriteNewFile(path, compiled);
-    written_.push_back(path);
+    fs::path path = ContextFile(name, model_file, settings_);
     file_name = path.filename().string();
     context = file_name;
+    written_.reserve(written_.size() + 1);
+    WriteNewFile(path, compiled);
+    written_.push_back(std::move(path));
   }
   Owned<OrtOpAttr> attributes[] = {
       Attribute("main_context", int64_t{1}),       Attribute("embed_mode", int64_t{settings_.embed ? 1 : 0}),
@@ -182,12 +183,12 @@ OrtNode* ContextWriter::Write(const OrtNode* fused, std::span<const uint8_t> com
   std::vector<OrtOpAttr*> raw;
   for (const Owned<OrtOpAttr>& attribute : attributes) raw.push_back(attribute.get());
   const std::vector<std::string> inputs = InputNames(fused), outputs = OutputNames(fused);
-  OrtNode* node = nullptr;
+  OrtNode* made = nullptr;
   Check(Api().GetModelEditorApi()->CreateNode(kContextOp, kContextDomain, name, Pointers(inputs).data(),
                                               inputs.size(), Pointers(outputs).data(), outputs.size(),
-                                              raw.data(), raw.size(), &node));
+                                              raw.data(), raw.size(), &made));
   for (Owned<OrtOpAttr>& attribute : attributes) (void)attribute.release();  // the node owns them now
-  return node;
+  return Owned<OrtNode>(made);
 }
 
 }  // namespace lowbit::ep

@@ -42,8 +42,8 @@ class ContextWriter {
   ContextWriter& operator=(const ContextWriter&) = delete;
 
   // The node that stands for `fused` in the context model, by whose name ONNX Runtime tells which one it
-  // replaces; ONNX Runtime releases it. Throws Error.
-  OrtNode* Write(const OrtNode* fused, std::span<const uint8_t> compiled,
+  // replaces. Throws Error.
+  Owned<OrtNode> Write(const OrtNode* fused, std::span<const uint8_t> compiled,
                  const std::filesystem::path& model_file);
   void Keep() { written_.clear(); }
 

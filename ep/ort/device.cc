@@ -1,6 +1,7 @@
 #include "ep/ort/device.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "core/status.h"
@@ -62,7 +63,12 @@ void* Device::Allocate(size_t bytes, void* stream) {
   }
   if (stream != nullptr) {
     const std::lock_guard lock(mutex_);
-    if (streams_.contains(stream)) blocks_[block] = {stream, bytes};
+    try {
+      if (streams_.contains(stream)) blocks_[block] = {stream, bytes};
+    } catch (...) {
+      runtime_->Free(index_, block);
+      throw;
+    }
   }
   return block;
 }
@@ -70,6 +76,15 @@ void* Device::Allocate(size_t bytes, void* stream) {
 void Device::Free(void* block) noexcept {
   if (block == nullptr) return;
   const std::lock_guard lock(mutex_);
+  try {
+    KeepOrGiveBack(block);
+  } catch (const std::bad_alloc&) {
+    WaitForAll();  // there is no memory to remember for whom the block has to be kept
+    GiveBack(block);
+  }
+}
+
+void Device::KeepOrGiveBack(void* block) {
   if (const auto found = blocks_.find(block); found != blocks_.end()) {
     Stream& stream = streams_.at(found->second.stream);
     if (stream.Busy()) {
@@ -83,6 +98,16 @@ void Device::Free(void* block) noexcept {
     GiveBack(block);
   } else {
     waiting_.push_back({block, std::move(busy)});
+  }
+}
+
+void Device::WaitForAll() noexcept {
+  for (const auto& [handle, stream] : streams_) {
+    try {
+      if (stream.Busy()) runtime_->Synchronize(index_, handle);
+    } catch (const std::exception&) {
+      // A device that is lost runs nothing any more.
+    }
   }
 }
 
@@ -101,7 +126,12 @@ void Device::GiveBack(void* block) {
 void* Device::CreateStream(const void* owner) {
   void* handle = runtime_->CreateStream(index_);
   const std::lock_guard lock(mutex_);
-  streams_[handle].owner = owner;
+  try {
+    streams_[handle].owner = owner;
+  } catch (...) {
+    runtime_->DestroyStream(index_, handle);
+    throw;
+  }
   return handle;
 }
 

@@ -91,6 +91,8 @@ class Device {
   void* TakeFreed(size_t bytes, void* stream);
   void Begin(void* stream);
   // The following are called with the lock held.
+  void KeepOrGiveBack(void* block);
+  void WaitForAll() noexcept;
   std::vector<void*> BusyStreams() const;
   void GiveBack(void* block);
   void Finished(void* stream);

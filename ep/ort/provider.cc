@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <charconv>
+#include <new>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "core/status.h"
 #include "ep/ort/capability.h"
-#include "ep/ort/compute.h"
 #include "ep/ort/graph_reader.h"
 #include "ep/ort/stream.h"
 #include "ep/region/compiled_model.h"
@@ -109,7 +109,15 @@ void Provider::Fill() {
   ort_version_supported = ort::RuntimeApiVersion();
   GetName = [](const OrtEp*) noexcept { return kProviderName; };
   GetCapability = [](OrtEp* ep, const OrtGraph* graph, OrtEpGraphSupportInfo* claims) noexcept {
-    return Guarded([&] { Self(ep).Claim(graph, claims); });
+    return Guarded([&] {
+      try {
+        Self(ep).Claim(graph, claims);
+      } catch (const std::bad_alloc&) {
+        // An error from here ONNX Runtime only logs, and does without regions.
+        Self(ep).fault_ = "out of memory";
+        ClaimAnyNode(graph, claims);
+      }
+    });
   };
   Compile = [](OrtEp* ep, const OrtGraph** graphs, const OrtNode** fused, size_t count,
                OrtNodeComputeInfo** infos, OrtNode** context_nodes) noexcept {
@@ -205,13 +213,13 @@ Provider::Compiled Provider::CompileRegion(const OrtGraph* graph, const OrtNode*
   Compiled compiled;
   if (writer != nullptr)
     compiled.context_node = writer->Write(fused, SaveCompiled(region, *program, *backend_), model_file);
-  compiled.compute = new RegionCompute(std::move(program), std::move(binding), device_, name);
+  compiled.compute = std::make_unique<RegionCompute>(std::move(program), std::move(binding), device_, name);
   return compiled;
 }
 
 void Provider::CompileAll(const OrtGraph** graphs, const OrtNode** fused, size_t count,
                           OrtNodeComputeInfo** infos, OrtNode** context_nodes) {
-  Require(fault_.empty(), fault_);  // ONNX Runtime takes no errors from GetCapability
+  Require(fault_.empty(), fault_);
   if (options_inside_ != nullptr) {
     Require(count == 1, "ONNX Runtime made ", count, " nodes of the model, expected one");
     infos[0] = OpenConverted(fused[0]);
@@ -220,19 +228,11 @@ void Provider::CompileAll(const OrtGraph** graphs, const OrtNode** fused, size_t
   ContextWriter writer(context_);
   const bool writes = context_.enabled && context_nodes != nullptr;
   std::vector<Compiled> compiled;
-  try {
-    for (size_t i = 0; i < count; ++i)
-      compiled.push_back(CompileRegion(graphs[i], fused[i], writes ? &writer : nullptr));
-  } catch (...) {
-    for (const Compiled& region : compiled) {
-      delete static_cast<NodeCompute*>(region.compute);
-      if (region.context_node != nullptr) Api().ReleaseNode(region.context_node);
-    }
-    throw;
-  }
+  for (size_t i = 0; i < count; ++i)
+    compiled.push_back(CompileRegion(graphs[i], fused[i], writes ? &writer : nullptr));
   for (size_t i = 0; i < count; ++i) {
-    infos[i] = compiled[i].compute;
-    if (context_nodes != nullptr) context_nodes[i] = compiled[i].context_node;
+    infos[i] = compiled[i].compute.release();
+    if (context_nodes != nullptr) context_nodes[i] = compiled[i].context_node.release();
   }
   writer.Keep();
 }

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/provider_options.h"
+#include "ep/ort/compute.h"
 #include "ep/ort/context_model.h"
 #include "ep/ort/converted_model.h"
 #include "ep/ort/device.h"
@@ -26,8 +27,8 @@ class Provider final : public OrtEp {
 
  private:
   struct Compiled {
-    OrtNodeComputeInfo* compute = nullptr;
-    OrtNode* context_node = nullptr;
+    std::unique_ptr<RegionCompute> compute;
+    Owned<OrtNode> context_node;
   };
 
   void Fill();

@@ -27,9 +27,10 @@ InstancePool::Slot* InstancePool::FindLeastRecentlyUsed() const {
 InstancePool::Slot* InstancePool::Create(std::unique_lock<std::mutex>& lock) {
   ++creating_;
   lock.unlock();
-  auto slot = std::make_unique<Slot>();
+  std::unique_ptr<Slot> slot;
   std::exception_ptr error;
   try {
+    slot = std::make_unique<Slot>();
     slot->instance = backend_.CreateInstance(plan_);
   } catch (...) {
     error = std::current_exception();
