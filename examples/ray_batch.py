@@ -5,8 +5,8 @@ python examples/ray_batch.py model.lowbit.onnx shards results --workers 8 [--add
 A shard is a .zip of some thousand images. It becomes one Parquet file of its name: a row for each image with
 its name, its best class and that one's score or, where the image cannot be read, the error. The file gets its
 name when it is whole and on disk. So a shard whose worker dies is done again by another one, a new run leaves
-out the shards whose files are there, and no image has two rows. The model, shards and results lie in folders
-that this machine and all workers see. How far this goes: docs/serving.md. Needs `pip install lowbit[cluster]`.
+out the shards whose files are there, and no image has two rows. Shards and results lie in folders that this
+machine and all workers see. How far this goes: docs/serving.md. Needs `pip install 'lowbit[cluster]'`.
 """
 
 import argparse

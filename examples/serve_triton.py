@@ -1,12 +1,12 @@
 """Serves a model with NVIDIA Triton: dynamic batches, HTTP and gRPC, health, metrics.
 
-python examples/serve_triton.py model.lowbit.onnx --threads 2      # or a QDQ model, as stock ONNX Runtime runs it
+python examples/serve_triton.py model.lowbit.onnx --threads 2
 curl localhost:8000/v2/models/model/ready; curl localhost:8002/metrics
 kill -HUP PID        # takes over a new file of the same name; no request is lost
 kill PID             # answers what it has accepted, then ends
 
-The model has a free first dim. Needs `pip install lowbit nvidia-pytriton`, which brings the server. What it
-refuses, and what to set in production: docs/serving.md.
+The model has a free first dim; one that was not converted runs as stock ONNX Runtime runs it. Needs `pip
+install lowbit nvidia-pytriton`, which brings the server. What it refuses, and what to set: docs/serving.md.
 """
 
 import argparse
@@ -81,7 +81,7 @@ class Served:
 def find_libpython() -> None:
     """Lets Triton's Python backend load this interpreter's libpython, not the one that the system has.
 
-    It links libpython by name. With another patch release than that of the standard library it does not start.
+    It links libpython by name, and does not start with another patch release than its standard library's.
     """
     places = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH")]
     os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, places))

@@ -1,10 +1,9 @@
-"""examples/serve_triton.py in a running Triton: what it answers and refuses, and that a reload loses nothing."""
+"""examples/serve_triton.py in a running Triton: what it answers and refuses; a reload loses nothing."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import os
 import queue
 import re
 import shutil
@@ -15,13 +14,12 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import lowbit
 import numpy as np
-import onnx
 import pytest
 from lowbit.models import build
 
@@ -197,7 +195,7 @@ def test_a_full_queue_refuses_at_once(server: Server, converted: Path, images: n
 
 
 def test_a_reload_loses_no_request(server: Server, images: np.ndarray, tmp_path: Path) -> None:
-    """Four clients ask all the time, while the file is replaced by another network and by two that are bad."""
+    """Four clients ask all the time, while another network and two bad ones replace the file."""
     other, narrow = tmp_path / "other.onnx", tmp_path / "narrow.onnx"
     lowbit.convert(build("mobilenetv2", 4, 8, image=32, batch="N", classes=10), other)
     lowbit.convert(build("mobilenetv2", 8, 8, image=32, batch="N", classes=9), narrow)
