@@ -6,7 +6,7 @@ kill -HUP PID        # takes over a new file of the same name; no request is los
 kill PID             # answers what it has accepted, then ends
 
 The model has a free first dim; one that was not converted runs as stock ONNX Runtime runs it. Needs `pip
-install lowbit nvidia-pytriton`, which brings the server. What it refuses, and what to set: docs/serving.md.
+install nvidia-pytriton`, which brings the server. What it refuses, and what to set: docs/serving.md.
 """
 
 import argparse

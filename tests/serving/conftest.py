@@ -1,7 +1,9 @@
-"""The network that is served, and where the examples are."""
+"""The network that is served, a Ray cluster, and where the examples are."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import lowbit
@@ -11,7 +13,8 @@ from lowbit.models import build
 
 from tests.support import require_native
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +32,14 @@ def converted(quantized: Path) -> Path:
     path = quantized.with_name("model.lowbit.onnx")
     lowbit.convert(quantized, path)
     return path
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[str]:
+    """The address of a Ray cluster of this machine with room for two workers."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'lowbit[cluster]'")
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # else Ray writes a token into the home folder
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()

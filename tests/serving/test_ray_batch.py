@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import lowbit
@@ -18,7 +18,6 @@ import pytest
 
 pytest.importorskip("ray.data", reason="Ray is not installed: pip install 'lowbit[cluster]'")
 parquet = pytest.importorskip("pyarrow.parquet")
-import ray  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from .conftest import EXAMPLES  # noqa: E402
@@ -29,16 +28,6 @@ import ray_batch  # noqa: E402
 SHARDS, IMAGES = 40, 50
 SECONDS = 600.0
 """After which what is waited for does not come any more, on the slowest machine."""
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """The address of a cluster of this machine with room for two workers."""
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # else Ray writes a token into the home folder
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
-    yield ray.get_runtime_context().gcs_address
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")
