@@ -2,11 +2,10 @@
 
 python benchmarks/ray_scaling.py                     1 and 2 workers, and the same work without Ray
 
-Shards of seeded photos go through mobilenetv2. The rate is that of the steady state, from the first file of
-results to the last, without the start of Ray and of sessions. On a machine whose cores are busy otherwise the
-processor times tell more: the workers' per image says whether more of them cost more for the same work, and
-that of all else (driver, scheduler, object store) per shard says how many shards a second one driver can hand
-out. Needs `pip install 'lowbit[cluster]'`.
+Shards of seeded images go through mobilenetv2. All figures are of the steady state, without the start of Ray
+and of sessions. On a machine whose cores are busy otherwise the processor times tell more: the workers' per
+image says whether more of them cost more for the same work, and that of all else (driver, scheduler, object
+store) per shard says how many shards a second one driver can hand out. Needs `pip install 'lowbit[cluster]'`.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -33,7 +33,7 @@ EXAMPLE = ROOT / "examples" / "ray_batch.py"
 sys.path.insert(0, str(EXAMPLE.parent))
 import ray_batch  # noqa: E402
 
-SAMPLE_SECONDS = 0.05
+SAMPLE_SECONDS = 0.2
 """How often processor times are read: what a process uses after the last time before its end is not seen."""
 
 
@@ -64,23 +64,29 @@ def processor_seconds() -> dict[int, tuple[bool, float]]:
 
 
 def through_ray(model: Path, shards: Path, workers: int, images: int, address: str) -> list[float]:
-    """Images a second, processor ms of the workers per image, and of all else per shard."""
-    before, last = processor_seconds(), {}
+    """Images a second, processor ms of the workers per image, and of all else per shard.
+
+    All of it since every worker can have finished a shard, so that no start is counted.
+    """
+    begun, last, first = None, {}, 0
     with tempfile.TemporaryDirectory() as results:
         command = [sys.executable, str(EXAMPLE), str(model), str(shards), results]
         command += ["--workers", str(workers), "--address", address]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
             while run.poll() is None:
                 last.update(processor_seconds())
+                done = len(list(Path(results).glob("*.parquet")))
+                if begun is None and done >= workers:
+                    begun, first = dict(last), done
                 time.sleep(SAMPLE_SECONDS)
-        if run.returncode:
-            raise RuntimeError(f"{' '.join(command)} ended with {run.returncode}")
+        if run.returncode or begun is None:
+            raise RuntimeError(f"{shlex.join(command)} ended with {run.returncode}")
         ends = sorted(file.stat().st_mtime for file in Path(results).glob("*.parquet"))
     used = {True: 0.0, False: 0.0}
     for process, (is_worker, seconds) in last.items():
-        used[is_worker] += seconds - before.get(process, (False, 0.0))[1]
-    count = len(ends)
-    rate = (count - 1) * images / (ends[-1] - ends[0])
+        used[is_worker] += seconds - begun.get(process, (False, 0.0))[1]
+    count = len(ends) - first
+    rate = count * images / (ends[-1] - ends[first - 1])
     return [rate, 1e3 * used[True] / (count * images), 1e3 * used[False] / count]
 
 
@@ -121,8 +127,8 @@ def main() -> None:
     notes = [
         f"{options.shards} shards of {options.images} JPEG files of 256x256 pixels, batches of 32, a thread "
         "in each worker.",
-        "worker ms: processor time of the workers per image, their start, decoding and preprocessing "
-        "included. all else: the driver's and Ray's own, from the driver's start to its end.",
+        "worker ms: processor time of the workers per image, decoding and preprocessing included. all else: "
+        "that of the driver and of Ray's own processes.",
         f"All processes share {len(os.sched_getaffinity(0))} core(s). The system's load was "
         f"{load_before:.1f} before the run and {os.getloadavg()[0]:.1f} after it.",
     ]

@@ -74,8 +74,9 @@ def environment(name: str, *packages: str) -> Path | None:
     python = folder / "bin" / "python"
     if list(folder.glob("lib/python*/site-packages/below.pth")):
         return python
-    make = [sys.executable, "-m", "venv", "--clear", "--without-pip", folder]
-    install = [sys.executable, "-m", "pip", "--python", python, *PIP_INSTALL[3:], "--no-compile", *packages]
+    make: Command = [sys.executable, "-m", "venv", "--clear", "--without-pip", folder]
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    install = [*pip, *PIP_INSTALL[3:], "--no-compile", *packages]
     if not (run(make) and run(install)):
         return None
     (site,) = folder.glob("lib/python*/site-packages")

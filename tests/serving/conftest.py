@@ -40,6 +40,7 @@ def cluster() -> Iterator[str]:
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'lowbit[cluster]'")
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # else Ray writes a token into the home folder
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # not behind whatever else the machine does
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
