@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import xml.etree.ElementTree
 from collections.abc import Sequence
@@ -44,11 +45,11 @@ def checked(*commands: Command, **env: str) -> Outcome:
     return Outcome(passed=1) if all(run(command, **env) for command in commands) else Outcome(failed=1)
 
 
-def pytest(name: str, *args: str, **env: str) -> Outcome:
+def pytest(name: str, *args: str, python: Path | str = sys.executable, **env: str) -> Outcome:
     """Runs pytest and counts its tests; a run that ends badly without a failed test counts as one failure."""
     report = REPORTS / f"{name}.xml"
     report.unlink(missing_ok=True)
-    succeeded = run([sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "-rs", *args], **env)
+    succeeded = run([python, "-m", "pytest", "-q", f"--junitxml={report}", "-rs", *args], **env)
     outcome = Outcome()
     if report.exists():
         for suite in xml.etree.ElementTree.parse(report).iter("testsuite"):
@@ -63,6 +64,26 @@ def pytest(name: str, *args: str, **env: str) -> Outcome:
 def parallel() -> list[str]:
     """pytest-xdist's arguments; one process per core this run may use."""
     return ["-n", JOBS] if JOBS != "1" else []
+
+
+def environment(name: str, *packages: str) -> Path | None:
+    """The Python of an environment on top of this one, in which some packages, and what they need, go first.
+
+    None where they cannot be had.
+    """
+    folder = BUILD / name
+    python = folder / "bin" / "python"
+    if list(folder.glob("lib/python*/site-packages/below.pth")):
+        return python
+    make: Command = [sys.executable, "-m", "venv", "--clear", "--without-pip", folder]
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    install = [*pip, *PIP_INSTALL[3:], "--no-compile", *packages]
+    if not (run(make) and run(install)):
+        return None
+    (site,) = folder.glob("lib/python*/site-packages")
+    # addsitedir, unlike a path alone, also reads the .pth file of an editable install.
+    (site / "below.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    return python
 
 
 def install_extras(*extras: str) -> bool:

@@ -25,6 +25,7 @@ from test_commands import (
     checked,
     configure,
     ctest,
+    environment,
     install_variant,
     oldest_api,
     ort_headers,
@@ -363,6 +364,22 @@ def newest_onnxruntime() -> Outcome:
     return onnxruntime_version(NEWEST_ONNXRUNTIME)
 
 
+def served_by_triton() -> Outcome:
+    """A model behind a running Triton server, whose package needs an older numpy than lowbit's."""
+    python = environment("triton", "nvidia-pytriton")
+    if python is None:
+        return Outcome(skipped="no nvidia-pytriton to install for this Python and platform")
+    return pytest("triton", "tests/serving/test_triton.py", python=python)
+
+
+def ray_cluster() -> Outcome:
+    """Work on a Ray cluster of this machine, some of whose processes are killed."""
+    python = environment("ray", "ray[data]")
+    if python is None:
+        return Outcome(skipped="no ray to install for this Python and platform")
+    return pytest("ray", "tests/serving/test_ray_batch.py", "tests/serving/test_clusters.py", python=python)
+
+
 def wheel_from_sdist() -> Outcome:
     """Sdists, wheels from them with build isolation, and a fresh environment that has only the wheels.
 
@@ -397,6 +414,8 @@ FULL: list[Step] = [
     ("documentation as a site", site),
     ("C++ tests", cxx_tests),
     ("tests", all_tests),
+    ("Triton", served_by_triton),
+    ("Ray", ray_cluster),
     ("wheel from sdist", wheel_from_sdist),
     ("ARM", arm),
     ("sessions on aarch64", aarch64_sessions),

@@ -290,14 +290,16 @@ def test_a_cluster_gives_the_same(plain: SearchResult, monkeypatch: pytest.Monke
     """Ray itself is not needed: a stand-in with its functions calls what a worker calls."""
     called: list[dict[str, Any]] = []
 
-    def remote(function: Callable[..., Any]) -> Any:
-        assert function is measure_packed
+    def remote(**_: int) -> Callable[..., Any]:
+        def decorate(function: Callable[..., Any]) -> Any:
+            def call(*arguments: Any) -> int:
+                assert arguments[0] is measure_packed
+                called.append(function(*arguments))
+                return len(called) - 1
 
-        def call(packed: bytes, task: Any) -> int:
-            called.append(function(packed, task))
-            return len(called) - 1
+            return types.SimpleNamespace(remote=call)
 
-        return types.SimpleNamespace(remote=call)
+        return decorate
 
     ray = types.SimpleNamespace(
         init=lambda **_: None,

@@ -50,6 +50,7 @@ _SHOWN = 20  # changed samples
               help="Samples a run, for a model with a symbolic batch (default: 1).")  # fmt: skip
 @threads_option
 @device_option("cpu")
+@click.option("--cluster", metavar="ADDRESS", help="A Ray cluster that runs parts of the data, or 'local'.")
 def command(
     out: Out,
     model: Path,
@@ -64,6 +65,7 @@ def command(
     batch: int | None,
     threads: int | None,
     device: str,
+    cluster: str | None,
 ) -> None:
     """Measure MODEL on data, with intervals that say how much is chance.
 
@@ -75,7 +77,7 @@ def command(
     with out.progress("evaluating") as progress:
         report = evaluate(model, data, labels=labels, preprocess=preprocess, metric=metrics, against=against,
                           label_offset=label_offset, output_name=output_name, samples=samples, batch=batch,
-                          threads=threads, device=device, progress=progress)  # fmt: skip
+                          threads=threads, device=device, cluster=cluster, progress=progress)  # fmt: skip
     if out.as_json:
         out.json(report.to_dict())
         return

@@ -7,6 +7,7 @@ not, are read as they are used.
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import os
 import zipfile
@@ -131,6 +132,12 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def part(self, start: int, stop: int) -> Samples:
+        """The same data, of whose samples only those from ``start`` to ``stop`` are used."""
+        chosen = copy.copy(self)
+        chosen.indices, chosen.names = self.indices[start:stop], self.names[start:stop]
+        return chosen
 
     def __iter__(self) -> Iterator[Sample]:
         """The samples, each without the batch dim, in the shape and type of the model's inputs."""

@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Protocol
 
-from lowbit.errors import LowBitError
+from lowbit.cluster import Cluster
 from lowbit.searcher.network import Network, Task
 
 Measured = tuple[int, dict[str, Any]]
@@ -77,33 +77,19 @@ def _measure(task: Task) -> dict[str, Any]:
     return network.measure(task, state)
 
 
-class Cluster:
+class OnCluster:
     """A Ray cluster. Its workers share no folder with this machine: they are sent what lies in it."""
 
     def __init__(self, folder: Path, state: Path, address: str) -> None:
-        try:
-            import ray
-        except ImportError as error:
-            raise LowBitError("--cluster needs Ray: pip install 'lowbit[cluster]'") from error
-        self._ray = ray
-        try:
-            ray.init(address=None if address == "local" else address, log_to_driver=False)
-        except Exception as error:  # Ray's own kinds, and those of its transport
-            raise LowBitError(f"--cluster {address}: no Ray cluster answers there: {error}") from error
-        self._packed = ray.put(pack(folder, state))
-        self._measure = ray.remote(measure_packed)
+        self._cluster = Cluster(address, pack(folder, state))
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Measured]:
         """Results as they come."""
-        waiting = {self._measure.remote(self._packed, task): i for i, task in enumerate(tasks)}
-        while waiting:
-            ready, _ = self._ray.wait(list(waiting))
-            for reference in ready:
-                yield waiting.pop(reference), self._ray.get(reference)
+        return self._cluster.each(measure_packed, tasks)
 
     def close(self) -> None:
         """Leaves the cluster."""
-        self._ray.shutdown()
+        self._cluster.close()
 
 
 def pack(folder: Path, state: Path) -> bytes:

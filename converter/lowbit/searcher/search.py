@@ -25,7 +25,7 @@ from lowbit.proto.images import Samples
 from lowbit.quantizer.config import Config
 from lowbit.quantizer.data import Data, Spool
 from lowbit.quantizer.quantize import CACHE_BYTES, Run, quantize, silent, timed
-from lowbit.searcher.executor import Cluster, Executor, Here, Pool
+from lowbit.searcher.executor import Executor, Here, OnCluster, Pool
 from lowbit.searcher.groups import Widths, groups_of, overrides_of, weight_bytes
 from lowbit.searcher.latency import Times, measure_model, measure_times, offered, predicted
 from lowbit.searcher.loss import classes
@@ -172,7 +172,7 @@ def search(
         made.round_alone(folder)
         executor: Executor
         if cluster is not None:
-            executor = Cluster(shipped, kept, cluster)
+            executor = OnCluster(shipped, kept, cluster)
         elif jobs > 1:
             executor = Pool(shipped, kept, jobs)
         else:
