@@ -32,6 +32,9 @@ constexpr const char* kPathVariable = "LOWBIT_CUDA_LIBRARY";
 // and leaves the process one that must not fork: nobody pays that who wants the CPU. As ONNX Runtime's own ".virtual",
 // the name carries it, because nothing else reaches CreateEpFactories.
 constexpr std::string_view kCpuSuffix = ".cpu";
+// And one whose name ends so offers what models can be compiled for without it: GPUs that are not there. liblowbit_cuda
+// reads the name, too (ep/cuda/entry.cc).
+constexpr std::string_view kTargetsSuffix = ".targets";
 
 // What liblowbit_cuda exports.
 using CreateCudaFactory = OrtStatus* (*)(const char*, const OrtApiBase*, const OrtLogger*, OrtCustomOpDomain*,
@@ -130,12 +133,13 @@ AnyFactory CreateGpuFactory(const char* registration_name, const OrtApiBase* bas
   return AnyFactory(factory);
 }
 
-HostDevice Host(bool is_alone, std::string without_devices) {
-  return {[](const EpOptions& options) {
+HostDevice Host() {
+  return {"cpu",
+          [](const EpOptions& options) {
             return CreateCpuBackend(
                 {options.reference, options.tuning != Tuning::kOff, options.threads, options.warn});
           },
-          CpuModel() + ", " + IsaName(DefaultIsa()), is_alone, std::move(without_devices)};
+          CpuModel() + ", " + IsaName(DefaultIsa())};
 }
 
 }  // namespace
@@ -158,13 +162,20 @@ __attribute__((visibility("default"))) OrtStatus* CreateEpFactories(const char* 
     const bool is_alone = name.ends_with(kCpuSuffix);
     std::string why_not;
     AnyFactory gpu;
+    if (name.ends_with(kTargetsSuffix)) {
+      gpu = CreateGpuFactory(registration_name, base, logger, why_not);
+      lowbit::Require(gpu != nullptr, "no GPU can be compiled for: ", why_not);
+      factories[0] = gpu.release();
+      *count = 1;
+      return;
+    }
     if (is_alone) {
       why_not = "the library was registered as '" + name + "', which offers the CPU alone";
     } else if (room >= 2) {
       gpu = CreateGpuFactory(registration_name, base, logger, why_not);
     }
-    Check(
-        CreateHostFactory(logger, lowbit::ort::Domain(), Host(is_alone, std::move(why_not)), &factories[0]));
+    Check(CreateHostFactory(logger, lowbit::ort::Domain(), {Host()}, is_alone, std::move(why_not),
+                            &factories[0]));
     *count = gpu != nullptr ? 2 : 1;
     if (gpu != nullptr) factories[1] = gpu.release();
   });

@@ -264,9 +264,11 @@ def cuda_build() -> Outcome:
         ctest(folder, "-R", "lowbit_cuda_host_test|lowbit_cuda_choices_test|lowbit_emulated_cuda"),
         # It loads where there is neither a driver nor a toolkit.
         [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(library)!r}).LowBitCreateCudaEpFactory"],
+        [sys.executable, "-m", "pytest", "-q", "-rs", "tests/ep/test_targets.py"],
         configure(older, *settings, f"-DCMAKE_CUDA_ARCHITECTURES={CUDA_OLDER}"),
         built(older, *(f"{objects}/{file}.o" for file in CUDA_OLDER_FILES)),
         ORT_INCLUDE_DIR=ort_headers(),
+        LOWBIT_TARGETS_LIBRARY=str(library),
         **cached_compiler(),
     )
 

@@ -33,6 +33,10 @@ constexpr OptionInfo kOptions[] = {
     {"converted_model", "a file", "none",
      "What `lowbit convert` made of the model, which was not converted itself: it runs in its place. It must "
      "have been made of that very file, and have its inputs and outputs; anything else is an error."},
+    {"tuned_on", "the line `machine` of a cache's file", "none",
+     "While a model is compiled for a GPU that is not there: the GPU whose measured choices, of the file in "
+     "cache_dir, go "
+     "into it. `lowbit compile --target` finds it."},
     {"reference", "0, 1", "0", "Run the plain reference kernels only, to check the fast ones."},
 };
 
@@ -94,6 +98,8 @@ void Apply(const OptionInfo& option, const std::string& value, EpOptions& option
     options.float_precision = PrecisionOf(option, value);
   } else if (name == "float_regions") {
     options.float_regions = Flag(option, value);
+  } else if (name == "tuned_on") {
+    options.tuned_on = value;
   } else if (name == "converted_model") {
     options.converted_model = value;
   } else {

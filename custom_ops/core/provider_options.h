@@ -27,7 +27,8 @@ struct EpOptions {
   std::string cache_dir;   // of measured choices; empty: LOWBIT_CACHE_DIR or the user's cache folder
   bool reference = false;  // the plain kernels only
   FloatPrecision float_precision = FloatPrecision::kFloat32;
-  bool float_regions = false;   // of nodes among which there is no lowbit node
+  bool float_regions = false;  // of nodes among which there is no lowbit node
+  std::string tuned_on;  // the GPU whose measurements a model for an absent one gets, as their file names it
   std::string converted_model;  // the file to run in the place of one that was not converted; empty: none
 
   // Not options of the provider; the session knows them.

@@ -202,6 +202,11 @@ class CudaBackend final : public Backend {
 
   DeviceConstant Upload(const ConstTensor& tensor) override {
     const size_t bytes = static_cast<size_t>(ElementCount(tensor.shape)) * ElementSize(tensor.type);
+    if (device_->Properties().IsAbsent()) {
+      const auto* from = static_cast<const uint8_t*>(tensor.data);
+      auto copy = std::make_shared<std::vector<uint8_t>>(from, from + bytes);
+      return {copy, copy->data()};
+    }
     auto block = std::make_shared<DeviceBlock>(device_, bytes);
     const DeviceScope scope(device_->Ordinal());
     const cudaStream_t stream = device_->CopyStream();
@@ -212,6 +217,8 @@ class CudaBackend final : public Backend {
   }
 
   std::unique_ptr<Instance> CreateInstance(const RegionPlan& plan) override {
+    Require(!device_->Properties().IsAbsent(), "models are compiled for ", device_->Properties().name,
+            " here, none can run: there is no such GPU");
     return std::make_unique<GraphInstance>(plan, device_, use_graph_);
   }
 

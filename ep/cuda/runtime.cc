@@ -90,7 +90,8 @@ cudaEvent_t EventOf(void* event) { return static_cast<cudaEvent_t>(event); }
 
 CudaDevice::CudaDevice(const cuda::Device& properties)
     : properties_(properties),
-      memory_(MemoryOf(properties.ordinal), std::min(TotalMemory(properties.ordinal) / 8, kMaxReserve),
+      memory_(MemoryOf(properties.ordinal),
+              properties.IsAbsent() ? 0 : std::min(TotalMemory(properties.ordinal) / 8, kMaxReserve),
               "GPU " + std::to_string(properties.ordinal) + " (" + properties.name + ")") {}
 
 CudaDevice::~CudaDevice() {

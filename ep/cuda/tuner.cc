@@ -1,6 +1,7 @@
 #include "ep/cuda/tuner.h"
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
@@ -185,6 +186,22 @@ TuneOrigin CudaTuneOrigin(const cuda::Device& device) {
       std::string("lowbit ") + LOWBIT_VERSION + ", kernels " + LOWBIT_CUDA_KERNELS + cuda::LeftOutText()};
 }
 
+int MultiprocessorsOf(const std::string& machine) {
+  const size_t word = machine.rfind(" multiprocessors");
+  const size_t before = word == std::string::npos || word == 0 ? word : machine.rfind(' ', word - 1);
+  int count = 0;
+  if (word != std::string::npos && before != std::string::npos)
+    std::from_chars(machine.data() + before + 1, machine.data() + word, count);
+  return count;
+}
+
+// Of a GPU that is not there the measurements of one that was.
+TuneOrigin OriginOf(const cuda::Device& device, const EpOptions& options) {
+  TuneOrigin origin = CudaTuneOrigin(device);
+  if (device.IsAbsent() && !options.tuned_on.empty()) origin.machine = PrintableOnly(options.tuned_on);
+  return origin;
+}
+
 Tuner::Shared& Tuner::SharedOf(const TuneOrigin& origin) {
   static std::mutex mutex;
   // Never destroyed: sessions that outlive static destructors hold what is in it.
@@ -201,8 +218,9 @@ Tuner::Tuner(std::shared_ptr<CudaDevice> device, const EpOptions& options)
       reference_(options.reference),
       use_graph_(options.graph),
       warn_(options.warn),
-      shared_(SharedOf(CudaTuneOrigin(device_->Properties()))) {
-  if (TuneCacheEnabled()) path_ = TuneFilePath(CudaTuneOrigin(device_->Properties()), options.cache_dir);
+      origin_(OriginOf(device_->Properties(), options)),
+      shared_(SharedOf(origin_)) {
+  if (TuneCacheEnabled()) path_ = TuneFilePath(origin_, options.cache_dir);
 }
 
 cuda::ConvChooser Tuner::ChooserFor(const ConvSpec& spec, std::string_view stored_as) {
@@ -217,6 +235,10 @@ cuda::ResidualPairChoosers Tuner::ChoosersFor(const ConvSpec& first, const ConvS
 }
 
 cuda::ConvChooser Tuner::Chooser(std::string node) {
+  {
+    const std::lock_guard lock(mutex_);
+    nodes_.insert(node);
+  }
   return [self = shared_from_this(), node = std::move(node)](const cuda::ConvChoice& choice) {
     return self->Choose(node, choice);
   };
@@ -489,8 +511,19 @@ void Tuner::Keep(const std::string& key, const std::string& configuration) {
 
 std::string Tuner::Choices() const {
   const std::lock_guard lock(mutex_);
+  std::map<std::string, std::string> choices = taken_;
+  if (!path_.empty() && tuning_ != Tuning::kOff && !reference_) {
+    const std::shared_ptr<const TuneEntries> known = shared_.file.Read(path_, warn_);
+    for (const auto& [key, configuration] : *known) {
+      // Of several convolutions in one step, all stand in the key.
+      const bool concerns = std::any_of(nodes_.begin(), nodes_.end(), [&](const std::string& node) {
+        return key.first.find(node) != std::string::npos;
+      });
+      if (concerns) choices.emplace(key.first, configuration);
+    }
+  }
   std::string text;
-  for (const auto& [key, configuration] : taken_)
+  for (const auto& [key, configuration] : choices)
     text.append(key).append("\t").append(configuration).append("\n");
   return text;
 }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,6 +25,8 @@ namespace lowbit::ep {
 
 // Whose measurements count: this GPU under this driver, with these kernels.
 TuneOrigin CudaTuneOrigin(const cuda::Device& device);
+// The multiprocessors of the GPU that the line `machine` of a file of measurements names; 0 where it tells none.
+int MultiprocessorsOf(const std::string& machine);
 
 class Tuner : public std::enable_shared_from_this<Tuner> {
  public:
@@ -45,8 +48,9 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
   // throw: what goes wrong is a warning.
   void TuneTogether(RegionPlan& plan);
 
-  // The measured choices that were taken so far, a line each, and the same text of a compiled model. Nothing
-  // in the text is trusted: lines that name no candidate of a node count for nothing.
+  // The measured choices that were taken so far and those in the file that concern the nodes, a line each, and the same
+  // text of a compiled model: compiling plans nothing, so that none is taken meanwhile. Nothing in the text is trusted:
+  // lines that name no candidate of a node count for nothing.
   std::string Choices() const;
   void Adopt(const std::string& text);
 
@@ -94,10 +98,12 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
   const Tuning tuning_;
   const bool reference_, use_graph_;
   const std::function<void(const std::string&)> warn_;
+  const TuneOrigin origin_;
   std::string path_;
   Shared& shared_;
-  mutable std::mutex mutex_;  // of the three below
+  mutable std::mutex mutex_;  // of the four below
   std::map<std::string, std::string> adopted_, taken_;
+  std::set<std::string> nodes_;  // the keys without the shape of all choosers
   // Measured alone, by the thread that now makes a plan with them and then calls TuneTogether.
   std::map<std::thread::id, std::map<std::string, Ranking>> fresh_;
   static thread_local Trial* trial_;

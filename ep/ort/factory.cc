@@ -87,7 +87,8 @@ const OrtHardwareDevice* HardwareFor(const DeviceRuntime& runtime, int index, co
 class Factory final : public OrtEpFactory {
  public:
   Factory(std::shared_ptr<DeviceRuntime> runtime, const OrtLogger* logger, OrtCustomOpDomain* domain);
-  Factory(HostDevice host, const OrtLogger* logger, OrtCustomOpDomain* domain);
+  Factory(std::vector<HostDevice> hosts, bool is_alone, std::string without_devices, const OrtLogger* logger,
+          OrtCustomOpDomain* domain);
 
  private:
   void Fill();
@@ -127,13 +128,17 @@ Factory::Factory(std::shared_ptr<DeviceRuntime> runtime, const OrtLogger* logger
   FillDeviceEntries();
 }
 
-Factory::Factory(HostDevice host, const OrtLogger* logger, OrtCustomOpDomain* domain)
+Factory::Factory(std::vector<HostDevice> hosts, bool is_alone, std::string without_devices,
+                 const OrtLogger* logger, OrtCustomOpDomain* domain)
     : OrtEpFactory{},
       logger_(logger),
       domain_(domain),
-      is_alone_(host.is_alone),
-      unavailable_(std::move(host.without_devices)) {
-  offered_.push_back({"cpu", std::move(host.description), nullptr, nullptr, std::move(host.create_backend)});
+      is_alone_(is_alone),
+      unavailable_(std::move(without_devices)) {
+  for (HostDevice& host : hosts) {
+    offered_.push_back({std::move(host.name), std::move(host.description), nullptr, nullptr,
+                        std::move(host.create_backend)});
+  }
   Fill();
 }
 
@@ -295,9 +300,13 @@ OrtStatus* CreateDeviceFactory(const OrtApiBase* base, const OrtLogger* logger, 
   return Guarded([&] { *out = std::make_unique<Factory>(std::move(runtime), logger, domain).release(); });
 }
 
-OrtStatus* CreateHostFactory(const OrtLogger* logger, OrtCustomOpDomain* domain, HostDevice host,
+OrtStatus* CreateHostFactory(const OrtLogger* logger, OrtCustomOpDomain* domain,
+                             std::vector<HostDevice> hosts, bool is_alone, std::string without_devices,
                              OrtEpFactory** out) noexcept {
-  return Guarded([&] { *out = std::make_unique<Factory>(std::move(host), logger, domain).release(); });
+  return Guarded([&] {
+    *out = std::make_unique<Factory>(std::move(hosts), is_alone, std::move(without_devices), logger, domain)
+               .release();
+  });
 }
 
 void ReleaseFactory(OrtEpFactory* factory) noexcept { delete static_cast<Factory*>(factory); }

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ep/ort/device_runtime.h"
 #include "ep/ort/ep_api.h"
@@ -16,15 +17,16 @@ namespace lowbit::ep {
 OrtStatus* CreateDeviceFactory(const OrtApiBase* base, const OrtLogger* logger, OrtCustomOpDomain* domain,
                                std::shared_ptr<DeviceRuntime> runtime, OrtEpFactory** out) noexcept;
 
-// The factory of the CPU. `description` tells users what it is; `is_alone`: GPUs were not looked for;
-// `without_devices`: why there is no GPU, or empty.
+// What has no memory of its own: the CPU, and GPUs that are not there, for which models are compiled alone.
+// `description` tells users what it is.
 struct HostDevice {
+  std::string name;
   CreateBackend create_backend;
   std::string description;
-  bool is_alone = false;
-  std::string without_devices;
 };
-OrtStatus* CreateHostFactory(const OrtLogger* logger, OrtCustomOpDomain* domain, HostDevice host,
+// The factory of such devices. `is_alone`: GPUs were not looked for; `without_devices`: why there is no GPU, or empty.
+OrtStatus* CreateHostFactory(const OrtLogger* logger, OrtCustomOpDomain* domain,
+                             std::vector<HostDevice> hosts, bool is_alone, std::string without_devices,
                              OrtEpFactory** out) noexcept;
 
 void ReleaseFactory(OrtEpFactory* factory) noexcept;

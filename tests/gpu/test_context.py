@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.support import lowbit_session, require_native
 
 require_native()
 import lowbit  # noqa: E402
+from lowbit.measure.device_tune import tune_device  # noqa: E402
 from lowbit.models import build  # noqa: E402
 
 
@@ -55,6 +57,27 @@ def test_compiled_models_equal_their_source(case, tmp_path: Path, embed: bool, c
             f"\nResNet-50 loads in {1e3 * seconds:.0f} ms compiled ({size:.1f} MiB, embedded: {embed}), "
             f"its source in {1e3 * source_seconds:.0f} ms with one run"
         )
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_without_a_gpu_the_same_is_compiled(case, tmp_path: Path, tuned: bool) -> None:
+    """What `lowbit compile --target` writes is what this GPU compiles, its measured choices included."""
+    path, image, expected = case
+    cache = tmp_path / "cache"
+    if tuned:
+        tune_device(path, "cuda:0", cache=str(cache), batches=(1,))
+    architecture = re.search(r"sm_\d+", next(d for d in lowbit.devices() if d.name == "cuda:0").description)
+    assert architecture is not None
+    options = {"cache_dir": str(cache)} if tuned else {"tuning": "off"}
+    here, there = tmp_path / "here.onnx", tmp_path / "there.onnx"
+    lowbit.compile(path, here, device="cuda", provider_options=options)
+    lowbit.compile(
+        path, there, target=architecture[0], cache=cache if tuned else None,
+        provider_options=None if tuned else options,
+    )  # fmt: skip
+    one, other = (context_bytes(onnx.load(file)).s for file in (here, there))
+    assert one == other
+    assert_equal(gpu_session(there).run(None, {"input": image}), expected, "compiled without a GPU")
 
 
 def context_bytes(model: onnx.ModelProto) -> onnx.AttributeProto:

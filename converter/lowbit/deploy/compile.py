@@ -22,10 +22,13 @@ from lowbit.errors import LowBitError, ModelError, OutputError, raise_if_out_of_
 from lowbit.library import require_onnxruntime
 from lowbit.proto.atomic import check_writable, temporary_folder, write_atomically
 from lowbit.proto.feeds import as_proto, random_feeds
+from lowbit.sessions.absent_gpu import AbsentGpu
 from lowbit.sessions.devices import canonical, has_own_memory, runs_as_it_is
 from lowbit.sessions.session import for_device, one_line, prepare, run_session, session, source_of
 
 if TYPE_CHECKING:
+    import onnxruntime
+
     from lowbit.proto.feeds import Feeds, Model
 
 TOLERANCE = 1e-6
@@ -43,7 +46,7 @@ class CompileReport:
         bytes: of all of them.
         regions: compiled regions.
         left: names of the nodes that stay with ONNX Runtime.
-        load_ms: time to open it.
+        load_ms: time to open it; on a target, which runs nothing, without the GPU's part.
         compared: outputs were compared with the uncompiled model's on random inputs.
     """
 
@@ -66,6 +69,9 @@ def compile(
     output: str | os.PathLike[str],
     *,
     device: str = "cuda",
+    target: str | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    tuned_on: str | None = None,
     external: bool = False,
     batches: Sequence[int] = (),
     shapes: Mapping[str, list[int]] | None = None,
@@ -81,6 +87,11 @@ def compile(
         model: a converted model, or one that is converted in memory.
         output: where to write the compiled model.
         device: "cuda", "cuda:1" ... or "cpu-ep".
+        target: in the place of ``device`` the architecture of a GPU that need not be there, such as "sm_90".
+            What comes of it is read back, but compared with nothing: it runs where there is such a GPU.
+        cache: with ``target``, the folder of measured choices that ``lowbit tune`` wrote beside such a GPU;
+            without it the cost model decides.
+        tuned_on: with ``cache``, how the name of that GPU begins, where the folder has several.
         external: write the compiled data into a file beside the model instead of into it.
         batches: batch sizes to tune for first, as :func:`lowbit.tune` does.
         shapes: sizes of inputs with symbolic dims, for tuning and for the comparison.
@@ -90,32 +101,53 @@ def compile(
     Raises:
         ModelError: if the model cannot be read, holds nothing to compile, or the result differs.
         OutputError: if the output cannot be written.
-        LowBitError: for a device that cannot be used.
+        LowBitError: for a device or a target that cannot be used, or arguments that do not go together.
     """
-    place, target = canonical(device), Path(output)
+    place, path = canonical(device), Path(output)
     if runs_as_it_is(place):
         raise LowBitError(
             f"device '{place}' runs custom ops too, for which nothing is compiled; give 'cuda' or 'cpu-ep'"
         )
+    absent = None if target is None else AbsentGpu.find(target, cache, tuned_on)
+    if absent is None and (cache is not None or tuned_on is not None):
+        raise LowBitError(
+            "cache and tuned_on go with target; give a device's cache as an option of the provider"
+        )
+    if absent is not None and (batches or shapes):
+        raise LowBitError(
+            "batches and shapes are there to measure and to compare, which takes a GPU; leave them out"
+        )
     inputs = (Path(model),) if isinstance(model, (str, os.PathLike)) else ()
-    check_writable(target, overwrite=overwrite, inputs=inputs)
-    if not target.suffix:  # ONNX Runtime takes it for a folder
-        raise OutputError(f"{target}: give a name with an ending, such as {target.name}.onnx")
+    check_writable(path, overwrite=overwrite, inputs=inputs)
+    if not path.suffix:  # ONNX Runtime takes it for a folder
+        raise OutputError(f"{path}: give a name with an ending, such as {path.name}.onnx")
     ready = for_device(model)
     _refuse_compiled(as_proto(ready))
     if batches:
         _measure(ready, place, batches, shapes, provider_options)
+
+    def options() -> onnxruntime.SessionOptions:
+        made = require_onnxruntime().SessionOptions()
+        if absent is None:
+            prepare(made, place, provider_options)
+        else:
+            absent.prepare(made, provider_options)
+        return made
+
     try:
         # Compiled data is named after the model and found beside it, so the whole appears under its final
         # name in a folder of its own, from which it moves.
-        with temporary_folder(target) as folder:
-            written = folder / target.name
-            _compile(ready, written, place, external, provider_options)
-            report = _check(ready, written, place, shapes or {}, provider_options)
-            report.output, report.files = str(target), _move_all(written, target, overwrite=overwrite)
+        with temporary_folder(path) as folder:
+            written = folder / path.name
+            _compile(ready, written, target or place, external, options())
+            if absent is None:
+                report = _check(ready, written, place, shapes or {}, provider_options)
+            else:
+                report = _read_back(written, absent.name, options())
+            report.output, report.files = str(path), _move_all(written, path, overwrite=overwrite)
             return report
     except OSError as error:
-        raise OutputError(f"{target}: cannot be written: {error.strerror or error}") from error
+        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _refuse_compiled(proto: onnx.ModelProto) -> None:
@@ -139,12 +171,9 @@ def _measure(
 
 
 def _compile(
-    model: Any, written: Path, device: str, external: bool,
-    provider_options: Mapping[str, str | int | bool] | None,
-) -> None:  # fmt: skip
+    model: Any, written: Path, device: str, external: bool, options: onnxruntime.SessionOptions
+) -> None:
     onnxruntime = require_onnxruntime()
-    options = onnxruntime.SessionOptions()
-    prepare(options, device, provider_options)
     source, name = source_of(model)
     try:
         compiler = onnxruntime.ModelCompiler(
@@ -162,14 +191,8 @@ def _check(
     provider_options: Mapping[str, str | int | bool] | None,
 ) -> CompileReport:  # fmt: skip
     """Opens what was written and compares it with the model."""
+    report = _report(written, device)
     proto = onnx.load(written, load_external_data=False)
-    report = CompileReport(str(written), device)
-    for node in proto.graph.node:
-        if node.op_type == "EPContext":
-            report.regions += 1
-        else:
-            report.left.append(node.name or f"{node.op_type} of {node.output[0]}")
-    report.bytes = sum(path.stat().st_size for path in written.parent.iterdir())
     start = time.perf_counter()
     opened = session(written, device=device, provider_options=provider_options)
     report.load_ms = (time.perf_counter() - start) * 1e3
@@ -180,6 +203,33 @@ def _check(
     expected = run_session(session(model, device=device, provider_options=provider_options), feed)
     _compare(expected, run_session(opened, feed))
     report.compared = True
+    return report
+
+
+def _read_back(written: Path, target: str, options: onnxruntime.SessionOptions) -> CompileReport:
+    """Opens what was written on the stand-in of a GPU, which reads all of it and runs nothing."""
+    report = _report(written, target)
+    start = time.perf_counter()
+    try:
+        require_onnxruntime().InferenceSession(str(written), options)
+    except Exception as error:  # ONNX Runtime's classes share no base below Exception
+        raise_if_out_of_memory(error)
+        raise ModelError(
+            f"the compiled model cannot be read back ({one_line(error)}); this is a defect of lowbit"
+        ) from error
+    report.load_ms = (time.perf_counter() - start) * 1e3
+    return report
+
+
+def _report(written: Path, device: str) -> CompileReport:
+    """What the file tells of itself."""
+    report = CompileReport(str(written), device)
+    for node in onnx.load(written, load_external_data=False).graph.node:
+        if node.op_type == "EPContext":
+            report.regions += 1
+        else:
+            report.left.append(node.name or f"{node.op_type} of {node.output[0]}")
+    report.bytes = sum(path.stat().st_size for path in written.parent.iterdir())
     return report
 
 

@@ -24,11 +24,17 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"cpu|cpu-ep|cpu-ops|cuda|[a-z]+:(0|[1-9]\d{0,3})")
 _OPENING = re.compile(r"^(lowbit: )?(no \w+ device can be used: )?")
+_STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (lowbit: )?")
 _lock = threading.Lock()
 
 SPELLINGS = "'cpu', 'cpu-ep', 'cpu-ops', 'cuda' or 'cuda:N'"
 
 _HOST = ("cpu", "cpu-ep", "cpu-ops")
+
+_TARGET = "target:"
+
+_TARGETS_SUFFIX = ".targets"
+"""A registration under a name that ends so offers GPUs that are not there, for which models are compiled."""
 
 _CPU_SUFFIX = ".cpu"
 """A registration under a name that ends so offers the CPU alone, and looks for no GPU."""
@@ -153,6 +159,27 @@ def ep_device(device: str) -> onnxruntime.OrtEpDevice:
     raise LowBitError(f"device '{device}': {there}{f': {reason}' if reason else ''}")
 
 
+def target_devices() -> dict[str, onnxruntime.OrtEpDevice]:
+    """The GPUs that models can be compiled for without one, by their architecture: "sm_90" ...
+
+    Raises:
+        LowBitError: if liblowbit_cuda is not there, or ONNX Runtime does not take it.
+    """
+    onnxruntime = require_onnxruntime()
+    _require_api(onnxruntime.__version__)
+    with _lock:
+        if not any(_is_target(each) for each in _all_offered()):
+            try:
+                onnxruntime.register_execution_provider_library(
+                    get_ep_name() + _TARGETS_SUFFIX, get_library_path()
+                )
+            except Exception as error:  # ONNX Runtime's classes share no base below Exception
+                said = " ".join(str(error).split())
+                raise LowBitError(_STATUS.sub("", said)) from error
+    offered = filter(_is_target, _all_offered())
+    return {str(each.ep_metadata["device"]).removeprefix(_TARGET): each for each in offered}
+
+
 def register_ep(*, gpus: bool = True) -> None:
     """Makes the execution provider known to ONNX Runtime; once per process, however often it is called.
 
@@ -182,7 +209,15 @@ def register_ep(*, gpus: bool = True) -> None:
 
 
 def _offered() -> list[onnxruntime.OrtEpDevice]:
-    """The provider's devices that ONNX Runtime knows so far."""
+    """The provider's devices on which something can run, as far as ONNX Runtime knows them."""
+    return [each for each in _all_offered() if not _is_target(each)]
+
+
+def _is_target(offered: onnxruntime.OrtEpDevice) -> bool:
+    return str(offered.ep_metadata["device"]).startswith(_TARGET)
+
+
+def _all_offered() -> list[onnxruntime.OrtEpDevice]:
     onnxruntime = require_onnxruntime()
     return [
         each

@@ -91,7 +91,7 @@ def session(
             options.intra_op_num_threads = threads
         prepare(options, place, provider_options, model)
         own = has_own_memory(place)
-        floats = own and _as_text(provider_options).get("float_regions") == "1"
+        floats = own and as_text(provider_options).get("float_regions") == "1"
         ready = model if runs_as_it_is(place) else for_device(model, everything=own, floats=floats)
         try:
             return open_session(ready, options, place)
@@ -103,7 +103,7 @@ def session(
         options.intra_op_num_threads = before
 
 
-def _as_text(provider_options: Mapping[str, str | int | bool] | None) -> dict[str, str]:
+def as_text(provider_options: Mapping[str, str | int | bool] | None) -> dict[str, str]:
     """Options as the execution provider takes them."""
     return {
         key: str(int(value)) if isinstance(value, bool) else str(value)
@@ -130,7 +130,7 @@ def prepare(
     Raises:
         LowBitError: if the device cannot be used, or the options hold another one already.
     """
-    given = _as_text(provider_options)
+    given = as_text(provider_options)
     if runs_as_it_is(device) and given:
         raise LowBitError(
             f"provider_options ({', '.join(given)}) are for the execution provider; device '{device}' runs "

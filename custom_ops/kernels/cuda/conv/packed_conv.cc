@@ -297,7 +297,7 @@ PackedConv::PackedConv(const ConvSpec& given, const Device& device, std::span<co
   if (borders_) AddBorder(weights, builder);
   const std::span<const uint8_t> bytes = builder.Bytes();
   DeviceGuard guard(device.ordinal);
-  memory_.Upload(bytes.data(), bytes.size());
+  memory_.Upload(bytes.data(), bytes.size(), device);
   ResolveEpilogue();
 }
 

@@ -2,11 +2,12 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace lowbit::cuda {
 
 struct Device {
-  int ordinal = 0;
+  int ordinal = 0;  // -1: a GPU that is not there
   // 10 * major + minor, 90 on Hopper. That of the code that runs there, which is what kernels are chosen by.
   int capability = 0;
   int hardware = 0;  // that of the GPU itself
@@ -17,6 +18,13 @@ struct Device {
   // Throws Error where there is no such GPU, one below compute capability 7.5, or one that this build has no
   // code for.
   static Device Query(int ordinal);
+
+  // A GPU that is not there, for which nodes are packed to run elsewhere: their constants stay on the host, and
+  // nothing is launched. Throws Error for an architecture that this build has no code for, or that it does not know.
+  static Device Absent(int architecture, int multiprocessors);
+  bool IsAbsent() const { return ordinal < 0; }
+  // Those that Absent takes.
+  static std::vector<int> Architectures();
 };
 
 }  // namespace lowbit::cuda

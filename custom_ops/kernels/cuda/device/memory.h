@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "kernels/cuda/device/device.h"
 
 namespace lowbit::cuda {
 
@@ -15,10 +16,12 @@ inline void Check(cudaError_t error, const char* what) {
   Require(error == cudaSuccess, "CUDA: ", what, " failed: ", cudaGetErrorString(error));
 }
 
-// The device that calls of this thread go to, until the end of the scope.
+// The device that calls of this thread go to, until the end of the scope. One that is not there (Device::Absent) gets
+// none.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int ordinal) {
+    if (ordinal < 0) return;
     Check(cudaGetDevice(&previous_), "cudaGetDevice");
     if (previous_ != ordinal) Check(cudaSetDevice(ordinal), "cudaSetDevice");
     changed_ = previous_ != ordinal;
@@ -54,20 +57,28 @@ class DeviceMemory {
  public:
   DeviceMemory() = default;
   ~DeviceMemory() {
-    if (data_ == nullptr) return;
+    if (data_ == nullptr || !on_host_.empty()) return;
     const RelaxedCapture relaxed;
     cudaFree(data_);
   }
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-  void Upload(const void* source, size_t bytes) {
+  // To the GPU of this thread, or of one that is not there (Device::Absent) into memory of the host.
+  void Upload(const void* source, size_t bytes, const Device& device) {
+    if (device.IsAbsent()) {
+      const auto* from = static_cast<const uint8_t*>(source);
+      on_host_.assign(from, from + bytes);
+      data_ = on_host_.data();
+      return;
+    }
     const RelaxedCapture relaxed;
     Check(cudaMalloc(&data_, bytes), "allocating a node's constants");
     bytes_ = bytes;
     CopyNow(data_, source, cudaMemcpyHostToDevice, "copying a node's constants");
   }
   std::vector<uint8_t> Download() const {
+    if (!on_host_.empty()) return on_host_;
     const RelaxedCapture relaxed;
     std::vector<uint8_t> out(bytes_);
     CopyNow(out.data(), data_, cudaMemcpyDeviceToHost, "reading a node's constants");
@@ -83,6 +94,7 @@ class DeviceMemory {
 
   void* data_ = nullptr;
   size_t bytes_ = 0;
+  std::vector<uint8_t> on_host_;
 };
 
 }  // namespace lowbit::cuda

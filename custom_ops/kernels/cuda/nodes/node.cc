@@ -61,7 +61,7 @@ std::shared_ptr<const DeviceMemory> NodeConstants::Upload(const Device& device) 
   if (bytes_.empty()) return nullptr;
   const DeviceGuard guard(device.ordinal);
   auto memory = std::make_shared<DeviceMemory>();
-  memory->Upload(bytes_.data(), bytes_.size());
+  memory->Upload(bytes_.data(), bytes_.size(), device);
   for (const auto& set : set_) set(*memory);
   return memory;
 }
