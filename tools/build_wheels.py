@@ -113,6 +113,8 @@ def install_compiler(target: Target) -> list[str]:
         assert spec is not None
         zig = Path(str(spec.origin)).with_name("zig")
         return [str(zig), "c++", "-target", f"{target.triple}.{GLIBC}"]
+    if not target.is_other:
+        return ["g++"]
     program = f"{target.triple}-g++"
     run([str(ROOT / "tools" / "setup.sh"), "program", program, f"g++-{target.triple}"])
     return [program]
@@ -179,7 +181,9 @@ def build(folder: Path, target: Target, compiler: Sequence[str], settings: Seque
         env |= {"_PYTHON_HOST_PLATFORM": f"linux-{target.machine}"}
     if target.compiler == "zig":
         defines |= zig_programs(target, compiler)
-    elif target.is_other:
+    elif not target.is_other:
+        env["CXX"] = os.environ.get("CXX", "g++")
+    else:
         defines["CMAKE_TOOLCHAIN_FILE"] = ROOT / "cmake" / f"{target.triple}.cmake"
     words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     words += ["--wheel-dir", str(folder), f"--config-settings=build-dir={target.build}"]
