@@ -53,7 +53,7 @@ CudaLibrary OpenCuda(const Logger& logger, std::string& why_not) {
   const fs::path path = is_named ? fs::path(named) : ort::OwnLibrary().parent_path() / kCudaLibrary;
   std::error_code error;
   if (!is_named && !fs::exists(path, error)) {
-    why_not = path.string() + " is not installed; the package lowbit-cuda brings it";
+    why_not = path.string() + " is not installed; the package onnxruntime-ep-lowbit-cuda brings it";
     return {};
   }
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

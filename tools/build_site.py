@@ -35,7 +35,7 @@ STYLE = """/* Wide tables scroll by themselves, so that a phone shows the text a
 def sources() -> list[Path]:
     """The Markdown pages of the repository."""
     pages = [path for name in FOLDERS for path in sorted((ROOT / name).rglob("*.md"))]
-    return [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *pages]
+    return [*sorted(ROOT.glob("*.md")), *pages]
 
 
 def list_folder(folder: Path) -> str:

@@ -3,11 +3,12 @@
     build_wheels.py [--machine x86_64|aarch64] [--compiler zig|g++] [--sdist] [--outdir dist]
                     [--define NAME=VALUE]...
 
-writes DIR/onnxruntime_ep_lowbit-VERSION-py3-none-manylinux_2_N_MACHINE.whl, DIR/lowbit-VERSION-cpXY-... for the
-version of the Python that runs this script, and DIR/MACHINE/liblowbit.so, the library in the former, for programs
-without Python. The tag is what the binaries need: N is the newest symbol version GLIBC_2.N that one of them
-asks for, and they may link nothing but glibc. zig, from the package ziglang of PyPI, is Clang with the headers
-of every glibc: what it builds runs wherever onnxruntime's own wheels do. g++ builds for the glibc of this machine.
+writes DIR/onnxruntime_ep_lowbit-VERSION-py3-none-manylinux_2_N_MACHINE.whl, DIR/lowbit-VERSION-cpXY-... for
+the version of the Python that runs this script, and DIR/MACHINE/liblowbit.so, the library in the former, for
+programs without Python. The tag is what the binaries need: N is the newest symbol version GLIBC_2.N that one
+of them asks for, and they may link nothing but glibc. zig, from the package ziglang of PyPI, is Clang with
+the headers of every glibc: what it builds runs wherever onnxruntime's own wheels do. g++ builds for the glibc
+of this machine.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ GLIBC = "2.28"  # that of the wheels of onnxruntime
 MACHINES = {"x86_64": "Advanced Micro Devices X86-64", "aarch64": "AArch64"}
 HERE = platform.machine()
 
-# Compiled for another machine with the headers of the Python that runs this script. They are the same on every machine
-# but for pyconfig.h, and of that the others read what configure found out about types.
+# Compiled for another machine with the headers of the Python that runs this script. They are the same on
+# every machine but for pyconfig.h, and of that the others read what configure found out about types.
 CHECK = """\
 #include <Python.h>
 #include <pthread.h>
@@ -96,7 +97,7 @@ class Target:
 
     @property
     def extension_suffix(self) -> str:
-        """How extension modules of this Python are called there, such as .cpython-311-aarch64-linux-gnu.so."""
+        """The ending of this Python's extension modules there, such as .cpython-311-aarch64-linux-gnu.so."""
         here = str(sysconfig.get_config_var("EXT_SUFFIX"))
         there = re.sub(r"-[^-]+-linux-gnu\.so$", f"-{self.triple}.so", here)
         if self.triple not in there or sys.implementation.name != "cpython":
@@ -113,6 +114,8 @@ def install_compiler(target: Target) -> list[str]:
         assert spec is not None
         zig = Path(str(spec.origin)).with_name("zig")
         return [str(zig), "c++", "-target", f"{target.triple}.{GLIBC}"]
+    if not target.is_other:
+        return ["g++"]
     program = f"{target.triple}-g++"
     run([str(ROOT / "tools" / "setup.sh"), "program", program, f"g++-{target.triple}"])
     return [program]
@@ -151,7 +154,8 @@ def zig_programs(target: Target, compiler: Sequence[str]) -> dict[str, Path | st
     calls = {"CXX_COMPILER": compiler, "AR": [compiler[0], "ar"], "RANLIB": [compiler[0], "ranlib"]}
     for name, words in calls.items():
         path, text = folder / name.lower(), f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
-        if not path.exists() or path.read_text() != text:  # to a compiler cache, a newer file is another compiler
+        # To a compiler cache, a newer file is another compiler.
+        if not path.exists() or path.read_text() != text:
             path.write_text(text)
             path.chmod(0o755)
         defines[f"CMAKE_{name}"] = path
@@ -179,12 +183,15 @@ def build(folder: Path, target: Target, compiler: Sequence[str], settings: Seque
         env |= {"_PYTHON_HOST_PLATFORM": f"linux-{target.machine}"}
     if target.compiler == "zig":
         defines |= zig_programs(target, compiler)
-    elif target.is_other:
+    elif not target.is_other:
+        env["CXX"] = os.environ.get("CXX", "g++")
+    else:
         defines["CMAKE_TOOLCHAIN_FILE"] = ROOT / "cmake" / f"{target.triple}.cmake"
     words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     words += ["--wheel-dir", str(folder), f"--config-settings=build-dir={target.build}"]
     if target.compiler == "zig":
-        words.append("--config-settings=install.strip=false")  # the linker did, and strip may be another machine's
+        # The linker did, and this machine's program may not know the other's files.
+        words.append("--config-settings=install.strip=false")
     settings = [*(f"{name}={value}" for name, value in defines.items()), *settings]
     run([*words, *(f"--config-settings=cmake.define.{setting}" for setting in settings), *PACKAGES], **env)
     return sorted(folder.glob("*.whl"))

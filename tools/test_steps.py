@@ -18,7 +18,6 @@ from test_commands import (
     JOBS,
     PIP_INSTALL,
     ROOT,
-    Command,
     Outcome,
     built,
     cached_compiler,

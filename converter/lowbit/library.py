@@ -1,4 +1,4 @@
-"""Where the native library lies, the name of the execution provider in it, and the ONNX Runtime that loads it."""
+"""Where the native library lies, the name of the provider in it, and the ONNX Runtime that loads it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["get_ep_name", "get_ep_names", "get_library_path", "require_onnxrunti
 def get_library_path() -> str:
     """The absolute path of the library, for those who register it themselves (Python, C++, C#).
 
-    It holds the custom ops and the execution provider, and lies in the package ``onnxruntime_ep_lowbit``, whose
-    function of this name needs nothing else installed.
+    It holds the custom ops and the execution provider, and lies in the package ``onnxruntime_ep_lowbit``,
+    whose function of this name needs nothing else installed.
 
     Raises:
         LowBitError: if it is not there.

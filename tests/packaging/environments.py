@@ -1,6 +1,6 @@
 """Installs the built wheels beside distributions of ONNX Runtime, each in a fresh environment, and uses them.
 
-    environments.py [--wheels dist] DISTRIBUTION...     such as onnxruntime onnxruntime==1.24.* onnxruntime-gpu none
+    environments.py [--wheels dist] DISTRIBUTION...     onnxruntime onnxruntime-gpu none ...
     environments.py --check DISTRIBUTION                the check alone, in the environment that runs this
 
 An environment gets the distribution first and the wheels then, as a user's does who has one; no file of the
@@ -63,8 +63,8 @@ def check_use() -> str:
     np.testing.assert_array_equal(outputs["cpu-ops"].argmax(1), stock.run(None, feeds)[0].argmax(1))
     shown = json.loads(run(sys.executable, "-m", "lowbit", "sys", "--format", "json"))
     assert shown["versions"]["onnxruntime"].startswith(onnxruntime.__version__)
-    kept = len(report.kept)
-    return f"{distribution.name} {onnxruntime.__version__}: converted ({kept} kept), ran, custom ops and provider equal"
+    seen = f"converted ({len(report.kept)} kept), ran, custom ops and provider equal"
+    return f"{distribution.name} {onnxruntime.__version__}: {seen}"
 
 
 def check_none() -> str:
@@ -89,7 +89,7 @@ def check_none() -> str:
 
 
 def try_environment(distribution: str, wheels: Sequence[Path]) -> None:
-    """A fresh environment with one distribution, or with none, and the wheels; raises where anything fails."""
+    """A fresh environment with one distribution, or none, and the wheels; raises where anything fails."""
     with tempfile.TemporaryDirectory(prefix="lowbit-environment-") as folder:
         run(sys.executable, "-m", "venv", folder)
         python = Path(folder, "bin", "python")

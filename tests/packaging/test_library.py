@@ -103,7 +103,8 @@ def test_the_library_has_a_package_of_its_own() -> None:
 
 def test_no_package_wants_a_certain_onnxruntime() -> None:
     """As ONNX Runtime asks of plugins: a second distribution would overwrite files of the first."""
-    wanted = [text for name in ("lowbit", LIBRARY_PACKAGE) for text in importlib.metadata.requires(name) or ()]
+    packages = ("lowbit", LIBRARY_PACKAGE)
+    wanted = [text for package in packages for text in importlib.metadata.requires(package) or ()]
     stated = [text for text in wanted if text.startswith("onnxruntime") and "extra ==" not in text]
     assert stated == [f"{LIBRARY_PACKAGE}=={onnxruntime_ep_lowbit.__version__}"]
 
@@ -132,16 +133,18 @@ def test_one_oldest_onnxruntime_everywhere() -> None:
     stated = (ROOT / "custom_ops/include/lowbit.h").read_text()
     (api,) = re.findall(r"^#define LOWBIT_ORT_API (\d+)$", stated, flags=re.MULTILINE)
     assert require_native().required_api == int(api)
-    (extra,) = (text for text in importlib.metadata.requires("lowbit") or () if text.startswith("onnxruntime>"))
+    wanted = importlib.metadata.requires("lowbit") or ()
+    (extra,) = (text for text in wanted if text.startswith("onnxruntime>"))
     assert extra.replace(" ", "").partition(";")[0] == f"onnxruntime>=1.{api}"
 
 
 def test_without_onnxruntime_one_error_says_what_to_install(tmp_path: Path) -> None:
-    """Each command ends with it; what needs none runs (tests/packaging/environments.py has a true environment)."""
+    """What needs none runs. (tests/packaging/environments.py tries it in an environment that has none.)"""
     model = ROOT / "models/digits/digits_w8a8.onnx"
     hidden = "import sys; sys.modules['onnxruntime'] = None; from lowbit.cli import main; main()"
     output = tmp_path / "converted.onnx"
-    for words in (("convert", model, "-o", output), ("run", model, "--random"), ("bench", model, "--against", model)):
+    bench = ("bench", model, "--against", model)
+    for words in (("convert", model, "-o", output), ("run", model, "--random"), bench):
         done = subprocess.run([sys.executable, "-c", hidden, *words], text=True, capture_output=True)
         (line,) = done.stderr.splitlines()
         assert done.returncode == 2, words

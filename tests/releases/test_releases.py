@@ -15,7 +15,7 @@ import lowbit  # noqa: E402
 from lowbit import ops  # noqa: E402
 from lowbit.errors import ModelError  # noqa: E402
 
-from tests.releases.write import COMPILED, run  # noqa: E402
+from tests.releases.write import COMPILED, OUTPUT, run  # noqa: E402
 
 FOLDERS = sorted(path for path in Path(__file__).parent.iterdir() if (path / f"{COMPILED}.onnx").exists())
 FILES = [path for folder in FOLDERS for path in sorted(folder.glob("*.onnx")) if path.stem != COMPILED]
@@ -24,8 +24,8 @@ FILES = [path for folder in FOLDERS for path in sorted(folder.glob("*.onnx")) if
 def recorded(path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """What the file was fed and gave, by name."""
     with np.load(path.with_suffix(".npz")) as arrays:
-        outputs = {name.removeprefix("output "): arrays[name] for name in arrays if name.startswith("output ")}
-        return {name: arrays[name] for name in arrays if not name.startswith("output ")}, outputs
+        fed = {name: arrays[name] for name in arrays if not name.startswith(OUTPUT)}
+        return fed, {name.removeprefix(OUTPUT): arrays[name] for name in arrays if name not in fed}
 
 
 def require_equal(path: Path, device: str) -> None:

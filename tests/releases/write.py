@@ -1,7 +1,8 @@
-"""Writes the files of this release, which later ones must run: `python -m tests.releases.write`, once before it.
+"""Writes the files of this release, which later ones must run: `python -m tests.releases.write`.
 
-tests/releases/<version>/NAME.onnx with NAME.npz, its inputs and, under `output <name>`, what it gave: one lowbit
-node of each kind with its parameters, whole converted networks, and `compiled`, a model with an EPContext node.
+tests/releases/<version>/NAME.onnx, with its inputs and outputs in NAME.npz: one lowbit node of each kind with
+its parameters, whole converted networks, and `compiled`, a model with an EPContext node. Until the release is
+out its folder may be removed and written again; afterwards no file in it changes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NETWORKS = {
     "network_attention": CASES["constructs.attention_heads"],
     "network_classifier": CASES["exporters.tf2onnx_classifier"],
 }
-COMPILED = "compiled"
+COMPILED, OUTPUT = "compiled", "output "
 LARGEST = 3000
 """Bytes of a model of one node."""
 
@@ -58,7 +59,7 @@ def _info(name: str, value: np.ndarray) -> onnx.ValueInfoProto:
 
 
 def drawn(op_type: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """The first small model of one node that random_nodes draws; of an AP node, with an operand that is bipolar."""
+    """The first small model of one node that random_nodes draws; an AP node has a bipolar operand."""
     for seed in itertools.count():
         node = random_nodes.make(op_type, np.random.default_rng(seed))
         if op_type.startswith("AP") and "bipolar" not in node.attrs.values():
@@ -82,7 +83,7 @@ def write(folder: Path, name: str, model: onnx.ModelProto, fed: dict[str, np.nda
     path = folder / f"{name}.onnx"
     onnx.save(model, path)
     outputs = run(path, fed, "cpu-ops")
-    np.savez_compressed(path.with_suffix(".npz"), **fed, **{f"output {key}": y for key, y in outputs.items()})
+    np.savez_compressed(path.with_suffix(".npz"), **fed, **{OUTPUT + key: y for key, y in outputs.items()})
 
 
 def main() -> int:

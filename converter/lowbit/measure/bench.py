@@ -34,7 +34,8 @@ if (
 ):  # onnx and onnxruntime are imported where they are used: the fresh processes import this file
     import numpy.typing as npt
     import onnx
-    onnxruntime = require_onnxruntime()
+    import onnxruntime
+
 Progress = Callable[[int, int], None]
 
 BLOCK_SECONDS = 0.05

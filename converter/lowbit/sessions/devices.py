@@ -103,15 +103,14 @@ def cpu_name() -> str:
 def devices() -> list[Device]:
     """Every device, those that cannot be used with the reason. Registers the execution provider.
 
-    Never raises for what a machine lacks: no ONNX Runtime, or one without plugin execution providers, shows as
-    a reason.
+    Never raises for what a machine lacks: no ONNX Runtime, or one without plugin execution providers, shows
+    as a reason.
     """
     try:
         require_onnxruntime()
     except LowBitError as error:
-        reason = str(error)
-        return [*(Device(name, cpu_name(), reason) for name in ("cpu", "cpu-ops", "cpu-ep")),
-                Device("cuda", "NVIDIA GPU", reason)]  # fmt: skip
+        cpus = [Device(name, cpu_name(), str(error)) for name in ("cpu", "cpu-ops", "cpu-ep")]
+        return [*cpus, Device("cuda", "NVIDIA GPU", str(error))]
     found = [Device("cpu", cpu_name()), Device("cpu-ops", cpu_name())]
     try:
         offered = ep_devices()
@@ -240,13 +239,13 @@ def _require_api(version: str) -> None:
     api = offered_api(version)
     if api is not None and api < required_api():
         raise LowBitError(
-            f"the execution provider needs onnxruntime 1.{required_api()} or newer, this is {version}; update "
-            "it or use device 'cpu'"
+            f"the execution provider needs onnxruntime 1.{required_api()} or newer, this is {version}; "
+            "update it or use device 'cpu'"
         )
 
 
 def offered_api(version: str | None = None) -> int | None:
-    """The C API of an ONNX Runtime, the installed one by default (release 1.N offers API N); None where none is."""
+    """The C API of an ONNX Runtime, by default of the one that is installed: release 1.N offers API N."""
     try:
         return int((version or require_onnxruntime().__version__).split(".")[1])
     except (LowBitError, IndexError, ValueError):

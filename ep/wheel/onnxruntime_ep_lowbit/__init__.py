@@ -1,9 +1,9 @@
-"""The execution provider and custom ops of lowbit, for any ONNX Runtime: where the library lies, and its name.
+"""The execution provider and custom ops of lowbit, for any ONNX Runtime: the library's path, and its name.
 
 >>> import onnxruntime, onnxruntime_ep_lowbit
 >>> onnxruntime.register_execution_provider_library("lowbit", onnxruntime_ep_lowbit.get_library_path())
 
-Nothing here imports onnxruntime: the library says by a status which release it needs when an older one loads it.
+Nothing here imports onnxruntime. The library refuses a release that is too old with a status that says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def get_library_path() -> str:
     """
     path = Path(__file__).resolve().parent / _LIBRARY
     if not path.is_file():
-        raise FileNotFoundError(f"expected the library at {path}, found nothing; reinstall onnxruntime-ep-lowbit")
+        raise FileNotFoundError(
+            f"expected the library at {path}, found nothing; reinstall onnxruntime-ep-lowbit"
+        )
     return str(path)
 
 
