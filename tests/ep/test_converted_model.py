@@ -163,7 +163,9 @@ def test_an_input_that_nobody_reads_is_refused(devices, source: Path) -> None:
     model.graph.input.append(onnx.helper.make_tensor_value_info("unread", onnx.TensorProto.FLOAT, [1]))
     onnx.save(model, source)
     lowbit.convert(source, beside(source), overwrite=True)
-    with pytest.raises(Exception, match="its input 'unread' is not handed on by ONNX Runtime: no node of the model reads it"):
+    with pytest.raises(
+        Exception, match="its input 'unread' is not handed on by ONNX Runtime: no node of the model reads it"
+    ):
         opened(devices, source)
 
 

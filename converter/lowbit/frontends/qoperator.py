@@ -314,6 +314,8 @@ class _Writer:
         With scales near the ends of float32, real numbers overflow or vanish that the integer kernels never
         compute.
         """
+        if parameter is not None and parameter.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+            raise _StaysError(f"a scale is {parameter.dtype}; expected float32")
         array = constant(parameter)
         if array is None:
             return
