@@ -112,18 +112,18 @@ def main() -> None:
     options = parser.parse_args()
     workers = [int(count) for count in options.workers.split(",")]
     load_before = os.getloadavg()[0]
+    ray.init(num_cpus=max(workers), include_dashboard=False, log_to_driver=False)
+    address = ray.get_runtime_context().gcs_address
     model = converted(built("mobilenetv2", "w8a8", batch="N"))
     table = Table("mobilenetv2", ["workers", "images/s", "worker ms an image", "all else ms a shard"])
     with tempfile.TemporaryDirectory() as folder:
         shards = Path(folder)
         write_shards(shards, options.shards, options.images)
         table.rows.append(["none, without Ray", *without_ray(model, shards, options.images), "-"])
-        ray.init(num_cpus=max(workers), include_dashboard=False, log_to_driver=False)
-        address = ray.get_runtime_context().gcs_address
         for count in workers:
             table.rows.append([count, *through_ray(model, shards, count, options.images, address)])
             print(table.markdown(), flush=True)
-        ray.shutdown()
+    ray.shutdown()
     notes = [
         f"{options.shards} shards of {options.images} JPEG files of 256x256 pixels, batches of 32, a thread "
         "in each worker.",

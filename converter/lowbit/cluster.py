@@ -48,13 +48,17 @@ class Cluster:
             The place of each task and what it came to, as they come.
 
         Raises:
-            LowBitError: the first that a call raises.
+            LowBitError: the first that a call raises, or for a call that Ray gave up.
         """
         waiting = {self._call.remote(function, self._common, task): i for i, task in enumerate(tasks)}
         while waiting:
             ready, _ = self._ray.wait(list(waiting))
             for reference in ready:
-                result = self._ray.get(reference)
+                try:
+                    result = self._ray.get(reference)
+                except Exception as error:  # Ray's own kinds: memory that ran out, machines that died
+                    text = " ".join(str(error).split())
+                    raise LowBitError(f"--cluster: a worker failed: {text}") from error
                 if isinstance(result, LowBitError):
                     raise result
                 yield waiting.pop(reference), result
