@@ -1,8 +1,8 @@
 """Every allocation of lowbit's libraries fails once: a session's life ends with a status, or goes on and is right.
 
 `python -m tests.faults.allocations` makes each allocation fail by itself, and each with all that come after it,
-in a process of its own each time, and writes benchmarks/results/fault_injection.md and .json; `--way`, `--every`
-and `--only N` choose less, and then nothing is written. A process that dies or does not end, a wrong element, an
+in a process of its own each time; `--way`, `--first` and `--every` choose less, `--report` writes
+benchmarks/results/fault_injection.md and .json. A process that dies or does not end, a wrong element, an
 error that does not speak of memory, and a block that is left alive are failures.
 
 A life is what an application does: register the library, open a session, run it, destroy all of it. After each
@@ -288,7 +288,7 @@ def tried(way: str, *, first: int = 1, every: int = 1) -> Tally:
     return tally
 
 
-def report(tallies: list[Tally], seconds: float) -> None:
+def report(tallies: list[Tally], first: int, every: int, seconds: float) -> None:
     """benchmarks/results/fault_injection.md and .json."""
     from benchmarks import results
 
@@ -296,9 +296,10 @@ def report(tallies: list[Tally], seconds: float) -> None:
     for tally in tallies:
         counts = [tally.verdicts[verdict] for verdict in ("refused", "right", "FAILED")]
         table.rows.append([WAYS[tally.way], tally.allocations, sum(counts), *counts])
+    which = "Each allocation" if every == 1 else f"Every {every}th allocation, from the {first}th on,"
     notes = [
-        "Each allocation of lowbit's libraries fails by itself, and once more with all that come after it. A life "
-        "ends with an error that speaks of memory (refused), or goes on without what it asked for (right).",
+        f"{which} of lowbit's libraries fails by itself, and once more with all that come after it. A life ends "
+        "with an error that speaks of memory (refused), or goes on without what it asked for (right).",
         "Failed: a process that died or did not end, a wrong element then or in the life after, another error, "
         "a block of lowbit's left alive.",
         f"{seconds:.0f} seconds, one process.",
@@ -314,6 +315,7 @@ def main() -> int:
     parser.add_argument("--way", action="append", choices=WAYS, help="only these lives")
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--report", action="store_true")
     parser.add_argument("--work", choices=WAYS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
@@ -323,8 +325,8 @@ def main() -> int:
     for way in given.way or WAYS:
         tallies.append(tried(way, first=given.first, every=given.every))
         print(f"{way}: {tallies[-1].allocations} allocations, {dict(tallies[-1].verdicts)}", flush=True)
-    if not given.way and given.first == given.every == 1:
-        report(tallies, time.monotonic() - begun)
+    if given.report:
+        report(tallies, given.first, given.every, time.monotonic() - begun)
     return int(any(tally.failures for tally in tallies))
 
 

@@ -46,14 +46,14 @@ bool IsBelow(int folder, const char* path) {
   return path != nullptr && path[0] != '/' && folder != AT_FDCWD ? IsBelow(folder) : IsBelow(path);
 }
 
-// Whether the operation fails. A full disk stays full, and may still be read and cleared.
+// Whether the operation fails. A full disk stays full, and may still be read and cleared; one place cannot be read.
 bool Fails(bool is_below, Does does) {
   const auto fault = static_cast<Fault>(g_fault.load());
   if (!is_below || fault == Fault::kNone) return false;
   if (fault == Fault::kFull && does != Does::kWrite) return false;
   if (fault == Fault::kUnreadable && does != Does::kRead) return false;
   const int64_t number = g_seen.fetch_add(1) + 1, turn = g_turn.load();
-  if (turn == 0 || number < turn) return false;
+  if (turn == 0 || number < turn || (fault == Fault::kUnreadable && number != turn)) return false;
   if (fault == Fault::kKilled) kill(getpid(), SIGKILL);
   errno = fault == Fault::kFull ? ENOSPC : EIO;
   return true;
@@ -200,8 +200,8 @@ int rmdir(const char* path) noexcept {
   return Fails(IsBelow(path), Does::kRemove) ? -1 : real(path);
 }
 
-// From here on operations below `folder` are counted, and from the `turn`th on (0: none) they meet the fault: 1 the
-// disk is full, 2 nothing can be read, 3 the process is killed.
+// From here on operations below `folder` are counted, and the `turn`th (0: none) meets the fault: 1 the disk is full
+// from then on, 2 it cannot read, 3 the process is killed.
 void LowBitFaultsFiles(const char* folder, int fault, int64_t turn) {
   std::snprintf(g_folder, sizeof g_folder, "%s", folder);
   g_seen.store(0);

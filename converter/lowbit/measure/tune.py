@@ -334,7 +334,9 @@ def keep(entries: Entries) -> list[str]:
                       _native.parse_tune_cache(path.read_bytes())}  # fmt: skip
         except FileNotFoundError:
             pass
-        except (OSError, _native.LowBitError) as error:
+        except OSError as error:
+            raise OutputError(f"{path}: what it holds cannot be read: {error.strerror or error}") from error
+        except _native.LowBitError as error:
             warnings.append(f"{path}: its old entries are lost: {error}")
         merged |= entries
         text = _native.format_tune_cache([(*key, kernel) for key, kernel in merged.items()])

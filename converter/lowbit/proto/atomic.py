@@ -94,7 +94,11 @@ def temporary_folder(beside: Path) -> Iterator[Path]:
     while True:
         folder = parent / f".{beside.name[:60]}.{secrets.token_hex(4)}{_ENDING}"
         folder.mkdir(mode=0o700)
-        held = _lock(folder)
+        try:
+            held = _lock(folder)
+        except OSError:  # such as too many open files
+            folder.rmdir()
+            raise
         if held is not None and folder.is_dir():
             break
         _unlock(held)  # another run took the folder for a leftover just now
@@ -116,21 +120,28 @@ def _remove_leftovers(parent: Path) -> None:
     except OSError:  # whoever writes there meets the same
         return
     for folder in found:
-        held = _lock(folder)
+        try:
+            held = _lock(folder)
+        except OSError:  # nobody is told of what cannot be cleared
+            continue
         if held is not None and held >= 0 and not (folder / EARLIER).exists():
             shutil.rmtree(folder, ignore_errors=True)
         _unlock(held)
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that holds a folder's lock; -1 where there are no locks, None if somebody else has it."""
+    """A descriptor that holds a folder's lock; -1 where there are no locks, None if somebody else has it.
+
+    Raises:
+        OSError: if the folder cannot be opened.
+    """
     try:
         import fcntl
     except ImportError:  # Windows
         return -1
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
+    except FileNotFoundError:  # somebody else removed it
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
