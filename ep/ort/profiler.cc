@@ -1,7 +1,9 @@
 #include "ep/ort/profiler.h"
 
-#include <sys/syscall.h>
 #include <unistd.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#endif
 
 #include <chrono>
 #include <iterator>
@@ -26,6 +28,17 @@ Profiler& Self(OrtEpProfilerImpl* profiler) { return *static_cast<Profiler*>(pro
 std::string& Append(std::string& text, const char* between, std::string_view more) {
   if (!text.empty()) text += between;
   return text += more;
+}
+
+constexpr int32_t kNoThread = -1;
+
+// As ONNX Runtime numbers threads, so that its events and these stand in one row.
+int32_t ThisThread() {
+#ifdef __linux__
+  return static_cast<int32_t>(::syscall(SYS_gettid));
+#else
+  return kNoThread;
+#endif
 }
 
 int64_t Count(StepTimes::Clock::duration duration) {
@@ -57,9 +70,7 @@ Profiler::Profiler(bool has_own_time) : OrtEpProfilerImpl{}, has_own_time_(has_o
 StepTimes* Profiler::Listening() { return t_listening.empty() ? nullptr : t_listening.back(); }
 
 void Profiler::Add(std::span<const PlannedStep> steps, Clock::time_point begin, Clock::duration duration) {
-  constexpr int32_t kNone = -1;
-  Event event{{}, {}, {}, kNone, begin, duration};
-  if (!has_own_time_) event.thread = static_cast<int32_t>(::syscall(SYS_gettid));
+  Event event{{}, {}, {}, has_own_time_ ? kNoThread : ThisThread(), begin, duration};
   for (const PlannedStep& step : steps) {
     Append(event.name, " and ", step.name);
     for (const std::string& node : step.nodes) Append(event.nodes, ", ", node);
