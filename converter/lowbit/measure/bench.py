@@ -421,7 +421,7 @@ def _profile(subject: Subject, runs: int = 20) -> list[NodeTime]:
 
 def _is_ours(event: Mapping[str, Any]) -> bool:
     """Whether an event of ONNX Runtime's profiler is the execution provider's."""
-    return event["args"].get("provider") == get_ep_name()
+    return bool(event["args"].get("provider") == get_ep_name())
 
 
 def fresh_process(subject: Subject) -> tuple[float, int]:
