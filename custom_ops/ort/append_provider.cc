@@ -17,6 +17,7 @@ namespace {
 constexpr const char* kVariable = "LOWBIT_EP";
 constexpr const char* kEntry = "lowbit.ep";
 constexpr std::string_view kNone = "none";
+constexpr std::string_view kEach = ":*";  // behind a kind of device: each session takes the next one
 constexpr std::string_view kExpected =
     "expected a device and options of the provider, such as "
     "'cuda:1,tuning=off', or 'none' for custom ops";
@@ -44,6 +45,7 @@ class OfferedDevices {
   }
 
   const OrtEpDevice* Find(const std::string& name) const {
+    if (name.ends_with(kEach)) return NextOf(std::string_view(name).substr(0, name.size() - 1));
     for (const OrtEpDevice* device : devices_) {
       const std::string offered = Metadata(device, kDeviceKey);
       if (offered == name || offered == name + ":0") return device;
@@ -66,6 +68,15 @@ class OfferedDevices {
   }
 
  private:
+  // Called with the lock of AppendProvider held.
+  const OrtEpDevice* NextOf(std::string_view kind) const {
+    static size_t turns = 0;
+    std::vector<const OrtEpDevice*> found;
+    for (const OrtEpDevice* device : devices_)
+      if (Metadata(device, kDeviceKey).starts_with(kind)) found.push_back(device);
+    return found.empty() ? nullptr : found[turns++ % found.size()];
+  }
+
   std::vector<const OrtEpDevice*> devices_;
 };
 
@@ -87,7 +98,7 @@ bool IsDeviceName(std::string_view name) {
   const std::string_view kind = name.substr(0, name.find(':'));
   const std::string_view number = kind.size() == name.size() ? "0" : name.substr(kind.size() + 1);
   return !kind.empty() && kind.find_first_not_of("abcdefghijklmnopqrstuvwxyz") == kind.npos &&
-         !number.empty() && number.find_first_not_of("0123456789") == number.npos;
+         (number == "*" || (!number.empty() && number.find_first_not_of("0123456789") == number.npos));
 }
 
 std::string SessionEntry(const OrtSessionOptions* options, const char* key) {

@@ -14,7 +14,7 @@
 namespace lowbit::ort {
 
 struct AskedProvider {
-  std::string device;  // "cpu", "cuda:1"
+  std::string device;  // "cpu", "cuda:1"; "cuda:*" for each session the next GPU
   std::map<std::string, std::string> options;
 };
 

@@ -15,6 +15,7 @@
 #include "ep/cpu/team.h"
 #include "ep/region/lower.h"
 #include "ep/region/program.h"
+#include "ep/region/step_times.h"
 
 namespace lowbit::ep {
 namespace {
@@ -124,16 +125,17 @@ class CpuInstance final : public Instance {
     InlineThreadPool inline_pool;
     ThreadPool& pool = context.pool != nullptr ? *context.pool : inline_pool;
     if (threads_ > 1 && loops_ >= kTeamLoops) {
-      Team::Run(pool, threads_, [&](ThreadPool& team) { RunSteps(team); });
+      Team::Run(pool, threads_, [&](ThreadPool& team) { RunSteps(team, context.times); });
     } else {
       CountingPool counting(pool);
-      RunSteps(counting);
+      RunSteps(counting, context.times);
       loops_ = counting.loops();
     }
   }
 
  private:
   struct BoundStep {
+    const PlannedStep* planned = nullptr;
     const CpuStepPlan* plan = nullptr;
     Tensors inputs;
     void* y = nullptr;
@@ -142,14 +144,18 @@ class CpuInstance final : public Instance {
     size_t step = 0, input = 0, external = 0;
   };
 
-  void RunSteps(ThreadPool& pool) const {
-    for (const BoundStep& step : steps_) step.plan->Run(step.inputs, step.y, pool);
+  void RunSteps(ThreadPool& pool, StepTimes* times) const {
+    for (const BoundStep& step : steps_) {
+      const auto begin = times == nullptr ? StepTimes::Clock::time_point() : StepTimes::Clock::now();
+      step.plan->Run(step.inputs, step.y, pool);
+      if (times != nullptr) times->Add({step.planned, 1}, begin, StepTimes::Clock::now() - begin);
+    }
   }
 
   void AddStep(const PlannedStep& planned, const RegionPlan& plan) {
     const size_t index = steps_.size();
     const auto* step_plan = static_cast<const CpuStepPlan*>(planned.plan.get());
-    BoundStep step{step_plan, step_plan->inputs(), nullptr};
+    BoundStep step{&planned, step_plan, step_plan->inputs(), nullptr};
     for (size_t i = 0; i < planned.fed.size(); ++i) {
       const size_t input = step_plan->fed()[i];
       const Location& place = planned.fed[i];

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <string>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "core/status.h"
 #include "ep/cuda/cuda_call.h"
 #include "ep/cuda/steps.h"
+#include "ep/region/step_times.h"
 
 namespace lowbit::ep {
 namespace {
@@ -50,6 +52,33 @@ class CaptureStream {
  private:
   cudaStream_t stream_ = nullptr;
   bool capturing_ = true;
+};
+
+// Events that a graph records.
+class GraphEvents {
+ public:
+  explicit GraphEvents(size_t count) : events_(count) {
+    for (cudaEvent_t& event : events_) CheckCuda(cudaEventCreate(&event), "making an event");
+  }
+  ~GraphEvents() {
+    for (const cudaEvent_t event : events_)
+      if (event != nullptr) static_cast<void>(cudaEventDestroy(event));
+  }
+  GraphEvents(const GraphEvents&) = delete;
+  GraphEvents& operator=(const GraphEvents&) = delete;
+
+  void Record(size_t i, cudaStream_t captured) const {
+    CheckCuda(cudaEventRecordWithFlags(events_[i], captured, cudaEventRecordExternal), "recording an event");
+  }
+  StepTimes::Clock::duration Between(size_t first, size_t last) const {
+    float milliseconds = 0;
+    CheckCuda(cudaEventElapsedTime(&milliseconds, events_[first], events_[last]), "reading a measurement");
+    return std::chrono::duration_cast<StepTimes::Clock::duration>(
+        std::chrono::duration<float, std::milli>(milliseconds));
+  }
+
+ private:
+  std::vector<cudaEvent_t> events_;
 };
 
 bool IsCapturing(cudaStream_t stream) {
@@ -126,11 +155,11 @@ void GraphInstance::Run(std::span<void* const> externals, const RunContext& cont
     CheckCuda(cudaStreamWaitEvent(stream, done_, 0), "ordering two runs");
   try {
     if (std::all_of(externals.begin(), externals.end(), IsAligned)) {
-      RunSteps(externals, stream);
+      RunSteps(externals, stream, context.times);
     } else {
       std::vector<void*> aligned(externals.begin(), externals.end());
       const std::vector<Staged> staged = Stage(aligned, stream);
-      RunSteps(aligned, stream);
+      RunSteps(aligned, stream, context.times);
       Unstage(staged, stream);
     }
   } catch (const Error& e) {
@@ -149,13 +178,43 @@ cudaError_t GraphInstance::MarkEnd(cudaStream_t stream) {
   return cudaEventRecord(done_, stream);
 }
 
-void GraphInstance::RunSteps(std::span<void* const> externals, cudaStream_t stream) {
+void GraphInstance::RunSteps(std::span<void* const> externals, cudaStream_t stream, StepTimes* times) {
+  if (times != nullptr) {
+    RunTimed(externals, stream, *times);
+    return;
+  }
   if (!use_graph_) {
     LaunchAll(externals, workspace_.Get(), stream);
     return;
   }
   Prepare(externals);
   CheckCuda(cudaGraphLaunch(captured_->executable, stream), "launching a region");
+}
+
+void GraphInstance::RunTimed(std::span<void* const> externals, cudaStream_t stream, StepTimes& times) const {
+  const GraphEvents events(plan_.steps.size() + 1);
+  Captured timed;
+  {
+    CaptureStream captured;
+    cuda::Queue queue(captured.Get(),
+                      false);  // a kernel that overlaps its predecessor has no time of its own
+    events.Record(0, captured.Get());
+    for (size_t i = 0; i < plan_.steps.size(); ++i) {
+      Launch(i, externals, workspace_.Get(), queue);
+      events.Record(i + 1, captured.Get());
+    }
+    captured.End(&timed.graph);
+  }
+  CheckCuda(cudaGraphInstantiate(&timed.executable, timed.graph, 0), "instantiating a region's graph");
+  const auto begin = StepTimes::Clock::now();
+  CheckCuda(cudaGraphLaunch(timed.executable, stream), "launching a region");
+  CheckCuda(cudaStreamSynchronize(stream), "waiting for a region");
+  const std::span<const PlannedStep> steps(plan_.steps);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (LauncherOf(i) != i) continue;
+    times.Add(steps.subspan(i, steps[i].with_next != nullptr ? 2 : 1), begin + events.Between(0, i),
+              events.Between(i, i + 1));
+  }
 }
 
 void GraphInstance::Prepare(std::span<void* const> externals) {

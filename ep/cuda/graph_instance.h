@@ -52,7 +52,10 @@ class GraphInstance final : public Instance {
   void LaunchAll(std::span<void* const> externals, uint8_t* workspace, cudaStream_t stream) const;
   // The next run on another stream, and the destructor, wait for everything on `stream` until here.
   cudaError_t MarkEnd(cudaStream_t stream);
-  void RunSteps(std::span<void* const> externals, cudaStream_t stream);
+  void RunSteps(std::span<void* const> externals, cudaStream_t stream, StepTimes* times);
+  // One after the other in a graph of its own, with a measured event between any two, so that the device's time
+  // for each is what it takes alone. Waits for them.
+  void RunTimed(std::span<void* const> externals, cudaStream_t stream, StepTimes& times) const;
   void Prepare(std::span<void* const> externals);
   void Capture(std::span<void* const> externals);
   void Patch(std::span<void* const> externals);

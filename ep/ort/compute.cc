@@ -5,6 +5,7 @@
 
 #include "core/node_reader.h"
 #include "core/status.h"
+#include "ep/ort/profiler.h"
 #include "ort/context_thread_pool.h"
 
 namespace lowbit::ep {
@@ -83,7 +84,7 @@ void RegionCompute::RunOn(Device* device, const std::shared_ptr<const RegionPlan
                           std::span<void* const> externals, OrtKernelContext* context) const {
   if (device == nullptr) {
     ort::ContextThreadPool pool(context);
-    program_->Run(plan, externals, {&pool, nullptr});
+    program_->Run(plan, externals, {&pool, nullptr, Profiler::Listening()});
     return;
   }
   for (size_t i = 0; i < externals.size(); ++i) {
@@ -97,7 +98,7 @@ void RegionCompute::RunOn(Device* device, const std::shared_ptr<const RegionPlan
   Check(Api().KernelContext_GetGPUComputeStream(context, &stream));
   {
     const Device::Enqueuing enqueuing(*device, stream);
-    program_->Run(plan, externals, {nullptr, stream});
+    program_->Run(plan, externals, {nullptr, stream, Profiler::Listening()});
   }
   if (stream == nullptr) device->runtime().Synchronize(device->index(), nullptr);
 }

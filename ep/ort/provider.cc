@@ -10,6 +10,7 @@
 #include "core/status.h"
 #include "ep/ort/capability.h"
 #include "ep/ort/graph_reader.h"
+#include "ep/ort/profiler.h"
 #include "ep/ort/stream.h"
 #include "ep/region/compiled_model.h"
 #include "ep/region/program.h"
@@ -132,6 +133,9 @@ void Provider::Fill() {
   IsConcurrentRunSupported = [](OrtEp*, bool* is_supported) noexcept -> OrtStatus* {
     *is_supported = true;
     return nullptr;
+  };
+  CreateProfiler = [](OrtEp* ep, OrtEpProfilerImpl** profiler) noexcept {
+    return Guarded([&] { *profiler = std::make_unique<Profiler>(Self(ep).device_ != nullptr).release(); });
   };
   if (device_ == nullptr) return;
   CreateSyncStreamForDevice = [](OrtEp* ep, const OrtMemoryDevice*, OrtSyncStreamImpl** stream) noexcept {

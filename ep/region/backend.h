@@ -17,6 +17,7 @@
 namespace lowbit::ep {
 
 struct RegionPlan;
+class StepTimes;
 
 // All of a step that depends on the shapes; immutable.
 class StepPlan {
@@ -47,6 +48,8 @@ class Step {
 struct RunContext {
   ThreadPool* pool = nullptr;
   void* stream = nullptr;
+  // Hears of the steps, where somebody listens. A run on a GPU is complete then when it returns.
+  StepTimes* times = nullptr;
 };
 
 // Memory and everything else that one run of a plan needs for itself. Used by one thread at a time; on a GPU

@@ -89,6 +89,7 @@ def test_without_an_environment_there_are_custom_ops_and_the_reason(model: Path,
         ("CUDA", "LOWBIT_EP is 'CUDA': 'CUDA' is no device; expected a device and options"),
         ("cuda:", "'cuda:' is no device"),
         ("cuda:one", "'cuda:one' is no device"),
+        ("cuda:*1", "'cuda:*1' is no device"),
         (",tuning=on", "'' is no device"),
         ("cpu,tuning", "'tuning' is no option=value; expected a device and options"),
         ("cpu,", "'' is no option=value"),
@@ -120,6 +121,23 @@ def test_a_session_may_ask_for_itself(devices, model: Path, device: str, monkeyp
     )
 
 
-def test_a_device_by_name_takes_no_notice(model: Path, monkeypatch) -> None:
-    monkeypatch.setenv("LOWBIT_EP", "cpu")
+def test_sessions_take_devices_in_turn(devices, model: Path, monkeypatch) -> None:
+    """The option device_id, which has to be that of the device, tells which one a session was given."""
+    monkeypatch.setenv("LOWBIT_EP", "fake:*,device_id=0")
+    given = []
+    for _ in range(4):
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.register_custom_ops_library(lowbit_library())
+        try:
+            ort.InferenceSession(model, options, enable_fallback=0)
+            given.append(0)
+        except Exception as refused:
+            given.append(int(str(refused).split("the session was given device ")[1][0]))
+    assert given in ([0, 1, 0, 1], [1, 0, 1, 0])
+
+
+def test_lowbit_itself_takes_no_notice(model: Path, monkeypatch) -> None:
+    monkeypatch.setenv("LOWBIT_EP", "what no session accepts")
     assert lowbit.session(model, device="cpu-ops").get_providers() == ["CPUExecutionProvider"]
+    assert lowbit.convert(chain("conv", converted=False)).report.converted

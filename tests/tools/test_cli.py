@@ -287,6 +287,17 @@ def test_bench_compares_two_models(converted, source):
     assert any(node["op_type"] == "LowBitConv" for node in report["model"]["nodes"])
 
 
+def test_bench_profiles_the_kernels_of_regions(converted):
+    """ONNX Runtime asks for them since 1.25; before, a region is one node."""
+    report = run_json("bench", converted, "--rounds", "1", "--profile", "--device", "cpu-ep")
+    model = onnx.load(converted)
+    convs = {node.name for node in model.graph.node if node.op_type == "LowBitConv"}
+    nodes = report["model"]["nodes"]
+    assert convs <= {name for node in nodes for name in node["name"].split(", ")}
+    assert not [node for node in nodes if node["op_type"].startswith("LowBit")], "kernels, not ops"
+    assert all(node["mean_ms"] > 0 for node in nodes)
+
+
 def test_bench_of_one_model_prints_a_table(converted):
     text = run("bench", converted, "--rounds", "1", "--threads", "2").stdout
     assert "median time" in text

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
               help="Intra-op threads of both sessions.")  # fmt: skip
 @device_option("cpu")
 @click.option("--pin", default="", metavar="CPU,..", help="Pin the process to these CPUs while measuring.")
-@click.option("--profile", is_flag=True, help="Also show times per node.")
+@click.option(
+    "--profile", is_flag=True, help="Also show times per node; on the execution provider, per kernel."
+)
 @shape_option
 @seed_option
 def command(

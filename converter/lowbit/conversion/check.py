@@ -444,6 +444,7 @@ def refusal_of(proto: onnx.ModelProto, *, batch: int | None = None, optimized: b
     options.intra_op_num_threads = 1
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("lowbit.ep", "none")  # whatever LOWBIT_EP asks for
     options.register_custom_ops_library(str(get_library_path()))
     try:
         session = onnxruntime.InferenceSession(

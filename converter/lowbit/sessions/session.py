@@ -158,9 +158,9 @@ def _takes_regions(options: onnxruntime.SessionOptions, model: Any) -> bool:
     """Whether "cpu" means the execution provider for a session, rather than custom ops.
 
     What its user asked for in the options comes first: with the execution provider ONNX Runtime's profiler
-    sees a region as one node, no optimized model can be written, a wish for compiled models would be granted,
-    and one for no node on the CPU would be taken for one for no node outside of the regions. Providers of the
-    user's own, and custom ops that are registered already, stay alone.
+    does not tell the times of nodes, no optimized model can be written, a wish for compiled models would be
+    granted, and one for no node on the CPU would be taken for one for no node outside of the regions.
+    Providers of the user's own, and custom ops that are registered already, stay alone.
     """
     if (
         options.enable_profiling

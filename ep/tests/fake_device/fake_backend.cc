@@ -28,10 +28,11 @@ class FakeInstance final : public Instance {
     std::vector<Memory::Use> uses;
     for (size_t i = 0; i < externals.size(); ++i) uses.push_back(Check(i, externals[i]));
     auto done = std::make_shared<std::promise<void>>();
-    const auto task = [this, uses, done, before = std::exchange(last_, done->get_future().share())] {
+    const auto task = [this, uses, done, times = context.times,
+                       before = std::exchange(last_, done->get_future().share())] {
       if (before.valid()) before.wait();  // this instance runs on one stream at a time
       try {
-        RunOnHost(uses);
+        RunOnHost(uses, times);
       } catch (...) {
         done->set_value();
         throw;
@@ -42,6 +43,7 @@ class FakeInstance final : public Instance {
       task();
     } else {
       static_cast<Stream*>(context.stream)->Enqueue(task);
+      if (context.times != nullptr) last_.wait();
     }
     stream_ = context.stream;
   }
@@ -58,11 +60,11 @@ class FakeInstance final : public Instance {
     return bytes == 0 ? Memory::Use{} : memory_->Check(external, bytes);
   }
 
-  void RunOnHost(const std::vector<Memory::Use>& uses) {
+  void RunOnHost(const std::vector<Memory::Use>& uses, StepTimes* times) {
     std::vector<void*> touched;
     for (const Memory::Use& use : uses) touched.push_back(use.bytes == 0 ? nullptr : memory_->Touch(use));
     InlineThreadPool pool;
-    cpu_->Run(touched, {&pool, nullptr});
+    cpu_->Run(touched, {&pool, nullptr, times});
     for (const Memory::Use& use : uses)
       if (use.bytes != 0) memory_->Touch(use);  // still there?
   }
