@@ -1,14 +1,14 @@
 """Builds the wheels onnxruntime-ep-lowbit and lowbit, checks them, and names them by what they need.
 
-    build_wheels.py [--machine x86_64|aarch64] [--compiler zig|g++] [--sdist] [--outdir dist]
+    build_wheels.py [--machine x86_64|aarch64] [--compiler g++|zig] [--sdist] [--outdir dist]
                     [--define NAME=VALUE]...
 
 writes DIR/onnxruntime_ep_lowbit-VERSION-py3-none-manylinux_2_N_MACHINE.whl, DIR/lowbit-VERSION-cpXY-... for
 the version of the Python that runs this script, and DIR/MACHINE/liblowbit.so, the library in the former, for
 programs without Python. The tag is what the binaries need: N is the newest symbol version GLIBC_2.N that one
-of them asks for, and they may link nothing but glibc. zig, from the package ziglang of PyPI, is Clang with
-the headers of every glibc: what it builds runs wherever onnxruntime's own wheels do. g++ builds for the glibc
-of this machine.
+of them asks for, and they may link nothing but glibc. g++ builds for the glibc of this machine. zig, from the
+package ziglang of PyPI, is Clang with the headers of every glibc, and is asked for that of onnxruntime's own
+wheels.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--machine", choices=MACHINES, default=HERE)
-    parser.add_argument("--compiler", choices=("zig", "g++"), default="zig")
+    parser.add_argument("--compiler", choices=("g++", "zig"), default="g++")
     parser.add_argument("--sdist", action="store_true", help="write the sources of both, too")
     parser.add_argument("--outdir", type=Path, default=ROOT / "dist")
     parser.add_argument("--define", action="append", default=[], help="a CMake variable: NAME=VALUE")
