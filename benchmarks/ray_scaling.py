@@ -3,9 +3,10 @@
 python benchmarks/ray_scaling.py                     1 and 2 workers, and the same work without Ray
 
 Shards of seeded images go through mobilenetv2. All figures are of the second half of the shards, without the
-start of Ray and of sessions. On a machine whose cores are busy otherwise the processor times tell more: the workers' per
-image says whether more of them cost more for the same work, and that of all else (driver, scheduler, object
-store) per shard says how many shards a second one driver can hand out. Needs `pip install 'lowbit[cluster]'`.
+start of Ray and of sessions. On a machine whose cores are busy otherwise the processor times tell more: the
+workers' per image says whether more of them cost more for the same work, and that of all else (driver,
+scheduler, object store) per shard how many shards a second one driver can hand out. Needs `pip install
+'lowbit[cluster]'`.
 """
 
 from __future__ import annotations
