@@ -111,10 +111,18 @@ def whole(network: onnx.ModelProto) -> onnx.ModelProto:
     return compose.merge_models(joined, behind(), [(name, name) for name in ("ratio", *used)])
 
 
-def decoded(path: str) -> np.ndarray:
-    """The pixels of a picture, uint8 [height, width, 3]."""
+def decoded(path: str) -> tuple[np.ndarray, float]:
+    """The pixels of a picture, uint8 [height, width, 3], and how much larger it is than they are.
+
+    A decoder of JPEG makes an image of half, a quarter or an eighth of the size in a fraction of the time; it
+    gets the smallest that is not smaller than what the network takes.
+    """
     with Image.open(path) as image:
-        return np.asarray(image.convert("RGB"))
+        width, height = image.size
+        longest = max(image.size)
+        image.draft("RGB", (width * SIZE // longest, height * SIZE // longest))
+        pixels = np.asarray(image.convert("RGB"))
+    return pixels, width / pixels.shape[1]
 
 
 def timed(stage: Callable[..., Any], items: Sequence[Any], apply: Callable[..., Any] = map) -> Timed:
@@ -139,7 +147,8 @@ def main() -> None:
     session = lowbit.session(result)
     stages = [lowbit.session(model) for model in (before(), lowbit.convert(network), behind())]
 
-    images, decoding = timed(decoded, photos)
+    pictures, decoding = timed(decoded, photos)
+    images = [pixels for pixels, _ in pictures]
     with ThreadPoolExecutor() as pool:
         _, in_threads = timed(decoded, photos, pool.map)
     inputs, resizing = timed(lambda image: stages[0].run(None, {"image": image}), images)
@@ -153,9 +162,9 @@ def main() -> None:
     _, choosing = timed(lambda feed: stages[2].run(None, feed), feeds)
     found, together = timed(lambda image: session.run(["boxes", "scores"], {"image": image}), images)
 
-    for photo, (boxes, scores) in zip(photos, found, strict=True):
+    for photo, (_, larger), (boxes, scores) in zip(photos, pictures, found, strict=True):
         print(f"{photo}: {len(boxes)} faces")
-        for box, score in zip(boxes, scores, strict=True):
+        for box, score in zip(boxes * larger, scores, strict=True):
             print("  " + " ".join(f"{side:7.1f}" for side in box) + f"  {score:.3f}")
     print("milliseconds a picture")
     for what, value in {

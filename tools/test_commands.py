@@ -77,7 +77,7 @@ def environment(name: str, *packages: str) -> Path | None:
         return python
     make: Command = [sys.executable, "-m", "venv", "--clear", "--without-pip", folder]
     pip = [sys.executable, "-m", "pip", "--python", str(python)]
-    install = [*pip, *PIP_INSTALL[3:], "--no-compile", *packages]
+    install = [*pip, *PIP_INSTALL[3:], *packages]
     if not (run(make) and run(install)):
         return None
     (site,) = folder.glob("lib/python*/site-packages")

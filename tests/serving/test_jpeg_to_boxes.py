@@ -65,6 +65,19 @@ def test_any_size_becomes_a_square(height: int, width: int) -> None:
         assert np.abs(image[:rows, :columns] - expected).mean() < 2
 
 
+def test_a_large_picture_is_decoded_small(network: Path, photos: list[np.ndarray], tmp_path: Path) -> None:
+    """The boxes are those of the picture itself, in its pixels, but for what enlarging and JPEG change."""
+    whole = lowbit.session(lowbit.convert(jpeg_to_boxes.whole(onnx.load(network))))
+    Image.fromarray(photos[0]).resize((1280, 1280), Image.Resampling.BICUBIC).save(
+        tmp_path / "x.jpg", quality=95
+    )
+    pixels, larger = jpeg_to_boxes.decoded(str(tmp_path / "x.jpg"))
+    assert (pixels.shape, larger) == ((320, 320, 3), 4)
+    found, expected = (whole.run(["boxes"], {"image": image})[0] for image in (pixels, photos[0]))
+    assert len(found) == len(expected) > 0
+    assert face_metric.matches(found, expected) == len(expected)
+
+
 def test_the_example_runs(network: Path, photos: list[np.ndarray], tmp_path: Path) -> None:
     photo = tmp_path / "photo.jpg"
     Image.fromarray(photos[0]).resize((500, 500), Image.Resampling.BICUBIC).save(photo, quality=95)
