@@ -70,5 +70,5 @@ def _machine(cache: Path, target: str, build: str, beginning: str) -> str:
     there = f"there are those of {'; '.join(found)}" if found else "there are none"
     raise LowBitError(
         f"{cache}: expected measurements on one GPU of {target}{of} by {build}, {there}; `lowbit tune "
-        "--device cuda --cache FOLDER` makes them, tuned_on (--tuned-on) chooses among several"
+        "--device cuda` with LOWBIT_CACHE_DIR makes them, tuned_on (--tuned-on) chooses among several"
     )
