@@ -17,7 +17,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const std::shared_ptr<Program> program = LoadCompiled(bytes.bytes(), backend);
     static_cast<void>(program->Packed());
-    static_cast<void>(program->PlanFor(std::vector<lowbit::TensorShape>{{lowbit::ElementType::kUInt8, {1, 4, 4, 8}}}));
+    static_cast<void>(
+        program->PlanFor(std::vector<lowbit::TensorShape>{{lowbit::ElementType::kUInt8, {1, 4, 4, 8}}}));
   } catch (const lowbit::Error&) {
     // It was refused, as it should be.
   }

@@ -12,9 +12,11 @@
 namespace lowbit {
 namespace {
 
-constexpr const char* kWords[] = {"unsigned", "signed", "bipolar",   "requantize", "float", "thresholds",  "tail",
-                                  "bias",     "affine", "bias,relu", "residual",   "silu",  "nearest", "linear"};
-constexpr int64_t kNumbers[] = {-1, 0, 1, 2, 3, 4, 8, 255, 256, 1 << 20, int64_t{1} << 31, INT64_MAX, INT64_MIN};
+constexpr const char* kWords[] = {"unsigned",   "signed", "bipolar", "requantize", "float",
+                                  "thresholds", "tail",   "bias",    "affine",     "bias,relu",
+                                  "residual",   "silu",   "nearest", "linear"};
+constexpr int64_t kNumbers[] = {-1,        0,        1, 2, 3, 4, 8, 255, 256, 1 << 20, int64_t{1} << 31,
+                                INT64_MAX, INT64_MIN};
 
 int64_t DrawnInt(FuzzedDataProvider& in) {
   return in.ConsumeBool() ? in.PickValueInArray(kNumbers) : in.ConsumeIntegral<int64_t>();
@@ -51,7 +53,8 @@ std::vector<int64_t> DrawnDims(FuzzedDataProvider& in, int64_t most) {
 
 // A constant in a block that is as long as it is.
 ConstTensor DrawnConstant(FuzzedDataProvider& in, std::deque<std::vector<uint8_t>>& kept) {
-  ConstTensor constant{static_cast<ElementType>(in.ConsumeIntegralInRange<int>(0, 3)), DrawnDims(in, 6), nullptr};
+  ConstTensor constant{static_cast<ElementType>(in.ConsumeIntegralInRange<int>(0, 3)), DrawnDims(in, 6),
+                       nullptr};
   size_t bytes = ElementSize(constant.type);
   for (const int64_t dim : constant.shape) bytes *= static_cast<size_t>(dim);
   std::vector<uint8_t>& data = kept.emplace_back(in.ConsumeBytes<uint8_t>(bytes));
@@ -86,10 +89,12 @@ void Try(FuzzedDataProvider& in) {
     if (input.constant != (what == 1)) {
       constants[i] = DrawnConstant(in, kept);
     } else {
-      fed.push_back({static_cast<ElementType>(in.ConsumeIntegralInRange<int>(0, 3)), DrawnDims(in, INT32_MAX)});
+      fed.push_back(
+          {static_cast<ElementType>(in.ConsumeIntegralInRange<int>(0, 3)), DrawnDims(in, INT32_MAX)});
     }
     shapes[i].emplace();
-    for (const int64_t dim : constants[i] ? constants[i]->shape : fed.back().dims) shapes[i]->push_back({dim, {}});
+    for (const int64_t dim : constants[i] ? constants[i]->shape : fed.back().dims)
+      shapes[i]->push_back({dim, {}});
   }
   try {
     static_cast<void>(InferOutput(schema, attributes, shapes, present));

@@ -35,7 +35,8 @@ Graph SmallGraph(const std::vector<uint8_t>& table) {
   }
   graph.values[1].constant = ConstTensor{ElementType::kUInt8, {256}, table.data()};
   graph.values[1].dims = {{256}};
-  const auto node = [&](const char* op, const char* domain, std::vector<ValueId> inputs, ValueId y, AttributeMap map) {
+  const auto node = [&](const char* op, const char* domain, std::vector<ValueId> inputs, ValueId y,
+                        AttributeMap map) {
     Node made;
     made.name = op;
     made.op = op;
