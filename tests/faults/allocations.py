@@ -38,9 +38,13 @@ WAYS = {
     "convert": "the Python module: a model converted",
 }
 """The lives of which every allocation fails, and what they consist of."""
-SAID = ("out of memory", "is not compatible with any execution provider added to the session")
-"""In errors of ONNX Runtime. The second is what it says of a compiled model where the provider could not
-even tell which nodes it takes: an error of that call it logs."""
+SAID = (
+    "out of memory",
+    "is not compatible with any execution provider added to the session",
+    "Must provide one or more OrtEpDevice instances",
+)
+"""In errors of ONNX Runtime. The second is what it says of a compiled model where the provider could not even
+tell which nodes it takes, an error that it logs; the third where there was no memory to offer the device."""
 PATIENCE = 60  # seconds for a life, of which one takes less than half
 
 
