@@ -1,8 +1,9 @@
 """Which lines and branches of the library and of the package the tests run: `make coverage`.
 
 C++ is built by clang with counters (LOWBIT_COVERAGE) but for the kernels for one instruction set, of which
-tests compare every element. Python is watched by coverage.py, in the processes that tests start too. Written
-are benchmarks/results/coverage.md and .json: figures by folder, and every place that nothing runs.
+tests compare every element. Python is watched by the package coverage, in the processes that tests start
+too. Written are benchmarks/results/coverage.md and .json: figures by folder, and every place that nothing
+runs.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def missed_lines(segments: Iterable[list[Any]]) -> Iterable[int]:
 
 
 def python_coverage(site: Path) -> dict[str, Covered]:
-    """Counts by file, as coverage.py tells them."""
+    """Counts by file, as the package coverage tells them."""
     settings, told = PROFILES / "coveragerc", PROFILES / "python.json"
     base = [sys.executable, "-m", "coverage"]
     run([*base, "combine", "-q", f"--rcfile={settings}", "--keep", str(PROFILES)])
@@ -203,8 +204,8 @@ def report(found: dict[str, Covered], chosen: tuple[str, ...]) -> bool:
     notes = [
         f"Tests: the C++ tests, and {', '.join(chosen)}.",
         "C++: the lines at which a stretch of code starts that nothing ran. A branch is a condition "
-        "that was true, or that was false. Kernels for one instruction set are not counted: tests compare each "
-        "of their elements.",
+        "that was true, or that was false. Kernels for one instruction set are not counted: tests compare "
+        "each of their elements.",
     ]
     raw = {
         name: [one.lines, one.lines_run, one.branches, one.branches_run]
