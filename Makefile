@@ -42,12 +42,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # sources takes each of them longer (3 s) than what it is there for (1 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint format docs site wheel wheel-aarch64 wheel-cuda bench setup headers clean distclean
+.PHONY: help demo test coverage lint format docs site wheel wheel-aarch64 wheel-cuda bench setup headers clean distclean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo      convert shipped models, run them in onnxruntime, compare with stock"
 	@echo "make test      the tests; FULL=1 adds sanitizers, lint, every ISA level, CUDA, other onnxruntime versions"
+	@echo "make coverage  which lines and branches the tests run, into benchmarks/results/coverage.md"
 	@echo "make lint      ruff, mypy, clang-format, clang-tidy"
 	@echo "make format    rewrite the C++ sources with clang-format, fix what ruff can"
 	@echo "make docs      regenerate the generated pages of docs/, the results index, the README's table and picture"
@@ -63,6 +64,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(PY) tools/run_tests.py $(if $(FULL),--full) -- $(ARGS)
+
+coverage: $(INSTALLED)
+	$(PY) tools/measure_coverage.py $(ARGS)
 
 lint: $(INSTALLED)
 	$(PY) tools/run_tests.py --lint

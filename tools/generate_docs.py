@@ -10,6 +10,7 @@
 | the options in docs/execution-provider.md | the options' table (custom_ops/core/provider_options.cc) |
 | the table, the picture and the zoo in README.md, benchmarks/results/index.md | benchmarks/results/*.json |
 | the tables in docs/papers.md | the same, and benchmarks/papers.json |
+| the tables in docs/testing.md | the same, and the tests |
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 
 import click
 import lowbit._native as native
+import testing_page
 from api_reference import reference
 from kernel_pictures import FAMILIES, PLACES, pictures
 from lowbit.cli import cli as lowbit_command
@@ -378,6 +380,9 @@ def generate() -> dict[Path, str]:
     papers = (docs / "papers.md").read_text()
     for name, write in BLOCKS.items():
         papers = replace_block(papers, name, write())
+    testing = (docs / "testing.md").read_text()
+    for name, write in testing_page.BLOCKS.items():
+        testing = replace_block(testing, name, write())
     provider = docs / "execution-provider.md"
     return {
         provider: replace_block(provider.read_text(), "options", option_table(native.ep_options())),
@@ -388,6 +393,7 @@ def generate() -> dict[Path, str]:
         docs / "api.md": f"{NOTICE}\n{reference()}",
         ROOT / "README.md": readme,
         docs / "papers.md": papers,
+        docs / "testing.md": testing,
         RESULTS / "index.md": f"{NOTICE}\n{index()}",
         **{
             path.with_suffix(".md"): f"{NOTICE}\n{recorded(path)}" for path in RESULTS.glob("recorded_*.json")

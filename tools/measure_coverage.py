@@ -1,13 +1,15 @@
 """Which lines and branches of the library and of the package the tests run: `make coverage`.
 
-C++ is built by clang with counters (LOWBIT_COVERAGE) but for the kernels for one instruction set, of which tests compare
-every element. Python is watched by coverage.py, in the processes that tests start too. Written are
-benchmarks/results/coverage.md and .json: figures by folder, and every place that nothing runs.
+C++ is built by clang with counters (LOWBIT_COVERAGE) but for the kernels for one instruction set, of which
+tests compare every element. Python is watched by the package coverage, in the processes that tests start
+too. Written are benchmarks/results/coverage.md and .json: figures by folder, and every place that nothing
+runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import shutil
@@ -25,11 +27,25 @@ FOLDER = BUILD / "coverage"
 PROFILES = FOLDER / "profiles"
 # The numerics of kernels take most of the time of all tests; these run all of core.
 TESTS = (
-    *(f"tests/{folder}" for folder in ("converter", "dialects", "ep", "hostile", "models", "quantize", "smoke")),
+    *(
+        f"tests/{folder}"
+        for folder in ("converter", "dialects", "ep", "hostile", "models", "quantize", "smoke")
+    ),
     *(f"tests/{folder}" for folder in ("tools", "finetune")),
-    *(f"tests/numerics/test_{each}.py" for each in ("definitions", "elementwise", "fed_matmul", "normalization")),
+    *(
+        f"tests/numerics/test_{each}.py"
+        for each in ("definitions", "elementwise", "fed_matmul", "normalization")
+    ),
 )
-CXX_FOLDERS = ("custom_ops/core", "custom_ops/ort", "custom_ops/python", "ep/region", "ep/ort", "ep/cpu", "ep/entry.cc")
+CXX_FOLDERS = (
+    "custom_ops/core",
+    "custom_ops/ort",
+    "custom_ops/python",
+    "ep/region",
+    "ep/ort",
+    "ep/cpu",
+    "ep/entry.cc",
+)
 LINES, BRANCHES = 95.0, 90.0
 """What is asked of the converter, of core and of ep/region, in percent."""
 ASKED = ("custom_ops/core", "ep/region", "converter/lowbit")
@@ -84,7 +100,13 @@ def cxx_coverage() -> dict[str, Covered]:
     cmake = FOLDER / "cmake"
     objects = [*cmake.glob("custom_ops/*.so"), *cmake.glob("ep/*.so")]
     objects += [path for path in cmake.glob("*/lowbit_*test*") if path.is_file() and os.access(path, os.X_OK)]
-    command: list[str | Path] = [llvm("llvm-cov"), "export", "-format=text", f"-instr-profile={merged}", objects[0]]
+    command: list[str | Path] = [
+        llvm("llvm-cov"),
+        "export",
+        "-format=text",
+        f"-instr-profile={merged}",
+        objects[0],
+    ]
     for each in objects[1:]:
         command += ["-object", each]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -117,7 +139,7 @@ def missed_lines(segments: Iterable[list[Any]]) -> Iterable[int]:
 
 
 def python_coverage(site: Path) -> dict[str, Covered]:
-    """Counts by file, as coverage.py tells them."""
+    """Counts by file, as the package coverage tells them."""
     settings, told = PROFILES / "coveragerc", PROFILES / "python.json"
     base = [sys.executable, "-m", "coverage"]
     run([*base, "combine", "-q", f"--rcfile={settings}", "--keep", str(PROFILES)])
@@ -130,7 +152,8 @@ def python_coverage(site: Path) -> dict[str, Covered]:
             continue  # builders of benchmarks' networks, no part of what users run
         totals = file["summary"]
         found[f"converter/lowbit/{inside}"] = Covered(
-            totals["num_statements"], totals["covered_lines"], totals["num_branches"], totals["covered_branches"],
+            totals["num_statements"], totals["covered_lines"],
+            totals["num_branches"], totals["covered_branches"],
             tuple(file["missing_lines"]),
         )  # fmt: skip
     return found
@@ -157,14 +180,17 @@ def stretches(lines: Iterable[int]) -> str:
 def report(found: dict[str, Covered], chosen: tuple[str, ...]) -> bool:
     """benchmarks/results/coverage.md and .json; whether what is asked for is there."""
     sys.path.insert(0, str(ROOT))
-    from benchmarks import results
+    results: Any = importlib.import_module("benchmarks.results")
 
     sums: dict[str, Covered] = defaultdict(Covered)
     for name, one in sorted(found.items()):
         for row in {folder_of(name), *(asked for asked in ASKED if name.startswith(f"{asked}/"))}:
             total = sums[row]
             total.lines, total.lines_run = total.lines + one.lines, total.lines_run + one.lines_run
-            total.branches, total.branches_run = total.branches + one.branches, total.branches_run + one.branches_run
+            total.branches, total.branches_run = (
+                total.branches + one.branches,
+                total.branches_run + one.branches_run,
+            )
     table = results.Table("Covered", ["folder", "lines", "run", "branches", "taken", "asked for"])
     enough = True
     for row in sorted(sums, key=lambda each: (each not in ASKED, each)):
@@ -177,10 +203,14 @@ def report(found: dict[str, Covered], chosen: tuple[str, ...]) -> bool:
     missed.rows = [[name, stretches(one.missed)] for name, one in sorted(found.items()) if one.missed]
     notes = [
         f"Tests: the C++ tests, and {', '.join(chosen)}.",
-        "C++: the lines at which a stretch of code starts that nothing ran. A branch is a condition that was true, or "
-        "that was false. Kernels for one instruction set are not counted: tests compare each of their elements.",
+        "C++: the lines at which a stretch of code starts that nothing ran. A branch is a condition "
+        "that was true, or that was false. Kernels for one instruction set are not counted: tests compare "
+        "each of their elements.",
     ]
-    raw = {name: [one.lines, one.lines_run, one.branches, one.branches_run] for name, one in sorted(found.items())}
+    raw = {
+        name: [one.lines, one.lines_run, one.branches, one.branches_run]
+        for name, one in sorted(found.items())
+    }
     results.write("coverage", "Coverage by tests", [table, missed], notes, raw)
     return enough
 
@@ -201,7 +231,9 @@ def main() -> int:
     passed = given.ran or run_tests(site, chosen)
     enough = report({**cxx_coverage(), **python_coverage(site)}, chosen)
     if not enough:
-        print(f"less than {LINES:.0f} % of lines or {BRANCHES:.0f} % of branches are covered", file=sys.stderr)
+        print(
+            f"less than {LINES:.0f} % of lines or {BRANCHES:.0f} % of branches are covered", file=sys.stderr
+        )
     return 0 if passed and enough else 1
 
 

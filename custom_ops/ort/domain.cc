@@ -14,7 +14,8 @@ OrtCustomOpDomain* BuildDomain() {
   OrtCustomOpDomain* made = nullptr;
   Check(Api().CreateCustomOpDomain(kDomain, &made));
   Owned<OrtCustomOpDomain> domain(made);
-  for (const OpSchema& schema : OpSchemas()) Check(Api().CustomOpDomain_Add(made, &ops->emplace_back(schema)));
+  for (const OpSchema& schema : OpSchemas())
+    Check(Api().CustomOpDomain_Add(made, &ops->emplace_back(schema)));
   static_cast<void>(ops.release());  // the domain points into it and is never released either
   return domain.release();
 }

@@ -159,7 +159,7 @@ ContextWriter::~ContextWriter() {
 }
 
 Owned<OrtNode> ContextWriter::Write(const OrtNode* fused, std::span<const uint8_t> compiled,
-                              const fs::path& model_file) {
+                                    const fs::path& model_file) {
   const char* name = nullptr;
   Check(Api().Node_GetName(fused, &name));
   std::string_view context(reinterpret_cast<const char*>(compiled.data()), compiled.size());

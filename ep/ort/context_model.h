@@ -44,7 +44,7 @@ class ContextWriter {
   // The node that stands for `fused` in the context model, by whose name ONNX Runtime tells which one it
   // replaces. Throws Error.
   Owned<OrtNode> Write(const OrtNode* fused, std::span<const uint8_t> compiled,
-                 const std::filesystem::path& model_file);
+                       const std::filesystem::path& model_file);
   void Keep() { written_.clear(); }
 
  private:

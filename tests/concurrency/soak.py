@@ -1,10 +1,12 @@
-"""Sessions that come and go for an hour: on threads, at random, of any device; every element right, memory flat.
+"""Sessions that come and go for an hour: on threads, at random, of any device; every element right, memory
+flat.
 
-`python -m tests.concurrency.soak --minutes 60` draws what each thread does next: open a session of one of some
-networks (as custom ops, on the execution provider, or from a compiled model), run a session that is open with
-images of a random size, close one, read the measured choices anew. Every output is compared with what stock ONNX
-Runtime's neighbour, the reference kernels, made of the same images. `--report` writes benchmarks/results/soak.md
-and .json; what the process holds is measured every minute, after the sessions of that minute were closed.
+`python -m tests.concurrency.soak --minutes 60` draws what each thread does next: open a session of one of
+some networks (as custom ops, on the execution provider, or from a compiled model), run a session that is
+open with images of a random size, close one, read the measured choices anew. Every output is compared with
+what stock ONNX Runtime's neighbour, the reference kernels, made of the same images. `--report` writes
+benchmarks/results/soak.md and .json; what the process holds is measured every minute, after the sessions of
+that minute were closed.
 """
 
 from __future__ import annotations
@@ -50,7 +52,10 @@ def subjects(folder: Path) -> list[Subject]:
     """Some networks: of open sizes, and of one."""
     made = []
     built = CASES["ort_quantizer.residual_with_downsample"].build(0)
-    sizes = [{"x": images(n, 3, h, w, seed=h)} for n, h, w in zip((1, 2, 1, 3, 1, 1), SIZES, SIZES[::-1], strict=True)]
+    sizes = [
+        {"x": images(n, 3, h, w, seed=h)}
+        for n, h, w in zip((1, 2, 1, 3, 1, 1), SIZES, SIZES[::-1], strict=True)
+    ]
     for number, (model, feeds) in enumerate(
         [
             (bottleneck(0), sizes),
@@ -86,7 +91,10 @@ class Soak:
 
     def minute(self, number: int, until: float) -> None:
         """All threads at work until then; their sessions are closed at the end."""
-        threads = [threading.Thread(target=self._work, args=(f"{self._seed} {number} {t}", until)) for t in range(THREADS)]
+        threads = [
+            threading.Thread(target=self._work, args=(f"{self._seed} {number} {t}", until))
+            for t in range(THREADS)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -157,8 +165,8 @@ def report(soak: Soak, held: list[int], minutes: float, seed: int) -> None:
     table.rows += [["MiB held after the first minute", mib[0]], ["after half of the time", later[0]],
                    ["the most after that", max(later)], ["at the end", mib[-1]]]  # fmt: skip
     notes = [
-        "Sessions are opened, run and closed at random, with images of random sizes and counts; every element is "
-        "compared with the reference kernels'.",
+        "Sessions are opened, run and closed at random, with images of random sizes and counts; every "
+        "element is compared with the reference kernels'.",
         "What the process holds is measured each minute, with all sessions closed and free pages given back.",
     ]
     raw = {"counts": soak.counts, "wrong": soak.wrong, "mib": mib}

@@ -59,7 +59,9 @@ void* g_blocks[kSlots];  // null where never used, the table itself where a bloc
 std::mutex g_blocks_mutex;
 std::atomic<int64_t> g_alive{0};
 
-size_t SlotOf(const void* block) { return (reinterpret_cast<uintptr_t>(block) >> 4) * 0x9E3779B97F4A7C15u % kSlots; }
+size_t SlotOf(const void* block) {
+  return (reinterpret_cast<uintptr_t>(block) >> 4) * 0x9E3779B97F4A7C15u % kSlots;
+}
 
 void Remember(void* block) {
   if (block == nullptr) return;
@@ -159,7 +161,7 @@ int LowBitFaultsWatch(const char* ending) {
         const size_t length = std::strlen(info->dlpi_name), end = std::strlen(its.ending);
         if (length < end || std::strcmp(info->dlpi_name + length - end, its.ending) != 0) return 0;
         for (int i = 0; i < info->dlpi_phnum; ++i) {
-          const ElfW(Phdr)& part = info->dlpi_phdr[i];
+          const ElfW(Phdr) & part = info->dlpi_phdr[i];
           const size_t at = g_range_count.load();
           if (part.p_type != PT_LOAD || (part.p_flags & PF_X) == 0 || at == kMostRanges) continue;
           const uintptr_t begin = info->dlpi_addr + part.p_vaddr;

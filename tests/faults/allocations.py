@@ -1,12 +1,15 @@
-"""Every allocation of lowbit's libraries fails once: a session's life ends with a status, or goes on and is right.
+"""Every allocation of lowbit's libraries fails once: a session's life ends with a status, or goes on and is
+right.
 
-`python -m tests.faults.allocations` makes each allocation fail by itself, and each with all that come after it,
-in a process of its own each time; `--way`, `--first` and `--every` choose less, `--report` writes
-benchmarks/results/fault_injection.md and .json. A process that dies or does not end, a wrong element, an
-error that does not speak of memory, and a block that is left alive are failures.
+`python -m tests.faults.allocations` makes each allocation fail by itself, and each with all that come after
+it, in a process of its own each time; `--way`, `--first` and `--every` choose less, `--report` writes
+benchmarks/results/fault_injection.md and .json, where ways that are not run stay what they were. A process
+that dies or does not end, a wrong element, an error that does not speak of memory, and a block that is left
+alive are failures.
 
-A life is what an application does: register the library, open a session, run it, destroy all of it. After each
-one that met no memory there is a second one in the same process, which must be right and leave nothing behind.
+A life is what an application does: register the library, open a session, run it, destroy all of it. After
+each one that met no memory there is a second one in the same process, which must be right and leave nothing
+behind.
 """
 
 from __future__ import annotations
@@ -21,7 +24,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -36,9 +38,13 @@ WAYS = {
     "convert": "the Python module: a model converted",
 }
 """The lives of which every allocation fails, and what they consist of."""
-SAID = ("out of memory", "is not compatible with any execution provider added to the session")
-"""In errors of ONNX Runtime. The second is what it says of a compiled model where the provider could not even tell
-which nodes it takes: an error of that call it logs."""
+SAID = (
+    "out of memory",
+    "is not compatible with any execution provider added to the session",
+    "Must provide one or more OrtEpDevice instances",
+)
+"""In errors of ONNX Runtime. The second is what it says of a compiled model where the provider could not even
+tell which nodes it takes, an error that it logs; the third where there was no memory to offer the device."""
 PATIENCE = 60  # seconds for a life, of which one takes less than half
 
 
@@ -188,7 +194,7 @@ def in_child(work: Callable[[], Any]) -> Any:
 
 
 def lived(life: Life, at: int, and_later: bool, times: int = 1) -> tuple[str, int, int]:
-    """What becomes of a life whose `at`th allocation fails, how many it has, what is alive after another one."""
+    """What becomes of a life whose `at`th allocation fails, how many it has, what is alive after it."""
     faults = Faults()
     for library in life.libraries:
         ctypes.CDLL(str(library))
@@ -255,6 +261,8 @@ class Tally:
     """What became of the lives of one way."""
 
     way: str
+    first: int
+    every: int
     allocations: int = 0
     verdicts: Counter[str] = dataclasses.field(default_factory=Counter)
     failures: list[str] = dataclasses.field(default_factory=list)
@@ -266,8 +274,13 @@ def tried(way: str, *, first: int = 1, every: int = 1) -> Tally:
     if library is None:
         raise SystemExit("liblowbit_faults is not built: configure with -DLOWBIT_TESTS=ON")
     command = [sys.executable, "-m", "tests.faults.allocations", "--work", way]
-    environment = {**os.environ, "LD_PRELOAD": str(library), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    tally = Tally(way)
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(library),
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    tally = Tally(way, first, every)
     done = subprocess.Popen(
         [*command, "--first", str(first), "--every", str(every)],
         cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True,
@@ -288,24 +301,28 @@ def tried(way: str, *, first: int = 1, every: int = 1) -> Tally:
     return tally
 
 
-def report(tallies: list[Tally], first: int, every: int, seconds: float) -> None:
+def report(tallies: list[Tally]) -> None:
     """benchmarks/results/fault_injection.md and .json."""
     from benchmarks import results
 
-    table = results.Table("Lives", ["what lives", "allocations", "lives", "refused", "right", "failed"])
-    for tally in tallies:
+    of = {tally.way: tally for tally in tallies}
+    file = results.RESULTS / "fault_injection.json"
+    for known in json.loads(file.read_text())["raw"] if file.exists() else []:
+        of.setdefault(known["way"], Tally(**{**known, "verdicts": Counter(known["verdicts"])}))
+    columns = ["what lives", "allocations", "which fail", "lives", "refused", "right", "failed"]
+    table = results.Table("Lives", columns)
+    for tally in (of[way] for way in WAYS if way in of):
         counts = [tally.verdicts[verdict] for verdict in ("refused", "right", "FAILED")]
-        table.rows.append([WAYS[tally.way], tally.allocations, sum(counts), *counts])
-    which = "Each allocation" if every == 1 else f"Every {every}th allocation, from the {first}th on,"
+        which = "each" if tally.every == 1 else f"number {tally.first}, then every {tally.every}th"
+        table.rows.append([WAYS[tally.way], tally.allocations, which, sum(counts), *counts])
     notes = [
-        f"{which} of lowbit's libraries fails by itself, and once more with all that come after it. A life ends "
-        "with an error that speaks of memory (refused), or goes on without what it asked for (right).",
-        "Failed: a process that died or did not end, a wrong element then or in the life after, another error, "
-        "a block of lowbit's left alive.",
-        f"{seconds:.0f} seconds, one process.",
-        *(failure for tally in tallies for failure in tally.failures),
+        "An allocation of lowbit's libraries fails by itself, and in another life with all that come after "
+        "it. A life ends with an error that speaks of memory (refused), or goes on without (right).",
+        "Failed: a process that died or did not end, a wrong element then or in the life after, another "
+        "error, a block of lowbit's left alive.",
+        *(failure for tally in of.values() for failure in tally.failures),
     ]
-    raw = [dataclasses.asdict(tally) for tally in tallies]
+    raw = [{**vars(tally), "verdicts": dict(tally.verdicts)} for tally in of.values()]
     results.write("fault_injection", "Allocations that fail", [table], notes, raw)
 
 
@@ -321,12 +338,12 @@ def main() -> int:
     if given.work:
         work(given.work, given.first, given.every)
         return 0
-    tallies, begun = [], time.monotonic()
+    tallies = []
     for way in given.way or WAYS:
         tallies.append(tried(way, first=given.first, every=given.every))
         print(f"{way}: {tallies[-1].allocations} allocations, {dict(tallies[-1].verdicts)}", flush=True)
     if given.report:
-        report(tallies, given.first, given.every, time.monotonic() - begun)
+        report(tallies)
     return int(any(tally.failures for tally in tallies))
 
 

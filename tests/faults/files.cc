@@ -60,7 +60,8 @@ bool Fails(bool is_below, Does does) {
 }
 
 void Remember(int file, bool is_below) {
-  if (file >= 0 && static_cast<size_t>(file) < g_is_below.size()) g_is_below[static_cast<size_t>(file)] = is_below;
+  if (file >= 0 && static_cast<size_t>(file) < g_is_below.size())
+    g_is_below[static_cast<size_t>(file)] = is_below;
 }
 
 template <typename Open>
@@ -81,26 +82,26 @@ mode_t Mode(int flags, va_list more) {
 
 extern "C" {
 
-#define OPEN(name)                                                             \
-  int name(const char* path, int flags, ...) {                                 \
-    REAL(name);                                                                \
-    va_list more;                                                              \
-    va_start(more, flags);                                                     \
-    const mode_t mode = Mode(flags, more);                                     \
-    va_end(more);                                                              \
+#define OPEN(name)                                                                \
+  int name(const char* path, int flags, ...) {                                    \
+    REAL(name);                                                                   \
+    va_list more;                                                                 \
+    va_start(more, flags);                                                        \
+    const mode_t mode = Mode(flags, more);                                        \
+    va_end(more);                                                                 \
     return Opened(IsBelow(path), flags, [&] { return real(path, flags, mode); }); \
   }
 OPEN(open)
 OPEN(open64)
 
-#define OPENAT(name)                                                                                \
-  int name(int folder, const char* path, int flags, ...) {                                          \
-    REAL(name);                                                                                     \
-    va_list more;                                                                                   \
-    va_start(more, flags);                                                                          \
-    const mode_t mode = Mode(flags, more);                                                          \
-    va_end(more);                                                                                   \
-    return Opened(IsBelow(folder, path), flags, [&] { return real(folder, path, flags, mode); });   \
+#define OPENAT(name)                                                                              \
+  int name(int folder, const char* path, int flags, ...) {                                        \
+    REAL(name);                                                                                   \
+    va_list more;                                                                                 \
+    va_start(more, flags);                                                                        \
+    const mode_t mode = Mode(flags, more);                                                        \
+    va_end(more);                                                                                 \
+    return Opened(IsBelow(folder, path), flags, [&] { return real(folder, path, flags, mode); }); \
   }
 OPENAT(openat)
 OPENAT(openat64)

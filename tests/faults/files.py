@@ -1,11 +1,12 @@
-"""Every file operation of the tools fails once: disk full, read error, killed: nothing half-written, nothing lost.
+"""Every file operation of the tools fails once: disk full, read error, killed: nothing half-written, nothing
+lost.
 
-`python -m tests.faults.files` runs the commands that write, in a process of its own for each operation below the
-folder of their files that fails; `--job` and `--every` choose less, `--report` writes
-benchmarks/results/fault_injection_files.md and .json. After each: the inputs are what they were, each output is the
-whole one or what was there before, and the command ended well or with one line that says what is wrong. The next run
-then ends well and leaves nothing else behind: neither what a killed process could not clear, nor what a quantization
-keeps to go on from.
+`python -m tests.faults.files` runs the commands that write, in a process of its own for each operation below
+the folder of their files that fails; `--job` and `--every` choose less, `--report` writes
+benchmarks/results/fault_injection_files.md and .json. After each: the inputs are what they were, each output
+is the whole one or what was there before, and the command ended well or with one line that says what is
+wrong. The next run then ends well and leaves nothing else behind: neither what a killed process could not
+clear, nor what a quantization keeps to go on from.
 """
 
 from __future__ import annotations
@@ -70,7 +71,18 @@ def jobs() -> dict[str, Job]:
         file.seek(0)
         calibration = file.read()
     convert = ("convert", "in.onnx", "-o", "out.onnx")
-    quantize = ("quantize", "in.onnx", "-o", "out.onnx", "--calib", "calib.npz", "--threads", "1", "--bits", "w8a8")
+    quantize = (
+        "quantize",
+        "in.onnx",
+        "-o",
+        "out.onnx",
+        "--calib",
+        "calib.npz",
+        "--threads",
+        "1",
+        "--bits",
+        "w8a8",
+    )
     return {
         "convert": Job("lowbit convert", command(*convert), {"in.onnx": source}, ["out.onnx"]),
         "replace": Job(
@@ -80,14 +92,16 @@ def jobs() -> dict[str, Job]:
         ),
         "quantize": Job(
             "lowbit quantize", command(*quantize),
-            {"in.onnx": residual().SerializeToString(), "calib.npz": calibration}, ["out.onnx", "out.yaml"], every=9,
+            {"in.onnx": residual().SerializeToString(), "calib.npz": calibration}, ["out.onnx", "out.yaml"],
+            every=9,
         ),
         "compile": Job(
             "lowbit compile", command("compile", "in.onnx", "-o", "out.onnx", "--device", "cpu-ep"),
             {"in.onnx": converted}, ["out.onnx"],
         ),
         "compile beside": Job(
-            "lowbit compile --external", command("compile", "in.onnx", "-o", "out.onnx", "--device", "cpu-ep", "--external"),
+            "lowbit compile --external",
+            command("compile", "in.onnx", "-o", "out.onnx", "--device", "cpu-ep", "--external"),
             {"in.onnx": converted}, ["out.onnx", "*.bin"],
         ),
         "export": Job(
@@ -213,7 +227,10 @@ def work(names: list[str], every: int) -> None:
                     if verdict.startswith("FAILED"):
                         failure = f"{job.what}, {name}, operation {turn} of {count}: {verdict}"
                         print(json.dumps({"failure": failure}), flush=True)
-                print(json.dumps({"job": job.what, "fault": name, "operations": count, "verdicts": verdicts}), flush=True)
+                print(
+                    json.dumps({"job": job.what, "fault": name, "operations": count, "verdicts": verdicts}),
+                    flush=True,
+                )
 
 
 def tried(names: list[str], every: int = 1) -> tuple[list[dict[str, object]], list[str]]:
@@ -236,7 +253,10 @@ def tried(names: list[str], every: int = 1) -> tuple[list[dict[str, object]], li
             print(told["failure"], flush=True)
         else:
             rows.append(told)
-            print(f"{told['job']}, {told['fault']}: {told['operations']} operations, {told['verdicts']}", flush=True)
+            print(
+                f"{told['job']}, {told['fault']}: {told['operations']} operations, {told['verdicts']}",
+                flush=True,
+            )
     if done.wait() != 0:
         failures.append(f"the process ended with status {done.returncode}")
     return rows, failures
@@ -255,10 +275,10 @@ def report(rows: list[dict[str, object]], failures: list[str], every: int, secon
         table.rows.append([*map(str, cells), *(verdicts.get(column, 0) for column in columns)])
     which = "each operation" if every == 1 else f"every {every}th operation"
     notes = [
-        f"At {which} below the folder of the command's files the disk is full (and stays so), it cannot be read, or "
-        "the process is killed. Done: the command did without.",
-        "Failed: an output that is neither whole nor what was there before, an input that changed, an end without a "
-        "message, a next run that fails or leaves a file behind.",
+        f"At {which} below the folder of the command's files the disk is full (and stays so), it cannot be "
+        "read, or the process is killed. Done: the command did without.",
+        "Failed: an output that is neither whole nor what was there before, an input that changed, an end "
+        "without a message, a next run that fails or leaves a file behind.",
         f"{seconds:.0f} seconds, one process.",
         *failures,
     ]

@@ -1,4 +1,4 @@
-"""A sample of the lives in which an allocation fails; `python -m tests.faults.allocations` tries all of them."""
+"""A sample of lives in which an allocation fails; `python -m tests.faults.allocations` tries all of them."""
 
 from __future__ import annotations
 

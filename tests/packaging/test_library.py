@@ -65,6 +65,15 @@ def test_exports_nothing_else(path_of: Callable[[], str], only: set[str]) -> Non
     assert names == only
 
 
+@pytest.mark.parametrize("path_of", [lowbit_library, native_module])
+def test_asks_the_system_for_no_network(path_of: Callable[[], str]) -> None:
+    require_native()
+    wanted = {line.split()[-1].split("@")[0] for line in output_of("nm", "-D", "-u", path_of()).splitlines()}
+    assert "malloc" in wanted
+    network = {"socket", "connect", "bind", "listen", "accept", "send", "sendto", "recv", "getaddrinfo"}
+    assert not wanted & {*network, "gethostbyname", "sendmsg", "recvmsg"}
+
+
 @pytest.mark.skipif(SANITIZED, reason="a sanitizer needs the shared libstdc++")
 def test_needs_only_the_c_library() -> None:
     needed = re.findall(r"\(NEEDED\).*\[(.+)\]", output_of("readelf", "-d", lowbit_library()))

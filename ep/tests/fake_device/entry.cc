@@ -27,7 +27,10 @@ __attribute__((visibility("default"))) OrtStatus* LowBitCreateCudaEpFactory(cons
                                                                             const OrtLogger* logger,
                                                                             OrtCustomOpDomain* domain,
                                                                             OrtEpFactory** out) {
-  Runtime() = std::make_shared<lowbit::ep::fake::FakeRuntime>(lowbit::ep::fake::CreateFakeBackend);
+  OrtStatus* refused = lowbit::ep::Guarded([] {
+    Runtime() = std::make_shared<lowbit::ep::fake::FakeRuntime>(lowbit::ep::fake::CreateFakeBackend);
+  });
+  if (refused != nullptr) return refused;
   return lowbit::ep::CreateDeviceFactory(base, logger, domain, Runtime(), out);
 }
 
