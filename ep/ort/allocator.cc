@@ -23,7 +23,7 @@ struct DeviceAllocator : OrtAllocator {
     try {
       logger.Warning(std::string("lowbit: ") + error.what());
     } catch (const std::bad_alloc&) {
-      // There is no memory for the text either.
+      return;  // there is no memory for the text either
     }
   }
 

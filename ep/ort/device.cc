@@ -106,7 +106,7 @@ void Device::WaitForAll() noexcept {
     try {
       if (stream.Busy()) runtime_->Synchronize(index_, handle);
     } catch (const std::exception&) {
-      // A device that is lost runs nothing any more.
+      continue;  // a device that is lost runs nothing any more
     }
   }
 }

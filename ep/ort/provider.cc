@@ -232,6 +232,7 @@ void Provider::CompileAll(const OrtGraph** graphs, const OrtNode** fused, size_t
   ContextWriter writer(context_);
   const bool writes = context_.enabled && context_nodes != nullptr;
   std::vector<Compiled> compiled;
+  compiled.reserve(count);
   for (size_t i = 0; i < count; ++i)
     compiled.push_back(CompileRegion(graphs[i], fused[i], writes ? &writer : nullptr));
   for (size_t i = 0; i < count; ++i) {
