@@ -6,6 +6,7 @@ lowbit_write_selection("${CMAKE_CURRENT_BINARY_DIR}/minimal")
 file(GLOB ort_sources CONFIGURE_DEPENDS ort/*.cc)
 list(REMOVE_ITEM ort_sources "${CMAKE_CURRENT_SOURCE_DIR}/ort/append_provider.cc"
                              "${CMAKE_CURRENT_SOURCE_DIR}/ort/environment.cc"
+                             "${CMAKE_CURRENT_SOURCE_DIR}/ort/known_domain.cc"
                              "${CMAKE_CURRENT_SOURCE_DIR}/ort/shape_inference.cc")
 list(REMOVE_ITEM node_sources "${CMAKE_CURRENT_SOURCE_DIR}/core/infer.cc")
 

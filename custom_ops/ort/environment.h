@@ -15,6 +15,7 @@ class Environment {
   Environment(const Environment&) = delete;
   Environment& operator=(const Environment&) = delete;
 
+  static bool IsThere();
   OrtEnv* get() const { return env_; }
 
  private:

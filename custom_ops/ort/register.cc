@@ -6,6 +6,7 @@
 #include "include/lowbit.h"
 #include "ort/append_provider.h"
 #include "ort/domain.h"
+#include "ort/known_domain.h"
 #include "ort/ort_api.h"
 
 namespace lowbit::ort {
@@ -46,6 +47,7 @@ RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) noexcept {
     if (Holds(options, kRegistered) || Holds(options, std::string(kProviderPrefix) + kBringsOps))
       return nullptr;
     if constexpr (!lowbit::kMinimal) {
+      MakeDomainKnown();
       if (HoldsProvider(options, base)) return nullptr;
     }
     Check(Api().AddCustomOpDomain(options, Domain()));
