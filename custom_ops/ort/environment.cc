@@ -5,7 +5,8 @@
 namespace lowbit::ort {
 
 bool Environment::IsThere() {
-  if (Api().GetEpApi() == nullptr) return false;  // built without plugin execution providers: there is no telling
+  if (Api().GetEpApi() == nullptr)
+    return false;  // built without plugin execution providers: there is no telling
   OrtKeyValuePairs* entries = nullptr;
   const Owned<OrtStatus> none(Api().GetEpApi()->GetEnvConfigEntries(&entries));
   const Owned<OrtKeyValuePairs> owned(entries);
