@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxruntime_ep_lowbit import get_ep_name, get_ep_names
 
 from lowbit.errors import LowBitError
 
-__all__ = ["get_ep_name", "get_ep_names", "get_library_path", "require_onnxruntime"]
+if TYPE_CHECKING:
+    import onnxruntime
+
+__all__ = ["get_ep_name", "get_ep_names", "get_library_path", "register", "require_onnxruntime"]
 
 
 def get_library_path() -> str:
@@ -26,6 +29,12 @@ def get_library_path() -> str:
         return onnxruntime_ep_lowbit.get_library_path()
     except FileNotFoundError as error:
         raise LowBitError(str(error)) from error
+
+
+def register(sess_options: onnxruntime.SessionOptions) -> None:
+    """Registers the custom ops in ``sess_options``; harmless if they already are. LOWBIT_EP is not asked."""
+    sess_options.add_session_config_entry("lowbit.ep", "none")
+    sess_options.register_custom_ops_library(get_library_path())
 
 
 def require_onnxruntime() -> Any:

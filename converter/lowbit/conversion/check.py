@@ -19,7 +19,7 @@ from onnx import numpy_helper
 from lowbit.errors import CheckError, ModelError, OptimizerError, raise_if_out_of_memory
 from lowbit.frontends.load import run_checker
 from lowbit.graph.constants import Array
-from lowbit.library import require_onnxruntime
+from lowbit.library import register, require_onnxruntime
 from lowbit.schemas import DOMAIN, attributes_of, signatures
 
 _WORK = 20_000_000
@@ -435,8 +435,6 @@ def refusal_of(proto: onnx.ModelProto, *, batch: int | None = None, optimized: b
     """
     onnxruntime = require_onnxruntime()
 
-    from lowbit.library import get_library_path
-
     if not _speaks_standard(proto):
         return None
     options = onnxruntime.SessionOptions()
@@ -444,8 +442,7 @@ def refusal_of(proto: onnx.ModelProto, *, batch: int | None = None, optimized: b
     options.intra_op_num_threads = 1
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("lowbit.ep", "none")  # whatever LOWBIT_EP asks for
-    options.register_custom_ops_library(str(get_library_path()))
+    register(options)
     try:
         session = onnxruntime.InferenceSession(
             proto.SerializeToString(), options, providers=["CPUExecutionProvider"]

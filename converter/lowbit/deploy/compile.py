@@ -191,8 +191,8 @@ def _check(
     provider_options: Mapping[str, str | int | bool] | None,
 ) -> CompileReport:  # fmt: skip
     """Opens what was written and compares it with the model."""
-    report = _report(written, device)
     proto = onnx.load(written, load_external_data=False)
+    report = _report(written, proto, device)
     start = time.perf_counter()
     opened = session(written, device=device, provider_options=provider_options)
     report.load_ms = (time.perf_counter() - start) * 1e3
@@ -208,7 +208,7 @@ def _check(
 
 def _read_back(written: Path, target: str, options: onnxruntime.SessionOptions) -> CompileReport:
     """Opens what was written on the stand-in of a GPU, which reads all of it and runs nothing."""
-    report = _report(written, target)
+    report = _report(written, onnx.load(written, load_external_data=False), target)
     start = time.perf_counter()
     try:
         require_onnxruntime().InferenceSession(str(written), options)
@@ -221,10 +221,10 @@ def _read_back(written: Path, target: str, options: onnxruntime.SessionOptions) 
     return report
 
 
-def _report(written: Path, device: str) -> CompileReport:
-    """What the file tells of itself."""
+def _report(written: Path, proto: onnx.ModelProto, device: str) -> CompileReport:
+    """What the compiled model tells of itself."""
     report = CompileReport(str(written), device)
-    for node in onnx.load(written, load_external_data=False).graph.node:
+    for node in proto.graph.node:
         if node.op_type == "EPContext":
             report.regions += 1
         else:

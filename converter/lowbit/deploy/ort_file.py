@@ -12,9 +12,10 @@ import onnx_ir as ir
 
 from lowbit.checking.inner_values import exact_options
 from lowbit.errors import ModelError, UnsupportedError
+from lowbit.library import register
 from lowbit.proto.provenance import KEY
 from lowbit.schemas import DOMAIN
-from lowbit.sessions.session import open_session, register
+from lowbit.sessions.session import open_session
 
 if TYPE_CHECKING:
     import onnxruntime

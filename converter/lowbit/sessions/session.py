@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowbit.errors import LowBitError, ModelError, RefusedError, raise_if_out_of_memory
-from lowbit.library import get_library_path, require_onnxruntime
+from lowbit.library import register, require_onnxruntime
 from lowbit.sessions.devices import canonical, ep_device, has_own_memory, runs_as_it_is
 
 if TYPE_CHECKING:
@@ -29,12 +29,6 @@ _AGAINST_REGIONS = ("ep.context_enable", "session.disable_cpu_ep_fallback", "ses
 
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 """The session entry that tells ONNX Runtime where the external data of a model in memory lie."""
-
-
-def register(sess_options: onnxruntime.SessionOptions) -> None:
-    """Registers the custom ops in ``sess_options``; harmless if they already are. LOWBIT_EP is not asked."""
-    sess_options.add_session_config_entry("lowbit.ep", "none")
-    sess_options.register_custom_ops_library(get_library_path())
 
 
 def session(
