@@ -17,7 +17,6 @@
 namespace lowbit::ep {
 namespace {
 
-constexpr std::string_view kRunsOn = "it runs on ";
 constexpr const char* kFused = "it runs on LowBitExecutionProvider";
 
 void Claim(std::vector<const OrtNode*> nodes, OrtEpGraphSupportInfo* claims) {
@@ -69,9 +68,8 @@ void TellAboutUnconverted(const OrtGraph* of, const Graph& graph, Report& report
     return;
   const auto first = std::find_if(graph.nodes.begin(), graph.nodes.end(), IsForeignQuantization);
   if (first == graph.nodes.end()) return;
-  const ORTCHAR_T* path = nullptr;
-  Check(Api().Graph_GetModelPath(of, &path));
-  const std::string model = path == nullptr || *path == 0 ? "MODEL" : std::filesystem::path(path).string();
+  const std::filesystem::path file = ModelFile(of);
+  const std::string model = file.empty() ? "MODEL" : file.string();
   report.Warning(
       "lowbit: the model is quantized (" + Where(*first) +
       ") but not converted, so LowBitExecutionProvider runs none of it. Convert it with `lowbit convert " +

@@ -94,10 +94,7 @@ void CheckHash(const OrtSession* session, const std::filesystem::path& source) {
 }  // namespace
 
 SourceModel ReadSourceModel(const OrtGraph* graph) {
-  const ORTCHAR_T* path = nullptr;
-  Check(Api().Graph_GetModelPath(graph, &path));
-  return {path == nullptr ? std::filesystem::path() : std::filesystem::path(path), GraphInputs(graph),
-          GraphOutputs(graph)};
+  return {ModelFile(graph), GraphInputs(graph), GraphOutputs(graph)};
 }
 
 Owned<OrtSessionOptions> OptionsInside(const OrtSessionOptions* around) {

@@ -42,6 +42,18 @@ std::vector<const OrtValueInfo*> Outputs(const OrtNode* node) {
       [&](const OrtValueInfo** list, size_t count) { return Api().Node_GetOutputs(node, list, count); });
 }
 
+std::vector<const OrtValueInfo*> Inputs(const OrtGraph* graph) {
+  return ReadList<const OrtValueInfo*>(
+      [&](size_t* count) { return Api().Graph_GetNumInputs(graph, count); },
+      [&](const OrtValueInfo** list, size_t count) { return Api().Graph_GetInputs(graph, list, count); });
+}
+
+std::vector<const OrtValueInfo*> Outputs(const OrtGraph* graph) {
+  return ReadList<const OrtValueInfo*>(
+      [&](size_t* count) { return Api().Graph_GetNumOutputs(graph, count); },
+      [&](const OrtValueInfo** list, size_t count) { return Api().Graph_GetOutputs(graph, list, count); });
+}
+
 std::vector<const OrtNode*> Nodes(const OrtGraph* graph) {
   return ReadList<const OrtNode*>(
       [&](size_t* count) { return Api().Graph_GetNumNodes(graph, count); },
@@ -154,12 +166,8 @@ class Reader {
       result_.graph.nodes.push_back(ReadNode(node));
       result_.nodes.push_back(node);
     }
-    result_.graph.inputs = Ids(ReadList<const OrtValueInfo*>(
-        [&](size_t* count) { return Api().Graph_GetNumInputs(graph, count); },
-        [&](const OrtValueInfo** list, size_t count) { return Api().Graph_GetInputs(graph, list, count); }));
-    result_.graph.outputs = Ids(ReadList<const OrtValueInfo*>(
-        [&](size_t* count) { return Api().Graph_GetNumOutputs(graph, count); },
-        [&](const OrtValueInfo** list, size_t count) { return Api().Graph_GetOutputs(graph, list, count); }));
+    result_.graph.inputs = Ids(Inputs(graph));
+    result_.graph.outputs = Ids(Outputs(graph));
     MarkOuterValues();
     return std::move(result_);
   }
@@ -195,7 +203,7 @@ class Reader {
     node.outputs = Ids(Outputs(from));
     size_t subgraphs = 0;
     Check(Api().Node_GetNumSubgraphs(from, &subgraphs));
-    if (provider != nullptr && *provider != '\0') node.barred = "it runs on " + std::string(provider);
+    if (provider != nullptr && *provider != '\0') node.barred = std::string(kRunsOn) + provider;
     if (subgraphs != 0) {
       node.barred = "it holds subgraphs";
       // Part of what the node reads, though no op's schema lists them.
@@ -289,13 +297,15 @@ TensorType TypeFrom(const OrtTypeInfo* info) {
   return out;
 }
 
+std::filesystem::path ModelFile(const OrtGraph* graph) {
+  const ORTCHAR_T* path = nullptr;
+  Check(Api().Graph_GetModelPath(graph, &path));
+  return path == nullptr ? std::filesystem::path() : std::filesystem::path(path);
+}
+
 std::vector<NamedType> GraphInputs(const OrtGraph* graph) {
   std::vector<NamedType> inputs;
-  for (const OrtValueInfo* input :
-       ReadList<const OrtValueInfo*>([&](size_t* count) { return Api().Graph_GetNumInputs(graph, count); },
-                                     [&](const OrtValueInfo** list, size_t count) {
-                                       return Api().Graph_GetInputs(graph, list, count);
-                                     })) {
+  for (const OrtValueInfo* input : Inputs(graph)) {
     bool is_required = false;
     Check(Api().ValueInfo_IsRequiredGraphInput(input, &is_required));
     if (is_required) inputs.push_back({NameOf(input), TypeOf(input)});
@@ -305,12 +315,7 @@ std::vector<NamedType> GraphInputs(const OrtGraph* graph) {
 
 std::vector<NamedType> GraphOutputs(const OrtGraph* graph) {
   std::vector<NamedType> outputs;
-  for (const OrtValueInfo* output :
-       ReadList<const OrtValueInfo*>([&](size_t* count) { return Api().Graph_GetNumOutputs(graph, count); },
-                                     [&](const OrtValueInfo** list, size_t count) {
-                                       return Api().Graph_GetOutputs(graph, list, count);
-                                     }))
-    outputs.push_back({NameOf(output), TypeOf(output)});
+  for (const OrtValueInfo* output : Outputs(graph)) outputs.push_back({NameOf(output), TypeOf(output)});
   return outputs;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -14,6 +15,9 @@
 #include "ep/region/graph.h"
 
 namespace lowbit::ep {
+
+// How Node::barred begins for a node that a provider has taken, whose name follows.
+inline constexpr std::string_view kRunsOn = "it runs on ";
 
 struct ReadGraphResult {
   Graph graph;                        // its constants live as long as the OrtGraph and this
@@ -41,6 +45,9 @@ struct TensorType {
   std::optional<std::vector<int64_t>> dims;  // -1 for what is left open; nullopt: not even the rank
 };
 TensorType TypeFrom(const OrtTypeInfo* info);
+
+// The file of the graph's model; empty where it came from memory.
+std::filesystem::path ModelFile(const OrtGraph* graph);
 
 struct NamedType {
   std::string name;

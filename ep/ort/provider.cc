@@ -54,12 +54,6 @@ EpOptions ReadOptions(const std::map<std::string, std::string>& entries, const L
   return options;
 }
 
-std::filesystem::path ModelFile(const OrtGraph* graph) {
-  const ORTCHAR_T* path = nullptr;
-  Check(Api().Graph_GetModelPath(graph, &path));
-  return path == nullptr ? std::filesystem::path() : std::filesystem::path(path);
-}
-
 std::vector<size_t> PlacesOf(const std::vector<std::string>& names, const std::vector<std::string>& among) {
   std::vector<size_t> places;
   for (const std::string& name : names) {
