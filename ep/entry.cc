@@ -32,9 +32,6 @@ constexpr const char* kPathVariable = "LOWBIT_CUDA_LIBRARY";
 // and leaves the process one that must not fork: nobody pays that who wants the CPU. As ONNX Runtime's own ".virtual",
 // the name carries it, because nothing else reaches CreateEpFactories.
 constexpr std::string_view kCpuSuffix = ".cpu";
-// And one whose name ends so offers what models can be compiled for without it: GPUs that are not there. liblowbit_cuda
-// reads the name, too (ep/cuda/entry.cc).
-constexpr std::string_view kTargetsSuffix = ".targets";
 
 // What liblowbit_cuda exports.
 using CreateCudaFactory = OrtStatus* (*)(const char*, const OrtApiBase*, const OrtLogger*, OrtCustomOpDomain*,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "include/lowbit.h"
 #include "ort/ort_api.h"
 
 namespace lowbit::ort {
@@ -9,7 +10,7 @@ namespace lowbit::ort {
 OrtCustomOpDomain* Domain();
 
 // What the custom ops need to know of the execution provider.
-inline constexpr const char* kProviderName = "LowBitExecutionProvider";
+inline constexpr const char* kProviderName = LOWBIT_EP_NAME;
 // Keys of the metadata of its devices.
 inline constexpr const char* kDeviceKey = "device";                 // "cpu", "cuda:0"
 inline constexpr const char* kUnavailableKey = "cuda_unavailable";  // why a GPU is not offered

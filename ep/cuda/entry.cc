@@ -42,7 +42,8 @@ extern "C" {
 LOWBIT_EXPORT OrtStatus* LowBitCreateCudaEpFactory(const char* registration_name, const OrtApiBase* base,
                                                    const OrtLogger* logger, OrtCustomOpDomain* domain,
                                                    OrtEpFactory** out) noexcept {
-  if (registration_name != nullptr && std::string_view(registration_name).ends_with(".targets")) {
+  if (registration_name != nullptr &&
+      std::string_view(registration_name).ends_with(lowbit::ep::kTargetsSuffix)) {
     if (OrtStatus* refused = lowbit::ort::Attach(base)) return refused;
     return lowbit::ep::Guarded([&] {
       lowbit::ep::Check(lowbit::ep::CreateHostFactory(logger, domain, lowbit::ep::Targets(), false, {}, out));

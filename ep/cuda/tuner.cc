@@ -177,6 +177,13 @@ std::map<std::string, std::vector<size_t>> GuessedChains(const RegionPlan& plan)
   return steps;
 }
 
+// Of a GPU that is not there the measurements of one that was.
+TuneOrigin OriginOf(const cuda::Device& device, const EpOptions& options) {
+  TuneOrigin origin = CudaTuneOrigin(device);
+  if (device.IsAbsent() && !options.tuned_on.empty()) origin.machine = PrintableOnly(options.tuned_on);
+  return origin;
+}
+
 }  // namespace
 
 TuneOrigin CudaTuneOrigin(const cuda::Device& device) {
@@ -195,13 +202,6 @@ int MultiprocessorsOf(const std::string& machine) {
   return count;
 }
 
-// Of a GPU that is not there the measurements of one that was.
-TuneOrigin OriginOf(const cuda::Device& device, const EpOptions& options) {
-  TuneOrigin origin = CudaTuneOrigin(device);
-  if (device.IsAbsent() && !options.tuned_on.empty()) origin.machine = PrintableOnly(options.tuned_on);
-  return origin;
-}
-
 Tuner::Shared& Tuner::SharedOf(const TuneOrigin& origin) {
   static std::mutex mutex;
   // Never destroyed: sessions that outlive static destructors hold what is in it.
@@ -218,9 +218,8 @@ Tuner::Tuner(std::shared_ptr<CudaDevice> device, const EpOptions& options)
       reference_(options.reference),
       use_graph_(options.graph),
       warn_(options.warn),
-      origin_(OriginOf(device_->Properties(), options)),
-      shared_(SharedOf(origin_)) {
-  if (TuneCacheEnabled()) path_ = TuneFilePath(origin_, options.cache_dir);
+      shared_(SharedOf(OriginOf(device_->Properties(), options))) {
+  if (TuneCacheEnabled()) path_ = TuneFilePath(OriginOf(device_->Properties(), options), options.cache_dir);
 }
 
 cuda::ConvChooser Tuner::ChooserFor(const ConvSpec& spec, std::string_view stored_as) {

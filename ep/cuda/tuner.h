@@ -98,7 +98,6 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
   const Tuning tuning_;
   const bool reference_, use_graph_;
   const std::function<void(const std::string&)> warn_;
-  const TuneOrigin origin_;
   std::string path_;
   Shared& shared_;
   mutable std::mutex mutex_;  // of the four below

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ep/ort/device_runtime.h"
@@ -16,6 +17,10 @@ namespace lowbit::ep {
 // ai.lowbit, which the factory gives to sessions. Where no device can be used the status says why.
 OrtStatus* CreateDeviceFactory(const OrtApiBase* base, const OrtLogger* logger, OrtCustomOpDomain* domain,
                                std::shared_ptr<DeviceRuntime> runtime, OrtEpFactory** out) noexcept;
+
+// A registration whose name ends so offers what models can be compiled for without it: GPUs that are not there. Both
+// libraries read the name.
+inline constexpr std::string_view kTargetsSuffix = ".targets";
 
 // What has no memory of its own: the CPU, and GPUs that are not there, for which models are compiled alone.
 // `description` tells users what it is.

@@ -846,23 +846,23 @@ ShapePlan BitserialKernel::MakePlan(const ConvShape& whole) const {
   plan.grid = GridOf(plan.shape);
 
   const PackedBlock& block = plan.grid.packed;
+  const size_t digits = engine_.DigitCount(x_bits_);
   if (window_.stacked) {
-    const size_t digits = engine_.DigitCount(x_bits_), pitch = StackedPitch(block, digits);
+    const size_t pitch = StackedPitch(block, digits);
     for (size_t digit = 0; digit < digits; ++digit) {
       for (size_t u = 0; u < window_.units(); ++u)
         plan.offsets.push_back(static_cast<uint32_t>(u * pitch + digit * sizeof(uint32_t)));
     }
-    if (!tap_sums_.empty()) AddClassBiases(plan);
-    return plan;
-  }
-  const size_t tap_w = window_.rows || window_.folded ? 1 : static_cast<size_t>(g.kernel_w);
-  for (size_t digit = 0; digit < engine_.DigitCount(x_bits_); ++digit) {
-    for (size_t segment = 0; segment < window_.segments; ++segment) {
-      const size_t y = segment / tap_w * static_cast<size_t>(g.dilation_h);
-      const size_t x = segment % tap_w * static_cast<size_t>(g.dilation_w);
-      const size_t start = y * block.row_pitch + x * window_.pixel_pitch + digit * block.digit_pitch;
-      for (size_t u = 0; u < window_.segment_units; ++u)
-        plan.offsets.push_back(static_cast<uint32_t>(start + u * engine_.UnitDigitBytes()));
+  } else {
+    const size_t tap_w = window_.rows || window_.folded ? 1 : static_cast<size_t>(g.kernel_w);
+    for (size_t digit = 0; digit < digits; ++digit) {
+      for (size_t segment = 0; segment < window_.segments; ++segment) {
+        const size_t y = segment / tap_w * static_cast<size_t>(g.dilation_h);
+        const size_t x = segment % tap_w * static_cast<size_t>(g.dilation_w);
+        const size_t start = y * block.row_pitch + x * window_.pixel_pitch + digit * block.digit_pitch;
+        for (size_t u = 0; u < window_.segment_units; ++u)
+          plan.offsets.push_back(static_cast<uint32_t>(start + u * engine_.UnitDigitBytes()));
+      }
     }
   }
   if (!tap_sums_.empty()) AddClassBiases(plan);
