@@ -10,6 +10,7 @@ machine and all workers see. How far this goes: docs/serving.md. Needs `pip inst
 """
 
 import argparse
+import glob
 import os
 import sys
 import uuid
@@ -117,16 +118,19 @@ def write(rows: Sequence[Row], target: Path) -> None:
     """Writes rows to a file that has its name only once all of it is on disk.
 
     Two workers may write the same shard, if Ray took one for dead that was not: each has a file of its own,
-    both say the same, and the second to finish takes the place of the first.
+    and both say the same. The one that finishes removes what others left unfinished, be they dead or not.
     """
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    with open(unfinished, "wb") as file:
+        parquet.write_table(pyarrow.Table.from_pylist(list(rows), SCHEMA), file)
+        os.fsync(file.fileno())
     try:
-        with open(unfinished, "wb") as file:
-            parquet.write_table(pyarrow.Table.from_pylist(list(rows), SCHEMA), file)
-            os.fsync(file.fileno())
         unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    except FileNotFoundError:
+        if not target.exists():
+            raise
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*"):
+        left.unlink(missing_ok=True)
 
 
 def remaining(shards: Path, results: Path) -> list[str]:

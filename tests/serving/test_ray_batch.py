@@ -115,6 +115,7 @@ def ended(run: subprocess.Popen[str]) -> str:
 def test_a_killed_worker_changes_nothing(
     converted: Path, shards: Path, expected: dict[str, object], cluster: str, tmp_path: Path
 ) -> None:
+    (tmp_path / ".000.parquet.0").write_bytes(b"what a worker leaves that dies while it writes")
     with start(converted, shards, tmp_path, cluster) as run:
         wait_for(lambda: len(list(tmp_path.glob("*.parquet"))) >= 2, run)
         os.kill(workers()[0], signal.SIGKILL)
