@@ -160,6 +160,39 @@ FAMILIES = {
             ),
         ],
     ),
+    "bits": Family(
+        "bits: patches of halo, whose codes become bits on the way to the products",
+        "For windows of stride 1 whose weights have 1 or 2 bits and whose codes have 1 to 4, as many as fewer "
+        "than 8 products of bits. A block holds what one of `halo` holds, its weights as planes of bits; a "
+        "step along K is 256 channels of a tap, or of several.",
+        "shared memory of a block",
+        [
+            Group("fetched once", [Cell("planes of weights, ones", "weights", 2.2)]),
+            Group("slot 0", [Cell("patch i", "pixels", 1.5)]),
+            Group("slot 1", [Cell("patch i + 1", "pixels", 1.5)]),
+            Group("of each warpgroup", [Cell("codes", "codes"), Cell("codes", "codes")]),
+        ],
+        [
+            Lane("a warp fetches", [Bar(0, 2, "weights", "weights"), Bar(5.2, 1.6, "pixels", "patch 2")]),
+            Lane("the others fetch", row("pixels", ["patch 0", "patch 1"], start=0.4, length=1.6)),
+            *(
+                Lane(
+                    f"warpgroup {i}",
+                    turns(
+                        2.0 + 0.5 * i,
+                        [
+                            ("pixels", 0.6, "slice"),
+                            ("products", 1.0, "256 bits"),
+                            ("pixels", 0.6, "slice"),
+                            ("products", 1.0, "256 bits"),
+                            ("codes", 1.2, "round"),
+                        ],
+                    ),
+                )
+                for i in range(2)
+            ),
+        ],
+    ),
     "halo": Family(
         "halo: a block keeps its weights, and reads every pixel once",
         "For windows of stride 1 with few weights. A block holds all weights of its channels and stays "

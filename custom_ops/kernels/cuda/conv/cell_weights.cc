@@ -13,11 +13,11 @@ bool FitsCells(const ConvGeometry& g, const OperandType& x) {
 
 namespace {
 
-bool Applies(const ConvGeometry& g, const OperandType& x, const Device& device) {
+bool Applies(const ConvGeometry& g, const OperandType& x, const WeightBits&, const Device& device) {
   return device.capability == 90 && FitsCells(g, x);
 }
 
-int64_t WeightBytes(const ConvGeometry& g) {
+int64_t WeightBytes(const ConvGeometry& g, const WeightBits&) {
   return RoundUp(g.out_channels, kCellTileN) / kCellTileN * g.in_channels * kCellChannelBytes;
 }
 
@@ -25,7 +25,7 @@ int64_t WeightBytes(const ConvGeometry& g) {
 // for the first and the second half of k. Thread t of four multiplies the cells of column t of a window: the
 // words of a half's two slots one after the other, each step one from the first half of k and one from the
 // second.
-void PackCells(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
+void PackCells(const ConvGeometry& g, const Int8Weights& w, const WeightBits&, uint8_t* out) {
   const int64_t channels = g.in_channels, tile_bytes = channels * kCellChannelBytes;
   for (int64_t c = 0; c < g.out_channels; ++c) {
     const int64_t row = RowOfNeighbours<kCellTileN>(static_cast<int>(c % kCellTileN));

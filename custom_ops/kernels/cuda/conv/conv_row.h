@@ -28,6 +28,7 @@ struct ConvProblem {
   bool in_tail = false;           // EpilogueParams::in_tail
   bool is_capped = false;         // EpilogueParams::is_capped, of residuals added on a line
   bool integers_of_tail = false;  // no instance of a kernel for one finish takes them
+  bool floats = false;            // sums have the bits of floats where they are rounded in registers
   bool vector16 = true;           // channels come in runs of 16 bytes, else of 4
   bool residual = false;          // fetched while the block multiplies
   bool boxes = false;             // the tensor memory accelerator can fetch the pixels of every tap
@@ -36,6 +37,7 @@ struct ConvProblem {
   ConvGeometry geometry = {};
   ConvShape shape = {};
   OperandType x = {8, Encoding::kUnsigned};
+  WeightBits w_bits = {};
   int64_t channels = 0;     // bytes per tap
   bool repacks = false;     // the tile kernels read a copy of the input
   bool has_w_zero = false;  // sums of pixels are added (EpilogueParams::w_zero)

@@ -9,14 +9,24 @@ namespace {
 
 constexpr int kRun = 16;  // channels of a thread
 
-bool Applies(const ConvGeometry& g, const OperandType& x, const Device&) {
+}  // namespace
+
+bool FitsDepthwise(const ConvGeometry& g, const OperandType& x) {
   return g.IsDepthwise() && !g.transposed && g.group % kRun == 0 && x.encoding != Encoding::kBipolar;
 }
 
-int64_t WeightBytes(const ConvGeometry& g) { return g.kernel_h * RoundUp(g.kernel_w, 4) * g.out_channels; }
+namespace {
+
+bool Applies(const ConvGeometry& g, const OperandType& x, const WeightBits&, const Device&) {
+  return FitsDepthwise(g, x);
+}
+
+int64_t WeightBytes(const ConvGeometry& g, const WeightBits&) {
+  return g.kernel_h * RoundUp(g.kernel_w, 4) * g.out_channels;
+}
 
 // [kernel_h][taps of a row in fours][channels][4]
-void PackDepthwise(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
+void PackDepthwise(const ConvGeometry& g, const Int8Weights& w, const WeightBits&, uint8_t* out) {
   const int64_t fours = RoundUp(g.kernel_w, 4) / 4;
   for (int64_t c = 0; c < g.out_channels; ++c) {
     for (int64_t tap = 0; tap < g.Taps(); ++tap) {
@@ -27,9 +37,9 @@ void PackDepthwise(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
   }
 }
 
-std::string Refuse(const ConvProblem& problem, const Device& device) {
+std::string Refuse(const ConvProblem& problem, const Device&) {
   if (!problem.geometry.IsDepthwise()) return "not a depthwise convolution";
-  if (!Applies(problem.geometry, problem.x, device))
+  if (!FitsDepthwise(problem.geometry, problem.x))
     return "transposed, bipolar codes, or channels in no runs of 16";
   return problem.has_w_zero ? "zero points of weights that leave int8" : "";
 }

@@ -10,6 +10,8 @@ struct ConvRow;
 
 extern const ConvRow kDepthwiseRow;
 extern const WeightLayout kDepthwiseWeights;
+// Whether channels are groups of their own, in runs that a thread has.
+bool FitsDepthwise(const ConvGeometry& g, const OperandType& x);
 
 struct DepthwiseParams : ConvParams, WindowParams, TapParams {
   bool requantizes = false;                         // sixteen channels at once, else one by one

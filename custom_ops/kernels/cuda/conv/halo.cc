@@ -12,7 +12,6 @@ std::string RefuseLine(const ConvProblem& problem, const Device& device) {
   if (device.capability != 90) return "needs sm_90a";
   if (!problem.tiled || !problem.requantizes || problem.integers_of_tail)
     return "codes are not rounded in registers";
-  if (g.Taps() == 1) return "a window of one tap";
   if (g.stride_h != 1 || g.stride_w != 1) return "a stride";
   if (g.group != 1 || problem.repacks || problem.channels % 64 != 0) return "channels are no multiple of 64";
   if (problem.IsPadded() && problem.zero != 0 && !problem.borders) return "padding that is not 0";
@@ -70,9 +69,16 @@ HaloParams HaloParamsOf(const ConvProblem& problem, const ConvConfig& config, bo
   return h;
 }
 
+int PatchBlocks(const ConvProblem& problem, const ConvConfig& config, int at_once, const Device& device) {
+  const int64_t patches = CeilDiv(LineOf(problem).tiles, config.tile_m / 64);
+  const int64_t most = int64_t{at_once} * device.multiprocessors / CeilDiv(problem.n, config.tile_n);
+  return static_cast<int>(config.stages == 1 ? patches : std::clamp<int64_t>(most, 1, patches));
+}
+
 namespace {
 
 std::string Refuse(const ConvProblem& problem, const Device& device) {
+  if (problem.geometry.Taps() == 1) return "a window of one tap";
   if (std::string reason = RefuseLine(problem, device); !reason.empty()) return reason;
   return problem.KTiles() > kMaxHaloWeights ? "weights of more than 40 tiles along K" : "";
 }
@@ -92,12 +98,8 @@ int BlocksAtOnce(const ConvProblem& problem, const ConvConfig& config, const Dev
   return std::max(1, std::min({by_registers, by_shared, 4}));
 }
 
-// Along m: as many as run at once, each with as many tiles or one less; with one slot, one for every patch.
 int Blocks(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
-  const int64_t patches = CeilDiv(LineOf(problem).tiles, config.tile_m / 64);
-  const int64_t most = int64_t{BlocksAtOnce(problem, config, device)} * device.multiprocessors /
-                       CeilDiv(problem.n, config.tile_n);
-  return static_cast<int>(config.stages == 1 ? patches : std::clamp<int64_t>(most, 1, patches));
+  return PatchBlocks(problem, config, BlocksAtOnce(problem, config, device), device);
 }
 
 // One slot where every block has one patch, else two: the next patch is fetched while one is multiplied.

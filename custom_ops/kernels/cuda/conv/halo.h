@@ -44,6 +44,9 @@ struct ConvProblem;
 std::string RefuseLine(const ConvProblem& problem, const Device& device);
 // That of a problem that RefuseLine does not refuse.
 HaloLine LineOf(const ConvProblem& problem);
+// Of a grid along m, with so many blocks at once on a multiprocessor: as many as run at once, each with as many tiles
+// or one less; with one slot, one for every patch.
+int PatchBlocks(const ConvProblem& problem, const ConvConfig& config, int at_once, const Device& device);
 // What does not depend on how tiles are spread over blocks. slabs_first: `step` has the taps of a slab in a
 // row.
 HaloParams HaloParamsOf(const ConvProblem& problem, const ConvConfig& config, bool slabs_first);

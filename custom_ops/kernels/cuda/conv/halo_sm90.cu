@@ -8,154 +8,42 @@
 // image), a tile is 64 places in a row, some of them without an output, and the operand that a tap sees is
 // the same 64 rows of shared memory shifted by a constant: nothing is copied for it. wgmma takes any row as
 // the first, as the swizzle follows from the address.
-#include "kernels/cuda/conv/halo_places.cuh"
+#include "kernels/cuda/conv/halo_patches.cuh"
 
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kMaxSlots = 2;
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Warpgroups take tiles in turn, each rounds and stores by itself while others multiply.
 template <int kTileN, int kSlab, bool kSigned, Finish kFinish>
-struct Halo {
-  static constexpr int kSums = kTileN / 2, kBytesB = kTileN * kRowBytes, kSteps = kRowBytes / kSlab,
-                       kStride = kTileN + 16;
-  struct Static {
-    BlockState<kTileN> state;
-    alignas(8) uint64_t barriers[kMaxHaloWeights + kMaxSlots * (kMaxHaloRows + 1)];
-  };
+struct Halo : HaloPatches<kTileN, kSlab, kTileN * kRowBytes, kFinish> {
+  using Patches = HaloPatches<kTileN, kSlab, kTileN * kRowBytes, kFinish>;
+  using Patches::at, Patches::column, Patches::fixed, Patches::kSums, Patches::p, Patches::slots, Patches::weights;
+  static constexpr int kBytesB = kTileN * kRowBytes, kSteps = kRowBytes / kSlab;
 
-  const HaloParams& p;
-  const CUtensorMap& map;
-  Static& fixed;
-  SharedTiles weights;  // then slots for patches
-
-  ThreadPlace own = {};
-  const int warps = static_cast<int>(blockDim.x) / 32, groups = warps / 4;
-  const uint32_t slots = weights.at + p.k_tiles * kBytesB;
-  const int slot_bytes = p.slabs * p.plane_bytes;
-  const Barriers weights_full = {SharedAddress(fixed.barriers)}, rows_full = {weights_full(kMaxHaloWeights)},
-                 empty = {rows_full(kMaxSlots * kMaxHaloRows)};
-
-  const TilePosition at = TilePosition::Of<64, kTileN>(p);
-  const TileRange tiles = {p.shares, static_cast<int>(blockIdx.x)};
-  const int patches = (tiles.last - tiles.first + groups - 1) / groups;
-
-  // Where a consumer is.
-  const int row = own.thread / 32 * 16 + own.lane / 4, column = own.lane % 4 * 4;
-  uint8_t* const area = weights.data + own.group * 64 * kStride;
-  int patch = 0, tile = tiles.first + own.group, weights_ready = 0;
-  RingPlace place = {};
-
-  __device__ __forceinline__ uint32_t RowFull(int slot, int i) const {
-    return rows_full(slot * kMaxHaloRows + i);
-  }
-  __device__ __forceinline__ int FirstLine(int of_patch) const {
-    return Divide((tiles.first + of_patch * groups) * 64, p.by_pitch);
-  }
-
-  // Every `step`th row of a patch from `i` on, by one thread.
-  __device__ __forceinline__ void FetchRows(int of_patch, int slot, int i, int step) const {
-    const int to = min(tiles.first + (of_patch + 1) * groups, tiles.last), line0 = FirstLine(of_patch);
-    const int lines = Divide(to * 64 - 1 + p.reach, p.by_pitch) - line0 + 1;
-#pragma unroll 1
-    for (; i < p.patch_rows; i += step) {
-      const uint32_t full = RowFull(slot, i);
-      ArriveExpecting(full, i < lines ? p.slabs * p.pitch * kSlab : 0);
-      if (i >= lines) continue;
-      const int line = line0 + i, image = Divide(line, p.by_rows), y = line - image * p.image_rows;
-      const uint32_t target = slots + slot * slot_bytes + i * p.pitch * kSlab;
-#pragma unroll 1
-      for (int slab = 0; slab < p.slabs; ++slab) {
-        RowCopy(target + slab * p.plane_bytes, map, slab * kSlab, -p.pad_left, y - p.pad_top, image, full);
-      }
-    }
-  }
-
-  // The last warp fetches weights, this kernel's own, before the predecessor is done; the others the first
-  // patches. The two go side by side where there is nothing to wait for.
   __device__ __forceinline__ void SetUp() const {
-    if (own.group == groups - 1) fixed.state.template FetchConstants<kWarpgroup>(p, at, own.thread);
-    CommitCopies();
-    if (own.group == groups) {
-      if (own.lane == 0) {
-        for (int k = 0; k < p.k_tiles; ++k) InitBarrier(weights_full(k), 1);
-        // Every warp is done with every tile of a patch.
-        for (int slot = 0; slot < p.stages; ++slot) InitBarrier(empty(slot), 4 * groups);
-        FenceBarrierInit();
-        for (int k = 0; k < p.k_tiles; ++k) {
-          ArriveExpecting(weights_full(k), kBytesB);
-          BulkCopy(weights.at + k * kBytesB, at.Weights(p, k), kBytesB, weights_full(k));
-        }
-      }
-    } else if (own.lane == 0) {
-      for (int slot = 0; slot < p.stages; ++slot) {
-        for (int i = own.warp; i < p.patch_rows; i += warps - 1) InitBarrier(RowFull(slot, i), 1);
-      }
-      FenceBarrierInit();
-      if (own.warp == 0) PrefetchMap(map);
-      WaitForPredecessors();
-      for (int slot = 0; slot < min(p.stages, patches); ++slot) FetchRows(slot, slot, own.warp, warps - 1);
-    }
-    __syncwarp();
-    WaitForCopies<0>();
-    WaitForPredecessors();
+    Patches::SetUp([&](int k, uint32_t target, uint32_t barrier) {
+      BulkCopy(target, at.Weights(p, k), kBytesB, barrier);
+    });
   }
-
-  // The last warp fetches further patches.
-  __device__ __forceinline__ bool Loads() const { return own.group == groups; }
-  __device__ __forceinline__ void Load() const {
-    RingPlace to;
-    for (int i = p.stages; i < patches; ++i, to.Step(p.stages)) {
-      WaitBarrier(empty(to.stage), to.parity);
-      FetchRows(i, to.stage, own.lane, 32);
-      __syncwarp();
-    }
-  }
-
-  __device__ __forceinline__ void Begin() const {}
-  __device__ __forceinline__ bool HasTile() const { return tile < tiles.last; }
-  __device__ __forceinline__ void Step() {
-    ++patch;
-    tile += groups;
-    place.Step(p.stages);
-  }
-  __device__ __forceinline__ void End() const {}
 
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) {
-    const int line0 = FirstLine(patch), end = Divide(tile * 64 + 63 + p.reach, p.by_pitch) - line0;
-#pragma unroll 1
-    for (int i = 0; i <= end; ++i) WaitBarrier(RowFull(place.stage, i), place.parity);
+    const auto rows = this->WaitForRows();
     BeginWithBias(fixed.state, column, sums);
-    AddTaps(MatrixPart(slots + place.stage * slot_bytes + (tile * 64 - line0 * p.pitch) * kSlab), sums);
-    if (patch + 1 >= patches) LetSuccessorsStart();
-    SyncThreads<kWarpgroup>(own.group + 1);  // the last tile's codes are out of the way
-    FetchResiduals<64, kTileN, kWarpgroup>(p, at, area, own.thread, PixelsOfPlaces{p, tile * 64});
-    CommitCopies();
+    AddTaps(MatrixPart(slots + this->FirstPlace(rows)), sums);
+    this->FetchAddends();
     WgmmaWait<0>();
     HoldRegisters(sums);
-    if constexpr (kMayHaveBorders<kFinish>)
-      AddBorders<kTileN>(p.epilogue, at.n0 + column, row, PixelsOfPlaces{p, tile * 64}, sums);
-    if (patch + p.stages < patches) {
-      // No phase of a barrier passes unseen.
-#pragma unroll 1
-      for (int i = end + 1; i < p.patch_rows; ++i) WaitBarrier(RowFull(place.stage, i), place.parity);
-      __syncwarp();
-      if (own.lane == 0) Arrive(empty(place.stage));
-    }
+    this->LeavePatch(rows, sums);
   }
 
+ private:
   // The products of all taps with the pixels at `source`, under way.
   __device__ __forceinline__ void AddTaps(uint32_t source, int (&sums)[kSums]) {
     uint32_t b = MatrixPart(weights.at);
     HoldRegisters(sums);
 #pragma unroll 1
     for (int k = 0; k < p.k_tiles; ++k, b += kBytesB / 16) {
-      if (k == weights_ready) {
-        WaitBarrier(weights_full(k), 0);
-        ++weights_ready;
-      }
+      this->WaitForWeights(k);
 #pragma unroll
       for (int part = 0; part < kSteps; ++part) {
         if (part > 0 && k * kSteps + part >= p.steps) break;  // weights past the last tap
@@ -170,16 +58,6 @@ struct Halo {
     }
     WgmmaCommit();
   }
-
-  __device__ __forceinline__ void Finish(const int (&sums)[kSums]) const {
-    if (p.epilogue.has_residual) {
-      WaitForCopies<0>();
-      SyncThreads<kWarpgroup>(own.group + 1);
-    }
-    FinishInRegisters<64, kTileN, kWarpgroup, true, kFinish>(
-        p, at, area, fixed.state, own.thread, own.group + 1,
-        [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); }, PixelsOfPlaces{p, tile * 64});
-  }
 };
 #endif
 
@@ -190,7 +68,7 @@ __global__ void __launch_bounds__(MaxHaloTiles(kTileN) * 128 + 32, 1)
   using Pipeline = Halo<kTileN, kSlab, kSigned, kFinish>;
   LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ typename Pipeline::Static fixed;
-  RunPipeline(Pipeline{p, map, fixed, SharedTiles(unaligned)});
+  RunPipeline(Pipeline{{p, map, fixed, SharedTiles(unaligned)}});
 #endif
 }
 

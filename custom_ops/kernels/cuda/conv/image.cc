@@ -12,9 +12,11 @@ namespace {
 
 constexpr int64_t kImageColumns = 64;  // along n: whole blocks of the widest kernel
 
-bool Applies(const ConvGeometry& g, const OperandType& x, const Device&) { return FitsImage(g, x); }
+bool Applies(const ConvGeometry& g, const OperandType& x, const WeightBits&, const Device&) {
+  return FitsImage(g, x);
+}
 
-int64_t WeightBytes(const ConvGeometry& g) {
+int64_t WeightBytes(const ConvGeometry& g, const WeightBits&) {
   return g.kernel_h * RoundUp(g.out_channels, kImageColumns) * 32;
 }
 
@@ -30,7 +32,7 @@ int PatchBytes(const ConvGeometry& g) {
 
 // [kernel_h][channels in eights][lane][8]: lane 4 r + t has row r of the eight (InterleavedRow), the four
 // channels of tap t and of tap 4 + t.
-void PackImage(const ConvGeometry& g, const Int8Weights& w, uint8_t* out) {
+void PackImage(const ConvGeometry& g, const Int8Weights& w, const WeightBits&, uint8_t* out) {
   const int64_t eights = RoundUp(g.out_channels, kImageColumns) / 8;
   for (int64_t c = 0; c < g.out_channels; ++c) {
     const int64_t row = InterleavedRow(static_cast<int>(c));

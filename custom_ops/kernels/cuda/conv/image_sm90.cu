@@ -12,7 +12,7 @@
 #include "kernels/cuda/conv/image.h"
 #include "kernels/cuda/conv/pixel_rounding.cuh"
 #include "kernels/cuda/conv/weight_rows.h"
-#include "kernels/cuda/device/wgmma_s8.cuh"
+#include "kernels/cuda/device/wgmma.cuh"
 
 namespace lowbit::cuda {
 namespace {

@@ -68,8 +68,9 @@ namespace {
 
 // The first constant of every node, so that an image says what cannot be told from the node without weights.
 struct ImageHeader {
-  uint32_t magic = 0x3643424C, has_w_zero = 0, sum_form = 0, rounding = 0, lacks_lines = 0, float_lines = 0,
-           rises = 0;  // "LBC6"
+  uint32_t magic = 0x3743424C, has_w_zero = 0, sum_form = 0, rounding = 0, lacks_lines = 0, float_lines = 0,
+           rises = 0;  // "LBC7"
+  WeightBits w_bits;
 };
 
 ImageHeader ReadHeader(std::span<const uint8_t> image) {
@@ -81,7 +82,8 @@ ImageHeader ReadHeader(std::span<const uint8_t> image) {
   Require(header.magic == expected.magic && header.has_w_zero <= 1 &&
               header.sum_form <= static_cast<uint32_t>(SumForm::kFloatFromZero) &&
               header.rounding <= static_cast<uint32_t>(Rounding::kWords) && header.lacks_lines <= 1 &&
-              header.float_lines <= 1 && header.rises <= 1,
+              header.float_lines <= 1 && header.rises <= 1 && header.w_bits.planes >= 0 &&
+              header.w_bits.planes <= kMostPlanes && header.w_bits.shift >= 0 && header.w_bits.shift < 8,
           "the packed node does not begin with the mark of this version; compile the model again");
   return header;
 }
@@ -237,9 +239,6 @@ PackedConv::PackedConv(const ConvSpec& given, const Device& device, std::span<co
   tiled_ = !g.transposed && (g.group == 1 || (g.GroupIn() >= 16 && g.GroupOut() >= 16)) &&
            (g.kernel_h - 1) * g.dilation_h < 4096 && (g.kernel_w - 1) * g.dilation_w < 4096 &&
            std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) < 4096;
-  for (const WeightLayout* const layout : WeightLayouts()) {
-    if (layout->applies(g, x_, device)) own_weights_at_.emplace_back(layout, 0);
-  }
   vector16_ = g.GroupIn() % 16 == 0;
   boxes_ = FitsBoxes(spec);
   const bool is_padded = std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) > 0;
@@ -262,6 +261,15 @@ PackedConv::PackedConv(const ConvSpec& given, const Device& device, std::span<co
   ImageHeader header;
   if (image.empty()) {
     weights = ToInt8(spec);
+    w_bits_ = BitsOf(weights);
+  } else {
+    header = ReadHeader(image);
+    w_bits_ = header.w_bits;
+  }
+  for (const WeightLayout* const layout : WeightLayouts()) {
+    if (layout->applies(g, x_, w_bits_, device)) own_weights_at_.emplace_back(layout, 0);
+  }
+  if (image.empty()) {
     has_w_zero_ = std::any_of(weights.zero.begin(), weights.zero.end(), [](int32_t z) { return z != 0; });
     channels = ConstantsOf(spec, weights);
     SetRounding(spec.epilogue, channels);
@@ -271,8 +279,8 @@ PackedConv::PackedConv(const ConvSpec& given, const Device& device, std::span<co
     header.lacks_lines = epilogue_.lacks_lines ? 1 : 0;
     header.float_lines = float_lines_ ? 1 : 0;
     header.rises = MayRise(spec.epilogue) && AllRise(spec.epilogue) ? 1 : 0;
+    header.w_bits = w_bits_;
   } else {
-    header = ReadHeader(image);
     weights.zero.resize(channels.bias.size());
     has_w_zero_ = header.has_w_zero != 0;
     sum_form_ = static_cast<SumForm>(header.sum_form);
@@ -314,7 +322,7 @@ const uint8_t* PackedConv::WeightsIn(const WeightLayout& layout) const {
 }
 
 const uint8_t* PackedConv::CellWeights() const {
-  return rises_ && kCellWeights.applies(geometry_, x_, device_) ? WeightsIn(kCellWeights) : nullptr;
+  return rises_ && kCellWeights.applies(geometry_, x_, w_bits_, device_) ? WeightsIn(kCellWeights) : nullptr;
 }
 
 ConvProblem PackedConv::Problem(const ConvShape& shape) const {
@@ -323,6 +331,7 @@ ConvProblem PackedConv::Problem(const ConvShape& shape) const {
   problem.geometry = g;
   problem.shape = shape;
   problem.x = x_;
+  problem.w_bits = w_bits_;
   problem.channels = channels_;
   problem.repacks = repacks_;
   problem.has_w_zero = has_w_zero_;
@@ -336,7 +345,7 @@ ConvProblem PackedConv::Problem(const ConvShape& shape) const {
   const bool requantizes = rounds_fours_ && !epilogue_.dequantizes && !has_w_zero_ && divides_fast_;
   // A run of 16 channels has one group, or is one of channels that are groups each.
   // Sums behind which there is a tail are floats, but for kernels that take any (Finish::kIntegersOfTail).
-  problem.requantizes = requantizes && (kDepthwiseWeights.applies(g, x_, device_) || g.GroupOut() % 16 == 0);
+  problem.requantizes = requantizes && (FitsDepthwise(g, x_) || g.GroupOut() % 16 == 0);
   problem.is_tail = requantizes && (epilogue_.on_lines || epilogue_.in_tail);
   problem.in_tail = requantizes && epilogue_.in_tail;
   const bool is_float = sum_form_ != SumForm::kInteger;
@@ -344,6 +353,7 @@ ConvProblem PackedConv::Problem(const ConvShape& shape) const {
       epilogue_.is_capped &&
       (epilogue_.in_tail ? is_float : !epilogue_.has_residual || epilogue_.addition == Addition::kOnLine);
   problem.integers_of_tail = requantizes && epilogue_.on_lines && !is_float;
+  problem.floats = requantizes && is_float;
   problem.residual = epilogue_.has_residual;
   problem.boxes = problem.tiled && boxes_ && !problem.integers_of_tail;
   problem.streams = problem.boxes && problem.requantizes && g.Taps() == 1 && !problem.IsPadded();
@@ -394,7 +404,7 @@ void PackedConv::AddWeights(const Int8Weights& weights, ConstantBuilder& builder
                               [&](uint8_t* to) { PackRows(g, weights, channels_, to); });
   }
   for (auto& [layout, at] : own_weights_at_)
-    at = builder.Add(layout->bytes(g), [&](uint8_t* to) { layout->pack(g, weights, to); });
+    at = builder.Add(layout->bytes(g, w_bits_), [&](uint8_t* to) { layout->pack(g, weights, w_bits_, to); });
 }
 
 // The sums of products count the taps outside of the image as if the zero point lay there, for the bias has

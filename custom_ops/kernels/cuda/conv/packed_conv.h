@@ -13,6 +13,7 @@
 #include "kernels/cuda/conv/conv_params.h"
 #include "kernels/cuda/conv/conv_row.h"
 #include "kernels/cuda/conv/cuda_conv.h"
+#include "kernels/cuda/conv/weight_layouts.h"
 #include "kernels/cuda/device/memory.h"
 
 namespace lowbit::cuda {
@@ -31,7 +32,6 @@ bool MayRoundFours(const Epilogue& epilogue);
 // Whether a larger sum never gives a smaller code, or would not where WithRisingThresholds applies.
 bool MayRise(const Epilogue& epilogue);
 
-struct Int8Weights;
 class ConstantBuilder;
 
 // The same convolution of codes as they are, bits: with x = 2c - 1, sum(w x) = sum(2w c) - sum(w). nullopt
@@ -112,6 +112,7 @@ class PackedConv {
        has_w_zero_ = false, rounds_fours_ = false, divides_fast_ = true, rises_ = false;
   bool float_lines_ = false;  // sums that are multiplied as integers lie on lines as floats
   int64_t channels_ = 0;
+  WeightBits w_bits_;
   size_t weights_at_ = 0, plain_bias_at_ = 0, table_at_ = 0, border_at_ = 0;
   std::vector<std::pair<const WeightLayout*, size_t>> own_weights_at_;
   Offsets at_ = {};

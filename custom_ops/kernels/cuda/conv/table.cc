@@ -1,5 +1,6 @@
 // Every family of convolution kernels: a new one is its own files and a row here.
 #include "core/status.h"
+#include "kernels/cuda/conv/bits.h"
 #include "kernels/cuda/conv/cell_weights.h"
 #include "kernels/cuda/conv/conv_row.h"
 #include "kernels/cuda/conv/depthwise.h"
@@ -15,7 +16,7 @@ namespace lowbit::cuda {
 
 std::span<const ConvRow* const> ConvTable() {
   // Where configurations have equal estimates, the first one is taken.
-  static constexpr const ConvRow* kRows[] = {&kDepthwiseRow, &kImageRow, &kVectorRow, &kTeamRow, &kHaloRow,
+  static constexpr const ConvRow* kRows[] = {&kDepthwiseRow, &kImageRow, &kVectorRow, &kTeamRow, &kBitsRow, &kHaloRow,
                                              &kWindowsRow,   &kWgmmaRow, &kMmaRow,    &kPlainRow};
   return kRows;
 }
@@ -30,7 +31,7 @@ const ConvRow& RowOf(const ConvConfig& config) {
 }
 
 std::span<const WeightLayout* const> WeightLayouts() {
-  static constexpr const WeightLayout* kLayouts[] = {&kImageWeights, &kCellWeights, &kDepthwiseWeights};
+  static constexpr const WeightLayout* kLayouts[] = {&kImageWeights, &kCellWeights, &kDepthwiseWeights, &kBitWeights};
   return kLayouts;
 }
 

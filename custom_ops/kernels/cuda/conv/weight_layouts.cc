@@ -1,6 +1,7 @@
 #include "kernels/cuda/conv/weight_layouts.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "kernels/cuda/conv/conv_params.h"
@@ -35,6 +36,22 @@ Int8Weights ToInt8(const ConvSpec& spec) {
     }
   }
   return out;
+}
+
+WeightBits BitsOf(const Int8Weights& weights) {
+  WeightBits bits;
+  if (weights.values.empty() ||
+      std::any_of(weights.zero.begin(), weights.zero.end(), [](int32_t zero) { return zero != 0; })) {
+    return bits;
+  }
+  const auto [lowest, highest] = std::minmax_element(weights.values.begin(), weights.values.end());
+  bits.lowest = *lowest;
+  uint32_t all = 0;
+  for (const int8_t value : weights.values) all |= static_cast<uint32_t>(value - bits.lowest);
+  bits.shift = all == 0 ? 0 : std::countr_zero(all);
+  const int planes = std::max(1, static_cast<int>(std::bit_width(all >> bits.shift)));
+  bits.planes = planes <= kMostPlanes ? planes : 0;
+  return bits;
 }
 
 void PackRows(const ConvGeometry& g, const Int8Weights& w, int64_t channels, uint8_t* out) {

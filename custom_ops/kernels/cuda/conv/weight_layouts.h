@@ -20,6 +20,16 @@ struct Int8Weights {
 
 Int8Weights ToInt8(const ConvSpec& spec);
 
+// Weights as sums of bits: w = lowest + 2^shift * (b_0 + 2 b_1 + ...).
+struct WeightBits {
+  int planes = 0;  // bits of each; 0: they are more than kMostPlanes, or zero points stay outside of them
+  int shift = 0;
+  int32_t lowest = 0;
+};
+inline constexpr int kMostPlanes = 2;
+
+WeightBits BitsOf(const Int8Weights& weights);
+
 // Everything that kernels count is below.
 inline constexpr int64_t kMaxBytes = std::numeric_limits<int32_t>::max();
 
@@ -30,10 +40,10 @@ inline int64_t PaddedColumns(int64_t channels) { return RoundUp(channels, 32); }
 // Weights in the order of a family of kernels, packed besides those that the tile kernels read wherever it
 // applies.
 struct WeightLayout {
-  bool (*applies)(const ConvGeometry& g, const OperandType& x, const Device& device);
-  int64_t (*bytes)(const ConvGeometry& g);
+  bool (*applies)(const ConvGeometry& g, const OperandType& x, const WeightBits& bits, const Device& device);
+  int64_t (*bytes)(const ConvGeometry& g, const WeightBits& bits);
   // `out` comes filled with 0, which stays where the layout has room for more than the weights.
-  void (*pack)(const ConvGeometry& g, const Int8Weights& w, uint8_t* out);
+  void (*pack)(const ConvGeometry& g, const Int8Weights& w, const WeightBits& bits, uint8_t* out);
 };
 
 // The same of the orders that all nodes have one of. `channels`: bytes of a tap, as the input has them.

@@ -24,6 +24,13 @@ LOWBIT_HOST_AND_DEVICE int RowOfNeighbours(int channel) {
   return channel % kOwn / 2 * 8 + channel / kOwn * 2 + channel % 2;
 }
 
+// Which bit of a word a channel of 32 is where codes are taken apart into planes: four channels are a word of
+// bytes, and what byte j of word w has becomes bit 2 (w % 4) + w / 4 of the plane's byte j.
+LOWBIT_HOST_AND_DEVICE int BitOfChannel(int channel) {
+  const int word = channel / 4;
+  return channel % 4 * 8 + word % 4 * 2 + word / 4;
+}
+
 }  // namespace lowbit::cuda
 
 #undef LOWBIT_HOST_AND_DEVICE

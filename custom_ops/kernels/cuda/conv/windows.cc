@@ -10,6 +10,7 @@ namespace {
 constexpr Tile kTiles[] = {{64, 64}, {64, 128}, {128, 64}, {128, 128}};
 
 std::string Refuse(const ConvProblem& problem, const Device& device) {
+  if (problem.geometry.Taps() == 1) return "a window of one tap";
   if (std::string reason = RefuseLine(problem, device); !reason.empty()) return reason;
   if (problem.channels % kTileK != 0) return "channels are no multiple of 128";
   return problem.KTiles() > kMaxWindowWeights ? "weights of more than 80 tiles along K" : "";

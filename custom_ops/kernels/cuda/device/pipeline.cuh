@@ -20,7 +20,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/ptx.cuh"
-#include "kernels/cuda/device/wgmma_s8.cuh"
+#include "kernels/cuda/device/wgmma.cuh"
 
 namespace lowbit::cuda {
 

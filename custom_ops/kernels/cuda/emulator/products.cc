@@ -1,6 +1,7 @@
 #include "kernels/cuda/emulator/products.h"
 
 #include <array>
+#include <bit>
 #include <cstring>
 
 #include "core/float_precision.h"
@@ -34,9 +35,17 @@ int SumOfProducts(const uint8_t (&a)[kWarp], const uint8_t (&b)[kWarp]) {
   return sum;
 }
 
+int SumOfBits(const uint8_t (&a)[kWarp], const uint8_t (&b)[kWarp]) {
+  int sum = 0;
+  for (int k = 0; k < kWarp; ++k) sum += std::popcount(static_cast<unsigned>(a[k] & b[k]));
+  return sum;
+}
+
 // Sums wrap, as the GPU's do.
-void AddProducts(bool is_signed, const uint8_t (&a)[kWarp], const uint8_t (&b)[kWarp], int& sum) {
-  const int products = is_signed ? SumOfProducts<int8_t>(a, b) : SumOfProducts<uint8_t>(a, b);
+void AddProducts(Elements of, const uint8_t (&a)[kWarp], const uint8_t (&b)[kWarp], int& sum) {
+  const int products = of == Elements::kBits          ? SumOfBits(a, b)
+                       : of == Elements::kSignedCodes ? SumOfProducts<int8_t>(a, b)
+                                                      : SumOfProducts<uint8_t>(a, b);
   sum = static_cast<int>(static_cast<unsigned>(sum) + static_cast<unsigned>(products));
 }
 
@@ -56,7 +65,7 @@ void MultiplyNow(const Product& p) {
     for (int half = 0; half < 2; ++half) {
       int& sum = p.sums[column / 2 * 4 + half * 2 + column % 2];
       if (!p.adds) sum = 0;
-      AddProducts(p.is_signed, a[half], b, sum);
+      AddProducts(p.of, a[half], b, sum);
     }
   }
 }
@@ -118,7 +127,7 @@ void GatherRows(const unsigned (&a)[4], uint8_t (&rows)[2][kWarp]) {
 
 void MultiplyFragments(bool is_signed, int (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   ForEachSum(c, a, b0, b1, [&](const uint8_t (&row)[kWarp], const uint8_t (&column)[kWarp], int& sum) {
-    AddProducts(is_signed, row, column, sum);
+    AddProducts(CodesOf(is_signed), row, column, sum);
   });
 }
 

@@ -7,12 +7,19 @@
 
 namespace lowbit::cuda::emulator {
 
+// What the bytes of operands hold; those of b are signed codes, or bits.
+enum class Elements { kUnsignedCodes, kSignedCodes, kBits };
+inline Elements CodesOf(bool is_signed) {
+  return is_signed ? Elements::kSignedCodes : Elements::kUnsignedCodes;
+}
+
 // This thread's part of wgmma's d[64 x n] += a[64 x 32] * b[n x 32]^T; `a` and `b` are descriptors. With
 // `rows` it is the thread's two rows of a.
 struct Product {
   int* sums;
   int n;
-  bool is_signed, adds;
+  Elements of;
+  bool adds;
   uint64_t a, b;
   bool has_rows = false;
   uint8_t rows[2][kWarp] = {};

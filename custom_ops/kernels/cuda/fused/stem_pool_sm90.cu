@@ -23,7 +23,7 @@
 #include "kernels/cuda/conv/launch.h"
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/conv/pixel_rounding.cuh"
-#include "kernels/cuda/device/wgmma_s8.cuh"
+#include "kernels/cuda/device/wgmma.cuh"
 #include "kernels/cuda/fused/stem_pool.h"
 #include "kernels/cuda/fused/stem_pool_params.h"
 

@@ -145,11 +145,15 @@ class Generator : public cuda::Draws {
       g.stride_h = g.stride_w = g.dilation_h = g.dilation_w = 1;
       g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 1;
     }
-    if (kind == "windows") {  // of stride 1, over whole runs of channels
+    if (kind == "windows" || kind == "bits") {  // of stride 1, over whole runs of channels
       s = {Int(1, 4), Int(3, 20), Coin(0.8) ? Int(3, 20) : Int(100, 260), 0, 0};
       g.in_channels = 64 * Int(1, 5);
       g.stride_h = g.stride_w = 1;
       if (Coin()) g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 1;
+    }
+    if (kind == "bits" && Coin(0.3)) {
+      g.kernel_h = g.kernel_w = 1;
+      g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 0;
     }
     if (kind == "channels") {  // odd channel counts
       g.in_channels = Int(1, 70);
@@ -197,9 +201,11 @@ class Generator : public cuda::Draws {
     };
     s.out_h = out(s.in_h, g.kernel_h, g.stride_h, g.dilation_h, g.pad_top, g.pad_bottom);
     s.out_w = out(s.in_w, g.kernel_w, g.stride_w, g.dilation_w, g.pad_left, g.pad_right);
-    Operands(node.spec);
+    do {
+      Operands(node.spec);
+    } while (kind == "bits" && !HasFewBits(node.spec));
     MakeEpilogue(node.spec);
-    if ((kind == "windows" || kind == "deep") && Coin()) node.spec.x_zero_point = 0;
+    if ((kind == "windows" || kind == "bits" || kind == "deep") && Coin()) node.spec.x_zero_point = 0;
     return node;
   }
 
@@ -386,6 +392,10 @@ class Generator : public cuda::Draws {
   }
 
  private:
+  static bool HasFewBits(const ConvSpec& spec) {
+    return spec.x.encoding != Encoding::kSigned && spec.x.bits <= 4 && spec.w.bits <= 2;
+  }
+
   // As many outputs of a larger image, and pixels that a stride leaves over.
   void Stride(Node& node) {
     ConvGeometry& g = node.spec.geometry;
@@ -415,7 +425,7 @@ class Generator : public cuda::Draws {
     const ConvGeometry& g = spec.geometry;
     spec.x = Type(true);
     spec.w = Type(true);
-    if (spec.x.encoding != Encoding::kBipolar && Coin(0.6)) spec.x_zero_point = Code(spec.x);
+    spec.x_zero_point = spec.x.encoding != Encoding::kBipolar && Coin(0.6) ? Code(spec.x) : 0;
     spec.weights = Codes(spec.w, g.out_channels * g.K());
     spec.w_zero_point.clear();  // drawn again where these do not fit
     spec.bias.clear();
@@ -1100,7 +1110,7 @@ int main(int argc, char** argv) {
     Generator generator(seed);
     std::map<std::string, Counts> by;
     int64_t nodes = 0, wrong = 0;
-    for (const char* kind : {"spatial", "windows", "pointwise", "gemm", "few rows", "deep", "channels",
+    for (const char* kind : {"spatial", "windows", "bits", "pointwise", "gemm", "few rows", "deep", "channels",
                              "group", "depthwise", "stem", "transposed", "many pixels"}) {
       if (!only_kind.empty() && only_kind != kind) continue;
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {

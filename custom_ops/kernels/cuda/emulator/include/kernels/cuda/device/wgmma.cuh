@@ -1,4 +1,4 @@
-// The emulated GPU's ../../../../../device/wgmma_s8.cuh.
+// The emulated GPU's ../../../../../device/wgmma.cuh.
 #pragma once
 
 #include <cstdint>
@@ -23,17 +23,30 @@ void HoldRegisters(int (&)[kCount]) {}
 template <int kN, bool kSigned>
 struct Wgmma {
   static void Multiply(int (&d)[kN / 2], uint64_t a, uint64_t b) {
-    emulator::Multiply({.sums = d, .n = kN, .is_signed = kSigned, .adds = true, .a = a, .b = b});
+    emulator::Multiply({.sums = d, .n = kN, .of = emulator::CodesOf(kSigned), .adds = true, .a = a, .b = b});
   }
 };
 
+namespace emulator {
+// `a` in registers.
+inline void MultiplyRows(Product product, const unsigned (&a)[4]) {
+  product.has_rows = true;
+  GatherRows(a, product.rows);
+  Multiply(product);
+}
+}  // namespace emulator
+
 template <bool kSigned, bool kAdds = true, int kCount>
 void MultiplyRows(int (&d)[kCount], const unsigned (&a)[4], uint64_t b) {
-  emulator::Product product = {
-      .sums = d, .n = 2 * kCount, .is_signed = kSigned, .adds = kAdds, .a = 0, .b = b};
-  product.has_rows = true;
-  emulator::GatherRows(a, product.rows);
-  emulator::Multiply(product);
+  emulator::MultiplyRows(
+      {.sums = d, .n = 2 * kCount, .of = emulator::CodesOf(kSigned), .adds = kAdds, .a = 0, .b = b}, a);
+}
+
+template <int kN, int kCount>
+void MultiplyBits(int (&d)[kCount], const unsigned (&a)[4], uint64_t b) {
+  static_assert(kN <= 2 * kCount);
+  emulator::MultiplyRows(
+      {.sums = d, .n = kN, .of = emulator::Elements::kBits, .adds = true, .a = 0, .b = b}, a);
 }
 
 }  // namespace lowbit::cuda

@@ -1,5 +1,5 @@
-// wgmma on int8 for the tile widths in use: d[64 x kN] += a[64 x 32] * b[kN x 32]^T by a warpgroup, both
-// operands in shared memory in 128-byte swizzled rows of k. Thread t holds d[4 j + {0, 1}] = row
+// wgmma on int8 and on bits for the tile widths in use: d[64 x kN] += a[64 x 32] * b[kN x 32]^T by a warpgroup,
+// both operands in shared memory in 128-byte swizzled rows of k; 32 bytes of bits are 256 of them. Thread t holds d[4 j + {0, 1}] = row
 // t / 32 * 16 + t % 32 / 4, columns 8 j + t % 4 * 2 + {0, 1}, and d[4 j + {2, 3}] eight rows below: the
 // fragment of mma.sync. Only for sm_90a.
 #pragma once
@@ -26,6 +26,7 @@ __device__ __forceinline__ void HoldRegisters(int (&sums)[kCount]) {
   for (int j = 0; j < kCount; ++j) asm volatile("" : "+r"(sums[j])::"memory");
 }
 #define LOWBIT_SUMS_4(i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
+#define LOWBIT_SUMS_8(i) LOWBIT_SUMS_4(i), LOWBIT_SUMS_4(i + 4)
 #define LOWBIT_SUMS_16(i) LOWBIT_SUMS_4(i), LOWBIT_SUMS_4(i + 4), LOWBIT_SUMS_4(i + 8), LOWBIT_SUMS_4(i + 12)
 #define LOWBIT_SUMS_64(i) \
   LOWBIT_SUMS_16(i), LOWBIT_SUMS_16(i + 16), LOWBIT_SUMS_16(i + 32), LOWBIT_SUMS_16(i + 48)
@@ -34,10 +35,12 @@ __device__ __forceinline__ void HoldRegisters(int (&sums)[kCount]) {
 #define LOWBIT_OPERANDS_32 \
   LOWBIT_OPERANDS_16       \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define LOWBIT_OPERANDS_40 LOWBIT_OPERANDS_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define LOWBIT_OPERANDS_64                                                             \
   LOWBIT_OPERANDS_32                                                                   \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define LOWBIT_OPERANDS_72 LOWBIT_OPERANDS_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define LOWBIT_OPERANDS_128                                                                      \
   LOWBIT_OPERANDS_64                                                                             \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
@@ -85,13 +88,37 @@ __device__ __forceinline__ void MultiplyRows(int (&d)[kSums], const unsigned (&a
   }
 }
 
+// The same of bits: d[64 x kN] += the population counts of a AND b, for the first kN / 2 sums of d.
+template <int kN, int kSums>
+__device__ __forceinline__ void MultiplyBits(int (&d)[kSums], const unsigned (&a)[4], uint64_t b) {
+  static_assert(kN <= 2 * kSums);
+#define LOWBIT_WGMMA_BITS(n, sums, operands, ...)                                                              \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k256.s32.b1.b1.and.popc {" sums "}, " operands ", 1;" \
+               : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+  if constexpr (kN == 64) {
+    LOWBIT_WGMMA_BITS(64, LOWBIT_OPERANDS_32, "{%32, %33, %34, %35}, %36", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16));
+  } else if constexpr (kN == 80) {
+    LOWBIT_WGMMA_BITS(80, LOWBIT_OPERANDS_40, "{%40, %41, %42, %43}, %44", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16),
+                      LOWBIT_SUMS_8(32));
+  } else if constexpr (kN == 128) {
+    LOWBIT_WGMMA_BITS(128, LOWBIT_OPERANDS_64, "{%64, %65, %66, %67}, %68", LOWBIT_SUMS_64(0));
+  } else {
+    static_assert(kN == 144);
+    LOWBIT_WGMMA_BITS(144, LOWBIT_OPERANDS_72, "{%72, %73, %74, %75}, %76", LOWBIT_SUMS_64(0), LOWBIT_SUMS_8(64));
+  }
+#undef LOWBIT_WGMMA_BITS
+}
+
 #undef LOWBIT_WGMMA
 #undef LOWBIT_OPERANDS_128
+#undef LOWBIT_OPERANDS_72
+#undef LOWBIT_OPERANDS_40
 #undef LOWBIT_OPERANDS_64
 #undef LOWBIT_OPERANDS_32
 #undef LOWBIT_OPERANDS_16
 #undef LOWBIT_SUMS_64
 #undef LOWBIT_SUMS_16
+#undef LOWBIT_SUMS_8
 #undef LOWBIT_SUMS_4
 
 }  // namespace lowbit::cuda

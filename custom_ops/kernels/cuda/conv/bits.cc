@@ -1,0 +1,173 @@
+#include "kernels/cuda/conv/bits.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/conv/conv_row.h"
+#include "kernels/cuda/conv/weight_rows.h"
+
+namespace lowbit::cuda {
+namespace {
+
+constexpr int64_t kRows = 128;  // of a plane are a multiple of these: whole tiles
+
+int64_t Steps(const ConvGeometry& g) { return CeilDiv(g.K(), kBitStep); }
+int64_t PlaneRows(const ConvGeometry& g) { return RoundUp(g.out_channels, kRows); }
+int64_t OnesOffset(const ConvGeometry& g, const WeightBits& bits) {
+  return Steps(g) * bits.planes * PlaneRows(g) * kBitRowBytes;
+}
+
+// Products of bits take an eighth of the time of those of bytes.
+bool Fits(const ConvGeometry& g, const OperandType& x, const WeightBits& bits) {
+  return x.encoding == Encoding::kUnsigned && x.bits <= 4 && bits.planes > 0 && g.group == 1 && !g.transposed &&
+         bits.planes * BitsOfInstance(bits.planes, x.bits) < 8 && g.in_channels % 64 == 0;
+}
+
+bool Applies(const ConvGeometry& g, const OperandType& x, const WeightBits& bits, const Device& device) {
+  return device.capability == 90 && Fits(g, x, bits);
+}
+
+// [step][plane][rows in eights][half of k][8][16], then the rows of ones of each step.
+int64_t WeightBytes(const ConvGeometry& g, const WeightBits& bits) {
+  return OnesOffset(g, bits) + Steps(g) * kOnesRows * kBitRowBytes;
+}
+
+// Sets a bit of B: that of channel `i` of a step's 256.
+void SetBit(uint8_t* step, int64_t row, int64_t i) {
+  const int64_t unit = i / kBitUnit;
+  const int bit = BitOfChannel(static_cast<int>(i % kBitUnit));
+  step[row / 8 * 256 + unit / 4 * 128 + row % 8 * 16 + unit % 4 * 4 + bit / 8] |=
+      static_cast<uint8_t>(1 << bit % 8);
+}
+
+void PackBits(const ConvGeometry& g, const Int8Weights& w, const WeightBits& bits, uint8_t* out) {
+  const int64_t plane_bytes = PlaneRows(g) * kBitRowBytes;
+  for (int64_t c = 0; c < g.out_channels; ++c) {
+    const int64_t row = InterleavedRow(static_cast<int>(c));
+    for (int64_t i = 0; i < g.K(); ++i) {
+      const int value = (w.values[static_cast<size_t>(c * g.K() + i)] - bits.lowest) >> bits.shift;
+      for (int plane = 0; plane < bits.planes; ++plane) {
+        if ((value >> plane & 1) != 0)
+          SetBit(out + (i / kBitStep * bits.planes + plane) * plane_bytes, row, i % kBitStep);
+      }
+    }
+  }
+  uint8_t* const ones = out + OnesOffset(g, bits);
+  for (int64_t row = 0; row < 8; ++row) {  // all that a thread may have in its first two columns
+    for (int64_t i = 0; i < g.K(); ++i)
+      SetBit(ones + i / kBitStep * kOnesRows * kBitRowBytes, row, i % kBitStep);
+  }
+}
+
+std::string Refuse(const ConvProblem& problem, const Device& device) {
+  if (!Fits(problem.geometry, problem.x, problem.w_bits))
+    return "signed codes, or as many products of bits as of bytes, or channels that are no multiple of 64";
+  if (std::string reason = RefuseLine(problem, device); !reason.empty()) return reason;
+  if (!problem.floats) return "sums that are rounded as integers";
+  const HaloLine line = LineOf(problem);
+  return Steps(problem.geometry) > kMaxHaloWeights ||
+                 problem.geometry.Taps() * line.slabs > 2 * kMaxHaloWeights
+             ? "weights of more than 40 steps along K"
+             : "";
+}
+
+int Bits(const ConvProblem& problem) { return BitsOfInstance(problem.w_bits.planes, problem.x.bits); }
+
+int64_t SlotBytes(const ConvProblem& problem, const ConvConfig& config) {
+  const HaloLine line = LineOf(problem);
+  return int64_t{line.slabs} * line.PlaneBytes(config.tile_m);
+}
+
+int SharedBytesOf(const ConvProblem& problem, const ConvConfig& config) {
+  const int64_t bytes = 1024 + Steps(problem.geometry) * BitStepBytes(config.tile_n, problem.w_bits.planes) +
+                        config.stages * SlotBytes(problem, config) + config.tile_m * (config.tile_n + 16);
+  return static_cast<int>(std::min(bytes, kMaxBytes));
+}
+
+// How many blocks share a multiprocessor.
+int BlocksAtOnce(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
+  const int threads = config.tile_m * 2 + 32;
+  const int most_threads = MaxBitTiles(config.tile_n, problem.w_bits.planes, Bits(problem)) * 128 + 32;
+  const int by_registers = most_threads / threads;
+  const int by_shared = (device.shared_bytes + 5120) / (SharedBytesOf(problem, config) + 3100);
+  return std::max(1, std::min(by_registers, by_shared));
+}
+
+int Blocks(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
+  return PatchBlocks(problem, config, BlocksAtOnce(problem, config, device), device);
+}
+
+// One slot where every block has one patch, else two, as of halo.
+void AddCandidates(const ConvProblem& problem, const Device& device, std::vector<ConvConfig>& out) {
+  const HaloLine line = LineOf(problem);
+  const int planes = problem.w_bits.planes, bits = Bits(problem);
+  for (const int tile_n : {64, 128}) {
+    const int64_t columns = CeilDiv(problem.n, tile_n);
+    if (columns > kMaxColumns || (tile_n > 64 && (problem.n <= 64 || planes * bits > 2))) continue;
+    for (int tiles = 1; tiles <= MaxBitTiles(tile_n, planes, bits); ++tiles) {
+      for (const int slots : {1, 2}) {
+        const ConvConfig config{&kBitsRow, 64 * tiles, tile_n, slots};
+        if (line.Rows(config.tile_m) > kMaxHaloRows || SharedBytesOf(problem, config) > device.shared_bytes)
+          continue;
+        const int64_t patches = CeilDiv(line.tiles, tiles),
+                      at_once = int64_t{BlocksAtOnce(problem, config, device)} * device.multiprocessors;
+        if (slots == 1 ? patches * columns <= at_once : Blocks(problem, config, device) < patches)
+          out.push_back(config);
+      }
+    }
+  }
+}
+
+// That of halo, but for the products: a warpgroup reads 16 KB of pixels a step, 128 bytes a clock, while the
+// products of a plane take half a clock for each column. Not fitted to measurements yet.
+double Microseconds(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
+  const HaloLine line = LineOf(problem);
+  const int planes = problem.w_bits.planes, bits = Bits(problem);
+  const int64_t blocks = Blocks(problem, config, device), patch_tiles = config.tile_m / 64,
+                each = CeilDiv(line.tiles, blocks), columns = CeilDiv(problem.n, config.tile_n);
+  const double at_once = static_cast<double>(CeilDiv(blocks * columns, device.multiprocessors));
+  const double steps = static_cast<double>(Steps(problem.geometry)), tile_n = config.tile_n;
+  const double products = bits * (planes * tile_n + kOnesRows) / 2;
+  const double start =
+      1860 + at_once * (0.00177 * steps * BitStepBytes(config.tile_n, planes) +
+                        static_cast<double>(SlotBytes(problem, config)) / 88.9);
+  const double rounds = static_cast<double>(CeilDiv(each, patch_tiles)) * (1590 + 2.4 * steps * (96 + products));
+  const double tile =
+      165 + 5 * tile_n + 1.2 * steps * std::max(128.0, products) + (problem.residual ? 1.72 * tile_n : 0);
+  const double work = at_once * static_cast<double>(each) * tile;
+  return (EstimateBusy(blocks * columns, device) + start + std::max(rounds, work)) / kClocksPerMicrosecond;
+}
+
+ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
+  const ConvGeometry& g = problem.geometry;
+  BitsParams bits = {HaloParamsOf(problem, config, false)};
+  bits.k_tiles = static_cast<int>(Steps(g));
+  bits.planes = problem.w_bits.planes;
+  bits.x_bits = Bits(problem);
+  bits.rows = static_cast<int>(PlaneRows(g));
+  bits.w_shift = problem.w_bits.shift;
+  bits.w_lowest = problem.w_bits.lowest;
+  bits.staging_offset = SharedBytesOf(problem, config) - 1024 - config.tile_m * (config.tile_n + 16);
+  bits.shares = ShareTiles(bits.tiles, Blocks(problem, config, device));
+  return LauncherOf(bits, config,
+                    [ones = OnesOffset(g, problem.w_bits)](BitsParams p, const ConvConfig& of,
+                                                           const LaunchOptions& options) {
+                      p.ones = p.weights + ones;
+                      return LaunchBits(p, of, options);
+                    });
+}
+
+}  // namespace
+
+const WeightLayout kBitWeights = {Applies, WeightBytes, PackBits};
+
+const ConvRow kBitsRow = {
+    {"bits", "sm_90a", "stride 1, 1 to 2 bits of weights by 1 to 4 of codes: population counts on wgmma"},
+    {.refuse = Refuse,
+     .add_candidates = AddCandidates,
+     .shared_bytes = SharedBytesOf,
+     .microseconds = Microseconds,
+     .launcher = Launcher,
+     .weights = &kBitWeights,
+     .traits = {.takes_floats = true}}};
+
+}  // namespace lowbit::cuda

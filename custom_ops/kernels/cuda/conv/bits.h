@@ -1,0 +1,44 @@
+// Convolutions of stride 1 whose weights and codes have few bits, as population counts on wgmma (sm_90a).
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/cuda/conv/halo.h"
+
+namespace lowbit::cuda {
+
+struct WeightLayout;
+
+extern const ConvRow kBitsRow;
+extern const WeightLayout kBitWeights;
+
+// Of a step along K: as many bits, of so many channels each.
+inline constexpr int kBitStep = 256, kBitUnit = 32, kUnitsOfStep = kBitStep / kBitUnit;
+// One plane of a step has 32 bytes of each row of B, rows in eights as wgmma reads them without swizzle. Rows of
+// ones follow the channels' of the lowest plane: they count a pixel's own bits.
+inline constexpr int kBitRowBytes = kBitStep / 8, kOnesRows = 16;
+
+constexpr int BitStepBytes(int tile_n, int planes) { return (planes * tile_n + kOnesRows) * kBitRowBytes; }
+
+// The bits of codes that there are instances for: those of x, or more, which are then 0.
+constexpr int BitsOfInstance(int planes, int x_bits) {
+  const int bits = planes > 1 ? std::max(2, x_bits) : x_bits;
+  return bits > 2 ? 4 : bits;
+}
+// Tiles of a patch, one for each warpgroup: as many as registers allow.
+constexpr int MaxBitTiles(int tile_n, int planes, int x_bits) {
+  const int sums = (planes + x_bits - 1) * tile_n / 2;
+  return sums <= 32 ? 4 : sums <= 96 ? 2 : 1;
+}
+
+// step[i]: as of HaloParams; k_tiles: steps of kBitStep.
+struct BitsParams : HaloParams {
+  const uint8_t* ones = nullptr;  // [k_tiles][kOnesRows], as rows of B
+  int planes = 1, x_bits = 1;     // of the instance
+  int rows = 0;                   // of a plane of B
+  int w_shift = 0, w_lowest = 0;  // WeightBits
+};
+
+cudaError_t LaunchBits(const BitsParams& params, const ConvConfig& config, const LaunchOptions& options);
+
+}  // namespace lowbit::cuda
