@@ -18,8 +18,8 @@ int64_t OnesOffset(const ConvGeometry& g, const WeightBits& bits) {
 
 // Products of bits take an eighth of the time of those of bytes.
 bool Fits(const ConvGeometry& g, const OperandType& x, const WeightBits& bits) {
-  return x.encoding == Encoding::kUnsigned && x.bits <= 4 && bits.planes > 0 && g.group == 1 && !g.transposed &&
-         bits.planes * BitsOfInstance(bits.planes, x.bits) < 8 && g.in_channels % 64 == 0;
+  return x.encoding == Encoding::kUnsigned && x.bits <= 4 && bits.planes > 0 && g.group == 1 &&
+         !g.transposed && bits.planes * BitsOfInstance(bits.planes, x.bits) < 8 && g.in_channels % 64 == 0;
 }
 
 bool Applies(const ConvGeometry& g, const OperandType& x, const WeightBits& bits, const Device& device) {
@@ -127,10 +127,10 @@ double Microseconds(const ConvProblem& problem, const ConvConfig& config, const 
   const double at_once = static_cast<double>(CeilDiv(blocks * columns, device.multiprocessors));
   const double steps = static_cast<double>(Steps(problem.geometry)), tile_n = config.tile_n;
   const double products = bits * (planes * tile_n + kOnesRows) / 2;
-  const double start =
-      1860 + at_once * (0.00177 * steps * BitStepBytes(config.tile_n, planes) +
-                        static_cast<double>(SlotBytes(problem, config)) / 88.9);
-  const double rounds = static_cast<double>(CeilDiv(each, patch_tiles)) * (1590 + 2.4 * steps * (96 + products));
+  const double start = 1860 + at_once * (0.00177 * steps * BitStepBytes(config.tile_n, planes) +
+                                         static_cast<double>(SlotBytes(problem, config)) / 88.9);
+  const double rounds =
+      static_cast<double>(CeilDiv(each, patch_tiles)) * (1590 + 2.4 * steps * (96 + products));
   const double tile =
       165 + 5 * tile_n + 1.2 * steps * std::max(128.0, products) + (problem.residual ? 1.72 * tile_n : 0);
   const double work = at_once * static_cast<double>(each) * tile;

@@ -46,8 +46,8 @@ __device__ __forceinline__ void SliceCodes(const uint4& low, const uint4& high, 
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 template <int kTileN, int kPlanes, int kBits, Finish kFinish>
-struct BitPatches : HaloPatches<kTileN, 0, BitStepBytes(kTileN, kPlanes), kFinish> {
-  using Patches = HaloPatches<kTileN, 0, BitStepBytes(kTileN, kPlanes), kFinish>;
+struct BitPatches : HaloPatches<kTileN, 0, BitStepBytes(kTileN, kPlanes), kFinish, PixelsOfAnyPlaces> {
+  using Patches = HaloPatches<kTileN, 0, BitStepBytes(kTileN, kPlanes), kFinish, PixelsOfAnyPlaces>;
   using Patches::at, Patches::column, Patches::fixed, Patches::kSums, Patches::own, Patches::weights;
   static constexpr int kPlaneBytes = kTileN * kBitRowBytes, kOnesBytes = kOnesRows * kBitRowBytes,
                        kPowers = kPlanes + kBits - 1;
@@ -68,7 +68,8 @@ struct BitPatches : HaloPatches<kTileN, 0, BitStepBytes(kTileN, kPlanes), kFinis
 #pragma unroll
       for (int plane = 0; plane < kPlanes; ++plane) {
         BulkCopy(target + plane * kPlaneBytes + (plane > 0 ? kOnesBytes : 0),
-                 bits.weights + ((k * kPlanes + plane) * bits.rows + at.n0) * kBitRowBytes, kPlaneBytes, barrier);
+                 bits.weights + ((k * kPlanes + plane) * bits.rows + at.n0) * kBitRowBytes, kPlaneBytes,
+                 barrier);
       }
       BulkCopy(target + kPlaneBytes, bits.ones + k * kOnesBytes, kOnesBytes, barrier);
     });
@@ -77,7 +78,8 @@ struct BitPatches : HaloPatches<kTileN, 0, BitStepBytes(kTileN, kPlanes), kFinis
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) {
     const auto rows = this->WaitForRows();
     PowerSums counts = {};
-    AddSteps(bits.k_tiles * BitStepBytes(kTileN, kPlanes) + this->FirstPlace(rows) + this->row * bits.slab, counts);
+    AddSteps(bits.k_tiles * BitStepBytes(kTileN, kPlanes) + this->FirstPlace(rows) + this->row * bits.slab,
+             counts);
     this->FetchAddends();
     // A thread's rows, eight apart.
     int of_codes[2] = {};
@@ -190,8 +192,9 @@ cudaError_t LaunchInstance(const BitsParams& p, const ConvConfig& config, const 
   return std::visit(
       [&](auto finish) {
         return LaunchKernel<ConvBits<kTileN, kPlanes, kBits, finish>>(
-            options, {Dim(p.shares.blocks, p.n_tiles), config.tile_m / 64 * kWarpgroup + 32, options.shared_bytes},
-            p, map);
+            options,
+            {Dim(p.shares.blocks, p.n_tiles), config.tile_m / 64 * kWarpgroup + 32, options.shared_bytes}, p,
+            map);
       },
       OneOf<kWordsTail, kWordsTailOnLine, kFloats, kFloatsAdding>(InstanceOf(p.epilogue)));
 }

@@ -17,7 +17,7 @@ std::string RefuseLine(const ConvProblem& problem, const Device& device) {
   if (problem.IsPadded() && problem.zero != 0 && !problem.borders) return "padding that is not 0";
   if (s.OutPixels() * s.in_h * s.in_w == 0) return "no pixels";
   const HaloLine line = LineOf(problem);
-  return line.pitch <= 256 && s.batch * line.image_rows * line.pitch <= kMaxBytes - 4096
+  return line.pitch <= 256 && line.tiles <= (kMaxBytes - 4096) / 64
              ? ""
              : "an image of more than 256 columns, or of more places than 31 bits count";
 }
@@ -33,12 +33,19 @@ HaloLine LineOf(const ConvProblem& problem) {
       RoundUp(std::max({s.in_w + g.pad_left, s.out_w + reach_w - g.pad_left, s.out_w}), step);
   const int64_t image_rows = std::max({s.in_h + g.pad_top, s.out_h + reach_h - g.pad_top, s.out_h});
   HaloLine line;
+  line.slab = static_cast<int>(slab);
+  line.slabs = static_cast<int>(problem.channels / slab);
+  line.flat = PixelsOf(problem).flat;
+  if (line.flat) {  // rows of as many pixels as a tile has
+    line.tiles = CeilDiv(s.OutPixels(), 64);
+    line.pitch = 64;
+    line.image_rows = static_cast<int>(std::min(line.tiles, kMaxBytes));
+    return line;
+  }
   line.tiles = (s.batch * image_rows * pitch + 63) / 64;
   line.pitch = static_cast<int>(std::min(pitch, kMaxBytes));
   line.image_rows = static_cast<int>(std::min(image_rows, kMaxBytes));
   line.reach = static_cast<int>(std::min(reach_h * pitch + reach_w, kMaxBytes));
-  line.slab = static_cast<int>(slab);
-  line.slabs = static_cast<int>(problem.channels / slab);
   return line;
 }
 
@@ -51,6 +58,11 @@ HaloParams HaloParamsOf(const ConvProblem& problem, const ConvConfig& config, bo
   h.images = static_cast<int>(problem.shape.batch);
   h.reach = line.reach;
   h.slab = line.slab;
+  h.flat = line.flat;
+  if (line.flat) {
+    h.in_w = h.out_w = static_cast<int>(problem.m);
+    h.in_h = h.out_h = h.images = 1;
+  }
   h.slabs = line.slabs;
   h.tiles = static_cast<int>(line.tiles);
   h.patch_rows = line.Rows(config.tile_m);

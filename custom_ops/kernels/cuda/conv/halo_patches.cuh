@@ -10,8 +10,9 @@ inline constexpr int kMaxSlots = 2;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Warpgroups take tiles in turn, each rounds and stores by itself while others multiply. kSlab: channels that
-// lie together, 0 where the parameters say how many. kWeightBytes: of a step along K.
-template <int kTileN, int kSlab, int kWeightBytes, Finish kFinish>
+// lie together, 0 where the parameters say how many. kWeightBytes: of a step along K. Places: which output each
+// place of a tile is.
+template <int kTileN, int kSlab, int kWeightBytes, Finish kFinish, typename Places = PixelsOfPlaces>
 struct HaloPatches {
   static constexpr int kSums = kTileN / 2, kStride = kTileN + 16;
   struct Static {
@@ -59,11 +60,11 @@ struct HaloPatches {
       const uint32_t full = RowFull(slot, i);
       ArriveExpecting(full, i < lines ? p.slabs * p.pitch * Slab() : 0);
       if (i >= lines) continue;
-      const int line = line0 + i, image = Divide(line, p.by_rows), y = line - image * p.image_rows;
+      const auto start = Places::StartOf(p, line0 + i);
       const uint32_t target = slots + slot * slot_bytes + i * p.pitch * Slab();
 #pragma unroll 1
       for (int slab = 0; slab < p.slabs; ++slab) {
-        RowCopy(target + slab * p.plane_bytes, map, slab * Slab(), -p.pad_left, y - p.pad_top, image, full);
+        RowCopy(target + slab * p.plane_bytes, map, slab * Slab(), start.x, start.y, start.image, full);
       }
     }
   }
@@ -145,13 +146,13 @@ struct HaloPatches {
   __device__ __forceinline__ void FetchAddends() const {
     if (patch + 1 >= patches) LetSuccessorsStart();
     SyncThreads<kWarpgroup>(own.group + 1);  // the last tile's codes are out of the way
-    FetchResiduals<64, kTileN, kWarpgroup>(p, at, area, own.thread, PixelsOfPlaces{p, tile * 64});
+    FetchResiduals<64, kTileN, kWarpgroup>(p, at, area, own.thread, Places{p, tile * 64});
     CommitCopies();
   }
   // Ends the sums of a tile, of whose patch everything is read.
   __device__ __forceinline__ void LeavePatch(const Rows& rows, int (&sums)[kSums]) const {
     if constexpr (kMayHaveBorders<kFinish>)
-      AddBorders<kTileN>(p.epilogue, at.n0 + column, row, PixelsOfPlaces{p, tile * 64}, sums);
+      AddBorders<kTileN>(p.epilogue, at.n0 + column, row, Places{p, tile * 64}, sums);
     if (patch + p.stages < patches) {
       // No phase of a barrier passes unseen.
 #pragma unroll 1
@@ -168,7 +169,7 @@ struct HaloPatches {
     }
     FinishInRegisters<64, kTileN, kWarpgroup, true, kFinish>(
         p, at, area, fixed.state, own.thread, own.group + 1,
-        [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); }, PixelsOfPlaces{p, tile * 64});
+        [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); }, Places{p, tile * 64});
   }
 };
 #endif

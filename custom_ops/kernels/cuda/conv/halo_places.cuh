@@ -14,6 +14,15 @@ namespace lowbit::cuda {
 struct PixelsOfPlaces {
   const HaloParams& p;
   int first;
+
+  // Of the input, where the places of a line begin: row and column.
+  struct Start {
+    int y, x, image;
+  };
+  static __device__ __forceinline__ Start StartOf(const HaloParams& p, int line) {
+    const int image = Divide(line, p.by_rows);
+    return {line - image * p.image_rows - p.pad_top, -p.pad_left, image};
+  }
   __device__ __forceinline__ int operator()(int row) const {
     int image, oy, ox;
     return Find(row, image, oy, ox) ? (image * p.out_h + oy) * p.out_w + ox : -1;
@@ -30,6 +39,17 @@ struct PixelsOfPlaces {
     image = Divide(line, p.by_rows);
     oy = line - image * p.image_rows;
     return ox < p.out_w && oy < p.out_h && image < p.images;
+  }
+};
+
+// The same where they may be pixels.
+struct PixelsOfAnyPlaces : PixelsOfPlaces {
+  static __device__ __forceinline__ Start StartOf(const HaloParams& p, int line) {
+    return p.flat ? Start{0, line * p.pitch, 0} : PixelsOfPlaces::StartOf(p, line);
+  }
+  __device__ __forceinline__ int operator()(int row) const {
+    if (p.flat) return first + row < p.m ? first + row : -1;
+    return PixelsOfPlaces::operator()(row);
   }
 };
 #endif

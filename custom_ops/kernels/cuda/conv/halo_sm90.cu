@@ -17,7 +17,8 @@ namespace {
 template <int kTileN, int kSlab, bool kSigned, Finish kFinish>
 struct Halo : HaloPatches<kTileN, kSlab, kTileN * kRowBytes, kFinish> {
   using Patches = HaloPatches<kTileN, kSlab, kTileN * kRowBytes, kFinish>;
-  using Patches::at, Patches::column, Patches::fixed, Patches::kSums, Patches::p, Patches::slots, Patches::weights;
+  using Patches::at, Patches::column, Patches::fixed, Patches::kSums, Patches::p, Patches::slots,
+      Patches::weights;
   static constexpr int kBytesB = kTileN * kRowBytes, kSteps = kRowBytes / kSlab;
 
   __device__ __forceinline__ void SetUp() const {

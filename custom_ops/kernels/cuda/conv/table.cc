@@ -16,8 +16,9 @@ namespace lowbit::cuda {
 
 std::span<const ConvRow* const> ConvTable() {
   // Where configurations have equal estimates, the first one is taken.
-  static constexpr const ConvRow* kRows[] = {&kDepthwiseRow, &kImageRow, &kVectorRow, &kTeamRow, &kBitsRow, &kHaloRow,
-                                             &kWindowsRow,   &kWgmmaRow, &kMmaRow,    &kPlainRow};
+  static constexpr const ConvRow* kRows[] = {&kDepthwiseRow, &kImageRow, &kVectorRow,  &kTeamRow,
+                                             &kBitsRow,      &kHaloRow,  &kWindowsRow, &kWgmmaRow,
+                                             &kMmaRow,       &kPlainRow};
   return kRows;
 }
 
@@ -31,7 +32,8 @@ const ConvRow& RowOf(const ConvConfig& config) {
 }
 
 std::span<const WeightLayout* const> WeightLayouts() {
-  static constexpr const WeightLayout* kLayouts[] = {&kImageWeights, &kCellWeights, &kDepthwiseWeights, &kBitWeights};
+  static constexpr const WeightLayout* kLayouts[] = {&kImageWeights, &kCellWeights, &kDepthwiseWeights,
+                                                     &kBitWeights};
   return kLayouts;
 }
 

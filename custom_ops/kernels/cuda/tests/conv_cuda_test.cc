@@ -154,6 +154,7 @@ class Generator : public cuda::Draws {
     if (kind == "bits" && Coin(0.3)) {
       g.kernel_h = g.kernel_w = 1;
       g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 0;
+      if (Coin()) s = {Int(1, 300), 1, 1, 0, 0};  // a matrix product
     }
     if (kind == "channels") {  // odd channel counts
       g.in_channels = Int(1, 70);
@@ -1110,8 +1111,8 @@ int main(int argc, char** argv) {
     Generator generator(seed);
     std::map<std::string, Counts> by;
     int64_t nodes = 0, wrong = 0;
-    for (const char* kind : {"spatial", "windows", "bits", "pointwise", "gemm", "few rows", "deep", "channels",
-                             "group", "depthwise", "stem", "transposed", "many pixels"}) {
+    for (const char* kind : {"spatial", "windows", "bits", "pointwise", "gemm", "few rows", "deep",
+                             "channels", "group", "depthwise", "stem", "transposed", "many pixels"}) {
       if (!only_kind.empty() && only_kind != kind) continue;
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {
         if (!TestNode(generator.Make(kind), generator, device, by, most, text)) ++wrong;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/epilogue.h"
+#include "kernels/cuda/conv/bits.h"
 #include "kernels/cuda/conv/cell_weights.h"
 #include "kernels/cuda/conv/channel_lines.h"
 #include "kernels/cuda/conv/halo.h"
@@ -19,6 +20,7 @@
 #include "kernels/cuda/conv/select.h"
 #include "kernels/cuda/conv/sum_line.h"
 #include "kernels/cuda/conv/tiles.h"
+#include "kernels/cuda/conv/weight_rows.h"
 #include "kernels/cuda/device/architectures.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/chain_params.h"
@@ -615,6 +617,48 @@ ConvSpec StemSpec(std::mt19937& random) {
 }
 
 // What the rows of cells in the registers' slots are multiplied with, as fused/stem_pool_sm90.cu has it.
+// Weights as planes of bits, and which of them run as such.
+void TestBits() {
+  const auto bits_of = [](std::vector<int8_t> values, int32_t zero = 0) {
+    Int8Weights weights;
+    weights.values = std::move(values);
+    weights.zero = {zero};
+    const WeightBits bits = BitsOf(weights);
+    return std::vector<int>{bits.planes, bits.shift, bits.lowest};
+  };
+  Expect(bits_of({1, -1, 1}) == std::vector<int>{1, 1, -1}, "bipolar");
+  Expect(bits_of({-2, 2, 2}) == std::vector<int>{1, 2, -2}, "twice of them");
+  Expect(bits_of({0, -1, 1}) == std::vector<int>{2, 0, -1}, "ternary");
+  Expect(bits_of({-2, 1, 0}) == std::vector<int>{2, 0, -2}, "of two bits");
+  Expect(bits_of({5, 5}) == std::vector<int>{1, 0, 5}, "all the same");
+  Expect(bits_of({-3, 1})[0] == 1 && bits_of({-128, 0})[0] == 1, "two values a power of 2 apart");
+  Expect(bits_of({-4, -3, 0})[0] == 0 && bits_of({1, -1}, 3)[0] == 0 && bits_of({})[0] == 0, "no few bits");
+  for (const int planes : {1, 2}) {
+    for (int bits = 1; bits <= 4; ++bits) Expect(BitsOfInstance(planes, bits) >= bits, "no bit is left out");
+  }
+
+  std::set<int> places;
+  for (int channel = 0; channel < kBitUnit; ++channel) places.insert(BitOfChannel(channel));
+  Expect(places.size() == kBitUnit && *places.begin() == 0 && *places.rbegin() == 31,
+         "a bit for each channel");
+
+  const Device hopper = DeviceOf(90, 132, 228);
+  ConvProblem problem{.m = 3136, .n = 256, .k = 2304, .tiled = true, .floats = true};
+  problem.geometry.in_channels = problem.geometry.out_channels = problem.channels = 256;
+  problem.geometry.kernel_h = problem.geometry.kernel_w = 3;
+  problem.shape = {16, 16, 16, 14, 14};
+  problem.x = {2, Encoding::kUnsigned};
+  problem.w_bits.planes = 1;
+  Expect(kBitsRow.refuse(problem, hopper).empty(), "w1a2");
+  Expect(RankConfigs(problem, hopper).front().kernel == &kBitsRow, "an eighth of the products");
+  problem.w_bits.planes = 2;
+  Expect(kBitsRow.refuse(problem, hopper).empty(), "w2a2");
+  problem.x.bits = 3;
+  Expect(!kBitsRow.refuse(problem, hopper).empty(), "w2a3 has as many products as bytes");
+  problem.x = {2, Encoding::kSigned};
+  Expect(!kBitsRow.refuse(problem, hopper).empty(), "signed codes");
+}
+
 void TestCells() {
   std::mt19937 random(11);
   constexpr int kNodes = 40;
@@ -1045,6 +1089,7 @@ int main() {
   lowbit::cuda::TestFinishesOfChains();
   lowbit::cuda::TestInverses();
   lowbit::cuda::TestInversesOfTails();
+  lowbit::cuda::TestBits();
   lowbit::cuda::TestCells();
   lowbit::cuda::TestStrips();
   for (const lowbit::cuda::Case& c : lowbit::cuda::Cases()) lowbit::cuda::CheckCase(c);
