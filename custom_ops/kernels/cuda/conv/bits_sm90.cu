@@ -50,7 +50,7 @@ struct BitPatches : HaloPatches<kTileN, 0, BitStepBytes(kTileN, kPlanes), kFinis
   using Patches = HaloPatches<kTileN, 0, BitStepBytes(kTileN, kPlanes), kFinish, PixelsOfAnyPlaces>;
   using Patches::at, Patches::column, Patches::fixed, Patches::kSums, Patches::own, Patches::weights;
   static constexpr int kPlaneBytes = kTileN * kBitRowBytes, kOnesBytes = kOnesRows * kBitRowBytes,
-                       kPowers = kPlanes + kBits - 1;
+                       kStepBytes = BitStepBytes(kTileN, kPlanes), kPowers = kPlanes + kBits - 1;
   // Behind a thread's sums of channels, those of rows of ones.
   using PowerSums = int[kPowers][kSums + kOnesRows / 2];
 
@@ -78,8 +78,7 @@ struct BitPatches : HaloPatches<kTileN, 0, BitStepBytes(kTileN, kPlanes), kFinis
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) {
     const auto rows = this->WaitForRows();
     PowerSums counts = {};
-    AddSteps(bits.k_tiles * BitStepBytes(kTileN, kPlanes) + this->FirstPlace(rows) + this->row * bits.slab,
-             counts);
+    AddSteps(bits.k_tiles * kStepBytes + this->FirstPlace(rows) + this->row * bits.slab, counts);
     this->FetchAddends();
     // A thread's rows, eight apart.
     int of_codes[2] = {};
@@ -137,7 +136,7 @@ struct BitPatches : HaloPatches<kTileN, 0, BitStepBytes(kTileN, kPlanes), kFinis
     LoadCodes(first, 0, codes);
     uint64_t b = PlainDescriptor(weights.at);
 #pragma unroll 1
-    for (int step = 0; step < bits.k_tiles; ++step, b += BitStepBytes(kTileN, kPlanes) >> 4) {
+    for (int step = 0; step < bits.k_tiles; ++step, b += kStepBytes >> 4) {
       unsigned a[kBits][4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
