@@ -222,6 +222,7 @@ def test_the_benchmarks_run(environment, tmp_path):
     """Briefly; what they measure here means nothing."""
     for script, more in (
         ("gpu_layers.py", ["--only", "2048->512"]),
+        ("gpu_bits.py", ["--only", "2048->512"]),
         ("gpu_networks.py", ["--networks", "", "--model", f"conv={tmp_path / 'model.onnx'}"]),
     ):
         model = qdq_conv(dynamic=True)
